@@ -23,10 +23,15 @@ import (
 //go:embed spmd_go.cuh
 var header string
 
+//go:embed spmd_complex.cuh
+var complexHeader string
+
 //go:embed spmd_rows.cuh
 var rowsHeader string
 
-func init() { kernels.Headers["spmd_go.cuh"], kernels.Headers["spmd_rows.cuh"] = header, rowsHeader }
+func init() {
+	kernels.Headers["spmd_go.cuh"], kernels.Headers["spmd_complex.cuh"], kernels.Headers["spmd_rows.cuh"] = header, complexHeader, rowsHeader
+}
 
 // Lanes is how many numbers a reduction keeps side by side, as the threads of a block do.
 const Lanes = 256

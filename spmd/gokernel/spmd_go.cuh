@@ -219,61 +219,11 @@ template <> __device__ __forceinline__ float max_of(float a, float b) {
 	return a > b || a != a ? a : b > a || b != b ? b : signbit_of(a) ? b : a;
 }
 
-// Complex numbers, with Go's layout, products and quotients.
-template <typename T> struct complex {
-	T re, im;
-	complex() = default;
-	SPMD_INLINE complex(T r, T i = 0) : re(r), im(i) {}
-	template <typename U> SPMD_INLINE explicit complex(complex<U> z) : re((T)z.re), im((T)z.im) {}
-	SPMD_INLINE complex operator-() const { return {-re, -im}; }
-	SPMD_INLINE complex operator+(complex b) const { return {re + b.re, im + b.im}; }
-	SPMD_INLINE complex operator-(complex b) const { return {re - b.re, im - b.im}; }
-	SPMD_INLINE complex operator*(complex b) const; // in double, also of floats
-	SPMD_INLINE complex operator/(complex b) const;
-	SPMD_INLINE complex &operator+=(complex b) { return *this = *this + b; }
-	SPMD_INLINE complex &operator-=(complex b) { return *this = *this - b; }
-	SPMD_INLINE complex &operator*=(complex b) { return *this = *this * b; }
-	SPMD_INLINE complex &operator/=(complex b) { return *this = *this / b; }
-	SPMD_INLINE bool operator==(complex b) const { return re == b.re && im == b.im; }
-	SPMD_INLINE bool operator!=(complex b) const { return !(*this == b); }
-};
-SPMD_FN bool is_finite(double x) { return x - x == 0; }
-SPMD_FN double inf_to_one(double x) { return copysign(is_inf(x, 0) ? 1.0 : 0.0, x); }
-// quotient is by R. L. Smith's algorithm, with the infinities and zeros of C99, as in Go's runtime.
-SPMD_FN complex<double> quotient(complex<double> n, complex<double> m) {
-	double a = n.re, b = n.im, c = m.re, d = m.im, e, f;
-	if (fabs(c) >= fabs(d)) {
-		double ratio = d / c, by = c + ratio * d;
-		e = (a + b * ratio) / by;
-		f = (b - a * ratio) / by;
-	} else {
-		double ratio = c / d, by = d + ratio * c;
-		e = (a * ratio + b) / by;
-		f = (b * ratio - a) / by;
-	}
-	if (e == e || f == f) return {e, f};
-	if (c == 0 && d == 0 && (a == a || b == b)) return {copysign(inf(1), c) * a, copysign(inf(1), c) * b};
-	if ((is_inf(a, 0) || is_inf(b, 0)) && is_finite(c) && is_finite(d)) {
-		a = inf_to_one(a);
-		b = inf_to_one(b);
-		return {inf(1) * (a * c + b * d), inf(1) * (b * c - a * d)};
-	}
-	if ((is_inf(c, 0) || is_inf(d, 0)) && is_finite(a) && is_finite(b)) {
-		c = inf_to_one(c);
-		d = inf_to_one(d);
-		return {0 * (a * c + b * d), 0 * (b * c - a * d)};
-	}
-	return {e, f};
-}
-template <typename T> SPMD_INLINE complex<T> complex<T>::operator*(complex<T> z) const {
-	double a = re, b = im, c = z.re, d = z.im;
-	return {(T)(a * c - b * d), (T)(a * d + b * c)};
-}
-template <typename T> SPMD_INLINE complex<T> complex<T>::operator/(complex<T> b) const {
-	return complex<T>(quotient(complex<double>(*this), complex<double>(b)));
-}
-SPMD_FN complex<double> conj(complex<double> z) { return {z.re, -z.im}; }
-SPMD_FN double complex_abs(complex<double> z) { return hypot(z.re, z.im); }
+} // namespace spmd
+
+#include "spmd_complex.cuh"
+
+namespace spmd {
 
 // Bits.
 template <typename T> SPMD_FN int64_t ones(T x) { return __popcll((uint64_t)x); }
@@ -303,6 +253,16 @@ SPMD_FN void atomic_add(int64_t *p, int64_t v) { atomicAdd((unsigned long long *
 SPMD_FN void atomic_add(uint64_t *p, uint64_t v) { atomicAdd((unsigned long long *)p, (unsigned long long)v); }
 SPMD_FN void atomic_add(float *p, float v) { atomicAdd(p, v); }
 SPMD_FN void atomic_add(double *p, double v) { atomicAdd(p, v); }
+
+// atomic_max asks first: most values are less. Of floats of one sign the bits are ordered as they are.
+template <typename T> SPMD_FN void atomic_max(T *p, T v) {
+	if (v > *(volatile T *)p) atomicMax(p, v);
+}
+template <> __device__ __forceinline__ void atomic_max(float *p, float v) {
+	if (!(v > *(volatile float *)p)) return;
+	if (signbit_of(v)) atomicMin((unsigned int *)p, __float_as_uint(v));
+	else atomicMax((int *)p, __float_as_int(v));
+}
 
 // THREADS are those of a block of every kernel here, and LANES, as many, those of a reduction.
 enum { THREADS = 256, LANES = 256 };

@@ -1,7 +1,6 @@
 package optim
 
 import (
-	_ "embed"
 	"errors"
 	"math"
 	"slices"
@@ -9,7 +8,6 @@ import (
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
-	"lockstep/host"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 )
@@ -81,7 +79,7 @@ type muonShape struct {
 // orthogonalizer has the memory of the products, whatever the type of their operands.
 type orthogonalizer interface {
 	take(sp *layout.Space, most, squares int)
-	orthogonal(s *spmd.Stream, x *muon, q *muonShape, gate spmd.Buffer[float32], c spmd.Comm) (spmd.Arg, error)
+	update(s *spmd.Stream, x *muon, q *muonShape, gate spmd.Buffer[float32], c spmd.Comm) error
 }
 
 // shapesOf lists the matrices of layers by their shape.
@@ -148,22 +146,10 @@ func (x *muon) prepare(s *spmd.Stream, step int, lr float64) error {
 // apply enqueues the update.
 func (x *muon) apply(s *spmd.Stream, gate spmd.Buffer[float32], c spmd.Comm) error {
 	for _, q := range x.shapes {
-		grid := muonGrid(q, len(q.at))
-		if err := muonMomentumKernel.Launch(s, grid, x.m.Arg(), q.squares.Arg(), x.state.Grads.Arg(), q.offsets.Arg(), x.hyper.Arg(), gate.Arg(),
-			spmd.I64(q.len()), spmd.F32(float32(x.cfg.Clip))); err != nil {
+		if err := launchMuonMomentum(s, len(q.at)*q.chunks(), x.m, q.squares, x.state.Grads, q.offsets, x.hyper, gate, q.len(), float32(x.cfg.Clip)); err != nil {
 			return err
 		}
-		u, err := x.work.orthogonal(s, x, q, gate, c)
-		if err != nil {
-			return err
-		}
-		factor := orthogonalScale * math.Sqrt(max(1, float64(q.rows)/float64(q.cols)))
-		kernel := muonUpdateKernel.F32
-		if x.state.Half.Len() > 0 {
-			kernel = muonUpdateKernel.BF16
-		}
-		if err := kernel.Launch(s, grid, x.state.Weights.Arg(), x.state.Half.Arg(), u, q.offsets.Arg(), x.hyper.Arg(), gate.Arg(),
-			spmd.I64(q.len()), spmd.F32(float32(factor)), spmd.F32(float32(x.cfg.WeightDecay))); err != nil {
+		if err := x.work.update(s, x, q, gate, c); err != nil {
 			return err
 		}
 	}
@@ -181,18 +167,11 @@ func (o *orthogonals[T]) take(sp *layout.Space, most, squares int) {
 	layout.Take(sp, squares, &o.a, &o.b)
 }
 
-// orthogonal enqueues the steps for this rank's matrices, and returns where those of all ranks then are.
-func (o *orthogonals[T]) orthogonal(s *spmd.Stream, x *muon, q *muonShape, gate spmd.Buffer[float32], c spmd.Comm) (u spmd.Arg, err error) {
+// update enqueues the steps for this rank's matrices, and the update of those of all ranks.
+func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd.Buffer[float32], c spmd.Comm) error {
 	mine, n := spmd.ShardOf(len(q.at), c.Rank(), c.Size()), q.len()
-	kernel := muonDirectionKernel.F32
-	if kernels.IsHalf[T]() {
-		kernel = muonDirectionKernel.BF16
-	}
-	if mine.Len > 0 {
-		if err := kernel.Launch(s, muonGrid(q, mine.Len), o.x[0].Arg(), q.squares.Arg(), x.m.Arg(), x.state.Grads.Arg(), q.offsets.Arg(), x.hyper.Arg(), gate.Arg(),
-			spmd.I64(n), spmd.F32(float32(x.cfg.Clip)), spmd.I32(mine.Off), spmd.I32(mine.Len)); err != nil {
-			return u, err
-		}
+	if err := launchMuonDirection(s, mine.Len*q.chunks(), o.x[0], q.squares, x.m, x.state.Grads, q.offsets, x.hyper, gate, n, float32(x.cfg.Clip), mine.Off); err != nil {
+		return err
 	}
 	scale := 1.0 // of the matrices, of which from has what is left
 	for k, p := range polynomials {
@@ -201,15 +180,18 @@ func (o *orthogonals[T]) orthogonal(s *spmd.Stream, x *muon, q *muonShape, gate 
 			break
 		}
 		if err := o.step(s, to, from, mine.Len, q.rows, q.cols, scale, p.a, p.b, p.c); err != nil {
-			return u, err
+			return err
 		}
 		scale *= p.a
 	}
 	all := o.x[len(polynomials)%2].Slice(0, len(q.at)*n)
 	if c.Size() > 1 {
-		err = spmd.AllGatherV(c.On(s), all, all.Slice(mine.Off*n, (mine.Off+mine.Len)*n), q.counts)
+		if err := spmd.AllGatherV(c.On(s), all, all.Slice(mine.Off*n, (mine.Off+mine.Len)*n), q.counts); err != nil {
+			return err
+		}
 	}
-	return all.Arg(), err
+	factor := orthogonalScale * math.Sqrt(max(1, float64(q.rows)/float64(q.cols)))
+	return launchMuonUpdate(s, len(q.at)*q.chunks(), x.state.Weights, x.state.Half, all, q.offsets, x.hyper, gate, n, float32(factor), float32(x.cfg.WeightDecay))
 }
 
 // step enqueues, for each of n matrices, with X = scale·from, to = (a·X + (b·A + c·A²)·X)/(a·scale), where A = X·Xᵀ; or, where X is higher than wide, X·(...)
@@ -229,104 +211,3 @@ func (o *orthogonals[T]) step(s *spmd.Stream, to, from spmd.Buffer[T], n, rows, 
 	}
 	return blas.Gemm(s, y, bb, x, blas.Options{Batch: n, Alpha: b / a, Residual: x.Arg()})
 }
-
-//go:embed muon.cu
-var muonSource string
-
-const muonChunk = 4096 // elements of a block, as in muon.cu
-
-// muonGrid is a grid for n matrices.
-func muonGrid(q *muonShape, n int) spmd.Grid {
-	return spmd.Grid{Blocks: [3]int{q.chunks(), n, 1}, Threads: [3]int{256, 1, 1}}
-}
-
-// clipped is what gradients of such a norm are multiplied by; false where the norm is not finite.
-func clipped(a spmd.Args, norm, clip int) (float32, bool) {
-	x, most := float64(spmd.ArgSlice[float32](a, norm)[0]), float64(a.F32(clip))
-	if most > 0 && x > most {
-		return float32(most / x), kernels.Finite(x)
-	}
-	return 1, kernels.Finite(x)
-}
-
-// eachChunk calls fn for chunk i of matrices, in parallel, with its elements [lo, hi).
-func eachChunk(matrices, n int, fn func(matrix, chunk, lo, hi int)) {
-	chunks := (n + muonChunk - 1) / muonChunk
-	host.Parallel(matrices*chunks, 4, func(first, end int) {
-		for i := first; i < end; i++ {
-			lo := i % chunks * muonChunk
-			fn(i/chunks, i%chunks, lo, min(lo+muonChunk, n))
-		}
-	})
-}
-
-var muonMomentumKernel = spmd.NewKernel("muon_momentum", muonSource, func(a spmd.Args) error {
-	m, squares, g, at := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[int64](a, 3)
-	momentum, n := spmd.ArgSlice[float32](a, 4)[1], a.I64(6)
-	scale, good := clipped(a, 5, 7)
-	if !good {
-		return nil
-	}
-	chunks := len(squares) / len(at)
-	eachChunk(len(at), n, func(matrix, chunk, lo, hi int) {
-		off := int(at[matrix])
-		squares[matrix*chunks+chunk] = float32(cMuonMomentum(m[off+lo:off+hi], g[off+lo:off+hi], scale, momentum))
-	})
-	return nil
-}, spmd.Define("ACT", "float"), spmd.Tolerance(1e-5))
-
-// typedMuon declares a kernel for each type of the products' operands.
-func typedMuon(name string, fn func(a spmd.Args, half bool) error) kernels.Kernel {
-	return kernels.Kernel{
-		F32:  spmd.NewKernel(name, muonSource, func(a spmd.Args) error { return fn(a, false) }, spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
-		BF16: spmd.NewKernel(name, muonSource, func(a spmd.Args) error { return fn(a, true) }, spmd.Define("ACT", "bf16"), spmd.Tolerance(1e-5)),
-	}
-}
-
-var muonDirectionKernel = typedMuon("muon_direction", func(a spmd.Args, half bool) error {
-	squares, m, g, at := spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3), spmd.ArgSlice[int64](a, 4)
-	momentum, n, first := spmd.ArgSlice[float32](a, 5)[1], a.I64(7), a.I32(9)
-	scale, good := clipped(a, 6, 8)
-	if !good {
-		return nil
-	}
-	chunks := len(squares) / len(at)
-	eachChunk(a.I32(10), n, func(matrix, _, lo, hi int) {
-		matrix += first
-		sum, off := 0.0, int(at[matrix])
-		for _, x := range squares[matrix*chunks : (matrix+1)*chunks] {
-			sum += float64(x)
-		}
-		inverse := float32(1 / (math.Sqrt(sum) + 1e-7))
-		if !half {
-			x := spmd.ArgSlice[float32](a, 0)[matrix*n : (matrix+1)*n]
-			cMuonDirection(x[lo:hi], m[off+lo:off+hi], g[off+lo:off+hi], scale, momentum, inverse)
-			return
-		}
-		var wide [muonChunk]float32
-		cMuonDirection(wide[:hi-lo], m[off+lo:off+hi], g[off+lo:off+hi], scale, momentum, inverse)
-		host.Round(spmd.ArgSlice[spmd.BF16](a, 0)[matrix*n+lo:matrix*n+hi], wide[:hi-lo])
-	})
-	return nil
-})
-
-var muonUpdateKernel = typedMuon("muon_update", func(a spmd.Args, half bool) error {
-	p, at, hyper, n := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[int64](a, 3), spmd.ArgSlice[float32](a, 4), a.I64(6)
-	rate, decay := hyper[0]*a.F32(7), hyper[0]*a.F32(8)
-	if !kernels.Finite(float64(spmd.ArgSlice[float32](a, 5)[0])) {
-		return nil
-	}
-	eachChunk(len(at), n, func(matrix, _, lo, hi int) {
-		off := int(at[matrix])
-		w := p[off+lo : off+hi]
-		if !half {
-			cMuonUpdate(w, spmd.ArgSlice[float32](a, 2)[matrix*n+lo:matrix*n+hi], rate, decay)
-			return
-		}
-		var wide [muonChunk]float32
-		host.Widen(wide[:hi-lo], spmd.ArgSlice[spmd.BF16](a, 2)[matrix*n+lo:matrix*n+hi])
-		cMuonUpdate(w, wide[:hi-lo], rate, decay)
-		host.Round(spmd.ArgSlice[spmd.BF16](a, 1)[off+lo:off+hi], w)
-	})
-	return nil
-})

@@ -227,7 +227,8 @@ var complexFunctions = map[string]string{"Abs": "spmd::complex_abs", "Conj": "sp
 
 // spmdFunctions are those of package spmd.
 var spmdFunctions = map[string]string{"UniformBits": "spmd::uniform_bits", "RandomBits": "spmd::random_bits", "ToBF16": "from_float<bf16>", "ToF16": "from_float<f16>",
-	"ToF8E4M3": "from_float<f8e4m3>", "ToF8E5M2": "from_float<f8e5m2>", "AtomicAdd": "spmd::atomic_add"}
+	"ToF8E4M3": "from_float<f8e4m3>", "ToF8E5M2": "from_float<f8e5m2>", "AtomicAdd": "spmd::atomic_add",
+	"AtomicMax": "spmd::atomic_max", "Widen": "to_float"}
 
 // library writes a call of a function of another package.
 func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
@@ -242,6 +243,9 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 		name, ok = bitsFunctions[o.Name()]
 	case "lockstep/spmd":
 		name, ok = spmdFunctions[o.Name()]
+		if o.Name() == "Narrow" {
+			name, ok = "from_float<"+w.CType(e.Pos(), w.typeOf(e))+">", true
+		}
 	case "lockstep/internal/mix":
 		name, ok = "mix", o.Name() == "Bits"
 	}
