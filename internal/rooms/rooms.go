@@ -75,7 +75,7 @@ var house = []room{
 	{"libraries", "bound at run time, and the host's kernels", []string{"cuda", "cuda/*", "nccl", "host", "internal/kernels", "internal/emulate"},
 		[]string{"basics"}},
 	{"basics", "element types, errors, loading, text", []string{"internal/ccall", "internal/dl", "internal/elem", "internal/launcher",
-		"internal/figure", "internal/help", "internal/mix", "internal/nearest", "internal/outfile", "internal/plain", "internal/procfs", "internal/ranges", "internal/runlog", "internal/safetensors", "internal/stepdir", "internal/terminal", "internal/translate", "internal/translate/cpp", "internal/translate/owned", "internal/translate/source", "internal/version"}, nil},
+		"internal/figure", "internal/help", "internal/inkernel", "internal/mix", "internal/nearest", "internal/outfile", "internal/plain", "internal/procfs", "internal/ranges", "internal/runlog", "internal/safetensors", "internal/stepdir", "internal/terminal", "internal/translate", "internal/translate/cpp", "internal/translate/owned", "internal/translate/source", "internal/version"}, nil},
 }
 
 // pkg is a package as go list tells of it. Paths are below the module.
