@@ -29,13 +29,3 @@ CLONES void train_decode_attend(float *out, float *scores, const float *qkv, con
         for (long d = 0; d < hs; d++) o[d] /= sum;
     }
 }
-
-CLONES void train_decode_gelu(float *out, const float *x, const float *bias, long c, long lo, long hi) {
-    for (long i = lo; i < hi; i++) {
-        for (long j = 0; j < c; j++) {
-            float v = x[i * c + j] + bias[j];
-            // gelu, as host/epilogue.c has it
-            out[i * c + j] = v / (1.0f + expf(-1.5957691216f * (v + 0.044715f * v * v * v)));
-        }
-    }
-}

@@ -8,7 +8,4 @@
 void train_decode_attend(float *out, float *scores, const float *qkv, const float *keys, const float *values, long place, long nh, long hs,
                          long seq, long lo, long hi);
 
-// out = gelu(x + bias), rows lo to hi of c.
-void train_decode_gelu(float *out, const float *x, const float *bias, long c, long lo, long hi);
-
 #endif

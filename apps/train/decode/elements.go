@@ -1,6 +1,12 @@
 package decode
 
-import "lockstep/spmd"
+import (
+	"math"
+
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+)
 
 //go:generate go run lockstep/spmd/spmdgen
 
@@ -11,29 +17,16 @@ func embedElement(i, j int, x []float32, tokens []int32, wte, wpe []float32, pla
 	x[i*c+j] = wte[int(tokens[i])*c+j] + wpe[(int(*place)+i)*c+j]
 }
 
-// appendFloat adds the bias to element j of row i of qkv(n,3,c), and puts it in its place, if it is a key's or value's.
+// appendElement adds the bias to element j of row i of qkv(n,3,c), and puts it in its place, if it is a key's or value's.
 //
 //spmd:kernel
-func appendFloat(i, j int, keys, values, qkv, bias []float32, place *int32, c, hs, seq int) {
+func appendElement[A kernels.Act](i, j int, keys, values []A, qkv, bias []float32, place *int32, c, hs, seq int) {
 	v := qkv[i*3*c+j] + bias[j]
 	qkv[i*3*c+j] = v
 	if at := slot(i+int(*place), j, c, hs, seq); j >= 2*c {
-		values[at] = v
+		values[at] = spmd.Narrow[A](v)
 	} else if j >= c {
-		keys[at] = v
-	}
-}
-
-// appendHalf does so with keys and values of bfloat16.
-//
-//spmd:kernel
-func appendHalf(i, j int, keys, values []spmd.BF16, qkv, bias []float32, place *int32, c, hs, seq int) {
-	v := qkv[i*3*c+j] + bias[j]
-	qkv[i*3*c+j] = v
-	if at := slot(i+int(*place), j, c, hs, seq); j >= 2*c {
-		values[at] = spmd.ToBF16(v)
-	} else if j >= c {
-		keys[at] = spmd.ToBF16(v)
+		keys[at] = spmd.Narrow[A](v)
 	}
 }
 
@@ -41,4 +34,42 @@ func appendHalf(i, j int, keys, values []spmd.BF16, qkv, bias []float32, place *
 func slot(token, j, c, hs, seq int) int {
 	j %= c
 	return (j/hs*seq+token)*hs + j%hs
+}
+
+// normRow adds y and its bias to row i of x, where there is a y, and sets out to the LayerNorm of it.
+//
+//spmd:kernel rows
+//spmd:tolerance 1e-5
+func normRow[A kernels.Act](i int, out []A, x, y, ybias, weight, bias []float32, c int) {
+	row, to := x[i*c:(i+1)*c], out[i*c:(i+1)*c]
+	var more []float32
+	if len(y) > 0 {
+		more = y[i*c : (i+1)*c]
+	}
+	sum, squares := float32(0), float32(0)
+	for j := range row {
+		v := row[j]
+		if len(more) > 0 {
+			v += more[j] + ybias[j]
+			row[j] = v
+		}
+		sum += v
+	}
+	mean := sum / float32(c)
+	for _, v := range row {
+		squares += (v - mean) * (v - mean)
+	}
+	by := 1 / float32(math.Sqrt(float64(squares/float32(c)+layout.NormEpsilon)))
+	for j, v := range row {
+		to[j] = spmd.Narrow[A]((v-mean)*by*weight[j] + bias[j])
+	}
+}
+
+// geluElement is of rows of c numbers, by GPT-2's tanh formula.
+//
+//spmd:kernel
+//spmd:tolerance 1e-5
+func geluElement[A kernels.Act](i, j int, out []A, x, bias []float32, c int) {
+	v := x[i*c+j] + bias[j]
+	out[i*c+j] = spmd.Narrow[A](v / (1 + float32(math.Exp(float64(-1.5957691216*(v+0.044715*v*v*v))))))
 }

@@ -18,7 +18,3 @@ func at(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }
 func cDecodeAttend(out, scores, qkv, keys, values []float32, place, nh, hs, seq, lo, hi int) {
 	C.train_decode_attend(at(out), at(scores), at(qkv), at(keys), at(values), C.long(place), C.long(nh), C.long(hs), C.long(seq), C.long(lo), C.long(hi))
 }
-
-func cDecodeGelu(out, x, bias []float32, c, lo, hi int) {
-	C.train_decode_gelu(at(out), at(x), at(bias), C.long(c), C.long(lo), C.long(hi))
-}

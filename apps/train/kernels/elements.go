@@ -63,6 +63,22 @@ func RoundWeights(s *spmd.Stream, half spmd.Buffer[spmd.BF16], p spmd.Buffer[flo
 	return launchRoundElement(s, p.Len(), half, p)
 }
 
+// lossRow adds up the losses, scaled.
+//
+//spmd:kernel rows=1024
+//spmd:tolerance 1e-12
+func lossRow(i int, loss *float64, losses []float32, scale float32, accumulate bool) {
+	sum := 0.0
+	for _, v := range losses {
+		sum += float64(v)
+	}
+	sum *= float64(scale)
+	if accumulate {
+		sum += *loss
+	}
+	*loss = sum
+}
+
 // nextScale makes a scale of the largest size of a tensor, where the step was good.
 //
 //spmd:kernel

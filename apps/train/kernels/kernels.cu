@@ -227,12 +227,3 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     auto chunk = [=](float (&x)[LOGITS], int q) { unpack(x, row[q], q, v); };
     gradient<false>(logits, i, known ? target - first : -1, v, vp, highest, sum, scale, chunk, 0, 0, 0);
 }
-
-// One block.
-extern "C" __global__ void __launch_bounds__(1024) loss_sum(double *loss, const float *losses, int n, float scale, int accumulate) {
-    double sum = 0;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += losses[i];
-    sum = block_sum(sum) * scale;
-    if (threadIdx.x == 0) *loss = accumulate ? *loss + sum : sum;
-}

@@ -164,25 +164,9 @@ func (e *Launcher[A]) classifierGrid(n int) (g spmd.Grid, held int) {
 	return spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}, held
 }
 
-var lossSumKernel = declare(cudaSource, "loss_sum", func(a spmd.Args) error {
-	loss, losses := spmd.ArgSlice[float64](a, 0), spmd.ArgSlice[float32](a, 1)
-	n, scale, acc := a.I32(2), a.F32(3), a.I32(4) != 0
-	sum := 0.0
-	for _, x := range losses[:n] {
-		sum += float64(x)
-	}
-	sum *= float64(scale)
-	if acc {
-		sum += loss[0]
-	}
-	loss[0] = sum
-	return nil
-}, "float", nil)
-
 // LossSum enqueues loss(1) (+)= scale times the sum of losses(n).
 func (e *Launcher[A]) LossSum(loss spmd.Buffer[float64], losses spmd.Buffer[float32], scale float32) {
 	if e.Err == nil {
-		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{1024, 1, 1}}
-		e.Err = lossSumKernel.Launch(e.S, g, loss.Arg(), losses.Arg(), spmd.I32(e.N), spmd.F32(scale), Flag(e.Acc || e.AccLoss))
+		e.Err = launchLossRow(e.S, 1, loss, losses.Slice(0, e.N), scale, e.Acc || e.AccLoss)
 	}
 }
