@@ -213,10 +213,20 @@ template <> __device__ __forceinline__ double max_of(double a, double b) {
 	return a > b || a != a ? a : b > a || b != b ? b : signbit_of(a) ? b : a;
 }
 template <> __device__ __forceinline__ float min_of(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+	asm("min.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+	return a;
+#else
 	return a < b || a != a ? a : b < a || b != b ? b : signbit_of(a) ? a : b;
+#endif
 }
 template <> __device__ __forceinline__ float max_of(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+	asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+	return a;
+#else
 	return a > b || a != a ? a : b > a || b != b ? b : signbit_of(a) ? b : a;
+#endif
 }
 
 } // namespace spmd

@@ -208,9 +208,9 @@ func (e *State) CastGroup(s *spmd.Stream, group int, weights spmd.Buffer[spmd.BF
 	if err := spmd.Fill(s, peaks, 0); err != nil {
 		return err
 	}
-	g := kernels.Blocks(x.endOfTile-x.firstTile, 1, 1)
-	if err := kernels.WeightPeaksKernel.Launch(s, g, peaks.Arg(), weights.Arg(), mats.Arg(), tiles.Arg()); err != nil {
+	if err := kernels.WeightPeaks(s, peaks, weights, mats); err != nil {
 		return err
 	}
+	g := kernels.Blocks(x.endOfTile-x.firstTile, 1, 1)
 	return kernels.CastWeightsKernel.Launch(s, g, e.weights[x.memory].Arg(), by.Arg(), peaks.Arg(), weights.Arg(), mats.Arg(), tiles.Arg())
 }

@@ -119,17 +119,6 @@ func newKernel8(name string, fn func(spmd.Args) error, scratch ...int) *spmd.Ker
 	return spmd.NewKernel(name, fp8Source, fn, spmd.Tolerance(1e-5), spmd.Scratch(scratch...))
 }
 
-var (
-	castKernel     = newKernel8("cast_8", hostCast[spmd.F8E4M3])
-	castWideKernel = newKernel8("cast_wide_8", hostCast[spmd.F8E5M2])
-)
-
-func hostCast[T eight](a spmd.Args) error {
-	x := widened(spmd.ArgSlice[spmd.BF16](a, 3)[:a.I64(4)])
-	raise8(a, 2, codes8(spmd.ArgSlice[T](a, 0), x, spmd.ArgSlice[float32](a, 1)[0], 0))
-	return nil
-}
-
 // loop8 is a grid for kernels that loop over n elements, 8 at a time.
 func loop8(n int) spmd.Grid { return Blocks(min(132*8, (n+2047)/2048), 1, 1) }
 
@@ -138,11 +127,12 @@ func (e *Launcher[A]) Cast(x spmd.Buffer[A], n int, c Cast) {
 	if e.Err != nil || c.None() {
 		return
 	}
-	kernel, codes := castKernel, c.Codes.Arg()
+	half, parts := any(x).(spmd.Buffer[spmd.BF16]), (n+castChunk-1)/castChunk
 	if c.Wide.Len() > 0 {
-		kernel, codes = castWideKernel, c.Wide.Arg()
+		e.Err = launchCastPart(e.S, parts, c.Wide, c.Up, c.Peak, half, n)
+	} else {
+		e.Err = launchCastPart(e.S, parts, c.Codes, c.Up, c.Peak, half, n)
 	}
-	e.Err = kernel.Launch(e.S, loop8(n), codes, c.Up.Arg(), c.Peak.Arg(), x.Arg(), spmd.I64(n))
 }
 
 var geluKernel8 = newKernel8("gelu_8", func(a spmd.Args) error {
@@ -201,21 +191,6 @@ var (
 	geluSlopeKernel   = newKernel8("gelu_slope_8", columns8(true), 4)
 )
 
-var sumRowsKernel = newKernel8("sum_rows_8", func(a spmd.Args) error {
-	sums, partial, rows, c, acc := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.I32(2), a.I32(3), a.I32(4) != 0
-	for j := range sums {
-		sum := float32(0)
-		for i := range rows {
-			sum += partial[i*c+j]
-		}
-		if acc {
-			sum += sums[j]
-		}
-		sums[j] = sum
-	}
-	return nil
-})
-
 // CastColumns enqueues the copy of x(n,c), c being the length of sums, and sums (+)= the
 // sums of its columns. Where pre is not empty x is multiplied by gelu'(pre) first.
 func (e *Launcher[A]) CastColumns(x, pre spmd.Buffer[A], to Cast, sums spmd.Buffer[float32]) {
@@ -234,7 +209,6 @@ func (e *Launcher[A]) CastColumns(x, pre spmd.Buffer[A], to Cast, sums spmd.Buff
 	g := spmd.Grid{Blocks: [3]int{parts, blocks, 1}, Threads: [3]int{threads, 1, 1}}
 	e.Err = k.Launch(e.S, g, x.Arg(), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg(), partial.Arg(), pre.Arg(), spmd.I32(e.N), spmd.I32(c))
 	if e.Err == nil {
-		e.Err = sumRowsKernel.Launch(e.S, spmd.Grid{Blocks: [3]int{(c + 31) / 32, 1, 1}, Threads: [3]int{256, 1, 1}}, sums.Arg(), partial.Arg(),
-			spmd.I32(parts), spmd.I32(c), Flag(e.Acc))
+		e.Err = launchSumRows(e.S, (c+31)/32, sums, partial, parts, c, e.Acc)
 	}
 }

@@ -39,24 +39,6 @@ template <typename F> SPMD_FN void each_8(const bf16 *x, long long n, F f) {
     }
 }
 
-template <typename T> SPMD_FN void cast(T *codes, const float *up, float *peak, const bf16 *x, long long n) {
-    float scale = *up, top = 0;
-    each_8(x, n, [&](const values &in, long long at) {
-        float v[8];
-        in.get(v);
-        top = code(codes + at, v, scale, top);
-    });
-    raise(peak, top);
-}
-
-extern "C" __global__ void __launch_bounds__(256) cast_8(f8e4m3 *codes, const float *up, float *peak, const bf16 *x, long long n) {
-    cast(codes, up, peak, x, n);
-}
-
-extern "C" __global__ void __launch_bounds__(256) cast_wide_8(f8e5m2 *codes, const float *up, float *peak, const bf16 *x, long long n) {
-    cast(codes, up, peak, x, n);
-}
-
 // Without codes only y is written.
 extern "C" __global__ void __launch_bounds__(256)
     gelu_8(bf16 *y, f8e4m3 *codes, const float *up, float *peak, const bf16 *x, long long n) {
@@ -129,22 +111,6 @@ extern "C" __global__ void __launch_bounds__(512)
     columns_8<true>(x, codes, up, peak, partial, pre, n, c);
 }
 
-// A warp has 32 columns of every 8th row, of 256 threads.
-extern "C" __global__ void __launch_bounds__(256) sum_rows_8(float *sums, const float *partial, int rows, int c, int accumulate) {
-    __shared__ float part[8][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, j = 32 * blockIdx.x + lane;
-    float sum = 0;
-    if (j < c) {
-#pragma unroll 8
-        for (int i = warp; i < rows; i += 8) sum += partial[(long long)i * c + j];
-    }
-    part[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || j >= c) return;
-    for (int i = 1; i < 8; i++) sum += part[i][lane];
-    sums[j] = accumulate ? sums[j] + sum : sum;
-}
-
 // power is the exponent of 2 that brings a peak, above 0 and finite, into [128,256).
 SPMD_FN int power(float peak) { return min(126, 7 - ((__float_as_int(peak) >> 23) - 127)); }
 enum { APART = 4 }; // numbers from a scale of a product to the next: 16 bytes
@@ -171,18 +137,6 @@ template <typename F> SPMD_FN void each_of(const bf16 *weights, const matrix &m,
         v.raw = *(const uint4 *)(weights + m.from + (t.row + r) * m.cols + t.col + c);
         f(v, r, c);
     }
-}
-
-extern "C" __global__ void __launch_bounds__(256) weight_peaks_8(float *peaks, const bf16 *weights, const matrix *matrices, const tile *tiles) {
-    tile t = tiles[blockIdx.x];
-    float top = 0;
-    each_of(weights, matrices[t.matrix], t, [&](const values &in, int, int) {
-        float v[8];
-        in.get(v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) top = fmaxf(top, fabsf(v[k]));
-    });
-    raise(peaks + t.matrix, top);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

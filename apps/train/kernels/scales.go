@@ -19,15 +19,6 @@ func eachWeight8(numbers []int64, fn func(i int, m Matrix8, r, c int)) {
 	}
 }
 
-// WeightPeaksKernel finds the largest size in each matrix of weights.
-var WeightPeaksKernel = newKernel8("weight_peaks_8", func(a spmd.Args) error {
-	peaks, weights := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[spmd.BF16](a, 1)
-	eachWeight8(spmd.ArgSlice[int64](a, 2), func(i int, m Matrix8, r, c int) {
-		peaks[i] = max(peaks[i], float32(math.Abs(float64(weights[m.From+r*m.Cols+c].Float32()))))
-	})
-	return nil
-})
-
 // CastWeightsKernel writes the codes of each matrix and of its transpose, by the largest size.
 var CastWeightsKernel = newKernel8("cast_weights_8", func(a spmd.Args) error {
 	codes, down, peaks, weights := spmd.ArgSlice[spmd.F8E4M3](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[spmd.BF16](a, 3)

@@ -1,0 +1,86 @@
+package kernels
+
+import "lockstep/spmd"
+
+// Kernels of parts of tensors, in Go: a row is such a part, of which a largest size or a sum is made.
+
+const castChunk = 8192 // elements of a row of castPart, 32 for a thread
+
+// sizeOf is |v|; a NaN has none.
+func sizeOf(v float32) float32 {
+	if v < 0 {
+		v = -v
+	}
+	if v != v {
+		return 0
+	}
+	return v
+}
+
+// castPart writes the codes of part i of x times *up, and enters the largest size of x in peak, which may be empty.
+//
+//spmd:kernel rows
+func castPart[T eight](i int, codes []T, up *float32, peak []float32, x []spmd.BF16, n int) {
+	lo, hi := i*castChunk, min(n, (i+1)*castChunk)
+	from, to := x[lo:hi], codes[lo:hi]
+	scale, top := *up, float32(0)
+	for j, h := range from {
+		v := h.Float32()
+		top = max(top, sizeOf(v))
+		to[j] = spmd.Narrow[T](v * scale)
+	}
+	if len(peak) > 0 {
+		spmd.AtomicMax(&peak[0], top)
+	}
+}
+
+// sumRows sets 32 of the c sums, or adds to them, of the columns of partial(rows,c).
+//
+//spmd:kernel rows
+//spmd:tolerance 1e-5
+func sumRows(i int, sums, partial []float32, rows, c int, accumulate bool) {
+	var parts [8][32]float32
+	for t := range 256 {
+		sum := float32(0)
+		if j := 32*i + t%32; j < c {
+			for r := t / 32; r < rows; r += 8 {
+				sum += partial[r*c+j]
+			}
+		}
+		parts[t/32][t%32] = sum
+	}
+	for t := range 32 {
+		if j := 32*i + t; j < c {
+			sum := float32(0)
+			for k := range 8 {
+				sum += parts[k][t]
+			}
+			if accumulate {
+				sum += sums[j]
+			}
+			sums[j] = sum
+		}
+	}
+}
+
+const peakParts = 64 // of a matrix
+
+// weightPeak enters the largest size of one of the parts of a matrix, whose numbers are among matrices, in its peak.
+//
+//spmd:kernel rows
+func weightPeak(i int, peaks []float32, weights []spmd.BF16, matrices []int64) {
+	m := matrices[i/peakParts*MatrixNumbers : (i/peakParts+1)*MatrixNumbers]
+	first, n := int(m[0]), int(m[3]*m[4])
+	each := (n/peakParts + 8) / 8 * 8
+	lo := min(n, i%peakParts*each)
+	part, top := weights[first+lo:first+min(n, lo+each)], float32(0)
+	for _, v := range part {
+		top = max(top, sizeOf(v.Float32()))
+	}
+	spmd.AtomicMax(&peaks[i/peakParts], top)
+}
+
+// WeightPeaks enqueues what finds the largest size in each matrix of weights, of which peaks are 0.
+func WeightPeaks(s *spmd.Stream, peaks spmd.Buffer[float32], weights spmd.Buffer[spmd.BF16], matrices spmd.Buffer[int64]) error {
+	return launchWeightPeak(s, peakParts*peaks.Len(), peaks, weights, matrices)
+}
