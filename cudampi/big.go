@@ -88,8 +88,9 @@ func (c *Comm) bigAllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 
 // exchange sends every rank its part of src and receives that rank's part of dst.
 func (c *Comm) exchange(dst unsafe.Pointer, recv transfer.Parts, src unsafe.Pointer, send transfer.Parts, t elem.Type) error {
-	own := recv.Len(c.rank)
-	move(elem.At(dst, recv.Offset(c.rank), own, t), elem.At(src, send.Offset(c.rank), own, t), own, t)
+	if own := recv.Len(c.rank); own > 0 {
+		move(elem.At(dst, recv.Offset(c.rank), own, t), elem.At(src, send.Offset(c.rank), own, t), own, t)
+	}
 	recvAt, sendAt := 0, 0
 	for r := range c.size {
 		if r != c.rank {

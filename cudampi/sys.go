@@ -143,6 +143,7 @@ type ints []C.int
 func (v ints) counts() *C.int { return &v[0] }
 func (v ints) displs() *C.int { return &v[len(v)/2] }
 
+// set has C read counts that are no more than it can hold.
 func (v ints) set(counts []int) {
 	at := C.int(0)
 	for r, n := range counts {

@@ -13,7 +13,7 @@ func (c *Comm) CheckCounts(op string, counts []int) error {
 	return err
 }
 
-// total adds up the counts of a V form, after it has looked at each, and puts them where C reads them.
+// total adds up the counts of a V form, after it has looked at each.
 func (c *Comm) total(op string, counts []int) (int, error) {
 	if err := c.Usable(op); err != nil {
 		return 0, err
@@ -27,9 +27,6 @@ func (c *Comm) total(op string, counts []int) (int, error) {
 			return 0, c.Errorf(op, ErrCount, "%d elements of rank %d, but a count goes from 0 to %d", n, r, maxElems)
 		}
 		sum += n
-	}
-	if sum <= maxCount {
-		c.v.set(counts)
 	}
 	return sum, nil
 }
@@ -51,6 +48,7 @@ func (c *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) er
 	if total > maxCount {
 		return c.bigAllGather(dst, src, p, t)
 	}
+	c.v.set(counts)
 	return c.Check(name, sysAllGatherV(c, dst, src, t, elem.IsAt(src, dst, p.Offset(c.rank), t)))
 }
 
@@ -75,6 +73,7 @@ func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type
 	if total > reduceCount(t) {
 		return c.bigReduceScatter(dst, src, p, t, op)
 	}
+	c.v.set(counts)
 	return c.Check(name, sysReduceScatterV(c, dst, src, total, t, op, elem.IsAt(dst, src, p.Offset(c.rank), t)))
 }
 
@@ -102,6 +101,7 @@ func (c *Comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root 
 	if total > maxCount {
 		return c.bigGather(dst, src, p, t, root)
 	}
+	c.v.set(counts)
 	return c.Check(name, sysGatherV(c, dst, src, t, root, c.rank == root && elem.IsAt(src, dst, p.Offset(root), t)))
 }
 
@@ -129,6 +129,7 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 	if total > maxCount {
 		return c.bigScatter(dst, src, p, t, root)
 	}
+	c.v.set(counts)
 	return c.Check(name, sysScatterV(c, dst, src, t, root, c.rank == root && elem.IsAt(dst, src, p.Offset(root), t)))
 }
 

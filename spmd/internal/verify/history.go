@@ -45,7 +45,7 @@ func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *cca
 			}
 		}
 	}
-	if len(c.Counts) > 0 {
+	if len(c.Counts) > 0 && c.Kind != coll.AllToAllV { // whose counts are each rank's own
 		h = mix.Bits(h + sharedCounts(c))
 	}
 	h = mix.Bits(h + p.what + uint64(n)*0x9e3779b97f4a7c15)
