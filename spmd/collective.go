@@ -296,13 +296,15 @@ func checkCounts(c Comm, op, name string, n int, counts []int) error {
 	if len(counts) != c.Size() {
 		return fmt.Errorf("%s: %s: %d counts for %d ranks", ccall.At(), op, len(counts), c.Size())
 	}
+	sum := 0
 	for r, k := range counts {
 		if k < 0 {
 			return fmt.Errorf("%s: %s: counts[%d] is %d", ccall.At(), op, r, k)
 		}
+		sum += k
 	}
-	if s := coll.Sum(counts); s != n {
-		return fmt.Errorf("%s: %s: %s has %d elements, the counts add up to %d", ccall.At(), op, name, n, s)
+	if sum != n {
+		return fmt.Errorf("%s: %s: %s has %d elements, the counts add up to %d", ccall.At(), op, name, n, sum)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package spmdtest
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"runtime"
@@ -82,9 +83,11 @@ func CompareKernels(t *testing.T) {
 const describedEnv = "SPMDTEST_DESCRIBED"
 
 // describeKernels has launches compared with the CUDA source, and finds out the parameters of what is declared in package
-// variables before tests that have little time need them. What no C++ compiler understands is not compared.
+// variables before tests that have little time need them. What no C++ compiler understands is not compared. Benchmarks launch
+// as programs do.
 func describeKernels() {
-	if Device() == "cuda" {
+	flag.Parse()
+	if Device() == "cuda" || flag.Lookup("test.bench").Value.String() != "" {
 		return
 	}
 	kernels.CompareLaunches()

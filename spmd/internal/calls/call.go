@@ -31,8 +31,9 @@ type Call struct {
 func (c *Call) copyFrom(o *Call) {
 	counts, received := c.Counts[:0], c.RecvCounts[:0]
 	*c = *o
-	c.Counts = append(counts, o.Counts...)
-	c.RecvCounts = append(received, o.RecvCounts...)
+	if c.Counts, c.RecvCounts = counts, received; o.Counts != nil { // else two calls for nothing
+		c.Counts, c.RecvCounts = append(counts, o.Counts...), append(received, o.RecvCounts...)
+	}
 }
 
 // uses calls fn with the blocks that the call uses, of which any may be nil.

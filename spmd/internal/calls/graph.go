@@ -136,7 +136,7 @@ func (g *Graph) Launch(s *Stream) error {
 	}
 	c.Graph = g.dev
 	for _, b := range g.blocks {
-		s.Q.Uses(b)
+		s.Q.Uses(b, nil)
 	}
 	if len(g.comms) > 0 {
 		c.Notes = g

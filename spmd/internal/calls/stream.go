@@ -131,15 +131,13 @@ func (s *Stream) Begin(k exec.Kind, a, b *exec.Block) (*exec.Command, error) {
 		return nil, err
 	}
 	c, err := s.Q.Begin(k)
-	switch {
-	case err != nil:
-	case s.Q.Lane() != nil:
-		s.graph().refer(a, b)
-	default:
-		s.Q.Uses(a)
-		s.Q.Uses(b)
+	if err != nil {
+		return nil, err
 	}
-	return c, err
+	if l := s.Q.Uses(a, b); l != nil {
+		graphOf(l).refer(a, b)
+	}
+	return c, nil
 }
 
 // BeginArgs is Begin for a command with arguments.
@@ -160,15 +158,11 @@ func (s *Stream) BeginArgs(k exec.Kind, args []exec.Arg) (*exec.Command, error) 
 		return nil, err
 	}
 	c.SetArgs(args)
-	if s.Q.Lane() != nil {
-		g := s.graph()
+	if l := s.Q.UsesArgs(c); l != nil {
+		g := graphOf(l)
 		for i := range args {
 			g.refer(args[i].Block)
 		}
-		return c, nil
-	}
-	for i := range args {
-		s.Q.Uses(args[i].Block)
 	}
 	return c, nil
 }
@@ -190,14 +184,14 @@ func (s *Stream) CallLibrary(l *exec.Library, workspace int, args []exec.Arg) er
 		return err
 	}
 	c.Library, c.N = l, workspace
-	if s.Q.Lane() != nil {
-		s.graph().referLibrary(l)
+	if lane := s.Q.Lane(); lane != nil {
+		graphOf(lane).referLibrary(l)
 	}
 	return s.Q.Enqueue(c)
 }
 
-// graph is what s is being captured for.
-func (s *Stream) graph() *Graph { return s.Q.Lane().C.For.(*Graph) }
+// graphOf is what a stream is being captured for.
+func graphOf(l *exec.Lane) *Graph { return l.C.For.(*Graph) }
 
 // submit enqueues a call, which --check both makes twice.
 func (s *Stream) submit(asked *Call) error {
@@ -229,10 +223,12 @@ func (s *Stream) enqueue(asked *Call) error {
 	own.copyFrom(asked)
 	own.site = &c.Site
 	c.Notes = own
-	if s.Q.Lane() != nil {
-		s.graph().referCall(own)
-	} else {
-		own.uses(s.Q.Uses)
+	if l := s.Q.Uses(own.DstBlock, own.SrcBlock); l != nil {
+		graphOf(l).referCall(own)
+	} else if own.group != nil {
+		for i := range own.group.cmds {
+			s.Q.Uses(own.group.cmds[i].DstBlock, own.group.cmds[i].SrcBlock)
+		}
 	}
 	return s.Q.Enqueue(c)
 }

@@ -21,8 +21,11 @@ type Queue interface {
 	Begin(k Kind) (*Command, error)
 	// Enqueue enqueues the command that Begin returned, and unlocks the queue. In a capture the command is recorded.
 	Enqueue(c *Command) error
-	// Uses notes, between Begin and Enqueue, that the command uses a block, which may be nil. No capture takes the command.
-	Uses(b *Block)
+	// Uses notes, between Begin and Enqueue, that the command uses two blocks, which may be nil. Where a capture takes the
+	// command it returns its lane instead.
+	Uses(a, b *Block) *Lane
+	// UsesArgs is Uses for the arguments of the command that Begin returned.
+	UsesArgs(c *Command) *Lane
 	// Using returns up to where the queue uses a block, and whether it has not got there.
 	Using(b *Block) (p Point, pending bool)
 	// After makes what is enqueued from now on wait for a point of another queue of the device. e is the event that was

@@ -16,10 +16,13 @@ const seats = 8
 const shared = seats - 1
 
 // Seat is the place of a queue among those of its device; queues embed it.
-type Seat struct{ n int }
+type Seat struct{ n uint8 }
 
 // Place implements Queue.
 func (s *Seat) Place() *Seat { return s }
+
+// bit is the seat's of those that a block may have.
+func (s *Seat) bit() uint32 { return 1 << (s.n % seats) }
 
 // uses is what a block knows of queues.
 type uses struct {
@@ -36,21 +39,21 @@ func (b *Block) UsedBy(s *Seat, seq uint64) {
 	if b == nil {
 		return
 	}
-	if bit := uint32(1) << s.n; b.uses.by.Load()&bit == 0 {
+	if bit := s.bit(); b.uses.by.Load()&bit == 0 {
 		b.uses.by.Or(bit)
 	}
 	if s.n != shared {
-		b.uses.last[s.n] = seq
+		b.uses.last[s.n%seats] = seq
 	}
 }
 
 // LastUse is up to where the queue of a seat uses the block. The caller holds the lock of the queue.
-func (b *Block) LastUse(s *Seat) uint64 { return b.uses.last[s.n] }
+func (b *Block) LastUse(s *Seat) uint64 { return b.uses.last[s.n%seats] }
 
 // Unused notes that the queue of a seat does not use the block any more. The caller holds the lock of the queue.
 func (b *Block) Unused(s *Seat) {
 	if s.n != shared {
-		b.uses.by.And(^(uint32(1) << s.n))
+		b.uses.by.And(^s.bit())
 	}
 }
 

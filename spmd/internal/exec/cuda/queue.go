@@ -117,7 +117,27 @@ func (q *Queue) State() (exec.State, bool) {
 func (q *Queue) Running(func(*exec.Command) bool) (string, bool) { return "", false }
 
 // Uses implements exec.Queue.
-func (q *Queue) Uses(b *exec.Block) {
+func (q *Queue) Uses(a, b *exec.Block) *exec.Lane {
+	if l := q.Lane(); l != nil {
+		return l
+	}
+	q.uses(a)
+	q.uses(b)
+	return nil
+}
+
+// UsesArgs implements exec.Queue.
+func (q *Queue) UsesArgs(c *exec.Command) *exec.Lane {
+	if l := q.Lane(); l != nil {
+		return l
+	}
+	for i := range c.Args {
+		q.uses(c.Args[i].Block)
+	}
+	return nil
+}
+
+func (q *Queue) uses(b *exec.Block) {
 	if b != nil {
 		q.using = append(q.using, b)
 	}

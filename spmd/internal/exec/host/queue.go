@@ -125,7 +125,27 @@ func (q *queue) enqueue(s *slot) uint64 {
 }
 
 // Uses implements exec.Queue.
-func (q *queue) Uses(b *exec.Block) { b.UsedBy(&q.Seat, q.tail+1) }
+func (q *queue) Uses(a, b *exec.Block) *exec.Lane {
+	if l := q.lane.Load(); l != nil {
+		return l
+	}
+	seq := q.tail + 1
+	a.UsedBy(&q.Seat, seq)
+	b.UsedBy(&q.Seat, seq)
+	return nil
+}
+
+// UsesArgs implements exec.Queue.
+func (q *queue) UsesArgs(c *exec.Command) *exec.Lane {
+	if l := q.lane.Load(); l != nil {
+		return l
+	}
+	seq := q.tail + 1
+	for i := range c.Args {
+		c.Args[i].Block.UsedBy(&q.Seat, seq)
+	}
+	return nil
+}
 
 // Using implements exec.Queue.
 func (q *queue) Using(b *exec.Block) (p exec.Point, pending bool) {
