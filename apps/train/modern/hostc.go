@@ -32,18 +32,6 @@ func truth(b bool) (i C.int) {
 	return i
 }
 
-func cEmbed(out []float32, tokens []int32, wte []float32, c, lo, hi int) {
-	C.modern_embed(floats(out), ints(tokens), floats(wte), long(c), long(lo), long(hi))
-}
-
-func cEmbedBackward(d []float32, tokens []int32, wte []float32, c, lo, hi int) {
-	C.modern_embed_backward(floats(d), ints(tokens), floats(wte), long(c), long(lo), long(hi))
-}
-
-func cNorm(out, sum, x, kept, skip []float32, c, lo, hi int) {
-	C.modern_norm(floats(out), floats(sum), floats(x), floats(kept), floats(skip), long(c), long(lo), long(hi))
-}
-
 func cNormBackward(d, dkept, sums, dnorm, x, kept, above, skip []float32, c int, add bool, lo, hi int) {
 	C.modern_norm_backward(floats(d), floats(dkept), floats(sums), floats(dnorm), floats(x), floats(kept), floats(above), floats(skip),
 		long(c), truth(add), long(lo), long(hi))
@@ -57,10 +45,4 @@ func cHeads(out, qkv []float32, tokens []int32, table, mix, turn []float32, t, h
 func cHeadsBackward(d, dtable, sums, qkv []float32, tokens []int32, table, mix, turn []float32, t, heads, size int, norm bool, scale float32, fresh bool, lo, hi int) {
 	C.modern_heads_backward(floats(d), floats(dtable), floats(sums), floats(qkv), ints(tokens), floats(table), floats(mix), floats(turn),
 		long(t), long(heads), long(size), truth(norm), C.float(scale), truth(fresh), long(lo), long(hi))
-}
-
-func cReLU2(x []float32, lo, hi int) { C.modern_relu2(floats(x), long(lo), long(hi)) }
-
-func cReLU2Backward(d, y []float32, lo, hi int) {
-	C.modern_relu2_backward(floats(d), floats(y), long(lo), long(hi))
 }
