@@ -28,7 +28,10 @@ func TestModern(t *testing.T) {
 		args := append([]string{"--data", text, "--steps", "40", "--val-every", "20", "--dtype", dtype, "--grow-batch", "3"}, modernRun...)
 		var alone told
 		for _, ranks := range []int{1, 3} {
-			dir := t.TempDir()
+			dir, args := t.TempDir(), args
+			if ranks > 1 {
+				args = append(args, "--shard", "parameters", "--recompute", "block")
+			}
 			r, log := finishOn(t, ranks, false, append(args, "--checkpoint", dir, "--save-every", "20")...)
 			if !strings.Contains(log, "optimizer=muon") || !strings.Contains(log, "parts=modern,qk-norm") {
 				t.Errorf("the log does not tell of the model and its optimizer:\n%s", log)
@@ -47,7 +50,7 @@ func TestModern(t *testing.T) {
 			again, _ := finishOn(t, ranks, false, append(args, "--checkpoint", only(t, dir, 20), "--resume", "must")...)
 			compareRuns(t, again, r, 20, 0)
 			if ranks > 1 {
-				elsewhere, _ := finishOn(t, 1, true, append(args, "--checkpoint", only(t, dir, 20), "--resume", "must")...)
+				elsewhere, _ := finishOn(t, 1, true, append(args, "--shard", "off", "--checkpoint", only(t, dir, 20), "--resume", "must")...)
 				compareRuns(t, elsewhere, r, 20, 2e-2) // Muon turns a rounding of small gradients into a whole step
 			}
 			if ranks > 1 && dtype == "float32" {
@@ -130,16 +133,13 @@ func TestModernRefuses(t *testing.T) {
 		args  string
 		wants []string
 	}{
-		{"--model modern --tp 2", []string{"--tp 2", "whole on each rank"}},
-		{"--model modern --pp 2", []string{"--pp 2", "whole on each rank"}},
-		{"--model modern --shard optimizer", []string{"--shard optimizer", "whole on each rank"}},
+		{"--model modern --tp 2", []string{"--tp 2", "--shard parameters and --recompute block"}},
+		{"--model modern --pp 2", []string{"--pp 2", "in another stage", "--shard parameters and --recompute block"}},
 		{"--model modern --fp8 all", []string{"only the head"}},
-		{"--model modern --recompute block", []string{"--recompute block", "GPT-2's form"}},
 		{"--model modern-tiny --heads 32", []string{"multiple of 8"}},
 		{"--model modern-tiny --heads 2 --channels 4096", []string{"modern"}},
 		{"--model modern --without sauce", []string{"--without", "qk-norm, values, skips, windows"}},
 		{"--model gpt2 --without skips", []string{"--without", "gpt2"}},
-		{"--optimizer muon --shard gradients", []string{"--shard gradients", "adamw"}},
 		{"--optimizer muon --tp 2", []string{"--tp 2", "adamw"}},
 		{"--optimizer sgd", []string{"--optimizer sgd", "adamw or muon"}},
 		{"--grow-batch 5", []string{"--grow-batch 5", "4 sequences of --global-batch"}},

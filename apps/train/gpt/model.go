@@ -25,15 +25,13 @@ type Model[A kernels.Act] struct {
 	rows int             // N: most tokens of a micro-batch
 	most attention.Shape // of a micro-batch
 	att  *attention.Attention[A]
-	at   Places[A]
+	at   Memory[A]
 	par  *Weights[A]
 	kept []microActs[A]   // of each micro-batch in flight
 	act  []layerActs[A]   // of each layer, of one of them
 	pipe *ddp.Pipeline[A] // nil without --pp
 	with spmd.Comm        // the ranks with the other parts of these layers, on side
 	side *spmd.Stream     // nil without --tp
-
-	operands slots[A] // with --shard parameters: the operands of products
 
 	emb, lnf         spmd.Buffer[A]       // (n,C): the first residual stream, of the same micro-batch as act; what the head reads
 	lnfMean, lnfRstd spmd.Buffer[float32] // (n)
@@ -101,7 +99,7 @@ func (m *Model[A]) takeAll() {
 	_, own, _ := cfg.OwnVocab()
 	var n int
 	m.Params, m.Groups, n = layout.Of(cfg)
-	m.takeWeights(n)
+	m.at.take(&m.State, n)
 	m.takeActs()
 	rows := m.rowsOf(N)
 	layout.Take(sp, rows.Held()*C, &m.tmp, &m.dres)
@@ -123,14 +121,9 @@ func (m *Model[A]) takeAll() {
 	layout.Take(sp, 4*C, &m.sums)
 	layout.Take(sp, max(kernels.NormRows*3*C, kernels.SplitRows(N)*C), &m.parts.Partial)
 	layout.Take(sp, max((4*C+31)/32, kernels.NormRows, kernels.MostSplits(N)*kernels.ChunksOf(C)), &m.parts.Arrived)
-	layout.Take(sp, 2, &m.Totals)
 	if cfg.FP8 != layout.FP8Off {
 		m.FP8 = new(fp8.State)
-		turns := 0
-		if cfg.Shard.Mode == layout.ShardParameters {
-			turns = layerSlots
-		}
-		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, turns, N, rows, &m.parts.Columns)
+		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, rows, &m.parts.Columns)
 	}
 }
 
@@ -148,13 +141,12 @@ func (m *Model[A]) alloc() error {
 	}
 	m.att = att
 	m.space.Frees = append(m.space.Frees, att.Close)
-	m.Loss = m.Totals.Slice(0, 1)
 	m.logits, m.dwide = m.scratch, m.scratch // never needed at once
 	if m.partial.Len() == 0 {
 		m.partial = m.tmp
 	}
-	m.place()
-	m.par = Bind(m.Cfg, m.Params, m.Groups, m.at)
+	m.at.place(&m.State)
+	m.par = Bind(m.Cfg, m.Params, m.Groups, m.at.Places)
 	if m.FP8 != nil {
 		bindFP8(&m.State, m.par)
 		if err := m.FP8.Begin(); err != nil {
@@ -296,7 +288,7 @@ func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mo
 func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	m := e.m
 	if m.Cfg.Begins() {
-		e.call(m.around.need, m.Cfg.Embeddings())
+		e.call(m.Need, m.Cfg.Embeddings())
 		e.embed(m.emb, in)
 	}
 	x := m.emb
@@ -371,26 +363,26 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		}
 		e.again(l, x)
 		mlp, attn := m.Cfg.Sections(l)
-		e.call(m.around.need, mlp)
-		e.call(m.around.write, mlp)
+		e.call(m.Need, mlp)
+		e.call(m.Write, mlp)
 		fresh := l+1 == len(m.act) && !m.Cfg.Ends() // no LayerNorm has written dres
 		e.backThroughGELU(m.dwide, &p.Proj2, a.fc, &p.FC, fresh || m.Cfg.Recomputes(l))
 		e.proj2Grad(a.gelu, &p.Proj2, fresh)
 		e.gatherBeside(a.ln2)
 		e.grads(m.tmp, m.dwide, a.ln2, &p.FC, false)
-		e.call(m.around.done, mlp)
+		e.call(m.Done, mlp)
 		e.normBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, e.gradCast(&p.Proj))
 		done()
 
-		e.call(m.around.need, attn)
-		e.call(m.around.write, attn)
+		e.call(m.Need, attn)
+		e.call(m.Write, attn)
 		e.backThrough(m.partial, &p.Proj)
 		e.weightGrad(e.all(m.dres), a.att, &p.Proj)
 		e.gatherBeside(a.ln1)
 		summed := e.attentionBackward(m.dwide, m.partial, a.att, a.lse, a.qkv, &p.QKV)
 		e.CastColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.QKV), p.QKV.DB)
 		e.grads(m.tmp, m.dwide, a.ln1, &p.QKV, summed)
-		e.call(m.around.done, attn)
+		e.call(m.Done, attn)
 		e.normBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.LN1, below, true, to)
 		done()
 	}

@@ -32,9 +32,21 @@ type hooks struct {
 	write func(section int) error // before what writes their gradients: the layers'
 }
 
+// Need, Done and Write call the hooks.
+func (m *State) Need(section int) error  { return call(m.around.need, section) }
+func (m *State) Done(section int) error  { return call(m.around.done, section) }
+func (m *State) Write(section int) error { return call(m.around.write, section) }
+
+func call(hook func(int) error, section int) error {
+	if hook == nil {
+		return nil
+	}
+	return hook(section)
+}
+
 // call calls a hook.
 func (e *enqueue[A]) call(hook func(int) error, section int) {
-	if e.Err == nil && hook != nil {
+	if e.Err == nil {
 		e.Err = hook(section)
 	}
 }
@@ -48,13 +60,9 @@ type sharded struct {
 	working     slots[float32]       // gradients before they are reduced
 }
 
-// layerSlots is how many groups of layers have memory at a time: two layers'. While one
-// computes, the other's weights arrive, or its gradients leave.
-const layerSlots = 4
-
 // slots is memory for all groups in which those of the layers take turns.
 type slots[T spmd.Elem] struct {
-	layers [layerSlots]spmd.Buffer[T]
+	layers [layout.LayerTurns]spmd.Buffer[T]
 	kept   spmd.Buffer[T] // of the other groups
 }
 
@@ -63,7 +71,7 @@ func (x *slots[T]) takeAll(sp *layout.Space, groups []layout.Group) {
 	layers := groups[:layout.VectorGroup(groups)]
 	for i := range x.layers {
 		most := 0
-		for g := i; g < len(layers); g += layerSlots {
+		for g := i; g < len(layers); g += layout.LayerTurns {
 			most = max(most, layers[g].Len)
 		}
 		layout.Take(sp, most, &x.layers[i])
@@ -80,7 +88,7 @@ func keptLen(groups []layout.Group) int {
 func (x *slots[T]) of(groups []layout.Group) []spmd.Buffer[T] {
 	bs := keptOf(groups, x.kept)
 	for i := range layout.VectorGroup(groups) {
-		bs[i] = x.layers[i%layerSlots].Slice(0, groups[i].Len)
+		bs[i] = x.layers[i%layout.LayerTurns].Slice(0, groups[i].Len)
 	}
 	return bs
 }
@@ -94,20 +102,26 @@ func keptOf[T spmd.Elem](groups []layout.Group, kept spmd.Buffer[T]) []spmd.Buff
 	return bs
 }
 
-// takeWeights takes, or counts, the memory for weights and gradients, of n elements in all.
-func (m *Model[A]) takeWeights(n int) {
+// Memory is where the groups of a state are, for passes with activations of type A.
+type Memory[A kernels.Act] struct {
+	Places[A]
+	operands slots[A] // with --shard parameters: the operands of products
+}
+
+// take takes, or counts, the memory for weights and gradients of a state that has its parameters and groups, of n elements in all.
+func (x *Memory[A]) take(m *State, n int) {
 	sp, mode := &m.space, m.Cfg.Shard.Mode
 	m.Sharded.Partition = m.Cfg.PartitionOf(m.Groups)
 	shard := m.Sharded.ShardLen()
-	if mode < layout.ShardParameters {
+	if m.Rounds = kernels.IsHalf[A](); mode < layout.ShardParameters {
 		layout.Take(sp, n, &m.Weights)
-		if kernels.IsHalf[A]() {
+		if m.Rounds {
 			layout.Take(sp, n, &m.Half)
 		}
 	} else {
 		layout.Take(sp, shard, &m.Sharded.Weights)
-		m.operands.takeAll(sp, m.Groups)
-		if kernels.IsHalf[A]() {
+		x.operands.takeAll(sp, m.Groups)
+		if m.Rounds {
 			layout.Take(sp, keptLen(m.Groups), &m.Sharded.keptWeights)
 		}
 	}
@@ -117,31 +131,32 @@ func (m *Model[A]) takeWeights(n int) {
 		layout.Take(sp, shard, &m.Sharded.Grads)
 		m.Sharded.working.takeAll(sp, m.Groups)
 	}
+	layout.Take(sp, 2, &m.Totals)
 }
 
-// place settles where each group is, in memory that takeWeights has taken.
-func (m *Model[A]) place() {
-	x, mode := &m.Sharded, m.Cfg.Shard.Mode
+// place settles where each group is, in memory that take has taken.
+func (x *Memory[A]) place(m *State) {
+	mode := m.Cfg.Shard.Mode
+	m.Loss = m.Totals.Slice(0, 1)
 	if mode < layout.ShardParameters {
-		m.at.Weights = layout.GroupsOf(m.Groups, m.Weights)
+		x.Weights = layout.GroupsOf(m.Groups, m.Weights)
 		if mats, same := any(m.Weights).(spmd.Buffer[A]); same {
-			m.at.Mats = layout.GroupsOf(m.Groups, mats)
+			x.Mats = layout.GroupsOf(m.Groups, mats)
 		} else {
-			m.at.Mats = layout.GroupsOf(m.Groups, any(m.Half).(spmd.Buffer[A]))
+			x.Mats = layout.GroupsOf(m.Groups, any(m.Half).(spmd.Buffer[A]))
 		}
 	} else {
-		m.at.Mats = m.operands.of(m.Groups)
-		if weights, same := any(m.at.Mats).([]spmd.Buffer[float32]); same {
-			m.at.Weights = weights
+		x.Mats = x.operands.of(m.Groups)
+		if weights, same := any(x.Mats).([]spmd.Buffer[float32]); same {
+			x.Weights = weights
 		} else {
-			m.at.Weights = keptOf(m.Groups, x.keptWeights)
+			x.Weights = keptOf(m.Groups, m.Sharded.keptWeights)
 		}
 	}
 	if mode < layout.ShardGradients {
 		m.grads = layout.GroupsOf(m.Groups, m.Grads)
-		m.at.Grads = m.grads
-		return
+	} else {
+		m.grads = m.Sharded.working.of(m.Groups)
 	}
-	m.grads = x.working.of(m.Groups)
-	m.at.Grads = m.grads
+	x.Grads = m.grads
 }

@@ -51,12 +51,12 @@ func (m *Model[A]) takeLayers(act []layerActs[A], first bool) {
 func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	_, attn := m.Cfg.Sections(l)
-	e.call(m.around.need, attn)
+	e.call(m.Need, attn)
 	e.linearOfAll(a.qkv, a.ln1, &p.QKV)
 	e.attentionForward(a.att, a.lse, a.qkv)
 	e.Cast(a.att, e.N*m.Cfg.OwnChannels(), e.inputCast(&p.Proj))
 	e.linearResidual(a.res2, a.att, &p.Proj, x)
-	e.call(m.around.done, attn)
+	e.call(m.Done, attn)
 	e.norm(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
 }
 
@@ -65,12 +65,12 @@ func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	mlp, _ := m.Cfg.Sections(l)
-	e.call(m.around.need, mlp)
+	e.call(m.Need, mlp)
 	e.linearGELUOfAll(a.gelu, a.fc, a.ln2, &p.FC, &p.Proj2, whole)
 	if whole {
 		e.linearResidual(a.res3, a.gelu, &p.Proj2, a.res2)
 	}
-	e.call(m.around.done, mlp)
+	e.call(m.Done, mlp)
 }
 
 // again computes once more what backward needs of a layer and was not kept. x is the residual

@@ -2,7 +2,6 @@ package gpt
 
 import (
 	"errors"
-	"slices"
 
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
@@ -36,24 +35,35 @@ type layerGatherer interface {
 
 // NewSharder returns the sharder of a model's state. Every rank of c calls it.
 func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
-	x := &Sharder{state: &m.State}
-	if err := openSharder(x, m, c); err != nil {
+	training := m.Cfg.GroupsOfStep()
+	if m.pipe != nil {
+		training = m.pipelinePass(m.Cfg.GroupsThere())
+	}
+	return NewSharder(&m.State, &m.at, c, training)
+}
+
+// NewSharder returns the sharder of a state. training lists the groups of layers in the order in which the passes of a micro-step
+// use them. Every rank of c calls it.
+func NewSharder[A kernels.Act](m *State, at *Memory[A], c spmd.Comm, training []int) (*Sharder, error) {
+	x := &Sharder{state: m}
+	if err := openSharder(x, at, c, training); err != nil {
 		return nil, errors.Join(err, x.Close())
 	}
 	return x, nil
 }
 
-func openSharder[A kernels.Act](x *Sharder, m *Model[A], c spmd.Comm) (err error) {
+func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training []int) (err error) {
+	m := x.state
 	part, layers := &m.Sharded, layout.VectorGroup(m.Groups)
 	all := m.Cfg.Shard.Mode < layout.ShardParameters // every rank has all weights
 	// Weights that have come are rounded for products.
 	rounds := func(first int) func(int, *spmd.Stream) error {
-		mats, half := any(m.at.Mats).([]spmd.Buffer[spmd.BF16])
+		mats, half := any(at.Mats).([]spmd.Buffer[spmd.BF16])
 		if !half {
 			return nil
 		}
 		return func(i int, s *spmd.Stream) error {
-			if err := kernels.RoundWeights(s, mats[first+i], m.at.Weights[first+i]); err != nil || all || m.FP8 == nil {
+			if err := kernels.RoundWeights(s, mats[first+i], at.Weights[first+i]); err != nil || all || m.FP8 == nil {
 				return err
 			}
 			return m.FP8.CastGroup(s, first+i, mats[first+i])
@@ -65,13 +75,13 @@ func openSharder[A kernels.Act](x *Sharder, m *Model[A], c spmd.Comm) (err error
 			return spmd.Copy(s, to, part.Weights.Slice(part.Shard(layers+i)))
 		}
 	}
-	if x.kept, err = ddp.NewGatherer(c, m.at.Weights[layers:], kept); err != nil {
+	if x.kept, err = ddp.NewGatherer(c, at.Weights[layers:], kept); err != nil {
 		return err
 	}
 	if all {
-		x.layers, err = ddp.NewGatherer(c, m.at.Weights[:layers], ddp.GathererConfig[float32]{After: rounds(0)})
+		x.layers, err = ddp.NewGatherer(c, at.Weights[:layers], ddp.GathererConfig[float32]{After: rounds(0)})
 	} else {
-		x.layers, err = ddp.NewGatherer(c, m.at.Mats[:layers], ddp.GathererConfig[A]{Before: func(i int, to spmd.Buffer[A], s *spmd.Stream) error {
+		x.layers, err = ddp.NewGatherer(c, at.Mats[:layers], ddp.GathererConfig[A]{Before: func(i int, to spmd.Buffer[A], s *spmd.Stream) error {
 			own := part.Weights.Slice(part.Shard(i))
 			if half, ok := any(to).(spmd.Buffer[spmd.BF16]); ok {
 				return kernels.RoundWeights(s, half, own)
@@ -81,7 +91,7 @@ func openSharder[A kernels.Act](x *Sharder, m *Model[A], c spmd.Comm) (err error
 			if m.FP8 == nil {
 				return nil
 			}
-			return m.FP8.CastGroup(s, i, any(m.at.Mats).([]spmd.Buffer[spmd.BF16])[i])
+			return m.FP8.CastGroup(s, i, any(at.Mats).([]spmd.Buffer[spmd.BF16])[i])
 		}})
 	}
 	if err != nil {
@@ -98,20 +108,12 @@ func openSharder[A kernels.Act](x *Sharder, m *Model[A], c spmd.Comm) (err error
 	if x.Scatter, err = ddp.NewScatterer(c, m.grads, shards, spmd.Sum); err != nil {
 		return err
 	}
-	// Forward begins with the last groups; the embeddings are used first of all.
-	var there []int
-	for i := range layers {
-		there = append(there, layers-1-i)
-	}
+	// The embeddings are used first of all.
 	if x.keptPass, err = x.kept.Pass(1, 0); err != nil {
 		return err
 	}
-	if x.Forward, err = x.layers.Pass(there...); err != nil {
+	if x.Forward, err = x.layers.Pass(m.Cfg.GroupsThere()...); err != nil {
 		return err
-	}
-	training := slices.Concat(there, m.Cfg.GroupsBack())
-	if m.pipe != nil {
-		training = m.pipelinePass(there)
 	}
 	x.Training, err = x.layers.Pass(training...)
 	return err

@@ -43,6 +43,7 @@ type State struct {
 	Loss    spmd.Buffer[float64]   // (1): sum over the micro-batches of scale times the tokens' losses
 	FP8     *fp8.State             // nil where Cfg.FP8 is off
 	Half    spmd.Buffer[spmd.BF16] // Weights rounded, for the products of bfloat16 activations and their biases; else empty
+	Rounds  bool                   // activations are bfloat16
 	World   *spmd.World            // where the buffers are
 	space   layout.Space           // of the buffers
 }

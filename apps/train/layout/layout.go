@@ -80,7 +80,7 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 			p.Whole = p.Shape
 			params = append(params, p)
 		}, group)
-		return cfg.arrange(params, groups)
+		return cfg.shareOut(params, groups)
 	}
 	if cfg.Ends() {
 		add("ln_f.weight", C)
@@ -112,14 +112,14 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 		params = append(params, cfg.vocabulary(whole("wte.weight", cfg.PaddedVocab(), C)))
 	}
 	group("embeddings")
+	return cfg.shareOut(params, groups)
+}
+
+// shareOut makes of sections the groups that ranks share, if they do, and gives each parameter its place in an arena of n elements, and each group.
+func (cfg Config) shareOut(params []Param, groups []Group) ([]Param, []Group, int) {
 	if cfg.Shard.Mode != ShardOff {
 		groups = regroup(params, groups)
 	}
-	return cfg.arrange(params, groups)
-}
-
-// arrange gives each parameter its place in an arena of n elements, and each group.
-func (cfg Config) arrange(params []Param, groups []Group) ([]Param, []Group, int) {
 	lens := make([]int, len(groups)) // so far
 	for i := range params {
 		p := &params[i]

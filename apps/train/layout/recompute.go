@@ -30,6 +30,18 @@ func ParseRecompute(name string) (Recomputation, error) {
 // Recomputes says whether backward computes activations of layer l of this stage once more.
 func (cfg Config) Recomputes(l int) bool { return cfg.Recompute != RecomputeOff && cfg.Again(l) }
 
+// GroupsThere lists the groups of layers, with --shard, in the order in which forward uses them: it begins with the last.
+func (cfg Config) GroupsThere() []int {
+	var order []int
+	for i := 2*cfg.OwnLayers() - 1; i >= 0; i-- {
+		order = append(order, i)
+	}
+	return order
+}
+
+// GroupsOfStep lists them in the order in which both passes do.
+func (cfg Config) GroupsOfStep() []int { return append(cfg.GroupsThere(), cfg.GroupsBack()...) }
+
 // GroupsBack lists the groups of layers, with --shard, in the order in which backward uses them.
 func (cfg Config) GroupsBack() []int {
 	var order []int

@@ -39,6 +39,18 @@ type Sharding struct {
 // ScattersGrads says whether gradients are reduced to their ranks in every micro-step.
 func (s Sharding) ScattersGrads() bool { return s.Mode >= ShardGradients }
 
+// LayerTurns is how many groups of layers have memory at a time: two layers'. While one
+// computes, the other's weights arrive, or its gradients leave.
+const LayerTurns = 4
+
+// Turns is how many groups' weights have memory at a time; 0 where all have.
+func (s Sharding) Turns() int {
+	if s.Mode < ShardParameters {
+		return 0
+	}
+	return LayerTurns
+}
+
 // partition divides groups of so many elements between those who share them.
 func (cfg Config) partition(lens []int) ddp.Partition {
 	rank, ranks := 0, 1
@@ -58,7 +70,7 @@ func (cfg Config) PartitionOf(groups []Group) ddp.Partition {
 }
 
 // The sections of a pass, in the order in which their gradients get complete: the final
-// LayerNorm, then of each layer, the last one first, the MLP and attention, at last the
+// LayerNorm, or a head of its own, then of each layer, the last one first, the MLP and attention, at last the
 // embeddings. Without --shard they are the groups.
 
 // Sections returns the numbers of those of a layer, counted from the first of the stage.
@@ -92,7 +104,7 @@ func regroup(params []Param, sections []Group) []Group {
 		switch p := &params[i]; {
 		case !p.Decay:
 			p.Group = VectorGroup(groups)
-		case p.Group == last:
+		case p.Group == last || p.Group == 0: // a head of its own
 			p.Group = EmbeddingGroup(groups)
 		default:
 			p.Group = LayerGroup(p.Group)

@@ -17,6 +17,7 @@ import (
 // Model is a decoder with activations of type A on the rank's device, as gpt.Model is.
 type Model[A kernels.Act] struct {
 	*gpt.State
+	at    *gpt.Memory[A]
 	rows  int             // N: most tokens of a micro-batch
 	most  attention.Shape // of a micro-batch
 	att   *attention.Attention[A]
@@ -136,13 +137,14 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d", maxBatch, maxSeq, cfg.SeqMax)
 	case maxBatch > math.MaxInt32/maxSeq/(3*cfg.Heads):
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
-	case cfg.Shard.Mode != layout.ShardOff || cfg.Tensor.Parts() > 1 || cfg.Stage.Stages > 1 || cfg.Recompute != layout.RecomputeOff:
-		return nil, errors.New("model: a modern one is whole on each rank, with all its activations")
+	case cfg.Tensor.Parts() > 1 || cfg.Stage.Stages > 1:
+		return nil, errWhole
 	case cfg.FP8 != layout.FP8Off && !kernels.IsHalf[A]():
 		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
 	}
 	size := cfg.Channels / cfg.Heads
-	m := &Model[A]{State: gpt.NewState[A](w, cfg), rows: maxBatch * maxSeq, layer: make([]layer[A], cfg.Layers),
+	state, at := gpt.NewState[A](w, cfg)
+	m := &Model[A]{State: state, at: at, rows: maxBatch * maxSeq, layer: make([]layer[A], cfg.Layers),
 		most:  attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: size},
 		heads: headShape{heads: cfg.Heads, size: size, norm: cfg.Has(layout.NormQK), scale: float32(0.12 * math.Sqrt(float64(size)))}}
 	m.takeAll(maxSeq)
@@ -163,16 +165,7 @@ func (m *Model[A]) takeAll(seq int) {
 	sp, cfg, N, C := m.Space(), m.Cfg, m.rows, m.Cfg.Channels
 	layout.Take(sp, N*C, &m.first, &m.lnf, &m.tmp, &m.dres)
 	m.dkept = make([]spmd.Buffer[A], cfg.Layers)
-	for l := range m.layer {
-		a := &m.layer[l]
-		if a.table, a.from = cfg.ValueTable(l), cfg.SkipFrom(l); a.from >= 0 {
-			layout.Take(sp, N*C, &m.dkept[a.from], &a.res1)
-		}
-		layout.Take(sp, N*C, &a.ln1, &a.att, &a.res2, &a.ln2, &a.res3)
-		layout.Take(sp, 3*N*C, &a.raw, &a.att3)
-		layout.Take(sp, N*cfg.Heads, &a.lse)
-		layout.Take(sp, 4*N*C, &a.act)
-	}
+	m.takeLayers()
 	m.tables = make([]table[A], cfg.Tables())
 	for i := range m.tables {
 		layout.Take(sp, N*C, &m.tables[i].drows)
@@ -186,13 +179,12 @@ func (m *Model[A]) takeAll(seq int) {
 	layout.Take(sp, seq*m.heads.size/2, &m.heads.turn)
 	if cfg.FP8 != layout.FP8Off {
 		m.FP8 = new(fp8.State)
-		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, 0, N, ddp.Rows{}, &m.parts.Columns)
+		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, ddp.Rows{}, &m.parts.Columns)
 	}
 }
 
 func (m *Model[A]) open() (err error) {
-	at, err := gpt.Place[A](m.State)
-	if err != nil {
+	if err := m.at.Place(m.State); err != nil {
 		return err
 	}
 	m.logits, m.wide = m.scratch, m.scratch
@@ -206,7 +198,7 @@ func (m *Model[A]) open() (err error) {
 		}
 		m.Space().Frees = append(m.Space().Frees, m.near.Close)
 	}
-	m.bind(at)
+	m.bind()
 	if m.FP8 != nil {
 		m.head.eight = m.FP8.Head(m.Cfg.HeadName(), 0)
 		if err := m.FP8.Begin(); err != nil {
@@ -217,7 +209,8 @@ func (m *Model[A]) open() (err error) {
 }
 
 // bind finds the parameters.
-func (m *Model[A]) bind(at gpt.Places[A]) {
+func (m *Model[A]) bind() {
+	at := m.at
 	for _, p := range m.Params {
 		w, dw := layout.InGroup(m.Groups, at.Weights, p), layout.InGroup(m.Groups, at.Grads, p)
 		matrix := func() linear[A] {
@@ -268,12 +261,16 @@ func turns(tokens, size int) []float32 {
 // Attention returns how attention is computed, and why so.
 func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
 
-var errWhole = errors.New("model: a modern one is whole on each rank")
+// NewSharder is gpt.Model's.
+func (m *Model[A]) NewSharder(c spmd.Comm) (*gpt.Sharder, error) {
+	return gpt.NewSharder(m.State, m.at, c, m.Cfg.GroupsOfStep())
+}
 
-// What follows is for models that are divided.
+var errWhole = errors.New("model: the layers of a modern one are whole, and all on each rank")
 
-func (m *Model[A]) NewSharder(spmd.Comm) (*gpt.Sharder, error) { return nil, errWhole }
-func (m *Model[A]) OpenPipeline(spmd.Comm) error               { return errWhole }
+// What follows is for models whose layers are divided.
+
+func (m *Model[A]) OpenPipeline(spmd.Comm) error { return errWhole }
 func (m *Model[A]) StageTime(*spmd.Stream) (ddp.StageTime, error) {
 	return ddp.StageTime{}, errWhole
 }

@@ -37,6 +37,9 @@ func (m *Model[A]) Calibrate(s *spmd.Stream, batch gpt.Batch, scale float32) err
 // learn enqueues both passes.
 func (m *Model[A]) learn(s *spmd.Stream, batch gpt.Batch, scale float32, acc bool, mode fp8.Mode, ready func(group int) error) error {
 	e := enqueueOn(s, m, batch, acc, mode)
+	if m.Cfg.Shard.ScattersGrads() {
+		e.Acc, e.AccLoss = false, acc // gradients are added where they are reduced to
+	}
 	e.forward()
 	e.loss(batch.Targets, scale, true)
 	e.backward(batch.Sorted, ready)
@@ -59,6 +62,9 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch gpt.Batch, scale float32, firs
 func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
 	if n := tokens.Len(); n > m.most.Tokens || before < 0 || before >= n {
 		return spmd.Buffer[float32]{}, fmt.Errorf("model: %d tokens, of which %d were there before, made for up to %d", n, before, m.most.Tokens)
+	}
+	if m.Cfg.Recompute == layout.RecomputeBlock { // no layer keeps them
+		before = 0
 	}
 	tokens = tokens.Slice(before, tokens.Len())
 	t := tokens.Len()
@@ -153,20 +159,12 @@ func (e *enqueue[A]) attend(l int) {
 
 // forward runs the decoder up to what the head reads.
 func (e *enqueue[A]) forward() {
-	m, C, heads := e.m, e.m.Cfg.Channels, e.m.heads
-	heads.turn = heads.turn.Slice(e.before*heads.size/2, heads.turn.Len())
+	m := e.m
+	e.call(m.Need, m.Cfg.Embeddings())
 	embed(&e.Launcher, m.first, e.in, m.wteWeights)
 	for l := range m.layer {
-		a := &m.layer[l]
-		norm(&e.Launcher, a.ln1, e.below(l), e.skip(a))
-		e.product(a.raw, a.ln1, &a.qkv, blas.Options{})
-		headsForward(&e.Launcher, heads, a.att3.Slice(3*C*e.before, 3*C*(e.before+e.N)), a.raw, e.in, e.values(a))
-		e.attend(l)
-		e.product(a.res2, a.att, &a.proj, blas.Options{Residual: e.stream(l).Arg()})
-		norm(&e.Launcher, a.ln2, a.res2, skip[A]{})
-		e.product(a.act, a.ln2, &a.fc, blas.Options{})
-		relu2(&e.Launcher, a.act, e.N*a.fc.out)
-		e.product(a.res3, a.act, &a.proj2, blas.Options{Residual: a.res2.Arg()})
+		e.attentionPart(l)
+		e.mlpPart(l, true)
 	}
 	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), skip[A]{})
 }
@@ -207,14 +205,21 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 	met := make([]bool, len(m.tables))
 	for l := last; l >= 0; l-- {
 		a := &m.layer[l]
+		mlp, attn := m.Cfg.Sections(l)
+		e.again(l)
+		e.call(m.Need, mlp)
+		e.call(m.Write, mlp)
 		e.inputGrad(m.wide, m.dres, &a.proj2)
 		e.weightGrad(m.dres, a.act, &a.proj2)
 		relu2Backward(&e.Launcher, m.wide, a.act, e.N*a.fc.out)
 		e.inputGrad(m.tmp, m.wide, &a.fc)
 		e.weightGrad(m.wide, a.ln2, &a.fc)
+		e.call(m.Done, mlp)
 		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, a.res2, skip[A]{}, none, none, true)
 		done()
 
+		e.call(m.Need, attn)
+		e.call(m.Write, attn)
 		e.inputGrad(m.tmp, m.dres, &a.proj)
 		e.weightGrad(m.dres, a.att, &a.proj)
 		if att := e.attention(l); e.Err == nil {
@@ -228,6 +233,7 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		headsBackward(&e.Launcher, m.heads, m.partial, m.wide, drows, a.raw, e.in, e.values(a), fresh)
 		e.inputGrad(m.tmp, m.wide, &a.qkv)
 		e.weightGrad(m.wide, a.ln1, &a.qkv)
+		e.call(m.Done, attn)
 		dkept, above := none, none
 		if a.from >= 0 {
 			dkept = m.dkept[a.from]

@@ -1,8 +1,10 @@
 package optim
 
 import (
+	"cmp"
 	"errors"
 	"math"
+	"slices"
 
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
@@ -98,9 +100,6 @@ type familyRate struct {
 // NewAdamW allocates the moments of s's parameters, zero. The ranks of c have the same weights and gradients.
 func NewAdamW(s *gpt.State, c spmd.Comm, cfg AdamConfig) (*AdamW, error) {
 	o := &AdamW{Cfg: cfg, state: s, c: c, space: layout.Space{W: s.World}}
-	if cfg.Muon != nil && s.Cfg.Shard.Mode != layout.ShardOff {
-		return nil, errors.New("optim: Muon needs all gradients on each rank")
-	}
 	if err := o.alloc(); err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
@@ -137,7 +136,7 @@ func MomentsNeeded(cfg layout.Config, adam AdamConfig, half bool) int {
 func (o *AdamW) alloc() error {
 	part := o.state.Sharded.Partition
 	n := part.ShardLen()
-	if o.takeAll(n, o.state.Cfg, o.state.Params, o.state.Half.Len() > 0); o.space.Err != nil {
+	if o.takeAll(n, o.state.Cfg, o.state.Params, o.state.Rounds); o.space.Err != nil {
 		return o.space.Err
 	}
 	if o.muon != nil {
@@ -160,61 +159,81 @@ func (o *AdamW) alloc() error {
 	return o.decay.CopyFrom(mask)
 }
 
+// own is what a rank updates of a range of parameters: n from first on, and where the first of them is in the arenas that it has.
+type own struct{ first, n, w, g, m int }
+
+// ownOf is what this rank updates of [lo, hi) of a group.
+func ownOf(st *gpt.State, group, lo, hi int) own {
+	if st.Cfg.Shard.Mode == layout.ShardOff {
+		return own{lo, hi - lo, lo, lo, lo}
+	}
+	skip, at, n := st.Sharded.Own(group, lo, hi)
+	o := own{lo + skip, n, lo + skip, lo + skip, at}
+	if st.Cfg.Shard.ScattersGrads() {
+		o.g = at
+	}
+	if st.Cfg.Shard.Mode == layout.ShardParameters {
+		o.w = at
+	}
+	return o
+}
+
+// rangeOf is what this rank updates of [lo, hi) of a group.
+func (o *AdamW) rangeOf(group, lo, hi int, hyper spmd.Buffer[float32]) adamRange {
+	st, x := o.state, &o.state.Sharded
+	h := ownOf(st, group, lo, hi)
+	w, g := st.Weights, st.Grads
+	r := adamRange{m: o.M.Slice(h.m, h.m+h.n), v: o.V.Slice(h.m, h.m+h.n), decay: o.decay.Slice(h.m/layout.ArenaAlign, (h.m+h.n)/layout.ArenaAlign), hyper: hyper}
+	switch mode := st.Cfg.Shard.Mode; {
+	case mode == layout.ShardOff && st.Half.Len() > 0:
+		r.half = st.Half.Slice(h.w, h.w+h.n)
+	case mode == layout.ShardParameters:
+		w, g = x.Weights, x.Grads
+	case mode == layout.ShardGradients:
+		g = x.Grads
+	}
+	r.w, r.g = w.Slice(h.w, h.w+h.n), g.Slice(h.g, h.g+h.n)
+	return r
+}
+
 // cut lists the ranges: where each has its own memory of a kind a single one.
-func (o *AdamW) cut() []adamRange {
+func (o *AdamW) cut() (rs []adamRange) {
 	st := o.state
 	x := &st.Sharded
-	switch mode := st.Cfg.Shard.Mode; mode {
-	case layout.ShardOff:
-		if o.muon != nil {
-			return o.cutFamilies()
-		}
+	switch mode := st.Cfg.Shard.Mode; {
+	case o.muon != nil:
+		return o.cutFamilies()
+	case mode == layout.ShardOff:
 		return []adamRange{{st.Weights, st.Grads, o.M, o.V, st.Half, o.decay, o.hyper}}
-	case layout.ShardParameters:
+	case mode == layout.ShardParameters:
 		return []adamRange{{w: x.Weights, g: x.Grads, m: o.M, v: o.V, decay: o.decay, hyper: o.hyper}}
-	default:
-		var rs []adamRange
-		for i := range st.Groups {
-			lo, hi := x.Shard(i)
-			g := x.Grads
-			if mode < layout.ShardGradients {
-				g = st.Grads.Slice(x.Part(i))
-			} else {
-				g = g.Slice(lo, hi)
-			}
-			rs = append(rs, adamRange{w: st.Weights.Slice(x.Part(i)), g: g, m: o.M.Slice(lo, hi), v: o.V.Slice(lo, hi),
-				decay: o.decay.Slice(lo/layout.ArenaAlign, hi/layout.ArenaAlign), hyper: o.hyper})
-		}
-		return rs
 	}
+	for i, g := range st.Groups {
+		rs = append(rs, o.rangeOf(i, g.Off, g.Off+g.Len, o.hyper))
+	}
+	return rs
 }
 
 // cutFamilies lists the ranges of each family that Muon does not update.
 func (o *AdamW) cutFamilies() (rs []adamRange) {
 	st := o.state
-	for i := 0; i < len(st.Params); {
-		lo, family := st.Params[i].Off, st.Cfg.Family(st.Params[i])
-		for i < len(st.Params) && st.Cfg.Family(st.Params[i]) == family {
+	params := slices.Clone(st.Params)
+	slices.SortFunc(params, func(p, q layout.Param) int { return cmp.Compare(p.Off, q.Off) })
+	for i := 0; i < len(params); {
+		lo, group, family := params[i].Off, params[i].Group, st.Cfg.Family(params[i])
+		for i < len(params) && st.Cfg.Family(params[i]) == family && (params[i].Group == group || st.Cfg.Shard.Mode == layout.ShardOff) {
 			i++
 		}
-		hi := st.Weights.Len()
-		if i < len(st.Params) {
-			hi = st.Params[i].Off
-		}
-		if family == layout.Matrices {
-			continue
-		}
-		r := adamRange{w: st.Weights.Slice(lo, hi), g: st.Grads.Slice(lo, hi), m: o.M.Slice(lo, hi), v: o.V.Slice(lo, hi),
-			decay: o.decay.Slice(lo/layout.ArenaAlign, hi/layout.ArenaAlign)}
-		if st.Half.Len() > 0 {
-			r.half = st.Half.Slice(lo, hi)
+		of := params[i-1].Group
+		hi := st.Groups[of].Off + st.Groups[of].Len
+		if i < len(params) && params[i].Group == of {
+			hi = params[i].Off
 		}
 		for _, rate := range o.rates {
 			if rate.family == family {
-				r.hyper = rate.hyper
+				rs = append(rs, o.rangeOf(group, lo, hi, rate.hyper))
 			}
 		}
-		rs = append(rs, r)
 	}
 	return rs
 }

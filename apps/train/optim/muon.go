@@ -57,10 +57,13 @@ var orthogonalScale = func() float64 {
 //	p ← (1-lr·λ)p - lr·√max(1, rows/columns)·orthogonal((1-μ)g + μm)
 //
 // where orthogonal has all singular values near 1 (Jordan and others, Muon: An optimizer for hidden layers). The matrices
-// of a shape are made so by the ranks, some each, which then give them to each other.
+// of a shape are made so by the ranks, some each, which then give them to each other. Where the ranks share the moments each has a
+// part of every matrix: before, the part of what is to be made orthogonal goes to the rank that makes it so, and behind it the
+// parts of the result go back, in the type of the products.
 type muon struct {
 	cfg    AdamConfig
 	state  *gpt.State
+	w, g   spmd.Buffer[float32] // where this rank's parts of weights and gradients are
 	m      spmd.Buffer[float32] // AdamW's
 	hyper  spmd.Buffer[float32] // (2): rate, momentum
 	shapes []*muonShape
@@ -70,11 +73,15 @@ type muon struct {
 // muonShape is matrices of one shape.
 type muonShape struct {
 	rows, cols int
-	at         []int                // in arenas
-	offsets    spmd.Buffer[int64]   // the same
+	at         []layout.Param
+	places     spmd.Buffer[int64]   // (n,placeNumbers)
 	squares    spmd.Buffer[float32] // of each and each chunk of it
 	counts     []int                // elements that each rank makes orthogonal
+	parts      [][]part             // with --shard: which elements of each matrix a rank has, by ranks
 }
+
+// part is elements [from, to) of a matrix.
+type part struct{ from, to int }
 
 // orthogonalizer has the memory of the products, whatever the type of their operands.
 type orthogonalizer interface {
@@ -93,7 +100,7 @@ func shapesOf(cfg layout.Config, params []layout.Param) (shapes []*muonShape) {
 			i = len(shapes)
 			shapes = append(shapes, &muonShape{rows: p.Shape[0], cols: p.Shape[1]})
 		}
-		shapes[i].at = append(shapes[i].at, p.Off)
+		shapes[i].at = append(shapes[i].at, p)
 	}
 	return shapes
 }
@@ -106,7 +113,7 @@ func (q *muonShape) chunks() int { return (q.len() + muonChunk - 1) / muonChunk 
 func (x *muon) takeAll(sp *layout.Space, half bool) {
 	most, squares := 0, 0
 	for _, q := range x.shapes {
-		layout.Take(sp, len(q.at), &q.offsets)
+		layout.Take(sp, placeNumbers*len(q.at), &q.places)
 		layout.Take(sp, len(q.at)*q.chunks(), &q.squares)
 		side := min(q.rows, q.cols)
 		most, squares = max(most, len(q.at)*q.len()), max(squares, len(q.at)*side*side)
@@ -122,14 +129,35 @@ func (x *muon) takeAll(sp *layout.Space, half bool) {
 // open fills what takeAll has taken. c is the ranks that share the work.
 func (x *muon) open(c spmd.Comm) error {
 	var errs []error
+	st := x.state
+	x.w, x.g = st.Weights, st.Grads
+	if st.Cfg.Shard.Mode == layout.ShardParameters {
+		x.w = st.Sharded.Weights
+	}
+	if st.Cfg.Shard.ScattersGrads() {
+		x.g = st.Sharded.Grads
+	}
 	for _, q := range x.shapes {
-		at := make([]int64, len(q.at))
-		for i, off := range q.at {
-			at[i] = int64(off)
+		var places []int64
+		for _, p := range q.at {
+			have := ownOf(st, p.Group, p.Off, p.Off+p.Len)
+			from := have.first - p.Off
+			places = append(places, int64(from), int64(from+have.n), int64(have.w-from), int64(have.g-from), int64(have.m-from))
 		}
-		errs = append(errs, q.offsets.CopyFrom(at))
+		errs = append(errs, q.places.CopyFrom(places))
 		for r := range c.Size() {
 			q.counts = append(q.counts, spmd.ShardOf(len(q.at), r, c.Size()).Len*q.len())
+			if st.Cfg.Shard.Mode == layout.ShardOff {
+				continue
+			}
+			cfg, parts := st.Cfg, []part{}
+			cfg.Shard.Rank = r
+			partition := cfg.PartitionOf(st.Groups)
+			for _, p := range q.at {
+				skip, _, n := partition.Own(p.Group, p.Off, p.Off+p.Len)
+				parts = append(parts, part{skip, skip + n})
+			}
+			q.parts = append(q.parts, parts)
 		}
 	}
 	return errors.Join(errs...)
@@ -146,8 +174,13 @@ func (x *muon) prepare(s *spmd.Stream, step int, lr float64) error {
 // apply enqueues the update.
 func (x *muon) apply(s *spmd.Stream, gate spmd.Buffer[float32], c spmd.Comm) error {
 	for _, q := range x.shapes {
-		if err := launchMuonMomentum(s, len(q.at)*q.chunks(), x.m, q.squares, x.state.Grads, q.offsets, x.hyper, gate, q.len(), float32(x.cfg.Clip)); err != nil {
+		if err := launchMuonMomentum(s, len(q.at)*q.chunks(), x.m, q.squares, x.g, q.places, x.hyper, gate, q.len(), float32(x.cfg.Clip)); err != nil {
 			return err
+		}
+		if q.parts != nil && c.Size() > 1 {
+			if err := spmd.AllReduce(c.On(s), q.squares, q.squares, spmd.Sum); err != nil {
+				return err
+			}
 		}
 		if err := x.work.update(s, x, q, gate, c); err != nil {
 			return err
@@ -170,7 +203,14 @@ func (o *orthogonals[T]) take(sp *layout.Space, most, squares int) {
 // update enqueues the steps for this rank's matrices, and the update of those of all ranks.
 func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd.Buffer[float32], c spmd.Comm) error {
 	mine, n := spmd.ShardOf(len(q.at), c.Rank(), c.Size()), q.len()
-	if err := launchMuonDirection(s, mine.Len*q.chunks(), o.x[0], q.squares, x.m, x.state.Grads, q.offsets, x.hyper, gate, n, float32(x.cfg.Clip), mine.Off); err != nil {
+	there, half := mine, x.state.Half // whose direction this rank has
+	if q.parts != nil {
+		there, half = spmd.Shard{Len: len(q.at)}, spmd.Buffer[spmd.BF16]{} // those that have come are rounded
+	}
+	if err := launchMuonDirection(s, there.Len*q.chunks(), o.x[0], q.squares, x.m, x.g, q.places, x.hyper, gate, n, float32(x.cfg.Clip), there.Off); err != nil {
+		return err
+	}
+	if err := o.exchange(s, o.x[0], q, c, true); err != nil {
 		return err
 	}
 	scale := 1.0 // of the matrices, of which from has what is left
@@ -185,13 +225,53 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 		scale *= p.a
 	}
 	all := o.x[len(polynomials)%2].Slice(0, len(q.at)*n)
-	if c.Size() > 1 {
+	if q.parts != nil {
+		if err := o.exchange(s, all, q, c, false); err != nil {
+			return err
+		}
+	} else if c.Size() > 1 {
 		if err := spmd.AllGatherV(c.On(s), all, all.Slice(mine.Off*n, (mine.Off+mine.Len)*n), q.counts); err != nil {
 			return err
 		}
 	}
 	factor := orthogonalScale * math.Sqrt(max(1, float64(q.rows)/float64(q.cols)))
-	return launchMuonUpdate(s, len(q.at)*q.chunks(), x.state.Weights, x.state.Half, all, q.offsets, x.hyper, gate, n, float32(factor), float32(x.cfg.WeightDecay))
+	return launchMuonUpdate(s, len(q.at)*q.chunks(), x.w, half, all, q.places, x.hyper, gate, n, float32(factor), float32(x.cfg.WeightDecay))
+}
+
+// exchange enqueues that the parts of matrices that the ranks have go to those that make them orthogonal, or back.
+func (o *orthogonals[T]) exchange(s *spmd.Stream, x spmd.Buffer[T], q *muonShape, c spmd.Comm, there bool) error {
+	if q.parts == nil || c.Size() == 1 {
+		return nil
+	}
+	on := c.On(s)
+	return on.Group(func() error {
+		for owner := range c.Size() {
+			of := spmd.ShardOf(len(q.at), owner, c.Size())
+			for i := of.Off; i < of.Off+of.Len; i++ {
+				for r := range c.Size() {
+					p := q.parts[r][i]
+					if r == owner || p.from == p.to {
+						continue
+					}
+					b, from, to := x.Slice(i*q.len()+p.from, i*q.len()+p.to), r, owner
+					if !there {
+						from, to = owner, r
+					}
+					var err error
+					switch c.Rank() {
+					case from:
+						err = spmd.Send(on, b, to)
+					case to:
+						err = spmd.Recv(on, b, from)
+					}
+					if err != nil {
+						return err
+					}
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // step enqueues, for each of n matrices, with X = scale·from, to = (a·X + (b·A + c·A²)·X)/(a·scale), where A = X·Xᵀ; or, where X is higher than wide, X·(...)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/modern"
@@ -242,4 +243,81 @@ func TestFamilies(t *testing.T) {
 	if got, want := of(traintest.SmallModern), fmt.Sprint(map[layout.Family]int{layout.Matrices: 12, layout.Embeddings: 2, layout.Heads: 1, layout.Vectors: 6}); got != want {
 		t.Errorf("a modern one: %s, want %s", got, want)
 	}
+}
+
+// What a rank updates where the ranks share the state is what it is where each has all, to the last bits of a sum of squares.
+func TestMuonSharded(t *testing.T) {
+	traintest.OnBothQuickly(t, []int{1, 3}, nil, testMuonSharded[float32], testMuonSharded[spmd.BF16])
+}
+
+func testMuonSharded[A kernels.Act](t *testing.T, w *spmd.World) {
+	cfg := traintest.SmallModern
+	cfg.Channels = 80
+	adam := DefaultMuonAdam
+	adam.WeightDecay, adam.Clip = 0.2, 20
+	adam.Muon = &MuonConfig{Peak: 0.04, Embeddings: 0.3, Heads: 0.005, Vectors: 0.02}
+	whole, s, o := muonOn[A](t, w, cfg, adam)
+	bound := 1e-5
+	if kernels.IsHalf[A]() {
+		bound = 2e-3 // of a rate of 0.04: a direction that rounds to its neighbour
+	}
+	for _, mode := range []layout.ShardMode{layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters} {
+		cfg.Shard = layout.Sharding{Mode: mode, Rank: w.Rank(), Ranks: w.Size()}
+		shared, _, part := muonOn[A](t, w, cfg, adam)
+		traintest.NoError(t, whole.Init(3), shared.Init(3), o.M.SetAll(0), o.V.SetAll(0), o.Start(0, 0))
+		part.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return spmd.Copy(s, norm, o.Norm) }
+		gradients := gpt.Arena{Shared: mode >= layout.ShardGradients, Buffer: shared.Grads}
+		if gradients.Shared {
+			gradients.Buffer = shared.Sharded.Grads
+		}
+		weights := gpt.Arena{Shared: mode == layout.ShardParameters, Buffer: shared.Weights}
+		if weights.Shared {
+			weights.Buffer = shared.Sharded.Weights
+		}
+		for step := range 2 {
+			byName := map[string][]float32{}
+			for i, p := range whole.Params {
+				g := traintest.RandomFloats(p.Len, 0.1, uint64(10*step+i))
+				byName[p.Name] = g
+				traintest.NoError(t, whole.Grads.Slice(p.Off, p.Off+p.Len).CopyFrom(g))
+			}
+			for _, p := range shared.Params {
+				skip, have := shared.Of(gradients, p)
+				traintest.NoError(t, have.CopyFrom(byName[p.Name][skip:skip+have.Len()]))
+			}
+			traintest.NoError(t, o.Step(s, 0.04), part.Step(s, 0.04), s.Synchronize())
+		}
+		byName := map[string]layout.Param{}
+		for _, p := range whole.Params {
+			byName[p.Name] = p
+		}
+		for _, p := range shared.Params {
+			skip, _, n := shared.Sharded.Own(p.Group, p.Off, p.Off+p.Len)
+			_, have := shared.Of(weights, p)
+			if !weights.Shared { // others' come with the next passes
+				have = have.Slice(skip, skip+n)
+			}
+			got, want := traintest.FloatsOf(t, have), traintest.FloatsOf(t, whole.Weights)[byName[p.Name].Off:]
+			for i, v := range got {
+				if !traintest.CloseTo(float64(v), float64(want[skip+i]), bound) {
+					t.Fatalf("--shard %v, %s[%d]: %v, where each rank has all %v", mode, p.Name, skip+i, v, want[skip+i])
+				}
+			}
+		}
+		if need, took := MomentsNeeded(cfg, adam, kernels.IsHalf[A]()), part.space.Bytes; need != took {
+			t.Errorf("--shard %v: told %d bytes, took %d", mode, need, took)
+		}
+	}
+}
+
+// muonOn is a modern model and its optimizer, on a stream of w.
+func muonOn[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, adam AdamConfig) (*gpt.State, *spmd.Stream, *AdamW) {
+	t.Helper()
+	m, err := modern.NewModel[A](w, cfg, 1, 8)
+	traintest.NoError(t, err)
+	s, err := w.NewStream("test")
+	traintest.NoError(t, err)
+	o, err := NewAdamW(m.State, w.Comm(), adam)
+	traintest.NoError(t, err, m.Loss.SetAll(1))
+	return m.State, s, o
 }

@@ -7,17 +7,24 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels of Muon but for its products: a row is a chunk of a matrix, whose chunks follow each other. Matrices of n numbers are
-// in arenas where offsets say, and one behind the other in x. hyper is the rate and the momentum. Nothing changes where the norm
-// is not finite.
+// The kernels of Muon but for its products: a row is a chunk of a matrix, whose chunks follow each other. Of each matrix of n numbers
+// this rank has those that places say, and they are one behind the other in x. hyper is the rate and the momentum. Nothing changes
+// where the norm is not finite.
 
 const muonChunk = 4096 // numbers
 
-// chunkOf returns the matrix of chunk i, and the chunk's place in it.
-func chunkOf(i, n int) (matrix, lo, hi int) {
+// placeNumbers are those of a matrix in places: which numbers [from, to) of it this rank has, and where number 0 would be in the
+// arenas of weights, gradients and momentum.
+const placeNumbers = 5
+
+// chunkOf returns the matrix of chunk i, and which numbers of it this rank has in that chunk.
+func chunkOf(i, n int, places []int64) (matrix, lo, hi int) {
 	chunks := (n + muonChunk - 1) / muonChunk
 	lo = i % chunks * muonChunk
-	return i / chunks, lo, min(lo+muonChunk, n)
+	matrix = i / chunks
+	from, to := int(places[placeNumbers*matrix]), int(places[placeNumbers*matrix+1])
+	hi = max(from, min(lo+muonChunk, to))
+	return matrix, min(max(lo, from), hi), hi
 }
 
 // clipped is what gradients of such a norm are multiplied by.
@@ -32,13 +39,13 @@ func clipped(norm, clip float32) float32 {
 //
 //spmd:kernel rows
 //spmd:tolerance 1e-5
-func muonMomentum(i int, m, squares, g []float32, offsets []int64, hyper []float32, norm *float32, n int, clip float32) {
+func muonMomentum(i int, m, squares, g []float32, places []int64, hyper []float32, norm *float32, n int, clip float32) {
 	if !finite(float64(*norm)) {
 		return
 	}
-	matrix, lo, hi := chunkOf(i, n)
-	at := int(offsets[matrix])
-	old, grad := m[at+lo:at+hi], g[at+lo:at+hi]
+	matrix, lo, hi := chunkOf(i, n, places)
+	ofGrads, ofMoments := int(places[placeNumbers*matrix+3]), int(places[placeNumbers*matrix+4])
+	old, grad := m[ofMoments+lo:ofMoments+hi], g[ofGrads+lo:ofGrads+hi]
 	momentum, by, sum := hyper[1], clipped(*norm, clip), float32(0)
 	rest := 1 - momentum
 	for j, v := range grad {
@@ -55,20 +62,19 @@ func muonMomentum(i int, m, squares, g []float32, offsets []int64, hyper []float
 //
 //spmd:kernel rows
 //spmd:tolerance 1e-5
-func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, offsets []int64, hyper []float32, norm *float32, n int, clip float32, first int) {
+func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, places []int64, hyper []float32, norm *float32, n int, clip float32, first int) {
 	if !finite(float64(*norm)) {
 		return
 	}
-	matrix, lo, hi := chunkOf(i, n)
-	matrix += first
 	chunks := (n + muonChunk - 1) / muonChunk
+	matrix, lo, hi := chunkOf(i+first*chunks, n, places)
 	parts, sum := squares[matrix*chunks:(matrix+1)*chunks], float32(0)
 	for _, v := range parts {
 		sum += v
 	}
 	inverse := 1 / (float32(math.Sqrt(float64(sum))) + 1e-7)
-	at := int(offsets[matrix])
-	old, grad, to := m[at+lo:at+hi], g[at+lo:at+hi], x[matrix*n+lo:matrix*n+hi]
+	ofGrads, ofMoments := int(places[placeNumbers*matrix+3]), int(places[placeNumbers*matrix+4])
+	old, grad, to := m[ofMoments+lo:ofMoments+hi], g[ofGrads+lo:ofGrads+hi], x[matrix*n+lo:matrix*n+hi]
 	momentum, by := hyper[1], clipped(*norm, clip)
 	rest := 1 - momentum
 	for j, v := range grad {
@@ -79,12 +85,12 @@ func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, offsets
 // muonUpdate also rounds the weights to half, if there is one.
 //
 //spmd:kernel rows
-func muonUpdate[A kernels.Act](i int, p []float32, half []spmd.BF16, x []A, offsets []int64, hyper []float32, norm *float32, n int, factor, weightDecay float32) {
+func muonUpdate[A kernels.Act](i int, p []float32, half []spmd.BF16, x []A, places []int64, hyper []float32, norm *float32, n int, factor, weightDecay float32) {
 	if !finite(float64(*norm)) {
 		return
 	}
-	matrix, lo, hi := chunkOf(i, n)
-	at := int(offsets[matrix])
+	matrix, lo, hi := chunkOf(i, n, places)
+	at := int(places[placeNumbers*matrix+2])
 	weights, from := p[at+lo:at+hi], x[matrix*n+lo:matrix*n+hi]
 	var rounded []spmd.BF16
 	if len(half) > 0 {

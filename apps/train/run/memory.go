@@ -83,10 +83,7 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 // less the model whole on each rank, then of those that divide it, in as few parts as possible. It returns
 // none where no flags help.
 func (o *Options) wouldFit(room, ranks int) string {
-	if o.Cfg.Parts != 0 {
-		return ""
-	}
-	if flags := o.keepsLess(room, ranks); flags != "" || o.optimizer == muon || o.tp*o.pp > 1 || o.dp > 0 || o.Given("sample") && o.sample > 0 {
+	if flags := o.keepsLess(room, ranks); flags != "" || o.optimizer == muon || o.Cfg.Parts != 0 || o.tp*o.pp > 1 || o.dp > 0 || o.Given("sample") && o.sample > 0 {
 		return flags
 	}
 	for parts := 2; parts <= ranks; parts++ {
@@ -123,7 +120,7 @@ func (o *Options) wouldFit(room, ranks int) string {
 // of those that keep less the first, sharing as little as possible.
 func (o *Options) keepsLess(room, ranks int) string {
 	other, most := *o, layout.ShardParameters
-	if o.replicas(ranks) == 1 || o.optimizer == muon {
+	if o.replicas(ranks) == 1 {
 		most = o.Cfg.Shard.Mode
 	}
 	for mode := o.Cfg.Shard.Mode; mode <= most; mode++ {

@@ -83,21 +83,20 @@ func (o *Options) takeOptimizer(parts layout.Parts, lr, beta2 float64) error {
 // modernAdamRate is that of a modern model's whole by AdamW: its embeddings, which are normed, move slowly.
 const modernAdamRate = 3e-3
 
-// checkWhole refuses to divide, or to keep less of, what only works whole.
+// checkWhole refuses to divide layers that only work whole, or all on one rank.
 func (o *Options) checkWhole() error {
-	modern := o.Cfg.Parts != 0
 	for _, x := range []struct {
-		set, muonToo bool
-		flag         string
+		parts         int
+		flag, because string
 	}{
-		{o.Cfg.Shard.Mode != layout.ShardOff, true, "--shard " + o.shard}, {o.tp > 1, true, fmt.Sprintf("--tp %d", o.tp)}, {o.pp > 1, true, fmt.Sprintf("--pp %d", o.pp)},
-		{o.Cfg.Recompute != layout.RecomputeOff, false, "--recompute " + o.recompute},
+		{o.tp, "--tp", "whose norms of queries and keys, tables of values and vocabularies have no parts"},
+		{o.pp, "--pp", "whose first layers and tables are also read by the last ones, in another stage"},
 	} {
 		switch {
-		case x.set && modern:
-			return fmt.Errorf("%s is for models of GPT-2's form: a modern one is whole on each rank, which learns from a part of each batch", x.flag)
-		case x.set && x.muonToo && o.optimizer == muon:
-			return fmt.Errorf("%s is for --optimizer adamw: Muon needs whole matrices, and their gradients, on each rank", x.flag)
+		case x.parts > 1 && o.Cfg.Parts != 0:
+			return fmt.Errorf("%s %d does not divide a modern model, %s: --shard parameters and --recompute block have it need less memory", x.flag, x.parts, x.because)
+		case x.parts > 1 && o.optimizer == muon:
+			return fmt.Errorf("%s %d is for --optimizer adamw: Muon needs whole matrices, and takes --shard to need less memory", x.flag, x.parts)
 		}
 	}
 	return nil

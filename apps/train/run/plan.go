@@ -50,7 +50,7 @@ func (o *Options) Plan(m cost.Machine, ranks int) (*Planned, error) {
 		return nil, err
 	}
 	if o.Cfg.Parts != 0 || o.optimizer == muon {
-		return nil, fmt.Errorf("a modern model, or --optimizer muon, is whole on each rank: there is nothing to plan")
+		return nil, fmt.Errorf("plan knows how long models of GPT-2's form take by AdamW: a modern model, or --optimizer muon, runs on all GPUs without, and with --batch 0 as large as fits")
 	}
 	if o.DType == "float32" {
 		return nil, fmt.Errorf("--dtype float32: what that takes on GPUs has not been measured: leave it out, for bfloat16")

@@ -1,0 +1,80 @@
+package modern
+
+import (
+	"lockstep/apps/train/layout"
+	"lockstep/spmd/blas"
+)
+
+// takeLayers takes, or counts, the memory for what forward keeps of each layer. What is computed once more has the same memory in all
+// layers: it is there for the last one that was computed. Those that a later layer adds keep what they have left at any rate.
+func (m *Model[A]) takeLayers() {
+	sp, cfg, N, C := m.Space(), m.Cfg, m.rows, m.Cfg.Channels
+	var shared layer[A]
+	for l := range m.layer {
+		a := &m.layer[l]
+		layout.Take(sp, N*C, &a.res3)
+		a.table, a.from = cfg.ValueTable(l), cfg.SkipFrom(l)
+		if a.from >= 0 {
+			layout.Take(sp, N*C, &m.dkept[a.from])
+			if cfg.Recompute < layout.RecomputeBlock || a.from == cfg.SkipFrom(cfg.Layers-cfg.Layers/2) { // the first such layer
+				layout.Take(sp, N*C, &shared.res1)
+			}
+			a.res1 = shared.res1
+		}
+		if l == 0 || cfg.Recompute < layout.RecomputeBlock {
+			layout.Take(sp, N*C, &shared.ln1, &shared.att, &shared.res2, &shared.ln2)
+			layout.Take(sp, 3*N*C, &shared.raw, &shared.att3)
+			layout.Take(sp, N*cfg.Heads, &shared.lse)
+		}
+		if l == 0 || cfg.Recompute == layout.RecomputeOff {
+			layout.Take(sp, 4*N*C, &shared.act)
+		}
+		a.ln1, a.att, a.res2, a.ln2, a.raw, a.att3, a.lse, a.act = shared.ln1, shared.att, shared.res2, shared.ln2, shared.raw, shared.att3, shared.lse, shared.act
+	}
+}
+
+// attentionPart computes a layer from the residual stream that it reads up to ln2.
+func (e *enqueue[A]) attentionPart(l int) {
+	m, a, C, heads := e.m, &e.m.layer[l], e.m.Cfg.Channels, e.m.heads
+	_, attn := m.Cfg.Sections(l)
+	heads.turn = heads.turn.Slice(e.before*heads.size/2, heads.turn.Len())
+	norm(&e.Launcher, a.ln1, e.below(l), e.skip(a))
+	e.call(m.Need, attn)
+	e.product(a.raw, a.ln1, &a.qkv, blas.Options{})
+	headsForward(&e.Launcher, heads, a.att3.Slice(3*C*e.before, 3*C*(e.before+e.N)), a.raw, e.in, e.values(a))
+	e.attend(l)
+	e.product(a.res2, a.att, &a.proj, blas.Options{Residual: e.stream(l).Arg()})
+	e.call(m.Done, attn)
+	norm(&e.Launcher, a.ln2, a.res2, skip[A]{})
+}
+
+// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose result backward does not read.
+func (e *enqueue[A]) mlpPart(l int, whole bool) {
+	a := &e.m.layer[l]
+	mlp, _ := e.m.Cfg.Sections(l)
+	e.call(e.m.Need, mlp)
+	e.product(a.act, a.ln2, &a.fc, blas.Options{})
+	relu2(&e.Launcher, a.act, e.N*a.fc.out)
+	if whole {
+		e.product(a.res3, a.act, &a.proj2, blas.Options{Residual: a.res2.Arg()})
+	}
+	e.call(e.m.Done, mlp)
+}
+
+// again computes once more what backward needs of a layer and was not kept.
+func (e *enqueue[A]) again(l int) {
+	switch {
+	case !e.m.Cfg.Recomputes(l):
+		return
+	case e.m.Cfg.Recompute == layout.RecomputeBlock:
+		e.attentionPart(l)
+	}
+	e.mlpPart(l, false)
+}
+
+// call calls a hook of the state at a section's matrices.
+func (e *enqueue[A]) call(hook func(section int) error, section int) {
+	if e.Err == nil {
+		e.Err = hook(section)
+	}
+}

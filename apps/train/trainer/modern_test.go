@@ -1,0 +1,73 @@
+package trainer
+
+import (
+	"fmt"
+	"testing"
+
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/optim"
+	"lockstep/apps/train/traintest"
+	"lockstep/spmd"
+)
+
+// modernConfig is testConfig for a modern model by Muon.
+func modernConfig(steps int) Config {
+	cfg := testConfig(steps)
+	cfg.Model.Layers, cfg.Model.Channels, cfg.Model.Parts = 3, 32, layout.Presets["modern"].Parts
+	cfg.Adam = optim.DefaultMuonAdam
+	muon := optim.DefaultMuon
+	cfg.Adam.Muon, cfg.Rate = &muon, optim.Schedule{Peak: muon.Peak, Final: muon.Peak / 20, Steps: steps, Stable: true}
+	return cfg
+}
+
+// A modern model by Muon, whose state the ranks share and whose activations are computed once more, trains as one that has all,
+// over uneven parts of a batch and micro-steps: to the bit where sums have one order.
+func TestModernSharded(t *testing.T) {
+	traintest.OnBothQuickly(t, []int{1, 3}, nil, testModernSharded[float32], testModernSharded[spmd.BF16])
+}
+
+func testModernSharded[A kernels.Act](t *testing.T, w *spmd.World) {
+	const steps = 4
+	bound := 1e-4
+	if kernels.IsHalf[A]() {
+		bound = 5e-3
+	}
+	cfg := modernConfig(steps)
+	cfg.Half, cfg.Batch, cfg.Graph = kernels.IsHalf[A](), 2, "off"
+	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+	wants, wantVal := stepAll(t, plain, steps)
+	for _, x := range []struct {
+		mode  layout.ShardMode
+		again layout.Recomputation
+		graph string
+	}{
+		{layout.ShardOff, layout.RecomputeGELU, "off"},
+		{layout.ShardOff, layout.RecomputeBlock, "on"},
+		{layout.ShardOptimizer, layout.RecomputeOff, "off"},
+		{layout.ShardGradients, layout.RecomputeGELU, "off"},
+		{layout.ShardParameters, layout.RecomputeBlock, "on"},
+	} {
+		if x.graph == "on" && w.Comm().Capturable() != nil {
+			x.graph = "off"
+		}
+		cfg.Model.Shard.Mode, cfg.Model.Recompute, cfg.Graph = x.mode, x.again, x.graph
+		split := start(t, w, w.Comm(), cfg, wordTokens(4000))
+		what := fmt.Sprintf("--shard %v --recompute %v, %d ranks", x.mode, x.again, w.Size())
+		exact := w.OnHost() && (x.mode <= layout.ShardOptimizer && w.Size() == 1 || x.mode == layout.ShardOff)
+		for i, want := range wants {
+			loss, norm := step(t, split, i)
+			if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) || exact && want != [2]float64{loss, norm} {
+				t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %.8f", what, i, loss, norm, want)
+			}
+			if err := split.Audit(i + 1); err != nil {
+				t.Fatalf("%s, step %d: %v", what, i, err)
+			}
+		}
+		if exact {
+			compareArenas(t, what, split, plain, 0)
+		}
+		endsLike(t, what, split, wantVal, bound)
+	}
+	traintest.NoError(t, plain.Close())
+}
