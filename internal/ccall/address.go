@@ -19,6 +19,16 @@ func Escape(p unsafe.Pointer) {
 	}
 }
 
+// Escape4 is Escape of four at the price of one.
+func Escape4(a, b, c, d unsafe.Pointer) {
+	if escaped.always {
+		escaped.to = a
+		escaped.to = b
+		escaped.to = c
+		escaped.to = d
+	}
+}
+
 // escaped lets the compiler believe that something is kept. Nothing is.
 var escaped struct {
 	always bool

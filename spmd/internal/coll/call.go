@@ -28,10 +28,7 @@ type Call struct {
 // keep it, and who gives it has runtime.KeepAlive of c behind that: the collector does not see c while it is hidden. What the
 // call points to is on the heap: other ranks read it, and C, while this rank's stack may move.
 func (c *Call) Hidden() *Call {
-	ccall.Escape(c.Dst)
-	ccall.Escape(c.Src)
-	ccall.Escape(unsafe.Pointer(unsafe.SliceData(c.Counts)))
-	ccall.Escape(unsafe.Pointer(unsafe.SliceData(c.RecvCounts)))
+	ccall.Escape4(c.Dst, c.Src, unsafe.Pointer(unsafe.SliceData(c.Counts)), unsafe.Pointer(unsafe.SliceData(c.RecvCounts)))
 	address := uintptr(unsafe.Pointer(c))
 	return *(**Call)(unsafe.Pointer(&address))
 }

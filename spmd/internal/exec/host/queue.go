@@ -105,7 +105,9 @@ func (q *queue) Enqueue(c *exec.Command) error {
 func (q *queue) enqueue(s *slot) uint64 {
 	defer q.mu.Unlock()
 	s.Site.Near()
-	s.as = q.d.Emulator
+	if s.as != q.d.Emulator { // to store a pointer costs more
+		s.as = q.d.Emulator
+	}
 	if l := q.lane.Load(); l != nil {
 		l.Count()
 		l.Track.(*track).add(s)
@@ -119,8 +121,10 @@ func (q *queue) enqueue(s *slot) uint64 {
 	case exec.DoRecord:
 		s.at = exec.Point{Q: q, Seq: q.tail + 1}
 	}
+	if q.done.Load() == q.tail { // else nobody waits
+		q.more.Signal()
+	}
 	q.tail++
-	q.more.Signal()
 	return q.tail
 }
 
