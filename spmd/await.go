@@ -9,7 +9,7 @@ import "lockstep/spmd/internal/exec"
 // Synchronize only. On the host, where MPI carries the collectives, and for other memory
 // and elements of 1 and 2 bytes, Await is enqueue and Synchronize.
 func Await[T Elem](s *Stream, b Buffer[T], enqueue func() error) error {
-	a, err := b.awaited(s)
+	a, err := NewAwaiter(s, b)
 	if err != nil {
 		return err
 	}
@@ -17,10 +17,23 @@ func Await[T Elem](s *Stream, b Buffer[T], enqueue func() error) error {
 	if err := enqueue(); err != nil {
 		return err
 	}
-	return a.Wait(s.Synchronize)
+	return a.Wait()
 }
 
-// awaited returns what looks at b while s writes it.
-func (b Buffer[T]) awaited(s *Stream) (exec.Await, error) {
-	return s.s.Awaited(b.blk, b.addr(), b.Bytes(), sizeOf[T]())
+// Awaiter is Await for many turns: Mark, what is enqueued, and Wait.
+type Awaiter struct {
+	s *Stream
+	a exec.Await
 }
+
+// NewAwaiter returns what waits for b while s writes it.
+func NewAwaiter[T Elem](s *Stream, b Buffer[T]) (Awaiter, error) {
+	a, err := s.s.Awaited(b.blk, b.addr(), b.Bytes(), sizeOf[T]())
+	return Awaiter{s, a}, err
+}
+
+// Mark prepares the memory. It comes before what is enqueued.
+func (a Awaiter) Mark() { a.a.Mark() }
+
+// Wait blocks until the host sees what was enqueued since Mark.
+func (a Awaiter) Wait() error { return a.a.Wait(a.s.Synchronize) }

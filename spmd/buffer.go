@@ -135,6 +135,22 @@ func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 	return Buffer[T]{b.blk, b.off + i, j - i}
 }
 
+// Usable returns nil where w can use b, else why not: b was freed, or is another world's.
+func (b Buffer[T]) Usable(w *World) error { return w.in.CheckBlock(b.blk) }
+
+// Overlap says whether two buffers share memory.
+func Overlap[T, U Stored](a Buffer[T], b Buffer[U]) bool {
+	return calls.Overlap(a.addr(), a.Bytes(), b.addr(), b.Bytes())
+}
+
+// Join returns the buffer of two that follow each other in one allocation, in either order; false where they do not.
+func Join[T Stored](a, b Buffer[T]) (Buffer[T], bool) {
+	if a.blk != b.blk || b.off+b.n != a.off && a.off+a.n != b.off {
+		return Buffer[T]{}, false
+	}
+	return Buffer[T]{a.blk, min(a.off, b.off), a.n + b.n}, true
+}
+
 // View returns the memory of b as elements of another type: for codes of 8 bits that a kernel writes as one format and
 // later as the other, as uint8 for collectives and messages, or pairs of numbers as complex ones. It shares b's memory. It
 // panics where b does not begin and end with an element of that type, as NumPy's view fails.

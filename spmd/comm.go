@@ -18,6 +18,18 @@ func (c Comm) Rank() int { return c.c.Rank() }
 // not in it.
 func (c Comm) Size() int { return c.c.Size() }
 
+// World returns the world that the communicator is of; nil for the zero Comm.
+func (c Comm) World() *World {
+	if c.c == nil {
+		return nil
+	}
+	return worldOf(c.c.Of())
+}
+
+// Usable returns nil where this rank can make calls on c, else why not: c is the zero Comm, or closed, or without this rank.
+// call is what the error names, for packages that have calls of their own.
+func (c Comm) Usable(call string) error { return c.c.Usable(call) }
+
 // On returns the same communicator for use in stream order: collectives on it
 // are enqueued on s and return at once. Their input must be valid in s, their
 // result is valid for later work in s, and for the host after s.Synchronize.

@@ -96,7 +96,7 @@ var lateDoors = []struct {
 		_, err := spmd.AllocSymmetric[int32](w, 5)
 		return err
 	}},
-	{"an OpenCheckpoints", "OpenCheckpoints {at}", func(w *spmd.World, _ spmd.Comm, _ operands) error { _, err := openCheckpoints(w); return err }},
+	{"a checkpoint.Open", "checkpoint.Open {at}", func(w *spmd.World, _ spmd.Comm, _ operands) error { _, err := openCheckpoints(w); return err }},
 }
 
 // openCheckpoints opens a folder of the test's.

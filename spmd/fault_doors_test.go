@@ -22,7 +22,7 @@ var doors = []struct {
 }{
 	{"Split", `call 2 on "world", Split`, nil, func(w *spmd.World, _ any) error { _, err := w.Comm().Split(0, 0); return err }},
 	{"AllocSymmetric", "\nAllocSymmetric at ", nil, func(w *spmd.World, _ any) error { _, err := spmd.AllocSymmetric[int32](w, 5); return err }},
-	{"OpenCheckpoints", "\nOpenCheckpoints at ", nil, func(w *spmd.World, _ any) error { _, err := openCheckpoints(w); return err }},
+	{"checkpoint.Open", "\ncheckpoint.Open at ", nil, func(w *spmd.World, _ any) error { _, err := openCheckpoints(w); return err }},
 	{"Save", "\nSave at ", opened, func(w *spmd.World, c any) error { return c.(*checkpoint.Manager).Save(1, nil) }},
 	{"Wait", "\nWait for a save at ", saved, func(w *spmd.World, c any) error { return c.(*checkpoint.Manager).Wait() }},
 	{"Load", "\nLoad at ", opened, func(w *spmd.World, c any) error { _, err := c.(*checkpoint.Manager).Load(nil); return err }},

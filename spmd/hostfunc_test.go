@@ -76,7 +76,6 @@ func TestHostFuncRefuses(t *testing.T) {
 			"Synchronize with an event": early.Synchronize,
 			"Elapsed":                   func() error { _, err := early.Elapsed(early); return err },
 			"Close of an event":         early.Close,
-			"Uniform":                   func() error { return spmd.Uniform(other, x, 1, 0) },
 			"Await":                     func() error { return spmd.Await(other, x, func() error { return nil }) },
 			"Alloc":                     func() error { _, err := spmd.Alloc[int8](w, 1); return err },
 			"AllocPinned":               func() error { _, err := spmd.AllocPinned[int8](w, 1); return err },

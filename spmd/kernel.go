@@ -154,6 +154,14 @@ func Bool(v bool) Arg {
 // Scalar passes v to a parameter of the type in C++ that Elem names, such as uint8_t or bf16.
 func Scalar[T Elem](v T) Arg { return Arg{exec.Number(elem.Of[T](), v)} }
 
+// ScratchArg returns one element of the workspace of s as an argument of its next kernels. skip is how many elements before
+// it kernels and libraries among them may overwrite.
+func ScratchArg[T Elem](s *Stream, skip int) (Arg, error) {
+	t := elem.Of[T]()
+	p, err := s.s.Q.Scratch((skip + 1) * t.Size())
+	return Arg{exec.Arg{Ptr: unsafe.Add(p, skip*t.Size()), N: 1, Type: t, Kind: exec.BufferArg}}, err
+}
+
 // Len returns how many elements a has, which is made of a buffer; -1 where it is not.
 func (a *Arg) Len() int {
 	if a.a.Kind != exec.BufferArg {

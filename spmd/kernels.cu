@@ -3,16 +3,6 @@
 // not depend on the grid.
 #include "spmd.cuh"
 
-// dst[i] = the upper 24 bits of mix(mix(seed) + offset + i), over 2^24: UniformBits in builtin.go.
-//
-//	uniform_f32(dst, n I64, seed U64, offset U64)
-extern "C" __global__ void uniform_f32(float *dst, long long n, unsigned long long seed, unsigned long long offset) {
-	uint64_t start = mix(seed) + offset;
-	for (long long i = grid_index(); i < n; i += grid_size()) {
-		dst[i] = (float)(mix(start + i) >> 40) / (1 << 24); // both steps are exact
-	}
-}
-
 // dst[i] = byte i % 16 of even and odd, one behind the other. All but the first and last bytes go as words of 8.
 //
 //	fill_bytes(dst, bytes I64, even U64, odd U64)

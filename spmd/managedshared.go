@@ -3,8 +3,6 @@ package spmd
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -19,9 +17,9 @@ import (
 // for it first, as with any memory that is shared: Synchronize the stream, then Barrier. Prefetch and Advise mean the GPU of
 // the rank that calls them. Where each rank is a process, it is AllocManaged: each has an array of its own.
 //
-// The memory counts as that of the process's first rank, and is never larger than what is free on its GPU. Each rank frees its Buffer; advice
-// that it has given ends with that. The memory goes back to the pool with the last Free, and is handed out again when
-// the streams of all ranks have passed theirs.
+// The memory counts as that of rank 0, and is never larger than what is free on its GPU. Each rank frees its Buffer; advice
+// that it has given ends with that. The memory goes back to the pool with the last Free, and is handed out again when the
+// streams of all ranks have passed theirs.
 //
 // Collective over all ranks of w, blocking, with the same n; different n are an error on every rank. Otherwise as
 // AllocManaged. Source: cuda.h, cuMemAllocManaged, CU_MEM_ATTACH_GLOBAL.
@@ -30,13 +28,8 @@ func AllocManagedShared[T Stored](w *World, n int) (Buffer[T], error) {
 		return AllocManaged[T](w, n)
 	}
 	said := sharedSaid{N: n}
-	ranks, err := AllGatherValue(w.Comm(), sharedProcess)
-	if err != nil {
-		return Buffer[T]{}, err
-	}
-	first := slices.Index(ranks, sharedProcess) // of this process
 	var own *sharedMemory
-	if w.Rank() == first {
+	if w.Rank() == 0 {
 		b, err := AllocManaged[T](w, n)
 		if err != nil {
 			said.Failure = err.Error()
@@ -44,7 +37,7 @@ func AllocManagedShared[T Stored](w *World, n int) (Buffer[T], error) {
 			own = &sharedMemory{first: b.blk}
 			said.Key = sharedNumber.Add(1)
 			sharedMade.Store(said.Key, own)
-			defer sharedMade.Delete(said.Key) // all have it when the second exchange is over
+			defer sharedMade.Delete(said.Key) // all have it when the exchange is over
 		}
 	}
 	all, err := AllGatherValue(w.Comm(), said)
@@ -57,7 +50,7 @@ func AllocManagedShared[T Stored](w *World, n int) (Buffer[T], error) {
 		}
 		return Buffer[T]{}, fmt.Errorf("%s: AllocManagedShared of %d elements on rank %d: %w", ccall.At(), n, w.Rank(), err)
 	}
-	found, _ := sharedMade.Load(all[first].Key)
+	found, _ := sharedMade.Load(all[0].Key)
 	m := found.(*sharedMemory)
 	m.users.Add(1)
 	if err := Barrier(w.Comm()); err != nil { // before the first Free
@@ -74,7 +67,7 @@ func AllocManagedShared[T Stored](w *World, n int) (Buffer[T], error) {
 // sharedSaid is what a rank says of an array that it is to share.
 type sharedSaid struct {
 	N       int
-	Key     uint64 // of the first rank's of the process, in sharedMade
+	Key     uint64 // of rank 0's, in sharedMade
 	Failure string // of that rank; "" for none
 }
 
@@ -87,18 +80,13 @@ func sharedError(all []sharedSaid, n int) error {
 	if lo != hi {
 		return fmt.Errorf("from %d to %d over the ranks", lo, hi)
 	}
-	for r, s := range all {
-		if s.Failure != "" {
-			return fmt.Errorf("rank %d: %s", r, s.Failure)
-		}
+	if failure := all[0].Failure; failure != "" {
+		return fmt.Errorf("rank 0: %s", failure)
 	}
 	return nil
 }
 
-// sharedProcess names this process among those of the job.
-var sharedProcess = rand.Uint64()
-
-// Arrays on their way from the first rank to the others of its process, by their numbers.
+// Arrays on their way from rank 0 to the others, by their numbers.
 var (
 	sharedNumber atomic.Uint64
 	sharedMade   sync.Map

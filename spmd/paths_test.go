@@ -11,6 +11,7 @@ import (
 
 	"lockstep/internal/campaign"
 	"lockstep/spmd"
+	"lockstep/spmd/random"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -380,7 +381,7 @@ func sameInGraph(t *testing.T, w *spmd.World, n int) {
 	must(t, err)
 	y, err := spmd.AllocSymmetric[float32](w, n)
 	must(t, err)
-	must(t, spmd.Uniform(s, x, uint64(w.Rank()), 0))
+	must(t, random.Uniform(s, x, uint64(w.Rank()), 0))
 	var got [2][]float32
 	for i, graph := range []bool{false, true} {
 		call := func() error { return spmd.AllReduce(w.Comm().On(s), y, x, spmd.Sum) }

@@ -2,11 +2,15 @@ package spmd
 
 import (
 	"sync"
+	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/spf13/pflag"
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/calls"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/files"
 	"lockstep/spmd/internal/world"
 )
 
@@ -15,6 +19,10 @@ import (
 type World struct {
 	in   *world.World
 	kept sync.Map // of PerWorld
+}
+
+func init() {
+	control.ChannelOf = func(w any) *control.Channel { return w.(*World).in.Channel }
 }
 
 // newWorld is the handle of a world.
@@ -129,6 +137,39 @@ func Open(cfg Config) (*World, error) {
 // Emit writes v as one line of JSON to the file given by --json. It does nothing
 // on ranks other than 0, and without --json. Not collective.
 func (w *World) Emit(v any) error { return w.in.Emit(v) }
+
+// Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of its bytes.
+func (w *World) Emitted(fn func(line []byte)) (cancel func()) { return w.in.Emitted(fn) }
+
+// Slowest returns, on rank 0, the rank that the others have waited for lately. It is false where none is clearly, or it is
+// not known: on other ranks, at the start, with --summary off, and of collectives in graphs.
+func (w *World) Slowest() (rank int, known bool) { return w.in.Slowest() }
+
+// Measures says whether --summary or --trace have this rank see where its time goes.
+func (w *World) Measures() bool { return w.in.Trace != nil }
+
+// Opened returns how many of what has to be closed, or freed, is not, by kind.
+func (w *World) Opened() map[string]int { return w.in.Opened() }
+
+// Flags returns those of the command line that Main has parsed; nil for a world of Open and Local.
+func (w *World) Flags() *pflag.FlagSet { return w.in.Flags() }
+
+// Timeout returns how long the watch gives a collective.
+func (w *World) Timeout() time.Duration { return w.in.Timeout() }
+
+// Files is what a rank does with files that may be slow, or never answer. A rank that is between Enter and what it returns,
+// or in Do, is not missing from a collective: it has a limit of its own, and a report says in which step it is.
+type Files = files.Work
+
+// Files returns those of this rank.
+func (w *World) Files() *Files { return w.in.Files() }
+
+// Fail ends the job as a stream that has failed does. It returns.
+func (w *World) Fail(err error) { w.in.Fail(err) }
+
+// Explain has what fn returns, where that is not empty, stand before the failures of the device's streams: for packages
+// whose kernels say why they have failed.
+func (w *World) Explain(fn func() string) { w.in.Explain(fn) }
 
 // Abort ends the job on every rank with the given exit status, at once and without
 // taking anything down. It does not return.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/random"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -30,7 +31,7 @@ func BenchmarkSum(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := spmd.Uniform(s, x, 1, 0); err != nil {
+	if err := random.Uniform(s, x, 1, 0); err != nil {
 		b.Fatal(err)
 	}
 	for _, t := range []sumTuning{sumTuned,

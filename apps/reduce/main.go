@@ -15,6 +15,7 @@ import (
 
 	"lockstep/internal/help"
 	"lockstep/spmd"
+	"lockstep/spmd/random"
 	"lockstep/spmd/timing"
 )
 
@@ -221,7 +222,7 @@ func run(w *spmd.World, c config) (result, error) {
 
 // fill puts the rank's part of the numbers into x.
 func fill(w *spmd.World, s *spmd.Stream, c config, mine spmd.Shard, x spmd.Buffer[float32]) error {
-	err := spmd.Uniform(s, x, w.Seed(), mine.Off)
+	err := random.Uniform(s, x, w.Seed(), mine.Off)
 	if err == nil && c.Values == "wide" {
 		err = launchWidenAll(s, mine.Len, x)
 	}

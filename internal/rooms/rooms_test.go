@@ -40,6 +40,25 @@ func TestImports(t *testing.T) {
 }
 
 // Rooms stand in an order in which all arrows go down.
+// Packages on top of spmd do what a library outside of this module can do: they use nothing of spmd's inside. Package
+// checkpoint alone has its exchanges told apart from the program's, by package control.
+func TestHelpersStandOutside(t *testing.T) {
+	var found []string
+	for _, p := range packages(t) {
+		if !strings.HasPrefix(p.path, "spmd/") || strings.HasPrefix(p.path, "spmd/internal/") {
+			continue
+		}
+		for _, name := range p.imports {
+			if strings.HasPrefix(name, "spmd/internal/") {
+				found = append(found, p.path+" "+name)
+			}
+		}
+	}
+	if want := []string{"spmd/checkpoint spmd/internal/control"}; !slices.Equal(found, want) {
+		t.Errorf("of spmd's inside they import %q, want %q", found, want)
+	}
+}
+
 func TestHouse(t *testing.T) {
 	above := map[string]bool{}
 	for _, r := range house {

@@ -16,13 +16,6 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/outfile"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/files"
-	"lockstep/spmd/internal/inside"
-)
-
-var (
-	insideOf = inside.World.(func(*spmd.World) inside.Rank)
-	worldOf  = inside.Comm.(func(c spmd.Comm, op string) (*spmd.World, error))
 )
 
 // limit is how long one read or write of a piece may take before the job counts as hanging.
@@ -97,12 +90,11 @@ func agree(c spmd.Comm, op string, err error) error {
 }
 
 // begin says that c's rank works on files, until leave.
-func begin(c spmd.Comm, op string) (work *files.Work, leave func(), err error) {
-	w, err := worldOf(c, op)
-	if err != nil {
+func begin(c spmd.Comm, op string) (work *spmd.Files, leave func(), err error) {
+	if err := c.Usable(op); err != nil {
 		return nil, nil, err
 	}
-	work = insideOf(w).Files
+	work = c.World().Files()
 	return work, work.Enter(limit), nil
 }
 
@@ -189,7 +181,7 @@ func agreeAtEnd(c spmd.Comm, op string, before, err error) error {
 }
 
 // write writes this rank's part, and has it on the disk.
-func write[T spmd.Elem](work *files.Work, part string, head int, b spmd.Buffer[T], off int) error {
+func write[T spmd.Elem](work *spmd.Files, part string, head int, b spmd.Buffer[T], off int) error {
 	f, err := os.OpenFile(part, os.O_WRONLY, 0)
 	if err != nil {
 		return err

@@ -29,7 +29,6 @@ import (
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/inside"
 )
 
 // ErrNotFound says that a folder holds no checkpoint, not even a damaged one.
@@ -76,7 +75,7 @@ type Info struct {
 // is returned on all ranks, so the program may go on.
 type Manager struct {
 	w       *spmd.World
-	in      inside.Rank
+	channel *control.Channel
 	disk    disk
 	op      control.Call // on whose behalf the ranks talk to each other
 	dir     string
@@ -123,16 +122,15 @@ func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	in := insideOf(w)
-	m := &Manager{w: w, in: in, disk: disk{in.Files}, cfg: cfg, damaged: make(map[string]bool)}
+	m := &Manager{w: w, channel: control.ChannelOf(w), disk: disk{w.Files()}, cfg: cfg, damaged: make(map[string]bool)}
 	defer m.enter(control.OpenCheckpoints)()
 	err := m.open(dir)
 	if err := m.agree(err); err != nil {
-		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
+		return nil, fmt.Errorf("%s: checkpoint.Open: %w", ccall.At(), err)
 	}
 	session := make([]byte, 8)
 	rand.Read(session) // never fails
-	session, err = m.in.Channel.Broadcast(m.op, session, 0)
+	session, err = m.channel.Broadcast(m.op, session, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -141,11 +139,11 @@ func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 		return m, nil
 	}
 	if err := m.lockAll(); err != nil {
-		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
+		return nil, fmt.Errorf("%s: checkpoint.Open: %w", ccall.At(), err)
 	}
 	if err := m.checkShared(); err != nil {
 		m.unlock()
-		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
+		return nil, fmt.Errorf("%s: checkpoint.Open: %w", ccall.At(), err)
 	}
 	return m, nil
 }
@@ -182,7 +180,7 @@ func (m *Manager) checkShared() error {
 			defer os.Remove(probe)
 		}
 	}
-	if all, err := m.in.Channel.Range(m.op, made); err != nil || all.Lo == 0 {
+	if all, err := m.channel.Range(m.op, made); err != nil || all.Lo == 0 {
 		return err
 	}
 	// A network file system may take a moment to show it.
@@ -282,7 +280,7 @@ func (m *Manager) checkEqual(items []Item, step int, meta []byte) error {
 	differ := func(text string) (bool, error) {
 		h := fnv.New64a()
 		io.WriteString(h, text)
-		all, err := m.in.Channel.Range(m.op, int64(h.Sum64()))
+		all, err := m.channel.Range(m.op, int64(h.Sum64()))
 		return !all.One(), err
 	}
 	if yes, err := differ(strings.Join(what, "\n")); err != nil || !yes {
@@ -308,7 +306,7 @@ func (m *Manager) layOut(x *index, items []Item) error {
 		x.Arrays = append(x.Arrays, array{i.name, typeNames[i.typ], i.total})
 	}
 	all := make([]int64, len(mine)*size)
-	err := m.in.Channel.Exchange(m.op, func(m control.Comm) error {
+	err := m.channel.Exchange(m.op, func(m control.Comm) error {
 		return m.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Int64)
 	})
 	if err != nil {
@@ -449,12 +447,12 @@ func (m *Manager) Close() error {
 
 // agree returns an error on every rank when err is one on any: its own, or what the
 // first rank that has one says. Collective.
-func (m *Manager) agree(err error) error { return m.in.Channel.Agree(m.op, err) }
+func (m *Manager) agree(err error) error { return m.channel.Agree(m.op, err) }
 
 // enter says that this rank is in a call that works on files, until leave. on is the call that the ranks meet in.
 func (m *Manager) enter(on control.Call) (leave func()) {
 	m.op = on
-	return m.in.Files.Enter(m.cfg.Timeout)
+	return m.disk.Enter(m.cfg.Timeout)
 }
 
 // await returns what the work of a save came to, or that a step of it takes too long: then it may go on for ever.

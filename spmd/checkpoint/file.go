@@ -18,7 +18,7 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
-	"lockstep/spmd/internal/files"
+	"lockstep/spmd"
 )
 
 // A checkpoint is a folder step-00000100 with one safetensors file of every rank, an
@@ -166,7 +166,7 @@ func marker(index []byte) []byte {
 }
 
 // disk is what this rank does with the files of checkpoints. Each of its steps is known to who watches the job.
-type disk struct{ *files.Work }
+type disk struct{ *spmd.Files }
 
 func (d disk) rename(from, to string) error {
 	return d.Change("rename", to, func() error { return os.Rename(from, to) })

@@ -8,7 +8,6 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/inside"
 )
 
 // Item is one array of a program's state, as Replicated, Sharded and Strided give it to
@@ -20,7 +19,7 @@ type Item struct {
 	total      int
 	cut        Cut
 	replicated bool
-	buffer     any
+	usable     func(w *spmd.World) error
 	read       func(dst []byte, from int) error // elements of the buffer
 	write      func(from int, src []byte) error
 	share      func(c spmd.Comm, counts []int) error // makes whole what every rank has a part of
@@ -48,7 +47,7 @@ func Sharded[T spmd.Elem](name string, b spmd.Buffer[T], off, total int) Item {
 	size := elem.Of[T]().Size()
 	view := func(p []byte) []T { return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/size) }
 	return Item{
-		name: name, typ: elem.Of[T](), off: off, n: b.Len(), total: total, buffer: b,
+		name: name, typ: elem.Of[T](), off: off, n: b.Len(), total: total, usable: b.Usable,
 		read: func(dst []byte, from int) error {
 			return b.Slice(from, from+len(dst)/size).CopyTo(view(dst))
 		},
@@ -66,12 +65,6 @@ func (i *Item) part(rank, size int) part {
 	}
 	return part{Off: i.off, Len: i.n, Cut: i.cut}
 }
-
-// The doors of package spmd.
-var (
-	insideOf    = inside.World.(func(*spmd.World) inside.Rank)
-	checkBuffer = inside.CheckBuffer.(func(*spmd.World, any) error)
-)
 
 // checkItems refuses what cannot be saved or loaded.
 func (m *Manager) checkItems(items []Item) error {
@@ -94,7 +87,7 @@ func (m *Manager) checkItems(items []Item) error {
 		default:
 			return fmt.Errorf("%q: elements [%d, %d+%d), cut by %+v, of %d", i.name, i.off, i.off, i.n, i.cut, i.total)
 		}
-		if err := checkBuffer(m.w, i.buffer); err != nil {
+		if err := i.usable(m.w); err != nil {
 			return fmt.Errorf("%q: %w", i.name, err)
 		}
 	}

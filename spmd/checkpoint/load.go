@@ -56,7 +56,7 @@ func (m *Manager) load(meta any, items []Item) (int, error) {
 		if err := m.agree(err); err != nil {
 			return 0, err
 		}
-		said, err := m.in.Channel.Broadcast(m.op, []byte(next), 0)
+		said, err := m.channel.Broadcast(m.op, []byte(next), 0)
 		if err != nil {
 			return 0, err
 		}
@@ -93,7 +93,7 @@ func (m *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, 
 	if damage := m.agree(err); damage != nil {
 		return nil, damage, nil
 	}
-	sums, err := m.in.Channel.Range(m.op, int64(binary.LittleEndian.Uint64(checksum[:])))
+	sums, err := m.channel.Range(m.op, int64(binary.LittleEndian.Uint64(checksum[:])))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -435,13 +435,13 @@ func (m *Manager) lockAll() error {
 					m.w.Log().Info().Msg("waits a little: " + busy.Error())
 				}
 				err, waits, told = nil, 1, true
-				time.Sleep(min(pause, m.in.Timeout/4)) // with the others in a collective, which must not be taken for a hang
+				time.Sleep(min(pause, m.w.Timeout()/4)) // with the others in a collective, which must not be taken for a hang
 			}
 		}
 		if err := m.agree(err); err != nil {
 			return err
 		}
-		waiting, err := m.in.Channel.Range(m.op, waits)
+		waiting, err := m.channel.Range(m.op, waits)
 		if err != nil || waiting.Hi == 0 {
 			return err
 		}

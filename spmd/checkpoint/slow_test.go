@@ -10,11 +10,8 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
-	"lockstep/spmd/internal/inside"
 	"lockstep/spmd/spmdtest"
 )
-
-var insideOf = inside.World.(func(*spmd.World) inside.Rank)
 
 // TestSlowFileOfRank: of ranks that are goroutines of one process, the one whose file is slow says so, and no other.
 func TestSlowFileOfRank(t *testing.T) {
@@ -40,7 +37,7 @@ func TestSlowFileOfRank(t *testing.T) {
 			for found, _ := filepath.Glob(own); w.Rank() == 1 && len(found) == 0; found, _ = filepath.Glob(own) {
 				time.Sleep(time.Millisecond)
 			}
-			s := fmt.Sprint(insideOf(w).Files.State(false))
+			s := fmt.Sprint(w.Files().State(false))
 			if strings.Contains(s, slow) != (w.Rank() == 2) {
 				t.Errorf("rank %d is said to be in %s", w.Rank(), s)
 			}

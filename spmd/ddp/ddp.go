@@ -8,20 +8,3 @@
 // each rank has a part. Where ranks divide the products inside a layer, Rows says how they share the rows of what lies
 // between.
 package ddp
-
-import (
-	"lockstep/internal/elem"
-	"lockstep/spmd"
-	"lockstep/spmd/internal/inside"
-)
-
-// The doors of package spmd.
-var (
-	insideOf = inside.World.(func(*spmd.World) inside.Rank)
-	worldOf  = inside.Comm.(func(spmd.Comm, string) (*spmd.World, error))
-	fail     = inside.Fail.(func(*spmd.World, error))
-	overlap  = inside.Overlap.(func(a, b any) bool)
-	join     = inside.Join.(func(a, b any) (any, bool))
-	bytesOf  = inside.Bytes.(func(any) spmd.Buffer[uint8])
-	scratch  = inside.Scratch.(func(*spmd.Stream, elem.Type, int) (spmd.Arg, error))
-)

@@ -54,7 +54,7 @@ type use struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and a config that does the same.
 func NewGatherer[T spmd.Elem](c spmd.Comm, buckets []spmd.Buffer[T], cfg GathererConfig[T]) (*Gatherer[T], error) {
-	w, err := worldOf(c, "NewGatherer")
+	w, err := c.World(), c.Usable("NewGatherer")
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (g *Gatherer[T]) Pass(buckets ...int) (*Pass, error) {
 		}
 		u := use{bucket: i, gather: true}
 		for j := k - 1; j >= 0; j-- {
-			if before := buckets[j]; before == i || overlap(g.buckets[before], g.buckets[i]) {
+			if before := buckets[j]; before == i || spmd.Overlap(g.buckets[before], g.buckets[i]) {
 				u.gather, u.after = before != i, j+1
 				break
 			}

@@ -153,7 +153,7 @@ func TestIdleMeasured(t *testing.T) {
 		s := spmdtest.Stream(t, w, "s")
 		p, err := NewPipeline[float32](w.Comm(), 1, micro)
 		spmdtest.Must(t, err)
-		last, measures := w.Size()-1, insideOf(w).Measures
+		last, measures := w.Size()-1, w.Measures()
 		own := pass
 		if w.Rank() == last {
 			own = 4 * pass

@@ -7,7 +7,6 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
-	"lockstep/internal/elem"
 	"lockstep/internal/mix"
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
@@ -122,7 +121,7 @@ func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd
 		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
 	}
 	n := g.Len()
-	sum, err := scratch(s, elem.Float64, gokernel.MostParts) // behind what the reduction uses
+	sum, err := spmd.ScratchArg[float64](s, gokernel.MostParts) // behind what the reduction uses
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ type Norm struct {
 //
 // Not collective, but Clip is.
 func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
-	w, err := worldOf(c, "NewNorm")
+	w, err := c.World(), c.Usable("NewNorm")
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ type Stage[T spmd.Elem] struct {
 //
 // Collective over c in effect: every rank gives the same numbers.
 func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
-	w, err := worldOf(c, "NewPipeline")
+	w, err := c.World(), c.Usable("NewPipeline")
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
 			return nil, errors.Join(err, p.Close())
 		}
 	}
-	if insideOf(w).Measures {
+	if w.Measures() {
 		if err := p.measure(w); err != nil {
 			return nil, errors.Join(err, p.Close())
 		}

@@ -49,13 +49,13 @@ type ReducerConfig struct {
 // Collective over c in effect: every rank gives the same lengths, the same places
 // in memory relative to each other, and the same config.
 func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerConfig) (*Reducer[T], error) {
-	w, err := worldOf(c, "NewReducer")
+	w, err := c.World(), c.Usable("NewReducer")
 	if err != nil {
 		return nil, err
 	}
 	for i, g := range grads {
 		for j, h := range grads[:i] {
-			if overlap(g, h) {
+			if spmd.Overlap(g, h) {
 				return nil, fmt.Errorf("%s: NewReducer: gradients %d and %d overlap", ccall.At(), j, i)
 			}
 		}
@@ -90,8 +90,8 @@ func (b *bucket[T]) add(g spmd.Buffer[T]) {
 		return
 	}
 	if n := len(b.parts); n > 0 {
-		if whole, ok := join(b.parts[n-1], g); ok {
-			b.parts[n-1] = whole.(spmd.Buffer[T])
+		if whole, ok := spmd.Join(b.parts[n-1], g); ok {
+			b.parts[n-1] = whole
 			return
 		}
 	}

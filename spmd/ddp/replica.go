@@ -36,7 +36,7 @@ func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {
 //
 // Collective over c, blocking.
 func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
-	w, err := worldOf(c, "CheckSame")
+	w, err := c.World(), c.Usable("CheckSame")
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
 	if err != nil {
 		return err
 	}
-	err = hash(s, mine, bytesOf(b))
+	err = hash(s, mine, spmd.View[uint8](b))
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func difference(all []uint64) string {
 // failed stream.
 func Together[T any](c spmd.Comm, seq iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
-		w, err := worldOf(c, "Together")
+		w, err := c.World(), c.Usable("Together")
 		if w == nil {
 			return // of no world, whose ranks could fail
 		}
@@ -117,7 +117,7 @@ func Together[T any](c spmd.Comm, seq iter.Seq[T]) iter.Seq[T] {
 			err = together(w, c, seq, yield)
 		}
 		if err != nil {
-			fail(w, err)
+			w.Fail(err)
 		}
 	}
 }

@@ -39,7 +39,7 @@ type Scatterer struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and the same op.
 func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op) (*Scatterer, error) {
-	w, err := worldOf(c, "NewScatterer")
+	w, err := c.World(), c.Usable("NewScatterer")
 	if err != nil {
 		return nil, err
 	}
@@ -56,18 +56,18 @@ func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op)
 			return nil, fmt.Errorf("%s: NewScatterer: gradient %d: %w", ccall.At(), i, err)
 		}
 		r.parts = append(r.parts, part)
-		r.inPlace = append(r.inPlace, overlap(part, shards[i]))
+		r.inPlace = append(r.inPlace, spmd.Overlap(part, shards[i]))
 		r.before[i] = -1
 		for j := range i {
-			if overlap(grads[j], b) {
+			if spmd.Overlap(grads[j], b) {
 				r.before[i] = j
 			}
-			if overlap(shards[j], shards[i]) {
+			if spmd.Overlap(shards[j], shards[i]) {
 				return nil, fmt.Errorf("%s: NewScatterer: shards %d and %d overlap", ccall.At(), j, i)
 			}
 		}
 		for j := range grads {
-			if overlap(grads[j], shards[i]) && (j != i || !r.inPlace[i] || r.shared(j)) {
+			if spmd.Overlap(grads[j], shards[i]) && (j != i || !r.inPlace[i] || r.shared(j)) {
 				return nil, fmt.Errorf("%s: NewScatterer: shard %d is in the way of gradient %d", ccall.At(), i, j)
 			}
 		}
@@ -78,7 +78,7 @@ func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op)
 // shared says whether another gradient has the memory of gradient i.
 func (r *Scatterer) shared(i int) bool {
 	for j, g := range r.grads {
-		if j != i && overlap(g, r.grads[i]) {
+		if j != i && spmd.Overlap(g, r.grads[i]) {
 			return true
 		}
 	}

@@ -7,7 +7,6 @@ import (
 
 	"lockstep/internal/kernels"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/inside"
 )
 
 // With --check=bounds a kernel writes the first index that is out of range into memory of the host, and ends itself: the
@@ -22,8 +21,6 @@ const (
 	reportBytes  = 184
 )
 
-var explain = inside.Explain.(func(*spmd.World, func() string))
-
 // report is what a world's kernels write to.
 type report struct {
 	memory spmd.Buffer[uint8]
@@ -37,7 +34,7 @@ var reports = spmd.PerWorld[report]{Open: func(w *spmd.World) *report {
 	}
 	clear(r.memory.Host())
 	rank, seen := w.Rank(), r.memory.Host()
-	explain(w, func() string {
+	w.Explain(func() string {
 		if seen[0] == 0 {
 			return ""
 		}

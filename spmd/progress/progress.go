@@ -31,10 +31,7 @@ import (
 	"lockstep/internal/plain"
 	"lockstep/internal/terminal"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/inside"
 )
-
-var insideOf = inside.World.(func(*spmd.World) inside.Rank)
 
 // Bytes as the unit of work shows amounts such as 1.2 GB.
 const Bytes = "bytes"
@@ -85,7 +82,7 @@ func Start(w *spmd.World, what string, total int64, unit string) *Work {
 	if columns() == 0 {
 		columns = func() int { return 0 }
 	}
-	return start(&Work{log: w.Log(), screen: terminal.Stderr, columns: columns, now: time.Now, slowest: insideOf(w).Slowest,
+	return start(&Work{log: w.Log(), screen: terminal.Stderr, columns: columns, now: time.Now, slowest: w.Slowest,
 		what: what, total: total, unit: unit})
 }
 

@@ -128,7 +128,7 @@ func TestSlowestOfJob(t *testing.T) {
 			if w.Rank() == 1 {
 				time.Sleep(10 * time.Millisecond) // its work
 			}
-			rank, known := insideOf(w).Slowest()
+			rank, known := w.Slowest()
 			if known && (w.Rank() != 0 || rank != 1) {
 				return fmt.Errorf("rank %d hears that rank %d is the slowest", w.Rank(), rank)
 			}

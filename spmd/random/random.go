@@ -21,10 +21,10 @@ type Float interface{ float32 | float64 }
 //go:generate go run lockstep/spmd/spmdgen
 
 // Uniform enqueues dst[i] = the number at place offset+i of the sequence that seed names, from 0 to 1, 1 excluded. As
-// NumPy's random. Those in float32 are spmd.Uniform's: those in float64, with 24 bits.
+// NumPy's random. Those in float32 are those in float64, with 24 bits.
 func Uniform[T Float](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error {
 	if b, ok := any(dst).(spmd.Buffer[float32]); ok {
-		return spmd.Uniform(s, b, seed, offset)
+		return launchUniform32(s, b.Len(), b, seed, offset)
 	}
 	return launchUniform64(s, dst.Len(), spmd.View[float64](dst), seed, offset)
 }
@@ -50,6 +50,11 @@ func Normal[T Float](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int
 		return launchNormal32(s, pairs, b, seed, offset)
 	}
 	return launchNormal64(s, pairs, spmd.View[float64](dst), seed, offset)
+}
+
+//spmd:kernel
+func uniform32(i int, dst []float32, seed uint64, offset int) {
+	dst[i] = float32(spmd.UniformBits(seed, uint64(offset+i))) / (1 << 24)
 }
 
 //spmd:kernel

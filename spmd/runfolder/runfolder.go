@@ -40,7 +40,6 @@ import (
 	"lockstep/internal/help"
 	"lockstep/internal/runlog"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/inside"
 )
 
 // Off as Config.Dir, and as the value of --run-dir, says that there is to be no folder.
@@ -50,8 +49,6 @@ const Off = "off"
 // not set, in the working folder. If it is "off" a run has a folder only where --run-dir names one. spmdtest sets it so for
 // the programs that it starts.
 const Runs = "LOCKSTEP_RUNS"
-
-var insideOf = inside.World.(func(*spmd.World) inside.Rank)
 
 // Flag adds --run-dir to the flags of a program, and returns its value, for Config.Dir.
 func Flag(fs *pflag.FlagSet) *string {
@@ -179,7 +176,6 @@ type refused struct{ error }
 func (f *Folder) open(c Config, hosts []string) (dir string, err error) {
 	parent := cmp.Or(os.Getenv(Runs), "runs")
 	now := time.Now()
-	in := insideOf(f.w)
 	s := f.start(now, hosts)
 	dir = cmp.Or(c.Dir, c.Default)
 	switch {
@@ -204,7 +200,7 @@ func (f *Folder) open(c Config, hosts []string) (dir string, err error) {
 		return "", err
 	}
 	f.dir, f.drawn = dir, now
-	f.cancel = in.Emitted(f.emitted)
+	f.cancel = f.w.Emitted(f.emitted)
 	return dir, nil
 }
 

@@ -21,6 +21,7 @@ import (
 	"lockstep/internal/ranges"
 	"lockstep/internal/runlog"
 	"lockstep/internal/version"
+	"lockstep/spmd"
 )
 
 // start is a line of starts.jsonl.
@@ -50,14 +51,13 @@ type host struct {
 
 // start describes this start.
 func (f *Folder) start(now time.Time, hosts []string) *start {
-	in := insideOf(f.w)
 	s := &start{Program: filepath.Base(os.Args[0]), Begun: now.Round(time.Second), Command: os.Args, Flags: map[string]string{},
-		Version: version.Number, Commit: version.Commit(), Libraries: in.Libraries(), Ranks: f.w.Size(), Nodes: f.w.Nodes(),
+		Version: version.Number, Commit: version.Commit(), Libraries: spmd.Libraries(), Ranks: f.w.Size(), Nodes: f.w.Nodes(),
 		Device: f.w.Device(), Collectives: f.w.Collectives(), Slurm: os.Getenv("SLURM_JOB_ID")}
 	s.In, _ = os.Getwd() // empty where it is gone
-	if in.Flags != nil {
-		s.Program = in.Flags.Name()
-		in.Flags.VisitAll(func(f *pflag.Flag) { s.Flags[f.Name] = f.Value.String() })
+	if fs := f.w.Flags(); fs != nil {
+		s.Program = fs.Name()
+		fs.VisitAll(func(f *pflag.Flag) { s.Flags[f.Name] = f.Value.String() })
 	}
 	var names []string
 	ranks := map[string][]int{}

@@ -8,10 +8,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
-	"lockstep/spmd/internal/inside"
 )
-
-var insideOf = inside.World.(func(*spmd.World) inside.Rank)
 
 // NothingIsLeft calls round some times, and then so many times again. It fails where that leaves anything open of the
 // World, a descriptor, a goroutine, or memory that grows with the rounds. round opens things, and closes what it opens.
@@ -49,7 +46,7 @@ type counted struct {
 func count(t *testing.T, w *spmd.World, before *counted) *counted {
 	t.Helper()
 	Must(t, spmd.Barrier(w.Comm()))
-	c := &counted{opened: insideOf(w).Opened()}
+	c := &counted{opened: w.Opened()}
 	if w.Rank() == 0 {
 		late := time.Now().Add(Timeout())
 		for before != nil && runtime.NumGoroutine() > before.goroutines && time.Now().Before(late) {

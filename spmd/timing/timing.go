@@ -11,13 +11,6 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/inside"
-)
-
-// The doors of package spmd.
-var (
-	worldOf = inside.Comm.(func(spmd.Comm, string) (*spmd.World, error))
-	awaited = inside.Await.(func(*spmd.Stream, any) (func(), func() error, error))
 )
 
 // Stats is how long a step took, over its repetitions. The time of a repetition is that of the
@@ -53,8 +46,8 @@ func measure(c spmd.Comm, warmup, iters int, step func(start time.Time) (enqueue
 	if warmup < 0 || iters < 1 {
 		return Stats{}, fmt.Errorf("%s: Measure: %d iterations after %d", ccall.At(), iters, warmup)
 	}
-	w, err := worldOf(c, "Measure")
-	if err != nil {
+	w := c.World()
+	if err := c.Usable("Measure"); err != nil {
 		return Stats{}, err
 	}
 	c = c.On(nil)
@@ -118,11 +111,11 @@ func MeasureStream(c spmd.Comm, s *spmd.Stream, graph bool, warmup, iters int, e
 //
 // Collective over c, blocking.
 func MeasureAwait[T spmd.Elem](c spmd.Comm, s *spmd.Stream, b spmd.Buffer[T], graph bool, warmup, iters int, enqueue ...func() error) (Stats, error) {
-	mark, wait, err := awaited(s, b)
+	a, err := spmd.NewAwaiter(s, b)
 	if err != nil {
 		return Stats{}, err
 	}
-	return measureStream(c, s, mark, wait, graph, warmup, iters, enqueue)
+	return measureStream(c, s, a.Mark, a.Wait, graph, warmup, iters, enqueue)
 }
 
 // measureStream is MeasureStream for who calls mark before each step, and wait after it.

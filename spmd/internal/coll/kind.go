@@ -144,7 +144,7 @@ var table = [256]Traits{
 	Split:           {Name: "Split", Own: true},
 	CloseComm:       {Name: "Close of a communicator", Own: true},
 	AllocSymmetric:  {Name: "AllocSymmetric", Own: true},
-	OpenCheckpoints: {Name: "OpenCheckpoints", Own: true},
+	OpenCheckpoints: {Name: "checkpoint.Open", Own: true},
 	Save:            {Name: "Save", Own: true},
 	Load:            {Name: "Load", Own: true},
 	WaitSave:        {Name: "Wait for a save", Own: true},

@@ -289,8 +289,8 @@ func (w *World) Metric(name string, value float64) {
 	}
 }
 
-// slowest is the rank that the others wait for; false where it is not known, or no rank is. Only rank 0 knows.
-func (w *World) slowest() (rank int, known bool) {
+// Slowest is the rank that the others wait for; false where it is not known, or no rank is. Only rank 0 knows.
+func (w *World) Slowest() (rank int, known bool) {
 	if w.shown.board == nil {
 		return 0, false
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
@@ -27,7 +28,6 @@ import (
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/files"
-	"lockstep/spmd/internal/inside"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
@@ -161,11 +161,14 @@ func (w *World) Threads() int { return w.threads }
 // Seed returns --seed.
 func (w *World) Seed() uint64 { return w.start.Config.Seed }
 
-// Inside is what the packages on top of spmd need.
-func (w *World) Inside() inside.Rank {
-	return inside.Rank{Channel: w.Channel, Files: &w.files, Timeout: w.start.Config.Limit(), Flags: w.start.Flags, Libraries: Libraries,
-		Opened: w.Opened, Emitted: w.Emitted, Slowest: w.slowest, Measures: w.Trace != nil}
-}
+// Timeout is how long the watch gives a collective.
+func (w *World) Timeout() time.Duration { return w.start.Config.Limit() }
+
+// Files is what this rank does with files.
+func (w *World) Files() *files.Work { return &w.files }
+
+// Flags are those of the command line; nil where there is none.
+func (w *World) Flags() *pflag.FlagSet { return w.start.Flags }
 
 // Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to those of Emitted.
 func (w *World) Emit(v any) error {
