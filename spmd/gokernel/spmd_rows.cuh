@@ -41,8 +41,12 @@ template <typename T, typename Op, int N> SPMD_FN T row_reduce(T v) {
 }
 
 // zero clears an array that the threads of a row share.
-template <int N, typename T, int M> SPMD_FN void zero(array<T, M> &x) {
-	for (int i = threadIdx.x % N; i < M; i += N) x.v[i] = {};
+template <int N, typename T> SPMD_FN void zero(T &x) {
+	if (sizeof(T) % 4 == 0) {
+		for (int i = threadIdx.x % N; i < (int)(sizeof(T) / 4); i += N) ((uint32_t *)&x)[i] = 0;
+	} else {
+		for (int i = threadIdx.x % N; i < (int)sizeof(T); i += N) ((uint8_t *)&x)[i] = 0;
+	}
 }
 
 // elements calls f for every element of n: f has its index, its place among those that the thread keeps, and the slices.

@@ -299,7 +299,7 @@ template <typename I> SPMD_FN void castPart_F8E5M2(SPMD_WHERE_AND int64_t i, spm
 }
 
 template <typename I> SPMD_FN void sumRows(SPMD_WHERE_AND int64_t i, spmd::slice<float, I> sums, spmd::slice<float, I> partial, int64_t rows, int64_t c, bool accumulate) {
-	__shared__ spmd::array<spmd::array<float, 32>, 8> parts;
+	__shared__ __align__(16) spmd::array<spmd::array<float, 32>, 8> parts;
 	spmd::zero<256>(parts);
 	spmd::meet<256>();
 	{

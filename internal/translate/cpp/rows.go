@@ -320,10 +320,10 @@ func (w *writer) array(v types.Object, value ast.Expr) bool {
 		w.line("spmd::array<%s, %d> %s = {};", c, w.rows.keptLen(t.Len()), name)
 		return true
 	case w.rows.threads > 32:
-		w.line("__shared__ spmd::array<%s, %d> %s;", c, t.Len(), name)
+		w.line("__shared__ __align__(16) spmd::array<%s, %d> %s;", c, t.Len(), name)
 	default:
 		all := w.fresh(name)
-		w.line("__shared__ spmd::array<%s, %d> %s[spmd::WARPS_OF_ROWS];", c, t.Len(), all)
+		w.line("__shared__ __align__(16) spmd::array<%s, %d> %s[spmd::WARPS_OF_ROWS];", c, t.Len(), all)
 		w.line("spmd::array<%s, %d> &%s = %s[threadIdx.x / 32];", c, t.Len(), name, all)
 	}
 	var a accesses

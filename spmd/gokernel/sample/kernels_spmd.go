@@ -678,7 +678,7 @@ template <typename I> SPMD_FN void standardize_float64(SPMD_WHERE_AND int64_t i,
 }
 
 template <typename I> SPMD_FN void transposeTiles(SPMD_WHERE_AND int64_t i, spmd::slice<double, I> out, spmd::slice<double, I> x, int64_t rows, int64_t columns) {
-	__shared__ spmd::array<spmd::array<double, 33>, 32> tile;
+	__shared__ __align__(16) spmd::array<spmd::array<double, 33>, 32> tile;
 	spmd::zero<256>(tile);
 	int64_t across = spmd::quo<int64_t>((spmd::sub<int64_t>(spmd::add<int64_t>(columns, 32), 1)), 32);
 	int64_t value_1 = spmd::mul<int64_t>(spmd::quo<int64_t>(i, across), 32);
@@ -720,7 +720,7 @@ template <typename I> SPMD_FN void transposeTiles(SPMD_WHERE_AND int64_t i, spmd
 }
 
 template <typename I> SPMD_FN void spread(SPMD_WHERE_AND int64_t i, spmd::slice<int32_t, I> counts, spmd::slice<uint8_t, I> kinds, int64_t columns) {
-	__shared__ spmd::array<int32_t, 17> bins_1[spmd::WARPS_OF_ROWS];
+	__shared__ __align__(16) spmd::array<int32_t, 17> bins_1[spmd::WARPS_OF_ROWS];
 	spmd::array<int32_t, 17> &bins = bins_1[threadIdx.x / 32];
 	spmd::zero<32>(bins);
 	spmd::meet<32>();
