@@ -3,6 +3,7 @@
 // of each digit go. Source: Adinets, Merrill: Onesweep: a faster least significant digit radix sort for GPUs (2022).
 #include "spmd.cuh"
 
+enum { UNSIGNED = 0 }; // kind of keys
 enum { DIGITS = 256, THREADS = 384, WARPS = THREADS / 32, COUNTERS = 512, HEAD = 16 };
 
 // tuned says how many keys of a tile a thread has, of which the larger of key and value has so many bytes, and how many
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(COUNTERS) count_digits(uint64_t *work, const K
 	uint32_t *mine = own + threadIdx.x % COPIES;
 	const order<K> as(kind);
 	auto count = [=](K k) {
-		k = as.into(k);
+		if (kind != UNSIGNED) k = as.into(k);
 #pragma unroll
 		for (int p = 0; p < PASSES; p++) atomicAdd(&mine[(p * DIGITS + digit(k, p)) * COPIES], 1u);
 	};
@@ -211,7 +212,7 @@ sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, in
 		key[i] = at < valid ? in[start + at] : ~(K)0;
 	}
 	const order<K> as(kind);
-	if (first_pass) {
+	if (first_pass && kind != UNSIGNED) {
 #pragma unroll
 		for (int i = 0; i < N; i++) key[i] = first + 32 * i < valid ? as.into(key[i]) : key[i];
 	}
@@ -268,7 +269,7 @@ sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, in
 	}
 	__syncthreads();
 	uint8_t of[N];
-	if (last_pass) {
+	if (last_pass && kind != UNSIGNED) {
 #pragma unroll
 		for (int i = 0; i < N; i++) {
 			int at = threadIdx.x + i * THREADS;
