@@ -249,6 +249,9 @@ func (o *AdamW) Close() error {
 	if o.beside != nil {
 		err = o.beside.Close()
 	}
+	if o.muon != nil {
+		err = errors.Join(err, o.muon.close())
+	}
 	return errors.Join(err, o.space.Free())
 }
 

@@ -59,7 +59,8 @@ var orthogonalScale = func() float64 {
 // where orthogonal has all singular values near 1 (Jordan and others, Muon: An optimizer for hidden layers). The matrices
 // of a shape are made so by the ranks, some each, which then give them to each other. Where the ranks share the moments each has a
 // part of every matrix: before, the part of what is to be made orthogonal goes to the rank that makes it so, and behind it the
-// parts of the result go back, in the type of the products.
+// parts of the result go back, in the type of the products. What comes of a shape and the update with it go beside the products of
+// the next one.
 type muon struct {
 	cfg    AdamConfig
 	state  *gpt.State
@@ -68,12 +69,14 @@ type muon struct {
 	hyper  spmd.Buffer[float32] // (2): rate, momentum
 	shapes []*muonShape
 	work   orthogonalizer
+	beside *spmd.Stream // of what comes from other ranks, and updates
 }
 
 // muonShape is matrices of one shape.
 type muonShape struct {
 	rows, cols int
 	at         []layout.Param
+	first      int                  // element of all that are made orthogonal
 	places     spmd.Buffer[int64]   // (n,placeNumbers)
 	squares    spmd.Buffer[float32] // of each and each chunk of it
 	counts     []int                // elements that each rank makes orthogonal
@@ -85,7 +88,7 @@ type part struct{ from, to int }
 
 // orthogonalizer has the memory of the products, whatever the type of their operands.
 type orthogonalizer interface {
-	take(sp *layout.Space, most, squares int)
+	take(sp *layout.Space, most, squares, all int)
 	update(s *spmd.Stream, x *muon, q *muonShape, gate spmd.Buffer[float32], c spmd.Comm) error
 }
 
@@ -111,25 +114,31 @@ func (q *muonShape) chunks() int { return (q.len() + muonChunk - 1) / muonChunk 
 
 // takeAll takes, or counts, the memory.
 func (x *muon) takeAll(sp *layout.Space, half bool) {
-	most, squares := 0, 0
+	most, squares, all := 0, 0, 0
 	for _, q := range x.shapes {
 		layout.Take(sp, placeNumbers*len(q.at), &q.places)
 		layout.Take(sp, len(q.at)*q.chunks(), &q.squares)
 		side := min(q.rows, q.cols)
 		most, squares = max(most, len(q.at)*q.len()), max(squares, len(q.at)*side*side)
+		q.first = all
+		all += (len(q.at)*q.len() + layout.ArenaAlign - 1) / layout.ArenaAlign * layout.ArenaAlign
 	}
 	layout.Take(sp, 2, &x.hyper)
 	x.work = &orthogonals[float32]{}
 	if half {
 		x.work = &orthogonals[spmd.BF16]{}
 	}
-	x.work.take(sp, most, squares)
+	x.work.take(sp, most, squares, all)
 }
 
 // open fills what takeAll has taken. c is the ranks that share the work.
 func (x *muon) open(c spmd.Comm) error {
 	var errs []error
 	st := x.state
+	var err error
+	if x.beside, err = st.World.NewStreamPriority("muon", spmd.High); err != nil {
+		return err
+	}
 	x.w, x.g = st.Weights, st.Grads
 	if st.Cfg.Shard.Mode == layout.ShardParameters {
 		x.w = st.Sharded.Weights
@@ -186,17 +195,26 @@ func (x *muon) apply(s *spmd.Stream, gate spmd.Buffer[float32], c spmd.Comm) err
 			return err
 		}
 	}
-	return nil
+	return s.After(x.beside)
+}
+
+func (x *muon) close() error {
+	if x.beside == nil {
+		return nil
+	}
+	return x.beside.Close()
 }
 
 // orthogonals is an orthogonalizer by products of T.
 type orthogonals[T kernels.Act] struct {
-	x    [2]spmd.Buffer[T] // matrices, which steps take from one to the other
+	x    [2]spmd.Buffer[T] // matrices of a shape, which steps take from one to the other
+	all  spmd.Buffer[T]    // those of all shapes, as the last step leaves them
 	a, b spmd.Buffer[T]    // (n,side,side)
 }
 
-func (o *orthogonals[T]) take(sp *layout.Space, most, squares int) {
+func (o *orthogonals[T]) take(sp *layout.Space, most, squares, all int) {
 	layout.Take(sp, most, &o.x[0], &o.x[1])
+	layout.Take(sp, all, &o.all)
 	layout.Take(sp, squares, &o.a, &o.b)
 }
 
@@ -213,29 +231,37 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 	if err := o.exchange(s, o.x[0], q, c, true); err != nil {
 		return err
 	}
-	scale := 1.0 // of the matrices, of which from has what is left
+	lo, hi := mine.Off*n, (mine.Off+mine.Len)*n
+	all := o.all.Slice(q.first, q.first+len(q.at)*n)
+	from, scale := o.x[0].Slice(lo, hi), 1.0 // of the matrices, of which from has what is left
 	for k, p := range polynomials {
-		from, to := o.x[k%2].Slice(mine.Off*n, (mine.Off+mine.Len)*n), o.x[1-k%2].Slice(mine.Off*n, (mine.Off+mine.Len)*n)
+		to := o.x[1-k%2].Slice(lo, hi)
+		if k == len(polynomials)-1 {
+			to = all.Slice(lo, hi)
+		}
 		if mine.Len == 0 {
 			break
 		}
 		if err := o.step(s, to, from, mine.Len, q.rows, q.cols, scale, p.a, p.b, p.c); err != nil {
 			return err
 		}
+		from = to
 		scale *= p.a
 	}
-	all := o.x[len(polynomials)%2].Slice(0, len(q.at)*n)
+	if err := x.beside.After(s); err != nil {
+		return err
+	}
 	if q.parts != nil {
-		if err := o.exchange(s, all, q, c, false); err != nil {
+		if err := o.exchange(x.beside, all, q, c, false); err != nil {
 			return err
 		}
 	} else if c.Size() > 1 {
-		if err := spmd.AllGatherV(c.On(s), all, all.Slice(mine.Off*n, (mine.Off+mine.Len)*n), q.counts); err != nil {
+		if err := spmd.AllGatherV(c.On(x.beside), all, all.Slice(lo, hi), q.counts); err != nil {
 			return err
 		}
 	}
 	factor := orthogonalScale * math.Sqrt(max(1, float64(q.rows)/float64(q.cols)))
-	return launchMuonUpdate(s, len(q.at)*q.chunks(), x.w, half, all, q.places, x.hyper, gate, n, float32(factor), float32(x.cfg.WeightDecay))
+	return launchMuonUpdate(x.beside, len(q.at)*q.chunks(), x.w, half, all, q.places, x.hyper, gate, n, float32(factor), float32(x.cfg.WeightDecay))
 }
 
 // exchange enqueues that the parts of matrices that the ranks have go to those that make them orthogonal, or back.
