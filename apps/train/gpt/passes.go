@@ -13,6 +13,7 @@ type Passes interface {
 	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
 	Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)
 	Attention() (path, why string)
+	RowsFit(rows, ranks int) bool
 	NewSharder(c spmd.Comm) (*Sharder, error)
 	OpenPipeline(c spmd.Comm) error
 	StageTime(s *spmd.Stream) (ddp.StageTime, error)
@@ -21,6 +22,10 @@ type Passes interface {
 	Step(s *spmd.Stream, batches []Batch, h StepHooks) error
 	EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error), around func(func() error) error) error
 }
+
+// RowsFit says whether gradients of tables are sooner had from the rows of all ranks than summed: here the table of tokens is the head,
+// whose gradient has no rows.
+func (m *Model[A]) RowsFit(int, int) bool { return false }
 
 // Open makes a Model with bfloat16 or float32 activations.
 func Open(w *spmd.World, half bool, cfg layout.Config, maxBatch, maxSeq int) (*State, Passes, error) {

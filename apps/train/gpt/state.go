@@ -44,6 +44,7 @@ type State struct {
 	FP8     *fp8.State             // nil where Cfg.FP8 is off
 	Half    spmd.Buffer[spmd.BF16] // Weights rounded, for the products of bfloat16 activations and their biases; else empty
 	Rounds  bool                   // activations are bfloat16
+	RowsOf  *spmd.Comm             // the ranks whose rows a modern model's next pass adds to the gradients of tables; nil for its own only
 	World   *spmd.World            // where the buffers are
 	space   layout.Space           // of the buffers
 }

@@ -33,7 +33,7 @@ func ParseShard(name string) (ShardMode, error) {
 // Sharding says who shares it.
 type Sharding struct {
 	Mode        ShardMode
-	Rank, Ranks int // used where Mode is not off
+	Rank, Ranks int // of those that learn from a part of each batch
 }
 
 // ScattersGrads says whether gradients are reduced to their ranks in every micro-step.

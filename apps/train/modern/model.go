@@ -39,6 +39,7 @@ type Model[A kernels.Act] struct {
 	losses     spmd.Buffer[float32] // (N)
 	partial    spmd.Buffer[float32] // of sums of numbers
 	parts      kernels.Scratch      // of kernels
+	lists      spmd.Buffer[int32]   // the tokens of all ranks, as kernels.Sorter.Sort leaves each one's
 }
 
 // linear is the parameters of y(n,out) = x(n,in)·wᵀ, and their gradient.
@@ -177,6 +178,9 @@ func (m *Model[A]) takeAll(seq int) {
 	layout.Take(sp, kernels.SplitRows(N)*C, &m.parts.Partial)
 	layout.Take(sp, max(1+sumSets, kernels.MostSplits(N)*kernels.ChunksOf(C)), &m.parts.Arrived)
 	layout.Take(sp, seq*m.heads.size/2, &m.heads.turn)
+	if cfg.Shard.Mode == layout.ShardOff && cfg.Shard.Ranks > 1 {
+		layout.Take(sp, cfg.Shard.Ranks*kernels.SortedLen(N, cfg.Vocab), &m.lists)
+	}
 	if cfg.FP8 != layout.FP8Off {
 		m.FP8 = new(fp8.State)
 		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, ddp.Rows{}, &m.parts.Columns)

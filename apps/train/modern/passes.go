@@ -245,19 +245,8 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		done()
 	}
 	embedBackward(&e.Launcher, m.dres, e.in, m.wteWeights)
-	e.rowsGrad(m.wte.dw, m.dres, sorted)
-	for i := range m.tables {
-		e.rowsGrad(m.tables[i].dw, m.tables[i].drows, sorted)
-	}
+	e.tablesGrad(sorted)
 	done()
-}
-
-// rowsGrad enqueues dw (+)= the gradient of the rows that were looked up.
-func (e *enqueue[A]) rowsGrad(dw spmd.Buffer[float32], drows spmd.Buffer[A], sorted spmd.Buffer[int32]) {
-	if e.Err == nil && !e.Acc {
-		e.Err = spmd.Fill(e.S, dw, 0)
-	}
-	e.TableBackward(dw, drows, sorted)
 }
 
 // product enqueues y(n,out) = x(n,in)·wᵀ.

@@ -42,9 +42,7 @@ func (t *Trainer) divide() error {
 			m.Stage = layout.StageOf(*m, index, stages, t.microSteps(t.GlobalBatch), t.Seq)
 		}
 	}
-	if m.Shard.Mode != layout.ShardOff {
-		m.Shard.Rank, m.Shard.Ranks = t.c.Rank(), t.c.Size()
-	}
+	m.Shard.Rank, m.Shard.Ranks = t.c.Rank(), t.c.Size()
 	return nil
 }
 

@@ -107,11 +107,10 @@ func (t *Trainer) learn(k microKind, batch gpt.Batch) error {
 	case x == nil && !k.last:
 		return commands()
 	case x == nil:
-		ready = func(group int) error { return t.reducer.Ready(group, t.Stream) }
-		if err := commands(); err != nil {
-			return err
-		}
-		return t.reducer.Wait(t.Stream)
+		return t.reduce(k, func(done func(group int) error) error {
+			ready = done
+			return commands()
+		})
 	}
 	reduces := k.last || t.State.Cfg.Shard.ScattersGrads()
 	if reduces {
@@ -121,6 +120,38 @@ func (t *Trainer) learn(k microKind, batch gpt.Batch) error {
 		return err
 	}
 	return x.Scatter.Wait(t.Stream)
+}
+
+// reduce enqueues the passes of a step's last micro-step, each of whose groups of gradients is summed over the ranks when it is done.
+func (t *Trainer) reduce(k microKind, passes func(done func(group int) error) error) error {
+	last := len(t.State.Groups) - 1
+	gathers := k.first && t.gathersRows(k.of)
+	if gathers {
+		t.State.RowsOf = &t.c
+		defer func() { t.State.RowsOf = nil }()
+	}
+	err := passes(func(group int) error {
+		switch {
+		case t.tables == nil || group < last:
+			return t.reducer.Ready(group, t.Stream)
+		case gathers:
+			return nil
+		}
+		return t.tables.Ready(0, t.Stream)
+	})
+	if err == nil && t.tables != nil && !gathers {
+		err = t.tables.Wait(t.Stream)
+	}
+	if err != nil {
+		return err
+	}
+	return t.reducer.Wait(t.Stream)
+}
+
+// gathersRows says whether in a step of n sequences each rank finds the sums of tables' gradients by itself, from the rows of all.
+func (t *Trainer) gathersRows(n int) bool {
+	ranks := t.c.Size()
+	return ranks > 1 && n%ranks == 0 && n/ranks <= t.Batch && t.Model.RowsFit(n/ranks*t.Seq, ranks)
 }
 
 // nextScales enqueues the scales for the next step: those of all ranks, so that those with other parts of a layer

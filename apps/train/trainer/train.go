@@ -51,6 +51,7 @@ type Trainer struct {
 	Model     gpt.Passes
 	Optimizer *optim.AdamW
 	reducer   *ddp.Reducer[float32]     // nil with --shard
+	tables    *ddp.Reducer[float32]     // of a modern model's tables, which reducer then leaves out; else nil
 	sharder   *gpt.Sharder              // nil without
 	byRows    []spmd.Buffer[float32]    // see sumRows
 	Stream    *spmd.Stream              // everything but what goes between ranks
@@ -179,7 +180,15 @@ func (t *Trainer) connect() (err error) {
 	default: // An all-reduce beside matrix products takes multiprocessors from them, which costs more than it hides.
 		bucket = 1 << 30
 	}
-	if t.reducer, err = ddp.NewReducer(t.c, t.State.GradGroups(), ddp.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
+	groups := t.State.GradGroups()
+	if tables := len(groups) - 1; t.State.Cfg.Parts != 0 {
+		if t.tables, err = ddp.NewReducer(t.c, groups[tables:], ddp.ReducerConfig{Op: spmd.Sum}); err != nil {
+			return err
+		}
+		t.keep(t.tables.Close)
+		groups = groups[:tables]
+	}
+	if t.reducer, err = ddp.NewReducer(t.c, groups, ddp.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
 		return err
 	}
 	t.keep(t.reducer.Close)
@@ -213,6 +222,9 @@ func (t *Trainer) wantGraphs() (bool, error) {
 func (t *Trainer) Buckets() int {
 	if t.sharder != nil {
 		return len(t.State.Groups)
+	}
+	if t.tables != nil {
+		return t.reducer.Buckets() + t.tables.Buckets()
 	}
 	return t.reducer.Buckets()
 }

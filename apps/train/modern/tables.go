@@ -1,0 +1,50 @@
+package modern
+
+import (
+	"unsafe"
+
+	"lockstep/apps/train/kernels"
+	"lockstep/spmd"
+)
+
+// Gradients of tables have as many rows that are not 0 as a micro-batch has different tokens: few of those of a vocabulary. So
+// where all ranks have one micro-batch of the same size they give each other the gradients of the rows that they have looked up,
+// and each adds up all of them, in the order of the ranks: the same bits on all.
+
+// RowsFit says whether that moves less than half of what the sums of whole tables do, for so many rows of each rank, and there is
+// memory for it.
+func (m *Model[A]) RowsFit(rows, ranks int) bool {
+	var x A
+	list := kernels.SortedLen(rows, m.Cfg.Vocab)
+	return ranks*list <= m.lists.Len() && ranks*rows*m.Cfg.Channels <= m.scratch.Len() && ranks*rows*int(unsafe.Sizeof(x)) <= 4*m.Cfg.PaddedVocab()
+}
+
+// tablesGrad enqueues the gradients of what was looked up: in tables, and of the first residual stream.
+func (e *enqueue[A]) tablesGrad(sorted spmd.Buffer[int32]) {
+	m, ranks, lists := e.m, 1, sorted
+	if m.RowsOf != nil && e.Err == nil {
+		ranks = m.RowsOf.Size()
+		lists = m.lists.Slice(0, ranks*sorted.Len())
+		e.Err = spmd.AllGather(m.RowsOf.On(e.S), lists, sorted)
+	}
+	e.rowsGrad(m.wte.dw, m.dres, lists, ranks)
+	for i := range m.tables {
+		e.rowsGrad(m.tables[i].dw, m.tables[i].drows, lists, ranks)
+	}
+}
+
+// rowsGrad enqueues dw (+)= the gradient of the rows that were looked up, drows(N,C), by so many ranks.
+func (e *enqueue[A]) rowsGrad(dw spmd.Buffer[float32], drows spmd.Buffer[A], lists spmd.Buffer[int32], ranks int) {
+	if e.Err == nil && !e.Acc {
+		e.Err = spmd.Fill(e.S, dw, 0)
+	}
+	n, list := e.N*e.m.Cfg.Channels, lists.Len()/ranks
+	if ranks > 1 && e.Err == nil { // nobody reads scratch any more
+		all := e.m.scratch.Slice(0, ranks*n)
+		e.Err = spmd.AllGather(e.m.RowsOf.On(e.S), all, drows.Slice(0, n))
+		drows = all
+	}
+	for r := range ranks {
+		e.TableBackward(dw, drows.Slice(r*n, (r+1)*n), lists.Slice(r*list, (r+1)*list))
+	}
+}
