@@ -103,6 +103,11 @@ func TestErrors(t *testing.T) {
 		if rows := strings.Count(section, "\n| `"); len(listed) == 0 || len(listed) != rows {
 			t.Errorf("%s: %d rows of a message, why, and what to do, of %d", title, len(listed), rows)
 		}
+		for _, line := range strings.Split(section, "\n") {
+			if strings.HasSuffix(line, "| as it says |") {
+				t.Errorf("%s: what to do is not said: %s", title, line)
+			}
+		}
 		there := everywhere
 		if m := complete.FindStringSubmatch(section); m != nil {
 			there = nil

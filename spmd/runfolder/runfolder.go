@@ -45,9 +45,9 @@ import (
 // Off as Config.Dir, and as the value of --run-dir, says that there is to be no folder.
 const Off = "off"
 
-// Runs is the environment variable that says in which folder those of runs are made that have no name: "runs" where it is
-// not set, in the working folder. If it is "off" a run has a folder only where --run-dir names one. spmdtest sets it so for
-// the programs that it starts.
+// Runs is an environment variable: the folder in which runs without a name get theirs. The default is "runs" in the working
+// folder. If it is "off", a run has a folder only where --run-dir names one. spmdtest sets it so for the programs that it
+// starts.
 const Runs = "LOCKSTEP_RUNS"
 
 // Flag adds --run-dir to the flags of a program, and returns its value, for Config.Dir.

@@ -420,7 +420,7 @@ func (q *Queue) marked() {
 	}
 }
 
-// After implements exec.Queue. An event that was recorded at the point is later than no other.
+// After implements exec.Queue. e, where there is one, was recorded at p: the wait is for it, and needs no event of its own.
 func (q *Queue) After(p exec.Point, e exec.Event) error {
 	if err := p.Failure(); err != nil {
 		return err

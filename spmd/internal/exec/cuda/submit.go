@@ -127,7 +127,7 @@ func (q *Queue) ended(seq uint64) {
 	}
 }
 
-// as is what a call will be the last of.
+// as returns what orderAfterOthers keeps of a call: its queue, and the transport that orders it.
 func (q *Queue) as(c Call) issued {
 	if by, others := c.Order(); others {
 		return issued{q, by}
@@ -138,7 +138,8 @@ func (q *Queue) as(c Call) issued {
 // orderAfterOthers keeps collectives of different communicators from running at
 // the same time, in another order on every rank: each would hold what the other
 // needs. NCCL orders those of one communicator itself, and what is handed to the host has
-// its order; graphs and kernels between peers have none. now is what the command on q will be the last of. The caller holds g.issue.
+// its order; graphs and kernels between peers have none. now is what as returns for the command on q. The caller holds
+// g.issue.
 func (q *Queue) orderAfterOthers(now issued) error {
 	last := q.g.last
 	if q.lane.Load() != nil { // what is captured runs with the graph, not now

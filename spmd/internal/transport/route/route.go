@@ -134,8 +134,8 @@ func (r *Router) routeOnHost(to *Route, c *coll.Call, g Group) {
 	}
 }
 
-// better is what carries the steps of a call that the device's transport does not have: another, where all is one
-// collective that this carries better.
+// better returns the transport for the steps of a call that the device's transport does not have. Another transport takes
+// them where they are a single collective which it carries better.
 func (r *Router) better(c *coll.Call) transport.Transport {
 	lib := &r.device.Caps().Library
 	if lib.Kinds.Has(c.Kind) {
