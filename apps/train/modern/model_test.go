@@ -152,11 +152,11 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 
 // The same batch over the ranks, unevenly, with the reducer at work during backward: the sums are the gradients of the whole.
 func TestModelDataParallel(t *testing.T) {
-	run := spmdtest.RunInProcess
+	run, ranks := spmdtest.RunInProcess, []int{1, 3}
 	if spmdtest.Device() != "host" {
-		run = spmdtest.Run
+		run, ranks = spmdtest.Run, []int{1, 2, 3, 4}
 	}
-	run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+	run(t, ranks, func(t *testing.T, w *spmd.World) {
 		bound := traintest.BoundsOf(w, false)
 		const batch, T = 4, 9
 		cfg := traintest.SmallModern

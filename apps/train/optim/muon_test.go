@@ -78,12 +78,12 @@ func refOrthogonal(g []float64, n int) []float64 {
 // bits, and so have steps from a graph.
 func TestMuon(t *testing.T) {
 	spmdtest.CompareKernels(t)
-	run := spmdtest.RunInProcess
+	run, ranks := spmdtest.RunInProcess, []int{1, 3}
 	if spmdtest.Device() != "host" {
-		run = spmdtest.Run
+		run, ranks = spmdtest.Run, []int{1, 2, 3, 4}
 	}
-	t.Run("float32", func(t *testing.T) { run(t, []int{1, 3}, testMuon[float32]) })
-	t.Run("bfloat16", func(t *testing.T) { run(t, []int{1, 3}, testMuon[spmd.BF16]) })
+	t.Run("float32", func(t *testing.T) { run(t, ranks, testMuon[float32]) })
+	t.Run("bfloat16", func(t *testing.T) { run(t, ranks, testMuon[spmd.BF16]) })
 }
 
 func testMuon[A kernels.Act](t *testing.T, w *spmd.World) {
@@ -247,7 +247,7 @@ func TestFamilies(t *testing.T) {
 
 // What a rank updates where the ranks share the state is what it is where each has all, to the last bits of a sum of squares.
 func TestMuonSharded(t *testing.T) {
-	traintest.OnBothQuickly(t, []int{1, 3}, nil, testMuonSharded[float32], testMuonSharded[spmd.BF16])
+	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testMuonSharded[float32], testMuonSharded[spmd.BF16])
 }
 
 func testMuonSharded[A kernels.Act](t *testing.T, w *spmd.World) {

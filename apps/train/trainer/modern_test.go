@@ -24,7 +24,7 @@ func modernConfig(steps int) Config {
 // A modern model by Muon, whose state the ranks share and whose activations are computed once more, trains as one that has all,
 // over uneven parts of a batch and micro-steps: to the bit where sums have one order.
 func TestModernSharded(t *testing.T) {
-	traintest.OnBothQuickly(t, []int{1, 3}, nil, testModernSharded[float32], testModernSharded[spmd.BF16])
+	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testModernSharded[float32], testModernSharded[spmd.BF16])
 }
 
 func testModernSharded[A kernels.Act](t *testing.T, w *spmd.World) {
@@ -81,4 +81,27 @@ func testModernShardedFor[A kernels.Act](t *testing.T, w *spmd.World, global int
 		endsLike(t, what, split, wantVal, bound)
 	}
 	traintest.NoError(t, plain.Close())
+}
+
+// So does one whose head's products are of 8-bit floats.
+func TestModernFP8Sharded(t *testing.T) {
+	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
+		const steps = 3
+		cfg := modernConfig(steps)
+		cfg.Half, cfg.Model.FP8 = true, layout.FP8Head
+		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+		wants, wantVal := stepAll(t, plain, steps)
+		for _, mode := range []layout.ShardMode{layout.ShardOptimizer, layout.ShardParameters} {
+			cfg.Model.Shard.Mode, cfg.Model.Recompute = mode, layout.RecomputeBlock
+			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			for i, want := range wants {
+				if loss, _ := step(t, split, i); !traintest.CloseTo(loss, want[0], 5e-3) {
+					t.Fatalf("--shard %v, step %d: loss %.8f, without %.8f", mode, i, loss, want[0])
+				}
+				traintest.NoError(t, split.Audit(i+1))
+			}
+			endsLike(t, fmt.Sprintf("--shard %v", mode), split, wantVal, 5e-3)
+		}
+		traintest.NoError(t, plain.Close())
+	})
 }
