@@ -140,7 +140,7 @@ func TestModernRefuses(t *testing.T) {
 		{"--model modern-tiny --heads 2 --channels 4096", []string{"modern"}},
 		{"--model modern --without sauce", []string{"--without", "qk-norm, values, skips, windows"}},
 		{"--model gpt2 --without skips", []string{"--without", "gpt2"}},
-		{"--optimizer muon --tp 2", []string{"--tp 2", "adamw"}},
+		{"--optimizer muon --tp 2", []string{"--tp 2", "adamw", "--pp and --shard"}},
 		{"--optimizer sgd", []string{"--optimizer sgd", "adamw or muon"}},
 		{"--grow-batch 5", []string{"--grow-batch 5", "4 sequences of --global-batch"}},
 		{"--model modern --grow-batch 4 --global-batch 3", []string{"--grow-batch 4", "3 sequences"}},

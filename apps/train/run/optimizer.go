@@ -85,19 +85,14 @@ const modernAdamRate = 3e-3
 
 // checkWhole refuses to divide layers that only work whole, or all on one rank.
 func (o *Options) checkWhole() error {
-	for _, x := range []struct {
-		parts         int
-		flag, because string
-	}{
-		{o.tp, "--tp", "whose norms of queries and keys, tables of values and vocabularies have no parts"},
-		{o.pp, "--pp", "whose first layers and tables are also read by the last ones, in another stage"},
-	} {
-		switch {
-		case x.parts > 1 && o.Cfg.Parts != 0:
-			return fmt.Errorf("%s %d does not divide a modern model, %s: --shard parameters and --recompute block have it need less memory", x.flag, x.parts, x.because)
-		case x.parts > 1 && o.optimizer == muon:
-			return fmt.Errorf("%s %d is for --optimizer adamw: Muon needs whole matrices, and takes --shard to need less memory", x.flag, x.parts)
-		}
+	const less = "--shard parameters and --recompute block have it need less memory"
+	switch {
+	case o.tp > 1 && o.Cfg.Parts != 0:
+		return fmt.Errorf("--tp %d does not divide a modern model, whose norms of queries and keys, tables of values and head have no parts: %s", o.tp, less)
+	case o.pp > 1 && o.Cfg.Parts != 0:
+		return fmt.Errorf("--pp %d does not divide a modern model, whose first layers and tables are also read by the last ones, in another stage: %s", o.pp, less)
+	case o.tp > 1 && o.optimizer == muon:
+		return fmt.Errorf("--tp %d is for --optimizer adamw: Muon needs whole matrices, and goes with --pp and --shard", o.tp)
 	}
 	return nil
 }

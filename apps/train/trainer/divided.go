@@ -91,6 +91,9 @@ func (t *Trainer) partItems(save bool) []checkpoint.Item {
 	var items []checkpoint.Item
 	for _, a := range t.arenas() {
 		for _, p := range whole {
+			if a.Prefix == secondMoments && !t.Optimizer.HasV(p) {
+				continue
+			}
 			skip, have := 0, spmd.Buffer[float32]{}
 			q, ok := own[p.Name]
 			twice := ok && q.Group == layout.EmbeddingGroup(t.State.Groups) && !t.State.Cfg.Begins() // the first stage has it, too

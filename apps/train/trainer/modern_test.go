@@ -105,3 +105,30 @@ func TestModernFP8Sharded(t *testing.T) {
 		traintest.NoError(t, plain.Close())
 	})
 }
+
+// Muon in a pipeline of GPT-2's layers, whose stages have whole matrices, trains as on ranks that have all, and saves as many tensors.
+func TestMuonPipelined(t *testing.T) {
+	traintest.RunQuickly(t, []int{2, 4}, nil, func(t *testing.T, w *spmd.World) {
+		const steps = 3
+		cfg := modernConfig(steps)
+		cfg.Model.Parts, cfg.Model.Layers, cfg.GlobalBatch, cfg.Graph = 0, 3, 8, "off"
+		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+		wants, wantVal := stepAll(t, plain, steps)
+		for _, mode := range []layout.ShardMode{layout.ShardOff, layout.ShardGradients} {
+			cfg.Model.Shard.Mode, cfg.Model.Stage.Stages = mode, 2
+			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			what := fmt.Sprintf("--pp 2 --shard %v, %d ranks", mode, w.Size())
+			for i, want := range wants {
+				if loss, norm := step(t, split, i); !traintest.CloseTo(loss, want[0], 1e-4) || !traintest.CloseTo(norm, want[1], 1e-2*want[1]) {
+					t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %.8f", what, i, loss, norm, want)
+				}
+				traintest.NoError(t, split.Audit(i+1))
+			}
+			if got, want := len(split.Items(true)), len(plain.Items(true)); got != want {
+				t.Errorf("%s saves %d tensors, without %d", what, got, want)
+			}
+			endsLike(t, what, split, wantVal, 1e-4)
+		}
+		traintest.NoError(t, plain.Close())
+	})
+}
