@@ -48,7 +48,7 @@ func doorRows() []mishap {
 			if stops && d.name != "Split" && d.name != "Save" {
 				continue
 			}
-			row := mishap{name: "asleep before " + d.name, ranks: 3, within: hang, args: hangFlag, cause: hung,
+			row := mishap{name: "asleep before " + d.name, local: !stops, ranks: 3, within: hang, args: hangFlag, cause: hung,
 				want: []string{missing, d.said, ": ranks 0-1 in it; ", "[sleep]", "spmd_test.oversleep", "lockstep/spmd_test.doorRows."}}
 			if stops {
 				row.name = "stopped before " + d.name

@@ -18,15 +18,15 @@ func messageRows() []mishap {
 		{name: "a message of another type, --check", ranks: 3, within: soon, args: check, run: otherType(""), cause: different, want: both},
 		{name: "a message of another type on a stream, --check", more: true, ranks: 3, within: soon, args: check, run: otherType("stream"), cause: different, want: both},
 		{name: "a message of another type in a Group, --check", more: true, ranks: 3, within: soon, args: check, run: otherType("group"), cause: different, want: both},
-		{name: "a message of another type in a SendRecv, --check", ranks: 3, within: soon, args: check, run: otherType("sendrecv"), cause: different, want: both},
+		{name: "a message of another type in a SendRecv, --check", local: true, ranks: 3, within: soon, args: check, run: otherType("sendrecv"), cause: different, want: both},
 		{name: "a message of another type, --check=sample", more: true, ranks: 3, within: soon, args: []string{"--check=sample"}, run: otherType("65th"), cause: different, want: both},
-		{name: "a message that nobody receives, --check", ranks: 3, within: soon, args: check, run: unreceived, cause: "the ranks called different collectives: rank 0 has returned from the program; rank {rank} has sent message 2 to it on \"world\"",
+		{name: "a message that nobody receives, --check", local: true, ranks: 3, within: soon, args: check, run: unreceived, cause: "the ranks called different collectives: rank 0 has returned from the program; rank {rank} has sent message 2 to it on \"world\"",
 			want: []string{", Send of 10 float32 at spmd/fault_messages_test.go:", ": it has received 1"}},
-		{name: "a Group that lacks a message", ranks: 3, within: soon, run: lackingGroup, cause: hung, want: []string{": the ranks wait for each other: ",
+		{name: "a Group that lacks a message", local: true, ranks: 3, within: soon, run: lackingGroup, cause: hung, want: []string{": the ranks wait for each other: ",
 			"rank 0 is in Group of Send of 10 float32 to rank 2, Recv of 10 float32 from rank 2 at spmd/fault_messages_test.go:", " and waits for rank {rank}; ", "rank {rank} is in Barrier at spmd/fault_messages_test.go:", " and waits for rank 0"}},
 		{name: "all send first", more: true, ranks: 3, within: soon, run: sendFirst, cause: hung, want: []string{": the ranks wait for each other: ",
 			"rank 0 is in Send of 1048576 float32 to rank 1 at spmd/fault_messages_test.go:", "rank {rank} is in Send of 1048576 float32 to rank 0 at"}},
-		{name: "asleep before a Group", ranks: 3, within: faultTimeout + soon, args: hangFlag, run: sleepsBeforeGroup, cause: hung, want: []string{
+		{name: "asleep before a Group", local: true, ranks: 3, within: faultTimeout + soon, args: hangFlag, run: sleepsBeforeGroup, cause: hung, want: []string{
 			"rank 0 waits in Group of Send of 10 float32 to rank 2, Recv of 10 float32 from rank 2\n"}},
 	}
 }

@@ -42,6 +42,7 @@ type mishap struct {
 	second bool // and rank 1
 	gpu    bool // it shows in the same way on GPUs
 	more   bool // for make test-all: another row is of its kind
+	local  bool // where ranks are goroutines it is the same: make test has it so, make test-all with processes
 	rare   bool // only counted, by make test-faults: mpirun itself does not always end
 	args   []string
 	before func()                                                      // on the victim, before it is a rank
@@ -108,26 +109,26 @@ func table() []mishap {
 		{name: "stopped", gpu: true, within: hang, args: hangFlag, run: stopped, cause: hung, want: []string{missing, "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)", "AllReduce of 1000 float32 (sum)"}},
 		{name: "rank 0 stopped", more: true, within: hang, first: true, args: hangFlag, run: stopped, cause: hung, want: []string{missing, "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
 		{name: "all suspended beyond --timeout", within: hang + 5*time.Second, args: hangFlag, run: suspendAll, cause: "went on after all ranks had been stopped", clean: true},
-		{name: "asleep", gpu: true, within: hang, args: hangFlag, run: asleep, cause: hung,
+		{name: "asleep", local: true, gpu: true, within: hang, args: hangFlag, run: asleep, cause: hung,
 			want: []string{missing, "rank {rank} (host {host}, pid {pid}): running, at spmd/fault_test.go:", "[sleep]", "spmd_test.oversleep", "AllReduce of 1000 float32 (sum)", `stream "work"`}, traced: everyRank},
 		{name: "asleep in a goroutine", more: true, within: hang, args: hangFlag, run: asleepAside, cause: hung, want: []string{missing, "another goroutine at spmd/fault_test.go:", "[sleep]"}},
-		{name: "asleep while others end", gpu: true, within: hang, args: hangFlag, run: stays, cause: hung, want: []string{"the program has ended here, and not on every rank", "spmd_test.oversleep", "rank {rank} (host {host}, pid {pid})"}},
+		{name: "asleep while others end", local: true, gpu: true, within: hang, args: hangFlag, run: stays, cause: hung, want: []string{"the program has ended here, and not on every rank", "spmd_test.oversleep", "rank {rank} (host {host}, pid {pid})"}},
 		{name: "stopped at the end of MPI", within: hang, args: hangFlag, double: "stopsatend.c", cause: hung, want: []string{"the program has ended here, and not on every rank", "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
 		{name: "rank 0 stopped at the end of MPI", more: true, within: hang, first: true, args: hangFlag, double: "stopsatend.c", cause: hung, want: []string{"the program has ended here, and not on every rank", "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
-		{name: "a message that does not come", ranks: 4, within: hang, args: hangFlag, run: unsent, cause: hung, want: []string{"NOT ARRIVED: ranks 0, {rank}", "rank 0 waits in Recv of 7 int32 from rank {rank}", "[sleep]"}},
-		{name: "a host function that never returns", within: hang, args: hangFlag, run: endless, cause: hung, want: []string{missing, `stream "endless": 1 command waits, the first is HostFunc from spmd/fault_test.go:`}},
+		{name: "a message that does not come", local: true, ranks: 4, within: hang, args: hangFlag, run: unsent, cause: hung, want: []string{"NOT ARRIVED: ranks 0, {rank}", "rank 0 waits in Recv of 7 int32 from rank {rank}", "[sleep]"}},
+		{name: "a host function that never returns", local: true, within: hang, args: hangFlag, run: endless, cause: hung, want: []string{missing, `stream "endless": 1 command waits, the first is HostFunc from spmd/fault_test.go:`}},
 
-		{name: "error", gpu: true, within: atOnce, run: failing(func() error { return errors.New("the victim fails") }), cause: "the victim fails", want: []string{"rank={rank}", "host={host}", "summary of "}, args: []string{"--summary", "on"}, traced: everyRank},
-		{name: "panic", gpu: true, within: atOnce, run: failing(func() error { panic("the victim panics") }), cause: "panic: the victim panics", want: []string{"rank={rank}", "fault_test.go:", "goroutine "}},
+		{name: "error", local: true, gpu: true, within: atOnce, run: failing(func() error { return errors.New("the victim fails") }), cause: "the victim fails", want: []string{"rank={rank}", "host={host}", "summary of "}, args: []string{"--summary", "on"}, traced: everyRank},
+		{name: "panic", local: true, gpu: true, within: atOnce, run: failing(func() error { panic("the victim panics") }), cause: "panic: the victim panics", want: []string{"rank={rank}", "fault_test.go:", "goroutine "}},
 		{name: "nil pointer", more: true, gpu: true, within: atOnce, run: failing(func() error { var p *int; *p = 1; return nil }), cause: "panic: runtime error: invalid memory address or nil pointer dereference", want: []string{"rank={rank}", "fault_test.go:"}},
 		{name: "panic in a goroutine", gpu: true, within: atOnce, run: failing(func() error { go func() { panic("a goroutine panics") }(); select {} }), cause: "panic: a goroutine panics", want: []string{"fault_test.go:", "rank={rank}"}},
-		{name: "Goexit", within: atOnce, run: failing(func() error { runtime.Goexit(); return nil }), cause: "the program has ended its goroutine (runtime.Goexit)", want: []string{"rank={rank}"}},
-		{name: "Goexit on a stream", gpu: true, within: atOnce, run: exitsOnStream, cause: "runtime.Goexit ended the goroutine", want: []string{`stream "exits"`, "fault_test.go:", "rank={rank}"}},
+		{name: "Goexit", local: true, within: atOnce, run: failing(func() error { runtime.Goexit(); return nil }), cause: "the program has ended its goroutine (runtime.Goexit)", want: []string{"rank={rank}"}},
+		{name: "Goexit on a stream", local: true, gpu: true, within: atOnce, run: exitsOnStream, cause: "runtime.Goexit ended the goroutine", want: []string{`stream "exits"`, "fault_test.go:", "rank={rank}"}},
 		{name: "log.Fatal", within: atOnce, run: failing(func() error { log.Fatal("the victim is fatal"); return nil }), cause: "the victim is fatal", want: append([]string{died}, diedWho...)},
 		{name: "os.Exit(0)", gpu: true, within: atOnce, run: failing(func() error { os.Exit(0); return nil }), cause: died, want: append([]string{"os.Exit"}, diedWho...)},
 		{name: "a stream fails", more: true, gpu: true, within: atOnce, run: streamFails, cause: "the stream fails", want: []string{`stream "late"`, "fault_test.go:", "rank={rank}"}},
-		{name: "a stream fails after the end", gpu: true, within: atOnce, run: streamFailsLate, cause: "the stream fails", want: []string{`stream "late"`, "fault_test.go:", "rank={rank}"}},
-		{name: "Together out of its communicator", gpu: true, ranks: 3, within: atOnce, run: together, cause: "not in the communicator", want: []string{"Together", "rank={rank}"}},
+		{name: "a stream fails after the end", local: true, gpu: true, within: atOnce, run: streamFailsLate, cause: "the stream fails", want: []string{`stream "late"`, "fault_test.go:", "rank={rank}"}},
+		{name: "Together out of its communicator", local: true, gpu: true, ranks: 3, within: atOnce, run: together, cause: "not in the communicator", want: []string{"Together", "rank={rank}"}},
 
 		{name: "SIGTERM to mpirun", within: 30 * time.Second, run: sleeps, steps: []step{{"ready", "mpirun", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"host={host}"}},
 		{name: "SIGTERM to a rank", within: 30 * time.Second, run: sleeps, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"rank={rank}", "host={host}"}, args: []string{"--summary", "on"}, traced: everyRank},
@@ -152,13 +153,13 @@ func table() []mishap {
 		if c.brought && spmdtest.Device() == "host" {
 			row.or, row.want = row.want, brought
 		}
-		checked := mishap{name: "other " + c.what + ", --check", gpu: true, within: atOnce, args: []string{"--check"}, run: c.run, cause: different, want: both}
+		checked := mishap{name: "other " + c.what + ", --check", local: true, gpu: true, within: atOnce, args: []string{"--check"}, run: c.run, cause: different, want: both}
 		row.more = c.what != "collective" && c.what != "count"
 		checked.more = c.what != "order"
 		rows = append(rows, row, checked)
 	}
 	// Without --check it depends on MPI what becomes of it.
-	rows = append(rows, mishap{name: "other counts, --check", ranks: 3, gpu: true, within: atOnce, args: []string{"--check"}, run: differ(gatherParts(0), gatherParts(1)),
+	rows = append(rows, mishap{name: "other counts, --check", local: true, ranks: 3, gpu: true, within: atOnce, args: []string{"--check"}, run: differ(gatherParts(0), gatherParts(1)),
 		cause: "the ranks called different collectives", want: []string{"rank 0 at spmd/fault_test.go:", ", counts[0] is 2; rank {rank} at spmd/fault_test.go:", ", counts[0] is 3 ("}})
 	return slices.Concat(rows, signalRows(), returnRows(), doorRows(), messageRows())
 }
