@@ -3,6 +3,24 @@
 // the products take: float or bf16. Equal inputs give equal bits.
 #include "spmd.cuh"
 
+// A block has a row at a time. y, where it is given, is added to x first, with its bias.
+extern "C" __global__ void __launch_bounds__(256)
+    decode_norm(ACT *out, float *x, const float *y, const float *ybias, const float *weight, const float *bias, int n, int c) {
+    for (int i = blockIdx.x; i < n; i += gridDim.x) {
+        float *row = x + (long long)i * c, sum = 0, squares = 0;
+        for (int j = threadIdx.x; j < c; j += blockDim.x) {
+            if (y) row[j] += y[(long long)i * c + j] + ybias[j];
+            sum += row[j];
+        }
+        float mean = block_sum(sum) / c;
+        for (int j = threadIdx.x; j < c; j += blockDim.x) squares += (row[j] - mean) * (row[j] - mean);
+        float scale = 1.0f / sqrtf(block_sum(squares) / c + 1e-5f);
+        for (int j = threadIdx.x; j < c; j += blockDim.x) {
+            out[(long long)i * c + j] = from_float<ACT>((row[j] - mean) * scale * weight[j] + bias[j]);
+        }
+    }
+}
+
 // Block (row·nh + head, 256 channels of the head in y): each of the 8 warps takes every
 // eighth group of 4 keys; a lane holds channels lane, lane+32, ... of the sum of values.
 extern "C" __global__ void __launch_bounds__(256)

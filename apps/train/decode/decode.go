@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"math"
 
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/kernels"
@@ -267,13 +268,37 @@ func (e *decodePass[A]) embed() {
 	}
 }
 
+var decodeNormKernel = newKernel("decode_norm", func(a *kernels.HostArgs) error {
+	n, c := a.I32(6), a.I32(7)
+	out, x, y, ybias, weight, bias := a.Out(0, n*c), a.Floats(1), a.Floats(2), a.Floats(3), a.Floats(4), a.Floats(5)
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			row, sum, squares := x[i*c:(i+1)*c], 0.0, 0.0
+			for j := range row {
+				if len(y) > 0 {
+					row[j] += y[i*c+j] + ybias[j]
+				}
+				sum += float64(row[j])
+			}
+			mean := sum / float64(c)
+			for _, v := range row {
+				squares += (float64(v) - mean) * (float64(v) - mean)
+			}
+			scale := 1 / math.Sqrt(squares/float64(c)+layout.NormEpsilon)
+			for j, v := range row {
+				out[i*c+j] = float32((float64(v)-mean)*scale)*weight[j] + bias[j]
+			}
+		}
+	})
+	return nil
+})
+
 // normalize enqueues x += add + its bias, where there is anything to add, and norm = the
 // LayerNorm of x.
 func (e *decodePass[A]) normalize(add, addBias, weight, bias spmd.Buffer[float32]) {
 	d := e.d
-	if e.err == nil {
-		e.err = launchNormRow(d.s, e.n, d.norm, d.x, add, addBias, weight, bias, d.cfg.Channels)
-	}
+	e.launch(decodeNormKernel, kernels.Blocks(e.n, 1, 1), d.norm.Arg(), d.x.Arg(), add.Arg(), addBias.Arg(), weight.Arg(), bias.Arg(),
+		spmd.I32(e.n), spmd.I32(d.cfg.Channels))
 }
 
 // append enqueues qkv += bias, and puts the keys and values, (NH,T,HS) each, in their

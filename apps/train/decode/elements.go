@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"lockstep/apps/train/kernels"
-	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 )
 
@@ -34,35 +33,6 @@ func appendElement[A kernels.Act](i, j int, keys, values []A, qkv, bias []float3
 func slot(token, j, c, hs, seq int) int {
 	j %= c
 	return (j/hs*seq+token)*hs + j%hs
-}
-
-// normRow adds y and its bias to row i of x, where there is a y, and sets out to the LayerNorm of it.
-//
-//spmd:kernel rows
-//spmd:tolerance 1e-5
-func normRow[A kernels.Act](i int, out []A, x, y, ybias, weight, bias []float32, c int) {
-	row, to := x[i*c:(i+1)*c], out[i*c:(i+1)*c]
-	var more []float32
-	if len(y) > 0 {
-		more = y[i*c : (i+1)*c]
-	}
-	sum, squares := float32(0), float32(0)
-	for j := range row {
-		v := row[j]
-		if len(more) > 0 {
-			v += more[j] + ybias[j]
-			row[j] = v
-		}
-		sum += v
-	}
-	mean := sum / float32(c)
-	for _, v := range row {
-		squares += (v - mean) * (v - mean)
-	}
-	by := 1 / float32(math.Sqrt(float64(squares/float32(c)+layout.NormEpsilon)))
-	for j, v := range row {
-		to[j] = spmd.Narrow[A]((v-mean)*by*weight[j] + bias[j])
-	}
 }
 
 // geluElement is of rows of c numbers, by GPT-2's tanh formula.

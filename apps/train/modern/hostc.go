@@ -32,6 +32,18 @@ func truth(b bool) (i C.int) {
 	return i
 }
 
+func cEmbed(out []float32, tokens []int32, wte []float32, c, lo, hi int) {
+	C.modern_embed(floats(out), ints(tokens), floats(wte), long(c), long(lo), long(hi))
+}
+
+func cEmbedBackward(d []float32, tokens []int32, wte []float32, c, lo, hi int) {
+	C.modern_embed_backward(floats(d), ints(tokens), floats(wte), long(c), long(lo), long(hi))
+}
+
+func cNorm(out, sum, x, kept, skip []float32, c, lo, hi int) {
+	C.modern_norm(floats(out), floats(sum), floats(x), floats(kept), floats(skip), long(c), long(lo), long(hi))
+}
+
 func cNormBackward(d, dkept, sums, dnorm, x, kept, above, skip []float32, c int, add bool, lo, hi int) {
 	C.modern_norm_backward(floats(d), floats(dkept), floats(sums), floats(dnorm), floats(x), floats(kept), floats(above), floats(skip),
 		long(c), truth(add), long(lo), long(hi))

@@ -27,6 +27,9 @@ const (
 	sumSets   = (sumBlocks + 15) / 16
 )
 
+// warpRows is a grid of a warp for each of n rows.
+func warpRows(n int) spmd.Grid { return kernels.Blocks((n+7)/8, 1, 1) }
+
 // shared is a grid whose blocks leave sums, for n warps of work, so many of them to a multiprocessor: up to 6.
 func shared(n, each int) spmd.Grid { return kernels.Blocks(min(132*each, (n+7)/8), 1, 1) }
 
@@ -94,6 +97,39 @@ func total(acc bool, sums []float32, n int, to ...*float32) {
 	}
 }
 
+var embedKernel = newRowKernel("modern_embed", func(a *kernels.HostArgs) error {
+	n, c, vocab := a.I32(3), a.I32(4), a.I32(5)
+	out, tokens, wte := a.Out(0, n*c), a.Ints(1, n), a.Floats(2)
+	if err := kernels.CheckTokens(tokens, vocab); err != nil {
+		return err
+	}
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cEmbed(out, tokens, wte, c, lo, hi) })
+	return nil
+})
+
+// embed enqueues out(n,c) = the norm of the rows of wte. A token outside the vocabulary does what it does to
+// kernels.Launcher.EncoderForward.
+func embed[A kernels.Act](e *kernels.Launcher[A], out spmd.Buffer[A], tokens spmd.Buffer[int32], wte spmd.Buffer[float32]) {
+	c := e.Cfg.Channels
+	e.Launch(embedKernel.of(c), warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c), spmd.I32(e.Cfg.Vocab))
+}
+
+var embedBackwardKernel = newRowKernel("modern_embed_backward", func(a *kernels.HostArgs) error {
+	n, c := a.I32(3), a.I32(4)
+	d, tokens, wte := a.InOut(0, n*c), a.Ints(1, n), a.Floats(2)
+	if err := kernels.CheckTokens(tokens, a.I32(5)); err != nil {
+		return err
+	}
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cEmbedBackward(d, tokens, wte, c, lo, hi) })
+	return nil
+})
+
+// embedBackward enqueues that d, the gradient of what embed has left, becomes that of the rows.
+func embedBackward[A kernels.Act](e *kernels.Launcher[A], d spmd.Buffer[A], tokens spmd.Buffer[int32], wte spmd.Buffer[float32]) {
+	c := e.Cfg.Channels
+	e.Launch(embedBackwardKernel.of(c), warpRows(e.N), d.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c), spmd.I32(e.Cfg.Vocab))
+}
+
 // number is a parameter of one number or two, and its gradient.
 type number struct{ w, dw spmd.Buffer[float32] }
 
@@ -101,6 +137,19 @@ type number struct{ w, dw spmd.Buffer[float32] }
 type skip[A kernels.Act] struct {
 	sum, kept spmd.Buffer[A] // (n,c); empty where nothing is added
 	by        number         // (1)
+}
+
+var normKernel = newRowKernel("modern_norm", func(a *kernels.HostArgs) error {
+	n, c := a.I32(5), a.I32(6)
+	out, sum, x, kept, by := a.Out(0, n*c), changed(a, 1, n*c, false), a.In(2, n*c), optional(a, 3, n*c), a.Floats(4)
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cNorm(out, sum, x, kept, by, c, lo, hi) })
+	return nil
+})
+
+// norm enqueues out(n,c) = the norm of x, with what k adds to it.
+func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], k skip[A]) {
+	c := e.Cfg.Channels
+	e.Launch(normKernel.of(c), warpRows(e.N), out.Arg(), k.sum.Arg(), x.Arg(), k.kept.Arg(), k.by.w.Arg(), spmd.I32(e.N), spmd.I32(c))
 }
 
 var normBackwardKernel = newRowKernel("modern_norm_backward", func(a *kernels.HostArgs) error {

@@ -20,7 +20,38 @@ INLINE float through(const float *dy, const float *x, float inv, long c) {
     return sum * inv / c;
 }
 
+// --- embeddings ---
+
+CLONES void modern_embed(float *out, const int32_t *tokens, const float *wte, long c, long lo, long hi) {
+    for (long i = lo; i < hi; i++) {
+        const float *x = wte + tokens[i] * c;
+        float *restrict o = out + i * c, inv = norm(x, c);
+        for (long j = 0; j < c; j++) o[j] = x[j] * inv;
+    }
+}
+
+CLONES void modern_embed_backward(float *d, const int32_t *tokens, const float *wte, long c, long lo, long hi) {
+    for (long i = lo; i < hi; i++) {
+        const float *x = wte + tokens[i] * c;
+        float *restrict o = d + i * c, inv = norm(x, c), mean = through(o, x, inv, c);
+        for (long j = 0; j < c; j++) o[j] = inv * (o[j] - x[j] * inv * mean);
+    }
+}
+
 // --- norms ---
+
+CLONES void modern_norm(float *out, float *sum, const float *x, const float *kept, const float *skip, long c, long lo, long hi) {
+    for (long i = lo; i < hi; i++) {
+        const float *m = x + i * c;
+        if (kept) {
+            float *restrict r = sum + i * c, s = *skip;
+            for (long j = 0; j < c; j++) r[j] = m[j] + s * kept[i * c + j];
+            m = r;
+        }
+        float inv = norm(m, c), *restrict o = out + i * c;
+        for (long j = 0; j < c; j++) o[j] = m[j] * inv;
+    }
+}
 
 CLONES void modern_norm_backward(float *d, float *dkept, float *sums, const float *dnorm, const float *x, const float *kept,
                                  const float *above, const float *skip, long c, int add, long lo, long hi) {

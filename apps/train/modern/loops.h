@@ -5,7 +5,14 @@
 
 #include <stdint.h>
 
-// From dnorm, the gradient of the norm of x, and d, that of x by other ways if add: g, that of x, in which kept is added already. Then
+// out = x/√(mean of x² + ε), of the rows wte[token].
+void modern_embed(float *out, const int32_t *tokens, const float *wte, long c, long lo, long hi);
+// d = the gradient of wte[token] from d, that of out.
+void modern_embed_backward(float *d, const int32_t *tokens, const float *wte, long c, long lo, long hi);
+
+// sum = x + skip·kept, and out its norm; without kept that of x.
+void modern_norm(float *out, float *sum, const float *x, const float *kept, const float *skip, long c, long lo, long hi);
+// From dnorm, the gradient of out, and d, that of x by other ways if add: g, that of x, in which kept is added already. Then
 // d = g (+ above), dkept = skip·g, and of each row a number of sums, that for skip.
 void modern_norm_backward(float *d, float *dkept, float *sums, const float *dnorm, const float *x, const float *kept,
                           const float *above, const float *skip, long c, int add, long lo, long hi);

@@ -40,6 +40,77 @@ SPMD_FN void back(vec &d, const vec &x, float inv, float mean) {
     for (int i = 0; i < 8; i++) d[i] = inv * (d[i] - x[i] * inv * mean);
 }
 
+// A token outside the vocabulary makes its row NaN, and so the loss.
+template <int PIECES>
+__global__ void __launch_bounds__(256) modern_embed(act *out, const int *tokens, const float *wte, int n, int c, int vocab) {
+    FOR_ROWS(i, n) {
+        int token = tokens[i];
+        bool known = 0 <= token && token < vocab;
+        const float *row = wte + (known ? (long long)token * c : 0);
+        vec v[PIECES];
+        float squares = 0;
+        FOR_PIECES(k, j, c) {
+            load(v[k], row + j);
+            dot(squares, v[k], v[k]);
+        }
+        float inv = known ? inverse_norm(warp_sum(squares), c) : NOT_A_NUMBER;
+        FOR_PIECES(k, j, c) {
+            scale_by(v[k], inv);
+            store(out + i * c + j, v[k]);
+        }
+    }
+}
+
+template <int PIECES>
+__global__ void __launch_bounds__(256)
+    modern_embed_backward(act *d, const int *tokens, const float *wte, int n, int c, int vocab) {
+    FOR_ROWS(i, n) {
+        int token = tokens[i];
+        bool known = 0 <= token && token < vocab;
+        const float *row = wte + (known ? (long long)token * c : 0);
+        vec v[PIECES], g[PIECES];
+        float squares = 0, mean = 0;
+        FOR_PIECES(k, j, c) {
+            load(v[k], row + j);
+            load(g[k], d + i * c + j);
+            dot(squares, v[k], v[k]);
+            dot(mean, v[k], g[k]);
+        }
+        float inv = inverse_norm(warp_sum(squares), c);
+        mean = warp_sum(mean) * inv / c;
+        FOR_PIECES(k, j, c) {
+            back(g[k], v[k], inv, mean);
+            store(d + i * c + j, g[k]);
+        }
+    }
+}
+
+template <int PIECES>
+__global__ void __launch_bounds__(256)
+    modern_norm(act *out, act *sum, const act *x, const act *kept, const float *skip, int n, int c) {
+    float s = kept ? *skip : 0;
+    FOR_ROWS(i, n) {
+        vec v[PIECES];
+        float squares = 0;
+        FOR_PIECES(k, j, c) {
+            long long at = i * c + j;
+            load(v[k], x + at);
+            if (kept) {
+                add_scaled(v[k], s, kept + at);
+                store(sum + at, v[k]);
+#pragma unroll
+                for (int e = 0; e < 8; e++) v[k][e] = rounded(v[k][e]);
+            }
+            dot(squares, v[k], v[k]);
+        }
+        float inv = inverse_norm(warp_sum(squares), c);
+        FOR_PIECES(k, j, c) {
+            scale_by(v[k], inv);
+            store(out + i * c + j, v[k]);
+        }
+    }
+}
+
 // Of skip each block leaves its sum in a row of partial(blocks + sets, 1). normBackwardBlocks in kernels.go has as many blocks to
 // a multiprocessor as registers allow here: all then run at once.
 template <int PIECES>
