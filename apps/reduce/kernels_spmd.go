@@ -43,7 +43,7 @@ template <typename I, typename S1_> SPMD_FN void widenAll(SPMD_WHERE_AND int64_t
 extern "C" __global__ void __launch_bounds__(256) widenAll(int64_t ni, float *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("widenAll")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> x_pack[2];
 #pragma unroll
@@ -61,12 +61,12 @@ extern "C" __global__ void __launch_bounds__(256) widenAll(int64_t ni, float *__
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::widenAll<uint32_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::widenAll<uint32_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) widenAll_any(int64_t ni, float *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("widenAll")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::widenAll<int64_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::widenAll<int64_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 `

@@ -37,6 +37,7 @@ type kernel struct {
 	onHost   string     // the function that runs on the host for a range of indices; "" for this one
 	part     string     // the tolerance
 	row      int        // threads of a row; 0 where there are none
+	loops    bool       // see loopWord
 }
 
 // param is one parameter of a kernel behind its indices.
@@ -142,6 +143,8 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 			if !slices.Contains(cpp.RowThreads, cpp.RowsOf(d)) {
 				u.Refuse(d.Pos(), "%s %s: a row has 32, 64, 128, 256, 512 or 1024 threads", source.Mark, word)
 			}
+		case word == loopWord:
+		case word == cpp.Unset && cpp.RowsOf(d) > 0:
 		default:
 			wanted = append(wanted, word)
 		}
@@ -246,6 +249,12 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 		}
 	default:
 		u.Refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
+	}
+	if words, _ := source.Directive(d); slices.Contains(words, loopWord) {
+		if elements, _ := k.wide(); elements == 0 || !k.body.Guarded {
+			u.Refuse(d.Pos(), "%s %s: a kernel that loops has one index i, uses x[i] of a slice, and begins with if c { return }", source.Mark, loopWord)
+		}
+		k.loops = true
 	}
 	u.named(k, by)
 	u.hostFunction(k)
@@ -408,7 +417,7 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		call := func(is ...string) string {
 			return fmt.Sprintf("go::%s<%s>(SPMD_HERE_AND %s)", k.body.Name, index, strings.Join(append(is, args...), ", "))
 		}
-		is := indices[:k.dims]
+		is := slices.Clone(indices[:k.dims])
 		if slices.ContainsFunc(is, func(i string) bool { return taken[i] }) {
 			is = nil
 			for _, i := range indices[:k.dims] {
@@ -422,10 +431,18 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		case k.row > 0:
 			fmt.Fprintf(b, "\tspmd::each_row<%d>(%s, %s);\n", k.row, extents[0], lambda(call(is...)))
 		case k.op == "" && k.dims == 1:
-			if !general {
-				u.packs(b, k, index, extents[0], unused)
+			block, loop := "blockIdx.x", k.loops && !general
+			if loop {
+				block = unused("block_")
+				fmt.Fprintf(b, "\tfor (int64_t %s = blockIdx.x; %s * (%d * spmd::THREADS) < %s; %s += gridDim.x) {\n", block, block, each, extents[0], block)
 			}
-			fmt.Fprintf(b, "\tspmd::each1<%d>(%s, %s);\n", each, extents[0], lambda(call(is...)))
+			if !general {
+				u.packs(b, k, index, extents[0], block, unused)
+			}
+			fmt.Fprintf(b, "\tspmd::each1<%d>(%s, %s, %s);\n", each, extents[0], lambda(call(is...)), block)
+			if loop {
+				b.WriteString("\t}\n")
+			}
 		case k.op == "" && !general:
 			fmt.Fprintf(b, "\tspmd::grid%d<%d>(%s, %s);\n", k.dims, each, strings.Join(extents[k.dims-2:], ", "), lambda(call(is...)))
 		case k.op == "":

@@ -216,6 +216,9 @@ func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	if n := k.pack(); n > 1 {
 		shape += fmt.Sprintf(", Pack: %d", n)
 	}
+	if k.loops {
+		shape += ", Loops: true"
+	}
 	if k.row > 0 {
 		shape += fmt.Sprintf(", Row: %d", k.row)
 	}

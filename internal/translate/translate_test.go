@@ -90,6 +90,7 @@ func TestRefusedKernels(t *testing.T) {
 	for words, want := range map[string]string{
 		"reduce=nobody": "//spmd:kernel reduce=nobody: want the name of a function of two values of the type that k returns",
 		"reduce=k":      "//spmd:kernel reduce=k: want the name of a function",
+		"loop":          "a kernel that loops has one index i, uses x[i] of a slice, and begins with if c { return }",
 		"average":       "//spmd:kernel average: want one of sum, prod, min, max",
 	} {
 		if _, err := Generate(folder(t, "package p\n\n//spmd:kernel "+words+"\nfunc k(i int) int64 { return 1 }\n")); err == nil || !strings.Contains(err.Error(), want) {
@@ -193,5 +194,14 @@ func update(i int, register, this []float64, lo, hi, s, n, args, at float64) (ou
 		if !strings.Contains(string(text), want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
+	}
+}
+
+// Indices are called so after kernels of one index, too.
+func TestIndicesAfterOne(t *testing.T) {
+	got, err := Generate(folder(t, "package p\n\n//spmd:kernel\nfunc scale(i int, z, by []float64) { z[i] *= by[0] }\n\n"+
+		"//spmd:kernel\nfunc both(i, j int, x []float64, n int) { x[i*n+j]++ }\n"))
+	if err != nil || !strings.Contains(string(got), "both(i, j, x, n)") || !strings.Contains(string(got), "ni, nj int, x") {
+		t.Errorf("%v\n%s", err, got)
 	}
 }

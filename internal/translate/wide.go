@@ -30,8 +30,12 @@ func (k *kernel) wide() (elements, packs int) {
 	return 16 / size, packs
 }
 
+// loopWord is in the comment of a kernel that does nothing most often: the blocks of its fast form take several parts of the
+// indices, one after the other, as to begin a block for each part would take longer than all else.
+const loopWord = "loop"
+
 // packs writes what blocks do all of whose indices exist, where all such slices are aligned.
-func (u *unit) packs(b *strings.Builder, k *kernel, index, extent string, unused func(string) string) {
+func (u *unit) packs(b *strings.Builder, k *kernel, index, extent, block string, unused func(string) string) {
 	elements, packs := k.wide()
 	if elements == 0 {
 		return
@@ -58,11 +62,11 @@ func (u *unit) packs(b *strings.Builder, k *kernel, index, extent string, unused
 		}
 		args = append(args, fmt.Sprintf("%s[%s].one(%s, %s)", pack, p, n, e))
 	}
-	fmt.Fprintf(b, "\tif (spmd::whole<%d>(%s) && %s) {\n", elements*packs, extent, strings.Join(fits, " && "))
+	fmt.Fprintf(b, "\tif (spmd::whole<%d>(%s, %s) && %s) {\n", elements*packs, extent, block, strings.Join(fits, " && "))
 	if k.body.Guarded {
 		fmt.Fprintf(b, "\t\tif (go::%s_skips_<%s>(SPMD_HERE_AND 0, %s)) return;\n", k.body.Name, index, strings.Join(plain, ", "))
 	}
-	fmt.Fprintf(b, "\t\tconst int64_t %s = (int64_t)blockIdx.x * (%d * spmd::THREADS) + threadIdx.x * %d;\n%s", first, elements*packs, elements, strings.Join(declared, ""))
+	fmt.Fprintf(b, "\t\tconst int64_t %s = (int64_t)%s * (%d * spmd::THREADS) + threadIdx.x * %d;\n%s", first, block, elements*packs, elements, strings.Join(declared, ""))
 	loop := func(body []string) {
 		if len(body) > 0 {
 			fmt.Fprintf(b, "#pragma unroll\n\t\tfor (int %s = 0; %s < %d; %s++) {\n%s\t\t}\n", p, p, packs, p, strings.Join(body, ""))
@@ -72,5 +76,9 @@ func (u *unit) packs(b *strings.Builder, k *kernel, index, extent string, unused
 	loop([]string{fmt.Sprintf("#pragma unroll\n\t\t\tfor (int %s = 0; %s < %d; %s++) go::%s<%s>(SPMD_HERE_AND %s + %s * %d * spmd::THREADS + %s, %s);\n",
 		e, e, elements, e, k.body.Name, index, first, p, elements, e, strings.Join(args, ", "))})
 	loop(stores)
+	if k.loops {
+		b.WriteString("\t\tcontinue;\n\t}\n")
+		return
+	}
 	b.WriteString("\t\treturn;\n\t}\n")
 }

@@ -33,7 +33,7 @@ func root(i int, norm *float32, sum *float64) { *norm = float32(math.Sqrt(*sum))
 
 // scale makes the norm of x limit where it is above.
 //
-//spmd:kernel
+//spmd:kernel loop
 //spmd:host scaleOnHost
 func scale(i int, x []float32, norm *float32, limit float64) {
 	if float64(*norm) <= limit {

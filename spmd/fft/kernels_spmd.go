@@ -94,7 +94,7 @@ template <typename I, typename S1_> SPMD_FN void scaleReal_float64(SPMD_WHERE_AN
 extern "C" __global__ void __launch_bounds__(256) scaleComplex64(int64_t ni, spmd::complex<float> *__restrict__ x_p, int64_t x_n, float by, spmd::report *report_) {
 	SPMD_KERNEL("scaleComplex64")
 	spmd::slice<spmd::complex<float>, uint32_t> x{(spmd::complex<float> *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<spmd::complex<float>, 2> x_pack[2];
 #pragma unroll
@@ -112,19 +112,19 @@ extern "C" __global__ void __launch_bounds__(256) scaleComplex64(int64_t ni, spm
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::scaleComplex64<uint32_t>(SPMD_HERE_AND i, x, by); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::scaleComplex64<uint32_t>(SPMD_HERE_AND i, x, by); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scaleComplex64_any(int64_t ni, spmd::complex<float> *x_p, int64_t x_n, float by, spmd::report *report_) {
 	SPMD_KERNEL("scaleComplex64")
 	spmd::slice<spmd::complex<float>, int64_t> x{(spmd::complex<float> *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scaleComplex64<int64_t>(SPMD_HERE_AND i, x, by); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scaleComplex64<int64_t>(SPMD_HERE_AND i, x, by); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scaleComplex128(int64_t ni, spmd::complex<double> *__restrict__ x_p, int64_t x_n, double by, spmd::report *report_) {
 	SPMD_KERNEL("scaleComplex128")
 	spmd::slice<spmd::complex<double>, uint32_t> x{(spmd::complex<double> *)x_p, x_n};
-	if (spmd::whole<2>(ni) && spmd::fits<1>(x, ni)) {
+	if (spmd::whole<2>(ni, blockIdx.x) && spmd::fits<1>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (2 * spmd::THREADS) + threadIdx.x * 1;
 		spmd::pack<spmd::complex<double>, 1> x_pack[2];
 #pragma unroll
@@ -142,19 +142,19 @@ extern "C" __global__ void __launch_bounds__(256) scaleComplex128(int64_t ni, sp
 		}
 		return;
 	}
-	spmd::each1<2>(ni, [&](int64_t i) { go::scaleComplex128<uint32_t>(SPMD_HERE_AND i, x, by); });
+	spmd::each1<2>(ni, [&](int64_t i) { go::scaleComplex128<uint32_t>(SPMD_HERE_AND i, x, by); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scaleComplex128_any(int64_t ni, spmd::complex<double> *x_p, int64_t x_n, double by, spmd::report *report_) {
 	SPMD_KERNEL("scaleComplex128")
 	spmd::slice<spmd::complex<double>, int64_t> x{(spmd::complex<double> *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scaleComplex128<int64_t>(SPMD_HERE_AND i, x, by); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scaleComplex128<int64_t>(SPMD_HERE_AND i, x, by); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scaleReal_float32(int64_t ni, float *__restrict__ x_p, int64_t x_n, float by, spmd::report *report_) {
 	SPMD_KERNEL("scaleReal")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> x_pack[2];
 #pragma unroll
@@ -172,19 +172,19 @@ extern "C" __global__ void __launch_bounds__(256) scaleReal_float32(int64_t ni, 
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::scaleReal_float32<uint32_t>(SPMD_HERE_AND i, x, by); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::scaleReal_float32<uint32_t>(SPMD_HERE_AND i, x, by); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scaleReal_float32_any(int64_t ni, float *x_p, int64_t x_n, float by, spmd::report *report_) {
 	SPMD_KERNEL("scaleReal")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scaleReal_float32<int64_t>(SPMD_HERE_AND i, x, by); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scaleReal_float32<int64_t>(SPMD_HERE_AND i, x, by); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scaleReal_float64(int64_t ni, double *__restrict__ x_p, int64_t x_n, double by, spmd::report *report_) {
 	SPMD_KERNEL("scaleReal")
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<double, 2> x_pack[2];
 #pragma unroll
@@ -202,12 +202,12 @@ extern "C" __global__ void __launch_bounds__(256) scaleReal_float64(int64_t ni, 
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::scaleReal_float64<uint32_t>(SPMD_HERE_AND i, x, by); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::scaleReal_float64<uint32_t>(SPMD_HERE_AND i, x, by); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scaleReal_float64_any(int64_t ni, double *x_p, int64_t x_n, double by, spmd::report *report_) {
 	SPMD_KERNEL("scaleReal")
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scaleReal_float64<int64_t>(SPMD_HERE_AND i, x, by); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scaleReal_float64<int64_t>(SPMD_HERE_AND i, x, by); }, blockIdx.x);
 }
 `

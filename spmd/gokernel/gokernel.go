@@ -46,6 +46,7 @@ type Shape struct {
 	One     uint64 // which of them are pointers to one element
 	Small   uint64 // which of them are numbers that the fast form takes in 32 bits
 	Pack    int    // indices that follow each other, of a thread of a reduction; 0 for one
+	Loops   bool   // the blocks of the fast form loop: a grid need not have one for all indices
 	Row     int    // threads that share an index, a row, of a GPU; 0 for a thread for each
 
 	// AtOnce says that the host's function of a reduction takes a range at once, and enters one value.
@@ -113,6 +114,9 @@ func (s *Shape) narrow(total int, args []spmd.Arg) bool {
 // threads of a block, in all.
 const threads = 256
 
+// mostThatLoop are the blocks of a kernel that loops: two for each that an H100 runs at once, which begin in two microseconds.
+const mostThatLoop = 2 * 8 * 132
+
 // grid is the shape of a launch whose threads take each indices, the last along x, and says whether it has a block for all.
 func (s *Shape) grid(extent [3]int, each int) (g spmd.Grid, whole bool) {
 	const most = 65_535 // blocks along y and z
@@ -124,7 +128,11 @@ func (s *Shape) grid(extent [3]int, each int) (g spmd.Grid, whole bool) {
 		return spmd.Grid{Blocks: [3]int{over(extent[0], threads/s.Row), 1, 1}, Threads: [3]int{threads, 1, 1}}, true
 	}
 	if s.Dims == 1 {
-		return spmd.Grid{Blocks: [3]int{over(extent[0], each*threads), 1, 1}, Threads: [3]int{threads, 1, 1}}, true
+		blocks := over(extent[0], each*threads)
+		if s.Loops && each == s.Each {
+			blocks = min(blocks, mostThatLoop)
+		}
+		return spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{threads, 1, 1}}, true
 	}
 	last := extent[s.Dims-1]
 	x := 32

@@ -277,14 +277,14 @@ template <> __device__ __forceinline__ void atomic_max(float *p, float v) {
 // THREADS are those of a block of every kernel here, and LANES, as many, those of a reduction.
 enum { THREADS = 256, LANES = 256 };
 
-// whole says whether the block has EACH indices for every thread.
-template <int EACH> SPMD_FN bool whole(int64_t n) { return ((int64_t)blockIdx.x + 1) * (EACH * THREADS) <= n; }
+// whole says whether a block, this one, has EACH indices for every thread.
+template <int EACH> SPMD_FN bool whole(int64_t n, int64_t block) { return (block + 1) * (EACH * THREADS) <= n; }
 
 // each1 calls f for every index below n, EACH indices by a thread. Blocks whose indices all exist have no test
 // between them, so that the loads of all can be under way.
-template <int EACH, typename F> SPMD_FN void each1(int64_t n, F f) {
-	int64_t first = (int64_t)blockIdx.x * (EACH * THREADS) + threadIdx.x;
-	if (whole<EACH>(n)) {
+template <int EACH, typename F> SPMD_FN void each1(int64_t n, F f, int64_t block) {
+	int64_t first = block * (EACH * THREADS) + threadIdx.x;
+	if (whole<EACH>(n, block)) {
 #pragma unroll 4
 		for (int u = 0; u < EACH; u++) f(first + u * THREADS);
 	} else {

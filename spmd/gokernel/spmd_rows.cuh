@@ -50,21 +50,42 @@ template <int N, typename T> SPMD_FN void zero(T &x) {
 }
 
 // elements calls f for every element of n: f has its index, its place among those that the thread keeps, and the slices.
-// Four packs of a thread are loaded before the first is used. With KEEP a thread has at most so many packs.
+// Up to four packs of a thread are loaded before the first is used. With KEEP a thread has at most so many packs.
 template <int N, int V, int KEEP, typename I, typename F, typename... U> SPMD_FN void elements(int64_t n, F f, const U &...u) {
-	const int step = N * V, times = KEEP ? KEEP : 4;
+	const int step = N * V;
 	int64_t first = threadIdx.x % N * V;
 	if (sizeof(I) == 4 && (V == 1 || n % V == 0 && all_fit<V>(n, u...))) {
-		for (int at = (int)first; at < (int)n; at += times * step) {
+		auto enter = [&](held_all<V, U...> &held, int at, int slot) {
 #pragma unroll
-			for (int k = 0; k < times; k++) {
+			for (int e = 0; e < V; e++) held.call(f, e, at + e, slot + e);
+			held.keep();
+		};
+		int at = (int)first;
+		if (KEEP) {
+#pragma unroll
+			for (int k = 0; k < KEEP; k++) {
 				if (at + k * step >= (int)n) continue;
 				held_all<V, U...> held(at + k * step, u...);
-#pragma unroll
-				for (int e = 0; e < V; e++) held.call(f, e, at + k * step + e, k * V + e);
-				held.keep();
+				enter(held, at + k * step, k * V);
 			}
-			if (KEEP) break;
+			return;
+		}
+		for (; at + 3 * step < (int)n; at += 4 * step) {
+			held_all<V, U...> a(at, u...), b(at + step, u...), c(at + 2 * step, u...), d(at + 3 * step, u...);
+			enter(a, at, 0);
+			enter(b, at + step, 0);
+			enter(c, at + 2 * step, 0);
+			enter(d, at + 3 * step, 0);
+		}
+		if (at + step < (int)n) {
+			held_all<V, U...> a(at, u...), b(at + step, u...);
+			enter(a, at, 0);
+			enter(b, at + step, 0);
+			at += 2 * step;
+		}
+		if (at < (int)n) {
+			held_all<V, U...> a(at, u...);
+			enter(a, at, 0);
 		}
 		return;
 	}
@@ -79,6 +100,14 @@ template <int N, int V, int KEEP, typename I, typename F, typename... U> SPMD_FN
 	for (; first < n; first += step) {
 		for (int e = 0; e < V && first + e < n; e++) f(first + e, 0, u.x...);
 	}
+}
+
+// unset leaves it as it is. Emulated it has what no kernel expects, so that tests find who reads it.
+template <int N, typename T> SPMD_FN void unset(T &x) {
+#ifdef SPMD_EMULATED
+	for (int i = threadIdx.x % N; i < (int)sizeof(T); i += N) ((uint8_t *)&x)[i] = 0xff;
+	meet<N>();
+#endif
 }
 
 } // namespace spmd

@@ -21,19 +21,21 @@ const tile = 32
 
 // transposeTile sets to[j·toStride+i] = from[i·fromStride+j] for the rows and columns of one tile.
 //
-//spmd:kernel rows
+//spmd:kernel rows unset
 func transposeTile[T bits](i int, to, from []T, toStride, fromStride, rows, cols int) {
 	var turned [tile][tile + 1]T
-	across := (cols + tile - 1) / tile
-	top, left := i/across*tile, i%across*tile
+	across := uint32((cols + tile - 1) / tile) // GPUs divide numbers of 32 bits faster
+	top, left := int(uint32(i)/across)*tile, int(uint32(i)%across)*tile
 	for e := range tile * tile {
-		if r, c := top+e/tile, left+e%tile; r < rows && c < cols {
-			turned[e/tile][e%tile] = from[r*fromStride+c]
+		y, x := uint32(e)/tile, uint32(e)%tile
+		if r, c := top+int(y), left+int(x); r < rows && c < cols {
+			turned[y][x] = from[r*fromStride+c]
 		}
 	}
 	for e := range tile * tile {
-		if r, c := top+e%tile, left+e/tile; r < rows && c < cols {
-			to[c*toStride+r] = turned[e%tile][e/tile]
+		y, x := uint32(e)%tile, uint32(e)/tile
+		if r, c := top+int(y), left+int(x); r < rows && c < cols {
+			to[c*toStride+r] = turned[y][x]
 		}
 	}
 }

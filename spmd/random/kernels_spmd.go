@@ -265,7 +265,7 @@ template <typename I> SPMD_FN void normal32(SPMD_WHERE_AND int64_t i, spmd::slic
 extern "C" __global__ void __launch_bounds__(256) uniform32(int64_t ni, float *__restrict__ dst_p, int64_t dst_n, uint64_t seed, int64_t offset, spmd::report *report_) {
 	SPMD_KERNEL("uniform32")
 	spmd::slice<float, uint32_t> dst{(float *)dst_p, dst_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(dst, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(dst, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> dst_pack[2];
 #pragma unroll
@@ -279,19 +279,19 @@ extern "C" __global__ void __launch_bounds__(256) uniform32(int64_t ni, float *_
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::uniform32<uint32_t>(SPMD_HERE_AND i, dst, seed, offset); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::uniform32<uint32_t>(SPMD_HERE_AND i, dst, seed, offset); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) uniform32_any(int64_t ni, float *dst_p, int64_t dst_n, uint64_t seed, int64_t offset, spmd::report *report_) {
 	SPMD_KERNEL("uniform32")
 	spmd::slice<float, int64_t> dst{(float *)dst_p, dst_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::uniform32<int64_t>(SPMD_HERE_AND i, dst, seed, offset); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::uniform32<int64_t>(SPMD_HERE_AND i, dst, seed, offset); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) uniform64(int64_t ni, double *__restrict__ dst_p, int64_t dst_n, uint64_t seed, int64_t offset, spmd::report *report_) {
 	SPMD_KERNEL("uniform64")
 	spmd::slice<double, uint32_t> dst{(double *)dst_p, dst_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(dst, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(dst, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<double, 2> dst_pack[2];
 #pragma unroll
@@ -305,31 +305,31 @@ extern "C" __global__ void __launch_bounds__(256) uniform64(int64_t ni, double *
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::uniform64<uint32_t>(SPMD_HERE_AND i, dst, seed, offset); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::uniform64<uint32_t>(SPMD_HERE_AND i, dst, seed, offset); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) uniform64_any(int64_t ni, double *dst_p, int64_t dst_n, uint64_t seed, int64_t offset, spmd::report *report_) {
 	SPMD_KERNEL("uniform64")
 	spmd::slice<double, int64_t> dst{(double *)dst_p, dst_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::uniform64<int64_t>(SPMD_HERE_AND i, dst, seed, offset); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::uniform64<int64_t>(SPMD_HERE_AND i, dst, seed, offset); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) normal64(int64_t ni, double *__restrict__ dst_p, int64_t dst_n, uint64_t seed, int64_t offset, spmd::report *report_) {
 	SPMD_KERNEL("normal64")
 	spmd::slice<double, uint32_t> dst{(double *)dst_p, dst_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::normal64<uint32_t>(SPMD_HERE_AND i, dst, seed, offset); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::normal64<uint32_t>(SPMD_HERE_AND i, dst, seed, offset); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) normal64_any(int64_t ni, double *dst_p, int64_t dst_n, uint64_t seed, int64_t offset, spmd::report *report_) {
 	SPMD_KERNEL("normal64")
 	spmd::slice<double, int64_t> dst{(double *)dst_p, dst_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::normal64<int64_t>(SPMD_HERE_AND i, dst, seed, offset); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::normal64<int64_t>(SPMD_HERE_AND i, dst, seed, offset); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) pairs32(int64_t ni, spmd::complex<float> *__restrict__ dst_p, int64_t dst_n, uint64_t seed, int64_t first, spmd::report *report_) {
 	SPMD_KERNEL("pairs32")
 	spmd::slice<spmd::complex<float>, uint32_t> dst{(spmd::complex<float> *)dst_p, dst_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(dst, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(dst, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<spmd::complex<float>, 2> dst_pack[2];
 #pragma unroll
@@ -343,24 +343,24 @@ extern "C" __global__ void __launch_bounds__(256) pairs32(int64_t ni, spmd::comp
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::pairs32<uint32_t>(SPMD_HERE_AND i, dst, seed, first); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::pairs32<uint32_t>(SPMD_HERE_AND i, dst, seed, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) pairs32_any(int64_t ni, spmd::complex<float> *dst_p, int64_t dst_n, uint64_t seed, int64_t first, spmd::report *report_) {
 	SPMD_KERNEL("pairs32")
 	spmd::slice<spmd::complex<float>, int64_t> dst{(spmd::complex<float> *)dst_p, dst_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::pairs32<int64_t>(SPMD_HERE_AND i, dst, seed, first); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::pairs32<int64_t>(SPMD_HERE_AND i, dst, seed, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) normal32(int64_t ni, float *__restrict__ dst_p, int64_t dst_n, uint64_t seed, int64_t offset, spmd::report *report_) {
 	SPMD_KERNEL("normal32")
 	spmd::slice<float, uint32_t> dst{(float *)dst_p, dst_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::normal32<uint32_t>(SPMD_HERE_AND i, dst, seed, offset); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::normal32<uint32_t>(SPMD_HERE_AND i, dst, seed, offset); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) normal32_any(int64_t ni, float *dst_p, int64_t dst_n, uint64_t seed, int64_t offset, spmd::report *report_) {
 	SPMD_KERNEL("normal32")
 	spmd::slice<float, int64_t> dst{(float *)dst_p, dst_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::normal32<int64_t>(SPMD_HERE_AND i, dst, seed, offset); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::normal32<int64_t>(SPMD_HERE_AND i, dst, seed, offset); }, blockIdx.x);
 }
 `

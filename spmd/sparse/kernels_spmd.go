@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256) take_float32(int64_t ni, float
 	spmd::slice<float, uint32_t> to{(float *)to_p, to_n};
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
 	spmd::slice<int32_t, uint32_t> index{(int32_t *)index_p, index_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(to, ni) && spmd::fits<4>(index, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(to, ni) && spmd::fits<4>(index, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> to_pack[2];
 		spmd::pack<int32_t, 4> index_pack[2];
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) take_float32(int64_t ni, float
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::take_float32<uint32_t>(SPMD_HERE_AND i, to, x, index); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::take_float32<uint32_t>(SPMD_HERE_AND i, to, x, index); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) take_float32_any(int64_t ni, float *to_p, int64_t to_n, const float *x_p, int64_t x_n, const int32_t *index_p, int64_t index_n, spmd::report *report_) {
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256) take_float32_any(int64_t ni, f
 	spmd::slice<float, int64_t> to{(float *)to_p, to_n};
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
 	spmd::slice<int32_t, int64_t> index{(int32_t *)index_p, index_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::take_float32<int64_t>(SPMD_HERE_AND i, to, x, index); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::take_float32<int64_t>(SPMD_HERE_AND i, to, x, index); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) take_float64(int64_t ni, double *__restrict__ to_p, int64_t to_n, const double *__restrict__ x_p, int64_t x_n, const int32_t *__restrict__ index_p, int64_t index_n, spmd::report *report_) {
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(256) take_float64(int64_t ni, doubl
 	spmd::slice<double, uint32_t> to{(double *)to_p, to_n};
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
 	spmd::slice<int32_t, uint32_t> index{(int32_t *)index_p, index_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(to, ni) && spmd::fits<2>(index, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(to, ni) && spmd::fits<2>(index, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<double, 2> to_pack[2];
 		spmd::pack<int32_t, 2> index_pack[2];
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256) take_float64(int64_t ni, doubl
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::take_float64<uint32_t>(SPMD_HERE_AND i, to, x, index); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::take_float64<uint32_t>(SPMD_HERE_AND i, to, x, index); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) take_float64_any(int64_t ni, double *to_p, int64_t to_n, const double *x_p, int64_t x_n, const int32_t *index_p, int64_t index_n, spmd::report *report_) {
@@ -121,6 +121,6 @@ extern "C" __global__ void __launch_bounds__(256) take_float64_any(int64_t ni, d
 	spmd::slice<double, int64_t> to{(double *)to_p, to_n};
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
 	spmd::slice<int32_t, int64_t> index{(int32_t *)index_p, index_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::take_float64<int64_t>(SPMD_HERE_AND i, to, x, index); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::take_float64<int64_t>(SPMD_HERE_AND i, to, x, index); }, blockIdx.x);
 }
 `

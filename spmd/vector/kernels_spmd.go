@@ -1118,7 +1118,7 @@ extern "C" __global__ void __launch_bounds__(256) axpy_int32(int64_t ni, int32_t
 	SPMD_KERNEL("axpy")
 	spmd::slice<int32_t, uint32_t> y{(int32_t *)y_p, y_n};
 	spmd::slice<int32_t, uint32_t> x{(int32_t *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(y, ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(y, ni) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<int32_t, 4> y_pack[2];
 		spmd::pack<int32_t, 4> x_pack[2];
@@ -1138,21 +1138,21 @@ extern "C" __global__ void __launch_bounds__(256) axpy_int32(int64_t ni, int32_t
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::axpy_int32<uint32_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::axpy_int32<uint32_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_int32_any(int64_t ni, int32_t *y_p, int64_t y_n, int32_t a, const int32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<int32_t, int64_t> y{(int32_t *)y_p, y_n};
 	spmd::slice<int32_t, int64_t> x{(int32_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_int32<int64_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_int32<int64_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_uint32(int64_t ni, uint32_t *__restrict__ y_p, int64_t y_n, uint32_t a, const uint32_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<uint32_t, uint32_t> y{(uint32_t *)y_p, y_n};
 	spmd::slice<uint32_t, uint32_t> x{(uint32_t *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(y, ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(y, ni) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<uint32_t, 4> y_pack[2];
 		spmd::pack<uint32_t, 4> x_pack[2];
@@ -1172,21 +1172,21 @@ extern "C" __global__ void __launch_bounds__(256) axpy_uint32(int64_t ni, uint32
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::axpy_uint32<uint32_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::axpy_uint32<uint32_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_uint32_any(int64_t ni, uint32_t *y_p, int64_t y_n, uint32_t a, const uint32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<uint32_t, int64_t> y{(uint32_t *)y_p, y_n};
 	spmd::slice<uint32_t, int64_t> x{(uint32_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_uint32<int64_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_uint32<int64_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_int64(int64_t ni, int64_t *__restrict__ y_p, int64_t y_n, int64_t a, const int64_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<int64_t, uint32_t> y{(int64_t *)y_p, y_n};
 	spmd::slice<int64_t, uint32_t> x{(int64_t *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(y, ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(y, ni) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<int64_t, 2> y_pack[2];
 		spmd::pack<int64_t, 2> x_pack[2];
@@ -1206,21 +1206,21 @@ extern "C" __global__ void __launch_bounds__(256) axpy_int64(int64_t ni, int64_t
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::axpy_int64<uint32_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::axpy_int64<uint32_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_int64_any(int64_t ni, int64_t *y_p, int64_t y_n, int64_t a, const int64_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<int64_t, int64_t> y{(int64_t *)y_p, y_n};
 	spmd::slice<int64_t, int64_t> x{(int64_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_int64<int64_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_int64<int64_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_uint64(int64_t ni, uint64_t *__restrict__ y_p, int64_t y_n, uint64_t a, const uint64_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<uint64_t, uint32_t> y{(uint64_t *)y_p, y_n};
 	spmd::slice<uint64_t, uint32_t> x{(uint64_t *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(y, ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(y, ni) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<uint64_t, 2> y_pack[2];
 		spmd::pack<uint64_t, 2> x_pack[2];
@@ -1240,21 +1240,21 @@ extern "C" __global__ void __launch_bounds__(256) axpy_uint64(int64_t ni, uint64
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::axpy_uint64<uint32_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::axpy_uint64<uint32_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_uint64_any(int64_t ni, uint64_t *y_p, int64_t y_n, uint64_t a, const uint64_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<uint64_t, int64_t> y{(uint64_t *)y_p, y_n};
 	spmd::slice<uint64_t, int64_t> x{(uint64_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_uint64<int64_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_uint64<int64_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_float32(int64_t ni, float *__restrict__ y_p, int64_t y_n, float a, const float *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<float, uint32_t> y{(float *)y_p, y_n};
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(y, ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(y, ni) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> y_pack[2];
 		spmd::pack<float, 4> x_pack[2];
@@ -1274,21 +1274,21 @@ extern "C" __global__ void __launch_bounds__(256) axpy_float32(int64_t ni, float
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::axpy_float32<uint32_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::axpy_float32<uint32_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_float32_any(int64_t ni, float *y_p, int64_t y_n, float a, const float *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<float, int64_t> y{(float *)y_p, y_n};
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_float32<int64_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_float32<int64_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_float64(int64_t ni, double *__restrict__ y_p, int64_t y_n, double a, const double *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<double, uint32_t> y{(double *)y_p, y_n};
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(y, ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(y, ni) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<double, 2> y_pack[2];
 		spmd::pack<double, 2> x_pack[2];
@@ -1308,20 +1308,20 @@ extern "C" __global__ void __launch_bounds__(256) axpy_float64(int64_t ni, doubl
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::axpy_float64<uint32_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::axpy_float64<uint32_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) axpy_float64_any(int64_t ni, double *y_p, int64_t y_n, double a, const double *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("axpy")
 	spmd::slice<double, int64_t> y{(double *)y_p, y_n};
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_float64<int64_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::axpy_float64<int64_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_int32(int64_t ni, int32_t *__restrict__ x_p, int64_t x_n, int32_t a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<int32_t, uint32_t> x{(int32_t *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<int32_t, 4> x_pack[2];
 #pragma unroll
@@ -1339,19 +1339,19 @@ extern "C" __global__ void __launch_bounds__(256) scale_int32(int64_t ni, int32_
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::scale_int32<uint32_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::scale_int32<uint32_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_int32_any(int64_t ni, int32_t *x_p, int64_t x_n, int32_t a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<int32_t, int64_t> x{(int32_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scale_int32<int64_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scale_int32<int64_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_uint32(int64_t ni, uint32_t *__restrict__ x_p, int64_t x_n, uint32_t a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<uint32_t, uint32_t> x{(uint32_t *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<uint32_t, 4> x_pack[2];
 #pragma unroll
@@ -1369,19 +1369,19 @@ extern "C" __global__ void __launch_bounds__(256) scale_uint32(int64_t ni, uint3
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::scale_uint32<uint32_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::scale_uint32<uint32_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_uint32_any(int64_t ni, uint32_t *x_p, int64_t x_n, uint32_t a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<uint32_t, int64_t> x{(uint32_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scale_uint32<int64_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scale_uint32<int64_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_int64(int64_t ni, int64_t *__restrict__ x_p, int64_t x_n, int64_t a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<int64_t, uint32_t> x{(int64_t *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<int64_t, 2> x_pack[2];
 #pragma unroll
@@ -1399,19 +1399,19 @@ extern "C" __global__ void __launch_bounds__(256) scale_int64(int64_t ni, int64_
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::scale_int64<uint32_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::scale_int64<uint32_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_int64_any(int64_t ni, int64_t *x_p, int64_t x_n, int64_t a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<int64_t, int64_t> x{(int64_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scale_int64<int64_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scale_int64<int64_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_uint64(int64_t ni, uint64_t *__restrict__ x_p, int64_t x_n, uint64_t a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<uint64_t, uint32_t> x{(uint64_t *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<uint64_t, 2> x_pack[2];
 #pragma unroll
@@ -1429,19 +1429,19 @@ extern "C" __global__ void __launch_bounds__(256) scale_uint64(int64_t ni, uint6
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::scale_uint64<uint32_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::scale_uint64<uint32_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_uint64_any(int64_t ni, uint64_t *x_p, int64_t x_n, uint64_t a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<uint64_t, int64_t> x{(uint64_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scale_uint64<int64_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scale_uint64<int64_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_float32(int64_t ni, float *__restrict__ x_p, int64_t x_n, float a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> x_pack[2];
 #pragma unroll
@@ -1459,19 +1459,19 @@ extern "C" __global__ void __launch_bounds__(256) scale_float32(int64_t ni, floa
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::scale_float32<uint32_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::scale_float32<uint32_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_float32_any(int64_t ni, float *x_p, int64_t x_n, float a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scale_float32<int64_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scale_float32<int64_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_float64(int64_t ni, double *__restrict__ x_p, int64_t x_n, double a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<double, 2> x_pack[2];
 #pragma unroll
@@ -1489,13 +1489,13 @@ extern "C" __global__ void __launch_bounds__(256) scale_float64(int64_t ni, doub
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::scale_float64<uint32_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::scale_float64<uint32_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scale_float64_any(int64_t ni, double *x_p, int64_t x_n, double a, spmd::report *report_) {
 	SPMD_KERNEL("scale")
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::scale_float64<int64_t>(SPMD_HERE_AND i, x, a); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::scale_float64<int64_t>(SPMD_HERE_AND i, x, a); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) squares_float32(int64_t ni, float *__restrict__ out, const float *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
@@ -1541,7 +1541,7 @@ extern "C" __global__ void __launch_bounds__(256) squares_float64_parts(double *
 extern "C" __global__ void __launch_bounds__(256) root_float32(int64_t ni, float *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("root")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> x_pack[2];
 #pragma unroll
@@ -1559,19 +1559,19 @@ extern "C" __global__ void __launch_bounds__(256) root_float32(int64_t ni, float
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::root_float32<uint32_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::root_float32<uint32_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) root_float32_any(int64_t ni, float *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("root")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::root_float32<int64_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::root_float32<int64_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) root_float64(int64_t ni, double *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("root")
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<double, 2> x_pack[2];
 #pragma unroll
@@ -1589,13 +1589,13 @@ extern "C" __global__ void __launch_bounds__(256) root_float64(int64_t ni, doubl
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::root_float64<uint32_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::root_float64<uint32_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) root_float64_any(int64_t ni, double *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("root")
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::root_float64<int64_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::root_float64<int64_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_int32(int64_t ni, int64_t *__restrict__ at_p, const int32_t *__restrict__ best_p, const int32_t *__restrict__ x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1603,7 +1603,7 @@ extern "C" __global__ void __launch_bounds__(256) place_int32(int64_t ni, int64_
 	int64_t *at = (int64_t *)at_p;
 	int32_t *best = (int32_t *)best_p;
 	spmd::slice<int32_t, uint32_t> x{(int32_t *)x_p, x_n};
-	spmd::each1<4>(ni, [&](int64_t i) { go::place_int32<uint32_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::place_int32<uint32_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_int32_any(int64_t ni, int64_t *at_p, const int32_t *best_p, const int32_t *x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1611,7 +1611,7 @@ extern "C" __global__ void __launch_bounds__(256) place_int32_any(int64_t ni, in
 	int64_t *at = (int64_t *)at_p;
 	int32_t *best = (int32_t *)best_p;
 	spmd::slice<int32_t, int64_t> x{(int32_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::place_int32<int64_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::place_int32<int64_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_uint32(int64_t ni, int64_t *__restrict__ at_p, const uint32_t *__restrict__ best_p, const uint32_t *__restrict__ x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1619,7 +1619,7 @@ extern "C" __global__ void __launch_bounds__(256) place_uint32(int64_t ni, int64
 	int64_t *at = (int64_t *)at_p;
 	uint32_t *best = (uint32_t *)best_p;
 	spmd::slice<uint32_t, uint32_t> x{(uint32_t *)x_p, x_n};
-	spmd::each1<4>(ni, [&](int64_t i) { go::place_uint32<uint32_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::place_uint32<uint32_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_uint32_any(int64_t ni, int64_t *at_p, const uint32_t *best_p, const uint32_t *x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1627,7 +1627,7 @@ extern "C" __global__ void __launch_bounds__(256) place_uint32_any(int64_t ni, i
 	int64_t *at = (int64_t *)at_p;
 	uint32_t *best = (uint32_t *)best_p;
 	spmd::slice<uint32_t, int64_t> x{(uint32_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::place_uint32<int64_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::place_uint32<int64_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_int64(int64_t ni, int64_t *__restrict__ at_p, const int64_t *__restrict__ best_p, const int64_t *__restrict__ x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1635,7 +1635,7 @@ extern "C" __global__ void __launch_bounds__(256) place_int64(int64_t ni, int64_
 	int64_t *at = (int64_t *)at_p;
 	int64_t *best = (int64_t *)best_p;
 	spmd::slice<int64_t, uint32_t> x{(int64_t *)x_p, x_n};
-	spmd::each1<4>(ni, [&](int64_t i) { go::place_int64<uint32_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::place_int64<uint32_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_int64_any(int64_t ni, int64_t *at_p, const int64_t *best_p, const int64_t *x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1643,7 +1643,7 @@ extern "C" __global__ void __launch_bounds__(256) place_int64_any(int64_t ni, in
 	int64_t *at = (int64_t *)at_p;
 	int64_t *best = (int64_t *)best_p;
 	spmd::slice<int64_t, int64_t> x{(int64_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::place_int64<int64_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::place_int64<int64_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_uint64(int64_t ni, int64_t *__restrict__ at_p, const uint64_t *__restrict__ best_p, const uint64_t *__restrict__ x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1651,7 +1651,7 @@ extern "C" __global__ void __launch_bounds__(256) place_uint64(int64_t ni, int64
 	int64_t *at = (int64_t *)at_p;
 	uint64_t *best = (uint64_t *)best_p;
 	spmd::slice<uint64_t, uint32_t> x{(uint64_t *)x_p, x_n};
-	spmd::each1<4>(ni, [&](int64_t i) { go::place_uint64<uint32_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::place_uint64<uint32_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_uint64_any(int64_t ni, int64_t *at_p, const uint64_t *best_p, const uint64_t *x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1659,7 +1659,7 @@ extern "C" __global__ void __launch_bounds__(256) place_uint64_any(int64_t ni, i
 	int64_t *at = (int64_t *)at_p;
 	uint64_t *best = (uint64_t *)best_p;
 	spmd::slice<uint64_t, int64_t> x{(uint64_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::place_uint64<int64_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::place_uint64<int64_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_float32(int64_t ni, int64_t *__restrict__ at_p, const float *__restrict__ best_p, const float *__restrict__ x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1667,7 +1667,7 @@ extern "C" __global__ void __launch_bounds__(256) place_float32(int64_t ni, int6
 	int64_t *at = (int64_t *)at_p;
 	float *best = (float *)best_p;
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	spmd::each1<4>(ni, [&](int64_t i) { go::place_float32<uint32_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::place_float32<uint32_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_float32_any(int64_t ni, int64_t *at_p, const float *best_p, const float *x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1675,7 +1675,7 @@ extern "C" __global__ void __launch_bounds__(256) place_float32_any(int64_t ni, 
 	int64_t *at = (int64_t *)at_p;
 	float *best = (float *)best_p;
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::place_float32<int64_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::place_float32<int64_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_float64(int64_t ni, int64_t *__restrict__ at_p, const double *__restrict__ best_p, const double *__restrict__ x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1683,7 +1683,7 @@ extern "C" __global__ void __launch_bounds__(256) place_float64(int64_t ni, int6
 	int64_t *at = (int64_t *)at_p;
 	double *best = (double *)best_p;
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	spmd::each1<4>(ni, [&](int64_t i) { go::place_float64<uint32_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::place_float64<uint32_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_float64_any(int64_t ni, int64_t *at_p, const double *best_p, const double *x_p, int64_t x_n, int64_t first, spmd::report *report_) {
@@ -1691,6 +1691,6 @@ extern "C" __global__ void __launch_bounds__(256) place_float64_any(int64_t ni, 
 	int64_t *at = (int64_t *)at_p;
 	double *best = (double *)best_p;
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::place_float64<int64_t>(SPMD_HERE_AND i, at, best, x, first); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::place_float64<int64_t>(SPMD_HERE_AND i, at, best, x, first); }, blockIdx.x);
 }
 `

@@ -36,7 +36,7 @@ func castPart[T eight](i int, codes []T, up *float32, peak []float32, x []spmd.B
 
 // sumRows sets 32 of the c sums, or adds to them, of the columns of partial(rows,c).
 //
-//spmd:kernel rows
+//spmd:kernel rows unset
 //spmd:tolerance 1e-5
 func sumRows(i int, sums, partial []float32, rows, c int, accumulate bool) {
 	var parts [8][32]float32
@@ -63,7 +63,8 @@ func sumRows(i int, sums, partial []float32, rows, c int, accumulate bool) {
 	}
 }
 
-const peakParts = 64 // of a matrix
+// peakParts are those of a matrix: of one of 768 columns and k·768 rows each has k·8,192 elements, 32 k for a thread.
+const peakParts = 72
 
 // weightPeak enters the largest size of one of the parts of a matrix, whose numbers are among matrices, in its peak.
 //
@@ -71,7 +72,7 @@ const peakParts = 64 // of a matrix
 func weightPeak(i int, peaks []float32, weights []spmd.BF16, matrices []int64) {
 	m := matrices[i/peakParts*MatrixNumbers : (i/peakParts+1)*MatrixNumbers]
 	first, n := int(m[0]), int(m[3]*m[4])
-	each := (n/peakParts + 8) / 8 * 8
+	each := (n + 8*peakParts - 1) / (8 * peakParts) * 8
 	lo := min(n, i%peakParts*each)
 	part, top := weights[first+lo:first+min(n, lo+each)], float32(0)
 	for _, v := range part {

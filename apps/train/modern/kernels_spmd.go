@@ -100,7 +100,7 @@ template <typename I, typename S1_, typename S2_> SPMD_FN void squareBackElement
 extern "C" __global__ void __launch_bounds__(256) squareElement_float32(int64_t ni, float *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("squareElement")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(x, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> x_pack[2];
 #pragma unroll
@@ -118,19 +118,19 @@ extern "C" __global__ void __launch_bounds__(256) squareElement_float32(int64_t 
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::squareElement_float32<uint32_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::squareElement_float32<uint32_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) squareElement_float32_any(int64_t ni, float *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("squareElement")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::squareElement_float32<int64_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::squareElement_float32<int64_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) squareElement_BF16(int64_t ni, bf16 *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("squareElement")
 	spmd::slice<bf16, uint32_t> x{(bf16 *)x_p, x_n};
-	if (spmd::whole<16>(ni) && spmd::fits<8>(x, ni)) {
+	if (spmd::whole<16>(ni, blockIdx.x) && spmd::fits<8>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (16 * spmd::THREADS) + threadIdx.x * 8;
 		spmd::pack<bf16, 8> x_pack[2];
 #pragma unroll
@@ -148,20 +148,20 @@ extern "C" __global__ void __launch_bounds__(256) squareElement_BF16(int64_t ni,
 		}
 		return;
 	}
-	spmd::each1<16>(ni, [&](int64_t i) { go::squareElement_BF16<uint32_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<16>(ni, [&](int64_t i) { go::squareElement_BF16<uint32_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) squareElement_BF16_any(int64_t ni, bf16 *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("squareElement")
 	spmd::slice<bf16, int64_t> x{(bf16 *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::squareElement_BF16<int64_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::squareElement_BF16<int64_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) squareBackElement_float32(int64_t ni, float *__restrict__ d_p, int64_t d_n, const float *__restrict__ y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("squareBackElement")
 	spmd::slice<float, uint32_t> d{(float *)d_p, d_n};
 	spmd::slice<float, uint32_t> y{(float *)y_p, y_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(d, ni) && spmd::fits<4>(y, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(d, ni) && spmd::fits<4>(y, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> d_pack[2];
 		spmd::pack<float, 4> y_pack[2];
@@ -181,21 +181,21 @@ extern "C" __global__ void __launch_bounds__(256) squareBackElement_float32(int6
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::squareBackElement_float32<uint32_t>(SPMD_HERE_AND i, d, y); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::squareBackElement_float32<uint32_t>(SPMD_HERE_AND i, d, y); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) squareBackElement_float32_any(int64_t ni, float *d_p, int64_t d_n, const float *y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("squareBackElement")
 	spmd::slice<float, int64_t> d{(float *)d_p, d_n};
 	spmd::slice<float, int64_t> y{(float *)y_p, y_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::squareBackElement_float32<int64_t>(SPMD_HERE_AND i, d, y); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::squareBackElement_float32<int64_t>(SPMD_HERE_AND i, d, y); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) squareBackElement_BF16(int64_t ni, bf16 *__restrict__ d_p, int64_t d_n, const bf16 *__restrict__ y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("squareBackElement")
 	spmd::slice<bf16, uint32_t> d{(bf16 *)d_p, d_n};
 	spmd::slice<bf16, uint32_t> y{(bf16 *)y_p, y_n};
-	if (spmd::whole<16>(ni) && spmd::fits<8>(d, ni) && spmd::fits<8>(y, ni)) {
+	if (spmd::whole<16>(ni, blockIdx.x) && spmd::fits<8>(d, ni) && spmd::fits<8>(y, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (16 * spmd::THREADS) + threadIdx.x * 8;
 		spmd::pack<bf16, 8> d_pack[2];
 		spmd::pack<bf16, 8> y_pack[2];
@@ -215,13 +215,13 @@ extern "C" __global__ void __launch_bounds__(256) squareBackElement_BF16(int64_t
 		}
 		return;
 	}
-	spmd::each1<16>(ni, [&](int64_t i) { go::squareBackElement_BF16<uint32_t>(SPMD_HERE_AND i, d, y); });
+	spmd::each1<16>(ni, [&](int64_t i) { go::squareBackElement_BF16<uint32_t>(SPMD_HERE_AND i, d, y); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) squareBackElement_BF16_any(int64_t ni, bf16 *d_p, int64_t d_n, const bf16 *y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("squareBackElement")
 	spmd::slice<bf16, int64_t> d{(bf16 *)d_p, d_n};
 	spmd::slice<bf16, int64_t> y{(bf16 *)y_p, y_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::squareBackElement_BF16<int64_t>(SPMD_HERE_AND i, d, y); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::squareBackElement_BF16<int64_t>(SPMD_HERE_AND i, d, y); }, blockIdx.x);
 }
 `

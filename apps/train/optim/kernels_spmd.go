@@ -466,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(256) judge(int64_t ni, float *__res
 	spmd::slice<int32_t, uint32_t> counts{(int32_t *)counts_p, counts_n};
 	spmd::slice<float, uint32_t> norm{(float *)norm_p, norm_n};
 	spmd::slice<double, uint32_t> loss{(double *)loss_p, loss_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::judge<uint32_t>(SPMD_HERE_AND i, gate, hyper, counts, norm, loss, beta1, beta2, skipBad); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::judge<uint32_t>(SPMD_HERE_AND i, gate, hyper, counts, norm, loss, beta1, beta2, skipBad); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) judge_any(int64_t ni, float *gate_p, int64_t gate_n, float *hyper_p, int64_t hyper_n, int32_t *counts_p, int64_t counts_n, const float *norm_p, int64_t norm_n, const double *loss_p, int64_t loss_n, double beta1, double beta2, bool skipBad, spmd::report *report_) {
@@ -476,7 +476,7 @@ extern "C" __global__ void __launch_bounds__(256) judge_any(int64_t ni, float *g
 	spmd::slice<int32_t, int64_t> counts{(int32_t *)counts_p, counts_n};
 	spmd::slice<float, int64_t> norm{(float *)norm_p, norm_n};
 	spmd::slice<double, int64_t> loss{(double *)loss_p, loss_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::judge<int64_t>(SPMD_HERE_AND i, gate, hyper, counts, norm, loss, beta1, beta2, skipBad); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::judge<int64_t>(SPMD_HERE_AND i, gate, hyper, counts, norm, loss, beta1, beta2, skipBad); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) adamWOf(int64_t ni, float *__restrict__ p_p, int64_t p_n, float *__restrict__ m_p, int64_t m_n, float *__restrict__ v_p, int64_t v_n, const float *__restrict__ g_p, int64_t g_n, bf16 *__restrict__ half_p, int64_t half_n, const uint8_t *__restrict__ decay_p, int64_t decay_n, const float *__restrict__ hyper_p, int64_t hyper_n, const float *__restrict__ norm_p, float beta1, float beta2, float eps, float weightDecay, float clip, spmd::report *report_) {
@@ -489,7 +489,7 @@ extern "C" __global__ void __launch_bounds__(256) adamWOf(int64_t ni, float *__r
 	spmd::slice<uint8_t, uint32_t> decay{(uint8_t *)decay_p, decay_n};
 	spmd::slice<float, uint32_t> hyper{(float *)hyper_p, hyper_n};
 	float *norm = (float *)norm_p;
-	if (spmd::whole<4>(ni) && spmd::fits<4>(p, ni) && spmd::fits<4>(m, ni) && spmd::fits<4>(v, ni) && spmd::fits<4>(g, ni) && spmd::fits<4>(half, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<4>(p, ni) && spmd::fits<4>(m, ni) && spmd::fits<4>(v, ni) && spmd::fits<4>(g, ni) && spmd::fits<4>(half, ni)) {
 		if (go::adamWOf_skips_<uint32_t>(SPMD_HERE_AND 0, p, m, v, g, half, decay, hyper, norm, beta1, beta2, eps, weightDecay, clip)) return;
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> p_pack[1];
@@ -518,7 +518,7 @@ extern "C" __global__ void __launch_bounds__(256) adamWOf(int64_t ni, float *__r
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::adamWOf<uint32_t>(SPMD_HERE_AND i, p, m, v, g, half, decay, hyper, norm, beta1, beta2, eps, weightDecay, clip); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::adamWOf<uint32_t>(SPMD_HERE_AND i, p, m, v, g, half, decay, hyper, norm, beta1, beta2, eps, weightDecay, clip); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) adamWOf_any(int64_t ni, float *p_p, int64_t p_n, float *m_p, int64_t m_n, float *v_p, int64_t v_n, const float *g_p, int64_t g_n, bf16 *half_p, int64_t half_n, const uint8_t *decay_p, int64_t decay_n, const float *hyper_p, int64_t hyper_n, const float *norm_p, float beta1, float beta2, float eps, float weightDecay, float clip, spmd::report *report_) {
@@ -531,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(256) adamWOf_any(int64_t ni, float 
 	spmd::slice<uint8_t, int64_t> decay{(uint8_t *)decay_p, decay_n};
 	spmd::slice<float, int64_t> hyper{(float *)hyper_p, hyper_n};
 	float *norm = (float *)norm_p;
-	spmd::each1<1>(ni, [&](int64_t i) { go::adamWOf<int64_t>(SPMD_HERE_AND i, p, m, v, g, half, decay, hyper, norm, beta1, beta2, eps, weightDecay, clip); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::adamWOf<int64_t>(SPMD_HERE_AND i, p, m, v, g, half, decay, hyper, norm, beta1, beta2, eps, weightDecay, clip); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) muonMomentum(int64_t ni, float *__restrict__ m_p, int64_t m_n, float *__restrict__ squares_p, int64_t squares_n, const float *__restrict__ g_p, int64_t g_n, const int64_t *__restrict__ places_p, int64_t places_n, const float *__restrict__ hyper_p, int64_t hyper_n, const float *__restrict__ norm_p, int64_t n, float clip, spmd::report *report_) {

@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(256) conjugateTurn(int64_t ni, doub
 	spmd::slice<double, uint32_t> r{(double *)r_p, r_n};
 	double *a = (double *)a_p;
 	double *b = (double *)b_p;
-	spmd::each1<4>(ni, [&](int64_t i) { go::conjugateTurn<uint32_t>(SPMD_HERE_AND i, p, r, a, b); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::conjugateTurn<uint32_t>(SPMD_HERE_AND i, p, r, a, b); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) conjugateTurn_any(int64_t ni, double *p_p, int64_t p_n, const double *r_p, int64_t r_n, const double *a_p, const double *b_p, spmd::report *report_) {
@@ -152,6 +152,6 @@ extern "C" __global__ void __launch_bounds__(256) conjugateTurn_any(int64_t ni, 
 	spmd::slice<double, int64_t> r{(double *)r_p, r_n};
 	double *a = (double *)a_p;
 	double *b = (double *)b_p;
-	spmd::each1<1>(ni, [&](int64_t i) { go::conjugateTurn<int64_t>(SPMD_HERE_AND i, p, r, a, b); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::conjugateTurn<int64_t>(SPMD_HERE_AND i, p, r, a, b); }, blockIdx.x);
 }
 `

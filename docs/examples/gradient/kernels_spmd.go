@@ -39,7 +39,7 @@ template <typename I, typename S1_> SPMD_FN void gradientOf(SPMD_WHERE_AND int64
 extern "C" __global__ void __launch_bounds__(256) gradientOf(int64_t ni, float *__restrict__ g_p, int64_t g_n, float rank, spmd::report *report_) {
 	SPMD_KERNEL("gradientOf")
 	spmd::slice<float, uint32_t> g{(float *)g_p, g_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(g, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(g, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> g_pack[2];
 #pragma unroll
@@ -53,12 +53,12 @@ extern "C" __global__ void __launch_bounds__(256) gradientOf(int64_t ni, float *
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::gradientOf<uint32_t>(SPMD_HERE_AND i, g, rank); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::gradientOf<uint32_t>(SPMD_HERE_AND i, g, rank); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) gradientOf_any(int64_t ni, float *g_p, int64_t g_n, float rank, spmd::report *report_) {
 	SPMD_KERNEL("gradientOf")
 	spmd::slice<float, int64_t> g{(float *)g_p, g_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::gradientOf<int64_t>(SPMD_HERE_AND i, g, rank); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::gradientOf<int64_t>(SPMD_HERE_AND i, g, rank); }, blockIdx.x);
 }
 `

@@ -40,7 +40,7 @@ template <typename I, typename S1_> SPMD_FN void graphAXPB(SPMD_WHERE_AND int64_
 extern "C" __global__ void __launch_bounds__(256) graphAXPB(int64_t ni, double *__restrict__ x_p, int64_t x_n, double a, double b, spmd::report *report_) {
 	SPMD_KERNEL("graphAXPB")
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<double, 2> x_pack[2];
 #pragma unroll
@@ -58,12 +58,12 @@ extern "C" __global__ void __launch_bounds__(256) graphAXPB(int64_t ni, double *
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::graphAXPB<uint32_t>(SPMD_HERE_AND i, x, a, b); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::graphAXPB<uint32_t>(SPMD_HERE_AND i, x, a, b); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) graphAXPB_any(int64_t ni, double *x_p, int64_t x_n, double a, double b, spmd::report *report_) {
 	SPMD_KERNEL("graphAXPB")
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::graphAXPB<int64_t>(SPMD_HERE_AND i, x, a, b); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::graphAXPB<int64_t>(SPMD_HERE_AND i, x, a, b); }, blockIdx.x);
 }
 `

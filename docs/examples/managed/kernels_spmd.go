@@ -38,7 +38,7 @@ template <typename I, typename S1_> SPMD_FN void managedSquare(SPMD_WHERE_AND in
 extern "C" __global__ void __launch_bounds__(256) managedSquare(int64_t ni, int64_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("managedSquare")
 	spmd::slice<int64_t, uint32_t> x{(int64_t *)x_p, x_n};
-	if (spmd::whole<4>(ni) && spmd::fits<2>(x, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(x, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<int64_t, 2> x_pack[2];
 #pragma unroll
@@ -56,12 +56,12 @@ extern "C" __global__ void __launch_bounds__(256) managedSquare(int64_t ni, int6
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::managedSquare<uint32_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::managedSquare<uint32_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) managedSquare_any(int64_t ni, int64_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("managedSquare")
 	spmd::slice<int64_t, int64_t> x{(int64_t *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::managedSquare<int64_t>(SPMD_HERE_AND i, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::managedSquare<int64_t>(SPMD_HERE_AND i, x); }, blockIdx.x);
 }
 `

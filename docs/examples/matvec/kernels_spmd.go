@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) matvecPart(int64_t ni, float *
 	spmd::slice<float, uint32_t> y{(float *)y_p, y_n};
 	spmd::slice<float, uint32_t> a{(float *)a_p, a_n};
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::matvecPart<uint32_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::matvecPart<uint32_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) matvecPart_any(int64_t ni, float *y_p, int64_t y_n, const float *a_p, int64_t a_n, const float *x_p, int64_t x_n, spmd::report *report_) {
@@ -59,6 +59,6 @@ extern "C" __global__ void __launch_bounds__(256) matvecPart_any(int64_t ni, flo
 	spmd::slice<float, int64_t> y{(float *)y_p, y_n};
 	spmd::slice<float, int64_t> a{(float *)a_p, a_n};
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::matvecPart<int64_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::matvecPart<int64_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 `

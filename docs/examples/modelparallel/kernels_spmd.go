@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) modelParallelLayer(int64_t ni,
 	spmd::slice<float, uint32_t> y{(float *)y_p, y_n};
 	spmd::slice<float, uint32_t> a{(float *)a_p, a_n};
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::modelParallelLayer<uint32_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::modelParallelLayer<uint32_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) modelParallelLayer_any(int64_t ni, float *y_p, int64_t y_n, const float *a_p, int64_t a_n, const float *x_p, int64_t x_n, spmd::report *report_) {
@@ -60,6 +60,6 @@ extern "C" __global__ void __launch_bounds__(256) modelParallelLayer_any(int64_t
 	spmd::slice<float, int64_t> y{(float *)y_p, y_n};
 	spmd::slice<float, int64_t> a{(float *)a_p, a_n};
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::modelParallelLayer<int64_t>(SPMD_HERE_AND i, y, a, x); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::modelParallelLayer<int64_t>(SPMD_HERE_AND i, y, a, x); }, blockIdx.x);
 }
 `

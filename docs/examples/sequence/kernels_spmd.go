@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) sequenceBelow(int64_t ni, int6
 	spmd::slice<int64_t, uint32_t> count{(int64_t *)count_p, count_n};
 	spmd::slice<int32_t, uint32_t> all{(int32_t *)all_p, all_n};
 	spmd::slice<int32_t, uint32_t> mine{(int32_t *)mine_p, mine_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::sequenceBelow<uint32_t>(SPMD_HERE_AND i, count, all, mine); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::sequenceBelow<uint32_t>(SPMD_HERE_AND i, count, all, mine); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) sequenceBelow_any(int64_t ni, int64_t *count_p, int64_t count_n, const int32_t *all_p, int64_t all_n, const int32_t *mine_p, int64_t mine_n, spmd::report *report_) {
@@ -60,6 +60,6 @@ extern "C" __global__ void __launch_bounds__(256) sequenceBelow_any(int64_t ni, 
 	spmd::slice<int64_t, int64_t> count{(int64_t *)count_p, count_n};
 	spmd::slice<int32_t, int64_t> all{(int32_t *)all_p, all_n};
 	spmd::slice<int32_t, int64_t> mine{(int32_t *)mine_p, mine_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::sequenceBelow<int64_t>(SPMD_HERE_AND i, count, all, mine); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::sequenceBelow<int64_t>(SPMD_HERE_AND i, count, all, mine); }, blockIdx.x);
 }
 `

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256) slicesAdd(int64_t ni, float *_
 	SPMD_KERNEL("slicesAdd")
 	spmd::slice<float, uint32_t> a{(float *)a_p, a_n};
 	spmd::slice<float, uint32_t> b{(float *)b_p, b_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(a, ni) && spmd::fits<4>(b, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(a, ni) && spmd::fits<4>(b, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> a_pack[2];
 		spmd::pack<float, 4> b_pack[2];
@@ -60,13 +60,13 @@ extern "C" __global__ void __launch_bounds__(256) slicesAdd(int64_t ni, float *_
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::slicesAdd<uint32_t>(SPMD_HERE_AND i, a, b); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::slicesAdd<uint32_t>(SPMD_HERE_AND i, a, b); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) slicesAdd_any(int64_t ni, float *a_p, int64_t a_n, const float *b_p, int64_t b_n, spmd::report *report_) {
 	SPMD_KERNEL("slicesAdd")
 	spmd::slice<float, int64_t> a{(float *)a_p, a_n};
 	spmd::slice<float, int64_t> b{(float *)b_p, b_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::slicesAdd<int64_t>(SPMD_HERE_AND i, a, b); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::slicesAdd<int64_t>(SPMD_HERE_AND i, a, b); }, blockIdx.x);
 }
 `

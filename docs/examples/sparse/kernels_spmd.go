@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(256) sparseTurn(int64_t ni, double 
 	spmd::slice<double, uint32_t> r{(double *)r_p, r_n};
 	double *a = (double *)a_p;
 	double *b = (double *)b_p;
-	if (spmd::whole<4>(ni) && spmd::fits<2>(p, ni) && spmd::fits<2>(r, ni)) {
+	if (spmd::whole<4>(ni, blockIdx.x) && spmd::fits<2>(p, ni) && spmd::fits<2>(r, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (4 * spmd::THREADS) + threadIdx.x * 2;
 		spmd::pack<double, 2> p_pack[2];
 		spmd::pack<double, 2> r_pack[2];
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(256) sparseTurn(int64_t ni, double 
 		}
 		return;
 	}
-	spmd::each1<4>(ni, [&](int64_t i) { go::sparseTurn<uint32_t>(SPMD_HERE_AND i, p, r, a, b); });
+	spmd::each1<4>(ni, [&](int64_t i) { go::sparseTurn<uint32_t>(SPMD_HERE_AND i, p, r, a, b); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) sparseTurn_any(int64_t ni, double *p_p, int64_t p_n, const double *r_p, int64_t r_n, const double *a_p, const double *b_p, spmd::report *report_) {
@@ -137,6 +137,6 @@ extern "C" __global__ void __launch_bounds__(256) sparseTurn_any(int64_t ni, dou
 	spmd::slice<double, int64_t> r{(double *)r_p, r_n};
 	double *a = (double *)a_p;
 	double *b = (double *)b_p;
-	spmd::each1<1>(ni, [&](int64_t i) { go::sparseTurn<int64_t>(SPMD_HERE_AND i, p, r, a, b); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::sparseTurn<int64_t>(SPMD_HERE_AND i, p, r, a, b); }, blockIdx.x);
 }
 `

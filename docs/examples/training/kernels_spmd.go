@@ -69,21 +69,21 @@ extern "C" __global__ void __launch_bounds__(256) trainingGrad(int64_t ni, float
 	SPMD_KERNEL("trainingGrad")
 	spmd::slice<float, uint32_t> g{(float *)g_p, g_n};
 	spmd::slice<float, uint32_t> p{(float *)p_p, p_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::trainingGrad<uint32_t>(SPMD_HERE_AND i, g, p, off, n); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::trainingGrad<uint32_t>(SPMD_HERE_AND i, g, p, off, n); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) trainingGrad_any(int64_t ni, float *g_p, int64_t g_n, const float *p_p, int64_t p_n, int64_t off, int64_t n, spmd::report *report_) {
 	SPMD_KERNEL("trainingGrad")
 	spmd::slice<float, int64_t> g{(float *)g_p, g_n};
 	spmd::slice<float, int64_t> p{(float *)p_p, p_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::trainingGrad<int64_t>(SPMD_HERE_AND i, g, p, off, n); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::trainingGrad<int64_t>(SPMD_HERE_AND i, g, p, off, n); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) trainingStep(int64_t ni, float *__restrict__ p_p, int64_t p_n, const float *__restrict__ g_p, int64_t g_n, spmd::report *report_) {
 	SPMD_KERNEL("trainingStep")
 	spmd::slice<float, uint32_t> p{(float *)p_p, p_n};
 	spmd::slice<float, uint32_t> g{(float *)g_p, g_n};
-	if (spmd::whole<8>(ni) && spmd::fits<4>(p, ni) && spmd::fits<4>(g, ni)) {
+	if (spmd::whole<8>(ni, blockIdx.x) && spmd::fits<4>(p, ni) && spmd::fits<4>(g, ni)) {
 		const int64_t first_ = (int64_t)blockIdx.x * (8 * spmd::THREADS) + threadIdx.x * 4;
 		spmd::pack<float, 4> p_pack[2];
 		spmd::pack<float, 4> g_pack[2];
@@ -103,13 +103,13 @@ extern "C" __global__ void __launch_bounds__(256) trainingStep(int64_t ni, float
 		}
 		return;
 	}
-	spmd::each1<8>(ni, [&](int64_t i) { go::trainingStep<uint32_t>(SPMD_HERE_AND i, p, g); });
+	spmd::each1<8>(ni, [&](int64_t i) { go::trainingStep<uint32_t>(SPMD_HERE_AND i, p, g); }, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) trainingStep_any(int64_t ni, float *p_p, int64_t p_n, const float *g_p, int64_t g_n, spmd::report *report_) {
 	SPMD_KERNEL("trainingStep")
 	spmd::slice<float, int64_t> p{(float *)p_p, p_n};
 	spmd::slice<float, int64_t> g{(float *)g_p, g_n};
-	spmd::each1<1>(ni, [&](int64_t i) { go::trainingStep<int64_t>(SPMD_HERE_AND i, p, g); });
+	spmd::each1<1>(ni, [&](int64_t i) { go::trainingStep<int64_t>(SPMD_HERE_AND i, p, g); }, blockIdx.x);
 }
 `

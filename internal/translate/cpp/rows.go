@@ -17,6 +17,7 @@ import (
 // All else every thread computes for itself, but that one alone writes to memory. Where memory is used again the threads meet.
 type rows struct {
 	threads int
+	unset   bool                         // shared arrays begin with anything
 	width   int                          // elements of a thread that follow each other
 	arrays  map[types.Object]place       // local arrays
 	loops   map[*ast.RangeStmt]*elements // over elements
@@ -48,12 +49,16 @@ const (
 	shared
 )
 
-// mostRows are the threads that a row may have.
+// Unset is the word in the comment of a kernel of rows whose shared arrays need not begin with 0.
+const Unset = "unset"
+
+// RowThreads are the threads that a row may have.
 var RowThreads = []int{32, 64, 128, 256, 512, 1024}
 
 // startRows looks at the body of a kernel of rows.
 func (w *writer) startRows(d *ast.FuncDecl, threads int) {
-	r := &rows{threads: threads, arrays: map[types.Object]place{}, loops: map[*ast.RangeStmt]*elements{}, meets: map[*ast.ForStmt]bool{}}
+	words, _ := source.Directive(d)
+	r := &rows{threads: threads, unset: slices.Contains(words, Unset), arrays: map[types.Object]place{}, loops: map[*ast.RangeStmt]*elements{}, meets: map[*ast.ForStmt]bool{}}
 	w.rows = r
 	apart, smallest := false, int64(16)
 	ast.Inspect(d.Body, func(n ast.Node) bool {
@@ -328,6 +333,10 @@ func (w *writer) array(v types.Object, value ast.Expr) bool {
 	}
 	var a accesses
 	a.add(v, nil, true)
+	if w.rows.unset {
+		w.line("spmd::unset<%d>(%s);", w.rows.threads, name)
+		return true
+	}
 	w.settle(a)
 	w.line("spmd::zero<%d>(%s);", w.rows.threads, name)
 	return true

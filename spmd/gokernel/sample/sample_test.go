@@ -432,3 +432,22 @@ func TestAllocations(t *testing.T) {
 		spmdtest.Must(t, s.Synchronize())
 	})
 }
+
+// A kernel that loops reaches all indices where its grid has a block for a part of them alone, and none where it is to do nothing.
+func TestLoop(t *testing.T) {
+	spmdtest.CompareKernels(t)
+	run(t, "host", func(w *spmd.World, s *spmd.Stream) {
+		const n = 2*8*132*512 + 700
+		z := of(t, w, make([]complex128, n))
+		spmdtest.Must(t, z.SetAll(3))
+		for _, by := range []float64{1, -2} {
+			spmdtest.Must(t, launchShrink(s, n, z, of(t, w, []float64{by})))
+		}
+		spmdtest.Must(t, s.Synchronize())
+		for i, v := range back(t, z) {
+			if v != -6 {
+				t.Fatalf("element %d is %v", i, v)
+			}
+		}
+	})
+}
