@@ -184,11 +184,7 @@ func (t *Tracer) Holds(h *Content) {
 		o := &h.calls[i]
 		o.onto(&t.streams[o.class])
 		if o.kind != coll.None {
-			k := sizeKey{o.kind, o.log}
-			if t.sizes[k] == nil {
-				t.sizes[k] = &Total{}
-			}
-			o.onto(t.sizes[k])
+			o.onto(t.size(o.kind, o.log))
 		}
 	}
 }
@@ -214,13 +210,12 @@ func (c *Comm) note(call *Call) {
 		return
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	e.Thread = call.on.id
 	if t.keeps {
 		e.Name = t.name(e.Kind.String())
 	}
 	factor := 0.0
-	if e.Class != Replay {
+	if e.Class != Replay && call.mark.weight != 0 {
 		factor = BusFactor(e.Kind, c.size)
 	}
 	t.note(e, call.mark, factor)
@@ -233,13 +228,14 @@ func (c *Comm) note(call *Call) {
 		p.Start, p.End, p.Thread, p.Name = e.Start, e.End, e.Thread, t.name(p.Kind.String())
 		t.keep(p, call.mark)
 	}
+	t.mu.Unlock() // a defer takes longer
 }
 
 // describe says what a call is, and gives it its numbers.
 func (c *Comm) describe(to *Call, call *coll.Call, g Group) {
 	to.Parts = to.Parts[:0]
 	if call.Kind != coll.Group {
-		to.Event = c.event(call)
+		c.describeOne(&to.Event, call)
 		if to.Class == Collective {
 			to.Seq = c.calls.Add(1)
 		}
@@ -247,7 +243,8 @@ func (c *Comm) describe(to *Call, call *coll.Call, g Group) {
 	}
 	e := Event{Comm: c.id, Peer: -1, From: -1, Kind: coll.Group, Class: Message}
 	for i := range g.Len() {
-		p := c.event(g.Part(i))
+		var p Event
+		c.describeOne(&p, g.Part(i))
 		e.Bytes += p.Bytes
 		if p.Class == Collective {
 			e.Class = Collective
@@ -262,11 +259,12 @@ func (c *Comm) describe(to *Call, call *coll.Call, g Group) {
 	to.Event = e
 }
 
-// event is a call as an event. A message has its numbers.
-func (c *Comm) event(call *coll.Call) Event {
-	e := Event{Comm: c.id, Peer: -1, From: -1, Kind: call.Kind, Bytes: call.Bytes(c.size), Class: Collective}
+// describeOne is describe of a call that is no group. A message has its numbers. It is written in place, not copied.
+func (c *Comm) describeOne(e *Event, call *coll.Call) {
+	e.Start, e.End, e.Seq, e.Received, e.Thread, e.Name = 0, 0, 0, 0, 0, 0
+	e.Comm, e.Peer, e.From, e.Kind, e.Bytes, e.Class = c.id, -1, -1, call.Kind, call.Bytes(c.size), Collective
 	if !call.Kind.Traits().Message {
-		return e
+		return
 	}
 	e.Class = Message
 	to, from := call.Peers()
@@ -276,7 +274,6 @@ func (c *Comm) event(call *coll.Call) Event {
 	if from >= 0 {
 		e.From, e.Received = int32(from), c.peers[from].Add(1<<32)>>32
 	}
-	return e
 }
 
 // logOf is the power of two in which a number of bytes lies.

@@ -83,8 +83,12 @@ func (t *Tracer) Summary(rank int, start []Part, memory []Memory) *Summary {
 	for name, r := range t.regions {
 		s.Regions[t.named[name]] = *r
 	}
-	for k, z := range t.sizes {
-		s.Sizes = append(s.Sizes, SizeTotal{k.kind, k.log, *z})
+	for kind, of := range t.sizes {
+		for log := 0; of != nil && log < len(of); log++ {
+			if of[log].Count > 0 {
+				s.Sizes = append(s.Sizes, SizeTotal{coll.Kind(kind), uint8(log), of[log]})
+			}
+		}
 	}
 	for _, c := range t.comms {
 		s.Comms = append(s.Comms, CommInfo{c.name, c.rank, c.size})

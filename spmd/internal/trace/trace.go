@@ -112,7 +112,7 @@ type Tracer struct {
 	called  float64        // ns in calls that block
 	facts   []Fact
 	regions map[int32]*Total
-	sizes   map[sizeKey]*Total // of calls of communicators
+	sizes   [coll.Kinds]*sizes // of calls of communicators
 	late    []sample           // a ring
 	sampled uint64
 }
@@ -127,6 +127,10 @@ type Total struct {
 	Moved   float64 `json:"moved,omitempty"`    // bytes that these have to move over a link; see BusFactor
 	InGraph uint64  `json:"in_graph,omitempty"` // of Count: calls in graphs, which nobody times
 }
+
+// sizes are the totals of the calls of a kind, by the power of two in which their bytes lie. No map has them: it would be asked
+// in every call, at a tenth of the price of a short one.
+type sizes [1 + 64]Total
 
 // sizeKey is a kind of call, and the power of two in which its bytes lie.
 type sizeKey struct {
@@ -153,7 +157,7 @@ func New(o Options) *Tracer {
 	if !o.Summary && o.File == "" {
 		return nil
 	}
-	t := &Tracer{keeps: o.File != "", began: Now(), names: map[string]int32{}, regions: map[int32]*Total{}, sizes: map[sizeKey]*Total{}, late: make([]sample, samples)}
+	t := &Tracer{keeps: o.File != "", began: Now(), names: map[string]int32{}, regions: map[int32]*Total{}, late: make([]sample, samples)}
 	if t.keeps {
 		n := mostKept
 		if !compressed(o.File) {
@@ -209,20 +213,17 @@ func (t *Tracer) note(e *Event, m Mark, factor float64) {
 		}
 		r.add(e, m, 0)
 	case Collective, Message:
-		t.size(e.Kind, e.Bytes).add(e, m, factor)
+		t.size(e.Kind, logOf(e.Bytes)).add(e, m, factor)
 	}
 	t.keep(e, m)
 }
 
 // size is the total of a kind of calls of a size. The caller holds t.mu.
-func (t *Tracer) size(kind coll.Kind, bytes int64) *Total {
-	k := sizeKey{kind, logOf(bytes)}
-	s := t.sizes[k]
-	if s == nil {
-		s = &Total{}
-		t.sizes[k] = s
+func (t *Tracer) size(kind coll.Kind, log uint8) *Total {
+	if t.sizes[kind] == nil {
+		t.sizes[kind] = &sizes{}
 	}
-	return s
+	return &t.sizes[kind][log]
 }
 
 // keep adds an event that was timed to the ring. The caller holds t.mu.
