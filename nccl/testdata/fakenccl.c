@@ -1,5 +1,5 @@
 // A test double of libnccl: it logs every call with its arguments, moves what one rank alone can move, and fails where it
-// is told to. Nothing in it communicates.
+// is told to. Nothing in it communicates, but what is built with -DMOVES.
 //
 // FAKENCCL_LOG      file that a line per call is appended to: thread, function, arguments
 // FAKENCCL_FAIL     "ncclAllReduce=2@3,async=6": the third call of ncclAllReduce returns 2, every ncclCommGetAsyncError
@@ -24,12 +24,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#ifdef MOVES
+#include "fakenccl_moves.h"
+#endif
+
 enum { OK = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7, UNDEF = INT_MIN };
 
 typedef struct { char b[128]; } id_t_;
 typedef struct comm {
     int serial, rank, size, blocking, pending, finalized; // pending: polls until an operation is done
     const char *doing;
+    struct moves *moves; // with MOVES
 } comm;
 typedef struct config {
     size_t size;
@@ -189,6 +194,9 @@ int ncclCommInitRankConfig(comm **out, int size, id_t_ id, int rank, config *in)
     if (status != OK) return status;
     join();
     comm *c = new_comm(rank, size, &cfg);
+#ifdef MOVES
+    c->moves = enter(rank, size);
+#endif
     if (!c->blocking) *out = c;
     status = done(c, "ncclCommInitRankConfig", OK);
     *out = c;
@@ -289,7 +297,7 @@ int ncclCommWindowDeregister(comm *c, void *win) {
 }
 
 // In the order of ncclDataType_t.
-static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+static const size_t width[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 
 // What a rank sends to itself in a group.
 static __thread struct { const void *p; size_t bytes; } sent[256];
@@ -312,6 +320,9 @@ int ncclGroupEnd(void) {
     if (--depth > 0) return status;
     if (group_status != OK) return group_status;
     if (status != OK || !group_comm) return status;
+#ifdef MOVES
+    carry_out();
+#endif
     return done(group_comm, "ncclGroupEnd", OK);
 }
 
@@ -325,7 +336,7 @@ static int spoil(int status, const char *name, void *dst, size_t n, int type) {
     size_t len = strlen(name);
     if (!p || strncmp(p, name, len) != 0 || p[len] != '=' || !dst) return status;
     size_t i = strtoul(p + len + 1, NULL, 10);
-    if (i < n) ((unsigned char *)dst)[(i + 1) * sizes[type] - 1] ^= 0x40; // little-endian
+    if (i < n) ((unsigned char *)dst)[(i + 1) * width[type] - 1] ^= 0x40; // little-endian
     return status;
 }
 
@@ -334,62 +345,65 @@ static int collective(const char *name, const void *src, void *dst, size_t n, in
     int status = told(name);
     if (status == OK && (type < 0 || type > 9 || peer < -1 || peer >= c->size)) status = INVALID_ARGUMENT;
     if (status == OK && depth == 0 && !c->blocking && c->doing) status = INVALID_USAGE; // nobody waited for the last one
+#ifdef MOVES
+    if (status == OK && c->moves) note_task(c->moves, name, src, dst, n, type, op, peer, depth);
+#endif
     return done(c, name, status);
 }
-#define TOOK (status == OK || status == IN_PROGRESS)
+#define TOOK (!c->moves && (status == OK || status == IN_PROGRESS))
 
 int ncclAllReduce(const void *src, void *dst, size_t n, int type, int op, comm *c, void *s) {
     int status = collective("ncclAllReduce", src, dst, n, type, op, -1, c, s);
-    if (TOOK) copy(dst, 0, src, 0, n * sizes[type]);
+    if (TOOK) copy(dst, 0, src, 0, n * width[type]);
     return spoil(status, "ncclAllReduce", dst, n, type);
 }
 int ncclReduce(const void *src, void *dst, size_t n, int type, int op, int root, comm *c, void *s) {
     int status = collective("ncclReduce", src, dst, n, type, op, root, c, s);
-    if (TOOK && root == c->rank) copy(dst, 0, src, 0, n * sizes[type]);
+    if (TOOK && root == c->rank) copy(dst, 0, src, 0, n * width[type]);
     return root == c->rank ? spoil(status, "ncclReduce", dst, n, type) : status;
 }
 int ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, comm *c, void *s) {
     int status = collective("ncclBroadcast", src, dst, n, type, -1, root, c, s);
-    if (TOOK && root == c->rank) copy(dst, 0, src, 0, n * sizes[type]);
+    if (TOOK && root == c->rank) copy(dst, 0, src, 0, n * width[type]);
     return spoil(status, "ncclBroadcast", dst, n, type);
 }
 int ncclAllGather(const void *src, void *dst, size_t n, int type, comm *c, void *s) {
     int status = collective("ncclAllGather", src, dst, n, type, -1, -1, c, s);
-    if (TOOK) copy(dst, c->rank * n * sizes[type], src, 0, n * sizes[type]);
+    if (TOOK) copy(dst, c->rank * n * width[type], src, 0, n * width[type]);
     return spoil(status, "ncclAllGather", dst, n * c->size, type);
 }
 int ncclReduceScatter(const void *src, void *dst, size_t n, int type, int op, comm *c, void *s) {
     int status = collective("ncclReduceScatter", src, dst, n, type, op, -1, c, s);
-    if (TOOK) copy(dst, 0, src, c->rank * n * sizes[type], n * sizes[type]);
+    if (TOOK) copy(dst, 0, src, c->rank * n * width[type], n * width[type]);
     return spoil(status, "ncclReduceScatter", dst, n, type);
 }
 int ncclAlltoAll(const void *src, void *dst, size_t n, int type, comm *c, void *s) {
     int status = collective("ncclAlltoAll", src, dst, n, type, -1, -1, c, s);
-    if (TOOK) copy(dst, c->rank * n * sizes[type], src, c->rank * n * sizes[type], n * sizes[type]);
+    if (TOOK) copy(dst, c->rank * n * width[type], src, c->rank * n * width[type], n * width[type]);
     return spoil(status, "ncclAlltoAll", dst, n * c->size, type);
 }
 int ncclGather(const void *src, void *dst, size_t n, int type, int root, comm *c, void *s) {
     int status = collective("ncclGather", src, dst, n, type, -1, root, c, s);
-    if (TOOK && root == c->rank) copy(dst, c->rank * n * sizes[type], src, 0, n * sizes[type]);
+    if (TOOK && root == c->rank) copy(dst, c->rank * n * width[type], src, 0, n * width[type]);
     return root == c->rank ? spoil(status, "ncclGather", dst, n * c->size, type) : status;
 }
 int ncclScatter(const void *src, void *dst, size_t n, int type, int root, comm *c, void *s) {
     int status = collective("ncclScatter", src, dst, n, type, -1, root, c, s);
-    if (TOOK && root == c->rank) copy(dst, 0, src, c->rank * n * sizes[type], n * sizes[type]);
+    if (TOOK && root == c->rank) copy(dst, 0, src, c->rank * n * width[type], n * width[type]);
     return spoil(status, "ncclScatter", dst, n, type);
 }
 int ncclSend(const void *src, size_t n, int type, int peer, comm *c, void *s) {
     int status = collective("ncclSend", src, NULL, n, type, -1, peer, c, s);
     if (TOOK && peer == c->rank && depth > 0 && sends < 256) {
         sent[sends].p = src;
-        sent[sends++].bytes = n * sizes[type];
+        sent[sends++].bytes = n * width[type];
     }
     return status;
 }
 int ncclRecv(void *dst, size_t n, int type, int peer, comm *c, void *s) {
     int status = collective("ncclRecv", NULL, dst, n, type, -1, peer, c, s);
     if (TOOK && peer == c->rank && recvs < sends) {
-        copy(dst, 0, sent[recvs].p, 0, n * sizes[type] < sent[recvs].bytes ? n * sizes[type] : sent[recvs].bytes);
+        copy(dst, 0, sent[recvs].p, 0, n * width[type] < sent[recvs].bytes ? n * width[type] : sent[recvs].bytes);
         recvs++;
     }
     return spoil(status, "ncclRecv", dst, n, type);

@@ -1,0 +1,128 @@
+package transport_test
+
+import (
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/rs/zerolog"
+
+	"lockstep/cuda"
+	"lockstep/internal/commtest"
+	"lockstep/internal/devtest"
+	"lockstep/internal/fakelib"
+	internalpeer "lockstep/internal/peer"
+	"lockstep/internal/shm"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/devmpi"
+	"lockstep/spmd/internal/transport/inproc"
+	"lockstep/spmd/internal/transport/mpi"
+	"lockstep/spmd/internal/transport/nccl"
+	"lockstep/spmd/internal/transport/peer"
+	"lockstep/spmd/internal/transport/self"
+	"lockstep/spmd/internal/transport/staged"
+)
+
+func TestMain(m *testing.M) { devtest.Main(m) }
+
+var ranks = []int{1, 2, 3}
+
+// site is where a backend opens a transport.
+func site(h transport.Host, dev *cuda.Device, word unsafe.Pointer) transport.Site {
+	log := zerolog.Nop()
+	return transport.Site{Host: h, Dev: dev, Word: word, Nodes: 1, Log: &log, Begin: func(string) func() { return func() {} }}
+}
+
+// open has a backend open the transport of a side, walks all calls, and closes it.
+func open(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Device) {
+	t.Helper()
+	onDevice(t, h, dev, func(s *side, word unsafe.Pointer) {
+		by, err := b.Open(site(h, dev, word))
+		commtest.Must(t, err)
+		s.by = by
+		walk(s)
+		commtest.Must(t, by.Close())
+	})
+}
+
+// TestMPI is host memory through MPI, and through memory that the ranks share.
+func TestMPI(t *testing.T) {
+	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.Comm, _ *cuda.Device) {
+		walk(onHost(t, mpi.New(c)))
+		hosts(t, mpi.New(c))
+	})
+}
+
+// TestDevMPI is device memory through MPI, on each of its ways.
+func TestDevMPI(t *testing.T) {
+	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
+		devtest.Small(t)
+		for _, b := range []transport.Backend{devmpi.Staged, devmpi.Aware, devmpi.Between} {
+			if commtest.Must(t, b.Probe(mpi.New(c))); c.Size() > 1 || b != devmpi.Between {
+				open(t, b, mpi.New(c), dev)
+			}
+		}
+	})
+}
+
+// TestPeer is kernels between devices.
+func TestPeer(t *testing.T) {
+	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
+		p, err := internalpeer.Open(c, dev, 4096)
+		commtest.Must(t, err)
+		onDevice(t, mpi.New(c), dev, func(s *side, _ unsafe.Pointer) {
+			s.by = peer.New(p)
+			walk(s)
+		})
+		commtest.Must(t, p.Close())
+	})
+}
+
+// TestNCCL is device memory through NCCL, of ranks that are goroutines: the double moves it between them.
+func TestNCCL(t *testing.T) {
+	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, nccl.Backend, h, dev) })
+}
+
+// TestStaged is device memory of ranks that are goroutines.
+func TestStaged(t *testing.T) {
+	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, staged.Backend, h, dev) })
+}
+
+// TestSelf is the device memory of one rank.
+func TestSelf(t *testing.T) {
+	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
+		if h.Size() == 1 {
+			onDevice(t, h, dev, func(s *side, _ unsafe.Pointer) {
+				s.by = self.Transport{}
+				walk(s)
+			})
+		}
+	})
+}
+
+// TestHost is what ranks that are goroutines agree by.
+func TestHost(t *testing.T) {
+	for _, n := range ranks {
+		commtest.Must(t, inproc.Run(n, func(c *inproc.Comm) error { hosts(t, c); return nil }))
+	}
+}
+
+// inDoubles runs fn on ranks that are goroutines of a process with the doubles of CUDA and NCCL, each with a device.
+func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Comm, dev *cuda.Device)) {
+	t.Helper()
+	fakelib.Run(t, func(dir string) {
+		fakelib.CUDA(t, dir)
+		fakelib.Build(t, dir, "libnccl.so.2", "-DMOVES", filepath.Join("..", "..", "..", "nccl", "testdata", "fakenccl.c"))
+	}, []string{"FAKECUDA_DEVICES=3"}, func(t *testing.T) {
+		for _, n := range ranks {
+			commtest.Must(t, inproc.Run(n, func(c *inproc.Comm) error {
+				dev, err := cuda.Open(c.Rank())
+				if err != nil {
+					return err
+				}
+				fn(t, c, dev)
+				return dev.Close()
+			}))
+		}
+	})
+}
