@@ -118,9 +118,9 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 		must(t, b.Free())
 	}
 	mine := func(op spmd.Op) func(int) float64 { return func(i int) float64 { return input(op, rank, i) } }
-	ops, lengths := []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg}, []int{0, 1, 2, 1<<10 + 1}
+	ops, lengths, moved := []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg}, []int{0, 1, 2, 1<<10 + 1}, []int{0, 1, 3, 1<<9 + 1}
 	if os.Getenv(doublesEnv) != "" && !campaign.All() { // where each call takes as long as a hundred on the host
-		ops, lengths = []spmd.Op{spmd.Sum, spmd.Avg}, []int{0, 1<<10 + 1}
+		ops, lengths, moved = []spmd.Op{spmd.Sum, spmd.Avg}, []int{1<<10 + 1}, []int{1<<9 + 1}
 	}
 	for _, op := range ops {
 		for _, n := range lengths {
@@ -181,7 +181,7 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 	// tag is element i of rank r's data, different for all pairs that are tested.
 	tag := func(r, i int) float64 { return float64((r*31 + i*7) % 97) }
 	own := func(i int) float64 { return tag(rank, i) }
-	for _, n := range []int{0, 1, 3, 1<<9 + 1} {
+	for _, n := range moved {
 		root := n % size
 		b := poison(n)
 		if rank == root {

@@ -44,7 +44,6 @@ func TestGPUsOfOneProcess(t *testing.T) {
 			ranks int
 			body  func(t *testing.T, w *spmd.World)
 		}{
-			{"collectives", 2, mpiCollectives},
 			{"collectives", 3, mpiCollectives},
 			{"several streams and communicators", 3, mpiSeveral},
 			{"groups of messages", 3, mpiGroups},
