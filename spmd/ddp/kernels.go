@@ -52,7 +52,10 @@ func scaleOnHost(lo, hi int, x []float32, norm *float32, limit float64) {
 func sumOf(i int, x []float64) (sum float64) { return x[i] }
 
 //spmd:kernel
+//spmd:host addToOnHost
 func addTo(i int, dst, src []float32) { dst[i] += src[i] }
+
+func addToOnHost(lo, hi int, dst, src []float32) { host.Axpy(dst[lo:hi], 1, src[lo:hi]) }
 
 // hashOf makes a hash of b that depends on every byte and its place. The words are added modulo 2^64, in which order does not
 // matter.

@@ -12,7 +12,10 @@ import (
 //go:generate go run lockstep/spmd/spmdgen
 
 //spmd:kernel
+//spmd:host addOnHost
 func addElement(i int, dst, src []float32) { dst[i] += src[i] }
+
+func addOnHost(lo, hi int, dst, src []float32) { host.Axpy(dst[lo:hi], 1, src[lo:hi]) }
 
 //spmd:kernel
 //spmd:host addHalfOnHost
