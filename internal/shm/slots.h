@@ -24,6 +24,8 @@ enum {
     YIELDS = 64,             // between two looks at MPI
     PATIENCE = 1 << 16,      // yields before it sleeps at each look, where each rank has a core
     SLEEP = 50,              // us
+    BRIEF = 32 * YIELDS,     // yields before a wait is a long one, where ranks share cores: about 5 ms
+    LONG_SLEEP = 1000,       // us, the most of a long wait
     UNIT = LINE,             // messages in a ring begin at multiples of it
     RINGS_BYTES = 256 << 10, // of all rings to a rank
     RING_MOST = 64 << 10,    // of one
@@ -135,16 +137,24 @@ static struct shared *open_shared(struct calls *mpi, uintptr_t comm, int rank, i
 // It lets MPI progress, since another may be waiting for a message of this one. And it sleeps now and then; where ranks share
 // cores, at every look at MPI. For Linux 6.18 charges a yield as a whole time slice: of ranks that do nothing but yield, one
 // that is minutes ahead gets no core until the others have used as many.
+//
+// A wait that is long there is sleeps and looks alone, which grow by an eighth of the first: each is some hundredths of what
+// the rank has waited by then, and a rank that waits for seconds uses next to nothing.
 static int idle(struct shared *s, uint64_t looks) {
     if (looks < s->spins) {
         relax();
         return 0;
     }
-    sched_yield();
-    uint64_t yields = looks - s->spins;
-    if (yields % YIELDS != YIELDS - 1) return 0;
+    uint64_t yields = looks - s->spins, us = SLEEP;
+    if (s->spins == 0 && yields >= BRIEF) {
+        us += (yields - BRIEF) * SLEEP / 8;
+        if (us > LONG_SLEEP) us = LONG_SLEEP;
+    } else {
+        sched_yield();
+        if (yields % YIELDS != YIELDS - 1) return 0;
+    }
     int rc = s->mpi->progress(s->comm);
-    if (rc == 0 && (s->spins == 0 || yields >= PATIENCE)) nanosleep(&(struct timespec){.tv_nsec = SLEEP * 1000}, NULL);
+    if (rc == 0 && (s->spins == 0 || yields >= PATIENCE)) nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
     return rc;
 }
 
