@@ -208,7 +208,7 @@ func (c *carrier) beat(hub int, with bool) message {
 	if !with {
 		return m
 	}
-	if c.cfg.Carry != nil && len(held) > 0 {
+	if c.cfg.Carry != nil {
 		held = c.cfg.Carry(held)
 	}
 	c.ready = append(c.ready, held...)

@@ -93,7 +93,7 @@ func TestCarried(t *testing.T) {
 // A carrier merges what its node says, and does not hold more than it may.
 func TestCarrierHolds(t *testing.T) {
 	merged := 0
-	cfg := &Config{Beat: patience, Hubs: make([][]string, 2), Carry: func(all []Beat) []Beat { merged += len(all); return all[len(all)-1:] }}
+	cfg := &Config{Beat: patience, Hubs: make([][]string, 2), Carry: func(all []Beat) []Beat { merged += len(all); return all[max(len(all)-1, 0):] }}
 	c := &carrier{cfg: cfg, turn: time.Now(), alive: []map[int]bool{{}, {}}}
 	l := newLine(nil, nil, 4)
 	c.take(5, []byte("1"), l)

@@ -122,7 +122,7 @@ type Config struct {
 	OnHeartbeat func(rank int, heartbeat []byte)
 
 	// Carry is called on a rank that carries the heartbeats of its node, by one goroutine, with what the ranks have said since
-	// the last time. It returns what goes on. May be nil: then all of it does.
+	// the last time, which may be nothing. It returns what goes on. May be nil: then all of it does.
 	Carry func([]Beat) []Beat
 
 	Beat    time.Duration // between two signs of life; 0 means 1 s, and 2 s in a job of more than 512 ranks

@@ -98,7 +98,7 @@ func count(recorders []*Recorder) (steps uint64, inside bool) {
 // communicator, and where it stands. The zero value is ready for use.
 type Analyzer struct {
 	mu       sync.Mutex
-	pages    map[string]map[int]page // of a communicator, by who has sent it
+	pages    map[string]*pages // of a communicator
 	standing map[int]*standing
 	ended    []int // whose programs have returned
 }
@@ -130,23 +130,16 @@ func (l *Analyzer) compare(rank int, news heartbeat) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pages == nil {
-		l.pages, l.standing = map[string]map[int]page{}, map[int]*standing{}
+		l.pages, l.standing = map[string]*pages{}, map[int]*standing{}
 	}
 	for _, p := range news.Pages {
 		of := l.pages[p.Comm]
 		if of == nil {
-			of = map[int]page{}
+			of = &pages{}
 			l.pages[p.Comm] = of
 		}
-		of[rank] = p
-		for other, o := range of {
-			a, b, ra, rb := &o, &p, o.of(other), p.of(rank)
-			if ra > rb {
-				a, b, ra, rb = b, a, rb, ra
-			}
-			if text := differ(a, b, ra, rb); text != "" {
-				return text
-			}
+		if text := of.hear(rank, &p); text != "" {
+			return text
 		}
 	}
 	if news.Stand == nil {
@@ -183,12 +176,16 @@ func (l *Analyzer) stuck(rank int) string {
 // ready for use, by one goroutine.
 type Carrier struct {
 	analyzer Analyzer
-	newest   []page // of each communicator, since Pages was called
+	newest   []page // of each communicator, since Pages returned some
+	rest     int    // calls of Pages that return none
 }
 
 // carriedCalls is how many of a page's calls go on. Rank 0 spends half of its time for a page on its calls. Where ranks that
 // have called different things wait for each other it is the last; where they do not all of them are soon others.
 const carriedCalls = 4
+
+// pagesEvery is how many heartbeats of a carrier have pages: one of so many, and each in which a rank says where it stands.
+const pagesEvery = 2
 
 // Hear takes a heartbeat of a rank, and returns what goes on to rank 0 beside Pages; nil for nothing.
 func (c *Carrier) Hear(rank int, said []byte) []byte {
@@ -209,16 +206,19 @@ func (c *Carrier) Hear(rank int, said []byte) []byte {
 	if news.Stand == nil {
 		return nil
 	}
+	c.rest = 0
 	return encode(heartbeat{Stand: news.Stand})
 }
 
-// Pages is a heartbeat with one page of each communicator that has had calls since the last one; nil where none has.
+// Pages is a heartbeat with one page of each communicator that has had calls since the last one; nil where none has, or where
+// it was a heartbeat ago, and all ranks get on. It is called once a heartbeat.
 func (c *Carrier) Pages() []byte {
-	if c.newest == nil {
+	c.rest--
+	if c.newest == nil || c.rest > 0 {
 		return nil
 	}
 	h := heartbeat{Pages: c.newest}
-	c.newest = nil
+	c.newest, c.rest = nil, pagesEvery
 	return encode(h)
 }
 

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -247,5 +248,67 @@ func TestCarrier(t *testing.T) {
 	}
 	if on := c.Pages(); on != nil {
 		t.Errorf("%s goes on once more", on)
+	}
+	call := func() {
+		j.begin(0, coll.Call{Kind: coll.Barrier})
+		j.ranks[0].Leave()
+		c.Hear(0, j.reporters[0].Heartbeat())
+	}
+	for turn, want := range []bool{true, false, true, false} {
+		call()
+		if on := c.Pages(); (on != nil) != want {
+			t.Errorf("heartbeat %d: %q, want a page: %v", turn, on, want)
+		}
+	}
+	call()
+	if c.Pages() == nil {
+		t.Error("no page in the heartbeat after one without")
+	}
+	j.begin(0, coll.Call{Kind: coll.Barrier})
+	for c.Hear(0, j.reporters[0].Heartbeat()) == nil { // until it does not get on
+	}
+	if c.Pages() == nil {
+		t.Error("no page in the heartbeat of a rank that stands in a call")
+	}
+}
+
+// A page is compared with those of all ranks, though rank 0 looks at the sums alone: also where the sum that it knew is that
+// of a page which has been replaced, and where old sums are forgotten.
+func TestPages(t *testing.T) {
+	said := func(at ...uint64) *page {
+		p := &page{Comm: "c"}
+		for i := 0; i < len(at); i += 2 {
+			p.Levels = append(p.Levels, [2]uint64{at[i], at[i+1]})
+			p.Last = []line{{at[i], at[i+1], fmt.Sprintf("at a.go:1: call of sum %d", at[i+1])}}
+		}
+		return p
+	}
+	var p pages
+	for i, step := range []struct {
+		rank   int
+		said   *page
+		differ bool
+	}{
+		{0, said(8, 1), false}, {0, said(16, 5), false}, // rank 0 has gone on: nothing tells of its call 8 any more
+		{1, said(8, 2), false}, {2, said(8, 2), false}, {3, said(8, 1), true},
+		{3, said(8, 2, 16, 5), false}, {2, said(16, 6), true},
+	} {
+		if got := p.hear(step.rank, step.said); (got != "") != step.differ {
+			t.Errorf("step %d: %q, want a difference: %v", i, got, step.differ)
+		}
+	}
+	var long pages
+	for n := uint64(1); n < 5000; n++ {
+		for rank := range 2 {
+			if got := long.hear(rank, said(4*n, 12*n, 5*n, 15*n)); got != "" {
+				t.Fatalf("call %d: %s", n, got)
+			}
+		}
+	}
+	if len(long.sums) > 200 {
+		t.Errorf("%d sums are kept of two pages", len(long.sums))
+	}
+	if long.hear(0, said(4*4999, 1)) == "" {
+		t.Error("a page that differs is not found among many")
 	}
 }
