@@ -113,7 +113,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.tp, "tp", o.tp, "ranks that each layer is divided among, by its heads and the channels of its MLP: neighbours, best with GPUs of one node")
 	fs.IntVar(&o.pp, "pp", o.pp, "stages of a pipeline: so many ranks have some layers of the model each, and micro-batches go from one to the next; the other ranks are replicas")
 	fs.StringVar(&o.balance, "balance", o.balance, "by which times the layers are dealt out to the stages of --pp: measured at the start, rates (those of an H200), or auto (measured on a GPU)")
-	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB, "MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4; on GPUs 1024, of several nodes 64)")
+	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB, "MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4; on GPUs 1024, of several nodes or a modern model 64)")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")

@@ -175,7 +175,8 @@ func (t *Trainer) connect() (err error) {
 	case bucket > 0:
 	case t.World.OnHost(): // A small model, too, has several: the first are under way while backward goes on.
 		bucket = min(4<<20, t.State.Grads.Bytes()/4)
-	case t.World.Nodes() > 1: // There a network is slower than GPUs compute, and most of it is to be hidden.
+	case t.World.Nodes() > 1, t.State.Cfg.Parts != 0:
+		// A network is slower than GPUs compute, and a modern model's steps are short: most of it is to be hidden.
 		bucket = 64 << 20
 	default: // An all-reduce beside matrix products takes multiprocessors from them, which costs more than it hides.
 		bucket = 1 << 30
