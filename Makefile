@@ -84,12 +84,14 @@ comma := ,
 test-load: deps nvrtc
 	$(if $(filter-out 1 2,$(shell nproc)),taskset -c 0$(comma)1) go run ./internal/suite --load 8 -- $(TESTS)
 
-# What of these packages the tests run, of every process: but of ranks that a test has ended.
+# Which statements of these packages the tests of all of them run, in %, of every process: but of ranks that a test has ended.
 COVERED := ./spmd ./spmd/internal/... ./spmd/ddp ./spmd/checkpoint ./cudampi ./internal/shm ./launch/...
 cover: deps nvrtc
-	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && export GOCOVERDIR="$$dir" && \
-	go test -count=1 -p 2 -parallel 8 -timeout 1h -vet=off -covermode=atomic -coverpkg=$$(go list $(COVERED) | paste -sd,) $(COVERED) -args -test.gocoverdir="$$dir"; status=$$?; \
-	go tool covdata percent -i="$$dir" && exit $$status
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && mkdir "$$dir/counters" && export GOCOVERDIR="$$dir/counters" && \
+	{ go test -count=1 -p 2 -parallel 8 -timeout 1h -vet=off -covermode=atomic -coverpkg=$$(go list $(COVERED) | paste -sd,) $(COVERED) \
+		-args -test.gocoverdir="$$GOCOVERDIR" || touch "$$dir/failed"; } | sed '/^\t.*coverage: 0.0%/d; s/\tcoverage: .*//' && \
+	printf '\n%6s  %s\n' % package && go tool covdata percent -i="$$GOCOVERDIR" | awk '{ printf "%6s  %s\n", $$3, $$1 }' | tr -d % && \
+	go tool covdata func -i="$$GOCOVERDIR" | awk 'END { printf "%6s  all\n", $$NF }' | tr -d % && test ! -e "$$dir/failed"
 
 # Every test on this machine's GPUs. The programs can be taken to another machine,
 # where ./test-gpu.sh runs them without Go. Each lies in its package's folder under

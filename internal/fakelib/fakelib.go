@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lockstep/internal/campaign"
 )
 
 // Build compiles a shared library into dir under the name that dlopen looks for, such as "libcuda.so.1", and returns its
@@ -108,7 +110,7 @@ func Run(t *testing.T, prepare func(dir string), env []string, body func(t *test
 	if deadline, ok := t.Deadline(); ok {
 		args = append(args, "-test.timeout="+timeLeft(deadline).String())
 	}
-	cmd := exec.Command(os.Args[0], args...)
+	cmd := exec.Command(os.Args[0], append(args, campaign.CoverFlags()...)...)
 	cmd.Env = append(append(os.Environ(), env...), "LD_LIBRARY_PATH="+path, child+"="+t.Name())
 	out, err := cmd.CombinedOutput()
 	text := string(out)

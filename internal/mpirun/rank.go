@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"lockstep/internal/campaign"
 )
 
 // Variables that the parent sets for the ranks it starts.
@@ -104,7 +106,7 @@ func serve(m *testing.M, address string) int {
 			if err := out.Encode(answer{rank(), said}); err != nil {
 				return 1
 			}
-			if dir := coverDir(); dir != "" { // package testing has written what the first test covers
+			if dir := campaign.CoverDir(); dir != "" { // package testing has written what the first test covers
 				if err := errors.Join(coverage.WriteMetaDir(dir), coverage.WriteCountersDir(dir)); err != nil {
 					fmt.Println(err)
 					return 1

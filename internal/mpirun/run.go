@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"regexp"
@@ -14,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lockstep/internal/campaign"
 )
 
 // Timeout is how long one job may run a test, 0 for its Limit. A rank that is inside fn then prints its goroutines and fails.
@@ -182,18 +183,7 @@ func rankArgs() []string {
 	if testing.Short() {
 		args = append(args, "-test.short")
 	}
-	if dir := coverDir(); dir != "" {
-		args = append(args, "-test.gocoverdir="+dir)
-	}
-	return args
-}
-
-// coverDir is the folder for the counters of a test binary that measures its coverage, "" where it does not.
-func coverDir() string {
-	if f := flag.Lookup("test.gocoverdir"); f != nil {
-		return f.Value.String()
-	}
-	return ""
+	return append(args, campaign.CoverFlags()...)
 }
 
 // exactly is the pattern of -test.run for one test.
