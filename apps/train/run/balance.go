@@ -25,12 +25,15 @@ func (o *Options) checkBalance() error {
 	return nil
 }
 
+// timePasses is how many seconds both passes of a model of some sequences take for a token, the same on every rank.
+type timePasses func(w *spmd.World, cfg layout.Config, batch int) (seconds float64, err error)
+
 // measureLayers has the stages of a pipeline balanced by how long a layer and the head take here, where that
 // was asked for: every rank times both passes of a model of one layer and of one of two, and the slowest
 // counts. Where they do not fit into room bytes, or the times make no sense, it leaves the rates. What was
 // measured is kept in the cache folder of rank 0, so that later runs have the same stages. It blocks. Every
 // rank calls it.
-func (o *Options) measureLayers(w *spmd.World, room int) error {
+func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error {
 	if o.pp == 1 || o.balance == "rates" || o.balance == "auto" && o.onHost {
 		return nil
 	}
@@ -65,7 +68,7 @@ func (o *Options) measureLayers(w *spmd.World, room int) error {
 			w.Log().Info().Msgf("stages are balanced by the rates of an H200: timing a layer needs %s", gigabytes(need))
 			return nil
 		}
-		if took[i], err = o.timePasses(w, cfg, batch); err != nil {
+		if took[i], err = timed(w, cfg, batch); err != nil {
 			return err
 		}
 	}
@@ -93,8 +96,8 @@ func (o *Options) balanceKey(w *spmd.World, batch int) string {
 	return fmt.Sprintf("times of a layer on %d ranks with %s: %+v, %s, %d sequences of %d tokens", w.Size(), w.Device(), cfg, o.DType, batch, o.Seq)
 }
 
-// timePasses is how many seconds both passes of a model take for a token, on the slowest rank.
-func (o *Options) timePasses(w *spmd.World, cfg layout.Config, batch int) (seconds float64, err error) {
+// timeHere is a timePasses that has the slowest rank count.
+func (o *Options) timeHere(w *spmd.World, cfg layout.Config, batch int) (seconds float64, err error) {
 	state, model, err := gpt.Open(w, o.DType == "bfloat16", cfg, batch, o.Seq)
 	if err != nil {
 		return 0, err

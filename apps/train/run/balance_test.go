@@ -16,45 +16,46 @@ import (
 func TestMeasureLayers(t *testing.T) {
 	t.Setenv("LOCKSTEP_CACHE", t.TempDir())
 	spmdtest.RunInProcess(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
+		timed := 0
+		models := func(one, two float64) timePasses { // of one layer, and of two
+			return func(_ *spmd.World, cfg layout.Config, _ int) (float64, error) {
+				timed++
+				return []float64{one, two}[cfg.Layers-1], nil
+			}
+		}
+		for _, tc := range []struct {
+			balance  string
+			pp, room int
+			one, two float64
+			want     layout.Times
+			timed    int
+		}{
+			{"rates", 2, math.MaxInt, 3, 5, layout.Times{}, 0},
+			{"measured", 1, math.MaxInt, 3, 5, layout.Times{}, 0},
+			{"measured", 2, 1000, 3, 5, layout.Times{}, 0},
+			{"measured", 2, math.MaxInt, 3, 3, layout.Times{}, 2},
+			{"measured", 2, math.MaxInt, 3, 6.5, layout.Times{}, 2},
+			{"measured", 2, math.MaxInt, 3, 5, layout.Times{Layer: 2, Head: 1}, 2},
+			{"measured", 2, math.MaxInt, 4, 8, layout.Times{Layer: 2, Head: 1}, 0}, // those of the run before
+		} {
+			o := New()
+			o.Cfg = layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300, Stage: layout.Staging{Stages: 2}}
+			o.Seq, o.onHost, o.DType, o.balance, o.pp = 32, w.OnHost(), "float32", tc.balance, tc.pp
+			timed = 0
+			traintest.NoError(t, o.measureLayers(w, tc.room, models(tc.one, tc.two)))
+			if o.Cfg.Times != tc.want || timed != tc.timed {
+				t.Errorf("%+v: %+v, and %d models were timed", tc, o.Cfg.Times, timed)
+			}
+		}
 		o := New()
-		o.Cfg = layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300, Stage: layout.Staging{Stages: 2}}
-		o.Seq, o.pp, o.onHost, o.DType = 32, 2, w.OnHost(), "float32"
-		for _, none := range []struct {
-			balance string
-			pp      int
-			room    int
-		}{{"rates", 2, math.MaxInt}, {"measured", 1, math.MaxInt}, {"measured", 2, 1000}} {
-			o.balance, o.pp = none.balance, none.pp
-			traintest.NoError(t, o.measureLayers(w, none.room))
-			if o.Cfg.Times != (layout.Times{}) {
-				t.Errorf("%+v: %+v were measured", none, o.Cfg.Times)
-			}
-		}
-		o.balance = "measured"
-		for range 20 { // on a busy machine they may vary too much
-			traintest.NoError(t, o.measureLayers(w, math.MaxInt))
-			if o.Cfg.Times.Layer > 0 {
-				break
-			}
-		}
-		x := o.Cfg.Times
-		if quarters := 4 * x.Head / x.Layer; x.Layer <= 0 || math.Abs(quarters-math.Round(quarters)) > 1e-6 {
-			t.Errorf("measured %+v", x)
-		}
-		again := New()
-		again.Cfg, again.Seq, again.pp, again.onHost, again.DType, again.balance = o.Cfg, o.Seq, o.pp, o.onHost, o.DType, o.balance
-		again.Cfg.Times = layout.Times{}
-		traintest.NoError(t, again.measureLayers(w, math.MaxInt))
-		if again.Cfg.Times != x { // two measurements are never the same to the last bit
-			t.Errorf("measured %+v, and later %+v, which was not kept", x, again.Cfg.Times)
-		}
-		for _, v := range []float64{x.Layer, x.Head} {
-			all, err := agree.GatherOne(w, w.Comm(), int64(math.Float64bits(v)))
-			traintest.NoError(t, err)
-			for rank, bits := range all {
-				if uint64(bits) != math.Float64bits(v) {
-					t.Errorf("rank %d has %v, rank %d another time", w.Rank(), v, rank)
-				}
+		o.Seq, o.onHost, o.DType = 32, w.OnHost(), "float32"
+		seconds, err := o.timeHere(w, layout.Config{Layers: 1, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300}, 2)
+		traintest.NoError(t, err)
+		all, err := agree.GatherOne(w, w.Comm(), int64(math.Float64bits(seconds)))
+		traintest.NoError(t, err)
+		for rank, bits := range all {
+			if v := math.Float64frombits(uint64(bits)); v <= 0 || v != seconds {
+				t.Errorf("rank %d has %v, rank %d %v, want one time", w.Rank(), seconds, rank, v)
 			}
 		}
 	})

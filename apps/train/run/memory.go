@@ -45,7 +45,7 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 		}
 	}
 	room := int(all[worst]) // the same on every rank
-	if err := o.measureLayers(w, room); err != nil {
+	if err := o.measureLayers(w, room, o.timeHere); err != nil {
 		return err
 	}
 	if o.Batch == 0 {
