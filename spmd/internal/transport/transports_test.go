@@ -1,6 +1,8 @@
 package transport_test
 
 import (
+	"errors"
+	"fmt"
 	"path/filepath"
 	"testing"
 	"unsafe"
@@ -13,6 +15,7 @@ import (
 	"lockstep/internal/fakelib"
 	internalpeer "lockstep/internal/peer"
 	"lockstep/internal/shm"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/devmpi"
 	"lockstep/spmd/internal/transport/inproc"
@@ -88,6 +91,44 @@ func TestStaged(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, staged.Backend, h, dev) })
 }
 
+// TestStagedHeld is the same where streams run beside the host, and wait for the calls that it makes.
+func TestStagedHeld(t *testing.T) {
+	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
+		onDevice(t, h, dev, func(s *side, word unsafe.Pointer) {
+			by, err := staged.Backend.Open(site(h, dev, word))
+			commtest.Must(t, err)
+			s.by, s.q = by, held{s.q.Stream()}
+			each[int32](s, 7)
+			left := s.q.Stream()
+			commtest.Must(t, by.Do(forgotten{left}, coll.Call{Kind: coll.Barrier}))
+			commtest.Must(t, left.Synchronize())
+			commtest.Must(t, by.Close())
+		})
+	}, "FAKECUDA_DELAY=20")
+}
+
+// held is a queue whose stream waits while a call is made.
+type held struct{ s *cuda.Stream }
+
+func (q held) Stream() *cuda.Stream { return q.s }
+
+func (q held) Hand(j transport.Job) error {
+	if err := j.Hold(); err != nil {
+		return err
+	}
+	if done, err := q.s.Query(); done || err != nil {
+		return fmt.Errorf("the stream of a held call is done: %v, %w", done, err)
+	}
+	return j.Run()
+}
+
+// forgotten is one whose calls are given up once the stream waits for them.
+type forgotten struct{ s *cuda.Stream }
+
+func (q forgotten) Stream() *cuda.Stream { return q.s }
+
+func (q forgotten) Hand(j transport.Job) error { return errors.Join(j.Hold(), j.Release()) }
+
 // TestSelf is the device memory of one rank.
 func TestSelf(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
@@ -108,12 +149,12 @@ func TestHost(t *testing.T) {
 }
 
 // inDoubles runs fn on ranks that are goroutines of a process with the doubles of CUDA and NCCL, each with a device.
-func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Comm, dev *cuda.Device)) {
+func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Comm, dev *cuda.Device), env ...string) {
 	t.Helper()
 	fakelib.Run(t, func(dir string) {
 		fakelib.CUDA(t, dir)
 		fakelib.Build(t, dir, "libnccl.so.2", "-DMOVES", filepath.Join("..", "..", "..", "nccl", "testdata", "fakenccl.c"))
-	}, []string{"FAKECUDA_DEVICES=3"}, func(t *testing.T) {
+	}, append(env, "FAKECUDA_DEVICES=3"), func(t *testing.T) {
 		for _, n := range ranks {
 			commtest.Must(t, inproc.Run(n, func(c *inproc.Comm) error {
 				dev, err := cuda.Open(c.Rank())
