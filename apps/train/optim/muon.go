@@ -225,7 +225,11 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 	if q.parts != nil {
 		there, half = spmd.Shard{Len: len(q.at)}, spmd.Buffer[spmd.BF16]{} // those that have come are rounded
 	}
-	if err := launchMuonDirection(s, there.Len*q.chunks(), o.x[0], q.squares, x.m, x.g, q.places, x.hyper, gate, n, float32(x.cfg.Clip), there.Off); err != nil {
+	direction := muonDirections.F32
+	if kernels.IsHalf[T]() {
+		direction = muonDirections.BF16
+	}
+	if err := q.launchDirection(s, direction, o.x[0].Arg(), x.m, x.g, x.hyper, gate, x.cfg.Clip, there); err != nil {
 		return err
 	}
 	if err := o.exchange(s, o.x[0], q, c, true); err != nil {

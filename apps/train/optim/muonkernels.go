@@ -1,9 +1,11 @@
 package optim
 
 import (
+	_ "embed"
 	"math"
 
 	"lockstep/apps/train/kernels"
+	"lockstep/host"
 	"lockstep/spmd"
 )
 
@@ -59,9 +61,6 @@ func muonMomentum(i int, m, squares, g []float32, places []int64, hyper []float3
 }
 
 // muonDirection sets x to what is made orthogonal, of Frobenius norm 1, for the matrices from first on.
-//
-//spmd:kernel rows
-//spmd:tolerance 1e-5
 func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, places []int64, hyper []float32, norm *float32, n int, clip float32, first int) {
 	if !finite(float64(*norm)) {
 		return
@@ -80,6 +79,34 @@ func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, places 
 	for j, v := range grad {
 		to[j] = spmd.Narrow[A]((momentum*old[j] + rest*(v*by)) * inverse)
 	}
+}
+
+//go:embed muon.cu
+var muonSource string
+
+var muonDirections = kernels.Kernel{
+	F32:  spmd.NewKernel("muon_direction", muonSource, directionOnHost[float32], spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
+	BF16: spmd.NewKernel("muon_direction", muonSource, directionOnHost[spmd.BF16], spmd.Define("ACT", "bf16"), spmd.Tolerance(1e-5)),
+}
+
+func directionOnHost[A kernels.Act](a spmd.Args) error {
+	x, squares, m, g := spmd.ArgSlice[A](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)
+	places, hyper, norm := spmd.ArgSlice[int64](a, 4), spmd.ArgSlice[float32](a, 5), &spmd.ArgSlice[float32](a, 6)[0]
+	n, first, matrices := a.I64(7), a.I32(9), a.I32(10)
+	host.Parallel(matrices*((n+muonChunk-1)/muonChunk), 4, func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			muonDirection(i, x, squares, m, g, places, hyper, norm, n, a.F32(8), first)
+		}
+	})
+	return nil
+}
+
+func (q *muonShape) launchDirection(s *spmd.Stream, k *spmd.Kernel, x spmd.Arg, m, g, hyper, norm spmd.Buffer[float32], clip float64, of spmd.Shard) error {
+	if of.Len == 0 {
+		return nil
+	}
+	return k.Launch(s, kernels.Blocks(q.chunks(), of.Len, 1), x, q.squares.Arg(), m.Arg(), g.Arg(), q.places.Arg(), hyper.Arg(), norm.Arg(),
+		spmd.I64(q.len()), spmd.F32(float32(clip)), spmd.I32(of.Off), spmd.I32(of.Len))
 }
 
 // muonUpdate also rounds the weights to half, if there is one.
