@@ -26,9 +26,9 @@ func BenchmarkTranspose(b *testing.B) {
 }
 
 func benchTranspose[T spmd.Elem](b *testing.B, w *spmd.World, name string) {
-	rows, cols := 8200, 8192
+	rows, cols := 8192, 8200
 	if w.OnHost() {
-		rows, cols = 1000, 512
+		rows, cols = 512, 1000
 	}
 	s := spmdtest.Stream(b, w, name)
 	x, y := spmdtest.Alloc[T](b, w, rows*cols), spmdtest.Alloc[T](b, w, rows*cols)
