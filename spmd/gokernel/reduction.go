@@ -118,8 +118,9 @@ func (r *Reduction[T]) onHost(a spmd.Args) error {
 		part = make([]T, n)
 	}
 	host.Parallel(n, max(1, r.shape.Grain/each), func(lo, hi int) {
+		var acc [Lanes]T // one for all blocks: it is on the heap
 		for b := lo; b < hi; b++ {
-			acc := r.none()
+			acc = r.none()
 			lo, hi := b*each, min((b+1)*each, total)
 			r.host(a, lo, hi, &acc)
 			part[b] = r.tree(&acc, (hi-lo+r.shape.pack()-1)/r.shape.pack())
@@ -142,15 +143,16 @@ func (r *Reduction[T]) onHost(a spmd.Args) error {
 // ranges reduces what the host's function returns of ranges of Grain indices, in their order.
 func (r *Reduction[T]) ranges(a spmd.Args, total int) error {
 	n := (total + r.shape.Grain - 1) / r.shape.Grain
-	part := make([]T, n)
+	part, begin := make([]T, n), r.none()[0]
 	host.Parallel(n, 1, func(lo, hi int) {
+		var acc [Lanes]T
 		for i := lo; i < hi; i++ {
-			acc := r.none()
+			acc[0] = begin
 			r.host(a, i*r.shape.Grain, min((i+1)*r.shape.Grain, total), &acc)
 			part[i] = acc[0]
 		}
 	})
-	v := r.none()[0]
+	v := begin
 	for i, p := range part {
 		if i == 0 && r.op == By {
 			v = p
