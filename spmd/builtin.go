@@ -19,9 +19,6 @@ var cudaHeader string
 
 func init() { kernels.Headers["spmd.cuh"] = cudaHeader }
 
-// loopGrid is a grid whose threads loop over n elements.
-func loopGrid(n int) Grid { return Cover1D(min(n, 1<<20), 256) }
-
 var fillKernel = NewKernel("fill_bytes", cudaSource, func(a Args) error {
 	dst, words := ArgSlice[uint8](a, 0), [2]uint64{a.U64(2), a.U64(3)}
 	for i := range dst {
