@@ -72,6 +72,9 @@ func Generate(dir string) (text []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := src.CheckMarks(); err != nil {
+		return nil, err
+	}
 	marked := src.Kernels()
 	if len(marked) == 0 {
 		return nil, nil

@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,6 +64,23 @@ func TestRefused(t *testing.T) {
 }
 
 // So are parameters and results that no launch can have.
+// TestMarks: a comment that somebody has meant for a mark is not passed over.
+func TestMarks(t *testing.T) {
+	const kernel = "//spmd:kernel\nfunc k(i int, x []float64) { x[i] = 1 }\n"
+	for text, want := range map[string]string{
+		"//spmd:kernal\nfunc k(i int) {}":             "kernels.go:3: //spmd:kernal is no comment of spmdgen: there are //spmd:kernel, //spmd:host and //spmd:tolerance",
+		"// spmd:kernel\nfunc k(i int) {}":            "kernels.go:3: write //spmd:kernel without a space",
+		"//spmd:kernel\n\nfunc k(i int) {}":           "kernels.go:3: //spmd:kernel belongs to no function: leave no empty line behind it",
+		"//spmd:tolerance 1e-6\nvar x int\n" + kernel: "kernels.go:3: //spmd:tolerance belongs to no function: leave no empty line behind it",
+		"// The comment //spmd:kernel makes a kernel, spmd: is a prefix.\n\n// spmd: the package\n" + kernel: "",
+	} {
+		_, err := Generate(folder(t, "package p\n\n"+text+"\n"))
+		if got := fmt.Sprint(err); got != want && (want != "" || err != nil) {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}
+
 func TestRefusedKernels(t *testing.T) {
 	for head, want := range map[string]string{
 		"func k(x []float64) {}":                             "k: a kernel begins with its indices",

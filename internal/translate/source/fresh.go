@@ -20,7 +20,7 @@ const (
 )
 
 // version changes with what Generate writes for the same kernels.
-const version = 4
+const version = 5
 
 // sum is over declarations with their lines, which reports name.
 func (s *Source) Sum(names []string) string {

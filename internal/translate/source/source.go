@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -123,6 +124,44 @@ func (s *Source) Kernels() []*ast.FuncDecl {
 		}
 	}
 	return all
+}
+
+// nearMark is a comment that is one of the marks, or that somebody may have meant for one.
+var nearMark = regexp.MustCompile(`^//(\s*)spmd:(\w+)`)
+
+// CheckMarks refuses a comment that was meant for a mark and is none: it would be passed over without a word.
+func (s *Source) CheckMarks() error {
+	for _, f := range s.Files {
+		of := map[*ast.Comment]bool{} // those of functions
+		for _, d := range f.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Doc != nil {
+				for _, c := range fn.Doc.List {
+					of[c] = true
+				}
+			}
+		}
+		for _, g := range f.Comments {
+			for _, c := range g.List {
+				m := nearMark.FindStringSubmatch(c.Text)
+				if m == nil {
+					continue
+				}
+				mark, what := "//spmd:"+m[2], ""
+				switch known := mark == Mark || mark == HostMark || mark == ToleranceMark; {
+				case !known && m[1] == "":
+					what = fmt.Sprintf("%s is no comment of spmdgen: there are %s, %s and %s", mark, Mark, HostMark, ToleranceMark)
+				case known && m[1] != "":
+					what = fmt.Sprintf("write %s without a space", mark)
+				case known && !of[c]:
+					what = mark + " belongs to no function: leave no empty line behind it"
+				}
+				if what != "" {
+					return &Refusal{s.Fset.Position(c.Pos()), what}
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // directive returns the words behind the Mark of a kernel.
