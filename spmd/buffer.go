@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
-	hostexec "lockstep/spmd/internal/exec/host"
+	"lockstep/spmd/internal/exec/hostexec"
 )
 
 // Buffer is n elements of T in the memory of the rank's device: GPU memory, or

@@ -10,7 +10,7 @@ import (
 	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
-	hostexec "lockstep/spmd/internal/exec/host"
+	"lockstep/spmd/internal/exec/hostexec"
 )
 
 // Kernel is one computation in two forms: CUDA C++ for GPUs, and the Go function

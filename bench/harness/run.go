@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	mpienv "lockstep/internal/mpirun"
+	"lockstep/internal/mpirun"
 )
 
 // Longest is how long a program may run before it counts as hung.
@@ -116,9 +116,9 @@ func run(ctx context.Context, out, errs io.Writer, env, cmd []string) error {
 }
 
 // ProgramEnv is the environment of the programs that are measured.
-func ProgramEnv() []string { return slices.Concat(mpienv.Env(0), binding(os.Environ())) }
+func ProgramEnv() []string { return slices.Concat(mpirun.Env(0), binding(os.Environ())) }
 
-// binding are the variables of an environment that bind ranks to cores. Otherwise mpienv.Env leaves all of them unbound,
+// binding are the variables of an environment that bind ranks to cores. Otherwise mpirun.Env leaves all of them unbound,
 // as launch run does: the threads of a rank, NCCL's among them, use several.
 func binding(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(v string) bool {

@@ -31,10 +31,10 @@ var counted = []string{
 	"spmd Address",                 // of a Buffer, whose memory is not Go's
 	"spmd/internal/affinity Nudge", // in the arguments of a call in assembly
 	"spmd/internal/calls Overlap",
-	"spmd/internal/coll Hidden",        // TestMakeKeepsNoCall
-	"spmd/internal/exec checkTensor",   // for a message
-	"spmd/internal/exec/host copyOf",   // to sort, and to find what overlaps
-	"spmd/internal/exec/host describe", // for a message
+	"spmd/internal/coll Hidden",            // TestMakeKeepsNoCall
+	"spmd/internal/exec checkTensor",       // for a message
+	"spmd/internal/exec/hostexec copyOf",   // to sort, and to find what overlaps
+	"spmd/internal/exec/hostexec describe", // for a message
 	"spmd/internal/transport/inproc reduce",
 }
 

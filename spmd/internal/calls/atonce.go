@@ -2,7 +2,7 @@ package calls
 
 import (
 	"lockstep/spmd/internal/exec"
-	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/verify"
 )

@@ -6,7 +6,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
-	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
 )

@@ -7,7 +7,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
-	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/route"

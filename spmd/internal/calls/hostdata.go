@@ -7,7 +7,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
-	hostexec "lockstep/spmd/internal/exec/host"
+	"lockstep/spmd/internal/exec/hostexec"
 )
 
 // The calls on data of the host that take more than the call itself, for package spmd, which says what they do.

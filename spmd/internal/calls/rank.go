@@ -19,7 +19,7 @@ import (
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
-	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"

@@ -14,7 +14,7 @@ import (
 	"lockstep/internal/commtest"
 	"lockstep/internal/devtest"
 	"lockstep/internal/fakelib"
-	internalpeer "lockstep/internal/peer"
+	"lockstep/internal/peer"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
@@ -22,7 +22,7 @@ import (
 	"lockstep/spmd/internal/transport/inproc"
 	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/transport/nccl"
-	"lockstep/spmd/internal/transport/peer"
+	"lockstep/spmd/internal/transport/peers"
 	"lockstep/spmd/internal/transport/self"
 	"lockstep/spmd/internal/transport/staged"
 )
@@ -76,14 +76,14 @@ func TestDevMPI(t *testing.T) {
 // TestPeer is kernels between devices.
 func TestPeer(t *testing.T) {
 	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
-		p, err := internalpeer.Open(c, dev, 4096)
+		p, err := peer.Open(c, dev, 4096)
 		commtest.Must(t, err)
 		if p.MessageMost() < 0 {
 			commtest.Must(t, p.Close())
 			t.Skip("ranks share a device, and have no messages between peers")
 		}
 		onDevice(t, mpi.New(c), dev, func(s *side, _ unsafe.Pointer) {
-			s.by = peer.New(p)
+			s.by = peers.New(p)
 			walk(s)
 		})
 		commtest.Must(t, p.Close())

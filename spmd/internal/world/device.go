@@ -7,8 +7,8 @@ import (
 
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
-	cudaexec "lockstep/spmd/internal/exec/cuda"
-	hostexec "lockstep/spmd/internal/exec/host"
+	"lockstep/spmd/internal/exec/cudaexec"
+	"lockstep/spmd/internal/exec/hostexec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport/route"
 )

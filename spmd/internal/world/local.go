@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"lockstep/spmd/internal/affinity"
-	hostexec "lockstep/spmd/internal/exec/host"
+	"lockstep/spmd/internal/exec/hostexec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport/inproc"
 	"lockstep/spmd/internal/verify"

@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/mpi"
-	peert "lockstep/spmd/internal/transport/peer"
+	"lockstep/spmd/internal/transport/peers"
 )
 
 // openPeers has kernels between peers carry small collectives and messages of any memory from now on.
@@ -44,7 +44,7 @@ func (r *Router) reachPeers() error {
 // usePeers has the communicator know peers, and who waits hear of their failures.
 func (r *Router) usePeers(p *peer.Comm) {
 	p.Ordered = true // by orderAfterOthers
-	r.peers = peert.New(p)
+	r.peers = peers.New(p)
 	r.env.GPU.Watch(p, p.Failure)
 }
 

@@ -7,10 +7,10 @@ import (
 
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
-	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/devmpi"
-	peert "lockstep/spmd/internal/transport/peer"
+	"lockstep/spmd/internal/transport/peers"
 	"lockstep/spmd/internal/transport/self"
 )
 
@@ -24,7 +24,7 @@ type Router struct {
 	opened     transport.Opened    // the device's transport; nil on the host, and for one rank
 	owns       bool                // opened is not the world's
 	registrar  transport.Registrar // opened, where that takes memory; else nil
-	peers      *peert.Transport    // of ranks whose GPUs reach each other, if it is opened; else nil
+	peers      *peers.Transport    // of ranks whose GPUs reach each other, if it is opened; else nil
 	lent       bool                // peers are those of opened
 	atOnce     int                 // the most bytes of a message of a collective, of any memory, that peers carry
 	sym        *symComm            // carries some collectives on symmetric memory; nil where there is none
@@ -218,7 +218,7 @@ func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transpo
 	switch {
 	case r.atOnce == 0:
 		return nil
-	case r.lent && r.peers.Caps().Kinds.Has(c.Kind), peert.AtOnce(c, r.atOnce):
+	case r.lent && r.peers.Caps().Kinds.Has(c.Kind), peers.AtOnce(c, r.atOnce):
 		return r.peers
 	}
 	return nil
@@ -233,7 +233,7 @@ func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transpor
 	case transport.FromSymmetric | transport.IntoPinned:
 		way, ok = r.sym.paths.of(c, r.size, true)
 	}
-	if way == peerWay && !peert.AtOnce(c, r.peers.Most()) { // a bit more than the size that was measured
+	if way == peerWay && !peers.AtOnce(c, r.peers.Most()) { // a bit more than the size that was measured
 		way = plainWay
 	}
 	return r.of(way), ok

@@ -1,4 +1,4 @@
-package host
+package hostexec
 
 import (
 	"errors"
@@ -126,7 +126,7 @@ func TestFailure(t *testing.T) {
 	must(t, b.After(a.End(), nil))
 	close(hold)
 	err := a.End().Wait()
-	if !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "a", command enqueued at host/host_test.go:`) {
+	if !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "a", command enqueued at hostexec/host_test.go:`) {
 		t.Errorf("%v", err)
 	}
 	must(t, good.Wait())

@@ -1,6 +1,6 @@
-// Package host runs commands on the host: a queue is a ring of commands with one goroutine, an event a point in it, and a
+// Package hostexec runs commands on the host: a queue is a ring of commands with one goroutine, an event a point in it, and a
 // graph lists of commands that goroutines replay.
-package host
+package hostexec
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package cuda
+package cudaexec
 
 import (
 	"errors"
@@ -231,7 +231,7 @@ func callsInOrder(t *testing.T) {
 		both()
 		check("enqueued")
 	}
-	if len(second.issued) != rounds || !strings.HasPrefix(second.issued[0], "b from cuda/fake_test.go:") {
+	if len(second.issued) != rounds || !strings.HasPrefix(second.issued[0], "b from cudaexec/fake_test.go:") {
 		t.Errorf("noted: %q", second.issued)
 	}
 	if passed, busy := b.Position(); busy || b.Stuck(time.Now(), 0) {
@@ -305,7 +305,7 @@ func graphs(t *testing.T) {
 	}
 	good := b.End()
 	launch()
-	if err := b.End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "b", command enqueued at cuda/fake_test.go:`) {
+	if err := b.End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "b", command enqueued at cudaexec/fake_test.go:`) {
 		t.Errorf("%v", err)
 	}
 	must(t, good.Failure())
@@ -365,7 +365,7 @@ func replaysNeverWaitedFor(t *testing.T) {
 	fails = true
 	launch(sides[1])
 	must(t, d.GPU.Dev.Synchronize())
-	if err := sides[1].End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "c", command enqueued at cuda/fake_test.go:`) {
+	if err := sides[1].End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "c", command enqueued at cudaexec/fake_test.go:`) {
 		t.Errorf("%v", err)
 	}
 	must(t, g.Close(sides[0].End()))

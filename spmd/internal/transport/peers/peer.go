@@ -1,5 +1,5 @@
-// Package peer carries calls on device memory by kernels between GPUs of a node that reach each other.
-package peer
+// Package peers carries calls on device memory by kernels between GPUs of a node that reach each other.
+package peers
 
 import (
 	"slices"

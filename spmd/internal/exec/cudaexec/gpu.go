@@ -1,6 +1,6 @@
-// Package cuda runs commands on GPUs: a queue is a stream of CUDA, to which commands go when they are enqueued, and a graph
+// Package cudaexec runs commands on GPUs: a queue is a stream of CUDA, to which commands go when they are enqueued, and a graph
 // is one of the driver.
-package cuda
+package cudaexec
 
 import (
 	"errors"
