@@ -106,18 +106,17 @@ func TestSampler(t *testing.T) {
 	th := tr.Thread("calls", false)
 	call := coll.Call{Kind: coll.AllReduce, Type: elem.Float32, N: 2}
 	const n = 200_000
-	begin := Now()
 	for range n {
 		c.Begin(th, &call, nil)
 		c.End()
 	}
-	took := float64(Now() - begin)
 	got := tr.host[Collective]
 	if got.Count != n || got.Bytes != 8*n {
 		t.Errorf("%d calls of %d bytes are counted", got.Count, got.Bytes)
 	}
-	if got.Timed < 0.5*n || got.Timed > 2*n || got.Nanos > took {
-		t.Errorf("%.0f of %d are stood for, with %.0f ns of %.0f", got.Timed, n, got.Nanos, took)
+	// How long those took that are timed says nothing here: where one was interrupted, it stands for many that were not.
+	if got.Timed < 0.5*n || got.Timed > 2*n || got.Nanos <= 0 {
+		t.Errorf("%.0f of %d are stood for, with %.0f ns", got.Timed, n, got.Nanos)
 	}
 	if c.host.shift == 0 {
 		t.Error("each is timed")
