@@ -43,6 +43,7 @@ func TestMain(m *testing.M) {
 			os.Exit(0)
 		}
 	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup it is ignored, and would be in what the tests start
 	os.Exit(m.Run())
 }
 
