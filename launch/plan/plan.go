@@ -24,6 +24,7 @@ type Line struct {
 	Launcher string  `json:"launcher"` // openmpi4, openmpi5, mpich, slurm
 	Version  string  `json:"version"`  // as the launcher here says it; "" where it is not installed
 	Groups   []Group `json:"groups"`
+	Refused  string  `json:"refused,omitempty"` // why launch run would not start it on this machine
 }
 
 func (l *Line) add(why string, words ...string) { l.Groups = append(l.Groups, Group{words, why}) }
@@ -98,7 +99,11 @@ func (o *options) lines(j job, s site) []Line {
 	}
 	var lines []Line
 	for _, name := range names {
-		lines = append(lines, build(find(name), j, s))
+		l := build(find(name), j, s)
+		if err := checkRoom(j, s); err != nil && name != "slurm" {
+			l.Refused = err.Error()
+		}
+		lines = append(lines, l)
 	}
 	return lines
 }
@@ -139,7 +144,11 @@ func write(w io.Writer, lines []Line, batch string, settings []byte, asJSON bool
 		if l.Version != "" {
 			state = l.Version
 		}
-		fmt.Fprintf(&b, "# %s (%s)\n%s\n\n", l.Launcher, state, l)
+		fmt.Fprintf(&b, "# %s (%s)\n", l.Launcher, state)
+		if l.Refused != "" {
+			fmt.Fprintf(&b, "# not on this machine: %s\n", l.Refused)
+		}
+		fmt.Fprintf(&b, "%s\n\n", l)
 		width := 0
 		for _, g := range l.Groups {
 			if n := len(quote(g.Words)); n <= maxColumn {

@@ -317,6 +317,10 @@ func TestCheckRoom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		told := tc.o.lines(j, s)[0]
+		if told.Refused != tc.want {
+			t.Errorf("launch plan says of %+v %s: %q, want %q", tc.o, tc.prog, told.Refused, tc.want)
+		}
 		got := ""
 		if err := checkRoom(j, s); err != nil {
 			got = err.Error()
