@@ -71,8 +71,8 @@ func (c *Config) throughMPI() bool { return strings.HasPrefix(c.Collectives, "mp
 // Flags adds the common flags to an application's. collectives are the values that --collectives may have.
 func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host; emulate is host, with kernels run from their CUDA source, slowly: for tests")
-	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: "+strings.Join(collectives, ", ")+"; mpi-staged, mpi-aware and mpi-peer are ways of MPI's for GPU memory, and with host-staged ranks may share a GPU")
-	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small collectives), always (symmetric kernels only, at all sizes) or never")
+	fs.StringVar(&c.Collectives, "collectives", "auto", "which library moves data between ranks; auto takes the fastest that is here: "+strings.Join(collectives, ", ")+"; mpi-staged, mpi-aware and mpi-peer are ways of MPI's for GPU memory, and with host-staged ranks may share a GPU")
+	fs.StringVar(&c.Symmetric, "symmetric", "auto", "make small collectives between GPUs fast: auto takes own kernels, and NCCL's symmetric ones on AllocSymmetric's memory, where they are faster; always takes symmetric ones at all sizes, also over NVLink between nodes; never takes neither")
 	fs.IntVar(&c.Ranks, "ranks", 1, "run so many ranks as goroutines of this process, each with a GPU of its own or all on the host, without mpirun")
 	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
