@@ -58,7 +58,7 @@ func (c *Call) checkBefore(q exec.Queue) error {
 
 // onDeviceNow makes a call from the goroutine that issues it, on a stream of its, or on that of the calls that block, for
 // which it then waits.
-func (c *Call) onDeviceNow(q *cudaexec.Queue) error {
+func (c *Call) onDeviceNow(q *cudaexec.Queue) (err error) {
 	on, r := c.comm, c.comm.r
 	now := *c
 	var turn uint64
@@ -77,7 +77,7 @@ func (c *Call) onDeviceNow(q *cudaexec.Queue) error {
 	p := on.recorder.Begin(&c.Call, c.group)
 	defer on.recorder.Leave()
 	on.trace.Begin(on.r.Calls, &c.Call, c.group)
-	defer on.trace.End()
+	defer func() { on.trace.End(err) }()
 	if err := now.verify(); err != nil {
 		return err
 	}

@@ -210,7 +210,7 @@ func (c *Comm) free() error {
 func (c *Comm) Pass(on control.Call, fn func() error) error { return c.pass(on, 0, fn) }
 
 // pass is Pass of a call that has a root.
-func (c *Comm) pass(on control.Call, root int, fn func() error) error {
+func (c *Comm) pass(on control.Call, root int, fn func() error) (err error) {
 	if err := exec.RefuseInHostFunc(on.String()); err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (c *Comm) pass(on control.Call, root int, fn func() error) error {
 	defer c.recorder.Leave()
 	if on != control.Start { // no call of the program either, and before what a summary calls the run
 		c.trace.Begin(c.r.Calls, &call.Call, nil)
-		defer c.trace.End()
+		defer func() { c.trace.End(err) }()
 	}
 	if err := call.verify(); err != nil {
 		return err

@@ -114,10 +114,7 @@ func (c *Call) communicate(on *trace.Thread, turn uint64) error {
 		}
 	}
 	if t != nil {
-		if err != nil {
-			t.Fail()
-		}
-		t.End()
+		t.End(err)
 	}
 	r.Leave()
 	order.Leave()
@@ -207,10 +204,7 @@ func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer i
 	c.trace.Begin(c.r.Calls, &m, nil)
 	err := c.host.Make(m.Hidden())
 	runtime.KeepAlive(&m)
-	if err != nil {
-		c.trace.Fail()
-	}
-	c.trace.End()
+	c.trace.End(err)
 	c.recorder.Leave()
 	order.Leave()
 	return err
@@ -268,10 +262,7 @@ func (c *Comm) MakeHost(made coll.Call) error {
 		err = c.host.Make(cmd.Call.Hidden())
 		runtime.KeepAlive(&cmd)
 	}
-	if err != nil {
-		c.trace.Fail()
-	}
-	c.trace.End()
+	c.trace.End(err)
 	c.recorder.Leave()
 	return err
 }

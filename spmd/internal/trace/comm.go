@@ -79,25 +79,20 @@ func (c *Comm) Begin(on *Thread, call *coll.Call, g Group) {
 	}
 }
 
-// End ends the call that was begun last.
-func (c *Comm) End() {
+// End ends the call that was begun last. One that has failed has no number, since it did not wait for the others.
+func (c *Comm) End(err error) {
 	if c == nil {
 		return
+	}
+	if err != nil {
+		e := &c.now.Event
+		e.Seq, e.Received, e.Peer, e.From = 0, 0, -1, -1
+		c.now.Parts = c.now.Parts[:0]
 	}
 	if c.now.mark.weight != 0 {
 		c.now.End = Now()
 	}
 	c.note(&c.now)
-}
-
-// Fail says that the call which was begun last has failed: it did not wait for the others.
-func (c *Comm) Fail() {
-	if c == nil {
-		return
-	}
-	e := &c.now.Event
-	e.Seq, e.Received, e.Peer, e.From = 0, 0, -1, -1
-	c.now.Parts = c.now.Parts[:0]
 }
 
 // Issue begins a call that a device carries, on a line of events, and says whether it is to be timed.

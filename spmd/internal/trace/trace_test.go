@@ -33,7 +33,7 @@ func TestNothing(t *testing.T) {
 	th.Note(Mark{}, &Event{}, "x")
 	th.Close()
 	c.Begin(th, &call, nil)
-	c.End()
+	c.End(nil)
 	c.Rename("y")
 	c.Note(&Call{})
 	tr.Add("a", "b")
@@ -108,7 +108,7 @@ func TestSampler(t *testing.T) {
 	const n = 200_000
 	for range n {
 		c.Begin(th, &call, nil)
-		c.End()
+		c.End(nil)
 	}
 	got := tr.host[Collective]
 	if got.Count != n || got.Bytes != 8*n {
