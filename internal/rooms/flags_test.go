@@ -13,8 +13,9 @@ import (
 	"testing"
 )
 
-// defines are pflag's methods that define a flag, and which argument is its name.
-var defines = regexp.MustCompile(`^(Bool|Int|Uint|Uint64|Float64|String|StringArray|StringSlice|IntSlice|Duration)?(VarP|Var|P)?$`)
+// defines matches pflag's methods that define a flag.
+var defines = regexp.MustCompile(
+	`^(Bool|Int|Uint|Uint64|Float64|String|StringArray|StringSlice|IntSlice|Duration)?(VarP|Var|P)?$`)
 
 // flag is a flag that a program defines.
 type flag struct {
@@ -52,7 +53,8 @@ func flagsIn(t *testing.T, path string) (flags []flag) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			flags = append(flags, flag{text, defines.FindStringSubmatch(method.Sel.Name)[1], isZero(call.Args[len(call.Args)-2]), texts(call.Args[len(call.Args)-1])})
+			flags = append(flags, flag{text, defines.FindStringSubmatch(method.Sel.Name)[1],
+				isZero(call.Args[len(call.Args)-2]), texts(call.Args[len(call.Args)-1])})
 		}
 		return true
 	})
@@ -90,7 +92,7 @@ func isFlagSet(x ast.Expr) bool {
 	return false
 }
 
-// Every flag of a program stands in a page: one in the program's folder or above it, or one of docs.
+// A page names every flag of a program: one in the program's folder or above it, or one of docs.
 func TestFlagsInPages(t *testing.T) {
 	pages := map[string]string{} // by folder
 	for _, pattern := range []string{"*.md", "*/*.md", "*/*/*.md"} {
@@ -140,16 +142,19 @@ func TestFlagsInPages(t *testing.T) {
 	}
 }
 
-// What a number may count, or measure: words that say it in the description of its flag.
+// counts are words for what a number may count, and measures for what it may measure.
+// duration is an example of a time.
 var (
-	counts = regexp.MustCompile(`\b(ranks?|nodes?|processes|GPUs?|cores?|stages|parts|replicas|rows|columns|cells|elements|numbers|bytes|KiB|MiB|GiB|` +
-		`tokens|sequences|batches|blocks|heads|channels|steps|iterations|turns|rounds|checkpoints|waits|points|lines|messages|samples|times|width|` +
+	counts = regexp.MustCompile(`\b(ranks?|nodes?|processes|GPUs?|cores?|stages|parts|replicas|` +
+		`rows|columns|cells|elements|numbers|bytes|KiB|MiB|GiB|tokens|sequences|batches|blocks|heads|channels|` +
+		`steps|iterations|turns|rounds|checkpoints|waits|points|lines|messages|samples|times|width|` +
 		`seconds|exit status|seed)\b`)
 	measures = regexp.MustCompile(`\b(rate|ratio|us|decay|norm|part of|distribution|seconds|percent|bytes)\b`)
 	duration = regexp.MustCompile(`\bsuch as [0-9.]+(ms|s|m|h)\b`)
 )
 
-// said says whether the description of a flag names the unit of its value. A time that is not 0 shows its own.
+// said says whether the description of a flag names the unit of its value. A default time that
+// is not 0 shows its own unit.
 func (f *flag) said() bool {
 	switch f.kind {
 	case "Int", "Uint", "Uint64":
@@ -193,10 +198,12 @@ func TestFlagsHaveUnits(t *testing.T) {
 // public are the packages that other modules import.
 func public(path string) bool {
 	first, _, _ := strings.Cut(path, "/")
-	return slices.Contains([]string{"spmd", "cudampi", "nccl", "cuda", "host"}, first) && !strings.Contains(path, "internal")
+	return slices.Contains([]string{"spmd", "cudampi", "nccl", "cuda", "host"}, first) &&
+		!strings.Contains(path, "internal")
 }
 
-// Every exported name that other modules may use has a comment for go doc: of its own, or that of the group it stands in.
+// Every exported name that other modules may use has a comment for go doc:
+// its own, or that of its group.
 func TestExportedNamesHaveComments(t *testing.T) {
 	for _, p := range packages(t) {
 		if !public(p.path) {
@@ -206,7 +213,8 @@ func TestExportedNamesHaveComments(t *testing.T) {
 			if filepath.Ext(name) != ".go" {
 				continue
 			}
-			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.dir, name), nil, parser.ParseComments|parser.SkipObjectResolution)
+			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.dir, name), nil,
+				parser.ParseComments|parser.SkipObjectResolution)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -217,7 +225,7 @@ func TestExportedNamesHaveComments(t *testing.T) {
 	}
 }
 
-// wellKnown are methods of which fmt and errors say what they do.
+// wellKnown are methods that packages fmt and errors document.
 var wellKnown = []string{"String", "Error", "Unwrap", "Is"}
 
 // uncommented returns the exported names of a file that have no comment.
@@ -249,7 +257,7 @@ func uncommented(file *ast.File) (names []string) {
 	return names
 }
 
-// exportedReceiver says whether a function is none of a type that is not exported.
+// exportedReceiver says whether a function has no receiver, or one of an exported type.
 func exportedReceiver(f *ast.FuncDecl) bool {
 	if f.Recv == nil {
 		return true

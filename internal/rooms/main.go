@@ -1,8 +1,9 @@
-// Command rooms draws the picture of docs/architecture.md from the imports of the project's packages, and writes it there.
+// Command rooms draws the picture of docs/architecture.md from the imports of the project's
+// packages, and writes it there.
 //
 //	go run ./internal/rooms
 //
-// Its tests hold what the picture shows: which room may import from which, and how long files and packages may be.
+// Its tests hold what the picture shows. They also limit the length of lines, files and packages.
 package main
 
 import (
@@ -57,8 +58,10 @@ func replace(text, picture string) (string, error) {
 	return head + first + "\n" + picture + last + "\n" + tail, nil
 }
 
-// draw makes the picture, for Mermaid, which GitHub shows. The text of a box is a string of Markdown, which may have several
-// lines. Source: Mermaid's documentation of flowcharts, "Markdown formatting".
+// draw makes the picture for Mermaid, which GitHub shows. The text of a box is a
+// Markdown string of several lines.
+//
+// Source: Mermaid's documentation of flowcharts, "Markdown formatting".
 func draw(pkgs []pkg) string {
 	var b strings.Builder
 	b.WriteString("```mermaid\nflowchart TD\n")
@@ -83,8 +86,8 @@ func draw(pkgs []pkg) string {
 	return b.String()
 }
 
-// lines puts names of packages on lines of a box. Those of one folder stand together, the folder said once; where they are
-// many, only their number.
+// lines puts names of packages on lines of a box. Packages of one folder stand together, behind the
+// folder's name. A folder with many packages shows their number.
 func lines(names []string) []string {
 	const most, many = 48, 12 // bytes of a line, packages
 	slices.Sort(names)

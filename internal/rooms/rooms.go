@@ -27,31 +27,42 @@ type room struct {
 // house is every room, from the programs down.
 var house = []room{
 	{"programs", "what a user starts", []string{"apps/*", "bench", "docs", "docs/examples", "docs/examples/*"},
-		[]string{"measuring", "training", "corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
+		[]string{"measuring", "training", "corpus", "model", "text", "helpers", "facade", "libraries", "tests",
+			"basics"}},
 	{"measuring", "what bench is made of", []string{"bench/*", "bench/plots/*"},
 		[]string{"helpers", "facade", "libraries", "tests", "basics"}},
-	{"training", "a training run of apps/train", []string{"apps/train/cost", "apps/train/run", "apps/train/trainer", "apps/train/traintest"},
+	{"training", "a training run of apps/train",
+		[]string{"apps/train/cost", "apps/train/run", "apps/train/trainer", "apps/train/traintest"},
 		[]string{"corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
 	{"corpus", "between texts and models", []string{"apps/train/batches", "apps/train/decode", "apps/train/weights"},
 		[]string{"model", "text", "helpers", "facade", "libraries", "basics"}},
-	{"model", "models and their optimizers", []string{"apps/train/layout", "apps/train/kernels", "apps/train/fp8", "apps/train/gpt", "apps/train/modern", "apps/train/optim"},
+	{"model", "models and their optimizers",
+		[]string{"apps/train/layout", "apps/train/kernels", "apps/train/fp8", "apps/train/gpt", "apps/train/modern",
+			"apps/train/optim"},
 		[]string{"helpers", "facade", "libraries", "basics"}},
 	{"text", "texts as tokens", []string{"apps/train/input", "apps/train/agree", "apps/train/text"},
 		[]string{"helpers", "facade", "basics"}},
 	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
 		[]string{"job", "mpi", "libraries", "basics"}},
-	{"helpers", "on top of spmd", []string{"spmd/arrayfile", "spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/fft", "spmd/gokernel", "spmd/gokernel/sample", "spmd/matrix", "spmd/progress", "spmd/runfolder", "spmd/sparse", "spmd/timing", "spmd/vector", "spmd/radix", "spmd/random"},
+	{"helpers", "on top of spmd", []string{"spmd/arrayfile", "spmd/attention", "spmd/blas", "spmd/checkpoint",
+		"spmd/ddp", "spmd/fft", "spmd/gokernel", "spmd/gokernel/sample", "spmd/matrix", "spmd/progress",
+		"spmd/runfolder", "spmd/sparse", "spmd/timing", "spmd/vector", "spmd/radix", "spmd/random"},
 		[]string{"facade", "control", "libraries", "basics"}},
 	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen"}, []string{"basics"}},
-	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/pty", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms", "internal/campaign", "internal/suite"},
+	{"tests", "tests on several ranks",
+		[]string{"spmd/spmdtest", "internal/mpirun", "internal/pty", "internal/fakelib", "internal/commtest",
+			"internal/devtest", "internal/rooms", "internal/campaign", "internal/suite"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},
 	{"facade", "what applications import", []string{"spmd"},
 		[]string{"world", "calls", "job", "verify", "exec", "trace", "control", "coll", "libraries", "basics"}},
 	{"world", "a rank, from its start to its end", []string{"spmd/internal/scale", "spmd/internal/world"},
-		[]string{"calls", "dashboard", "job", "verify", "transport", "exec", "trace", "control", "coll", "libraries", "basics"}},
+		[]string{"calls", "dashboard", "job", "verify", "transport", "exec", "trace", "control", "coll", "libraries",
+			"basics"}},
 	{"calls", "a call, from its checks to its transport", []string{"spmd/internal/calls"},
 		[]string{"verify", "transport", "exec", "trace", "control", "coll", "libraries", "basics"}},
-	{"job", "start, flags, log, watchdog, end", []string{"spmd/internal/job", "spmd/internal/affinity", "spmd/internal/files", "internal/watch", "internal/live", "internal/signals", "internal/stdio"},
+	{"job", "start, flags, log, watchdog, end",
+		[]string{"spmd/internal/job", "spmd/internal/affinity", "spmd/internal/files", "internal/watch",
+			"internal/live", "internal/signals", "internal/stdio"},
 		[]string{"dashboard", "control", "coll", "basics"}},
 	{"verify", "calls compared over ranks", []string{"spmd/internal/verify"},
 		[]string{"transport", "node", "exec", "control", "coll", "mpi", "basics"}},
@@ -70,10 +81,16 @@ var house = []room{
 		[]string{"basics"}},
 	{"mpi", "MPI on host and device memory", []string{"cudampi", "internal/transfer", "internal/devkernel"},
 		[]string{"libraries", "basics"}},
-	{"libraries", "bound at run time, and the host's kernels", []string{"cuda", "cuda/*", "nccl", "host", "internal/kernels", "internal/emulate"},
+	{"libraries", "bound at run time, and the host's kernels",
+		[]string{"cuda", "cuda/*", "nccl", "host", "internal/kernels", "internal/emulate"},
 		[]string{"basics"}},
-	{"basics", "element types, errors, loading, text", []string{"internal/ccall", "internal/dl", "internal/elem", "internal/launcher",
-		"internal/figure", "internal/help", "internal/inkernel", "internal/mix", "internal/nearest", "internal/outfile", "internal/plain", "internal/procfs", "internal/ranges", "internal/runlog", "internal/safetensors", "internal/stepdir", "internal/terminal", "internal/translate", "internal/translate/cpp", "internal/translate/owned", "internal/translate/source", "internal/version"}, nil},
+	{"basics", "element types, errors, loading, text",
+		[]string{"internal/ccall", "internal/dl", "internal/elem", "internal/launcher",
+			"internal/figure", "internal/help", "internal/inkernel", "internal/mix", "internal/nearest",
+			"internal/outfile", "internal/plain", "internal/procfs", "internal/ranges", "internal/runlog",
+			"internal/safetensors", "internal/stepdir", "internal/terminal", "internal/translate",
+			"internal/translate/cpp", "internal/translate/owned", "internal/translate/source", "internal/version"},
+		nil},
 }
 
 // pkg is a package as go list tells of it. Paths are below the module.
@@ -87,7 +104,9 @@ type pkg struct {
 
 // list returns the packages of the module that holds dir. It runs go list.
 func list(dir string) ([]pkg, error) {
-	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles,CgoFiles,CFiles,HFiles,IgnoredGoFiles,TestGoFiles,XTestGoFiles,OtherFiles,EmbedFiles", module+"/...")
+	cmd := exec.Command("go", "list",
+		"-json=ImportPath,Dir,Imports,GoFiles,CgoFiles,CFiles,HFiles,IgnoredGoFiles,"+
+			"TestGoFiles,XTestGoFiles,OtherFiles,EmbedFiles", module+"/...")
 	cmd.Dir = dir
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
@@ -107,9 +126,12 @@ func list(dir string) ([]pkg, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		q := pkg{path: below(p.ImportPath), dir: p.Dir, sources: slices.Concat(p.GoFiles, p.CgoFiles, p.IgnoredGoFiles, p.CFiles, p.HFiles), tests: slices.Concat(p.TestGoFiles, p.XTestGoFiles)}
+		q := pkg{path: below(p.ImportPath), dir: p.Dir,
+			sources: slices.Concat(p.GoFiles, p.CgoFiles, p.IgnoredGoFiles, p.CFiles, p.HFiles),
+			tests:   slices.Concat(p.TestGoFiles, p.XTestGoFiles)}
 		for _, name := range p.EmbedFiles {
-			if slices.Contains([]string{".cu", ".cuh", ".h", ".c"}, path.Ext(name)) && !slices.Contains(q.sources, name) {
+			if slices.Contains([]string{".cu", ".cuh", ".h", ".c"}, path.Ext(name)) &&
+				!slices.Contains(q.sources, name) {
 				q.sources = append(q.sources, name)
 			}
 		}
@@ -124,7 +146,7 @@ func list(dir string) ([]pkg, error) {
 
 func below(importPath string) string { return strings.TrimPrefix(importPath, module+"/") }
 
-// roomOf returns the room of a package; nil where it has none.
+// roomOf returns the room of a package, or nil.
 func roomOf(pkg string) *room {
 	for i := range house {
 		for _, pattern := range house[i].packages {
@@ -136,7 +158,8 @@ func roomOf(pkg string) *room {
 	return nil
 }
 
-// forbidden returns the imports that house does not allow, each as "importer -> imported", and packages without a room.
+// forbidden returns the imports that house does not allow, each as "importer -> imported", and
+// the packages without a room.
 func forbidden(pkgs []pkg) (imports, homeless []string) {
 	for _, p := range pkgs {
 		from := roomOf(p.path)

@@ -39,9 +39,8 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// Rooms stand in an order in which all arrows go down.
-// Packages on top of spmd do what a library outside of this module can do: they use nothing of spmd's inside. Package
-// checkpoint alone has its exchanges told apart from the program's, by package control.
+// Packages on top of spmd use nothing of spmd's inside, so a library outside of this module can do
+// the same. The exception is checkpoint: package control tells its exchanges from the program's.
 func TestHelpersStandOutside(t *testing.T) {
 	var found []string
 	for _, p := range packages(t) {
@@ -59,6 +58,7 @@ func TestHelpersStandOutside(t *testing.T) {
 	}
 }
 
+// Rooms stand in an order in which all arrows go down.
 func TestHouse(t *testing.T) {
 	above := map[string]bool{}
 	for _, r := range house {
@@ -104,7 +104,8 @@ func TestPageWidth(t *testing.T) {
 	}
 }
 
-// The most lines of Go, C and CUDA that a file has, and of Go that the files of a package have without tests.
+// A file of Go, C or CUDA has at most mostLines lines. The Go files of a package have at most
+// packageLines lines together, without tests.
 const (
 	mostLines    = 500
 	packageLines = 3000
@@ -122,7 +123,7 @@ func TestSizes(t *testing.T) {
 		}
 		for i, name := range slices.Concat(p.sources, p.tests, fakes) {
 			if name == source.Output {
-				continue // nobody reads it but to see what was made of a kernel
+				continue // readers see in it only what became of a kernel
 			}
 			b, err := os.ReadFile(filepath.Join(p.dir, name))
 			if err != nil {
@@ -157,7 +158,8 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// Of a house of three floors, an import that skips one is not drawn, and one that goes up is found.
+// In a house of three floors, an import that skips a floor is not drawn,
+// and one that goes up is found.
 func TestArrows(t *testing.T) {
 	old := house
 	defer func() { house = old }()
@@ -176,7 +178,8 @@ func TestArrows(t *testing.T) {
 	if !slices.Equal(imports, []string{"c -> b/x"}) || !slices.Equal(homeless, []string{"d"}) {
 		t.Errorf("forbidden: %q, homeless: %q", imports, homeless)
 	}
-	want := "```mermaid\nflowchart TD\n    top[\"`****\n    a`\"]\n    middle[\"`****\n    b/x, y`\"]\n    ground[\"`****\n    c`\"]\n" +
+	want := "```mermaid\nflowchart TD\n    top[\"`****\n    a`\"]\n    middle[\"`****\n    b/x, y`\"]\n" +
+		"    ground[\"`****\n    c`\"]\n" +
 		"    top --> middle\n    middle --> ground\n```\n"
 	if got := draw(pkgs); got != want {
 		t.Errorf("drawn:\n%s\nwant:\n%s", got, want)
@@ -186,12 +189,14 @@ func TestArrows(t *testing.T) {
 			t.Errorf("a picture is put into %q", text)
 		}
 	}
-	if got, err := replace("head\n"+first+"\nold\n"+last+"\ntail\n", "new\n"); err != nil || got != "head\n"+first+"\nnew\n"+last+"\ntail\n" {
+	got, err := replace("head\n"+first+"\nold\n"+last+"\ntail\n", "new\n")
+	if err != nil || got != "head\n"+first+"\nnew\n"+last+"\ntail\n" {
 		t.Errorf("%q, %v", got, err)
 	}
 }
 
-// What the page says of the code is there: each file that it links, and in it each name that stands behind the link.
+// The page tells the truth about the code: each linked file exists, and has the names
+// that stand behind the link.
 func TestPage(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, page))
 	if err != nil {
@@ -223,13 +228,16 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// Packages of one folder share lines; of many there is the number alone.
+// Packages of one folder share lines. A folder of many shows only their number.
 func TestLines(t *testing.T) {
 	few, many := []string{"b/y", "a", "b/x"}, []string{"c/other"}
 	for _, base := range strings.Split("abcdefghijklm", "") {
 		many = append(many, "d/"+base)
 	}
-	for _, tc := range []struct{ names, want []string }{{few, []string{"a", "b/x, y"}}, {many, []string{"c/other", "d (13)"}}} {
+	for _, tc := range []struct{ names, want []string }{
+		{few, []string{"a", "b/x, y"}},
+		{many, []string{"c/other", "d (13)"}},
+	} {
 		if got := lines(slices.Clone(tc.names)); !slices.Equal(got, tc.want) {
 			t.Errorf("%q are drawn as %q, want %q", tc.names, got, tc.want)
 		}

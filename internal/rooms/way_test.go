@@ -18,7 +18,8 @@ var mostOpened = map[string]int{"On the host": 10, "Through NCCL": 12}
 // step is a function on the way of a call.
 type step struct{ file, name string }
 
-// wayOf returns the files and the functions of the table of the page whose first column has the title.
+// wayOf returns the files and the functions of a table of the page. The title is that
+// of the table's first column.
 func wayOf(t *testing.T, page, title string) (files []string, steps []step) {
 	t.Helper()
 	_, table, ok := strings.Cut(page, "\n| "+title+" | Functions |\n|---|---|\n")
@@ -40,7 +41,7 @@ func wayOf(t *testing.T, page, title string) (files []string, steps []step) {
 	return files, steps
 }
 
-// bodies returns what the functions of a name have in a file of Go or C; "" where it has none.
+// bodies returns the bodies of the functions of a name in a file of Go or C, or "".
 func bodies(t *testing.T, s step) string {
 	t.Helper()
 	source, err := os.ReadFile(filepath.Join(root, s.file))
@@ -64,7 +65,8 @@ func bodies(t *testing.T, s step) string {
 	return text
 }
 
-// meant is the function that a call by name is of, where several steps have it: the next one down the way.
+// meant returns the function that a call by name calls. If several steps have the name, it
+// is the next one down the way.
 func meant(files []string, steps []step, from step, name string) (to step) {
 	at := slices.Index(files, from.file)
 	for _, s := range steps {
@@ -75,8 +77,8 @@ func meant(files []string, steps []step, from step, name string) (to step) {
 	return to
 }
 
-// The page names the functions from AllReduce down to what adds up, and so all files to open. Each is called by another of
-// them, but for the first one and for the one that a goroutine begins with.
+// The page names the functions from AllReduce down to the addition, and so all files to open.
+// Another step calls each function, except the first one and the start of a goroutine.
 func TestWay(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, page))
 	if err != nil {
