@@ -1,7 +1,6 @@
 package dashboard
 
 import (
-	"context"
 	"net"
 	"slices"
 	"sync"
@@ -15,22 +14,22 @@ const (
 	atLeast     = 50 * time.Millisecond
 )
 
-// places is a listener that holds few connections. Where all places are taken, the next takes that of the one that has asked
-// for nothing for longest: who asks gets an answer, however many hold a connection and say nothing.
+// places is a listener that holds few connections. Where all places are taken, the next takes that of the one that came
+// first: who asks gets an answer, however many hold a connection and say nothing.
 type places struct {
 	net.Listener
 	closed chan struct{}
 	once   sync.Once
 
 	mu              sync.Mutex
-	guests, members []*place // who has asked last is last
+	guests, members []*place // who has come last is last
 }
 
 func newPlaces(ln net.Listener) *places { return &places{Listener: ln, closed: make(chan struct{})} }
 
-// Accept returns the next connection, which is a guest.
-func (l *places) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
+// accept returns the next connection, which is a guest.
+func (l *places) accept() (*place, error) {
+	c, err := l.Accept()
 	if err != nil {
 		return nil, err
 	}
@@ -44,10 +43,31 @@ func (l *places) Accept() (net.Conn, error) {
 	return p, nil
 }
 
-// Close has Accept end.
+// Close has accept end, and guests go.
 func (l *places) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return l.Listener.Close()
+	var err error
+	l.once.Do(func() {
+		close(l.closed)
+		err = l.Listener.Close()
+		l.empty(&l.guests)
+	})
+	return err
+}
+
+// clear has all go.
+func (l *places) clear() {
+	l.empty(&l.guests)
+	l.empty(&l.members)
+}
+
+// empty closes the connections of a list.
+func (l *places) empty(list *[]*place) {
+	l.mu.Lock()
+	all := slices.Clone(*list)
+	l.mu.Unlock()
+	for _, p := range all {
+		_ = p.Close() // it is gone whatever comes of it
+	}
 }
 
 // take gives a connection the last place of a list, and closes the first where there are too many. young is how much sooner
@@ -88,17 +108,8 @@ func (p *place) Close() error {
 	return p.Conn.Close()
 }
 
-type placeKey struct{}
-
-// inContext has the requests of a connection find its place.
-func inContext(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, placeKey{}, c)
-}
-
-// asked makes the connection of a request that has the token a member, who has asked last.
-func asked(ctx context.Context) {
-	if p, ok := ctx.Value(placeKey{}).(*place); ok {
-		p.of.leave(p)
-		p.of.take(&p.of.members, p, mostMembers)
-	}
+// show makes a connection whose request has the token a member.
+func (p *place) show() {
+	p.of.leave(p)
+	p.of.take(&p.of.members, p, mostMembers)
 }

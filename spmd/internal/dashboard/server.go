@@ -1,40 +1,39 @@
 package dashboard
 
 import (
-	"context"
+	"bytes"
 	"crypto/subtle"
 	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net"
-	"net/http"
 	"strings"
+	"sync"
 	"time"
 )
 
 // What those who look may take of a rank, which must go on undisturbed.
 const (
-	readLimit   = 5 * time.Second  // to say what they want
-	writeLimit  = 10 * time.Second // for an answer, or an event, to be taken
-	refuseLimit = time.Second      // for a refusal to be taken
-	idleLimit   = time.Minute
-	endLimit    = time.Second // for the last events to go out
-	every       = time.Second // between two events
+	readLimit  = 5 * time.Second  // to say what they want
+	writeLimit = 10 * time.Second // for an answer, or an event, to be taken
+	restLimit  = time.Second      // for what is refused to be taken, and what was still being said to arrive
+	endLimit   = time.Second      // for the last events to go out
+	mostPause  = time.Second      // between two tries to accept, where no descriptor is left
+	every      = time.Second      // between two events
 )
 
 //go:embed page
 var page embed.FS
 
-// Server serves a Board.
+// Server serves a Board by HTTP. It answers one request of each connection, and closes: who looks asks seldom, but for the
+// events, which are one answer. Package net/http would bring TLS and its cryptography into every program, 3 MB.
 type Server struct {
 	URL   string // of the page
 	board *Board
 	token string
-	http  http.Server
-	done  chan struct{} // closed when nothing is accepted any more
+	ln    *places
+	work  sync.WaitGroup // what accepts, and what answers
 }
 
 // Serve serves a Board until Close. address is as Address has it.
@@ -51,89 +50,115 @@ func Serve(b *Board, address, token string) (*Server, error) {
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		host = at.IP.String()
 	}
-	s := &Server{URL: fmt.Sprintf("http://%s/%s/", net.JoinHostPort(host, fmt.Sprint(at.Port)), token), board: b, token: token, done: make(chan struct{})}
-	s.http = http.Server{Handler: s, ConnContext: inContext, ReadTimeout: readLimit, IdleTimeout: idleLimit, MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0)}
-	go func() {
-		defer close(s.done)
-		_ = s.http.Serve(newPlaces(ln)) // it ends by Close
-	}()
+	s := &Server{URL: fmt.Sprintf("http://%s/%s/", net.JoinHostPort(host, fmt.Sprint(at.Port)), token), board: b, token: token, ln: newPlaces(ln)}
+	s.work.Go(s.accept)
 	return s, nil
 }
 
 // Close tells who looks that the job has ended, and ends.
 func (s *Server) Close() error {
 	s.board.End()
-	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
-	defer cancel()
-	err := s.http.Shutdown(ctx)
-	if errors.Is(err, context.DeadlineExceeded) { // somebody does not take the last event
-		err = s.http.Close()
+	err := s.ln.Close()
+	ended := make(chan struct{})
+	go func() {
+		s.work.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(endLimit): // somebody does not take the last event
+		s.ln.clear()
+		<-ended
 	}
-	<-s.done
 	return err
 }
 
-// ServeHTTP answers a request. All addresses begin with the token.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	h := w.Header()
-	h.Set("Cache-Control", "no-store")
-	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-	token, what, folder := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	if subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) != 1 {
-		refuse(w, "the token is missing or wrong: open the address that the log of the job shows", http.StatusForbidden)
-		return
-	}
-	asked(r.Context())
-	if r.Method != http.MethodGet && r.Method != http.MethodHead || r.ContentLength != 0 {
-		h.Set("Allow", "GET, HEAD")
-		refuse(w, "there is nothing to change", http.StatusMethodNotAllowed)
-		return
-	}
-	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
-		return // the connection is gone
-	}
-	switch {
-	case !folder:
-		http.Redirect(w, r, "/"+s.token+"/", http.StatusMovedPermanently)
-	case what == "":
-		http.ServeFileFS(w, r, page, "page/page.html")
-	case what == "page.css" || what == "page.js":
-		http.ServeFileFS(w, r, page, "page/"+what)
-	case what == "metrics":
-		h.Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_ = s.board.Metrics(w) // who has gone needs none
-	case what == "now.json":
-		h.Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s.board.View(-1))
-	case what == "events":
-		h.Set("Content-Type", "text/event-stream")
-		s.events(w, r)
-	default:
-		http.NotFound(w, r)
+// accept answers each connection, until Close.
+func (s *Server) accept() {
+	pause := time.Millisecond
+	for {
+		p, err := s.ln.accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil: // no descriptor or no memory is left, for now
+			time.Sleep(pause)
+			pause = min(2*pause, mostPause)
+			continue
+		}
+		pause = time.Millisecond
+		s.work.Go(func() {
+			defer p.Close()
+			s.serve(p)
+		})
 	}
 }
 
-// refuse answers that there is nothing for a request, and has its connection closed. What it still has to say is not waited for.
-func refuse(w http.ResponseWriter, why string, status int) {
-	control := http.NewResponseController(w)
-	if control.SetReadDeadline(time.Now()) != nil || control.SetWriteDeadline(time.Now().Add(refuseLimit)) != nil {
+// serve answers the request of a connection. All addresses begin with the token.
+func (s *Server) serve(p *place) {
+	if p.SetDeadline(time.Now().Add(readLimit)) != nil {
 		return // the connection is gone
 	}
-	w.Header().Set("Connection", "close")
-	http.Error(w, why, status)
+	r, err := readRequest(p)
+	if err != nil {
+		return // it has gone, or said nothing in time
+	}
+	token, what, folder := strings.Cut(strings.TrimPrefix(r.path, "/"), "/")
+	switch {
+	case subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) != 1:
+		p.refuse(r, answer{status: "403 Forbidden", body: "the token is missing or wrong: open the address that the log of the job shows\n"})
+		return
+	case r.method != "GET" && r.method != "HEAD" || r.body:
+		p.refuse(r, answer{status: "405 Method Not Allowed", more: "Allow: GET, HEAD\r\n", body: "there is nothing to change\n"})
+		return
+	}
+	p.show()
+	if what == "events" {
+		s.events(p, r)
+		return
+	}
+	_ = p.answer(r, s.find(what, folder)) // who has gone needs none
+}
+
+// find returns what stands at an address behind the token; folder says whether a slash follows that.
+func (s *Server) find(what string, folder bool) answer {
+	file := func(name, kind string) answer {
+		text, err := page.ReadFile("page/" + name)
+		return made(kind+"; charset=utf-8", text, err)
+	}
+	switch {
+	case !folder:
+		return answer{status: "301 Moved Permanently", more: "Location: /" + s.token + "/\r\n"}
+	case what == "":
+		return file("page.html", "text/html")
+	case what == "page.css":
+		return file(what, "text/css")
+	case what == "page.js":
+		return file(what, "text/javascript")
+	case what == "metrics":
+		var text bytes.Buffer
+		err := s.board.Metrics(&text)
+		return made("text/plain; version=0.0.4; charset=utf-8", text.Bytes(), err)
+	case what == "now.json":
+		text, err := json.Marshal(s.board.View(-1))
+		return made("application/json", text, err)
+	}
+	return answer{status: "404 Not Found", body: "there is no such page\n"}
+}
+
+// made is the answer that is a text, or why there is none.
+func made(kind string, text []byte, err error) answer {
+	if err != nil {
+		return answer{status: "500 Internal Server Error", body: err.Error() + "\n"}
+	}
+	return answer{kind: kind, body: string(text)}
 }
 
 // events sends a View each second, until the job has ended or the viewer has gone.
 // Source: html.spec.whatwg.org, server-sent events.
-func (s *Server) events(w http.ResponseWriter, r *http.Request) {
-	if r.Method == http.MethodHead {
+func (s *Server) events(p *place, r request) {
+	if p.answer(r, answer{kind: "text/event-stream", open: true}) != nil || r.method == "HEAD" {
 		return
-	}
-	control := http.NewResponseController(w)
-	if control.SetReadDeadline(time.Time{}) != nil { // who looks has no more to say
-		return // the connection is gone
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -144,20 +169,12 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return // it holds nothing that JSON has not
 		}
-		if err := control.SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
-			return
-		}
-		if _, err := fmt.Fprintf(w, "data: %s\n\n", text); err != nil {
-			return
-		}
-		if err := control.Flush(); err != nil {
+		if p.send(fmt.Sprintf("data: %s\n\n", text), writeLimit) != nil {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-s.board.changed:
-		case <-r.Context().Done():
-			return
 		}
 	}
 }
