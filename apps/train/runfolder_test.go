@@ -25,7 +25,7 @@ func loggedIn(t *testing.T, dir string) told {
 	return r
 }
 
-// A run keeps what --json has in a folder of its own, with a picture. With --checkpoint that is the folder of the
+// A run keeps what --json has in a folder of its own. With --checkpoint that is the folder of the
 // checkpoints, and a run that goes on goes on there. Another run does not get it.
 func TestRunFolder(t *testing.T) {
 	besideOthers(t)
@@ -41,9 +41,6 @@ func TestRunFolder(t *testing.T) {
 	}
 	if text, err := os.ReadFile(filepath.Join(dirs[0], "log.jsonl")); err != nil || string(text) != p.Stdout {
 		t.Errorf("%v: the log is %q, and --json got %q", err, text, p.Stdout)
-	}
-	if text, err := os.ReadFile(filepath.Join(dirs[0], "loss.svg")); err != nil || !strings.Contains(string(text), "loss of the validation") {
-		t.Errorf("%v: no picture with the validation", err)
 	}
 	if text, err := os.ReadFile(filepath.Join(dirs[0], "starts.jsonl")); err != nil || !strings.Contains(string(text), `"program":"train"`) || !strings.Contains(string(text), `"val-every":"3"`) {
 		t.Errorf("%v: the start is %q", err, text)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -55,6 +56,28 @@ func TestHelpersStandOutside(t *testing.T) {
 	}
 	if want := []string{"spmd/checkpoint spmd/internal/control"}; !slices.Equal(found, want) {
 		t.Errorf("of spmd's inside they import %q, want %q", found, want)
+	}
+}
+
+// What makes every program larger, and slower to link, by megabytes is in none: TLS and its
+// cryptography with net/http, fonts and pictures, templates, parsers of Go.
+func TestLightPrograms(t *testing.T) {
+	heavy := regexp.MustCompile(`^(net/http|crypto/tls|crypto/x509|(html|text)/template|image|go/.*|` +
+		`gonum.org/v1/plot|lockstep/internal/(figure|translate))$`)
+	list := exec.Command("go", "list", "-deps", "./docs/examples/hello", "./apps/train")
+	list.Dir = root
+	out, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages := strings.Fields(string(out))
+	if !slices.Contains(packages, "lockstep/spmd/runfolder") {
+		t.Fatalf("go list finds %d packages", len(packages))
+	}
+	for _, p := range packages {
+		if heavy.MatchString(p) {
+			t.Errorf("programs have package %s in them", p)
+		}
 	}
 }
 

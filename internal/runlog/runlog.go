@@ -1,4 +1,4 @@
-// Package runlog reads what train has logged of its steps, and draws it.
+// Package runlog reads what train has logged of its steps. It draws nothing: programs import it.
 package runlog
 
 import (
@@ -9,15 +9,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"lockstep/internal/figure"
 )
 
 // Names of files in the folder of a run.
 const (
-	Starts  = "starts.jsonl" // a line for each start
-	Log     = "log.jsonl"    // a line for each step, as --json has it
-	Picture = "loss.svg"
+	Starts = "starts.jsonl" // a line for each start
+	Log    = "log.jsonl"    // a line for each step, as --json has it
 )
 
 // Step is a line of a log. Numbers that a line lacks are nil.
@@ -82,29 +79,4 @@ func Read(path string) (Run, error) {
 // isHalf says whether a line is the beginning of an object only: the run is writing it now, or was killed.
 func isHalf(line []byte) bool {
 	return bytes.HasPrefix(line, []byte{'{'}) && !bytes.HasSuffix(line, []byte{'}'})
-}
-
-// mostPoints is how many points of a curve are drawn. Of more, every other one is left out, and so on.
-const mostPoints = 2000
-
-// Draw writes the loss, the validation's, the rate and the learning rate of runs by steps into a file: PNG where its name
-// ends in .png, else SVG. replace says whether it may take the place of one that is there.
-func Draw(file string, replace bool, runs ...Run) error {
-	panels := []figure.Panel{
-		{Title: "loss", X: "step", Y: "nats a token", LinearX: true, LinearY: true, Tight: true, NoMarks: true},
-		{Title: "loss of the validation", X: "step", Y: "nats a token", LinearX: true, LinearY: true, Tight: true},
-		{Title: "rate", X: "step", Y: "tokens a second", LinearX: true, LinearY: true, NoMarks: true},
-		{Title: "learning rate", X: "step", Y: "learning rate", LinearX: true, LinearY: true, NoMarks: true},
-	}
-	for _, r := range runs {
-		every := (len(r.Steps) + mostPoints - 1) / mostPoints
-		for i, s := range r.Steps {
-			for p, y := range []*float64{s.Loss, s.ValLoss, s.TokS, s.LR} {
-				if last := i == len(r.Steps)-1; y != nil && (i%every == 0 || last || p == 1) {
-					panels[p].Add(r.Name, float64(s.Step), *y)
-				}
-			}
-		}
-	}
-	return figure.Write(file, replace, panels...)
 }

@@ -1,11 +1,8 @@
 package runlog
 
 import (
-	"encoding/xml"
 	"errors"
 	"fmt"
-	"image/png"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -76,47 +73,5 @@ func TestRead(t *testing.T) {
 	}
 	if _, err := Read(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
-	}
-}
-
-func TestDraw(t *testing.T) {
-	dir := t.TempDir()
-	a, err := Read(write(t, filepath.Join(dir, "run-a"), 30))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := Read(write(t, filepath.Join(dir, "run-b"), 5000))
-	if err != nil {
-		t.Fatal(err)
-	}
-	svg, bitmap := filepath.Join(dir, "x.svg"), filepath.Join(dir, "x.png")
-	for _, file := range []string{svg, bitmap} {
-		if err := Draw(file, false, a, b); err != nil {
-			t.Fatal(err)
-		}
-	}
-	text, err := os.ReadFile(svg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for dec := xml.NewDecoder(strings.NewReader(string(text))); ; {
-		if _, err := dec.Token(); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, want := range []string{"run-a", "run-b", "loss of the validation", "tokens a second", "learning rate"} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("the picture lacks %q", want)
-		}
-	}
-	f, err := os.Open(bitmap)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if im, err := png.Decode(f); err != nil || im.Bounds().Dx() < 1000 {
-		t.Errorf("%v", err)
 	}
 }

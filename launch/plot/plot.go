@@ -65,7 +65,7 @@ func draw(out string, force bool, paths []string) (string, error) {
 	if err := outfile.Check(out, force); err != nil {
 		return "", exit.Usage{Err: outfile.About("--out", err, "--force")}
 	}
-	return out, runlog.Draw(out, force, runs...)
+	return out, picture(out, force, runs...)
 }
 
 func usage(format string, args ...any) error { return exit.Usage{Err: fmt.Errorf(format, args...)} }

@@ -1,5 +1,4 @@
-// Package runfolder keeps in one folder what is to be known of a run later: how it was started, what it has measured, and a
-// picture of that.
+// Package runfolder keeps in one folder what is to be known of a run later: how it was started, and what it has measured.
 //
 //	dir := runfolder.Flag(fs) // --run-dir
 //	...
@@ -14,17 +13,14 @@
 //
 //   - starts.jsonl: a line for each start of the run: the command, all flags, versions, the commit, the hosts
 //   - log.jsonl: each value that the program gives to World.Emit from then on, as a line of JSON
-//   - loss.svg: the fields loss, val_loss, tok_s and lr of these lines by their field step, where they have such: drawn at
-//     most once a minute, and at the end
 //   - what the program puts there itself, such as checkpoints
 //
-// Only rank 0 writes. Nothing that is there is overwritten, but the picture. `launch plot` draws several runs into one.
+// Only rank 0 writes. Nothing that is there is overwritten. `launch plot` draws a picture of one run or of several.
 package runfolder
 
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -52,7 +48,7 @@ const Runs = "LOCKSTEP_RUNS"
 
 // Flag adds --run-dir to the flags of a program, and returns its value, for Config.Dir.
 func Flag(fs *pflag.FlagSet) *string {
-	dir := fs.String("run-dir", "", "`DIR` for what is to be known of the run later: flags, versions, measurements, a picture; off is none (default runs/<date>-<program>-<time>)")
+	dir := fs.String("run-dir", "", "`DIR` for what is to be known of the run later: flags, versions, measurements; off is none (default runs/<date>-<program>-<time>)")
 	spmd.MayDiffer(fs, "run-dir") // rank 0's counts
 	help.Group(fs, help.Output, "run-dir")
 	return dir
@@ -77,14 +73,10 @@ type Folder struct {
 	named bool // by Config: what cannot be written is then an error
 
 	// Of rank 0:
-	mu       sync.Mutex
-	log      *os.File
-	failed   error // the first that could not be written
-	drawing  chan struct{}
-	drawn    time.Time     // when the last drawing ended
-	took     time.Duration // that drawing
-	hasSteps bool
-	cancel   func()
+	mu     sync.Mutex
+	log    *os.File
+	failed error // the first that could not be written
+	cancel func()
 }
 
 // opened is what rank 0 tells the others.
@@ -199,7 +191,7 @@ func (f *Folder) open(c Config, hosts []string) (dir string, err error) {
 	if f.log, err = appendTo(filepath.Join(dir, runlog.Log)); err != nil {
 		return "", err
 	}
-	f.dir, f.drawn = dir, now
+	f.dir = dir
 	f.cancel = f.w.Emitted(f.emitted)
 	return dir, nil
 }
@@ -289,39 +281,6 @@ func (f *Folder) emitted(line []byte) {
 		f.fail(errors.Join(err, cutLast(f.log)))
 		return
 	}
-	if !f.hasSteps {
-		var s runlog.Step
-		f.hasSteps = json.Unmarshal(line, &s) == nil && s.Step > 0
-	}
-	const often = time.Minute
-	if f.hasSteps && f.drawing == nil && time.Since(f.drawn) > max(often, 50*f.took) {
-		f.drawing = make(chan struct{})
-		go f.drawNow(f.drawing)
-	}
-}
-
-// drawNow draws the picture beside the run, and says when it is done.
-func (f *Folder) drawNow(done chan struct{}) {
-	defer close(done)
-	begun := time.Now()
-	err := f.draw()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.drawing, f.drawn, f.took = nil, time.Now(), time.Since(begun)
-	if err != nil {
-		f.fail(err)
-	}
-}
-
-func (f *Folder) draw() error {
-	r, err := runlog.Read(f.dir)
-	if errors.Is(err, runlog.ErrNoSteps) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return runlog.Draw(filepath.Join(f.dir, runlog.Picture), true, r)
 }
 
 // fail notes and tells what could not be written. The caller holds mu.
@@ -332,7 +291,7 @@ func (f *Folder) fail(err error) {
 	}
 }
 
-// Close draws the picture for the last time, and closes the log. It returns what could not be written, where the folder was
+// Close closes the log. It returns what could not be written, where the folder was
 // asked for by name. A second Close does nothing. Not collective.
 func (f *Folder) Close() error {
 	if f == nil || f.log == nil {
@@ -340,18 +299,7 @@ func (f *Folder) Close() error {
 	}
 	f.cancel()
 	f.mu.Lock()
-	drawing := f.drawing
-	f.mu.Unlock()
-	if drawing != nil {
-		<-drawing
-	}
-	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.hasSteps && f.failed == nil {
-		if err := f.draw(); err != nil {
-			f.fail(err)
-		}
-	}
 	if err := f.log.Close(); err != nil {
 		f.fail(err)
 	}

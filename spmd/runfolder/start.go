@@ -128,7 +128,7 @@ func suits(dir, state string) (begun bool, err error) {
 		}
 		others := slices.DeleteFunc(there, func(e fs.DirEntry) bool {
 			name := strings.TrimSuffix(e.Name(), outfile.Partial)
-			return name == runlog.Starts || state != "" && (name == runlog.Log || name == runlog.Picture)
+			return name == runlog.Starts || state != "" && name == runlog.Log
 		})
 		switch {
 		case err != nil || len(others) == 0:

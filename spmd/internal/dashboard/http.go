@@ -2,7 +2,6 @@ package dashboard
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,11 +18,9 @@ type request struct {
 	body         bool   // something was announced to follow
 }
 
-var errRequest = errors.New("no request of HTTP/1")
-
-// readRequest reads the lines of a request up to the blank one.
+// readRequest reads the lines of a request of HTTP/1 up to the blank one; ok says that it is whole.
 // Source: RFC 9112, sections 2, 3 and 6.
-func readRequest(from io.Reader) (request, error) {
+func readRequest(from io.Reader) (r request, ok bool) {
 	in := bufio.NewReader(io.LimitReader(from, mostHead))
 	line := func() (string, error) {
 		text, err := in.ReadString('\n')
@@ -31,14 +28,14 @@ func readRequest(from io.Reader) (request, error) {
 	}
 	first, err := line()
 	if err != nil {
-		return request{}, err
+		return r, false
 	}
 	method, rest, _ := strings.Cut(first, " ")
 	target, version, _ := strings.Cut(rest, " ")
 	if !strings.HasPrefix(version, "HTTP/1.") {
-		return request{}, errRequest
+		return r, false
 	}
-	r := request{method: method}
+	r.method = method
 	if through, ok := strings.CutPrefix(target, "http://"); ok { // as proxies are asked
 		_, path, _ := strings.Cut(through, "/")
 		target = "/" + path
@@ -47,7 +44,7 @@ func readRequest(from io.Reader) (request, error) {
 	for {
 		header, err := line()
 		if err != nil || header == "" {
-			return r, err
+			return r, err == nil
 		}
 		name, value, _ := strings.Cut(header, ":")
 		switch strings.ToLower(name) {

@@ -99,8 +99,8 @@ func (s *Server) serve(p *place) {
 	if p.SetDeadline(time.Now().Add(readLimit)) != nil {
 		return // the connection is gone
 	}
-	r, err := readRequest(p)
-	if err != nil {
+	r, ok := readRequest(p)
+	if !ok {
 		return // it has gone, or said nothing in time
 	}
 	token, what, folder := strings.Cut(strings.TrimPrefix(r.path, "/"), "/")
