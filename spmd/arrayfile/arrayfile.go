@@ -1,8 +1,9 @@
-// Package arrayfile reads and writes arrays of which each rank has a part: .npy files, NumPy's format, and raw ones, which hold
-// the elements alone. All ranks read or write their parts of one file at the same time.
+// Package arrayfile reads and writes arrays that ranks share. It knows .npy files, NumPy's format,
+// and raw files, which hold the elements alone. All ranks read or write their parts of one file at
+// the same time.
 //
-// A file is written under another name, and gets its own once all parts are on the disk: what is there before is never half
-// replaced. What one rank cannot do is an error on all, and names that rank.
+// A file is written under another name. It gets its own once all parts are on the disk, so an old
+// file is never half replaced. An error on one rank is an error on all, and names that rank.
 package arrayfile
 
 import (
@@ -21,10 +22,11 @@ import (
 // limit is how long one read or write of a piece may take before the job counts as hanging.
 const limit = 10 * time.Minute
 
-// Save writes an array of a shape, of which this rank has the elements of b from number off on, in rows: the last dimension is
-// that of neighbours. The parts of all ranks make up the array. A file that is there is refused, unless replace is true.
+// Save writes an array of a shape. This rank has the elements of b from number off on, row by row.
+// The parts of all ranks make up the array. A file that exists is refused, unless replace is true.
 //
-// Collective over c, blocking; shape and name are the same on all ranks. It waits for the streams that use b.
+// Collective over c, blocking; shape and name are the same on all ranks. Save waits for the streams
+// that use b.
 func Save[T spmd.Elem](c spmd.Comm, name string, shape []int, b spmd.Buffer[T], off int, replace bool) error {
 	head, err := header[T](shape)
 	return save(c, "Save", name, head, product(shape), b, off, replace, err)
@@ -35,7 +37,8 @@ func SaveRaw[T spmd.Elem](c spmd.Comm, name string, total int, b spmd.Buffer[T],
 	return save(c, "SaveRaw", name, nil, total, b, off, replace, nil)
 }
 
-// Load reads the elements of a .npy file from number off on to b, as many as b has. What the file has is of type T.
+// Load reads the elements of a .npy file from number off on into b, as many as b has. The file's
+// type is T.
 //
 // Collective over c, blocking. Ranks may read the same elements.
 func Load[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T], off int) error {
@@ -67,7 +70,7 @@ func product(shape []int) int {
 	return n
 }
 
-// agree returns the error of the first rank that has one, on all.
+// agree returns on all ranks the error of the first rank that has one.
 func agree(c spmd.Comm, op string, err error) error {
 	text := ""
 	if err != nil {
@@ -133,7 +136,9 @@ func load[T spmd.Elem](c spmd.Comm, op, name string, b spmd.Buffer[T], off int, 
 	}())
 }
 
-func save[T spmd.Elem](c spmd.Comm, op, name string, head []byte, total int, b spmd.Buffer[T], off int, replace bool, wrong error) error {
+func save[T spmd.Elem](
+	c spmd.Comm, op, name string, head []byte, total int, b spmd.Buffer[T], off int, replace bool, wrong error,
+) error {
 	work, leave, err := begin(c, op)
 	if err != nil {
 		return err
@@ -172,7 +177,8 @@ func save[T spmd.Elem](c spmd.Comm, op, name string, head []byte, total int, b s
 	return agreeAtEnd(c, op, nil, work.Do("rename to "+name, out.Commit))
 }
 
-// agreeAtEnd tells all ranks whether the file has its name, where they have come that far.
+// agreeAtEnd tells all ranks whether the file has its name. A rank that failed before it does not
+// ask.
 func agreeAtEnd(c spmd.Comm, op string, before, err error) error {
 	if before != nil {
 		return nil
@@ -180,7 +186,7 @@ func agreeAtEnd(c spmd.Comm, op string, before, err error) error {
 	return agree(c, op, err)
 }
 
-// write writes this rank's part, and has it on the disk.
+// write writes this rank's part and waits until the disk has it.
 func write[T spmd.Elem](work *spmd.Files, part string, head int, b spmd.Buffer[T], off int) error {
 	f, err := os.OpenFile(part, os.O_WRONLY, 0)
 	if err != nil {
@@ -201,7 +207,7 @@ func write[T spmd.Elem](work *spmd.Files, part string, head int, b spmd.Buffer[T
 	return errors.Join(err, f.Close())
 }
 
-// covered says why the parts of all ranks are not the whole array, one for each element.
+// covered says why the parts of all ranks do not have each element of the array once.
 func covered(c spmd.Comm, off, n, total int) error {
 	offs, err := spmd.AllGatherNumber(c, off)
 	if err != nil {

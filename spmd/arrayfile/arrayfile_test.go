@@ -14,11 +14,12 @@ import (
 
 func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 
-// numpy is what numpy.save writes of arange(6, dtype=float32).reshape(2, 3), byte by byte.
-var numpy = "\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }" + strings.Repeat(" ", 58) + "\n" +
+// numpy is the output of numpy.save for arange(6, dtype=float32).reshape(2, 3), byte by byte.
+var numpy = "\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }" +
+	strings.Repeat(" ", 58) + "\n" +
 	"\x00\x00\x00\x00\x00\x00\x80\x3f\x00\x00\x00\x40\x00\x00\x40\x40\x00\x00\x80\x40\x00\x00\xa0\x40"
 
-// parts gives the last rank the first elements, and the first of three none.
+// parts gives the last rank the first elements, and the first of three ranks none.
 func parts(n int, w *spmd.World) (off, count int) {
 	s := spmd.ShardOf(n, w.Size()-1-w.Rank(), w.Size())
 	if w.Size() == 3 {
@@ -36,7 +37,7 @@ func inFolder(t *testing.T, fn func(t *testing.T, w *spmd.World, dir string)) {
 	}
 }
 
-// What is saved is NumPy's file, and what is loaded are its elements, on whichever rank they are.
+// A saved file is NumPy's, and a load gives its elements on any rank.
 func TestNumPy(t *testing.T) {
 	inFolder(t, func(t *testing.T, w *spmd.World, dir string) {
 		off, n := parts(6, w)
@@ -58,7 +59,8 @@ func TestNumPy(t *testing.T) {
 				t.Errorf("element %d is %v", i+1, whole.At(i))
 			}
 		}
-		if err := Save(w.Comm(), name, []int{6}, b, off, false); err == nil || w.Rank() == 0 && !errors.Is(err, fs.ErrExist) {
+		if err := Save(w.Comm(), name, []int{6}, b, off, false); err == nil ||
+			w.Rank() == 0 && !errors.Is(err, fs.ErrExist) {
 			t.Errorf("a file that is there: %v", err)
 		}
 		spmdtest.Must(t, Save(w.Comm(), name, []int{6}, b, off, true))
@@ -91,13 +93,14 @@ func TestRaw(t *testing.T) {
 				t.Fatalf("element %d is %v", i, z)
 			}
 		}
-		if err := LoadRaw(w.Comm(), name, total/2, back, 0); err == nil || !strings.Contains(err.Error(), "16000 bytes, but 500 elements of complex128 have 8000") {
+		if err := LoadRaw(w.Comm(), name, total/2, back, 0); err == nil ||
+			!strings.Contains(err.Error(), "16000 bytes, but 500 elements of complex128 have 8000") {
 			t.Errorf("of another length: %v", err)
 		}
 	})
 }
 
-// What does not fit is refused on every rank, and nothing is left of it.
+// Bad calls are refused on every rank, and leave no file.
 func TestRefused(t *testing.T) {
 	inFolder(t, func(t *testing.T, w *spmd.World, dir string) {
 		refused := func(err error, want string) {
@@ -121,19 +124,23 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%v was left", left)
 		}
 		if w.Rank() == 0 {
-			for file, text := range map[string]string{"ok": numpy, "text": "hello, world", "short": numpy[:len(numpy)-1],
-				"columns": strings.Replace(numpy, "False", " True", 1), "other": strings.Replace(numpy, "(2, 3)", "(-2,3)", 1)} {
+			for file, text := range map[string]string{"ok": numpy, "text": "hello, world",
+				"short":   numpy[:len(numpy)-1],
+				"columns": strings.Replace(numpy, "False", " True", 1),
+				"other":   strings.Replace(numpy, "(2, 3)", "(-2,3)", 1)} {
 				spmdtest.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o666))
 			}
 		}
 		spmdtest.Must(t, spmd.Barrier(c))
-		for file, want := range map[string]string{"text": "is no .npy file", "short": "23 bytes of elements, but its shape (2, 3) of <f4 needs 24"} {
+		for file, want := range map[string]string{"text": "is no .npy file",
+			"short": "23 bytes of elements, but its shape (2, 3) of <f4 needs 24"} {
 			_, err := Stat(filepath.Join(dir, file))
 			refused(err, want)
 		}
 		refused(Load(c, filepath.Join(dir, "columns"), b, 0), "its header is")
 		refused(Load(c, filepath.Join(dir, "other"), b, 0), "its header is")
 		refused(Load(c, filepath.Join(dir, "ok"), b, 5), "has 6 elements: it has no elements 5 to 7")
-		refused(Load(c, filepath.Join(dir, "ok"), spmdtest.Alloc[int32](t, w, 2), 0), "has elements of type <f4, not int32")
+		refused(Load(c, filepath.Join(dir, "ok"), spmdtest.Alloc[int32](t, w, 2), 0),
+			"has elements of type <f4, not int32")
 	})
 }

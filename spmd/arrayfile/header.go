@@ -15,7 +15,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Info is what the header of a .npy file says.
+// Info is the contents of a .npy file's header.
 type Info struct {
 	Shape []int
 	Type  string // as NumPy writes it, such as "<f4"
@@ -24,7 +24,7 @@ type Info struct {
 
 const magic = "\x93NUMPY"
 
-// descr is how NumPy writes a type; false of those that it has not.
+// descr is NumPy's name of a type; false if NumPy lacks the type.
 func descr[T spmd.Elem]() (string, bool) {
 	kind, order := "", "<"
 	switch any(*new(T)).(type) {
@@ -46,7 +46,7 @@ func descr[T spmd.Elem]() (string, bool) {
 	return order + kind + strconv.Itoa(size), true
 }
 
-// header is that of an array.
+// header returns the header of an array.
 func header[T spmd.Elem](shape []int) ([]byte, error) {
 	of, ok := descr[T]()
 	if !ok {
@@ -74,9 +74,11 @@ func header[T spmd.Elem](shape []int) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-var fields = regexp.MustCompile(`^\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\),? *\} *\n?$`)
+var fields = regexp.MustCompile(
+	`^\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\),? *\} *\n?$`)
 
-// Stat reads the header of a .npy file. It refuses what is none, what is in columns, and a file that is shorter than its array.
+// Stat reads the header of a .npy file. It refuses other files, arrays in columns, and a file that
+// is shorter than its array.
 func Stat(name string) (info Info, err error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -104,7 +106,8 @@ func Stat(name string) (info Info, err error) {
 		return info, fmt.Errorf("%s: its header is %q", name, bytes.TrimSpace(text))
 	}
 	if info.Type = m[1]; m[2] == "True" {
-		return info, fmt.Errorf("%s is in the order of columns (fortran_order): numpy.ascontiguousarray makes rows", name)
+		return info, fmt.Errorf("%s is in the order of columns (fortran_order): numpy.ascontiguousarray makes rows",
+			name)
 	}
 	info.data, info.Shape = len(head)+len(wide)+len(text), []int{}
 	total, size := uint64(1), sizeOf(info.Type)
@@ -118,7 +121,8 @@ func Stat(name string) (info Info, err error) {
 	}
 	i, err := f.Stat()
 	if err == nil && i.Size()-int64(info.data) < int64(total)*int64(size) {
-		err = fmt.Errorf("%s has %d bytes of elements, but its shape (%s) of %s needs %d", name, i.Size()-int64(info.data), m[3], info.Type, int64(total)*int64(size))
+		err = fmt.Errorf("%s has %d bytes of elements, but its shape (%s) of %s needs %d", name,
+			i.Size()-int64(info.data), m[3], info.Type, int64(total)*int64(size))
 	}
 	return info, err
 }

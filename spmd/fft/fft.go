@@ -1,8 +1,9 @@
-// Package fft has Fourier transforms of buffers, in one to three dimensions, of complex and of real numbers, many at once. On
-// GPUs they are cuFFT's, which is loaded when a plan is made; on the host gonum's, in double precision.
+// Package fft has Fourier transforms of buffers, of complex and of real numbers, in one to three
+// dimensions, many at once. On GPUs they are cuFFT's, which is loaded when a plan is made. On the
+// host they are gonum's, in double precision.
 //
-// As in NumPy, Forward has the exponent -2πi and no factor, and Inverse divides by the number of elements: it takes back what
-// Forward has made.
+// As in NumPy, Forward has the exponent -2πi and no factor, and Inverse divides by the number of
+// elements. So Inverse undoes Forward.
 package fft
 
 import (
@@ -21,17 +22,17 @@ type Complex interface{ complex64 | complex128 }
 // Float is the set of real types.
 type Float interface{ float32 | float64 }
 
-// Plan is transforms of one shape, of complex numbers. It is used by one goroutine at a time, on one stream or on streams that
-// wait for each other.
+// Plan is transforms of complex numbers, all of one shape. One goroutine at a time uses it, on one
+// stream or on streams that wait for each other.
 type Plan[C Complex] struct {
 	shape
 	run *spmd.Library
 	gpu *cufft.Plan // nil on the host
 }
 
-// shape is what all plans know.
+// shape is the common part of all plans.
 type shape struct {
-	dims  []int // of an array, the last is that of neighbours in memory
+	dims  []int // of an array; the last dimension has neighbours in memory
 	batch int
 	size  int // elements of all arrays
 	lines []*lines
@@ -41,7 +42,8 @@ type shape struct {
 func newShape(dims []int, batch int) (shape, error) {
 	s := shape{dims: append([]int(nil), dims...), batch: batch, size: batch}
 	if len(dims) < 1 || len(dims) > 3 || batch < 1 {
-		return s, fmt.Errorf("%s: fft: %d dimensions, %d arrays: want one to three, and at least one", ccall.At(), len(dims), batch)
+		return s, fmt.Errorf("%s: fft: %d dimensions, %d arrays: want one to three, and at least one",
+			ccall.At(), len(dims), batch)
 	}
 	for _, n := range dims {
 		if n < 1 {
@@ -52,8 +54,9 @@ func newShape(dims []int, batch int) (shape, error) {
 	return s, nil
 }
 
-// New plans transforms of batch arrays of complex numbers with the sizes dims, of which the last is that of neighbours in
-// memory. The arrays lie one behind the other. It is to be closed, and not called in a capture.
+// New plans transforms of batch arrays of complex numbers. Their sizes are dims; the last dimension
+// has neighbours in memory. The arrays lie one behind the other. The caller closes the plan. New is
+// not called in a capture.
 func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
 	s, err := newShape(dims, batch)
 	if err != nil {
@@ -78,7 +81,7 @@ func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
 	return p, nil
 }
 
-// slice is an argument as the host's part has it.
+// slice is an argument as the host's functions take it.
 func slice[C Complex](a spmd.Args, i int) view {
 	if double[C]() {
 		return view{double: spmd.ArgSlice[complex128](a, i)}
@@ -94,7 +97,7 @@ func double[C Complex]() bool {
 // opening is held while cuFFT plans.
 var opening sync.Mutex
 
-// open plans on a GPU; nil on the host.
+// open makes a plan on a GPU; it returns nil on the host.
 func open(w *spmd.World, kind cufft.Kind, dims []int, batch int) (*cufft.Plan, error) {
 	if w.OnHost() {
 		return nil, nil
@@ -121,12 +124,13 @@ func workspace(p *cufft.Plan) int {
 // fits refuses buffers of other lengths.
 func fits(name string, n, want int, of string, m, wantM int) error {
 	if n != want || m != wantM {
-		return fmt.Errorf("%s: fft: %s: dst has %d elements and src %d, the plan %d and %d%s", ccall.At(), name, n, m, want, wantM, of)
+		return fmt.Errorf("%s: fft: %s: dst has %d elements and src %d, the plan %d and %d%s", ccall.At(),
+			name, n, m, want, wantM, of)
 	}
 	return nil
 }
 
-// Forward enqueues on s: each array of dst is the transform of that of src. dst may be src.
+// Forward enqueues dst = the transform of src on s, for each array. dst may be src.
 func (p *Plan[C]) Forward(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
 	if err := fits("Forward", dst.Len(), p.size, "", src.Len(), p.size); err != nil {
 		return err
@@ -134,7 +138,7 @@ func (p *Plan[C]) Forward(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
 	return p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg(), spmd.Bool(false))
 }
 
-// Inverse enqueues on s: each array of src is the transform of that of dst. dst may be src.
+// Inverse enqueues dst = the inverse transform of src on s, for each array. dst may be src.
 func (p *Plan[C]) Inverse(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
 	if err := fits("Inverse", dst.Len(), p.size, "", src.Len(), p.size); err != nil {
 		return err
@@ -161,7 +165,7 @@ func (p *shape) divide(s *spmd.Stream, dst any) error {
 	return nil
 }
 
-// Close ends the use of the plan, whose transforms have run. A second one does nothing.
+// Close ends the use of the plan, whose transforms have run. A second call does nothing.
 func (p *Plan[C]) Close() error { return closed(p.run, p.gpu) }
 
 func closed(run *spmd.Library, gpus ...*cufft.Plan) error {

@@ -18,13 +18,14 @@ func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
-// shapes are of one to three dimensions: primes, powers of two, ones.
+// shapes have one to three dimensions: primes, powers of two, ones.
 var shapes = []struct {
 	dims  []int
 	batch int
-}{{[]int{1}, 1}, {[]int{7}, 1}, {[]int{16}, 3}, {[]int{4, 6}, 2}, {[]int{5, 1}, 1}, {[]int{3, 4, 5}, 2}, {[]int{2, 3, 8}, 1}}
+}{{[]int{1}, 1}, {[]int{7}, 1}, {[]int{16}, 3}, {[]int{4, 6}, 2}, {[]int{5, 1}, 1}, {[]int{3, 4, 5}, 2},
+	{[]int{2, 3, 8}, 1}}
 
-// transform is the definition: a sum over all elements of an array, for each of them.
+// transform follows the definition: for each element a sum over all elements of an array.
 func transform(x []complex128, dims []int) []complex128 {
 	full := [3]int{1, 1, 1}
 	copy(full[3-len(dims):], dims)
@@ -32,7 +33,8 @@ func transform(x []complex128, dims []int) []complex128 {
 	out := make([]complex128, len(x))
 	for k := range out {
 		for j, v := range x {
-			turns := float64(k/(b*c)*(j/(b*c)))/float64(a) + float64(k/c%b*(j/c%b))/float64(b) + float64(k%c*(j%c))/float64(c)
+			turns := float64(k/(b*c)*(j/(b*c)))/float64(a) + float64(k/c%b*(j/c%b))/float64(b) +
+				float64(k%c*(j%c))/float64(c)
 			out[k] += v * cmplx.Rect(1, -2*math.Pi*(turns-math.Floor(turns)))
 		}
 	}
@@ -149,7 +151,8 @@ func realOnes[F Float, C Complex](t *testing.T, w *spmd.World, unit float64) {
 	}
 }
 
-// Transforms are the sums that define them, in all shapes and types, and in graphs; the inverse takes them back.
+// Transforms are the sums that define them, in all shapes and types, and in graphs. The inverse
+// undoes them.
 func TestTransforms(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
@@ -185,7 +188,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// Transforms of one dimension, as bench/peers/cupy_fft.py; on the host they are small. On a GPU:
+// BenchmarkForward times transforms of one dimension, as bench/peers/cupy_fft.py does; on the host
+// they are small. On a GPU:
 //
 //	SPMDTEST_DEVICE=cuda go test -run '^$' -bench . ./spmd/fft
 func BenchmarkForward(b *testing.B) {
@@ -194,7 +198,8 @@ func BenchmarkForward(b *testing.B) {
 			name  string
 			dims  []int
 			batch int
-		}{{"10000", []int{10000}, 1}, {"1000x1000", []int{1000}, 1000}, {"1000000", []int{1e6}, 1}, {"10000x10000", []int{10000, 10000}, 1}, {"100000000", []int{1e8}, 1}} {
+		}{{"10000", []int{10000}, 1}, {"1000x1000", []int{1000}, 1000}, {"1000000", []int{1e6}, 1},
+			{"10000x10000", []int{10000, 10000}, 1}, {"100000000", []int{1e8}, 1}} {
 			n := size(c.dims, c.batch)
 			if w.OnHost() && n > 1e4 {
 				break

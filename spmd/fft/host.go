@@ -47,7 +47,8 @@ func (v view) set(i int, z complex128) {
 	}
 }
 
-// lines is what transforms lines along one dimension: of so many elements, that far from each other.
+// lines transforms lines along one dimension, with the number of their elements and the distance
+// between two.
 type lines struct {
 	n, stride, count int
 	free             sync.Pool // of *worker: gonum's transforms have memory of their own
@@ -60,7 +61,8 @@ type worker struct {
 	values  []float64
 }
 
-// prepare makes the lines of each dimension; with half the last has lines of real numbers, and the others half as many.
+// prepare makes the lines of each dimension. With half the last dimension has lines of real
+// numbers, and the others half as many lines.
 func (p *shape) prepare(half bool) {
 	last := len(p.dims) - 1
 	total, stride := p.size, 1
@@ -90,7 +92,8 @@ func (p *shape) prepare(half bool) {
 	}
 }
 
-// each calls fn for all lines, with the first element of each; step is that from one line of neighbours to the next.
+// each calls fn for all lines, with the first element of each. step leads from one line to its
+// neighbour.
 func (l *lines) each(step int, fn func(w *worker, line, first int)) {
 	host.Parallel(l.count, max(1, 4096/l.n), func(lo, hi int) {
 		w := l.free.Get().(*worker)

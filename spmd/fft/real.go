@@ -8,7 +8,8 @@ import (
 	"lockstep/spmd"
 )
 
-// Real is transforms of real numbers of one shape: float32 with complex64, float64 with complex128. Otherwise as Plan.
+// Real is transforms of real numbers, all of one shape: float32 with complex64, float64 with
+// complex128. Otherwise as Plan.
 type Real[F Float, C Complex] struct {
 	shape
 	half          int // complex elements of all arrays
@@ -16,8 +17,9 @@ type Real[F Float, C Complex] struct {
 	gpu, inverted *cufft.Plan // nil on the host
 }
 
-// NewReal plans transforms of batch arrays of real numbers with the sizes dims, of which the last is that of neighbours in
-// memory. A transform has dims[last]/2+1 complex elements there: the others follow from these. Otherwise as New.
+// NewReal plans transforms of batch arrays of real numbers. Their sizes are dims; the last
+// dimension has neighbours in memory. A transform has dims[last]/2+1 complex elements there: the
+// others follow from these. Otherwise as New.
 func NewReal[F Float, C Complex](w *spmd.World, dims []int, batch int) (*Real[F, C], error) {
 	s, err := newShape(dims, batch)
 	if err != nil {
@@ -64,10 +66,11 @@ func reals[F Float](a spmd.Args, i int) realView {
 	return realView{single: spmd.ArgSlice[float32](a, i)}
 }
 
-// Half returns how many complex elements the transforms have, of all arrays.
+// Half returns how many complex elements the transforms of all arrays have.
 func (p *Real[F, C]) Half() int { return p.half }
 
-// Forward enqueues on s: each array of dst is the first half of the transform of that of src. dst and src do not overlap.
+// Forward enqueues dst = the first half of the transform of src on s, for each array. dst and src
+// do not overlap.
 func (p *Real[F, C]) Forward(s *spmd.Stream, dst spmd.Buffer[C], src spmd.Buffer[F]) error {
 	if err := fits("Forward", dst.Len(), p.half, " of real numbers", src.Len(), p.size); err != nil {
 		return err
@@ -75,8 +78,8 @@ func (p *Real[F, C]) Forward(s *spmd.Stream, dst spmd.Buffer[C], src spmd.Buffer
 	return p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg())
 }
 
-// Inverse enqueues on s: each array of src is the first half of the transform of that of dst. It overwrites src. dst and src do
-// not overlap.
+// Inverse enqueues on s the dst of which src is the first half of the transform, for each array. It
+// overwrites src. dst and src do not overlap.
 func (p *Real[F, C]) Inverse(s *spmd.Stream, dst spmd.Buffer[F], src spmd.Buffer[C]) error {
 	if err := fits("Inverse", dst.Len(), p.size, " of complex ones", src.Len(), p.half); err != nil {
 		return err

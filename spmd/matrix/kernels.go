@@ -11,7 +11,7 @@ import (
 //
 //go:generate go run lockstep/spmd/spmdgen
 
-// bits is a type of each size.
+// bits has a type of each size.
 type bits interface {
 	uint8 | spmd.F16 | uint32 | uint64 | complex128
 }
@@ -21,7 +21,8 @@ func copyRows[T bits](i, j int, to, from []T, toStride, fromStride int) {
 	to[i*toStride+j] = from[i*fromStride+j]
 }
 
-// tile is how many rows and columns are turned at a time, so that both are in the nearest memory.
+// tile is the number of rows and columns that are turned at a time. Both fit into the nearest
+// memory.
 const tile = 32
 
 // transposeTile sets to[j·toStride+i] = from[i·fromStride+j] for the rows and columns of one tile.
@@ -46,7 +47,7 @@ func transposeTile(i int, to, from []uint8, toStride, fromStride, rows, cols int
 	}
 }
 
-// Elements of more than a byte take CUDA C++.
+// transposeSource has the kernels for elements of more than a byte.
 //
 //go:embed transpose.cu
 var transposeSource string
@@ -63,7 +64,8 @@ func launchTranspose[T bits](s *spmd.Stream, dst, src View[T]) error {
 	var k *spmd.Kernel
 	switch any(*new(T)).(type) {
 	case uint8:
-		return launchTransposeTile(s, down*across, spmd.View[uint8](dst.Buffer), spmd.View[uint8](src.Buffer), dst.Stride, src.Stride, src.Rows, src.Cols)
+		return launchTransposeTile(s, down*across, spmd.View[uint8](dst.Buffer),
+			spmd.View[uint8](src.Buffer), dst.Stride, src.Stride, src.Rows, src.Cols)
 	case spmd.F16:
 		k = transpose16
 	case uint32:
@@ -74,7 +76,8 @@ func launchTranspose[T bits](s *spmd.Stream, dst, src View[T]) error {
 		k = transpose128
 	}
 	g := spmd.Grid{Blocks: [3]int{across, min(down, 65_535), 1}, Threads: [3]int{tile, 8, 1}}
-	return k.Launch(s, g, dst.Arg(), src.Arg(), spmd.I64(dst.Stride), spmd.I64(src.Stride), spmd.I64(src.Rows), spmd.I64(src.Cols))
+	return k.Launch(s, g, dst.Arg(), src.Arg(), spmd.I64(dst.Stride), spmd.I64(src.Stride),
+		spmd.I64(src.Rows), spmd.I64(src.Cols))
 }
 
 func transposeOnHost[T bits](a spmd.Args) error {

@@ -1,5 +1,6 @@
-// Package matrix has views of buffers as matrices, with rows that may lie apart: parts of others, to be copied and transposed.
-// A View of a type that blas takes is an operand of its products: blas.Matrix[float32](v).
+// Package matrix sees buffers as matrices whose rows may lie apart: parts of larger matrices, to be
+// copied and transposed. A View of a type that blas takes is an operand of its products:
+// blas.Matrix[float32](v).
 package matrix
 
 import (
@@ -17,13 +18,15 @@ type View[T spmd.Elem] struct {
 	Stride     int // elements from one row to the next, at least Cols
 }
 
-// Of is the buffer seen as a (rows, cols) matrix whose rows follow each other.
+// Of returns the buffer as a (rows, cols) matrix whose rows follow each other.
 func Of[T spmd.Elem](b spmd.Buffer[T], rows, cols int) View[T] { return View[T]{b, rows, cols, cols} }
 
-// Part is the rows and cols elements from (row, col) on; they share v's memory. It panics out of range.
+// Part returns the (rows, cols) matrix that begins at (row, col). It shares v's memory. It panics
+// if that is out of range.
 func (v View[T]) Part(row, rows, col, cols int) View[T] {
 	if row < 0 || rows < 0 || row+rows > v.Rows || col < 0 || cols < 0 || col+cols > v.Cols {
-		panic(fmt.Sprintf("matrix: Part of %dx%d at (%d, %d) of a matrix of %dx%d", rows, cols, row, col, v.Rows, v.Cols))
+		panic(fmt.Sprintf("matrix: Part of %dx%d at (%d, %d) of a matrix of %dx%d", rows, cols, row, col,
+			v.Rows, v.Cols))
 	}
 	p := View[T]{spmd.Buffer[T]{}, rows, cols, v.Stride}
 	if n := p.extent(); n > 0 {
@@ -33,7 +36,7 @@ func (v View[T]) Part(row, rows, col, cols int) View[T] {
 	return p
 }
 
-// extent is how many elements of the buffer the matrix reaches over.
+// extent is the number of elements of the buffer from the matrix's first to its last.
 func (v *View[T]) extent() int {
 	if v.Rows == 0 || v.Cols == 0 {
 		return 0
@@ -43,12 +46,14 @@ func (v *View[T]) extent() int {
 
 func (v *View[T]) check(op, name string) error {
 	if v.Rows < 0 || v.Cols < 0 || v.Stride < v.Cols || v.extent() > v.Len() {
-		return fmt.Errorf("%s: matrix: %s: %s is %dx%d with rows %d apart, in a buffer of %d elements", ccall.At(), op, name, v.Rows, v.Cols, v.Stride, v.Len())
+		return fmt.Errorf("%s: matrix: %s: %s is %dx%d with rows %d apart, in a buffer of %d elements",
+			ccall.At(), op, name, v.Rows, v.Cols, v.Stride, v.Len())
 	}
 	return nil
 }
 
-// overlap says whether two views share elements, or may: rows of one stride are compared, others as what they reach over.
+// overlap says whether two views share elements, or may. It compares rows of one stride, and
+// otherwise whole extents.
 func overlap[T spmd.Elem](a, b *View[T]) bool {
 	size := uintptr(unsafe.Sizeof(*new(T)))
 	from, to, n, m := a.Address(), b.Address(), a.extent(), b.extent()
@@ -68,7 +73,8 @@ func Copy[T spmd.Elem](s *spmd.Stream, dst, src View[T]) error {
 	return enqueue(s, "Copy", &dst, &src, src.Rows, src.Cols, false)
 }
 
-// Transpose enqueues dst = the transpose of src on s: dst has as many rows as src has columns. They have no elements in common.
+// Transpose enqueues dst = the transpose of src on s: dst has as many rows as src has columns. They
+// have no elements in common.
 func Transpose[T spmd.Elem](s *spmd.Stream, dst, src View[T]) error {
 	return enqueue(s, "Transpose", &dst, &src, src.Cols, src.Rows, true)
 }
@@ -82,7 +88,8 @@ func enqueue[T spmd.Elem](s *spmd.Stream, op string, dst, src *View[T], rows, co
 	}
 	switch {
 	case dst.Rows != rows || dst.Cols != cols:
-		return fmt.Errorf("%s: matrix: %s: dst is %dx%d, src %dx%d", ccall.At(), op, dst.Rows, dst.Cols, src.Rows, src.Cols)
+		return fmt.Errorf("%s: matrix: %s: dst is %dx%d, src %dx%d", ccall.At(), op, dst.Rows, dst.Cols,
+			src.Rows, src.Cols)
 	case overlap(dst, src):
 		return fmt.Errorf("%s: matrix: %s: dst and src overlap", ccall.At(), op)
 	case src.extent() == 0:

@@ -1,5 +1,5 @@
-// Package progress tells a person how far long work is: in a line that is kept up to date below the log where standard error
-// ends at a terminal, also through mpirun and launch run, and else in a line of the log every half minute.
+// Package progress tells a person how far long work is. At a terminal it keeps a line up to date
+// below the log, also through mpirun and launch run. Elsewhere it logs a line every half minute.
 //
 //	p := progress.Start(w, "relaxing", steps, "steps")
 //	defer p.Done()
@@ -13,9 +13,9 @@
 //
 //	relaxing  42 %  4200/10000 steps  830 steps/s  7s left  residual 3.10e-05
 //
-// Where the other ranks have clearly waited for one of them lately, the line ends with it: "rank 2 slowest". Ranks tell rank 0
-// of their waiting beside their signs of life, which costs the program nothing. What waits in graphs is not seen, nor
-// anything with --summary off.
+// The line ends with "rank 2 slowest" if the other ranks have clearly waited for that rank lately.
+// Ranks tell rank 0 of their waiting beside their signs of life, which costs the program nothing.
+// Waiting in graphs is not seen, and no waiting with --summary off.
 package progress
 
 import (
@@ -44,7 +44,8 @@ const (
 	slowly  = time.Second            // between questions for the slowest rank
 )
 
-// Work is long work of which this rank tells. The nil Work is not told of. Its methods may be called by any goroutine.
+// Work is long work that this rank tells of. The nil Work tells nothing. Any goroutine may call its
+// methods.
 type Work struct {
 	log     *zerolog.Logger
 	screen  *terminal.Screen
@@ -72,8 +73,9 @@ type point struct {
 	done int64
 }
 
-// Start begins to tell of work on total units, which rank 0 does; on other ranks, and where the log is quiet, it returns
-// nil. One Work at a time has the live line: the last to change. Not collective.
+// Start begins to tell of work of total units. Only rank 0 tells: on other ranks, and if the log is
+// quiet, Start returns nil. One Work at a time has the live line: the last to change. Not
+// collective.
 func Start(w *spmd.World, what string, total int64, unit string) *Work {
 	if w.Rank() != 0 || w.Log().GetLevel() > zerolog.InfoLevel {
 		return nil
@@ -93,7 +95,7 @@ func start(p *Work) *Work {
 	return p
 }
 
-// Quiet leaves out lines of the log: for a program that has its own. It returns p.
+// Quiet leaves out lines of the log, for a program that has its own. It returns p.
 func (p *Work) Quiet() *Work {
 	if p != nil {
 		p.quiet = true
@@ -101,8 +103,9 @@ func (p *Work) Quiet() *Work {
 	return p
 }
 
-// Beside leaves the live line to other work, in whose Note this one may stand: of this one there are lines of the log alone,
-// where there is no terminal. Beside(false) has it tell of itself in full again. It returns p.
+// Beside leaves the live line to other work, whose Note may tell of this one. p then writes lines
+// of the log alone, if there is no terminal. Beside(false) gives it its live line again. It returns
+// p.
 func (p *Work) Beside(yes bool) *Work {
 	if p != nil {
 		p.mu.Lock()
@@ -115,7 +118,7 @@ func (p *Work) Beside(yes bool) *Work {
 	return p
 }
 
-// From says that so many units were done before the start, as of a run that goes on. It returns p.
+// From says that done units were done before the start, as when a run goes on. It returns p.
 func (p *Work) From(done int64) *Work {
 	if p != nil {
 		p.mu.Lock()
@@ -137,7 +140,7 @@ func (p *Work) Add(n int64) {
 	p.tell()
 }
 
-// Note says something beside, such as a loss. It stands at the end of the line until the next Note.
+// Note adds something, such as a loss. It stands at the end of the line until the next Note.
 func (p *Work) Note(format string, args ...any) {
 	if p == nil {
 		return
@@ -161,7 +164,7 @@ func (p *Work) Done() {
 	p.quiet, p.columns = true, func() int { return 0 }
 }
 
-// tell shows what has changed, if it is time to. The caller holds mu.
+// tell shows a change, if it is time to. The caller holds mu.
 func (p *Work) tell() {
 	now := p.now()
 	if now.Sub(p.shown) < often {
@@ -178,8 +181,8 @@ func (p *Work) tell() {
 	}
 }
 
-// line is what is to be said now, in so many columns less one; 0 is any number. What a person misses least is left out first:
-// the rate, the percentage, the amounts.
+// line returns the line to show, shorter than columns; 0 is any length. It first leaves out the
+// parts that a person misses least: the rate, the percentage, the amounts.
 func (p *Work) line(now time.Time, columns int) string {
 	if now.Sub(p.mark.at) >= recent {
 		p.before, p.mark = p.mark, point{now, p.done}
@@ -203,7 +206,8 @@ func (p *Work) line(now time.Time, columns int) string {
 	}
 	amounts := p.amounts()
 	for least := []*string{&rate, &percent, &amounts}; ; least = least[1:] {
-		words := slices.DeleteFunc([]string{p.what, percent, amounts, rate, left, p.note, p.last}, func(w string) bool { return w == "" })
+		words := slices.DeleteFunc([]string{p.what, percent, amounts, rate, left, p.note, p.last},
+			func(w string) bool { return w == "" })
 		line := strings.Join(words, "  ")
 		if len(least) == 0 || columns == 0 || utf8.RuneCountInString(line) < columns {
 			return line

@@ -16,7 +16,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// told is what a Work of a test has told.
+// told is all output of a test's Work.
 type told struct {
 	log, screen bytes.Buffer
 	clock       time.Time
@@ -24,7 +24,8 @@ type told struct {
 }
 
 func (o *told) start(columns int, what string, total int64, unit string) *Work {
-	log := zerolog.New(zerolog.ConsoleWriter{Out: &o.log, NoColor: true, PartsOrder: []string{zerolog.MessageFieldName}})
+	log := zerolog.New(zerolog.ConsoleWriter{Out: &o.log, NoColor: true,
+		PartsOrder: []string{zerolog.MessageFieldName}})
 	o.clock, o.slowest = time.Unix(1e9, 0), -1
 	return start(&Work{log: &log, screen: &terminal.Screen{To: &o.screen}, columns: func() int { return columns },
 		now: func() time.Time { return o.clock }, slowest: func() (int, bool) { return o.slowest, o.slowest >= 0 },
@@ -82,7 +83,8 @@ func TestSlowest(t *testing.T) {
 	}{
 		{time.Second, -1, "training  1 %  10/1000 steps  10 steps/s  1m39s left"},
 		{time.Second, 0, "training  2 %  20/1000 steps  10 steps/s  1m38s left  rank 0 slowest"},
-		{500 * time.Millisecond, 2, "training  3 %  30/1000 steps  12 steps/s  1m20s left  rank 0 slowest"}, // asked too often
+		// asked too often
+		{500 * time.Millisecond, 2, "training  3 %  30/1000 steps  12 steps/s  1m20s left  rank 0 slowest"},
 		{500 * time.Millisecond, 2, "training  4 %  40/1000 steps  13 steps/s  1m12s left  rank 2 slowest"},
 		{time.Second, -1, "training  5 %  50/1000 steps  12 steps/s  1m16s left"},
 	} {
@@ -94,7 +96,7 @@ func TestSlowest(t *testing.T) {
 	}
 }
 
-// What fits no terminal of 80 columns loses what is missed least, and never its end.
+// A line that is too wide for 80 columns loses its least important parts, and never its end.
 func TestFits(t *testing.T) {
 	for columns, want := range map[int]string{
 		200: "training  42 %  42000/100000 steps  42000 steps/s  1s left  loss 3.123  saving  rank 2 slowest",
@@ -159,7 +161,8 @@ func TestLines(t *testing.T) {
 			p.Add(1e8)
 		}
 		p.Done()
-		want := "tokenising  30 %  1.5 GB of 5 GB  50 MB/s  1m10s left\ntokenising  60 %  3 GB of 5 GB  50 MB/s  40s left\n"
+		want :=
+			"tokenising  30 %  1.5 GB of 5 GB  50 MB/s  1m10s left\ntokenising  60 %  3 GB of 5 GB  50 MB/s  40s left\n"
 		if quiet {
 			want = ""
 		}
@@ -173,7 +176,7 @@ func TestLines(t *testing.T) {
 	none.Done()
 }
 
-// Of work beside other work there are lines of the log alone; the other's live line stays.
+// Work beside other work writes lines of the log alone; the other's live line stays.
 func TestBeside(t *testing.T) {
 	for _, columns := range []int{0, 80} {
 		var o told
@@ -206,13 +209,15 @@ func TestBeside(t *testing.T) {
 
 func TestWords(t *testing.T) {
 	for d, want := range map[time.Duration]string{
-		0: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m01s", 3*time.Hour + 5*time.Minute: "3h05m", 200 * time.Hour: "8 days",
+		0: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m01s", 3*time.Hour + 5*time.Minute: "3h05m",
+		200 * time.Hour: "8 days",
 	} {
 		if got := duration(d); got != want {
 			t.Errorf("%v: %s, want %s", d, got, want)
 		}
 	}
-	for n, want := range map[float64]string{0: "0 B", 999: "999 B", 1234: "1.23 kB", 999700: "1 MB", 5e9: "5 GB", 12e15: "1.2e+04 TB"} {
+	for n, want := range map[float64]string{0: "0 B", 999: "999 B", 1234: "1.23 kB", 999700: "1 MB",
+		5e9: "5 GB", 12e15: "1.2e+04 TB"} {
 		if got := size(n); got != want {
 			t.Errorf("%g: %s, want %s", n, got, want)
 		}

@@ -11,13 +11,13 @@ type scratch[K, V uint32 | uint64] struct {
 	values []V
 }
 
-// halves are two vectors of n elements in memory that grows where it is too small.
+// halves returns two vectors of n elements. Their memory m grows when it is too small.
 func halves[T any](m *[]T, n int) (a, b []T) {
 	*m = slices.Grow((*m)[:0], 2*n)[:2*n]
 	return (*m)[:n], (*m)[n:]
 }
 
-// onHost is what radix.cu does, but that a pass in which all keys have one digit is left out.
+// onHost does the work of radix.cu, but leaves out a pass in which all keys have one digit.
 func (m *scratch[K, V]) onHost(dst, x []K, valuesDst, values []V, kind int) {
 	passes := int(unsafe.Sizeof(*new(K)))
 	in, out := halves(&m.keys, len(x))
@@ -58,7 +58,7 @@ func (m *scratch[K, V]) onHost(dst, x []K, valuesDst, values []V, kind int) {
 	copy(valuesDst, valuesIn)
 }
 
-// into and outOf change keys to those that have the order of unsigned numbers, and back.
+// into and outOf change keys to unsigned numbers of the same order, and back.
 func into[K uint32 | uint64](k K, kind int) K {
 	sign := K(1) << (8*unsafe.Sizeof(k) - 1)
 	switch {

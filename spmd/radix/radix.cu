@@ -1,13 +1,15 @@
-// Radix sort, from the lowest digit of 8 bits to the highest. One kernel counts all digits of all keys. Then each pass reads
-// and writes every key once: a tile, which is what a block sorts, learns by looking back at the tiles before it where its keys
-// of each digit go. Source: Adinets, Merrill: Onesweep: a faster least significant digit radix sort for GPUs (2022).
+// Radix sort, from the lowest digit of 8 bits to the highest. One kernel counts all digits of all
+// keys. Then each pass reads and writes every key once. A block sorts a tile. It looks back at the
+// tiles before it, and so learns where its keys of each digit go.
+//
+// Source: Adinets, Merrill: Onesweep: a faster least significant digit radix sort for GPUs (2022).
 #include "spmd.cuh"
 
-enum { UNSIGNED = 0 }; // kind of keys
+enum { UNSIGNED, SIGNED, FLOATS }; // kinds of keys, as in radix.go
 enum { DIGITS = 256, THREADS = 384, WARPS = THREADS / 32, COUNTERS = 512, HEAD = 16 };
 
-// tuned says how many keys of a tile a thread has, of which the larger of key and value has so many bytes, and how many
-// blocks are to fit on a multiprocessor. Chosen on an H100.
+// tuned has, for the bytes of the larger of key and value, how many keys of a tile a thread has,
+// and how many blocks are to fit on a multiprocessor. Chosen on an H100.
 template <int BYTES, bool PAIRS> struct tuned {
 #ifdef ITEMS
 	enum { ITEMS_OF_THREAD = ITEMS, BLOCKS = 2 };
@@ -16,22 +18,25 @@ template <int BYTES, bool PAIRS> struct tuned {
 #endif
 };
 
-// The memory that passes share: twice the places where the keys of a digit begin, for each pass; counts of blocks; and what
-// tiles say of their digits.
+// The memory that passes share: twice the places where the keys of a digit begin, for each pass;
+// counts of blocks; and the words that tiles say of their digits.
 SPMD_FN uint64_t *places(uint64_t *work, int set, int pass) { return work + (set * 8 + pass) * DIGITS; }
-SPMD_FN unsigned long long *blocks(uint64_t *work, int which) { return (unsigned long long *)(work + 16 * DIGITS + which); }
+SPMD_FN unsigned long long *blocks(uint64_t *work, int which) {
+	return (unsigned long long *)(work + 16 * DIGITS + which);
+}
 SPMD_FN uint32_t *said(uint64_t *work) { return (uint32_t *)(work + 16 * DIGITS + HEAD); }
 
-// The order of keys is that of unsigned numbers: into and out_of change integers with a sign, kind 1, and floats, kind 2,
-// of which NaNs come last, without their sign. There is no branch, so that loops of them keep their loads together.
+// order maps keys to unsigned numbers of the same order, and back. It changes signed integers and
+// floats; NaNs come last, without their sign. It has no branch, so that loops of it keep their
+// loads together.
 template <typename K> struct order {
 	K flipped, limit; // the bits that change in all keys, and the largest magnitude that keeps its sign
 	bool floats;
 
 	__device__ __forceinline__ explicit order(int kind) {
 		const K inf = sizeof(K) == 4 ? (K)0x7f800000u : (K)0x7ff0000000000000u;
-		floats = kind == 2;
-		flipped = kind == 0 ? 0 : sign();
+		floats = kind == FLOATS;
+		flipped = kind == UNSIGNED ? 0 : sign();
 		limit = floats ? inf : ~(K)0;
 	}
 	static __device__ __forceinline__ K sign() { return (K)1 << (8 * sizeof(K) - 1); }
@@ -78,7 +83,7 @@ extern "C" __global__ void clear_words(uint64_t *words, int64_t begin, int64_t e
 	for (int64_t i = begin + grid_index(); i < end; i += grid_size()) words[i] = 0;
 }
 
-// count_digits makes the places of all passes. The last block to be done adds up what all have counted.
+// count_digits makes the places of all passes. The last block to finish adds up all counts.
 //
 //	count_digits(work, x, n I64, kind I32)
 template <typename K>
@@ -139,11 +144,11 @@ __global__ void __launch_bounds__(COUNTERS) count_digits(uint64_t *work, const K
 	}
 }
 
-// A word that a tile says has a count in the lower bits. Above is 0 before, and in turn of launches 1 and 2, 3 and 4 ...:
-// whether the count is of the tile, or of all tiles up to it.
+// A word of a tile has a count in its lower bits. The upper bits are 0 at first. Then they are 1
+// and 2, 3 and 4 ... in turn of launches: the count is of the tile, or of all tiles up to it.
 enum { COUNT_BITS = 27 };
 
-// look_back is the count of a digit in the tiles before, given what the tile itself has.
+// look_back is the count of a digit in the tiles before; own is the count in the tile itself.
 SPMD_FN uint32_t look_back(uint32_t *words, int64_t tile, uint32_t own, uint32_t turn) {
 	const uint32_t mask = (1u << COUNT_BITS) - 1, of_tile = 2 * turn + 1, of_all = 2 * turn + 2;
 	const int DEEP = 4;
@@ -170,14 +175,17 @@ SPMD_FN uint32_t look_back(uint32_t *words, int64_t tile, uint32_t own, uint32_t
 	return before;
 }
 
-// sort_pass is one pass over the keys from begin on, count of them. Passes write to the upper half of the workspace and to
-// dst in turn. tiles are numbered from 0 in each launch.
+// sort_pass is one pass over count keys from begin on. Passes write to the upper half of the
+// workspace and to dst in turn. Tiles are numbered from 0 in each launch.
 //
-//	sort_pass(dst, x, values_dst, values, work, upper I64, n I64, kind I32, pass I32, begin I64, count I64, set I32, turn I32)
+//	sort_pass(dst, x, values_dst, values, work, upper I64, n I64, kind I32, pass I32, begin I64,
+//	          count I64, set I32, turn I32)
 template <typename K, typename V, bool PAIRS>
 __global__ void __launch_bounds__(THREADS, tuned<PAIRS && sizeof(V) == 8 ? 8 : (int)sizeof(K), PAIRS>::BLOCKS)
-sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, int64_t upper, int64_t n, int kind, int pass, int64_t begin, int64_t count, int set, int turn) {
-	const int BYTES = PAIRS && sizeof(V) > sizeof(K) ? sizeof(V) : sizeof(K), N = tuned<BYTES, PAIRS>::ITEMS_OF_THREAD, TILE = THREADS * N;
+sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, int64_t upper, int64_t n, int kind,
+	int pass, int64_t begin, int64_t count, int set, int turn) {
+	const int BYTES = PAIRS && sizeof(V) > sizeof(K) ? sizeof(V) : sizeof(K), N = tuned<BYTES, PAIRS>::ITEMS_OF_THREAD,
+		TILE = THREADS * N;
 	__shared__ uint64_t room[(TILE * BYTES + 7) / 8];
 	__shared__ uint32_t offsets[WARPS * DIGITS];
 	__shared__ int64_t to[DIGITS];
@@ -203,7 +211,8 @@ sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, in
 	int64_t tile = number, start = tile * TILE;
 	int valid = (int)(count - start < TILE ? count - start : TILE);
 
-	// The warp has a piece of the tile, and in each round 32 neighbours. What lies behind the end comes last.
+	// The warp has a piece of the tile, and in each round 32 neighbours. Lanes behind the end come
+	// last.
 	int first = warp * (32 * N) + lane;
 	K key[N];
 #pragma unroll
@@ -237,7 +246,8 @@ sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, in
 	}
 	__syncthreads();
 
-	// The place of a key in the tile: behind those of its digit in the warp so far, in earlier rounds and on lower lanes.
+	// The place of a key in the tile: behind the keys of its digit in the warp so far, in earlier
+	// rounds and on lower lanes.
 	uint16_t place[N];
 #pragma unroll
 	for (int i = 0; i < N; i++) {
@@ -265,7 +275,8 @@ sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, in
 		uint64_t begins = places(work, set, pass)[threadIdx.x];
 		uint32_t earlier = look_back(words, tile, own, turn);
 		to[threadIdx.x] = (int64_t)(begins + earlier) - before;
-		if (start + TILE >= count) places(work, 1 - set, pass)[threadIdx.x] = begins + earlier + own; // of the next launch
+		// of the next launch
+		if (start + TILE >= count) places(work, 1 - set, pass)[threadIdx.x] = begins + earlier + own;
 	}
 	__syncthreads();
 	uint8_t of[N];

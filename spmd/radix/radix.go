@@ -1,9 +1,9 @@
-// Package radix sorts buffers of numbers on the device that they are on, alone or with a value for each, such as an index.
-// Each function enqueues its work on a stream. Sorts are stable: equal keys stay in their order. Of floats, -0 comes before
-// 0, and NaNs come last, without their sign.
+// Package radix sorts buffers of numbers on their device, alone or with a value for each, such as
+// an index. Each function enqueues its work on a stream. Sorts are stable: equal keys stay in their
+// order. Among floats, -0 comes before 0, and NaNs come last, without their sign.
 //
-// A sort takes workspace of the stream, as much as the keys and values have and some more. On one stream sorts come from one
-// goroutine.
+// A sort takes workspace of the stream, a little more than the size of the keys and values. Sorts
+// on one stream come from one goroutine.
 package radix
 
 import (
@@ -16,7 +16,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Key is the set of types that are sorted, and that go with keys.
+// Key is the set of types of keys and of their values.
 type Key interface {
 	int32 | uint32 | int64 | uint64 | float32 | float64
 }
@@ -55,7 +55,7 @@ var sorters = [2][3]*sorter{
 	{newSorter[uint64, uint32](false, 0), newSorter[uint64, uint32](true, 0), newSorter[uint64, uint64](true, 0)},
 }
 
-// newSorter declares a sort. items is how many keys a thread has; 0 leaves that to radix.cu.
+// newSorter declares a sort. items is the number of keys of a thread; 0 leaves it to radix.cu.
 func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
 	c := &sorter{block: threads, key: int(unsafe.Sizeof(*new(K)))}
 	if pairs {
@@ -73,18 +73,20 @@ func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
 	c.most = (1<<countBits - 1) / c.tile * c.tile
 	c.clear = spmd.NewKernel("clear_words", source, nil, options...)
 	c.count = spmd.NewKernel(fmt.Sprintf("count_digits<uint%d_t>", 8*c.key), source, nil, options...)
-	c.pass = spmd.NewKernel(fmt.Sprintf("sort_pass<uint%d_t, uint%d_t, %v>", 8*c.key, 8*unsafe.Sizeof(*new(V)), pairs), source, nil, options...)
+	c.pass = spmd.NewKernel(fmt.Sprintf("sort_pass<uint%d_t, uint%d_t, %v>", 8*c.key, 8*unsafe.Sizeof(*new(V)), pairs),
+		source, nil, options...)
 	kept := sync.Pool{New: func() any { return new(scratch[K, V]) }}
 	c.library = spmd.NewLibrary("sort", c.onGPU, func(a spmd.Args) error {
 		m := kept.Get().(*scratch[K, V])
 		defer kept.Put(m)
-		m.onHost(spmd.ArgSlice[K](a, 0), spmd.ArgSlice[K](a, 1), spmd.ArgSlice[V](a, 2), spmd.ArgSlice[V](a, 3), a.I32(5))
+		m.onHost(spmd.ArgSlice[K](a, 0), spmd.ArgSlice[K](a, 1), spmd.ArgSlice[V](a, 2),
+			spmd.ArgSlice[V](a, 3), a.I32(5))
 		return nil
 	}, c.clear, c.count, c.pass).OnlyKernels()
 	return c
 }
 
-// words are those of 8 bytes of a sort of n keys: what is cleared, and all.
+// words returns how many words of 8 bytes a sort of n keys clears, and how many it has in all.
 func (c *sorter) words(n int) (cleared, all int) {
 	tiles := over(min(n, c.most), c.tile)
 	cleared = head + 2*8*digits + tiles*digits/2
@@ -100,10 +102,12 @@ func (c *sorter) onGPU(call spmd.LibraryCall) error {
 	grid := func(blocks, threads int) spmd.Grid {
 		return spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{threads, 1, 1}, Programmatic: true}
 	}
-	if err := call.Launch(c.clear, spmd.Cover1D(min(cleared, 132*digits), digits), work, spmd.I64(0), spmd.I64(cleared)); err != nil {
+	if err := call.Launch(c.clear, spmd.Cover1D(min(cleared, 132*digits), digits), work, spmd.I64(0),
+		spmd.I64(cleared)); err != nil {
 		return err
 	}
-	if err := call.Launch(c.count, grid(max(1, min(over(n, 16*counters), 2*132)), counters), work, call.Arg(1), call.Arg(4), kind); err != nil {
+	if err := call.Launch(c.count, grid(max(1, min(over(n, 16*counters), 2*132)), counters), work,
+		call.Arg(1), call.Arg(4), kind); err != nil {
 		return err
 	}
 	turn := 0
@@ -112,14 +116,17 @@ func (c *sorter) onGPU(call spmd.LibraryCall) error {
 		for begin := 0; begin < n; begin += c.most {
 			if turn == turns {
 				const places = 2 * 8 * digits // which are still needed
-				if err := call.Launch(c.clear, spmd.Cover1D(min(cleared, 132*digits), digits), work, spmd.I64(places), spmd.I64(cleared)); err != nil {
+				if err := call.Launch(c.clear, spmd.Cover1D(min(cleared, 132*digits), digits), work,
+					spmd.I64(places), spmd.I64(cleared)); err != nil {
 					return err
 				}
 				turn = 0
 			}
 			count := min(c.most, n-begin)
-			if err := call.Launch(c.pass, grid(over(count, c.tile), c.block), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3), work,
-				spmd.I64(cleared), call.Arg(4), kind, spmd.I32(pass), spmd.I64(begin), spmd.I64(count), spmd.I32(set), spmd.I32(turn)); err != nil {
+			if err := call.Launch(c.pass, grid(over(count, c.tile), c.block), call.Arg(0), call.Arg(1),
+				call.Arg(2), call.Arg(3), work,
+				spmd.I64(cleared), call.Arg(4), kind, spmd.I32(pass), spmd.I64(begin), spmd.I64(count),
+				spmd.I32(set), spmd.I32(turn)); err != nil {
 				return err
 			}
 			set, turn = 1-set, turn+1
@@ -139,7 +146,8 @@ func kindOf[K Key]() int {
 	return unsigned
 }
 
-// Sort enqueues that dst has the elements of x from the smallest to the largest. dst may be x. As NumPy's sort.
+// Sort enqueues that dst has the elements of x from the smallest to the largest, as NumPy's sort.
+// dst may be x.
 func Sort[K Key](s *spmd.Stream, dst, x spmd.Buffer[K]) error {
 	if err := fits("Sort", "keys", dst, x); err != nil {
 		return err
@@ -152,9 +160,12 @@ func Sort[K Key](s *spmd.Stream, dst, x spmd.Buffer[K]) error {
 	return enqueue(s, sorters[1][0], spmd.View[uint64](dst), spmd.View[uint64](x), none, none, kindOf[K]())
 }
 
-// SortPairs enqueues that keysDst has keys from the smallest to the largest, and valuesDst has at each place the value that
-// went with the key there. Destinations may be the sources. With 0, 1, 2 ... as values it is NumPy's argsort.
-func SortPairs[K, V Key](s *spmd.Stream, keysDst spmd.Buffer[K], valuesDst spmd.Buffer[V], keys spmd.Buffer[K], values spmd.Buffer[V]) error {
+// SortPairs enqueues that keysDst has keys from the smallest to the largest, and valuesDst the
+// values in the order of their keys. Destinations may be the sources. With 0, 1, 2 ... as values it
+// is NumPy's argsort.
+func SortPairs[K, V Key](
+	s *spmd.Stream, keysDst spmd.Buffer[K], valuesDst spmd.Buffer[V], keys spmd.Buffer[K], values spmd.Buffer[V],
+) error {
 	if err := fits("SortPairs", "keys", keysDst, keys); err != nil {
 		return err
 	}
@@ -174,14 +185,18 @@ func SortPairs[K, V Key](s *spmd.Stream, keysDst spmd.Buffer[K], valuesDst spmd.
 	return pairs(s, sorters[1], spmd.View[uint64](keysDst), spmd.View[uint64](keys), valuesDst, values, kindOf[K]())
 }
 
-func pairs[K uint32 | uint64, V Key](s *spmd.Stream, by [3]*sorter, dst, x spmd.Buffer[K], valuesDst, values spmd.Buffer[V], kind int) error {
+func pairs[K uint32 | uint64, V Key](
+	s *spmd.Stream, by [3]*sorter, dst, x spmd.Buffer[K], valuesDst, values spmd.Buffer[V], kind int,
+) error {
 	if unsafe.Sizeof(*new(V)) == 4 {
 		return enqueue(s, by[1], dst, x, spmd.View[uint32](valuesDst), spmd.View[uint32](values), kind)
 	}
 	return enqueue(s, by[2], dst, x, spmd.View[uint64](valuesDst), spmd.View[uint64](values), kind)
 }
 
-func enqueue[K, V uint32 | uint64](s *spmd.Stream, c *sorter, dst, x spmd.Buffer[K], valuesDst, values spmd.Buffer[V], kind int) error {
+func enqueue[K, V uint32 | uint64](
+	s *spmd.Stream, c *sorter, dst, x spmd.Buffer[K], valuesDst, values spmd.Buffer[V], kind int,
+) error {
 	n := x.Len()
 	if n == 0 {
 		return nil
@@ -190,7 +205,8 @@ func enqueue[K, V uint32 | uint64](s *spmd.Stream, c *sorter, dst, x spmd.Buffer
 	return c.library.Call(s, 8*words, dst.Arg(), x.Arg(), valuesDst.Arg(), values.Arg(), spmd.I64(n), spmd.I32(kind))
 }
 
-// fits refuses a destination of another length, or that shares a part of its memory with what is sorted.
+// fits refuses a destination of another length, or one that shares only a part of its memory with
+// x.
 func fits[T Key](op, what string, dst, x spmd.Buffer[T]) error {
 	if dst.Len() != x.Len() {
 		return fmt.Errorf("%s: %s: %d %s are sorted to %d", ccall.At(), op, x.Len(), what, dst.Len())

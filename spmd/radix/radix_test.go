@@ -80,7 +80,7 @@ func keys[K Key](n int) []K {
 	return v
 }
 
-// before is the order: -0 before 0, and NaNs last, by what they carry.
+// before is the order: -0 before 0, and NaNs last, by their bits.
 func before[K Key](a, b K) int {
 	if a == a && b == b && a != b {
 		return cmp.Compare(a, b)
@@ -179,7 +179,7 @@ func TestSort(t *testing.T) {
 	})
 }
 
-// Many tiles, and many launches: words of tiles are used again, and cleared where they have been used up.
+// Many tiles and many launches use words of tiles again, and clear them when they are used up.
 func TestPortions(t *testing.T) {
 	everywhere(t, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "sort")
@@ -191,7 +191,8 @@ func TestPortions(t *testing.T) {
 			for _, tiles := range []int{1000, 2} {
 				portions := *c
 				portions.most = tiles * c.tile
-				portions.library = spmd.NewLibrary("sort", portions.onGPU, func(spmd.Args) error { return nil }, c.clear, c.count, c.pass).OnlyKernels()
+				portions.library = spmd.NewLibrary("sort", portions.onGPU, func(spmd.Args) error { return nil },
+					c.clear, c.count, c.pass).OnlyKernels()
 				if w.OnHost() && w.Device() != "emulate" {
 					portions.library = c.library
 				}
@@ -210,7 +211,8 @@ func TestPortions(t *testing.T) {
 				spmdtest.Must(t, s.Synchronize())
 				slices.Sort(x)
 				if !slices.Equal(back(t, bx), x) || !slices.Equal(back(t, bv), values) {
-					t.Errorf("in launches of %d tiles on %s, values of %d bytes: not in order", tiles, w.Device(), c.value)
+					t.Errorf("in launches of %d tiles on %s, values of %d bytes: not in order", tiles,
+						w.Device(), c.value)
 				}
 			}
 		}
@@ -259,12 +261,13 @@ func TestRefused(t *testing.T) {
 		s := spmdtest.Stream(t, w, "s")
 		x, v := of(t, w, make([]float32, 8)), of(t, w, make([]int64, 8))
 		for what, err := range map[string]error{
-			"Sort: 8 keys are sorted to 7":                   Sort(s, x.Slice(0, 7), x),
-			"Sort: the destination overlaps the keys":        Sort(s, x.Slice(1, 5), x.Slice(0, 4)),
-			"SortPairs: 8 values are sorted to 2":            SortPairs(s, x, v.Slice(0, 2), x, v),
-			"SortPairs: 3 values of 8 keys":                  SortPairs(s, x, v.Slice(0, 3), x, v.Slice(3, 6)),
-			"SortPairs: keys and values overlap":             SortPairs(s, x, x, x, x),
-			"SortPairs: the destination overlaps the values": SortPairs(s, x.Slice(0, 2), v.Slice(1, 3), x.Slice(0, 2), v.Slice(0, 2)),
+			"Sort: 8 keys are sorted to 7":            Sort(s, x.Slice(0, 7), x),
+			"Sort: the destination overlaps the keys": Sort(s, x.Slice(1, 5), x.Slice(0, 4)),
+			"SortPairs: 8 values are sorted to 2":     SortPairs(s, x, v.Slice(0, 2), x, v),
+			"SortPairs: 3 values of 8 keys":           SortPairs(s, x, v.Slice(0, 3), x, v.Slice(3, 6)),
+			"SortPairs: keys and values overlap":      SortPairs(s, x, x, x, x),
+			"SortPairs: the destination overlaps the values": SortPairs(s, x.Slice(0, 2), v.Slice(1, 3),
+				x.Slice(0, 2), v.Slice(0, 2)),
 		} {
 			if err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "radix_test.go:") {
 				t.Errorf("%v, want %q", err, what)

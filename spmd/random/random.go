@@ -1,5 +1,6 @@
-// Package random fills buffers with random numbers on the device that they are on. A number depends on the seed and its
-// place alone: element i of an array has the same whichever rank holds it, on GPUs and on the host. There is no state.
+// Package random fills buffers with random numbers on their device. A number depends on the seed
+// and its place alone: element i of an array is the same whichever rank holds it, on GPUs and on
+// the host. There is no state.
 //
 // A rank that holds the elements from first on passes first as offset:
 //
@@ -13,15 +14,15 @@ import (
 	"lockstep/spmd"
 )
 
-// Float is the set of types that random numbers are made of.
+// Float is the set of types that random numbers have.
 type Float interface{ float32 | float64 }
 
 // The command writes kernels_spmd.go: the kernels in CUDA C++, and the functions that launch them.
 //
 //go:generate go run lockstep/spmd/spmdgen
 
-// Uniform enqueues dst[i] = the number at place offset+i of the sequence that seed names, from 0 to 1, 1 excluded. As
-// NumPy's random. Those in float32 are those in float64, with 24 bits.
+// Uniform enqueues dst[i] = number offset+i of the sequence that seed names, from 0 to 1, 1
+// excluded. As NumPy's random. The float32 numbers are the float64 ones, with 24 bits.
 func Uniform[T Float](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error {
 	if b, ok := any(dst).(spmd.Buffer[float32]); ok {
 		return launchUniform32(s, b.Len(), b, seed, offset)
@@ -29,8 +30,10 @@ func Uniform[T Float](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset in
 	return launchUniform64(s, dst.Len(), spmd.View[float64](dst), seed, offset)
 }
 
-// Normal enqueues dst[i] = the number at place offset+i of another sequence that seed names, normally distributed with mean
-// 0 and variance 1. As NumPy's standard_normal. Those in float32 are other numbers than those in float64.
+// Normal enqueues dst[i] = number offset+i of another sequence that seed names, normally
+// distributed with mean 0 and variance 1. As NumPy's standard_normal. The float32 numbers are other
+// ones than the float64 numbers.
+//
 // Source: Box, Muller: A note on the generation of random normal deviates (1958).
 func Normal[T Float](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error {
 	pairs := (offset+dst.Len()+1)/2 - offset/2
@@ -62,10 +65,10 @@ func uniform64(i int, dst []float64, seed uint64, offset int) {
 	dst[i] = float64(spmd.RandomBits(seed, uint64(offset+i))>>11) / (1 << 53)
 }
 
-// other makes the sequence of Normal another than that of Uniform.
+// other makes the sequence of Normal differ from that of Uniform.
 const other = 0x6e6f726d616c
 
-// normal64 makes two numbers of a pair of places, the first of which is even.
+// normal64 makes two numbers of a pair of places; the first place is even.
 //
 //spmd:kernel
 func normal64(i int, dst []float64, seed uint64, offset int) {
@@ -83,8 +86,8 @@ func normal64(i int, dst []float64, seed uint64, offset int) {
 	}
 }
 
-// log64 is the logarithm of a number from 2^-53 to 1, by the series of that of (1+s)/(1-s). It uses what has the same bits
-// everywhere, as the functions below do.
+// log64 is the logarithm of a number from 2^-53 to 1, by the series for (1+s)/(1-s). Like the
+// functions below it only uses operations that give the same bits everywhere.
 func log64(x float64) float64 {
 	const fraction = 1<<52 - 1
 	b := math.Float64bits(x)
@@ -145,7 +148,8 @@ func pairs32(i int, dst []complex64, seed uint64, first int) {
 	dst[i] = complex(x, y)
 }
 
-// normal32 is pairs32 where the first number is alone, or the memory of pairs is not aligned.
+// normal32 does the work of pairs32 for a first number that is alone, or memory that is not aligned
+// for pairs.
 //
 //spmd:kernel
 func normal32(i int, dst []float32, seed uint64, offset int) {
@@ -160,8 +164,8 @@ func normal32(i int, dst []float32, seed uint64, offset int) {
 	}
 }
 
-// normals32 is what normal64 does, with one word of random bits for a pair: the upper half is for the radius, of the lower
-// half the two upper bits are quarters of a turn.
+// normals32 is normal64 with one word of random bits for a pair. The upper half is for the radius.
+// The two upper bits of the lower half are quarters of a turn.
 func normals32(seed uint64, pair int) (x, y float32) {
 	const sign, quarter = 1 << 31, 1 << 30
 	bits := spmd.RandomBits(seed^other, uint64(pair))
@@ -176,8 +180,9 @@ func normals32(seed uint64, pair int) (x, y float32) {
 	return x, y
 }
 
-// squared32 is -2 log(u/2^32), for u from 1 to 2^32: of the nearest power of two, and of what is left, 1+f, by a polynomial
-// through Chebyshev's points. Conversions of products keep Go from adding to them unrounded.
+// squared32 is -2 log(u/2^32), for u from 1 to 2^32. It takes the nearest power of two, and a
+// polynomial through Chebyshev's points for the rest, 1+f. Conversions of products keep Go from
+// adding to them unrounded.
 func squared32(u float32) float32 {
 	const fraction, root = 1<<23 - 1, 0x3f3504f3 // the bits of sqrt(1/2)
 	b := math.Float32bits(u) - root

@@ -44,12 +44,15 @@ func filled[T Float](t *testing.T, w *spmd.World, s *spmd.Stream, f fill[T], n i
 func TestFormulas(t *testing.T) {
 	on(t, spmdtest.Config().Device, func(w *spmd.World, s *spmd.Stream) {
 		const n, seed, offset = 20_000, 42, 7
-		uniform, single := filled(t, w, s, Uniform[float64], n, seed, offset), filled(t, w, s, Uniform[float32], n, seed, offset)
-		normal, short := filled(t, w, s, Normal[float64], n, seed, offset), filled(t, w, s, Normal[float32], n, seed, offset)
+		uniform, single := filled(t, w, s, Uniform[float64], n, seed, offset),
+			filled(t, w, s, Uniform[float32], n, seed, offset)
+		normal, short := filled(t, w, s, Normal[float64], n, seed, offset),
+			filled(t, w, s, Normal[float32], n, seed, offset)
 		for i := range n {
 			at := uint64(offset + i)
 			bits := spmd.RandomBits(seed, at)
-			if want := math.Ldexp(float64(bits>>11), -53); uniform[i] != want || single[i] != float32(math.Ldexp(float64(bits>>40), -24)) {
+			if want := math.Ldexp(float64(bits>>11), -53); uniform[i] != want ||
+				single[i] != float32(math.Ldexp(float64(bits>>40), -24)) {
 				t.Fatalf("place %d: %v and %v, want %v", at, uniform[i], single[i], want)
 			}
 			pair := at / 2
@@ -58,19 +61,22 @@ func TestFormulas(t *testing.T) {
 				sin, cos := math.Sincos(2 * math.Pi * (v - 1./8))
 				return math.Sqrt(-2*math.Log(u)) * []float64{cos, sin}[at%2]
 			}
-			if want := want(math.Ldexp(float64(u>>11+1), -53), math.Ldexp(float64(v>>11), -53)); math.Abs(normal[i]-want) > 1e-14 {
+			if want := want(math.Ldexp(float64(u>>11+1), -53),
+				math.Ldexp(float64(v>>11), -53)); math.Abs(normal[i]-want) > 1e-14 {
 				t.Fatalf("place %d: %v, want %v", at, normal[i], want)
 			}
 			bits = spmd.RandomBits(seed^other, pair)
 			u, v = bits>>32, bits&math.MaxUint32
-			if want := want(math.Ldexp(float64(u+1), -32), math.Ldexp(float64(v), -32)); math.Abs(float64(short[i])-want) > 3e-6 {
+			if want := want(math.Ldexp(float64(u+1), -32),
+				math.Ldexp(float64(v), -32)); math.Abs(float64(short[i])-want) > 3e-6 {
 				t.Fatalf("place %d: %v, want %v", at, short[i], want)
 			}
 		}
 	})
 }
 
-// The numbers are distributed as they should be: the largest distance from the distribution function is what chance leaves.
+// The numbers have their distribution: the largest distance from the distribution function is
+// within chance.
 func TestDistribution(t *testing.T) {
 	on(t, spmdtest.Config().Device, func(w *spmd.World, s *spmd.Stream) {
 		const n = 50_000
@@ -110,8 +116,10 @@ func TestDivision(t *testing.T) {
 	var whole []string
 	all := func(w *spmd.World, s *spmd.Stream, n, offset int) []string {
 		return []string{
-			fmt.Sprintf("%x", filled(t, w, s, Uniform[float32], n, seed, offset)), fmt.Sprintf("%x", filled(t, w, s, Uniform[float64], n, seed, offset)),
-			fmt.Sprintf("%x", filled(t, w, s, Normal[float32], n, seed, offset)), fmt.Sprintf("%x", filled(t, w, s, Normal[float64], n, seed, offset)),
+			fmt.Sprintf("%x", filled(t, w, s, Uniform[float32], n, seed, offset)),
+			fmt.Sprintf("%x", filled(t, w, s, Uniform[float64], n, seed, offset)),
+			fmt.Sprintf("%x", filled(t, w, s, Normal[float32], n, seed, offset)),
+			fmt.Sprintf("%x", filled(t, w, s, Normal[float64], n, seed, offset)),
 		}
 	}
 	on(t, spmdtest.Config().Device, func(w *spmd.World, s *spmd.Stream) { whole = all(w, s, n, 0) })

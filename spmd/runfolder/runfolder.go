@@ -1,4 +1,4 @@
-// Package runfolder keeps in one folder what is to be known of a run later: how it was started, and what it has measured.
+// Package runfolder keeps a record of a run in one folder: how it was started, and its measurements.
 //
 //	dir := runfolder.Flag(fs) // --run-dir
 //	...
@@ -11,11 +11,12 @@
 //
 // The folder holds:
 //
-//   - starts.jsonl: a line for each start of the run: the command, all flags, versions, the commit, the hosts
+//   - starts.jsonl: a line for each start: command, flags, versions, commit, hosts
 //   - log.jsonl: each value that the program gives to World.Emit from then on, as a line of JSON
-//   - what the program puts there itself, such as checkpoints
+//   - the program's own files, such as checkpoints
 //
-// Only rank 0 writes. Nothing that is there is overwritten. `launch plot` draws a picture of one run or of several.
+// Only rank 0 writes, and it overwrites nothing. `launch plot` draws a picture of one run or of
+// several.
 package runfolder
 
 import (
@@ -38,59 +39,62 @@ import (
 	"lockstep/spmd"
 )
 
-// Off as Config.Dir, and as the value of --run-dir, says that there is to be no folder.
+// Off as Config.Dir, and as the value of --run-dir, means no folder.
 const Off = "off"
 
-// Runs is an environment variable: the folder in which runs without a name get theirs. The default is "runs" in the working
-// folder. If it is "off", a run has a folder only where --run-dir names one. spmdtest sets it so for the programs that it
-// starts.
+// Runs is an environment variable. It names the folder for runs without a name; the default is
+// "runs" in the working folder. If it is "off", a run has a folder only if --run-dir names one.
+// spmdtest sets it so for the programs that it starts.
 const Runs = "LOCKSTEP_RUNS"
 
-// Flag adds --run-dir to the flags of a program, and returns its value, for Config.Dir.
+// Flag adds --run-dir to the flags of a program. It returns the value, for Config.Dir.
 func Flag(fs *pflag.FlagSet) *string {
-	dir := fs.String("run-dir", "", "`DIR` for what is to be known of the run later: flags, versions, measurements; off is none (default runs/<date>-<program>-<time>)")
+	dir := fs.String("run-dir", "", "`DIR` for what is to be known of the run later: flags, versions, "+
+		"measurements; off is none (default runs/<date>-<program>-<time>)")
 	spmd.MayDiffer(fs, "run-dir") // rank 0's counts
 	help.Group(fs, help.Output, "run-dir")
 	return dir
 }
 
-// Config says which folder is to be opened. The zero value is a new folder.
+// Config says which folder to open. The zero value is a new folder.
 type Config struct {
-	// Dir is the folder. Off is none; "" is Default or, where that is "", too, a new folder such as
-	// runs/2026-11-23-heat-142824: the date, the program and the time at which it was started.
+	// Dir is the folder. Off is none; "" is Default. If that is "" too, it is a new folder such as
+	// runs/2026-11-23-heat-142824: the date, the program and the time of the start.
 	Dir string
-	// Default is the folder where Dir is "".
+	// Default is the folder if Dir is "".
 	Default string
-	// State is the folder of what the program can go on from, such as checkpoints; "" where there is none. It may be the
-	// folder of the run. A folder that holds a run is gone on with by a start that has the same State, and by no other.
+	// State is the folder that the program continues from, such as its checkpoints; "" is none. It
+	// may be the folder of the run. A start goes on with a run in a folder only if it has the same
+	// State.
 	State string
 }
 
-// Folder is the folder of a run. The nil Folder is none: its methods do nothing.
+// Folder is the folder of a run. The methods of a nil Folder do nothing.
 type Folder struct {
 	w     *spmd.World
 	dir   string
-	named bool // by Config: what cannot be written is then an error
+	named bool // by Config: an unwritten file is then an error
 
-	// Of rank 0:
+	// Fields of rank 0:
 	mu     sync.Mutex
 	log    *os.File
 	failed error // the first that could not be written
 	cancel func()
 }
 
-// opened is what rank 0 tells the others.
+// opened is rank 0's answer to the others.
 type opened struct {
 	Dir   string // "" where there is none
 	Error string
-	Full  bool // the error is of the disk, and not of what was asked for
+	Full  bool // the error is the disk's, not the caller's
 }
 
-// Open opens the folder of a run, makes it where there is none, and notes there how this run was started. A line of the log
-// says where it is.
+// Open opens the folder of a run. It makes a missing one, and notes there how this run was started.
+// A line of the log says which folder it is.
 //
-// A folder that is not empty is refused, as bad input (see spmd.Usage), unless it holds a run that this start goes on with:
-// see Config.State. A folder that nobody has named, and that cannot be made, is warned of; the Folder is then nil.
+// A folder that is not empty is refused, as bad input (see spmd.Usage), unless it holds a run that
+// this start goes on with: see Config.State. If an unnamed folder cannot be made, Open logs a
+// warning and returns a nil Folder.
 //
 // Collective over all ranks, blocking. Config counts on rank 0.
 func Open(w *spmd.World, c Config) (*Folder, error) {
@@ -127,7 +131,8 @@ func Open(w *spmd.World, c Config) (*Folder, error) {
 	return f, nil
 }
 
-// Check refuses a folder that Open would refuse, before the program has begun anything. It changes nothing. Not collective.
+// Check refuses a folder that Open would refuse, before the program has begun anything. It changes
+// nothing. Not collective.
 func Check(c Config) error {
 	dir := cmp.Or(c.Dir, c.Default)
 	if dir == "" || c.Dir == Off || c.Dir == "" && os.Getenv(Runs) == Off {
@@ -143,12 +148,12 @@ func Check(c Config) error {
 	return c.about(err)
 }
 
-// isFull says whether something could not be written for want of room: another start may have it.
+// isFull says whether a write failed for want of room: another start may have it.
 func isFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 }
 
-// about adds to an error where the folder's name stands.
+// about adds to an error the setting that names the folder.
 func (c Config) about(err error) error {
 	if err == nil || c.Dir == "" {
 		return err
@@ -161,10 +166,10 @@ func hostname() string {
 	return name
 }
 
-// refused is why a folder is none for this run.
+// refused is why a folder does not suit this run.
 type refused struct{ error }
 
-// open makes the folder and the files in it, on rank 0. It returns "" where there is to be none.
+// open makes the folder and the files in it, on rank 0. It returns "" if there is to be none.
 func (f *Folder) open(c Config, hosts []string) (dir string, err error) {
 	parent := cmp.Or(os.Getenv(Runs), "runs")
 	now := time.Now()
@@ -227,7 +232,8 @@ func relative(dir, path string) (string, error) {
 	return filepath.Rel(from, to)
 }
 
-// appendTo opens a file of lines to append to it. A last line that a killed process has left incomplete is cut off.
+// appendTo opens a file of lines to append to it. It cuts off a last line that a killed process has
+// left incomplete.
 func appendTo(file string) (*os.File, error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
 	if err != nil {
@@ -262,7 +268,8 @@ func cutLast(f *os.File) error {
 	return f.Truncate(0)
 }
 
-// Path returns the path of something in the folder; "" where there is none. Other nodes may not see what is there.
+// Path returns the path of something in the folder; "" if there is no folder. Other nodes may not
+// see it.
 func (f *Folder) Path(elem ...string) string {
 	if f == nil {
 		return ""
@@ -283,7 +290,7 @@ func (f *Folder) emitted(line []byte) {
 	}
 }
 
-// fail notes and tells what could not be written. The caller holds mu.
+// fail notes and logs a failed write. The caller holds mu.
 func (f *Folder) fail(err error) {
 	if f.failed == nil {
 		f.failed = err

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 
-// lines returns what the lines of a file say.
+// lines returns the values in a file of lines.
 func lines[V any](t *testing.T, file string) (all []V) {
 	t.Helper()
 	f, err := os.Open(file)
@@ -67,7 +67,7 @@ func emit(t *testing.T, w *spmd.World, c Config, first, last int) string {
 	return f.Path()
 }
 
-// A run that nobody has named gets a folder of its own, known to all ranks, and no other run gets it.
+// A run without a name gets a folder of its own, known to all ranks, and no other run gets it.
 func TestNew(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv(Runs, "")
@@ -90,15 +90,17 @@ func TestNew(t *testing.T) {
 		starts := lines[start](t, filepath.Join(a, runlog.Starts))
 		host, _ := os.Hostname()
 		want := map[int]string{1: "0", 3: "0-2"}[w.Size()]
-		if len(starts) != 1 || starts[0].Ranks != w.Size() || len(starts[0].Hosts) != 1 || starts[0].Hosts[0].Name != host || starts[0].Hosts[0].Ranks != want ||
-			starts[0].Device == "" || starts[0].Libraries["MPI"] == "" || starts[0].Version != spmd.Version || starts[0].Begun.Before(begun.Add(-time.Minute)) {
+		if len(starts) != 1 || starts[0].Ranks != w.Size() || len(starts[0].Hosts) != 1 ||
+			starts[0].Hosts[0].Name != host || starts[0].Hosts[0].Ranks != want ||
+			starts[0].Device == "" || starts[0].Libraries["MPI"] == "" || starts[0].Version != spmd.Version ||
+			starts[0].Begun.Before(begun.Add(-time.Minute)) {
 			t.Errorf("%+v", starts)
 		}
 	})
 }
 
-// A run goes on in its folder, also where that was moved, and behind half a line that a killed process has left. Nobody
-// else gets it.
+// A run goes on in its folder, also in one that was moved, and behind half a line of a killed
+// process. No other run gets it.
 func TestGoesOn(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv(Runs, Off) // has no say where a folder is named
@@ -131,7 +133,8 @@ func TestGoesOn(t *testing.T) {
 			"other one": {Dir: "b", State: "elsewhere"},
 		} {
 			_, err := Open(w, c)
-			if err == nil || !strings.Contains(err.Error(), "--run-dir: b holds a run of runfolder.test already, begun at 20") {
+			if err == nil || !strings.Contains(err.Error(),
+				"--run-dir: b holds a run of runfolder.test already, begun at 20") {
 				t.Errorf("%s: rank %d: %v", name, w.Rank(), err)
 			}
 			if early := Check(c); w.Rank() == 0 && (early == nil || early.Error() != err.Error()) {
@@ -150,7 +153,7 @@ func TestGoesOn(t *testing.T) {
 	})
 }
 
-// What is in a folder that holds no run is left alone.
+// A folder with other contents is left alone.
 func TestRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv(Runs, "")
@@ -168,14 +171,16 @@ func TestRefuses(t *testing.T) {
 			{"full", "--run-dir: full is not empty, and holds no run: name another folder"},
 			{"full/mine/run", "mkdir full/mine: not a directory"},
 		} {
-			if f, err := Open(w, Config{Dir: tc.dir}); err == nil || !strings.Contains(err.Error(), tc.want) || f != nil {
+			if f, err := Open(w, Config{Dir: tc.dir}); err == nil ||
+				!strings.Contains(err.Error(), tc.want) || f != nil {
 				t.Errorf("rank %d: %v, want %s", w.Rank(), err, tc.want)
 			}
 		}
 		if err := Check(Config{Dir: "full", State: "full"}); err != nil { // it is what the run goes on from
 			t.Error(err)
 		}
-		if f, err := Open(w, Config{Dir: Off, Default: "full"}); err != nil || f != nil || f.Path("x") != "" || f.Close() != nil {
+		if f, err := Open(w, Config{Dir: Off, Default: "full"}); err != nil || f != nil ||
+			f.Path("x") != "" || f.Close() != nil {
 			t.Errorf("rank %d: %v, %v", w.Rank(), f, err)
 		}
 		if dir := emit(t, w, Config{Default: "empty"}, 1, 1); dir != "empty" {
@@ -191,16 +196,18 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// A file of starts that says nothing, since the disk was full or the machine went down, refuses nobody who has state to go
-// on from. Where there is none it protects what lies beside it.
+// An empty file of starts (the disk was full, or the machine went down) refuses no run that has
+// state to go on from. Without state it protects the files beside it.
 func TestTornStarts(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv(Runs, "runs")
 	for name, text := range map[string]string{
-		"empty": "", "half": `{"program":"tra`, "zeros": strings.Repeat("\x00", 5000), "huge": strings.Repeat("x", 5<<20) + "\n", "other": "[1]\n\n",
+		"empty": "", "half": `{"program":"tra`, "zeros": strings.Repeat("\x00", 5000),
+		"huge": strings.Repeat("x", 5<<20) + "\n", "other": "[1]\n\n",
 	} {
 		for _, c := range []Config{
-			{Dir: name + "/a", State: name + "/a"}, {Default: name + "/b", State: name + "/b"}, {Dir: name + "/c", State: name + "/b"}, {Dir: name + "/d"},
+			{Dir: name + "/a", State: name + "/a"}, {Default: name + "/b", State: name + "/b"},
+			{Dir: name + "/c", State: name + "/b"}, {Dir: name + "/d"},
 		} {
 			dir := cmp.Or(c.Dir, c.Default)
 			if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -230,14 +237,15 @@ func TestTornStarts(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := Check(Config{Dir: name + "/e"}); err == nil || !strings.Contains(err.Error(), "does not say of which run it is") {
+		if err := Check(Config{Dir: name + "/e"}); err == nil ||
+			!strings.Contains(err.Error(), "does not say of which run it is") {
 			t.Errorf("%s/e: %v", name, err)
 		}
 	}
 }
 
-// A start that there is no room for leaves nothing of itself, whether it is the first of a run or goes on with it; the next
-// one has its way.
+// A start without room on the disk leaves nothing of itself, the first of a run and a later one.
+// The next start succeeds.
 func TestNoRoomForStart(t *testing.T) {
 	// In a process of its own: go test, too, has a test write a file.
 	fakelib.Run(t, func(string) {}, nil, noRoomForStart)
@@ -280,7 +288,7 @@ func noRoomForStart(t *testing.T) {
 	}
 }
 
-// Where the log cannot be written the run goes on, and Close says so if the folder was asked for.
+// A run whose log cannot be written goes on. Close says so if the folder was asked for.
 func TestFails(t *testing.T) {
 	t.Chdir(t.TempDir())
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {

@@ -51,8 +51,10 @@ type host struct {
 
 // start describes this start.
 func (f *Folder) start(now time.Time, hosts []string) *start {
-	s := &start{Program: filepath.Base(os.Args[0]), Begun: now.Round(time.Second), Command: os.Args, Flags: map[string]string{},
-		Version: version.Number, Commit: version.Commit(), Libraries: spmd.Libraries(), Ranks: f.w.Size(), Nodes: f.w.Nodes(),
+	s := &start{Program: filepath.Base(os.Args[0]), Begun: now.Round(time.Second), Command: os.Args,
+		Flags:   map[string]string{},
+		Version: version.Number, Commit: version.Commit(), Libraries: spmd.Libraries(), Ranks: f.w.Size(),
+		Nodes:  f.w.Nodes(),
 		Device: f.w.Device(), Collectives: f.w.Collectives(), Slurm: os.Getenv("SLURM_JOB_ID")}
 	s.In, _ = os.Getwd() // empty where it is gone
 	if fs := f.w.Flags(); fs != nil {
@@ -73,8 +75,8 @@ func (f *Folder) start(now time.Time, hosts []string) *start {
 	return s
 }
 
-// note writes the start into the folder of a run. It refuses a folder that holds something else. A line that cannot be
-// written leaves nothing.
+// note writes the start into the folder of a run. It refuses a folder that holds something else. A
+// failed write leaves nothing.
 func (s *start) note(dir string) error {
 	line, err := json.Marshal(s)
 	if err != nil {
@@ -108,11 +110,11 @@ func (s *start) note(dir string) error {
 	return errors.Join(err, f.Close())
 }
 
-// errSaysNothing is that a file of starts has no line of a start, as where the disk was full.
+// errSaysNothing means that a file of starts has no start, as after a full disk.
 var errSaysNothing = errors.New("does not say of which run it is")
 
-// suits refuses a folder that is none for a run with this state. It says whether such a run has begun there. A file of starts
-// that is lost, or says nothing, decides nothing about state.
+// suits refuses a folder that does not suit a run with this state. It says whether such a run has
+// begun there. A lost or empty file of starts decides nothing about state.
 func suits(dir, state string) (begun bool, err error) {
 	file := filepath.Join(dir, runlog.Starts)
 	last, err := lastStart(file)
@@ -140,12 +142,13 @@ func suits(dir, state string) (begun bool, err error) {
 	case err != nil:
 		return false, err
 	case state == "" || last.State != state:
-		return false, refused{fmt.Errorf("%s holds a run of %s already, begun at %s: name another folder", dir, plain.Line(last.Program), last.Begun.Format(time.DateTime))}
+		return false, refused{fmt.Errorf("%s holds a run of %s already, begun at %s: name another folder",
+			dir, plain.Line(last.Program), last.Begun.Format(time.DateTime))}
 	}
 	return true, nil
 }
 
-// lastStart returns the last start that is noted in a file; nil with an error where there is none.
+// lastStart returns the last start in a file; nil with an error if there is none.
 func lastStart(file string) (last *start, err error) {
 	f, err := os.Open(file)
 	if err != nil {

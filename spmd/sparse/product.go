@@ -13,7 +13,7 @@ import (
 //
 //go:generate go run lockstep/spmd/spmdgen
 
-// take collects what the neighbours need.
+// take collects the elements that the neighbours need.
 //
 //spmd:kernel
 func take[T Float](i int, to, x []T, index []int32) { to[i] = x[index[i]] }
@@ -38,7 +38,8 @@ func productKernels[T Float](name string) (list [lanesBits]*spmd.Kernel) {
 	return list
 }
 
-// kernelFor returns the kernel for rows of so many elements on average, and its threads for a row: each is to have about two.
+// kernelFor returns the kernel for rows of elements/rows elements on average, and its threads for a
+// row. Each thread is to have about two elements.
 func kernelFor[T Float](rows, elements int) (k *spmd.Kernel, lanes int) {
 	i := min(bits.Len(uint(elements/max(1, 2*rows))), lanesBits-1)
 	list := &double

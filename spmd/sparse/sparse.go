@@ -1,7 +1,9 @@
-// Package sparse has products of sparse matrices and vectors, of which each rank of a communicator has some rows. What
-// elements of other ranks' vectors a rank needs is worked out once, by New. Each product then exchanges these alone.
+// Package sparse multiplies sparse matrices and vectors. Each rank of a communicator has some rows.
+// New works out once which elements of other ranks' vectors a rank needs. Each product then
+// exchanges only these.
 //
-// The order of additions depends on the matrix alone: equal inputs give equal bits, on a GPU the same as on the host.
+// The order of additions depends on the matrix alone: equal inputs give equal bits, on a GPU the
+// same as on the host.
 package sparse
 
 import (
@@ -17,15 +19,15 @@ import (
 // Float is the set of element types.
 type Float interface{ float32 | float64 }
 
-// CSR is a sparse matrix by rows, or some rows of one, in host memory: as SciPy's csr_matrix. Row r has the elements
-// Value[k] in the columns Column[k], for k from Start[r] to Start[r+1]-1.
+// CSR is a sparse matrix by rows, or some rows of one, in host memory, as SciPy's csr_matrix. Row r
+// has the elements Value[k] in the columns Column[k], for k from Start[r] to Start[r+1]-1.
 type CSR[T Float] struct {
 	Start  []int // one more than rows, the first is 0
 	Column []int // of the whole matrix, on every rank
 	Value  []T
 }
 
-// check says what is wrong with a matrix of so many columns.
+// check says why this is no matrix of so many columns.
 func (a *CSR[T]) check(columns int) error {
 	switch n := len(a.Start); {
 	case n == 0 || a.Start[0] != 0:
@@ -65,13 +67,14 @@ type Matrix[T Float] struct {
 	exchange   func() error
 }
 
-// neighbour is a rank with which elements are exchanged: parts of halo and given.
+// neighbour is a rank that elements are exchanged with: parts of halo and given.
 type neighbour struct{ rank, needLo, needHi, giveLo, giveHi int }
 
-// New returns the matrix of which this rank has the rows of a. Vectors that it multiplies are divided over the ranks of c, in
-// rank order: this rank has own elements. For a square matrix own is its number of rows.
+// New returns the matrix of which this rank has the rows of a. The vectors that it multiplies are
+// divided over the ranks of c, in rank order: this rank has own elements. For a square matrix own
+// is its number of rows.
 //
-// Collective. What is wrong with the rows of one rank is an error on all.
+// Collective. A bad matrix on one rank is an error on all.
 func New[T Float](w *spmd.World, c spmd.Comm, a CSR[T], own int) (m *Matrix[T], err error) {
 	owns, err := spmd.AllGatherNumber(c, own)
 	if err != nil {
@@ -120,8 +123,8 @@ func cause(err error) error {
 	return err
 }
 
-// needed returns the columns of other ranks that a has elements in, as their ranks number them, and how many are of each
-// rank. It sets column to the columns as the kernel has them.
+// needed returns the columns of other ranks in which a has elements, by the numbers of their ranks,
+// and how many there are of each rank. It sets column to the columns that the kernel uses.
 func needed[T Float](a *CSR[T], offset []int, rank int, column []int32) (need []int32, counts []int) {
 	lo, hi := offset[rank], offset[rank+1]
 	var outside []int
@@ -169,7 +172,7 @@ func filled[T spmd.Elem](w *spmd.World, v []T) (spmd.Buffer[T], error) {
 	return b, err
 }
 
-// plan tells the other ranks what this one needs of them, and prepares the exchange.
+// plan tells the other ranks which elements this one needs, and prepares the exchange.
 func (m *Matrix[T]) plan(w *spmd.World, need []int32, needs []int) error {
 	asked, err := filled(w, int32s(needs))
 	answer, err2 := spmd.Alloc[int32](w, len(needs))
@@ -223,16 +226,18 @@ func (m *Matrix[T]) plan(w *spmd.World, need []int32, needs []int) error {
 // Rows returns how many rows this rank has.
 func (m *Matrix[T]) Rows() int { return m.rows }
 
-// Halo returns how many elements of other ranks' vectors a product gets from them.
+// Halo returns how many elements of other ranks' vectors a product receives.
 func (m *Matrix[T]) Halo() int { return m.halo.Len() }
 
-// Multiply enqueues y = A x on s. x and y are this rank's parts. Products of one matrix are enqueued by one goroutine, on one
-// stream or on streams that wait for each other: they share the memory of the halo.
+// Multiply enqueues y = A x on s. x and y are this rank's parts. Products of one matrix share the
+// memory of the halo. So one goroutine enqueues them, on one stream or on streams that wait for
+// each other.
 //
 // Collective over the ranks that need elements of each other.
 func (m *Matrix[T]) Multiply(s *spmd.Stream, y, x spmd.Buffer[T]) error {
 	if y.Len() != m.rows || x.Len() != m.own {
-		return fmt.Errorf("%s: sparse: Multiply: y has %d elements and x %d, this rank's part of the matrix %d rows and %d columns",
+		return fmt.Errorf("%s: sparse: Multiply: y has %d elements and x %d, this rank's part of the "+
+			"matrix %d rows and %d columns",
 			ccall.At(), y.Len(), x.Len(), m.rows, m.own)
 	}
 	if y.Address() < x.Address()+uintptr(x.Bytes()) && x.Address() < y.Address()+uintptr(y.Bytes()) {
@@ -250,7 +255,8 @@ func (m *Matrix[T]) Multiply(s *spmd.Stream, y, x spmd.Buffer[T]) error {
 	if m.rows == 0 {
 		return nil
 	}
-	return m.kernel.Launch(s, m.grid, y.Arg(), m.start.Arg(), m.column.Arg(), m.value.Arg(), x.Arg(), m.halo.Arg(), spmd.I32(m.own), spmd.I32(m.rows))
+	return m.kernel.Launch(s, m.grid, y.Arg(), m.start.Arg(), m.column.Arg(), m.value.Arg(), x.Arg(),
+		m.halo.Arg(), spmd.I32(m.own), spmd.I32(m.rows))
 }
 
 // Free frees the memory of the matrix.

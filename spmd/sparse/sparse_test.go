@@ -64,7 +64,8 @@ func products[T Float](t *testing.T, w *spmd.World, n, columns, most int, unit f
 	step := func() error { return m.Multiply(s, y, x) }
 	g, err := s.Capture(step)
 	spmdtest.Must(t, err)
-	for round, run := range []func() error{step, step, func() error { return g.Launch(s) }, func() error { return g.Launch(s) }} {
+	for round, run := range []func() error{step, step, func() error { return g.Launch(s) },
+		func() error { return g.Launch(s) }} {
 		h := make([]T, to-from)
 		for i := range h {
 			h[i] = T(element(round, from+i))
@@ -82,7 +83,8 @@ func products[T Float](t *testing.T, w *spmd.World, n, columns, most int, unit f
 				want, size = want+v, size+math.Abs(v)
 			}
 			if math.Abs(float64(got[i])-want) > unit*size*float64(most) || got[i] != got[i] {
-				t.Fatalf("rank %d of %d, round %d: row %d is %v, want %v", w.Rank(), w.Size(), round, lo+i, got[i], want)
+				t.Fatalf("rank %d of %d, round %d: row %d is %v, want %v", w.Rank(), w.Size(), round,
+					lo+i, got[i], want)
 			}
 		}
 		spmdtest.Must(t, spmd.Barrier(w.Comm()))
@@ -90,8 +92,8 @@ func products[T Float](t *testing.T, w *spmd.World, n, columns, most int, unit f
 	spmdtest.Must(t, m.Free())
 }
 
-// Products are those of a dense sum in float64, of rows of few and of many elements, of any shape; and in a graph. The CUDA has
-// the host's bits.
+// Products equal dense sums in float64, for rows of few and of many elements, of any shape, and in
+// a graph. The CUDA has the host's bits.
 func TestMultiply(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
@@ -159,13 +161,14 @@ func TestHalo(t *testing.T) {
 		if err := m.Multiply(st, x, x); err == nil || !strings.Contains(err.Error(), "overlap") {
 			t.Errorf("a product in place: %v", err)
 		}
-		if err := m.Multiply(st, y.Slice(0, 5), x); err == nil || !strings.Contains(err.Error(), "y has 5 elements and x 144") {
+		if err := m.Multiply(st, y.Slice(0, 5), x); err == nil ||
+			!strings.Contains(err.Error(), "y has 5 elements and x 144") {
 			t.Errorf("a product of other lengths: %v", err)
 		}
 	})
 }
 
-// What is wrong on one rank is an error on all.
+// A bad matrix on one rank is an error on all.
 func TestRefused(t *testing.T) {
 	wrong := map[string]func(a *CSR[float64]){
 		"element 1 is in column 9 of 9":                 func(a *CSR[float64]) { a.Column[1] = 9 },
@@ -174,8 +177,8 @@ func TestRefused(t *testing.T) {
 		"3 values and 4 columns, but Start ends with 4": func(a *CSR[float64]) { a.Value = a.Value[:3] },
 	}
 	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
-		for _, text := range []string{"element 1 is in column 9 of 9", "row 1 begins at element 3 and ends at 2", "the first of Start is not 0",
-			"3 values and 4 columns, but Start ends with 4"} {
+		for _, text := range []string{"element 1 is in column 9 of 9", "row 1 begins at element 3 and ends at 2",
+			"the first of Start is not 0", "3 values and 4 columns, but Start ends with 4"} {
 			a := CSR[float64]{Start: []int{0, 1, 3, 4}, Column: []int{0, 1, 2, 3}, Value: []float64{1, 2, 3, 4}}
 			want := "the rows of another rank are wrong"
 			if w.Rank() == 1 {
@@ -189,7 +192,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// Products with five elements a row, as bench/peers/cupy_sparse.py; on the host they are small. On a GPU:
+// BenchmarkMultiply times products with five elements a row, as bench/peers/cupy_sparse.py does; on
+// the host they are small. On a GPU:
 //
 //	SPMDTEST_DEVICE=cuda go test -run '^$' -bench . ./spmd/sparse
 func BenchmarkMultiply(b *testing.B) {

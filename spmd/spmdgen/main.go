@@ -1,9 +1,9 @@
-// Command spmdgen writes, for kernels that are Go functions with the comment //spmd:kernel, the CUDA source that does the
-// same and the functions that launch them, into the file kernels_spmd.go beside them.
+// Command spmdgen translates kernels that are Go functions with the comment //spmd:kernel. It
+// writes their CUDA source, and the functions that launch them, into kernels_spmd.go beside them.
 //
 //	//go:generate go run lockstep/spmd/spmdgen
 //
-// Its arguments are folders of packages, by default the one that it is called in.
+// Its arguments are folders of packages; the default is its own folder.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Package timing measures how long a step takes on all ranks of a communicator. The time of a repetition is that of its
-// slowest rank.
+// Package timing measures how long a step takes on all ranks of a communicator. The time of a
+// repetition is that of its slowest rank.
 package timing
 
 import (
@@ -21,18 +21,19 @@ type Stats struct {
 	MedianUS float64 `json:"median_us"`
 	P99US    float64 `json:"p99_us"`
 	MaxUS    float64 `json:"max_us"`
-	// Samples are the times of all repetitions, in the order in which they were made. The caller owns them.
+	// Samples are the times of all repetitions, in their order. The caller owns them.
 	Samples []float64 `json:"-"`
-	// Of each repetition, too: the time until the last rank had enqueued it (of MeasureStream only), and that of the
-	// fastest rank. They tell what held up a slow one: a host that enqueued late; one that began late or returned late,
-	// where another rank was fast; else the devices.
+	// Enqueued is, for each repetition, the time until the last rank had enqueued it (MeasureStream
+	// alone sets it). Fastest is the time of the fastest rank. They tell why a repetition was slow:
+	// a host enqueued late; a rank began or returned late, if another rank was fast; else the
+	// devices were slow.
 	Enqueued, Fastest []float64 `json:"-"`
 }
 
-// Measure runs step warmup times and then iters times. It times each of the latter from a
-// barrier to the return of step, which is what a caller waits. So a step that enqueues
-// should synchronize. The result is the same on every rank. Between the first step and the
-// last nothing is allocated but what step allocates.
+// Measure runs step warmup times and then iters times. It times each of the latter from a barrier
+// to the return of step, which is the time that a caller waits. So a step that enqueues should
+// synchronize. The result is the same on every rank. Between the first step and the last only step
+// allocates.
 //
 // Collective over c, blocking.
 func Measure(c spmd.Comm, warmup, iters int, step func() error) (Stats, error) {
@@ -41,8 +42,10 @@ func Measure(c spmd.Comm, warmup, iters int, step func() error) (Stats, error) {
 	return t, err
 }
 
-// measure is Measure for a step that says how long after start it had been enqueued.
-func measure(c spmd.Comm, warmup, iters int, step func(start time.Time) (enqueued time.Duration, err error)) (Stats, error) {
+// measure is Measure for a step that returns how long after start it had been enqueued.
+func measure(
+	c spmd.Comm, warmup, iters int, step func(start time.Time) (enqueued time.Duration, err error),
+) (Stats, error) {
 	if warmup < 0 || iters < 1 {
 		return Stats{}, fmt.Errorf("%s: Measure: %d iterations after %d", ccall.At(), iters, warmup)
 	}
@@ -90,17 +93,17 @@ func measure(c spmd.Comm, warmup, iters int, step func(start time.Time) (enqueue
 	return t, nil
 }
 
-// StatsOf sums up the times of repetitions, in microseconds, and keeps them as its Samples. It panics where there is
-// none.
+// StatsOf sums up the times of repetitions, in microseconds, and keeps them as its Samples. It
+// panics if there are none.
 func StatsOf(samples []float64) Stats {
 	us, n := slices.Sorted(slices.Values(samples)), len(samples)
 	median := math.Round((us[(n-1)/2]+us[n/2])/2*1e6) / 1e6 // as short as its samples, when it is printed
 	return Stats{Iters: n, MinUS: us[0], MedianUS: median, P99US: us[(n*99+99)/100-1], MaxUS: us[n-1], Samples: samples}
 }
 
-// MeasureStream is Measure for a step that enqueue puts on s. It synchronizes s after each
-// step. With graph it captures the step once and replays it. Several enqueue take turns, as
-// with operands that are to come from memory, not from a cache.
+// MeasureStream is Measure for a step that enqueue puts on s. It synchronizes s after each step.
+// With graph it captures the step once and replays it. Several enqueue functions take turns, for
+// operands that are to come from memory and not from a cache.
 //
 // Collective over c, blocking.
 func MeasureStream(c spmd.Comm, s *spmd.Stream, graph bool, warmup, iters int, enqueue ...func() error) (Stats, error) {
@@ -110,7 +113,9 @@ func MeasureStream(c spmd.Comm, s *spmd.Stream, graph bool, warmup, iters int, e
 // MeasureAwait is MeasureStream for a caller that waits for b alone, as spmd.Await does.
 //
 // Collective over c, blocking.
-func MeasureAwait[T spmd.Elem](c spmd.Comm, s *spmd.Stream, b spmd.Buffer[T], graph bool, warmup, iters int, enqueue ...func() error) (Stats, error) {
+func MeasureAwait[T spmd.Elem](
+	c spmd.Comm, s *spmd.Stream, b spmd.Buffer[T], graph bool, warmup, iters int, enqueue ...func() error,
+) (Stats, error) {
 	a, err := spmd.NewAwaiter(s, b)
 	if err != nil {
 		return Stats{}, err
@@ -118,8 +123,10 @@ func MeasureAwait[T spmd.Elem](c spmd.Comm, s *spmd.Stream, b spmd.Buffer[T], gr
 	return measureStream(c, s, a.Mark, a.Wait, graph, warmup, iters, enqueue)
 }
 
-// measureStream is MeasureStream for who calls mark before each step, and wait after it.
-func measureStream(c spmd.Comm, s *spmd.Stream, mark func(), wait func() error, graph bool, warmup, iters int, enqueue []func() error) (t Stats, err error) {
+// measureStream is MeasureStream with a call of mark before each step, and of wait after it.
+func measureStream(
+	c spmd.Comm, s *spmd.Stream, mark func(), wait func() error, graph bool, warmup, iters int, enqueue []func() error,
+) (t Stats, err error) {
 	if len(enqueue) == 0 {
 		return Stats{}, fmt.Errorf("%s: MeasureStream: nothing to enqueue", ccall.At())
 	}
@@ -151,6 +158,5 @@ func measureStream(c spmd.Comm, s *spmd.Stream, mark func(), wait func() error, 
 	return t, err
 }
 
-// GBps is the rate at which the median moves a number of bytes, in 1e9 bytes a
-// second.
+// GBps is the rate at which the median moves bytes, in 1e9 bytes a second.
 func (t Stats) GBps(bytes int) float64 { return float64(bytes) / t.MedianUS / 1e3 }

@@ -14,8 +14,9 @@ import (
 	"lockstep/spmd/timing"
 )
 
-// A sample is at least as long as the step took on the slowest rank, in the order of the steps; the sums are those of
-// the samples. In each step another rank is the slowest, and each step is shorter than the one before.
+// A sample is at least as long as the step took on the slowest rank, in the order of the steps; the
+// sums are those of the samples. In each step another rank is the slowest, and each step is shorter
+// than the one before.
 func TestMeasureSamples(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
 		const warmup, iters = 2, 7
@@ -56,7 +57,8 @@ func TestMeasureSamples(t *testing.T) {
 			}
 		}
 		sorted := slices.Sorted(slices.Values(us))
-		if stats.MinUS != sorted[0] || stats.MedianUS != sorted[iters/2] || stats.P99US != sorted[iters-1] || stats.MaxUS != sorted[iters-1] {
+		if stats.MinUS != sorted[0] || stats.MedianUS != sorted[iters/2] || stats.P99US != sorted[iters-1] ||
+			stats.MaxUS != sorted[iters-1] {
 			t.Errorf("%+v of %v", stats, us)
 		}
 		line, err := json.Marshal(stats)
@@ -66,7 +68,7 @@ func TestMeasureSamples(t *testing.T) {
 	})
 }
 
-// A step that a rank enqueues late, or at whose end it comes late, is told from others.
+// The samples tell a rank that enqueues a step late, or comes late to its end, from others.
 func TestMeasureTellsWhoWasLate(t *testing.T) {
 	spmdtest.Run(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
 		const late = 20 * time.Millisecond
@@ -94,22 +96,25 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 				t.Errorf("the fastest rank took %v of %v", fastest, stats.Samples[i])
 			}
 		}
-		if stats, err = timing.Measure(w.Comm(), 0, 1, func() error { return wait(last) }); err != nil || stats.Samples[0] < us || stats.Enqueued != nil {
+		if stats, err = timing.Measure(w.Comm(), 0, 1, func() error { return wait(last) }); err != nil ||
+			stats.Samples[0] < us || stats.Enqueued != nil {
 			t.Errorf("%+v, %v", stats, err)
 		}
 	})
 }
 
-// The median of an even number of samples lies between two, the 99th percentile is the least that 99 % do not exceed,
-// and the samples keep their order.
+// The median of an even number of samples lies between two. The 99th percentile is the least that
+// 99 % do not exceed. The samples keep their order.
 func TestTimingOf(t *testing.T) {
-	for _, tc := range []struct{ n, median2, p99 int }{{1, 2, 1}, {2, 3, 2}, {3, 4, 3}, {100, 101, 99}, {101, 102, 100}, {1000, 1001, 990}} {
+	for _, tc := range []struct{ n, median2, p99 int }{{1, 2, 1}, {2, 3, 2}, {3, 4, 3}, {100, 101, 99},
+		{101, 102, 100}, {1000, 1001, 990}} {
 		us := make([]float64, tc.n)
 		for i := range us {
 			us[i] = float64(tc.n - i) // n, n-1, ... 1
 		}
 		got := timing.StatsOf(us)
-		if got.Iters != tc.n || got.MinUS != 1 || got.MedianUS != float64(tc.median2)/2 || got.P99US != float64(tc.p99) || got.MaxUS != float64(tc.n) || got.Samples[0] != float64(tc.n) {
+		if got.Iters != tc.n || got.MinUS != 1 || got.MedianUS != float64(tc.median2)/2 ||
+			got.P99US != float64(tc.p99) || got.MaxUS != float64(tc.n) || got.Samples[0] != float64(tc.n) {
 			t.Errorf("%d samples: %+v", tc.n, got)
 		}
 	}
@@ -120,7 +125,8 @@ func TestMedianDigits(t *testing.T) {
 	for _, tc := range []struct {
 		us   []float64
 		want string
-	}{{[]float64{109.007, 109.198}, "109.1025"}, {[]float64{0.1, 0.2}, "0.15"}, {[]float64{3e8 + 0.001, 3e8 + 0.002}, "300000000.0015"}, {[]float64{2.5e-5}, "0.000025"}} {
+	}{{[]float64{109.007, 109.198}, "109.1025"}, {[]float64{0.1, 0.2}, "0.15"},
+		{[]float64{3e8 + 0.001, 3e8 + 0.002}, "300000000.0015"}, {[]float64{2.5e-5}, "0.000025"}} {
 		if got := strconv.FormatFloat(timing.StatsOf(tc.us).MedianUS, 'f', -1, 64); got != tc.want {
 			t.Errorf("%v: %s, want %s", tc.us, got, tc.want)
 		}
