@@ -70,6 +70,10 @@ func Scratch(args ...int) KernelOption {
 	}
 }
 
+// EachOnce says that the kernel is called for all indices below its first dims arguments, and touches the element of each index
+// once in every buffer that has as many: the summary then shows how many bytes it moves.
+func EachOnce(dims int) KernelOption { return func(s *kernels.Source) { s.Indices = dims } }
+
 // Grid is the shape of a launch in blocks and threads; the host function does
 // not see it.
 type Grid struct {
@@ -212,6 +216,10 @@ func (a Args) Bool(i int) bool { return value[uint8](a, i) != 0 }
 
 // ArgScalar returns argument i, passed by Scalar.
 func ArgScalar[T Elem](a Args, i int) T { return value[T](a, i) }
+
+// EachOnce is how many bytes a call moves that touches once in each buffer the element of every index below the first dims
+// arguments; 0 where buffers have other lengths.
+func (a Args) EachOnce(dims int) int { return exec.EachOnce(a.list, dims) }
 
 func value[T Elem](a Args, i int) T { return exec.Value[T](a.list, i, elem.Of[T]()) }
 

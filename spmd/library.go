@@ -47,6 +47,14 @@ func (l *Library) OnlyKernels() *Library {
 	return l
 }
 
+// Describe has fn say by which name a call stands in the summary and in the trace, such as that of a product with its shape,
+// and how many bytes it moves, 0 where that is not known. fn is called where either is wanted, and returns for equal calls
+// the same string. Describe returns l.
+func (l *Library) Describe(fn func(Args) (name string, bytes int)) *Library {
+	l.lib.Describe = func(args []exec.Arg) (string, int) { return fn(Args{args}) }
+	return l
+}
+
 // LibraryCall is one call of a Library on a GPU. It is valid until the function that
 // was given it returns.
 type LibraryCall struct {

@@ -25,6 +25,9 @@ type Source struct {
 	// its arguments whose contents mean nothing to others, as bits. They belong to one kernel, and not to the program.
 	Tolerance float64
 	Scratch   uint64
+	// Indices are how many of its first arguments are extents of indices, for each of which it touches one element of a buffer;
+	// 0 where that is not so. It belongs to one kernel, too.
+	Indices int
 }
 
 // Key is the same for sources that differ in their kernels only: these are one program.

@@ -1,4 +1,4 @@
-// Package trace is the command that reads a file of --trace, and says who waited for whom.
+// Package trace is the command that reads a file of --trace, and says what took longest, and who waited for whom.
 package trace
 
 import (
@@ -19,18 +19,21 @@ import (
 	"lockstep/launch/exit"
 )
 
-// mostWaits is how many waits are shown.
-const mostWaits = 10
+// How many waits, and how many kernels and the like are shown.
+const mostWaits, mostWork = 10, 10
 
 // Command is `launch trace`.
 func Command() *cobra.Command {
-	var n int
+	var waits, work int
 	c := &cobra.Command{
 		Use:   "trace FILE",
-		Short: "Show the longest waits in a file of --trace, and who caused them",
-		Long: `Reads a file that a program has written with --trace FILE, and shows the longest waits of a rank for another: in
-a collective, for the rank that came last; in a Recv, for the sender. Behind each stands what the late rank did
-meanwhile. A second table says how long each rank waited, and how long others waited for it.
+		Short: "Show what took longest in a file of --trace, the longest waits, and who caused them",
+		Long: `Reads a file that a program has written with --trace FILE. Its first table has the kernels, products, functions and
+copies that took longest, each on the rank on which that is so.
+
+Then come the longest waits of a rank for another: in a collective, for the rank that came last; in a Recv, for the
+sender. Behind each stands what the late rank did meanwhile. The last table says how long each rank waited, and how
+long others waited for it.
 
 The file itself opens at ui.perfetto.dev, which shows it without sending it anywhere.`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -44,10 +47,11 @@ The file itself opens at ui.perfetto.dev, which shows it without sending it anyw
 			if err != nil {
 				return exit.Usage{Err: err}
 			}
-			return f.show(cmd.OutOrStdout(), n)
+			return f.show(cmd.OutOrStdout(), work, waits)
 		},
 	}
-	c.Flags().IntVar(&n, "waits", mostWaits, "how many waits to show")
+	c.Flags().IntVar(&waits, "waits", mostWaits, "how many waits to show")
+	c.Flags().IntVar(&work, "work", mostWork, "lines of kernels, products, functions and copies to show")
 	return c
 }
 
@@ -79,6 +83,7 @@ type event struct {
 		From     *int   `json:"from"`
 		Sent     int64  `json:"sent"`
 		Received int64  `json:"received"`
+		Replays  int    `json:"replays"` // of a graph, for which the event stands; 0 outside of graphs
 	} `json:"args"`
 }
 
@@ -209,8 +214,65 @@ func (f *file) meanwhile(w *wait) string {
 	return text
 }
 
-// show prints the longest waits, and what each rank waited and caused.
-func (f *file) show(out io.Writer, n int) error {
+// work is what a rank has done under one name.
+type work struct {
+	name    string
+	rank    int
+	took    float64 // microseconds
+	longest float64
+	count   int
+}
+
+// works finds all work, each on the rank on which it took longest, the longest first.
+func (f *file) works() []work {
+	type key struct {
+		name string
+		rank int
+	}
+	all := map[key]*work{}
+	for i := range f.Events {
+		e := &f.Events[i]
+		if e.Ph != "X" || e.Cat != "compute" && e.Cat != "copy" {
+			continue
+		}
+		w := all[key{e.Name, e.Rank}]
+		if w == nil {
+			w = &work{name: e.Name, rank: e.Rank}
+			all[key{e.Name, e.Rank}] = w
+		}
+		stands := max(e.Args.Replays, 1)
+		w.count, w.took, w.longest = w.count+stands, w.took+float64(stands)*e.Took, max(w.longest, e.Took)
+	}
+	most := map[string]*work{}
+	for _, w := range all {
+		if o := most[w.name]; o == nil || w.took > o.took || w.took == o.took && w.rank < o.rank {
+			most[w.name] = w
+		}
+	}
+	var list []work
+	for _, w := range most {
+		list = append(list, *w)
+	}
+	slices.SortFunc(list, func(a, b work) int { return cmp.Or(cmp.Compare(b.took, a.took), cmp.Compare(a.name, b.name)) })
+	return list
+}
+
+// showWork prints what took longest.
+func (f *file) showWork(t *tabwriter.Writer, n int) {
+	list := f.works()
+	if len(list) == 0 || n < 1 {
+		return
+	}
+	fmt.Fprintln(t, "worked\trank\tcount\tlongest\tin")
+	for i := range list[:min(n, len(list))] {
+		w := &list[i]
+		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\n", micros(w.took), w.rank, w.count, micros(w.longest), plain.Text(w.name))
+	}
+	fmt.Fprintln(t)
+}
+
+// show prints what took longest, the longest waits, and what each rank waited and caused.
+func (f *file) show(out io.Writer, works, n int) error {
 	list := f.waits()
 	for _, rank := range f.Other.Missing {
 		fmt.Fprintf(out, "rank %d: nothing of it is in the file, since it could not be asked\n", rank)
@@ -218,11 +280,12 @@ func (f *file) show(out io.Writer, n int) error {
 	for _, rank := range slices.Sorted(keys(f.Other.Dropped)) {
 		fmt.Fprintf(out, "rank %s: %d events were dropped, and are not looked at\n", plain.Text(rank), f.Other.Dropped[rank])
 	}
-	if len(list) == 0 {
-		_, err := fmt.Fprintf(out, "no rank waited for another, of %d\n", f.Other.Ranks)
-		return err
-	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	f.showWork(t, works)
+	if len(list) == 0 {
+		fmt.Fprintf(t, "no rank waited for another, of %d\n", f.Other.Ranks)
+		return t.Flush()
+	}
 	fmt.Fprintln(t, "waited\trank\tin\tat\tfor rank\twhich was in")
 	for i := range list[:min(max(n, 0), len(list))] {
 		w := &list[i]

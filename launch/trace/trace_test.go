@@ -16,6 +16,10 @@ const sample = `{"displayTimeUnit":"ns","otherData":{"ranks":3,"dropped_events":
 {"ph":"X","pid":1,"tid":0,"ts":3000.000,"dur":3100.000,"name":"AllReduce","cat":"collective","args":{"bytes":4096,"comm":"world","seq":3}},
 {"ph":"X","pid":2,"tid":0,"ts":6000.000,"dur":100.000,"name":"AllReduce","cat":"collective","args":{"bytes":4096,"comm":"world","seq":3}},
 {"ph":"X","pid":2,"tid":100,"ts":500.000,"dur":5400.000,"name":"slow_kernel","cat":"compute"},
+{"ph":"X","pid":1,"tid":100,"ts":100.000,"dur":90.000,"name":"slow_kernel","cat":"compute"},
+{"ph":"X","pid":1,"tid":100,"ts":200.000,"dur":3.000,"name":"Copy","cat":"copy","args":{"bytes":64,"replays":8}},
+{"ph":"X","pid":1,"tid":100,"ts":210.000,"dur":5.000,"name":"Copy","cat":"copy","args":{"bytes":64}},
+{"ph":"X","pid":0,"tid":100,"ts":210.000,"dur":28.000,"name":"Copy","cat":"copy","args":{"bytes":64}},
 {"ph":"X","pid":2,"tid":0,"ts":0.000,"dur":9000.000,"name":"all","cat":"region"},
 {"ph":"X","pid":2,"tid":0,"ts":400.000,"dur":6000.000,"name":"step","cat":"region"},
 {"ph":"X","pid":1,"tid":0,"ts":7000.000,"dur":900.000,"name":"Recv","cat":"message","args":{"bytes":8,"comm":"world/1:0","rank":0,"from":1,"received":1}},
@@ -25,6 +29,10 @@ const sample = `{"displayTimeUnit":"ns","otherData":{"ranks":3,"dropped_events":
 `
 
 const want = `rank 1: 7 events were dropped, and are not looked at
+worked   rank  count  longest  in
+5.4 ms   2     1      5.4 ms   slow_kernel
+29 us    1     9      5 us     Copy
+
 waited  rank  in                                           at          for rank  which was in
 5 ms    0     AllReduce of 4096 bytes on world, number 3   0.001000 s  2         slow_kernel, in region step
 3 ms    1     AllReduce of 4096 bytes on world, number 3   0.003000 s  2         slow_kernel, in region step
@@ -79,6 +87,9 @@ func TestTrace(t *testing.T) {
 		}
 	}
 	if got, err := shown(t, "--waits", "1", write(t, "t.json", sample)); err != nil || strings.Count(got, "AllReduce") != 1 {
+		t.Errorf("%v\n%s", err, got)
+	}
+	if got, err := shown(t, "--work", "1", write(t, "t.json", sample)); err != nil || strings.Contains(got, "Copy") || !strings.Contains(got, "slow_kernel\n\nwaited") {
 		t.Errorf("%v\n%s", err, got)
 	}
 	none := `{"otherData":{"ranks":2},"traceEvents":[]}`

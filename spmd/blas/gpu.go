@@ -15,6 +15,7 @@ import (
 type handle struct {
 	w          *spmd.World
 	gemm, gemv *spmd.Library
+	names      names
 
 	// On a GPU:
 	mu      sync.Mutex
@@ -30,8 +31,8 @@ var handles = spmd.PerWorld[handle]{Open: newHandle}
 
 func newHandle(w *spmd.World) *handle {
 	h := &handle{w: w}
-	h.gemm = spmd.NewLibrary("Gemm", h.gpuGemm, hostGemm, allKernels()...)
-	h.gemv = spmd.NewLibrary("Gemv", h.gpuGemv, hostGemv)
+	h.gemm = spmd.NewLibrary("Gemm", h.gpuGemm, hostGemm, allKernels()...).Describe(h.describeGemm)
+	h.gemv = spmd.NewLibrary("Gemv", h.gpuGemv, hostGemv).Describe(h.describeGemv)
 	w.AtClose(h.close)
 	return h
 }

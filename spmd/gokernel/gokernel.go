@@ -167,7 +167,7 @@ func New(name, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *
 // of the host where nothing else is said.
 func declare(name, source string, shape *Shape, run func(spmd.Args) error) *spmd.Kernel {
 	return spmd.NewKernel(name, source, run, spmd.CompilerFlag("--fmad=false"), spmd.CompilerFlag("--device-as-default-execution-space"),
-		spmd.Tolerance(shape.Tolerance))
+		spmd.Tolerance(shape.Tolerance), spmd.EachOnce(shape.Dims))
 }
 
 // run computes all indices on the host.

@@ -45,7 +45,8 @@ func NewReduction[T Number](name, source string, shape Shape, op Op, host func(a
 	r := &Reduction[T]{name: name, shape: shape, op: op, host: host}
 	run := func(a spmd.Args) error { return r.onHost(a) }
 	r.fast, r.others, r.parts = declare(name, source, &shape, run), declare(name+"_any", source, &shape, run), declare(name+"_parts", source, &shape, run)
-	r.library = spmd.NewLibrary(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels()
+	r.library = spmd.NewLibrary(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels().
+		Describe(func(a spmd.Args) (string, int) { return name, a.EachOnce(shape.Dims) })
 	return r
 }
 

@@ -127,6 +127,28 @@ func (a *Arg) Len() int {
 	return (a.Bytes() + 7) / 8
 }
 
+// EachOnce is how many bytes a kernel moves that is called for all indices below its first dims arguments, and touches once
+// the element of each in every buffer; 0 where buffers have other lengths, single elements apart, or dims is 0.
+func EachOnce(args []Arg, dims int) (bytes int) {
+	if dims == 0 {
+		return 0
+	}
+	total := 1
+	for i := range dims {
+		total *= int(args[i].Bits[0])
+	}
+	for i := range args {
+		a := &args[i]
+		switch {
+		case a.Kind == StructArg || a.Kind == TensorArg, a.Kind == BufferArg && a.N > 1 && a.N != total:
+			return 0
+		case a.Kind == BufferArg && a.N == total:
+			bytes += a.N * a.Type.Size()
+		}
+	}
+	return bytes
+}
+
 // Words is the copy of a struct argument.
 func (a *Arg) Words() []uint64 { return unsafe.Slice((*uint64)(a.Ptr), (a.N+7)/8) }
 

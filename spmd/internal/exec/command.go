@@ -54,7 +54,7 @@ type Command struct {
 // SetArgs copies arguments into the command, so that they stay on their caller's stack.
 func (c *Command) SetArgs(args []Arg) { c.Args = append(c.Args[:0], args...) }
 
-// Describe says what the command is among the events of a trace, and how many bytes it moves. A call of a communicator says so
+// Describe says what the command is among the events of a trace, and how many bytes it moves; 0 where nobody knows. A call of a communicator says so
 // itself, and an event takes no time: the class of both is trace.Classes.
 func (c *Command) Describe() (class trace.Class, name string, bytes int) {
 	switch c.Kind {
@@ -65,8 +65,12 @@ func (c *Command) Describe() (class trace.Class, name string, bytes int) {
 	case DoPrefetch:
 		return trace.Copy, "Prefetch", c.N
 	case DoKernel:
-		return trace.Compute, c.Kernel.Name, 0
+		return trace.Compute, c.Kernel.Name, EachOnce(c.Args, c.Kernel.Source.Indices)
 	case DoLibrary:
+		if c.Library.Describe != nil {
+			name, bytes = c.Library.Describe(c.Args)
+			return trace.Compute, name, bytes
+		}
 		return trace.Compute, c.Library.Name, 0
 	case DoFunc:
 		return trace.Compute, "HostFunc", 0

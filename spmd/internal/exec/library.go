@@ -16,8 +16,11 @@ type Library struct {
 	Host   func([]Arg) error // the same on the host; nil where there is none
 	// OnlyKernels says that Device does nothing but launch Kernels.
 	OnlyKernels bool
-	Closed      atomic.Bool
-	ready       atomic.Pointer[[]any]
+	// Describe says by which name a call stands in the summary, and how many bytes it moves, 0 where that is not known; nil
+	// where all calls have Name. What it returns for equal calls lies at one place.
+	Describe func([]Arg) (name string, bytes int)
+	Closed   atomic.Bool
+	ready    atomic.Pointer[[]any]
 }
 
 // ReadyOn says whether the library has been called on a device.

@@ -132,17 +132,20 @@ type Content struct {
 	moved int64 // bytes of calls of communicators
 }
 
-// held is commands of one class, and one kind and size.
+// held is commands of one class: of one name, or of one kind and size.
 type held struct {
 	class Class
+	name  string // of Compute and Copy
 	kind  coll.Kind
 	log   uint8
 	count uint64
 	bytes int64
 }
 
-// Add adds a command.
-func (h *Content) Add(class Class, bytes int64) { h.add(held{class: class}, bytes) }
+// Add adds a command, which has a name as Describe has it.
+func (h *Content) Add(class Class, name string, bytes int64) {
+	h.add(held{class: class, name: name}, bytes)
+}
 
 // AddCall adds a call of a communicator of some ranks; g is its calls where it is a coll.Group.
 func (h *Content) AddCall(c *coll.Call, g Group, size int) {
@@ -162,7 +165,7 @@ func (h *Content) AddCall(c *coll.Call, g Group, size int) {
 
 func (h *Content) add(what held, bytes int64) {
 	for i := range h.calls {
-		if o := &h.calls[i]; o.class == what.class && o.kind == what.kind && o.log == what.log {
+		if o := &h.calls[i]; o.class == what.class && o.kind == what.kind && o.log == what.log && o.name == what.name {
 			o.count, o.bytes = o.count+1, o.bytes+bytes
 			return
 		}
@@ -177,16 +180,23 @@ func (t *Tracer) Holds(h *Content) {
 	defer t.mu.Unlock()
 	for i := range h.calls {
 		o := &h.calls[i]
-		o.onto(&t.streams[o.class])
-		if o.kind != coll.None {
-			o.onto(t.size(o.kind, o.log))
+		bytes := o.bytes
+		switch o.class {
+		case Compute:
+			bytes = 0 // as in note
+			o.onto(t.work(t.name(o.name)), o.bytes)
+		case Copy:
+			o.onto(t.work(t.name(o.name)), o.bytes)
+		case Collective, Message:
+			o.onto(t.size(o.kind, o.log), o.bytes)
 		}
+		o.onto(&t.streams[o.class], bytes)
 	}
 }
 
-// onto adds commands in a graph to a total.
-func (h *held) onto(t *Total) {
-	t.Count, t.Bytes, t.InGraph = t.Count+h.count, t.Bytes+uint64(h.bytes), t.InGraph+h.count
+// onto adds commands in a graph, of so many bytes, to a total.
+func (h *held) onto(t *Total, bytes int64) {
+	t.Count, t.Bytes, t.InGraph = t.Count+h.count, t.Bytes+uint64(bytes), t.InGraph+h.count
 }
 
 // choose has all ranks choose the same calls, as far as they have equally many in a second.

@@ -19,6 +19,7 @@ type Summary struct {
 	Host    [Classes]Total   `json:"host"`    // what the program called
 	Streams [Classes]Total   `json:"streams"` // what its streams did
 	Regions map[string]Total `json:"regions"`
+	Works   map[string]Total `json:"works"` // kernels, libraries, host functions, copies and fills
 	Sizes   []SizeTotal      `json:"sizes"`
 	Comms   []CommInfo       `json:"comms"`
 	Late    []sample         `json:"late"`
@@ -79,9 +80,14 @@ func (t *Tracer) Summary(rank int, start []Part, memory []Memory) *Summary {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := &Summary{Rank: rank, Elapsed: Now() - t.began, Called: t.called, Host: t.host, Streams: t.streams,
-		Regions: map[string]Total{}, Start: start, Memory: memory}
+		Regions: map[string]Total{}, Works: map[string]Total{}, Start: start, Memory: memory}
 	for name, r := range t.regions {
 		s.Regions[t.named[name]] = *r
+	}
+	for name := range t.works {
+		if w := &t.works[name]; w.Count > 0 {
+			s.Works[t.named[name]] = w.ofAll()
+		}
 	}
 	for kind, of := range t.sizes {
 		for log := 0; of != nil && log < len(of); log++ {
@@ -131,6 +137,7 @@ type Row struct {
 	Count   uint64  `json:"count"`   // on the slowest rank
 	Bytes   uint64  `json:"bytes"`   // there
 	Seconds float64 `json:"seconds"` // there
+	Share   float64 `json:"share"`   // of the run there
 	Ratio   float64 `json:"ratio"`   // of that to the time of the fastest rank; 0 where that is none
 	Slowest int     `json:"slowest"`
 	Rate    float64 `json:"rate"`     // bytes that go over a link in a second, on all ranks; 0 where none are known
@@ -154,6 +161,7 @@ func row(what string, all []*Summary, of func(s *Summary) Total) (r Row, some bo
 		some = some || t.Count > 0
 		if i == 0 || seconds > r.Seconds || seconds == r.Seconds && t.Count > r.Count {
 			r.Slowest, r.Seconds, r.Count, r.Bytes, r.InGraph = s.Rank, seconds, t.Count, t.Bytes, t.InGraph
+			r.Share = t.Nanos / float64(max(s.Elapsed, 1))
 		}
 		if i == 0 || seconds < least {
 			least = seconds
@@ -180,6 +188,7 @@ type Table struct {
 	Of      int      `json:"of"`      // ranks of the job
 	Seconds float64  `json:"seconds"` // of the run
 	Rows    []Row    `json:"rows"`
+	Works   []Row    `json:"works"`   // by name, the longest first
 	Calls   []Row    `json:"calls"`   // of communicators, by kind and size: those that took longest
 	Regions []Row    `json:"regions"` // that took longest
 	Late    Late     `json:"late"`
@@ -230,19 +239,36 @@ func Compare(all []*Summary, of int) *Table {
 		add(itself, func(s *Summary) Total { return Total{Count: 1, Nanos: float64(s.Elapsed) - s.Called} })
 	}
 	t.calls(all)
+	t.Works = named(all, func(s *Summary) map[string]Total { return s.Works })
+	t.Regions = named(all, func(s *Summary) map[string]Total { return s.Regions })
+	t.Regions = t.Regions[:min(len(t.Regions), mostRows)]
+	t.late(all)
+	t.most(all)
+	return t
+}
+
+// named is a row for each name that some ranks have, of which the longest is first.
+func named(all []*Summary, of func(*Summary) map[string]Total) (rows []Row) {
 	names := map[string]bool{}
 	for _, s := range all {
-		for name := range s.Regions {
+		for name := range of(s) {
 			names[name] = true
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		r, _ := row(name, all, func(s *Summary) Total { return s.Regions[name] })
-		t.Regions = append(t.Regions, r)
+		r, _ := row(name, all, func(s *Summary) Total { return of(s)[name] })
+		rows = append(rows, r)
 	}
-	t.Regions = longest(t.Regions)
-	t.late(all)
-	t.most(all)
+	longestFirst(rows)
+	return rows
+}
+
+// ofAll is the total with the time of all calls, where those that were timed are more than a small part of them.
+func (t Total) ofAll() Total {
+	if 4*t.Timed >= float64(t.Count) {
+		part := float64(t.Count) / t.Timed
+		t.Nanos, t.Moved, t.Timed = t.Nanos*part, t.Moved*part, float64(t.Count)
+	}
 	return t
 }
 
@@ -266,7 +292,8 @@ func (t *Table) calls(all []*Summary) {
 		t.Calls = append(t.Calls, r)
 	}
 	slices.SortFunc(t.Calls, func(a, b Row) int { return cmp.Compare(a.What, b.What) })
-	t.Calls = longest(t.Calls)
+	longestFirst(t.Calls)
+	t.Calls = t.Calls[:min(len(t.Calls), mostRows)]
 }
 
 // String names calls of a size.
@@ -277,10 +304,9 @@ func (k sizeKey) String() string {
 	return fmt.Sprintf("%v, %s or more", k.kind, Bytes(1<<(k.log-1)))
 }
 
-// longest keeps the rows that took longest, of which the longest is first.
-func longest(rows []Row) []Row {
+// longestFirst sorts rows by their times.
+func longestFirst(rows []Row) {
 	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Seconds, a.Seconds) })
-	return rows[:min(len(rows), mostRows)]
 }
 
 // ofBest is how long calls would take if each were as fast as the fastest of its kind and size on any rank, by what they

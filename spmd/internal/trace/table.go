@@ -2,6 +2,7 @@ package trace
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -53,13 +54,14 @@ func (t *Table) Text(facts []Fact) string {
 	}
 	fmt.Fprintf(&b, "summary of %s in %s; %s\n", ranks, Seconds(t.Seconds), which)
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "\tcount\tbytes\ttime\tmax/min\trank\tGB/s\tof best\t\n")
-	const call, region = "  ", "  region "
+	fmt.Fprint(w, "\tcount\tbytes\ttime\tshare\tmax/min\trank\tGB/s\tof best\t\n")
+	const work, call, region = "  ", "  ", "  region "
+	works := t.shortened()
 	width := 28 // of the first column, whose texts begin at the left
 	for _, part := range []struct {
 		title string
 		rows  []Row
-	}{{"", t.Rows}, {call, t.Calls}, {region, t.Regions}} {
+	}{{"", t.Rows}, {work, works}, {call, t.Calls}, {region, t.Regions}} {
 		for i := range part.rows {
 			width = max(width, len(part.title)+utf8.RuneCountInString(part.rows[i].What))
 		}
@@ -74,12 +76,14 @@ func (t *Table) Text(facts []Fact) string {
 			if r.InGraph > 0 {
 				count += fmt.Sprintf(" (%s in graphs)", Count(r.InGraph))
 			}
-			fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", title, pad(r.What, width-len(title)), count, orNone(r.Bytes > 0, Bytes(int64(r.Bytes))), Seconds(r.Seconds),
+			fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", title, pad(r.What, width-len(title)), count,
+				orNone(r.Bytes > 0, Bytes(int64(r.Bytes))), orNone(r.Seconds > 0, Seconds(r.Seconds)), orNone(r.Seconds > 0, percent(r.Share)),
 				orNone(r.Ratio > 0 && t.Ranks > 1, ratio(r.Ratio)), orNone(t.Ranks > 1, strconv.Itoa(r.Slowest)),
 				orNone(r.Rate > 0, fmt.Sprintf("%.3g", r.Rate/1e9)), orNone(r.OfBest > 0, fmt.Sprintf("%.0f %%", 100*r.OfBest)))
 		}
 	}
 	group("", t.Rows)
+	group(work, works)
 	group(call, t.Calls)
 	group(region, t.Regions)
 	_ = w.Flush() // a strings.Builder takes all
@@ -110,6 +114,32 @@ func (t *Table) Text(facts []Fact) string {
 		fmt.Fprintf(&b, "  %s: %s\n", f.Name, f.Value)
 	}
 	return b.String()
+}
+
+// mostWorks is how many kernels and products a table for people has.
+const mostWorks = 20
+
+// shortened is the works that took longest, and one row for the others.
+func (t *Table) shortened() []Row {
+	if len(t.Works) <= mostWorks {
+		return t.Works
+	}
+	rows := slices.Clone(t.Works[:mostWorks])
+	rest := Row{What: fmt.Sprintf("%d others, of their slowest ranks", len(t.Works)-mostWorks+1)}
+	for i := range t.Works[mostWorks-1:] {
+		r := &t.Works[mostWorks-1+i]
+		rest.Count, rest.Seconds, rest.Share, rest.InGraph = rest.Count+r.Count, rest.Seconds+r.Seconds, rest.Share+r.Share, rest.InGraph+r.InGraph
+	}
+	rows[mostWorks-1] = rest
+	return rows
+}
+
+// percent is a part of something.
+func percent(part float64) string {
+	if part < 0.0995 {
+		return fmt.Sprintf("%.1f %%", 100*part)
+	}
+	return fmt.Sprintf("%.0f %%", 100*part)
 }
 
 // pad makes texts of the first column equally wide.

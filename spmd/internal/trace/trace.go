@@ -11,6 +11,7 @@ package trace
 import (
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -105,6 +106,7 @@ type Tracer struct {
 	within  int64  // ns by which times of devices may be wrong
 	names   map[string]int32
 	named   []string
+	recent  [64]known // names that were looked up, by where they lie
 	threads []*Thread
 	comms   []*Comm
 	host    [Classes]Total // of the first thread, which is what the program calls
@@ -112,6 +114,7 @@ type Tracer struct {
 	called  float64        // ns in calls that block
 	facts   []Fact
 	regions map[int32]*Total
+	works   []Total            // of kernels, libraries, host functions, copies and fills, by their names' numbers
 	sizes   [coll.Kinds]*sizes // of calls of communicators
 	late    []sample           // a ring
 	sampled uint64
@@ -178,8 +181,23 @@ func (t *Tracer) KnownWithin(ns int64) {
 	t.within = max(t.within, ns)
 }
 
-// name returns the number of a name. The caller holds t.mu.
+// known is a name whose number is known.
+type known struct {
+	name   string
+	number int32
+}
+
+// name returns the number of a name. Most names come again and again, and lie where they lay: a map takes longer. The caller
+// holds t.mu.
 func (t *Tracer) name(s string) int32 {
+	k := &t.recent[uintptr(unsafe.Pointer(unsafe.StringData(s)))>>3%uintptr(len(t.recent))]
+	if k.name != s || s == "" {
+		k.name, k.number = s, t.number(s)
+	}
+	return k.number
+}
+
+func (t *Tracer) number(s string) int32 {
 	if i, ok := t.names[s]; ok {
 		return i
 	}
@@ -196,26 +214,40 @@ func (t *Tracer) name(s string) int32 {
 
 // note counts an event, which moves its bytes factor times, and keeps it. The caller holds t.mu.
 func (t *Tracer) note(e *Event, m Mark, factor float64) {
+	bytes := e.Bytes
+	if e.Class == Compute { // of all of it they are not known
+		bytes = 0
+	}
 	if e.Thread == 0 {
-		t.host[e.Class].add(e, m, factor)
+		t.host[e.Class].add(e, bytes, m, factor)
 		if e.Class != Region && m.weight != 0 {
 			t.called += float64(m.weight) * float64(e.End-e.Start)
 		}
 	} else {
-		t.streams[e.Class].add(e, m, factor)
+		t.streams[e.Class].add(e, bytes, m, factor)
 	}
 	switch e.Class {
+	case Compute, Copy:
+		t.work(e.Name).add(e, e.Bytes, m, 1)
 	case Region:
 		r := t.regions[e.Name]
 		if r == nil {
 			r = &Total{}
 			t.regions[e.Name] = r
 		}
-		r.add(e, m, 0)
+		r.add(e, 0, m, 0)
 	case Collective, Message:
-		t.size(e.Kind, logOf(e.Bytes)).add(e, m, factor)
+		t.size(e.Kind, logOf(e.Bytes)).add(e, e.Bytes, m, factor)
 	}
 	t.keep(e, m)
+}
+
+// work is the total of a name. The caller holds t.mu.
+func (t *Tracer) work(name int32) *Total {
+	for int(name) >= len(t.works) {
+		t.works = append(t.works, Total{})
+	}
+	return &t.works[name]
 }
 
 // size is the total of a kind of calls of a size. The caller holds t.mu.
@@ -239,17 +271,17 @@ func (t *Tracer) keep(e *Event, m Mark) {
 	t.next++
 }
 
-// add counts an event.
-func (t *Total) add(e *Event, m Mark, factor float64) {
+// add counts an event of so many bytes.
+func (t *Total) add(e *Event, bytes int64, m Mark, factor float64) {
 	t.Count++
-	t.Bytes += uint64(e.Bytes)
+	t.Bytes += uint64(bytes)
 	if m.weight == 0 {
 		return
 	}
 	took := e.End - e.Start
 	t.Nanos += float64(m.weight) * float64(took)
 	t.Timed += float64(m.weight)
-	t.Moved += float64(m.weight) * factor * float64(e.Bytes)
+	t.Moved += float64(m.weight) * factor * float64(bytes)
 	if t.Least == 0 || took < t.Least {
 		t.Least = max(took, 1)
 	}
@@ -358,7 +390,7 @@ func (th *Thread) EndLong(m Mark, name string) {
 	th.End(m, Wait, name, 0)
 }
 
-// Note notes an event whose times are known. A name is looked up for what is kept alone, and of regions.
+// Note notes an event whose times are known.
 func (th *Thread) Note(m Mark, e *Event, name string) {
 	if th == nil {
 		return
@@ -367,7 +399,7 @@ func (th *Thread) Note(m Mark, e *Event, name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e.Thread = th.id
-	if t.keeps || e.Class == Region {
+	if t.keeps || e.Class == Region || e.Class == Compute || e.Class == Copy {
 		e.Name = t.name(name)
 	}
 	factor := 0.0

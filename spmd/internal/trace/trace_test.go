@@ -3,6 +3,7 @@ package trace
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -210,6 +211,83 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// Each name has its row: what it was called for, what it moved, and its part of the run. Ranks that do not have it count as none.
+func TestWorks(t *testing.T) {
+	var all []*Summary
+	for rank := range 3 {
+		tr := New(Options{Summary: true})
+		host, stream := tr.Thread("calls", false), tr.Thread("stream work", true)
+		note := func(on *Thread, c Class, name string, bytes, took int64, weight uint32) {
+			on.Note(Mark{weight: weight}, &Event{Start: 1000, End: 1000 + took, Class: c, Bytes: bytes, Comm: -1, Peer: -1, From: -1}, name)
+		}
+		for range 4 {
+			note(stream, Compute, "scale", 1<<20, int64(1e6*(rank+1)), 1)
+			note(stream, Compute, strings.Clone("scale"), 1<<20, 0, 0) // counted alone, and of a name that lies elsewhere
+			note(stream, Copy, "Copy", 1<<10, 5e5, 1)
+		}
+		note(host, Copy, "Copy", 1<<10, 5e5, 1)
+		if rank == 1 {
+			note(stream, Compute, "seldom", 0, 7e6, 1)
+		}
+		note(stream, Wait, "wait for a stream", 0, 9e6, 1)
+		s := tr.Summary(rank, nil, nil)
+		s.Elapsed = 1e9
+		all = append(all, s)
+	}
+	works := Compare(all, 3).Works
+	want := []Row{
+		{What: "scale", Count: 8, Bytes: 8 << 20, Seconds: 0.024, Share: 0.024, Ratio: 3, Slowest: 2, Rate: 3 * 8 * (1 << 20) / 0.048},
+		{What: "seldom", Count: 1, Seconds: 0.007, Share: 0.007, Slowest: 1},
+		{What: "Copy", Count: 5, Bytes: 5 << 10, Seconds: 0.0025, Share: 0.0025, Ratio: 1, Slowest: 0},
+	}
+	if !slices.Equal(works, want) {
+		t.Errorf("%+v\nwant\n%+v", works, want)
+	}
+	if r := Compare(all, 3).Rows[0]; r.What != "compute" || r.Bytes != 0 || r.Count != 9 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// People see as many rows as a screen has, and one for the others. A row without a time has none.
+func TestManyWorks(t *testing.T) {
+	s := &Summary{Elapsed: 1e9, Works: map[string]Total{}}
+	for i := range 30 {
+		s.Works[fmt.Sprintf("kernel %02d", i)] = Total{Count: 1, Nanos: 1e6 * float64(30-i), Timed: 1}
+	}
+	s.Works["in a graph"] = Total{Count: 5, InGraph: 5}
+	text := Compare([]*Summary{s}, 1).Text(nil)
+	fields := map[string][]string{}
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) > 3 {
+			fields[f[0]+" "+f[1]] = f[2:]
+		}
+	}
+	if got := strings.Join(fields["kernel 18"], " "); got != "1 - 12 ms 1.2 % - - - -" {
+		t.Errorf("%q\n%s", got, text)
+	}
+	// 11 + 10 + ... + 1 ms, and what has no time.
+	if got := strings.Join(fields["12 others,"], " "); got != "of their slowest ranks 16 (5 in graphs) - 66 ms 6.6 % - - - -" || fields["kernel 19"] != nil {
+		t.Errorf("%q\n%s", got, text)
+	}
+	s.Works = map[string]Total{"in a graph": s.Works["in a graph"]}
+	if text := Compare([]*Summary{s}, 1).Text(nil); !strings.Contains(strings.Join(strings.Fields(text), " "), "in a graph 5 (5 in graphs) - - - - - - -") {
+		t.Error(text)
+	}
+}
+
+// What takes long but is timed in part stands for all of its kind. Where too little is timed, it stands for itself.
+func TestOfAll(t *testing.T) {
+	for _, tc := range []struct{ in, want Total }{
+		{Total{Count: 8, Nanos: 30, Timed: 6, Moved: 60}, Total{Count: 8, Nanos: 40, Timed: 8, Moved: 80}},
+		{Total{Count: 100, Nanos: 30, Timed: 6, Moved: 60, InGraph: 94}, Total{Count: 100, Nanos: 30, Timed: 6, Moved: 60, InGraph: 94}},
+		{Total{Count: 5, InGraph: 5}, Total{Count: 5, InGraph: 5}},
+	} {
+		if got := tc.in.ofAll(); got != tc.want {
+			t.Errorf("%+v: %+v, want %+v", tc.in, got, tc.want)
+		}
+	}
+}
+
 // Collectives that not all ranks have timed are not compared, nor those of one rank.
 func TestLateOfSome(t *testing.T) {
 	all := []*Summary{summaryOf(0, 0, []int64{0}, []int64{5}), summaryOf(1, 0, []int64{0}, []int64{5})}
@@ -228,7 +306,7 @@ func TestHolds(t *testing.T) {
 	stream := tr.Thread("stream work", true)
 	var g Content
 	for range 2 {
-		g.Add(Compute, 0)
+		g.Add(Compute, "scale", 512)
 		g.AddCall(&coll.Call{Kind: coll.AllReduce, Type: elem.Float32, N: 256}, nil, 3)
 	}
 	g.AddCall(&coll.Call{Kind: coll.AllGather, Type: elem.Float32, N: 256}, nil, 3)
@@ -249,6 +327,9 @@ func TestHolds(t *testing.T) {
 		if s.Streams[class] != total {
 			t.Errorf("%v: %+v, want %+v", class, s.Streams[class], total)
 		}
+	}
+	if got, want := s.Works["scale"], (Total{Count: 8, Bytes: 4 * 2 * 512, InGraph: 8}); got != want || len(s.Works) != 1 {
+		t.Errorf("%+v, want %+v", s.Works, want)
 	}
 	if text := Compare([]*Summary{s}, 1).Text(nil); !strings.Contains(text, "12 (12 in graphs)") || strings.Count(text, "AllReduce, 1 KiB or more") != 1 {
 		t.Errorf("%s", text)

@@ -116,8 +116,8 @@ func (g *graph) Close(last exec.Point) (err error) {
 func (g *graph) adds(c *exec.Command, call Call) {
 	if call != nil {
 		call.Holds(&g.holds)
-	} else if class, _, bytes := c.Describe(); class != trace.Classes {
-		g.holds.Add(class, int64(bytes))
+	} else if class, name, bytes := c.Describe(); class != trace.Classes {
+		g.holds.Add(class, name, int64(bytes))
 	}
 }
 
