@@ -28,7 +28,7 @@ type Awaiter struct {
 
 // NewAwaiter returns what waits for b while s writes it.
 func NewAwaiter[T Elem](s *Stream, b Buffer[T]) (Awaiter, error) {
-	a, err := s.s.Awaited(b.blk, b.addr(), b.Bytes(), sizeOf[T]())
+	a, err := s.w.in.Awaited(s.q, b.blk, b.addr(), b.Bytes(), sizeOf[T]())
 	return Awaiter{s, a}, err
 }
 

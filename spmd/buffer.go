@@ -314,22 +314,22 @@ func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
 	if dst.n != src.n {
 		return lengthError("Copy", "dst", dst.n, "src", src.n)
 	}
-	c, err := s.s.Begin(exec.DoCopy, dst.blk, src.blk)
+	c, err := s.w.in.Begin(s.q, exec.DoCopy, dst.blk, src.blk)
 	if err != nil {
 		return err
 	}
 	c.Dst, c.Src, c.N = dst.addr(), src.addr(), dst.Bytes()
-	return s.s.Q.Enqueue(c)
+	return s.q.Enqueue(c)
 }
 
 // Fill enqueues dst[i] = v on s. SetAll does it at once.
 func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
-	c, err := s.s.Begin(exec.DoFill, dst.blk, nil)
+	c, err := s.w.in.Begin(s.q, exec.DoFill, dst.blk, nil)
 	if err != nil {
 		return err
 	}
 	c.Dst, c.N, c.Type, c.Bits, c.Hosted = dst.addr(), dst.n, elem.Of[T](), elem.BitsOf(v), addressed(dst.blk)
-	return s.s.Q.Enqueue(c)
+	return s.q.Enqueue(c)
 }
 
 // lengthError is the refusal of unequal lengths: both numbers, both names, and

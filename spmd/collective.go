@@ -115,7 +115,7 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 // rank's part of dst.
 // Source: mpi.h, MPI_Allgatherv.
 func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
-	if err := checkParts(c, "AllGatherV", counts, "dst", dst.n, "src", src.n); err != nil {
+	if err := c.c.CheckParts("AllGatherV", counts, "dst", dst.n, "src", src.n); err != nil {
 		return err
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.AllGatherV, Counts: counts}}
@@ -127,7 +127,7 @@ func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
 // the rank's part of src.
 // Source: mpi.h, MPI_Reduce_scatter.
 func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) error {
-	if err := checkParts(c, "ReduceScatterV", counts, "src", src.n, "dst", dst.n); err != nil {
+	if err := c.c.CheckParts("ReduceScatterV", counts, "src", src.n, "dst", dst.n); err != nil {
 		return err
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.ReduceScatterV, Op: op, Counts: counts}}
@@ -142,7 +142,7 @@ func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	if c.Rank() != root {
 		dst, whole = Buffer[T]{}, coll.Sum(counts)
 	}
-	if err := checkParts(c, "GatherV", counts, "dst", whole, "src", src.n); err != nil {
+	if err := c.c.CheckParts("GatherV", counts, "dst", whole, "src", src.n); err != nil {
 		return err
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.GatherV, Counts: counts}}
@@ -157,7 +157,7 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 	if c.Rank() != root {
 		src, whole = Buffer[T]{}, coll.Sum(counts)
 	}
-	if err := checkParts(c, "ScatterV", counts, "src", whole, "dst", dst.n); err != nil {
+	if err := c.c.CheckParts("ScatterV", counts, "src", whole, "dst", dst.n); err != nil {
 		return err
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.ScatterV, Counts: counts}}
@@ -170,10 +170,10 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 // overlap.
 // Source: mpi.h, MPI_Isend and MPI_Irecv.
 func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int) error {
-	if err := checkCounts(c, "AllToAllV", "dst", dst.n, recvCounts); err != nil {
+	if err := c.c.CheckCounts("AllToAllV", "dst", dst.n, recvCounts); err != nil {
 		return err
 	}
-	if err := checkCounts(c, "AllToAllV", "src", src.n, sendCounts); err != nil {
+	if err := c.c.CheckCounts("AllToAllV", "src", src.n, sendCounts); err != nil {
 		return err
 	}
 	if r := c.Rank(); sendCounts[r] != recvCounts[r] {
@@ -215,11 +215,11 @@ func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 // they do so in a Group or by SendRecv. Where to is None nothing is sent.
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
-	if c.c.Plain(c.s, src.blk, to) {
+	if c.c.Plain(c.q, src.blk, to) {
 		return c.c.Message(coll.Send, src.addr(), src.n, elem.Of[T](), to)
 	}
 	if to == None {
-		return c.c.LeaveOut(c.s, "Send", src.blk, nil)
+		return c.c.LeaveOut(c.q, "Send", src.blk, nil)
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Send, N: src.n}}
 	return collective(c, &cmd, Buffer[T]{}, src, to)
@@ -232,11 +232,11 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // one at a time: use a Group. Where from is None dst stays as it is.
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
-	if c.c.Plain(c.s, dst.blk, from) {
+	if c.c.Plain(c.q, dst.blk, from) {
 		return c.c.Message(coll.Recv, dst.addr(), dst.n, elem.Of[T](), from)
 	}
 	if from == None {
-		return c.c.LeaveOut(c.s, "Recv", dst.blk, nil)
+		return c.c.LeaveOut(c.q, "Recv", dst.blk, nil)
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Recv, N: dst.n}}
 	return collective(c, &cmd, dst, Buffer[T]{}, from)
@@ -274,37 +274,5 @@ func Barrier(c Comm) error {
 func collective[T Elem](c Comm, cmd *calls.Call, dst, src Buffer[T], root int) error {
 	cmd.Type = elem.Of[T]()
 	cmd.Dst, cmd.Src, cmd.DstBlock, cmd.SrcBlock = dst.addr(), src.addr(), dst.blk, src.blk
-	return c.c.Do(c.s, cmd, root, dst.Bytes(), src.Bytes())
-}
-
-// checkParts checks counts, the buffer that holds all parts, and the one that
-// holds this rank's.
-func checkParts(c Comm, op string, counts []int, whole string, n int, part string, own int) error {
-	if err := checkCounts(c, op, whole, n, counts); err != nil {
-		return err
-	}
-	if counts[c.Rank()] != own {
-		return fmt.Errorf("%s: %s: %s has %d elements, counts[%d] is %d", ccall.At(), op, part, own, c.Rank(), counts[c.Rank()])
-	}
-	return nil
-}
-
-func checkCounts(c Comm, op, name string, n int, counts []int) error {
-	if err := c.c.Usable(op); err != nil {
-		return err
-	}
-	if len(counts) != c.Size() {
-		return fmt.Errorf("%s: %s: %d counts for %d ranks", ccall.At(), op, len(counts), c.Size())
-	}
-	sum := 0
-	for r, k := range counts {
-		if k < 0 {
-			return fmt.Errorf("%s: %s: counts[%d] is %d", ccall.At(), op, r, k)
-		}
-		sum += k
-	}
-	if sum != n {
-		return fmt.Errorf("%s: %s: %s has %d elements, the counts add up to %d", ccall.At(), op, name, n, sum)
-	}
-	return nil
+	return c.c.Do(c.q, cmd, root, dst.Bytes(), src.Bytes())
 }

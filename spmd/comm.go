@@ -1,13 +1,16 @@
 package spmd
 
-import "lockstep/spmd/internal/calls"
+import (
+	"lockstep/spmd/internal/calls"
+	"lockstep/spmd/internal/exec"
+)
 
 // Comm is a communicator: a group of ranks and the channel between them. It is a
 // small value. A collective on it is finished when the call returns; on what On
 // returns, it is only enqueued.
 type Comm struct {
 	c *calls.Comm
-	s *calls.Stream // nil where calls block
+	q exec.Queue // of the stream; nil where calls block
 }
 
 // Rank returns this process's number in the communicator, from 0; -1 where it is
@@ -33,7 +36,12 @@ func (c Comm) Usable(call string) error { return c.c.Usable(call) }
 // On returns the same communicator for use in stream order: collectives on it
 // are enqueued on s and return at once. Their input must be valid in s, their
 // result is valid for later work in s, and for the host after s.Synchronize.
-func (c Comm) On(s *Stream) Comm { return Comm{c.c, s.queue()} }
+func (c Comm) On(s *Stream) Comm {
+	if s == nil {
+		return Comm{c: c.c}
+	}
+	return Comm{c.c, s.q}
+}
 
 // Capturable returns nil where a Graph can hold collectives of c, else why it cannot:
 // where MPI carries GPU memory, but not between GPUs that reach each other, a replay
@@ -75,4 +83,4 @@ func (c Comm) Close() error { return c.c.Close() }
 // group too. If fn fails, nothing of the group is done and its error returned.
 //
 //go:noinline
-func (c Comm) Group(fn func() error) error { return c.c.Group(c.s, fn) }
+func (c Comm) Group(fn func() error) error { return c.c.Group(c.q, fn) }

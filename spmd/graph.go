@@ -1,11 +1,19 @@
 package spmd
 
-import "lockstep/spmd/internal/calls"
+import (
+	"fmt"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/exec"
+)
 
 // Graph is a recorded sequence of commands, replayed as a whole by Launch. It
 // holds addresses, not handles: every buffer used in the capture must outlive it,
 // which Launch checks.
-type Graph struct{ g calls.Graph }
+type Graph struct {
+	w *World
+	c *exec.Capture
+}
 
 // Capture records what fn enqueues on s as a graph, without running it. Streams
 // that wait in fn for an event of s, or for each other, are captured too; s must
@@ -16,11 +24,11 @@ type Graph struct{ g calls.Graph }
 // Collectives in the capture must be the same on every rank. If fn fails, nothing
 // is left of the capture and the streams are usable again.
 func (s *Stream) Capture(fn func() error) (*Graph, error) {
-	g := &Graph{}
-	if err := s.s.Capture(&g.g, fn); err != nil {
+	c, err := s.w.in.Capture(s.q, fn)
+	if err != nil {
 		return nil, err
 	}
-	return g, nil
+	return &Graph{s.w, c}, nil
 }
 
 // Launch enqueues a replay of g on s: it starts when what s holds has run, and
@@ -32,8 +40,13 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 // it uses has been freed.
 //
 //go:noinline
-func (g *Graph) Launch(s *Stream) error { return g.g.Launch(&s.s) }
+func (g *Graph) Launch(s *Stream) error {
+	if s.w != g.w {
+		return fmt.Errorf("%s: Launch: the graph belongs to another world than stream %q", ccall.At(), s.Name())
+	}
+	return g.w.in.Launch(s.q, g.c)
+}
 
 // Close ends the use of g, on a GPU when its replays have run. A second Close does
 // nothing. The world closes what is left.
-func (g *Graph) Close() error { return g.g.Close() }
+func (g *Graph) Close() error { return g.w.in.CloseCapture(g.c) }

@@ -162,7 +162,7 @@ func Scalar[T Elem](v T) Arg { return Arg{exec.Number(elem.Of[T](), v)} }
 // it kernels and libraries among them may overwrite.
 func ScratchArg[T Elem](s *Stream, skip int) (Arg, error) {
 	t := elem.Of[T]()
-	p, err := s.s.Q.Scratch((skip + 1) * t.Size())
+	p, err := s.q.Scratch((skip + 1) * t.Size())
 	return Arg{exec.Arg{Ptr: unsafe.Add(p, skip*t.Size()), N: 1, Type: t, Kind: exec.BufferArg}}, err
 }
 
@@ -238,17 +238,17 @@ func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 	if err := g.check(k.k.Name); err != nil {
 		return err
 	}
-	if kernels.Comparing() && s.s.R.OnHost() {
+	if kernels.Comparing() && s.w.in.OnHost() {
 		if err := hostexec.Fits(&k.k, argsOf(args)); err != nil {
 			return fmt.Errorf("%s: %w", ccall.At(), err)
 		}
 	}
-	c, err := s.s.BeginArgs(exec.DoKernel, argsOf(args))
+	c, err := s.w.in.BeginArgs(s.q, exec.DoKernel, argsOf(args))
 	if err != nil {
 		return err
 	}
 	c.Kernel, c.Grid = &k.k, exec.Grid(g)
-	return s.s.Q.Enqueue(c)
+	return s.q.Enqueue(c)
 }
 
 // check refuses shapes that no launch of a kernel can have.

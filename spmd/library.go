@@ -106,7 +106,7 @@ func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
 //
 //go:noinline
 func (l *Library) Call(s *Stream, workspace int, args ...Arg) error {
-	return s.s.CallLibrary(&l.lib, workspace, argsOf(args))
+	return s.w.in.CallLibrary(s.q, &l.lib, workspace, argsOf(args))
 }
 
 // Close ends the use of l, whose calls have run: what it stands for is about to go. Graphs

@@ -50,21 +50,21 @@ func (b Buffer[T]) Prefetch(s *Stream, to Place) error {
 	if to < ToDevice || to > ToHost {
 		return fmt.Errorf("%s: Prefetch: no such place: %d", ccall.At(), to)
 	}
-	if err := s.s.R.CheckBlock(b.blk); err != nil {
+	if err := s.w.in.CheckBlock(b.blk); err != nil {
 		return err
 	}
 	if err := b.mustBeManaged("Prefetch"); err != nil {
 		return err
 	}
-	if s.s.Q.Lane() != nil {
-		return fmt.Errorf("%s: Prefetch: stream %q is being captured, and graphs hold no prefetch: call it before Launch", ccall.At(), s.s.Name)
+	if s.q.Lane() != nil {
+		return fmt.Errorf("%s: Prefetch: stream %q is being captured, and graphs hold no prefetch: call it before Launch", ccall.At(), s.Name())
 	}
-	c, err := s.s.Begin(exec.DoPrefetch, b.blk, nil)
+	c, err := s.w.in.Begin(s.q, exec.DoPrefetch, b.blk, nil)
 	if err != nil {
 		return err
 	}
 	c.Dst, c.N, c.Place = b.addr(), b.Bytes(), exec.Place(to)
-	return s.s.Q.Enqueue(c)
+	return s.q.Enqueue(c)
 }
 
 // Advice says how managed memory will be used.

@@ -14,7 +14,7 @@ const None = math.MinInt32
 
 // half is a SendRecv of which None leaves out one message or both.
 func half[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) error {
-	if err := c.c.LeaveOut(c.s, "SendRecv", dst.blk, src.blk); err != nil {
+	if err := c.c.LeaveOut(c.q, "SendRecv", dst.blk, src.blk); err != nil {
 		return err
 	}
 	switch {

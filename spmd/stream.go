@@ -23,14 +23,9 @@ import (
 // should drive them, and library calls, such as blas.Gemm, and ddp.ClipNorm share scratch
 // memory of the stream, so on one stream they come from one goroutine. The queue has no
 // bound: a program that enqueues for ever synchronizes now and then.
-type Stream struct{ s calls.Stream }
-
-// queue is the stream's; nil for none.
-func (s *Stream) queue() *calls.Stream {
-	if s == nil {
-		return nil
-	}
-	return &s.s
+type Stream struct {
+	w *World
+	q exec.Queue
 }
 
 // Priority orders streams on a GPU: where kernels of several are ready, those of
@@ -53,39 +48,62 @@ func (w *World) NewStreamPriority(name string, p Priority) (*Stream, error) {
 	if p < Low || p > High {
 		return nil, fmt.Errorf("%s: NewStreamPriority: no such priority: %d", ccall.At(), p)
 	}
-	s := &Stream{}
-	if err := s.s.Open(&w.in.Rank, name, exec.Priority(p)); err != nil {
+	q, err := w.in.NewQueue(name, exec.Priority(p))
+	if err != nil {
 		return nil, err
 	}
-	return s, nil
+	return &Stream{w, q}, nil
 }
 
 // World returns the world that the stream belongs to.
-func (s *Stream) World() *World { return worldOf(s.s.R) }
+func (s *Stream) World() *World { return s.w }
 
 // Name returns the name given to NewStream.
-func (s *Stream) Name() string { return s.s.Name }
+func (s *Stream) Name() string { return s.q.Name() }
 
 // Synchronize blocks the host until everything enqueued on s has run, and returns
 // the first error of the stream.
-func (s *Stream) Synchronize() error { return s.s.Synchronize() }
+func (s *Stream) Synchronize() error { return s.w.in.Synchronize(s.q) }
 
-// Close waits for the work of s and ends it. The world closes what is left. A second Close only returns the error of
-// the stream again, if it has one.
-func (s *Stream) Close() error { return s.s.Close() }
+// Close waits for the work of s and ends it. The world closes what is left. A second Close only
+// returns the error of the stream again, if it has one.
+func (s *Stream) Close() error { return s.w.in.CloseQueue(s.q) }
 
 // After makes what is enqueued on s from now on wait for everything enqueued on
 // other so far. It does not block the host. It fails where other has failed.
 //
 //go:noinline
-func (s *Stream) After(other *Stream) error { return s.s.After(&other.s) }
+func (s *Stream) After(other *Stream) error {
+	if err := exec.RefuseInHostFunc("After"); err != nil {
+		return err
+	}
+	switch {
+	case s == other:
+		return nil
+	case s.w != other.w:
+		return fmt.Errorf("%s: After: stream %q belongs to another world than %q", ccall.At(), other.Name(), s.Name())
+	}
+	return calls.After(s.q, other.q)
+}
 
 // Wait makes what is enqueued on s from now on wait for the point of the last
 // Record of e; a later Record does not change it. An event that was never recorded
 // is not waited for. It does not block the host.
 //
 //go:noinline
-func (s *Stream) Wait(e *Event) error { return s.s.Wait(&e.e) }
+func (s *Stream) Wait(e *Event) error {
+	if err := exec.RefuseInHostFunc("Wait"); err != nil {
+		return err
+	}
+	if s.w != e.w {
+		return fmt.Errorf("%s: Wait: the event belongs to another world", ccall.At())
+	}
+	p, in, node := e.last()
+	if in != nil {
+		return in.Wait(s.q, node)
+	}
+	return calls.WaitFor(s.q, p, e.timer)
+}
 
 // HostFunc enqueues fn on s: it runs on the host when what was enqueued before it
 // has finished, and what comes after waits for it. It must not wait for another one: on
@@ -96,10 +114,10 @@ func (s *Stream) Wait(e *Event) error { return s.s.Wait(&e.e) }
 //
 //go:noinline
 func (s *Stream) HostFunc(fn func() error) error {
-	c, err := s.s.Begin(exec.DoFunc, nil, nil)
+	c, err := s.w.in.Begin(s.q, exec.DoFunc, nil, nil)
 	if err != nil {
 		return err
 	}
 	c.Func = fn
-	return s.s.Q.Enqueue(c)
+	return s.q.Enqueue(c)
 }

@@ -85,7 +85,7 @@ func (c *Call) onDeviceNow(q *cudaexec.Queue) (err error) {
 	if err := now.make(transport.Bare{S: q.Stream()}, work); err != nil {
 		return err
 	}
-	if q != r.blocking.Q {
+	if q != r.blocking {
 		return nil
 	}
 	return on.host.WaitStream(q.Stream())

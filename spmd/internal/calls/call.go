@@ -111,12 +111,10 @@ func (c *Call) check() error {
 // place is where the program is that is in a call on the host: where it enqueued the call, or where its goroutine is.
 func (c *Comm) place() string {
 	r := c.r
-	r.mu.Lock()
-	graphs := slices.DeleteFunc(slices.Clone(r.graphs), func(g *Graph) bool { return !slices.Contains(g.comms, c) })
-	r.mu.Unlock()
+	captures := r.capturesOf(c)
 	is := func(cmd *exec.Command) bool {
 		return cmd.Kind == exec.DoCall && cmd.Call.(*Call).comm == c ||
-			cmd.Kind == exec.DoGraph && slices.ContainsFunc(graphs, func(g *Graph) bool { return g.dev == cmd.Graph })
+			slices.ContainsFunc(captures, func(g *exec.Capture) bool { return g.Runs(cmd) })
 	}
 	for _, q := range r.Queues() {
 		if site, ok := q.Running(is); ok {

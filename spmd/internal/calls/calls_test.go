@@ -20,7 +20,7 @@ import (
 // on that.
 type comm struct {
 	*calls.Comm
-	s       *calls.Stream // nil for calls that block
+	q       exec.Queue // nil for calls that block
 	grouped bool
 }
 
@@ -28,16 +28,16 @@ func (c comm) do(k coll.Kind, call coll.Call) error {
 	call.Kind = k
 	dst, src := call.Extents(c.Rank(), c.Size())
 	one := func() error {
-		return c.Do(c.s, &calls.Call{Call: call}, int(call.Root), dst*call.Type.Size(), src*call.Type.Size())
+		return c.Do(c.q, &calls.Call{Call: call}, int(call.Root), dst*call.Type.Size(), src*call.Type.Size())
 	}
 	err := error(nil)
 	if c.grouped {
-		err = c.Group(c.s, one)
+		err = c.Group(c.q, one)
 	} else {
 		err = one()
 	}
-	if err == nil && c.s != nil {
-		err = c.s.Synchronize()
+	if err == nil && c.q != nil {
+		err = c.q.End().Wait()
 	}
 	return err
 }
@@ -111,18 +111,18 @@ func onRanks(t *testing.T, ranks int, fn func(w *world.World) error) {
 func TestCollectives(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3} {
 		onRanks(t, ranks, func(w *world.World) error {
-			s, err := w.NewStream("calls", exec.Normal)
+			q, err := w.NewQueue("calls", exec.Normal)
 			if err != nil {
 				return err
 			}
-			for _, c := range []comm{{w.All, nil, false}, {w.All, nil, true}, {w.All, s, false}, {w.All, s, true}} {
+			for _, c := range []comm{{w.All, nil, false}, {w.All, nil, true}, {w.All, q, false}, {w.All, q, true}} {
 				for _, n := range commtest.Lengths {
 					commtest.Reductions[int32](t, c, n, elem.Sum)
 					commtest.Reductions[float64](t, c, n, elem.Max)
 					commtest.Moves[uint8](t, c, n)
 				}
 			}
-			return s.Close()
+			return w.CloseQueue(q)
 		})
 	}
 }

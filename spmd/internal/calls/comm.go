@@ -94,6 +94,39 @@ func (c *Comm) Refuse(op, what string, rank int) error {
 	return fmt.Errorf("%s: %s: %s %d is not in the communicator of %d ranks", ccall.At(), op, what, rank, c.size)
 }
 
+// CheckParts checks counts against the buffer that holds all parts, and the one that holds this
+// rank's. whole and part are their names, n and own their lengths.
+func (c *Comm) CheckParts(op string, counts []int, whole string, n int, part string, own int) error {
+	if err := c.CheckCounts(op, whole, n, counts); err != nil {
+		return err
+	}
+	if counts[c.rank] != own {
+		return fmt.Errorf("%s: %s: %s has %d elements, counts[%d] is %d", ccall.At(), op, part, own, c.rank, counts[c.rank])
+	}
+	return nil
+}
+
+// CheckCounts checks the counts of all ranks against a buffer of n elements, which is called name.
+func (c *Comm) CheckCounts(op, name string, n int, counts []int) error {
+	if err := c.Usable(op); err != nil {
+		return err
+	}
+	if len(counts) != c.size {
+		return fmt.Errorf("%s: %s: %d counts for %d ranks", ccall.At(), op, len(counts), c.size)
+	}
+	sum := 0
+	for r, k := range counts {
+		if k < 0 {
+			return fmt.Errorf("%s: %s: counts[%d] is %d", ccall.At(), op, r, k)
+		}
+		sum += k
+	}
+	if sum != n {
+		return fmt.Errorf("%s: %s: %s has %d elements, the counts add up to %d", ccall.At(), op, name, n, sum)
+	}
+	return nil
+}
+
 // AddComm takes a communicator into the world, in the caller's turn. Collective over it.
 func (r *Rank) AddComm(h transport.Host, id string) (*Comm, error) {
 	slow := h.Slow()
@@ -183,7 +216,7 @@ func (c *Comm) Close() error {
 	}
 	return c.Pass(control.CloseComm, func() error {
 		c.freed = true
-		err := errors.Join(r.dropGraphs(c), c.free())
+		err := errors.Join(r.dropCaptures(c), c.free())
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.comms = slices.DeleteFunc(r.comms, func(o *Comm) bool { return o == c })

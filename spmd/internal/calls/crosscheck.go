@@ -32,21 +32,21 @@ func (r *Rank) OpenCross() error {
 	if err != nil {
 		return err
 	}
-	s, err := r.NewStream("check", exec.Normal)
+	q, err := r.NewQueue("check", exec.Normal)
 	if err != nil {
 		return err
 	}
-	r.cross = &crossCheck{r: r, ref: verify.NewReference(transport.Bare{S: onGPU(s.Q).Stream()}, poolMemory{r}, alone.host)}
+	r.cross = &crossCheck{r: r, ref: verify.NewReference(transport.Bare{S: onGPU(q).Stream()}, poolMemory{r}, alone.host)}
 	return nil
 }
 
 // OpenSecond has MPI make the calls again. A rank may fail alone. Collective over all ranks, in the caller's turn.
 func (r *Rank) OpenSecond() error { return route.OpenSecond(&r.All.routes, &r.Node.routes) }
 
-// submit has NCCL carry out c, which communicates, then MPI, and compares.
-func (x *crossCheck) submit(s *Stream, c *Call) error {
+// submit has NCCL carry out c, then MPI, and compares.
+func (x *crossCheck) submit(q exec.Queue, c *Call) error {
 	on := c.comm
-	captured := s.Q.Lane() != nil
+	captured := q.Lane() != nil
 	if captured {
 		x.warned.Do(func() {
 			x.r.Log.Warn().Msg("--check both does not compare what is captured: a graph holds no host that could")
@@ -54,14 +54,14 @@ func (x *crossCheck) submit(s *Stream, c *Call) error {
 	}
 	second, compared := on.routes.Second()
 	if captured || !compared || c.Kind == coll.Barrier {
-		return s.enqueue(c)
+		return c.enqueue(q)
 	}
 	made := verify.Pack(&c.Call, c.group) // a group is gone once it is issued
-	run, err := x.ref.Begin(second, on.host, on.recorder, &c.Call, c.group, s.copyBytes)
+	run, err := x.ref.Begin(second, on.host, on.recorder, &c.Call, c.group, copyOn(q))
 	if err == nil {
-		err = s.enqueue(c)
+		err = c.enqueue(q)
 	}
-	copied := s.Q.End().Wait()
+	copied := q.End().Wait()
 	if err != nil && copied == nil {
 		run.Free()
 	}
@@ -80,14 +80,16 @@ func (x *crossCheck) submit(s *Stream, c *Call) error {
 	return err
 }
 
-// copyBytes enqueues a copy within the memory of the device.
-func (s *Stream) copyBytes(dst, src unsafe.Pointer, bytes int) error {
-	c, err := s.Q.Begin(exec.DoCopy)
-	if err != nil {
-		return err
+// copyOn returns what enqueues copies within the memory of the device.
+func copyOn(q exec.Queue) func(dst, src unsafe.Pointer, bytes int) error {
+	return func(dst, src unsafe.Pointer, bytes int) error {
+		c, err := q.Begin(exec.DoCopy)
+		if err != nil {
+			return err
+		}
+		c.Dst, c.Src, c.N = dst, src, bytes
+		return q.Enqueue(c)
 	}
-	c.Dst, c.Src, c.N = dst, src, bytes
-	return s.Q.Enqueue(c)
 }
 
 // poolMemory is the pool of a world as verify needs it.

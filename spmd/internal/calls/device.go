@@ -60,6 +60,9 @@ func (c *Call) Issued(q exec.Queue, seq uint64, site *ccall.Site) {
 	c.comm.recorder.Issue(q, seq, &c.Call, c.group, c.memory(), site, c.begun)
 }
 
+// Party implements exec.Call.
+func (c *Call) Party() exec.Party { return c.comm }
+
 // Comm implements exec.Notes.
 func (c *Call) Comm() *trace.Comm { return c.comm.trace }
 

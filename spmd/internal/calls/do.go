@@ -17,8 +17,8 @@ import (
 )
 
 // Do refuses what cannot be called, and runs, enqueues or groups the rest. cmd has the program's part, but for the
-// root; its memory has dst and src bytes. s is nil for a call that blocks.
-func (c *Comm) Do(s *Stream, cmd *Call, root, dst, src int) error {
+// root; its memory has dst and src bytes. q is nil for a call that blocks.
+func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
 	if c == nil || c.freed || uint(root) >= uint(c.size) {
 		return c.Refuse(cmd.Kind.String(), "rank", root)
 	}
@@ -38,18 +38,18 @@ func (c *Comm) Do(s *Stream, cmd *Call, root, dst, src int) error {
 		return err
 	}
 	if c.open != nil {
-		return c.open.join(s, cmd)
+		return c.open.join(q, cmd)
 	}
 	if c.routes.WholeOnHost(cmd.Kind) { // as nearly every call on the host
 		cmd.route.Host, cmd.route.Whole = true, true
-		if s != nil {
+		if q != nil {
 			cmd.route.By = c.byHost
 		}
 	} else {
-		cmd.choose(s != nil)
+		cmd.choose(q != nil)
 	}
-	if s != nil {
-		return s.submit(cmd)
+	if q != nil {
+		return cmd.submit(q)
 	}
 	if err := cmd.checkBlocks(); err != nil {
 		return err
@@ -59,12 +59,12 @@ func (c *Comm) Do(s *Stream, cmd *Call, root, dst, src int) error {
 	}
 	if !cmd.route.Host {
 		if cmd.route.By.Caps().Now {
-			return cmd.onDeviceNow(onGPU(r.blocking.Q))
+			return cmd.onDeviceNow(onGPU(r.blocking))
 		}
-		if err := r.blocking.submit(cmd); err != nil {
+		if err := cmd.submit(r.blocking); err != nil {
 			return err
 		}
-		return r.blocking.Synchronize()
+		return r.Synchronize(r.blocking)
 	}
 	turn := r.Order.Take(1)
 	err := cmd.communicate(r.Calls, turn)
@@ -183,8 +183,8 @@ func (c *Comm) hostWork(n int) unsafe.Pointer {
 
 // Plain says whether a message between this rank and peer is nothing but a blocking call in host memory with nothing to
 // refuse. A message costs little more than a call from Go to C: for it the way through Do is long.
-func (c *Comm) Plain(s *Stream, b *exec.Block, peer int) bool {
-	return s == nil && c != nil && c.checker == nil && c.open == nil && !c.freed && uint(peer) < uint(c.size) && b != nil &&
+func (c *Comm) Plain(q exec.Queue, b *exec.Block, peer int) bool {
+	return q == nil && c != nil && c.checker == nil && c.open == nil && !c.freed && uint(peer) < uint(c.size) && b != nil &&
 		c.r.has(b) && !c.routes.OnDevice() && c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
 }
 
@@ -211,7 +211,7 @@ func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer i
 }
 
 // LeaveOut is a message that has no other end: it refuses what any message refuses.
-func (c *Comm) LeaveOut(s *Stream, op string, a, b *exec.Block) error {
+func (c *Comm) LeaveOut(q exec.Queue, op string, a, b *exec.Block) error {
 	if err := cmp.Or(c.Usable(op), exec.RefuseInHostFunc(op)); err != nil {
 		return err
 	}
@@ -221,9 +221,9 @@ func (c *Comm) LeaveOut(s *Stream, op string, a, b *exec.Block) error {
 		}
 	}
 	switch {
-	case c.open != nil && s != c.open.s:
+	case c.open != nil && q != c.open.q:
 		return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
-	case c.open == nil && s == nil && c.r.Capturing():
+	case c.open == nil && q == nil && c.r.Capturing():
 		return fmt.Errorf("%s: a message that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}
 	return nil

@@ -12,14 +12,14 @@ import (
 
 // group is the calls between the start and the end of Comm.Group.
 type group struct {
-	s    *Stream // that all of it is enqueued on; nil for a blocking group
+	q    exec.Queue // that all of it is enqueued on; nil for a blocking group
 	cmds []Call
 	list []coll.Call // those of them that start together
 	keep bool        // a graph owns it
 }
 
-// Group runs fn, and starts together what that asks of c; s is the stream of it, nil where that blocks.
-func (c *Comm) Group(s *Stream, fn func() error) error {
+// Group runs fn, and starts together what that asks of c, on q. q is nil for a group that blocks.
+func (c *Comm) Group(q exec.Queue, fn func() error) error {
 	if err := c.Usable("Group"); err != nil {
 		return err
 	}
@@ -30,14 +30,14 @@ func (c *Comm) Group(s *Stream, fn func() error) error {
 		return fn() // inner groups belong to the outermost
 	}
 	g := c.newGroup()
-	g.s = s
+	g.q = q
 	err := c.collect(g, fn)
 	if err != nil || len(g.cmds) == 0 {
 		c.recycle(g)
 		return err
 	}
-	g.keep = s != nil && s.Q.Lane() != nil
-	return c.Do(s, &Call{Call: coll.Call{Kind: coll.Group}, group: g}, 0, 0, 0)
+	g.keep = q != nil && q.Lane() != nil
+	return c.Do(q, &Call{Call: coll.Call{Kind: coll.Group}, group: g}, 0, 0, 0)
 }
 
 // collect has g get what fn asks of c.
@@ -69,9 +69,9 @@ func (c *Comm) recycle(g *group) {
 	c.spare = append(c.spare, g)
 }
 
-// join takes a call into the group; s is the stream that it was asked for on.
-func (g *group) join(s *Stream, c *Call) error {
-	if s != g.s {
+// join takes a call into the group; q is the queue that it was asked for on.
+func (g *group) join(q exec.Queue, c *Call) error {
+	if q != g.q {
 		return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
 	}
 	if err := c.checkBlocks(); err != nil {

@@ -46,7 +46,7 @@ type Rank struct {
 
 	symmetric *symmetric  // nil where there is none
 	cross     *crossCheck // nil unless NCCL and MPI are compared
-	blocking  *Stream     // of collectives that block, on a GPU
+	blocking  exec.Queue  // of collectives that block, on a GPU
 	parts     parts
 	capturing atomic.Int32
 	events    atomic.Int64 // that are open
@@ -55,7 +55,7 @@ type Rank struct {
 
 	mu       sync.Mutex
 	comms    []*Comm
-	graphs   []*Graph
+	captures []*exec.Capture // that are not closed
 	closed   bool
 	slowSaid bool // that communicators have no memory of their own
 }
@@ -149,6 +149,9 @@ func Free(b *exec.Block) error {
 	return nil
 }
 
+// CountEvents notes that so many events more, or fewer, are open.
+func (r *Rank) CountEvents(n int64) { r.events.Add(n) }
+
 // Queues are those of all streams, which there are none of before the device is chosen.
 func (r *Rank) Queues() []exec.Queue {
 	if r.Dev == nil {
@@ -169,7 +172,7 @@ func (r *Rank) Opened() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	pools := r.Dev.Pools()
-	return map[string]int{"communicators": len(r.comms), "graphs": len(r.graphs), "streams": len(r.Dev.All()), "events": int(r.events.Load()),
+	return map[string]int{"communicators": len(r.comms), "graphs": len(r.captures), "streams": len(r.Dev.All()), "events": int(r.events.Load()),
 		"bytes": pools.Device.InUse() + pools.Pinned.InUse()}
 }
 
@@ -206,7 +209,7 @@ func (r *Rank) UseDevice() {
 
 // OpenBlocking opens the stream of the calls that block, on a GPU.
 func (r *Rank) OpenBlocking() (err error) {
-	r.blocking, err = r.NewStream("blocking calls", exec.High)
+	r.blocking, err = r.NewQueue("blocking calls", exec.High)
 	return err
 }
 
@@ -217,7 +220,7 @@ func (r *Rank) WarmUp() error {
 	var c Call
 	c.Kind = coll.Barrier
 	err := r.All.Do(r.blocking, &c, 0, 0, 0)
-	return errors.Join(err, r.blocking.Synchronize())
+	return errors.Join(err, r.Synchronize(r.blocking))
 }
 
 // MarkClosed notes that the world closes, and says whether it had begun to before. There are no new streams then.
@@ -226,17 +229,6 @@ func (r *Rank) MarkClosed() (before bool) {
 	defer r.mu.Unlock()
 	before, r.closed = r.closed, true
 	return before
-}
-
-// CloseGraphs closes what graphs are left.
-func (r *Rank) CloseGraphs() (err error) {
-	r.mu.Lock()
-	graphs := slices.Clone(r.graphs)
-	r.mu.Unlock()
-	for _, g := range graphs {
-		err = errors.Join(err, g.Close())
-	}
-	return err
 }
 
 // CloseComms closes the communicators, the last that was made first. Collective over all ranks, in the caller's turn.

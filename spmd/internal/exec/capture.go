@@ -5,16 +5,23 @@ import (
 	"slices"
 
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/trace"
 )
 
-// Capture is a graph under construction. Queues that wait for a point in it join it.
+// Capture is what was captured of queues, until End or afterwards. Queues that wait for a point in
+// it join it. It knows what its commands use.
 type Capture struct {
-	For   any // whom the capture is for
-	b     Builder
-	lanes []*Lane // one for each queue that is captured; the first is the origin
-	nodes []node
-	owned []*Block // memory that commands of the graph use
-	ended bool
+	Blocks    []*Block
+	Libraries []*Library
+	Parties   []Party
+	Replay    Replay // what the device made of it; nil before End, and where that failed
+	Last      Point  // the end of the queue that it was last launched on
+	Closed    bool   // it is launched no more
+	b         Builder
+	lanes     []*Lane // one for each queue that is captured; the first is the origin
+	nodes     []node
+	owned     []*Block // scratch memory of its commands
+	ended     bool
 }
 
 // Lane is the part of a capture that comes from one queue.
@@ -43,12 +50,12 @@ type Builder interface {
 	// Wait makes a lane wait for a node.
 	Wait(l *Lane, n int, at any) error
 	// End makes the queues usable again and returns the graph; without keep there is none.
-	End(lanes []*Lane, nodes []any, keep bool) (Graph, error)
+	End(lanes []*Lane, nodes []any, keep bool) (Replay, error)
 }
 
 // NewCapture starts a capture with q as the origin.
-func NewCapture(b Builder, q Queue, of any) (*Capture, error) {
-	c := &Capture{For: of, b: b}
+func NewCapture(b Builder, q Queue) (*Capture, error) {
+	c := &Capture{b: b}
 	return c, c.adopt(q)
 }
 
@@ -62,22 +69,38 @@ func (c *Capture) adopt(q Queue) error {
 	return nil
 }
 
-// Count counts a command of the lane.
-func (l *Lane) Count() { l.n++ }
+// Takes notes a command of the lane, but for its blocks.
+func (l *Lane) Takes(c *Command) {
+	l.n++
+	switch c.Kind {
+	case DoLibrary:
+		l.C.Libraries = include(l.C.Libraries, c.Library)
+	case DoCall:
+		l.C.Parties = include(l.C.Parties, c.Call.Party())
+	}
+}
+
+// Uses notes that a command of the lane uses two blocks, which may be nil.
+func (l *Lane) Uses(a, b *Block) {
+	for _, x := range [2]*Block{a, b} {
+		if x != nil && !slices.Contains(l.C.Blocks, x) {
+			l.C.Blocks = append(l.C.Blocks, x)
+			x.Capture(1)
+		}
+	}
+}
+
+// include appends x to a list that does not have it.
+func include[T comparable](list []T, x T) []T {
+	if slices.Contains(list, x) {
+		return list
+	}
+	return append(list, x)
+}
 
 // Scratch is Queue.Scratch for the lane.
 func (l *Lane) Scratch(p *Pool, n int) (*Block, error) {
 	return l.work.Get(p, n, func(b *Block) { l.C.owned = append(l.C.owned, b) })
-}
-
-// Memory returns the scratch memory of all lanes, which the graph has from now on.
-func (c *Capture) Memory() []*Block {
-	for _, l := range c.lanes {
-		if b := l.work.Take(); b != nil {
-			c.owned = append(c.owned, b)
-		}
-	}
-	return c.owned
 }
 
 // Record makes the present end of the lane a node of the graph, and returns its number.
@@ -134,12 +157,65 @@ func (c *Capture) Joined() error {
 	return nil
 }
 
-// End makes the queues usable again and returns the graph of what was captured; without keep there is none.
-func (c *Capture) End(keep bool) (Graph, error) {
+// End makes the queues usable again. Without keep nothing can be launched.
+func (c *Capture) End(keep bool) (err error) {
 	c.ended = true
 	nodes := make([]any, len(c.nodes))
 	for i := range nodes {
 		nodes[i] = c.nodes[i].at
 	}
-	return c.b.End(c.lanes, nodes, keep)
+	c.Replay, err = c.b.End(c.lanes, nodes, keep)
+	for _, b := range c.Blocks {
+		b.Capture(-1)
+	}
+	for _, l := range c.lanes {
+		if b := l.work.Take(); b != nil {
+			c.owned = append(c.owned, b)
+		}
+	}
+	return err
 }
+
+// Launch enqueues a replay on q. The caller has found that it can be launched.
+func (c *Capture) Launch(q Queue) error {
+	cmd, err := q.Begin(DoGraph)
+	if err != nil {
+		return err
+	}
+	cmd.Replay = c.Replay
+	for _, b := range c.Blocks {
+		q.Uses(b, nil)
+	}
+	if len(c.Parties) > 0 {
+		cmd.Notes = c
+	}
+	if err = q.Enqueue(cmd); err == nil {
+		c.Last = q.End()
+	}
+	return err
+}
+
+// Runs says whether a command replays the capture.
+func (c *Capture) Runs(cmd *Command) bool { return cmd.Kind == DoGraph && cmd.Replay == c.Replay }
+
+// Drop gives up what the capture has of d, when its replays have run.
+func (c *Capture) Drop(d Device) (err error) {
+	if c.Replay != nil {
+		err = c.Replay.Close(c.Last)
+	}
+	for _, b := range c.owned {
+		b.Pool.Release(b, d.Marks())
+	}
+	c.owned = nil
+	return err
+}
+
+// Issued implements Notes.
+func (c *Capture) Issued(q Queue, seq uint64, site *ccall.Site) {
+	for _, p := range c.Parties {
+		p.Replays(q, seq, site)
+	}
+}
+
+// Comm implements Notes.
+func (c *Capture) Comm() *trace.Comm { return c.Parties[0].Traced() }

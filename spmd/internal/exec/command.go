@@ -19,7 +19,7 @@ const (
 	DoKernel               // Kernel, Grid, Args
 	DoLibrary              // Library, Args, N bytes of workspace
 	DoFunc                 // Func
-	DoGraph                // Graph, Notes
+	DoGraph                // Replay, Notes
 	DoCall                 // Call, Notes
 	DoRecord               // of the queue alone
 	DoWait                 // of the queue alone
@@ -45,7 +45,7 @@ type Command struct {
 	Args     []Arg // the slot's own
 	Library  *Library
 	Func     func() error
-	Graph    Graph
+	Replay   Replay
 	Call     Call // the slot's own, to be used again by who enqueues another; nil before the first
 	Notes    Notes
 	Site     ccall.Site // where it was enqueued, if the queue needs that
@@ -88,6 +88,18 @@ type Call interface {
 	Run(on *trace.Thread, turn uint64) error
 	// String describes the call in reports.
 	String() string
+	// Party is the communicator that the call is of.
+	Party() Party
+}
+
+// Party is a communicator, as captures have it.
+type Party interface {
+	// Replays says that a replay of its calls is about to be handed to a GPU, as number seq of q.
+	Replays(q Queue, seq uint64, site *ccall.Site)
+	// Traced is the communicator as traces have it; nil where there is no trace.
+	Traced() *trace.Comm
+	// Closed says that it makes no more calls.
+	Closed() bool
 }
 
 // Notes has account kept of commands that communicate.

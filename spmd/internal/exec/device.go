@@ -38,8 +38,8 @@ type Device interface {
 	Quiesce() error
 	// NewQueue returns a new queue.
 	NewQueue(name string, p Priority) (Queue, error)
-	// NewEvent returns a new event.
-	NewEvent() Event
+	// NewTimer returns a new timer.
+	NewTimer() Timer
 	// NewBuilder returns what makes a graph of a capture.
 	NewBuilder() Builder
 	// All returns the queues that are not closed.

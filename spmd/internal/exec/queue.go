@@ -21,16 +21,15 @@ type Queue interface {
 	Begin(k Kind) (*Command, error)
 	// Enqueue enqueues the command that Begin returned, and unlocks the queue. In a capture the command is recorded.
 	Enqueue(c *Command) error
-	// Uses notes, between Begin and Enqueue, that the command uses two blocks, which may be nil. Where a capture takes the
-	// command it returns its lane instead.
-	Uses(a, b *Block) *Lane
+	// Uses notes, between Begin and Enqueue, that the command uses two blocks, which may be nil.
+	Uses(a, b *Block)
 	// UsesArgs is Uses for the arguments of the command that Begin returned.
-	UsesArgs(c *Command) *Lane
+	UsesArgs(c *Command)
 	// Using returns up to where the queue uses a block, and whether it has not got there.
 	Using(b *Block) (p Point, pending bool)
-	// After makes what is enqueued from now on wait for a point of another queue of the device. e is the event that was
-	// recorded there, if there is one. The queue is not being captured.
-	After(p Point, e Event) error
+	// After makes what is enqueued from now on wait for a point of another queue of the device.
+	// e was recorded there, or is nil. The queue is not being captured.
+	After(p Point, e Timer) error
 	// Passed is how many commands are known to have run. It only reads memory.
 	Passed() uint64
 	// Lane returns the part of a capture that the queue is; nil where it is not being captured.
@@ -64,23 +63,24 @@ type Job struct {
 	Release func() error // lets it go on, instead of Run
 }
 
-// Event is a point in a queue that tells its time.
-type Event interface {
-	// Record moves the event to the present end of q, which is not being captured.
+// Timer tells when a queue got to a point. It is what an event has of its device.
+type Timer interface {
+	// Record moves the timer to the present end of q, which is not being captured.
 	Record(q Queue) (Point, error)
-	// Wait blocks until p, where the event was recorded last, is reached, and returns the failure of a queue that failed before.
+	// Wait blocks until the point of the last Record, p, is reached. It returns the failure of a
+	// queue that failed before.
 	Wait(p Point) error
 	// Passed says whether p is reached.
 	Passed(p Point) (bool, error)
-	// Since returns the time from another event of the device. Both have been reached.
-	Since(o Event) (time.Duration, error)
-	// Close gives up what the event has of the device. A second Close does nothing.
+	// Since returns the time from another timer of the device. Both have been reached.
+	Since(o Timer) (time.Duration, error)
+	// Close gives up what the timer has of the device. A second Close does nothing.
 	Close() error
 }
 
-// Graph is commands that were captured, which a command of a queue of the same device replays.
-type Graph interface {
-	// Close gives up what the graph has of the device, when its replays have run, the last of which ends at last.
+// Replay is what a device has made of a capture. A command of its queues runs it.
+type Replay interface {
+	// Close gives up what the replay has of the device, once it has run. It last ran up to last.
 	Close(last Point) error
 }
 

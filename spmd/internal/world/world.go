@@ -300,7 +300,7 @@ func (w *World) stop() bool {
 
 // takeDown is Close but for the streams' work and the watch.
 func (w *World) takeDown() error {
-	err := errors.Join(w.CloseGraphs(), w.runClosers())
+	err := errors.Join(w.CloseCaptures(), w.runClosers())
 	if w.Order.Enter(w.Order.Take(1)) == nil { // not after a failure; then nobody else is in MPI
 		defer w.Order.Leave()
 	}

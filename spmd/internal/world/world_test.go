@@ -56,16 +56,16 @@ func TestEnd(t *testing.T) {
 				last = mine
 			}
 			w.AtClose(say("last", last))
-			s, err := w.NewStream("s", exec.Normal)
+			q, err := w.NewQueue("s", exec.Normal)
 			if err != nil {
 				return err
 			}
-			c, err := s.Begin(exec.DoFunc, nil, nil)
+			c, err := w.Begin(q, exec.DoFunc, nil, nil)
 			if err != nil {
 				return err
 			}
 			c.Func = say("enqueued", nil)
-			return s.Q.Enqueue(c)
+			return q.Enqueue(c)
 		})
 		if failing != errors.Is(err, mine) || failing && !strings.Contains(err.Error(), "rank 1: ") {
 			t.Errorf("a failing end %v: %v", failing, err)

@@ -38,7 +38,7 @@ type Device struct {
 	Trace     *trace.Tracer // notes what queues do, from before the first is made; nil where nobody does
 
 	mu     sync.Mutex
-	events []*event                // that hold an event of the driver
+	timers []*timer                // that hold an event of the driver
 	told   map[unsafe.Pointer]bool // blocks of managed memory that something was said of
 }
 
@@ -123,10 +123,10 @@ func (q *Queue) inFlight() (uint64, bool) {
 // Close implements exec.Device.
 func (d *Device) Close() error {
 	d.mu.Lock()
-	events := slices.Clone(d.events)
+	timers := slices.Clone(d.timers)
 	d.mu.Unlock()
 	var err error
-	for _, e := range events {
+	for _, e := range timers {
 		err = errors.Join(err, e.Close())
 	}
 	for _, q := range d.All() {

@@ -101,7 +101,7 @@ func severalGPUs(t *testing.T) {
 				}
 				a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
 				x, y, zero, all := memory(t, d, n, float32(i+1)), memory(t, d, n, 0), memory(t, d, n, 0), memory(t, d, rounds*n, 0)
-				e := d.NewEvent()
+				e := d.NewTimer()
 				var at exec.Point
 				for r := range rounds { // b takes what a has written, and takes it away
 					copies(t, a, y, x, n)
@@ -181,9 +181,11 @@ func (c *fakeCall) Run(*trace.Thread, uint64) error              { return errors
 func (c *fakeCall) Begins(*trace.Call, *trace.Thread) trace.Mark { return trace.Mark{} }
 func (c *fakeCall) Holds(*trace.Content)                         {}
 func (c *fakeCall) Comm() *trace.Comm                            { return nil }
-func (c *fakeCall) String() string                               { return "a call" }
-func (c *fakeCall) Order() (any, bool)                           { return c.by, true }
-func (c *fakeCall) Needs() (bool, int)                           { return false, 1000 }
+func (c *fakeCall) Party() exec.Party                            { return nil }
+
+func (c *fakeCall) String() string     { return "a call" }
+func (c *fakeCall) Order() (any, bool) { return c.by, true }
+func (c *fakeCall) Needs() (bool, int) { return false, 1000 }
 func (c *fakeCall) Issued(q exec.Queue, seq uint64, site *ccall.Site) {
 	c.issued = append(c.issued, q.Name()+" from "+site.String())
 }
@@ -237,7 +239,7 @@ func callsInOrder(t *testing.T) {
 	if passed, busy := b.Position(); busy || b.Stuck(time.Now(), 0) {
 		t.Errorf("b is at %d, busy %v", passed, busy)
 	}
-	capture, err := exec.NewCapture(d.NewBuilder(), a, nil)
+	capture, err := exec.NewCapture(d.NewBuilder(), a)
 	must(t, err)
 	fork, err := a.Lane().Record()
 	must(t, err)
@@ -247,19 +249,17 @@ func callsInOrder(t *testing.T) {
 	must(t, err)
 	must(t, capture.Wait(a, join))
 	must(t, capture.Joined())
-	g, err := capture.End(true)
-	must(t, err)
+	must(t, capture.End(true))
+	g := capture.Replay
 	for range rounds {
 		slot, err := b.Begin(exec.DoGraph)
 		must(t, err)
-		slot.Graph, slot.Notes = g, second
+		slot.Replay, slot.Notes = g, second
 		must(t, b.Enqueue(slot))
 		check("in a graph")
 	}
-	must(t, g.Close(b.End()))
-	for _, k := range capture.Memory() {
-		k.Pool.Release(k, d.Marks())
-	}
+	capture.Last = b.End()
+	must(t, capture.Drop(d))
 	d.GPU.Forget("somebody")
 }
 
@@ -272,7 +272,7 @@ func graphs(t *testing.T) {
 	x, y := memory(t, d, n, 3), memory(t, d, n, 0)
 	broken := errors.New("broken")
 	runs := 0
-	capture, err := exec.NewCapture(d.NewBuilder(), a, nil)
+	capture, err := exec.NewCapture(d.NewBuilder(), a)
 	must(t, err)
 	copies(t, a, y, x, n)
 	c, err := a.Begin(exec.DoFunc)
@@ -284,8 +284,8 @@ func graphs(t *testing.T) {
 		return nil
 	}
 	must(t, a.Enqueue(c))
-	g, err := capture.End(true)
-	must(t, err)
+	must(t, capture.End(true))
+	g := capture.Replay
 	if v := read(t, d, y, 1)[0]; runs != 0 || v != 0 {
 		t.Fatalf("the capture ran: %d, %v", runs, v)
 	}
@@ -293,7 +293,7 @@ func graphs(t *testing.T) {
 		t.Helper()
 		c, err := b.Begin(exec.DoGraph)
 		must(t, err)
-		c.Graph = g
+		c.Replay = g
 		must(t, b.Enqueue(c))
 	}
 	for range replays {
@@ -332,7 +332,7 @@ func replaysNeverWaitedFor(t *testing.T) {
 	a, sides := queueOf(t, d, "a"), []*Queue{queueOf(t, d, "b"), queueOf(t, d, "c")}
 	broken := errors.New("broken")
 	fails := false
-	capture, err := exec.NewCapture(d.NewBuilder(), a, nil)
+	capture, err := exec.NewCapture(d.NewBuilder(), a)
 	must(t, err)
 	c, err := a.Begin(exec.DoFunc)
 	must(t, err)
@@ -343,13 +343,13 @@ func replaysNeverWaitedFor(t *testing.T) {
 		return nil
 	}
 	must(t, a.Enqueue(c))
-	g, err := capture.End(true)
-	must(t, err)
+	must(t, capture.End(true))
+	g := capture.Replay
 	launch := func(q *Queue) {
 		t.Helper()
 		c, err := q.Begin(exec.DoGraph)
 		must(t, err)
-		c.Graph = g
+		c.Replay = g
 		must(t, q.Enqueue(c))
 	}
 	for i := range 10 * pile {
@@ -404,7 +404,7 @@ func failureOfHostFunc(t *testing.T) {
 func closedEvent(t *testing.T) {
 	d := world(t, 0)
 	a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
-	e := d.NewEvent()
+	e := d.NewTimer()
 	at, err := e.Record(a)
 	must(t, errors.Join(err, e.Wait(at)))
 	must(t, errors.Join(e.Close(), e.Close()))

@@ -74,7 +74,7 @@ func (b *builder) Wait(l *exec.Lane, _ int, at any) error {
 }
 
 // End implements exec.Builder.
-func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Graph, error) {
+func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Replay, error) {
 	made, err := lanes[0].Q.(*Queue).h.EndCapture()
 	switch {
 	case !keep:
@@ -99,7 +99,7 @@ func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Graph, e
 	return b.g, err
 }
 
-// Close implements exec.Graph.
+// Close implements exec.Replay.
 func (g *graph) Close(last exec.Point) (err error) {
 	if g.exec != nil {
 		err = errors.Join(last.Wait(), g.exec.Close())

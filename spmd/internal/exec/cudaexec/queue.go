@@ -117,24 +117,20 @@ func (q *Queue) State() (exec.State, bool) {
 func (q *Queue) Running(func(*exec.Command) bool) (string, bool) { return "", false }
 
 // Uses implements exec.Queue.
-func (q *Queue) Uses(a, b *exec.Block) *exec.Lane {
+func (q *Queue) Uses(a, b *exec.Block) {
 	if l := q.Lane(); l != nil {
-		return l
+		l.Uses(a, b)
+		return
 	}
 	q.uses(a)
 	q.uses(b)
-	return nil
 }
 
 // UsesArgs implements exec.Queue.
-func (q *Queue) UsesArgs(c *exec.Command) *exec.Lane {
-	if l := q.Lane(); l != nil {
-		return l
-	}
+func (q *Queue) UsesArgs(c *exec.Command) {
 	for i := range c.Args {
-		q.uses(c.Args[i].Block)
+		q.Uses(c.Args[i].Block, nil)
 	}
-	return nil
 }
 
 func (q *Queue) uses(b *exec.Block) {
@@ -421,12 +417,12 @@ func (q *Queue) marked() {
 }
 
 // After implements exec.Queue. e, where there is one, was recorded at p: the wait is for it, and needs no event of its own.
-func (q *Queue) After(p exec.Point, e exec.Event) error {
+func (q *Queue) After(p exec.Point, e exec.Timer) error {
 	if err := p.Failure(); err != nil {
 		return err
 	}
 	if e != nil {
-		return q.afterEvent(e.(*event).at())
+		return q.afterEvent(e.(*timer).at())
 	}
 	other := p.Q.(*Queue) // of the same world
 	if other.known.Load() >= p.Seq {

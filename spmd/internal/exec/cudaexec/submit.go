@@ -45,7 +45,7 @@ func (q *Queue) Begin(k exec.Kind) (*exec.Command, error) {
 func (q *Queue) Enqueue(c *exec.Command) error {
 	defer q.front.Unlock()
 	defer func() { // not to keep alive what it used
-		c.Func, c.Graph, c.Notes = nil, nil, nil
+		c.Func, c.Replay, c.Notes = nil, nil, nil
 		clear(q.using)
 		q.using = q.using[:0]
 	}()
@@ -82,7 +82,7 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 	}
 	seq := q.tail.Load() + 1
 	if l := q.lane.Load(); l != nil {
-		l.Count()
+		l.Takes(c)
 		err := q.issue(c, call, seq, work)
 		if err == nil && q.events != nil {
 			l.Track.(*builder).g.adds(c, call)
@@ -288,7 +288,7 @@ func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointe
 	case exec.DoFunc:
 		return q.hostFunc(c.Func)
 	case exec.DoGraph:
-		g := c.Graph.(*graph)
+		g := c.Replay.(*graph)
 		if g.launched(exec.Point{Q: q, Seq: seq})%pile == 0 {
 			if err := q.keepUp(); err != nil {
 				return err

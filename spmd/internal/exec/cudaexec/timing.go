@@ -137,11 +137,11 @@ func (q *Queue) begins(c *exec.Command, call Call) *record {
 	case call != nil:
 		r.mark = call.Begins(&r.call, t.events)
 	case c.Kind == exec.DoGraph && r.comm != nil:
-		r.mark = r.comm.Replay(&r.call, t.events, &c.Graph.(*graph).holds)
+		r.mark = r.comm.Replay(&r.call, t.events, &c.Replay.(*graph).holds)
 	default:
 		r.noted = false
 		if c.Kind == exec.DoGraph {
-			q.d.Trace.Holds(&c.Graph.(*graph).holds)
+			q.d.Trace.Holds(&c.Replay.(*graph).holds)
 		}
 		r.call.Event = trace.Event{Class: class, Bytes: int64(bytes), Comm: -1, Peer: -1, From: -1}
 		r.mark = t.events.Choose(class)

@@ -50,8 +50,8 @@ func (d *Device) NewQueue(name string, _ exec.Priority) (exec.Queue, error) {
 	return q, nil
 }
 
-// NewEvent implements exec.Device.
-func (d *Device) NewEvent() exec.Event { return &event{} }
+// NewTimer implements exec.Device.
+func (d *Device) NewTimer() exec.Timer { return &timer{} }
 
 // NewBuilder implements exec.Device.
 func (d *Device) NewBuilder() exec.Builder { return &builder{d: d} }

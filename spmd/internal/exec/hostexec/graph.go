@@ -86,7 +86,7 @@ func (b *builder) Wait(l *exec.Lane, n int, _ any) error {
 }
 
 // End implements exec.Builder.
-func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Graph, error) {
+func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Replay, error) {
 	for _, l := range lanes {
 		q := l.Q.(*queue)
 		q.mu.Lock()
@@ -100,7 +100,7 @@ func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Graph, e
 	return b.g, nil
 }
 
-// Close implements exec.Graph.
+// Close implements exec.Replay.
 func (g *graph) Close(exec.Point) error { return nil }
 
 // replay runs the tracks: the origin's on the calling goroutine, the others on

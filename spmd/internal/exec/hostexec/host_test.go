@@ -57,6 +57,7 @@ type call struct{ turns []uint64 }
 
 func (c *call) Run(_ *trace.Thread, turn uint64) error { c.turns = append(c.turns, turn); return nil }
 func (c *call) String() string                         { return "a call" }
+func (c *call) Party() exec.Party                      { return nil }
 
 // Commands of a queue run in the order in which they were enqueued, far more of them than the ring holds at first, while
 // the first still runs.
@@ -90,7 +91,7 @@ func TestOrder(t *testing.T) {
 func TestPointsAndEvents(t *testing.T) {
 	d, _ := device(t)
 	a, b := newQueueOf(t, d, "a"), newQueueOf(t, d, "b")
-	before, after := d.NewEvent(), d.NewEvent()
+	before, after := d.NewTimer(), d.NewTimer()
 	hold := make(chan struct{})
 	first := false
 	_, err := before.Record(b)
@@ -161,7 +162,7 @@ func TestTurnsAndGraphs(t *testing.T) {
 	var firstA, firstB, onA, onB, last call
 	enqueue(a, &firstA)
 	enqueue(b, &firstB)
-	capture, err := exec.NewCapture(d.NewBuilder(), a, nil)
+	capture, err := exec.NewCapture(d.NewBuilder(), a)
 	must(t, err)
 	var trace []string
 	var mu sync.Mutex
@@ -188,8 +189,8 @@ func TestTurnsAndGraphs(t *testing.T) {
 	must(t, capture.Wait(a, join))
 	do(t, a, say("end"))
 	must(t, capture.Joined())
-	g, err := capture.End(true)
-	must(t, err)
+	must(t, capture.End(true))
+	g := capture.Replay
 	if a.Lane() != nil || b.Lane() != nil || len(trace) != 0 {
 		t.Fatalf("after the capture: lanes %v, %v; %v ran", a.Lane(), b.Lane(), trace)
 	}
@@ -197,7 +198,7 @@ func TestTurnsAndGraphs(t *testing.T) {
 	for range replays {
 		slot, err := a.Begin(exec.DoGraph)
 		must(t, err)
-		slot.Graph = g
+		slot.Replay = g
 		must(t, a.Enqueue(slot))
 	}
 	enqueue(a, &last)
@@ -231,15 +232,16 @@ func TestScratch(t *testing.T) {
 		t.Error("memory that is large enough is taken again, and only that")
 	}
 	own := get(1 << 20)
-	capture, err := exec.NewCapture(d.NewBuilder(), q, nil)
+	capture, err := exec.NewCapture(d.NewBuilder(), q)
 	must(t, err)
 	if first, more := get(100), get(1<<20); first == own || more == own || first == more {
 		t.Error("a capture shares memory")
 	}
-	_, err = capture.End(false)
-	must(t, err)
-	if kept := capture.Memory(); len(kept) != 2 {
-		t.Errorf("the graph keeps %d blocks, want 2", len(kept))
+	must(t, capture.End(false))
+	before := d.pool.InUse()
+	must(t, capture.Drop(d))
+	if kept := before - d.pool.InUse(); kept < 1<<20+100 || kept > 2<<20 {
+		t.Errorf("the graph has kept %d bytes, want those of two blocks", kept)
 	}
 	if get(100) != own {
 		t.Error("the queue has lost its memory")

@@ -41,7 +41,7 @@ type slot struct {
 	exec.Command
 	ticket uint64     // of its calls
 	at     exec.Point // what a DoWait waits for; where a DoRecord is
-	event  *event     // of a DoRecord
+	timer  *timer     // of a DoRecord
 	node   int        // in a capture: of a DoRecord and a DoWait
 	as     *Emulator  // what runs kernels and, of libraries, those that only launch kernels; nil for their host functions
 }
@@ -109,7 +109,7 @@ func (q *queue) enqueue(s *slot) uint64 {
 		s.as = q.d.Emulator
 	}
 	if l := q.lane.Load(); l != nil {
-		l.Count()
+		l.Takes(&s.Command)
 		l.Track.(*track).add(s)
 		return 0
 	}
@@ -117,7 +117,7 @@ func (q *queue) enqueue(s *slot) uint64 {
 	case exec.DoCall:
 		s.ticket = q.d.tickets.Take(1)
 	case exec.DoGraph:
-		s.ticket = q.d.tickets.Take(s.Graph.(*graph).turns)
+		s.ticket = q.d.tickets.Take(s.Replay.(*graph).turns)
 	case exec.DoRecord:
 		s.at = exec.Point{Q: q, Seq: q.tail + 1}
 	}
@@ -129,26 +129,26 @@ func (q *queue) enqueue(s *slot) uint64 {
 }
 
 // Uses implements exec.Queue.
-func (q *queue) Uses(a, b *exec.Block) *exec.Lane {
+func (q *queue) Uses(a, b *exec.Block) {
 	if l := q.lane.Load(); l != nil {
-		return l
+		l.Uses(a, b)
+		return
 	}
 	seq := q.tail + 1
 	a.UsedBy(&q.Seat, seq)
 	b.UsedBy(&q.Seat, seq)
-	return nil
 }
 
 // UsesArgs implements exec.Queue.
-func (q *queue) UsesArgs(c *exec.Command) *exec.Lane {
-	if l := q.lane.Load(); l != nil {
-		return l
-	}
-	seq := q.tail + 1
+func (q *queue) UsesArgs(c *exec.Command) {
+	l, seq := q.lane.Load(), q.tail+1
 	for i := range c.Args {
-		c.Args[i].Block.UsedBy(&q.Seat, seq)
+		if b := c.Args[i].Block; l != nil {
+			l.Uses(b, nil)
+		} else {
+			b.UsedBy(&q.Seat, seq)
+		}
 	}
-	return nil
 }
 
 // Using implements exec.Queue.
@@ -211,7 +211,7 @@ func (q *queue) work() {
 // over ends the command that runs. The caller has the lock.
 func (q *queue) over(err error) {
 	s := &q.ring[q.done.Load()%uint64(len(q.ring))] // the ring may have grown meanwhile
-	s.Func, s.Graph, s.event = nil, nil, nil        // not to be kept alive by it
+	s.Func, s.Replay, s.timer = nil, nil, nil       // not to be kept alive by it
 	if err != nil {
 		q.err, q.failedAt = q.asyncError(s, err), q.done.Load()+1
 		q.d.fail(q.err)
@@ -265,7 +265,7 @@ func (q *queue) Failure(seq uint64) error {
 }
 
 // After implements exec.Queue.
-func (q *queue) After(p exec.Point, _ exec.Event) error {
+func (q *queue) After(p exec.Point, _ exec.Timer) error {
 	if done, err := p.Passed(); done {
 		return err
 	}
@@ -400,11 +400,11 @@ func (s *slot) run(events *trace.Thread, ticket uint64) error {
 	case exec.DoFunc:
 		return exec.HostFunc(s.Func)
 	case exec.DoRecord:
-		s.event.reached(s.at)
+		s.timer.reached(s.at)
 	case exec.DoWait:
 		return s.at.Wait()
 	case exec.DoGraph:
-		return s.Graph.(*graph).replay(ticket)
+		return s.Replay.(*graph).replay(ticket)
 	default:
 		return s.Call.Run(events, ticket)
 	}

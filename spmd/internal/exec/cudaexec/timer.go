@@ -9,24 +9,24 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// event is an event with timing.
-type event struct {
+// timer is an event with timing.
+type timer struct {
 	d   *Device
 	mu  sync.Mutex
 	gpu *cuda.Event // nil before the first Record
 }
 
-// NewEvent implements exec.Device.
-func (d *Device) NewEvent() exec.Event { return &event{d: d} }
+// NewTimer implements exec.Device.
+func (d *Device) NewTimer() exec.Timer { return &timer{d: d} }
 
-func (e *event) at() *cuda.Event {
+func (e *timer) at() *cuda.Event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.gpu
 }
 
-// Record implements exec.Event.
-func (e *event) Record(on exec.Queue) (exec.Point, error) {
+// Record implements exec.Timer.
+func (e *timer) Record(on exec.Queue) (exec.Point, error) {
 	q := on.(*Queue)
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -41,7 +41,7 @@ func (e *event) Record(on exec.Queue) (exec.Point, error) {
 			return exec.Point{}, err
 		}
 		e.d.mu.Lock()
-		e.d.events = append(e.d.events, e)
+		e.d.timers = append(e.d.timers, e)
 		e.d.mu.Unlock()
 	}
 	// It counts as a command, so that no mark before it stands for it.
@@ -51,8 +51,8 @@ func (e *event) Record(on exec.Queue) (exec.Point, error) {
 	return exec.Point{Q: q, Seq: q.tail.Add(1)}, nil
 }
 
-// Wait implements exec.Event: not later than the event itself.
-func (e *event) Wait(p exec.Point) error {
+// Wait implements exec.Timer: not later than the event itself.
+func (e *timer) Wait(p exec.Point) error {
 	at := e.at()
 	if at == nil {
 		return p.Wait()
@@ -61,8 +61,8 @@ func (e *event) Wait(p exec.Point) error {
 	return p.Failure()
 }
 
-// Passed implements exec.Event: it asks once. What is closed, or was never recorded, has no time.
-func (e *event) Passed(p exec.Point) (bool, error) {
+// Passed implements exec.Timer: it asks once. What is closed, or was never recorded, has no time.
+func (e *timer) Passed(p exec.Point) (bool, error) {
 	at := e.at()
 	if err := p.Failure(); err != nil || at == nil {
 		return false, err
@@ -74,13 +74,13 @@ func (e *event) Passed(p exec.Point) (bool, error) {
 	return done, err
 }
 
-// Since implements exec.Event.
-func (e *event) Since(o exec.Event) (time.Duration, error) {
-	return e.at().Elapsed(o.(*event).at())
+// Since implements exec.Timer.
+func (e *timer) Since(o exec.Timer) (time.Duration, error) {
+	return e.at().Elapsed(o.(*timer).at())
 }
 
-// Close implements exec.Event.
-func (e *event) Close() error {
+// Close implements exec.Timer.
+func (e *timer) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.gpu == nil {
@@ -89,7 +89,7 @@ func (e *event) Close() error {
 	at := e.gpu
 	e.gpu = nil
 	e.d.mu.Lock()
-	e.d.events = slices.DeleteFunc(e.d.events, func(o *event) bool { return o == e })
+	e.d.timers = slices.DeleteFunc(e.d.timers, func(o *timer) bool { return o == e })
 	e.d.mu.Unlock()
 	return at.Close()
 }
