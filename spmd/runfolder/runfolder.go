@@ -298,8 +298,8 @@ func (f *Folder) fail(err error) {
 	}
 }
 
-// Close closes the log. It returns what could not be written, where the folder was
-// asked for by name. A second Close does nothing. Not collective.
+// Close closes the log. If the folder was asked for by name, it returns the writes that failed. A
+// second Close does nothing. Not collective.
 func (f *Folder) Close() error {
 	if f == nil || f.log == nil {
 		return nil
