@@ -16,16 +16,18 @@ type Elem interface{ float32 | spmd.BF16 }
 
 // Options say how attention is computed. The zero value is the fastest way.
 type Options struct {
-	// Path is "cudnn", "mma" or "simple" to have that or an error; "" and "auto" take the first of them that every rank
-	// of the world has for the shape and the type, and mma before cudnn where its kernels are those of warpgroups.
+	// Path is "cudnn", "mma" or "simple": that path, or an error. "" and "auto" take the first path
+	// that every rank of the world has for the shape and the type. They take mma before cudnn if
+	// its kernels are those of warpgroups.
 	//   cudnn   cuDNN 9.6 or later: bfloat16, Tokens a multiple of 128, Size one of 8
-	//   mma     this package's kernels for tensor cores: bfloat16, Size a multiple of 8 up to 128, compute capability 8.0;
-	//           with 9.0, and Size up to 64, by warpgroups
+	//   mma     this package's kernels for tensor cores, from compute capability 8.0 on: bfloat16,
+	//           Size a multiple of 8 up to 128; with 9.0, and Size up to 64, by warpgroups
 	//   simple  on CUDA cores in float32, any shape and type; the way on the host
 	Path string
-	// Deterministic has equal operands give equal bits. Only the gradients of cudnn differ without it. With it, and no Path,
-	// the backward pass beside cuDNN's forward pass is that of mma, where that has the shape: cuDNN's takes 2 bytes of
-	// workspace for each of Batch * Heads * Tokens * Tokens scores. The path is still called cudnn.
+	// Deterministic makes equal operands give equal bits. Only the gradients of cudnn differ
+	// without it. With it, and no Path, mma's backward pass stands beside cuDNN's forward pass, if
+	// it has the shape: cuDNN's takes 2 bytes of workspace for each of Batch * Heads * Tokens *
+	// Tokens scores. The path is still called cudnn.
 	Deterministic bool
 }
 
@@ -37,13 +39,16 @@ const (
 	pathSimple = "simple"
 )
 
-// Attention computes causal self-attention of one shape, in elements of T. One stream at a time may use it, and what For
-// returns, since they share memory.
+// Attention computes causal self-attention of one shape, in elements of T. It shares its memory
+// with the Attentions that For returns: one stream at a time may use them.
 //
-// With q, k and v of shape (Batch, Tokens, Heads, Size), the score of query i for key j is q_i k_j / sqrt(Size), for j up
-// to i within the window; out is the mean of the values, weighted by the softmax of the scores. qkv and its gradient are packed as (Batch,
-// Tokens, 3, Heads, Size), out and its gradient are (Batch, Tokens, Heads, Size); lse, (Batch, Heads, Tokens), keeps the
-// natural logarithms of the softmax's denominators. All are row-major; sums are kept in float32.
+// q, k and v have the shape (Batch, Tokens, Heads, Size). The score of query i for key j is q_i k_j
+// / sqrt(Size), for j up to i within the window. out is the mean of the values, weighted by the
+// softmax of the scores. lse keeps the natural logarithms of the softmax's denominators.
+//
+// qkv and its gradient are packed as (Batch, Tokens, 3, Heads, Size). out and its gradient are
+// (Batch, Tokens, Heads, Size), lse is (Batch, Heads, Tokens). All are row-major; sums are kept in
+// float32.
 type Attention[T Elem] struct {
 	f     *family[T]
 	shape Shape
@@ -55,7 +60,7 @@ type Attention[T Elem] struct {
 	work  spmd.Buffer[float32] // of the path, shared by the family
 }
 
-// family is what the attentions of one New share.
+// family is shared by the attentions of one New.
 type family[T Elem] struct {
 	w       *spmd.World
 	o       Options
@@ -72,13 +77,17 @@ type family[T Elem] struct {
 	closed  bool
 }
 
-// New makes attention of a shape ready on the ranks of w, which may take a second: cuDNN is opened and asked for its plans.
-// The first time on a kind of device rank 0 times the engines that cuDNN proposes for the shape, where there is memory for
-// it, which takes seconds; all ranks take its choice, which is kept in the cache folder by shape, device and version.
-// Another engine may round otherwise: runs with the same folder have the same bits. It fails where the shape is none, Path
-// is unknown, or a rank has not the path that was asked for.
+// New makes attention of a shape ready on the ranks of w, which may take a second: it opens cuDNN
+// and asks it for its plans. It fails if the shape is none, Path is unknown, or a rank lacks the
+// path that was asked for.
 //
-// Collective over w, blocking: every rank calls it with the same shape and options, and all take the same path.
+// The first time on a kind of device, rank 0 times the engines that cuDNN proposes for the shape,
+// if there is memory for it. That takes seconds. All ranks take its choice, which is kept in the
+// cache folder by shape, device and version. Another engine may round otherwise: runs with the same
+// folder have the same bits.
+//
+// Collective over w, blocking: every rank calls it with the same shape and options, and all take
+// the same path.
 func New[T Elem](w *spmd.World, shape Shape, o Options) (*Attention[T], error) {
 	if err := shape.check(); err != nil {
 		return nil, err
@@ -99,7 +108,7 @@ func New[T Elem](w *spmd.World, shape Shape, o Options) (*Attention[T], error) {
 	return a, nil
 }
 
-// first makes the attention of the whole shape. What a rank lacks for it none takes.
+// first makes the attention of the whole shape. No rank takes a path that another rank lacks.
 func (f *family[T]) first() (*Attention[T], error) {
 	var choice cudnn.Choice
 	f.noMMA, f.noWGMMA = f.lacksMMA(), lacksWGMMA(f.w)
@@ -167,10 +176,12 @@ func (f *family[T]) byWGMMA(s Shape) bool {
 	return f.noMMA == "" && s.fitsMMA() && f.noWGMMA == "" && s.Size <= wgmmaMaxHead
 }
 
-// planDeterministic says whether cuDNN's backward pass has to be deterministic, which takes memory: not where it is unused.
+// planDeterministic says whether cuDNN's backward pass has to be deterministic, which takes memory.
+// An unused one need not be.
 func (f *family[T]) planDeterministic() bool { return f.o.Deterministic && !f.backwardByMMA() }
 
-// agree returns for each of what a rank may have why not all ranks have it, "" where they do. The choice becomes rank 0's.
+// agree returns, for each path that a rank may have, why not all ranks have it, or "". The choice
+// becomes rank 0's.
 func (f *family[T]) agree(choice *cudnn.Choice, have ...bool) (why []string, err error) {
 	b, err := spmd.Alloc[int32](f.w, len(have)+2)
 	if err != nil {
@@ -199,7 +210,7 @@ func (f *family[T]) agree(choice *cudnn.Choice, have ...bool) (why []string, err
 	return why, err
 }
 
-// lacksMMA returns why there are no kernels for tensor cores, "" where there are.
+// lacksMMA returns why there are no kernels for tensor cores, or "".
 func (f *family[T]) lacksMMA() string {
 	switch {
 	case !isHalf[T]():
@@ -214,9 +225,10 @@ func (f *family[T]) lacksMMA() string {
 	return ""
 }
 
-// For returns attention for fewer sequences, or another number of tokens, than the shape of New: batch * tokens is at most
-// Batch * Tokens there. It is made at the first call with these numbers, which may take as long as New and waits for the
-// collectives in flight, and kept: call it before a capture. The path may be another one, where the shape has it not.
+// For returns attention for fewer sequences, or another number of tokens, than the shape of New:
+// batch * tokens is at most Batch * Tokens there. The first call with these numbers makes it, and a
+// keeps it. That call may take as long as New and waits for the collectives in flight: call it
+// before a capture. The path may be another one, if New's does not have the shape.
 //
 // Not collective: ranks may ask for different numbers.
 func (a *Attention[T]) For(batch, tokens int) (*Attention[T], error) {
@@ -229,7 +241,8 @@ func (a *Attention[T]) For(batch, tokens int) (*Attention[T], error) {
 		return nil, err
 	}
 	if batch*tokens > f.most.Batch*f.most.Tokens {
-		return nil, fmt.Errorf("attention: %d sequences of %d tokens, but it was made for %d of %d", batch, tokens, f.most.Batch, f.most.Tokens)
+		return nil, fmt.Errorf("attention: %d sequences of %d tokens, but it was made for %d of %d", batch,
+			tokens, f.most.Batch, f.most.Tokens)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -258,7 +271,8 @@ func (a *Attention[T]) For(batch, tokens int) (*Attention[T], error) {
 
 var errClosed = errors.New("attention: used after Close")
 
-// member keeps the attention of a shape by the best path that there is: plan is cuDNN's, or nil for a reason.
+// member keeps the attention of a shape by the best path that there is. plan is cuDNN's; it is nil
+// for the reason noPlan.
 func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[T], error) {
 	a := &Attention[T]{f: f, shape: s, cudnn: plan}
 	noCuDNN, noMMA := cmp.Or(f.noCuDNN, noPlan), f.noMMA
@@ -313,7 +327,7 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 	return a, nil
 }
 
-// room returns n elements that the family shares. Graphs may hold what was returned before.
+// room returns n elements that the family shares. Graphs may hold earlier results.
 func (f *family[T]) room(n int) (spmd.Buffer[float32], error) {
 	if last := len(f.scratch) - 1; last >= 0 && f.scratch[last].Len() >= n {
 		return f.scratch[last].Slice(0, n), nil
@@ -331,14 +345,16 @@ func (a *Attention[T]) Shape() Shape { return a.shape }
 // Path returns how a is computed: "cudnn", "mma" or "simple".
 func (a *Attention[T]) Path() string { return a.path }
 
-// Why says why it is that path: the version of the library, or what stood against the paths before it.
+// Why returns why it is that path: the version of the library, or what stood against the paths
+// before it.
 func (a *Attention[T]) Why() string { return a.why }
 
-// Workspace returns the bytes of device memory that a needs beside the buffers of its calls, and holds until Close. What
-// For returned shares them.
+// Workspace returns the bytes of device memory that a needs beside the buffers of its calls, and
+// holds until Close. The Attentions that For returned share them.
 func (a *Attention[T]) Workspace() int { return a.work.Bytes() }
 
-// Workspace returns how much an Attention on a GPU is going to need at most, as cuDNN 9.14 does, before there is one.
+// Workspace returns how much memory an Attention on a GPU needs at most, by cuDNN 9.14, before
+// there is one.
 func Workspace[T Elem](s Shape, o Options) int {
 	rows := s.Batch * s.Heads * s.Tokens
 	most := 0
@@ -367,14 +383,16 @@ func (a *Attention[T]) dims() dims { return a.shape.dims() }
 // check refuses buffers that are too short.
 func (a *Attention[T]) check(what string, out, lse, qkv int) error {
 	if x := a.dims(); out < x.elements() || qkv < 3*x.elements() || lse < x.rows() {
-		return fmt.Errorf("attention: %s: buffers of %d elements for out, %d for qkv and %d for lse are too short for %v", what, out, qkv, lse, a.shape)
+		return fmt.Errorf("attention: %s: buffers of %d elements for out, %d for qkv and %d for lse are "+
+			"too short for %v", what, out, qkv, lse, a.shape)
 	}
 	return nil
 }
 
-// Forward enqueues on s the attention of qkv into out, and what Backward needs into lse. Buffers may be longer than the
-// shape; they begin at multiples of 16 bytes, as what Alloc returns does. It allocates nothing and may be captured. It
-// fails on buffers that are too short, freed or of another world.
+// Forward enqueues on s the attention of qkv into out, and the input of Backward into lse. Buffers
+// may be longer than the shape; they begin at multiples of 16 bytes, as those of Alloc do. It
+// allocates nothing and may be captured. It fails on buffers that are too short, freed or of
+// another world.
 func (a *Attention[T]) Forward(s *spmd.Stream, out spmd.Buffer[T], lse spmd.Buffer[float32], qkv spmd.Buffer[T]) error {
 	if err := a.check("Forward", out.Len(), lse.Len(), qkv.Len()); err != nil {
 		return err
@@ -394,9 +412,12 @@ func (a *Attention[T]) Forward(s *spmd.Stream, out spmd.Buffer[T], lse spmd.Buff
 	}
 }
 
-// Backward enqueues on s the gradient dqkv of qkv, from dout, that of out, and what Forward left in out and lse. dqkv is
-// overwritten and shares no memory with the others. Otherwise as Forward.
-func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], lse spmd.Buffer[float32], qkv spmd.Buffer[T]) error {
+// Backward enqueues on s the gradient dqkv of qkv. It takes dout, the gradient of out, and the out
+// and lse that Forward left. It overwrites dqkv, which shares no memory with the others. Otherwise
+// as Forward.
+func (a *Attention[T]) Backward(
+	s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], lse spmd.Buffer[float32], qkv spmd.Buffer[T],
+) error {
 	if err := a.check("Backward", min(out.Len(), dout.Len()), lse.Len(), min(qkv.Len(), dqkv.Len())); err != nil {
 		return err
 	}
@@ -406,22 +427,28 @@ func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], 
 		return a.cudnn.backward.Call(s, 0, dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
 	case pathMMA:
 		if a.SumsBias() {
-			return a.wgmma.backward(s, half(dqkv), spmd.Buffer[float32]{}, half(dout), half(out), lse, half(qkv), a.work)
+			return a.wgmma.backward(s, half(dqkv), spmd.Buffer[float32]{}, half(dout), half(out), lse,
+				half(qkv), a.work)
 		}
 		return mmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, mmaShape(x))
 	default:
-		return simpleOf[T]().backward.Launch(s, simpleGrid(x, 2), dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
+		return simpleOf[T]().backward.Launch(s, simpleGrid(x, 2), dqkv.Arg(), dout.Arg(), out.Arg(),
+			lse.Arg(), qkv.Arg(),
 			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b), spmd.I32(x.window))
 	}
 }
 
-// SumsBias says whether there is BackwardBias: with compute capability 9.0 and Size up to 64, where the path is mma's.
+// SumsBias says whether there is BackwardBias: with compute capability 9.0, Size up to 64, and the
+// path mma.
 func (a *Attention[T]) SumsBias() bool { return a.wgmma != nil }
 
-// BackwardBias is Backward, and leaves in dbias, (3, Heads, Size), the sums of dqkv over all tokens: the gradient of the bias of
-// the product that wrote qkv. They are taken on the way, before dqkv is rounded, and equal operands give equal bits. It fails
-// where SumsBias says no.
-func (a *Attention[T]) BackwardBias(s *spmd.Stream, dqkv spmd.Buffer[T], dbias spmd.Buffer[float32], dout, out spmd.Buffer[T], lse spmd.Buffer[float32], qkv spmd.Buffer[T]) error {
+// BackwardBias is Backward, and leaves in dbias, (3, Heads, Size), the sums of dqkv over all
+// tokens: the gradient of the bias of the product that wrote qkv. It takes the sums before dqkv is
+// rounded, and equal operands give equal bits. It fails if SumsBias returns false.
+func (a *Attention[T]) BackwardBias(
+	s *spmd.Stream, dqkv spmd.Buffer[T], dbias spmd.Buffer[float32], dout, out spmd.Buffer[T],
+	lse spmd.Buffer[float32], qkv spmd.Buffer[T],
+) error {
 	if !a.SumsBias() {
 		return fmt.Errorf("attention: BackwardBias: path %s has none (%s)", a.path, a.why)
 	}
@@ -435,11 +462,12 @@ func (a *Attention[T]) BackwardBias(s *spmd.Stream, dqkv spmd.Buffer[T], dbias s
 	return a.wgmma.backward(s, half(dqkv), dbias, half(dout), half(out), lse, half(qkv), a.work)
 }
 
-// half is a buffer of bfloat16 as what it is.
+// half is a buffer of bfloat16 in its own type.
 func half[T Elem](b spmd.Buffer[T]) spmd.Buffer[spmd.BF16] { return any(b).(spmd.Buffer[spmd.BF16]) }
 
-// Close gives back what a and all that For returned hold; their work has run. Graphs that hold some of it cannot be
-// launched any more. A second Close does nothing. The world closes what is left.
+// Close gives back the memory of a and of all that For returned; their work has run. Graphs that
+// hold some of it cannot be launched any more. A second Close does nothing. The world closes what
+// is left.
 func (a *Attention[T]) Close() error {
 	if a.f.cancel != nil {
 		a.f.cancel()

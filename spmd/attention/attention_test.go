@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Programs with attention start on GPUs, too, that have no tensor cores for it.
+// Programs with attention start also on GPUs without tensor cores for it.
 func TestCompilesForOlder(t *testing.T) {
 	if err := nvrtc.Load(); err != nil {
 		t.Skip(err)
@@ -55,7 +55,8 @@ func newJob[T Elem](t *testing.T, w *spmd.World, s *spmd.Stream, a *Attention[T]
 	}
 	j := &job[T]{t: t, w: w, s: s, a: a, qkv: normal(3*n, scale), dout: normal(n, 1), elements: n}
 	j.qkvB, j.doutB = poisonedOf[T](t, w, 3*n+behind), poisonedOf[T](t, w, n+behind)
-	j.dqkvB, j.outB, j.lseB = poisonedOf[T](t, w, 3*n+behind), poisonedOf[T](t, w, n+behind), poisonedOf[float32](t, w, x.rows()+behind)
+	j.dqkvB, j.outB, j.lseB = poisonedOf[T](t, w, 3*n+behind), poisonedOf[T](t, w, n+behind),
+		poisonedOf[float32](t, w, x.rows()+behind)
 	must(t, j.qkvB.Slice(0, 3*n).CopyFrom(j.qkv))
 	must(t, j.doutB.Slice(0, n).CopyFrom(j.dout))
 	return j
@@ -95,7 +96,7 @@ func (j *job[T]) poison() {
 	must(j.t, j.lseB.SetAll(float32(math.NaN())))
 }
 
-// taken is b's first n elements; what is behind them must be as it was.
+// taken is b's first n elements. The elements behind them must be as they were.
 func taken[T Elem](j *job[T], b spmd.Buffer[T], n int) []float64 {
 	j.t.Helper()
 	v := make([]T, b.Len())
@@ -118,7 +119,7 @@ func (j *job[T]) takenLSE() []float64 {
 	return widen(v)[:j.a.dims().rows()]
 }
 
-// check runs both passes from poisoned results and compares all of them with float64.
+// check runs both passes from poisoned results and compares all results with float64.
 func (j *job[T]) check(scale float64) {
 	j.t.Helper()
 	j.poison()
@@ -149,10 +150,12 @@ func (j *job[T]) compare(scale float64) {
 	for _, c := range []struct {
 		name      string
 		got, want []float64
-	}{{"out", out, r.out}, {"dq", third(shape, dqkv, 0), r.dqkv[0]}, {"dk", third(shape, dqkv, 1), r.dqkv[1]}, {"dv", third(shape, dqkv, 2), r.dqkv[2]}} {
+	}{{"out", out, r.out}, {"dq", third(shape, dqkv, 0), r.dqkv[0]}, {"dk", third(shape, dqkv, 1), r.dqkv[1]},
+		{"dv", third(shape, dqkv, 2), r.dqkv[2]}} {
 		// With one token dq and dk are 0, up to the rounding of two equal sums.
 		if d, size := distance(c.got, c.want); !(d < rel*size+1e-6*math.Sqrt(float64(n))) {
-			j.t.Errorf("%s, %v scaled by %g: %s is %.3g from the reference of size %.3g", j.a.Path(), j.a.Shape(), scale, c.name, d, size)
+			j.t.Errorf("%s, %v scaled by %g: %s is %.3g from the reference of size %.3g", j.a.Path(),
+				j.a.Shape(), scale, c.name, d, size)
 		}
 	}
 }
@@ -174,12 +177,14 @@ func attentionOf[T Elem](t *testing.T, w *spmd.World, s Shape, o Options) *Atten
 	return a
 }
 
-// Every path there is, for shapes that it takes: lengths around tiles and vectors, small batches, odd heads, scores that
-// reach beyond what exp of float32 holds. On the host these are the loops in C and what stands for the tensor cores.
+// Every path takes its shapes: lengths around tiles and vectors, small batches, odd heads, scores
+// beyond the range of float32's exp. On the host these are the loops in C, and the stand-in for the
+// tensor cores.
 func TestPaths(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w)
-		shapes := []Shape{{1, 1, 1, 1, 0}, {2, 5, 2, 3, 0}, {2, 31, 1, 16, 0}, {1, 33, 3, 64, 0}, {3, 97, 2, 20, 0}, {1, 130, 2, 80, 0}, {2, 257, 1, 8, 0}, {1, 70, 1, 200, 0},
+		shapes := []Shape{{1, 1, 1, 1, 0}, {2, 5, 2, 3, 0}, {2, 31, 1, 16, 0}, {1, 33, 3, 64, 0},
+			{3, 97, 2, 20, 0}, {1, 130, 2, 80, 0}, {2, 257, 1, 8, 0}, {1, 70, 1, 200, 0},
 			{1, 600, 2, 16, 256}, {2, 400, 1, 64, 128}, {1, 300, 1, 80, 384}}
 		for _, shape := range shapes {
 			newJob(t, w, s, attentionOf[float32](t, w, shape, Options{}), 1).check(1)
@@ -194,13 +199,16 @@ func TestPaths(t *testing.T) {
 		if w.OnHost() {
 			return
 		}
-		for _, shape := range []Shape{{2, 128, 3, 64, 0}, {1, 384, 2, 128, 0}, {3, 256, 5, 32, 0}, {1, 1024, 2, 64, 0}} {
+		for _, shape := range []Shape{{2, 128, 3, 64, 0}, {1, 384, 2, 128, 0}, {3, 256, 5, 32, 0},
+			{1, 1024, 2, 64, 0}} {
 			for _, deterministic := range []bool{true, false} {
 				a, err := New[spmd.BF16](w, shape, Options{Path: "cudnn", Deterministic: deterministic})
 				if err != nil {
 					t.Skip(err)
 				}
-				if most := Workspace[spmd.BF16](shape, Options{Path: "cudnn", Deterministic: deterministic}); a.Workspace() > most || a.Workspace() < most/2 {
+				if most := Workspace[spmd.BF16](shape,
+					Options{Path: "cudnn", Deterministic: deterministic}); a.Workspace() > most ||
+					a.Workspace() < most/2 {
 					t.Errorf("%v: workspace of %d bytes, %d were announced", shape, a.Workspace(), most)
 				}
 				newJob(t, w, s, a, 1).check(1)
@@ -224,7 +232,8 @@ func TestPaths(t *testing.T) {
 	})
 }
 
-// For gives attention of fewer sequences and other lengths, each once, until Close; and Why says what each is.
+// For makes attention of fewer sequences and other lengths, each once, until Close. Why says what
+// each is.
 func TestFor(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w)
@@ -264,15 +273,19 @@ func TestRefuses(t *testing.T) {
 			path  string
 			want  string
 		}{
-			{Shape{0, 1, 1, 1, 0}, "", "0 sequences"}, {Shape{1, 1, 0, 8, 0}, "", "0 heads"}, {Shape{1 << 20, 1 << 12, 1, 8, 0}, "", "too large"}, {Shape{1, 130, 1, 8, 64}, "", "a window of 64"},
-			{Shape{1, 1, 1, 1, 0}, "fast", `no path "fast"`}, {Shape{1, 1, 1, 12, 0}, "mma", "mma was asked for: heads of 12"},
+			{Shape{0, 1, 1, 1, 0}, "", "0 sequences"}, {Shape{1, 1, 0, 8, 0}, "", "0 heads"},
+			{Shape{1 << 20, 1 << 12, 1, 8, 0}, "", "too large"}, {Shape{1, 130, 1, 8, 64}, "", "a window of 64"},
+			{Shape{1, 1, 1, 1, 0}, "fast", `no path "fast"`},
+			{Shape{1, 1, 1, 12, 0}, "mma", "mma was asked for: heads of 12"},
 			{Shape{1, 130, 1, 8, 0}, "cudnn", "cudnn was asked for: "},
 		} {
-			if _, err := New[spmd.BF16](w, tc.shape, Options{Path: tc.path}); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := New[spmd.BF16](w, tc.shape, Options{Path: tc.path}); err == nil ||
+				!strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v by %q: %v, want %q", tc.shape, tc.path, err, tc.want)
 			}
 		}
-		if _, err := New[float32](w, Shape{1, 128, 1, 64, 0}, Options{Path: "mma"}); err == nil || !strings.Contains(err.Error(), "float32") {
+		if _, err := New[float32](w, Shape{1, 128, 1, 64, 0}, Options{Path: "mma"}); err == nil ||
+			!strings.Contains(err.Error(), "float32") {
 			t.Errorf("mma of float32: %v", err)
 		}
 		s := stream(t, w)

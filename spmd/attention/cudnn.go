@@ -21,7 +21,7 @@ type cudnnLibrary struct {
 	timed  string       // that this was found out now, for Why
 }
 
-// openCuDNN returns why there is no cuDNN, "" where there is.
+// openCuDNN returns why there is no cuDNN, or "".
 func (f *family[T]) openCuDNN() string {
 	switch {
 	case f.w.GPU() == nil:
@@ -49,11 +49,12 @@ func (l *cudnnLibrary) close() error {
 	return l.h.Close()
 }
 
-// choose returns the engines that are fastest for a shape: from the cache folder or, the first time, by timing them. Without
-// memory for that it is those that the library thinks best.
+// choose returns the engines that are fastest for a shape, from the cache folder or, the first
+// time, by timing them. Without memory for that it returns the library's first choice.
 func (l *cudnnLibrary) choose(s Shape, deterministic bool) (c cudnn.Choice, err error) {
 	cache := nvrtc.DefaultCache()
-	name := fmt.Sprintf("cuDNN %s on %s: attention of %v, deterministic %v", cudnn.Version(), l.d.Name(), s, deterministic)
+	name := fmt.Sprintf("cuDNN %s on %s: attention of %v, deterministic %v", cudnn.Version(), l.d.Name(),
+		s, deterministic)
 	if data, ok := cache.Get(name); ok && json.Unmarshal(data, &c) == nil {
 		return c, nil
 	}
@@ -98,7 +99,8 @@ func (l *cudnnLibrary) plan(s Shape, deterministic bool) (*cudnnPath, error) {
 			return a.Forward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3), a.ForwardWorkspace())
 		}, nil),
 		backward: spmd.NewLibrary("attention backward", func(c spmd.LibraryCall) error {
-			return a.Backward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3), c.Pointer(4), c.Pointer(5), a.BackwardWorkspace())
+			return a.Backward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
+				c.Pointer(4), c.Pointer(5), a.BackwardWorkspace())
 		}, nil),
 		version: cudnn.Version(),
 	}, nil

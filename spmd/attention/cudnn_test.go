@@ -13,8 +13,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// On test doubles of the driver and of cuDNN, which computes what its plans say: the path, its agreement over the ranks,
-// the capture, and what is closed when.
+// Doubles of the driver and of cuDNN compute what the plans say. The test looks at the path, its
+// agreement over the ranks, the capture, and the order of closing.
 func TestCuDNN(t *testing.T) {
 	if os.Getenv(doublesEnv) == "" {
 		spmdtest.HostOnly(t, "test doubles are for machines without a GPU")
@@ -23,7 +23,8 @@ func TestCuDNN(t *testing.T) {
 		}
 		dir := t.TempDir()
 		fakelib.CUDA(t, dir)
-		fakelib.Build(t, dir, "libcudnn.so.9", "-O2", filepath.Join("..", "..", "cuda", "cudnn", "testdata", "fakecudnn.c"), "-lm")
+		fakelib.Build(t, dir, "libcudnn.so.9", "-O2",
+			filepath.Join("..", "..", "cuda", "cudnn", "testdata", "fakecudnn.c"), "-lm")
 		fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
 		t.Setenv(doublesEnv, dir)
 		t.Setenv("SPMDTEST_DEVICE", "cuda")
@@ -41,10 +42,12 @@ func TestCuDNN(t *testing.T) {
 func cudnnPathTaken(t *testing.T, w *spmd.World) {
 	s := stream(t, w)
 	for _, deterministic := range []bool{true, false} {
-		// By its name: the doubles run no kernel, and without a name the deterministic backward pass is one.
+		// By its name: the doubles run no kernel, and without a name the deterministic backward
+		// pass is one.
 		o := Options{Path: "cudnn", Deterministic: deterministic}
 		a := attentionOf[spmd.BF16](t, w, doubled, o)
-		if a.Path() != "cudnn" || !strings.HasPrefix(a.Why(), "cuDNN 9.14.0, its engines timed in ") || a.Workspace() == 0 {
+		if a.Path() != "cudnn" || !strings.HasPrefix(a.Why(), "cuDNN 9.14.0, its engines timed in ") ||
+			a.Workspace() == 0 {
 			t.Errorf("path %q, why %q, workspace %d", a.Path(), a.Why(), a.Workspace())
 		}
 		j := newJob(t, w, s, a, 1)
@@ -79,7 +82,8 @@ func cudnnPathTaken(t *testing.T, w *spmd.World) {
 	newJob(t, w, s, one, 1).check(1)
 	odd, err := a.For(1, 200)
 	must(t, err)
-	if one.Path() != "cudnn" || odd.Path() != "mma" || !strings.Contains(odd.Why(), "cudnn: ") || !strings.Contains(odd.Why(), "200 tokens") {
+	if one.Path() != "cudnn" || odd.Path() != "mma" || !strings.Contains(odd.Why(), "cudnn: ") ||
+		!strings.Contains(odd.Why(), "200 tokens") {
 		t.Errorf("paths %q and %q, why %q", one.Path(), odd.Path(), odd.Why())
 	}
 	for shape, want := range map[Shape][]string{
@@ -102,7 +106,8 @@ func cudnnPathTaken(t *testing.T, w *spmd.World) {
 
 	// Operands that the library would take wrongly.
 	j := newJob(t, w, s, a, 1)
-	if err := a.Forward(s, j.outB.Slice(1, j.outB.Len()), j.lseB, j.qkvB); err == nil || !strings.Contains(err.Error(), "16 bytes") {
+	if err := a.Forward(s, j.outB.Slice(1, j.outB.Len()), j.lseB, j.qkvB); err == nil ||
+		!strings.Contains(err.Error(), "16 bytes") {
 		t.Errorf("out that is not aligned: %v", err)
 	}
 	if n := testing.AllocsPerRun(2, func() { // of the mma path nothing runs on the double
@@ -115,7 +120,7 @@ func cudnnPathTaken(t *testing.T, w *spmd.World) {
 	}
 }
 
-// What one rank lacks none takes, and each says why.
+// No rank takes a path that one rank lacks, and each says why.
 func cudnnAgreed(t *testing.T, w *spmd.World) {
 	for _, tc := range []struct{ variable, value, why string }{
 		{"FAKECUDNN_FAIL", "cudnnCreate=1001", "CUDNN_STATUS_NOT_INITIALIZED"}, // no library that works
@@ -133,7 +138,8 @@ func cudnnAgreed(t *testing.T, w *spmd.World) {
 			t.Errorf("%s: path %q, why %q, want %q", tc.value, a.Path(), a.Why(), tc.why)
 		}
 		must(t, a.Close())
-		if _, err := New[spmd.BF16](w, doubled, Options{Path: "cudnn"}); err == nil || !strings.Contains(err.Error(), tc.why) {
+		if _, err := New[spmd.BF16](w, doubled, Options{Path: "cudnn"}); err == nil ||
+			!strings.Contains(err.Error(), tc.why) {
 			t.Errorf("%s: cudnn asked for: %v, want %q", tc.value, err, tc.why)
 		}
 		must(t, os.Unsetenv(tc.variable))
@@ -144,7 +150,7 @@ func cudnnAgreed(t *testing.T, w *spmd.World) {
 	}
 }
 
-// The world closes graphs, then plans, then the GPU; and what was closed before is not used.
+// The world closes graphs, then plans, then the GPU. A closed attention is not used.
 func cudnnClosed(t *testing.T, w *spmd.World) {
 	s, err := w.NewStream("attention")
 	must(t, err)
@@ -190,7 +196,8 @@ func cudnnClosed(t *testing.T, w *spmd.World) {
 		}
 		return i
 	}
-	if order := []int{at("cuGraphExecDestroy"), at("cudnnBackendDestroyDescriptor"), at("cudnnDestroy"), at("cuDevicePrimaryCtxRelease")}; !slices.IsSorted(order) {
+	if order := []int{at("cuGraphExecDestroy"), at("cudnnBackendDestroyDescriptor"), at("cudnnDestroy"),
+		at("cuDevicePrimaryCtxRelease")}; !slices.IsSorted(order) {
 		t.Errorf("closed at %v of the log:\n%s", order, text)
 	}
 	if n, err := os.ReadFile(live); err != nil || strings.TrimSpace(string(n)) != "0" {

@@ -1,16 +1,18 @@
-// Causal attention on tensor cores, for compute capability 8.0 and above: bfloat16 in and out, float32
-// sums. The wrappers at the end are the kernels; mma.go launches them.
+// Causal attention on tensor cores, for compute capability 8.0 and above: bfloat16 in and out,
+// float32 sums. The wrappers at the end are the kernels; mma.go launches them.
 //
-// qkv and dqkv are (B,T,3,heads,hs), out and dout (B,T,heads,hs), lse (B,heads,T). hs is a multiple of 8
-// up to D, all rows are aligned to 16 bytes. window is as in window.cuh. Each warp owns MT·16 rows of a score matrix and holds its
-// sums in registers, so that every element is added up by one thread in one order: equal inputs give
-// equal bits. Tiles and their products are in mma.cuh.
+// qkv and dqkv are (B,T,3,heads,hs), out and dout (B,T,heads,hs), lse (B,heads,T). hs is a multiple
+// of 8 up to D; all rows are aligned to 16 bytes. window is as in window.cuh.
+//
+// Each warp owns MT·16 rows of a score matrix and holds its sums in registers. So one thread adds
+// up every element in one order: equal inputs give equal bits. Tiles and their products are in
+// mma.cuh.
 //
 // Sources: Dao, FlashAttention-2 (2023), algorithms 1 and 2; PTX ISA, mma.m16n8k16 and ldmatrix.
 
 #if __CUDA_ARCH__ < 800
 
-// A program is compiled for older GPUs, too, which are given other kernels.
+// A program is compiled for older GPUs, too, which take other kernels.
 extern "C" __global__ void mma_forward_64() {}
 extern "C" __global__ void mma_forward_128() {}
 extern "C" __global__ void mma_backward_queries_64() {}
@@ -30,7 +32,8 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 
 	Place p((T + M - 1) / M, true, T, heads, hs);
 	const bf16 *q = qkv + p.in, *k = q + p.width, *v = k + p.width;
-	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N, begin = first_key(first, window) / N; // begin is even
+	// begin is even
+	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N, begin = first_key(first, window) / N;
 	load_tile<D, M, threads>(queries, q + first * p.stride, p.stride, T - first, hs);
 	load_tile<D, N, threads>(pairs, k + begin * N * p.stride, p.stride, T - begin * N, hs);
 	load_tile<D, N, threads>(pairs + stage / 2, v + begin * N * p.stride, p.stride, T - begin * N, hs);
@@ -43,7 +46,7 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 	__syncthreads();
 	Operand<D, MT, KEEP> a(own);
 
-	// top is what exponents are relative to, in powers of 2: near the largest score yet.
+	// Exponents are relative to top, in powers of 2: near the largest score so far.
 	float o[MT][D / 8][4], top[MT][2], sum[MT][2];
 	clear(o);
 #pragma unroll
@@ -74,8 +77,8 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 		if (column0 + N > row0 + 1) {
 			mask(s, row0, column0, false);
 		}
-		// The sums are scaled anew only where a score exceeds top by 8 powers of 2. That costs no
-		// precision: all that a row has summed is relative to one top, the same in its quad of lanes.
+		// The sums are scaled anew only when a score exceeds top by 8 powers of 2. That costs no
+		// precision: a row's sums are all relative to one top, the same in its quad of lanes.
 		float most[MT][2];
 		bool exceeds = false;
 #pragma unroll
@@ -141,7 +144,7 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 	store_rows<D, MT>(out + p.out + row0 * p.width, p.width, T - row0, hs, shared + warp * MT * 32 * D, o, inverse);
 }
 
-// QueryGradients is what a warp sums over the keys of its queries in the backward pass.
+// QueryGradients has a warp's sums over the keys of its queries in the backward pass.
 template <int D, int MT> struct QueryGradients {
 	float dq[MT][D / 8][4], base[MT][2], delta[MT][2];
 	float scale; // of scores, in powers of 2
@@ -169,11 +172,12 @@ template <int D, int MT> struct QueryGradients {
 	}
 };
 
-// backward_queries computes dq as forward does out, and leaves in rows(B,heads,T,2) what
-// backward_keys needs of each query: lse in powers of 2, and delta, the sum of dout·out. C columns of
-// scores are in registers at a time.
+// backward_queries computes dq as forward does out. It leaves in rows(B,heads,T,2) what
+// backward_keys needs of each query: lse in powers of 2, and delta, the sum of dout·out. C columns
+// of scores are in registers at a time.
 template <int D, int MT, int WARPS, int N, int C, bool KEEP>
-SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int T, int heads, int hs, float scale, int window) {
+SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse,
+	const bf16 *qkv, int T, int heads, int hs, float scale, int window) {
 	const int M = WARPS * MT * 16, threads = WARPS * 32;
 	extern __shared__ __align__(256) char shared[];
 	const int stage = 4 * N * D; // bytes of a tile of keys and one of values
@@ -181,7 +185,8 @@ SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const 
 
 	Place p((T + M - 1) / M, true, T, heads, hs);
 	const bf16 *q = qkv + p.in, *k = q + p.width, *v = k + p.width;
-	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N, begin = first_key(first, window) / N; // begin is even
+	// begin is even
+	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N, begin = first_key(first, window) / N;
 	load_tile<D, M, threads>(queries, q + first * p.stride, p.stride, T - first, hs);
 	load_tile<D, M, threads>(gradients, dout + p.out + first * p.width, p.width, T - first, hs);
 	load_tile<D, N, threads>(pairs, k + begin * N * p.stride, p.stride, T - begin * N, hs);
@@ -267,15 +272,16 @@ SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const 
 	store_rows<D, MT>(dqkv + p.in + row0 * p.stride, p.stride, T - row0, hs, shared + own, x.dq, factor);
 }
 
-// KeyGradients is what a warp sums over the queries of its keys.
+// KeyGradients has a warp's sums over the queries of its keys.
 template <int D, int MT> struct KeyGradients {
 	float dk[MT][D / 8][4], dv[MT][D / 8][4];
 	float scale; // of scores, in powers of 2
 
-	// add takes in C queries, from column0 on, and their gradients; of has what backward_queries left of
-	// two queries each. Some are masked only if MASKED.
+	// add takes in C queries, from column0 on, and their gradients. of has the results of
+	// backward_queries for two queries each. Some are masked only if MASKED.
 	template <int C, bool MASKED, typename A>
-	__device__ __forceinline__ void add(const A &k, const A &v, uint32_t queries, uint32_t gradients, const float4 *of, int row0, int column0) {
+	__device__ __forceinline__ void add(const A &k, const A &v, uint32_t queries, uint32_t gradients, const float4 *of,
+		int row0, int column0) {
 		float s[MT][C / 8][4], e[MT][C / 8][4];
 		int t = threadIdx.x % 4;
 		products<D, MT, C>(s, k, queries + lane_across<D>());
@@ -310,10 +316,12 @@ template <int D, int MT> struct KeyGradients {
 	}
 };
 
-// backward_keys: a block has WARPS·MT·16 keys and goes over the queries from the first that sees them,
-// in tiles of N, with transposed scores: C columns, which are queries, in registers at a time.
+// backward_keys: a block has WARPS·MT·16 keys. It goes over the queries from the first that sees
+// them, in tiles of N, with transposed scores: C columns, which are queries, are in registers at a
+// time.
 template <int D, int MT, int WARPS, int N, int C, bool KEEP>
-SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int T, int heads, int hs, float scale, int window) {
+SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int T, int heads,
+	int hs, float scale, int window) {
 	const int M = WARPS * MT * 16, threads = WARPS * 32;
 	static_assert(N <= threads, "a thread for each query of a tile");
 	extern __shared__ __align__(256) char shared[];
@@ -331,7 +339,8 @@ SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, con
 		load_tile<D, N, threads>(to, q + row * p.stride, p.stride, T - row, hs);
 		load_tile<D, N, threads>(to + half, d + row * p.width, p.width, T - row, hs);
 		if (threadIdx.x < N) {
-			copy_async<8>(keys + columns + (j % 2 * N + threadIdx.x) * 8, r + row + threadIdx.x, row + threadIdx.x >= T);
+			copy_async<8>(keys + columns + (j % 2 * N + threadIdx.x) * 8, r + row + threadIdx.x,
+				row + threadIdx.x >= T);
 		}
 		copy_commit();
 	};
@@ -362,13 +371,15 @@ SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, con
 		if (j * N >= row0 + MT * 16 - 1) {
 #pragma unroll 1 // more would need more registers
 			for (int c = 0; c < N; c += C) {
-				x.template add<C, false>(ak, av, pair + c * 2 * D, pair + half + c * 2 * D, of + c / 2, row0, j * N + c);
+				x.template add<C, false>(ak, av, pair + c * 2 * D, pair + half + c * 2 * D, of + c / 2,
+					row0, j * N + c);
 			}
 		} else {
 #pragma unroll 1
 			for (int c = 0; c < N; c += C) {
 				if (j * N + c + C > row0) { // else all queries are before the warp's keys
-					x.template add<C, true>(ak, av, pair + c * 2 * D, pair + half + c * 2 * D, of + c / 2, row0, j * N + c);
+					x.template add<C, true>(ak, av, pair + c * 2 * D, pair + half + c * 2 * D, of + c / 2,
+						row0, j * N + c);
 				}
 			}
 		}
@@ -386,27 +397,37 @@ SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, con
 
 // The kernels, with the shapes of tiles that were fastest on an H200.
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_64(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+extern "C" __global__ void __launch_bounds__(128, 2)
+mma_forward_64(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
 	forward<64, 2, 4, 64, true>(out, lse, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_128(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+extern "C" __global__ void __launch_bounds__(128, 2)
+mma_forward_128(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
 	forward<128, 2, 4, 32, false>(out, lse, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4) mma_backward_queries_64(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+extern "C" __global__ void __launch_bounds__(128, 4)
+mma_backward_queries_64(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv,
+	int B, int T, int heads, int hs, float scale, int window) {
 	backward_queries<64, 1, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_queries_128(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+extern "C" __global__ void __launch_bounds__(128, 2)
+mma_backward_queries_128(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv,
+	int B, int T, int heads, int hs, float scale, int window) {
 	backward_queries<128, 1, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) mma_backward_keys_64(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+extern "C" __global__ void __launch_bounds__(128, 3)
+mma_backward_keys_64(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads,
+	int hs, float scale, int window) {
 	backward_keys<64, 1, 4, 64, 16, true>(dqkv, rows, dout, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_128(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+extern "C" __global__ void __launch_bounds__(128, 2)
+mma_backward_keys_128(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads,
+	int hs, float scale, int window) {
 	backward_keys<128, 1, 4, 64, 16, true>(dqkv, rows, dout, qkv, T, heads, hs, scale, window);
 }
 

@@ -1,13 +1,14 @@
-// Tiles of rows in shared memory, and their products on tensor cores. mma.go puts this file between tensor.cuh and
-// mma.cu.
+// Tiles of rows in shared memory, and their products on tensor cores. mma.go puts this file between
+// tensor.cuh and mma.cu.
 //
-// A warp works on MT·16 rows of D columns. Fragments of scores become operands of the next product without leaving the
-// registers. Rows that do not exist are zeros in shared memory, and so are columns beyond the size of a head, hs.
+// A warp works on MT·16 rows of D columns. Fragments of scores become operands of the next product
+// without leaving the registers. Rows that do not exist are zeros in shared memory, and so are
+// columns beyond the size of a head, hs.
 
 #if __CUDA_ARCH__ >= 800
 
-// load_tile starts the copy of ROWS rows of hs elements, stride < 2^24 apart in global memory, of which
-// rows exist.
+// load_tile starts the copy of ROWS rows of hs elements, stride < 2^24 apart in global memory. Only
+// rows of them exist.
 template <int D, int ROWS, int THREADS>
 SPMD_FN void load_tile(uint32_t tile, const bf16 *from, int stride, int rows, int hs) {
 	const int chunks = D / 8, step = THREADS / chunks;
@@ -21,8 +22,8 @@ SPMD_FN void load_tile(uint32_t tile, const bf16 *from, int stride, int rows, in
 	}
 }
 
-// Operand is the operand a of a warp: MT·16 rows of D columns, kept in registers or read anew from
-// shared memory for each product.
+// Operand is the operand a of a warp: MT·16 rows of D columns. It is kept in registers, or read
+// anew from shared memory for each product.
 template <int D, int MT, bool KEEP> struct Operand;
 
 template <int D, int MT> struct Operand<D, MT, true> {
@@ -52,7 +53,9 @@ template <int D, int MT> struct Operand<D, MT, false> {
 
 	__device__ __forceinline__ explicit Operand(uint32_t rows) : at(rows + lane_along<D>()) {}
 
-	__device__ __forceinline__ void get(uint32_t (&a)[4], int m, int k) const { load_matrices(a, (at ^ k << 5) + m * 32 * D); }
+	__device__ __forceinline__ void get(uint32_t (&a)[4], int m, int k) const {
+		load_matrices(a, (at ^ k << 5) + m * 32 * D);
+	}
 };
 
 template <int M, int N> SPMD_FN void clear(float (&c)[M][N][4]) {
@@ -139,10 +142,11 @@ SPMD_FN void mask(float (&s)[MT][CHUNKS][4], int row0, int column0, bool transpo
 	}
 }
 
-// store_rows writes a warp's MT·16 rows of sums, of which rows exist, by way of its own rows of a tile
-// that nothing reads any more. scale has the factor of each row.
+// store_rows writes a warp's MT·16 rows of sums; only rows of them exist. They go through the
+// warp's own rows of a tile that nothing reads any more. scale has the factor of each row.
 template <int D, int MT>
-SPMD_FN void store_rows(bf16 *to, long long stride, int rows, int hs, char *tile, const float (&c)[MT][D / 8][4], const float (&scale)[MT][2]) {
+SPMD_FN void store_rows(bf16 *to, long long stride, int rows, int hs, char *tile, const float (&c)[MT][D / 8][4],
+	const float (&scale)[MT][2]) {
 	int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	__syncwarp(); // the others may still read the tile
 #pragma unroll
@@ -168,8 +172,8 @@ SPMD_FN void store_rows(bf16 *to, long long stride, int rows, int hs, char *tile
 	}
 }
 
-// Place is what a block works on: one tile of one head. Blocks of one head follow each other, since
-// they share its rows in the cache, those with most to do first.
+// Place is the work of a block: one tile of one head. Blocks of one head follow each other, since
+// they share its rows in the cache; those with most to do come first.
 struct Place {
 	int head, tile;          // head counts over the batch
 	long long stride, width; // elements from row to row of qkv, and of out

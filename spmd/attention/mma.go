@@ -9,10 +9,10 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels of mma.cu, on tensor cores by mma.sync: the path that needs no library,
-// for bfloat16 and GPUs of compute capability 8.0 and above. Equal inputs give equal
-// bits. qkv and dqkv are (b,t,3,nh,hs), out and dout (b,t,nh,hs), all aligned to 16
-// bytes; lse is (b,nh,t). Buffers may be longer.
+// The kernels of mma.cu, on tensor cores by mma.sync: the path that needs no library, for bfloat16
+// and GPUs of compute capability 8.0 and above. Equal inputs give equal bits. qkv and dqkv are
+// (b,t,3,nh,hs), out and dout (b,t,nh,hs), all aligned to 16 bytes; lse is (b,nh,t). Buffers may be
+// longer.
 
 //go:embed mma.cu
 var mmaSource string
@@ -29,10 +29,10 @@ const mmaMaxHead, mmaHeadStep = 128, 8
 // mmaMaxRow bounds the elements of a row of qkv: a tile of 128 is addressed by 32 bits.
 const mmaMaxRow = 1 << 24
 
-// mmaThreads is how many threads the blocks of all kernels have.
+// mmaThreads is the number of threads of a block, of all kernels.
 const mmaThreads = 128
 
-// mmaKernel is a kernel whose blocks have rows queries or keys of a head.
+// mmaKernel is a kernel. Its blocks have rows queries or keys of a head.
 type mmaKernel struct {
 	*spmd.Kernel
 	rows, shared int
@@ -60,15 +60,14 @@ var mmaPaths = [...]mmaPath{
 	},
 }
 
-// newMMAKernel declares a kernel of mma.cu whose blocks hold, in rows of width
-// elements, own matrices of rows rows, and of two more two tiles each, with 8 bytes
-// for each row of a tile.
+// newMMAKernel declares a kernel of mma.cu. Its blocks hold own matrices of rows rows, and two
+// tiles each of two more, in rows of width elements, with 8 bytes for each row of a tile.
 func newMMAKernel(name string, width, own, rows, tile int, fn func(*mmaHost)) mmaKernel {
 	k := spmd.NewKernel("mma_"+name, windowSource+tensorSource+tilesSource+mmaSource, onHost(fn))
 	return mmaKernel{k, rows, 2*width*(own*rows+2*2*tile) + 2*8*tile}
 }
 
-// onHost is what a kernel does on the host.
+// onHost is a kernel's work on the host.
 func onHost(fn func(*mmaHost)) func(spmd.Args) error {
 	return func(args spmd.Args) error {
 		fn(&mmaHost{Args: args})
@@ -76,7 +75,7 @@ func onHost(fn func(*mmaHost)) func(spmd.Args) error {
 	}
 }
 
-// mmaShape is what the kernels take behind their buffers.
+// mmaShape is the arguments of the kernels behind their buffers.
 type mmaShape struct{ b, t, nh, hs, window int }
 
 func (x mmaShape) path() *mmaPath {
@@ -104,7 +103,8 @@ func (x mmaShape) check(what string, out, lse, qkv int) error {
 	case x.b < 1 || x.t < 1 || x.nh < 1 || x.hs < 1:
 		return fmt.Errorf("%s: a shape of (%d,%d,3,%d,%d)", what, x.b, x.t, x.nh, x.hs)
 	case x.hs > mmaMaxHead || x.hs%mmaHeadStep != 0:
-		return fmt.Errorf("%s: heads of %d elements: want a multiple of %d up to %d", what, x.hs, mmaHeadStep, mmaMaxHead)
+		return fmt.Errorf("%s: heads of %d elements: want a multiple of %d up to %d", what, x.hs,
+			mmaHeadStep, mmaMaxHead)
 	case 3*x.nh*x.hs >= mmaMaxRow:
 		return fmt.Errorf("%s: rows of 3·%d·%d elements: want fewer than %d", what, x.nh, x.hs, mmaMaxRow)
 	case out < x.elements() || qkv < 3*x.elements() || lse < x.b*x.nh*x.t:
@@ -114,9 +114,11 @@ func (x mmaShape) check(what string, out, lse, qkv int) error {
 	return nil
 }
 
-// mmaForward enqueues the causal attention of qkv into out, with scores divided by
-// the root of hs, and the logarithms of the softmax's denominators into lse.
-func mmaForward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], x mmaShape) error {
+// mmaForward enqueues the causal attention of qkv into out, with scores divided by the root of hs.
+// It leaves the logarithms of the softmax's denominators in lse.
+func mmaForward(
+	s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], x mmaShape,
+) error {
 	if err := x.check("attention", out.Len(), lse.Len(), qkv.Len()); err != nil {
 		return err
 	}
@@ -128,13 +130,16 @@ func mmaForward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[floa
 // mmaScratch is how many elements mmaBackward needs as scratch.
 func mmaScratch(b, t, nh int) int { return 2 * b * nh * t }
 
-// mmaBackward enqueues dqkv, the gradient of qkv, from dout, that of out, and what
-// mmaForward kept; probabilities are computed again. Whatever scratch held is lost.
-func mmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape) error {
+// mmaBackward enqueues dqkv, the gradient of qkv, from dout, that of out, and the results of
+// mmaForward. It computes probabilities again, and overwrites scratch.
+func mmaBackward(
+	s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32],
+	qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape,
+) error {
 	if err := x.checkBackward(dqkv, dout, out, lse, qkv, scratch); err != nil {
 		return err
 	}
-	// The first kernel leaves in scratch what the second needs of each query.
+	// The first kernel leaves in scratch the second one's input for each query.
 	queries, keys := &x.path().backwardQueries, &x.path().backwardKeys
 	err := queries.Launch(s, x.grid(queries), dqkv.Arg(), scratch.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
 		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window))
@@ -145,8 +150,12 @@ func mmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spm
 		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window))
 }
 
-func (x mmaShape) checkBackward(dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32]) error {
-	if err := x.check("attention backward", min(out.Len(), dout.Len()), lse.Len(), min(qkv.Len(), dqkv.Len())); err != nil {
+func (x mmaShape) checkBackward(
+	dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16],
+	scratch spmd.Buffer[float32],
+) error {
+	if err := x.check("attention backward", min(out.Len(), dout.Len()), lse.Len(),
+		min(qkv.Len(), dqkv.Len())); err != nil {
 		return err
 	}
 	if n := mmaScratch(x.b, x.t, x.nh); scratch.Len() < n {
@@ -163,8 +172,8 @@ type mmaHost struct {
 	factor float32 // of the scores
 }
 
-// heads reads the shape, arguments from i on, and calls fn for each head with the
-// places of its first row in qkv and in out, and in lse.
+// heads reads the shape, arguments from i on. It calls fn for each head with the places of its
+// first row in qkv and in out, and in lse.
 func (a *mmaHost) heads(i int, fn func(in, out, lse int)) {
 	a.b, a.t, a.nh, a.hs, a.factor, a.window = a.I32(i), a.I32(i+1), a.I32(i+2), a.I32(i+3), a.F32(i+4), a.I32(i+5)
 	for b := range a.b {
@@ -209,7 +218,7 @@ func (a *mmaHost) weighted(transposed bool, factor float32, w, x []float32) []fl
 	return y
 }
 
-// firstKey is the first that a query sees.
+// firstKey is the first key that a query sees.
 func (x mmaShape) firstKey(query int) int {
 	if x.window == 0 {
 		return 0
@@ -217,7 +226,8 @@ func (x mmaShape) firstKey(query int) int {
 	return max(0, query/windowStep*windowStep-x.window)
 }
 
-// rows calls fn for each query, in parallel, with the first key that it sees and the first behind these.
+// rows calls fn for each query, in parallel, with the first key that it sees and the first behind
+// these.
 func (a *mmaHost) rows(fn func(i, past, future int)) {
 	host.Parallel(a.t, max(1, 1<<14/a.t), func(lo, hi int) {
 		for i := lo; i < hi; i++ {
@@ -254,8 +264,7 @@ func mmaHostForward(a *mmaHost) {
 	})
 }
 
-// mmaHostBackwardQueries leaves lse and delta in argument 1, not in powers of 2 as
-// on a GPU.
+// mmaHostBackwardQueries leaves lse and delta in argument 1, not in powers of 2 as on a GPU.
 func mmaHostBackwardQueries(a *mmaHost) {
 	a.heads(6, func(in, out, first int) {
 		lse := spmd.ArgSlice[float32](a.Args, 4)[first:]
@@ -282,8 +291,8 @@ func mmaHostBackwardKeys(a *mmaHost) {
 	})
 }
 
-// gradients returns a head's probabilities, the gradients of its scores before they
-// are scaled, its queries and its keys, from qkv, argument i.
+// gradients returns a head's probabilities, the gradients of its scores before they are scaled, its
+// queries and its keys. qkv is argument i.
 func (a *mmaHost) gradients(i, in int, d, kept []float32) (p, ds, q, k []float32) {
 	c := a.width()
 	q, k = a.read(i, in, 3*c), a.read(i, in+c, 3*c)

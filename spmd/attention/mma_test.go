@@ -16,12 +16,14 @@ import (
 
 func TestMMACompiles(t *testing.T) { spmdtest.CompileKernels(t) }
 
-// Lengths around the tiles, one head and several, both widths of tiles and heads that
-// do not fill them, and scores that reach far beyond what exp of float32 holds.
+// Lengths around the tiles, one head and several, both widths of tiles and heads that do not fill
+// them, and scores far beyond the range of float32's exp.
 func TestMMA(t *testing.T) {
-	lengths := campaign.Some(t, "lengths of attention on tensor cores", []int{1, 2, 63, 64, 65, 100, 127, 128, 129, 191, 193, 257, 449, 1000, 1024},
+	lengths := campaign.Some(t, "lengths of attention on tensor cores",
+		[]int{1, 2, 63, 64, 65, 100, 127, 128, 129, 191, 193, 257, 449, 1000, 1024},
 		func(n int) bool { return n == 1 || n == 65 || n == 193 })
-	windows := campaign.Some(t, "windows of attention on tensor cores", []int{128, 256, 512}, func(n int) bool { return n == 128 })
+	windows := campaign.Some(t, "windows of attention on tensor cores", []int{128, 256, 512},
+		func(n int) bool { return n == 128 })
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, hs := range []int{64, 128} {
 			for _, n := range lengths {
@@ -44,23 +46,33 @@ func TestMMA(t *testing.T) {
 
 // mmaPass is a way to compute both passes. Without sums it leaves no dbias.
 type mmaPass struct {
-	name     string
-	forward  func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], x mmaShape) error
-	backward func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape) error
-	sums     bool
+	name    string
+	forward func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32],
+		qkv spmd.Buffer[spmd.BF16], x mmaShape) error
+	backward func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout,
+		out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16],
+		scratch spmd.Buffer[float32], x mmaShape) error
+	sums bool
 }
 
 // mmaPasses is every way that w has for heads of hs elements.
 func mmaPasses(w *spmd.World, hs int) []mmaPass {
-	all := []mmaPass{{"mma", mmaForward, func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], _ spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape) error {
-		return mmaBackward(s, dqkv, dout, out, lse, qkv, scratch, x)
-	}, false}}
+	all := []mmaPass{
+		{"mma",
+			mmaForward,
+			func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], _ spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16],
+				lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape) error {
+				return mmaBackward(s, dqkv, dout, out, lse, qkv, scratch, x)
+			}, false}}
 	if hs <= wgmmaMaxHead && (w.OnHost() || lacksWGMMA(w) == "") {
 		all = append(all, mmaPass{"wgmma",
-			func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], x mmaShape) error {
+			func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32],
+				qkv spmd.Buffer[spmd.BF16], x mmaShape) error {
 				return newWGMMA(x).forward(s, out, lse, qkv)
 			},
-			func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape) error {
+			func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout,
+				out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16],
+				scratch spmd.Buffer[float32], x mmaShape) error {
 				return newWGMMA(x).backward(s, dqkv, dbias, dout, out, lse, qkv, scratch)
 			}, true})
 	}
@@ -92,7 +104,8 @@ func testMMAPass(t *testing.T, w *spmd.World, x mmaShape, scale float64, pass mm
 	s, err := w.NewStream("attention")
 	must(t, err)
 	defer s.Close()
-	dqkvB, outB, lseB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more), poisoned[float32](t, w, rows+more)
+	dqkvB, outB, lseB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more),
+		poisoned[float32](t, w, rows+more)
 	qkvB, doutB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more)
 	scratch, dbiasB := poisoned[float32](t, w, newWGMMA(x).scratch()+more), poisoned[float32](t, w, 3*x.nh*x.hs)
 	must(t, qkvB.Slice(0, 3*n).CopyFrom(qkv))
@@ -146,11 +159,13 @@ func testMMAPass(t *testing.T, w *spmd.World, x mmaShape, scale float64, pass mm
 	} {
 		// With one token dq and dk are 0, up to the rounding of two equal sums.
 		if d, size := distance(c.got, c.want); !(d < 1e-2*size+1e-6*math.Sqrt(float64(n))) {
-			t.Errorf("%s, %+v scaled by %g: %s is %.3g from the reference of size %.3g", name, x, scale, c.name, d, size)
+			t.Errorf("%s, %+v scaled by %g: %s is %.3g from the reference of size %.3g", name, x, scale,
+				c.name, d, size)
 		}
 	}
 	if pass.sums {
-		// Each term of a sum differs from the reference as dqkv does, by its own rounding: sums by as many of these.
+		// Each term of a sum differs from the reference as dqkv does, by its own rounding. The sums
+		// differ by as many of these.
 		width := 3 * x.nh * x.hs
 		want, limit := make([]float64, width), make([]float64, width)
 		for i, v := range slices.Concat(ref.dqkv[:]...) {
@@ -160,14 +175,16 @@ func testMMAPass(t *testing.T, w *spmd.World, x mmaShape, scale float64, pass mm
 		}
 		for j, v := range dbias {
 			if d := math.Abs(float64(v) - want[j]); !(d < 4e-2*math.Sqrt(limit[j])+1e-5) {
-				t.Errorf("%s, %+v scaled by %g: dbias[%d] is %g, reference %g, limit %g", name, x, scale, j, v, want[j], 4e-2*math.Sqrt(limit[j])+1e-5)
+				t.Errorf("%s, %+v scaled by %g: dbias[%d] is %g, reference %g, limit %g", name, x, scale,
+					j, v, want[j], 4e-2*math.Sqrt(limit[j])+1e-5)
 				break
 			}
 		}
 	}
 	for range 3 {
 		out2, dqkv2, lse2, dbias2 := run()
-		if !slices.Equal(out, out2) || !slices.Equal(dqkv, dqkv2) || !slices.Equal(lse, lse2) || !slices.Equal(dbias, dbias2) {
+		if !slices.Equal(out, out2) || !slices.Equal(dqkv, dqkv2) || !slices.Equal(lse, lse2) ||
+			!slices.Equal(dbias, dbias2) {
 			t.Errorf("%s, %+v: another run on equal inputs gave other bits", name, x)
 		}
 	}
@@ -179,8 +196,8 @@ type reference struct {
 	dqkv     [3][]float64 // each as out
 }
 
-// newReference takes delta from out as the kernel rounded it, as backward is defined:
-// of few tokens the gradient of a score is a small difference of large sums.
+// newReference takes delta from out as the kernel rounded it, as backward is defined. With few
+// tokens the gradient of a score is a small difference of large sums.
 func newReference(x mmaShape, qkv, dout, out []float64) *reference {
 	r := &reference{out: make([]float64, x.elements()), lse: make([]float64, x.b*x.nh*x.t)}
 	for i := range r.dqkv {
@@ -297,7 +314,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// What the kernels do not have is refused before anything is enqueued.
+// Bad shapes are refused before anything is enqueued.
 func TestMMARefuses(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("attention")
@@ -307,20 +324,26 @@ func TestMMARefuses(t *testing.T) {
 		half, full, lse := poisoned[spmd.BF16](t, w, n), poisoned[spmd.BF16](t, w, 3*n), poisoned[float32](t, w, 16)
 		scratch, none := poisoned[float32](t, w, mmaScratch(1, 8, 2)), spmd.Buffer[float32]{}
 		for want, err := range map[string]error{
-			"heads of 136":           mmaForward(s, half, lse, full, mmaShape{1, 1, 1, 136, 0}),
-			"heads of 12":            mmaForward(s, half, lse, full, mmaShape{1, 1, 1, 12, 0}),
-			"rows of 3·131072·64":    mmaForward(s, half, lse, full, mmaShape{1, 1, 1 << 17, 64, 0}),
-			"a shape of (1,0,3,1":    mmaForward(s, half, lse, full, mmaShape{1, 0, 1, 64, 0}),
-			"out has 1023 elements":  mmaForward(s, half.Slice(0, n-1), lse, full, mmaShape{1, 8, 2, 64, 0}),
-			"qkv 3071 and lse 16":    mmaForward(s, half, lse, full.Slice(0, 3*n-1), mmaShape{1, 8, 2, 64, 0}),
-			"and lse 15":             mmaForward(s, half, lse.Slice(0, 15), full, mmaShape{1, 8, 2, 64, 0}),
-			"scratch of 31":          mmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 31), mmaShape{1, 8, 2, 64, 0}),
-			"a bias of 16 elements":  newWGMMA(mmaShape{1, 8, 2, 64, 0}).backward(s, full, lse, half, half, lse, full, scratch),
+			"heads of 136":          mmaForward(s, half, lse, full, mmaShape{1, 1, 1, 136, 0}),
+			"heads of 12":           mmaForward(s, half, lse, full, mmaShape{1, 1, 1, 12, 0}),
+			"rows of 3·131072·64":   mmaForward(s, half, lse, full, mmaShape{1, 1, 1 << 17, 64, 0}),
+			"a shape of (1,0,3,1":   mmaForward(s, half, lse, full, mmaShape{1, 0, 1, 64, 0}),
+			"out has 1023 elements": mmaForward(s, half.Slice(0, n-1), lse, full, mmaShape{1, 8, 2, 64, 0}),
+			"qkv 3071 and lse 16":   mmaForward(s, half, lse, full.Slice(0, 3*n-1), mmaShape{1, 8, 2, 64, 0}),
+			"and lse 15":            mmaForward(s, half, lse.Slice(0, 15), full, mmaShape{1, 8, 2, 64, 0}),
+			"scratch of 31": mmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 31),
+				mmaShape{1, 8, 2, 64, 0}),
+			"a bias of 16 elements": newWGMMA(mmaShape{1, 8, 2, 64, 0}).backward(s, full, lse, half, half,
+				lse, full, scratch),
 			"attention: heads of 72": newWGMMA(mmaShape{1, 1, 1, 72, 0}).forward(s, half, lse, full),
-			"backward: out has 7 ":   mmaBackward(s, full, half.Slice(0, 7), half, lse, full, scratch, mmaShape{1, 8, 2, 64, 0}),
-			"want at most 64":        newWGMMA(mmaShape{1, 8, 1, 72, 0}).backward(s, full, none, half, half, lse, full, scratch),
-			"backward: out has 9 ":   newWGMMA(mmaShape{1, 8, 2, 64, 0}).backward(s, full, none, half.Slice(0, 9), half, lse, full, scratch),
-			"scratch of 30":          newWGMMA(mmaShape{1, 8, 2, 64, 0}).backward(s, full, none, half, half, lse, full, scratch.Slice(0, 30)),
+			"backward: out has 7 ": mmaBackward(s, full, half.Slice(0, 7), half, lse, full, scratch,
+				mmaShape{1, 8, 2, 64, 0}),
+			"want at most 64": newWGMMA(mmaShape{1, 8, 1, 72, 0}).backward(s, full, none, half, half,
+				lse, full, scratch),
+			"backward: out has 9 ": newWGMMA(mmaShape{1, 8, 2, 64, 0}).backward(s, full, none,
+				half.Slice(0, 9), half, lse, full, scratch),
+			"scratch of 30": newWGMMA(mmaShape{1, 8, 2, 64, 0}).backward(s, full, none, half, half, lse,
+				full, scratch.Slice(0, 30)),
 		} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Error(fmt.Errorf("error %w, want one with %q", err, want))

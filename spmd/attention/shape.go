@@ -2,19 +2,20 @@ package attention
 
 import "fmt"
 
-// Shape is that of one attention: each of Batch sequences of Tokens tokens is seen by Heads heads of Size channels.
+// Shape is the shape of one attention. Each of Batch sequences has Tokens tokens; Heads heads of
+// Size channels see it.
 type Shape struct {
 	Batch  int
 	Tokens int
 	Heads  int
 	Size   int // channels of a head
 
-	// Window, a multiple of 128, bounds how far back a query sees: to so many keys before the first of the 128 tokens, from a
-	// multiple of 128 on, that it is one of. 0 is no bound. cudnn has none.
+	// Window, a multiple of 128, bounds how far back a query sees. The 128 queries from a multiple
+	// of 128 on see so many keys before the first of them. 0 is no bound. cudnn has no windows.
 	Window int
 }
 
-// windowStep is what a window is a multiple of.
+// A window is a multiple of windowStep.
 const windowStep = 128
 
 func (s Shape) String() string {

@@ -32,8 +32,8 @@ typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
         for (; i < m; i++) TILE(V, 1, Q);      \
     } while (0)
 
-// MATMUL defines C(m,n) = A(m,k)·B(k,n), plus C with add. The heads are too small
-// and too many for a BLAS call each.
+// MATMUL defines C(m,n) = A(m,k)·B(k,n), plus C with add. The heads are too small and too many for
+// a BLAS call each.
 #define MATMUL(name, attr, V, R, Q)                                                                  \
     attr static void name(long m, long n, long k, const float *a, long ar, long ac, const float *b,  \
                           long ldb, float *c, long ldc, int add) {                                   \
@@ -52,7 +52,7 @@ typedef void matmul_fn(long m, long n, long k, const float *a, long ar, long ac,
 
 enum { QUERIES = 32 }; // rows of the score matrix worked on at a time; they divide 128
 
-// first_key is the first that a query sees.
+// first_key is the first key that a query sees.
 static long first_key(long query, long window) {
     long first = query / 128 * 128 - window;
     return window && first > 0 ? first : 0;
@@ -64,7 +64,8 @@ static void transpose(float *restrict out, const float *restrict x, long r, long
         for (long j = 0; j < c; j++) out[j * r + i] = x[i * ld + j];
 }
 
-CLONES int attention_forward(float *out, float *lse, const float *qkv, long t, long nh, long hs, long window, long lo, long hi) {
+CLONES int attention_forward(float *out, float *lse, const float *qkv, long t, long nh, long hs, long window,
+    long lo, long hi) {
     matmul_fn *matmul = HAS_WIDE ? matmul_wide : matmul_narrow;
     long c = nh * hs, c3 = 3 * c;
     float scale = 1.0f / sqrtf(hs);
@@ -141,7 +142,7 @@ CLONES int attention_backward(float *dqkv, const float *dout, const float *out, 
                 }
                 for (long j = n; j < keys; j++) pi[j] = di[j] = 0;
             }
-            // Keys before this block of queries have been written to by earlier blocks.
+            // Earlier blocks have written to keys before this block of queries.
             matmul(i0 - past, hs, rows, p + past, 1, t, go + i0 * c, c, dv + past * c3, c3, 1);
             matmul(rows, hs, rows, p + i0, 1, t, go + i0 * c, c, dv + i0 * c3, c3, 0);
             matmul(i0 - past, hs, rows, dp + past, 1, t, q + i0 * c3, c3, dk + past * c3, c3, 1);

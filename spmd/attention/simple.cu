@@ -1,6 +1,6 @@
-// Causal self-attention in float32 on CUDA cores, for any shape: what float32 takes, and shapes that the tensor cores do
-// not. Sums run in an order that depends on the sizes alone, so that every run gets the same bits. No sum is rounded to
-// bfloat16.
+// Causal self-attention in float32 on CUDA cores: for float32, and for shapes that the tensor cores
+// do not take. The order of sums depends on the sizes alone, so that every run gets the same bits.
+// No sum is rounded to bfloat16.
 #include "spmd.cuh"
 
 #define INF __int_as_float(0x7f800000)
@@ -13,7 +13,7 @@ enum { TILE = 64 };
 typedef float tile[TILE][TILE];
 typedef float sub[4][4]; // a thread's part of a product
 
-// swizzle is where element 4·g of row k of a tile stands that was written by columns.
+// Element 4·g of row k of a tile that was written by columns stands at place swizzle.
 SPMD_FN int swizzle(int k, int g) { return (g ^ (k >> 2)) * 4; }
 
 // multiply adds to s the product Σₖ x[k][row]·y[k][column].
@@ -41,7 +41,8 @@ SPMD_FN void clear(sub &s) {
 // four loads p[0..4), of which only the first left exist.
 template <typename T> SPMD_FN float4 four(const T *p, int left, bool aligned) {
     if (aligned && left >= 4) return load4(p);
-    return make_float4(left > 0 ? to_float(p[0]) : 0, left > 1 ? to_float(p[1]) : 0, left > 2 ? to_float(p[2]) : 0, left > 3 ? to_float(p[3]) : 0);
+    return make_float4(left > 0 ? to_float(p[0]) : 0, left > 1 ? to_float(p[1]) : 0, left > 2 ? to_float(p[2]) : 0,
+        left > 3 ? to_float(p[3]) : 0);
 }
 
 // load_columns stores the matrix m of r rows and d columns, rows stride apart, as m[column][row];
@@ -67,9 +68,10 @@ template <typename T> SPMD_FN void load_rows(tile &to, const T *m, long long str
 }
 
 // scores sets s to the product of ra rows of a and rb rows of b, both of hs channels. x and y are
-// scratch, which no thread may still be reading when the block comes here.
+// scratch: no thread may still read them when the block comes here.
 template <typename T>
-SPMD_FN void scores(sub &s, tile &x, tile &y, const T *a, long long astride, int ra, const T *b, long long bstride, int rb, int hs) {
+SPMD_FN void scores(sub &s, tile &x, tile &y, const T *a, long long astride, int ra, const T *b, long long bstride,
+    int rb, int hs) {
     bool aligned = hs % 4 == 0;
     clear(s);
     for (int d = 0; d < hs; d += TILE) {
@@ -89,10 +91,11 @@ template <typename T> SPMD_FN void write_rows(T *to, long long stride, const sub
             if (4 * ty + i < r && 4 * tx + j < d) to[(4 * ty + i) * stride + 4 * tx + j] = from_float<T>(s[i][j]);
 }
 
-// Block (x, y, z): head x, the queries of a tile, 64 channels of the values. The late
-// queries, which have most keys, begin first. sequences is for the host: the grid has them.
+// Block (x, y, z): head x, the queries of a tile, 64 channels of the values. The late queries,
+// which have most keys, begin first. sequences is for the host: the grid has them.
 template <typename T>
-__global__ void __launch_bounds__(256, 2) simple_forward(T *out, float *lse, const T *qkv, int t, int nh, int hs, int sequences, int window) {
+__global__ void __launch_bounds__(256, 2) simple_forward(T *out, float *lse, const T *qkv, int t, int nh, int hs,
+    int sequences, int window) {
     __shared__ __align__(16) tile x, y, values; // y: keys, then probabilities
     long long c = (long long)nh * hs, c3 = 3 * c;
     int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -146,7 +149,8 @@ __global__ void __launch_bounds__(256, 2) simple_forward(T *out, float *lse, con
 }
 
 // row_products sets delta to the sums over the channels of a·b, for r rows.
-template <typename T> SPMD_FN void row_products(float (&delta)[TILE], const T *a, const T *b, long long stride, int r, int hs) {
+template <typename T> SPMD_FN void row_products(float (&delta)[TILE], const T *a, const T *b, long long stride,
+    int r, int hs) {
     int part = threadIdx.x % 4, row = threadIdx.x / 4; // four threads to a row
     float sum = 0;
     if (row < r)
@@ -164,7 +168,8 @@ template <typename T> SPMD_FN void row_products(float (&delta)[TILE], const T *a
 // a tile of keys and computes dk and dv. Blocks in x and z as in simple_forward.
 template <typename T>
 __global__ void __launch_bounds__(256, 2)
-    simple_backward(T *dqkv, const T *dout, const T *out, const float *lse, const T *qkv, int t, int nh, int hs, int sequences, int window) {
+    simple_backward(T *dqkv, const T *dout, const T *out, const float *lse, const T *qkv, int t, int nh, int hs,
+        int sequences, int window) {
     __shared__ __align__(16) tile x, y;
     __shared__ float delta[TILE], lses[TILE];
     long long c = (long long)nh * hs, c3 = 3 * c, first = blockIdx.x / nh * t;
@@ -209,7 +214,8 @@ __global__ void __launch_bounds__(256, 2)
         return;
     }
     int k0 = (blockIdx.y - tiles) * TILE, keys = min(TILE, t - k0);
-    for (int q0 = k0, end = end_of_queries(k0, window, t); q0 < end; q0 += TILE) { // rows of s and dp are queries, columns keys
+    // rows of s and dp are queries, columns keys
+    for (int q0 = k0, end = end_of_queries(k0, window, t); q0 < end; q0 += TILE) {
         int rows = min(TILE, t - q0);
         __syncthreads();
         row_products(delta, out + q0 * c, dout + q0 * c, c, rows, hs);

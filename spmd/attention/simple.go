@@ -9,7 +9,8 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels of simple.cu, on CUDA cores in float32: for every shape, and on every GPU. On the host the loops of simple.c.
+// The kernels of simple.cu, on CUDA cores in float32: for every shape, and on every GPU. The host
+// takes the loops of simple.c.
 
 //go:embed simple.cu
 var simpleSource string
@@ -31,12 +32,16 @@ type simplePair struct{ forward, backward *spmd.Kernel }
 
 var (
 	simpleFloat32 = simplePair{
-		spmd.NewKernel("simple_forward<float>", windowSource+simpleSource, func(a spmd.Args) error { return simpleForward[float32](a) }, spmd.Tolerance(1e-5)),
-		spmd.NewKernel("simple_backward<float>", windowSource+simpleSource, func(a spmd.Args) error { return simpleBackward[float32](a) }, spmd.Tolerance(1e-5)),
+		spmd.NewKernel("simple_forward<float>", windowSource+simpleSource,
+			func(a spmd.Args) error { return simpleForward[float32](a) }, spmd.Tolerance(1e-5)),
+		spmd.NewKernel("simple_backward<float>", windowSource+simpleSource,
+			func(a spmd.Args) error { return simpleBackward[float32](a) }, spmd.Tolerance(1e-5)),
 	}
 	simpleBF16 = simplePair{
-		spmd.NewKernel("simple_forward<bf16>", windowSource+simpleSource, func(a spmd.Args) error { return simpleForward[spmd.BF16](a) }, spmd.Tolerance(1e-5)),
-		spmd.NewKernel("simple_backward<bf16>", windowSource+simpleSource, func(a spmd.Args) error { return simpleBackward[spmd.BF16](a) }, spmd.Tolerance(1e-5)),
+		spmd.NewKernel("simple_forward<bf16>", windowSource+simpleSource,
+			func(a spmd.Args) error { return simpleForward[spmd.BF16](a) }, spmd.Tolerance(1e-5)),
+		spmd.NewKernel("simple_backward<bf16>", windowSource+simpleSource,
+			func(a spmd.Args) error { return simpleBackward[spmd.BF16](a) }, spmd.Tolerance(1e-5)),
 	}
 )
 
@@ -48,9 +53,11 @@ func simpleOf[T Elem]() *simplePair {
 	return &simpleFloat32
 }
 
-// simpleGrid is a grid of blocks of 256 threads for heads, tiles of 64 tokens, twice in the backward pass, and 64 channels.
+// simpleGrid is a grid of blocks of 256 threads for heads, tiles of 64 tokens, twice in the
+// backward pass, and 64 channels.
 func simpleGrid(x dims, times int) spmd.Grid {
-	return spmd.Grid{Blocks: [3]int{x.b * x.nh, times * ((x.t + 63) / 64), (x.hs + 63) / 64}, Threads: [3]int{256, 1, 1}}
+	return spmd.Grid{Blocks: [3]int{x.b * x.nh, times * ((x.t + 63) / 64), (x.hs + 63) / 64},
+		Threads: [3]int{256, 1, 1}}
 }
 
 func simpleForward[T Elem](a spmd.Args) error {
@@ -64,7 +71,8 @@ func simpleForward[T Elem](a spmd.Args) error {
 }
 
 func simpleBackward[T Elem](a spmd.Args) error {
-	dqkv, dout, out, lse, qkv := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgSlice[T](a, 2), spmd.ArgSlice[float32](a, 3), spmd.ArgSlice[T](a, 4)
+	dqkv, dout, out, lse, qkv := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgSlice[T](a, 2),
+		spmd.ArgSlice[float32](a, 3), spmd.ArgSlice[T](a, 4)
 	x := dims{t: a.I32(5), nh: a.I32(6), hs: a.I32(7), b: a.I32(8), window: a.I32(9)}
 	n := x.elements()
 	to, done := written(dqkv[:3*n])
@@ -73,7 +81,7 @@ func simpleBackward[T Elem](a spmd.Args) error {
 	return attend(x, func(lo, hi int) bool { return hostBackward(to, d, o, lse, from, x, lo, hi) })
 }
 
-// attend runs fn on ranges of the b·nh heads, and says when one had no memory.
+// attend runs fn on ranges of the b·nh heads. It fails if one had no memory.
 func attend(x dims, fn func(lo, hi int) bool) error {
 	var failed atomic.Bool
 	host.Parallel(x.b*x.nh, max(1, 1<<18/(x.t*x.t*x.hs)), func(lo, hi int) {
@@ -87,7 +95,7 @@ func attend(x dims, fn func(lo, hi int) bool) error {
 	return nil
 }
 
-// halfGrain is how many conversions are worth a goroutine.
+// halfGrain is the number of conversions that is worth a goroutine.
 const halfGrain = 1 << 14
 
 // widened is x in float32.
@@ -100,7 +108,7 @@ func widened[T Elem](x []T) []float32 {
 	return wide
 }
 
-// written is what x is to become, in float32; done has x become it.
+// written returns room for x's new values in float32; done moves them into x.
 func written[T Elem](x []T) (wide []float32, done func()) {
 	if x, ok := any(x).([]float32); ok {
 		return x, func() {}

@@ -1,17 +1,21 @@
-// Primitives of a warpgroup, 4 warps in a row, for compute capability 9.0: barriers in shared memory, and products of
-// matrices of 64 x 64 elements. wgmma.go puts them behind tensor.cuh and before wgmma.cu.
+// Primitives of a warpgroup, 4 warps in a row, for compute capability 9.0: barriers in shared
+// memory, and products of matrices of 64 x 64 elements. wgmma.go puts them behind tensor.cuh and
+// before wgmma.cu.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 const int D = 64; // elements of a row in shared memory, 128 bytes
 
-// Barriers in shared memory, of which a number of arrivals completes a phase. Phases have parities 0, 1, 0 and so on.
+// Barriers in shared memory. A number of arrivals completes a phase. Phases have parities 0, 1, 0
+// and so on.
 
 SPMD_FN void barrier_init(uint32_t barrier, int arrivals) {
 	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-SPMD_FN void barrier_arrive(uint32_t barrier) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+SPMD_FN void barrier_arrive(uint32_t barrier) {
+	asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 
 // barrier_wait waits until the phase of a parity is complete; the one before the first is.
 SPMD_FN void barrier_wait(uint32_t barrier, int parity) {
@@ -21,18 +25,19 @@ SPMD_FN void barrier_wait(uint32_t barrier, int parity) {
 		"over:\n}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// barrier_expect is an arrival, after which the phase is complete only when so many bytes have been copied, too.
+// barrier_expect is an arrival. The phase is then complete only when so many bytes have been
+// copied, too.
 SPMD_FN void barrier_expect(uint32_t barrier, int bytes) {
 	asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// barrier_arrive_copied arrives when the copies that this thread has started by copy_async are done.
+// barrier_arrive_copied arrives when this thread's copies by copy_async are done.
 SPMD_FN void barrier_arrive_copied(uint32_t barrier) {
 	asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// release is the arrival of a warp. Its lanes are ordered before that of the first, which compute-sanitizer's racecheck
-// does not follow: it reports what the other lanes read.
+// release is the arrival of a warp. Its lanes are ordered before that of the first.
+// compute-sanitizer's racecheck does not follow that: it reports the reads of the other lanes.
 SPMD_FN void release(uint32_t barrier) {
 	__syncwarp();
 	if (threadIdx.x % 32 == 0) {
@@ -40,7 +45,7 @@ SPMD_FN void release(uint32_t barrier) {
 	}
 }
 
-// Products of a warpgroup run beside the warps from start to finish, group after group in order. Registers of products
+// Products of a warpgroup run beside the warps, group after group in order. Registers of products
 // under way must not be touched: settle tells the compiler that sums are there.
 
 SPMD_FN void products_start() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -74,32 +79,37 @@ SPMD_FN void clear(float (&c)[32]) {
 	"{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
 	"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
-// multiply is c(64,64) = a(64,16) b(16,64), multiply_add is c += a b. Each warp has 16 rows of a and c, as with mma.sync;
-// b describes its matrix in shared memory, whose rows are those of b if ROWS, else its columns.
+// multiply is c(64,64) = a(64,16) b(16,64), multiply_add is c += a b. Each warp has 16 rows of a
+// and c, as with mma.sync. b describes its matrix in shared memory: its rows are those of b if
+// ROWS, else its columns.
 SPMD_FN void multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS ", {%32, %33, %34, %35}, %36, 0, 1, 1, 0;"
 		: EACH_SUM("=f", c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 template <bool ROWS> SPMD_FN void multiply_add(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
-	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS ", {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS
+		", {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
 		: EACH_SUM("+f", c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ROWS));
 }
 
-// multiply_matrices and multiply_add_matrices are multiply and multiply_add<false> of an a that is described, too.
+// multiply_matrices and multiply_add_matrices are multiply and multiply_add<false> with a
+// description of a, too.
 SPMD_FN void multiply_matrices(float (&c)[32], uint64_t a, uint64_t b) {
-	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS ", %32, %33, 0, 1, 1, 0, 0;" : EACH_SUM("=f", c) : "l"(a), "l"(b));
+	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS ", %32, %33, 0, 1, 1, 0, 0;"
+		: EACH_SUM("=f", c) : "l"(a), "l"(b));
 }
 
 SPMD_FN void multiply_add_matrices(float (&c)[32], uint64_t a, uint64_t b) {
-	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS ", %32, %33, 1, 1, 1, 0, 0;" : EACH_SUM("+f", c) : "l"(a), "l"(b));
+	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS ", %32, %33, 1, 1, 1, 0, 0;"
+		: EACH_SUM("+f", c) : "l"(a), "l"(b));
 }
 
 #undef SUMS
 #undef EACH_SUM
 
-// described is the matrix that begins at an address, in units of 16 bytes: rows of 128 bytes whose chunks lie as
-// chunk_at has it, 1024 bytes from 8 rows to the next 8.
+// described is the description of the matrix that begins at an address, in units of 16 bytes: rows
+// of 128 bytes whose chunks lie as chunk_at says, 1024 bytes from 8 rows to the next 8.
 SPMD_FN uint64_t described(uint32_t matrix) { return 1ull << 62 | 64ull << 32 | 1ull << 16 | (matrix & 0x3ffff) >> 4; }
 
 typedef uint32_t Operand[4][4]; // 64 rows of 64 elements, over a warpgroup
@@ -141,8 +151,8 @@ SPMD_FN void add_weighted(float (&c)[32], const Operand &w, uint32_t b) {
 	}
 }
 
-// mask sets to -infinity, in a square on the diagonal, the scores of keys that a query does not see. Rows are queries and
-// columns keys, or transposed the other way round.
+// mask sets to -infinity, in a square on the diagonal, the scores of keys that a query does not
+// see. Rows are queries and columns keys, or transposed the other way round.
 SPMD_FN void mask(float (&s)[32], bool transposed) {
 	int ahead = threadIdx.x % 4 * 2 - threadIdx.x % 32 / 4 - threadIdx.x / 32 % 4 * 16;
 #pragma unroll

@@ -1,25 +1,29 @@
-// The backward pass of causal attention by the products of warpgroups (wgmma), for compute capability 9.0 and heads of
-// up to 64 elements. Arguments, shapes and what is summed in which order are as of mma.cu's backward kernels, so that
-// equal inputs give equal bits here too; qkv, dout and out come as tensors for the copy engine. wgmma.go launches the
-// kernels, which are the last functions.
+// The backward pass of causal attention by the products of warpgroups (wgmma), for compute
+// capability 9.0 and heads of up to 64 elements. wgmma.go launches the kernels, which are the last
+// functions.
 //
-// A warpgroup takes a square of 64 x 64 scores at a time. The scores of the next square, the gradients of this one's
-// probabilities and the sums of the one before are under way while a square's exponentials are computed.
+// Arguments, shapes and the order of sums are those of mma.cu's backward kernels: equal inputs give
+// equal bits here too. qkv, dout and out come as tensors for the copy engine.
 //
-// Where columns is not missing it receives the sums of the columns of 64 rows of dqkv each: (B,T/64,3,heads,hs).
+// A warpgroup takes a square of 64 x 64 scores at a time. While it computes a square's
+// exponentials, the scores of the next square, the gradients of this one's probabilities and the
+// sums of the one before are under way.
 //
-// Sources: Shah et al., FlashAttention-3 (2024); PTX ISA, wgmma, its matrices in shared memory, mbarrier,
-// cp.async.bulk.tensor.
+// columns, if it is there, receives the sums of the columns of 64 rows of dqkv each:
+// (B,T/64,3,heads,hs).
+//
+// Sources: Shah et al., FlashAttention-3 (2024); PTX ISA, wgmma, its matrices in shared memory,
+// mbarrier, cp.async.bulk.tensor.
 
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
 
-// A program is compiled for other GPUs, too, which are given other kernels.
+// A program is compiled for other GPUs, too, which take other kernels.
 extern "C" __global__ void wgmma_backward_queries() {}
 extern "C" __global__ void wgmma_backward_keys() {}
 
 #else
 
-// QueryGradients is what a warpgroup sums over the keys of its queries.
+// QueryGradients has a warpgroup's sums over the keys of its queries.
 struct QueryGradients {
 	Layout<3, 1> l;
 	Ring<stages> stage; // of keys and values
@@ -78,7 +82,7 @@ struct QueryGradients {
 		}
 	}
 
-	// sum takes n squares, of which the first is on the diagonal.
+	// sum takes n squares; the first is on the diagonal.
 	__device__ __forceinline__ void sum(int n) {
 		clear(dq);
 		held = 0;
@@ -90,7 +94,7 @@ struct QueryGradients {
 	}
 };
 
-// KeyGradients is what a warpgroup sums over the queries of its keys. Scores are transposed.
+// KeyGradients has a warpgroup's sums over the queries of its keys. Scores are transposed.
 struct KeyGradients {
 	Layout<2, 2> l;
 	Ring<stages> stage; // of queries and gradients
@@ -111,7 +115,7 @@ struct KeyGradients {
 
 	template <int THIS, bool LAST> __device__ __forceinline__ void add() {
 		uint32_t queries = l.stage(stage.at), empty = l.empty(stage.at);
-		// What backward_queries left of two queries in every eighth float4.
+		// The results of backward_queries for two queries in every eighth float4.
 		const float4 *row = (const float4 *)l.pointer(l.rows(stage.at)) + threadIdx.x % 4;
 		products_start();
 		products_of(e, v, queries + matrix_bytes);
@@ -171,7 +175,10 @@ struct KeyGradients {
 	}
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16 *dqkv, float2 *rows, const __grid_constant__ tensor_map dout, const __grid_constant__ tensor_map out, const float *lse, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, int window, float *columns) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+wgmma_backward_queries(bf16 *dqkv, float2 *rows, const __grid_constant__ tensor_map dout,
+	const __grid_constant__ tensor_map out, const float *lse, const __grid_constant__ tensor_map qkv, int B,
+	int T, int heads, int hs, float scale, int window, float *columns) {
 	extern __shared__ __align__(1024) char shared[];
 	Layout<3, 1> l(shared);
 	Ring<1> own;
@@ -245,15 +252,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16
 			x.sum((first - first_key(first, window)) / square + half + 1);
 			Head h(head, T, heads, hs);
 			char *part = l.pointer(l.sums(warp - 4));
-			store_rows(dqkv + h.in + (long long)(first + mine) * h.stride, h.stride, T - first - mine, hs, part, x.dq, scale);
+			store_rows(dqkv + h.in + (long long)(first + mine) * h.stride, h.stride, T - first - mine, hs,
+				part, x.dq, scale);
 			if (columns && first + half * square < T) {
-				sum_columns<1>(columns + h.columns((first + half * square) / square, T), 0, hs, l.columns(turn ^= 1), {&x.dq}, {scale});
+				sum_columns<1>(columns + h.columns((first + half * square) / square, T), 0, hs, l.columns(turn ^= 1),
+					{&x.dq}, {scale});
 			}
 		});
 	}
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *dqkv, const float2 *rows, const __grid_constant__ tensor_map dout, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, int window, float *columns) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+wgmma_backward_keys(bf16 *dqkv, const float2 *rows, const __grid_constant__ tensor_map dout,
+	const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, int window, float *columns) {
 	extern __shared__ __align__(1024) char shared[];
 	Layout<2, 2> l(shared);
 	Ring<2> own;
@@ -330,9 +341,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *d
 
 #endif
 
-// wgmma_sum_columns leaves in sums(width) those of the rows of columns(rows,width). A block has 32 columns, and each of its 8
-// warps every 8th row.
-extern "C" __global__ void __launch_bounds__(256) wgmma_sum_columns(float *sums, const float *columns, int rows, int width) {
+// wgmma_sum_columns leaves in sums(width) the sums over the rows of columns(rows,width). A block
+// has 32 columns, and each of its 8 warps every 8th row.
+extern "C" __global__ void __launch_bounds__(256)
+wgmma_sum_columns(float *sums, const float *columns, int rows, int width) {
 	__shared__ float part[8][32];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = 32 * blockIdx.x + lane;
 	float sum = 0;

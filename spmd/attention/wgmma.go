@@ -8,8 +8,8 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels of wgmma.cu and wgmma_forward.cu: those of mma by the instructions that
-// only compute capability 9.0 has, for heads of up to wgmmaMaxHead elements.
+// The kernels of wgmma.cu and wgmma_forward.cu: mma's by the instructions that only compute
+// capability 9.0 has, for heads of up to wgmmaMaxHead elements.
 
 //go:embed wgmma.cu
 var wgmmaSource string
@@ -25,9 +25,8 @@ var wgmmaTilesSource string
 
 const wgmmaMaxHead = 64
 
-// The sizes of wgmma.cuh: the rows of a tile, which a block computes with wgmmaThreads
-// threads, and the bytes of shared memory beside the rows' own matrices, of which the
-// kernels have one to four.
+// The sizes of wgmma.cuh: the rows of a tile, which a block computes with wgmmaThreads threads, and
+// the bytes of shared memory beside the rows' own matrices, of which the kernels have one to four.
 const (
 	wgmmaRows    = 128
 	wgmmaSquare  = wgmmaRows / 2
@@ -44,14 +43,15 @@ var (
 	wgmmaKeys    = newWGMMAKernel("backward_keys", wgmmaSource, 4, wgmmaHostBackwardKeys)
 )
 
-// newWGMMAKernel declares a kernel of a source, which takes what mma's of that name
-// takes first: the host does the same for both.
+// newWGMMAKernel declares a kernel of a source. Its first arguments are those of mma's kernel of
+// that name: the host does the same for both.
 func newWGMMAKernel(name, source string, own int, fn func(*mmaHost)) mmaKernel {
-	k := spmd.NewKernel("wgmma_"+name, windowSource+tensorSource+warpgroupSource+wgmmaTilesSource+source, onHost(fn), spmd.ArchSpecific())
+	k := spmd.NewKernel("wgmma_"+name, windowSource+tensorSource+warpgroupSource+wgmmaTilesSource+source,
+		onHost(fn), spmd.ArchSpecific())
 	return mmaKernel{k, wgmmaRows, own*wgmmaMatrix + wgmmaShared}
 }
 
-// lacksWGMMA returns why a rank has not these kernels, "" where it has.
+// lacksWGMMA returns why a rank lacks these kernels, or "".
 func lacksWGMMA(w *spmd.World) string {
 	if w.GPU() == nil {
 		return "host"
@@ -73,7 +73,8 @@ type wgmmaShape struct {
 
 func newWGMMA(x mmaShape) *wgmmaShape {
 	squares := func(matrices int) spmd.TensorMap {
-		return spmd.TensorMap{Sizes: []int{x.b, x.t, matrices, x.hs}, Box: []int{1, wgmmaSquare, 1, wgmmaMaxHead}, Swizzle: 2 * wgmmaMaxHead}
+		return spmd.TensorMap{Sizes: []int{x.b, x.t, matrices, x.hs}, Box: []int{1, wgmmaSquare, 1, wgmmaMaxHead},
+			Swizzle: 2 * wgmmaMaxHead}
 	}
 	return &wgmmaShape{x, squares(3 * x.nh), squares(x.nh)}
 }
@@ -86,30 +87,36 @@ func (x *wgmmaShape) checkHead(what string) error {
 	return nil
 }
 
-// forward is mmaForward, for a GPU that lacks nothing and heads of up to wgmmaMaxHead
-// elements. Bits may differ from mmaForward's: products add up in another order.
-func (x *wgmmaShape) forward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16]) error {
+// forward is mmaForward, for a GPU that lacks nothing and heads of up to wgmmaMaxHead elements.
+// Bits may differ from mmaForward's: products add up in another order.
+func (x *wgmmaShape) forward(
+	s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16],
+) error {
 	if err := x.checkHead("attention"); err != nil {
 		return err
 	}
 	if err := x.check("attention", out.Len(), lse.Len(), qkv.Len()); err != nil {
 		return err
 	}
-	return wgmmaOut.Launch(s, x.wgmmaGrid(&wgmmaOut, s.World().Multiprocessors()), out.Arg(), lse.Arg(), qkv.TensorMap(&x.qkv),
+	return wgmmaOut.Launch(s, x.wgmmaGrid(&wgmmaOut, s.World().Multiprocessors()), out.Arg(), lse.Arg(),
+		qkv.TensorMap(&x.qkv),
 		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window))
 }
 
-// scratch is how many elements backward needs as scratch.
+// scratch is the number of elements that backward needs as scratch.
 func (x *wgmmaShape) scratch() int {
 	return mmaScratch(x.b, x.t, x.nh) + x.columnRows()*3*x.nh*x.hs
 }
 
-// columnRows is of how many rows the kernels leave sums, each of 64 rows of dqkv.
+// columnRows is the number of rows of sums that the kernels leave, each over 64 rows of dqkv.
 func (x mmaShape) columnRows() int { return x.b * ((x.t + wgmmaSquare - 1) / wgmmaSquare) }
 
-// backward is mmaBackward, as forward is mmaForward. It leaves in dbias(3,nh,hs), unless
-// it is empty, the sums of dqkv over its tokens, taken before dqkv is rounded.
-func (x *wgmmaShape) backward(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32]) error {
+// backward is mmaBackward, as forward is mmaForward. It leaves the sums of dqkv over its tokens,
+// taken before dqkv is rounded, in dbias(3,nh,hs), unless that is empty.
+func (x *wgmmaShape) backward(
+	s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout,
+	out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32],
+) error {
 	if err := x.checkHead("attention backward"); err != nil {
 		return err
 	}
@@ -120,18 +127,23 @@ func (x *wgmmaShape) backward(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias
 	if width := 3 * x.nh * x.hs; dbias.Len() > 0 {
 		n := x.scratch()
 		if dbias.Len() != width || scratch.Len() < n {
-			return fmt.Errorf("attention backward: a bias of %d elements and scratch of %d, want %d and %d", dbias.Len(), scratch.Len(), width, n)
+			return fmt.Errorf("attention backward: a bias of %d elements and scratch of %d, want %d and %d",
+				dbias.Len(), scratch.Len(), width, n)
 		}
 		columns = scratch.Slice(mmaScratch(x.b, x.t, x.nh), n)
 	}
 	m := s.World().Multiprocessors()
-	err := wgmmaQueries.Launch(s, x.wgmmaGrid(&wgmmaQueries, m), dqkv.Arg(), scratch.Arg(), dout.TensorMap(&x.out), out.TensorMap(&x.out), lse.Arg(), qkv.TensorMap(&x.qkv),
-		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window), columns.Arg())
+	err := wgmmaQueries.Launch(s, x.wgmmaGrid(&wgmmaQueries, m), dqkv.Arg(), scratch.Arg(),
+		dout.TensorMap(&x.out), out.TensorMap(&x.out), lse.Arg(), qkv.TensorMap(&x.qkv),
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()),
+		spmd.I32(x.window), columns.Arg())
 	if err != nil {
 		return err
 	}
-	err = wgmmaKeys.Launch(s, x.wgmmaGrid(&wgmmaKeys, m), dqkv.Arg(), scratch.Arg(), dout.TensorMap(&x.out), qkv.TensorMap(&x.qkv),
-		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window), columns.Arg())
+	err = wgmmaKeys.Launch(s, x.wgmmaGrid(&wgmmaKeys, m), dqkv.Arg(), scratch.Arg(),
+		dout.TensorMap(&x.out), qkv.TensorMap(&x.qkv),
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()),
+		spmd.I32(x.window), columns.Arg())
 	if err != nil || columns.Len() == 0 {
 		return err
 	}
@@ -139,17 +151,17 @@ func (x *wgmmaShape) backward(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias
 	return wgmmaSumColumns.Launch(s, g, dbias.Arg(), columns.Arg(), spmd.I32(x.columnRows()), spmd.I32(dbias.Len()))
 }
 
-var wgmmaSumColumns = spmd.NewKernel("wgmma_sum_columns", windowSource+tensorSource+warpgroupSource+wgmmaTilesSource+wgmmaSource, func(a spmd.Args) error {
-	sums, columns, width := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.I32(3)
-	clear(sums)
-	for i, v := range columns[:a.I32(2)*width] {
-		sums[i%width] += v
-	}
-	return nil
-}, spmd.ArchSpecific())
+var wgmmaSumColumns = spmd.NewKernel("wgmma_sum_columns",
+	windowSource+tensorSource+warpgroupSource+wgmmaTilesSource+wgmmaSource, func(a spmd.Args) error {
+		sums, columns, width := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.I32(3)
+		clear(sums)
+		for i, v := range columns[:a.I32(2)*width] {
+			sums[i%width] += v
+		}
+		return nil
+	}, spmd.ArchSpecific())
 
-// wgmmaGrid is a block for each multiprocessor, or for each pair of tiles if these are
-// fewer.
+// wgmmaGrid is a block for each multiprocessor, or for each pair of tiles if these are fewer.
 func (x mmaShape) wgmmaGrid(k *mmaKernel, multiprocessors int) spmd.Grid {
 	tiles := (x.t + k.rows - 1) / k.rows
 	blocks := min(max(1, multiprocessors), x.b*x.nh*((tiles+1)/2))
@@ -166,8 +178,8 @@ func wgmmaHostBackwardKeys(a *mmaHost) {
 	a.sumColumns(10, 1, 3)
 }
 
-// sumColumns leaves in argument i, unless it is missing, the sums of dqkv's thirds from
-// lo to hi: those of all rows in the first row, zeros in the others.
+// sumColumns leaves the sums of dqkv's thirds from lo to hi in argument i, unless it is missing:
+// those of all rows in the first row, zeros in the others.
 func (a *mmaHost) sumColumns(i, lo, hi int) {
 	columns := spmd.ArgSlice[float32](a.Args, i)
 	if len(columns) == 0 {

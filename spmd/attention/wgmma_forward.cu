@@ -1,19 +1,21 @@
-// Causal attention by the products of warpgroups (wgmma), for compute capability 9.0 and heads of up to 64 elements.
-// Arguments and shapes are as of mma.cu's forward kernel; qkv comes as a tensor for the copy engine. wgmma.go launches the kernel, which is the last function.
+// Causal attention by the products of warpgroups (wgmma), for compute capability 9.0 and heads of
+// up to 64 elements. Arguments and shapes are those of mma.cu's forward kernel; qkv comes as a
+// tensor for the copy engine. wgmma.go launches the kernel, which is the last function.
 //
-// A warpgroup takes a square of 64 x 64 scores at a time, from the diagonal to the first keys. The scores of the next
-// square, and the sum of values of the one before, are under way while a square's exponentials are computed.
+// A warpgroup takes a square of 64 x 64 scores at a time, from the diagonal to the first keys.
+// While it computes a square's exponentials, the scores of the next square and the sum of values of
+// the one before are under way.
 //
 // Sources: Shah et al., FlashAttention-3 (2024), section 3.2; PTX ISA, wgmma.
 
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
 
-// A program is compiled for other GPUs, too, which are given other kernels.
+// A program is compiled for other GPUs, too, which take other kernels.
 extern "C" __global__ void wgmma_forward() {}
 
 #else
 
-// Outputs is what a warpgroup sums over the keys of its queries. A lane has parts of two rows.
+// Outputs has a warpgroup's sums over the keys of its queries. A lane has parts of two rows.
 struct Outputs {
 	Layout<1, 1> l;
 	Ring<stages> stage; // of keys and values
@@ -32,7 +34,7 @@ struct Outputs {
 		products_commit();
 	}
 
-	// probabilities replaces scores by 2 to the score - top, and returns what earlier sums are to be multiplied by.
+	// probabilities replaces scores by 2 to the score - top. It returns the factor of earlier sums.
 	__device__ __forceinline__ void probabilities(float (&s)[32], float (&less)[2]) {
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
@@ -94,7 +96,7 @@ struct Outputs {
 		}
 	}
 
-	// attend takes n squares, of which the first is on the diagonal, and leaves means of values.
+	// attend takes n squares; the first is on the diagonal. It leaves means of values.
 	__device__ __forceinline__ void attend(int n) {
 		clear(o);
 		held = 0;
@@ -120,7 +122,9 @@ struct Outputs {
 	}
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_forward(bf16 *out, float *lse, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, int window) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+wgmma_forward(bf16 *out, float *lse, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs,
+	float scale, int window) {
 	extern __shared__ __align__(1024) char shared[];
 	Layout<1, 1> l(shared);
 	Ring<1> own;

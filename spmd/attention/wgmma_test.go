@@ -9,8 +9,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The sizes that Go launches with are those of the source, and a block has that much
-// shared memory.
+// The sizes that Go launches with are those of the source, and a block has that much shared memory.
 func TestWGMMASizes(t *testing.T) {
 	for _, want := range []string{
 		fmt.Sprintf("const int stages = %d;", wgmmaStages),
@@ -51,7 +50,8 @@ func TestWGMMAMany(t *testing.T) {
 		if why := lacksWGMMA(w); why != "" {
 			t.Skip(why)
 		}
-		for _, x := range []mmaShape{{11, 385, 25, 64, 0}, {150, 1, 3, 64, 0}, {150, 130, 3, 16, 0}, {1, 2100, 4, 64, 0}, {2, 1500, 3, 56, 0}, {3, 1500, 3, 64, 256}} {
+		for _, x := range []mmaShape{{11, 385, 25, 64, 0}, {150, 1, 3, 64, 0}, {150, 130, 3, 16, 0},
+			{1, 2100, 4, 64, 0}, {2, 1500, 3, 56, 0}, {3, 1500, 3, 64, 256}} {
 			testMMA(t, w, x, 1)
 		}
 	})

@@ -11,7 +11,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A batch makes the products of its matrices one by one: small integers, whose sums are exact, against sums by the definition.
+// A batch makes the products of its matrices one by one. Small integers have exact sums, to compare
+// with sums by the definition.
 func TestGemmBatch(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		testGemmBatch(t, w, func(x float32) float32 { return x })
@@ -92,16 +93,24 @@ func valuesOf[T spmd.Stored](t *testing.T, b spmd.Buffer[T]) []T {
 func TestGemmBatchRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "s")
-		x, y, z := spmdtest.Alloc[float32](t, w, 24), spmdtest.Alloc[float32](t, w, 24), spmdtest.Alloc[float32](t, w, 24)
+		x, y, z := spmdtest.Alloc[float32](t, w, 24), spmdtest.Alloc[float32](t, w, 24),
+			spmdtest.Alloc[float32](t, w, 24)
 		m := blas.MatrixOf[float32]
 		for want, err := range map[string]error{
-			"a Batch of 2: A of float32 has 3 rows":        blas.Gemm(s, m(x, 6, 3), m(y, 3, 3), m(z, 6, 3), blas.Options{Batch: 2}),
-			"a Batch of -1":                                blas.Gemm(s, m(x, 6, 3), m(y, 6, 3), m(z, 6, 3), blas.Options{Batch: -1}),
-			"C is 4x3, op(A) 4x3, op(B) 4x3":               blas.Gemm(s, m(x, 8, 3), m(y, 8, 3), m(z, 8, 3), blas.Options{Batch: 2}),
-			"its epilogue is Residual alone":               blas.Gemm(s, m(x, 6, 3), m(y, 6, 3), m(z, 6, 3), blas.Options{Batch: 2, Bias: z.Slice(0, 3).Arg()}),
-			"Residual has 12 elements":                     blas.Gemm(s, m(x, 6, 3), m(y, 6, 3), m(z, 6, 3), blas.Options{Batch: 2, Residual: z.Slice(0, 12).Arg()}),
-			"C, which is written, overlaps Residual":       blas.Gemm(s, m(x, 6, 3), m(y, 6, 3), m(z, 6, 3), blas.Options{Batch: 2, Residual: x.Slice(6, 24).Arg()}),
-			"A is 6x3 with rows 3 apart, its buffer has 9": blas.Gemm(s, m(x, 6, 3), m(y.Slice(0, 9), 6, 3), m(z, 6, 3), blas.Options{Batch: 2}),
+			"a Batch of 2: A of float32 has 3 rows": blas.Gemm(s, m(x, 6, 3), m(y, 3, 3),
+				m(z, 6, 3), blas.Options{Batch: 2}),
+			"a Batch of -1": blas.Gemm(s, m(x, 6, 3), m(y, 6, 3),
+				m(z, 6, 3), blas.Options{Batch: -1}),
+			"C is 4x3, op(A) 4x3, op(B) 4x3": blas.Gemm(s, m(x, 8, 3), m(y, 8, 3),
+				m(z, 8, 3), blas.Options{Batch: 2}),
+			"its epilogue is Residual alone": blas.Gemm(s, m(x, 6, 3), m(y, 6, 3),
+				m(z, 6, 3), blas.Options{Batch: 2, Bias: z.Slice(0, 3).Arg()}),
+			"Residual has 12 elements": blas.Gemm(s, m(x, 6, 3), m(y, 6, 3),
+				m(z, 6, 3), blas.Options{Batch: 2, Residual: z.Slice(0, 12).Arg()}),
+			"C, which is written, overlaps Residual": blas.Gemm(s, m(x, 6, 3), m(y, 6, 3),
+				m(z, 6, 3), blas.Options{Batch: 2, Residual: x.Slice(6, 24).Arg()}),
+			"A is 6x3 with rows 3 apart, its buffer has 9": blas.Gemm(s, m(x, 6, 3),
+				m(y.Slice(0, 9), 6, 3), m(z, 6, 3), blas.Options{Batch: 2}),
 		} {
 			if !strings.Contains(fmt.Sprint(err), want) {
 				t.Errorf("error %v, want %q in it", err, want)

@@ -21,18 +21,17 @@ type Matrix[T Elem] struct {
 	Stride     int // elements from one row to the next, at least Cols
 }
 
-// MatrixOf is the buffer seen as a (rows, cols) matrix, row-major and packed.
+// MatrixOf returns the buffer as a (rows, cols) matrix, row-major and packed.
 func MatrixOf[T Elem](b spmd.Buffer[T], rows, cols int) Matrix[T] {
 	return Matrix[T]{b, rows, cols, cols}
 }
 
-// Options say how Gemm and Gemv use their operands, and what Gemm does beside
-// storing the product. The zero value is the plain product.
+// Options say how Gemm and Gemv use their operands, and what Gemm does beside storing the product.
+// The zero value is the plain product.
 //
-// The operands from Bias on are buffers, given by Buffer.Arg, of C's type; the zero
-// Arg is none. They are an epilogue of the product, which costs less than a kernel
-// behind it would, since the product is in registers already; but BiasGrad and RowSums
-// are a pass over C, and over A. Possible are
+// The operands from Bias on are buffers of C's type, given by Buffer.Arg; the zero Arg is none.
+// They are an epilogue of the product. It costs less than a kernel behind it, since the product is
+// in registers already. But BiasGrad is a pass over C, and RowSums one over A. Possible are
 //
 //	Bias, Residual, or both
 //	Bias with Accumulate
@@ -40,9 +39,9 @@ func MatrixOf[T Elem](b spmd.Buffer[T], rows, cols int) Matrix[T] {
 //	DGELU, with or without BiasGrad
 //	RowSums, with or without Accumulate
 //
-// all with TransA, TransB and Alpha; other combinations are refused. Gemv takes none.
-// A matrix among them is (m, n) with its rows as far apart as C's. What is written
-// (C, GELU, BiasGrad, RowSums) must not overlap any other operand, which is refused.
+// all with TransA, TransB and Alpha; other combinations are refused. Gemv takes none. A matrix
+// among them is (m, n) with its rows as far apart as C's. A result (C, GELU, BiasGrad, RowSums)
+// must not overlap any other operand, which is refused.
 type Options struct {
 	TransA, TransB bool    // use the transpose of A, of B
 	Alpha          float64 // factor of the product; 0 means 1
@@ -50,45 +49,46 @@ type Options struct {
 
 	Bias     spmd.Arg // n elements, added to every row
 	Residual spmd.Arg // matrix, added; it is read, not written
-	GELU     spmd.Arg // matrix: receives the value x that C without it would hold, and C is gelu(x)
-	DGELU    spmd.Arg // matrix, as GELU left it: C is the product times gelu'(DGELU)
+	GELU     spmd.Arg // matrix: receives x, the C without GELU; C is gelu(x)
+	DGELU    spmd.Arg // matrix: receives x, the C without GELU; C is gelu(x)
 	BiasGrad spmd.Arg // n elements: receives the sums of C's columns
-	// RowSums, of m elements, receives the sums of the rows of op(A), without Alpha.
-	// With dW = dY' X, where A is dY, that is the gradient of the bias. It is replaced,
-	// with Accumulate too, which is about C alone.
+	// RowSums, of m elements, receives the sums of the rows of op(A), without Alpha. With dW = dY'
+	// X, where A is dY, that is the gradient of the bias. It is replaced, with Accumulate too,
+	// which is about C alone.
 	RowSums spmd.Arg
 
-	// Of 8-bit floats alone, float32 buffers of one element, aligned to 16 bytes on a GPU, given
-	// by Buffer.Arg: what A and B are multiplied by, read when the product runs, so that a
-	// graph has the value of its replay. The zero Arg is 1. Where A holds values times a
-	// scale, ScaleA is 1 over it.
+	// ScaleA and ScaleB are the factors of A and B, if these are 8-bit floats: float32 buffers of
+	// one element, given by Buffer.Arg, aligned to 16 bytes on a GPU. The zero Arg is 1. They are
+	// read when the product runs, so that a replay of a graph takes the value of then. If A holds
+	// values times a scale, ScaleA is 1 over it.
 	ScaleA, ScaleB spmd.Arg
-	// Batch has C, A and B be stacks of so many matrices each, of which Gemm makes the products one by one:
-	// the rows of a stack are those of all its matrices. 0 is 1. Of an epilogue there is Residual alone,
-	// a stack as C is; and there are no 8-bit floats.
+	// Batch makes C, A and B stacks of so many matrices each; Gemm makes their products one by one.
+	// The rows of a stack are those of all its matrices. 0 is 1. Its only epilogue is Residual, a
+	// stack as C is; and it has no 8-bit floats.
 	Batch int
-	// FastAccum sums products of 8-bit floats in the fewer bits that a GPU does fastest, a
-	// rounding of about 2^-13 each, towards zero: long sums of small numbers beside a large
-	// one lose them. Elsewhere it changes nothing.
+	// FastAccum sums products of 8-bit floats in the fewer bits that a GPU does fastest, a rounding
+	// of about 2^-13 each, towards zero: long sums of small numbers beside a large one lose them.
+	// Elsewhere it changes nothing.
 	FastAccum bool
 }
 
-// Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s, where
-// op(A) is (m, k), op(B) (k, n) and C (m, n). C must not overlap A or B. Shapes
-// that do not fit, buffers too small for their shape, freed buffers and those of
-// another world are refused. It uses scratch memory of the stream, as Library.Call does.
+// Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s, where op(A) is (m, k),
+// op(B) (k, n) and C (m, n). C must not overlap A or B. Gemm refuses shapes that do not fit,
+// buffers too small for their shape, freed buffers and those of another world. It uses scratch
+// memory of the stream, as Library.Call does.
 //
-// C has the type of A and B, or is float32 where these are BF16 or F16; another
-// pair is refused. float32 is computed in float32; BF16 and F16 are multiplied and
-// summed in float32, C included, and rounded once. gelu is GPT-2's,
-// gelu(x) = x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2. On a GPU a value of BF16
-// or F16 to which something is added, and one that gelu is taken of, may be rounded
-// twice, and gelu is within the rounding of the type; in float32 all is computed to
-// float32's accuracy.
+// C has the type of A and B, or is float32 if these are BF16 or F16; another pair is refused.
+// float32 is computed in float32. BF16 and F16 are multiplied and summed in float32, C included,
+// and rounded once. On a GPU a BF16 or F16 value that is added to, or that gelu is taken of, may be
+// rounded twice.
 //
-// A and B have one type, but A of F8E5M2 goes with B of F8E4M3. 8-bit floats have a C of
-// BF16, TransB and not TransA, and no RowSums. k, n, the strides, and the addresses of A,
-// B and C in bytes, are multiples of 16: that is what tensor cores take. See SupportsF8 for where there are any.
+// gelu is GPT-2's, gelu(x) = x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2. In BF16 and F16 on a
+// GPU it is within the rounding of the type. In float32 all is computed to float32's accuracy.
+//
+// A and B have one type, but A of F8E5M2 goes with B of F8E4M3. 8-bit floats have a C of BF16,
+// TransB and not TransA, and no RowSums. k, n, the strides, and the addresses of A, B and C in
+// bytes, are multiples of 16: tensor cores take no others. See SupportsF8 for where there are any.
+//
 // Source: BLAS, sgemm and dgemm; cublasLt.h, cublasLtMatmul, cublasLtEpilogue_t.
 func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o Options) error {
 	typ, btyp, ctyp := elem.Of[A](), elem.Of[B](), elem.Of[C]()
@@ -100,8 +100,10 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 		return fmt.Errorf("%s: Gemm: C is %v, A and B are %v", ccall.At(), ctyp, typ)
 	}
 	batch := max(1, o.Batch)
-	if o.Batch < 0 || batch > 1<<30 || a.Rows%batch != 0 || b.Rows%batch != 0 || c.Rows%batch != 0 || batch > 1 && (eight || !o.batches()) {
-		return fmt.Errorf("%s: Gemm: a Batch of %d: A of %v has %d rows, B %d, C %d, which it divides; and its epilogue is Residual alone", ccall.At(), o.Batch, typ, a.Rows, b.Rows, c.Rows)
+	if o.Batch < 0 || batch > 1<<30 || a.Rows%batch != 0 || b.Rows%batch != 0 || c.Rows%batch != 0 ||
+		batch > 1 && (eight || !o.batches()) {
+		return fmt.Errorf("%s: Gemm: a Batch of %d: A of %v has %d rows, B %d, C %d, which it divides; "+
+			"and its epilogue is Residual alone", ccall.At(), o.Batch, typ, a.Rows, b.Rows, c.Rows)
 	}
 	m, k := a.Rows/batch, a.Cols
 	if o.TransA {
@@ -112,7 +114,8 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 		kb, n = n, kb
 	}
 	if k != kb || c.Rows/batch != m || c.Cols != n {
-		return fmt.Errorf("%s: Gemm: C is %dx%d, op(A) %dx%d, op(B) %dx%d", ccall.At(), c.Rows/batch, c.Cols, m, k, kb, n)
+		return fmt.Errorf("%s: Gemm: C is %dx%d, op(A) %dx%d, op(B) %dx%d", ccall.At(), c.Rows/batch,
+			c.Cols, m, k, kb, n)
 	}
 	if err := c.check("Gemm", "C"); err != nil {
 		return err
@@ -123,7 +126,8 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 	if err := b.check("Gemm", "B"); err != nil {
 		return err
 	}
-	p := product{typ: typ, ctyp: ctyp, batch: batch, m: m, k: k, n: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB, fast: eight && o.FastAccum}
+	p := product{typ: typ, ctyp: ctyp, batch: batch, m: m, k: k, n: n, lda: a.Stride, ldb: b.Stride,
+		ldc: c.Stride, ta: o.TransA, tb: o.TransB, fast: eight && o.FastAccum}
 	p.scale(&o)
 	at := [3]uintptr{c.Address(), a.Address(), b.Address()}
 	if eight {
@@ -148,18 +152,21 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 	return h.gemm.Call(s, p.workspace(), list...)
 }
 
-// checkEight refuses products of 8-bit floats that tensor cores do not do, on the host
-// too: what runs there is to run on a GPU. at are the addresses of C, A and B.
+// checkEight refuses products of 8-bit floats that tensor cores do not do, on the host too: a
+// program of the host is to run on a GPU. at are the addresses of C, A and B.
 func (p *product) checkEight(w *spmd.World, o *Options, at [3]uintptr) error {
 	switch misses := (p.k | p.n | p.lda | p.ldb | p.ldc | int(at[0]|at[1]|at[2])) % 16; {
 	case !SupportsF8(w):
-		return fmt.Errorf("%s: Gemm of %v: %s has no tensor cores for it: they came with compute capability 8.9", ccall.At(), p.typ, w.Device())
+		return fmt.Errorf("%s: Gemm of %v: %s has no tensor cores for it: they came with compute capability 8.9",
+			ccall.At(), p.typ, w.Device())
 	case p.ta || !p.tb:
-		return fmt.Errorf("%s: Gemm of %v: TransA is %v and TransB %v: it takes A as it is and B transposed", ccall.At(), p.typ, p.ta, p.tb)
+		return fmt.Errorf("%s: Gemm of %v: TransA is %v and TransB %v: it takes A as it is and B transposed",
+			ccall.At(), p.typ, p.ta, p.tb)
 	case o.RowSums != spmd.Arg{}:
 		return fmt.Errorf("%s: Gemm of %v has no RowSums", ccall.At(), p.typ)
 	case misses != 0:
-		return fmt.Errorf("%s: Gemm of %v: C is %dx%d over %d, strides %d, %d, %d, addresses %#x, %#x, %#x: it takes widths, strides and addresses that are multiples of 16",
+		return fmt.Errorf("%s: Gemm of %v: C is %dx%d over %d, strides %d, %d, %d, addresses %#x, %#x, "+
+			"%#x: it takes widths, strides and addresses that are multiples of 16",
 			ccall.At(), p.typ, p.m, p.n, p.k, p.ldc, p.lda, p.ldb, at[0], at[1], at[2])
 	}
 	return nil
@@ -175,9 +182,8 @@ func SupportsF8(w *spmd.World) bool {
 	return 10*major+minor >= 89
 }
 
-// Gemv enqueues y = alpha op(A) x, or y += alpha op(A) x, on s. y must not overlap
-// A or x. It refuses what Gemm does.
-// Source: BLAS, sgemv and dgemv.
+// Gemv enqueues y = alpha op(A) x, or y += alpha op(A) x, on s. y must not overlap A or x. It
+// refuses what Gemm refuses. Source: BLAS, sgemv and dgemv.
 func Gemv[T float32 | float64](s *spmd.Stream, y spmd.Buffer[T], a Matrix[T], x spmd.Buffer[T], o Options) error {
 	m, k := a.Rows, a.Cols
 	if o.TransA {

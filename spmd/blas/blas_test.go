@@ -42,8 +42,8 @@ func TestGemmAndGemv(t *testing.T) {
 	})
 }
 
-// Products of 16-bit floats, into their own type and into float32: with small
-// integers every sum is exact, so that what is stored is the sum rounded once.
+// Products of 16-bit floats, into their own type and into float32. With small integers every sum is
+// exact, so that the result is the sum rounded once.
 func TestGemmHalf(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		testGemmHalf(t, w, spmd.ToBF16, spmd.BF16.Float32)
@@ -68,7 +68,8 @@ func testGemmHalf[T spmd.BF16 | spmd.F16](t *testing.T, w *spmd.World, to func(f
 			spmdtest.Must(t, a.CopyFrom(av))
 			spmdtest.Must(t, b.CopyFrom(bv))
 			am, bm := blas.MatrixOf(a, m, k), blas.MatrixOf(b, k, n)
-			at, bt := func(i, l int) float32 { return from(av[i*k+l]) }, func(l, j int) float32 { return from(bv[l*n+j]) }
+			at, bt := func(i, l int) float32 { return from(av[i*k+l]) },
+				func(l, j int) float32 { return from(bv[l*n+j]) }
 			if o.TransA {
 				am, at = blas.MatrixOf(a, k, m), func(i, l int) float32 { return from(av[l*m+i]) }
 			}
@@ -99,7 +100,8 @@ func testGemmHalf[T spmd.BF16 | spmd.F16](t *testing.T, w *spmd.World, to func(f
 							if math.Abs(float64(from(x)-from(to(sum)))) == 0 && y == sum { // the two zeros
 								continue
 							}
-							t.Fatalf("%T %dx%dx%d %+v: element (%d, %d) is %v, in float32 %v, want %v", x, m, n, k, o, i, j, from(x), y, sum)
+							t.Fatalf("%T %dx%dx%d %+v: element (%d, %d) is %v, in float32 %v, want %v", x,
+								m, n, k, o, i, j, from(x), y, sum)
 						}
 					}
 				}
@@ -108,7 +110,7 @@ func testGemmHalf[T spmd.BF16 | spmd.F16](t *testing.T, w *spmd.World, to func(f
 	}
 }
 
-// Shapes that do not fit are refused at the call, which says what it was given; the stream goes on.
+// Bad shapes are refused at the call, with the shapes in the message. The stream goes on.
 func TestRefusesShapes(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "s")
@@ -118,14 +120,22 @@ func TestRefusesShapes(t *testing.T) {
 		spmdtest.Must(t, freed.Free())
 		gone := blas.MatrixOf(freed, 2, 2)
 		for what, err := range map[string]error{
-			"C is 2x2, op(A) 1x3, op(B) 2x2":                              blas.Gemm(s, square, blas.MatrixOf(a3, 1, 3), square, blas.Options{}),
-			"C is 2x2, op(A) 2x1, op(B) 2x2":                              blas.Gemm(s, square, blas.MatrixOf(a3, 1, 2), square, blas.Options{TransA: true}),
-			"Gemm: A is 2x2 with rows 2 apart, its buffer has 3 elements": blas.Gemm(s, square, small, square, blas.Options{}),
-			"Gemm: B is 2x2 with rows 2 apart, its buffer has 3 elements": blas.Gemm(s, square, square, small, blas.Options{}),
-			"Gemm: C is 2x2 with rows 2 apart, its buffer has 3 elements": blas.Gemm(s, small, square, square, blas.Options{}),
-			"y has 3 elements, op(A) is 2x2, x has 2":                     blas.Gemv(s, a3, square, a4.Slice(0, 2), blas.Options{}),
-			"Gemv: A is 2x2 with rows 2 apart, its buffer has 3 elements": blas.Gemv(s, a4.Slice(0, 2), small, a4.Slice(2, 4), blas.Options{}),
-			"the buffer of 32 bytes was freed at blas/blas_test.go:":      blas.Gemm(s, square, square, gone, blas.Options{}),
+			"C is 2x2, op(A) 1x3, op(B) 2x2": blas.Gemm(s, square,
+				blas.MatrixOf(a3, 1, 3), square, blas.Options{}),
+			"C is 2x2, op(A) 2x1, op(B) 2x2": blas.Gemm(s, square,
+				blas.MatrixOf(a3, 1, 2), square, blas.Options{TransA: true}),
+			"Gemm: A is 2x2 with rows 2 apart, its buffer has 3 elements": blas.Gemm(s, square, small,
+				square, blas.Options{}),
+			"Gemm: B is 2x2 with rows 2 apart, its buffer has 3 elements": blas.Gemm(s, square, square,
+				small, blas.Options{}),
+			"Gemm: C is 2x2 with rows 2 apart, its buffer has 3 elements": blas.Gemm(s, small, square,
+				square, blas.Options{}),
+			"y has 3 elements, op(A) is 2x2, x has 2": blas.Gemv(s, a3, square,
+				a4.Slice(0, 2), blas.Options{}),
+			"Gemv: A is 2x2 with rows 2 apart, its buffer has 3 elements": blas.Gemv(s, a4.Slice(0, 2),
+				small, a4.Slice(2, 4), blas.Options{}),
+			"the buffer of 32 bytes was freed at blas/blas_test.go:": blas.Gemm(s, square, square, gone,
+				blas.Options{}),
 			"blas_test.go:": blas.Gemv(s, a4.Slice(0, 2), gone, a3.Slice(0, 2), blas.Options{}),
 		} {
 			if !strings.Contains(fmt.Sprint(err), what) || !strings.HasPrefix(fmt.Sprint(err), "blas/blas_test.go:") {
@@ -139,8 +149,10 @@ func TestRefusesShapes(t *testing.T) {
 func TestGemmRefusesTypes(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "s")
-		f32, f64 := blas.MatrixOf(spmdtest.Alloc[float32](t, w, 1), 1, 1), blas.MatrixOf(spmdtest.Alloc[float64](t, w, 1), 1, 1)
-		bf, f16 := blas.MatrixOf(spmdtest.Alloc[spmd.BF16](t, w, 1), 1, 1), blas.MatrixOf(spmdtest.Alloc[spmd.F16](t, w, 1), 1, 1)
+		f32, f64 := blas.MatrixOf(spmdtest.Alloc[float32](t, w, 1), 1, 1),
+			blas.MatrixOf(spmdtest.Alloc[float64](t, w, 1), 1, 1)
+		bf, f16 := blas.MatrixOf(spmdtest.Alloc[spmd.BF16](t, w, 1), 1, 1),
+			blas.MatrixOf(spmdtest.Alloc[spmd.F16](t, w, 1), 1, 1)
 		for want, err := range map[string]error{
 			"C is float64, A and B are float32":  blas.Gemm(s, f64, f32, f32, blas.Options{}),
 			"C is float32, A and B are float64":  blas.Gemm(s, f32, f64, f64, blas.Options{}),

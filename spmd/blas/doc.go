@@ -1,8 +1,9 @@
-// Package blas multiplies matrices on streams: by cuBLAS on a GPU, and by OpenBLAS or the framework's own loops on the
-// host.
+// Package blas multiplies matrices on streams: by cuBLAS on a GPU, and by OpenBLAS or the
+// framework's own loops on the host.
 //
-//	err := blas.Gemm(s, blas.MatrixOf(c, m, n), blas.MatrixOf(a, m, k), blas.MatrixOf(b, k, n), blas.Options{})
+//	err := blas.Gemm(s, blas.MatrixOf(c, m, n), blas.MatrixOf(a, m, k), blas.MatrixOf(b, k, n),
+//		blas.Options{})
 //
-// Gemm does more beside storing a product, such as adding a bias: see Options. Tune has later products use the
-// fastest algorithms.
+// Gemm also does more than store a product, such as adding a bias: see Options. Tune makes later
+// products use the fastest algorithms.
 package blas

@@ -1,5 +1,6 @@
-// What follows a matrix product where cuBLASLt does not do it on the way. Matrices are row-major, rows
-// ld elements apart; T is float, double, bf16 or f16, and all is computed in float, for double in double.
+// The epilogues of a matrix product that cuBLASLt does not do on the way. Matrices are row-major,
+// rows ld elements apart. T is float, double, bf16 or f16; all is computed in float, and for double
+// in double.
 #include "spmd.cuh"
 
 SPMD_FN double to_float(double x) { return x; }
@@ -43,8 +44,8 @@ template <typename T> SPMD_FN bool whole(const T *p, long long n, long long ld) 
 	return (uint64_t)p % 16 == 0 && n % v == 0 && ld % v == 0;
 }
 
-// gelu(x) = x (1 + tanh(u)) / 2 = x s with s = 1 / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3): nothing
-// cancels for large -x. The exponent is kept where e^-2u is finite.
+// gelu(x) = x (1 + tanh(u)) / 2 = x s with s = 1 / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3):
+// nothing cancels for large -x. The exponent is kept in the range in which e^-2u is finite.
 SPMD_FN float gelu_exp(float x) { return expf(fminf(-1.5957691216f * (x + 0.044715f * x * x * x), 80.0f)); }
 SPMD_FN double gelu_exp(double x) { return exp(fmin(-1.5957691216057308 * (x + 0.044715 * x * x * x), 700.0)); }
 
@@ -87,8 +88,8 @@ SPMD_FN void finish(T *c, T *x, const T *bias, long long rows, long long cols, l
 	}
 }
 
-// c += bias, where bias is given; then, by what: nothing; x = c, c = gelu(x); or c *= gelu'(x). The x of the
-// grid goes over columns, its y over rows.
+// c += bias, if there is one; then, by what: nothing; x = c, c = gelu(x); or c *= gelu'(x). The x
+// of the grid goes over columns, its y over rows.
 //
 //	gemm_finish<T>(c, x, bias, rows I64, cols I64, ld I64, what I32)
 template <typename T>
@@ -100,9 +101,11 @@ __global__ void gemm_finish(T *c, T *x, const T *bias, long long rows, long long
 	}
 }
 
-// add_all adds x[i] for i from first on by step, below end, V elements at a time; 4 accesses are in flight.
+// add_all adds x[i] for i from first on by step, below end, V elements at a time; 4 accesses are in
+// flight.
 template <typename T, int V>
-SPMD_FN void add_all(typename wide<T>::type (&sum)[V], const T *x, long long first, long long end, long long step, long long ld) {
+SPMD_FN void add_all(typename wide<T>::type (&sum)[V], const T *x, long long first, long long end, long long step,
+	long long ld) {
 	typename wide<T>::type v[4][V];
 	long long i = first;
 	for (; i + 3 * step < end; i += 4 * step) {
@@ -124,7 +127,8 @@ SPMD_FN void add_all(typename wide<T>::type (&sum)[V], const T *x, long long fir
 	}
 }
 
-// A block of 8 warps takes tiles of 32 V columns and every gridDim.y-th run of 8 rows of them; out gets its sums.
+// A block of 8 warps takes tiles of 32 V columns and every gridDim.y-th run of 8 rows of them; out
+// gets its sums.
 template <typename T, int V, typename O>
 SPMD_FN void columns(O out, const T *x, long long rows, long long cols, long long ld) {
 	typedef typename wide<T>::type F;
@@ -154,7 +158,8 @@ SPMD_FN void columns(O out, const T *x, long long rows, long long cols, long lon
 	}
 }
 
-// part[y * cols + j] = the share of the blocks y of the grid in the sum of column j of x. Blocks of 256 threads.
+// part[y * cols + j] = the share of the blocks y of the grid in the sum of column j of x. Blocks of
+// 256 threads.
 //
 //	gemm_columns<T>(part, x, rows I64, cols I64, ld I64)
 template <typename T>
@@ -168,12 +173,14 @@ __global__ void gemm_columns(typename wide<T>::type *part, const T *x, long long
 	}
 }
 
-// sum[j] = the sum of the parts of column j, which gemm_columns wrote. One row of blocks of 256 threads.
+// sum[j] = the sum of the parts of column j, which gemm_columns wrote. One row of blocks of 256
+// threads.
 //
 //	gemm_columns_total<C>(sum, part, parts I64, cols I64)
 template <typename C>
 __global__ void gemm_columns_total(C *sum, const typename wide<C>::type *part, long long parts, long long cols) {
-	columns<typename wide<C>::type, 1>([sum](long long j, typename wide<C>::type v) { sum[j] = narrow<C>(v); }, part, parts, cols, cols);
+	columns<typename wide<C>::type, 1>([sum](long long j, typename wide<C>::type v) { sum[j] = narrow<C>(v); },
+		part, parts, cols, cols);
 }
 
 template <typename C, typename T, int V>

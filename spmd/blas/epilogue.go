@@ -8,7 +8,8 @@ import (
 	"lockstep/spmd"
 )
 
-// The operands of an epilogue, in the order of their arguments; behind them are the scales of A and B.
+// The operands of an epilogue, in the order of their arguments; behind them are the scales of A and
+// B.
 const (
 	bias = iota
 	residual
@@ -21,7 +22,7 @@ const (
 
 var epilogueNames = [...]string{"Bias", "Residual", "GELU", "DGELU", "BiasGrad", "RowSums", "ScaleA", "ScaleB"}
 
-// operands is the set of those that are there.
+// operands is the set of the operands that there are.
 type operands uint8
 
 const (
@@ -35,19 +36,20 @@ const (
 
 // extended says whether there is more to do than a plain product.
 func (o *Options) extended() bool {
-	return o.Bias != spmd.Arg{} || o.Residual != spmd.Arg{} || o.GELU != spmd.Arg{} || o.DGELU != spmd.Arg{} || o.BiasGrad != spmd.Arg{} || o.RowSums != spmd.Arg{} ||
+	return o.Bias != spmd.Arg{} || o.Residual != spmd.Arg{} || o.GELU != spmd.Arg{} ||
+		o.DGELU != spmd.Arg{} || o.BiasGrad != spmd.Arg{} || o.RowSums != spmd.Arg{} ||
 		o.ScaleA != spmd.Arg{} || o.ScaleB != spmd.Arg{}
 }
 
-// batches says whether an epilogue is one that a batch may have.
+// batches says whether a batch may have the epilogue.
 func (o *Options) batches() bool {
 	plain := *o
 	plain.Residual = spmd.Arg{}
 	return !plain.extended()
 }
 
-// epilogue enters the operands, and the scales, in args and in p, a product whose shape is
-// settled. at are the addresses of C, A and B.
+// epilogue enters the operands, and the scales, in args and in p, a product whose shape is settled.
+// at are the addresses of C, A and B.
 func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spmd.Arg) error {
 	given := [...]spmd.Arg{o.Bias, o.Residual, o.GELU, o.DGELU, o.BiasGrad, o.RowSums, o.ScaleA, o.ScaleB}
 	rowsA, colsA, rowsB, colsB := p.stored()
@@ -65,7 +67,8 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 		if i >= epilogueArgs {
 			b, ok := spmd.ArgBuffer[float32](*a)
 			if !p.typ.Eight() || !ok || b.Len() != 1 {
-				return fmt.Errorf("%s: Gemm: %s is %v, with A and B of %v: it is a buffer of 1 float32, for 8-bit floats", ccall.At(), epilogueNames[i], a.String(), p.typ)
+				return fmt.Errorf("%s: Gemm: %s is %v, with A and B of %v: it is a buffer of 1 float32, "+
+					"for 8-bit floats", ccall.At(), epilogueNames[i], a.String(), p.typ)
 			}
 			p.scales[i-epilogueArgs] = true
 			args[plainArgs+i], all[3+i] = *a, region{epilogueNames[i], b.Address(), b.Bytes(), false}
@@ -86,13 +89,16 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 			want = p.m
 		}
 		if !ok || b.Len() != want {
-			return fmt.Errorf("%s: Gemm: %s is %v, for this C it is a buffer of %d %v", ccall.At(), epilogueNames[i], a.String(), want, p.ctyp)
+			return fmt.Errorf("%s: Gemm: %s is %v, for this C it is a buffer of %d %v", ccall.At(),
+				epilogueNames[i], a.String(), want, p.ctyp)
 		}
 		args[plainArgs+i], all[3+i] = b.Arg(), region{epilogueNames[i], b.Address(), b.Bytes(), matrix}
 	}
 	if p.ops != 0 && !p.ops.possible(o.Accumulate) {
-		return fmt.Errorf("%s: Gemm: %v%s: an epilogue is Bias, Residual, or both; Bias with Accumulate; GELU, with or without Bias; "+
-			"DGELU, with or without BiasGrad; or RowSums, with or without Accumulate", ccall.At(), p.ops, map[bool]string{true: " with Accumulate"}[o.Accumulate])
+		return fmt.Errorf("%s: Gemm: %v%s: an epilogue is Bias, Residual, or both; Bias with Accumulate; "+
+			"GELU, with or without Bias; "+
+			"DGELU, with or without BiasGrad; or RowSums, with or without Accumulate", ccall.At(), p.ops,
+			map[bool]string{true: " with Accumulate"}[o.Accumulate])
 	}
 	for _, w := range [...]int{0, 3 + gelu, 3 + biasGrad, 3 + rowSums} {
 		for i := range all {
@@ -128,7 +134,7 @@ func (ops operands) String() string {
 	return text
 }
 
-// extent is how many elements a matrix whose rows are ld apart spans.
+// extent is the number of elements from the first to the last of a matrix whose rows are ld apart.
 func extent(rows, cols, ld int) int {
 	if rows == 0 || cols == 0 {
 		return 0
@@ -136,7 +142,7 @@ func extent(rows, cols, ld int) int {
 	return (rows-1)*ld + cols
 }
 
-// region is memory that an operand of a product lies in.
+// region is the memory of an operand.
 type region struct {
 	name  string
 	at    uintptr
@@ -165,5 +171,6 @@ func hostEpilogue[C float32 | float64 | spmd.BF16 | spmd.F16](p *product, args s
 		}
 		return spmd.ArgSlice[C](args, plainArgs+i)
 	}
-	return host.Epilogue[C]{Bias: of(bias), Residual: of(residual), GELU: of(gelu), DGELU: of(dgelu), BiasGrad: of(biasGrad), RowSums: of(rowSums)}
+	return host.Epilogue[C]{Bias: of(bias), Residual: of(residual), GELU: of(gelu), DGELU: of(dgelu),
+		BiasGrad: of(biasGrad), RowSums: of(rowSums)}
 }

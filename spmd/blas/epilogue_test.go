@@ -21,17 +21,22 @@ type elemOf[T blas.Elem] struct {
 }
 
 var (
-	inF32  = elemOf[float32]{func(x float64) float32 { return float32(x) }, func(x float32) float64 { return float64(x) }, 2e-6}
+	inF32 = elemOf[float32]{func(x float64) float32 { return float32(x) },
+		func(x float32) float64 { return float64(x) }, 2e-6}
 	inF64  = elemOf[float64]{func(x float64) float64 { return x }, func(x float64) float64 { return x }, 1e-13}
-	inBF16 = elemOf[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(x spmd.BF16) float64 { return float64(x.Float32()) }, 1.0 / 256}
-	inE4M3 = elemOf[spmd.F8E4M3]{func(x float64) spmd.F8E4M3 { return spmd.ToF8E4M3(float32(x)) }, func(x spmd.F8E4M3) float64 { return float64(x.Float32()) }, 1.0 / 16}
-	inE5M2 = elemOf[spmd.F8E5M2]{func(x float64) spmd.F8E5M2 { return spmd.ToF8E5M2(float32(x)) }, func(x spmd.F8E5M2) float64 { return float64(x.Float32()) }, 1.0 / 8}
-	inF16  = elemOf[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(x spmd.F16) float64 { return float64(x.Float32()) }, 1.0 / 2048}
+	inBF16 = elemOf[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) },
+		func(x spmd.BF16) float64 { return float64(x.Float32()) }, 1.0 / 256}
+	inE4M3 = elemOf[spmd.F8E4M3]{func(x float64) spmd.F8E4M3 { return spmd.ToF8E4M3(float32(x)) },
+		func(x spmd.F8E4M3) float64 { return float64(x.Float32()) }, 1.0 / 16}
+	inE5M2 = elemOf[spmd.F8E5M2]{func(x float64) spmd.F8E5M2 { return spmd.ToF8E5M2(float32(x)) },
+		func(x spmd.F8E5M2) float64 { return float64(x.Float32()) }, 1.0 / 8}
+	inF16 = elemOf[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) },
+		func(x spmd.F16) float64 { return float64(x.Float32()) }, 1.0 / 2048}
 )
 
-// Every epilogue that is possible, against float64 by the definition: odd shapes and
-// such as libraries like, both transpositions, rows apart, factors, empty products;
-// what is written was NaN before. Each runs eagerly and, captured, twice in a graph.
+// Every possible epilogue, against float64 by the definition: odd shapes and those that libraries
+// like, both transpositions, rows apart, factors, empty products. Results were NaN before. Each
+// runs eagerly and, captured, twice in a graph.
 func TestGemmEpilogue(t *testing.T) {
 	campaign.More(t, 6*7*len(epilogues)*3, "products with an epilogue")
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -44,11 +49,11 @@ func TestGemmEpilogue(t *testing.T) {
 	})
 }
 
-var epilogues = []string{"", "Accumulate", "Bias", "Bias Accumulate", "Residual", "Bias Residual", "GELU", "Bias GELU", "DGELU", "DGELU BiasGrad",
-	"RowSums", "RowSums Accumulate"}
+var epilogues = []string{"", "Accumulate", "Bias", "Bias Accumulate", "Residual", "Bias Residual", "GELU",
+	"Bias GELU", "DGELU", "DGELU BiasGrad", "RowSums", "RowSums Accumulate"}
 
-// fraction says that every so many combinations of sizes, epilogues and transpositions is tried: half of them is enough, or an
-// eighth where not all cases are asked for.
+// One of fraction combinations of sizes, epilogues and transpositions is tried: half of them is
+// enough, or an eighth if not all cases are asked for.
 func fraction() int {
 	if campaign.All() {
 		return 2
@@ -61,11 +66,13 @@ func testEpilogues[C, T blas.Elem](t *testing.T, w *spmd.World, ec elemOf[C], et
 	defer func() { spmdtest.Must(t, s.Close()) }()
 	r := rand.New(rand.NewPCG(1, 2))
 	every := fraction()
-	for i, size := range [][3]int{{5, 7, 3}, {64, 128, 32}, {33, 40, 65}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {130, 72, 16}} {
+	for i, size := range [][3]int{{5, 7, 3}, {64, 128, 32}, {33, 40, 65}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0},
+		{130, 72, 16}} {
 		for j, names := range epilogues {
 			for flags := range 8 {
 				if (i+j+flags)%every == 0 {
-					p := product[C, T, T]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1, gap: flags & 4 * 2, ec: ec, ea: et, eb: et, r: r}
+					p := product[C, T, T]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1,
+						gap: flags & 4 * 2, ec: ec, ea: et, eb: et, r: r}
 					p.o.TransA, p.o.TransB = flags&1 != 0, flags&2 != 0
 					if flags >= 6 {
 						p.alpha, p.gap = 0.5, 3
@@ -77,7 +84,7 @@ func testEpilogues[C, T blas.Elem](t *testing.T, w *spmd.World, ec elemOf[C], et
 	}
 }
 
-// product is one product with its operands, as they are before it.
+// product is one product with its operands before it runs.
 type product[C, A, B blas.Elem] struct {
 	m, n, k int
 	names   string
@@ -93,8 +100,8 @@ type product[C, A, B blas.Elem] struct {
 	scaleA, scaleB float32 // 0 for none
 }
 
-// sums is the error of a sum, in parts of the sum of sizes: tensor cores add products of
-// 8 bits with some 13 bits behind the largest.
+// sums is the error of a sum, in parts of the sum of sizes: tensor cores add products of 8 bits
+// with some 13 bits behind the largest.
 func (p *product[C, A, B]) sums() float64 {
 	if _, eight := any(*new(B)).(spmd.F8E4M3); eight {
 		return 1.0 / 4096
@@ -177,7 +184,8 @@ func (p *product[C, A, B]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 		p.o.RowSums = rows.Arg()
 	}
 	gemm := func() error {
-		return blas.Gemm(s, blas.Matrix[C]{Buffer: c, Rows: p.m, Cols: p.n, Stride: ldc}, blas.Matrix[A]{Buffer: a, Rows: rowsA, Cols: colsA, Stride: lda},
+		return blas.Gemm(s, blas.Matrix[C]{Buffer: c, Rows: p.m, Cols: p.n, Stride: ldc},
+			blas.Matrix[A]{Buffer: a, Rows: rowsA, Cols: colsA, Stride: lda},
 			blas.Matrix[B]{Buffer: b, Rows: rowsB, Cols: colsB, Stride: ldb}, p.o)
 	}
 	what := fmt.Sprintf("%T from %T and %T, %dx%dx%d, %q, %+v", *new(C), *new(A), *new(B), p.m, p.n, p.k, p.names, p.o)
@@ -187,7 +195,7 @@ func (p *product[C, A, B]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 		got, pre, colSums, rowSums := take(t, c), take(t, aux), take(t, columns), take(t, rows)
 		near := func(name string, i int, v C, want, size float64) {
 			t.Helper()
-			// What is added to a rounded product is rounded again, and the exponent may be another.
+			// A sum with a rounded product is rounded again, and the exponent may be another.
 			if d := math.Abs(p.ec.from(v) - want); !(d <= 3*p.ec.eps*(math.Abs(want)+0.05)+p.sums()*size) {
 				t.Fatalf("%s: %s[%d] is %v, want %v", what, name, i, p.ec.from(v), want)
 			}
@@ -287,7 +295,8 @@ func (p *product[C, A, B]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 		}
 	}
 	spmdtest.Must(t, g.Close())
-	for _, free := range []func() error{a.Free, b.Free, c.Free, aux.Free, biasBuf.Free, res.Free, columns.Free, rows.Free} {
+	for _, free := range []func() error{a.Free, b.Free, c.Free, aux.Free, biasBuf.Free, res.Free,
+		columns.Free, rows.Free} {
 		spmdtest.Must(t, free())
 	}
 }
@@ -296,7 +305,8 @@ func TestGemmEpilogueRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "s")
 		mem := spmdtest.Alloc[float32](t, w, 100)
-		c, a, b := blas.MatrixOf(mem.Slice(0, 6), 2, 3), blas.MatrixOf(mem.Slice(10, 18), 2, 4), blas.MatrixOf(mem.Slice(20, 32), 4, 3)
+		c, a, b := blas.MatrixOf(mem.Slice(0, 6), 2, 3), blas.MatrixOf(mem.Slice(10, 18), 2, 4),
+			blas.MatrixOf(mem.Slice(20, 32), 4, 3)
 		n3, n2, matrix := mem.Slice(40, 43).Arg(), mem.Slice(43, 45).Arg(), mem.Slice(50, 56).Arg()
 		gone := spmdtest.Alloc[float32](t, w, 3)
 		spmdtest.Must(t, gone.Free())
@@ -307,7 +317,8 @@ func TestGemmEpilogueRefused(t *testing.T) {
 			"BiasGrad is a buffer of 2 float32":                                        {DGELU: matrix, BiasGrad: n2},
 			"GELU has 3 elements, 2x3 with rows 3 apart, as C's, needs 6":              {GELU: n3},
 			"Residual has 3 elements":                                                  {Residual: n3},
-			"DGELU is a buffer of 6 bfloat16, for this C it is a buffer of 6 float32":  {DGELU: spmdtest.Alloc[spmd.BF16](t, w, 6).Arg()},
+			"DGELU is a buffer of 6 bfloat16, for this C it is a buffer of 6 float32": {
+				DGELU: spmdtest.Alloc[spmd.BF16](t, w, 6).Arg()},
 			"Bias is int32": {Bias: spmd.I32(3)},
 			"Bias, GELU with Accumulate: an epilogue is": {Bias: n3, GELU: matrix, Accumulate: true},
 			"BiasGrad: an epilogue is":                   {BiasGrad: n3},
@@ -322,11 +333,13 @@ func TestGemmEpilogueRefused(t *testing.T) {
 			"BiasGrad, which is written, overlaps DGELU": {DGELU: matrix, BiasGrad: mem.Slice(53, 56).Arg()},
 			"was freed": {Bias: gone.Arg()},
 		} {
-			if err := gemm(o); !strings.Contains(fmt.Sprint(err), want) || !strings.Contains(fmt.Sprint(err), "blas/epilogue_test.go:") && want != "was freed" {
+			if err := gemm(o); !strings.Contains(fmt.Sprint(err), want) ||
+				!strings.Contains(fmt.Sprint(err), "blas/epilogue_test.go:") && want != "was freed" {
 				t.Errorf("error %v, want %q in it", err, want)
 			}
 		}
-		if err := blas.Gemv(s, mem.Slice(0, 2), a, mem.Slice(60, 64), blas.Options{Bias: n2}); !strings.Contains(fmt.Sprint(err), "Gemv: an epilogue is Gemm's") {
+		if err := blas.Gemv(s, mem.Slice(0, 2), a, mem.Slice(60, 64),
+			blas.Options{Bias: n2}); !strings.Contains(fmt.Sprint(err), "Gemv: an epilogue is Gemm's") {
 			t.Error(err)
 		}
 		// Side by side in the rows of one matrix nothing overlaps; one further on it does.
@@ -336,11 +349,12 @@ func TestGemmEpilogueRefused(t *testing.T) {
 		spmdtest.Must(t, blas.Gemm(s, left, four, b, blas.Options{GELU: wide.Slice(3, 30).Arg()}))
 		spmdtest.Must(t, s.Synchronize())
 		for _, at := range []int{2, 6} {
-			if err := blas.Gemm(s, left, four, b, blas.Options{GELU: wide.Slice(at, 32).Arg()}); at == 2 && !strings.Contains(fmt.Sprint(err), "C, which is written, overlaps GELU") {
+			if err := blas.Gemm(s, left, four, b, blas.Options{GELU: wide.Slice(at, 32).Arg()}); at == 2 &&
+				!strings.Contains(fmt.Sprint(err), "C, which is written, overlaps GELU") {
 				t.Errorf("at %d: %v", at, err)
 			}
 		}
-		// A graph keeps account of what its products point into.
+		// A graph keeps account of the buffers of its products.
 		bias := spmdtest.Alloc[float32](t, w, 3)
 		g, err := s.Capture(func() error { return gemm(blas.Options{Bias: bias.Arg()}) })
 		spmdtest.Must(t, err)
@@ -356,7 +370,8 @@ func TestNoAllocation(t *testing.T) { spmdtest.Run(t, []int{1}, noAllocation) }
 
 func noAllocation(t *testing.T, w *spmd.World) {
 	s := spmdtest.Stream(t, w, "s")
-	a, b, c := spmdtest.Alloc[spmd.BF16](t, w, 16*32), spmdtest.Alloc[spmd.BF16](t, w, 32*64), spmdtest.Alloc[spmd.BF16](t, w, 16*64)
+	a, b, c := spmdtest.Alloc[spmd.BF16](t, w, 16*32), spmdtest.Alloc[spmd.BF16](t, w, 32*64),
+		spmdtest.Alloc[spmd.BF16](t, w, 16*64)
 	bias, aux := spmdtest.Alloc[spmd.BF16](t, w, 64), spmdtest.Alloc[spmd.BF16](t, w, 16*64)
 	x := spmdtest.Alloc[float32](t, w, 16*16)
 	gemm := func(o blas.Options) func() error {
@@ -364,7 +379,8 @@ func noAllocation(t *testing.T, w *spmd.World) {
 			return blas.Gemm(s, blas.MatrixOf(c, 16, 64), blas.MatrixOf(a, 16, 32), blas.MatrixOf(b, 32, 64), o)
 		}
 	}
-	calls := map[string]func() error{"Gemm": gemm(blas.Options{}), "Gemm with GELU": gemm(blas.Options{Bias: bias.Arg(), GELU: aux.Arg()})}
+	calls := map[string]func() error{"Gemm": gemm(blas.Options{}),
+		"Gemm with GELU": gemm(blas.Options{Bias: bias.Arg(), GELU: aux.Arg()})}
 	if w.OnHost() { // of cuBLAS, which Gemv takes, there is no double
 		calls["Gemv"] = func() error {
 			return blas.Gemv(s, x.Slice(0, 8), blas.MatrixOf(x.Slice(16, 16+8*8), 8, 8), x.Slice(8, 16), blas.Options{})
@@ -378,7 +394,7 @@ func noAllocation(t *testing.T, w *spmd.World) {
 		}
 		call()
 		release := make(chan struct{})
-		if w.OnHost() { // only what the caller allocates counts, once the queue has its length
+		if w.OnHost() { // only the caller's allocations count, once the queue has its length
 			grown := make(chan struct{})
 			spmdtest.Must(t, s.HostFunc(func() error { <-grown; return nil }))
 			for range 120 {

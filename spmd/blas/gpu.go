@@ -11,13 +11,13 @@ import (
 	"lockstep/spmd"
 )
 
-// handle is what a world has for products.
+// handle is what a world needs for products.
 type handle struct {
 	w          *spmd.World
 	gemm, gemv *spmd.Library
 	names      names
 
-	// On a GPU:
+	// Fields for a GPU:
 	mu      sync.Mutex
 	lt      *cublas.Lt
 	gv      *cublas.Handle
@@ -79,7 +79,7 @@ func (h *handle) open(done *atomic.Bool, fn func() error) error {
 	return err
 }
 
-// ownWorkspace is what NVIDIA recommends for cuBLAS on Hopper; other architectures need
+// ownWorkspace is the size that NVIDIA recommends for cuBLAS on Hopper; other architectures need
 // less.
 const ownWorkspace = 32 << 20
 
@@ -91,13 +91,14 @@ func (h *handle) gpuGemv(c spmd.LibraryCall) error {
 	if err := h.gv.SetWorkspace(c.Workspace, c.Bytes); err != nil {
 		return err
 	}
-	return h.gv.Gemv(c.Stream, p.typ, p.ta, p.m, p.n, p.alpha, c.Pointer(argA), p.lda, c.Pointer(argB), p.beta, c.Pointer(argC))
+	return h.gv.Gemv(c.Stream, p.typ, p.ta, p.m, p.n, p.alpha, c.Pointer(argA), p.lda, c.Pointer(argB),
+		p.beta, c.Pointer(argC))
 }
 
 //go:embed epilogue.cu
 var epilogueSource string
 
-// The kernels of epilogue.cu, by the type of C or, for sums, of what is summed.
+// The kernels of epilogue.cu, by the type of C or, for sums, of the summed matrix.
 var (
 	finishKernels  = kernelsOf("gemm_finish<", "", elem.Float32, elem.Float64, elem.BFloat16, elem.Float16)
 	columnKernels  = kernelsOf("gemm_columns<", "", elem.Float32, elem.Float64, elem.BFloat16, elem.Float16)
@@ -110,7 +111,8 @@ var (
 // type twice.
 func kernelsOf(name, again string, types ...elem.Type) (list [elem.Types]*spmd.Kernel) {
 	for _, t := range types {
-		c := map[elem.Type]string{elem.Float32: "float", elem.Float64: "double", elem.BFloat16: "bf16", elem.Float16: "f16"}[t]
+		c := map[elem.Type]string{elem.Float32: "float", elem.Float64: "double", elem.BFloat16: "bf16",
+			elem.Float16: "f16"}[t]
 		args := c
 		if again != "" {
 			args += again + " " + c
@@ -122,9 +124,10 @@ func kernelsOf(name, again string, types ...elem.Type) (list [elem.Types]*spmd.K
 	return list
 }
 
-// allKernels are those that stand behind products.
+// allKernels are the kernels that stand behind products.
 func allKernels() (all []*spmd.Kernel) {
-	for _, list := range [...]*[elem.Types]*spmd.Kernel{&finishKernels, &columnKernels, &totalKernels, &rowKernels, &rowWideKernels} {
+	for _, list := range [...]*[elem.Types]*spmd.Kernel{&finishKernels, &columnKernels, &totalKernels,
+		&rowKernels, &rowWideKernels} {
 		for _, k := range list {
 			if k != nil {
 				all = append(all, k)
@@ -134,7 +137,7 @@ func allKernels() (all []*spmd.Kernel) {
 	return all
 }
 
-// What gemm_finish does beside adding the bias.
+// The work of gemm_finish beside adding the bias.
 const (
 	addBias = iota
 	applyGELU
@@ -149,10 +152,9 @@ func rowKernel(typ, ctyp elem.Type) *spmd.Kernel {
 	return rowWideKernels[typ]
 }
 
-// inLibrary is what cuBLASLt is asked for, one after the other until it has one: what
-// it may do of the epilogue, or nothing. Its gelu is approximate: it is asked only where
-// the type of C does not show that. Its sums (DGELU_BGRAD, BGRADB) are slower than the
-// kernels here, threefold in the product that GPT-2 has them in.
+// inLibrary is the epilogues that cuBLASLt is asked for, one after the other until it has one. Its
+// gelu is approximate: it is asked only if the type of C does not show that. Its sums (DGELU_BGRAD,
+// BGRADB) are slower than the kernels here, threefold in the product that GPT-2 has them in.
 func (p *product) inLibrary() (list [2]cublas.Epilogue, n int) {
 	e := cublas.NoEpilogue
 	switch half := p.ctyp.Half(); {
@@ -170,16 +172,17 @@ func (p *product) inLibrary() (list [2]cublas.Epilogue, n int) {
 	return [...]cublas.Epilogue{e, cublas.NoEpilogue}, 2
 }
 
-// inProduct is what of an epilogue is done by cuBLASLt; it reads a residual in any case.
+// inProduct is the part of an epilogue that cuBLASLt does; it reads a residual in any case.
 func inProduct(e cublas.Epilogue) operands {
-	return hasResidual | [...]operands{cublas.NoEpilogue: 0, cublas.Bias: hasBias, cublas.GELU: hasGELU, cublas.BiasGELU: hasBias | hasGELU,
-		cublas.DGELU: hasDGELU}[e]
+	return hasResidual | [...]operands{cublas.NoEpilogue: 0, cublas.Bias: hasBias, cublas.GELU: hasGELU,
+		cublas.BiasGELU: hasBias | hasGELU, cublas.DGELU: hasDGELU}[e]
 }
 
-// gpuGemm runs a Gemm by cuBLASLt, and what cuBLASLt does not do by kernels behind it.
+// gpuGemm runs a Gemm by cuBLASLt, and by kernels behind it for the rest.
 func (h *handle) gpuGemm(c spmd.LibraryCall) error {
 	p := decode(c.Args)
-	g := cublas.Gemm{M: p.m, N: p.n, K: p.k, Count: p.batch, TransA: p.ta, TransB: p.tb, LdA: p.lda, LdB: p.ldb, LdC: p.ldc,
+	g := cublas.Gemm{M: p.m, N: p.n, K: p.k, Count: p.batch, TransA: p.ta, TransB: p.tb, LdA: p.lda,
+		LdB: p.ldb, LdC: p.ldc,
 		AB: p.typ, C: p.ctyp, Alpha: p.alpha, Beta: p.beta, FastAccum: p.fast}
 	dst, a, b := c.Pointer(argC), c.Pointer(argA), c.Pointer(argB)
 	var x cublas.Beside
@@ -221,7 +224,7 @@ func (h *handle) gpuGemm(c spmd.LibraryCall) error {
 	panic("blas: a product without an epilogue was refused as one with")
 }
 
-// finish does what is left of an epilogue by kernels behind the product.
+// finish does the rest of an epilogue by kernels behind the product.
 func (p *product) finish(c spmd.LibraryCall, left operands) error {
 	rows, cols, ld := spmd.I64(p.m), spmd.I64(p.n), spmd.I64(p.ldc)
 	if left&(hasBias|hasGELU|hasDGELU) != 0 && p.m > 0 && p.n > 0 {
@@ -237,7 +240,8 @@ func (p *product) finish(c spmd.LibraryCall, left operands) error {
 			what, x = applySlope, c.Arg(plainArgs+dgelu)
 		}
 		units := p.n * p.ctyp.Size() / 16
-		grid := spmd.Grid{Blocks: [3]int{max(1, min((units+127)/128, 1<<16)), min(p.m, 1<<15), 1}, Threads: [3]int{128, 1, 1}}
+		grid := spmd.Grid{Blocks: [3]int{max(1, min((units+127)/128, 1<<16)), min(p.m, 1<<15), 1},
+			Threads: [3]int{128, 1, 1}}
 		if err := c.Launch(finishKernels[p.ctyp], grid, c.Arg(argC), x, b, rows, cols, ld, spmd.I32(what)); err != nil {
 			return err
 		}
@@ -249,12 +253,14 @@ func (p *product) finish(c spmd.LibraryCall, left operands) error {
 		return sumColumns(c, plainArgs+rowSums, p.typ, p.ctyp, argA, p.k, p.m, p.lda)
 	case left&hasRowSums != 0 && p.m > 0:
 		grid := spmd.Grid{Blocks: [3]int{min(p.m, 1<<20), 1, 1}, Threads: [3]int{256, 1, 1}}
-		return c.Launch(rowKernel(p.typ, p.ctyp), grid, c.Arg(plainArgs+rowSums), c.Arg(argA), rows, spmd.I64(p.k), spmd.I64(p.lda))
+		return c.Launch(rowKernel(p.typ, p.ctyp), grid, c.Arg(plainArgs+rowSums), c.Arg(argA), rows,
+			spmd.I64(p.k), spmd.I64(p.lda))
 	}
 	return nil
 }
 
-// sumColumns sums the columns of argument x(rows, cols) of typ into argument sum of ctyp, by way of the workspace.
+// sumColumns sums the columns of argument x(rows, cols) of typ into argument sum of ctyp, by way of
+// the workspace.
 func sumColumns(c spmd.LibraryCall, sum int, typ, ctyp elem.Type, x, rows, cols, ld int) error {
 	if cols == 0 {
 		return nil
@@ -267,7 +273,8 @@ func sumColumns(c spmd.LibraryCall, sum int, typ, ctyp elem.Type, x, rows, cols,
 	tiles := (cols + tile - 1) / tile
 	parts := max(1, min((rows+31)/32, max(16, 1024/tiles), ownWorkspace/(8*cols)))
 	grid := spmd.Grid{Blocks: [3]int{min(tiles, 1<<20), parts, 1}, Threads: [3]int{256, 1, 1}}
-	if err := c.Launch(columnKernels[typ], grid, c.WorkspaceArg(), c.Arg(x), spmd.I64(rows), spmd.I64(cols), spmd.I64(ld)); err != nil {
+	if err := c.Launch(columnKernels[typ], grid, c.WorkspaceArg(), c.Arg(x), spmd.I64(rows),
+		spmd.I64(cols), spmd.I64(ld)); err != nil {
 		return err
 	}
 	grid = spmd.Grid{Blocks: [3]int{min((cols+31)/32, 1<<20), 1, 1}, Threads: [3]int{256, 1, 1}}
@@ -286,7 +293,7 @@ func (p *product) workspace() int {
 	return n
 }
 
-// sayBehind logs once for each epilogue and type what of it is not done in the product;
+// sayBehind logs, once for each epilogue and type, the part of it that is not done in the product.
 // refused says that cuBLASLt was asked for more.
 func (h *handle) sayBehind(p *product, left operands, refused bool) {
 	if h.said[p.ops][p.ctyp].Swap(true) {

@@ -22,8 +22,8 @@ const doublesEnv = "BLAS_TEST_DOUBLES"
 // calls is the log of this rank's doubles.
 var calls fakelib.Log
 
-// TestGPU is products on GPUs, with test doubles of the driver, of NCCL and of cuBLASLt. Kernels are compiled by the
-// real compiler.
+// TestGPU is products on GPUs, with test doubles of the driver, of NCCL and of cuBLASLt. Kernels
+// are compiled by the real compiler.
 func TestGPU(t *testing.T) {
 	if dir := os.Getenv(doublesEnv); dir != "" { // a rank
 		calls.Open(filepath.Join(dir, fmt.Sprintf("log.%d", os.Getpid())))
@@ -52,8 +52,8 @@ func TestGPU(t *testing.T) {
 	}
 }
 
-// doubles builds the test doubles into a folder. It skips the test where there is a
-// GPU to test on, and where there is no compiler for kernels.
+// doubles builds the test doubles into a folder. It skips the test if there is a GPU to test on, or
+// no compiler for kernels.
 func doubles(t *testing.T) (dir string) {
 	t.Helper()
 	spmdtest.HostOnly(t, "test doubles are for machines without a GPU")
@@ -63,11 +63,12 @@ func doubles(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	fakelib.CUDA(t, dir)
 	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
-	fakelib.Build(t, dir, "libcublasLt.so.13", filepath.Join("..", "..", "cuda", "cublas", "testdata", "fakecublas.c"), "-lm")
+	fakelib.Build(t, dir, "libcublasLt.so.13",
+		filepath.Join("..", "..", "cuda", "cublas", "testdata", "fakecublas.c"), "-lm")
 	return dir
 }
 
-// gpuFaults: what a GPU or its libraries do not have ends the program with one line that says so.
+// gpuFaults: a program whose GPU or libraries lack something ends with one line that says so.
 func gpuFaults(t *testing.T, both string) {
 	t.Parallel()
 	none := t.TempDir()
@@ -80,9 +81,13 @@ func gpuFaults(t *testing.T, both string) {
 		env  []string
 		want []string // in the one line that says it
 	}{
-		{"8 bits", []string{"FAKECUDA_MAJOR=8"}, []string{"ERR", "blas/main_test.go:", "Gemm of float8_e4m3", "has no tensor cores for it", "compute capability 8.9"}},
-		{"no cuBLAS", []string{"LD_LIBRARY_PATH=" + none}, []string{"ERR", "cuBLASLt", "libcublasLt.so.13", "libcublasLt.so.12"}},
-		{"cuBLAS fails", []string{"FAKECUBLAS_FAIL=cublasLtMatmul=13"}, []string{"ERR", "blas/main_test.go:", "Gemm: cublasLtMatmul", "CUBLAS_STATUS_EXECUTION_FAILED"}},
+		{"8 bits", []string{"FAKECUDA_MAJOR=8"},
+			[]string{"ERR", "blas/main_test.go:", "Gemm of float8_e4m3", "has no tensor cores for it",
+				"compute capability 8.9"}},
+		{"no cuBLAS", []string{"LD_LIBRARY_PATH=" + none},
+			[]string{"ERR", "cuBLASLt", "libcublasLt.so.13", "libcublasLt.so.12"}},
+		{"cuBLAS fails", []string{"FAKECUBLAS_FAIL=cublasLtMatmul=13"},
+			[]string{"ERR", "blas/main_test.go:", "Gemm: cublasLtMatmul", "CUBLAS_STATUS_EXECUTION_FAILED"}},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			t.Parallel()
@@ -103,7 +108,8 @@ func gpuFaults(t *testing.T, both string) {
 	}
 }
 
-// gpuWorlds: cuBLASLt is opened at the first product of a world, and closed with it, before the memory goes.
+// gpuWorlds: cuBLASLt is opened at the first product of a world, and closed with it, before the
+// memory goes.
 func gpuWorlds(t *testing.T, w *spmd.World) {
 	for range 2 {
 		o, err := spmd.Open(spmdtest.Config())
@@ -111,7 +117,8 @@ func gpuWorlds(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, o, "s")
 		bf := spmdtest.Alloc[spmd.BF16](t, o, 256)
 		gemm := func() error {
-			return blas.Gemm(s, blas.MatrixOf(bf.Slice(0, 64), 8, 8), blas.MatrixOf(bf.Slice(64, 128), 8, 8), blas.MatrixOf(bf.Slice(128, 192), 8, 8), blas.Options{})
+			return blas.Gemm(s, blas.MatrixOf(bf.Slice(0, 64), 8, 8), blas.MatrixOf(bf.Slice(64, 128), 8, 8),
+				blas.MatrixOf(bf.Slice(128, 192), 8, 8), blas.Options{})
 		}
 		calls.New(t)
 		spmdtest.Must(t, gemm())
@@ -119,11 +126,13 @@ func gpuWorlds(t *testing.T, w *spmd.World) {
 		spmdtest.Must(t, o.Close())
 		var order []string
 		for _, line := range calls.New(t, "cublasLtCreate", "cublasLtMatmul ", "cublasLtDestroy", "cuMemFree_v2") {
-			if call, _, _ := strings.Cut(line, " "); call != "cuMemFree_v2" || len(order) == 0 || order[len(order)-1] != call {
+			if call, _, _ := strings.Cut(line, " "); call != "cuMemFree_v2" || len(order) == 0 ||
+				order[len(order)-1] != call {
 				order = append(order, call)
 			}
 		}
-		if want := []string{"cublasLtCreate", "cublasLtMatmul", "cublasLtMatmul", "cublasLtDestroy", "cuMemFree_v2"}; !slices.Equal(order, want) {
+		if want := []string{"cublasLtCreate", "cublasLtMatmul", "cublasLtMatmul", "cublasLtDestroy",
+			"cuMemFree_v2"}; !slices.Equal(order, want) {
 			t.Errorf("%v, want %v", order, want)
 		}
 		if err := gemm(); err == nil {
@@ -135,8 +144,9 @@ func gpuWorlds(t *testing.T, w *spmd.World) {
 	}
 }
 
-// Products on the doubles of the driver and of cuBLASLt, which computes, but into no graph: what cuBLASLt has is asked of
-// it with the right operands; of what it has not, the rest is done by kernels behind the product, which do not run here.
+// Products on the doubles of the driver and of cuBLASLt, which computes, but into no graph.
+// cuBLASLt is asked for its epilogues with the right operands. Kernels behind the product do the
+// others, and do not run here.
 func gpuProducts(t *testing.T, w *spmd.World) {
 	s := spmdtest.Stream(t, w, "s")
 	r := rand.New(rand.NewPCG(1, 2))
@@ -145,11 +155,13 @@ func gpuProducts(t *testing.T, w *spmd.World) {
 			continue // by kernels
 		}
 		for flags := range 4 {
-			p := product[spmd.BF16, spmd.BF16, spmd.BF16]{m: 16, n: 24, k: 8, names: names, alpha: 1, gap: 8 * (flags % 2), ec: inBF16, ea: inBF16, eb: inBF16, r: r, eager: true}
+			p := product[spmd.BF16, spmd.BF16, spmd.BF16]{m: 16, n: 24, k: 8, names: names, alpha: 1,
+				gap: 8 * (flags % 2), ec: inBF16, ea: inBF16, eb: inBF16, r: r, eager: true}
 			p.o.TransA, p.o.TransB = flags&1 != 0, flags&2 != 0
 			p.run(t, w, s)
 			if flags < 2 {
-				p := product[spmd.BF16, spmd.F8E4M3, spmd.F8E4M3]{m: 16, n: 32, k: 48, names: names, alpha: 1, gap: 16 * flags, ec: inBF16, ea: inE4M3, eb: inE4M3, r: r, eager: true,
+				p := product[spmd.BF16, spmd.F8E4M3, spmd.F8E4M3]{m: 16, n: 32, k: 48, names: names,
+					alpha: 1, gap: 16 * flags, ec: inBF16, ea: inE4M3, eb: inE4M3, r: r, eager: true,
 					scaleA: 0.25, scaleB: -2}
 				p.o.TransB = true
 				p.run(t, w, s)
@@ -161,7 +173,8 @@ func gpuProducts(t *testing.T, w *spmd.World) {
 	half, wide := blas.MatrixOf(bf.Slice(0, 64), 8, 8), blas.MatrixOf(f32.Slice(0, 64), 8, 8)
 	var a, b, at blas.Matrix[spmd.BF16]
 	var a32, b32 blas.Matrix[float32]
-	bias, bias32, matrix, matrix32 := bf.Slice(192, 200).Arg(), f32.Slice(192, 200).Arg(), bf.Slice(256, 320).Arg(), f32.Slice(256, 320).Arg()
+	bias, bias32, matrix, matrix32 := bf.Slice(192, 200).Arg(), f32.Slice(192, 200).Arg(),
+		bf.Slice(256, 320).Arg(), f32.Slice(256, 320).Arg()
 	odd := bf.Slice(193, 201).Arg()
 	in := func(o blas.Options) func() error { return func() error { return blas.Gemm(s, half, a, b, o) } }
 	in32 := func(o blas.Options) func() error { return func() error { return blas.Gemm(s, wide, a32, b32, o) } }
@@ -173,15 +186,21 @@ func gpuProducts(t *testing.T, w *spmd.World) {
 	}{
 		{"all in the product", in(blas.Options{Bias: bias, GELU: matrix}), "", "164"},
 		{"nothing of GELU", in(blas.Options{Bias: bias, GELU: matrix}), "164", "1 gemm_finish"},
-		{"DGELU and its sums", in(blas.Options{DGELU: matrix, BiasGrad: bias}), "", "192 gemm_columns gemm_columns_total"},
-		{"nothing of DGELU", in(blas.Options{DGELU: matrix, BiasGrad: bias}), "192", "1 gemm_finish gemm_columns gemm_columns_total"},
+		{"DGELU and its sums", in(blas.Options{DGELU: matrix, BiasGrad: bias}), "",
+			"192 gemm_columns gemm_columns_total"},
+		{"nothing of DGELU", in(blas.Options{DGELU: matrix, BiasGrad: bias}), "192",
+			"1 gemm_finish gemm_columns gemm_columns_total"},
 		{"sums of rows", in(blas.Options{RowSums: bias}), "", "1 gemm_rows"},
-		{"sums of the transpose's rows", func() error { return blas.Gemm(s, half, at, b, blas.Options{RowSums: bias, TransA: true}) }, "", "1 gemm_columns gemm_columns_total"},
+		{"sums of the transpose's rows", func() error {
+			return blas.Gemm(s, half, at, b, blas.Options{RowSums: bias, TransA: true})
+		}, "", "1 gemm_columns gemm_columns_total"},
 		{"a bias where cuBLASLt does not take it", in(blas.Options{Bias: odd}), "", "1 gemm_finish"},
 		{"a bias of float32", in32(blas.Options{Bias: bias32, Residual: matrix32}), "", "4"},
 		{"a GELU of float32, which is exact", in32(blas.Options{Bias: bias32, GELU: matrix32}), "", "1 gemm_finish"},
-		{"its gradient", in32(blas.Options{DGELU: matrix32, BiasGrad: bias32}), "", "1 gemm_finish gemm_columns gemm_columns_total"},
-		{"float32 of 16 bits", func() error { return blas.Gemm(s, wide, a, b, blas.Options{RowSums: bias32}) }, "", "1 gemm_rows"},
+		{"its gradient", in32(blas.Options{DGELU: matrix32, BiasGrad: bias32}), "",
+			"1 gemm_finish gemm_columns gemm_columns_total"},
+		{"float32 of 16 bits", func() error { return blas.Gemm(s, wide, a, b, blas.Options{RowSums: bias32}) },
+			"", "1 gemm_rows"},
 	} {
 		os.Setenv("FAKECUBLAS_NONE", tc.none)
 		// The library is asked once for each epilogue and shape, so that each of these has its own.
@@ -215,9 +234,9 @@ func gpuProducts(t *testing.T, w *spmd.World) {
 	spmdtest.Must(t, s.Synchronize())
 }
 
-// Rank 0 times what has been met, all ranks take its choice, and a later run finds it in the folder: that of one rank is
-// the first here, that of two the later. By the doubles' clock the second algorithm is the fast one in the first run,
-// and the slow one in the later.
+// Rank 0 times the products so far, all ranks take its choice, and a later run finds it in the
+// folder. One rank is the first run here, two are the later one. By the doubles' clock the second
+// algorithm is the fast one in the first run, and the slow one in the later.
 func gpuTune(t *testing.T, w *spmd.World) {
 	s := spmdtest.Stream(t, w, "s")
 	first := w.Size() == 1
@@ -225,11 +244,13 @@ func gpuTune(t *testing.T, w *spmd.World) {
 	defer os.Unsetenv("FAKECUBLAS_SLOW")
 	bf := spmdtest.Alloc[spmd.BF16](t, w, 4096)
 	gemm := func(k int) func() error {
-		a, b, c := blas.MatrixOf(bf.Slice(0, 8*k), 8, k), blas.MatrixOf(bf.Slice(1024, 1024+8*k), k, 8), blas.MatrixOf(bf.Slice(2048, 2048+64), 8, 8)
+		a, b, c := blas.MatrixOf(bf.Slice(0, 8*k), 8, k), blas.MatrixOf(bf.Slice(1024, 1024+8*k), k, 8),
+			blas.MatrixOf(bf.Slice(2048, 2048+64), 8, 8)
 		o := blas.Options{Bias: bf.Slice(3072, 3080).Arg(), Residual: bf.Slice(3200, 3264).Arg()}
 		return func() error { return blas.Gemm(s, c, a, b, o) }
 	}
-	// ran is the algorithm that a product takes, timed how many plans have been made with other algorithms to choose from.
+	// ran is the algorithm that a product takes, timed the number of plans that were made with
+	// other algorithms to choose from.
 	ran := func(k int) string {
 		t.Helper()
 		calls.New(t)
@@ -264,7 +285,8 @@ func gpuTune(t *testing.T, w *spmd.World) {
 	if got := timed(); got != 0 {
 		t.Errorf("%d shapes timed again", got)
 	}
-	// What no run has met yet: rank 0 alone times it. A capture counts as a use, and one is refused during the other.
+	// A new product: rank 0 alone times it. A capture counts as a use, and one is refused during
+	// the other.
 	k := 24 * w.Size()
 	g, err := s.Capture(func() error {
 		wantText(t, blas.Tune(w), "Tune", "being captured")
@@ -280,7 +302,7 @@ func gpuTune(t *testing.T, w *spmd.World) {
 	if got, want := ran(k), map[bool]string{true: "1", false: "0"}[first]; got != want {
 		t.Errorf("algorithm %s, want %s, the fast one", got, want)
 	}
-	// Without memory the shape keeps what it has; what fails on rank 0 fails on all.
+	// Without memory the shape keeps its algorithm. A failure on rank 0 is one on all.
 	spmdtest.Must(t, gemm(40)())
 	if w.Rank() == 0 {
 		fakelib.Injected("cuMemAlloc_v2=2", func() { spmdtest.Must(t, blas.Tune(w)) })
@@ -291,7 +313,8 @@ func gpuTune(t *testing.T, w *spmd.World) {
 		t.Errorf("algorithm %s, want the library's first", got)
 	}
 	if w.Rank() == 0 {
-		fakelib.Injected("cuEventElapsedTime_v2=700,cuEventElapsedTime=700", func() { wantText(t, blas.Tune(w), "Tune: rank 0", "cuEventElapsedTime") })
+		fakelib.Injected("cuEventElapsedTime_v2=700,cuEventElapsedTime=700",
+			func() { wantText(t, blas.Tune(w), "Tune: rank 0", "cuEventElapsedTime") })
 	} else {
 		wantText(t, blas.Tune(w), "Tune: rank 0", "cuEventElapsedTime")
 	}

@@ -16,7 +16,7 @@ import (
 	"lockstep/spmd/vector"
 )
 
-// appEnv is what the program "app" does.
+// appEnv says what the program "app" does.
 const appEnv = "BLAS_TEST_APP"
 
 func TestMain(m *testing.M) { spmdtest.Main(m, app) }
@@ -44,7 +44,8 @@ func app() {
 			m := blas.MatrixOf(x, 16, 16)
 			err = blas.Gemm(s, c, m, m, blas.Options{TransB: true})
 		} else {
-			err = blas.Gemm(s, blas.MatrixOf(y.Slice(0, 64), 8, 8), blas.MatrixOf(y.Slice(64, 128), 8, 8), blas.MatrixOf(y.Slice(64, 128), 8, 8), blas.Options{})
+			err = blas.Gemm(s, blas.MatrixOf(y.Slice(0, 64), 8, 8), blas.MatrixOf(y.Slice(64, 128), 8, 8),
+				blas.MatrixOf(y.Slice(64, 128), 8, 8), blas.Options{})
 		}
 		if err != nil {
 			return err

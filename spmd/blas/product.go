@@ -6,10 +6,10 @@ import (
 	"lockstep/spmd"
 )
 
-// product is what a Gemm or Gemv needs beside its operands.
+// product is all that a Gemm or Gemv needs beside its operands.
 type product struct {
 	batch         int       // how many products
-	typ, ctyp     elem.Type // of A, and of C; B has A's type, but is Float8E4M3 where A is Float8E5M2
+	typ, ctyp     elem.Type // of A, and of C; B has A's type, but is Float8E4M3 if A is Float8E5M2
 	m, n, k       int       // C is (m, n), op(A) (m, k); for Gemv A is (m, n), before any transposition
 	lda, ldb, ldc int
 	ta, tb, fast  bool
@@ -18,8 +18,8 @@ type product struct {
 	alpha, beta   float64
 }
 
-// The arguments of a call. Those from the first operand of an epilogue on are left out
-// where none is there; one that is absent among others is zero.
+// The arguments of a call. Those from the first operand of an epilogue on are left out if there is
+// none; one that is absent among others is zero.
 const (
 	argC = iota // or y
 	argA
@@ -39,7 +39,7 @@ const (
 	gemmArgs  = argScaleB + 1
 )
 
-// The bits of argSet, and where operands and types are in it.
+// The bits of argSet, and the places of operands and types in it.
 const (
 	setTransA = 1 << iota
 	setTransB
@@ -65,14 +65,15 @@ func (p *product) encode(args *[gemmArgs]spmd.Arg) {
 	args[argAlpha], args[argBeta] = spmd.F64(p.alpha), spmd.F64(p.beta)
 }
 
-// decode is what encode made arguments of.
+// decode undoes encode.
 func decode(a spmd.Args) product {
 	set := a.U64(argSet)
 	return product{
 		batch: int(set >> setBatch), typ: elem.Type(set >> setTyp & 0xff), ctyp: elem.Type(set >> setC & 0xff),
 		m: a.I64(argM), n: a.I64(argN), k: a.I64(argK), lda: a.I64(argLdA), ldb: a.I64(argLdB), ldc: a.I64(argLdC),
-		ta: set&setTransA != 0, tb: set&setTransB != 0, fast: set&setFast != 0, scales: [2]bool{set&setScaleA != 0, set&setScaleB != 0},
-		ops: operands(set >> setOps), alpha: a.F64(argAlpha), beta: a.F64(argBeta),
+		ta: set&setTransA != 0, tb: set&setTransB != 0, fast: set&setFast != 0,
+		scales: [2]bool{set&setScaleA != 0, set&setScaleB != 0},
+		ops:    operands(set >> setOps), alpha: a.F64(argAlpha), beta: a.F64(argBeta),
 	}
 }
 
@@ -122,7 +123,10 @@ func hostGemm(a spmd.Args) error {
 }
 
 // gemmAs calls do, which computes in S, on matrices of A, B and C.
-func gemmAs[S float32 | float64, C float32 | float64 | spmd.BF16 | spmd.F16, A, B Elem](p *product, args spmd.Args, do func(ta, tb bool, m, n, k int, alpha S, a []A, lda int, b []B, ldb int, beta S, c []C, ldc int, e host.Epilogue[C])) {
+func gemmAs[S float32 | float64, C float32 | float64 | spmd.BF16 | spmd.F16, A, B Elem](
+	p *product, args spmd.Args, do func(ta, tb bool, m, n, k int, alpha S, a []A, lda int, b []B, ldb int,
+		beta S, c []C, ldc int, e host.Epilogue[C]),
+) {
 	rowsA, colsA, rowsB, colsB := p.stored()
 	alpha := S(p.alpha)
 	for i, has := range p.scales {
@@ -137,8 +141,8 @@ func gemmAs[S float32 | float64, C float32 | float64 | spmd.BF16 | spmd.F16, A, 
 		if one.Residual != nil {
 			one.Residual = e.Residual[min(i*p.m*p.ldc, len(e.Residual)):]
 		}
-		do(p.ta, p.tb, p.m, p.n, p.k, alpha, a[min(i*rowsA*p.lda, len(a)):], p.lda, b[min(i*rowsB*p.ldb, len(b)):], p.ldb,
-			S(p.beta), c[min(i*p.m*p.ldc, len(c)):], p.ldc, one)
+		do(p.ta, p.tb, p.m, p.n, p.k, alpha, a[min(i*rowsA*p.lda, len(a)):], p.lda,
+			b[min(i*rowsB*p.ldb, len(b)):], p.ldb, S(p.beta), c[min(i*p.m*p.ldc, len(c)):], p.ldc, one)
 	}
 }
 
@@ -153,7 +157,8 @@ func hostGemv(a spmd.Args) error {
 }
 
 func gemvAs[T float32 | float64](p *product, args spmd.Args) {
-	host.Gemv(p.ta, p.m, p.n, T(p.alpha), matrixArg[T](args, argA, p.m, p.n, p.lda), p.lda, spmd.ArgSlice[T](args, argB), T(p.beta), spmd.ArgSlice[T](args, argC))
+	host.Gemv(p.ta, p.m, p.n, T(p.alpha), matrixArg[T](args, argA, p.m, p.n, p.lda), p.lda,
+		spmd.ArgSlice[T](args, argB), T(p.beta), spmd.ArgSlice[T](args, argC))
 }
 
 // matrixArg is the memory of a matrix whose rows are ld apart.

@@ -14,24 +14,24 @@ import (
 	"lockstep/spmd"
 )
 
-// Tune finds the fastest algorithm for every product of w that has been enqueued or
-// captured so far, and has later Gemms of these shapes use it; graphs captured before
-// keep what they have. A program that captures its step does so, calls Tune,
-// closes the graph and captures it anew; one that does not runs its first step first.
+// Tune finds the fastest algorithm for every product of w that has been enqueued or captured so
+// far. Later Gemms of these shapes use it; earlier graphs keep theirs. A program that captures its
+// step does so, calls Tune, closes the graph and captures it anew. Another program runs its first
+// step first.
 //
-// Rank 0 times what cuBLASLt proposes, each with its epilogue, on random numbers in
-// memory of its own, for up to 0.1 s a shape, and all ranks take its choice. The choice
-// is kept in the cache folder by device, version of the library and shape, and found
-// there the next time; the log says what was timed, and how long that took. A shape
-// without room for its operands beside what is allocated keeps the library's first choice, as
-// does all that no Tune has seen, whatever is in the folder.
+// Rank 0 times the algorithms that cuBLASLt proposes, each with its epilogue, on random numbers in
+// memory of its own, for up to 0.1 s a shape. All ranks take its choice. The choice is kept in the
+// cache folder by device, version of the library and shape, and found there the next time. The log
+// says what was timed, and how long that took.
 //
-// An algorithm may round otherwise than another: results have the same bits in two
-// runs whose choices are the same, that is, with the same folder.
+// A shape keeps the library's first choice if there is no room for its operands beside the
+// allocated memory. So does a shape that no Tune has seen, whatever is in the folder.
 //
-// Collective, blocking: it waits for the device, and no products may be enqueued
-// meanwhile. It changes nothing where the device is the host.
-// Source: cublasLt.h, cublasLtMatmulAlgoGetHeuristic.
+// Algorithms may round differently: two runs have the same bits if their choices are the same, that
+// is, with the same folder.
+//
+// Collective, blocking: it waits for the device, and no products may be enqueued meanwhile. On the
+// host it changes nothing. Source: cublasLt.h, cublasLtMatmulAlgoGetHeuristic.
 func Tune(w *spmd.World) error {
 	if w.OnHost() {
 		return nil
@@ -44,7 +44,7 @@ func Tune(w *spmd.World) error {
 	return h.adopt(&choice)
 }
 
-// tuned is what rank 0 tells the others.
+// tuned is rank 0's message to the others.
 type tuned struct {
 	Device  string
 	Version int
@@ -87,7 +87,8 @@ func (h *handle) tune() (news tuned, err error) {
 		c, t, err := h.tuneShape(sh)
 		switch {
 		case errors.Is(err, cuda.ErrOutOfMemory):
-			h.w.Log().Warn().Str("shape", sh.String()).Msg("blas.Tune: no memory to time this product: it keeps cuBLASLt's first choice")
+			h.w.Log().Warn().Str("shape", sh.String()).Msg(
+				"blas.Tune: no memory to time this product: it keeps cuBLASLt's first choice")
 			continue
 		case err != nil:
 			return news, err
@@ -96,12 +97,14 @@ func (h *handle) tune() (news tuned, err error) {
 		}
 		slow, fast = slow+t.First, fast+t.Best
 		h.chosen = append(h.chosen, tunedShape{sh.String(), c})
-		h.w.Log().Debug().Str("shape", sh.String()).Int("tried", t.Tried).Float64("first_ms", t.First.Seconds()*1e3).Float64("ms", t.Best.Seconds()*1e3).
+		h.w.Log().Debug().Str("shape", sh.String()).Int("tried", t.Tried).Float64("first_ms",
+			t.First.Seconds()*1e3).Float64("ms", t.Best.Seconds()*1e3).
 			Float64("tflops", sh.Flops()/max(t.Best, 1).Seconds()/1e12).Msg("blas.Tune")
 	}
 	news.Chosen = h.chosen
 	if len(fresh) > 0 {
-		log := h.w.Log().Info().Int("products", len(fresh)).Int("from_cache", cached).Float64("seconds", time.Since(start).Seconds())
+		log := h.w.Log().Info().Int("products", len(fresh)).Int("from_cache", cached).Float64("seconds",
+			time.Since(start).Seconds())
 		if slow > 0 {
 			log = log.Float64("gain_percent", 100*(1-float64(fast)/float64(slow)))
 		}
@@ -132,14 +135,15 @@ func (h *handle) tuneShape(sh cublas.Shape) (c cublas.Choice, t cublas.Timing, e
 	return c, t, err
 }
 
-// adopt has this rank's products use rank 0's choices.
+// adopt makes this rank's products use rank 0's choices.
 func (h *handle) adopt(news *tuned) error {
 	w := h.w
 	if !h.hasLt.Load() || len(news.Chosen) == 0 {
 		return nil
 	}
 	if news.Device != h.w.GPU().Name() || news.Version != h.lt.Version() {
-		w.Log().Warn().Str("rank_0", fmt.Sprintf("%s, cuBLASLt %d", news.Device, news.Version)).Str("here", fmt.Sprintf("%s, cuBLASLt %d", h.w.GPU().Name(), h.lt.Version())).
+		w.Log().Warn().Str("rank_0", fmt.Sprintf("%s, cuBLASLt %d", news.Device, news.Version)).Str("here",
+			fmt.Sprintf("%s, cuBLASLt %d", h.w.GPU().Name(), h.lt.Version())).
 			Msg("blas.Tune: another device or library than rank 0's: this rank keeps cuBLASLt's first choices")
 		return nil
 	}

@@ -21,7 +21,8 @@ func sharedDir(t *testing.T) string {
 	return os.Getenv(checkpointDir)
 }
 
-// quickly runs fn on 3 ranks that are processes, and on others that are goroutines: files do not know which.
+// quickly runs fn on 3 ranks that are processes, and on others that are goroutines: files do not
+// know which.
 func quickly(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	if spmdtest.Device() != "host" {
@@ -41,7 +42,7 @@ func open(t *testing.T, w *spmd.World, dir string, keep int) *checkpoint.Manager
 	return c
 }
 
-// array is an item and what it should hold.
+// array is an item and its expected contents.
 type array struct {
 	item  checkpoint.Item
 	set   func(salt int) error
@@ -124,8 +125,8 @@ func checkAll(t *testing.T, all []array, salt int) {
 	}
 }
 
-// everyType has arrays of all element types: none, one, fewer than ranks, odd, and one
-// that is longer than a chunk of a file and than what is copied at once.
+// everyType has arrays of all element types: no element, one, fewer than ranks, an odd number, and
+// more than a chunk of a file and a copy take at once.
 func everyType(t *testing.T, w *spmd.World, turn int) []array {
 	var all []array
 	for _, n := range []int{0, 1, 3, 1001} {

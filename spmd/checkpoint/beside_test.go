@@ -24,8 +24,7 @@ func (o *once) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLoadBesideSaves: where a checkpoint goes after Load has found its name, since a run saves there, Load looks again for
-// what has come.
+// Load looks again if a checkpoint goes after Load has found its name, because a run saves there.
 func TestLoadBesideSaves(t *testing.T) {
 	dir, far := t.TempDir(), t.TempDir()
 	at := func(parent string, step string) string { return filepath.Join(parent, "step-0000000"+step) }
@@ -55,7 +54,7 @@ func TestLoadBesideSaves(t *testing.T) {
 		} else {
 			checkAll(t, all, 3)
 		}
-		// What goes and leaves nothing behind was not damaged: there is no checkpoint.
+		// A checkpoint that goes and leaves nothing was not damaged: there is none.
 		if w.Rank() == 0 {
 			spmdtest.Must(t, os.RemoveAll(at(dir, "2")))
 			spmdtest.Must(t, os.WriteFile(filepath.Join(at(dir, "3"), "shard-00000-of-00003.safetensors"), nil, 0o666))

@@ -31,29 +31,30 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// ErrNotFound says that a folder holds no checkpoint, not even a damaged one.
+// ErrNotFound means that a folder holds no checkpoint, not even a damaged one.
 var ErrNotFound = errors.New("no checkpoint")
 
 // Config configures Open. The zero value is good.
 type Config struct {
 	// Keep is how many complete checkpoints are kept, the newest ones; 0 means 3.
 	Keep int
-	// OnTrial is for state that only what follows shows to be good, as weights. A checkpoint then counts
-	// to Keep from the next Save on, or from Proven. Until then one more is kept.
+	// OnTrial is for state that only later steps show to be good, as weights. A checkpoint then
+	// counts to Keep from the next Save on, or from Proven. Until then one more is kept.
 	OnTrial bool
-	// Timeout is how long one step of the work on a file may take, as a sync. Then the save
-	// fails. It is also how long rank 0 waits for the next file of another rank, and how long
-	// Open waits for the former run of the same Slurm job to end. 0 means 5 minutes. A rank
-	// that waits for files is not missing from a collective.
+	// Timeout is how long one step of the work on a file may take, as a sync; then the save fails.
+	// Rank 0 also waits that long for the next file of another rank, and Open for the former run of
+	// the same Slurm job to end. 0 means 5 minutes. A rank that waits for files is not missing from
+	// a collective.
 	Timeout time.Duration
 	// ReadOnly is for a program that only loads, also while another one saves. The folder must
-	// be there. It is not locked, and Save fails.
+	// exist. It is not locked, and Save fails.
 	ReadOnly bool
-	// Saved is called on rank 0 as soon as a checkpoint is complete on disk, by the goroutine
-	// that has written it. It may be nil.
+	// Saved is called on rank 0 as soon as a checkpoint is complete on disk, by the goroutine that
+	// has written it. It may be nil.
 	Saved func(Info)
-	// Written is called on rank 0 with how many bytes of its own part of a checkpoint it has written, and of how many, by
-	// the goroutine that writes; also while it waits for the files of other ranks. It may be nil.
+	// Written is called on rank 0 by the goroutine that writes, also while it waits for the files
+	// of other ranks. It gets the bytes of rank 0's own part of a checkpoint: written so far, and
+	// all. It may be nil.
 	Written func(bytes, of int64)
 }
 
@@ -65,14 +66,13 @@ type Info struct {
 	Took   time.Duration // since Save was called
 }
 
-// Manager saves the state of a program to a folder, and loads it on any number of
-// ranks. One program at a time saves into a folder, which it locks. One goroutine uses a
-// Manager.
+// Manager saves the state of a program to a folder, and loads it on any number of ranks. One
+// program at a time saves into a folder, which it locks. One goroutine uses a Manager.
 //
-// A checkpoint is a folder such as step-00000100. It holds a safetensors file of every rank,
-// an index of the parts with checksums, and a file COMPLETE, which is written last. Where a
-// program ends before that, the checkpoint before is as it was. An error that a rank meets
-// is returned on all ranks, so the program may go on.
+// A checkpoint is a folder such as step-00000100. It holds a safetensors file of every rank, an
+// index of the parts with checksums, and a file COMPLETE, which is written last. If a program ends
+// before that, the checkpoint before is as it was. An error on one rank is returned on all ranks,
+// so the program may go on.
 type Manager struct {
 	w       *spmd.World
 	channel *control.Channel
@@ -86,7 +86,7 @@ type Manager struct {
 	saving  *saving
 	closed  bool
 
-	// Of rank 0, for the save in progress or, where there is none, the caller:
+	// Fields of rank 0, for the save in progress or, without one, the caller:
 	lock    *folderLock     // nil where the folder cannot be locked
 	serial  int             // of the newest checkpoint
 	damaged map[string]bool // folders that could not be loaded
@@ -105,16 +105,14 @@ type saving struct {
 	begun   time.Time
 }
 
-// Open opens a folder of checkpoints, and makes it where there is none.
+// Open opens a folder of checkpoints, and makes a missing one.
 //
-// The folder is locked until Close. Another program that opens it fails after ten seconds.
-// Its error says which process of which host has the folder, and since when. The lock
-// of a program that was killed is taken over where it is certain that the program is gone:
-// a process of this host, or a job that Slurm says has ended or has started anew. Where that
-// cannot be seen, the error says which file to remove.
+// The folder is locked until Close. Another program that opens it fails after ten seconds. Its
+// error says which process of which host has the folder, and since when. Open takes over the lock
+// of a killed program if it is certain that the program is gone: a process of this host, or a job
+// that Slurm says has ended or has started anew. Otherwise the error says which file to remove.
 //
-// Collective over all ranks, blocking. It fails when the ranks do not see the same
-// folder.
+// Collective over all ranks, blocking. It fails if the ranks do not see the same folder.
 func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 	if cfg.Keep == 0 {
 		cfg.Keep = 3
@@ -165,8 +163,8 @@ func (m *Manager) open(dir string) (err error) {
 	return m.disk.Do("mkdir of "+m.dir, func() error { return os.MkdirAll(m.dir, 0o777) })
 }
 
-// checkShared checks that all ranks see the folder in which rank 0 can write; where it
-// cannot, checkpoints can still be loaded.
+// checkShared checks that all ranks see the folder in which rank 0 can write. If rank 0 cannot
+// write, checkpoints can still be loaded.
 func (m *Manager) checkShared() error {
 	if m.w.Size() == 1 {
 		return nil
@@ -193,22 +191,23 @@ func (m *Manager) checkShared() error {
 		return err
 	})
 	if err != nil {
-		err = fmt.Errorf("%s is not the same folder as rank 0's: checkpoints need one that all nodes share: %w", m.dir, err)
+		err = fmt.Errorf("%s is not the same folder as rank 0's: checkpoints need one that all nodes share: %w",
+			m.dir, err)
 	}
 	return m.agree(err)
 }
 
-// Save saves items and meta as the checkpoint of a step. json.Marshal must take meta. A
-// checkpoint of the same step is replaced once the new one is complete.
+// Save saves items and meta as the checkpoint of a step. json.Marshal must take meta. A checkpoint
+// of the same step is replaced once the new one is complete.
 //
-// Save waits for the save before, copies the state of this rank, and returns. The files are
-// written in the background. The buffers must be valid for the host at the call, and may be
-// changed after it.
+// Save waits for the save before, copies the state of this rank, and returns. The files are written
+// in the background. The buffers must be valid for the host at the call, and may be changed after
+// it.
 //
-// Collective over all ranks, blocking as said: all give the same step, meta and items, in
-// one order. An error means that nothing is being saved. It may be that of the save before,
-// and then names the file and the cause: the disk is full, the folder is gone. The next Save
-// may be tried all the same.
+// Collective over all ranks, blocking as said: all give the same step, meta and items, in one
+// order. An error means that nothing is being saved. It may be the error of the save before. It
+// then names the file and the cause: the disk is full, the folder is gone. The program may still
+// try the next Save.
 func (m *Manager) Save(step int, meta any, items ...Item) error {
 	defer m.enter(control.Save)()
 	if err := m.wait(); err != nil {
@@ -221,7 +220,8 @@ func (m *Manager) Save(step int, meta any, items ...Item) error {
 }
 
 func (m *Manager) save(step int, meta any, items []Item) error {
-	s := &saving{step: step, written: make(chan error, 1), done: make(chan error, 1), cancel: make(chan struct{}), begun: time.Now()}
+	s := &saving{step: step, written: make(chan error, 1), done: make(chan error, 1),
+		cancel: make(chan struct{}), begun: time.Now()}
 	text, err := json.Marshal(meta)
 	if err == nil && step < 0 {
 		err = errors.New("a negative step")
@@ -286,7 +286,7 @@ func (m *Manager) checkEqual(items []Item, step int, meta []byte) error {
 	if yes, err := differ(strings.Join(what, "\n")); err != nil || !yes {
 		return err
 	}
-	for _, text := range what { // which is the first that differs; up to there the ranks have equally many
+	for _, text := range what { // the first that differs; up to there the ranks have equally many
 		if yes, err := differ(text); err != nil || yes {
 			return cmp.Or(err, fmt.Errorf("the ranks do not say the same: rank %d has %.300s", m.w.Rank(), text))
 		}
@@ -294,8 +294,7 @@ func (m *Manager) checkEqual(items []Item, step int, meta []byte) error {
 	return nil
 }
 
-// layOut finds what every rank's file will hold: larger elements first, so that all
-// are aligned.
+// layOut finds what every rank's file will hold: larger elements first, so that all are aligned.
 func (m *Manager) layOut(x *index, items []Item) error {
 	size, rank := m.w.Size(), m.w.Rank()
 	const each = 5                           // numbers
@@ -324,7 +323,9 @@ func (m *Manager) layOut(x *index, items []Item) error {
 				parts[n] = append(parts[n], p)
 			}
 		}
-		slices.SortStableFunc(f.Parts, func(p, q part) int { return items[q.Array].typ.Size() - items[p.Array].typ.Size() })
+		slices.SortStableFunc(f.Parts, func(p, q part) int {
+			return items[q.Array].typ.Size() - items[p.Array].typ.Size()
+		})
 	}
 	for n, a := range x.Arrays {
 		if err := covers(a, parts[n]); err != nil {
@@ -373,9 +374,8 @@ func wordBytes(words []uint64) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), 8*len(words))
 }
 
-// Wait returns when the last save is complete on disk: the files of all ranks, and the
-// marker. Where the save has failed nothing is left of it, and the error names the rank,
-// the file and the cause.
+// Wait returns when the last save is complete on disk: the files of all ranks, and the marker. A
+// failed save leaves nothing, and the error names the rank, the file and the cause.
 //
 // Collective over all ranks, blocking.
 func (m *Manager) Wait() error {
@@ -421,10 +421,12 @@ func (m *Manager) Proven() {
 	}
 }
 
-// Close ends the use of the folder, which another program can have then. It waits until this
-// rank has written its part of the last save, and on rank 0 until all of it is complete, and
-// returns the error of that. Close talks to no other rank, and so may be deferred. To know
-// that a save is complete on all ranks, call Wait before. A second Close does nothing.
+// Close ends the use of the folder; another program can have it then. It waits until this rank has
+// written its part of the last save, and on rank 0 until all of it is complete. It returns the
+// error of that. A second Close does nothing.
+//
+// Close talks to no other rank, and so may be deferred. To know that a save is complete on all
+// ranks, call Wait before.
 func (m *Manager) Close() error {
 	s := m.saving
 	m.closed, m.saving, m.stage = true, nil, nil
@@ -445,17 +447,19 @@ func (m *Manager) Close() error {
 	return nil
 }
 
-// agree returns an error on every rank when err is one on any: its own, or what the
-// first rank that has one says. Collective.
+// agree returns an error on every rank if err is one on any: the rank's own, or that of the first
+// rank that has one. Collective.
 func (m *Manager) agree(err error) error { return m.channel.Agree(m.op, err) }
 
-// enter says that this rank is in a call that works on files, until leave. on is the call that the ranks meet in.
+// enter says that this rank is in a call that works on files, until leave. on is the call that the
+// ranks meet in.
 func (m *Manager) enter(on control.Call) (leave func()) {
 	m.op = on
 	return m.disk.Enter(m.cfg.Timeout)
 }
 
-// await returns what the work of a save came to, or that a step of it takes too long: then it may go on for ever.
+// await returns the result of a save's work. It fails if a step takes too long: the work may then
+// never end.
 func (m *Manager) await(s *saving, result <-chan error) error {
 	tick := time.NewTicker(min(time.Second/4, m.cfg.Timeout/8+1))
 	defer tick.Stop()
@@ -465,7 +469,8 @@ func (m *Manager) await(s *saving, result <-chan error) error {
 			return err
 		case <-tick.C:
 		}
-		if step := m.disk.Oldest(s.begun); step != nil && !strings.HasPrefix(step.What, othersFiles) && time.Since(step.Since) > m.cfg.Timeout {
+		if step := m.disk.Oldest(s.begun); step != nil && !strings.HasPrefix(step.What, othersFiles) &&
+			time.Since(step.Since) > m.cfg.Timeout {
 			m.stage = nil // it may be read all the same
 			return fmt.Errorf("%s has not ended in %v", step.What, m.cfg.Timeout)
 		}

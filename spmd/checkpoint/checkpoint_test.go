@@ -22,10 +22,11 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestCheckpointRanks loads on every number of ranks what was saved on every number.
+// Every number of ranks loads what every number of ranks saved.
 func TestCheckpointRanks(t *testing.T) {
 	dir := sharedDir(t)
-	ranks := campaign.Some(t, "numbers of ranks that save a checkpoint, and that load it", []int{1, 2, 3, 4}, func(n int) bool { return n == 2 || n == 3 })
+	ranks := campaign.Some(t, "numbers of ranks that save a checkpoint, and that load it",
+		[]int{1, 2, 3, 4}, func(n int) bool { return n == 2 || n == 3 })
 	meta := someMeta{math.Nextafter(0.1, 1), math.MaxUint64, []int{3, 1, 2}}
 	t.Run("save", func(t *testing.T) {
 		spmdtest.Run(t, ranks, func(t *testing.T, w *spmd.World) {
@@ -71,7 +72,7 @@ func TestCheckpointRanks(t *testing.T) {
 	})
 }
 
-// TestCheckpointFormat reads a file as any other reader of the format would.
+// A file is read as any other reader of the format would.
 func TestCheckpointFormat(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
@@ -84,7 +85,8 @@ func TestCheckpointFormat(t *testing.T) {
 		spmdtest.Must(t, c.Wait())
 		b, err := os.ReadFile(filepath.Join(dir, "step-00000001", "shard-00001-of-00002.safetensors"))
 		spmdtest.Must(t, err)
-		header := `{"y":{"dtype":"F64","shape":[2],"data_offsets":[0,16]},"x":{"dtype":"F32","shape":[1],"data_offsets":[16,20]}}`
+		header := `{"y":{"dtype":"F64","shape":[2],"data_offsets":[0,16]},` +
+			`"x":{"dtype":"F32","shape":[1],"data_offsets":[16,20]}}`
 		n := (len(header) + 7) / 8 * 8
 		want := append([]byte{byte(n), 0, 0, 0, 0, 0, 0, 0}, fmt.Sprintf("%-*s", n, header)...)
 		want = append(want, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0, 0, 0x40, 0x40)
@@ -94,8 +96,7 @@ func TestCheckpointFormat(t *testing.T) {
 	})
 }
 
-// TestCheckpointRefuses gives what no checkpoint can be made of or loaded into; all
-// ranks get the error, and go on.
+// Bad arguments of saves and loads are errors on all ranks, which go on.
 func TestCheckpointRefuses(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
@@ -174,8 +175,8 @@ func TestCheckpointRefuses(t *testing.T) {
 	})
 }
 
-// names lists a folder, but for the lock of who saves into it, and what rank 0 makes
-// while it gives that back.
+// names lists a folder, without the lock of a program that saves into it, and without rank 0's
+// files while it gives the lock back.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -189,13 +190,13 @@ func names(t *testing.T, dir string) []string {
 	return list
 }
 
-// TestCheckpointKeep: the newest are those saved last, whatever their step; leftovers
-// go, and what is somebody else's stays.
+// The last saves are the newest, whatever their step. Leftovers go, and other files stay.
 func TestCheckpointKeep(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		all := bothKinds[float32](t, w, 10, 0)
-		foreign := []string{"notes.txt", "step-1", "step-00000003.tmp-zz", "step-000000004", "step-00000900.tmp-0000000000000000"}
+		foreign := []string{"notes.txt", "step-1", "step-00000003.tmp-zz", "step-000000004",
+			"step-00000900.tmp-0000000000000000"}
 		if w.Rank() == 0 {
 			for _, name := range foreign {
 				spmdtest.Must(t, os.Mkdir(filepath.Join(dir, name), 0o777))
@@ -203,7 +204,8 @@ func TestCheckpointKeep(t *testing.T) {
 			}
 			for _, name := range []string{"step-00000800", "step-00000801.tmp-0123456789abcdef", "step-00000802.old"} {
 				spmdtest.Must(t, os.Mkdir(filepath.Join(dir, name), 0o777))
-				spmdtest.Must(t, os.WriteFile(filepath.Join(dir, name, "shard-00000-of-00002.safetensors.part"), nil, 0o666))
+				spmdtest.Must(t, os.WriteFile(filepath.Join(dir, name,
+					"shard-00000-of-00002.safetensors.part"), nil, 0o666))
 			}
 			spmdtest.Must(t, os.WriteFile(filepath.Join(dir, ".probe-0123"), nil, 0o666))
 		}
@@ -241,8 +243,7 @@ func TestCheckpointKeep(t *testing.T) {
 	})
 }
 
-// TestCheckpointDamage flips a bit or truncates at 200 random places, takes away files,
-// and breaks what they say.
+// The test flips a bit or truncates at 200 random places, removes files, and breaks their contents.
 func TestCheckpointDamage(t *testing.T) {
 	dir := sharedDir(t)
 	rounds := campaign.Few(t, "damaged files", 40, 200)
@@ -298,8 +299,9 @@ func TestCheckpointDamage(t *testing.T) {
 			}
 			checkAll(t, all, 1)
 			if w.Rank() == 0 && !strings.Contains(log.String(), path) {
-				// Of marker and index nobody can tell which is wrong.
-				if other := filepath.Join(filepath.Dir(path), "COMPLETE"); filepath.Base(path) != "index.json" || !strings.Contains(log.String(), other) {
+				// Nobody can tell whether the marker or the index is wrong.
+				if other := filepath.Join(filepath.Dir(path), "COMPLETE"); filepath.Base(path) != "index.json" ||
+					!strings.Contains(log.String(), other) {
 					t.Fatalf("%s, %s: the warning does not name it: %s", path, what, &log)
 				}
 			}
@@ -316,7 +318,7 @@ func TestCheckpointDamage(t *testing.T) {
 		}
 		checkAll(t, all, 2)
 
-		// Where all are damaged that is not the same as none: nobody may start anew over it.
+		// All damaged is not the same as none: no program may start anew over them.
 		setAll(t, all, 9)
 		spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		if w.Rank() == 0 {
@@ -325,11 +327,12 @@ func TestCheckpointDamage(t *testing.T) {
 			}
 		}
 		spmdtest.Must(t, spmd.Barrier(w.Comm()))
-		if _, err := c.Load(nil, items(all)...); err == nil || errors.Is(err, checkpoint.ErrNotFound) || !strings.Contains(err.Error(), files[2]) {
+		if _, err := c.Load(nil, items(all)...); err == nil || errors.Is(err, checkpoint.ErrNotFound) ||
+			!strings.Contains(err.Error(), files[2]) {
 			t.Fatalf("all are damaged: %v", err)
 		}
 		checkAll(t, all, 9)
-		// Damaged ones do not count among those that are kept.
+		// Damaged checkpoints do not count to Keep.
 		for step := 3; step <= 5; step++ {
 			spmdtest.Must(t, c.Save(step, nil, items(all)...))
 			spmdtest.Must(t, c.Wait())
@@ -341,9 +344,8 @@ func TestCheckpointDamage(t *testing.T) {
 	})
 }
 
-// TestCheckpointLock: the folder is this program's until the last Close; a program that
-// only loads needs no lock and cannot save; and where another program has taken the
-// folder over, no save gets complete.
+// The folder is this program's until the last Close. A program that only loads needs no lock and
+// cannot save. After another program has taken the folder over, no save gets complete.
 func TestCheckpointLock(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
@@ -388,12 +390,14 @@ func TestCheckpointLock(t *testing.T) {
 
 		c := open(t, w, dir, 0)
 		if w.Rank() == 0 {
-			spmdtest.Must(t, os.WriteFile(lock+"new", []byte(`{"session":"0123456789abcdef","host":"h9","pid":4711}`), 0o666))
+			spmdtest.Must(t, os.WriteFile(lock+"new",
+				[]byte(`{"session":"0123456789abcdef","host":"h9","pid":4711}`), 0o666))
 			spmdtest.Must(t, os.Rename(lock+"new", lock))
 		}
 		spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		spmdtest.Must(t, c.Save(3, nil, items(all)...))
-		if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "taken over by") || !strings.Contains(err.Error(), "host h9, process 4711") {
+		if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "taken over by") ||
+			!strings.Contains(err.Error(), "host h9, process 4711") {
 			t.Fatalf("saved into another program's folder: %v", err)
 		}
 		if got := names(t, dir); !slices.Equal(got, []string{"step-00000001"}) {
@@ -412,7 +416,7 @@ func reduce(t *testing.T, w *spmd.World, v int64) int64 {
 	return x.At(0)
 }
 
-// TestCheckpointOrder: when the marker gets its name, all that it stands for is on disk.
+// When the marker gets its name, all that it stands for is on disk.
 func TestCheckpointOrder(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -432,7 +436,8 @@ func TestCheckpointOrder(t *testing.T) {
 				return nil
 			case "rename":
 				for _, d := range dirty {
-					if d == path+".part" || filepath.Base(path) == "COMPLETE" && d != filepath.Dir(path) || filepath.Dir(path) == dir && strings.Contains(d, ".tmp-") {
+					if d == path+".part" || filepath.Base(path) == "COMPLETE" && d != filepath.Dir(path) ||
+						filepath.Dir(path) == dir && strings.Contains(d, ".tmp-") {
 						t.Errorf("%s gets its name before %s is synced", path, d)
 					}
 				}
@@ -460,8 +465,7 @@ func b2i(b bool) int {
 	return 0
 }
 
-// TestCheckpointBackground: Save returns while the files cannot be written yet, and the
-// next one waits.
+// Save returns while the files cannot be written yet, and the next one waits.
 func TestCheckpointBackground(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {

@@ -7,16 +7,16 @@ import (
 	"lockstep/spmd"
 )
 
-// Cut says where in an array the elements of a part of it lie: in runs, such as some columns of a
-// matrix, or the same rows of several. Element j of the part is element First + j/Run·Stride + j%Run
-// of the array. The zero Cut is the whole array.
+// Cut says where the elements of a part lie in an array: in runs, such as some columns of a matrix,
+// or the same rows of several. Element j of the part is element First + j/Run·Stride + j%Run of the
+// array. The zero Cut is the whole array.
 type Cut struct {
 	First  int `json:"first,omitempty"`
 	Run    int `json:"run,omitempty"`
 	Stride int `json:"stride,omitempty"`
 }
 
-// mostRuns is how many runs the parts of an array may have, all together.
+// mostRuns is the most runs that all parts of an array may have.
 const mostRuns = 1 << 22
 
 // Strided is Sharded for an array that is cut: this rank has the elements [off, off+b.Len()) of a
@@ -43,7 +43,7 @@ func (p part) inside(n int) bool {
 	return last/c.Run <= (n-1-c.First)/c.Stride && c.First+last/c.Run*c.Stride+last%c.Run < n
 }
 
-// runs is how many a part has at most.
+// runs is the most runs that a part has.
 func (p part) runs() int {
 	if p.Run == 0 {
 		return 1
@@ -54,7 +54,7 @@ func (p part) runs() int {
 // stretch is n elements that lie together: in the array from global on, in its part from local on.
 type stretch struct{ global, local, n int }
 
-// stretch returns that with element j of the part, from there on.
+// stretch returns the stretch that begins with element j of the part.
 func (p part) stretch(j int) stretch {
 	end := p.Off + p.Len
 	if p.Run == 0 {
@@ -63,8 +63,8 @@ func (p part) stretch(j int) stretch {
 	return stretch{p.First + j/p.Run*p.Stride + j%p.Run, j, min(p.Run-j%p.Run, end-j)}
 }
 
-// meet calls fn with the n elements that two parts of an array have in common, a stretch at a time,
-// and where each has them, counted as their offsets are.
+// meet calls fn with the n elements that two parts of an array have in common, a stretch at a time.
+// inP and inQ are their places in the parts, counted as the parts' offsets are.
 func meet(p, q part, fn func(inP, inQ, n int) error) error {
 	for i, j := p.Off, q.Off; i < p.Off+p.Len && j < q.Off+q.Len; {
 		a, b := p.stretch(i), q.stretch(j)
@@ -118,8 +118,8 @@ func covers(a array, parts []part) error {
 	return nil
 }
 
-// scatter reads the elements that part p of a file and own, what this rank has of an item, have in
-// common, into the item's buffer, which starts at element i.off.
+// scatter reads the elements that part p of a file and own, this rank's part of an item, have in
+// common. It puts them into the item's buffer, which starts at element i.off.
 func (s *shard) scatter(i *Item, p, own part) error {
 	size := i.typ.Size()
 	var have []byte // of own, once there is something for it

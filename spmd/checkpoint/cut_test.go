@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Three matrices of 12 rows and 24 columns, one after the other: cut by columns, by the rows of each,
-// and not at all, saved in one way and loaded in any, on other ranks.
+// Three matrices of 12 rows and 24 columns, one after the other, are cut by columns, by the rows of
+// each, or not at all. They are saved in one way and loaded in any, on other ranks.
 func TestCheckpointCuts(t *testing.T) {
 	const matrices, rows, columns = 3, 12, 24
 	const total = matrices * rows * columns
@@ -39,7 +39,7 @@ func TestCheckpointCuts(t *testing.T) {
 	t.Run("save", func(t *testing.T) {
 		quickly(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 			for k, name := range []string{"columns", "rows", "none"} {
-				// Of 4 ranks two have the same part each, and save halves of it.
+				// With 4 ranks, two have the same part each, and save halves of it.
 				parts, twice := w.Size(), 1
 				if w.Size() == 4 {
 					parts, twice = 2, 2
@@ -85,7 +85,8 @@ func TestCheckpointCuts(t *testing.T) {
 						spmdtest.Must(t, err)
 						for j := off; j < n; j++ {
 							if got, want := b.At(j-off), value(at(cut, j), k); got != want {
-								t.Fatalf("%s of %d ranks, loaded by %s: element %d is %v, want %v", saved, size, name, j, got, want)
+								t.Fatalf("%s of %d ranks, loaded by %s: element %d is %v, want %v", saved,
+									size, name, j, got, want)
 							}
 						}
 						if n-off < total && b.At(n-off) != -1 {
@@ -102,7 +103,7 @@ func TestCheckpointCuts(t *testing.T) {
 	})
 }
 
-// Cuts that are of no array, or of which two ranks have one element, are refused.
+// Cuts are refused if they are of no array, or if two ranks have one element.
 func TestCheckpointCutsRefused(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
@@ -118,7 +119,8 @@ func TestCheckpointCutsRefused(t *testing.T) {
 			{"is in the parts of two", checkpoint.Cut{First: 0, Run: 3, Stride: 6}, 12},
 			{"element 6 of 13 is in no rank's part", checkpoint.Cut{First: 7 * w.Rank(), Run: 1, Stride: 1}, 13},
 		} {
-			if err := c.Save(1, nil, checkpoint.Strided("x", b, 0, tc.cut, tc.total)); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if err := c.Save(1, nil, checkpoint.Strided("x", b, 0, tc.cut, tc.total)); err == nil ||
+				!strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%+v: %v, want %q", tc.cut, err, tc.want)
 			}
 		}

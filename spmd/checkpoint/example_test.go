@@ -19,19 +19,21 @@ func ExampleManager() {
 	}
 	defer os.RemoveAll(dir)
 	const n = 10
-	on := func(ranks int, do func(m *checkpoint.Manager, part checkpoint.Item, x spmd.Buffer[int32], off int) error) error {
-		return spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, ranks, func(_ context.Context, w *spmd.World) error {
-			mine := spmd.ShardOf(n, w.Rank(), w.Size())
-			x, err := spmd.Alloc[int32](w, mine.Len)
-			if err != nil {
-				return err
-			}
-			m, err := checkpoint.Open(w, dir, checkpoint.Config{})
-			if err != nil {
-				return err
-			}
-			return errors.Join(do(m, checkpoint.Sharded("x", x, mine.Off, n), x, mine.Off), m.Close())
-		})
+	type work = func(m *checkpoint.Manager, part checkpoint.Item, x spmd.Buffer[int32], off int) error
+	on := func(ranks int, do work) error {
+		return spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, ranks,
+			func(_ context.Context, w *spmd.World) error {
+				mine := spmd.ShardOf(n, w.Rank(), w.Size())
+				x, err := spmd.Alloc[int32](w, mine.Len)
+				if err != nil {
+					return err
+				}
+				m, err := checkpoint.Open(w, dir, checkpoint.Config{})
+				if err != nil {
+					return err
+				}
+				return errors.Join(do(m, checkpoint.Sharded("x", x, mine.Off, n), x, mine.Off), m.Close())
+			})
 	}
 	fmt.Println(on(3, func(m *checkpoint.Manager, part checkpoint.Item, x spmd.Buffer[int32], off int) error {
 		for i := range x.Len() {

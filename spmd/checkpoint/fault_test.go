@@ -32,8 +32,8 @@ func fault(t *testing.T, fn func(op, path string) error) {
 
 var errFault = errors.New("injected")
 
-// TestCheckpointFaults fails every change on disk in turn, alone, as a full disk would,
-// and together with all that follow, which leaves what a crash would leave there.
+// Every change on disk fails in turn: alone, as on a full disk, and together with all later ones,
+// which leaves the same as a crash.
 func TestCheckpointFaults(t *testing.T) {
 	dir := sharedDir(t)
 	every := int64(4) // of the changes
@@ -79,7 +79,8 @@ func TestCheckpointFaults(t *testing.T) {
 						if w.Rank() == victim && n.Load() >= k {
 							hit = 1
 						}
-						if err != nil && (!strings.Contains(err.Error(), "no space left") || !strings.Contains(err.Error(), dir)) {
+						if err != nil && (!strings.Contains(err.Error(), "no space left") ||
+							!strings.Contains(err.Error(), dir)) {
 							t.Fatalf("change %d: %v", k, err)
 						}
 						if crash { // a new program
@@ -158,8 +159,8 @@ func TestCheckpointFolderGone(t *testing.T) {
 	})
 }
 
-// TestCheckpointDiskFull fills a real file system, or where that may not be mounted
-// reaches the limit of a file's size.
+// The test fills a real file system or, if that may not be mounted, reaches the limit of a file's
+// size.
 func TestCheckpointDiskFull(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -174,13 +175,15 @@ func TestCheckpointDiskFull(t *testing.T) {
 			defer func() { spmdtest.Must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)) }()
 		}
 		c := open(t, w, dir, 0)
-		small, large := arrayOf[uint8](t, w, "x", 10<<10, 0, 10<<10, true), arrayOf[uint8](t, w, "x", 300<<10, 0, 300<<10, true)
+		small, large := arrayOf[uint8](t, w, "x", 10<<10, 0, 10<<10, true),
+			arrayOf[uint8](t, w, "x", 300<<10, 0, 300<<10, true)
 		spmdtest.Must(t, small.set(1))
 		spmdtest.Must(t, c.Save(1, nil, small.item))
 		spmdtest.Must(t, c.Wait())
 		for range 3 {
 			spmdtest.Must(t, c.Save(2, nil, large.item))
-			if err := c.Wait(); err == nil || !strings.Contains(err.Error(), cause) || !strings.Contains(err.Error(), "shard-00000-of-00001") {
+			if err := c.Wait(); err == nil || !strings.Contains(err.Error(), cause) ||
+				!strings.Contains(err.Error(), "shard-00000-of-00001") {
 				t.Fatalf("on a full disk: %v", err)
 			}
 			if got := names(t, dir); !slices.Equal(got, []string{"step-00000001"}) {
@@ -198,12 +201,12 @@ func TestCheckpointDiskFull(t *testing.T) {
 	})
 }
 
-// crashEnv makes TestCheckpointCrash the program that crashes: rank:number of changes
-// on disk after which it does.
+// crashEnv makes TestCheckpointCrash the program that crashes: "rank:number" of changes on disk
+// before it does.
 const crashEnv = "SPMD_TEST_CRASH"
 
-// TestCheckpointCrash ends a program at random moments of saving and starts it again,
-// LOCKSTEP_FAULTS times over: no step that Wait saw complete is lost.
+// A program ends at random moments of saving and starts again, LOCKSTEP_FAULTS times over. No step
+// is lost that Wait saw complete.
 func TestCheckpointCrash(t *testing.T) {
 	if plan := os.Getenv(crashEnv); plan != "" {
 		crashing(t, plan)
@@ -227,7 +230,8 @@ func TestCheckpointCrash(t *testing.T) {
 		var err error
 		crashed := false
 		mpirun.Again(t, func() (own string) {
-			cmd := mpirun.Command(mpirun.Patience(t), ranks, os.Args[0], "-test.run=^TestCheckpointCrash$", "-test.count=1")
+			cmd := mpirun.Command(mpirun.Patience(t), ranks, os.Args[0], "-test.run=^TestCheckpointCrash$",
+				"-test.count=1")
 			cmd.Env = append(cmd.Env, checkpointDir+"="+dir, crashEnv+"="+plan)
 			out, own, err = mpirun.Output(cmd)
 			if crashed = cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == crashStatus; crashed {

@@ -21,8 +21,8 @@ import (
 	"lockstep/spmd"
 )
 
-// A checkpoint is a folder step-00000100 with one safetensors file of every rank, an
-// index of what they hold, and, written last, a marker that holds the index's checksum.
+// A checkpoint is a folder step-00000100 with one safetensors file of every rank, an index of their
+// contents, and, written last, a marker that holds the index's checksum.
 const (
 	indexName  = "index.json"
 	markerName = "COMPLETE"
@@ -47,12 +47,14 @@ func shardName(rank, size int, kind string) string {
 	return fmt.Sprintf("shard-%05d-of-%05d.%s", rank, size, kind)
 }
 
-// typeNames is how the format names the element types. It has no complex128: Save refuses that by the name.
-var typeNames = [elem.Types]string{elem.Int8: "I8", elem.Uint8: "U8", elem.Int32: "I32", elem.Uint32: "U32", elem.Int64: "I64",
+// typeNames is the format's names of the element types. It has no complex128: Save refuses that by
+// the name.
+var typeNames = [elem.Types]string{elem.Int8: "I8", elem.Uint8: "U8", elem.Int32: "I32",
+	elem.Uint32: "U32", elem.Int64: "I64",
 	elem.Uint64: "U64", elem.Float16: "F16", elem.BFloat16: "BF16", elem.Float32: "F32", elem.Float64: "F64",
 	elem.Complex64: "C64", elem.Complex128: "complex128"}
 
-// index is what index.json holds.
+// index is the contents of index.json.
 type index struct {
 	Format string          `json:"format"`
 	Step   int             `json:"step"`
@@ -83,8 +85,8 @@ type fileSum struct {
 	CRC   []uint32 `json:"crc32c"`
 }
 
-// part is the elements [Off, Off+Len) of a cut of an array, which a file has as a
-// tensor of the array's name.
+// part is the elements [Off, Off+Len) of a cut of an array. A file has them as a tensor of the
+// array's name.
 type part struct {
 	Array int `json:"array"`
 	Off   int `json:"off"`
@@ -138,8 +140,10 @@ func (x *index) check() error {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 		for i, p := range f.Parts {
-			if p.Array < 0 || p.Array >= len(x.Arrays) || p.Len <= 0 || !p.inside(x.Arrays[p.Array].Len) || in[p.Array] > r {
-				return fmt.Errorf("%s: part %d is elements [%d, %d+%d) of array %d", f.Name, i, p.Off, p.Off, p.Len, p.Array)
+			if p.Array < 0 || p.Array >= len(x.Arrays) || p.Len <= 0 || !p.inside(x.Arrays[p.Array].Len) ||
+				in[p.Array] > r {
+				return fmt.Errorf("%s: part %d is elements [%d, %d+%d) of array %d", f.Name, i, p.Off,
+					p.Off, p.Len, p.Array)
 			}
 			in[p.Array] = r + 1
 			parts[p.Array] = append(parts[p.Array], p)
@@ -165,7 +169,8 @@ func marker(index []byte) []byte {
 	return fmt.Appendf(nil, "%s\n%d bytes of %s, SHA-256 %x\n", format, len(index), indexName, sha256.Sum256(index))
 }
 
-// disk is what this rank does with the files of checkpoints. Each of its steps is known to who watches the job.
+// disk does this rank's work on files of checkpoints. Each of its steps is known to a program that
+// watches the job.
 type disk struct{ *spmd.Files }
 
 func (d disk) rename(from, to string) error {
@@ -176,7 +181,7 @@ func (d disk) remove(path string) error {
 	return d.Change("remove", path, func() error { return os.Remove(path) })
 }
 
-// syncFolder makes what was renamed and removed in a folder last.
+// syncFolder syncs the last renames and removals in a folder.
 func (d disk) syncFolder(path string) error {
 	return d.Change("sync", path, func() error {
 		f, err := os.Open(path)
@@ -187,8 +192,8 @@ func (d disk) syncFolder(path string) error {
 	})
 }
 
-// writeFile puts a file in place when all of it is on disk; its folder is not synced.
-// After an error nothing is left of it.
+// writeFile puts a file in place when all of it is on disk. It does not sync its folder. After an
+// error nothing is left of it.
 func (d disk) writeFile(path string, pieces ...[]byte) (sum fileSum, err error) {
 	return d.writeTold(path, func(int64) {}, pieces...)
 }
@@ -287,11 +292,10 @@ func read(path string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// errUnfinished says that a checkpoint has no marker: its save did not finish.
+// errUnfinished means that a checkpoint has no marker: its save did not finish.
 var errUnfinished = errors.New("the save of this checkpoint did not finish")
 
-// readIndex reads the marker and the index of a checkpoint, and returns the index and
-// its checksum.
+// readIndex reads the marker and the index of a checkpoint. It returns the index and its checksum.
 func (d disk) readIndex(folder string) (*index, [sha256.Size]byte, error) {
 	var none [sha256.Size]byte
 	mark, err := d.readFile(filepath.Join(folder, markerName), maxMarker)
@@ -307,7 +311,8 @@ func (d disk) readIndex(folder string) (*index, [sha256.Size]byte, error) {
 		return nil, none, err
 	}
 	if !bytes.Equal(mark, marker(text)) {
-		return nil, none, fmt.Errorf("%s: it is not the marker of %s, one of the two is damaged or from another version",
+		return nil, none, fmt.Errorf("%s: it is not the marker of %s, one of the two is damaged or from "+
+			"another version",
 			filepath.Join(folder, markerName), indexName)
 	}
 	x, err := parseIndex(text)
@@ -323,12 +328,11 @@ type savedFolder struct {
 	step  int
 	index *index // nil where it cannot be read
 	err   error  // why
-	temp  bool   // not more than a save in progress, or left by one that did not finish
-	aside bool   // nothing that a save has made: it is never removed
+	temp  bool   // only a save in progress, or left by one that did not finish
+	aside bool   // made by no save: it is never removed
 }
 
-// scan returns the checkpoints in dir, the newest first, and then those that have no
-// good index.
+// scan returns the checkpoints in dir, the newest first, and then those that have no good index.
 func (d disk) scan(dir string) ([]savedFolder, error) {
 	var entries []fs.DirEntry
 	err := d.Do("scan of "+dir, func() (err error) { entries, err = os.ReadDir(dir); return err })
@@ -345,7 +349,8 @@ func (d disk) scan(dir string) ([]savedFolder, error) {
 	return all, nil
 }
 
-// lookAt looks at an entry of a folder of checkpoints; ok says whether it is one, a part of one, or looks like one.
+// lookAt looks at an entry of a folder of checkpoints. ok says whether it is one, a part of one, or
+// looks like one.
 func (d disk) lookAt(dir string, e fs.DirEntry) (s savedFolder, ok bool) {
 	folder := filepath.Join(dir, e.Name())
 	link := e.Type()&fs.ModeSymlink != 0
@@ -356,7 +361,8 @@ func (d disk) lookAt(dir string, e fs.DirEntry) (s savedFolder, ok bool) {
 	}
 	switch {
 	case m == nil || stepName(s.step) != "step-"+m[1]: // renamed, or made by somebody else
-		s.aside, s.err = true, fmt.Errorf("%s: a checkpoint, but not by its name: that of step 100 is %s", folder, stepName(100))
+		s.aside, s.err = true, fmt.Errorf("%s: a checkpoint, but not by its name: that of step 100 is %s",
+			folder, stepName(100))
 		return s, looksSaved.MatchString(s.name) && (link || e.IsDir()) && d.isThere(filepath.Join(folder, markerName))
 	case link:
 		if !d.isThere(folder + "/.") {
@@ -379,7 +385,7 @@ func (d disk) lookAt(dir string, e fs.DirEntry) (s savedFolder, ok bool) {
 	return s, true
 }
 
-// looksSaved is how names begin of what somebody may have made of a checkpoint.
+// Names of what somebody may have made of a checkpoint begin with looksSaved.
 var looksSaved = regexp.MustCompile(`^step-\d`)
 
 // atoi is strconv.Atoi of digits that are few enough.
@@ -404,9 +410,9 @@ func (s *savedFolder) serial() int {
 	return s.index.Serial
 }
 
-// removeFolder removes a checkpoint, or what a save left of one, marker first: what
-// remains when the program ends in the middle is not complete. A folder that holds
-// anything else is left as it is, and so is what a link leads to.
+// removeFolder removes a checkpoint, or the rest of a save, marker first: if the program ends in
+// the middle, the remains are not complete. It leaves a folder that holds anything else as it is,
+// and so the target of a link.
 func (d disk) removeFolder(folder string) error {
 	if info, err := os.Lstat(folder); err == nil && info.Mode().Type() == fs.ModeSymlink {
 		return d.remove(folder)

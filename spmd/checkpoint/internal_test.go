@@ -106,7 +106,7 @@ func FuzzIndex(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What is accepted covers every array once, inside it.
+		// An accepted index covers every array once, inside it.
 		held := make([]int, len(x.Arrays))
 		for _, file := range x.Files {
 			for _, p := range file.Parts {
@@ -124,7 +124,7 @@ func FuzzIndex(f *testing.F) {
 	})
 }
 
-// FuzzMarker holds that no marker but the right one makes a checkpoint complete.
+// No marker but the right one makes a checkpoint complete.
 func FuzzMarker(f *testing.F) {
 	index, err := json.Marshal(goodIndex())
 	if err != nil {
@@ -153,8 +153,7 @@ func FuzzMarker(f *testing.F) {
 	})
 }
 
-// TestAwaitParts has rank 0 wait for a rank whose file does not come, and find that the
-// folder is gone.
+// Rank 0 waits for a rank whose file does not come, and finds that the folder is gone.
 func TestAwaitParts(t *testing.T) {
 	c := &Manager{disk: disk{new(files.Work)}, cfg: Config{Timeout: time.Millisecond}}
 	s := &saving{temp: t.TempDir(), x: goodIndex(), cancel: make(chan struct{})}
@@ -171,7 +170,8 @@ func TestAwaitParts(t *testing.T) {
 	if _, err := c.disk.writeFile(part, text); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.awaitParts(s); err == nil || !strings.Contains(err.Error(), "the files of ranks [1] did not come for 1ms") {
+	if err := c.awaitParts(s); err == nil ||
+		!strings.Contains(err.Error(), "the files of ranks [1] did not come for 1ms") {
 		t.Errorf("a part that does not come: %v", err)
 	}
 	if !reflect.DeepEqual(s.x.Files[0].fileSum, sum) {

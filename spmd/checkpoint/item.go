@@ -10,8 +10,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Item is one array of a program's state, as Replicated, Sharded and Strided give it to
-// a Manager.
+// Item is one array of a program's state, made by Replicated, Sharded or Strided.
 type Item struct {
 	name       string
 	typ        elem.Type
@@ -25,8 +24,8 @@ type Item struct {
 	share      func(c spmd.Comm, counts []int) error // makes whole what every rank has a part of
 }
 
-// Replicated is an array that is the same on every rank. Each rank saves and loads an
-// equal part of it.
+// Replicated is an array that is the same on every rank. Each rank saves and loads an equal part of
+// it.
 func Replicated[T spmd.Elem](name string, b spmd.Buffer[T]) Item {
 	i := Sharded(name, b, 0, b.Len())
 	i.replicated = true
@@ -40,9 +39,9 @@ func Replicated[T spmd.Elem](name string, b spmd.Buffer[T]) Item {
 	return i
 }
 
-// Sharded is an array of total elements that the ranks share. This rank has the elements
-// [off, off+b.Len()). Where the array is saved, the parts of all ranks cover it and do not
-// overlap. Where it is loaded, they may be any.
+// Sharded is an array of total elements that the ranks share. This rank has the elements [off,
+// off+b.Len()). In a save the parts of all ranks cover the array and do not overlap. In a load they
+// may be any.
 func Sharded[T spmd.Elem](name string, b spmd.Buffer[T], off, total int) Item {
 	size := elem.Of[T]().Size()
 	view := func(p []byte) []T { return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/size) }
@@ -66,7 +65,7 @@ func (i *Item) part(rank, size int) part {
 	return part{Off: i.off, Len: i.n, Cut: i.cut}
 }
 
-// checkItems refuses what cannot be saved or loaded.
+// checkItems refuses items that cannot be saved or loaded.
 func (m *Manager) checkItems(items []Item) error {
 	if m.closed {
 		return errors.New("the checkpoints are closed")

@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestCheckpointOnTrial: the last checkpoint takes no other's place until the next save, or until the program says that it
+// The last checkpoint takes no other's place until the next save, or until the program says that it
 // is good.
 func TestCheckpointOnTrial(t *testing.T) {
 	dir := t.TempDir()

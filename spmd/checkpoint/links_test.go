@@ -17,8 +17,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestCheckpointLinks: a checkpoint that a link leads to is loaded, as where it was moved to another disk. What the link leads
-// to stays, whatever becomes of the link.
+// A link to a checkpoint is loaded, as after a move to another disk. Its target stays, whatever
+// becomes of the link.
 func TestCheckpointLinks(t *testing.T) {
 	dir := t.TempDir()
 	far := t.TempDir()
@@ -58,17 +58,20 @@ func TestCheckpointLinks(t *testing.T) {
 	})
 }
 
-// TestCheckpointAside: what looks like a checkpoint, and cannot be used, is named. Nobody begins anew beside it.
+// An entry that looks like a checkpoint, and cannot be used, is named. No program begins anew
+// beside it.
 func TestCheckpointAside(t *testing.T) {
 	for name, make := range map[string]func(dir string) error{
 		"a link that leads nowhere": func(dir string) error {
 			return os.Symlink(filepath.Join(dir, "not mounted"), filepath.Join(dir, "step-00000007"))
 		},
 		"a link to a folder that is empty": func(dir string) error {
-			return errors.Join(os.Mkdir(filepath.Join(dir, "disk"), 0o777), os.Symlink("disk", filepath.Join(dir, "step-00000007")))
+			return errors.Join(os.Mkdir(filepath.Join(dir, "disk"), 0o777),
+				os.Symlink("disk", filepath.Join(dir, "step-00000007")))
 		},
 		"a link to a file": func(dir string) error {
-			return errors.Join(os.WriteFile(filepath.Join(dir, "disk"), nil, 0o666), os.Symlink("disk", filepath.Join(dir, "step-00000007")))
+			return errors.Join(os.WriteFile(filepath.Join(dir, "disk"), nil, 0o666),
+				os.Symlink("disk", filepath.Join(dir, "step-00000007")))
 		},
 		"another name": func(dir string) error {
 			return os.Rename(filepath.Join(dir, "step-00000002"), filepath.Join(dir, "step-00000002.keep"))
@@ -100,7 +103,8 @@ func TestCheckpointAside(t *testing.T) {
 				spmdtest.Must(t, err)
 				var log bytes.Buffer
 				*w.Log() = zerolog.New(&log)
-				if _, err := c.Load(nil, items(all)...); err == nil || errors.Is(err, checkpoint.ErrNotFound) || !strings.Contains(err.Error(), aside) {
+				if _, err := c.Load(nil, items(all)...); err == nil || errors.Is(err, checkpoint.ErrNotFound) ||
+					!strings.Contains(err.Error(), aside) {
 					t.Errorf("%v; want one that names %s", err, aside)
 				}
 				// Beside a good one it is left out, and neither counted nor removed.
@@ -125,7 +129,7 @@ func TestCheckpointAside(t *testing.T) {
 	}
 }
 
-// asideIn returns what stands in a folder beside the checkpoints of steps 1 and 2.
+// asideIn returns the entries of a folder beside the checkpoints of steps 1 and 2.
 func asideIn(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	i := slices.IndexFunc(entries, func(e fs.DirEntry) bool {

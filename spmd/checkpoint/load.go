@@ -15,16 +15,15 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// Load puts the newest checkpoint that every rank finds complete and undamaged into the
-// items, and returns its step. What was saved as meta goes into *meta, unless meta is nil.
-// The newest is the one that was saved last, whatever its step. Links are followed. Load passes
-// over checkpoints that are damaged or not complete, with a warning that names the file, and
-// over what only looks like one. Work on the items' buffers must have finished.
+// Load puts the newest checkpoint that every rank finds complete and undamaged into the items, and
+// returns its step. The meta of its Save goes into *meta, unless meta is nil. The newest is the one
+// that was saved last, whatever its step. Links are followed. Load skips damaged and incomplete
+// checkpoints, and entries that only look like one, with a warning that names the file. Work on the
+// items' buffers must have finished.
 //
-// A checkpoint may hold more arrays than the items. It is an error where it lacks an item,
-// or has it with another type or number of elements, and where the folder has only what is
-// damaged or looks like a checkpoint. Where there is none at all the error is ErrNotFound, and the buffers
-// are as they were.
+// A checkpoint may hold more arrays than the items. Load fails if it lacks an item, or has it with
+// another type or number of elements. It fails too if the folder has only damaged or apparent
+// checkpoints. If there is none at all, the error is ErrNotFound, and the buffers are as they were.
 //
 // Collective over all ranks, blocking: all give the same items, in one order.
 func (m *Manager) Load(meta any, items ...Item) (step int, err error) {
@@ -86,8 +85,8 @@ func (m *Manager) load(meta any, items []Item) (int, error) {
 	return 0, fmt.Errorf("%w in %s", ErrNotFound, m.dir)
 }
 
-// tryLoad loads one checkpoint, on all ranks or on none. damage is why it cannot be
-// used, err what no other checkpoint would help against.
+// tryLoad loads one checkpoint, on all ranks or on none. damage is why this checkpoint cannot be
+// used. err is a failure that no other checkpoint would avoid.
 func (m *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, damage, err error) {
 	x, checksum, err := m.disk.readIndex(folder)
 	if damage := m.agree(err); damage != nil {
@@ -106,7 +105,7 @@ func (m *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, 
 	if err := m.agree(x.match(folder, items)); err != nil {
 		return nil, nil, err
 	}
-	// All is well; if it is not any more, the checkpoint before has to fill the buffers anew.
+	// All is well. If it is not any more, the checkpoint before has to fill the buffers anew.
 	if damage := m.agree(m.fill(x, folder, chunk, items)); damage != nil {
 		return nil, damage, nil
 	}
@@ -133,7 +132,8 @@ func (x *index) match(folder string, items []Item) error {
 			return fmt.Errorf("%s has no array %q", folder, i.name)
 		}
 		if a := x.Arrays[k]; a.Type != typeNames[i.typ] || a.Len != i.total {
-			return fmt.Errorf("%s has %q as %d %s, the program as %d %s", folder, i.name, a.Len, a.Type, i.total, typeNames[i.typ])
+			return fmt.Errorf("%s has %q as %d %s, the program as %d %s", folder, i.name, a.Len, a.Type,
+				i.total, typeNames[i.typ])
 		}
 	}
 	return nil
@@ -154,7 +154,7 @@ func (m *Manager) fill(x *index, folder string, chunk []byte, items []Item) erro
 	return nil
 }
 
-// fillFrom reads what one file has of the wanted arrays.
+// fillFrom reads one file's elements of the wanted arrays.
 func (m *Manager) fillFrom(x *index, folder string, file *shardFile, chunk, piece []byte, wanted []*Item) error {
 	var s *shard
 	for _, p := range file.Parts {
@@ -192,8 +192,8 @@ func (m *Manager) fillFrom(x *index, folder string, file *shardFile, chunk, piec
 	return nil
 }
 
-// fill reads the elements [lo, hi) of an array from its part p, by pieces, into the
-// buffer, which starts at element i.off.
+// fill reads the elements [lo, hi) of an array from its part p, by pieces, into the buffer, which
+// starts at element i.off.
 func (s *shard) fill(i *Item, p part, lo, hi int, piece []byte) error {
 	size := i.typ.Size()
 	for lo < hi {
@@ -210,8 +210,7 @@ func (s *shard) fill(i *Item, p part, lo, hi int, piece []byte) error {
 	return nil
 }
 
-// shard reads the file of a rank, and lets nothing pass that has not the checksum of
-// the index.
+// shard reads the file of a rank. It returns nothing without the checksum of the index.
 type shard struct {
 	disk    disk
 	path    string
@@ -291,8 +290,8 @@ func (s *shard) header(x *index, parts []part) error {
 	return nil
 }
 
-// verify reads a checkpoint's files and checks them: of size ranks each reads an equal
-// part of all chunks.
+// verify reads a checkpoint's files and checks them. Each of size ranks reads an equal part of all
+// chunks.
 func (d disk) verify(x *index, folder string, chunk []byte, rank, size int) error {
 	all := 0
 	for _, f := range x.Files {

@@ -24,9 +24,9 @@ import (
 	"lockstep/internal/procfs"
 )
 
-// A folder of checkpoints is locked by a file that says whose it is. It comes into being
-// whole, by link(2), which is atomic also on network file systems. Its owner holds the
-// kernel's lock on it, too, where the file system has such: that ends with the process.
+// A folder of checkpoints is locked by a file that names its owner. It comes into being whole, by
+// link(2), which is atomic also on network file systems. Its owner holds the kernel's lock on it,
+// too, if the file system has such: that ends with the process.
 const (
 	lockName  = ".lock"
 	maxLock   = 4 << 10
@@ -34,12 +34,12 @@ const (
 	lockRest  = 3 * time.Second        // at last
 	lockGrace = 10 * time.Second       // for whoever is about to end
 	askSlurm  = 3 * time.Second
-	lockOld   = time.Hour // for what a process left that was killed while it took a lock
+	lockOld   = time.Hour // for files of a process that was killed while it took a lock
 )
 
 var lockSession = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// lockOwner is what the file says.
+// lockOwner is the contents of the file.
 type lockOwner struct {
 	Session  string        `json:"session"` // random: no two locks have the same
 	Program  string        `json:"program"`
@@ -74,7 +74,7 @@ func thisOwner() *lockOwner {
 	return o
 }
 
-// String says who it is. What it says comes out of a file.
+// String names the owner. Its words come out of a file.
 func (o *lockOwner) String() string {
 	s := fmt.Sprintf("%s on host %s, process %d", o.Program, o.Host, o.PID)
 	if o.Slurm != "" {
@@ -98,7 +98,7 @@ func readOwner(path string) (*lockOwner, error) {
 	return &o, nil
 }
 
-// fate is what is known of an owner.
+// fate is the knowledge of an owner.
 type fate int
 
 const (
@@ -127,13 +127,13 @@ func (o *lockOwner) fateOf(path string, me *lockOwner) fate {
 	return unknown
 }
 
-// formerRunOf says whether o is this very job of Slurm, before it was requeued. Slurm
-// starts it again when it has ended the run before.
+// formerRunOf says whether o is this very job of Slurm, before it was requeued. Slurm starts it
+// again when it has ended the run before.
 func (o *lockOwner) formerRunOf(me *lockOwner) bool {
 	return o.Slurm != "" && o.Slurm == me.Slurm && o.Cluster == me.Cluster && o.Restarts < me.Restarts
 }
 
-// processGone says whether the process has ended, one of this PID namespace.
+// processGone says whether the owner, a process of this PID namespace, has ended.
 func (o *lockOwner) processGone() bool {
 	if o.PID <= 0 || errors.Is(syscall.Kill(o.PID, 0), syscall.ESRCH) {
 		return true
@@ -148,8 +148,8 @@ func (o *lockOwner) processGone() bool {
 	return ok && start != o.Start || strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
 }
 
-// kernelLock says whether another process holds the kernel's lock on a file; known is
-// whether the file system can tell.
+// kernelLock says whether another process holds the kernel's lock on a file; known is whether the
+// file system can tell.
 func kernelLock(path string) (held, known bool) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -163,8 +163,7 @@ func kernelLock(path string) (held, known bool) {
 	return l.Type != unix.F_UNLCK, true
 }
 
-// slurmEnded asks Slurm whether a job of this cluster has ended. It is false where that
-// is not known.
+// slurmEnded asks Slurm whether a job of this cluster has ended. It is false if that is not known.
 func slurmEnded(job string) bool {
 	if _, err := strconv.ParseUint(job, 10, 64); err != nil || os.Getenv("SLURM_CLUSTER_NAME") == "" {
 		return false
@@ -186,7 +185,7 @@ func slurmEnded(job string) bool {
 	return true
 }
 
-// lockBusy says that the lock is another's.
+// lockBusy means that another process has the lock.
 type lockBusy struct {
 	path   string
 	owner  *lockOwner // nil where the file does not say
@@ -195,7 +194,7 @@ type lockBusy struct {
 	cause  error // of no owner
 }
 
-// patience is how long the owner is waited for.
+// patience is how long to wait for the owner.
 func (b *lockBusy) patience(most time.Duration) time.Duration {
 	if b.former {
 		return most
@@ -206,7 +205,8 @@ func (b *lockBusy) patience(most time.Duration) time.Duration {
 func (b *lockBusy) Error() string {
 	dir := filepath.Dir(b.path)
 	if b.owner == nil {
-		return fmt.Sprintf("%s is locked, and who has it cannot be read (%s): if no program saves there, remove %s", dir, plain.Line(b.cause.Error()), b.path)
+		return fmt.Sprintf("%s is locked, and who has it cannot be read (%s): if no program saves there, remove %s",
+			dir, plain.Line(b.cause.Error()), b.path)
 	}
 	s := fmt.Sprintf("%s is in use by %v: one program at a time saves into a folder", dir, b.owner)
 	if b.fate == unknown {
@@ -216,8 +216,8 @@ func (b *lockBusy) Error() string {
 	return s
 }
 
-// takeLock makes me the owner of the lock at path, where nobody is or who was is gone.
-// It returns the open file, or who else has it. before is who was gone.
+// takeLock makes me the owner of the lock at path, if it has no owner or the owner is gone. It
+// returns the open file, or the present owner. before is the owner that is gone.
 func takeLock(path string, me *lockOwner) (f *os.File, before *lockOwner, err error) {
 	was := errors.New("it changes all the time")
 	for range 20 { // others may be quicker
@@ -244,8 +244,8 @@ func takeLock(path string, me *lockOwner) (f *os.File, before *lockOwner, err er
 	return nil, nil, &lockBusy{path: path, fate: unknown, cause: was}
 }
 
-// replace takes the lock over from an owner that is gone: whoever has the lock with its
-// name alone may. It returns nil when somebody else has been quicker.
+// replace takes the lock over from an owner that is gone. Only the process that has the lock with
+// its own name alone may do so. It returns nil if another was quicker.
 func (o *lockOwner) replace(path string, from *lockOwner) (*os.File, error) {
 	name := path + "." + from.Session
 	claim, _, err := takeLock(name, o)
@@ -253,7 +253,7 @@ func (o *lockOwner) replace(path string, from *lockOwner) (*os.File, error) {
 		return nil, err
 	}
 	defer func() {
-		os.Remove(name) // what stays says nothing: no other owner has that name
+		os.Remove(name) // a rest says nothing: no other owner has that name
 		claim.Close()
 	}()
 	if now, err := readOwner(path); err != nil || now.Session != from.Session {
@@ -275,7 +275,7 @@ func (o *lockOwner) temp(path string) string { return path + "-" + o.Session }
 // hardLink is os.Link; tests have it fail as where there are no links.
 var hardLink = os.Link
 
-// place makes the file, whole; it is an error that it is there.
+// place makes the file, whole. It fails if the file exists.
 func (o *lockOwner) place(path string) (*os.File, error) {
 	temp := o.temp(path)
 	f, err := o.write(temp)
@@ -283,7 +283,8 @@ func (o *lockOwner) place(path string) (*os.File, error) {
 		return nil, err
 	}
 	err = hardLink(temp, path)
-	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.EMLINK) {
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.ENOSYS) ||
+		errors.Is(err, syscall.EMLINK) {
 		f.Close()
 		os.Remove(temp)
 		return o.write(path) // no links here
@@ -325,8 +326,7 @@ func (o *lockOwner) write(path string) (f *os.File, err error) {
 	return f, err
 }
 
-// folderLock is the lock of a folder that this process has, once however often it opens
-// the folder.
+// folderLock is this process's lock of a folder, once however often it opens the folder.
 type folderLock struct {
 	path  string
 	owner *lockOwner
@@ -339,8 +339,8 @@ var folderLocks struct {
 	held map[string]*folderLock // by path
 }
 
-// lockFolder locks a folder for this process. before is who had it and is gone. It does
-// not wait: the error is a lockBusy where another process has it.
+// lockFolder locks a folder for this process. before is a former owner that is gone. It does not
+// wait: the error is a lockBusy if another process has it.
 func lockFolder(dir string) (l *folderLock, before *lockOwner, err error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, nil, err
@@ -367,7 +367,7 @@ func lockFolder(dir string) (l *folderLock, before *lockOwner, err error) {
 	return l, before, nil
 }
 
-// check returns why this process has the folder no more, nil where it has.
+// check returns why this process has the folder no more, or nil.
 func (l *folderLock) check() error {
 	now, err := readOwner(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -379,8 +379,8 @@ func (l *folderLock) check() error {
 	return err
 }
 
-// release gives the folder back. Whatever is left of the lock, the next program sees
-// that this one is gone.
+// release gives the folder back. Whatever is left of the lock, the next program sees that this one
+// is gone.
 func (l *folderLock) release() {
 	folderLocks.Lock()
 	defer folderLocks.Unlock()
@@ -403,7 +403,7 @@ func (l *folderLock) release() {
 	claim.Close()
 }
 
-// sweep removes what processes left that were killed while they took the lock.
+// sweep removes the files of processes that were killed while they took the lock.
 func (l *folderLock) sweep() {
 	now, err := l.f.Stat()
 	if err != nil {
@@ -411,7 +411,8 @@ func (l *folderLock) sweep() {
 	}
 	entries, _ := os.ReadDir(filepath.Dir(l.path)) // the next one may do it
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), lockName+".") && !strings.HasPrefix(e.Name(), lockName+"-") || !e.Type().IsRegular() {
+		if !strings.HasPrefix(e.Name(), lockName+".") && !strings.HasPrefix(e.Name(), lockName+"-") ||
+			!e.Type().IsRegular() {
 			continue
 		}
 		if info, err := e.Info(); err == nil && now.ModTime().Sub(info.ModTime()) > lockOld {
@@ -420,8 +421,8 @@ func (l *folderLock) sweep() {
 	}
 }
 
-// lockAll has rank 0 lock the folder, and waits for who is about to end: some seconds,
-// for the run before of the same job of Slurm until Timeout. Collective.
+// lockAll has rank 0 lock the folder. It waits for an owner that is about to end: some seconds, and
+// until Timeout for the run before of the same job of Slurm. Collective.
 func (m *Manager) lockAll() error {
 	start, told := time.Now(), false
 	for pause := lockPoll; ; pause = min(2*pause, lockRest) {
@@ -435,7 +436,8 @@ func (m *Manager) lockAll() error {
 					m.w.Log().Info().Msg("waits a little: " + busy.Error())
 				}
 				err, waits, told = nil, 1, true
-				time.Sleep(min(pause, m.w.Timeout()/4)) // with the others in a collective, which must not be taken for a hang
+				// with the others in a collective, which must not be taken for a hang
+				time.Sleep(min(pause, m.w.Timeout()/4))
 			}
 		}
 		if err := m.agree(err); err != nil {
@@ -448,8 +450,8 @@ func (m *Manager) lockAll() error {
 	}
 }
 
-// tryLock locks the folder for rank 0, whose call it is. Where no lock can be had, as in
-// a folder that cannot be written, the program may still load.
+// tryLock locks the folder for rank 0, whose call it is. Without a lock, as in a folder that cannot
+// be written, the program may still load.
 func (m *Manager) tryLock() error {
 	var l *folderLock
 	var before *lockOwner
@@ -465,7 +467,8 @@ func (m *Manager) tryLock() error {
 	case err != nil:
 		m.w.Log().Warn().Err(err).Msg("the folder of checkpoints is not locked")
 	case before != nil:
-		m.w.Log().Info().Str("owner", before.String()).Msg("takes the folder of checkpoints over from a program that is gone")
+		m.w.Log().Info().Str("owner", before.String()).Msg(
+			"takes the folder of checkpoints over from a program that is gone")
 	}
 	m.lock = l
 	return nil

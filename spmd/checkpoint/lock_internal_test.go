@@ -43,8 +43,7 @@ func inSlurm(t *testing.T, job, restarts, squeue string) {
 	t.Setenv("SLURM_RESTART_COUNT", restarts)
 }
 
-// TestLockOwners: a lock is taken over from owners that are gone for certain, and from
-// no others.
+// A lock is taken over from owners that are gone for certain, and from no others.
 func TestLockOwners(t *testing.T) {
 	child := exec.Command("sleep", "600")
 	if err := child.Start(); err != nil {
@@ -90,9 +89,11 @@ func TestLockOwners(t *testing.T) {
 		{"a job that ends", slurm("13", 0), "echo COMPLETING", unseen},
 		{"a job of several states", slurm("13", 0), "echo PENDING; echo RUNNING", unseen},
 		{"a job that has ended", slurm("13", 0), "", ""},
-		{"a job that has ended long ago", slurm("13", 0), "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", ""},
+		{"a job that has ended long ago", slurm("13", 0),
+			"echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", ""},
 		{"a job that was requeued", slurm("13", 0), "echo PENDING", ""},
-		{"where Slurm does not answer", slurm("13", 0), "echo 'Unable to contact slurm controller' >&2; exit 1", unseen},
+		{"where Slurm does not answer", slurm("13", 0),
+			"echo 'Unable to contact slurm controller' >&2; exit 1", unseen},
 		{"a job of another cluster", func(o *lockOwner) { slurm("12", 0)(o); o.Cluster = "small" }, "", unseen},
 		{"no number of a job", slurm("--help", 0), "", unseen},
 		{"escapes", func(o *lockOwner) { elsewhere(o); o.Host = "h\x1b[2J\n" }, "", `on host h\x1b[2J\n,`},
@@ -117,7 +118,8 @@ func TestLockOwners(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), tc.want) || !errors.As(err, new(*lockBusy)) {
 					t.Errorf("%v, want %q", err, tc.want)
 				}
-				if unsure := strings.Contains(err.Error(), "remove "+path); unsure != (tc.name != "a process that runs") {
+				if unsure := strings.Contains(err.Error(),
+					"remove "+path); unsure != (tc.name != "a process that runs") {
 					t.Errorf("%v: says that %s may be removed: %v", err, path, unsure)
 				}
 				return
@@ -142,7 +144,7 @@ func TestLockOwners(t *testing.T) {
 	}
 }
 
-// What holds the kernel's lock lives, whatever else can be seen of it.
+// A process that holds the kernel's lock lives, whatever else can be seen of it.
 func TestLockHeldByKernel(t *testing.T) {
 	inSlurm(t, "12", "1", "")
 	path := filepath.Join(t.TempDir(), lockName)
@@ -168,7 +170,8 @@ func TestLockHeldByKernel(t *testing.T) {
 // A lock file that says nothing is left alone.
 func TestLockUnreadable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), lockName)
-	for _, text := range []string{"", "{", "null", `{"session":"../../../tmp/x"}`, strings.Repeat("x", maxLock+1), "\x1b[2J"} {
+	for _, text := range []string{"", "{", "null", `{"session":"../../../tmp/x"}`,
+		strings.Repeat("x", maxLock+1), "\x1b[2J"} {
 		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 			t.Fatal(err)
 		}
@@ -182,12 +185,14 @@ func TestLockUnreadable(t *testing.T) {
 	}
 }
 
-// TestLockRace has many take one lock, each of which gives it back or dies with it: no
-// two have it at a time, and it is never lost.
+// Many take one lock; each gives it back or dies with it. No two have it at a time, and it is never
+// lost.
 func TestLockRace(t *testing.T) {
 	t.Run("links", lockRace)
 	t.Run("no links", func(t *testing.T) {
-		hardLink = func(from, to string) error { return &os.LinkError{Op: "link", Old: from, New: to, Err: syscall.EPERM} }
+		hardLink = func(from, to string) error {
+			return &os.LinkError{Op: "link", Old: from, New: to, Err: syscall.EPERM}
+		}
 		defer func() { hardLink = os.Link }()
 		lockRace(t)
 	})

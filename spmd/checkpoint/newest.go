@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 )
 
-// candidates are the checkpoints of a folder that Load may take, on rank 0, the newest first. Another program may save there
-// meanwhile: then some go, and newer ones come.
+// candidates are the checkpoints of a folder that Load may take, on rank 0, the newest first.
+// Another program may save there meanwhile: then some go, and newer ones come.
 type candidates struct {
 	m     *Manager
 	left  []savedFolder
@@ -16,7 +16,8 @@ type candidates struct {
 	order []string         // of bad
 }
 
-// next returns the name of the newest that was not tried; "" where there is none, also after a further look.
+// next returns the name of the newest that was not tried; "" if there is none, also after a further
+// look.
 func (c *candidates) next() (name string, err error) {
 	for {
 		for len(c.left) > 0 {
@@ -47,7 +48,8 @@ func (c *candidates) look() (again bool, err error) {
 				c.left = append(c.left, k)
 				again = true
 			}
-		case !k.temp && !k.aside && errors.Is(k.err, fs.ErrNotExist) && !c.m.disk.isThere(filepath.Join(c.m.dir, k.name)):
+		case !k.temp && !k.aside && errors.Is(k.err, fs.ErrNotExist) &&
+			!c.m.disk.isThere(filepath.Join(c.m.dir, k.name)):
 			again = true // it was there a moment ago
 		case c.bad[k.name] == nil:
 			c.m.w.Log().Warn().Err(k.err).Str("checkpoint", k.name).Msg("checkpoint passed over")
@@ -57,7 +59,7 @@ func (c *candidates) look() (again bool, err error) {
 	return again, nil
 }
 
-// damaged notes that a checkpoint which next has returned cannot be used.
+// damaged notes that a checkpoint from next cannot be used.
 func (c *candidates) damaged(name string, err error) {
 	if !c.m.disk.isThere(filepath.Join(c.m.dir, name, markerName)) {
 		c.m.w.Log().Debug().Str("checkpoint", name).Msg("the checkpoint is gone; a newer one is looked for")
@@ -73,11 +75,12 @@ func (c *candidates) pass(name string, err error) {
 	c.order = append(c.order, name)
 }
 
-// why returns the first reason for which nothing can be used; nil where there is nothing but what a save left that was cut off,
-// or what has gone since.
+// why returns the first reason for which nothing can be used. It returns nil if there are only
+// rests of a save that was cut off, or checkpoints that have gone since.
 func (c *candidates) why() error {
 	for _, name := range c.order {
-		if err := c.bad[name]; !errors.Is(err, errUnfinished) && (c.m.disk.isThere(filepath.Join(c.m.dir, name)) || isLink(filepath.Join(c.m.dir, name))) {
+		if err := c.bad[name]; !errors.Is(err, errUnfinished) &&
+			(c.m.disk.isThere(filepath.Join(c.m.dir, name)) || isLink(filepath.Join(c.m.dir, name))) {
 			return err
 		}
 	}

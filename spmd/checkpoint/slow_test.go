@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestSlowFileOfRank: of ranks that are goroutines of one process, the one whose file is slow says so, and no other.
+// Ranks are goroutines of one process. The one whose file is slow says so, and no other.
 func TestSlowFileOfRank(t *testing.T) {
 	const slow = "shard-00002-of-00003.safetensors.part"
 	dir := t.TempDir()

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// writePart writes this rank's file and, to say that it is there, its checksums.
+// writePart writes this rank's file and then its checksums, which say that the file is there.
 func (m *Manager) writePart(s *saving) error {
 	rank, size := m.w.Rank(), m.w.Size()
 	err := m.disk.Change("mkdir", s.temp, func() error { return os.Mkdir(s.temp, 0o777) })
@@ -72,7 +72,7 @@ func (m *Manager) finish(s *saving) error {
 	return nil
 }
 
-// othersFiles begins what a step is called that has a limit of its own, awaitPart's.
+// othersFiles begins the name of a step that has a limit of its own, awaitPart's.
 const othersFiles = "wait for the files of other ranks in "
 
 // awaitParts waits until the files of all ranks are in the temporary folder, and puts
@@ -92,7 +92,7 @@ func (m *Manager) awaitParts(s *saving) error {
 	return nil
 }
 
-// awaitPart waits until fewer than so many files are missing, and returns how many are.
+// awaitPart waits until fewer than most files are missing, and returns how many are.
 func (m *Manager) awaitPart(s *saving, most int) (int, error) {
 	files := s.x.Files
 	end := time.Now().Add(m.cfg.Timeout + max(m.cfg.Timeout/4, 2*time.Second)) // that rank may say more of it
@@ -122,7 +122,8 @@ func (m *Manager) awaitPart(s *saving, most int) (int, error) {
 			return len(missing), nil
 		}
 		if time.Now().After(end) {
-			return most, fmt.Errorf("%s: the files of ranks %v did not come for %v: is the folder on a file system that all nodes share?",
+			return most, fmt.Errorf("%s: the files of ranks %v did not come for %v: is the folder on a "+
+				"file system that all nodes share?",
 				s.temp, missing, m.cfg.Timeout)
 		}
 		if m.cfg.Written != nil {
@@ -163,7 +164,8 @@ func (d disk) publish(dir, temp string, x *index) error {
 		return err
 	}
 	if len(text) > maxIndex {
-		return fmt.Errorf("%s: an index of %d bytes, at most %d: fewer arrays or less in meta", temp, len(text), maxIndex)
+		return fmt.Errorf("%s: an index of %d bytes, at most %d: fewer arrays or less in meta", temp,
+			len(text), maxIndex)
 	}
 	if err := x.check(); err != nil {
 		return err
@@ -200,8 +202,8 @@ func (d disk) publish(dir, temp string, x *index) error {
 	return nil
 }
 
-// makeRoom moves a checkpoint that is called folder out of the way. The other name
-// serves as well until the new one is complete; back undoes it.
+// makeRoom moves a checkpoint that is called folder out of the way. Its other name serves as well
+// until the new one is complete; back undoes it.
 func (d disk) makeRoom(folder string) (back func() error, err error) {
 	old := folder + replaced
 	back = func() error { return nil }
@@ -223,8 +225,7 @@ func (d disk) makeRoom(folder string) (back func() error, err error) {
 	return func() error { return d.rename(old, folder) }, nil
 }
 
-// sweep removes what earlier programs left of saves that did not finish, and learns
-// the newest serial.
+// sweep removes the rests of saves that did not finish, and learns the newest serial.
 func (m *Manager) sweep(s *saving) {
 	all, err := m.disk.scan(m.dir)
 	if err != nil {
@@ -244,8 +245,9 @@ func (m *Manager) sweep(s *saving) {
 	}
 }
 
-// prune removes the checkpoints beyond the newest Keep, and what never got complete. A
-// damaged one does not count, and goes when there are Keep good ones. What s, if any, has begun stays.
+// prune removes the checkpoints beyond the newest Keep, and those that never got complete. A
+// damaged one does not count, and goes when there are Keep good ones. The folder of s, if there is
+// one, stays.
 func (m *Manager) prune(s *saving) {
 	all, err := m.disk.scan(m.dir)
 	if err != nil {
