@@ -12,7 +12,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// divisionRanks are the ranks of every way to divide a run, and divisionSteps the steps in which losses are compared.
+// divisionRanks are the ranks of every way to divide a run, and divisionSteps the steps
+// in which losses are compared.
 const (
 	divisionRanks = 4
 	divisionSteps = 50
@@ -40,19 +41,23 @@ func divisions(ranks int) (all []division) {
 }
 
 func (d division) flags(ranks int) []string {
-	return []string{"--dp", strconv.Itoa(ranks / (d.tensor * d.stages)), "--tp", strconv.Itoa(d.tensor), "--pp", strconv.Itoa(d.stages), "--shard", d.shard}
+	return []string{"--dp", strconv.Itoa(ranks / (d.tensor * d.stages)), "--tp", strconv.Itoa(d.tensor), "--pp",
+		strconv.Itoa(d.stages), "--shard", d.shard}
 }
 
-// division compares the losses of every way to divide a run with those of plain data parallel, and the memory that each run
-// has told of with what its buffers have then taken, also with what else changes that.
+// division compares the losses of every way to divide a run with those of plain data
+// parallel, and the memory that each run has told of with what its buffers have then taken,
+// also with what else changes that.
 func (b *bench) division() error {
 	text := filepath.Join(b.Dir, "division.txt")
 	if err := os.WriteFile(text, []byte(harness.Numbers(100_000)), 0o666); err != nil {
 		return err
 	}
 	run := func(d division, steps int, more ...string) ([]harness.TrainStep, harness.TrainStep, error) {
-		flags := slices.Concat([]string{b.Program("train"), "--device", "host", "--data", text, "--layers", "5", "--heads", "4", "--channels", "64",
-			"--batch", "2", "--global-batch", "16", "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn", "--steps", strconv.Itoa(steps)}, d.flags(divisionRanks), more)
+		flags := slices.Concat([]string{b.Program("train"), "--device", "host", "--data", text, "--layers", "5",
+			"--heads", "4", "--channels", "64", "--batch", "2", "--global-batch", "16", "--val-batches", "0",
+			"--sample", "0", "--json", "-", "--log-level", "warn", "--steps", strconv.Itoa(steps)},
+			d.flags(divisionRanks), more)
 		out, err := harness.Output(harness.MPIRun(divisionRanks, flags...)...)
 		if err != nil {
 			return nil, harness.TrainStep{}, err
@@ -89,14 +94,17 @@ func (b *bench) division() error {
 		parts      map[string]float64
 		goal       float64
 	}{
-		{fmt.Sprintf("largest difference of a loss over %d steps in float32 from plain data parallel, by division", divisionSteps), "nats", differ, 1e-4},
-		{"memory of buffers that differs from what was told before, as a part of it, by division", "part", memory, 0.05},
+		{fmt.Sprintf("largest difference of a loss over %d steps in float32 from plain data parallel, by division",
+			divisionSteps), "nats", differ, 1e-4},
+		{"memory of buffers that differs from what was told before, as a part of it, by division", "part", memory,
+			0.05},
 	} {
 		worst := 0.0
 		for _, v := range r.parts {
 			worst = max(worst, v)
 		}
-		b.Limit(harness.Row{What: r.what, Ranks: divisionRanks, Ours: worst, Unit: r.unit, Goal: r.goal, Parts: r.parts})
+		b.Limit(harness.Row{What: r.what, Ranks: divisionRanks, Ours: worst, Unit: r.unit, Goal: r.goal,
+			Parts: r.parts})
 	}
 	return nil
 }

@@ -21,7 +21,8 @@ func TestDivisions(t *testing.T) {
 			}
 		}
 	}
-	if got, want := (division{2, 3, "gradients"}).flags(12), []string{"--dp", "2", "--tp", "2", "--pp", "3", "--shard", "gradients"}; !slices.Equal(got, want) {
+	if got, want := (division{2, 3, "gradients"}).flags(12),
+		[]string{"--dp", "2", "--tp", "2", "--pp", "3", "--shard", "gradients"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }

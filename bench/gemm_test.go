@@ -35,7 +35,8 @@ func TestGemmTable(t *testing.T) {
 		}
 	}
 	for _, bad := range [][]string{{"--channels=12"}, {"--rows=0"}, {"--vocab=-8"}} {
-		if p := spmdtest.Program(t, 0, nil, append([]string{"gemm"}, bad...)...); p.Status == 0 || !strings.Contains(p.Stderr, "multiples of 8") {
+		if p := spmdtest.Program(t, 0, nil, append([]string{"gemm"}, bad...)...); p.Status == 0 ||
+			!strings.Contains(p.Stderr, "multiples of 8") {
 			t.Errorf("%q: status %d, %s", bad, p.Status, p.Stderr)
 		}
 	}

@@ -16,7 +16,8 @@ import (
 // cuda are the compiler's flags for CUDA; CPATH and LIBRARY_PATH add folders.
 func cuda(libraries ...string) []string {
 	home := cmp.Or(os.Getenv("CUDA_HOME"), "/usr/local/cuda")
-	return append([]string{"-I" + home + "/include", "-L" + home + "/lib64", "-L" + home + "/lib64/stubs"}, libraries...)
+	return append([]string{"-I" + home + "/include", "-L" + home + "/lib64", "-L" + home + "/lib64/stubs"},
+		libraries...)
 }
 
 // jobs are the numbers of ranks that a comparison is made on: 1 and all GPUs.
@@ -29,7 +30,8 @@ func (b *bench) enqueue() error {
 		return err
 	}
 	for _, n := range b.jobs() {
-		if err := b.hostTime(n, "enqueue", "an all-reduce of 8 bytes on a stream", "ncclAllReduce from C", harness.MPIRun(n, program)); err != nil {
+		if err := b.hostTime(n, "enqueue", "an all-reduce of 8 bytes on a stream", "ncclAllReduce from C",
+			harness.MPIRun(n, program)); err != nil {
 			return err
 		}
 	}
@@ -58,8 +60,10 @@ func (b *bench) hostTime(ranks int, measure, what, peer string, program []string
 		return err
 	}
 	theirs, ours := slices.Min(theirUS), slices.Min(ourUS)
-	b.Compare(harness.Row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us", Goal: (theirs + harness.HostOverhead) / theirs}, peer, theirs, false)
-	b.Limit(harness.Row{What: "Go allocations of " + what, Ranks: ranks, Ours: float64(worst.Allocs), Unit: "allocations", Goal: 0})
+	b.Compare(harness.Row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us",
+		Goal: (theirs + harness.HostOverhead) / theirs}, peer, theirs, false)
+	b.Limit(harness.Row{What: "Go allocations of " + what, Ranks: ranks, Ours: float64(worst.Allocs),
+		Unit: "allocations", Goal: 0})
 	return nil
 }
 
@@ -96,7 +100,8 @@ func (b *bench) startup() error {
 		}
 		slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.total, b.total) })
 		r := runs[len(runs)/2]
-		b.Limit(harness.Row{What: "process start to the end of the first collective, warm", Ranks: n, Ours: r.total, Unit: "s", Goal: limit, Parts: r.parts})
+		b.Limit(harness.Row{What: "process start to the end of the first collective, warm", Ranks: n, Ours: r.total,
+			Unit: "s", Goal: limit, Parts: r.parts})
 	}
 	return nil
 }
@@ -130,7 +135,8 @@ func (b *bench) replay() error {
 		if err != nil {
 			return err
 		}
-		r := harness.Row{What: fmt.Sprintf("failures of %d replays of a graph with collectives, and of the exit", rank.Replays), Ranks: n, Unit: "failures"}
+		r := harness.Row{What: fmt.Sprintf("failures of %d replays of a graph with collectives, and of the exit",
+			rank.Replays), Ranks: n, Unit: "failures"}
 		if _, err := harness.Output(cmd...); err != nil {
 			r.Ours, failed = 1, err
 		}
@@ -157,8 +163,10 @@ func (b *bench) losses() error {
 		return err
 	}
 	train := func(n int, flags ...string) ([]float64, error) {
-		out, err := harness.Output(harness.MPIRun(n, append([]string{b.Program("train"), "--data", data, "--cache", b.Dir, "--steps", strconv.Itoa(lossSteps),
-			"--batch", "1", "--global-batch", "24", "--lr", "1e-3", "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"}, flags...)...)...)
+		out, err := harness.Output(harness.MPIRun(n,
+			append([]string{b.Program("train"), "--data", data, "--cache", b.Dir, "--steps", strconv.Itoa(lossSteps),
+				"--batch", "1", "--global-batch", "24", "--lr", "1e-3", "--val-batches", "0", "--sample", "0", "--json",
+				"-", "--log-level", "warn"}, flags...)...)...)
 		if err != nil {
 			return nil, err
 		}
@@ -178,7 +186,9 @@ func (b *bench) losses() error {
 			for i := range want {
 				worst = max(worst, math.Abs(got[i]-want[i]))
 			}
-			b.Limit(harness.Row{What: fmt.Sprintf("largest difference of a loss from the host's in float32, %s, %d steps", g.DType, lossSteps), Ranks: n, Ours: worst, Unit: "nats", Goal: g.goal})
+			b.Limit(harness.Row{What: fmt.Sprintf(
+				"largest difference of a loss from the host's in float32, %s, %d steps", g.DType, lossSteps), Ranks: n,
+				Ours: worst, Unit: "nats", Goal: g.goal})
 		}
 	}
 	return nil
@@ -201,14 +211,17 @@ func stepLosses(out string) ([]float64, error) {
 // their model in float64. It runs the tests that make test-gpu has built.
 func (b *bench) errors() error {
 	file := filepath.Join(b.Dir, "measured")
-	for _, t := range []struct{ folder, name string }{{"apps/train/gpt", "TestModelAgainstReference"}, {"apps/train/trainer", "TestLossDoesNotDependOnRanks"}} {
+	for _, t := range []struct{ folder, name string }{
+		{"apps/train/gpt", "TestModelAgainstReference"}, {"apps/train/trainer", "TestLossDoesNotDependOnRanks"},
+	} {
 		test, err := filepath.Abs(b.Program(filepath.Join("test", t.folder, filepath.Base(t.folder)+".test")))
 		if err != nil {
 			return err
 		}
 		for n := 1; n <= len(b.GPUs); n++ {
 			env := []string{"LOCKSTEP_MEASURED=" + file, "SPMDTEST_DEVICE=cuda", "SPMDTEST_RANKS=" + strconv.Itoa(n)}
-			if _, _, err := harness.Outputs(env, "sh", "-c", "cd "+t.folder+" && exec "+test+" -test.run '^"+t.name+"$'"); err != nil {
+			if _, _, err := harness.Outputs(env, "sh", "-c",
+				"cd "+t.folder+" && exec "+test+" -test.run '^"+t.name+"$'"); err != nil {
 				return err
 			}
 		}

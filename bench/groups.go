@@ -99,8 +99,9 @@ func (b *bench) watch() error {
 	if err != nil {
 		return err
 	}
-	b.Compare(harness.Row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks", Ranks: 2,
-		Ours: harness.Median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", harness.Median(theirUS), false)
+	b.Compare(harness.Row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks",
+		Ranks: 2, Ours: harness.Median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", harness.Median(theirUS),
+		false)
 	return nil
 }
 
@@ -149,7 +150,8 @@ func (b *bench) pingPong() error {
 		}
 		ours, theirs = append(ours, points[0].MedianUS), append(theirs, points[1].MedianUS)
 	}
-	b.Compare(harness.Row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: harness.Median(ours), Unit: "us", Goal: 1},
+	b.Compare(harness.Row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: harness.Median(ours), Unit: "us",
+		Goal: 1},
 		"gompi SendFloat64s and RecvPreallocFloat64s", harness.Median(theirs), false)
 	return nil
 }
@@ -191,8 +193,8 @@ func (b *bench) bandwidth(app string, bytes int) error {
 		}
 		ours, theirs = append(ours, r[0].GBps), append(theirs, loop[0].GBps)
 	}
-	b.Compare(harness.Row{What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()), Ranks: 1,
-		Ours: harness.Median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", harness.Median(theirs), true)
+	b.Compare(harness.Row{What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()),
+		Ranks: 1, Ours: harness.Median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", harness.Median(theirs), true)
 	return nil
 }
 
@@ -264,7 +266,8 @@ func (b *bench) learn() error {
 	if err := b.learnModern(); err != nil {
 		return err
 	}
-	out, err := harness.Output(harness.MPIRun(4, b.Program("train"), "--device", "host", "--sample", "0", "--json", "-", "--log-level", "warn")...)
+	out, err := harness.Output(harness.MPIRun(4, b.Program("train"), "--device", "host", "--sample", "0", "--json", "-",
+		"--log-level", "warn")...)
 	if err != nil {
 		return err
 	}
@@ -277,7 +280,8 @@ func (b *bench) learn() error {
 	}
 	s := steps[len(steps)-1]
 	first := s.LossFirst - 5.545177
-	b.Limit(harness.Row{What: "first loss of the default training, distance from ln 256", Ranks: 4, Ours: max(first, -first), Unit: "nats", Goal: 0.1})
+	b.Limit(harness.Row{What: "first loss of the default training, distance from ln 256", Ranks: 4,
+		Ours: max(first, -first), Unit: "nats", Goal: 0.1})
 	b.Limit(harness.Row{What: "last loss of the default training", Ranks: 4, Ours: s.LossLast, Unit: "nats", Goal: 2.3})
 	return nil
 }
@@ -285,7 +289,8 @@ func (b *bench) learn() error {
 // learnModern runs what make run does.
 func (b *bench) learnModern() error {
 	start := time.Now()
-	out, err := harness.Output(harness.MPIRun(4, b.Program("train"), "--device", "host", "--model", "modern-tiny", "--steps", "300", "--json", "-", "--log-level", "warn")...)
+	out, err := harness.Output(harness.MPIRun(4, b.Program("train"), "--device", "host", "--model", "modern-tiny",
+		"--steps", "300", "--json", "-", "--log-level", "warn")...)
 	if err != nil {
 		return err
 	}
@@ -297,7 +302,8 @@ func (b *bench) learnModern() error {
 	if len(steps) == 0 || !steps[len(steps)-1].Summary {
 		return fmt.Errorf("train printed no summary: %q", out)
 	}
-	b.Limit(harness.Row{What: "validation loss after make run", Ranks: 4, Ours: steps[len(steps)-1].ValLoss, Unit: "nats", Goal: 1.91})
+	b.Limit(harness.Row{What: "validation loss after make run", Ranks: 4, Ours: steps[len(steps)-1].ValLoss,
+		Unit: "nats", Goal: 1.91})
 	b.Limit(harness.Row{What: "make run, when all is built", Ranks: 4, Ours: took, Unit: "s", Goal: 30})
 	return nil
 }
@@ -323,19 +329,22 @@ func (b *bench) train() error {
 			return err
 		}
 		r.Goal = 0.2
-		b.Compare(r, "llm.c train_gpt2.c, -Ofast -march=native -fopenmp", harness.Median(theirs[harness.TrainDiscard:]), false)
+		b.Compare(r, "llm.c train_gpt2.c, -Ofast -march=native -fopenmp", harness.Median(theirs[harness.TrainDiscard:]),
+			false)
 	}
 	if ours, err = b.trainStep(); err != nil {
 		return err
 	}
-	b.Limit(harness.Row{What: "step of train --model gpt2 --batch 4 --seq 64 (bytes, 86M)", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit})
+	b.Limit(harness.Row{What: "step of train --model gpt2 --batch 4 --seq 64 (bytes, 86M)", Ranks: 1, Ours: ours,
+		Unit: "ms", Goal: limit})
 	return nil
 }
 
 // trainStep is the median time of a step, in ms.
 func (b *bench) trainStep(flags ...string) (float64, error) {
-	out, err := harness.Output(append([]string{b.Program("train"), "--device", "host", "--model", "gpt2", "--batch", "4", "--seq", "64",
-		"--steps", strconv.Itoa(harness.TrainSteps), "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"}, flags...)...)
+	out, err := harness.Output(append([]string{b.Program("train"), "--device", "host", "--model", "gpt2", "--batch",
+		"4", "--seq", "64", "--steps", strconv.Itoa(harness.TrainSteps), "--val-batches", "0", "--sample", "0",
+		"--json", "-", "--log-level", "warn"}, flags...)...)
 	if err != nil {
 		return 0, err
 	}

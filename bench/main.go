@@ -84,19 +84,23 @@ func runner() error {
 	var only []string
 	var b bench
 	fs := pflag.NewFlagSet("bench", pflag.ExitOnError)
-	fs.StringSliceVar(&only, "only", nil, "what to run: "+strings.Join(harness.Sets, ", ")+", or groups: "+strings.Join(names(), ", ")+" (default all)")
-	fs.StringVar(&b.Out, "out", "bench/results", "`DIR` for host.jsonl and gpu.jsonl; rows of groups that are not run are kept")
+	fs.StringSliceVar(&only, "only", nil,
+		"what to run: "+strings.Join(harness.Sets, ", ")+", or groups: "+strings.Join(names(), ", ")+" (default all)")
+	fs.StringVar(&b.Out, "out", "bench/results",
+		"`DIR` for host.jsonl and gpu.jsonl; rows of groups that are not run are kept")
 	fs.StringVar(&b.Bin, "bin", "bin", "`DIR` of the built programs reduce, matvec, stencil and train")
 	fs.StringVar(&b.CSources, "c-sources", "bench/c", "`DIR` of the C programs' sources")
 	fs.StringVar(&b.Commit, "commit", "", "what the programs were built from (default what git says here)")
 	fs.IntVar(&b.Rounds, "rounds", harness.DefaultRounds, "turns of each side; the median counts")
-	fs.StringVar(&b.LLMC, "llmc", "", "llm.c's train_gpt2, built for this machine, to compare training with; it is run in its folder")
+	fs.StringVar(&b.LLMC, "llmc", "",
+		"llm.c's train_gpt2, built for this machine, to compare training with; it is run in its folder")
 	if err := harness.Parse(fs); err != nil {
 		return err
 	}
 	for _, o := range only {
 		if !slices.Contains(names(), o) && !slices.Contains(harness.Sets, o) {
-			return fmt.Errorf("--only %s: want %s, %s", o, strings.Join(harness.Sets, ", "), strings.Join(names(), ", "))
+			return fmt.Errorf("--only %s: want %s, %s",
+				o, strings.Join(harness.Sets, ", "), strings.Join(names(), ", "))
 		}
 	}
 	if b.Rounds < 1 {
@@ -168,7 +172,8 @@ func (b *bench) runSet(set string, only []string) error {
 // were not measured anew.
 func merge(rows, measured []harness.Row, name string, whole bool) []harness.Row {
 	rows = slices.DeleteFunc(slices.Clone(rows), func(r harness.Row) bool {
-		return r.Bench == name && (whole || slices.ContainsFunc(measured, func(m harness.Row) bool { return m.What == r.What }))
+		return r.Bench == name && (whole ||
+			slices.ContainsFunc(measured, func(m harness.Row) bool { return m.What == r.What }))
 	})
 	rows = append(rows, measured...)
 	place := names()

@@ -17,7 +17,8 @@ func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 // A group that failed keeps the rows that were not measured anew; the groups stay
 // in their order.
 func TestMerge(t *testing.T) {
-	old := []harness.Row{{Bench: "allreduce", What: "a"}, {Bench: "reduce", What: "b"}, {Bench: "reduce", What: "c"}, {Bench: "train", What: "d"}}
+	old := []harness.Row{{Bench: "allreduce", What: "a"}, {Bench: "reduce", What: "b"}, {Bench: "reduce", What: "c"},
+		{Bench: "train", What: "d"}}
 	for _, tc := range []struct {
 		name     string
 		measured []harness.Row
@@ -82,7 +83,8 @@ func TestDroppedEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	put(`{"displayTimeUnit":"ns","otherData":{"clocks_within_us":0,"dropped_events":{"0":5,"3":7},"ranks":4},"traceEvents":[` + "\n]}\n")
+	put(`{"displayTimeUnit":"ns","otherData":{"clocks_within_us":0,"dropped_events":{"0":5,"3":7},"ranks":4},` +
+		`"traceEvents":[` + "\n]}\n")
 	if n, err := droppedEvents(name); n != 12 || err != nil {
 		t.Errorf("%v, %v", n, err)
 	}
@@ -94,20 +96,26 @@ func TestDroppedEvents(t *testing.T) {
 	}
 }
 
-// A program that prints no measurement is named, and nothing stands in the message for an error that there is not.
+// A program that prints no measurement is named, and nothing stands in the message for
+// an error that there is not.
 func TestNoPoint(t *testing.T) {
 	if _, err := onePoint([]string{"true"}); err == nil || err.Error() != `[true]: 0 lines of JSON, want 1, in ""` {
 		t.Error(err)
 	}
 }
 
-// A command that there is not is refused: without a command everything would be measured, which takes an hour.
+// A command that there is not is refused: without a command everything would be
+// measured, which takes an hour.
 func TestUnknownCommand(t *testing.T) {
 	args := os.Args
 	defer func() { os.Args = args }()
-	for command, run := range map[string]func() error{"bench": runner, "bench sweep": sweep.Command, "bench train": train.Command, "bench loss": train.Loss, "bench ttl": train.TTL} {
+	for command, run := range map[string]func() error{
+		"bench": runner, "bench sweep": sweep.Command, "bench train": train.Command, "bench loss": train.Loss,
+		"bench ttl": train.TTL,
+	} {
 		os.Args = []string{"bench", "foo"}
-		if err := run(); err == nil || !strings.HasPrefix(err.Error(), `unknown command or argument "foo": `+command+" --help ") {
+		err := run()
+		if err == nil || !strings.HasPrefix(err.Error(), `unknown command or argument "foo": `+command+" --help ") {
 			t.Errorf("%s: %v", command, err)
 		}
 	}

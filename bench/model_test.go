@@ -14,7 +14,8 @@ func TestModelCommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "measured.jsonl")
 	text := ""
 	for _, us := range []string{"2", "2", "2.01", "2.08", "2.8", "10", "82"} {
-		text += `{"app":"sweep","side":"lockstep","op":"allreduce","ranks":2,"dtype":"float32","bytes":` + "8" + strings.Repeat("0", strings.Count(text, "\n")) + `,"median_us":` + us + ",\"device\":\"host\"}\n"
+		text += `{"app":"sweep","side":"lockstep","op":"allreduce","ranks":2,"dtype":"float32","bytes":` + "8" +
+			strings.Repeat("0", strings.Count(text, "\n")) + `,"median_us":` + us + ",\"device\":\"host\"}\n"
 	}
 	if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
 		t.Fatal(err)
@@ -33,7 +34,8 @@ func TestModelCommand(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, errs, err := harness.Outputs([]string{"SPMDTEST_PROGRAM=1"}, append([]string{self, "model"}, tc.args...)...)
+		out, errs, err := harness.Outputs([]string{"SPMDTEST_PROGRAM=1"},
+			append([]string{self, "model"}, tc.args...)...)
 		text := out + errs
 		if err != nil {
 			text += err.Error()

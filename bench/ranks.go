@@ -9,8 +9,9 @@ import (
 	"lockstep/bench/harness"
 )
 
-// layouts are the ways to start four ranks: processes, 0 without mpirun, and the flags that have each be several ranks. Those
-// behind the first are compared with it, and may take so many times as long.
+// layouts are the ways to start four ranks: processes, 0 without mpirun, and the flags
+// that have each be several ranks. Those behind the first are compared with it, and may
+// take so many times as long.
 var layouts = []struct {
 	what      string
 	processes int
@@ -30,8 +31,9 @@ var exchanged = []struct {
 	{"alltoall", "all-to-all of %d bytes to each rank", []int{8, 1 << 10, 16 << 10, 256 << 10}},
 }
 
-// ranks compares ranks that are goroutines with ranks that are processes: collectives by their size, and a step of training.
-// More ranks than cores wait for each other in ways that vary: the least of the rounds counts.
+// ranks compares ranks that are goroutines with ranks that are processes: collectives by their
+// size, and a step of training. More ranks than cores wait for each other in ways that vary: the
+// least of the rounds counts.
 func (b *bench) ranks() error {
 	for _, e := range exchanged {
 		for _, bytes := range e.bytes {
@@ -60,7 +62,8 @@ func (b *bench) layouts(measure, what string, bytes int) error {
 		}
 	}
 	for i, l := range layouts[1:] {
-		b.Compare(harness.Row{What: what + ", " + l.what, Ranks: 4, Ours: slices.Min(us[i+1]), Unit: "us", Goal: l.goal},
+		b.Compare(harness.Row{What: what + ", " + l.what, Ranks: 4, Ours: slices.Min(us[i+1]), Unit: "us",
+			Goal: l.goal},
 			layouts[0].what, slices.Min(us[0]), false)
 	}
 	return nil
@@ -83,7 +86,8 @@ func (b *bench) trainLayouts() error {
 			*side.ms = append(*side.ms, steps[len(steps)/8].MS) // the median of the faster quarter
 		}
 	}
-	b.Compare(harness.Row{What: "step of the default training, 1 process of 2 ranks", Ranks: 2, Ours: harness.Median(ours), Unit: "ms", Goal: 1.05},
+	b.Compare(harness.Row{What: "step of the default training, 1 process of 2 ranks", Ranks: 2,
+		Ours: harness.Median(ours), Unit: "ms", Goal: 1.05},
 		"mpirun -np 2", harness.Median(theirs), false)
 	return nil
 }

@@ -23,14 +23,16 @@ const (
 	restartSteps = 100
 )
 
-// restart kills a rank of launch run --restarts in mid-run, each round another one. It measures when training makes its next
-// step, and compares the losses with those of a run that nobody disturbs.
+// restart kills a rank of launch run --restarts in mid-run, each round another one.
+// It measures when training makes its next step, and compares the losses with those
+// of a run that nobody disturbs.
 func (b *bench) restart() error {
 	text := filepath.Join(b.Dir, "restart.txt")
 	if err := os.WriteFile(text, []byte(harness.Numbers(100_000)), 0o666); err != nil {
 		return err
 	}
-	train := []string{b.Program("train"), "--device", "host", "--data", text, "--steps", strconv.Itoa(restartSteps), "--val-batches", "0", "--sample", "0", "--json", "-"}
+	train := []string{b.Program("train"), "--device", "host", "--data", text, "--steps", strconv.Itoa(restartSteps),
+		"--val-batches", "0", "--sample", "0", "--json", "-"}
 	out, err := harness.Output(harness.MPIRun(restartRanks, append(train, "--log-level", "warn")...)...)
 	if err != nil {
 		return err
@@ -43,9 +45,12 @@ func (b *bench) restart() error {
 	differ := 0.0
 	for round := range b.Rounds {
 		folder := filepath.Join(b.Dir, fmt.Sprint("restart-", round))
-		run := slices.Concat([]string{b.Program("launch"), "run", "--oversubscribe", "--restarts", "3", "-np", strconv.Itoa(restartRanks), "--"},
+		run := slices.Concat([]string{b.Program("launch"), "run", "--oversubscribe", "--restarts", "3", "-np",
+			strconv.Itoa(restartRanks), "--"},
 			train, []string{"--checkpoint", folder, "--save-every", "10"})
-		k := &killing{now: time.Now, kill: func() error { return killRank(b.Program("train"), folder, round%restartRanks) }}
+		k := &killing{now: time.Now, kill: func() error {
+			return killRank(b.Program("train"), folder, round%restartRanks)
+		}}
 		if err := harness.Follow(k.hear, run...); err != nil {
 			return err
 		}
@@ -57,11 +62,14 @@ func (b *bench) restart() error {
 	}
 	slices.SortFunc(rounds, func(x, y *killing) int { return cmp.Compare(x.took(), y.took()) })
 	slowest := rounds[len(rounds)-1]
-	b.Limit(harness.Row{What: "from kill -9 of a rank to the next step of training, launch run --restarts 3, slowest round", Ranks: restartRanks,
+	b.Limit(harness.Row{What: "from kill -9 of a rank to the next step of training, launch run --restarts 3, " +
+		"slowest round", Ranks: restartRanks,
 		Ours: slowest.took().Seconds(), Unit: "s", Goal: 10, Parts: map[string]float64{
-			"until the job has ended": slowest.ended.Sub(slowest.killed).Seconds(), "from then on": slowest.stepped.Sub(slowest.ended).Seconds(),
-			"median of the rounds": rounds[len(rounds)/2].took().Seconds()}})
-	b.Limit(harness.Row{What: "largest difference of a loss from the undisturbed run, a rank killed and the job started again", Ranks: restartRanks,
+			"until the job has ended": slowest.ended.Sub(slowest.killed).Seconds(),
+			"from then on":            slowest.stepped.Sub(slowest.ended).Seconds(),
+			"median of the rounds":    rounds[len(rounds)/2].took().Seconds()}})
+	b.Limit(harness.Row{What: "largest difference of a loss from the undisturbed run, a rank killed and the job " +
+		"started again", Ranks: restartRanks,
 		Ours: differ, Unit: "nats", Goal: 0})
 	return nil
 }
@@ -108,7 +116,8 @@ func (k *killing) hear(errs bool, line string) error {
 // took is the time without training.
 func (k *killing) took() time.Duration { return k.stepped.Sub(k.killed) }
 
-// difference is the largest one of a loss from that of the same step of plain. Steps that were made twice count twice.
+// difference is the largest one of a loss from that of the same step of plain. Steps that
+// were made twice count twice.
 func (k *killing) difference(plain []harness.TrainStep) (float64, error) {
 	if k.stepped.IsZero() {
 		return 0, errors.New("the job was not killed and started again: it has ended too soon")
@@ -135,7 +144,8 @@ func killRank(program, word string, rank int) error {
 	}
 	for _, list := range lists {
 		words, err := os.ReadFile(list)
-		if args := strings.Split(string(words), "\x00"); err != nil || args[0] != program || !slices.Contains(args, word) {
+		args := strings.Split(string(words), "\x00")
+		if err != nil || args[0] != program || !slices.Contains(args, word) {
 			continue // it has ended, or is another
 		}
 		environ, err := os.ReadFile(filepath.Join(filepath.Dir(list), "environ"))

@@ -12,12 +12,14 @@ import (
 	"lockstep/bench/harness"
 )
 
-// The time without training is that from the kill to the first step of the next start, by the lines of the run.
+// The time without training is that from the kill to the first step of the next
+// start, by the lines of the run.
 func TestKilling(t *testing.T) {
 	plain := []harness.TrainStep{{Step: 1, Loss: 5}, {Step: 2, Loss: 4}, {Step: 3, Loss: 3}, {Step: 4, Loss: 2}}
 	const (
 		saved = "!0: 02:22:37 INF checkpoint saved bytes=9 steps=2"
-		again = "!launch: rank 1 on vm: the rank died; status 137 (SIGKILL) after 3 s; restart 1 of 3 in 1s, from step 2, the newest checkpoint in d"
+		again = "!launch: rank 1 on vm: the rank died; status 137 (SIGKILL) after 3 s; restart 1 of 3 in 1s, from " +
+			"step 2, the newest checkpoint in d"
 		one   = `{"step":1,"loss":5}`
 		two   = `{"step":2,"loss":4}`
 		three = `{"step":3,"loss":3}`
@@ -34,9 +36,11 @@ func TestKilling(t *testing.T) {
 		{"killed", []string{one, saved, two, again, three, four, end}, 2, 0, ""},
 		{"a step comes late", []string{one, saved, two, three, again, two, three, four, end}, 4, 0, ""},
 		{"another loss", []string{one, saved, two, again, three, `{"step":4,"loss":2.5}`, end}, 2, 0.5, ""},
-		{"another loss, once", []string{one, saved, two, `{"step":3,"loss":3.25}`, again, three, four, end}, 3, 0.25, ""},
+		{"another loss, once", []string{one, saved, two, `{"step":3,"loss":3.25}`, again, three, four, end}, 3, 0.25,
+			""},
 		{"a step too few", []string{one, saved, two, again, three, end}, 2, 0, "step 4 was not made"},
-		{"a step too many", []string{one, saved, two, again, three, `{"step":5,"loss":2}`, end}, 2, 0, "there is no step 5"},
+		{"a step too many", []string{one, saved, two, again, three, `{"step":5,"loss":2}`, end}, 2, 0,
+			"there is no step 5"},
 		{"never saved", []string{one, two, three, four, end}, 0, 0, "the job was not killed"},
 		{"not started again", []string{one, saved, two, three, four, end}, 0, 0, "the job was not killed"},
 	} {
@@ -57,7 +61,8 @@ func TestKilling(t *testing.T) {
 			continue
 		}
 		if err != nil || differ != tc.differ || k.took() != tc.took || kills != 1 {
-			t.Errorf("%s: %v after %d, %d kills, %v; want %v after %d", tc.what, differ, k.took(), kills, err, tc.differ, tc.took)
+			t.Errorf("%s: %v after %d, %d kills, %v; want %v after %d",
+				tc.what, differ, k.took(), kills, err, tc.differ, tc.took)
 		}
 	}
 }
@@ -94,7 +99,8 @@ func TestKillRank(t *testing.T) {
 		}
 		_ = cmd.Wait() // how it has ended says its state
 		ended := cmd.ProcessState.Sys().(syscall.WaitStatus)
-		if killed := ended.Signaled() && ended.Signal() == syscall.SIGKILL; killed != (i == 1) || !killed && ended.ExitStatus() != 7 {
+		killed := ended.Signaled() && ended.Signal() == syscall.SIGKILL
+		if killed != (i == 1) || !killed && ended.ExitStatus() != 7 {
 			t.Errorf("rank %d: %v", i, cmd.ProcessState)
 		}
 	}

@@ -34,10 +34,10 @@ func (b *bench) memcheck() error {
 		return err
 	}
 	train := []string{"train", "--data", data, "--cache", b.Dir, "--val-batches", "1"}
-	small := append(train[:len(train):len(train)], "--layers", "2", "--channels", "64", "--heads", "2", "--seq", "64", "--batch", "2",
-		"--global-batch", "2", "--steps", "4", "--sample", "20")
-	wide := append(train[:len(train):len(train)], "--model", "gpt2", "--layers", "1", "--seq", "128", "--batch", "1", "--global-batch", "1",
-		"--steps", "3", "--sample", "0", "--dtype", "bfloat16")
+	small := append(train[:len(train):len(train)], "--layers", "2", "--channels", "64", "--heads", "2", "--seq", "64",
+		"--batch", "2", "--global-batch", "2", "--steps", "4", "--sample", "20")
+	wide := append(train[:len(train):len(train)], "--model", "gpt2", "--layers", "1", "--seq", "128", "--batch", "1",
+		"--global-batch", "1", "--steps", "3", "--sample", "0", "--dtype", "bfloat16")
 	var programs []sanitized
 	for _, p := range []struct {
 		name string
@@ -58,7 +58,8 @@ func (b *bench) memcheck() error {
 		return err
 	}
 	if _, err := os.Stat(examples); err == nil {
-		programs = append(programs, sanitized{name: "docs/examples", cmd: []string{examples, "-test.run", "^TestPrograms$"},
+		programs = append(programs, sanitized{name: "docs/examples",
+			cmd: []string{examples, "-test.run", "^TestPrograms$"},
 			env: []string{"SPMDTEST_DEVICE=cuda", "SPMDTEST_RANKS=1"}, dir: filepath.Join("docs", "examples")})
 	} else {
 		fmt.Fprintln(os.Stderr, "memcheck: docs/examples are left out: make test-gpu builds their test:", err)
@@ -82,14 +83,14 @@ func (b *bench) memcheck() error {
 		if r.err != nil {
 			return r.err
 		}
-		b.Limit(harness.Row{What: "errors that compute-sanitizer's " + sanitizers[i%len(sanitizers)] + " finds in " + programs[i/len(sanitizers)].name,
-			Ranks: 1, Ours: float64(r.found), Unit: "errors", Goal: 0})
+		b.Limit(harness.Row{What: "errors that compute-sanitizer's " + sanitizers[i%len(sanitizers)] + " finds in " +
+			programs[i/len(sanitizers)].name, Ranks: 1, Ours: float64(r.found), Unit: "errors", Goal: 0})
 	}
 	return nil
 }
 
-// cublas is a hazard that racecheck displays inside of a kernel of cuBLAS for Hopper: these are not ours. Left out by
-// --kernel-name-exclude, such kernels fail under the tool.
+// cublas is a hazard that racecheck displays inside of a kernel of cuBLAS for Hopper: these are not
+// ours. Left out by --kernel-name-exclude, such kernels fail under the tool.
 var cublas = regexp.MustCompile(`Race reported between \w+ access at nvjet_sm90`)
 
 // summary is the last line of a tool for each process.
@@ -101,7 +102,8 @@ func (p sanitized) under(tool string) (found int, err error) {
 	if tool == "racecheck" {
 		limit = "1000" // it counts what it displays
 	}
-	cmd := append([]string{"compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", limit}, p.cmd...)
+	cmd := append([]string{"compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", limit},
+		p.cmd...)
 	if p.dir != "" {
 		cmd = append([]string{"env", "-C", p.dir}, cmd...)
 	}

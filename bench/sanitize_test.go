@@ -10,7 +10,8 @@ func TestSanitizerCount(t *testing.T) {
 	}{
 		{"========= COMPUTE-SANITIZER\nsaid\n========= ERROR SUMMARY: 0 errors\n", 0},
 		{"========= ERROR SUMMARY: 1 error\n========= ERROR SUMMARY: 110592 errors\n" +
-			"========= ERROR SUMMARY: 110491 errors were not printed. Use --print-limit option to adjust the number of printed errors\n", 110593},
+			"========= ERROR SUMMARY: 110491 errors were not printed. Use --print-limit option to adjust the number " +
+			"of printed errors\n", 110593},
 		{"========= RACECHECK SUMMARY: 98 hazards displayed (98 errors, 0 warnings)\n", 98},
 		{"========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n", 1},
 		{"========= Error: Race reported between Read access at nvjet_sm90_tst_64x16_TNT+0xb00\n" +

@@ -21,7 +21,8 @@ const (
 	seeingDiscard = 20
 )
 
-// ways are flags by which a person sees what a run does, and what they may cost: without them by with them, of tokens a second.
+// ways are flags by which a person sees what a run does, and what they may cost: without them by
+// with them, of tokens a second.
 var ways = []struct {
 	what, flag string
 	goal       float64
@@ -31,8 +32,9 @@ var ways = []struct {
 	{"with --trace FILE", "--trace=", 1.05}, // a file is added
 }
 
-// seeing compares train's speed with what shows where its time goes, and without, turn and turn about. Other processes of the
-// machine slow steps down, never up: of each run the faster quarter of its steps counts.
+// seeing compares train's speed with what shows where its time goes, and without, turn and turn
+// about. Other processes of the machine slow steps down, never up: of each run the faster
+// quarter of its steps counts.
 func (b *bench) seeing() error {
 	rates := make([][]float64, len(ways))
 	for range b.Rounds {
@@ -50,7 +52,8 @@ func (b *bench) seeing() error {
 		}
 	}
 	for i, way := range ways[1:] {
-		b.Compare(harness.Row{What: "tokens a second of train, " + way.what, Ranks: 2, Ours: harness.Median(rates[i+1]), Unit: "tokens/s", Goal: way.goal},
+		b.Compare(harness.Row{What: "tokens a second of train, " + way.what, Ranks: 2, Ours: harness.Median(rates[i+1]),
+			Unit: "tokens/s", Goal: way.goal},
 			"the same "+ways[0].what, harness.Median(rates[0]), true)
 	}
 	for _, ext := range []string{".json", ".json.gz"} {
@@ -77,8 +80,8 @@ func (b *bench) tokenRate(flags []string) (float64, error) {
 
 // trainSteps runs the default training, and returns its steps.
 func (b *bench) trainSteps(ranks, steps int, flags []string) ([]harness.TrainStep, error) {
-	cmd := append(harness.MPIRun(ranks, b.Program("train"), "--device", "host", "--steps", strconv.Itoa(steps), "--val-batches", "0", "--sample", "0",
-		"--json", "-", "--log-level", "warn"), flags...)
+	cmd := append(harness.MPIRun(ranks, b.Program("train"), "--device", "host", "--steps", strconv.Itoa(steps),
+		"--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"), flags...)
 	out, err := harness.Output(cmd...)
 	if err != nil {
 		return nil, err
@@ -101,8 +104,9 @@ func (b *bench) traceSize(ext string) error {
 	if err != nil {
 		return err
 	}
-	b.Limit(harness.Row{What: fmt.Sprintf("trace of %d steps of train, %s", steps, strings.TrimPrefix(ext, ".")), Ranks: ranks,
-		Ours: float64(info.Size()) / 1e6, Unit: "MB", Goal: 50, Parts: map[string]float64{"dropped_events": dropped}})
+	b.Limit(harness.Row{What: fmt.Sprintf("trace of %d steps of train, %s", steps, strings.TrimPrefix(ext, ".")),
+		Ranks: ranks, Ours: float64(info.Size()) / 1e6, Unit: "MB", Goal: 50,
+		Parts: map[string]float64{"dropped_events": dropped}})
 	return nil
 }
 

@@ -7,8 +7,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// stencil compares the steps of apps/stencil with those of a C program, on one rank with all cores and on two: the same
-// grid, and one as large for each of them.
+// stencil compares the steps of apps/stencil with those of a C program, on one rank with all cores
+// and on two: the same grid, and one as large for each of them.
 func (b *bench) stencil() error {
 	const (
 		columns, iters, warmup = 4096, 20, 3
@@ -22,13 +22,15 @@ func (b *bench) stencil() error {
 		if err != nil {
 			return err
 		}
-		ours := append(harness.Unbound(tc.ranks), b.Program("stencil"), "--device", "host", "--json", "-", "--log-level", "warn",
-			"--size", fmt.Sprintf("%dx%d", tc.rows, columns), "--steps", strconv.Itoa(steps), "--iters", strconv.Itoa(iters), "--warmup", strconv.Itoa(warmup))
+		ours := append(harness.Unbound(tc.ranks), b.Program("stencil"), "--device", "host", "--json", "-",
+			"--log-level", "warn", "--size", fmt.Sprintf("%dx%d", tc.rows, columns), "--steps", strconv.Itoa(steps),
+			"--iters", strconv.Itoa(iters), "--warmup", strconv.Itoa(warmup))
 		theirUS, ourUS, _, err := b.turns(theirs, ours)
 		if err != nil {
 			return err
 		}
-		b.Compare(harness.Row{What: fmt.Sprintf("%d steps of %d x %d cells, float32%s", steps, tc.rows, columns, tc.what), Ranks: tc.ranks,
+		b.Compare(harness.Row{What: fmt.Sprintf("%d steps of %d x %d cells, float32%s",
+			steps, tc.rows, columns, tc.what), Ranks: tc.ranks,
 			Ours: harness.Median(ourUS), Unit: "us", Goal: 1}, harness.StencilPeer, harness.Median(theirUS), false)
 	}
 	return nil

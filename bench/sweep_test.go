@@ -27,14 +27,16 @@ func TestSweepCommand(t *testing.T) {
 	only := "collectives,cost"
 	if campaign.More(t, 1, "parts of a sweep: the applications on more and more ranks"); campaign.All() {
 		only += ",scaling"
-		build := exec.CommandContext(ctx, goTool, "build", "-buildvcs=false", "-o", bin, "../apps/reduce", "../apps/matvec", "../apps/stencil", "../apps/train")
+		build := exec.CommandContext(ctx, goTool, "build", "-buildvcs=false", "-o", bin, "../apps/reduce",
+			"../apps/matvec", "../apps/stencil", "../apps/train")
 		if text, err := build.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, text)
 		}
 	}
-	cmd := spmdtest.Command(ctx, t, 0, nil, "sweep", "--device=host", "--out", out, "--bin", bin, "--only", only, "--c-sources=c", "--peers=c",
-		"--ranks=1,2", "--cost-ranks=3", "--rounds=1", "--iters=2", "--warmup=1", "--calls=2", "--from=64B", "--to=4KiB", "--factor=64",
-		"--elements=1000", "--rows=10", "--cols=100", "--grid=20", "--app-iters=2", "--steps=3", "--global-batch=2", "--train=--layers=1,--seq=8", "--commit=abc")
+	cmd := spmdtest.Command(ctx, t, 0, nil, "sweep", "--device=host", "--out", out, "--bin", bin, "--only", only,
+		"--c-sources=c", "--peers=c", "--ranks=1,2", "--cost-ranks=3", "--rounds=1", "--iters=2", "--warmup=1",
+		"--calls=2", "--from=64B", "--to=4KiB", "--factor=64", "--elements=1000", "--rows=10", "--cols=100",
+		"--grid=20", "--app-iters=2", "--steps=3", "--global-batch=2", "--train=--layers=1,--seq=8", "--commit=abc")
 	text, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
@@ -59,8 +61,12 @@ func TestSweepCommand(t *testing.T) {
 	}
 	const sweeps = 2*9 + 2*10 // sizes by operations: on 1 rank there is no ping-pong
 	for name, want := range map[string]int{
-		"sweep " + collective.Ours: sweeps, "sweep MPI from C": sweeps, "cost " + collective.Ours: 1, "cost MPI from C": 1,
-		"reduce strong " + collective.Ours: 2, "reduce weak " + collective.Ours: 2, "matvec strong " + collective.Ours: 2, "matvec weak " + collective.Ours: 2, "stencil strong " + collective.Ours: 2, "stencil weak " + collective.Ours: 2, "stencil strong " + harness.StencilPeer: 2, "stencil weak " + harness.StencilPeer: 2, "train strong " + collective.Ours: 2, "train weak " + collective.Ours: 2,
+		"sweep " + collective.Ours: sweeps, "sweep MPI from C": sweeps, "cost " + collective.Ours: 1,
+		"cost MPI from C": 1, "reduce strong " + collective.Ours: 2, "reduce weak " + collective.Ours: 2,
+		"matvec strong " + collective.Ours: 2, "matvec weak " + collective.Ours: 2,
+		"stencil strong " + collective.Ours: 2, "stencil weak " + collective.Ours: 2,
+		"stencil strong " + harness.StencilPeer: 2, "stencil weak " + harness.StencilPeer: 2,
+		"train strong " + collective.Ours: 2, "train weak " + collective.Ours: 2,
 	} {
 		if !campaign.All() && (strings.Contains(name, "strong") || strings.Contains(name, "weak")) {
 			want = 0
@@ -78,7 +84,8 @@ func TestSweepCommand(t *testing.T) {
 		t.Errorf("%d rows, want %d: %v", len(rows), ratios, err)
 	}
 	for _, r := range rows {
-		if r.Peer == nil || !strings.HasPrefix(*r.Peer, "MPI from C") || !strings.HasPrefix(r.Command, "bin/bench sweep --device=host ") {
+		if r.Peer == nil || !strings.HasPrefix(*r.Peer, "MPI from C") ||
+			!strings.HasPrefix(r.Command, "bin/bench sweep --device=host ") {
 			t.Errorf("%+v", r)
 		}
 	}

@@ -14,8 +14,9 @@ import (
 	"testing"
 )
 
-// names are the exported names of packages, as a program writes them, and those of fields and methods behind the name of
-// their type: "spmd.Alloc", "spmd.Comm.On". A function has its parameters.
+// names are the exported names of packages, as a program writes them, and those of
+// fields and methods behind the name of their type: "spmd.Alloc", "spmd.Comm.On". A
+// function has its parameters.
 type names map[string]*ast.FuncType
 
 // sources are the parsed files of a package, without its tests.
@@ -80,7 +81,8 @@ func typeName(x ast.Expr) string {
 
 // letters are the variables of the page. A Mesh is a Layout with communicators.
 var letters = map[string][]string{
-	"w": {"spmd.World"}, "c": {"spmd.Comm"}, "s": {"spmd.Stream"}, "b": {"spmd.Buffer"}, "e": {"spmd.Event"}, "g": {"spmd.Graph"},
+	"w": {"spmd.World"}, "c": {"spmd.Comm"}, "s": {"spmd.Stream"}, "b": {"spmd.Buffer"}, "e": {"spmd.Event"},
+	"g": {"spmd.Graph"},
 	"k": {"spmd.Kernel"}, "m": {"spmd.Mesh", "spmd.Layout"}, "r": {"ddp.Reducer"}, "p": {"checkpoint.Manager"},
 }
 
@@ -173,7 +175,10 @@ func literals(t *testing.T, dir string) (all []string) {
 func packages(t *testing.T) names {
 	t.Helper()
 	n := names{}
-	for _, dir := range []string{"spmd", "spmd/ddp", "spmd/checkpoint", "spmd/timing", "spmd/blas", "spmd/vector", "spmd/radix", "spmd/random", "spmd/fft", "spmd/sparse", "spmd/arrayfile", "spmd/matrix"} {
+	for _, dir := range []string{
+		"spmd", "spmd/ddp", "spmd/checkpoint", "spmd/timing", "spmd/blas", "spmd/vector", "spmd/radix", "spmd/random",
+		"spmd/fft", "spmd/sparse", "spmd/arrayfile", "spmd/matrix",
+	} {
 		for _, file := range sources(t, filepath.Join("..", dir)) {
 			for _, d := range file.Decls {
 				n.declare(file.Name.Name, d)
@@ -183,7 +188,8 @@ func packages(t *testing.T) names {
 	return n
 }
 
-// Everything that coming-from.md calls is there, and takes as many arguments. In the first column stands what others have.
+// Everything that coming-from.md calls is there, and takes as many arguments. In the first
+// column stands what others have.
 func TestComingFrom(t *testing.T) {
 	n := packages(t)
 	flags := slices.Concat(literals(t, "../spmd/internal/job"), literals(t, "../launch/plan"))

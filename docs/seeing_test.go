@@ -14,7 +14,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// measured is what differs between two runs of the same: numbers with their units, and how the columns stand.
+// measured is what differs between two runs of the same: numbers with their
+// units, and how the columns stand.
 var measured = regexp.MustCompile(`[-+]?\d[\d.,e+-]*( (us|ms|s|B|KiB|MiB|GiB|%))?|\s+| - `)
 
 // TestSeeing types what the page shows, and looks for each of its lines.
@@ -61,7 +62,8 @@ func TestSeeing(t *testing.T) {
 	}
 }
 
-// first is the first two words. In which collective ranks have waited longest is the machine's to say.
+// first is the first two words. In which collective ranks have waited
+// longest is the machine's to say.
 func first(line string) string {
 	if strings.Contains(line, " on world, number") {
 		return "a wait"

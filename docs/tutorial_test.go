@@ -110,7 +110,8 @@ func TestTutorial(t *testing.T) {
 	}
 	bin, dir := t.TempDir(), t.TempDir()
 	// The page has more ranks than a machine may have GPUs: here it has none.
-	env := append(append(mpirun.Env(8), "CUDA_VISIBLE_DEVICES=", "PATH="+bin+":"+os.Getenv("PATH")), mpirun.BuildEnv()...)
+	env := append(append(mpirun.Env(8), "CUDA_VISIBLE_DEVICES=", "PATH="+bin+":"+os.Getenv("PATH")),
+		mpirun.BuildEnv()...)
 	ctx := mpirun.Patience(t)
 	do := func(script string) (string, error) {
 		sh := exec.CommandContext(ctx, "bash", "-c", script)
@@ -119,13 +120,17 @@ func TestTutorial(t *testing.T) {
 		return string(out), err
 	}
 	launch := filepath.Join(bin, "launch")
-	if out, err := do(fmt.Sprintf("go build -C %q -ldflags \"-X 'lockstep/launch/scaffold.builtFrom=%s'\" -o %q ./launch", root, root, launch)); err != nil {
+	if out, err := do(fmt.Sprintf(
+		"go build -C %q -ldflags \"-X 'lockstep/launch/scaffold.builtFrom=%s'\" -o %q ./launch",
+		root, root, launch)); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	// As Slurm calls them; what is not known of srun's options is refused.
-	stand(t, bin, "sbatch", "export SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=8\nbash \"$@\" >pi-7.out 2>&1\necho Submitted batch job 7\n")
+	stand(t, bin, "sbatch", "export SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=8\nbash \"$@\" >pi-7.out 2>&1\n"+
+		"echo Submitted batch job 7\n")
 	stand(t, bin, "srun", "[ \"$1 $2\" = \"--mpi=pmix --cpus-per-task=8\" ]\nshift 2\nexec mpirun -np 8 \"$@\"\n")
-	here := strings.NewReplacer("~/lockstep/bin/launch", launch, "~/lockstep", root, "$HOME/lockstep", root, "node1:2,node2:2", "localhost:4")
+	here := strings.NewReplacer("~/lockstep/bin/launch", launch, "~/lockstep", root, "$HOME/lockstep", root,
+		"node1:2,node2:2", "localhost:4")
 	ran := 0
 	for _, b := range blocks(t, "tutorial.md") {
 		if b.kind != "console" {
@@ -151,7 +156,8 @@ func TestTutorial(t *testing.T) {
 				status = strings.TrimPrefix(err.Error(), "exit status ")
 			}
 			if status != c.status || !c.printed(out) {
-				t.Fatalf("tutorial.md:%d: %s: status %s, want %s, and it prints\n%s\nwant\n%s", b.line, c.typed, status, c.status, out, strings.Join(c.want, "\n"))
+				t.Fatalf("tutorial.md:%d: %s: status %s, want %s, and it prints\n%s\nwant\n%s",
+					b.line, c.typed, status, c.status, out, strings.Join(c.want, "\n"))
 			}
 		}
 	}

@@ -30,7 +30,8 @@ func variants() (list []struct {
 	add(func(t *tuning) { t.rowTile, t.rowUnroll, t.colWide = 2, 4, 256 }, "tile=2,unroll=4,wide=256")
 	add(func(t *tuning) { t.rowSegment, t.colUnits = 2048, 2048 }, "segment=2048,units=2048")
 	add(func(t *tuning) { t.rowSegment, t.colUnits = 16384, 8192 }, "segment=16384,units=8192")
-	add(func(t *tuning) { t.rowThreads, t.rowBlocks, t.rowUnroll, t.colThreads, t.colBlocks = 512, 2, 1, 512, 2 }, "threads=512,unroll=1")
+	add(func(t *tuning) { t.rowThreads, t.rowBlocks, t.rowUnroll, t.colThreads, t.colBlocks = 512, 2, 1, 512, 2 },
+		"threads=512,unroll=1")
 	return list
 }
 

@@ -10,7 +10,8 @@ import (
 
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
-// The kernels both ways, with the sizes in use and with such that small shapes have all sorts of tiles, segments and rests.
+// The kernels both ways, with the sizes in use and with such that small shapes have all sorts
+// of tiles, segments and rests.
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	small := tuned
@@ -23,8 +24,9 @@ func TestCompareKernels(t *testing.T) {
 		shapes [][2]int
 	}{
 		"tuned": {tuned, [][2]int{{1, 1}, {9, 1}, {6, 17000}, {3, 66000}, {150, 70}, {530, 33}}},
-		"small": {small, [][2]int{{1, 1}, {1, 7}, {7, 1}, {8, 8}, {5, 411}, {4, 1613}, {129, 100}, {513, 61}, {260, 513}}},
-		"wide":  {wide, [][2]int{{2, 3}, {19, 1500}, {2100, 17}}},
+		"small": {small, [][2]int{{1, 1}, {1, 7}, {7, 1}, {8, 8}, {5, 411}, {4, 1613}, {129, 100}, {513, 61},
+			{260, 513}}},
+		"wide": {wide, [][2]int{{2, 3}, {19, 1500}, {2100, 17}}},
 	} {
 		if name != "small" && !campaign.All() {
 			campaign.More(t, 1, "sizes of a product's kernels that are emulated")
@@ -58,7 +60,8 @@ func compare[T number](t *testing.T, w *spmd.World, k *kernels, rows, cols int, 
 	spmdtest.Must(t, p.y.CopyTo(got))
 	for i, v := range got {
 		if float64(v) != want[i] {
-			t.Fatalf("%d x %d of %T, by columns %v: element %d is %v, want %v", rows, cols, *new(T), byColumns, i, v, want[i])
+			t.Fatalf("%d x %d of %T, by columns %v: element %d is %v, want %v",
+				rows, cols, *new(T), byColumns, i, v, want[i])
 		}
 	}
 }

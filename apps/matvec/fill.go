@@ -4,7 +4,8 @@ import "lockstep/spmd"
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// fillFloat32 sets element j of line i, which is stride elements from the next, to a number of the sequence that seed names.
+// fillFloat32 sets element j of line i, which is stride elements from the next, to a number of
+// the sequence that seed names.
 //
 //spmd:kernel
 func fillFloat32(i, j int, w []float32, stride int, seed, start, lineStep, elementStep uint64) {
@@ -22,7 +23,8 @@ func fillBF16(i, j int, w []spmd.BF16, stride int, seed, start, lineStep, elemen
 func numberAt(seed, i uint64) float32 { return float32(spmd.UniformBits(seed, i)) / (1 << 24) }
 
 // launchFill enqueues the kernel of a type.
-func launchFill[T number](s *spmd.Stream, b spmd.Buffer[T], lines, length, stride int, seed uint64, start, lineStep, elementStep int) error {
+func launchFill[T number](s *spmd.Stream, b spmd.Buffer[T], lines, length, stride int, seed uint64,
+	start, lineStep, elementStep int) error {
 	at, line, element := uint64(start), uint64(lineStep), uint64(elementStep)
 	if b, ok := any(b).(spmd.Buffer[float32]); ok {
 		return launchFillFloat32(s, lines, length, b, stride, seed, at, line, element)

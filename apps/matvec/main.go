@@ -48,11 +48,14 @@ func (c *config) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.Iters, "iters", 20, "timed iterations")
 	fs.IntVar(&c.Warmup, "warmup", 3, "iterations before timing")
 	fs.BoolVar(&c.Graph, "graph", false, "capture the step once and replay it")
-	fs.StringVar(&c.Split, "split", splits[0], "how the ranks share W: columns (y is all-reduced), rows (x is gathered), or grid, which is both")
+	fs.StringVar(&c.Split, "split", splits[0],
+		"how the ranks share W: columns (y is all-reduced), rows (x is gathered), or grid, which is both")
 	fs.StringVar(&c.Layout, "layout", layouts[0], "how W lies in memory: row by row, or column by column")
 	fs.StringVar(&c.Dtype, "dtype", dtypes[0], "of W and x: float32, bfloat16; sums and y are float32")
-	fs.StringVar(&c.Kernel, "kernel", kernelFrom[0], "what multiplies: own, cublas (on the host its BLAS), or auto: the faster of both")
-	fs.IntVar(&c.Overlap, "overlap", 0, "`N` parts of the rows: one is all-reduced while the next is multiplied; 0: as many as are fastest")
+	fs.StringVar(&c.Kernel, "kernel", kernelFrom[0],
+		"what multiplies: own, cublas (on the host its BLAS), or auto: the faster of both")
+	fs.IntVar(&c.Overlap, "overlap", 0,
+		"`N` parts of the rows: one is all-reduced while the next is multiplied; 0: as many as are fastest")
 	help.Choices(fs, "split", splits...)
 	help.Choices(fs, "layout", layouts...)
 	help.Choices(fs, "dtype", dtypes...)
@@ -78,7 +81,10 @@ func (c *config) check(fs *pflag.FlagSet, ranks int) error {
 	for _, f := range []struct {
 		name, value string
 		choices     []string
-	}{{"split", c.Split, splits}, {"layout", c.Layout, layouts}, {"dtype", c.Dtype, dtypes}, {"kernel", c.Kernel, kernelFrom}} {
+	}{
+		{"split", c.Split, splits}, {"layout", c.Layout, layouts}, {"dtype", c.Dtype, dtypes},
+		{"kernel", c.Kernel, kernelFrom},
+	} {
 		if !slices.Contains(f.choices, f.value) {
 			return fmt.Errorf("--%s %s: want %s", f.name, f.value, strings.Join(f.choices, ", "))
 		}
@@ -163,7 +169,8 @@ func runAs(w *spmd.World, c config) (result, error) {
 // run fills W and x, times the product, and checks it.
 func run[T number](w *spmd.World, c config) (result, error) {
 	r := result{App: "matvec", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
-		Graph: c.Graph, Split: c.Split, Layout: c.Layout, Dtype: c.Dtype, Rows: c.Rows, Cols: c.Cols, Bytes: 16 / vecOf[T]() * c.Rows * c.Cols}
+		Graph: c.Graph, Split: c.Split, Layout: c.Layout, Dtype: c.Dtype, Rows: c.Rows, Cols: c.Cols,
+		Bytes: 16 / vecOf[T]() * c.Rows * c.Cols}
 	sp, err := newSplit(w, c)
 	if err != nil {
 		return r, err
@@ -177,7 +184,8 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		return r, err
 	}
 	if share := p.x.Slice(sp.x.Off, sp.x.Off+sp.x.Len); share.Len() > 0 {
-		if err := launchFill(p.s, share, 1, share.Len(), share.Len(), w.Seed()+1, sp.cols.Off+sp.x.Off, 0, 1); err != nil {
+		if err := launchFill(p.s, share, 1, share.Len(), share.Len(), w.Seed()+1, sp.cols.Off+sp.x.Off, 0,
+			1); err != nil {
 			return r, err
 		}
 	}
@@ -262,9 +270,11 @@ func maxRelErr[T number](w *spmd.World, c config, sp split, y spmd.Buffer[float3
 func report(w *spmd.World, r result) error {
 	if w.Rank() == 0 {
 		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(t, "ranks\tmesh\trows\tcols\tkernel\toverlap\tmin us\tmedian us\tp99 us\tmax us\tGB/s\trel. error\t")
+		fmt.Fprintln(t, "ranks\tmesh\trows\tcols\tkernel\toverlap\tmin us\tmedian us\tp99 us\tmax us\tGB/s\trel. "+
+			"error\t")
 		fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.1e\t\n",
-			r.Ranks, r.Mesh, r.Rows, r.Cols, r.Kernel, r.Overlap, r.MinUS, r.MedianUS, r.P99US, r.MaxUS, r.GBps, r.MaxRelErr)
+			r.Ranks, r.Mesh, r.Rows, r.Cols, r.Kernel, r.Overlap, r.MinUS, r.MedianUS, r.P99US, r.MaxUS, r.GBps,
+			r.MaxRelErr)
 		if err := t.Flush(); err != nil {
 			return err
 		}

@@ -71,17 +71,21 @@ func TestProgram(t *testing.T) {
 	if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
 		t.Fatalf("%v: %s", err, p.Stdout)
 	}
-	for _, f := range strings.Fields("app ranks nodes device collectives graph dtype rows cols bytes iters min_us median_us p99_us max_us gbps ok max_rel_err split mesh layout kernel overlap") {
+	for _, f := range strings.Fields(
+		"app ranks nodes device collectives graph dtype rows cols bytes iters min_us median_us p99_us max_us gbps " +
+			"ok max_rel_err split mesh layout kernel overlap") {
 		if _, ok := fields[f]; !ok {
 			t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
 		}
 	}
-	if fmt.Sprint(fields["ranks"], fields["rows"], fields["ok"]) != "2 50 true" || !strings.Contains(p.Stderr, "median us") {
+	if fmt.Sprint(fields["ranks"], fields["rows"], fields["ok"]) != "2 50 true" ||
+		!strings.Contains(p.Stderr, "median us") {
 		t.Errorf("%s\n%s", p.Stdout, p.Stderr)
 	}
 }
 
-// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the race detector sees (make race).
+// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the
+// race detector sees (make race).
 func TestRanksOfAProcess(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--rows", "50", "--cols", "300", "--iters", "5", "--json", "-")
@@ -112,7 +116,8 @@ func TestBadInput(t *testing.T) {
 		t.Run(tc.args, func(t *testing.T) {
 			t.Parallel()
 			p := spmdtest.Program(t, 3, nil, strings.Fields(tc.args)...)
-			if p.Status != 2 || !strings.Contains(p.Stderr, tc.want) || strings.Count("\n"+p.Stderr, "\nmatvec: ") != 1 {
+			if p.Status != 2 || !strings.Contains(p.Stderr, tc.want) ||
+				strings.Count("\n"+p.Stderr, "\nmatvec: ") != 1 {
 				t.Errorf("status %d, want 2 and one line with %q:\n%s", p.Status, tc.want, p.Stderr)
 			}
 		})

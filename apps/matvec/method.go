@@ -52,7 +52,8 @@ type method struct {
 
 func (m method) String() string { return fmt.Sprintf("%s, rows in %d", m.kernel, m.overlap) }
 
-// enqueue enqueues: x, from the ranks that have shares of it, and y = the sum of W x over the ranks that have parts of it.
+// enqueue enqueues: x, from the ranks that have shares of it, and y = the sum of W x over the
+// ranks that have parts of it.
 func (p *product[T]) enqueue(m method) error {
 	if err := gather(p.s, p.sp, p.x); err != nil {
 		return err
@@ -130,7 +131,8 @@ func (p *product[T]) choose(c config) (method, error) {
 	log := p.w.Log().Info()
 	took := math.Inf(1)
 	try := func(m method, worth float64) error {
-		t, err := timing.MeasureStream(p.w.Comm(), p.s, c.Graph, trialWarmup, trialIters, func() error { return p.enqueue(m) })
+		t, err := timing.MeasureStream(p.w.Comm(), p.s, c.Graph, trialWarmup, trialIters,
+			func() error { return p.enqueue(m) })
 		if err != nil {
 			return err
 		}

@@ -31,7 +31,9 @@ type tuning struct {
 	colStage              int // elements of x in shared memory
 	colUnits              int // blocks that are worth having, to spread them evenly
 
-	loadHint int // for the loads of W: 0 evict first, 1 not into L1, 2 fetching 256 bytes as well, 3 and first out of L2
+	// for the loads of W: 0 evict first, 1 not into L1, 2 fetching 256 bytes as
+	// well, 3 and first out of L2
+	loadHint int
 }
 
 var tuned = tuning{
@@ -42,7 +44,8 @@ var tuned = tuning{
 
 func (t tuning) defines() string {
 	return fmt.Sprintf("#define ROW_THREADS %d\n#define ROW_BLOCKS %d\n#define ROW_ROWS %d\n#define ROW_UNROLL %d\n"+
-		"#define COL_THREADS %d\n#define COL_BLOCKS %d\n#define COL_WIDE %d\n#define COL_UNROLL %d\n#define COL_STAGE %d\n"+
+		"#define COL_THREADS %d\n#define COL_BLOCKS %d\n#define COL_WIDE %d\n#define COL_UNROLL %d\n"+
+		"#define COL_STAGE %d\n"+
 		"#define LOAD_HINT %d\n#line 1\n", t.rowThreads, t.rowBlocks, t.rowTile, t.rowUnroll,
 		t.colThreads, t.colBlocks, t.colWide, t.colUnroll, t.colStage, t.loadHint)
 }
@@ -199,7 +202,8 @@ func (o *own[T]) multiply(s *spmd.Stream, y spmd.Buffer[float32], m matrix[T], x
 	part, y, first := m.slice(lo, hi), y.Slice(lo, hi), lo/o.tile
 	tiles := (part.rows + o.tile - 1) / o.tile
 	grid := spmd.Grid{Blocks: [3]int{tiles, o.segments, 1}, Threads: [3]int{o.threads, 1, 1}}
-	return kernel.Launch(s, grid, y.Arg(), part.buf.Arg(), x.Arg(), o.part.Slice(lo, o.part.Len()).Arg(), o.arrived.Slice(first, first+tiles).Arg(),
+	return kernel.Launch(s, grid, y.Arg(), part.buf.Arg(), x.Arg(), o.part.Slice(lo, o.part.Len()).Arg(),
+		o.arrived.Slice(first, first+tiles).Arg(),
 		spmd.I64(part.rows), spmd.I64(part.cols), spmd.I64(part.stride), spmd.I64(o.pitch), spmd.I64(o.segment))
 }
 
@@ -270,6 +274,7 @@ func library[T number](s *spmd.Stream, y spmd.Buffer[float32], m matrix[T], x sp
 	case blas.Matrix[float32]:
 		return blas.Gemv(s, y, a, any(x).(spmd.Buffer[float32]), blas.Options{TransA: m.byColumns})
 	default:
-		return blas.Gemm(s, blas.MatrixOf(y, part.rows, 1), a.(blas.Matrix[T]), blas.MatrixOf(x, part.cols, 1), blas.Options{TransA: m.byColumns})
+		return blas.Gemm(s, blas.MatrixOf(y, part.rows, 1), a.(blas.Matrix[T]), blas.MatrixOf(x, part.cols, 1),
+			blas.Options{TransA: m.byColumns})
 	}
 }

@@ -42,7 +42,8 @@ func TestProduct(t *testing.T) {
 				if !r.OK || r.MaxRelErr == 0 && shape[1] > 100 {
 					t.Errorf("%+v on %d ranks: relative error %g", c, w.Size(), r.MaxRelErr)
 				}
-				if r.Layout != c.Layout || r.Dtype != c.Dtype || c.Kernel != "auto" && (r.Kernel != c.Kernel || r.Overlap != 3) || r.Overlap < 1 {
+				if r.Layout != c.Layout || r.Dtype != c.Dtype ||
+					c.Kernel != "auto" && (r.Kernel != c.Kernel || r.Overlap != 3) || r.Overlap < 1 {
 					t.Errorf("%+v: %+v", c, r)
 				}
 			})
@@ -70,7 +71,10 @@ func as[T number](v float32) (x T) {
 // between the rows or columns of W is NaN, as is y before.
 func TestRagged(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		for _, shape := range [][2]int{{1, 1}, {1, 9}, {9, 1}, {3, 8}, {8, 3}, {4, 4}, {7, 5000}, {513, 33}, {1026, 65}, {33, 8195}, {3, 70001}, {1500, 2050}} {
+		for _, shape := range [][2]int{
+			{1, 1}, {1, 9}, {9, 1}, {3, 8}, {8, 3}, {4, 4}, {7, 5000}, {513, 33}, {1026, 65}, {33, 8195}, {3, 70001},
+			{1500, 2050},
+		} {
 			for _, byColumns := range []bool{false, true} {
 				testRagged[float32](t, w, shape[0], shape[1], byColumns)
 				testRagged[spmd.BF16](t, w, shape[0], shape[1], byColumns)
@@ -79,7 +83,8 @@ func TestRagged(t *testing.T) {
 	})
 }
 
-// ragged gives a product its operands, and returns the result. What lies between the rows or columns of W is NaN.
+// ragged gives a product its operands, and returns the result. What lies between the
+// rows or columns of W is NaN.
 func ragged[T number](t *testing.T, p *product[T], rows, cols int, byColumns bool) (want []float64) {
 	t.Helper()
 	stored := make([]T, p.m.buf.Len())
@@ -189,12 +194,15 @@ func testSameBits[T number](t *testing.T, w *spmd.World, byColumns bool) {
 
 // whole is all of W on one rank.
 func whole(rows, cols int) split {
-	return split{rows: spmd.Shard{Len: rows}, cols: spmd.Shard{Len: cols}, most: rows, x: spmd.Shard{Len: cols}, shares: []int{cols}, wide: 1}
+	return split{rows: spmd.Shard{Len: rows}, cols: spmd.Shard{Len: cols}, most: rows, x: spmd.Shard{Len: cols},
+		shares: []int{cols}, wide: 1}
 }
 
 // drop gives up a test's product.
 func drop[T number](t testing.TB, p *product[T]) {
-	for _, err := range []error{p.s.Close(), p.sum.Close(), p.m.buf.Free(), p.x.Free(), p.y.Free(), p.own.part.Free(), p.own.arrived.Free()} {
+	for _, err := range []error{
+		p.s.Close(), p.sum.Close(), p.m.buf.Free(), p.x.Free(), p.y.Free(), p.own.part.Free(), p.own.arrived.Free(),
+	} {
 		if err != nil {
 			t.Error(err)
 		}

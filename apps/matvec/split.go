@@ -9,8 +9,9 @@ import (
 // The choices of --split; the first is the default.
 var splits = []string{"columns", "rows", "grid"}
 
-// split is how W lies on a mesh of ranks: each has the block of its rows and columns. All ranks of a column of the mesh
-// need the same part of x, of which each begins with a share; all of a row of the mesh have parts of the same sums.
+// split is how W lies on a mesh of ranks: each has the block of its rows and columns. All ranks of
+// a column of the mesh need the same part of x, of which each begins with a share; all of a row of
+// the mesh have parts of the same sums.
 type split struct {
 	rows, cols spmd.Shard // of W, on this rank
 	most       int        // rows of the largest block

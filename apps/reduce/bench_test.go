@@ -53,17 +53,18 @@ func BenchmarkSum(b *testing.B) {
 			if err := s.Synchronize(); err != nil {
 				b.Fatal(err)
 			}
-			b.Run(fmt.Sprintf("threads=%d/deep=%d/resident=%d/elements=%d", t.threads, t.deep, t.resident, n), func(b *testing.B) {
-				b.SetBytes(int64(part.Bytes()))
-				for range b.N { // not b.Loop, whose time ends before the last launch does
-					if err := a.local(s, part); err != nil {
+			b.Run(fmt.Sprintf("threads=%d/deep=%d/resident=%d/elements=%d", t.threads, t.deep, t.resident, n),
+				func(b *testing.B) {
+					b.SetBytes(int64(part.Bytes()))
+					for range b.N { // not b.Loop, whose time ends before the last launch does
+						if err := a.local(s, part); err != nil {
+							b.Fatal(err)
+						}
+					}
+					if err := s.Synchronize(); err != nil {
 						b.Fatal(err)
 					}
-				}
-				if err := s.Synchronize(); err != nil {
-					b.Fatal(err)
-				}
-			})
+				})
 		}
 	}
 }

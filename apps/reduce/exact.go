@@ -90,7 +90,8 @@ func (e *exact) value() float64 {
 		total.Lsh(total, 32).Add(total, big.NewInt(e[i]))
 	}
 	rounded := new(big.Float).SetPrec(53).SetMode(big.ToNearestEven).SetInt(total)
-	v, _ := rounded.SetMantExp(rounded, -149).Float64() // which holds it: it is no less than 2^-149 and no more than 2^200
+	// which holds it: it is no less than 2^-149 and no more than 2^200
+	v, _ := rounded.SetMantExp(rounded, -149).Float64()
 	return v
 }
 

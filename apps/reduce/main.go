@@ -34,12 +34,16 @@ type config struct {
 
 func (c *config) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.Elements, "elements", 30_000_000, "numbers to sum, over all ranks")
-	fs.StringVar(&c.Parts, "parts", "equal", "how the ranks hold them: equal, or unequal (rank r has r+1 times the part of rank 0)")
+	fs.StringVar(&c.Parts, "parts", "equal",
+		"how the ranks hold them: equal, or unequal (rank r has r+1 times the part of rank 0)")
 	fs.IntVar(&c.Iters, "iters", 100, "timed iterations")
-	fs.IntVar(&c.Warmup, "warmup", -1, "iterations before timing; -1 is 10, and 1,000 on GPUs, where the first milliseconds are uneven")
+	fs.IntVar(&c.Warmup, "warmup", -1,
+		"iterations before timing; -1 is 10, and 1,000 on GPUs, where the first milliseconds are uneven")
 	fs.BoolVar(&c.Graph, "graph", false, "capture the step once and replay it")
-	fs.BoolVar(&c.Exact, "exact", false, "sum without rounding: the same bits for every number of ranks and every split")
-	fs.StringVar(&c.Values, "values", "uniform", "the numbers: uniform (from 0 to 1), or wide (of either sign and 97 magnitudes; only with --exact)")
+	fs.BoolVar(&c.Exact, "exact", false,
+		"sum without rounding: the same bits for every number of ranks and every split")
+	fs.StringVar(&c.Values, "values", "uniform",
+		"the numbers: uniform (from 0 to 1), or wide (of either sign and 97 magnitudes; only with --exact)")
 	fs.BoolVar(&c.Cold, "cold", false, "sum copies of the numbers in turn, so that none is left in a cache")
 	fs.BoolVar(&c.Samples, "samples", false, "write the time of every iteration, too: samples_us in the line of --json")
 	help.Choices(fs, "parts", "equal", "unequal")
@@ -284,11 +288,13 @@ func report(w *spmd.World, r result) error {
 			return err
 		}
 		for _, s := range r.Slow {
-			fmt.Fprintf(os.Stderr, "iteration %d took %.1f us, %.1f until the last rank had enqueued it, %.1f on the fastest rank: %s\n", s.Iter, s.US, s.EnqueuedUS, s.FastestUS, s.Cause)
+			fmt.Fprintf(os.Stderr, "iteration %d took %.1f us, %.1f until the last rank had enqueued it, %.1f on "+
+				"the fastest rank: %s\n", s.Iter, s.US, s.EnqueuedUS, s.FastestUS, s.Cause)
 		}
 	}
 	if !r.OK {
-		return fmt.Errorf("the sum is wrong: relative error %g, at most %g is allowed, and none with --exact", r.MaxRelErr, maxRelErr)
+		return fmt.Errorf("the sum is wrong: relative error %g, at most %g is allowed, and none with --exact",
+			r.MaxRelErr, maxRelErr)
 	}
 	return w.Emit(r)
 }

@@ -30,7 +30,8 @@ func TestSum(t *testing.T) {
 						exact += uint64(spmd.UniformBits(w.Seed(), uint64(i)))
 					}
 					if want := float64(exact) / (1 << 24); r.Sum != want || !r.OK {
-						t.Errorf("%d elements in %s parts on %d ranks, graph %v: %v, want %v", n, parts, w.Size(), graph, r.Sum, want)
+						t.Errorf("%d elements in %s parts on %d ranks, graph %v: %v, want %v",
+							n, parts, w.Size(), graph, r.Sum, want)
 					}
 				}
 			}
@@ -68,7 +69,9 @@ func TestProgram(t *testing.T) {
 	if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
 		t.Fatalf("%v: %s", err, p.Stdout)
 	}
-	for _, f := range strings.Fields("app ranks nodes device collectives graph dtype elements bytes iters min_us median_us p99_us max_us gbps ok max_rel_err") {
+	for _, f := range strings.Fields(
+		"app ranks nodes device collectives graph dtype elements bytes iters min_us median_us p99_us max_us gbps ok " +
+			"max_rel_err") {
 		if _, ok := fields[f]; !ok {
 			t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
 		}
@@ -76,7 +79,8 @@ func TestProgram(t *testing.T) {
 	if _, ok := fields["samples_us"]; ok {
 		t.Errorf("samples that nobody asked for: %s", p.Stdout)
 	}
-	if fmt.Sprint(fields["ranks"], fields["elements"], fields["ok"]) != "2 1000 true" || !strings.Contains(p.Stderr, "median us") {
+	if fmt.Sprint(fields["ranks"], fields["elements"], fields["ok"]) != "2 1000 true" ||
+		!strings.Contains(p.Stderr, "median us") {
 		t.Errorf("%s\n%s", p.Stdout, p.Stderr)
 	}
 }
@@ -107,7 +111,8 @@ func TestWrongSum(t *testing.T) {
 	})
 }
 
-// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the race detector sees (make race).
+// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the
+// race detector sees (make race).
 func TestRanksOfAProcess(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--elements", "1000", "--iters", "5", "--json", "-")
@@ -133,7 +138,8 @@ func TestBadInput(t *testing.T) {
 		t.Run(tc.args, func(t *testing.T) {
 			t.Parallel()
 			p := spmdtest.Program(t, 3, nil, strings.Fields(tc.args)...)
-			if p.Status != 2 || !strings.Contains(p.Stderr, tc.want) || strings.Count("\n"+p.Stderr, "\nreduce: ") != 1 {
+			if p.Status != 2 || !strings.Contains(p.Stderr, tc.want) ||
+				strings.Count("\n"+p.Stderr, "\nreduce: ") != 1 {
 				t.Errorf("status %d, want 2 and one line with %q:\n%s", p.Status, tc.want, p.Stderr)
 			}
 		})
@@ -153,16 +159,20 @@ func TestOutOfMemory(t *testing.T) {
 
 // A result that nobody can see is not a success, whichever device it comes from.
 func TestClosedOutput(t *testing.T) {
-	for redirect, want := range map[string]int{">/dev/full 2>&-": 1, "2>/dev/full": 1, ">/dev/null 2>/dev/null": 0, ">&- 2>/dev/null": 0} {
+	for redirect, want := range map[string]int{
+		">/dev/full 2>&-": 1, "2>/dev/full": 1, ">/dev/null 2>/dev/null": 0, ">&- 2>/dev/null": 0,
+	} {
 		cmd := spmdtest.Command(t.Context(), t, 0, nil, "--device", "host", "--elements", "1000", "--iters", "2")
-		sh := exec.CommandContext(t.Context(), "sh", append([]string{"-c", `exec "$0" "$@" ` + redirect}, cmd.Args...)...)
+		sh := exec.CommandContext(t.Context(), "sh",
+			append([]string{"-c", `exec "$0" "$@" ` + redirect}, cmd.Args...)...)
 		sh.Env = cmd.Env
 		_ = sh.Run() // its error is the status
 		if got := sh.ProcessState.ExitCode(); got != want {
 			t.Errorf("%s: status %d, want %d", redirect, got, want)
 		}
 	}
-	cmd := spmdtest.Command(t.Context(), t, 0, nil, "--device", "host", "--elements", "1000", "--iters", "2", "--json", "-")
+	cmd := spmdtest.Command(t.Context(), t, 0, nil, "--device", "host", "--elements", "1000", "--iters", "2", "--json",
+		"-")
 	sh := exec.CommandContext(t.Context(), "sh", append([]string{"-c", `exec "$0" "$@" >&-`}, cmd.Args...)...)
 	sh.Env = cmd.Env
 	if out, err := sh.CombinedOutput(); err == nil || !strings.Contains(string(out), "file already closed") {
@@ -179,7 +189,8 @@ func TestSlow(t *testing.T) {
 	for _, s := range slowOf(stats) {
 		got = append(got, fmt.Sprint(s.Iter, " ", s.US, " ", s.Cause))
 	}
-	want := []string{"6 40 a host enqueued it late", "9 30 a host began late or noticed the end late", "2 12 all ranks waited for the devices"}
+	want := []string{"6 40 a host enqueued it late", "9 30 a host began late or noticed the end late",
+		"2 12 all ranks waited for the devices"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

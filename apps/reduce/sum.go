@@ -22,7 +22,8 @@ type sumTuning struct {
 var sumTuned = sumTuning{threads: 512, deep: 8, resident: 2}
 
 func (t sumTuning) source() string {
-	return fmt.Sprintf("#define SUM_THREADS %d\n#define SUM_DEEP %d\n#define SUM_RESIDENT %d\n#line 1\n", t.threads, t.deep, t.resident) + sumSource
+	return fmt.Sprintf("#define SUM_THREADS %d\n#define SUM_DEEP %d\n#define SUM_RESIDENT %d\n#line 1\n",
+		t.threads, t.deep, t.resident) + sumSource
 }
 
 func newSumKernel(t sumTuning) *spmd.Kernel {
@@ -70,7 +71,8 @@ func (a *adder[T]) open(w *spmd.World, n int) (err error) {
 // of GPU alone.
 func (a *adder[T]) local(s *spmd.Stream, x spmd.Buffer[float32]) error {
 	blocks := min(a.blocks, 1+x.Len()/(a.threads*a.each))
-	return a.kernel.Launch(s, spmd.Cover1D(blocks*a.threads, a.threads), a.sum.Arg(), a.part.Arg(), a.arrived.Arg(), x.Arg(), spmd.I64(x.Len()))
+	return a.kernel.Launch(s, spmd.Cover1D(blocks*a.threads, a.threads), a.sum.Arg(), a.part.Arg(), a.arrived.Arg(),
+		x.Arg(), spmd.I64(x.Len()))
 }
 
 // global enqueues answer = the sum of all ranks, straight into the host's memory: a copy
@@ -85,10 +87,12 @@ func (a *adder[T]) global(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32])
 // newPlain has as many blocks as the GPU holds at once: for 7,500,000 elements, a share
 // of 4 GPUs, a second wave would cost as much as the sum.
 func newPlain(w *spmd.World, k *spmd.Kernel, t sumTuning) *adder[float64] {
-	return &adder[float64]{kernel: k, threads: t.threads, each: 4 * t.deep, blocks: t.resident * max(1, w.Multiprocessors())}
+	return &adder[float64]{kernel: k, threads: t.threads, each: 4 * t.deep,
+		blocks: t.resident * max(1, w.Multiprocessors())}
 }
 
-// summer is a way to sum: step enqueues it, answer reads the last sum, and measure times steps until the host sees their sums.
+// summer is a way to sum: step enqueues it, answer reads the last sum, and measure times steps
+// until the host sees their sums.
 type summer struct {
 	step    func(x spmd.Buffer[float32]) error
 	answer  func() float64

@@ -9,7 +9,8 @@ const (
 	columns
 )
 
-// box is what the kernels know of a rank's cells: box.h has the same fields, and says what they are.
+// box is what the kernels know of a rank's cells: box.h has the same
+// fields, and says what they are.
 type box struct {
 	Dims                 int64
 	N                    [3]int64
@@ -24,7 +25,8 @@ const line = 128
 
 func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 
-// newBox returns the box of n cells along each axis, of elements of the given size, with neighbours behind some sides.
+// newBox returns the box of n cells along each axis, of elements of the given size, with
+// neighbours behind some sides.
 func newBox(dims int, n [3]int, size int, behind [6]bool) box {
 	unit := line / size
 	b := box{Dims: int64(dims), Pitch: int64(roundUp(unit+n[columns]+1, unit)), Origin: int64(unit)}
@@ -59,7 +61,8 @@ func newBox(dims int, n [3]int, size int, behind [6]bool) box {
 // elements is how many a field has, with its borders.
 func (b *box) elements() int { return int(b.N[planes]+2) * int(b.Plane) }
 
-// packed is how many elements the faces of axes 1 and 2 have together. There is always one, so that there is memory.
+// packed is how many elements the faces of axes 1 and 2 have together. There is always
+// one, so that there is memory.
 func (b *box) packed(size int) int {
 	n := 1
 	for side := 2 * rows; side < 6; side++ {
@@ -73,7 +76,8 @@ func (b *box) packed(size int) int {
 // cells is how many there are on the face of a side that has a neighbour.
 func (b *box) cells(side int) int { return int(b.First[side+1] - b.First[side]) }
 
-// inside is how many rows have cells that need nothing of another rank; 0 where there is no such cell.
+// inside is how many rows have cells that need nothing of another rank; 0
+// where there is no such cell.
 func (b *box) inside() int {
 	n := 1
 	for axis := range b.N {
@@ -87,7 +91,8 @@ func (b *box) inside() int {
 	return n
 }
 
-// planeOf is the cells of plane z of a field, -1 and N being those of the border: a run of memory from the first to the last.
+// planeOf is the cells of plane z of a field, -1 and N being those of the border: a run of memory
+// from the first to the last.
 func planeOf[T number](b *box, f spmd.Buffer[T], z int) spmd.Buffer[T] {
 	at := int(b.Origin + int64(z)*b.Plane)
 	return f.Slice(at, at+int((b.N[rows]-1)*b.Pitch+b.N[columns]))

@@ -21,7 +21,8 @@ func TestBoxLayout(t *testing.T) {
 	}
 }
 
-// The kernels both ways, for boxes of many shapes: all that they write, and all that they leave alone.
+// The kernels both ways, for boxes of many shapes: all that they write,
+// and all that they leave alone.
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	few := 1
@@ -30,7 +31,9 @@ func TestCompareKernels(t *testing.T) {
 	}
 	campaign.More(t, 180, "boxes and neighbours whose kernels run both ways")
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		for i, n := range [][3]int{{1, 1, 1}, {1, 1, 9}, {9, 1, 1}, {2, 1, 2}, {70, 1, 130}, {5, 1, 1030}, {131, 1, 17}} {
+		for i, n := range [][3]int{
+			{1, 1, 1}, {1, 1, 9}, {9, 1, 1}, {2, 1, 2}, {70, 1, 130}, {5, 1, 1030}, {131, 1, 17},
+		} {
 			for behind := i % 5 * few; behind < 16; behind += 1 + 4*few {
 				sides := [6]bool{behind&1 != 0, behind&2 != 0, false, false, behind&4 != 0, behind&8 != 0}
 				if (i+behind)%2 == 0 {
@@ -56,8 +59,9 @@ func TestCompareKernels(t *testing.T) {
 	})
 }
 
-// TestOnDoubles runs the program on test doubles of GPUs, whose streams are threads of their own, and whose kernels are the
-// program's: messages go through host memory and, in a graph, between devices.
+// TestOnDoubles runs the program on test doubles of GPUs, whose streams are threads of
+// their own, and whose kernels are the program's: messages go through host memory and,
+// in a graph, between devices.
 func TestOnDoubles(t *testing.T) {
 	spmdtest.HostOnly(t, "test doubles are for machines without a GPU")
 	if err := nvrtc.Load(); err != nil {
@@ -67,7 +71,8 @@ func TestOnDoubles(t *testing.T) {
 	fakelib.CUDA(t, dir)
 	kernels := fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-w", "-I../../spmd", "testdata/double.cc",
 		"../../internal/peer/testdata/emulate.cc", "../../spmd/testdata/fill.cc")
-	env := []string{"LD_LIBRARY_PATH=" + dir, "FAKECUDA_KERNELS=" + kernels, "FAKECUDA_DEVICES=3", "FAKECUDA_DELAY=20", "FAKECUDA_SHARED=1"}
+	env := []string{"LD_LIBRARY_PATH=" + dir, "FAKECUDA_KERNELS=" + kernels, "FAKECUDA_DEVICES=3", "FAKECUDA_DELAY=20",
+		"FAKECUDA_SHARED=1"}
 	for _, tc := range []struct{ peers, args string }{
 		{"0", "--collectives=mpi-staged --size=40x150 --edges=periodic"},
 		{"0", "--collectives=mpi-staged --size=11x12x70 --dtype=float64"},

@@ -23,7 +23,8 @@ type heat[T number] struct {
 // axisNames are those of the axes of a grid of 2 or 3 dimensions.
 var axisNames = [3]string{"z", "y", "x"}
 
-// axesOf are the axes of the mesh in the order of the grid's: in two dimensions there is none of rows.
+// axesOf are the axes of the mesh in the order of the grid's: in two
+// dimensions there is none of rows.
 func axesOf(dims int) []int {
 	if dims == 2 {
 		return []int{planes, columns}
@@ -92,9 +93,9 @@ func (h *heat[T]) side(f spmd.Buffer[T], side int) (edge, halo spmd.Buffer[T]) {
 	return h.sent.Slice(at, at+b.cells(side)), h.received.Slice(at, at+b.cells(side))
 }
 
-// exchange enqueues, in one group: the faces of f go to the neighbours, and theirs come. Two ranks may be each other's
-// neighbours on both sides, and a rank its own: messages between two ranks arrive in the order sent, so what is sent down
-// is received from above first.
+// exchange enqueues, in one group: the faces of f go to the neighbours, and theirs come. Two ranks
+// may be each other's neighbours on both sides, and a rank its own: messages between two ranks
+// arrive in the order sent, so what is sent down is received from above first.
 func (h *heat[T]) exchange(s *spmd.Stream, f spmd.Buffer[T]) error {
 	c := h.w.Comm().On(s)
 	return c.Group(func() error {
@@ -124,8 +125,8 @@ func (h *heat[T]) begin() error {
 	return h.main.Synchronize()
 }
 
-// advance enqueues a number of steps, which is even: the values are in the first field before and after it. The faces
-// come first, and travel while the inside is computed.
+// advance enqueues a number of steps, which is even: the values are in the first field before and
+// after it. The faces come first, and travel while the inside is computed.
 func (h *heat[T]) advance(steps int) error {
 	in, out := h.fields[0], h.fields[1]
 	for range steps {
@@ -153,8 +154,8 @@ func (h *heat[T]) advance(steps int) error {
 	return nil
 }
 
-// visit calls fn with the values of the rank's cells, some whole planes after another, from plane z on. They lie as in the
-// field: at returns the place of a cell of plane z + k.
+// visit calls fn with the values of the rank's cells, some whole planes after another, from plane z
+// on. They lie as in the field: at returns the place of a cell of plane z + k.
 func (h *heat[T]) visit(fn func(z, count int, values []T, at func(k, y int) int) error) error {
 	return h.chunks(func(z, count int, chunk spmd.Buffer[T], values []T, at func(k, y int) int) error {
 		if err := chunk.CopyTo(values); err != nil {
@@ -173,7 +174,8 @@ func (h *heat[T]) fill(fn func(z, count int, values []T, at func(k, y int) int))
 	})
 }
 
-// chunks calls fn for runs of planes of the first field, of at most 64 MiB if a plane is not longer, with memory for them.
+// chunks calls fn for runs of planes of the first field, of at most 64 MiB if a plane is not
+// longer, with memory for them.
 func (h *heat[T]) chunks(fn func(z, count int, chunk spmd.Buffer[T], values []T, at func(k, y int) int) error) error {
 	b := &h.box
 	plane := int(b.Plane)

@@ -72,7 +72,9 @@ func (h *heat[T]) put(u []T) error {
 }
 
 func (h *heat[T]) close(t *testing.T) {
-	for _, err := range []error{h.main.Close(), h.comm.Close(), h.fields[0].Free(), h.fields[1].Free(), h.sent.Free(), h.received.Free()} {
+	for _, err := range []error{
+		h.main.Close(), h.comm.Close(), h.fields[0].Free(), h.fields[1].Free(), h.sent.Free(), h.received.Free(),
+	} {
 		spmdtest.Must(t, err)
 	}
 }
@@ -166,7 +168,8 @@ func TestForm(t *testing.T) {
 					for y := range whole[1] {
 						f.row(true, part, z, y, func(x int, want float64) {
 							if got := u[(z*whole[1]+y)*whole[2]+x]; math.Abs(got-want) > 1e-13 {
-								t.Errorf("%v, periodic %v, %d steps: cell %d %d %d is %v, want %v", size, periodic, steps, z, y, x, got, want)
+								t.Errorf("%v, periodic %v, %d steps: cell %d %d %d is %v, want %v",
+									size, periodic, steps, z, y, x, got, want)
 							}
 						})
 					}
@@ -182,14 +185,16 @@ func TestWholeRuns(t *testing.T) {
 		for _, size := range []extent{{64, 200}, {300, 5}, {9, 20, 40}} {
 			for _, edges := range edgesOf {
 				for _, dtype := range dtypes {
-					c := config{Size: size, Edges: edges, Dtype: dtype, Steps: 6, Iters: 4, Warmup: 1, Graph: w.Comm().Capturable() == nil, Overlap: true}
+					c := config{Size: size, Edges: edges, Dtype: dtype, Steps: 6, Iters: 4, Warmup: 1,
+						Graph: w.Comm().Capturable() == nil, Overlap: true}
 					r, err := runAs(w, c)
 					spmdtest.Must(t, err)
 					unit := map[string]float64{"float32": math.Ldexp(1, -24), "float64": math.Ldexp(1, -53)}[dtype]
 					if !r.OK || r.MaxRelErr == 0 || r.MaxRelErr > 40*unit {
 						t.Errorf("%+v on %d ranks: relative error %g", c, w.Size(), r.MaxRelErr)
 					}
-					if bytes := 2 * 6 * cellsOf(size) * map[string]int{"float32": 4, "float64": 8}[dtype]; r.Bytes != bytes || r.Elements != cellsOf(size) {
+					bytes := 2 * 6 * cellsOf(size) * map[string]int{"float32": 4, "float64": 8}[dtype]
+					if r.Bytes != bytes || r.Elements != cellsOf(size) {
 						t.Errorf("%+v: %d bytes of %d cells, want %d", c, r.Bytes, r.Elements, bytes)
 					}
 				}
@@ -256,17 +261,21 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		} {
 			for _, mesh := range []extent{{2, 1}, {1, 2}} {
 				for _, edges := range edgesOf {
-					h, err := newHeat[float32](w, config{Size: extent{100, 90}, Mesh: mesh, Edges: edges, Overlap: true})
+					h, err := newHeat[float32](w, config{Size: extent{100, 90}, Mesh: mesh, Edges: edges,
+						Overlap: true})
 					spmdtest.Must(t, err)
 					f := newForm(h.size, h.dims, edges == "periodic", steps)
-					spmdtest.Must(t, h.fill(func(z, count int, values []float32, at func(k, y int) int) { start(f, h.part, z, count, values, at) }))
+					spmdtest.Must(t, h.fill(func(z, count int, values []float32, at func(k, y int) int) {
+						start(f, h.part, z, count, values, at)
+					}))
 					spmdtest.Must(t, h.begin())
 					spmdtest.Must(t, tc.run(h))
 					spmdtest.Must(t, h.main.Synchronize())
 					got, err := maxRelErr(h, f)
 					spmdtest.Must(t, err)
 					if fails := !(got <= bound[float32](steps)); fails != tc.fails {
-						t.Errorf("%s, mesh %v, %s: relative error %g, allowed are %g", tc.what, &mesh, edges, got, bound[float32](steps))
+						t.Errorf("%s, mesh %v, %s: relative error %g, allowed are %g",
+							tc.what, &mesh, edges, got, bound[float32](steps))
 					}
 					h.close(t)
 				}
@@ -295,7 +304,8 @@ func TestNewBox(t *testing.T) {
 						for x := int64(-1); x <= b.N[2]; x++ {
 							at := b.Origin + z*b.Plane + y*b.Pitch + x
 							if at < 0 || at >= int64(b.elements()) || seen[at] {
-								t.Fatalf("%s: cell %d %d %d is element %d of %d, another's or outside", what, z, y, x, at, b.elements())
+								t.Fatalf("%s: cell %d %d %d is element %d of %d, another's or outside",
+									what, z, y, x, at, b.elements())
 							}
 							seen[at] = true
 						}
@@ -310,14 +320,16 @@ func TestNewBox(t *testing.T) {
 					}
 					total += cells
 					if b.cells(side) != cells || (b.Face[side] >= 0) != sides[side] {
-						t.Errorf("%s: side %d has %d cells at %d, want %d", what, side, b.cells(side), b.Face[side], cells)
+						t.Errorf("%s: side %d has %d cells at %d, want %d",
+							what, side, b.cells(side), b.Face[side], cells)
 					}
 					for i := 0; i < cells && side >= 2; i++ {
 						used = append(used, int(b.Face[side])+i)
 					}
 				}
 				slices.Sort(used)
-				if len(slices.Compact(used)) != len(used) || len(used) > 0 && used[len(used)-1] >= b.packed(size) || int(b.First[6]) != total {
+				if len(slices.Compact(used)) != len(used) || len(used) > 0 && used[len(used)-1] >= b.packed(size) ||
+					int(b.First[6]) != total {
 					t.Errorf("%s: faces %v of %d elements overlap or are outside", what, b.Face, b.packed(size))
 				}
 			}

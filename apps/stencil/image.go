@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd"
 )
 
-// checkImage finds on rank 0 whether a picture can be written to a file, before there is one. That it cannot is bad input on
-// every rank. Collective where there is a name.
+// checkImage finds on rank 0 whether a picture can be written to a file, before there is one. That
+// it cannot is bad input on every rank. Collective where there is a name.
 func checkImage(w *spmd.World, c config) error {
 	if c.Image == "" {
 		return nil
@@ -43,7 +43,8 @@ func writeImage(c config, m image.Image) error {
 	return f.Commit()
 }
 
-// mostPixels is the longer side of a picture at most: of a larger grid each pixel is the mean of some cells.
+// mostPixels is the longer side of a picture at most: of a larger grid each
+// pixel is the mean of some cells.
 const mostPixels = 1024
 
 // picture is means of cells, by pixel.
@@ -102,8 +103,8 @@ func shade(v float64) color.RGBA {
 	return color.RGBA{255, rest, rest, 255}
 }
 
-// draw writes the picture of the first field: of two dimensions all of it, of three the plane in the middle. Without a name
-// it does nothing. Collective.
+// draw writes the picture of the first field: of two dimensions all of it, of three the plane in
+// the middle. Without a name it does nothing. Collective.
 func draw[T number](h *heat[T], c config) error {
 	if c.Image == "" {
 		return nil

@@ -40,8 +40,8 @@ func kernelsOf[T number]() kernels {
 
 func sizeOf[T number]() int { return int(unsafe.Sizeof(*new(T))) }
 
-// The factor of the neighbours' values in a step, alpha dt / dx^2. It is a power of two, and with it 1 - 2 dims of it: the
-// products of a step are exact.
+// The factor of the neighbours' values in a step, alpha dt / dx^2. It is a power of two, and with
+// it 1 - 2 dims of it: the products of a step are exact.
 const beside = 1.0 / 8
 
 func centre(dims int64) float64 { return 1 - 2*float64(dims)*beside }
@@ -84,7 +84,8 @@ func newLauncher[T number](w *spmd.World, b box) *launcher[T] {
 	x := over(max(0, int(b.Hi[columns])-from), vector*threads[0])
 	y := over(int(b.Hi[rows]-b.Lo[rows]), threads[1])
 	z := int(b.Hi[planes] - b.Lo[planes])
-	// Long runs read few planes twice; but there must be blocks enough that the last ones to run are a small part.
+	// Long runs read few planes twice; but there must be blocks enough that the last
+	// ones to run are a small part.
 	for l.run = 64; l.run > 8 && x*y*over(z, l.run) < 32*max(1, w.Multiprocessors()); l.run /= 2 {
 	}
 	l.run = max(l.run, over(z, mostBlocks))
@@ -101,7 +102,8 @@ func (l *launcher[T]) step(s *spmd.Stream, out, in spmd.Buffer[T]) error {
 	if l.box.Dims == 3 {
 		k = kernelsOf[T]().step3
 	}
-	return k.Launch(s, l.inside, out.Arg(), in.Arg(), arg[T](centre(l.box.Dims)), arg[T](beside), l.arg, spmd.I64(l.run))
+	return k.Launch(s, l.inside, out.Arg(), in.Arg(), arg[T](centre(l.box.Dims)), arg[T](beside), l.arg,
+		spmd.I64(l.run))
 }
 
 func stepOnHost[T number](a spmd.Args) error {
@@ -111,12 +113,13 @@ func stepOnHost[T number](a spmd.Args) error {
 	}
 	centre, beside := argValue[T](a, 2), argValue[T](a, 3)
 	const grain = 1 << 15 // cells
-	host.Parallel(b.inside(), 1+grain/int(b.N[columns]), func(lo, hi int) { cStep(out, in, centre, beside, &b, lo, hi) })
+	host.Parallel(b.inside(), 1+grain/int(b.N[columns]),
+		func(lo, hi int) { cStep(out, in, centre, beside, &b, lo, hi) })
 	return nil
 }
 
-// frame enqueues: out = one step from in, on the faces that have neighbours, with what has been received; sent = the
-// faces of axes 1 and 2. With onlyPack there is no step: sent = in there.
+// frame enqueues: out = one step from in, on the faces that have neighbours, with what has been
+// received; sent = the faces of axes 1 and 2. With onlyPack there is no step: sent = in there.
 func (l *launcher[T]) frame(s *spmd.Stream, out, in, sent, received spmd.Buffer[T], onlyPack bool) error {
 	cells := int(l.box.First[6])
 	if cells == 0 {
@@ -131,11 +134,15 @@ func (l *launcher[T]) frame(s *spmd.Stream, out, in, sent, received spmd.Buffer[
 }
 
 func frameOnHost[T number](a spmd.Args) error {
-	out, in, sent, received := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgSlice[T](a, 2), spmd.ArgSlice[T](a, 3)
+	out, in, sent := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgSlice[T](a, 2)
+	received := spmd.ArgSlice[T](a, 3)
 	centre, beside, b, pack := argValue[T](a, 4), argValue[T](a, 5), spmd.ArgStruct[box](a, 6), a.I32(7)
-	if n, faces := b.elements(), b.packed(sizeOf[T]()); len(out) != n || len(in) != n || len(sent) != faces || len(received) != faces {
-		return fmt.Errorf("stencil: fields of %d and %d elements and faces of %d and %d, the box has %d and %d", len(out), len(in), len(sent), len(received), n, faces)
+	n, faces := b.elements(), b.packed(sizeOf[T]())
+	if len(out) != n || len(in) != n || len(sent) != faces || len(received) != faces {
+		return fmt.Errorf("stencil: fields of %d and %d elements and faces of %d and %d, the box has %d and %d",
+			len(out), len(in), len(sent), len(received), n, faces)
 	}
-	host.Parallel(int(b.First[6]), 1<<13, func(lo, hi int) { cFrame(out, in, sent, received, centre, beside, &b, pack, lo, hi) })
+	host.Parallel(int(b.First[6]), 1<<13,
+		func(lo, hi int) { cFrame(out, in, sent, received, centre, beside, &b, pack, lo, hi) })
 	return nil
 }

@@ -1,6 +1,6 @@
-// Command stencil computes how heat spreads on a grid of two or three dimensions, whose cells the ranks share out. In
-// each step the cells at the borders of a rank's part travel to its neighbours while it computes those inside. See
-// README.md.
+// Command stencil computes how heat spreads on a grid of two or three dimensions, whose cells the
+// ranks share out. In each step the cells at the borders of a rank's part travel to its neighbours
+// while it computes those inside. See README.md.
 package main
 
 import (
@@ -74,16 +74,21 @@ var (
 )
 
 func (c *config) flags(fs *pflag.FlagSet) {
-	fs.Var(&c.Size, "size", "cells along each axis, rows first: `YxX`, or ZxYxX (default 4096x4096 on the host, 16384x16384 on a GPU)")
-	fs.Var(&c.Mesh, "mesh", "ranks along each axis, as `YxX` or ZxYxX; without it as even as can be, more along the first")
-	fs.StringVar(&c.Edges, "edges", edgesOf[0], "what is beyond the grid: fixed (cells that stay 0), or periodic (its other end)")
+	fs.Var(&c.Size, "size", "cells along each axis, rows first: `YxX`, or ZxYxX (default 4096x4096 on the host, "+
+		"16384x16384 on a GPU)")
+	fs.Var(&c.Mesh, "mesh", "ranks along each axis, as `YxX` or ZxYxX; without it as even as can be, more along the "+
+		"first")
+	fs.StringVar(&c.Edges, "edges", edgesOf[0],
+		"what is beyond the grid: fixed (cells that stay 0), or periodic (its other end)")
 	fs.StringVar(&c.Dtype, "dtype", dtypes[0], "of the cells: float32, float64")
 	fs.IntVar(&c.Steps, "steps", 10, "time steps of an iteration, an even number; with --graph they are one graph")
 	fs.IntVar(&c.Iters, "iters", 20, "timed iterations")
 	fs.IntVar(&c.Warmup, "warmup", 3, "iterations before timing")
-	fs.BoolVar(&c.Graph, "graph", true, "capture an iteration once and replay it; where MPI carries the memory of GPUs the default is false")
+	fs.BoolVar(&c.Graph, "graph", true,
+		"capture an iteration once and replay it; where MPI carries the memory of GPUs the default is false")
 	fs.BoolVar(&c.Overlap, "overlap", true, "compute the inside while halos travel; false: after that")
-	fs.StringVar(&c.Image, "image", "", "write the result to `FILE` as a PNG, of a grid of three dimensions its middle plane")
+	fs.StringVar(&c.Image, "image", "",
+		"write the result to `FILE` as a PNG, of a grid of three dimensions its middle plane")
 	help.Choices(fs, "edges", edgesOf...)
 	help.Choices(fs, "dtype", dtypes...)
 	help.About(fs, "stencil computes how heat spreads on a grid that the ranks share, and measures how long it takes.",
@@ -105,7 +110,8 @@ func (c *config) check(fs *pflag.FlagSet, ranks int) error {
 	case c.Warmup < 0:
 		return fmt.Errorf("--warmup %d: must not be negative", c.Warmup)
 	case c.Warmup > mostSteps/c.Steps || c.Iters > mostSteps/c.Steps:
-		return fmt.Errorf("--iters %d and --warmup %d: of %d steps each, more than %d steps in all", c.Iters, c.Warmup, c.Steps, mostSteps)
+		return fmt.Errorf("--iters %d and --warmup %d: of %d steps each, more than %d steps in all",
+			c.Iters, c.Warmup, c.Steps, mostSteps)
 	}
 	c.overwrite = fs.Lookup("overwrite").Value.String() == "true"
 	sized := *c
@@ -131,7 +137,8 @@ func (c *config) checkSize(ranks int) error {
 		}
 		cells *= n
 		if n < axes[i].Size {
-			return fmt.Errorf("--size %v: %d cells along %s are fewer than the mesh has ranks there, %d: a grid that is too small, or in need of another --mesh", &c.Size, n, axes[i].Name, axes[i].Size)
+			return fmt.Errorf("--size %v: %d cells along %s are fewer than the mesh has ranks there, %d: a grid "+
+				"that is too small, or in need of another --mesh", &c.Size, n, axes[i].Name, axes[i].Size)
 		}
 	}
 	if len(c.Size) == 3 && c.Size[1]/axes[1].Size >= 8*mostBlocks {
@@ -232,7 +239,8 @@ func runAs(w *spmd.World, c config) (result, error) {
 
 // run fills the grid, times the steps, compares the result with the closed form, and draws it.
 func run[T number](w *spmd.World, c config) (result, error) {
-	r := result{App: "stencil", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(), Graph: c.Graph,
+	r := result{App: "stencil", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
+		Graph:   c.Graph,
 		Overlap: c.Overlap, Dtype: c.Dtype, Size: c.Size.String(), Edges: c.Edges, Elements: 1, Steps: c.Steps}
 	for _, n := range c.Size {
 		r.Elements *= n
@@ -252,13 +260,16 @@ func run[T number](w *spmd.World, c config) (result, error) {
 	r.Mesh = mesh.String()
 	total := (c.Warmup + c.Iters) * c.Steps
 	f := newForm(h.size, h.dims, c.Edges == "periodic", total)
-	if err := h.fill(func(z, count int, values []T, at func(k, y int) int) { start(f, h.part, z, count, values, at) }); err != nil {
+	if err := h.fill(func(z, count int, values []T, at func(k, y int) int) {
+		start(f, h.part, z, count, values, at)
+	}); err != nil {
 		return r, err
 	}
 	if err := h.begin(); err != nil {
 		return r, err
 	}
-	r.Stats, err = timing.MeasureStream(w.Comm(), h.main, c.Graph, c.Warmup, c.Iters, func() error { return h.advance(c.Steps) })
+	r.Stats, err = timing.MeasureStream(w.Comm(), h.main, c.Graph, c.Warmup, c.Iters,
+		func() error { return h.advance(c.Steps) })
 	if err != nil {
 		return r, err
 	}
@@ -270,8 +281,8 @@ func run[T number](w *spmd.World, c config) (result, error) {
 	return r, draw(h, c)
 }
 
-// report prints the table and writes the JSON line, on rank 0. A wrong result is an error on every rank, and no line:
-// JSON has no NaN.
+// report prints the table and writes the JSON line, on rank 0. A wrong result is an error on every
+// rank, and no line: JSON has no NaN.
 func report(w *spmd.World, r result) error {
 	if w.Rank() == 0 {
 		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)

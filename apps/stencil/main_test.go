@@ -22,7 +22,8 @@ func TestProgram(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	file := filepath.Join(t.TempDir(), "heat.png")
 	for range 2 { // the second time there is a file already
-		p := spmdtest.Program(t, 3, nil, "--size", "60x2100", "--steps", "4", "--iters", "5", "--json", "-", "--image", file, "--overwrite")
+		p := spmdtest.Program(t, 3, nil, "--size", "60x2100", "--steps", "4", "--iters", "5", "--json", "-", "--image",
+			file, "--overwrite")
 		if p.Status != 0 {
 			t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 		}
@@ -30,12 +31,15 @@ func TestProgram(t *testing.T) {
 		if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
 			t.Fatalf("%v: %s", err, p.Stdout)
 		}
-		for _, f := range strings.Fields("app ranks nodes device collectives graph overlap dtype size mesh edges elements steps bytes iters min_us median_us p99_us max_us gbps ok max_rel_err") {
+		for _, f := range strings.Fields(
+			"app ranks nodes device collectives graph overlap dtype size mesh edges elements steps bytes iters " +
+				"min_us median_us p99_us max_us gbps ok max_rel_err") {
 			if _, ok := fields[f]; !ok {
 				t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
 			}
 		}
-		if fmt.Sprintln(fields["ranks"], fields["size"], fields["mesh"], fields["steps"], fields["bytes"], fields["ok"]) != "3 60x2100 3x1 4 4.032e+06 true\n" || !strings.Contains(p.Stderr, "median us") {
+		if fmt.Sprintln(fields["ranks"], fields["size"], fields["mesh"], fields["steps"], fields["bytes"],
+			fields["ok"]) != "3 60x2100 3x1 4 4.032e+06 true\n" || !strings.Contains(p.Stderr, "median us") {
 			t.Errorf("%s\n%s", p.Stdout, p.Stderr)
 		}
 		left, err := os.ReadDir(filepath.Dir(file))
@@ -51,7 +55,8 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the race detector sees (make race).
+// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the
+// race detector sees (make race).
 func TestRanksOfAProcess(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--steps", "2", "--iters", "1", "--warmup", "0", "--json", "-")
@@ -85,7 +90,8 @@ func TestBadInput(t *testing.T) {
 		{"--warmup -1", "--warmup -1"},
 		{"--image " + dir + "/none/heat.png", "--image: open " + dir + "/none/"},
 		{"--image " + dir, "--image: " + dir + " is a folder"},
-		{"--image " + there, "--image: " + there + " is there already: give another name, or --overwrite to replace it"},
+		{"--image " + there, "--image: " + there +
+			" is there already: give another name, or --overwrite to replace it"},
 		{"--sizes 3", "unknown flag: --sizes"},
 	} {
 		t.Run(tc.args, func(t *testing.T) {
@@ -126,7 +132,8 @@ func TestPixels(t *testing.T) {
 			}
 			for at, k := range count {
 				if k == 0 || cells(at, n, pixels) != k {
-					t.Fatalf("%d cells on %d pixels: pixel %d has %d, and is said to have %d", n, pixels, at, k, cells(at, n, pixels))
+					t.Fatalf("%d cells on %d pixels: pixel %d has %d, and is said to have %d",
+						n, pixels, at, k, cells(at, n, pixels))
 				}
 			}
 		}
@@ -168,7 +175,8 @@ func comparePicture(t *testing.T, name string, u []float64, height, width int) {
 	m, err := png.Decode(f)
 	spmdtest.Must(t, err)
 	b := m.Bounds()
-	if longer := max(height, width); longer <= 1024 && (b.Dx() != width || b.Dy() != height) || max(b.Dx(), b.Dy()) > 1024 {
+	longer := max(height, width)
+	if longer <= 1024 && (b.Dx() != width || b.Dy() != height) || max(b.Dx(), b.Dy()) > 1024 {
 		t.Fatalf("%d x %d cells are %d x %d pixels", height, width, b.Dy(), b.Dx())
 	}
 	sum, count := make([]float64, b.Dx()*b.Dy()), make([]float64, b.Dx()*b.Dy())

@@ -46,25 +46,28 @@ func TestBinData(t *testing.T) {
 		}
 		got, err := os.ReadFile(written)
 		if err != nil || string(got) != string(traintest.GoodBin(tokens)) {
-			t.Errorf("train tokens wrote %d bytes, which are not the %d tokens of the text: %v", len(got), len(tokens), err)
+			t.Errorf("train tokens wrote %d bytes, which are not the %d tokens of the text: %v",
+				len(got), len(tokens), err)
 		}
 	}
 	args := func(more ...string) []string {
-		return append([]string{"--steps", "3", "--layers", "1", "--channels", "8", "--heads", "2", "--seq", "16", "--batch", "2", "--global-batch", "5",
-			"--sample", "0", "--json", "-", "--dtype", "float32"}, more...)
+		return append([]string{"--steps", "3", "--layers", "1", "--channels", "8", "--heads", "2", "--seq", "16",
+			"--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-", "--dtype", "float32"}, more...)
 	}
 	want, _ := finishQuickly(t, 1, args("--data", plain, "--tokens", "gpt2")...)
 	one, _ := finishQuickly(t, 1, args("--data", filepath.Join(dir, "part_*.bin"))...)
 	compareRuns(t, one, want, 0, 0)
 	three, log := finishQuickly(t, 3, args("--data", filepath.Join(dir, "part_*.bin"), "--tokens", "gpt2")...)
 	compareRuns(t, three, want, 0, 1e-4)
-	if want := fmt.Sprintf("files=3 from=\"%s and 2 more\"", filepath.Join(dir, "part_000.bin")); !strings.Contains(log, want) || !strings.Contains(log, fmt.Sprintf("tokens=%d", len(tokens))) {
+	if want := fmt.Sprintf("files=3 from=\"%s and 2 more\"", filepath.Join(dir, "part_000.bin")); !strings.Contains(log,
+		want) || !strings.Contains(log, fmt.Sprintf("tokens=%d", len(tokens))) {
 		t.Errorf("no line with %s, tokens=%d:\n%s", want, len(tokens), log)
 	}
 
 	// Validation data of their own: all of --data is learned from.
 	_, log = finishQuickly(t, 2, args("--data", all, "--val-data", filepath.Join(dir, "part_000.bin"))...)
-	if !strings.Contains(log, fmt.Sprintf("train_tokens=%d", len(tokens))) || !strings.Contains(log, "val_tokens=1000") {
+	if !strings.Contains(log, fmt.Sprintf("train_tokens=%d", len(tokens))) ||
+		!strings.Contains(log, "val_tokens=1000") {
 		t.Errorf("the data are divided otherwise:\n%s", log)
 	}
 	finishQuickly(t, 2, args("--data", all, "--val-data", plain)...)
@@ -81,7 +84,8 @@ func TestBinData(t *testing.T) {
 		{[]string{"--data", all, "--tokens", "bytes"}, "--tokens bytes: token files (.bin) hold GPT-2's"},
 		{[]string{"--data", plain, "--val-data", all, "--tokens", "bytes"}, "--tokens bytes"},
 		{[]string{"--data", traintest.Write(t, dir, "text.bin", some.String())}, "text.bin: not a token file of llm.c"},
-		{[]string{"--data", all, "--val-data", filepath.Join(dir, "none.bin")}, "--val-data " + filepath.Join(dir, "none.bin") + ": no such file"},
+		{[]string{"--data", all, "--val-data", filepath.Join(dir, "none.bin")},
+			"--val-data " + filepath.Join(dir, "none.bin") + ": no such file"},
 		{[]string{"--data", all, "--val-data", bad}, "--val-data " + bad + ": token 50257"},
 		{[]string{"--data", all, "--val-data", filepath.Join(dir, "part_001.bin")}, "one sequence to validate on 17"},
 	} {
@@ -95,7 +99,8 @@ func TestBinData(t *testing.T) {
 		args  []string
 		want  string
 	}{
-		{1, []string{"--data", plain, "--to", written}, "written.bin is there already: give another name, or --overwrite to replace it"},
+		{1, []string{"--data", plain, "--to", written},
+			"written.bin is there already: give another name, or --overwrite to replace it"},
 		{1, []string{"--data", plain}, "--to is missing"},
 		{2, []string{"--data", plain, "--to", filepath.Join(dir, "two.bin")}, "tokens runs on one rank, not on 2"},
 	} {

@@ -73,7 +73,8 @@ func onHost(fs *pflag.FlagSet) error {
 	return fs.Set("device", "host")
 }
 
-// misspelt is an error where the first argument is nearly a command. The other arguments, which are for that, are removed.
+// misspelt is an error where the first argument is nearly a command. The other arguments,
+// which are for that, are removed.
 func misspelt() error {
 	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {
 		return nil
@@ -103,7 +104,8 @@ func completed(typed string) (lines []string) {
 
 // showCommands tells of the commands, with lines that one may type.
 func showCommands(fs *pflag.FlagSet) {
-	fmt.Fprintln(fs.Output(), "train learns from text. Before the flags there may be a command; each has its own --help:")
+	fmt.Fprintln(fs.Output(), "train learns from text. Before the flags there may be a command; each has its own "+
+		"--help:")
 	for _, c := range commands {
 		fmt.Fprintf(fs.Output(), "  %-8s %s\n", c.name, c.does)
 	}

@@ -12,7 +12,10 @@ import (
 )
 
 func TestWholeRunes(t *testing.T) {
-	for text, want := range map[string]int{"": 0, "abc": 3, "ä": 2, "a\xc3": 1, "\xe2\x82": 0, "x€": 4, "\xf0\x9f\x98": 0, "\x80\x80": 2, "a\xff": 2, "€\x80": 4} {
+	for text, want := range map[string]int{
+		"": 0, "abc": 3, "ä": 2, "a\xc3": 1, "\xe2\x82": 0, "x€": 4, "\xf0\x9f\x98": 0, "\x80\x80": 2, "a\xff": 2,
+		"€\x80": 4,
+	} {
 		if got := wholeRunes([]byte(text)); got != want {
 			t.Errorf("%q: %d bytes, want %d", text, got, want)
 		}
@@ -27,7 +30,8 @@ func TestSampleAndEval(t *testing.T) {
 	const sentence = "abcdefghijklmnop\n"
 	dir, data := t.TempDir(), t.TempDir()
 	text := traintest.Write(t, data, "text.txt", strings.Repeat(sentence, 400))
-	r, _ := finishQuickly(t, 2, "--data", text, "--steps", "80", "--layers", "2", "--channels", "32", "--heads", "2", "--seq", "24", "--batch", "4", "--global-batch", "8",
+	r, _ := finishQuickly(t, 2, "--data", text, "--steps", "80", "--layers", "2", "--channels", "32", "--heads", "2",
+		"--seq", "24", "--batch", "4", "--global-batch", "8",
 		"--lr", "0.01", "--sample", "0", "--json", "-", "--checkpoint", dir, "--dtype", "float32")
 	want := strings.Repeat(sentence, 4)[:len(sentence)+3+40]
 	for _, args := range [][]string{
@@ -40,12 +44,14 @@ func TestSampleAndEval(t *testing.T) {
 	}
 	p := quickly(t, 0, "sample", dir, "--prompt", sentence, "--max-tokens", "5", "--json", "-", "--temperature", "0")
 	var rec sampleRecord
-	if err := json.Unmarshal([]byte(p.Stdout), &rec); err != nil || rec.Text != sentence+"abcde" || rec.Tokens != 5 || rec.PromptTokens != len(sentence) || rec.Steps != 80 {
+	if err := json.Unmarshal([]byte(p.Stdout), &rec); err != nil || rec.Text != sentence+"abcde" || rec.Tokens != 5 ||
+		rec.PromptTokens != len(sentence) || rec.Steps != 80 {
 		t.Errorf("told %+v, error %v:\n%s", rec, err, p.Stdout)
 	}
 	// The same seed writes the same, another one something else.
 	wild := func(seed string) string {
-		return train(t, 0, "sample", dir, "--max-tokens", "60", "--temperature", "5", "--ignore-end", "--seed", seed).Stdout
+		return train(t, 0, "sample", dir, "--max-tokens", "60", "--temperature", "5", "--ignore-end", "--seed",
+			seed).Stdout
 	}
 	if a, b, c := wild("1"), wild("1"), wild("2"); a != b || a == c || len(a) < 60 {
 		t.Errorf("seeds 1, 1, 2 write %q, %q, %q", a, b, c)
@@ -61,7 +67,8 @@ func TestSampleAndEval(t *testing.T) {
 			{nil, 283},
 			{[]string{"--sequences", "2"}, 2}, // a rank of 3 has none
 		} {
-			p := quickly(t, ranks, append([]string{"eval", "--checkpoint", dir, "--data", text, "--json", "-", "--batch", batch, "--dtype", "float32"}, c.args...)...)
+			p := quickly(t, ranks, append([]string{"eval", "--checkpoint", dir, "--data", text, "--json", "-",
+				"--batch", batch, "--dtype", "float32"}, c.args...)...)
 			var rec evalRecord
 			if err := json.Unmarshal([]byte(p.Stdout), &rec); err != nil || p.Status != 0 {
 				t.Fatalf("%v: status %d, error %v:\n%s%s", c.args, p.Status, err, p.Stdout, p.Stderr)

@@ -17,7 +17,9 @@ func TestRunDiverges(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	args := smallRun(t, 4, "--dtype", "float32", "--lr", "1e30", "--warmup-steps", "0", "--val-batches", "0")
 	p := train(t, 3, args...)
-	for _, want := range []string{"step 2: loss ", "rank 0 has the first number that is not finite in", "--skip-bad-steps"} {
+	for _, want := range []string{
+		"step 2: loss ", "rank 0 has the first number that is not finite in", "--skip-bad-steps",
+	} {
 		if p.Status != 1 || !strings.Contains(p.Stderr, want) {
 			t.Errorf("status %d, want 1 and %q in:\n%s", p.Status, want, p.Stderr)
 		}
@@ -27,14 +29,16 @@ func TestRunDiverges(t *testing.T) {
 	}
 }
 
-// Weights that a bad step follows do not take the place of good ones: whether the bad steps are skipped, to a limit, or end
-// the run at once, the checkpoint before stays, and the next start names it.
+// Weights that a bad step follows do not take the place of good ones: whether the bad
+// steps are skipped, to a limit, or end the run at once, the checkpoint before stays,
+// and the next start names it.
 func TestBadCheckpoint(t *testing.T) {
 	spmdtest.HostOnly(t, "what is saved does not depend on the device")
 	for _, skip := range []string{"", "--skip-bad-steps=3"} {
 		t.Run(skip, func(t *testing.T) {
 			dir := t.TempDir()
-			args := smallRun(t, 4, "--ranks", "3", "--dtype", "float32", "--val-batches", "0", "--checkpoint", dir, "--save-every", "1", "--keep", "1")
+			args := smallRun(t, 4, "--ranks", "3", "--dtype", "float32", "--val-batches", "0", "--checkpoint", dir,
+				"--save-every", "1", "--keep", "1")
 			finish(t, 0, args...)
 			steps := func() (names []string) {
 				there, err := filepath.Glob(filepath.Join(dir, "step-*"))
@@ -61,7 +65,9 @@ func TestBadCheckpoint(t *testing.T) {
 					wants = append(wants, "3 steps before it are left out already")
 				}
 				if start > 0 {
-					wants = append(wants, fmt.Sprintf("the checkpoint before it is %s: move %s away to go on from there", stepDir(dir, 4), stepDir(dir, 5)))
+					wants = append(wants, fmt.Sprintf(
+						"the checkpoint before it is %s: move %s away to go on from there",
+						stepDir(dir, 4), stepDir(dir, 5)))
 				}
 				for _, want := range wants {
 					if p.Status != 1 || !strings.Contains(p.Stderr, want) {
@@ -86,14 +92,16 @@ func TestBadCheckpoint(t *testing.T) {
 	}
 }
 
-// Where the last step is a bad one, and no validation shows the weights to be good, the run does not end as a good one.
+// Where the last step is a bad one, and no validation shows the weights to be good, the run
+// does not end as a good one.
 func TestEndsBad(t *testing.T) {
 	spmdtest.HostOnly(t, "what is saved does not depend on the device")
 	dir := t.TempDir()
-	args := smallRun(t, 3, "--ranks", "3", "--dtype", "float32", "--lr", "1e30", "--warmup-steps", "0", "--val-batches", "0", "--checkpoint", dir,
-		"--skip-bad-steps")
+	args := smallRun(t, 3, "--ranks", "3", "--dtype", "float32", "--lr", "1e30", "--warmup-steps", "0", "--val-batches",
+		"0", "--checkpoint", dir, "--skip-bad-steps")
 	p := train(t, 0, args...)
-	const want = "the last 2 steps are left out, as their losses or gradients are not finite: the weights may be no good, and are not saved"
+	const want = "the last 2 steps are left out, as their losses or gradients are not finite: the weights may be no " +
+		"good, and are not saved"
 	if p.Status != 1 || !strings.Contains(p.Stderr, want) {
 		t.Errorf("status %d, want 1 and %q in:\n%s", p.Status, want, p.Stderr)
 	}

@@ -14,8 +14,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Saved with parts of the model on some ranks, and gone on with otherwise on others: the losses are those of the
-// run without, to the bit in the same form. A few forms go through MPI, and the others have the same files.
+// Saved with parts of the model on some ranks, and gone on with otherwise on others: the losses
+// are those of the run without, to the bit in the same form. A few forms go through MPI, and the
+// others have the same files.
 func TestDividedResume(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	const bound = 1e-4
@@ -26,23 +27,30 @@ func TestDividedResume(t *testing.T) {
 		processes bool
 		flags     string
 	}
-	forms := []form{{2, false, "--pp 2"}, {4, true, "--pp 2 --shard gradients"}, {3, false, "--pp 3 --recompute block"}, {4, false, "--pp 2"}, {2, false, ""},
+	forms := []form{{2, false, "--pp 2"}, {4, true, "--pp 2 --shard gradients"}, {3, false, "--pp 3 --recompute block"},
+		{4, false, "--pp 2"}, {2, false, ""},
 		{4, false, "--pp 2 --shard parameters"}, {2, false, "--tp 2"}, {4, true, "--dp 2 --tp 2 --shard parameters"},
 		{4, true, "--tp 2 --pp 2 --recompute block"}, {3, true, "--tp 3"}, {4, false, "--tp 2 --shard optimizer"}}
 	kinds := []string{"--pp 3 --recompute block", "--tp 2 --pp 2 --recompute block", "--tp 2 --shard optimizer"}
-	for i, form := range campaign.Some(t, "divisions of a run that resumes", forms, func(f form) bool { return slices.Contains(kinds, f.flags) }) {
+	for i, form := range campaign.Some(t, "divisions of a run that resumes", forms,
+		func(f form) bool { return slices.Contains(kinds, f.flags) }) {
 		t.Run(fmt.Sprintf("%s on %d", form.flags, form.ranks), func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")
 			with := append(args, strings.Fields(form.flags)...)
-			whole, log := finishOn(t, form.ranks, form.processes, append(with, "--checkpoint", dir, "--save-every", "3", "--keep", "9")...)
+			whole, log := finishOn(t, form.ranks, form.processes,
+				append(with, "--checkpoint", dir, "--save-every", "3", "--keep", "9")...)
 			compareRuns(t, whole, want, 0, bound)
-			if strings.Contains(form.flags, "--pp") && (!regexp.MustCompile(`bubble="\d+ %"`).MatchString(log) || !strings.Contains(log, " layers_of_stages=")) {
+			if strings.Contains(form.flags, "--pp") &&
+				(!regexp.MustCompile(`bubble="\d+ %"`).MatchString(log) ||
+					!strings.Contains(log, " layers_of_stages=")) {
 				t.Errorf("the log does not tell of stages:\n%s", log)
 			}
-			same, _ := finishOn(t, form.ranks, form.processes, append(with, "--graph", "on", "--checkpoint", only(t, dir, 3), "--resume", "must")...)
+			same, _ := finishOn(t, form.ranks, form.processes,
+				append(with, "--graph", "on", "--checkpoint", only(t, dir, 3), "--resume", "must")...)
 			compareRuns(t, same, whole, 3, 0)
 			next := [...]string{"--pp 3", "--tp 3", "--tp 2 --shard optimizer"}[i%3]
-			other, log := finishOn(t, []int{3, 3, 4}[i%3], false, append(append(args, strings.Fields(next)...), "--checkpoint", only(t, dir, 3), "--resume", "must")...)
+			other, log := finishOn(t, []int{3, 3, 4}[i%3], false,
+				append(append(args, strings.Fields(next)...), "--checkpoint", only(t, dir, 3), "--resume", "must")...)
 			compareRuns(t, other, want, 3, bound)
 			if strings.Contains(log, "another setting") {
 				t.Errorf("other stages are told as another setting:\n%s", log)
@@ -51,18 +59,21 @@ func TestDividedResume(t *testing.T) {
 	}
 }
 
-// What is made of a checkpoint whose layers and vocabulary were divided is of the whole model, and weights of a folder come to
-// the ranks that have them.
+// What is made of a checkpoint whose layers and vocabulary were divided is of the whole model, and
+// weights of a folder come to the ranks that have them.
 func TestDividedWeights(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	dir := t.TempDir()
 	run, folder := filepath.Join(dir, "a"), filepath.Join(dir, "weights")
 	args := smallRun(t, 3, "--val-batches", "1", "--dtype", "float32")
 	text := args[slices.Index(args, "--data")+1]
-	divided, _ := finishQuickly(t, 3, append(args, "--heads", "6", "--channels", "24", "--tp", "3", "--checkpoint", run)...)
-	p := quickly(t, 2, "eval", run, "--data", text, "--part", "val", "--sequences", "5", "--dtype", "float32", "--json", "-")
+	divided, _ := finishQuickly(t, 3,
+		append(args, "--heads", "6", "--channels", "24", "--tp", "3", "--checkpoint", run)...)
+	p := quickly(t, 2, "eval", run, "--data", text, "--part", "val", "--sequences", "5", "--dtype", "float32", "--json",
+		"-")
 	var told evalRecord
-	if err := json.Unmarshal([]byte(p.Stdout), &told); err != nil || !traintest.CloseTo(told.Loss, *divided.summary.ValLoss, 1e-5) {
+	err := json.Unmarshal([]byte(p.Stdout), &told)
+	if err != nil || !traintest.CloseTo(told.Loss, *divided.summary.ValLoss, 1e-5) {
 		t.Errorf("eval has loss %g, the run %g, error %v:\n%s", told.Loss, *divided.summary.ValLoss, err, p.Stderr)
 	}
 	if p := quickly(t, 0, "sample", run, "--max-tokens", "5", "--ignore-end"); p.Status != 0 || len(p.Stdout) < 5 {
@@ -71,7 +82,8 @@ func TestDividedWeights(t *testing.T) {
 	if p := quickly(t, 0, "export", run, "--to", folder); p.Status != 0 {
 		t.Fatalf("export: status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
-	args = []string{"--data", text, "--init-from", folder, "--steps", "2", "--seq", "16", "--batch", "2", "--global-batch", "5", "--val-batches", "1", "--sample", "0", "--json", "-"}
+	args = []string{"--data", text, "--init-from", folder, "--steps", "2", "--seq", "16", "--batch", "2",
+		"--global-batch", "5", "--val-batches", "1", "--sample", "0", "--json", "-"}
 	want, _ := finishQuickly(t, 2, args...)
 	for ranks, flags := range map[int]string{3: "--tp 3", 4: "--tp 2 --shard parameters"} {
 		got, _ := finishQuickly(t, ranks, append(args, strings.Fields(flags)...)...)
@@ -79,21 +91,29 @@ func TestDividedWeights(t *testing.T) {
 	}
 }
 
-// What stages wait was measured where there is a summary or a trace, and stands beside what was calculated.
+// What stages wait was measured where there is a summary or a trace, and stands
+// beside what was calculated.
 func TestIdleTold(t *testing.T) {
 	for _, tc := range []struct {
 		ranks, stages int
 		flags         string
-	}{{3, 3, "--summary on"}, {4, 2, "--summary on --graph off"}, {2, 2, "--summary off --trace " + filepath.Join(t.TempDir(), "trace.json")}, {2, 0, "--summary off"}} {
+	}{
+		{3, 3, "--summary on"}, {4, 2, "--summary on --graph off"},
+		{2, 2, "--summary off --trace " + filepath.Join(t.TempDir(), "trace.json")}, {2, 0, "--summary off"},
+	} {
 		spmdtest.Ranks(t, tc.ranks)
-		args := append(smallRun(t, 4, "--val-batches", "0", "--layers", "3", "--global-batch", "8", "--batch", "1", "--pp", fmt.Sprint(max(2, tc.stages))), strings.Fields(tc.flags)...)
+		args := append(smallRun(t, 4, "--val-batches", "0", "--layers", "3", "--global-batch", "8", "--batch", "1",
+			"--pp", fmt.Sprint(max(2, tc.stages))), strings.Fields(tc.flags)...)
 		run, log := finish(t, tc.ranks, args...)
 		idle := run.summary.Idle
-		if len(idle) != tc.stages || slices.ContainsFunc(idle, func(part float64) bool { return !(part >= 0 && part < 1) }) {
+		if len(idle) != tc.stages || slices.ContainsFunc(idle,
+			func(part float64) bool { return !(part >= 0 && part < 1) }) {
 			t.Errorf("%s: stages wait %v of the time, want %d numbers", tc.flags, idle, tc.stages)
 		}
-		told := regexp.MustCompile(`bubble of the pipeline: \d+ % calculated, \d+ % measured; by stage \d+ %(, \d+ %)+`).MatchString(log)
-		if told != strings.Contains(tc.flags, "--summary on") || strings.Contains(log, " bubble_measured=") != (tc.stages > 0) {
+		told := regexp.MustCompile(`bubble of the pipeline: \d+ % calculated, \d+ % measured; ` +
+			`by stage \d+ %(, \d+ %)+`).MatchString(log)
+		if told != strings.Contains(tc.flags, "--summary on") ||
+			strings.Contains(log, " bubble_measured=") != (tc.stages > 0) {
 			t.Errorf("%s: the summary tells %v:\n%s", tc.flags, told, log)
 		}
 	}
@@ -108,7 +128,8 @@ func TestDividedRefused(t *testing.T) {
 		{"--dp 1 --tp 2", "--dp 1 --tp 2: that is 2 ranks, and there are 4"},
 		{"--tp 2 --pp 3", "--tp 2 --pp 3: 6 ranks have a part of a replica"},
 		{"--tp 4 --heads 6 --channels 24", "--tp 4 does not divide the 6 heads: 1, 2, 3, 6 do"},
-		{"--tp 4 --fp8 all --dtype bfloat16 --heads 4 --channels 32", "--tp 4: 8 channels a rank, which products of 8-bit floats take in multiples of 16"},
+		{"--tp 4 --fp8 all --dtype bfloat16 --heads 4 --channels 32",
+			"--tp 4: 8 channels a rank, which products of 8-bit floats take in multiples of 16"},
 		{"--pp 2 --global-batch 1", "--global-batch 1 is less than the 2 replicas of the model"},
 		{"--pp 2 --sample 5", "--sample 5 does not go with --pp 2"},
 	} {

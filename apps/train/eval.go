@@ -46,11 +46,15 @@ type evalRecord struct {
 func openEval(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func(int) error) {
 	e := &evaluator{Options: run.Options{Batch: 4, Given: fs.Changed}}
 	fs.StringVar(&e.Checkpoint, "checkpoint", "", "`DIR` that the run has saved to; the newest checkpoint counts")
-	fs.StringArrayVar(&e.Data, "data", nil, "text to measure on: `FILE`, folder or glob, or token files of llm.c (.bin); repeatable (default the Go toolchain's source)")
-	fs.StringVar(&e.part, "part", "all", "which of its sequences: all, or those that a run on it learns from (train) or validates on (val)")
+	fs.StringArrayVar(&e.Data, "data", nil,
+		"text to measure on: `FILE`, folder or glob, or token files of llm.c (.bin); repeatable (default the Go "+
+			"toolchain's source)")
+	fs.StringVar(&e.part, "part", "all",
+		"which of its sequences: all, or those that a run on it learns from (train) or validates on (val)")
 	fs.IntVar(&e.most, "sequences", 0, "sequences to take, spread over the part; 0 takes all")
 	fs.IntVar(&e.Batch, "batch", e.Batch, "sequences a rank takes at a time")
-	fs.StringVar(&e.DType, "dtype", "", "type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
+	fs.StringVar(&e.DType, "dtype", "",
+		"type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
 	fs.StringVar(&e.Cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
 	return func(ctx context.Context, w *spmd.World) error {
 		own := *e // ranks may share the process
@@ -91,7 +95,8 @@ func (e *evaluator) run(ctx context.Context, w *spmd.World) (err error) {
 		return spmd.Usage(fmt.Errorf("--checkpoint %s: not a checkpoint of train: %w", e.Checkpoint, err))
 	}
 	if text.IsBin(e.Inputs[0]) && p.Tok.Name() != text.GPT2Name {
-		return spmd.Usage(fmt.Errorf("--data %s: the tokens of GPT-2, and the model's are %s", e.Inputs[0].Path, p.Tok.Name()))
+		return spmd.Usage(fmt.Errorf("--data %s: the tokens of GPT-2, and the model's are %s",
+			e.Inputs[0].Path, p.Tok.Name()))
 	}
 	f, err := e.OpenTokens(w)
 	if err != nil {
@@ -108,12 +113,13 @@ func (e *evaluator) run(ctx context.Context, w *spmd.World) (err error) {
 	if err != nil {
 		return err
 	}
-	w.Log().Info().Str("loss", fmt.Sprintf("%.4f", loss)).Str("perplexity", fmt.Sprintf("%.4g", math.Exp(loss))).Msg("done")
+	w.Log().Info().Str("loss", fmt.Sprintf("%.4f", loss)).Str("perplexity", fmt.Sprintf("%.4g", math.Exp(loss))).
+		Msg("done")
 	if optim.Bad(loss, math.Exp(loss)) { // JSON has no such numbers
 		return errors.New("the loss is " + strconv.FormatFloat(loss, 'g', -1, 64))
 	}
-	return w.Emit(evalRecord{true, "eval", e.DType, p.Step, e.part, where.n, where.n * e.Seq, loss, math.Exp(loss), w.Size(), w.Nodes(),
-		w.Device(), w.Collectives()})
+	return w.Emit(evalRecord{true, "eval", e.DType, p.Step, e.part, where.n, where.n * e.Seq, loss, math.Exp(loss),
+		w.Size(), w.Nodes(), w.Device(), w.Collectives()})
 }
 
 // chosen is n sequences, spread over all of a part.
@@ -140,7 +146,8 @@ func (e *evaluator) sequences(f text.Data) (c chosen, err error) {
 	}
 	c.at, c.of = part.At, (part.Len-1)/e.Seq
 	if c.of == 0 {
-		return c, input.Bad("--data: %d tokens are too few for a sequence of %d and the token after it", part.Len, e.Seq)
+		return c, input.Bad("--data: %d tokens are too few for a sequence of %d and the token after it",
+			part.Len, e.Seq)
 	}
 	if c.n = c.of; e.most > 0 {
 		c.n = min(e.most, c.of)

@@ -25,8 +25,10 @@ type exporter struct {
 func openExport(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func(int) error) {
 	e := &exporter{}
 	fs.StringVar(&e.checkpoint, "checkpoint", "", "`DIR` that the run has saved to; the newest checkpoint counts")
-	fs.StringVar(&e.to, "to", "", "`FOLDER` to write: Hugging Face's GPT-2, config.json and model.safetensors, and the files of the tokenizer where the tokens are GPT-2's")
-	fs.BoolVar(&e.force, "force", false, "write to a folder that is not empty, replacing the files of a model that is there")
+	fs.StringVar(&e.to, "to", "", "`FOLDER` to write: Hugging Face's GPT-2, config.json and model.safetensors, and "+
+		"the files of the tokenizer where the tokens are GPT-2's")
+	fs.BoolVar(&e.force, "force", false,
+		"write to a folder that is not empty, replacing the files of a model that is there")
 	return e.run, func(ranks int) error {
 		if err := onHost(fs); err != nil {
 			return err
@@ -59,7 +61,8 @@ func (e *exporter) checkTarget() error {
 	}
 	for _, f := range entries {
 		if !e.force && !strings.HasPrefix(f.Name(), weights.Leftover) {
-			return fmt.Errorf("--to %s: the folder holds %s, and may hold more: name another one, or replace files with --force", e.to, f.Name())
+			return fmt.Errorf("--to %s: the folder holds %s, and may hold more: name another one, or replace files "+
+				"with --force", e.to, f.Name())
 		}
 	}
 	return nil
@@ -86,6 +89,7 @@ func (e *exporter) run(_ context.Context, w *spmd.World) (err error) {
 	if err != nil {
 		return fmt.Errorf("--to %s: %w", e.to, err)
 	}
-	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int64("bytes", bytes).Str("to", e.to).Msg("exported")
+	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int64("bytes", bytes).Str("to", e.to).
+		Msg("exported")
 	return nil
 }

@@ -67,7 +67,8 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--dtype", "float16"}, []string{"--dtype float16", "bfloat16"}},
 		{[]string{"--fp8", "yes"}, []string{"--fp8 yes", "off, head or all"}},
 		{[]string{"--fp8", "all", "--dtype", "float32"}, []string{"--fp8 all needs --dtype bfloat16"}},
-		{[]string{"--data", text, "--fp8", "all", "--channels", "24", "--heads", "2"}, []string{"24 channels", "multiples of 16"}},
+		{[]string{"--data", text, "--fp8", "all", "--channels", "24", "--heads", "2"},
+			[]string{"24 channels", "multiples of 16"}},
 		{[]string{"--data", text, "--fp8", "head", "--device", "host"}, []string{"--fp8 head needs a GPU"}},
 		{[]string{"--shard", "all"}, []string{"--shard all", "off, optimizer, gradients or parameters"}},
 		{[]string{"--recompute", "all"}, []string{"--recompute all", "off, gelu or block"}},
@@ -76,7 +77,8 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--balance", "time"}, []string{"--balance time", "auto, measured or rates"}},
 		{[]string{"--data", text, "--balance", "measured"}, []string{"--balance measured has no meaning without --pp"}},
 		{[]string{"--pp", "0"}, []string{"--pp 0: must be at least 1"}},
-		{[]string{"--data", text, "--pp", "5", "--layers", "4"}, []string{"--pp 5: the model has 4 layers, and each stage needs one"}},
+		{[]string{"--data", text, "--pp", "5", "--layers", "4"},
+			[]string{"--pp 5: the model has 4 layers, and each stage needs one"}},
 		{[]string{"--data", text, "--pp", "2"}, []string{"--pp 2: 2 ranks have a part"}},
 		{[]string{"--graph", "yes"}, []string{"--graph yes", "auto, on or off"}},
 		{[]string{"--dtype", ""}, []string{"--dtype", "bfloat16"}},
@@ -197,7 +199,8 @@ func testRun(t *testing.T, dtype string) {
 		}
 		fields := []string{"step", "loss", "lr", "grad_norm", "tokens", "tok_s", "ms"}
 		if i == 3 {
-			fields = []string{"summary", "params", "tok_s", "mfu", "loss_first", "loss_last", "val_loss", "ranks", "device"}
+			fields = []string{"summary", "params", "tok_s", "mfu", "loss_first", "loss_last", "val_loss", "ranks",
+				"device"}
 		}
 		for _, f := range fields {
 			if _, ok := rec[f]; !ok {
@@ -237,8 +240,8 @@ func TestJSONOnStandardOutput(t *testing.T) {
 	}
 }
 
-// besideOthers has a test run beside others on the host, where it mostly waits for programs; GPUs hold one job of train at a
-// time.
+// besideOthers has a test run beside others on the host, where it mostly waits for programs; GPUs
+// hold one job of train at a time.
 func besideOthers(t *testing.T) {
 	if spmdtest.Device() == "host" {
 		t.Parallel()

@@ -7,8 +7,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The program with --fp8, on a GPU: the checkpoint of a run goes on with its bits, and serves every command. Most of the time
-// goes into starts. That graphs have the bits of commands is tested by TestFP8Steps of the trainer.
+// The program with --fp8, on a GPU: the checkpoint of a run goes on with its bits, and serves every
+// command. Most of the time goes into starts. That graphs have the bits of commands is tested by
+// TestFP8Steps of the trainer.
 func TestFP8Program(t *testing.T) {
 	if spmdtest.Device() != "cuda" {
 		t.Skip("needs a GPU")
@@ -18,7 +19,8 @@ func TestFP8Program(t *testing.T) {
 		level := c.level
 		t.Run(c.model+" "+level, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")
-			args := smallRun(t, 12, "--model", c.model, "--val-every", "4", "--checkpoint", dir, "--save-every", "5", "--keep", "9")
+			args := smallRun(t, 12, "--model", c.model, "--val-every", "4", "--checkpoint", dir, "--save-every", "5",
+				"--keep", "9")
 			want, _ := finish(t, 0, append(args, "--fp8", level)...)
 			// The checkpoint says which products they were, too.
 			got, _ := finish(t, 0, append(args, "--checkpoint", only(t, dir, 5), "--resume", "must")...)
@@ -26,7 +28,10 @@ func TestFP8Program(t *testing.T) {
 			if level == "head" {
 				return
 			}
-			for _, command := range [][]string{{"eval", dir, "--data", args[1]}, {"sample", dir, "--max-tokens", "5"}, {"export", dir, "--device", "host", "--to", filepath.Join(t.TempDir(), "hf")}} {
+			for _, command := range [][]string{
+				{"eval", dir, "--data", args[1]}, {"sample", dir, "--max-tokens", "5"},
+				{"export", dir, "--device", "host", "--to", filepath.Join(t.TempDir(), "hf")},
+			} {
 				if p := train(t, 0, command...); p.Status != 0 {
 					t.Errorf("train %v: status %d, stderr:\n%s", command, p.Status, p.Stderr)
 				}

@@ -53,8 +53,8 @@ func (r *told) add(t *testing.T, line []byte) {
 func smallRun(t *testing.T, steps int, more ...string) []string {
 	t.Helper()
 	text := traintest.Write(t, t.TempDir(), "text.txt", string(traintest.RandomWords(6000)))
-	return append([]string{"--data", text, "--steps", strconv.Itoa(steps), "--layers", "1", "--channels", "16", "--heads", "2",
-		"--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}, more...)
+	return append([]string{"--data", text, "--steps", strconv.Itoa(steps), "--layers", "1", "--channels", "16",
+		"--heads", "2", "--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}, more...)
 }
 
 // finish runs the program to its end, which must be a good one, and returns what it
@@ -77,7 +77,8 @@ func toldBy(t *testing.T, p spmdtest.Ended, args []string) (told, string) {
 	return r, p.Stderr
 }
 
-// finishOn is finish with processes as ranks, or with goroutines of one process, which takes half of the time.
+// finishOn is finish with processes as ranks, or with goroutines of one process,
+// which takes half of the time.
 func finishOn(t *testing.T, ranks int, processes bool, args ...string) (told, string) {
 	t.Helper()
 	if processes {
@@ -86,7 +87,8 @@ func finishOn(t *testing.T, ranks int, processes bool, args ...string) (told, st
 	return finish(t, 0, append(args, "--ranks", strconv.Itoa(ranks))...)
 }
 
-// quickly is train for what does not depend on processes: on the host the ranks are goroutines of one.
+// quickly is train for what does not depend on processes: on the host the
+// ranks are goroutines of one.
 func quickly(t *testing.T, ranks int, args ...string) spmdtest.Ended {
 	t.Helper()
 	if ranks > 1 && spmdtest.Device() == "host" {
@@ -106,14 +108,15 @@ func finishQuickly(t *testing.T, ranks int, args ...string) (told, string) {
 func compareRuns(t *testing.T, got, want told, after int, bound float64) {
 	t.Helper()
 	if len(got.steps) != len(want.steps)-after || got.summary == nil {
-		t.Fatalf("%d steps, summary %v; want %d steps after %d", len(got.steps), got.summary, len(want.steps)-after, after)
+		t.Fatalf("%d steps, summary %v; want %d steps after %d",
+			len(got.steps), got.summary, len(want.steps)-after, after)
 	}
 	for i, g := range got.steps {
 		compareSteps(t, g, want.steps[after+i], bound)
 	}
 	g, w := got.summary, want.summary
-	if g.Steps != w.Steps || g.Tokens != w.Tokens || !traintest.CloseTo(g.LossFirst, w.LossFirst, bound) || !traintest.CloseTo(g.LossLast, w.LossLast, bound) ||
-		!traintest.CloseTo(*g.ValLoss, *w.ValLoss, bound) {
+	if g.Steps != w.Steps || g.Tokens != w.Tokens || !traintest.CloseTo(g.LossFirst, w.LossFirst, bound) ||
+		!traintest.CloseTo(g.LossLast, w.LossLast, bound) || !traintest.CloseTo(*g.ValLoss, *w.ValLoss, bound) {
 		t.Errorf("summary %+v, want as %+v", *g, *w)
 	}
 }
@@ -253,7 +256,8 @@ func (j *job) ranks(t *testing.T) []int {
 	return pids
 }
 
-// faults is how often a fault is to happen: what LOCKSTEP_FAULTS says, else few times, and as usual in make test-all.
+// faults is how often a fault is to happen: what LOCKSTEP_FAULTS says, else few times,
+// and as usual in make test-all.
 func faults(t *testing.T, what string, few, usual int) int {
 	t.Helper()
 	text := os.Getenv("LOCKSTEP_FAULTS")
@@ -267,7 +271,8 @@ func faults(t *testing.T, what string, few, usual int) int {
 	return n
 }
 
-// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the race detector sees (make race).
+// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the
+// race detector sees (make race).
 func TestRanksOfAProcess(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "the ranks are goroutines")

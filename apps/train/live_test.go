@@ -17,7 +17,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A person at a terminal sees how far a run is, also through mpirun. The line is gone at the end, and after Ctrl-C.
+// A person at a terminal sees how far a run is, also through mpirun. The line is gone
+// at the end, and after Ctrl-C.
 func TestLive(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "no device plays a part")
@@ -31,7 +32,8 @@ func TestLive(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p := pty.Open(t, 150)
 			before := p.Modes(t)
-			cmd := spmdtest.Command(t.Context(), t, tc.ranks, nil, smallRun(t, tc.steps, "--log-every", "1000", "--val-batches", "0")...)
+			cmd := spmdtest.Command(t.Context(), t, tc.ranks, nil,
+				smallRun(t, tc.steps, "--log-every", "1000", "--val-batches", "0")...)
 			out, err := cmd.StdoutPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -57,18 +59,21 @@ func TestLive(t *testing.T) {
 				}
 			}
 			err = cmd.Wait()
-			if ended := (*exec.ExitError)(nil); cmd.ProcessState.ExitCode() != tc.status || err != nil && !errors.As(err, &ended) {
+			ended := (*exec.ExitError)(nil)
+			if cmd.ProcessState.ExitCode() != tc.status || err != nil && !errors.As(err, &ended) {
 				t.Errorf("%v, want status %d", err, tc.status)
 			}
 			if p.Modes(t) != before {
 				t.Error("the modes of the terminal have changed")
 			}
 			seen := p.Close()
-			if !strings.Contains(seen, "\rtraining  ") || !strings.Contains(seen, fmt.Sprintf("/%d steps", tc.steps)) || !strings.Contains(seen, "loss ") {
+			if !strings.Contains(seen, "\rtraining  ") || !strings.Contains(seen, fmt.Sprintf("/%d steps", tc.steps)) ||
+				!strings.Contains(seen, "loss ") {
 				t.Errorf("no live line in %q", seen)
 			}
 			lines := pty.Lines(seen)
-			if slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "training") }) || lines[len(lines)-1] != "" {
+			if slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "training") }) ||
+				lines[len(lines)-1] != "" {
 				t.Errorf("left on the screen: %q", lines)
 			}
 		})

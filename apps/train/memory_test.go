@@ -19,12 +19,14 @@ func TestMemoryTold(t *testing.T) {
 		t.Errorf("no line tells what the run needs:\n%s", log)
 	}
 	p := train(t, 2, append(smallRun(t, 1), "--seq", "1000", "--batch", "1000000", "--global-batch", "2000000")...)
-	if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], "--batch 1000000: a rank needs ") ||
+	if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 ||
+		!strings.Contains(lines[0], "--batch 1000000: a rank needs ") ||
 		!strings.Contains(lines[0], "the largest --batch that fits is ") {
 		t.Errorf("status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
 	p = train(t, 2, append(smallRun(t, 1), "--seq", "1000", "--batch", "2000000000", "--global-batch", "2000000000")...)
-	if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], "micro-steps of more than 2147483647 tokens") {
+	if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 ||
+		!strings.Contains(lines[0], "micro-steps of more than 2147483647 tokens") {
 		t.Errorf("status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
 	finish(t, 2, append(smallRun(t, 1), "--batch", "2000000000")...) // of which a rank's part is 3
@@ -69,15 +71,18 @@ func TestResumeKeepsDType(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		line := regexp.MustCompile(fmt.Sprintf(`checkpoint saved bytes=%d .*seconds="?\d+\.\d\d"? steps=%d to=%s`, size, n, regexp.QuoteMeta(stepDir(dir, n))))
+		line := regexp.MustCompile(fmt.Sprintf(`checkpoint saved bytes=%d .*seconds="?\d+\.\d\d"? steps=%d to=%s`,
+			size, n, regexp.QuoteMeta(stepDir(dir, n))))
 		if !line.MatchString(log) {
 			t.Errorf("no line as %s in:\n%s", line, log)
 		}
 	}
-	if _, log = finish(t, 2, append(args, "--steps", "5")...); !strings.Contains(log, "dtype=bfloat16") || strings.Contains(log, "--dtype from") {
+	_, log = finish(t, 2, append(args, "--steps", "5")...)
+	if !strings.Contains(log, "dtype=bfloat16") || strings.Contains(log, "--dtype from") {
 		t.Errorf("the run went on with another type:\n%s", log)
 	}
-	if _, log = finish(t, 2, append(args, "--steps", "6", "--dtype", "float32")...); !strings.Contains(log, "dtype=float32") || !strings.Contains(log, "--dtype from bfloat16 to float32") {
+	_, log = finish(t, 2, append(args, "--steps", "6", "--dtype", "float32")...)
+	if !strings.Contains(log, "dtype=float32") || !strings.Contains(log, "--dtype from bfloat16 to float32") {
 		t.Errorf("--dtype float32 was not taken:\n%s", log)
 	}
 }

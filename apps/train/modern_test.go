@@ -14,18 +14,21 @@ import (
 )
 
 // A modern model of the tests, by Muon.
-var modernRun = []string{"--model", "modern-tiny", "--layers", "3", "--heads", "2", "--channels", "32", "--seq", "24", "--batch", "2", "--global-batch", "8",
-	"--sample", "0", "--json", "-"}
+var modernRun = []string{"--model", "modern-tiny", "--layers", "3", "--heads", "2", "--channels", "32", "--seq", "24",
+	"--batch", "2", "--global-batch", "8", "--sample", "0", "--json", "-"}
 
-// A modern model learns, whatever the number of ranks; a run that goes on from a checkpoint has the bits of one that was not
-// interrupted; with nothing but the checkpoint its loss is found again and its text written; and its weights go out and in.
+// A modern model learns, whatever the number of ranks; a run that goes on from a checkpoint has the
+// bits of one that was not interrupted; with nothing but the checkpoint its loss is found again and
+// its text written; and its weights go out and in.
 func TestModern(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 3)
 	const sentence = "abcdefghijklmnop\n"
 	text := traintest.Write(t, t.TempDir(), "text.txt", strings.Repeat(sentence, 400))
-	for _, dtype := range campaign.Some(t, "types of a modern model", []string{"float32", "bfloat16"}, func(dtype string) bool { return dtype == "float32" }) {
-		args := append([]string{"--data", text, "--steps", "40", "--val-every", "20", "--dtype", dtype, "--grow-batch", "3"}, modernRun...)
+	for _, dtype := range campaign.Some(t, "types of a modern model", []string{"float32", "bfloat16"},
+		func(dtype string) bool { return dtype == "float32" }) {
+		args := append([]string{"--data", text, "--steps", "40", "--val-every", "20", "--dtype", dtype, "--grow-batch",
+			"3"}, modernRun...)
 		var alone told
 		for _, ranks := range []int{1, 3} {
 			dir, args := t.TempDir(), args
@@ -37,7 +40,8 @@ func TestModern(t *testing.T) {
 				t.Errorf("the log does not tell of the model and its optimizer:\n%s", log)
 			}
 			if !(*r.summary.ValLoss < 1.5) { // untrained it is 5.5
-				t.Errorf("%s, %d ranks: the loss is %g after 40 steps on one sentence", dtype, ranks, *r.summary.ValLoss)
+				t.Errorf("%s, %d ranks: the loss is %g after 40 steps on one sentence",
+					dtype, ranks, *r.summary.ValLoss)
 			}
 			if alone.summary == nil {
 				alone = r
@@ -45,12 +49,14 @@ func TestModern(t *testing.T) {
 				t.Errorf("%s: the first step's loss is %g on %d ranks, %g on one", dtype, first, ranks, want)
 			}
 			if n, want := r.summary.Tokens, (14*3+13*6+13*8)*24; n != want || r.steps[13].Tokens != 14*3*24 {
-				t.Errorf("%s, %d ranks: %d tokens in steps that grow, want %d; %d in the smallest", dtype, ranks, n, want, r.steps[13].Tokens)
+				t.Errorf("%s, %d ranks: %d tokens in steps that grow, want %d; %d in the smallest",
+					dtype, ranks, n, want, r.steps[13].Tokens)
 			}
 			again, _ := finishOn(t, ranks, false, append(args, "--checkpoint", only(t, dir, 20), "--resume", "must")...)
 			compareRuns(t, again, r, 20, 0)
 			if ranks > 1 {
-				elsewhere, _ := finishOn(t, 1, true, append(args, "--shard", "off", "--checkpoint", only(t, dir, 20), "--resume", "must")...)
+				elsewhere, _ := finishOn(t, 1, true,
+					append(args, "--shard", "off", "--checkpoint", only(t, dir, 20), "--resume", "must")...)
 				compareRuns(t, elsewhere, r, 20, 2e-2) // Muon turns a rounding of small gradients into a whole step
 			}
 			if ranks > 1 && dtype == "float32" {
@@ -64,7 +70,8 @@ func TestModern(t *testing.T) {
 func checkModernCommands(t *testing.T, dir, text string, loss float64) {
 	t.Helper()
 	const sentence = "abcdefghijklmnop\n"
-	if p := quickly(t, 0, "sample", dir, "--prompt", sentence+"abc", "--max-tokens", "20", "--temperature", "0"); p.Status != 0 || !strings.HasPrefix(p.Stdout, sentence+sentence) {
+	if p := quickly(t, 0, "sample", dir, "--prompt", sentence+"abc", "--max-tokens", "20", "--temperature",
+		"0"); p.Status != 0 || !strings.HasPrefix(p.Stdout, sentence+sentence) {
 		t.Errorf("sample: status %d, wrote %q:\n%s", p.Status, p.Stdout, p.Stderr)
 	}
 	p := quickly(t, 2, "eval", dir, "--data", text, "--part", "val", "--dtype", "float32")
@@ -79,7 +86,8 @@ func checkModernCommands(t *testing.T, dir, text string, loss float64) {
 		}
 	}
 	export(dir, first)
-	finishQuickly(t, 2, "--data", text, "--init-from", first, "--checkpoint", next, "--steps", "1", "--seq", "24", "--batch", "2", "--lr", "1e-45", "--embed-lr", "0",
+	finishQuickly(t, 2, "--data", text, "--init-from", first, "--checkpoint", next, "--steps", "1", "--seq", "24",
+		"--batch", "2", "--lr", "1e-45", "--embed-lr", "0",
 		"--head-lr", "0", "--vector-lr", "0", "--sample", "0", "--json", "-")
 	export(next, second)
 	read := func(dir string) []byte {
@@ -113,7 +121,8 @@ func checkModernCommands(t *testing.T, dir, text string, loss float64) {
 	}
 }
 
-// A rate with which a modern model diverges ends the run with one line, though its norms make any finite stream a small one.
+// A rate with which a modern model diverges ends the run with one line, though its norms make
+// any finite stream a small one.
 func TestModernDiverges(t *testing.T) {
 	besideOthers(t)
 	text := traintest.Write(t, t.TempDir(), "text.txt", string(traintest.RandomWords(6000)))

@@ -25,7 +25,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The program of docs/modern.md finds the loss of exported weights that eval finds, in layers with a window, too.
+// The program of docs/modern.md finds the loss of exported weights that eval finds,
+// in layers with a window, too.
 func TestModernInPyTorch(t *testing.T) {
 	spmdtest.Ranks(t, 1)
 	python, program := modernInPyTorch(t)
@@ -37,7 +38,8 @@ func TestModernInPyTorch(t *testing.T) {
 		tokens[i] = uint16(rng.IntN(300))
 	}
 	data := traintest.Write(t, where, "text.bin", traintest.GoodBin(tokens))
-	finish(t, 0, "--model", "modern-tiny", "--layers", "5", "--heads", "2", "--channels", "32", "--seq", fmt.Sprint(seq), "--data", data, "--steps", "8",
+	finish(t, 0, "--model", "modern-tiny", "--layers", "5", "--heads", "2", "--channels", "32", "--seq",
+		fmt.Sprint(seq), "--data", data, "--steps", "8",
 		"--batch", "2", "--dtype", "float32", "--sample", "0", "--json", "-", "--checkpoint", dir)
 	if p := train(t, 0, "export", dir, "--to", folder); p.Status != 0 {
 		t.Fatalf("export: status %d\n%s", p.Status, p.Stderr)
@@ -62,7 +64,8 @@ func TestModernInPyTorch(t *testing.T) {
 	t.Logf("a loss of %v, in PyTorch %v", ours.Loss, theirs)
 }
 
-// modernInPyTorch finds Python and writes the program of docs/modern.md. It skips the test where Python has not what it takes.
+// modernInPyTorch finds Python and writes the program of docs/modern.md. It skips the test where
+// Python has not what it takes.
 func modernInPyTorch(t *testing.T) (python, program string) {
 	t.Helper()
 	const found = "LOCKSTEP_TEST_PYTHON" // by the process that has started this one: mpirun puts its own folder first
@@ -83,11 +86,13 @@ func modernInPyTorch(t *testing.T) (python, program string) {
 	return python, traintest.Write(t, t.TempDir(), "read.py", program)
 }
 
-// Loss and gradients are those of PyTorch in float64 from the same weights and batch, tensor by tensor: their norm, their direction,
-// and the worst element.
+// Loss and gradients are those of PyTorch in float64 from the same weights and batch, tensor by
+// tensor: their norm, their direction, and the worst element.
 func TestModernGradientsInPyTorch(t *testing.T) {
 	python, program := modernInPyTorch(t)
-	traintest.OnBoth(t, []int{1}, func(t *testing.T, w *spmd.World) { gradientsInPyTorch[float32](t, w, python, program) },
+	traintest.OnBoth(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		gradientsInPyTorch[float32](t, w, python, program)
+	},
 		func(t *testing.T, w *spmd.World) { gradientsInPyTorch[spmd.BF16](t, w, python, program) })
 }
 
@@ -96,7 +101,8 @@ func gradientsInPyTorch[A kernels.Act](t *testing.T, w *spmd.World, python, prog
 		cfg    layout.Config
 		tokens text.Tokenizer
 	}
-	shapes := []shape{{layout.Config{Layers: 5, Heads: 2, Channels: 64, SeqMax: 512, Parts: layout.Presets["modern"].Parts}, text.Bytes{}}}
+	shapes := []shape{{layout.Config{Layers: 5, Heads: 2, Channels: 64, SeqMax: 512,
+		Parts: layout.Presets["modern"].Parts}, text.Bytes{}}}
 	if !w.OnHost() {
 		shapes = append(shapes, shape{layout.Presets["modern"], text.NewGPT2()})
 	}
@@ -118,15 +124,19 @@ func gradientsInPyTorch[A kernels.Act](t *testing.T, w *spmd.World, python, prog
 		var in, targets []int32
 		for i := range batch {
 			tokens := traintest.RandomTokens(x.cfg.SeqMax+1, x.cfg.Vocab, uint64(i))
-			sequences, in, targets = append(sequences, tokens), append(in, tokens[:x.cfg.SeqMax]...), append(targets, tokens[1:]...)
+			sequences = append(sequences, tokens)
+			in = append(in, tokens[:x.cfg.SeqMax]...)
+			targets = append(targets, tokens[1:]...)
 		}
 		list := make([]int32, kernels.SortedLen(len(in), x.cfg.Vocab))
 		new(kernels.Sorter).Sort(list, in, x.cfg.Vocab)
-		b := gpt.Batch{In: traintest.TokenBuffer(t, w, in), Targets: traintest.TokenBuffer(t, w, targets), Sorted: traintest.TokenBuffer(t, w, list), B: batch, T: x.cfg.SeqMax}
+		b := gpt.Batch{In: traintest.TokenBuffer(t, w, in), Targets: traintest.TokenBuffer(t, w, targets),
+			Sorted: traintest.TokenBuffer(t, w, list), B: batch, T: x.cfg.SeqMax}
 		traintest.NoError(t, m.ForwardBackward(s, b, 1/float32(len(in)), true, nil), s.Synchronize())
 		theirs := runInPyTorch(t, python, program, dir, sequences)
 		if !traintest.CloseTo(m.Loss.At(0), theirs.loss, traintest.BoundsOf(w, kernels.IsHalf[A]()).Loss) {
-			t.Errorf("%d layers of %d channels: a loss of %v, in PyTorch %v", x.cfg.Layers, x.cfg.Channels, m.Loss.At(0), theirs.loss)
+			t.Errorf("%d layers of %d channels: a loss of %v, in PyTorch %v",
+				x.cfg.Layers, x.cfg.Channels, m.Loss.At(0), theirs.loss)
 		}
 		ours, mine, vectors := traintest.FloatsOf(t, m.Grads), []float32{}, []float32{}
 		for _, p := range m.Params {
@@ -142,8 +152,8 @@ func gradientsInPyTorch[A kernels.Act](t *testing.T, w *spmd.World, python, prog
 	}
 }
 
-// apartness is how far two tensors are: by the ratio of their norms, by 1 less the cosine between them, and by their worst element in
-// units of the largest one.
+// apartness is how far two tensors are: by the ratio of their norms, by 1 less the cosine between
+// them, and by their worst element in units of the largest one.
 type apartness struct{ norm, turn, worst float64 }
 
 // apart tells it, and fails where it is too much.
@@ -160,7 +170,8 @@ func apart(t *testing.T, name string, got, want []float32, most apartness) {
 		off, largest = max(off, math.Abs(g-w)), max(largest, math.Abs(w))
 	}
 	is := apartness{math.Abs(math.Sqrt(gg/ww) - 1), 1 - gw/math.Sqrt(gg*ww), off / largest}
-	t.Logf("%-26s norm %.4g, off by %.1e; 1 - cosine %.1e; worst element %.1e of the largest", name, math.Sqrt(ww), is.norm, is.turn, is.worst)
+	t.Logf("%-26s norm %.4g, off by %.1e; 1 - cosine %.1e; worst element %.1e of the largest",
+		name, math.Sqrt(ww), is.norm, is.turn, is.worst)
 	if !(is.norm <= most.norm && is.turn <= most.turn && is.worst <= most.worst) { // NaN is too far
 		t.Errorf("%s: %+v, at most %+v", name, is, most)
 	}

@@ -22,8 +22,10 @@ const planned = "proposes how the GPUs of a machine divide a run, with the memor
 // runPlan is `train plan`, which starts no ranks and looks at no GPU. It ends the process.
 func runPlan(args []string) {
 	fs := pflag.NewFlagSet("train plan", pflag.ContinueOnError)
-	help.About(fs, "train plan "+planned+".\nAll flags of train may stand beside these; what they fix is left as it is.",
-		"train plan --model gpt2-xl --gpus-per-node 8", "train plan --model gpt2-xl --gpu A100:40 --nodes 8 --gpus-per-node 8 --global-batch 1024")
+	help.About(fs, "train plan "+planned+
+		".\nAll flags of train may stand beside these; what they fix is left as it is.",
+		"train plan --model gpt2-xl --gpus-per-node 8",
+		"train plan --model gpt2-xl --gpu A100:40 --nodes 8 --gpus-per-node 8 --global-batch 1024")
 	nodes := fs.Int("nodes", 1, "nodes of the machine")
 	perNode := fs.Int("gpus-per-node", 1, "GPUs of each node")
 	name := fs.String("gpu", "H200", "kind of the GPUs, such as H100, or A100:40 for another memory in GB")
@@ -68,7 +70,8 @@ func propose(o *run.Options, nodes, perNode int, name string) (*run.Planned, err
 // showPlan prints proposals for people.
 func showPlan(w io.Writer, p *run.Planned) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s parameters on %d x %s with %d GB each; the fastest first\n", thousands(float64(p.Params)), p.Ranks, p.GPU, p.Memory/1e9)
+	fmt.Fprintf(&b, "%s parameters on %d x %s with %d GB each; the fastest first\n",
+		thousands(float64(p.Params)), p.Ranks, p.GPU, p.Memory/1e9)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, x := range p.Proposals {
 		messages, bubble := "", ""
@@ -82,13 +85,15 @@ func showPlan(w io.Writer, p *run.Planned) error {
 		if most != speed {
 			speed += " to " + most
 		}
-		fmt.Fprintf(t, "  %s\t%.1f GB\t%s tokens/s\t%s\t%s\n", strings.Join(x.Flags, " "), float64(x.Bytes)/1e9, speed, messages, bubble)
+		fmt.Fprintf(t, "  %s\t%.1f GB\t%s tokens/s\t%s\t%s\n",
+			strings.Join(x.Flags, " "), float64(x.Bytes)/1e9, speed, messages, bubble)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	if len(p.Proposals) == 0 {
-		b.WriteString("  no way fits: more GPUs are needed, or those with more memory, or a smaller --batch, --seq or model\n")
+		b.WriteString("  no way fits: more GPUs are needed, or those with more memory, or a smaller --batch, --seq " +
+			"or model\n")
 	}
 	for line := range strings.Lines(b.String()) { // the table pads
 		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {

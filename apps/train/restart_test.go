@@ -15,8 +15,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Under launch run --restarts a run goes on by itself after ranks are killed: from the checkpoint that launch names, with the
-// losses of a run that nobody disturbed.
+// Under launch run --restarts a run goes on by itself after ranks are killed: from the checkpoint
+// that launch names, with the losses of a run that nobody disturbed.
 func TestRestarts(t *testing.T) {
 	spmdtest.HostOnly(t, "how a job is started again does not depend on the device")
 	const ranks, steps = 3, 60
@@ -34,8 +34,8 @@ func TestRestarts(t *testing.T) {
 	want, _ := finish(t, ranks, args...)
 	dir := t.TempDir()
 	marker := "TRAIN_TEST_RESTARTS=" + dir
-	j := beginBy(t, []string{launch, "run", "--restarts", "3", "-np", strconv.Itoa(ranks), "--oversubscribe", "--"}, ranks, []string{marker},
-		append(args, "--checkpoint", dir, "--save-every", "1")...)
+	j := beginBy(t, []string{launch, "run", "--restarts", "3", "-np", strconv.Itoa(ranks), "--oversubscribe", "--"},
+		ranks, []string{marker}, append(args, "--checkpoint", dir, "--save-every", "1")...)
 	for i, victim := range []int{1, 0} {
 		j.read(t, 12)
 		if err := syscall.Kill(rankOf(t, marker, victim), syscall.SIGKILL); err != nil {
@@ -43,7 +43,9 @@ func TestRestarts(t *testing.T) {
 		}
 		at := time.Now()
 		j.await(t, fmt.Sprintf("restart %d of 3 in 1s", i+1))
-		said := regexp.MustCompile(fmt.Sprintf(`launch: rank %d on \S+: the rank died: killed from outside.*; status \d+( \(\w+\))? after \d+\.\d s; restart %d of 3 in 1s, from step (\d+), the newest checkpoint in %s\n`, victim, i+1, dir))
+		said := regexp.MustCompile(fmt.Sprintf(
+			`launch: rank %d on \S+: the rank died: killed from outside.*; status \d+( \(\w+\))? after \d+\.\d s; `+
+				`restart %d of 3 in 1s, from step (\d+), the newest checkpoint in %s\n`, victim, i+1, dir))
 		m := said.FindStringSubmatch(j.stderr.String())
 		if m == nil {
 			t.Fatalf("%v is not in\n%s", said, &j.stderr)

@@ -43,11 +43,13 @@ func TestResume(t *testing.T) {
 		ranks []int
 		bound float64
 	}
-	cases := []resumption{{"float32", []int{2, 3}, 1e-4}, {"float32", []int{1, 2, 3}, 1e-4}, {"bfloat16", []int{2, 3}, 1e-3}}
+	cases := []resumption{{"float32", []int{2, 3}, 1e-4}, {"float32", []int{1, 2, 3}, 1e-4},
+		{"bfloat16", []int{2, 3}, 1e-3}}
 	if campaign.All() {
 		cases = cases[1:] // which have the first
 	}
-	for _, tc := range campaign.Some(t, "types and numbers of ranks that resume", cases, func(c resumption) bool { return len(c.ranks) == 2 && c.dtype == "float32" }) {
+	for _, tc := range campaign.Some(t, "types and numbers of ranks that resume", cases,
+		func(c resumption) bool { return len(c.ranks) == 2 && c.dtype == "float32" }) {
 		args := smallRun(t, 12, "--dtype", tc.dtype, "--val-every", "4")
 		for _, n := range tc.ranks {
 			t.Run(fmt.Sprintf("%s, %d ranks", tc.dtype, n), func(t *testing.T) {
@@ -62,7 +64,8 @@ func TestResume(t *testing.T) {
 						if m == n {
 							bound = 0
 						}
-						got, log := finishQuickly(t, m, append(args, "--checkpoint", only(t, dir, 5), "--resume", "must")...)
+						got, log := finishQuickly(t, m,
+							append(args, "--checkpoint", only(t, dir, 5), "--resume", "must")...)
 						compareRuns(t, got, want, 5, bound)
 						if !strings.Contains(log, "resumed") {
 							t.Errorf("the log does not say so:\n%s", log)
@@ -93,8 +96,11 @@ func TestResumeSettings(t *testing.T) {
 	compareRuns(t, again, want, 4, 0)
 
 	// More steps, and of another size: the sequences go on where they were.
-	got, log := finishQuickly(t, 1, append(args, "--steps", "6", "--global-batch", "3", "--lr", "1e-4", "--checkpoint", only(t, dir, 4))...)
-	for _, want := range []string{"--global-batch from 5 to 3", "--steps from 4 to 6", "--lr from 0.003 to 0.0001", "sequences=20"} {
+	got, log := finishQuickly(t, 1,
+		append(args, "--steps", "6", "--global-batch", "3", "--lr", "1e-4", "--checkpoint", only(t, dir, 4))...)
+	for _, want := range []string{
+		"--global-batch from 5 to 3", "--steps from 4 to 6", "--lr from 0.003 to 0.0001", "sequences=20",
+	} {
 		if !strings.Contains(log, want) {
 			t.Errorf("no %q in the log:\n%s", want, log)
 		}
@@ -197,9 +203,10 @@ func TestSaveFails(t *testing.T) {
 		args := append(args, "--checkpoint", dir)
 		j := begin(t, 2, nil, args...)
 		status, log := j.end(t), j.stderr.String()
-		if len(j.steps) != tc.steps || (j.summary != nil) != (tc.steps == steps) || status != b2i(!tc.ok) || !strings.Contains(log, block) ||
-			tc.ok != strings.Contains(log, "the run goes on") {
-			t.Errorf("the save of step %d fails: status %d, %d steps, summary %v, stderr:\n%s", tc.failing, status, len(j.steps), j.summary, log)
+		if len(j.steps) != tc.steps || (j.summary != nil) != (tc.steps == steps) || status != b2i(!tc.ok) ||
+			!strings.Contains(log, block) || tc.ok != strings.Contains(log, "the run goes on") {
+			t.Errorf("the save of step %d fails: status %d, %d steps, summary %v, stderr:\n%s",
+				tc.failing, status, len(j.steps), j.summary, log)
 		}
 		if err := os.Remove(block); err != nil {
 			t.Fatal(err)
@@ -232,7 +239,8 @@ func TestKilled(t *testing.T) {
 		for done := false; !done && killed < kills; {
 			// Open MPI ends the other ranks after some seconds, 0 or 1 times two.
 			grace := fmt.Sprintf("OMPI_MCA_odls_base_sigkill_timeout=%d", b2i(rng.IntN(5) == 0))
-			j := begin(t, ranks, []string{grace}, append(args, "--checkpoint", dir, "--save-every", strconv.Itoa(every))...)
+			j := begin(t, ranks, []string{grace},
+				append(args, "--checkpoint", dir, "--save-every", strconv.Itoa(every))...)
 			lines := rng.IntN(13)
 			delay := rng.Int64N(int64(20 * time.Millisecond))
 			if lines == 0 { // before the first step
@@ -255,7 +263,8 @@ func TestKilled(t *testing.T) {
 			}
 			for i, s := range j.steps {
 				if i == 0 && s.Step <= kept {
-					t.Fatalf("seed %d: went on with step %d, and the checkpoint after %d steps was complete\n%s", seed, s.Step, kept, &j.stderr)
+					t.Fatalf("seed %d: went on with step %d, and the checkpoint after %d steps was complete\n%s",
+						seed, s.Step, kept, &j.stderr)
 				}
 				if i > 0 && s.Step != j.steps[i-1].Step+1 {
 					t.Fatalf("seed %d: step %d after step %d", seed, s.Step, j.steps[i-1].Step)
@@ -292,10 +301,12 @@ func TestPreempted(t *testing.T) {
 		{"SIGTERM to a rank", syscall.SIGTERM, 2, 0, 2},
 		{"SIGUSR1 to a rank", syscall.SIGUSR1, 0, 0, 2},
 	}
-	for _, tc := range campaign.Some(t, "ways to ask a run to end early", cases, func(p preemption) bool { return p.status == 75 || p.signal == syscall.SIGTERM }) {
+	for _, tc := range campaign.Some(t, "ways to ask a run to end early", cases,
+		func(p preemption) bool { return p.status == 75 || p.signal == syscall.SIGTERM }) {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
-			args := smallRun(t, 1<<20, "--save-every", "0", "--checkpoint", dir, "--requeue-status", strconv.Itoa(tc.status))
+			args := smallRun(t, 1<<20, "--save-every", "0", "--checkpoint", dir, "--requeue-status",
+				strconv.Itoa(tc.status))
 			after := 0
 			for start := range tc.starts {
 				terminated := tc.rank < 0 && tc.signal == syscall.SIGTERM
@@ -320,7 +331,8 @@ func TestPreempted(t *testing.T) {
 				}
 				last := j.steps[len(j.steps)-1].Step
 				saved, err := filepath.Glob(filepath.Join(dir, "*", "COMPLETE"))
-				if n := start + 1; err != nil || len(saved) != n || saved[n-1] != filepath.Join(stepDir(dir, last), "COMPLETE") {
+				if n := start + 1; err != nil || len(saved) != n ||
+					saved[n-1] != filepath.Join(stepDir(dir, last), "COMPLETE") {
 					t.Fatalf("checkpoints %v (%v), want %d, the last after %d steps", saved, err, n, last)
 				}
 				if n := strings.Count(j.stderr.String(), "ended early"); n != 1 && !terminated {

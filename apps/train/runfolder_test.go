@@ -42,7 +42,8 @@ func TestRunFolder(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(dirs[0], "log.jsonl")); err != nil || string(text) != p.Stdout {
 		t.Errorf("%v: the log is %q, and --json got %q", err, text, p.Stdout)
 	}
-	if text, err := os.ReadFile(filepath.Join(dirs[0], "starts.jsonl")); err != nil || !strings.Contains(string(text), `"program":"train"`) || !strings.Contains(string(text), `"val-every":"3"`) {
+	if text, err := os.ReadFile(filepath.Join(dirs[0], "starts.jsonl")); err != nil ||
+		!strings.Contains(string(text), `"program":"train"`) || !strings.Contains(string(text), `"val-every":"3"`) {
 		t.Errorf("%v: the start is %q", err, text)
 	}
 
@@ -64,7 +65,8 @@ func TestRunFolder(t *testing.T) {
 		"with others":         {"--run-dir", kept, "--checkpoint", filepath.Join(parent, "others")},
 	} {
 		p := begin(smallRun(t, 4, args...)...)
-		if want := "train: --run-dir: " + kept + " holds a run of train already, begun at "; p.Status != 2 || !strings.Contains(p.Stderr, want) {
+		want := "train: --run-dir: " + kept + " holds a run of train already, begun at "
+		if p.Status != 2 || !strings.Contains(p.Stderr, want) {
 			t.Errorf("%s: status %d, want 2 and %q\n%s", name, p.Status, want, p.Stderr)
 		}
 	}

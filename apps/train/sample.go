@@ -49,12 +49,15 @@ func openSample(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, fu
 	s := &sampler{given: fs.Changed, json: func() string { return fs.Lookup("json").Value.String() }}
 	fs.StringVar(&s.checkpoint, "checkpoint", "", "`DIR` that the run has saved to; the newest checkpoint counts")
 	fs.StringVar(&s.prompt, "prompt", "", "`TEXT` to go on from")
-	fs.IntVar(&s.tokens, "max-tokens", 400, "tokens to write at most; the text ends sooner where the model ends the document")
+	fs.IntVar(&s.tokens, "max-tokens", 400,
+		"tokens to write at most; the text ends sooner where the model ends the document")
 	fs.BoolVar(&s.ignoreEnd, "ignore-end", false, "write --max-tokens tokens: the model may not end the document")
-	fs.BoolVar(&s.within, "mid-document", false, "the prompt is out of the middle of a document: no end of text stands before it")
+	fs.BoolVar(&s.within, "mid-document", false,
+		"the prompt is out of the middle of a document: no end of text stands before it")
 	fs.Float64Var(&s.temperature, "temperature", 0.8, "0 takes the likeliest token, 1 the model's own distribution")
 	fs.IntVar(&s.topK, "top-k", 0, "draw from so many of the likeliest tokens only; 0 draws from all")
-	fs.StringVar(&s.dtype, "dtype", "", "type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
+	fs.StringVar(&s.dtype, "dtype", "",
+		"type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
 	return s.run, s.check
 }
 
@@ -85,7 +88,8 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 	defer func() { err = errors.Join(err, p.Close()) }()
 	seq, err := p.Number("--seq")
 	if err != nil || seq > p.Cfg.SeqMax {
-		return spmd.Usage(fmt.Errorf("--checkpoint %s: not a checkpoint of train: --seq is %q", s.checkpoint, p.Settings["--seq"]))
+		return spmd.Usage(fmt.Errorf("--checkpoint %s: not a checkpoint of train: --seq is %q",
+			s.checkpoint, p.Settings["--seq"]))
 	}
 	dtype := run.DefaultDType(w, s.dtype)
 	stream, err := w.NewStream("sample")
@@ -98,7 +102,8 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close(), free()) }()
-	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int("seq", seq).Str("tokens", p.Tok.Name()).Str("dtype", dtype).Msg("model")
+	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int("seq", seq).Str("tokens", p.Tok.Name()).
+		Str("dtype", dtype).Msg("model")
 	writer := decode.NewWriter(d, p.Tok, seq, s.temperature, s.topK, w.Seed())
 	writer.Within = s.within
 	return s.write(ctx, w, writer, sampleRecord{Summary: true, App: "sample",
@@ -106,7 +111,8 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 }
 
 // openDecoder opens a decoder with the weights of a checkpoint; free frees them once it is closed.
-func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int, half bool) (d decode.Decoder, free func() error, err error) {
+func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int,
+	half bool) (d decode.Decoder, free func() error, err error) {
 	if p.Cfg.Parts == 0 {
 		weights, err := p.ToDevice(w, s, half)
 		if err != nil {
@@ -125,9 +131,10 @@ func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int, half bool)
 		err = state.Refresh(s)
 	}
 	if err == nil {
-		d, err = decode.Repeat(s, seq, p.Cfg.Vocab, func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
-			return model.Logits(s, tokens, before)
-		})
+		d, err = decode.Repeat(s, seq, p.Cfg.Vocab,
+			func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
+				return model.Logits(s, tokens, before)
+			})
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, state.Close())
@@ -181,8 +188,8 @@ func (s *sampler) write(ctx context.Context, w *spmd.World, t *decode.Writer, re
 		rec.PromptTokens-- // the end of text before it
 	}
 	rec.Text = string(text)
-	w.Log().Info().Int("prompt_tokens", rec.PromptTokens).Int("tokens", rec.Tokens).Str("first_ms", fmt.Sprintf("%.1f", rec.FirstMs)).
-		Str("tok/s", fmt.Sprintf("%.1f", rec.TokS)).Msg("done")
+	w.Log().Info().Int("prompt_tokens", rec.PromptTokens).Int("tokens", rec.Tokens).
+		Str("first_ms", fmt.Sprintf("%.1f", rec.FirstMs)).Str("tok/s", fmt.Sprintf("%.1f", rec.TokS)).Msg("done")
 	return w.Emit(rec)
 }
 

@@ -11,8 +11,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Saved in one mode on some ranks, and gone on with in another on others: the losses are those of
-// the run without --shard, to the bit in the same mode on as many ranks. Those with float32 go through MPI.
+// Saved in one mode on some ranks, and gone on with in another on others: the losses are
+// those of the run without --shard, to the bit in the same mode on as many ranks. Those
+// with float32 go through MPI.
 func TestShardedResume(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	campaign.More(t, 4, "types and modes of sharing of a run that resumes")
@@ -29,21 +30,26 @@ func TestShardedResume(t *testing.T) {
 			if !campaign.All() && (i+b2i(processes))%2 == 0 { // every other, and of each mode one type
 				continue
 			}
-			t.Run(fmt.Sprintf("%s, %s on %d ranks, then %s on %d", dtype, mode, ranks, next, others), func(t *testing.T) {
-				dir := filepath.Join(t.TempDir(), "run")
-				whole, log := finishOn(t, ranks, processes, append(args, "--shard", mode, "--checkpoint", dir, "--save-every", "3", "--keep", "9")...)
-				compareRuns(t, whole, want, 0, bound)
-				if said := strings.Contains(log, " shard="+mode); said != (mode != "off") {
-					t.Errorf("--shard %s: the log says so: %v", mode, said)
-				}
-				same, _ := finishOn(t, ranks, processes, append(args, "--shard", mode, "--graph", "on", "--checkpoint", only(t, dir, 3), "--resume", "must")...)
-				compareRuns(t, same, whole, 3, 0)
-				other, log := finishOn(t, others, processes && i == 0, append(args, "--shard", next, "--checkpoint", only(t, dir, 3), "--resume", "must")...)
-				compareRuns(t, other, want, 3, bound)
-				if strings.Contains(log, "another setting") {
-					t.Errorf("another --shard is told as another setting:\n%s", log)
-				}
-			})
+			t.Run(fmt.Sprintf("%s, %s on %d ranks, then %s on %d", dtype, mode, ranks, next, others),
+				func(t *testing.T) {
+					dir := filepath.Join(t.TempDir(), "run")
+					whole, log := finishOn(t, ranks, processes,
+						append(args, "--shard", mode, "--checkpoint", dir, "--save-every", "3", "--keep", "9")...)
+					compareRuns(t, whole, want, 0, bound)
+					if said := strings.Contains(log, " shard="+mode); said != (mode != "off") {
+						t.Errorf("--shard %s: the log says so: %v", mode, said)
+					}
+					same, _ := finishOn(t, ranks, processes,
+						append(args, "--shard", mode, "--graph", "on", "--checkpoint", only(t, dir, 3), "--resume",
+							"must")...)
+					compareRuns(t, same, whole, 3, 0)
+					other, log := finishOn(t, others, processes && i == 0,
+						append(args, "--shard", next, "--checkpoint", only(t, dir, 3), "--resume", "must")...)
+					compareRuns(t, other, want, 3, bound)
+					if strings.Contains(log, "another setting") {
+						t.Errorf("another --shard is told as another setting:\n%s", log)
+					}
+				})
 		}
 	}
 }
@@ -73,7 +79,8 @@ func TestShardedInitFrom(t *testing.T) {
 			text = args[i+1]
 		}
 	}
-	args = []string{"--data", text, "--init-from", folder, "--steps", "2", "--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}
+	args = []string{"--data", text, "--init-from", folder, "--steps", "2", "--seq", "16", "--batch", "2",
+		"--global-batch", "5", "--sample", "0", "--json", "-"}
 	want, _ := finishQuickly(t, 3, args...)
 	for _, mode := range []string{"optimizer", "gradients", "parameters"} {
 		got, _ := finishQuickly(t, 3, append(args, "--shard", mode)...)

@@ -10,17 +10,19 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// What goes between ranks goes on streams of its own, beside the products: weights, gradients and the sums of divided layers.
-// The train stream itself has the few sums that it cannot do without: the loss's, the norm's, that of tied embeddings, and the
-// short ones of gradients that ranks with a part of the rows each have a part of.
+// What goes between ranks goes on streams of its own, beside the products: weights, gradients and
+// the sums of divided layers. The train stream itself has the few sums that it cannot do without:
+// the loss's, the norm's, that of tied embeddings, and the short ones of gradients that ranks with
+// a part of the rows each have a part of.
 func TestOverlap(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "the streams are the same on any device")
 	const steps, micro, layers = 2, 2, 2
 	const pieces = 2 // of rows that are gathered or scattered, at the least
-	// Forward a layer gathers the inputs of its first product and of the MLP's, backward these and its gradient twice; the head
-	// gathers its input, and the embeddings their gradient. What two products leave is scattered in each pass of a layer, and
-	// what the head and the embeddings leave.
+	// Forward a layer gathers the inputs of its first product and of the MLP's, backward
+	// these and its gradient twice; the head gathers its input, and the embeddings their
+	// gradient. What two products leave is scattered in each pass of a layer, and what the
+	// head and the embeddings leave.
 	gathers, scatters := (layers*(2+4)+2)*pieces, (layers*(2+2)+2)*pieces
 	statistics := 2 * pieces // of the logits, of half a piece each
 	args := smallRun(t, steps, "--val-batches", "0", "--global-batch", "8", "--layers", "2", "--log-level", "warn")
@@ -30,14 +32,19 @@ func TestOverlap(t *testing.T) {
 		want  map[string]int // of stream and call
 	}{
 		{2, "", map[string]int{"reducer AllReduce": steps * 3}},
-		{2, "--shard optimizer", map[string]int{"scatterer ReduceScatter": steps * (2*layers + 2), "gatherer AllGather": steps*(2*layers+2) + 2*layers + 2}},
-		{2, "--shard gradients", map[string]int{"scatterer ReduceScatter": steps * micro * (2*layers + 2), "gatherer AllGather": steps*(2*layers+2) + 2*layers + 2}},
-		{2, "--tp 2 --batch 4", map[string]int{"tensor ReduceScatter": steps * micro * scatters, "tensor AllGather": steps * micro * (gathers + statistics)}},
+		{2, "--shard optimizer", map[string]int{"scatterer ReduceScatter": steps * (2*layers + 2),
+			"gatherer AllGather": steps*(2*layers+2) + 2*layers + 2}},
+		{2, "--shard gradients", map[string]int{"scatterer ReduceScatter": steps * micro * (2*layers + 2),
+			"gatherer AllGather": steps*(2*layers+2) + 2*layers + 2}},
+		{2, "--tp 2 --batch 4", map[string]int{"tensor ReduceScatter": steps * micro * scatters,
+			"tensor AllGather": steps * micro * (gathers + statistics)}},
 		{4, "--dp 2 --tp 2 --shard optimizer", map[string]int{"tensor ReduceScatter": steps * micro * scatters,
-			"tensor AllGather": steps * micro * (gathers + statistics), "scatterer ReduceScatter": steps * (2*layers + 2)}},
+			"tensor AllGather":        steps * micro * (gathers + statistics),
+			"scatterer ReduceScatter": steps * (2*layers + 2)}},
 		// All layers but the last are computed again, but for what their last product leaves.
-		{2, "--tp 2 --batch 4 --recompute block", map[string]int{"tensor ReduceScatter": steps * micro * (scatters + (layers-1)*pieces),
-			"tensor AllGather": steps * micro * (gathers + (layers-1)*2*pieces + statistics)}},
+		{2, "--tp 2 --batch 4 --recompute block",
+			map[string]int{"tensor ReduceScatter": steps * micro * (scatters + (layers-1)*pieces),
+				"tensor AllGather": steps * micro * (gathers + (layers-1)*2*pieces + statistics)}},
 	} {
 		file := filepath.Join(t.TempDir(), "trace.json")
 		finish(t, tc.ranks, append(append(args, "--trace", file), strings.Fields(tc.flags)...)...)
@@ -48,10 +55,12 @@ func TestOverlap(t *testing.T) {
 			}
 		}
 		few := 3
-		if strings.Contains(tc.flags, "--tp") { // in one group: two at most of each half of a layer, and the last LayerNorm's
+		// in one group: two at most of each half of a layer, and the last LayerNorm's
+		if strings.Contains(tc.flags, "--tp") {
 			few += 2*2*layers + 1
 		}
-		if got["train AllGather"]+got["train ReduceScatter"] > 0 || got["train AllReduce"] > steps*few || got["train Group"] > steps || got["train Gemm"] == 0 {
+		if got["train AllGather"]+got["train ReduceScatter"] > 0 || got["train AllReduce"] > steps*few ||
+			got["train Group"] > steps || got["train Gemm"] == 0 {
 			t.Errorf("%s: on the train stream %v", tc.flags, got)
 		}
 	}

@@ -99,7 +99,8 @@ var (
 	reported = regexp.MustCompile(`(?m)^--- this job hangs: .*|has not ended in 3s: a rank is missing.*`)
 	stopped  = regexp.MustCompile(`does not answer; its process is T \(stopped\)|NOT ARRIVED: rank`)
 	died     = regexp.MustCompile(`ERR the rank died: .* rank=\d`)
-	byMPI    = regexp.MustCompile(`mpirun noticed that process rank|mpirun detected that one or more processes exited|PMIX|ORTE`)
+	byMPI    = regexp.MustCompile(
+		`mpirun noticed that process rank|mpirun detected that one or more processes exited|PMIX|ORTE`)
 )
 
 // strike starts the run, strikes one rank, and judges how the job ends. It returns in
@@ -131,7 +132,8 @@ func (r *struck) strike(t *testing.T, signal syscall.Signal) (how string) {
 	log := j.stderr.String()
 	fail := func(format string, args ...any) {
 		t.Helper()
-		t.Fatalf("%v after %d lines and %v: %s; status %d\n%s", signal, lines, time.Duration(delay), fmt.Sprintf(format, args...), status, log)
+		t.Fatalf("%v after %d lines and %v: %s; status %d\n%s",
+			signal, lines, time.Duration(delay), fmt.Sprintf(format, args...), status, log)
 	}
 	for i, s := range j.steps {
 		if i == 0 && s.Step <= r.kept {
@@ -153,7 +155,8 @@ func (r *struck) strike(t *testing.T, signal syscall.Signal) (how string) {
 		how = "named by the watch"
 	case signal == syscall.SIGKILL && byMPI.MatchString(log):
 		how = "named by mpirun, at the start or the end"
-	case signal == syscall.SIGSTOP && reported.MatchString(log) && (stopped.MatchString(log) || strings.Contains(log, "a rank is missing")):
+	case signal == syscall.SIGSTOP && reported.MatchString(log) &&
+		(stopped.MatchString(log) || strings.Contains(log, "a rank is missing")):
 		how = "a report names the rank"
 		if !stopped.MatchString(log) {
 			how = "a rank is missing at the start"
@@ -190,7 +193,8 @@ func sharedMemory(pids []int) string {
 func (r *struck) leftovers(t *testing.T, marker, temp, shared string, fail func(string, ...any)) {
 	t.Helper()
 	marked := func() []int { return procfs.Having(procfs.Processes(), marker) }
-	for end := time.Now().Add(mpirun.Limit(t)); len(marked()) > 0; time.Sleep(10 * time.Millisecond) { // the ranks end a little after mpirun
+	// the ranks end a little after mpirun
+	for end := time.Now().Add(mpirun.Limit(t)); len(marked()) > 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			fail("processes %v are left", marked())
 		}

@@ -23,8 +23,10 @@ type tokenizing struct {
 
 func openTokens(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func(int) error) {
 	e := &tokenizing{}
-	fs.StringArrayVar(&e.Data, "data", nil, "text to take: `FILE`, folder or glob; repeatable (default the Go toolchain's source)")
-	fs.StringVar(&e.to, "to", "", "`FILE.bin` to write: GPT-2's tokens as llm.c keeps them, with <|endoftext|> behind each text")
+	fs.StringArrayVar(&e.Data, "data", nil,
+		"text to take: `FILE`, folder or glob; repeatable (default the Go toolchain's source)")
+	fs.StringVar(&e.to, "to", "", "`FILE.bin` to write: GPT-2's tokens as llm.c keeps them, with <|endoftext|> "+
+		"behind each text")
 	fs.StringVar(&e.Cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
 	e.overwrite = func() bool { return fs.Lookup("overwrite").Value.String() == "true" }
 	return e.run, func(ranks int) error {

@@ -14,8 +14,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestSampleLikeTransformers: of one checkpoint, greedy and in float32, sample goes on token for token as transformers does with
-// the exported weights, with the end of a text before the prompt on both sides, and without it.
+// TestSampleLikeTransformers: of one checkpoint, greedy and in float32, sample goes on token for
+// token as transformers does with the exported weights, with the end of a text before the prompt on
+// both sides, and without it.
 func TestSampleLikeTransformers(t *testing.T) {
 	spmdtest.Ranks(t, 1)
 	const count = 24
@@ -23,8 +24,10 @@ func TestSampleLikeTransformers(t *testing.T) {
 		t.Skipf("python3 cannot import torch and transformers: %v\n%s", err, out)
 	}
 	dir, folder := t.TempDir(), filepath.Join(t.TempDir(), "folder")
-	data := traintest.Write(t, t.TempDir(), "text.txt", strings.Repeat("func (r *Reader) Read(p []byte) (n int, err error) {\n\treturn r.read(p)\n}\n", 400))
-	finish(t, 0, "--data", data, "--tokens", "gpt2", "--layers", "2", "--channels", "64", "--heads", "2", "--seq", "64", "--batch", "4", "--steps", "120",
+	data := traintest.Write(t, t.TempDir(), "text.txt",
+		strings.Repeat("func (r *Reader) Read(p []byte) (n int, err error) {\n\treturn r.read(p)\n}\n", 400))
+	finish(t, 0, "--data", data, "--tokens", "gpt2", "--layers", "2", "--channels", "64", "--heads", "2", "--seq", "64",
+		"--batch", "4", "--steps", "120",
 		"--lr", "0.003", "--dtype", "float32", "--sample", "0", "--json", "-", "--checkpoint", dir)
 	if p := train(t, 0, "export", dir, "--to", folder); p.Status != 0 {
 		t.Fatalf("export: status %d\n%s", p.Status, p.Stderr)
@@ -35,7 +38,8 @@ func TestSampleLikeTransformers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, within := range []bool{false, true} {
-		args := []string{"sample", dir, "--prompt", prompt, "--temperature", "0", "--dtype", "float32", "--ignore-end", "--json", "-", "--max-tokens", fmt.Sprint(count)}
+		args := []string{"sample", dir, "--prompt", prompt, "--temperature", "0", "--dtype", "float32", "--ignore-end",
+			"--json", "-", "--max-tokens", fmt.Sprint(count)}
 		before := []int32{text.GPT2End}
 		if within {
 			args, before = append(args, "--mid-document"), nil
@@ -49,7 +53,8 @@ func TestSampleLikeTransformers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, err := exec.Command("python3", filepath.Join("testdata", "greedy.py"), folder, fmt.Sprint(count), string(given)).Output()
+		out, err := exec.Command("python3", filepath.Join("testdata", "greedy.py"), folder, fmt.Sprint(count),
+			string(given)).Output()
 		if err != nil {
 			t.Fatalf("transformers: %v", err)
 		}
@@ -58,7 +63,8 @@ func TestSampleLikeTransformers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Equal(rec.IDs, want) {
-			t.Errorf("in the middle of a document: %v: sample goes on with %v, transformers with %v", within, rec.IDs, want)
+			t.Errorf("in the middle of a document: %v: sample goes on with %v, transformers with %v",
+				within, rec.IDs, want)
 		}
 	}
 }

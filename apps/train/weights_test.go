@@ -26,7 +26,8 @@ func TestExport(t *testing.T) {
 		t.Fatalf("status %d:\n%s", p.Status, p.Stderr)
 	}
 	text := traintest.Write(t, t.TempDir(), "text.txt", string(traintest.RandomWords(6000)))
-	r, log := finishQuickly(t, 2, "--data", text, "--init-from", first, "--checkpoint", filepath.Join(dir, "b"), "--steps", "1", "--seq", "16", "--batch", "2",
+	r, log := finishQuickly(t, 2, "--data", text, "--init-from", first, "--checkpoint", filepath.Join(dir, "b"),
+		"--steps", "1", "--seq", "16", "--batch", "2",
 		"--lr", "1e-45", "--weight-decay", "0", "--sample", "0", "--json", "-")
 	if !strings.Contains(log, "model=first") || !strings.Contains(log, "channels=16") {
 		t.Errorf("the log tells of another model:\n%s", log)
@@ -65,7 +66,8 @@ func TestExport(t *testing.T) {
 		{[]string{filepath.Join(dir, "a"), "b", "--to", other}, `unexpected argument "b"`},
 	} {
 		p := export(c.args...)
-		if p.Status != 2 || !strings.HasPrefix(p.Stderr, "train export: ") || strings.Count(p.Stderr, "\n") != 1 || !strings.Contains(p.Stderr, c.want) {
+		if p.Status != 2 || !strings.HasPrefix(p.Stderr, "train export: ") || strings.Count(p.Stderr, "\n") != 1 ||
+			!strings.Contains(p.Stderr, c.want) {
 			t.Errorf("export %v: status %d, want 2 and one line with %q:\n%s", c.args, p.Status, c.want, p.Stderr)
 		}
 	}
@@ -74,14 +76,16 @@ func TestExport(t *testing.T) {
 			t.Errorf("what was refused has made %s", gone)
 		}
 	}
-	left := []string{"model-00001-of-00002.safetensors", "model.safetensors.index.json", "vocab.json", "merges.txt", "tokenizer.json", "pytorch_model.bin"}
+	left := []string{"model-00001-of-00002.safetensors", "model.safetensors.index.json", "vocab.json", "merges.txt",
+		"tokenizer.json", "pytorch_model.bin"}
 	for _, name := range left { // of another model
 		traintest.Write(t, filepath.Dir(other), name, "old")
 	}
 	if p := export(filepath.Join(dir, "a"), "--to", filepath.Dir(other), "--force"); p.Status != 0 {
 		t.Errorf("--force: status %d:\n%s", p.Status, p.Stderr)
 	}
-	if b, err := os.ReadFile(other); err != nil || string(b) != "mine" || !bytes.Equal(read(filepath.Dir(other)), read(first)) {
+	if b, err := os.ReadFile(other); err != nil || string(b) != "mine" ||
+		!bytes.Equal(read(filepath.Dir(other)), read(first)) {
 		t.Errorf("after --force the other file holds %q, error %v", b, err)
 	}
 	for _, name := range left {

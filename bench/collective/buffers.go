@@ -8,10 +8,12 @@ import (
 	"lockstep/spmd"
 )
 
-// period is the length after which the inputs repeat: a prime, so that a part that lands in a wrong place differs.
+// period is the length after which the inputs repeat: a prime, so that a part that
+// lands in a wrong place differs.
 const period = 1021
 
-// pattern is what the ranks hold, and what their sum is: whole numbers, so small that every sum is exact in T.
+// pattern is what the ranks hold, and what their sum is: whole numbers, so small
+// that every sum is exact in T.
 type pattern[T real] struct {
 	values [][]T // of each rank, for one period
 	sums   []T
@@ -206,7 +208,8 @@ func (o *buffers[T]) want() func(i int) T {
 	}
 }
 
-// wrong counts the elements of dst, on all ranks, that are not what they should be. Collective, blocking.
+// wrong counts the elements of dst, on all ranks, that are not what they
+// should be. Collective, blocking.
 func (o *buffers[T]) wrong() (int, error) {
 	count, err := spmd.AllocPinned[int64](o.w, 1)
 	if err != nil {

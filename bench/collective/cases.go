@@ -50,8 +50,8 @@ func DTypeOf(name string) (DType, error) {
 	return DType{}, fmt.Errorf("unknown type %q: want %s", name, strings.Join(DTypeNames(), ", "))
 }
 
-// Case is one line of the sweep: a collective of a number of elements. All sides get the same ones, as
-// op:dtype:elements:calls.
+// Case is one line of the sweep: a collective of a number of elements. All sides get the same ones,
+// as op:dtype:elements:calls.
 type Case struct {
 	Op       Operation
 	DType    DType
@@ -97,10 +97,10 @@ func parseCase(s string, ranks int) (Case, error) {
 	return c, nil
 }
 
-// fitted is how many elements of the given bytes a collective moves on n ranks: where they are divided, parts are
-// cut to a multiple of 16 bytes, as nccl-tests does, and smaller ones to whole elements. It is 0 where a rank would
-// have none.
-// Source: nccl-tests, the GetCollByteCount functions of src/*.cu.
+// fitted is how many elements of the given bytes a collective moves on n ranks: where they are
+// divided, parts are cut to a multiple of 16 bytes, as nccl-tests does, and smaller ones to
+// whole elements. It is 0 where a rank would have none. Source: nccl-tests, the
+// GetCollByteCount functions of src/*.cu.
 func fitted(op Operation, t DType, bytes, n int) int {
 	if !op.divides {
 		return bytes / t.Size
@@ -112,7 +112,8 @@ func fitted(op Operation, t DType, bytes, n int) int {
 	return part * n
 }
 
-// Cases are the lines of a sweep on n ranks, for what works on so many; calls are those of a timed iteration at a size.
+// Cases are the lines of a sweep on n ranks, for what works on so many; calls are those of
+// a timed iteration at a size.
 func Cases(ops []Operation, types []DType, sizes []int, n int, calls func(bytes int) int) []Case {
 	var all []Case
 	for _, op := range ops {

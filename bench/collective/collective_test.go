@@ -31,11 +31,13 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// Cases survive the way to a rank; parts are equal and as nccl-tests cuts them; no size comes twice.
+// Cases survive the way to a rank; parts are equal and as nccl-tests
+// cuts them; no size comes twice.
 func TestCases(t *testing.T) {
 	gather, float := Operations[3], DTypes[0]
 	for _, tc := range []struct{ bytes, ranks, want int }{
-		{8, 1, 2}, {8, 2, 2}, {8, 3, 0}, {16, 3, 3}, {64, 4, 16}, {100, 3, 24}, {1 << 20, 3, 262140}, {1 << 20, 4, 1 << 18},
+		{8, 1, 2}, {8, 2, 2}, {8, 3, 0}, {16, 3, 3}, {64, 4, 16}, {100, 3, 24}, {1 << 20, 3, 262140},
+		{1 << 20, 4, 1 << 18},
 	} {
 		if got := fitted(gather, float, tc.bytes, tc.ranks); got != tc.want {
 			t.Errorf("%s of %d bytes on %d ranks: %d elements, want %d", gather.Name, tc.bytes, tc.ranks, got, tc.want)
@@ -44,17 +46,21 @@ func TestCases(t *testing.T) {
 	list := Cases(Operations, DTypes, []int{8, 9, 1 << 10, 1 << 20}, 3, func(bytes int) int { return 3 * bytes })
 	for i, c := range list {
 		back, err := parseCase(c.String(), 3)
-		if err != nil || back.String() != c.String() || c.Calls%3 != 0 || c.Calls < 3*c.Bytes() || c.Calls > 4*c.Bytes() {
+		if err != nil || back.String() != c.String() || c.Calls%3 != 0 || c.Calls < 3*c.Bytes() ||
+			c.Calls > 4*c.Bytes() {
 			t.Fatalf("%v: %v, %v", c, back, err)
 		}
-		if i > 0 && list[i-1].Op.Name == c.Op.Name && list[i-1].DType.Name == c.DType.Name && list[i-1].Elements >= c.Elements {
+		if i > 0 && list[i-1].Op.Name == c.Op.Name && list[i-1].DType.Name == c.DType.Name &&
+			list[i-1].Elements >= c.Elements {
 			t.Errorf("%v after %v", c, list[i-1])
 		}
 	}
-	if n := len(Cases(Operations, DTypes[:1], []int{8, 1 << 10}, 1, func(int) int { return 2 })); n != 2*(len(Operations)-1) {
+	n := len(Cases(Operations, DTypes[:1], []int{8, 1 << 10}, 1, func(int) int { return 2 }))
+	if n != 2*(len(Operations)-1) {
 		t.Errorf("%d cases on 1 rank, want 2 of each operation but ping-pong", n)
 	}
-	for _, bad := range []string{"", "allreduce:float32:8", "allreduce:float32:8:1:1", "scan:float32:8:1", "allreduce:half:8:1", "allreduce:float32:0:1",
+	for _, bad := range []string{"", "allreduce:float32:8", "allreduce:float32:8:1:1", "scan:float32:8:1",
+		"allreduce:half:8:1", "allreduce:float32:0:1",
 		"allreduce:float32:8:0", "allgather:float32:8:1", "allreduce:float32:x:1"} {
 		if _, err := parseCase(bad, 3); err == nil {
 			t.Errorf("%q is accepted", bad)
@@ -73,8 +79,9 @@ func TestSweepRank(t *testing.T) {
 	for _, n := range spmdtest.Ranks(t, 1, 2, 3) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			list := Cases(Operations, DTypes, []int{256, 5000}, n, func(int) int { return GraphCalls + 1 })
-			p := spmdtest.Program(t, n, nil, append([]string{"--device=" + spmdtest.Device(), "--json=-", "--log-level=warn",
-				"--iters=2", "--warmup=1", "--graph=both", "--in-place=both", "--stream=on"}, CaseArgs(list)...)...)
+			p := spmdtest.Program(t, n, nil,
+				append([]string{"--device=" + spmdtest.Device(), "--json=-", "--log-level=warn",
+					"--iters=2", "--warmup=1", "--graph=both", "--in-place=both", "--stream=on"}, CaseArgs(list)...)...)
 			if p.Status != 0 {
 				t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 			}
@@ -93,7 +100,8 @@ func TestSweepRank(t *testing.T) {
 				if m.Graph { // two launches
 					calls = 2 * GraphCalls
 				}
-				if m.Wrong == nil || *m.Wrong != 0 || !m.OK || m.MedianUS <= 0 || m.Iters != 2 || m.Calls != calls || m.Ranks != n {
+				if m.Wrong == nil || *m.Wrong != 0 || !m.OK || m.MedianUS <= 0 || m.Iters != 2 || m.Calls != calls ||
+					m.Ranks != n {
 					t.Errorf("%+v", m)
 				}
 			}
@@ -104,8 +112,8 @@ func TestSweepRank(t *testing.T) {
 	}
 }
 
-// A wrong element is counted, wherever it is: before the call all that a rank is to receive is wrong, after it
-// nothing is, and then what is spoilt.
+// A wrong element is counted, wherever it is: before the call all that a rank is to receive is
+// wrong, after it nothing is, and then what is spoilt.
 func TestWrong(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("copies")
@@ -127,7 +135,8 @@ func TestWrong(t *testing.T) {
 					t.Fatalf("%s, %s: %d wrong elements, want %d: %v", op.Name, when, got, want, err)
 				}
 			}
-			received := map[string]int{"reduce": 2 * period, "gather": 2 * period, "broadcast": 2 * period, "reducescatter": 2 * period, "scatter": 2 * period}[op.Name]
+			received := map[string]int{"reduce": 2 * period, "gather": 2 * period, "broadcast": 2 * period,
+				"reducescatter": 2 * period, "scatter": 2 * period}[op.Name]
 			if received == 0 {
 				received = 4 * period // on both ranks
 			}
@@ -206,7 +215,8 @@ func TestPattern(t *testing.T) {
 			}
 		}
 	}
-	if q := newPattern[spmd.BF16](100, 256); q.sums[0].Float32() != float32(int(q.sums[0].Float32())) || slices.Equal(q.values[0], q.values[1]) {
+	q := newPattern[spmd.BF16](100, 256)
+	if q.sums[0].Float32() != float32(int(q.sums[0].Float32())) || slices.Equal(q.values[0], q.values[1]) {
 		t.Error("ranks hold the same, or sums are rounded")
 	}
 }

@@ -20,7 +20,10 @@ func (m Measured) Label() string {
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{m.Symmetric && m.Side == Ours, "symmetric"}, {m.saysInPlace(), "in place"}, {m.Stream && !m.Graph && m.Side == Ours, "on a stream"}, {m.Graph, "in a graph"}} {
+	}{
+		{m.Symmetric && m.Side == Ours, "symmetric"}, {m.saysInPlace(), "in place"},
+		{m.Stream && !m.Graph && m.Side == Ours, "on a stream"}, {m.Graph, "in a graph"},
+	} {
 		if f.on {
 			name += ", " + f.name
 		}
@@ -28,13 +31,15 @@ func (m Measured) Label() string {
 	return name
 }
 
-// saysInPlace reports whether a name says that the result overwrote the input. It is not said of what always does so.
+// saysInPlace reports whether a name says that the result overwrote the input. It is not
+// said of what always does so.
 func (m *Measured) saysInPlace() bool {
 	op, err := OperationOf(m.Op)
 	return m.InPlace && (err != nil || !op.always())
 }
 
-// Series is what the lines of one application, side and way of calling share, on any number of ranks.
+// Series is what the lines of one application, side and way of calling
+// share, on any number of ranks.
 func (m *Measured) Series() Kind {
 	return Kind{App: m.App, Side: m.Side, Scaling: m.Scaling, Graph: m.Graph}
 }
@@ -57,7 +62,10 @@ func (m Measured) What() string {
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{m.saysInPlace(), "in place"}, {m.Symmetric, "symmetric"}, {m.Graph, "in a graph"}, {m.Stream && !m.Graph, "on a stream"}} {
+	}{
+		{m.saysInPlace(), "in place"}, {m.Symmetric, "symmetric"}, {m.Graph, "in a graph"},
+		{m.Stream && !m.Graph, "on a stream"},
+	} {
 		if f.on {
 			b.WriteString(", " + f.name)
 		}
@@ -68,8 +76,8 @@ func (m Measured) What() string {
 	return b.String()
 }
 
-// Measured is one line of measurements, of this framework or of a peer. The fields that say what was measured are the
-// key by which the lines of several rounds and sides find each other.
+// Measured is one line of measurements, of this framework or of a peer. The fields that say what
+// was measured are the key by which the lines of several rounds and sides find each other.
 type Measured struct {
 	Kind
 	Nodes       int    `json:"nodes,omitempty"`
@@ -136,15 +144,19 @@ const rankSymmetric = "symmetric-memory"
 // Register adds the flags to fs.
 func (f *Flags) Register(fs *pflag.FlagSet, symmetric string) {
 	f.Graph, f.Symmetric, f.InPlace = Choice{false}, Choice{false}, Choice{false}
-	fs.IntVar(&f.Iters, "iters", HostIters, fmt.Sprintf("timed iterations of a size (on GPUs %d unless given)", GPUIters))
-	fs.IntVar(&f.Warmup, "warmup", HostWarmup, fmt.Sprintf("iterations before timing (on GPUs %d unless given)", GPUWarmup))
+	fs.IntVar(&f.Iters, "iters", HostIters,
+		fmt.Sprintf("timed iterations of a size (on GPUs %d unless given)", GPUIters))
+	fs.IntVar(&f.Warmup, "warmup", HostWarmup,
+		fmt.Sprintf("iterations before timing (on GPUs %d unless given)", GPUWarmup))
 	fs.Var(&f.Graph, "graph", "whether the calls are captured once and replayed")
 	fs.Var(&f.Symmetric, symmetric, "whether buffers come from symmetric memory")
 	fs.Var(&f.InPlace, "in-place", "whether results overwrite the input; broadcast always does")
 	for _, name := range []string{"graph", symmetric, "in-place"} {
 		fs.Lookup(name).NoOptDefVal = "on"
 	}
-	fs.StringVar(&f.Stream, "stream", "auto", "whether calls are enqueued on a stream: auto, on or off; auto is on for GPUs, and off, each call finished before the next, on the host")
+	fs.StringVar(&f.Stream, "stream", "auto",
+		"whether calls are enqueued on a stream: auto, on or off; auto is on for GPUs, and off, each call finished "+
+			"before the next, on the host")
 }
 
 // Check refuses numbers that are out of range.
@@ -162,8 +174,9 @@ func (f *Flags) Check() error {
 
 // Args are the flags as the ranks take them.
 func (f *Flags) Args() []string {
-	return []string{fmt.Sprintf("--iters=%d", f.Iters), fmt.Sprintf("--warmup=%d", f.Warmup), "--graph=" + f.Graph.String(),
-		"--" + rankSymmetric + "=" + f.Symmetric.String(), "--in-place=" + f.InPlace.String(), "--stream=" + f.Stream}
+	return []string{fmt.Sprintf("--iters=%d", f.Iters), fmt.Sprintf("--warmup=%d", f.Warmup),
+		"--graph=" + f.Graph.String(), "--" + rankSymmetric + "=" + f.Symmetric.String(),
+		"--in-place=" + f.InPlace.String(), "--stream=" + f.Stream}
 }
 
 // variants are the ways to call op; onHost decides where --stream is auto.
@@ -184,8 +197,8 @@ func (f *Flags) variants(op Operation, onHost bool) []variant {
 	return all
 }
 
-// Main is this program as the runner starts it under mpirun for the sweep: it writes a JSON line for each case
-// and variant.
+// Main is this program as the runner starts it under mpirun for the sweep: it writes a JSON
+// line for each case and variant.
 func Main() {
 	var f Flags
 	fs := pflag.NewFlagSet("bench sweep-rank", pflag.ExitOnError)
@@ -223,8 +236,8 @@ func Main() {
 
 // measure checks and times one case.
 func measure[T real](w *spmd.World, s *spmd.Stream, c Case, v variant, t times) (Measured, error) {
-	m := Measured{Kind: Kind{App: "sweep", Op: c.Op.Name, Ranks: w.Size(), Dtype: c.DType.Name, Elements: c.Elements, Bytes: c.Bytes(),
-		Stream: v.stream, Graph: v.graph, Symmetric: v.symmetric, InPlace: v.inPlace},
+	m := Measured{Kind: Kind{App: "sweep", Op: c.Op.Name, Ranks: w.Size(), Dtype: c.DType.Name, Elements: c.Elements,
+		Bytes: c.Bytes(), Stream: v.stream, Graph: v.graph, Symmetric: v.symmetric, InPlace: v.inPlace},
 		Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(), Calls: c.Calls}
 	o, err := newBuffers[T](w, s, c, v)
 	if err != nil {
@@ -236,7 +249,8 @@ func measure[T real](w *spmd.World, s *spmd.Stream, c Case, v variant, t times) 
 		comm = comm.On(s)
 	}
 	call := o.call(comm)
-	// One call is checked by itself: of those that are timed each may overwrite the input of the next.
+	// One call is checked by itself: of those that are timed each may
+	// overwrite the input of the next.
 	if err := o.fill(); err != nil {
 		return m, err
 	}
@@ -279,15 +293,17 @@ func measure[T real](w *spmd.World, s *spmd.Stream, c Case, v variant, t times) 
 // GraphCalls are the calls that a graph holds: as many as nccl-tests has of iterations unless told.
 const GraphCalls = 20
 
-// InGraph is how many calls a graph holds, and how often it is launched for at least so many in all.
+// InGraph is how many calls a graph holds, and how often it is launched
+// for at least so many in all.
 func InGraph(calls int) (each, launches int) {
 	each = min(calls, GraphCalls)
 	return each, (calls + each - 1) / each
 }
 
-// repeat makes a step of a number of calls and passes it to use; the step returns when all of them have finished. In a
-// graph they are a graph of some, launched again and again.
-func repeat(w *spmd.World, s *spmd.Stream, v variant, calls int, call func() error, use func(step func() error) error) error {
+// repeat makes a step of a number of calls and passes it to use; the step returns when all of them
+// have finished. In a graph they are a graph of some, launched again and again.
+func repeat(w *spmd.World, s *spmd.Stream, v variant, calls int, call func() error,
+	use func(step func() error) error) error {
 	times := func(n int, call func() error) func() error {
 		return func() error {
 			for range n {

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// Operation is one collective as the sweep measures it: all that is known of it, but for the call itself, which
-// buffers.call makes.
+// Operation is one collective as the sweep measures it: all that is known of it, but for the call
+// itself, which buffers.call makes.
 type Operation struct {
 	Name    string
 	NCCL    string // nccl-tests' program for it, if there is one
 	divides bool   // the elements are divided among the ranks
-	// Bus is bus bandwidth over algorithm bandwidth on n ranks.
-	// Source: nccl-tests, doc/PERFORMANCE.md and the GetBw functions of src/*.cu; it has no ping-pong, which moves a
+	// Bus is bus bandwidth over algorithm bandwidth on n ranks. Source: nccl-tests,
+	// doc/PERFORMANCE.md and the GetBw functions of src/*.cu; it has no ping-pong, which moves a
 	// message from one rank to another as sendrecv does.
 	Bus      func(n int) float64
 	Places   []bool // whether it works in place
@@ -100,10 +100,10 @@ var Operations = []Operation{
 		dst: all, src: all, gives: rootOnly, gets: anyRank, result: roots},
 	{Name: allGather, NCCL: "all_gather_perf", divides: true, Bus: others, Places: either, least: 1, trips: 1,
 		dst: all, src: part, gives: anyRank, gets: anyRank, result: parts},
-	{Name: reduceScatter, NCCL: "reduce_scatter_perf", divides: true, Bus: others, Places: either, modifies: true, least: 1, trips: 1,
-		dst: part, src: all, gives: anyRank, gets: anyRank, result: partOfSums, torch: onGPUs},
-	{Name: allToAll, NCCL: "alltoall_perf", divides: true, Bus: others, Places: either, modifies: true, least: 1, trips: 1,
-		dst: all, src: all, gives: anyRank, gets: anyRank, result: partOfEach, torch: onGPUs},
+	{Name: reduceScatter, NCCL: "reduce_scatter_perf", divides: true, Bus: others, Places: either, modifies: true,
+		least: 1, trips: 1, dst: part, src: all, gives: anyRank, gets: anyRank, result: partOfSums, torch: onGPUs},
+	{Name: allToAll, NCCL: "alltoall_perf", divides: true, Bus: others, Places: either, modifies: true, least: 1,
+		trips: 1, dst: all, src: all, gives: anyRank, gets: anyRank, result: partOfEach, torch: onGPUs},
 	{Name: gather, NCCL: "gather_perf", divides: true, Bus: others, Places: either, least: 1, trips: 1,
 		dst: all, src: part, gives: anyRank, gets: rootOnly, result: parts},
 	{Name: scatter, NCCL: "scatter_perf", divides: true, Bus: others, Places: either, least: 1, trips: 1,

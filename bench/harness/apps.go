@@ -36,7 +36,8 @@ type TrainStep struct {
 	Peak      int     `json:"peak_bytes"`
 }
 
-// Unforeseen is by how much a run's buffers differ from what it has told of before, as a part of that, by the line with its summary.
+// Unforeseen is by how much a run's buffers differ from what it has told of before, as a part of
+// that, by the line with its summary.
 func (s TrainStep) Unforeseen() float64 {
 	return math.Abs(float64(s.Peak)/float64(s.Needs) - 1)
 }

@@ -12,8 +12,9 @@ import (
 // seldom is the time between lines that say what is measured, where there is no terminal.
 const seldom = 30 * time.Second
 
-// Doing says what is measured now. Where standard error ends at a terminal, it keeps one line there up to date; elsewhere it
-// prints a line now and then. The zero value is ready for use by one goroutine.
+// Doing says what is measured now. Where standard error ends at a terminal, it keeps one
+// line there up to date; elsewhere it prints a line now and then. The zero value is
+// ready for use by one goroutine.
 type Doing struct {
 	screen  *terminal.Screen
 	columns func() int

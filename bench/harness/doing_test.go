@@ -20,7 +20,8 @@ func TestDoing(t *testing.T) {
 	} {
 		var screen, plain bytes.Buffer
 		clock := time.Unix(1e9, 0)
-		d := Doing{screen: &terminal.Screen{To: &screen}, columns: func() int { return tc.columns }, plain: &plain, now: func() time.Time { return clock }}
+		d := Doing{screen: &terminal.Screen{To: &screen}, columns: func() int { return tc.columns }, plain: &plain,
+			now: func() time.Time { return clock }}
 		last := func() string {
 			lines := pty.Lines(screen.String())
 			return lines[len(lines)-1]

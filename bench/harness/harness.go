@@ -121,7 +121,8 @@ func (b *Harness) Self(n int, command string, flags ...string) ([]string, error)
 	if err != nil {
 		return nil, err
 	}
-	return MPIRun(n, append([]string{self, command, "--json", "-", "--log-level", "warn", "--device", b.DeviceName()}, flags...)...), nil
+	return MPIRun(n, append([]string{self, command, "--json", "-", "--log-level", "warn", "--device", b.DeviceName()},
+		flags...)...), nil
 }
 
 // DeviceName is --device of programs in the set of groups that runs.
@@ -218,7 +219,8 @@ func (b *Harness) command(group string) string {
 func Parse(fs *pflag.FlagSet) error {
 	help.Parse(fs, os.Args[1:])
 	if fs.NArg() > 0 {
-		return fmt.Errorf("unknown command or argument %q: %s --help shows the flags, and bench/README.md the commands", fs.Arg(0), fs.Name())
+		return fmt.Errorf("unknown command or argument %q: %s --help shows the flags, and bench/README.md the commands",
+			fs.Arg(0), fs.Name())
 	}
 	return nil
 }

@@ -25,7 +25,8 @@ func TestGPUNames(t *testing.T) {
 		list string
 		want []string
 	}{
-		{"GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-2)\n", []string{"NVIDIA H200", "NVIDIA A100-SXM4-80GB"}},
+		{"GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-2)\n",
+			[]string{"NVIDIA H200", "NVIDIA A100-SXM4-80GB"}},
 		{"GPU 0: NVIDIA H200 (UUID: GPU-1)\n  MIG 1g.18gb Device 0: (UUID: MIG-1)\n", []string{"NVIDIA H200"}},
 		{"No devices found.\n", nil},
 		{"", nil},
@@ -39,13 +40,15 @@ func TestGPUNames(t *testing.T) {
 // Limits and comparisons are met on their own side of the goal only, in the set's
 // words for the device.
 func TestRows(t *testing.T) {
-	b := Harness{machine: "two cores", Rounds: DefaultRounds, GPUs: []string{"H200", "H200"}, Set: GPUSet, Group: "launch"}
+	b := Harness{machine: "two cores", Rounds: DefaultRounds, GPUs: []string{"H200", "H200"}, Set: GPUSet,
+		Group: "launch"}
 	b.Compare(Row{What: "slow", Ours: 3, Goal: 1.2}, "C", 2, false)
 	b.Compare(Row{What: "fast", Ours: 3, Goal: 1}, "C", 2, true)
 	b.Limit(Row{What: "zero", Ours: 0, Goal: 0})
 	b.Limit(Row{What: "nan", Ours: math.NaN(), Goal: 1})
 	for i, met := range []bool{false, true, true, false} {
-		if r := b.Rows[i]; r.Met != met || r.Bench != "launch" || r.Device != "H200" || r.Machine != "two cores, 2 x H200" {
+		r := b.Rows[i]
+		if r.Met != met || r.Bench != "launch" || r.Device != "H200" || r.Machine != "two cores, 2 x H200" {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -96,14 +99,17 @@ func TestByteSize(t *testing.T) {
 		want int
 		back string
 	}{
-		{"8B", 8, "8B"}, {"8", 8, "8B"}, {"1KiB", 1024, "1KiB"}, {"1024B", 1024, "1KiB"}, {"1536B", 1536, "1536B"}, {"64MiB", 67108864, "64MiB"}, {"1024GiB", 1 << 40, "1024GiB"},
+		{"8B", 8, "8B"}, {"8", 8, "8B"}, {"1KiB", 1024, "1KiB"}, {"1024B", 1024, "1KiB"}, {"1536B", 1536, "1536B"},
+		{"64MiB", 67108864, "64MiB"}, {"1024GiB", 1 << 40, "1024GiB"},
 	} {
 		var b ByteSize
 		if err := b.Set(tc.text); err != nil || int(b) != tc.want || b.String() != tc.back {
 			t.Errorf("%s: %d, %s, %v", tc.text, b, &b, err)
 		}
 	}
-	for _, bad := range []string{"", "B", "0B", "-8B", "1.5KiB", "8b", "8MB", "1025GiB", "9223372036854775807GiB", "x"} {
+	for _, bad := range []string{
+		"", "B", "0B", "-8B", "1.5KiB", "8b", "8MB", "1025GiB", "9223372036854775807GiB", "x",
+	} {
 		var b ByteSize
 		if b.Set(bad) == nil {
 			t.Errorf("%q is accepted as %d", bad, b)
@@ -111,7 +117,8 @@ func TestByteSize(t *testing.T) {
 	}
 }
 
-// What a program prints is taken where it is as many lines as it should be; otherwise the error shows it.
+// What a program prints is taken where it is as many lines as it should be;
+// otherwise the error shows it.
 func TestExactly(t *testing.T) {
 	const steps = "{\"step\":1,\"loss\":3}\nnoise\n{\"step\":2,\"loss\":2}\n{\"summary\":true}\n"
 	if all, err := Exactly[TrainStep](steps, 3); err != nil || len(all) != 3 || all[1].Loss != 2 || !all[2].Summary {
@@ -127,7 +134,8 @@ func TestExactly(t *testing.T) {
 		_, err := Exactly[TrainStep](bad.out, 1)
 		_, serr := Steps(bad.out, 4)
 		for _, err := range []error{err, serr} {
-			if err == nil || strings.Contains(err.Error(), "%!") || bad.out != "" && !strings.Contains(err.Error(), "loss") {
+			if err == nil || strings.Contains(err.Error(), "%!") ||
+				bad.out != "" && !strings.Contains(err.Error(), "loss") {
 				t.Errorf("%q: %v", bad.out, err)
 			}
 		}

@@ -19,7 +19,8 @@ func Print(rows []Row) {
 		if r.Theirs != nil {
 			theirs, ratio, peer = fmt.Sprintf("%.4g", *r.Theirs), fmt.Sprintf("%.3f", *r.Ratio), *r.Peer
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%.4g\t%s\t%s\t%s\t%.4g\t%v\t%s\n", r.Bench, r.What, r.Ranks, r.Ours, theirs, r.Unit, ratio, r.Goal, r.Met, peer)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%.4g\t%s\t%s\t%s\t%.4g\t%v\t%s\n",
+			r.Bench, r.What, r.Ranks, r.Ours, theirs, r.Unit, ratio, r.Goal, r.Met, peer)
 	}
 	t.Flush()
 }

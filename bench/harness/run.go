@@ -42,8 +42,8 @@ func Outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
 	return out.String(), errs.String(), nil
 }
 
-// Follow runs a command and gives fn each line as it comes, one at a time, without its newline; errs says whether it
-// stands on standard error. An error of fn ends the command, and is returned.
+// Follow runs a command and gives fn each line as it comes, one at a time, without its newline;
+// errs says whether it stands on standard error. An error of fn ends the command, and is returned.
 func Follow(fn func(errs bool, line string) error, cmd ...string) error {
 	ctx, end := context.WithCancelCause(Interrupted)
 	defer end(nil)
@@ -118,11 +118,12 @@ func run(ctx context.Context, out, errs io.Writer, env, cmd []string) error {
 // ProgramEnv is the environment of the programs that are measured.
 func ProgramEnv() []string { return slices.Concat(mpirun.Env(0), binding(os.Environ())) }
 
-// binding are the variables of an environment that bind ranks to cores. Otherwise mpirun.Env leaves all of them unbound,
-// as launch run does: the threads of a rank, NCCL's among them, use several.
+// binding are the variables of an environment that bind ranks to cores. Otherwise mpirun.Env leaves
+// all of them unbound, as launch run does: the threads of a rank, NCCL's among them, use several.
 func binding(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(v string) bool {
-		return !strings.HasPrefix(v, "OMPI_MCA_hwloc_base_binding_policy=") && !strings.HasPrefix(v, "PRTE_MCA_hwloc_default_binding_policy=")
+		return !strings.HasPrefix(v, "OMPI_MCA_hwloc_base_binding_policy=") &&
+			!strings.HasPrefix(v, "PRTE_MCA_hwloc_default_binding_policy=")
 	})
 }
 

@@ -30,8 +30,8 @@ type network struct {
 	stepUS  float64
 }
 
-// between is the time of an all-reduce over the nodes, of the part of the operand that one rank of each has: a ring or a
-// tree, whichever is faster.
+// between is the time of an all-reduce over the nodes, of the part of the operand that one rank of
+// each has: a ring or a tree, whichever is faster.
 func (w network) between(bytes, nodes float64) float64 {
 	if nodes <= 1 {
 		return 0
@@ -42,9 +42,9 @@ func (w network) between(bytes, nodes float64) float64 {
 	return min(of(ring), of(tree))
 }
 
-// expect is the time on ranks that may be on several nodes. The operand is reduced within each node, then its parts over the
-// nodes, and the result is gathered within each node. At best the longer of the two phases hides the other; at worst one
-// follows the other.
+// expect is the time on ranks that may be on several nodes. The operand is reduced within each
+// node, then its parts over the nodes, and the result is gathered within each node. At best the
+// longer of the two phases hides the other; at worst one follows the other.
 func (w network) expect(m model, bytes, ranks int) (best, worst float64) {
 	local := min(ranks, w.perNode)
 	within, _ := m.us(float64(bytes), float64(local))
@@ -66,7 +66,8 @@ func (k series) calls() string {
 	return fmt.Sprintf("%s: %s, %s", k.Side, k.Op, strings.TrimPrefix(m.What(), fmt.Sprintf("%s of 0B, ", k.Op)))
 }
 
-// pointsOf returns the all-reduces on two ranks or more by their series, and the series in the order of the lines.
+// pointsOf returns the all-reduces on two ranks or more by their series, and the
+// series in the order of the lines.
 func pointsOf(lines []collective.Measured) ([]series, map[series][]sample) {
 	of := map[series][]sample{}
 	var order []series
@@ -101,7 +102,8 @@ func Command() error {
 	fs := pflag.NewFlagSet("bench model", pflag.ExitOnError)
 	fs.StringVar(&f.side, "side", collective.Ours, "whose measurements, such as \"nccl-tests -R 2\"")
 	fs.IntSliceVar(&f.ranks, "ranks", []int{64, 1024}, "numbers of ranks to say what to expect on")
-	fs.IntSliceVar(&f.fitRanks, "fit-ranks", nil, "numbers of ranks to fit to (default all measured), such as only those with, or without, a core for each")
+	fs.IntSliceVar(&f.fitRanks, "fit-ranks", nil,
+		"numbers of ranks to fit to (default all measured), such as only those with, or without, a core for each")
 	fs.StringSliceVar(&f.sizes, "sizes", []string{"8B", "16KiB", "1MiB", "64MiB", "1GiB"}, "sizes to say it for")
 	fs.IntVar(&f.perNode, "per-node", 0, "ranks of a node (default 8 on GPUs; on the host the most measured)")
 	fs.Float64Var(&f.gbps, "network-gbps", 50, "bandwidth between nodes of each rank, in 1e9 bytes a second")
@@ -163,7 +165,8 @@ func (f *modelFlags) run(out io.Writer, all []collective.Measured) error {
 	for _, k := range order {
 		points := of[k]
 		if len(points) < fewestPoints {
-			fmt.Fprintf(out, "%s: %d points on 2 ranks or more are too few for a model, which wants %d\n\n", k.what(), len(points), fewestPoints)
+			fmt.Fprintf(out, "%s: %d points on 2 ranks or more are too few for a model, which wants %d\n\n",
+				k.what(), len(points), fewestPoints)
 			continue
 		}
 		m, err := fit(points)
@@ -175,7 +178,8 @@ func (f *modelFlags) run(out io.Writer, all []collective.Measured) error {
 		if w.perNode == 0 {
 			w.perNode = 8
 			if k.Device == "host" {
-				w.perNode = int(slices.MaxFunc(points, func(a, b sample) int { return cmp.Compare(a.ranks, b.ranks) }).ranks)
+				w.perNode = int(slices.MaxFunc(points,
+					func(a, b sample) int { return cmp.Compare(a.ranks, b.ranks) }).ranks)
 			}
 		}
 		if err := f.report(out, k, points, m, w); err != nil {
@@ -186,21 +190,22 @@ func (f *modelFlags) run(out io.Writer, all []collective.Measured) error {
 		}
 	}
 	if fits == 0 {
-		return fmt.Errorf("no all-reduces of %q on 2 ranks or more, at %d points of size and ranks", f.side, fewestPoints)
+		return fmt.Errorf("no all-reduces of %q on 2 ranks or more, at %d points of size and ranks",
+			f.side, fewestPoints)
 	}
 	_, err := fmt.Fprint(out, modelNotes)
 	return err
 }
 
 // modelNotes are what the numbers rest on, and what they leave out.
-const modelNotes = `Assumed: within a node p ranks do as the fit says, also beyond the numbers measured, and each has a link of the same
-speed. Over several nodes an all-reduce is a reduce-scatter within each node, an all-reduce of the parts over the nodes,
-and an all-gather within each node. Between nodes each rank has a network adapter of its own; the parts go as a ring or a
-tree. The first number has the shorter of the two phases hidden behind the longer, the second adds them up. The network
-and the ranks of a node are given, not measured.
+const modelNotes = `Assumed: within a node p ranks do as the fit says, also beyond the numbers measured.
+Each has a link of the same speed. Over several nodes an all-reduce is a reduce-scatter within each node, an all-reduce
+of the parts over the nodes, and an all-gather within each node. Between nodes each rank has a network adapter of its
+own; the parts go as a ring or a tree. The first number hides the shorter of the two phases behind the longer, the
+second adds them up. The network and the ranks of a node are given, not measured.
 Left out: other traffic; a network with less bandwidth further up; reduction inside switches (NVLink SHARP and its like);
 ranks that come late (the more ranks, the later the last); faults; what a job computes meanwhile. Where ranks outnumber
-cores, a step has the wait for a core in it.
+cores, a step contains the wait for a core.
 `
 
 // report writes a model for people.
@@ -208,25 +213,30 @@ func (f *modelFlags) report(out io.Writer, k series, points []sample, m model, w
 	ranks := measuredRanks(points)
 	bytes := slices.MinFunc(points, func(a, b sample) int { return cmp.Compare(a.bytes, b.bytes) }).bytes
 	most := slices.MaxFunc(points, func(a, b sample) int { return cmp.Compare(a.bytes, b.bytes) }).bytes
-	fmt.Fprintf(out, "%s\n%d points, %s to %s, on %s ranks\n", k.what(), len(points), harness.SizeText(int(bytes)), harness.SizeText(int(most)), strings.Trim(fmt.Sprint(ranks), "[]"))
+	fmt.Fprintf(out, "%s\n%d points, %s to %s, on %s ranks\n", k.what(), len(points), harness.SizeText(int(bytes)),
+		harness.SizeText(int(most)), strings.Trim(fmt.Sprint(ranks), "[]"))
 	fmt.Fprintln(out, "  T(n, p) = the least of")
 	for _, t := range m.terms {
 		perByte := ""
 		if !math.IsInf(t.gbps, 1) {
 			perByte = fmt.Sprintf(" + n %s / %.4g GB/s", t.formula[1], t.gbps)
 		}
-		fmt.Fprintf(out, "    %.3g us + %.3g us %s%s   (%s; decides %d points)\n", t.startUS, t.stepUS, t.formula[0], perByte, t.name, t.points)
+		fmt.Fprintf(out, "    %.3g us + %.3g us %s%s   (%s; decides %d points)\n",
+			t.startUS, t.stepUS, t.formula[0], perByte, t.name, t.points)
 	}
-	fmt.Fprintf(out, "  error: %.1f %% typical (root mean square), %.1f %% at most, at %s on %.0f ranks\n", 100*math.Expm1(m.rms), 100*math.Expm1(m.worst), harness.SizeText(int(m.at.bytes)), m.at.ranks)
+	fmt.Fprintf(out, "  error: %.1f %% typical (root mean square), %.1f %% at most, at %s on %.0f ranks\n",
+		100*math.Expm1(m.rms), 100*math.Expm1(m.worst), harness.SizeText(int(m.at.bytes)), m.at.ranks)
 	if m.rms > poorFit {
 		_, err := fmt.Fprint(out, "  The points do not follow the model: no word on what was not measured.\n\n")
 		return err
 	}
 	if len(ranks) == 1 {
-		_, err := fmt.Fprint(out, "  Measured on one number of ranks, which does not tell the start from the steps, nor one algorithm from another: no word on others.\n\n")
+		_, err := fmt.Fprint(out, "  Measured on one number of ranks, which does not tell the start from the steps, "+
+			"nor one algorithm from another: no word on others.\n\n")
 		return err
 	}
-	fmt.Fprintf(out, "  expected, in us; nodes of %d ranks, a network of %g GB/s for each and %g us a step:\n", w.perNode, w.gbps, w.stepUS)
+	fmt.Fprintf(out, "  expected, in us; nodes of %d ranks, a network of %g GB/s for each and %g us a step:\n",
+		w.perNode, w.gbps, w.stepUS)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "ranks\t")
 	sizes := f.bytes
@@ -275,8 +285,10 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	if err := os.MkdirAll(f.out, 0o777); err != nil {
 		return err
 	}
-	points = slices.SortedStableFunc(slices.Values(points), func(a, b sample) int { return cmp.Compare(a.bytes, b.bytes) })
-	bySize := figure.Panel{Title: k.calls(), X: "bytes", Y: "us (dashed: model)", XTicks: plot.TickerFunc(plots.SizeTicks)}
+	points = slices.SortedStableFunc(slices.Values(points),
+		func(a, b sample) int { return cmp.Compare(a.bytes, b.bytes) })
+	bySize := figure.Panel{Title: k.calls(), X: "bytes", Y: "us (dashed: model)",
+		XTicks: plot.TickerFunc(plots.SizeTicks)}
 	for _, n := range ranks {
 		var line figure.Curve
 		for _, p := range points {
@@ -292,7 +304,8 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	if len(ranks) == 1 || m.rms > poorFit || points[0].bytes == points[len(points)-1].bytes {
 		sizes = nil
 	}
-	byRanks := figure.Panel{Title: fmt.Sprintf("%s, %d a node; between nodes %g GB/s, %g us", k.Device, w.perNode, w.gbps, w.stepUS), X: "ranks", Y: "expected at worst, us", XTicks: plot.TickerFunc(figure.LogTicks)}
+	byRanks := figure.Panel{Title: fmt.Sprintf("%s, %d a node; between nodes %g GB/s, %g us", k.Device, w.perNode,
+		w.gbps, w.stepUS), X: "ranks", Y: "expected at worst, us", XTicks: plot.TickerFunc(figure.LogTicks)}
 	for _, b := range sizes {
 		for n := 2; n <= most; n *= 2 {
 			_, us := w.expect(m, b, n)

@@ -13,8 +13,9 @@ import (
 //
 //	T(n, p) = the least of (start + step * steps(p) + volume(p) * n / bandwidth)
 //
-// over one algorithm or two: alpha-beta models (R. Hockney, 1994) with the steps and volumes of the usual algorithms
-// (R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication Operations in MPICH, 2005).
+// over one algorithm or two: alpha-beta models (R. Hockney, 1994) with the steps and volumes of the
+// usual algorithms (R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication
+// Operations in MPICH, 2005).
 type model struct {
 	terms []fittedTerm
 	rms   float64 // of ln(model/measured)
@@ -22,8 +23,8 @@ type model struct {
 	at    sample  // where it is
 }
 
-// algorithm is described by its steps, which are messages that follow one another, and by its volume: how often the operand
-// passes a rank's link.
+// algorithm is described by its steps, which are messages that follow one another, and by its
+// volume: how often the operand passes a rank's link.
 type algorithm struct {
 	name          string
 	steps, volume func(p float64) float64
@@ -34,14 +35,18 @@ func rounds(p float64) float64 { return math.Ceil(math.Log2(p) - 1e-9) }
 
 // On one number of ranks all algorithms fit equally well. So the likeliest come first.
 var (
-	ring     = algorithm{"ring", func(p float64) float64 { return 2 * (p - 1) }, func(p float64) float64 { return 2 * (p - 1) / p }, [2]string{"2(p-1)", "2(p-1)/p"}}
-	tree     = algorithm{"tree, to its root and back", func(p float64) float64 { return 2 * rounds(p) }, func(float64) float64 { return 2 }, [2]string{"2 log2 p", "2"}}
-	oneShot  = algorithm{"one-shot, each rank reads all others", func(p float64) float64 { return p - 1 }, func(p float64) float64 { return p - 1 }, [2]string{"(p-1)", "(p-1)"}}
+	ring = algorithm{"ring", func(p float64) float64 { return 2 * (p - 1) },
+		func(p float64) float64 { return 2 * (p - 1) / p }, [2]string{"2(p-1)", "2(p-1)/p"}}
+	tree = algorithm{"tree, to its root and back", func(p float64) float64 { return 2 * rounds(p) },
+		func(float64) float64 { return 2 }, [2]string{"2 log2 p", "2"}}
+	oneShot = algorithm{"one-shot, each rank reads all others", func(p float64) float64 { return p - 1 },
+		func(p float64) float64 { return p - 1 }, [2]string{"(p-1)", "(p-1)"}}
 	doubling = algorithm{"recursive doubling", rounds, rounds, [2]string{"log2 p", "log2 p"}}
 )
 
-// candidates are what a fit chooses from. A single algorithm is for all sizes. Of two, the first is for large operands, so its
-// volume does not grow with the ranks. The same one twice stands for an algorithm with two protocols.
+// candidates are what a fit chooses from. A single algorithm is for all sizes. Of two, the first is
+// for large operands, so its volume does not grow with the ranks. The same one twice stands for an
+// algorithm with two protocols.
 var candidates = [][]algorithm{
 	{ring}, {tree}, {oneShot}, {doubling},
 	{ring, oneShot}, {ring, doubling}, {ring, tree}, {ring, ring},
@@ -77,13 +82,14 @@ func (m model) us(bytes, ranks float64) (us float64, term int) {
 	return us, term
 }
 
-// ofLogs is the model whose parameters are given as logarithms: for each term the start, the time of a step and the time of
-// a byte. What the points cannot tell is 0: the start, where all are on one number of ranks, and the time of a byte, where
-// all have one size.
+// ofLogs is the model whose parameters are given as logarithms: for each term the start, the time
+// of a step and the time of a byte. What the points cannot tell is 0: the start, where all are on
+// one number of ranks, and the time of a byte, where all have one size.
 func ofLogs(x []float64, of []algorithm, points []sample) model {
 	var m model
 	for i, a := range of {
-		f := fittedTerm{algorithm: a, startUS: math.Exp(x[3*i]), stepUS: math.Exp(x[3*i+1]), gbps: math.Exp(-x[3*i+2]) / 1e3}
+		f := fittedTerm{algorithm: a, startUS: math.Exp(x[3*i]), stepUS: math.Exp(x[3*i+1]),
+			gbps: math.Exp(-x[3*i+2]) / 1e3}
 		if same(points, func(p sample) float64 { return p.ranks }) {
 			f.startUS = 0
 		}
@@ -100,14 +106,16 @@ func same(points []sample, of func(sample) float64) bool {
 	return !slices.ContainsFunc(points, func(p sample) bool { return of(p) != of(points[0]) })
 }
 
-// leastDecided is how many points each of two algorithms must decide, since it has three parameters.
+// leastDecided is how many points each of two algorithms must decide,
+// since it has three parameters.
 const leastDecided = 3
 
 // leastError is the error, in logarithms, below which one fit is as good as another.
 const leastError = 0.005
 
-// fit finds the algorithms and parameters with the least squares of ln(model/measured). A second algorithm has to explain more
-// than its parameters cost, by the Bayesian information criterion (G. Schwarz, 1978).
+// fit finds the algorithms and parameters with the least squares of ln(model/measured). A
+// second algorithm has to explain more than its parameters cost, by the Bayesian information
+// criterion (G. Schwarz, 1978).
 func fit(points []sample) (model, error) {
 	var best model
 	least := math.Inf(1)
@@ -169,7 +177,8 @@ func squares(points []sample, m model) float64 {
 	return sum
 }
 
-// leastSquares finds the parameters of a candidate. It starts several times, since the least of two terms has several minima.
+// leastSquares finds the parameters of a candidate. It starts several times, since the least of
+// two terms has several minima.
 func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 	order := func(a, b sample) int { return cmp.Or(cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.ranks, b.ranks)) }
 	first, last := slices.MinFunc(points, order), slices.MaxFunc(points, order)
@@ -182,17 +191,20 @@ func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 		}
 		return squares(points, m)
 	}}
-	settings := &optimize.Settings{MajorIterations: 5000, Converger: &optimize.FunctionConverge{Absolute: 1e-9, Iterations: 100}}
-	// near takes the start and the steps from the smallest point, half of its time each, and a byte from the largest; both
-	// times a factor.
+	settings := &optimize.Settings{MajorIterations: 5000,
+		Converger: &optimize.FunctionConverge{Absolute: 1e-9, Iterations: 100}}
+	// near takes the start and the steps from the smallest point, half of its time each, and a byte
+	// from the largest; both times a factor.
 	near := func(a algorithm, latency, perByte float64) []float64 {
 		half := math.Log(latency * first.us / 2)
-		return []float64{half, half - math.Log(a.steps(first.ranks)), math.Log(perByte * last.us / a.volume(last.ranks) / last.bytes)}
+		return []float64{half, half - math.Log(a.steps(first.ranks)),
+			math.Log(perByte * last.us / a.volume(last.ranks) / last.bytes)}
 	}
 	starts := [][]float64{near(of[0], 1, 1)}
 	if len(of) > 1 {
 		starts = nil
-		// By how much a step of the first takes longer than the points say, and a byte of the second.
+		// By how much a step of the first takes longer than the points
+		// say, and a byte of the second.
 		for _, k := range [][2]float64{{2, 2}, {2, 16}, {8, 4}, {8, 16}} {
 			starts = append(starts, slices.Concat(near(of[0], k[0], 1), near(of[1], 1, k[1])))
 		}
@@ -217,8 +229,8 @@ func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 	return best, nil
 }
 
-// leastPoints is somewhat more than a fit of two algorithms has parameters: with fewer points there is one algorithm. Fewer
-// than fewestPoints are too few for any.
+// leastPoints is somewhat more than a fit of two algorithms has parameters: with fewer points there
+// is one algorithm. Fewer than fewestPoints are too few for any.
 const leastPoints, fewestPoints = 9, 4
 
 // poorFit is the error, in logarithms, beyond which a model says nothing of what was not measured.

@@ -41,11 +41,18 @@ func TestFit(t *testing.T) {
 		noise float64
 		near  float64 // how far parameters may be off
 	}{
-		{"GPUs: small ones at once, large ones in a ring", known(2.5, fittedTerm{algorithm: oneShot, stepUS: 0.4, gbps: 120}, fittedTerm{algorithm: ring, stepUS: 2, gbps: 340}), []int{2, 3, 4}, 0, 0.01},
-		{"the same with noise", known(2.5, fittedTerm{algorithm: oneShot, stepUS: 0.4, gbps: 120}, fittedTerm{algorithm: ring, stepUS: 2, gbps: 340}), []int{2, 3, 4, 6, 8}, 0.01, 0.1},
-		{"host: doubling", known(0.3, fittedTerm{algorithm: doubling, stepUS: 0.5, gbps: 2}), []int{2, 4, 8, 16, 32, 64}, 0, 0.01},
-		{"host: a ring with noise", known(1, fittedTerm{algorithm: ring, stepUS: 5, gbps: 3}), []int{2, 4, 8, 16, 32, 64}, 0.02, 0.1},
-		{"small ones doubling, large ones in a ring", known(0.5, fittedTerm{algorithm: doubling, stepUS: 1, gbps: 4}, fittedTerm{algorithm: ring, stepUS: 3, gbps: 12}), []int{2, 4, 8, 16}, 0.01, 0.1},
+		{"GPUs: small ones at once, large ones in a ring",
+			known(2.5, fittedTerm{algorithm: oneShot, stepUS: 0.4, gbps: 120},
+				fittedTerm{algorithm: ring, stepUS: 2, gbps: 340}), []int{2, 3, 4}, 0, 0.01},
+		{"the same with noise", known(2.5, fittedTerm{algorithm: oneShot, stepUS: 0.4, gbps: 120},
+			fittedTerm{algorithm: ring, stepUS: 2, gbps: 340}), []int{2, 3, 4, 6, 8}, 0.01, 0.1},
+		{"host: doubling", known(0.3, fittedTerm{algorithm: doubling, stepUS: 0.5, gbps: 2}),
+			[]int{2, 4, 8, 16, 32, 64}, 0, 0.01},
+		{"host: a ring with noise", known(1, fittedTerm{algorithm: ring, stepUS: 5, gbps: 3}),
+			[]int{2, 4, 8, 16, 32, 64}, 0.02, 0.1},
+		{"small ones doubling, large ones in a ring",
+			known(0.5, fittedTerm{algorithm: doubling, stepUS: 1, gbps: 4},
+				fittedTerm{algorithm: ring, stepUS: 3, gbps: 12}), []int{2, 4, 8, 16}, 0.01, 0.1},
 		{"a tree", known(4, fittedTerm{algorithm: tree, stepUS: 2, gbps: 50}), []int{2, 4, 8, 16}, 0, 0.01},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -91,8 +98,8 @@ func TestFitOneNumberOfRanks(t *testing.T) {
 	}
 }
 
-// Of one size, as cost measures it, there is a time by ranks, and no bandwidth; and other sizes are not spoken of. What
-// follows no such model is said to.
+// Of one size, as cost measures it, there is a time by ranks, and no bandwidth; and other sizes are
+// not spoken of. What follows no such model is said to.
 func TestModelOfCost(t *testing.T) {
 	of := func(us func(p float64) float64) string {
 		var all []collective.Measured
@@ -101,7 +108,8 @@ func TestModelOfCost(t *testing.T) {
 			m.App, m.Device = "cost", "host"
 			all = append(all, m)
 		}
-		f := modelFlags{side: collective.Ours, fitRanks: []int{2, 4, 16, 32, 64}, ranks: []int{48, 1024}, sizes: []string{"1MiB"}, out: t.TempDir(), network: network{gbps: 50, stepUS: 5}}
+		f := modelFlags{side: collective.Ours, fitRanks: []int{2, 4, 16, 32, 64}, ranks: []int{48, 1024},
+			sizes: []string{"1MiB"}, out: t.TempDir(), network: network{gbps: 50, stepUS: 5}}
 		if err := f.check(); err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +121,10 @@ func TestModelOfCost(t *testing.T) {
 	}
 	// 3 us, and 1.5 for each further rank; 8 ranks, which are left out, do as they like.
 	text := of(func(p float64) float64 { return map[bool]float64{true: 1000, false: 3 + 1.5*(p-1)}[p == 8] })
-	for _, want := range []string{"5 points, 8B to 8B, on 2 4 16 32 64 ranks\n  T(n, p) = the least of\n    3 us + 0.75 us 2(p-1)   (ring; decides 5 points)\n", "  8B\n     48           73.5\n   1024  "} {
+	for _, want := range []string{
+		"5 points, 8B to 8B, on 2 4 16 32 64 ranks\n  T(n, p) = the least of\n" +
+			"    3 us + 0.75 us 2(p-1)   (ring; decides 5 points)\n", "  8B\n     48           73.5\n   1024  ",
+	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -124,7 +135,8 @@ func TestModelOfCost(t *testing.T) {
 	}
 }
 
-// Over nodes, counted by hand: 8 ranks a node, 64 ranks, 64 MiB. Within: ring of 8. Between: 8 MiB over 8 nodes.
+// Over nodes, counted by hand: 8 ranks a node, 64 ranks, 64 MiB. Within: ring of 8.
+// Between: 8 MiB over 8 nodes.
 func TestExpect(t *testing.T) {
 	m := known(2, fittedTerm{algorithm: ring, stepUS: 1, gbps: 300})
 	w := network{perNode: 8, gbps: 50, stepUS: 5}
@@ -150,8 +162,8 @@ func TestExpect(t *testing.T) {
 	}
 }
 
-// The command's text has the model, the error and what to expect, for each way of calling; the host's nodes are as
-// large as what was measured.
+// The command's text has the model, the error and what to expect, for each way of calling; the
+// host's nodes are as large as what was measured.
 func TestModelReport(t *testing.T) {
 	var all []collective.Measured
 	add := func(device string, graph bool, m model, ranks ...int) {
@@ -167,7 +179,8 @@ func TestModelReport(t *testing.T) {
 	few.Symmetric, few.Device = true, "NVIDIA H200"
 	other := timeOf("nccl-tests -R 0", 2, 3, 0)
 	all = append(all, few, other)
-	f := modelFlags{side: collective.Ours, ranks: []int{8, 64, 1024}, sizes: []string{"8B", "64MiB"}, out: t.TempDir(), network: network{gbps: 50, stepUS: 5}}
+	f := modelFlags{side: collective.Ours, ranks: []int{8, 64, 1024}, sizes: []string{"8B", "64MiB"}, out: t.TempDir(),
+		network: network{gbps: 50, stepUS: 5}}
 	if err := f.check(); err != nil {
 		t.Fatal(err)
 	}
@@ -176,9 +189,12 @@ func TestModelReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"lockstep: allreduce, float32, in a graph on NVIDIA H200\n28 points, 8B to 512MiB, on 2 4 ranks\n  T(n, p) = the least of\n    1 us + 1 us 2(p-1) + n 2(p-1)/p / 300 GB/s   (ring; decides 28 points)\n",
-		"nodes of 8 ranks, a network of 50 GB/s", "nodes of 16 ranks, a network", "30 to 45", // 1 + 14, and 6 steps of 5
-		"lockstep: allreduce, float32, symmetric on NVIDIA H200: 1 points on 2 ranks or more are too few for a model, which wants 4", "Assumed: ", "Left out: ",
+		"lockstep: allreduce, float32, in a graph on NVIDIA H200\n28 points, 8B to 512MiB, on 2 4 ranks\n" +
+			"  T(n, p) = the least of\n    1 us + 1 us 2(p-1) + n 2(p-1)/p / 300 GB/s   (ring; decides 28 points)\n",
+		// 1 + 14, and 6 steps of 5
+		"nodes of 8 ranks, a network of 50 GB/s", "nodes of 16 ranks, a network", "30 to 45",
+		"lockstep: allreduce, float32, symmetric on NVIDIA H200: 1 points on 2 ranks or more are too few for a " +
+			"model, which wants 4", "Assumed: ", "Left out: ",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
@@ -192,11 +208,13 @@ func TestModelReport(t *testing.T) {
 		t.Fatalf("%q, %v", plots, err)
 	}
 	for _, p := range plots {
-		if text := plotstest.CheckSVG(t, p); !strings.Contains(text, "measured, 2 ranks") || !strings.Contains(text, "expected of 64MiB") {
+		text := plotstest.CheckSVG(t, p)
+		if !strings.Contains(text, "measured, 2 ranks") || !strings.Contains(text, "expected of 64MiB") {
 			t.Errorf("%s lacks a line", p)
 		}
 	}
-	if err := f.run(&out, []collective.Measured{few}); err == nil || !strings.Contains(err.Error(), `no all-reduces of "lockstep"`) {
+	if err := f.run(&out, []collective.Measured{few}); err == nil ||
+		!strings.Contains(err.Error(), `no all-reduces of "lockstep"`) {
 		t.Errorf("too few points for any model: %v", err)
 	}
 }
@@ -217,7 +235,8 @@ func TestModelCheck(t *testing.T) {
 	} {
 		f := modelFlags{ranks: []int{64}, sizes: []string{"8B"}, network: network{perNode: 8, gbps: 50, stepUS: 5}}
 		tc.change(&f)
-		if err := f.check(); tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+		err := f.check()
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%v, want %q", err, tc.want)
 		}
 	}
@@ -225,7 +244,8 @@ func TestModelCheck(t *testing.T) {
 
 // timeOf is a measurement of one time.
 func timeOf(side string, ranks int, us float64, wrong int) collective.Measured {
-	m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2, Bytes: 8}, Wrong: &wrong, OK: wrong == 0}
+	m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2,
+		Bytes: 8}, Wrong: &wrong, OK: wrong == 0}
 	m.Side, m.Ranks, m.MedianUS = side, ranks, us
 	return m
 }

@@ -220,7 +220,8 @@ func emit[T any](w *spmd.World, points ...T) error {
 
 // operands returns src, in which element i of rank r is r + 1 + i%7, and dst, in
 // which none is a sum of those.
-func operands(w *spmd.World, n int, alloc func(*spmd.World, int) (spmd.Buffer[float32], error)) (dst, src spmd.Buffer[float32], err error) {
+func operands(w *spmd.World, n int,
+	alloc func(*spmd.World, int) (spmd.Buffer[float32], error)) (dst, src spmd.Buffer[float32], err error) {
 	if src, err = alloc(w, n); err != nil {
 		return dst, src, err
 	}
@@ -258,7 +259,8 @@ func allReduce(w *spmd.World, bytes int) error {
 	}
 	defer src.Free()
 	defer dst.Free()
-	points, err := timed(w, bytes, blocking(bytes), []string{"spmd.AllReduce"}, func() error { return spmd.AllReduce(w.Comm(), dst, src, spmd.Sum) })
+	points, err := timed(w, bytes, blocking(bytes), []string{"spmd.AllReduce"},
+		func() error { return spmd.AllReduce(w.Comm(), dst, src, spmd.Sum) })
 	if err != nil {
 		return err
 	}
@@ -277,7 +279,8 @@ func allToAll(w *spmd.World, bytes int) error {
 	}
 	defer src.Free()
 	defer dst.Free()
-	points, err := timed(w, bytes, blocking(bytes*w.Size()), []string{"spmd.AllToAll"}, func() error { return spmd.AllToAll(w.Comm(), dst, src) })
+	points, err := timed(w, bytes, blocking(bytes*w.Size()), []string{"spmd.AllToAll"},
+		func() error { return spmd.AllToAll(w.Comm(), dst, src) })
 	if err != nil {
 		return err
 	}
@@ -325,7 +328,8 @@ func pingPong(w *spmd.World, bytes int) error {
 		}
 		return nil
 	}
-	points, err := timed(w, bytes, blocking(bytes), []string{"spmd.Send and Recv", "gompi SendFloat64s and RecvPreallocFloat64s"}, ours, theirs)
+	points, err := timed(w, bytes, blocking(bytes),
+		[]string{"spmd.Send and Recv", "gompi SendFloat64s and RecvPreallocFloat64s"}, ours, theirs)
 	if err != nil {
 		return err
 	}

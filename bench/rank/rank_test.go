@@ -37,7 +37,8 @@ func TestUnwatched(t *testing.T) {
 
 func testRank(t *testing.T, flag, what string, ranks int) {
 	t.Helper()
-	p := spmdtest.Program(t, ranks, nil, "--device="+spmdtest.Device(), flag, what, "--json", "-", "--log-level", "warn")
+	p := spmdtest.Program(t, ranks, nil, "--device="+spmdtest.Device(), flag, what, "--json", "-", "--log-level",
+		"warn")
 	if p.Status != 0 {
 		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 	}
@@ -92,7 +93,8 @@ func TestProcessAge(t *testing.T) {
 		t.Errorf("age %v, but this process was there %v ago: %v", age, least, err)
 	}
 	start := time.Now()
-	p := spmdtest.Program(t, 1, nil, "--device="+spmdtest.Device(), "--what", "startup", "--json", "-", "--log-level", "warn")
+	p := spmdtest.Program(t, 1, nil, "--device="+spmdtest.Device(), "--what", "startup", "--json", "-", "--log-level",
+		"warn")
 	most := time.Since(start)
 	all, err := harness.Lines[Started](p.Stdout)
 	if err != nil || len(all) != 1 {

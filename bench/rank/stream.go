@@ -37,7 +37,8 @@ func enqueue(w *spmd.World, bytes int) error {
 		return err
 	}
 	c := w.Comm().On(s)
-	points, err := timed(w, bytes, enqueueing(s), []string{"spmd.AllReduce on a stream"}, func() error { return spmd.AllReduce(c, dst, src, spmd.Sum) })
+	points, err := timed(w, bytes, enqueueing(s), []string{"spmd.AllReduce on a stream"},
+		func() error { return spmd.AllReduce(c, dst, src, spmd.Sum) })
 	if err != nil {
 		return err
 	}

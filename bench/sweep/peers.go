@@ -14,7 +14,8 @@ import (
 	"lockstep/spmd/timing"
 )
 
-// ranksCommand is the command line of this program as a rank of the sweep, on n of them, with the flags of the sweep.
+// ranksCommand is the command line of this program as a rank of the sweep, on n of them,
+// with the flags of the sweep.
 func (s *sweep) ranksCommand(n int, list []collective.Case) ([]string, error) {
 	cmd, err := s.Self(n, "sweep-rank", s.Flags.Args()...)
 	cmd = append(cmd, "--collectives", s.collectives)
@@ -34,7 +35,8 @@ func (s *sweep) measurements(cmd []string) ([]collective.Measured, error) {
 	return all, err
 }
 
-// collectiveSides are this framework and the peers on this machine, each measuring the cases on n ranks.
+// collectiveSides are this framework and the peers on this machine, each
+// measuring the cases on n ranks.
 func (s *sweep) collectiveSides(n int, list []collective.Case) []side {
 	if len(list) == 0 {
 		return nil
@@ -114,7 +116,8 @@ var cTypes = []string{"float32", "float64", "int32", "int64"}
 
 // ofTypes are the cases whose types a peer knows.
 func ofTypes(list []collective.Case, known []string) []collective.Case {
-	return slices.DeleteFunc(slices.Clone(list), func(c collective.Case) bool { return !slices.Contains(known, c.DType.Name) })
+	return slices.DeleteFunc(slices.Clone(list),
+		func(c collective.Case) bool { return !slices.Contains(known, c.DType.Name) })
 }
 
 func (s *sweep) cSides(n int, list []collective.Case) []side {
@@ -167,7 +170,10 @@ func (s *sweep) torchSides(n int, list []collective.Case) []side {
 		return nil
 	}
 	return []side{{"PyTorch", n, func() ([]collective.Measured, error) {
-		return s.measurements(s.torchrun(n, "collectives", append([]string{fmt.Sprintf("--iters=%d", s.Iters), fmt.Sprintf("--warmup=%d", s.Warmup), fmt.Sprintf("--graph-calls=%d", collective.GraphCalls), "--graph=" + s.torchGraph()}, collective.CaseArgs(list)...)...))
+		return s.measurements(s.torchrun(n, "collectives",
+			append([]string{fmt.Sprintf("--iters=%d", s.Iters), fmt.Sprintf("--warmup=%d", s.Warmup),
+				fmt.Sprintf("--graph-calls=%d", collective.GraphCalls), "--graph=" + s.torchGraph()},
+				collective.CaseArgs(list)...)...))
 	}}}
 }
 
@@ -188,7 +194,8 @@ func (s *sweep) mpi4pySides(n int, list []collective.Case) []side {
 		if s.noModule("cupy") == nil {
 			memories = append(memories, "staged")
 			// Source: the parsable output of ompi_info(1), of a build with CUDA.
-			if info, err := harness.Output("ompi_info", "--parsable", "--all"); err == nil && strings.Contains(info, "mpi_built_with_cuda_support:value:true") {
+			info, err := harness.Output("ompi_info", "--parsable", "--all")
+			if err == nil && strings.Contains(info, "mpi_built_with_cuda_support:value:true") {
 				memories = append(memories, "aware")
 			}
 		}
@@ -200,8 +207,10 @@ func (s *sweep) mpi4pySides(n int, list []collective.Case) []side {
 			name += " " + memory
 		}
 		sides = append(sides, side{name, n, func() ([]collective.Measured, error) {
-			return s.measurements(harness.MPIRun(n, append([]string{s.python, filepath.Join(s.pythonDir, "mpi4py_peer.py"), "--memory", memory,
-				fmt.Sprintf("--iters=%d", s.Iters), fmt.Sprintf("--warmup=%d", s.Warmup)}, collective.CaseArgs(list)...)...))
+			return s.measurements(harness.MPIRun(n,
+				append([]string{s.python, filepath.Join(s.pythonDir, "mpi4py_peer.py"), "--memory", memory,
+					fmt.Sprintf("--iters=%d", s.Iters), fmt.Sprintf("--warmup=%d", s.Warmup)},
+					collective.CaseArgs(list)...)...))
 		}})
 	}
 	return sides
@@ -218,7 +227,8 @@ func (s *sweep) noNCCLTests() error {
 	return err
 }
 
-// ncclSides are nccl-tests on plain and on symmetric memory. Without MPI it drives all GPUs from one process.
+// ncclSides are nccl-tests on plain and on symmetric memory. Without MPI it
+// drives all GPUs from one process.
 func (s *sweep) ncclSides(n int, list []collective.Case) []side {
 	var sides []side
 	for _, registered := range []string{"0", "2"} {
@@ -230,7 +240,8 @@ func (s *sweep) ncclSides(n int, list []collective.Case) []side {
 					continue // older ones lack some
 				}
 				for _, t := range s.types {
-					mine := slices.DeleteFunc(slices.Clone(list), func(c collective.Case) bool { return c.Op.Name != op.Name || c.DType.Name != t.Name })
+					mine := slices.DeleteFunc(slices.Clone(list),
+						func(c collective.Case) bool { return c.Op.Name != op.Name || c.DType.Name != t.Name })
 					if len(mine) == 0 {
 						continue
 					}
@@ -251,7 +262,8 @@ func (s *sweep) ncclSides(n int, list []collective.Case) []side {
 	return sides
 }
 
-// ncclRuns are the sizes in parts with the same number of calls: a run of nccl-tests has one for all of its sizes.
+// ncclRuns are the sizes in parts with the same number of calls: a run of nccl-tests
+// has one for all of its sizes.
 func (s *sweep) ncclRuns() [][]int {
 	var runs [][]int
 	for i, size := range s.sizes {
@@ -263,11 +275,16 @@ func (s *sweep) ncclRuns() [][]int {
 	return runs
 }
 
-// ncclTest runs one of nccl-tests' programs over sizes of one number of calls. Each of its cycles is an iteration of
-// ours: the calls back to back, then one wait. So it has as many, and as many before that do not count.
-func (s *sweep) ncclTest(n int, program, registered string, op collective.Operation, t collective.DType, graph bool, sizes []int) ([]collective.Measured, error) {
-	cmd := []string{program, "-b", strconv.Itoa(sizes[0]), "-e", strconv.Itoa(sizes[len(sizes)-1]), "-f", strconv.Itoa(s.factor),
-		"-d", t.NCCL, "-w", strconv.Itoa(s.Warmup), "-c", "1", "-a", "3", "-R", registered, "-N", strconv.Itoa(s.Warmup + s.Iters)} // -a 3: the slowest rank
+// ncclTest runs one of nccl-tests' programs over sizes of one number of calls. Each of its
+// cycles is an iteration of ours: the calls back to back, then one wait. So it has as many, and
+// as many before that do not count.
+func (s *sweep) ncclTest(n int, program, registered string, op collective.Operation, t collective.DType, graph bool,
+	sizes []int) ([]collective.Measured, error) {
+	cmd := []string{program, "-b", strconv.Itoa(sizes[0]), "-e", strconv.Itoa(sizes[len(sizes)-1]), "-f",
+		strconv.Itoa(s.factor),
+		// -a 3: the slowest rank
+		"-d", t.NCCL, "-w", strconv.Itoa(s.Warmup), "-c", "1", "-a", "3", "-R", registered, "-N",
+		strconv.Itoa(s.Warmup + s.Iters)}
 	calls := s.callsOf(sizes[0])
 	if graph {
 		each, launches := collective.InGraph(calls)
@@ -301,8 +318,8 @@ func (s *sweep) ncclTest(n int, program, registered string, op collective.Operat
 	return all, nil
 }
 
-// cycles puts the lines of each size and place together: the first cycles are the warm-up. Several sizes asked for may
-// have become one, where the elements are divided among the ranks.
+// cycles puts the lines of each size and place together: the first cycles are the warm-up. Several
+// sizes asked for may have become one, where the elements are divided among the ranks.
 func cycles(lines []collective.Measured, warmup, iters int) ([]collective.Measured, error) {
 	of := map[collective.Kind][]collective.Measured{}
 	var order []collective.Kind
@@ -316,7 +333,8 @@ func cycles(lines []collective.Measured, warmup, iters int) ([]collective.Measur
 	for _, k := range order {
 		same := of[k]
 		if len(same)%(warmup+iters) != 0 {
-			return nil, fmt.Errorf("%d lines of %d bytes, want one for each of %d cycles", len(same), k.Bytes, warmup+iters)
+			return nil, fmt.Errorf("%d lines of %d bytes, want one for each of %d cycles",
+				len(same), k.Bytes, warmup+iters)
 		}
 		m := middle(same) // wrong elements count in the warm-up, too
 		var us []float64
@@ -340,9 +358,10 @@ func usesMPI(program string) bool {
 	return err == nil && slices.ContainsFunc(libraries, func(l string) bool { return strings.HasPrefix(l, "libmpi") })
 }
 
-// ncclTable reads the table of one of nccl-tests' programs: a line for out of place and one for in place of each size.
-// They have one time, the mean of the calls. A size at which it moves nothing is left out.
-// Source: nccl-tests, src/util.cu: writeBenchmarkLinePreamble and writeBenchmarkLineBody.
+// ncclTable reads the table of one of nccl-tests' programs: a line for out of place and one
+// for in place of each size. They have one time, the mean of the calls. A size at which it
+// moves nothing is left out. Source: nccl-tests, src/util.cu: writeBenchmarkLinePreamble
+// and writeBenchmarkLineBody.
 func ncclTable(out string, op collective.Operation, t collective.DType) ([]collective.Measured, error) {
 	const (
 		place   = 5 // the column of the first time: before it are size, count, type, redop and root
@@ -367,12 +386,14 @@ func ncclTable(out string, op collective.Operation, t collective.DType) ([]colle
 			if err != nil || !(us > 0) {
 				return nil, fmt.Errorf("%s printed %q: %q is no time", op.NCCL, strings.TrimSpace(line), body[0])
 			}
-			m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: op.Name, Dtype: t.Name, Elements: bytes / t.Size, Bytes: bytes, InPlace: inPlace}, OK: true}
+			m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: op.Name, Dtype: t.Name,
+				Elements: bytes / t.Size, Bytes: bytes, InPlace: inPlace}, OK: true}
 			m.MinUS, m.MedianUS, m.P99US, m.MaxUS = us, us, us, us
 			if body[3] != "N/A" {
 				wrong, err := strconv.ParseFloat(body[3], 64)
 				if err != nil {
-					return nil, fmt.Errorf("%s printed %q: %q is no number of wrong elements", op.NCCL, strings.TrimSpace(line), body[3])
+					return nil, fmt.Errorf("%s printed %q: %q is no number of wrong elements",
+						op.NCCL, strings.TrimSpace(line), body[3])
 				}
 				n := int(wrong)
 				m.Wrong, m.OK = &n, n == 0

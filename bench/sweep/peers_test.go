@@ -19,7 +19,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// ncclSample is a table in the format of nccl-tests' writeBenchmarkLine functions, a double: the numbers are made up.
+// ncclSample is a table in the format of nccl-tests' writeBenchmarkLine functions, a
+// double: the numbers are made up.
 const ncclSample = `# nccl-tests version 2.19.0 nccl-headers=22803 nccl-library=22803
 # Collective test starting: all_reduce_perf
 # nThread 1 nGpus 4 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0
@@ -48,34 +49,44 @@ func TestNCCLTable(t *testing.T) {
 		bytes, wrong int // -1: nobody looked
 		us           float64
 		inPlace, ok  bool
-	}{{8, 0, 8.2, false, true}, {8, -1, 8.1, true, true}, {64 << 20, 0, 320.9, false, true}, {64 << 20, 3, 321.5, true, false}} {
+	}{
+		{8, 0, 8.2, false, true}, {8, -1, 8.1, true, true}, {64 << 20, 0, 320.9, false, true},
+		{64 << 20, 3, 321.5, true, false},
+	} {
 		m, wrong := all[i], -1
 		if m.Wrong != nil {
 			wrong = *m.Wrong
 		}
-		if m.Bytes != want.bytes || m.Elements != want.bytes/4 || wrong != want.wrong || m.MedianUS != want.us || m.InPlace != want.inPlace || m.OK != want.ok {
+		if m.Bytes != want.bytes || m.Elements != want.bytes/4 || wrong != want.wrong || m.MedianUS != want.us ||
+			m.InPlace != want.inPlace || m.OK != want.ok {
 			t.Errorf("line %d: %+v", i, m)
 		}
 	}
-	for _, bad := range []string{"", "# nothing\n", strings.ReplaceAll(ncclSample, "float", "half"), strings.Replace(ncclSample, "8.20", "fast", 1), strings.Replace(ncclSample, "N/A", "some", 1)} {
+	for _, bad := range []string{
+		"", "# nothing\n", strings.ReplaceAll(ncclSample, "float", "half"),
+		strings.Replace(ncclSample, "8.20", "fast", 1), strings.Replace(ncclSample, "N/A", "some", 1),
+	} {
 		if _, err := ncclTable(bad, op, float); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
 	}
 }
 
-// nccl-tests is run on plain and symmetric memory, in and out of a graph, with its own numbers of iterations. The
-// program is a double: a script that notes its flags and prints the sample.
+// nccl-tests is run on plain and symmetric memory, in and out of a graph, with its own numbers of
+// iterations. The program is a double: a script that notes its flags and prints the sample.
 func TestNCCLSides(t *testing.T) {
 	s, dir := testSweep(harness.GPUSet), t.TempDir()
 	flags := filepath.Join(dir, "flags")
-	// Of its three cycles the first is the warm-up; each is slower than the one before, from 8.2 us.
+	// Of its three cycles the first is the warm-up; each is slower than
+	// the one before, from 8.2 us.
 	right := strings.Replace(ncclSample, "313.11       3", "313.11       0", 1)
-	script := "#!/bin/sh\necho \"$@\" >> " + flags + "\ncat <<'END'\n" + right + strings.Replace(right, "8.20", "8.40", 1) + strings.Replace(right, "8.20", "8.80", 1) + "END\n"
+	script := "#!/bin/sh\necho \"$@\" >> " + flags + "\ncat <<'END'\n" + right +
+		strings.Replace(right, "8.20", "8.40", 1) + strings.Replace(right, "8.20", "8.80", 1) + "END\n"
 	if err := os.WriteFile(filepath.Join(dir, "all_reduce_perf"), []byte(script), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	s.ncclTests, s.peers, s.ops, s.types, s.factor, s.Graph, s.Rounds = dir, []string{"nccl-tests"}, collective.Operations, collective.DTypes[:1], 2, collective.Choice{false, true}, 1
+	s.ncclTests, s.peers, s.ops = dir, []string{"nccl-tests"}, collective.Operations
+	s.types, s.factor, s.Graph, s.Rounds = collective.DTypes[:1], 2, collective.Choice{false, true}, 1
 	s.sizes, s.calls, s.Warmup = []int{8, 16, 128 << 20}, 100, 1
 	sides := s.collectiveSides(4, collective.Cases(s.ops, s.types, s.sizes, 4, s.callsOf))
 	if len(sides) != 3 {
@@ -86,7 +97,8 @@ func TestNCCLSides(t *testing.T) {
 		t.Errorf("%d lines, %v: %+v", len(all), err, all)
 	}
 	for _, m := range all {
-		if m.Symmetric != (m.Side == "nccl-tests -R 2") || m.InPlace || m.Ranks != 4 || m.Device != "H200" || m.Iters != 2 {
+		if m.Symmetric != (m.Side == "nccl-tests -R 2") || m.InPlace || m.Ranks != 4 || m.Device != "H200" ||
+			m.Iters != 2 {
 			t.Errorf("%+v", m)
 		}
 		if m.Bytes == 8 && (m.MinUS != 8.4 || m.MaxUS != 8.8 || math.Abs(m.MedianUS-8.6) > 1e-9) {
@@ -96,7 +108,8 @@ func TestNCCLSides(t *testing.T) {
 	got, err := os.ReadFile(flags)
 	want := ""
 	for _, r := range []string{"0", "2"} {
-		for _, n := range [][2]string{{"-n 100", "-n 60"}, {"-n 20 -G 5", "-n 20 -G 3"}} { // small and large, without a graph and in one
+		// small and large, without a graph and in one
+		for _, n := range [][2]string{{"-n 100", "-n 60"}, {"-n 20 -G 5", "-n 20 -G 3"}} {
 			want += "-b 8 -e 16 -f 2 -d float -w 1 -c 1 -a 3 -R " + r + " -N 3 " + n[0] + " -g 4\n"
 			want += "-b 134217728 -e 134217728 -f 2 -d float -w 1 -c 1 -a 3 -R " + r + " -N 3 " + n[1] + " -g 4\n"
 		}
@@ -106,8 +119,8 @@ func TestNCCLSides(t *testing.T) {
 	}
 }
 
-// Each cycle of nccl-tests has every size once; sizes that became one through the division among the ranks are one line;
-// one that is missing is an error.
+// Each cycle of nccl-tests has every size once; sizes that became one through the division among
+// the ranks are one line; one that is missing is an error.
 func TestCycles(t *testing.T) {
 	of := func(bytes int, us ...float64) []collective.Measured {
 		var all []collective.Measured
@@ -123,11 +136,13 @@ func TestCycles(t *testing.T) {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	for i, want := range [][4]float64{{2, 1, 2, 3}, {4, 10, 11.5, 14}} {
-		if m := all[i]; float64(m.Iters) != want[0] || m.MinUS != want[1] || m.MedianUS != want[2] || m.MaxUS != want[3] || m.OK || *m.Wrong != []int{3, 6}[i] {
+		if m := all[i]; float64(m.Iters) != want[0] || m.MinUS != want[1] || m.MedianUS != want[2] ||
+			m.MaxUS != want[3] || m.OK || *m.Wrong != []int{3, 6}[i] {
 			t.Errorf("%d bytes: %+v", m.Bytes, m)
 		}
 	}
-	if all, err := cycles(of(8, 1, 2), 1, 2); err == nil || !strings.Contains(err.Error(), "2 lines of 8 bytes, want one for each of 3 cycles") {
+	if all, err := cycles(of(8, 1, 2), 1, 2); err == nil ||
+		!strings.Contains(err.Error(), "2 lines of 8 bytes, want one for each of 3 cycles") {
 		t.Errorf("%+v, %v", all, err)
 	}
 }
@@ -142,7 +157,10 @@ func TestPresent(t *testing.T) {
 	if p := s.present(); len(p) != 0 {
 		t.Errorf("%d peers: %+v", len(p), p)
 	}
-	for flag, want := range map[string]string{"torch": "/nonexistent/python3 cannot import torch", "mpi4py": "cannot import mpi4py", "nccl-tests": "--nccl-tests", "c": "host memory"} {
+	for flag, want := range map[string]string{
+		"torch": "/nonexistent/python3 cannot import torch", "mpi4py": "cannot import mpi4py",
+		"nccl-tests": "--nccl-tests", "c": "host memory",
+	} {
 		i := slices.IndexFunc(peers, func(p peer) bool { return p.flag == flag })
 		if err := peers[i].missing(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", flag, err, want)
@@ -197,7 +215,8 @@ func TestMPI4Py(t *testing.T) {
 	spmdtest.HostOnly(t, "mpi4py's buffers are the host's")
 	s := testSweep(harness.HostSet)
 	s.python, s.pythonDir, s.Rounds = pythonWith(t, "mpi4py"), "../peers", 1
-	list := collective.Cases(collective.Operations, []collective.DType{collective.DTypes[0], collective.DTypes[4]}, []int{64, 5000}, 3, twice)
+	list := collective.Cases(collective.Operations, []collective.DType{collective.DTypes[0], collective.DTypes[4]},
+		[]int{64, 5000}, 3, twice)
 	all, err := s.turnsOf(s.mpi4pySides(3, list))
 	if err != nil {
 		t.Fatal(err)
@@ -210,12 +229,15 @@ func TestCProgram(t *testing.T) {
 	spmdtest.HostOnly(t, "the C program's buffers are the host's")
 	s := testSweep(harness.HostSet)
 	s.CSources, s.Dir, s.Rounds, s.InPlace = "../c", t.TempDir(), 1, collective.Choice{false, true}
-	list := collective.Cases(collective.Operations, []collective.DType{collective.DTypes[0], collective.DTypes[1], collective.DTypes[6], collective.DTypes[8]}, []int{64, 5000}, 3, twice)
+	list := collective.Cases(collective.Operations,
+		[]collective.DType{collective.DTypes[0], collective.DTypes[1], collective.DTypes[6], collective.DTypes[8]},
+		[]int{64, 5000}, 3, twice)
 	all, err := s.turnsOf(s.cSides(3, list))
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkPeer(t, slices.DeleteFunc(slices.Clone(all), func(m collective.Measured) bool { return m.InPlace && m.Op != "broadcast" }), list)
+	checkPeer(t, slices.DeleteFunc(slices.Clone(all),
+		func(m collective.Measured) bool { return m.InPlace && m.Op != "broadcast" }), list)
 	both := 0
 	for _, c := range list {
 		both += len(c.Op.Places)
@@ -223,7 +245,9 @@ func TestCProgram(t *testing.T) {
 	if len(all) != both {
 		t.Errorf("%d lines, want %d", len(all), both)
 	}
-	if _, _, err := harness.Outputs(nil, harness.MPIRun(1, filepath.Join(s.Dir, "collectives"), "1", "0", "off", "scan:float32:1:1")...); err == nil || !strings.Contains(err.Error(), "scan:float32:1:1: is no case") {
+	if _, _, err := harness.Outputs(nil,
+		harness.MPIRun(1, filepath.Join(s.Dir, "collectives"), "1", "0", "off", "scan:float32:1:1")...); err == nil ||
+		!strings.Contains(err.Error(), "scan:float32:1:1: is no case") {
 		t.Errorf("a case that is none: %v", err)
 	}
 }
@@ -236,8 +260,8 @@ func checkPeer(t *testing.T, all []collective.Measured, list []collective.Case) 
 	}
 	for i, m := range all {
 		c := list[i]
-		if m.Op != c.Op.Name || m.Dtype != c.DType.Name || m.Elements != c.Elements || m.Bytes != c.Bytes() || m.InPlace != (m.Op == "broadcast") ||
-			m.Wrong == nil || *m.Wrong != 0 || !m.OK || m.MedianUS <= 0 {
+		if m.Op != c.Op.Name || m.Dtype != c.DType.Name || m.Elements != c.Elements || m.Bytes != c.Bytes() ||
+			m.InPlace != (m.Op == "broadcast") || m.Wrong == nil || *m.Wrong != 0 || !m.OK || m.MedianUS <= 0 {
 			t.Errorf("%v: %+v", c, m)
 		}
 	}
@@ -256,10 +280,14 @@ func TestPlots(t *testing.T) {
 		panels []figure.Panel
 		want   []string // texts; nil where there is nothing to draw
 	}{
-		{"times", []figure.Panel{distribution([]collective.Measured{of(collective.Ours, nil), of("PyTorch", []float64{30, 40, 1300})}, "a machine")},
-			[]string{"lockstep, 4 ranks: p50 40.0 us, p99 55.0 us, max 1300.0 us", "PyTorch, 4 ranks", "times of reduce; a machine"}},
-		{"one point", bySize([]collective.Measured{line(collective.Ours, 2, 3, 0)}, "allreduce", "a machine"), []string{"time of a call, us", "8B"}}, // no bus bandwidth: one panel
-		{"ranks", byRanks("reduce", []collective.Measured{of(collective.Ours, nil)}), nil},                                                           // no speed-up yet
+		{"times", []figure.Panel{distribution([]collective.Measured{of(collective.Ours, nil),
+			of("PyTorch", []float64{30, 40, 1300})}, "a machine")},
+			[]string{"lockstep, 4 ranks: p50 40.0 us, p99 55.0 us, max 1300.0 us", "PyTorch, 4 ranks",
+				"times of reduce; a machine"}},
+		// no bus bandwidth: one panel
+		{"one point", bySize([]collective.Measured{line(collective.Ours, 2, 3, 0)}, "allreduce", "a machine"),
+			[]string{"time of a call, us", "8B"}},
+		{"ranks", byRanks("reduce", []collective.Measured{of(collective.Ours, nil)}), nil}, // no speed-up yet
 		{"nothing", bySize(nil, "allreduce", ""), nil},
 	} {
 		file := filepath.Join(dir, tc.name+".svg")
@@ -282,7 +310,8 @@ func TestPlots(t *testing.T) {
 	}
 }
 
-// The ends of the cumulative curve are the least and the greatest time, whether all times are known or four of them.
+// The ends of the cumulative curve are the least and the greatest time, whether all
+// times are known or four of them.
 func TestDistribution(t *testing.T) {
 	m := line(collective.Ours, 1, 4, 0)
 	m.Scaling, m.MinUS, m.P99US, m.MaxUS = strong, 1, 8, 9
@@ -290,7 +319,8 @@ func TestDistribution(t *testing.T) {
 	all.Side, all.SamplesUS = "PyTorch", []float64{9, 1, 4, 8}
 	for _, c := range distribution([]collective.Measured{m, all}, "").Curves {
 		first, last := c.Points[0], c.Points[len(c.Points)-1]
-		if first.X != 1 || first.Y != 0 || last.X != 9 || last.Y != 1 || !slices.IsSortedFunc(c.Points, func(a, b plotter.XY) int { return int(a.X - b.X) }) {
+		if first.X != 1 || first.Y != 0 || last.X != 9 || last.Y != 1 ||
+			!slices.IsSortedFunc(c.Points, func(a, b plotter.XY) int { return int(a.X - b.X) }) {
 			t.Errorf("%s: %v", c.Name, c.Points)
 		}
 	}
@@ -329,7 +359,10 @@ func TestMeasuredFields(t *testing.T) {
 	if err := json.Unmarshal(data, &m); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range []string{"app", "ranks", "device", "graph", "dtype", "elements", "bytes", "iters", "min_us", "median_us", "p99_us", "max_us", "gbps", "ok", "wrong"} {
+	for _, f := range []string{
+		"app", "ranks", "device", "graph", "dtype", "elements", "bytes", "iters", "min_us", "median_us", "p99_us",
+		"max_us", "gbps", "ok", "wrong",
+	} {
 		if _, ok := m[f]; !ok {
 			t.Errorf("no field %s in %s", f, data)
 		}

@@ -39,8 +39,11 @@ func (s *sweep) plot() error {
 	for _, op := range s.ops {
 		for _, t := range s.types {
 			for _, n := range s.ranks {
-				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]), func(m collective.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
-				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), true, bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, plots.OnRanks(n)), machine)...); err != nil {
+				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]),
+					func(m collective.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
+				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), true,
+					bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, plots.OnRanks(n)), machine)...); err !=
+					nil {
 					return err
 				}
 			}
@@ -72,7 +75,8 @@ func bySize(lines []collective.Measured, title, machine string) []figure.Panel {
 // byRanks are the speed-up at the same work, and the efficiency at work that grows.
 func byRanks(app string, lines []collective.Measured) []figure.Panel {
 	up := figure.Panel{Title: app + ", strong scaling", X: "ranks", Y: "speed-up", XTicks: rankTicks(lines)}
-	efficiency := figure.Panel{Title: app + ", weak scaling", X: "ranks", Y: "efficiency", XTicks: rankTicks(lines), LinearY: true}
+	efficiency := figure.Panel{Title: app + ", weak scaling", X: "ranks", Y: "efficiency", XTicks: rankTicks(lines),
+		LinearY: true}
 	slices.SortStableFunc(lines, func(a, b collective.Measured) int { return a.Ranks - b.Ranks })
 	var ideal, one figure.Curve
 	for _, m := range lines {
@@ -89,20 +93,25 @@ func byRanks(app string, lines []collective.Measured) []figure.Panel {
 	return []figure.Panel{up, efficiency}
 }
 
-// apart is the least ratio of two times that are drawn as two points. Most of 10,000 times would fall on the same place.
+// apart is the least ratio of two times that are drawn as two points. Most of 10,000 times
+// would fall on the same place.
 const apart = 1.002
 
-// distribution is the cumulative distribution of reduce's times. A side that does not give every time is drawn by its least,
-// its median, its 99th percentile and its greatest.
+// distribution is the cumulative distribution of reduce's times. A side that does not give every
+// time is drawn by its least, its median, its 99th percentile and its greatest.
 func distribution(lines []collective.Measured, machine string) figure.Panel {
-	p := figure.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true, NoMarks: true}
+	p := figure.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true,
+		NoMarks: true}
 	for _, m := range lines {
 		if m.Scaling != strong {
 			continue
 		}
-		name := fmt.Sprintf("%s, %s: p50 %.1f us, p99 %.1f us, max %.1f us", m.Label(), plots.OnRanks(m.Ranks), m.MedianUS, m.P99US, m.MaxUS)
+		name := fmt.Sprintf("%s, %s: p50 %.1f us, p99 %.1f us, max %.1f us",
+			m.Label(), plots.OnRanks(m.Ranks), m.MedianUS, m.P99US, m.MaxUS)
 		if len(m.SamplesUS) == 0 {
-			for _, q := range []plotter.XY{{X: m.MinUS, Y: 0}, {X: m.MedianUS, Y: 0.5}, {X: m.P99US, Y: 0.99}, {X: m.MaxUS, Y: 1}} {
+			for _, q := range []plotter.XY{
+				{X: m.MinUS, Y: 0}, {X: m.MedianUS, Y: 0.5}, {X: m.P99US, Y: 0.99}, {X: m.MaxUS, Y: 1},
+			} {
 				p.Add(name, q.X, q.Y)
 			}
 			continue

@@ -10,9 +10,10 @@ import (
 	"lockstep/bench/harness"
 )
 
-// ratios adds a row for each of our lines and each peer that measured the same. Of a peer's sides the fastest counts:
-// they are the same collective on several kinds of memory, of which ours may take any. Only NCCL's symmetric memory is
-// not for ours on plain memory, which cannot have it. A peer without graphs is compared with ours in one.
+// ratios adds a row for each of our lines and each peer that measured the same. Of a peer's sides
+// the fastest counts: they are the same collective on several kinds of memory, of which ours may
+// take any. Only NCCL's symmetric memory is not for ours on plain memory, which cannot have it. A
+// peer without graphs is compared with ours in one.
 func (s *sweep) ratios(lines []collective.Measured) {
 	for _, m := range lines {
 		if m.Side != collective.Ours {
@@ -33,7 +34,8 @@ func (s *sweep) ratios(lines []collective.Measured) {
 			if len(theirs) == 0 {
 				continue
 			}
-			best := slices.MinFunc(theirs, func(a, b collective.Measured) int { return cmp.Compare(a.MedianUS, b.MedianUS) })
+			best := slices.MinFunc(theirs,
+				func(a, b collective.Measured) int { return cmp.Compare(a.MedianUS, b.MedianUS) })
 			r := harness.Row{What: m.What(), Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: s.goal}
 			if peer.flag == ncclTests {
 				if m.Symmetric && len(theirs) > 1 {
@@ -50,8 +52,9 @@ func (s *sweep) ratios(lines []collective.Measured) {
 	slices.SortStableFunc(s.Rows, func(a, b harness.Row) int { return cmp.Compare(a.Ranks, b.Ranks) })
 }
 
-// The goals against nccl-tests: of an all-reduce of largeBytes and more, and of one of at most smallBytes in a graph and
-// on symmetric memory: against NCCL's symmetric kernels, and how much faster than its others on 4 GPUs or more.
+// The goals against nccl-tests: of an all-reduce of largeBytes and more, and of one of at most
+// smallBytes in a graph and on symmetric memory: against NCCL's symmetric kernels, and how much
+// faster than its others on 4 GPUs or more.
 const (
 	largeBytes, largeGoal = 64 << 20, 1.01
 	smallBytes            = 16 << 10
@@ -60,7 +63,8 @@ const (
 	smallSpeedUpRanks     = 4
 )
 
-// ncclGoal is the ratio asked for against one of nccl-tests' lines: eager calls have some of the host's time on top.
+// ncclGoal is the ratio asked for against one of nccl-tests' lines: eager calls have
+// some of the host's time on top.
 func (s *sweep) ncclGoal(m, theirs collective.Measured) float64 {
 	goal := s.goal
 	if m.Op == "allreduce" && m.Bytes >= largeBytes {
@@ -78,7 +82,8 @@ func (s *sweep) smallGoals(m collective.Measured, theirs []collective.Measured) 
 		return
 	}
 	for _, p := range theirs {
-		r := harness.Row{What: m.What() + ", against symmetric NCCL", Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: smallGoal}
+		r := harness.Row{What: m.What() + ", against symmetric NCCL", Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us",
+			Goal: smallGoal}
 		if !p.Symmetric {
 			if m.Ranks < smallSpeedUpRanks {
 				continue

@@ -10,7 +10,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// Each way of calling is compared with the better of a peer's sides; a peer without graphs with ours in one, too.
+// Each way of calling is compared with the better of a peer's sides; a peer without
+// graphs with ours in one, too.
 func TestRatios(t *testing.T) {
 	s := testSweep(harness.GPUSet)
 	graph := func(m collective.Measured) collective.Measured { m.Graph, m.Stream = true, true; return m }
@@ -34,8 +35,9 @@ func TestRatios(t *testing.T) {
 	}
 }
 
-// On symmetric memory the better of NCCL's kinds counts, and is named; on plain memory its plain kind. Small ones in a
-// graph have goals against each of the two, eager ones the host's time on top, large ones a stricter goal.
+// On symmetric memory the better of NCCL's kinds counts, and is named; on plain memory its plain
+// kind. Small ones in a graph have goals against each of the two, eager ones the host's time on
+// top, large ones a stricter goal.
 func TestNCCLRatios(t *testing.T) {
 	for _, tc := range []struct {
 		name                string
@@ -47,19 +49,27 @@ func TestNCCLRatios(t *testing.T) {
 	}{
 		{"small, in a graph, 4 GPUs", 8, 4, true, 7.6, 3.5, 7.5, 3.4, []string{
 			"in a graph, nccl-tests -R 0, 1.0133, goal 1.0300",
-			"symmetric, in a graph, against the better of plain and symmetric NCCL, nccl-tests -R 2, 1.0294, goal 1.0300",
+			"symmetric, in a graph, against the better of plain and symmetric NCCL, nccl-tests -R 2, 1.0294, goal " +
+				"1.0300",
 			"symmetric, in a graph: time, as a part of that of plain NCCL, nccl-tests -R 0, 0.4667, goal 0.4762",
 			"symmetric, in a graph, against symmetric NCCL, nccl-tests -R 2, 1.0294, goal 1.0500"}},
 		{"small, in a graph, 2 GPUs", 16 << 10, 2, true, 7.6, 3.5, 7.5, 3.4, []string{
 			"in a graph, nccl-tests -R 0, 1.0133, goal 1.0300",
-			"symmetric, in a graph, against the better of plain and symmetric NCCL, nccl-tests -R 2, 1.0294, goal 1.0300",
+			"symmetric, in a graph, against the better of plain and symmetric NCCL, nccl-tests -R 2, 1.0294, goal " +
+				"1.0300",
 			"symmetric, in a graph, against symmetric NCCL, nccl-tests -R 2, 1.0294, goal 1.0500"}},
 		{"small, eager", 8, 4, false, 9, 6, 8, 5, []string{
-			"on a stream, nccl-tests -R 0, 1.1250, goal 1.0925", "symmetric, on a stream, against the better of plain and symmetric NCCL, nccl-tests -R 2, 1.2000, goal 1.1300"}},
+			"on a stream, nccl-tests -R 0, 1.1250, goal 1.0925",
+			"symmetric, on a stream, against the better of plain and symmetric NCCL, nccl-tests -R 2, 1.2000, goal " +
+				"1.1300"}},
 		{"plain wins", 256 << 10, 4, true, 12, 11, 10, 12.5, []string{
-			"in a graph, nccl-tests -R 0, 1.2000, goal 1.0300", "symmetric, in a graph, against the better of plain and symmetric NCCL, nccl-tests -R 0, 1.1000, goal 1.0300"}},
+			"in a graph, nccl-tests -R 0, 1.2000, goal 1.0300",
+			"symmetric, in a graph, against the better of plain and symmetric NCCL, nccl-tests -R 0, 1.1000, goal " +
+				"1.0300"}},
 		{"large", 64 << 20, 4, false, 330, 320, 320, 360, []string{
-			"on a stream, nccl-tests -R 0, 1.0312, goal 1.0116", "symmetric, on a stream, against the better of plain and symmetric NCCL, nccl-tests -R 0, 1.0000, goal 1.0116"}},
+			"on a stream, nccl-tests -R 0, 1.0312, goal 1.0116",
+			"symmetric, on a stream, against the better of plain and symmetric NCCL, nccl-tests -R 0, 1.0000, goal " +
+				"1.0116"}},
 	} {
 		s := testSweep(harness.GPUSet)
 		s.goal = collective.GPUGoal
@@ -68,7 +78,8 @@ func TestNCCLRatios(t *testing.T) {
 			m.Bytes, m.Elements, m.Graph, m.Symmetric, m.Stream = tc.bytes, tc.bytes/4, tc.graph, symmetric, true
 			return m
 		}
-		s.ratios([]collective.Measured{of(collective.Ours, tc.plain, false), of(collective.Ours, tc.symmetric, true), of("nccl-tests -R 0", tc.plainNC, false), of("nccl-tests -R 2", tc.symmetricN, true)})
+		s.ratios([]collective.Measured{of(collective.Ours, tc.plain, false), of(collective.Ours, tc.symmetric, true),
+			of("nccl-tests -R 0", tc.plainNC, false), of("nccl-tests -R 2", tc.symmetricN, true)})
 		var got []string
 		for _, r := range s.Rows {
 			what, _ := strings.CutPrefix(r.What, fmt.Sprintf("allreduce of %s, float32, ", harness.SizeText(tc.bytes)))

@@ -35,11 +35,14 @@ func (f *appFlags) flags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.apps, "apps", appNames, "applications for scaling")
 	fs.IntVar(&f.elements, "elements", 30_000_000, "reduce: numbers to sum; with weak scaling, for each rank")
 	fs.IntVar(&f.rows, "rows", 0, "matvec: rows (default 2,000 on the host, 10,000 on GPUs)")
-	fs.IntVar(&f.cols, "cols", 0, "matvec: columns; with weak scaling, for each rank (default 60,000 on the host, 300,000 on GPUs)")
-	fs.IntVar(&f.grid, "grid", 0, "stencil: rows and columns of the grid; with weak scaling, rows for each rank (default 4,096 on the host, 16,384 on GPUs)")
+	fs.IntVar(&f.cols, "cols", 0, "matvec: columns; with weak scaling, for each rank (default 60,000 on the host, "+
+		"300,000 on GPUs)")
+	fs.IntVar(&f.grid, "grid", 0, "stencil: rows and columns of the grid; with weak scaling, rows for each rank "+
+		"(default 4,096 on the host, 16,384 on GPUs)")
 	fs.IntVar(&f.iters, "app-iters", 100, "reduce, matvec and stencil: timed iterations")
 	fs.IntVar(&f.globalBatch, "global-batch", 16, "train: sequences of a step; with weak scaling, for each rank")
-	fs.IntVar(&f.steps, "steps", harness.TrainSteps, fmt.Sprintf("train: steps, of which the first %d do not count", harness.TrainDiscard))
+	fs.IntVar(&f.steps, "steps", harness.TrainSteps,
+		fmt.Sprintf("train: steps, of which the first %d do not count", harness.TrainDiscard))
 	fs.StringSliceVar(&f.train, "train", nil, "train: more of its flags, such as --train=--model=gpt2,--dtype=bfloat16")
 }
 
@@ -52,7 +55,10 @@ func (f *appFlags) check() error {
 	for _, n := range []struct {
 		flag       string
 		value, min int
-	}{{"elements", f.elements, 1}, {"rows", f.rows, 0}, {"cols", f.cols, 0}, {"grid", f.grid, 0}, {"app-iters", f.iters, 1}, {"global-batch", f.globalBatch, 1}, {"steps", f.steps, harness.TrainDiscard + 1}} {
+	}{
+		{"elements", f.elements, 1}, {"rows", f.rows, 0}, {"cols", f.cols, 0}, {"grid", f.grid, 0},
+		{"app-iters", f.iters, 1}, {"global-batch", f.globalBatch, 1}, {"steps", f.steps, harness.TrainDiscard + 1},
+	} {
 		if n.value < n.min {
 			return fmt.Errorf("--%s %d: must be at least %d", n.flag, n.value, n.min)
 		}
@@ -60,7 +66,8 @@ func (f *appFlags) check() error {
 	return nil
 }
 
-// The kinds of scaling: the whole work is the same on any number of ranks, or the work of each rank is.
+// The kinds of scaling: the whole work is the same on any number of ranks,
+// or the work of each rank is.
 const (
 	strong = "strong"
 	weak   = "weak"
@@ -99,7 +106,8 @@ func (s *sweep) scaling() error {
 	}
 	speedUps(all)
 	s.all = append(s.all, all...)
-	s.ratios(slices.DeleteFunc(slices.Clone(all), func(m collective.Measured) bool { return m.Ranks == 1 && m.Scaling == weak }))
+	s.ratios(slices.DeleteFunc(slices.Clone(all),
+		func(m collective.Measured) bool { return m.Ranks == 1 && m.Scaling == weak }))
 	s.appGoals(all)
 	printScaling(all)
 	return err
@@ -115,7 +123,8 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 		each = n
 	}
 	elements, cols, batch := s.app.elements*each, s.app.cols*each, s.app.globalBatch*each
-	size, samples := []string{"--elements", strconv.Itoa(elements)}, []string{"--samples"} // for the plot of reduce's times
+	size := []string{"--elements", strconv.Itoa(elements)}
+	samples := []string{"--samples"} // for the plot of reduce's times
 	if app == "matvec" {
 		samples = nil
 		size = []string{"--rows", strconv.Itoa(s.app.rows), "--cols", strconv.Itoa(cols)}
@@ -126,7 +135,8 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 		}
 		return all, err
 	}
-	program := append(harness.MPIRun(n, s.Program(app)), "--device", s.DeviceName(), "--collectives", s.collectives, "--json", "-", "--log-level", "warn")
+	program := append(harness.MPIRun(n, s.Program(app)), "--device", s.DeviceName(), "--collectives", s.collectives,
+		"--json", "-", "--log-level", "warn")
 	if app == "train" {
 		return []side{{collective.Ours, n, func() ([]collective.Measured, error) {
 			m, err := s.trainTurn(append(program, "--global-batch", strconv.Itoa(max(batch, n))))
@@ -139,7 +149,8 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 	sides := []side{{collective.Ours, n, func() ([]collective.Measured, error) {
 		var all []collective.Measured
 		for _, graph := range s.Graph {
-			lines, err := s.measurements(slices.Concat(program, size, samples, []string{"--graph=" + strconv.FormatBool(graph), "--iters", strconv.Itoa(s.app.iters)}))
+			lines, err := s.measurements(slices.Concat(program, size, samples,
+				[]string{"--graph=" + strconv.FormatBool(graph), "--iters", strconv.Itoa(s.app.iters)}))
 			if err != nil {
 				return nil, err
 			}
@@ -149,7 +160,8 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 	}}}
 	if s.has("torch") {
 		sides = append(sides, side{"PyTorch", n, func() ([]collective.Measured, error) {
-			return scaled(s.measurements(s.torchrun(n, app, append(size, "--graph="+s.torchGraph(), "--iters", strconv.Itoa(s.app.iters))...)))
+			return scaled(s.measurements(s.torchrun(n, app,
+				append(size, "--graph="+s.torchGraph(), "--iters", strconv.Itoa(s.app.iters))...)))
 		}})
 	}
 	return sides
@@ -158,8 +170,8 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 // trainTurn runs the training and returns the times of its steps.
 func (s *sweep) trainTurn(cmd []string) (collective.Measured, error) {
 	m := collective.Measured{Kind: collective.Kind{App: "train"}, OK: true}
-	out, err := harness.Output(append(append(cmd, "--data", s.text(), "--cache", s.Dir, "--steps", strconv.Itoa(s.app.steps),
-		"--val-batches", "0", "--sample", "0"), s.app.train...)...)
+	out, err := harness.Output(append(append(cmd, "--data", s.text(), "--cache", s.Dir, "--steps",
+		strconv.Itoa(s.app.steps), "--val-batches", "0", "--sample", "0"), s.app.train...)...)
 	if err != nil {
 		return m, err
 	}
@@ -177,8 +189,9 @@ func (s *sweep) trainTurn(cmd []string) (collective.Measured, error) {
 	return m, nil
 }
 
-// speedUps fills in how much faster the lines are than those on the fewest ranks, and what part of the ranks' speed
-// that is. In weak scaling the work grows with the ranks, and so does the speed at equal times.
+// speedUps fills in how much faster the lines are than those on the fewest ranks, and what
+// part of the ranks' speed that is. In weak scaling the work grows with the ranks, and so
+// does the speed at equal times.
 func speedUps(all []collective.Measured) {
 	for i := range all {
 		m := &all[i]
@@ -204,7 +217,8 @@ var appGoals = []struct {
 	us    float64
 }{{"reduce", 1, 36}, {"reduce", 4, 18}, {"matvec", 1, 2860}, {"matvec", 4, 722}}
 
-// How far the times of reduce may spread, in medians, and how much faster matvec must be on 4 GPUs than on one.
+// How far the times of reduce may spread, in medians, and how much faster matvec
+// must be on 4 GPUs than on one.
 const (
 	p99Goal     = 1.25
 	maxGoal     = 10
@@ -220,18 +234,25 @@ func (s *sweep) appGoals(all []collective.Measured) {
 		if m.Side != collective.Ours || m.Scaling != strong {
 			continue
 		}
-		usual := m.App == "reduce" && m.Elements == 30_000_000 || m.App == "matvec" && m.Rows == 10_000 && m.Cols == 300_000
+		usual := m.App == "reduce" && m.Elements == 30_000_000 ||
+			m.App == "matvec" && m.Rows == 10_000 && m.Cols == 300_000
 		for _, g := range appGoals {
 			if usual && g.app == m.App && g.ranks == m.Ranks {
-				s.Limit(harness.Row{What: m.What() + ": median", Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: g.us})
+				s.Limit(harness.Row{What: m.What() + ": median", Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us",
+					Goal: g.us})
 			}
 		}
 		if m.App == "reduce" {
-			s.Limit(harness.Row{What: m.What() + ": 99th percentile", Ranks: m.Ranks, Ours: m.P99US / m.MedianUS, Unit: "medians", Goal: p99Goal})
-			s.Limit(harness.Row{What: m.What() + ": maximum", Ranks: m.Ranks, Ours: m.MaxUS / m.MedianUS, Unit: "medians", Goal: maxGoal})
+			s.Limit(harness.Row{What: m.What() + ": 99th percentile", Ranks: m.Ranks, Ours: m.P99US / m.MedianUS,
+				Unit: "medians", Goal: p99Goal})
+			s.Limit(harness.Row{What: m.What() + ": maximum", Ranks: m.Ranks, Ours: m.MaxUS / m.MedianUS,
+				Unit: "medians", Goal: maxGoal})
 		}
-		if m.App == "matvec" && m.Ranks == 4 && slices.ContainsFunc(all, func(o collective.Measured) bool { return o.Ranks == 1 && o.Series() == m.Series() }) {
-			s.Limit(harness.Row{What: m.What() + ": time, as a part of that on 1 rank", Ranks: 4, Ours: 1 / m.SpeedUp, Unit: "times", Goal: 1 / speedUpGoal})
+		if m.App == "matvec" && m.Ranks == 4 && slices.ContainsFunc(all, func(o collective.Measured) bool {
+			return o.Ranks == 1 && o.Series() == m.Series()
+		}) {
+			s.Limit(harness.Row{What: m.What() + ": time, as a part of that on 1 rank", Ranks: 4, Ours: 1 / m.SpeedUp,
+				Unit: "times", Goal: 1 / speedUpGoal})
 		}
 	}
 }
@@ -242,16 +263,18 @@ func printScaling(all []collective.Measured) {
 	fmt.Fprintln(t, "app\tside\tscaling\tgraph\tranks\tmedian us\tp99 us\tspeed-up\tefficiency\t")
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b collective.Measured) int {
-		return cmp.Or(cmp.Compare(slices.Index(appNames, a.App), slices.Index(appNames, b.App)), cmp.Compare(a.Scaling, b.Scaling), cmp.Compare(a.Side, b.Side), cmp.Compare(a.Ranks, b.Ranks))
+		return cmp.Or(cmp.Compare(slices.Index(appNames, a.App), slices.Index(appNames, b.App)),
+			cmp.Compare(a.Scaling, b.Scaling), cmp.Compare(a.Side, b.Side), cmp.Compare(a.Ranks, b.Ranks))
 	})
 	for _, m := range all {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%d\t%.1f\t%.1f\t%.2f\t%.2f\t\n", m.App, m.Side, m.Scaling, m.Graph, m.Ranks, m.MedianUS, m.P99US, m.SpeedUp, m.Efficiency)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%d\t%.1f\t%.1f\t%.2f\t%.2f\t\n",
+			m.App, m.Side, m.Scaling, m.Graph, m.Ranks, m.MedianUS, m.P99US, m.SpeedUp, m.Efficiency)
 	}
 	t.Flush()
 }
 
-// cost measures what a rank costs: the time of the smallest all-reduce, of the start, and the memory. There may be
-// more ranks than cores.
+// cost measures what a rank costs: the time of the smallest all-reduce, of the start, and the
+// memory. There may be more ranks than cores.
 func (s *sweep) cost() error {
 	t, err := collective.DTypeOf("float32")
 	if err != nil {

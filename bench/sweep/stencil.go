@@ -9,14 +9,17 @@ import (
 	"lockstep/bench/harness"
 )
 
-// stencilSides are this framework and, on the host, the C program, with the grid of scaling on n ranks.
-func (s *sweep) stencilSides(program []string, n, each int, scaled func([]collective.Measured, error) ([]collective.Measured, error)) []side {
+// stencilSides are this framework and, on the host, the C program, with the
+// grid of scaling on n ranks.
+func (s *sweep) stencilSides(program []string, n, each int,
+	scaled func([]collective.Measured, error) ([]collective.Measured, error)) []side {
 	rows := s.app.grid * each
 	sides := []side{{collective.Ours, n, func() ([]collective.Measured, error) {
 		var all []collective.Measured
 		for _, graph := range s.Graph {
-			lines, err := s.measurements(slices.Concat(program, []string{"--size", fmt.Sprintf("%dx%d", rows, s.app.grid),
-				"--graph=" + strconv.FormatBool(graph), "--iters", strconv.Itoa(s.app.iters)}))
+			lines, err := s.measurements(slices.Concat(program,
+				[]string{"--size", fmt.Sprintf("%dx%d", rows, s.app.grid),
+					"--graph=" + strconv.FormatBool(graph), "--iters", strconv.Itoa(s.app.iters)}))
 			if err != nil {
 				return nil, err
 			}

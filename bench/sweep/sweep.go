@@ -62,13 +62,13 @@ var sweepParts = []string{collectivesPart, scalingPart, costPart}
 
 const defaultSweepRounds = 3
 
-// The calls of a timed iteration on the host: enough for the clock, as one may take less than a microsecond, unless
-// they move many bytes.
+// The calls of a timed iteration on the host: enough for the clock, as one may take less than a
+// microsecond, unless they move many bytes.
 const hostCalls, hostMoved = 200, 64 << 20
 
-// gpuCalls are those on GPUs, by size: so many that the start, the first launch of a graph and the wait at the end are
-// about a hundredth of their time or less. nccl-tests takes one number for all sizes of a run, and starting it takes as
-// long as the run: hence two.
+// gpuCalls are those on GPUs, by size: so many that the start, the first launch of a graph and the
+// wait at the end are about a hundredth of their time or less. nccl-tests takes one number for all
+// sizes of a run, and starting it takes as long as the run: hence two.
 var gpuCalls = []struct{ upTo, calls int }{{8 << 20, 1000}, {harness.MostBytes, 60}}
 
 // callsOf is the number of calls of a timed iteration at a size.
@@ -91,22 +91,33 @@ func Command() error {
 	s.Flags.Register(fs, "symmetric")
 	fs.StringSliceVar(&s.parts, "only", sweepParts, "what to run")
 	fs.StringSliceVar(&s.opNames, "ops", collective.OperationNames(), "collectives")
-	fs.StringSliceVar(&s.typeNames, "types", []string{"float32"}, "element types: "+strings.Join(collective.DTypeNames(), ", "))
+	fs.StringSliceVar(&s.typeNames, "types", []string{"float32"},
+		"element types: "+strings.Join(collective.DTypeNames(), ", "))
 	fs.Var(&s.from, "from", "smallest size, of the larger of a rank's two buffers: bytes, or such as 64KiB")
 	fs.Var(&s.to, "to", "largest size: bytes, or such as 1GiB")
 	fs.IntVar(&s.factor, "factor", 2, "how many times as large one size is as the one before")
-	fs.IntVar(&s.calls, "calls", 0, fmt.Sprintf("calls back to back in a timed iteration, at most (default: from %d, of small ones, to %d on GPUs, and from %d to 1 on the host); 1 times what a caller waits", gpuCalls[0].calls, gpuCalls[len(gpuCalls)-1].calls, hostCalls))
-	fs.IntSliceVar(&s.ranks, "ranks", nil, "numbers of ranks (default 1, 2, 4 and so on: up to all GPUs, or 4 on the host)")
-	fs.IntSliceVar(&s.costRanks, "cost-ranks", []int{1, 2, 4, 8, 16, 32, 64}, "numbers of ranks for cost; on GPUs, those of them that there are GPUs for")
+	fs.IntVar(&s.calls, "calls", 0,
+		fmt.Sprintf("calls back to back in a timed iteration, at most (default: from %d, of small ones, to %d on "+
+			"GPUs, and from %d to 1 on the host); 1 times what a caller waits",
+			gpuCalls[0].calls, gpuCalls[len(gpuCalls)-1].calls, hostCalls))
+	fs.IntSliceVar(&s.ranks, "ranks", nil,
+		"numbers of ranks (default 1, 2, 4 and so on: up to all GPUs, or 4 on the host)")
+	fs.IntSliceVar(&s.costRanks, "cost-ranks", []int{1, 2, 4, 8, 16, 32, 64},
+		"numbers of ranks for cost; on GPUs, those of them that there are GPUs for")
 	fs.StringVar(&s.device, "device", "auto", "auto, cuda or host")
-	fs.StringVar(&s.collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer")
+	fs.StringVar(&s.collectives, "collectives", "auto",
+		"what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer")
 	fs.IntVar(&s.Rounds, "rounds", defaultSweepRounds, "turns of each side; the medians count")
-	fs.DurationVar(&s.within, "limit", 0, "time after which no turn begins, such as 5m; what has been measured then counts (0: none)")
-	fs.StringSliceVar(&s.peers, "peers", peerNames(), "whom to compare with; those that are not on this machine are left out. none is nobody")
+	fs.DurationVar(&s.within, "limit", 0,
+		"time after which no turn begins, such as 5m; what has been measured then counts (0: none)")
+	fs.StringSliceVar(&s.peers, "peers", peerNames(),
+		"whom to compare with; those that are not on this machine are left out. none is nobody")
 	fs.StringVar(&s.ncclTests, "nccl-tests", "", "`DIR` of the built nccl-tests")
 	fs.StringVar(&s.python, "python", "python3", "the Python that has PyTorch or mpi4py")
 	fs.StringVar(&s.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
-	fs.Float64Var(&s.goal, "goal", 0, fmt.Sprintf("ratio to peers that counts as met (default %v on GPUs, %v on the host)", collective.GPUGoal, collective.HostGoal))
+	fs.Float64Var(&s.goal, "goal", 0,
+		fmt.Sprintf("ratio to peers that counts as met (default %v on GPUs, %v on the host)",
+			collective.GPUGoal, collective.HostGoal))
 	fs.StringVar(&s.Out, "out", "bench/results/sweep", "`DIR` for the results")
 	fs.StringVar(&s.Bin, "bin", "bin", "`DIR` of the built programs reduce, matvec, stencil and train")
 	fs.StringVar(&s.CSources, "c-sources", "bench/c", "`DIR` of the C programs' sources")
@@ -153,7 +164,9 @@ func (s *sweep) check() error {
 		got, known []string
 	}{
 		{"only", s.parts, sweepParts}, {"peers", s.peers, append([]string{"none"}, peerNames()...)},
-		{"device", []string{s.device}, []string{"auto", "cuda", "host"}}, {"collectives", []string{s.collectives}, []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
+		{"device", []string{s.device}, []string{"auto", "cuda", "host"}},
+		{"collectives", []string{s.collectives},
+			[]string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
 	} {
 		for _, v := range f.got {
 			if !slices.Contains(f.known, v) {
@@ -316,8 +329,9 @@ type side struct {
 	run   func() ([]collective.Measured, error)
 }
 
-// turnsOf runs the sides turn and turn about and returns the medians of their lines. A side that fails is not run
-// again; the error says so. After --limit no turn begins, and an interrupt ends the turn that it meets.
+// turnsOf runs the sides turn and turn about and returns the medians of their lines. A side
+// that fails is not run again; the error says so. After --limit no turn begins, and an
+// interrupt ends the turn that it meets.
 func (s *sweep) turnsOf(sides []side) ([]collective.Measured, error) {
 	measurements := map[collective.Kind][]collective.Measured{}
 	var order []collective.Kind
@@ -327,13 +341,15 @@ turns:
 		for i, side := range sides {
 			if s.within > 0 && time.Since(s.begun) > s.within {
 				s.Doing.Done()
-				fmt.Fprintf(os.Stderr, "bench: --limit %v: %d of %d turns are left out\n", s.within, (s.Rounds-round)*len(sides)-i, s.Rounds*len(sides))
+				fmt.Fprintf(os.Stderr, "bench: --limit %v: %d of %d turns are left out\n",
+					s.within, (s.Rounds-round)*len(sides)-i, s.Rounds*len(sides))
 				break turns
 			}
 			if failed[i] != nil {
 				continue
 			}
-			s.Doing.Say(fmt.Sprintf("%s: %s on %d ranks", s.Group, side.name, side.ranks), round*len(sides)+i+1, s.Rounds*len(sides), len(s.all))
+			s.Doing.Say(fmt.Sprintf("%s: %s on %d ranks", s.Group, side.name, side.ranks), round*len(sides)+i+1,
+				s.Rounds*len(sides), len(s.all))
 			lines, err := side.run()
 			if err != nil && harness.Interrupted.Err() != nil {
 				break turns // it ended this side, and would end the next ones at once
@@ -361,8 +377,8 @@ turns:
 	return all, errors.Join(failed...)
 }
 
-// middle is the line of several rounds. It has the medians of what they measured, the least and the greatest of their
-// times, the sum of what was wrong, and the rates that follow.
+// middle is the line of several rounds. It has the medians of what they measured, the least and the
+// greatest of their times, the sum of what was wrong, and the rates that follow.
 func middle(turns []collective.Measured) collective.Measured {
 	m := turns[0]
 	m.Rounds, m.SamplesUS, m.Slow, m.Wrong = len(turns), nil, nil, nil

@@ -15,11 +15,12 @@ import (
 	"lockstep/bench/harness"
 )
 
-// What a rank sends and receives, counted by hand for 4 ranks of nccl-tests' formulas, and one of its lines: 64 MiB
-// reduced over 4 GPUs in 320.9 us is a bus bandwidth of 314 GB/s.
+// What a rank sends and receives, counted by hand for 4 ranks of nccl-tests' formulas, and one of
+// its lines: 64 MiB reduced over 4 GPUs in 320.9 us is a bus bandwidth of 314 GB/s.
 func TestBandwidths(t *testing.T) {
 	for name, want := range map[string][2]float64{ // on 2 and 4 ranks
-		"allreduce": {1, 1.5}, "reducescatter": {0.5, 0.75}, "allgather": {0.5, 0.75}, "alltoall": {0.5, 0.75}, "gather": {0.5, 0.75}, "scatter": {0.5, 0.75},
+		"allreduce": {1, 1.5}, "reducescatter": {0.5, 0.75}, "allgather": {0.5, 0.75}, "alltoall": {0.5, 0.75},
+		"gather": {0.5, 0.75}, "scatter": {0.5, 0.75},
 		"broadcast": {1, 1}, "reduce": {1, 1}, "sendrecv": {1, 1}, "pingpong": {1, 1},
 	} {
 		op, err := collective.OperationOf(name)
@@ -36,14 +37,17 @@ func TestBandwidths(t *testing.T) {
 
 // line is a measurement for tests.
 func line(side string, ranks int, us float64, wrong int) collective.Measured {
-	m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2, Bytes: 8}, Wrong: &wrong, OK: wrong == 0}
+	m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2,
+		Bytes: 8}, Wrong: &wrong, OK: wrong == 0}
 	m.Side, m.Ranks, m.MinUS, m.MedianUS, m.P99US, m.MaxUS = side, ranks, us, us, us, us
 	return m
 }
 
 func testSweep(set string) *sweep {
-	s := &sweep{Harness: harness.Harness{Rounds: 3, GPUs: []string{"H200"}, Set: set, Group: collectivesPart, Line: "bin/bench sweep"}, goal: 1.05}
-	s.Graph, s.Symmetric, s.InPlace, s.Stream, s.Iters = collective.Choice{false}, collective.Choice{false}, collective.Choice{false}, "auto", 2
+	s := &sweep{Harness: harness.Harness{Rounds: 3, GPUs: []string{"H200"}, Set: set, Group: collectivesPart,
+		Line: "bin/bench sweep"}, goal: 1.05}
+	s.Graph, s.Symmetric = collective.Choice{false}, collective.Choice{false}
+	s.InPlace, s.Stream, s.Iters = collective.Choice{false}, "auto", 2
 	return s
 }
 
@@ -61,20 +65,26 @@ func TestTurnsOf(t *testing.T) {
 			return []collective.Measured{m}, nil
 		}}
 	}
-	bad := side{"c", 2, func() ([]collective.Measured, error) { order += "c"; return nil, errors.New("no such library") }}
+	bad := side{"c", 2, func() ([]collective.Measured, error) {
+		order += "c"
+		return nil, errors.New("no such library")
+	}}
 	all, err := s.turnsOf([]side{of("a", 0), bad, of("b", 1)})
 	if order != "acbabab" || err == nil || !strings.Contains(err.Error(), "c on 2 ranks: no such library") {
 		t.Errorf("%s, %v", order, err)
 	}
-	if len(all) != 2 || all[0].MedianUS != 2 || all[0].MinUS != 1 || all[0].MaxUS != 3 || all[0].Rounds != 3 || !all[0].OK ||
-		all[1].MedianUS != 9 || *all[1].Wrong != 3 || all[1].OK {
+	if len(all) != 2 || all[0].MedianUS != 2 || all[0].MinUS != 1 || all[0].MaxUS != 3 || all[0].Rounds != 3 ||
+		!all[0].OK || all[1].MedianUS != 9 || *all[1].Wrong != 3 || all[1].OK {
 		t.Errorf("%+v", all)
 	}
-	if slow, err := json.Marshal(all[0].Slow); string(slow) != `[{"us":3},{"us":1},{"us":2}]` || err != nil { // of all turns
+	// of all turns
+	if slow, err := json.Marshal(all[0].Slow); string(slow) != `[{"us":3},{"us":1},{"us":2}]` || err != nil {
 		t.Errorf("slow times %s, %v", slow, err)
 	}
 	s.Out, s.parts, s.all = t.TempDir(), nil, all
-	if err := s.run(); err == nil || !strings.Contains(err.Error(), "allreduce of 8B, float32 on 2 ranks: b is wrong") || strings.Contains(err.Error(), ": a is wrong") {
+	if err := s.run(); err == nil ||
+		!strings.Contains(err.Error(), "allreduce of 8B, float32 on 2 ranks: b is wrong") ||
+		strings.Contains(err.Error(), ": a is wrong") {
 		t.Errorf("a wrong result: %v", err)
 	}
 }
@@ -118,12 +128,14 @@ func TestInterrupt(t *testing.T) {
 		t.Errorf("%s, %v, %v", order, all, err)
 	}
 	s.Out, s.all = t.TempDir(), all
-	if err := s.run(); err == nil || !strings.Contains(err.Error(), "interrupted: what had been measured before is in "+s.Out) {
+	if err := s.run(); err == nil ||
+		!strings.Contains(err.Error(), "interrupted: what had been measured before is in "+s.Out) {
 		t.Errorf("%v", err)
 	}
 }
 
-// Calls are as many on GPUs as nccl-tests can do in few runs; on the host, and where each is waited for, as the clock wants.
+// Calls are as many on GPUs as nccl-tests can do in few runs; on the host, and where each is
+// waited for, as the clock wants.
 func TestCallsOf(t *testing.T) {
 	all, err := collective.Sizes(8, 1<<30, 2)
 	if err != nil {
@@ -171,16 +183,22 @@ func TestPlace(t *testing.T) {
 		given         []string
 		iters, warmup int
 		goal          float64
-	}{{harness.HostSet, nil, 20, 5, 1.05}, {harness.GPUSet, nil, 4, 1, 1.03}, {harness.GPUSet, []string{"iters", "warmup"}, 2, 0, 1.03}} {
+	}{
+		{harness.HostSet, nil, 20, 5, 1.05}, {harness.GPUSet, nil, 4, 1, 1.03},
+		{harness.GPUSet, []string{"iters", "warmup"}, 2, 0, 1.03},
+	} {
 		s := testSweep(tc.set)
-		s.device, s.goal, s.ranks, s.costRanks = map[string]string{harness.HostSet: "host", harness.GPUSet: "cuda"}[tc.set], 0, []int{4, 1, 4}, []int{1, 4}
+		s.device, s.goal = map[string]string{harness.HostSet: "host", harness.GPUSet: "cuda"}[tc.set], 0
+		s.ranks, s.costRanks = []int{4, 1, 4}, []int{1, 4}
 		if err := s.place(given(tc.given...)); err != nil {
 			t.Fatal(err)
 		}
 		if s.Iters != tc.iters || s.Warmup != tc.warmup || s.goal != tc.goal || !slices.Equal(s.ranks, []int{1, 4}) {
-			t.Errorf("%s, given %v: %d iterations after %d, goal %v, ranks %v", tc.set, tc.given, s.Iters, s.Warmup, s.goal, s.ranks)
+			t.Errorf("%s, given %v: %d iterations after %d, goal %v, ranks %v",
+				tc.set, tc.given, s.Iters, s.Warmup, s.goal, s.ranks)
 		}
-		if want := map[string]int{harness.HostSet: 2, harness.GPUSet: 1}[tc.set]; len(s.costRanks) != want { // there is one GPU
+		want := map[string]int{harness.HostSet: 2, harness.GPUSet: 1}[tc.set]
+		if len(s.costRanks) != want { // there is one GPU
 			t.Errorf("%s: cost on %v", tc.set, s.costRanks)
 		}
 	}
@@ -196,7 +214,8 @@ func TestSpeedUps(t *testing.T) {
 	speedUps(all)
 	for i, want := range [][2]float64{{1, 1}, {3.2, 0.8}, {1, 1}, {3.2, 0.8}} {
 		if all[i].SpeedUp != want[0] || all[i].Efficiency != want[1] {
-			t.Errorf("%s on %d: %v and %v, want %v", all[i].Scaling, all[i].Ranks, all[i].SpeedUp, all[i].Efficiency, want)
+			t.Errorf("%s on %d: %v and %v, want %v",
+				all[i].Scaling, all[i].Ranks, all[i].SpeedUp, all[i].Efficiency, want)
 		}
 	}
 }
@@ -204,7 +223,8 @@ func TestSpeedUps(t *testing.T) {
 // The goals without a peer hold for the sizes that they were set for, and on GPUs.
 func TestAppGoals(t *testing.T) {
 	m := line(collective.Ours, 4, 17, 0)
-	m.Kind = collective.Kind{App: "reduce", Side: collective.Ours, Scaling: strong, Ranks: 4, Elements: 30_000_000, Dtype: "float32"}
+	m.Kind = collective.Kind{App: "reduce", Side: collective.Ours, Scaling: strong, Ranks: 4, Elements: 30_000_000,
+		Dtype: "float32"}
 	m.P99US, m.MaxUS = 34, 51
 	small := m
 	small.Elements = 1000
@@ -212,7 +232,10 @@ func TestAppGoals(t *testing.T) {
 		set  string
 		m    collective.Measured
 		want []bool // met
-	}{{harness.GPUSet, m, []bool{true, false, true}}, {harness.GPUSet, small, []bool{false, true}}, {harness.HostSet, m, nil}} {
+	}{
+		{harness.GPUSet, m, []bool{true, false, true}}, {harness.GPUSet, small, []bool{false, true}},
+		{harness.HostSet, m, nil},
+	} {
 		s := testSweep(tc.set)
 		s.appGoals([]collective.Measured{tc.m})
 		var got []bool
@@ -237,7 +260,8 @@ func TestSweepCheck(t *testing.T) {
 		{"part", func(s *sweep) { s.parts = []string{"all"} }, "--only all"},
 		{"peer", func(s *sweep) { s.peers = []string{"go"} }, "--peers go"},
 		{"device", func(s *sweep) { s.device = "tpu" }, "--device tpu"},
-		{"collectives", func(s *sweep) { s.collectives = "mpi-fast" }, "--collectives mpi-fast: want auto, nccl, mpi, "},
+		{"collectives", func(s *sweep) { s.collectives = "mpi-fast" },
+			"--collectives mpi-fast: want auto, nccl, mpi, "},
 		{"a way of MPI", func(s *sweep) { s.collectives = "mpi-peer" }, ""},
 		{"ranks", func(s *sweep) { s.ranks = []int{2, 0} }, "--ranks 0"},
 		{"ranks of cost", func(s *sweep) { s.costRanks = []int{2, 0} }, "--cost-ranks 0"},
@@ -252,7 +276,8 @@ func TestSweepCheck(t *testing.T) {
 		{"negative goal", func(s *sweep) { s.goal = -1 }, "--goal -1: must not be negative"},
 	} {
 		s := testSweep(harness.HostSet)
-		s.opNames, s.typeNames, s.parts, s.device, s.collectives, s.from, s.to, s.factor = collective.OperationNames(), collective.DTypeNames(), sweepParts, "auto", "auto", 8, 64, 2
+		s.opNames, s.typeNames, s.parts = collective.OperationNames(), collective.DTypeNames(), sweepParts
+		s.device, s.collectives, s.from, s.to, s.factor = "auto", "auto", 8, 64, 2
 		s.app = appFlags{elements: 1, iters: 1, globalBatch: 1, steps: 3}
 		tc.change(s)
 		err := s.check()

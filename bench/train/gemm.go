@@ -14,7 +14,8 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// gemmBench measures the matrix products of a GPT-2 with the epilogues that training gives them, and without.
+// gemmBench measures the matrix products of a GPT-2 with the epilogues that
+// training gives them, and without.
 type gemmBench struct {
 	w                      *spmd.World
 	s                      *spmd.Stream
@@ -50,7 +51,8 @@ func Gemm() error {
 		}
 		return nil
 	}, func(ranks int) error {
-		if ranks != 1 || *channels < 8 || *channels%8 != 0 || *vocab < 8 || *vocab%8 != 0 || slices.Min(append([]int{1}, *rows...)) < 1 {
+		if ranks != 1 || *channels < 8 || *channels%8 != 0 || *vocab < 8 || *vocab%8 != 0 ||
+			slices.Min(append([]int{1}, *rows...)) < 1 {
 			return fmt.Errorf("bench gemm: one rank, rows above 0, channels and vocab multiples of 8")
 		}
 		return nil
@@ -75,8 +77,10 @@ func gemmTable(w *spmd.World, rows, channels, vocab int) error {
 	for _, b := range []struct {
 		to *spmd.Buffer[spmd.BF16]
 		n  int
-	}{{&g.x, 4 * rows * channels}, {&g.y, 4 * rows * channels}, {&g.aux, 4 * rows * channels}, {&g.res, rows * channels},
-		{&g.weights, channels * max(vocab, 4*channels)}, {&g.logits, chunk * vocab}, {&g.small, max(vocab, 4*channels)}, {&g.dump, channels * max(vocab, 4*channels)}} {
+	}{{&g.x, 4 * rows * channels}, {&g.y, 4 * rows * channels}, {&g.aux, 4 * rows * channels},
+		{&g.res, rows * channels},
+		{&g.weights, channels * max(vocab, 4*channels)}, {&g.logits, chunk * vocab}, {&g.small, max(vocab, 4*channels)},
+		{&g.dump, channels * max(vocab, 4*channels)}} {
 		if *b.to, err = spmd.Alloc[spmd.BF16](w, b.n); err != nil {
 			return err
 		}
@@ -115,7 +119,8 @@ func gemmTable(w *spmd.World, rows, channels, vocab int) error {
 	if err := g.heat(lines); err != nil {
 		return err
 	}
-	fmt.Printf("%d rows, %d channels, bfloat16, on %s\n%-16s %-22s %18s %18s\n%-16s %-22s %8s %9s %8s %9s\n", rows, channels, w.Device(),
+	fmt.Printf("%d rows, %d channels, bfloat16, on %s\n%-16s %-22s %18s %18s\n%-16s %-22s %8s %9s %8s %9s\n",
+		rows, channels, w.Device(),
 		"", "", "first choice", "tuned", "product", "epilogue", "ms", "TFLOP/s", "ms", "TFLOP/s")
 	for i := range lines {
 		l := &lines[i]
@@ -124,7 +129,8 @@ func gemmTable(w *spmd.World, rows, channels, vocab int) error {
 			return err
 		}
 		flops := 2 * float64(l.m) * float64(l.n) * float64(l.k)
-		fmt.Printf("%-16s %-22s %8.4f %9.0f %8.4f %9.0f\n", l.name, l.epilogue, first.Seconds()*1e3, flops/first.Seconds()/1e12,
+		fmt.Printf("%-16s %-22s %8.4f %9.0f %8.4f %9.0f\n",
+			l.name, l.epilogue, first.Seconds()*1e3, flops/first.Seconds()/1e12,
 			tuned.Seconds()*1e3, flops/tuned.Seconds()/1e12)
 	}
 	return g.s.Close()
@@ -193,8 +199,8 @@ func (g *gemmBench) heat(lines []gemmLine) error {
 	return nil
 }
 
-// compare returns the medians of some turns, by either algorithm turn and turn about: the device's clock changes by more
-// than they differ.
+// compare returns the medians of some turns, by either algorithm turn and turn about: the device's
+// clock changes by more than they differ.
 func (g *gemmBench) compare(l *gemmLine) (first, tuned time.Duration, err error) {
 	var times [2][]time.Duration
 	for range 7 {
@@ -280,14 +286,16 @@ func (g *gemmBench) lines(rows, chunk int) []gemmLine {
 				o.RowSums = g.vector.Slice(0, out).Arg()
 			}
 			run := func() error {
-				return blas.Gemm(g.s, blas.MatrixOf(g.grad.Slice(0, out*in), out, in), of(dy, rows, out), of(x, rows, in), o)
+				return blas.Gemm(g.s, blas.MatrixOf(g.grad.Slice(0, out*in), out, in), of(dy, rows, out),
+					of(x, rows, in), o)
 			}
 			if e == "bfloat16" {
 				run = func() error {
 					return blas.Gemm(g.s, of(g.dump, out, in), of(dy, rows, out), of(x, rows, in), o)
 				}
 			}
-			list = append(list, gemmLine{name: name + " wgrad", epilogue: strings.TrimSpace("float32 " + e), m: out, n: in, k: rows, run: run})
+			list = append(list, gemmLine{name: name + " wgrad", epilogue: strings.TrimSpace("float32 " + e), m: out,
+				n: in, k: rows, run: run})
 			if e == "bfloat16" {
 				list[len(list)-1].epilogue = e
 			}

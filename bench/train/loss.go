@@ -47,8 +47,10 @@ func Loss() error {
 	fs.IntVar(&l.steps, "steps", 1000, fmt.Sprintf("steps, of which the last %d count", lastLosses))
 	fs.Float64Var(&l.lr, "lr", 6e-4, "rate at its peak")
 	fs.Uint64Var(&l.seed, "seed", 42, "seed of the order of sequences")
-	fs.IntVar(&l.seeds, "seeds", 1, "`N` runs of each side, of --seed and the seeds after it; the mean of their differences counts")
-	fs.StringArrayVar(&l.variants, "train", nil, "flags of one more run of bin/train, such as --train=--fp8=all; repeatable")
+	fs.IntVar(&l.seeds, "seeds", 1,
+		"`N` runs of each side, of --seed and the seeds after it; the mean of their differences counts")
+	fs.StringArrayVar(&l.variants, "train", nil,
+		"flags of one more run of bin/train, such as --train=--fp8=all; repeatable")
 	fs.StringVar(&l.python, "python", "python3", "the Python that has PyTorch and transformers")
 	fs.StringVar(&l.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
 	fs.StringVar(&l.Out, "out", "bench/results/train", "`DIR` for the results")
@@ -85,7 +87,8 @@ func (l *lossBench) run() error {
 	}
 	weights, rates := filepath.Join(l.Dir, "start"), filepath.Join(l.Dir, "rates")
 	program := filepath.Join(l.pythonDir, "torch_loss.py")
-	if _, err := harness.Output(l.python, program, "start", "--model", l.model, "--seq", strconv.Itoa(l.seq), "--to", weights); err != nil {
+	if _, err := harness.Output(l.python, program, "start", "--model", l.model, "--seq", strconv.Itoa(l.seq), "--to",
+		weights); err != nil {
 		return err
 	}
 	runs := append([]string{""}, l.variants...)
@@ -117,8 +120,8 @@ func (l *lossBench) run() error {
 	return harness.WriteRows(filepath.Join(l.Out, "loss.jsonl"), l.Rows)
 }
 
-// tokenFile is the file of tokens that both sides read: text itself where it is one, else one in dir of at least most
-// tokens, or of all that there are.
+// tokenFile is the file of tokens that both sides read: text itself where it is one, else one in
+// dir of at least most tokens, or of all that there are.
 func tokenFile(text, dir string, most int) (string, error) {
 	if filepath.Ext(text) == ".bin" {
 		return filepath.Abs(text)
@@ -165,15 +168,17 @@ func encode(text []byte, most int) ([]uint, error) {
 
 // train is one run of bin/train.
 func (l *lossBench) train(tokens, weights string, seed uint64, flags []string) ([]timedStep, error) {
-	cmd := append(harness.MPIRun(1, l.Program("train"), "--init-from", weights, "--data", tokens, "--cache", l.Dir, "--dtype", "bfloat16",
-		"--seq", strconv.Itoa(l.seq), "--batch", strconv.Itoa(l.batch), "--global-batch", strconv.Itoa(l.batch), "--steps", strconv.Itoa(l.steps),
-		"--lr", strconv.FormatFloat(l.lr, 'g', -1, 64), "--beta2", "0.95", "--seed", strconv.FormatUint(seed, 10),
-		"--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), flags...)
+	cmd := append(harness.MPIRun(1, l.Program("train"), "--init-from", weights, "--data", tokens, "--cache", l.Dir,
+		"--dtype", "bfloat16", "--seq", strconv.Itoa(l.seq), "--batch", strconv.Itoa(l.batch), "--global-batch",
+		strconv.Itoa(l.batch), "--steps", strconv.Itoa(l.steps), "--lr", strconv.FormatFloat(l.lr, 'g', -1, 64),
+		"--beta2", "0.95", "--seed", strconv.FormatUint(seed, 10), "--val-batches", "0", "--sample", "0", "--json", "-",
+		"--log-level", "warn", "--device", "cuda"), flags...)
 	return stepsOf(cmd, l.steps)
 }
 
 // follow is PyTorch's run with the weights, sequences and rates of ours.
-func (l *lossBench) follow(program, tokens, weights, rates string, seed uint64, ours []timedStep) ([]harness.TrainStep, error) {
+func (l *lossBench) follow(program, tokens, weights, rates string, seed uint64,
+	ours []timedStep) ([]harness.TrainStep, error) {
 	var list strings.Builder
 	for _, s := range ours {
 		fmt.Fprintln(&list, s.LR)
@@ -219,7 +224,8 @@ func (l *lossBench) rowOf(flags string, seeds []learned) {
 		mean.first += math.Abs(d.first) / n
 		mean.theirs += d.theirs / n
 	}
-	what, goal := fmt.Sprintf("%s, %d sequences of %d tokens, rate %g, bfloat16: mean difference of the last %d of %d losses from PyTorch's",
+	what, goal := fmt.Sprintf("%s, %d sequences of %d tokens, rate %g, bfloat16: mean difference of the last %d of "+
+		"%d losses from PyTorch's",
 		l.model, l.batch, l.seq, l.lr, lastLosses, l.steps), lossGoal
 	if len(seeds) > 1 {
 		what += fmt.Sprintf(", %d seeds", len(seeds))
@@ -231,6 +237,7 @@ func (l *lossBench) rowOf(flags string, seeds []learned) {
 		goal = lossGoalFP8
 	}
 	l.Limit(harness.Row{What: what, Ranks: 1, Ours: math.Abs(mean.difference), Unit: "nat", Goal: goal,
-		Parts: map[string]float64{"mean_of_sizes": mean.sizes, "first": mean.first, "pytorch": mean.theirs, "signed": mean.difference}})
+		Parts: map[string]float64{"mean_of_sizes": mean.sizes, "first": mean.first, "pytorch": mean.theirs,
+			"signed": mean.difference}})
 	fmt.Fprintf(os.Stderr, "%s: %+.5f of %.4f\n", what, mean.difference, mean.theirs)
 }

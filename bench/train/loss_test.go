@@ -10,7 +10,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// The difference of the last losses counts, with its sign; those before it do not. Of several seeds it is the mean.
+// The difference of the last losses counts, with its sign; those before it do not. Of
+// several seeds it is the mean.
 func TestLossRow(t *testing.T) {
 	l := lossBench{model: "gpt2", batch: 8, seq: 1024, steps: 300}
 	l.Set, l.Group, l.GPUs = harness.GPUSet, "loss", []string{"a GPU"}
@@ -65,9 +66,11 @@ func TestLossRow(t *testing.T) {
 	}
 }
 
-// The tokens of a text give the text again, however many parts it has; those that nobody asked for may be missing.
+// The tokens of a text give the text again, however many parts it has; those that
+// nobody asked for may be missing.
 func TestEncode(t *testing.T) {
-	text := bytes.Repeat([]byte("a line of words, and of 1,234 numbers\n\tand another, that begins with a tab\n"), 1<<15)
+	text := bytes.Repeat([]byte("a line of words, and of 1,234 numbers\n\tand another, that begins with a tab\n"),
+		1<<15)
 	text = append(text, "the last has no end"...)
 	for _, most := range []int{0, 1, math.MaxInt} {
 		ids, err := encode(text, most)
@@ -78,7 +81,8 @@ func TestEncode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(ids) < min(most, 1) || most == 0 && len(ids) > 0 || most > 1 && got != string(text) || !bytes.HasPrefix(text, []byte(got)) {
+		if len(ids) < min(most, 1) || most == 0 && len(ids) > 0 || most > 1 && got != string(text) ||
+			!bytes.HasPrefix(text, []byte(got)) {
 			t.Errorf("of %d bytes, %d tokens asked for: %d, of %d bytes", len(text), most, len(ids), len(got))
 		}
 	}

@@ -120,13 +120,15 @@ func Command() error {
 	t := trainBench{}
 	var cases []string
 	fs := pflag.NewFlagSet("bench train", pflag.ExitOnError)
-	fs.StringSliceVar(&cases, "cases", []string{"gpt2:64", "gpt2:8"}, "models and sequences of a rank: gpt2:64, gpt2-medium:32, gpt2-xl:8")
+	fs.StringSliceVar(&cases, "cases", []string{"gpt2:64", "gpt2:8"},
+		"models and sequences of a rank: gpt2:64, gpt2-medium:32, gpt2-xl:8")
 	fs.IntSliceVar(&t.ranks, "ranks", []int{1}, "numbers of ranks, one for each GPU")
 	fs.IntVar(&t.Rounds, "rounds", 3, "turns of each side; the medians count")
 	fs.IntVar(&t.steps, "steps", 40, fmt.Sprintf("steps of a turn, of which the first %d do not count", trainWarmSteps))
 	fs.IntVar(&t.seq, "seq", 1024, "tokens of a sequence")
 	fs.BoolVar(&t.torch, "torch", true, "compare with PyTorch, where Python has it")
-	fs.StringSliceVar(&t.parallel, "torch-parallel", torchWayNames()[:1], "PyTorch's ways over several GPUs, of which the fastest counts: "+strings.Join(torchWayNames(), ", "))
+	fs.StringSliceVar(&t.parallel, "torch-parallel", torchWayNames()[:1],
+		"PyTorch's ways over several GPUs, of which the fastest counts: "+strings.Join(torchWayNames(), ", "))
 	fs.StringSliceVar(&t.more, "train", nil, "more flags of bin/train, such as --train=--graph=off")
 	fs.StringVar(&t.python, "python", "python3", "the Python that has PyTorch")
 	fs.StringVar(&t.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
@@ -184,8 +186,8 @@ func (t *trainBench) run() error {
 		for j, n := range t.ranks {
 			m := trained{trainCase: c, ranks: n, theirs: t.peers(n)}
 			for round := range t.Rounds {
-				t.Doing.Say(fmt.Sprintf("%s, %d sequences, on %d ranks", c.model, c.batch, n), (i*len(t.ranks)+j)*t.Rounds+round+1,
-					len(t.cases)*len(t.ranks)*t.Rounds, len(t.Rows))
+				t.Doing.Say(fmt.Sprintf("%s, %d sequences, on %d ranks", c.model, c.batch, n),
+					(i*len(t.ranks)+j)*t.Rounds+round+1, len(t.cases)*len(t.ranks)*t.Rounds, len(t.Rows))
 				if err := t.ours(&m, tokens); err != nil {
 					return err
 				}
@@ -242,9 +244,10 @@ func writeTokens(name string, n int, token func(i int) uint16) (string, error) {
 // ours runs bin/train once. Its rate is by the clock on the wall, from the line of one
 // step to that of the last.
 func (t *trainBench) ours(m *trained, tokens string) error {
-	cmd := append(harness.MPIRun(m.ranks, t.Program("train"), "--model", m.model, "--tokens", "gpt2", "--data", tokens, "--cache", t.Dir,
-		"--dtype", "bfloat16", "--seq", strconv.Itoa(t.seq), "--batch", strconv.Itoa(m.batch), "--global-batch", strconv.Itoa(m.batch*m.ranks),
-		"--steps", strconv.Itoa(t.steps), "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), t.more...)
+	cmd := append(harness.MPIRun(m.ranks, t.Program("train"), "--model", m.model, "--tokens", "gpt2", "--data", tokens,
+		"--cache", t.Dir, "--dtype", "bfloat16", "--seq", strconv.Itoa(t.seq), "--batch", strconv.Itoa(m.batch),
+		"--global-batch", strconv.Itoa(m.batch*m.ranks), "--steps", strconv.Itoa(t.steps), "--val-batches", "0",
+		"--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), t.more...)
 	memory := watchMemory()
 	defer func() { m.memory = max(m.memory, memory()) }()
 	all, err := stepsOf(cmd, t.steps)
@@ -303,7 +306,8 @@ func (t *trainBench) peers(ranks int) (all []byTorch) {
 	return all
 }
 
-// theirs runs PyTorch once in each way. One that fails is left out, with what it measured before, as long as another is left.
+// theirs runs PyTorch once in each way. One that fails is left out, with what it measured before,
+// as long as another is left.
 func (t *trainBench) theirs(m *trained) error {
 	var left []byTorch
 	var failed []error
@@ -326,9 +330,10 @@ func (t *trainBench) theirs(m *trained) error {
 }
 
 func (t *trainBench) torchRun(m *trained, w *byTorch) error {
-	out, err := harness.Output(t.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", strconv.Itoa(m.ranks),
-		filepath.Join(t.pythonDir, "torch_train.py"), "--parallel", w.parallel, "--model", m.model, "--batch", strconv.Itoa(m.batch),
-		"--seq", strconv.Itoa(t.seq), "--steps", strconv.Itoa(t.steps-trainWarmSteps), "--warmup", strconv.Itoa(trainWarmSteps))
+	out, err := harness.Output(t.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+		strconv.Itoa(m.ranks), filepath.Join(t.pythonDir, "torch_train.py"), "--parallel", w.parallel, "--model",
+		m.model, "--batch", strconv.Itoa(m.batch), "--seq", strconv.Itoa(t.seq), "--steps",
+		strconv.Itoa(t.steps-trainWarmSteps), "--warmup", strconv.Itoa(trainWarmSteps))
 	if err != nil {
 		return err
 	}
@@ -418,18 +423,22 @@ func (t *trainBench) rowsOf(m trained) {
 	if slices.Contains(t.more, "--fp8=all") && m.trainCase == (trainCase{"gpt2", 64}) && m.ranks == 1 {
 		goal = 1 / fp8Goal
 	}
-	r := harness.Row{What: name + ": tokens a second", Ranks: m.ranks, Ours: harness.Median(m.tokS), Unit: "tok/s", Goal: goal}
+	r := harness.Row{What: name + ": tokens a second", Ranks: m.ranks, Ours: harness.Median(m.tokS), Unit: "tok/s",
+		Goal: goal}
 	if w := m.best(); w != nil {
 		t.Compare(r, w.peer, harness.Median(w.tokS), true)
 	}
-	t.Limit(harness.Row{What: name + ": 99th percentile of a step", Ranks: m.ranks, Ours: harness.Median(m.p99), Unit: "medians", Goal: stepP99Goal})
+	t.Limit(harness.Row{What: name + ": 99th percentile of a step", Ranks: m.ranks, Ours: harness.Median(m.p99),
+		Unit: "medians", Goal: stepP99Goal})
 	if m.trainCase == (trainCase{"gpt2", 64}) && m.memory > 0 {
-		t.Limit(harness.Row{What: name + ": memory in use on a GPU", Ranks: m.ranks, Ours: m.memory, Unit: "GB", Goal: memoryGoalGB})
+		t.Limit(harness.Row{What: name + ": memory in use on a GPU", Ranks: m.ranks, Ours: m.memory, Unit: "GB",
+			Goal: memoryGoalGB})
 	}
 	for _, one := range t.measured {
 		if part, ok := scalingGoals[m.batch]; ok && one.trainCase == m.trainCase && one.ranks == 1 && m.ranks > 1 {
-			t.Limit(harness.Row{What: name + ": time of a token, in parts of that on one GPU over the GPUs", Ranks: m.ranks,
-				Ours: float64(m.ranks) * harness.Median(one.tokS) / harness.Median(m.tokS), Unit: "times", Goal: 1 / part})
+			t.Limit(harness.Row{What: name + ": time of a token, in parts of that on one GPU over the GPUs",
+				Ranks: m.ranks, Ours: float64(m.ranks) * harness.Median(one.tokS) / harness.Median(m.tokS),
+				Unit: "times", Goal: 1 / part})
 		}
 	}
 }
@@ -441,7 +450,8 @@ func (t *trainBench) print() {
 	for _, m := range t.measured {
 		ours := harness.Median(m.tokS)
 		line := func(theirs, times string, theirGB float64, peer string) {
-			fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%s\t%s\t%.3f\t%.1f\t%.1f\t%s\t\n", m.model, m.batch, m.ranks, ours, theirs, times, harness.Median(m.p99), m.memory, theirGB, peer)
+			fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%s\t%s\t%.3f\t%.1f\t%.1f\t%s\t\n",
+				m.model, m.batch, m.ranks, ours, theirs, times, harness.Median(m.p99), m.memory, theirGB, peer)
 		}
 		for _, one := range m.theirs {
 			rate := harness.Median(one.tokS)

@@ -26,7 +26,8 @@ func TestRandomTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(b) != 1024+2*n || binary.LittleEndian.Uint32(b) != 20240520 || binary.LittleEndian.Uint32(b[4:]) != 1 || binary.LittleEndian.Uint32(b[8:]) != n {
+	if len(b) != 1024+2*n || binary.LittleEndian.Uint32(b) != 20240520 || binary.LittleEndian.Uint32(b[4:]) != 1 ||
+		binary.LittleEndian.Uint32(b[8:]) != n {
 		t.Fatalf("%d bytes, header % x", len(b), b[:16])
 	}
 	different := map[uint16]bool{}
@@ -48,7 +49,8 @@ func TestTrainRows(t *testing.T) {
 	b.Set, b.Group, b.GPUs = harness.GPUSet, trainGroup, []string{"a GPU"}
 	gpt2 := trainCase{"gpt2", 64}
 	for _, m := range []trained{
-		{trainCase: gpt2, ranks: 1, tokS: []float64{900, 1000, 1100}, p99: []float64{1.02}, memory: 25, theirs: []byTorch{{torchWay: torchWays[0], tokS: []float64{790}}}},
+		{trainCase: gpt2, ranks: 1, tokS: []float64{900, 1000, 1100}, p99: []float64{1.02}, memory: 25,
+			theirs: []byTorch{{torchWay: torchWays[0], tokS: []float64{790}}}},
 		{trainCase: gpt2, ranks: 2, tokS: []float64{1980}, p99: []float64{1.04}, memory: 23},
 	} {
 		b.measured = append(b.measured, m)
@@ -68,7 +70,8 @@ func TestTrainRows(t *testing.T) {
 	}
 	for i, w := range want {
 		r := b.Rows[i]
-		if r.Ranks != w.ranks || r.Unit != w.unit || r.Ours != w.ours || math.Abs(r.Goal-w.goal) > 1e-9 || r.Met != (w.met == 1) {
+		if r.Ranks != w.ranks || r.Unit != w.unit || r.Ours != w.ours || math.Abs(r.Goal-w.goal) > 1e-9 ||
+			r.Met != (w.met == 1) {
 			t.Errorf("row %d is %+v, want %+v", i, r, w)
 		}
 	}
@@ -76,8 +79,10 @@ func TestTrainRows(t *testing.T) {
 	for flag, goal := range map[string]float64{"--fp8=all": 1 / 1.45, "--fp8=head": 0.8} {
 		eight := trainBench{seq: 1024, more: []string{flag}}
 		eight.Set, eight.Group, eight.GPUs = b.Set, b.Group, b.GPUs
-		eight.rowsOf(trained{trainCase: gpt2, ranks: 1, tokS: []float64{1000}, p99: []float64{1}, theirs: []byTorch{{torchWay: torchWays[0], tokS: []float64{790}}}})
-		if r := eight.Rows[0]; math.Abs(r.Goal-goal) > 1e-9 || r.Met != (goal == 0.8) || !strings.Contains(r.What, flag) {
+		eight.rowsOf(trained{trainCase: gpt2, ranks: 1, tokS: []float64{1000}, p99: []float64{1},
+			theirs: []byTorch{{torchWay: torchWays[0], tokS: []float64{790}}}})
+		if r := eight.Rows[0]; math.Abs(r.Goal-goal) > 1e-9 || r.Met != (goal == 0.8) ||
+			!strings.Contains(r.What, flag) {
 			t.Errorf("%s: %+v, want a goal of %v", flag, r, goal)
 		}
 	}
@@ -99,7 +104,8 @@ func TestTrainRows(t *testing.T) {
 
 // A rate is of the tokens that the run has told of, and of the clock.
 func TestRate(t *testing.T) {
-	cmd := []string{"sh", "-c", `echo '{"step":8,"tokens":4000}'; echo '{"step":9,"tokens":9000}'; echo '{"summary":true,"tokens":9000}'`}
+	cmd := []string{"sh", "-c", `echo '{"step":8,"tokens":4000}'; echo '{"step":9,"tokens":9000}'; ` +
+		`echo '{"summary":true,"tokens":9000}'`}
 	steps, err := stepsOf(cmd, 2)
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +116,8 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// python is a double of the Python that has PyTorch. Its body finds the way in $way and the run's number, from 1, in $run.
+// python is a double of the Python that has PyTorch. Its body finds the way in $way and the
+// run's number, from 1, in $run.
 func python(t *testing.T, body string) (name string) {
 	t.Helper()
 	name = filepath.Join(t.TempDir(), "python3")
@@ -131,7 +138,9 @@ run=$(grep -cx $way "$0.ran")
 
 // The way of PyTorch with the fastest median counts, and its name stands in the row.
 func TestTorchWays(t *testing.T) {
-	const ddpFaster = `case $way$run in ddp1) r=300 ;; ddp2) r=100 ;; ddp3) r=200 ;; fsdp21) r=150 ;; fsdp22) r=400 ;; fsdp23) r=160 ;; esac
+	const ddpFaster = `case $way$run in
+ddp1) r=300 ;; ddp2) r=100 ;; ddp3) r=200 ;; fsdp21) r=150 ;; fsdp22) r=400 ;; fsdp23) r=160 ;;
+esac
 echo "{\"parallel\": \"$way\", \"tok_s\": $r.0, \"ms\": 1.0, \"mem_gb\": $run.5}"`
 	fsdp2Faster := strings.NewReplacer("ddp2) r=100", "ddp2) r=140", "ddp3) r=200", "ddp3) r=150").Replace(ddpFaster)
 	const fsdp2Fails = `[ $way$run = fsdp22 ] && { echo "torch.OutOfMemoryError: CUDA out of memory" >&2; exit 1; }
@@ -149,12 +158,14 @@ echo "{\"parallel\": \"$way\", \"tok_s\": $([ $way = ddp ] && echo 200 || echo 9
 		{"only ddp", ddpFaster, "PyTorch, compiled", ddp, 2, 200, "ddp ddp ddp", ""},
 		{"only fsdp2", ddpFaster, "PyTorch FSDP2, compiled", []string{"fsdp2"}, 4, 160, "fsdp2 fsdp2 fsdp2", ""},
 		{"one rank", ddpFaster, "PyTorch, compiled", []string{"fsdp2"}, 1, 200, "ddp ddp ddp", ""},
-		{"fsdp2 fails", fsdp2Fails, "PyTorch, compiled", both, 2, 200, "ddp fsdp2 ddp fsdp2 ddp", "left out: PyTorch FSDP2, compiled: "},
+		{"fsdp2 fails", fsdp2Fails, "PyTorch, compiled", both, 2, 200, "ddp fsdp2 ddp fsdp2 ddp",
+			"left out: PyTorch FSDP2, compiled: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := trainBench{seq: 1024, steps: 40, torch: true, parallel: tc.parallel, python: python(t, tc.body)}
 			b.Set, b.Group, b.GPUs = harness.GPUSet, trainGroup, []string{"a GPU"}
-			m := trained{trainCase: trainCase{"gpt2-xl", 8}, ranks: tc.ranks, tokS: []float64{230}, p99: []float64{1}, theirs: b.peers(tc.ranks)}
+			m := trained{trainCase: trainCase{"gpt2-xl", 8}, ranks: tc.ranks, tokS: []float64{230}, p99: []float64{1},
+				theirs: b.peers(tc.ranks)}
 			said := stderr(t, func() {
 				for range 3 {
 					if err := b.theirs(&m); err != nil {
@@ -177,19 +188,22 @@ echo "{\"parallel\": \"$way\", \"tok_s\": $([ $way = ddp ] && echo 200 || echo 9
 	}
 }
 
-// Where every way fails there is no peer, which is an error with all reasons; so is another way's line.
+// Where every way fails there is no peer, which is an error with all
+// reasons; so is another way's line.
 func TestTorchFails(t *testing.T) {
 	for _, tc := range []struct {
 		body string
 		want []string
 	}{
-		{`echo "no memory for $way" >&2; exit 1`, []string{"PyTorch, compiled: ", "no memory for ddp", "PyTorch FSDP2, compiled: ", "no memory for fsdp2"}},
+		{`echo "no memory for $way" >&2; exit 1`,
+			[]string{"PyTorch, compiled: ", "no memory for ddp", "PyTorch FSDP2, compiled: ", "no memory for fsdp2"}},
 		{`echo '{"parallel": "another", "tok_s": 5}'`, []string{"--parallel ddp printed", "--parallel fsdp2 printed"}},
 	} {
 		b := trainBench{steps: 40, torch: true, parallel: []string{"ddp", "fsdp2"}, python: python(t, tc.body)}
 		m := trained{trainCase: trainCase{"gpt2", 8}, ranks: 2, theirs: b.peers(2)}
 		err := b.theirs(&m)
-		if err == nil || slices.ContainsFunc(tc.want, func(part string) bool { return !strings.Contains(err.Error(), part) }) {
+		if err == nil || slices.ContainsFunc(tc.want,
+			func(part string) bool { return !strings.Contains(err.Error(), part) }) {
 			t.Errorf("%v, want %q", err, tc.want)
 		}
 	}
@@ -214,7 +228,10 @@ func TestLargestGoal(t *testing.T) {
 func TestTorchParallelFlag(t *testing.T) {
 	args := os.Args
 	defer func() { os.Args = args }()
-	for flag, want := range map[string]string{"ddp,zero": "--torch-parallel zero: want ddp, fsdp2", "": "--torch-parallel is empty: --torch=false compares with nobody"} {
+	for flag, want := range map[string]string{
+		"ddp,zero": "--torch-parallel zero: want ddp, fsdp2",
+		"":         "--torch-parallel is empty: --torch=false compares with nobody",
+	} {
 		os.Args = []string{"bench", "--torch-parallel=" + flag}
 		if err := Command(); err == nil || err.Error() != want {
 			t.Errorf("%q: %v, want %q", flag, err, want)

@@ -14,8 +14,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// ttlBench compares the seconds to a loss, and the tokens a second, with PyTorch's: of a modern decoder by Muon, on the
-// same sequences.
+// ttlBench compares the seconds to a loss, and the tokens a second, with PyTorch's: of a modern
+// decoder by Muon, on the same sequences.
 type ttlBench struct {
 	harness.Harness
 	text, python, pythonDir, mode string
@@ -47,11 +47,13 @@ type reached struct {
 func TTL() error {
 	t := ttlBench{}
 	fs := pflag.NewFlagSet("bench ttl", pflag.ExitOnError)
-	fs.StringVar(&t.text, "text", "", "`FILE` to learn from, in GPT-2's tokens; one of llm.c's .bin files holds tokens, as `train tokens` writes it")
+	fs.StringVar(&t.text, "text", "",
+		"`FILE` to learn from, in GPT-2's tokens; one of llm.c's .bin files holds tokens, as `train tokens` writes it")
 	fs.StringVar(&t.model, "model", "modern", "modern or modern-medium")
 	fs.IntVar(&t.checks, "checks", 10, "how many times a run validates, at least 2")
 	fs.IntVar(&t.batch, "batch", 16, "sequences of a step")
-	fs.IntSliceVar(&t.steps, "steps", []int{200, 400, 640}, "steps of each run; a loss counts as reached by the fastest")
+	fs.IntSliceVar(&t.steps, "steps", []int{200, 400, 640},
+		"steps of each run; a loss counts as reached by the fastest")
 	fs.Float64SliceVar(&t.losses, "loss", []float64{4, 3.5, 3, 2.75}, "validation losses to be reached")
 	fs.Uint64Var(&t.seed, "seed", 42, "seed of the order of sequences")
 	fs.StringArrayVar(&t.more, "train", nil, "flag of bin/train, such as --train=--lr=0.02; repeatable")
@@ -108,7 +110,8 @@ func (t *ttlBench) run() error {
 		theirs = append(theirs, all)
 		a, b := ours[len(ours)-1], theirs[len(theirs)-1]
 		last, peer := a[len(a)-1], b[len(b)-1]
-		fmt.Fprintf(os.Stderr, "%d steps: %.2f s to %.4f, %.0f tokens/s; PyTorch %.2f s to %.4f, %.0f tokens/s\n", steps, last.Seconds, last.Loss,
+		fmt.Fprintf(os.Stderr, "%d steps: %.2f s to %.4f, %.0f tokens/s; PyTorch %.2f s to %.4f, %.0f tokens/s\n",
+			steps, last.Seconds, last.Loss,
 			float64(last.Tokens)/last.Seconds, peer.Seconds, peer.Loss, float64(peer.Tokens)/peer.Seconds)
 	}
 	t.rows(ours, theirs)
@@ -124,14 +127,16 @@ func (t *ttlBench) rows(ours, theirs [][]reached) {
 	}
 	a, b := pace(ours[len(ours)-1]), pace(theirs[len(theirs)-1])
 	fmt.Fprintf(os.Stderr, "%.0f tokens/s, PyTorch %.0f: %.3f\n", a, b, a/b)
-	t.Compare(harness.Row{What: "tokens a second, " + of, Ranks: 1, Ours: a, Unit: "tok/s", Goal: 1 / ttlRates[t.model]}, peer, b, true)
+	t.Compare(harness.Row{What: "tokens a second, " + of, Ranks: 1, Ours: a, Unit: "tok/s",
+		Goal: 1 / ttlRates[t.model]}, peer, b, true)
 	for _, loss := range t.losses {
 		a, b := secondsTo(loss, ours), secondsTo(loss, theirs)
 		fmt.Fprintf(os.Stderr, "to %g: %.2f s, PyTorch %.2f s\n", loss, a, b)
 		if math.IsInf(a, 1) || math.IsInf(b, 1) {
 			continue // no run has come so far
 		}
-		t.Compare(harness.Row{What: fmt.Sprintf("seconds to a validation loss of %g, %s", loss, of), Ranks: 1, Ours: a, Unit: "s", Goal: ttlGoal}, peer, b, false)
+		t.Compare(harness.Row{What: fmt.Sprintf("seconds to a validation loss of %g, %s", loss, of), Ranks: 1, Ours: a,
+			Unit: "s", Goal: ttlGoal}, peer, b, false)
 	}
 }
 
@@ -143,10 +148,12 @@ func pace(run []reached) float64 {
 
 // ours runs bin/train once. Validation is not in the seconds.
 func (t *ttlBench) ours(tokens string, steps int) (all []reached, err error) {
-	cmd := append(harness.MPIRun(1, t.Program("train"), "--model", t.model, "--tokens", "gpt2", "--data", tokens, "--cache", t.Dir,
-		"--dtype", "bfloat16", "--seq", strconv.Itoa(ttlSeq), "--batch", strconv.Itoa(t.batch), "--global-batch", strconv.Itoa(t.batch),
-		"--steps", strconv.Itoa(steps), "--val-every", strconv.Itoa(steps/t.checks), "--val-batches", strconv.Itoa(max(ttlValidation/t.batch, 1)),
-		"--seed", strconv.FormatUint(t.seed, 10), "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), t.more...)
+	cmd := append(harness.MPIRun(1, t.Program("train"), "--model", t.model, "--tokens", "gpt2", "--data", tokens,
+		"--cache", t.Dir, "--dtype", "bfloat16", "--seq", strconv.Itoa(ttlSeq), "--batch", strconv.Itoa(t.batch),
+		"--global-batch", strconv.Itoa(t.batch), "--steps", strconv.Itoa(steps), "--val-every",
+		strconv.Itoa(steps/t.checks), "--val-batches", strconv.Itoa(max(ttlValidation/t.batch, 1)), "--seed",
+		strconv.FormatUint(t.seed, 10), "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"),
+		t.more...)
 	lines, err := stepsOf(cmd, steps)
 	if err != nil {
 		return nil, err
@@ -165,8 +172,9 @@ func (t *ttlBench) ours(tokens string, steps int) (all []reached, err error) {
 }
 
 func (t *ttlBench) theirs(tokens string, steps int) ([]reached, error) {
-	out, err := harness.Output(t.python, filepath.Join(t.pythonDir, "torch_ttl.py"), "--model", t.model, "--tokens", tokens, "--steps", strconv.Itoa(steps),
-		"--batch", strconv.Itoa(t.batch), "--seed", strconv.FormatUint(t.seed, 10), "--val-every", strconv.Itoa(steps/t.checks),
+	out, err := harness.Output(t.python, filepath.Join(t.pythonDir, "torch_ttl.py"), "--model", t.model, "--tokens",
+		tokens, "--steps", strconv.Itoa(steps), "--batch", strconv.Itoa(t.batch), "--seed",
+		strconv.FormatUint(t.seed, 10), "--val-every", strconv.Itoa(steps/t.checks),
 		"--val-sequences", strconv.Itoa(ttlValidation), "--mode", t.mode)
 	if err != nil {
 		return nil, err
@@ -178,8 +186,8 @@ func (t *ttlBench) theirs(tokens string, steps int) ([]reached, error) {
 	return all, err
 }
 
-// secondsTo returns after how many seconds the fastest run had a loss, in a line between two validations; +Inf where
-// none had it.
+// secondsTo returns after how many seconds the fastest run had a loss, in a line between two
+// validations; +Inf where none had it.
 func secondsTo(loss float64, runs [][]reached) float64 {
 	least := math.Inf(1)
 	for _, run := range runs {

@@ -7,8 +7,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// Which rows two runs of each side give: a loss that a side has not reached has none; tokens a second are those between the
-// validations of the last run.
+// Which rows two runs of each side give: a loss that a side has not reached has none; tokens a
+// second are those between the validations of the last run.
 func TestTTLRows(t *testing.T) {
 	b := ttlBench{model: "modern", batch: 16, losses: []float64{4, 3, 2}}
 	b.Set, b.Group, b.GPUs = harness.GPUSet, "ttl", []string{"a GPU"}
@@ -29,7 +29,8 @@ func TestTTLRows(t *testing.T) {
 	}
 	for i, w := range want {
 		r := b.Rows[i]
-		if r.Unit != w.unit || math.Abs(r.Ours-w.ours) > 1e-9 || math.Abs(*r.Theirs-w.theirs) > 1e-9 || math.Abs(r.Goal-w.goal) > 1e-9 || r.Met != w.met {
+		if r.Unit != w.unit || math.Abs(r.Ours-w.ours) > 1e-9 || math.Abs(*r.Theirs-w.theirs) > 1e-9 ||
+			math.Abs(r.Goal-w.goal) > 1e-9 || r.Met != w.met {
 			t.Errorf("row %d is %+v with theirs %v, want %+v", i, r, *r.Theirs, w)
 		}
 	}

@@ -1,4 +1,5 @@
-// Package examples tests the programs in the folders below it: each on 1 to 4 ranks, where all of them share a job.
+// Package examples tests the programs in the folders below it: each on 1 to 4 ranks,
+// where all of them share a job.
 package examples
 
 import (
@@ -62,7 +63,9 @@ func runWithPrograms() (status int, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	test := filepath.Join(dir, "examples.test")
-	for _, words := range [][]string{{"./overlay.sh", dir}, {"go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", test, "."}} {
+	for _, words := range [][]string{
+		{"./overlay.sh", dir}, {"go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", test, "."},
+	} {
 		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
 			return 0, fmt.Errorf("%v: %w\n%s", words, err, out)
 		}
@@ -101,7 +104,8 @@ func outputs(t *testing.T, name string) map[int]string {
 
 // Each example prints what its output.txt says.
 func TestPrograms(t *testing.T) {
-	folder := filepath.Join(os.TempDir(), fmt.Sprintf("recover-%d", os.Getppid())) // the same on all ranks, which mpirun started
+	// the same on all ranks, which mpirun started
+	folder := filepath.Join(os.TempDir(), fmt.Sprintf("recover-%d", os.Getppid()))
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		for _, name := range slices.Sorted(maps.Keys(programs)) {
 			p := programs[name]
@@ -109,7 +113,8 @@ func TestPrograms(t *testing.T) {
 				if err := p.flags.Set("checkpoint", folder); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := printed(t, w, p); err == nil || !strings.Contains(err.Error(), "it fails in its fourth step") {
+				if _, err := printed(t, w, p); err == nil ||
+					!strings.Contains(err.Error(), "it fails in its fourth step") {
 					t.Fatalf("recover, first start: %v", err)
 				}
 			}

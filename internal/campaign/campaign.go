@@ -1,5 +1,6 @@
-// Package campaign divides the tests. Those that every change waits for, make test, have one case of every kind. make test-all
-// has all cases: each fault, each division of a model, each type by each size by each way. LOCKSTEP_TESTS=all asks for these.
+// Package campaign divides the tests. Those that every change waits for, make test, have one case
+// of every kind. make test-all has all cases: each fault, each division of a model, each type by
+// each size by each way. LOCKSTEP_TESTS=all asks for these.
 package campaign
 
 import (
@@ -22,7 +23,8 @@ func Only(t testing.TB, what string) {
 	}
 }
 
-// Some returns those cases that keep says, and all of them where all are asked for. what are the cases, in a few words.
+// Some returns those cases that keep says, and all of them where all are asked for. what
+// are the cases, in a few words.
 func Some[T any](t testing.TB, what string, cases []T, keep func(c T) bool) []T {
 	t.Helper()
 	if All() {
@@ -53,7 +55,8 @@ func Few(t testing.TB, what string, few, many int) int {
 	return few
 }
 
-// More says of cases that a test leaves out by itself how many there are, unless All. The suite shows these lines at its end.
+// More says of cases that a test leaves out by itself how many there are, unless All. The suite
+// shows these lines at its end.
 func More(t testing.TB, n int, what string) {
 	t.Helper()
 	if All() {

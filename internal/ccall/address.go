@@ -2,11 +2,12 @@ package ccall
 
 import "unsafe"
 
-// Address is p as a number, for C. Of a pointer cgo looks up in every call whether it is Go's and what it points to, at a
-// tenth of the price of a short call.
+// Address is p as a number, for C. Of a pointer cgo looks up in every call whether it is Go's and
+// what it points to, at a tenth of the price of a short call.
 //
-// What p points to is on the heap, or not Go's: a stack moves when it grows, also on the way into C, and a number stays as it
-// is. The caller keeps it from the collector until the call is over, by runtime.KeepAlive.
+// What p points to is on the heap, or not Go's: a stack moves when it grows, also on the way
+// into C, and a number stays as it is. The caller keeps it from the collector until the call is
+// over, by runtime.KeepAlive.
 func Address(p unsafe.Pointer) uintptr {
 	Escape(p)
 	return uintptr(p)

@@ -22,8 +22,8 @@ import (
 	"testing"
 )
 
-// counted is where a pointer becomes a number that stays in Go, or that nothing can make wrong, beside where it is compared
-// or only its alignment is asked for.
+// counted is where a pointer becomes a number that stays in Go, or that nothing can make wrong,
+// beside where it is compared or only its alignment is asked for.
 var counted = []string{
 	"cuda IPCHandle", // the difference of two
 	"cuda/cublas alignment",
@@ -38,8 +38,8 @@ var counted = []string{
 	"spmd/internal/transport/inproc reduce",
 }
 
-// TestNumbersOfPointers: whatever passes a pointer as a number does it by Address, which has the compiler put what it points to
-// on the heap.
+// TestNumbersOfPointers: whatever passes a pointer as a number does it by Address, which has the
+// compiler put what it points to on the heap.
 func TestNumbersOfPointers(t *testing.T) {
 	var found []string
 	for _, p := range load(t) {
@@ -71,7 +71,8 @@ func TestEscapes(t *testing.T) {
 	for _, p := range pkgs {
 		p.each(func(f *ast.FuncDecl, stack []ast.Node) {
 			call, ok := stack[len(stack)-1].(*ast.CallExpr)
-			if !ok || len(call.Args) != 1 || !slices.Contains([]string{"Address", "Escape", "address", "addr"}, name(call.Fun)) {
+			if !ok || len(call.Args) != 1 ||
+				!slices.Contains([]string{"Address", "Escape", "address", "addr"}, name(call.Fun)) {
 				return
 			}
 			arg, ok := call.Args[0].(*ast.Ident)
@@ -82,7 +83,8 @@ func TestEscapes(t *testing.T) {
 				for _, id := range field.Names {
 					if p.info.Defs[id] != nil && p.info.Defs[id] == p.info.Uses[arg] && isPointer(p.info.TypeOf(id)) {
 						at := p.set.Position(id.Pos())
-						passed[fmt.Sprintf("%s:%d: %s", path.Join(p.ImportPath, filepath.Base(at.Filename)), at.Line, id.Name)] = f.Name.Name
+						passed[fmt.Sprintf("%s:%d: %s", path.Join(p.ImportPath, filepath.Base(at.Filename)), at.Line,
+							id.Name)] = f.Name.Name
 						build = append(build, p.ImportPath)
 					}
 				}
@@ -100,8 +102,9 @@ func TestEscapes(t *testing.T) {
 	}
 }
 
-// TestMakeKeepsNoCall: the compiler does not know that a call which is Hidden is passed to a Make, and leaves it on its
-// caller's stack. So no Make keeps it, nor passes it to what the compiler does not know.
+// TestMakeKeepsNoCall: the compiler does not know that a call which is Hidden is passed to
+// a Make, and leaves it on its caller's stack. So no Make keeps it, nor passes it to what
+// the compiler does not know.
 func TestMakeKeepsNoCall(t *testing.T) {
 	var build []string
 	makes := map[string]bool{}
@@ -117,7 +120,8 @@ func TestMakeKeepsNoCall(t *testing.T) {
 					continue
 				}
 				at := p.set.Position(id.Pos())
-				makes[fmt.Sprintf("%s:%d: %s", path.Join(p.ImportPath, filepath.Base(at.Filename)), at.Line, id.Name)] = true
+				makes[fmt.Sprintf("%s:%d: %s", path.Join(p.ImportPath, filepath.Base(at.Filename)), at.Line, id.Name)] =
+					true
 				build = append(build, p.ImportPath)
 			}
 		}
@@ -143,7 +147,8 @@ func TestMakeKeepsNoCall(t *testing.T) {
 			}
 		}
 	}
-	kept, known := report(t, build, `leaking param: (\w+)`), report(t, build, `(?:leaking param content: (\w+)|(\w+) does not escape)`)
+	kept := report(t, build, `leaking param: (\w+)`)
+	known := report(t, build, `(?:leaking param content: (\w+)|(\w+) does not escape)`)
 	for where := range makes {
 		if kept[where] || !known[where] {
 			t.Errorf("%s is kept by Make, or passed to an interface without Hidden", where)
@@ -176,7 +181,8 @@ var all []*loaded
 
 func read(t *testing.T) []*loaded {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,CgoFiles,Module", "./...")
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps",
+		"-json=ImportPath,Dir,Export,GoFiles,CgoFiles,Module", "./...")
 	cmd.Dir = "../.."
 	out, err := cmd.Output()
 	if err != nil {
@@ -214,7 +220,8 @@ func read(t *testing.T) []*loaded {
 	})
 	for _, p := range all {
 		p.below, p.set = strings.TrimPrefix(p.ImportPath, "lockstep/"), set
-		p.info = &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
+		p.info = &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{},
+			Uses: map[*ast.Ident]types.Object{}}
 		// What comes from C has no types here, which is an error of what uses it.
 		check := types.Config{Importer: from, FakeImportC: true, Error: func(error) {}}
 		_, _ = check.Check(p.ImportPath, set, p.files, p.info)
@@ -244,7 +251,8 @@ func (p *loaded) each(visit func(f *ast.FuncDecl, stack []ast.Node)) {
 	}
 }
 
-// numbers says whether a call is the conversion of a pointer to a number, or has pointers read as numbers.
+// numbers says whether a call is the conversion of a pointer to a number, or
+// has pointers read as numbers.
 func (p *loaded) numbers(call *ast.CallExpr) bool {
 	if len(call.Args) != 1 || !isPointer(p.info.TypeOf(call.Args[0])) {
 		return false
@@ -273,7 +281,8 @@ func isBasic(t types.Type, kind types.BasicKind) bool {
 	return ok && b.Kind() == kind
 }
 
-// compared says whether of the number only the remainder or the difference is taken, or the order with another.
+// compared says whether of the number only the remainder or the difference is
+// taken, or the order with another.
 func compared(stack []ast.Node) bool {
 	if len(stack) < 2 {
 		return false

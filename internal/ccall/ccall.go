@@ -109,11 +109,12 @@ func inFramework(function, file string) bool {
 	}
 	pkg, _, _ = strings.Cut(pkg, ".")
 	switch full := path + pkg; {
-	case full == "runtime", full == "reflect", full == "iter", full == "sync", full == "lockstep/host", full == "lockstep/cudampi",
-		full == "lockstep/nccl", full == "lockstep/cuda", full == "lockstep/spmd":
+	case full == "runtime", full == "reflect", full == "iter", full == "sync", full == "lockstep/host",
+		full == "lockstep/cudampi", full == "lockstep/nccl", full == "lockstep/cuda", full == "lockstep/spmd":
 		return true
 	default:
-		return strings.HasPrefix(full, "lockstep/internal/") || strings.HasPrefix(full, "lockstep/cuda/") || strings.HasPrefix(full, "lockstep/spmd/")
+		return strings.HasPrefix(full, "lockstep/internal/") || strings.HasPrefix(full, "lockstep/cuda/") ||
+			strings.HasPrefix(full, "lockstep/spmd/")
 	}
 }
 
@@ -131,7 +132,8 @@ func Frames(body string) []Frame {
 	lines := strings.Split(body, "\n")
 	for i := 0; i+1 < len(lines); i += 2 {
 		function, _, _ := strings.Cut(strings.TrimPrefix(lines[i], "created by "), " in goroutine ")
-		if at := strings.LastIndexByte(function, '('); at > 0 && strings.HasSuffix(function, ")") && !strings.HasSuffix(function[:at], ".") {
+		if at := strings.LastIndexByte(function, '('); at > 0 && strings.HasSuffix(function, ")") &&
+			!strings.HasSuffix(function[:at], ".") {
 			function = function[:at] // without arguments
 		}
 		place, _, _ := strings.Cut(strings.TrimSpace(lines[i+1]), " +0x")
@@ -146,8 +148,9 @@ func Frames(body string) []Frame {
 	return frames
 }
 
-// ofGo says whether a function is one of Go's own packages. go build -trimpath leaves of a file's folder the path of its
-// package: those of modules have a dot or a version in front of the first slash, or the name of the program's module.
+// ofGo says whether a function is one of Go's own packages. go build -trimpath leaves of a file's
+// folder the path of its package: those of modules have a dot or a version in front of the first
+// slash, or the name of the program's module.
 func ofGo(function, file string) bool {
 	if goSources != "" {
 		return strings.HasPrefix(file, goSources)
@@ -156,7 +159,8 @@ func ofGo(function, file string) bool {
 	return !strings.ContainsAny(first, ".@") && first != programModule && !strings.HasPrefix(function, "main.")
 }
 
-// goSources is where the files of Go's own packages lie, as the compiler noted them; "" with -trimpath.
+// goSources is where the files of Go's own packages lie, as the compiler
+// noted them; "" with -trimpath.
 var goSources = func() string {
 	file, _ := runtime.FuncForPC(reflect.ValueOf(strings.Cut).Pointer()).FileLine(0)
 	return strings.TrimSuffix(file, "strings/strings.go")

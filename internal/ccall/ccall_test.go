@@ -69,7 +69,8 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// A program that was built with -trimpath has no folders in front of its files' packages, and neither has Go.
+// A program that was built with -trimpath has no folders in front of its files'
+// packages, and neither has Go.
 func TestFramesWithoutFolders(t *testing.T) {
 	defer func(sources, module string) { goSources, programModule = sources, module }(goSources, programModule)
 	goSources, programModule = "", "hello"

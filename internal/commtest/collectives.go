@@ -32,10 +32,12 @@ type Comm interface {
 	SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error
 }
 
-// Lengths are of calls: nothing, fewer than ranks, no multiple of any number of ranks or of vectors.
+// Lengths are of calls: nothing, fewer than ranks, no multiple of any
+// number of ranks or of vectors.
 var Lengths = []int{0, 1, 3, 67}
 
-// eachType calls the functions, one for each type. make test has every type on some number of ranks up to 3, make test-all on all.
+// eachType calls the functions, one for each type. make test has every type on some number of ranks
+// up to 3, make test-all on all.
 func eachType(ranks int, calls ...func()) {
 	for k, call := range calls {
 		if campaign.All() || k%3 == ranks%3 {
@@ -70,8 +72,8 @@ func EveryReduction(t *testing.T, c Comm, n int) {
 	}
 }
 
-// Reductions runs the reductions of n elements by op, and Min and Max of floats also of Extremes. It does nothing where the type
-// has no such operation.
+// Reductions runs the reductions of n elements by op, and Min and Max of floats also of Extremes.
+// It does nothing where the type has no such operation.
 func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
 	if !op.On(elem.Of[T]()) {
 		return
@@ -149,7 +151,8 @@ func alike[T elem.Elem](t *testing.T, c Comm, result []T, op elem.Op) {
 	Must(t, c.AllGather(Ptr(all), Ptr(result), n, elem.Of[T]()))
 	for i, x := range all {
 		if n > 0 && bits(x) != bits(result[i%n]) {
-			t.Fatalf("AllReduce %v: [%d] is %#x on rank %d, %#x on rank %d", op, i%n, bits(x), i/n, bits(result[i%n]), c.Rank())
+			t.Fatalf("AllReduce %v: [%d] is %#x on rank %d, %#x on rank %d",
+				op, i%n, bits(x), i/n, bits(result[i%n]), c.Rank())
 		}
 	}
 }
@@ -209,7 +212,8 @@ func EveryMove(t *testing.T, c Comm, n int) {
 	)
 }
 
-// Moves runs the collectives that only move data on n elements, of each length around it where ranks differ.
+// Moves runs the collectives that only move data on n elements, of each length
+// around it where ranks differ.
 func Moves[T elem.Elem](t *testing.T, c Comm, n int) {
 	ty := elem.Of[T]()
 	all, lo := n*c.Size(), c.Rank()*n

@@ -12,8 +12,9 @@ type Case struct {
 	Call func() error
 }
 
-// AtDepths makes calls on 600 stacks, each deeper than the one before by a few words. So every call has a stack that is full
-// when it, or what it calls on the way into C, begins: that one moves, and with it the variables that the call has been given.
+// AtDepths makes calls on 600 stacks, each deeper than the one before by a few words. So every call
+// has a stack that is full when it, or what it calls on the way into C, begins: that one moves, and
+// with it the variables that the call has been given.
 func AtDepths(t *testing.T, cases []Case) {
 	t.Helper()
 	const depths = 600

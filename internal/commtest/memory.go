@@ -1,5 +1,6 @@
-// Package commtest is what tests of packages that carry collectives and messages have in common: memory with guards, input of
-// ranks, references in Go's own arithmetic, and runs of all calls of a communicator.
+// Package commtest is what tests of packages that carry collectives and messages have in
+// common: memory with guards, input of ranks, references in Go's own arithmetic, and runs of
+// all calls of a communicator.
 package commtest
 
 import (
@@ -74,8 +75,9 @@ func isNaN[T elem.Elem](x T) bool {
 	return x != x
 }
 
-// Same fails the test unless the Memory holds want, bit by bit, between intact Guards. A NaN is the same as any other, and a
-// zero part of a complex number, of which the sign depends on the order of products.
+// Same fails the test unless the Memory holds want, bit by bit, between intact Guards. A
+// NaN is the same as any other, and a zero part of a complex number, of which the sign
+// depends on the order of products.
 func (m Memory[T]) Same(t *testing.T, c Ranks, want []T, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)
@@ -86,9 +88,10 @@ func (m Memory[T]) Same(t *testing.T, c Ranks, want []T, format string, args ...
 		return
 	}
 	for i, got := range m.Data() {
-		if bits(got) != bits(want[i]) && !(isNaN(got) && isNaN(want[i])) && !(elem.Of[T]().Complex() && got == want[i]) {
-			t.Fatalf("rank %d of %d: %s of %d %v: [%d] is %v, want %v (%#x, %#x)", c.Rank(), c.Size(), what, m.N, elem.Of[T](),
-				i, got, want[i], bits(got), bits(want[i]))
+		if bits(got) != bits(want[i]) && !(isNaN(got) && isNaN(want[i])) &&
+			!(elem.Of[T]().Complex() && got == want[i]) {
+			t.Fatalf("rank %d of %d: %s of %d %v: [%d] is %v, want %v (%#x, %#x)",
+				c.Rank(), c.Size(), what, m.N, elem.Of[T](), i, got, want[i], bits(got), bits(want[i]))
 		}
 	}
 }
@@ -107,8 +110,9 @@ func Must(t *testing.T, err error) {
 	}
 }
 
-// value is element i of a rank's input. Floats are such that sums and products of four are exact in float32, but sums
-// of the 16-bit types are not representable in them: only one rounding, at the end, gives the reference.
+// value is element i of a rank's input. Floats are such that sums and products of four are exact
+// in float32, but sums of the 16-bit types are not representable in them: only one rounding, at
+// the end, gives the reference.
 func value[T elem.Elem](rank, i int) T {
 	h := uint64(rank*7919+i+1) * 0x9e3779b97f4a7c15
 	h ^= h >> 29
@@ -159,7 +163,8 @@ func HasExtremes[T elem.Elem](op elem.Op) bool {
 	return (op == elem.Min || op == elem.Max) && elem.Of[T]() >= elem.Float16
 }
 
-// Extremes is what the order of floats is made for: a NaN on one rank, zeros of both signs, and anything with anything.
+// Extremes is what the order of floats is made for: a NaN on one rank, zeros of both signs,
+// and anything with anything.
 func Extremes[T elem.Elem](size int) Values[T] {
 	nan := float32(math.NaN())
 	all := []float32{nan, 0, float32(math.Copysign(0, -1)), 1, -2, float32(math.Inf(1)), float32(math.Inf(-1)),
@@ -202,7 +207,8 @@ func Hold[T elem.Elem](values []T) Memory[T] {
 // Filled is the Input of a rank in a Memory.
 func Filled[T elem.Elem](rank, n int) Memory[T] { return Hold(Input[T](rank, n)) }
 
-// Reduced is op over all ranks of n elements, from Go's own arithmetic: integers wrap, floats in float64.
+// Reduced is op over all ranks of n elements, from Go's own arithmetic:
+// integers wrap, floats in float64.
 func (v Values[T]) Reduced(size, n int, op elem.Op) []T {
 	in := make([][]T, size)
 	for r := range in {

@@ -82,7 +82,8 @@ func Messages[T elem.Elem, C Comm](t *testing.T, c C, g Group[C], n int) {
 	Must(t, g.Wait())
 }
 
-// GroupOverComms has messages of two communicators in one group; those of one do not match those of the other.
+// GroupOverComms has messages of two communicators in one group; those of one do
+// not match those of the other.
 func GroupOverComms[C Comm](t *testing.T, c, d C, g Group[C]) {
 	x, y, a, b := []int32{1}, []int32{2}, []int32{0}, []int32{0}
 	Must(t, g.Send(d, Ptr(y), 1, elem.Int32, 1-c.Rank()))
@@ -95,8 +96,8 @@ func GroupOverComms[C Comm](t *testing.T, c, d C, g Group[C]) {
 	}
 }
 
-// WrongLength sends messages of another length than is expected, between two ranks; both numbers are in the error, and the
-// next message is received well.
+// WrongLength sends messages of another length than is expected, between two ranks; both numbers
+// are in the error, and the next message is received well.
 func WrongLength[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 	x, y := make([]float32, 4096), make([]float32, 4096)
 	px, py := Ptr(x), Ptr(y)
@@ -112,7 +113,8 @@ func WrongLength[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 		{8, 5, errs.Truncate, "8 float32 elements, 5 expected"},
 		{1, 0, errs.Truncate, "1 float32 elements, 0 expected"},
 		{41, 40, errs.Truncate, "41 float32 elements, 40 expected"},
-		{40, 4096, errs.Count, "has 40 float32 elements, 4096 expected"}, // one through a ring, the other not, where there are rings
+		// one through a ring, the other not, where there are rings
+		{40, 4096, errs.Count, "has 40 float32 elements, 4096 expected"},
 		{4096, 40, errs.Truncate, "40 expected"},
 	} {
 		if c.Rank() == 0 {
@@ -167,7 +169,8 @@ func GroupIsReusable[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 	}
 }
 
-// NoAllocation makes every call that moves data, on Go memory and with warm groups, without allocating.
+// NoAllocation makes every call that moves data, on Go memory and with warm
+// groups, without allocating.
 func NoAllocation[C Comm](t *testing.T, c C, g Group[C]) {
 	n, peer := 8, c.Size()-1-c.Rank()
 	x, y := make([]float32, n*c.Size()), make([]float32, n*c.Size())
@@ -230,7 +233,8 @@ func NoAllocation[C Comm](t *testing.T, c C, g Group[C]) {
 	}
 }
 
-// Refused fails the test unless err is op's, of the class want, blames this test, and has every text in it.
+// Refused fails the test unless err is op's, of the class want, blames this
+// test, and has every text in it.
 func Refused(t *testing.T, c Ranks, err error, op string, want error, texts ...string) {
 	t.Helper()
 	var e *ccall.Error

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Turns makes b.N calls on each rank. Rank 0 times them in turns of 200 and reports what a call took in the least and in the
-// median turn: the system takes a core away now and then, which a turn is too short for.
+// Turns makes b.N calls on each rank. Rank 0 times them in turns of 200 and reports what a
+// call took in the least and in the median turn: the system takes a core away now and then,
+// which a turn is too short for.
 func Turns(b *testing.B, rank int, call func() error) error {
 	if rank > 0 {
 		for range b.N {

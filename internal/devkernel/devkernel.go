@@ -1,5 +1,6 @@
-// Package devkernel loads kernels on the devices of all ranks of a communicator, and has the one that reduces (fold.cu): what
-// collectives on device memory need that do without NCCL. NVRTC compiles the kernels.
+// Package devkernel loads kernels on the devices of all ranks of a communicator, and has the
+// one that reduces (fold.cu): what collectives on device memory need that do without NCCL.
+// NVRTC compiles the kernels.
 package devkernel
 
 import (
@@ -63,7 +64,8 @@ var loaded struct {
 	all []*Module
 }
 
-// find returns the module of a device whose source begins with this one, for one user more; nil where there is none.
+// find returns the module of a device whose source begins with this one, for one user
+// more; nil where there is none.
 func find(d *cuda.Device, source string) *Module {
 	loaded.Lock()
 	defer loaded.Unlock()
@@ -88,8 +90,8 @@ func InUse(d *cuda.Device) (n int) {
 	return n
 }
 
-// Load loads a source that begins with FoldSource, on all ranks that do not have it. Their devices must be of one kind. A
-// module whose source begins with this one serves as well.
+// Load loads a source that begins with FoldSource, on all ranks that do not have it. Their devices
+// must be of one kind. A module whose source begins with this one serves as well.
 //
 // Collective; it blocks.
 func Load(c Comm, d *cuda.Device, source string, kernels ...Kernel) (*Module, error) {
@@ -113,7 +115,8 @@ func Load(c Comm, d *cuda.Device, source string, kernels ...Kernel) (*Module, er
 	return m, nil
 }
 
-// loadImage compiles on rank 0, or finds the image on disk, and loads it where m is nil. Collective.
+// loadImage compiles on rank 0, or finds the image on disk, and loads it
+// where m is nil. Collective.
 func loadImage(c Comm, d *cuda.Device, m *Module, source string, kernels []Kernel) (*Module, error) {
 	var image []byte
 	var err error
@@ -160,7 +163,8 @@ func open(d *cuda.Device, source string, image []byte, kernels []Kernel) (m *Mod
 			return m, err
 		}
 		if most < k.Threads {
-			return m, fmt.Errorf("kernel %s was compiled for blocks of at most %d threads, and %d are needed", k.Name, most, k.Threads)
+			return m, fmt.Errorf("kernel %s was compiled for blocks of at most %d threads, and %d are needed",
+				k.Name, most, k.Threads)
 		}
 		m.functions[k.Name] = f
 	}
@@ -192,15 +196,17 @@ func (m *Module) Close() error {
 	return m.module.Close()
 }
 
-// Fold enqueues dst = op over the ranks r of the n elements at table[r] + offset bytes. table is in device memory; what
-// it names, and offset, are aligned to 16 bytes.
-func (m *Module) Fold(s *cuda.Stream, dst, table unsafe.Pointer, offset, n int, t elem.Type, op elem.Op, size int) error {
+// Fold enqueues dst = op over the ranks r of the n elements at table[r] + offset bytes. table is in
+// device memory; what it names, and offset, are aligned to 16 bytes.
+func (m *Module) Fold(s *cuda.Stream, dst, table unsafe.Pointer, offset, n int, t elem.Type, op elem.Op,
+	size int) error {
 	if n == 0 {
 		return nil
 	}
 	const each = 16 * foldThreads // bytes of a block at a time
 	bytes := n * t.Size()
 	blocks := min((bytes+each-1)/each, 1024)
-	args := [...]uint64{uint64(ccall.Address(dst)), uint64(ccall.Address(table)), uint64(offset), uint64(bytes), uint64(t), uint64(op), uint64(size)}
+	args := [...]uint64{uint64(ccall.Address(dst)), uint64(ccall.Address(table)), uint64(offset), uint64(bytes),
+		uint64(t), uint64(op), uint64(size)}
 	return s.Launch(m.fold, [3]int{blocks, 1, 1}, [3]int{foldThreads, 1, 1}, 0, args[:])
 }

@@ -92,7 +92,8 @@ func TestFailureLeavesTheTable(t *testing.T) {
 	}
 	was := [2]unsafe.Pointer{one, two}
 	for _, file := range []string{lib, lib + ".absent"} {
-		if _, err := Open([]Sym{{Name: "two", Slot: &one}, {Name: "one", Slot: &two}, {Name: "three", Slot: &three}}, file); err == nil {
+		if _, err := Open([]Sym{{Name: "two", Slot: &one}, {Name: "one", Slot: &two}, {Name: "three", Slot: &three}},
+			file); err == nil {
 			t.Errorf("%s: no error", file)
 		}
 		if now := [2]unsafe.Pointer{one, two}; now != was || three != nil {

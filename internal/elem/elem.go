@@ -1,7 +1,8 @@
-// Package elem names the element types and reduction operations that every binding of Lockstep shares.
+// Package elem names the element types and reduction operations that every
+// binding of Lockstep shares.
 //
-// An Elem has one layout in Go, CUDA C++, NCCL and MPI. The set is closed (no ~T terms), so that the datatype table of
-// each binding is complete and a type without a datatype does not compile.
+// An Elem has one layout in Go, CUDA C++, NCCL and MPI. The set is closed (no ~T terms), so that
+// the datatype table of each binding is complete and a type without a datatype does not compile.
 package elem
 
 import (
@@ -20,7 +21,8 @@ type Stored interface{ Elem | F8E4M3 | F8E5M2 }
 // Type is an element type at run time: an index into the datatype tables of the bindings.
 type Type uint8
 
-// The element types of Elem, in the order of every datatype table, then those that are stored alone.
+// The element types of Elem, in the order of every datatype table, then
+// those that are stored alone.
 const (
 	Int8 Type = iota
 	Uint8
@@ -64,7 +66,8 @@ var typeInfo = [StoredTypes]struct {
 // Size returns the bytes of one element. It panics when t is none of the constants.
 func (t Type) Size() int { return typeInfo[t].size }
 
-// Half reports whether t is one of the two 16-bit floats, which are stored in 16 bits and reduced in float32.
+// Half reports whether t is one of the two 16-bit floats, which are stored in 16
+// bits and reduced in float32.
 func (t Type) Half() bool { return t == Float16 || t == BFloat16 }
 
 // Complex reports whether t is one of the two complex types.
@@ -90,8 +93,8 @@ func BitsOf[T Stored](v T) (b Bits) {
 // Eight reports whether t is one of the two 8-bit floats, which are operands of products alone.
 func (t Type) Eight() bool { return t == Float8E4M3 || t == Float8E5M2 }
 
-// String returns the name as Go writes it ("int8", "float32"), with "float16", "bfloat16", "float8_e4m3" and "float8_e5m2"
-// for those that Go lacks.
+// String returns the name as Go writes it ("int8", "float32"), with "float16", "bfloat16",
+// "float8_e4m3" and "float8_e5m2" for those that Go lacks.
 func (t Type) String() string {
 	if int(t) < len(typeInfo) {
 		return typeInfo[t].name
@@ -99,8 +102,9 @@ func (t Type) String() string {
 	return "elem.Type(" + strconv.Itoa(int(t)) + ")"
 }
 
-// At is the address of n elements of memory at p, from element i on. It is nil for no elements: those behind the last would
-// lie behind the end of the memory, where the collector allows no pointer. It is nil for nil: the parts of nothing are nothing.
+// At is the address of n elements of memory at p, from element i on. It is nil for no elements:
+// those behind the last would lie behind the end of the memory, where the collector allows no
+// pointer. It is nil for nil: the parts of nothing are nothing.
 func At(p unsafe.Pointer, i, n int, t Type) unsafe.Pointer {
 	if p == nil || n == 0 {
 		return nil
@@ -113,8 +117,8 @@ func IsAt(part, p unsafe.Pointer, i int, t Type) bool {
 	return uintptr(part)-uintptr(p) == uintptr(i*t.Size())
 }
 
-// Of returns the Type of T. It does not allocate. For most types it is a constant to the compiler, which knows T's size and
-// arithmetic. A switch over types jumps at run time.
+// Of returns the Type of T. It does not allocate. For most types it is a constant to the compiler,
+// which knows T's size and arithmetic. A switch over types jumps at run time.
 func Of[T Stored]() Type {
 	var z T
 	t := Type(unsafe.Sizeof(z) / 2) // Int8, Int32 or Int64
@@ -150,7 +154,8 @@ func alike[T Stored](z T) Type {
 	}
 }
 
-// Number is the set of types that are reduced in the memory of the host, and Ordered those of it that have an order.
+// Number is the set of types that are reduced in the memory of the host, and Ordered
+// those of it that have an order.
 type (
 	Number interface {
 		Ordered | ~complex64 | ~complex128
@@ -160,7 +165,8 @@ type (
 	}
 )
 
-// TypeOf is the Type that has the layout of T. Floats of 8 bits, which no call takes, are themselves.
+// TypeOf is the Type that has the layout of T. Floats of 8 bits, which no
+// call takes, are themselves.
 func TypeOf[T Number]() Type {
 	var z T
 	switch any(z).(type) {
@@ -189,12 +195,12 @@ func TypeOf[T Number]() Type {
 
 // Op is a reduction over the ranks of a communicator, element by element.
 //
-// Integers wrap round as in Go. Float16 and BFloat16 are reduced in float32 and rounded once, at the end. In Min and Max a
-// NaN wins, and -0 is less than 0. Complex numbers have neither.
+// Integers wrap round as in Go. Float16 and BFloat16 are reduced in float32 and rounded once, at
+// the end. In Min and Max a NaN wins, and -0 is less than 0. Complex numbers have neither.
 type Op uint8
 
-// The reductions. Avg is the sum divided by the number of ranks; for integers the division truncates towards zero. And, Or
-// and Xor are of the bits of integers in the memory of the host.
+// The reductions. Avg is the sum divided by the number of ranks; for integers the division
+// truncates towards zero. And, Or and Xor are of the bits of integers in the memory of the host.
 const (
 	Sum Op = iota
 	Prod
@@ -209,7 +215,8 @@ const (
 	HostOps = 8 // and of those of the host alone
 )
 
-var opNames = [HostOps]string{Sum: "sum", Prod: "prod", Min: "min", Max: "max", Avg: "avg", And: "and", Or: "or", Xor: "xor"}
+var opNames = [HostOps]string{Sum: "sum", Prod: "prod", Min: "min", Max: "max", Avg: "avg", And: "and", Or: "or",
+	Xor: "xor"}
 
 // On reports whether there is such an operation on elements of type t.
 func (o Op) On(t Type) bool { return o < Ops && !(t.Complex() && (o == Min || o == Max)) }

@@ -68,11 +68,14 @@ type format struct {
 }
 
 var formats = []format{
-	{"float16", 10, -14, 15, func(f float32) uint16 { return uint16(ToF16(f)) }, func(b uint16) float32 { return F16(b).Float32() }},
-	{"bfloat16", 7, -126, 127, func(f float32) uint16 { return uint16(ToBF16(f)) }, func(b uint16) float32 { return BF16(b).Float32() }},
+	{"float16", 10, -14, 15, func(f float32) uint16 { return uint16(ToF16(f)) },
+		func(b uint16) float32 { return F16(b).Float32() }},
+	{"bfloat16", 7, -126, 127, func(f float32) uint16 { return uint16(ToBF16(f)) },
+		func(b uint16) float32 { return BF16(b).Float32() }},
 }
 
-// decode is the value of b by the definition of the format, in float64, which holds every such value exactly.
+// decode is the value of b by the definition of the format, in float64, which
+// holds every such value exactly.
 func (f format) decode(b uint16) float64 {
 	sign := 1.0
 	if b>>15 == 1 {
@@ -92,7 +95,8 @@ func (f format) decode(b uint16) float64 {
 	}
 }
 
-// round is the value nearest to x in the format, ties to even, computed in float64 from the spacing at x.
+// round is the value nearest to x in the format, ties to even, computed in
+// float64 from the spacing at x.
 func (f format) round(x float64) float64 {
 	if x == 0 || math.IsInf(x, 0) || math.IsNaN(x) {
 		return x
@@ -147,7 +151,8 @@ func TestHalfRounding(t *testing.T) {
 				t.Fatalf("%s of %v (%#08x) is %v, want %v", f.name, x, math.Float32bits(x), got, want)
 			}
 		}
-		// Every value of the format, the midpoint to its neighbour, and the float32 on each side of that midpoint.
+		// Every value of the format, the midpoint to its neighbour, and the float32 on
+		// each side of that midpoint.
 		for i := range 1<<16 - 1 {
 			lo, hi := f.decode(uint16(i)), f.decode(uint16(i+1))
 			if math.IsNaN(lo) || math.IsNaN(hi) || i == 0x7fff {
@@ -157,11 +162,17 @@ func TestHalfRounding(t *testing.T) {
 			if math.IsInf(hi, 0) { // the midpoint to the value that the format would have next
 				mid = float32(math.Copysign(math.Ldexp(2-math.Ldexp(1, -f.fracBits-1), f.maxExp), lo))
 			}
-			for _, x := range []float32{float32(lo), mid, math.Nextafter32(mid, 0), math.Nextafter32(mid, float32(math.Inf(1))), math.Nextafter32(mid, float32(math.Inf(-1)))} {
+			for _, x := range []float32{
+				float32(lo), mid, math.Nextafter32(mid, 0), math.Nextafter32(mid, float32(math.Inf(1))),
+				math.Nextafter32(mid, float32(math.Inf(-1))),
+			} {
 				check(x)
 			}
 		}
-		for _, bits := range []uint32{0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001, 0xff801fff, 0x7fffffff, 1, 0x80000001, 0x7f7fffff, 0xff7fffff} {
+		for _, bits := range []uint32{
+			0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001, 0xff801fff, 0x7fffffff, 1, 0x80000001,
+			0x7f7fffff, 0xff7fffff,
+		} {
 			check(math.Float32frombits(bits))
 		}
 		r := rand.New(rand.NewPCG(1, 2))
@@ -171,12 +182,14 @@ func TestHalfRounding(t *testing.T) {
 	}
 }
 
-// TestAt: no elements lie nowhere, so that no pointer is one past the end of what may be Go's memory.
+// TestAt: no elements lie nowhere, so that no pointer is one past the end
+// of what may be Go's memory.
 func TestAt(t *testing.T) {
 	var x [3]int32
 	p := unsafe.Pointer(&x)
 	for i := range x {
-		if got := At(p, i, len(x)-i, Int32); got != unsafe.Pointer(&x[i]) || !IsAt(got, p, i, Int32) || IsAt(got, p, i+1, Int32) {
+		got := At(p, i, len(x)-i, Int32)
+		if got != unsafe.Pointer(&x[i]) || !IsAt(got, p, i, Int32) || IsAt(got, p, i+1, Int32) {
 			t.Errorf("element %d of %p is at %p", i, p, got)
 		}
 	}

@@ -2,10 +2,12 @@ package elem
 
 import "math"
 
-// F16 holds an IEEE 754 binary16 value: 1 sign, 5 exponent and 10 fraction bits. It is for storage; compute in float32.
+// F16 holds an IEEE 754 binary16 value: 1 sign, 5 exponent and 10 fraction bits. It is for
+// storage; compute in float32.
 type F16 uint16
 
-// BF16 holds a bfloat16 value: the upper 16 bits of a float32. It is for storage; compute in float32.
+// BF16 holds a bfloat16 value: the upper 16 bits of a float32. It is for
+// storage; compute in float32.
 type BF16 uint16
 
 const (
@@ -17,8 +19,8 @@ const (
 
 // ToF16 rounds f to the nearest binary16, ties to even.
 //
-// Values of 65520 and more become infinite, below 2^-25 in size zero. A NaN stays a NaN: its upper payload bits are
-// kept, and it is made quiet when none of them is set.
+// Values of 65520 and more become infinite, below 2^-25 in size zero. A NaN stays a NaN: its upper
+// payload bits are kept, and it is made quiet when none of them is set.
 func ToF16(f float32) F16 {
 	bits := math.Float32bits(f)
 	sign := F16(bits >> 16 & 0x8000)
@@ -33,13 +35,15 @@ func ToF16(f float32) F16 {
 	case abs >= (127+16)<<23: // 2^16 and above, and infinity itself
 		return sign | infBits16
 	case abs < (127-14)<<23: // subnormal or zero
-		// Adding 0.5 moves the unit of the last place of a subnormal, 2^-24, to that of the float32, which rounds it.
+		// Adding 0.5 moves the unit of the last place of a subnormal, 2^-24, to that of
+		// the float32, which rounds it.
 		const half = float32(0.5)
 		sum := math.Float32frombits(abs) + half
 		return sign | F16(math.Float32bits(sum)-math.Float32bits(half))
 	default:
-		// Rebias the exponent, then add just under half a unit, and the last bit kept: a tie goes up only from odd.
-		// A carry out of the fraction raises the exponent, to infinity at the top, as it must.
+		// Rebias the exponent, then add just under half a unit, and the last bit kept: a tie
+		// goes up only from odd. A carry out of the fraction raises the exponent, to
+		// infinity at the top, as it must.
 		odd := abs >> 13 & 1
 		return sign | F16((abs-(127-15)<<23+(1<<12-1)+odd)>>13)
 	}
@@ -62,7 +66,8 @@ func (h F16) Float32() float32 {
 
 // ToBF16 rounds f to the nearest bfloat16, ties to even.
 //
-// Values that round above the largest bfloat16 become infinite. A NaN stays a NaN and is made quiet.
+// Values that round above the largest bfloat16 become infinite. A NaN
+// stays a NaN and is made quiet.
 func ToBF16(f float32) BF16 {
 	bits := math.Float32bits(f)
 	if bits&^signBit32 > infBits32 {

@@ -1,5 +1,6 @@
-// Package emulate runs kernels from their CUDA source on the processors of the host: a C++ compiler translates them behind
-// a header in which the threads of a block are fibers. It is for tests, and slow.
+// Package emulate runs kernels from their CUDA source on the processors of the host: a
+// C++ compiler translates them behind a header in which the threads of a block are
+// fibers. It is for tests, and slow.
 package emulate
 
 import (
@@ -47,7 +48,8 @@ func Compile(dir string, s Source) (*Program, error) {
 	for i, name := range s.Names {
 		text += fmt.Sprintf("EMULATE(emulate_%d, (%s))\n", i, name)
 	}
-	// GCC 12 leaves out the rounding of two doubles beside each other to float and back, once it has made a vector of them.
+	// GCC 12 leaves out the rounding of two doubles beside each other to float and back, once
+	// it has made a vector of them.
 	lib, file, err := load(dir, "emulated-", text, s, "-O2", "-g1", "-ffp-contract=off", "-fno-strict-aliasing",
 		"-fno-tree-slp-vectorize")
 	if err != nil {
@@ -67,10 +69,12 @@ func Compile(dir string, s Source) (*Program, error) {
 
 // declared is a source behind the header.
 func declared(s Source) string {
-	return "#include \"emulate.h\"\n#line 1 \"kernel.cu\"\n" + dynamic.ReplaceAllString(s.Text, "static const emulated::dynamic_shared<$1> $2;") + "\n"
+	return "#include \"emulate.h\"\n#line 1 \"kernel.cu\"\n" +
+		dynamic.ReplaceAllString(s.Text, "static const emulated::dynamic_shared<$1> $2;") + "\n"
 }
 
-// load opens the library that a text becomes, whose name begins with kind, and returns its file, too. It is compiled where dir does not have it.
+// load opens the library that a text becomes, whose name begins with kind, and returns its file,
+// too. It is compiled where dir does not have it.
 func load(dir, kind, text string, s Source, flags ...string) (lib unsafe.Pointer, file string, err error) {
 	cxx := append(append(compiler(), "-std=c++14", "-w", "-shared", "-fPIC"), flags...)
 	for _, f := range s.Flags {
@@ -152,8 +156,10 @@ func firstError(out string) string {
 	return first
 }
 
-// Launch runs blocks first to last-1 of a launch. words are the arguments one after the other, at where each begins.
-func (p *Program) Launch(name string, blocks, threads [3]int, first, last, shared int, words []uint64, at []uint32) error {
+// Launch runs blocks first to last-1 of a launch. words are the arguments one after the
+// other, at where each begins.
+func (p *Program) Launch(name string, blocks, threads [3]int, first, last, shared int, words []uint64,
+	at []uint32) error {
 	f := p.kernels[name]
 	if f == nil {
 		return fmt.Errorf("no kernel %s", name)
@@ -164,7 +170,8 @@ func (p *Program) Launch(name string, blocks, threads [3]int, first, last, share
 	address, place, err := sysCall(f, p.stop, blocks, threads, first, last, shared, words, at)
 	switch {
 	case place != 0:
-		return &Fault{Kernel: name, Line: p.line(place), Thread: strings.TrimSuffix(err.Error(), ": trap"), Address: address}
+		return &Fault{Kernel: name, Line: p.line(place), Thread: strings.TrimSuffix(err.Error(), ": trap"),
+			Address: address}
 	case err != nil:
 		return fmt.Errorf("kernel %s: %w", name, err)
 	}
@@ -190,7 +197,8 @@ func (f *Fault) Describe(what string) string {
 	return fmt.Sprintf("kernel %s: %s%s: %s", f.Kernel, line, f.Thread, what)
 }
 
-// line returns the line of the source that a place in the library belongs to, and its text. A program of the compiler's tells.
+// line returns the line of the source that a place in the library belongs to, and its text. A
+// program of the compiler's tells.
 func (p *Program) line(place uint64) string {
 	out, err := exec.Command("addr2line", "-i", "-e", p.file, fmt.Sprintf("%#x", place)).Output()
 	if err != nil {

@@ -81,9 +81,10 @@ func sysDescribe(f unsafe.Pointer) string {
 	return C.GoString((*C.char)(unsafe.Pointer(&text[0])))
 }
 
-// sysCall runs blocks of a launch. Neither words nor at is kept. Of an access that has failed it returns the address, and the
-// place in the library.
-func sysCall(f, stop unsafe.Pointer, blocks, threads [3]int, first, last, shared int, words []uint64, at []uint32) (address uintptr, place uint64, err error) {
+// sysCall runs blocks of a launch. Neither words nor at is kept. Of an access that has failed it
+// returns the address, and the place in the library.
+func sysCall(f, stop unsafe.Pointer, blocks, threads [3]int, first, last, shared int, words []uint64,
+	at []uint32) (address uintptr, place uint64, err error) {
 	C.guard_install()
 	c := C.struct_launch{first: C.uint32_t(first), last: C.uint32_t(last), shared: C.uint64_t(shared)}
 	for i := range 3 {
@@ -91,7 +92,8 @@ func sysCall(f, stop unsafe.Pointer, blocks, threads [3]int, first, last, shared
 	}
 	var g C.struct_guard
 	var text [256]byte
-	if C.call_kernel(f, stop, &c, (*C.uint64_t)(unsafe.SliceData(words)), (*C.uint32_t)(unsafe.SliceData(at)), (*C.char)(unsafe.Pointer(&text[0])), &g) != 0 {
+	if C.call_kernel(f, stop, &c, (*C.uint64_t)(unsafe.SliceData(words)), (*C.uint32_t)(unsafe.SliceData(at)),
+		(*C.char)(unsafe.Pointer(&text[0])), &g) != 0 {
 		err = errors.New(C.GoString((*C.char)(unsafe.Pointer(&text[0]))))
 		if g.pc != nil {
 			address, place = uintptr(g.address), uint64(C.place(g.pc))

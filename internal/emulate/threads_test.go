@@ -61,14 +61,17 @@ func address[T any](x []T) uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(x))))
 }
 
-// The threads of a block see what the others write at barriers and in shuffles, whatever the shape of the block.
+// The threads of a block see what the others write at barriers and in shuffles,
+// whatever the shape of the block.
 func TestThreads(t *testing.T) {
 	p := compile(t, "pass")
 	const n, threads = 300, 64
 	for _, shape := range [][3]int{{64, 1, 1}, {8, 8, 1}} {
 		out := make([]int32, n+1)
 		for from := range 5 { // blocks on their own
-			if err := p.Launch("pass", [3]int{5, 1, 1}, shape, from, from+1, 4*threads, []uint64{address(out), n}, []uint32{0, 1}); err != nil {
+			err := p.Launch("pass", [3]int{5, 1, 1}, shape, from, from+1, 4*threads, []uint64{address(out), n},
+				[]uint32{0, 1})
+			if err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -93,17 +96,19 @@ func TestBarrier(t *testing.T) {
 	p := compile(t, "halved", "scale<double, 3>")
 	out := make([]int32, 1)
 	err := p.Launch("halved", [3]int{1, 1, 1}, [3]int{64, 1, 1}, 0, 1, 0, []uint64{address(out)}, []uint32{0})
-	if err == nil || !strings.Contains(err.Error(), "kernel halved: block (0, 0, 0): a barrier that not all threads of the block reach") || out[0] != 0 {
+	if err == nil || !strings.Contains(err.Error(),
+		"kernel halved: block (0, 0, 0): a barrier that not all threads of the block reach") || out[0] != 0 {
 		t.Errorf("%v, and %d is written", err, out[0])
 	}
 	x := []float64{1, 2, 3}
-	if err := p.Launch("scale<double, 3>", [3]int{2, 1, 1}, [3]int{2, 1, 1}, 0, 2, 0, []uint64{address(x), 3}, []uint32{0, 1}); err != nil || !slices.Equal(x, []float64{3, 6, 9}) {
+	if err := p.Launch("scale<double, 3>", [3]int{2, 1, 1}, [3]int{2, 1, 1}, 0, 2, 0, []uint64{address(x), 3},
+		[]uint32{0, 1}); err != nil || !slices.Equal(x, []float64{3, 6, 9}) {
 		t.Errorf("%v, %v", x, err)
 	}
 }
 
-// An access outside of memory stops the kernel, and has the line. So does one on several threads of the process, and launches
-// go on.
+// An access outside of memory stops the kernel, and has the line. So does one on several threads of
+// the process, and launches go on.
 func TestFault(t *testing.T) {
 	const far = `extern "C" __global__ void far(float *x, long long by) {
 	if (threadIdx.x == 5)
@@ -116,12 +121,14 @@ func TestFault(t *testing.T) {
 	}
 	for range 3 {
 		err = p.Launch("far", [3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0, []uint64{64, 0}, []uint32{0, 1})
-		want := "kernel far: kernel.cu:3: x[by * threadIdx.x] += 1;: block (0, 0, 0), thread (5, 0, 0): no memory at 0x40"
+		want := "kernel far: kernel.cu:3: x[by * threadIdx.x] += 1;: block (0, 0, 0), thread (5, 0, 0): no memory " +
+			"at 0x40"
 		if err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 		x := []float32{1}
-		if err := p.Launch("far", [3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0, []uint64{address(x), 0}, []uint32{0, 1}); err != nil || x[0] != 3 {
+		if err := p.Launch("far", [3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0, []uint64{address(x), 0},
+			[]uint32{0, 1}); err != nil || x[0] != 3 {
 			t.Errorf("%v, %v", err, x)
 		}
 	}
@@ -154,7 +161,8 @@ func TestDescribe(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"many":            "a pointer to float32; a pointer to int8; int8; a struct of 16 bytes; a pointer to void; int64; a pointer to a struct of 16 bytes",
+		"many": "a pointer to float32; a pointer to int8; int8; a struct of 16 bytes; a pointer to void; " +
+			"int64; a pointer to a struct of 16 bytes",
 		"scale<float, 2>": "a pointer to float32; int64", "ptx": "a pointer to int32",
 	} {
 		var texts []string

@@ -1,5 +1,5 @@
-// Package fakelib builds the test doubles of libraries that are bound at run time, and runs a test in a process that
-// finds them in place of the real ones.
+// Package fakelib builds the test doubles of libraries that are bound at run time, and runs a test
+// in a process that finds them in place of the real ones.
 package fakelib
 
 import (
@@ -14,9 +14,10 @@ import (
 	"lockstep/internal/campaign"
 )
 
-// Build compiles a shared library into dir under the name that dlopen looks for, such as "libcuda.so.1", and returns its
-// path. args are C sources and flags for the compiler, $CC or cc. A process started with LD_LIBRARY_PATH=dir finds it.
-// Without a compiler the test fails: nothing here builds without one. What has been built before of the same text is copied.
+// Build compiles a shared library into dir under the name that dlopen looks for, such as
+// "libcuda.so.1", and returns its path. args are C sources and flags for the compiler, $CC or cc. A
+// process started with LD_LIBRARY_PATH=dir finds it. Without a compiler the test fails: nothing
+// here builds without one. What has been built before of the same text is copied.
 func Build(t testing.TB, dir, soname string, args ...string) string {
 	t.Helper()
 	cc := strings.Fields(os.Getenv("CC"))
@@ -38,8 +39,8 @@ func Build(t testing.TB, dir, soname string, args ...string) string {
 	return path
 }
 
-// CUDA builds the test double of the CUDA driver, libcuda.so.1, of cuda/testdata/fakecuda.c, which says what it can do.
-// See HostOnly.
+// CUDA builds the test double of the CUDA driver, libcuda.so.1, of cuda/testdata/fakecuda.c, which
+// says what it can do. See HostOnly.
 func CUDA(t testing.TB, dir string, flags ...string) string {
 	t.Helper()
 	HostOnly(t)
@@ -54,8 +55,8 @@ func HostOnly(t testing.TB) {
 	}
 }
 
-// root returns the folder of the project above the working one: a test runs in the folder of its package, but not
-// always on the machine where it was built.
+// root returns the folder of the project above the working one: a test runs in the folder of its
+// package, but not always on the machine where it was built.
 func root(t testing.TB) string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -84,9 +85,10 @@ func Without(symbols ...string) []string {
 // child is set to the name of the test that a child process runs.
 const child = "LOCKSTEP_FAKELIB_CHILD"
 
-// Run runs body in a child process that finds the libraries in dir before all others and has env, KEY=VALUE, besides.
-// The child is this test binary with the one test selected: it comes to the same Run, with prepare left out. prepare
-// builds the libraries into dir. The child's failure, with its output, becomes t's; a skip there is one here.
+// Run runs body in a child process that finds the libraries in dir before all others and has env,
+// KEY=VALUE, besides. The child is this test binary with the one test selected: it comes to the
+// same Run, with prepare left out. prepare builds the libraries into dir. The child's failure, with
+// its output, becomes t's; a skip there is one here.
 func Run(t *testing.T, prepare func(dir string), env []string, body func(t *testing.T)) {
 	t.Helper()
 	if os.Getenv(child) == t.Name() {

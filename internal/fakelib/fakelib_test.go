@@ -18,10 +18,12 @@ func TestRun(t *testing.T) {
 			parent := os.Getpid()
 			Run(t, func(dir string) {
 				source := filepath.Join(dir, "answer.c")
-				if err := os.WriteFile(source, []byte("int answer(void *p) { return *(int *)p + ADD; }"), 0o644); err != nil {
+				if err := os.WriteFile(source, []byte("int answer(void *p) { return *(int *)p + ADD; }"),
+					0o644); err != nil {
 					t.Fatal(err)
 				}
-				if path := Build(t, dir, "libanswer.so.1", "-DADD=2", source); path != filepath.Join(dir, "libanswer.so.1") {
+				path := Build(t, dir, "libanswer.so.1", "-DADD=2", source)
+				if path != filepath.Join(dir, "libanswer.so.1") {
 					t.Errorf("built %s", path)
 				}
 			}, []string{"FAKELIB_TEST=set"}, func(t *testing.T) {
@@ -44,7 +46,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// What happens in a child process must reach who started it: TestOutcome is that, run by TestOutcomes.
+// What happens in a child process must reach who started it: TestOutcome
+// is that, run by TestOutcomes.
 func TestOutcome(t *testing.T) {
 	outcome := os.Getenv("FAKELIB_OUTCOME")
 	if outcome == "" {
@@ -85,7 +88,8 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// A library is compiled once for a machine, in whichever folder its sources are, until its sources, what they include, its flags or the compiler are others, and anew where
+// A library is compiled once for a machine, in whichever folder its sources are, until
+// its sources, what they include, its flags or the compiler are others, and anew where
 // what was kept has been cut off.
 func TestKept(t *testing.T) {
 	dir, folder := t.TempDir(), t.TempDir()
@@ -99,7 +103,8 @@ func TestKept(t *testing.T) {
 	}
 	ran := filepath.Join(dir, "ran")
 	t.Setenv(keptEnv, folder)
-	t.Setenv("CC", write("compiler", "#!/bin/sh\ncase \" $* \" in *\" -E \"*) ;; *) echo >>"+ran+";; esac\nexec cc \"$@\"\n"))
+	t.Setenv("CC", write("compiler",
+		"#!/bin/sh\ncase \" $* \" in *\" -E \"*) ;; *) echo >>"+ran+";; esac\nexec cc \"$@\"\n"))
 	write("part.h", "enum { PART = 1 };")
 	source := write("answer.c", "#include \"part.h\"\nint answer(void *p) { return PART + ADD + *(int *)p; }")
 	want := 0

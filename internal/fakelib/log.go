@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// Log is what the doubles of a process have written about calls, in one file, and how many of its lines have been read.
+// Log is what the doubles of a process have written about calls, in one file, and how many
+// of its lines have been read.
 type Log struct {
 	File string
 	Read int
@@ -21,7 +22,8 @@ func (l *Log) Open(file string) {
 	}
 }
 
-// New returns the calls since the last New whose names begin with one of the prefixes, any where there are none.
+// New returns the calls since the last New whose names begin with one of the
+// prefixes, any where there are none.
 func (l *Log) New(t testing.TB, prefixes ...string) []string {
 	t.Helper()
 	text, err := os.ReadFile(l.File)
@@ -31,7 +33,8 @@ func (l *Log) New(t testing.TB, prefixes ...string) []string {
 	lines := Lines(string(text))
 	var list []string
 	for _, line := range lines[l.Read:] {
-		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(line, p) }) {
+		if len(prefixes) == 0 || slices.ContainsFunc(prefixes,
+			func(p string) bool { return strings.HasPrefix(line, p) }) {
 			list = append(list, line)
 		}
 	}

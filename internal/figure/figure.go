@@ -23,8 +23,9 @@ import (
 	"lockstep/internal/outfile"
 )
 
-// hues tell curves apart for people with any kind of colour vision, and stand out from white three to one.
-// Source: Okabe and Ito, Color Universal Design (2008), without those that are too light; black and a purple in their place.
+// hues tell curves apart for people with any kind of colour vision, and stand out from white three
+// to one. Source: Okabe and Ito, Color Universal Design (2008), without those that are too light;
+// black and a purple in their place.
 var hues = []color.Color{
 	color.RGBA{0x00, 0x72, 0xb2, 255}, color.RGBA{0xd5, 0x5e, 0x00, 255}, color.RGBA{0x00, 0x9e, 0x73, 255},
 	color.RGBA{0x00, 0x00, 0x00, 255}, color.RGBA{0xc0, 0x68, 0x96, 255}, color.RGBA{0x7f, 0x3c, 0x8d, 255},
@@ -45,7 +46,8 @@ type Panel struct {
 	Reference   []Curve // drawn dashed, in grey: what would be ideal
 }
 
-// Curve is one line of a panel; those with the same name have the same colour in every panel of a figure.
+// Curve is one line of a panel; those with the same name have the same colour
+// in every panel of a figure.
 type Curve struct {
 	Name   string
 	Points plotter.XYs
@@ -88,7 +90,8 @@ func (p *Panel) draw(names []string) (*plot.Plot, error) {
 		}
 		g.Add(line)
 		for _, xy := range c.Points {
-			lo, hi = plotter.XY{X: min(lo.X, xy.X), Y: min(lo.Y, xy.Y)}, plotter.XY{X: max(hi.X, xy.X), Y: max(hi.Y, xy.Y)}
+			lo = plotter.XY{X: min(lo.X, xy.X), Y: min(lo.Y, xy.Y)}
+			hi = plotter.XY{X: max(hi.X, xy.X), Y: max(hi.Y, xy.Y)}
 		}
 	}
 	axis(&g.X, lo.X, hi.X, p.LinearX)
@@ -151,8 +154,8 @@ const (
 	legendLine  = 0.45 * vg.Centimeter
 )
 
-// Write writes the panels that have points, side by side, into a file, as package outfile does: PNG where its name ends in
-// .png, else SVG. Without points there is no file.
+// Write writes the panels that have points, side by side, into a file, as package outfile does: PNG
+// where its name ends in .png, else SVG. Without points there is no file.
 func Write(file string, replace bool, panels ...Panel) error {
 	var names []string
 	panels = slices.DeleteFunc(panels, func(p Panel) bool {
@@ -169,7 +172,8 @@ func Write(file string, replace bool, panels ...Panel) error {
 		}
 	}
 	below := vg.Length(len(names)+1) * legendLine
-	wide, high := panelWidth*max(1.4, vg.Length(len(panels))), panelHeight+below // a legend needs more than one panel's width
+	wide := panelWidth * max(1.4, vg.Length(len(panels)))
+	high := panelHeight + below // a legend needs more than one panel's width
 	var canvas interface {
 		vg.CanvasSizer
 		io.WriterTo
@@ -188,7 +192,8 @@ func Write(file string, replace bool, panels ...Panel) error {
 		}
 	}
 	const pad = 3 * vg.Millimeter
-	tiles := draw.Tiles{Rows: 1, Cols: len(panels), PadX: 2 * pad, PadTop: pad, PadBottom: pad, PadLeft: pad, PadRight: pad}
+	tiles := draw.Tiles{Rows: 1, Cols: len(panels), PadX: 2 * pad, PadTop: pad, PadBottom: pad, PadLeft: pad,
+		PadRight: pad}
 	for i, p := range row {
 		p.Draw(tiles.At(draw.Crop(c, 0, 0, below, 0), i, 0))
 	}

@@ -9,13 +9,15 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// The first argument by which a script of `launch completion` asks a program for completions: with descriptions, and without.
+// The first argument by which a script of `launch completion` asks a program for completions:
+// with descriptions, and without.
 const (
 	Request      = "__complete"
 	RequestNames = "__completeNoDesc"
 )
 
-// Directives tell the shell what to do with the completions. Source: cobra's completions.go, ShellCompDirective.
+// Directives tell the shell what to do with the completions. Source: cobra's
+// completions.go, ShellCompDirective.
 const (
 	AnyFile = 0 // where there are none, names of files
 	None    = 4
@@ -27,7 +29,8 @@ func Asked(args []string) bool {
 	return len(args) > 1 && (args[0] == Request || args[0] == RequestNames)
 }
 
-// Answer prints what completes the last of args, which Asked holds for, as the scripts of cobra read it.
+// Answer prints what completes the last of args, which Asked holds for, as
+// the scripts of cobra read it.
 func Answer(w io.Writer, fs *pflag.FlagSet, args []string) {
 	lines, directive := Complete(fs, args[1:])
 	Print(w, lines, directive, args[0] == Request)
@@ -44,7 +47,8 @@ func Print(w io.Writer, lines []string, directive int, described bool) {
 	fmt.Fprintf(w, ":%d\n", directive)
 }
 
-// Complete returns what may stand in place of the last of words, for a program whose settings all are flags.
+// Complete returns what may stand in place of the last of words, for a program
+// whose settings all are flags.
 func Complete(fs *pflag.FlagSet, words []string) (lines []string, directive int) {
 	last := words[len(words)-1]
 	before := words[:len(words)-1]
@@ -110,8 +114,8 @@ func values(f *pflag.Flag, typed string) (lines []string, directive int) {
 	}
 }
 
-// described is the first part of a flag's description, which fits behind it on a line of a terminal. What says only where
-// the flag counts ("Slurm: ...") is no such part.
+// described is the first part of a flag's description, which fits behind it on a line of a
+// terminal. What says only where the flag counts ("Slurm: ...") is no such part.
 func described(f *pflag.Flag) string {
 	_, text := pflag.UnquoteUsage(f)
 	text, _, _ = strings.Cut(text, "\n")

@@ -1,5 +1,5 @@
-// Package help tells a person at a terminal which flags a program has: in groups for --help, and as completions for the
-// shell.
+// Package help tells a person at a terminal which flags a program has: in groups for --help, and
+// as completions for the shell.
 package help
 
 import (
@@ -35,7 +35,8 @@ func Group(fs *pflag.FlagSet, heading string, names ...string) {
 	}
 }
 
-// Choices says which values a flag of fs may have, for completion. It panics where fs lacks the flag.
+// Choices says which values a flag of fs may have, for completion. It
+// panics where fs lacks the flag.
 func Choices(fs *pflag.FlagSet, name string, values ...string) {
 	annotate(fs, name, choicesOf, values...)
 }
@@ -65,8 +66,9 @@ func About(fs *pflag.FlagSet, does string, examples ...string) {
 	}
 }
 
-// Parse reads the command line of a program that is not on several ranks, from args, which are without the program's name.
-// It ends the process where help or completions are asked for, and with one line and status 2 where a flag is not right.
+// Parse reads the command line of a program that is not on several ranks, from args, which are
+// without the program's name. It ends the process where help or completions are asked for, and with
+// one line and status 2 where a flag is not right.
 func Parse(fs *pflag.FlagSet, args []string) {
 	fs.Init(fs.Name(), pflag.ContinueOnError)
 	fs.SortFlags = false
@@ -91,7 +93,8 @@ func Parse(fs *pflag.FlagSet, args []string) {
 	}
 }
 
-// Flags describes the flags of fs, by groups and as wide as the terminal. own is the heading of those without a group.
+// Flags describes the flags of fs, by groups and as wide as the terminal. own is the
+// heading of those without a group.
 func Flags(fs *pflag.FlagSet, own string) string { return render(fs, own, width()) }
 
 const (

@@ -94,7 +94,8 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// What stands behind a flag is a whole phrase, also where the description begins with a name or ends in a remark.
+// What stands behind a flag is a whole phrase, also where the description begins with
+// a name or ends in a remark.
 func TestDescribed(t *testing.T) {
 	for text, want := range map[string]string{
 		"where buffers live: auto, cuda or host":       "where buffers live",
@@ -113,7 +114,9 @@ func TestDescribed(t *testing.T) {
 }
 
 func TestAnswer(t *testing.T) {
-	for request, want := range map[string]string{Request: "--graph\tcapture the step\n:4\n", RequestNames: "--graph\n:4\n"} {
+	for request, want := range map[string]string{
+		Request: "--graph\tcapture the step\n:4\n", RequestNames: "--graph\n:4\n",
+	} {
 		args := []string{request, "--g"}
 		var out bytes.Buffer
 		if !Asked(args) {

@@ -1,4 +1,5 @@
-// Package inkernel has the functions of package spmd that kernels in Go call, as they run on the host.
+// Package inkernel has the functions of package spmd that kernels in Go
+// call, as they run on the host.
 package inkernel
 
 import (

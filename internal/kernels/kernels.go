@@ -21,8 +21,9 @@ type Source struct {
 	Names        []string // extern "C" functions, and name expressions such as "scale<float>"
 	declared     []string // packages that did
 
-	// Tolerance is by how much a kernel's results may differ from those of its host function, as a part of them; Scratch are
-	// its arguments whose contents mean nothing to others, as bits. They belong to one kernel, and not to the program.
+	// Tolerance is by how much a kernel's results may differ from those of its host function, as a
+	// part of them; Scratch are its arguments whose contents mean nothing to others, as bits. They
+	// belong to one kernel, and not to the program.
 	Tolerance float64
 	Scratch   uint64
 	// Indices are how many of its first arguments are extents of indices, for each of which it touches one element of a buffer;
@@ -45,7 +46,8 @@ func (s *Source) Key() string {
 // Options are those of the compiler, for a compute capability.
 func (s *Source) Options(capability int) nvrtc.Options {
 	expressions := slices.DeleteFunc(slices.Clone(s.Names), func(n string) bool { return !IsExpression(n) })
-	return nvrtc.Options{Capability: capability, Headers: Headers, Flags: s.AllFlags(), ArchSpecific: s.ArchSpecific, Names: expressions}
+	return nvrtc.Options{Capability: capability, Headers: Headers, Flags: s.AllFlags(), ArchSpecific: s.ArchSpecific,
+		Names: expressions}
 }
 
 // bounds says whether kernels in Go compare their indices with lengths.
@@ -60,8 +62,8 @@ func Bounds() bool { return bounds.Load() }
 // comparing says whether launches on the host are compared with the parameters of the CUDA source.
 var comparing atomic.Bool
 
-// CompareLaunches has launches on the host compared with the parameters of the CUDA source, as a GPU does: for tests, since
-// it takes a C++ compiler.
+// CompareLaunches has launches on the host compared with the parameters of the CUDA source, as a
+// GPU does: for tests, since it takes a C++ compiler.
 func CompareLaunches() { comparing.Store(true) }
 
 // Comparing says whether CompareLaunches was called.
@@ -70,8 +72,8 @@ func Comparing() bool { return comparing.Load() }
 // both counts who wants launches on the host to run both ways.
 var both atomic.Int32
 
-// RunBoth has launches on the host run their CUDA source, too, emulated on copies, and fail where the results differ, until
-// done is called.
+// RunBoth has launches on the host run their CUDA source, too, emulated on copies, and fail where
+// the results differ, until done is called.
 func RunBoth() (done func()) {
 	both.Add(1)
 	return sync.OnceFunc(func() { both.Add(-1) })
@@ -102,8 +104,8 @@ var (
 // between is the package that declares kernels for those that call it.
 const between = "lockstep/spmd/gokernel"
 
-// Add notes the kernels of a source, as declared by the caller of its caller, or where that declares kernels for others, by
-// whom it does so. Without text there is nothing to compile.
+// Add notes the kernels of a source, as declared by the caller of its caller, or where that
+// declares kernels for others, by whom it does so. Without text there is nothing to compile.
 func Add(s Source) {
 	if s.Text == "" {
 		return
@@ -131,8 +133,8 @@ func Add(s Source) {
 	list = append(list, s)
 }
 
-// Package returns the import path of the package that the caller's caller is in, skip 1, or one further away. A package of
-// tests, such as spmd_test, counts as the one that it tests.
+// Package returns the import path of the package that the caller's caller is in, skip 1, or one
+// further away. A package of tests, such as spmd_test, counts as the one that it tests.
 func Package(skip int) string {
 	var pc [1]uintptr
 	runtime.Callers(skip+2, pc[:])

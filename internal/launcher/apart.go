@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// Apart is in which namespaces a rank is apart from the mpirun that has started it, as in a container for each rank. The other
-// ranks are then in others. Open MPI copies between processes of a node by their numbers, and shares memory by them.
-// Source: namespaces(7).
+// Apart is in which namespaces a rank is apart from the mpirun that has started it, as in a
+// container for each rank. The other ranks are then in others. Open MPI copies between processes of
+// a node by their numbers, and shares memory by them. Source: namespaces(7).
 type Apart struct {
 	User    bool `json:"user"`    // no process may look into another
 	Process bool `json:"process"` // numbers of processes mean nothing to others
@@ -33,7 +33,8 @@ func (a Apart) String() string {
 
 var mpiruns = []string{"mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"}
 
-// FindApart looks for the mpirun above this process, which is a rank of Open MPI. It finds nothing where /proc does not say.
+// FindApart looks for the mpirun above this process, which is a rank of Open MPI. It finds
+// nothing where /proc does not say.
 func FindApart() Apart { return findApart("/proc", os.Getpid(), os.Getppid()) }
 
 func findApart(proc string, pid, parent int) (a Apart) {
@@ -68,8 +69,8 @@ func findApart(proc string, pid, parent int) (a Apart) {
 	return Apart{}
 }
 
-// SetApart has Open MPI, which has not started in this process, do without what fails between ranks that are apart. What is set
-// already stays. It says what it has set, "" for nothing.
+// SetApart has Open MPI, which has not started in this process, do without what fails between ranks
+// that are apart. What is set already stays. It says what it has set, "" for nothing.
 func (j Job) SetApart(a Apart) (set string) {
 	put := func(name, value string) {
 		if os.Getenv(name) == "" && os.Setenv(name, value) == nil {

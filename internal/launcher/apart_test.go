@@ -34,7 +34,8 @@ func TestApart(t *testing.T) {
 		proc string
 		want Apart
 	}{
-		"mpirun is above":      {tree("9", map[int]string{8: "8 (sh) S 7 8 8", 7: "7 (mpirun.openmpi) S 1 7 7"}), Apart{}},
+		"mpirun is above": {tree("9", map[int]string{8: "8 (sh) S 7 8 8", 7: "7 (mpirun.openmpi) S 1 7 7"}),
+			Apart{}},
 		"on another host":      {tree("9", map[int]string{8: "8 (orted) S 1 8 8"}), Apart{}},
 		"a shell is the first": {tree("9", map[int]string{8: "8 (sh (1)) S 0 8 8"}), Apart{Process: true}},
 		"proc is another's":    {tree("109", nil), Apart{Process: true}},
@@ -67,7 +68,8 @@ func TestSetApart(t *testing.T) {
 		want     string
 	}{
 		{"openmpi4", Apart{}, ""}, {"slurm-pmix", Apart{true, true}, ""},
-		{"openmpi4", Apart{User: true}, "OMPI_MCA_btl_vader_single_copy_mechanism=none"}, {"openmpi5", Apart{User: true}, "OMPI_MCA_smsc=^cma"},
+		{"openmpi4", Apart{User: true}, "OMPI_MCA_btl_vader_single_copy_mechanism=none"},
+		{"openmpi5", Apart{User: true}, "OMPI_MCA_smsc=^cma"},
 		{"openmpi4", Apart{true, true}, "OMPI_MCA_btl=^vader"}, {"openmpi5", Apart{Process: true}, ""}, // it is set
 	} {
 		if got := (Job{Name: tc.launcher}).SetApart(tc.a); got != tc.want {

@@ -1,5 +1,5 @@
-// Package launcher reads from the environment who started this process, before MPI has started, and holds what Open MPI's
-// launcher removes too early.
+// Package launcher reads from the environment who started this process, before MPI has started, and
+// holds what Open MPI's launcher removes too early.
 package launcher
 
 import (
@@ -18,8 +18,8 @@ type Job struct {
 	Source string // the variable that Size was read from; "" if Name is none
 }
 
-// launchers in the order of asking: an mpirun inside a Slurm allocation decides over Slurm's own variables. PRRTE, which
-// starts the ranks of Open MPI 5, says so.
+// launchers in the order of asking: an mpirun inside a Slurm allocation decides over Slurm's own
+// variables. PRRTE, which starts the ranks of Open MPI 5, says so.
 var launchers = []struct{ name, rank, size, also string }{
 	{"openmpi5", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PRTE_LAUNCHED"},
 	{"openmpi4", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""},
@@ -34,7 +34,8 @@ var launchers = []struct{ name, rank, size, also string }{
 // allTasks has the tasks of a Slurm job, in its batch script too, where no step has begun.
 const allTasks = "SLURM_NTASKS"
 
-// Script says whether this process is the batch script of a job of several tasks, or was started by it: it is none of them.
+// Script says whether this process is the batch script of a job of several tasks, or was
+// started by it: it is none of them.
 func (j Job) Script(getenv func(string) string) bool {
 	return j.Source == allTasks && j.Rank == 0 && getenv("SLURM_STEP_ID") == "" && getenv("SLURM_STEPID") == ""
 }
@@ -60,8 +61,8 @@ func Environment() Job { return Detect(os.Getenv) }
 // AloneError is the refusal of N worlds of one.
 type AloneError struct{ error }
 
-// CheckWorld refuses N worlds of one: the environment speaks of N tasks, and MPI, whose world has size ranks, of one.
-// The error is an AloneError.
+// CheckWorld refuses N worlds of one: the environment speaks of N tasks, and MPI, whose world has
+// size ranks, of one. The error is an AloneError.
 func (j Job) CheckWorld(size int) error {
 	if size > 1 || j.Size == 1 {
 		return nil
@@ -73,21 +74,24 @@ func (j Job) CheckWorld(size int) error {
 	case "torchrun":
 		hint = "start with mpirun"
 	}
-	return AloneError{fmt.Errorf("%s says %d tasks, but MPI has a world of 1 in each of them: %s (to run one rank on purpose: mpirun -np 1)",
+	return AloneError{fmt.Errorf("%s says %d tasks, but MPI has a world of 1 in each of them: %s (to run one rank "+
+		"on purpose: mpirun -np 1)",
 		j.Source, j.Size, hint)}
 }
 
-// KillVariable has the seconds that a rank has from the SIGTERM of its launcher to SIGKILL, where these are not what the
-// launcher has by itself.
+// KillVariable has the seconds that a rank has from the SIGTERM of its launcher to SIGKILL, where
+// these are not what the launcher has by itself.
 const KillVariable = "LOCKSTEP_SIGKILL_AFTER"
 
-// KillAfter is how long ranks go on after the SIGTERM of their launcher; 0 where that is not known, or the launcher waits. Open
-// MPI's mpirun waits a second, or odls_base_sigkill_timeout.
+// KillAfter is how long ranks go on after the SIGTERM of their launcher; 0 where that is not known,
+// or the launcher waits. Open MPI's mpirun waits a second, or odls_base_sigkill_timeout.
 func (j Job) KillAfter(getenv func(string) string) time.Duration {
 	if j.Name != "openmpi4" && j.Name != "openmpi5" {
 		return 0
 	}
-	for _, name := range []string{KillVariable, "PRTE_MCA_odls_base_sigkill_timeout", "OMPI_MCA_odls_base_sigkill_timeout"} {
+	for _, name := range []string{
+		KillVariable, "PRTE_MCA_odls_base_sigkill_timeout", "OMPI_MCA_odls_base_sigkill_timeout",
+	} {
 		if n, err := strconv.Atoi(getenv(name)); err == nil && n > 0 {
 			return time.Duration(min(n, math.MaxInt32)) * time.Second
 		}

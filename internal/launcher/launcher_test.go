@@ -15,11 +15,14 @@ func TestDetect(t *testing.T) {
 	}{
 		{"", Job{"none", 0, 1, ""}},
 		{"OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=2", Job{"openmpi4", 2, 4, "OMPI_COMM_WORLD_SIZE"}},
-		{"OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=2 PRTE_LAUNCHED=1", Job{"openmpi5", 2, 4, "OMPI_COMM_WORLD_SIZE"}},
-		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 SLURM_PROCID=0 SLURM_NTASKS=8", Job{"openmpi4", 0, 1, "OMPI_COMM_WORLD_SIZE"}},
+		{"OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=2 PRTE_LAUNCHED=1",
+			Job{"openmpi5", 2, 4, "OMPI_COMM_WORLD_SIZE"}},
+		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 SLURM_PROCID=0 SLURM_NTASKS=8",
+			Job{"openmpi4", 0, 1, "OMPI_COMM_WORLD_SIZE"}},
 		{"SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 PMIX_RANK=3", Job{"slurm-pmix", 3, 8, "SLURM_STEP_NUM_TASKS"}},
 		{"SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 PMI_RANK=3 PMI_SIZE=8", Job{"slurm-pmi2", 3, 8, "PMI_SIZE"}},
-		{"SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 PMI_RANK=3 PMI_SIZE=8", Job{"slurm-pmi2", 3, 8, "PMI_SIZE"}}, // under Hydra's proxy
+		// under Hydra's proxy
+		{"SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 PMI_RANK=3 PMI_SIZE=8", Job{"slurm-pmi2", 3, 8, "PMI_SIZE"}},
 		{"PMI_RANK=1 PMI_SIZE=2", Job{"mpich", 1, 2, "PMI_SIZE"}},
 		{"SLURM_PROCID=0 SLURM_NTASKS=8", Job{"slurm", 0, 8, "SLURM_NTASKS"}},
 		{"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1", Job{"torchrun", 5, 8, "WORLD_SIZE"}},
@@ -45,8 +48,10 @@ func TestScript(t *testing.T) {
 		{map[string]string{"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, true},
 		{map[string]string{"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, false},
 		{map[string]string{"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, false},
-		{map[string]string{"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0"}, false},
-		{map[string]string{"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, false},
+		{map[string]string{"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0"},
+			false},
+		{map[string]string{"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_PROCID": "0",
+			"SLURM_NTASKS": "4"}, false},
 	} {
 		getenv := func(k string) string { return tc.env[k] }
 		if got := Detect(getenv).Script(getenv); got != tc.want {
@@ -112,7 +117,8 @@ func TestAbsurdLaunchers(t *testing.T) {
 	}{
 		{"0", "1", true}, {"3", "4", true}, {"2147483646", "2147483647", true},
 		{"4", "4", false}, {"-1", "4", false}, {"0", "0", false}, {"0", "-4", false}, {"0", "2147483648", false},
-		{"0", "9223372036854775807", false}, {"0", "99999999999999999999", false}, {"0", "4(x2)", false}, {"", "4", false},
+		{"0", "9223372036854775807", false}, {"0", "99999999999999999999", false}, {"0", "4(x2)", false},
+		{"", "4", false},
 	} {
 		env := map[string]string{"OMPI_COMM_WORLD_RANK": tc.rank, "OMPI_COMM_WORLD_SIZE": tc.size}
 		if got := Detect(func(k string) string { return env[k] }); (got.Name == "openmpi4") != tc.ok {
@@ -129,7 +135,8 @@ func TestKillAfter(t *testing.T) {
 		want     time.Duration
 	}{
 		{"openmpi4", nil, time.Second}, {"openmpi5", nil, time.Second}, {"slurm-pmix", nil, 0}, {"none", nil, 0},
-		{"openmpi4", map[string]string{timeout: "30"}, 30 * time.Second}, {"openmpi4", map[string]string{timeout: "-1"}, time.Second},
+		{"openmpi4", map[string]string{timeout: "30"}, 30 * time.Second},
+		{"openmpi4", map[string]string{timeout: "-1"}, time.Second},
 		{"openmpi4", map[string]string{timeout: "x", KillVariable: "9999999999999"}, math.MaxInt32 * time.Second},
 		{"openmpi4", map[string]string{timeout: "1", KillVariable: "60"}, time.Minute},
 	} {

@@ -11,29 +11,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What Open MPI needs to start: two files of 4 MiB, and small ones, in its folder, where PMIx keeps what the ranks say of
-// themselves. Without, mpirun prints dozens of lines and waits for ever.
+// What Open MPI needs to start: two files of 4 MiB, and small ones, in its folder, where PMIx keeps
+// what the ranks say of themselves. Without, mpirun prints dozens of lines and waits for ever.
 // Source: openpmix, src/mca/common/dstore/dstore_base.c, ESH_INIT_META_SEG and ESH_INIT_DATA_SEG.
 const (
 	leastTemp = 9 << 20
 	leastFile = 4200 << 10
 )
 
-// mostName is how many characters the name of a host may have: mpirun writes it with a number of up to 7 digits and marks into
-// 64 bytes, and is ended with "stack smashing detected" where it has no room. From 57 on any number is too long.
+// mostName is how many characters the name of a host may have: mpirun writes it with a number of up
+// to 7 digits and marks into 64 bytes, and is ended with "stack smashing detected" where it has no
+// room. From 57 on any number is too long.
 const mostName = 54
 
-// CheckName says why Open MPI's mpirun cannot start on a host of this name, and what to do; "" where it can.
+// CheckName says why Open MPI's mpirun cannot start on a host of this name, and
+// what to do; "" where it can.
 func CheckName(host string) (what, do string) {
 	if host, _, _ = strings.Cut(host, "."); len(host) > mostName {
-		return fmt.Sprintf("the host name has %d characters, and mpirun crashes from %d on", len(host), mostName+1), "hostname SHORTER, or docker run --hostname SHORTER"
+		return fmt.Sprintf("the host name has %d characters, and mpirun crashes from %d on", len(host), mostName+1),
+			"hostname SHORTER, or docker run --hostname SHORTER"
 	}
 	return "", ""
 }
 
 // Temp is the folder for the files of Open MPI.
 func Temp(getenv func(string) string) string {
-	for _, name := range []string{"PMIX_SERVER_TMPDIR", "OMPI_MCA_orte_tmpdir_base", "TMPDIR", "TEMP", "TMP"} { // the first: of a rank
+	// the first: of a rank
+	for _, name := range []string{"PMIX_SERVER_TMPDIR", "OMPI_MCA_orte_tmpdir_base", "TMPDIR", "TEMP", "TMP"} {
 		if dir := getenv(name); dir != "" {
 			return dir
 		}
@@ -41,7 +45,8 @@ func Temp(getenv func(string) string) string {
 	return "/tmp"
 }
 
-// TempFree is how many bytes are free for files of Open MPI in a folder, which is made where it is not there.
+// TempFree is how many bytes are free for files of Open MPI in a folder, which is
+// made where it is not there.
 func TempFree(dir string) (int64, error) {
 	var s unix.Statfs_t
 	err := unix.Statfs(dir, &s)
@@ -63,21 +68,25 @@ func FileLimit() int64 {
 	return int64(l.Cur)
 }
 
-// CheckTemp says why Open MPI cannot start with its folder and a limit on the size of files, and what to do; "" where it can.
+// CheckTemp says why Open MPI cannot start with its folder and a limit on the size of files, and
+// what to do; "" where it can.
 func CheckTemp(dir string, free int64, cannot error, limit int64) (what, do string) {
 	const elsewhere = "set TMPDIR to another folder"
 	switch {
 	case cannot != nil:
 		return fmt.Sprintf("TMPDIR: Open MPI cannot write to %s (%v)", dir, cannot), elsewhere
 	case free < leastTemp:
-		return fmt.Sprintf("TMPDIR: %s has %.1f MiB free, and Open MPI needs %d to start", dir, float64(free)/(1<<20), leastTemp>>20), "make room there, or " + elsewhere
+		return fmt.Sprintf("TMPDIR: %s has %.1f MiB free, and Open MPI needs %d to start",
+			dir, float64(free)/(1<<20), leastTemp>>20), "make room there, or " + elsewhere
 	case limit >= 0 && limit < leastFile:
-		return fmt.Sprintf("files may have %d KiB (ulimit -f), and Open MPI needs %d to start", limit>>10, leastFile>>10), "ulimit -f unlimited"
+		return fmt.Sprintf("files may have %d KiB (ulimit -f), and Open MPI needs %d to start",
+			limit>>10, leastFile>>10), "ulimit -f unlimited"
 	}
 	return "", ""
 }
 
-// CheckRoom says on one line why Open MPI cannot start here. PMIx may have been told to keep nothing in files.
+// CheckRoom says on one line why Open MPI cannot start here. PMIx may have been
+// told to keep nothing in files.
 func CheckRoom(getenv func(string) string) error {
 	if j := Detect(getenv); j.Name == "none" || j.Name == "slurm" { // mpirun is not yet there
 		host, _ := os.Hostname() // without one Open MPI has none either
@@ -99,7 +108,8 @@ func CheckRoom(getenv func(string) string) error {
 // CheckLibrary refuses an MPI library whose results are wrong, by what it says of itself.
 func CheckLibrary(version string) error {
 	if strings.HasPrefix(version, "MPICH ") {
-		return fmt.Errorf("this program is built with %s, which gives wrong minima and maxima of unsigned integers: build it with Open MPI", version)
+		return fmt.Errorf("this program is built with %s, which gives wrong minima and maxima of unsigned integers: "+
+			"build it with Open MPI", version)
 	}
 	return nil
 }

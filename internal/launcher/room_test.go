@@ -29,7 +29,9 @@ func TestCheckTemp(t *testing.T) {
 
 func TestCheckName(t *testing.T) {
 	long := strings.Repeat("n", mostName)
-	for host, ok := range map[string]bool{"": true, "n1": true, long: true, long + ".example.org": true, long + "n": false, long + "n.org": false} {
+	for host, ok := range map[string]bool{
+		"": true, "n1": true, long: true, long + ".example.org": true, long + "n": false, long + "n.org": false,
+	} {
 		if what, do := CheckName(host); (what == "") != ok || (do == "") != ok {
 			t.Errorf("%s: %q, %q", host, what, do)
 		}

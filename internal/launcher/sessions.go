@@ -9,9 +9,10 @@ import (
 	"strings"
 )
 
-// HoldSessions holds the folder in tmp in which Open MPI 4 has its sessions on this host, with a folder of that name in it, until
-// release. mpirun makes it where it is not there, and the last that ends removes it: one that starts just then fails with "A call
-// to mkdir was unable to create the desired directory ... File exists". Source: Open MPI 4.1, opal/util/os_dirpath.c,
+// HoldSessions holds the folder in tmp in which Open MPI 4 has its sessions on this host, with a
+// folder of that name in it, until release. mpirun makes it where it is not there, and the last
+// that ends removes it: one that starts just then fails with "A call to mkdir was unable to create
+// the desired directory ... File exists". Source: Open MPI 4.1, opal/util/os_dirpath.c,
 // opal_os_dirpath_create and opal_os_dirpath_destroy.
 func HoldSessions(tmp, name string) (release func()) {
 	none := func() {}
@@ -34,12 +35,13 @@ func HoldSessions(tmp, name string) (release func()) {
 	}
 }
 
-// RemoveSession removes the folder of the session of the mpirun that was process pid: one that crashed, or was killed, has left
-// it. Source: Open MPI 4.1, orte/util/session_dir.c.
+// RemoveSession removes the folder of the session of the mpirun that was process pid: one that
+// crashed, or was killed, has left it. Source: Open MPI 4.1, orte/util/session_dir.c.
 func RemoveSession(tmp string, pid int) {
 	if sessions, err := sessionsIn(tmp); err == nil {
-		_ = os.RemoveAll(filepath.Join(sessions, fmt.Sprintf("pid.%d", pid))) // files of a session take memory, and do no other harm
-		_ = os.Remove(sessions)                                               // where another job runs it is not empty, and stays
+		// files of a session take memory, and do no other harm
+		_ = os.RemoveAll(filepath.Join(sessions, fmt.Sprintf("pid.%d", pid)))
+		_ = os.Remove(sessions) // where another job runs it is not empty, and stays
 	}
 }
 

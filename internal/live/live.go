@@ -1,5 +1,5 @@
-// Package live is how a person reaches a running rank: where it listens on its node, and what it understands. A rank
-// answers one request for each connection, and closes.
+// Package live is how a person reaches a running rank: where it listens on its node, and what it
+// understands. A rank answers one request for each connection, and closes.
 package live
 
 import (
@@ -23,7 +23,8 @@ const (
 	JSON = "json\n" // the same, as JSON
 )
 
-// Limit is how long one exchange may take: a report waits some seconds for ranks that do not answer.
+// Limit is how long one exchange may take: a report waits some seconds
+// for ranks that do not answer.
 const Limit = 15 * time.Second
 
 const (
@@ -65,15 +66,16 @@ func parse(table string) []int {
 		if len(fields) != 8 || fields[3] != "00010000" {
 			continue
 		}
-		if pid, err := strconv.Atoi(strings.TrimPrefix(fields[7], prefix)); err == nil && strings.HasPrefix(fields[7], prefix) && pid > 0 {
+		pid, err := strconv.Atoi(strings.TrimPrefix(fields[7], prefix))
+		if err == nil && strings.HasPrefix(fields[7], prefix) && pid > 0 {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// Ask sends a request to a process and returns its answer, within the limit, and whose process it is. It is asked
-// only where it is this user's, or this is root.
+// Ask sends a request to a process and returns its answer, within the limit, and whose process it
+// is. It is asked only where it is this user's, or this is root.
 func Ask(pid int, request string, limit time.Duration) (answer []byte, uid int, err error) {
 	conn, err := net.DialTimeout("unix", Address(pid), limit)
 	if err != nil {

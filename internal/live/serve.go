@@ -31,8 +31,9 @@ func Listen() (net.Listener, error) {
 	return ln, err
 }
 
-// Serve answers this user's and root's requests on ln, until that is closed. Others are sent away before a byte of
-// theirs is read. answer may be called by several goroutines; an empty answer is none.
+// Serve answers this user's and root's requests on ln, until that is closed. Others are
+// sent away before a byte of theirs is read. answer may be called by several
+// goroutines; an empty answer is none.
 func Serve(ln net.Listener, answer func(request string) string) {
 	callers := make(chan struct{}, maxCallers)
 	pause := time.Millisecond
@@ -79,19 +80,22 @@ func reply(conn net.Conn, answer func(request string) string) {
 	}
 }
 
-// holder returns the credentials of the process at the other end: of the one that connected or, seen from there, of
-// the one that listens. Source: unix(7), SO_PEERCRED.
+// holder returns the credentials of the process at the other end: of the one that connected or,
+// seen from there, of the one that listens. Source: unix(7), SO_PEERCRED.
 func holder(conn net.Conn) (peer *unix.Ucred, err error) {
 	raw, err := conn.(syscall.Conn).SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	failed := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	failed := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
 	return peer, errors.Join(failed, err)
 }
 
-// believe returns why what answers under the name of a process is not to be believed: anybody can take a name. This
-// user's own processes are believed; for root, who looks at everybody's, the process must have that number.
+// believe returns why what answers under the name of a process is not to be believed: anybody can
+// take a name. This user's own processes are believed; for root, who looks at everybody's, the
+// process must have that number.
 func believe(peer *unix.Ucred, pid int) error {
 	me := os.Getuid()
 	if int(peer.Uid) == me || me == 0 && int(peer.Pid) == pid {

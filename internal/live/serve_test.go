@@ -30,7 +30,8 @@ func asNobody(t *testing.T, fn func()) {
 	}
 	failed := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread()                                                              // for good: the thread ends with the goroutine
+		// for good: the thread ends with the goroutine
+		runtime.LockOSThread()
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); e != 0 { // of this thread alone
 			failed <- e
 			return
@@ -43,7 +44,8 @@ func asNobody(t *testing.T, fn func()) {
 	}
 }
 
-// counted is a listener that counts the connections that are open, and fails to accept a few times first.
+// counted is a listener that counts the connections that are open, and fails
+// to accept a few times first.
 type counted struct {
 	net.Listener
 	open, most, fail, read atomic.Int32

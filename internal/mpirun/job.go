@@ -24,7 +24,8 @@ import (
 const testPrefix = "SPMDTEST_"
 
 const (
-	// failGrace is how long the other ranks may take to say how they end when one has said that it failed.
+	// failGrace is how long the other ranks may take to say how they end when
+	// one has said that it failed.
 	failGrace = 3 * time.Second
 	// goneGrace is how long mpirun may take to say how a rank ended that has gone without a word.
 	goneGrace = 10 * time.Second
@@ -69,8 +70,8 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// place is what a process takes from its parent and keeps: the environment but for the variables that go with each test,
-// and the working folder. Tests share a job where theirs are equal.
+// place is what a process takes from its parent and keeps: the environment but for the variables
+// that go with each test, and the working folder. Tests share a job where theirs are equal.
 func place() string {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, testPrefix) })
 	slices.Sort(env)
@@ -81,16 +82,18 @@ func place() string {
 	return strings.Join(append(env, dir), "\x00")
 }
 
-// do calls fn in a thread that lives as long as the process: a child that asked for a signal at the death of its parent
-// gets it when the thread that started it ends. Source: prctl(2), PR_SET_PDEATHSIG.
+// do calls fn in a thread that lives as long as the process: a child that asked for a
+// signal at the death of its parent gets it when the thread that started it ends. Source:
+// prctl(2), PR_SET_PDEATHSIG.
 func do(fn func()) {
 	done := make(chan struct{})
 	starter() <- func() { fn(); close(done) }
 	<-done
 }
 
-// Start starts a command of Command. Its own Start would have mpirun end, with status 1 and without a word, where the thread
-// that it is called on ends before: threads end with a goroutine that has locked them for good.
+// Start starts a command of Command. Its own Start would have mpirun end, with status 1 and
+// without a word, where the thread that it is called on ends before: threads end with a goroutine
+// that has locked them for good.
 func Start(cmd *exec.Cmd) (err error) {
 	do(func() { err = cmd.Start() })
 	return err
@@ -107,14 +110,16 @@ var starter = sync.OnceValue(func() chan<- func() {
 	return c
 })
 
-// start starts a job and waits until all ranks ask for work, as long as t may. On an error own is what mpirun and its ranks said.
+// start starts a job and waits until all ranks ask for work, as long as t may. On an error own is
+// what mpirun and its ranks said.
 func start(t *testing.T, n int) (j *job, own string, err error) {
 	ctx := Patience(t)
 	dir, err := os.MkdirTemp("", "mpirun")
 	if err != nil {
 		return nil, "", err
 	}
-	j = &job{ranks: n, place: place(), dir: dir, to: make([]*json.Encoder, n), answers: make(chan answer, 3*n), ended: make(chan struct{})}
+	j = &job{ranks: n, place: place(), dir: dir, to: make([]*json.Encoder, n), answers: make(chan answer, 3*n),
+		ended: make(chan struct{})}
 	listener, err := net.Listen("unix", filepath.Join(dir, "job"))
 	if err != nil {
 		return nil, "", errors.Join(err, os.RemoveAll(dir))
@@ -269,12 +274,14 @@ func (j *job) finish() error {
 			err = errors.New("it ended before it was told to")
 		case j.err == nil && silent >= 0:
 			err = fmt.Errorf("rank %d did not say that it ended well", silent)
-		case j.ofOpenMPI != "" && (!MissedEnd(own) || onlyMissedEnd(j.err, own)) && !slices.ContainsFunc(said, func(s string) bool { return s != saidLeft }):
+		case j.ofOpenMPI != "" && (!MissedEnd(own) || onlyMissedEnd(j.err, own)) &&
+			!slices.ContainsFunc(said, func(s string) bool { return s != saidLeft }):
 			if ownEnds.Add(1) == tries {
 				err = fmt.Errorf("its end was Open MPI's own, %d times: %s: %w", tries, j.ofOpenMPI, j.err)
 				break
 			}
-			fmt.Fprintf(os.Stderr, "Open MPI's own: %s; all %d ranks say that they came through MPI_Finalize, and it ended with %v\n%s",
+			fmt.Fprintf(os.Stderr, "Open MPI's own: %s; all %d ranks say that they came through MPI_Finalize, and "+
+				"it ended with %v\n%s",
 				j.ofOpenMPI, j.ranks, j.err, report(nil, own))
 		default:
 			err = j.err
@@ -284,12 +291,14 @@ func (j *job) finish() error {
 		j.halt()
 	}
 	if err != nil {
-		err = fmt.Errorf("the job of %d ranks that ran %s did not end well: %w\n%s", j.ranks, list(j.tests), err, report(outputs(j.dir, j.ranks), j.own.String()))
+		err = fmt.Errorf("the job of %d ranks that ran %s did not end well: %w\n%s",
+			j.ranks, list(j.tests), err, report(outputs(j.dir, j.ranks), j.own.String()))
 	}
 	return err
 }
 
-// endings waits until each rank has said how it ended or has gone, up to late, and returns what they said: "" is nothing.
+// endings waits until each rank has said how it ended or has gone, up to late, and returns
+// what they said: "" is nothing.
 func (j *job) endings(late <-chan struct{}) []string {
 	said := make([]string, j.ranks)
 	over := make([]bool, j.ranks)

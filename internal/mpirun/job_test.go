@@ -127,7 +127,8 @@ func TestHelperJob(t *testing.T) {
 		{"noise in the end", after(1, func(*testing.T) { fmt.Println(strings.Repeat("noise\n", 1000)) })},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if dir := os.Getenv(envPids); onRank() && os.WriteFile(filepath.Join(dir, fmt.Sprint(os.Getpid())), nil, 0o666) != nil {
+			dir := os.Getenv(envPids)
+			if onRank() && os.WriteFile(filepath.Join(dir, fmt.Sprint(os.Getpid())), nil, 0o666) != nil {
 				t.Fatal("the folder of process ids is not there")
 			}
 			tc.fn(t)
@@ -135,7 +136,8 @@ func TestHelperJob(t *testing.T) {
 	}
 }
 
-// Of many tests in one job each is shown as it went, the one behind a failure finds a new job, and no process is left.
+// Of many tests in one job each is shown as it went, the one behind a failure finds a new
+// job, and no process is left.
 func TestJob(t *testing.T) {
 	t.Parallel()
 	pids := t.TempDir()
@@ -153,12 +155,15 @@ func TestJob(t *testing.T) {
 		return text
 	}
 	for name, want := range map[string][]string{
-		"fatal":      {"rank 1| ", "job_test.go", "the fatal message", "2 tests and then TestHelperJob/skip, TestHelperJob/after_skips, TestHelperJob/a_variable_of_its_own, TestHelperJob/without_the_variable, TestHelperJob/the_first_job_again before"},
-		"panic":      {"rank 1| panic: the panic message"},
-		"goroutine":  {"rank 1| panic: panic in a goroutine"},
-		"kill":       {"rank 1| about to be killed", "signal 9"},
-		"exit":       {"rank 1| about to exit"},
-		"before_Run": {"2 ranks were to run TestHelperJob/before_Run, 0 did", "rank 1| ", "rank 1 does not come to Run"},
+		"fatal": {"rank 1| ", "job_test.go", "the fatal message",
+			"2 tests and then TestHelperJob/skip, TestHelperJob/after_skips, TestHelperJob/a_variable_of_its_own, " +
+				"TestHelperJob/without_the_variable, TestHelperJob/the_first_job_again before"},
+		"panic":     {"rank 1| panic: the panic message"},
+		"goroutine": {"rank 1| panic: panic in a goroutine"},
+		"kill":      {"rank 1| about to be killed", "signal 9"},
+		"exit":      {"rank 1| about to exit"},
+		"before_Run": {"2 ranks were to run TestHelperJob/before_Run, 0 did", "rank 1| ",
+			"rank 1 does not come to Run"},
 		"behind_Run": {"rank 1| ", "the end of the test fails"},
 		"hang":       {"rank 1| panic: test timed out after"},
 		"skip":       {"nothing to do here"},
@@ -196,7 +201,8 @@ func TestJob(t *testing.T) {
 	}
 }
 
-// TestHelperPool is tests on several numbers of ranks, of which each leaves its process id in a folder.
+// TestHelperPool is tests on several numbers of ranks, of which each leaves
+// its process id in a folder.
 func TestHelperPool(t *testing.T) {
 	if os.Getenv(envHelper) == "" {
 		t.Skip("helper of TestPool")
@@ -227,16 +233,18 @@ func TestHelperPool(t *testing.T) {
 	}
 }
 
-// On GPUs the jobs that wait for tests have few ranks together: the one that has waited longest ends before another starts.
-// On the host all wait until the end.
+// On GPUs the jobs that wait for tests have few ranks together: the one that has waited longest
+// ends before another starts. On the host all wait until the end.
 func TestPool(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		device string
 		want   []string
 	}{
-		{"host", []string{"0: 1 started, 1", "1: 3 started, 3", "2: 6 started, 6", "3: 6 started, 6", "4: 10 started, 10", "5: 10 started, 10", "6: 17 started, 17", "7: 17 started, 17"}},
-		{"cuda", []string{"0: 1 started, 1", "1: 3 started, 3", "2: 6 started, 5", "3: 6 started, 5", "4: 10 started, 4", "5: 11 started, 5", "6: 18 started, 7", "7: 20 started, 2"}},
+		{"host", []string{"0: 1 started, 1", "1: 3 started, 3", "2: 6 started, 6", "3: 6 started, 6",
+			"4: 10 started, 10", "5: 10 started, 10", "6: 17 started, 17", "7: 17 started, 17"}},
+		{"cuda", []string{"0: 1 started, 1", "1: 3 started, 3", "2: 6 started, 5", "3: 6 started, 5",
+			"4: 10 started, 4", "5: 11 started, 5", "6: 18 started, 7", "7: 20 started, 2"}},
 	} {
 		t.Run(tc.device, func(t *testing.T) {
 			t.Parallel()
@@ -255,7 +263,8 @@ func TestPool(t *testing.T) {
 // gone says whether a process has ended.
 func gone(pid string) bool {
 	state, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || regexp.MustCompile(`\) [ZX] `).Match(state)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) ||
+		regexp.MustCompile(`\) [ZX] `).Match(state)
 }
 
 // envEnd is how the ranks of TestHelperEnd end.
@@ -296,8 +305,9 @@ the job did.
 --------------------------------------------------------------------------
 `
 
-// A job that does not end well fails the run, also where no test is there to be told. Where mpirun has only missed that its
-// ranks came through MPI_Finalize, and all of them say that they did, the job has ended well.
+// A job that does not end well fails the run, also where no test is there to be told. Where
+// mpirun has only missed that its ranks came through MPI_Finalize, and all of them say that they
+// did, the job has ended well.
 func TestJobEnd(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -309,14 +319,17 @@ func TestJobEnd(t *testing.T) {
 		{"well", "", "", "", "PASS"},
 		{"an error", "an error", "", "rank 1| it does not end well", ""},
 		{"a rank that exits", "exit", "", "rank 1 did not say that it ended well", ""},
-		{"a rank that exits, seen", "exit", "echo '" + missed + "'; exit 1", "mpirun| node here exiting improperly", ""},
+		{"a rank that exits, seen", "exit", "echo '" + missed + "'; exit 1", "mpirun| node here exiting improperly",
+			""},
 		{"missed", "", "echo '" + missed + "'; exit 1", "", "mpirun may have missed the end of a rank"},
-		{"missed three times", "3 jobs", "echo '" + missed + "'; exit 1", "Open MPI's own, 3 times: mpirun may have missed the end of a rank", ""},
+		{"missed three times", "3 jobs", "echo '" + missed + "'; exit 1",
+			"Open MPI's own, 3 times: mpirun may have missed the end of a rank", ""},
 		{"missed, and more", "", "echo '" + missed + "'; echo and more; exit 1", "mpirun| and more", ""},
 		{"missed, and another status", "", "echo '" + missed + "'; exit 3", "exit status 3", ""},
 		{"another reason", "", "echo 'no more room'; exit 1", "mpirun| no more room", ""},
 		{"without AtEnd", "without AtEnd", "", "", "PASS"},
-		{"MPI without AtEnd", "without AtEnd", "echo '" + missed + "'; exit 1", "mpirun| node here exiting improperly", ""},
+		{"MPI without AtEnd", "without AtEnd", "echo '" + missed + "'; exit 1", "mpirun| node here exiting improperly",
+			""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -327,7 +340,8 @@ func TestJobEnd(t *testing.T) {
 			}
 			b, err := cmd.CombinedOutput()
 			out := string(b)
-			if !strings.Contains(out, "--- PASS: TestHelperEnd") || (err == nil) != (tc.well != "") || !strings.Contains(out, tc.want+tc.well) {
+			if !strings.Contains(out, "--- PASS: TestHelperEnd") || (err == nil) != (tc.well != "") ||
+				!strings.Contains(out, tc.want+tc.well) {
 				t.Errorf("ended with %v, want %q\n%s", err, tc.want+tc.well, out)
 			}
 		})
@@ -337,11 +351,13 @@ func TestJobEnd(t *testing.T) {
 	}
 }
 
-// double makes a folder with an mpirun that starts ranks on this machine, waits for them, and then does as told.
+// double makes a folder with an mpirun that starts ranks on this machine, waits for
+// them, and then does as told.
 func double(t *testing.T, then string) string {
 	t.Helper()
 	dir := t.TempDir()
-	script := "#!/bin/sh\nn=$2; shift 2\nfor r in $(seq 0 $((n - 1))); do OMPI_COMM_WORLD_RANK=$r \"$@\" & done\nwait\n" + then + "\n"
+	script := "#!/bin/sh\nn=$2; shift 2\nfor r in $(seq 0 $((n - 1))); do OMPI_COMM_WORLD_RANK=$r \"$@\" & done\n" +
+		"wait\n" + then + "\n"
 	if err := os.WriteFile(filepath.Join(dir, "mpirun"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

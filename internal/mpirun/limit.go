@@ -7,14 +7,16 @@ import (
 )
 
 const (
-	// hang is after how long a test gives up what it waits for. It is far more than anything takes on the busiest machine.
+	// hang is after how long a test gives up what it waits for. It is far more than anything
+	// takes on the busiest machine.
 	hang = 10 * time.Minute
 	// reportGrace is what a job has besides, to end by itself and to say why.
 	reportGrace = time.Minute
 )
 
-// Limit is how long t may wait for what does not end, so that t can still tell of it. Only a hang takes so long: ten
-// minutes, or a third of what the test binary has left (go test -timeout), where tests are given hours.
+// Limit is how long t may wait for what does not end, so that t can still tell of it. Only a hang
+// takes so long: ten minutes, or a third of what the test binary has left (go test -timeout),
+// where tests are given hours.
 func Limit(t testing.TB) time.Duration {
 	limit := hang
 	if timed, ok := t.(*testing.T); ok {

@@ -1,7 +1,8 @@
-// Package mpirun starts programs on several ranks: other programs by Command, and the running test itself by Run.
+// Package mpirun starts programs on several ranks: other programs by Command, and the
+// running test itself by Run.
 //
-// What mpirun needs is passed by environment variables rather than flags, so that Open MPI 4, Open MPI 5 and MPICH all
-// accept the same command line.
+// What mpirun needs is passed by environment variables rather than flags, so that Open MPI 4, Open
+// MPI 5 and MPICH all accept the same command line.
 package mpirun
 
 import (
@@ -22,8 +23,9 @@ import (
 // stopGrace is how long mpirun may take to end its ranks after it was told to stop.
 const stopGrace = 5 * time.Second
 
-// Env returns this process's environment with what mpirun needs to start the given number of ranks on this machine: as
-// root too, on fewer cores than ranks, and bound to no core, since every rank runs goroutines on many.
+// Env returns this process's environment with what mpirun needs to start the given number of
+// ranks on this machine: as root too, on fewer cores than ranks, and bound to no core, since
+// every rank runs goroutines on many.
 func Env(ranks int) []string {
 	env := append(os.Environ(),
 		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
@@ -34,25 +36,29 @@ func Env(ranks int) []string {
 		"PRTE_MCA_hwloc_default_binding_policy=none",
 	)
 	if _, set := os.LookupEnv("HWLOC_COMPONENTS"); !set {
-		// mpirun has no use for these: OpenCL takes it 0.3 s to look for, and each rank a sixth of its start to read what
-		// devices are on the buses.
+		// mpirun has no use for these: OpenCL takes it 0.3 s to look for, and each rank a sixth of
+		// its start to read what devices are on the buses.
 		env = append(env, "HWLOC_COMPONENTS=-opencl,-gl,-pci,-linuxio")
 	}
 	if ranks > 1 {
-		env = append(env, "OMPI_MCA_mpi_yield_when_idle=1") // a waiting rank must not hold the core of one that works: tests run beside others
+		// a waiting rank must not hold the core of one that works: tests run beside others
+		env = append(env, "OMPI_MCA_mpi_yield_when_idle=1")
 	}
 	return env
 }
 
-// Command returns the command that runs prog on n ranks under mpirun, or mpiexec where there is no mpirun.
+// Command returns the command that runs prog on n ranks under mpirun, or
+// mpiexec where there is no mpirun.
 //
-// When ctx ends, mpirun is told to stop, which ends its ranks; what still runs after five seconds is killed. Starting
-// the command fails when neither launcher is in PATH. In a program in which threads end, Start starts it.
+// When ctx ends, mpirun is told to stop, which ends its ranks; what still runs after five seconds
+// is killed. Starting the command fails when neither launcher is in PATH. In a program in which
+// threads end, Start starts it.
 func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd {
 	keepSessions()
 	cmd := exec.CommandContext(ctx, executable(), append([]string{"-np", strconv.Itoa(n), prog}, args...)...)
 	cmd.Env = Env(n)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM} // no job outlives an interrupted test
+	// no job outlives an interrupted test
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopGrace
 	return cmd
@@ -60,16 +66,19 @@ func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd 
 
 var keepSessions = sync.OnceFunc(func() { KeepSessions(os.TempDir()) })
 
-// KeepSessions holds the folder in tmp in which Open MPI 4 has its sessions, for good: see launcher.HoldSessions.
+// KeepSessions holds the folder in tmp in which Open MPI 4 has its sessions, for
+// good: see launcher.HoldSessions.
 func KeepSessions(tmp string) { launcher.HoldSessions(tmp, "kept-for-tests") }
 
-// MissedEnd says whether mpirun may have missed that a rank ended well: on a busy machine Open MPI 4 may see a process end
-// before it has read that the process left MPI. Source: github.com/open-mpi/ompi, issues 7833, 9389 and 12607.
+// MissedEnd says whether mpirun may have missed that a rank ended well: on a busy machine Open MPI
+// 4 may see a process end before it has read that the process left MPI. Source:
+// github.com/open-mpi/ompi, issues 7833, 9389 and 12607.
 func MissedEnd(stderr string) bool {
 	return strings.Contains(stderr, "exiting improperly. There are three reasons")
 }
 
-// onlyMissedEnd says whether MissedEnd is all that an mpirun complained about which ended with err and wrote own.
+// onlyMissedEnd says whether MissedEnd is all that an mpirun complained about which
+// ended with err and wrote own.
 func onlyMissedEnd(err error, own string) bool {
 	exit := (*exec.ExitError)(nil)
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {

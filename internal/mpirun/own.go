@@ -26,8 +26,8 @@ const (
 	lookEvery = 250 * time.Millisecond
 )
 
-// Again calls try until Open MPI's own end does not go wrong, three times at most: own is what Wait says of it. Each is one
-// line of the log, which the suite counts.
+// Again calls try until Open MPI's own end does not go wrong, three times at most: own is what Wait
+// says of it. Each is one line of the log, which the suite counts.
 func Again(t testing.TB, try func() (own string)) {
 	t.Helper()
 	for n := 1; ; n++ {
@@ -42,9 +42,10 @@ func Again(t testing.TB, try func() (own string)) {
 	}
 }
 
-// Wait is cmd.Wait of a command of Command that has been started. It says in own what of the end is Open MPI's own, in a few
-// words: that mpirun crashed, or hung and was killed, after all of its ranks had ended, or that it may have missed that a rank
-// ended well. said returns what it has written.
+// Wait is cmd.Wait of a command of Command that has been started. It says in own what of the
+// end is Open MPI's own, in a few words: that mpirun crashed, or hung and was killed, after
+// all of its ranks had ended, or that it may have missed that a rank ended well. said
+// returns what it has written.
 func Wait(cmd *exec.Cmd, said func() string) (own string, err error) {
 	ended := make(chan struct{})
 	hung := make(chan bool, 1)
@@ -95,18 +96,19 @@ func tempDir(cmd *exec.Cmd) string {
 	return dir
 }
 
-// crashedInEnd returns the function of its own end in which the mpirun that is process pid crashed, by the stack that it shows
-// then: "" where it did not.
+// crashedInEnd returns the function of its own end in which the mpirun that is process pid crashed,
+// by the stack that it shows then: "" where it did not.
 func crashedInEnd(said string, pid int) string {
-	stack := regexp.MustCompile(fmt.Sprintf(`(?m)^\[[^\]\n]*:0*%d\] \[ *\d+\] [^(\n]*\((PMIx_server_finalize|PMIx_Finalize|orte_finalize)\+`, pid))
+	stack := regexp.MustCompile(fmt.Sprintf(
+		`(?m)^\[[^\]\n]*:0*%d\] \[ *\d+\] [^(\n]*\((PMIx_server_finalize|PMIx_Finalize|orte_finalize)\+`, pid))
 	if m := stack.FindStringSubmatch(said); m != nil {
 		return m[1]
 	}
 	return ""
 }
 
-// endLone kills process pid where it goes on for limit after the last of its children, and says whether it did. It returns when
-// ended is closed.
+// endLone kills process pid where it goes on for limit after the last of its children, and says
+// whether it did. It returns when ended is closed.
 func endLone(pid int, limit time.Duration, ended <-chan struct{}) (killed bool) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -130,7 +132,8 @@ func endLone(pid int, limit time.Duration, ended <-chan struct{}) (killed bool) 
 	}
 }
 
-// hasChildren says whether a process has children that have not ended. Source: proc_pid_task(5), children.
+// hasChildren says whether a process has children that have not ended. Source:
+// proc_pid_task(5), children.
 func hasChildren(pid int) bool {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil || len(files) == 0 {

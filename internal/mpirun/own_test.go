@@ -15,7 +15,8 @@ import (
 // Where mpirun crashes in its own end, after its ranks, Wait says so, and no session of it is left.
 func TestWaitCrash(t *testing.T) {
 	t.Parallel()
-	if out, err := exec.Command(executable(), "--version").Output(); err != nil || !strings.Contains(string(out), "Open MPI) 4.") {
+	if out, err := exec.Command(executable(), "--version").Output(); err != nil ||
+		!strings.Contains(string(out), "Open MPI) 4.") {
 		t.Skipf("not Open MPI 4: %v, %s", err, out)
 	}
 	double := fakelib.Build(t, t.TempDir(), "libcrash.so", filepath.Join("testdata", "crashatend.c"))

@@ -13,12 +13,14 @@ import (
 // mostJobs is how many jobs there are at most.
 const mostJobs = 6
 
-// mostOnGPUs is how many ranks all jobs have at most where tests run on GPUs, unless a single job has more. Each rank keeps
-// its context for as long as its job lives, with all hardware queues that CUDA_DEVICE_MAX_CONNECTIONS asks for. A GPU runs
-// out of those long before it runs out of memory: the driver then refuses the next context.
+// mostOnGPUs is how many ranks all jobs have at most where tests run on GPUs, unless a single job
+// has more. Each rank keeps its context for as long as its job lives, with all hardware queues that
+// CUDA_DEVICE_MAX_CONNECTIONS asks for. A GPU runs out of those long before it runs out of memory:
+// the driver then refuses the next context.
 const mostOnGPUs = 5
 
-// onGPUs is whether this process was started to test on GPUs. A test that sets the variable for itself uses doubles.
+// onGPUs is whether this process was started to test on GPUs. A test that sets the
+// variable for itself uses doubles.
 var onGPUs = os.Getenv("SPMDTEST_DEVICE") == "cuda"
 
 // pool is the jobs of this process.
@@ -34,7 +36,8 @@ func init() { pool.free.L = &pool.mu }
 // hasMain is true where Main sees to the end of jobs.
 var hasMain bool
 
-// Main is the TestMain of packages whose tests share jobs. It runs the tests and returns the status to exit with.
+// Main is the TestMain of packages whose tests share jobs. It runs the tests and
+// returns the status to exit with.
 func Main(m *testing.M) int {
 	if address := os.Getenv(envJob); address != "" {
 		return serve(m, address)
@@ -68,8 +71,9 @@ func full(jobs []*job, n int) bool {
 	return len(jobs) >= mostJobs || onGPUs && len(jobs) > 0 && ranks > mostOnGPUs
 }
 
-// take returns a job of n ranks in this process's place, which it starts where there is none. If one is at work it waits.
-// Where there is no room it ends the job that has waited for the longest time.
+// take returns a job of n ranks in this process's place, which it starts where there is
+// none. If one is at work it waits. Where there is no room it ends the job that has
+// waited for the longest time.
 func take(t *testing.T, n int) (j *job, own string, err error) {
 	here := place()
 	pool.mu.Lock()

@@ -32,7 +32,8 @@ const (
 	markPassed  = "lockstep-mpirun: passed"
 )
 
-// What a rank of a shared job answers when it has been told to end, and has done what AtEnd asked for.
+// What a rank of a shared job answers when it has been told to end, and
+// has done what AtEnd asked for.
 const (
 	saidLeft  = "left"  // it has come through MPI_Finalize
 	saidEnded = "ended" // there was nothing to do
@@ -58,9 +59,10 @@ var served struct {
 	atEnd []func() error
 }
 
-// AtEnd has a rank of a shared job call fn when the job has no more tests to run, before functions given earlier. Where
-// tests start MPI, the functions stop it: that all of them return nil means that the rank came through MPI_Finalize. An
-// error fails the run of the test binary. AtEnd returns false, and does nothing, in any other process.
+// AtEnd has a rank of a shared job call fn when the job has no more tests to run, before functions
+// given earlier. Where tests start MPI, the functions stop it: that all of them return nil means
+// that the rank came through MPI_Finalize. An error fails the run of the test binary. AtEnd returns
+// false, and does nothing, in any other process.
 func AtEnd(fn func() error) bool {
 	if served.test == "" {
 		return false
@@ -184,7 +186,8 @@ func child(t *testing.T, fn func(t *testing.T)) {
 		}
 		os.Exit(1)
 	}
-	// Before the test's own clean-ups, one of which may stop MPI and so wait for ranks that wait for this one.
+	// Before the test's own clean-ups, one of which may stop MPI and so wait for
+	// ranks that wait for this one.
 	defer func() {
 		if r := recover(); r != nil {
 			fmt.Printf("panic: %v\n%s\n", r, debug.Stack())
@@ -221,7 +224,8 @@ func rank() int {
 
 func rankFile(dir string, rank int) string { return filepath.Join(dir, "rank."+strconv.Itoa(rank)) }
 
-// redirect makes path, emptied, the standard output and error of this process, C code and the Go runtime included.
+// redirect makes path, emptied, the standard output and error of this process, C code
+// and the Go runtime included.
 func redirect(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_TRUNC, 0o666)
 	if err != nil {
@@ -235,7 +239,8 @@ func redirect(path string) error {
 	return f.Close()
 }
 
-// dieWithParent has the kernel kill this process when mpirun dies, so that a killed job leaves nothing behind.
+// dieWithParent has the kernel kill this process when mpirun dies, so that a
+// killed job leaves nothing behind.
 func dieWithParent() {
 	const prSetPdeathsig = 1
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetPdeathsig, uintptr(syscall.SIGKILL), 0)

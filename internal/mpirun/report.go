@@ -43,8 +43,9 @@ func readEnds(file string, n int64) (string, error) {
 
 func hasLine(out, line string) bool { return strings.Contains("\n"+out, "\n"+line+"\n") }
 
-// report is what a person needs of a failed job: the output of the ranks that failed, or of all where none got to say
-// so, and then what mpirun itself had to say, which names a rank that was killed.
+// report is what a person needs of a failed job: the output of the ranks that failed,
+// or of all where none got to say so, and then what mpirun itself had to say, which
+// names a rank that was killed.
 func report(out []string, own string) string {
 	var ranks []int
 	for r := range out {
@@ -55,7 +56,8 @@ func report(out []string, own string) string {
 	said := clean(own)
 	if len(ranks) == 0 {
 		if len(said) == 0 { // only mpirun knows why, so that nothing of it is noise
-			said = slices.DeleteFunc(strings.Split(own, "\n"), func(line string) bool { return strings.TrimSpace(line) == "" })
+			said = slices.DeleteFunc(strings.Split(own, "\n"),
+				func(line string) bool { return strings.TrimSpace(line) == "" })
 		}
 		for r := range out {
 			ranks = append(ranks, r)
@@ -73,13 +75,18 @@ func report(out []string, own string) string {
 	return b.String()
 }
 
-// noise is what neither explains a failure nor was printed by the test: the frames of go test and of mpirun.
+// noise is what neither explains a failure nor was printed by the test: the
+// frames of go test and of mpirun.
 var noise = regexp.MustCompile(`^(=== (RUN|CONT|PAUSE|NAME) .*|lockstep-mpirun: .*|-{20,}|={20,}|\s*|` +
-	`MPI_ABORT was invoked on .*|with errorcode .*|NOTE: invoking MPI_ABORT .*|You may or may not see .*|exactly when Open MPI kills them\.|` +
-	`Primary job  ?terminated normally.*|a non-zero exit code.*|mpirun detected that one or more processes exited.*|thus causing the job to be terminated.*|the job to be terminated\. The first process.*)$`)
+	`MPI_ABORT was invoked on .*|with errorcode .*|NOTE: invoking MPI_ABORT .*|You may or may not see .*|` +
+	`exactly when Open MPI kills them\.|Primary job  ?terminated normally.*|a non-zero exit code.*|mpirun detected that one or more ` +
+	`processes exited.*|thus causing the job to be terminated.*|the job to be terminated\. The first process.*)$`)
 
-// frame is the first line of a stack frame that belongs to the harness; the second begins with a tab.
-var frame = regexp.MustCompile(`^(testing\.|created by testing\.|main\.main\(|runtime/debug\.Stack|lockstep/internal/mpirun\.(child|each|Run|RunAlone|serve|serveOne|Main)\b)`)
+// frame is the first line of a stack frame that belongs to the harness;
+// the second begins with a tab.
+var frame = regexp.MustCompile(
+	`^(testing\.|created by testing\.|main\.main\(|runtime/debug\.Stack|lockstep/internal/mpirun\.(child|` +
+		`each|Run|RunAlone|serve|serveOne|Main)\b)`)
 
 // clean returns the lines of out that are worth showing.
 func clean(out string) []string {
@@ -94,7 +101,8 @@ func clean(out string) []string {
 	return lines
 }
 
-// ends keeps the first and the last of more than n lines: a crash explains itself at its head, a test at its end.
+// ends keeps the first and the last of more than n lines: a crash explains itself at
+// its head, a test at its end.
 func ends(lines []string, n int) []string {
 	if len(lines) <= n {
 		return lines

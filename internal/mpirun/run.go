@@ -17,14 +17,17 @@ import (
 	"lockstep/internal/campaign"
 )
 
-// Timeout is how long one job may run a test, 0 for its Limit. A rank that is inside fn then prints its goroutines and fails.
+// Timeout is how long one job may run a test, 0 for its Limit. A rank that is inside fn then
+// prints its goroutines and fails.
 var Timeout time.Duration
 
-// OnFail ends the job from a rank whose fn failed, on all ranks; MPI_Abort does. Nil, or a return from it, exits this
-// process with status 1, at which mpirun ends the others. It is nil when a test begins.
+// OnFail ends the job from a rank whose fn failed, on all ranks; MPI_Abort does. Nil, or
+// a return from it, exits this process with status 1, at which mpirun ends the others.
+// It is nil when a test begins.
 var OnFail func()
 
-// Ranks returns those of ranks that SPMDTEST_RANKS allows: all where it is not set. Where none is left it skips the test.
+// Ranks returns those of ranks that SPMDTEST_RANKS allows: all where it is not set. Where
+// none is left it skips the test.
 func Ranks(t *testing.T, ranks ...int) []int {
 	t.Helper()
 	only := os.Getenv("SPMDTEST_RANKS")
@@ -41,26 +44,29 @@ func Ranks(t *testing.T, ranks ...int) []int {
 	return []int{n}
 }
 
-// Run runs fn on every rank of a job, once for each number of ranks that SPMDTEST_RANKS allows, as subtests of t.
+// Run runs fn on every rank of a job, once for each number of ranks that
+// SPMDTEST_RANKS allows, as subtests of t.
 //
-// The ranks are this test binary under mpirun. They run the calling test from its beginning and call fn where it calls
-// Run, so the test does the same on every rank until it gets here. In a package whose TestMain calls Main one job runs
-// all tests that want so many ranks in the same environment and working folder, one after another. Variables whose
-// names begin with SPMDTEST_ belong to the test and do not count. What a test changes in its process it then
-// changes for those behind it, unless it undoes that in t.Cleanup; RunAlone is for tests that cannot. Elsewhere each
-// test has a job of its own.
+// The ranks are this test binary under mpirun. They run the calling test from its beginning and
+// call fn where it calls Run, so the test does the same on every rank until it gets here. In a
+// package whose TestMain calls Main one job runs all tests that want so many ranks in the same
+// environment and working folder, one after another. Variables whose names begin with SPMDTEST_
+// belong to the test and do not count. What a test changes in its process it then changes for
+// those behind it, unless it undoes that in t.Cleanup; RunAlone is for tests that cannot.
+// Elsewhere each test has a job of its own.
 //
-// A rank on which fn fails, panics or dies ends the whole job at once, whatever the other ranks wait in, and the
-// output of the failing ranks becomes that of the test; the next test starts another job. A job in which every rank
-// skipped is skipped. The failure is noticed when fn returns or stops: an fn that goes on after t.Error, or after a
-// failed t.Run, into a collective that the others do not enter ends by Timeout only.
+// A rank on which fn fails, panics or dies ends the whole job at once, whatever the other ranks
+// wait in, and the output of the failing ranks becomes that of the test; the next test starts
+// another job. A job in which every rank skipped is skipped. The failure is noticed when fn returns
+// or stops: an fn that goes on after t.Error, or after a failed t.Run, into a collective that the
+// others do not enter ends by Timeout only.
 func Run(t *testing.T, ranks []int, fn func(t *testing.T)) {
 	t.Helper()
 	each(t, ranks, fn, hasMain)
 }
 
-// RunAlone is Run with a job for this test alone: for a test that ends MPI, counts what its process does, or leaves the
-// process other than it was.
+// RunAlone is Run with a job for this test alone: for a test that ends MPI, counts what its process
+// does, or leaves the process other than it was.
 func RunAlone(t *testing.T, ranks []int, fn func(t *testing.T)) {
 	t.Helper()
 	each(t, ranks, fn, false)
@@ -120,8 +126,8 @@ func (o outcome) judge(t *testing.T, test string) {
 
 const noLauncher = "a test on several ranks needs MPI's launcher: %v"
 
-// alone runs the named test in a job of its own. Where all ranks passed, and only Open MPI's own end goes wrong, it does so
-// again: nothing else says that they came through MPI_Finalize.
+// alone runs the named test in a job of its own. Where all ranks passed, and only Open MPI's own
+// end goes wrong, it does so again: nothing else says that they came through MPI_Finalize.
 func alone(t *testing.T, test string, n int) (o outcome) {
 	t.Helper()
 	Again(t, func() (own string) {
@@ -151,7 +157,8 @@ func aloneOnce(t *testing.T, test string, n int) (o outcome, ofOpenMPI string) {
 	ofOpenMPI, err = Wait(cmd, own.String)
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // whatever mpirun left behind in its group
 
-	o = outcome{late: errors.Is(ctx.Err(), context.DeadlineExceeded), limit: limit, err: err, out: outputs(dir, n), own: own.String()}
+	o = outcome{late: errors.Is(ctx.Err(), context.DeadlineExceeded), limit: limit, err: err, out: outputs(dir, n),
+		own: own.String()}
 	for _, out := range o.out {
 		switch {
 		case hasLine(out, markPassed):
@@ -195,8 +202,8 @@ func exactly(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// limitOf is the Limit of a test that is to run on ranks now. It is theirs: a rank that comes to it says where it hangs, and
-// mpirun ends the others.
+// limitOf is the Limit of a test that is to run on ranks now. It is theirs: a rank that comes to it
+// says where it hangs, and mpirun ends the others.
 func limitOf(t *testing.T) time.Duration {
 	t.Helper()
 	if Timeout > 0 {

@@ -13,10 +13,12 @@ import (
 	"time"
 )
 
-// envHelper makes the TestHelper tests real: they fail by design, each in its own way, and are run by TestRun only.
+// envHelper makes the TestHelper tests real: they fail by design, each in its own way,
+// and are run by TestRun only.
 const envHelper = "LOCKSTEP_MPIRUN_HELPER"
 
-// helper runs fn on two ranks of a job of its own; rank 0 then waits for ever, as in a collective, and rank 1 does what fn does.
+// helper runs fn on two ranks of a job of its own; rank 0 then waits for ever, as in a collective,
+// and rank 1 does what fn does.
 func helper(t *testing.T, fn func(t *testing.T)) {
 	if os.Getenv(envHelper) == "" {
 		t.Skip("helper of TestRun")
@@ -119,7 +121,8 @@ func TestRun(t *testing.T) {
 			t.Parallel()
 			// A failure has to end the job by itself, well inside the time that Run gives it.
 			ctx := Patience(t)
-			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHelper"+tc.helper+"$", "-test.v", "-test.timeout=3h")
+			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHelper"+tc.helper+"$", "-test.v",
+				"-test.timeout=3h")
 			cmd.Env = append(os.Environ(), envHelper+"=1")
 			cmd.WaitDelay = time.Second
 			out, err := cmd.CombinedOutput()
@@ -154,7 +157,8 @@ func TestHelperAlone(t *testing.T) {
 	RunAlone(t, []int{2}, func(*testing.T) {})
 }
 
-// A test alone runs once more where mpirun may have missed the end of its ranks, and fails where it says so three times.
+// A test alone runs once more where mpirun may have missed the end of its ranks, and fails
+// where it says so three times.
 func TestRunMissedEnd(t *testing.T) {
 	for name, tc := range map[string]struct {
 		then   string
@@ -190,7 +194,8 @@ func TestRunPasses(t *testing.T) {
 	}
 }
 
-// TestRunInSubtest has Run find its test again by a name with slashes, blanks and characters of regular expressions.
+// TestRunInSubtest has Run find its test again by a name with slashes, blanks and
+// characters of regular expressions.
 func TestRunInSubtest(t *testing.T) {
 	t.Run("a (b+c)", func(t *testing.T) {
 		Run(t, []int{2}, func(*testing.T) {})

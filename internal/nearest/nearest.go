@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Flag returns an error of fs.Parse, with the flag that an unknown one was probably meant for, or where none is near, what
-// shows all; of one that lacks its value, what that may be.
+// Flag returns an error of fs.Parse, with the flag that an unknown one was probably meant for, or
+// where none is near, what shows all; of one that lacks its value, what that may be.
 func Flag(fs *pflag.FlagSet, err error) error {
 	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
 		if near := nearest(fs, unknown.GetSpecifiedName()); near != "" {
@@ -48,8 +48,9 @@ func Word(names []string, name string) string {
 	return best
 }
 
-// distance is how many letters are to be inserted, removed, replaced or exchanged with the next to make b of a.
-// Source: Boytsov: Indexing methods for approximate dictionary searching (JEA 2011), optimal string alignment.
+// distance is how many letters are to be inserted, removed, replaced or exchanged with the next
+// to make b of a. Source: Boytsov: Indexing methods for approximate dictionary searching (JEA
+// 2011), optimal string alignment.
 func distance(a, b string) int {
 	before, row, next := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {

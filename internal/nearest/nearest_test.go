@@ -13,8 +13,9 @@ func TestFlag(t *testing.T) {
 		fs.Int(name, 0, "")
 	}
 	for arg, want := range map[string]string{
-		"--row=1": "rows", "--rwos=1": "rows", "--colls=1": "cols", "--globalbatch=1": "global-batch", "--global_batch=1": "global-batch",
-		"--time=1": "timeout", "--colour=1": "", "--x=1": "", "--jsn=1": "json", "--ab=1": "",
+		"--row=1": "rows", "--rwos=1": "rows", "--colls=1": "cols", "--globalbatch=1": "global-batch",
+		"--global_batch=1": "global-batch",
+		"--time=1":         "timeout", "--colour=1": "", "--x=1": "", "--jsn=1": "json", "--ab=1": "",
 	} {
 		err := Flag(fs, fs.Parse([]string{arg}))
 		_, got, near := strings.Cut(err.Error(), "; did you mean --")
@@ -29,7 +30,8 @@ func TestFlag(t *testing.T) {
 		t.Errorf("a value of the wrong type: %v", err)
 	}
 	fs.String("summary", "auto", "say it: `MODE` on or off")
-	if err := Flag(fs, fs.Parse([]string{"--summary"})); err == nil || err.Error() != "flag needs an argument: --summary (say it: MODE on or off)" {
+	if err := Flag(fs, fs.Parse([]string{"--summary"})); err == nil ||
+		err.Error() != "flag needs an argument: --summary (say it: MODE on or off)" {
 		t.Errorf("no value: %v", err)
 	}
 }

@@ -1,4 +1,5 @@
-// Package outfile writes the files that a program is asked for: a trace, a picture. One rule holds for all of them.
+// Package outfile writes the files that a program is asked for: a trace, a picture. One
+// rule holds for all of them.
 //
 //   - "-", /dev/stdout and /dev/stderr are what is open there; devices and pipes are written to
 //   - links are followed
@@ -26,8 +27,8 @@ type File struct {
 	replace bool
 }
 
-// Create opens what a name stands for. Of a file that is there the error is fs.ErrExist, unless replace is true. Nothing that
-// is there changes before Commit.
+// Create opens what a name stands for. Of a file that is there the error is fs.ErrExist, unless
+// replace is true. Nothing that is there changes before Commit.
 func Create(name string, replace bool) (*File, error) {
 	if f := standard(name); f != nil {
 		return &File{File: f}, nil
@@ -62,8 +63,8 @@ func Create(name string, replace bool) (*File, error) {
 	return &File{f, to, replace}, nil
 }
 
-// Check refuses what Create would refuse, before there is anything to write. It opens no device and no pipe, and leaves
-// nothing.
+// Check refuses what Create would refuse, before there is anything to write. It opens no device and
+// no pipe, and leaves nothing.
 func Check(name string, replace bool) error {
 	if !IsFile(name) {
 		return nil
@@ -75,15 +76,15 @@ func Check(name string, replace bool) error {
 	return f.Drop()
 }
 
-// IsFile says whether a name stands for a file or a folder, that is there or not: neither for a device or a pipe, nor for
-// what is open already.
+// IsFile says whether a name stands for a file or a folder, that is there or not: neither for a
+// device or a pipe, nor for what is open already.
 func IsFile(name string) bool {
 	info, err := os.Stat(name)
 	return standard(name) == nil && (err != nil || info.Mode().IsRegular() || info.IsDir())
 }
 
-// Append opens what a name stands for, to add lines to what is there. A last line that a killed program has left unfinished
-// is ended.
+// Append opens what a name stands for, to add lines to what is there. A last line that a killed
+// program has left unfinished is ended.
 func Append(name string) (*File, error) {
 	if f := standard(name); f != nil {
 		return &File{File: f}, nil
@@ -119,8 +120,8 @@ func endLine(f *os.File, name string) error {
 	return err
 }
 
-// standard returns what a name stands for that is open already: once more, a socket fails, and a file is written from its
-// beginning.
+// standard returns what a name stands for that is open already: once more, a socket fails, and a
+// file is written from its beginning.
 func standard(name string) *os.File {
 	switch name {
 	case "-", "/dev/stdout":
@@ -162,7 +163,8 @@ func follow(name string) (string, error) {
 	return "", &os.PathError{Op: "open", Path: name, Err: unix.ELOOP}
 }
 
-// removeStale removes what a program that was killed has left. Of one that still writes it is an error.
+// removeStale removes what a program that was killed has left. Of one that
+// still writes it is an error.
 func removeStale(part string) error {
 	info, err := os.Lstat(part)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -185,7 +187,8 @@ func removeStale(part string) error {
 	return os.Remove(part)
 }
 
-// Commit gives the file its name. What it cannot do leaves the file under the name that it has; the error has both.
+// Commit gives the file its name. What it cannot do leaves the file under the name that
+// it has; the error has both.
 func (f *File) Commit() error {
 	if f.to == "" {
 		return f.end()

@@ -37,11 +37,13 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// What is there is never replaced without being asked for, and else only by all of what takes its place.
+// What is there is never replaced without being asked for, and else only by
+// all of what takes its place.
 func TestReplace(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "out")
 	must(t, write(name, "first", false))
-	if err := write(name, "second", false); !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), name+" is there already") {
+	if err := write(name, "second", false); !errors.Is(err, fs.ErrExist) ||
+		!strings.Contains(err.Error(), name+" is there already") {
 		t.Errorf("%v", err)
 	}
 	holds(t, name, "first")
@@ -71,7 +73,8 @@ func TestComesMeanwhile(t *testing.T) {
 	_, err = f.WriteString("ours")
 	must(t, err)
 	must(t, os.WriteFile(name, []byte("theirs"), 0o666))
-	if err := f.Commit(); !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), "what was written is in "+name+Partial) {
+	if err := f.Commit(); !errors.Is(err, fs.ErrExist) ||
+		!strings.Contains(err.Error(), "what was written is in "+name+Partial) {
 		t.Errorf("%v", err)
 	}
 	holds(t, name, "theirs")
@@ -101,7 +104,8 @@ func TestTwoWriters(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "out")
 	f, err := Create(name, false)
 	must(t, err)
-	if err := write(name, "second", true); err == nil || !strings.Contains(err.Error(), "is being written by another program") {
+	if err := write(name, "second", true); err == nil ||
+		!strings.Contains(err.Error(), "is being written by another program") {
 		t.Errorf("%v", err)
 	}
 	_, err = f.WriteString("first")

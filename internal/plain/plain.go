@@ -1,4 +1,5 @@
-// Package plain makes text of unknown origin safe to print: out of files, from other processes, or made by a model.
+// Package plain makes text of unknown origin safe to print: out of files, from other
+// processes, or made by a model.
 package plain
 
 import (
@@ -9,8 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// Text returns s with every character that could control a terminal, or change the order in which others are shown,
-// written as Go writes it, such as \x1b. Newlines and tabs stay. What is not UTF-8 becomes U+FFFD.
+// Text returns s with every character that could control a terminal, or change the order in
+// which others are shown, written as Go writes it, such as \x1b. Newlines and tabs stay. What
+// is not UTF-8 becomes U+FFFD.
 func Text(s string) string {
 	if !strings.ContainsFunc(s, func(r rune) bool { return r == utf8.RuneError || !shown(r) }) {
 		return s
@@ -31,8 +33,8 @@ func Line(s string) string {
 	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(Text(s))
 }
 
-// JSON returns a valid JSON text with every such character escaped. Its meaning does not change, but for bytes that are not
-// UTF-8.
+// JSON returns a valid JSON text with every such character escaped. Its meaning does not change,
+// but for bytes that are not UTF-8.
 func JSON(text []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(text) {

@@ -10,9 +10,10 @@ import (
 	"strings"
 )
 
-// Memory returns how many bytes of memory processes can still have, and how many there are: of the machine or, where it is
-// less, of the control groups that this process is in. It reads the kernel's files below root, which is "/" but in tests.
-// Source: proc(5), cgroups(7) and the kernel's admin-guide/cgroup-v2.rst.
+// Memory returns how many bytes of memory processes can still have, and how many there are: of the
+// machine or, where it is less, of the control groups that this process is in. It reads the
+// kernel's files below root, which is "/" but in tests. Source: proc(5), cgroups(7) and the
+// kernel's admin-guide/cgroup-v2.rst.
 func Memory(root string) (free, total int, err error) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/meminfo"))
 	if err != nil {
@@ -59,7 +60,8 @@ func memoryGroups(root string) (groups []memoryGroup) {
 		case parts[0] == "0": // version 2
 			at, g = "sys/fs/cgroup", memoryGroup{"", "memory.max", "memory.current", "inactive_file"}
 		case strings.Contains(","+parts[1]+",", ",memory,"):
-			at, g = "sys/fs/cgroup/memory", memoryGroup{"", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
+			at = "sys/fs/cgroup/memory"
+			g = memoryGroup{"", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
 		default:
 			continue
 		}
@@ -76,8 +78,8 @@ func memoryGroups(root string) (groups []memoryGroup) {
 	return groups
 }
 
-// Peak is the most memory that this process has had at one time, in bytes; 0 where that cannot be told. root is "/".
-// Source: proc_pid_status(5), VmHWM.
+// Peak is the most memory that this process has had at one time, in bytes; 0 where that cannot be
+// told. root is "/". Source: proc_pid_status(5), VmHWM.
 func Peak(root string) int {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/status"))
 	if err != nil {

@@ -18,8 +18,8 @@ func Processes() (pids []int) {
 	return pids
 }
 
-// Having returns those of some processes that were started with a variable in their environment, as in "NAME=VALUE".
-// Processes that have ended, or are another user's, have none.
+// Having returns those of some processes that were started with a variable in their
+// environment, as in "NAME=VALUE". Processes that have ended, or are another user's, have none.
 // Source: proc_pid_environ(5).
 func Having(pids []int, variable string) (having []int) {
 	first := []byte(variable + "\x00")

@@ -10,7 +10,9 @@ import (
 func TestHaving(t *testing.T) {
 	const variable = "LOCKSTEP_PROCFS_TEST=this one"
 	var with, others []int
-	for _, env := range [][]string{{variable, "B=1"}, {"A=1", variable}, {variable + " not"}, {"X" + variable}, {"LOCKSTEP_PROCFS_TEST=this"}} {
+	for _, env := range [][]string{
+		{variable, "B=1"}, {"A=1", variable}, {variable + " not"}, {"X" + variable}, {"LOCKSTEP_PROCFS_TEST=this"},
+	} {
 		cmd := exec.Command("cat")
 		cmd.Env = env
 		in, err := cmd.StdinPipe()

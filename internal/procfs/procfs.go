@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Age is how long ago this process started, to a hundredth of a second; 0 where the kernel does not say.
+// Age is how long ago this process started, to a hundredth of a second; 0
+// where the kernel does not say.
 func Age() time.Duration {
 	stat, err := os.ReadFile("/proc/self/stat")
 	if err != nil {
@@ -46,7 +47,8 @@ func StartTime(stat string) (time.Duration, bool) {
 }
 
 var states = map[byte]string{
-	'R': "running", 'S': "sleeping", 'D': "in the kernel, uninterruptible", 'T': "stopped", 't': "stopped by a debugger",
+	'R': "running", 'S': "sleeping", 'D': "in the kernel, uninterruptible", 'T': "stopped",
+	't': "stopped by a debugger",
 	'Z': "dead, not yet reaped", 'X': "dead", 'x': "dead", 'I': "idle", 'P': "parked", 'W': "waking",
 }
 
@@ -62,7 +64,8 @@ func State(pid int) string {
 	return stateOf(stat)
 }
 
-// stateOf returns the state out of /proc/PID/stat: the letter behind the command's name, which may hold anything.
+// stateOf returns the state out of /proc/PID/stat: the letter behind the command's
+// name, which may hold anything.
 func stateOf(stat []byte) string {
 	i := bytes.LastIndexByte(stat, ')')
 	if i < 0 || i+2 >= len(stat) {

@@ -40,7 +40,8 @@ func (w *written) String() string {
 	return w.b.String()
 }
 
-// Open makes a terminal of so many columns, which is closed when the test ends. It skips the test where there can be none.
+// Open makes a terminal of so many columns, which is closed when the test ends. It skips the
+// test where there can be none.
 func Open(t *testing.T, columns int) *Terminal {
 	t.Helper()
 	near, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -92,15 +93,16 @@ func (p *Terminal) Modes(t *testing.T) unix.Termios {
 // Seen returns what has been written to it so far.
 func (p *Terminal) Seen() string { return p.seen.String() }
 
-// Close closes the side of programs, and returns all that was written to it. No program has it open any more.
+// Close closes the side of programs, and returns all that was written to it. No
+// program has it open any more.
 func (p *Terminal) Close() string {
 	p.Far.Close()
 	<-p.done
 	return p.seen.String()
 }
 
-// Lines are what a terminal shows of what was written to it: a carriage return goes to the beginning of the line, and
-// ESC [ K clears the rest.
+// Lines are what a terminal shows of what was written to it: a carriage return goes to the
+// beginning of the line, and ESC [ K clears the rest.
 func Lines(written string) []string {
 	var lines []string
 	var line []rune

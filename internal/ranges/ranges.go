@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Text returns numbers in ascending order, with a separator such as ", ": "0-2, 5". It sorts numbers.
+// Text returns numbers in ascending order, with a separator such as ", ":
+// "0-2, 5". It sorts numbers.
 func Text(numbers []int, separator string) string {
 	slices.Sort(numbers)
 	var parts []string
@@ -38,8 +39,8 @@ func Ranks(ranks []int) string {
 	}
 }
 
-// Span reads one part of a list, such as "3" or "8-11". It is not ok where part is no number from 0 on, or no two of
-// them in order.
+// Span reads one part of a list, such as "3" or "8-11". It is not ok where part is no number from 0
+// on, or no two of them in order.
 func Span(part string) (lo, hi int, ok bool) {
 	from, to, isRange := strings.Cut(part, "-")
 	lo, err := strconv.Atoi(from)

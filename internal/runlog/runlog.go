@@ -36,8 +36,8 @@ type Run struct {
 // ErrNoSteps says that a log has no step of a run.
 var ErrNoSteps = errors.New("no step of a run")
 
-// Read reads the log of a run: a file, or the folder of a run. Where a run went on from a checkpoint, a step that was taken
-// twice counts as the last time.
+// Read reads the log of a run: a file, or the folder of a run. Where a run went on from a
+// checkpoint, a step that was taken twice counts as the last time.
 func Read(path string) (Run, error) {
 	file := path
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
@@ -71,12 +71,14 @@ func Read(path string) (Run, error) {
 		return Run{}, fmt.Errorf("%s: %w", file, err)
 	}
 	if len(r.Steps) == 0 {
-		return Run{}, fmt.Errorf("%s: %w: give the folder of a run, or a file that --json of train has written", file, ErrNoSteps)
+		return Run{}, fmt.Errorf("%s: %w: give the folder of a run, or a file that --json of train has written",
+			file, ErrNoSteps)
 	}
 	return r, nil
 }
 
-// isHalf says whether a line is the beginning of an object only: the run is writing it now, or was killed.
+// isHalf says whether a line is the beginning of an object only: the run is
+// writing it now, or was killed.
 func isHalf(line []byte) bool {
 	return bytes.HasPrefix(line, []byte{'{'}) && !bytes.HasSuffix(line, []byte{'}'})
 }

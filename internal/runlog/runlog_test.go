@@ -33,7 +33,8 @@ func write(t *testing.T, dir string, n int) string {
 func TestRead(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a")
 	r, err := Read(write(t, dir, 20))
-	if err != nil || r.Name != "a" || len(r.Steps) != 20 || *r.Steps[4].Loss != 1 || r.Steps[4].ValLoss != nil || *r.Steps[9].ValLoss != 0.6 {
+	if err != nil || r.Name != "a" || len(r.Steps) != 20 || *r.Steps[4].Loss != 1 || r.Steps[4].ValLoss != nil ||
+		*r.Steps[9].ValLoss != 0.6 {
 		t.Errorf("%v, %+v", err, r)
 	}
 	// The run goes on from step 10, with a step that was left out.
@@ -50,10 +51,13 @@ func TestRead(t *testing.T) {
 	if err != nil || len(r.Steps) != 12 || *r.Steps[10].Loss != 7 || r.Steps[11].Loss != nil {
 		t.Errorf("%v, %d steps", err, len(r.Steps))
 	}
-	// A last line that is not finished is one that the run is writing; one in the middle was left by a process that was killed.
+	// A last line that is not finished is one that the run is writing; one in the middle was left
+	// by a process that was killed.
 	for _, half := range []string{"{", `{"st`, `{"step":`, `{"step":4,"loss":1.`, `{"step":4,"loss":1.5`} {
 		file := filepath.Join(t.TempDir(), "log")
-		for _, text := range []string{"{\"step\":1}\n{\"step\":2}\n" + half, "{\"step\":1}\n" + half + "\n{\"step\":2}\n"} {
+		for _, text := range []string{
+			"{\"step\":1}\n{\"step\":2}\n" + half, "{\"step\":1}\n" + half + "\n{\"step\":2}\n",
+		} {
 			if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +66,10 @@ func TestRead(t *testing.T) {
 			}
 		}
 	}
-	for text, want := range map[string]string{"": "no step of a run", "{}\n": "no step of a run", "{\"step\":1}\n{]}": "line 2 is not JSON", "{\"step\":1}\nx": "line 2 is not JSON"} {
+	for text, want := range map[string]string{
+		"": "no step of a run", "{}\n": "no step of a run", "{\"step\":1}\n{]}": "line 2 is not JSON",
+		"{\"step\":1}\nx": "line 2 is not JSON",
+	} {
 		file := filepath.Join(t.TempDir(), "log")
 		if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
 			t.Fatal(err)

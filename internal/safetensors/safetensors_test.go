@@ -23,8 +23,10 @@ func TestLayoutAndParse(t *testing.T) {
 	for _, tensors := range [][]Tensor{
 		nil,
 		{{Name: "a", Type: "F32", Shape: []int64{3}}},
-		{{Name: "scalar", Type: "F64", Shape: []int64{}}, {Name: "h/0.weight \"ä\"", Type: "BF16", Shape: []int64{2, 3}},
-			{Name: "empty", Type: "U8", Shape: []int64{0, 1 << 40, 1 << 40}}, {Name: "<&>", Type: "I8", Shape: []int64{5}}},
+		{{Name: "scalar", Type: "F64", Shape: []int64{}},
+			{Name: "h/0.weight \"ä\"", Type: "BF16", Shape: []int64{2, 3}},
+			{Name: "empty", Type: "U8", Shape: []int64{0, 1 << 40, 1 << 40}},
+			{Name: "<&>", Type: "I8", Shape: []int64{5}}},
 	} {
 		header, err := Layout(tensors)
 		if err != nil {
@@ -44,7 +46,8 @@ func TestLayoutAndParse(t *testing.T) {
 		end := int64(len(header))
 		for _, x := range tensors {
 			p := plain[x.Name]
-			if x.Off != end || p.Type != x.Type || !slices.Equal(p.Shape, x.Shape) || p.Offsets[0] != end-int64(len(header)) || p.Offsets[1]-p.Offsets[0] != x.Bytes {
+			if x.Off != end || p.Type != x.Type || !slices.Equal(p.Shape, x.Shape) ||
+				p.Offsets[0] != end-int64(len(header)) || p.Offsets[1]-p.Offsets[0] != x.Bytes {
 				t.Errorf("%+v is %+v in the file, and should be at %d", x, p, end)
 			}
 			end += x.Bytes
@@ -87,11 +90,12 @@ func TestLayoutMeta(t *testing.T) {
 func TestLayoutRefuses(t *testing.T) {
 	ok := []int64{1}
 	for want, tensors := range map[string][]Tensor{
-		"two tensors":     {{Name: "a", Type: "U8", Shape: ok}, {Name: "a", Type: "U8", Shape: ok}},
-		"unknown dtype":   {{Name: "a", Type: "F4", Shape: ok}},
-		"too large or":    {{Name: "a", Type: "F64", Shape: []int64{1 << 60, 4}}},
-		"negative":        {{Name: "a", Type: "F64", Shape: []int64{-1}}},
-		"too large":       {{Name: "a", Type: "U8", Shape: []int64{1 << 62}}, {Name: "b", Type: "U8", Shape: []int64{1 << 62}}},
+		"two tensors":   {{Name: "a", Type: "U8", Shape: ok}, {Name: "a", Type: "U8", Shape: ok}},
+		"unknown dtype": {{Name: "a", Type: "F4", Shape: ok}},
+		"too large or":  {{Name: "a", Type: "F64", Shape: []int64{1 << 60, 4}}},
+		"negative":      {{Name: "a", Type: "F64", Shape: []int64{-1}}},
+		"too large": {{Name: "a", Type: "U8", Shape: []int64{1 << 62}},
+			{Name: "b", Type: "U8", Shape: []int64{1 << 62}}},
 		"without a name":  {{Type: "U8", Shape: ok}},
 		"control":         {{Name: "a\n", Type: "U8", Shape: ok}},
 		"own":             {{Name: "__metadata__", Type: "U8", Shape: ok}},
@@ -151,8 +155,10 @@ func TestParseRefuses(t *testing.T) {
 		{one(`"dtype":"U8","shape":[3],"data_offsets":[1,4]`), "belong to no tensor"},
 		{one(`"dtype":"U8","shape":[3],"data_offsets":[0,3]`), "1 bytes after"},
 		{file(`{"..":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, 1), "out of its folder"},
-		{file(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`, 3), "overlap"},
-		{file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\u0061":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), "two tensors"},
+		{file(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},`+
+			`"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`, 3), "overlap"},
+		{file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},`+
+			`"\u0061":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), "two tensors"},
 	} {
 		if got, err := parseBytes(c.b); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: got %v, %v; want %s", c.b, got, err, c.want)
@@ -174,7 +180,8 @@ func TestParseRefuses(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(file(`{}`, 0))
 	f.Add(file(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, 4))
-	f.Add(file(`{"__metadata__":{"k":"v"},"b":{"dtype":"U8","shape":[2,2],"data_offsets":[4,8]},"a":{"dtype":"I16","shape":[2],"data_offsets":[0,4]}}  `, 8))
+	f.Add(file(`{"__metadata__":{"k":"v"},"b":{"dtype":"U8","shape":[2,2],"data_offsets":[4,8]},`+
+		`"a":{"dtype":"I16","shape":[2],"data_offsets":[0,4]}}  `, 8))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		tensors, err := parseBytes(b)
 		if err != nil {

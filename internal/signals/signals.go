@@ -1,5 +1,5 @@
-// Package signals keeps signals ignored that were ignored when the process started, as SIGHUP is under nohup. Go's runtime and
-// os/signal would take them over.
+// Package signals keeps signals ignored that were ignored when the process started, as SIGHUP is
+// under nohup. Go's runtime and os/signal would take them over.
 package signals
 
 // #include "signals.h"
@@ -12,7 +12,9 @@ import (
 )
 
 func init() {
-	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2} {
+	for _, s := range []syscall.Signal{
+		syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
+	} {
 		if Ignored(s) {
 			signal.Ignore(s)
 		}

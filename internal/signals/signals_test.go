@@ -47,7 +47,8 @@ func received() (names []string) {
 
 // What was ignored before stays so, and the rest arrives.
 func TestIgnored(t *testing.T) {
-	// Under nohup this process ignores one, and its children would. What it catches is at its default in them.
+	// Under nohup this process ignores one, and its children would. What it
+	// catches is at its default in them.
 	caught := make(chan os.Signal, 1)
 	for _, s := range all {
 		signal.Notify(caught, s)

@@ -1,5 +1,6 @@
-// Package stdio makes a process notice that its standard output or error is closed: Go's runtime opens /dev/null in
-// their place, where results and causes would be lost without an error. Importing it is enough.
+// Package stdio makes a process notice that its standard output or error is closed: Go's
+// runtime opens /dev/null in their place, where results and causes would be lost without an
+// error. Importing it is enough.
 package stdio
 
 // #include "stdio_closed.h"

@@ -25,13 +25,17 @@ func save(t *testing.T, folder, index string) {
 	must(t, os.WriteFile(filepath.Join(folder, Marker), nil, 0o666))
 }
 
-// The newest is the one that was saved last, whatever its step and the time of its files. What is no checkpoint, or not
-// complete, is none.
+// The newest is the one that was saved last, whatever its step and the time of its files. What is
+// no checkpoint, or not complete, is none.
 func TestList(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	for name, serial := range map[string]int{"step-00000030": 4, "step-00000010": 6, "step-00000020": 5, "elsewhere": 9, "step-00000040.old": 11, "step-": 12} {
-		save(t, at(name), fmt.Sprintf(`{"format":"x","step":1,"serial":%d,"chunk_bytes":1,"arrays":[{"name":"serial"}]}`, serial))
+	for name, serial := range map[string]int{
+		"step-00000030": 4, "step-00000010": 6, "step-00000020": 5, "elsewhere": 9, "step-00000040.old": 11,
+		"step-": 12,
+	} {
+		save(t, at(name), fmt.Sprintf(
+			`{"format":"x","step":1,"serial":%d,"chunk_bytes":1,"arrays":[{"name":"serial"}]}`, serial))
 	}
 	must(t, os.Symlink("elsewhere", at("step-00000005")))
 	must(t, os.Symlink("nowhere", at("step-00000006")))
@@ -40,7 +44,8 @@ func TestList(t *testing.T) {
 	save(t, at("step-00000009"), `{"serial":20}`)
 	must(t, os.Remove(filepath.Join(at("step-00000009"), Marker)))
 	must(t, os.WriteFile(at("step-00000011"), nil, 0o666))
-	want := []Saved{{at("step-00000005"), 5, 9}, {at("step-00000010"), 10, 6}, {at("step-00000020"), 20, 5}, {at("step-00000030"), 30, 4}}
+	want := []Saved{{at("step-00000005"), 5, 9}, {at("step-00000010"), 10, 6}, {at("step-00000020"), 20, 5},
+		{at("step-00000030"), 30, 4}}
 	if got, err := List(dir); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}

@@ -1,6 +1,7 @@
-// Command suite runs the tests as go test does, and tells at its end what every change should know of them: what make test-all
-// has more, and how often Open MPI's own end went wrong. It can measure: the slowest tests, and the time that each package
-// takes of the processors, its ranks included.
+// Command suite runs the tests as go test does, and tells at its end what every change
+// should know of them: what make test-all has more, and how often Open MPI's own end went
+// wrong. It can measure: the slowest tests, and the time that each package takes of the
+// processors, its ranks included.
 package main
 
 import (
@@ -50,7 +51,8 @@ func run(out io.Writer, all, costs bool, load int, args []string) (err error) {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	cmd := exec.Command("go", append([]string{"test", "-json", "-exec", fmt.Sprintf("'%s' %s '%s'", self, measure, dir)}, args...)...)
+	cmd := exec.Command("go", append([]string{"test", "-json", "-exec",
+		fmt.Sprintf("'%s' %s '%s'", self, measure, dir)}, args...)...)
 	cmd.Env, cmd.Stderr = os.Environ(), os.Stderr
 	if all {
 		cmd.Env = append(cmd.Env, "LOCKSTEP_TESTS=all")
@@ -116,7 +118,8 @@ func busy(n int) (stop func(), err error) {
 // measure is the argument by which suite runs a test program: go test -exec.
 const measure = "measure"
 
-// usage is what a test program used of the processors, with its ranks and whatever else it has waited for.
+// usage is what a test program used of the processors, with its ranks and
+// whatever else it has waited for.
 type usage struct {
 	Dir          string // of the package
 	User, System time.Duration

@@ -122,7 +122,8 @@ func (r *report) over(k key, seconds float64) {
 	r.tests = append(r.tests, took{k, seconds})
 }
 
-// end prints what is known when all is over. used is by package, tool what go test used with all of them.
+// end prints what is known when all is over. used is by package, tool what go
+// test used with all of them.
 func (r *report) end(used []usage, costs bool, wall time.Duration, tool usage) {
 	if costs {
 		r.costs(used)
@@ -145,8 +146,10 @@ func (r *report) end(used []usage, costs bool, wall time.Duration, tool usage) {
 		tests.System += u.System
 	}
 	total := tool.User + tool.System
-	fmt.Fprintf(r.out, "%.0f s; %.0f CPU s, of which the tests took %.0f (%.0f the kernel's) and the compiler and the linker %.0f\n", wall.Seconds(),
-		total.Seconds(), (tests.User + tests.System).Seconds(), tests.System.Seconds(), (total - tests.User - tests.System).Seconds())
+	fmt.Fprintf(r.out, "%.0f s; %.0f CPU s, of which the tests took %.0f (%.0f the kernel's) and the compiler and "+
+		"the linker %.0f\n", wall.Seconds(),
+		total.Seconds(), (tests.User + tests.System).Seconds(), tests.System.Seconds(),
+		(total - tests.User - tests.System).Seconds())
 	if len(r.failed) > 0 {
 		fmt.Fprintf(r.out, "FAIL: %s\n", strings.Join(r.failed, " "))
 	}

@@ -17,8 +17,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Of what go test tells, the failures are shown with what they say, the rest with a line for each package; and at the end
-// what counts of the logs of all tests.
+// Of what go test tells, the failures are shown with what they say, the rest with a line for each
+// package; and at the end what counts of the logs of all tests.
 func TestReport(t *testing.T) {
 	var out bytes.Buffer
 	r := newReport(&out)
@@ -47,9 +47,12 @@ func TestReport(t *testing.T) {
 		tell(e)
 	}
 	r.line([]byte("no JSON\n"))
-	r.end([]usage{{"/x/a", 3 * time.Second, time.Second}, {"/x/b", time.Second, 0}}, true, time.Minute, usage{"", 9 * time.Second, time.Second})
-	for _, want := range []string{"ok  \ta\t7.1s\n", "b_test.go:3: wrong\n", "FAIL\tb\t2.0s\n", "c.go:1: undefined: x\n", "no JSON\n", "a: Open MPI's own: mpirun crashed in its end\n",
-		"went wrong 1 times", "     5 rows\n", "     7.0  a TestGood\n", "     2.0  b TestBad\n", "     4.0      1.0  ", "60 s; 10 CPU s, of which the tests took 5 (1 the kernel's)", "\nFAIL: b\n"} {
+	r.end([]usage{{"/x/a", 3 * time.Second, time.Second}, {"/x/b", time.Second, 0}}, true, time.Minute,
+		usage{"", 9 * time.Second, time.Second})
+	for _, want := range []string{"ok  \ta\t7.1s\n", "b_test.go:3: wrong\n", "FAIL\tb\t2.0s\n",
+		"c.go:1: undefined: x\n", "no JSON\n", "a: Open MPI's own: mpirun crashed in its end\n", "went wrong 1 times",
+		"     5 rows\n", "     7.0  a TestGood\n", "     2.0  b TestBad\n", "     4.0      1.0  ",
+		"60 s; 10 CPU s, of which the tests took 5 (1 the kernel's)", "\nFAIL: b\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
@@ -63,7 +66,8 @@ func TestReport(t *testing.T) {
 func TestMeasured(t *testing.T) {
 	for _, status := range []int{0, 3} {
 		dir := t.TempDir()
-		cmd := exec.Command(os.Args[0], measure, dir, "sh", "-c", `sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; exit "$1"`, "sh", string(rune('0'+status)))
+		cmd := exec.Command(os.Args[0], measure, dir, "sh", "-c",
+			`sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; exit "$1"`, "sh", string(rune('0'+status)))
 		_ = cmd.Run() // the status is looked at
 		used, err := usages(dir)
 		if err != nil || len(used) != 1 || used[0].User < 10*time.Millisecond || cmd.ProcessState.ExitCode() != status {

@@ -1,7 +1,9 @@
-// Package terminal keeps one live line below the lines of a log, where a person looks at standard error: in a terminal, also
-// where mpirun or launch run stands in between. No mode of the terminal is changed.
+// Package terminal keeps one live line below the lines of a log, where a person looks at
+// standard error: in a terminal, also where mpirun or launch run stands in between. No mode
+// of the terminal is changed.
 //
-// The line is sent as one write: "\r", the text, "\x1b[K". It is taken away by the same without a text.
+// The line is sent as one write: "\r", the text, "\x1b[K". It is taken away
+// by the same without a text.
 package terminal
 
 import (
@@ -17,7 +19,8 @@ import (
 	"golang.org/x/term"
 )
 
-// Variable is what launch run sets for the ranks whose standard error it brings to a terminal: how many columns that has.
+// Variable is what launch run sets for the ranks whose standard error it brings to a
+// terminal: how many columns that has.
 const Variable = "LOCKSTEP_TERMINAL"
 
 const (
@@ -31,8 +34,9 @@ const Most = 4096
 // Live returns what shows text as the live line; "" takes it away.
 func Live(text string) string { return begin + text + end }
 
-// Cut takes live lines off the beginning of what a program has written so far, and returns the text of the last. Behind
-// them stands the rest, of which the beginning may be a live line that is not complete.
+// Cut takes live lines off the beginning of what a program has written so far, and
+// returns the text of the last. Behind them stands the rest, of which the beginning may
+// be a live line that is not complete.
 func Cut(b []byte) (text string, found bool, rest []byte) {
 	for {
 		if !bytes.HasPrefix(b, []byte(begin)) {
@@ -46,7 +50,8 @@ func Cut(b []byte) (text string, found bool, rest []byte) {
 	}
 }
 
-// Columns returns how wide the terminal is that shows this process's standard error; 0 where none does, or one that only prints.
+// Columns returns how wide the terminal is that shows this process's standard error; 0 where none
+// does, or one that only prints.
 func Columns() int {
 	if Dumb() {
 		return 0
@@ -140,7 +145,8 @@ func (s *Screen) Show(text string, columns int) {
 	_, _ = io.WriteString(s.To, Live(text)) // where the terminal is gone nobody misses it
 }
 
-// fit cuts a text to what a line has room for, less one column: in the last one some terminals begin a new line.
+// fit cuts a text to what a line has room for, less one column: in the last one some
+// terminals begin a new line.
 func fit(text string, columns int) string {
 	r := []rune(text)
 	if room := max(columns-1, 0); len(r) > room {

@@ -66,7 +66,8 @@ var indices = []string{"i", "j", "k"}
 // operations are what a kernel may do with what it returns.
 var operations = []string{"sum", "prod", "min", "max"}
 
-// Generate returns the text of source.Output for the package in a folder; nil where it has no kernels.
+// Generate returns the text of source.Output for the package in a folder;
+// nil where it has no kernels.
 func Generate(dir string) (text []byte, err error) {
 	src, err := source.Parse(dir)
 	if err != nil {
@@ -155,7 +156,8 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 	tp := f.Signature().TypeParams()
 	if tp.Len() == 0 {
 		if len(wanted) > 0 {
-			u.Refuse(d.Pos(), "%s %s: want one of %s, or nothing", source.Mark, strings.Join(wanted, " "), strings.Join(operations, ", "))
+			u.Refuse(d.Pos(), "%s %s: want one of %s, or nothing",
+				source.Mark, strings.Join(wanted, " "), strings.Join(operations, ", "))
 		}
 		return []*kernel{u.kernel(d, f, op, by, nil)}
 	}
@@ -170,43 +172,10 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 		}
 	}
 	if len(list) == 0 || len(wanted) > 0 && len(list) < len(wanted) {
-		u.Refuse(d.Pos(), "%s %s: the types of %s are %s", source.Mark, strings.Join(wanted, " "), tp.At(0), strings.Join(names(set), ", "))
+		u.Refuse(d.Pos(), "%s %s: the types of %s are %s",
+			source.Mark, strings.Join(wanted, " "), tp.At(0), strings.Join(names(set), ", "))
 	}
 	return list
-}
-
-func names(list []types.Type) (all []string) {
-	for _, t := range list {
-		all = append(all, cpp.GoType(t))
-	}
-	return all
-}
-
-// typeSet is the types that a constraint lists.
-func typeSet(constraint types.Type) (all []types.Type) {
-	i, ok := constraint.Underlying().(*types.Interface)
-	if !ok {
-		return nil
-	}
-	for e := range i.EmbeddedTypes() {
-		switch e := types.Unalias(e).(type) {
-		case *types.Union:
-			for t := range e.Terms() {
-				if _, ok := t.Type().Underlying().(*types.Interface); ok {
-					all = append(all, typeSet(t.Type())...)
-				} else {
-					all = append(all, t.Type())
-				}
-			}
-		default:
-			if _, ok := e.Underlying().(*types.Interface); ok {
-				all = append(all, typeSet(e)...)
-			} else {
-				all = append(all, e)
-			}
-		}
-	}
-	return all
 }
 
 // kernel translates one instance.
@@ -244,8 +213,10 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 	case 1:
 		k.op, k.result = op, k.body.Results[0]
 		b, ok := k.result.(*types.Basic)
-		if !ok || !slices.Contains([]types.BasicKind{types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
-			u.Refuse(d.Pos(), "%s: a kernel returns int32, uint32, int64, uint64, float32, float64, complex64 or complex128, of which the %s is taken, not %s", f.Name(), op, cpp.GoType(k.result))
+		if !ok || !slices.Contains([]types.BasicKind{types.Int32, types.Uint32, types.Int64, types.Uint64,
+			types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
+			u.Refuse(d.Pos(), "%s: a kernel returns int32, uint32, int64, uint64, float32, float64, complex64 or "+
+				"complex128, of which the %s is taken, not %s", f.Name(), op, cpp.GoType(k.result))
 		}
 		if b.Info()&types.IsComplex != 0 && (op == "min" || op == "max") {
 			u.Refuse(d.Pos(), "%s: %s has no order, and no %s", f.Name(), cpp.GoType(k.result), op)
@@ -255,7 +226,8 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 	}
 	if words, _ := source.Directive(d); slices.Contains(words, loopWord) {
 		if elements, _ := k.wide(); elements == 0 || !k.body.Guarded {
-			u.Refuse(d.Pos(), "%s %s: a kernel that loops has one index i, uses x[i] of a slice, and begins with if c { return }", source.Mark, loopWord)
+			u.Refuse(d.Pos(), "%s %s: a kernel that loops has one index i, uses x[i] of a slice, and begins with if "+
+				"c { return }", source.Mark, loopWord)
 		}
 		k.loops = true
 	}
@@ -270,15 +242,16 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 	return k
 }
 
-// hostFunction finds the function that runs on the host in a kernel's place, if its comment names one: func(lo, hi int, ...),
-// with the parameters and the result of the kernel.
+// hostFunction finds the function that runs on the host in a kernel's place, if its comment names
+// one: func(lo, hi int, ...), with the parameters and the result of the kernel.
 func (u *unit) hostFunction(k *kernel) {
 	words, ok := source.Marked(k.decl, source.HostMark)
 	if !ok {
 		return
 	}
 	sig := k.fn.Signature()
-	want := []*types.Var{types.NewParam(0, nil, "lo", types.Typ[types.Int]), types.NewParam(0, nil, "hi", types.Typ[types.Int])}
+	want := []*types.Var{types.NewParam(0, nil, "lo", types.Typ[types.Int]),
+		types.NewParam(0, nil, "hi", types.Typ[types.Int])}
 	for i := k.dims; i < sig.Params().Len(); i++ {
 		want = append(want, sig.Params().At(i))
 	}
@@ -289,13 +262,8 @@ func (u *unit) hostFunction(k *kernel) {
 			return
 		}
 	}
-	u.Refuse(k.decl.Pos(), "%s %s: want the name of a %s, for a kernel of one index without type parameters", source.HostMark, strings.Join(words, " "),
-		types.TypeString(wanted, cpp.Qualifier))
-}
-
-func isStruct(t types.Type) bool {
-	_, ok := t.Underlying().(*types.Struct)
-	return ok
+	u.Refuse(k.decl.Pos(), "%s %s: want the name of a %s, for a kernel of one index without type parameters",
+		source.HostMark, strings.Join(words, " "), types.TypeString(wanted, cpp.Qualifier))
 }
 
 func (u *unit) param(v *types.Var, t types.Type, written bool) param {
@@ -305,8 +273,10 @@ func (u *unit) param(v *types.Var, t types.Type, written bool) param {
 			return
 		}
 		b, ok := types.Unalias(t).(*types.Basic)
-		if !ok || !slices.Contains([]types.BasicKind{types.Int8, types.Uint8, types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
-			u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: buffers have no elements of type %s", v.Name(), cpp.GoType(t))
+		if !ok || !slices.Contains([]types.BasicKind{types.Int8, types.Uint8, types.Int32, types.Uint32, types.Int64,
+			types.Uint64, types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
+			u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: buffers have no elements of type %s",
+				v.Name(), cpp.GoType(t))
 		}
 	}
 	switch t := p.t.Underlying().(type) {
@@ -322,7 +292,8 @@ func (u *unit) param(v *types.Var, t types.Type, written bool) param {
 		p.c = u.CType(v.Pos(), p.t)
 		if t.Kind() == types.Int16 || t.Kind() == types.Uint16 {
 			if _, ok := cpp.SmallFloat(p.t); !ok {
-				u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: it is of 16 bits; give it as an int32", v.Name())
+				u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: it is of 16 bits; give it as an int32",
+					v.Name())
 			}
 		}
 	default:
@@ -334,7 +305,8 @@ func (u *unit) param(v *types.Var, t types.Type, written bool) param {
 	return p
 }
 
-// each is how many indices a thread takes: several where the loads of one need not wait for those of another.
+// each is how many indices a thread takes: several where the loads of one need
+// not wait for those of another.
 func (k *kernel) each() int {
 	if elements, packs := k.wide(); elements > 0 {
 		return elements * packs
@@ -357,12 +329,14 @@ func (k *kernel) threads() int {
 	return k.row
 }
 
-// cuda writes the two forms of a kernel: for buffers shorter than 2^31 none of which is written and overlaps another, and
-// for all others.
+// cuda writes the two forms of a kernel: for buffers shorter than 2^31 none of which is written and
+// overlaps another, and for all others.
 func (u *unit) cuda(b *strings.Builder, k *kernel) {
 	if k.by != nil {
 		t := u.CType(token.NoPos, k.result)
-		fmt.Fprintf(b, "\nstruct by_%s {\n\tSPMD_INLINE static %s call(%s a, %s b) {\n\t\tspmd::report *report_ = nullptr;\n\t\tSPMD_KERNEL(%q)\n\t\treturn go::%s<uint32_t>(SPMD_HERE_AND a, b);\n\t}\n};\n",
+		fmt.Fprintf(b, "\nstruct by_%s {\n\tSPMD_INLINE static %s call(%s a, %s b) {\n"+
+			"\t\tspmd::report *report_ = nullptr;\n\t\tSPMD_KERNEL(%q)\n\t\treturn go::%s<uint32_t>(SPMD_HERE_AND "+
+			"a, b);\n\t}\n};\n",
 			k.name, t, t, t, k.byName, k.by.Name)
 	}
 	for _, general := range []bool{false, true} {
@@ -400,7 +374,8 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 			case slice:
 				ptr, length := unused(n+"_p"), unused(n+"_n")
 				params = append(params, constant+p.c+" *"+restrict+ptr, "int64_t "+length)
-				views = append(views, fmt.Sprintf("\tspmd::slice<%s, %s> %s{(%s *)%s, %s};\n", p.c, index, n, p.c, ptr, length))
+				views = append(views, fmt.Sprintf("\tspmd::slice<%s, %s> %s{(%s *)%s, %s};\n",
+					p.c, index, n, p.c, ptr, length))
 			case pointer:
 				ptr := unused(n + "_p")
 				params = append(params, constant+p.c+" *"+restrict+ptr)
@@ -416,9 +391,11 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 			args = append(args, n)
 		}
 		params = append(params, "spmd::report *report_")
-		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(%d) %s(%s) {\n\tSPMD_KERNEL(%q)\n%s", k.threads(), name, strings.Join(params, ", "), k.fn.Name(), strings.Join(views, ""))
+		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(%d) %s(%s) {\n\tSPMD_KERNEL(%q)\n%s",
+			k.threads(), name, strings.Join(params, ", "), k.fn.Name(), strings.Join(views, ""))
 		call := func(is ...string) string {
-			return fmt.Sprintf("go::%s<%s>(SPMD_HERE_AND %s)", k.body.Name, index, strings.Join(append(is, args...), ", "))
+			return fmt.Sprintf("go::%s<%s>(SPMD_HERE_AND %s)",
+				k.body.Name, index, strings.Join(append(is, args...), ", "))
 		}
 		is := slices.Clone(indices[:k.dims])
 		if slices.ContainsFunc(is, func(i string) bool { return taken[i] }) {
@@ -437,7 +414,8 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 			block, loop := "blockIdx.x", k.loops && !general
 			if loop {
 				block = unused("block_")
-				fmt.Fprintf(b, "\tfor (int64_t %s = blockIdx.x; %s * (%d * spmd::THREADS) < %s; %s += gridDim.x) {\n", block, block, each, extents[0], block)
+				fmt.Fprintf(b, "\tfor (int64_t %s = blockIdx.x; %s * (%d * spmd::THREADS) < %s; %s += gridDim.x) {\n",
+					block, block, each, extents[0], block)
 			}
 			if !general {
 				u.packs(b, k, index, extents[0], block, unused)
@@ -447,7 +425,8 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 				b.WriteString("\t}\n")
 			}
 		case k.op == "" && !general:
-			fmt.Fprintf(b, "\tspmd::grid%d<%d>(%s, %s);\n", k.dims, each, strings.Join(extents[k.dims-2:], ", "), lambda(call(is...)))
+			fmt.Fprintf(b, "\tspmd::grid%d<%d>(%s, %s);\n",
+				k.dims, each, strings.Join(extents[k.dims-2:], ", "), lambda(call(is...)))
 		case k.op == "":
 			fmt.Fprintf(b, "\tspmd::each%d(%s, %s);\n", k.dims, strings.Join(extents, ", "), lambda(call(is...)))
 		default:
@@ -457,7 +436,8 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 	}
 	if k.op != "" {
 		t := u.CType(token.NoPos, k.result)
-		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s_parts(%s *out, const %s *part, int64_t n) {\n\tspmd::reduce_parts<%s, %s>(out, part, n);\n}\n",
+		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s_parts(%s *out, const %s *part, "+
+			"int64_t n) {\n\tspmd::reduce_parts<%s, %s>(out, part, n);\n}\n",
 			k.name, t, t, t, u.operation(k))
 	}
 }

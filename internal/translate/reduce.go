@@ -19,7 +19,8 @@ func (u *unit) named(k *kernel, by string) {
 	if ok && k.result != nil {
 		sig := f.Signature()
 		args := k.args[:min(len(k.args), sig.TypeParams().Len())]
-		if sig.TypeParams().Len() <= len(k.args) && sig.Params().Len() == 2 && sig.Results().Len() == 1 && k.op == "by" {
+		if sig.TypeParams().Len() <= len(k.args) && sig.Params().Len() == 2 && sig.Results().Len() == 1 &&
+			k.op == "by" {
 			ok = true
 			for _, v := range []*types.Var{sig.Params().At(0), sig.Params().At(1), sig.Results().At(0)} {
 				ok = ok && types.Identical(cpp.TypeOf(v, sig, args), k.result)
@@ -30,7 +31,8 @@ func (u *unit) named(k *kernel, by string) {
 			}
 		}
 	}
-	u.Refuse(k.decl.Pos(), "%s reduce=%s: want the name of a function of two values of the type that %s returns, which returns one", source.Mark, by, k.name)
+	u.Refuse(k.decl.Pos(), "%s reduce=%s: want the name of a function of two values of the type that %s returns, "+
+		"which returns one", source.Mark, by, k.name)
 }
 
 // operation is what a kernel is reduced by, in C++.
@@ -43,7 +45,8 @@ func (u *unit) operation(k *kernel) string {
 }
 
 // reduction writes the loop of a kernel whose results are reduced, over all its indices as one.
-func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, extents []string, call func(...string) string) {
+func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, extents []string,
+	call func(...string) string) {
 	t := u.CType(token.NoPos, k.result)
 	names, uses := "", ""
 	for i, p := range k.params {
@@ -52,17 +55,21 @@ func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, exten
 			uses += fmt.Sprintf(", spmd::use<%v, %v>(%s)", o.Read, o.Written, cpp.Safe(p.v.Name()))
 		}
 	}
-	fmt.Fprintf(b, "\tspmd::reduce<%s, %s, %d, %d, %s>(%s, %s, [&](int64_t at_%s) {\n", t, u.operation(k), k.pack(), k.deep(), index, out, strings.Join(extents, " * "), names)
+	fmt.Fprintf(b, "\tspmd::reduce<%s, %s, %d, %d, %s>(%s, %s, [&](int64_t at_%s) {\n",
+		t, u.operation(k), k.pack(), k.deep(), index, out, strings.Join(extents, " * "), names)
 	switch k.dims {
 	case 1:
 		fmt.Fprintf(b, "\t\treturn %s;\n", call("at_"))
 	case 2:
 		fmt.Fprintf(b, "\t\t%s row_ = (%s)at_ / (%s)%s;\n", index, index, index, extents[1])
-		fmt.Fprintf(b, "\t\treturn %s;\n", call("(int64_t)row_", fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[1])))
+		fmt.Fprintf(b, "\t\treturn %s;\n",
+			call("(int64_t)row_", fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[1])))
 	default:
-		fmt.Fprintf(b, "\t\t%s row_ = (%s)at_ / (%s)%s, plane_ = row_ / (%s)%s;\n", index, index, index, extents[2], index, extents[1])
-		fmt.Fprintf(b, "\t\treturn %s;\n", call("(int64_t)plane_", fmt.Sprintf("(int64_t)(row_ - plane_ * (%s)%s)", index, extents[1]),
-			fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[2])))
+		fmt.Fprintf(b, "\t\t%s row_ = (%s)at_ / (%s)%s, plane_ = row_ / (%s)%s;\n",
+			index, index, index, extents[2], index, extents[1])
+		fmt.Fprintf(b, "\t\treturn %s;\n",
+			call("(int64_t)plane_", fmt.Sprintf("(int64_t)(row_ - plane_ * (%s)%s)", index, extents[1]),
+				fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[2])))
 	}
 	fmt.Fprintf(b, "\t}%s);\n", uses)
 }

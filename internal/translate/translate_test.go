@@ -25,29 +25,38 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
-// What GPUs do not have is refused in one line, which has the line in Go. Line 5 is the first of each body.
+// What GPUs do not have is refused in one line, which has the line in Go. Line
+// 5 is the first of each body.
 func TestRefused(t *testing.T) {
 	for body, want := range map[string]string{
-		"x[i] = len(make([]int, 3))":                             "kernels.go:5: a kernel cannot allocate: it cannot call make",
-		"m := map[int]int{}\n\tx[i] = m[0]":                      "kernels.go:5: a kernel cannot use the type map[int]int: GPUs have integers",
-		"go func() {}()":                                         "kernels.go:5: a kernel cannot have a go statement",
-		"defer println(1)":                                       "kernels.go:5: a kernel cannot have a defer statement",
-		"x[i] = 1\n\tf := func() int { return 2 }\n\tx[i] = f()": "kernels.go:6: a kernel cannot have a function literal",
-		"x[i] = len(\"text\" + name)":                            "kernels.go:5: a kernel cannot call len",
-		"x[i] = counter":                                         "kernels.go:5: a kernel cannot use the variable counter: give it as an argument",
-		"x[i] = again(i)":                                        "kernels.go:17: a kernel cannot call again in again: GPUs have no stack for recursion",
-		"x[i] = os.Getpid()":                                     "kernels.go:5: a kernel cannot call os.Getpid: functions of this package",
-		"x[i] = any(i).(int)":                                    "kernels.go:5: a kernel cannot have interfaces",
-		"x[i] = undefined":                                       "kernels.go:5: undefined: undefined",
-		"x[i] += 1.5":                                            "kernels.go:5: 1.5 (untyped float constant) truncated",
-		"panic(i)":                                               "kernels.go:5: a kernel cannot panic",
-		"p := &pair{1, 2}\n\tx[i] = p.a":                         "kernels.go:5: a kernel cannot allocate: it cannot take the address of a new value",
-		"select {}":                                              "kernels.go:5: a kernel cannot have channels",
+		"x[i] = len(make([]int, 3))": "kernels.go:5: a kernel cannot allocate: it " +
+			"cannot call make",
+		"m := map[int]int{}\n\tx[i] = m[0]": "kernels.go:5: a kernel cannot use the type map[int]int: GPUs have " +
+			"integers",
+		"go func() {}()":   "kernels.go:5: a kernel cannot have a go statement",
+		"defer println(1)": "kernels.go:5: a kernel cannot have a defer statement",
+		"x[i] = 1\n\tf := func() int { return 2 }\n\tx[i] = f()": "kernels.go:6: a kernel cannot have a function " +
+			"literal",
+		"x[i] = len(\"text\" + name)": "kernels.go:5: a kernel cannot call len",
+		"x[i] = counter": "kernels.go:5: a kernel cannot use the variable counter: give it as an " +
+			"argument",
+		"x[i] = again(i)": "kernels.go:17: a kernel cannot call again in again: GPUs have no stack " +
+			"for recursion",
+		"x[i] = os.Getpid()":  "kernels.go:5: a kernel cannot call os.Getpid: functions of this package",
+		"x[i] = any(i).(int)": "kernels.go:5: a kernel cannot have interfaces",
+		"x[i] = undefined":    "kernels.go:5: undefined: undefined",
+		"x[i] += 1.5":         "kernels.go:5: 1.5 (untyped float constant) truncated",
+		"panic(i)":            "kernels.go:5: a kernel cannot panic",
+		"p := &pair{1, 2}\n\tx[i] = p.a": "kernels.go:5: a kernel cannot allocate: it cannot take the address of a " +
+			"new value",
+		"select {}": "kernels.go:5: a kernel cannot have channels",
 	} {
 		t.Run(body, func(t *testing.T) {
 			t.Parallel()
-			dir := folder(t, "package p\n\n//spmd:kernel\nfunc k(i int, x []int) {\n\t"+body+"\n}\n"+strings.Repeat("\n", 3-strings.Count(body, "\n"))+
-				"var counter int\n\nvar name string\n\ntype pair struct{ a, b int }\n\n\nfunc again(n int) int { return again(n - 1) }\n")
+			dir := folder(t, "package p\n\n//spmd:kernel\nfunc k(i int, x []int) {\n\t"+body+"\n}\n"+
+				strings.Repeat("\n", 3-strings.Count(body, "\n"))+
+				"var counter int\n\nvar name string\n\ntype pair struct{ a, b int }\n\n\n"+
+				"func again(n int) int { return again(n - 1) }\n")
 			if strings.Contains(body, "os.") {
 				text, err := os.ReadFile(filepath.Join(dir, "kernels.go"))
 				if err != nil {
@@ -68,10 +77,13 @@ func TestRefused(t *testing.T) {
 func TestMarks(t *testing.T) {
 	const kernel = "//spmd:kernel\nfunc k(i int, x []float64) { x[i] = 1 }\n"
 	for text, want := range map[string]string{
-		"//spmd:kernal\nfunc k(i int) {}":             "kernels.go:3: //spmd:kernal is no comment of spmdgen: there are //spmd:kernel, //spmd:host and //spmd:tolerance",
-		"// spmd:kernel\nfunc k(i int) {}":            "kernels.go:3: write //spmd:kernel without a space",
-		"//spmd:kernel\n\nfunc k(i int) {}":           "kernels.go:3: //spmd:kernel belongs to no function: leave no empty line behind it",
-		"//spmd:tolerance 1e-6\nvar x int\n" + kernel: "kernels.go:3: //spmd:tolerance belongs to no function: leave no empty line behind it",
+		"//spmd:kernal\nfunc k(i int) {}": "kernels.go:3: //spmd:kernal is no comment of spmdgen: there " +
+			"are //spmd:kernel, //spmd:host and //spmd:tolerance",
+		"// spmd:kernel\nfunc k(i int) {}": "kernels.go:3: write //spmd:kernel without a space",
+		"//spmd:kernel\n\nfunc k(i int) {}": "kernels.go:3: //spmd:kernel belongs to no function: leave " +
+			"no empty line behind it",
+		"//spmd:tolerance 1e-6\nvar x int\n" +
+			kernel: "kernels.go:3: //spmd:tolerance belongs to no function: leave no empty line behind it",
 		"// The comment //spmd:kernel makes a kernel, spmd: is a prefix.\n\n// spmd: the package\n" + kernel: "",
 	} {
 		_, err := Generate(folder(t, "package p\n\n"+text+"\n"))
@@ -83,13 +95,14 @@ func TestMarks(t *testing.T) {
 
 func TestRefusedKernels(t *testing.T) {
 	for head, want := range map[string]string{
-		"func k(x []float64) {}":                             "k: a kernel begins with its indices",
-		"func exp(i int, x []float64) {}":                    "a kernel cannot be called exp: CUDA has",
-		"func k(i int, x []string) {}":                       "cannot use the type string",
-		"func k(i int, x []int16) {}":                        "the parameter x: buffers have no elements of type int16",
-		"func k(i int, x []int) {}":                          "the parameter x: buffers have no elements of type int",
-		"func k(i int, f func()) {}":                         "cannot use the type func()",
-		"func k(i int, x *[]int64) {}":                       "the parameter x: buffers have no elements of type []int64",
+		"func k(x []float64) {}":          "k: a kernel begins with its indices",
+		"func exp(i int, x []float64) {}": "a kernel cannot be called exp: CUDA has",
+		"func k(i int, x []string) {}":    "cannot use the type string",
+		"func k(i int, x []int16) {}":     "the parameter x: buffers have no elements of type int16",
+		"func k(i int, x []int) {}":       "the parameter x: buffers have no elements of type int",
+		"func k(i int, f func()) {}":      "cannot use the type func()",
+		"func k(i int, x *[]int64) {}": "the parameter x: buffers have no elements of type " +
+			"[]int64",
 		"func k(i int) (a, b int64) { return }":              "k: a kernel returns at most one value, of which the sum",
 		"func k(i int) bool { return true }":                 "k: a kernel returns int32, uint32",
 		"func (t T) k(i int) {}\ntype T int":                 "a kernel cannot be a method",
@@ -106,12 +119,15 @@ func TestRefusedKernels(t *testing.T) {
 		})
 	}
 	for words, want := range map[string]string{
-		"reduce=nobody": "//spmd:kernel reduce=nobody: want the name of a function of two values of the type that k returns",
-		"reduce=k":      "//spmd:kernel reduce=k: want the name of a function",
-		"loop":          "a kernel that loops has one index i, uses x[i] of a slice, and begins with if c { return }",
-		"average":       "//spmd:kernel average: want one of sum, prod, min, max",
+		"reduce=nobody": "//spmd:kernel reduce=nobody: want the name of a function of two values of the type that k " +
+			"returns",
+		"reduce=k": "//spmd:kernel reduce=k: want the name of a function",
+		"loop":     "a kernel that loops has one index i, uses x[i] of a slice, and begins with if c { return }",
+		"average":  "//spmd:kernel average: want one of sum, prod, min, max",
 	} {
-		if _, err := Generate(folder(t, "package p\n\n//spmd:kernel "+words+"\nfunc k(i int) int64 { return 1 }\n")); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Generate(folder(t,
+			"package p\n\n//spmd:kernel "+words+"\nfunc k(i int) int64 { return 1 }\n")); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -119,21 +135,34 @@ func TestRefusedKernels(t *testing.T) {
 
 // What the elements of a row cannot do, which run all at once, is refused at its line.
 func TestRefusedRows(t *testing.T) {
-	for body, want := range map[string]string{
-		"for j := range x {\n\t\tif x[j] > 3 { break }\n\t}":                                      "kernels.go:6: a kernel of rows cannot leave a loop over elements",
-		"for j := range x {\n\t\tif x[j] > 3 { return }\n\t}":                                     "kernels.go:6: a kernel of rows cannot return from a loop over elements",
-		"last := 0.0\n\tfor j := range x {\n\t\tlast = x[j]\n\t}\n\tx[0] = last":                  "kernels.go:7: a kernel of rows cannot set last for each element",
-		"s := 0.0\n\tfor j := range x {\n\t\ts += x[j]\n\t\tx[j] = s\n\t}":                        "kernels.go:8: a kernel of rows cannot use s here",
-		"s := 0.0\n\tfor j := range x {\n\t\ts += x[j]\n\t\ts = max(s, 1)\n\t}":                   "kernels.go:8: a kernel of rows cannot have both the sum and the max",
-		"var a [4]float64\n\tfor j := range 4 {\n\t\ta[3-j] = x[j]\n\t}\n\tb := a\n\tx[0] = b[0]": "kernels.go:5: a kernel of rows cannot have a as a whole",
-		"a := [4]float64{}\n\tfor j := range 4 {\n\t\ta[j] = x[j]\n\t}":                           "kernels.go:5: a kernel of rows cannot begin a with a value",
-		"var v float64\n\tv, x[0] = 1, 2\n\tx[1] = v":                                             "kernels.go:6: a kernel of rows cannot set variables and memory at once",
-		"for j := range 3 {\n\t\tother(j, x)\n\t}":                                                "kernels.go:6: a kernel cannot call other: it is a kernel of rows",
-		"b := false\n\tfor range x {\n\t\tb = max(b, true)\n\t}":                                  "kernels.go:7: ",
+	for _, tc := range [][2]string{
+		{"for j := range x {\n\t\tif x[j] > 3 { break }\n\t}",
+			"kernels.go:6: a kernel of rows cannot leave a loop over elements"},
+		{"for j := range x {\n\t\tif x[j] > 3 { return }\n\t}",
+			"kernels.go:6: a kernel of rows cannot return from a loop over elements"},
+		{"last := 0.0\n\tfor j := range x {\n\t\tlast = x[j]\n\t}\n\tx[0] = last",
+			"kernels.go:7: a kernel of rows cannot set last for each element"},
+		{"s := 0.0\n\tfor j := range x {\n\t\ts += x[j]\n\t\tx[j] = s\n\t}",
+			"kernels.go:8: a kernel of rows cannot use s here"},
+		{"s := 0.0\n\tfor j := range x {\n\t\ts += x[j]\n\t\ts = max(s, 1)\n\t}",
+			"kernels.go:8: a kernel of rows cannot have both the sum and the max"},
+		{"var a [4]float64\n\tfor j := range 4 {\n\t\ta[3-j] = x[j]\n\t}\n\tb := a\n\tx[0] = b[0]",
+			"kernels.go:5: a kernel of rows cannot have a as a whole"},
+		{"a := [4]float64{}\n\tfor j := range 4 {\n\t\ta[j] = x[j]\n\t}",
+			"kernels.go:5: a kernel of rows cannot begin a with a value"},
+		{"var v float64\n\tv, x[0] = 1, 2\n\tx[1] = v",
+			"kernels.go:6: a kernel of rows cannot set variables and memory at once"},
+		{"for j := range 3 {\n\t\tother(j, x)\n\t}",
+			"kernels.go:6: a kernel cannot call other: it is a kernel of rows"},
+		{"b := false\n\tfor range x {\n\t\tb = max(b, true)\n\t}",
+			"kernels.go:7: "},
 	} {
+		body, want := tc[0], tc[1]
 		t.Run(body, func(t *testing.T) {
 			t.Parallel()
-			got, err := Generate(folder(t, "package p\n\n//spmd:kernel rows\nfunc k(i int, x []float64) {\n\t"+body+"\n}\n\n//spmd:kernel rows\nfunc other(i int, x []float64) {}\n"))
+			got, err := Generate(folder(t,
+				"package p\n\n//spmd:kernel rows\nfunc k(i int, x []float64) {\n\t"+body+
+					"\n}\n\n//spmd:kernel rows\nfunc other(i int, x []float64) {}\n"))
 			if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v, want %q\n%s", err, want, got)
 			}
@@ -144,16 +173,18 @@ func TestRefusedRows(t *testing.T) {
 		"rows\nfunc k(i, j int, x []float64) {}":              "k: a kernel of rows has one index",
 		"rows\nfunc k(i int, x []float64) int64 { return 1 }": "and returns nothing",
 	} {
-		if _, err := Generate(folder(t, "package p\n\n//spmd:kernel "+head+"\n")); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Generate(folder(t, "package p\n\n//spmd:kernel "+head+"\n")); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }
 
-// A file is old when a kernel, or what it calls or counts with, has changed or moved, when one is new, and when there is
-// none any more; other code may change.
+// A file is old when a kernel, or what it calls or counts with, has changed or moved, when one is
+// new, and when there is none any more; other code may change.
 func TestFresh(t *testing.T) {
-	const text = "package p\n\nconst two = 2\n\n//spmd:kernel\nfunc k(i int, x []float64) { x[i] = twice(x[i]) }\n\nfunc twice(v float64) float64 { return two * v }\n\nfunc other() int { return 1 }\n"
+	const text = "package p\n\nconst two = 2\n\n//spmd:kernel\nfunc k(i int, x []float64) { x[i] = twice(x[i]) }\n\n" +
+		"func twice(v float64) float64 { return two * v }\n\nfunc other() int { return 1 }\n"
 	dir := folder(t, text)
 	want := func(what string) {
 		t.Helper()
@@ -177,7 +208,8 @@ func TestFresh(t *testing.T) {
 		{"two * v", "two * v * v", "is old"},
 		{"package p\n", "package p\n\n", "is old"},
 		{"//spmd:kernel", "//spmd:kernel max", "is old"},
-		{"func other", "//spmd:kernel\nfunc more(i int, x []float64) {}\n\nfunc other", "it has no kernel more (kernels.go:11)"},
+		{"func other", "//spmd:kernel\nfunc more(i int, x []float64) {}\n\nfunc other",
+			"it has no kernel more (kernels.go:11)"},
 		{"//spmd:kernel", "//", "is left over"},
 	} {
 		write(t, dir, "kernels.go", strings.Replace(text, change.from, change.to, 1))
@@ -189,7 +221,8 @@ func TestFresh(t *testing.T) {
 	want("")
 }
 
-// Names that mean something in C++, or in what is written, are no trouble; two variables of one name in Go are two.
+// Names that mean something in C++, or in what is written, are no trouble; two
+// variables of one name in Go are two.
 func TestNames(t *testing.T) {
 	dir := folder(t, `package p
 
@@ -208,7 +241,10 @@ func update(i int, register, this []float64, lo, hi, s, n, args, at float64) (ou
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"double double_ = AT(register_, i,", "double double__1 = (double_ * 2.0)", "func launchUpdate(s_ *spmd.Stream, out spmd.Buffer[float64], n_ int,"} {
+	for _, want := range []string{
+		"double double_ = AT(register_, i,", "double double__1 = (double_ * 2.0)",
+		"func launchUpdate(s_ *spmd.Stream, out spmd.Buffer[float64], n_ int,",
+	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -217,9 +253,11 @@ func update(i int, register, this []float64, lo, hi, s, n, args, at float64) (ou
 
 // Indices are called so after kernels of one index, too.
 func TestIndicesAfterOne(t *testing.T) {
-	got, err := Generate(folder(t, "package p\n\n//spmd:kernel\nfunc scale(i int, z, by []float64) { z[i] *= by[0] }\n\n"+
-		"//spmd:kernel\nfunc both(i, j int, x []float64, n int) { x[i*n+j]++ }\n"))
-	if err != nil || !strings.Contains(string(got), "both(i, j, x, n)") || !strings.Contains(string(got), "ni, nj int, x") {
+	got, err := Generate(folder(t,
+		"package p\n\n//spmd:kernel\nfunc scale(i int, z, by []float64) { z[i] *= by[0] }\n\n"+
+			"//spmd:kernel\nfunc both(i, j int, x []float64, n int) { x[i*n+j]++ }\n"))
+	if err != nil || !strings.Contains(string(got), "both(i, j, x, n)") ||
+		!strings.Contains(string(got), "ni, nj int, x") {
 		t.Errorf("%v\n%s", err, got)
 	}
 }

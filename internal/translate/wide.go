@@ -7,11 +7,12 @@ import (
 	"lockstep/internal/translate/cpp"
 )
 
-// A slice of which a kernel of one index uses no element but x[i] is moved 16 bytes at a time: a thread has several indices
-// that follow each other, and of such slices a copy of these elements. The function that the kernel becomes is a template
-// over the types of these slices.
+// A slice of which a kernel of one index uses no element but x[i] is moved 16 bytes at a time: a
+// thread has several indices that follow each other, and of such slices a copy of these elements.
+// The function that the kernel becomes is a template over the types of these slices.
 
-// wide says how many indices that follow each other a thread takes at once, and how often; 0 where there is nothing to gain.
+// wide says how many indices that follow each other a thread takes at once, and how often; 0
+// where there is nothing to gain.
 func (k *kernel) wide() (elements, packs int) {
 	const largest = 800 // nodes of syntax
 	if k.dims != 1 || k.row > 0 || k.op != "" || k.body.Loops || k.body.Size > largest || len(k.body.Own) == 0 {
@@ -30,8 +31,9 @@ func (k *kernel) wide() (elements, packs int) {
 	return 16 / size, packs
 }
 
-// loopWord is in the comment of a kernel that does nothing most often: the blocks of its fast form take several parts of the
-// indices, one after the other, as to begin a block for each part would take longer than all else.
+// loopWord is in the comment of a kernel that does nothing most often: the blocks of its fast
+// form take several parts of the indices, one after the other, as to begin a block for each part
+// would take longer than all else.
 const loopWord = "loop"
 
 // packs writes what blocks do all of whose indices exist, where all such slices are aligned.
@@ -62,18 +64,23 @@ func (u *unit) packs(b *strings.Builder, k *kernel, index, extent, block string,
 		}
 		args = append(args, fmt.Sprintf("%s[%s].one(%s, %s)", pack, p, n, e))
 	}
-	fmt.Fprintf(b, "\tif (spmd::whole<%d>(%s, %s) && %s) {\n", elements*packs, extent, block, strings.Join(fits, " && "))
+	fmt.Fprintf(b, "\tif (spmd::whole<%d>(%s, %s) && %s) {\n",
+		elements*packs, extent, block, strings.Join(fits, " && "))
 	if k.body.Guarded {
-		fmt.Fprintf(b, "\t\tif (go::%s_skips_<%s>(SPMD_HERE_AND 0, %s)) return;\n", k.body.Name, index, strings.Join(plain, ", "))
+		fmt.Fprintf(b, "\t\tif (go::%s_skips_<%s>(SPMD_HERE_AND 0, %s)) return;\n",
+			k.body.Name, index, strings.Join(plain, ", "))
 	}
-	fmt.Fprintf(b, "\t\tconst int64_t %s = (int64_t)%s * (%d * spmd::THREADS) + threadIdx.x * %d;\n%s", first, block, elements*packs, elements, strings.Join(declared, ""))
+	fmt.Fprintf(b, "\t\tconst int64_t %s = (int64_t)%s * (%d * spmd::THREADS) + threadIdx.x * %d;\n%s",
+		first, block, elements*packs, elements, strings.Join(declared, ""))
 	loop := func(body []string) {
 		if len(body) > 0 {
-			fmt.Fprintf(b, "#pragma unroll\n\t\tfor (int %s = 0; %s < %d; %s++) {\n%s\t\t}\n", p, p, packs, p, strings.Join(body, ""))
+			fmt.Fprintf(b, "#pragma unroll\n\t\tfor (int %s = 0; %s < %d; %s++) {\n%s\t\t}\n",
+				p, p, packs, p, strings.Join(body, ""))
 		}
 	}
 	loop(loads)
-	loop([]string{fmt.Sprintf("#pragma unroll\n\t\t\tfor (int %s = 0; %s < %d; %s++) go::%s<%s>(SPMD_HERE_AND %s + %s * %d * spmd::THREADS + %s, %s);\n",
+	loop([]string{fmt.Sprintf("#pragma unroll\n\t\t\tfor (int %s = 0; %s < %d; %s++) go::%s<%s>(SPMD_HERE_AND %s + "+
+		"%s * %d * spmd::THREADS + %s, %s);\n",
 		e, e, elements, e, k.body.Name, index, first, p, elements, e, strings.Join(args, ", "))})
 	loop(stores)
 	if k.loops {

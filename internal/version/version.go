@@ -11,11 +11,12 @@ import (
 // Number is the semantic version. CHANGELOG.md says what has changed with each.
 const Number = "0.1.0"
 
-// stamped is what git describe says of the checkout, where the build notes it by -ldflags, as make build does.
+// stamped is what git describe says of the checkout, where the build notes it by
+// -ldflags, as make build does.
 var stamped string
 
-// Commit is what this program was built from, such as "0123456789ab" or "0123456789ab, changed"; "" where the build has not
-// noted it. It is a commit of the module that the program is in.
+// Commit is what this program was built from, such as "0123456789ab" or "0123456789ab, changed"; ""
+// where the build has not noted it. It is a commit of the module that the program is in.
 func Commit() string {
 	if commit, changed := strings.CutSuffix(stamped, "-dirty"); changed {
 		return commit + ", changed"
@@ -29,7 +30,8 @@ func Commit() string {
 	return commitOf(info.Settings)
 }
 
-// Text is the version of this program on one line: Lockstep's, the commit where the build has noted it, Go's, the system.
+// Text is the version of this program on one line: Lockstep's, the commit where the build has
+// noted it, Go's, the system.
 func Text() string {
 	commit := ""
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Path == "lockstep" { // else the commit is the program's

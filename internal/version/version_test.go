@@ -16,8 +16,10 @@ func TestCommitOf(t *testing.T) {
 	}{
 		{nil, ""},
 		{[]debug.BuildSetting{{Key: "GOOS", Value: "linux"}, {Key: "vcs.modified", Value: "true"}}, ""},
-		{[]debug.BuildSetting{{Key: "vcs.revision", Value: hash}, {Key: "vcs.modified", Value: "false"}}, "0123456789ab"},
-		{[]debug.BuildSetting{{Key: "vcs.modified", Value: "true"}, {Key: "vcs.revision", Value: hash}}, "0123456789ab, changed"},
+		{[]debug.BuildSetting{{Key: "vcs.revision", Value: hash}, {Key: "vcs.modified", Value: "false"}},
+			"0123456789ab"},
+		{[]debug.BuildSetting{{Key: "vcs.modified", Value: "true"}, {Key: "vcs.revision", Value: hash}},
+			"0123456789ab, changed"},
 		{[]debug.BuildSetting{{Key: "vcs.revision", Value: "short"}}, "short"},
 	} {
 		if got := commitOf(tc.settings); got != tc.want {
@@ -29,7 +31,9 @@ func TestCommitOf(t *testing.T) {
 // What make build stamps counts.
 func TestStamped(t *testing.T) {
 	defer func() { stamped = "" }()
-	for stamp, want := range map[string]string{"0123456789ab": "0123456789ab", "0123456789ab-dirty": "0123456789ab, changed"} {
+	for stamp, want := range map[string]string{
+		"0123456789ab": "0123456789ab", "0123456789ab-dirty": "0123456789ab, changed",
+	} {
 		if stamped = stamp; Commit() != want {
 			t.Errorf("%s: %q, want %q", stamp, Commit(), want)
 		}
@@ -45,7 +49,8 @@ func TestNumber(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, newest, _ := strings.Cut(string(text), "\n## "); !strings.HasPrefix(newest, Number+"\n") && !strings.HasPrefix(newest, Number+" ") {
+	_, newest, _ := strings.Cut(string(text), "\n## ")
+	if !strings.HasPrefix(newest, Number+"\n") && !strings.HasPrefix(newest, Number+" ") {
 		t.Errorf("CHANGELOG.md begins with %.20q, and this is %s", newest, Number)
 	}
 	if !strings.HasPrefix(Text(), "Lockstep "+Number) {

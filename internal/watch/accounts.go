@@ -8,8 +8,9 @@ type accounts struct {
 	parts   [][]byte // by rank
 }
 
-// Accounts asks every rank for its Account, and returns what has come whole within the limit: nil of a rank that has none,
-// or does not answer. Ranks 0 and 1 may ask, one call at a time; others get nothing.
+// Accounts asks every rank for its Account, and returns what has come whole within the
+// limit: nil of a rank that has none, or does not answer. Ranks 0 and 1 may ask, one call at
+// a time; others get nothing.
 func (n *Net) Accounts(limit time.Duration) [][]byte {
 	if n.hub == nil {
 		return make([][]byte, n.cfg.Size)

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Accounts come whole, however long, of the ranks that live; and after the cause of the job is known, too.
+// Accounts come whole, however long, of the ranks that live; and after the
+// cause of the job is known, too.
 func TestAccounts(t *testing.T) {
 	const size, mute, dead = 5, 3, 4
 	j := newJob(t, size)

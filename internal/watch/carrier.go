@@ -12,9 +12,10 @@ import (
 	"time"
 )
 
-// In a job of more than carryRanks ranks one of each node carries the signs of life of the others: the hubs hear nodes, not
-// ranks. It is the first that listens on a name which only the job knows. A rank that has no carrier, or one that does not
-// answer, tells the hubs itself that it lives. So none is silent because another is.
+// In a job of more than carryRanks ranks one of each node carries the signs of life of the others:
+// the hubs hear nodes, not ranks. It is the first that listens on a name which only the job knows.
+// A rank that has no carrier, or one that does not answer, tells the hubs itself that it lives. So
+// none is silent because another is.
 const (
 	carryRanks = 64
 	mostHeld   = 1 << 20 // bytes of heartbeats that a carrier holds before it lets its ranks wait
@@ -44,7 +45,8 @@ type carrier struct {
 	ready  []Beat         // what is to go to a hub; only carry uses it
 }
 
-// carrierName is the name of a node's carrier. It is an abstract one: nothing lies in a folder, and it goes with the process.
+// carrierName is the name of a node's carrier. It is an abstract one: nothing lies in a folder,
+// and it goes with the process.
 func (c *Config) carrierName() string {
 	node := binary.BigEndian.AppendUint64(nil, uint64(c.Me.Node))
 	return "@lockstep-" + hex.EncodeToString(proof(&c.Key, "carrier", node)[:16])
@@ -53,7 +55,8 @@ func (c *Config) carrierName() string {
 // carrierID stands for a node's carrier in the handshake, where hubs have their rank.
 func (c *Config) carrierID() int { return len(c.Hubs) + c.Me.Node }
 
-// findCarrier connects this rank to the carrier of its node, or makes it that. Hubs have none: they have enough to do.
+// findCarrier connects this rank to the carrier of its node, or makes it that. Hubs have
+// none: they have enough to do.
 func (n *Net) findCarrier(ctx context.Context) {
 	if n.hub != nil || n.cfg.Size <= carryRanks && !n.cfg.carry {
 		return
@@ -162,8 +165,8 @@ func (c *carrier) serve(conn net.Conn) {
 	}
 }
 
-// take holds what a rank says until the next message to a hub, and answers it: at once, while there is room for more, and
-// such messages go.
+// take holds what a rank says until the next message to a hub, and answers it: at once, while there
+// is room for more, and such messages go.
 func (c *carrier) take(rank int, said []byte, l *line) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -41,7 +41,8 @@ func (h *heartbeats) more(t *testing.T, ranks ...int) {
 	})
 }
 
-// One rank of each node carries what the others say, in its order. When it leaves they say it themselves.
+// One rank of each node carries what the others say, in its order. When it
+// leaves they say it themselves.
 func TestCarried(t *testing.T) {
 	const size = 9 // ranks 0 to 3, 4 to 7, and 8 are of one node
 	heard := heartbeats{last: make([]int, size)}
@@ -59,7 +60,8 @@ func TestCarried(t *testing.T) {
 		if n.carrier != nil {
 			carriers = append(carriers, rank)
 		}
-		if roles := [...]bool{n.hub != nil, n.carrier != nil, n.way != nil}; roles != [...]bool{rank < 2, !roles[0] && !roles[2], !roles[0] && !roles[1]} {
+		roles := [...]bool{n.hub != nil, n.carrier != nil, n.way != nil}
+		if roles != [...]bool{rank < 2, !roles[0] && !roles[2], !roles[0] && !roles[1]} {
 			t.Errorf("rank %d is a hub, a carrier, or has one: %v", rank, roles)
 		}
 		n.mu.Unlock()
@@ -93,7 +95,8 @@ func TestCarried(t *testing.T) {
 // A carrier merges what its node says, and does not hold more than it may.
 func TestCarrierHolds(t *testing.T) {
 	merged := 0
-	cfg := &Config{Beat: patience, Hubs: make([][]string, 2), Carry: func(all []Beat) []Beat { merged += len(all); return all[max(len(all)-1, 0):] }}
+	cfg := &Config{Beat: patience, Hubs: make([][]string, 2),
+		Carry: func(all []Beat) []Beat { merged += len(all); return all[max(len(all)-1, 0):] }}
 	c := &carrier{cfg: cfg, turn: time.Now(), alive: []map[int]bool{{}, {}}}
 	l := newLine(nil, nil, 4)
 	c.take(5, []byte("1"), l)
@@ -106,7 +109,8 @@ func TestCarrierHolds(t *testing.T) {
 		t.Errorf("%+v to the second hub", m)
 	}
 	m := c.beat(0, true)
-	if slices.Sort(m.Alive); !slices.Equal(m.Alive, []int{5, 7}) || len(m.Beats) != 1 || m.Beats[0].Rank != 7 || merged != 2 {
+	if slices.Sort(m.Alive); !slices.Equal(m.Alive, []int{5, 7}) || len(m.Beats) != 1 || m.Beats[0].Rank != 7 ||
+		merged != 2 {
 		t.Errorf("%v live, %d beats, merged of %d", m.Alive, len(m.Beats), merged)
 	}
 	if len(l.queue) != 3 {
@@ -138,7 +142,8 @@ func TestCarrierHolds(t *testing.T) {
 	}
 }
 
-// A carrier that is stopped is named, and none of those that it carries; where it goes on, so does the job.
+// A carrier that is stopped is named, and none of those that it carries; where
+// it goes on, so does the job.
 func TestCarrierStopped(t *testing.T) {
 	t.Parallel()
 	ranks := start(t, order{Size: 5, Silence: 4 * time.Second, Carry: true})

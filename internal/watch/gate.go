@@ -20,8 +20,9 @@ import (
 
 // Limits of those who have not proved that they know the key.
 const (
-	minGuests    = 64                     // at a time, and one for each address; others wait in the kernel
-	maxGuests    = 1024                   // the same, where the process may have many descriptors, or as many as the job has ranks
+	minGuests = 64 // at a time, and one for each address; others wait in the kernel
+	// the same, where the process may have many descriptors, or as many as the job has ranks
+	maxGuests    = 1024
 	guestShare   = 8                      // what part of its descriptors guests may have
 	guestTurn    = 100 * time.Millisecond // that a guest has at least, when others wait
 	maxListeners = 16                     // addresses of one hub
@@ -32,8 +33,9 @@ type Listener struct {
 	lns []net.Listener
 }
 
-// Listen listens on random ports: on the loopback address alone, which suffices for a job on one node, or else on each
-// address of the interfaces that are up, but for those that lead nowhere else.
+// Listen listens on random ports: on the loopback address alone, which suffices for a
+// job on one node, or else on each address of the interfaces that are up, but for
+// those that lead nowhere else.
 func Listen(loopback bool) (*Listener, error) {
 	ips := []string{"127.0.0.1"}
 	if !loopback {
@@ -97,7 +99,8 @@ func (l *Listener) Addrs() []string {
 	return addrs
 }
 
-// Close stops listening. Connections made before stay. It is for listeners that no Join has taken over.
+// Close stops listening. Connections made before stay. It is for listeners
+// that no Join has taken over.
 func (l *Listener) Close() error {
 	var errs []error
 	for _, ln := range l.lns {
@@ -108,23 +111,26 @@ func (l *Listener) Close() error {
 	return errors.Join(errs...)
 }
 
-// tune makes the kernel give a connection up when nothing is acknowledged for cutLimit, sent or not. A stopped process
-// does not matter: its kernel acknowledges.
+// tune makes the kernel give a connection up when nothing is acknowledged for cutLimit, sent or
+// not. A stopped process does not matter: its kernel acknowledges.
 func tune(conn net.Conn) error { return probe(conn, cutLimit/6, cutLimit) }
 
-// calm is tune for the connection of a rank whose beats another carries. That one tells when the host is cut off. Thousands of
-// connections that are silent would be probed at the same moments, which loses packets: each rank has its own.
+// calm is tune for the connection of a rank whose beats another carries. That one tells when the
+// host is cut off. Thousands of connections that are silent would be probed at the same moments,
+// which loses packets: each rank has its own.
 func calm(conn net.Conn, rank int) error {
 	return probe(conn, cutLimit+time.Duration(rank%int(cutLimit.Seconds()))*time.Second, 8*cutLimit)
 }
 
-// probe has a connection probed that was idle for so long, six times at most, and given up after limit.
+// probe has a connection probed that was idle for so long, six times at
+// most, and given up after limit.
 func probe(conn net.Conn, idle, limit time.Duration) error {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return nil
 	}
-	if err := tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: idle, Interval: idle, Count: 6}); err != nil {
+	if err := tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: idle, Interval: idle, Count: 6}); err !=
+		nil {
 		return err
 	}
 	raw, err := tcp.SyscallConn()
@@ -138,8 +144,9 @@ func probe(conn net.Conn, idle, limit time.Duration) error {
 	return errors.Join(err, set)
 }
 
-// The handshake. A stranger's first message proves nothing and gets no answer; a recorded one of a rank's gets one
-// which is of no use. Each proof is an HMAC-SHA256 over what both sides have said so far, ranks included.
+// The handshake. A stranger's first message proves nothing and gets no answer; a recorded one of
+// a rank's gets one which is of no use. Each proof is an HMAC-SHA256 over what both sides have
+// said so far, ranks included.
 //
 //	rank: magic, its rank, the hub's rank, nonce, proof "hello"
 //	hub:  nonce, proof "hub"
@@ -225,9 +232,10 @@ func nonce() []byte {
 	return b
 }
 
-// gate holds the connections that have not proved themselves. When there are too many, those that had their turn make
-// room, so that a crowd of strangers holds a rank up for a moment and not for shakeLimit each. A rank sends its proof
-// at once, so that it is there when the hub takes up its connection; one that was too slow comes again.
+// gate holds the connections that have not proved themselves. When there are too many, those that
+// had their turn make room, so that a crowd of strangers holds a rank up for a moment and not for
+// shakeLimit each. A rank sends its proof at once, so that it is there when the hub takes up its
+// connection; one that was too slow comes again.
 type gate struct {
 	size   int // guests at a time
 	mu     sync.Mutex
@@ -242,8 +250,8 @@ type guest struct {
 	since time.Time
 }
 
-// newGate returns the gate of a hub that so many ranks come to, at once: those that it sends away come again, which costs both
-// sides more than a place.
+// newGate returns the gate of a hub that so many ranks come to, at once: those that it sends away
+// come again, which costs both sides more than a place.
 func newGate(ranks int) *gate {
 	size := minGuests
 	var files unix.Rlimit
@@ -256,7 +264,8 @@ func newGate(ranks int) *gate {
 	return &gate{size: size, gone: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// admit has each connection to a listener received on a goroutine of wg, while there is room, until the gate is closed.
+// admit has each connection to a listener received on a goroutine of wg, while there is
+// room, until the gate is closed.
 func (g *gate) admit(ln net.Listener, wg *sync.WaitGroup, receive func(net.Conn)) {
 	for g.room() {
 		conn, err := ln.Accept()
@@ -318,8 +327,8 @@ func (g *gate) enter(conn net.Conn) bool {
 	return !g.closed
 }
 
-// leave removes a guest, who has become a member or whose connection is closed. It reports false for one that was
-// sent away before.
+// leave removes a guest, who has become a member or whose connection is closed. It reports false
+// for one that was sent away before.
 func (g *gate) leave(conn net.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -347,8 +356,8 @@ func (g *gate) close() {
 	g.guests = nil
 }
 
-// dial connects to a hub: to the address that answers first and proves to be the hub. Addresses are begun in their
-// order, the next when one has failed or is slow.
+// dial connects to a hub: to the address that answers first and proves to be the hub. Addresses are
+// begun in their order, the next when one has failed or is slow.
 func dial(ctx context.Context, key *[32]byte, rank, hub int, addrs []string) (net.Conn, error) {
 	const head = 300 * time.Millisecond
 	if len(addrs) == 0 {

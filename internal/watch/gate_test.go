@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A crowd of strangers, before and while the last rank joins, gets nothing, and neither the ranks that are there nor
-// the one that comes are disturbed.
+// A crowd of strangers, before and while the last rank joins, gets nothing, and neither the ranks
+// that are there nor the one that comes are disturbed.
 func TestStrangers(t *testing.T) {
 	const crowd = 1000
 	kinds := map[string]func(c net.Conn){
@@ -114,7 +114,8 @@ func TestIdleCrowd(t *testing.T) {
 	}()
 	to := &unix.SockaddrInet4{Port: addr.Port, Addr: [4]byte(addr.IP.To4())}
 	for i := range fds { // all before the rank, whether the kernel has taken them up yet or not
-		if fds[i], err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
+		fds[i], err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
 			t.Fatal(err)
 		}
 		if err := unix.Connect(fds[i], to); err != nil && err != unix.EINPROGRESS {
@@ -184,7 +185,8 @@ func TestHandshake(t *testing.T) {
 	for i := range sent { // any other byte
 		b := bytes.Clone(sent)
 		b[i] ^= 0x40
-		if _, _, _, herr := shake(t, func(c *tap) error { go io.Copy(io.Discard, c); c.Write(b); return nil }, 1); herr == nil {
+		if _, _, _, herr := shake(t, func(c *tap) error { go io.Copy(io.Discard, c); c.Write(b); return nil },
+			1); herr == nil {
 			t.Errorf("byte %d changed: welcome", i)
 		}
 	}
@@ -251,7 +253,8 @@ func FuzzHandle(f *testing.F) {
 		defer near.Close()
 		defer far.Close()
 		cfg := Config{Size: 2, standIn: time.Hour}
-		h := &hub{cfg: &cfg, gate: newGate(2), changed: make(chan struct{}), done: make(chan struct{}), members: make([]*member, 2), ln: &Listener{}}
+		h := &hub{cfg: &cfg, gate: newGate(2), changed: make(chan struct{}), done: make(chan struct{}),
+			members: make([]*member, 2), ln: &Listener{}}
 		h.members[1] = &member{Hello: Hello{Rank: 1}, line: newLine(far, nil, 2), reporting: true}
 		h.gather = &gather{waiting: map[int]bool{1: true}, states: make([]RankState, 2), looks: 1}
 		h.handle(h.members[1], m)
@@ -266,7 +269,8 @@ func FuzzHandle(f *testing.F) {
 	})
 }
 
-// Whatever comes, reading it takes no more memory than it has bytes, and what is read can be sent again.
+// Whatever comes, reading it takes no more memory than it has bytes, and
+// what is read can be sent again.
 func FuzzReadMessage(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("\x7f\xff\xff\xff{}"))

@@ -267,14 +267,18 @@ func (h *hub) lost(m *member, err error) {
 	h.bump()
 }
 
-// causeOf returns the cause for a member's connection that ended without goodbye. Called with mu held.
+// causeOf returns the cause for a member's connection that ended without
+// goodbye. Called with mu held.
 func (h *hub) causeOf(m *member, err error) Cause {
-	// The other ranks of a host that is cut off follow at once. Half the time tells them from those that are well.
-	who := append([]Hello{m.Hello}, slices.DeleteFunc(h.unheard(cutLimit/2), func(o Hello) bool { return o.Rank == m.Rank })...)
+	// The other ranks of a host that is cut off follow at once. Half the time tells
+	// them from those that are well.
+	who := append([]Hello{m.Hello},
+		slices.DeleteFunc(h.unheard(cutLimit/2), func(o Hello) bool { return o.Rank == m.Rank })...)
 	return causeOf(h.cfg.Me, who, err)
 }
 
-// causeOf returns the cause for a connection from one rank to the first of others that ended by err, without goodbye.
+// causeOf returns the cause for a connection from one rank to the first of others that
+// ended by err, without goodbye.
 func causeOf(from Hello, to []Hello, err error) Cause {
 	c := Cause{Hello: to[0], Kind: KindDied, Time: time.Now()}
 	var bad badMessage
@@ -284,9 +288,11 @@ func causeOf(from Hello, to []Hello, err error) Cause {
 	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded),
 		errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
 		c.Kind = KindCut
-		c.Text = fmt.Sprintf("%s cannot be reached from %s: no acknowledgement for %v: the host is down, or the network between is cut (%v)",
+		c.Text = fmt.Sprintf("%s cannot be reached from %s: no acknowledgement for %v: the host is down, or the "+
+			"network between is cut (%v)",
 			hostsOf(to), hostsOf([]Hello{from}), cutLimit, err)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, net.ErrClosed):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET),
+		errors.Is(err, net.ErrClosed):
 		c.Text = NoWord
 	default:
 		c.Text = "its connection ended: " + err.Error()
@@ -294,7 +300,8 @@ func causeOf(from Hello, to []Hello, err error) Cause {
 	return c
 }
 
-// unheard returns the ranks that have not been heard of for so long, and have not said goodbye. Called with mu held.
+// unheard returns the ranks that have not been heard of for so long, and have not said
+// goodbye. Called with mu held.
 func (h *hub) unheard(limit time.Duration) (who []Hello) {
 	for _, m := range h.members {
 		if m != nil && !m.left && time.Since(m.heard) > limit {
@@ -333,7 +340,8 @@ func (h *hub) observe() {
 	}
 }
 
-// newlySilent returns the ranks that have become silent, where it is for this hub to say so. Called with mu held.
+// newlySilent returns the ranks that have become silent, where it is for this hub to
+// say so. Called with mu held.
 func (h *hub) newlySilent() []Hello {
 	limit := 2 * h.cfg.Silence
 	if h.closed || len(h.claims) > 0 || h.cause != nil { // OnEnd says it
@@ -344,7 +352,8 @@ func (h *hub) newlySilent() []Hello {
 	}
 	// All ranks of a host at once, though some beat later than others.
 	who := h.unheard(limit - 2*h.cfg.Beat)
-	due := slices.ContainsFunc(who, func(r Hello) bool { m := h.members[r.Rank]; return !m.silent && time.Since(m.heard) > limit })
+	due := slices.ContainsFunc(who,
+		func(r Hello) bool { m := h.members[r.Rank]; return !m.silent && time.Since(m.heard) > limit })
 	who = slices.DeleteFunc(who, func(r Hello) bool { return h.members[r.Rank].silent })
 	if !due {
 		return nil
@@ -355,8 +364,8 @@ func (h *hub) newlySilent() []Hello {
 	return who
 }
 
-// claim takes up a cause. The first one starts the time in which an earlier one may still come. The stand-in's is so
-// long that the hub, when it is well, decides first. Called with mu held.
+// claim takes up a cause. The first one starts the time in which an earlier one may still come. The
+// stand-in's is so long that the hub, when it is well, decides first. Called with mu held.
 func (h *hub) claim(c Cause) {
 	if h.cause != nil || h.closed || len(h.claims) >= 64 {
 		return
@@ -388,7 +397,8 @@ func (h *hub) claim(c Cause) {
 	})
 }
 
-// first returns the cause of the job, which others may follow from and be quicker. Called with mu held.
+// first returns the cause of the job, which others may follow from and be
+// quicker. Called with mu held.
 func (h *hub) first() Cause {
 	if h.warned != nil {
 		return *h.warned
@@ -401,8 +411,8 @@ func (h *hub) first() Cause {
 	return h.claims[0]
 }
 
-// conclude settles the cause, unless there is one, and tells every rank: the hub's own last, since its process may end
-// at once.
+// conclude settles the cause, unless there is one, and tells every rank: the hub's own last, since
+// its process may end at once.
 func (h *hub) conclude(c Cause) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -467,7 +477,8 @@ func (h *hub) bump() {
 	h.changed = make(chan struct{})
 }
 
-// await waits until cond holds, which is called with mu held, the limit has passed, or the hub is closed.
+// await waits until cond holds, which is called with mu held, the limit has
+// passed, or the hub is closed.
 func (h *hub) await(limit time.Duration, cond func() bool) {
 	t := time.NewTimer(limit)
 	defer t.Stop()

@@ -13,10 +13,12 @@ import (
 	"time"
 )
 
-// maxFrame bounds a message: a state and what goes round it, or a cause whose text doubles and trebles as JSON.
+// maxFrame bounds a message: a state and what goes round it, or a cause whose text
+// doubles and trebles as JSON.
 const maxFrame = 512 << 10
 
-// Kinds of messages. A rank sends those of the first group, a hub those of the second, both those of the third.
+// Kinds of messages. A rank sends those of the first group, a hub those of the
+// second, both those of the third.
 const (
 	msgJoin   = "join"  // Hello, NS: the first message of a rank
 	msgFail   = "fail"  // Cause
@@ -85,7 +87,8 @@ func rankFrame(s RankState) []byte {
 	return f
 }
 
-// readMessage reads one message. Memory grows with what has arrived, not with the length that was announced.
+// readMessage reads one message. Memory grows with what has arrived, not with
+// the length that was announced.
 func readMessage(r io.Reader) (message, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -109,13 +112,14 @@ func readMessage(r io.Reader) (message, error) {
 	return m, nil
 }
 
-// badMessage is the error of bytes that are no message; other errors of readMessage are the connection's.
+// badMessage is the error of bytes that are no message; other errors of
+// readMessage are the connection's.
 type badMessage string
 
 func (e badMessage) Error() string { return "bad message on the control channel: " + string(e) }
 
-// line is one proved connection. Messages are queued and written by a goroutine, so that no sender waits for a peer
-// that is stopped or slow.
+// line is one proved connection. Messages are queued and written by a goroutine, so that no sender
+// waits for a peer that is stopped or slow.
 type line struct {
 	conn net.Conn
 	r    *bufio.Reader
@@ -148,7 +152,8 @@ func (l *line) send(m message) {
 // put queues a message that is a frame already.
 func (l *line) put(f []byte) {
 	l.mu.Lock()
-	// Each side asks again only when it was answered, so only a peer that breaks this can fill the queue.
+	// Each side asks again only when it was answered, so only a peer that
+	// breaks this can fill the queue.
 	if len(l.queue) < l.room {
 		l.queue = append(l.queue, f)
 	}
@@ -159,8 +164,8 @@ func (l *line) put(f []byte) {
 	}
 }
 
-// answer writes the answer to a beat at once. Another goroutine's help takes longer than all the rest of a beat. Who has sent
-// one reads, since there is one at a time.
+// answer writes the answer to a beat at once. Another goroutine's help takes longer than all the
+// rest of a beat. Who has sent one reads, since there is one at a time.
 func (l *line) answer() {
 	if err := l.write(echo); err != nil {
 		l.fail(err)

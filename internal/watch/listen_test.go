@@ -35,7 +35,8 @@ func TestListen(t *testing.T) {
 		if j.lns[i], err = Listen(false); err != nil {
 			t.Fatal(err)
 		}
-		// An address of which another machine, or nobody, is on the other end must not keep a rank from the next.
+		// An address of which another machine, or nobody, is on the other end must
+		// not keep a rank from the next.
 		j.base.Hubs[i] = append([]string{"127.0.0.1:1", j.base.Hubs[0][0]}, j.lns[i].Addrs()...)
 	}
 	for _, a := range j.lns[0].Addrs() {
@@ -64,8 +65,10 @@ func TestCut(t *testing.T) {
 		kind string
 		text string
 	}{
-		{&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ETIMEDOUT)}, KindCut, "ranks 2-3 on b cannot be reached from rank 0 on a: no acknowledgement for 30s"},
-		{os.NewSyscallError("write", syscall.EHOSTUNREACH), KindCut, "ranks 2-3 on b cannot be reached from rank 0 on a"},
+		{&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ETIMEDOUT)}, KindCut,
+			"ranks 2-3 on b cannot be reached from rank 0 on a: no acknowledgement for 30s"},
+		{os.NewSyscallError("write", syscall.EHOSTUNREACH), KindCut,
+			"ranks 2-3 on b cannot be reached from rank 0 on a"},
 		{io.EOF, KindDied, "the process ended without a word"},
 		{syscall.ECONNRESET, KindDied, "the process ended without a word"},
 		{badMessage("x"), KindError, "bad message"},
@@ -107,7 +110,10 @@ func TestTooFewFiles(t *testing.T) {
 		t.Skip("there is no limit")
 	}
 	cfg := Config{Size: int(files.Cur), Key: [32]byte{1}, Hubs: make([][]string, 2)}
-	for rank, want := range map[int]string{0: fmt.Sprintf("ulimit -n is %d here: raise it to ", files.Cur), 1: "rank 1 keeps a connection to each of", 2: ""} {
+	for rank, want := range map[int]string{
+		0: fmt.Sprintf("ulimit -n is %d here: raise it to ", files.Cur), 1: "rank 1 keeps a connection to each of",
+		2: "",
+	} {
 		c := cfg
 		c.Me.Rank = rank
 		if rank < 2 {

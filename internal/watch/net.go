@@ -48,9 +48,10 @@ type link struct {
 
 // Join connects this rank to the hubs and returns.
 //
-// Collective: every rank, after ranks 0 and 1 have told their Addrs; no rank waits for another but ranks 0 and 1.
-// It fails when a hub cannot be reached until ctx ends, or for a minute where ctx has no deadline. A rank that fails
-// tells those that it has reached, and its OnEnd is not called for that.
+// Collective: every rank, after ranks 0 and 1 have told their Addrs; no rank waits for
+// another but ranks 0 and 1. It fails when a hub cannot be reached until ctx ends, or for a
+// minute where ctx has no deadline. A rank that fails tells those that it has reached, and
+// its OnEnd is not called for that.
 func Join(ctx context.Context, cfg Config) (*Net, error) {
 	if err := cfg.check(); err != nil {
 		if cfg.Listener != nil {
@@ -182,8 +183,8 @@ func (n *Net) up() []*link {
 	return up
 }
 
-// beat says again and again that this rank lives. A beat waits for the answer to the one before, so that who is stopped
-// does not gather them.
+// beat says again and again that this rank lives. A beat waits for the answer to the one before, so
+// that who is stopped does not gather them.
 func (n *Net) beat() {
 	t := time.NewTicker(n.cfg.Beat)
 	defer t.Stop()
@@ -201,8 +202,9 @@ func (n *Net) beat() {
 	}
 }
 
-// sign says that this rank lives: to the carrier of its node, or where there is none to the hubs. They are told of one that
-// does not answer, too: it may be stopped. What the rank has to say then waits for the carrier.
+// sign says that this rank lives: to the carrier of its node, or where there is none to the hubs.
+// They are told of one that does not answer, too: it may be stopped. What the rank has to say
+// then waits for the carrier.
 func (n *Net) sign() {
 	n.mu.Lock()
 	way := n.way
@@ -237,8 +239,8 @@ func (n *Net) carry() {
 	}
 }
 
-// heartbeat is what this rank has to say; nil for nothing. What it has said once it does not say again, so it is asked only
-// for what will be sent.
+// heartbeat is what this rank has to say; nil for nothing. What it has said once it does not say
+// again, so it is asked only for what will be sent.
 func (n *Net) heartbeat() []byte {
 	if n.cfg.Heartbeat == nil {
 		return nil
@@ -349,8 +351,8 @@ func (n *Net) note(k *link, m message) {
 	}
 }
 
-// lost begins when the connection to a hub has ended. Without goodbye the hub has died, which the other hub tells, or
-// this rank finds when there is none.
+// lost begins when the connection to a hub has ended. Without goodbye the hub has died, which the
+// other hub tells, or this rank finds when there is none.
 func (n *Net) lost(k *link, err error) {
 	n.mu.Lock()
 	left := k.left || n.closed
@@ -381,11 +383,11 @@ func (n *Net) end(c Cause) {
 	}
 }
 
-// Fail says that this rank has failed or, where c.Rank is another, has seen that one fail. A zero c.Hello means this
-// rank; a zero PID, Node and Host are filled in by the hub, a zero Time here.
+// Fail says that this rank has failed or, where c.Rank is another, has seen that one fail. A zero
+// c.Hello means this rank; a zero PID, Node and Host are filled in by the hub, a zero Time here.
 //
-// It returns when the job's cause is settled and OnEnd has been called, here too: with this cause, or the one that came
-// before. When no hub answers for a second, c it is, on this rank.
+// It returns when the job's cause is settled and OnEnd has been called, here too: with this cause,
+// or the one that came before. When no hub answers for a second, c it is, on this rank.
 func (n *Net) Fail(c Cause) {
 	up := n.tell(msgFail, &c)
 	if len(up) > 0 {
@@ -402,8 +404,8 @@ func (n *Net) Fail(c Cause) {
 	n.end(c)
 }
 
-// Warn says that this rank is about to end, by what c says: a signal. It is then the cause of whatever fails in the job, on
-// this rank or another. It does not end the job, and does not wait.
+// Warn says that this rank is about to end, by what c says: a signal. It is then the cause of
+// whatever fails in the job, on this rank or another. It does not end the job, and does not wait.
 func (n *Net) Warn(c Cause) { n.tell(msgWarn, &c) }
 
 // tell completes a cause, sends it to the hubs, and returns those that there are.
@@ -425,9 +427,10 @@ func (n *Net) tell(kind string, c *Cause) []*link {
 	return up
 }
 
-// Done says goodbye: from now on the end of this process is in order. It returns when the hubs know, and on a hub when
-// the ranks know, or after two seconds. The rank goes on hearing of a cause, and a hub goes on being one, until Close.
-// The last ranks to leave should be 0 and 1, so a barrier or MPI_Finalize comes before.
+// Done says goodbye: from now on the end of this process is in order. It returns when the hubs
+// know, and on a hub when the ranks know, or after two seconds. The rank goes on hearing of a
+// cause, and a hub goes on being one, until Close. The last ranks to leave should be 0 and 1, so a
+// barrier or MPI_Finalize comes before.
 func (n *Net) Done() {
 	up := n.up()
 	for _, k := range up {
@@ -450,12 +453,13 @@ func (n *Net) Done() {
 	}
 }
 
-// AllLeft waits, on a hub, until every other rank has said goodbye, and reports false where one has not within the limit,
-// or the job has a cause. Elsewhere it is true at once: a rank may go when the hubs know.
+// AllLeft waits, on a hub, until every other rank has said goodbye, and reports false where
+// one has not within the limit, or the job has a cause. Elsewhere it is true at once: a
+// rank may go when the hubs know.
 func (n *Net) AllLeft(limit time.Duration) bool { return n.hub == nil || n.hub.allLeft(limit) }
 
-// Close ends this rank's part, without waiting for others. Without Done before, they see a death. It may be called
-// more than once, and from OnEnd.
+// Close ends this rank's part, without waiting for others. Without Done before, they see a death.
+// It may be called more than once, and from OnEnd.
 func (n *Net) Close() error {
 	n.mu.Lock()
 	first := !n.closed
@@ -483,7 +487,8 @@ func (n *Net) Close() error {
 	return nil
 }
 
-// pidNamespace returns what tells this process's PID namespace from others, in which its PID means nothing.
+// pidNamespace returns what tells this process's PID namespace from others, in
+// which its PID means nothing.
 func pidNamespace() string {
 	ns, _ := os.Readlink("/proc/self/ns/pid")
 	return ns

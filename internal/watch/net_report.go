@@ -22,9 +22,10 @@ type stateRun struct {
 	done  chan struct{}
 }
 
-// Report asks every rank for its State, and returns what came within about four seconds, one entry for each rank. Where
-// a rank gives no answer, another of its node looks at its process. Any rank may ask; that several do at once costs
-// little more. It needs one hub that answers: without, or when ctx ends, what is missing is said in each Note.
+// Report asks every rank for its State, and returns what came within about four seconds, one entry
+// for each rank. Where a rank gives no answer, another of its node looks at its process. Any rank
+// may ask; that several do at once costs little more. It needs one hub that answers: without, or
+// when ctx ends, what is missing is said in each Note.
 func (n *Net) Report(ctx context.Context) []RankState {
 	up := n.up()
 	slices.SortStableFunc(up, func(a, b *link) int { return cmp.Compare(n.late(a), n.late(b)) })

@@ -17,7 +17,8 @@ import (
 	"lockstep/internal/procfs"
 )
 
-// envRank makes this test binary a rank of a job of processes, which does what its standard input says.
+// envRank makes this test binary a rank of a job of processes, which does
+// what its standard input says.
 const envRank = "LOCKSTEP_WATCH_RANK"
 
 func TestMain(m *testing.M) {
@@ -271,12 +272,15 @@ func TestProcessStopped(t *testing.T) {
 			t.Parallel()
 			ranks := startProcesses(t, 4)
 			ranks[stopped].signal(syscall.SIGSTOP)
-			eventually(t, "it stops", func() bool { return procfs.State(ranks[stopped].cmd.Process.Pid) == "T (stopped)" })
+			eventually(t, "it stops", func() bool {
+				return procfs.State(ranks[stopped].cmd.Process.Pid) == "T (stopped)"
+			})
 			ranks[3].tell(order{Do: "report"})
 			for rank, s := range ranks[3].hear().States {
 				bad := s.PID != ranks[rank].cmd.Process.Pid || s.Died || s.Left
 				if rank == stopped {
-					bad = bad || !s.Silent || s.ProcState != "T (stopped)" || s.State != nil || !strings.Contains(s.Note, "nothing heard")
+					bad = bad || !s.Silent || s.ProcState != "T (stopped)" || s.State != nil ||
+						!strings.Contains(s.Note, "nothing heard")
 				} else {
 					bad = bad || s.Silent || s.State == nil
 				}
@@ -295,8 +299,8 @@ func TestProcessStopped(t *testing.T) {
 	}
 }
 
-// Ranks that are silent are told of once: by rank 0, or rank 1 where that is one of them, and not by one that goes on
-// after it was stopped.
+// Ranks that are silent are told of once: by rank 0, or rank 1 where that is one of them, and not
+// by one that goes on after it was stopped.
 func TestProcessesSilent(t *testing.T) {
 	for _, tc := range []struct {
 		stopped []int
@@ -329,7 +333,8 @@ func TestProcessesSilent(t *testing.T) {
 	}
 }
 
-// A failure reaches every rank though the hub, the stand-in or both are stopped; these too, when they go on.
+// A failure reaches every rank though the hub, the stand-in or both are stopped;
+// these too, when they go on.
 func TestFailPastStopped(t *testing.T) {
 	for name, stopped := range map[string][]int{"hub": {0}, "stand-in": {1}, "both": {0, 1}} {
 		t.Run(name, func(t *testing.T) {
@@ -337,7 +342,9 @@ func TestFailPastStopped(t *testing.T) {
 			ranks := startProcesses(t, 4)
 			for _, rank := range stopped {
 				ranks[rank].signal(syscall.SIGSTOP)
-				eventually(t, "it stops", func() bool { return procfs.State(ranks[rank].cmd.Process.Pid) == "T (stopped)" })
+				eventually(t, "it stops", func() bool {
+					return procfs.State(ranks[rank].cmd.Process.Pid) == "T (stopped)"
+				})
 			}
 			ranks[3].tell(order{Do: "fail"})
 			ranks[3].dies(3, KindError)

@@ -74,12 +74,14 @@ func TestReportStates(t *testing.T) {
 	for range 2 {
 		got := j.nets[4].Report(ctx)
 		for rank, want := range []struct{ state, note, proc string }{
-			{state: "{}"}, {note: "no state within", proc: "("}, {note: "panic: oh"}, {state: big}, {note: "over the limit"}, {note: "not JSON"}, {},
+			{state: "{}"}, {note: "no state within", proc: "("}, {note: "panic: oh"}, {state: big},
+			{note: "over the limit"}, {note: "not JSON"}, {},
 		} {
 			s := got[rank]
-			if string(s.State) != want.state || !strings.Contains(s.Note, want.note) || (want.note == "") != (s.Note == "") ||
-				!strings.Contains(s.ProcState, want.proc) || s.Silent || s.Died {
-				t.Errorf("rank %d: %d bytes, %+v", rank, len(s.State), RankState{Note: s.Note, ProcState: s.ProcState, Silent: s.Silent})
+			if string(s.State) != want.state || !strings.Contains(s.Note, want.note) ||
+				(want.note == "") != (s.Note == "") || !strings.Contains(s.ProcState, want.proc) || s.Silent || s.Died {
+				t.Errorf("rank %d: %d bytes, %+v", rank, len(s.State),
+					RankState{Note: s.Note, ProcState: s.ProcState, Silent: s.Silent})
 			}
 		}
 	}
@@ -100,7 +102,8 @@ func TestReportWithoutHub(t *testing.T) {
 	}
 	eventually(t, "rank 2 sees the hubs go", func() bool { return len(j.nets[2].up()) == 0 })
 	states := j.nets[2].Report(t.Context())
-	if len(states) != 4 || string(states[2].State) != `{"seq":2}` || states[2].PID == 0 || states[1].Rank != 1 || states[1].Note == "" {
+	if len(states) != 4 || string(states[2].State) != `{"seq":2}` || states[2].PID == 0 || states[1].Rank != 1 ||
+		states[1].Note == "" {
 		t.Errorf("%+v", states)
 	}
 	j.nets[2].Fail(Cause{Kind: KindError, Text: "alone"})

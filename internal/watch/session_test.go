@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// says writes a session to the other end of a connection as one that has passed the handshake does: each line of text
-// as a message, and then raw bytes. It reads what comes back, and returns when the other side has ended.
+// says writes a session to the other end of a connection as one that has passed the handshake
+// does: each line of text as a message, and then raw bytes. It reads what comes back, and returns
+// when the other side has ended.
 func says(conn net.Conn, text, raw []byte) {
 	heard := make(chan struct{})
 	go func() {
@@ -44,16 +45,22 @@ func ends(t *testing.T, what string, done <-chan struct{}) {
 
 // Whatever a rank says after the handshake, the hub goes on and answers the others.
 func FuzzHubSession(f *testing.F) {
-	f.Add([]byte(`{"rank":1,"pid":-1,"host":"h"}`), []byte("{\"k\":\"beat\",\"state\":[1]}\n{\"k\":\"report\"}\n{\"k\":\"state\",\"state\":{}}\n"), []byte(nil))
-	f.Add([]byte(`{}`), []byte("{\"k\":\"fail\",\"cause\":{\"rank\":2,\"kind\":\"died\"}}\n{\"k\":\"ack\",\"of\":\"cause\"}\n{\"k\":\"bye\"}\n"), []byte("\x00\x00"))
-	f.Add([]byte(`{"rank":-7}`), []byte("{\"k\":\"procs\",\"procs\":{\"-1\":\"T\"}}\n{\"k\":\"report\"}\n{\"k\":\"report\"}\n"), []byte("\xff\xff\xff\xff"))
+	f.Add([]byte(`{"rank":1,"pid":-1,"host":"h"}`),
+		[]byte("{\"k\":\"beat\",\"state\":[1]}\n{\"k\":\"report\"}\n{\"k\":\"state\",\"state\":{}}\n"), []byte(nil))
+	f.Add([]byte(`{}`), []byte("{\"k\":\"fail\",\"cause\":{\"rank\":2,\"kind\":\"died\"}}\n"+
+		"{\"k\":\"ack\",\"of\":\"cause\"}\n{\"k\":\"bye\"}\n"), []byte("\x00\x00"))
+	f.Add([]byte(`{"rank":-7}`), []byte(
+		"{\"k\":\"procs\",\"procs\":{\"-1\":\"T\"}}\n{\"k\":\"report\"}\n{\"k\":\"report\"}\n"),
+		[]byte("\xff\xff\xff\xff"))
 	f.Fuzz(func(t *testing.T, hello, text, raw []byte) {
 		if len(hello)+len(text)+len(raw) > 1<<12 {
 			return
 		}
-		cfg := Config{Me: Hello{Rank: 0}, Size: 3, Beat: time.Hour, standIn: time.Hour, OnHeartbeat: func(int, []byte) {}, Listener: &Listener{}}
+		cfg := Config{Me: Hello{Rank: 0}, Size: 3, Beat: time.Hour, standIn: time.Hour,
+			OnHeartbeat: func(int, []byte) {}, Listener: &Listener{}}
 		h := newHub(&cfg)
-		m, err := readMessage(bytes.NewReader(append(binary.BigEndian.AppendUint32(nil, uint32(len(hello)+10)), append(append([]byte(`{"hello":`), hello...), '}')...)))
+		m, err := readMessage(bytes.NewReader(append(binary.BigEndian.AppendUint32(nil, uint32(len(hello)+10)),
+			append(append([]byte(`{"hello":`), hello...), '}')...)))
 		if err != nil || m.Hello == nil {
 			m = message{Hello: &Hello{Rank: 1}}
 		}
@@ -108,15 +115,19 @@ func FuzzHubSession(f *testing.F) {
 
 // Whatever a hub says after the handshake, a rank goes on, and ends once at most.
 func FuzzRankSession(f *testing.F) {
-	f.Add([]byte("{\"k\":\"ask\",\"limit\":-1}\n{\"k\":\"look\",\"pids\":{\"0\":0,\"1\":-1}}\n{\"k\":\"cause\",\"cause\":{\"rank\":9}}\n"), []byte(nil))
-	f.Add([]byte("{\"k\":\"gather\"}\n{\"k\":\"rank\",\"rank\":{\"rank\":1}}\n{\"k\":\"reported\"}\n{\"k\":\"reported\"}\n{\"k\":\"gather\"}\n"), []byte("\x00"))
-	f.Add([]byte("{\"k\":\"bye\"}\n{\"k\":\"ack\",\"of\":\"bye\"}\n{\"k\":\"ack\",\"of\":\"bye\"}\n{\"k\":\"cause\"}\n"), []byte("\x00\x10\x00\x00{"))
+	f.Add([]byte("{\"k\":\"ask\",\"limit\":-1}\n{\"k\":\"look\",\"pids\":{\"0\":0,\"1\":-1}}\n"+
+		"{\"k\":\"cause\",\"cause\":{\"rank\":9}}\n"), []byte(nil))
+	f.Add([]byte("{\"k\":\"gather\"}\n{\"k\":\"rank\",\"rank\":{\"rank\":1}}\n{\"k\":\"reported\"}\n"+
+		"{\"k\":\"reported\"}\n{\"k\":\"gather\"}\n"), []byte("\x00"))
+	f.Add([]byte("{\"k\":\"bye\"}\n{\"k\":\"ack\",\"of\":\"bye\"}\n{\"k\":\"ack\",\"of\":\"bye\"}\n"+
+		"{\"k\":\"cause\"}\n"), []byte("\x00\x10\x00\x00{"))
 	f.Fuzz(func(t *testing.T, text, raw []byte) {
 		if len(text)+len(raw) > 1<<12 {
 			return
 		}
 		told := make(chan Cause, 2)
-		cfg := Config{Me: Hello{Rank: 2}, Size: 3, State: func() []byte { return []byte("{}") }, OnEnd: func(c Cause) { told <- c }}
+		cfg := Config{Me: Hello{Rank: 2}, Size: 3, State: func() []byte { return []byte("{}") },
+			OnEnd: func(c Cause) { told <- c }}
 		n := &Net{cfg: cfg, done: make(chan struct{}), ended: make(chan struct{})}
 		near, far := net.Pipe()
 		k := &link{line: newLine(far, bufio.NewReader(far), 3), bye: make(chan struct{})}

@@ -1,10 +1,12 @@
-// Package watch is the control channel of a job: a small TCP network beside MPI, which goes on working when MPI, CUDA
-// or the program hangs. It tells every rank why the job ends, and asks every rank what it does.
+// Package watch is the control channel of a job: a small TCP network beside MPI, which goes
+// on working when MPI, CUDA or the program hangs. It tells every rank why the job ends, and
+// asks every rank what it does.
 //
-// Rank 0 is the hub and rank 1 its stand-in. Every rank keeps a connection to both, proved from both sides with a key
-// that travelled by MPI; what comes later on the connection is not encrypted. A connection that ends without goodbye
-// is a death, and the job's end. A rank that is merely silent, as a stopped process is, stays connected. In a large job
-// the signs of life of a node come from one of its ranks.
+// Rank 0 is the hub and rank 1 its stand-in. Every rank keeps a connection to both, proved from
+// both sides with a key that travelled by MPI; what comes later on the connection is not
+// encrypted. A connection that ends without goodbye is a death, and the job's end. A rank that is
+// merely silent, as a stopped process is, stays connected. In a large job the signs of life of a
+// node come from one of its ranks.
 //
 // Nothing here calls MPI or CUDA, waits without a deadline, prints, or ends the process.
 package watch
@@ -37,7 +39,8 @@ const (
 	KindHang   = "hang"
 )
 
-// NoWord is the text of the cause of a rank whose process has ended, and nothing else is known of it.
+// NoWord is the text of the cause of a rank whose process has ended, and
+// nothing else is known of it.
 const NoWord = "the process ended without a word"
 
 // Cause says why a job ends, and at which rank that began.
@@ -51,12 +54,13 @@ type Cause struct {
 // RankState is what a report says of one rank.
 type RankState struct {
 	Hello
-	State     json.RawMessage `json:"state,omitempty"`     // from its Config.State; nil if none came
-	Silent    bool            `json:"silent,omitempty"`    // connected, and neither answers nor beats
-	Died      bool            `json:"died,omitempty"`      // its connection ended without goodbye
-	Left      bool            `json:"left,omitempty"`      // it said goodbye
-	ProcState string          `json:"procState,omitempty"` // of a rank without answer, seen by another of its node: "T (stopped)"
-	Note      string          `json:"note,omitempty"`      // why State is missing, where that is known
+	State  json.RawMessage `json:"state,omitempty"`  // from its Config.State; nil if none came
+	Silent bool            `json:"silent,omitempty"` // connected, and neither answers nor beats
+	Died   bool            `json:"died,omitempty"`   // its connection ended without goodbye
+	Left   bool            `json:"left,omitempty"`   // it said goodbye
+	// of a rank without answer, seen by another of its node: "T (stopped)"
+	ProcState string `json:"procState,omitempty"`
+	Note      string `json:"note,omitempty"` // why State is missing, where that is known
 }
 
 // Limits of a state and of a cause's text.
@@ -70,10 +74,11 @@ const (
 
 // Times within which the ranks hear of each other.
 const (
-	joinLimit     = time.Minute            // of Join, for a context without deadline
-	shakeLimit    = 5 * time.Second        // of a handshake
-	cutLimit      = 30 * time.Second       // until a connection without acknowledgements counts as cut
-	settleTime    = 100 * time.Millisecond // in which the hub waits for an earlier cause: a death makes other ranks fail
+	joinLimit  = time.Minute      // of Join, for a context without deadline
+	shakeLimit = 5 * time.Second  // of a handshake
+	cutLimit   = 30 * time.Second // until a connection without acknowledgements counts as cut
+	// in which the hub waits for an earlier cause: a death makes other ranks fail
+	settleTime    = 100 * time.Millisecond
 	standInTime   = 600 * time.Millisecond // after which the stand-in decides, if the hub has not
 	orphanTime    = 900 * time.Millisecond // after which a rank decides that lost a hub
 	tellLimit     = 300 * time.Millisecond // for the ranks to confirm the cause, before the hub's own rank ends
@@ -94,35 +99,41 @@ type Config struct {
 	Key  [32]byte   // random, from rank 0
 	Hubs [][]string // Addrs of the listeners of rank 0 and, with two ranks or more, of rank 1
 
-	// Listener is this rank's, on ranks 0 and 1. Join takes it over, and closes it when every rank has joined.
+	// Listener is this rank's, on ranks 0 and 1. Join takes it over, and closes it
+	// when every rank has joined.
 	Listener *Listener
 
-	// State returns what this rank does, as JSON of at most MaxState bytes. It is called for each report, on a
-	// goroutine of its own, never twice at a time; it may panic or hang, which the report then shows. May be nil.
+	// State returns what this rank does, as JSON of at most MaxState bytes. It is called for each
+	// report, on a goroutine of its own, never twice at a time; it may panic or hang, which the
+	// report then shows. May be nil.
 	State func() []byte
 
-	// Account returns what this rank has to say when the job ends, in as many bytes as it likes. It is called for each
-	// question, on a goroutine of its own. May be nil.
+	// Account returns what this rank has to say when the job ends, in as many bytes as it likes. It
+	// is called for each question, on a goroutine of its own. May be nil.
 	Account func() []byte
 
-	// OnEnd is called once, on a goroutine of its own, when the job is to end, with the cause that every rank gets;
-	// possibly before Join has returned, and not any more when Close has. On ranks 0 and 1 it comes when the other ranks have
-	// the cause, so that the process may end at once. May be nil.
+	// OnEnd is called once, on a goroutine of its own, when the job is to end, with the cause
+	// that every rank gets; possibly before Join has returned, and not any more when Close
+	// has. On ranks 0 and 1 it comes when the other ranks have the cause, so that the process
+	// may end at once. May be nil.
 	OnEnd func(Cause)
 
-	// OnSilent is called, on rank 0 or where that is silent itself on rank 1, when ranks have not been heard of for
-	// twice Silence, once until they are heard of again. who is "ranks 2-3 on h1". The connection may come back, or be
-	// cut, which OnEnd tells after 30 s. May be nil; must return soon.
+	// OnSilent is called, on rank 0 or where that is silent itself on rank 1, when ranks
+	// have not been heard of for twice Silence, once until they are heard of again. who is
+	// "ranks 2-3 on h1". The connection may come back, or be cut, which OnEnd tells after 30
+	// s. May be nil; must return soon.
 	OnSilent func(who string)
 
-	// Heartbeat returns what rides on the next sign of life to rank 0, or where that has gone to rank 1, at most MaxState bytes
-	// of JSON, nil for nothing; it is called by one goroutine. OnHeartbeat gets it there, called by a goroutine for each rank, or for each node; it
-	// must return soon, and must not wait for Fail. Both may be nil.
+	// Heartbeat returns what rides on the next sign of life to rank 0, or where that has gone to
+	// rank 1, at most MaxState bytes of JSON, nil for nothing; it is called by one goroutine.
+	// OnHeartbeat gets it there, called by a goroutine for each rank, or for each node; it must
+	// return soon, and must not wait for Fail. Both may be nil.
 	Heartbeat   func() []byte
 	OnHeartbeat func(rank int, heartbeat []byte)
 
-	// Carry is called on a rank that carries the heartbeats of its node, by one goroutine, with what the ranks have said since
-	// the last time, which may be nothing. It returns what goes on. May be nil: then all of it does.
+	// Carry is called on a rank that carries the heartbeats of its node, by one goroutine, with
+	// what the ranks have said since the last time, which may be nothing. It returns what goes on.
+	// May be nil: then all of it does.
 	Carry func([]Beat) []Beat
 
 	Beat    time.Duration // between two signs of life; 0 means 1 s, and 2 s in a job of more than 512 ranks
@@ -162,7 +173,8 @@ func (c *Config) check() error {
 	return c.checkFiles()
 }
 
-// checkFiles refuses a job for whose connections a hub has not enough descriptors: some ranks could not join.
+// checkFiles refuses a job for whose connections a hub has not enough
+// descriptors: some ranks could not join.
 func (c *Config) checkFiles() error {
 	var files unix.Rlimit
 	if !c.isHub() || unix.Getrlimit(unix.RLIMIT_NOFILE, &files) != nil {
@@ -170,7 +182,8 @@ func (c *Config) checkFiles() error {
 	}
 	open, err := os.ReadDir("/proc/self/fd")
 	if need := uint64(c.Size + len(open) + spareFiles); err == nil && need > files.Cur {
-		return fmt.Errorf("watch: rank %d keeps a connection to each of %d ranks, and ulimit -n is %d here: raise it to %d or more",
+		return fmt.Errorf("watch: rank %d keeps a connection to each of %d ranks, and ulimit -n is %d here: raise "+
+			"it to %d or more",
 			c.Me.Rank, c.Size, files.Cur, need)
 	}
 	return nil

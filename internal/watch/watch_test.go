@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// patience bounds every wait of a test, and is no measure of anything: a machine under load is slow.
+// patience bounds every wait of a test, and is no measure of anything: a
+// machine under load is slow.
 const patience = 10 * time.Minute // only a hang takes so long
 
 // job is a network whose ranks are all in this process, or some of them.
@@ -156,7 +157,8 @@ func TestFail(t *testing.T) {
 				}
 				for rank := range size {
 					c := j.end(rank)
-					if c.Hello != j.config(from).Me || c.Kind != KindPanic || c.Text != "<index out of range>" || c.Time.IsZero() {
+					if c.Hello != j.config(from).Me || c.Kind != KindPanic || c.Text != "<index out of range>" ||
+						c.Time.IsZero() {
 						t.Errorf("rank %d: %+v", rank, c)
 					}
 				}
@@ -402,7 +404,8 @@ func TestJoinFails(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		n, err := Join(ctx, j.config(2))
-		if n != nil || err == nil || !strings.Contains(err.Error(), "rank 2 cannot reach rank 0") || !strings.Contains(err.Error(), j.base.Hubs[0][0]) {
+		if n != nil || err == nil || !strings.Contains(err.Error(), "rank 2 cannot reach rank 0") ||
+			!strings.Contains(err.Error(), j.base.Hubs[0][0]) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -441,7 +444,8 @@ func TestJoinFails(t *testing.T) {
 			t.Fatal("joined")
 		}
 		for rank := range 2 {
-			if c := j.end(rank); c.Rank != 2 || c.Kind != KindError || !strings.Contains(c.Text, "cannot reach rank 1") {
+			if c := j.end(rank); c.Rank != 2 || c.Kind != KindError ||
+				!strings.Contains(c.Text, "cannot reach rank 1") {
 				t.Errorf("rank %d: %+v", rank, c)
 			}
 		}

@@ -14,14 +14,15 @@ import (
 	"lockstep/apps/train/traintest"
 )
 
-// The texts of a folder follow each other in an order that mixes them, a separator behind each. Every window is full, whatever the
-// texts' lengths; an epoch has each token once, but for less than two windows at its ends, of which
-// other epochs have all but less than the last one.
+// The texts of a folder follow each other in an order that mixes them, a separator behind each.
+// Every window is full, whatever the texts' lengths; an epoch has each token once, but for less
+// than two windows at its ends, of which other epochs have all but less than the last one.
 func TestDocumentsArePacked(t *testing.T) {
 	const seq, global, texts, epochs = 32, 4, 120, 300
 	dir, rng := t.TempDir(), rand.New(rand.NewPCG(1, 2))
 	wants := map[string]bool{}
-	for i := range texts { // first 60 of capitals, then 60 of small letters; some shorter than a window, some of several
+	// first 60 of capitals, then 60 of small letters; some shorter than a window, some of several
+	for i := range texts {
 		x := make([]byte, 3+rng.IntN(3*seq))
 		for k := range x {
 			x[k] = "Aa"[i*2/texts] + byte(rng.IntN(26))
@@ -32,7 +33,8 @@ func TestDocumentsArePacked(t *testing.T) {
 	inputs, err := input.Resolve([]string{dir})
 	traintest.NoError(t, err)
 	alone := agree.Group{Size: 1, Exchange: func(mine []byte) ([][]byte, error) { return [][]byte{mine}, nil }}
-	f, err := text.Open(alone, text.Options{Inputs: inputs, Tokens: text.Bytes{}, Cache: t.TempDir(), Threads: 1, Log: zerolog.Nop()})
+	f, err := text.Open(alone, text.Options{Inputs: inputs, Tokens: text.Bytes{}, Cache: t.TempDir(), Threads: 1,
+		Log: zerolog.Nop()})
 	traintest.NoError(t, err)
 	defer f.Close()
 
@@ -55,7 +57,8 @@ func TestDocumentsArePacked(t *testing.T) {
 		rest = rest[end+1:]
 	}
 	if len(wants) > 0 || changes < texts/4 { // half of them, by chance
-		t.Errorf("%d texts are missing; %d times one follows another of the other folder, of %d", len(wants), changes, texts)
+		t.Errorf("%d texts are missing; %d times one follows another of the other folder, of %d",
+			len(wants), changes, texts)
 	}
 
 	d, err := NewDataset(f, seq, global, 3)

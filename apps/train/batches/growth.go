@@ -2,8 +2,8 @@ package batches
 
 import "math"
 
-// Growth is how many sequences steps take, over all ranks: from First on twice as many after each of equal parts of Steps,
-// up to Last, which all steps take where First is 0.
+// Growth is how many sequences steps take, over all ranks: from First on twice as many after each
+// of equal parts of Steps, up to Last, which all steps take where First is 0.
 type Growth struct{ First, Last, Steps int }
 
 // grows says whether there is more than one size.
@@ -59,6 +59,6 @@ func (g Growth) Begins() (steps []int) {
 	return steps
 }
 
-// Rate returns by what the learning rate of a step is multiplied: with less sequences the noise of a gradient is larger,
-// by the root.
+// Rate returns by what the learning rate of a step is multiplied: with less sequences the noise of
+// a gradient is larger, by the root.
 func (g Growth) Rate(step int) float64 { return math.Sqrt(float64(g.At(step)) / float64(g.Last)) }

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Steps take twice as many sequences from part to part, and those before a step are the sum of what they take.
+// Steps take twice as many sequences from part to part, and those before a step
+// are the sum of what they take.
 func TestGrowth(t *testing.T) {
 	for _, c := range []struct {
 		g    Growth

@@ -83,7 +83,8 @@ type Feed struct {
 // Feed starts to load micro-batches, each the list of where its sequences begin.
 // One feed of a loader at a time; stop ends it.
 func (l *Loader) Feed(batches iter.Seq[[]int]) *Feed {
-	f := &Feed{l, make(chan *slot, len(l.slots)), make(chan *slot, len(l.slots)), make(chan struct{}), make(chan struct{}), nil}
+	f := &Feed{l, make(chan *slot, len(l.slots)), make(chan *slot, len(l.slots)), make(chan struct{}),
+		make(chan struct{}), nil}
 	for i := range l.slots {
 		f.free <- &l.slots[i]
 	}
@@ -114,7 +115,8 @@ func (l *Loader) Feed(batches iter.Seq[[]int]) *Feed {
 			}
 			// A kernel on a GPU could not report them.
 			n := len(starts) * t
-			if f.err = errors.Join(kernels.CheckTokens(in[:n], l.vocab), kernels.CheckTokens(targets[:n], l.vocab)); f.err != nil {
+			f.err = errors.Join(kernels.CheckTokens(in[:n], l.vocab), kernels.CheckTokens(targets[:n], l.vocab))
+			if f.err != nil {
 				return
 			}
 			rows.Sort(sorted[:kernels.SortedLen(n, l.vocab)], in[:n], l.vocab)
@@ -137,7 +139,8 @@ func (f *Feed) Next(s *spmd.Stream) (gpt.Batch, error) {
 	}
 	n := sl.b * f.l.data.Seq
 	m := kernels.SortedLen(n, f.l.vocab)
-	b := gpt.Batch{In: f.l.in.Slice(0, n), Targets: f.l.targets.Slice(0, n), Sorted: f.l.sorted.Slice(0, m), B: sl.b, T: f.l.data.Seq}
+	b := gpt.Batch{In: f.l.in.Slice(0, n), Targets: f.l.targets.Slice(0, n), Sorted: f.l.sorted.Slice(0, m), B: sl.b,
+		T: f.l.data.Seq}
 	for _, c := range [...]struct{ dst, src spmd.Buffer[int32] }{
 		{b.In, sl.in.Slice(0, n)}, {b.Targets, sl.targets.Slice(0, n)}, {b.Sorted, sl.sorted.Slice(0, m)},
 	} {

@@ -5,8 +5,8 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// rates are what one H200 does: besides that of its kernels fitted to whole steps of gpt2 with 64 sequences and with 8.
-// Source: bench/results/train.
+// rates are what one H200 does: besides that of its kernels fitted to whole steps of gpt2 with 64
+// sequences and with 8. Source: bench/results/train.
 type rates struct {
 	layout.Rates
 	products8 float64 // operations a second of products of 8-bit floats, with the casts
@@ -22,7 +22,8 @@ var (
 // on are the rates of another GPU, in proportion to its peaks.
 func (r rates) on(g GPU) rates {
 	compute, memory := g.Flops/h200.Flops, g.Bandwidth/h200.Bandwidth
-	kernels := layout.Rates{Products: r.Products * compute, Attention: r.Attention * compute, Norm: r.Norm / memory, Logit: r.Logit / memory}
+	kernels := layout.Rates{Products: r.Products * compute, Attention: r.Attention * compute, Norm: r.Norm / memory,
+		Logit: r.Logit / memory}
 	return rates{kernels, r.products8 * compute, r.update / memory, r.layer}
 }
 
@@ -36,15 +37,16 @@ type Job struct {
 	Stages []layout.Staging // of a pipeline; nil where they are to be found
 }
 
-// Estimate is how long a step takes, in seconds: from where all that is between ranks and can be beside computation is
-// hidden by it, to where nothing is.
+// Estimate is how long a step takes, in seconds: from where all that is between ranks and can be
+// beside computation is hidden by it, to where nothing is.
 type Estimate struct {
 	Low, High float64
 	Bubble    float64 // the part of it in which stages of a pipeline wait
 	Alone     float64 // how long it would take if what is between ranks took no time
 }
 
-// Messages are the parts of both ends of an estimate that what is between ranks adds: what computation does not hide.
+// Messages are the parts of both ends of an estimate that what is between ranks adds:
+// what computation does not hide.
 func (e Estimate) Messages() (low, high float64) {
 	return max(0, 1-e.Alone/e.Low), max(0, 1-e.Alone/e.High)
 }
@@ -55,8 +57,8 @@ func (e Estimate) Rates(j Job) (low, high float64) {
 	return n / e.High, n / e.Low
 }
 
-// Step estimates a step of a model with bfloat16 activations. cfg has the parts of layers in Tensor.Ranks, and the stages
-// in Stage.Stages.
+// Step estimates a step of a model with bfloat16 activations. cfg has the parts of layers in
+// Tensor.Ranks, and the stages in Stage.Stages.
 func (m Machine) Step(cfg layout.Config, j Job) Estimate { return m.step(measured.on(m.GPU), cfg, j) }
 
 // section is the attention or the MLP of a layer, on a rank that may have a part of it.
@@ -124,7 +126,8 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 		if cfg.Shard.Mode != layout.ShardOff {
 			own /= float64(j.Replicas)
 		}
-		// What parts of layers say to each other goes with the passes, in proportion; a message with each pass.
+		// What parts of layers say to each other goes with the passes, in
+		// proportion; a message with each pass.
 		work := s.work()
 		fast[i], slow[i], alone[i] = x.times(1+s.sums.Low/work, true), x.times(1+s.sums.High/work, false), s.alone()
 		for _, t := range []*times{&fast[i], &slow[i]} {
@@ -152,14 +155,16 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 	return e
 }
 
-// length is how long a step of so many micro-batches takes through stages, and the part of it in which they wait for each other.
+// length is how long a step of so many micro-batches takes through stages, and the part of it in
+// which they wait for each other.
 func length(stages []times, micro int) (seconds, bubble float64) {
 	passes := make([]ddp.PassTime, len(stages))
 	for i, t := range stages {
 		passes[i] = ddp.PassTime{Forward: t.forward, Backward: t.backward}
 	}
 	s := ddp.NewSchedule(passes, micro)
-	// A stage that begins later than its first micro-batch comes delays the others; one that is done goes on to its update.
+	// A stage that begins later than its first micro-batch comes delays the others; one that is
+	// done goes on to its update.
 	late, first := 0.0, 0.0
 	for i, t := range stages {
 		late, first = max(late, t.begin-first), first+t.forward
@@ -222,11 +227,12 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 	return s
 }
 
-// sums are what ranks that divide layers say to each other in both passes: all-gathers before a product and
-// reduce-scatters behind it. They go in pieces, each beside the product of the next; backward the scatters go beside the
-// product for the gradient of the weights, and what was gathered forward is gathered again beside another product. Forward
-// products of 8-bit floats have their operands gathered so, in half the bytes. What
-// ranks tell each other of the logits is hidden by the head. The embeddings have nothing to hide theirs.
+// sums are what ranks that divide layers say to each other in both passes: all-gathers before a
+// product and reduce-scatters behind it. They go in pieces, each beside the product of the next;
+// backward the scatters go beside the product for the gradient of the weights, and what was
+// gathered forward is gathered again beside another product. Forward products of 8-bit floats have
+// their operands gathered so, in half the bytes. What ranks tell each other of the logits is hidden
+// by the head. The embeddings have nothing to hide theirs.
 func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	C, layers := float64(cfg.Channels), float64(cfg.OwnLayers())
 	one := m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode) / 2
@@ -241,7 +247,8 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	beside := func(weights float64) float64 { return max(0, one-product(weights)/r.Products) }
 	// Forward the inputs of qkv and fc, the outputs of proj and proj2; backward the reverse.
 	e := Estimate{
-		Low: layers * (inPieces(input, 3*C*C) + inPieces(input, 4*C*C) + 2*inPieces(one, 4*C*C) + 2*inPieces(one, C*C) + // what begins or ends in pieces
+		// what begins or ends in pieces
+		Low: layers * (inPieces(input, 3*C*C) + inPieces(input, 4*C*C) + 2*inPieces(one, 4*C*C) + 2*inPieces(one, C*C) +
 			2*beside(3*C*C) + 2*beside(4*C*C)),
 		High: layers * (2*input + 8*one),
 	}

@@ -37,9 +37,11 @@ func TestMeasured(t *testing.T) {
 		e := On(g, 8).step(tc.rates.on(g), cfg, j)
 		low, high := e.Rates(j)
 		got := (low + high) / 2
-		t.Logf("%s, %d x %d, fp8 %v: %.0f measured, %.0f estimated, %+.1f %%", tc.model, tc.ranks, tc.seqs, tc.fp8, tc.want, got, 100*(got/tc.want-1))
+		t.Logf("%s, %d x %d, fp8 %v: %.0f measured, %.0f estimated, %+.1f %%",
+			tc.model, tc.ranks, tc.seqs, tc.fp8, tc.want, got, 100*(got/tc.want-1))
 		if math.Abs(got/tc.want-1) > tc.most {
-			t.Errorf("%s on %d GPUs, %d sequences each: %.0f tokens a second, measured %.0f", tc.model, tc.ranks, tc.seqs, got, tc.want)
+			t.Errorf("%s on %d GPUs, %d sequences each: %.0f tokens a second, measured %.0f",
+				tc.model, tc.ranks, tc.seqs, got, tc.want)
 		}
 	}
 }
@@ -89,7 +91,8 @@ func TestStep(t *testing.T) {
 	if parts.High >= alone.Low || parts.Low <= alone.High/5 || parts.Low >= parts.High {
 		t.Errorf("in 5 parts %+v, alone %+v", parts, alone)
 	}
-	// As many micro-batches as stages: nearly half of the time is the bubble; with many what the stages' times differ by.
+	// As many micro-batches as stages: nearly half of the time is the bubble; with many what
+	// the stages' times differ by.
 	pipeline := func(cfg *layout.Config, j *Job, global int) {
 		cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 8, 1, 1, global
 		j.Stages = layout.StagesOf(*cfg, 8, global, j.Seq)
@@ -109,10 +112,12 @@ func TestStep(t *testing.T) {
 	if unequal := 1 - sum/8/most; many.Bubble < unequal || many.Bubble > unequal+0.03 {
 		t.Errorf("a bubble of %.3f, of which %.3f by unequal stages", many.Bubble, unequal)
 	}
-	// Where the first of two stages has nearly all layers, a step takes as long as these alone, and one micro-batch in the other.
+	// Where the first of two stages has nearly all layers, a step takes as long as these alone, and
+	// one micro-batch in the other.
 	unequal := step(func(cfg *layout.Config, j *Job) {
 		cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 2, 1, 4, 64
-		j.Stages = []layout.Staging{{Stages: 2, End: 46, Micro: 16}, {Index: 1, Stages: 2, First: 46, End: 48, Micro: 16}}
+		j.Stages = []layout.Staging{{Stages: 2, End: 46, Micro: 16},
+			{Index: 1, Stages: 2, First: 46, End: 48, Micro: 16}}
 	})
 	if unequal.Low <= alone.Low*46/51 || unequal.High >= alone.High {
 		t.Errorf("46 and 2 layers take %g to %g s, all in one stage %g", unequal.Low, unequal.High, alone.High)

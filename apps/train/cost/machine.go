@@ -16,9 +16,9 @@ type GPU struct {
 	Link      float64 // bytes a second that a large all-reduce moves between GPUs of a node, as nccl-tests count them
 }
 
-// gpus are known. The first whose name is part of a device's counts.
-// Source: NVIDIA's data sheets of each, without sparsity. Link was measured on H200; others' is in proportion to NVLink's
-// data sheet, or what PCIe usually gives.
+// gpus are known. The first whose name is part of a device's counts. Source: NVIDIA's data sheets
+// of each, without sparsity. Link was measured on H200; others' is in proportion to NVLink's data
+// sheet, or what PCIe usually gives.
 var gpus = []GPU{
 	{"B300", 288e9, 2250e12, 8e12, 632e9},
 	{"B200", 180e9, 2250e12, 8e12, 632e9},
@@ -74,13 +74,14 @@ type Machine struct {
 	Latency float64 // seconds of a step of an algorithm there
 }
 
-// On is a machine of nodes with so many GPUs each, and with a network that is usual: it was not measured.
+// On is a machine of nodes with so many GPUs each, and with a network that is
+// usual: it was not measured.
 func On(g GPU, perNode int) Machine {
 	return Machine{GPU: g, PerNode: perNode, Network: 50e9, Latency: 5e-6}
 }
 
-// allReduce is how long a sum of n bytes over ranks takes, of which so many are in each node. The fit is that of
-// docs/speed.md to 2 and 4 GPUs; between nodes it is what the network takes at best.
+// allReduce is how long a sum of n bytes over ranks takes, of which so many are in each node. The
+// fit is that of docs/speed.md to 2 and 4 GPUs; between nodes it is what the network takes at best.
 func (m Machine) allReduce(n float64, ranks, here int) float64 {
 	here = max(1, min(here, ranks))
 	nodes := float64((ranks + here - 1) / here)

@@ -14,12 +14,15 @@ type use struct {
 	waits   bool    // what comes behind it waits until all that was to go has gone
 }
 
-// lanes are the two things that go on beside each other on a rank: what it computes, and what goes between the replicas. Each is
-// in the order in which gpt.Sharder, ddp.Gatherer, ddp.Scatterer and ddp.Reducer enqueue it.
+// lanes are the two things that go on beside each other on a rank: what it computes, and what
+// goes between the replicas. Each is in the order in which gpt.Sharder, ddp.Gatherer,
+// ddp.Scatterer and ddp.Reducer enqueue it.
 type lanes struct {
 	gather []float64 // seconds in which the weights of a section come; nil where all ranks have them
-	slots  int       // sections that have memory for weights and gradients at a time: section i takes turns with i+slots
-	hides  bool      // one goes on while the other does; else everything is in one order
+	// sections that have memory for weights and gradients at a time:
+	// section i takes turns with i+slots
+	slots int
+	hides bool // one goes on while the other does; else everything is in one order
 }
 
 // ends are when the uses are computed.
@@ -31,8 +34,9 @@ func (x lanes) ends(uses []use) []float64 {
 		}
 		return wire
 	}
-	// When the weights of a use are there, and which use comes next. Weights come as soon as the last use of what has their
-	// memory is computed; they come once for all uses that follow each other in it.
+	// When the weights of a use are there, and which use comes next. Weights come as soon
+	// as the last use of what has their memory is computed; they come once for all uses
+	// that follow each other in it.
 	came, next := make([]float64, len(uses)), 0
 	before, comes := x.turns(uses)
 	gather := func(done int) {
@@ -65,7 +69,8 @@ func (x lanes) ends(uses []use) []float64 {
 	return ends
 }
 
-// turns says which use before each had its memory last, -1 if none, and whether its weights have to come.
+// turns says which use before each had its memory last, -1 if none, and
+// whether its weights have to come.
 func (x lanes) turns(uses []use) (before []int, comes []bool) {
 	before, comes = make([]int, len(uses)), make([]bool, len(uses))
 	last := map[int]int{} // use by slot
@@ -108,7 +113,8 @@ func (m Machine) among(cfg layout.Config, j Job, s share, here int, manyNodes bo
 	if j.Replicas == 1 {
 		return r
 	}
-	half := func(bytes float64) float64 { return m.allReduce(bytes, j.Replicas, here) / 2 } // a reduce-scatter, or an all-gather
+	// a reduce-scatter, or an all-gather
+	half := func(bytes float64) float64 { return m.allReduce(bytes, j.Replicas, here) / 2 }
 	mode := cfg.Shard.Mode
 	if mode == layout.ShardOff {
 		most, bytes := float64(bucketInNode), 0.0
@@ -141,10 +147,12 @@ func (m Machine) among(cfg layout.Config, j Job, s share, here int, manyNodes bo
 	return r
 }
 
-// weightSlots is for how many sections there is memory where ranks share what they have of all: two layers'. It is gpt's.
+// weightSlots is for how many sections there is memory where ranks share what they have of
+// all: two layers'. It is gpt's.
 const weightSlots = 4
 
-// pass lists the uses of both passes of a micro-batch, slower by a factor. sends says that its gradients go between the replicas.
+// pass lists the uses of both passes of a micro-batch, slower by a factor. sends says that its
+// gradients go between the replicas.
 func (r replicas) pass(slower float64, sends bool) (forward, backward []use) {
 	s := r.share
 	for i, x := range s.sections {
@@ -157,7 +165,8 @@ func (r replicas) pass(slower float64, sends bool) (forward, backward []use) {
 		if mlp.again+attn.again > 0 && r.cfg.Recompute == layout.RecomputeBlock {
 			backward = append(backward, use{section: 2 * l, work: attn.again * slower})
 		}
-		uses := []use{{section: 2*l + 1, work: (mlp.again + mlp.backward) * slower}, {section: 2 * l, work: attn.backward * slower}}
+		uses := []use{{section: 2*l + 1, work: (mlp.again + mlp.backward) * slower},
+			{section: 2 * l, work: attn.backward * slower}}
 		for i := range uses {
 			if sends {
 				uses[i].leaves = r.send[uses[i].section]
@@ -171,11 +180,12 @@ func (r replicas) pass(slower float64, sends bool) (forward, backward []use) {
 	return forward, backward
 }
 
-// times are how long the passes of a stage take: of any micro-batch, and how much more they take at the beginning and at the
-// end of a step.
+// times are how long the passes of a stage take: of any micro-batch, and how much more they take at
+// the beginning and at the end of a step.
 type times struct{ forward, backward, begin, end float64 }
 
-// times are those of passes that are slower by a factor, with what the replicas say to each other beside them where that hides it.
+// times are those of passes that are slower by a factor, with what the replicas say to each other
+// beside them where that hides it.
 func (r replicas) times(slower float64, hides bool) times {
 	mode, staged := r.cfg.Shard.Mode, r.cfg.Stage.Stages > 1
 	all := len(r.share.sections) // that have memory of their own

@@ -9,7 +9,8 @@ import (
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(b)) }
 
-// Sections that take equally long are as long as the slower of the two lanes, and the first or last of the other.
+// Sections that take equally long are as long as the slower of the two lanes, and the
+// first or last of the other.
 func TestLanesClosed(t *testing.T) {
 	for n := 1; n <= 12; n++ {
 		for _, work := range []float64{0, 1, 3} {
@@ -26,13 +27,16 @@ func TestLanesClosed(t *testing.T) {
 				for slots, want := range map[int]float64{1: N * (wire + work), 2: beside, 4: beside, 100: beside} {
 					last := func(x lanes, uses []use) float64 { return x.ends(uses)[len(uses)-1] }
 					if got := last(lanes{gather: gather, slots: slots, hides: true}, come); !near(got, want) {
-						t.Errorf("%d sections of %v, weights of %v, memory for %d: %v, want %v", n, work, wire, slots, got, want)
+						t.Errorf("%d sections of %v, weights of %v, memory for %d: %v, want %v",
+							n, work, wire, slots, got, want)
 					}
 					if got := last(lanes{slots: slots, hides: true}, leave); !near(got, want) {
-						t.Errorf("%d sections of %v, gradients of %v, memory for %d: %v, want %v", n, work, wire, slots, got, want)
+						t.Errorf("%d sections of %v, gradients of %v, memory for %d: %v, want %v",
+							n, work, wire, slots, got, want)
 					}
 					if got := last(lanes{gather: gather, slots: slots}, leave); !near(got, N*(2*wire+work)) {
-						t.Errorf("%d sections of %v, nothing hidden, memory for %d: %v, want %v", n, work, slots, got, N*(2*wire+work))
+						t.Errorf("%d sections of %v, nothing hidden, memory for %d: %v, want %v",
+							n, work, slots, got, N*(2*wire+work))
 					}
 				}
 			}
@@ -72,42 +76,60 @@ func TestTimesClosed(t *testing.T) {
 		wantSum      float64 // of a micro-batch, where its parts are not told
 		fp8, recompu bool
 	}{
-		{what: "sums behind each section", mode: layout.ShardOff, f: 2, b: 4, s: 3, hides: true, want: times{n*2 + headF, headB + n*4, 0, 3 + rest}},
-		{what: "sums that take longer", mode: layout.ShardOff, f: 2, b: 4, s: 6, hides: true, want: times{n*2 + headF, headB + n*4, 0, n*6 - (n-1)*4 + rest}},
-		{what: "sums, nothing hidden", mode: layout.ShardOff, f: 2, b: 4, s: 3, want: times{n*2 + headF, headB + n*4, 0, n*3 + rest}},
-		{what: "optimizer", mode: layout.ShardOptimizer, f: 2, b: 4, g: 1, s: 3, hides: true, want: times{n*2 + headF, headB + n*4, kept + 1, 3 + rest}},
-		{what: "optimizer, slow", mode: layout.ShardOptimizer, f: 2, b: 4, g: 5, s: 6, hides: true, want: times{n*2 + headF, headB + n*4, kept + n*5 - (n-1)*2, n*6 - (n-1)*4 + rest}},
-		{what: "optimizer, weights first", mode: layout.ShardOptimizer, f: 2, b: 4, g: 1, s: 3, hides: true, fp8: true, want: times{n*2 + headF, headB + n*4, kept + n, 3 + rest}},
-		{what: "optimizer in stages", mode: layout.ShardOptimizer, stages: 2, f: 2, b: 4, g: 1, s: 3, hides: true, want: times{n*2 + headF, headB + n*4, kept + n, 3 + rest}},
-		{what: "optimizer, nothing hidden", mode: layout.ShardOptimizer, f: 2, b: 4, g: 1, s: 3, want: times{n*2 + headF, headB + n*4, kept + n, n*3 + rest}},
-		{what: "gradients", mode: layout.ShardGradients, f: 2, b: 4, g: 1, s: 3, hides: true, want: times{n*2 + headF, headB + n*4 + 3 + rest, kept + 1, 0}},
-		{what: "gradients, slow", mode: layout.ShardGradients, f: 2, b: 4, g: 5, s: 6, hides: true, want: times{n*2 + headF, headB + 4 + n*6 + rest, kept + n*5 - (n-1)*2, 0}},
-		{what: "parameters", mode: layout.ShardParameters, f: 2, b: 4, g: 1, s: 3, hides: true, want: times{1 + n*2 + headF, headB + n*4 + 3 + rest, kept, 0}},
-		{what: "parameters, only messages", mode: layout.ShardParameters, g: 2, s: 3, hides: true, want: times{n*2 + headF, headB + (n-there)*2 + n*3 + rest, kept, 0}},
-		{what: "parameters, nothing hidden", mode: layout.ShardParameters, f: 2, b: 4, g: 1, s: 3, want: times{n + n*2 + headF, headB + n*4 + n - there + n*3 + rest, kept, 0}},
+		{what: "sums behind each section", mode: layout.ShardOff, f: 2, b: 4, s: 3, hides: true,
+			want: times{n*2 + headF, headB + n*4, 0, 3 + rest}},
+		{what: "sums that take longer", mode: layout.ShardOff, f: 2, b: 4, s: 6, hides: true,
+			want: times{n*2 + headF, headB + n*4, 0, n*6 - (n-1)*4 + rest}},
+		{what: "sums, nothing hidden", mode: layout.ShardOff, f: 2, b: 4, s: 3,
+			want: times{n*2 + headF, headB + n*4, 0, n*3 + rest}},
+		{what: "optimizer", mode: layout.ShardOptimizer, f: 2, b: 4, g: 1, s: 3, hides: true,
+			want: times{n*2 + headF, headB + n*4, kept + 1, 3 + rest}},
+		{what: "optimizer, slow", mode: layout.ShardOptimizer, f: 2, b: 4, g: 5, s: 6, hides: true,
+			want: times{n*2 + headF, headB + n*4, kept + n*5 - (n-1)*2, n*6 - (n-1)*4 + rest}},
+		{what: "optimizer, weights first", mode: layout.ShardOptimizer, f: 2, b: 4, g: 1, s: 3, hides: true, fp8: true,
+			want: times{n*2 + headF, headB + n*4, kept + n, 3 + rest}},
+		{what: "optimizer in stages", mode: layout.ShardOptimizer, stages: 2, f: 2, b: 4, g: 1, s: 3, hides: true,
+			want: times{n*2 + headF, headB + n*4, kept + n, 3 + rest}},
+		{what: "optimizer, nothing hidden", mode: layout.ShardOptimizer, f: 2, b: 4, g: 1, s: 3,
+			want: times{n*2 + headF, headB + n*4, kept + n, n*3 + rest}},
+		{what: "gradients", mode: layout.ShardGradients, f: 2, b: 4, g: 1, s: 3, hides: true,
+			want: times{n*2 + headF, headB + n*4 + 3 + rest, kept + 1, 0}},
+		{what: "gradients, slow", mode: layout.ShardGradients, f: 2, b: 4, g: 5, s: 6, hides: true,
+			want: times{n*2 + headF, headB + 4 + n*6 + rest, kept + n*5 - (n-1)*2, 0}},
+		{what: "parameters", mode: layout.ShardParameters, f: 2, b: 4, g: 1, s: 3, hides: true,
+			want: times{1 + n*2 + headF, headB + n*4 + 3 + rest, kept, 0}},
+		{what: "parameters, only messages", mode: layout.ShardParameters, g: 2, s: 3, hides: true,
+			want: times{n*2 + headF, headB + (n-there)*2 + n*3 + rest, kept, 0}},
+		{what: "parameters, nothing hidden", mode: layout.ShardParameters, f: 2, b: 4, g: 1, s: 3,
+			want: times{n + n*2 + headF, headB + n*4 + n - there + n*3 + rest, kept, 0}},
 		// In a pipeline the weights of a pass come during the one before it.
-		{what: "parameters in stages", mode: layout.ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3, hides: true, want: times{n*2 + headF, headB + n*4 + 3 + rest, kept + 1, 0}},
-		{what: "parameters in stages, nothing hidden", mode: layout.ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3, want: times{n - there + n*2 + headF, headB + n*4 + n - there + n*3 + rest, kept + there, 0}},
+		{what: "parameters in stages", mode: layout.ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3, hides: true,
+			want: times{n*2 + headF, headB + n*4 + 3 + rest, kept + 1, 0}},
+		{what: "parameters in stages, nothing hidden", mode: layout.ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3,
+			want: times{n - there + n*2 + headF, headB + n*4 + n - there + n*3 + rest, kept + there, 0}},
 	} {
 		r := uniform(tc.mode, tc.stages, layers, tc.f, tc.b, tc.g, tc.s)
 		if tc.fp8 {
 			r.cfg.FP8 = layout.FP8All
 		}
 		got := r.times(1, tc.hides)
-		if !near(got.forward, tc.want.forward) || !near(got.backward, tc.want.backward) || !near(got.begin, tc.want.begin) || !near(got.end, tc.want.end) {
+		if !near(got.forward, tc.want.forward) || !near(got.backward, tc.want.backward) ||
+			!near(got.begin, tc.want.begin) || !near(got.end, tc.want.end) {
 			t.Errorf("%s: %+v, want %+v", tc.what, got, tc.want)
 		}
 	}
 }
 
-// Of a block that is computed once more the weights of attention come first, and stay for its gradients.
+// Of a block that is computed once more the weights of attention come first,
+// and stay for its gradients.
 func TestTimesRecomputed(t *testing.T) {
 	r := uniform(layout.ShardParameters, 0, 5, 0, 0, 2, 3)
 	r.cfg.Recompute = layout.RecomputeBlock
 	for i := range r.share.sections {
 		r.share.sections[i].again = 1
 	}
-	// The weights of 6 sections come, and gradients of 10 go; the two last layers' weights are there, and hide what one computes.
+	// The weights of 6 sections come, and gradients of 10 go; the two last layers' weights are
+	// there, and hide what one computes.
 	if got, want := r.times(1, false).backward, 9+10*1+6*2+10*3+0.125; !near(got, want) {
 		t.Errorf("nothing hidden: %v, want %v", got, want)
 	}
@@ -135,13 +157,15 @@ func TestLength(t *testing.T) {
 		{[]times{{2, 4, 0, 2}, {2, 4, 0, 3}}, 3, 26, 6. / 26},
 	} {
 		if got, bubble := length(tc.stages, tc.micro); !near(got, tc.want) || !near(bubble, tc.bubble) {
-			t.Errorf("%d micro-batches through %v: %v with a bubble of %v, want %v and %v", tc.micro, tc.stages, got, bubble, tc.want, tc.bubble)
+			t.Errorf("%d micro-batches through %v: %v with a bubble of %v, want %v and %v",
+				tc.micro, tc.stages, got, bubble, tc.want, tc.bubble)
 		}
 	}
 }
 
-// Where messages take no time all modes take what their computation does; where they take nearly all of it, as long as what
-// goes between the nodes in all: 4 bytes of each gradient, and of each weight 4 once, or 2 in each pass that has to have it come.
+// Where messages take no time all modes take what their computation does; where they take nearly
+// all of it, as long as what goes between the nodes in all: 4 bytes of each gradient, and of each
+// weight 4 once, or 2 in each pass that has to have it come.
 func TestOnlyMessages(t *testing.T) {
 	g, err := Parse("H200")
 	if err != nil {
@@ -181,12 +205,14 @@ func TestOnlyMessages(t *testing.T) {
 			t.Errorf("--shard %v: at least %v s, of which messages %v", mode, e.Low, all)
 		}
 		if _, high := e.Messages(); !near(e.Alone, free.High) || !near(high*e.High, all) {
-			t.Errorf("--shard %v: %v s alone, and messages %v of %v s; want %v, and %v s", mode, e.Alone, high, e.High, free.High, all)
+			t.Errorf("--shard %v: %v s alone, and messages %v of %v s; want %v, and %v s",
+				mode, e.Alone, high, e.High, free.High, all)
 		}
 	}
 }
 
-// What the replicas of a stage say to each other in every micro-batch is a part of its passes: in a pipeline it counts as often.
+// What the replicas of a stage say to each other in every micro-batch is a part of its passes: in a
+// pipeline it counts as often.
 func TestStagesSay(t *testing.T) {
 	g, err := Parse("H200")
 	if err != nil {
@@ -195,7 +221,9 @@ func TestStagesSay(t *testing.T) {
 	cfg := layout.Presets["gpt2-xl"]
 	cfg.Vocab, cfg.Stage.Stages = 50257, 4
 	const replicas = 8
-	for _, mode := range []layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters} {
+	for _, mode := range []layout.ShardMode{
+		layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters,
+	} {
 		cfg.Shard.Mode = mode
 		more := func(network float64) (low float64) { // what 10 micro-batches more take
 			m := On(g, 1)
@@ -205,7 +233,8 @@ func TestStagesSay(t *testing.T) {
 			}
 			return e(30).Low - e(20).Low
 		}
-		// The first stage says the most. The weights of its last two layers lie there when the next pass begins with them.
+		// The first stage says the most. The weights of its last two layers lie there when the
+		// next pass begins with them.
 		stage := layout.StagesOf(cfg, 4, 30, 1024)[0]
 		layers, embedded := float64(stage.End), embeddings(cfg)
 		section := 12. * 1600 * 1600

@@ -25,7 +25,8 @@ func BenchmarkKernels(b *testing.B) {
 			spmdtest.Must(b, x.SetAll(0.01))
 			return x
 		}
-		d := &decoding[spmd.BF16]{s: s, cfg: layout.Config{Channels: c, Heads: 12}, x: filled(n * c), tmp: filled(n * c), fc: filled(4 * n * c),
+		d := &decoding[spmd.BF16]{s: s, cfg: layout.Config{Channels: c, Heads: 12}, x: filled(n * c),
+			tmp: filled(n * c), fc: filled(4 * n * c),
 			norm: spmdtest.Alloc[spmd.BF16](b, w, n*c), gelu: spmdtest.Alloc[spmd.BF16](b, w, 4*n*c)}
 		weight, bias := filled(c), filled(4*c)
 		e := &decodePass[spmd.BF16]{d: d, n: n}

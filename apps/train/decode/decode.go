@@ -65,14 +65,16 @@ type decoding[A kernels.Act] struct {
 // New returns a decoder of up to seq tokens with the weights of arenas laid out for
 // cfg: half is that of bfloat16 activations, empty for float32. It uses the weights
 // where they are. Closing it leaves them.
-func New(s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], half spmd.Buffer[spmd.BF16], seq int) (Decoder, error) {
+func New(s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], half spmd.Buffer[spmd.BF16],
+	seq int) (Decoder, error) {
 	if half.Len() > 0 {
 		return openDecoding(s, cfg, arena, half, seq)
 	}
 	return openDecoding(s, cfg, arena, arena, seq)
 }
 
-func openDecoding[A kernels.Act](s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], mats spmd.Buffer[A], seq int) (Decoder, error) {
+func openDecoding[A kernels.Act](s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], mats spmd.Buffer[A],
+	seq int) (Decoder, error) {
 	if seq <= 0 || seq > cfg.SeqMax {
 		return nil, fmt.Errorf("sequences of %d tokens, the model has %d positions", seq, cfg.SeqMax)
 	}
@@ -80,7 +82,8 @@ func openDecoding[A kernels.Act](s *spmd.Stream, cfg layout.Config, arena spmd.B
 	params, groups, _ := layout.Of(cfg)
 	there := layout.GroupsOf(groups, arena)
 	// There are no gradients; what stands for them is not looked at.
-	d.par = gpt.Bind(cfg, params, groups, gpt.Places[A]{Weights: there, Grads: there, Mats: layout.GroupsOf(groups, mats)})
+	d.par = gpt.Bind(cfg, params, groups,
+		gpt.Places[A]{Weights: there, Grads: there, Mats: layout.GroupsOf(groups, mats)})
 	N, C := min(seq, decodeRows), cfg.Channels
 	layout.Take(&d.space, cfg.Layers*seq*C, &d.keys, &d.values)
 	layout.Take(&d.space, N, &d.tokens)
@@ -249,22 +252,26 @@ func (e *decodePass[A]) launch(k kernels.Kernel, g spmd.Grid, args ...spmd.Arg) 
 // product enqueues y(n,out) = x(n,in)·wᵀ.
 func (e *decodePass[A]) product(y spmd.Buffer[float32], x spmd.Buffer[A], p *gpt.Linear[A]) {
 	if e.err == nil {
-		e.err = blas.Gemm(e.d.s, blas.MatrixOf(y, e.n, p.Out), blas.MatrixOf(x, e.n, p.In), blas.MatrixOf(p.W, p.Out, p.In), blas.Options{TransB: true})
+		e.err = blas.Gemm(e.d.s, blas.MatrixOf(y, e.n, p.Out), blas.MatrixOf(x, e.n, p.In),
+			blas.MatrixOf(p.W, p.Out, p.In), blas.Options{TransB: true})
 	}
 }
 
 // newKernel declares kernel name of decode.cu for each type of activations; on the host
 // fn computes both, and adds in another order.
 func newKernel(name string, fn func(a *kernels.HostArgs) error) kernels.Kernel {
-	return kernels.Kernel{F32: spmd.NewKernel(name, decodeSource, kernels.OnHost(false, fn), spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
-		BF16: spmd.NewKernel(name, decodeSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"), spmd.Tolerance(1e-5))}
+	return kernels.Kernel{F32: spmd.NewKernel(name, decodeSource, kernels.OnHost(false, fn),
+		spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
+		BF16: spmd.NewKernel(name, decodeSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"),
+			spmd.Tolerance(1e-5))}
 }
 
 // embed enqueues x = wte[token] + wpe[position].
 func (e *decodePass[A]) embed() {
 	d := e.d
 	if e.err == nil {
-		e.err = launchEmbedElement(d.s, e.n, d.cfg.Channels, d.x, d.tokens, d.par.WTE.W, d.par.WPE.W, d.place, d.cfg.Channels)
+		e.err = launchEmbedElement(d.s, e.n, d.cfg.Channels, d.x, d.tokens, d.par.WTE.W, d.par.WPE.W, d.place,
+			d.cfg.Channels)
 	}
 }
 
@@ -297,8 +304,8 @@ var decodeNormKernel = newKernel("decode_norm", func(a *kernels.HostArgs) error 
 // LayerNorm of x.
 func (e *decodePass[A]) normalize(add, addBias, weight, bias spmd.Buffer[float32]) {
 	d := e.d
-	e.launch(decodeNormKernel, kernels.Blocks(e.n, 1, 1), d.norm.Arg(), d.x.Arg(), add.Arg(), addBias.Arg(), weight.Arg(), bias.Arg(),
-		spmd.I32(e.n), spmd.I32(d.cfg.Channels))
+	e.launch(decodeNormKernel, kernels.Blocks(e.n, 1, 1), d.norm.Arg(), d.x.Arg(), add.Arg(), addBias.Arg(),
+		weight.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(d.cfg.Channels))
 }
 
 // append enqueues qkv += bias, and puts the keys and values, (NH,T,HS) each, in their
@@ -324,8 +331,8 @@ var decodeAttendKernel = newKernel("decode_attend", func(a *kernels.HostArgs) er
 func (e *decodePass[A]) attend(keys, values spmd.Buffer[A]) {
 	d := e.d
 	nh, hs := d.cfg.Heads, d.cfg.Channels/d.cfg.Heads
-	e.launch(decodeAttendKernel, kernels.Blocks(e.n*nh, (hs+255)/256, 1), d.att.Arg(), d.qkv.Arg(), keys.Arg(), values.Arg(), d.place.Arg(),
-		spmd.I32(e.n), spmd.I32(nh), spmd.I32(hs), spmd.I32(d.seq))
+	e.launch(decodeAttendKernel, kernels.Blocks(e.n*nh, (hs+255)/256, 1), d.att.Arg(), d.qkv.Arg(), keys.Arg(),
+		values.Arg(), d.place.Arg(), spmd.I32(e.n), spmd.I32(nh), spmd.I32(hs), spmd.I32(d.seq))
 }
 
 // activate enqueues gelu = GELU(fc + bias).

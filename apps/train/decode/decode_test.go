@@ -14,7 +14,8 @@ import (
 )
 
 // modelOf is a model on a stream of w, with the given weights.
-func modelOf[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64) (*gpt.Model[A], *spmd.Stream) {
+func modelOf[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config,
+	p map[string][]float64) (*gpt.Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := gpt.NewModel[A](w, cfg, 1, cfg.SeqMax)
 	if err != nil {
@@ -104,7 +105,8 @@ func testDecode[A kernels.Act](t *testing.T, w *spmd.World, cases []decodeCase) 
 				}
 				for i := range want {
 					if diff := math.Abs(float64(got[i]-want[i])) / largest; !(diff < bound) {
-						t.Fatalf("%+v: logit %d after %d tokens is %g, of the whole pass %g", c.cfg, i, at+n, got[i], want[i])
+						t.Fatalf("%+v: logit %d after %d tokens is %g, of the whole pass %g",
+							c.cfg, i, at+n, got[i], want[i])
 					} else {
 						worst = max(worst, diff)
 					}
@@ -128,5 +130,6 @@ func testDecode[A kernels.Act](t *testing.T, w *spmd.World, cases []decodeCase) 
 	if kernels.IsHalf[A]() {
 		kind = "bfloat16"
 	}
-	traintest.Measured(t, "largest difference of a "+kind+" logit with cached keys and values, relative to the largest logit", worst)
+	traintest.Measured(t, "largest difference of a "+kind+
+		" logit with cached keys and values, relative to the largest logit", worst)
 }

@@ -16,7 +16,8 @@ func embedElement(i, j int, x []float32, tokens []int32, wte, wpe []float32, pla
 	x[i*c+j] = wte[int(tokens[i])*c+j] + wpe[(int(*place)+i)*c+j]
 }
 
-// appendElement adds the bias to element j of row i of qkv(n,3,c), and puts it in its place, if it is a key's or value's.
+// appendElement adds the bias to element j of row i of qkv(n,3,c), and puts it in its place,
+// if it is a key's or value's.
 //
 //spmd:kernel
 func appendElement[A kernels.Act](i, j int, keys, values []A, qkv, bias []float32, place *int32, c, hs, seq int) {

@@ -17,10 +17,11 @@ type repeating struct {
 	frees  []func() error
 }
 
-// Repeat returns a decoder of up to seq tokens by logits, which enqueues on s where those of the token after others, of vocab
-// different ones, will be. Of these tokens so many were before, in the call before. All ranks that logits concerns call its methods
-// together.
-func Repeat(s *spmd.Stream, seq, vocab int, logits func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)) (Decoder, error) {
+// Repeat returns a decoder of up to seq tokens by logits, which enqueues on s where those of the
+// token after others, of vocab different ones, will be. Of these tokens so many were before, in the
+// call before. All ranks that logits concerns call its methods together.
+func Repeat(s *spmd.Stream, seq, vocab int,
+	logits func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)) (Decoder, error) {
 	r := &repeating{s: s, logits: logits}
 	var err error
 	if r.out, err = Pin[float32](&r.frees, s.World(), vocab); err != nil {

@@ -24,13 +24,14 @@ type Writer struct {
 
 // NewWriter returns a writer that draws by seed; temperature and topK are as in Writer.
 func NewWriter(d Decoder, tok text.Tokenizer, seq int, temperature float64, topK int, seed uint64) *Writer {
-	return &Writer{Decoder: d, tok: tok, seq: seq, temperature: temperature, topK: topK, rng: rand.New(rand.NewPCG(seed, 0x73616d706c65))}
+	return &Writer{Decoder: d, tok: tok, seq: seq, temperature: temperature, topK: topK,
+		rng: rand.New(rand.NewPCG(seed, 0x73616d706c65))}
 }
 
-// Write writes up to n tokens after the beginning of a document and the prompt, or where Within is set after
-// the prompt alone, which then has a token, and tells each with its text. Each is drawn from softmax(logits/temperature). Without ends the
-// separator of documents never is, so that the text has its length; with it the text
-// ends there. It blocks.
+// Write writes up to n tokens after the beginning of a document and the prompt, or where Within is
+// set after the prompt alone, which then has a token, and tells each with its text. Each is drawn
+// from softmax(logits/temperature). Without ends the separator of documents never is, so that the
+// text has its length; with it the text ends there. It blocks.
 func (t *Writer) Write(ctx context.Context, prompt string, n int, ends bool, tell func(text []byte) error) error {
 	ids, err := text.TokensOf(t.tok, prompt)
 	if err != nil {

@@ -10,7 +10,10 @@ import (
 
 func TestKeepTop(t *testing.T) {
 	none := float32(math.Inf(-1))
-	for k, want := range map[int][]float32{0: {1, 3, 2, 3}, 1: {none, 3, none, none}, 2: {none, 3, none, 3}, 3: {none, 3, 2, 3}, 4: {1, 3, 2, 3}, 9: {1, 3, 2, 3}} {
+	for k, want := range map[int][]float32{
+		0: {1, 3, 2, 3}, 1: {none, 3, none, none}, 2: {none, 3, none, 3}, 3: {none, 3, 2, 3}, 4: {1, 3, 2, 3},
+		9: {1, 3, 2, 3},
+	} {
 		got := []float32{1, 3, 2, 3}
 		if keepTop(got, k); !slices.Equal(got, want) {
 			t.Errorf("the %d largest: %v, want %v", k, got, want)
@@ -28,7 +31,10 @@ func TestDraw(t *testing.T) {
 	for _, c := range []struct {
 		u    float64
 		want int
-	}{{0, 0}, {math.Exp(0.5)/sum - 1e-9, 0}, {math.Exp(0.5)/sum + 1e-9, 1}, {1 - math.Exp(1)/sum + 1e-9, 3}, {math.Nextafter(1, 0), 3}} {
+	}{
+		{0, 0}, {math.Exp(0.5)/sum - 1e-9, 0}, {math.Exp(0.5)/sum + 1e-9, 1}, {1 - math.Exp(1)/sum + 1e-9, 3},
+		{math.Nextafter(1, 0), 3},
+	} {
 		if i := draw(logits, 2, c.u); i != c.want {
 			t.Errorf("u %g draws %d, want %d", c.u, i, c.want)
 		}
@@ -48,7 +54,8 @@ func (s *seen) Next(ids []int32) ([]float32, error) {
 	return l, nil
 }
 
-// TestBeforeThePrompt: the end of a text stands before the prompt, unless that is out of the middle of a document.
+// TestBeforeThePrompt: the end of a text stands before the prompt, unless that is out
+// of the middle of a document.
 func TestBeforeThePrompt(t *testing.T) {
 	for within, want := range map[bool][]int32{false: {0, 'a', 'b', 7, 7}, true: {'a', 'b', 7, 7}} {
 		d := &seen{}

@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd"
 )
 
-// The next step's scale brings the largest size into [128,256); one that says nothing, or a step that changed nothing,
-// leaves it as it was.
+// The next step's scale brings the largest size into [128,256); one that says nothing, or a step
+// that changed nothing, leaves it as it was.
 func TestFP8Scales(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
@@ -23,7 +23,8 @@ func TestFP8Scales(t *testing.T) {
 			for i := range old {
 				old[i] = 32
 			}
-			e := &State{Up: traintest.BufferOf(t, w, old[:len(peaks)]), down: traintest.BufferOf(t, w, old), Peak: traintest.BufferOf(t, w, peaks)}
+			e := &State{Up: traintest.BufferOf(t, w, old[:len(peaks)]), down: traintest.BufferOf(t, w, old),
+				Peak: traintest.BufferOf(t, w, peaks)}
 			traintest.NoError(t, e.NextScales(s, traintest.BufferOf(t, w, []float32{gate})), s.Synchronize())
 			up, down := traintest.ValuesOf(t, e.Up), traintest.ValuesOf(t, e.down)
 			for i := range len(peaks) {
@@ -37,7 +38,9 @@ func TestFP8Scales(t *testing.T) {
 					continue
 				}
 				scaled := float64(peak) * float64(up[i])
-				if frac, _ := math.Frexp(float64(up[i])); frac != 0.5 || up[i]*down[i] != 1 || !(scaled < 256) || scaled < 128 && up[i] != float32(math.Ldexp(1, kernels.MostPower)) {
+				frac, _ := math.Frexp(float64(up[i]))
+				if frac != 0.5 || up[i]*down[i] != 1 || !(scaled < 256) ||
+					scaled < 128 && up[i] != float32(math.Ldexp(1, kernels.MostPower)) {
 					t.Errorf("the scale for %v is %v and %v, which makes it %v", peak, up[i], down[i], scaled)
 				}
 			}

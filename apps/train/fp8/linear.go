@@ -10,7 +10,8 @@ import (
 type Linear struct {
 	W, Across spmd.Buffer[spmd.F8E4M3] // (out,in), and the transpose
 	By        spmd.Buffer[float32]     // (1): what these are multiplied by
-	X, DY     kernels.Cast             // of the input, and of the output's gradient, which is Wide where a classifier made it
+	// of the input, and of the output's gradient, which is Wide where a classifier made it
+	X, DY kernels.Cast
 }
 
 // Head returns that of the head, whose output's gradient is Wide; nil where this stage has none.
@@ -23,12 +24,13 @@ func (e *State) Head(name string, site int) *Linear {
 	return q
 }
 
-// Linear returns that of a linear, by its weight's name and the first of its two sites; nil where its products
-// are of bfloat16.
+// Linear returns that of a linear, by its weight's name and the first of its two sites; nil where
+// its products are of bfloat16.
 func (e *State) Linear(name string, site int) *Linear {
 	castOf := func(site int) kernels.Cast {
 		one := func(b spmd.Buffer[float32]) spmd.Buffer[float32] { return b.Slice(site, site+1) }
-		return kernels.Cast{Codes: e.Operand, Up: one(e.Up), Down: e.down.Slice(kernels.Apart8*site, kernels.Apart8*site+1), Peak: one(e.Peak)}
+		return kernels.Cast{Codes: e.Operand, Up: one(e.Up),
+			Down: e.down.Slice(kernels.Apart8*site, kernels.Apart8*site+1), Peak: one(e.Peak)}
 	}
 	for i, m := range e.mats {
 		if e.names[i] == name {
@@ -47,14 +49,16 @@ type Mode struct {
 	Products bool // multiplies the copies
 }
 
-// What passes do: Learns takes the scales of the step before, Calibrates finds the first ones, Evaluates leaves them alone.
+// What passes do: Learns takes the scales of the step before, Calibrates finds the first ones,
+// Evaluates leaves them alone.
 var (
 	Learns     = Mode{Casts: true, Records: true, Products: true}
 	Calibrates = Mode{Casts: true, Records: true}
 	Evaluates  = Mode{Casts: true, Products: true}
 )
 
-// Input is the cast of a linear's input, as such a pass makes it; Grad that of its output's gradient. q may be nil.
+// Input is the cast of a linear's input, as such a pass makes it; Grad that of its
+// output's gradient. q may be nil.
 func (m Mode) Input(q *Linear) kernels.Cast {
 	return m.castOf(q, func(q *Linear) kernels.Cast { return q.X })
 }
@@ -82,8 +86,9 @@ func (m Mode) Product(q *Linear) *Linear {
 	return q
 }
 
-// Scaled is o with the scales of a linear's weights and of a cast. Sums are fast, but not those over the vocabulary:
-// fast ones lose what its many small gradients come to beside the one of the target.
+// Scaled is o with the scales of a linear's weights and of a cast. Sums are fast, but
+// not those over the vocabulary: fast ones lose what its many small gradients come to
+// beside the one of the target.
 func (q *Linear) Scaled(o blas.Options, operand kernels.Cast) blas.Options {
 	o.TransB, o.FastAccum, o.ScaleA, o.ScaleB = true, operand.Wide.Len() == 0, operand.Down.Arg(), q.By.Arg()
 	return o

@@ -22,7 +22,8 @@ func Check(w *spmd.World, level layout.FP8Level, dtype, asked string) error {
 	case dtype != "bfloat16":
 		return spmd.Usage(fmt.Errorf("%s needs --dtype bfloat16, and this is %s", asked, dtype))
 	case !blas.SupportsF8(w):
-		return spmd.Usage(fmt.Errorf("%s needs a GPU of compute capability 8.9 or above, and this is %s", asked, w.Device()))
+		return spmd.Usage(fmt.Errorf("%s needs a GPU of compute capability 8.9 or above, and this is %s",
+			asked, w.Device()))
 	}
 	return nil
 }
@@ -33,18 +34,21 @@ type State struct {
 	down spmd.Buffer[float32] // (sites,Apart8): 1 over it, in the first
 	Peak spmd.Buffer[float32] // (sites): the largest size of a value in the step so far
 
-	mats       []kernels.Matrix8
-	names      []string // of these
-	sets       []set
-	layout     spmd.Buffer[int64]         // (mats,MatrixNumbers): mats as kernels read them
-	tiles      spmd.Buffer[int32]         // (parts,3): matrix, from the first of its set, row and column of each part that a block casts
+	mats   []kernels.Matrix8
+	names  []string // of these
+	sets   []set
+	layout spmd.Buffer[int64] // (mats,MatrixNumbers): mats as kernels read them
+	// (parts,3): matrix, from the first of its set, row and column of each part that a block casts
+	tiles      spmd.Buffer[int32]
 	nTiles     int                        // of all sets
 	weights    []spmd.Buffer[spmd.F8E4M3] // the codes of mats; sets may take turns in one
 	weightPeak spmd.Buffer[float32]       // (mats): the largest size of a weight
 	weightBy   spmd.Buffer[float32]       // (mats,Apart8): what codes are multiplied by, in the first
 
 	Operand spmd.Buffer[spmd.F8E4M3] // the operand of the next product
-	Own     spmd.Buffer[spmd.F8E4M3] // the rows of one that this rank has, where it gets the others from ranks that divide the layers
+	// the rows of one that this rank has, where it gets the others from
+	// ranks that divide the layers
+	Own spmd.Buffer[spmd.F8E4M3]
 }
 
 // set is matrices that are cast together: all, or those of a group.
@@ -54,8 +58,9 @@ type set struct {
 	memory               int // which of weights
 }
 
-// matrices lists what is cast, and returns how many codes each memory has. With turns the matrices of each
-// group are a set, and those of layers take turns in so many memories: From is then in the group.
+// matrices lists what is cast, and returns how many codes each memory has. With turns
+// the matrices of each group are a set, and those of layers take turns in so many
+// memories: From is then in the group.
 func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layout.Group, turns int) (lens []int) {
 	e.mats, e.names, e.nTiles = nil, nil, 0
 	e.sets, lens = make([]set, 1), make([]int, 1)
@@ -76,7 +81,8 @@ func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layo
 		}
 		for _, p := range params {
 			head := p.Name == cfg.HeadName()
-			if turns > 0 && p.Group != g || !p.Decay || p.Name == "wpe.weight" || head && !cfg.Ends() || !head && cfg.FP8 == layout.FP8Head {
+			if turns > 0 && p.Group != g || !p.Decay || p.Name == "wpe.weight" || head && !cfg.Ends() ||
+				!head && cfg.FP8 == layout.FP8Head {
 				continue
 			}
 			from := p.Off
@@ -103,10 +109,11 @@ func (e *State) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
 	return spmd.Buffer[spmd.F8E4M3]{}
 }
 
-// TakeAll takes, or counts, the memory for n rows, which are rows of the ranks that divide the layers, and columns of
-// scratch. Where turns is above 0 no rank has all weights: those of layers come a group at a time, and so many groups of
-// them have memory.
-func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int, rows ddp.Rows, columns *spmd.Buffer[float32]) {
+// TakeAll takes, or counts, the memory for n rows, which are rows of the ranks that divide the
+// layers, and columns of scratch. Where turns is above 0 no rank has all weights: those of layers
+// come a group at a time, and so many groups of them have memory.
+func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int,
+	rows ddp.Rows, columns *spmd.Buffer[float32]) {
 	sites, lens := cfg.FP8Sites(), e.matrices(cfg, params, groups, turns)
 	layout.Take(sp, sites, &e.Up, &e.Peak)
 	layout.Take(sp, kernels.Apart8*sites, &e.down)
@@ -150,7 +157,8 @@ func (e *State) Begin() error {
 			}
 		}
 	}
-	return errors.Join(e.layout.CopyFrom(layout), e.tiles.CopyFrom(tiles), e.Up.SetAll(1), e.down.SetAll(1), e.weightBy.SetAll(1))
+	return errors.Join(e.layout.CopyFrom(layout), e.tiles.CopyFrom(tiles), e.Up.SetAll(1), e.down.SetAll(1),
+		e.weightBy.SetAll(1))
 }
 
 // Scales returns the exponents of the scales. It blocks.
@@ -204,7 +212,8 @@ func (e *State) CastGroup(s *spmd.Stream, group int, weights spmd.Buffer[spmd.BF
 		return nil
 	}
 	peaks, by := e.weightPeak.Slice(x.first, x.end), e.weightBy.Slice(kernels.Apart8*x.first, kernels.Apart8*x.end)
-	mats, tiles := e.layout.Slice(kernels.MatrixNumbers*x.first, kernels.MatrixNumbers*x.end), e.tiles.Slice(3*x.firstTile, 3*x.endOfTile)
+	mats := e.layout.Slice(kernels.MatrixNumbers*x.first, kernels.MatrixNumbers*x.end)
+	tiles := e.tiles.Slice(3*x.firstTile, 3*x.endOfTile)
 	if err := spmd.Fill(s, peaks, 0); err != nil {
 		return err
 	}
@@ -212,5 +221,6 @@ func (e *State) CastGroup(s *spmd.Stream, group int, weights spmd.Buffer[spmd.BF
 		return err
 	}
 	g := kernels.Blocks(x.endOfTile-x.firstTile, 1, 1)
-	return kernels.CastWeightsKernel.Launch(s, g, e.weights[x.memory].Arg(), by.Arg(), peaks.Arg(), weights.Arg(), mats.Arg(), tiles.Arg())
+	return kernels.CastWeightsKernel.Launch(s, g, e.weights[x.memory].Arg(), by.Arg(), peaks.Arg(), weights.Arg(),
+		mats.Arg(), tiles.Arg())
 }

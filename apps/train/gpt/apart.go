@@ -6,8 +6,8 @@ import (
 	"lockstep/spmd"
 )
 
-// NewState is the state of a model whose passes are not this package's: its memory is taken, or without a world only counted. Space is
-// where passes take theirs.
+// NewState is the state of a model whose passes are not this package's: its memory is taken, or
+// without a world only counted. Space is where passes take theirs.
 func NewState[A kernels.Act](w *spmd.World, cfg layout.Config) (*State, *Memory[A]) {
 	m, at := &State{Cfg: cfg, World: w, space: layout.Space{W: w}}, &Memory[A]{}
 	var n int

@@ -147,7 +147,9 @@ func benchKernels[A kernels.Act](b *testing.B, x *bench[A]) {
 	rows := min(e.N, layout.HeadRows)
 	head := *e
 	head.N = rows
-	lnf, logits, targets := m.lnf.Slice(0, rows*m.Cfg.Channels), m.logits.Slice(0, rows*m.Cfg.PaddedVocab()), x.batch.Targets.Slice(0, rows)
+	lnf := m.lnf.Slice(0, rows*m.Cfg.Channels)
+	logits := m.logits.Slice(0, rows*m.Cfg.PaddedVocab())
+	targets := x.batch.Targets.Slice(0, rows)
 	chunks := (e.N + rows - 1) / rows
 	product := func(l *Linear[A]) float64 { return 2 * N * float64(l.In) * float64(l.Out) }
 	headProduct := 2 * float64(rows) * C * Vp
@@ -159,30 +161,36 @@ func benchKernels[A kernels.Act](b *testing.B, x *bench[A]) {
 	}{
 		{"gemm qkv forward", L, 0, product(&p.QKV), func() { e.linear(a.qkv, a.ln1, &p.QKV) }},
 		{"gemm qkv input grad", L, 0, product(&p.QKV), func() { e.inputGrad(m.tmp, m.dwide, &p.QKV) }},
-		{"gemm qkv weight grad, bias grad", L, 0, product(&p.QKV), func() { e.weightBiasGrad(m.dwide, a.ln1, &p.QKV, false) }},
+		{"gemm qkv weight grad, bias grad", L, 0, product(&p.QKV),
+			func() { e.weightBiasGrad(m.dwide, a.ln1, &p.QKV, false) }},
 		{"gemm qkv weight grad", L, 0, product(&p.QKV), func() { e.weightGrad(m.dwide, a.ln1, &p.QKV) }},
 		{"gemm attproj forward", L, 0, product(&p.Proj), func() { e.linearResidual(a.res2, a.att, &p.Proj, m.emb) }},
 		{"gemm attproj input grad", L, 0, product(&p.Proj), func() { e.inputGrad(m.tmp, m.dres, &p.Proj) }},
 		{"gemm attproj weight grad", L, 0, product(&p.Proj), func() { e.weightGrad(m.dres, a.att, &p.Proj) }},
 		{"gemm fc forward", L, 0, product(&p.FC), func() { e.linearGELU(a.gelu, a.fc, a.ln2, &p.FC) }},
 		{"gemm fc input grad", L, 0, product(&p.FC), func() { e.inputGrad(m.tmp, m.dwide, &p.FC) }},
-		{"gemm fc weight grad, bias grad", L, 0, product(&p.FC), func() { e.weightBiasGrad(m.dwide, a.ln2, &p.FC, false) }},
+		{"gemm fc weight grad, bias grad", L, 0, product(&p.FC),
+			func() { e.weightBiasGrad(m.dwide, a.ln2, &p.FC, false) }},
 		{"gemm fc weight grad", L, 0, product(&p.FC), func() { e.weightGrad(m.dwide, a.ln2, &p.FC) }},
 		{"gemm fcproj forward", L, 0, product(&p.Proj2), func() { e.linearResidual(a.res3, a.gelu, &p.Proj2, a.res2) }},
-		{"gemm fcproj input grad", L, 0, product(&p.Proj2), func() { e.inputGradGELU(m.dwide, m.dres, &p.Proj2, a.fc) }},
+		{"gemm fcproj input grad", L, 0, product(&p.Proj2),
+			func() { e.inputGradGELU(m.dwide, m.dres, &p.Proj2, a.fc) }},
 		{"gemm fcproj weight grad", L, 0, product(&p.Proj2), func() { e.weightGrad(m.dres, a.gelu, &p.Proj2) }},
 		{"gemm head forward", chunks, 0, headProduct, func() { head.linear(logits, lnf, &m.par.Head) }},
 		{"gemm head input grad", chunks, 0, headProduct, func() { head.inputGrad(m.tmp, logits, &m.par.Head) }},
 		{"gemm head weight grad", chunks, 0, headProduct, func() { head.weightGrad(logits, lnf, &m.par.Head) }},
 		{"encoder forward", 1, N * C * (4 + size), 0, func() { e.EncoderForward(m.emb, x.batch.In, wte.W, wpe.W) }},
-		{"encoder backward", 1, N * C * 2 * size, 0, func() { e.EncoderBackward(wte.DW, wpe.DW, m.dres, x.batch.Sorted) }},
-		{"layernorm forward", 2*L + 1, N * C * 2 * size, 0, func() { e.LayerNormForward(a.ln1, a.mean1, a.rstd1, m.emb, &p.LN1, kernels.Cast{}) }},
+		{"encoder backward", 1, N * C * 2 * size, 0,
+			func() { e.EncoderBackward(wte.DW, wpe.DW, m.dres, x.batch.Sorted) }},
+		{"layernorm forward", 2*L + 1, N * C * 2 * size, 0,
+			func() { e.LayerNormForward(a.ln1, a.mean1, a.rstd1, m.emb, &p.LN1, kernels.Cast{}) }},
 		{"layernorm backward", 2*L + 1, N * C * 4 * size, 0, func() {
 			e.LayerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, kernels.Cast{})
 		}},
 		{"attention forward", L, 0, 0, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
 		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv, &p.QKV) }},
-		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0, func() { e.Classifier(m.losses.Slice(0, rows), logits, targets, 1, true, kernels.Cast{}) }},
+		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0,
+			func() { e.Classifier(m.losses.Slice(0, rows), logits, targets, 1, true, kernels.Cast{}) }},
 		{"loss sum", 1, N * 4, 0, func() { e.LossSum(m.Loss, m.losses, 1) }},
 	} {
 		b.Run(k.name, func(b *testing.B) {

@@ -38,8 +38,8 @@ func (e *enqueue[A]) inputCast(p *Linear[A]) kernels.Cast { return e.mode8.Input
 
 func (e *enqueue[A]) gradCast(p *Linear[A]) kernels.Cast { return e.mode8.Grad(p.eight) }
 
-// ownCast is the cast of this rank's rows of a linear's input. Where ranks divide the linear they gather the copies;
-// only where products take the input itself are copies made of what is gathered.
+// ownCast is the cast of this rank's rows of a linear's input. Where ranks divide the linear they
+// gather the copies; only where products take the input itself are copies made of what is gathered.
 func (e *enqueue[A]) ownCast(to kernels.Cast) kernels.Cast {
 	switch {
 	case e.alone() || to.None():
@@ -51,7 +51,8 @@ func (e *enqueue[A]) ownCast(to kernels.Cast) kernels.Cast {
 	return to
 }
 
-// gathersCopies says whether the ranks that divide a linear gather the copies of its input, in half the bytes.
+// gathersCopies says whether the ranks that divide a linear gather the copies of
+// its input, in half the bytes.
 func (e *enqueue[A]) gathersCopies(p *Linear[A]) bool {
 	return !e.alone() && e.mode8.Casts && e.product8(p) != nil
 }
@@ -59,7 +60,8 @@ func (e *enqueue[A]) gathersCopies(p *Linear[A]) bool {
 // gatherCopies is gatherPiece of copies: they become the operand of the next product.
 func (e *enqueue[A]) gatherCopies(i int) {
 	if e.Err == nil && i < e.rows.Pieces() {
-		e.Err = ddp.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, spmd.View[uint8](e.m.FP8.Operand), spmd.View[uint8](e.m.FP8.Own))
+		e.Err = ddp.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, spmd.View[uint8](e.m.FP8.Operand),
+			spmd.View[uint8](e.m.FP8.Own))
 	}
 }
 

@@ -42,8 +42,10 @@ func TestFP8Weights(t *testing.T) {
 					by, largest := float64(traintest.ValuesOf(t, p.eight.By)[0]), 0.0
 					for i, v := range x {
 						largest = max(largest, math.Abs(float64(v.Float32())))
-						if want := traintest.Code8(float64(v.Float32()) / by); codes[i] != want || across[i%p.In*p.Out+i/p.In] != want {
-							t.Fatalf("%s: element %d has codes %#02x and %#02x, want %#02x", name, i, codes[i], across[i%p.In*p.Out+i/p.In], want)
+						if want := traintest.Code8(float64(v.Float32()) / by); codes[i] != want ||
+							across[i%p.In*p.Out+i/p.In] != want {
+							t.Fatalf("%s: element %d has codes %#02x and %#02x, want %#02x",
+								name, i, codes[i], across[i%p.In*p.Out+i/p.In], want)
 						}
 					}
 					if size := largest / by; size < 128 || size >= 256 {
@@ -70,14 +72,16 @@ func TestFP8Weights(t *testing.T) {
 	})
 }
 
-// Losses and gradients with products of 8-bit floats are near those with bfloat16, and are not those.
+// Losses and gradients with products of 8-bit floats are near those with
+// bfloat16, and are not those.
 func TestFP8Gradients(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
 		traintest.NoError(t, err)
 		cfg := layout.Config{Layers: 3, Heads: 2, Channels: 96, SeqMax: 64, Vocab: 300}
 		const b, seq = 3, 64
-		in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1)), traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
+		in := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
+		targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		grads := func(level layout.FP8Level) (loss float64, g []float32) {
 			cfg := cfg
 			cfg.FP8 = level
@@ -118,14 +122,16 @@ func TestFP8Gradients(t *testing.T) {
 	})
 }
 
-// What backward computes once more enters no sizes of what forward has cast, and what it keeps takes no more memory.
+// What backward computes once more enters no sizes of what forward has cast, and what it
+// keeps takes no more memory.
 func TestFP8RecomputeRecords(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
 		traintest.NoError(t, err)
 		const b, seq = 2, 16
 		cfg := layout.Config{Layers: 3, Heads: 2, Channels: 32, SeqMax: seq, Vocab: 300, FP8: layout.FP8All}
-		in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1)), traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
+		in := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
+		targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		less := traintest.Must(MemoryNeeded(cfg, b, seq, true))
 		for _, cfg.Recompute = range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {
 			n := traintest.Must(MemoryNeeded(cfg, b, seq, true))
@@ -145,7 +151,8 @@ func TestFP8RecomputeRecords(t *testing.T) {
 			traintest.NoError(t, e.Err, s.Synchronize())
 			for i, peak := range traintest.ValuesOf(t, m.FP8.Peak)[layout.HeadSites:] {
 				if gradient := i%2 == 1; gradient != (peak > 0) {
-					t.Errorf("--recompute %v: backward enters %v for site %d of layer %d", cfg.Recompute, peak, i%layout.LayerSites, i/layout.LayerSites)
+					t.Errorf("--recompute %v: backward enters %v for site %d of layer %d",
+						cfg.Recompute, peak, i%layout.LayerSites, i/layout.LayerSites)
 				}
 			}
 			traintest.NoError(t, m.Close())
@@ -153,17 +160,19 @@ func TestFP8RecomputeRecords(t *testing.T) {
 	})
 }
 
-// What is computed once more of an MLP leaves no copy of the GELU's output, which no product takes; with the second product
-// it does.
+// What is computed once more of an MLP leaves no copy of the GELU's output, which no product takes;
+// with the second product it does.
 func TestFP8RecomputedGELU(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
 		traintest.NoError(t, err)
 		const b, seq = 2, 16
-		cfg := layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: seq, Vocab: 300, FP8: layout.FP8All, Recompute: layout.RecomputeGELU}
+		cfg := layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: seq, Vocab: 300, FP8: layout.FP8All,
+			Recompute: layout.RecomputeGELU}
 		m, err := NewModel[spmd.BF16](w, cfg, b, seq)
 		traintest.NoError(t, err, m.Init(7), m.Refresh(s))
-		in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1)), traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
+		in := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
+		targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
 		e := enqueueOn(s, m, batch, false, fp8.Evaluates)
 		e.forward(batch.In)
@@ -176,7 +185,8 @@ func TestFP8RecomputedGELU(t *testing.T) {
 			traintest.NoError(t, codes.SetAll(0x55), a.gelu.SetAll(spmd.ToBF16(-7)))
 			enqueue()
 			traintest.NoError(t, e.Err, s.Synchronize())
-			return traintest.ValuesOf(t, a.gelu), slices.ContainsFunc(traintest.ValuesOf(t, codes)[copied:wide], func(x uint8) bool { return x != 0x55 })
+			return traintest.ValuesOf(t, a.gelu),
+				slices.ContainsFunc(traintest.ValuesOf(t, codes)[copied:wide], func(x uint8) bool { return x != 0x55 })
 		}
 		part := *e
 		want, wrote := run(func() {
@@ -205,14 +215,16 @@ func TestFP8RecomputedGELU(t *testing.T) {
 	})
 }
 
-// Where ranks divide a linear its product forward has the bits of one of all gathered rows, without these being gathered:
-// the copies are. The largest size is that of all rows. Where products are of 16-bit floats the rows are gathered.
+// Where ranks divide a linear its product forward has the bits of one of all gathered rows, without
+// these being gathered: the copies are. The largest size is that of all rows. Where products are of
+// 16-bit floats the rows are gathered.
 func TestFP8GatheredCopies(t *testing.T) {
 	traintest.On8(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
 		traintest.NoError(t, err)
 		const most = 24
-		cfg := layout.Config{Layers: 1, Heads: w.Size(), Channels: 16 * w.Size(), SeqMax: most, Vocab: 300, FP8: layout.FP8All}
+		cfg := layout.Config{Layers: 1, Heads: w.Size(), Channels: 16 * w.Size(), SeqMax: most, Vocab: 300,
+			FP8: layout.FP8All}
 		cfg.Tensor = layout.Tensor{Rank: w.Rank(), Ranks: w.Size()}
 		m, err := NewModel[spmd.BF16](w, cfg, 1, most)
 		traintest.NoError(t, err, m.ShareLayers(w.Comm()), m.Init(7), m.Refresh(s))
@@ -230,15 +242,18 @@ func TestFP8GatheredCopies(t *testing.T) {
 					sentinel[i] = spmd.ToBF16(-7)
 				}
 				own := traintest.BufferOf(t, w, x)
-				traintest.NoError(t, m.FP8.Up.SetAll(16), m.FP8.Peak.SetAll(0), m.whole.CopyFrom(sentinel), spmd.Barrier(w.Comm()))
-				y, want := traintest.BufferOf(t, w, make([]spmd.BF16, n*p.Out)), traintest.BufferOf(t, w, make([]spmd.BF16, n*p.Out))
+				traintest.NoError(t, m.FP8.Up.SetAll(16), m.FP8.Peak.SetAll(0), m.whole.CopyFrom(sentinel),
+					spmd.Barrier(w.Comm()))
+				y := traintest.BufferOf(t, w, make([]spmd.BF16, n*p.Out))
+				want := traintest.BufferOf(t, w, make([]spmd.BF16, n*p.Out))
 				peak := func() float32 {
 					peaks := traintest.BufferOf(t, w, traintest.ValuesOf(t, p.eight.X.Peak))
 					traintest.NoError(t, spmd.AllReduce(w.Comm(), peaks, peaks, spmd.Max))
 					return traintest.ValuesOf(t, peaks)[0]
 				}
 
-				a, e := &m.act[0], enqueueOn(s, m, batch, false, fp8.Mode{Casts: true, Records: true, Products: products})
+				a := &m.act[0]
+				e := enqueueOn(s, m, batch, false, fp8.Mode{Casts: true, Records: true, Products: products})
 				e.norm(a.ln1, a.mean1, a.rstd1, own, &m.par.Layers[0].LN1, e.inputCast(p))
 				e.linearOfAll(y, a.ln1, p)
 				traintest.NoError(t, e.Err, s.Synchronize())
@@ -257,7 +272,8 @@ func TestFP8GatheredCopies(t *testing.T) {
 					t.Errorf("%d rows, 8-bit products %v: the product is not that of gathered rows", n, products)
 				}
 				if all := peak(); top != all || top == 0 {
-					t.Errorf("%d rows, 8-bit products %v: the largest size is %v, of gathered rows %v", n, products, top, all)
+					t.Errorf("%d rows, 8-bit products %v: the largest size is %v, of gathered rows %v",
+						n, products, top, all)
 				}
 			}
 		}

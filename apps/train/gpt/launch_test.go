@@ -112,7 +112,8 @@ func put[T kernels.Act](t *testing.T, w *spmd.World, x []float64) spmd.Buffer[T]
 // check compares a buffer that put has made with what it should hold. rel and abs
 // are what float32 sums may be off by; a bfloat16 value is half a unit of its last
 // place, 2^-9, further off.
-func check[T kernels.Act, A kernels.Act](l *launches[A], name string, b spmd.Buffer[T], want []float64, rel, abs float64) {
+func check[T kernels.Act, A kernels.Act](l *launches[A], name string, b spmd.Buffer[T], want []float64,
+	rel, abs float64) {
 	l.Helper()
 	if kernels.IsHalf[T]() {
 		rel += 1. / 256
@@ -209,7 +210,8 @@ func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
 		cfg := layout.Config{Layers: 1, Heads: sh.heads, Channels: sh.channels, SeqMax: sh.t + 2, Vocab: sh.vocab}
 		m, s := testModel[A](t, w, cfg, nil, sh.b)
 		for _, acc := range []bool{false, true} {
-			l := &launches[A]{t, w, enqueueOn(s, m, Batch{B: sh.b, T: sh.t}, acc, fp8.Mode{}), rand.New(rand.NewPCG(uint64(i), 1))}
+			l := &launches[A]{t, w, enqueueOn(s, m, Batch{B: sh.b, T: sh.t}, acc, fp8.Mode{}),
+				rand.New(rand.NewPCG(uint64(i), 1))}
 			t.Logf("%+v, accumulate %v", sh, acc)
 			l.embeddings()
 			l.layerNorm()
@@ -231,8 +233,10 @@ func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
 func TestLayerNormOfManyRows(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		const b, tt = 105, 101
-		m, s := testModel[spmd.BF16](t, w, layout.Config{Layers: 1, Heads: 1, Channels: 520, SeqMax: tt, Vocab: 5}, nil, b)
-		l := &launches[spmd.BF16]{t, w, enqueueOn(s, m, Batch{B: b, T: tt}, false, fp8.Mode{}), rand.New(rand.NewPCG(1, 2))}
+		m, s := testModel[spmd.BF16](t, w, layout.Config{Layers: 1, Heads: 1, Channels: 520, SeqMax: tt, Vocab: 5}, nil,
+			b)
+		l := &launches[spmd.BF16]{t, w, enqueueOn(s, m, Batch{B: b, T: tt}, false, fp8.Mode{}),
+			rand.New(rand.NewPCG(1, 2))}
 		l.layerNorm()
 		if err := m.Close(); err != nil {
 			t.Fatal(err)
@@ -297,7 +301,8 @@ func (l *launches[A]) layerNorm() {
 	gw, gb := make([]float64, C), make([]float64, C)
 	gx := traintest.Flat(traintest.RefNormBack(rowsOf(dv, C), rowsOf(xv, C), wv, gw, gb))
 	dc, dcv := l.floats(C, 1)
-	e.LayerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv), &kernels.Norm{W: weight, B: bias, DW: dw, DB: db}, dc.Slice(0, C), e.Acc, kernels.Cast{})
+	e.LayerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv),
+		&kernels.Norm{W: weight, B: bias, DW: dw, DB: db}, dc.Slice(0, C), e.Acc, kernels.Cast{})
 	// What the sums are of is dx as it is stored.
 	sums, size := make([]float64, C), 0.0
 	for i, v := range actsOf(l, dx)[:n*C] {
@@ -403,7 +408,8 @@ func testStepsRepeat[A kernels.Act](t *testing.T, w *spmd.World) {
 	cfg := layout.Config{Layers: 1, Heads: 2, Channels: 64, SeqMax: 100, Vocab: 30}
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 8)
 	n := 8 * cfg.SeqMax
-	in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 2)), traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 3))
+	in := traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 2))
+	targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 3))
 	batch := batchOf(t, w, in, targets, 8, cfg.SeqMax, cfg.Vocab)
 	var first []float32
 	for i := range 5 {
@@ -437,7 +443,9 @@ func TestBadTokens(t *testing.T) {
 			for where := range 2 {
 				tokens := [2][]int32{make([]int32, 4), make([]int32, 4)}
 				tokens[where][2] = bad
-				if err := m.ForwardBackward(s, batchOf(t, w, traintest.TokenBuffer(t, w, tokens[0]), traintest.TokenBuffer(t, w, tokens[1]), 1, 4, traintest.Small.Vocab), 0.25, true, nil); err != nil {
+				if err := m.ForwardBackward(s,
+					batchOf(t, w, traintest.TokenBuffer(t, w, tokens[0]), traintest.TokenBuffer(t, w, tokens[1]), 1, 4,
+						traintest.Small.Vocab), 0.25, true, nil); err != nil {
 					t.Fatal(err)
 				}
 				if err := s.Synchronize(); err != nil {

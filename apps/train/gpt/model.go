@@ -33,18 +33,24 @@ type Model[A kernels.Act] struct {
 	with spmd.Comm        // the ranks with the other parts of these layers, on side
 	side *spmd.Stream     // nil without --tp
 
-	emb, lnf         spmd.Buffer[A]       // (n,C): the first residual stream, of the same micro-batch as act; what the head reads
+	// (n,C): the first residual stream, of the same micro-batch as act; what the head reads
+	emb, lnf         spmd.Buffer[A]
 	lnfMean, lnfRstd spmd.Buffer[float32] // (n)
-	logits           spmd.Buffer[A]       // (HeadRows,v): logits of the v rows of the head that this rank has, then their gradient
-	maxima           spmd.Buffer[float32] // (HeadRows,3) of each rank that divides them: see kernels.Launcher.LogitSums; none without --tp
-	next             spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
-	losses           spmd.Buffer[float32] // (N)
-	tmp, dres        spmd.Buffer[A]       // (n,C): gradient of what a LayerNorm has left; gradient of the residual stream
-	whole, partial   spmd.Buffer[A]       // (N,C): what this rank and the others have of either, see sequence.go; partial without --tp is tmp
-	dwide            spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; in the memory of logits
-	scratch          spmd.Buffer[A]       // of logits and dwide
-	sums             spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
-	parts            kernels.Scratch      // of kernels
+	// (HeadRows,v): logits of the v rows of the head that this rank has, then their gradient
+	logits spmd.Buffer[A]
+	// (HeadRows,3) of each rank that divides them: see
+	// kernels.Launcher.LogitSums; none without --tp
+	maxima    spmd.Buffer[float32]
+	next      spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
+	losses    spmd.Buffer[float32] // (N)
+	tmp, dres spmd.Buffer[A]       // (n,C): gradient of what a LayerNorm has left; gradient of the residual stream
+	// (N,C): what this rank and the others have of either, see sequence.go;
+	// partial without --tp is tmp
+	whole, partial spmd.Buffer[A]
+	dwide          spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; in the memory of logits
+	scratch        spmd.Buffer[A]       // of logits and dwide
+	sums           spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
+	parts          kernels.Scratch      // of kernels
 }
 
 // layerActs is what forward keeps of one layer for backward. Of NH heads and C channels it
@@ -81,7 +87,8 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 		return nil, err
 	}
 	if maxBatch <= 0 || maxSeq <= 0 || maxSeq > cfg.SeqMax {
-		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d", maxBatch, maxSeq, cfg.SeqMax)
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d",
+			maxBatch, maxSeq, cfg.SeqMax)
 	}
 	if maxBatch > math.MaxInt32/maxSeq {
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
@@ -90,7 +97,9 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
 	}
 	return &Model[A]{State: State{Cfg: cfg, World: w, space: layout.Space{W: w}}, rows: maxBatch * maxSeq,
-		most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.OwnHeads(), Size: cfg.Channels / cfg.Heads}}, nil
+			most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.OwnHeads(),
+				Size: cfg.Channels / cfg.Heads}},
+		nil
 }
 
 // takeAll takes, or counts, all memory of the model.
@@ -194,12 +203,14 @@ type Batch struct {
 //
 // ready, if not nil, is called as soon as everything that Groups[i]'s gradients
 // depend on is enqueued, i counting up from 0: pass it with the last micro-batch.
-func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error {
+func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool,
+	ready func(group int) error) error {
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
 	if n := kernels.SortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
-		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d", batch.B, batch.T, batch.Sorted.Len(), n)
+		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d",
+			batch.B, batch.T, batch.Sorted.Len(), n)
 	}
 	if ready == nil {
 		ready = func(int) error { return nil }
@@ -218,7 +229,8 @@ func (m *Model[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error {
 }
 
 // learn enqueues both passes.
-func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode fp8.Mode, ready func(group int) error) error {
+func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode fp8.Mode,
+	ready func(group int) error) error {
 	e := enqueueOn(s, m, batch, acc, mode)
 	if m.Cfg.Shard.ScattersGrads() {
 		e.Acc, e.AccLoss = false, acc // gradients are added where they are reduced to
@@ -263,9 +275,11 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], _ int) (spm
 func (m *Model[A]) checkBatch(b Batch) error {
 	switch {
 	case b.B <= 0 || b.T <= 0 || b.T > m.Cfg.SeqMax || b.B*b.T > m.rows:
-		return fmt.Errorf("model: micro-batch of %d sequences of %d tokens, made for up to %d positions and %d tokens", b.B, b.T, m.Cfg.SeqMax, m.rows)
+		return fmt.Errorf("model: micro-batch of %d sequences of %d tokens, made for up to %d positions and %d tokens",
+			b.B, b.T, m.Cfg.SeqMax, m.rows)
 	case b.In.Len() != b.B*b.T || b.Targets.Len() != b.B*b.T:
-		return fmt.Errorf("model: micro-batch of %d×%d, but %d tokens and %d targets", b.B, b.T, b.In.Len(), b.Targets.Len())
+		return fmt.Errorf("model: micro-batch of %d×%d, but %d tokens and %d targets",
+			b.B, b.T, b.In.Len(), b.Targets.Len())
 	}
 	return nil
 }
@@ -281,7 +295,8 @@ type enqueue[A kernels.Act] struct {
 }
 
 func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode fp8.Mode) *enqueue[A] {
-	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, rows: m.rowsOf(b.B * b.T), mode8: mode}
+	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc,
+		Scratch: m.parts}, m: m, b: b.B, rows: m.rowsOf(b.B * b.T), mode8: mode}
 }
 
 // forward runs the decoder up to and with the final LayerNorm, or the last layer of a stage.
@@ -349,12 +364,14 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 	}
 	last := &m.par.Layers[len(m.act)-1]
 	if m.Cfg.Ends() {
-		e.normBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false, e.residualCast(len(m.act)-1))
+		e.normBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false,
+			e.residualCast(len(m.act)-1))
 	}
 	done()
 	for l := len(m.act) - 1; l >= 0; l-- {
 		a, p := &m.act[l], &m.par.Layers[l]
-		// The residual stream that the layer read, the bias of what wrote it, and what takes its gradient.
+		// The residual stream that the layer read, the bias of what wrote it,
+		// and what takes its gradient.
 		var below spmd.Buffer[float32]
 		var to kernels.Cast
 		x := m.emb

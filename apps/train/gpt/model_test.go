@@ -17,7 +17,8 @@ import (
 )
 
 // testModel is a model on a stream of w, with the given weights.
-func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64, maxBatch int) (*Model[A], *spmd.Stream) {
+func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
+	maxBatch int) (*Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
 	if err != nil {
@@ -121,7 +122,8 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 		{layout.Config{Layers: 1, Heads: 3, Channels: 15, SeqMax: 1, Vocab: 128}, []int{1, 1}, 1},
 		{layout.Config{Layers: 1, Heads: 1, Channels: 80, SeqMax: 70, Vocab: 257}, []int{1, 2}, 70},
 		{layout.Config{Layers: 2, Heads: 2, Channels: 128, SeqMax: 64, Vocab: 300}, []int{1}, 64},
-		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5}, []int{layout.HeadRows/64 + 1, 3}, 64}, // more rows than the head takes at once
+		// more rows than the head takes at once
+		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5}, []int{layout.HeadRows/64 + 1, 3}, 64},
 	} {
 		batch := 0
 		for _, b := range tc.parts {
@@ -129,7 +131,8 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 		}
 		name := fmt.Sprintf("%+v %v×%d", tc.cfg, tc.parts, tc.t)
 		p := traintest.RandomParams(tc.cfg, 7)
-		in, targets := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 8), traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 9)
+		in := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 8)
+		targets := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 9)
 		want := traintest.ZeroLike(p)
 		wantLoss := traintest.Reference(tc.cfg, p).Batch(in, targets, tc.t, want)
 
@@ -151,7 +154,8 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 						return nil
 					}
 				}
-				if err := m.ForwardBackward(s, batchOf(t, w, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, tc.cfg.Vocab), scale, i == 0, ready); err != nil {
+				if err := m.ForwardBackward(s, batchOf(t, w, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, tc.cfg.Vocab),
+					scale, i == 0, ready); err != nil {
 					t.Fatal(err)
 				}
 				lo = hi
@@ -186,7 +190,8 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 		}
 	}
 	traintest.Measured(t, "difference of the "+nameOf[A]()+" loss from the float64 model", worstLoss)
-	traintest.Measured(t, "largest relative difference of a "+nameOf[A]()+" gradient tensor from the float64 model", worstGrad)
+	traintest.Measured(t, "largest relative difference of a "+nameOf[A]()+" gradient tensor from the float64 model",
+		worstGrad)
 }
 
 // A step of a small model, with each launch both ways.
@@ -202,7 +207,8 @@ func stepOf[A kernels.Act](t *testing.T, w *spmd.World) {
 	cfg := layout.Config{Layers: 1, Heads: 2, Channels: 32, SeqMax: 9, Vocab: 61}
 	const batch, length = 2, 9
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 7), batch)
-	in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 8)), traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 9))
+	in := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 8))
+	targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 9))
 	for _, first := range []bool{true, false} {
 		spmdtest.Must(t, m.ForwardBackward(s, batchOf(t, w, in, targets, batch, length, cfg.Vocab), 0.1, first, nil))
 		spmdtest.Must(t, s.Synchronize())
@@ -234,7 +240,8 @@ func testModelDataParallel[A kernels.Act](t *testing.T, w *spmd.World) {
 	lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
 	ib, tb := traintest.TokenBuffer(t, w, in[lo:hi]), traintest.TokenBuffer(t, w, targets[lo:hi])
 	ready := func(g int) error { return r.Ready(g, s) }
-	if err := m.ForwardBackward(s, batchOf(t, w, ib, tb, mine.Len, T, cfg.Vocab), 1./(batch*T), true, ready); err != nil {
+	if err := m.ForwardBackward(s, batchOf(t, w, ib, tb, mine.Len, T, cfg.Vocab), 1./(batch*T), true,
+		ready); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Wait(s); err != nil {
@@ -310,7 +317,8 @@ func TestLayout(t *testing.T) {
 				size *= d
 			}
 			if p.Off%layout.ArenaAlign != 0 || p.Off < at || p.Off >= at+layout.ArenaAlign || p.Len != size {
-				t.Errorf("%s at %d, %d elements, shape %v; the one before ends at %d", p.Name, p.Off, p.Len, p.Shape, at)
+				t.Errorf("%s at %d, %d elements, shape %v; the one before ends at %d",
+					p.Name, p.Off, p.Len, p.Shape, at)
 			}
 			at = p.Off + p.Len
 			count += p.Len
@@ -402,7 +410,9 @@ func TestModelRefuses(t *testing.T) {
 		for _, tc := range []struct{ b, t, in, targets int }{
 			{3, 24, 72, 72}, {0, 24, 0, 0}, {1, 25, 25, 25}, {2, 10, 20, 19}, {2, 10, 21, 20},
 		} {
-			if err := m.ForwardBackward(s, batchOf(t, w, tokens.Slice(0, tc.in), tokens.Slice(0, tc.targets), tc.b, tc.t, traintest.Small.Vocab), 1, true, nil); err == nil {
+			if err := m.ForwardBackward(s,
+				batchOf(t, w, tokens.Slice(0, tc.in), tokens.Slice(0, tc.targets), tc.b, tc.t, traintest.Small.Vocab),
+				1, true, nil); err == nil {
 				t.Errorf("%+v is accepted", tc)
 			}
 		}
@@ -411,7 +421,8 @@ func TestModelRefuses(t *testing.T) {
 		t.Error(err)
 	}
 	for _, bad := range []int32{61, -1, math.MaxInt32} {
-		if err := kernels.CheckTokens([]int32{0, 60, bad}, 61); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("token %d at place 2", bad)) {
+		if err := kernels.CheckTokens([]int32{0, 60, bad}, 61); err == nil ||
+			!strings.Contains(err.Error(), fmt.Sprintf("token %d at place 2", bad)) {
 			t.Errorf("token %d of 61: %v", bad, err)
 		}
 	}

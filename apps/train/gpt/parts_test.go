@@ -14,7 +14,8 @@ import (
 
 // The kernels where ranks divide the vocabulary, each rank's after the other's on one.
 
-// part is the launcher of a rank among so many, and the rows and tokens of the embedding that it has.
+// part is the launcher of a rank among so many, and the rows and tokens
+// of the embedding that it has.
 func (l *launches[A]) part(rank, parts int) (e *kernels.Launcher[A], first, rows, tokens int) {
 	own := l.e.Launcher
 	own.Cfg.Tensor = layout.Tensor{Rank: rank, Ranks: parts}
@@ -151,23 +152,29 @@ func TestVocabularyParts(t *testing.T) {
 		for rank := range tc.parts {
 			cfg.Tensor = layout.Tensor{Rank: rank, Ranks: tc.parts}
 			first, rows, own := cfg.OwnVocab()
-			if first != end || rows < cfg.PaddedVocab()/tc.parts-8 || rows > cfg.PaddedVocab()/tc.parts+8 || own < 0 || own > rows || cfg.Validate() != nil {
-				t.Errorf("%d tokens, rank %d of %d: %d rows from %d on, %d tokens, %v", tc.vocab, rank, tc.parts, rows, first, own, cfg.Validate())
+			if first != end || rows < cfg.PaddedVocab()/tc.parts-8 || rows > cfg.PaddedVocab()/tc.parts+8 || own < 0 ||
+				own > rows || cfg.Validate() != nil {
+				t.Errorf("%d tokens, rank %d of %d: %d rows from %d on, %d tokens, %v",
+					tc.vocab, rank, tc.parts, rows, first, own, cfg.Validate())
 			}
 			end, tokens = end+rows, tokens+own
 		}
 		if end != cfg.PaddedVocab() || tokens != tc.vocab {
-			t.Errorf("%d tokens in %d parts: %d rows of %d, %d tokens", tc.vocab, tc.parts, end, cfg.PaddedVocab(), tokens)
+			t.Errorf("%d tokens in %d parts: %d rows of %d, %d tokens",
+				tc.vocab, tc.parts, end, cfg.PaddedVocab(), tokens)
 		}
 	}
 	cfg := layout.Config{Layers: 1, Heads: 17, Channels: 17, SeqMax: 1, Vocab: 100, Tensor: layout.Tensor{Ranks: 17}}
-	if err := cfg.Validate(); err == nil || err.Error() != "--tp 17: a vocabulary of 100 tokens divides into 16 parts at most" {
+	if err := cfg.Validate(); err == nil ||
+		err.Error() != "--tp 17: a vocabulary of 100 tokens divides into 16 parts at most" {
 		t.Error(err)
 	}
-	cfg = layout.Config{Layers: 1, Heads: 3, Channels: 144, SeqMax: 1, Vocab: 200, FP8: layout.FP8Head, Tensor: layout.Tensor{Ranks: 3}}
+	cfg = layout.Config{Layers: 1, Heads: 3, Channels: 144, SeqMax: 1, Vocab: 200, FP8: layout.FP8Head,
+		Tensor: layout.Tensor{Ranks: 3}}
 	for cfg.Tensor.Rank = range 3 {
 		if first, rows, _ := cfg.OwnVocab(); first%16 != 0 || rows%16 != 0 || cfg.Validate() != nil {
-			t.Errorf("8-bit logits of rank %d of 3 have %d columns from %d on, %v", cfg.Tensor.Rank, rows, first, cfg.Validate())
+			t.Errorf("8-bit logits of rank %d of 3 have %d columns from %d on, %v",
+				cfg.Tensor.Rank, rows, first, cfg.Validate())
 		}
 	}
 	cfg.Channels, cfg.Heads, cfg.FP8 = 192, 6, layout.FP8All
@@ -176,7 +183,9 @@ func TestVocabularyParts(t *testing.T) {
 		t.Error(err)
 	}
 	cfg.Channels = 48
-	if err := cfg.Validate(); err == nil || err.Error() != "--tp 6: 8 channels a rank, which products of 8-bit floats take in multiples of 16: take --fp8 head" {
+	if err := cfg.Validate(); err == nil ||
+		err.Error() != "--tp 6: 8 channels a rank, which products of 8-bit floats take in multiples of 16: take "+
+			"--fp8 head" {
 		t.Error(err)
 	}
 }
@@ -189,7 +198,8 @@ func TestSetPart(t *testing.T) {
 		for _, parts := range []int{2, 3, 4} {
 			for rank := range parts {
 				for _, shard := range []layout.Sharding{{}, {Mode: layout.ShardParameters, Rank: 1, Ranks: 3}} {
-					cfg := layout.Config{Layers: 1, Heads: 12, Channels: 12, SeqMax: 2, Vocab: 130, Shard: shard, Tensor: layout.Tensor{Rank: rank, Ranks: parts}}
+					cfg := layout.Config{Layers: 1, Heads: 12, Channels: 12, SeqMax: 2, Vocab: 130, Shard: shard,
+						Tensor: layout.Tensor{Rank: rank, Ranks: parts}}
 					x := make([]float32, cfg.Vocab*cfg.Channels)
 					for i := range x {
 						x[i] = float32(i + 1)
@@ -211,7 +221,8 @@ func TestSetPart(t *testing.T) {
 						traintest.NoError(t, m.Set(p, x))
 						skip, have := m.Of(arena, p)
 						if got := traintest.ValuesOf(t, have); !slices.Equal(got, want[skip:skip+len(got)]) {
-							t.Errorf("rank %d of %d, --shard %v: the rows differ from those of the tokens from %d on", rank, parts, shard.Mode, first)
+							t.Errorf("rank %d of %d, --shard %v: the rows differ from those of the tokens from %d on",
+								rank, parts, shard.Mode, first)
 						}
 					}
 					if _, err := m.Logits(s, traintest.TokenBuffer(t, w, []int32{1}), 0); err == nil {

@@ -20,11 +20,12 @@ type Passes interface {
 	ForgetTime(s *spmd.Stream) error
 	ShareLayers(c spmd.Comm) error
 	Step(s *spmd.Stream, batches []Batch, h StepHooks) error
-	EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error), around func(func() error) error) error
+	EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error),
+		around func(func() error) error) error
 }
 
-// RowsFit says whether gradients of tables are sooner had from the rows of all ranks than summed: here the table of tokens is the head,
-// whose gradient has no rows.
+// RowsFit says whether gradients of tables are sooner had from the rows of all ranks than summed:
+// here the table of tokens is the head, whose gradient has no rows.
 func (m *Model[A]) RowsFit(int, int) bool { return false }
 
 // Open makes a Model with bfloat16 or float32 activations.

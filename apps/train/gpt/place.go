@@ -108,7 +108,8 @@ type Memory[A kernels.Act] struct {
 	operands slots[A] // with --shard parameters: the operands of products
 }
 
-// take takes, or counts, the memory for weights and gradients of a state that has its parameters and groups, of n elements in all.
+// take takes, or counts, the memory for weights and gradients of a state that has its parameters
+// and groups, of n elements in all.
 func (x *Memory[A]) take(m *State, n int) {
 	sp, mode := &m.space, m.Cfg.Shard.Mode
 	m.Sharded.Partition = m.Cfg.PartitionOf(m.Groups)

@@ -17,8 +17,8 @@ func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A]) {
 	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), GELU: pre.Arg()}, 0)
 }
 
-// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue. The copy of x, where it is that which is multiplied,
-// begins at element from of the operand.
+// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue. The copy of x, where it is that which
+// is multiplied, begins at element from of the operand.
 func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, from int) {
 	if q := e.product8(p); q != nil {
 		gemm(e, y, e.N, p.Out, q.X.Codes.Slice(from, q.X.Codes.Len()), e.N, p.In, q.W, p.Out, p.In, q.Scaled(o, q.X))
@@ -28,11 +28,12 @@ func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, 
 	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
 }
 
-// classify enqueues logits of what the head reads, x(n,C), losses(n), and with grad the gradient of logits in
-// their place: of the rows of the head that this rank has, where ranks divide it. These tell each other three
-// numbers a row, half of the rows at a time: those of the first half go beside the product of the second, those of
-// the second beside what makes losses of the first.
-func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
+// classify enqueues logits of what the head reads, x(n,C), losses(n), and with grad the gradient of
+// logits in their place: of the rows of the head that this rank has, where ranks divide it. These
+// tell each other three numbers a row, half of the rows at a time: those of the first half go
+// beside the product of the second, those of the second beside what makes losses of the first.
+func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer[A], targets spmd.Buffer[int32],
+	scale float32, grad bool) {
 	m, head := e.m, &e.m.par.Head
 	e.Cast(x, e.N*head.In, e.inputCast(head))
 	if e.alone() {
@@ -92,7 +93,8 @@ func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
 	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
 }
 
-// weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows unless it is summed already.
+// weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows
+// unless it is summed already.
 func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], summed bool) {
 	if summed || !e.gradCast(p).None() { // a copy has left the sums
 		e.weightGrad(dy, x, p)
@@ -104,12 +106,13 @@ func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], summed b
 // weightAndSums enqueues both.
 func (e *enqueue[A]) weightAndSums(dy, x spmd.Buffer[A], p *Linear[A]) {
 	sums := e.sumsOf(p)
-	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc, RowSums: sums.Arg()})
+	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In,
+		blas.Options{TransA: true, Accumulate: e.Acc, RowSums: sums.Arg()})
 	e.addSums(p, sums)
 }
 
-// sumsOf is where the sums that are the gradient of a linear's bias go, which replace what is there; addSums enqueues
-// what then is left to do.
+// sumsOf is where the sums that are the gradient of a linear's bias go, which replace what is
+// there; addSums enqueues what then is left to do.
 func (e *enqueue[A]) sumsOf(p *Linear[A]) spmd.Buffer[float32] {
 	if e.Acc {
 		return e.m.sums.Slice(0, p.Out)
@@ -132,7 +135,8 @@ func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A kernels.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA], ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
+func gemm[A kernels.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
+	ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
 	if e.Err == nil {
 		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
 	}
@@ -154,9 +158,10 @@ func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float3
 	}
 }
 
-// attentionBackward enqueues dqkv from dout and what attentionForward kept, and, if it says so, the gradient of the bias
-// of p, which wrote qkv.
-func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A], p *Linear[A]) (summed bool) {
+// attentionBackward enqueues dqkv from dout and what attentionForward kept, and, if it says so, the
+// gradient of the bias of p, which wrote qkv.
+func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A],
+	p *Linear[A]) (summed bool) {
 	a := e.attention()
 	switch {
 	case e.Err != nil:

@@ -60,8 +60,8 @@ func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	e.norm(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
 }
 
-// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose result backward does not read,
-// and the copy for it.
+// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose result
+// backward does not read, and the copy for it.
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	mlp, _ := m.Cfg.Sections(l)
@@ -75,8 +75,8 @@ func (e *enqueue[A]) mlpPart(l int, whole bool) {
 
 // again computes once more what backward needs of a layer and was not kept. x is the residual
 // stream that the layer read. The last layer's is still there, where no other micro-batch came in
-// between. Copies in 8-bit floats are made as they were, and take the place of the one that was there;
-// forward has entered their largest sizes.
+// between. Copies in 8-bit floats are made as they were, and take the place of the one that was
+// there; forward has entered their largest sizes.
 func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 	m := e.m
 	if !m.Cfg.Recomputes(l) {
@@ -94,8 +94,8 @@ func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 	e.Err = part.Err
 }
 
-// residualCast is the copy of the gradient of the residual stream that a LayerNorm makes for the MLP of layer l. It makes
-// none where others take its place before it is multiplied.
+// residualCast is the copy of the gradient of the residual stream that a LayerNorm makes for the
+// MLP of layer l. It makes none where others take its place before it is multiplied.
 func (e *enqueue[A]) residualCast(l int) kernels.Cast {
 	if e.m.Cfg.Recomputes(l) {
 		return kernels.Cast{}

@@ -7,16 +7,16 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Ranks that divide layers (--tp) also share the rows of what is not divided: of the LayerNorms and of
-// the residual stream each computes and keeps its rows, n of the N. Before a product whose outputs they
-// divide the rows are gathered, in whole; what one has left whose inputs they divide is in partial, and
-// each gets its rows of the sum. Both go on a stream of their own, in pieces: while a product takes one
-// the next is on its way. What is gathered is not kept: backward gathers it once more, beside other
-// products. So the ranks move the bytes of two all-reduces forward, as they would if each had all rows,
-// and of two and a half backward.
+// Ranks that divide layers (--tp) also share the rows of what is not divided: of the LayerNorms and
+// of the residual stream each computes and keeps its rows, n of the N. Before a product whose
+// outputs they divide the rows are gathered, in whole; what one has left whose inputs they divide
+// is in partial, and each gets its rows of the sum. Both go on a stream of their own, in pieces:
+// while a product takes one the next is on its way. What is gathered is not kept: backward gathers
+// it once more, beside other products. So the ranks move the bytes of two all-reduces forward, as
+// they would if each had all rows, and of two and a half backward.
 //
-// Gradients of what a LayerNorm adds or multiplies by, and of the biases of what is scattered, are then
-// sums over a rank's rows: State.ByRows.
+// Gradients of what a LayerNorm adds or multiplies by, and of the biases of what is scattered, are
+// then sums over a rank's rows: State.ByRows.
 
 // rowsOf is how this rank sees n rows. The number of pieces is that of the largest micro-batch, so
 // that a smaller one never needs more memory.
@@ -59,8 +59,8 @@ func (e *enqueue[A]) gatherPiece(x spmd.Buffer[A], i int) {
 	}
 }
 
-// scatterPiece enqueues that y(n,C) gets this rank's rows of the sum of a piece of partial, which goes on
-// beside what follows up to arrived. Where this rank has all rows they are there.
+// scatterPiece enqueues that y(n,C) gets this rank's rows of the sum of a piece of partial, which
+// goes on beside what follows up to arrived. Where this rank has all rows they are there.
 func (e *enqueue[A]) scatterPiece(y spmd.Buffer[A], i int) {
 	if e.alone() {
 		return
@@ -129,8 +129,8 @@ func (e *enqueue[A]) ofRows(n int, fn func(part *enqueue[A])) {
 	e.Err = part.Err
 }
 
-// embed enqueues y(n,C) = the embeddings of tokens(N). Nothing goes beside their sum: all that follows reads it, and
-// what makes them takes no longer than the sum of a piece.
+// embed enqueues y(n,C) = the embeddings of tokens(N). Nothing goes beside their sum: all that
+// follows reads it, and what makes them takes no longer than the sum of a piece.
 func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
 	to := e.m.partial
 	if e.alone() {
@@ -142,16 +142,18 @@ func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
 }
 
 // norm enqueues LayerNormForward of this rank's rows, and the copy of these.
-func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *kernels.Norm, to kernels.Cast) {
+func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *kernels.Norm,
+	to kernels.Cast) {
 	to = e.ownCast(to)
 	if n := e.rows.Own(); n > 0 {
 		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormForward(out, mean, rstd, x, p, to) })
 	}
 }
 
-// normBackward enqueues LayerNormBackward of this rank's rows. Where these are not all the copy is made of what is gathered,
-// which the gradients of weights take.
-func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *kernels.Norm, dcolumns spmd.Buffer[float32], add bool, to kernels.Cast) {
+// normBackward enqueues LayerNormBackward of this rank's rows. Where these are not all the copy is
+// made of what is gathered, which the gradients of weights take.
+func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *kernels.Norm,
+	dcolumns spmd.Buffer[float32], add bool, to kernels.Cast) {
 	if !e.alone() {
 		to = kernels.Cast{}
 	}
@@ -196,8 +198,8 @@ func (e *enqueue[A]) castGathered(rows spmd.Buffer[A], to kernels.Cast) {
 	}
 }
 
-// linearGELUOfAll enqueues linearGELU of all rows of x(n,in). y is the input of next, and its copy is made where next
-// is to be multiplied.
+// linearGELUOfAll enqueues linearGELU of all rows of x(n,in). y is the input of next, and its copy
+// is made where next is to be multiplied.
 func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p, next *Linear[A], multiplied bool) {
 	if to := e.inputCast(next); !to.None() { // of all rows at once: the copies of x and y take turns in one place
 		if !multiplied {
@@ -214,9 +216,9 @@ func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p, next *Linear[A
 	})
 }
 
-// linearResidual enqueues y(n,out) = x·wᵀ + b + res(n,out), this rank's rows of what x(N,in) makes: in is
-// what the ranks divide, and one of them adds the bias, which they all have. While a piece is summed the
-// next is multiplied.
+// linearResidual enqueues y(n,out) = x·wᵀ + b + res(n,out), this rank's rows of what x(N,in) makes:
+// in is what the ranks divide, and one of them adds the bias, which they all have. While a piece is
+// summed the next is multiplied.
 func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.Buffer[A]) {
 	if e.alone() {
 		e.product(y, x, p, blas.Options{Bias: argOf(p.bias), Residual: res.Arg()}, 0)
@@ -249,10 +251,11 @@ func (e *enqueue[A]) backThrough(dx spmd.Buffer[A], p *Linear[A]) {
 	})
 }
 
-// backThroughGELU enqueues dpre(N,in) = dres·w·gelu'(pre(N,in)), of all rows of the gradient of the residual stream, and
-// the copy of dpre where wrote, the linear that pre is of, takes one: with it comes the gradient of the bias. With fresh
-// no LayerNorm has made the copy of dres.
-func (e *enqueue[A]) backThroughGELU(dpre spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A], fresh bool) {
+// backThroughGELU enqueues dpre(N,in) = dres·w·gelu'(pre(N,in)), of all rows of the gradient of the
+// residual stream, and the copy of dpre where wrote, the linear that pre is of, takes one: with it
+// comes the gradient of the bias. With fresh no LayerNorm has made the copy of dres.
+func (e *enqueue[A]) backThroughGELU(dpre spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A],
+	fresh bool) {
 	to := e.gradCast(wrote)
 	if fresh && e.alone() {
 		e.Cast(e.m.dres, e.N*p.Out, e.gradCast(p))
@@ -270,8 +273,9 @@ func (e *enqueue[A]) backThroughGELU(dpre spmd.Buffer[A], p *Linear[A], pre spmd
 	e.CastColumns(dpre, pre, to, wrote.DB)
 }
 
-// proj2Grad enqueues what weightGrad does with the gradient of the residual stream, which was gathered. With fresh
-// no LayerNorm has left the gradient of the bias: one rank finds that, of all rows.
+// proj2Grad enqueues what weightGrad does with the gradient of the residual stream,
+// which was gathered. With fresh no LayerNorm has left the gradient of the bias: one
+// rank finds that, of all rows.
 func (e *enqueue[A]) proj2Grad(x spmd.Buffer[A], p *Linear[A], fresh bool) {
 	dy := e.all(e.m.dres)
 	switch {
@@ -285,8 +289,9 @@ func (e *enqueue[A]) proj2Grad(x spmd.Buffer[A], p *Linear[A], fresh bool) {
 	}
 }
 
-// grads enqueues dx(n,in), this rank's rows of the sum of dy(N,out)·w over the ranks that divide the layer, and
-// beside that sum what weightBiasGrad does with all rows of x(n,in), which are being gathered.
+// grads enqueues dx(n,in), this rank's rows of the sum of dy(N,out)·w over the ranks that
+// divide the layer, and beside that sum what weightBiasGrad does with all rows of
+// x(n,in), which are being gathered.
 func (e *enqueue[A]) grads(dx, dy, x spmd.Buffer[A], p *Linear[A], summed bool) {
 	e.inputGrad(e.m.partial, dy, p)
 	e.arrived()

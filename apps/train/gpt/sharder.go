@@ -42,8 +42,8 @@ func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
 	return NewSharder(&m.State, &m.at, c, training)
 }
 
-// NewSharder returns the sharder of a state. training lists the groups of layers in the order in which the passes of a micro-step
-// use them. Every rank of c calls it.
+// NewSharder returns the sharder of a state. training lists the groups of layers in the order in
+// which the passes of a micro-step use them. Every rank of c calls it.
 func NewSharder[A kernels.Act](m *State, at *Memory[A], c spmd.Comm, training []int) (*Sharder, error) {
 	x := &Sharder{state: m}
 	if err := openSharder(x, at, c, training); err != nil {
@@ -81,18 +81,19 @@ func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training
 	if all {
 		x.layers, err = ddp.NewGatherer(c, at.Weights[:layers], ddp.GathererConfig[float32]{After: rounds(0)})
 	} else {
-		x.layers, err = ddp.NewGatherer(c, at.Mats[:layers], ddp.GathererConfig[A]{Before: func(i int, to spmd.Buffer[A], s *spmd.Stream) error {
-			own := part.Weights.Slice(part.Shard(i))
-			if half, ok := any(to).(spmd.Buffer[spmd.BF16]); ok {
-				return kernels.RoundWeights(s, half, own)
-			}
-			return spmd.Copy(s, any(to).(spmd.Buffer[float32]), own)
-		}, After: func(i int, s *spmd.Stream) error {
-			if m.FP8 == nil {
-				return nil
-			}
-			return m.FP8.CastGroup(s, i, any(at.Mats).([]spmd.Buffer[spmd.BF16])[i])
-		}})
+		x.layers, err = ddp.NewGatherer(c, at.Mats[:layers],
+			ddp.GathererConfig[A]{Before: func(i int, to spmd.Buffer[A], s *spmd.Stream) error {
+				own := part.Weights.Slice(part.Shard(i))
+				if half, ok := any(to).(spmd.Buffer[spmd.BF16]); ok {
+					return kernels.RoundWeights(s, half, own)
+				}
+				return spmd.Copy(s, any(to).(spmd.Buffer[float32]), own)
+			}, After: func(i int, s *spmd.Stream) error {
+				if m.FP8 == nil {
+					return nil
+				}
+				return m.FP8.CastGroup(s, i, any(at.Mats).([]spmd.Buffer[spmd.BF16])[i])
+			}})
 	}
 	if err != nil {
 		return err
@@ -180,7 +181,8 @@ func (x *Sharder) Around(s *spmd.Stream, pass *ddp.Pass, changed, reduces bool, 
 	st := x.state
 	defer func() { st.around = hooks{} }()
 	switch {
-	case changed && (st.FP8 != nil || st.Cfg.Stage.Stages > 1): // its weights are cast together, or its passes interleave
+	// its weights are cast together, or its passes interleave
+	case changed && (st.FP8 != nil || st.Cfg.Stage.Stages > 1):
 		if err := x.Gather(s); err != nil {
 			return err
 		}

@@ -61,8 +61,8 @@ func (m *Model[A]) ForgetTime(s *spmd.Stream) error {
 	return m.pipe.ForgetTime(s)
 }
 
-// ShareLayers says who has the other parts of each layer, where --tp divides them: call it before any
-// pass.
+// ShareLayers says who has the other parts of each layer, where --tp divides
+// them: call it before any pass.
 func (m *Model[A]) ShareLayers(c spmd.Comm) (err error) {
 	if m.Cfg.Tensor.Parts() == 1 {
 		return nil
@@ -92,9 +92,10 @@ func (m *Model[A]) pipelinePass(forward []int) []int {
 type StepHooks struct {
 	Calibrate bool // as Model.Calibrate
 
-	Scale func(micro int) float32        // of the loss, see ForwardBackward
-	Ready func(micro, section int) error // as soon as everything that the section's gradients of the micro-batch depend on is enqueued
-	Done  func(micro int) error          // after the backward pass of a micro-batch
+	Scale func(micro int) float32 // of the loss, see ForwardBackward
+	// as soon as everything that the section's gradients of the micro-batch depend on is enqueued
+	Ready func(micro, section int) error
+	Done  func(micro int) error // after the backward pass of a micro-batch
 }
 
 // Step enqueues on s all micro-batches of a step, through all stages of the pipeline: the loss,
@@ -151,7 +152,8 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 // EvaluateAll enqueues on s the loss of micro micro-batches, which is added to Loss in the last
 // stage. next enqueues what brings one, and returns the scale of its loss; around is called with
 // what enqueues each pass. Every rank of the pipeline calls it.
-func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error), around func(func() error) error) error {
+func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error),
+	around func(func() error) error) error {
 	return m.pipe.Forward(s, micro, func(i int, in, out spmd.Buffer[A]) error {
 		batch, scale, err := next(i)
 		if err == nil {
@@ -225,8 +227,8 @@ func (m *State) reduced(i int) spmd.Buffer[float32] {
 	}
 }
 
-// ByRows is what this rank has of the reduced gradients to which each of the ranks that divide the layers
-// has added its rows only: the sum over them is the gradient. It is the same on all of them.
+// ByRows is what this rank has of the reduced gradients to which each of the ranks that divide the
+// layers has added its rows only: the sum over them is the gradient. It is the same on all of them.
 func (m *State) ByRows() []spmd.Buffer[float32] {
 	var bs []spmd.Buffer[float32]
 	if m.Cfg.Tensor.Parts() == 1 {
@@ -252,7 +254,8 @@ func (m *State) ByRows() []spmd.Buffer[float32] {
 	return bs
 }
 
-// reducedOf is what this rank has of the reduced gradient of [lo, hi) of an arena, which are in a group.
+// reducedOf is what this rank has of the reduced gradient of [lo, hi) of an
+// arena, which are in a group.
 func (m *State) reducedOf(group, lo, hi int) spmd.Buffer[float32] {
 	g := m.reduced(group)
 	if m.Cfg.Shard.Mode == layout.ShardOff {
@@ -264,8 +267,9 @@ func (m *State) reducedOf(group, lo, hi int) spmd.Buffer[float32] {
 	return g.Slice(at-first, at-first+n)
 }
 
-// Counted is what this rank adds to the norm of the reduced gradient, of what it has of that: what
-// no other stage or part of the layers has, too. Of two ranks that have the same the first counts it.
+// Counted is what this rank adds to the norm of the reduced gradient, of what it has
+// of that: what no other stage or part of the layers has, too. Of two ranks that have
+// the same the first counts it.
 func (m *State) Counted() []spmd.Buffer[float32] {
 	var bs []spmd.Buffer[float32]
 	if m.Cfg.Tensor.Rank == 0 {

@@ -39,14 +39,18 @@ type State struct {
 	grads   []spmd.Buffer[float32] // of each of Groups, as passes leave them
 	Sharded sharded                // what there is where the ranks share a part of these
 	around  hooks                  // what passes call; none without --shard
-	Totals  spmd.Buffer[float64]   // (2): Loss, and a number of the program's own: one all-reduce sums both over the ranks
-	Loss    spmd.Buffer[float64]   // (1): sum over the micro-batches of scale times the tokens' losses
-	FP8     *fp8.State             // nil where Cfg.FP8 is off
-	Half    spmd.Buffer[spmd.BF16] // Weights rounded, for the products of bfloat16 activations and their biases; else empty
-	Rounds  bool                   // activations are bfloat16
-	RowsOf  *spmd.Comm             // the ranks whose rows a modern model's next pass adds to the gradients of tables; nil for its own only
-	World   *spmd.World            // where the buffers are
-	space   layout.Space           // of the buffers
+	// (2): Loss, and a number of the program's own: one all-reduce sums both over the ranks
+	Totals spmd.Buffer[float64]
+	Loss   spmd.Buffer[float64] // (1): sum over the micro-batches of scale times the tokens' losses
+	FP8    *fp8.State           // nil where Cfg.FP8 is off
+	// Weights rounded, for the products of bfloat16 activations and their biases; else empty
+	Half   spmd.Buffer[spmd.BF16]
+	Rounds bool // activations are bfloat16
+	// the ranks whose rows a modern model's next pass adds to the gradients of
+	// tables; nil for its own only
+	RowsOf *spmd.Comm
+	World  *spmd.World  // where the buffers are
+	space  layout.Space // of the buffers
 }
 
 // Close frees the buffers, those of the activations too.

@@ -151,7 +151,8 @@ func (s Skips) String() string {
 	for _, c := range []struct {
 		n    int
 		what string
-	}{{s.Binary, "binary"}, {s.Generated, "generated"}, {s.Duplicate, "duplicate"}, {s.Empty, "empty"}, {s.Unreadable, "unreadable"}, {s.Kernel, "of the kernel"},
+	}{{s.Binary, "binary"}, {s.Generated, "generated"}, {s.Duplicate, "duplicate"}, {s.Empty, "empty"},
+		{s.Unreadable, "unreadable"}, {s.Kernel, "of the kernel"},
 		{s.Hidden, "hidden"}, {s.Links, "links to folders"}, {s.Special, "pipes, sockets or devices"}} {
 		if c.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", c.n, c.what))
@@ -178,7 +179,8 @@ type Listing struct {
 
 func (l *Listing) Add(s Source) error {
 	if s.Size < 0 || s.Size > MaxDataBytes-l.bytes {
-		return fmt.Errorf("%s of %d bytes after %d bytes of other files: more than %d bytes of data", s.Path, s.Size, l.bytes, int64(MaxDataBytes))
+		return fmt.Errorf("%s of %d bytes after %d bytes of other files: more than %d bytes of data",
+			s.Path, s.Size, l.bytes, int64(MaxDataBytes))
 	}
 	if len(l.Files) == maxDataFiles {
 		return fmt.Errorf("%s: more than %d files", s.Path, maxDataFiles)
@@ -213,8 +215,9 @@ func List(inputs []Place) ([]Source, Skips, error) {
 // kernelTypes are file systems whose files are made as they are read: what size they
 // have says nothing. Source: statfs(2).
 var kernelTypes = []int64{
-	unix.SYSFS_MAGIC, unix.PROC_SUPER_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.CGROUP_SUPER_MAGIC,
-	unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC, unix.SELINUX_MAGIC, unix.DEVPTS_SUPER_MAGIC,
+	unix.SYSFS_MAGIC, unix.PROC_SUPER_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC,
+	unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC,
+	unix.SELINUX_MAGIC, unix.DEVPTS_SUPER_MAGIC,
 }
 
 // ofKernel says whether a file is the kernel's and no data. It asks once for each file

@@ -42,8 +42,8 @@ func BenchmarkElements(b *testing.B) {
 	}
 }
 
-// BenchmarkRows times kernels of rows on activations of 32,768 tokens of 3,072 numbers, and on the matrices of 12 layers of
-// 768 channels.
+// BenchmarkRows times kernels of rows on activations of 32,768 tokens of 3,072 numbers, and on the
+// matrices of 12 layers of 768 channels.
 func BenchmarkRows(b *testing.B) {
 	if err := spmd.Local(b.Context(), spmdtest.Config(), 1, func(_ context.Context, w *spmd.World) error {
 		n, c, layers := 32768, 3072, 12
@@ -56,7 +56,9 @@ func BenchmarkRows(b *testing.B) {
 			spmdtest.Must(b, x.SetAll(1))
 			return x
 		}
-		x, codes, wide := spmdtest.Alloc[spmd.BF16](b, w, n*c), spmdtest.Alloc[spmd.F8E4M3](b, w, n*c), spmdtest.Alloc[spmd.F8E5M2](b, w, n*c)
+		x := spmdtest.Alloc[spmd.BF16](b, w, n*c)
+		codes := spmdtest.Alloc[spmd.F8E4M3](b, w, n*c)
+		wide := spmdtest.Alloc[spmd.F8E5M2](b, w, n*c)
 		spmdtest.Must(b, x.SetAll(spmd.ToBF16(0.37)))
 		up, peak, losses, loss := floats(1), floats(1), floats(n), spmdtest.Alloc[float64](b, w, 1)
 		partial, sums := floats(ColumnParts*c), floats(c)
@@ -68,7 +70,9 @@ func BenchmarkRows(b *testing.B) {
 			numbers = append(numbers, v[:]...)
 			all += m[0] * m[1]
 		}
-		weights, peaks, matrices := spmdtest.Alloc[spmd.BF16](b, w, all), floats(4*layers), spmdtest.Alloc[int64](b, w, len(numbers))
+		weights := spmdtest.Alloc[spmd.BF16](b, w, all)
+		peaks := floats(4 * layers)
+		matrices := spmdtest.Alloc[int64](b, w, len(numbers))
 		spmdtest.Must(b, weights.SetAll(spmd.ToBF16(0.37)))
 		spmdtest.Must(b, matrices.CopyFrom(numbers))
 		e := &Launcher[spmd.BF16]{S: s, N: n, T: n, Cfg: layout.Config{Channels: c}}
@@ -90,7 +94,8 @@ func BenchmarkRows(b *testing.B) {
 	}
 }
 
-// benchKernel reports the median time of what run enqueues, and its rate where it moves so many bytes.
+// benchKernel reports the median time of what run enqueues, and its rate
+// where it moves so many bytes.
 func benchKernel(b *testing.B, w *spmd.World, s *spmd.Stream, name string, bytes int, run func() error) {
 	b.Run(name, func(b *testing.B) {
 		stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20), run)

@@ -8,7 +8,8 @@ import (
 	"lockstep/spmd"
 )
 
-// Apart8 is how many numbers lie between the scales of products: cuBLASLt wants them aligned to 16 bytes.
+// Apart8 is how many numbers lie between the scales of products: cuBLASLt
+// wants them aligned to 16 bytes.
 const Apart8 = 4
 
 // Matrix8 is a matrix of weights: where its codes begin, and those of its transpose.
@@ -35,8 +36,8 @@ const (
 	ColumnParts = 264 // blocks that share the rows of a tensor, two for each multiprocessor of an H100 or H200
 )
 
-// Cast is where the copy of a tensor goes, in 8-bit floats: to Codes, or where its sizes differ too much for these to
-// Wide. The zero cast is none.
+// Cast is where the copy of a tensor goes, in 8-bit floats: to Codes, or where its sizes differ too
+// much for these to Wide. The zero cast is none.
 type Cast struct {
 	Codes          spmd.Buffer[spmd.F8E4M3]
 	Wide           spmd.Buffer[spmd.F8E5M2]
@@ -49,8 +50,9 @@ func (c Cast) None() bool { return c.Codes.Len()+c.Wide.Len() == 0 }
 // MostPower bounds the exponent of a scale.
 const MostPower = 126
 
-// The kernels of products of 8-bit floats, as kernels.go has the others: fp8.cu is what runs
-// on a GPU. Those that make a copy of a tensor beside what they do otherwise are in kernels.go and norms.go.
+// The kernels of products of 8-bit floats, as kernels.go has the others: fp8.cu is what
+// runs on a GPU. Those that make a copy of a tensor beside what they do otherwise are
+// in kernels.go and norms.go.
 
 // eightSource is what sources of such kernels have behind CommonSource.
 //
@@ -103,7 +105,8 @@ func Copying[T eight](i int, fn func(a *HostArgs) error) func(a *HostArgs) error
 			return err
 		}
 		a.settle()
-		raise8(a.Args, i+2, codes8(spmd.ArgSlice[T](a.Args, i), a.written[0].from, spmd.ArgSlice[float32](a.Args, i+1)[0], 0))
+		raise8(a.Args, i+2, codes8(spmd.ArgSlice[T](a.Args, i), a.written[0].from,
+			spmd.ArgSlice[float32](a.Args, i+1)[0], 0))
 		return nil
 	}
 }
@@ -154,11 +157,12 @@ func logistic(x float32) float32 {
 	return float32(1 / (1 + math.Exp(-2*math.Sqrt(2/math.Pi)*(v+0.044715*v*v*v))))
 }
 
-// GELU8 enqueues y = gelu(x), by GPT-2's tanh formula, of the first n elements, and the copy of y. The bits of y are the
-// same with the zero Cast, which makes no copy.
+// GELU8 enqueues y = gelu(x), by GPT-2's tanh formula, of the first n elements, and the copy of y.
+// The bits of y are the same with the zero Cast, which makes no copy.
 func (e *Launcher[A]) GELU8(y, x spmd.Buffer[A], n int, c Cast) {
 	if e.Err == nil {
-		e.Err = geluKernel8.Launch(e.S, loop8(n), y.Arg(), c.Codes.Arg(), c.Up.Arg(), c.Peak.Arg(), x.Arg(), spmd.I64(n))
+		e.Err = geluKernel8.Launch(e.S, loop8(n), y.Arg(), c.Codes.Arg(), c.Up.Arg(), c.Peak.Arg(), x.Arg(),
+			spmd.I64(n))
 	}
 }
 
@@ -207,7 +211,8 @@ func (e *Launcher[A]) CastColumns(x, pre spmd.Buffer[A], to Cast, sums spmd.Buff
 	parts := min(e.N, ColumnParts)
 	partial := e.Columns.Slice(0, parts*c)
 	g := spmd.Grid{Blocks: [3]int{parts, blocks, 1}, Threads: [3]int{threads, 1, 1}}
-	e.Err = k.Launch(e.S, g, x.Arg(), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg(), partial.Arg(), pre.Arg(), spmd.I32(e.N), spmd.I32(c))
+	e.Err = k.Launch(e.S, g, x.Arg(), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg(), partial.Arg(), pre.Arg(),
+		spmd.I32(e.N), spmd.I32(c))
 	if e.Err == nil {
 		e.Err = launchSumRows(e.S, (c+31)/32, sums, partial, parts, c, e.Acc)
 	}

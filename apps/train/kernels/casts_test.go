@@ -26,7 +26,9 @@ func newCasting(t *testing.T, w *spmd.World, n, exponent int, peak float32) cast
 		codes[i] = 0x55
 	}
 	up := math.Ldexp(1, exponent)
-	return casting{Cast{Codes: traintest.BufferOf(t, w, codes), Up: traintest.BufferOf(t, w, []float32{float32(up)}), Down: traintest.BufferOf(t, w, []float32{float32(1 / up)}), Peak: traintest.BufferOf(t, w, []float32{peak})}, up}
+	return casting{Cast{Codes: traintest.BufferOf(t, w, codes), Up: traintest.BufferOf(t, w, []float32{float32(up)}),
+		Down: traintest.BufferOf(t, w, []float32{float32(1 / up)}), Peak: traintest.BufferOf(t, w, []float32{peak})},
+		up}
 }
 
 // newWide is newCasting to the other type.
@@ -72,7 +74,8 @@ func geluAndSlope(x float64) (y, slope float64) {
 	return x / 2 * (1 + th), (1+th)/2 + x/2*(1-th*th)*k*(1+3*0.044715*x*x)
 }
 
-// Each kernel that casts, in shapes that fill no block and some that do, against float64 and codes from the definition.
+// Each kernel that casts, in shapes that fill no block and some that do, against float64
+// and codes from the definition.
 func TestFP8Kernels(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		testFP8Kernels(t, w, [][2]int{{1, 16}, {3, 48}, {70, 128}, {5, 4112}, {1100, 16}, {600, 2304}, {4000, 48}})
@@ -82,7 +85,8 @@ func TestFP8Kernels(t *testing.T) {
 // Small ones, with each launch both ways.
 func TestCompareFP8Kernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
-	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) { testFP8Kernels(t, w, [][2]int{{1, 16}, {70, 128}}) })
+	spmdtest.RunInProcess(t, []int{1},
+		func(t *testing.T, w *spmd.World) { testFP8Kernels(t, w, [][2]int{{1, 16}, {70, 128}}) })
 }
 
 func testFP8Kernels(t *testing.T, w *spmd.World, sizes [][2]int) {
@@ -91,7 +95,8 @@ func testFP8Kernels(t *testing.T, w *spmd.World, sizes [][2]int) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for turn, size := range sizes {
 		n, c := size[0], size[1]
-		e := &Launcher[spmd.BF16]{S: s, N: n, T: n, Acc: turn%2 == 1, Scratch: Scratch{Columns: traintest.BufferOf(t, w, make([]float32, ColumnParts*c))}}
+		e := &Launcher[spmd.BF16]{S: s, N: n, T: n, Acc: turn%2 == 1,
+			Scratch: Scratch{Columns: traintest.BufferOf(t, w, make([]float32, ColumnParts*c))}}
 		x, pre := make([]spmd.BF16, n*c), make([]spmd.BF16, n*c)
 		for i := range x {
 			x[i] = spmd.ToBF16(float32(r.NormFloat64() * math.Exp(4*r.NormFloat64())))
@@ -119,7 +124,8 @@ func testFP8Kernels(t *testing.T, w *spmd.World, sizes [][2]int) {
 		got := traintest.ValuesOf(t, y)
 		to.check(t, "gelu", got, 0)
 		for i, v := range got {
-			if want, _ := geluAndSlope(float64(pre[i].Float32())); !traintest.CloseTo(float64(v.Float32()), want, math.Abs(want)/200+1e-5) {
+			if want, _ := geluAndSlope(float64(pre[i].Float32())); !traintest.CloseTo(float64(v.Float32()), want,
+				math.Abs(want)/200+1e-5) {
 				t.Fatalf("gelu of %v is %v, want %v", pre[i].Float32(), v.Float32(), want)
 			}
 		}
@@ -189,11 +195,14 @@ func TestFP8LayerNorm(t *testing.T) {
 				}
 				return x
 			}
-			e := &Launcher[spmd.BF16]{S: s, Cfg: layout.Config{Layers: 1, Heads: 1, Channels: c, SeqMax: n, Vocab: 5}, N: n, T: n, Scratch: Scratch{
-				Partial: traintest.BufferOf(t, w, make([]float32, NormRows*3*c)), Arrived: traintest.BufferOf(t, w, make([]uint32, max((4*c+31)/32, NormRows)))}}
+			e := &Launcher[spmd.BF16]{S: s, Cfg: layout.Config{Layers: 1, Heads: 1, Channels: c, SeqMax: n, Vocab: 5},
+				N: n, T: n, Scratch: Scratch{
+					Partial: traintest.BufferOf(t, w, make([]float32, NormRows*3*c)),
+					Arrived: traintest.BufferOf(t, w, make([]uint32, max((4*c+31)/32, NormRows)))}}
 			x, dout := traintest.BufferOf(t, w, halves(1)), traintest.BufferOf(t, w, halves(2))
 			mean, rstd := traintest.BufferOf(t, w, make([]float32, n)), traintest.BufferOf(t, w, make([]float32, n))
-			p := &Norm{W: traintest.BufferOf(t, w, traintest.RandomFloats(c, 1, 3)), B: traintest.BufferOf(t, w, traintest.RandomFloats(c, 1, 4)),
+			p := &Norm{W: traintest.BufferOf(t, w, traintest.RandomFloats(c, 1, 3)),
+				B:  traintest.BufferOf(t, w, traintest.RandomFloats(c, 1, 4)),
 				DW: traintest.BufferOf(t, w, make([]float32, c)), DB: traintest.BufferOf(t, w, make([]float32, c))}
 			sums := traintest.BufferOf(t, w, make([]float32, c))
 			run := func(forward, backward Cast) (out, dx []spmd.BF16, grads []float32) {
@@ -202,7 +211,8 @@ func TestFP8LayerNorm(t *testing.T) {
 				e.LayerNormForward(y, mean, rstd, x, p, forward)
 				e.LayerNormBackward(d, dout, x, mean, rstd, p, sums, true, backward)
 				traintest.NoError(t, e.Err, s.Synchronize())
-				return traintest.ValuesOf(t, y), traintest.ValuesOf(t, d), slices.Concat(traintest.ValuesOf(t, p.DW), traintest.ValuesOf(t, p.DB), traintest.ValuesOf(t, sums))
+				return traintest.ValuesOf(t, y), traintest.ValuesOf(t, d),
+					slices.Concat(traintest.ValuesOf(t, p.DW), traintest.ValuesOf(t, p.DB), traintest.ValuesOf(t, sums))
 			}
 			out, dx, grads := run(Cast{}, Cast{})
 			forward, backward := newCasting(t, w, n*c, 5, 0), newCasting(t, w, n*c, 3, 0)
@@ -240,14 +250,16 @@ func TestFP8Classifier(t *testing.T) {
 		b, losses := traintest.BufferOf(t, w, logits), traintest.BufferOf(t, w, make([]float32, n))
 		to := newWide(t, w, n*vp, 9, 0)
 		e := &Launcher[spmd.BF16]{S: s, Cfg: cfg, N: n, T: n}
-		e.Classifier(losses, b, traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 5)), 0.25, true, to.Cast)
+		e.Classifier(losses, b, traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 5)), 0.25, true,
+			to.Cast)
 		traintest.NoError(t, e.Err, s.Synchronize())
 		to.check(t, "gradient", traintest.ValuesOf(t, b), 0)
 	})
 }
 
-// The gradient of a row of logits sums to 0: what the copies of its many small elements lose beside the target's large
-// one would be missing from all gradients in one direction. In E4M3 it was 0.11 of the target's.
+// The gradient of a row of logits sums to 0: what the copies of its many small elements lose
+// beside the target's large one would be missing from all gradients in one direction. In E4M3
+// it was 0.11 of the target's.
 func TestFP8ClassifierKeepsSmall(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
@@ -263,7 +275,8 @@ func TestFP8ClassifierKeepsSmall(t *testing.T) {
 		to := newWide(t, w, n*vp, 7, 0) // the target's element is in (-128,-127]
 		e := &Launcher[spmd.BF16]{S: s, Cfg: cfg, N: n, T: n}
 		targets := []int32{9000, 20000, 50000}
-		e.Classifier(traintest.BufferOf(t, w, make([]float32, n)), traintest.BufferOf(t, w, logits), traintest.TokenBuffer(t, w, targets), 1, true, to.Cast)
+		e.Classifier(traintest.BufferOf(t, w, make([]float32, n)), traintest.BufferOf(t, w, logits),
+			traintest.TokenBuffer(t, w, targets), 1, true, to.Cast)
 		traintest.NoError(t, e.Err, s.Synchronize())
 		codes := traintest.ValuesOf(t, to.Wide)
 		for i, target := range targets {

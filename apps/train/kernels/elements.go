@@ -93,7 +93,8 @@ func nextScale(i int, up, down, peak []float32, gate *float32) {
 	peak[i] = 0
 }
 
-// NextScales enqueues what makes the scales of the next step of the largest sizes of this one: gate is NaN where they stay.
+// NextScales enqueues what makes the scales of the next step of the largest sizes of this one:
+// gate is NaN where they stay.
 func NextScales(s *spmd.Stream, up, down, peak, gate spmd.Buffer[float32]) error {
 	return launchNextScale(s, peak.Len(), up, down, peak, gate)
 }

@@ -8,10 +8,11 @@ import (
 // Kernel is one computation for each type of activations.
 type Kernel struct{ F32, BF16 *spmd.Kernel }
 
-// newKernel declares kernel name of a source for each type of activations; on the host fn computes both, and adds in another
-// order. scratch are arguments that mean nothing to others.
+// newKernel declares kernel name of a source for each type of activations; on the host fn computes
+// both, and adds in another order. scratch are arguments that mean nothing to others.
 func newKernel(source, name string, fn func(a *HostArgs) error, scratch ...int) Kernel {
-	return Kernel{declare(source, name, OnHost(false, fn), "float", scratch), declare(source, name, OnHost(true, fn), "bf16", scratch)}
+	return Kernel{declare(source, name, OnHost(false, fn), "float", scratch),
+		declare(source, name, OnHost(true, fn), "bf16", scratch)}
 }
 
 func declare(source, name string, fn func(spmd.Args) error, act string, scratch []int) *spmd.Kernel {

@@ -28,26 +28,31 @@ func truth(b bool) (i C.int) {
 	return i
 }
 
-func cEncoderForward(out []float32, tokens []int32, wte, wpe []float32, t, c, first, own int, positions bool, lo, hi int) {
-	C.train_encoder_forward(floats(out), ints(tokens), floats(wte), floats(wpe), long(t), long(c), long(first), long(own), truth(positions), long(lo), long(hi))
+func cEncoderForward(out []float32, tokens []int32, wte, wpe []float32, t, c, first, own int, positions bool,
+	lo, hi int) {
+	C.train_encoder_forward(floats(out), ints(tokens), floats(wte), floats(wpe), long(t), long(c), long(first),
+		long(own), truth(positions), long(lo), long(hi))
 }
 
 func cEncoderBackward(dwte, dwpe, dout []float32, p plan, t, c, positions, first, own int, acc bool, lo, hi int) {
 	C.train_encoder_backward(floats(dwte), floats(dwpe), floats(dout), ints(p.order),
-		(*C.struct_token_part)(unsafe.Pointer(unsafe.SliceData(p.parts))), long(int(p.count)), long(len(p.order)), long(t), long(c), long(positions),
-		long(first), long(own), truth(acc), long(lo), long(hi))
+		(*C.struct_token_part)(unsafe.Pointer(unsafe.SliceData(p.parts))), long(int(p.count)), long(len(p.order)),
+		long(t), long(c), long(positions), long(first), long(own), truth(acc), long(lo), long(hi))
 }
 
 func cLayerNormForward(out, mean, rstd, x, weight, bias []float32, c, lo, hi int) {
-	C.train_layernorm_forward(floats(out), floats(mean), floats(rstd), floats(x), floats(weight), floats(bias), long(c), long(lo), long(hi))
+	C.train_layernorm_forward(floats(out), floats(mean), floats(rstd), floats(x), floats(weight), floats(bias), long(c),
+		long(lo), long(hi))
 }
 
 func cLayerNormBackwardInput(dx, dout, x, weight, mean, rstd []float32, c int, add bool, lo, hi int) {
-	C.train_layernorm_backward_input(floats(dx), floats(dout), floats(x), floats(weight), floats(mean), floats(rstd), long(c), truth(add), long(lo), long(hi))
+	C.train_layernorm_backward_input(floats(dx), floats(dout), floats(x), floats(weight), floats(mean), floats(rstd),
+		long(c), truth(add), long(lo), long(hi))
 }
 
 func cLayerNormBackwardParams(dweight, dbias, dout, x, mean, rstd []float32, n, c int, acc bool, lo, hi int) {
-	C.train_layernorm_backward_params(floats(dweight), floats(dbias), floats(dout), floats(x), floats(mean), floats(rstd), long(n), long(c), truth(acc), long(lo), long(hi))
+	C.train_layernorm_backward_params(floats(dweight), floats(dbias), floats(dout), floats(x), floats(mean),
+		floats(rstd), long(n), long(c), truth(acc), long(lo), long(hi))
 }
 
 func cBiasBackward(dbias, dy []float32, n, c int, acc bool, lo, hi int) {
@@ -55,14 +60,16 @@ func cBiasBackward(dbias, dy []float32, n, c int, acc bool, lo, hi int) {
 }
 
 func cClassifier(losses, logits []float32, targets []int32, v, vp int, scale float32, grad bool, lo, hi int) {
-	C.train_classifier(floats(losses), floats(logits), ints(targets), long(v), long(vp), C.float(scale), truth(grad), long(lo), long(hi))
+	C.train_classifier(floats(losses), floats(logits), ints(targets), long(v), long(vp), C.float(scale), truth(grad),
+		long(lo), long(hi))
 }
 
 func cLogitSums(sums, logits []float32, targets []int32, v, vp, first, lo, hi int) {
 	C.train_logit_sums(floats(sums), floats(logits), ints(targets), long(v), long(vp), long(first), long(lo), long(hi))
 }
 
-func cClassifierOfParts(losses, logits []float32, targets []int32, all []float32, parts, n, v, vp, first int, scale float32, grad bool, lo, hi int) {
-	C.train_classifier_of_parts(floats(losses), floats(logits), ints(targets), floats(all), long(parts), long(n), long(v), long(vp), long(first),
-		C.float(scale), truth(grad), long(lo), long(hi))
+func cClassifierOfParts(losses, logits []float32, targets []int32, all []float32, parts, n, v, vp, first int,
+	scale float32, grad bool, lo, hi int) {
+	C.train_classifier_of_parts(floats(losses), floats(logits), ints(targets), floats(all), long(parts), long(n),
+		long(v), long(vp), long(first), C.float(scale), truth(grad), long(lo), long(hi))
 }

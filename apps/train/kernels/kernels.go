@@ -12,11 +12,11 @@ import (
 // Finite says whether x is neither infinite nor NaN.
 func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// The kernels of the model. Beside each stands the one function that launches it,
-// which checks nothing that the model settles already. Arrays are
-// row-major; activations and their gradients are of the model's type A, all else is
-// float32. n is the number of tokens b·t, and buffers may be longer than the n rows
-// in use. kernels.cu is what runs on a GPU, after common.cuh and eight.cuh; kernels.c has the loops of the host.
+// The kernels of the model. Beside each stands the one function that launches it, which checks
+// nothing that the model settles already. Arrays are row-major; activations and their gradients are
+// of the model's type A, all else is float32. n is the number of tokens b·t, and buffers may be
+// longer than the n rows in use. kernels.cu is what runs on a GPU, after common.cuh and eight.cuh;
+// kernels.c has the loops of the host.
 
 // CommonSource is what sources of kernels of other packages begin with, too.
 //
@@ -66,19 +66,22 @@ var encoderForwardKernel = newKernel(cudaSource, "encoder_forward", func(a *Host
 	if err := CheckTokens(tokens, vocab); err != nil {
 		return err
 	}
-	host.Parallel(n, RowGrain(c), func(lo, hi int) { cEncoderForward(out, tokens, wte, wpe, t, c, first, own, positions, lo, hi) })
+	host.Parallel(n, RowGrain(c), func(lo, hi int) {
+		cEncoderForward(out, tokens, wte, wpe, t, c, first, own, positions, lo, hi)
+	})
 	return nil
 })
 
 // EncoderForward enqueues out(n,c) = wte[token] + wpe[position]. A token outside the
-// vocabulary fails the stream on the host; on a GPU it makes the loss NaN. Where ranks divide the
-// vocabulary the sum of what they write is that: a rank adds the tokens that it has, the first one the
-// positions.
+// vocabulary fails the stream on the host; on a GPU it makes the loss NaN. Where ranks
+// divide the vocabulary the sum of what they write is that: a rank adds the tokens that it
+// has, the first one the positions.
 func (e *Launcher[A]) EncoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int32], wte, wpe spmd.Buffer[float32]) {
 	C := e.Cfg.Channels
 	first, _, own := e.Cfg.OwnVocab()
 	e.Launch(encoderForwardKernel, warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), wpe.Arg(),
-		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(C), spmd.I32(e.Cfg.Vocab), spmd.I32(first), spmd.I32(own), Flag(e.Cfg.Tensor.Rank == 0))
+		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(C), spmd.I32(e.Cfg.Vocab), spmd.I32(first), spmd.I32(own),
+		Flag(e.Cfg.Tensor.Rank == 0))
 }
 
 var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *HostArgs) error {
@@ -95,24 +98,27 @@ var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *Ho
 	return nil
 }, 2, 3)
 
-// EncoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the
-// tokens as Sorter.Sort leaves them. The head has set dwte before, which has the tokens of this rank.
+// EncoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the tokens as
+// Sorter.Sort leaves them. The head has set dwte before, which has the tokens of this rank.
 func (e *Launcher[A]) EncoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
 	e.tableBackward(dwte, dwpe, dout, sorted, e.Cfg.SeqMax)
 }
 
-// TableBackward enqueues dtable[token] += dout, as EncoderBackward does where there are no positions.
+// TableBackward enqueues dtable[token] += dout, as EncoderBackward does
+// where there are no positions.
 func (e *Launcher[A]) TableBackward(dtable spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
 	e.tableBackward(dtable, spmd.Buffer[float32]{}, dout, sorted, 0)
 }
 
-func (e *Launcher[A]) tableBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32], positions int) {
+func (e *Launcher[A]) tableBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32],
+	positions int) {
 	cfg := e.Cfg
 	first, _, own := cfg.OwnVocab()
 	parts, splits := mostParts(e.N, cfg.Vocab), MostSplits(e.N)
 	warps := (positions + parts) * ChunksOf(cfg.Channels)
-	e.Launch(encoderBackwardKernel, Blocks(min(2112, (warps+7)/8), 1, 1), dwte.Arg(), dwpe.Arg(), e.Partial.Arg(), e.Arrived.Arg(),
-		dout.Arg(), sorted.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(cfg.Channels), spmd.I32(positions), spmd.I32(cfg.Vocab),
+	e.Launch(encoderBackwardKernel, Blocks(min(2112, (warps+7)/8), 1, 1), dwte.Arg(), dwpe.Arg(), e.Partial.Arg(),
+		e.Arrived.Arg(), dout.Arg(), sorted.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(cfg.Channels),
+		spmd.I32(positions), spmd.I32(cfg.Vocab),
 		spmd.I32(parts), spmd.I32(splits), spmd.I32(first), spmd.I32(own), Flag(e.Acc))
 }
 
@@ -136,15 +142,17 @@ func hostClassifier(a *HostArgs) error {
 	return nil
 }
 
-// Classifier enqueues losses(n) = the cross-entropy of logits(n,vp) against
-// targets(n). With grad the logits become scale times their gradient, 0 in the
-// columns beyond the vocabulary. A target outside the vocabulary does what such a
-// token does to EncoderForward. A gradient is copied, too, to Wide: most of its elements are a 100,000th of the largest.
-func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to Cast) {
+// Classifier enqueues losses(n) = the cross-entropy of logits(n,vp) against targets(n). With grad
+// the logits become scale times their gradient, 0 in the columns beyond the vocabulary. A target
+// outside the vocabulary does what such a token does to EncoderForward. A gradient is copied, too,
+// to Wide: most of its elements are a 100,000th of the largest.
+func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32],
+	scale float32, grad bool, to Cast) {
 	n, vp := targets.Len(), e.Cfg.PaddedVocab()
 	g, held := e.classifierGrid(n)
 	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(),
-		spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), Flag(grad), to.Wide.Arg(), to.Up.Arg(), to.Peak.Arg()}
+		spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), Flag(grad), to.Wide.Arg(),
+		to.Up.Arg(), to.Peak.Arg()}
 	if to.None() || !grad {
 		e.Launch(classifierKernel, g, args[:9]...)
 	} else {
@@ -152,7 +160,8 @@ func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer
 	}
 }
 
-// classifierGrid is a block for each of n rows of logits, of which it holds so many pieces of 16 bytes.
+// classifierGrid is a block for each of n rows of logits, of which it holds
+// so many pieces of 16 bytes.
 func (e *Launcher[A]) classifierGrid(n int) (g spmd.Grid, held int) {
 	size := 4
 	if IsHalf[A]() {

@@ -93,7 +93,8 @@ func TestSplits(t *testing.T) {
 			copy(o[1][lo*vp:hi*vp], logits[lo*vp:hi*vp])
 			cClassifier(o[0], o[1], tokens, 100, vp, 1, true, lo, hi)
 		}},
-		{"logit sums", n, []int{3 * n}, func(o [][]float32, lo, hi int) { cLogitSums(o[0], logits, tokens, 100, vp, 2, lo, hi) }},
+		{"logit sums", n, []int{3 * n},
+			func(o [][]float32, lo, hi int) { cLogitSums(o[0], logits, tokens, 100, vp, 2, lo, hi) }},
 		{"classifier of parts", n, []int{n, n * vp}, func(o [][]float32, lo, hi int) {
 			copy(o[1][lo*vp:hi*vp], logits[lo*vp:hi*vp])
 			cClassifierOfParts(o[0], o[1], tokens, sums, 2, n, 100, vp, 1, 1, true, lo, hi)

@@ -45,13 +45,15 @@ func (e *Launcher[A]) normByWarps(n, c, arrays, most int) (spmd.Grid, bool) {
 	if !IsHalf[A]() || c%8 != 0 || c <= 512 || c > 1024 || shared > e.S.World().SharedMemory()-1<<10 {
 		return spmd.Grid{}, false
 	}
-	return spmd.Grid{Blocks: [3]int{min(most, (n+warps-1)/warps), 1, 1}, Threads: [3]int{32 * warps, 1, 1}, Shared: shared}, true
+	return spmd.Grid{Blocks: [3]int{min(most, (n+warps-1)/warps), 1, 1}, Threads: [3]int{32 * warps, 1, 1},
+		Shared: shared}, true
 }
 
 var (
 	layerNormForwardKernel = newKernel(normsSource, "layernorm_forward", hostLayerNormForward)
 	layerNormForwardWarps  = newKernel(normsSource, "layernorm_forward_warps", hostLayerNormForward)
-	layerNormForwardWarps8 = newKernel(normsSource, "layernorm_forward_warps_8", Copying[spmd.F8E4M3](8, hostLayerNormForward))
+	layerNormForwardWarps8 = newKernel(normsSource, "layernorm_forward_warps_8",
+		Copying[spmd.F8E4M3](8, hostLayerNormForward))
 )
 
 func hostLayerNormForward(a *HostArgs) error {
@@ -65,7 +67,8 @@ func hostLayerNormForward(a *HostArgs) error {
 
 // LayerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and its copy, and
 // keeps mean(n) and rstd(n).
-func (e *Launcher[A]) LayerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *Norm, to Cast) {
+func (e *Launcher[A]) LayerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *Norm,
+	to Cast) {
 	c := e.Cfg.Channels
 	args := [11]spmd.Arg{out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.W.Arg(), p.B.Arg(), spmd.I32(e.N), spmd.I32(c),
 		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
@@ -83,7 +86,8 @@ func (e *Launcher[A]) LayerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffe
 var (
 	layerNormBackwardKernel = newKernel(normsSource, "layernorm_backward", hostLayerNormBackward, 4, 5)
 	layerNormBackwardWarps  = newKernel(normsSource, "layernorm_backward_warps", hostLayerNormBackward, 4, 5)
-	layerNormBackwardWarps8 = newKernel(normsSource, "layernorm_backward_warps_8", Copying[spmd.F8E4M3](15, hostLayerNormBackward), 4, 5)
+	layerNormBackwardWarps8 = newKernel(normsSource, "layernorm_backward_warps_8",
+		Copying[spmd.F8E4M3](15, hostLayerNormBackward), 4, 5)
 )
 
 func hostLayerNormBackward(a *HostArgs) error {
@@ -113,11 +117,12 @@ func hostLayerNormBackward(a *HostArgs) error {
 // with add, the gradients of its parameters, and dcolumns(c) (+)= the sums of the new
 // dx over its rows, where dcolumns is not empty: dx is the gradient of the residual
 // stream, and that of the bias of the projection that wrote there. It makes a copy of dx.
-func (e *Launcher[A]) LayerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *Norm, dcolumns spmd.Buffer[float32], add bool, to Cast) {
+func (e *Launcher[A]) LayerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *Norm,
+	dcolumns spmd.Buffer[float32], add bool, to Cast) {
 	c := e.Cfg.Channels
 	args := [18]spmd.Arg{dx.Arg(), p.DW.Arg(), p.DB.Arg(), dcolumns.Arg(),
-		e.Partial.Arg(), e.Arrived.Arg(), dout.Arg(), x.Arg(), p.W.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.N), spmd.I32(c), Flag(add), Flag(e.Acc),
-		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
+		e.Partial.Arg(), e.Arrived.Arg(), dout.Arg(), x.Arg(), p.W.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.N),
+		spmd.I32(c), Flag(add), Flag(e.Acc), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
 	switch grid, ok := e.normByWarps(e.N, c, 3, normParts/2); {
 	case ok && to.None():
 		e.Launch(layerNormBackwardWarps, grid, args[:15]...)

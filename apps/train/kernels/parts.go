@@ -7,8 +7,9 @@ import (
 	"lockstep/spmd"
 )
 
-// The classifier where ranks divide the vocabulary: each has the columns of its tokens. What a row's loss and
-// gradient take of the others' columns are three numbers of each rank, between two kernels.
+// The classifier where ranks divide the vocabulary: each has the columns of its
+// tokens. What a row's loss and gradient take of the others' columns are three numbers
+// of each rank, between two kernels.
 
 // LogitNumbers is how many numbers LogitSums leaves of a row.
 const LogitNumbers = 3
@@ -20,8 +21,8 @@ var logitSumsKernel = newKernel(cudaSource, "logit_sums", func(a *HostArgs) erro
 	return nil
 })
 
-// LogitSums enqueues sums(n,LogitNumbers) of the columns that this rank has of logits(n,v): the largest, the sum of
-// e^(x - largest), and that of the row's target. What there is none of is -Inf.
+// LogitSums enqueues sums(n,LogitNumbers) of the columns that this rank has of logits(n,v): the
+// largest, the sum of e^(x - largest), and that of the row's target. What there is none of is -Inf.
 func (e *Launcher[A]) LogitSums(sums spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32]) {
 	first, rows, own := e.Cfg.OwnVocab()
 	e.Launch(logitSumsKernel, blockRows(e.N), sums.Arg(), logits.Arg(), targets.Arg(),
@@ -29,7 +30,8 @@ func (e *Launcher[A]) LogitSums(sums spmd.Buffer[float32], logits spmd.Buffer[A]
 }
 
 var classifierOfPartsKernel = newKernel(cudaSource, "classifier_of_parts", func(a *HostArgs) error {
-	parts, n, v, vp, first, vocab, scale, grad := a.I32(4), a.I32(5), a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.F32(10), a.flag(11)
+	parts, n, v, vp, first, vocab, scale, grad := a.I32(4), a.I32(5), a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.F32(10),
+		a.flag(11)
 	losses, targets, all := a.Floats(0), a.Ints(2, n), a.Floats(3)
 	logits := a.In
 	if grad {
@@ -45,12 +47,15 @@ var classifierOfPartsKernel = newKernel(cudaSource, "classifier_of_parts", func(
 	return nil
 })
 
-// ClassifierOfParts enqueues what Classifier does, of the columns that this rank has. all(ranks,n,LogitNumbers) is what
-// LogitSums has left on each rank; the losses are the same on all of them.
-func (e *Launcher[A]) ClassifierOfParts(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], all spmd.Buffer[float32], scale float32, grad bool) {
+// ClassifierOfParts enqueues what Classifier does, of the columns that this rank
+// has. all(ranks,n,LogitNumbers) is what LogitSums has left on each rank; the losses
+// are the same on all of them.
+func (e *Launcher[A]) ClassifierOfParts(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32],
+	all spmd.Buffer[float32], scale float32, grad bool) {
 	first, rows, own := e.Cfg.OwnVocab()
 	e.Launch(classifierOfPartsKernel, blockRows(e.N), losses.Arg(), logits.Arg(), targets.Arg(), all.Arg(),
-		spmd.I32(e.Cfg.Tensor.Parts()), spmd.I32(e.N), spmd.I32(own), spmd.I32(rows), spmd.I32(first), spmd.I32(e.Cfg.Vocab), spmd.F32(scale), Flag(grad))
+		spmd.I32(e.Cfg.Tensor.Parts()), spmd.I32(e.N), spmd.I32(own), spmd.I32(rows), spmd.I32(first),
+		spmd.I32(e.Cfg.Vocab), spmd.F32(scale), Flag(grad))
 }
 
 // blockRows is a grid of a block of 512 threads for each of n rows.

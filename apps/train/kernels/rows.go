@@ -2,7 +2,8 @@ package kernels
 
 import "lockstep/spmd"
 
-// Kernels of parts of tensors, in Go: a row is such a part, of which a largest size or a sum is made.
+// Kernels of parts of tensors, in Go: a row is such a part, of which a
+// largest size or a sum is made.
 
 const castChunk = 8192 // elements of a row of castPart, 32 for a thread
 
@@ -17,7 +18,8 @@ func sizeOf(v float32) float32 {
 	return v
 }
 
-// castPart writes the codes of part i of x times *up, and enters the largest size of x in peak, which may be empty.
+// castPart writes the codes of part i of x times *up, and enters the largest size of x
+// in peak, which may be empty.
 //
 //spmd:kernel rows
 func castPart[T eight](i int, codes []T, up *float32, peak []float32, x []spmd.BF16, n int) {
@@ -63,10 +65,12 @@ func sumRows(i int, sums, partial []float32, rows, c int, accumulate bool) {
 	}
 }
 
-// peakParts are those of a matrix: of one of 768 columns and k·768 rows each has k·8,192 elements, 32 k for a thread.
+// peakParts are those of a matrix: of one of 768 columns and k·768 rows each has k·8,192
+// elements, 32 k for a thread.
 const peakParts = 72
 
-// weightPeak enters the largest size of one of the parts of a matrix, whose numbers are among matrices, in its peak.
+// weightPeak enters the largest size of one of the parts of a matrix, whose numbers are
+// among matrices, in its peak.
 //
 //spmd:kernel rows
 func weightPeak(i int, peaks []float32, weights []spmd.BF16, matrices []int64) {
@@ -82,6 +86,7 @@ func weightPeak(i int, peaks []float32, weights []spmd.BF16, matrices []int64) {
 }
 
 // WeightPeaks enqueues what finds the largest size in each matrix of weights, of which peaks are 0.
-func WeightPeaks(s *spmd.Stream, peaks spmd.Buffer[float32], weights spmd.Buffer[spmd.BF16], matrices spmd.Buffer[int64]) error {
+func WeightPeaks(s *spmd.Stream, peaks spmd.Buffer[float32], weights spmd.Buffer[spmd.BF16],
+	matrices spmd.Buffer[int64]) error {
 	return launchWeightPeak(s, peakParts*peaks.Len(), peaks, weights, matrices)
 }

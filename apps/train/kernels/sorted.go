@@ -29,10 +29,12 @@ func SplitRows(n int) int { return 2 * n / (partRows + 1) }
 
 // SortedLen is the length of the list for n rows.
 func SortedLen(n, vocab int) int {
-	return int(unsafe.Sizeof(planHead{})+uintptr(mostParts(n, vocab))*unsafe.Sizeof(tokenPart{})+uintptr(MostSplits(n))*unsafe.Sizeof(tokenSplit{}))/4 + n
+	return int(unsafe.Sizeof(planHead{})+uintptr(mostParts(n, vocab))*unsafe.Sizeof(tokenPart{})+
+		uintptr(MostSplits(n))*unsafe.Sizeof(tokenSplit{}))/4 + n
 }
 
-// plan is such a list, in parts that lie behind each other. encoder_backward reads it, and has structs of these names.
+// plan is such a list, in parts that lie behind each other. encoder_backward reads it, and
+// has structs of these names.
 type plan struct {
 	*planHead
 	parts  []tokenPart  // those of a token follow each other
@@ -53,7 +55,8 @@ type tokenPart struct {
 	split      int32 // of splits, where the token has several parts, or -1
 }
 
-// tokenSplit is a token of several parts. Each leaves its sum in a row of its own, and the last one adds these up.
+// tokenSplit is a token of several parts. Each leaves its sum in a row of its own, and
+// the last one adds these up.
 type tokenSplit struct {
 	row   int32 // where the sum of its first part is
 	first int32 // of its parts

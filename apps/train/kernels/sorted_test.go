@@ -31,7 +31,8 @@ func TestSorter(t *testing.T) {
 		{"random", 50257, traintest.RandomTokens(5000, 50257, 1)},
 		{"random bytes", 256, traintest.RandomTokens(5000, 256, 1)},
 		{"most splits", 400, worst(400*(partRows+1), 400)},
-		{"one part each", 3, slices.Concat(make([]int32, partRows), slices.Repeat([]int32{1}, partRows), slices.Repeat([]int32{2}, partRows))},
+		{"one part each", 3, slices.Concat(make([]int32, partRows), slices.Repeat([]int32{1}, partRows),
+			slices.Repeat([]int32{2}, partRows))},
 	} {
 		n := len(tc.tokens)
 		list := slices.Repeat([]int32{math.MinInt32}, SortedLen(n, tc.vocab))
@@ -48,8 +49,10 @@ func TestSorter(t *testing.T) {
 			at = end
 			for k := first; k < end; k++ {
 				row := p.order[k]
-				if tc.tokens[row] != token || seen[row] || k > 0 && tc.tokens[p.order[k-1]] == token && p.order[k-1] >= row {
-					t.Fatalf("%s: row %d of token %d is in a part of token %d, or twice, or out of order", tc.name, row, tc.tokens[row], token)
+				if tc.tokens[row] != token || seen[row] ||
+					k > 0 && tc.tokens[p.order[k-1]] == token && p.order[k-1] >= row {
+					t.Fatalf("%s: row %d of token %d is in a part of token %d, or twice, or out of order",
+						tc.name, row, tc.tokens[row], token)
 				}
 				seen[row] = true
 			}
@@ -60,7 +63,8 @@ func TestSorter(t *testing.T) {
 			if part.split >= 0 {
 				split := p.splits[part.split]
 				if k := i - split.first; k < 0 || k >= split.parts || sums[split.row+k] {
-					t.Fatalf("%s: part %d of a split that begins at %d and has %d", tc.name, i, split.first, split.parts)
+					t.Fatalf("%s: part %d of a split that begins at %d and has %d",
+						tc.name, i, split.first, split.parts)
 				} else {
 					sums[split.row+k] = true
 				}

@@ -39,7 +39,8 @@ var Presets = map[string]Config{
 }
 
 // ModelNames are the names of Presets, in the order of size.
-var ModelNames = []string{"tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "modern-tiny", "modern", "modern-medium"}
+var ModelNames = []string{"tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "modern-tiny", "modern",
+	"modern-medium"}
 
 // Preset returns the shape with the given name, without a vocabulary.
 func Preset(name string) (Config, error) {
@@ -54,7 +55,10 @@ func (c Config) Validate() error {
 	for _, d := range []struct {
 		name string
 		n    int
-	}{{"layers", c.Layers}, {"heads", c.Heads}, {"channels", c.Channels}, {"sequence length", c.SeqMax}, {"vocabulary", c.Vocab}} {
+	}{
+		{"layers", c.Layers}, {"heads", c.Heads}, {"channels", c.Channels}, {"sequence length", c.SeqMax},
+		{"vocabulary", c.Vocab},
+	} {
 		if d.n <= 0 {
 			return fmt.Errorf("model: %s is %d, must be above 0", d.name, d.n)
 		}

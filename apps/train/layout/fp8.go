@@ -4,11 +4,11 @@ import (
 	"fmt"
 )
 
-// Products of 8-bit floats (E4M3, but the gradient of the logits E5M2): those forward and for the gradients of inputs, while
-// the gradients of weights stay bfloat16. Each operand is cast where it comes to be, by
-// a power of two that the largest value of the step before brings below 256: what grows
-// by less than 1.75 from step to step fits. Weights are cast at the end of a step, by
-// their own largest value. The scales lie in device memory, so that graphs replay.
+// Products of 8-bit floats (E4M3, but the gradient of the logits E5M2): those forward and for the
+// gradients of inputs, while the gradients of weights stay bfloat16. Each operand is cast where it
+// comes to be, by a power of two that the largest value of the step before brings below 256: what
+// grows by less than 1.75 from step to step fits. Weights are cast at the end of a step, by their
+// own largest value. The scales lie in device memory, so that graphs replay.
 
 // FP8Level says which products are of 8-bit floats.
 type FP8Level int
@@ -44,7 +44,8 @@ const (
 // CheckParts8 refuses parts of layers that products of 8-bit floats do not take.
 func (cfg Config) CheckParts8() error {
 	if cfg.FP8 == FP8All && cfg.Tensor.Parts() > 1 && cfg.OwnChannels()%16 != 0 {
-		return fmt.Errorf("--tp %d: %d channels a rank, which products of 8-bit floats take in multiples of 16: take --fp8 head", cfg.Tensor.Ranks, cfg.OwnChannels())
+		return fmt.Errorf("--tp %d: %d channels a rank, which products of 8-bit floats take in multiples of 16: "+
+			"take --fp8 head", cfg.Tensor.Ranks, cfg.OwnChannels())
 	}
 	return nil
 }

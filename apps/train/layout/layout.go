@@ -115,7 +115,8 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 	return cfg.shareOut(params, groups)
 }
 
-// shareOut makes of sections the groups that ranks share, if they do, and gives each parameter its place in an arena of n elements, and each group.
+// shareOut makes of sections the groups that ranks share, if they do, and gives each parameter its
+// place in an arena of n elements, and each group.
 func (cfg Config) shareOut(params []Param, groups []Group) ([]Param, []Group, int) {
 	if cfg.Shard.Mode != ShardOff {
 		groups = regroup(params, groups)

@@ -15,11 +15,12 @@ import (
 type Parts uint
 
 const (
-	Modern   Parts = 1 << iota // what every modern model has
-	NormQK                     // queries and keys have RMS norms, head by head
-	Values                     // tables of embeddings are mixed into the values of the first and last layers
-	Skips                      // the first half of the layers' outputs are added to the inputs of the second, last ones first
-	Windows                    // the attention of three layers of four sees WindowTokens
+	Modern Parts = 1 << iota // what every modern model has
+	NormQK                   // queries and keys have RMS norms, head by head
+	Values                   // tables of embeddings are mixed into the values of the first and last layers
+	// the first half of the layers' outputs are added to the inputs of the second, last ones first
+	Skips
+	Windows  // the attention of three layers of four sees WindowTokens
 	allParts = 1<<iota - 1
 )
 
@@ -115,8 +116,9 @@ func (c Config) checkParts() error {
 	return nil
 }
 
-// Tables is how many tables of embeddings are mixed into values; ValueTable is which of them into those
-// of a layer, -1 where there is none. The first layers have them in their order, and so have the last.
+// Tables is how many tables of embeddings are mixed into values; ValueTable is which of
+// them into those of a layer, -1 where there is none. The first layers have them in their
+// order, and so have the last.
 func (c Config) Tables() int {
 	if !c.Has(Values) {
 		return 0
@@ -143,10 +145,12 @@ func (c Config) SkipFrom(layer int) int {
 	return c.Layers - 1 - layer
 }
 
-// WindowTokens is how far back the attention of a layer with a window sees, as attention.Shape says it.
+// WindowTokens is how far back the attention of a layer with a window sees,
+// as attention.Shape says it.
 const WindowTokens = 256
 
-// Window is that of a layer, 0 where it sees all tokens before: the last layer does, and every fourth from there.
+// Window is that of a layer, 0 where it sees all tokens before: the last layer does,
+// and every fourth from there.
 func (c Config) Window(layer int) int {
 	if !c.Has(Windows) || (c.Layers-1-layer)%4 == 0 {
 		return 0
@@ -154,8 +158,8 @@ func (c Config) Window(layer int) int {
 	return WindowTokens
 }
 
-// modernParams calls add for each parameter of a modern model in backward order, and group after those
-// of each group.
+// modernParams calls add for each parameter of a modern model in backward order, and
+// group after those of each group.
 func (c Config) modernParams(add func(p Param), group func(name string)) {
 	C, V := c.Channels, c.PaddedVocab()
 	matrix := func(name string, out, in int, init Init) {
@@ -213,7 +217,8 @@ func (c Config) Family(p Param) Family {
 	return Embeddings
 }
 
-// InVocab says whether the rows of a parameter are tokens, so that those beyond the vocabulary are padding.
+// InVocab says whether the rows of a parameter are tokens, so that those beyond
+// the vocabulary are padding.
 func (p Param) InVocab() bool {
 	return p.Name == "wte.weight" || p.Name == "head.weight" || slices.Contains(tableNames, p.Name)
 }

@@ -30,7 +30,8 @@ func ParseRecompute(name string) (Recomputation, error) {
 // Recomputes says whether backward computes activations of layer l of this stage once more.
 func (cfg Config) Recomputes(l int) bool { return cfg.Recompute != RecomputeOff && cfg.Again(l) }
 
-// GroupsThere lists the groups of layers, with --shard, in the order in which forward uses them: it begins with the last.
+// GroupsThere lists the groups of layers, with --shard, in the order in which forward uses
+// them: it begins with the last.
 func (cfg Config) GroupsThere() []int {
 	var order []int
 	for i := 2*cfg.OwnLayers() - 1; i >= 0; i-- {

@@ -69,8 +69,8 @@ func (cfg Config) PartitionOf(groups []Group) ddp.Partition {
 	return cfg.partition(lens)
 }
 
-// The sections of a pass, in the order in which their gradients get complete: the final
-// LayerNorm, or a head of its own, then of each layer, the last one first, the MLP and attention, at last the
+// The sections of a pass, in the order in which their gradients get complete: the final LayerNorm,
+// or a head of its own, then of each layer, the last one first, the MLP and attention, at last the
 // embeddings. Without --shard they are the groups.
 
 // Sections returns the numbers of those of a layer, counted from the first of the stage.
@@ -93,7 +93,8 @@ func LayerGroup(section int) int { return section - 1 }
 // VectorGroup is the group of the vectors. The groups before it are those of layers.
 func VectorGroup(groups []Group) int { return len(groups) - 2 }
 
-// EmbeddingGroup is the group of the embeddings, where ranks share a part of the training state or not.
+// EmbeddingGroup is the group of the embeddings, where ranks share a part
+// of the training state or not.
 func EmbeddingGroup(groups []Group) int { return len(groups) - 1 }
 
 // regroup changes the groups of parameters from sections to those that ranks share.

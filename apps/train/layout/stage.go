@@ -23,8 +23,8 @@ func StageOf(cfg Config, index, stages, micro, seq int) Staging {
 	return StagesOf(cfg, stages, micro, seq)[index]
 }
 
-// StagesOf is all stages of such a model. They take about equally long: by Times of a layer, of which
-// each rank may have a part, and of the head in the last.
+// StagesOf is all stages of such a model. They take about equally long: by Times of a layer, of
+// which each rank may have a part, and of the head in the last.
 func StagesOf(cfg Config, stages, micro, seq int) []Staging {
 	costs := make([]float64, cfg.Layers)
 	for l := range costs {
@@ -41,8 +41,9 @@ func StagesOf(cfg Config, stages, micro, seq int) []Staging {
 	return all
 }
 
-// Idle is the part of a step in which the stages wait, taken together, where messages take no time: at its beginning and
-// end, and where the stages' times differ. A third of a stage's time is its forward pass.
+// Idle is the part of a step in which the stages wait, taken together, where messages take
+// no time: at its beginning and end, and where the stages' times differ. A third of a
+// stage's time is its forward pass.
 func (cfg Config) Idle(seq int) float64 {
 	x := cfg.Stage
 	if x.Stages <= 1 {

@@ -45,11 +45,12 @@ func (cfg Config) OwnVocab() (first, rows, tokens int) {
 	return first, rows, min(max(0, cfg.Vocab-first), rows)
 }
 
-// CheckTensor refuses a number of parts that does not divide the heads, and names those that do, and
-// one that leaves a rank no row of the token embedding.
+// CheckTensor refuses a number of parts that does not divide the heads, and names those that do,
+// and one that leaves a rank no row of the token embedding.
 func (cfg Config) CheckTensor() error {
 	if most := cfg.PaddedVocab() / cfg.vocabUnit(); cfg.Vocab > 0 && cfg.Tensor.Parts() > most {
-		return fmt.Errorf("--tp %d: a vocabulary of %d tokens divides into %d parts at most", cfg.Tensor.Ranks, cfg.Vocab, most)
+		return fmt.Errorf("--tp %d: a vocabulary of %d tokens divides into %d parts at most",
+			cfg.Tensor.Ranks, cfg.Vocab, most)
 	}
 	if cfg.Heads%cfg.Tensor.Parts() == 0 {
 		return nil
@@ -60,7 +61,8 @@ func (cfg Config) CheckTensor() error {
 			good = append(good, fmt.Sprint(n))
 		}
 	}
-	return fmt.Errorf("--tp %d does not divide the %d heads: %s do", cfg.Tensor.Ranks, cfg.Heads, strings.Join(good, ", "))
+	return fmt.Errorf("--tp %d does not divide the %d heads: %s do",
+		cfg.Tensor.Ranks, cfg.Heads, strings.Join(good, ", "))
 }
 
 // rows leaves p this rank's rows of each of several matrices, or elements of vectors, that follow
@@ -74,7 +76,8 @@ func (x Tensor) columns(p Param) Param {
 	return x.cut(p, 1, p.Shape[0])
 }
 
-// cut leaves p a part of its dimension dim: in each of so many equal pieces of its elements one run.
+// cut leaves p a part of its dimension dim: in each of so many equal
+// pieces of its elements one run.
 func (x Tensor) cut(p Param, dim, pieces int) Param {
 	if x.Parts() == 1 {
 		return p

@@ -12,12 +12,12 @@ type Rates struct {
 // Source: bench/results/train.
 var Measured = Rates{Products: 607e12, Attention: 301e12, Norm: 7.45e-12, Logit: 1.15e-12}
 
-// Times are seconds that a token takes in both passes, as measured where a run is: in a layer, and in the head and
-// all else that is there once. The zero value is what Measured says of them.
+// Times are seconds that a token takes in both passes, as measured where a run is: in a layer, and
+// in the head and all else that is there once. The zero value is what Measured says of them.
 type Times struct{ Layer, Head float64 }
 
-// LayerTime is how many seconds both passes take for a token of a sequence of seq in a layer, on a rank that has all of it;
-// HeadTime how many they take in what this rank has of the head.
+// LayerTime is how many seconds both passes take for a token of a sequence of seq in a layer, on a
+// rank that has all of it; HeadTime how many they take in what this rank has of the head.
 func (cfg Config) LayerTime(seq int) float64 {
 	if cfg.Times.Layer > 0 {
 		return cfg.Times.Layer

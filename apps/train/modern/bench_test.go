@@ -26,7 +26,9 @@ func BenchmarkKernels(b *testing.B) {
 			x[i] = spmdtest.Alloc[spmd.BF16](b, w, n*c)
 			spmdtest.Must(b, x[i].SetAll(spmd.ToBF16(0.37)))
 		}
-		table, tokens, by := spmdtest.Alloc[float32](b, w, vocab*c), spmdtest.Alloc[int32](b, w, n), spmdtest.Alloc[float32](b, w, 1)
+		table := spmdtest.Alloc[float32](b, w, vocab*c)
+		tokens := spmdtest.Alloc[int32](b, w, n)
+		by := spmdtest.Alloc[float32](b, w, 1)
 		ids := make([]int32, n)
 		for i := range ids {
 			ids[i] = int32(spmd.UniformBits(1, uint64(i)) % uint32(vocab))
@@ -47,7 +49,8 @@ func BenchmarkKernels(b *testing.B) {
 			{"relu2_backward", func() { relu2Backward(e, x[0], x[1], n*c) }},
 		} {
 			b.Run(k.name, func(b *testing.B) {
-				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20), func() error { k.run(); return e.Err })
+				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20),
+					func() error { k.run(); return e.Err })
 				spmdtest.Must(b, err)
 				b.ReportMetric(0, "ns/op")
 				b.ReportMetric(stats.MedianUS, "us")

@@ -11,8 +11,8 @@ import (
 	"unsafe"
 )
 
-// The wrappers of loops.c, which says what they compute. lo and hi are bounds within what the slices hold; an empty slice
-// is NULL.
+// The wrappers of loops.c, which says what they compute. lo and hi are bounds within what the
+// slices hold; an empty slice is NULL.
 
 func floats(x []float32) *C.float {
 	if len(x) == 0 {
@@ -45,16 +45,19 @@ func cNorm(out, sum, x, kept, skip []float32, c, lo, hi int) {
 }
 
 func cNormBackward(d, dkept, sums, dnorm, x, kept, above, skip []float32, c int, add bool, lo, hi int) {
-	C.modern_norm_backward(floats(d), floats(dkept), floats(sums), floats(dnorm), floats(x), floats(kept), floats(above), floats(skip),
-		long(c), truth(add), long(lo), long(hi))
+	C.modern_norm_backward(floats(d), floats(dkept), floats(sums), floats(dnorm), floats(x), floats(kept),
+		floats(above), floats(skip), long(c), truth(add), long(lo), long(hi))
 }
 
-func cHeads(out, qkv []float32, tokens []int32, table, mix, turn []float32, t, heads, size int, norm bool, scale float32, lo, hi int) {
-	C.modern_heads(floats(out), floats(qkv), ints(tokens), floats(table), floats(mix), floats(turn), long(t), long(heads), long(size),
-		truth(norm), C.float(scale), long(lo), long(hi))
+func cHeads(out, qkv []float32, tokens []int32, table, mix, turn []float32, t, heads, size int, norm bool,
+	scale float32, lo, hi int) {
+	C.modern_heads(floats(out), floats(qkv), ints(tokens), floats(table), floats(mix), floats(turn), long(t),
+		long(heads), long(size), truth(norm), C.float(scale), long(lo), long(hi))
 }
 
-func cHeadsBackward(d, dtable, sums, qkv []float32, tokens []int32, table, mix, turn []float32, t, heads, size int, norm bool, scale float32, fresh bool, lo, hi int) {
-	C.modern_heads_backward(floats(d), floats(dtable), floats(sums), floats(qkv), ints(tokens), floats(table), floats(mix), floats(turn),
+func cHeadsBackward(d, dtable, sums, qkv []float32, tokens []int32, table, mix, turn []float32, t, heads, size int,
+	norm bool, scale float32, fresh bool, lo, hi int) {
+	C.modern_heads_backward(floats(d), floats(dtable), floats(sums), floats(qkv), ints(tokens), floats(table),
+		floats(mix), floats(turn),
 		long(t), long(heads), long(size), truth(norm), C.float(scale), truth(fresh), long(lo), long(hi))
 }

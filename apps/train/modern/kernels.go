@@ -12,16 +12,16 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels, as those of package kernels. modern.cu is what runs on a GPU, loops.c on the host. What a model does not have is an empty
-// buffer.
+// The kernels, as those of package kernels. modern.cu is what runs on a GPU, loops.c on the host.
+// What a model does not have is an empty buffer.
 
 //go:embed modern.cu
 var modernSource string
 
 var cudaSource = kernels.CommonSource + modernSource
 
-// sumBlocks is the most blocks that leave sums of numbers, 6 for each multiprocessor of an H100 or H200; sumSets is how
-// many sets of 16 these are.
+// sumBlocks is the most blocks that leave sums of numbers, 6 for each multiprocessor of an H100 or
+// H200; sumSets is how many sets of 16 these are.
 const (
 	sumBlocks = 6 * 132
 	sumSets   = (sumBlocks + 15) / 16
@@ -30,7 +30,8 @@ const (
 // warpRows is a grid of a warp for each of n rows.
 func warpRows(n int) spmd.Grid { return kernels.Blocks((n+7)/8, 1, 1) }
 
-// shared is a grid whose blocks leave sums, for n warps of work, so many of them to a multiprocessor: up to 6.
+// shared is a grid whose blocks leave sums, for n warps of work, so many of them
+// to a multiprocessor: up to 6.
 func shared(n, each int) spmd.Grid { return kernels.Blocks(min(132*each, (n+7)/8), 1, 1) }
 
 // newKernel declares kernel name for each type of activations; on the host fn computes both.
@@ -39,7 +40,8 @@ func newKernel(name string, fn func(a *kernels.HostArgs) error) kernels.Kernel {
 		BF16: spmd.NewKernel(name, cudaSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"))}
 }
 
-// rowKernel is a kernel whose warps hold a row in registers, for the widths of rows: pieces of 256 numbers.
+// rowKernel is a kernel whose warps hold a row in registers, for the widths of
+// rows: pieces of 256 numbers.
 type rowKernel [len(rowPieces)]kernels.Kernel
 
 var rowPieces = [...]int{1, 3, 4, 8}
@@ -107,11 +109,13 @@ var embedKernel = newRowKernel("modern_embed", func(a *kernels.HostArgs) error {
 	return nil
 })
 
-// embed enqueues out(n,c) = the norm of the rows of wte. A token outside the vocabulary does what it does to
-// kernels.Launcher.EncoderForward.
-func embed[A kernels.Act](e *kernels.Launcher[A], out spmd.Buffer[A], tokens spmd.Buffer[int32], wte spmd.Buffer[float32]) {
+// embed enqueues out(n,c) = the norm of the rows of wte. A token outside the vocabulary does what
+// it does to kernels.Launcher.EncoderForward.
+func embed[A kernels.Act](e *kernels.Launcher[A], out spmd.Buffer[A], tokens spmd.Buffer[int32],
+	wte spmd.Buffer[float32]) {
 	c := e.Cfg.Channels
-	e.Launch(embedKernel.of(c), warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c), spmd.I32(e.Cfg.Vocab))
+	e.Launch(embedKernel.of(c), warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c),
+		spmd.I32(e.Cfg.Vocab))
 }
 
 var embedBackwardKernel = newRowKernel("modern_embed_backward", func(a *kernels.HostArgs) error {
@@ -125,15 +129,18 @@ var embedBackwardKernel = newRowKernel("modern_embed_backward", func(a *kernels.
 })
 
 // embedBackward enqueues that d, the gradient of what embed has left, becomes that of the rows.
-func embedBackward[A kernels.Act](e *kernels.Launcher[A], d spmd.Buffer[A], tokens spmd.Buffer[int32], wte spmd.Buffer[float32]) {
+func embedBackward[A kernels.Act](e *kernels.Launcher[A], d spmd.Buffer[A], tokens spmd.Buffer[int32],
+	wte spmd.Buffer[float32]) {
 	c := e.Cfg.Channels
-	e.Launch(embedBackwardKernel.of(c), warpRows(e.N), d.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c), spmd.I32(e.Cfg.Vocab))
+	e.Launch(embedBackwardKernel.of(c), warpRows(e.N), d.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c),
+		spmd.I32(e.Cfg.Vocab))
 }
 
 // number is a parameter of one number or two, and its gradient.
 type number struct{ w, dw spmd.Buffer[float32] }
 
-// skip is what is added to the residual stream before a norm: what an earlier layer has left, times a number.
+// skip is what is added to the residual stream before a norm: what an earlier
+// layer has left, times a number.
 type skip[A kernels.Act] struct {
 	sum, kept spmd.Buffer[A] // (n,c); empty where nothing is added
 	by        number         // (1)
@@ -149,7 +156,8 @@ var normKernel = newRowKernel("modern_norm", func(a *kernels.HostArgs) error {
 // norm enqueues out(n,c) = the norm of x, with what k adds to it.
 func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], k skip[A]) {
 	c := e.Cfg.Channels
-	e.Launch(normKernel.of(c), warpRows(e.N), out.Arg(), k.sum.Arg(), x.Arg(), k.kept.Arg(), k.by.w.Arg(), spmd.I32(e.N), spmd.I32(c))
+	e.Launch(normKernel.of(c), warpRows(e.N), out.Arg(), k.sum.Arg(), x.Arg(), k.kept.Arg(), k.by.w.Arg(),
+		spmd.I32(e.N), spmd.I32(c))
 }
 
 var normBackwardKernel = newRowKernel("modern_norm_backward", func(a *kernels.HostArgs) error {
@@ -168,20 +176,24 @@ var normBackwardKernel = newRowKernel("modern_norm_backward", func(a *kernels.Ho
 	return nil
 })
 
-// normBackwardBlocks is how many blocks of it a multiprocessor has room for, by the pieces of a row; modern.cu has the same.
+// normBackwardBlocks is how many blocks of it a multiprocessor has room for, by the pieces of a
+// row; modern.cu has the same.
 var normBackwardBlocks = [len(rowPieces)]int{3, 2, 2, 1}
 
-// normBackward enqueues what goes back through the norm of x, in which k is added already. d(n,c) is the gradient of the
-// residual stream behind it, which is added with add, and becomes that of x, with above added where that is not empty. The
-// gradient of what was kept is left in dkept, which may be above.
-func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A], k skip[A], dkept, above spmd.Buffer[A], add bool) {
+// normBackward enqueues what goes back through the norm of x, in which k is added already.
+// d(n,c) is the gradient of the residual stream behind it, which is added with add, and
+// becomes that of x, with above added where that is not empty. The gradient of what was kept
+// is left in dkept, which may be above.
+func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A],
+	k skip[A], dkept, above spmd.Buffer[A], add bool) {
 	c := e.Cfg.Channels
 	twice := above.Len() > 0 && above == dkept
 	if twice {
 		above = spmd.Buffer[A]{}
 	}
-	e.Launch(normBackwardKernel.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), d.Arg(), dkept.Arg(), k.by.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
-		dnorm.Arg(), x.Arg(), k.kept.Arg(), above.Arg(), k.by.w.Arg(), spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(e.Acc), kernels.Flag(twice))
+	e.Launch(normBackwardKernel.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), d.Arg(), dkept.Arg(),
+		k.by.dw.Arg(), partial.Arg(), e.Arrived.Arg(), dnorm.Arg(), x.Arg(), k.kept.Arg(), above.Arg(), k.by.w.Arg(),
+		spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(e.Acc), kernels.Flag(twice))
 }
 
 // valueMix is what is mixed into the values of a layer: none where table is empty.
@@ -198,14 +210,16 @@ type headShape struct {
 	turn        spmd.Buffer[float32] // (T,size/4,2): cosines and sines
 }
 
-// headKernel is a kernel whose threads have numbers of both halves of a head: 4, or 8 where halves are a multiple of that.
+// headKernel is a kernel whose threads have numbers of both halves of a head: 4, or 8 where
+// halves are a multiple of that.
 type headKernel [2]kernels.Kernel
 
 func newHeadKernel(name string, fn func(a *kernels.HostArgs) error) headKernel {
 	return headKernel{newKernel(name+"<4>", fn), newKernel(name+"<8>", fn)}
 }
 
-// mostHeadThreads is PART in modern.cu; headBlocks is how many blocks of so many threads a multiprocessor has room for, of 80 registers each.
+// mostHeadThreads is PART in modern.cu; headBlocks is how many blocks of so many threads a
+// multiprocessor has room for, of 80 registers each.
 const mostHeadThreads = 384
 
 func headBlocks(threads int) int { return max(1, min(sumBlocks/132, 816/threads)) }
@@ -222,13 +236,16 @@ func (k *headKernel) on(h headShape, n int) (kernels.Kernel, spmd.Grid, [6]spmd.
 	threads := 32 * ((all + 32*parts - 1) / (32 * parts))
 	rows := min(n, max(1, 132*headBlocks(threads)/parts))
 	return k[i], spmd.Grid{Blocks: [3]int{rows * parts, 1, 1}, Threads: [3]int{threads, 1, 1}},
-		[...]spmd.Arg{spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(lanes), spmd.I32(parts), kernels.Flag(h.norm), spmd.F32(h.scale)}
+		[...]spmd.Arg{spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(lanes), spmd.I32(parts), kernels.Flag(h.norm),
+			spmd.F32(h.scale)}
 }
 
 var headsKernel = newHeadKernel("modern_heads", func(a *kernels.HostArgs) error {
-	n, t, vocab, heads, size, normed, scale := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.I32(13) != 0, a.F32(14)
+	n, t, vocab, heads, size, normed, scale := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.I32(13) != 0,
+		a.F32(14)
 	c := heads * size
-	out, qkv, tokens, table, mix, turn := a.Out(0, 3*n*c), a.In(1, 3*n*c), a.Ints(2, n), a.Floats(3), a.Floats(4), a.Floats(5)
+	out, qkv, tokens, table, mix, turn := a.Out(0, 3*n*c), a.In(1, 3*n*c), a.Ints(2, n), a.Floats(3), a.Floats(4),
+		a.Floats(5)
 	if err := kernels.CheckTokens(tokens, vocab); err != nil {
 		return err
 	}
@@ -238,8 +255,10 @@ var headsKernel = newHeadKernel("modern_heads", func(a *kernels.HostArgs) error 
 	return nil
 })
 
-// headsForward enqueues out = what attention takes, of what the product has left in qkv: both (n,3,heads,size).
-func headsForward[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix) {
+// headsForward enqueues out = what attention takes, of what the product has left in
+// qkv: both (n,3,heads,size).
+func headsForward[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A],
+	tokens spmd.Buffer[int32], v valueMix) {
 	k, grid, x := headsKernel.on(h, e.N)
 	e.Launch(k, grid, out.Arg(), qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(),
 		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5])
@@ -263,13 +282,14 @@ var headsBackwardKernel = newHeadKernel("modern_heads_backward", func(a *kernels
 	return nil
 })
 
-// headsBackward enqueues that d, the gradient of what headsForward has left, becomes that of qkv, and dtable(n,c) (+)= that
-// of the rows of the table.
-func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial spmd.Buffer[float32], d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool) {
+// headsBackward enqueues that d, the gradient of what headsForward has left, becomes that of qkv,
+// and dtable(n,c) (+)= that of the rows of the table.
+func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial spmd.Buffer[float32],
+	d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool) {
 	k, grid, x := headsBackwardKernel.on(h, e.N)
 	e.Launch(k, grid, d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
-		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab),
-		x[0], x[1], x[2], x[3], x[4], x[5], kernels.Flag(fresh), kernels.Flag(e.Acc))
+		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T),
+		spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5], kernels.Flag(fresh), kernels.Flag(e.Acc))
 }
 
 // windowStep is how many tokens have one window, as in package attention.
@@ -292,7 +312,8 @@ var attendKernel = newKernel("modern_attend", func(a *kernels.HostArgs) error {
 	return nil
 })
 
-// attendOne sets out to the attention of the query at one token to the keys from first on, of one head of rows of 3c numbers.
+// attendOne sets out to the attention of the query at one token to the keys from first on, of one
+// head of rows of 3c numbers.
 func attendOne(out, qkv []float32, first, at, c int) {
 	query, weights, sum := qkv[3*c*at:][:len(out)], make([]float64, at+1-first), 0.0
 	for j := range weights {
@@ -315,7 +336,9 @@ func attendOne(out, qkv []float32, first, at, c int) {
 	}
 }
 
-// attendFrom enqueues out(n,c) = the attention of n tokens behind others, of one sequence, whose queries, keys and values are in qkv.
+// attendFrom enqueues out(n,c) = the attention of n tokens behind others, of one sequence, whose
+// queries, keys and values are in qkv.
 func attendFrom[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A], before, window int) {
-	e.Launch(attendKernel, kernels.Blocks(e.N*h.heads, 1, 1), out.Arg(), qkv.Arg(), spmd.I32(before), spmd.I32(e.N), spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(window))
+	e.Launch(attendKernel, kernels.Blocks(e.N*h.heads, 1, 1), out.Arg(), qkv.Arg(), spmd.I32(before), spmd.I32(e.N),
+		spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(window))
 }

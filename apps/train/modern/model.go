@@ -50,7 +50,8 @@ type linear[A kernels.Act] struct {
 	eight   *fp8.Linear // nil where products are not of 8-bit floats
 }
 
-// table is embeddings that are mixed into values, and the gradient of the rows that a micro-batch has looked up.
+// table is embeddings that are mixed into values, and the gradient of the rows that
+// a micro-batch has looked up.
 type table[A kernels.Act] struct {
 	w, dw spmd.Buffer[float32] // (Vp,C)
 	drows spmd.Buffer[A]       // (N,C)
@@ -63,8 +64,11 @@ type layer[A kernels.Act] struct {
 	table                int // of tables; -1 is none
 	from                 int // the layer whose output is added; -1 is none
 
-	res1, ln1 spmd.Buffer[A]       // (N,C): the residual stream that the layer reads, empty where that is as the last one has left it; its norm
-	raw, att3 spmd.Buffer[A]       // (N,3C): queries, keys and values as the product leaves them, and as attention takes them
+	// (N,C): the residual stream that the layer reads, empty where that is as the
+	// last one has left it; its norm
+	res1, ln1 spmd.Buffer[A]
+	// (N,3C): queries, keys and values as the product leaves them, and as attention takes them
+	raw, att3 spmd.Buffer[A]
 	lse       spmd.Buffer[float32] // (B,NH,T)
 	att       spmd.Buffer[A]       // (N,C)
 	res2, ln2 spmd.Buffer[A]       // (N,C)
@@ -72,7 +76,8 @@ type layer[A kernels.Act] struct {
 	res3      spmd.Buffer[A]       // (N,C)
 }
 
-// Open makes a model with bfloat16 or float32 activations: of this package, or of gpt. Collective over w.
+// Open makes a model with bfloat16 or float32 activations: of this package,
+// or of gpt. Collective over w.
 func Open(w *spmd.World, half bool, cfg layout.Config, maxBatch, maxSeq int) (*gpt.State, gpt.Passes, error) {
 	switch {
 	case cfg.Parts == 0:
@@ -135,7 +140,8 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 	}
 	switch {
 	case maxBatch <= 0 || maxSeq <= 0 || maxSeq > cfg.SeqMax:
-		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d", maxBatch, maxSeq, cfg.SeqMax)
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d",
+			maxBatch, maxSeq, cfg.SeqMax)
 	case maxBatch > math.MaxInt32/maxSeq/(3*cfg.Heads):
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
 	case cfg.Tensor.Parts() > 1 || cfg.Stage.Stages > 1:
@@ -146,13 +152,15 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 	size := cfg.Channels / cfg.Heads
 	state, at := gpt.NewState[A](w, cfg)
 	m := &Model[A]{State: state, at: at, rows: maxBatch * maxSeq, layer: make([]layer[A], cfg.Layers),
-		most:  attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: size},
-		heads: headShape{heads: cfg.Heads, size: size, norm: cfg.Has(layout.NormQK), scale: float32(0.12 * math.Sqrt(float64(size)))}}
+		most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: size},
+		heads: headShape{heads: cfg.Heads, size: size, norm: cfg.Has(layout.NormQK),
+			scale: float32(0.12 * math.Sqrt(float64(size)))}}
 	m.takeAll(maxSeq)
 	return m, nil
 }
 
-// windowed is the shape of the attention of layers with a window, and whether there are any that bounds what they see.
+// windowed is the shape of the attention of layers with a window, and whether there are
+// any that bounds what they see.
 func (m *Model[A]) windowed() (s attention.Shape, some bool) {
 	s = m.most
 	for l := range m.layer {
@@ -248,8 +256,8 @@ func (m *Model[A]) bind() {
 	}
 }
 
-// turns are the cosines and sines of the angles by which positions turn pairs of a head's numbers: a quarter of the pairs'
-// frequencies fall from 1 to 1/1024 geometrically, the other pairs stay.
+// turns are the cosines and sines of the angles by which positions turn pairs of a head's numbers:
+// a quarter of the pairs' frequencies fall from 1 to 1/1024 geometrically, the other pairs stay.
 func turns(tokens, size int) []float32 {
 	n := size / 4
 	x := make([]float32, 0, 2*tokens*n)
@@ -281,6 +289,7 @@ func (m *Model[A]) StageTime(*spmd.Stream) (ddp.StageTime, error) {
 func (m *Model[A]) ForgetTime(*spmd.Stream) error                       { return nil }
 func (m *Model[A]) ShareLayers(spmd.Comm) error                         { return nil }
 func (m *Model[A]) Step(*spmd.Stream, []gpt.Batch, gpt.StepHooks) error { return errWhole }
-func (m *Model[A]) EvaluateAll(*spmd.Stream, int, func(i int) (gpt.Batch, float32, error), func(func() error) error) error {
+func (m *Model[A]) EvaluateAll(*spmd.Stream, int, func(i int) (gpt.Batch, float32, error),
+	func(func() error) error) error {
 	return errWhole
 }

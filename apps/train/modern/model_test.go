@@ -16,7 +16,8 @@ import (
 )
 
 // testModel is a model on a stream of w, with the given weights.
-func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64, maxBatch int) (*Model[A], *spmd.Stream) {
+func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
+	maxBatch int) (*Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
 	traintest.NoError(t, err)
@@ -32,11 +33,12 @@ func batchOf(t *testing.T, w *spmd.World, in, targets []int32, b, n, vocab int) 
 	t.Helper()
 	list := make([]int32, kernels.SortedLen(len(in), vocab))
 	new(kernels.Sorter).Sort(list, in, vocab)
-	return gpt.Batch{In: traintest.TokenBuffer(t, w, in), Targets: traintest.TokenBuffer(t, w, targets), Sorted: traintest.TokenBuffer(t, w, list), B: b, T: n}
+	return gpt.Batch{In: traintest.TokenBuffer(t, w, in), Targets: traintest.TokenBuffer(t, w, targets),
+		Sorted: traintest.TokenBuffer(t, w, list), B: b, T: n}
 }
 
-// compareGrads fails where a tensor's gradient is further than bound from the reference, relative to its norm. Of a vector,
-// which may be near 0 by chance, it is the norm of all.
+// compareGrads fails where a tensor's gradient is further than bound from the reference, relative
+// to its norm. Of a vector, which may be near 0 by chance, it is the norm of all.
 func compareGrads(t *testing.T, m *gpt.State, want map[string][]float64, bound float64) float64 {
 	t.Helper()
 	got := traintest.FloatsOf(t, m.Grads)
@@ -67,8 +69,8 @@ func compareGrads(t *testing.T, m *gpt.State, want map[string][]float64, bound f
 	return worst
 }
 
-// The model against the float64 reference: loss and every gradient, with all parts and without each, whole and in uneven
-// micro-batches.
+// The model against the float64 reference: loss and every gradient, with all parts and without
+// each, whole and in uneven micro-batches.
 func TestModelAgainstReference(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testModelAgainstReference[float32], testModelAgainstReference[spmd.BF16])
 }
@@ -90,8 +92,11 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 7, Vocab: 5, Parts: full}, []int{3}, 7},
 		{layout.Config{Layers: 6, Heads: 3, Channels: 120, SeqMax: 9, Vocab: 128, Parts: full}, []int{1, 1}, 1},
 		{layout.Config{Layers: 2, Heads: 4, Channels: 288, SeqMax: 70, Vocab: 257, Parts: full}, []int{1, 2}, 70},
-		{layout.Config{Layers: 2, Heads: 1, Channels: 8, SeqMax: 400, Vocab: 5, Parts: full}, []int{1, 1}, 400},                    // windows bound what is seen
-		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5, Parts: full}, []int{layout.HeadRows/64 + 1, 3}, 64}, // more rows than the head takes at once
+		// windows bound what is seen
+		{layout.Config{Layers: 2, Heads: 1, Channels: 8, SeqMax: 400, Vocab: 5, Parts: full}, []int{1, 1}, 400},
+		// more rows than the head takes at once
+		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5, Parts: full},
+			[]int{layout.HeadRows/64 + 1, 3}, 64},
 	}
 	for _, name := range append(layout.PartNames(), "") {
 		cfg := layout.Config{Layers: 4, Heads: 2, Channels: 32, SeqMax: 12, Vocab: 61, Parts: layout.Modern}
@@ -109,7 +114,8 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 		}
 		name := fmt.Sprintf("%+v %v×%d", tc.cfg, tc.parts, tc.t)
 		p := traintest.RandomParams(tc.cfg, 7)
-		in, targets := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 8), traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 9)
+		in := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 8)
+		targets := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 9)
 		want := traintest.ZeroLike(p)
 		wantLoss := traintest.ModernReference(tc.cfg, p).Batch(in, targets, tc.t, want)
 
@@ -129,7 +135,8 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 						return nil
 					}
 				}
-				traintest.NoError(t, m.ForwardBackward(s, batchOf(t, w, in[lo:hi], targets[lo:hi], b, tc.t, tc.cfg.Vocab), scale, i == 0, ready))
+				traintest.NoError(t, m.ForwardBackward(s,
+					batchOf(t, w, in[lo:hi], targets[lo:hi], b, tc.t, tc.cfg.Vocab), scale, i == 0, ready))
 				lo = hi
 			}
 			if group != len(m.Groups) {
@@ -142,7 +149,8 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 			t.Errorf("%s: loss %v, reference %v", name, m.Loss.At(0), wantLoss)
 		}
 		compareGrads(t, m.State, want, bound.Grad)
-		traintest.NoError(t, m.Evaluate(s, batchOf(t, w, in, targets, batch, tc.t, tc.cfg.Vocab), scale, true), s.Synchronize())
+		traintest.NoError(t, m.Evaluate(s, batchOf(t, w, in, targets, batch, tc.t, tc.cfg.Vocab), scale, true),
+			s.Synchronize())
 		if !traintest.CloseTo(m.Loss.At(0), wantLoss, bound.Loss) {
 			t.Errorf("%s: Evaluate gives %v, reference %v", name, m.Loss.At(0), wantLoss)
 		}
@@ -150,7 +158,8 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// The same batch over the ranks, unevenly, with the reducer at work during backward: the sums are the gradients of the whole.
+// The same batch over the ranks, unevenly, with the reducer at work during backward: the sums are
+// the gradients of the whole.
 func TestModelDataParallel(t *testing.T) {
 	run, ranks := spmdtest.RunInProcess, []int{1, 3}
 	if spmdtest.Device() != "host" {
@@ -170,7 +179,8 @@ func TestModelDataParallel(t *testing.T) {
 		mine := spmd.ShardOf(batch, w.Rank(), w.Size())
 		lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
 		part := batchOf(t, w, in[lo:hi], targets[lo:hi], mine.Len, T, cfg.Vocab)
-		traintest.NoError(t, m.ForwardBackward(s, part, 1./(batch*T), true, func(g int) error { return r.Ready(g, s) }), r.Wait(s))
+		traintest.NoError(t, m.ForwardBackward(s, part, 1./(batch*T), true, func(g int) error { return r.Ready(g, s) }),
+			r.Wait(s))
 		traintest.NoError(t, spmd.AllReduce(w.Comm().On(s), m.Loss, m.Loss, spmd.Sum), s.Synchronize())
 		if !traintest.CloseTo(m.Loss.At(0), wantLoss, bound.Loss) {
 			t.Errorf("loss %v, reference %v", m.Loss.At(0), wantLoss)
@@ -187,7 +197,8 @@ func TestModelRepeats(t *testing.T) {
 func testModelRepeats[A kernels.Act](t *testing.T, w *spmd.World) {
 	cfg := traintest.SmallModern
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 4)
-	batch := batchOf(t, w, traintest.RandomTokens(96, cfg.Vocab, 2), traintest.RandomTokens(96, cfg.Vocab, 3), 4, 24, cfg.Vocab)
+	batch := batchOf(t, w, traintest.RandomTokens(96, cfg.Vocab, 2), traintest.RandomTokens(96, cfg.Vocab, 3), 4, 24,
+		cfg.Vocab)
 	var grads [][]float32
 	for range 2 {
 		traintest.NoError(t, m.ForwardBackward(s, batch, 1./96, true, nil), s.Synchronize())
@@ -203,13 +214,15 @@ func testModelRepeats[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// Logits of the next token: their cross-entropy is what the loss of a prefix gains by its last token.
+// Logits of the next token: their cross-entropy is what the loss of a
+// prefix gains by its last token.
 func TestLogits(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cfg := traintest.SmallModern
 		p := traintest.RandomParams(cfg, 1)
 		m, s := testModel[float32](t, w, cfg, p, 1)
-		in, targets := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2), traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 3)
+		in := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2)
+		targets := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 3)
 		ib, ref := traintest.TokenBuffer(t, w, in), traintest.ModernReference(cfg, p)
 		for _, n := range []int{1, 2, 17, cfg.SeqMax} {
 			want := float64(n) * ref.Batch(in[:n], targets[:n], n, nil)
@@ -229,8 +242,8 @@ func TestLogits(t *testing.T) {
 	})
 }
 
-// Tokens that come after others, of which layers have keys and values, have the logits of all of them together; in layers with a
-// window, too.
+// Tokens that come after others, of which layers have keys and values, have the logits of all of
+// them together; in layers with a window, too.
 func TestLogitsGoOn(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testLogitsGoOn[float32], testLogitsGoOn[spmd.BF16])
 }
@@ -281,13 +294,15 @@ func TestFP8Head(t *testing.T) {
 			m, s := testModel[spmd.BF16](t, w, cfg, traintest.RandomParams(cfg, 1), 4)
 			batch := batchOf(t, w, in, targets, 4, 24, cfg.Vocab)
 			if cfg.FP8 != layout.FP8Off {
-				traintest.NoError(t, m.Calibrate(s, batch, 1./96), m.FP8.NextScales(s, traintest.BufferOf(t, w, []float32{0})))
+				traintest.NoError(t, m.Calibrate(s, batch, 1./96),
+					m.FP8.NextScales(s, traintest.BufferOf(t, w, []float32{0})))
 			}
 			for i := range 2 { // with accumulation, the second time
 				traintest.NoError(t, m.ForwardBackward(s, batch, 0.5/96, i == 0, nil))
 			}
 			traintest.NoError(t, s.Synchronize())
-			losses, grads = append(losses, traintest.ValuesOf(t, m.Loss)[0]), append(grads, traintest.FloatsOf(t, m.Grads))
+			losses = append(losses, traintest.ValuesOf(t, m.Loss)[0])
+			grads = append(grads, traintest.FloatsOf(t, m.Grads))
 			need, err := MemoryNeeded(cfg, 4, cfg.SeqMax, true)
 			traintest.NoError(t, err)
 			if took := m.Space().Bytes + m.att.Workspace(); need < took {

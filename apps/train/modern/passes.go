@@ -13,12 +13,14 @@ import (
 )
 
 // ForwardBackward is gpt.Model's.
-func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch gpt.Batch, scale float32, first bool, ready func(group int) error) error {
+func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch gpt.Batch, scale float32, first bool,
+	ready func(group int) error) error {
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
 	if n := kernels.SortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
-		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d", batch.B, batch.T, batch.Sorted.Len(), n)
+		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d",
+			batch.B, batch.T, batch.Sorted.Len(), n)
 	}
 	if ready == nil {
 		ready = func(int) error { return nil }
@@ -35,7 +37,8 @@ func (m *Model[A]) Calibrate(s *spmd.Stream, batch gpt.Batch, scale float32) err
 }
 
 // learn enqueues both passes.
-func (m *Model[A]) learn(s *spmd.Stream, batch gpt.Batch, scale float32, acc bool, mode fp8.Mode, ready func(group int) error) error {
+func (m *Model[A]) learn(s *spmd.Stream, batch gpt.Batch, scale float32, acc bool, mode fp8.Mode,
+	ready func(group int) error) error {
 	e := enqueueOn(s, m, batch, acc, mode)
 	if m.Cfg.Shard.ScattersGrads() {
 		e.Acc, e.AccLoss = false, acc // gradients are added where they are reduced to
@@ -57,11 +60,12 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch gpt.Batch, scale float32, firs
 	return e.Err
 }
 
-// Logits is gpt.Model's. Of the tokens before, which were those of the last call or some of them, the layers still have the keys
-// and values: only the others go through the model.
+// Logits is gpt.Model's. Of the tokens before, which were those of the last call or some of them,
+// the layers still have the keys and values: only the others go through the model.
 func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
 	if n := tokens.Len(); n > m.most.Tokens || before < 0 || before >= n {
-		return spmd.Buffer[float32]{}, fmt.Errorf("model: %d tokens, of which %d were there before, made for up to %d", n, before, m.most.Tokens)
+		return spmd.Buffer[float32]{},
+			fmt.Errorf("model: %d tokens, of which %d were there before, made for up to %d", n, before, m.most.Tokens)
 	}
 	if m.Cfg.Recompute == layout.RecomputeBlock { // no layer keeps them
 		before = 0
@@ -79,15 +83,17 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int)
 func (m *Model[A]) checkBatch(b gpt.Batch) error {
 	switch {
 	case b.B <= 0 || b.T <= 0 || b.T > m.most.Tokens || b.B*b.T > m.rows:
-		return fmt.Errorf("model: micro-batch of %d sequences of %d tokens, made for up to %d tokens of each and %d in all", b.B, b.T, m.most.Tokens, m.rows)
+		return fmt.Errorf("model: micro-batch of %d sequences of %d tokens, made for up to %d tokens of each and %d "+
+			"in all", b.B, b.T, m.most.Tokens, m.rows)
 	case b.In.Len() != b.B*b.T || b.Targets.Len() != b.B*b.T:
-		return fmt.Errorf("model: micro-batch of %d×%d, but %d tokens and %d targets", b.B, b.T, b.In.Len(), b.Targets.Len())
+		return fmt.Errorf("model: micro-batch of %d×%d, but %d tokens and %d targets",
+			b.B, b.T, b.In.Len(), b.Targets.Len())
 	}
 	return nil
 }
 
-// enqueue puts the passes of one micro-batch on a stream. After the first error it enqueues nothing more, and keeps the
-// error.
+// enqueue puts the passes of one micro-batch on a stream. After the first error it enqueues
+// nothing more, and keeps the error.
 type enqueue[A kernels.Act] struct {
 	kernels.Launcher[A]
 	m    *Model[A]
@@ -99,7 +105,8 @@ type enqueue[A kernels.Act] struct {
 }
 
 func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b gpt.Batch, acc bool, mode fp8.Mode) *enqueue[A] {
-	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, in: b.In, mode: mode}
+	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc,
+		Scratch: m.parts}, m: m, b: b.B, in: b.In, mode: mode}
 }
 
 // skip is what a layer adds to the residual stream that it reads.
@@ -169,14 +176,16 @@ func (e *enqueue[A]) forward() {
 	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), skip[A]{})
 }
 
-// loss adds the loss. With grad it also computes the gradients of the head's weights, and in tmp that of what it reads.
+// loss adds the loss. With grad it also computes the gradients of the head's weights, and
+// in tmp that of what it reads.
 func (e *enqueue[A]) loss(targets spmd.Buffer[int32], scale float32, grad bool) {
 	m, C, head := e.m, e.m.Cfg.Channels, &e.m.head
 	for lo := 0; lo < e.N; lo += layout.HeadRows {
 		hi := min(lo+layout.HeadRows, e.N)
 		part := *e // of these rows
 		part.N, part.Acc = hi-lo, e.Acc || lo > 0
-		x, logits, losses, wanted := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.N*head.out), m.losses.Slice(lo, hi), targets.Slice(lo, hi)
+		x, logits := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.N*head.out)
+		losses, wanted := m.losses.Slice(lo, hi), targets.Slice(lo, hi)
 		part.Cast(x, part.N*C, e.mode.Input(head.eight))
 		part.product(logits, x, head, blas.Options{})
 		part.Classifier(losses, logits, wanted, scale, grad, e.mode.Grad(head.eight))
@@ -274,7 +283,8 @@ func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *linear[A]) {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A kernels.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA], ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
+func gemm[A kernels.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
+	ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
 	if e.Err == nil {
 		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
 	}

@@ -5,8 +5,9 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// takeLayers takes, or counts, the memory for what forward keeps of each layer. What is computed once more has the same memory in all
-// layers: it is there for the last one that was computed. Those that a later layer adds keep what they have left at any rate.
+// takeLayers takes, or counts, the memory for what forward keeps of each layer. What is computed
+// once more has the same memory in all layers: it is there for the last one that was computed.
+// Those that a later layer adds keep what they have left at any rate.
 func (m *Model[A]) takeLayers() {
 	sp, cfg, N, C := m.Space(), m.Cfg, m.rows, m.Cfg.Channels
 	var shared layer[A]
@@ -16,7 +17,8 @@ func (m *Model[A]) takeLayers() {
 		a.table, a.from = cfg.ValueTable(l), cfg.SkipFrom(l)
 		if a.from >= 0 {
 			layout.Take(sp, N*C, &m.dkept[a.from])
-			if cfg.Recompute < layout.RecomputeBlock || a.from == cfg.SkipFrom(cfg.Layers-cfg.Layers/2) { // the first such layer
+			// the first such layer
+			if cfg.Recompute < layout.RecomputeBlock || a.from == cfg.SkipFrom(cfg.Layers-cfg.Layers/2) {
 				layout.Take(sp, N*C, &shared.res1)
 			}
 			a.res1 = shared.res1
@@ -29,7 +31,8 @@ func (m *Model[A]) takeLayers() {
 		if l == 0 || cfg.Recompute == layout.RecomputeOff {
 			layout.Take(sp, 4*N*C, &shared.act)
 		}
-		a.ln1, a.att, a.res2, a.ln2, a.raw, a.att3, a.lse, a.act = shared.ln1, shared.att, shared.res2, shared.ln2, shared.raw, shared.att3, shared.lse, shared.act
+		a.ln1, a.att, a.res2, a.ln2, a.raw = shared.ln1, shared.att, shared.res2, shared.ln2, shared.raw
+		a.att3, a.lse, a.act = shared.att3, shared.lse, shared.act
 	}
 }
 
@@ -48,7 +51,8 @@ func (e *enqueue[A]) attentionPart(l int) {
 	norm(&e.Launcher, a.ln2, a.res2, skip[A]{})
 }
 
-// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose result backward does not read.
+// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose
+// result backward does not read.
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	a := &e.m.layer[l]
 	mlp, _ := e.m.Cfg.Sections(l)

@@ -12,9 +12,9 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Schedule is a learning rate that rises in a line for Warmup steps to Peak, then
-// falls along a cosine to Final at step Steps, where it stays. With Stable it stays at Peak for the first
-// half of Steps, and falls in a line in the second.
+// Schedule is a learning rate that rises in a line for Warmup steps to Peak, then falls along a
+// cosine to Final at step Steps, where it stays. With Stable it stays at Peak for the first half of
+// Steps, and falls in a line in the second.
 type Schedule struct {
 	Peak, Final   float64
 	Warmup, Steps int
@@ -79,7 +79,8 @@ type AdamW struct {
 	beside *spmd.Stream         // of AdamW beside Muon; nil without
 	space  layout.Space
 
-	// MeasureNorm enqueues norm[0] = the norm of all ranks' gradients; nil where this rank has them all.
+	// MeasureNorm enqueues norm[0] = the norm of all ranks' gradients; nil
+	// where this rank has them all.
 	MeasureNorm func(s *spmd.Stream, norm spmd.Buffer[float32]) error
 }
 
@@ -97,7 +98,8 @@ type familyRate struct {
 	hyper  spmd.Buffer[float32]
 }
 
-// NewAdamW allocates the moments of s's parameters, zero. The ranks of c have the same weights and gradients.
+// NewAdamW allocates the moments of s's parameters, zero. The ranks of c have the
+// same weights and gradients.
 func NewAdamW(s *gpt.State, c spmd.Comm, cfg AdamConfig) (*AdamW, error) {
 	o := &AdamW{Cfg: cfg, state: s, c: c, space: layout.Space{W: s.World}}
 	if err := o.alloc(); err != nil {
@@ -125,7 +127,8 @@ func (o *AdamW) takeAll(n int, cfg layout.Config, params []layout.Param, half bo
 	}
 }
 
-// MomentsNeeded is how many bytes of the device the optimizer of a model takes; half says that its activations are bfloat16.
+// MomentsNeeded is how many bytes of the device the optimizer of a model takes; half says that
+// its activations are bfloat16.
 func MomentsNeeded(cfg layout.Config, adam AdamConfig, half bool) int {
 	params, groups, _ := layout.Of(cfg)
 	o := &AdamW{Cfg: adam}
@@ -159,7 +162,8 @@ func (o *AdamW) alloc() error {
 	return o.decay.CopyFrom(mask)
 }
 
-// own is what a rank updates of a range of parameters: n from first on, and where the first of them is in the arenas that it has.
+// own is what a rank updates of a range of parameters: n from first on, and where the first of them
+// is in the arenas that it has.
 type own struct{ first, n, w, g, m int }
 
 // ownOf is what this rank updates of [lo, hi) of a group.
@@ -183,7 +187,8 @@ func (o *AdamW) rangeOf(group, lo, hi int, hyper spmd.Buffer[float32]) adamRange
 	st, x := o.state, &o.state.Sharded
 	h := ownOf(st, group, lo, hi)
 	w, g := st.Weights, st.Grads
-	r := adamRange{m: o.M.Slice(h.m, h.m+h.n), v: o.V.Slice(h.m, h.m+h.n), decay: o.decay.Slice(h.m/layout.ArenaAlign, (h.m+h.n)/layout.ArenaAlign), hyper: hyper}
+	r := adamRange{m: o.M.Slice(h.m, h.m+h.n), v: o.V.Slice(h.m, h.m+h.n),
+		decay: o.decay.Slice(h.m/layout.ArenaAlign, (h.m+h.n)/layout.ArenaAlign), hyper: hyper}
 	switch mode := st.Cfg.Shard.Mode; {
 	case mode == layout.ShardOff && st.Half.Len() > 0:
 		r.half = st.Half.Slice(h.w, h.w+h.n)
@@ -221,7 +226,8 @@ func (o *AdamW) cutFamilies() (rs []adamRange) {
 	slices.SortFunc(params, func(p, q layout.Param) int { return cmp.Compare(p.Off, q.Off) })
 	for i := 0; i < len(params); {
 		lo, group, family := params[i].Off, params[i].Group, st.Cfg.Family(params[i])
-		for i < len(params) && st.Cfg.Family(params[i]) == family && (params[i].Group == group || st.Cfg.Shard.Mode == layout.ShardOff) {
+		for i < len(params) && st.Cfg.Family(params[i]) == family &&
+			(params[i].Group == group || st.Cfg.Shard.Mode == layout.ShardOff) {
 			i++
 		}
 		of := params[i-1].Group
@@ -315,7 +321,8 @@ func (o *AdamW) Apply(s *spmd.Stream) error {
 	return o.state.FP8.CastWeights(s, o.state.Half)
 }
 
-// update enqueues what Apply does when it knows the norm. AdamW, which waits for memory, goes beside Muon's products.
+// update enqueues what Apply does when it knows the norm. AdamW, which waits for memory,
+// goes beside Muon's products.
 func (o *AdamW) update(s *spmd.Stream) error {
 	on := s
 	if o.muon != nil {

@@ -59,7 +59,8 @@ func TestSchedule(t *testing.T) {
 }
 
 // modelWith is a model on a stream of w, with the given weights.
-func modelWith[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64, maxBatch int) (*gpt.Model[A], *spmd.Stream) {
+func modelWith[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
+	maxBatch int) (*gpt.Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := gpt.NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
 	if err != nil {
@@ -88,7 +89,9 @@ func TestAdamW(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, m1, m2 := make([]float64, m.Weights.Len()), make([]float64, m.Weights.Len()), make([]float64, m.Weights.Len())
+		want := make([]float64, m.Weights.Len())
+		m1 := make([]float64, m.Weights.Len())
+		m2 := make([]float64, m.Weights.Len())
 		for _, q := range m.Params {
 			copy(want[q.Off:], p[q.Name])
 		}
@@ -160,14 +163,16 @@ func TestAdamW(t *testing.T) {
 		if n := o.Norm.At(0); !math.IsInf(float64(n), 1) {
 			t.Errorf("norm of an infinite gradient is %v", n)
 		}
-		if !slices.Equal(traintest.FloatsOf(t, m.Weights), before) || !slices.Equal(traintest.FloatsOf(t, o.M), moment) {
+		if !slices.Equal(traintest.FloatsOf(t, m.Weights), before) ||
+			!slices.Equal(traintest.FloatsOf(t, o.M), moment) {
 			t.Error("an infinite gradient changed the weights or the moments")
 		}
 		// Nor does what comes after it.
 		clear(g)
 		g[m.Params[3].Off] = 1
 		step(g, 0.1)
-		if !slices.Equal(traintest.FloatsOf(t, m.Weights), before) || !slices.Equal(traintest.FloatsOf(t, o.M), moment) {
+		if !slices.Equal(traintest.FloatsOf(t, m.Weights), before) ||
+			!slices.Equal(traintest.FloatsOf(t, o.M), moment) {
 			t.Error("a step after one with an infinite gradient changed the weights or the moments")
 		}
 	})
@@ -182,7 +187,8 @@ func TestAdamWSplits(t *testing.T) {
 			o[i] = make([]float32, n*layout.ArenaAlign)
 		}
 		for i := len(cuts) - 1; i > 0; i-- {
-			cAdamW(o[0], o[1], o[2], g, []uint8{1, 0, 1, 1, 0}, []float32{0.1, 2, 3}, 0.5, 0.9, 0.95, 1e-8, 0.1, cuts[i-1], cuts[i])
+			cAdamW(o[0], o[1], o[2], g, []uint8{1, 0, 1, 1, 0}, []float32{0.1, 2, 3}, 0.5, 0.9, 0.95, 1e-8, 0.1,
+				cuts[i-1], cuts[i])
 		}
 		return o
 	}

@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd"
 )
 
-// BenchmarkAdamW times the update of GPT-2 124M and the norm of its gradient, beside the bytes that they have to move at
-// the speed of a copy, as on an H200:
+// BenchmarkAdamW times the update of GPT-2 124M and the norm of its gradient, beside the bytes that
+// they have to move at the speed of a copy, as on an H200:
 //
 //	go test ./apps/train/optim -run '^$' -bench . -benchtime 5x
 //

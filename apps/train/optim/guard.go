@@ -17,7 +17,8 @@ func Bad(loss, norm float64) bool { return !finite(loss) || !finite(norm) }
 // judge is for one index.
 //
 //spmd:kernel
-func judge(i int, gate, hyper []float32, counts []int32, norm []float32, loss []float64, beta1, beta2 float64, skipBad bool) {
+func judge(i int, gate, hyper []float32, counts []int32, norm []float32, loss []float64, beta1, beta2 float64,
+	skipBad bool) {
 	good := finite(float64(norm[0])) && finite(loss[0])
 	if good {
 		counts[0]++
@@ -37,6 +38,7 @@ func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 // judgeStep enqueues the decision on a step with the given norm and loss: gate becomes
 // norm, or NaN where the step is to change nothing. counts is AdamW's; hyper receives
 // the corrections of the moments after as many updates as were.
-func judgeStep(s *spmd.Stream, gate, hyper spmd.Buffer[float32], counts spmd.Buffer[int32], norm spmd.Buffer[float32], loss spmd.Buffer[float64], cfg AdamConfig, skipBad bool) error {
+func judgeStep(s *spmd.Stream, gate, hyper spmd.Buffer[float32], counts spmd.Buffer[int32], norm spmd.Buffer[float32],
+	loss spmd.Buffer[float64], cfg AdamConfig, skipBad bool) error {
 	return launchJudge(s, 1, gate, hyper, counts, norm, loss, cfg.Beta1, cfg.Beta2, skipBad)
 }

@@ -7,13 +7,15 @@ import (
 	"lockstep/spmd"
 )
 
-// adamWOf is the update of one parameter. half, where it is not empty, receives it rounded. decay has one element for each 64 of
-// p; hyper holds the rate and the two corrections, norm the norm of g.
+// adamWOf is the update of one parameter. half, where it is not empty, receives it
+// rounded. decay has one element for each 64 of p; hyper holds the rate and the two
+// corrections, norm the norm of g.
 //
 //spmd:kernel
 //spmd:host adamWOnHost
 //spmd:tolerance 1e-6
-func adamWOf(i int, p, m, v, g []float32, half []spmd.BF16, decay []uint8, hyper []float32, norm *float32, beta1, beta2, eps, weightDecay, clip float32) {
+func adamWOf(i int, p, m, v, g []float32, half []spmd.BF16, decay []uint8, hyper []float32, norm *float32,
+	beta1, beta2, eps, weightDecay, clip float32) {
 	if !finite(float64(*norm)) {
 		return
 	}
@@ -40,7 +42,8 @@ func clipFactor(norm, clip float32) float32 {
 }
 
 // adamWOnHost does so with vector instructions.
-func adamWOnHost(lo, hi int, p, m, v, g []float32, half []spmd.BF16, decay []uint8, hyper []float32, norm *float32, beta1, beta2, eps, weightDecay, clip float32) {
+func adamWOnHost(lo, hi int, p, m, v, g []float32, half []spmd.BF16, decay []uint8, hyper []float32, norm *float32,
+	beta1, beta2, eps, weightDecay, clip float32) {
 	if !finite(float64(*norm)) {
 		return
 	}
@@ -51,7 +54,8 @@ func adamWOnHost(lo, hi int, p, m, v, g []float32, half []spmd.BF16, decay []uin
 }
 
 // adamW enqueues the update of the whole arena p with its moments m and v from the gradients g.
-func adamW(s *spmd.Stream, p, m, v, g spmd.Buffer[float32], half spmd.Buffer[spmd.BF16], decay spmd.Buffer[uint8], hyper, norm spmd.Buffer[float32], cfg AdamConfig) error {
-	return launchAdamWOf(s, p.Len(), p, m, v, g, half, decay, hyper, norm, float32(cfg.Beta1), float32(cfg.Beta2), float32(cfg.Eps),
-		float32(cfg.WeightDecay), float32(cfg.Clip))
+func adamW(s *spmd.Stream, p, m, v, g spmd.Buffer[float32], half spmd.Buffer[spmd.BF16], decay spmd.Buffer[uint8],
+	hyper, norm spmd.Buffer[float32], cfg AdamConfig) error {
+	return launchAdamWOf(s, p.Len(), p, m, v, g, half, decay, hyper, norm, float32(cfg.Beta1), float32(cfg.Beta2),
+		float32(cfg.Eps), float32(cfg.WeightDecay), float32(cfg.Clip))
 }

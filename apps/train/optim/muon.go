@@ -14,7 +14,8 @@ import (
 
 // MuonConfig holds the constants of Muon, and the rates of what AdamW updates beside it.
 type MuonConfig struct {
-	Peak                       float64 // the rate of matrices at which the others are as below: all rise and fall together
+	// the rate of matrices at which the others are as below: all rise and fall together
+	Peak                       float64
 	Embeddings, Heads, Vectors float64 // rates of AdamW
 }
 
@@ -33,16 +34,19 @@ const muonWarmup = 300
 
 // rate is that of a family where the matrices' is lr.
 func (c *MuonConfig) rate(f layout.Family, lr float64) float64 {
-	return lr / c.Peak * [...]float64{layout.Matrices: c.Peak, layout.Embeddings: c.Embeddings, layout.Heads: c.Heads, layout.Vectors: c.Vectors}[f]
+	return lr / c.Peak * [...]float64{layout.Matrices: c.Peak, layout.Embeddings: c.Embeddings, layout.Heads: c.Heads,
+		layout.Vectors: c.Vectors}[f]
 }
 
-// polynomials are those of the steps that bring singular values near 1: each makes of a matrix X with A = X·Xᵀ
-// a·X + (b·A + c·A²)·X. Source: Amsel and others, The Polar Express, with a margin.
+// polynomials are those of the steps that bring singular values near 1: each makes of a matrix X
+// with A = X·Xᵀ a·X + (b·A + c·A²)·X. Source: Amsel and others, The Polar Express, with a margin.
 var polynomials = [...]struct{ a, b, c float64 }{
-	{4.0848, -6.8946, 2.9270}, {3.9505, -6.3029, 2.6377}, {3.7418, -5.5913, 2.3037}, {2.8769, -3.1427, 1.2046}, {2.8366, -3.0525, 1.2012},
+	{4.0848, -6.8946, 2.9270}, {3.9505, -6.3029, 2.6377}, {3.7418, -5.5913, 2.3037}, {2.8769, -3.1427, 1.2046},
+	{2.8366, -3.0525, 1.2012},
 }
 
-// orthogonalScale is by how much what products leave is to be multiplied: they leave out each polynomial's a.
+// orthogonalScale is by how much what products leave is to be multiplied: they
+// leave out each polynomial's a.
 var orthogonalScale = func() float64 {
 	s := 1.0
 	for _, p := range polynomials {
@@ -56,11 +60,12 @@ var orthogonalScale = func() float64 {
 //	m ← μm + (1-μ)g
 //	p ← (1-lr·λ)p - lr·√max(1, rows/columns)·orthogonal((1-μ)g + μm)
 //
-// where orthogonal has all singular values near 1 (Jordan and others, Muon: An optimizer for hidden layers). The matrices
-// of a shape are made so by the ranks, some each, which then give them to each other. Where the ranks share the moments each has a
-// part of every matrix: before, the part of what is to be made orthogonal goes to the rank that makes it so, and behind it the
-// parts of the result go back, in the type of the products. What comes of a shape and the update with it go beside the products of
-// the next one.
+// where orthogonal has all singular values near 1 (Jordan and others, Muon: An optimizer for hidden
+// layers). The matrices of a shape are made so by the ranks, some each, which then give them to
+// each other. Where the ranks share the moments each has a part of every matrix: before, the part
+// of what is to be made orthogonal goes to the rank that makes it so, and behind it the parts of
+// the result go back, in the type of the products. What comes of a shape and the update with it go
+// beside the products of the next one.
 type muon struct {
 	cfg    AdamConfig
 	state  *gpt.State
@@ -151,7 +156,8 @@ func (x *muon) open(c spmd.Comm) error {
 		for _, p := range q.at {
 			have := ownOf(st, p.Group, p.Off, p.Off+p.Len)
 			from := have.first - p.Off
-			places = append(places, int64(from), int64(from+have.n), int64(have.w-from), int64(have.g-from), int64(have.m-from))
+			places = append(places, int64(from), int64(from+have.n), int64(have.w-from), int64(have.g-from),
+				int64(have.m-from))
 		}
 		errs = append(errs, q.places.CopyFrom(places))
 		for r := range c.Size() {
@@ -183,7 +189,8 @@ func (x *muon) prepare(s *spmd.Stream, step int, lr float64) error {
 // apply enqueues the update.
 func (x *muon) apply(s *spmd.Stream, gate spmd.Buffer[float32], c spmd.Comm) error {
 	for _, q := range x.shapes {
-		if err := launchMuonMomentum(s, len(q.at)*q.chunks(), x.m, q.squares, x.g, q.places, x.hyper, gate, q.len(), float32(x.cfg.Clip)); err != nil {
+		if err := launchMuonMomentum(s, len(q.at)*q.chunks(), x.m, q.squares, x.g, q.places, x.hyper, gate, q.len(),
+			float32(x.cfg.Clip)); err != nil {
 			return err
 		}
 		if q.parts != nil && c.Size() > 1 {
@@ -265,10 +272,12 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 		}
 	}
 	factor := orthogonalScale * math.Sqrt(max(1, float64(q.rows)/float64(q.cols)))
-	return launchMuonUpdate(x.beside, len(q.at)*q.chunks(), x.w, half, all, q.places, x.hyper, gate, n, float32(factor), float32(x.cfg.WeightDecay))
+	return launchMuonUpdate(x.beside, len(q.at)*q.chunks(), x.w, half, all, q.places, x.hyper, gate, n, float32(factor),
+		float32(x.cfg.WeightDecay))
 }
 
-// exchange enqueues that the parts of matrices that the ranks have go to those that make them orthogonal, or back.
+// exchange enqueues that the parts of matrices that the ranks have go to those that
+// make them orthogonal, or back.
 func (o *orthogonals[T]) exchange(s *spmd.Stream, x spmd.Buffer[T], q *muonShape, c spmd.Comm, there bool) error {
 	if q.parts == nil || c.Size() == 1 {
 		return nil
@@ -304,16 +313,21 @@ func (o *orthogonals[T]) exchange(s *spmd.Stream, x spmd.Buffer[T], q *muonShape
 	})
 }
 
-// step enqueues, for each of n matrices, with X = scale·from, to = (a·X + (b·A + c·A²)·X)/(a·scale), where A = X·Xᵀ; or, where X is higher than wide, X·(...)
-// with A = Xᵀ·X, which is the same.
-func (o *orthogonals[T]) step(s *spmd.Stream, to, from spmd.Buffer[T], n, rows, cols int, scale, a, b, c float64) error {
+// step enqueues, for each of n matrices, with X = scale·from, to = (a·X + (b·A +
+// c·A²)·X)/(a·scale), where A = X·Xᵀ; or, where X is higher than wide, X·(...) with
+// A = Xᵀ·X, which is the same.
+func (o *orthogonals[T]) step(s *spmd.Stream, to, from spmd.Buffer[T], n, rows, cols int,
+	scale, a, b, c float64) error {
 	high, side := rows > cols, min(rows, cols)
 	x, y := blas.MatrixOf(from, n*rows, cols), blas.MatrixOf(to, n*rows, cols)
-	aa, bb := blas.MatrixOf(o.a.Slice(0, n*side*side), n*side, side), blas.MatrixOf(o.b.Slice(0, n*side*side), n*side, side)
-	if err := blas.Gemm(s, aa, x, x, blas.Options{Batch: n, TransA: high, TransB: !high, Alpha: scale * scale}); err != nil {
+	aa := blas.MatrixOf(o.a.Slice(0, n*side*side), n*side, side)
+	bb := blas.MatrixOf(o.b.Slice(0, n*side*side), n*side, side)
+	if err := blas.Gemm(s, aa, x, x,
+		blas.Options{Batch: n, TransA: high, TransB: !high, Alpha: scale * scale}); err != nil {
 		return err
 	}
-	if err := blas.Gemm(s, bb, aa, aa, blas.Options{Batch: n, Alpha: c / b, Residual: aa.Arg()}); err != nil { // A + c/b·A²
+	// A + c/b·A²
+	if err := blas.Gemm(s, bb, aa, aa, blas.Options{Batch: n, Alpha: c / b, Residual: aa.Arg()}); err != nil {
 		return err
 	}
 	if high {

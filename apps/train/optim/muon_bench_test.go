@@ -19,7 +19,8 @@ func BenchmarkMuon(b *testing.B) {
 		if w.OnHost() {
 			matrices = 1
 		}
-		q := &muonShape{rows: 3072, cols: 768, at: make([]layout.Param, matrices), places: spmdtest.Alloc[int64](b, w, placeNumbers*matrices)}
+		q := &muonShape{rows: 3072, cols: 768, at: make([]layout.Param, matrices),
+			places: spmdtest.Alloc[int64](b, w, placeNumbers*matrices)}
 		n, chunks := q.len(), matrices*q.chunks()
 		var places []int64
 		for i := range matrices {
@@ -40,11 +41,16 @@ func BenchmarkMuon(b *testing.B) {
 			name string
 			run  func() error
 		}{
-			{"momentum", func() error { return launchMuonMomentum(s, chunks, m, q.squares, g, q.places, hyper, norm, n, 1) }},
-			{"direction", func() error {
-				return q.launchDirection(s, muonDirections.BF16, x.Arg(), m, g, hyper, norm, 1, spmd.Shard{Len: matrices})
+			{"momentum", func() error {
+				return launchMuonMomentum(s, chunks, m, q.squares, g, q.places, hyper, norm, n, 1)
 			}},
-			{"update", func() error { return launchMuonUpdate(s, chunks, p, half, x, q.places, hyper, norm, n, 1, 0.1) }},
+			{"direction", func() error {
+				return q.launchDirection(s, muonDirections.BF16, x.Arg(), m, g, hyper, norm, 1,
+					spmd.Shard{Len: matrices})
+			}},
+			{"update", func() error {
+				return launchMuonUpdate(s, chunks, p, half, x, q.places, hyper, norm, n, 1, 0.1)
+			}},
 		} {
 			b.Run(k.name, func(b *testing.B) {
 				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20), k.run)

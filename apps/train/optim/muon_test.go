@@ -53,7 +53,10 @@ func refOrthogonal(g []float64, n int) []float64 {
 	if high {
 		x = flip(x)
 	}
-	for _, p := range [][3]float64{{4.0848, -6.8946, 2.9270}, {3.9505, -6.3029, 2.6377}, {3.7418, -5.5913, 2.3037}, {2.8769, -3.1427, 1.2046}, {2.8366, -3.0525, 1.2012}} {
+	for _, p := range [][3]float64{
+		{4.0848, -6.8946, 2.9270}, {3.9505, -6.3029, 2.6377}, {3.7418, -5.5913, 2.3037}, {2.8769, -3.1427, 1.2046},
+		{2.8366, -3.0525, 1.2012},
+	} {
 		a := times(x, flip(x))
 		aa := times(a, a)
 		for i := range a {
@@ -74,8 +77,8 @@ func refOrthogonal(g []float64, n int) []float64 {
 	return slices.Concat(x...)
 }
 
-// Muon and the AdamW beside it against the formulas in float64, on ranks that share the work unevenly; all ranks have the same
-// bits, and so have steps from a graph.
+// Muon and the AdamW beside it against the formulas in float64, on ranks that share the work
+// unevenly; all ranks have the same bits, and so have steps from a graph.
 func TestMuon(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	run, ranks := spmdtest.RunInProcess, []int{1, 3}
@@ -93,7 +96,8 @@ func testMuon[A kernels.Act](t *testing.T, w *spmd.World) {
 	adam := DefaultMuonAdam
 	adam.WeightDecay, adam.Clip = 0.2, 20
 	adam.Muon = &MuonConfig{Peak: 0.04, Embeddings: 0.3, Heads: 0.005, Vectors: 0.02}
-	rates := map[layout.Family]float64{layout.Matrices: 0.04, layout.Embeddings: 0.3, layout.Heads: 0.005, layout.Vectors: 0.02}
+	rates := map[layout.Family]float64{layout.Matrices: 0.04, layout.Embeddings: 0.3, layout.Heads: 0.005,
+		layout.Vectors: 0.02}
 	// Products of bfloat16 leave each singular value a little away from where those of float64 do.
 	bound := 1e-4
 	if kernels.IsHalf[A]() {
@@ -115,7 +119,8 @@ func testMuon[A kernels.Act](t *testing.T, w *spmd.World) {
 			if w.Comm().Capturable() != nil && w.Size() > 1 {
 				return
 			}
-			traintest.NoError(t, body(), s.Synchronize(), o.M.SetAll(0), o.V.SetAll(0), o.Start(0, 0)) // what is to be loaded is
+			// what is to be loaded is
+			traintest.NoError(t, body(), s.Synchronize(), o.M.SetAll(0), o.V.SetAll(0), o.Start(0, 0))
 			traintest.LoadParams(t, m.Params, m.Weights, p)
 			g, err := s.Capture(body)
 			traintest.NoError(t, err)
@@ -158,12 +163,14 @@ func testMuon[A kernels.Act](t *testing.T, w *spmd.World) {
 					if len(q.Shape) == 2 {
 						decay = adam.WeightDecay
 					}
-					x[i] -= lr / 0.04 * rates[family] * (a[i]/(1-math.Pow(0.8, k))/(math.Sqrt(b[i]/(1-math.Pow(0.95, k)))+1e-10) + decay*x[i])
+					x[i] -= lr / 0.04 * rates[family] *
+						(a[i]/(1-math.Pow(0.8, k))/(math.Sqrt(b[i]/(1-math.Pow(0.95, k)))+1e-10) + decay*x[i])
 				}
 				if family == layout.Matrices {
 					u := refOrthogonal(direction, q.Shape[1])
 					for i := range x {
-						x[i] -= lr*adam.WeightDecay*x[i] + lr*math.Sqrt(max(1, float64(q.Shape[0])/float64(q.Shape[1])))*u[i]
+						x[i] -= lr*adam.WeightDecay*x[i] +
+							lr*math.Sqrt(max(1, float64(q.Shape[0])/float64(q.Shape[1])))*u[i]
 					}
 				}
 			}
@@ -226,8 +233,8 @@ func TestStableSchedule(t *testing.T) {
 	}
 }
 
-// GPT-2's matrices are Muon's, too; its embeddings of tokens, which are the head, and those of positions, which are added to them,
-// have the head's rate.
+// GPT-2's matrices are Muon's, too; its embeddings of tokens, which are the head, and those of
+// positions, which are added to them, have the head's rate.
 func TestFamilies(t *testing.T) {
 	of := func(cfg layout.Config) string {
 		counts := map[layout.Family]int{}
@@ -237,15 +244,19 @@ func TestFamilies(t *testing.T) {
 		}
 		return fmt.Sprint(counts)
 	}
-	if got, want := of(traintest.Small), fmt.Sprint(map[layout.Family]int{layout.Matrices: 8, layout.Heads: 2, layout.Vectors: 18}); got != want {
+	if got, want := of(traintest.Small),
+		fmt.Sprint(map[layout.Family]int{layout.Matrices: 8, layout.Heads: 2, layout.Vectors: 18}); got != want {
 		t.Errorf("GPT-2's form: %s, want %s", got, want)
 	}
-	if got, want := of(traintest.SmallModern), fmt.Sprint(map[layout.Family]int{layout.Matrices: 12, layout.Embeddings: 2, layout.Heads: 1, layout.Vectors: 3}); got != want {
+	if got, want := of(traintest.SmallModern),
+		fmt.Sprint(map[layout.Family]int{layout.Matrices: 12, layout.Embeddings: 2, layout.Heads: 1,
+			layout.Vectors: 3}); got != want {
 		t.Errorf("a modern one: %s, want %s", got, want)
 	}
 }
 
-// What a rank updates where the ranks share the state is what it is where each has all, to the last bits of a sum of squares.
+// What a rank updates where the ranks share the state is what it is where each has all, to the
+// last bits of a sum of squares.
 func TestMuonSharded(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testMuonSharded[float32], testMuonSharded[spmd.BF16])
 }
@@ -300,7 +311,8 @@ func testMuonSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 			got, want := traintest.FloatsOf(t, have), traintest.FloatsOf(t, whole.Weights)[byName[p.Name].Off:]
 			for i, v := range got {
 				if !traintest.CloseTo(float64(v), float64(want[skip+i]), bound) {
-					t.Fatalf("--shard %v, %s[%d]: %v, where each rank has all %v", mode, p.Name, skip+i, v, want[skip+i])
+					t.Fatalf("--shard %v, %s[%d]: %v, where each rank has all %v",
+						mode, p.Name, skip+i, v, want[skip+i])
 				}
 			}
 		}
@@ -311,7 +323,8 @@ func testMuonSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 }
 
 // muonOn is a modern model and its optimizer, on a stream of w.
-func muonOn[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, adam AdamConfig) (*gpt.State, *spmd.Stream, *AdamW) {
+func muonOn[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config,
+	adam AdamConfig) (*gpt.State, *spmd.Stream, *AdamW) {
 	t.Helper()
 	m, err := modern.NewModel[A](w, cfg, 1, 8)
 	traintest.NoError(t, err)

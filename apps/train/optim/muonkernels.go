@@ -9,14 +9,14 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels of Muon but for its products: a row is a chunk of a matrix, whose chunks follow each other. Of each matrix of n numbers
-// this rank has those that places say, and they are one behind the other in x. hyper is the rate and the momentum. Nothing changes
-// where the norm is not finite.
+// The kernels of Muon but for its products: a row is a chunk of a matrix, whose chunks follow each
+// other. Of each matrix of n numbers this rank has those that places say, and they are one behind
+// the other in x. hyper is the rate and the momentum. Nothing changes where the norm is not finite.
 
 const muonChunk = 4096 // numbers
 
-// placeNumbers are those of a matrix in places: which numbers [from, to) of it this rank has, and where number 0 would be in the
-// arenas of weights, gradients and momentum.
+// placeNumbers are those of a matrix in places: which numbers [from, to) of it this rank has, and
+// where number 0 would be in the arenas of weights, gradients and momentum.
 const placeNumbers = 5
 
 // chunkOf returns the matrix of chunk i, and which numbers of it this rank has in that chunk.
@@ -60,8 +60,10 @@ func muonMomentum(i int, m, squares, g []float32, places []int64, hyper []float3
 	squares[i] = sum
 }
 
-// muonDirection sets x to what is made orthogonal, of Frobenius norm 1, for the matrices from first on.
-func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, places []int64, hyper []float32, norm *float32, n int, clip float32, first int) {
+// muonDirection sets x to what is made orthogonal, of Frobenius norm 1, for
+// the matrices from first on.
+func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, places []int64, hyper []float32, norm *float32,
+	n int, clip float32, first int) {
 	if !finite(float64(*norm)) {
 		return
 	}
@@ -85,12 +87,15 @@ func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, places 
 var muonSource string
 
 var muonDirections = kernels.Kernel{
-	F32:  spmd.NewKernel("muon_direction", muonSource, directionOnHost[float32], spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
-	BF16: spmd.NewKernel("muon_direction", muonSource, directionOnHost[spmd.BF16], spmd.Define("ACT", "bf16"), spmd.Tolerance(1e-5)),
+	F32: spmd.NewKernel("muon_direction", muonSource, directionOnHost[float32], spmd.Define("ACT", "float"),
+		spmd.Tolerance(1e-5)),
+	BF16: spmd.NewKernel("muon_direction", muonSource, directionOnHost[spmd.BF16], spmd.Define("ACT", "bf16"),
+		spmd.Tolerance(1e-5)),
 }
 
 func directionOnHost[A kernels.Act](a spmd.Args) error {
-	x, squares, m, g := spmd.ArgSlice[A](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)
+	x, squares, m := spmd.ArgSlice[A](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2)
+	g := spmd.ArgSlice[float32](a, 3)
 	places, hyper, norm := spmd.ArgSlice[int64](a, 4), spmd.ArgSlice[float32](a, 5), &spmd.ArgSlice[float32](a, 6)[0]
 	n, first, matrices := a.I64(7), a.I32(9), a.I32(10)
 	host.Parallel(matrices*((n+muonChunk-1)/muonChunk), 4, func(lo, hi int) {
@@ -101,18 +106,20 @@ func directionOnHost[A kernels.Act](a spmd.Args) error {
 	return nil
 }
 
-func (q *muonShape) launchDirection(s *spmd.Stream, k *spmd.Kernel, x spmd.Arg, m, g, hyper, norm spmd.Buffer[float32], clip float64, of spmd.Shard) error {
+func (q *muonShape) launchDirection(s *spmd.Stream, k *spmd.Kernel, x spmd.Arg, m, g, hyper, norm spmd.Buffer[float32],
+	clip float64, of spmd.Shard) error {
 	if of.Len == 0 {
 		return nil
 	}
-	return k.Launch(s, kernels.Blocks(q.chunks(), of.Len, 1), x, q.squares.Arg(), m.Arg(), g.Arg(), q.places.Arg(), hyper.Arg(), norm.Arg(),
-		spmd.I64(q.len()), spmd.F32(float32(clip)), spmd.I32(of.Off), spmd.I32(of.Len))
+	return k.Launch(s, kernels.Blocks(q.chunks(), of.Len, 1), x, q.squares.Arg(), m.Arg(), g.Arg(), q.places.Arg(),
+		hyper.Arg(), norm.Arg(), spmd.I64(q.len()), spmd.F32(float32(clip)), spmd.I32(of.Off), spmd.I32(of.Len))
 }
 
 // muonUpdate also rounds the weights to half, if there is one.
 //
 //spmd:kernel rows
-func muonUpdate[A kernels.Act](i int, p []float32, half []spmd.BF16, x []A, places []int64, hyper []float32, norm *float32, n int, factor, weightDecay float32) {
+func muonUpdate[A kernels.Act](i int, p []float32, half []spmd.BF16, x []A, places []int64, hyper []float32,
+	norm *float32, n int, factor, weightDecay float32) {
 	if !finite(float64(*norm)) {
 		return
 	}

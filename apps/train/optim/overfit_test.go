@@ -19,7 +19,8 @@ func testOverfit[A kernels.Act](t *testing.T, w *spmd.World) {
 	const batch, T, steps = 2, 16, 60
 	cfg := traintest.Small
 	adam := AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Clip: 1}
-	ib, tb := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 2)), traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 3))
+	ib := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 2))
+	tb := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 3))
 	rows := make([]int32, kernels.SortedLen(batch*T, cfg.Vocab))
 	new(kernels.Sorter).Sort(rows, traintest.RandomTokens(batch*T, cfg.Vocab, 2), cfg.Vocab)
 	part := gpt.Batch{In: ib, Targets: tb, Sorted: traintest.TokenBuffer(t, w, rows), B: batch, T: T}

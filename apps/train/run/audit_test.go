@@ -71,7 +71,8 @@ func TestEndsTogether(t *testing.T) {
 					t.Fatalf("ended early: %v, error %v", early, err)
 				}
 				if n := tr.Optimizer.Steps; n != at+2 {
-					t.Errorf("rank %d of %d was asked before step %d, and rank %d ended after %d steps, want %d", asked, w.Size(), at, w.Rank(), n, at+2)
+					t.Errorf("rank %d of %d was asked before step %d, and rank %d ended after %d steps, want %d",
+						asked, w.Size(), at, w.Rank(), n, at+2)
 				}
 				if err := tr.Close(); err != nil {
 					t.Fatal(err)
@@ -166,7 +167,8 @@ func TestTrainEndsWithItsContext(t *testing.T) {
 // optionsOf returns options that train as cfg says.
 func optionsOf(cfg trainer.Config) *Options {
 	o := New()
-	o.steps, o.GlobalBatch, o.Seq, o.Cfg, o.Tok, o.rate = cfg.Steps, cfg.GlobalBatch, cfg.Seq, cfg.Model, text.Bytes{}, cfg.Rate
+	o.steps, o.GlobalBatch, o.Seq, o.Cfg = cfg.Steps, cfg.GlobalBatch, cfg.Seq, cfg.Model
+	o.Tok, o.rate = text.Bytes{}, cfg.Rate
 	o.logEvery = cfg.Steps
 	return o
 }

@@ -25,14 +25,15 @@ func (o *Options) checkBalance() error {
 	return nil
 }
 
-// timePasses is how many seconds both passes of a model of some sequences take for a token, the same on every rank.
+// timePasses is how many seconds both passes of a model of some sequences take for a
+// token, the same on every rank.
 type timePasses func(w *spmd.World, cfg layout.Config, batch int) (seconds float64, err error)
 
-// measureLayers has the stages of a pipeline balanced by how long a layer and the head take here, where that
-// was asked for: every rank times both passes of a model of one layer and of one of two, and the slowest
-// counts. Where they do not fit into room bytes, or the times make no sense, it leaves the rates. What was
-// measured is kept in the cache folder of rank 0, so that later runs have the same stages. It blocks. Every
-// rank calls it.
+// measureLayers has the stages of a pipeline balanced by how long a layer and the head take here,
+// where that was asked for: every rank times both passes of a model of one layer and of one of two,
+// and the slowest counts. Where they do not fit into room bytes, or the times make no sense, it
+// leaves the rates. What was measured is kept in the cache folder of rank 0, so that later runs
+// have the same stages. It blocks. Every rank calls it.
 func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error {
 	if o.pp == 1 || o.balance == "rates" || o.balance == "auto" && o.onHost {
 		return nil
@@ -74,7 +75,8 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 	}
 	layer, head := took[1]-took[0], 2*took[0]-took[1]
 	if layer <= 0 || head < 0 {
-		w.Log().Info().Msg("stages are balanced by the rates of an H200: the times of a layer and of the head vary too much")
+		w.Log().Info().Msg("stages are balanced by the rates of an H200: the times of a layer and of the head vary " +
+			"too much")
 		return nil
 	}
 	// In quarters of a layer, so that what varies from run to run seldom changes the stages.
@@ -84,8 +86,8 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 			_ = cache.Put(key, data) // the start has said why the folder keeps nothing
 		}
 	}
-	w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", us*layer)).Str("head", fmt.Sprintf("%.0f us", us*head)).Int("tokens", batch*o.Seq).
-		Msg("timed what stages are balanced by")
+	w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", us*layer)).Str("head", fmt.Sprintf("%.0f us", us*head)).
+		Int("tokens", batch*o.Seq).Msg("timed what stages are balanced by")
 	return nil
 }
 
@@ -93,7 +95,8 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 func (o *Options) balanceKey(w *spmd.World, batch int) string {
 	cfg := o.Cfg.Whole()
 	cfg.Layers, cfg.Shard, cfg.Times = 0, layout.Sharding{}, layout.Times{}
-	return fmt.Sprintf("times of a layer on %d ranks with %s: %+v, %s, %d sequences of %d tokens", w.Size(), w.Device(), cfg, o.DType, batch, o.Seq)
+	return fmt.Sprintf("times of a layer on %d ranks with %s: %+v, %s, %d sequences of %d tokens",
+		w.Size(), w.Device(), cfg, o.DType, batch, o.Seq)
 }
 
 // timeHere is a timePasses that has the slowest rank count.
@@ -124,7 +127,8 @@ func (o *Options) timeHere(w *spmd.World, cfg layout.Config, batch int) (seconds
 	if space.Err != nil {
 		return 0, space.Err
 	}
-	if err := errors.Join(b.In.CopyFrom(text), b.Targets.CopyFrom(text), b.Sorted.CopyFrom(list), state.Refresh(s)); err != nil {
+	if err := errors.Join(b.In.CopyFrom(text), b.Targets.CopyFrom(text), b.Sorted.CopyFrom(list),
+		state.Refresh(s)); err != nil {
 		return 0, err
 	}
 	t, err := timing.MeasureStream(w.Comm(), s, !o.onHost, 2, 5, func() error {

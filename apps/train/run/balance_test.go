@@ -11,8 +11,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Stages are balanced by times that were taken here: the same on all ranks, only where it is asked for and there is
-// the memory, and once.
+// Stages are balanced by times that were taken here: the same on all ranks, only where it is asked
+// for and there is the memory, and once.
 func TestMeasureLayers(t *testing.T) {
 	t.Setenv("LOCKSTEP_CACHE", t.TempDir())
 	spmdtest.RunInProcess(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
@@ -39,7 +39,8 @@ func TestMeasureLayers(t *testing.T) {
 			{"measured", 2, math.MaxInt, 4, 8, layout.Times{Layer: 2, Head: 1}, 0}, // those of the run before
 		} {
 			o := New()
-			o.Cfg = layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300, Stage: layout.Staging{Stages: 2}}
+			o.Cfg = layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300,
+				Stage: layout.Staging{Stages: 2}}
 			o.Seq, o.onHost, o.DType, o.balance, o.pp = 32, w.OnHost(), "float32", tc.balance, tc.pp
 			timed = 0
 			traintest.NoError(t, o.measureLayers(w, tc.room, models(tc.one, tc.two)))
@@ -61,8 +62,8 @@ func TestMeasureLayers(t *testing.T) {
 	})
 }
 
-// What is measured decides, and how much the stages wait. Where the last stage takes longest, m micro-batches take as long
-// as one in both stages, and m - 1 in the last.
+// What is measured decides, and how much the stages wait. Where the last stage takes longest, m
+// micro-batches take as long as one in both stages, and m - 1 in the last.
 func TestTimes(t *testing.T) {
 	for _, tc := range []struct {
 		head  float64
@@ -73,12 +74,14 @@ func TestTimes(t *testing.T) {
 		{0, 1, "4+4", 1. / 2}, {2, 1, "5+3", 1. / 2}, {4, 1, "6+2", 1. / 2}, {100, 1, "7+1", 1. / 2},
 		{0, 3, "4+4", 1. / 4}, {4, 3, "6+2", 1. / 4}, {100, 3, "7+1", 1 - 3*108./2/(108+2*101)},
 	} {
-		cfg := layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300, Stage: layout.Staging{Stages: 2, Micro: tc.micro, Index: 1}, Times: layout.Times{Layer: 1, Head: tc.head}}
+		cfg := layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300,
+			Stage: layout.Staging{Stages: 2, Micro: tc.micro, Index: 1}, Times: layout.Times{Layer: 1, Head: tc.head}}
 		if got := cfg.Divided(32); got != tc.want {
 			t.Errorf("a head as long as %v layers: %s, want %s", tc.head, got, tc.want)
 		}
 		if got := cfg.Idle(32); math.Abs(got-tc.idle) > 1e-9 {
-			t.Errorf("a head as long as %v layers, %d micro-batches: %v of the time is lost, want %v", tc.head, tc.micro, got, tc.idle)
+			t.Errorf("a head as long as %v layers, %d micro-batches: %v of the time is lost, want %v",
+				tc.head, tc.micro, got, tc.idle)
 		}
 	}
 }

@@ -79,8 +79,9 @@ func (s *saved) setting(name string) string {
 // settled are settings that runs have had before there was a choice.
 var settled = func() map[string]string {
 	float := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
-	return map[string]string{"--fp8": layout.FP8Off.String(), "parts": layout.Parts(0).String(), "--grow-batch": "0", "--optimizer": adamW, "--schedule": cosine,
-		"--embed-lr": float(optim.DefaultMuon.Embeddings), "--head-lr": float(optim.DefaultMuon.Heads), "--vector-lr": float(optim.DefaultMuon.Vectors)}
+	return map[string]string{"--fp8": layout.FP8Off.String(), "parts": layout.Parts(0).String(), "--grow-batch": "0",
+		"--optimizer": adamW, "--schedule": cosine, "--embed-lr": float(optim.DefaultMuon.Embeddings),
+		"--head-lr": float(optim.DefaultMuon.Heads), "--vector-lr": float(optim.DefaultMuon.Vectors)}
 }()
 
 // saver keeps the checkpoints of a run. The nil saver keeps none.
@@ -104,11 +105,12 @@ func (o *Options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 		return nil, nil
 	}
 	saving := &saving{w: w}
-	c, err := checkpoint.Open(w, o.Checkpoint, checkpoint.Config{Keep: o.keep, OnTrial: true, Written: saving.written, Saved: func(k checkpoint.Info) {
-		saving.end()
-		w.Log().Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
-			Str("seconds", fmt.Sprintf("%.2f", k.Took.Seconds())).Msg("checkpoint saved")
-	}})
+	c, err := checkpoint.Open(w, o.Checkpoint,
+		checkpoint.Config{Keep: o.keep, OnTrial: true, Written: saving.written, Saved: func(k checkpoint.Info) {
+			saving.end()
+			w.Log().Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
+				Str("seconds", fmt.Sprintf("%.2f", k.Took.Seconds())).Msg("checkpoint saved")
+		}})
 	if err != nil {
 		return nil, spmd.Usage(fmt.Errorf("--checkpoint: %w", err))
 	}
@@ -130,7 +132,8 @@ func (s *saver) look() error {
 	case err != nil:
 		return err
 	case o.resume == "never":
-		return spmd.Usage(fmt.Errorf("--resume never: %s holds the checkpoint of a run, after %d steps: name another folder, or remove it", o.Checkpoint, step))
+		return spmd.Usage(fmt.Errorf("--resume never: %s holds the checkpoint of a run, after %d steps: name "+
+			"another folder, or remove it", o.Checkpoint, step))
 	}
 	if err := found.check(step, o.Seq); err != nil {
 		return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: %w", o.Checkpoint, err))
@@ -141,16 +144,20 @@ func (s *saver) look() error {
 			return err
 		}
 		if n < o.replicas(s.w.Size()) {
-			return spmd.Usage(fmt.Errorf("%s has a run with --global-batch %d, less than the %d replicas of the model: each needs a sequence", o.Checkpoint, n, o.replicas(s.w.Size())))
+			return spmd.Usage(fmt.Errorf("%s has a run with --global-batch %d, less than the %d replicas of the "+
+				"model: each needs a sequence", o.Checkpoint, n, o.replicas(s.w.Size())))
 		}
 		o.GlobalBatch, o.fixedGlobal = n, true
 	}
 	if !o.Given("grow-batch") {
-		if o.growBatch, err = strconv.Atoi(found.setting("--grow-batch")); err != nil || o.growBatch < 0 || o.growBatch > maxNumber {
-			return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: --grow-batch is %q", o.Checkpoint, found.setting("--grow-batch")))
+		o.growBatch, err = strconv.Atoi(found.setting("--grow-batch"))
+		if err != nil || o.growBatch < 0 || o.growBatch > maxNumber {
+			return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: --grow-batch is %q",
+				o.Checkpoint, found.setting("--grow-batch")))
 		}
 		if o.growBatch > 0 && o.growBatch < o.replicas(s.w.Size()) {
-			return spmd.Usage(fmt.Errorf("%s has a run with --grow-batch %d, less than the %d replicas of the model: each needs a sequence", o.Checkpoint, o.growBatch, o.replicas(s.w.Size())))
+			return spmd.Usage(fmt.Errorf("%s has a run with --grow-batch %d, less than the %d replicas of the "+
+				"model: each needs a sequence", o.Checkpoint, o.growBatch, o.replicas(s.w.Size())))
 		}
 	}
 	o.takeRate()
@@ -198,7 +205,8 @@ func (s *saver) compare() (changed []string, err error) {
 		switch {
 		case was == now.value:
 		case now.fixed:
-			return nil, spmd.Usage(fmt.Errorf("%s is %q, but %q in the run that %s holds: set it so, or name another folder for --checkpoint",
+			return nil, spmd.Usage(fmt.Errorf(
+				"%s is %q, but %q in the run that %s holds: set it so, or name another folder for --checkpoint",
 				now.name, now.value, was, s.o.Checkpoint))
 		default:
 			changed = append(changed, fmt.Sprintf("%s from %s to %s", now.name, was, now.value))
@@ -231,7 +239,8 @@ func (s *saver) start(t *trainer.Trainer) error {
 	}
 	t.Skipped = s.found.Skipped
 	// Gradients are in proportion to the tokens of a step: other scales suit another global batch.
-	same := s.found.setting("--fp8") == s.o.FP8 && s.found.Settings["--global-batch"] == strconv.Itoa(s.o.GlobalBatch) &&
+	same := s.found.setting("--fp8") == s.o.FP8 &&
+		s.found.Settings["--global-batch"] == strconv.Itoa(s.o.GlobalBatch) &&
 		s.found.setting("--grow-batch") == strconv.Itoa(s.o.growBatch)
 	if same && fp8.Usable(s.found.Scales, s.o.Cfg.FP8Sites()) {
 		t.Scales = s.found.Scales
@@ -246,14 +255,16 @@ func (s *saver) start(t *trainer.Trainer) error {
 	if s.o.initFrom != "" {
 		t.World.Log().Info().Msg("the weights are those of the checkpoint, not of --init-from")
 	}
-	t.World.Log().Info().Int("steps", step).Int("sequences", s.found.Sequences).Str("from", s.o.Checkpoint).Msg("resumed")
+	t.World.Log().Info().Int("steps", step).Int("sequences", s.found.Sequences).Str("from", s.o.Checkpoint).
+		Msg("resumed")
 	if step >= s.o.steps {
 		t.World.Log().Info().Msgf("--steps %d are done: no step is left, and a larger number goes on", s.o.steps)
 	}
 	return nil
 }
 
-// blame adds to the error of a step that has diverged what to do. begun says that none of this start was good.
+// blame adds to the error of a step that has diverged what to do. begun says that
+// none of this start was good.
 func (s *saver) blame(err error, begun bool) error {
 	if s == nil || s.found == nil || !begun {
 		return fmt.Errorf("%w; try a lower --lr, or --skip-bad-steps", err)
@@ -262,7 +273,8 @@ func (s *saver) blame(err error, begun bool) error {
 	if at := slices.IndexFunc(all, func(k stepdir.Saved) bool { return k.Step == s.step }); lerr == nil && at >= 0 {
 		err = fmt.Errorf("%w; no step from %s on is a good one", err, all[at].Path)
 		if at+1 < len(all) {
-			return fmt.Errorf("%w; the checkpoint before it is %s: move %s away to go on from there", err, all[at+1].Path, all[at].Path)
+			return fmt.Errorf("%w; the checkpoint before it is %s: move %s away to go on from there",
+				err, all[at+1].Path, all[at].Path)
 		}
 	}
 	return fmt.Errorf("%w; there is no checkpoint before: begin in another folder, with a lower --lr", err)

@@ -12,7 +12,8 @@ import (
 	"lockstep/spmd/checkpoint"
 )
 
-// A checkpoint holds the scales of the next step. They count where nothing else says what they should be.
+// A checkpoint holds the scales of the next step. They count where nothing
+// else says what they should be.
 func TestFP8Checkpoint(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		const steps, half = 12, 5
@@ -25,7 +26,8 @@ func TestFP8Checkpoint(t *testing.T) {
 			o, err := New(), error(nil)
 			o.Tok, err = text.NewTokenizer("bytes")
 			traintest.NoError(t, err)
-			o.Checkpoint, o.Cfg, o.Seq, o.FP8, o.DType, o.GlobalBatch, o.Given = dir, cfg.Model, cfg.Seq, level.String(), "bfloat16", globalBatch, func(string) bool { return true }
+			o.Checkpoint, o.Cfg, o.Seq, o.FP8, o.DType = dir, cfg.Model, cfg.Seq, level.String(), "bfloat16"
+			o.GlobalBatch, o.Given = globalBatch, func(string) bool { return true }
 			c, err := checkpoint.Open(w, dir, checkpoint.Config{Keep: 3})
 			traintest.NoError(t, err)
 			s := &saver{Manager: c, o: o, w: w, key: []byte{1}, found: found}

@@ -23,10 +23,12 @@ func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
 	if o.Given("model") {
 		p := layout.Presets[o.model]
 		if p.Parts != base.Parts {
-			return base, "", fmt.Errorf("--model %s is made of %v, but --init-from %s of %v: leave --model out", o.model, p.Parts, o.initFrom, base.Parts)
+			return base, "", fmt.Errorf("--model %s is made of %v, but --init-from %s of %v: leave --model out",
+				o.model, p.Parts, o.initFrom, base.Parts)
 		}
 		if p.Layers != base.Layers || p.Heads != base.Heads || p.Channels != base.Channels {
-			return base, "", fmt.Errorf("--model %s has %d layers, %d heads and %d channels, but --init-from %s %d, %d and %d: leave --model out",
+			return base, "", fmt.Errorf("--model %s has %d layers, %d heads and %d channels, but --init-from %s %d, "+
+				"%d and %d: leave --model out",
 				o.model, p.Layers, p.Heads, p.Channels, o.initFrom, base.Layers, base.Heads, base.Channels)
 		}
 	}
@@ -35,11 +37,13 @@ func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
 		value, base int
 	}{{"layers", o.layers, base.Layers}, {"heads", o.heads, base.Heads}, {"channels", o.channels, base.Channels}} {
 		if o.Given(d.flag) && d.value != d.base {
-			return base, "", fmt.Errorf("--%s %d, but the model in --init-from %s has %d", d.flag, d.value, o.initFrom, d.base)
+			return base, "", fmt.Errorf("--%s %d, but the model in --init-from %s has %d",
+				d.flag, d.value, o.initFrom, d.base)
 		}
 	}
 	if o.Seq > base.SeqMax {
-		return base, "", fmt.Errorf("--seq %d, but the model in --init-from %s has %d positions", o.Seq, o.initFrom, base.SeqMax)
+		return base, "", fmt.Errorf("--seq %d, but the model in --init-from %s has %d positions",
+			o.Seq, o.initFrom, base.SeqMax)
 	}
 	if !o.Given("tokens") && base.Vocab == (text.Bytes{}).IDs() {
 		o.tokens = "bytes"
@@ -51,7 +55,8 @@ func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
 		return base, "", err
 	}
 	if tok.IDs() != base.Vocab {
-		return base, "", fmt.Errorf("--tokens %s are %d different ones, but the model in --init-from %s has %d", o.tokens, tok.IDs(), o.initFrom, base.Vocab)
+		return base, "", fmt.Errorf("--tokens %s are %d different ones, but the model in --init-from %s has %d",
+			o.tokens, tok.IDs(), o.initFrom, base.Vocab)
 	}
 	if o.noTokens, err = o.weights.CheckTokens(tok); err != nil {
 		return base, "", err
@@ -72,7 +77,8 @@ func nearest(cfg layout.Config) string {
 		name = "modern-tiny"
 	}
 	for n, p := range layout.Presets {
-		if (p.Parts == 0) == (cfg.Parts == 0) && p.Channels <= cfg.Channels && p.Channels > layout.Presets[name].Channels {
+		if (p.Parts == 0) == (cfg.Parts == 0) && p.Channels <= cfg.Channels &&
+			p.Channels > layout.Presets[name].Channels {
 			name = n
 		}
 	}

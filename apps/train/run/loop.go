@@ -27,7 +27,8 @@ type loop struct {
 // where there are none. It reports early where stop, of any rank, was closed
 // before the last step: all ranks then end after the same step, with a checkpoint
 // of it where they keep any. Every rank calls it.
-func (o *Options) train(ctx context.Context, w *spmd.World, t *trainer.Trainer, c *saver, stop <-chan struct{}) (early bool, err error) {
+func (o *Options) train(ctx context.Context, w *spmd.World, t *trainer.Trainer, c *saver,
+	stop <-chan struct{}) (early bool, err error) {
 	o.announce(w, t)
 	l := &loop{o: o, t: t, c: c, r: newReport(o, w, t, c), stop: stop}
 	defer l.r.bar.Done()
@@ -67,8 +68,8 @@ func (o *Options) announce(w *spmd.World, t *trainer.Trainer) {
 		line = line.Int("pp", o.pp).Str("layers_of_stages", t.State.Cfg.Divided(o.Seq))
 	}
 	line.Str("model", o.model).Int("params", o.Cfg.ParamCount()).Int("layers", o.layers).Int("heads", o.heads).
-		Int("channels", o.channels).Int("seq", o.Seq).Str("tokens", o.Tok.Name()).Int("vocab", o.Cfg.Vocab).Str("dtype", o.DType).
-		Str("attention", path).Str("attention_why", why).Msg("model")
+		Int("channels", o.channels).Int("seq", o.Seq).Str("tokens", o.Tok.Name()).Int("vocab", o.Cfg.Vocab).
+		Str("dtype", o.DType).Str("attention", path).Str("attention_why", why).Msg("model")
 	line = w.Log().Info()
 	if o.pp > 1 {
 		line = line.Int("micro_batches", t.State.Cfg.Stage.Micro).Str("bubble", percent(t.State.Cfg.Idle(o.Seq)))
@@ -77,7 +78,8 @@ func (o *Options) announce(w *spmd.World, t *trainer.Trainer) {
 		line = line.Str("optimizer", o.optimizer)
 	}
 	line.Int("steps", o.steps).Int("batch", o.Batch).Int("global_batch", o.GlobalBatch).
-		Int("tokens_a_step", o.GlobalBatch*o.Seq).Int("train_tokens", t.Data.Train.Len).Int("val_tokens", t.Data.Val.Len).
+		Int("tokens_a_step", o.GlobalBatch*o.Seq).Int("train_tokens", t.Data.Train.Len).
+		Int("val_tokens", t.Data.Val.Len).
 		Int("val_sequences", t.ValSequences()).Float64("lr", o.lr).Int("buckets", t.Buckets()).Msg("training")
 }
 
@@ -163,7 +165,8 @@ func (l *loop) do(d due, steps int) error {
 		return nil
 	}
 	if l.doubt {
-		l.r.w.Log().Warn().Int("steps", steps).Msg("not saved: the last step is left out, and a later one is to show first that the weights are good")
+		l.r.w.Log().Warn().Int("steps", steps).
+			Msg("not saved: the last step is left out, and a later one is to show first that the weights are good")
 		return nil
 	}
 	return l.c.save(l.t, steps, l.r.record)
@@ -182,10 +185,12 @@ func (l *loop) finish(early bool) error {
 	}
 	switch {
 	case !early && l.doubt:
-		const left = "the last %d steps are left out, as their losses or gradients are not finite: the weights may be no good, and are not saved"
+		const left = "the last %d steps are left out, as their losses or gradients are not finite: the weights may " +
+			"be no good, and are not saved"
 		err = errors.Join(fmt.Errorf(left, l.t.BadRow), err)
 	case early && l.doubt && err == nil:
-		l.r.interrupted("ended early by a signal, and the last step was left out: nothing is saved after it, and the same command goes on from an older checkpoint")
+		l.r.interrupted("ended early by a signal, and the last step was left out: nothing is saved after it, and " +
+			"the same command goes on from an older checkpoint")
 	case !early:
 		err = errors.Join(l.r.summary(l.t, l.o.Cfg.ParamCount()), err)
 	case err == nil:

@@ -58,7 +58,8 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 		return err
 	}
 	if need == math.MaxInt {
-		return spmd.Usage(fmt.Errorf("--batch %d: micro-steps of more than %d tokens are too large", o.Batch, math.MaxInt32))
+		return spmd.Usage(fmt.Errorf("--batch %d: micro-steps of more than %d tokens are too large",
+			o.Batch, math.MaxInt32))
 	}
 	w.Log().Info().Str("free", gigabytes(free)).Msgf("needs %s of %s", gigabytes(need*ranks), gigabytes(total))
 	if need <= room {
@@ -76,14 +77,16 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 	if w.OnHost() {
 		where = "as its part of the host's memory"
 	}
-	return spmd.Usage(fmt.Errorf("--batch %d: a rank needs %s, and rank %d has %s %s: %s", o.Batch, gigabytes(need), worst, gigabytes(room), where, advice))
+	return spmd.Usage(fmt.Errorf("--batch %d: a rank needs %s, and rank %d has %s %s: %s",
+		o.Batch, gigabytes(need), worst, gigabytes(room), where, advice))
 }
 
-// wouldFit returns the flags with which the run needs no more than room bytes: first of those that keep
-// less the model whole on each rank, then of those that divide it, in as few parts as possible. It returns
-// none where no flags help.
+// wouldFit returns the flags with which the run needs no more than room bytes: first of those that
+// keep less the model whole on each rank, then of those that divide it, in as few parts as
+// possible. It returns none where no flags help.
 func (o *Options) wouldFit(room, ranks int) string {
-	if flags := o.keepsLess(room, ranks); flags != "" || o.optimizer == muon || o.Cfg.Parts != 0 || o.tp*o.pp > 1 || o.dp > 0 || o.Given("sample") && o.sample > 0 {
+	if flags := o.keepsLess(room, ranks); flags != "" || o.optimizer == muon || o.Cfg.Parts != 0 || o.tp*o.pp > 1 ||
+		o.dp > 0 || o.Given("sample") && o.sample > 0 {
 		return flags
 	}
 	for parts := 2; parts <= ranks; parts++ {
@@ -116,8 +119,8 @@ func (o *Options) wouldFit(room, ranks int) string {
 	return ""
 }
 
-// keepsLess returns the flags with which the run needs no more than room bytes, its model divided as it is:
-// of those that keep less the first, sharing as little as possible.
+// keepsLess returns the flags with which the run needs no more than room bytes, its model divided
+// as it is: of those that keep less the first, sharing as little as possible.
 func (o *Options) keepsLess(room, ranks int) string {
 	other, most := *o, layout.ShardParameters
 	if o.replicas(ranks) == 1 {
@@ -164,7 +167,8 @@ func (o *Options) largestBatch(w *spmd.World, room, tokens int) error {
 		if err != nil {
 			return err
 		}
-		return spmd.Usage(fmt.Errorf("--batch 0: a rank needs %s for one sequence, and %s can be had", gigabytes(need), gigabytes(max(0, room))))
+		return spmd.Usage(fmt.Errorf("--batch 0: a rank needs %s for one sequence, and %s can be had",
+			gigabytes(need), gigabytes(max(0, room))))
 	}
 	o.Batch = n
 	if !o.fixedGlobal {
@@ -187,8 +191,8 @@ func (o *Options) largest(room, most, ranks int) (int, error) {
 }
 
 // needs is how many bytes of the device a rank is going to take for micro-batches of some
-// sequences: the model, the optimizer, and what the loaders of training and validation bring. Of the
-// stages of a pipeline it is the one that takes most.
+// sequences: the model, the optimizer, and what the loaders of training and validation bring. Of
+// the stages of a pipeline it is the one that takes most.
 func (o *Options) needs(batch, ranks int) (int, error) {
 	rows := batch
 	if o.GlobalBatch > 0 && (o.Batch != 0 || o.fixedGlobal) {
@@ -209,7 +213,8 @@ func (o *Options) needs(batch, ranks int) (int, error) {
 	if o.onHost {
 		batches += 4 // and what they come from: two of each loader
 	}
-	return n + batches*(2*spmd.AllocSize[int32](rows*o.Seq)+spmd.AllocSize[int32](kernels.SortedLen(rows*o.Seq, o.Cfg.Vocab))), err
+	return n + batches*(2*spmd.AllocSize[int32](rows*o.Seq)+
+		spmd.AllocSize[int32](kernels.SortedLen(rows*o.Seq, o.Cfg.Vocab))), err
 }
 
 // reductions is what MPI takes of the host to reduce the largest group of shared gradients.

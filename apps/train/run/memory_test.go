@@ -22,7 +22,8 @@ func TestLargest(t *testing.T) {
 			if err != nil || got < want-less && less == 0 || got >= want && less == 1 {
 				t.Errorf("%d bytes, %d less: batch %d, error %v, want %d", room, less, got, err, want-less)
 			}
-			if fits, more := traintest.Must(o.needs(max(got, 1), 3)), traintest.Must(o.needs(got+1, 3)); got > 0 && fits > room-less || more <= room-less {
+			fits, more := traintest.Must(o.needs(max(got, 1), 3)), traintest.Must(o.needs(got+1, 3))
+			if got > 0 && fits > room-less || more <= room-less {
 				t.Errorf("%d bytes: batch %d, which needs %d; one more needs %d", room-less, got, fits, more)
 			}
 		}
@@ -92,10 +93,12 @@ func TestShardedMemory(t *testing.T) {
 	}
 	// A quarter of the state; beside it weights and gradients of the embeddings and of two layers.
 	C := o.Cfg.Channels
-	whole := spmd.AllocSize[float32]((o.Cfg.PaddedVocab()+o.Cfg.SeqMax)*C) + 2*spmd.AllocSize[float32](8*C*C) + 2*spmd.AllocSize[float32](4*C*C)
+	whole := spmd.AllocSize[float32]((o.Cfg.PaddedVocab()+o.Cfg.SeqMax)*C) + 2*spmd.AllocSize[float32](8*C*C) +
+		2*spmd.AllocSize[float32](4*C*C)
 	want := 4*spmd.AllocSize[float32](params/4) + 2*whole
 	if state := before - activations; state < want-want/100 || state > want+want/100 {
-		t.Errorf("--shard parameters on 4 ranks needs %d bytes beside the activations, want %d within 1 %%", state, want)
+		t.Errorf("--shard parameters on 4 ranks needs %d bytes beside the activations, want %d within 1 %%",
+			state, want)
 	}
 	o.Cfg.Shard.Mode = layout.ShardOff
 	all := traintest.Must(o.needs(1, 4))
@@ -103,7 +106,8 @@ func TestShardedMemory(t *testing.T) {
 		room, ranks int
 		want        string
 	}{
-		{all - 1, 4, " --recompute gelu"}, {before, 4, " --shard gradients --recompute gelu"}, {before / 2, 4, " --tp 4"}, {before * 2 / 5, 4, " --tp 4 --recompute block"}, {before / 4, 4, ""},
+		{all - 1, 4, " --recompute gelu"}, {before, 4, " --shard gradients --recompute gelu"},
+		{before / 2, 4, " --tp 4"}, {before * 2 / 5, 4, " --tp 4 --recompute block"}, {before / 4, 4, ""},
 		{all - 1, 1, " --recompute gelu"}, {before, 1, ""},
 	} {
 		if got := o.wouldFit(tc.room, tc.ranks); got != tc.want {
@@ -129,8 +133,9 @@ func TestShardedMemory(t *testing.T) {
 	}
 }
 
-// Beside activations a rank of R with --shard parameters needs 16 bytes of each of P parameters over R, and little more: of a
-// whole run's need at most a tenth, with as many sequences as such models learn from at a time.
+// Beside activations a rank of R with --shard parameters needs 16 bytes of each of P parameters
+// over R, and little more: of a whole run's need at most a tenth, with as many sequences as such
+// models learn from at a time.
 func TestShardedMemoryOfParameters(t *testing.T) {
 	for _, tc := range []struct {
 		model string
@@ -138,15 +143,18 @@ func TestShardedMemoryOfParameters(t *testing.T) {
 	}{{"gpt2-medium", 8}, {"gpt2-large", 8}, {"gpt2-xl", 4}, {"gpt2-xl", 8}, {"gpt2-xl", 32}} {
 		for _, ranks := range []int{2, 4, 8} {
 			o := New()
-			o.Batch, o.Seq, o.GlobalBatch, o.DType, o.Given = tc.batch, 1024, tc.batch*ranks, "bfloat16", func(string) bool { return false }
+			o.Batch, o.Seq, o.GlobalBatch, o.DType = tc.batch, 1024, tc.batch*ranks, "bfloat16"
+			o.Given = func(string) bool { return false }
 			o.Cfg = layout.Presets[tc.model]
 			o.Cfg.Vocab = 50257
 			params := o.Cfg.ParamCount()
-			activations := traintest.Must(o.needs(tc.batch, ranks)) - 18*params // weights, their rounded copies, gradients and two moments
+			// weights, their rounded copies, gradients and two moments
+			activations := traintest.Must(o.needs(tc.batch, ranks)) - 18*params
 			o.Cfg.Shard = layout.Sharding{Mode: layout.ShardParameters, Ranks: ranks}
 			need, want := traintest.Must(o.needs(tc.batch, ranks)), activations+16*params/ranks
 			if need < want || need > want+want/10 {
-				t.Errorf("%s, %d sequences on %d ranks: %d bytes, of which 16 a parameter and activations are %d: %.3f", tc.model, tc.batch, ranks, need, want, float64(need)/float64(want))
+				t.Errorf("%s, %d sequences on %d ranks: %d bytes, of which 16 a parameter and activations are %d: %.3f",
+					tc.model, tc.batch, ranks, need, want, float64(need)/float64(want))
 			}
 		}
 	}

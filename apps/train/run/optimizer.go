@@ -19,7 +19,8 @@ const (
 // partsOf is of what the model is made.
 func (o *Options) partsOf(base layout.Config) (layout.Parts, error) {
 	if base.Parts == 0 && len(o.without) > 0 {
-		return 0, fmt.Errorf("--without is for modern models, which have parts to leave out: --model %s has the form of GPT-2", o.model)
+		return 0, fmt.Errorf("--without is for modern models, which have parts to leave out: --model %s has the "+
+			"form of GPT-2", o.model)
 	}
 	parts, err := base.Parts.Without(o.without)
 	if err != nil {
@@ -68,7 +69,8 @@ func (o *Options) takeOptimizer(parts layout.Parts, lr, beta2 float64) error {
 		flag  string
 		value *float64
 		usual float64
-	}{{"lr", &o.lr, lr}, {"beta1", &o.beta1, usual.Beta1}, {"beta2", &o.beta2, beta2}, {"weight-decay", &o.weightDecay, usual.WeightDecay},
+	}{{"lr", &o.lr, lr}, {"beta1", &o.beta1, usual.Beta1}, {"beta2", &o.beta2, beta2},
+		{"weight-decay", &o.weightDecay, usual.WeightDecay},
 		{"clip", &o.clip, usual.Clip}, {"min-lr", &o.minLR, last}} {
 		if !o.Given(x.flag) {
 			*x.value = x.usual
@@ -80,7 +82,8 @@ func (o *Options) takeOptimizer(parts layout.Parts, lr, beta2 float64) error {
 	return nil
 }
 
-// modernAdamRate is that of a modern model's whole by AdamW: its embeddings, which are normed, move slowly.
+// modernAdamRate is that of a modern model's whole by AdamW: its embeddings,
+// which are normed, move slowly.
 const modernAdamRate = 3e-3
 
 // checkWhole refuses to divide layers that only work whole, or all on one rank.
@@ -88,20 +91,25 @@ func (o *Options) checkWhole() error {
 	const less = "--shard parameters and --recompute block have it need less memory"
 	switch {
 	case o.tp > 1 && o.Cfg.Parts != 0:
-		return fmt.Errorf("--tp %d does not divide a modern model, whose norms of queries and keys, tables of values and head have no parts: %s", o.tp, less)
+		return fmt.Errorf("--tp %d does not divide a modern model, whose norms of queries and keys, tables of "+
+			"values and head have no parts: %s", o.tp, less)
 	case o.pp > 1 && o.Cfg.Parts != 0:
-		return fmt.Errorf("--pp %d does not divide a modern model, whose first layers and tables are also read by the last ones, in another stage: %s", o.pp, less)
+		return fmt.Errorf("--pp %d does not divide a modern model, whose first layers and tables are also read by "+
+			"the last ones, in another stage: %s", o.pp, less)
 	case o.tp > 1 && o.optimizer == muon:
-		return fmt.Errorf("--tp %d is for --optimizer adamw: Muon needs whole matrices, and goes with --pp and --shard", o.tp)
+		return fmt.Errorf("--tp %d is for --optimizer adamw: Muon needs whole matrices, and goes with --pp and --shard",
+			o.tp)
 	}
 	return nil
 }
 
-// batchOfRate is how many sequences of 1,024 tokens a step takes for which the rates of larger modern models are.
+// batchOfRate is how many sequences of 1,024 tokens a step takes for which the rates
+// of larger modern models are.
 const batchOfRate = 64
 
-// takeRate makes the rates of the optimizer, when --global-batch is known. Where nothing is said a modern model with smaller steps
-// learns at a lower rate, by the root of how many sequences these take.
+// takeRate makes the rates of the optimizer, when --global-batch is known. Where
+// nothing is said a modern model with smaller steps learns at a lower rate, by the root
+// of how many sequences these take.
 func (o *Options) takeRate() {
 	if usual := habits[o.usual]; !o.Given("lr") && o.optimizer == muon && o.Cfg.Parts != 0 && usual.batch >= 16 {
 		o.lr = usual.lr * math.Sqrt(min(1, float64(o.GlobalBatch)/batchOfRate))
@@ -111,10 +119,12 @@ func (o *Options) takeRate() {
 
 // optimizerConfig is what the trainer needs to know of both.
 func (o *Options) optimizerConfig() (optim.AdamConfig, optim.Schedule) {
-	adam := optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
+	adam := optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay,
+		Clip: o.clip}
 	if o.optimizer == muon {
 		adam.Eps = optim.DefaultMuonAdam.Eps
 		adam.Muon = &optim.MuonConfig{Peak: o.lr, Embeddings: o.embedLR, Heads: o.headLR, Vectors: o.vectorLR}
 	}
-	return adam, optim.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps, Stable: o.schedule == wsd}
+	return adam, optim.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps,
+		Stable: o.schedule == wsd}
 }

@@ -69,9 +69,9 @@ type Options struct {
 	json      func() string          // --json, which belongs to the common flags
 }
 
-// habits are what a model is usually trained with: GPT-2's sizes at the rates of
-// Brown et al., Language models are few-shot learners, table 2.1; the tiny model
-// in small, fast steps. The rates of modern models are Muon's, those of the larger ones for steps of batchOfRate sequences.
+// habits are what a model is usually trained with: GPT-2's sizes at the rates of Brown et al.,
+// Language models are few-shot learners, table 2.1; the tiny model in small, fast steps. The rates
+// of modern models are Muon's, those of the larger ones for steps of batchOfRate sequences.
 var habits = map[string]struct {
 	lr, beta2  float64
 	seq, batch int
@@ -90,9 +90,9 @@ var habits = map[string]struct {
 // New returns the settings of a run where no flag is given.
 func New() *Options {
 	return &Options{
-		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", balance: "auto", tp: 1, pp: 1, steps: 1500,
-		embedLR: optim.DefaultMuon.Embeddings, headLR: optim.DefaultMuon.Heads, vectorLR: optim.DefaultMuon.Vectors,
-		valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
+		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", balance: "auto", tp: 1, pp: 1,
+		steps: 1500, embedLR: optim.DefaultMuon.Embeddings, headLR: optim.DefaultMuon.Heads,
+		vectorLR: optim.DefaultMuon.Vectors, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3, early: new(atomic.Bool),
 	}
 }
@@ -102,72 +102,128 @@ func (o *Options) Early() bool { return o.early.Load() }
 
 // Flags adds the flags of a run to fs.
 func (o *Options) Flags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.model, "model", o.model, "the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl, which are GPT-2's form, or modern-tiny, modern or modern-medium, which learn sooner")
-	fs.StringSliceVar(&o.without, "without", nil, "parts of a modern model to leave out, to see what each brings: "+strings.Join(layout.PartNames(), ", "))
-	fs.StringVar(&o.DType, "dtype", o.DType, "type of the activations: float32, or bfloat16 with float32 weights and gradients (default bfloat16 on a GPU, float32 on the host)")
-	fs.StringVar(&o.FP8, "fp8", o.FP8, "which products of bfloat16 activations, forward and for their gradients, are of 8-bit floats, on GPUs from compute capability 8.9 on: off, head, or all")
+	fs.StringVar(&o.model, "model", o.model,
+		"the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl, which are GPT-2's form, or modern-tiny, modern "+
+			"or modern-medium, which learn sooner")
+	fs.StringSliceVar(&o.without, "without", nil,
+		"parts of a modern model to leave out, to see what each brings: "+strings.Join(layout.PartNames(), ", "))
+	fs.StringVar(&o.DType, "dtype", o.DType,
+		"type of the activations: float32, or bfloat16 with float32 weights and gradients (default bfloat16 on a "+
+			"GPU, float32 on the host)")
+	fs.StringVar(&o.FP8, "fp8", o.FP8,
+		"which products of bfloat16 activations, forward and for their gradients, are of 8-bit floats, on GPUs from "+
+			"compute capability 8.9 on: off, head, or all")
 	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
-	fs.StringVar(&o.shard, "shard", o.shard, "what the ranks share of the training state, so that each needs less memory: off, optimizer (the moments), gradients (them too) or parameters (all)")
-	fs.StringVar(&o.recompute, "recompute", o.recompute, "activations that are computed once more instead of kept, so that there is room for more: off, gelu (those inside the MLPs) or block (all of a layer)")
-	fs.IntVar(&o.dp, "dp", o.dp, "replicas of the model, that learn from different sequences (default the ranks that --tp and --pp leave); the three multiply to the number of ranks")
-	fs.IntVar(&o.tp, "tp", o.tp, "ranks that each layer is divided among, by its heads and the channels of its MLP: neighbours, best with GPUs of one node")
-	fs.IntVar(&o.pp, "pp", o.pp, "stages of a pipeline: so many ranks have some layers of the model each, and micro-batches go from one to the next; the other ranks are replicas")
-	fs.StringVar(&o.balance, "balance", o.balance, "by which times the layers are dealt out to the stages of --pp: measured at the start, rates (those of an H200), or auto (measured on a GPU)")
-	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB, "MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4; on GPUs 1024, of several nodes or a modern model 64)")
+	fs.StringVar(&o.shard, "shard", o.shard,
+		"what the ranks share of the training state, so that each needs less memory: off, optimizer (the moments), "+
+			"gradients (them too) or parameters (all)")
+	fs.StringVar(&o.recompute, "recompute", o.recompute,
+		"activations that are computed once more instead of kept, so that there is room for more: off, gelu (those "+
+			"inside the MLPs) or block (all of a layer)")
+	fs.IntVar(&o.dp, "dp", o.dp, "replicas of the model, that learn from different sequences (default the ranks "+
+		"that --tp and --pp leave); the three multiply to the number of ranks")
+	fs.IntVar(&o.tp, "tp", o.tp, "ranks that each layer is divided among, by its heads and the channels of its MLP: "+
+		"neighbours, best with GPUs of one node")
+	fs.IntVar(&o.pp, "pp", o.pp, "stages of a pipeline: so many ranks have some layers of the model each, and "+
+		"micro-batches go from one to the next; the other ranks are replicas")
+	fs.StringVar(&o.balance, "balance", o.balance,
+		"by which times the layers are dealt out to the stages of --pp: measured at the start, rates (those of an "+
+			"H200), or auto (measured on a GPU)")
+	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB,
+		"MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4; "+
+			"on GPUs 1024, of several nodes or a modern model 64)")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
 	fs.IntVar(&o.Seq, "seq", o.Seq, "tokens of a sequence (default the model's: 64 for tiny, 1024 for the others)")
 	fs.IntVar(&o.steps, "steps", o.steps, "optimizer steps")
-	fs.IntVar(&o.Batch, "batch", o.Batch, "sequences a rank takes in one micro-step; 0 takes as many as fit into the GPU's memory, or a quarter of the host's (default 4, 16 for modern and modern-medium)")
-	fs.IntVar(&o.GlobalBatch, "global-batch", o.GlobalBatch, "sequences of a step over all ranks, accumulated in micro-steps (default --batch times the ranks)")
-	fs.IntVar(&o.growBatch, "grow-batch", o.growBatch, "sequences of the first steps, over all ranks: they double after equal parts of --steps, up to --global-batch, and the learning rate rises with their root (default all steps take --global-batch)")
-	fs.StringVar(&o.optimizer, "optimizer", o.optimizer, "adamw, or muon for the matrices of the layers with AdamW for all else (default muon for modern models, adamw for the others)")
-	fs.StringVar(&o.schedule, "schedule", o.schedule, "how the learning rate falls after its rise: cosine, or wsd, in a line over the second half of --steps (default wsd with muon)")
-	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate, with muon that of the matrices (default the model's: 0.003 for tiny, 0.0006 for gpt2, 0.03 for modern-tiny, and for the other modern ones where a step takes 64 sequences or more, less by the root of how many where it takes less)")
+	fs.IntVar(&o.Batch, "batch", o.Batch,
+		"sequences a rank takes in one micro-step; 0 takes as many as fit into the GPU's memory, or a quarter of "+
+			"the host's (default 4, 16 for modern and modern-medium)")
+	fs.IntVar(&o.GlobalBatch, "global-batch", o.GlobalBatch,
+		"sequences of a step over all ranks, accumulated in micro-steps (default --batch times the ranks)")
+	fs.IntVar(&o.growBatch, "grow-batch", o.growBatch,
+		"sequences of the first steps, over all ranks: they double after equal parts of --steps, up to "+
+			"--global-batch, and the learning rate rises with their root (default all steps take --global-batch)")
+	fs.StringVar(&o.optimizer, "optimizer", o.optimizer,
+		"adamw, or muon for the matrices of the layers with AdamW for all else (default muon for modern models, "+
+			"adamw for the others)")
+	fs.StringVar(&o.schedule, "schedule", o.schedule,
+		"how the learning rate falls after its rise: cosine, or wsd, in a line over the second half of --steps "+
+			"(default wsd with muon)")
+	fs.Float64Var(&o.lr, "lr", o.lr,
+		"peak learning rate, with muon that of the matrices (default the model's: 0.003 for tiny, 0.0006 for gpt2, "+
+			"0.03 for modern-tiny, and for the other modern ones where a step takes 64 sequences or more, less by "+
+			"the root of how many where it takes less)")
 	fs.Float64Var(&o.embedLR, "embed-lr", o.embedLR, "Muon: peak learning rate of embeddings")
 	fs.Float64Var(&o.headLR, "head-lr", o.headLR, "Muon: peak learning rate of the head")
 	fs.Float64Var(&o.vectorLR, "vector-lr", o.vectorLR, "Muon: peak learning rate of vectors and numbers")
-	fs.Float64Var(&o.minLR, "min-lr", o.minLR, "learning rate at the end, as a part of the peak (default 0.1, with wsd 0.05)")
-	fs.IntVar(&o.warmup, "warmup-steps", o.warmup, "steps in which the learning rate rises (default a twentieth of --steps, none with muon)")
-	fs.Float64Var(&o.weightDecay, "weight-decay", o.weightDecay, "weight decay of matrices (default 0.1, none with muon)")
+	fs.Float64Var(&o.minLR, "min-lr", o.minLR,
+		"learning rate at the end, as a part of the peak (default 0.1, with wsd 0.05)")
+	fs.IntVar(&o.warmup, "warmup-steps", o.warmup,
+		"steps in which the learning rate rises (default a twentieth of --steps, none with muon)")
+	fs.Float64Var(&o.weightDecay, "weight-decay", o.weightDecay,
+		"weight decay of matrices (default 0.1, none with muon)")
 	fs.Float64Var(&o.beta1, "beta1", o.beta1, "AdamW: decay of the gradient's average (default 0.9, beside muon 0.8)")
-	fs.Float64Var(&o.beta2, "beta2", o.beta2, "AdamW: decay of the squared gradient's average (default 0.99 for tiny, 0.95 for the others)")
+	fs.Float64Var(&o.beta2, "beta2", o.beta2,
+		"AdamW: decay of the squared gradient's average (default 0.99 for tiny, 0.95 for the others)")
 	fs.Float64Var(&o.clip, "clip", o.clip, "largest norm of the gradient; 0 is no limit (default 1, with muon 0)")
 	fs.IntVar(&o.valEvery, "val-every", o.valEvery, "steps between validations; 0 validates at the end only")
 	fs.IntVar(&o.valBatches, "val-batches", o.valBatches, "global batches of one validation; 0 leaves it out")
 	fs.IntVar(&o.logEvery, "log-every", o.logEvery, "steps between log lines (default a twentieth of --steps)")
-	fs.IntVar(&o.audit, "audit", o.audit, "steps between checks that all ranks hold the same weights; 0 checks at the end and before each checkpoint only")
-	fs.StringVar(&o.initFrom, "init-from", "", "`FOLDER` with the weights to begin with, Hugging Face's GPT-2: config.json and model.safetensors; its shape and tokens count")
-	fs.IntVar(&o.skipBad, "skip-bad-steps", 0, "leave out steps whose loss or gradient norm is not finite, instead of ending the run; up to so many in a row")
+	fs.IntVar(&o.audit, "audit", o.audit,
+		"steps between checks that all ranks hold the same weights; 0 checks at the end and before each checkpoint "+
+			"only")
+	fs.StringVar(&o.initFrom, "init-from", "",
+		"`FOLDER` with the weights to begin with, Hugging Face's GPT-2: config.json and model.safetensors; its "+
+			"shape and tokens count")
+	fs.IntVar(&o.skipBad, "skip-bad-steps", 0,
+		"leave out steps whose loss or gradient norm is not finite, instead of ending the run; up to so many in a row")
 	fs.Lookup("skip-bad-steps").NoOptDefVal = "10"
-	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR` to save the run in, and to go on from; what --run-dir is for goes there, too, where that is not given")
-	fs.IntVar(&o.saveEvery, "save-every", o.saveEvery, "steps between checkpoints (default a tenth of --steps); 0 saves at the end, and where a signal ends the run, only")
-	fs.IntVar(&o.keep, "keep", o.keep, "checkpoints to keep, the newest ones; beside them the last one, while neither a step nor a validation has shown it to be good")
-	fs.StringVar(&o.resume, "resume", o.resume, "auto goes on from the newest checkpoint, if there is one; must insists on one; never begins anew, in a folder without any")
-	fs.IntVar(&o.RequeueStatus, "requeue-status", o.RequeueStatus, "exit status where SIGTERM or SIGUSR1 has ended the run after a checkpoint")
+	fs.StringVar(&o.Checkpoint, "checkpoint", "",
+		"`DIR` to save the run in, and to go on from; what --run-dir is for goes there, too, where that is not given")
+	fs.IntVar(&o.saveEvery, "save-every", o.saveEvery,
+		"steps between checkpoints (default a tenth of --steps); 0 saves at the end, and where a signal ends the "+
+			"run, only")
+	fs.IntVar(&o.keep, "keep", o.keep,
+		"checkpoints to keep, the newest ones; beside them the last one, while neither a step nor a validation has "+
+			"shown it to be good")
+	fs.StringVar(&o.resume, "resume", o.resume,
+		"auto goes on from the newest checkpoint, if there is one; must insists on one; never begins anew, in a "+
+			"folder without any")
+	fs.IntVar(&o.RequeueStatus, "requeue-status", o.RequeueStatus,
+		"exit status where SIGTERM or SIGUSR1 has ended the run after a checkpoint")
 	o.runDir = runfolder.Flag(fs)
 	fs.StringVar(&o.tokens, "tokens", o.tokens, "bytes, or gpt2 for GPT-2's byte-pair encoding")
-	fs.StringArrayVar(&o.Data, "data", nil, "text to learn from: `FILE`, folder or glob, or token files of llm.c (.bin); repeatable (default the Go toolchain's source)")
-	fs.StringArrayVar(&o.valData, "val-data", nil, "text or token files to validate on; repeatable (default the last twentieth of --data)")
+	fs.StringArrayVar(&o.Data, "data", nil,
+		"text to learn from: `FILE`, folder or glob, or token files of llm.c (.bin); repeatable (default the Go "+
+			"toolchain's source)")
+	fs.StringArrayVar(&o.valData, "val-data", nil,
+		"text or token files to validate on; repeatable (default the last twentieth of --data)")
 	fs.StringVar(&o.Cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
 	spmd.MayDiffer(fs, "cache")
 	fs.IntVar(&o.sample, "sample", o.sample, "tokens of text to write at the end; 0 is none")
-	fs.StringVar(&o.prompt, "prompt", "", "text that the sample goes on from; without --data, where that is Go's sources, the head of a function")
-	fs.Float64Var(&o.temperature, "temperature", o.temperature, "of the sample: 0 takes the likeliest token, 1 the model's own distribution")
-	help.Group(fs, "Flags of the model", "model", "without", "layers", "heads", "channels", "seq", "dtype", "fp8", "init-from")
+	fs.StringVar(&o.prompt, "prompt", "",
+		"text that the sample goes on from; without --data, where that is Go's sources, the head of a function")
+	fs.Float64Var(&o.temperature, "temperature", o.temperature,
+		"of the sample: 0 takes the likeliest token, 1 the model's own distribution")
+	help.Group(fs, "Flags of the model", "model", "without", "layers", "heads", "channels", "seq", "dtype", "fp8",
+		"init-from")
 	help.Group(fs, "Flags of the text", "data", "val-data", "tokens", "cache")
-	help.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "grow-batch", "optimizer", "schedule", "lr", "embed-lr", "head-lr", "vector-lr", "min-lr", "warmup-steps", "weight-decay", "beta1", "beta2", "clip", "skip-bad-steps")
+	help.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "grow-batch", "optimizer", "schedule",
+		"lr", "embed-lr", "head-lr", "vector-lr", "min-lr", "warmup-steps", "weight-decay", "beta1", "beta2", "clip",
+		"skip-bad-steps")
 	help.Group(fs, "Flags of how the ranks divide the run", "dp", "tp", "pp", "shard", "balance")
 	help.Group(fs, "Flags of memory and speed", "graph", "recompute", "bucket-mib")
 	help.Group(fs, "Flags of checkpoints", "checkpoint", "save-every", "keep", "resume", "requeue-status", "audit")
 	help.Group(fs, "Flags of the sample at the end", "sample", "prompt", "temperature")
 	help.Group(fs, help.Output, "val-every", "val-batches", "log-every")
 	for flag, values := range map[string][]string{
-		"model": layout.ModelNames, "optimizer": {"adamw", "muon"}, "schedule": {"cosine", "wsd"}, "without": layout.PartNames(), "dtype": {"float32", "bfloat16"}, "fp8": {"off", "head", "all"},
-		"graph": {"auto", "on", "off"}, "shard": {"off", "optimizer", "gradients", "parameters"}, "recompute": {"off", "gelu", "block"},
-		"balance": {"auto", "measured", "rates"},
-		"resume":  {"auto", "must", "never"}, "tokens": {"bytes", "gpt2"},
+		"model": layout.ModelNames, "optimizer": {"adamw", "muon"}, "schedule": {"cosine", "wsd"},
+		"without": layout.PartNames(), "dtype": {"float32", "bfloat16"}, "fp8": {"off", "head", "all"},
+		"graph": {"auto", "on", "off"}, "shard": {"off", "optimizer", "gradients", "parameters"},
+		"recompute": {"off", "gelu", "block"}, "balance": {"auto", "measured", "rates"},
+		"resume": {"auto", "must", "never"}, "tokens": {"bytes", "gpt2"},
 	} {
 		help.Choices(fs, flag, values...)
 	}
@@ -175,13 +231,14 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	o.Given = fs.Changed
 }
 
-// takeModel makes the shape of the model, but for its vocabulary, of what was asked for, and takes what is
-// usual for what was not.
+// takeModel makes the shape of the model, but for its vocabulary, of what was asked for, and takes
+// what is usual for what was not.
 func (o *Options) takeModel() error {
 	base, err := layout.Preset(o.model)
 	if err != nil {
 		names := layout.ModelNames
-		return fmt.Errorf("--model %s: unknown, want %s or %s", o.model, strings.Join(names[:len(names)-1], ", "), names[len(names)-1])
+		return fmt.Errorf("--model %s: unknown, want %s or %s",
+			o.model, strings.Join(names[:len(names)-1], ", "), names[len(names)-1])
 	}
 	if err := CheckDType(o.Given, o.DType); err != nil {
 		return err
@@ -223,7 +280,10 @@ func (o *Options) takeModel() error {
 		flag  string
 		value *int
 		base  int
-	}{{"layers", &o.layers, base.Layers}, {"heads", &o.heads, base.Heads}, {"channels", &o.channels, base.Channels}, {"seq", &o.Seq, min(usual.seq, base.SeqMax)}} {
+	}{
+		{"layers", &o.layers, base.Layers}, {"heads", &o.heads, base.Heads}, {"channels", &o.channels, base.Channels},
+		{"seq", &o.Seq, min(usual.seq, base.SeqMax)},
+	} {
 		if !o.Given(d.flag) {
 			*d.value = d.base
 		}
@@ -235,8 +295,8 @@ func (o *Options) takeModel() error {
 		o.saveEvery = max(1, o.steps/10)
 	}
 	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
-	o.Cfg = layout.Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.Seq, base.SeqMax), FP8: level,
-		Shard: layout.Sharding{Mode: mode}, Recompute: recompute, Parts: parts}
+	o.Cfg = layout.Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.Seq, base.SeqMax),
+		FP8: level, Shard: layout.Sharding{Mode: mode}, Recompute: recompute, Parts: parts}
 	return nil
 }
 
@@ -260,15 +320,19 @@ func (o *Options) Check(ranks int) error {
 	case o.channels%o.heads != 0:
 		return fmt.Errorf("--heads %d does not divide %d channels", o.heads, o.channels)
 	case o.tp*o.pp > 1 && o.GlobalBatch < o.replicas(ranks):
-		return fmt.Errorf("--global-batch %d is less than the %d replicas of the model: each needs a sequence", o.GlobalBatch, o.replicas(ranks))
+		return fmt.Errorf("--global-batch %d is less than the %d replicas of the model: each needs a sequence",
+			o.GlobalBatch, o.replicas(ranks))
 	case o.GlobalBatch < o.replicas(ranks):
 		return fmt.Errorf("--global-batch %d is less than the %d ranks: each needs a sequence", o.GlobalBatch, ranks)
 	case o.growBatch > 0 && o.growBatch < o.replicas(ranks):
-		return fmt.Errorf("--grow-batch %d is less than the %d replicas of the model: each needs a sequence", o.growBatch, o.replicas(ranks))
+		return fmt.Errorf("--grow-batch %d is less than the %d replicas of the model: each needs a sequence",
+			o.growBatch, o.replicas(ranks))
 	case o.growBatch > 0 && o.pp > 1:
-		return fmt.Errorf("--grow-batch is for runs without --pp, whose steps are schedules of as many micro-batches each")
+		return fmt.Errorf("--grow-batch is for runs without --pp, whose steps are schedules of as many " +
+			"micro-batches each")
 	case (o.fixedGlobal || o.Batch > 0) && o.growBatch > o.GlobalBatch:
-		return fmt.Errorf("--grow-batch %d is more than the %d sequences of --global-batch, up to which steps grow", o.growBatch, o.GlobalBatch)
+		return fmt.Errorf("--grow-batch %d is more than the %d sequences of --global-batch, up to which steps grow",
+			o.growBatch, o.GlobalBatch)
 	case o.warmup > o.steps:
 		return fmt.Errorf("--warmup-steps %d is more than --steps %d", o.warmup, o.steps)
 	case o.resume != "auto" && o.resume != "must" && o.resume != "never":
@@ -360,10 +424,13 @@ func (o *Options) checkNumbers() error {
 		flag       string
 		value, min int
 	}{
-		{"steps", o.steps, 1}, {"batch", o.Batch, 0}, {"global-batch", o.GlobalBatch, 1}, {"grow-batch", o.growBatch, 0}, {"seq", o.Seq, 1},
-		{"layers", o.layers, 1}, {"dp", o.dp, 0}, {"tp", o.tp, 1}, {"pp", o.pp, 1}, {"heads", o.heads, 1}, {"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
+		{"steps", o.steps, 1}, {"batch", o.Batch, 0}, {"global-batch", o.GlobalBatch, 1},
+		{"grow-batch", o.growBatch, 0}, {"seq", o.Seq, 1},
+		{"layers", o.layers, 1}, {"dp", o.dp, 0}, {"tp", o.tp, 1}, {"pp", o.pp, 1}, {"heads", o.heads, 1},
+		{"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
 		{"warmup-steps", o.warmup, 0}, {"val-every", o.valEvery, 0}, {"val-batches", o.valBatches, 0},
-		{"audit", o.audit, 0}, {"skip-bad-steps", o.skipBad, 0}, {"sample", o.sample, 0}, {"save-every", o.saveEvery, 0}, {"keep", o.keep, 1}, {"requeue-status", o.RequeueStatus, 0},
+		{"audit", o.audit, 0}, {"skip-bad-steps", o.skipBad, 0}, {"sample", o.sample, 0},
+		{"save-every", o.saveEvery, 0}, {"keep", o.keep, 1}, {"requeue-status", o.RequeueStatus, 0},
 	} {
 		if n.value < n.min {
 			return fmt.Errorf("--%s %d: must be at least %d", n.flag, n.value, n.min)
@@ -377,7 +444,8 @@ func (o *Options) checkNumbers() error {
 		value, lo, hi float64
 		open          string // which bounds are not allowed themselves
 	}{
-		{"lr", o.lr, 0, math.MaxFloat32, "lo"}, {"embed-lr", o.embedLR, 0, math.MaxFloat32, ""}, {"head-lr", o.headLR, 0, math.MaxFloat32, ""}, {"vector-lr", o.vectorLR, 0, math.MaxFloat32, ""},
+		{"lr", o.lr, 0, math.MaxFloat32, "lo"}, {"embed-lr", o.embedLR, 0, math.MaxFloat32, ""},
+		{"head-lr", o.headLR, 0, math.MaxFloat32, ""}, {"vector-lr", o.vectorLR, 0, math.MaxFloat32, ""},
 		{"min-lr", o.minLR, 0, 1, ""}, {"weight-decay", o.weightDecay, 0, math.MaxFloat32, ""},
 		{"beta1", o.beta1, 0, 1, "hi"}, {"beta2", o.beta2, 0, 1, "hi"}, {"clip", o.clip, 0, math.MaxFloat32, ""},
 		{"temperature", o.temperature, 0, math.MaxFloat32, ""},
@@ -417,6 +485,7 @@ func DefaultDType(w *spmd.World, dtype string) string {
 }
 
 func (o *Options) trainConfig() trainer.Config {
-	return trainer.Config{Model: o.Cfg, Adam: o.adam, Rate: o.rate, Batch: o.Batch, Seq: o.Seq, GlobalBatch: o.GlobalBatch, Steps: o.steps,
-		ValBatches: o.valBatches, Half: o.DType == "bfloat16", Graph: o.graph, Weights: o.weights, BucketMiB: o.bucketMiB, SkipBad: o.skipBad}
+	return trainer.Config{Model: o.Cfg, Adam: o.adam, Rate: o.rate, Batch: o.Batch, Seq: o.Seq,
+		GlobalBatch: o.GlobalBatch, Steps: o.steps, ValBatches: o.valBatches, Half: o.DType == "bfloat16",
+		Graph: o.graph, Weights: o.weights, BucketMiB: o.bucketMiB, SkipBad: o.skipBad}
 }

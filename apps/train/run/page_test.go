@@ -19,14 +19,18 @@ const (
 // docs/speed.md has what is proposed and estimated now.
 func TestPage(t *testing.T) {
 	var b strings.Builder
-	b.WriteString("\n| model, tokens of a sequence | GPUs | sequences | the fastest way that fits | GB | tokens/s | messages | bubble |\n|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n| model, tokens of a sequence | GPUs | sequences | the fastest way that fits | GB | tokens/s | " +
+		"messages | bubble |\n|---|---|---|---|---|---|---|---|\n")
 	for _, m := range []struct{ name, flags string }{
-		{"gpt2, 1,024", "--model gpt2"}, {"gpt2-medium, 1,024", "--model gpt2-medium"}, {"gpt2-xl, 1,024", "--model gpt2-xl"},
-		{"6.7 B, 2,048", "--layers 32 --heads 32 --channels 4096 --seq 2048"}, {"175 B, 2,048", "--layers 96 --heads 96 --channels 12288 --seq 2048"},
+		{"gpt2, 1,024", "--model gpt2"}, {"gpt2-medium, 1,024", "--model gpt2-medium"},
+		{"gpt2-xl, 1,024", "--model gpt2-xl"},
+		{"6.7 B, 2,048", "--layers 32 --heads 32 --channels 4096 --seq 2048"},
+		{"175 B, 2,048", "--layers 96 --heads 96 --channels 12288 --seq 2048"},
 	} {
 		for _, ranks := range []int{8, 64, 1024} {
 			global := map[int]int{8: 512, 64: 1024, 1024: 4096}[ranks]
-			plan := planOf(t, "H200", 8, ranks, append(strings.Fields(m.flags), "--tokens", "gpt2", "--global-batch", fmt.Sprint(global))...)
+			plan := planOf(t, "H200", 8, ranks,
+				append(strings.Fields(m.flags), "--tokens", "gpt2", "--global-batch", fmt.Sprint(global))...)
 			if len(plan.Proposals) == 0 {
 				fmt.Fprintf(&b, "| %s | %d | %d | none | | | | |\n", m.name, ranks, global)
 				continue
@@ -35,7 +39,9 @@ func TestPage(t *testing.T) {
 			if p.Bubble > 0 {
 				bubble = percent(p.Bubble)
 			}
-			fmt.Fprintf(&b, "| %s | %d | %d | `%s` | %.0f | %s to %s | %s to %s | %s |\n", m.name, ranks, global, strings.Join(p.Flags, " "), float64(p.Bytes)/1e9, millions(p.Low), millions(p.High), percent(p.Messages[0]), percent(p.Messages[1]), bubble)
+			fmt.Fprintf(&b, "| %s | %d | %d | `%s` | %.0f | %s to %s | %s to %s | %s |\n", m.name, ranks, global,
+				strings.Join(p.Flags, " "), float64(p.Bytes)/1e9, millions(p.Low), millions(p.High),
+				percent(p.Messages[0]), percent(p.Messages[1]), bubble)
 		}
 	}
 	b.WriteString("\n")

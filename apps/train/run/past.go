@@ -116,8 +116,8 @@ func (s *saved) Number(setting string) (int, error) {
 	return n, nil
 }
 
-// LoadWeights loads the weights into an arena, those of a newer checkpoint where a run has saved one meanwhile: Step is then
-// that one's. It blocks. Every rank calls it.
+// LoadWeights loads the weights into an arena, those of a newer checkpoint where a run has saved
+// one meanwhile: Step is then that one's. It blocks. Every rank calls it.
 func (p *Past) LoadWeights(arena spmd.Buffer[float32]) error {
 	params, _, _ := layout.Of(p.Cfg)
 	var items []checkpoint.Item

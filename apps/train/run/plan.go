@@ -14,13 +14,16 @@ import (
 
 // Proposal is one way to divide a run among the GPUs of a machine.
 type Proposal struct {
-	Flags  []string `json:"flags"`  // to be added to those that were given
-	Bytes  int      `json:"bytes"`  // that a rank needs, without what libraries take
-	Low    float64  `json:"tok_s"`  // tokens a second that are estimated, where nothing between the ranks is hidden; 0 where no estimate is known
-	High   float64  `json:"most"`   // and where all is that can be
-	Bubble float64  `json:"bubble"` // the part of the time in which stages of a pipeline wait
+	Flags []string `json:"flags"` // to be added to those that were given
+	Bytes int      `json:"bytes"` // that a rank needs, without what libraries take
+	// tokens a second that are estimated, where nothing between the ranks is hidden;
+	// 0 where no estimate is known
+	Low    float64 `json:"tok_s"`
+	High   float64 `json:"most"`   // and where all is that can be
+	Bubble float64 `json:"bubble"` // the part of the time in which stages of a pipeline wait
 
-	// Messages are the parts of the time that what goes between the ranks adds: where all is hidden that can be, and where nothing is.
+	// Messages are the parts of the time that what goes between the ranks adds: where all is hidden
+	// that can be, and where nothing is.
 	Messages [2]float64 `json:"messages"`
 }
 
@@ -36,24 +39,26 @@ type Planned struct {
 // mostProposals is how many are made.
 const mostProposals = 6
 
-// stepTokens are the tokens of a step where nothing is said, what models of GPT-2's sizes usually learn from.
-// Source: Brown et al., Language models are few-shot learners, table 2.1.
+// stepTokens are the tokens of a step where nothing is said, what models of GPT-2's sizes usually
+// learn from. Source: Brown et al., Language models are few-shot learners, table 2.1.
 const stepTokens = 1 << 19
 
 // mostBatch is the largest micro-batch that is proposed: larger ones are hardly faster.
 const mostBatch = 64
 
-// Plan proposes how so many ranks, each with a GPU of m, divide the run: --dp, --tp, --pp, --shard, --recompute, --batch and
-// --global-batch, where nothing is said of them. It looks at no data.
+// Plan proposes how so many ranks, each with a GPU of m, divide the run: --dp, --tp, --pp, --shard,
+// --recompute, --batch and --global-batch, where nothing is said of them. It looks at no data.
 func (o *Options) Plan(m cost.Machine, ranks int) (*Planned, error) {
 	if err := o.takeModel(); err != nil {
 		return nil, err
 	}
 	if o.Cfg.Parts != 0 || o.optimizer == muon {
-		return nil, fmt.Errorf("plan knows how long models of GPT-2's form take by AdamW: a modern model, or --optimizer muon, runs on all GPUs without, and with --batch 0 as large as fits")
+		return nil, fmt.Errorf("plan knows how long models of GPT-2's form take by AdamW: a modern model, or " +
+			"--optimizer muon, runs on all GPUs without, and with --batch 0 as large as fits")
 	}
 	if o.DType == "float32" {
-		return nil, fmt.Errorf("--dtype float32: what that takes on GPUs has not been measured: leave it out, for bfloat16")
+		return nil, fmt.Errorf("--dtype float32: what that takes on GPUs has not been measured: leave it out, for " +
+			"bfloat16")
 	}
 	o.DType = "bfloat16"
 	for _, data := range o.Data {
@@ -109,7 +114,8 @@ type candidate struct {
 // fixedBatch says whether --batch is given, and not 0, which is to be found.
 func (o *Options) fixedBatch() bool { return o.Given("batch") && o.Batch > 0 }
 
-// roomOf is how many bytes of a GPU a candidate may have. Libraries take the rest, NCCL for each kind of communicator.
+// roomOf is how many bytes of a GPU a candidate may have. Libraries take the rest, NCCL
+// for each kind of communicator.
 func roomOf(m cost.Machine, c candidate) int {
 	room := m.Memory - m.Memory/50 - 1<<30
 	for _, n := range []int{c.job.Replicas, c.o.tp, c.o.pp} {
@@ -120,8 +126,8 @@ func roomOf(m cost.Machine, c candidate) int {
 	return room
 }
 
-// candidates are all ways that go with what was asked for and have room for the parameters, the fastest first, and of equally
-// fast ones the simplest.
+// candidates are all ways that go with what was asked for and have room for the parameters, the
+// fastest first, and of equally fast ones the simplest.
 func (o *Options) candidates(m cost.Machine, ranks int) []candidate {
 	var all []candidate
 	for tp := 1; tp <= min(ranks, o.heads, m.PerNode); tp++ {
@@ -130,7 +136,8 @@ func (o *Options) candidates(m cost.Machine, ranks int) []candidate {
 		}
 		for pp := 1; pp <= min(ranks/tp, o.layers); pp++ {
 			replicas := ranks / (tp * pp)
-			if o.Given("pp") && pp != o.pp || replicas*tp*pp != ranks || o.dp > 0 && o.dp != replicas || o.GlobalBatch < replicas {
+			if o.Given("pp") && pp != o.pp || replicas*tp*pp != ranks || o.dp > 0 && o.dp != replicas ||
+				o.GlobalBatch < replicas {
 				continue
 			}
 			all = append(all, o.divided(m, tp, pp, replicas)...)
@@ -146,7 +153,8 @@ func (o *Options) candidates(m cost.Machine, ranks int) []candidate {
 func (o *Options) divided(m cost.Machine, tp, pp, replicas int) (all []candidate) {
 	modes, again := []layout.ShardMode{o.Cfg.Shard.Mode}, []layout.Recomputation{o.Cfg.Recompute}
 	if !o.Given("shard") && replicas > 1 {
-		modes = []layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters}
+		modes = []layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients,
+			layout.ShardParameters}
 	}
 	if !o.Given("recompute") {
 		again = []layout.Recomputation{layout.RecomputeOff, layout.RecomputeGELU, layout.RecomputeBlock}
@@ -185,11 +193,13 @@ func (o *Options) divided(m cost.Machine, tp, pp, replicas int) (all []candidate
 	return all
 }
 
-// least is fewer bytes than a rank needs: those of the parameters of layers that it has, with all that belongs to each.
+// least is fewer bytes than a rank needs: those of the parameters of layers that it has,
+// with all that belongs to each.
 func (o *Options) least(replicas int) int {
 	n := (o.layers + o.pp - 1) / o.pp * 12 * o.channels * o.channels / o.tp // of the stage with the most
 	n = n * o.layers / (o.layers + o.pp)                                    // or a little less
-	state := [...]int{layout.ShardOff: 16, layout.ShardOptimizer: 8, layout.ShardGradients: 4, layout.ShardParameters: 0}[o.Cfg.Shard.Mode]
+	state := [...]int{layout.ShardOff: 16, layout.ShardOptimizer: 8, layout.ShardGradients: 4,
+		layout.ShardParameters: 0}[o.Cfg.Shard.Mode]
 	return n*state + n/replicas*(16-state)
 }
 

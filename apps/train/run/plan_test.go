@@ -52,9 +52,13 @@ func TestPlan(t *testing.T) {
 		perNode, ranks int
 		args           string
 	}{
-		{"H200", 1, 1, "--model gpt2 --tokens gpt2"}, {"H200", 8, 8, "--model gpt2-xl --tokens gpt2"}, {"A100:40", 8, 64, "--model gpt2-xl --tokens gpt2"},
-		{"H100", 6, 6, "--model gpt2-medium --global-batch 100"}, {"L4", 1, 7, "--model gpt2-large --batch 2"}, {"H200", 8, 16, "--model gpt2 --tp 4 --recompute block"},
-		{"H200", 4, 8, "--model gpt2 --pp 2 --shard gradients --batch 0"}, {"H200", 2, 2, "--model gpt2 --fp8 all"}, {"L4", 1, 1, "--model gpt2-large --fp8 all --recompute block"}, {"H200", 8, 64, "--layers 32 --heads 32 --channels 4096 --seq 2048"},
+		{"H200", 1, 1, "--model gpt2 --tokens gpt2"}, {"H200", 8, 8, "--model gpt2-xl --tokens gpt2"},
+		{"A100:40", 8, 64, "--model gpt2-xl --tokens gpt2"},
+		{"H100", 6, 6, "--model gpt2-medium --global-batch 100"}, {"L4", 1, 7, "--model gpt2-large --batch 2"},
+		{"H200", 8, 16, "--model gpt2 --tp 4 --recompute block"},
+		{"H200", 4, 8, "--model gpt2 --pp 2 --shard gradients --batch 0"}, {"H200", 2, 2, "--model gpt2 --fp8 all"},
+		{"L4", 1, 1, "--model gpt2-large --fp8 all --recompute block"},
+		{"H200", 8, 64, "--layers 32 --heads 32 --channels 4096 --seq 2048"},
 	} {
 		given := append(strings.Fields(tc.args), data...)
 		plan := planOf(t, tc.gpu, tc.perNode, tc.ranks, given...)
@@ -91,8 +95,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// A model that one GPU does not hold is divided, one that none of the ways makes fit is not, and one that fits as it is
-// stays whole.
+// A model that one GPU does not hold is divided, one that none of the ways makes fit is not, and
+// one that fits as it is stays whole.
 func TestPlanDivides(t *testing.T) {
 	whole := func(p Proposal) bool {
 		return !slices.ContainsFunc(p.Flags, func(f string) bool { return f == "--tp" || f == "--pp" })
@@ -100,7 +104,8 @@ func TestPlanDivides(t *testing.T) {
 	if p := planOf(t, "H200", 8, 8, "--model", "gpt2", "--tokens", "gpt2").Proposals[0]; !whole(p) || p.Bubble != 0 {
 		t.Errorf("gpt2 on 8 GPUs: %v", p)
 	}
-	large := []string{"--layers", "96", "--heads", "96", "--channels", "12288", "--seq", "2048", "--global-batch", "2048"}
+	large := []string{"--layers", "96", "--heads", "96", "--channels", "12288", "--seq", "2048", "--global-batch",
+		"2048"}
 	plan := planOf(t, "H200", 8, 1024, large...)
 	if p := plan.Proposals[0]; whole(p) || p.Bubble <= 0 {
 		t.Errorf("%d parameters on 1,024 GPUs: %v", plan.Params, p)
@@ -109,11 +114,14 @@ func TestPlanDivides(t *testing.T) {
 		t.Errorf("%d parameters on 8 GPUs: %v", plan.Params, p)
 	}
 	for _, p := range planOf(t, "H200", 8, 8, "--model", "gpt2-xl", "--dp", "2").Proposals {
-		if at := slices.Index(p.Flags, "--pp"); whole(p) || slices.Contains(p.Flags, "--dp") || at >= 0 && p.Flags[at+1] != "4" {
+		at := slices.Index(p.Flags, "--pp")
+		if whole(p) || slices.Contains(p.Flags, "--dp") || at >= 0 && p.Flags[at+1] != "4" {
 			t.Errorf("--dp 2 on 8 GPUs: %v", p.Flags)
 		}
 	}
-	for _, bad := range [][]string{{"--dtype", "float32"}, {"--model", "x"}, {"--heads", "5"}, {"--tokens", "x"}, {"--seq", "0"}} {
+	for _, bad := range [][]string{
+		{"--dtype", "float32"}, {"--model", "x"}, {"--heads", "5"}, {"--tokens", "x"}, {"--seq", "0"},
+	} {
 		if p, err := typed(t, bad...).Plan(machine(t, "H200", 8), 8); err == nil {
 			t.Errorf("%v: %v", bad, p)
 		}
@@ -132,7 +140,8 @@ func TestLeast(t *testing.T) {
 			o.Cfg.Tensor.Ranks, o.Cfg.Stage.Stages = form[0], form[1]*min(1, form[1]-1)
 			o.Cfg.Shard = layout.Sharding{Mode: mode, Ranks: form[2]}
 			if need := traintest.Must(o.needs(1, form[0]*form[1]*form[2])); o.least(form[2]) > need {
-				t.Errorf("--tp %d --pp %d --dp %d --shard %v: at least %d bytes, and needs %d", form[0], form[1], form[2], mode, o.least(form[2]), need)
+				t.Errorf("--tp %d --pp %d --dp %d --shard %v: at least %d bytes, and needs %d",
+					form[0], form[1], form[2], mode, o.least(form[2]), need)
 			}
 		}
 	}

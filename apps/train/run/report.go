@@ -66,9 +66,10 @@ type SummaryRecord struct {
 	Needs int `json:"needs_bytes"` // what a rank was going to need of its device
 	Peak  int `json:"peak_bytes"`  // what the one with the most has had; both without what libraries take
 
-	Parts  int     `json:"tp,omitempty"`     // of each layer
-	Stages int     `json:"pp,omitempty"`     // of a pipeline
-	Bubble float64 `json:"bubble,omitempty"` // the part of a step in which they wait, by the times that they are balanced by
+	Parts  int `json:"tp,omitempty"` // of each layer
+	Stages int `json:"pp,omitempty"` // of a pipeline
+	// the part of a step in which they wait, by the times that they are balanced by
+	Bubble float64 `json:"bubble,omitempty"`
 
 	Idle []float64 `json:"idle,omitempty"` // that of each, as measured with --summary or --trace in steps but the first
 }
@@ -122,8 +123,9 @@ func (r *report) upTo(t *trainer.Trainer, n int, val *float64) error {
 			r.only = took
 		}
 		perStep := r.data.Growth.At(r.steps) * r.o.Seq
-		rec := StepRecord{Step: r.steps + 1, Loss: loss, LR: t.RateAt(r.steps), GradNorm: norm, Tokens: r.data.Number(r.steps+1, 0) * r.o.Seq,
-			TokS: float64(perStep) / took.Seconds(), Ms: float64(took.Nanoseconds()) / 1e6}
+		rec := StepRecord{Step: r.steps + 1, Loss: loss, LR: t.RateAt(r.steps), GradNorm: norm,
+			Tokens: r.data.Number(r.steps+1, 0) * r.o.Seq,
+			TokS:   float64(perStep) / took.Seconds(), Ms: float64(took.Nanoseconds()) / 1e6}
 		if val != nil && r.steps == n-1 {
 			rec.ValLoss, r.Val = val, val
 		}
@@ -184,13 +186,15 @@ func (r *report) skip(rec StepRecord) error {
 		}
 		return &x
 	}
-	return r.w.Emit(skippedRecord{rec.Step, true, known(rec.Loss), rec.LR, known(rec.GradNorm), rec.Tokens, rec.TokS, rec.Ms, rec.ValLoss})
+	return r.w.Emit(skippedRecord{rec.Step, true, known(rec.Loss), rec.LR, known(rec.GradNorm), rec.Tokens, rec.TokS,
+		rec.Ms, rec.ValLoss})
 }
 
 // log writes a line about a step.
 func (r *report) log(e *zerolog.Event, rec StepRecord, format string) {
 	e = e.Str("loss", fmt.Sprintf("%.4f", rec.Loss)).Str("lr", fmt.Sprintf("%.2e", rec.LR)).
-		Str("norm", fmt.Sprintf("%.3f", rec.GradNorm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s", fmt.Sprintf("%.0f", rec.TokS))
+		Str("norm", fmt.Sprintf("%.3f", rec.GradNorm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s",
+		fmt.Sprintf("%.0f", rec.TokS))
 	if rec.ValLoss != nil {
 		e = e.Str("val_loss", fmt.Sprintf("%.4f", *rec.ValLoss))
 	}
@@ -203,8 +207,8 @@ func (r *report) interrupted(how string) {
 	r.w.Log().Info().Int("steps", r.steps).Str("loss_last", fmt.Sprintf("%.4f", r.Last)).Msg(how)
 }
 
-// idleOf returns the part of the steps but the first in which each stage of the pipeline waited, over all replicas; none
-// where it was not measured. Every rank calls it.
+// idleOf returns the part of the steps but the first in which each stage of the pipeline waited,
+// over all replicas; none where it was not measured. Every rank calls it.
 func idleOf(w *spmd.World, t *trainer.Trainer) ([]float64, error) {
 	own, err := t.Model.StageTime(t.Stream)
 	if err != nil {
@@ -241,9 +245,9 @@ func mean(x []float64) float64 {
 
 // summary reports the whole run.
 func (r *report) summary(t *trainer.Trainer, params int) error {
-	s := SummaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.DType, Params: params, Steps: r.steps, Tokens: r.data.Number(r.steps, 0) * r.o.Seq,
-		LossFirst: r.First, LossLast: r.Last, ValLoss: r.Val, Skipped: r.Skipped, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
-		Device: r.w.Device(), Collectives: r.w.Collectives()}
+	s := SummaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.DType, Params: params, Steps: r.steps,
+		Tokens: r.data.Number(r.steps, 0) * r.o.Seq, LossFirst: r.First, LossLast: r.Last, ValLoss: r.Val,
+		Skipped: r.Skipped, Ranks: r.w.Size(), Nodes: r.w.Nodes(), Device: r.w.Device(), Collectives: r.w.Collectives()}
 	n, from, took := r.steps-r.from-1, r.from+1, r.took
 	if n == 0 {
 		n, from, took = 1, r.from, r.only
@@ -262,7 +266,8 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 	}
 	s.Needs, s.Peak = r.o.need, int(slices.Max(peaks))
 	r.bar.Done()
-	e := r.w.Log().Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
+	e := r.w.Log().Info().Int("steps", s.Steps).Int("tokens", s.Tokens).
+		Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
 		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("memory", gigabytes(s.Peak))
 	if n > 0 {
 		e = e.Str("tok/s", fmt.Sprintf("%.0f", s.TokS))

@@ -18,7 +18,8 @@ import (
 	"lockstep/spmd/runfolder"
 )
 
-// Run is the program, on every rank. Each has settings of its own, since ranks may share the process.
+// Run is the program, on every rank. Each has settings of its own, since
+// ranks may share the process.
 func (o *Options) Run(ctx context.Context, w *spmd.World) error {
 	own := *o
 	return own.run(ctx, w)
@@ -33,7 +34,8 @@ func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 		return err
 	}
 	if o.noTokens != "" {
-		w.Log().Warn().Msgf("--init-from %s: there is no %s: nothing says whether the model has learned the tokens of --tokens %s", o.initFrom, o.noTokens, o.tokens)
+		w.Log().Warn().Msgf("--init-from %s: there is no %s: nothing says whether the model has learned the tokens "+
+			"of --tokens %s", o.initFrom, o.noTokens, o.tokens)
 	}
 	if err := o.warnApart(w); err != nil {
 		return err
@@ -132,7 +134,8 @@ func (o *Options) OpenTokens(w *spmd.World) (text.Data, error) {
 	}
 	for r, k := range keys {
 		if string(k) != string(keys[0]) {
-			return nil, errors.Join(input.Bad("--data: rank 0 and rank %d, on another node, read different contents", r), f.Close())
+			return nil, errors.Join(input.Bad("--data: rank 0 and rank %d, on another node, read different contents",
+				r), f.Close())
 		}
 	}
 	return f, nil
@@ -142,7 +145,9 @@ func (o *Options) OpenTokens(w *spmd.World) (text.Data, error) {
 func (o *Options) readTokens(w *spmd.World, inputs []input.Place) (text.Data, error) {
 	g, d := agree.Among(w, w.NodeComm()), text.Options{
 		Inputs: inputs, Tokens: o.Tok, Cache: o.Cache, Threads: w.Threads(), Log: *w.Log(),
-		Progress: func(what string, total int64) *progress.Work { return progress.Start(w, what, total, progress.Bytes) },
+		Progress: func(what string, total int64) *progress.Work {
+			return progress.Start(w, what, total, progress.Bytes)
+		},
 	}
 	if text.IsBin(inputs[0]) {
 		return text.OpenBins(g, d)

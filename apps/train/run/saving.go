@@ -8,7 +8,8 @@ import (
 	"lockstep/spmd/progress"
 )
 
-// saving is how far rank 0 is with the checkpoint that it writes beside the steps. Any goroutine may call its methods.
+// saving is how far rank 0 is with the checkpoint that it writes beside the steps. Any
+// goroutine may call its methods.
 type saving struct {
 	w *spmd.World
 

@@ -15,8 +15,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Where there is no terminal the log has a line each half minute of a checkpoint that takes long, beside steps and behind
-// them, while its bytes are written and while the files of other ranks are waited for.
+// Where there is no terminal the log has a line each half minute of a checkpoint that takes
+// long, beside steps and behind them, while its bytes are written and while the files of
+// other ranks are waited for.
 func TestSavingLines(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "stderr")) // no terminal, wherever the test runs
 	if err != nil {
@@ -32,7 +33,8 @@ func TestSavingLines(t *testing.T) {
 		var log bytes.Buffer
 		was := *w.Log()
 		defer func() { *w.Log() = was }()
-		*w.Log() = zerolog.New(zerolog.ConsoleWriter{Out: &log, NoColor: true, PartsOrder: []string{zerolog.MessageFieldName}})
+		*w.Log() = zerolog.New(zerolog.ConsoleWriter{Out: &log, NoColor: true,
+			PartsOrder: []string{zerolog.MessageFieldName}})
 		synctest.Test(t, func(t *testing.T) {
 			s := &saving{w: w}
 			for n := int64(0); n <= 40; n++ {

@@ -33,7 +33,8 @@ func (o *Options) checkParts(ranks int) error {
 	case cfg.CheckTensor() != nil:
 		return cfg.CheckTensor()
 	case o.tp > ranks || o.pp > ranks || ranks%(o.tp*o.pp) != 0:
-		return fmt.Errorf("%s: %d ranks have a part of a replica each, which does not divide the %d ranks", asked, o.tp*o.pp, ranks)
+		return fmt.Errorf("%s: %d ranks have a part of a replica each, which does not divide the %d ranks",
+			asked, o.tp*o.pp, ranks)
 	case o.dp > 0 && o.dp != o.replicas(ranks):
 		return fmt.Errorf("%s: that is %d ranks, and there are %d", asked, o.dp*o.tp*o.pp, ranks)
 	case o.tp*o.pp == 1:
@@ -41,12 +42,14 @@ func (o *Options) checkParts(ranks int) error {
 	case !o.Given("sample"):
 		o.sample = 0
 	case o.sample > 0:
-		return fmt.Errorf("--sample %d does not go with %s, where no rank has the whole model: train sample writes from a checkpoint", o.sample, asked)
+		return fmt.Errorf("--sample %d does not go with %s, where no rank has the whole model: train sample writes "+
+			"from a checkpoint", o.sample, asked)
 	}
 	return nil
 }
 
-// warnApart warns where ranks that divide layers are on several nodes, which costs what --tp is to gain. Every rank calls it.
+// warnApart warns where ranks that divide layers are on several nodes, which costs what --tp is
+// to gain. Every rank calls it.
 func (o *Options) warnApart(w *spmd.World) error {
 	if o.tp == 1 || w.Nodes() == 1 {
 		return nil
@@ -56,14 +59,15 @@ func (o *Options) warnApart(w *spmd.World) error {
 		return err
 	}
 	if first := apart(nodes, o.tp); first >= 0 {
-		w.Log().Warn().Msgf("--tp %d: ranks %d to %d divide layers, and are on several nodes, between which that is slow: take a --tp that divides the ranks of each node, and place ranks node by node",
+		w.Log().Warn().Msgf("--tp %d: ranks %d to %d divide layers, and are on several nodes, between which that is "+
+			"slow: take a --tp that divides the ranks of each node, and place ranks node by node",
 			o.tp, first, first+o.tp-1)
 	}
 	return nil
 }
 
-// apart is the first rank of the first group of so many that are not all on one node, given the node of each rank; -1 if
-// there is none.
+// apart is the first rank of the first group of so many that are not all on one node, given the
+// node of each rank; -1 if there is none.
 func apart(nodes []int64, group int) int {
 	for first := 0; first < len(nodes); first += group {
 		for _, node := range nodes[first : first+group] {

@@ -87,7 +87,8 @@ func binHeader(b []byte, size int64) (int, error) {
 	case field(2) <= 0:
 		return 0, fmt.Errorf("its header says %d tokens", field(2))
 	case size-binHeaderBytes != 2*int64(field(2)):
-		return 0, fmt.Errorf("its header says %d tokens of 2 bytes, and %d bytes follow it", field(2), size-binHeaderBytes)
+		return 0, fmt.Errorf("its header says %d tokens of 2 bytes, and %d bytes follow it",
+			field(2), size-binHeaderBytes)
 	case size > math.MaxInt:
 		return 0, fmt.Errorf("%d bytes are too many to map on this machine", size)
 	}
@@ -154,7 +155,8 @@ func OpenBins(g agree.Group, o Options) (Data, error) {
 			copy(sums[i*sha256.Size:], sum[:])
 			for k := 0; k < len(b); k += 2 {
 				if id := binary.LittleEndian.Uint16(b[k:]); id > GPT2End {
-					return input.Bad("--data %s: token %d at place %d is outside GPT-2's vocabulary of %d", f.path, id, (from+k)/2, GPT2End+1)
+					return input.Bad("--data %s: token %d at place %d is outside GPT-2's vocabulary of %d",
+						f.path, id, (from+k)/2, GPT2End+1)
 				}
 			}
 			return nil
@@ -171,7 +173,8 @@ func OpenBins(g agree.Group, o Options) (Data, error) {
 	}
 	h.Write(bytes.Join(all, nil))
 	j.sum = h.Sum(nil)
-	o.Log.Info().Int("files", len(j.parts)).Int("tokens", j.Len()).Str("from", from(o.Inputs)).Int64("ms", time.Since(begin).Milliseconds()).Msg("data")
+	o.Log.Info().Int("files", len(j.parts)).Int("tokens", j.Len()).Str("from", from(o.Inputs)).
+		Int64("ms", time.Since(begin).Milliseconds()).Msg("data")
 	return j, nil
 }
 

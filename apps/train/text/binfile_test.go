@@ -24,7 +24,8 @@ func TestBinHeader(t *testing.T) {
 		"begins with 1701670771, want":                    strings.Repeat("some text ", 200),
 	} {
 		path := traintest.Write(t, t.TempDir(), "x.bin", text)
-		if _, err := openBin(path); err == nil || !strings.Contains(err.Error(), want) || !errors.As(err, new(input.Error)) {
+		if _, err := openBin(path); err == nil || !strings.Contains(err.Error(), want) ||
+			!errors.As(err, new(input.Error)) {
 			t.Errorf("error %v, want %q in it", err, want)
 		}
 	}

@@ -239,7 +239,8 @@ func (b *builder) build() (path string, err error) {
 	if err != nil {
 		return "", err
 	}
-	b.Log.Info().Int64("tokens", count).Str("file", string(all[0])).Int64("ms", time.Since(b.start).Milliseconds()).Msg("tokenised")
+	b.Log.Info().Int64("tokens", count).Str("file", string(all[0])).Int64("ms", time.Since(b.start).Milliseconds()).
+		Msg("tokenised")
 	return string(all[0]), nil
 }
 

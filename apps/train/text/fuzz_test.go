@@ -110,7 +110,9 @@ func FuzzTokenFile(f *testing.F) {
 
 // FuzzGPT2 checks that any text survives, and that a cut does not change its tokens.
 func FuzzGPT2(f *testing.F) {
-	for _, s := range []string{"", "Hello, world!\nit's\n\n  x", "<|endoftext|>", "\x7f\xff\xc3", "größe\r\n世界 🙂\u00a0\u2028x", "a\nb\xffc\nd"} {
+	for _, s := range []string{
+		"", "Hello, world!\nit's\n\n  x", "<|endoftext|>", "\x7f\xff\xc3", "größe\r\n世界 🙂\u00a0\u2028x", "a\nb\xffc\nd",
+	} {
 		f.Add([]byte(s), uint16(len(s)/2))
 	}
 	tok := NewGPT2()
@@ -172,7 +174,8 @@ func FuzzData(f *testing.F) {
 		}
 		in := []input.Place{{Path: root, Folder: true, From: how}}
 		if how == input.Named {
-			in = []input.Place{{Path: paths[0], Folder: false, From: input.Named}, {Path: paths[1], Folder: false, From: input.Named}}
+			in = []input.Place{{Path: paths[0], Folder: false, From: input.Named},
+				{Path: paths[1], Folder: false, From: input.Named}}
 			want = slices.Compact([]string{string(a) + "\x00", string(b) + "\x00"})
 			want = slices.DeleteFunc(want, func(s string) bool { return s == "\x00" })
 		}
@@ -253,7 +256,9 @@ func FuzzShare(f *testing.F) {
 // A file that claims more bytes than any machine can read, as a sparse file may, is
 // bad input at once.
 func TestAbsurdDataIsRefused(t *testing.T) {
-	for _, sizes := range [][]int64{{math.MaxInt64}, {input.MaxDataBytes, 1}, {input.MaxDataBytes - 1, math.MaxInt64}, {-1}} {
+	for _, sizes := range [][]int64{
+		{math.MaxInt64}, {input.MaxDataBytes, 1}, {input.MaxDataBytes - 1, math.MaxInt64}, {-1},
+	} {
 		var list input.Listing
 		var err error
 		for _, n := range sizes {
@@ -302,7 +307,8 @@ func TestPipesAreRefused(t *testing.T) {
 	if _, err := OpenFile(path, Bytes{}, [sha256.Size]byte{}, true); err == nil || err.Error() != want {
 		t.Errorf("token file: error %v, want %s", err, want)
 	}
-	if _, err := readPiece(input.Source{Path: path, Size: st.Size(), Mtime: st.ModTime().UnixNano()}, 0, 0); err == nil || err.Error() != want {
+	if _, err := readPiece(input.Source{Path: path, Size: st.Size(), Mtime: st.ModTime().UnixNano()}, 0,
+		0); err == nil || err.Error() != want {
 		t.Errorf("data: error %v, want %s", err, want)
 	}
 }
@@ -312,7 +318,8 @@ func TestSplitPlain(t *testing.T) {
 		text         string
 		plain, other int
 	}{
-		{"", 0, 0}, {"ab", 2, 0}, {"a\xffb", 1, 1}, {"\xff\x7f\xfe", 0, 3}, {"ü\x7fü", 2, 1}, {"\xc3", 0, 1}, {"\ufffd\xffa", 3, 1},
+		{"", 0, 0}, {"ab", 2, 0}, {"a\xffb", 1, 1}, {"\xff\x7f\xfe", 0, 3}, {"ü\x7fü", 2, 1}, {"\xc3", 0, 1},
+		{"\ufffd\xffa", 3, 1},
 	} {
 		if plain, other := splitPlain([]byte(c.text)); plain != c.plain || other != c.other {
 			t.Errorf("%q: %d and %d, want %d and %d", c.text, plain, other, c.plain, c.other)

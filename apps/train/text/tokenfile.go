@@ -265,7 +265,8 @@ func newTemp(cache, name string, log zerolog.Logger) (*os.File, error) {
 			var f *os.File
 			if f, err = os.CreateTemp(dir, name+".tmp-*"); err == nil {
 				if why != nil {
-					log.Warn().Str("cache", dir).Err(why).Msg("the user's cache folder cannot be used, tokens go to a temporary one")
+					log.Warn().Str("cache", dir).Err(why).
+						Msg("the user's cache folder cannot be used, tokens go to a temporary one")
 				}
 				return f, nil
 			}

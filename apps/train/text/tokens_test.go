@@ -102,7 +102,8 @@ func TestTokenizersAreLossless(t *testing.T) {
 // file be tokenised apart.
 func TestGPT2CutKeepsIDs(t *testing.T) {
 	tok := NewGPT2()
-	text := strings.Repeat("if x {\n\n  return 'it's' + 1\n}\nfunc f(a, b int) int {\n\treturn a*b \n}\nvar s = `日本\n語`\n", 20)
+	text := strings.Repeat("if x {\n\n  return 'it's' + 1\n}\nfunc f(a, b int) int {\n\treturn a*b \n}\n"+
+		"var s = `日本\n語`\n", 20)
 	whole, err := tok.encode(nil, []byte(text))
 	if err != nil {
 		t.Fatal(err)

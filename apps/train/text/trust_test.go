@@ -78,7 +78,8 @@ func TestForeignTokenFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		f, err := OpenFile(path, Bytes{}, keyOf(t, path), true)
-		if (err == nil) != believed || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("the work of user %d", nobody)) {
+		if (err == nil) != believed ||
+			err != nil && !strings.Contains(err.Error(), fmt.Sprintf("the work of user %d", nobody)) {
 			t.Errorf("in its owner's folder of mode %o: %v", mode, err)
 		}
 		if err == nil {

@@ -28,12 +28,14 @@ func (t *Trainer) arenas() []gpt.Arena {
 	if mode == layout.ShardParameters {
 		weights = t.State.Sharded.Weights
 	}
-	return []gpt.Arena{{Prefix: "model.", Shared: mode == layout.ShardParameters, Buffer: weights}, {Prefix: "adam.m.", Shared: mode != layout.ShardOff, Buffer: t.Optimizer.M}, {Prefix: secondMoments, Shared: mode != layout.ShardOff, Buffer: t.Optimizer.V}}
+	return []gpt.Arena{{Prefix: "model.", Shared: mode == layout.ShardParameters, Buffer: weights},
+		{Prefix: "adam.m.", Shared: mode != layout.ShardOff, Buffer: t.Optimizer.M},
+		{Prefix: secondMoments, Shared: mode != layout.ShardOff, Buffer: t.Optimizer.V}}
 }
 
-// Items are the tensors of a checkpoint: together with the number of steps and of
-// sequences they are all that the next step depends on. --shard, --tp and --pp do not change them. Those to
-// be saved may be other parts of them than those to be loaded.
+// Items are the tensors of a checkpoint: together with the number of steps and of sequences they
+// are all that the next step depends on. --shard, --tp and --pp do not change them. Those to be
+// saved may be other parts of them than those to be loaded.
 func (t *Trainer) Items(save bool) []checkpoint.Item {
 	if t.divided() {
 		return t.partItems(save)
@@ -55,9 +57,9 @@ func (t *Trainer) Items(save bool) []checkpoint.Item {
 	return items
 }
 
-// Audit fails where what is to be the same on all ranks differs after a number of steps: the
-// weights and moments that are not shared. It names the first tensor that does. It blocks. Every rank of c
-// calls it.
+// Audit fails where what is to be the same on all ranks differs after a number of steps:
+// the weights and moments that are not shared. It names the first tensor that does. It
+// blocks. Every rank of c calls it.
 func (t *Trainer) Audit(steps int) error {
 	if err := t.gather(); err != nil {
 		return err
@@ -66,12 +68,14 @@ func (t *Trainer) Audit(steps int) error {
 		return err
 	}
 	if t.sharder != nil || t.divided() {
-		if err := ddp.CheckSame(t.all, fmt.Sprintf("the number of updates after %d steps", steps), t.Optimizer.Counts); err != nil {
+		if err := ddp.CheckSame(t.all, fmt.Sprintf("the number of updates after %d steps", steps),
+			t.Optimizer.Counts); err != nil {
 			return err
 		}
 	}
 	if e := t.State.FP8; e != nil {
-		if err := ddp.CheckSame(t.all, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps), e.Up); err != nil {
+		if err := ddp.CheckSame(t.all, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps),
+			e.Up); err != nil {
 			return err
 		}
 	}

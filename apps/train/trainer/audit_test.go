@@ -21,7 +21,9 @@ func TestAudit(t *testing.T) {
 		}
 		last := w.Size() - 1
 		for _, a := range tr.replicas() {
-			for _, p := range []layout.Param{tr.State.Params[0], tr.State.Params[5], tr.State.Params[len(tr.State.Params)-1]} {
+			for _, p := range []layout.Param{
+				tr.State.Params[0], tr.State.Params[5], tr.State.Params[len(tr.State.Params)-1],
+			} {
 				tensor := a.Slice(p.Off, p.Off+p.Len)
 				was := tensor.At(p.Len / 2)
 				if w.Rank() == last {

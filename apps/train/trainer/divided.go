@@ -13,9 +13,9 @@ import (
 // divided says whether ranks have different parts of the model.
 func (t *Trainer) divided() bool { return t.all.Size() > t.c.Size() }
 
-// divide gives each rank its part of the model and of the data. Ranks that follow each other divide
-// layers, which has them talk the most; stages are farthest apart, as they send the least. Every rank
-// of the run calls it.
+// divide gives each rank its part of the model and of the data. Ranks that follow each other
+// divide layers, which has them talk the most; stages are farthest apart, as they send the least.
+// Every rank of the run calls it.
 func (t *Trainer) divide() error {
 	m := &t.Config.Model
 	stages := max(1, m.Stage.Stages)
@@ -24,7 +24,8 @@ func (t *Trainer) divide() error {
 		if t.all.Size() != t.World.Size() {
 			return errors.New("the parts of a model are of all ranks")
 		}
-		mesh, err := t.World.Mesh(spmd.Axis{Name: "pipe", Size: stages}, spmd.Axis{Name: "data", Size: spmd.Fit}, spmd.Axis{Name: "tensor", Size: parts})
+		mesh, err := t.World.Mesh(spmd.Axis{Name: "pipe", Size: stages}, spmd.Axis{Name: "data", Size: spmd.Fit},
+			spmd.Axis{Name: "tensor", Size: parts})
 		if err != nil {
 			return err
 		}
@@ -46,7 +47,8 @@ func (t *Trainer) divide() error {
 	return nil
 }
 
-// countLoss enqueues that the loss is 0 on all but one of the ranks that have computed the same one.
+// countLoss enqueues that the loss is 0 on all but one of the ranks that
+// have computed the same one.
 func (t *Trainer) countLoss() error {
 	if t.State.Cfg.Tensor.Rank == 0 {
 		return nil
@@ -54,8 +56,8 @@ func (t *Trainer) countLoss() error {
 	return spmd.Fill(t.Stream, t.State.Loss, 0)
 }
 
-// sumRows enqueues the sums of gradients to which each of the ranks that divide layers has added its rows of the
-// batch. They are vectors, which go together.
+// sumRows enqueues the sums of gradients to which each of the ranks that divide layers has added
+// its rows of the batch. They are vectors, which go together.
 func (t *Trainer) sumRows() error {
 	if len(t.byRows) == 0 {
 		return nil
@@ -96,7 +98,8 @@ func (t *Trainer) partItems(save bool) []checkpoint.Item {
 			}
 			skip, have := 0, spmd.Buffer[float32]{}
 			q, ok := own[p.Name]
-			twice := ok && q.Group == layout.EmbeddingGroup(t.State.Groups) && !t.State.Cfg.Begins() // the first stage has it, too
+			// the first stage has it, too
+			twice := ok && q.Group == layout.EmbeddingGroup(t.State.Groups) && !t.State.Cfg.Begins()
 			if ok && !(save && twice) {
 				skip, have = t.State.Of(a, q)
 				if save && !a.Shared {
@@ -118,9 +121,9 @@ func partOf(skip int, have spmd.Buffer[float32], c spmd.Comm) (int, spmd.Buffer[
 	return skip + part.Off, have.Slice(part.Off, part.Off+part.Len)
 }
 
-// auditCopies fails where ranks with different parts of the model differ after a number of steps in
-// what they both have: the two with the embeddings, and those that divide layers, in all that they do
-// not divide.
+// auditCopies fails where ranks with different parts of the model differ after a number of
+// steps in what they both have: the two with the embeddings, and those that divide layers, in
+// all that they do not divide.
 func (t *Trainer) auditCopies(steps int) error {
 	same := func(c spmd.Comm, copied func(p layout.Param) bool) error {
 		if c.Size() < 2 {
@@ -132,14 +135,17 @@ func (t *Trainer) auditCopies(steps int) error {
 					continue
 				}
 				_, have := t.State.Of(a, p)
-				if err := ddp.CheckSame(c, fmt.Sprintf("%s%s after %d steps", a.Prefix, p.Name, steps), have); err != nil {
+				if err := ddp.CheckSame(c, fmt.Sprintf("%s%s after %d steps", a.Prefix, p.Name, steps),
+					have); err != nil {
 					return err
 				}
 			}
 		}
 		return nil
 	}
-	if err := same(t.tied, func(p layout.Param) bool { return p.Group == layout.EmbeddingGroup(t.State.Groups) }); err != nil {
+	if err := same(t.tied, func(p layout.Param) bool {
+		return p.Group == layout.EmbeddingGroup(t.State.Groups)
+	}); err != nil {
 		return err
 	}
 	return same(t.tensor, func(p layout.Param) bool { return p.Cut.Run == 0 })

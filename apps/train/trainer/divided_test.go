@@ -15,8 +15,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Layers that are divided, a pipeline of stages, and both beside replicas train as plain data
-// parallel does, over uneven parts of a batch and micro-batches, with every mode of sharing beside it.
+// Layers that are divided, a pipeline of stages, and both beside replicas train as
+// plain data parallel does, over uneven parts of a batch and micro-batches, with
+// every mode of sharing beside it.
 func TestDivided(t *testing.T) {
 	campaign.More(t, 2*2*(9*4-12), "divisions of a model, by type, micro-batch and mode of sharing")
 	traintest.OnBothQuickly(t, []int{2, 3, 4}, nil, testDivided[float32](4, 2, 1), testDivided[spmd.BF16](4, 2, 1))
@@ -38,19 +39,22 @@ func TestDividedLong(t *testing.T) {
 	traintest.RunQuickly(t, ranks, nil, testDivided[float32](50, 2))
 }
 
-// eachForm calls fn with every way to have parts of each layer and stages on so many ranks, but that
-// with neither. make test has all of 3 ranks, halves of layers on 2, and halves of the layers of two stages on 4.
+// eachForm calls fn with every way to have parts of each layer and stages on so many ranks,
+// but that with neither. make test has all of 3 ranks, halves of layers on 2, and halves of
+// the layers of two stages on 4.
 func eachForm(ranks int, fn func(tensor, stages int)) {
 	for tensor := 1; tensor <= ranks; tensor++ {
 		for stages := 1; stages <= ranks; stages++ {
-			if tensor*stages > 1 && ranks%(tensor*stages) == 0 && (campaign.All() || ranks == 3 || tensor == 2 && stages*2 == ranks) {
+			if tensor*stages > 1 && ranks%(tensor*stages) == 0 &&
+				(campaign.All() || ranks == 3 || tensor == 2 && stages*2 == ranks) {
 				fn(tensor, stages)
 			}
 		}
 	}
 }
 
-// eachMode calls fn with every mode of sharing, first with none. make test has that which shares most, and all on 3 ranks.
+// eachMode calls fn with every mode of sharing, first with none. make test has that which
+// shares most, and all on 3 ranks.
 func eachMode(ranks int, fn func(layout.ShardMode)) {
 	for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
 		if campaign.All() || ranks == 3 || mode == layout.ShardOff || mode == layout.ShardParameters {
@@ -76,7 +80,8 @@ func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps, batch int
 	const layers, heads, channels = 5, 12, 24
 	cfg := testConfig(steps)
 	cfg.Model.Vocab = map[int]int{2: 203, 1: 130}[batch] // of 4 ranks the last has few tokens, or none
-	cfg.Seq, cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = 16, kernels.IsHalf[A](), batch, "off", layers, heads, channels
+	cfg.Seq, cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers = 16, kernels.IsHalf[A](), batch, "off", layers
+	cfg.Model.Heads, cfg.Model.Channels = heads, channels
 	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 	wants, wantVal := stepAll(t, plain, steps)
 	if err := plain.Close(); err != nil {
@@ -87,9 +92,11 @@ func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps, batch int
 		eachMode(w.Size(), func(mode layout.ShardMode) {
 			cfg.Model.Shard.Mode, cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = mode, tensor, stages
 			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
-			what := fmt.Sprintf("--tp %d --pp %d --shard %v, %d ranks, micro-batches of %d", tensor, stages, mode, w.Size(), batch)
+			what := fmt.Sprintf("--tp %d --pp %d --shard %v, %d ranks, micro-batches of %d",
+				tensor, stages, mode, w.Size(), batch)
 			worst := 0.0
-			exact := mode > layout.ShardOff && w.OnHost() && split.c.Size() <= 2 && (mode == layout.ShardOptimizer || split.microSteps(cfg.GlobalBatch) == 1)
+			exact := mode > layout.ShardOff && w.OnHost() && split.c.Size() <= 2 &&
+				(mode == layout.ShardOptimizer || split.microSteps(cfg.GlobalBatch) == 1)
 			for i, want := range wants {
 				loss, norm := step(t, split, i)
 				if mode == layout.ShardOff {
@@ -108,15 +115,17 @@ func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps, batch int
 				}
 			}
 			if steps == 50 {
-				traintest.Measured(t, fmt.Sprintf("largest difference of a loss over 50 steps with --tp %d --pp %d --shard %v", tensor, stages, mode), worst)
+				traintest.Measured(t, fmt.Sprintf(
+					"largest difference of a loss over 50 steps with --tp %d --pp %d --shard %v", tensor, stages, mode),
+					worst)
 			}
 			endsLike(t, what, split, wantVal, bound)
 		})
 	})
 }
 
-// Stages have the bits of the model on one rank, where the order of sums is the same: in all of a first step, but for
-// what the first and the last find of one tensor's gradient.
+// Stages have the bits of the model on one rank, where the order of sums is the same: in all of a
+// first step, but for what the first and the last find of one tensor's gradient.
 func TestStagesBits(t *testing.T) {
 	for _, fn := range []func(*testing.T, *spmd.World){testStagesBits[float32], testStagesBits[spmd.BF16]} {
 		spmdtest.RunInProcess(t, []int{2, 3, 4}, fn)
@@ -142,7 +151,8 @@ func testStagesBits[A kernels.Act](t *testing.T, w *spmd.World) {
 		have[p.Name] = traintest.FloatsOf(t, alone.State.Weights.Slice(p.Off, p.Off+p.Len))
 	}
 	for _, p := range staged.State.Params {
-		if got := traintest.FloatsOf(t, staged.State.Weights.Slice(p.Off, p.Off+p.Len)); p.Name != "wte.weight" && !slices.Equal(got, have[p.Name]) {
+		got := traintest.FloatsOf(t, staged.State.Weights.Slice(p.Off, p.Off+p.Len))
+		if p.Name != "wte.weight" && !slices.Equal(got, have[p.Name]) {
 			t.Errorf("stage %d: %s differs from that of one rank", w.Rank(), p.Name)
 		}
 	}
@@ -156,7 +166,8 @@ func testStagesBits[A kernels.Act](t *testing.T, w *spmd.World) {
 // What an audit is for: a rank that differs in what others have, too, is found.
 func TestDividedAudit(t *testing.T) {
 	spmdtest.Run(t, []int{2, 4}, func(t *testing.T, w *spmd.World) {
-		for _, form := range [][3]int{{2, 1, 0}, {1, 2, 1}} { // parts of layers, stages, and whether the embeddings differ
+		// parts of layers, stages, and whether the embeddings differ
+		for _, form := range [][3]int{{2, 1, 0}, {1, 2, 1}} {
 			cfg := testConfig(1)
 			cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = form[0], form[1]
 			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
@@ -187,7 +198,8 @@ func TestDividedAudit(t *testing.T) {
 
 // A divided step as a graph has the bits of its commands, and so has recomputation.
 func TestDividedGraphs(t *testing.T) {
-	modes := campaign.Some(t, "modes of sharing of divided graphs", []layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters},
+	modes := campaign.Some(t, "modes of sharing of divided graphs",
+		[]layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters},
 		func(m layout.ShardMode) bool { return m == layout.ShardOff || m == layout.ShardParameters })
 	ranks := campaign.Some(t, "numbers of ranks of divided graphs", []int{2, 3}, func(n int) bool { return n == 3 })
 	traintest.RunQuickly(t, ranks, nil, func(t *testing.T, w *spmd.World) {
@@ -217,7 +229,8 @@ func testDividedGraphs(t *testing.T, w *spmd.World, mode layout.ShardMode, tenso
 		loss, norm := step(t, plain, i)
 		for k, other := range others {
 			if gloss, gnorm := step(t, other, i); loss != gloss || norm != gnorm {
-				t.Fatalf("--shard %v, step %d: loss %v, norm %v; as a graph, recompute %v: %v, %v", mode, i, loss, norm, layout.Recomputation(k), gloss, gnorm)
+				t.Fatalf("--shard %v, step %d: loss %v, norm %v; as a graph, recompute %v: %v, %v",
+					mode, i, loss, norm, layout.Recomputation(k), gloss, gnorm)
 			}
 			if i == 2 { // what comes between steps does not disturb them
 				if _, err := other.Validate(); err != nil {

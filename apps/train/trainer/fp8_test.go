@@ -13,8 +13,9 @@ import (
 	"lockstep/spmd"
 )
 
-// A run with 8-bit floats learns as one with bfloat16, has the same bits as a graph, and goes on from what a checkpoint
-// holds with the bits of one that was not interrupted; all ranks have the same scales.
+// A run with 8-bit floats learns as one with bfloat16, has the same bits as a graph, and
+// goes on from what a checkpoint holds with the bits of one that was not interrupted; all
+// ranks have the same scales.
 func TestFP8Steps(t *testing.T) {
 	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
 		const steps, half = 24, 9
@@ -36,7 +37,10 @@ func TestFP8Steps(t *testing.T) {
 			off := 0.0
 			for i := range steps {
 				if i == half {
-					for _, b := range [][2]spmd.Buffer[float32]{{resumed.State.Weights, eight.State.Weights}, {resumed.Optimizer.M, eight.Optimizer.M}, {resumed.Optimizer.V, eight.Optimizer.V}} {
+					for _, b := range [][2]spmd.Buffer[float32]{
+						{resumed.State.Weights, eight.State.Weights}, {resumed.Optimizer.M, eight.Optimizer.M},
+						{resumed.Optimizer.V, eight.Optimizer.V},
+					} {
 						traintest.NoError(t, b[0].CopyFrom(traintest.ValuesOf(t, b[1])))
 					}
 					resumed.Scales, err = eight.State.FP8.Scales()
@@ -46,11 +50,13 @@ func TestFP8Steps(t *testing.T) {
 				loss, norm := step(t, eight, i)
 				again, normAgain := step(t, graphs, i)
 				if loss != again || norm != normAgain {
-					t.Fatalf("--fp8 %v, step %d: loss %v, norm %v; as a graph %v, %v", level, i, loss, norm, again, normAgain)
+					t.Fatalf("--fp8 %v, step %d: loss %v, norm %v; as a graph %v, %v",
+						level, i, loss, norm, again, normAgain)
 				}
 				if i >= half {
 					if again, normAgain := step(t, resumed, i); loss != again || norm != normAgain {
-						t.Fatalf("--fp8 %v, step %d: loss %v, norm %v; resumed %v, %v", level, i, loss, norm, again, normAgain)
+						t.Fatalf("--fp8 %v, step %d: loss %v, norm %v; resumed %v, %v",
+							level, i, loss, norm, again, normAgain)
 					}
 				}
 				if i == 4 { // what is measured in between changes nothing
@@ -67,7 +73,8 @@ func TestFP8Steps(t *testing.T) {
 				traintest.NoError(t, eight.State.FP8.Up.Slice(1, 2).SetAll(0.25))
 			}
 			if w.Size() > 1 {
-				if err := eight.Audit(steps); !strings.Contains(fmt.Sprint(err), "the scales of 8-bit floats after 24 steps") {
+				if err := eight.Audit(steps); !strings.Contains(fmt.Sprint(err),
+					"the scales of 8-bit floats after 24 steps") {
 					t.Errorf("--fp8 %v: other scales on a rank: %v", level, err)
 				}
 			}
@@ -76,11 +83,14 @@ func TestFP8Steps(t *testing.T) {
 	})
 }
 
-// Where ranks divide layers, are stages or share the weights a run with 8-bit floats learns as one without, has the same
-// scales on all ranks, the bits of its graph, and those of unshared weights where sums have one order.
+// Where ranks divide layers, are stages or share the weights a run with 8-bit floats learns as
+// one without, has the same scales on all ranks, the bits of its graph, and those of unshared
+// weights where sums have one order.
 func TestFP8Divided(t *testing.T) {
-	levels := campaign.Some(t, "parts of a model in 8-bit floats", []layout.FP8Level{layout.FP8Head, layout.FP8All}, func(l layout.FP8Level) bool { return l == layout.FP8All })
-	ranks := campaign.Some(t, "numbers of ranks of a divided model in 8-bit floats", []int{2, 3, 4}, func(n int) bool { return n < 4 })
+	levels := campaign.Some(t, "parts of a model in 8-bit floats", []layout.FP8Level{layout.FP8Head, layout.FP8All},
+		func(l layout.FP8Level) bool { return l == layout.FP8All })
+	ranks := campaign.Some(t, "numbers of ranks of a divided model in 8-bit floats", []int{2, 3, 4},
+		func(n int) bool { return n < 4 })
 	traintest.On8Quickly(t, ranks, []int{2}, func(t *testing.T, w *spmd.World) {
 		const steps = 6
 		f := wordTokens(4000)
@@ -105,7 +115,8 @@ func TestFP8Divided(t *testing.T) {
 		}
 		for _, level := range levels {
 			cfg := testConfig(steps)
-			cfg.Half, cfg.Graph, cfg.Model.FP8, cfg.Seq, cfg.Batch, cfg.GlobalBatch = true, "off", level, 16, 2, 2*w.Size()
+			cfg.Half, cfg.Graph, cfg.Model.FP8, cfg.Seq, cfg.Batch = true, "off", level, 16, 2
+			cfg.GlobalBatch = 2 * w.Size()
 			cfg.Model.Heads, cfg.Model.Channels, cfg.Model.Layers, cfg.Model.Vocab = w.Size(), 16*w.Size(), 4, 203
 			cfg.Rate.Peak, cfg.Rate.Final = 3e-4, 3e-4 // at which rounding does not grow
 			want, wantExps := losses(cfg)
@@ -113,7 +124,8 @@ func TestFP8Divided(t *testing.T) {
 				for _, mode := range []layout.ShardMode{layout.ShardOff, layout.ShardParameters} {
 					cfg := cfg
 					cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages, cfg.Model.Shard.Mode = tensor, stages, mode
-					what := fmt.Sprintf("--fp8 %v --tp %d --pp %d --shard %v on %d ranks", level, tensor, stages, mode, w.Size())
+					what := fmt.Sprintf("--fp8 %v --tp %d --pp %d --shard %v on %d ranks",
+						level, tensor, stages, mode, w.Size())
 					got, exps := losses(cfg)
 					for i := range want {
 						if !traintest.CloseTo(got[i], want[i], 0.02) {
@@ -127,7 +139,8 @@ func TestFP8Divided(t *testing.T) {
 						}
 					}
 					if far > 0 {
-						t.Errorf("%s: %d scales of %d differ by more than a power of two: %v, undivided %v", what, far, len(exps), exps, wantExps)
+						t.Errorf("%s: %d scales of %d differ by more than a power of two: %v, undivided %v",
+							what, far, len(exps), exps, wantExps)
 					}
 					cfg.Graph = "on"
 					if again, _ := losses(cfg); !slices.Equal(again, got) {
@@ -136,17 +149,19 @@ func TestFP8Divided(t *testing.T) {
 				}
 			})
 			cfg.Model.Shard.Mode = layout.ShardParameters
-			if got, exps := losses(cfg); w.Size() == 2 && w.OnHost() && !(slices.Equal(got, want) && slices.Equal(exps, wantExps)) {
+			if got, exps := losses(cfg); w.Size() == 2 && w.OnHost() &&
+				!(slices.Equal(got, want) && slices.Equal(exps, wantExps)) {
 				t.Errorf("--fp8 %v: losses %v with --shard parameters, %v without", level, got, want)
 			}
 		}
 	})
 }
 
-// What is computed once more has the copies, and so the bits, of what was kept, and leaves the same scales: on one rank
-// and in every division, over micro-steps and in graphs.
+// What is computed once more has the copies, and so the bits, of what was kept, and leaves the same
+// scales: on one rank and in every division, over micro-steps and in graphs.
 func TestFP8Recompute(t *testing.T) {
-	ranks := campaign.Some(t, "numbers of ranks that recompute in 8-bit floats", []int{1, 2, 3}, func(n int) bool { return n == 3 })
+	ranks := campaign.Some(t, "numbers of ranks that recompute in 8-bit floats", []int{1, 2, 3},
+		func(n int) bool { return n == 3 })
 	traintest.On8Quickly(t, ranks, nil, func(t *testing.T, w *spmd.World) {
 		const steps = 4
 		cfg := testConfig(steps)
@@ -168,7 +183,8 @@ func TestFP8Recompute(t *testing.T) {
 				wantExps, err := keeps.State.FP8.Scales()
 				traintest.NoError(t, err)
 				for _, recompute := range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {
-					what := fmt.Sprintf("--recompute %v --tp %d --pp %d --shard %v on %d ranks", recompute, tensor, stages, mode, w.Size())
+					what := fmt.Sprintf("--recompute %v --tp %d --pp %d --shard %v on %d ranks",
+						recompute, tensor, stages, mode, w.Size())
 					cfg.Model.Recompute = recompute
 					again := start(t, w, w.Comm(), cfg, f)
 					for i := range want {

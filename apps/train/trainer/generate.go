@@ -18,16 +18,18 @@ func (t *Trainer) ToGenerate() (together bool, err error) {
 // Generate returns n tokens of text that the model writes after the beginning of a
 // document and the prompt, together with the prompt. It blocks. ToGenerate says who calls it;
 // all that do get the same text.
-func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt string, n int, temperature float64, seed uint64) (text []byte, err error) {
+func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt string, n int, temperature float64,
+	seed uint64) (text []byte, err error) {
 	var d decode.Decoder
 	cfg := t.State.Cfg
 	switch {
 	case t.sharder != nil && t.sharder.EveryPass():
 		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab, t.logitsOfAll)
 	case cfg.Parts != 0:
-		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab, func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
-			return t.Model.Logits(t.Stream, tokens, before)
-		})
+		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab,
+			func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
+				return t.Model.Logits(t.Stream, tokens, before)
+			})
 	default:
 		d, err = decode.New(t.Stream, cfg, t.State.Weights, t.State.Half, t.Seq)
 	}
@@ -43,8 +45,8 @@ func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt strin
 	return text, err
 }
 
-// logitsOfAll enqueues the logits of the token after others where no rank has all weights: all ranks go through the text
-// together, and take those of rank 0.
+// logitsOfAll enqueues the logits of the token after others where no rank has all weights: all
+// ranks go through the text together, and take those of rank 0.
 func (t *Trainer) logitsOfAll(tokens spmd.Buffer[int32], before int) (logits spmd.Buffer[float32], err error) {
 	x := t.sharder
 	err = x.Around(t.Stream, x.Forward, false, false, func() (err error) {

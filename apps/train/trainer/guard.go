@@ -55,7 +55,8 @@ func (t *Trainer) firstBad(step int) (string, error) {
 		}
 		for rank, at := range all {
 			if int(at) < beyond {
-				return fmt.Sprintf("rank %d has the first number that is not finite in the %s %s", rank, look.where, whole[at].Name), nil
+				return fmt.Sprintf("rank %d has the first number that is not finite in the %s %s",
+					rank, look.where, whole[at].Name), nil
 			}
 		}
 	}
@@ -110,7 +111,9 @@ func (t *Trainer) firstBadGradient(step int) (int, error) {
 		return first, t.Stream.Synchronize()
 	}
 	err := t.passes(step, func(k microKind, batch gpt.Batch) error {
-		return t.around(k.first, func() error { return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, look) })
+		return t.around(k.first, func() error {
+			return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, look)
+		})
 	})
 	if err != nil {
 		return 0, err

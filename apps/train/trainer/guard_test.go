@@ -72,7 +72,8 @@ func testBadStepEnds[A kernels.Act](t *testing.T, w *spmd.World) {
 			}
 		}
 		same := func(a, b float32) int { return int(int64(math.Float32bits(a)) - int64(math.Float32bits(b))) }
-		if slices.CompareFunc(traintest.FloatsOf(t, tr.State.Weights), before, same) != 0 || !slices.Equal(traintest.FloatsOf(t, tr.Optimizer.V), moments) {
+		if slices.CompareFunc(traintest.FloatsOf(t, tr.State.Weights), before, same) != 0 ||
+			!slices.Equal(traintest.FloatsOf(t, tr.Optimizer.V), moments) {
 			t.Error("the step, or the one after it, has changed the weights or the moments")
 		}
 		if err := tr.Close(); err != nil {

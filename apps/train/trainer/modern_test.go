@@ -21,15 +21,18 @@ func modernConfig(steps int) Config {
 	return cfg
 }
 
-// A modern model by Muon, whose state the ranks share and whose activations are computed once more, trains as one that has all,
-// over uneven parts of a batch and micro-steps: to the bit where sums have one order.
+// A modern model by Muon, whose state the ranks share and whose activations are computed
+// once more, trains as one that has all, over uneven parts of a batch and micro-steps: to
+// the bit where sums have one order.
 func TestModernSharded(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testModernSharded[float32], testModernSharded[spmd.BF16])
 }
 
 func testModernSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 	testModernShardedFor[A](t, w, 7)
-	testModernShardedFor[A](t, w, 6) // parts of 3 ranks are as long, so that these give each other rows of tables' gradients where each has all
+	// parts of 3 ranks are as long, so that these give each other rows of tables'
+	// gradients where each has all
+	testModernShardedFor[A](t, w, 6)
 }
 
 func testModernShardedFor[A kernels.Act](t *testing.T, w *spmd.World, global int) {
@@ -68,7 +71,8 @@ func testModernShardedFor[A kernels.Act](t *testing.T, w *spmd.World, global int
 		exact := w.OnHost() && (x.mode <= layout.ShardOptimizer && w.Size() == 1 || x.mode == layout.ShardOff)
 		for i, want := range wants {
 			loss, norm := step(t, split, i)
-			if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) || exact && want != [2]float64{loss, norm} {
+			if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) ||
+				exact && want != [2]float64{loss, norm} {
 				t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %.8f", what, i, loss, norm, want)
 			}
 			if err := split.Audit(i + 1); err != nil {
@@ -106,7 +110,8 @@ func TestModernFP8Sharded(t *testing.T) {
 	})
 }
 
-// Muon in a pipeline of GPT-2's layers, whose stages have whole matrices, trains as on ranks that have all, and saves as many tensors.
+// Muon in a pipeline of GPT-2's layers, whose stages have whole matrices, trains as on ranks that
+// have all, and saves as many tensors.
 func TestMuonPipelined(t *testing.T) {
 	traintest.RunQuickly(t, []int{2, 4}, nil, func(t *testing.T, w *spmd.World) {
 		const steps = 3
@@ -119,7 +124,8 @@ func TestMuonPipelined(t *testing.T) {
 			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			what := fmt.Sprintf("--pp 2 --shard %v, %d ranks", mode, w.Size())
 			for i, want := range wants {
-				if loss, norm := step(t, split, i); !traintest.CloseTo(loss, want[0], 1e-4) || !traintest.CloseTo(norm, want[1], 1e-2*want[1]) {
+				loss, norm := step(t, split, i)
+				if !traintest.CloseTo(loss, want[0], 1e-4) || !traintest.CloseTo(norm, want[1], 1e-2*want[1]) {
 					t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %.8f", what, i, loss, norm, want)
 				}
 				traintest.NoError(t, split.Audit(i+1))

@@ -147,7 +147,8 @@ func (t *Trainer) lookThrough(step int, look func(section int) error) error {
 	return t.apart(h)
 }
 
-// apart enqueues the passes of a step from which nothing is learned, with the weights that they need.
+// apart enqueues the passes of a step from which nothing is learned, with
+// the weights that they need.
 func (t *Trainer) apart(h gpt.StepHooks) error {
 	return t.around(true, func() error { return t.Model.Step(t.Stream, t.held, h) })
 }

@@ -10,14 +10,16 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Ranks that divide layers share any number of tokens: fewer than there are of them, so that some have none, and what
-// they do not divide, in micro-batches of different sizes.
+// Ranks that divide layers share any number of tokens: fewer than there are of them, so that some
+// have none, and what they do not divide, in micro-batches of different sizes.
 func TestUnevenRows(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		const steps = 3
 		for _, seq := range []int{1, 2, 5, 23} {
 			cfg := testConfig(steps)
-			cfg.Graph, cfg.Seq, cfg.GlobalBatch = "off", seq, 2*w.Size()+1 // for a rank alone micro-batches of two and of one
+			cfg.Graph = "off"
+			cfg.Seq = seq
+			cfg.GlobalBatch = 2*w.Size() + 1 // for a rank alone micro-batches of two and of one
 			cfg.Model.Heads, cfg.Model.Channels = 12, 36
 			plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			var wants [][2]float64
@@ -35,12 +37,15 @@ func TestUnevenRows(t *testing.T) {
 				for _, mode := range []layout.ShardMode{layout.ShardOff, layout.ShardParameters} {
 					for _, recompute := range []layout.Recomputation{layout.RecomputeOff, layout.RecomputeBlock} {
 						cfg := cfg
-						cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages, cfg.Model.Shard.Mode, cfg.Model.Recompute = tensor, stages, mode, recompute
+						cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = tensor, stages
+						cfg.Model.Shard.Mode, cfg.Model.Recompute = mode, recompute
 						split := start(t, w, w.Comm(), cfg, wordTokens(4000))
 						for i, want := range wants {
 							loss, norm := step(t, split, i)
-							if !traintest.CloseTo(loss, want[0], 1e-4) || !traintest.CloseTo(norm, want[1], 1e-3*want[1]) {
-								t.Fatalf("sequences of %d, --tp %d --pp %d --shard %v --recompute %v, step %d: loss %.8f, norm %.8f; without %v",
+							if !traintest.CloseTo(loss, want[0], 1e-4) ||
+								!traintest.CloseTo(norm, want[1], 1e-3*want[1]) {
+								t.Fatalf("sequences of %d, --tp %d --pp %d --shard %v --recompute %v, step %d: loss "+
+									"%.8f, norm %.8f; without %v",
 									seq, tensor, stages, mode, recompute, i, loss, norm, want)
 							}
 						}

@@ -103,10 +103,12 @@ func testSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			worst := 0.0
 			what := fmt.Sprintf("--shard %v, %d ranks, micro-batches of %d", mode, w.Size(), batch)
-			exact := w.OnHost() && w.Size() <= 2 && (mode == layout.ShardOptimizer || split.microSteps(cfg.GlobalBatch) == 1)
+			exact := w.OnHost() && w.Size() <= 2 &&
+				(mode == layout.ShardOptimizer || split.microSteps(cfg.GlobalBatch) == 1)
 			for i, want := range wants {
 				loss, norm := step(t, split, i)
-				if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) || exact && want != [2]float64{loss, norm} {
+				if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) ||
+					exact && want != [2]float64{loss, norm} {
 					t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %.8f", what, i, loss, norm, want)
 				}
 				worst = max(worst, math.Abs(loss-want[0]))
@@ -222,15 +224,19 @@ func TestShardedBadSteps(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				want := fmt.Sprintf("rank %d has the first number that is not finite in the weight %s", w.Size()-1, name)
+				want := fmt.Sprintf("rank %d has the first number that is not finite in the weight %s",
+					w.Size()-1, name)
 				if w.Rank() == w.Size()-1 && where != want {
 					t.Errorf("--shard %v: %s, want %s", mode, where, want)
 				}
-				// A finite weight whose product overflows: no rank has a bad weight, and all a bad gradient.
+				// A finite weight whose product overflows: no rank has a bad
+				// weight, and all a bad gradient.
 				if w.Rank() == w.Size()-1 {
 					weights.Set(at, math.MaxFloat32)
 				}
-				if where, err = skips.firstBad(i); err != nil || !strings.Contains(where, "rank 0 has the first number that is not finite in the gradient of ") {
+				where, err = skips.firstBad(i)
+				if err != nil || !strings.Contains(where,
+					"rank 0 has the first number that is not finite in the gradient of ") {
 					t.Errorf("--shard %v: %s, error %v, want one of rank 0's gradients", mode, where, err)
 				}
 				weights.Set(at, was)
@@ -346,7 +352,8 @@ func testRecompute[A kernels.Act](t *testing.T, w *spmd.World) {
 						wants[i][0], wants[i][1] = step(t, keeps, i)
 					}
 					if want := wants[i]; loss != want[0] || norm != want[1] {
-						t.Fatalf("--recompute %v --shard %v --graph %s, step %d: loss %v, norm %v; kept %v", recompute, mode, graph, i, loss, norm, want)
+						t.Fatalf("--recompute %v --shard %v --graph %s, step %d: loss %v, norm %v; kept %v",
+							recompute, mode, graph, i, loss, norm, want)
 					}
 				}
 				compareArenas(t, fmt.Sprint("--recompute ", recompute), again, keeps, 0)

@@ -122,7 +122,8 @@ func (t *Trainer) learn(k microKind, batch gpt.Batch) error {
 	return x.Scatter.Wait(t.Stream)
 }
 
-// reduce enqueues the passes of a step's last micro-step, each of whose groups of gradients is summed over the ranks when it is done.
+// reduce enqueues the passes of a step's last micro-step, each of whose groups of gradients is
+// summed over the ranks when it is done.
 func (t *Trainer) reduce(k microKind, passes func(done func(group int) error) error) error {
 	last := len(t.State.Groups) - 1
 	gathers := k.first && t.gathersRows(k.of)
@@ -148,14 +149,15 @@ func (t *Trainer) reduce(k microKind, passes func(done func(group int) error) er
 	return t.reducer.Wait(t.Stream)
 }
 
-// gathersRows says whether in a step of n sequences each rank finds the sums of tables' gradients by itself, from the rows of all.
+// gathersRows says whether in a step of n sequences each rank finds the sums of tables' gradients
+// by itself, from the rows of all.
 func (t *Trainer) gathersRows(n int) bool {
 	ranks := t.c.Size()
 	return ranks > 1 && n%ranks == 0 && n/ranks <= t.Batch && t.Model.RowsFit(n/ranks*t.Seq, ranks)
 }
 
-// nextScales enqueues the scales for the next step: those of all ranks, so that those with other parts of a layer
-// have the same, and each those of all layers, which a checkpoint holds.
+// nextScales enqueues the scales for the next step: those of all ranks, so that those with other
+// parts of a layer have the same, and each those of all layers, which a checkpoint holds.
 func (t *Trainer) nextScales(gate spmd.Buffer[float32]) error {
 	e := t.State.FP8
 	if err := spmd.AllReduce(t.all.On(t.Stream), e.Peak, e.Peak, spmd.Max); err != nil {
@@ -164,8 +166,8 @@ func (t *Trainer) nextScales(gate spmd.Buffer[float32]) error {
 	return e.NextScales(t.Stream, gate)
 }
 
-// around enqueues both passes of a micro-step from which nothing is learned, with the weights that they need. changed says that
-// a step may have changed weights since they were gathered.
+// around enqueues both passes of a micro-step from which nothing is learned, with the weights that
+// they need. changed says that a step may have changed weights since they were gathered.
 func (t *Trainer) around(changed bool, commands func() error) error {
 	if t.sharder == nil {
 		return commands()

@@ -28,7 +28,8 @@ type Config struct {
 	Graph       string          // --graph
 	Weights     *weights.Folder // to begin with; nil where they are drawn
 	BucketMiB   int             // of gradients in an all-reduce; 0 is what the device wants
-	SkipBad     int             // so many steps in a row whose loss or norm is not finite are left out; one more is the last
+	// so many steps in a row whose loss or norm is not finite are left out; one more is the last
+	SkipBad int
 }
 
 // Trainer trains a model on this rank's part of every batch. One step:
@@ -50,22 +51,23 @@ type Trainer struct {
 	State     *gpt.State // of model
 	Model     gpt.Passes
 	Optimizer *optim.AdamW
-	reducer   *ddp.Reducer[float32]     // nil with --shard
-	tables    *ddp.Reducer[float32]     // of a modern model's tables, which reducer then leaves out; else nil
-	sharder   *gpt.Sharder              // nil without
-	byRows    []spmd.Buffer[float32]    // see sumRows
-	Stream    *spmd.Stream              // everything but what goes between ranks
-	train     *batches.Feed             // nil before StartAt
-	First     int                       // the step that train begins with
-	Skipped   int                       // steps before it that were left out
-	BadRow    int                       // the last steps that were read, in a row, which are left out
-	Scales    []int                     // of 8-bit floats at that step, as the checkpoint has them; nil where it has none that fit
-	loaders   [2]*batches.Loader        // of training and validation
-	results   [2]result                 // of the last two steps, by step number
-	valLoss   spmd.Buffer[float64]      // (1), pinned
-	graphs    map[microKind]*spmd.Graph // of the micro-steps met so far; nil where they are not to be graphs
-	held      []gpt.Batch               // of a pipelined step, whose micro-batches are there at once
-	close     []func() error            // in the order of making
+	reducer   *ddp.Reducer[float32]  // nil with --shard
+	tables    *ddp.Reducer[float32]  // of a modern model's tables, which reducer then leaves out; else nil
+	sharder   *gpt.Sharder           // nil without
+	byRows    []spmd.Buffer[float32] // see sumRows
+	Stream    *spmd.Stream           // everything but what goes between ranks
+	train     *batches.Feed          // nil before StartAt
+	First     int                    // the step that train begins with
+	Skipped   int                    // steps before it that were left out
+	BadRow    int                    // the last steps that were read, in a row, which are left out
+	// of 8-bit floats at that step, as the checkpoint has them; nil where it has none that fit
+	Scales  []int
+	loaders [2]*batches.Loader        // of training and validation
+	results [2]result                 // of the last two steps, by step number
+	valLoss spmd.Buffer[float64]      // (1), pinned
+	graphs  map[microKind]*spmd.Graph // of the micro-steps met so far; nil where they are not to be graphs
+	held    []gpt.Batch               // of a pipelined step, whose micro-batches are there at once
+	close   []func() error            // in the order of making
 }
 
 // New allocates everything. The weights are zero until Begin, or until a checkpoint is
@@ -155,7 +157,9 @@ func (t *Trainer) connect() (err error) {
 		}
 		t.keep(t.sharder.Close)
 		if !t.divided() {
-			t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return t.sharder.Scatter.ClipNorm(0, norm, s) }
+			t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error {
+				return t.sharder.Scatter.ClipNorm(0, norm, s)
+			}
 			return nil
 		}
 	}
@@ -176,7 +180,8 @@ func (t *Trainer) connect() (err error) {
 	case t.World.OnHost(): // A small model, too, has several: the first are under way while backward goes on.
 		bucket = min(4<<20, t.State.Grads.Bytes()/4)
 	case t.World.Nodes() > 1, t.State.Cfg.Parts != 0:
-		// A network is slower than GPUs compute, and a modern model's steps are short: most of it is to be hidden.
+		// A network is slower than GPUs compute, and a modern model's steps are short:
+		// most of it is to be hidden.
 		bucket = 64 << 20
 	default: // An all-reduce beside matrix products takes multiprocessors from them, which costs more than it hides.
 		bucket = 1 << 30

@@ -62,7 +62,8 @@ func step(t *testing.T, tr *Trainer, n int) (loss, norm float64) {
 	return loss, norm
 }
 
-// stepAll runs the first steps and returns the loss and the norm of each, and the loss of validation after them.
+// stepAll runs the first steps and returns the loss and the norm of each, and the
+// loss of validation after them.
 func stepAll(t *testing.T, tr *Trainer, steps int) (all [][2]float64, validation float64) {
 	t.Helper()
 	for i := range steps {
@@ -79,7 +80,8 @@ func stepAll(t *testing.T, tr *Trainer, steps int) (all [][2]float64, validation
 // The same global batch on 1, 2, 3 and 4 ranks: every rank also trains a model of
 // its own on whole batches, and the two must go the same way.
 func TestLossDoesNotDependOnRanks(t *testing.T) {
-	traintest.OnBothQuickly(t, []int{1, 2, 3, 4}, []int{4}, testLossDoesNotDependOnRanks[float32], testLossDoesNotDependOnRanks[spmd.BF16])
+	traintest.OnBothQuickly(t, []int{1, 2, 3, 4}, []int{4}, testLossDoesNotDependOnRanks[float32],
+		testLossDoesNotDependOnRanks[spmd.BF16])
 }
 
 func testLossDoesNotDependOnRanks[A kernels.Act](t *testing.T, w *spmd.World) {
@@ -127,7 +129,8 @@ func testLossDoesNotDependOnRanks[A kernels.Act](t *testing.T, w *spmd.World) {
 	if !traintest.CloseTo(a, b, bound) {
 		t.Errorf("validation loss %.7f on %d ranks, %.7f on one", a, w.Size(), b)
 	}
-	traintest.Measured(t, "largest difference of a "+kind+" on 1, 2, 3 and 4 ranks over 20 steps", max(worst, math.Abs(a-b)))
+	traintest.Measured(t, "largest difference of a "+kind+" on 1, 2, 3 and 4 ranks over 20 steps",
+		max(worst, math.Abs(a-b)))
 	for _, tr := range []*Trainer{together, alone} {
 		if err := tr.Close(); err != nil {
 			t.Fatal(err)
@@ -194,7 +197,8 @@ func TestAccumulation(t *testing.T) {
 		}
 		for i, want := range losses[0] {
 			if !traintest.CloseTo(losses[1][i], want, bound) || !traintest.CloseTo(losses[2][i], want, bound) {
-				t.Errorf("step %d: losses %.7f, %.7f, %.7f with 7, 3, 1 sequences at a time", i, want, losses[1][i], losses[2][i])
+				t.Errorf("step %d: losses %.7f, %.7f, %.7f with 7, 3, 1 sequences at a time",
+					i, want, losses[1][i], losses[2][i])
 			}
 		}
 	})

@@ -41,16 +41,17 @@ func OnBoth(t *testing.T, ranks []int, f32, half func(t *testing.T, w *spmd.Worl
 	t.Run("bfloat16", func(t *testing.T) { spmdtest.Run(t, ranks, half) })
 }
 
-// OnBothQuickly is OnBoth for a long test, by RunQuickly; bfloat16 has no processes, since what carries messages does not depend
-// on their type.
+// OnBothQuickly is OnBoth for a long test, by RunQuickly; bfloat16 has no processes, since what
+// carries messages does not depend on their type.
 func OnBothQuickly(t *testing.T, ranks, processes []int, f32, half func(t *testing.T, w *spmd.World)) {
 	t.Run("float32", func(t *testing.T) { RunQuickly(t, ranks, processes, f32) })
 	t.Run("bfloat16", func(t *testing.T) { RunQuickly(t, ranks, nil, half) })
 }
 
-// RunQuickly is spmdtest.Run for a long test. On the host the ranks are goroutines of one process, but for the numbers of ranks
-// in processes. On fewer cores than ranks that takes half of the time or less, since processes wait by yielding. The processes
-// show that what is computed does not depend on what carries messages.
+// RunQuickly is spmdtest.Run for a long test. On the host the ranks are goroutines of one process,
+// but for the numbers of ranks in processes. On fewer cores than ranks that takes half of the time
+// or less, since processes wait by yielding. The processes show that what is computed does not
+// depend on what carries messages.
 func RunQuickly(t *testing.T, ranks, processes []int, fn func(t *testing.T, w *spmd.World)) {
 	if spmdtest.Device() != "host" {
 		spmdtest.Run(t, ranks, fn)

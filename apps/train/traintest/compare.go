@@ -40,8 +40,8 @@ func Must(n int, err error) int {
 // bounds are how far loss and gradients may be from the reference.
 type bounds struct{ Loss, Grad float64 }
 
-// BoundsOf returns what activations, bfloat16 with half, and the device allow. The sums of a GPU go in an order of
-// their own, and its exponentials are not those of the host.
+// BoundsOf returns what activations, bfloat16 with half, and the device allow. The sums of a GPU go
+// in an order of their own, and its exponentials are not those of the host.
 func BoundsOf(w *spmd.World, half bool) bounds {
 	switch {
 	case half:

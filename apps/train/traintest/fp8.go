@@ -10,7 +10,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The values of the codes from 0 to the largest finite one, by the definition of the formats (OFP8, table 2).
+// The values of the codes from 0 to the largest finite one, by the definition of
+// the formats (OFP8, table 2).
 var e4m3, e5m2 = eightValues(3, 7, 0x7f), eightValues(2, 15, 0x7c)
 
 func eightValues(fraction, bias, codes int) (values []float64) {

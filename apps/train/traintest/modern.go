@@ -7,8 +7,9 @@ import (
 	"lockstep/apps/train/layout"
 )
 
-// A modern model once more in float64 and plain loops: what the fast one is compared with. Each operation leaves on a
-// tape how gradients go back through it. It shares no code with the fast one but the names and shapes of the tensors.
+// A modern model once more in float64 and plain loops: what the fast one is compared with. Each
+// operation leaves on a tape how gradients go back through it. It shares no code with the fast one
+// but the names and shapes of the tensors.
 
 // ModernReference is the model of float64 with the weights p, by name.
 func ModernReference(cfg layout.Config, p map[string][]float64) *modernModel {
@@ -75,7 +76,9 @@ func (m *modernModel) sequence(tokens, targets []int32, scale float64) float64 {
 		att := m.attend(m.turn(q, head), m.turn(k, head), v, head, window)
 		x = m.sum(x, m.linear(att, h+"attn.c_proj.weight", C))
 		fc := m.linear(m.norm(x, C), h+"mlp.c_fc.weight", 4*C)
-		x = m.sum(x, m.linear(m.each(fc, func(z float64) (float64, float64) { return max(z, 0) * max(z, 0), 2 * max(z, 0) }), h+"mlp.c_proj.weight", C))
+		x = m.sum(x, m.linear(m.each(fc, func(z float64) (float64, float64) {
+			return max(z, 0) * max(z, 0), 2 * max(z, 0)
+		}), h+"mlp.c_proj.weight", C))
 		left = append(left, x)
 	}
 	z := m.linear(m.norm(x, C), "head.weight", cfg.Vocab)
@@ -207,7 +210,8 @@ func (m *modernModel) each(x *rows, f func(float64) (y, slope float64)) *rows {
 	return y
 }
 
-// turn multiplies the complex numbers that the halves of each head make by e^(-i·position·frequency).
+// turn multiplies the complex numbers that the halves of each head make
+// by e^(-i·position·frequency).
 func (m *modernModel) turn(x *rows, head int) *rows {
 	y := newRows(len(x.v), len(x.v[0]))
 	apply := func(y, x [][]float64, sign float64) {

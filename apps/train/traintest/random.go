@@ -32,9 +32,10 @@ func RandomFloats(n int, scale float64, seed uint64) []float32 {
 // 16 channels.
 var Small = layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 61}
 
-// SmallModern is a modern model of the tests, with all parts: an odd number of layers, so that the middle one has neither a
-// skip nor a table, and a width that is no multiple of a warp's.
-var SmallModern = layout.Config{Layers: 3, Heads: 2, Channels: 48, SeqMax: 24, Vocab: 61, Parts: layout.Presets["modern"].Parts}
+// SmallModern is a modern model of the tests, with all parts: an odd number of layers, so that the
+// middle one has neither a skip nor a table, and a width that is no multiple of a warp's.
+var SmallModern = layout.Config{Layers: 3, Heads: 2, Channels: 48, SeqMax: 24, Vocab: 61,
+	Parts: layout.Presets["modern"].Parts}
 
 // RandomParams draws every tensor so that no gradient is near zero for lack of
 // signal: biases and LayerNorms too. Wide layers get smaller weights: the softmax

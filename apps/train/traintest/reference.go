@@ -95,7 +95,8 @@ func (m *refModel) Sequence(tokens, targets []int32, scale float64, grad map[str
 	for l := m.layers - 1; l >= 0; l-- {
 		h := fmt.Sprintf("h.%d.", l)
 		a := &acts[l]
-		d := refLinearBack(dx, a.act, m.p[h+"mlp.c_proj.weight"], grad[h+"mlp.c_proj.weight"], grad[h+"mlp.c_proj.bias"])
+		d := refLinearBack(dx, a.act, m.p[h+"mlp.c_proj.weight"], grad[h+"mlp.c_proj.weight"],
+			grad[h+"mlp.c_proj.bias"])
 		for t := range T {
 			for j, v := range a.fc[t] {
 				k := math.Sqrt(2 / math.Pi)
@@ -106,9 +107,11 @@ func (m *refModel) Sequence(tokens, targets []int32, scale float64, grad map[str
 		d = refLinearBack(d, a.ln2, m.p[h+"mlp.c_fc.weight"], grad[h+"mlp.c_fc.weight"], grad[h+"mlp.c_fc.bias"])
 		dx = refAdd(dx, RefNormBack(d, a.res, m.p[h+"ln_2.weight"], grad[h+"ln_2.weight"], grad[h+"ln_2.bias"]))
 
-		d = refLinearBack(dx, a.att, m.p[h+"attn.c_proj.weight"], grad[h+"attn.c_proj.weight"], grad[h+"attn.c_proj.bias"])
+		d = refLinearBack(dx, a.att, m.p[h+"attn.c_proj.weight"], grad[h+"attn.c_proj.weight"],
+			grad[h+"attn.c_proj.bias"])
 		d = m.attentionBack(d, a.qkv, a.prob)
-		d = refLinearBack(d, a.ln1, m.p[h+"attn.c_attn.weight"], grad[h+"attn.c_attn.weight"], grad[h+"attn.c_attn.bias"])
+		d = refLinearBack(d, a.ln1, m.p[h+"attn.c_attn.weight"], grad[h+"attn.c_attn.weight"],
+			grad[h+"attn.c_attn.bias"])
 		dx = refAdd(dx, RefNormBack(d, a.x, m.p[h+"ln_1.weight"], grad[h+"ln_1.weight"], grad[h+"ln_1.bias"]))
 	}
 	for t := range T {

@@ -18,9 +18,11 @@ import (
 // Leftover begins the names of folders that an export which did not end has left.
 const Leftover = ".export-"
 
-// Write writes a folder of weights, those of an arena, and returns the bytes of
-// all files. Each gets its name when all are complete on disk. told, which may be nil, gets the bytes of weights written.
-func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32, told *progress.Work) (bytes int64, err error) {
+// Write writes a folder of weights, those of an arena, and returns the bytes of all
+// files. Each gets its name when all are complete on disk. told, which may be nil, gets
+// the bytes of weights written.
+func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32,
+	told *progress.Work) (bytes int64, err error) {
 	_, err = os.Stat(dir)
 	fresh := errors.Is(err, os.ErrNotExist)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -60,10 +62,12 @@ func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32, t
 	return x.bytes, syncFolder(dir)
 }
 
-// ofModels are the names of files that make a folder a model, by whichever program: those of another one would be taken for
-// this one's. config.json is the first, so that nobody takes the folder for a model meanwhile.
-var ofModels = []string{"config.json", "model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json",
-	"tf_model*.h5", "flax_model*.msgpack", "generation_config.json", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer.model",
+// ofModels are the names of files that make a folder a model, by whichever program: those of
+// another one would be taken for this one's. config.json is the first, so that nobody takes the
+// folder for a model meanwhile.
+var ofModels = []string{"config.json", "model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin",
+	"pytorch_model.bin.index.json", "tf_model*.h5", "flax_model*.msgpack", "generation_config.json", "vocab.json",
+	"merges.txt", "tokenizer.json", "tokenizer.model",
 	"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*"}
 
 // removeOthers removes what a folder has of another model.
@@ -117,10 +121,11 @@ func (x *export) write() error {
 			return err
 		}
 		const text = "<|endoftext|>"
-		err = errors.Join(x.text("vocab.json", vocab), x.text("merges.txt", merges), x.json("tokenizer_config.json", map[string]any{
-			"tokenizer_class": "GPT2Tokenizer", "model_max_length": x.cfg.SeqMax, "add_prefix_space": false,
-			"bos_token": text, "eos_token": text, "unk_token": text,
-		}))
+		err = errors.Join(x.text("vocab.json", vocab), x.text("merges.txt", merges),
+			x.json("tokenizer_config.json", map[string]any{
+				"tokenizer_class": "GPT2Tokenizer", "model_max_length": x.cfg.SeqMax, "add_prefix_space": false,
+				"bos_token": text, "eos_token": text, "unk_token": text,
+			}))
 		if err != nil {
 			return err
 		}
@@ -141,7 +146,8 @@ func (x *export) write() error {
 			Tied  bool  `json:"tie_word_embeddings"`
 			Begin int32 `json:"bos_token_id"`
 			End   int32 `json:"eos_token_id"`
-		}{modernType, x.cfg.Vocab, x.cfg.SeqMax, x.cfg.Channels, x.cfg.Layers, x.cfg.Heads, 4 * x.cfg.Channels, modernOf(x.cfg), false, end, end})
+		}{modernType, x.cfg.Vocab, x.cfg.SeqMax, x.cfg.Channels, x.cfg.Layers, x.cfg.Heads, 4 * x.cfg.Channels,
+			modernOf(x.cfg), false, end, end})
 	}
 	return x.json(hfConfigFile, map[string]any{
 		"architectures": []string{"GPT2LMHeadModel"}, "model_type": "gpt2", "torch_dtype": "float32",

@@ -23,13 +23,14 @@ type modernConfig struct {
 	Activation     string  `json:"activation_function"`
 	ValueTables    []int   `json:"value_tables,omitempty"` // of each layer, -1 is none
 	SkipsFrom      []int   `json:"skips_from,omitempty"`   // of each layer, -1 is none
-	Windows        []int   `json:"windows,omitempty"`      // of each layer, 0 is none: how many tokens are seen before the 128 that one is of
+	// of each layer, 0 is none: how many tokens are seen before the 128 that one is of
+	Windows []int `json:"windows,omitempty"`
 }
 
 // modernOf is what there is to say of a model.
 func modernOf(cfg layout.Config) modernConfig {
-	c := modernConfig{Parts: cfg.Parts.String(), NormEpsilon: 1.1920929e-7, AttentionScale: 0.12, RotaryPairs: 0.5, RotarySlowest: 1. / 1024,
-		Activation: "relu2"}
+	c := modernConfig{Parts: cfg.Parts.String(), NormEpsilon: 1.1920929e-7, AttentionScale: 0.12, RotaryPairs: 0.5,
+		RotarySlowest: 1. / 1024, Activation: "relu2"}
 	for l := range cfg.Layers {
 		if cfg.Has(layout.Values) {
 			c.ValueTables = append(c.ValueTables, cfg.ValueTable(l))
@@ -53,7 +54,8 @@ func (c *hfConfig) modernShape() (layout.Config, error) {
 	if parts == 0 {
 		return layout.Config{}, errors.New("parts are gpt2's")
 	}
-	cfg := layout.Config{Layers: c.Layers, Heads: c.Heads, Channels: c.Channels, SeqMax: c.Positions, Vocab: c.Vocab, Parts: parts}
+	cfg := layout.Config{Layers: c.Layers, Heads: c.Heads, Channels: c.Channels, SeqMax: c.Positions, Vocab: c.Vocab,
+		Parts: parts}
 	if err := cfg.Validate(); err != nil {
 		return cfg, err
 	}

@@ -13,8 +13,8 @@ import (
 	"lockstep/apps/train/text"
 )
 
-// A folder of weights may say which tokens its model has learned: vocab.json and merges.txt, or tokenizer.json with both in
-// one, as the class PreTrainedTokenizerFast of transformers has it.
+// A folder of weights may say which tokens its model has learned: vocab.json and merges.txt, or
+// tokenizer.json with both in one, as the class PreTrainedTokenizerFast of transformers has it.
 const (
 	vocabFile     = "vocab.json"
 	mergesFile    = "merges.txt"
@@ -22,8 +22,9 @@ const (
 	pieceFile     = "tokenizer.model"
 )
 
-// CheckTokens compares what a folder says of its tokens with tok, and returns which files there are none of that would say
-// all, "" where there are. A model that learned with other numbers is not the same one.
+// CheckTokens compares what a folder says of its tokens with tok, and returns which files
+// there are none of that would say all, "" where there are. A model that learned with other
+// numbers is not the same one.
 func (h *Folder) CheckTokens(tok text.Tokenizer) (missing string, err error) {
 	gpt2, is := tok.(*text.GPT2)
 	var found []string
@@ -40,7 +41,9 @@ func (h *Folder) CheckTokens(tok text.Tokenizer) (missing string, err error) {
 			}
 			return sameVocab(has, vocab)
 		}},
-		{mergesFile, func(b []byte, _ map[string]int, merges []string) error { return sameMerges(mergeLines(b), merges) }},
+		{mergesFile, func(b []byte, _ map[string]int, merges []string) error {
+			return sameMerges(mergeLines(b), merges)
+		}},
 		{tokenizerFile, checkTokenizer},
 		{pieceFile, func([]byte, map[string]int, []string) error { return errors.New("it is of SentencePiece") }},
 	} {
@@ -62,12 +65,14 @@ func (h *Folder) CheckTokens(tok text.Tokenizer) (missing string, err error) {
 			}
 		}
 		if err != nil {
-			return "", fmt.Errorf("--init-from %s: the model has other tokens than --tokens %s: %w", h.Dir, name(tok), err)
+			return "", fmt.Errorf("--init-from %s: the model has other tokens than --tokens %s: %w",
+				h.Dir, name(tok), err)
 		}
 		found = append(found, f.name)
 	}
 	switch {
-	case !is || slices.Contains(found, tokenizerFile) || slices.Contains(found, vocabFile) && slices.Contains(found, mergesFile):
+	case !is || slices.Contains(found, tokenizerFile) ||
+		slices.Contains(found, vocabFile) && slices.Contains(found, mergesFile):
 		return "", nil
 	case slices.Contains(found, vocabFile):
 		return mergesFile, nil
@@ -116,7 +121,8 @@ func sameVocab(has, want map[string]int) error {
 		}
 	}
 	if len(wrong) > 0 {
-		first := slices.MinFunc(wrong, func(a, b token) int { return cmp.Or(cmp.Compare(a.id, b.id), cmp.Compare(a.text, b.text)) })
+		first := slices.MinFunc(wrong,
+			func(a, b token) int { return cmp.Or(cmp.Compare(a.id, b.id), cmp.Compare(a.text, b.text)) })
 		if n, ok := want[first.text]; ok {
 			return fmt.Errorf("%q is token %d, and not %d", first.text, first.id, n)
 		}

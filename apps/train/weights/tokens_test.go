@@ -36,8 +36,8 @@ func change(t *testing.T, dir, file string, fn func(b []byte) []byte) {
 	}
 }
 
-// TestCheckTokens: a folder whose tokens have other numbers, or are merged in another order, is refused whichever of its files
-// says so; and what it lacks is named.
+// TestCheckTokens: a folder whose tokens have other numbers, or are merged in another order, is
+// refused whichever of its files says so; and what it lacks is named.
 func TestCheckTokens(t *testing.T) {
 	gpt2 := text.NewGPT2()
 	dir := folderOf(t, gpt2)
@@ -84,8 +84,9 @@ func TestCheckTokens(t *testing.T) {
 	}
 	own, _ := json.Marshal(vocab)
 	tokenizer := func(vocab []byte, merges any, before string) []byte {
-		b, err := json.Marshal(map[string]any{"model": model{"BPE", vocab, merges}, "pre_tokenizer": map[string]any{"type": before},
-			"added_tokens": []map[string]any{{"id": text.GPT2End, "content": "<|endoftext|>"}}})
+		b, err := json.Marshal(map[string]any{"model": model{"BPE", vocab, merges},
+			"pre_tokenizer": map[string]any{"type": before},
+			"added_tokens":  []map[string]any{{"id": text.GPT2End, "content": "<|endoftext|>"}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,12 +104,19 @@ func TestCheckTokens(t *testing.T) {
 		{"vocab.json alone", map[string][]byte{"vocab.json": own}, "merges.txt", ""},
 		{"tokenizer.json alone", map[string][]byte{"tokenizer.json": tokenizer(own, lines, "ByteLevel")}, "", ""},
 		{"tokenizer.json with pairs", map[string][]byte{"tokenizer.json": tokenizer(own, pairs, "ByteLevel")}, "", ""},
-		{"other numbers", map[string][]byte{"vocab.json": swapped(vocab), "merges.txt": merges}, "", `vocab.json: "the" is token 392, and not 1169`},
-		{"other numbers in tokenizer.json", map[string][]byte{"tokenizer.json": tokenizer(swapped(vocab), lines, "ByteLevel")}, "", `tokenizer.json: "the" is token 392, and not 1169`},
-		{"another order", map[string][]byte{"vocab.json": own, "merges.txt": []byte(strings.Join(turned, "\n"))}, "", "merges.txt: merge 2 is"},
-		{"fewer", map[string][]byte{"vocab.json": []byte(`{"!": 0}`)}, "", "vocab.json: it has 1 tokens, and not 50257"},
-		{"other texts", map[string][]byte{"vocab.json": []byte(`{"[CLS]": 0}`)}, "", `vocab.json: token 0 is "[CLS]", which is none of them`},
-		{"words", map[string][]byte{"tokenizer.json": tokenizer(own, lines, "Whitespace")}, "", `tokenizer.json: its pre_tokenizer is "Whitespace"`},
+		{"other numbers", map[string][]byte{"vocab.json": swapped(vocab), "merges.txt": merges}, "",
+			`vocab.json: "the" is token 392, and not 1169`},
+		{"other numbers in tokenizer.json",
+			map[string][]byte{"tokenizer.json": tokenizer(swapped(vocab), lines, "ByteLevel")}, "",
+			`tokenizer.json: "the" is token 392, and not 1169`},
+		{"another order", map[string][]byte{"vocab.json": own, "merges.txt": []byte(strings.Join(turned, "\n"))}, "",
+			"merges.txt: merge 2 is"},
+		{"fewer", map[string][]byte{"vocab.json": []byte(`{"!": 0}`)}, "",
+			"vocab.json: it has 1 tokens, and not 50257"},
+		{"other texts", map[string][]byte{"vocab.json": []byte(`{"[CLS]": 0}`)}, "",
+			`vocab.json: token 0 is "[CLS]", which is none of them`},
+		{"words", map[string][]byte{"tokenizer.json": tokenizer(own, lines, "Whitespace")}, "",
+			`tokenizer.json: its pre_tokenizer is "Whitespace"`},
 		{"SentencePiece", map[string][]byte{"tokenizer.model": {1}}, "", "tokenizer.model: it is of SentencePiece"},
 		{"no JSON", map[string][]byte{"vocab.json": []byte("<html>")}, "", "vocab.json: invalid character"},
 	} {
@@ -122,7 +130,8 @@ func TestCheckTokens(t *testing.T) {
 		}
 		missing, err := check(dir)
 		if missing != tc.missing || (err == nil) != (tc.want == "") ||
-			err != nil && (!strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "other tokens than --tokens gpt2")) {
+			err != nil && (!strings.Contains(err.Error(), tc.want) ||
+				!strings.Contains(err.Error(), "other tokens than --tokens gpt2")) {
 			t.Errorf("%s: %q, %v; want %q, %q", tc.name, missing, err, tc.missing, tc.want)
 		}
 	}
@@ -137,12 +146,14 @@ func TestCheckTokens(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(bytes, "vocab.json"), []byte("{}"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.CheckTokens(text.Bytes{}); err == nil || !strings.Contains(err.Error(), "vocab.json: the folder has tokens of its own") {
+	if _, err := h.CheckTokens(text.Bytes{}); err == nil ||
+		!strings.Contains(err.Error(), "vocab.json: the folder has tokens of its own") {
 		t.Errorf("bytes beside a vocab.json: %v", err)
 	}
 }
 
-// TestOtherNames: config.json may have the numbers of the shape by the names that transformers take beside GPT-2's own.
+// TestOtherNames: config.json may have the numbers of the shape by the names that
+// transformers take beside GPT-2's own.
 func TestOtherNames(t *testing.T) {
 	dir := folderOf(t, text.Bytes{})
 	change(t, dir, "config.json", func(b []byte) []byte {
@@ -159,8 +170,11 @@ func TestOtherNames(t *testing.T) {
 	if h.Cfg.Heads != 2 || h.Cfg.Layers != 1 || h.Cfg.Channels != 8 || h.Cfg.SeqMax != 6 {
 		t.Errorf("the shape is %+v", h.Cfg)
 	}
-	change(t, dir, "config.json", func(b []byte) []byte { return []byte(strings.Replace(string(b), "{", `{"n_head": 4,`, 1)) })
-	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "n_head is 4, and num_attention_heads 2: they are two names of one number") {
+	change(t, dir, "config.json", func(b []byte) []byte {
+		return []byte(strings.Replace(string(b), "{", `{"n_head": 4,`, 1))
+	})
+	if _, err := Open(dir); err == nil ||
+		!strings.Contains(err.Error(), "n_head is 4, and num_attention_heads 2: they are two names of one number") {
 		t.Errorf("two values: %v", err)
 	}
 }

@@ -22,10 +22,10 @@ import (
 	"lockstep/spmd"
 )
 
-// A folder of weights is a modern model, see modern.go, or GPT-2 as Hugging Face's transformers keep it: config.json
-// and model.safetensors, or several such files and their index. The names of the tensors
-// are those of Params. Matrices of layers are stored (inputs, outputs), the
-// embeddings (tokens, channels) without padding.
+// A folder of weights is a modern model, see modern.go, or GPT-2 as Hugging Face's transformers
+// keep it: config.json and model.safetensors, or several such files and their index. The names of
+// the tensors are those of Params. Matrices of layers are stored (inputs, outputs), the embeddings
+// (tokens, channels) without padding.
 const (
 	hfConfigFile  = "config.json"
 	hfWeightsFile = "model.safetensors"
@@ -66,8 +66,10 @@ func (c *hfConfig) shape() (layout.Config, error) {
 		{c.ModelType != "gpt2", fmt.Sprintf("model_type is %q, want gpt2 or %s", c.ModelType, modernType)},
 		{c.Inner != nil && *c.Inner != 4*c.Channels, "n_inner is not 4 times n_embd"},
 		// Both names are the tanh form.
-		{c.Activation != "gelu_new" && c.Activation != "gelu_pytorch_tanh", fmt.Sprintf("activation_function is %q, want gelu_new", c.Activation)},
-		{c.Epsilon != layout.NormEpsilon, fmt.Sprintf("layer_norm_epsilon is %g, want %g", c.Epsilon, layout.NormEpsilon)},
+		{c.Activation != "gelu_new" && c.Activation != "gelu_pytorch_tanh",
+			fmt.Sprintf("activation_function is %q, want gelu_new", c.Activation)},
+		{c.Epsilon != layout.NormEpsilon,
+			fmt.Sprintf("layer_norm_epsilon is %g, want %g", c.Epsilon, layout.NormEpsilon)},
 		{!c.Scale, "scale_attn_weights is false"},
 		{c.ScaleByLayer, "scale_attn_by_inverse_layer_idx is true"},
 		{c.CrossAttends, "add_cross_attention is true"},
@@ -134,11 +136,14 @@ func (h *Folder) open() error {
 	return h.check()
 }
 
-// otherNames are those that transformers take for some of GPT-2's own. Source: attribute_map of class GPT2Config.
-var otherNames = [][2]string{{"n_embd", "hidden_size"}, {"n_positions", "max_position_embeddings"}, {"n_head", "num_attention_heads"},
+// otherNames are those that transformers take for some of GPT-2's own. Source:
+// attribute_map of class GPT2Config.
+var otherNames = [][2]string{{"n_embd", "hidden_size"}, {"n_positions", "max_position_embeddings"},
+	{"n_head", "num_attention_heads"},
 	{"n_layer", "num_hidden_layers"}}
 
-// ownNames returns a config.json with GPT-2's own names. Who has both names of a number, with different values, is refused.
+// ownNames returns a config.json with GPT-2's own names. Who has both names of a number, with
+// different values, is refused.
 func ownNames(text []byte) ([]byte, error) {
 	var c map[string]json.RawMessage
 	if err := json.Unmarshal(text, &c); err != nil {
@@ -160,7 +165,8 @@ func ownNames(text []byte) ([]byte, error) {
 // notLFS refuses a file that stands for another, which Git LFS has not fetched.
 func notLFS(head []byte, path string) error {
 	if bytes.HasPrefix(head, []byte("version https://git-lfs.github.com/spec/")) {
-		return fmt.Errorf("%s: a pointer file of Git LFS, which stands for the file itself: git lfs pull fetches that", filepath.Base(path))
+		return fmt.Errorf("%s: a pointer file of Git LFS, which stands for the file itself: git lfs pull fetches that",
+			filepath.Base(path))
 	}
 	return nil
 }
@@ -344,7 +350,8 @@ func (h *Folder) Tensor(p layout.Param) ([]float32, error) {
 			return nil, err
 		}
 		if !slices.EqualFunc(x, y, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
-			return nil, input.Bad("--init-from %s: %s is not %s: the output weights are the token embedding here", h.Dir, hfHead, p.Name)
+			return nil, input.Bad("--init-from %s: %s is not %s: the output weights are the token embedding here",
+				h.Dir, hfHead, p.Name)
 		}
 	}
 	if transposed(p, h.Cfg) {

@@ -59,7 +59,8 @@ func awkward(cfg layout.Config, seed uint64) []float32 {
 		for i := range p.Len {
 			x[p.Off+i] = float32(rng.NormFloat64())
 		}
-		special := []float32{float32(math.Copysign(0, -1)), math.SmallestNonzeroFloat32, -math.MaxFloat32, float32(math.Inf(1)), 0}
+		special := []float32{float32(math.Copysign(0, -1)), math.SmallestNonzeroFloat32, -math.MaxFloat32,
+			float32(math.Inf(1)), 0}
 		copy(x[p.Off:], special[:min(len(special), p.Len)])
 		if p.Name == "wte.weight" {
 			clear(x[p.Off+cfg.Vocab*cfg.Channels : p.Off+p.Len])
@@ -125,8 +126,9 @@ func TestWeightsRoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for key, want := range map[string]any{"model_type": "gpt2", "n_layer": 2.0, "n_head": 3.0, "n_embd": 36.0, "n_positions": 10.0,
-				"vocab_size": float64(cfg.Vocab), "activation_function": "gelu_new", "eos_token_id": float64(tok.Separator())} {
+			for key, want := range map[string]any{"model_type": "gpt2", "n_layer": 2.0, "n_head": 3.0, "n_embd": 36.0,
+				"n_positions": 10.0, "vocab_size": float64(cfg.Vocab), "activation_function": "gelu_new",
+				"eos_token_id": float64(tok.Separator())} {
 				if config[key] != want {
 					t.Errorf("config.json has %s %v, want %v", key, config[key], want)
 				}
@@ -174,7 +176,8 @@ var hfTiny = layout.Config{Layers: 2, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 2
 
 // hfFrom returns the folder of hfTiny's weights in an arena.
 func hfFrom(arena []float32, typ, prefix string) *hfSource {
-	s := &hfSource{config: map[string]any{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 6, "vocab_size": 256}}
+	s := &hfSource{config: map[string]any{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 8,
+		"n_positions": 6, "vocab_size": 256}}
 	params, _, _ := layout.Of(hfTiny)
 	for _, p := range params {
 		x := arena[p.Off : p.Off+p.Len]
@@ -220,7 +223,8 @@ func (s *hfSource) write(t *testing.T) string {
 		}
 	}
 	if s.shards > 0 {
-		put("model.safetensors.index.json", map[string]any{"metadata": map[string]any{"total_size": 1}, "weight_map": where})
+		put("model.safetensors.index.json",
+			map[string]any{"metadata": map[string]any{"total_size": 1}, "weight_map": where})
 	}
 	for name, tensors := range files {
 		var list []safetensors.Tensor
@@ -266,7 +270,8 @@ func TestWeightsOfOthers(t *testing.T) {
 					s.tensors = append(s.tensors,
 						hfSourceTensor{prefix + "h.1.attn.bias", "I8", []int64{1, 1, 6, 6}, make([]float32, 36)},
 						hfSourceTensor{prefix + "h.0.attn.masked_bias", "F32", nil, []float32{-1e4}},
-						hfSourceTensor{"lm_head.weight", typ, []int64{256, 8}, arena[params[len(params)-1].Off:][:256*8]})
+						hfSourceTensor{"lm_head.weight", typ, []int64{256, 8},
+							arena[params[len(params)-1].Off:][:256*8]})
 					h, err := Open(s.write(t))
 					if err != nil {
 						t.Fatalf("%s, prefix %q, %d files: %v", typ, prefix, shards, err)
@@ -308,7 +313,8 @@ func TestWeightsRefused(t *testing.T) {
 	arena := awkward(hfTiny, 3)
 	for want, change := range map[string]func(s *hfSource){
 		"no tensor h.1.mlp.c_fc.weight": func(s *hfSource) {
-			s.tensors = slices.DeleteFunc(s.tensors, func(x hfSourceTensor) bool { return x.name == "h.1.mlp.c_fc.weight" })
+			s.tensors = slices.DeleteFunc(s.tensors,
+				func(x hfSourceTensor) bool { return x.name == "h.1.mlp.c_fc.weight" })
 		},
 		"tensor h.2.ln_1.bias, which such a model does not have": func(s *hfSource) {
 			s.tensors = append(s.tensors, hfSourceTensor{"h.2.ln_1.bias", "F32", []int64{1}, []float32{1}})
@@ -319,7 +325,8 @@ func TestWeightsRefused(t *testing.T) {
 		},
 		"ln_f.bias is I8": func(s *hfSource) { s.tensors[1].typ = "I8" },
 		"second tensor ln_f.bias": func(s *hfSource) {
-			s.tensors = append(s.tensors, hfSourceTensor{"transformer.ln_f.bias", "F32", []int64{8}, make([]float32, 8)})
+			s.tensors = append(s.tensors, hfSourceTensor{"transformer.ln_f.bias", "F32", []int64{8},
+				make([]float32, 8)})
 		},
 		`model_type is "llama"`:            func(s *hfSource) { s.config["model_type"] = "llama" },
 		`activation_function is "relu"`:    func(s *hfSource) { s.config["activation_function"] = "relu" },
@@ -342,12 +349,18 @@ func TestWeightsRefused(t *testing.T) {
 		}
 	}
 	for want, change := range map[string]func(dir string){
-		"config.json: no such file":               func(dir string) { os.Remove(filepath.Join(dir, "config.json")) },
-		"neither model.safetensors nor":           func(dir string) { os.Remove(filepath.Join(dir, "model.safetensors")) },
-		"model.safetensors: 3 bytes":              func(dir string) { traintest.Write(t, dir, "model.safetensors", "abc") },
-		"config.json: invalid character":          func(dir string) { traintest.Write(t, dir, "config.json", "abc") },
-		"model.safetensors: not a regular file":   func(dir string) { remake(t, dir, "model.safetensors") },
-		"bytes after the last tensor":             func(dir string) { appendTo(t, filepath.Join(dir, "model.safetensors"), "more") },
+		"config.json: no such file": func(dir string) { os.Remove(filepath.Join(dir, "config.json")) },
+		"neither model.safetensors nor": func(dir string) {
+			os.Remove(filepath.Join(dir, "model.safetensors"))
+		},
+		"model.safetensors: 3 bytes": func(dir string) {
+			traintest.Write(t, dir, "model.safetensors", "abc")
+		},
+		"config.json: invalid character":        func(dir string) { traintest.Write(t, dir, "config.json", "abc") },
+		"model.safetensors: not a regular file": func(dir string) { remake(t, dir, "model.safetensors") },
+		"bytes after the last tensor": func(dir string) {
+			appendTo(t, filepath.Join(dir, "model.safetensors"), "more")
+		},
 		`"../x.safetensors" leads out of the fol`: func(dir string) { indexOnly(t, dir, "../x.safetensors") },
 		"gone.safetensors: no such file":          func(dir string) { indexOnly(t, dir, "gone.safetensors") },
 	} {

@@ -1,4 +1,5 @@
-// Broadcastzeros sends rank 0's zeros to every rank, once in the order of a stream and once by a call that blocks.
+// Broadcastzeros sends rank 0's zeros to every rank, once in the order of a stream and
+// once by a call that blocks.
 package main
 
 import (
@@ -22,12 +23,14 @@ func broadcastZeros(_ context.Context, w *spmd.World) error {
 	}
 	defer x.Free()
 
-	// On a stream: both calls return at once. The zeros are valid for what comes later in s, for the host after Synchronize.
+	// On a stream: both calls return at once. The zeros are valid for what comes later in s, for
+	// the host after Synchronize.
 	s, err := w.NewStream("zeros")
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(x.SetAll(1+float32(w.Rank())), zeroOnRoot(s, x), spmd.Broadcast(w.Comm().On(s), x, 0), s.Synchronize()); err != nil {
+	if err := errors.Join(x.SetAll(1+float32(w.Rank())), zeroOnRoot(s, x), spmd.Broadcast(w.Comm().On(s), x, 0),
+		s.Synchronize()); err != nil {
 		return err
 	}
 	onStream, err := spmd.AllGatherNumber(w.Comm(), x.At(999))
@@ -35,8 +38,10 @@ func broadcastZeros(_ context.Context, w *spmd.World) error {
 		return err
 	}
 
-	// Blocking: the input has to be valid when the call is made, and the zeros are valid for everybody when it returns.
-	if err := errors.Join(x.SetAll(1+float32(w.Rank())), zeroOnRoot(s, x), s.Synchronize(), spmd.Broadcast(w.Comm(), x, 0)); err != nil {
+	// Blocking: the input has to be valid when the call is made, and the zeros are valid
+	// for everybody when it returns.
+	if err := errors.Join(x.SetAll(1+float32(w.Rank())), zeroOnRoot(s, x), s.Synchronize(),
+		spmd.Broadcast(w.Comm(), x, 0)); err != nil {
 		return err
 	}
 	blocking, err := spmd.AllGatherNumber(w.Comm(), x.At(999))

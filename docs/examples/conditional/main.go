@@ -1,5 +1,5 @@
-// Conditional communicates only in rounds in which a rank has something to say. All ranks agree on that, so that none waits
-// for a collective that the others leave out.
+// Conditional communicates only in rounds in which a rank has something to say. All ranks agree on
+// that, so that none waits for a collective that the others leave out.
 package main
 
 import (
@@ -21,7 +21,8 @@ func conditional(_ context.Context, w *spmd.World) error {
 		return err
 	}
 	for round := range 6 {
-		mine := round%2 == 1 && round/2%w.Size() == w.Rank() // in every other round one rank, of which the others do not know
+		// in every other round one rank, of which the others do not know
+		mine := round%2 == 1 && round/2%w.Size() == w.Rank()
 		any, err := spmd.Any(w.Comm(), mine)
 		if err != nil {
 			return err

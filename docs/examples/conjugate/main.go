@@ -1,4 +1,5 @@
-// Conjugate solves 2.1 x[i] - x[i-1] - x[i+1] = 1 by conjugate gradients. Each rank holds a part of the vectors.
+// Conjugate solves 2.1 x[i] - x[i-1] - x[i+1] = 1 by conjugate gradients. Each rank
+// holds a part of the vectors.
 package main
 
 import (
@@ -45,7 +46,8 @@ func conjugate(_ context.Context, w *spmd.World) error {
 	rr, pq, next, c := mem.Slice(4*n+2, 4*n+3), mem.Slice(4*n+3, 4*n+4), mem.Slice(4*n+4, 4*n+5), w.Comm().On(s)
 	left, right := mesh.Shift("line", 1) // nobody at the ends
 	halo := func() error {
-		return errors.Join(spmd.SendRecv(c, p.Slice(0, 1), left, p.Slice(n, n+1), right), spmd.SendRecv(c, p.Slice(n+1, n+2), right, p.Slice(1, 2), left))
+		return errors.Join(spmd.SendRecv(c, p.Slice(0, 1), left, p.Slice(n, n+1), right),
+			spmd.SendRecv(c, p.Slice(n+1, n+2), right, p.Slice(1, 2), left))
 	}
 	err = errors.Join(mem.SetAll(0), r.SetAll(1), p.Slice(1, n+1).SetAll(1), rr.SetAll(12_000))
 	for step := 0; err == nil && step < 80; step++ { // nothing waits

@@ -1,4 +1,5 @@
-// Fft transforms a wave on a square of which each rank has some rows: along the rows and, after a transpose, the columns.
+// Fft transforms a wave on a square of which each rank has some rows: along the rows and,
+// after a transpose, the columns.
 package main
 
 import (
@@ -20,8 +21,10 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
+// what goes to a rank is together
+//
 //spmd:kernel
-func fftTurn(i, j int, to, x []complex128, rows, side int) { to[j*rows+i] = x[i*side+j] } // what goes to a rank is together
+func fftTurn(i, j int, to, x []complex128, rows, side int) { to[j*rows+i] = x[i*side+j] }
 
 //spmd:kernel
 func fftJoin(i, j int, to, x []complex128, rows, side int) {
@@ -43,7 +46,8 @@ func waves(_ context.Context, w *spmd.World) error {
 		return err
 	}
 	x, y, c := mem.Slice(0, n), mem.Slice(n, 2*n), w.Comm().On(s)
-	err = errors.Join(x.CopyFrom(wave), p.Forward(s, x, x), launchFftTurn(s, rows, side, y, x, rows, side), spmd.AllToAll(c, y, y),
+	err = errors.Join(x.CopyFrom(wave), p.Forward(s, x, x), launchFftTurn(s, rows, side, y, x, rows, side),
+		spmd.AllToAll(c, y, y),
 		launchFftJoin(s, rows, side, x, y, rows, side), p.Forward(s, x, x), s.Synchronize(), x.CopyTo(wave))
 	peaks, most := 0, 0.0
 	for _, z := range wave { // of column w.Rank()*rows+k/side, row k%side

@@ -33,7 +33,8 @@ func graph(_ context.Context, w *spmd.World) error {
 		return launchGraphAXPB(s, x.Len(), x, a, b)
 	}
 	g, err := s.Capture(func() error { // records, and runs nothing
-		return errors.Join(axpb(2, 0), axpb(1, 1), spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum), axpb(1/float64(w.Size()), 0))
+		return errors.Join(axpb(2, 0), axpb(1, 1), spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum),
+			axpb(1/float64(w.Size()), 0))
 	})
 	if err != nil {
 		return err

@@ -1,4 +1,5 @@
-// Graphmessages captures messages between ranks that have sent each other none before, beside a goroutine that allocates.
+// Graphmessages captures messages between ranks that have sent each other none before, beside
+// a goroutine that allocates.
 package main
 
 import (
@@ -37,7 +38,8 @@ func graphMessages(_ context.Context, w *spmd.World) error {
 	}()
 	left, right := (w.Rank()+w.Size()-1)%w.Size(), (w.Rank()+1)%w.Size()
 	g, err := s.Capture(func() error { // a step around the ring
-		return errors.Join(spmd.SendRecv(w.Comm().On(s), x.Slice(1, 2), left, x.Slice(0, 1), right), spmd.Copy(s, x.Slice(0, 1), x.Slice(1, 2)))
+		return errors.Join(spmd.SendRecv(w.Comm().On(s), x.Slice(1, 2), left, x.Slice(0, 1), right),
+			spmd.Copy(s, x.Slice(0, 1), x.Slice(1, 2)))
 	})
 	if err != nil {
 		return err

@@ -1,4 +1,5 @@
-// Hybrid arranges the ranks in a grid: along one axis each holds a part of the model, along the other a part of the data.
+// Hybrid arranges the ranks in a grid: along one axis each holds a part of the model, along
+// the other a part of the data.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Kmeans finds the centres of four clouds of points. Each rank holds a part of the points; all have the centres.
+// Kmeans finds the centres of four clouds of points. Each rank holds a part of the
+// points; all have the centres.
 package main
 
 import (
@@ -35,7 +36,8 @@ func kmeansNearest(i int, points, centres []float32, sums []int64, first int) {
 
 //spmd:kernel
 func kmeansMove(i int, centres []float32, sums []int64) {
-	centres[2*i], centres[2*i+1] = float32(float64(sums[3*i])/float64(sums[3*i+2])), float32(float64(sums[3*i+1])/float64(sums[3*i+2]))
+	centres[2*i] = float32(float64(sums[3*i]) / float64(sums[3*i+2]))
+	centres[2*i+1] = float32(float64(sums[3*i+1]) / float64(sums[3*i+2]))
 	sums[3*i], sums[3*i+1], sums[3*i+2] = 0, 0, 0
 }
 
@@ -48,7 +50,8 @@ func kmeans(_ context.Context, w *spmd.World) error {
 	if err = errors.Join(err, err2, err3, err4); err != nil {
 		return err
 	}
-	err = errors.Join(random.Normal(s, points, 1, 2*mine.Off), sums.SetAll(0), centres.CopyFrom([]float32{1, 2, 5, 1, 2, 6, 6, 6}))
+	err = errors.Join(random.Normal(s, points, 1, 2*mine.Off), sums.SetAll(0),
+		centres.CopyFrom([]float32{1, 2, 5, 1, 2, 6, 6, 6}))
 	for range 20 {
 		err = errors.Join(err, launchKmeansNearest(s, mine.Len, points, centres, sums, mine.Off),
 			spmd.AllReduce(w.Comm().On(s), sums, sums, spmd.Sum), launchKmeansMove(s, 4, centres, sums))

@@ -1,4 +1,5 @@
-// Managed squares numbers in memory that host and device both address: its pages move there and back in the order of streams.
+// Managed squares numbers in memory that host and device both address: its pages move there and
+// back in the order of streams.
 package main
 
 import (

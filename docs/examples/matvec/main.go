@@ -1,4 +1,5 @@
-// Matvec multiplies a matrix by a vector. Each rank holds some columns, and the products are added up.
+// Matvec multiplies a matrix by a vector. Each rank holds some columns,
+// and the products are added up.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Nbody moves bodies that attract each other. Each rank moves a part of them, and gathers where all are in each step.
+// Nbody moves bodies that attract each other. Each rank moves a part of them, and gathers
+// where all are in each step.
 package main
 
 import (
@@ -47,7 +48,8 @@ func nbody(_ context.Context, w *spmd.World) error {
 	x := places.Slice(3*mine.Off, 3*(mine.Off+mine.Len)) // AllGather in place
 	err = errors.Join(v.SetAll(0), random.Normal(s, x, 1, 3*mine.Off), spmd.AllGather(c, places, x))
 	for step := 0; err == nil && step <= 200; step++ {
-		err = errors.Join(launchNbodyKick(s, energy, mine.Len, v, places, mine.Off, dt), launchNbodyDrift(s, 3*mine.Len, x, v, dt), spmd.AllGather(c, places, x))
+		err = errors.Join(launchNbodyKick(s, energy, mine.Len, v, places, mine.Off, dt),
+			launchNbodyDrift(s, 3*mine.Len, x, v, dt), spmd.AllGather(c, places, x))
 		if step%100 == 0 && err == nil {
 			sum, err2 := spmd.AllReduceNumber(w.Comm(), energy.At(0)/n, spmd.Sum)
 			if err = err2; w.Rank() == 0 {

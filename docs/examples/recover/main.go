@@ -1,4 +1,5 @@
-// Recover saves after every step. It fails once, in its fourth step, and goes on from the third when it is started again:
+// Recover saves after every step. It fails once, in its fourth step, and goes on from the
+// third when it is started again:
 //
 //	launch run --restarts 1 -np 2 -- recover --checkpoint recovered
 package main

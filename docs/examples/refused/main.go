@@ -1,4 +1,5 @@
-// Refused makes calls that cannot work. Each returns an error on every rank before anything is sent, and the program goes on.
+// Refused makes calls that cannot work. Each returns an error on every rank before anything is
+// sent, and the program goes on.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Samplesort sorts numbers over all ranks. Each gets those between two limits, which a sample of all numbers has set.
+// Samplesort sorts numbers over all ranks. Each gets those between two limits, which a
+// sample of all numbers has set.
 package main
 
 import (
@@ -52,7 +53,8 @@ func sortOverRanks(_ context.Context, w *spmd.World) error {
 	err = errors.Join(err, spmd.AllGatherSlice(c, ends, []float32{y.At(0), y.At(total - 1)}))
 	sum, err2 := spmd.AllReduceNumber(c, total, spmd.Sum)
 	if err = errors.Join(err, err2); err == nil && w.Rank() == 0 {
-		fmt.Printf("%d numbers from %.4f to %.4f, in order over the ranks: %v\n", sum, ends[0], ends[2*size-1], slices.IsSorted(ends))
+		fmt.Printf("%d numbers from %.4f to %.4f, in order over the ranks: %v\n",
+			sum, ends[0], ends[2*size-1], slices.IsSorted(ends))
 	}
 	return err
 }

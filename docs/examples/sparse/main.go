@@ -1,4 +1,5 @@
-// Sparse solves a problem of heat on a square by conjugate gradients. Each rank holds some rows of the matrix.
+// Sparse solves a problem of heat on a square by conjugate gradients. Each rank
+// holds some rows of the matrix.
 package main
 
 import (
@@ -50,8 +51,9 @@ func heat(_ context.Context, w *spmd.World) error {
 	rr, pq, next := mem.Slice(4*n, 4*n+1), mem.Slice(4*n+1, 4*n+2), mem.Slice(4*n+2, 4*n+3)
 	err = errors.Join(mem.SetAll(0), r.SetAll(1), p.SetAll(1), rr.SetAll(side*side))
 	for step := 0; err == nil && step < 120; step++ { // nothing waits
-		err = errors.Join(m.Multiply(s, q, p), vector.DotOver(c, s, pq, p, q), launchSparseUpdate(s, next, n, x, r, p, q, rr, pq),
-			spmd.AllReduce(c, next, next, spmd.Sum), launchSparseTurn(s, n, p, r, next, rr), spmd.Copy(s, rr, next))
+		err = errors.Join(m.Multiply(s, q, p), vector.DotOver(c, s, pq, p, q),
+			launchSparseUpdate(s, next, n, x, r, p, q, rr, pq), spmd.AllReduce(c, next, next, spmd.Sum),
+			launchSparseTurn(s, n, p, r, next, rr), spmd.Copy(s, rr, next))
 	}
 	if err = errors.Join(err, s.Synchronize()); err == nil && w.Rank() == 0 {
 		fmt.Printf("x[0] = %.6f, x[800] = %.6f\n", x.At(0), x.At(800))

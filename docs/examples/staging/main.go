@@ -1,5 +1,5 @@
-// Staging feeds a device through two pinned buffers that are allocated once and used in turn: one is filled by the host while
-// the other is copied.
+// Staging feeds a device through two pinned buffers that are allocated once and used in turn: one
+// is filled by the host while the other is copied.
 package main
 
 import (
@@ -44,7 +44,8 @@ func staging(_ context.Context, w *spmd.World) error {
 		for i := range next.Host() {
 			next.Host()[i] = int64(b * (w.Rank() + 1))
 		}
-		if err := errors.Join(spmd.Copy(s, batch, next), done.Record(s), spmd.AllReduce(w.Comm().On(s), batch, batch, spmd.Sum)); err != nil {
+		if err := errors.Join(spmd.Copy(s, batch, next), done.Record(s),
+			spmd.AllReduce(w.Comm().On(s), batch, batch, spmd.Sum)); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,5 @@
-// Sweep runs one small job for each value of a parameter. Each group of ranks takes the next that is left in its turn.
+// Sweep runs one small job for each value of a parameter. Each group of ranks takes the
+// next that is left in its turn.
 package main
 
 import (
@@ -18,7 +19,8 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// sweepSpread lets one of many begin somewhere and return how often it was above a half in so many steps.
+// sweepSpread lets one of many begin somewhere and return how often it was
+// above a half in so many steps.
 //
 //spmd:kernel
 func sweepSpread(i int, begin []float32, rate float64, steps int) (above int64) {
@@ -44,7 +46,8 @@ func sweep(_ context.Context, w *spmd.World) error {
 	found := make([]float64, jobs)
 	err = random.Uniform(s, begin, 1, mine.Off)
 	for job := w.Rank() / each; err == nil && job < jobs; job += (w.Size() + each - 1) / each {
-		err = errors.Join(launchSweepSpread(s, above, mine.Len, begin, 3.45+0.05*float64(job), steps), spmd.AllReduce(group.On(s), above, above, spmd.Sum))
+		err = errors.Join(launchSweepSpread(s, above, mine.Len, begin, 3.45+0.05*float64(job), steps),
+			spmd.AllReduce(group.On(s), above, above, spmd.Sum))
 		if group.Rank() == 0 {
 			found[job] = float64(above.At(0)) / (starts * steps)
 		}

@@ -1,4 +1,5 @@
-// Training fits a line to points, data-parallel: each rank has some of the points, and all have the same weights.
+// Training fits a line to points, data-parallel: each rank has some of the points,
+// and all have the same weights.
 package main
 
 import (
@@ -18,7 +19,8 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// trainingGrad computes element i of the gradient over n points from off on, which are those of the line 3x + 2.
+// trainingGrad computes element i of the gradient over n points from off on, which
+// are those of the line 3x + 2.
 //
 //spmd:kernel
 func trainingGrad(i int, g, p []float32, off, n int) {
@@ -46,7 +48,8 @@ func training(_ context.Context, w *spmd.World) error {
 		err = errors.Join(launchTrainingGrad(s, 2, g, p, mine.Off, mine.Len),
 			spmd.AllReduce(w.Comm().On(s), g, g, spmd.Sum), launchTrainingStep(s, 2, p, g))
 	}
-	if err := errors.Join(err, s.Synchronize(), ddp.CheckSame(w.Comm(), "the weights", p)); err != nil || w.Rank() != 0 {
+	if err := errors.Join(err, s.Synchronize(), ddp.CheckSame(w.Comm(), "the weights", p)); err != nil ||
+		w.Rank() != 0 {
 		return err
 	}
 	fmt.Printf("slope %.3f, intercept %.3f\n", p.At(0), p.At(1))

@@ -1,4 +1,5 @@
-// Unified adds up one vector that the ranks of a process share, each a part of it: start it with --ranks 2, without mpirun.
+// Unified adds up one vector that the ranks of a process share, each a part of it: start it
+// with --ranks 2, without mpirun.
 package main
 
 import (

@@ -111,7 +111,8 @@ func (w *writer) method(e *ast.CallExpr, f *ast.SelectorExpr, sel *types.Selecti
 			return w.apply(w.Translate(e.Pos(), o, nil), f.X, e.Args, o.Signature())
 		}
 	}
-	w.Refuse(e.Pos(), "a kernel cannot call %s: functions of this package, math, math/bits and some of spmd it can", types.ExprString(e.Fun))
+	w.Refuse(e.Pos(), "a kernel cannot call %s: functions of this package, math, math/bits and some of spmd it can",
+		types.ExprString(e.Fun))
 	return ""
 }
 
@@ -131,10 +132,12 @@ func (w *writer) conversion(e *ast.CallExpr) string {
 				return w.expr(x)
 			}
 		}
-		w.Refuse(e.Pos(), "a kernel cannot convert %s to %s", types.TypeString(from, types.RelativeTo(w.Pkg)), types.TypeString(to, types.RelativeTo(w.Pkg)))
+		w.Refuse(e.Pos(), "a kernel cannot convert %s to %s",
+			types.TypeString(from, types.RelativeTo(w.Pkg)), types.TypeString(to, types.RelativeTo(w.Pkg)))
 	}
 	if _, ok := SmallFloat(to); ok {
-		w.Refuse(e.Pos(), "a kernel cannot convert to %s: call spmd.To%s", types.TypeString(to, types.RelativeTo(w.Pkg)), b.Name())
+		w.Refuse(e.Pos(), "a kernel cannot convert to %s: call spmd.To%s",
+			types.TypeString(to, types.RelativeTo(w.Pkg)), b.Name())
 	}
 	if b.Kind() == types.Float32 {
 		if text, ok := w.single(x); ok {
@@ -151,7 +154,8 @@ func parenthesized(text string) string {
 	return "(" + text + ")"
 }
 
-// single writes f(float64(x)), which is about to become a float32, in single precision where math has no other way to say it.
+// single writes f(float64(x)), which is about to become a float32, in single precision where math
+// has no other way to say it.
 func (w *writer) single(e ast.Expr) (string, bool) {
 	for {
 		p, ok := e.(*ast.ParenExpr)
@@ -191,13 +195,16 @@ func (w *writer) single(e ast.Expr) (string, bool) {
 }
 
 // mathFunctions are those of package math that have the same meaning in C.
-var mathFunctions = map[string]string{"Sqrt": "sqrt", "Abs": "fabs", "Exp": "exp", "Exp2": "exp2", "Expm1": "expm1", "Log": "log", "Log2": "log2",
-	"Log10": "log10", "Log1p": "log1p", "Pow": "pow", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan",
-	"Atan2": "atan2", "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "Floor": "floor",
-	"Ceil": "ceil", "Trunc": "trunc", "Round": "round", "RoundToEven": "rint", "Hypot": "hypot", "Cbrt": "cbrt", "Erf": "erf", "Erfc": "erfc",
-	"Gamma": "tgamma", "Copysign": "copysign", "Mod": "fmod", "Remainder": "remainder", "FMA": "fma", "Ldexp": "spmd::ldexp",
-	"Max": "spmd::max_of", "Min": "spmd::min_of", "IsNaN": "spmd::is_nan", "IsInf": "spmd::is_inf", "Inf": "spmd::inf", "NaN": "spmd::nan", "Signbit": "spmd::signbit_of",
-	"Float32bits": "__float_as_uint", "Float32frombits": "__uint_as_float", "Float64bits": "spmd::double_bits", "Float64frombits": "spmd::bits_double"}
+var mathFunctions = map[string]string{"Sqrt": "sqrt", "Abs": "fabs", "Exp": "exp", "Exp2": "exp2", "Expm1": "expm1",
+	"Log": "log", "Log2": "log2", "Log10": "log10", "Log1p": "log1p", "Pow": "pow", "Sin": "sin", "Cos": "cos",
+	"Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan", "Atan2": "atan2", "Sinh": "sinh", "Cosh": "cosh",
+	"Tanh": "tanh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "Floor": "floor", "Ceil": "ceil",
+	"Trunc": "trunc", "Round": "round", "RoundToEven": "rint", "Hypot": "hypot", "Cbrt": "cbrt", "Erf": "erf",
+	"Erfc": "erfc", "Gamma": "tgamma", "Copysign": "copysign", "Mod": "fmod", "Remainder": "remainder", "FMA": "fma",
+	"Ldexp": "spmd::ldexp", "Max": "spmd::max_of", "Min": "spmd::min_of", "IsNaN": "spmd::is_nan",
+	"IsInf": "spmd::is_inf", "Inf": "spmd::inf", "NaN": "spmd::nan", "Signbit": "spmd::signbit_of",
+	"Float32bits": "__float_as_uint", "Float32frombits": "__uint_as_float", "Float64bits": "spmd::double_bits",
+	"Float64frombits": "spmd::bits_double"}
 
 // mathSingle are those of which C has a form for float.
 var mathSingle = map[string]bool{}
@@ -209,24 +216,30 @@ func init() {
 }
 
 // bitsFunctions are those of package math/bits.
-var bitsFunctions = map[string]string{"OnesCount": "spmd::ones<uint64_t>", "OnesCount8": "spmd::ones<uint8_t>", "OnesCount16": "spmd::ones<uint16_t>",
-	"OnesCount32": "spmd::ones<uint32_t>", "OnesCount64": "spmd::ones<uint64_t>", "Len": "spmd::bit_len<uint64_t>", "Len8": "spmd::bit_len<uint8_t>",
+var bitsFunctions = map[string]string{"OnesCount": "spmd::ones<uint64_t>", "OnesCount8": "spmd::ones<uint8_t>",
+	"OnesCount16": "spmd::ones<uint16_t>", "OnesCount32": "spmd::ones<uint32_t>", "OnesCount64": "spmd::ones<uint64_t>",
+	"Len": "spmd::bit_len<uint64_t>", "Len8": "spmd::bit_len<uint8_t>",
 	"Len16": "spmd::bit_len<uint16_t>", "Len32": "spmd::bit_len<uint32_t>", "Len64": "spmd::bit_len<uint64_t>",
-	"LeadingZeros": "spmd::leading<uint64_t>", "LeadingZeros8": "spmd::leading<uint8_t>", "LeadingZeros16": "spmd::leading<uint16_t>",
-	"LeadingZeros32": "spmd::leading<uint32_t>", "LeadingZeros64": "spmd::leading<uint64_t>", "TrailingZeros": "spmd::trailing<uint64_t>",
-	"TrailingZeros8": "spmd::trailing<uint8_t>", "TrailingZeros16": "spmd::trailing<uint16_t>", "TrailingZeros32": "spmd::trailing<uint32_t>",
-	"TrailingZeros64": "spmd::trailing<uint64_t>", "RotateLeft": "spmd::rotate<uint64_t>", "RotateLeft8": "spmd::rotate<uint8_t>",
-	"RotateLeft16": "spmd::rotate<uint16_t>", "RotateLeft32": "spmd::rotate<uint32_t>", "RotateLeft64": "spmd::rotate<uint64_t>",
-	"Reverse": "spmd::reverse<uint64_t>", "Reverse8": "spmd::reverse<uint8_t>", "Reverse16": "spmd::reverse<uint16_t>",
-	"Reverse32": "spmd::reverse<uint32_t>", "Reverse64": "spmd::reverse<uint64_t>", "ReverseBytes": "spmd::reverse_bytes<uint64_t>",
-	"ReverseBytes16": "spmd::reverse_bytes<uint16_t>", "ReverseBytes32": "spmd::reverse_bytes<uint32_t>", "ReverseBytes64": "spmd::reverse_bytes<uint64_t>",
+	"LeadingZeros": "spmd::leading<uint64_t>", "LeadingZeros8": "spmd::leading<uint8_t>",
+	"LeadingZeros16": "spmd::leading<uint16_t>", "LeadingZeros32": "spmd::leading<uint32_t>",
+	"LeadingZeros64": "spmd::leading<uint64_t>", "TrailingZeros": "spmd::trailing<uint64_t>",
+	"TrailingZeros8": "spmd::trailing<uint8_t>", "TrailingZeros16": "spmd::trailing<uint16_t>",
+	"TrailingZeros32": "spmd::trailing<uint32_t>", "TrailingZeros64": "spmd::trailing<uint64_t>",
+	"RotateLeft": "spmd::rotate<uint64_t>", "RotateLeft8": "spmd::rotate<uint8_t>",
+	"RotateLeft16": "spmd::rotate<uint16_t>", "RotateLeft32": "spmd::rotate<uint32_t>",
+	"RotateLeft64": "spmd::rotate<uint64_t>", "Reverse": "spmd::reverse<uint64_t>",
+	"Reverse8": "spmd::reverse<uint8_t>", "Reverse16": "spmd::reverse<uint16_t>",
+	"Reverse32": "spmd::reverse<uint32_t>", "Reverse64": "spmd::reverse<uint64_t>",
+	"ReverseBytes": "spmd::reverse_bytes<uint64_t>", "ReverseBytes16": "spmd::reverse_bytes<uint16_t>",
+	"ReverseBytes32": "spmd::reverse_bytes<uint32_t>", "ReverseBytes64": "spmd::reverse_bytes<uint64_t>",
 	"Mul64": "spmd::mul64"}
 
 // complexFunctions are those of package math/cmplx.
 var complexFunctions = map[string]string{"Abs": "spmd::complex_abs", "Conj": "spmd::conj"}
 
 // spmdFunctions are those of package spmd.
-var spmdFunctions = map[string]string{"UniformBits": "spmd::uniform_bits", "RandomBits": "spmd::random_bits", "ToBF16": "from_float<bf16>", "ToF16": "from_float<f16>",
+var spmdFunctions = map[string]string{"UniformBits": "spmd::uniform_bits", "RandomBits": "spmd::random_bits",
+	"ToBF16": "from_float<bf16>", "ToF16": "from_float<f16>",
 	"ToF8E4M3": "from_float<f8e4m3>", "ToF8E5M2": "from_float<f8e5m2>", "AtomicAdd": "spmd::atomic_add",
 	"AtomicMax": "spmd::atomic_max", "Widen": "to_float"}
 
@@ -250,7 +263,8 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 		name, ok = "mix", o.Name() == "Bits"
 	}
 	if !ok {
-		w.Refuse(e.Pos(), "a kernel cannot call %s.%s: functions of this package, and of math, math/bits, math/cmplx and spmd such as GPUs have, it can", o.Pkg().Name(), o.Name())
+		w.Refuse(e.Pos(), "a kernel cannot call %s.%s: functions of this package, and of math, math/bits, "+
+			"math/cmplx and spmd such as GPUs have, it can", o.Pkg().Name(), o.Name())
 	}
 	var args []string
 	for i, a := range e.Args {

@@ -67,7 +67,8 @@ func (w *writer) body(t *target, b *ast.BlockStmt) {
 	w.line("}")
 }
 
-// continues says whether a loop's body has a continue out of an inner loop or a labelled one for it.
+// continues says whether a loop's body has a continue out of an inner
+// loop or a labelled one for it.
 func (w *writer) continues(b *ast.BlockStmt, label string) (found bool) {
 	if label == "" {
 		return false
@@ -87,7 +88,8 @@ func (w *writer) branch(s *ast.BranchStmt) {
 	}
 	for i := len(w.at) - 1; i >= 0; i-- {
 		t := w.at[i]
-		if other := s.Label != nil && t.label != s.Label.Name || s.Tok == token.CONTINUE && !t.loop; t.element && (other || s.Tok == token.BREAK) {
+		other := s.Label != nil && t.label != s.Label.Name || s.Tok == token.CONTINUE && !t.loop
+		if t.element && (other || s.Tok == token.BREAK) {
 			w.Refuse(s.Pos(), "a kernel of rows cannot leave a loop over elements, which all run at once")
 		} else if other {
 			continue
@@ -191,7 +193,8 @@ func (w *writer) rangeStmt(s *ast.RangeStmt) {
 			elem = func() string { return x + ".v[" + index + "]" }
 		}
 	default:
-		w.Refuse(s.Pos(), "a kernel cannot range over %s: over integers, slices and arrays it can", types.TypeString(over, types.RelativeTo(w.Pkg)))
+		w.Refuse(s.Pos(), "a kernel cannot range over %s: over integers, slices and arrays it can",
+			types.TypeString(over, types.RelativeTo(w.Pkg)))
 	}
 	w.line("for (%s %s = 0; %s < %s; %s++) {", ktype, index, index, end, index)
 	w.depth++

@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// as returns an expression as a value of a type: of constants it depends on that how they are written.
+// as returns an expression as a value of a type: of constants it depends
+// on that how they are written.
 func (w *writer) as(e ast.Expr, t types.Type) string {
 	if v := w.Info.Types[e].Value; v != nil {
 		w.usesIn(e)
@@ -34,7 +35,8 @@ func (w *writer) constant(at token.Pos, v constant.Value, t types.Type) string {
 		return float(constant.ToFloat(v), b.Kind() == types.Float32)
 	case info&types.IsComplex != 0:
 		v, single := constant.ToComplex(v), b.Kind() == types.Complex64
-		return fmt.Sprintf("%s{%s, %s}", basics[b.Kind()], float(constant.Real(v), single), float(constant.Imag(v), single))
+		return fmt.Sprintf("%s{%s, %s}", basics[b.Kind()], float(constant.Real(v), single),
+			float(constant.Imag(v), single))
 	case info&types.IsInteger != 0:
 		v = constant.ToInt(v)
 		if n, ok := constant.Uint64Val(v); ok && info&types.IsUnsigned != 0 {
@@ -93,7 +95,8 @@ func plain(t types.Type, op token.Token) bool {
 	return false
 }
 
-var operators = map[token.Token]string{token.ADD: "add", token.SUB: "sub", token.MUL: "mul", token.QUO: "quo", token.REM: "rem", token.AND: "bits_and",
+var operators = map[token.Token]string{token.ADD: "add", token.SUB: "sub", token.MUL: "mul", token.QUO: "quo",
+	token.REM: "rem", token.AND: "bits_and",
 	token.OR: "bits_or", token.XOR: "bits_xor", token.AND_NOT: "and_not", token.SHL: "shl", token.SHR: "shr"}
 
 // binary writes x op y of two values of a type.
@@ -103,7 +106,8 @@ func (w *writer) binary(t types.Type, op token.Token, x, y string, at token.Pos)
 	}
 	name, ok := operators[op]
 	if _, small := SmallFloat(t); small {
-		w.Refuse(at, "a kernel cannot compute with %s: it is for storage; convert it with Float32", types.TypeString(t, types.RelativeTo(w.Pkg)))
+		w.Refuse(at, "a kernel cannot compute with %s: it is for storage; convert it with Float32",
+			types.TypeString(t, types.RelativeTo(w.Pkg)))
 	}
 	if !ok || t.Underlying().(*types.Basic).Info()&types.IsInteger == 0 {
 		w.Refuse(at, "a kernel cannot have %s of %s", op, types.TypeString(t, types.RelativeTo(w.Pkg)))
@@ -170,7 +174,8 @@ func (w *writer) ident(e *ast.Ident) string {
 	switch o := o.(type) {
 	case *types.Var:
 		if o.Parent() == w.Pkg.Scope() || o.Pkg() != w.Pkg {
-			w.Refuse(e.Pos(), "a kernel cannot use the variable %s: give it as an argument, or make it a constant", e.Name)
+			w.Refuse(e.Pos(), "a kernel cannot use the variable %s: give it as an argument, or make it a constant",
+				e.Name)
 		}
 		return w.name(o)
 	case *types.Nil:
@@ -247,7 +252,8 @@ func (w *writer) index(e *ast.IndexExpr) string {
 	switch t.Underlying().(type) {
 	case *types.Slice:
 		if w.multiplies(e.Index) && types.Identical(w.typeOf(e.Index), types.Typ[types.Int]) {
-			return fmt.Sprintf("AT_NARROW(%s, %s, %s, %s)", w.expr(e.X), w.narrow(e.Index), w.indexValue(e.Index), w.where(e.Pos()))
+			return fmt.Sprintf("AT_NARROW(%s, %s, %s, %s)",
+				w.expr(e.X), w.narrow(e.Index), w.indexValue(e.Index), w.where(e.Pos()))
 		}
 		return fmt.Sprintf("AT(%s, %s, %s)", w.expr(e.X), w.indexValue(e.Index), w.where(e.Pos()))
 	case *types.Array:
@@ -271,7 +277,8 @@ func (w *writer) slice(e *ast.SliceExpr) string {
 	}
 	x := w.expr(e.X)
 	if _, ok := w.typeOf(e.X).Underlying().(*types.Slice); !ok {
-		w.Refuse(e.Pos(), "a kernel cannot slice %s: slices it can", types.TypeString(w.typeOf(e.X), types.RelativeTo(w.Pkg)))
+		w.Refuse(e.Pos(), "a kernel cannot slice %s: slices it can",
+			types.TypeString(w.typeOf(e.X), types.RelativeTo(w.Pkg)))
 	}
 	low, high := "0", "("+x+").n"
 	if e.Low != nil {
@@ -331,7 +338,8 @@ func (w *writer) literal(e *ast.CompositeLit) string {
 		}
 		return c + "{{" + strings.Join(values, ", ") + "}}"
 	}
-	w.Refuse(e.Pos(), "a kernel cannot allocate: it cannot have a literal of %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
+	w.Refuse(e.Pos(), "a kernel cannot allocate: it cannot have a literal of %s",
+		types.TypeString(t, types.RelativeTo(w.Pkg)))
 	return ""
 }
 

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// accesses are what statements of a kernel of rows read and write: by parameter (an int), or by shared array. The value is the
-// slice of which a loop has the elements of its own index, nil for any other access.
+// accesses are what statements of a kernel of rows read and write: by parameter (an int),
+// or by shared array. The value is the slice of which a loop has the elements of its own
+// index, nil for any other access.
 type accesses struct{ reads, writes map[any]types.Object }
 
 func (a *accesses) add(root any, via types.Object, write bool) {
@@ -195,8 +196,8 @@ func (w *writer) aside(write func()) string {
 	return text
 }
 
-// together writes a statement outside of the loops over elements, which every thread runs; false where it is written as in
-// other kernels.
+// together writes a statement outside of the loops over elements, which every thread runs; false
+// where it is written as in other kernels.
 func (w *writer) together(s ast.Stmt) bool {
 	switch s := s.(type) {
 	case *ast.RangeStmt:
@@ -286,7 +287,8 @@ func (w *writer) compound(s ast.Stmt, write func(), heads ...ast.Node) {
 	w.text.WriteString(text)
 }
 
-// apartFromOthers leaves out the slices of a loop that share memory with others that it uses, where one is written.
+// apartFromOthers leaves out the slices of a loop that share memory with others that it
+// uses, where one is written.
 func (w *writer) apartFromOthers(e *elements) {
 	a := w.scan(e.stmt)
 	for v := range e.own {

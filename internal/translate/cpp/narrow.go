@@ -7,9 +7,10 @@ import (
 	"go/types"
 )
 
-// Where all buffers are shorter than 2^31, indices are computed with 32 bits: sums, differences and products are then right
-// modulo 2^32, and so is an index that is in range. That is worth it where there are products. A variable that is such an
-// index, and is never changed, has a twin of the type I beside it; what nobody uses of the two the compiler leaves out.
+// Where all buffers are shorter than 2^31, indices are computed with 32 bits: sums, differences and
+// products are then right modulo 2^32, and so is an index that is in range. That is worth it where
+// there are products. A variable that is such an index, and is never changed, has a twin of the
+// type I beside it; what nobody uses of the two the compiler leaves out.
 
 // settled finds the local variables of a function that are assigned once, where they are declared.
 func (w *writer) settled(body *ast.BlockStmt) {
@@ -83,8 +84,8 @@ func (w *writer) narrow(e ast.Expr) string {
 				return t
 			}
 		case *ast.BinaryExpr:
-			if b, ok := w.typeOf(e).Underlying().(*types.Basic); ok && b.Info()&types.IsInteger != 0 && b.Kind() == types.Int &&
-				(e.Op == token.ADD || e.Op == token.SUB || e.Op == token.MUL) {
+			if b, ok := w.typeOf(e).Underlying().(*types.Basic); ok && b.Info()&types.IsInteger != 0 &&
+				b.Kind() == types.Int && (e.Op == token.ADD || e.Op == token.SUB || e.Op == token.MUL) {
 				return fmt.Sprintf("(%s %s %s)", w.narrow(e.X), e.Op, w.narrow(e.Y))
 			}
 		}

@@ -12,9 +12,10 @@ import (
 	"lockstep/internal/translate/source"
 )
 
-// A kernel of rows is a function of the index of a row, which a block or a warp runs together. The elements that a range
-// statement is over run all at once; a variable that they add to, or of which they keep the min or max, is reduced behind it.
-// All else every thread computes for itself, but that one alone writes to memory. Where memory is used again the threads meet.
+// A kernel of rows is a function of the index of a row, which a block or a warp runs together. The
+// elements that a range statement is over run all at once; a variable that they add to, or of which
+// they keep the min or max, is reduced behind it. All else every thread computes for itself, but
+// that one alone writes to memory. Where memory is used again the threads meet.
 type rows struct {
 	threads int
 	unset   bool                         // shared arrays begin with anything
@@ -58,7 +59,8 @@ var RowThreads = []int{32, 64, 128, 256, 512, 1024}
 // startRows looks at the body of a kernel of rows.
 func (w *writer) startRows(d *ast.FuncDecl, threads int) {
 	words, _ := source.Directive(d)
-	r := &rows{threads: threads, unset: slices.Contains(words, Unset), arrays: map[types.Object]place{}, loops: map[*ast.RangeStmt]*elements{}, meets: map[*ast.ForStmt]bool{}}
+	r := &rows{threads: threads, unset: slices.Contains(words, Unset), arrays: map[types.Object]place{},
+		loops: map[*ast.RangeStmt]*elements{}, meets: map[*ast.ForStmt]bool{}}
 	w.rows = r
 	apart, smallest := false, int64(16)
 	ast.Inspect(d.Body, func(n ast.Node) bool {
@@ -70,7 +72,8 @@ func (w *writer) startRows(d *ast.FuncDecl, threads int) {
 		r.loops[s] = e
 		apart = apart || beside
 		for v := range e.own {
-			smallest = min(smallest, types.SizesFor("gc", "amd64").Sizeof(w.subst(v.Type()).Underlying().(*types.Slice).Elem()))
+			smallest = min(smallest, types.SizesFor("gc",
+				"amd64").Sizeof(w.subst(v.Type()).Underlying().(*types.Slice).Elem()))
 		}
 		return false
 	})
@@ -85,7 +88,8 @@ func (w *writer) startRows(d *ast.FuncDecl, threads int) {
 	}
 }
 
-// elementsOf looks at one loop. beside says that neighbouring threads read neighbouring elements of other slices.
+// elementsOf looks at one loop. beside says that neighbouring threads read
+// neighbouring elements of other slices.
 func (w *writer) elementsOf(s *ast.RangeStmt) (e *elements, beside bool) {
 	e = &elements{stmt: s, own: map[types.Object]*owned.Use{}}
 	if id, ok := s.Key.(*ast.Ident); ok && id.Name != "_" {
@@ -95,7 +99,8 @@ func (w *writer) elementsOf(s *ast.RangeStmt) (e *elements, beside bool) {
 	outside := func(o types.Object) bool { return o != nil && (o.Pos() < s.Pos() || o.Pos() >= s.End()) }
 	ast.Inspect(s.Body, func(n ast.Node) bool {
 		if id, ok := n.(*ast.Ident); ok {
-			if v, ok := w.Info.Uses[id].(*types.Var); ok && outside(v) && !slices.Contains(candidates, types.Object(v)) {
+			if v, ok := w.Info.Uses[id].(*types.Var); ok && outside(v) &&
+				!slices.Contains(candidates, types.Object(v)) {
 				if _, ok := v.Type().Underlying().(*types.Slice); ok {
 					candidates = append(candidates, v)
 				}
@@ -132,15 +137,18 @@ func (w *writer) accumulators(e *elements, outside func(types.Object) bool) {
 		own[id] = true
 		for _, a := range e.result {
 			if a.v == v && a.op != op {
-				w.Refuse(id.Pos(), "a kernel of rows cannot have both the %s and the %s of elements in %s", a.op, op, id.Name)
+				w.Refuse(id.Pos(), "a kernel of rows cannot have both the %s and the %s of elements in %s",
+					a.op, op, id.Name)
 			}
 			if a.v == v {
 				return
 			}
 		}
 		b, ok := w.subst(v.Type()).Underlying().(*types.Basic)
-		if !ok || !slices.Contains([]types.BasicKind{types.Int, types.Uint, types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64}, b.Kind()) {
-			w.Refuse(id.Pos(), "a kernel of rows cannot reduce to %s of type %s: to numbers of 32 or 64 bits it can", id.Name, GoType(v.Type()))
+		if !ok || !slices.Contains([]types.BasicKind{types.Int, types.Uint, types.Int32, types.Uint32, types.Int64,
+			types.Uint64, types.Float32, types.Float64}, b.Kind()) {
+			w.Refuse(id.Pos(), "a kernel of rows cannot reduce to %s of type %s: to numbers of 32 or 64 bits it can",
+				id.Name, GoType(v.Type()))
 		}
 		e.result = append(e.result, accumulator{v, op})
 	}
@@ -180,15 +188,19 @@ func (w *writer) accumulators(e *elements, outside func(types.Object) bool) {
 					}
 					fallthrough
 				default:
-					w.Refuse(l.Pos(), "a kernel of rows cannot set %s for each element, which all run at once: write %s += or %s = max(%s, ...), and read it behind the loop", id.Name, id.Name, id.Name, id.Name)
+					w.Refuse(l.Pos(), "a kernel of rows cannot set %s for each element, which all run at once: "+
+						"write %s += or %s = max(%s, ...), and read it behind the loop",
+						id.Name, id.Name, id.Name, id.Name)
 				}
 			}
 		}
 		return true
 	})
 	ast.Inspect(e.stmt.Body, func(n ast.Node) bool {
-		if id, ok := n.(*ast.Ident); ok && !own[id] && slices.ContainsFunc(e.result, func(a accumulator) bool { return a.v == w.Info.Uses[id] }) {
-			w.Refuse(id.Pos(), "a kernel of rows cannot use %s here: what the elements make of it is known behind the loop", id.Name)
+		if id, ok := n.(*ast.Ident); ok && !own[id] &&
+			slices.ContainsFunc(e.result, func(a accumulator) bool { return a.v == w.Info.Uses[id] }) {
+			w.Refuse(id.Pos(), "a kernel of rows cannot use %s here: what the elements make of it is known behind "+
+				"the loop", id.Name)
 		}
 		return true
 	})
@@ -255,7 +267,8 @@ func (w *writer) placeArrays(body *ast.BlockStmt) {
 				if id, ok := n.X.(*ast.Ident); ok && n.Value != nil {
 					if v, ok := w.Info.Uses[id].(*types.Var); ok {
 						if _, ok := v.Type().Underlying().(*types.Array); ok {
-							w.Refuse(n.Pos(), "a kernel of rows cannot range over the values of %s: range over its length", id.Name)
+							w.Refuse(n.Pos(), "a kernel of rows cannot range over the values of %s: range over its "+
+								"length", id.Name)
 						}
 					}
 				}
@@ -296,7 +309,8 @@ func (w *writer) placeArrays(body *ast.BlockStmt) {
 		case u.own && !u.other && !u.outside && !u.whole:
 			w.rows.arrays[v] = kept
 		case u.whole:
-			w.Refuse(v.Pos(), "a kernel of rows cannot have %s as a whole: its elements are of several threads", v.Name())
+			w.Refuse(v.Pos(), "a kernel of rows cannot have %s as a whole: its elements are of several threads",
+				v.Name())
 		default:
 			w.rows.arrays[v] = shared
 		}
@@ -309,13 +323,15 @@ func (r *rows) keptLen(n int64) int64 {
 	return (n + per - 1) / per * int64(r.width)
 }
 
-// array declares a local array that the threads of a row have together; false where it is any other variable.
+// array declares a local array that the threads of a row have together; false
+// where it is any other variable.
 func (w *writer) array(v types.Object, value ast.Expr) bool {
 	if w.rows == nil || w.rows.arrays[v] == inThread {
 		return false
 	}
 	if value != nil {
-		w.Refuse(value.Pos(), "a kernel of rows cannot begin %s with a value: declare it with var, and set it in a loop over its elements", v.Name())
+		w.Refuse(value.Pos(), "a kernel of rows cannot begin %s with a value: declare it with var, and set it in a "+
+			"loop over its elements", v.Name())
 	}
 	t := w.subst(v.Type()).Underlying().(*types.Array)
 	c := w.CType(v.Pos(), t.Elem())
@@ -393,7 +409,8 @@ func (w *writer) elements(s *ast.RangeStmt) {
 		if id, ok := s.Value.(*ast.Ident); ok && id.Name != "_" {
 			v := w.Info.Defs[id]
 			w.depth++
-			w.line("%s = AT(%s, %s, %s);", declare(w.ctypeOf(s.Pos(), v.Type()), w.name(v)), w.expr(s.X), key, w.where(s.Pos()))
+			w.line("%s = AT(%s, %s, %s);", declare(w.ctypeOf(s.Pos(), v.Type()), w.name(v)), w.expr(s.X), key,
+				w.where(s.Pos()))
 			w.depth--
 		}
 	}
@@ -401,13 +418,15 @@ func (w *writer) elements(s *ast.RangeStmt) {
 	w.leave(t)
 	w.rows.in = nil
 	w.line("};")
-	w.line("spmd::elements<%d, %d, %d, I>(%s, %s%s);", w.rows.threads, w.rows.width, keep, end, body, strings.Join(uses, ""))
+	w.line("spmd::elements<%d, %d, %d, I>(%s, %s%s);",
+		w.rows.threads, w.rows.width, keep, end, body, strings.Join(uses, ""))
 	for _, a := range e.result {
 		t := w.ctypeOf(a.v.Pos(), a.v.Type())
 		part := w.names[a.v]
 		w.names[a.v] = outer[a.v]
 		op := fmt.Sprintf("spmd::op_%s<%s>", a.op, t)
-		w.line("%s = %s::of(%s, spmd::row_reduce<%s, %s, %d>(%s));", outer[a.v], op, outer[a.v], t, op, w.rows.threads, part)
+		w.line("%s = %s::of(%s, spmd::row_reduce<%s, %s, %d>(%s));",
+			outer[a.v], op, outer[a.v], t, op, w.rows.threads, part)
 	}
 	w.depth--
 	w.line("}")

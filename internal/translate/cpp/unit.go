@@ -26,7 +26,8 @@ type Unit struct {
 
 // New returns a source of which nothing is written.
 func New(c *source.Checked) *Unit {
-	return &Unit{Checked: c, funcs: map[string]*Function{}, named: map[*types.TypeName]string{}, used: map[string]bool{}}
+	return &Unit{Checked: c, funcs: map[string]*Function{}, named: map[*types.TypeName]string{},
+		used: map[string]bool{}}
 }
 
 // Names are the declarations that the source is made of.
@@ -105,10 +106,12 @@ func typeName(t types.Type) string {
 
 // basics are the types of Go that GPUs have, in C++.
 var basics = map[types.BasicKind]string{
-	types.Bool: "bool", types.Int: "int64_t", types.Int8: "int8_t", types.Int16: "int16_t", types.Int32: "int32_t", types.Int64: "int64_t",
-	types.Uint: "uint64_t", types.Uint8: "uint8_t", types.Uint16: "uint16_t", types.Uint32: "uint32_t", types.Uint64: "uint64_t",
-	types.Float32: "float", types.Float64: "double", types.Complex64: "spmd::complex<float>", types.Complex128: "spmd::complex<double>",
-	types.UntypedComplex: "spmd::complex<double>", types.UntypedInt: "int64_t", types.UntypedFloat: "double", types.UntypedBool: "bool", types.UntypedRune: "int32_t",
+	types.Bool: "bool", types.Int: "int64_t", types.Int8: "int8_t", types.Int16: "int16_t", types.Int32: "int32_t",
+	types.Int64: "int64_t", types.Uint: "uint64_t", types.Uint8: "uint8_t", types.Uint16: "uint16_t",
+	types.Uint32: "uint32_t", types.Uint64: "uint64_t", types.Float32: "float", types.Float64: "double",
+	types.Complex64: "spmd::complex<float>", types.Complex128: "spmd::complex<double>",
+	types.UntypedComplex: "spmd::complex<double>", types.UntypedInt: "int64_t", types.UntypedFloat: "double",
+	types.UntypedBool: "bool", types.UntypedRune: "int32_t",
 }
 
 // smallFloats are the types of package spmd that spmd.cuh has.
@@ -124,7 +127,8 @@ func SmallFloat(t types.Type) (string, bool) {
 	return c, ok
 }
 
-// CType returns the type in C++. Slices depend on the type I of indices, which every function has as a parameter of its template.
+// CType returns the type in C++. Slices depend on the type I of indices, which every function has
+// as a parameter of its template.
 func (u *Unit) CType(at token.Pos, t types.Type) string {
 	t = types.Unalias(t)
 	if c, ok := SmallFloat(t); ok {
@@ -150,7 +154,8 @@ func (u *Unit) CType(at token.Pos, t types.Type) string {
 	case *types.Pointer:
 		return u.CType(at, t.Elem()) + " *"
 	}
-	u.Refuse(at, "a kernel cannot use the type %s: GPUs have integers, floats, complex numbers, bool, and arrays, structs, slices and pointers of them", types.TypeString(t, types.RelativeTo(u.Pkg)))
+	u.Refuse(at, "a kernel cannot use the type %s: GPUs have integers, floats, complex numbers, bool, and arrays, "+
+		"structs, slices and pointers of them", types.TypeString(t, types.RelativeTo(u.Pkg)))
 	return ""
 }
 
@@ -160,7 +165,8 @@ func (u *Unit) structure(at token.Pos, n *types.Named, s *types.Struct) string {
 		return c
 	}
 	if n.Obj().Pkg() != u.Pkg || n.TypeArgs().Len() > 0 {
-		u.Refuse(at, "a kernel cannot use the type %s: structs are of the same package, and without type parameters", types.TypeString(n, types.RelativeTo(u.Pkg)))
+		u.Refuse(at, "a kernel cannot use the type %s: structs are of the same package, and without type parameters",
+			types.TypeString(n, types.RelativeTo(u.Pkg)))
 	}
 	u.use(n.Obj())
 	name := Safe(n.Obj().Name())
@@ -174,7 +180,8 @@ func (u *Unit) structure(at token.Pos, n *types.Named, s *types.Struct) string {
 		}
 		switch f.Type().Underlying().(type) {
 		case *types.Slice, *types.Pointer:
-			u.Refuse(f.Pos(), "a kernel cannot use struct %s: field %s points to memory of the host", n.Obj().Name(), f.Name())
+			u.Refuse(f.Pos(), "a kernel cannot use struct %s: field %s points to memory of the host",
+				n.Obj().Name(), f.Name())
 		}
 		fmt.Fprintf(&b, "\t%s %s;\n", u.CType(f.Pos(), f.Type()), Safe(f.Name()))
 	}
@@ -185,7 +192,8 @@ func (u *Unit) structure(at token.Pos, n *types.Named, s *types.Struct) string {
 }
 
 // Reserved are names that mean something in C++, CUDA or the header.
-var Reserved = strings.Fields(`alignas alignof and and_eq asm auto bitand bitor bool catch char char16_t char32_t class compl const_cast
+var Reserved = strings.Fields(
+	`alignas alignof and and_eq asm auto bitand bitor bool catch char char16_t char32_t class compl const_cast
 	constexpr decltype delete do double dynamic_cast enum explicit export extern false float friend inline int long mutable namespace new noexcept not
 	not_eq nullptr operator or or_eq private protected public register reinterpret_cast short signed sizeof static static_assert static_cast template
 	this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq const I r_ spmd
@@ -193,7 +201,8 @@ var Reserved = strings.Fields(`alignas alignof and and_eq asm auto bitand bitor 
 	to_float from_float AT AT_NARROW slot_`)
 
 // TakenInC are functions that no other of C may be called like.
-var TakenInC = strings.Fields(`abs labs min max exp exp2 expm1 log log2 log10 log1p pow sqrt cbrt hypot sin cos tan asin acos atan atan2 sinh cosh
+var TakenInC = strings.Fields(
+	`abs labs min max exp exp2 expm1 log log2 log10 log1p pow sqrt cbrt hypot sin cos tan asin acos atan atan2 sinh cosh
 	tanh asinh acosh atanh floor ceil trunc round rint fmod remainder fma erf erfc tgamma lgamma copysign ldexp frexp modf j0 j1 y0 y1 norm
 	clock printf malloc free memcpy memset assert main go`)
 
@@ -243,7 +252,8 @@ func (u *Unit) Translate(at token.Pos, f *types.Func, args []types.Type) *Functi
 	u.use(f)
 	u.working = append(u.working, f)
 	fn := &Function{Name: name}
-	w := &writer{Unit: u, fn: fn, text: &strings.Builder{}, names: map[types.Object]string{}, taken: map[string]bool{}, roots: map[types.Object][]int{}, twins: map[types.Object]string{}}
+	w := &writer{Unit: u, fn: fn, text: &strings.Builder{}, names: map[types.Object]string{}, taken: map[string]bool{},
+		roots: map[types.Object][]int{}, twins: map[types.Object]string{}}
 	if p := f.Signature().TypeParams(); p != nil {
 		w.params, w.args = p, args
 	}
@@ -256,5 +266,6 @@ func (u *Unit) Translate(at token.Pos, f *types.Func, args []types.Type) *Functi
 
 // InstanceName is a type as a part of a name.
 func InstanceName(t types.Type) string {
-	return strings.NewReplacer(".", "_", "[", "_", "]", "_", "*", "p", "/", "_").Replace(types.TypeString(t, func(p *types.Package) string { return "" }))
+	return strings.NewReplacer(".", "_", "[", "_", "]", "_", "*", "p", "/",
+		"_").Replace(types.TypeString(t, func(p *types.Package) string { return "" }))
 }

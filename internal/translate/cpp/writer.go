@@ -159,11 +159,13 @@ func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 	if len(params) > 0 {
 		head = "SPMD_WHERE_AND "
 	}
-	w.fn.proto = fmt.Sprintf("template <%s> SPMD_FN %s %s(%s%s)", template, result, w.fn.Name, head, strings.Join(params, ", "))
+	w.fn.proto = fmt.Sprintf("template <%s> SPMD_FN %s %s(%s%s)",
+		template, result, w.fn.Name, head, strings.Join(params, ", "))
 	skips := ""
 	if cond := owned.Guard(w.Info, d, sig, w.fn.Own); cond != nil {
 		w.fn.Guarded = true
-		skips = fmt.Sprintf("template <%s> SPMD_FN bool %s_skips_(%s%s) {\n\treturn %s;\n}\n", template, w.fn.Name, head, strings.Join(params, ", "), w.expr(cond))
+		skips = fmt.Sprintf("template <%s> SPMD_FN bool %s_skips_(%s%s) {\n\treturn %s;\n}\n",
+			template, w.fn.Name, head, strings.Join(params, ", "), w.expr(cond))
 	}
 	w.depth = 1
 	for _, r := range w.results {
@@ -246,7 +248,8 @@ func (w *writer) stmt(s ast.Stmt) {
 	case *ast.BranchStmt:
 		w.branch(s)
 	default:
-		w.Refuse(s.Pos(), "a kernel cannot have %s: GPUs run if, for, range over integers and slices, and switch", what(s))
+		w.Refuse(s.Pos(), "a kernel cannot have %s: GPUs run if, for, range over integers and slices, and switch",
+			what(s))
 	}
 }
 

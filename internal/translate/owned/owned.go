@@ -1,4 +1,5 @@
-// Package owned finds the slices of which a kernel, or a loop over the elements of a row, uses no element but that of its index.
+// Package owned finds the slices of which a kernel, or a loop over the elements of a row, uses no
+// element but that of its index.
 package owned
 
 import (
@@ -18,7 +19,8 @@ type Use struct {
 
 // Parameters finds those of a kernel that are such slices, by their places.
 func Parameters(info *types.Info, d *ast.FuncDecl, sig *types.Signature) map[int]*Use {
-	if _, ok := source.Directive(d); !ok || d.Recv != nil || sig.Params().Len() < 2 || sig.Params().At(0).Name() != "i" || sig.Params().At(1).Name() == "j" {
+	if _, ok := source.Directive(d); !ok || d.Recv != nil || sig.Params().Len() < 2 ||
+		sig.Params().At(0).Name() != "i" || sig.Params().At(1).Name() == "j" {
 		return nil
 	}
 	var slices []types.Object
@@ -44,8 +46,10 @@ func Parameters(info *types.Info, d *ast.FuncDecl, sig *types.Signature) map[int
 	return all
 }
 
-// InLoop finds such slices among those that a loop over index uses. apart says that it reads neighbouring elements of others.
-func InLoop(info *types.Info, index types.Object, slices []types.Object, body *ast.BlockStmt) (all map[types.Object]*Use, apart bool) {
+// InLoop finds such slices among those that a loop over index uses. apart says that it reads
+// neighbouring elements of others.
+func InLoop(info *types.Info, index types.Object, slices []types.Object,
+	body *ast.BlockStmt) (all map[types.Object]*Use, apart bool) {
 	all, o := find(info, index, slices, body)
 	for x, use := range all {
 		use.Read = use.Read || !o.sets(body.List, x)
@@ -56,7 +60,8 @@ func InLoop(info *types.Info, index types.Object, slices []types.Object, body *a
 	return all, o.apart
 }
 
-func find(info *types.Info, index types.Object, slices []types.Object, body *ast.BlockStmt) (map[types.Object]*Use, *ownership) {
+func find(info *types.Info, index types.Object, slices []types.Object,
+	body *ast.BlockStmt) (map[types.Object]*Use, *ownership) {
 	o := &ownership{Info: info, index: index, of: map[types.Object]*Use{}}
 	for _, s := range slices {
 		o.of[s] = &Use{}
@@ -145,7 +150,8 @@ func (o *ownership) visit(n ast.Node) bool {
 	return true
 }
 
-// follows says whether an index is another for each index of the kernel, in a way that neighbours have neighbours.
+// follows says whether an index is another for each index of the kernel, in a way that
+// neighbours have neighbours.
 func (o *ownership) follows(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.ParenExpr:
@@ -229,7 +235,8 @@ func leaves(s ast.Stmt) (found bool) {
 	return found
 }
 
-// Guard returns the condition under which a kernel does nothing, whatever its index: where it begins with if c { return }.
+// Guard returns the condition under which a kernel does nothing, whatever its index: where it
+// begins with if c { return }.
 func Guard(info *types.Info, d *ast.FuncDecl, sig *types.Signature, own map[int]*Use) ast.Expr {
 	if len(own) == 0 || len(d.Body.List) == 0 {
 		return nil

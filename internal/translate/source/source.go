@@ -21,8 +21,8 @@ import (
 // Output is the name of the file that Generate makes for a package.
 const Output = "kernels_spmd.go"
 
-// Mark is the comment that makes a kernel of a function, HostMark one that names what runs on the host in its place, and
-// ToleranceMark one that says by how much its results may differ there.
+// Mark is the comment that makes a kernel of a function, HostMark one that names what runs on the
+// host in its place, and ToleranceMark one that says by how much its results may differ there.
 const (
 	Mark          = "//spmd:kernel"
 	HostMark      = "//spmd:host"
@@ -129,7 +129,8 @@ func (s *Source) Kernels() []*ast.FuncDecl {
 // nearMark is a comment that is one of the marks, or that somebody may have meant for one.
 var nearMark = regexp.MustCompile(`^//(\s*)spmd:(\w+)`)
 
-// CheckMarks refuses a comment that was meant for a mark and is none: it would be passed over without a word.
+// CheckMarks refuses a comment that was meant for a mark and is none: it would be
+// passed over without a word.
 func (s *Source) CheckMarks() error {
 	for _, f := range s.Files {
 		of := map[*ast.Comment]bool{} // those of functions
@@ -149,7 +150,8 @@ func (s *Source) CheckMarks() error {
 				mark, what := "//spmd:"+m[2], ""
 				switch known := mark == Mark || mark == HostMark || mark == ToleranceMark; {
 				case !known && m[1] == "":
-					what = fmt.Sprintf("%s is no comment of spmdgen: there are %s, %s and %s", mark, Mark, HostMark, ToleranceMark)
+					what = fmt.Sprintf("%s is no comment of spmdgen: there are %s, %s and %s",
+						mark, Mark, HostMark, ToleranceMark)
 				case known && m[1] != "":
 					what = fmt.Sprintf("write %s without a space", mark)
 				case known && !of[c]:
@@ -187,20 +189,24 @@ type Checked struct {
 	errors []types.Error
 }
 
-// check finds the types of a package. Errors are kept: what launches the kernels does not compile before Generate has run.
+// check finds the types of a package. Errors are kept: what launches the kernels does not
+// compile before Generate has run.
 func (s *Source) Check(dir string) (*Checked, error) {
 	find, err := exports(dir, s.Files)
 	if err != nil {
 		return nil, err
 	}
-	c := &Checked{Source: s, Info: &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{},
-		Instances: map[*ast.Ident]types.Instance{}, Selections: map[*ast.SelectorExpr]*types.Selection{}, Implicits: map[ast.Node]types.Object{}}}
-	conf := types.Config{Importer: importer.ForCompiler(s.Fset, "gc", find), FakeImportC: true, Sizes: types.SizesFor("gc", "amd64"), Error: func(err error) {
-		var e types.Error
-		if errors.As(err, &e) && !e.Soft {
-			c.errors = append(c.errors, e)
-		}
-	}}
+	c := &Checked{Source: s, Info: &types.Info{Types: map[ast.Expr]types.TypeAndValue{},
+		Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{},
+		Instances: map[*ast.Ident]types.Instance{}, Selections: map[*ast.SelectorExpr]*types.Selection{},
+		Implicits: map[ast.Node]types.Object{}}}
+	conf := types.Config{Importer: importer.ForCompiler(s.Fset, "gc", find), FakeImportC: true,
+		Sizes: types.SizesFor("gc", "amd64"), Error: func(err error) {
+			var e types.Error
+			if errors.As(err, &e) && !e.Soft {
+				c.errors = append(c.errors, e)
+			}
+		}}
 	c.Pkg, _ = conf.Check(s.Files[0].Name.Name, s.Fset, s.Files, c.Info) // its error is the first of those kept
 	return c, nil
 }
@@ -215,12 +221,14 @@ func (c *Checked) Failure(n ast.Node) *Refusal {
 	return nil
 }
 
-// exports returns what opens the compiler's tables of the packages that files import. The go command makes them.
+// exports returns what opens the compiler's tables of the packages that files
+// import. The go command makes them.
 func exports(dir string, files []*ast.File) (func(path string) (io.ReadCloser, error), error) {
 	var imports []string
 	for _, f := range files {
 		for _, i := range f.Imports {
-			if path := strings.Trim(i.Path.Value, `"`); path != "C" && path != "unsafe" && !slices.Contains(imports, path) {
+			if path := strings.Trim(i.Path.Value, `"`); path != "C" && path != "unsafe" &&
+				!slices.Contains(imports, path) {
 				imports = append(imports, path)
 			}
 		}
@@ -228,7 +236,8 @@ func exports(dir string, files []*ast.File) (func(path string) (io.ReadCloser, e
 	at := map[string]string{}
 	if len(imports) > 0 {
 		slices.Sort(imports)
-		cmd := exec.Command("go", append([]string{"list", "-e", "-export", "-deps", "-f", "{{.ImportPath}}={{.Export}}", "--"}, imports...)...)
+		cmd := exec.Command("go", append([]string{"list", "-e", "-export", "-deps", "-f", "{{.ImportPath}}={{.Export}}",
+			"--"}, imports...)...)
 		cmd.Dir = dir
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs
