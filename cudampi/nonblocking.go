@@ -18,6 +18,7 @@ type Stream int
 const (
 	Heads  Stream = 3
 	Bodies Stream = 4
+	Pieces Stream = 5 // of device memory
 )
 
 // StartSend begins to send bytes at src to rank to. It does not block. src must stay as it is until Test says that r is over.

@@ -88,5 +88,5 @@ func (c *Call) onDeviceNow(q *cudaexec.Queue) (err error) {
 	if q != r.blocking {
 		return nil
 	}
-	return on.host.WaitStream(q.Stream())
+	return transport.Wait(on.host, q.Stream().Query)
 }

@@ -33,16 +33,16 @@ func (c *Call) Hidden() *Call {
 	return *(**Call)(unsafe.Pointer(&address))
 }
 
-// share is how many elements are rank r's.
-func (c *Call) share(r int) int {
+// Share is how many elements are rank r's.
+func (c *Call) Share(r int) int {
 	if c.Kind.Traits().Lengths == Equal {
 		return c.N
 	}
 	return c.Counts[r]
 }
 
-// offset is how many elements lie before rank r's.
-func (c *Call) offset(r int) int {
+// Offset is how many elements lie before rank r's.
+func (c *Call) Offset(r int) int {
 	if c.Kind.Traits().Lengths == Equal {
 		return r * c.N
 	}
@@ -70,9 +70,9 @@ func (c *Call) extent(s Side, rank, size int) int {
 	case s.AtRoot && rank != int(c.Root), s.Later && rank == 0:
 		return 0
 	case s.Extent == Part:
-		return c.share(rank)
+		return c.Share(rank)
 	case s.Extent == Whole:
-		return c.offset(size)
+		return c.Offset(size)
 	case s.Extent == Received && len(c.RecvCounts) > 0:
 		return Sum(c.RecvCounts)
 	case s.Extent == Received:
@@ -88,7 +88,7 @@ func (c *Call) Bytes(size int) int64 {
 	for _, s := range [...]Side{t.Dst, t.Src} {
 		switch {
 		case s.Extent == Whole:
-			n = max(n, c.offset(size))
+			n = max(n, c.Offset(size))
 		case s.Extent == Part && t.Lengths == Equal:
 			n = max(n, c.N)
 		case s.Extent == Received:
@@ -109,7 +109,7 @@ func (c *Call) InPlace(rank int) bool {
 	case PartOfSrc:
 		whole, part = c.Src, c.Dst
 	}
-	return elem.IsAt(part, whole, c.offset(rank), c.Type)
+	return elem.IsAt(part, whole, c.Offset(rank), c.Type)
 }
 
 // at is the address of n elements at p, from the i-th on; nil for none.

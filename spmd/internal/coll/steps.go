@@ -25,7 +25,7 @@ func (c Call) Steps(rank, size int, lib *Library, work unsafe.Pointer, yield fun
 				return
 			}
 		}
-		if t := c.Kind.Traits(); t.Message || !t.Moves() || c.longest() > 0 {
+		if t := c.Kind.Traits(); t.Message || !t.Moves() || c.Longest() > 0 {
 			yield(c)
 		}
 		return
@@ -69,8 +69,8 @@ func (c *Call) staged(rank, size int, lib *Library) int {
 	return src
 }
 
-// longest is 0 where no rank gives or gets anything.
-func (c *Call) longest() int {
+// Longest is the elements of the longest part of any rank, as far as this rank knows: 0 where no rank gives or gets anything.
+func (c *Call) Longest() int {
 	if len(c.Counts) == 0 {
 		return c.N
 	}
@@ -123,7 +123,7 @@ func (c *Call) scanByReduction(rank, size int, lib *Library, work unsafe.Pointer
 func (c *Call) gatherByBroadcasts(rank, size int, yield func(Call) bool) {
 	off := 0
 	for r := range size {
-		n := c.share(r)
+		n := c.Share(r)
 		b := Call{Kind: Broadcast, Type: c.Type, Root: int32(r), Dst: c.at(c.Dst, off, n), N: n}
 		if b.Src = b.Dst; r == rank {
 			b.Src = c.Src
@@ -138,7 +138,7 @@ func (c *Call) gatherByBroadcasts(rank, size int, yield func(Call) bool) {
 func (c *Call) scatterByReductions(rank, size int, yield func(Call) bool) {
 	off := 0
 	for r := range size {
-		n := c.share(r)
+		n := c.Share(r)
 		b := Call{Kind: Reduce, Type: c.Type, Op: c.Op, Root: int32(r), Src: c.at(c.Src, off, n), N: n}
 		if r == rank {
 			b.Dst = c.Dst
@@ -151,7 +151,7 @@ func (c *Call) scatterByReductions(rank, size int, yield func(Call) bool) {
 }
 
 func (c *Call) gatherByMessages(rank, size int, yield func(Call) bool) {
-	own := c.share(rank)
+	own := c.Share(rank)
 	if rank != int(c.Root) {
 		if own > 0 {
 			yield(c.message(Send, c.Src, own, c.Root))
@@ -160,7 +160,7 @@ func (c *Call) gatherByMessages(rank, size int, yield func(Call) bool) {
 	}
 	off, apart := 0, false // whether its own part is not in place
 	for r := range size {
-		n := c.share(r)
+		n := c.Share(r)
 		part := c.at(c.Dst, off, n)
 		off += n
 		if n == 0 || r == rank && part == c.Src {
@@ -176,7 +176,7 @@ func (c *Call) gatherByMessages(rank, size int, yield func(Call) bool) {
 }
 
 func (c *Call) scatterByMessages(rank, size int, yield func(Call) bool) {
-	own := c.share(rank)
+	own := c.Share(rank)
 	if rank != int(c.Root) {
 		if own > 0 {
 			yield(c.message(Recv, c.Dst, own, c.Root))
@@ -185,7 +185,7 @@ func (c *Call) scatterByMessages(rank, size int, yield func(Call) bool) {
 	}
 	off, apart := 0, false
 	for r := range size {
-		n := c.share(r)
+		n := c.Share(r)
 		part := c.at(c.Src, off, n)
 		off += n
 		if n == 0 || r == rank && part == c.Dst {
@@ -203,7 +203,7 @@ func (c *Call) scatterByMessages(rank, size int, yield func(Call) bool) {
 func (c *Call) exchangeByMessages(size int, yield func(Call) bool) {
 	out, in := 0, 0
 	for r := range size {
-		sent, received := c.share(r), c.share(r)
+		sent, received := c.Share(r), c.Share(r)
 		if len(c.RecvCounts) > 0 {
 			received = c.RecvCounts[r]
 		}

@@ -4,7 +4,6 @@ import (
 	"sync"
 	"unsafe"
 
-	"lockstep/cuda"
 	"lockstep/internal/elem"
 	"lockstep/internal/launcher"
 	"lockstep/spmd/internal/coll"
@@ -32,12 +31,38 @@ type Host interface {
 	Slow() error
 	// BroadcastID copies an id of NCCL from root to every rank. Collective, blocking.
 	BroadcastID(id *[128]byte, root int) error
-	// WaitStream waits for a stream, and lets messages that are under way go on meanwhile.
-	WaitStream(s *cuda.Stream) error
+	// Pause is what a rank does between two looks at what it waits for. It lets messages that are under way go on.
+	Pause(looks int) error
+	// NewMessage returns room for messages that are started and asked for. Those between two ranks match in the order in
+	// which they are started.
+	NewMessage() Message
 	// Close gives the communicator back. Collective, blocking. A second call does nothing.
 	Close() error
 	// Abort ends the processes of all ranks of the job. It returns where there is nothing to end but this process.
 	Abort(status int)
+}
+
+// Message is a message in host memory, one after the other.
+type Message interface {
+	// Send begins to send bytes at src to rank to. src must stay as it is until Test says that the message is over.
+	Send(src unsafe.Pointer, bytes, to int) error
+	// Recv begins to receive at most so many bytes from rank from at dst, which is valid when Test says that it is over.
+	Recv(dst unsafe.Pointer, bytes, from int) error
+	// Test says whether the message is over, and how many bytes it had. It does not block. Messages from one rank are asked
+	// for in their order, and none again once it is over.
+	Test() (over bool, bytes int, err error)
+}
+
+// Wait waits until done says so, such as the Query of a stream.
+func Wait(h Host, done func() (bool, error)) error {
+	for looks := 0; ; looks++ {
+		if over, err := done(); over || err != nil {
+			return err
+		}
+		if err := h.Pause(looks); err != nil {
+			return err
+		}
+	}
 }
 
 // Ranks is where the ranks of a job come from: processes that MPI joins, or goroutines of one process. One value stands for

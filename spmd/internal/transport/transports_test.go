@@ -3,7 +3,9 @@ package transport_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -11,8 +13,10 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
+	"lockstep/internal/ccall"
 	"lockstep/internal/commtest"
 	"lockstep/internal/devtest"
+	"lockstep/internal/elem"
 	"lockstep/internal/fakelib"
 	"lockstep/internal/peer"
 	"lockstep/internal/shm"
@@ -95,9 +99,64 @@ func TestNCCL(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, nccl.Backend, h, dev) })
 }
 
-// TestStaged is device memory of ranks that are goroutines.
+// TestStaged is device memory through that of the host, where pieces are short: of ranks that are goroutines.
 func TestStaged(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, staged.Backend, h, dev) })
+	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { stages(t, h, dev) }, smallPieces+"=yes")
+}
+
+// TestStagedByMPI is the same of ranks that are processes.
+func TestStagedByMPI(t *testing.T) {
+	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"}, func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
+		stages(t, mpi.New(c), dev)
+	})
+}
+
+// smallPieces is the environment variable that has many pieces of what is staged.
+const smallPieces = "LOCKSTEP_TEST_SMALL_PIECES"
+
+func init() {
+	if os.Getenv(smallPieces) != "" {
+		staged.Sizes.Piece, staged.Sizes.Chunk = 1024, 512
+	}
+}
+
+// stages makes all calls, and then some that ranks do not agree about: all learn it, and go on.
+func stages(t *testing.T, h transport.Host, dev *cuda.Device) {
+	onDevice(t, h, dev, func(s *side, word unsafe.Pointer) {
+		by, err := staged.Backend.Open(site(h, dev, word))
+		commtest.Must(t, err)
+		s.by = by
+		walk(s)
+		if odd := h.Rank() / 2; h.Size() == 3 { // 1 on the last rank
+			for _, c := range []coll.Call{
+				{Kind: coll.AllReduce, Type: elem.Float32, N: 1000 + odd},
+				{Kind: coll.AllReduce, Type: elem.Float32, N: 3 + 3000*odd},
+				{Kind: coll.AllReduce, Type: elem.Float32, N: 3, Op: elem.Op(odd)},
+				{Kind: coll.AllReduce, Type: elem.Float32 - elem.Type(odd), N: 3},
+				{Kind: coll.Broadcast, Type: elem.Float32, N: 500, Root: int32(odd)},
+				{Kind: coll.AllGatherV, Type: elem.Float32, Counts: []int{600 + odd, 601 - odd, 9}},
+			} {
+				c.Dst, c.Src = s.mem, s.work
+				if err := by.Do(s.q, c); !errors.Is(err, ccall.ErrMismatch) || !strings.Contains(err.Error(), "brought "+c.Kind.String()) {
+					t.Errorf("rank %d, %v: %v", h.Rank(), &c, err)
+				}
+			}
+			for _, m := range []struct{ sent, want int }{{1000, 1}, {1000, 1999}, {8, 5}, {8, 0}, {0, 8}} {
+				switch h.Rank() {
+				case 0:
+					commtest.Must(t, by.Do(s.q, coll.Call{Kind: coll.Send, Type: elem.Int32, Src: s.mem, N: m.sent, Root: 1}))
+				case 1:
+					err := by.Do(s.q, coll.Call{Kind: coll.Recv, Type: elem.Int32, Dst: s.mem, N: m.want})
+					if want := fmt.Sprintf("from rank 0 has %d bytes, %d (%d int32 elements) expected", 4*m.sent, 4*m.want, m.want); err == nil || !strings.Contains(err.Error(), want) {
+						t.Errorf("%v instead of %s", err, want)
+					}
+				}
+			}
+			each[float32](s, 301)
+		}
+		commtest.Must(t, by.Close())
+		commtest.Must(t, by.Close())
+	})
 }
 
 // TestStagedHeld is the same where streams run beside the host, and wait for the calls that it makes.

@@ -195,7 +195,7 @@ func (r *Run) wait(err error) error {
 	if err != nil {
 		return err
 	}
-	return r.comm.WaitStream(r.x.queue.Stream())
+	return transport.Wait(r.comm, r.x.queue.Stream().Query)
 }
 
 // failed adds which call it was.

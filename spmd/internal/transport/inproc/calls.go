@@ -2,14 +2,10 @@ package inproc
 
 import (
 	"errors"
-	"fmt"
 	"runtime"
 	"unsafe"
 
-	"lockstep/cuda"
-	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/mix"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
 )
@@ -68,19 +64,9 @@ func (*Comm) Slow() error { return nil }
 // Close implements transport.Host. It waits for nobody.
 func (*Comm) Close() error { return nil }
 
-// WaitStream implements transport.Host.
-func (*Comm) WaitStream(s *cuda.Stream) error {
-	for {
-		if done, err := s.Query(); done || err != nil {
-			return err
-		}
-		runtime.Gosched()
-	}
-}
-
 // failed is the error of a call on this rank.
 func (r *Comm) failed(c *coll.Call, err error) error {
-	return &ccall.Error{Op: c.String(), Rank: r.rank, At: ccall.At(), Err: err}
+	return transport.Failed(c, r.rank, err)
 }
 
 // checkPeer refuses a message with no rank.
@@ -89,31 +75,4 @@ func (r *Comm) checkPeer(m *coll.Call) error {
 		return r.failed(m, errors.New("there is no such rank"))
 	}
 	return nil
-}
-
-// what is what ranks that meet have to have called alike: kind, type, operation and root.
-func what(c *coll.Call) uint64 {
-	return uint64(c.Kind) | uint64(c.Type)<<8 | uint64(c.Op)<<16 | uint64(uint32(c.Root))<<32
-}
-
-// alike is a number that ranks that meet have to bring alike: the elements of a part, or one that stands for all counts.
-func alike(c *coll.Call) int {
-	if len(c.Counts) == 0 {
-		return c.N
-	}
-	h := uint64(0)
-	for _, k := range c.Counts {
-		h = mix.Bits(h + uint64(k) + 1) // counts that differ give another number, but for accidents
-	}
-	return int(h)
-}
-
-// errDiffers is ccall.ErrMismatch, with what a rank has brought: what it called, and the number.
-func errDiffers(rank int, what uint64, n int) error {
-	its := coll.Call{Kind: coll.Kind(what), Type: elem.Type(what >> 8), Op: elem.Op(what >> 16), Root: int32(what >> 32), N: n}
-	other := ""
-	if its.Kind.Traits().Lengths == coll.Shared {
-		other = ", or other counts, which --check names"
-	}
-	return fmt.Errorf("%w: rank %d brought %v%s", ccall.ErrMismatch, rank, &its, other)
 }

@@ -7,6 +7,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
 )
 
 // messagesOnly has an AllToAllV made of messages: what ranks give each other only two of them know.
@@ -85,7 +86,7 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	r.meetings++
 	now := r.meetings
 	mine := &r.g.desks[r.rank][now%posts]
-	call := what(c)
+	call := transport.What(c)
 	mine.call, mine.n, mine.src = call, n, src
 	copy(mine.data[:bytes], bytesAt(src, bytes))
 	mine.meeting.Store(now)
@@ -109,7 +110,7 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	}
 	if differs >= 0 {
 		o := &r.g.desks[differs][now%posts]
-		return r.failed(c, errDiffers(differs, o.call, o.n))
+		return r.failed(c, transport.Differs(differs, o.call, o.n))
 	}
 	return nil
 }
@@ -236,7 +237,7 @@ func (r *Comm) over(c *coll.Call, n int, short bool) error {
 }
 
 func (r *Comm) gather(c *coll.Call) error {
-	n, size := alike(c), c.Type.Size()
+	n, size := transport.Alike(c), c.Type.Size()
 	_, longest := parts(c, r.size)
 	short := longest*size <= inline
 	_, own := partOf(c, r.rank)
@@ -260,7 +261,7 @@ func (r *Comm) gather(c *coll.Call) error {
 }
 
 func (r *Comm) scatter(c *coll.Call) error {
-	n, size := alike(c), c.Type.Size()
+	n, size := transport.Alike(c), c.Type.Size()
 	whole, _ := parts(c, r.size)
 	short, gives := whole*size <= inline, 0
 	if r.rank == int(c.Root) {
@@ -278,7 +279,7 @@ func (r *Comm) scatter(c *coll.Call) error {
 
 // reduceParts makes a ReduceScatter or a ReduceScatterV.
 func (r *Comm) reduceParts(c *coll.Call) error {
-	n, size := alike(c), c.Type.Size()
+	n, size := transport.Alike(c), c.Type.Size()
 	whole, _ := parts(c, r.size)
 	short := whole*size <= inline
 	if err := r.meet(c, n, c.Src, onDesk(whole*size, short)); err != nil {

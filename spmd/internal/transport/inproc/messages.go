@@ -1,7 +1,6 @@
 package inproc
 
 import (
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -113,8 +112,8 @@ func (r *Comm) receive(c *coll.Call) error {
 	}
 	m := b.take()
 	defer b.recycle(m)
-	if want := c.N * c.Type.Size(); len(m) != want {
-		return r.failed(c, fmt.Errorf("message from rank %d has %d bytes, %d (%d %v elements) expected", from, len(m), want, c.N, c.Type))
+	if len(m) != c.N*c.Type.Size() {
+		return r.failed(c, transport.WrongLength(c, len(m)))
 	}
 	copy(bytesAt(c.Dst, len(m)), m)
 	return nil

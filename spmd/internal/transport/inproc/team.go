@@ -125,13 +125,21 @@ func (t *Team) sleep(v *atomic.Uint64, want uint64, rank int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for v.Load() < want {
-		switch {
-		case t.err != nil:
-			return fmt.Errorf("%w: %w", errEnded, t.err)
-		case t.gone[rank]:
-			return fmt.Errorf("rank %d has returned from the program, and is waited for", rank)
+		if err := t.inVain(rank); err != nil {
+			return err
 		}
 		t.changed.Wait()
+	}
+	return nil
+}
+
+// inVain is why a rank is waited for in vain; nil where it may come. The caller has the lock.
+func (t *Team) inVain(rank int) error {
+	switch {
+	case t.err != nil:
+		return fmt.Errorf("%w: %w", errEnded, t.err)
+	case t.gone[rank]:
+		return fmt.Errorf("rank %d has returned from the program, and is waited for", rank)
 	}
 	return nil
 }

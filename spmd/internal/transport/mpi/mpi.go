@@ -4,6 +4,7 @@ package mpi
 import (
 	"unsafe"
 
+	"lockstep/cudampi"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
@@ -99,4 +100,23 @@ func (t *Transport) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) (
 		}
 	}
 	return t.messages.Wait()
+}
+
+// NewMessage implements transport.Host.
+func (t *Transport) NewMessage() transport.Message { return &message{c: t.Comm.Comm} }
+
+// message is a transport.Message.
+type message struct {
+	cudampi.Request
+	c *cudampi.Comm
+}
+
+// Send implements transport.Message.
+func (m *message) Send(src unsafe.Pointer, bytes, to int) error {
+	return m.c.StartSend(&m.Request, src, bytes, to, cudampi.Pieces)
+}
+
+// Recv implements transport.Message.
+func (m *message) Recv(dst unsafe.Pointer, bytes, from int) error {
+	return m.c.StartRecv(&m.Request, dst, bytes, from, cudampi.Pieces)
 }

@@ -1,16 +1,14 @@
 // Package staged carries calls on device memory through host memory, by the communicator that the ranks have there in any
-// case. It needs neither MPI nor NCCL, and several ranks may share a GPU.
+// case. It needs neither CUDA in MPI nor NCCL, and several ranks may share a GPU.
 package staged
 
 import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/internal/elem"
 	"lockstep/internal/peer"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
@@ -31,56 +29,79 @@ func (backend) Probe(transport.Host) error { return nil }
 func (backend) Joins() bool { return false }
 
 // Open implements transport.Backend.
-func (backend) Open(at transport.Site) (transport.Opened, error) {
-	t := &Transport{host: at.Host, dev: at.Dev}
-	library := coll.Library{Kinds: at.Host.Caps().Kinds &^ coll.SetOf(coll.SendRecv)}
-	t.caps = transport.Caps{Library: library, Ordered: true, Hands: true, Now: true,
+func (backend) Open(at transport.Site) (transport.Opened, error) { return Open(at) }
+
+// Sizes are bytes, the same on all ranks. Only tests change them.
+var Sizes = struct {
+	Piece   int // of a collective that are on the host at a time
+	Chunk   int // of a message, at most
+	Message int // of memory for chunks, about
+}{2 << 20, 1 << 20, 16 << 20}
+
+// Transport is a communicator in host memory that carries device memory, in pieces: the device copies one to the host while
+// the host has the one before, and the device copies the one before that back. Their memory is pinned when the transport is
+// opened: later the driver might wait for streams that wait for a call.
+type Transport struct {
+	host    transport.Host
+	dev     *cuda.Device
+	caps    transport.Caps
+	in, out *cuda.Stream // copies from the device, and to it
+	ready   *cuda.Event  // the place of a call in its stream
+	done    *cuda.Event  // and its end
+	pinned  unsafe.Pointer
+	slots   [slots]slot
+	used    int // slots, so far
+	counts  []int
+	brought []int64 // by all ranks, and by this one
+	mail    mail
+	holds   holds
+}
+
+// Open opens the transport of a communicator. Collective.
+func Open(at transport.Site) (t *Transport, err error) {
+	// Of an AllToAllV only two ranks know what they give each other.
+	kinds := at.Host.Caps().Kinds &^ coll.SetOf(coll.SendRecv, coll.AllToAllV)
+	t = &Transport{host: at.Host, dev: at.Dev, counts: make([]int, at.Host.Size()), brought: make([]int64, signed*(at.Host.Size()+1))}
+	t.caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Ordered: true, Hands: true, Now: true,
 		NoGraph: fmt.Errorf("collectives through %s cannot be captured", Backend.Name())}
-	var err error
-	if t.pinned, err = at.Dev.MallocHost(signalBytes + 2*pinnedBytes); err != nil {
-		return nil, err
-	}
-	*(*uint32)(t.pinned) = 0
-	t.from = area{p: unsafe.Add(t.pinned, signalBytes), size: pinnedBytes}
-	t.to = area{p: unsafe.Add(t.pinned, signalBytes+pinnedBytes), size: pinnedBytes}
-	if t.copies, err = at.Dev.NewStream(0); err != nil {
-		return nil, errors.Join(err, at.Dev.FreeHost(t.pinned))
+	if err := t.alloc(); err != nil {
+		return nil, errors.Join(err, t.Close())
 	}
 	return t, nil
 }
 
-const (
-	signalBytes = 64
-	pinnedBytes = 1 << 20 // of each area
-)
+// signalBytes is the place of a word that held streams wait for.
+const signalBytes = 64
 
-// Transport is a communicator in host memory that carries device memory. A call waits for its stream, copies what it reads
-// to the host, is made there, and copies what it has written back.
-type Transport struct {
-	host   transport.Host
-	dev    *cuda.Device
-	caps   transport.Caps
-	copies *cuda.Stream
-	from   area // of operands
-	to     area // of results
-	calls  []coll.Call
-	pinned unsafe.Pointer // memory; at first comes a word that held streams wait for
-
-	mu    sync.Mutex // of what follows, since streams are held beside a call
-	turn  uint32     // of the last that is held
-	spare []*cuda.Event
+func (t *Transport) alloc() (err error) {
+	_, greatest := t.dev.Priorities()
+	for _, s := range []**cuda.Stream{&t.in, &t.out} {
+		if *s, err = t.dev.NewStream(greatest); err != nil {
+			return err
+		}
+	}
+	events := []**cuda.Event{&t.ready, &t.done}
+	for i := range t.slots {
+		events = append(events, &t.slots[i].here, &t.slots[i].gone)
+	}
+	for _, e := range events {
+		if *e, err = t.dev.NewEvent(false); err != nil {
+			return err
+		}
+	}
+	t.mail.init(t.host, t.dev)
+	if t.pinned, err = t.dev.MallocHost(signalBytes + 2*slots*Sizes.Piece + t.mail.bytes()); err != nil {
+		return err
+	}
+	*(*uint32)(t.pinned) = 0
+	t.holds = holds{dev: t.dev, word: t.pinned, end: t.out}
+	at := unsafe.Add(t.pinned, signalBytes)
+	for i := range t.slots {
+		t.slots[i].from, t.slots[i].to = unsafe.Add(at, 2*i*Sizes.Piece), unsafe.Add(at, (2*i+1)*Sizes.Piece)
+	}
+	t.mail.use(unsafe.Add(at, 2*slots*Sizes.Piece))
+	return nil
 }
-
-// area is memory for copies: pinned, and for long calls memory of Go's, since to pin more the driver might wait for streams
-// that wait for this very call.
-type area struct {
-	p    unsafe.Pointer
-	size int
-	long []uint64
-}
-
-// piece is the most bytes of an all-reduce, a reduce or a broadcast that are on the host at a time.
-const piece = 8 << 20
 
 // Name implements transport.Transport.
 func (t *Transport) Name() string { return Backend.Name() }
@@ -93,8 +114,11 @@ func (t *Transport) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
 func (t *Transport) Do(q transport.Queue, c coll.Call) error {
+	if c.Kind.Traits().Message {
+		return t.Group(q, []coll.Call{c}, nil)
+	}
 	c.Counts, c.RecvCounts = slices.Clone(c.Counts), slices.Clone(c.RecvCounts)
-	return t.hand(q, func(s *cuda.Stream) error { return t.make(s, &c) })
+	return t.hand(q, t.pieces(&c).steps <= 1, func(in, out *cuda.Stream) error { return t.Make(in, out, &c, false) })
 }
 
 // Group implements transport.Transport.
@@ -102,188 +126,60 @@ func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) e
 	if len(cs) == 0 {
 		return nil
 	}
-	list := transport.AppendMessages(nil, cs)
-	return t.hand(q, func(s *cuda.Stream) error { return t.exchange(s, list) })
+	list, bytes := transport.AppendMessages(nil, cs), 0
+	for i := range list {
+		bytes += list[i].N * list[i].Type.Size()
+	}
+	return t.hand(q, bytes <= t.mail.chunk, func(in, out *cuda.Stream) error { return t.mail.exchange(list, in, out) })
 }
 
-// hand has run make a call when q has got there. It is given a stream for its copies.
-func (t *Transport) hand(q transport.Queue, run func(s *cuda.Stream) error) error {
+// hand has run make a call when q has got there. It is given streams for copies from the device and to it. These are one
+// where a call is short, if nothing is held that of q: what follows in q then needs no event.
+func (t *Transport) hand(q transport.Queue, short bool, run func(in, out *cuda.Stream) error) error {
 	s, held := q.Stream(), hold{}
 	return q.Hand(transport.Job{
 		By:   t.Name(),
-		Hold: func() (err error) { held, err = t.hold(s); return err },
+		Hold: func() (err error) { held, err = t.holds.hold(s); return err },
 		Run: func() error {
-			if held.ready == nil {
-				return run(s)
+			switch {
+			case held.ready == nil && short:
+				return run(s, s)
+			case held.ready == nil:
+				return t.between(s, run)
+			case short:
+				return errors.Join(t.after(held.ready, t.out), run(t.out, t.out), t.holds.release(held))
 			}
-			err := t.copies.Wait(held.ready)
-			if err == nil {
-				err = run(t.copies)
-			}
-			return errors.Join(err, t.release(held))
+			return errors.Join(t.after(held.ready, t.in, t.out), run(t.in, t.out), t.holds.release(held))
 		},
-		Release: func() error { return t.release(held) },
+		Release: func() error { return t.holds.release(held) },
 	})
 }
 
-// hold is a stream that waits for a call.
-type hold struct {
-	ready *cuda.Event // of what comes before it
-	turn  uint32
-}
-
-func (t *Transport) hold(s *cuda.Stream) (h hold, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var e *cuda.Event
-	if n := len(t.spare); n > 0 {
-		e, t.spare = t.spare[n-1], t.spare[:n-1]
-	} else if e, err = t.dev.NewEvent(false); err != nil {
-		return h, err
+// between has run make copies after what is enqueued on s, and s wait for them.
+func (t *Transport) between(s *cuda.Stream, run func(in, out *cuda.Stream) error) error {
+	err := t.ready.Record(s)
+	if err == nil {
+		err = t.after(t.ready, t.in, t.out)
 	}
-	if err = e.Record(s); err == nil {
-		err = s.WaitValue(t.pinned, t.turn+1)
+	if err == nil {
+		err = run(t.in, t.out)
+	}
+	if err == nil {
+		err = t.done.Record(t.out)
 	}
 	if err != nil {
-		t.spare = append(t.spare, e)
-		return h, err
+		return err
 	}
-	t.turn++
-	return hold{e, t.turn}, nil
+	return s.Wait(t.done)
 }
 
-// release lets a stream go on, behind the copies of its call.
-func (t *Transport) release(h hold) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.spare = append(t.spare, h.ready)
-	return t.copies.WriteValue(t.pinned, h.turn)
-}
-
-// room is where an area has so many bytes.
-func (a *area) room(bytes int) unsafe.Pointer {
-	if bytes <= a.size {
-		return a.p
-	}
-	if words := (bytes + 7) / 8; len(a.long) < words {
-		a.long = make([]uint64, words)
-	}
-	return unsafe.Pointer(&a.long[0])
-}
-
-// make makes a collective, or a message, with copies on s, for which it waits.
-func (t *Transport) make(s *cuda.Stream, c *coll.Call) error {
-	if c.Kind.Traits().Message {
-		return t.exchange(s, []coll.Call{*c})
-	}
-	switch c.Kind {
-	case coll.AllReduce, coll.Reduce, coll.Broadcast:
-	default:
-		return t.whole(s, c)
-	}
-	each, size := piece/c.Type.Size(), c.Type.Size()
-	for lo := 0; lo == 0 || lo < c.N; lo += each {
-		part := *c
-		part.N = min(each, c.N-lo)
-		part.Dst = unsafe.Add(c.Dst, lo*size)
-		if c.Src != nil {
-			part.Src = unsafe.Add(c.Src, lo*size)
-		}
-		if err := t.whole(s, &part); err != nil {
+func (t *Transport) after(e *cuda.Event, streams ...*cuda.Stream) error {
+	for _, s := range streams {
+		if err := s.Wait(e); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// whole makes a collective at once.
-func (t *Transport) whole(s *cuda.Stream, c *coll.Call) error {
-	if c.Kind == coll.Barrier {
-		if err := t.host.WaitStream(s); err != nil {
-			return err
-		}
-		return t.host.Make(c)
-	}
-	rank, size := t.host.Rank(), c.Type.Size()
-	writes, reads := c.Extents(rank, t.host.Size())
-	on := *c
-	on.Dst, on.Src = t.to.room(writes*size), nil
-	if c.Kind == coll.Broadcast {
-		if rank == int(c.Root) {
-			from := c.Src
-			if from == nil {
-				from = c.Dst
-			}
-			if writes > 0 {
-				if err := s.Copy(on.Dst, from, writes*size); err != nil {
-					return err
-				}
-			}
-			if from == c.Dst {
-				writes = 0
-			}
-		}
-	} else if on.Src = t.from.room(reads * size); reads > 0 {
-		if err := s.Copy(on.Src, c.Src, reads*size); err != nil {
-			return err
-		}
-	}
-	if err := t.host.WaitStream(s); err != nil {
-		return err
-	}
-	if err := t.host.Make(&on); err != nil {
-		return err
-	}
-	if writes > 0 {
-		if err := s.Copy(c.Dst, on.Dst, writes*size); err != nil {
-			return err
-		}
-	}
-	return t.host.WaitStream(s) // the next call uses the memory
-}
-
-// exchange makes messages that start together.
-func (t *Transport) exchange(s *cuda.Stream, list []coll.Call) error {
-	out, in := 0, 0
-	for i := range list {
-		if n := list[i].N * list[i].Type.Size(); list[i].Kind == coll.Send {
-			out += n
-		} else {
-			in += n
-		}
-	}
-	from, to := t.from.room(out), t.to.room(in)
-	out, in = 0, 0
-	t.calls = t.calls[:0]
-	for _, m := range list {
-		n := m.N * m.Type.Size()
-		if m.Kind == coll.Send {
-			src := elem.At(from, out, n, elem.Uint8)
-			if n > 0 {
-				if err := s.Copy(src, m.Src, n); err != nil {
-					return err
-				}
-			}
-			m.Src, out = src, out+n
-		} else {
-			m.Dst, in = elem.At(to, in, n, elem.Uint8), in+n
-		}
-		t.calls = append(t.calls, m)
-	}
-	if err := t.host.WaitStream(s); err != nil {
-		return err
-	}
-	if err := t.host.Group(nil, t.calls, nil); err != nil {
-		return err
-	}
-	for i, m := range list {
-		if n := m.N * m.Type.Size(); m.Kind == coll.Recv && n > 0 {
-			if err := s.Copy(m.Dst, t.calls[i].Dst, n); err != nil {
-				return err
-			}
-		}
-	}
-	return t.host.WaitStream(s)
 }
 
 // Why implements transport.Opened.
@@ -299,14 +195,22 @@ func (t *Transport) Peers() *peer.Comm { return nil }
 
 // Close implements transport.Opened. It waits for nobody.
 func (t *Transport) Close() error {
-	if t.copies == nil {
-		return nil
+	var err error
+	for _, s := range []*cuda.Stream{t.in, t.out} {
+		if s != nil {
+			err = errors.Join(err, s.Synchronize(), s.Close())
+		}
 	}
-	err := errors.Join(t.copies.Synchronize(), t.copies.Close())
-	for _, e := range t.spare {
-		err = errors.Join(err, e.Close())
+	events := append(t.holds.spare, t.ready, t.done)
+	for i := range t.slots {
+		events = append(events, t.slots[i].here, t.slots[i].gone)
+	}
+	for _, e := range append(events, t.mail.events()...) {
+		if e != nil {
+			err = errors.Join(err, e.Close())
+		}
 	}
 	err = errors.Join(err, t.dev.FreeHost(t.pinned))
-	t.copies, t.spare, t.pinned = nil, nil, nil
+	*t = Transport{host: t.host, dev: t.dev, caps: t.caps}
 	return err
 }
