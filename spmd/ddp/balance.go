@@ -5,12 +5,14 @@ import (
 	"math"
 )
 
-// Balance divides layers between the stages of a pipeline, which each take some that follow each
-// other, at least one: so that the slowest stage takes as little time as can be, and among the ways
-// that do so the sums are most alike. costs are the layers' times, in any unit; what a first or
-// last stage has beside layers belongs to the first or last of them. It returns where each stage
-// ends: stage k has the layers from the end of the one before, or 0, to below ends[k]. It panics
-// where there are fewer layers than stages, no stage, or a time that is not a number of at least 0.
+// Balance divides layers between the stages of a pipeline. Each stage takes at least one layer, and
+// its layers follow each other. The slowest stage takes as little time as possible; among such
+// divisions Balance takes the one with the most even sums.
+//
+// costs are the layers' times, in any unit. Work of a first or last stage beside layers belongs to
+// the first or last of them. Balance returns where each stage ends: stage k has the layers from the
+// end of the one before, or 0, to below ends[k]. It panics if there are fewer layers than stages,
+// no stage, or a time that is not a number of at least 0.
 func Balance(costs []float64, stages int) (ends []int) {
 	n := len(costs)
 	if stages < 1 || n < stages {
@@ -38,9 +40,9 @@ func Balance(costs []float64, stages int) (ends []int) {
 	return ends
 }
 
-// divide returns the least value that a division of the layers between the stages can have, and
-// where stage k of 1, 2, ... begins in the best of those that end before layer j: begins[k][j].
-// join makes the value of a division of that without the last stage and the time of this one.
+// divide returns the least value of a division of the layers between the stages. It also returns
+// where stage k of 1, 2, ... begins in the best division that ends before layer j: begins[k][j].
+// join makes the value of a division from that without the last stage, and the time of this one.
 func divide(sums []float64, stages int, join func(before, sum float64) float64) (least float64, begins [][]int) {
 	n := len(sums) - 1
 	values := make([][]float64, stages+1) // as begins

@@ -45,7 +45,8 @@ func TestBalance(t *testing.T) {
 		})
 	}
 	for _, bad := range []func(){
-		func() { ddp.Balance([]float64{1}, 2) }, func() { ddp.Balance(nil, 0) }, func() { ddp.Balance([]float64{math.NaN()}, 1) },
+		func() { ddp.Balance([]float64{1}, 2) }, func() { ddp.Balance(nil, 0) },
+		func() { ddp.Balance([]float64{math.NaN()}, 1) },
 	} {
 		func() {
 			defer func() {
@@ -86,7 +87,7 @@ func divisions(n, stages int, before []int, fn func(ends []int)) {
 	}
 }
 
-// The norm of what the ranks have together, though some have none of it, and clipped once.
+// The norm is that of all ranks together, though some have no elements, and clipped once.
 func TestNorm(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1, 2, 3, 4}, testNorm)
 	spmdtest.Run(t, []int{3}, testNorm)

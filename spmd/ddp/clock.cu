@@ -1,7 +1,8 @@
-// What package ddp has of a GPU that Go has not.
+// Package ddp's use of a GPU that Go does not have.
 #include "spmd.cuh"
 
-// times[point] = the time in nanoseconds; where point is odd what has passed since the point before is added to it.
+// times[point] = the time in nanoseconds. If point is odd, the time since the point before is added
+// to it.
 //
 //	stage_clock_i64(times, point I32)
 extern "C" __global__ void stage_clock_i64(long long *times, int point) {

@@ -1,10 +1,17 @@
-// Package ddp is what a data-parallel training loop needs beside collectives: replicas that start alike and are checked to
-// stay so, the reduction of gradients while the backward pass goes on, the clipping of their norm, and loops over uneven
-// data that end on all ranks together.
+// Package ddp holds the parts of a distributed training loop: data parallelism, sharding, pipelines
+// and tensor parallelism. Each part stands alone.
 //
-// Where the ranks are to share the training state instead of each having all of it, a Partition says which elements each
-// has, a Gatherer gathers parameters when a layer needs them, and a Scatterer reduces gradients to the ranks' parts. A
-// Pipeline divides the layers, as Balance says, and takes as long as its Schedule; a Norm is that of a gradient of which
-// each rank has a part. Where ranks divide the products inside a layer, Rows says how they share the rows of what lies
-// between.
+// Data parallelism: SyncStart and CheckSame make replicas start alike and check that they stay so.
+// A Reducer reduces gradients while the backward pass goes on. ClipNorm clips their norm. Together
+// ends loops over uneven data on all ranks together.
+//
+// Sharding: a Partition says which elements of the training state each rank has. A Gatherer gathers
+// parameters when a layer needs them. A Scatterer reduces gradients to the ranks' parts. A Norm is
+// the norm of a gradient whose parts the ranks have.
+//
+// Pipelines: a Pipeline runs micro-batches through layers that the ranks divide. Balance divides
+// them, and NewSchedule calculates how long a run takes.
+//
+// Tensor parallelism: Rows says how ranks that divide the products inside a layer share the rows
+// between the products.
 package ddp

@@ -82,9 +82,8 @@ func TestTogether(t *testing.T) {
 	})
 }
 
-// TestReducer checks sums against a closed form, for gradients in one arena, in
-// backward order, and in pieces; and that buckets are reduced before the rest is
-// ready.
+// The sums follow a closed form, for gradients in one arena, in backward order, and in pieces.
+// Buckets are reduced before the rest is ready.
 func TestReducer(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		compute := spmdtest.Stream(t, w, "compute")
@@ -111,7 +110,8 @@ func TestReducer(t *testing.T) {
 				for i, g := range grads {
 					for _, j := range []int{0, g.Len() - 1} {
 						if got, want := g.At(j), float32((i+1)*ranks*(step+1)); got != want {
-							t.Fatalf("buckets of %d bytes, step %d: gradient %d is %v, want %v", bytes, step, i, got, want)
+							t.Fatalf("buckets of %d bytes, step %d: gradient %d is %v, want %v", bytes,
+								step, i, got, want)
 						}
 					}
 				}
@@ -129,9 +129,10 @@ func TestReducer(t *testing.T) {
 			spmdtest.Must(t, r.Close())
 		}
 
-		// What lies between two gradients is not a gradient.
+		// The elements between two gradients are not a gradient.
 		between := arena.Slice(100, 110)
-		apart, err := ddp.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 100), arena.Slice(110, 200), between},
+		apart, err := ddp.NewReducer(w.Comm(),
+			[]spmd.Buffer[float32]{arena.Slice(0, 100), arena.Slice(110, 200), between},
 			ddp.ReducerConfig{BucketBytes: 1})
 		spmdtest.Must(t, err)
 		spmdtest.Must(t, arena.SetAll(1))
@@ -146,7 +147,8 @@ func TestReducer(t *testing.T) {
 			}
 		}
 		spmdtest.Must(t, apart.Close())
-		if _, err := ddp.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 10), arena.Slice(9, 20)}, ddp.ReducerConfig{}); err == nil ||
+		if _, err := ddp.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 10), arena.Slice(9, 20)},
+			ddp.ReducerConfig{}); err == nil ||
 			!strings.Contains(err.Error(), "gradients 0 and 1 overlap") {
 			t.Errorf("gradients that overlap: %v", err)
 		}

@@ -9,9 +9,11 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// The gradients of two layers are added over the ranks while the backward pass goes on: the last layer's first.
+// The gradients of two layers are added over the ranks while the backward pass goes on: the last
+// layer's first.
 func ExampleReducer() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 2, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 2, func(_ context.Context, w *spmd.World) error {
 		s, err := w.NewStream("backward")
 		last, err2 := spmd.Alloc[float32](w, 100)
 		first, err3 := spmd.Alloc[float32](w, 100)
@@ -40,9 +42,11 @@ func ExampleReducer() {
 	// <nil>
 }
 
-// Two ranks share the weights of two layers, of 3 and of 4 numbers. Each layer's are whole while it computes.
+// Two ranks share the weights of two layers, of 3 and of 4 numbers. Each layer's are whole while it
+// computes.
 func ExampleGatherer() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 2, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 2, func(_ context.Context, w *spmd.World) error {
 		part := ddp.NewPartition(w.Rank(), w.Size(), 1, 3, 4)
 		shard, err := spmd.Alloc[float32](w, part.ShardLen()) // what this rank keeps, and updates
 		arena, err2 := spmd.Alloc[float32](w, part.Len())     // both layers; of many only some have memory at a time
@@ -55,9 +59,10 @@ func ExampleGatherer() {
 			return err
 		}
 		layers := []spmd.Buffer[float32]{arena.Slice(part.Bucket(0)), arena.Slice(part.Bucket(1))}
-		g, err := ddp.NewGatherer(w.Comm(), layers, ddp.GathererConfig[float32]{Before: func(i int, own spmd.Buffer[float32], s *spmd.Stream) error {
-			return spmd.Copy(s, own, shard.Slice(part.Shard(i)))
-		}})
+		g, err := ddp.NewGatherer(w.Comm(), layers,
+			ddp.GathererConfig[float32]{Before: func(i int, own spmd.Buffer[float32], s *spmd.Stream) error {
+				return spmd.Copy(s, own, shard.Slice(part.Shard(i)))
+			}})
 		if err != nil {
 			return err
 		}
@@ -66,7 +71,7 @@ func ExampleGatherer() {
 			err = g.Begin(pass, s)
 		}
 		for i := range layers {
-			err = errors.Join(err, g.Need(i, s)) // what comes now on s has layer i, until its use is done
+			err = errors.Join(err, g.Need(i, s)) // commands from here on s have layer i, until its use is done
 			err = errors.Join(err, g.Done(i, s))
 		}
 		whole := make([]float32, arena.Len())
@@ -85,7 +90,8 @@ func ExampleGatherer() {
 // The gradients of a layer with 4 weights are added over two ranks, which get half of the sum each.
 func ExampleScatterer() {
 	sums := [2][2]float32{}
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 2, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 2, func(_ context.Context, w *spmd.World) error {
 		grad, err := spmd.Alloc[float32](w, 4)
 		shard, err2 := spmd.Alloc[float32](w, 2)
 		s, err3 := w.NewStream("backward")
@@ -109,12 +115,13 @@ func ExampleScatterer() {
 	// [[6 6] [6 6]] <nil>
 }
 
-// Micro-batches go through two stages and back: the second finds what the first has read, the first the gradient that the
-// second sends.
+// Micro-batches go through two stages and back. The second finds the numbers that the first has
+// read, the first the gradient that the second sends.
 func ExamplePipeline() {
 	const micro = 3
 	all := [2][micro]float32{}
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 2, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 2, func(_ context.Context, w *spmd.World) error {
 		p, err := ddp.NewPipeline[float32](w.Comm(), 1, micro)
 		data, err2 := spmd.Alloc[float32](w, micro)
 		found, err3 := spmd.Alloc[float32](w, micro)

@@ -10,10 +10,10 @@ import (
 
 // Gatherer gathers buckets of which each rank has one part: the sharded parameters of a layer, when
 // the layer needs them. It gathers ahead of their use, on a stream of its own, in the order of a
-// Pass. Buckets may have the same memory, so that only some of them are whole at a time.
+// Pass. Buckets may share memory, so that only some of them are whole at a time.
 //
 // In a pass, call Begin, then for each use in its order Need before the commands that read the
-// bucket and Done after them, and End. None of these blocks, and all may be captured in a graph.
+// bucket and Done after them, and End. These calls do not block, and may be captured in a graph.
 type Gatherer[T spmd.Elem] struct {
 	c       spmd.Comm
 	s       *spmd.Stream
@@ -28,13 +28,12 @@ type Gatherer[T spmd.Elem] struct {
 	done   int // uses that Done was called for
 }
 
-// GathererConfig sets up a Gatherer. The zero value gathers what lies in the buckets.
+// GathererConfig sets up a Gatherer. With the zero value the ranks' parts lie in the buckets.
 type GathererConfig[T spmd.Elem] struct {
-	// Before enqueues on s what writes this rank's part of bucket i, before it is gathered. nil
-	// means that the part lies there already.
+	// Before enqueues on s the commands that write this rank's part of bucket i, before it is
+	// gathered. nil means that the part lies there already.
 	Before func(i int, part spmd.Buffer[T], s *spmd.Stream) error
-	// After enqueues on s what is to follow the gathering of bucket i, before the bucket is used.
-	// It may be nil.
+	// After enqueues on s commands between the gathering of bucket i and its use. It may be nil.
 	After func(i int, s *spmd.Stream) error
 }
 
@@ -104,7 +103,7 @@ func closeEvents(es []*spmd.Event) (err error) {
 }
 
 // Pass returns the pass that uses the buckets with these numbers, in this order. A bucket that is
-// used again is gathered again only where another has taken its memory in between.
+// used again is gathered again only if another has taken its memory in between.
 func (g *Gatherer[T]) Pass(buckets ...int) (*Pass, error) {
 	p := &Pass{uses: make([]use, len(buckets))}
 	for k, i := range buckets {
@@ -123,14 +122,15 @@ func (g *Gatherer[T]) Pass(buckets ...int) (*Pass, error) {
 	return p, nil
 }
 
-// Begin begins a pass: the gathering of the first buckets, after what s holds. It begins anew
-// where a pass was left early.
+// Begin begins a pass: it gathers the first buckets, after the commands that s holds. It begins
+// anew if a pass was left early.
 func (g *Gatherer[T]) Begin(p *Pass, s *spmd.Stream) error {
 	g.pass, g.begun, g.needed, g.done = p, 0, 0, 0
 	return g.gather(s)
 }
 
-// gather enqueues the gathering of what is next and has its memory free when what s holds has run.
+// gather enqueues the gathering of the next buckets whose memory is free when the commands in s
+// have run.
 func (g *Gatherer[T]) gather(s *spmd.Stream) error {
 	joined := false
 	for ; g.begun < len(g.pass.uses); g.begun++ {
@@ -174,8 +174,8 @@ func (g *Gatherer[T]) one(i int) error {
 	return g.whole[i].Record(g.s)
 }
 
-// Need makes s wait until bucket i is whole. It is the next use of the pass. Fails where the
-// bucket's memory is another's, whose use is not done.
+// Need makes s wait until bucket i is whole. It is the next use of the pass. It fails if another
+// bucket, whose use is not done, has the memory.
 func (g *Gatherer[T]) Need(i int, s *spmd.Stream) error {
 	switch {
 	case g.pass == nil:
@@ -192,8 +192,8 @@ func (g *Gatherer[T]) Need(i int, s *spmd.Stream) error {
 	return s.Wait(g.whole[i])
 }
 
-// Done says that the commands that s holds are the last that use bucket i, until it is needed
-// again. The uses are done in the order of the pass.
+// Done says that no later command uses bucket i, until it is needed again. The uses are done in the
+// order of the pass.
 func (g *Gatherer[T]) Done(i int, s *spmd.Stream) error {
 	if g.pass == nil || g.done == g.needed || g.pass.uses[g.done].bucket != i {
 		return fmt.Errorf("%s: Done(%d): that is not the first bucket in use", ccall.At(), i)
@@ -202,7 +202,7 @@ func (g *Gatherer[T]) Done(i int, s *spmd.Stream) error {
 	return g.gather(s)
 }
 
-// End ends a pass. It fails where uses are left.
+// End ends a pass. It fails if uses are left.
 func (g *Gatherer[T]) End(s *spmd.Stream) error {
 	if g.pass == nil || g.done < len(g.pass.uses) {
 		return fmt.Errorf("%s: End: not all uses of the pass are done", ccall.At())
@@ -218,5 +218,5 @@ func (g *Gatherer[T]) End(s *spmd.Stream) error {
 // Stream returns the stream on which the buckets are gathered, for measuring.
 func (g *Gatherer[T]) Stream() *spmd.Stream { return g.s }
 
-// Close waits for what is on its way and ends the gatherer.
+// Close waits for the gathering in flight and ends the gatherer.
 func (g *Gatherer[T]) Close() error { return errors.Join(g.s.Close(), closeEvents(g.whole)) }

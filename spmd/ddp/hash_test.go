@@ -8,7 +8,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A hash is of the bytes alone, wherever they begin, and each of them counts.
+// A hash depends on the bytes alone, wherever they begin, and on each of them.
 func TestHash(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	c := spmdtest.Config()

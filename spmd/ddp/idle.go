@@ -8,15 +8,16 @@ import (
 	"lockstep/spmd"
 )
 
-// StageTime is what a stage of a pipeline has measured of its runs.
+// StageTime is a stage's measurement of its runs.
 type StageTime struct {
 	Whole   time.Duration // from the begin to the end of each run, in the stage's stream
-	Waiting time.Duration // the part of it in messages: mostly until a neighbour gets there
+	Waiting time.Duration // its part in messages: mostly until a neighbour gets there
 }
 
-// Idle returns for each stage of a pipeline the part of the time in which it has nothing to do: until it has the first
-// input, in messages, and from its end to that of the stage that takes longest. Stages begin a run together where the
-// one before has ended on all. It is 0 for all where nothing was measured.
+// Idle returns, for each stage of a pipeline, the part of the time in which it has nothing to do:
+// until it has the first input, in messages, and from its end to that of the stage that takes
+// longest. Stages begin a run together if the one before has ended on all. It is 0 for all if
+// nothing was measured.
 func Idle(stages []StageTime) []float64 {
 	idle, longest := make([]float64, len(stages)), time.Duration(0)
 	for _, s := range stages {
@@ -30,7 +31,8 @@ func Idle(stages []StageTime) []float64 {
 	return idle
 }
 
-// The places of what a stage measures in memory of its device: where an interval began, then the sum of those that ended.
+// The places of a stage's measurements in memory of its device: the begin of an interval, then the
+// sum of those that ended.
 const (
 	runBegins = iota
 	runEnds
@@ -39,7 +41,7 @@ const (
 	nPoints
 )
 
-// epoch is what the host counts its time from.
+// The host counts its time from epoch.
 var epoch = time.Now()
 
 //go:embed clock.cu
@@ -59,7 +61,7 @@ func notePoint(times []int64, point int, now int64) {
 	times[point] = now
 }
 
-// measure takes the memory for what a stage measures, and has runs do so.
+// measure takes the memory for a stage's measurements, and makes runs measure.
 func (p *Pipeline[T]) measure(w *spmd.World) error {
 	var err error
 	if p.times, err = spmd.Alloc[int64](w, nPoints); err != nil {
@@ -71,15 +73,15 @@ func (p *Pipeline[T]) measure(w *spmd.World) error {
 	return p.times.SetAll(0)
 }
 
-// at enqueues that a point of a run is noted, where runs are measured.
+// at enqueues the note of a point of a run, if runs are measured.
 func (r *run[T]) at(point int) {
 	if r.err == nil && r.measured {
 		r.err = r.note(r.s, point)
 	}
 }
 
-// Time returns what this stage has measured since ForgetTime. It is measured in jobs with --summary or --trace, elsewhere
-// it costs nothing and is 0. It blocks for runs that are enqueued.
+// Time returns this stage's measurements since ForgetTime. Jobs with --summary or --trace measure;
+// elsewhere measuring costs nothing, and Time returns 0. It blocks for runs that are enqueued.
 func (p *Pipeline[T]) Time(s *spmd.Stream) (StageTime, error) {
 	if p.note == nil {
 		return StageTime{}, nil
@@ -89,7 +91,7 @@ func (p *Pipeline[T]) Time(s *spmd.Stream) (StageTime, error) {
 	return StageTime{Whole: time.Duration(x[runEnds]), Waiting: time.Duration(x[waitEnds])}, err
 }
 
-// ForgetTime enqueues on s that Time begins with the runs that follow.
+// ForgetTime enqueues on s that Time begins with later runs.
 func (p *Pipeline[T]) ForgetTime(s *spmd.Stream) error {
 	if p.note == nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The kernels of a stage whose clock the test keeps: time passes where tick says so, and messages carry the time at which
-// they were sent, so that who gets one is not before its sender.
+// The kernels of a stage whose clock the test keeps. Time passes only in tick. Messages carry the
+// time at which they were sent, so that a receiver is not before its sender.
 var (
 	tick = spmd.NewKernel("tick_i64", "", func(a spmd.Args) error {
 		clock, stamp := spmd.ArgSlice[int64](a, 0), spmd.ArgSlice[int64](a, 1)
@@ -54,8 +54,9 @@ func gathered(t *testing.T, w *spmd.World, x StageTime) []StageTime {
 	return times
 }
 
-// Of stages that take a known time each the measured part in which they wait is what it is by the order of the passes: a
-// stage works m·t of the whole, t its time of both. The whole is what NewSchedule calculates, and by the closed forms.
+// The measured waiting of stages with known times follows from the order of the passes: a stage
+// works m·t of the whole, t its time of both. The whole is what NewSchedule calculates, and that of
+// the closed forms.
 func TestIdle(t *testing.T) {
 	spmdtest.HostOnly(t, "the clock is the test's own")
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
@@ -106,21 +107,25 @@ func TestIdle(t *testing.T) {
 				calculated := NewSchedule(passes, micro)
 				whole := closedLength(w.Size(), micro, slow, PassTime{100, 200}, PassTime{350, 700})
 				if got := longest(all); float64(got) != whole || calculated.Length != whole {
-					t.Errorf("%d micro-batches, stage %d slow: %d ns, calculated %v, want %v", micro, slow, got, calculated.Length, whole)
+					t.Errorf("%d micro-batches, stage %d slow: %d ns, calculated %v, want %v", micro, slow,
+						got, calculated.Length, whole)
 				}
 				if got := float64(x.Whole); got != calculated.Ends[w.Rank()] {
-					t.Errorf("%d micro-batches, stage %d slow: stage %d ends after %v ns, calculated %v", micro, slow, w.Rank(), got, calculated.Ends[w.Rank()])
+					t.Errorf("%d micro-batches, stage %d slow: stage %d ends after %v ns, calculated %v",
+						micro, slow, w.Rank(), got, calculated.Ends[w.Rank()])
 				}
 				for r, got := range Idle(all) {
 					f, b := times(r)
-					if want := 1 - float64(int64(micro)*(f+b))/whole; math.Abs(got-want) > 1e-12 || math.Abs(calculated.Idle[r]-want) > 1e-12 {
-						t.Errorf("%d micro-batches, stage %d slow: stage %d waits %v of the time, calculated %v, want %v", micro, slow, r, got, calculated.Idle[r], want)
+					if want := 1 - float64(int64(micro)*(f+b))/whole; math.Abs(got-want) > 1e-12 ||
+						math.Abs(calculated.Idle[r]-want) > 1e-12 {
+						t.Errorf("%d micro-batches, stage %d slow: stage %d waits %v of the time, "+
+							"calculated %v, want %v", micro, slow, r, got, calculated.Idle[r], want)
 					}
 					if want := p.Bubble(); slow < 0 && math.Abs(got-want) > 1e-12 {
 						t.Errorf("%d micro-batches: stage %d waits %v of the time, Bubble says %v", micro, r, got, want)
 					}
 				}
-				// What follows ForgetTime counts alone.
+				// Only runs after ForgetTime count.
 				spmdtest.Must(t, p.ForgetTime(s))
 				x, err = p.Time(s)
 				spmdtest.Must(t, err)
@@ -145,8 +150,8 @@ extern "C" __global__ void spend(long long ns) {
 	return nil
 })
 
-// The clock of the device says what a stage spends, and who waits for whom, in graphs too; a World that shows no summary
-// measures nothing.
+// The clock of the device says how long a stage works, and who waits for whom, in graphs too. A
+// World that shows no summary measures nothing.
 func TestIdleMeasured(t *testing.T) {
 	if spmdtest.Device() == "emulate" {
 		t.Skip("PTX, as of the kernel that spends time, is not emulated")
@@ -163,8 +168,10 @@ func TestIdleMeasured(t *testing.T) {
 		}
 		work := func() error { return spend.Launch(s, spmd.Cover1D(1, 32), spmd.I64(int(own))) }
 		stage := Stage[float32]{
-			Forward:  func(int, int, spmd.Buffer[float32], spmd.Buffer[float32]) error { return work() },
-			Backward: func(int, int, spmd.Buffer[float32], spmd.Buffer[float32], spmd.Buffer[float32]) error { return work() },
+			Forward: func(int, int, spmd.Buffer[float32], spmd.Buffer[float32]) error { return work() },
+			Backward: func(int, int, spmd.Buffer[float32], spmd.Buffer[float32], spmd.Buffer[float32]) error {
+				return work()
+			},
 		}
 		run := func() StageTime {
 			t.Helper()
@@ -182,10 +189,12 @@ func TestIdleMeasured(t *testing.T) {
 		check := func(what string) {
 			t.Helper()
 			x := run()
-			if busy := x.Whole - x.Waiting; busy < 2*micro*own*99/100 || x.Waiting < 0 || w.Size() == 1 && x.Waiting != 0 {
+			if busy := x.Whole - x.Waiting; busy < 2*micro*own*99/100 || x.Waiting < 0 ||
+				w.Size() == 1 && x.Waiting != 0 {
 				t.Errorf("%s: %v, of which it waits %v, and works %v", what, x.Whole, x.Waiting, 2*micro*own)
 			}
-			// Of two it is 0.7 by the closed form. On a host that does other things too, a stage may get less of it than another.
+			// For two stages it is 0.7 by the closed form. On a busy host one stage may get less
+			// time than another.
 			idle := Idle(gathered(t, w, x))
 			if !w.OnHost() && w.Size() > 1 && !(idle[0] > 0.3 && idle[0] > idle[last]) {
 				t.Errorf("%s: the stages wait %v of the time, and the last one works four times as long", what, idle)

@@ -31,7 +31,7 @@ func squaresOnHost(lo, hi int, x []float32) float64 { return host.SumSquares(x[l
 //spmd:kernel
 func root(i int, norm *float32, sum *float64) { *norm = float32(math.Sqrt(*sum)) }
 
-// scale makes the norm of x limit where it is above.
+// scale makes the norm of x limit if it is above.
 //
 //spmd:kernel loop
 //spmd:host scaleOnHost
@@ -57,8 +57,8 @@ func addTo(i int, dst, src []float32) { dst[i] += src[i] }
 
 func addToOnHost(lo, hi int, dst, src []float32) { host.Axpy(dst[lo:hi], 1, src[lo:hi]) }
 
-// hashOf makes a hash of b that depends on every byte and its place. The words are added modulo 2^64, in which order does not
-// matter.
+// hashOf makes a hash of b that depends on every byte and its place. The words are added modulo
+// 2^64, in any order.
 //
 //spmd:kernel
 //spmd:host hashOnHost
@@ -66,7 +66,8 @@ func hashOf(i int, b []uint8) (sum uint64) {
 	at, word := 8*i, uint64(0)
 	if at+8 <= len(b) {
 		w := b[at : at+8]
-		word = uint64(w[0]) | uint64(w[1])<<8 | uint64(w[2])<<16 | uint64(w[3])<<24 | uint64(w[4])<<32 | uint64(w[5])<<40 | uint64(w[6])<<48 | uint64(w[7])<<56
+		word = uint64(w[0]) | uint64(w[1])<<8 | uint64(w[2])<<16 | uint64(w[3])<<24 | uint64(w[4])<<32 |
+			uint64(w[5])<<40 | uint64(w[6])<<48 | uint64(w[7])<<56
 	} else {
 		word = uint64(len(b)) << 56 // and up to 7
 		for k := at; k < len(b); k++ {
@@ -87,7 +88,8 @@ func hashOnHost(lo, hi int, b []uint8) (sum uint64) {
 	return sum
 }
 
-// hashWord makes the same of bytes that are words, last of what hashOf adds behind them.
+// hashWord makes the same hash of bytes that are words. last is the last that hashOf adds behind
+// them.
 //
 //spmd:kernel
 //spmd:host hashWordsOnHost
@@ -116,9 +118,9 @@ func hash(s *spmd.Stream, sum spmd.Buffer[uint64], b spmd.Buffer[uint8]) error {
 	return launchHashOf(s, sum, b.Len()/8+1, b)
 }
 
-// ClipNorm enqueues on s: norm[0] = the Euclidean norm of g. Where that is above maxNorm, g is
-// scaled so that its norm is maxNorm. maxNorm <= 0 only measures. norm has one element. The
-// result is the same on ranks whose g are.
+// ClipNorm enqueues on s: norm[0] = the Euclidean norm of g. If that is above maxNorm, g is scaled
+// so that its norm is maxNorm. maxNorm <= 0 only measures. norm has one element. The result is the
+// same on ranks with the same g.
 func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd.Buffer[float32]) error {
 	if norm.Len() != 1 {
 		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
@@ -128,10 +130,12 @@ func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd
 	if err != nil {
 		return err
 	}
-	if err := squaresKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), sum, g.Arg(), spmd.I64(n), gokernel.Report(s)); err != nil {
+	if err := squaresKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), sum, g.Arg(), spmd.I64(n),
+		gokernel.Report(s)); err != nil {
 		return err
 	}
-	if err := rootKernel.Launch(s, [3]int{1, 1, 1}, spmd.I64(1), norm.Arg(), sum, gokernel.Report(s)); err != nil || maxNorm <= 0 {
+	if err := rootKernel.Launch(s, [3]int{1, 1, 1}, spmd.I64(1), norm.Arg(), sum, gokernel.Report(s)); err != nil ||
+		maxNorm <= 0 {
 		return err
 	}
 	return launchScale(s, n, g, norm, maxNorm)

@@ -8,7 +8,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestNothingIsLeft opens and closes everything that a program opens of spmd and ddp, 10,000 times, and counts what is left.
+// The test opens and closes everything of spmd and ddp that a program opens, 10,000 times, and
+// counts what is left.
 func TestNothingIsLeft(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		c, n := w.Comm(), w.Size()
@@ -31,7 +32,9 @@ func TestNothingIsLeft(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			g, e := s.Capture(func() error { return errors.Join(spmd.Fill(s, b, 1), spmd.AllReduce(half.On(s), b, b, spmd.Max)) })
+			g, e := s.Capture(func() error {
+				return errors.Join(spmd.Fill(s, b, 1), spmd.AllReduce(half.On(s), b, b, spmd.Max))
+			})
 			note(e)
 			note(g.Launch(s))
 			note(early.Record(s))
@@ -47,7 +50,8 @@ func TestNothingIsLeft(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return errors.Join(r.Close(), gather.Close(), scatter.Close(), p.Close(), g.Close(), early.Close(), early.Close(), s.Close(), half.Close(), b.Free())
+			return errors.Join(r.Close(), gather.Close(), scatter.Close(), p.Close(), g.Close(),
+				early.Close(), early.Close(), s.Close(), half.Close(), b.Free())
 		}
 		spmdtest.NothingIsLeft(t, w, 10_000, round)
 	})

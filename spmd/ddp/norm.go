@@ -18,7 +18,8 @@ type Norm struct {
 }
 
 // NewNorm returns the norm of the elements of parts, of all ranks of c together. A rank may have
-// none. What several ranks have copies of one of them gives, and the others leave it out.
+// none. If several ranks have copies of an element, one of them gives it, and the others leave it
+// out.
 //
 // Not collective, but Clip is.
 func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
@@ -40,10 +41,10 @@ func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
 	return n, nil
 }
 
-// Clip enqueues on s: norm[0] = the Euclidean norm of the parts of all ranks together. Where that
-// is above maxNorm, this rank's parts are scaled so that it is maxNorm. maxNorm <= 0 only measures.
-// norm has one element. The result is the same on all ranks, and that of the function ClipNorm on
-// the whole vector but for the order in which the squares are added, in double.
+// Clip enqueues on s: norm[0] = the Euclidean norm of the parts of all ranks together. If that is
+// above maxNorm, this rank's parts are scaled so that it is maxNorm. maxNorm <= 0 only measures.
+// norm has one element. The result is the same on all ranks. It is ClipNorm's for the whole vector,
+// but for the order in which the squares are added, in double.
 //
 // Collective over the ranks of c, in stream order.
 func (n *Norm) Clip(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
@@ -74,5 +75,5 @@ func (n *Norm) Clip(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) 
 	return nil
 }
 
-// Close frees the memory. No Clip may be on its way.
+// Close frees the memory. No Clip may be in flight.
 func (n *Norm) Close() error { return errors.Join(n.sums.Free(), n.total.Free()) }

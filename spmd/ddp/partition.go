@@ -6,8 +6,8 @@ import "fmt"
 // bucket is padded so that the ranks have equal parts of it: rank r has the r-th. Any length and
 // any number of ranks will do.
 //
-// An arena is memory for all buckets, one after the other. A shard is memory for one rank's part
-// of each bucket, in the same order.
+// An arena is memory for all buckets, one after the other. A shard is memory for one rank's part of
+// each bucket, in the same order.
 type Partition struct {
 	rank, ranks int
 	ends        []int // of the buckets in an arena
@@ -50,21 +50,21 @@ func (p Partition) begin(i int) int {
 	return p.ends[i-1]
 }
 
-// Bucket returns where bucket i is in an arena, its padding included: elements [lo, hi).
+// Bucket returns the elements [lo, hi) of bucket i in an arena, with its padding.
 func (p Partition) Bucket(i int) (lo, hi int) { return p.begin(i), p.ends[i] }
 
-// Part returns where this rank's part of bucket i is in an arena.
+// Part returns the elements [lo, hi) of this rank's part of bucket i in an arena.
 func (p Partition) Part(i int) (lo, hi int) {
 	n := (p.ends[i] - p.begin(i)) / p.ranks
 	lo = p.begin(i) + p.rank*n
 	return lo, lo + n
 }
 
-// Shard returns where this rank's part of bucket i is in a shard.
+// Shard returns the elements [lo, hi) of this rank's part of bucket i in a shard.
 func (p Partition) Shard(i int) (lo, hi int) { return p.begin(i) / p.ranks, p.ends[i] / p.ranks }
 
-// Own returns which elements of [lo, hi), a range of bucket i in an arena, this rank has: those
-// from lo+skip on are in its shard from at to at+n. n is 0 where it has none.
+// Own returns this rank's elements of [lo, hi), a range of bucket i in an arena: those from lo+skip
+// on are in its shard from at to at+n. n is 0 if it has none.
 func (p Partition) Own(i, lo, hi int) (skip, at, n int) {
 	first, last := p.Part(i)
 	shard, _ := p.Shard(i)

@@ -8,11 +8,13 @@ import (
 	"lockstep/spmd"
 )
 
-// Pipeline runs micro-batches through a program whose layers the ranks share: rank r is stage r, and
-// gives its activations to stage r+1, which gives their gradients back. The order is 1F1B: as soon
-// as a stage has filled those after it, it does one micro-batch forward and one backward in turn.
-// So a stage holds activations of at most as many micro-batches as there are stages from it on.
-// (Narayanan and others: Memory-Efficient Pipeline-Parallel DNN Training, PipeDream-Flush.)
+// Pipeline runs micro-batches through a program whose layers the ranks share. Rank r is stage r. It
+// gives its activations to stage r+1, which gives their gradients back.
+//
+// The order is 1F1B: as soon as a stage has filled those after it, it does one micro-batch forward
+// and one backward in turn. So a stage holds activations of at most as many micro-batches as there
+// are stages from it on. Source: Narayanan and others: Memory-Efficient Pipeline-Parallel DNN
+// Training, PipeDream-Flush.
 type Pipeline[T spmd.Elem] struct {
 	c         spmd.Comm
 	micro     int              // micro-batches of a run
@@ -24,19 +26,19 @@ type Pipeline[T spmd.Elem] struct {
 	note  func(s *spmd.Stream, point int) error // enters a point of a run there, else nil
 }
 
-// Stage is what a rank does with a micro-batch. Its functions enqueue on the stream of the run.
+// Stage is a rank's work on a micro-batch. Its functions enqueue on the stream of the run.
 //
-// in is what the stage before has made, out what this one makes of it; dout and din are the
-// gradients of these. In the first stage in and din are empty: it reads the data. In the last one
-// out and dout are: it computes the loss. slot is below InFlight: what a stage keeps under it in
-// Forward, and in, are left alone until Backward of the same micro-batch is done.
+// in is the output of the stage before, out that of this one; dout and din are the gradients of
+// these. In the first stage in and din are empty: it reads the data. In the last one out and dout
+// are: it computes the loss. slot is below InFlight. A stage's memory for slot in Forward, and in,
+// are left alone until Backward of the same micro-batch is done.
 type Stage[T spmd.Elem] struct {
 	Forward  func(micro, slot int, in, out spmd.Buffer[T]) error
 	Backward func(micro, slot int, in, dout, din spmd.Buffer[T]) error
 }
 
-// NewPipeline takes the memory for runs of micro micro-batches, of each of which a stage gives
-// n elements to the next.
+// NewPipeline takes the memory for runs of micro micro-batches. A stage gives n elements of each to
+// the next.
 //
 // Collective over c in effect: every rank gives the same numbers.
 func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
@@ -72,7 +74,7 @@ func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
 	return p, nil
 }
 
-// Close frees the memory. No run may be on its way.
+// Close frees the memory. No run may be in flight.
 func (p *Pipeline[T]) Close() error {
 	err := errors.Join(p.out.Free(), p.dout.Free(), p.din.Free(), p.times.Free())
 	for _, b := range p.in {
@@ -84,22 +86,22 @@ func (p *Pipeline[T]) Close() error {
 func (p *Pipeline[T]) first() bool { return p.c.Rank() == 0 }
 func (p *Pipeline[T]) last() bool  { return p.c.Rank() == p.c.Size()-1 }
 
-// InFlight returns how many micro-batches this stage has begun and not ended, at most.
+// InFlight returns the most micro-batches that this stage has begun and not ended.
 func (p *Pipeline[T]) InFlight() int { return inFlight(p.c.Size(), p.c.Rank(), p.micro) }
 
-// Bubble returns the part of a run's time in which a stage waits, where all stages take equally
-// long and messages no time. NewSchedule has it for unequal stages.
+// Bubble returns the part of a run's time in which a stage waits, if all stages take equally long
+// and messages no time. NewSchedule has it for unequal stages.
 func (p *Pipeline[T]) Bubble() float64 {
 	idle := float64(p.c.Size() - 1)
 	return idle / (float64(p.micro) + idle)
 }
 
 // Run enqueues on s both passes of all micro-batches, and the messages between the stages. The
-// micro-batches go forward in their order, and backward in the same order. A run may be captured
-// in a graph.
+// micro-batches go forward in their order, and backward in the same order. A run may be captured in
+// a graph.
 //
-// Collective over the ranks of the pipeline, in stream order. What goes wrong in a Stage on one
-// rank is to end the job: the others wait for its messages.
+// Collective over the ranks of the pipeline, in stream order. An error in a Stage on one rank must
+// end the job: the others wait for its messages.
 func (p *Pipeline[T]) Run(s *spmd.Stream, stage Stage[T]) error {
 	r := run[T]{Pipeline: p, stage: stage, s: s, on: p.c.On(s), measured: p.note != nil}
 	r.at(runBegins)
@@ -110,7 +112,8 @@ func (p *Pipeline[T]) Run(s *spmd.Stream, stage Stage[T]) error {
 		r.message(r.toNext(), r.nothing())
 	}
 	r.message(r.nothing(), r.fromBefore(ahead))
-	// The two messages between a pair of stages, there and back, go together: neither waits for the other.
+	// The two messages between a pair of stages, there and back, go together: neither waits for the
+	// other.
 	for i := range p.micro - ahead {
 		r.forward(ahead + i)
 		r.message(r.toNext(), r.fromNext())
@@ -126,7 +129,7 @@ func (p *Pipeline[T]) Run(s *spmd.Stream, stage Stage[T]) error {
 	return r.err
 }
 
-// Task is what a stage does at a time: one of the passes of a micro-batch.
+// Task is a stage's work at a time: one of the passes of a micro-batch.
 type Task struct {
 	Micro    int
 	Backward bool
@@ -142,7 +145,7 @@ func (p *Pipeline[T]) Order() []Task {
 }
 
 // Forward enqueues on s the forward pass of micro micro-batches, and the messages between the
-// stages: what measures a loss and learns nothing. in and out are as in Stage. A stage keeps
+// stages. It serves to measure a loss without learning. in and out are as in Stage. A stage keeps
 // nothing of a micro-batch when the next one begins.
 //
 // Collective over the ranks of the pipeline, in stream order, as Run.
@@ -170,7 +173,7 @@ type run[T spmd.Elem] struct {
 	measured bool
 }
 
-// parcel is a message to or from a rank; one of a peer below 0 is none.
+// parcel is a message to or from a rank. With a peer below 0 there is none.
 type parcel[T spmd.Elem] struct {
 	b    spmd.Buffer[T]
 	peer int
@@ -188,10 +191,10 @@ func (r *run[T]) withNext(b spmd.Buffer[T]) parcel[T] {
 	return parcel[T]{b, r.c.Rank() + 1}
 }
 
-// toBefore is of a first stage to rank -1.
+// toBefore of a first stage is to rank -1.
 func (r *run[T]) toBefore() parcel[T] { return parcel[T]{r.din, r.c.Rank() - 1} }
 
-// fromBefore is the input of a micro-batch, where there is such a one.
+// fromBefore is the input of a micro-batch, or none if there is no such micro-batch.
 func (r *run[T]) fromBefore(micro int) parcel[T] {
 	if micro >= r.micro {
 		return r.nothing()

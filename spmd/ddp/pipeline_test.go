@@ -14,7 +14,8 @@ import (
 // affine sets y = a·x + b, of n elements.
 var affine = spmd.NewKernel("affine_f32", `
 extern "C" __global__ void affine_f32(float *y, const float *x, long long n, float a, float b) {
-	for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (long long)blockDim.x) {
+	long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x, step = gridDim.x * (long long)blockDim.x;
+	for (long long i = first; i < n; i += step) {
 		y[i] = a * x[i] + b;
 	}
 }`, func(a spmd.Args) error {
@@ -26,7 +27,7 @@ extern "C" __global__ void affine_f32(float *y, const float *x, long long n, flo
 })
 
 // Micro-batch m goes through stages that multiply by r+2 and add m, and its gradient through stages
-// that multiply by r+2: what each stage sees are small whole numbers, other ones for every stage,
+// that multiply by r+2. Each stage sees small whole numbers, other ones for every stage,
 // micro-batch and element.
 func TestPipeline(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
@@ -54,9 +55,11 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 			t.Errorf("bubble %v, want %v", got, want)
 		}
 		var order []string
-		ins, outs, dins := make([]spmd.Buffer[float32], micro), make([]spmd.Buffer[float32], micro), make([]spmd.Buffer[float32], micro)
+		ins, outs, dins := make([]spmd.Buffer[float32], micro), make([]spmd.Buffer[float32], micro),
+			make([]spmd.Buffer[float32], micro)
 		for m := range micro {
-			ins[m], outs[m], dins[m] = spmdtest.Alloc[float32](t, w, n), spmdtest.Alloc[float32](t, w, n), spmdtest.Alloc[float32](t, w, n)
+			ins[m], outs[m], dins[m] = spmdtest.Alloc[float32](t, w, n), spmdtest.Alloc[float32](t, w, n),
+				spmdtest.Alloc[float32](t, w, n)
 		}
 		launch := func(y, x spmd.Buffer[float32], a, b float32) error {
 			return affine.Launch(s, spmd.Cover1D(n, 32), y.Arg(), x.Arg(), spmd.I64(n), spmd.F32(a), spmd.F32(b))
@@ -103,8 +106,10 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 					for r := last; r >= rank; r-- {
 						d *= factor(r)
 					}
-					if rank > 0 && ins[m].At(i) != x || outs[m].At(i) != factor(rank)*x+float32(m) || dins[m].At(i) != d {
-						t.Fatalf("%d micro-batches, stage %d, micro-batch %d, element %d: in %v, out %v, gradient %v; want in %v, gradient %v",
+					if rank > 0 && ins[m].At(i) != x || outs[m].At(i) != factor(rank)*x+float32(m) ||
+						dins[m].At(i) != d {
+						t.Fatalf("%d micro-batches, stage %d, micro-batch %d, element %d: in %v, out %v, "+
+							"gradient %v; want in %v, gradient %v",
 							micro, rank, m, i, ins[m].At(i), outs[m].At(i), dins[m].At(i), x, d)
 					}
 				}
@@ -174,7 +179,8 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 		}
 		spmdtest.Must(t, p.Close())
 	}
-	if _, err := ddp.NewPipeline[float32](w.Comm(), n, 0); err == nil || !strings.Contains(err.Error(), "0 micro-batches") {
+	if _, err := ddp.NewPipeline[float32](w.Comm(), n, 0); err == nil ||
+		!strings.Contains(err.Error(), "0 micro-batches") {
 		t.Errorf("no micro-batches: %v", err)
 	}
 }

@@ -7,13 +7,12 @@ import (
 	"lockstep/spmd"
 )
 
-// Reducer reduces the gradients of a data-parallel program over the ranks while the
-// backward pass that produces them goes on. It gathers them into buckets, in the order of
-// production. It reduces each bucket on a stream of its own as soon as the last gradient of
-// the bucket is there.
+// Reducer reduces the gradients of a data-parallel program over the ranks while the backward pass
+// that produces them goes on. It gathers them into buckets, in the order of production. It reduces
+// each bucket on a stream of its own as soon as the last gradient of the bucket is there.
 //
-// In a step, call Ready for each gradient when the command that completes it has been
-// enqueued. Then call Wait before what uses the reduced gradients. To accumulate over
+// In a step, call Ready for each gradient when the command that completes it has been enqueued.
+// Then call Wait before the commands that use the reduced gradients. To accumulate over
 // micro-batches call Ready in the last one only: the others communicate nothing.
 type Reducer[T spmd.Elem] struct {
 	c       spmd.Comm
@@ -41,13 +40,13 @@ type ReducerConfig struct {
 	Op spmd.Op
 }
 
-// NewReducer returns a reducer of grads, which are in the order in which backward
-// completes them. Gradients that follow each other in one allocation without a gap, in
-// either direction, are reduced in one call: so let padding belong to one of its neighbours.
-// Gradients that overlap are refused.
+// NewReducer returns a reducer of grads, which are in the order in which backward completes them.
+// Gradients that follow each other in one allocation without a gap, in either direction, are
+// reduced in one call: so let padding belong to one of its neighbours. Gradients that overlap are
+// refused.
 //
-// Collective over c in effect: every rank gives the same lengths, the same places
-// in memory relative to each other, and the same config.
+// Collective over c in effect: every rank gives the same lengths, the same places in memory
+// relative to each other, and the same config.
 func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerConfig) (*Reducer[T], error) {
 	w, err := c.World(), c.Usable("NewReducer")
 	if err != nil {
@@ -84,7 +83,7 @@ func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerCon
 	return r, nil
 }
 
-// add extends the last range by g where they are neighbours.
+// add extends the last range by g if they are neighbours.
 func (b *bucket[T]) add(g spmd.Buffer[T]) {
 	if g.Len() == 0 {
 		return
@@ -98,9 +97,9 @@ func (b *bucket[T]) add(g spmd.Buffer[T]) {
 	b.parts = append(b.parts, g)
 }
 
-// Ready says that gradient i is complete when what s holds has run. The gradients
-// become ready in their order, 0 first. It enqueues the reduction of a bucket when
-// i was the last in it, and never blocks.
+// Ready says that gradient i is complete when the commands in s have run. The gradients become
+// ready in their order, 0 first. It enqueues the reduction of a bucket when i was the last in it,
+// and never blocks.
 func (r *Reducer[T]) Ready(i int, s *spmd.Stream) error {
 	if i != r.next || i >= r.n {
 		return fmt.Errorf("%s: Ready(%d): gradient %d of %d is next", ccall.At(), i, r.next, r.n)
@@ -130,8 +129,8 @@ func (r *Reducer[T]) Ready(i int, s *spmd.Stream) error {
 	})
 }
 
-// Wait makes s wait until all gradients of this step are reduced, without blocking
-// the host, and begins the next step. It fails when not all of them were Ready.
+// Wait makes s wait until all gradients of this step are reduced, without blocking the host, and
+// begins the next step. It fails if not all of them were Ready.
 func (r *Reducer[T]) Wait(s *spmd.Stream) error {
 	if r.next != r.n {
 		return fmt.Errorf("%s: Wait: only %d of %d gradients are ready", ccall.At(), r.next, r.n)

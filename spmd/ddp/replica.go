@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd"
 )
 
-// SyncStart copies rank 0's bufs to every rank of c and checks that they arrived:
-// the consistent start of replicas.
+// SyncStart copies rank 0's bufs to every rank of c and checks that they arrived: replicas then
+// start alike.
 //
 // Collective over c, blocking.
 func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {
@@ -29,10 +29,10 @@ func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {
 	return nil
 }
 
-// CheckSame compares a 64-bit hash of b over the ranks of c. Where the hashes differ it
-// returns an error on every rank. The error names the ranks whose hash is not that of more
-// than half, or where no hash is, every rank's hash. name says what was compared. b must be
-// valid for the host.
+// CheckSame compares a 64-bit hash of b over the ranks of c. If the hashes differ it returns an
+// error on every rank. The error names the ranks whose hash is not that of more than half; without
+// such a hash, it shows every rank's hash. name says what was compared. b must be valid for the
+// host.
 //
 // Collective over c, blocking.
 func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
@@ -68,7 +68,7 @@ func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
 	return nil
 }
 
-// difference says which hashes, by rank, are not what most are; "" where all are equal.
+// difference names the ranks whose hashes are not those of most; "" if all are equal.
 func difference(all []uint64) string {
 	ranks := map[uint64][]int{}
 	var order []uint64 // by the first rank that has it
@@ -97,16 +97,14 @@ func difference(all []uint64) string {
 }
 
 // Together yields the values of seq for as long as every rank of c has one. So loops with
-// collectives in them end on all ranks together, also where the data is uneven. What is left
-// over on some ranks is dropped.
+// collectives in them end on all ranks together, also with uneven data. Values that are left over
+// on some ranks are dropped.
 //
-// The ranks ask each other one step ahead, while the loop's body runs. So seq is asked for
-// its next value before the body has the present one: a value must not be reused for the
-// next.
+// The ranks ask each other one step ahead, while the loop's body runs. So seq is asked for its next
+// value before the body has the present one: a value must not be reused for the next.
 //
-// Collective over c: all ranks iterate, and where they leave the loop early they do so in
-// the same step. Where the exchange fails the loop ends, and so does the job, as after a
-// failed stream.
+// Collective over c: all ranks iterate, and if they leave the loop early they do so in the same
+// step. If the exchange fails the loop ends, and so does the job, as after a failed stream.
 func Together[T any](c spmd.Comm, seq iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		w, err := c.World(), c.Usable("Together")

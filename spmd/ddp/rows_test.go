@@ -16,7 +16,8 @@ func noError(t *testing.T, errs ...error) {
 	}
 }
 
-// Every row is one rank's, a rank's are the first of its memory, and together they are all rows in order.
+// Every row is one rank's. A rank's rows are the first of its memory, and together they are all
+// rows in order.
 func TestRows(t *testing.T) {
 	for n := 1; n < 70; n++ {
 		for pieces := 1; pieces <= 4; pieces++ {
@@ -25,14 +26,17 @@ func TestRows(t *testing.T) {
 				for rank := range ranks {
 					r := ddp.NewRows(n, pieces, rank, ranks)
 					total += r.Own()
-					if r.Own() < 0 || r.Own() > r.Held() || r.All() != ranks*r.Held() || r.All() < n || r.All() >= n+pieces*ranks {
-						t.Fatalf("%d rows in %d pieces, rank %d of %d: %d of %d, %d in all", n, pieces, rank, ranks, r.Own(), r.Held(), r.All())
+					if r.Own() < 0 || r.Own() > r.Held() || r.All() != ranks*r.Held() || r.All() < n ||
+						r.All() >= n+pieces*ranks {
+						t.Fatalf("%d rows in %d pieces, rank %d of %d: %d of %d, %d in all", n, pieces,
+							rank, ranks, r.Own(), r.Held(), r.All())
 					}
 					end := 0
 					for i := range r.Pieces() {
 						lo, hi := r.Piece(i)
 						if lo != end || hi <= lo {
-							t.Fatalf("%d rows in %d pieces for %d: piece %d is [%d,%d), behind %d", n, pieces, ranks, i, lo, hi, end)
+							t.Fatalf("%d rows in %d pieces for %d: piece %d is [%d,%d), behind %d", n,
+								pieces, ranks, i, lo, hi, end)
 						}
 						end = hi
 					}
@@ -48,7 +52,8 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// What is gathered is all rows, what is scattered the sum's own rows, padding apart; a piece leaves the others.
+// GatherRows gathers all rows, and ScatterRows leaves the sum's own rows, padding apart. A piece
+// leaves the others.
 func TestGatherScatterRows(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		const width = 3
@@ -79,7 +84,7 @@ func TestGatherScatterRows(t *testing.T) {
 						t.Fatalf("%d rows in %d pieces: element %d is %v, want %d", n, pieces, i, x[i], sum*i)
 					}
 				}
-				// Of the last rank's memory the first rows are those that count.
+				// The first rows of the last rank's memory are those that count.
 				have := make([]float32, r.Held()*width)
 				noError(t, own.CopyTo(have))
 				at := 0
@@ -89,7 +94,8 @@ func TestGatherScatterRows(t *testing.T) {
 					for row := lo + w.Rank()*part; row < min(hi, lo+(w.Rank()+1)*part); row++ {
 						for j := range width {
 							if have[at*width+j] != float32(sum*(row*width+j)) {
-								t.Fatalf("%d rows in %d pieces: own row %d has %v, want row %d", n, pieces, at, have[at*width:(at+1)*width], row)
+								t.Fatalf("%d rows in %d pieces: own row %d has %v, want row %d", n, pieces,
+									at, have[at*width:(at+1)*width], row)
 							}
 						}
 						at++

@@ -9,13 +9,13 @@ import (
 )
 
 // Scatterer reduces gradients over the ranks while the backward pass that produces them goes on,
-// and leaves each rank its part of the result: what Reducer does, for gradients that are sharded.
-// It works bucket by bucket, on a stream of its own. Buckets may have the same memory, so that the
-// gradients of only some layers exist at a time.
+// and leaves each rank its part of the result: a Reducer for gradients that are sharded. It works
+// bucket by bucket, on a stream of its own. Buckets may share memory, so that the gradients of only
+// some layers exist at a time.
 //
 // In a pass, call Use for each bucket before the first command that writes it, and Ready when the
-// command that completes it has been enqueued. Then call Wait before what uses the shards. None
-// of these blocks, and all may be captured in a graph.
+// command that completes it has been enqueued. Then call Wait before the commands that use the
+// shards. These calls do not block, and may be captured in a graph.
 type Scatterer struct {
 	c       spmd.Comm
 	s       *spmd.Stream
@@ -24,7 +24,7 @@ type Scatterer struct {
 	parts   []spmd.Buffer[float32] // this rank's of grads
 	shards  []spmd.Buffer[float32]
 	inPlace []bool        // whether the shard is the part itself
-	before  []int         // the last bucket before it in the same memory; -1 where there is none
+	before  []int         // the last bucket before it in the same memory; -1 if there is none
 	free    []*spmd.Event // when the bucket was reduced
 	next    int           // the bucket that is to be ready next
 
@@ -32,9 +32,9 @@ type Scatterer struct {
 }
 
 // NewScatterer returns a scatterer of grads, which are in the order in which backward completes
-// them. The length of each is a multiple of the number of ranks, as a Partition makes it. What rank
-// r receives of grads[i] is the r-th part, in shards[i]: memory of its own, or that part itself.
-// op is usually Sum, with each rank's loss divided by the global batch; or Avg.
+// them. The length of each is a multiple of the number of ranks, as a Partition makes it. Rank r
+// receives the r-th part of grads[i] in shards[i]: memory of its own, or that part itself. op is
+// usually Sum, with each rank's loss divided by the global batch; or Avg.
 //
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and the same op.
@@ -85,7 +85,7 @@ func (r *Scatterer) shared(i int) bool {
 	return false
 }
 
-// open takes what the scatterer has itself.
+// open takes the scatterer's own stream, events and memory.
 func (r *Scatterer) open(w *spmd.World, c spmd.Comm) (err error) {
 	if r.free, err = events(w, len(r.grads)); err != nil {
 		return err
@@ -116,16 +116,17 @@ func (r *Scatterer) Use(i int, s *spmd.Stream) error {
 	return s.Wait(r.free[j])
 }
 
-// Ready says that gradient i is complete when what s holds has run. The gradients become ready
-// in their order, 0 first. It enqueues the reduction into shard i: with add the result is added
-// to what is there, as for micro-batches after the first. What lies at the gradient is then of no
-// more use.
+// Ready says that gradient i is complete when the commands in s have run. The gradients become
+// ready in their order, 0 first. It enqueues the reduction into shard i. With add the result is
+// added to the shard, as for micro-batches after the first. The memory of the gradient is then
+// free.
 func (r *Scatterer) Ready(i int, add bool, s *spmd.Stream) error {
 	if i != r.next || i >= len(r.grads) {
 		return fmt.Errorf("%s: Ready(%d): gradient %d of %d is next", ccall.At(), i, r.next, len(r.grads))
 	}
 	if add && r.inPlace[i] {
-		return fmt.Errorf("%s: Ready(%d): nothing can be added to a shard that is a part of its gradient", ccall.At(), i)
+		return fmt.Errorf("%s: Ready(%d): nothing can be added to a shard that is a part of its gradient",
+			ccall.At(), i)
 	}
 	r.next++
 	if r.grads[i].Len() == 0 {
@@ -161,7 +162,7 @@ func (r *Scatterer) reduce(i int, add bool) error {
 }
 
 // Wait makes s wait until all gradients of this pass are reduced, without blocking the host, and
-// begins the next pass. It fails when not all of them were Ready.
+// begins the next pass. It fails if not all of them were Ready.
 func (r *Scatterer) Wait(s *spmd.Stream) error {
 	if r.next != len(r.grads) {
 		return fmt.Errorf("%s: Wait: only %d of %d gradients are ready", ccall.At(), r.next, len(r.grads))
@@ -173,7 +174,7 @@ func (r *Scatterer) Wait(s *spmd.Stream) error {
 	return s.After(r.s)
 }
 
-// Abandon begins the next pass where one was left early.
+// Abandon begins the next pass after one that was left early.
 func (r *Scatterer) Abandon() { r.next = 0 }
 
 // ClipNorm is Norm.Clip for the shards of all ranks.

@@ -10,14 +10,15 @@ type PassTime struct{ Forward, Backward float64 }
 
 // Schedule is when the stages of a pipeline work, as calculated from the times of their passes.
 type Schedule struct {
-	Length float64   // of a run, in the unit of the passes: to the end of the first stage, which is the last to end
+	Length float64   // of a run, in the unit of the passes: to the end of the first stage, which ends last
 	Ends   []float64 // when each stage has done its last pass
 	Idle   []float64 // the part of Length in which each stage has nothing to do
 }
 
-// NewSchedule calculates a run of micro micro-batches in the order of Pipeline, where messages take no time: a pass begins
-// when its stage has done what comes before it, and the pass that makes its input is done. The stages may take unequal
-// times. It panics where there is no stage or no micro-batch, or a time is not a number of at least 0.
+// NewSchedule calculates a run of micro micro-batches in the order of Pipeline. Messages take no
+// time: a pass begins when its stage has done the passes before it, and the pass that makes its
+// input is done. The stages may take unequal times. It panics if there is no stage or no
+// micro-batch, or a time is not a number of at least 0.
 func NewSchedule(stages []PassTime, micro int) Schedule {
 	n := len(stages)
 	if n < 1 || micro < 1 {
@@ -29,7 +30,7 @@ func NewSchedule(stages []PassTime, micro int) Schedule {
 		}
 	}
 	s := Schedule{Ends: make([]float64, n), Idle: make([]float64, n)}
-	// When the passes that were calculated end, by stage and micro-batch.
+	// The ends of the passes that were calculated, by stage and micro-batch.
 	forward, backward := make([][]float64, n), make([][]float64, n)
 	for r := range n {
 		forward[r], backward[r] = make([]float64, 0, micro), make([]float64, 0, micro)
@@ -72,11 +73,11 @@ func NewSchedule(stages []PassTime, micro int) Schedule {
 	return s
 }
 
-// inFlight is how many micro-batches stage r of n has begun and not ended, at most.
+// inFlight is the most micro-batches that stage r of n has begun and not ended.
 func inFlight(n, r, micro int) int { return min(n-r, micro) }
 
-// task is what a stage does as task k of a run, counted from 0, if it takes ahead micro-batches forward before it takes
-// one forward and one backward in turn.
+// task is a stage's task k of a run, counted from 0, if it takes ahead micro-batches forward before
+// it takes one forward and one backward in turn.
 func task(k, ahead, micro int) Task {
 	turn := k - ahead
 	switch {

@@ -7,12 +7,13 @@ import (
 	"testing"
 )
 
-// closedLength is how long a run takes in which one stage is slow, and the others take equally long for both passes
-// together or less than the slow one forward; below 0 none is slow.
+// closedLength is the length of a run with one slow stage. The others take equally long: for both
+// passes together, or less than the slow one forward. With slow below 0 no stage is slow.
 //
-// The slow stage k never waits from its first pass on, where there are as many micro-batches m as stages from it on: what
-// comes before is the way of the first micro-batch to it, and what comes behind the way of the last one back. With fewer,
-// the stages behind it have nothing to do between the last micro-batch and the first gradient: n-k-m of them in turn.
+// The slow stage k never waits from its first pass on, if there are as many micro-batches m as
+// stages from it on. Before it, the first micro-batch comes to it; behind it, the last one goes
+// back. With fewer, the stages behind it have nothing to do between the last micro-batch and the
+// first gradient: n-k-m of them in turn.
 func closedLength(n, micro, slow int, fast, own PassTime) float64 {
 	one, m := fast.Forward+fast.Backward, float64(micro)
 	if slow < 0 {
@@ -21,7 +22,8 @@ func closedLength(n, micro, slow int, fast, own PassTime) float64 {
 	return m*(own.Forward+own.Backward) + float64(slow+max(0, n-slow-micro))*one
 }
 
-// Where all stages take equally long, and where one is slow, at any place, a run is as long as closed forms say.
+// A run is as long as closed forms say, if all stages take equally long, and if one is slow, at any
+// place.
 func TestScheduleClosed(t *testing.T) {
 	for n := 1; n <= 9; n++ {
 		for micro := 1; micro <= 20; micro++ {
@@ -44,7 +46,8 @@ func TestScheduleClosed(t *testing.T) {
 						if r > slow && slow >= 0 {
 							continue
 						}
-						// Behind its last pass the last gradient goes through the stages before it, which wait for it.
+						// Behind its last pass the last gradient goes through the stages before it,
+						// which wait for it.
 						back := 0.0
 						for _, before := range stages[:r] {
 							back += before.Backward
@@ -81,8 +84,8 @@ func TestScheduleOfTwo(t *testing.T) {
 	}
 }
 
-// Whatever the times, a run is at least as long as its slowest stage works, and one micro-batch takes; and at most as long as
-// if all stages were as slow as the slowest pass each way.
+// A run takes at least as long as its slowest stage works, and as one micro-batch takes. It takes
+// at most as long as if all stages were as slow as the slowest pass each way.
 func TestScheduleBounds(t *testing.T) {
 	times := []float64{3, 0, 7, 1, 11, 2, 5, 0.5, 13}
 	for i := range 200 {
@@ -113,7 +116,8 @@ func TestScheduleRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		stages []PassTime
 		micro  int
-	}{{nil, 1}, {one, 0}, {[]PassTime{{-1, 2}}, 1}, {[]PassTime{{1, math.NaN()}}, 1}, {[]PassTime{{math.Inf(1), 0}}, 1}} {
+	}{{nil, 1}, {one, 0}, {[]PassTime{{-1, 2}}, 1}, {[]PassTime{{1, math.NaN()}}, 1},
+		{[]PassTime{{math.Inf(1), 0}}, 1}} {
 		func() {
 			defer func() {
 				if recover() == nil {

@@ -11,7 +11,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Every element of an arena is in the part of one rank, and where Own says in its shard.
+// Every element of an arena is in the part of one rank, and in its shard at the place that Own
+// says.
 func TestPartition(t *testing.T) {
 	for _, lens := range [][]int{nil, {0}, {1}, {5, 0, 64, 1000, 3}, {7, 7, 7}} {
 		for ranks := 1; ranks <= 5; ranks++ {
@@ -24,15 +25,18 @@ func TestPartition(t *testing.T) {
 				for rank := range ranks {
 					q := ddp.NewPartition(rank, ranks, align, lens...)
 					if q.Len() != p.Len() || q.ShardLen()*ranks != q.Len() || q.Buckets() != len(lens) {
-						t.Fatalf("%v over %d ranks: %d elements, %d on rank %d", lens, ranks, q.Len(), q.ShardLen(), rank)
+						t.Fatalf("%v over %d ranks: %d elements, %d on rank %d", lens, ranks, q.Len(),
+							q.ShardLen(), rank)
 					}
 					end, shardEnd := 0, 0
 					for i, n := range lens {
 						lo, hi := q.Bucket(i)
 						first, last := q.Part(i)
 						at, atEnd := q.Shard(i)
-						if lo != end || hi-lo < n || hi-lo >= n+ranks*align || at != shardEnd || atEnd-at != last-first || (last-first)%align != 0 {
-							t.Fatalf("%v over %d ranks: bucket %d in [%d, %d), part [%d, %d), shard [%d, %d)", lens, ranks, i, lo, hi, first, last, at, atEnd)
+						if lo != end || hi-lo < n || hi-lo >= n+ranks*align || at != shardEnd ||
+							atEnd-at != last-first || (last-first)%align != 0 {
+							t.Fatalf("%v over %d ranks: bucket %d in [%d, %d), part [%d, %d), shard [%d, %d)",
+								lens, ranks, i, lo, hi, first, last, at, atEnd)
 						}
 						end, shardEnd = hi, atEnd
 						for k := first; k < last; k++ {
@@ -41,12 +45,13 @@ func TestPartition(t *testing.T) {
 							}
 							owner[k] = rank
 						}
-						// What a tensor at [lo+1, lo+n) has of the part.
+						// A tensor at [lo+1, lo+n) has these elements of the part.
 						skip, from, own := q.Own(i, lo+min(1, n), lo+n)
 						for k := range own {
 							x := lo + min(1, n) + skip + k
 							if x < first || x >= last || from+k != at+x-first {
-								t.Fatalf("%v over %d ranks: rank %d's %d elements from %d on lie at %d", lens, ranks, rank, own, x, from)
+								t.Fatalf("%v over %d ranks: rank %d's %d elements from %d on lie at %d",
+									lens, ranks, rank, own, x, from)
 							}
 						}
 						if want := max(0, min(lo+n, last)-max(lo+min(1, n), first)); own != want {
@@ -97,8 +102,8 @@ func (x *shardedBuckets) set(t *testing.T, version int) {
 	}
 }
 
-// Buckets are whole when they are used, also where the streams run at very different times, and
-// in a graph.
+// Buckets are whole when they are used, also if the streams run at very different times, and in a
+// graph.
 func TestGatherer(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		x := newBuckets(t, w)
@@ -206,7 +211,8 @@ func TestGatherer(t *testing.T) {
 		spmdtest.Must(t, compute.Synchronize())
 		spmdtest.Must(t, g.Close())
 		if w.Size() > 1 {
-			if _, err := ddp.NewGatherer(w.Comm(), []spmd.Buffer[float32]{x.own.Slice(0, 1)}, ddp.GathererConfig[float32]{}); err == nil {
+			if _, err := ddp.NewGatherer(w.Comm(), []spmd.Buffer[float32]{x.own.Slice(0, 1)},
+				ddp.GathererConfig[float32]{}); err == nil {
 				t.Error("a bucket that the ranks cannot divide is taken")
 			}
 		}
@@ -219,7 +225,7 @@ func last(errs ...error) error { return errs[len(errs)-1] }
 func second[T any](_ T, err error) error { return err }
 
 // The shards are the sums over the ranks, added up over micro-batches, with gradients that take
-// turns in memory; the norm is that of all of it.
+// turns in memory. The norm is that of all of it.
 func TestScatterer(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		x := newBuckets(t, w)
@@ -341,7 +347,8 @@ func TestScatterer(t *testing.T) {
 				}
 			}
 		}
-		if got, want := float64(norm.At(0)), float64(w.Size()-1)/2*math.Sqrt(float64(x.Len())); math.Abs(got-want) > 1e-6*want {
+		if got, want := float64(norm.At(0)),
+			float64(w.Size()-1)/2*math.Sqrt(float64(x.Len())); math.Abs(got-want) > 1e-6*want {
 			t.Errorf("norm %v, want %v", got, want)
 		}
 

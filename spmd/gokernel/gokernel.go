@@ -1,8 +1,8 @@
-// Package gokernel is what the code stands on that spmdgen writes for kernels in Go: programs call the functions of that
-// code, and nothing here.
+// Package gokernel carries the code that spmdgen writes for kernels in Go. Programs call the
+// functions of that code, and nothing here.
 //
-// A kernel in Go computes what belongs to one index, or to two or three. On the host its function is called for ranges of
-// indices on all cores of the rank. On a GPU each index has a thread.
+// A kernel in Go does the work of one index, or of two or three. On the host its function is called
+// for ranges of indices on all cores of the rank. On a GPU each index has a thread.
 package gokernel
 
 import (
@@ -30,10 +30,11 @@ var complexHeader string
 var rowsHeader string
 
 func init() {
-	kernels.Headers["spmd_go.cuh"], kernels.Headers["spmd_complex.cuh"], kernels.Headers["spmd_rows.cuh"] = header, complexHeader, rowsHeader
+	kernels.Headers["spmd_go.cuh"], kernels.Headers["spmd_complex.cuh"], kernels.Headers["spmd_rows.cuh"] = header,
+		complexHeader, rowsHeader
 }
 
-// Lanes is how many numbers a reduction keeps side by side, as the threads of a block do.
+// Lanes is the number of results that a reduction keeps side by side, as the threads of a block do.
 const Lanes = 256
 
 // Shape is what a launch has to know of a kernel.
@@ -49,7 +50,8 @@ type Shape struct {
 	Loops   bool   // the blocks of the fast form loop: a grid need not have one for all indices
 	Row     int    // threads that share an index, a row, of a GPU; 0 for a thread for each
 
-	// AtOnce says that the host's function of a reduction takes a range at once, and enters one value.
+	// AtOnce says that the host's function of a reduction takes a range at once, and enters one
+	// value.
 	AtOnce bool
 	// Tolerance is spmd.Tolerance's.
 	Tolerance float64
@@ -66,7 +68,7 @@ func (s *Shape) total(a spmd.Args) int {
 	return n
 }
 
-// check refuses what is no launch of the kernel.
+// check refuses a bad launch of the kernel.
 func (s *Shape) check(name string, extent [3]int, args []spmd.Arg) error {
 	total := 1
 	for _, n := range extent {
@@ -78,14 +80,15 @@ func (s *Shape) check(name string, extent [3]int, args []spmd.Arg) error {
 	for set := s.One; set != 0; set &= set - 1 {
 		i := bits.TrailingZeros64(set)
 		if n := args[i].Len(); n != 1 {
-			return fmt.Errorf("%s: Launch of %s: %v where it has a pointer to one element", ccall.At(), name, args[i].String())
+			return fmt.Errorf("%s: Launch of %s: %v where it has a pointer to one element", ccall.At(),
+				name, args[i].String())
 		}
 	}
 	return nil
 }
 
-// narrow says whether 32 bits hold what addresses the arguments, and what addresses are computed from, and no memory that
-// is written overlaps another argument's.
+// narrow says whether 32 bits hold the arguments' addresses and the numbers that addresses are
+// computed from, and no written memory overlaps another argument's.
 func (s *Shape) narrow(total int, args []spmd.Arg) bool {
 	if total > math.MaxInt32 {
 		return false
@@ -114,10 +117,12 @@ func (s *Shape) narrow(total int, args []spmd.Arg) bool {
 // threads of a block, in all.
 const threads = 256
 
-// mostThatLoop are the blocks of a kernel that loops: two for each that an H100 runs at once, which begin in two microseconds.
+// mostThatLoop are the blocks of a kernel that loops: two for each that an H100 runs at once, which
+// begin in two microseconds.
 const mostThatLoop = 2 * 8 * 132
 
-// grid is the shape of a launch whose threads take each indices, the last along x, and says whether it has a block for all.
+// grid is the shape of a launch whose threads take each indices, the last along x. It says whether
+// it has a block for all.
 func (s *Shape) grid(extent [3]int, each int) (g spmd.Grid, whole bool) {
 	const most = 65_535 // blocks along y and z
 	over := func(n, d int) int { return (n + d - 1) / d }
@@ -156,17 +161,18 @@ type Kernel struct {
 	others *spmd.Kernel
 }
 
-// New declares a kernel. source has it in CUDA under its name, and the form for all arguments under name_any. host computes
-// the indices from lo to hi-1, of two or three in the order of rows.
+// New declares a kernel. source has it in CUDA under its name, and the form for all arguments under
+// name_any. host computes the indices from lo to hi-1, of two or three in the order of rows.
 func New(name, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *Kernel {
 	run := func(a spmd.Args) error { return shape.run(a, host) }
 	return &Kernel{name, shape, declare(name, source, &shape, run), declare(name+"_any", source, &shape, run)}
 }
 
-// declare declares one form. Products and sums are rounded one by one, as the host rounds them. Lambdas that are templates are
-// of the host where nothing else is said.
+// declare declares one form. Products and sums are rounded one by one, as the host rounds them.
+// Lambdas in templates are for the host if nothing else is said.
 func declare(name, source string, shape *Shape, run func(spmd.Args) error) *spmd.Kernel {
-	return spmd.NewKernel(name, source, run, spmd.CompilerFlag("--fmad=false"), spmd.CompilerFlag("--device-as-default-execution-space"),
+	return spmd.NewKernel(name, source, run, spmd.CompilerFlag("--fmad=false"),
+		spmd.CompilerFlag("--device-as-default-execution-space"),
 		spmd.Tolerance(shape.Tolerance), spmd.EachOnce(shape.Dims))
 }
 
@@ -176,7 +182,7 @@ func (s *Shape) run(a spmd.Args, fn func(a spmd.Args, lo, hi int)) error {
 	return nil
 }
 
-// Launch enqueues k on s for all indices below extent; where there are none, nothing.
+// Launch enqueues k on s for all indices below extent. Without indices it enqueues nothing.
 func (k *Kernel) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) error {
 	if err := k.shape.check(k.name, extent, args); err != nil {
 		return err

@@ -14,7 +14,7 @@ type Number interface {
 	int32 | uint32 | int64 | uint64 | float32 | float64 | complex64 | complex128
 }
 
-// Op is what is done with all that a kernel returns.
+// Op is how the results of a kernel become one.
 type Op int
 
 // The operations. A NaN wins in Min and Max.
@@ -26,8 +26,8 @@ const (
 	By // a function that NewReductionBy is given
 )
 
-// Reduction is a kernel whose results are reduced to one. The order in which depends on the number of indices alone, and is
-// the same on the host and on a GPU.
+// Reduction is a kernel whose results are reduced to one. The order of the reduction depends on the
+// number of indices alone, and is the same on the host and on a GPU.
 type Reduction[T Number] struct {
 	name         string
 	shape        Shape
@@ -39,26 +39,34 @@ type Reduction[T Number] struct {
 	library      *spmd.Library
 }
 
-// NewReduction declares a kernel. source has it as for New, and under name_parts what reduces the blocks' parts. host enters
-// what it returns for the indices from lo to hi-1 in acc, that of lo+i in place i modulo Lanes.
-func NewReduction[T Number](name, source string, shape Shape, op Op, host func(a spmd.Args, lo, hi int, acc *[Lanes]T)) *Reduction[T] {
+// NewReduction declares a kernel. source has it as for New, and under name_parts the reduction of
+// the blocks' parts. host enters its results for the indices from lo to hi-1 in acc, that of lo+i
+// in place i modulo Lanes.
+func NewReduction[T Number](
+	name, source string, shape Shape, op Op, host func(a spmd.Args, lo, hi int, acc *[Lanes]T),
+) *Reduction[T] {
 	r := &Reduction[T]{name: name, shape: shape, op: op, host: host}
 	run := func(a spmd.Args) error { return r.onHost(a) }
-	r.fast, r.others, r.parts = declare(name, source, &shape, run), declare(name+"_any", source, &shape, run), declare(name+"_parts", source, &shape, run)
+	r.fast, r.others, r.parts = declare(name, source, &shape, run), declare(name+"_any", source, &shape, run),
+		declare(name+"_parts", source, &shape, run)
 	r.library = spmd.NewLibrary(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels().
 		Describe(func(a spmd.Args) (string, int) { return name, a.EachOnce(shape.Dims) })
 	return r
 }
 
-// NewReductionBy declares a kernel whose results are reduced by a function. host sets those places of acc that it enters first.
-func NewReductionBy[T Number](name, source string, shape Shape, by func(a, b T) T, host func(a spmd.Args, lo, hi int, acc *[Lanes]T)) *Reduction[T] {
+// NewReductionBy declares a kernel whose results are reduced by a function. host sets those places
+// of acc that it enters first.
+func NewReductionBy[T Number](
+	name, source string, shape Shape, by func(a, b T) T, host func(a spmd.Args, lo, hi int, acc *[Lanes]T),
+) *Reduction[T] {
 	r := NewReduction(name, source, shape, By, host)
 	r.by = by
 	return r
 }
 
-// Launch enqueues k on s for all indices below extent. Where there are none, the result is that of the empty sum, product,
-// minimum or maximum, and 0 of a function. Launches on one stream come from one goroutine: they share the stream's workspace.
+// Launch enqueues k on s for all indices below extent. Without indices the result is the empty sum,
+// product, minimum or maximum, and 0 of a function. Launches on one stream share the stream's
+// workspace: they come from one goroutine.
 func (r *Reduction[T]) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) error {
 	if err := r.shape.check(r.name, extent, args); err != nil {
 		return err
@@ -70,10 +78,11 @@ func (r *Reduction[T]) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) e
 	return r.library.Call(s, workspace, args...)
 }
 
-// MostParts is how many numbers the workspace of a reduction has, at most.
+// MostParts is the most numbers that the workspace of a reduction has.
 const MostParts = 4096
 
-// share is how many of n indices a block takes, as in spmd_go.cuh: for up to 1,024 blocks until these have enough to do.
+// share is how many of n indices a block takes, as in spmd_go.cuh: for up to 1,024 blocks until
+// these have enough to do.
 func share(n int) int {
 	each := max(8*Lanes, min((n+1023)/1024, 64*Lanes), (n+MostParts-1)/MostParts)
 	return (each + Lanes - 1) / Lanes * Lanes
@@ -141,7 +150,7 @@ func (r *Reduction[T]) onHost(a spmd.Args) error {
 	return nil
 }
 
-// ranges reduces what the host's function returns of ranges of Grain indices, in their order.
+// ranges reduces the results of the host's function for ranges of Grain indices, in their order.
 func (r *Reduction[T]) ranges(a spmd.Args, total int) error {
 	n := (total + r.shape.Grain - 1) / r.shape.Grain
 	part, begin := make([]T, n), r.none()[0]
@@ -232,7 +241,7 @@ func (r *Reduction[T]) of(a, b T) T {
 	return either(a, b, false)
 }
 
-// either is the least or the largest of two numbers. Complex ones have neither.
+// either is the least or the largest of two numbers. Complex numbers have neither.
 func either[T Number](a, b T, least bool) T {
 	switch p := any(&a).(type) {
 	case *int32:
@@ -258,7 +267,8 @@ func ordered[T cmp.Ordered](a, b T, least bool) T {
 	return max(a, b)
 }
 
-// tree reduces the first n lanes in the order of spmd_go.cuh's block_reduce: those of each warp, then the warps.
+// tree reduces the first n lanes in the order of spmd_go.cuh's block_reduce: those of each warp,
+// then the warps.
 func (r *Reduction[T]) tree(acc *[Lanes]T, n int) T {
 	const warp = 32
 	if n = min(n, Lanes); n == 0 {

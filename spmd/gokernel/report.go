@@ -9,8 +9,9 @@ import (
 	"lockstep/spmd"
 )
 
-// With --check=bounds a kernel writes the first index that is out of range into memory of the host, and ends itself: the
-// failure that its stream then has is put behind what the memory says. Without, kernels have no comparisons, and no memory.
+// With --check=bounds a kernel writes the first index that is out of range into memory of the host,
+// and ends itself. Its stream then fails; that failure is put behind the words of the memory.
+// Without it kernels have no comparisons, and no memory.
 
 // The struct report of spmd_go.cuh.
 const (
@@ -21,7 +22,7 @@ const (
 	reportBytes  = 184
 )
 
-// report is what a world's kernels write to.
+// report is the memory that a world's kernels write to.
 type report struct {
 	memory spmd.Buffer[uint8]
 	err    error
@@ -43,13 +44,13 @@ var reports = spmd.PerWorld[report]{Open: func(w *spmd.World) *report {
 			return string(b)
 		}
 		number := func(at int) int64 { return int64(binary.LittleEndian.Uint64(seen[at:])) }
-		return fmt.Sprintf("rank %d: kernel %s, %s: index %d is out of range, the length is %d", rank, text(reportKernel, reportAt), text(reportAt, 164),
-			number(reportIndex), number(reportLength))
+		return fmt.Sprintf("rank %d: kernel %s, %s: index %d is out of range, the length is %d", rank,
+			text(reportKernel, reportAt), text(reportAt, 164), number(reportIndex), number(reportLength))
 	})
 	return &r
 }}
 
-// Report is the last argument of every kernel: where --check=bounds reports to.
+// Report is the last argument of every kernel: the place of its report with --check=bounds.
 func Report(s *spmd.Stream) spmd.Arg {
 	if !kernels.Bounds() || s.World().Device() == "host" {
 		return spmd.U64(0)

@@ -1,5 +1,5 @@
-// What the CUDA sources that spmdgen writes include: Go's arithmetic, slices and loops, in C++14.
-// An operation has Go's result where C++ leaves it open: integers wrap around, shifts may be longer than
+// The CUDA sources of spmdgen include this: Go's arithmetic, slices and loops, in C++14. An
+// operation has Go's result if C++ leaves it open: integers wrap around, shifts may be longer than
 // a number has bits, a NaN wins in min and max.
 #ifndef SPMD_GO_CUH
 #define SPMD_GO_CUH
@@ -7,8 +7,8 @@
 
 #define SPMD_INLINE __device__ __forceinline__
 
-// With SPMD_BOUNDS every index is compared with the length of what it is an index of. What is known of the
-// place travels along: SPMD_WHERE among a function's parameters, SPMD_HERE among the arguments of its call.
+// With SPMD_BOUNDS every index is compared with the length of its slice. The place travels along:
+// SPMD_WHERE among a function's parameters, SPMD_HERE among the arguments of its call.
 #ifdef SPMD_BOUNDS
 #define SPMD_WHERE const spmd::where &r_
 #define SPMD_WHERE_AND SPMD_WHERE,
@@ -31,7 +31,7 @@
 
 namespace spmd {
 
-// report is what the host reads of the first index that was out of range, in its own memory.
+// report is the host's account, in its own memory, of the first index that was out of range.
 struct report {
 	unsigned int claimed;
 	char kernel[64], at[96];
@@ -50,7 +50,7 @@ SPMD_FN void copy_text(char *to, const char *from, int room) {
 	to[i] = 0;
 }
 
-// check ends the kernel where i is none of n elements.
+// check ends the kernel if i is none of n elements.
 SPMD_FN void check(const where &r, int64_t i, int64_t n, const char *at) {
 	if (i >= 0 && i < n) return;
 	if (r.to && atomicCAS(&r.to->claimed, 0u, 1u) == 0) {
@@ -72,8 +72,8 @@ SPMD_FN void check(const where &r, int64_t i, int64_t n, const char *at) {
 }
 #endif
 
-// slice is a slice of Go's. I is the type in which products that are indices are computed: where all buffers
-// are shorter than 2^31, unsigned numbers of 32 bits, modulo which an index in range is what it is.
+// slice is a slice of Go's. Products that are indices are computed in I. If all buffers are shorter
+// than 2^31, I is unsigned with 32 bits: an index in range is the same modulo 2^32.
 template <typename T, typename I> struct slice {
 	T *p;
 	int64_t n;
@@ -106,7 +106,8 @@ template <typename T> struct one {
 #endif
 };
 
-// pack is N such elements, which are moved at once. A slice of no elements stands for one that the kernel does not use.
+// pack is N such elements, which are moved at once. A slice of no elements stands for one that the
+// kernel does not use.
 template <typename T, int N> struct pack {
 	struct alignas(N * sizeof(T)) whole { T v[N]; } w;
 	template <typename I> SPMD_INLINE void load(const slice<T, I> &x, int64_t i) {
@@ -140,14 +141,17 @@ template <typename T, typename I, bool READ, bool WRITTEN> struct used {
 	};
 };
 
-template <bool READ, bool WRITTEN, typename T, typename I> SPMD_FN used<T, I, READ, WRITTEN> use(const slice<T, I> &x) { return {x}; }
+template <bool READ, bool WRITTEN, typename T, typename I> SPMD_FN used<T, I, READ, WRITTEN> use(const slice<T, I> &x) {
+	return {x};
+}
 
 template <int V> SPMD_FN bool all_fit(int64_t) { return true; }
 template <int V, typename U, typename... R> SPMD_FN bool all_fit(int64_t n, const U &u, const R &...rest) {
 	return fits<V>(u.x, n) && all_fit<V>(n, rest...);
 }
 
-// held_all is held of several slices. call gives f an index, with the element e of each; keep stores them.
+// held_all is held of several slices. call gives f an index, with the element e of each; keep
+// stores them.
 template <int V, typename... U> struct held_all {
 	SPMD_INLINE held_all(int64_t) {}
 	SPMD_INLINE void keep() const {}
@@ -161,7 +165,9 @@ template <int V, typename U, typename... R> struct held_all<V, U, R...> {
 		first.store();
 		rest.keep();
 	}
-	template <typename F, typename... A> SPMD_INLINE auto call(F &f, int e, A... args) { return rest.call(f, e, args..., first.one(e)); }
+	template <typename F, typename... A> SPMD_INLINE auto call(F &f, int e, A... args) {
+		return rest.call(f, e, args..., first.one(e));
+	}
 };
 
 template <typename T, int N> struct array {
@@ -179,7 +185,7 @@ template <typename T, int N> struct array {
 template <typename A, typename B> struct results2 { A r0; B r1; };
 template <typename A, typename B, typename C> struct results3 { A r0; B r1; C r2; };
 
-// Integers, modulo their width. 64 bits hold what C++ would make an int of on the way.
+// Integers, modulo their width. 64 bits hold the values that C++ would make ints on the way.
 template <typename T> SPMD_FN T add(T a, T b) { return (T)((uint64_t)a + (uint64_t)b); }
 template <typename T> SPMD_FN T sub(T a, T b) { return (T)((uint64_t)a - (uint64_t)b); }
 template <typename T> SPMD_FN T mul(T a, T b) { return (T)((uint64_t)a * (uint64_t)b); }
@@ -192,7 +198,9 @@ template <typename T> SPMD_FN T bits_xor(T a, T b) { return (T)(a ^ b); }
 template <typename T> SPMD_FN T and_not(T a, T b) { return (T)(a & ~b); }
 SPMD_FN uint64_t count(int64_t n) { return (uint64_t)n; }
 template <typename T> SPMD_FN T shl(T a, uint64_t n) { return n < 8 * sizeof(T) ? (T)((uint64_t)a << n) : (T)0; }
-template <typename T> SPMD_FN T shr(T a, uint64_t n) { return n < 8 * sizeof(T) ? (T)(a >> n) : a < (T)0 ? (T)-1 : (T)0; }
+template <typename T> SPMD_FN T shr(T a, uint64_t n) {
+	return n < 8 * sizeof(T) ? (T)(a >> n) : a < (T)0 ? (T)-1 : (T)0;
+}
 
 // Floats. -0 is less than 0.
 SPMD_FN bool is_nan(double x) { return x != x; }
@@ -239,7 +247,9 @@ namespace spmd {
 template <typename T> SPMD_FN int64_t ones(T x) { return __popcll((uint64_t)x); }
 template <typename T> SPMD_FN int64_t bit_len(T x) { return 64 - __clzll((long long)(uint64_t)x); }
 template <typename T> SPMD_FN int64_t leading(T x) { return (int64_t)(8 * sizeof(T)) - bit_len(x); }
-template <typename T> SPMD_FN int64_t trailing(T x) { return x == 0 ? (int64_t)(8 * sizeof(T)) : __ffsll((long long)(uint64_t)x) - 1; }
+template <typename T> SPMD_FN int64_t trailing(T x) {
+	return x == 0 ? (int64_t)(8 * sizeof(T)) : __ffsll((long long)(uint64_t)x) - 1;
+}
 template <typename T> SPMD_FN T rotate(T x, int64_t k) {
 	const int n = 8 * sizeof(T);
 	int s = (int)(k & (n - 1));
@@ -256,7 +266,7 @@ SPMD_FN results2<uint64_t, uint64_t> mul64(uint64_t a, uint64_t b) { return {__u
 SPMD_FN uint64_t random_bits(uint64_t seed, uint64_t i) { return mix(mix(seed) + i); }
 SPMD_FN uint32_t uniform_bits(uint64_t seed, uint64_t i) { return (uint32_t)(random_bits(seed, i) >> 40); }
 
-// atomic_add adds to what other threads may be adding to.
+// atomic_add adds to a number that other threads may be adding to.
 SPMD_FN void atomic_add(int32_t *p, int32_t v) { atomicAdd(p, v); }
 SPMD_FN void atomic_add(uint32_t *p, uint32_t v) { atomicAdd(p, v); }
 SPMD_FN void atomic_add(int64_t *p, int64_t v) { atomicAdd((unsigned long long *)p, (unsigned long long)v); }
@@ -264,7 +274,8 @@ SPMD_FN void atomic_add(uint64_t *p, uint64_t v) { atomicAdd((unsigned long long
 SPMD_FN void atomic_add(float *p, float v) { atomicAdd(p, v); }
 SPMD_FN void atomic_add(double *p, double v) { atomicAdd(p, v); }
 
-// atomic_max asks first: most values are less. Of floats of one sign the bits are ordered as they are.
+// atomic_max asks first: most values are less. The bits of floats of one sign are in the floats'
+// order.
 template <typename T> SPMD_FN void atomic_max(T *p, T v) {
 	if (v > *(volatile T *)p) atomicMax(p, v);
 }
@@ -280,8 +291,8 @@ enum { THREADS = 256, LANES = 256 };
 // whole says whether a block, this one, has EACH indices for every thread.
 template <int EACH> SPMD_FN bool whole(int64_t n, int64_t block) { return (block + 1) * (EACH * THREADS) <= n; }
 
-// each1 calls f for every index below n, EACH indices by a thread. Blocks whose indices all exist have no test
-// between them, so that the loads of all can be under way.
+// each1 calls f for every index below n, EACH indices by a thread. Blocks whose indices all exist
+// have no test between them, so that the loads of all can be under way.
 template <int EACH, typename F> SPMD_FN void each1(int64_t n, F f, int64_t block) {
 	int64_t first = block * (EACH * THREADS) + threadIdx.x;
 	if (whole<EACH>(n, block)) {
@@ -295,24 +306,26 @@ template <int EACH, typename F> SPMD_FN void each1(int64_t n, F f, int64_t block
 	}
 }
 
-// each2 and each3 have a thread for each pair or triple of indices, the last index along x; blocks loop over what
-// a grid cannot hold.
+// each2 and each3 have a thread for each pair or triple of indices, the last index along x; blocks
+// loop over what a grid cannot hold.
 template <typename F> SPMD_FN void each2(int64_t ni, int64_t nj, F f) {
 	int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (j >= nj) return;
-	for (int64_t i = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; i < ni; i += (int64_t)gridDim.y * blockDim.y) f(i, j);
+	for (int64_t i = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; i < ni;
+		i += (int64_t)gridDim.y * blockDim.y) f(i, j);
 }
 
 template <typename F> SPMD_FN void each3(int64_t ni, int64_t nj, int64_t nk, F f) {
 	int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (k >= nk) return;
 	for (int64_t i = blockIdx.z; i < ni; i += gridDim.z) {
-		for (int64_t j = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; j < nj; j += (int64_t)gridDim.y * blockDim.y) f(i, j, k);
+		for (int64_t j = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; j < nj;
+			j += (int64_t)gridDim.y * blockDim.y) f(i, j, k);
 	}
 }
 
-// grid2 and grid3 are each2 and each3 where 32 bits hold all indices and the grid has a block for all of them. A thread
-// takes EACH indices of the last but one, as a thread of each1 does of its only one.
+// grid2 and grid3 are each2 and each3 for grids with a block for all indices, which 32 bits hold. A
+// thread takes EACH indices of the last but one, as a thread of each1 does of its only one.
 template <int EACH, typename F> SPMD_FN void rows(int n, F f) {
 	int first = blockIdx.y * (EACH * blockDim.y) + threadIdx.y;
 	if (first - threadIdx.y + EACH * blockDim.y <= n) {
@@ -361,7 +374,7 @@ template <> __device__ __forceinline__ uint64_t highest() { return 0xfffffffffff
 template <> __device__ __forceinline__ float highest() { return (float)inf(1); }
 template <> __device__ __forceinline__ double highest() { return inf(1); }
 
-// A value of f is entered by with, and result is what is stored.
+// with enters a value of f, and result is the value to store.
 template <typename T, typename Op> struct op_plain {
 	typedef T acc;
 	SPMD_INLINE static T with(T a, T b) { return Op::of(a, b); }
@@ -384,7 +397,7 @@ template <typename T> struct op_max : op_plain<T, op_max<T>> {
 	SPMD_INLINE static T of(T a, T b) { return max_of(a, b); }
 };
 
-// op_named is that of a function in Go, F::call, for which no value changes nothing.
+// op_named is a function in Go, F::call. No value changes nothing in it.
 template <typename T> struct maybe {
 	T v;
 	bool has;
@@ -400,9 +413,12 @@ template <typename T, typename F> struct op_named {
 template <typename T> SPMD_FN T shuffle(T v, int d) { return __shfl_xor_sync(0xffffffffu, v, d); }
 template <typename T> SPMD_FN complex<T> shuffle(complex<T> v, int d) { return {shuffle(v.re, d), shuffle(v.im, d)}; }
 
-template <typename T> SPMD_FN maybe<T> shuffle(maybe<T> v, int d) { return {shuffle(v.v, d), shuffle((int)v.has, d) != 0}; }
+template <typename T> SPMD_FN maybe<T> shuffle(maybe<T> v, int d) {
+	return {shuffle(v.v, d), shuffle((int)v.has, d) != 0};
+}
 
-// block_reduce is over the threads of the block. In each step partners compute the same pair, as Go's tree does.
+// block_reduce is over the threads of the block. In each step partners compute the same pair, as
+// Go's tree does.
 template <typename T, typename Op> SPMD_FN T block_reduce(T v) {
 #pragma unroll
 	for (int d = 16; d > 0; d /= 2) v = Op::of(v, shuffle(v, d));
@@ -412,9 +428,11 @@ template <typename T, typename Op> SPMD_FN T block_reduce(T v) {
 	return v;
 }
 
-// reduce sets to[blockIdx.x] to the result of f over the block's share of n indices. A thread takes W that follow each other
-// of every 256 times W; the elements of DEEP such packs are loaded before the first is used.
-template <typename T, typename Op, int W, int DEEP, typename I, typename F, typename... U> SPMD_FN void reduce(T *to, int64_t n, F f, const U &...u) {
+// reduce sets to[blockIdx.x] to the result of f over the block's share of n indices. A thread takes
+// W neighbours of every 256 times W. It loads the elements of DEEP such packs before it uses the
+// first.
+template <typename T, typename Op, int W, int DEEP, typename I, typename F,
+	typename... U> SPMD_FN void reduce(T *to, int64_t n, F f, const U &...u) {
 	const int step = LANES * W;
 	int64_t first = share(n) * blockIdx.x, end = first + share(n);
 	if (end > n) end = n;

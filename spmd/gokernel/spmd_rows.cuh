@@ -1,5 +1,6 @@
-// What kernels of rows stand on: a row has N threads, the 32 of a warp or those of a block. A loop over its elements gives a
-// thread V that follow each other, so that 16 bytes are moved at once; which thread has an element depends on its place alone.
+// The base of kernels of rows. A row has N threads, the 32 of a warp or those of a block. A loop
+// over its elements gives a thread V that follow each other, so that 16 bytes are moved at once.
+// Which thread has an element depends on its place alone.
 #ifndef SPMD_ROWS_CUH
 #define SPMD_ROWS_CUH
 #include "spmd_go.cuh"
@@ -19,10 +20,10 @@ template <int N, typename F> SPMD_FN void each_row(int64_t n, F f) {
 	if (i < n) f(i);
 }
 
-// leads says whether this thread does what is done once for the row.
+// leads says whether this thread does the work that is done once for the row.
 template <int N> SPMD_FN bool leads() { return threadIdx.x % N == 0; }
 
-// meet waits for the threads of the row; meet_any does where arguments may overlap.
+// meet waits for the threads of the row; meet_any does if arguments may overlap.
 template <int N> SPMD_FN void meet() {
 	if (N == 32) __syncwarp();
 	else __syncthreads();
@@ -49,9 +50,11 @@ template <int N, typename T> SPMD_FN void zero(T &x) {
 	}
 }
 
-// elements calls f for every element of n: f has its index, its place among those that the thread keeps, and the slices.
-// Up to four packs of a thread are loaded before the first is used. With KEEP a thread has at most so many packs.
-template <int N, int V, int KEEP, typename I, typename F, typename... U> SPMD_FN void elements(int64_t n, F f, const U &...u) {
+// elements calls f for every element of n: f has its index, its place among those that the thread
+// keeps, and the slices. Up to four packs of a thread are loaded before the first is used. With
+// KEEP a thread has at most so many packs.
+template <int N, int V, int KEEP, typename I, typename F,
+	typename... U> SPMD_FN void elements(int64_t n, F f, const U &...u) {
 	const int step = N * V;
 	int64_t first = threadIdx.x % N * V;
 	if (sizeof(I) == 4 && (V == 1 || n % V == 0 && all_fit<V>(n, u...))) {
@@ -102,7 +105,8 @@ template <int N, int V, int KEEP, typename I, typename F, typename... U> SPMD_FN
 	}
 }
 
-// unset leaves it as it is. Emulated it has what no kernel expects, so that tests find who reads it.
+// unset leaves it as it is. Emulated, it has a value that no kernel expects, so that tests find
+// reads of it.
 template <int N, typename T> SPMD_FN void unset(T &x) {
 #ifdef SPMD_EMULATED
 	for (int i = threadIdx.x % N; i < (int)sizeof(T); i += N) ((uint8_t *)&x)[i] = 0xff;

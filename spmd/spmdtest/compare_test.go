@@ -27,7 +27,8 @@ extern "C" __global__ void waits(float *x) {
 extern "C" __global__ void before(float *x) { x[-1] = 1; }
 `
 
-// sumsOf declares the kernel sums; its host function adds in another order, and error to what it finds.
+// sumsOf declares the kernel sums. Its host function adds in another order, and adds err to the
+// result.
 func sumsOf(err float32, options ...spmd.KernelOption) *spmd.Kernel {
 	return spmd.NewKernel("sums", twoWays, func(a spmd.Args) error {
 		sum, x, c := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 2), a.I32(3)
@@ -41,7 +42,8 @@ func sumsOf(err float32, options ...spmd.KernelOption) *spmd.Kernel {
 	}, options...)
 }
 
-// The two forms of a kernel are compared, and what the CUDA source does outside of its buffers is found.
+// The two forms of a kernel are compared, and accesses of the CUDA source outside of its buffers
+// are found.
 func TestCompareKernels(t *testing.T) {
 	spmdtest.HostOnly(t, "the host function is compared with the CUDA source")
 	if _, err := exec.LookPath("c++"); err != nil {
@@ -56,19 +58,26 @@ func TestCompareKernels(t *testing.T) {
 		other  bool // a kernel of x alone
 		want   string
 	}{
-		"equal":     {kernel: sumsOf(0, spmd.Tolerance(1e-6), spmd.Scratch(1))},
-		"scratch":   {kernel: sumsOf(0, spmd.Tolerance(1e-6)), want: "kernel sums: the host function and the CUDA source differ in argument 1, a buffer of 3 float32: element 0 is 0 and "},
-		"different": {kernel: sumsOf(1, spmd.Tolerance(1e-6), spmd.Scratch(1)), want: "differ in argument 0, a buffer of 3 float32: element 0 is "},
-		"bits":      {kernel: sumsOf(1e-6, spmd.Scratch(1)), want: "differ in argument 0"},
+		"equal": {kernel: sumsOf(0, spmd.Tolerance(1e-6), spmd.Scratch(1))},
+		"scratch": {kernel: sumsOf(0, spmd.Tolerance(1e-6)),
+			want: "kernel sums: the host function and the CUDA source differ in argument 1, a buffer of " +
+				"3 float32: element 0 is 0 and "},
+		"different": {kernel: sumsOf(1, spmd.Tolerance(1e-6), spmd.Scratch(1)),
+			want: "differ in argument 0, a buffer of 3 float32: element 0 is "},
+		"bits": {kernel: sumsOf(1e-6, spmd.Scratch(1)), want: "differ in argument 0"},
 		"behind": {kernel: sumsOf(0, spmd.Tolerance(1e-6), spmd.Scratch(1)), off: 1,
-			want: "kernel sums: kernel.cu:6: v += x[blockIdx.x * c + j];: block (2, 0, 0), thread (4, 0, 0): element 300 of argument 2, a buffer of 300 float32"},
-		"barrier": {kernel: spmd.NewKernel("waits", twoWays, nothing), other: true, want: "a barrier that not all threads of the block reach"},
-		"before":  {kernel: spmd.NewKernel("before", twoWays, nothing), other: true, want: "kernel before: its CUDA source writes beside argument 0, a buffer of 300 float32"},
+			want: "kernel sums: kernel.cu:6: v += x[blockIdx.x * c + j];: block (2, 0, 0), thread (4, 0, " +
+				"0): element 300 of argument 2, a buffer of 300 float32"},
+		"barrier": {kernel: spmd.NewKernel("waits", twoWays, nothing), other: true,
+			want: "a barrier that not all threads of the block reach"},
+		"before": {kernel: spmd.NewKernel("before", twoWays, nothing), other: true,
+			want: "kernel before: its CUDA source writes beside argument 0, a buffer of 300 float32"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := spmd.Local(t.Context(), spmdtest.Config(), 1, func(_ context.Context, w *spmd.World) error {
 				s := spmdtest.Stream(t, w, "both")
-				sum, part, x := spmdtest.Alloc[float32](t, w, rows), spmdtest.Alloc[float32](t, w, rows), spmdtest.Alloc[float32](t, w, rows*c)
+				sum, part, x := spmdtest.Alloc[float32](t, w, rows), spmdtest.Alloc[float32](t, w, rows),
+					spmdtest.Alloc[float32](t, w, rows*c)
 				h := make([]float32, rows*c)
 				for i := range h {
 					h[i] = float32(i) / 7
@@ -78,7 +87,8 @@ func TestCompareKernels(t *testing.T) {
 				if tc.other {
 					spmdtest.Must(t, tc.kernel.Launch(s, g, x.Arg()))
 				} else {
-					spmdtest.Must(t, tc.kernel.Launch(s, g, sum.Arg(), part.Arg(), x.Arg(), spmd.I32(c), spmd.I32(tc.off)))
+					spmdtest.Must(t, tc.kernel.Launch(s, g, sum.Arg(), part.Arg(), x.Arg(), spmd.I32(c),
+						spmd.I32(tc.off)))
 				}
 				err := s.Synchronize()
 				if got := sum.At(0); err == nil && tc.want == "" && (got < 707 || got > 708) {
@@ -89,7 +99,8 @@ func TestCompareKernels(t *testing.T) {
 			switch {
 			case tc.want == "" && err != nil:
 				t.Error(err)
-			case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "compare_test.go:")):
+			case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want) ||
+				!strings.Contains(err.Error(), "compare_test.go:")):
 				t.Errorf("%v, want %q and the line of the launch", err, tc.want)
 			}
 		})

@@ -6,7 +6,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Must fails the test where there is an error.
+// Must fails the test if there is an error.
 func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

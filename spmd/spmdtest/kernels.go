@@ -16,15 +16,13 @@ import (
 	"lockstep/internal/translate/source"
 )
 
-// CompileKernels compiles the CUDA sources of which the package under test declares kernels in
-// package variables, for sm_80 and sm_90, with the real compiler: NVRTC needs no GPU. What has been
-// compiled is kept in the cache of kernels that programs use, and not compiled again. It
-// skips the test with the reason where there is no NVRTC. Before that it compares what
-// spmdgen has written for the package's kernels in Go with these kernels.
+// CompileKernels compiles the CUDA sources of the kernels in package variables of the package under
+// test, for sm_80 and sm_90, with the real compiler: NVRTC needs no GPU. The results are kept in
+// the cache of kernels that programs use, and not compiled again. It skips the test with the reason
+// if there is no NVRTC. First it compares the output of spmdgen with the package's kernels in Go.
 //
-// Launches on the host are compared with the parameters of the CUDA source in every test: Main
-// sees to that. The log of CompileKernels names kernels of which a C++ compiler does not
-// understand the source.
+// Every test compares launches on the host with the parameters of the CUDA source: Main sees to
+// that. The log of CompileKernels names kernels whose source a C++ compiler does not understand.
 func CompileKernels(t *testing.T) {
 	if err := source.Fresh("."); err != nil {
 		t.Error(err)
@@ -60,13 +58,15 @@ func CompileKernels(t *testing.T) {
 	}
 }
 
-// CompareKernels has each launch of the rest of the test, on the host and on every rank, run both ways: the host function, and
-// the CUDA source, emulated on copies of the buffers. A launch fails its stream where the results are not the same bits, or
-// differ by more than the kernel's spmd.Tolerance; where the CUDA source accesses what lies outside of its buffers, with the
-// line; and where a barrier is not reached by all threads of a block. spmd.Scratch says which arguments mean nothing.
+// CompareKernels has each launch of the rest of the test, on the host and on every rank, run both
+// ways: the host function, and the CUDA source, emulated on copies of the buffers. A launch fails
+// its stream if the results differ by a bit, or by more than the kernel's spmd.Tolerance. It fails
+// too if the CUDA source accesses memory outside of its buffers, with the line, and if not all
+// threads of a block reach a barrier. spmd.Scratch says which arguments mean nothing.
 //
-// It needs a C++ compiler, and says in the test's log where there is none. Kernels that it does not understand, with PTX
-// or instructions for matrices, run on the host only: the log of CompileKernels names them.
+// It needs a C++ compiler, and logs if there is none. Kernels that the compiler does not
+// understand, with PTX or instructions for matrices, run on the host only: the log of
+// CompileKernels names them.
 func CompareKernels(t *testing.T) {
 	t.Helper()
 	if Device() != "host" {
@@ -79,12 +79,12 @@ func CompareKernels(t *testing.T) {
 	t.Cleanup(kernels.RunBoth())
 }
 
-// describedEnv says to the ranks of a test that the test has described the kernels.
+// describedEnv tells the ranks of a test that the test has described the kernels.
 const describedEnv = "SPMDTEST_DESCRIBED"
 
-// describeKernels has launches compared with the CUDA source, and finds out the parameters of what is declared in package
-// variables before tests that have little time need them. What no C++ compiler understands is not compared. Benchmarks launch
-// as programs do.
+// describeKernels makes launches be compared with the CUDA source. It finds out the parameters of
+// the kernels in package variables before tests that have little time need them. Kernels that no
+// C++ compiler understands are not compared. Benchmarks launch as programs do.
 func describeKernels() {
 	flag.Parse()
 	if Device() == "cuda" || flag.Lookup("test.bench").Value.String() != "" {
@@ -110,12 +110,13 @@ func describeKernels() {
 }
 
 func describe(s kernels.Source) (map[string][]emulate.Param, error) {
-	return emulate.Describe(compiled.Dir, emulate.Source{Text: s.Text, Flags: s.AllFlags(), Names: s.Names, Headers: kernels.Headers})
+	return emulate.Describe(compiled.Dir, emulate.Source{Text: s.Text, Flags: s.AllFlags(), Names: s.Names,
+		Headers: kernels.Headers})
 }
 
-// KernelCache sets LOCKSTEP_CACHE to a folder of this test alone, for programs with the test double of the driver, and
-// puts the kernels into it that the test binary declares in package variables, for sm_90 as the double's GPU is, or what
-// FAKECUDA_MAJOR has it be.
+// KernelCache sets LOCKSTEP_CACHE to a folder of this test alone, for programs with the test double
+// of the driver. It puts the kernels of the test binary's package variables into it, for sm_90 as
+// the double's GPU is, or for FAKECUDA_MAJOR.
 func KernelCache(t *testing.T, dir string) {
 	t.Helper()
 	capability := 90

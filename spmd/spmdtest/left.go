@@ -10,10 +10,12 @@ import (
 	"lockstep/spmd"
 )
 
-// NothingIsLeft calls round some times, and then so many times again. It fails where that leaves anything open of the
-// World, a descriptor, a goroutine, or memory that grows with the rounds. round opens things, and closes what it opens.
+// NothingIsLeft calls round some times, and then so many times again. It fails if that leaves
+// anything open of the World, a descriptor, a goroutine, or memory that grows with the rounds.
+// round closes what it opens.
 //
-// Collective over the ranks of w, which are goroutines of this process. No other test runs beside it.
+// Collective over the ranks of w, which are goroutines of this process. No other test runs beside
+// it.
 func NothingIsLeft(t *testing.T, w *spmd.World, rounds int, round func() error) {
 	t.Helper()
 	for range max(10, rounds/50) {
@@ -28,21 +30,25 @@ func NothingIsLeft(t *testing.T, w *spmd.World, rounds int, round func() error) 
 		t.Errorf("rank %d: open were %v, are %v", w.Rank(), before.opened, after.opened)
 	}
 	if after.files > before.files || after.goroutines > before.goroutines {
-		t.Errorf("%d files and %d goroutines were there, %d and %d are", before.files, before.goroutines, after.files, after.goroutines)
+		t.Errorf("%d files and %d goroutines were there, %d and %d are", before.files, before.goroutines,
+			after.files, after.goroutines)
 	}
-	// Go keeps some objects of goroutines that have ended or waited: 128 of a kind for each of its processors.
-	if objects, bytes := after.objects-before.objects, after.bytes-before.bytes; objects > 1500+rounds/4 || bytes > 2<<20+8*rounds {
+	// Go keeps some objects of goroutines that have ended or waited: 128 of a kind for each of its
+	// processors.
+	if objects, bytes := after.objects-before.objects, after.bytes-before.bytes; objects > 1500+rounds/4 ||
+		bytes > 2<<20+8*rounds {
 		t.Errorf("%d objects with %d bytes on the heap are left of %d rounds", objects, bytes, rounds)
 	}
 }
 
-// counted is what is open at a moment. Of the process only rank 0 knows it.
+// counted is what is open at a moment. Only rank 0 knows the process's part.
 type counted struct {
 	opened                            map[string]int
 	files, goroutines, objects, bytes int
 }
 
-// count counts on all ranks at the same time. What ends by itself a little later has the time to, down to what was before.
+// count counts on all ranks at the same time. It waits for things that end by themselves a little
+// later, down to the count before.
 func count(t *testing.T, w *spmd.World, before *counted) *counted {
 	t.Helper()
 	Must(t, spmd.Barrier(w.Comm()))
@@ -58,7 +64,8 @@ func count(t *testing.T, w *spmd.World, before *counted) *counted {
 		runtime.GC() // what has a finalizer, or lay in a sync.Pool
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		c.files, c.goroutines, c.objects, c.bytes = len(list), runtime.NumGoroutine(), int(m.Mallocs-m.Frees), int(m.HeapAlloc)
+		c.files, c.goroutines, c.objects, c.bytes = len(list), runtime.NumGoroutine(),
+			int(m.Mallocs-m.Frees), int(m.HeapAlloc)
 	}
 	Must(t, spmd.Barrier(w.Comm()))
 	return c

@@ -23,9 +23,9 @@ const programEnv = "SPMDTEST_PROGRAM"
 // runsEnv is runfolder.Runs. Tests of a program do not leave folders of runs beside its sources.
 const runsEnv = "LOCKSTEP_RUNS"
 
-// Main is the TestMain of a package whose tests share jobs, see Run, or start the program
-// itself with Program. program is the package's main function, nil where no test starts it.
-// Main does not return.
+// Main is the TestMain of a package whose tests share jobs, see Run, or start the program itself
+// with Program. program is the package's main function; it is nil if no test starts it. Main does
+// not return.
 //
 //	func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 func Main(m *testing.M, program func()) {
@@ -44,21 +44,23 @@ func Main(m *testing.M, program func()) {
 
 // Ended is how a program ended and what it wrote.
 type Ended struct {
-	Status         int // of mpirun, which passes on that of the first rank that failed; -1 after a signal, which Stderr names
+	// of mpirun, which passes on that of the first rank that failed; -1 after a signal, which
+	// Stderr names
+	Status         int
 	Stdout, Stderr string
 }
 
-// Command returns the command that runs the program given to Main, with args, on a
-// number of ranks; 0 ranks means without mpirun. env adds variables such as
-// "NAME=value". Unless args say otherwise the program runs on Device, and of several
-// ranks a collective that hangs is reported after Timeout. It skips the test where SPMDTEST_RANKS allows
-// fewer ranks.
+// Command returns the command that runs the program given to Main, with args, on a number of ranks;
+// 0 ranks means without mpirun. env adds variables such as "NAME=value". Unless args say otherwise
+// the program runs on Device, and with several ranks a collective that hangs is reported after
+// Timeout. It skips the test if SPMDTEST_RANKS allows fewer ranks.
 func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ...string) *exec.Cmd {
 	t.Helper()
 	if most, err := strconv.Atoi(os.Getenv("SPMDTEST_RANKS")); err == nil && ranks > most {
 		t.Skipf("SPMDTEST_RANKS=%d, and this starts %d ranks", most, ranks)
 	}
-	at := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") }) // behind the name of a command
+	// behind the name of a command
+	at := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") })
 	if at < 0 {
 		at = len(args)
 	}
@@ -68,7 +70,9 @@ func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ..
 		settings = append(settings, setting{"--timeout", Timeout().String()})
 	}
 	for _, usual := range settings {
-		if !slices.ContainsFunc(args, func(a string) bool { return a == usual.flag || strings.HasPrefix(a, usual.flag+"=") }) {
+		if !slices.ContainsFunc(args, func(a string) bool {
+			return a == usual.flag || strings.HasPrefix(a, usual.flag+"=")
+		}) {
 			args = slices.Insert(slices.Clone(args), at, usual.flag+"="+usual.value)
 		}
 	}
@@ -81,9 +85,9 @@ func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ..
 	return cmd
 }
 
-// Program runs Command and returns how it ended. It fails the test when the program
-// does not end by itself, see mpirun.Limit. Where only Open MPI's own end goes wrong it runs again, see mpirun.Again. Where a --timeout is too short for the start on a machine that is busy with other things, it
-// runs again with twice as much.
+// Program runs Command and returns how it ended. It fails the test if the program does not end by
+// itself, see mpirun.Limit. If only Open MPI's own end goes wrong it runs again, see mpirun.Again.
+// If a --timeout is too short for the start on a busy machine, it runs again with twice as much.
 func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
 	t.Helper()
 	var e Ended
@@ -135,18 +139,19 @@ func program(t *testing.T, ranks int, env []string, args []string) (e Ended, own
 	return Ended{cmd.ProcessState.ExitCode(), out.String(), errs.String()}, own
 }
 
-// turns is who may start a program.
+// turns limits how many programs are in their start.
 var turns = make(chan struct{}, 4)
 
-// Turn waits until few programs that this process has started are still in their start, and returns what is called when
-// that of the caller has come through it, or has ended; later calls do nothing. So tests of programs that mostly wait may
-// run beside many others: a program whose --timeout is short has the cores that its start needs.
+// Turn waits until few programs that this process has started are still in their start. The caller
+// calls started when its program has come through the start, or has ended; later calls do nothing.
+// So tests of programs that mostly wait may run beside many others: a program whose --timeout is
+// short has the cores that its start needs.
 func Turn() (started func()) {
 	turns <- struct{}{}
 	return sync.OnceFunc(func() { <-turns })
 }
 
-// firstWrite calls started when something is written, such as the line with which a job starts.
+// firstWrite calls started at the first write, such as the line with which a job starts.
 type firstWrite struct {
 	to      io.Writer
 	started func()

@@ -10,22 +10,33 @@
 //
 //	func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 //
-// Then one job of n ranks runs all tests that want n ranks, one after another, and a test takes milliseconds. Each has a
-// world of its own, shows its own name, output and time, and runs alone with -run. A rank that fails, panics or dies ends
-// the job and the test within seconds, and its output is the test's; the next test starts another job. A test whose
-// environment or working folder differs, by t.Setenv or t.Chdir, gets a job that was started with that. Variables
-// whose names begin with SPMDTEST_ are passed to the ranks with the test instead. RunAlone and RunUnwatched always start
-// a job. Without Main each test does.
+// Then one job of n ranks runs all tests that want n ranks, one after another, and a test takes
+// milliseconds. Each has a world of its own, shows its own name, output and time, and runs alone
+// with -run. A rank that fails, panics or dies ends the job and the test within seconds. Its output
+// is the test's; the next test starts another job.
 //
-// The ranks run the test from its beginning, in a process that may have run other tests: what stands before Run happens
-// on every rank too. What a test changes in its process, such as a package variable, it restores with t.Cleanup.
+// A test whose environment or working folder differs, by t.Setenv or t.Chdir, gets a job that was
+// started with that. Variables whose names begin with SPMDTEST_ are passed to the ranks with the
+// test instead. RunAlone and RunUnwatched always start a job. Without Main each test does.
 //
-// Tests run in host memory. The variable SPMDTEST_DEVICE=cuda puts the same tests
-// on GPUs, SPMDTEST_DEVICE=emulate runs their kernels from the CUDA source on the host, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_SYMMETRIC=always
-// has NCCL's symmetric kernels carry what they can, SPMDTEST_RANKS=2 limits tests to
-// that number of ranks, and SPMDTEST_SUMMARY=on and SPMDTEST_TRACE=FILE are those flags; make test-gpu sets the first and the last. A collective that
-// does not end within five minutes, or what SPMDTEST_TIMEOUT says, ends its job with a
-// report of who is missing where. That is no limit to what is slow: only a hang takes so long, however busy the machine.
+// The ranks run the test from its beginning, in a process that may have run other tests: the lines
+// before Run are executed on every rank too. A test restores with t.Cleanup what it changes in its
+// process, such as a package variable.
+//
+// Tests run in host memory. These variables change that:
+//
+//   - SPMDTEST_DEVICE=cuda puts the same tests on GPUs; =emulate runs their kernels from the CUDA
+//     source on the host
+//   - SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers
+//   - SPMDTEST_SYMMETRIC=always has NCCL's symmetric kernels carry what they can
+//   - SPMDTEST_RANKS=2 limits tests to that number of ranks
+//   - SPMDTEST_SUMMARY=on and SPMDTEST_TRACE=FILE are those flags
+//
+// make test-gpu sets SPMDTEST_DEVICE and SPMDTEST_TRACE.
+//
+// A collective that does not end within five minutes, or SPMDTEST_TIMEOUT, ends its job with a
+// report of who is missing where. That does not limit slow tests: only a hang takes so long,
+// however busy the machine.
 package spmdtest
 
 import (
@@ -41,7 +52,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Device returns the device that tests run on: host, or what SPMDTEST_DEVICE says.
+// Device returns the device that tests run on: host, or SPMDTEST_DEVICE.
 func Device() string {
 	if d := os.Getenv("SPMDTEST_DEVICE"); d != "" {
 		return d
@@ -49,14 +60,14 @@ func Device() string {
 	return "host"
 }
 
-// Ranks returns those of ranks that SPMDTEST_RANKS allows: all where it is not set.
-// Where none is left it skips the test.
+// Ranks returns those of ranks that SPMDTEST_RANKS allows: all if it is not set. If none is left it
+// skips the test.
 func Ranks(t *testing.T, ranks ...int) []int {
 	t.Helper()
 	return mpirun.Ranks(t, ranks...)
 }
 
-// HostOnly skips a test of what only the host's side of the framework does.
+// HostOnly skips a test of the host's side of the framework, on other devices.
 func HostOnly(t *testing.T, why string) {
 	t.Helper()
 	if Device() != "host" {
@@ -64,8 +75,8 @@ func HostOnly(t *testing.T, why string) {
 	}
 }
 
-// Timeout is how long a collective may take in tests: five minutes, or what
-// SPMDTEST_TIMEOUT says, such as 1h.
+// Timeout is how long a collective may take in tests: five minutes, or SPMDTEST_TIMEOUT, such as
+// 1h.
 func Timeout() time.Duration {
 	text := os.Getenv("SPMDTEST_TIMEOUT")
 	if text == "" {
@@ -80,38 +91,38 @@ func Timeout() time.Duration {
 
 // Config is the configuration of a world for tests.
 func Config() spmd.Config {
-	return spmd.Config{Timeout: Timeout(), Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"), Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42,
+	return spmd.Config{Timeout: Timeout(), Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"),
+		Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42,
 		Summary: os.Getenv("SPMDTEST_SUMMARY"), Trace: os.Getenv("SPMDTEST_TRACE")}
 }
 
-// Run runs fn on every rank of a job, once for each number of ranks, as subtests
-// of t. On a rank, t reports to the test that called Run: t.Fatal on one rank ends
-// all of them. The world is open while fn runs, under the watch of World.Watch, and
-// closed after it. What stands before Run in the test runs on every rank too. The job
-// may have run other tests, and may run more: see the package.
+// Run runs fn on every rank of a job, once for each number of ranks, as subtests of t. On a rank, t
+// reports to the test that called Run: t.Fatal on one rank ends all of them. The world is open
+// while fn runs, under the watch of World.Watch, and closed after it. The lines before Run in the
+// test are executed on every rank too. The job may have run other tests, and may run more: see the
+// package.
 func Run(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	run(t, ranks, mpirun.Run, true, fn)
 }
 
-// RunAlone is Run in a job of its own: for tests that leave the process other than it
-// was, or need one that nothing else has run in.
+// RunAlone is Run in a job of its own: for tests that change the process for good, or need one in
+// which nothing else has run.
 func RunAlone(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	run(t, ranks, mpirun.RunAlone, true, fn)
 }
 
-// RunUnwatched is RunAlone without the watch, whose goroutines allocate and call the driver of
-// a GPU: for tests that count what the process does of that. What hangs there ends with
-// the test binary's time.
+// RunUnwatched is RunAlone without the watch, whose goroutines allocate and call the driver of a
+// GPU: for tests that count these. A hang there ends with the test binary's time.
 func RunUnwatched(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	run(t, ranks, mpirun.RunAlone, false, fn)
 }
 
-// RunInProcess is Run for ranks that are goroutines of the test's process: see spmd.Local. It takes milliseconds, and is for
-// tests of what does not depend on processes, MPI or GPUs. fn runs on all ranks at the same time, so what it changes outside of
-// its World it guards.
+// RunInProcess is Run for ranks that are goroutines of the test's process: see spmd.Local. It takes
+// milliseconds, and is for tests that do not depend on processes, MPI or GPUs. fn runs on all ranks
+// at the same time, so it guards what it changes outside of its World.
 func RunInProcess(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	HostOnly(t, "the ranks are goroutines")
@@ -131,7 +142,10 @@ func RunInProcess(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World
 	}
 }
 
-func run(t *testing.T, ranks []int, start func(*testing.T, []int, func(*testing.T)), watched bool, fn func(t *testing.T, w *spmd.World)) {
+func run(
+	t *testing.T, ranks []int, start func(*testing.T, []int, func(*testing.T)), watched bool,
+	fn func(t *testing.T, w *spmd.World),
+) {
 	t.Helper()
 	start(t, ranks, func(t *testing.T) {
 		if err := hold(); err != nil {
@@ -162,8 +176,8 @@ func run(t *testing.T, ranks []int, start func(*testing.T, []int, func(*testing.
 	})
 }
 
-// held is a world that lasts as long as the job, where that may run several tests: MPI starts once in a process, and
-// stops with its last world. The GPU stays open, too.
+// held is a world that lasts as long as a job that may run several tests: MPI starts once in a
+// process, and stops with its last world. The GPU stays open, too.
 var held *spmd.World
 
 // hold opens held on a rank of such a job. Collective over all ranks, blocking.

@@ -34,7 +34,7 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestSkip is skipped, with the reason, as its ranks are.
+// The test is skipped, with the reason, as its ranks are.
 func TestSkip(t *testing.T) {
 	ok := t.Run("inner", func(t *testing.T) {
 		spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) { t.Skip("no device of this kind") })
@@ -44,7 +44,8 @@ func TestSkip(t *testing.T) {
 	}
 }
 
-// helperEnv has a helper of a test run, which fails; SPMDTEST_TIMEOUT alone is what a user may set.
+// helperEnv makes a test run use a helper, which fails. A user may set SPMDTEST_TIMEOUT, but not
+// this.
 const helperEnv = "SPMDTEST_TEST_HELPER"
 
 // TestHelperHang hangs: rank 1 is in a collective that rank 0 never enters.
@@ -88,7 +89,8 @@ func TestFailureInTheMiddle(t *testing.T) {
 	if err == nil {
 		t.Errorf("a test that fails passes")
 	}
-	for _, want := range []string{"--- PASS: TestHelperMiddle/before/3_ranks", "--- FAIL: TestHelperMiddle/in_the_middle/3_ranks", "rank 1|     spmdtest_test.go",
+	for _, want := range []string{"--- PASS: TestHelperMiddle/before/3_ranks",
+		"--- FAIL: TestHelperMiddle/in_the_middle/3_ranks", "rank 1|     spmdtest_test.go",
 		"rank 1 does not like it", "--- PASS: TestHelperMiddle/behind/3_ranks"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("no %q in\n%s", want, out)
@@ -136,7 +138,8 @@ func TestWorldLeftOpen(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperOpen$", "-test.v", "-test.timeout=5m")
 	cmd.Env = append(os.Environ(), helperEnv+"=1", "SPMDTEST_TIMEOUT=1s")
 	out, err := cmd.CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "--- PASS: TestHelperOpen/2_ranks") || !strings.Contains(string(out), "rank 1| a test has left a World open") {
+	if err == nil || !strings.Contains(string(out), "--- PASS: TestHelperOpen/2_ranks") ||
+		!strings.Contains(string(out), "rank 1| a test has left a World open") {
 		t.Errorf("ended with %v\n%s", err, out)
 	}
 }
@@ -159,7 +162,8 @@ func TestShortWorlds(t *testing.T) {
 	})
 }
 
-// Few programs are in their start at once, whoever wants to start one, and who says twice that it has started counts once.
+// Few programs are in their start at once, whoever starts them. A second call of started does not
+// count.
 func TestTurn(t *testing.T) {
 	var now, most atomic.Int32
 	var wg sync.WaitGroup

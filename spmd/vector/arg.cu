@@ -1,9 +1,10 @@
-// The smallest or largest element and where it is, the first of equal ones. A NaN wins, and -0 is less than 0.
+// The smallest or largest element and its index, the first of equal ones. A NaN wins, and -0 is
+// less than 0.
 
-// found is an element and its index; -1 of none.
+// found is an element and its index; -1 if there is none.
 template <typename T> struct found { T value; int64_t at; };
 
-// wins says whether a is another value than b, and the one wanted.
+// wins says whether a is another value than b, and the wanted one.
 template <bool MAX, typename T> SPMD_FN bool wins(T a, T b) { return MAX ? a > b : a < b; }
 SPMD_FN bool negative(float x) { return __float_as_uint(x) >> 31; }
 SPMD_FN bool negative(double x) { return (uint64_t)__double_as_longlong(x) >> 63; }
@@ -36,11 +37,13 @@ template <bool MAX, typename T> SPMD_FN found<T> block_best(found<T> f) {
 	return warp_best<MAX>(found<T>{value, at});
 }
 
-// arg_best has the best of x in value and at, or where there are several blocks, that of each block in parts.
+// arg_best has the best of x in value and at, or with several blocks the best of each block in
+// parts.
 //
 //	arg_best(value, at, parts, x, n I64, none)
 template <typename T, bool MAX>
-__global__ void __launch_bounds__(THREADS) arg_best(T *value, int64_t *at, int64_t *parts, const T *x, int64_t n, T none) {
+__global__ void __launch_bounds__(THREADS) arg_best(T *value, int64_t *at, int64_t *parts, const T *x,
+	int64_t n, T none) {
 	const int V = 16 / sizeof(T), DEEP = 4;
 	start_next();
 	bool aligned = to_aligned(x) == 0;
@@ -50,7 +53,8 @@ __global__ void __launch_bounds__(THREADS) arg_best(T *value, int64_t *at, int64
 	for (; i < n; i += DEEP * step) {
 		vector<T> v[DEEP];
 #pragma unroll
-		for (int d = 0; d < DEEP; d++) v[d] = load_vector(x, i + d * step, n, aligned && i + d * step + V <= n, best.value);
+		for (int d = 0; d < DEEP; d++) v[d] = load_vector(x, i + d * step, n, aligned &&
+			i + d * step + V <= n, best.value);
 #pragma unroll
 		for (int d = 0; d < DEEP; d++) {
 #pragma unroll
@@ -73,10 +77,12 @@ __global__ void __launch_bounds__(THREADS) arg_best(T *value, int64_t *at, int64
 //
 //	arg_last(value, at, parts, count I64, none)
 template <typename T, bool MAX>
-__global__ void __launch_bounds__(THREADS) arg_last(T *value, int64_t *at, const int64_t *parts, int64_t count, T none) {
+__global__ void __launch_bounds__(THREADS) arg_last(T *value, int64_t *at, const int64_t *parts,
+	int64_t count, T none) {
 	wait_previous();
 	found<T> best = {none, -1};
-	for (int64_t i = threadIdx.x; i < count; i += THREADS) best = better<MAX>(best, found<T>{((const T *)(parts + count))[i], parts[i]});
+	for (int64_t i = threadIdx.x; i < count; i += THREADS)
+		best = better<MAX>(best, found<T>{((const T *)(parts + count))[i], parts[i]});
 	best = block_best<MAX>(best);
 	if (threadIdx.x == 0) {
 		*value = best.value;

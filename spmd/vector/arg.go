@@ -12,7 +12,7 @@ import (
 //go:embed arg.cu
 var argSource string
 
-// mostParts is how many blocks look for the best element.
+// mostParts is the number of blocks that look for the best element.
 const mostParts = 1024
 
 // finder finds the smallest or largest element of a vector.
@@ -26,7 +26,8 @@ type finder struct {
 var finders = [2][]*finder{finderOf(false), finderOf(true)}
 
 func finderOf(most bool) []*finder {
-	return []*finder{newFinder[int32](most), newFinder[uint32](most), newFinder[int64](most), newFinder[uint64](most), newFinder[float32](most), newFinder[float64](most)}
+	return []*finder{newFinder[int32](most), newFinder[uint32](most), newFinder[int64](most),
+		newFinder[uint64](most), newFinder[float32](most), newFinder[float64](most)}
 }
 
 func newFinder[T Number](most bool) *finder {
@@ -52,7 +53,8 @@ func newFinder[T Number](most bool) *finder {
 	return f
 }
 
-// wins says whether a is another value than b, and the one wanted. A NaN is, and -0 is less than 0.
+// wins says whether a is another value than b, and the wanted one. A NaN wins, and -0 is less than
+// 0.
 func wins[T Number](a, b T, most bool) bool {
 	switch x, y := float64(a), float64(b); {
 	case math.IsNaN(x) || math.IsNaN(y):
@@ -69,13 +71,16 @@ func (f *finder) onGPU(c spmd.LibraryCall) error {
 	n := c.I64(3)
 	blocks := f.blocks(n)
 	g := spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{threads, 1, 1}}
-	if err := c.Launch(f.parts, g, c.Arg(0), c.Arg(1), c.WorkspaceArg(), c.Arg(2), c.Arg(3), c.Arg(4)); err != nil || blocks == 1 {
+	if err := c.Launch(f.parts, g, c.Arg(0), c.Arg(1), c.WorkspaceArg(), c.Arg(2), c.Arg(3),
+		c.Arg(4)); err != nil || blocks == 1 {
 		return err
 	}
 	return c.Launch(f.last, after(1, 0), c.Arg(0), c.Arg(1), c.WorkspaceArg(), spmd.I64(blocks), c.Arg(4))
 }
 
-func find[T Number](op string, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], most int) error {
+func find[T Number](
+	op string, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], most int,
+) error {
 	if err := one(op, "best", best); err != nil {
 		return err
 	}
@@ -87,17 +92,20 @@ func find[T Number](op string, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buff
 	if blocks := f.blocks(x.Len()); blocks > 1 {
 		workspace = blocks * (8 + int(unsafe.Sizeof(*new(T))))
 	}
-	return f.library.Call(s, workspace, best.Arg(), at.Arg(), x.Arg(), spmd.I64(x.Len()), spmd.Scalar(gokernel.Extreme[T](1-2*most)))
+	return f.library.Call(s, workspace, best.Arg(), at.Arg(), x.Arg(), spmd.I64(x.Len()),
+		spmd.Scalar(gokernel.Extreme[T](1-2*most)))
 }
 
-// ArgMin enqueues best[0] = the smallest element of x, and at[0] = the index of the first that is. A NaN wins, and -0 is
-// less than 0. Of none best is as in Min, and at -1. As NumPy's argmin, and MPI_MINLOC.
+// ArgMin enqueues best[0] = the smallest element of x, and at[0] = the index of its first place. A
+// NaN wins, and -0 is less than 0. For an empty x best is as in Min, and at -1. As NumPy's argmin,
+// and MPI_MINLOC.
 func ArgMin[T Number](s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T]) error {
 	return find("ArgMin", s, best, at, x, 0)
 }
 
-// ArgMax enqueues best[0] = the largest element of x, and at[0] = the index of the first that is. A NaN wins, and -0 is
-// less than 0. Of none best is as in Max, and at -1. As NumPy's argmax, and MPI_MAXLOC.
+// ArgMax enqueues best[0] = the largest element of x, and at[0] = the index of its first place. A
+// NaN wins, and -0 is less than 0. For an empty x best is as in Max, and at -1. As NumPy's argmax,
+// and MPI_MAXLOC.
 func ArgMax[T Number](s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T]) error {
 	return find("ArgMax", s, best, at, x, 1)
 }

@@ -14,9 +14,9 @@ import (
 	"lockstep/spmd/vector"
 )
 
-// BenchmarkLibrary times what bench/peers/cupy_vector.py times of CuPy. On a GPU:
+// BenchmarkLibrary times the functions that bench/peers/cupy_vector.py times of CuPy. On a GPU:
 //
-//	SPMDTEST_DEVICE=cuda go test -run '^$' -bench Library -benchtime 1x ./spmd/vector | tee ours.txt
+//	SPMDTEST_DEVICE=cuda go test -run '^$' -bench Library -benchtime 1x ./spmd/vector > ours.txt
 //	python3 bench/peers/cupy_vector.py ours.txt
 //
 // Goal: at most 1.05 of CuPy's times. On the host sizes are small.
@@ -38,7 +38,7 @@ func BenchmarkLibrary(b *testing.B) {
 	}
 }
 
-// measure reports the median time of what step enqueues, in a graph.
+// measure reports the median time of the commands that step enqueues, in a graph.
 func measure(b *testing.B, w *spmd.World, what string, n int, step func(s *spmd.Stream) error) {
 	b.Helper()
 	b.Run(fmt.Sprintf("%s/%d", what, n), func(b *testing.B) {
@@ -139,7 +139,9 @@ func sorts(b *testing.B, w *spmd.World, n int) {
 		return radix.Sort(s, spmd.View[uint32](y), spmd.View[uint32](x))
 	})
 	measure(b, w, "sort_float64", n, func(s *spmd.Stream) error { return radix.Sort(s, y8, x8) })
-	measure(b, w, "sort_int64", n, func(s *spmd.Stream) error { return radix.Sort(s, spmd.View[int64](y8), spmd.View[int64](x8)) })
+	measure(b, w, "sort_int64", n, func(s *spmd.Stream) error {
+		return radix.Sort(s, spmd.View[int64](y8), spmd.View[int64](x8))
+	})
 	measure(b, w, "argsort_float32", n, func(s *spmd.Stream) error {
 		return radix.SortPairs(s, y, spmd.View[int64](y8), x, spmd.View[int64](x8))
 	})

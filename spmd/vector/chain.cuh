@@ -1,9 +1,11 @@
-// What kernels stand on that pass once over memory, though each tile needs a sum over all tiles before it. Tiles are the
-// blocks of a grid, which start in the order of their numbers: what a tile waits for comes from blocks that run or have run.
+// The base of kernels that pass once over memory, though each tile needs a sum over all tiles
+// before it. Tiles are the blocks of a grid, which start in the order of their numbers: a tile
+// waits only for blocks that run or have run.
 //
-// GROUP tiles are a group, GROUP groups a field. The sum before a tile is that of the fields before its own, plus that of
-// the groups before its own in the field, plus that of the tiles before it in the group. A tile waits for no more than
-// GROUP words of each kind. The order of additions depends on the number of tiles alone.
+// GROUP tiles are a group, GROUP groups a field. The sum before a tile is that of the fields before
+// its own, plus that of the groups before its own in the field, plus that of the tiles before it in
+// the group. A tile waits for no more than GROUP words of each kind. The order of additions depends
+// on the number of tiles alone.
 #include "spmd.cuh"
 
 #ifndef GROUP
@@ -11,7 +13,8 @@
 #endif
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
-// A value that others wait for lies in words of 64 bits, each of which has 32 bits of it and says whether they are there.
+// A value that others wait for lies in words of 64 bits. Each has 32 bits of it and says whether
+// they are there.
 template <typename T> SPMD_FN void publish(uint64_t *slots, int64_t i, T v) {
 	const int words = sizeof(T) / 4;
 	union { T v; uint32_t part[words]; } u;
@@ -33,7 +36,7 @@ template <typename T> SPMD_FN T await(uint64_t *slots, int64_t i) {
 	return u.v;
 }
 
-// chain is where the tiles of a launch publish their sums. The words are 0 before it.
+// chain is the place where the tiles of a launch publish their sums. The words are 0 before it.
 template <typename T> struct chain {
 	uint64_t *tiles, *groups, *fields, *started;
 
@@ -47,7 +50,8 @@ template <typename T> struct chain {
 		fields = groups + in_groups * each;
 	}
 
-	// number is that of this block's tile. Emulated, blocks start in another order than that of their numbers.
+	// number is that of this block's tile. Emulated, blocks start in another order than that of
+	// their numbers.
 	__device__ __forceinline__ int64_t number() {
 #ifdef SPMD_EMULATED
 		__shared__ uint64_t tile;
@@ -59,8 +63,8 @@ template <typename T> struct chain {
 #endif
 	}
 
-	// before publishes the sum of a tile, and returns that of all before it, to which first is added. All threads of the
-	// block call it, at least 96, with the same arguments.
+	// before publishes the sum of a tile, and returns first plus the sum of all tiles before it.
+	// All threads of the block call it, at least 96, with the same arguments.
 	__device__ __forceinline__ T before(int64_t tile, T sum, T first) {
 		__shared__ T part[3];
 		int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -93,10 +97,11 @@ extern "C" __global__ void clear_words(uint64_t *words, int64_t n) {
 	for (int64_t i = grid_index(); i < n; i += grid_size()) words[i] = 0;
 }
 
-// A vector is what a thread loads at once.
+// A thread loads a vector at once.
 template <typename T> struct alignas(16) vector { T at[16 / sizeof(T)]; };
 
-// load_vector loads the elements from i on that lie below n, and none for others. whole says that all do, and that x is aligned.
+// load_vector loads the elements from i on that lie below n, and none for others. whole says that
+// all do, and that x is aligned.
 template <typename T> SPMD_FN vector<T> load_vector(const T *x, int64_t i, int64_t n, bool whole, T none) {
 	const int V = 16 / sizeof(T);
 	if (whole) return *(const vector<T> *)(x + i);

@@ -1,12 +1,13 @@
 // Histograms.
 
-// histogram adds to counts[k] the elements of x in bin k of those that divide lo to hi into equal parts. Each block counts
-// in its own memory, several times side by side so that equal elements do not wait for each other; where copies is 0, in
-// counts itself. counts is cleared by the launch ahead.
+// histogram adds to counts[k] the elements of x in bin k of the equal parts of lo to hi. Each block
+// counts in its own memory, several times side by side so that equal elements do not wait for each
+// other. If copies is 0, it counts in counts itself. The launch ahead clears counts.
 //
 //	histogram(counts, x, n I64, bins I32, copies I32, lo F64, hi F64, scale F64)
 template <typename T>
-__global__ void __launch_bounds__(THREADS) histogram(unsigned long long *counts, const T *x, int64_t n, int bins, int copies, double lo, double hi, double scale) {
+__global__ void __launch_bounds__(THREADS) histogram(unsigned long long *counts, const T *x, int64_t n, int bins,
+	int copies, double lo, double hi, double scale) {
 	const int V = 16 / sizeof(T), DEEP = 4;
 	extern __shared__ unsigned int own[];
 	for (int i = threadIdx.x; i < bins * copies; i += THREADS) own[i] = 0;

@@ -32,7 +32,7 @@ func squares[T Float](i int, x []T) T { return x[i] * x[i] }
 //spmd:kernel
 func root[T Float](i int, x []T) { x[i] = T(math.Sqrt(float64(x[i]))) }
 
-// place sets at to first + at where that element of x is best, and else to -1.
+// place sets at to first + at if that element of x is best, and else to -1.
 //
 //spmd:kernel
 func place[T Number](i int, at *int64, best *T, x []T, first int) {

@@ -2,8 +2,9 @@ package vector
 
 import "lockstep/spmd"
 
-// The functions below are over the vectors of all ranks of a communicator, of which each rank has a part: a kernel of the
-// rank's part, and an all-reduce of one number. c is on s (Comm.On). They are collective, and dst is the same on every rank.
+// The functions below are over the vectors of all ranks of a communicator, of which each rank has a
+// part. Each is a kernel of the rank's part, and an all-reduce of one number. c is on s (Comm.On).
+// They are collective, and dst is the same on every rank.
 
 // SumOver enqueues dst[0] = the sum of the x of all ranks.
 func SumOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
@@ -41,18 +42,26 @@ func reduceOver[T Number](c spmd.Comm, dst spmd.Buffer[T], op spmd.Op, err error
 	return spmd.AllReduce(c, dst, dst, op)
 }
 
-// ArgMinOver enqueues best[0] = the smallest element of the x of all ranks, and at[0] = the index of the first that is, in the
-// numbers of the whole vector, in which this rank's part begins with element first; -1 where all parts are empty.
-func ArgMinOver[T Number](c spmd.Comm, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], first int) error {
+// ArgMinOver enqueues best[0] = the smallest element of the x of all ranks, and at[0] = the index
+// of its first place in the whole vector. This rank's part begins with element first of that. at is
+// -1 if all parts are empty.
+func ArgMinOver[T Number](
+	c spmd.Comm, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], first int,
+) error {
 	return findOver(c, s, spmd.Min, best, at, x, first, ArgMin(s, best, at, x))
 }
 
 // ArgMaxOver is ArgMinOver of the largest element.
-func ArgMaxOver[T Number](c spmd.Comm, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], first int) error {
+func ArgMaxOver[T Number](
+	c spmd.Comm, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], first int,
+) error {
 	return findOver(c, s, spmd.Max, best, at, x, first, ArgMax(s, best, at, x))
 }
 
-func findOver[T Number](c spmd.Comm, s *spmd.Stream, op spmd.Op, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], first int, err error) error {
+func findOver[T Number](
+	c spmd.Comm, s *spmd.Stream, op spmd.Op, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T],
+	first int, err error,
+) error {
 	if err = reduceOver(c, best, op, err); err != nil {
 		return err
 	}
@@ -63,8 +72,9 @@ func findOver[T Number](c spmd.Comm, s *spmd.Stream, op spmd.Op, best spmd.Buffe
 	return reduceOver(c, index, spmd.Min, nil)
 }
 
-// ScanOver enqueues the scan of the vector that the x of all ranks are, in rank order: dst[i] = the sum of the x of the ranks
-// before this one, and of x[0] to x[i]. before, of one element, has the former. dst may be x.
+// ScanOver enqueues the scan of the vector that the x of all ranks make up, in rank order: dst[i] =
+// the sum of the x of the ranks before this one, and of x[0] to x[i]. before, of one element, has
+// the former. dst may be x.
 func ScanOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[T]) error {
 	return scanOver("ScanOver", c, s, dst, x, before, false)
 }

@@ -1,11 +1,13 @@
 // Scans: dst[i] is the sum of the elements up to x[i], or of those before it.
 
-// A thread loads ROUNDS vectors: its warp a piece of the tile, and in each round 32 vectors that lie side by side.
+// A thread loads ROUNDS vectors: its warp a piece of the tile, and in each round 32 vectors that
+// lie side by side.
 #ifndef ROUNDS
 #define ROUNDS 8
 #endif
 
-// scan_block scans the tile from start on. What is before it comes from before, which is called with the sum of the tile.
+// scan_block scans the tile from start on. It calls before with the sum of the tile for the sum
+// before it.
 template <typename T, int COUNT, int R, typename F>
 SPMD_FN void scan_block(T *dst, const T *x, int64_t start, int64_t n, bool exclusive, F before) {
 	const int V = 16 / sizeof(T);
@@ -50,18 +52,20 @@ SPMD_FN void scan_block(T *dst, const T *x, int64_t start, int64_t n, bool exclu
 	}
 }
 
-// scan is by tiles. first is what is added to all, 0 where it is null.
+// scan goes by tiles. first is added to all; it is 0 if it is null.
 //
 //	scan(dst, x, n I64, first, exclusive Bool, words, tiles I64)
 template <typename T>
-__global__ void __launch_bounds__(THREADS, 4) scan(T *dst, const T *x, int64_t n, const T *first, bool exclusive, uint64_t *words, int64_t tiles) {
+__global__ void __launch_bounds__(THREADS, 4)
+	scan(T *dst, const T *x, int64_t n, const T *first, bool exclusive, uint64_t *words, int64_t tiles) {
 	chain<T> c(words, tiles);
 	int64_t tile = c.number();
 	T add = first == nullptr ? (T)0 : *first;
-	scan_block<T, THREADS, ROUNDS>(dst, x, tile * (THREADS * ROUNDS * 16 / (int)sizeof(T)), n, exclusive, [&](T sum) { return c.before(tile, sum, add); });
+	scan_block<T, THREADS, ROUNDS>(dst, x, tile * (THREADS * ROUNDS * 16 / (int)sizeof(T)), n, exclusive,
+		[&](T sum) { return c.before(tile, sum, add); });
 }
 
-// scan_small is by one block.
+// scan_small takes one block.
 //
 //	scan_small(dst, x, n I64, first, exclusive Bool)
 template <typename T>

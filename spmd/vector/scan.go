@@ -12,10 +12,10 @@ import (
 //go:embed scan.cu
 var scanSource string
 
-// shape is how scans are divided: into tiles, as chain.cuh says.
+// shape is the division of a scan into tiles, as chain.cuh says.
 type shape struct{ threads, rounds, group int }
 
-// small is of scans by one block.
+// Scans of few elements take one block.
 const smallBlock, smallItems = 1024, 16
 
 // scanner scans vectors of a type.
@@ -26,15 +26,15 @@ type scanner struct {
 	library              *spmd.Library
 }
 
-// Chosen on an H100: of scans, and of other passes over elements.
+// Chosen on an H100: for scans, and for other passes over elements.
 var (
 	full  = shape{threads, 8, 32}
 	other = shape{threads, 4, 32}
 )
 
 // scanners are in the order of Number. A sum of integers has the same bits with and without a sign.
-var scanners = []*scanner{newScanner[int32](full), newScanner[uint32](full), newScanner[int64](full), newScanner[uint64](full),
-	newScanner[float32](full), newScanner[float64](full)}
+var scanners = []*scanner{newScanner[int32](full), newScanner[uint32](full), newScanner[int64](full),
+	newScanner[uint64](full), newScanner[float32](full), newScanner[float64](full)}
 
 func newScanner[T Number](p shape) *scanner {
 	source := chainSource + scanSource
@@ -42,7 +42,8 @@ func newScanner[T Number](p shape) *scanner {
 	if name[0] == 'i' {
 		name = "u" + name
 	}
-	options := []spmd.KernelOption{spmd.Define("ROUNDS", strconv.Itoa(p.rounds)), spmd.Define("GROUP", strconv.Itoa(p.group))}
+	options := []spmd.KernelOption{spmd.Define("ROUNDS", strconv.Itoa(p.rounds)),
+		spmd.Define("GROUP", strconv.Itoa(p.group))}
 	c := &scanner{shape: p, bytes: int(unsafe.Sizeof(*new(T)))}
 	c.clear = device("clear_words", source, options...)
 	c.tiles = device("scan<"+name+">", source, options...)
@@ -57,7 +58,7 @@ func newScanner[T Number](p shape) *scanner {
 	return c
 }
 
-// tile is how many elements a block scans.
+// tile is the number of elements that a block scans.
 func (p *shape) tile(bytes int) int { return p.threads * p.rounds * 16 / bytes }
 
 // words is the workspace of a scan of n elements.
@@ -79,7 +80,8 @@ func (c *scanner) onGPU(call spmd.LibraryCall) error {
 		return err
 	}
 	tiles := over(n, c.tile(c.bytes))
-	return call.Launch(c.tiles, after(tiles, 0), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3), call.Arg(4), call.WorkspaceArg(), spmd.I64(tiles))
+	return call.Launch(c.tiles, after(tiles, 0), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3),
+		call.Arg(4), call.WorkspaceArg(), spmd.I64(tiles))
 }
 
 func scan[T Number](op string, s *spmd.Stream, c *scanner, dst, x, first spmd.Buffer[T], exclusive bool) error {
@@ -89,10 +91,12 @@ func scan[T Number](op string, s *spmd.Stream, c *scanner, dst, x, first spmd.Bu
 	if err := apart(op, dst, x); err != nil || x.Len() == 0 {
 		return err
 	}
-	return c.library.Call(s, 8*c.words(x.Len()), dst.Arg(), x.Arg(), spmd.I64(x.Len()), first.Arg(), spmd.Bool(exclusive))
+	return c.library.Call(s, 8*c.words(x.Len()), dst.Arg(), x.Arg(), spmd.I64(x.Len()), first.Arg(),
+		spmd.Bool(exclusive))
 }
 
-// Scan enqueues dst[i] = x[0] + ... + x[i], in T. dst may be x. As NumPy's cumsum, and MPI_Scan over elements.
+// Scan enqueues dst[i] = x[0] + ... + x[i], in T. dst may be x. As NumPy's cumsum, and MPI_Scan
+// over elements.
 func Scan[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
 	return scan("Scan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, false)
 }
@@ -102,7 +106,7 @@ func ExScan[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
 	return scan("ExScan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, true)
 }
 
-// scan is what scan.cu does. Floats are added in its order.
+// scan does the work of scan.cu. Floats are added in its order.
 func (h *hostScan[T]) scan(p shape, dst, x, first []T, exclusive bool) {
 	var before T
 	if len(first) > 0 {
@@ -201,7 +205,7 @@ func (h *hostScan[T]) tile(x []T) (all T) {
 	return all
 }
 
-// part is the scan of what a lane loads from i on.
+// part is the scan of a lane's elements from i on.
 func (h *hostScan[T]) part(i int) (v [4]T) {
 	for k := range h.each {
 		if i+k < len(h.x) {
@@ -214,7 +218,7 @@ func (h *hostScan[T]) part(i int) (v [4]T) {
 	return v
 }
 
-// write scans the tile, before which all is. dst may be its elements.
+// write scans the tile; all is the sum before it. dst may be its elements.
 func (h *hostScan[T]) write(dst []T, all T) {
 	for i := 0; i < len(dst); i += h.each {
 		lane, round := i/h.each%32, i/h.each/32

@@ -64,12 +64,14 @@ func scanned[T Number](t *testing.T, what string, got, x []T, before T, exclusiv
 			want, wantExact = was, wasExact
 		}
 		if eps == 0 && got[i] != want || eps > 0 && !(math.Abs(float64(got[i])-wantExact) <= eps*size) {
-			t.Fatalf("%s of %d %T, exclusive %v: [%d] is %v, want %v, %v", what, len(x), v, exclusive, i, got[i], want, wantExact)
+			t.Fatalf("%s of %d %T, exclusive %v: [%d] is %v, want %v, %v", what, len(x), v, exclusive, i,
+				got[i], want, wantExact)
 		}
 	}
 }
 
-// scans compares the scans of a type, with a scanner of the package and a tiny one, by one block and by many, of any alignment.
+// scans compares the scans of a type, with a scanner of the package and a tiny one, by one block
+// and by many, of any alignment.
 func scans[T Number](t *testing.T, w *spmd.World, c *scanner, eps float64, lengths ...int) {
 	t.Helper()
 	s := spmdtest.Stream(t, w, "scan")
@@ -124,7 +126,8 @@ func scanRanks[T Number](t *testing.T, w *spmd.World, eps float64) {
 	scanned := func(what string, exclusive bool) {
 		t.Helper()
 		spmdtest.Must(t, s.Synchronize())
-		scanned(t, what, append(whole[:from:from], back(t, dst)...)[from:], all[from:from+n], before.At(0), exclusive, eps)
+		scanned(t, what, append(whole[:from:from], back(t, dst)...)[from:], all[from:from+n], before.At(0),
+			exclusive, eps)
 		want := T(0)
 		for _, v := range all[:from] {
 			want += v
@@ -140,7 +143,7 @@ func scanRanks[T Number](t *testing.T, w *spmd.World, eps float64) {
 	scanned("ExScanOver", true)
 }
 
-// both are the host and a device that runs CUDA: that of the tests where they are of a GPU.
+// both are the host and a device that runs CUDA: that of the tests if they are for a GPU.
 func both() [2]string {
 	if spmdtest.Config().Device == "cuda" {
 		return [2]string{"host", "cuda"}

@@ -2,12 +2,13 @@
 
 enum { ROUNDS = 4 };
 
-// compact keeps an element x[i] where keep[i] is not 0. T is an unsigned integer of the size of the elements. dst may be x: a
-// tile has read its part before others know where theirs goes.
+// compact keeps an element x[i] if keep[i] is not 0. T is an unsigned integer of the size of the
+// elements. dst may be x: a tile has read its part before others know the place of theirs.
 //
 //	compact(dst, count, x, keep, n I64, words, tiles I64)
 template <typename T>
-__global__ void __launch_bounds__(THREADS) compact(T *dst, int64_t *count, const T *x, const uint8_t *keep, int64_t n, uint64_t *words, int64_t tiles) {
+__global__ void __launch_bounds__(THREADS) compact(T *dst, int64_t *count, const T *x, const uint8_t *keep, int64_t n,
+	uint64_t *words, int64_t tiles) {
 	const int V = 16 / sizeof(T), TILE = THREADS * ROUNDS * V;
 	__shared__ T kept[TILE];
 	__shared__ int of_warp[WARPS];

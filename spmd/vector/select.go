@@ -17,14 +17,16 @@ var (
 	histogramSource string
 )
 
-// selector selects elements of a type. Kernels are those of the unsigned integers of the same size.
+// selector selects elements of a type. Its kernels are those of the unsigned integers of the same
+// size.
 type selector struct {
 	tile           int // elements that a block selects from
 	clear, compact *spmd.Kernel
 	library        *spmd.Library
 }
 
-var selectors = []*selector{newSelector[int32](), newSelector[uint32](), newSelector[int64](), newSelector[uint64](), newSelector[float32](), newSelector[float64]()}
+var selectors = []*selector{newSelector[int32](), newSelector[uint32](), newSelector[int64](),
+	newSelector[uint64](), newSelector[float32](), newSelector[float64]()}
 
 func newSelector[T Number]() *selector {
 	source := chainSource + selectSource
@@ -56,12 +58,16 @@ func (c *selector) onGPU(call spmd.LibraryCall) error {
 	if err := call.Launch(c.clear, clearGrid(words), call.WorkspaceArg(), spmd.I64(words)); err != nil {
 		return err
 	}
-	return call.Launch(c.compact, after(tiles, 0), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3), call.Arg(4), call.WorkspaceArg(), spmd.I64(tiles))
+	return call.Launch(c.compact, after(tiles, 0), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3),
+		call.Arg(4), call.WorkspaceArg(), spmd.I64(tiles))
 }
 
-// Select enqueues that dst has the elements x[i] of which keep[i] is not 0, in their order, and count[0] how many these are.
-// What dst has behind them is undefined: it is as long as x, and may be x. As NumPy's x[keep].
-func Select[T Number](s *spmd.Stream, dst spmd.Buffer[T], count spmd.Buffer[int64], x spmd.Buffer[T], keep spmd.Buffer[uint8]) error {
+// Select enqueues dst = the elements x[i] for which keep[i] is not 0, in their order, and count[0]
+// = their number. The elements of dst behind them are undefined: it is as long as x, and may be x.
+// As NumPy's x[keep].
+func Select[T Number](
+	s *spmd.Stream, dst spmd.Buffer[T], count spmd.Buffer[int64], x spmd.Buffer[T], keep spmd.Buffer[uint8],
+) error {
 	if err := same("Select", dst, x); err != nil {
 		return err
 	}
@@ -89,13 +95,15 @@ type counter struct {
 	library      *spmd.Library
 }
 
-var counters = []*counter{newCounter[int32](), newCounter[uint32](), newCounter[int64](), newCounter[uint64](), newCounter[float32](), newCounter[float64]()}
+var counters = []*counter{newCounter[int32](), newCounter[uint32](), newCounter[int64](),
+	newCounter[uint64](), newCounter[float32](), newCounter[float64]()}
 
 func newCounter[T Number]() *counter {
 	source := chainSource + histogramSource
 	c := &counter{each: 4 * other.tile(int(unsafe.Sizeof(*new(T))))}
 	unfused := spmd.CompilerFlag("--fmad=false")
-	c.clear, c.count = device("clear_words", source, unfused), device("histogram<"+cTypes[typeOf[T]()]+">", source, unfused)
+	c.clear, c.count = device("clear_words", source, unfused),
+		device("histogram<"+cTypes[typeOf[T]()]+">", source, unfused)
 	c.library = spmd.NewLibrary("histogram", c.onGPU, func(a spmd.Args) error {
 		counts, lo, hi, scale := spmd.ArgSlice[int64](a, 0), a.F64(3), a.F64(4), a.F64(5)
 		clear(counts)
@@ -118,16 +126,19 @@ func (c *counter) onGPU(call spmd.LibraryCall) error {
 		return err
 	}
 	g := after(min(over(n, c.each), most), 4*copies*bins)
-	return call.Launch(c.count, g, counts, call.Arg(1), call.Arg(2), spmd.I32(bins), spmd.I32(copies), call.Arg(3), call.Arg(4), call.Arg(5))
+	return call.Launch(c.count, g, counts, call.Arg(1), call.Arg(2), spmd.I32(bins), spmd.I32(copies),
+		call.Arg(3), call.Arg(4), call.Arg(5))
 }
 
-// Histogram enqueues counts[k] = how many elements of x lie in bin k of those that divide lo to hi into counts.Len() equal
-// parts. The bin of v is (v-lo) scale, rounded down, in float64, with scale = counts.Len()/(hi-lo); that of hi is the last.
-// What lies outside, and NaNs, are not counted. As NumPy's histogram with a range.
+// Histogram enqueues counts[k] = the number of elements of x in bin k. counts.Len() bins divide lo
+// to hi into equal parts. The bin of v is (v-lo) scale, rounded down, in float64, with scale =
+// counts.Len()/(hi-lo); that of hi is the last. Elements outside, and NaNs, are not counted. As
+// NumPy's histogram with a range.
 func Histogram[T Number](s *spmd.Stream, counts spmd.Buffer[int64], x spmd.Buffer[T], lo, hi float64) error {
 	bins := counts.Len()
 	if bins < 1 || bins > math.MaxInt32 || !(lo < hi) || math.IsInf(hi-lo, 0) {
 		return fmt.Errorf("%s: Histogram: %d bins from %v to %v", ccall.At(), bins, lo, hi)
 	}
-	return counters[typeOf[T]()].library.Call(s, 0, counts.Arg(), x.Arg(), spmd.I64(x.Len()), spmd.F64(lo), spmd.F64(hi), spmd.F64(float64(bins)/(hi-lo)), spmd.I64(bins))
+	return counters[typeOf[T]()].library.Call(s, 0, counts.Arg(), x.Arg(), spmd.I64(x.Len()), spmd.F64(lo),
+		spmd.F64(hi), spmd.F64(float64(bins)/(hi-lo)), spmd.I64(bins))
 }

@@ -11,7 +11,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// found compares ArgMin and ArgMax with a search of the elements in order, of the rank's part and of all.
+// found compares ArgMin and ArgMax with a search of the elements in order, of the rank's part and
+// of all.
 func found[T Number](t *testing.T, w *spmd.World, all []T) {
 	t.Helper()
 	s := spmdtest.Stream(t, w, "arg")
@@ -35,12 +36,14 @@ func found[T Number](t *testing.T, w *spmd.World, all []T) {
 		want := -1
 		for k, v := range part {
 			if want < 0 || v == v && part[want] == part[want] && min(v, part[want]) != part[want] && i%2 == 0 ||
-				v == v && part[want] == part[want] && max(v, part[want]) != part[want] && i%2 == 1 || v != v && part[want] == part[want] {
+				v == v && part[want] == part[want] && max(v, part[want]) != part[want] && i%2 == 1 ||
+				v != v && part[want] == part[want] {
 				want = k
 			}
 		}
 		if int(places[i]) != want || want >= 0 && values[i] != part[want] && part[want] == part[want] {
-			t.Errorf("result %d of %d %T on rank %d on %s: %v at %d, want index %d", i, len(part), part[:0], w.Rank(), w.Device(), values[i], places[i], want)
+			t.Errorf("result %d of %d %T on rank %d on %s: %v at %d, want index %d", i, len(part),
+				part[:0], w.Rank(), w.Device(), values[i], places[i], want)
 		}
 	}
 }
@@ -61,7 +64,8 @@ func TestArg(t *testing.T) {
 		x[5000], x[5500] = math.NaN(), math.NaN()
 		found(t, w, x)
 		s := spmdtest.Stream(t, w, "zeros")
-		best, at, zeros := of(t, w, []float64{1, 1}), of(t, w, []int64{0, 0}), of(t, w, []float64{0, math.Copysign(0, -1), 0})
+		best, at, zeros := of(t, w, []float64{1, 1}), of(t, w, []int64{0, 0}),
+			of(t, w, []float64{0, math.Copysign(0, -1), 0})
 		spmdtest.Must(t, ArgMin(s, best.Slice(0, 1), at.Slice(0, 1), zeros))
 		spmdtest.Must(t, ArgMaxOver(w.Comm().On(s), s, best.Slice(1, 2), at.Slice(1, 2), zeros.Slice(1, 3), 3*w.Rank()))
 		spmdtest.Must(t, s.Synchronize())
@@ -140,7 +144,8 @@ func TestHistogram(t *testing.T) {
 		counted[int64](t, w, 999, 4, -16, 16)
 		s := spmdtest.Stream(t, w, "nan")
 		counts := of(t, w, []int64{7, 7})
-		spmdtest.Must(t, Histogram(s, counts, of(t, w, []float64{math.NaN(), math.Inf(1), 0, 1, 2, 2.1, math.Inf(-1), -0.1}), 0, 2))
+		spmdtest.Must(t, Histogram(s, counts,
+			of(t, w, []float64{math.NaN(), math.Inf(1), 0, 1, 2, 2.1, math.Inf(-1), -0.1}), 0, 2))
 		spmdtest.Must(t, s.Synchronize())
 		if got := back(t, counts); !slices.Equal(got, []int64{1, 2}) {
 			t.Errorf("counts are %v", got)
@@ -179,10 +184,11 @@ func TestRefused(t *testing.T) {
 			"ArgMax: at has 2 elements, the result":   ArgMax(s, one, at, x),
 			"Select: 7 flags of 8 elements":           Select(s, x, first, x, flags.Slice(0, 7)),
 			"Select: count has 2 elements":            Select(s, x, at, x, flags),
-			"Select: dst of 3 elements and its inpu":  Select(s, x.Slice(0, 3), first, x.Slice(1, 4), flags.Slice(0, 3)),
-			"Histogram: 2 bins from 1 to 1":           Histogram(s, at, x, 1, 1),
-			"Histogram: 0 bins from 0 to 1":           Histogram(s, at.Slice(0, 0), x, 0, 1),
-			"Histogram: 2 bins from 0 to NaN":         Histogram(s, at, x, 0, math.NaN()),
+			"Select: dst of 3 elements and its inpu": Select(s, x.Slice(0, 3), first, x.Slice(1, 4),
+				flags.Slice(0, 3)),
+			"Histogram: 2 bins from 1 to 1":   Histogram(s, at, x, 1, 1),
+			"Histogram: 0 bins from 0 to 1":   Histogram(s, at.Slice(0, 0), x, 0, 1),
+			"Histogram: 2 bins from 0 to NaN": Histogram(s, at, x, 0, math.NaN()),
 		} {
 			if err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "select_test.go:") {
 				t.Errorf("%v, want %q", err, what)

@@ -8,12 +8,12 @@ import (
 	"lockstep/spmd"
 )
 
-// What the kernels in CUDA C++ of this package have in common.
+// The common parts of this package's kernels in CUDA C++.
 
 //go:embed chain.cuh
 var chainSource string
 
-// threads are those of a block in the kernels of this package.
+// threads is the number of threads of a block in this package's kernels.
 const threads = 256
 
 // cTypes are the element types in C++, in the order of Number.
@@ -51,13 +51,13 @@ func after(blocks, shared int) spmd.Grid {
 
 func over(n, d int) int { return (n + d - 1) / d }
 
-// chained is what chain.cuh needs for a launch of so many tiles: words of memory.
+// chained is the words of memory that chain.cuh needs for a launch of so many tiles.
 func chained(tiles, group, bytes int) int {
 	groups := over(tiles, group)
 	return 2 + (tiles+groups+over(groups, group)+1)*bytes/4
 }
 
-// one refuses results that are no buffers of one element.
+// one refuses results that are not buffers of one element.
 func one[T spmd.Elem](op, what string, b spmd.Buffer[T]) error {
 	if b.Len() != 1 {
 		return fmt.Errorf("%s: %s: %s has %d elements, the result 1", ccall.At(), op, what, b.Len())
@@ -65,7 +65,8 @@ func one[T spmd.Elem](op, what string, b spmd.Buffer[T]) error {
 	return nil
 }
 
-// apart refuses a destination that shares a part of its memory with what is read. It may be the same vector.
+// apart refuses a destination that shares a part of its memory with the source. It may be the same
+// vector.
 func apart[T, U spmd.Elem](op string, dst spmd.Buffer[T], x spmd.Buffer[U]) error {
 	a, b := dst.Arg(), x.Arg()
 	if a.Overlaps(&b) && (dst.Address() != x.Address() || dst.Bytes() != x.Bytes()) {

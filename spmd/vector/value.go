@@ -14,9 +14,12 @@ type results struct {
 
 var kept = spmd.PerWorld[results]{Open: func(*spmd.World) *results { return &results{} }}
 
-// Value returns the number that enqueue, given a buffer of one element, puts work on s to compute. It blocks until s is done:
+// Value returns the number that enqueue computes. enqueue puts the work on s, into a buffer of one
+// element. Value blocks until s is done:
 //
-//	sum, err := vector.Value(s, func(dst spmd.Buffer[float64]) error { return vector.SumOver(c, s, dst, x) })
+//	sum, err := vector.Value(s, func(dst spmd.Buffer[float64]) error {
+//		return vector.SumOver(c, s, dst, x)
+//	})
 func Value[T Number](s *spmd.Stream, enqueue func(dst spmd.Buffer[T]) error) (v T, err error) {
 	r, t := kept.Of(s.World()), typeOf[T]()
 	var dst *spmd.Buffer[T]

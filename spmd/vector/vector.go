@@ -1,8 +1,8 @@
-// Package vector has sums, products and the like of whole buffers, on the device that they are on. Each function enqueues
-// its work on a stream, and allocates nothing.
+// Package vector has sums, products and the like of whole buffers, on their device. Each function
+// enqueues its work on a stream, and allocates nothing.
 //
-// The order of additions depends on the length alone: equal inputs give equal bits, on a GPU the same as on the host. On
-// one stream the functions that reduce come from one goroutine.
+// The order of additions depends on the length alone: equal inputs give equal bits, on a GPU the
+// same as on the host. On one stream the functions that reduce come from one goroutine.
 package vector
 
 import (
@@ -28,8 +28,8 @@ func same[T Number](op string, x, y spmd.Buffer[T]) error {
 	return nil
 }
 
-// Sum enqueues dst[0] = the sum of x, in T; 0 of none.
-// As NumPy's sum, with the type of the elements.
+// Sum enqueues dst[0] = the sum of x, in T; it is 0 if x is empty. As NumPy's sum, with the type of
+// the elements.
 func Sum[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error { return launchSum(s, dst, x.Len(), x) }
 
 // Dot enqueues dst[0] = the sum of x[i] y[i], in T. As BLAS's dot.
@@ -48,12 +48,14 @@ func Norm2[T Float](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
 	return launchRoot(s, 1, dst)
 }
 
-// Min enqueues dst[0] = the smallest element of x. A NaN wins. Of none it is the largest number that T has.
+// Min enqueues dst[0] = the smallest element of x. A NaN wins. If x is empty it is the largest
+// number of T.
 func Min[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
 	return launchSmallest(s, dst, x.Len(), x)
 }
 
-// Max enqueues dst[0] = the largest element of x. A NaN wins. Of none it is the smallest number that T has.
+// Max enqueues dst[0] = the largest element of x. A NaN wins. If x is empty it is the smallest
+// number of T.
 func Max[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
 	return launchLargest(s, dst, x.Len(), x)
 }

@@ -26,7 +26,7 @@ func of[T spmd.Elem](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {
 	return b
 }
 
-// values are numbers of which sums and products are small enough for every type.
+// values are numbers whose sums and products are small enough for every type.
 func values[T Number](n int, seed uint64) []T {
 	r := rand.New(rand.NewPCG(seed, 7))
 	v := make([]T, n)
@@ -44,7 +44,8 @@ func values[T Number](n int, seed uint64) []T {
 func exactly[T Number](x, y []T) float64 {
 	sum := new(big.Float).SetPrec(2000)
 	for i := range x {
-		a, b := new(big.Float).SetPrec(2000).SetFloat64(float64(x[i])), new(big.Float).SetPrec(2000).SetFloat64(float64(y[i]))
+		a, b := new(big.Float).SetPrec(2000).SetFloat64(float64(x[i])),
+			new(big.Float).SetPrec(2000).SetFloat64(float64(y[i]))
 		sum.Add(sum, a.Mul(a, b))
 	}
 	f, _ := sum.Float64()
@@ -185,11 +186,14 @@ func TestGraph(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "graph")
 		x, y, keep := spmdtest.Alloc[float32](t, w, 4), spmdtest.Alloc[float32](t, w, 4), of(t, w, []uint8{1, 0, 1, 1})
-		scans, one, at, counts := spmdtest.Alloc[float32](t, w, 4), spmdtest.Alloc[float32](t, w, 4), spmdtest.Alloc[int64](t, w, 2), spmdtest.Alloc[int64](t, w, 2)
+		scans, one, at, counts := spmdtest.Alloc[float32](t, w, 4), spmdtest.Alloc[float32](t, w, 4),
+			spmdtest.Alloc[int64](t, w, 2), spmdtest.Alloc[int64](t, w, 2)
 		c := w.Comm().On(s)
 		calls := func() error {
-			return errors.Join(Scan(s, scans, x), ArgMax(s, one.Slice(0, 1), at.Slice(0, 1), x), Dot(s, one.Slice(1, 2), x, x),
-				SumOver(c, s, one.Slice(2, 3), x), Norm2(s, one.Slice(3, 4), x), Select(s, y, at.Slice(1, 2), x, keep), Histogram(s, counts, x, 0, 8), Scale(s, x, 2))
+			return errors.Join(Scan(s, scans, x), ArgMax(s, one.Slice(0, 1), at.Slice(0, 1), x),
+				Dot(s, one.Slice(1, 2), x, x),
+				SumOver(c, s, one.Slice(2, 3), x), Norm2(s, one.Slice(3, 4), x),
+				Select(s, y, at.Slice(1, 2), x, keep), Histogram(s, counts, x, 0, 8), Scale(s, x, 2))
 		}
 		g, err := s.Capture(calls)
 		spmdtest.Must(t, err)
@@ -198,19 +202,24 @@ func TestGraph(t *testing.T) {
 		spmdtest.Must(t, s.Synchronize())
 		sum := float32(10 * w.Size())
 		for what, same := range map[string]bool{
-			"scan": slices.Equal(back(t, scans), []float32{1, 2, 7, 10}), "of the whole": slices.Equal(back(t, one), []float32{5, 36, sum, 6}),
-			"selected": slices.Equal(back(t, y)[:3], []float32{1, 5, 3}), "at": slices.Equal(back(t, at), []int64{2, 3}),
-			"histogram": slices.Equal(back(t, counts), []int64{3, 1}), "scaled": slices.Equal(back(t, x), []float32{2, 2, 10, 6}),
+			"scan":         slices.Equal(back(t, scans), []float32{1, 2, 7, 10}),
+			"of the whole": slices.Equal(back(t, one), []float32{5, 36, sum, 6}),
+			"selected":     slices.Equal(back(t, y)[:3], []float32{1, 5, 3}),
+			"at":           slices.Equal(back(t, at), []int64{2, 3}),
+			"histogram":    slices.Equal(back(t, counts), []int64{3, 1}),
+			"scaled":       slices.Equal(back(t, x), []float32{2, 2, 10, 6}),
 		} {
 			if !same {
-				t.Errorf("%s differs: %v %v %v %v %v %v", what, back(t, scans), back(t, one), back(t, y), back(t, at), back(t, counts), back(t, x))
+				t.Errorf("%s differs: %v %v %v %v %v %v", what, back(t, scans), back(t, one), back(t, y),
+					back(t, at), back(t, counts), back(t, x))
 			}
 		}
 		if w.Size() > 1 {
 			return
 		}
 		if n := testing.AllocsPerRun(300, func() { // the work on the host too
-			for _, err := range []error{Scan(s, scans, x), ArgMax(s, one.Slice(0, 1), at.Slice(0, 1), x), Select(s, y, at.Slice(1, 2), x, keep), Histogram(s, counts, x, 0, 8), s.Synchronize()} {
+			for _, err := range []error{Scan(s, scans, x), ArgMax(s, one.Slice(0, 1), at.Slice(0, 1), x),
+				Select(s, y, at.Slice(1, 2), x, keep), Histogram(s, counts, x, 0, 8), s.Synchronize()} {
 				spmdtest.Must(t, err)
 			}
 		}); n > 0 {
@@ -219,7 +228,8 @@ func TestGraph(t *testing.T) {
 		hold := make(chan bool)
 		spmdtest.Must(t, s.HostFunc(func() error { <-hold; return nil }))
 		if n := testing.AllocsPerRun(2, func() { // the calls alone
-			for _, err := range []error{Dot(s, one.Slice(1, 2), x, x), SumOver(c, s, one.Slice(2, 3), x), Norm2(s, one.Slice(3, 4), x), Scale(s, x, 2)} {
+			for _, err := range []error{Dot(s, one.Slice(1, 2), x, x), SumOver(c, s, one.Slice(2, 3), x),
+				Norm2(s, one.Slice(3, 4), x), Scale(s, x, 2)} {
 				spmdtest.Must(t, err)
 			}
 		}); n > 0 {
@@ -235,11 +245,13 @@ func TestLengths(t *testing.T) {
 		s := spmdtest.Stream(t, w, "s")
 		three, four := spmdtest.Alloc[int64](t, w, 3), spmdtest.Alloc[int64](t, w, 4)
 		for _, err := range []error{Dot(s, three.Slice(0, 1), three, four), Axpy(s, three, 2, four)} {
-			if err == nil || !strings.Contains(err.Error(), "vectors of 3 and 4 elements") || !strings.Contains(err.Error(), "vector_test.go:") {
+			if err == nil || !strings.Contains(err.Error(), "vectors of 3 and 4 elements") ||
+				!strings.Contains(err.Error(), "vector_test.go:") {
 				t.Errorf("%v", err)
 			}
 		}
-		if err := Sum(s, four, four); err == nil || !strings.Contains(err.Error(), "a buffer of 4 int64 where it has a pointer to one element") {
+		if err := Sum(s, four, four); err == nil ||
+			!strings.Contains(err.Error(), "a buffer of 4 int64 where it has a pointer to one element") {
 			t.Errorf("%v", err)
 		}
 	})

@@ -16,7 +16,8 @@ import (
 //
 // Sizes are large for a GPU, so that memory sets the speed; on the host they are small.
 
-// measure reports the median time of what step enqueues, and the bandwidth for so many bytes.
+// measure reports the median time of the commands that step enqueues, and the bandwidth for so many
+// bytes.
 func measure(b *testing.B, w *spmd.World, bytes int, step func(s *spmd.Stream) error) {
 	b.Helper()
 	s, err := w.NewStream("measure")
@@ -92,7 +93,8 @@ func BenchmarkElements(b *testing.B) {
 
 // The stencil by hand: a thread for each cell, 32-bit indices, as heat in Go.
 const heatByHand = `
-extern "C" __global__ void __launch_bounds__(256) heat_by_hand(float *__restrict__ next, const float *__restrict__ u, int ni, int nj, int nk, float rate) {
+extern "C" __global__ void __launch_bounds__(256)
+heat_by_hand(float *__restrict__ next, const float *__restrict__ u, int ni, int nj, int nk, float rate) {
 	int k = blockIdx.x * 32 + threadIdx.x, j = blockIdx.y * 8 + threadIdx.y, i = blockIdx.z;
 	if (k >= nk || j >= nj) return;
 	int c = (i * nj + j) * nk + k;
@@ -131,7 +133,8 @@ func BenchmarkStencil(b *testing.B) {
 		b.Run("by_hand", func(b *testing.B) {
 			g := spmd.Grid{Blocks: [3]int{(n + 31) / 32, (n + 7) / 8, n}, Threads: [3]int{32, 8, 1}}
 			measure(b, w, 8*n*n*n, func(s *spmd.Stream) error {
-				return heatKernel32.Launch(s, g, next.Arg(), u.Arg(), spmd.I32(n), spmd.I32(n), spmd.I32(n), spmd.F32(0.1))
+				return heatKernel32.Launch(s, g, next.Arg(), u.Arg(), spmd.I32(n), spmd.I32(n),
+					spmd.I32(n), spmd.F32(0.1))
 			})
 		})
 	})

@@ -6,7 +6,7 @@ import (
 	"lockstep/spmd"
 )
 
-// softmax is of rows of at most 1,024 elements, which a warp keeps in registers.
+// softmax takes rows of at most 1,024 elements, which a warp keeps in registers.
 //
 //spmd:kernel rows=32
 //spmd:tolerance 1e-6
@@ -28,7 +28,8 @@ func softmax(i int, out []spmd.BF16, x []float32, columns int) {
 	}
 }
 
-// standardize gives rows of any length the mean 0 and the variance 1, and adds what there is of another array.
+// standardize gives rows of any length the mean 0 and the variance 1, and adds another array, if
+// there is one.
 //
 //spmd:kernel rows
 //spmd:tolerance 1e-13
@@ -59,7 +60,8 @@ func standardize[T float](i int, out, x, added []T, mean []float64, columns int)
 
 const side = 32
 
-// transposeTiles writes the transpose of a matrix: an index is a tile, which the threads of a block share.
+// transposeTiles writes the transpose of a matrix: an index is a tile, which the threads of a block
+// share.
 //
 //spmd:kernel rows=256
 func transposeTiles(i int, out, x []float64, rows, columns int) {
@@ -78,8 +80,8 @@ func transposeTiles(i int, out, x []float64, rows, columns int) {
 	}
 }
 
-// spread counts the values of a row, of 16 kinds, and leaves behind them which is the most frequent. Rows are looked at in
-// pieces of 100.
+// spread counts the values of a row, of 16 kinds. It leaves the most frequent behind the counts. It
+// looks at rows in pieces of 100.
 //
 //spmd:kernel rows=32
 func spread(i int, counts []int32, kinds []uint8, columns int) {
@@ -109,7 +111,8 @@ func spread(i int, counts []int32, kinds []uint8, columns int) {
 	}
 }
 
-// settleDown halves each element's distance to its neighbours, as often as is said: in memory, so that the threads meet.
+// settleDown halves each element's distance to its neighbours, times times: in memory, so that the
+// threads meet.
 //
 //spmd:kernel rows=64
 func settleDown(i int, x, scratch []float64, columns, times int) {

@@ -8,7 +8,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Kernels of rows do on the host and from CUDA what closed forms say, for rows that begin anywhere and have any length.
+// Kernels of rows agree with closed forms on the host and from CUDA, for rows that begin anywhere
+// and have any length.
 func TestRows(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	for _, columns := range []int{1, 7, 64, 203, 1000, 1024} {
@@ -26,12 +27,14 @@ func TestRows(t *testing.T) {
 			down, scratch := of(t, w, x), of(t, w, x)
 			spmdtest.Must(t, launchSoftmax(s, rows, out, in, columns))
 			spmdtest.Must(t, launchStandardize(s, rows, centred, double, double, mean, columns))
-			spmdtest.Must(t, launchStandardize(s, rows, again, again, spmd.Buffer[float64]{}, mean, columns)) // in place
+			// in place
+			spmdtest.Must(t, launchStandardize(s, rows, again, again, spmd.Buffer[float64]{}, mean, columns))
 			spmdtest.Must(t, launchTransposeTiles(s, (rows+31)/32*((columns+31)/32), turned, double, rows, columns))
 			spmdtest.Must(t, launchSpread(s, rows, counts, of(t, w, kinds), columns))
 			spmdtest.Must(t, launchSettleDown(s, rows, down, scratch, columns, 3))
 			spmdtest.Must(t, s.Synchronize())
-			gotOut, gotCentred, gotAgain, gotTurned, gotCounts := back(t, out), back(t, centred), back(t, again), back(t, turned), back(t, counts)
+			gotOut, gotCentred, gotAgain, gotTurned, gotCounts := back(t, out), back(t, centred),
+				back(t, again), back(t, turned), back(t, counts)
 			for i := range rows {
 				sum, mu, squares, high := 0.0, 0.0, 0.0, math.Inf(-1)
 				for _, v := range x[i*columns : (i+1)*columns] {
@@ -52,20 +55,25 @@ func TestRows(t *testing.T) {
 				}
 				for j, v := range x[i*columns : (i+1)*columns] {
 					at := i*columns + j
-					if want := math.Exp(float64(float32(v))-high) / sum; math.Abs(float64(gotOut[at].Float32())-want) > want/200+1e-37 {
+					if want := math.Exp(float64(float32(v))-high) / sum; math.Abs(float64(gotOut[at].Float32())-want) >
+						want/200+1e-37 {
 						t.Fatalf("softmax of %d: element %d is %v, want %v", columns, at, gotOut[at].Float32(), want)
 					}
 					want := (v - mu) / math.Sqrt(squares/float64(columns))
-					if columns > 1 && (math.Abs(gotAgain[at]-want) > 1e-11 || math.Abs(gotCentred[at]-want-v) > 1e-11*max(1, math.Abs(v))) {
-						t.Fatalf("standardize of %d: element %d is %v and %v, want %v", columns, at, gotAgain[at], gotCentred[at], want)
+					if columns > 1 && (math.Abs(gotAgain[at]-want) > 1e-11 ||
+						math.Abs(gotCentred[at]-want-v) > 1e-11*max(1, math.Abs(v))) {
+						t.Fatalf("standardize of %d: element %d is %v and %v, want %v", columns, at,
+							gotAgain[at], gotCentred[at], want)
 					}
 					if gotTurned[j*rows+i] != v {
-						t.Fatalf("transposeTiles of %d columns: element (%d, %d) is %v, want %v", columns, j, i, gotTurned[j*rows+i], v)
+						t.Fatalf("transposeTiles of %d columns: element (%d, %d) is %v, want %v", columns,
+							j, i, gotTurned[j*rows+i], v)
 					}
 				}
 				for k := range 17 {
 					if gotCounts[18*i+k] != bins[k] {
-						t.Fatalf("spread of %d: row %d has %d of kind %d, want %d", columns, i, gotCounts[18*i+k], k, bins[k])
+						t.Fatalf("spread of %d: row %d has %d of kind %d, want %d", columns, i,
+							gotCounts[18*i+k], k, bins[k])
 					}
 				}
 			}
@@ -73,7 +81,8 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// A function that the comment names reduces in an order that depends on the length alone, and finds nothing among no values.
+// A function that the comment names reduces in an order that depends on the length alone, and finds
+// nothing among no values.
 func TestReducedBy(t *testing.T) {
 	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
 		for _, n := range lengths {

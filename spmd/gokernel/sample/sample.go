@@ -1,5 +1,5 @@
-// Package sample has a kernel for what the subset of Go is made of: its tests run each as Go and as the CUDA source that was
-// made of it.
+// Package sample has a kernel for each part of the Go that kernels may use. Its tests run each as
+// Go and as the CUDA source that was made of it.
 package sample
 
 import (
@@ -20,14 +20,14 @@ const (
 
 type float interface{ float32 | float64 }
 
-// axpy is what most kernels look like.
+// axpy is like most kernels.
 //
 //spmd:kernel
 func axpy[T float](i int, y []T, a T, x []T) {
 	y[i] += a * x[i]
 }
 
-// gated begins with what may have it do nothing, changes some elements of x, and may be given no h.
+// gated may have nothing to do, changes some elements of x, and may be given no h.
 //
 //spmd:kernel
 func gated(i int, x []float32, h []spmd.BF16, gate *float32) {
@@ -66,7 +66,7 @@ func line[T float](i int, y, x []T, a, b T) {
 	y[i] = a*x[i] + b
 }
 
-// update has pointers to one element, and returns what is added up.
+// update has pointers to one element, and returns numbers to be added up.
 //
 //spmd:kernel
 func update(i int, x, r, p, q []float64, rr, pq *float64) (sum float64) {
@@ -125,15 +125,17 @@ func integers(i int, out []int64, small []int8, x []int64, shift uint) {
 	h := uint32(s>>3)*2654435761 ^ uint32(first)
 	small[i] = n - int8(h)
 	out[i] = s + int64(bits.RotateLeft32(h, int(v%40))) + int64(bits.Len64(uint64(v))) + int64(bits.OnesCount8(w)) +
-		int64(bits.TrailingZeros32(h)) + int64(bits.LeadingZeros16(uint16(h))) + int64(bits.ReverseBytes32(h)) + int64(bits.Reverse8(w))
+		int64(bits.TrailingZeros32(h)) + int64(bits.LeadingZeros16(uint16(h))) +
+		int64(bits.ReverseBytes32(h)) + int64(bits.Reverse8(w))
 }
 
-// floats has a part of package math, of which the bits are the same everywhere.
+// floats has the part of package math whose bits are the same everywhere.
 //
 //spmd:kernel
 func floats(i int, out, x []float64, single []float32) {
 	v := x[i]
-	r := math.Sqrt(math.Abs(v)) + math.Floor(v) - math.Ceil(v/3) + math.Trunc(v*scale) + math.Round(v) + math.RoundToEven(v/2)
+	r := math.Sqrt(math.Abs(v)) + math.Floor(v) - math.Ceil(v/3) + math.Trunc(v*scale) + math.Round(v) +
+		math.RoundToEven(v/2)
 	r += math.FMA(v, 2, 1) + math.Copysign(1, v) + min(v, 0.5, r) + max(v, -0.5)
 	if math.IsNaN(v) || math.IsInf(v, 1) || math.Signbit(v) {
 		r = math.Float64frombits(math.Float64bits(v) ^ 1<<63)
@@ -316,7 +318,7 @@ func hits(i int, bins []uint64, seed uint64) (inside int64) {
 	return inside
 }
 
-// shrink does nothing most often, and then takes no time.
+// shrink mostly does nothing, and then takes no time.
 //
 //spmd:kernel loop
 func shrink(i int, z []complex128, by *float64) {

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
-// run calls fn on a device, with a stream that has run when it returns.
+// run calls fn on a device, with a stream whose commands have run when it returns.
 func run(t *testing.T, device string, fn func(w *spmd.World, s *spmd.Stream)) {
 	t.Helper()
 	c := spmdtest.Config()
@@ -70,7 +70,8 @@ func both(t *testing.T, fn func(w *spmd.World, s *spmd.Stream) []string) {
 			for at < len(a) && a[at] == b[at] {
 				at++
 			}
-			t.Errorf("array %d differs from byte %d on: %x in Go, %x in CUDA", i, at, a[at/8*8:min(at/8*8+8, len(a))], b[at/8*8:min(at/8*8+8, len(b))])
+			t.Errorf("array %d differs from byte %d on: %x in Go, %x in CUDA", i, at,
+				a[at/8*8:min(at/8*8+8, len(a))], b[at/8*8:min(at/8*8+8, len(b))])
 		}
 	}
 }
@@ -94,7 +95,7 @@ func singles(v []float64) []float32 {
 
 var lengths = []int{0, 1, 255, 256, 1023, 1024, 1025, 2048, 2049, 5000, 300_001}
 
-// An element-wise kernel is what a loop says, in both types.
+// An element-wise kernel agrees with a loop, in both types.
 func TestAxpy(t *testing.T) {
 	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
 		for _, n := range lengths {
@@ -119,14 +120,17 @@ func TestAxpy(t *testing.T) {
 	})
 }
 
-// What is moved 16 bytes at a time is right where buffers begin anywhere, are longer than the launch, or are empty.
+// Moves of 16 bytes at a time are right if buffers begin anywhere, are longer than the launch, or
+// are empty.
 func TestGated(t *testing.T) {
 	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
 		for _, n := range []int{1, 4096, 5000} {
 			for _, from := range []int{0, 1, 4} {
 				x, h := of(t, w, singles(random(n+from+5, 1))), of(t, w, make([]spmd.BF16, n+from))
 				gate, first := of(t, w, []float32{-0.5}), back(t, x)
-				launch := func(h spmd.Buffer[spmd.BF16]) { spmdtest.Must(t, launchGated(s, n, x.Slice(from, n+from+3), h, gate)) }
+				launch := func(h spmd.Buffer[spmd.BF16]) {
+					spmdtest.Must(t, launchGated(s, n, x.Slice(from, n+from+3), h, gate))
+				}
 				launch(spmd.Buffer[spmd.BF16]{})
 				launch(h.Slice(from, n+from))
 				spmdtest.Must(t, spmd.Fill(s, gate, float32(math.NaN())))
@@ -138,7 +142,8 @@ func TestGated(t *testing.T) {
 						v *= -0.5
 					}
 					if got[i] != v || i >= from && i < from+n && halves[i] != spmd.ToBF16(v) {
-						t.Fatalf("%d elements from %d on %s: element %d of %v is %v, rounded %v", n, from, w.Device(), i, v, got[i], halves[i])
+						t.Fatalf("%d elements from %d on %s: element %d of %v is %v, rounded %v", n, from,
+							w.Device(), i, v, got[i], halves[i])
 					}
 				}
 				all = append(all, asBytes(got), asBytes(halves))
@@ -166,13 +171,14 @@ func TestTwice(t *testing.T) {
 	})
 }
 
-// A sum of integers is exact; of floats it has the same bits on both, near the exact one.
+// A sum of integers is exact. A sum of floats has the same bits on both, near the exact one.
 func TestReductions(t *testing.T) {
 	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
 		for _, n := range lengths {
 			x, r, p, q := random(n, 1), random(n, 2), random(n, 3), random(n, 4)
 			sum := of(t, w, []float64{7})
-			spmdtest.Must(t, launchUpdate(s, sum, n, of(t, w, x), of(t, w, r), of(t, w, p), of(t, w, q), of(t, w, []float64{3}), of(t, w, []float64{4})))
+			spmdtest.Must(t, launchUpdate(s, sum, n, of(t, w, x), of(t, w, r), of(t, w, p), of(t, w, q),
+				of(t, w, []float64{3}), of(t, w, []float64{4})))
 			spmdtest.Must(t, s.Synchronize())
 			want := 0.0
 			for i := range r {
@@ -210,8 +216,8 @@ func TestReductions(t *testing.T) {
 	})
 }
 
-// Three indices, each of which no block divides.
-// Quotients have the host's bits, of infinities, zeros and NaNs too; so has what is reduced.
+// Three indices, each of which no block divides. Quotients have the host's bits, also of
+// infinities, zeros and NaNs; so have reductions.
 func TestComplex(t *testing.T) {
 	parts := []float64{0, math.Copysign(0, -1), 1, -3, 1e-300, 1e300, math.Inf(1), math.Inf(-1), math.NaN()}
 	var x, y []complex128
@@ -242,7 +248,8 @@ func TestComplex(t *testing.T) {
 		sum, dot := of(t, w, []complex128{7}), of(t, w, []complex128{7})
 		product, product8 := of(t, w, []complex64{7}), of(t, w, []complex128{7})
 		bx, by := of(t, w, x), of(t, w, y)
-		fx, fy, turned, turned8 := of(t, w, finite), of(t, w, y[len(y)-1000:]), of(t, w, make([]complex64, 9)), of(t, w, make([]complex128, 9))
+		fx, fy, turned, turned8 := of(t, w, finite), of(t, w, y[len(y)-1000:]), of(t, w, make([]complex64, 9)),
+			of(t, w, make([]complex128, 9))
 		spmdtest.Must(t, launchQuotients(s, sum, len(x), out, bx, by, single, 2i, 3))
 		spmdtest.Must(t, launchQuotients(s, dot, len(finite), fx, fx, fy, single.Slice(0, len(finite)), 1-2i, 0))
 		spmdtest.Must(t, launchTurn(s, product, 9, turned, complex64(1+1i)))
@@ -289,7 +296,8 @@ func TestHeat(t *testing.T) {
 		for _, n := range [][3]int{{1, 1, 1}, {3, 3, 3}, {5, 9, 33}, {2, 70, 65}, {40, 3, 7}} {
 			cells := n[0] * n[1] * n[2]
 			next := of(t, w, make([]float32, cells))
-			spmdtest.Must(t, launchHeat(s, n[0], n[1], n[2], next, of(t, w, singles(random(cells, 5))), n[0], n[1], n[2], 0.125))
+			spmdtest.Must(t, launchHeat(s, n[0], n[1], n[2], next, of(t, w, singles(random(cells, 5))),
+				n[0], n[1], n[2], 0.125))
 			spmdtest.Must(t, s.Synchronize())
 			all = append(all, asBytes(back(t, next)))
 		}
@@ -312,7 +320,8 @@ func TestLanguage(t *testing.T) {
 			spmdtest.Must(t, launchIntegers(s, n, out, changed, of(t, w, x), shift))
 		}
 		v := random(n, 6)
-		copy(v, []float64{0, math.Copysign(0, -1), math.NaN(), math.Inf(1), math.Inf(-1), 0.5, 1.5, -0.5, 5e-324, math.MaxFloat64})
+		copy(v, []float64{0, math.Copysign(0, -1), math.NaN(), math.Inf(1), math.Inf(-1), 0.5, 1.5, -0.5,
+			5e-324, math.MaxFloat64})
 		f64, f32 := of(t, w, make([]float64, n)), of(t, w, singles(random(n, 7)))
 		spmdtest.Must(t, launchFloats(s, n, f64, of(t, w, v), f32))
 		var controlled []spmd.Buffer[int32]
@@ -339,21 +348,24 @@ func TestLanguage(t *testing.T) {
 		for _, b := range back(t, bins) {
 			points += b
 		}
-		if in := inside.At(0); points != 100_000 || bits.Len64(uint64(in)) == 0 || math.Abs(float64(in)/1e5-math.Pi/4) > 0.006 {
+		if in := inside.At(0); points != 100_000 || bits.Len64(uint64(in)) == 0 ||
+			math.Abs(float64(in)/1e5-math.Pi/4) > 0.006 {
 			t.Errorf("on %s: %d points in bins, %d in the circle", w.Device(), points, in)
 		}
-		return []string{asBytes(back(t, out)), asBytes(back(t, changed)), asBytes(back(t, f64)), asBytes(back(t, f32)), asBytes(back(t, controlled[0])),
-			asBytes(back(t, controlled[1])), asBytes(back(t, rowsOf)), asBytes(back(t, bh)), asBytes(back(t, bf)), asBytes(back(t, bx)),
-			asBytes(back(t, inside)), asBytes(back(t, bins))}
+		return []string{asBytes(back(t, out)), asBytes(back(t, changed)), asBytes(back(t, f64)),
+			asBytes(back(t, f32)), asBytes(back(t, controlled[0])),
+			asBytes(back(t, controlled[1])), asBytes(back(t, rowsOf)), asBytes(back(t, bh)),
+			asBytes(back(t, bf)), asBytes(back(t, bx)), asBytes(back(t, inside)), asBytes(back(t, bins))}
 	})
 }
 
-// An index out of range ends the job: on the host with Go's own words, from CUDA with those of --check=bounds, which have
-// the place in Go.
+// An index out of range ends the job: on the host with Go's own words, from CUDA with those of
+// --check=bounds, which have the place in Go.
 func TestBounds(t *testing.T) {
 	for device, want := range map[string][]string{
-		"host":    {"slice bounds out of range [:8] with capacity 7"},
-		"emulate": {"rank 1: kernel rows, sample.go:", "index 8 is out of range, the length is 8", "stream \"kernels\""},
+		"host": {"slice bounds out of range [:8] with capacity 7"},
+		"emulate": {"rank 1: kernel rows, sample.go:", "index 8 is out of range, the length is 8",
+			"stream \"kernels\""},
 	} {
 		c := spmdtest.Config()
 		c.Device, c.Check = device, "bounds"
@@ -384,7 +396,7 @@ func TestBoundsKeepsBits(t *testing.T) {
 	t.Run("compiled", func(t *testing.T) { spmdtest.CompileKernels(t) })
 }
 
-// A launch that no kernel can have is refused with the place in the program, and none of no indices is one.
+// A bad launch is refused with the place in the program. A launch of no indices does nothing.
 func TestRefused(t *testing.T) {
 	run(t, "host", func(w *spmd.World, s *spmd.Stream) {
 		x, one := of(t, w, make([]float64, 4)), of(t, w, make([]float64, 1))
@@ -392,7 +404,8 @@ func TestRefused(t *testing.T) {
 			"sample_test.go:":                           launchAxpy(s, -1, x, 1, x),
 			"Launch of axpy_float64: [-1] indices":      launchAxpy(s, -1, x, 1, x),
 			"a buffer of 4 float64 where it has a poin": launchUpdate(s, one, 4, x, x, x, x, x, one),
-			"Launch of heat: [2 -3 1] indices":          launchHeat(s, 2, -3, 1, spmd.Buffer[float32]{}, spmd.Buffer[float32]{}, 1, 1, 1, 0),
+			"Launch of heat: [2 -3 1] indices": launchHeat(s, 2, -3, 1, spmd.Buffer[float32]{},
+				spmd.Buffer[float32]{}, 1, 1, 1, 0),
 		} {
 			if err == nil || !strings.Contains(err.Error(), what) {
 				t.Errorf("%v, want %q", err, what)
@@ -433,7 +446,8 @@ func TestAllocations(t *testing.T) {
 	})
 }
 
-// A kernel that loops reaches all indices where its grid has a block for a part of them alone, and none where it is to do nothing.
+// A kernel that loops reaches all indices if its grid has blocks for a part of them alone, and no
+// index if it is to do nothing.
 func TestLoop(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	run(t, "host", func(w *spmd.World, s *spmd.Stream) {
