@@ -76,7 +76,7 @@ func declared(s Source) string {
 // load opens the library that a text becomes, whose name begins with kind, and returns its file,
 // too. It is compiled where dir does not have it.
 func load(dir, kind, text string, s Source, flags ...string) (lib unsafe.Pointer, file string, err error) {
-	cxx := append(append(compiler(), "-std=c++14", "-w", "-shared", "-fPIC"), flags...)
+	cxx := append(append(compiler(), "-std=c++14", "-w", "-shared", "-fPIC", "-Wl,-Bsymbolic"), flags...)
 	for _, f := range s.Flags {
 		if strings.HasPrefix(f, "-D") {
 			cxx = append(cxx, f)
