@@ -8,8 +8,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/template"
 
@@ -18,21 +21,43 @@ import (
 	"lockstep/launch/exit"
 )
 
-// Each file of an application, under its name with .tmpl added: so nothing takes it for a part of this program.
+// Each kind of application is a program of this module, with its tests and its page, whose name is
+// placeholder. build.md.tmpl is the end of the page.
 //
-//go:embed template
-var templates embed.FS
+//go:embed kinds
+var programs embed.FS
 
-const suffix = ".tmpl"
+const (
+	placeholder = "anapp"
+	readme      = "README.md"
+)
+
+// kind is a sort of application to start from.
+type kind struct{ name, what string }
+
+// The first is what --kind is by default.
+var kinds = []kind{
+	{"stencil", "heat in a rod: a kernel that reads neighbours, a halo exchange, a graph"},
+	{"train", "a small net: data-parallel gradients, Adam, checkpoints to go on from"},
+	{"solver", "conjugate gradients on a grid: kernels that add up, a loop until the residual is small"},
+	{"sweep", "a job for each value of a parameter, taken in turn by groups of ranks"},
+}
 
 // Command returns `launch new`.
 func Command() *cobra.Command {
-	var lockstep string
+	var lockstep, sort string
+	var names []string
+	list := ""
+	for _, k := range kinds {
+		names = append(names, k.name)
+		list += fmt.Sprintf("\n  %-9s%s", k.name, k.what)
+	}
 	cmd := &cobra.Command{
 		Use:   "new NAME",
 		Short: "Write a new application that runs at once, to start from",
-		Long: `Writes a new application that builds and runs at once, to start from: a program with a kernel, a halo exchange and a
-check of its result, its tests and a README.
+		Long: `Writes a new application that builds and runs at once, to start from: a program with a kernel and a check of its
+result, its tests and a README. --kind says which:
+` + list + `
 
 Inside the checkout of Lockstep it becomes apps/NAME. Elsewhere it becomes the folder NAME, a module of its own that uses
 the checkout that this program was built from, or the one that --lockstep says.`,
@@ -40,10 +65,13 @@ the checkout that this program was built from, or the one that --lockstep says.`
 			if len(args) != 1 {
 				return exit.Usage{Err: fmt.Errorf("new takes one name, such as: launch new heat")}
 			}
+			if !slices.Contains(names, sort) {
+				return exit.Usage{Err: fmt.Errorf("--kind %s: want %s", sort, strings.Join(names, ", "))}
+			}
 			return checkName(args[0])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			a, err := plan(args[0], lockstep)
+			a, err := plan(args[0], sort, lockstep)
 			if err != nil {
 				return err
 			}
@@ -54,11 +82,15 @@ the checkout that this program was built from, or the one that --lockstep says.`
 			return nil
 		},
 	}
+	cmd.Flags().StringVar(&sort, "kind", kinds[0].name, "`KIND` of application: "+strings.Join(names, ", "))
+	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // there is such a flag
+	}
 	cmd.Flags().StringVar(&lockstep, "lockstep", "", "outside a checkout of Lockstep: the `DIR` of the one to use (default: where this program was built)")
 	return cmd
 }
 
-// app is an application to be written: what the templates see.
+// app is an application to be written: what the template of its page sees.
 type app struct {
 	Name   string
 	Root   string // the checkout that it is a part of; "" if it is a module of its own
@@ -66,17 +98,18 @@ type app struct {
 	Build  string
 	Test   string
 
-	dir string            // to be made
-	mod map[string][]byte // go.mod and go.sum of a module of its own, before tidy
+	kind string
+	dir  string            // to be made
+	mod  map[string][]byte // go.mod and go.sum of a module of its own, before tidy
 }
 
 // plan says what to write for a command given in the working directory.
-func plan(name, lockstep string) (app, error) {
+func plan(name, kind, lockstep string) (app, error) {
 	wd, err := os.Getwd()
 	if err != nil {
 		return app{}, err
 	}
-	a := app{Name: name}
+	a := app{Name: name, kind: kind}
 	if root, ok := checkoutAbove(wd); ok {
 		if lockstep != "" {
 			return a, exit.Usage{Err: fmt.Errorf("--lockstep does not go with a folder of a checkout (%s): leave it out, or change to a folder elsewhere", root)}
@@ -137,21 +170,35 @@ func (a app) write() (err error) {
 
 // files returns the texts of the files by their names.
 func (a app) files() (map[string][]byte, error) {
-	t, err := template.ParseFS(templates, "template/*"+suffix)
+	files := map[string][]byte{}
+	dir := path.Join("kinds", a.kind)
+	entries, err := programs.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	files := map[string][]byte{}
-	for name, text := range a.mod {
-		files[name] = text
-	}
-	for _, t := range t.Templates() {
-		var text bytes.Buffer
-		if err := t.Execute(&text, a); err != nil {
+	for _, e := range entries {
+		text, err := programs.ReadFile(path.Join(dir, e.Name()))
+		if err != nil {
 			return nil, err
 		}
-		files[strings.TrimSuffix(t.Name(), suffix)] = text.Bytes()
+		files[e.Name()] = bytes.ReplaceAll(text, []byte(placeholder), []byte(a.Name))
 	}
+	t, err := template.ParseFS(programs, "kinds/build.md.tmpl")
+	if err != nil {
+		return nil, err
+	}
+	var page bytes.Buffer
+	for line := range strings.Lines(string(files[readme])) {
+		if strings.HasPrefix(line, "    ") { // what is typed
+			line = strings.Replace(line, " "+a.Name+" ", " "+a.Binary+" ", 1)
+		}
+		page.WriteString(line)
+	}
+	if err := t.Execute(&page, a); err != nil {
+		return nil, err
+	}
+	files[readme] = page.Bytes()
+	maps.Copy(files, a.mod)
 	return files, nil
 }
 

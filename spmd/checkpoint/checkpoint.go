@@ -191,8 +191,8 @@ func (m *Manager) checkShared() error {
 		return err
 	})
 	if err != nil {
-		err = fmt.Errorf("%s is not the same folder as rank 0's: checkpoints need one that all nodes share: %w",
-			m.dir, err)
+		err = fmt.Errorf("%s is not the same folder as rank 0's: checkpoints need one that all ranks share, "+
+			"in a test that of spmdtest.TempDir: %w", m.dir, err)
 	}
 	return m.agree(err)
 }

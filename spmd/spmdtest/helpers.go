@@ -29,3 +29,18 @@ func Stream(t testing.TB, w *spmd.World, name string) *spmd.Stream {
 	Must(t, err)
 	return s
 }
+
+// TempDir returns a new folder, the same on all ranks, that is gone after the test. That of
+// t.TempDir is another one on each rank.
+//
+// Collective over the ranks of w, blocking.
+func TempDir(t testing.TB, w *spmd.World) string {
+	t.Helper()
+	dir := ""
+	if w.Rank() == 0 {
+		dir = t.TempDir() // rank 0 removes it when the world is closed: then no rank uses it
+	}
+	dir, err := spmd.BroadcastValue(w.Comm(), dir, 0)
+	Must(t, err)
+	return dir
+}

@@ -1,6 +1,9 @@
 package spmdtest_test
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"runtime"
@@ -30,6 +33,26 @@ func TestRun(t *testing.T) {
 		n := int64(w.Size())
 		if x.At(0) != n || x.At(1) != n*(n-1)/2 {
 			t.Fatalf("rank %d of %d: got %d and %d", w.Rank(), n, x.At(0), x.At(1))
+		}
+	})
+}
+
+// Every rank finds in the folder what the others have put there. It is gone after the test.
+func TestTempDir(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		var dir string
+		t.Run("inner", func(t *testing.T) {
+			dir = spmdtest.TempDir(t, w)
+			spmdtest.Must(t, os.WriteFile(fmt.Sprintf("%s/%d", dir, w.Rank()), nil, 0o666))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
+			if there, err := os.ReadDir(dir); err != nil || len(there) != w.Size() {
+				t.Errorf("rank %d finds %v, %v", w.Rank(), there, err)
+			}
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
+		})
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
 		}
 	})
 }

@@ -1,4 +1,4 @@
-// Command {{.Name}} computes how heat spreads in a rod of which each rank holds a part. See README.md.
+// Command anapp computes how heat spreads in a rod of which each rank holds a part. See README.md.
 package main
 
 import (
@@ -40,7 +40,7 @@ func (c *config) check(ranks int) error {
 
 func main() {
 	var c config
-	fs := pflag.NewFlagSet("{{.Name}}", pflag.ExitOnError)
+	fs := pflag.NewFlagSet("anapp", pflag.ExitOnError)
 	c.flags(fs)
 	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
 		r, err := run(w, c)
@@ -76,10 +76,10 @@ const warmup = 3
 // run lets the heat of a sine flow, times it, and compares what is left with the exact answer. An iteration reads and
 // writes each point twice.
 func run(w *spmd.World, c config) (result, error) {
-	r := result{App: "{{.Name}}", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
+	r := result{App: "anapp", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
 		Graph: c.Graph, Dtype: "float64", Elements: c.Points, Bytes: 4 * 8 * c.Points}
 	mine := spmd.ShardOf(c.Points, w.Rank(), w.Size()) // the points that this rank holds
-	s, err := w.NewStream("{{.Name}}")
+	s, err := w.NewStream("anapp")
 	if err != nil {
 		return r, err
 	}

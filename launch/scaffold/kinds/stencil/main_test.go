@@ -100,7 +100,7 @@ func TestProgram(t *testing.T) {
 	if err := json.Unmarshal([]byte(p.Stdout), &r); err != nil {
 		t.Fatalf("%v: %s", err, p.Stdout)
 	}
-	if r.App != "{{.Name}}" || r.Ranks != 2 || r.Elements != 1000 || r.Iters != 100 || r.MedianUS <= 0 || !r.OK {
+	if r.App != "anapp" || r.Ranks != 2 || r.Elements != 1000 || r.Iters != 100 || r.MedianUS <= 0 || !r.OK {
 		t.Errorf("%s", p.Stdout)
 	}
 }
