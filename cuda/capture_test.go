@@ -2,10 +2,12 @@ package cuda
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 )
 
@@ -85,6 +87,74 @@ func fakeGraph(t *testing.T) {
 		t.Errorf("detail %q", e.Detail)
 	}
 	must(t, errors.Join(g.Close(), g.Close(), small.Close(), x.Close(), x.Close(), o.close()))
+}
+
+// Records in a graph say how long its parts take, in the runs of what was made of it with them, and in no other.
+func fakeGraphRecords(t *testing.T) {
+	o := make1(t)
+	side := try(o.d.NewStream(0))(t)
+	var events []*Event
+	var ends [][]Node
+	event := func() *Event {
+		events = append(events, try(o.d.NewEvent(true))(t))
+		return events[len(events)-1]
+	}
+	one := [3]int{1, 1, 1}
+	part := func(s *Stream, seconds int) {
+		t.Helper()
+		k := try(o.m.Function(fmt.Sprintf("lasts_%d", seconds)))(t)
+		must(t, s.Launch(k, one, one, 0, nil))
+		list := make([]Node, 4)
+		ends = append(ends, list[:try(s.CaptureEnds(list))(t)])
+	}
+	_, err := o.s.CaptureEnds(nil)
+	wantError(t, err, "cuStreamGetCaptureInfo", ErrInvalidValue) // it is not captured
+	must(t, o.s.BeginCapture(Relaxed))
+	if n := try(o.s.CaptureEnds(nil))(t); n != 0 {
+		t.Errorf("%d nodes before the first", n)
+	}
+	part(o.s, 3)
+	must(t, o.e.Record(o.s))
+	must(t, side.Wait(o.e))
+	part(side, 5)
+	part(o.s, 2)
+	must(t, o.f.Record(side))
+	must(t, o.s.Wait(o.f))
+	list := make([]Node, 2)
+	if n := try(o.s.CaptureEnds(list))(t); n != 2 || list[0] != ends[2][0] || list[1] != ends[1][0] {
+		t.Errorf("%d ends %v of %v", n, list, ends)
+	}
+	_, err = o.s.CaptureEnds(list[:1])
+	wantError(t, err, "cuStreamGetCaptureInfo", ErrInvalidValue) // no room
+	part(o.s, 4)
+	g := try(o.s.EndCapture())(t)
+	plain := try(g.Instantiate())(t)
+	must(t, g.Records(event()))
+	for _, after := range ends {
+		must(t, g.Records(event(), after...))
+	}
+	if n := try(g.Nodes())(t); n != 9 {
+		t.Errorf("%d nodes, want 4 and 5 records", n)
+	}
+	timed := try(g.Instantiate())(t)
+	must(t, errors.Join(g.Close(), plain.Launch(o.s)))
+	if _, err := events[1].Elapsed(events[0]); err == nil {
+		t.Error("the plain graph records")
+	}
+	for range 2 {
+		must(t, errors.Join(timed.Launch(o.s), o.s.Synchronize()))
+		at := time.Duration(0)
+		for i, seconds := range []int{3, 5, 2, 4} { // the double runs them one after the other, as they were captured
+			at += time.Duration(seconds) * time.Second
+			if got := try(events[i+1].Elapsed(events[0]))(t); got.Round(time.Second) != at {
+				t.Errorf("part %d ends after %v, want %v", i, got, at)
+			}
+		}
+	}
+	for _, e := range events {
+		must(t, e.Close())
+	}
+	must(t, errors.Join(plain.Close(), timed.Close(), side.Close(), o.close()))
 }
 
 func fakeCaptureEnds(t *testing.T) {

@@ -27,7 +27,7 @@ func TestFake(t *testing.T) {
 			{"LaunchEarly", fakeLaunchEarly},
 			{"LaunchShape", fakeLaunchShape}, {"TensorMap", fakeTensorMap},
 			{"Threads", fakeThreads}, {"Bind", fakeBind}, {"Events", fakeEvents}, {"Callback", fakeCallback},
-			{"Graph", fakeGraph}, {"CaptureEnds", fakeCaptureEnds}, {"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
+			{"Graph", fakeGraph}, {"GraphRecords", fakeGraphRecords}, {"CaptureEnds", fakeCaptureEnds}, {"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
 			{"Teardown", fakeTeardown}, {"IPC", fakeIPC},
 			{"RegisterHost", fakeRegisterHost}, {"Values", fakeValues}, {"Delay", fakeDelay}, {"RecordsAnew", fakeRecordsAnew}, {"NoAllocation", fakeNoAllocation},
 		} {

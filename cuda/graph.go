@@ -26,6 +26,24 @@ func (g *Graph) Nodes() (int, error) {
 	return n, check("cuGraphGetNodes", status)
 }
 
+// Node is a node of a graph, as the driver knows it.
+type Node uintptr
+
+// CaptureEnds puts into ends the nodes that what is enqueued next on s depends on, while s is
+// captured, and returns how many there are. More than there is room for are refused.
+// Source: cuda.h, cuStreamGetCaptureInfo.
+func (s *Stream) CaptureEnds(ends []Node) (int, error) {
+	n, status := sysCaptureEnds(s, ends)
+	return n, check("cuStreamGetCaptureInfo", status)
+}
+
+// Records adds a node to g, which waits for some of its nodes and for which none waits: it records
+// e when a run of g is so far. Without nodes to wait for that is at the beginning.
+// Source: cuda.h, cuGraphAddEventRecordNode.
+func (g *Graph) Records(e *Event, after ...Node) error {
+	return check("cuGraphAddEventRecordNode", sysGraphAddRecord(g, after, e))
+}
+
 // Close destroys g. A second Close does nothing. Source: cuda.h, cuGraphDestroy.
 func (g *Graph) Close() error {
 	if g.h == nil {

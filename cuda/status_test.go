@@ -130,6 +130,8 @@ func fakeStatuses(t *testing.T) {
 		{"cuEventElapsedTime_v2", "cuEventElapsedTime", func(o *things) error { return second(o.f.Elapsed(o.e)) }},
 		{"cuGraphInstantiateWithFlags", "cuGraphInstantiate", func(o *things) error { return second(o.g.Instantiate()) }},
 		{"cuGraphGetNodes", "", func(o *things) error { return second(o.g.Nodes()) }},
+		{"cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo", func(o *things) error { return second(o.s.CaptureEnds(nil)) }},
+		{"cuGraphAddEventRecordNode", "", func(o *things) error { return o.g.Records(o.e) }},
 		{"cuGraphDestroy", "", func(o *things) error { return o.g.Close() }},
 		{"cuGraphLaunch", "", func(o *things) error { return o.x.Launch(o.s) }},
 		{"cuGraphExecUpdate_v2", "cuGraphExecUpdate", func(o *things) error { return o.x.Update(o.g) }},

@@ -64,6 +64,7 @@ static struct {
     int (*StreamBeginCapture)(void *, int);
     int (*StreamEndCapture)(void *, void **);
     int (*StreamIsCapturing)(void *, int *);
+    int (*StreamGetCaptureInfo)(void *, int *, uint64_t *, void **, void *const **, size_t *);
     int (*LaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
     int (*LaunchKernelEx)(const launch_config *, void *, void **, void **);
     int (*LaunchHostFunc)(void *, void (*)(void *), void *);
@@ -76,6 +77,7 @@ static struct {
     int (*EventElapsedTime_v2)(float *, void *, void *);
     int (*GraphInstantiateWithFlags)(void **, void *, unsigned long long);
     int (*GraphGetNodes)(void *, void **, size_t *);
+    int (*GraphAddEventRecordNode)(void **, void *, void *const *, size_t, void *);
     int (*GraphDestroy)(void *);
     int (*GraphLaunch)(void *, void *);
     int (*GraphExecUpdate)(void *, void *, update_info *);
@@ -149,6 +151,7 @@ static struct row row_at(int i) {
         NEED(StreamBeginCapture, "cuStreamBeginCapture_v2"),
         NEED(StreamEndCapture, "cuStreamEndCapture"),
         NEED(StreamIsCapturing, "cuStreamIsCapturing"),
+        MAY(StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2"),
         NEED(LaunchKernel, "cuLaunchKernel"),
         MAY(LaunchKernelEx, "cuLaunchKernelEx"),
         NEED(LaunchHostFunc, "cuLaunchHostFunc"),
@@ -161,6 +164,7 @@ static struct row row_at(int i) {
         MAY(EventElapsedTime_v2, "cuEventElapsedTime_v2"), // CUDA 12.8
         NEED(GraphInstantiateWithFlags, "cuGraphInstantiateWithFlags"),
         NEED(GraphGetNodes, "cuGraphGetNodes"),
+        NEED(GraphAddEventRecordNode, "cuGraphAddEventRecordNode"),
         NEED(GraphDestroy, "cuGraphDestroy"),
         NEED(GraphLaunch, "cuGraphLaunch"),
         NEED(GraphExecUpdate, "cuGraphExecUpdate_v2"),

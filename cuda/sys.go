@@ -236,6 +236,10 @@ func sysIsCapturing(s *Stream) (state, st int) {
 	return number(C.is_capturing(addr(s.d.ctx), addr(s.h)))
 }
 
+func sysCaptureEnds(s *Stream, ends []Node) (n, status int) {
+	return number(C.capture_ends(addr(s.d.ctx), addr(s.h), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(ends))), C.size_t(len(ends))))
+}
+
 func sysEventCreate(d *Device, timing bool) (h unsafe.Pointer, status int) {
 	t := C.int(0)
 	if timing {
@@ -262,7 +266,10 @@ func sysGraphInstantiate(g *Graph) (exec unsafe.Pointer, status int) {
 	return made(C.graph_instantiate(addr(g.d.ctx), addr(g.h)))
 }
 func sysGraphNodes(g *Graph) (n, status int) { return number(C.graph_nodes(addr(g.d.ctx), addr(g.h))) }
-func sysGraphDestroy(g *Graph) int           { return int(C.graph_destroy(addr(g.d.ctx), addr(g.h))) }
+func sysGraphAddRecord(g *Graph, after []Node, e *Event) int {
+	return int(C.graph_add_record(addr(g.d.ctx), addr(g.h), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(after))), C.size_t(len(after)), addr(e.h)))
+}
+func sysGraphDestroy(g *Graph) int { return int(C.graph_destroy(addr(g.d.ctx), addr(g.h))) }
 func sysGraphLaunch(x *Exec, s *Stream) int {
 	return int(C.graph_launch(addr(s.d.ctx), addr(x.h), addr(s.h)))
 }

@@ -257,6 +257,20 @@ static struct number is_capturing(uintptr_t context, uintptr_t stream) {
     return (struct number){r, state};
 }
 
+// capture_ends gives in ends the nodes that what comes next on a stream that is captured depends on, and their number.
+static struct number capture_ends(uintptr_t context, uintptr_t stream, uintptr_t *ends, size_t room) {
+    enum { NOT_SUPPORTED = 801, CAPTURING = 1 };
+    int state = 0, r = enter(context);
+    void *const *nodes = NULL;
+    size_t n = 0;
+    if (r != OK) return (struct number){r, 0};
+    if (cu.StreamGetCaptureInfo == NULL) return (struct number){NOT_SUPPORTED, 0};
+    r = cu.StreamGetCaptureInfo((void *)stream, &state, NULL, NULL, &nodes, &n);
+    if (r == OK && (state != CAPTURING || n > room)) r = INVALID_VALUE;
+    for (size_t i = 0; r == OK && i < n; i++) ends[i] = (uintptr_t)nodes[i];
+    return (struct number){r, (int64_t)n};
+}
+
 // MAX_ARGS bounds the array on the stack; CUDA's limit in bytes is reached earlier by all but the smallest types.
 enum { MAX_ARGS = 1024 };
 
@@ -383,6 +397,11 @@ static struct number graph_nodes(uintptr_t context, uintptr_t graph) {
     int r = enter(context);
     if (r == OK) r = cu.GraphGetNodes((void *)graph, NULL, &n);
     return (struct number){r, (int64_t)n};
+}
+static int graph_add_record(uintptr_t context, uintptr_t graph, uintptr_t *after, size_t n, uintptr_t event) {
+    void *node = NULL;
+    ENTER(context);
+    return cu.GraphAddEventRecordNode(&node, (void *)graph, (void *const *)after, n, (void *)event);
 }
 static int graph_destroy(uintptr_t context, uintptr_t graph) {
     ENTER(context);

@@ -17,11 +17,6 @@ int cuEventDestroy_v2(void *event) {
     destroy(event);
     RETURN("event=%d", id_of(event));
 }
-// fakeSeconds lets time pass on the clock of events, for doubles of libraries whose work takes some: no machine is so busy
-// that its own delays look like seconds.
-static int64_t passed_by;
-void fakeSeconds(int n) { __atomic_fetch_add(&passed_by, n, __ATOMIC_RELAXED); }
-
 int cuEventRecord(void *event, void *stream) {
     BEGIN("cuEventRecord");
     NEED_CONTEXT;
@@ -32,6 +27,7 @@ int cuEventRecord(void *event, void *stream) {
     e->capture = s->capture;
     e->stream = s;
     e->seq = s->seq;
+    e->ends = s->ends;
     if (s->capture == NULL) {
         e->recorded = 1;
         struct record *k = calloc(1, sizeof *k);
@@ -104,6 +100,34 @@ int cuGraphGetNodes(void *graph, void **nodes, size_t *n) {
     FAIL_IF(nodes != NULL, INVALID_VALUE);
     *n = (size_t)((struct graph *)graph)->ops.n;
     RETURN("graph=%d nodes=%zu", id_of(graph), *n);
+}
+// In the list of a graph's operations the record comes right behind the last of those that it waits for.
+int cuGraphAddEventRecordNode(void **out, void *graph, void *const *after, size_t n, void *event) {
+    BEGIN("cuGraphAddEventRecordNode");
+    NEED_CONTEXT;
+    NEED(event, EVENT);
+    FAIL_IF(!valid(graph, GRAPH), INVALID_HANDLE);
+    struct graph *g = graph;
+    struct event *e = event;
+    struct op **at = &g->ops.first;
+    size_t found = 0;
+    for (struct op **p = &g->ops.first; *p != NULL; p = &(*p)->next)
+        for (size_t i = 0; i < n; i++)
+            if (*p == after[i]) {
+                at = &(*p)->next;
+                found++;
+            }
+    FAIL_IF(found != n, INVALID_VALUE);
+    struct op *q = calloc(1, sizeof *q);
+    q->type = RECORD;
+    q->record = e->last = calloc(1, sizeof *q->record);
+    q->next = *at;
+    *at = q;
+    if (q->next == NULL) g->ops.last = &q->next;
+    g->ops.n++;
+    e->recorded = 1;
+    *out = q;
+    RETURN("graph=%d event=%d after=%zu", id_of(graph), id_of(event), n);
 }
 int cuGraphDestroy(void *graph) {
     BEGIN("cuGraphDestroy");

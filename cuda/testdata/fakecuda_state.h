@@ -35,12 +35,16 @@ struct op {
 };
 struct ops { struct op *first, **last; int n; };
 
+// Where a stream has come to in a capture: the operations that the next one depends on.
+enum { MOST_ENDS = 16 };
+struct ends { struct op *of[MOST_ENDS]; int n; };
 struct capture { struct ops ops; struct stream *origin; int mode, invalid, over; pthread_t thread; struct capture *next; };
 struct stream {
     struct object o;
     int flags, priority;
     struct capture *capture;
     long seq, merged;
+    struct ends ends;
     struct stream *next;
     int delayed; // has a thread of its own, which takes from todo until it is gone
     struct op *todo, **last;
@@ -54,6 +58,7 @@ struct event {
     struct capture *capture;
     struct stream *stream;
     long seq;
+    struct ends ends;
     struct record *last; // NULL before the first
 };
 // record is one record of an event. A stream waits for the one that was the last when it was told to wait, whatever becomes of
@@ -81,6 +86,11 @@ static struct stream *streams;
 static struct capture *captures;
 static int initialised, ids[KINDS];
 static __thread struct context *current;
+
+// fakeSeconds lets time pass on the clock of events, for doubles of libraries whose work takes some: no machine is so busy
+// that its own delays look like seconds. So does a kernel that is called lasts_N.
+static int64_t passed_by;
+void fakeSeconds(int n) { __atomic_fetch_add(&passed_by, n, __ATOMIC_RELAXED); }
 
 static long setting(const char *name, long otherwise) {
     const char *s = getenv(name);
@@ -275,6 +285,8 @@ static void carry_out(const struct op *p, int replay, int stream) {
     case KERNEL:
         log_kernel(replay ? "replay " : "", p, stream);
         emulate(p);
+        int seconds;
+        if (sscanf(p->kernel->name, "lasts_%d", &seconds) == 1) fakeSeconds(seconds);
         break;
     case WAIT_VALUE:
         for (int looks = 0; (int32_t)(__atomic_load_n((uint32_t *)p->dst, __ATOMIC_ACQUIRE) - p->v) < 0; looks++)
@@ -284,6 +296,7 @@ static void carry_out(const struct op *p, int replay, int stream) {
     case WRITE_VALUE: __atomic_store_n((uint32_t *)p->dst, p->v, __ATOMIC_RELEASE); break;
     case RECORD:
         pthread_mutex_lock(&delayed);
+        if (replay) p->record->later = __atomic_load_n(&passed_by, __ATOMIC_RELAXED);
         clock_gettime(CLOCK_MONOTONIC, &p->record->at);
         p->record->at.tv_sec += p->record->later;
         p->record->passed = 1;
@@ -388,6 +401,7 @@ static int submit(struct stream *s, const struct op *p) {
     c->ops.last = &q->next;
     c->ops.n++;
     s->seq++;
+    s->ends = (struct ends){{q}, 1};
     pthread_mutex_unlock(&mutex);
     return OK;
 }

@@ -97,6 +97,12 @@ int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
             s->capture = c;
             s->seq = 1; // a stream that has joined must come back
             s->merged = 0;
+            s->ends.n = 0;
+        }
+        for (int i = 0; i < e->ends.n; i++) {
+            int known = 0;
+            for (int k = 0; k < s->ends.n; k++) known |= s->ends.of[k] == e->ends.of[i];
+            if (!known && s->ends.n < MOST_ENDS) s->ends.of[s->ends.n++] = e->ends.of[i];
         }
         if (e->stream != s && e->stream->merged < e->seq) e->stream->merged = e->seq;
         pthread_mutex_unlock(&mutex);
@@ -120,6 +126,7 @@ int cuStreamBeginCapture_v2(void *stream, int mode) {
     captures = c;
     s->capture = c;
     s->seq = s->merged = 0;
+    s->ends.n = 0;
     pthread_mutex_unlock(&mutex);
     RETURN("stream=%d mode=%d", id_of(stream), mode);
 }
@@ -162,6 +169,17 @@ int cuStreamIsCapturing(void *stream, int *state) {
     struct capture *c = ((struct stream *)stream)->capture;
     *state = c == NULL ? 0 : c->invalid ? 2 : 1;
     RETURN("stream=%d state=%d", id_of(stream), *state);
+}
+int cuStreamGetCaptureInfo_v2(void *stream, int *state, uint64_t *id, void **graph, void *const **nodes, size_t *n) {
+    BEGIN("cuStreamGetCaptureInfo_v2");
+    NEED_CONTEXT;
+    NEED(stream, STREAM);
+    FAIL_IF(id != NULL || graph != NULL, INVALID_VALUE);
+    struct stream *s = stream;
+    *state = s->capture == NULL ? 0 : s->capture->invalid ? 2 : 1;
+    *nodes = (void *const *)s->ends.of;
+    *n = (size_t)(s->capture == NULL ? 0 : s->ends.n);
+    RETURN("stream=%d state=%d nodes=%zu", id_of(stream), *state, *n);
 }
 int cuLaunchHostFunc(void *stream, void (*fn)(void *), void *arg) {
     BEGIN("cuLaunchHostFunc");

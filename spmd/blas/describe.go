@@ -43,10 +43,12 @@ func (h *handle) describeGemm(a spmd.Args) (string, int) {
 // describeGemv is describeGemm of a Gemv, whose vectors are what is least.
 func (h *handle) describeGemv(a spmd.Args) (string, int) {
 	p := decode(a)
-	return h.names.name("Gemv", shape{batch: 1, m: p.m, n: p.n, typ: p.typ, ctyp: p.typ, ta: p.ta}), (p.m*p.n + p.m + p.n) * p.typ.Size()
+	s := shape{batch: 1, m: p.m, n: p.n, typ: p.typ, ctyp: p.typ, ta: p.ta}
+	return h.names.name("Gemv", s), (p.m*p.n + p.m + p.n) * p.typ.Size()
 }
 
-// name is the name of a product of a shape, such as "Gemm 8x768x3072 bfloat16 to float32 A^T, Bias".
+// name is the name of a product of a shape, such as "Gemm 8x768x3072 bfloat16 to float32 A^T,
+// Bias".
 func (l *names) name(op string, s shape) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -35,6 +35,7 @@ func TestGPU(t *testing.T) {
 		t.Setenv("LD_LIBRARY_PATH", dir)
 		spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
 		t.Run("faults", func(t *testing.T) { gpuFaults(t, dir) })
+		t.Run("named work", gpuNamedWork)
 	}
 	for _, tc := range []struct {
 		name  string
@@ -105,6 +106,16 @@ func gpuFaults(t *testing.T, both string) {
 				t.Errorf("status %d, said %d times, in %d lines:\n%s", got.Status, said, errors, got.Stderr)
 			}
 		})
+	}
+}
+
+// gpuNamedWork: the rows of what a GPU did say how much of it was in graphs, and have the time of
+// that, too.
+func gpuNamedWork(t *testing.T) {
+	for what, r := range namedRows(t) {
+		if want := uint64(namedReplays); what != "Gemm 8x8x8 bfloat16" && r.InGraph != want {
+			t.Errorf("%s: %d in graphs, want %d", what, r.InGraph, want)
+		}
 	}
 }
 

@@ -217,6 +217,9 @@ func (w *writer) event(l *Log, e *Event, tid int) {
 	if e.Bytes > 0 {
 		number("bytes", e.Bytes)
 	}
+	if e.Comm < 0 && e.Seq > 0 {
+		number("replays", int64(e.Seq))
+	}
 	if e.Comm >= 0 {
 		c := &l.Comms[e.Comm]
 		b = append(b, `,"comm":`...)

@@ -92,7 +92,7 @@ func (t *Tracer) Summary(rank int, start []Part, memory []Memory) *Summary {
 	for kind, of := range t.sizes {
 		for log := 0; of != nil && log < len(of); log++ {
 			if of[log].Count > 0 {
-				s.Sizes = append(s.Sizes, SizeTotal{coll.Kind(kind), uint8(log), of[log]})
+				s.Sizes = append(s.Sizes, SizeTotal{coll.Kind(kind), uint8(log), of[log].ofAll()})
 			}
 		}
 	}

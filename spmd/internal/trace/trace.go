@@ -41,7 +41,7 @@ func (c Class) String() string { return classNames[c] }
 // Event is something that had a beginning and an end.
 type Event struct {
 	Start, End int64  // ns of this node's clock, as Now has it
-	Seq        uint64 // of a collective: its number among those of the communicator. Of a message: among those sent to Peer
+	Seq        uint64 // of a collective: its number in the communicator. Of a message: among those to Peer. Of a part of a replay, which has no Comm: how many replays it stands for
 	Received   uint64 // of a message: its number among those received from From
 	Bytes      int64
 	Thread     int32 // in the order in which the rank's threads were made
@@ -275,9 +275,13 @@ func (t *Tracer) keep(e *Event, m Mark) {
 func (t *Total) add(e *Event, bytes int64, m Mark, factor float64) {
 	t.Count++
 	t.Bytes += uint64(bytes)
-	if m.weight == 0 {
-		return
+	if m.weight != 0 {
+		t.time(e, bytes, m, factor)
 	}
+}
+
+// time counts how long an event of so many bytes took.
+func (t *Total) time(e *Event, bytes int64, m Mark, factor float64) {
 	took := e.End - e.Start
 	t.Nanos += float64(m.weight) * float64(took)
 	t.Timed += float64(m.weight)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -207,6 +208,50 @@ func TestCompare(t *testing.T) {
 	for line := range strings.Lines(text) {
 		if len(line) > 140 {
 			t.Errorf("a line of %d bytes: %s", len(line), line)
+		}
+	}
+}
+
+// The parts of a replay that was timed stand for those of others, by name or by kind and size. The file has them, and for how
+// many they stand; what the streams did is not counted twice.
+func TestSplit(t *testing.T) {
+	tr := New(Options{File: "x.json", Ranks: 1 << 20})
+	tr.Thread("calls", false)
+	stream := tr.Thread("stream work", true)
+	var g Content
+	g.Add(Compute, "scale", 512)
+	g.Add(Replay, "", 0) // what has no row
+	g.AddCall(&coll.Call{Kind: coll.AllReduce, Type: elem.Float32, N: 256}, nil, 2)
+	g.Add(Copy, "Copy", 100)
+	g.Add(Compute, "scale", 1024)
+	if g.Parts() != 5 {
+		t.Fatalf("%d parts", g.Parts())
+	}
+	const replays = 10
+	for range replays {
+		tr.Holds(&g)
+	}
+	tr.Split(stream, &g, []Span{{100, 300}, {}, {300, 1300}, {1300, 1310}, {1310, 1810}}, 8)
+	s := tr.Summary(0, nil, nil)
+	want := map[string]Total{ // of 10 replays, of which the one that was timed stands for 8
+		"scale": {Count: 20, Bytes: 15360, InGraph: 20, Timed: 20, Nanos: 7000, Least: 200, Moved: 15360},
+		"Copy":  {Count: 10, Bytes: 1000, InGraph: 10, Timed: 10, Nanos: 100, Least: 10, Moved: 1000},
+	}
+	if !maps.Equal(s.Works, want) {
+		t.Errorf("%+v\nwant\n%+v", s.Works, want)
+	}
+	if len(s.Sizes) != 1 || s.Sizes[0].Total != (Total{Count: 10, Bytes: 10240, InGraph: 10, Timed: 10, Nanos: 10000, Least: 1000, Moved: 10240}) {
+		t.Errorf("%+v", s.Sizes)
+	}
+	if c := s.Streams[Compute]; c != (Total{Count: 20, InGraph: 20}) {
+		t.Errorf("%+v", c)
+	}
+	var b bytes.Buffer
+	must(t, Write(&b, []*Log{tr.log(0, mostKept)}, 1, false, time.Time{}))
+	for _, want := range []string{`"dur":0.200,"name":"scale","cat":"compute","args":{"bytes":768,"replays":8}}`, // on average
+		`"dur":1.000,"name":"AllReduce","cat":"collective","args":{"bytes":1024,"replays":8}}`} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("the file lacks %s:\n%s", want, b.String())
 		}
 	}
 }

@@ -33,6 +33,7 @@ type Device struct {
 	stage     staging
 	proxy     proxy
 	capturing atomic.Int32
+	splits    atomic.Int32 // graphs whose parts may be timed
 	base      base
 	Crowded   bool          // other ranks need the cores of this one: a host that waits does not spin
 	Trace     *trace.Tracer // notes what queues do, from before the first is made; nil where nobody does

@@ -3,6 +3,7 @@ package cudaexec
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -28,6 +29,7 @@ func TestFake(t *testing.T) {
 		t.Run("several GPUs", severalGPUs)
 		t.Run("calls in order", callsInOrder)
 		t.Run("graphs", graphs)
+		t.Run("parts of graphs", partsOfGraphs)
 		t.Run("a function that ends its goroutine", exits)
 		t.Run("never waited for", neverWaitedFor)
 		t.Run("replays never waited for", replaysNeverWaitedFor)
@@ -311,6 +313,76 @@ func graphs(t *testing.T) {
 	must(t, good.Failure())
 	must(t, a.End().Wait()) // on which it was captured
 	must(t, g.Close(good))
+}
+
+// The summary has the time of each command of a graph, by its name, also of graphs that fork: of some replays it is measured,
+// and these stand for all. What the graph computes, and how often, is the same.
+func partsOfGraphs(t *testing.T) {
+	const replays = 100 // of which 8, 16, 32 and 64 are timed
+	g, err := Open(0)
+	must(t, err)
+	tr := trace.New(trace.Options{Summary: true})
+	tr.Thread("calls", false)
+	d := NewDevice(g, &exec.Kernel{Name: "fill"}, control.NewTickets(), func(error) {})
+	d.Trace = tr
+	must(t, d.OpenStaging())
+	m, err := g.Dev.LoadModule([]byte("image"))
+	must(t, err)
+	library := func(name string, seconds int) *exec.Library {
+		f, err := m.Function(fmt.Sprintf("lasts_%d", seconds))
+		must(t, err)
+		return &exec.Library{Name: name, Device: func(q exec.Queue, _ []exec.Arg, _ unsafe.Pointer, _ int) error {
+			return q.(*Queue).h.Launch(f, [3]int{1, 1, 1}, [3]int{1, 1, 1}, 0, nil)
+		}, Describe: func([]exec.Arg) (string, int) { return name, 1000 * seconds }}
+	}
+	three, five := library("three", 3), library("five", 5)
+	call := func(q *Queue, l *exec.Library) {
+		t.Helper()
+		c, err := q.Begin(exec.DoLibrary)
+		must(t, err)
+		c.Library, c.N = l, 0
+		must(t, q.Enqueue(c))
+	}
+	a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
+	x, y := memory(t, d, 4, 1), memory(t, d, 4, 0)
+	capture, err := exec.NewCapture(d.NewBuilder(), a)
+	must(t, err)
+	call(a, three)
+	n, err := a.Lane().Record()
+	must(t, err)
+	must(t, capture.Wait(b, n))
+	call(b, five)
+	call(a, three)
+	n, err = b.Lane().Record()
+	must(t, err)
+	must(t, capture.Wait(a, n))
+	copies(t, a, y, x, 4)
+	must(t, capture.End(true))
+	call(a, five) // and once outside of it
+	for range replays {
+		must(t, capture.Launch(a))
+		must(t, a.End().Wait())
+	}
+	if got := read(t, d, y, 1)[0]; got != 1 {
+		t.Errorf("the graph copied %v", got)
+	}
+	must(t, capture.Drop(d))
+	d.Harvest()
+	works := tr.Summary(0, nil, nil).Works
+	// The double runs in the order of the capture what may run side by side: the second of three waits for five.
+	want := map[string]trace.Total{
+		"three": {Count: 2 * replays, Bytes: 2 * replays * 3000, Nanos: replays * (3e9 + 5e9 + 3e9), InGraph: 2 * replays},
+		"five":  {Count: replays + 1, Bytes: (replays + 1) * 5000, Nanos: replays * 5e9, InGraph: replays},
+		"Copy":  {Count: replays + 3, Bytes: replays*16 + 2*16 + 4, InGraph: replays}, // and those of this test to the GPU and back
+	}
+	for name, w := range want {
+		got := works[name]
+		if got.Count != w.Count || got.Bytes != w.Bytes || got.InGraph != w.InGraph || math.Abs(got.Nanos-w.Nanos) > 0.02*w.Nanos+0.1e9*replays {
+			t.Errorf("%s: %+v, want %+v", name, got, w)
+		}
+	}
+	must(t, m.Close())
+	must(t, d.Close())
 }
 
 // A function of the host that ends its goroutine, which on the driver's thread would end the process, fails the queue.

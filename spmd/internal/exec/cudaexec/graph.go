@@ -17,19 +17,28 @@ type graph struct {
 	mu        sync.Mutex
 	replays   []exec.Point // launches that may not have run yet; under mu
 	holds     trace.Content
+	parts     *parts // nil where nobody times them
 }
 
 // builder has the driver make a graph of what is captured.
 type builder struct {
-	d    *Device
-	g    *graph
-	last issued // in the order of collectives, as GPU.last
+	d     *Device
+	g     *graph
+	last  issued   // in the order of collectives, as GPU.last
+	track *tracker // nil where nobody notes what graphs hold
 }
 
 // NewBuilder implements exec.Device.
-func (d *Device) NewBuilder() exec.Builder { return &builder{d: d, g: &graph{}} }
+func (d *Device) NewBuilder() exec.Builder {
+	b := &builder{d: d, g: &graph{}}
+	if d.Trace != nil {
+		b.track = &tracker{marks: map[*Mark][]int32{}}
+	}
+	return b
+}
 
-// Start implements exec.Builder. What was issued before gets its mark now: it can be waited for during the capture.
+// Start implements exec.Builder. What was issued before gets its mark now: it can be waited for
+// during the capture.
 func (b *builder) Start(l *exec.Lane) error {
 	q := l.Q.(*Queue)
 	q.mu.Lock()
@@ -65,11 +74,13 @@ func (b *builder) Record(l *exec.Lane, _ int) (any, error) {
 		g.recycle(m)
 		return nil, err
 	}
+	b.track.mark(l, m)
 	return m, nil
 }
 
 // Wait implements exec.Builder.
 func (b *builder) Wait(l *exec.Lane, _ int, at any) error {
+	b.track.wait(l, at.(*Mark))
 	return l.Q.(*Queue).h.Wait(at.(*Mark).event)
 }
 
@@ -83,7 +94,9 @@ func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Replay, 
 			err = made.Close()
 		}
 	case err == nil:
-		b.g.exec, err = made.Instantiate()
+		if b.g.exec, err = made.Instantiate(); err == nil {
+			b.g.parts = b.d.split(made, b.track)
+		}
 		err = errors.Join(err, made.Close())
 	}
 	for _, m := range nodes {
@@ -105,6 +118,13 @@ func (g *graph) Close(last exec.Point) (err error) {
 		err = errors.Join(last.Wait(), g.exec.Close())
 		g.exec = nil
 	}
+	if g.parts != nil {
+		if q, ok := last.Q.(*Queue); ok {
+			q.catchUp() // with the replay that was timed last
+		}
+		err = errors.Join(err, g.parts.close())
+		g.parts = nil
+	}
 	for _, c := range g.callbacks {
 		c.Close()
 	}
@@ -112,13 +132,34 @@ func (g *graph) Close(last exec.Point) (err error) {
 	return err
 }
 
-// adds counts a command that was captured.
-func (g *graph) adds(c *exec.Command, call Call) {
-	if call != nil {
-		call.Holds(&g.holds)
-	} else if class, name, bytes := c.Describe(); class != trace.Classes {
-		g.holds.Add(class, name, int64(bytes))
+// captured is what the summary has of a command that is captured.
+type captured struct {
+	call  Call // nil where it is none
+	class trace.Class
+	name  string
+	bytes int
+}
+
+// describe is what the summary will have of a command. It is asked before the command is issued,
+// which may clear it.
+func describe(c *exec.Command, call Call) (what captured) {
+	if what.call = call; call == nil {
+		what.class, what.name, what.bytes = c.Describe()
 	}
+	return what
+}
+
+// adds counts a command that a lane was given.
+func (b *builder) adds(what *captured, l *exec.Lane) {
+	switch {
+	case what.call != nil:
+		what.call.Holds(&b.g.holds)
+	case what.class != trace.Classes:
+		b.g.holds.Add(what.class, what.name, int64(what.bytes))
+	default:
+		return
+	}
+	b.track.command(l)
 }
 
 // launched notes a replay, which ends at p, and returns how many of p's queue may not have run.

@@ -83,9 +83,13 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 	seq := q.tail.Load() + 1
 	if l := q.lane.Load(); l != nil {
 		l.Takes(c)
+		var what captured
+		if q.events != nil {
+			what = describe(c, call)
+		}
 		err := q.issue(c, call, seq, work)
 		if err == nil && q.events != nil {
-			l.Track.(*builder).g.adds(c, call)
+			l.Track.(*builder).adds(&what, l)
 		}
 		if err == nil && as.q != nil {
 			l.Track.(*builder).last = as
@@ -293,6 +297,9 @@ func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointe
 			if err := q.keepUp(); err != nil {
 				return err
 			}
+		}
+		if p := q.splitting; p != nil {
+			return p.exec.Launch(q.h)
 		}
 		return g.exec.Launch(q.h)
 	default:

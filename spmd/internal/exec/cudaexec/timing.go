@@ -16,6 +16,8 @@ type timing struct {
 	events  *trace.Thread // nil where nobody notes them
 	pending []*record     // timed, and not known to have run, in order
 	free    []*record
+	// splitting are the parts of the graph whose replay is issued now, if they are to be timed.
+	splitting *parts
 }
 
 // record is a command that is noted.
@@ -28,6 +30,9 @@ type record struct {
 	issued     int64  // when it was handed to the driver
 	seq        uint64 // of the command
 	begin, end *cuda.Event
+	parts      *parts // of a graph
+	holds      *trace.Content
+	stands     uint32 // for how many replays, where the parts are timed
 }
 
 // mostPending bounds the commands of a queue that are timed and have not run. A command beyond that is only counted.
@@ -129,7 +134,7 @@ func (q *Queue) begins(c *exec.Command, call Call) *record {
 	} else {
 		r = &record{}
 	}
-	r.comm, r.noted, r.name = nil, true, name
+	r.comm, r.noted, r.name, r.parts, r.stands = nil, true, name, nil, 0
 	if c.Notes != nil {
 		r.comm = c.Notes.Comm()
 	}
@@ -146,12 +151,17 @@ func (q *Queue) begins(c *exec.Command, call Call) *record {
 		r.call.Event = trace.Event{Class: class, Bytes: int64(bytes), Comm: -1, Peer: -1, From: -1}
 		r.mark = t.events.Choose(class)
 	}
-	if !r.mark.Timed() {
-		return r
-	}
-	if len(t.pending) >= mostPending || !r.timed(q) {
+	if r.mark.Timed() && (len(t.pending) >= mostPending || !r.timed(q)) {
 		r.mark = trace.Mark{}
 		r.call.Untimed()
+	}
+	if c.Kind == exec.DoGraph {
+		g := c.Replay.(*graph)
+		if r.parts, r.holds = g.parts, &g.holds; r.parts != nil {
+			if r.stands = r.parts.due(r.mark.Timed()); r.stands > 0 {
+				t.splitting = r.parts
+			}
+		}
 	}
 	return r
 }
@@ -176,6 +186,10 @@ func (q *Queue) ends(r *record, seq uint64, failed error) {
 		return
 	}
 	t := &q.timing
+	t.splitting = nil
+	if r.stands > 0 && (failed != nil || !r.mark.Timed()) {
+		r.parts.given()
+	}
 	switch {
 	case failed != nil:
 		t.free = append(t.free, r)
@@ -217,12 +231,30 @@ func (q *Queue) harvest(ask bool) {
 			r.call.Untimed()
 		}
 		r.call.Start, r.call.End = begin, end
+		if r.parts != nil {
+			q.noteParts(r, err)
+		}
 		q.note(r)
 	}
 	if n > 0 {
 		rest := copy(t.pending, t.pending[n:])
 		clear(t.pending[rest:])
 		t.pending = t.pending[:rest]
+	}
+}
+
+// noteParts notes how long the parts of a replay took, or all of it.
+func (q *Queue) noteParts(r *record, failed error) {
+	switch {
+	case failed != nil && r.stands > 0:
+		r.parts.given()
+	case failed != nil:
+	case r.stands == 0:
+		r.parts.took(r.call.End - r.call.Start)
+	default:
+		if spans, err := r.parts.spans(r, r.call.Start, r.call.End); err == nil {
+			q.d.Trace.Split(q.timing.events, r.holds, spans, r.stands)
+		}
 	}
 }
 
