@@ -14,8 +14,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// What llm.c's files hold is learned from as the text they were made from: the same
-// losses on any number of files and ranks; and refused where it cannot be.
+// A run learns from llm.c's files as it does from the text that they were made from: the losses are
+// the same on any number of files and ranks. Files that it cannot use are refused.
 func TestBinData(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 3)
@@ -64,7 +64,7 @@ func TestBinData(t *testing.T) {
 		t.Errorf("no line with %s, tokens=%d:\n%s", want, len(tokens), log)
 	}
 
-	// Validation data of their own: all of --data is learned from.
+	// With validation data of its own the run learns from all of --data.
 	_, log = finishQuickly(t, 2, args("--data", all, "--val-data", filepath.Join(dir, "part_000.bin"))...)
 	if !strings.Contains(log, fmt.Sprintf("train_tokens=%d", len(tokens))) ||
 		!strings.Contains(log, "val_tokens=1000") {

@@ -14,11 +14,11 @@ import (
 	"lockstep/spmd"
 )
 
-// A command is the first argument: what to do with a run's checkpoint. Without one the
-// program trains.
+// command is what the first argument asks for: what to do with a run's checkpoint.
+// Without one the program trains.
 type command struct {
 	name, does string // one line, for --help
-	// nil of what starts no ranks.
+	// nil if the command starts no ranks
 	open func(fs *pflag.FlagSet) (run func(context.Context, *spmd.World) error, check func(ranks int) error)
 }
 
@@ -30,7 +30,7 @@ var commands = []command{
 	{"plan", planned, nil},
 }
 
-// runCommand runs what the command line begins with; false where that is no command.
+// runCommand runs the command that the command line begins with. It returns false if there is none.
 func runCommand() bool {
 	at := 1
 	asked := help.Asked(os.Args[1:])
@@ -52,7 +52,7 @@ func runCommand() bool {
 			runPlan(slices.Delete(os.Args[1:], at-1, at))
 		}
 		os.Args = slices.Delete(os.Args, at, at+1)
-		// The folder may stand right behind the command.
+		// The folder may follow the command.
 		if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") && !asked {
 			os.Args = append([]string{os.Args[0], "--checkpoint"}, os.Args[1:]...)
 		}
@@ -65,7 +65,7 @@ func runCommand() bool {
 	return false
 }
 
-// onHost has a command run on the host where nothing is said: a GPU would only be in the way.
+// onHost makes a command run on the host unless --device is given: a GPU would only be in the way.
 func onHost(fs *pflag.FlagSet) error {
 	if fs.Changed("device") {
 		return nil
@@ -73,8 +73,8 @@ func onHost(fs *pflag.FlagSet) error {
 	return fs.Set("device", "host")
 }
 
-// misspelt is an error where the first argument is nearly a command. The other arguments,
-// which are for that, are removed.
+// misspelt returns an error if the first argument is nearly a command. It removes the other
+// arguments, which are for that command.
 func misspelt() error {
 	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {
 		return nil
@@ -92,7 +92,7 @@ func misspelt() error {
 	return fmt.Errorf("unknown command %q; did you mean %s?", typed, near)
 }
 
-// completed are the commands that begin with what is typed, as a shell shows them.
+// completed returns the commands that begin with the typed text, as a shell shows them.
 func completed(typed string) (lines []string) {
 	for _, c := range commands {
 		if strings.HasPrefix(c.name, typed) {
@@ -102,7 +102,7 @@ func completed(typed string) (lines []string) {
 	return lines
 }
 
-// showCommands tells of the commands, with lines that one may type.
+// showCommands lists the commands, with lines that one may type.
 func showCommands(fs *pflag.FlagSet) {
 	fmt.Fprintln(fs.Output(), "train learns from text. Before the flags there may be a command; each has its own "+
 		"--help:")

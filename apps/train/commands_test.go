@@ -22,8 +22,7 @@ func TestWholeRunes(t *testing.T) {
 	}
 }
 
-// With nothing but the checkpoint the program writes what its run has learned, and finds
-// the loss that the run found.
+// From the checkpoint alone the program writes text like the run's, and finds the run's loss.
 func TestSampleAndEval(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 3)
@@ -48,7 +47,7 @@ func TestSampleAndEval(t *testing.T) {
 		rec.PromptTokens != len(sentence) || rec.Steps != 80 {
 		t.Errorf("told %+v, error %v:\n%s", rec, err, p.Stdout)
 	}
-	// The same seed writes the same, another one something else.
+	// The same seed writes the same text, another seed another text.
 	wild := func(seed string) string {
 		return train(t, 0, "sample", dir, "--max-tokens", "60", "--temperature", "5", "--ignore-end", "--seed",
 			seed).Stdout

@@ -11,7 +11,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The program: a rate that no model survives.
+// A run of the program diverges at a rate that no model survives.
 func TestRunDiverges(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 3)
@@ -29,9 +29,8 @@ func TestRunDiverges(t *testing.T) {
 	}
 }
 
-// Weights that a bad step follows do not take the place of good ones: whether the bad
-// steps are skipped, to a limit, or end the run at once, the checkpoint before stays,
-// and the next start names it.
+// The checkpoint before a bad step stays, and the next start names it. This holds if bad steps are
+// skipped, skipped up to a limit, or end the run.
 func TestBadCheckpoint(t *testing.T) {
 	spmdtest.HostOnly(t, "what is saved does not depend on the device")
 	for _, skip := range []string{"", "--skip-bad-steps=3"} {
@@ -92,8 +91,7 @@ func TestBadCheckpoint(t *testing.T) {
 	}
 }
 
-// Where the last step is a bad one, and no validation shows the weights to be good, the run
-// does not end as a good one.
+// A run whose last step is bad fails, unless a validation shows the weights to be good.
 func TestEndsBad(t *testing.T) {
 	spmdtest.HostOnly(t, "what is saved does not depend on the device")
 	dir := t.TempDir()

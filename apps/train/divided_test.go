@@ -14,9 +14,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Saved with parts of the model on some ranks, and gone on with otherwise on others: the losses
-// are those of the run without, to the bit in the same form. A few forms go through MPI, and the
-// others have the same files.
+// A run with a divided model goes on in another form and on other ranks. Its losses are those of
+// an undivided run, and have the same bits in the same form. A few forms go through MPI; the
+// others write the same files.
 func TestDividedResume(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	const bound = 1e-4
@@ -59,8 +59,8 @@ func TestDividedResume(t *testing.T) {
 	}
 }
 
-// What is made of a checkpoint whose layers and vocabulary were divided is of the whole model, and
-// weights of a folder come to the ranks that have them.
+// A checkpoint of divided layers and a divided vocabulary serves every command. Weights of a folder
+// come to the ranks that have them.
 func TestDividedWeights(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	dir := t.TempDir()
@@ -91,8 +91,8 @@ func TestDividedWeights(t *testing.T) {
 	}
 }
 
-// What stages wait was measured where there is a summary or a trace, and stands
-// beside what was calculated.
+// A run with a summary or a trace measures how long stages wait, and logs it
+// beside the calculated time.
 func TestIdleTold(t *testing.T) {
 	for _, tc := range []struct {
 		ranks, stages int
@@ -119,7 +119,7 @@ func TestIdleTold(t *testing.T) {
 	}
 }
 
-// Parts that there cannot be are refused in one line beforehand.
+// Divisions that are impossible are refused in one line before the start.
 func TestDividedRefused(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 4)

@@ -26,7 +26,7 @@ type evaluator struct {
 	most        int
 }
 
-// evalRecord is what eval measures.
+// evalRecord is a line of --json.
 type evalRecord struct {
 	Summary     bool    `json:"summary"`
 	App         string  `json:"app"`
@@ -122,14 +122,14 @@ func (e *evaluator) run(ctx context.Context, w *spmd.World) (err error) {
 		w.Size(), w.Nodes(), w.Device(), w.Collectives()})
 }
 
-// chosen is n sequences, spread over all of a part.
+// chosen is n sequences, spread evenly over a part of the data.
 type chosen struct {
 	data  *batches.Dataset
 	at    int // where the part begins, in tokens
 	of, n int
 }
 
-// start is where sequence i begins.
+// start returns where sequence i begins.
 func (c chosen) start(i int) int { return c.at + i*c.of/c.n*c.data.Seq }
 
 // sequences chooses among the sequences of the data.

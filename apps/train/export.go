@@ -50,7 +50,7 @@ func (e *exporter) check(ranks int) error {
 	return e.checkTarget()
 }
 
-// checkTarget refuses a folder that holds anything, unless forced.
+// checkTarget refuses a folder that is not empty, unless --force is given.
 func (e *exporter) checkTarget() error {
 	entries, err := os.ReadDir(e.to)
 	switch {

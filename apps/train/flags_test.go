@@ -15,9 +15,9 @@ import (
 
 func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
-// train runs the program on some ranks, 0 without mpirun, with no Go toolchain to
-// be found and a cache of its own. On a GPU the algorithms of products are the user's: runs
-// have the same bits where these are the same.
+// train runs the program on some ranks, or without mpirun if ranks is 0. The program finds no Go
+// toolchain, and has a cache of its own. On a GPU it keeps the user's environment for the
+// algorithms of products, since runs have equal bits only with equal algorithms.
 func train(t *testing.T, ranks int, args ...string) spmdtest.Ended {
 	t.Helper()
 	env := []string{"HOME=", "GOROOT=", "PATH=" + filepath.Dir(lookPath(t, "mpirun")), "XDG_CACHE_HOME=" + t.TempDir()}
@@ -36,7 +36,7 @@ func lookPath(t *testing.T, name string) string {
 	return path
 }
 
-// ours returns the lines of the program itself: mpirun adds its own.
+// ours returns the lines of the program itself, without mpirun's.
 func ours(stderr string) []string {
 	var lines []string
 	for line := range strings.Lines(stderr) {
@@ -47,7 +47,7 @@ func ours(stderr string) []string {
 	return lines
 }
 
-// Each is refused with one line that names what is wrong, and status 2.
+// Each command line is refused with status 2 and one line that names the fault.
 func TestBadFlags(t *testing.T) {
 	besideOthers(t)
 	dir := t.TempDir()
@@ -139,7 +139,7 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
-// The same on several ranks: one line for the job, not one a rank.
+// A job of several ranks prints one line, not one a rank.
 func TestBadInputOnceAJob(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 3)
@@ -148,8 +148,8 @@ func TestBadInputOnceAJob(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--global-batch", "2"}, "--global-batch 2 is less than the 3 ranks"}, // before MPI starts
-		{[]string{"--data", short}, "too few"},                                         // found by all ranks, later
+		{[]string{"--global-batch", "2"}, "--global-batch 2 is less than the 3 ranks"}, // refused before MPI starts
+		{[]string{"--data", short}, "too few"},                                         // refused later by all ranks
 	} {
 		p := train(t, 3, c.args...)
 		if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], c.want) {
@@ -158,7 +158,7 @@ func TestBadInputOnceAJob(t *testing.T) {
 	}
 }
 
-// A short run: what it writes for programs and for people.
+// A short run writes the right lines for programs and for people.
 func TestRun(t *testing.T) {
 	spmdtest.Ranks(t, 2)
 	for _, dtype := range []string{"float32", "bfloat16"} {
@@ -219,7 +219,7 @@ func testRun(t *testing.T, dtype string) {
 	}
 }
 
-// With measurements on standard output the sample goes elsewhere.
+// The sample goes to standard error if measurements go to standard output.
 func TestJSONOnStandardOutput(t *testing.T) {
 	text := traintest.Write(t, t.TempDir(), "text.txt", strings.Repeat("func main() { return }\n", 400))
 	p := train(t, 0, "--data", text, "--steps", "1", "--layers", "1", "--channels", "16", "--heads", "2",
@@ -240,7 +240,7 @@ func TestJSONOnStandardOutput(t *testing.T) {
 	}
 }
 
-// besideOthers has a test run beside others on the host, where it mostly waits for programs; GPUs
+// besideOthers lets a test on the host run beside others, since it mostly waits for programs. GPUs
 // hold one job of train at a time.
 func besideOthers(t *testing.T) {
 	if spmdtest.Device() == "host" {

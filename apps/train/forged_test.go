@@ -14,8 +14,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A token file that is truncated under the run is one line, not the end of the process
-// with every stack.
+// A token file that is truncated during the run ends it with one line, not with every stack.
 func TestTruncatedTokenFile(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "no device plays a part")
@@ -39,8 +38,8 @@ func TestTruncatedTokenFile(t *testing.T) {
 	}
 }
 
-// What a checkpoint says of its run is refused where no run can have come to it, and
-// nothing in it gets at the terminal.
+// A checkpoint with impossible settings of a run is refused, and its text
+// cannot control the terminal.
 func TestForgedCheckpoint(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")

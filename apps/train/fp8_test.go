@@ -7,9 +7,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The program with --fp8, on a GPU: the checkpoint of a run goes on with its bits, and serves every
-// command. Most of the time goes into starts. That graphs have the bits of commands is tested by
-// TestFP8Steps of the trainer.
+// A run with --fp8 on a GPU resumes from its checkpoint with equal bits, and every command
+// reads the checkpoint. Most of the time goes into starts. The trainer's TestFP8Steps
+// compares graphs with commands.
 func TestFP8Program(t *testing.T) {
 	if spmdtest.Device() != "cuda" {
 		t.Skip("needs a GPU")
@@ -22,7 +22,7 @@ func TestFP8Program(t *testing.T) {
 			args := smallRun(t, 12, "--model", c.model, "--val-every", "4", "--checkpoint", dir, "--save-every", "5",
 				"--keep", "9")
 			want, _ := finish(t, 0, append(args, "--fp8", level)...)
-			// The checkpoint says which products they were, too.
+			// The checkpoint also says which products were 8-bit.
 			got, _ := finish(t, 0, append(args, "--checkpoint", only(t, dir, 5), "--resume", "must")...)
 			compareRuns(t, got, want, 5, 0)
 			if level == "head" {

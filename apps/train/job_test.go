@@ -23,7 +23,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// told is what a run tells: its steps in order, and the summary if it got there.
+// told holds a run's steps in order, and its summary if it wrote one.
 type told struct {
 	steps   []run.StepRecord
 	summary *run.SummaryRecord
@@ -48,8 +48,8 @@ func (r *told) add(t *testing.T, line []byte) {
 	r.steps = append(r.steps, rec)
 }
 
-// smallRun is the command line of a short run of a small model on words, the same
-// on any number of ranks up to 5.
+// smallRun returns the command line of a short run of a small model on words. Its losses
+// are the same on 1 to 5 ranks.
 func smallRun(t *testing.T, steps int, more ...string) []string {
 	t.Helper()
 	text := traintest.Write(t, t.TempDir(), "text.txt", string(traintest.RandomWords(6000)))
@@ -57,14 +57,13 @@ func smallRun(t *testing.T, steps int, more ...string) []string {
 		"--heads", "2", "--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}, more...)
 }
 
-// finish runs the program to its end, which must be a good one, and returns what it
-// told and its log.
+// finish runs the program, which must succeed, and returns its steps and its log.
 func finish(t *testing.T, ranks int, args ...string) (told, string) {
 	t.Helper()
 	return toldBy(t, train(t, ranks, args...), args)
 }
 
-// toldBy is what a program told that must have ended well, and its log.
+// toldBy returns the steps and the log of a program that must have succeeded.
 func toldBy(t *testing.T, p spmdtest.Ended, args []string) (told, string) {
 	t.Helper()
 	if p.Status != 0 {
@@ -78,7 +77,7 @@ func toldBy(t *testing.T, p spmdtest.Ended, args []string) (told, string) {
 }
 
 // finishOn is finish with processes as ranks, or with goroutines of one process,
-// which takes half of the time.
+// which take half of the time.
 func finishOn(t *testing.T, ranks int, processes bool, args ...string) (told, string) {
 	t.Helper()
 	if processes {
@@ -87,8 +86,8 @@ func finishOn(t *testing.T, ranks int, processes bool, args ...string) (told, st
 	return finish(t, 0, append(args, "--ranks", strconv.Itoa(ranks))...)
 }
 
-// quickly is train for what does not depend on processes: on the host the
-// ranks are goroutines of one.
+// quickly is train for a test that does not depend on processes. On the host the ranks
+// are goroutines of one process.
 func quickly(t *testing.T, ranks int, args ...string) spmdtest.Ended {
 	t.Helper()
 	if ranks > 1 && spmdtest.Device() == "host" {
@@ -103,8 +102,8 @@ func finishQuickly(t *testing.T, ranks int, args ...string) (told, string) {
 	return toldBy(t, quickly(t, ranks, args...), args)
 }
 
-// compareRuns fails where got, which begins after a number of steps, does not go as
-// want does: bit for bit where the bound is 0.
+// compareRuns fails unless got, which begins after a number of steps, has the losses of want. With
+// a bound of 0 it compares bits.
 func compareRuns(t *testing.T, got, want told, after int, bound float64) {
 	t.Helper()
 	if len(got.steps) != len(want.steps)-after || got.summary == nil {
@@ -142,7 +141,7 @@ type job struct {
 	told
 }
 
-// logged is what a job has logged so far.
+// logged collects the log of a job.
 type logged struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -160,7 +159,7 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// await waits until the job, which runs, has logged a text.
+// await waits until the running job has logged a text.
 func (j *job) await(t *testing.T, text string) {
 	t.Helper()
 	for !strings.Contains(j.stderr.String(), text) {
@@ -172,15 +171,14 @@ func (j *job) await(t *testing.T, text string) {
 	}
 }
 
-// begin starts the program on some ranks; it is killed when the test ends. What it
-// tells comes through a pipe of the test, since mpirun does not pass on anything more
-// once it has got a SIGTERM.
+// begin starts the program on some ranks, and kills it when the test ends. The program writes its
+// steps into a pipe of the test: after a SIGTERM mpirun passes nothing on.
 func begin(t *testing.T, ranks int, env []string, args ...string) *job {
 	t.Helper()
 	return beginBy(t, nil, ranks, env, args...)
 }
 
-// beginBy is begin by another launcher than mpirun, whose words stand before the program.
+// beginBy is begin with another launcher than mpirun.
 func beginBy(t *testing.T, launcher []string, ranks int, env []string, args ...string) *job {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -211,7 +209,7 @@ func beginBy(t *testing.T, launcher []string, ranks int, env []string, args ...s
 	return j
 }
 
-// read takes n more lines of what the job tells, fewer where it ends before.
+// read takes n more lines from the job, fewer if it ends before.
 func (j *job) read(t *testing.T, n int) {
 	t.Helper()
 	for range n {
@@ -230,7 +228,7 @@ func (j *job) end(t *testing.T) int {
 	return j.cmd.ProcessState.ExitCode()
 }
 
-// ranks returns the process ids of the ranks that run.
+// ranks returns the process ids of the running ranks.
 func (j *job) ranks(t *testing.T) []int {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -256,8 +254,8 @@ func (j *job) ranks(t *testing.T) []int {
 	return pids
 }
 
-// faults is how often a fault is to happen: what LOCKSTEP_FAULTS says, else few times,
-// and as usual in make test-all.
+// faults returns how often a fault is to happen: LOCKSTEP_FAULTS, else few times, and the
+// usual number in make test-all.
 func faults(t *testing.T, what string, few, usual int) int {
 	t.Helper()
 	text := os.Getenv("LOCKSTEP_FAULTS")
@@ -271,8 +269,8 @@ func faults(t *testing.T, what string, few, usual int) int {
 	return n
 }
 
-// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the
-// race detector sees (make race).
+// Ranks that are goroutines share nothing that they change. The race
+// detector checks it in make race.
 func TestRanksOfAProcess(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "the ranks are goroutines")

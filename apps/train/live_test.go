@@ -17,7 +17,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A person at a terminal sees how far a run is, also through mpirun. The line is gone
+// A person at a terminal sees the progress of a run, also through mpirun. The line disappears
 // at the end, and after Ctrl-C.
 func TestLive(t *testing.T) {
 	besideOthers(t)

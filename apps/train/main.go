@@ -1,9 +1,9 @@
-// Train learns a GPT-2-style language model from text, data-parallel over the
-// ranks of an MPI job:
+// Train learns a GPT-2-style language model from text. It is data-parallel
+// over the ranks of an MPI job:
 //
 //	mpirun -np 4 bin/train --model tiny --data my/texts
 //
-// README.md beside this file has the mathematics, the flags and what to expect.
+// README.md beside this file has the mathematics, the flags and the results to expect.
 package main
 
 import (

@@ -11,7 +11,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// What a run needs is told, and one that needs more than there is refused.
+// A run logs the memory that it needs, and is refused if there is less.
 func TestMemoryTold(t *testing.T) {
 	spmdtest.Ranks(t, 2)
 	_, log := finish(t, 2, smallRun(t, 1)...)
@@ -29,8 +29,8 @@ func TestMemoryTold(t *testing.T) {
 		!strings.Contains(lines[0], "micro-steps of more than 2147483647 tokens") {
 		t.Errorf("status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
-	finish(t, 2, append(smallRun(t, 1), "--batch", "2000000000")...) // of which a rank's part is 3
-	// 6001 tokens: 300 in a step, of which a rank has 9 sequences of 16.
+	finish(t, 2, append(smallRun(t, 1), "--batch", "2000000000")...) // a rank's part is 3
+	// The text has 6001 tokens. A step has 300, and a rank 9 sequences of 16.
 	args := smallRun(t, 1, "--batch", "0")
 	at := 0
 	for i, a := range args {
@@ -48,8 +48,8 @@ func TestMemoryTold(t *testing.T) {
 	}
 }
 
-// A run goes on with its own type of activations, unless another is asked for; and each
-// checkpoint has its line.
+// A run keeps its type of activations when it resumes, unless the user asks for another. Each
+// checkpoint has its line in the log.
 func TestResumeKeepsDType(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 2)

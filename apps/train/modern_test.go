@@ -13,13 +13,12 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A modern model of the tests, by Muon.
+// modernRun is a small modern model, trained by Muon.
 var modernRun = []string{"--model", "modern-tiny", "--layers", "3", "--heads", "2", "--channels", "32", "--seq", "24",
 	"--batch", "2", "--global-batch", "8", "--sample", "0", "--json", "-"}
 
-// A modern model learns, whatever the number of ranks; a run that goes on from a checkpoint has the
-// bits of one that was not interrupted; with nothing but the checkpoint its loss is found again and
-// its text written; and its weights go out and in.
+// A modern model learns on any number of ranks. A resumed run has the bits of an uninterrupted one.
+// The checkpoint alone gives its loss and text, and its weights can be exported and imported.
 func TestModern(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 3)
@@ -66,7 +65,7 @@ func TestModern(t *testing.T) {
 	}
 }
 
-// checkModernCommands looks at what is made of a checkpoint.
+// checkModernCommands checks the commands that read a checkpoint.
 func checkModernCommands(t *testing.T, dir, text string, loss float64) {
 	t.Helper()
 	const sentence = "abcdefghijklmnop\n"
@@ -121,8 +120,8 @@ func checkModernCommands(t *testing.T, dir, text string, loss float64) {
 	}
 }
 
-// A rate with which a modern model diverges ends the run with one line, though its norms make
-// any finite stream a small one.
+// A modern model at too high a rate ends with one line, though its norms
+// shrink every finite stream.
 func TestModernDiverges(t *testing.T) {
 	besideOthers(t)
 	text := traintest.Write(t, t.TempDir(), "text.txt", string(traintest.RandomWords(6000)))
@@ -134,7 +133,7 @@ func TestModernDiverges(t *testing.T) {
 	}
 }
 
-// What does not fit a modern model, or Muon, is refused in one line that says what does.
+// A flag that does not fit a modern model or Muon is refused in one line that says which does.
 func TestModernRefuses(t *testing.T) {
 	besideOthers(t)
 	text := traintest.Write(t, t.TempDir(), "text.txt", "a text")

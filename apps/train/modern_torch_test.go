@@ -25,8 +25,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The program of docs/modern.md finds the loss of exported weights that eval finds,
-// in layers with a window, too.
+// The program of docs/modern.md finds the same loss of exported weights as eval,
+// also in layers with a window.
 func TestModernInPyTorch(t *testing.T) {
 	spmdtest.Ranks(t, 1)
 	python, program := modernInPyTorch(t)
@@ -64,11 +64,11 @@ func TestModernInPyTorch(t *testing.T) {
 	t.Logf("a loss of %v, in PyTorch %v", ours.Loss, theirs)
 }
 
-// modernInPyTorch finds Python and writes the program of docs/modern.md. It skips the test where
-// Python has not what it takes.
+// modernInPyTorch finds Python and writes the program of docs/modern.md. It skips the
+// test if Python lacks a module.
 func modernInPyTorch(t *testing.T) (python, program string) {
 	t.Helper()
-	const found = "LOCKSTEP_TEST_PYTHON" // by the process that has started this one: mpirun puts its own folder first
+	const found = "LOCKSTEP_TEST_PYTHON" // set by the parent process, since mpirun puts its own folder first
 	if python = os.Getenv(found); python == "" {
 		var err error
 		if python, err = exec.LookPath("python3"); err != nil {
@@ -86,8 +86,8 @@ func modernInPyTorch(t *testing.T) (python, program string) {
 	return python, traintest.Write(t, t.TempDir(), "read.py", program)
 }
 
-// Loss and gradients are those of PyTorch in float64 from the same weights and batch, tensor by
-// tensor: their norm, their direction, and the worst element.
+// Loss and gradients are those of PyTorch in float64 from the same weights and batch. Each tensor
+// is compared by its norm, its direction, and its worst element.
 func TestModernGradientsInPyTorch(t *testing.T) {
 	python, program := modernInPyTorch(t)
 	traintest.OnBoth(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -152,11 +152,11 @@ func gradientsInPyTorch[A kernels.Act](t *testing.T, w *spmd.World, python, prog
 	}
 }
 
-// apartness is how far two tensors are: by the ratio of their norms, by 1 less the cosine between
-// them, and by their worst element in units of the largest one.
+// apartness is how far two tensors are apart: the ratio of their norms, 1 less the cosine between
+// them, and their worst element in units of the largest.
 type apartness struct{ norm, turn, worst float64 }
 
-// apart tells it, and fails where it is too much.
+// apart measures a tensor, and fails if it is too far off.
 func apart(t *testing.T, name string, got, want []float32, most apartness) {
 	t.Helper()
 	if len(got) != len(want) || len(want) == 0 {
@@ -177,13 +177,13 @@ func apart(t *testing.T, name string, got, want []float32, most apartness) {
 	}
 }
 
-// inPyTorch is a loss and its gradients by the names of tensors.
+// inPyTorch is a loss and its gradients, by the names of tensors.
 type inPyTorch struct {
 	loss  float64
 	grads map[string][]float32
 }
 
-// runInPyTorch is what PyTorch finds for the weights in a folder.
+// runInPyTorch returns what PyTorch finds for the weights in a folder.
 func runInPyTorch(t *testing.T, python, program, folder string, sequences [][]int32) inPyTorch {
 	t.Helper()
 	given, err := json.Marshal(sequences)

@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// In every mode a run takes what it said before that it needs.
+// In every mode a run takes as much memory as it announced.
 func TestMemoryTaken(t *testing.T) {
 	spmdtest.HostOnly(t, "the memory of libraries is no part of it")
 	args := smallRun(t, 2, "--val-batches", "0", "--layers", "4", "--heads", "4", "--channels", "64", "--batch", "2",

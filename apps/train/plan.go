@@ -16,10 +16,10 @@ import (
 	"lockstep/internal/plain"
 )
 
-// planned is the first line of --help, and what completion says.
+// planned is the first line of --help, and of completion.
 const planned = "proposes how the GPUs of a machine divide a run, with the memory and the speed of each way"
 
-// runPlan is `train plan`, which starts no ranks and looks at no GPU. It ends the process.
+// runPlan runs `train plan`, which starts no ranks and uses no GPU. It ends the process.
 func runPlan(args []string) {
 	fs := pflag.NewFlagSet("train plan", pflag.ContinueOnError)
 	help.About(fs, "train plan "+planned+
@@ -53,7 +53,7 @@ func runPlan(args []string) {
 	os.Exit(0)
 }
 
-// mostGPUs keeps products of numbers small.
+// mostGPUs keeps products of numbers from overflowing.
 const mostGPUs = 1 << 16
 
 func propose(o *run.Options, nodes, perNode int, name string) (*run.Planned, error) {
@@ -103,7 +103,7 @@ func showPlan(w io.Writer, p *run.Planned) error {
 	return nil
 }
 
-// parts are two parts of a whole in per cent, the lesser first; one where they are equal.
+// parts prints two parts of a whole in per cent, the lesser first, or one if they are equal.
 func parts(x [2]float64) string {
 	least, most := fmt.Sprintf("%.0f", 100*x[0]), fmt.Sprintf("%.0f", 100*x[1])
 	if most != least {
@@ -112,7 +112,7 @@ func parts(x [2]float64) string {
 	return least + " %"
 }
 
-// thousands is a number with three digits that count.
+// thousands prints a number with three digits.
 func thousands(x float64) string {
 	for _, unit := range []struct {
 		size float64

@@ -9,8 +9,8 @@ import (
 	"lockstep/apps/train/run"
 )
 
-// `train plan` prints what run.Options.Plan proposes, passes over the flags of every
-// program, and refuses the rest.
+// `train plan` prints what run.Options.Plan proposes. It ignores the flags of every
+// program, and refuses others.
 func TestPlanCommand(t *testing.T) {
 	besideOthers(t)
 	machine := []string{"plan", "--model", "gpt2-xl", "--gpus-per-node", "4", "--timeout", "9s", "--data", "nowhere"}
@@ -44,7 +44,7 @@ func TestPlanCommand(t *testing.T) {
 	}
 }
 
-// Three digits, and the next unit where they are rounded up to it.
+// A number has three digits, and the next unit if they round up to it.
 func TestThousands(t *testing.T) {
 	for x, want := range map[float64]string{
 		0: "0", 12.34: "12.3", 999.4: "999", 999.6: "1k", 1234: "1.23k", 999_400: "999k", 999_600: "1M",

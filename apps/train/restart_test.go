@@ -15,8 +15,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Under launch run --restarts a run goes on by itself after ranks are killed: from the checkpoint
-// that launch names, with the losses of a run that nobody disturbed.
+// Under launch run --restarts a run goes on by itself after ranks are killed. It resumes from the
+// checkpoint that launch names, with the losses of an undisturbed run.
 func TestRestarts(t *testing.T) {
 	spmdtest.HostOnly(t, "how a job is started again does not depend on the device")
 	const ranks, steps = 3, 60
@@ -79,7 +79,7 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// resumptions are the steps from which the job says that it goes on.
+// resumptions returns the steps from which the job says that it goes on.
 func resumptions(j *job) (steps []string) {
 	for _, m := range regexp.MustCompile(`INF resumed .*steps=(\d+)`).FindAllStringSubmatch(j.stderr.String(), -1) {
 		steps = append(steps, m[1])
@@ -87,7 +87,7 @@ func resumptions(j *job) (steps []string) {
 	return steps
 }
 
-// rankOf returns the process of a rank of the job that is marked so.
+// rankOf returns the process of a rank of the job with a marker.
 func rankOf(t *testing.T, marker string, rank int) int {
 	t.Helper()
 	pids := procfs.Having(procfs.Having(procfs.Processes(), marker), fmt.Sprintf("OMPI_COMM_WORLD_RANK=%d", rank))

@@ -17,12 +17,12 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// stepDir is the folder of a checkpoint.
+// stepDir returns the folder of a checkpoint.
 func stepDir(dir string, steps int) string {
 	return filepath.Join(dir, fmt.Sprintf("step-%08d", steps))
 }
 
-// only returns a folder that has of the checkpoints in dir those after the given steps.
+// only returns a folder with those checkpoints of dir that were saved after the given steps.
 func only(t *testing.T, dir string, steps ...int) string {
 	t.Helper()
 	to := t.TempDir()
@@ -34,8 +34,8 @@ func only(t *testing.T, dir string, steps ...int) string {
 	return to
 }
 
-// Saved on some ranks and gone on with on as many or others: the losses are those of
-// the run that was not interrupted, to the bit on as many ranks.
+// A run resumes on the same number of ranks, or another. Its losses are those of an uninterrupted
+// run, with the same bits on the same number of ranks.
 func TestResume(t *testing.T) {
 	besideOthers(t)
 	type resumption struct {
@@ -81,8 +81,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// A run that is complete does nothing more; other settings are taken with a warning,
-// or refused where the run could not go on with them.
+// A complete run does nothing more. A resumed run takes other settings with a warning, or refuses
+// them if it could not go on.
 func TestResumeSettings(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "no device plays a part")
@@ -95,7 +95,7 @@ func TestResumeSettings(t *testing.T) {
 	again, _ := finishQuickly(t, 1, args...)
 	compareRuns(t, again, want, 4, 0)
 
-	// More steps, and of another size: the sequences go on where they were.
+	// The sequences go on where they were, with more and smaller steps.
 	got, log := finishQuickly(t, 1,
 		append(args, "--steps", "6", "--global-batch", "3", "--lr", "1e-4", "--checkpoint", only(t, dir, 4))...)
 	for _, want := range []string{
@@ -109,7 +109,7 @@ func TestResumeSettings(t *testing.T) {
 		t.Errorf("steps %+v, summary %+v", got.steps, got.summary)
 	}
 
-	// Without --global-batch it is that of the run, also on another number of ranks.
+	// Without --global-batch the run keeps its own, also on another number of ranks.
 	for i, a := range args {
 		if a == "--global-batch" {
 			args = slices.Delete(args, i, i+2)
@@ -149,7 +149,7 @@ func TestResumeSettings(t *testing.T) {
 	}
 }
 
-// Where the newest checkpoint is damaged the run goes on from the one before, and
+// If the newest checkpoint is damaged, the run resumes from the one before, and
 // the warning names the file.
 func TestResumeDamaged(t *testing.T) {
 	besideOthers(t)
@@ -186,8 +186,8 @@ func b2i(b bool) int {
 	return 0
 }
 
-// A save that fails, here since a file is in the way, ends the run if it is the first
-// or the last one. What was saved before is unharmed.
+// A file in the way makes a save fail. This ends the run if the save is the first or the last one.
+// Earlier checkpoints stay whole.
 func TestSaveFails(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
@@ -216,9 +216,9 @@ func TestSaveFails(t *testing.T) {
 	}
 }
 
-// Killed again and again, at random moments, one rank or all: every start goes on
-// from a checkpoint that is not older than it may be, and all losses are those of an
-// undisturbed run. LOCKSTEP_FAULTS is the number of kills.
+// One rank or all are killed again and again, at random moments. Every start resumes from a
+// checkpoint that is recent enough, and all losses are those of an undisturbed run.
+// LOCKSTEP_FAULTS is the number of kills.
 func TestKilled(t *testing.T) {
 	besideOthers(t)
 	const ranks, steps, every = 3, 60, 2
@@ -237,7 +237,7 @@ func TestKilled(t *testing.T) {
 		dir := t.TempDir()
 		kept := 0 // steps of a checkpoint that must be whole
 		for done := false; !done && killed < kills; {
-			// Open MPI ends the other ranks after some seconds, 0 or 1 times two.
+			// Open MPI ends the other ranks after twice this many seconds.
 			grace := fmt.Sprintf("OMPI_MCA_odls_base_sigkill_timeout=%d", b2i(rng.IntN(5) == 0))
 			j := begin(t, ranks, []string{grace},
 				append(args, "--checkpoint", dir, "--save-every", strconv.Itoa(every))...)
@@ -270,8 +270,8 @@ func TestKilled(t *testing.T) {
 					t.Fatalf("seed %d: step %d after step %d", seed, s.Step, j.steps[i-1].Step)
 				}
 				compareSteps(t, s, want.steps[s.Step-1], 0)
-				// A step told of was begun after the save before it had begun, which
-				// was after the one before that was on the disk.
+				// The save before this step had begun. It began after the
+				// save before it was on the disk.
 				kept = max(kept, (s.Step-1)/every*every-every)
 			}
 			if done && (j.summary == nil || j.summary.LossLast != want.summary.LossLast) {
@@ -281,8 +281,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// A signal to mpirun, or to one rank, ends all ranks after the same step, with one
-// checkpoint of it and the exit status that was asked for; the run then goes on.
+// After a signal to mpirun or to one rank all ranks end after the same step. They leave one
+// checkpoint and the exit status that was asked for, and the run can resume.
 func TestPreempted(t *testing.T) {
 	besideOthers(t)
 	const ranks = 3
@@ -323,7 +323,7 @@ func TestPreempted(t *testing.T) {
 				if err := syscall.Kill(pid, tc.signal); err != nil {
 					t.Fatal(err)
 				}
-				if status := j.end(t); status != tc.status && !terminated { // then it is 1, whatever theirs is
+				if status := j.end(t); status != tc.status && !terminated { // mpirun's status is then 1, whatever the ranks' is
 					t.Fatalf("status %d, want %d; stderr:\n%s", status, tc.status, &j.stderr)
 				}
 				if n := len(j.steps); n < 3 || j.steps[0].Step != after+1 || j.summary != nil {
@@ -344,8 +344,8 @@ func TestPreempted(t *testing.T) {
 	}
 }
 
-// A second job in the folder of one that runs is refused, with who has it; afterwards
-// the folder is free.
+// A second job in the folder of a running one is refused, and told who has it.
+// Afterwards the folder is free.
 func TestTwoJobs(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
@@ -390,15 +390,14 @@ func TestTwoJobs(t *testing.T) {
 	}
 }
 
-// A job of Slurm that was requeued waits for its old half to end, and goes on from what
-// that has saved last.
+// A requeued job of Slurm waits for its old half to end, and resumes from its last checkpoint.
 func TestRequeued(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
 	const ranks = 2
 	spmdtest.Ranks(t, ranks)
 	args := smallRun(t, 1<<20, "--checkpoint", t.TempDir(), "--save-every", "0")
-	slurm := func(restarts int) []string { // as in a batch script, in which mpirun has been told the hosts
+	slurm := func(restarts int) []string { // as in a batch script, where mpirun knows the hosts
 		return []string{"SLURM_JOB_ID=7", "SLURM_CLUSTER_NAME=big", fmt.Sprintf("SLURM_RESTART_COUNT=%d", restarts),
 			"OMPI_MCA_ras=^slurm", "OMPI_MCA_plm=^slurm", "OMPI_MCA_ess=^slurm"}
 	}

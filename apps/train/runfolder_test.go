@@ -11,7 +11,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// loggedIn are the lines of a run folder's log, without the summaries.
+// loggedIn returns the lines of a run folder's log, without the summaries.
 func loggedIn(t *testing.T, dir string) told {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "log.jsonl"))
@@ -25,8 +25,8 @@ func loggedIn(t *testing.T, dir string) told {
 	return r
 }
 
-// A run keeps what --json has in a folder of its own. With --checkpoint that is the folder of the
-// checkpoints, and a run that goes on goes on there. Another run does not get it.
+// A run keeps the lines of --json in a folder of its own. With --checkpoint it is the folder of the
+// checkpoints, and a resumed run appends to it. Another run does not get it.
 func TestRunFolder(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 2)

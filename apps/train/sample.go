@@ -29,7 +29,7 @@ type sampler struct {
 	json                      func() string
 }
 
-// sampleRecord is what sample measures.
+// sampleRecord is a line of --json.
 type sampleRecord struct {
 	Summary      bool    `json:"summary"`
 	App          string  `json:"app"`
@@ -110,7 +110,7 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 		DType: dtype, Steps: p.Step, Ranks: w.Size(), Device: w.Device()})
 }
 
-// openDecoder opens a decoder with the weights of a checkpoint; free frees them once it is closed.
+// openDecoder opens a decoder with the weights of a checkpoint. Call free after closing it.
 func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int,
 	half bool) (d decode.Decoder, free func() error, err error) {
 	if p.Cfg.Parts == 0 {
@@ -142,7 +142,7 @@ func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int,
 	return d, state.Close, nil
 }
 
-// write writes the text as it comes, and then what it took.
+// write writes the text as it comes, and then the measurements.
 func (s *sampler) write(ctx context.Context, w *spmd.World, t *decode.Writer, rec sampleRecord) error {
 	out := io.Writer(os.Stdout)
 	if s.json() == "-" { // standard output is for the measurements
@@ -193,8 +193,7 @@ func (s *sampler) write(ctx context.Context, w *spmd.World, t *decode.Writer, re
 	return w.Emit(rec)
 }
 
-// wholeRunes is how many bytes of b are not the beginning of a character that may yet
-// come to its end.
+// wholeRunes returns how many bytes of b are not the beginning of an incomplete character.
 func wholeRunes(b []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
 		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {

@@ -11,9 +11,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Saved in one mode on some ranks, and gone on with in another on others: the losses are
-// those of the run without --shard, to the bit in the same mode on as many ranks. Those
-// with float32 go through MPI.
+// A run resumes in another mode and on other ranks. Its losses are those of a run without --shard,
+// with the same bits in the same mode on as many ranks. Runs with float32 go through MPI.
 func TestShardedResume(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	campaign.More(t, 4, "types and modes of sharing of a run that resumes")
@@ -27,7 +26,7 @@ func TestShardedResume(t *testing.T) {
 		modes := []string{"off", "optimizer", "gradients", "parameters"}
 		for i, mode := range modes {
 			processes, ranks, next, others := dtype == "float32", 2+i%2, modes[(i+1)%len(modes)], 4-i
-			if !campaign.All() && (i+b2i(processes))%2 == 0 { // every other, and of each mode one type
+			if !campaign.All() && (i+b2i(processes))%2 == 0 { // every other case, with one type of each mode
 				continue
 			}
 			t.Run(fmt.Sprintf("%s, %s on %d ranks, then %s on %d", dtype, mode, ranks, next, others),
@@ -54,7 +53,7 @@ func TestShardedResume(t *testing.T) {
 	}
 }
 
-// --batch 0 takes what fits with the memory that --shard leaves.
+// --batch 0 takes the largest batch that fits beside the memory of --shard.
 func TestShardedBatch(t *testing.T) {
 	spmdtest.Ranks(t, 2)
 	_, log := finish(t, 2, append(smallRun(t, 1), "--shard", "parameters", "--batch", "0")...)

@@ -10,19 +10,20 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// What goes between ranks goes on streams of its own, beside the products: weights, gradients and
-// the sums of divided layers. The train stream itself has the few sums that it cannot do without:
-// the loss's, the norm's, that of tied embeddings, and the short ones of gradients that ranks with
-// a part of the rows each have a part of.
+// Messages between ranks go on streams of their own, beside the products: weights, gradients and
+// the sums of divided layers. The train stream has only the sums that it must wait for: of the
+// loss, the norm, the tied embeddings, and the short gradients of which each rank has some rows.
 func TestOverlap(t *testing.T) {
 	besideOthers(t)
 	spmdtest.HostOnly(t, "the streams are the same on any device")
 	const steps, micro, layers = 2, 2, 2
 	const pieces = 2 // of rows that are gathered or scattered, at the least
-	// Forward a layer gathers the inputs of its first product and of the MLP's, backward
-	// these and its gradient twice; the head gathers its input, and the embeddings their
-	// gradient. What two products leave is scattered in each pass of a layer, and what the
-	// head and the embeddings leave.
+	// Forward, a layer gathers the inputs of its first product and of the MLP's.
+	// Backward, it gathers these and its gradient twice. The head gathers its input, and
+	// the embeddings their gradient.
+	//
+	// Each pass of a layer scatters the results of two products. The head and
+	// the embeddings scatter theirs.
 	gathers, scatters := (layers*(2+4)+2)*pieces, (layers*(2+2)+2)*pieces
 	statistics := 2 * pieces // of the logits, of half a piece each
 	args := smallRun(t, steps, "--val-batches", "0", "--global-batch", "8", "--layers", "2", "--log-level", "warn")
@@ -41,7 +42,7 @@ func TestOverlap(t *testing.T) {
 		{4, "--dp 2 --tp 2 --shard optimizer", map[string]int{"tensor ReduceScatter": steps * micro * scatters,
 			"tensor AllGather":        steps * micro * (gathers + statistics),
 			"scatterer ReduceScatter": steps * (2*layers + 2)}},
-		// All layers but the last are computed again, but for what their last product leaves.
+		// All layers but the last are computed again, except their last product.
 		{2, "--tp 2 --batch 4 --recompute block",
 			map[string]int{"tensor ReduceScatter": steps * micro * (scatters + (layers-1)*pieces),
 				"tensor AllGather": steps * micro * (gathers + (layers-1)*2*pieces + statistics)}},
@@ -55,7 +56,7 @@ func TestOverlap(t *testing.T) {
 			}
 		}
 		few := 3
-		// in one group: two at most of each half of a layer, and the last LayerNorm's
+		// in one group: at most two of each half of a layer, and the last LayerNorm's
 		if strings.Contains(tc.flags, "--tp") {
 			few += 2*2*layers + 1
 		}
@@ -66,7 +67,7 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// callsOf counts what rank 0 did in a trace, by stream and name.
+// callsOf counts the calls of rank 0 in a trace, by stream and name.
 func callsOf(t *testing.T, file string) map[string]int {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -23,10 +23,11 @@ import (
 // struckEnv marks the processes of one job.
 const struckEnv = "TRAIN_TEST_STRUCK"
 
-// Struck at random moments of a run that saves after every step, each time one rank, by
-// SIGSTOP or by SIGKILL in turn: the job ends, says which rank it was or why it cannot
-// have said so, leaves nothing behind, and the next start goes on from a checkpoint that
-// is not older than it may be. LOCKSTEP_FAULTS is the number of each.
+// A run saves after every step. At random moments one rank is struck, by SIGSTOP or by SIGKILL in
+// turn. The job ends, says which rank it was or why it could not know, and leaves nothing behind.
+//
+// The next start resumes from a recent enough checkpoint. LOCKSTEP_FAULTS is the
+// number of strikes of each kind.
 func TestStruck(t *testing.T) {
 	spmdtest.HostOnly(t, "the watch and what is on disk do not depend on the device")
 	const ranks, steps = 3, 40
@@ -94,7 +95,7 @@ func newStruck(t *testing.T, rng *rand.Rand, args []string, want told) *struck {
 		args: append(slices.Clone(args), "--checkpoint", dir, "--save-every", "1", "--log-ranks", "all")}
 }
 
-// The ways in which a job says what happened to its rank.
+// These match what a job says when a rank stops or dies.
 var (
 	reported = regexp.MustCompile(`(?m)^--- this job hangs: .*|has not ended in 3s: a rank is missing.*`)
 	stopped  = regexp.MustCompile(`does not answer; its process is T \(stopped\)|NOT ARRIVED: rank`)
@@ -103,8 +104,7 @@ var (
 		`mpirun noticed that process rank|mpirun detected that one or more processes exited|PMIX|ORTE`)
 )
 
-// strike starts the run, strikes one rank, and judges how the job ends. It returns in
-// words how that was.
+// strike starts the run, strikes one rank, and checks how the job ends. It returns that in words.
 func (r *struck) strike(t *testing.T, signal syscall.Signal) (how string) {
 	t.Helper()
 	temp := t.TempDir()
@@ -140,8 +140,7 @@ func (r *struck) strike(t *testing.T, signal syscall.Signal) (how string) {
 			fail("went on with step %d, and the checkpoint after %d steps was complete", s.Step, r.kept)
 		}
 		compareSteps(t, s, r.want.steps[s.Step-1], 0)
-		// A step told of was begun after the save before it had begun, which was
-		// after the one before that was on the disk.
+		// The save before this step had begun. It began after the save before it was on the disk.
 		r.kept = max(r.kept, s.Step-2)
 	}
 	r.done = status == 0
@@ -172,14 +171,14 @@ func (r *struck) strike(t *testing.T, signal syscall.Signal) (how string) {
 	return how
 }
 
-// sharedMemory is the pattern of the names that a job's files in /dev/shm have, "" where
-// none of its ranks has come so far as to have any.
+// sharedMemory returns the pattern of names of a job's files in /dev/shm,
+// or "" if no rank has any yet.
 func sharedMemory(pids []int) string {
 	for _, pid := range pids {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // it may have ended
 		for v := range strings.SplitSeq(string(b), "\x00") {
 			if name, ok := strings.CutPrefix(v, "PMIX_NAMESPACE="); ok {
-				if n, err := strconv.ParseUint(name, 10, 32); err == nil { // as Open MPI 4 puts it into names
+				if n, err := strconv.ParseUint(name, 10, 32); err == nil { // Open MPI 4 puts it into names
 					return fmt.Sprintf("/dev/shm/*.%x.*", n)
 				}
 				return "/dev/shm/*" + name + "*"
@@ -189,11 +188,11 @@ func sharedMemory(pids []int) string {
 	return ""
 }
 
-// leftovers fails where processes or files of the job are left.
+// leftovers fails if processes or files of the job are left.
 func (r *struck) leftovers(t *testing.T, marker, temp, shared string, fail func(string, ...any)) {
 	t.Helper()
 	marked := func() []int { return procfs.Having(procfs.Processes(), marker) }
-	// the ranks end a little after mpirun
+	// Ranks end a little after mpirun.
 	for end := time.Now().Add(mpirun.Limit(t)); len(marked()) > 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			fail("processes %v are left", marked())

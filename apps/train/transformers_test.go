@@ -14,9 +14,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestSampleLikeTransformers: of one checkpoint, greedy and in float32, sample goes on token for
-// token as transformers does with the exported weights, with the end of a text before the prompt on
-// both sides, and without it.
+// From one checkpoint, greedy and in float32, sample writes token for token what
+// transformers writes from the exported weights. This holds with and without the end
+// of a text before the prompt.
 func TestSampleLikeTransformers(t *testing.T) {
 	spmdtest.Ranks(t, 1)
 	const count = 24

@@ -14,8 +14,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Trained on 3 ranks, exported, begun with on 2, saved and exported again: the same
-// bits, since that run changes no weight.
+// Weights are trained on 3 ranks, exported, imported on 2, saved and exported again. They keep
+// their bits, since the second run changes no weight.
 func TestExport(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	dir := t.TempDir()
@@ -49,7 +49,7 @@ func TestExport(t *testing.T) {
 		t.Error("exported, begun with and exported again the weights are others")
 	}
 
-	// What is refused leaves everything as it was.
+	// A refused export leaves everything as it was.
 	other := traintest.Write(t, t.TempDir(), "other.txt", "mine")
 	empty := t.TempDir()
 	for _, c := range []struct {
@@ -95,7 +95,7 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// Flags that do not fit the weights: one line.
+// A flag that does not fit the weights is refused in one line.
 func TestInitFromFlags(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "weights")
 	cfg := layout.Config{Layers: 2, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
