@@ -16,7 +16,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The loop audits after every so many steps, and at its end.
+// The loop audits every few steps, and at its end.
 func TestTrainAudits(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		for _, tc := range []struct {
@@ -28,7 +28,7 @@ func TestTrainAudits(t *testing.T) {
 			o, p := optionsOf(cfg), tr.State.Params[3]
 			o.audit = tc.every
 			if w.Rank() == 1 {
-				traintest.Flip(tr.State.Weights, p.Off, 12) // what it is off by is not lost in rounding
+				traintest.Flip(tr.State.Weights, p.Off, 12) // rounding does not hide this difference
 			}
 			_, err := o.train(t.Context(), w, tr, nil, nil)
 			if err == nil || !strings.Contains(err.Error(), p.Name+" "+tc.after) {
@@ -41,8 +41,7 @@ func TestTrainAudits(t *testing.T) {
 	})
 }
 
-// atStep is a context that calls do before a step is enqueued: the loop looks at it
-// once before each.
+// atStep is a context that calls do before each step. The loop looks at its context once a step.
 type atStep struct {
 	context.Context
 	left int
@@ -56,11 +55,11 @@ func (c *atStep) Err() error {
 	return c.Context.Err()
 }
 
-// Where a rank is asked to end before a step, all ranks end together after the next
-// one, whichever ranks are asked later.
+// If a rank is asked to end before a step, all ranks end together after the next one. It does not
+// matter which ranks are asked later.
 func TestEndsTogether(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
-		for asked := range w.Size() { // the first to be asked; those after it follow step by step
+		for asked := range w.Size() { // the first to be asked; the next ones follow step by step
 			for _, at := range []int{0, 1, 6} {
 				cfg := runConfig(50)
 				tr := trainerOf(t, w, cfg)
@@ -82,7 +81,7 @@ func TestEndsTogether(t *testing.T) {
 	})
 }
 
-// A run whose last steps are under way ends as if it had not been asked.
+// A run that is asked to end during its last steps ends as usual.
 func TestEndsByItself(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		for _, steps := range []int{1, 2} {
@@ -164,7 +163,7 @@ func TestTrainEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// optionsOf returns options that train as cfg says.
+// optionsOf returns the options of a run with the trainer's configuration.
 func optionsOf(cfg trainer.Config) *Options {
 	o := New()
 	o.steps, o.GlobalBatch, o.Seq, o.Cfg = cfg.Steps, cfg.GlobalBatch, cfg.Seq, cfg.Model

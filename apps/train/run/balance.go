@@ -14,7 +14,7 @@ import (
 	"lockstep/spmd/timing"
 )
 
-// checkBalance refuses what stages cannot be balanced by.
+// checkBalance refuses a --balance that does not exist or does not fit.
 func (o *Options) checkBalance() error {
 	switch {
 	case o.balance != "auto" && o.balance != "measured" && o.balance != "rates":
@@ -25,15 +25,17 @@ func (o *Options) checkBalance() error {
 	return nil
 }
 
-// timePasses is how many seconds both passes of a model of some sequences take for a
-// token, the same on every rank.
+// timePasses returns how many seconds both passes of a model take for a token, with batch
+// sequences. The result is the same on every rank.
 type timePasses func(w *spmd.World, cfg layout.Config, batch int) (seconds float64, err error)
 
-// measureLayers has the stages of a pipeline balanced by how long a layer and the head take here,
-// where that was asked for: every rank times both passes of a model of one layer and of one of two,
-// and the slowest counts. Where they do not fit into room bytes, or the times make no sense, it
-// leaves the rates. What was measured is kept in the cache folder of rank 0, so that later runs
-// have the same stages. It blocks. Every rank calls it.
+// measureLayers balances the stages of a pipeline by measured times of a layer and of the
+// head, if --balance asks for it. Every rank times both passes of a model of one layer and of
+// two. The slowest rank counts.
+//
+// It keeps the given rates if the models do not fit into room bytes, or if the times make no
+// sense. The cache folder of rank 0 keeps the times, so that later runs have the same stages. It
+// blocks. Every rank calls it.
 func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error {
 	if o.pp == 1 || o.balance == "rates" || o.balance == "auto" && o.onHost {
 		return nil
@@ -79,7 +81,7 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 			"too much")
 		return nil
 	}
-	// In quarters of a layer, so that what varies from run to run seldom changes the stages.
+	// Quarters of a layer: small variations from run to run seldom change the stages.
 	o.Cfg.Times = layout.Times{Layer: layer, Head: math.Round(4*head/layer) / 4 * layer}
 	if w.Rank() == 0 {
 		if data, err := json.Marshal(o.Cfg.Times); err == nil {
@@ -91,7 +93,7 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 	return nil
 }
 
-// balanceKey names what times depend on.
+// balanceKey names everything that the times depend on.
 func (o *Options) balanceKey(w *spmd.World, batch int) string {
 	cfg := o.Cfg.Whole()
 	cfg.Layers, cfg.Shard, cfg.Times = 0, layout.Sharding{}, layout.Times{}
@@ -99,7 +101,7 @@ func (o *Options) balanceKey(w *spmd.World, batch int) string {
 		w.Size(), w.Device(), cfg, o.DType, batch, o.Seq)
 }
 
-// timeHere is a timePasses that has the slowest rank count.
+// timeHere is a timePasses that returns the slowest rank's time.
 func (o *Options) timeHere(w *spmd.World, cfg layout.Config, batch int) (seconds float64, err error) {
 	state, model, err := gpt.Open(w, o.DType == "bfloat16", cfg, batch, o.Seq)
 	if err != nil {

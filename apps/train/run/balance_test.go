@@ -11,8 +11,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Stages are balanced by times that were taken here: the same on all ranks, only where it is asked
-// for and there is the memory, and once.
+// Times that are measured here balance the stages. They are the same on all ranks. They are
+// measured once, only on request, and only if there is the memory.
 func TestMeasureLayers(t *testing.T) {
 	t.Setenv("LOCKSTEP_CACHE", t.TempDir())
 	spmdtest.RunInProcess(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
@@ -36,7 +36,7 @@ func TestMeasureLayers(t *testing.T) {
 			{"measured", 2, math.MaxInt, 3, 3, layout.Times{}, 2},
 			{"measured", 2, math.MaxInt, 3, 6.5, layout.Times{}, 2},
 			{"measured", 2, math.MaxInt, 3, 5, layout.Times{Layer: 2, Head: 1}, 2},
-			{"measured", 2, math.MaxInt, 4, 8, layout.Times{Layer: 2, Head: 1}, 0}, // those of the run before
+			{"measured", 2, math.MaxInt, 4, 8, layout.Times{Layer: 2, Head: 1}, 0}, // from the run before
 		} {
 			o := New()
 			o.Cfg = layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300,
@@ -62,8 +62,8 @@ func TestMeasureLayers(t *testing.T) {
 	})
 }
 
-// What is measured decides, and how much the stages wait. Where the last stage takes longest, m
-// micro-batches take as long as one in both stages, and m - 1 in the last.
+// The measured times decide the division, and how long stages wait. If the last stage takes
+// longest, m micro-batches take the time of one in both stages, and of m - 1 in the last.
 func TestTimes(t *testing.T) {
 	for _, tc := range []struct {
 		head  float64

@@ -17,14 +17,14 @@ import (
 	"lockstep/spmd/checkpoint"
 )
 
-// setting is one thing that the course of a run depends on.
+// setting is something that the course of a run depends on.
 type setting struct {
 	name  string
 	value string
 	fixed bool // a run cannot go on with another value
 }
 
-// settings lists them for a run on the data with the given key.
+// settings lists the settings of a run on the data with the given key.
 func (o *Options) settings(seed uint64, key []byte) []setting {
 	float := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	return []setting{
@@ -57,18 +57,17 @@ func (o *Options) settings(seed uint64, key []byte) []setting {
 	}
 }
 
-// saved is what a checkpoint holds beside the tensors. The place in the data is
-// the number of sequences: epoch, order and offset follow from it and the seed, as
-// everything random does.
+// saved is what a checkpoint holds beside the tensors. The number of sequences is the place in the
+// data: the seed and this number give epoch, order, offset, and everything random.
 type saved struct {
 	Sequences int               `json:"sequences"` // learned from
 	Settings  map[string]string `json:"settings"`
-	// Exponents of the scales of 8-bit floats, for the next step; empty where there are none.
+	// exponents of the scales of 8-bit floats for the next step, if there are any
 	Scales []int `json:"fp8_scales,omitempty"`
 	record
 }
 
-// setting is one of Settings; what the run did not know yet is what it did.
+// setting returns one of Settings. If the saving run did not know it, the value is that of settled.
 func (s *saved) setting(name string) string {
 	if was, ok := s.Settings[name]; ok {
 		return was
@@ -76,7 +75,7 @@ func (s *saved) setting(name string) string {
 	return settled[name]
 }
 
-// settled are settings that runs have had before there was a choice.
+// settled holds the values that runs had before a setting became a choice.
 var settled = func() map[string]string {
 	float := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	return map[string]string{"--fp8": layout.FP8Off.String(), "parts": layout.Parts(0).String(), "--grow-batch": "0",
@@ -98,8 +97,8 @@ type saver struct {
 	saving *saving
 }
 
-// openSaver opens --checkpoint and looks for a run to go on with, whose global batch
-// it takes unless the command line has one. Every rank calls it.
+// openSaver opens --checkpoint and looks for a run to resume. It takes the global batch of that run
+// unless the command line has one. Every rank calls it.
 func (o *Options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 	if o.Checkpoint == "" {
 		return nil, nil
@@ -182,8 +181,8 @@ func (s *saver) look() error {
 	return err
 }
 
-// check refuses numbers that no run of so many steps can have come to, with sequences of
-// seq tokens: the file may be anybody's.
+// check refuses numbers that a run of so many steps, with sequences of seq tokens, cannot have come
+// to. Anybody may have written the file.
 func (s *saved) check(step, seq int) error {
 	if n, err := s.Number("--global-batch"); err != nil || n > maxNumber {
 		return fmt.Errorf("--global-batch is %q", s.Settings["--global-batch"])
@@ -197,8 +196,8 @@ func (s *saved) check(step, seq int) error {
 	return nil
 }
 
-// compare refuses a checkpoint that this run cannot go on from, and lists what else
-// is set otherwise than when it was saved.
+// compare refuses a checkpoint that this run cannot resume from. It lists the other settings that
+// differ from the saved ones.
 func (s *saver) compare() (changed []string, err error) {
 	for _, now := range s.o.settings(s.w.Seed(), s.key) {
 		was := s.found.setting(now.name)
@@ -215,8 +214,8 @@ func (s *saver) compare() (changed []string, err error) {
 	return changed, nil
 }
 
-// start makes t ready for the first step: of a new run, or of the one that was found.
-// It blocks. Every rank calls it.
+// start makes t ready for the first step, of a new run or of the found one. It
+// blocks. Every rank calls it.
 func (s *saver) start(t *trainer.Trainer) error {
 	if s == nil || s.found == nil {
 		return t.Begin(t.World.Seed())
@@ -238,7 +237,8 @@ func (s *saver) start(t *trainer.Trainer) error {
 		t.World.Log().Warn().Msg("the run goes on with another setting: " + c)
 	}
 	t.Skipped = s.found.Skipped
-	// Gradients are in proportion to the tokens of a step: other scales suit another global batch.
+	// Gradients are in proportion to the tokens of a step, so another
+	// global batch needs other scales.
 	same := s.found.setting("--fp8") == s.o.FP8 &&
 		s.found.Settings["--global-batch"] == strconv.Itoa(s.o.GlobalBatch) &&
 		s.found.setting("--grow-batch") == strconv.Itoa(s.o.growBatch)
@@ -263,8 +263,8 @@ func (s *saver) start(t *trainer.Trainer) error {
 	return nil
 }
 
-// blame adds to the error of a step that has diverged what to do. begun says that
-// none of this start was good.
+// blame adds advice to the error of a step that has diverged. begun says that
+// this start had no good step.
 func (s *saver) blame(err error, begun bool) error {
 	if s == nil || s.found == nil || !begun {
 		return fmt.Errorf("%w; try a lower --lr, or --skip-bad-steps", err)
@@ -280,7 +280,7 @@ func (s *saver) blame(err error, begun bool) error {
 	return fmt.Errorf("%w; there is no checkpoint before: begin in another folder, with a lower --lr", err)
 }
 
-// record returns what the reports of the run so far left.
+// record returns what the reports of the run have left so far.
 func (s *saver) record() record {
 	if s == nil || s.found == nil {
 		return record{}
@@ -288,10 +288,11 @@ func (s *saver) record() record {
 	return s.found.record
 }
 
-// save begins to save t after a number of steps, which have been read. It returns
-// when the next step may begin. Where the save before has failed that is an error if
-// it was the first: the folder is no good. Later it is a warning, since the run can
-// still come to its end. Every rank calls it.
+// save begins to save t after a number of steps, which have been read. It returns when the next
+// step may begin. Every rank calls it.
+//
+// If the first save has failed, the next returns an error: the folder is no good. A later failure
+// is a warning, since the run can still come to its end.
 func (s *saver) save(t *trainer.Trainer, steps int, rec record) error {
 	switch err := s.Wait(); {
 	case err != nil && !s.good:

@@ -1,3 +1,3 @@
-// Package run is a run of train from its flags to its last checkpoint: what the user asked for,
-// whether it fits into memory, the loop of steps, and what is reported and saved of them.
+// Package run is a run of train, from its flags to its last checkpoint: the options, the check of
+// memory, the loop of steps, the reports and the checkpoints.
 package run

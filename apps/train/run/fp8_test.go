@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd/checkpoint"
 )
 
-// A checkpoint holds the scales of the next step. They count where nothing
-// else says what they should be.
+// A checkpoint holds the scales of the next step. A resumed run uses them unless its
+// settings need other scales.
 func TestFP8Checkpoint(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		const steps, half = 12, 5

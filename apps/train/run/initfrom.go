@@ -9,9 +9,9 @@ import (
 	"lockstep/apps/train/weights"
 )
 
-// takeWeights makes the shape of the model that of the weights in --init-from, and the
-// tokens those with such a vocabulary, and refuses flags that say otherwise. It returns
-// the shape, and the name of the model known by name that is trained alike.
+// takeWeights gives the model the shape and the vocabulary of the weights in
+// --init-from, and refuses flags that disagree. It returns the shape, and the name of
+// the known model that is trained alike.
 func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
 	if o.weights, err = weights.Open(o.initFrom); err != nil {
 		return base, "", err

@@ -11,7 +11,7 @@ import (
 	"lockstep/spmd"
 )
 
-// loop runs the steps of a run, and between them all that happens to it.
+// loop runs the steps of a run, and whatever is due between them.
 type loop struct {
 	o    *Options
 	t    *trainer.Trainer
@@ -19,14 +19,15 @@ type loop struct {
 	r    *report
 	stop <-chan struct{} // closed when this rank is asked to end early
 
-	doubt  bool // the last step is left out, and no validation has shown the weights to be good
+	doubt  bool // the last step was left out, and no validation has shown good weights since
 	proven bool // the last validation is of the weights as they are
 }
 
-// train runs the steps that are left and reports them. c holds the checkpoints, nil
-// where there are none. It reports early where stop, of any rank, was closed
-// before the last step: all ranks then end after the same step, with a checkpoint
-// of it where they keep any. Every rank calls it.
+// train runs the remaining steps and reports them. c holds the checkpoints, or
+// is nil. Every rank calls it.
+//
+// It returns early if stop was closed on any rank before the last step. All ranks then end after
+// the same step, with a checkpoint of it if they keep checkpoints.
 func (o *Options) train(ctx context.Context, w *spmd.World, t *trainer.Trainer, c *saver,
 	stop <-chan struct{}) (early bool, err error) {
 	o.announce(w, t)
@@ -45,7 +46,7 @@ func (o *Options) train(ctx context.Context, w *spmd.World, t *trainer.Trainer, 
 	return early, l.finish(early)
 }
 
-// announce logs what is going to be trained, and how.
+// announce logs what the run is going to train, and how.
 func (o *Options) announce(w *spmd.World, t *trainer.Trainer) {
 	path, why := t.Model.Attention()
 	line := w.Log().Info()
@@ -96,7 +97,7 @@ func (l *loop) step(step int) (early bool, err error) {
 			return false, err
 		}
 	}
-	// The step before is read while this one runs.
+	// The host reads the step before while this one runs.
 	if err := l.r.upTo(l.t, step, nil); err != nil {
 		return false, err
 	}
@@ -104,7 +105,7 @@ func (l *loop) step(step int) (early bool, err error) {
 	return d.early, l.do(d, step+1)
 }
 
-// passOnStop has the next step tell all ranks that this one is asked to end early.
+// passOnStop makes the next step tell all ranks that this one is asked to end early.
 func (l *loop) passOnStop() error {
 	select {
 	case <-l.stop:
@@ -115,13 +116,13 @@ func (l *loop) passOnStop() error {
 	}
 }
 
-// due is what is to be done after a step.
+// due says what to do after a step.
 type due struct {
 	early            bool // the run ends, though steps are left
 	val, audit, save bool
 }
 
-// due says what is due after a step. All ranks get the same answer.
+// due returns what is due after a step. All ranks get the same answer.
 func (l *loop) due(step int) due {
 	done := step + 1
 	last := done == l.o.steps
@@ -130,13 +131,13 @@ func (l *loop) due(step int) due {
 	d.early = !last && step > l.t.First && l.t.Ended(step-1)
 	d.val = l.o.valBatches > 0 && (last || every(l.o.valEvery))
 	d.save = l.c != nil && (last || d.early || every(l.o.saveEvery))
-	// Every rank saves a part of what all should hold alike: it must be.
+	// Every rank saves a part of what all ranks hold, so all must hold the same.
 	d.audit = last || d.early || d.save || every(l.o.audit)
 	return d
 }
 
-// do does what is due after a number of steps. Where it looks at the weights it waits
-// for the last step, and reports it.
+// do does what is due after a number of steps. If it needs the weights it waits for
+// the last step, and reports it.
 func (l *loop) do(d due, steps int) error {
 	if !d.val && !d.audit {
 		return nil

@@ -14,16 +14,15 @@ import (
 	"lockstep/spmd"
 )
 
-// settle chooses what depends on the device, where nothing was said, and refuses what it
-// does not have.
+// settle chooses the defaults that depend on the device, and refuses what the device lacks.
 func (o *Options) settle(w *spmd.World) error {
 	o.onHost = w.OnHost()
 	o.DType = DefaultDType(w, o.DType)
 	return fp8.Check(w, o.Cfg.FP8, o.DType, "--fp8 "+o.FP8)
 }
 
-// fit tells how much memory the run is going to need, and refuses what is not there,
-// before anything is taken. Where --batch is 0 it takes the largest that fits, up to a
+// fit logs how much memory the run is going to need. It refuses a run that needs more than there
+// is, before it allocates anything. If --batch is 0 it takes the largest batch that fits, up to a
 // twentieth of tokens in a step. Every rank calls it.
 func (o *Options) fit(w *spmd.World, tokens int) error {
 	free, total, err := w.Memory()
@@ -81,9 +80,8 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 		o.Batch, gigabytes(need), worst, gigabytes(room), where, advice))
 }
 
-// wouldFit returns the flags with which the run needs no more than room bytes: first of those that
-// keep less the model whole on each rank, then of those that divide it, in as few parts as
-// possible. It returns none where no flags help.
+// wouldFit returns flags with which the run needs at most room bytes, or none. It tries first what
+// keeps the model whole on each rank, then divisions of the model into as few parts as possible.
 func (o *Options) wouldFit(room, ranks int) string {
 	if flags := o.keepsLess(room, ranks); flags != "" || o.optimizer == muon || o.Cfg.Parts != 0 || o.tp*o.pp > 1 ||
 		o.dp > 0 || o.Given("sample") && o.sample > 0 {
@@ -119,8 +117,9 @@ func (o *Options) wouldFit(room, ranks int) string {
 	return ""
 }
 
-// keepsLess returns the flags with which the run needs no more than room bytes, its model divided
-// as it is: of those that keep less the first, sharing as little as possible.
+// keepsLess returns flags with which the run needs at most room bytes, without another
+// division of the model. Among the flags that save memory it takes the first, with as
+// little sharing as possible.
 func (o *Options) keepsLess(room, ranks int) string {
 	other, most := *o, layout.ShardParameters
 	if o.replicas(ranks) == 1 {
@@ -146,8 +145,8 @@ func (o *Options) keepsLess(room, ranks int) string {
 	return ""
 }
 
-// largestBatch sets --batch to the largest that fits into room bytes, less what libraries
-// and other programs may want.
+// largestBatch sets --batch to the largest that fits into room bytes, less a reserve for
+// libraries and other programs.
 func (o *Options) largestBatch(w *spmd.World, room, tokens int) error {
 	if w.OnHost() {
 		room /= 4 // the machine is not the run's alone, and its caches gain nothing from more
@@ -178,7 +177,7 @@ func (o *Options) largestBatch(w *spmd.World, room, tokens int) error {
 	return nil
 }
 
-// largest is the largest batch up to most that needs no more than room bytes; 0 if none.
+// largest returns the largest batch up to most that needs at most room bytes, or 0.
 func (o *Options) largest(room, most, ranks int) (int, error) {
 	var failed error
 	return sort.Search(most, func(i int) bool {
@@ -190,13 +189,13 @@ func (o *Options) largest(room, most, ranks int) (int, error) {
 	}), failed
 }
 
-// needs is how many bytes of the device a rank is going to take for micro-batches of some
-// sequences: the model, the optimizer, and what the loaders of training and validation bring. Of
-// the stages of a pipeline it is the one that takes most.
+// needs returns how many bytes of the device a rank is going to take for micro-batches of batch
+// sequences: the model, the optimizer, and the loaders of training and validation. In a pipeline it
+// is the largest stage that counts.
 func (o *Options) needs(batch, ranks int) (int, error) {
 	rows := batch
 	if o.GlobalBatch > 0 && (o.Batch != 0 || o.fixedGlobal) {
-		// As in trainer.openModel: no micro-step is larger than the largest rank's part.
+		// As in trainer.openModel, no micro-step is larger than the largest rank's part.
 		rows = min(batch, spmd.ShardOf(o.GlobalBatch*max(1, o.valBatches), 0, o.replicas(ranks)).Len)
 	}
 	if rows > math.MaxInt32/o.Seq { // beyond what a model takes, and any memory
@@ -217,7 +216,8 @@ func (o *Options) needs(batch, ranks int) (int, error) {
 		spmd.AllocSize[int32](kernels.SortedLen(rows*o.Seq, o.Cfg.Vocab))), err
 }
 
-// reductions is what MPI takes of the host to reduce the largest group of shared gradients.
+// reductions returns how much host memory MPI takes to reduce the
+// largest group of shared gradients.
 func (o *Options) reductions(ranks int) int {
 	if !o.onHost || o.replicas(ranks) == 1 || o.Cfg.Shard.Mode == layout.ShardOff {
 		return 0
@@ -225,13 +225,13 @@ func (o *Options) reductions(ranks int) int {
 	return 2 * 4 * layout.LargestGroup(o.Cfg)
 }
 
-// stateNeeded is how many bytes of the device a model and its optimizer take.
+// stateNeeded returns how many bytes of the device a model and its optimizer take.
 func (o *Options) stateNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
 	n, err := modern.MemoryNeeded(cfg, batch, seq, half)
 	return n + optim.MomentsNeeded(cfg, o.adam, half), err
 }
 
-// gigabytes is a number of bytes for people, in units of 10^9.
+// gigabytes prints a number of bytes in units of 10^9.
 func gigabytes(n int) string {
 	if n < 1e8 {
 		return fmt.Sprintf("%.3f GB", float64(n)/1e9)

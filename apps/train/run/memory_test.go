@@ -31,14 +31,14 @@ func TestLargest(t *testing.T) {
 	if a, b := traintest.Must(o.needs(8, 3)), traintest.Must(o.needs(16, 3)); a >= b {
 		t.Errorf("8 sequences need %d bytes, 16 %d", a, b)
 	}
-	// A step of 7 sequences over 3 ranks has no micro-steps of more than 3.
+	// A step of 7 sequences over 3 ranks has micro-steps of at most 3.
 	o.GlobalBatch, o.fixedGlobal, o.valBatches = 7, true, 0
 	if a, b := traintest.Must(o.needs(3, 3)), traintest.Must(o.needs(9, 3)); a != b {
 		t.Errorf("of a rank's part of 3 sequences, micro-steps of 3 need %d bytes, of 9 %d", a, b)
 	}
 }
 
-// What a model is said to need is what it takes, and for GPT-2 what its shape says.
+// A model takes the memory that stateNeeded returns. For GPT-2 a formula of the shape agrees.
 func TestStateNeeded(t *testing.T) {
 	gpt2 := layout.Presets["gpt2"]
 	gpt2.Vocab = 50257
@@ -72,8 +72,8 @@ func TestStateNeeded(t *testing.T) {
 	}
 }
 
-// Every mode needs less than the one before, and a run that does not fit
-// is told which mode would do.
+// Each mode needs less memory than the one before. A run that does not
+// fit is told which mode would.
 func TestShardedMemory(t *testing.T) {
 	o := New()
 	o.Batch, o.Seq, o.GlobalBatch, o.Given = 1, 1024, 4, func(string) bool { return false }
@@ -91,7 +91,7 @@ func TestShardedMemory(t *testing.T) {
 		}
 		before = need
 	}
-	// A quarter of the state; beside it weights and gradients of the embeddings and of two layers.
+	// It is a quarter of the state, with weights and gradients of the embeddings and of two layers.
 	C := o.Cfg.Channels
 	whole := spmd.AllocSize[float32]((o.Cfg.PaddedVocab()+o.Cfg.SeqMax)*C) + 2*spmd.AllocSize[float32](8*C*C) +
 		2*spmd.AllocSize[float32](4*C*C)
@@ -114,7 +114,7 @@ func TestShardedMemory(t *testing.T) {
 			t.Errorf("into %d bytes on %d ranks it fits with %q, want %q", tc.room, tc.ranks, got, tc.want)
 		}
 	}
-	// Where activations are most of it, ranks divide them with the layers.
+	// If activations are most of the memory, ranks divide them with the layers.
 	o.Batch, o.GlobalBatch = 32, 32
 	most := *o
 	most.Cfg.Shard.Mode, most.Cfg.Recompute = layout.ShardParameters, layout.RecomputeBlock
@@ -133,9 +133,8 @@ func TestShardedMemory(t *testing.T) {
 	}
 }
 
-// Beside activations a rank of R with --shard parameters needs 16 bytes of each of P parameters
-// over R, and little more: of a whole run's need at most a tenth, with as many sequences as such
-// models learn from at a time.
+// With --shard parameters, one of R ranks needs 16 bytes of each of P parameters over R, beside the
+// activations. The rest is at most a tenth of the run's need, at usual numbers of sequences.
 func TestShardedMemoryOfParameters(t *testing.T) {
 	for _, tc := range []struct {
 		model string

@@ -2,8 +2,8 @@ package run
 
 import "lockstep/apps/train/cost"
 
-// peakFlops is what a device does in a second at best with activations of a
-// type; 0 where that is not known.
+// peakFlops returns a device's peak of operations a second with activations
+// of a type, or 0 if unknown.
 func peakFlops(device, dtype string) float64 {
 	if g, ok := cost.Find(device); ok && dtype == "bfloat16" {
 		return g.Flops

@@ -16,7 +16,7 @@ const (
 	wsd    = "wsd"
 )
 
-// partsOf is of what the model is made.
+// partsOf returns the parts that the model is made of.
 func (o *Options) partsOf(base layout.Config) (layout.Parts, error) {
 	if base.Parts == 0 && len(o.without) > 0 {
 		return 0, fmt.Errorf("--without is for modern models, which have parts to leave out: --model %s has the "+
@@ -29,7 +29,8 @@ func (o *Options) partsOf(base layout.Config) (layout.Parts, error) {
 	return parts, nil
 }
 
-// takeOptimizer takes what is usual for a model's optimizer and schedule where nothing was said.
+// takeOptimizer sets the usual values for the model's optimizer and
+// schedule, unless flags are given.
 func (o *Options) takeOptimizer(parts layout.Parts, lr, beta2 float64) error {
 	if !o.Given("optimizer") {
 		if o.optimizer = adamW; parts != 0 {
@@ -82,11 +83,11 @@ func (o *Options) takeOptimizer(parts layout.Parts, lr, beta2 float64) error {
 	return nil
 }
 
-// modernAdamRate is that of a modern model's whole by AdamW: its embeddings,
-// which are normed, move slowly.
+// modernAdamRate is the rate for a whole modern model by AdamW. Its embeddings are
+// normed, and so move slowly.
 const modernAdamRate = 3e-3
 
-// checkWhole refuses to divide layers that only work whole, or all on one rank.
+// checkWhole refuses to divide layers that work only as a whole, or only on one rank.
 func (o *Options) checkWhole() error {
 	const less = "--shard parameters and --recompute block have it need less memory"
 	switch {
@@ -103,13 +104,12 @@ func (o *Options) checkWhole() error {
 	return nil
 }
 
-// batchOfRate is how many sequences of 1,024 tokens a step takes for which the rates
-// of larger modern models are.
+// batchOfRate is how many sequences of 1,024 tokens a step has that the rates of larger
+// modern models are meant for.
 const batchOfRate = 64
 
-// takeRate makes the rates of the optimizer, when --global-batch is known. Where
-// nothing is said a modern model with smaller steps learns at a lower rate, by the root
-// of how many sequences these take.
+// takeRate sets the rates of the optimizer, once --global-batch is known. By default a modern model
+// with smaller steps learns at a lower rate, in proportion to the root of their sequences.
 func (o *Options) takeRate() {
 	if usual := habits[o.usual]; !o.Given("lr") && o.optimizer == muon && o.Cfg.Parts != 0 && usual.batch >= 16 {
 		o.lr = usual.lr * math.Sqrt(min(1, float64(o.GlobalBatch)/batchOfRate))
@@ -117,7 +117,7 @@ func (o *Options) takeRate() {
 	o.adam, o.rate = o.optimizerConfig()
 }
 
-// optimizerConfig is what the trainer needs to know of both.
+// optimizerConfig returns the trainer's settings of optimizer and schedule.
 func (o *Options) optimizerConfig() (optim.AdamConfig, optim.Schedule) {
 	adam := optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay,
 		Clip: o.clip}

@@ -20,15 +20,15 @@ import (
 	"lockstep/spmd/runfolder"
 )
 
-// Options is every setting of a run; New holds the defaults.
+// Options is every setting of a run. New holds the defaults.
 type Options struct {
 	model, DType, FP8, graph       string
 	shard, recompute, balance      string
 	layers, heads, channels        int // 0: as the model has it
 	bucketMiB                      int // 0: as the device wants it
-	dp, tp, pp                     int // replicas, 0 for what is left; parts of each layer; stages of a pipeline
+	dp, tp, pp                     int // replicas (0: all remaining ranks); parts of each layer; stages of a pipeline
 	steps, Batch, Seq, GlobalBatch int
-	growBatch                      int      // sequences of the first steps; 0: all take GlobalBatch
+	growBatch                      int      // sequences of the first steps; 0: GlobalBatch
 	optimizer, schedule            string   // "": as the model is usually trained
 	without                        []string // parts of a modern model
 	lr, minLR, weightDecay, clip   float64
@@ -52,14 +52,14 @@ type Options struct {
 
 	fixedGlobal bool         // --global-batch is given, or that of the run that goes on
 	onHost      bool         // the device is the host, as settle has found
-	need        int          // bytes of buffers that a rank is going to need, as fit has told
+	need        int          // bytes of buffers that a rank is going to need, from fit
 	early       *atomic.Bool // of all ranks of the process: see Early
 
-	// What check makes of the above.
+	// Check computes these from the above.
 	Inputs    []input.Place
 	valInputs []input.Place   // empty where validation takes a part of inputs
 	weights   *weights.Folder // to begin with; nil where they are drawn
-	noTokens  string          // files that weights lacks, so that nobody knows whether its tokens are ours
+	noTokens  string          // files that weights lacks, so that its tokens are unknown
 	Tok       text.Tokenizer
 	Cfg       layout.Config
 	adam      optim.AdamConfig
@@ -69,9 +69,11 @@ type Options struct {
 	json      func() string          // --json, which belongs to the common flags
 }
 
-// habits are what a model is usually trained with: GPT-2's sizes at the rates of Brown et al.,
-// Language models are few-shot learners, table 2.1; the tiny model in small, fast steps. The rates
-// of modern models are Muon's, those of the larger ones for steps of batchOfRate sequences.
+// habits are the usual settings for training a model. GPT-2's sizes have the rates of Brown et al.,
+// Language models are few-shot learners, table 2.1. The tiny model takes small, fast steps.
+//
+// Modern models have the rates of Muon. Those of the larger ones are for
+// steps of batchOfRate sequences.
 var habits = map[string]struct {
 	lr, beta2  float64
 	seq, batch int
@@ -87,7 +89,7 @@ var habits = map[string]struct {
 	"modern-medium": {0.03, 0.95, 1024, 16},
 }
 
-// New returns the settings of a run where no flag is given.
+// New returns the default settings of a run.
 func New() *Options {
 	return &Options{
 		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", balance: "auto", tp: 1, pp: 1,
@@ -97,7 +99,7 @@ func New() *Options {
 	}
 }
 
-// Early says whether Run has ended before the last step, as a signal asked for.
+// Early says whether Run has ended before the last step because of a signal.
 func (o *Options) Early() bool { return o.early.Load() }
 
 // Flags adds the flags of a run to fs.
@@ -231,8 +233,8 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	o.Given = fs.Changed
 }
 
-// takeModel makes the shape of the model, but for its vocabulary, of what was asked for, and takes
-// what is usual for what was not.
+// takeModel makes the shape of the model, except its vocabulary, from the
+// flags and from the usual values.
 func (o *Options) takeModel() error {
 	base, err := layout.Preset(o.model)
 	if err != nil {
@@ -294,13 +296,13 @@ func (o *Options) takeModel() error {
 	if !o.Given("save-every") {
 		o.saveEvery = max(1, o.steps/10)
 	}
-	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
+	// Sequences longer than GPT-2's add positions. Shorter ones leave the model its size.
 	o.Cfg = layout.Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.Seq, base.SeqMax),
 		FP8: level, Shard: layout.Sharding{Mode: mode}, Recompute: recompute, Parts: parts}
 	return nil
 }
 
-// Check refuses what does not fit together, and works out what run needs. It runs
+// Check refuses flags that do not fit together, and computes what Run needs. It runs
 // before MPI starts, on every rank.
 func (o *Options) Check(ranks int) error {
 	if err := o.takeModel(); err != nil {
@@ -372,15 +374,15 @@ func (o *Options) Check(ranks int) error {
 	return o.Cfg.Validate()
 }
 
-// folder says which is the folder of the run.
+// folder returns the configuration of the run's folder.
 func (o *Options) folder() runfolder.Config {
 	return runfolder.Config{Dir: *o.runDir, Default: o.Checkpoint, State: o.Checkpoint}
 }
 
-// maxNumber is the most that a flag may be; it keeps products of two numbers at or below 2^62.
+// maxNumber is the largest value of a flag. Products of two such numbers stay at or below 2^62.
 const maxNumber = 1 << 31
 
-// checkData finds the data and chooses the tokenizer: token files of llm.c have GPT-2's.
+// checkData finds the data and chooses the tokenizer. Token files of llm.c have GPT-2's tokens.
 func (o *Options) checkData() error {
 	var bins, valBins bool
 	var err error
@@ -408,7 +410,7 @@ func (o *Options) checkData() error {
 	return err
 }
 
-// InputsOf finds data, and says whether it is token files of llm.c.
+// InputsOf finds data, and says whether it consists of llm.c's token files.
 func InputsOf(patterns []string) ([]input.Place, bool, error) {
 	inputs, err := input.Resolve(patterns)
 	if err != nil {
@@ -418,7 +420,7 @@ func InputsOf(patterns []string) ([]input.Place, bool, error) {
 	return inputs, bins, err
 }
 
-// checkNumbers refuses numbers that are out of range by themselves.
+// checkNumbers refuses each number that is out of its range.
 func (o *Options) checkNumbers() error {
 	for _, n := range []struct {
 		flag       string
@@ -465,7 +467,7 @@ func (o *Options) checkNumbers() error {
 	return nil
 }
 
-// CheckDType refuses a --dtype that there is not.
+// CheckDType refuses an unknown --dtype.
 func CheckDType(given func(string) bool, dtype string) error {
 	if given("dtype") && dtype != "float32" && dtype != "bfloat16" {
 		return fmt.Errorf("--dtype %s: unknown, want float32 or bfloat16", dtype)
@@ -473,7 +475,7 @@ func CheckDType(given func(string) bool, dtype string) error {
 	return nil
 }
 
-// DefaultDType is the type of the activations where nothing was said.
+// DefaultDType returns dtype, or the device's default if dtype is empty.
 func DefaultDType(w *spmd.World, dtype string) string {
 	switch {
 	case dtype != "":

@@ -16,7 +16,7 @@ const (
 	pageEnd   = "<!-- end of the estimates -->\n"
 )
 
-// docs/speed.md has what is proposed and estimated now.
+// docs/speed.md has the present proposals and estimates.
 func TestPage(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("\n| model, tokens of a sequence | GPUs | sequences | the fastest way that fits | GB | tokens/s | " +
@@ -63,5 +63,5 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// millions is a number of tokens a second with three digits that count.
+// millions prints a number of tokens a second with three digits.
 func millions(x float64) string { return fmt.Sprintf("%.3g M", x/1e6) }

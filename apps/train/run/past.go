@@ -15,7 +15,7 @@ import (
 	"lockstep/spmd/checkpoint"
 )
 
-// CheckFolder refuses a --checkpoint that cannot be one, before a folder of that name is made.
+// CheckFolder refuses an impossible --checkpoint, before anything makes a folder of that name.
 func CheckFolder(dir string) error {
 	if dir == "" {
 		return errors.New("--checkpoint is missing: the folder that a run has saved to")
@@ -44,7 +44,7 @@ func CheckFolder(dir string) error {
 	return nil
 }
 
-// Past is a run that a checkpoint is of.
+// Past is a run that has left a checkpoint.
 type Past struct {
 	saved
 	*checkpoint.Manager
@@ -67,7 +67,7 @@ func OpenPast(w *spmd.World, dir string) (*Past, error) {
 	return p, nil
 }
 
-// describe reads what kind of model it is.
+// describe reads the model's shape and tokens.
 func (p *Past) describe() (err error) {
 	p.Step, err = p.Load(&p.saved)
 	if errors.Is(err, checkpoint.ErrNotFound) {
@@ -82,7 +82,7 @@ func (p *Past) describe() (err error) {
 	return nil
 }
 
-// model returns the shape that the settings tell of, and the tokens.
+// model returns the shape and the tokens that the settings name.
 func (s *saved) model() (cfg layout.Config, tok text.Tokenizer, err error) {
 	for _, n := range []struct {
 		setting string
@@ -116,8 +116,8 @@ func (s *saved) Number(setting string) (int, error) {
 	return n, nil
 }
 
-// LoadWeights loads the weights into an arena, those of a newer checkpoint where a run has saved
-// one meanwhile: Step is then that one's. It blocks. Every rank calls it.
+// LoadWeights loads the weights into an arena. If a run has saved a newer checkpoint meanwhile, it
+// loads that one, and Step is then its step. It blocks. Every rank calls it.
 func (p *Past) LoadWeights(arena spmd.Buffer[float32]) error {
 	params, _, _ := layout.Of(p.Cfg)
 	var items []checkpoint.Item
@@ -134,7 +134,7 @@ func (p *Past) LoadWeights(arena spmd.Buffer[float32]) error {
 	return err
 }
 
-// weightsOnDevice is what a checkpoint's model needs to run forward.
+// weightsOnDevice is everything that a checkpoint's model needs for its forward pass.
 type weightsOnDevice struct {
 	Arena spmd.Buffer[float32]
 	Half  spmd.Buffer[spmd.BF16] // empty without bfloat16

@@ -16,18 +16,17 @@ import (
 type Proposal struct {
 	Flags []string `json:"flags"` // to be added to those that were given
 	Bytes int      `json:"bytes"` // that a rank needs, without what libraries take
-	// tokens a second that are estimated, where nothing between the ranks is hidden;
-	// 0 where no estimate is known
+	// estimated tokens a second if no message is hidden; 0 if there is no estimate
 	Low    float64 `json:"tok_s"`
 	High   float64 `json:"most"`   // and where all is that can be
 	Bubble float64 `json:"bubble"` // the part of the time in which stages of a pipeline wait
 
-	// Messages are the parts of the time that what goes between the ranks adds: where all is hidden
-	// that can be, and where nothing is.
+	// Messages are the parts of the time that messages between ranks add: if all are hidden
+	// that can be, and if none is.
 	Messages [2]float64 `json:"messages"`
 }
 
-// Planned is what a run on a machine is proposed.
+// Planned is the proposals for a run on a machine.
 type Planned struct {
 	GPU       string     `json:"gpu"`
 	Memory    int        `json:"memory"` // bytes of each GPU
@@ -36,18 +35,18 @@ type Planned struct {
 	Proposals []Proposal `json:"proposals"` // the fastest first
 }
 
-// mostProposals is how many are made.
+// mostProposals is the largest number of proposals.
 const mostProposals = 6
 
-// stepTokens are the tokens of a step where nothing is said, what models of GPT-2's sizes usually
-// learn from. Source: Brown et al., Language models are few-shot learners, table 2.1.
+// stepTokens is the default number of tokens of a step. Models of GPT-2's sizes usually learn from
+// as many. Source: Brown et al., Language models are few-shot learners, table 2.1.
 const stepTokens = 1 << 19
 
-// mostBatch is the largest micro-batch that is proposed: larger ones are hardly faster.
+// mostBatch is the largest proposed micro-batch: larger ones are hardly faster.
 const mostBatch = 64
 
-// Plan proposes how so many ranks, each with a GPU of m, divide the run: --dp, --tp, --pp, --shard,
-// --recompute, --batch and --global-batch, where nothing is said of them. It looks at no data.
+// Plan proposes how ranks, each with a GPU of m, divide the run. It chooses those of --dp, --tp,
+// --pp, --shard, --recompute, --batch and --global-batch that are not given. It looks at no data.
 func (o *Options) Plan(m cost.Machine, ranks int) (*Planned, error) {
 	if err := o.takeModel(); err != nil {
 		return nil, err
@@ -111,11 +110,11 @@ type candidate struct {
 	estimate cost.Estimate
 }
 
-// fixedBatch says whether --batch is given, and not 0, which is to be found.
+// fixedBatch says whether --batch is given and not 0, which asks for a search.
 func (o *Options) fixedBatch() bool { return o.Given("batch") && o.Batch > 0 }
 
-// roomOf is how many bytes of a GPU a candidate may have. Libraries take the rest, NCCL
-// for each kind of communicator.
+// roomOf returns how many bytes of a GPU a candidate may have. Libraries take the rest, and NCCL
+// takes some for each kind of communicator.
 func roomOf(m cost.Machine, c candidate) int {
 	room := m.Memory - m.Memory/50 - 1<<30
 	for _, n := range []int{c.job.Replicas, c.o.tp, c.o.pp} {
@@ -126,8 +125,8 @@ func roomOf(m cost.Machine, c candidate) int {
 	return room
 }
 
-// candidates are all ways that go with what was asked for and have room for the parameters, the
-// fastest first, and of equally fast ones the simplest.
+// candidates returns all ways that agree with the flags and have room for the parameters. The
+// fastest come first, and the simplest among equally fast ones.
 func (o *Options) candidates(m cost.Machine, ranks int) []candidate {
 	var all []candidate
 	for tp := 1; tp <= min(ranks, o.heads, m.PerNode); tp++ {
@@ -149,7 +148,7 @@ func (o *Options) candidates(m cost.Machine, ranks int) []candidate {
 	return all
 }
 
-// divided are the candidates with so many parts, stages and replicas.
+// divided returns the candidates with so many parts, stages and replicas.
 func (o *Options) divided(m cost.Machine, tp, pp, replicas int) (all []candidate) {
 	modes, again := []layout.ShardMode{o.Cfg.Shard.Mode}, []layout.Recomputation{o.Cfg.Recompute}
 	if !o.Given("shard") && replicas > 1 {
@@ -193,17 +192,17 @@ func (o *Options) divided(m cost.Machine, tp, pp, replicas int) (all []candidate
 	return all
 }
 
-// least is fewer bytes than a rank needs: those of the parameters of layers that it has,
-// with all that belongs to each.
+// least returns a lower bound of the bytes that a rank needs: for the parameters of its layers,
+// with their gradients and moments.
 func (o *Options) least(replicas int) int {
-	n := (o.layers + o.pp - 1) / o.pp * 12 * o.channels * o.channels / o.tp // of the stage with the most
-	n = n * o.layers / (o.layers + o.pp)                                    // or a little less
+	n := (o.layers + o.pp - 1) / o.pp * 12 * o.channels * o.channels / o.tp // the largest stage
+	n = n * o.layers / (o.layers + o.pp)                                    // a little less
 	state := [...]int{layout.ShardOff: 16, layout.ShardOptimizer: 8, layout.ShardGradients: 4,
 		layout.ShardParameters: 0}[o.Cfg.Shard.Mode]
 	return n*state + n/replicas*(16-state)
 }
 
-// batchesUpTo are the micro-batches that are tried: powers of two, and the most.
+// batchesUpTo returns the micro-batches to try: powers of two, and most.
 func batchesUpTo(most int) (all []int) {
 	for n := 1; n < most; n *= 2 {
 		all = append(all, n)
@@ -211,7 +210,7 @@ func batchesUpTo(most int) (all []int) {
 	return append(all, most)
 }
 
-// flags are those of a candidate that were not given.
+// flags returns the flags of a candidate that were not given.
 func (c candidate) flags() []string {
 	var flags []string
 	add := func(name, value, usual string) {

@@ -13,7 +13,7 @@ import (
 	"lockstep/apps/train/traintest"
 )
 
-// typed are the options of a command line.
+// typed returns the options of a command line.
 func typed(t *testing.T, args ...string) *Options {
 	t.Helper()
 	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
@@ -34,7 +34,7 @@ func machine(t *testing.T, gpu string, perNode int) cost.Machine {
 	return cost.On(g, perNode)
 }
 
-// planOf is what is proposed for a command line.
+// planOf returns the plan for a command line.
 func planOf(t *testing.T, gpu string, perNode, ranks int, args ...string) *Planned {
 	t.Helper()
 	p, err := typed(t, args...).Plan(machine(t, gpu, perNode), ranks)
@@ -44,7 +44,7 @@ func planOf(t *testing.T, gpu string, perNode, ranks int, args ...string) *Plann
 	return p
 }
 
-// What is proposed is a command line that train takes, needs what was said, and fits.
+// train accepts each proposed command line. It needs the memory that the proposal says, and fits.
 func TestPlan(t *testing.T) {
 	data := []string{"--data", traintest.Write(t, t.TempDir(), "text.txt", "words")}
 	for _, tc := range []struct {
@@ -95,8 +95,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// A model that one GPU does not hold is divided, one that none of the ways makes fit is not, and
-// one that fits as it is stays whole.
+// A model that is too large for one GPU is divided. A model that fits stays whole. A model that
+// fits in no way gets no proposal.
 func TestPlanDivides(t *testing.T) {
 	whole := func(p Proposal) bool {
 		return !slices.ContainsFunc(p.Flags, func(f string) bool { return f == "--tp" || f == "--pp" })
@@ -128,7 +128,7 @@ func TestPlanDivides(t *testing.T) {
 	}
 }
 
-// Fewer bytes than a rank needs are fewer.
+// least is less than a rank needs.
 func TestLeast(t *testing.T) {
 	for _, form := range [][3]int{{1, 1, 1}, {2, 1, 1}, {1, 2, 4}, {4, 3, 2}, {2, 5, 1}, {1, 24, 3}} {
 		for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {

@@ -30,7 +30,7 @@ type StepRecord struct {
 	ValLoss  *float64 `json:"val_loss,omitempty"` // where a validation followed this step
 }
 
-// skippedRecord is a step that was left out: without the numbers that are not finite.
+// skippedRecord is a step that was left out. It has no numbers that may not be finite.
 type skippedRecord struct {
 	Step     int      `json:"step"`
 	Skipped  bool     `json:"skipped"`
@@ -57,21 +57,21 @@ type SummaryRecord struct {
 	LossFirst   float64  `json:"loss_first"`
 	LossLast    float64  `json:"loss_last"`
 	ValLoss     *float64 `json:"val_loss"`      // null without validation
-	Skipped     int      `json:"skipped_steps"` // left out, as their loss or norm was not finite
+	Skipped     int      `json:"skipped_steps"` // their loss or norm was not finite
 	Ranks       int      `json:"ranks"`
 	Nodes       int      `json:"nodes"`
 	Device      string   `json:"device"`
 	Collectives string   `json:"collectives"`
 
 	Needs int `json:"needs_bytes"` // what a rank was going to need of its device
-	Peak  int `json:"peak_bytes"`  // what the one with the most has had; both without what libraries take
+	Peak  int `json:"peak_bytes"`  // of the rank with the most; both without the memory of libraries
 
 	Parts  int `json:"tp,omitempty"` // of each layer
 	Stages int `json:"pp,omitempty"` // of a pipeline
-	// the part of a step in which they wait, by the times that they are balanced by
+	// the part of a step in which stages wait, by the times that balance them
 	Bubble float64 `json:"bubble,omitempty"`
 
-	Idle []float64 `json:"idle,omitempty"` // that of each, as measured with --summary or --trace in steps but the first
+	Idle []float64 `json:"idle,omitempty"` // each stage's, measured with --summary or --trace after the first step
 }
 
 // report tells of the steps: log lines and a bar for people, JSON for programs.
@@ -90,16 +90,16 @@ type report struct {
 	saving *saving // nil where there are no checkpoints
 }
 
-// record is what a report remembers of a run, from one checkpoint to the next start.
+// record is what a report remembers of a run from one start to the next.
 type record struct {
 	First float64  `json:"loss_first"`
 	Last  float64  `json:"loss_last"`
 	Val   *float64 `json:"val_loss"` // of the last validation
-	// Steps that were left out, as their loss or norm was not finite.
+	// steps that were left out, since their loss or norm was not finite
 	Skipped int `json:"skipped,omitempty"`
 }
 
-// newReport begins where t does. c has the checkpoints, nil where there are none.
+// newReport returns a report that begins at t's step. c has the checkpoints, or is nil.
 func newReport(o *Options, w *spmd.World, t *trainer.Trainer, c *saver) *report {
 	bar := progress.Start(w, "training", int64(o.steps), "steps").Quiet().From(int64(t.First))
 	r := &report{record: c.record(), o: o, w: w, bar: bar, data: t.Data, from: t.First, steps: t.First}
@@ -109,8 +109,8 @@ func newReport(o *Options, w *spmd.World, t *trainer.Trainer, c *saver) *report 
 	return r
 }
 
-// upTo reports the steps before n that were not reported yet; val, if any, is the
-// validation after the last of them.
+// upTo reports the steps before n that it has not reported yet. val is the validation
+// after the last of them, or nil.
 func (r *report) upTo(t *trainer.Trainer, n int, val *float64) error {
 	for ; r.steps < n; r.steps++ {
 		loss, norm, took, err := t.Read(r.steps)
@@ -164,7 +164,7 @@ func (r *report) step(rec StepRecord) error {
 	return nil
 }
 
-// show tells the dashboard of a step.
+// show passes a step to the dashboard.
 func (r *report) show(rec StepRecord) {
 	r.w.Metric("loss", rec.Loss)
 	r.w.Metric("tokens a second", rec.TokS)
@@ -201,14 +201,14 @@ func (r *report) log(e *zerolog.Event, rec StepRecord, format string) {
 	e.Msgf(format, rec.Step, r.o.steps)
 }
 
-// interrupted reports a run that ends early, to go on later.
+// interrupted reports a run that ends early and can resume.
 func (r *report) interrupted(how string) {
 	r.bar.Done()
 	r.w.Log().Info().Int("steps", r.steps).Str("loss_last", fmt.Sprintf("%.4f", r.Last)).Msg(how)
 }
 
-// idleOf returns the part of the steps but the first in which each stage of the pipeline waited,
-// over all replicas; none where it was not measured. Every rank calls it.
+// idleOf returns the part of the time that each stage of the pipeline waited, over all replicas and
+// without the first step. It returns none if nothing was measured. Every rank calls it.
 func idleOf(w *spmd.World, t *trainer.Trainer) ([]float64, error) {
 	own, err := t.Model.StageTime(t.Stream)
 	if err != nil {

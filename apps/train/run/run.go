@@ -18,8 +18,7 @@ import (
 	"lockstep/spmd/runfolder"
 )
 
-// Run is the program, on every rank. Each has settings of its own, since
-// ranks may share the process.
+// Run runs the program on a rank. Each rank has its own options, since ranks may share the process.
 func (o *Options) Run(ctx context.Context, w *spmd.World) error {
 	own := *o
 	return own.run(ctx, w)
@@ -104,7 +103,7 @@ func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 	return err
 }
 
-// Usage marks bad input as such for spmd.Main.
+// Usage marks an error of bad input for spmd.Main.
 func Usage(err error) error {
 	if errors.As(err, new(input.Error)) {
 		return spmd.Usage(err)
@@ -112,8 +111,8 @@ func Usage(err error) error {
 	return err
 }
 
-// OpenTokens reads the data, the ranks of each node together, and checks that all
-// nodes have read the same.
+// OpenTokens reads the data. The ranks of a node read it together. It checks that
+// all nodes have read the same.
 func (o *Options) OpenTokens(w *spmd.World) (text.Data, error) {
 	f, err := o.readTokens(w, o.Inputs)
 	if err == nil && len(o.valInputs) > 0 {
@@ -141,7 +140,7 @@ func (o *Options) OpenTokens(w *spmd.World) (text.Data, error) {
 	return f, nil
 }
 
-// readTokens reads some inputs: texts, or token files of llm.c.
+// readTokens reads inputs that are texts, or token files of llm.c.
 func (o *Options) readTokens(w *spmd.World, inputs []input.Place) (text.Data, error) {
 	g, d := agree.Among(w, w.NodeComm()), text.Options{
 		Inputs: inputs, Tokens: o.Tok, Cache: o.Cache, Threads: w.Threads(), Log: *w.Log(),

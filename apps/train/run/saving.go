@@ -8,7 +8,7 @@ import (
 	"lockstep/spmd/progress"
 )
 
-// saving is how far rank 0 is with the checkpoint that it writes beside the steps. Any
+// saving follows the checkpoint that rank 0 writes beside the steps. Any
 // goroutine may call its methods.
 type saving struct {
 	w *spmd.World
@@ -19,7 +19,7 @@ type saving struct {
 	alone     bool           // nothing else goes on
 }
 
-// written takes how many bytes are written, of how many.
+// written notes that so many bytes are written.
 func (s *saving) written(bytes, of int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -30,7 +30,7 @@ func (s *saving) written(bytes, of int64) {
 	s.bytes, s.of = bytes, of
 }
 
-// end is that nothing is being written any more.
+// end notes that the checkpoint is written.
 func (s *saving) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,7 +38,7 @@ func (s *saving) end() {
 	s.bytes, s.of, s.told = 0, 0, nil
 }
 
-// note is what stands beside the loss; "" where no checkpoint is being written.
+// note returns the text beside the loss, or "" if no checkpoint is being written.
 func (s *saving) note() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,7 +48,7 @@ func (s *saving) note() string {
 	return fmt.Sprintf("  saving %d %%", 100*s.bytes/s.of)
 }
 
-// last says that nothing else goes on: a live line is that of the checkpoint.
+// last notes that nothing else is going on, so the live line is the checkpoint's.
 func (s *saving) last() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

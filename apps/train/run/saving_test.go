@@ -15,9 +15,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Where there is no terminal the log has a line each half minute of a checkpoint that takes
-// long, beside steps and behind them, while its bytes are written and while the files of
-// other ranks are waited for.
+// Without a terminal the log gets a line each half minute while a checkpoint takes long. This holds
+// beside steps and after them, while bytes are written, and while files of other ranks are missing.
 func TestSavingLines(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "stderr")) // no terminal, wherever the test runs
 	if err != nil {

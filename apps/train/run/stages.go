@@ -8,11 +8,11 @@ import (
 	"lockstep/spmd"
 )
 
-// replicas is how many ranks of a run have other sequences of a batch; the others have other parts
-// of the model.
+// replicas returns the number of replicas of the model. Each learns from other sequences of a
+// batch; the ranks of a replica have parts of the model.
 func (o *Options) replicas(ranks int) int { return ranks / max(1, o.tp*o.pp) }
 
-// checkParts refuses a model that cannot be divided like that among so many ranks.
+// checkParts refuses a division of the model that is impossible on so many ranks.
 func (o *Options) checkParts(ranks int) error {
 	asked := ""
 	for _, x := range []struct {
@@ -48,8 +48,8 @@ func (o *Options) checkParts(ranks int) error {
 	return nil
 }
 
-// warnApart warns where ranks that divide layers are on several nodes, which costs what --tp is
-// to gain. Every rank calls it.
+// warnApart warns if ranks that divide layers are on several nodes, which makes
+// --tp slow. Every rank calls it.
 func (o *Options) warnApart(w *spmd.World) error {
 	if o.tp == 1 || w.Nodes() == 1 {
 		return nil
@@ -66,8 +66,8 @@ func (o *Options) warnApart(w *spmd.World) error {
 	return nil
 }
 
-// apart is the first rank of the first group of so many that are not all on one node, given the
-// node of each rank; -1 if there is none.
+// apart returns the first rank of the first group that is not on one node, or -1.
+// nodes has the node of each rank.
 func apart(nodes []int64, group int) int {
 	for first := 0; first < len(nodes); first += group {
 		for _, node := range nodes[first : first+group] {
@@ -79,8 +79,8 @@ func apart(nodes []int64, group int) int {
 	return -1
 }
 
-// largestStage is how many bytes of the device the stage takes that takes most, and how many
-// micro-batches of a step are there at once.
+// largestStage returns how many bytes of the device the largest stage takes, and how many
+// micro-batches are there at once.
 func (o *Options) largestStage(rows, batch, ranks int) (most, held int, err error) {
 	held = 1
 	if o.GlobalBatch > 0 && batch > 0 {
@@ -98,5 +98,5 @@ func (o *Options) largestStage(rows, batch, ranks int) (most, held int, err erro
 	return most, held + 1, nil
 }
 
-// percent is a part of 1 for people.
+// percent prints a part of 1 in per cent.
 func percent(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }

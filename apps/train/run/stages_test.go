@@ -2,7 +2,7 @@ package run
 
 import "testing"
 
-// Ranks that divide layers are neighbours. The first group that a node does not hold is found.
+// Ranks that divide layers are neighbours. apart finds the first group that a node does not hold.
 func TestApart(t *testing.T) {
 	for _, tc := range []struct {
 		nodes []int64
