@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// replicas are the arenas that are the same on all ranks.
+// replicas returns the arenas that are the same on all ranks.
 func (t *Trainer) replicas() []gpt.Arena {
 	var same []gpt.Arena
 	for _, a := range t.arenas() {
@@ -22,7 +22,7 @@ func (t *Trainer) replicas() []gpt.Arena {
 
 const secondMoments = "adam.v."
 
-// arenas are the numbers that a run keeps for each parameter.
+// arenas returns the numbers that a run keeps for each parameter.
 func (t *Trainer) arenas() []gpt.Arena {
 	mode, weights := t.State.Cfg.Shard.Mode, t.State.Weights
 	if mode == layout.ShardParameters {
@@ -33,9 +33,10 @@ func (t *Trainer) arenas() []gpt.Arena {
 		{Prefix: secondMoments, Shared: mode != layout.ShardOff, Buffer: t.Optimizer.V}}
 }
 
-// Items are the tensors of a checkpoint: together with the number of steps and of sequences they
-// are all that the next step depends on. --shard, --tp and --pp do not change them. Those to be
-// saved may be other parts of them than those to be loaded.
+// Items returns the tensors of a checkpoint. With the number of steps and of sequences, they are
+// all that the next step depends on. They are the same for every --shard, --tp and --pp.
+//
+// The parts to be saved may differ from the parts to be loaded.
 func (t *Trainer) Items(save bool) []checkpoint.Item {
 	if t.divided() {
 		return t.partItems(save)
@@ -57,9 +58,8 @@ func (t *Trainer) Items(save bool) []checkpoint.Item {
 	return items
 }
 
-// Audit fails where what is to be the same on all ranks differs after a number of steps:
-// the weights and moments that are not shared. It names the first tensor that does. It
-// blocks. Every rank of c calls it.
+// Audit fails if the weights or moments that all ranks hold differ between ranks after a number of
+// steps. It names the first tensor that differs. It blocks. Every rank of c calls it.
 func (t *Trainer) Audit(steps int) error {
 	if err := t.gather(); err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// One bit of one tensor on one rank: every rank says which tensor, and which rank.
+// One bit of one tensor differs on one rank: every rank names the tensor and the rank.
 func TestAudit(t *testing.T) {
 	spmdtest.Run(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
 		tr := start(t, w, w.Comm(), testConfig(3), wordTokens(4000))

@@ -13,9 +13,10 @@ import (
 // divided says whether ranks have different parts of the model.
 func (t *Trainer) divided() bool { return t.all.Size() > t.c.Size() }
 
-// divide gives each rank its part of the model and of the data. Ranks that follow each other
-// divide layers, which has them talk the most; stages are farthest apart, as they send the least.
-// Every rank of the run calls it.
+// divide gives each rank its part of the model and of the data. Every rank of the run calls it.
+//
+// Neighbours divide layers, since they exchange the most. Stages are farthest
+// apart, since they send the least.
 func (t *Trainer) divide() error {
 	m := &t.Config.Model
 	stages := max(1, m.Stage.Stages)
@@ -47,8 +48,8 @@ func (t *Trainer) divide() error {
 	return nil
 }
 
-// countLoss enqueues that the loss is 0 on all but one of the ranks that
-// have computed the same one.
+// countLoss enqueues that the loss becomes 0 on all but one of the ranks that
+// have computed the same loss.
 func (t *Trainer) countLoss() error {
 	if t.State.Cfg.Tensor.Rank == 0 {
 		return nil
@@ -56,8 +57,8 @@ func (t *Trainer) countLoss() error {
 	return spmd.Fill(t.Stream, t.State.Loss, 0)
 }
 
-// sumRows enqueues the sums of gradients to which each of the ranks that divide layers has added
-// its rows of the batch. They are vectors, which go together.
+// sumRows enqueues the sums of gradients to which each rank that divides layers has added its rows
+// of the batch. These gradients are vectors, and go together.
 func (t *Trainer) sumRows() error {
 	if len(t.byRows) == 0 {
 		return nil
@@ -73,7 +74,7 @@ func (t *Trainer) sumRows() error {
 	})
 }
 
-// counted is what this rank adds to the norm of the gradient: what no other does.
+// counted returns the gradients that this rank, and no other, adds to the norm.
 func (t *Trainer) counted() []spmd.Buffer[float32] {
 	if t.sharder == nil && t.c.Rank() > 0 {
 		return nil
@@ -81,9 +82,9 @@ func (t *Trainer) counted() []spmd.Buffer[float32] {
 	return t.State.Counted()
 }
 
-// partItems are the tensors of a checkpoint where each rank has a part of the model: the same as
-// without. A rank that has none of a tensor takes part all the same. What several have each saves
-// a part of.
+// partItems returns the tensors of a checkpoint if each rank has a part of the model. They are
+// those of an undivided model. A rank without elements of a tensor takes part all the same. Ranks
+// that have the same tensor each save a part of it.
 func (t *Trainer) partItems(save bool) []checkpoint.Item {
 	own := map[string]layout.Param{}
 	for _, p := range t.State.Params {
@@ -98,7 +99,7 @@ func (t *Trainer) partItems(save bool) []checkpoint.Item {
 			}
 			skip, have := 0, spmd.Buffer[float32]{}
 			q, ok := own[p.Name]
-			// the first stage has it, too
+			// the first stage also has it
 			twice := ok && q.Group == layout.EmbeddingGroup(t.State.Groups) && !t.State.Cfg.Begins()
 			if ok && !(save && twice) {
 				skip, have = t.State.Of(a, q)
@@ -115,15 +116,15 @@ func (t *Trainer) partItems(save bool) []checkpoint.Item {
 	return items
 }
 
-// partOf is this rank's part of elements from skip on that all ranks of c have.
+// partOf returns this rank's part of elements from skip on that all ranks of c have.
 func partOf(skip int, have spmd.Buffer[float32], c spmd.Comm) (int, spmd.Buffer[float32]) {
 	part := spmd.ShardOf(have.Len(), c.Rank(), c.Size())
 	return skip + part.Off, have.Slice(part.Off, part.Off+part.Len)
 }
 
-// auditCopies fails where ranks with different parts of the model differ after a number of
-// steps in what they both have: the two with the embeddings, and those that divide layers, in
-// all that they do not divide.
+// auditCopies fails if ranks with different parts of the model differ in what they have in common
+// after a number of steps. The two stages with the embeddings share these. Ranks that divide layers
+// share all that they do not divide.
 func (t *Trainer) auditCopies(steps int) error {
 	same := func(c spmd.Comm, copied func(p layout.Param) bool) error {
 		if c.Size() < 2 {

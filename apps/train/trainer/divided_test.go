@@ -15,21 +15,20 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Layers that are divided, a pipeline of stages, and both beside replicas train as
-// plain data parallel does, over uneven parts of a batch and micro-batches, with
-// every mode of sharing beside it.
+// Divided layers, a pipeline of stages, and both beside replicas train as plain data parallel does.
+// This holds over uneven parts of a batch and micro-batches, with every mode of sharing.
 func TestDivided(t *testing.T) {
 	campaign.More(t, 2*2*(9*4-12), "divisions of a model, by type, micro-batch and mode of sharing")
 	traintest.OnBothQuickly(t, []int{2, 3, 4}, nil, testDivided[float32](4, 2, 1), testDivided[spmd.BF16](4, 2, 1))
 }
 
-// So do the first steps of 4 processes, whose messages MPI carries.
+// The first steps of 4 processes do the same, with messages through MPI.
 func TestDividedProcesses(t *testing.T) {
 	spmdtest.HostOnly(t, "all ranks of TestDivided are processes there")
 	spmdtest.Run(t, []int{4}, testDivided[float32](2, 1))
 }
 
-// For as long as losses are to stay close.
+// Losses stay close over many steps.
 func TestDividedLong(t *testing.T) {
 	campaign.Only(t, "run of 50 steps in each division of a model")
 	ranks := []int{2, 3, 4}
@@ -39,9 +38,9 @@ func TestDividedLong(t *testing.T) {
 	traintest.RunQuickly(t, ranks, nil, testDivided[float32](50, 2))
 }
 
-// eachForm calls fn with every way to have parts of each layer and stages on so many ranks,
-// but that with neither. make test has all of 3 ranks, halves of layers on 2, and halves of
-// the layers of two stages on 4.
+// eachForm calls fn with every division of so many ranks into parts of each layer and stages,
+// except the trivial one. make test has all divisions of 3 ranks, halves of layers on 2, and halves
+// of the layers of two stages on 4.
 func eachForm(ranks int, fn func(tensor, stages int)) {
 	for tensor := 1; tensor <= ranks; tensor++ {
 		for stages := 1; stages <= ranks; stages++ {
@@ -53,8 +52,8 @@ func eachForm(ranks int, fn func(tensor, stages int)) {
 	}
 }
 
-// eachMode calls fn with every mode of sharing, first with none. make test has that which
-// shares most, and all on 3 ranks.
+// eachMode calls fn with every mode of sharing, first with none. make test has the mode that shares
+// most, and on 3 ranks all modes.
 func eachMode(ranks int, fn func(layout.ShardMode)) {
 	for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
 		if campaign.All() || ranks == 3 || mode == layout.ShardOff || mode == layout.ShardParameters {
@@ -63,7 +62,7 @@ func eachMode(ranks int, fn func(layout.ShardMode)) {
 	}
 }
 
-// testDivided is a test of some steps with micro-batches of these sizes.
+// testDivided tests some steps with micro-batches of these sizes.
 func testDivided[A kernels.Act](steps int, batches ...int) func(t *testing.T, w *spmd.World) {
 	return func(t *testing.T, w *spmd.World) {
 		for _, batch := range batches {
@@ -79,7 +78,7 @@ func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps, batch int
 	}
 	const layers, heads, channels = 5, 12, 24
 	cfg := testConfig(steps)
-	cfg.Model.Vocab = map[int]int{2: 203, 1: 130}[batch] // of 4 ranks the last has few tokens, or none
+	cfg.Model.Vocab = map[int]int{2: 203, 1: 130}[batch] // the last of 4 ranks has few tokens, or none
 	cfg.Seq, cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers = 16, kernels.IsHalf[A](), batch, "off", layers
 	cfg.Model.Heads, cfg.Model.Channels = heads, channels
 	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
@@ -124,8 +123,8 @@ func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps, batch int
 	})
 }
 
-// Stages have the bits of the model on one rank, where the order of sums is the same: in all of a
-// first step, but for what the first and the last find of one tensor's gradient.
+// Stages have the bits of the model on one rank if sums have the same order. This is so in all of a
+// first step, except the gradient of the embeddings, which the first and the last stage share.
 func TestStagesBits(t *testing.T) {
 	for _, fn := range []func(*testing.T, *spmd.World){testStagesBits[float32], testStagesBits[spmd.BF16]} {
 		spmdtest.RunInProcess(t, []int{2, 3, 4}, fn)
@@ -163,10 +162,10 @@ func testStagesBits[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// What an audit is for: a rank that differs in what others have, too, is found.
+// An audit finds a rank that differs in something that others also have.
 func TestDividedAudit(t *testing.T) {
 	spmdtest.Run(t, []int{2, 4}, func(t *testing.T, w *spmd.World) {
-		// parts of layers, stages, and whether the embeddings differ
+		// parts of layers; stages; whether the embeddings differ
 		for _, form := range [][3]int{{2, 1, 0}, {1, 2, 1}} {
 			cfg := testConfig(1)
 			cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = form[0], form[1]
@@ -178,7 +177,7 @@ func TestDividedAudit(t *testing.T) {
 			if err := tr.Audit(0); err != nil {
 				t.Fatal(err)
 			}
-			// The last rank of each replica, so that replicas agree.
+			// The last rank of each replica differs, so that replicas agree.
 			if tr.tensor.Rank() == form[0]-1 && tr.pipe.Rank() == form[1]-1 {
 				for _, p := range tr.State.Params {
 					if p.Name == name {
@@ -196,7 +195,7 @@ func TestDividedAudit(t *testing.T) {
 	})
 }
 
-// A divided step as a graph has the bits of its commands, and so has recomputation.
+// A divided step as a graph has the bits of its commands. So has recomputation.
 func TestDividedGraphs(t *testing.T) {
 	modes := campaign.Some(t, "modes of sharing of divided graphs",
 		[]layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters},

@@ -1,8 +1,8 @@
-// Package trainer trains a model on the ranks of a communicator, each with its part of every batch:
-// one step, its gradients over the ranks, validation, and the search for what went wrong.
+// Package trainer trains a model on the ranks of a communicator. Each rank has its part of every
+// batch. The package runs a step, sums gradients over the ranks, validates, and finds the rank and
+// the tensor of a bad number.
 //
-// Read train.go first, which says what a Trainer has. start.go has what comes before the first
-// step, micro.go how a step divides into micro-batches, step.go what it enqueues, results.go
-// and validate.go what it tells. divided.go and pipelined.go have what is different where
-// ranks have parts of the model.
+// Read train.go first: it says what a Trainer has. start.go prepares the first step. micro.go
+// divides a step into micro-batches, step.go enqueues it. results.go and validate.go read the
+// results. divided.go and pipelined.go are for ranks with parts of the model.
 package trainer

@@ -13,9 +13,8 @@ import (
 	"lockstep/spmd"
 )
 
-// A run with 8-bit floats learns as one with bfloat16, has the same bits as a graph, and
-// goes on from what a checkpoint holds with the bits of one that was not interrupted; all
-// ranks have the same scales.
+// A run with 8-bit floats learns as one with bfloat16. Its graph has the same bits. It resumes from
+// a checkpoint with the bits of an uninterrupted run, and all ranks have the same scales.
 func TestFP8Steps(t *testing.T) {
 	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
 		const steps, half = 24, 9
@@ -83,9 +82,9 @@ func TestFP8Steps(t *testing.T) {
 	})
 }
 
-// Where ranks divide layers, are stages or share the weights a run with 8-bit floats learns as
-// one without, has the same scales on all ranks, the bits of its graph, and those of unshared
-// weights where sums have one order.
+// A run with 8-bit floats learns in every division as a run without. All ranks have the
+// same scales. Graphs have the bits of commands. Shared weights have the bits of unshared
+// ones if sums have one order.
 func TestFP8Divided(t *testing.T) {
 	levels := campaign.Some(t, "parts of a model in 8-bit floats", []layout.FP8Level{layout.FP8Head, layout.FP8All},
 		func(l layout.FP8Level) bool { return l == layout.FP8All })
@@ -157,8 +156,8 @@ func TestFP8Divided(t *testing.T) {
 	})
 }
 
-// What is computed once more has the copies, and so the bits, of what was kept, and leaves the same
-// scales: on one rank and in every division, over micro-steps and in graphs.
+// Recomputed activations have the copies, and so the bits, of kept ones, and leave the same scales.
+// This holds on one rank and in every division, over micro-steps and in graphs.
 func TestFP8Recompute(t *testing.T) {
 	ranks := campaign.Some(t, "numbers of ranks that recompute in 8-bit floats", []int{1, 2, 3},
 		func(n int) bool { return n == 3 })

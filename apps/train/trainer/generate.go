@@ -9,15 +9,14 @@ import (
 	"lockstep/spmd"
 )
 
-// ToGenerate has this rank ready to generate, and says whether all ranks have to, together;
-// else one rank alone may. Every rank of the trainer calls it.
+// ToGenerate prepares this rank to generate. It says whether all ranks have to generate together;
+// otherwise one rank alone may. Every rank of the trainer calls it.
 func (t *Trainer) ToGenerate() (together bool, err error) {
 	return t.sharder != nil && t.sharder.EveryPass(), t.gather()
 }
 
-// Generate returns n tokens of text that the model writes after the beginning of a
-// document and the prompt, together with the prompt. It blocks. ToGenerate says who calls it;
-// all that do get the same text.
+// Generate returns the prompt and n more tokens of text, which begins a document. It blocks.
+// ToGenerate says who calls it. All callers get the same text.
 func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt string, n int, temperature float64,
 	seed uint64) (text []byte, err error) {
 	var d decode.Decoder
@@ -45,8 +44,8 @@ func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt strin
 	return text, err
 }
 
-// logitsOfAll enqueues the logits of the token after others where no rank has all weights: all
-// ranks go through the text together, and take those of rank 0.
+// logitsOfAll enqueues the logits of the next token if no rank has all weights. All ranks go
+// through the text together, and take the logits of rank 0.
 func (t *Trainer) logitsOfAll(tokens spmd.Buffer[int32], before int) (logits spmd.Buffer[float32], err error) {
 	x := t.sharder
 	err = x.Around(t.Stream, x.Forward, false, false, func() (err error) {

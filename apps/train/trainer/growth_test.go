@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Steps that grow go the same way on any number of ranks, and have the same bits as replays of
-// graphs: a micro-step has a graph for each size of a step.
+// Growing steps go the same way on any number of ranks, and have the bits of graphs. A micro-step
+// has a graph for each size of a step.
 func TestGrowth(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		own, err := w.Comm().Split(w.Rank(), 0)

@@ -13,7 +13,7 @@ import (
 // Diverged is the error of a step whose loss or gradient norm is not finite.
 type Diverged struct{ error }
 
-// blame is the error of a step with this loss and norm, of which one is not finite. It
+// blame returns the error of a step whose loss or norm is not finite. It
 // blocks. Every rank of c calls it.
 func (t *Trainer) blame(step int, loss, norm float64) error {
 	where, err := t.firstBad(step)
@@ -27,9 +27,10 @@ func (t *Trainer) blame(step int, loss, norm float64) error {
 	return Diverged{err}
 }
 
-// firstBad says which rank had the first number that is not finite in a step, and in
-// which tensor. Neither that step nor, unless such steps are left out, the one after it has
-// changed the weights, so each rank computes its part again, without the sum over the ranks.
+// firstBad names the rank and the tensor with the first number of a step that is not finite.
+//
+// Each rank computes its part again, without the sum over the ranks. This works because the weights
+// are unchanged: by the bad step, and by the next one unless bad steps are skipped.
 func (t *Trainer) firstBad(step int) (string, error) {
 	if err := t.Stream.Synchronize(); err != nil {
 		return "", err
@@ -67,8 +68,8 @@ func (t *Trainer) firstBad(step int) (string, error) {
 	return none + ": a sum over them overflowed", nil
 }
 
-// firstBadWeight returns the index in Params of the first tensor, in the order of the backward
-// pass, of which this rank updates a weight that is not finite; len(Params) if there is none.
+// firstBadWeight returns the index in Params of the first tensor with a weight that is not finite
+// and that this rank updates, or len(Params). First means first in the backward pass.
 func (t *Trainer) firstBadWeight() (int, error) {
 	weights := t.arenas()[0]
 	for i, p := range t.State.Params {
@@ -84,8 +85,8 @@ func (t *Trainer) firstBadWeight() (int, error) {
 	return len(t.State.Params), nil
 }
 
-// firstBadGradient computes this rank's part of a step's gradients again, and returns the
-// index of the first that holds a number that is not finite; len(Params) if none does. It
+// firstBadGradient computes this rank's part of a step's gradients again. It returns the
+// index of the first gradient with a number that is not finite, or len(Params). It
 // blocks. Every rank of c calls it.
 func (t *Trainer) firstBadGradient(step int) (int, error) {
 	first := len(t.State.Params)

@@ -14,16 +14,15 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// weight returns the place of a weight that passes read as float32, whatever the type
-// of the activations: of the last LayerNorm.
+// weight returns the place of a weight that passes read as float32, whatever the type of the
+// activations: it belongs to the last LayerNorm.
 func weight(tr *Trainer) spmd.Buffer[float32] {
 	p := tr.State.Params[0]
 	return tr.State.Weights.Slice(p.Off, p.Off+p.Len)
 }
 
-// A number that is not finite, on one rank, ends the run of all: the step, the rank and
-// the tensor are named, and the weights stay as they were before that step, though the
-// next one runs already.
+// A number on one rank that is not finite ends the run on all ranks. The error names the step, the
+// rank and the tensor. The weights stay as before that step, though the next step already runs.
 func TestBadStepEnds(t *testing.T) {
 	traintest.OnBoth(t, []int{1, 3}, testBadStepEnds[float32], testBadStepEnds[spmd.BF16])
 }
@@ -82,7 +81,7 @@ func testBadStepEnds[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// Where no rank has such a number, and the sums over the ranks overflow, the error says so.
+// If only the sums over the ranks overflow, the error says so.
 func TestBadSum(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		tr := start(t, w, w.Comm(), testConfig(2), wordTokens(4000))
@@ -102,8 +101,8 @@ func TestBadSum(t *testing.T) {
 	})
 }
 
-// A step that is skipped is as if it had not been: the weights and moments are, bit for
-// bit, those of a run that has passed over its sequences.
+// A skipped step leaves no trace: weights and moments have the bits of a run that
+// has passed over its sequences.
 func TestSkipBadStep(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 3}, nil, testSkipBadStep[float32], testSkipBadStep[spmd.BF16])
 }

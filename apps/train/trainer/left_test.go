@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A trainer leaves nothing that has made a step and measured its loss, in the middle of an epoch.
+// A trainer that closes in the middle of an epoch, after a step and a loss, leaves nothing behind.
 func TestNothingIsLeft(t *testing.T) {
 	rounds := campaign.Few(t, "trainers", 300, 10_000)
 	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {

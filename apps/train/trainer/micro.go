@@ -6,8 +6,8 @@ import (
 	"lockstep/spmd"
 )
 
-// microKind is what distinguishes the micro-steps of a run: each kind enqueues the same
-// commands on the same memory every time, so that one graph can stand for it.
+// microKind is a kind of micro-step. All micro-steps of a kind enqueue the same commands on the
+// same memory, so that one graph can replace them.
 type microKind struct {
 	b           int  // sequences
 	first, last bool // of its step
@@ -15,12 +15,12 @@ type microKind struct {
 	of          int  // sequences of the step, over all ranks
 }
 
-// micro yields this rank's part of n sequences in micro-batches, as where they start. All
-// of them are the same slice, filled anew: use one before the next is asked for.
+// micro yields the micro-batches of this rank's part of n sequences: where each sequence starts. It
+// yields the same slice each time, so use one before asking for the next.
 func (t *Trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
 	return func(yield func([]int) bool) {
 		part := spmd.ShardOf(n, t.c.Rank(), t.c.Size())
-		starts := make([]int, 0, min(t.Batch, max(1, part.Len))) // --batch may be beyond all memory
+		starts := make([]int, 0, min(t.Batch, max(1, part.Len))) // --batch may be huge
 		for k := range t.microSteps(n) {
 			starts = starts[:0]
 			for i := k * t.Batch; i < min((k+1)*t.Batch, part.Len); i++ {
@@ -36,8 +36,8 @@ func (t *Trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
 	}
 }
 
-// microSteps is how many micro-batches micro yields. Where every micro-step concerns all ranks,
-// it is as many on all of them.
+// microSteps returns how many micro-batches micro yields. If every micro-step concerns all
+// ranks, all have the same number.
 func (t *Trainer) microSteps(n int) int {
 	if t.Config.Model.Shard.ScattersGrads() {
 		return t.microStepsOf(n, 0) // which has the largest part
@@ -45,16 +45,16 @@ func (t *Trainer) microSteps(n int) int {
 	return t.microStepsOf(n, t.c.Rank())
 }
 
-// microStepsOf is how many it takes for the part of a rank.
+// microStepsOf returns the number of micro-steps for a rank's own part.
 func (t *Trainer) microStepsOf(n, rank int) int {
 	return (spmd.ShardOf(n, rank, t.c.Size()).Len + t.Batch - 1) / t.Batch
 }
 
-// idle says whether this rank takes part in a micro-step only because the others do. Its
-// loss then has the scale 0.
+// idle says whether this rank takes part in a micro-step only because others do.
+// Its loss then has the scale 0.
 func (t *Trainer) idle(n, micro int) bool { return micro >= t.microStepsOf(n, t.c.Rank()) }
 
-// scaleOf is the scale of the loss in a micro-step.
+// scaleOf returns the scale of the loss in a micro-step.
 func (t *Trainer) scaleOf(k microKind) float32 {
 	if k.idle {
 		return 0
@@ -62,7 +62,7 @@ func (t *Trainer) scaleOf(k microKind) float32 {
 	return t.lossScale(k.of)
 }
 
-// lossScale is 1 over the tokens of a step of n sequences, over all ranks.
+// lossScale returns 1 over the tokens of a step of n sequences, over all ranks.
 func (t *Trainer) lossScale(n int) float32 { return float32(1 / (float64(n) * float64(t.Seq))) }
 
 // trainBatches yields the micro-batches of the steps from first on.

@@ -21,17 +21,17 @@ func modernConfig(steps int) Config {
 	return cfg
 }
 
-// A modern model by Muon, whose state the ranks share and whose activations are computed
-// once more, trains as one that has all, over uneven parts of a batch and micro-steps: to
-// the bit where sums have one order.
+// A modern model by Muon trains with shared state and recomputed activations as it does
+// with neither. This holds over uneven parts of a batch and micro-steps, with equal
+// bits if sums have one order.
 func TestModernSharded(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testModernSharded[float32], testModernSharded[spmd.BF16])
 }
 
 func testModernSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 	testModernShardedFor[A](t, w, 7)
-	// parts of 3 ranks are as long, so that these give each other rows of tables'
-	// gradients where each has all
+	// Parts of 3 ranks are as long, so they exchange rows of the tables'
+	// gradients if each has all weights.
 	testModernShardedFor[A](t, w, 6)
 }
 
@@ -87,7 +87,7 @@ func testModernShardedFor[A kernels.Act](t *testing.T, w *spmd.World, global int
 	traintest.NoError(t, plain.Close())
 }
 
-// So does one whose head's products are of 8-bit floats.
+// The same holds for a model whose head has products of 8-bit floats.
 func TestModernFP8Sharded(t *testing.T) {
 	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
 		const steps = 3
@@ -110,8 +110,8 @@ func TestModernFP8Sharded(t *testing.T) {
 	})
 }
 
-// Muon in a pipeline of GPT-2's layers, whose stages have whole matrices, trains as on ranks that
-// have all, and saves as many tensors.
+// Muon in a pipeline of GPT-2's layers trains as on ranks that have the whole model, and saves as
+// many tensors. Stages have whole matrices.
 func TestMuonPipelined(t *testing.T) {
 	traintest.RunQuickly(t, []int{2, 4}, nil, func(t *testing.T, w *spmd.World) {
 		const steps = 3

@@ -8,11 +8,11 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// pipelined says whether the ranks have different stages of the model. A step is then one
-// schedule of all its micro-batches, and one graph.
+// pipelined says whether the ranks have different stages of the model. A step is then one schedule
+// of all its micro-batches, and one graph.
 func (t *Trainer) pipelined() bool { return t.Config.Model.Stage.Stages > 1 }
 
-// openPipeline takes what pipelined steps need, for micro-batches of up to batch sequences.
+// openPipeline allocates what pipelined steps need for micro-batches of up to batch sequences.
 func (t *Trainer) openPipeline(batch int) error {
 	if err := t.Model.OpenPipeline(t.pipe); err != nil {
 		return err
@@ -42,7 +42,7 @@ func (t *Trainer) holdStep(step int) error {
 	return t.hold(f)
 }
 
-// hold enqueues the copy of the micro-batches of a step to where they stay until its end.
+// hold enqueues copies of the micro-batches of a step, which stay until its end.
 func (t *Trainer) hold(f *batches.Feed) error {
 	for i := range t.held {
 		b, err := f.Next(t.Stream)
@@ -62,7 +62,7 @@ func (t *Trainer) hold(f *batches.Feed) error {
 	return nil
 }
 
-// noHooks are those of a step from which nothing is learned.
+// noHooks returns the hooks of a step that learns nothing.
 func (t *Trainer) noHooks() gpt.StepHooks {
 	return gpt.StepHooks{
 		Scale: func(micro int) float32 {
@@ -87,8 +87,8 @@ func (t *Trainer) tuneStep() error {
 	return blas.Tune(t.World)
 }
 
-// learnAll enqueues both passes of all micro-batches of a step, and has the train stream wait for
-// the sums of gradients over the ranks.
+// learnAll enqueues both passes of all micro-batches of a step. The train stream then waits for the
+// sums of gradients over the ranks.
 func (t *Trainer) learnAll() error {
 	h, last := t.noHooks(), len(t.held)-1
 	commands := func() error { return t.Model.Step(t.Stream, t.held, h) }
@@ -127,7 +127,7 @@ func (t *Trainer) learnAll() error {
 	return t.tie()
 }
 
-// tie enqueues the sum of what the two stages with the embeddings have found of their gradient.
+// tie enqueues the sum of both stages' gradients of the embeddings.
 func (t *Trainer) tie() error {
 	if t.tied.Size() < 2 {
 		return nil
@@ -136,8 +136,8 @@ func (t *Trainer) tie() error {
 	return spmd.AllReduce(t.tied.On(t.Stream), g, g, spmd.Sum)
 }
 
-// lookThrough computes this rank's part of a step's gradients again, and has look see them when a
-// section is done. It blocks. Every rank of the run calls it.
+// lookThrough computes this rank's part of a step's gradients again, and calls look when a section
+// is done. It blocks. Every rank of the run calls it.
 func (t *Trainer) lookThrough(step int, look func(section int) error) error {
 	if err := t.holdStep(step); err != nil {
 		return err
@@ -147,8 +147,7 @@ func (t *Trainer) lookThrough(step int, look func(section int) error) error {
 	return t.apart(h)
 }
 
-// apart enqueues the passes of a step from which nothing is learned, with
-// the weights that they need.
+// apart enqueues the passes of a step that learns nothing, with the weights that they need.
 func (t *Trainer) apart(h gpt.StepHooks) error {
 	return t.around(true, func() error { return t.Model.Step(t.Stream, t.held, h) })
 }

@@ -7,15 +7,15 @@ import (
 	"lockstep/spmd"
 )
 
-// result is what one step leaves for the host, which reads it when the next step
-// is already enqueued: the device never waits for the host.
+// result is what a step leaves for the host. The host reads it when the next step is already
+// enqueued, so that the device never waits for the host.
 type result struct {
-	totals     spmd.Buffer[float64] // (2), pinned: the loss, and more than 0 where a rank was asked to end
+	totals     spmd.Buffer[float64] // (2), pinned: the loss; more than 0 if a rank was asked to end
 	norm       spmd.Buffer[float32] // (1), pinned
 	begin, end *spmd.Event
 }
 
-// openResults makes what steps and validations leave for the host.
+// openResults allocates the results of steps and validations.
 func (t *Trainer) openResults() (err error) {
 	for i := range t.results {
 		r := &t.results[i]
@@ -41,18 +41,19 @@ func (t *Trainer) openResults() (err error) {
 	return nil
 }
 
-// AskToEnd lets the next step tell all ranks that this one is asked to end. Once the step
-// has been read, Ended says so.
+// AskToEnd makes the next step tell all ranks that this one is asked to end. Ended reports it
+// once the step has been read.
 func (t *Trainer) AskToEnd() error { return spmd.Fill(t.Stream, t.State.Totals.Slice(1, 2), 1) }
 
-// Ended says whether any rank has asked to end before the step, one of the last two
-// and read, was enqueued. All ranks get the same answer.
+// Ended says whether any rank had asked to end when the step was enqueued. The step is one of the
+// last two, and was read. All ranks get the same answer.
 func (t *Trainer) Ended(step int) bool { return t.results[step%len(t.results)].totals.At(1) > 0 }
 
-// Read waits for a step, one of the last two, and returns its loss before the
-// update, the norm of its gradient before clipping, and how long it took. Where one of
-// the former is not finite that is Diverged, unless such steps are to be skipped.
-// Every rank of c calls it for the same step.
+// Read waits for a step, one of the last two. It returns the loss before the update,
+// the norm of the gradient before clipping, and the time of the step. Every rank of c
+// calls it for the same step.
+//
+// If loss or norm is not finite the error is Diverged, unless such steps are skipped.
 func (t *Trainer) Read(step int) (loss, norm float64, took time.Duration, err error) {
 	r := &t.results[step%len(t.results)]
 	if err := r.end.Synchronize(); err != nil {

@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Ranks that divide layers share any number of tokens: fewer than there are of them, so that some
-// have none, and what they do not divide, in micro-batches of different sizes.
+// Ranks that divide layers share any number of tokens, in micro-batches of different sizes. If
+// there are fewer tokens than ranks, some ranks have none.
 func TestUnevenRows(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		const steps = 3

@@ -20,8 +20,8 @@ import (
 
 var shardModes = []layout.ShardMode{layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters}
 
-// wholeOf returns an arena of a trainer by its tensors' names, put together of what the ranks
-// have. Every rank calls it.
+// wholeOf returns an arena of a trainer by its tensors' names. It combines the parts of all
+// ranks. Every rank calls it.
 func wholeOf(t *testing.T, tr *Trainer, a gpt.Arena) map[string][]float32 {
 	t.Helper()
 	whole := map[string][]float32{}
@@ -41,7 +41,7 @@ func wholeOf(t *testing.T, tr *Trainer, a gpt.Arena) map[string][]float32 {
 		if err := sum.CopyFrom(x); err != nil {
 			t.Fatal(err)
 		}
-		if err := spmd.AllReduce(tr.c, sum, sum, spmd.Sum); err != nil { // the others have 0 there
+		if err := spmd.AllReduce(tr.c, sum, sum, spmd.Sum); err != nil { // the other ranks have 0 there
 			t.Fatal(err)
 		}
 		whole[p.Name] = traintest.FloatsOf(t, sum)
@@ -52,8 +52,8 @@ func wholeOf(t *testing.T, tr *Trainer, a gpt.Arena) map[string][]float32 {
 	return whole
 }
 
-// compareArenas fails where the weights or moments of two trainers differ by more than a bound;
-// 0 asks for equal bits.
+// compareArenas fails if the weights or moments of two trainers differ by more than a bound. A
+// bound of 0 asks for equal bits.
 func compareArenas(t *testing.T, what string, got, want *Trainer, bound float64) {
 	t.Helper()
 	for _, tr := range []*Trainer{got, want} {
@@ -76,9 +76,9 @@ func compareArenas(t *testing.T, what string, got, want *Trainer, bound float64)
 	}
 }
 
-// Every mode trains as plain data parallel does, over uneven parts of a batch and micro-steps of
-// several kinds: to the bit on two ranks, where a sum has one order, as long as the order of
-// micro-steps and ranks is the same.
+// Every mode trains as plain data parallel does, over uneven parts of a batch and several kinds of
+// micro-steps. On two ranks, where a sum has one order, it has the same bits as long as the order
+// of micro-steps and ranks is the same.
 func TestSharded(t *testing.T) {
 	campaign.More(t, 44, "steps of sharded training")
 	traintest.OnBothQuickly(t, []int{1, 2, 3, 4}, []int{4}, testSharded[float32], testSharded[spmd.BF16])
@@ -89,7 +89,7 @@ func testSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 	if kernels.IsHalf[A]() {
 		bound = 1e-3
 	}
-	for _, batch := range []int{2, 1, 7} { // with 3 ranks 1 leaves one of them a micro-step short
+	for _, batch := range []int{2, 1, 7} { // with a batch of 1, one of 3 ranks has a micro-step less
 		steps := 6
 		if batch == 2 && !kernels.IsHalf[A]() && campaign.All() {
 			steps = 50
@@ -148,7 +148,7 @@ func endsLike(t *testing.T, what string, tr *Trainer, want, bound float64) {
 	}
 }
 
-// Graphs of sharded steps have the bits of their commands, and of each other's runs.
+// Graphs of sharded steps have the bits of their commands, and of other runs' graphs.
 func TestShardedGraphs(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{2, 3}, nil, testShardedGraphs[float32], testShardedGraphs[spmd.BF16])
 }
@@ -191,8 +191,8 @@ func testShardedGraphs[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// A bad number is found on the rank that has it; the step changes nothing on any rank, and
-// steps that are left out are as if they had not been.
+// A bad number is found on the rank that has it. The step changes nothing on any rank, and
+// skipped steps leave no trace.
 func TestShardedBadSteps(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		for _, mode := range shardModes {
@@ -210,7 +210,7 @@ func TestShardedBadSteps(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				// The last element of the last rank's part of the vectors.
+				// This is the last element of the last rank's part of the vectors.
 				weights := skips.arenas()[0]
 				name, at := lastVector(skips, weights)
 				was := weights.At(at)
@@ -229,8 +229,8 @@ func TestShardedBadSteps(t *testing.T) {
 				if w.Rank() == w.Size()-1 && where != want {
 					t.Errorf("--shard %v: %s, want %s", mode, where, want)
 				}
-				// A finite weight whose product overflows: no rank has a bad
-				// weight, and all a bad gradient.
+				// The product with a finite weight overflows: no rank has a bad weight,
+				// and all have a bad gradient.
 				if w.Rank() == w.Size()-1 {
 					weights.Set(at, math.MaxFloat32)
 				}
@@ -251,8 +251,8 @@ func TestShardedBadSteps(t *testing.T) {
 	})
 }
 
-// lastVector returns the last vector of which this rank has elements that it updates, and where
-// the last of these is in an arena of weights.
+// lastVector returns the last vector with elements that this rank updates, and the place of the
+// last of these in an arena of weights.
 func lastVector(tr *Trainer, weights gpt.Arena) (name string, at int) {
 	st := tr.State
 	at = -1
@@ -272,7 +272,7 @@ func lastVector(tr *Trainer, weights gpt.Arena) (name string, at int) {
 	return name, at
 }
 
-// The weights drawn, and those of a folder, are the same in every mode.
+// Drawn weights, and weights of a folder, are the same in every mode.
 func TestShardedStart(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		for _, mode := range shardModes {
@@ -290,7 +290,7 @@ func TestShardedStart(t *testing.T) {
 	})
 }
 
-// What is written after the last step is what one rank with all weights writes.
+// After the last step all modes write the text that one rank with all weights writes.
 func TestShardedGenerate(t *testing.T) {
 	spmdtest.Run(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		var texts []string
@@ -316,15 +316,15 @@ func TestShardedGenerate(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// Rounding on a GPU may change which of two tokens is the likelier one.
+		// Rounding on a GPU may change which of two tokens is more likely.
 		if w.Rank() == 0 && w.OnHost() && len(slices.Compact(texts)) != 1 {
 			t.Errorf("texts %q, want four equal ones", texts)
 		}
 	})
 }
 
-// What is computed once more has the bits of what was kept, in plain steps and in every mode, over
-// micro-steps and in graphs.
+// Recomputed activations have the bits of kept ones, in plain steps and in every mode,
+// over micro-steps and in graphs.
 func TestRecompute(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 3}, nil, testRecompute[float32], testRecompute[spmd.BF16])
 }
@@ -368,7 +368,7 @@ func testRecompute[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// bytesOfState is how many bytes of the device the model of a trainer takes.
+// bytesOfState returns how many bytes of the device a trainer's model takes.
 func bytesOfState(t *testing.T, tr *Trainer) int {
 	t.Helper()
 	n, err := gpt.MemoryNeeded(tr.State.Cfg, tr.Batch, tr.Seq, tr.Half)

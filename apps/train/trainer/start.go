@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Begin draws the start weights from seed, or reads them, and gives all ranks those of
-// rank 0. The first step is then 0. It blocks. Every rank of c calls it.
+// Begin draws the start weights from seed, or reads them, and gives all ranks those of rank 0. The
+// first step is then 0. It blocks. Every rank of c calls it.
 func (t *Trainer) Begin(seed uint64) error {
 	shared := t.State.Cfg.Shard.Mode == layout.ShardParameters
 	var err error
@@ -37,7 +37,7 @@ func (t *Trainer) Begin(seed uint64) error {
 	return t.StartAt(0)
 }
 
-// dealOut has rank 0 read the weights of a folder, and gives each rank those that it has. It
+// dealOut reads the weights of a folder on rank 0, and gives each rank its part. It
 // blocks. Every rank of c calls it.
 func (t *Trainer) dealOut(h *weights.Folder) error {
 	const chunk = 1 << 20 // elements that go between ranks at a time
@@ -77,7 +77,7 @@ func (t *Trainer) dealOut(h *weights.Folder) error {
 	return nil
 }
 
-// StartAt makes step the next one, with the weights and moments that are there.
+// StartAt makes step the next one, with the present weights and moments.
 func (t *Trainer) StartAt(step int) error {
 	t.First = step
 	if err := t.Optimizer.Start(step, t.Skipped); err != nil {
@@ -101,10 +101,11 @@ func (t *Trainer) StartAt(step int) error {
 	return nil
 }
 
-// tune has the products of all steps use their fastest algorithms, those of the first step
-// too: so a run that is resumed goes on with the bits of one that was not. It makes the
-// passes of a step, whose gradients nobody looks at. It comes before the optimizer takes
-// its memory, since timing needs as much for a while. It blocks. Every rank of c calls it.
+// tune finds the fastest algorithms of all products before the first step, so that a resumed run
+// has the bits of an uninterrupted one. It runs the passes of a step and ignores the gradients. It
+// blocks. Every rank of c calls it.
+//
+// It runs before the optimizer allocates its memory, since timing needs as much for a while.
 func (t *Trainer) tune() error {
 	if t.World.OnHost() {
 		return nil
@@ -134,7 +135,7 @@ func (t *Trainer) tune() error {
 	return blas.Tune(t.World)
 }
 
-// forgetPeaks enqueues that passes so far do not count for the scales of 8-bit floats.
+// forgetPeaks enqueues that the passes so far do not count for the scales of 8-bit floats.
 func (t *Trainer) forgetPeaks() error {
 	if t.State.FP8 == nil {
 		return nil
@@ -142,8 +143,8 @@ func (t *Trainer) forgetPeaks() error {
 	return spmd.Fill(t.Stream, t.State.FP8.Peak, 0)
 }
 
-// calibrate finds the scales of 8-bit floats for a step: those of its first micro-steps,
-// on all ranks, with products of bfloat16. Every rank of c calls it.
+// calibrate finds the scales of 8-bit floats for a step from its first micro-steps on all ranks,
+// with products of bfloat16. Every rank of c calls it.
 func (t *Trainer) calibrate(step int) error {
 	if step >= t.Steps {
 		return nil
@@ -151,7 +152,7 @@ func (t *Trainer) calibrate(step int) error {
 	if err := t.calibrating(step); err != nil {
 		return err
 	}
-	// A batch that has no good numbers leaves the scales as they are, and ends the first step.
+	// A batch without good numbers leaves the scales as they are, and the first step fails.
 	gate := t.Optimizer.Gate
 	if err := spmd.Fill(t.Stream, gate, 0); err != nil {
 		return err
@@ -159,7 +160,7 @@ func (t *Trainer) calibrate(step int) error {
 	return t.nextScales(gate)
 }
 
-// calibrating enqueues the passes that calibrate looks at.
+// calibrating enqueues the passes of calibrate.
 func (t *Trainer) calibrating(step int) error {
 	if t.pipelined() {
 		if err := t.holdStep(step); err != nil {
@@ -181,8 +182,8 @@ func (t *Trainer) calibrating(step int) error {
 	})
 }
 
-// passes calls do for each micro-step of a step, with its batch, which is loaded apart from
-// what the run learns from.
+// passes calls do for each micro-step of a step. It loads the batches apart
+// from those of the training.
 func (t *Trainer) passes(step int, do func(k microKind, batch gpt.Batch) error) error {
 	n := t.Data.Growth.At(step)
 	f := t.loaders[1].Feed(t.micro(n, func(j int) int { return t.Data.Start(step, j) }))

@@ -7,8 +7,8 @@ import (
 	"lockstep/spmd"
 )
 
-// Enqueue enqueues one step, whose outcome Read returns. Steps go up by one from First.
-// Every rank of c calls it.
+// Enqueue enqueues one step. Read returns its result. Steps go up by one from
+// First. Every rank of c calls it.
 func (t *Trainer) Enqueue(step int) error {
 	r := &t.results[step%len(t.results)]
 	if err := r.begin.Record(t.Stream); err != nil {
@@ -46,12 +46,13 @@ func (t *Trainer) Enqueue(step int) error {
 	return r.end.Record(t.Stream)
 }
 
-// RateAt is the learning rate of a step.
+// RateAt returns the learning rate of a step.
 func (t *Trainer) RateAt(step int) float64 { return t.Rate.At(step) * t.Data.Growth.Rate(step) }
 
-// microStep enqueues a micro-step. The first of a kind goes by its commands, so that
-// kernels are loaded and libraries have their memory. The second is captured, and replayed
-// from then on. All ranks capture in the same step, since each ends every step with a
+// microStep enqueues a micro-step. The first of a kind runs as commands, so that kernels are loaded
+// and libraries have their memory. The second is captured, and replayed from then on.
+//
+// All ranks capture in the same step, since each ends every step with a
 // micro-step of the same kind.
 func (t *Trainer) microStep(k microKind, batch gpt.Batch) error {
 	commands := func() error { return t.microCommands(k, batch) }
@@ -72,8 +73,8 @@ func (t *Trainer) microStep(k microKind, batch gpt.Batch) error {
 	return g.Launch(t.Stream)
 }
 
-// microCommands enqueues the passes of a micro-step and, with the last of a step, what
-// follows them: the sums over the ranks and the update.
+// microCommands enqueues the passes of a micro-step. The last of a step adds the sums
+// over the ranks and the update.
 func (t *Trainer) microCommands(k microKind, batch gpt.Batch) error {
 	if err := t.learn(k, batch); err != nil || !k.last {
 		return err
@@ -94,8 +95,8 @@ func (t *Trainer) microCommands(k microKind, batch gpt.Batch) error {
 	return t.nextScales(t.Optimizer.Gate)
 }
 
-// learn enqueues the passes of a micro-step, and has the train stream wait for the sums of
-// gradients over the ranks, where it makes any.
+// learn enqueues the passes of a micro-step. If it sums gradients over the ranks, the
+// train stream waits for the sums.
 func (t *Trainer) learn(k microKind, batch gpt.Batch) error {
 	if t.pipelined() {
 		return t.learnAll()
@@ -122,8 +123,8 @@ func (t *Trainer) learn(k microKind, batch gpt.Batch) error {
 	return x.Scatter.Wait(t.Stream)
 }
 
-// reduce enqueues the passes of a step's last micro-step, each of whose groups of gradients is
-// summed over the ranks when it is done.
+// reduce enqueues the passes of a step's last micro-step. Each group of gradients is summed
+// over the ranks when it is done.
 func (t *Trainer) reduce(k microKind, passes func(done func(group int) error) error) error {
 	last := len(t.State.Groups) - 1
 	gathers := k.first && t.gathersRows(k.of)
@@ -149,15 +150,15 @@ func (t *Trainer) reduce(k microKind, passes func(done func(group int) error) er
 	return t.reducer.Wait(t.Stream)
 }
 
-// gathersRows says whether in a step of n sequences each rank finds the sums of tables' gradients
-// by itself, from the rows of all.
+// gathersRows says whether each rank sums the tables' gradients of a step by itself,
+// from the rows of all ranks.
 func (t *Trainer) gathersRows(n int) bool {
 	ranks := t.c.Size()
 	return ranks > 1 && n%ranks == 0 && n/ranks <= t.Batch && t.Model.RowsFit(n/ranks*t.Seq, ranks)
 }
 
-// nextScales enqueues the scales for the next step: those of all ranks, so that those with other
-// parts of a layer have the same, and each those of all layers, which a checkpoint holds.
+// nextScales enqueues the scales for the next step. They come from all ranks: ranks with parts of a
+// layer then have the same scales, and each has those of all layers for the checkpoint.
 func (t *Trainer) nextScales(gate spmd.Buffer[float32]) error {
 	e := t.State.FP8
 	if err := spmd.AllReduce(t.all.On(t.Stream), e.Peak, e.Peak, spmd.Max); err != nil {
@@ -166,8 +167,8 @@ func (t *Trainer) nextScales(gate spmd.Buffer[float32]) error {
 	return e.NextScales(t.Stream, gate)
 }
 
-// around enqueues both passes of a micro-step from which nothing is learned, with the weights that
-// they need. changed says that a step may have changed weights since they were gathered.
+// around enqueues both passes of a micro-step that learns nothing, with the weights that they need.
+// changed says that a step may have changed weights since they were gathered.
 func (t *Trainer) around(changed bool, commands func() error) error {
 	if t.sharder == nil {
 		return commands()
@@ -175,7 +176,7 @@ func (t *Trainer) around(changed bool, commands func() error) error {
 	return t.sharder.Around(t.Stream, t.sharder.Training, changed, false, commands)
 }
 
-// closeGraphs waits for the replays and gives up the graphs.
+// closeGraphs waits for the replays and closes the graphs.
 func (t *Trainer) closeGraphs() error {
 	var errs []error
 	for _, g := range t.graphs {
@@ -187,8 +188,8 @@ func (t *Trainer) closeGraphs() error {
 	return errors.Join(errs...)
 }
 
-// gather enqueues that this rank has the weights that the last step has left, those that
-// other ranks update too, as far as it has memory for them. Every rank of c calls it.
+// gather enqueues that this rank gets the weights after the last step, including those that other
+// ranks update, as far as it has memory for them. Every rank of c calls it.
 func (t *Trainer) gather() error {
 	if t.sharder == nil {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"lockstep/spmd"
 )
 
-// A run whose steps are graphs has the losses, norms and weights of one that enqueues
-// its commands, bit for bit, over micro-steps of several kinds.
+// Steps as graphs have the losses, norms and weights of steps as commands, bit for bit, over
+// several kinds of micro-steps.
 func TestGraphSteps(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testGraphSteps[float32], testGraphSteps[spmd.BF16])
 }
@@ -17,7 +17,7 @@ func TestGraphSteps(t *testing.T) {
 func testGraphSteps[A kernels.Act](t *testing.T, w *spmd.World) {
 	const steps = 6
 	f := wordTokens(4000)
-	cfg := testConfig(steps) // 7 sequences, 2 at a time: of one rank's micro-steps the last has 1
+	cfg := testConfig(steps) // 7 sequences, 2 at a time: the last micro-step of one rank has 1
 	cfg.Half = kernels.IsHalf[A]()
 	cfg.Graph = "off"
 	plain := start(t, w, w.Comm(), cfg, f)

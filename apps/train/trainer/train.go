@@ -14,7 +14,7 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Config is what a trainer needs to know, beside the data.
+// Config is the settings of a trainer.
 type Config struct {
 	Model       layout.Config
 	Adam        optim.AdamConfig
@@ -28,7 +28,8 @@ type Config struct {
 	Graph       string          // --graph
 	Weights     *weights.Folder // to begin with; nil where they are drawn
 	BucketMiB   int             // of gradients in an all-reduce; 0 is what the device wants
-	// so many steps in a row whose loss or norm is not finite are left out; one more is the last
+	// how many steps in a row are left out if their loss or norm is not
+	// finite; one more ends the run
 	SkipBad int
 }
 
@@ -37,13 +38,13 @@ type Config struct {
 //	g  = Σ over the ranks' micro-batches of ∇ loss/(global tokens)
 //	p -= AdamW(g)
 //
-// The sum over the ranks runs on the reducer's stream, bucket by bucket, while
-// the backward pass that produces the gradients goes on.
+// The reducer's stream sums over the ranks, bucket by bucket, while the backward pass
+// goes on to produce gradients.
 type Trainer struct {
 	Config
 	World     *spmd.World
 	all       spmd.Comm // the ranks of the run
-	c         spmd.Comm // those that share each batch: the others have other parts of the model
+	c         spmd.Comm // the ranks that share each batch; others have other parts of the model
 	pipe      spmd.Comm // those with the other stages of the model
 	tensor    spmd.Comm // those with the other parts of the same layers
 	tied      spmd.Comm // the two with a copy of the embeddings each; no rank elsewhere
@@ -52,26 +53,26 @@ type Trainer struct {
 	Model     gpt.Passes
 	Optimizer *optim.AdamW
 	reducer   *ddp.Reducer[float32]  // nil with --shard
-	tables    *ddp.Reducer[float32]  // of a modern model's tables, which reducer then leaves out; else nil
+	tables    *ddp.Reducer[float32]  // for a modern model's tables, which reducer then leaves out, or nil
 	sharder   *gpt.Sharder           // nil without
 	byRows    []spmd.Buffer[float32] // see sumRows
 	Stream    *spmd.Stream           // everything but what goes between ranks
 	train     *batches.Feed          // nil before StartAt
 	First     int                    // the step that train begins with
 	Skipped   int                    // steps before it that were left out
-	BadRow    int                    // the last steps that were read, in a row, which are left out
-	// of 8-bit floats at that step, as the checkpoint has them; nil where it has none that fit
+	BadRow    int                    // how many of the last steps in a row were left out
+	// scales of 8-bit floats at that step, from the checkpoint; nil if it has none that fit
 	Scales  []int
 	loaders [2]*batches.Loader        // of training and validation
 	results [2]result                 // of the last two steps, by step number
 	valLoss spmd.Buffer[float64]      // (1), pinned
-	graphs  map[microKind]*spmd.Graph // of the micro-steps met so far; nil where they are not to be graphs
-	held    []gpt.Batch               // of a pipelined step, whose micro-batches are there at once
+	graphs  map[microKind]*spmd.Graph // of the kinds met so far; nil without graphs
+	held    []gpt.Batch               // all micro-batches of a pipelined step
 	close   []func() error            // in the order of making
 }
 
-// New allocates everything. The weights are zero until Begin, or until a checkpoint is
-// loaded and StartAt called. Every rank of c calls it.
+// New allocates everything. The weights are zero until Begin, or until a checkpoint is loaded and
+// StartAt called. Every rank of c calls it.
 func New(w *spmd.World, c spmd.Comm, cfg Config, data *batches.Dataset) (*Trainer, error) {
 	t := &Trainer{Config: cfg, World: w, all: c, c: c, Data: data}
 	if err := t.divide(); err != nil {
@@ -83,7 +84,7 @@ func New(w *spmd.World, c spmd.Comm, cfg Config, data *batches.Dataset) (*Traine
 	return t, nil
 }
 
-// keep has Close call f, before what was kept earlier.
+// keep makes Close call f, before the functions that were kept earlier.
 func (t *Trainer) keep(f func() error) { t.close = append(t.close, f) }
 
 func (t *Trainer) open() (err error) {
@@ -148,7 +149,7 @@ func (t *Trainer) openModel() (err error) {
 	return nil
 }
 
-// connect makes what moves gradients, and with --shard weights, between the ranks.
+// connect opens what moves gradients between the ranks, and weights with --shard.
 func (t *Trainer) connect() (err error) {
 	t.byRows = t.State.ByRows()
 	if t.Config.Model.Shard.Mode != layout.ShardOff {
@@ -180,8 +181,8 @@ func (t *Trainer) connect() (err error) {
 	case t.World.OnHost(): // A small model, too, has several: the first are under way while backward goes on.
 		bucket = min(4<<20, t.State.Grads.Bytes()/4)
 	case t.World.Nodes() > 1, t.State.Cfg.Parts != 0:
-		// A network is slower than GPUs compute, and a modern model's steps are short:
-		// most of it is to be hidden.
+		// A network is slower than GPUs compute, and a modern model's steps are short, so most
+		// of the time is to be hidden.
 		bucket = 64 << 20
 	default: // An all-reduce beside matrix products takes multiprocessors from them, which costs more than it hides.
 		bucket = 1 << 30
@@ -201,9 +202,9 @@ func (t *Trainer) connect() (err error) {
 	return nil
 }
 
-// wantGraphs says whether micro-steps are to be graphs. Where nothing else is asked for
-// they are on a GPU: there a replay costs the host less than enqueuing again. It fails
-// where graphs are asked for that the communicator cannot be in.
+// wantGraphs says whether micro-steps become graphs. By default they do on a GPU: a replay
+// costs the host less than enqueuing again. It fails if --graph on asks for graphs that
+// the communicator cannot be in.
 func (t *Trainer) wantGraphs() (bool, error) {
 	switch t.Graph {
 	case "off":
@@ -224,7 +225,7 @@ func (t *Trainer) wantGraphs() (bool, error) {
 	return true, nil
 }
 
-// Buckets is in how many parts gradients go between the ranks.
+// Buckets returns how many parts the gradients go in between the ranks.
 func (t *Trainer) Buckets() int {
 	if t.sharder != nil {
 		return len(t.State.Groups)
@@ -235,7 +236,7 @@ func (t *Trainer) Buckets() int {
 	return t.reducer.Buckets()
 }
 
-// Close ends the loader and frees everything, last made first.
+// Close ends the loader and frees everything, the last made first.
 func (t *Trainer) Close() error {
 	var errs []error
 	for i := len(t.close) - 1; i >= 0; i-- {

@@ -18,11 +18,10 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// wordTokens is n random words as tokens.
+// wordTokens returns n random words as tokens.
 func wordTokens(n int) *text.File { return text.InMemory(1, traintest.RandomWords(n)) }
 
-// testConfig is a small model that takes 7 sequences a step: no number of ranks
-// but 1 divides them.
+// testConfig is a small model with 7 sequences a step, which no number of ranks but 1 divides.
 func testConfig(steps int) Config {
 	adam := optim.DefaultAdam
 	return Config{
@@ -62,7 +61,7 @@ func step(t *testing.T, tr *Trainer, n int) (loss, norm float64) {
 	return loss, norm
 }
 
-// stepAll runs the first steps and returns the loss and the norm of each, and the
+// stepAll runs the first steps. It returns the loss and the norm of each, and the
 // loss of validation after them.
 func stepAll(t *testing.T, tr *Trainer, steps int) (all [][2]float64, validation float64) {
 	t.Helper()
@@ -77,8 +76,8 @@ func stepAll(t *testing.T, tr *Trainer, steps int) (all [][2]float64, validation
 	return all, validation
 }
 
-// The same global batch on 1, 2, 3 and 4 ranks: every rank also trains a model of
-// its own on whole batches, and the two must go the same way.
+// The same global batch is trained on 1, 2, 3 and 4 ranks. Every rank also trains a model of its
+// own on whole batches, and the two must go the same way.
 func TestLossDoesNotDependOnRanks(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3, 4}, []int{4}, testLossDoesNotDependOnRanks[float32],
 		testLossDoesNotDependOnRanks[spmd.BF16])
@@ -88,7 +87,7 @@ func testLossDoesNotDependOnRanks[A kernels.Act](t *testing.T, w *spmd.World) {
 	const steps = 20
 	cfg := testConfig(steps)
 	cfg.Half = kernels.IsHalf[A]()
-	// Unequal parts make sums of unequal lengths; what differs in the last bit
+	// Unequal parts make sums of unequal lengths. A difference in the last bit
 	// may round to another bfloat16.
 	bound, normBound, kind := 1e-4, 1e-2, "loss"
 	switch {
@@ -138,7 +137,7 @@ func testLossDoesNotDependOnRanks[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// The ranks' parts of a step, put together, are the sequences 0, 1, 2, ... of it.
+// The ranks' parts of a step together are its sequences 0, 1, 2, ...
 func TestDataOrderDoesNotDependOnRanks(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		tr := start(t, w, w.Comm(), testConfig(3), wordTokens(4000))

@@ -10,8 +10,8 @@ func (t *Trainer) ValSequences() int {
 	return min(t.ValBatches*t.GlobalBatch, t.Data.ValWindows())
 }
 
-// evaluate adds the loss of micro micro-batches, with weights that gather has gathered. next
-// enqueues what brings one.
+// evaluate adds the losses of micro micro-batches. The weights were gathered before. next
+// enqueues the load of a micro-batch.
 func (t *Trainer) evaluate(micro int, next func(i int) (gpt.Batch, float32, error)) error {
 	around := func(commands func() error) error { return commands() }
 	if x := t.sharder; x != nil {
@@ -32,8 +32,7 @@ func (t *Trainer) evaluate(micro int, next func(i int) (gpt.Batch, float32, erro
 	return nil
 }
 
-// Validate returns the mean loss on the validation sequences. It blocks. Every
-// rank of c calls it.
+// Validate returns the mean loss on the validation sequences. It blocks. Every rank of c calls it.
 func (t *Trainer) Validate() (float64, error) {
 	n := t.ValSequences()
 	scale := float32(1 / (float64(n) * float64(t.Seq)))
