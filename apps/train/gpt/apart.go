@@ -6,8 +6,8 @@ import (
 	"lockstep/spmd"
 )
 
-// NewState is the state of a model whose passes are not this package's: its memory is taken, or
-// without a world only counted. Space is where passes take theirs.
+// NewState returns the state of a model whose passes are another package's. Its memory is
+// allocated, or only counted without a world. Passes allocate from Space.
 func NewState[A kernels.Act](w *spmd.World, cfg layout.Config) (*State, *Memory[A]) {
 	m, at := &State{Cfg: cfg, World: w, space: layout.Space{W: w}}, &Memory[A]{}
 	var n int
@@ -16,10 +16,10 @@ func NewState[A kernels.Act](w *spmd.World, cfg layout.Config) (*State, *Memory[
 	return m, at
 }
 
-// Space is what the state's memory was taken from.
+// Space returns the space of the state's memory.
 func (m *State) Space() *layout.Space { return &m.space }
 
-// Place settles where each group of a state of NewState is, once its memory is there.
+// Place settles where each group of a state of NewState is, once its memory is allocated.
 func (x *Memory[A]) Place(m *State) error {
 	if m.space.Err == nil {
 		x.place(m)

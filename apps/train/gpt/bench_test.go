@@ -12,12 +12,12 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// The passes of GPT-2 124M, and each kernel and product of them:
+// The benchmarks time the passes of GPT-2 124M, and each kernel and product of them:
 //
 //	go test ./apps/train/gpt -run '^$' -bench . -benchtime 5x
 //
-// On the host that is GPT-2 124M in float32, 4 sequences of 64 tokens; on a GPU
-// (SPMDTEST_DEVICE=cuda) in bfloat16, 64 and 8 sequences of 1024 tokens, and each
+// On the host it is GPT-2 124M in float32, with 4 sequences of 64 tokens. On a GPU
+// (SPMDTEST_DEVICE=cuda) it is in bfloat16, with 64 and 8 sequences of 1024 tokens. There each
 // kernel stands beside its floor: the bytes that it has to move at the speed of a copy.
 type benchShape struct {
 	b, t int
@@ -31,14 +31,14 @@ func benchShapes(w *spmd.World) []benchShape {
 	return []benchShape{{64, 1024, true}, {8, 1024, true}}
 }
 
-// What an H200 does at best, in bytes and operations a second: a copy, as measured, and
-// the products of bfloat16 matrices that are done fastest.
+// These are an H200's best, in bytes and operations a second: a copy, as measured, and the fastest
+// products of bfloat16 matrices.
 const (
 	copyRate    = 4.3e12
 	productRate = 790e12
 )
 
-var benchWorlds struct{ w *spmd.World } // open for the life of the process: MPI starts only once
+var benchWorlds struct{ w *spmd.World } // open until the process ends: MPI starts only once
 
 func benchWorld(b *testing.B) *spmd.World {
 	b.Helper()
@@ -52,7 +52,7 @@ func benchWorld(b *testing.B) *spmd.World {
 	return benchWorlds.w
 }
 
-// bench is a model of GPT-2's shape with a batch that it has learned from once.
+// bench is a model of GPT-2's shape, with a batch that it has learned from once.
 type bench[A kernels.Act] struct {
 	*enqueue[A]
 	batch Batch
@@ -132,8 +132,8 @@ func benchPasses[A kernels.Act](b *testing.B, x *bench[A]) {
 	b.ReportMetric(float64(x.N*b.N)/b.Elapsed().Seconds(), "tokens/s")
 }
 
-// BenchmarkKernels times each kernel and product of that step alone; ms/step is its
-// time for all that a step does of it.
+// BenchmarkKernels times each kernel and product of a step alone. ms/step is the time for all of
+// its uses in a step.
 func BenchmarkKernels(b *testing.B) { onShapes(b, benchKernels[float32], benchKernels[spmd.BF16]) }
 
 func benchKernels[A kernels.Act](b *testing.B, x *bench[A]) {
@@ -194,8 +194,8 @@ func benchKernels[A kernels.Act](b *testing.B, x *bench[A]) {
 		{"loss sum", 1, N * 4, 0, func() { e.LossSum(m.Loss, m.losses, 1) }},
 	} {
 		b.Run(k.name, func(b *testing.B) {
-			// Every kernel starts from a whole pass: the repeated sums above must not
-			// run into infinities and denormal numbers.
+			// Every kernel starts from a whole pass, so that the repeated sums above do not run
+			// into infinities and denormal numbers.
 			x.step(b)
 			k.run()
 			if err := e.S.Synchronize(); err != nil {

@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// bindFP8 gives the linears of p what they take of s.
+// bindFP8 binds the linears of p to their parts of s.
 func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
 	e, cfg := s.FP8, s.Cfg
 	if e == nil {
@@ -32,14 +32,14 @@ func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
 	}
 }
 
-// inputCast is the cast of a linear's input, as this pass makes it; gradCast that of its
+// inputCast returns the cast of a linear's input in this pass. gradCast returns that of its
 // output's gradient.
 func (e *enqueue[A]) inputCast(p *Linear[A]) kernels.Cast { return e.mode8.Input(p.eight) }
 
 func (e *enqueue[A]) gradCast(p *Linear[A]) kernels.Cast { return e.mode8.Grad(p.eight) }
 
-// ownCast is the cast of this rank's rows of a linear's input. Where ranks divide the linear they
-// gather the copies; only where products take the input itself are copies made of what is gathered.
+// ownCast returns the cast of this rank's rows of a linear's input. Ranks that divide the linear
+// gather the copies. Only if products take the input itself are gathered rows copied.
 func (e *enqueue[A]) ownCast(to kernels.Cast) kernels.Cast {
 	switch {
 	case e.alone() || to.None():
@@ -51,13 +51,13 @@ func (e *enqueue[A]) ownCast(to kernels.Cast) kernels.Cast {
 	return to
 }
 
-// gathersCopies says whether the ranks that divide a linear gather the copies of
-// its input, in half the bytes.
+// gathersCopies says whether the ranks that divide a linear gather the copies of its input, in half
+// of the bytes.
 func (e *enqueue[A]) gathersCopies(p *Linear[A]) bool {
 	return !e.alone() && e.mode8.Casts && e.product8(p) != nil
 }
 
-// gatherCopies is gatherPiece of copies: they become the operand of the next product.
+// gatherCopies is gatherPiece for copies, which become the operand of the next product.
 func (e *enqueue[A]) gatherCopies(i int) {
 	if e.Err == nil && i < e.rows.Pieces() {
 		e.Err = ddp.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, spmd.View[uint8](e.m.FP8.Operand),
@@ -65,7 +65,7 @@ func (e *enqueue[A]) gatherCopies(i int) {
 	}
 }
 
-// product8 is what a product of a linear takes beside, where it is of 8-bit floats; else nil.
+// product8 returns the 8-bit operands of a linear's product, or nil if it has none.
 func (e *enqueue[A]) product8(p *Linear[A]) *fp8.Linear {
 	return e.mode8.Product(p.eight)
 }

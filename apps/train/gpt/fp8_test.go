@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Each matrix is cast by its own largest element, as it is and transposed.
+// Each matrix is cast by its own largest element, both as it is and transposed.
 func TestFP8Weights(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
@@ -72,8 +72,7 @@ func TestFP8Weights(t *testing.T) {
 	})
 }
 
-// Losses and gradients with products of 8-bit floats are near those with
-// bfloat16, and are not those.
+// Losses and gradients with products of 8-bit floats are near those with bfloat16, but not equal.
 func TestFP8Gradients(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
@@ -122,8 +121,8 @@ func TestFP8Gradients(t *testing.T) {
 	})
 }
 
-// What backward computes once more enters no sizes of what forward has cast, and what it
-// keeps takes no more memory.
+// Recomputation in backward records no sizes of what forward has cast, and kept copies take
+// no more memory.
 func TestFP8RecomputeRecords(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
@@ -160,8 +159,8 @@ func TestFP8RecomputeRecords(t *testing.T) {
 	})
 }
 
-// What is computed once more of an MLP leaves no copy of the GELU's output, which no product takes;
-// with the second product it does.
+// A recomputed MLP leaves no copy of the GELU's output, since no product takes it. With the second
+// product it leaves one.
 func TestFP8RecomputedGELU(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
@@ -179,7 +178,7 @@ func TestFP8RecomputedGELU(t *testing.T) {
 		traintest.NoError(t, e.Err, s.Synchronize())
 
 		a, codes := &m.act[0], spmd.View[uint8](m.FP8.Operand)
-		copied, wide := b*seq*cfg.Channels, 4*b*seq*cfg.Channels // of the inputs of both products
+		copied, wide := b*seq*cfg.Channels, 4*b*seq*cfg.Channels // elements of the inputs of both products
 		run := func(enqueue func()) (gelu []spmd.BF16, wrote bool) {
 			t.Helper()
 			traintest.NoError(t, codes.SetAll(0x55), a.gelu.SetAll(spmd.ToBF16(-7)))
@@ -215,9 +214,9 @@ func TestFP8RecomputedGELU(t *testing.T) {
 	})
 }
 
-// Where ranks divide a linear its product forward has the bits of one of all gathered rows, without
-// these being gathered: the copies are. The largest size is that of all rows. Where products are of
-// 16-bit floats the rows are gathered.
+// If ranks divide a linear, its forward product has the bits of a product of all gathered rows.
+// Only the copies are gathered, and the largest size is that of all rows. Products of 16-bit floats
+// gather the rows.
 func TestFP8GatheredCopies(t *testing.T) {
 	traintest.On8(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")

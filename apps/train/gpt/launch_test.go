@@ -15,8 +15,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Each kernel as the model launches it, on the device at hand, against a loop in
-// float64.
+// These tests launch each kernel as the model does, on the present device, and compare it with a
+// loop in float64.
 
 type shape struct{ b, t, heads, channels, vocab int }
 
@@ -47,10 +47,10 @@ type launches[A kernels.Act] struct {
 	rng *rand.Rand
 }
 
-// guard is how many elements stand behind each buffer, to be left alone.
+// guard is how many elements stand behind each buffer, which no kernel may change.
 const guard = 16
 
-// random returns n numbers that float32, and bfloat16 for activations, holds exactly.
+// random returns n numbers that float32 holds exactly, and bfloat16 too if they are activations.
 func (l *launches[A]) random(n int, scale float64, act bool) []float64 {
 	x := make([]float64, n)
 	for i := range x {
@@ -73,7 +73,7 @@ func (l *launches[A]) floats(n int, scale float64) (spmd.Buffer[float32], []floa
 	return put[float32](l.T, l.w, x), x
 }
 
-// fresh is a buffer that holds NaN, to be written.
+// fresh returns a buffer of NaN to write into.
 func fresh[T kernels.Act](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
 	t.Helper()
 	x := make([]float64, n)
@@ -109,9 +109,8 @@ func put[T kernels.Act](t *testing.T, w *spmd.World, x []float64) spmd.Buffer[T]
 	return b
 }
 
-// check compares a buffer that put has made with what it should hold. rel and abs
-// are what float32 sums may be off by; a bfloat16 value is half a unit of its last
-// place, 2^-9, further off.
+// check compares a buffer of put with the wanted values. rel and abs bound the error of float32
+// sums. A bfloat16 value may be off by another half unit of its last place, 2^-9.
 func check[T kernels.Act, A kernels.Act](l *launches[A], name string, b spmd.Buffer[T], want []float64,
 	rel, abs float64) {
 	l.Helper()
@@ -149,7 +148,7 @@ func check[T kernels.Act, A kernels.Act](l *launches[A], name string, b spmd.Buf
 	}
 }
 
-// actsOf is what b holds now.
+// actsOf returns the present values of b.
 func actsOf[A kernels.Act](l *launches[A], b spmd.Buffer[A]) []float64 {
 	l.Helper()
 	all := make([]A, b.Len())
@@ -168,7 +167,7 @@ func actsOf[A kernels.Act](l *launches[A], b spmd.Buffer[A]) []float64 {
 	return x
 }
 
-// added is x, plus before where acc is set.
+// added returns x, plus before if acc is set.
 func added(x, before []float64, acc bool) []float64 {
 	y := make([]float64, len(x))
 	for i := range x {
@@ -199,7 +198,7 @@ func TestLaunches(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testLaunches[float32], testLaunches[spmd.BF16])
 }
 
-// large says whether the host computes for long: such shapes are about warps and blocks.
+// large says whether the host computes for long. Such shapes test warps and blocks.
 func (s shape) large() bool { return s.b*s.t*max(s.channels, s.vocab) > 40_000 }
 
 func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
@@ -229,7 +228,7 @@ func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// More rows than the warps of a GPU's grid have on the way to them at a time.
+// There are more rows than the warps of a GPU's grid take at once.
 func TestLayerNormOfManyRows(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		const b, tt = 105, 101
@@ -283,7 +282,7 @@ func (l *launches[A]) layerNorm() {
 		}
 		return mean, rstd
 	}
-	// A row of one channel has no deviation: what is rounded is magnified by √1e5.
+	// A row of one channel has no deviation: rounding errors grow by √1e5.
 	abs := 3e-5
 	if C == 1 {
 		abs = 1e-3
@@ -303,7 +302,7 @@ func (l *launches[A]) layerNorm() {
 	dc, dcv := l.floats(C, 1)
 	e.LayerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv),
 		&kernels.Norm{W: weight, B: bias, DW: dw, DB: db}, dc.Slice(0, C), e.Acc, kernels.Cast{})
-	// What the sums are of is dx as it is stored.
+	// The sums are of dx as it is stored.
 	sums, size := make([]float64, C), 0.0
 	for i, v := range actsOf(l, dx)[:n*C] {
 		sums[i%C] += v
@@ -319,7 +318,7 @@ func (l *launches[A]) layerNorm() {
 	check(l, "layernorm dbias", db, added(gb, dbv, e.Acc), 1e-5, 1e-4)
 }
 
-// What a product sums over rows it replaces: with accumulate it is added to the gradient.
+// A product replaces its sums over rows. With accumulate they are added to the gradient.
 func (l *launches[A]) biasGrad() {
 	e, n, C := l.e, l.e.N, l.e.m.Cfg.Channels
 	dy, dyv := l.acts(n*C, 1)
@@ -399,7 +398,7 @@ func (l *launches[A]) loss() {
 	}
 }
 
-// What a step adds up in many parts has the same bits every time.
+// Sums of many parts in a step have the same bits every time.
 func TestStepsRepeat(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testStepsRepeat[float32], testStepsRepeat[spmd.BF16])
 }
@@ -431,8 +430,7 @@ func testStepsRepeat[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// A token outside the vocabulary that reaches a GPU makes the loss no number, and nothing outside a
-// tensor is touched.
+// A token outside the vocabulary on a GPU makes the loss NaN, and nothing outside a tensor changes.
 func TestBadTokens(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		if w.OnHost() {

@@ -14,12 +14,12 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Model is a decoder with activations of type A on the rank's device. Its methods
-// that take a stream only enqueue; one stream at a time may use a Model.
+// Model is a decoder with activations of type A on the rank's device. Its methods with a stream
+// only enqueue. One stream at a time may use a Model.
 //
-// With BF16 the activations, their gradients and the operands of the matrix products
-// are bfloat16; the weights and their gradients, moments, the products' sums, the
-// statistics of LayerNorm and attention, biases and losses stay float32.
+// With BF16 the activations, their gradients and the operands of matrix products are bfloat16.
+// These stay float32: weights, biases, gradients of both, moments, sums of products, statistics of
+// LayerNorm and attention, losses.
 type Model[A kernels.Act] struct {
 	State
 	rows int             // N: most tokens of a micro-batch
@@ -33,29 +33,28 @@ type Model[A kernels.Act] struct {
 	with spmd.Comm        // the ranks with the other parts of these layers, on side
 	side *spmd.Stream     // nil without --tp
 
-	// (n,C): the first residual stream, of the same micro-batch as act; what the head reads
+	// (n,C): the first residual stream, of the same micro-batch as act; the input of the head
 	emb, lnf         spmd.Buffer[A]
 	lnfMean, lnfRstd spmd.Buffer[float32] // (n)
-	// (HeadRows,v): logits of the v rows of the head that this rank has, then their gradient
+	// (HeadRows,v): logits of this rank's v rows of the head, then their gradient
 	logits spmd.Buffer[A]
-	// (HeadRows,3) of each rank that divides them: see
-	// kernels.Launcher.LogitSums; none without --tp
+	// (HeadRows,3) of each rank that divides the head, see kernels.Launcher.LogitSums;
+	// empty without --tp
 	maxima    spmd.Buffer[float32]
 	next      spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses    spmd.Buffer[float32] // (N)
-	tmp, dres spmd.Buffer[A]       // (n,C): gradient of what a LayerNorm has left; gradient of the residual stream
-	// (N,C): what this rank and the others have of either, see sequence.go;
-	// partial without --tp is tmp
+	tmp, dres spmd.Buffer[A]       // (n,C): gradient of a LayerNorm's output; gradient of the residual stream
+	// (N,C): rows of all ranks, and this rank's part of a sum, see sequence.go; partial is
+	// tmp without --tp
 	whole, partial spmd.Buffer[A]
-	dwide          spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; in the memory of logits
+	dwide          spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; shares the memory of logits
 	scratch        spmd.Buffer[A]       // of logits and dwide
 	sums           spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
 	parts          kernels.Scratch      // of kernels
 }
 
-// layerActs is what forward keeps of one layer for backward. Of NH heads and C channels it
-// has what this rank computes: nh heads of c channels, which are all without --tp. So are n rows of
-// the N.
+// layerActs is what forward keeps of one layer for backward. It holds this rank's part of NH heads,
+// C channels and N rows: nh heads of c channels, and n rows. Without --tp these are all.
 type layerActs[A kernels.Act] struct {
 	ln1                        spmd.Buffer[A]       // (n,C)
 	qkv                        spmd.Buffer[A]       // (N,3c): queries, keys, values, each (nh,HS)
@@ -67,9 +66,9 @@ type layerActs[A kernels.Act] struct {
 	mean1, rstd1, mean2, rstd2 spmd.Buffer[float32] // (n)
 }
 
-// NewModel allocates a model for micro-batches of up to maxBatch sequences of
-// maxSeq tokens. The weights are zero: call Init, or fill Weights and call Refresh.
-// Collective over w: all ranks compute attention the same way.
+// NewModel allocates a model for micro-batches of up to maxBatch sequences of maxSeq tokens. The
+// weights are zero: call Init, or fill Weights and call Refresh. It is collective over w, since all
+// ranks compute attention the same way.
 func NewModel[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
 	m, err := shapeOf[A](w, cfg, maxBatch, maxSeq)
 	if err != nil {
@@ -81,7 +80,7 @@ func NewModel[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq 
 	return m, nil
 }
 
-// shapeOf is a model that has no memory yet.
+// shapeOf returns a model without memory.
 func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -102,7 +101,7 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 		nil
 }
 
-// takeAll takes, or counts, all memory of the model.
+// takeAll allocates, or counts, all memory of the model.
 func (m *Model[A]) takeAll() {
 	sp, cfg, N, C := &m.space, m.Cfg, m.rows, m.Cfg.Channels
 	_, own, _ := cfg.OwnVocab()
@@ -136,7 +135,7 @@ func (m *Model[A]) takeAll() {
 	}
 }
 
-// attentionOptions have equal inputs give equal bits.
+// attentionOptions give equal bits for equal inputs.
 var attentionOptions = attention.Options{Deterministic: true}
 
 func (m *Model[A]) alloc() error {
@@ -165,11 +164,10 @@ func (m *Model[A]) alloc() error {
 	return nil
 }
 
-// Attention returns how attention is computed, and why so.
+// Attention returns the way that attention is computed, and the reason.
 func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
 
-// MemoryNeeded is how many bytes of the device a model takes, without what libraries need
-// for themselves.
+// MemoryNeeded returns how many bytes of the device a model takes, without the memory of libraries.
 func MemoryNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
 	if half {
 		return bytesOf[spmd.BF16](cfg, batch, seq)
@@ -186,23 +184,23 @@ func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
 	return m.space.Bytes + m.pipelineBytes() + attention.Workspace[A](m.most, attentionOptions), nil
 }
 
-// Batch is a micro-batch on the device: B sequences of T tokens, each from 0 to
-// below Vocab.
+// Batch is a micro-batch on the device: B sequences of T tokens. Tokens are at least 0
+// and below Vocab.
 type Batch struct {
 	In, Targets spmd.Buffer[int32] // (B,T)
 	Sorted      spmd.Buffer[int32] // In as kernels.Sorter.Sort leaves it, for gradients
 	B, T        int
 }
 
-// ForwardBackward enqueues on s a micro-batch: its loss and the gradients of all
-// parameters. The batch's buffers may be reused once s has passed this point.
+// ForwardBackward enqueues on s a micro-batch: its loss and the gradients of all parameters. The
+// batch's buffers may be reused once s has passed this point.
 //
-// scale is 1 over the number of tokens of the whole batch, over all micro-batches
-// and ranks: gradients and Loss are then to be summed. With first they start from
-// zero, otherwise they are added to what is there.
+// scale is 1 over the number of tokens of the whole batch, over all micro-batches and ranks, so
+// that gradients and Loss are to be summed. With first they start from zero; otherwise they are
+// added to the present values.
 //
-// ready, if not nil, is called as soon as everything that Groups[i]'s gradients
-// depend on is enqueued, i counting up from 0: pass it with the last micro-batch.
+// ready, if not nil, is called with i = 0, 1, ... as soon as everything that Groups[i]'s gradients
+// depend on is enqueued. Pass it with the last micro-batch.
 func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool,
 	ready func(group int) error) error {
 	if err := m.checkBatch(batch); err != nil {
@@ -218,9 +216,8 @@ func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, f
 	return m.learn(s, batch, scale, !first, fp8.Learns, ready)
 }
 
-// Calibrate enqueues on s what ForwardBackward does, with products of bfloat16 alone: the
-// largest sizes of what it casts say what the scales are to be. It changes nothing else
-// that lasts but the gradients and the loss.
+// Calibrate enqueues on s the work of ForwardBackward, with products of bfloat16 alone. The largest
+// sizes of the casts then give the scales. Beside these only the gradients and the loss change.
 func (m *Model[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error {
 	if err := m.checkBatch(batch); err != nil {
 		return err
@@ -241,8 +238,7 @@ func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, m
 	return e.Err
 }
 
-// Evaluate enqueues on s the loss of a micro-batch, as ForwardBackward does, and
-// no gradient.
+// Evaluate enqueues on s the loss of a micro-batch as ForwardBackward does, without gradients.
 func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error {
 	if err := m.checkBatch(batch); err != nil {
 		return err
@@ -253,9 +249,8 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bo
 	return e.Err
 }
 
-// Logits enqueues on s the forward pass of one sequence, and returns where the
-// (Vocab) logits of the token after it will be. They stand until the next call. It is for a rank
-// that has the whole model.
+// Logits enqueues on s the forward pass of one sequence. It returns the buffer for the (Vocab)
+// logits of the next token, which stay until the next call. The rank must have the whole model.
 func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], _ int) (spmd.Buffer[float32], error) {
 	t := tokens.Len()
 	batch := Batch{In: tokens, Targets: tokens, B: 1, T: t}
@@ -284,8 +279,8 @@ func (m *Model[A]) checkBatch(b Batch) error {
 	return nil
 }
 
-// enqueue puts the passes of one micro-batch on a stream. After the first error
-// it enqueues nothing more, and keeps the error.
+// enqueue puts the passes of one micro-batch on a stream. After the first error it keeps the error
+// and enqueues nothing more.
 type enqueue[A kernels.Act] struct {
 	kernels.Launcher[A]
 	m     *Model[A]
@@ -299,7 +294,7 @@ func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mo
 		Scratch: m.parts}, m: m, b: b.B, rows: m.rowsOf(b.B * b.T), mode8: mode}
 }
 
-// forward runs the decoder up to and with the final LayerNorm, or the last layer of a stage.
+// forward runs the decoder up to the final LayerNorm, or to the last layer of a stage.
 func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	m := e.m
 	if m.Cfg.Begins() {
@@ -315,7 +310,7 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 		if l+1 == len(m.act) && !m.Cfg.Ends() {
 			return // it is the next stage's
 		}
-		// The LayerNorm that reads this layer's output is the next layer's first.
+		// The next layer's first LayerNorm reads this layer's output.
 		out, mean, rstd, ln, to := m.lnf, m.lnfMean, m.lnfRstd, &m.par.LNF, kernels.Cast{}
 		if l+1 < len(m.act) {
 			o, q := &m.act[l+1], &m.par.Layers[l+1]
@@ -325,9 +320,11 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	}
 }
 
-// head adds the loss. With grad it also computes the gradients of the head's weights,
-// and in tmp that of the final LayerNorm's output. Where ranks divide the head each has the logits
-// of its rows, and the sums over the ranks go on beside the products.
+// head adds the loss. With grad it also computes the gradients of the head's weights, and into tmp
+// the gradient of the final LayerNorm's output.
+//
+// If ranks divide the head, each has the logits of its rows. The sums over the ranks go on beside
+// the products.
 func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) {
 	m, C, head := e.m, e.m.Cfg.Channels, &e.m.par.Head
 	e.eachPiece(m.lnf, func(i, from, to int, x spmd.Buffer[A]) {
@@ -351,8 +348,9 @@ func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) 
 	e.LossSum(m.Loss, m.losses, scale)
 }
 
-// backward computes the other gradients from that in tmp, or where the final LayerNorm is another
-// stage's from that in dres, and leaves there that of the first residual stream.
+// backward computes the other gradients. It begins with the gradient in tmp, or with that in
+// dres if another stage has the final LayerNorm. It leaves the gradient of the first residual
+// stream in dres.
 func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 	m := e.m
 	group := 0
@@ -370,8 +368,8 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 	done()
 	for l := len(m.act) - 1; l >= 0; l-- {
 		a, p := &m.act[l], &m.par.Layers[l]
-		// The residual stream that the layer read, the bias of what wrote it,
-		// and what takes its gradient.
+		// These are the residual stream that the layer read, the bias of the linear that wrote it,
+		// and where its gradient goes.
 		var below spmd.Buffer[float32]
 		var to kernels.Cast
 		x := m.emb

@@ -16,7 +16,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// testModel is a model on a stream of w, with the given weights.
+// testModel returns a model on a stream of w, with the given weights.
 func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
 	maxBatch int) (*Model[A], *spmd.Stream) {
 	t.Helper()
@@ -37,7 +37,7 @@ func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p 
 	return m, s
 }
 
-// nameOf is how A is called in what the tests measure.
+// nameOf returns the name of A in measurements.
 func nameOf[A kernels.Act]() string {
 	if kernels.IsHalf[A]() {
 		return "bfloat16"
@@ -45,7 +45,7 @@ func nameOf[A kernels.Act]() string {
 	return "float32"
 }
 
-// batchOf is a micro-batch of b sequences of n tokens.
+// batchOf returns a micro-batch of b sequences of n tokens.
 func batchOf(t testing.TB, w *spmd.World, in, targets spmd.Buffer[int32], b, n, vocab int) Batch {
 	t.Helper()
 	tokens := make([]int32, in.Len())
@@ -55,8 +55,8 @@ func batchOf(t testing.TB, w *spmd.World, in, targets spmd.Buffer[int32], b, n, 
 	return Batch{In: in, Targets: targets, Sorted: sortedBuffer(t, w, tokens, vocab), B: b, T: n}
 }
 
-// sortedBuffer holds tokens as kernels.Sorter.Sort leaves them; what is beyond the vocabulary
-// counts as token 0.
+// sortedBuffer returns tokens as kernels.Sorter.Sort leaves them. Those beyond the vocabulary
+// count as token 0.
 func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.Buffer[int32] {
 	t.Helper()
 	tokens = slices.Clone(tokens)
@@ -77,8 +77,8 @@ func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.B
 	return b
 }
 
-// compareGrads fails where a tensor's gradient is further than bound from the
-// reference, relative to its norm, and returns the largest such distance.
+// compareGrads fails if a tensor's gradient is further than bound from the reference, relative to
+// its norm. It returns the largest such distance.
 func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float64) float64 {
 	t.Helper()
 	got := traintest.FloatsOf(t, m.Grads)
@@ -102,8 +102,8 @@ func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float
 	return worst
 }
 
-// The model against the float64 reference: loss and every gradient, for shapes that
-// fill vectors and blocks and shapes that do not, whole and in uneven micro-batches.
+// The loss and every gradient are those of the float64 reference, for shapes that fill vectors and
+// blocks and shapes that do not, whole and in uneven micro-batches.
 func TestModelAgainstReference(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testModelAgainstReference[float32], testModelAgainstReference[spmd.BF16])
 }
@@ -194,7 +194,7 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 		worstGrad)
 }
 
-// A step of a small model, with each launch both ways.
+// A step of a small model compares each launch on the device with the host.
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -216,8 +216,8 @@ func stepOf[A kernels.Act](t *testing.T, w *spmd.World) {
 	spmdtest.Must(t, m.Close())
 }
 
-// The same batch over the ranks, unevenly, with the reducer at work during
-// backward: the sums are the gradients of the whole.
+// The same batch is divided unevenly over the ranks, and the reducer works during backward. The
+// sums are the gradients of the whole batch.
 func TestModelDataParallel(t *testing.T) {
 	traintest.OnBoth(t, []int{1, 3}, testModelDataParallel[float32], testModelDataParallel[spmd.BF16])
 }
@@ -262,8 +262,8 @@ func testModelDataParallel[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// Logits of the next token, for prefixes of every kind of length: their
-// cross-entropy is what the loss of the prefix gains by its last token.
+// For prefixes of every kind of length, the cross-entropy of the logits is what the last token adds
+// to the loss of the prefix.
 func TestLogits(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testLogits[float32], testLogits[spmd.BF16])
 }
@@ -339,7 +339,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// The weights depend on the seed and on nothing else, not on the threads either.
+// The weights depend on nothing but the seed, not even on the threads.
 func TestInit(t *testing.T) {
 	cfg := layout.Config{Layers: 2, Heads: 2, Channels: 128, SeqMax: 40, Vocab: 1000}
 	params, _, _ := layout.Of(cfg)
@@ -380,7 +380,7 @@ func TestInit(t *testing.T) {
 		case strings.HasSuffix(p.Name, ".weight"): // of a LayerNorm
 			want = 1
 		}
-		// Five standard errors of each moment.
+		// Moments may be off by five standard errors.
 		if got := math.Sqrt(squares / n); math.Abs(got-want) > 5*want/math.Sqrt(2*n) {
 			t.Errorf("%s: root mean square %v, want %v", p.Name, got, want)
 		}

@@ -12,10 +12,10 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The kernels where ranks divide the vocabulary, each rank's after the other's on one.
+// One rank runs the kernels of all ranks that divide the vocabulary, one after the other.
 
-// part is the launcher of a rank among so many, and the rows and tokens
-// of the embedding that it has.
+// part returns the launcher of a rank among so many, and the rows and tokens of its part of
+// the embedding.
 func (l *launches[A]) part(rank, parts int) (e *kernels.Launcher[A], first, rows, tokens int) {
 	own := l.e.Launcher
 	own.Cfg.Tensor = layout.Tensor{Rank: rank, Ranks: parts}
@@ -23,7 +23,7 @@ func (l *launches[A]) part(rank, parts int) (e *kernels.Launcher[A], first, rows
 	return &own, first, rows, tokens
 }
 
-// keep has the next checks see the errors of a launcher.
+// keep makes the next checks see the errors of a launcher.
 func (l *launches[A]) keep(e *kernels.Launcher[A]) {
 	if l.e.Err == nil {
 		l.e.Err = e.Err
@@ -96,7 +96,7 @@ func (l *launches[A]) lossParts(parts int) {
 	const scale = 0.25
 	targets := traintest.RandomTokens(n, cfg.Vocab, 5)
 	tb := traintest.TokenBuffer(l.T, l.w, targets)
-	// Far from zero and from each other, so that a part alone may have next to nothing of a sum.
+	// Numbers are far from zero and from each other, so that a part may have almost nothing of a sum.
 	x := l.random(n*cfg.PaddedVocab(), 30, true)
 	var loss []float64
 	grad := make([]float64, len(x))
@@ -190,7 +190,7 @@ func TestVocabularyParts(t *testing.T) {
 	}
 }
 
-// Each rank sets what it has of the token embedding, also of one that ends with the last token.
+// Each rank sets its part of the token embedding, also if the part ends with the last token.
 func TestSetPart(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")

@@ -6,7 +6,7 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Passes is what a Model does, whatever the type of its activations.
+// Passes is what a Model does, for any type of activations.
 type Passes interface {
 	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
 	Calibrate(s *spmd.Stream, batch Batch, scale float32) error
@@ -24,8 +24,8 @@ type Passes interface {
 		around func(func() error) error) error
 }
 
-// RowsFit says whether gradients of tables are sooner had from the rows of all ranks than summed:
-// here the table of tokens is the head, whose gradient has no rows.
+// RowsFit says whether the tables' gradients come faster from the rows of all ranks than from sums.
+// Here the table of tokens is the head, whose gradient has no rows.
 func (m *Model[A]) RowsFit(int, int) bool { return false }
 
 // Open makes a Model with bfloat16 or float32 activations.

@@ -7,13 +7,13 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Gradient returns where passes leave that of a parameter.
+// Gradient returns where passes leave the gradient of a parameter.
 func (m *State) Gradient(p layout.Param) spmd.Buffer[float32] {
 	return layout.InGroup(m.Groups, m.grads, p)
 }
 
-// Completes says whether the gradient of a parameter is complete with a section, and was not
-// with one before; where a group is complete later than its sections, with the last one.
+// Completes says whether a section, and not one before it, completes the gradient of a parameter.
+// If a group is complete later than its sections, the last section completes it.
 func (m *State) Completes(section int, p layout.Param) bool {
 	if m.Cfg.Shard.Mode == layout.ShardOff {
 		return p.Group == section
@@ -24,10 +24,10 @@ func (m *State) Completes(section int, p layout.Param) bool {
 	return section == m.Cfg.Embeddings()
 }
 
-// hooks are what passes call when they get to a section's matrices, to enqueue what is to come
-// at that point. Those that are nil are not called.
+// hooks are functions that passes call at a section's matrices, to enqueue work there. Those that
+// are nil are not called.
 type hooks struct {
-	need  func(section int) error // before what reads them: the layers' and, once a pass, the embeddings
+	need  func(section int) error // before the matrices are read: the layers' and, once a pass, the embeddings
 	done  func(section int) error // after what reads them: the layers'
 	write func(section int) error // before what writes their gradients: the layers'
 }
@@ -51,22 +51,22 @@ func (e *enqueue[A]) call(hook func(int) error, section int) {
 	}
 }
 
-// sharded is what a rank has where the ranks share a part of the training state.
+// sharded is what a rank has if the ranks share a part of the training state.
 type sharded struct {
 	ddp.Partition                       // of the groups
 	Weights, Grads spmd.Buffer[float32] // this rank's shards; empty where State has all
 
-	keptWeights spmd.Buffer[float32] // of the groups that are not layers', where operands are rounded copies
+	keptWeights spmd.Buffer[float32] // weights of the groups that are not layers', if operands are rounded copies
 	working     slots[float32]       // gradients before they are reduced
 }
 
-// slots is memory for all groups in which those of the layers take turns.
+// slots is memory for all groups. Those of the layers take turns in it.
 type slots[T spmd.Elem] struct {
 	layers [layout.LayerTurns]spmd.Buffer[T]
 	kept   spmd.Buffer[T] // of the other groups
 }
 
-// takeAll takes, or counts, the memory.
+// takeAll allocates, or counts, the memory.
 func (x *slots[T]) takeAll(sp *layout.Space, groups []layout.Group) {
 	layers := groups[:layout.VectorGroup(groups)]
 	for i := range x.layers {
@@ -79,7 +79,7 @@ func (x *slots[T]) takeAll(sp *layout.Space, groups []layout.Group) {
 	layout.Take(sp, keptLen(groups), &x.kept)
 }
 
-// keptLen is how many elements the groups have that are not layers'.
+// keptLen returns how many elements the groups have that are not layers'.
 func keptLen(groups []layout.Group) int {
 	return groups[layout.VectorGroup(groups)].Len + groups[layout.EmbeddingGroup(groups)].Len
 }
@@ -93,7 +93,7 @@ func (x *slots[T]) of(groups []layout.Group) []spmd.Buffer[T] {
 	return bs
 }
 
-// keptOf returns the memory of each group; the layers' have none.
+// keptOf returns the memory of each group, and none for the layers'.
 func keptOf[T spmd.Elem](groups []layout.Group, kept spmd.Buffer[T]) []spmd.Buffer[T] {
 	bs := make([]spmd.Buffer[T], len(groups))
 	vectors := layout.VectorGroup(groups)
@@ -108,7 +108,7 @@ type Memory[A kernels.Act] struct {
 	operands slots[A] // with --shard parameters: the operands of products
 }
 
-// take takes, or counts, the memory for weights and gradients of a state that has its parameters
+// take allocates, or counts, the memory for weights and gradients of a state with its parameters
 // and groups, of n elements in all.
 func (x *Memory[A]) take(m *State, n int) {
 	sp, mode := &m.space, m.Cfg.Shard.Mode
@@ -135,7 +135,7 @@ func (x *Memory[A]) take(m *State, n int) {
 	layout.Take(sp, 2, &m.Totals)
 }
 
-// place settles where each group is, in memory that take has taken.
+// place settles where each group is in the memory of take.
 func (x *Memory[A]) place(m *State) {
 	mode := m.Cfg.Shard.Mode
 	m.Loss = m.Totals.Slice(0, 1)

@@ -17,8 +17,8 @@ func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A]) {
 	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), GELU: pre.Arg()}, 0)
 }
 
-// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue. The copy of x, where it is that which
-// is multiplied, begins at element from of the operand.
+// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue. If the copy of x is multiplied, it
+// begins at element from of the operand.
 func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, from int) {
 	if q := e.product8(p); q != nil {
 		gemm(e, y, e.N, p.Out, q.X.Codes.Slice(from, q.X.Codes.Len()), e.N, p.In, q.W, p.Out, p.In, q.Scaled(o, q.X))
@@ -28,10 +28,12 @@ func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, 
 	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
 }
 
-// classify enqueues logits of what the head reads, x(n,C), losses(n), and with grad the gradient of
-// logits in their place: of the rows of the head that this rank has, where ranks divide it. These
-// tell each other three numbers a row, half of the rows at a time: those of the first half go
-// beside the product of the second, those of the second beside what makes losses of the first.
+// classify enqueues logits of the head's input x(n,C), and losses(n). With grad it replaces the
+// logits by their gradient.
+//
+// If ranks divide the head, logits are those of this rank's rows of the head. The ranks then
+// exchange three numbers a row, half of the rows at a time. The first half's exchange goes beside
+// the second half's product, and the second half's beside the losses of the first.
 func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer[A], targets spmd.Buffer[int32],
 	scale float32, grad bool) {
 	m, head := e.m, &e.m.par.Head
@@ -93,8 +95,8 @@ func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
 	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
 }
 
-// weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows
-// unless it is summed already.
+// weightBiasGrad enqueues weightGrad, and db(out) (+)= the sum of dy over its rows unless it is
+// summed already.
 func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], summed bool) {
 	if summed || !e.gradCast(p).None() { // a copy has left the sums
 		e.weightGrad(dy, x, p)
@@ -103,7 +105,8 @@ func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], summed b
 	e.weightAndSums(dy, x, p)
 }
 
-// weightAndSums enqueues both.
+// weightAndSums enqueues the gradient of the weights, and of the bias as the product's
+// sums of rows.
 func (e *enqueue[A]) weightAndSums(dy, x spmd.Buffer[A], p *Linear[A]) {
 	sums := e.sumsOf(p)
 	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In,
@@ -111,8 +114,8 @@ func (e *enqueue[A]) weightAndSums(dy, x spmd.Buffer[A], p *Linear[A]) {
 	e.addSums(p, sums)
 }
 
-// sumsOf is where the sums that are the gradient of a linear's bias go, which replace what is
-// there; addSums enqueues what then is left to do.
+// sumsOf returns where the gradient of a linear's bias goes as sums that replace the old values.
+// addSums enqueues the rest of the work.
 func (e *enqueue[A]) sumsOf(p *Linear[A]) spmd.Buffer[float32] {
 	if e.Acc {
 		return e.m.sums.Slice(0, p.Out)
@@ -126,7 +129,7 @@ func (e *enqueue[A]) addSums(p *Linear[A], sums spmd.Buffer[float32]) {
 	}
 }
 
-// argOf is a buffer as an operand of Gemm, none where it is empty.
+// argOf returns a buffer as an operand of Gemm, or none if it is empty.
 func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
 	if b.Len() == 0 {
 		return spmd.Arg{}
@@ -142,7 +145,7 @@ func gemm[A kernels.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], c
 	}
 }
 
-// attention is what computes that of the micro-batch.
+// attention returns the attention of the micro-batch.
 func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
 	if e.Err == nil {
 		a, e.Err = e.m.att.For(e.b, e.T)
@@ -150,16 +153,16 @@ func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
 	return a
 }
 
-// attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into
-// out(b,t,nh,hs), keeping the logarithms of the softmax's denominators, lse(b,nh,t).
+// attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into out(b,t,nh,hs). It keeps
+// the logarithms of the softmax's denominators in lse(b,nh,t).
 func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
 	if a := e.attention(); e.Err == nil {
 		e.Err = a.Forward(e.S, out, lse, qkv)
 	}
 }
 
-// attentionBackward enqueues dqkv from dout and what attentionForward kept, and, if it says so, the
-// gradient of the bias of p, which wrote qkv.
+// attentionBackward enqueues dqkv from dout and from what attentionForward kept. If it returns true
+// it also enqueues the gradient of the bias of p, which wrote qkv.
 func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A],
 	p *Linear[A]) (summed bool) {
 	a := e.attention()

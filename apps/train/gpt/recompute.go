@@ -6,9 +6,9 @@ import (
 	"lockstep/spmd"
 )
 
-// takeActs takes, or counts, the memory for what forward keeps of each layer, for each micro-batch
-// in flight. What is computed once more has the same memory in all layers and micro-batches: it is
-// there for the last one that was computed.
+// takeActs allocates, or counts, the memory for what forward keeps of each layer, for each
+// micro-batch in flight. Recomputed activations share one place in all layers and micro-batches: it
+// holds the last ones.
 func (m *Model[A]) takeActs() {
 	m.kept = make([]microActs[A], m.Cfg.InFlight())
 	for i := range m.kept {
@@ -22,8 +22,8 @@ func (m *Model[A]) takeActs() {
 	m.use(0, spmd.Buffer[A]{})
 }
 
-// takeLayers takes, or counts, the memory of one micro-batch in flight. The first takes what all of
-// them share.
+// takeLayers allocates, or counts, the memory of one micro-batch in flight. The first also has the
+// shared memory.
 func (m *Model[A]) takeLayers(act []layerActs[A], first bool) {
 	sp, N, C, own := &m.space, m.rows, m.Cfg.Channels, m.Cfg.OwnChannels()
 	held := m.rowsOf(N).Held()
@@ -47,7 +47,7 @@ func (m *Model[A]) takeLayers(act []layerActs[A], first bool) {
 	}
 }
 
-// attentionPart computes a layer from ln1 up to ln2, where x is the residual stream that it reads.
+// attentionPart computes a layer from ln1 up to ln2. x is the residual stream that it reads.
 func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	_, attn := m.Cfg.Sections(l)
@@ -60,8 +60,8 @@ func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	e.norm(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
 }
 
-// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose result
-// backward does not read, and the copy for it.
+// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product and the copy
+// for it, since backward does not read the result.
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	mlp, _ := m.Cfg.Sections(l)
@@ -73,10 +73,12 @@ func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	e.call(m.Done, mlp)
 }
 
-// again computes once more what backward needs of a layer and was not kept. x is the residual
-// stream that the layer read. The last layer's is still there, where no other micro-batch came in
-// between. Copies in 8-bit floats are made as they were, and take the place of the one that was
-// there; forward has entered their largest sizes.
+// again recomputes what backward needs of a layer and was not kept. x is the residual stream
+// that the layer read. The last layer's activations are still there if no other micro-batch
+// came in between.
+//
+// Copies in 8-bit floats are made again, and replace the present ones. Forward has recorded their
+// largest sizes.
 func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 	m := e.m
 	if !m.Cfg.Recomputes(l) {
@@ -94,8 +96,8 @@ func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 	e.Err = part.Err
 }
 
-// residualCast is the copy of the gradient of the residual stream that a LayerNorm makes for the
-// MLP of layer l. It makes none where others take its place before it is multiplied.
+// residualCast returns the copy of the residual stream's gradient that a LayerNorm makes for the
+// MLP of layer l. There is none if other copies replace it before its product.
 func (e *enqueue[A]) residualCast(l int) kernels.Cast {
 	if e.m.Cfg.Recomputes(l) {
 		return kernels.Cast{}

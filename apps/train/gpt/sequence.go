@@ -7,19 +7,22 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Ranks that divide layers (--tp) also share the rows of what is not divided: of the LayerNorms and
-// of the residual stream each computes and keeps its rows, n of the N. Before a product whose
-// outputs they divide the rows are gathered, in whole; what one has left whose inputs they divide
-// is in partial, and each gets its rows of the sum. Both go on a stream of their own, in pieces:
-// while a product takes one the next is on its way. What is gathered is not kept: backward gathers
-// it once more, beside other products. So the ranks move the bytes of two all-reduces forward, as
-// they would if each had all rows, and of two and a half backward.
+// Ranks that divide layers (--tp) also share the rows of the LayerNorms and of the residual stream,
+// which they do not divide. Each computes and keeps its rows, n of the N.
 //
-// Gradients of what a LayerNorm adds or multiplies by, and of the biases of what is scattered, are
-// then sums over a rank's rows: State.ByRows.
+// Before a product whose outputs they divide, the ranks gather all rows. After a product whose
+// inputs they divide, partial holds each rank's part of a sum, and each rank gets its rows of the
+// sum. Both go on a stream of their own, in pieces: while a product takes one piece the next is on
+// its way.
+//
+// Gathered rows are not kept: backward gathers them again, beside other products. So the ranks move
+// the bytes of two all-reduces forward, as if each had all rows, and of two and a half backward.
+//
+// Gradients of a LayerNorm's parameters, and of the biases of scattered sums, are then sums over a
+// rank's rows: State.ByRows.
 
-// rowsOf is how this rank sees n rows. The number of pieces is that of the largest micro-batch, so
-// that a smaller one never needs more memory.
+// rowsOf returns how this rank sees n rows. The number of pieces is that of the largest
+// micro-batch, so that a smaller one never needs more memory.
 func (m *Model[A]) rowsOf(n int) ddp.Rows {
 	x, pieces := m.Cfg.Tensor, 1
 	if x.Parts() > 1 {
@@ -28,7 +31,7 @@ func (m *Model[A]) rowsOf(n int) ddp.Rows {
 	return ddp.NewRows(n, pieces, x.Rank, x.Parts())
 }
 
-// Products of pieceRows rows are nearly as fast as those of more, and of mostPieces the one that
+// Products of pieceRows rows are nearly as fast as larger ones. With mostPieces pieces the one that
 // nothing hides is short.
 const (
 	pieceRows  = 4096
@@ -38,29 +41,29 @@ const (
 // alone says whether this rank has all rows.
 func (e *enqueue[A]) alone() bool { return e.m.Cfg.Tensor.Parts() == 1 }
 
-// begin has the stream between the ranks wait for what was enqueued so far.
+// begin makes the stream between the ranks wait for the commands so far.
 func (e *enqueue[A]) begin() {
 	if e.Err == nil {
 		e.Err = e.m.side.After(e.S)
 	}
 }
 
-// arrived enqueues that what follows waits for what is on its way between the ranks.
+// arrived enqueues a wait for everything that is on its way between the ranks.
 func (e *enqueue[A]) arrived() {
 	if e.Err == nil && !e.alone() {
 		e.Err = e.S.After(e.m.side)
 	}
 }
 
-// gatherPiece enqueues whole = what the ranks have of a piece of x(n,C), if there is such a piece.
+// gatherPiece enqueues whole = all ranks' rows of a piece of x(n,C), if there is such a piece.
 func (e *enqueue[A]) gatherPiece(x spmd.Buffer[A], i int) {
 	if e.Err == nil && i < e.rows.Pieces() {
 		e.Err = ddp.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, e.m.whole, x)
 	}
 }
 
-// scatterPiece enqueues that y(n,C) gets this rank's rows of the sum of a piece of partial, which
-// goes on beside what follows up to arrived. Where this rank has all rows they are there.
+// scatterPiece enqueues y(n,C) = this rank's rows of the sum of a piece of partial. It goes on
+// beside the next commands, up to arrived. If this rank has all rows they are there already.
 func (e *enqueue[A]) scatterPiece(y spmd.Buffer[A], i int) {
 	if e.alone() {
 		return
@@ -78,8 +81,8 @@ func (e *enqueue[A]) scatterBeside(y spmd.Buffer[A]) {
 	}
 }
 
-// gatherBeside enqueues that all becomes the rows of x(n,C) of all ranks, which goes on beside what
-// follows up to arrived.
+// gatherBeside enqueues all = the rows of x(n,C) of all ranks. It goes on beside the next commands,
+// up to arrived.
 func (e *enqueue[A]) gatherBeside(x spmd.Buffer[A]) {
 	if e.alone() {
 		return
@@ -90,7 +93,7 @@ func (e *enqueue[A]) gatherBeside(x spmd.Buffer[A]) {
 	}
 }
 
-// all is where all rows are of what was gathered last, x.
+// all returns where all rows of x are, which was gathered last.
 func (e *enqueue[A]) all(x spmd.Buffer[A]) spmd.Buffer[A] {
 	if e.alone() {
 		return x
@@ -98,8 +101,8 @@ func (e *enqueue[A]) all(x spmd.Buffer[A]) spmd.Buffer[A] {
 	return e.m.whole
 }
 
-// eachPiece gathers x(n,C) and calls fn for each piece of its rows, [lo, hi) of N, to enqueue what
-// takes them: while it does the next is on its way.
+// eachPiece gathers x(n,C) and calls fn for each piece of its rows, [lo, hi) of N. fn enqueues the
+// commands that read the piece. Meanwhile the next piece is on its way.
 func (e *enqueue[A]) eachPiece(x spmd.Buffer[A], fn func(i, lo, hi int, rows spmd.Buffer[A])) {
 	C := e.m.Cfg.Channels
 	if e.alone() {
@@ -109,7 +112,7 @@ func (e *enqueue[A]) eachPiece(x spmd.Buffer[A], fn func(i, lo, hi int, rows spm
 	e.inPieces(func(i int) { e.gatherPiece(x, i) }, func(i, lo, hi int) { fn(i, lo, hi, e.m.whole.Slice(lo*C, hi*C)) })
 }
 
-// inPieces has gather enqueue piece by piece that all rows arrive, and calls fn for each.
+// inPieces calls gather to enqueue the arrival of each piece of the rows, and fn for each piece.
 func (e *enqueue[A]) inPieces(gather func(i int), fn func(i, lo, hi int)) {
 	e.begin()
 	gather(0)
@@ -121,7 +124,7 @@ func (e *enqueue[A]) inPieces(gather func(i int), fn func(i, lo, hi int)) {
 	}
 }
 
-// ofRows is e for n rows.
+// ofRows calls fn with e for n rows.
 func (e *enqueue[A]) ofRows(n int, fn func(part *enqueue[A])) {
 	part := *e
 	part.N = n
@@ -129,8 +132,8 @@ func (e *enqueue[A]) ofRows(n int, fn func(part *enqueue[A])) {
 	e.Err = part.Err
 }
 
-// embed enqueues y(n,C) = the embeddings of tokens(N). Nothing goes beside their sum: all that
-// follows reads it, and what makes them takes no longer than the sum of a piece.
+// embed enqueues y(n,C) = the embeddings of tokens(N). Nothing goes beside their sum: all later
+// commands read it, and their computation is as short as the sum of a piece.
 func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
 	to := e.m.partial
 	if e.alone() {
@@ -141,7 +144,7 @@ func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
 	e.arrived()
 }
 
-// norm enqueues LayerNormForward of this rank's rows, and the copy of these.
+// norm enqueues LayerNormForward of this rank's rows, and their copy.
 func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *kernels.Norm,
 	to kernels.Cast) {
 	to = e.ownCast(to)
@@ -150,8 +153,8 @@ func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x
 	}
 }
 
-// normBackward enqueues LayerNormBackward of this rank's rows. Where these are not all the copy is
-// made of what is gathered, which the gradients of weights take.
+// normBackward enqueues LayerNormBackward of this rank's rows. If these are not all rows, the copy
+// is made from the gathered rows, which the gradients of weights read.
 func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *kernels.Norm,
 	dcolumns spmd.Buffer[float32], add bool, to kernels.Cast) {
 	if !e.alone() {
@@ -166,7 +169,7 @@ func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Bu
 	}
 }
 
-// zero enqueues that a gradient to which nothing is added is 0, unless it is accumulated.
+// zero enqueues 0 into a gradient that nothing is added to, unless it is accumulated.
 func (e *enqueue[A]) zero(b spmd.Buffer[float32]) {
 	if e.Err == nil && !e.Acc && b.Len() > 0 {
 		e.Err = spmd.Fill(e.S, b, 0)
@@ -191,17 +194,17 @@ func (e *enqueue[A]) linearOfAll(y, x spmd.Buffer[A], p *Linear[A]) {
 	})
 }
 
-// castGathered enqueues the copy of gathered rows, which no LayerNorm has made.
+// castGathered enqueues the copy of gathered rows that no LayerNorm has copied.
 func (e *enqueue[A]) castGathered(rows spmd.Buffer[A], to kernels.Cast) {
 	if !e.alone() {
 		e.Cast(rows, rows.Len(), to)
 	}
 }
 
-// linearGELUOfAll enqueues linearGELU of all rows of x(n,in). y is the input of next, and its copy
-// is made where next is to be multiplied.
+// linearGELUOfAll enqueues linearGELU of all rows of x(n,in). y is the input of next. Its copy is
+// made if next is multiplied.
 func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p, next *Linear[A], multiplied bool) {
-	if to := e.inputCast(next); !to.None() { // of all rows at once: the copies of x and y take turns in one place
+	if to := e.inputCast(next); !to.None() { // all rows at once, since the copies of x and y take turns in one place
 		if !multiplied {
 			to = kernels.Cast{}
 		}
@@ -216,9 +219,9 @@ func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p, next *Linear[A
 	})
 }
 
-// linearResidual enqueues y(n,out) = x·wᵀ + b + res(n,out), this rank's rows of what x(N,in) makes:
-// in is what the ranks divide, and one of them adds the bias, which they all have. While a piece is
-// summed the next is multiplied.
+// linearResidual enqueues y(n,out) = x·wᵀ + b + res(n,out): this rank's rows of the product of
+// x(N,in). The ranks divide in. All have the bias, and one of them adds it. While a piece is summed
+// the next is multiplied.
 func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.Buffer[A]) {
 	if e.alone() {
 		e.product(y, x, p, blas.Options{Bias: argOf(p.bias), Residual: res.Arg()}, 0)
@@ -241,7 +244,7 @@ func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.
 	}
 }
 
-// backThrough enqueues dx(N,in) = dres·w, of all rows of the gradient of the residual stream.
+// backThrough enqueues dx(N,in) = dres·w, of all rows of the residual stream's gradient.
 func (e *enqueue[A]) backThrough(dx spmd.Buffer[A], p *Linear[A]) {
 	e.eachPiece(e.m.dres, func(_, lo, hi int, dy spmd.Buffer[A]) {
 		e.ofRows(hi-lo, func(part *enqueue[A]) {
@@ -251,9 +254,9 @@ func (e *enqueue[A]) backThrough(dx spmd.Buffer[A], p *Linear[A]) {
 	})
 }
 
-// backThroughGELU enqueues dpre(N,in) = dres·w·gelu'(pre(N,in)), of all rows of the gradient of the
-// residual stream, and the copy of dpre where wrote, the linear that pre is of, takes one: with it
-// comes the gradient of the bias. With fresh no LayerNorm has made the copy of dres.
+// backThroughGELU enqueues dpre(N,in) = dres·w·gelu'(pre(N,in)), of all rows of the residual
+// stream's gradient. The linear wrote, whose output is pre, may take a copy of dpre. The copy comes
+// with the gradient of the bias. With fresh no LayerNorm has made the copy of dres.
 func (e *enqueue[A]) backThroughGELU(dpre spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A],
 	fresh bool) {
 	to := e.gradCast(wrote)
@@ -273,9 +276,8 @@ func (e *enqueue[A]) backThroughGELU(dpre spmd.Buffer[A], p *Linear[A], pre spmd
 	e.CastColumns(dpre, pre, to, wrote.DB)
 }
 
-// proj2Grad enqueues what weightGrad does with the gradient of the residual stream,
-// which was gathered. With fresh no LayerNorm has left the gradient of the bias: one
-// rank finds that, of all rows.
+// proj2Grad enqueues weightGrad with the gathered gradient of the residual stream. With fresh no
+// LayerNorm has left the gradient of the bias, and one rank computes it from all rows.
 func (e *enqueue[A]) proj2Grad(x spmd.Buffer[A], p *Linear[A], fresh bool) {
 	dy := e.all(e.m.dres)
 	switch {
@@ -289,9 +291,9 @@ func (e *enqueue[A]) proj2Grad(x spmd.Buffer[A], p *Linear[A], fresh bool) {
 	}
 }
 
-// grads enqueues dx(n,in), this rank's rows of the sum of dy(N,out)·w over the ranks that
-// divide the layer, and beside that sum what weightBiasGrad does with all rows of
-// x(n,in), which are being gathered.
+// grads enqueues dx(n,in) = this rank's rows of the sum of dy(N,out)·w over the ranks that
+// divide the layer. Beside that sum it enqueues weightBiasGrad with all rows of x(n,in), which
+// are being gathered.
 func (e *enqueue[A]) grads(dx, dy, x spmd.Buffer[A], p *Linear[A], summed bool) {
 	e.inputGrad(e.m.partial, dy, p)
 	e.arrived()

@@ -9,11 +9,11 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Sharder moves what the ranks share of the training state: weights to the passes that read
-// them, gradients to the ranks that update with them.
+// Sharder moves the shared parts of the training state: weights to the passes that read them,
+// gradients to the ranks that update with them.
 //
-// Where every rank has all weights, those that others have updated come in the first
-// micro-step of a step. Where each has a shard, those of the layers come in every pass.
+// If every rank has all weights, those that other ranks have updated come in the first micro-step
+// of a step. If each rank has a shard, the layers' weights come in every pass.
 type Sharder struct {
 	state   *State
 	kept    *ddp.Gatherer[float32] // of the groups that are not layers'
@@ -56,7 +56,7 @@ func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training
 	m := x.state
 	part, layers := &m.Sharded, layout.VectorGroup(m.Groups)
 	all := m.Cfg.Shard.Mode < layout.ShardParameters // every rank has all weights
-	// Weights that have come are rounded for products.
+	// Products need rounded copies of the weights that have come.
 	rounds := func(first int) func(int, *spmd.Stream) error {
 		mats, half := any(at.Mats).([]spmd.Buffer[spmd.BF16])
 		if !half {
@@ -109,7 +109,7 @@ func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training
 	if x.Scatter, err = ddp.NewScatterer(c, m.grads, shards, spmd.Sum); err != nil {
 		return err
 	}
-	// The embeddings are used first of all.
+	// A pass begins with the embeddings.
 	if x.keptPass, err = x.kept.Pass(1, 0); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training
 	return err
 }
 
-// Close waits for what is on its way and ends the sharder.
+// Close waits for everything that is on its way and ends the sharder.
 func (x *Sharder) Close() error {
 	var errs []error
 	if x.kept != nil {
@@ -138,8 +138,8 @@ func (x *Sharder) Close() error {
 // EveryPass says whether every pass moves weights, and so concerns all ranks.
 func (x *Sharder) EveryPass() bool { return x.state.Cfg.Shard.Mode == layout.ShardParameters }
 
-// Gather enqueues on s that this rank has all weights that the state has memory for, as the
-// last step has left them.
+// Gather enqueues on s that this rank gets the weights after the last step, all that the state
+// has memory for.
 func (x *Sharder) Gather(s *spmd.Stream) error {
 	if err := x.kept.Begin(x.keptPass, s); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (x *Sharder) Gather(s *spmd.Stream) error {
 	return x.state.FP8.CastWeights(s, x.state.Half)
 }
 
-// getKept has s wait for the groups that are not layers', which are on their way.
+// getKept makes s wait for the groups that are not layers' and are on their way.
 func (x *Sharder) getKept(s *spmd.Stream) error {
 	for _, i := range []int{1, 0} {
 		if err := x.kept.Need(i, s); err != nil {
@@ -174,14 +174,14 @@ func (x *Sharder) getKept(s *spmd.Stream) error {
 	return x.kept.End(s)
 }
 
-// Around runs a pass on s that has the weights it needs. pass is that of the layers. changed
-// says that weights may have changed since they were gathered, reduces that each section's
+// Around runs a pass on s with the weights that it needs. pass is the layers' pass. changed says
+// that weights may have changed since they were gathered. reduces says that each section's
 // gradients are going to be ready.
 func (x *Sharder) Around(s *spmd.Stream, pass *ddp.Pass, changed, reduces bool, commands func() error) error {
 	st := x.state
 	defer func() { st.around = hooks{} }()
 	switch {
-	// its weights are cast together, or its passes interleave
+	// weights are cast together, or passes interleave
 	case changed && (st.FP8 != nil || st.Cfg.Stage.Stages > 1):
 		if err := x.Gather(s); err != nil {
 			return err
@@ -217,8 +217,8 @@ func (x *Sharder) Around(s *spmd.Stream, pass *ddp.Pass, changed, reduces bool, 
 	return x.layers.End(s)
 }
 
-// Ready tells the scatterer that a section's gradients are complete. add says that they are
-// to be added to those of micro-batches before.
+// Ready tells the scatterer that a section's gradients are complete. add says that they are added
+// to those of earlier micro-batches.
 func (x *Sharder) Ready(section int, add bool, s *spmd.Stream) error {
 	add = add && x.state.Cfg.Shard.ScattersGrads()
 	switch {

@@ -16,8 +16,8 @@ type microActs[A kernels.Act] struct {
 	act []layerActs[A]
 }
 
-// use has the passes work on the micro-batch in a slot, whose first residual stream is in where
-// this is not the first stage.
+// use makes the passes work on the micro-batch in a slot. in is its first residual stream if this
+// is not the first stage.
 func (m *Model[A]) use(slot int, in spmd.Buffer[A]) {
 	m.act, m.emb = m.kept[slot].act, m.kept[slot].emb
 	if !m.Cfg.Begins() {
@@ -25,7 +25,7 @@ func (m *Model[A]) use(slot int, in spmd.Buffer[A]) {
 	}
 }
 
-// pipelineBytes is how many bytes OpenPipeline takes.
+// pipelineBytes returns how many bytes OpenPipeline allocates.
 func (m *Model[A]) pipelineBytes() int {
 	n := 0
 	if !m.Cfg.Begins() {
@@ -37,7 +37,7 @@ func (m *Model[A]) pipelineBytes() int {
 	return n * spmd.AllocSize[A](m.rowsOf(m.rows).Held()*m.Cfg.Channels)
 }
 
-// OpenPipeline makes the pipeline of which this model is a stage. Every rank of c calls it.
+// OpenPipeline makes this model a stage of a pipeline. Every rank of c calls it.
 func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
 	m.pipe, err = ddp.NewPipeline[A](c, m.rowsOf(m.rows).Held()*m.Cfg.Channels, m.Cfg.Stage.Micro)
 	if err == nil {
@@ -46,7 +46,7 @@ func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
 	return err
 }
 
-// StageTime is Time of the pipeline, ForgetTime its ForgetTime; they do nothing without one.
+// StageTime is Time of the pipeline, ForgetTime its ForgetTime. They do nothing without a pipeline.
 func (m *Model[A]) StageTime(s *spmd.Stream) (ddp.StageTime, error) {
 	if m.pipe == nil {
 		return ddp.StageTime{}, nil
@@ -61,8 +61,8 @@ func (m *Model[A]) ForgetTime(s *spmd.Stream) error {
 	return m.pipe.ForgetTime(s)
 }
 
-// ShareLayers says who has the other parts of each layer, where --tp divides
-// them: call it before any pass.
+// ShareLayers names the ranks with the other parts of each layer, if --tp divides layers. Call it
+// before any pass.
 func (m *Model[A]) ShareLayers(c spmd.Comm) (err error) {
 	if m.Cfg.Tensor.Parts() == 1 {
 		return nil
@@ -93,15 +93,16 @@ type StepHooks struct {
 	Calibrate bool // as Model.Calibrate
 
 	Scale func(micro int) float32 // of the loss, see ForwardBackward
-	// as soon as everything that the section's gradients of the micro-batch depend on is enqueued
+	// called as soon as everything that the section's gradients of the micro-batch depend
+	// on is enqueued
 	Ready func(micro, section int) error
 	Done  func(micro int) error // after the backward pass of a micro-batch
 }
 
-// Step enqueues on s all micro-batches of a step, through all stages of the pipeline: the loss,
-// which is 0 but in the last stage, and the gradients of this stage's parameters, that of the
-// embeddings without what the other stage has that has a copy. Otherwise as ForwardBackward.
-// Every rank of the pipeline calls it.
+// Step enqueues on s all micro-batches of a step, through all stages of the pipeline: the loss and
+// the gradients of this stage's parameters. The loss is 0 except in the last stage. The gradient of
+// the embeddings lacks the other stage's part. Otherwise it is like ForwardBackward. Every rank of
+// the pipeline calls it.
 func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 	for _, b := range batches {
 		if err := m.checkBatch(b); err != nil {
@@ -149,9 +150,9 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 	})
 }
 
-// EvaluateAll enqueues on s the loss of micro micro-batches, which is added to Loss in the last
-// stage. next enqueues what brings one, and returns the scale of its loss; around is called with
-// what enqueues each pass. Every rank of the pipeline calls it.
+// EvaluateAll enqueues on s the losses of micro micro-batches, and adds them to Loss in the last
+// stage. next enqueues the load of one, and returns the scale of its loss. around is called with a
+// function that enqueues a pass. Every rank of the pipeline calls it.
 func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error),
 	around func(func() error) error) error {
 	return m.pipe.Forward(s, micro, func(i int, in, out spmd.Buffer[A]) error {
@@ -175,14 +176,14 @@ func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batc
 	})
 }
 
-// sendTo has the forward pass write what the next stage gets, if there is one.
+// sendTo makes the forward pass write into the buffer for the next stage, if there is one.
 func (m *Model[A]) sendTo(out spmd.Buffer[A]) {
 	if !m.Cfg.Ends() {
 		m.act[len(m.act)-1].res3 = out
 	}
 }
 
-// noLoss enqueues that Loss is 0 where this stage computes none.
+// noLoss enqueues a Loss of 0 if this stage computes none.
 func (m *Model[A]) noLoss(s *spmd.Stream) error {
 	if m.Cfg.Ends() {
 		return nil
@@ -190,9 +191,9 @@ func (m *Model[A]) noLoss(s *spmd.Stream) error {
 	return spmd.Fill(s, m.Loss, 0)
 }
 
-// embeddingsBackward enqueues the gradient of the embeddings from that in dres, where this stage
-// begins with them. The head has set that of the tokens, where this stage has it; what neither does
-// the other stage finds.
+// embeddingsBackward enqueues the gradient of the embeddings from the gradient in dres, if this
+// stage begins with them. If this stage has the head, the head has set the tokens' gradient. The
+// other stage computes the rest.
 func (e *enqueue[A]) embeddingsBackward(sorted spmd.Buffer[int32]) {
 	m, wte, wpe := e.m, e.m.par.WTE.DW, e.m.par.WPE.DW
 	if !m.Cfg.Begins() {
@@ -209,12 +210,12 @@ func (e *enqueue[A]) embeddingsBackward(sorted spmd.Buffer[int32]) {
 	e.EncoderBackward(wte, wpe, e.all(m.dres), sorted)
 }
 
-// EmbeddingGrads is what this rank has of the reduced gradient of the embeddings.
+// EmbeddingGrads returns this rank's part of the reduced gradient of the embeddings.
 func (m *State) EmbeddingGrads() spmd.Buffer[float32] {
 	return m.reduced(layout.EmbeddingGroup(m.Groups))
 }
 
-// reduced is what this rank has of the reduced gradient of a group.
+// reduced returns this rank's part of the reduced gradient of a group.
 func (m *State) reduced(i int) spmd.Buffer[float32] {
 	switch mode := m.Cfg.Shard.Mode; {
 	case mode == layout.ShardOff:
@@ -227,8 +228,9 @@ func (m *State) reduced(i int) spmd.Buffer[float32] {
 	}
 }
 
-// ByRows is what this rank has of the reduced gradients to which each of the ranks that divide the
-// layers has added its rows only: the sum over them is the gradient. It is the same on all of them.
+// ByRows returns this rank's part of the reduced gradients that are sums over rows. Each rank that
+// divides the layers has added only its rows, so the gradient is the sum over these ranks. The part
+// is the same on all of them.
 func (m *State) ByRows() []spmd.Buffer[float32] {
 	var bs []spmd.Buffer[float32]
 	if m.Cfg.Tensor.Parts() == 1 {
@@ -254,8 +256,8 @@ func (m *State) ByRows() []spmd.Buffer[float32] {
 	return bs
 }
 
-// reducedOf is what this rank has of the reduced gradient of [lo, hi) of an
-// arena, which are in a group.
+// reducedOf returns this rank's part of the reduced gradient of [lo, hi) of an arena,
+// inside a group.
 func (m *State) reducedOf(group, lo, hi int) spmd.Buffer[float32] {
 	g := m.reduced(group)
 	if m.Cfg.Shard.Mode == layout.ShardOff {
@@ -267,9 +269,8 @@ func (m *State) reducedOf(group, lo, hi int) spmd.Buffer[float32] {
 	return g.Slice(at-first, at-first+n)
 }
 
-// Counted is what this rank adds to the norm of the reduced gradient, of what it has
-// of that: what no other stage or part of the layers has, too. Of two ranks that have
-// the same the first counts it.
+// Counted returns what this rank adds to the norm of the reduced gradient: its part, less what
+// another stage or part of the layers also has. If two ranks have the same, the first counts it.
 func (m *State) Counted() []spmd.Buffer[float32] {
 	var bs []spmd.Buffer[float32]
 	if m.Cfg.Tensor.Rank == 0 {

@@ -19,7 +19,7 @@ type Arena struct {
 	spmd.Buffer[float32]
 }
 
-// Of returns what this rank has of a parameter in an arena: its elements from skip on.
+// Of returns this rank's part of a parameter in an arena: its elements from skip on.
 func (m *State) Of(a Arena, p layout.Param) (skip int, have spmd.Buffer[float32]) {
 	if !a.Shared {
 		return 0, a.Slice(p.Off, p.Off+p.Len)
@@ -28,13 +28,13 @@ func (m *State) Of(a Arena, p layout.Param) (skip int, have spmd.Buffer[float32]
 	return skip, a.Slice(at, at+n)
 }
 
-// State is the weights of a model and their gradients, on the rank's device: what
-// is float32 whatever the type of the activations.
+// State is the weights of a model and their gradients, on the rank's device. They are float32 for
+// any type of the activations.
 type State struct {
 	Cfg     layout.Config
 	Params  []layout.Param         // in backward order
-	Groups  []layout.Group         // each contiguous; without --shard what ready of ForwardBackward counts
-	Weights spmd.Buffer[float32]   // all parameters; Params says what is where, the rest is zero
+	Groups  []layout.Group         // each contiguous; ready of ForwardBackward counts them without --shard
+	Weights spmd.Buffer[float32]   // all parameters, in the places of Params; the rest is zero
 	Grads   spmd.Buffer[float32]   // their gradients, in the same places
 	grads   []spmd.Buffer[float32] // of each of Groups, as passes leave them
 	Sharded sharded                // what there is where the ranks share a part of these
@@ -43,17 +43,17 @@ type State struct {
 	Totals spmd.Buffer[float64]
 	Loss   spmd.Buffer[float64] // (1): sum over the micro-batches of scale times the tokens' losses
 	FP8    *fp8.State           // nil where Cfg.FP8 is off
-	// Weights rounded, for the products of bfloat16 activations and their biases; else empty
+	// rounded weights, for the products of bfloat16 activations and their biases; else empty
 	Half   spmd.Buffer[spmd.BF16]
 	Rounds bool // activations are bfloat16
-	// the ranks whose rows a modern model's next pass adds to the gradients of
-	// tables; nil for its own only
+	// the ranks whose rows a modern model's next pass adds to the gradients of tables;
+	// nil: its own only
 	RowsOf *spmd.Comm
 	World  *spmd.World  // where the buffers are
 	space  layout.Space // of the buffers
 }
 
-// Close frees the buffers, those of the activations too.
+// Close frees the buffers, also those of the activations.
 func (m *State) Close() error { return m.space.Free() }
 
 // GradGroups returns the gradients of each of Groups.
@@ -61,8 +61,8 @@ func (m *State) GradGroups() []spmd.Buffer[float32] {
 	return layout.GroupsOf(m.Groups, m.Grads)
 }
 
-// Refresh enqueues on s what lets the passes see the present Weights: call it when
-// anything but AdamW has written there.
+// Refresh enqueues on s the work that makes passes see the present Weights. Call it when anything
+// but AdamW has written there.
 func (m *State) Refresh(s *spmd.Stream) error {
 	if m.Half.Len() == 0 {
 		return nil
@@ -73,14 +73,14 @@ func (m *State) Refresh(s *spmd.Stream) error {
 	return m.FP8.CastWeights(s, m.Half)
 }
 
-// Init sets the weights as layout.Param.Init says. They depend on the seed and the tensors' names
-// alone. It returns when they are in place; Refresh is to follow.
+// Init sets the weights by layout.Param.Init. They depend only on the seed and the tensors' names.
+// It returns when they are in place. Call Refresh afterwards.
 func (m *State) Init(seed uint64) error {
 	most := 0
 	for _, p := range m.Params {
 		most = max(most, p.Uncut().Len)
 	}
-	all := make([]float32, most) // one for all tensors: what they leave would count as memory of the run
+	all := make([]float32, most) // one for all tensors: garbage would count as memory of the run
 	for _, p := range m.Params {
 		x := all[:p.Uncut().Len]
 		clear(x)
@@ -92,7 +92,7 @@ func (m *State) Init(seed uint64) error {
 	return nil
 }
 
-// Set writes the first len(x) elements of a tensor, those that this rank has. It blocks.
+// Set writes this rank's part of the first len(x) elements of a tensor. It blocks.
 func (m *State) Set(p layout.Param, x []float32) error {
 	if p.Cut.Run > 0 {
 		x = p.Own(make([]float32, 0, p.Len), x)
@@ -104,8 +104,8 @@ func (m *State) Set(p layout.Param, x []float32) error {
 	return m.Sharded.Weights.Slice(at, at+n).CopyFrom(x[skip : skip+n])
 }
 
-// initChunk is how many elements one generator draws: a constant, so that the
-// values do not depend on the number of threads.
+// initChunk is how many elements one generator draws. It is constant, so that the values do not
+// depend on the number of threads.
 const initChunk = 1 << 16
 
 func initParam(x []float32, p layout.Param, cfg layout.Config, seed uint64) {

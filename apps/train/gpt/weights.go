@@ -19,7 +19,7 @@ type Linear[A kernels.Act] struct {
 	eight   *fp8.Linear          // nil where its products are of A
 }
 
-// embedding is a table of rows that are looked up, and its gradient.
+// embedding is a table of rows to look up, and its gradient.
 type embedding struct{ W, DW spmd.Buffer[float32] }
 
 // layerWeights is the parameters of one layer.
@@ -40,9 +40,8 @@ type Weights[A kernels.Act] struct {
 	Head     Linear[A] // C to Vp: the token embedding again
 }
 
-// Places is where the parameters of each of a model's groups are, their gradients, and the
-// operands of products. Groups may take turns in one place. A group that only products read
-// has no Weights.
+// Places is where a model's groups have their parameters, their gradients, and the operands of
+// products. Groups may take turns in one place. A group that only products read has no Weights.
 type Places[A kernels.Act] struct {
 	Weights, Grads []spmd.Buffer[float32]
 	Mats           []spmd.Buffer[A]

@@ -1,4 +1,4 @@
-// Package modern is a decoder whose parts layout.Parts names, in place of GPT-2's: its activations
-// and the two passes of a micro-batch, for ranks that each have the whole model. Where a
-// configuration has no such parts, Open makes one of package gpt.
+// Package modern is a decoder with the parts of layout.Parts in place of GPT-2's: its activations
+// and the two passes of a micro-batch. Each rank has the whole model. Open makes a model of package
+// gpt if a configuration has no such parts.
 package modern

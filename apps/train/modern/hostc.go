@@ -11,8 +11,8 @@ import (
 	"unsafe"
 )
 
-// The wrappers of loops.c, which says what they compute. lo and hi are bounds within what the
-// slices hold; an empty slice is NULL.
+// These are the wrappers of loops.c, which says what they compute. lo and hi are bounds within the
+// slices. An empty slice is NULL.
 
 func floats(x []float32) *C.float {
 	if len(x) == 0 {

@@ -12,26 +12,26 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels, as those of package kernels. modern.cu is what runs on a GPU, loops.c on the host.
-// What a model does not have is an empty buffer.
+// The kernels are like those of package kernels: modern.cu runs on a GPU, loops.c on the host. A part
+// that a model lacks is an empty buffer.
 
 //go:embed modern.cu
 var modernSource string
 
 var cudaSource = kernels.CommonSource + modernSource
 
-// sumBlocks is the most blocks that leave sums of numbers, 6 for each multiprocessor of an H100 or
-// H200; sumSets is how many sets of 16 these are.
+// sumBlocks is the largest number of blocks that leave sums of numbers: 6 for each multiprocessor
+// of an H100 or H200. sumSets is how many sets of 16 they make.
 const (
 	sumBlocks = 6 * 132
 	sumSets   = (sumBlocks + 15) / 16
 )
 
-// warpRows is a grid of a warp for each of n rows.
+// warpRows returns a grid of a warp for each of n rows.
 func warpRows(n int) spmd.Grid { return kernels.Blocks((n+7)/8, 1, 1) }
 
-// shared is a grid whose blocks leave sums, for n warps of work, so many of them
-// to a multiprocessor: up to 6.
+// shared returns a grid for n warps of work whose blocks leave sums, with each blocks on a
+// multiprocessor, at most 6.
 func shared(n, each int) spmd.Grid { return kernels.Blocks(min(132*each, (n+7)/8), 1, 1) }
 
 // newKernel declares kernel name for each type of activations; on the host fn computes both.
@@ -40,8 +40,8 @@ func newKernel(name string, fn func(a *kernels.HostArgs) error) kernels.Kernel {
 		BF16: spmd.NewKernel(name, cudaSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"))}
 }
 
-// rowKernel is a kernel whose warps hold a row in registers, for the widths of
-// rows: pieces of 256 numbers.
+// rowKernel is a kernel whose warps hold a row in registers. It has a form for each width of rows,
+// in pieces of 256 numbers.
 type rowKernel [len(rowPieces)]kernels.Kernel
 
 var rowPieces = [...]int{1, 3, 4, 8}
@@ -53,10 +53,10 @@ func newRowKernel(name string, fn func(a *kernels.HostArgs) error) (k rowKernel)
 	return k
 }
 
-// of is the kernel for rows of c numbers.
+// of returns the kernel for rows of c numbers.
 func (k *rowKernel) of(c int) kernels.Kernel { return k[piecesOf(c)] }
 
-// piecesOf is which of rowPieces rows of c numbers have.
+// piecesOf returns the index in rowPieces for rows of c numbers.
 func piecesOf(c int) int {
 	for i, pieces := range rowPieces {
 		if c <= 256*pieces {
@@ -66,7 +66,7 @@ func piecesOf(c int) int {
 	panic("modern: a row beyond layout.MostModernChannels")
 }
 
-// optional are activations that may be missing.
+// optional returns activations that may be missing.
 func optional(a *kernels.HostArgs, i, n int) []float32 {
 	if !a.Has(i) {
 		return nil
@@ -74,7 +74,8 @@ func optional(a *kernels.HostArgs, i, n int) []float32 {
 	return a.In(i, n)
 }
 
-// changed are activations that may be missing, to be written, or where added to read before.
+// changed returns activations that may be missing, to be written. If added is set they
+// are also read.
 func changed(a *kernels.HostArgs, i, n int, added bool) []float32 {
 	switch {
 	case !a.Has(i):
@@ -109,8 +110,8 @@ var embedKernel = newRowKernel("modern_embed", func(a *kernels.HostArgs) error {
 	return nil
 })
 
-// embed enqueues out(n,c) = the norm of the rows of wte. A token outside the vocabulary does what
-// it does to kernels.Launcher.EncoderForward.
+// embed enqueues out(n,c) = the norm of the rows of wte. A token outside the vocabulary has the
+// same effect as in kernels.Launcher.EncoderForward.
 func embed[A kernels.Act](e *kernels.Launcher[A], out spmd.Buffer[A], tokens spmd.Buffer[int32],
 	wte spmd.Buffer[float32]) {
 	c := e.Cfg.Channels
@@ -128,7 +129,8 @@ var embedBackwardKernel = newRowKernel("modern_embed_backward", func(a *kernels.
 	return nil
 })
 
-// embedBackward enqueues that d, the gradient of what embed has left, becomes that of the rows.
+// embedBackward enqueues the step from d, the gradient of embed's output, to the
+// gradient of the rows.
 func embedBackward[A kernels.Act](e *kernels.Launcher[A], d spmd.Buffer[A], tokens spmd.Buffer[int32],
 	wte spmd.Buffer[float32]) {
 	c := e.Cfg.Channels
@@ -139,8 +141,8 @@ func embedBackward[A kernels.Act](e *kernels.Launcher[A], d spmd.Buffer[A], toke
 // number is a parameter of one number or two, and its gradient.
 type number struct{ w, dw spmd.Buffer[float32] }
 
-// skip is what is added to the residual stream before a norm: what an earlier
-// layer has left, times a number.
+// skip is added to the residual stream before a norm: the output of an earlier layer,
+// times a number.
 type skip[A kernels.Act] struct {
 	sum, kept spmd.Buffer[A] // (n,c); empty where nothing is added
 	by        number         // (1)
@@ -153,7 +155,7 @@ var normKernel = newRowKernel("modern_norm", func(a *kernels.HostArgs) error {
 	return nil
 })
 
-// norm enqueues out(n,c) = the norm of x, with what k adds to it.
+// norm enqueues out(n,c) = the norm of x, with the addition of k.
 func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], k skip[A]) {
 	c := e.Cfg.Channels
 	e.Launch(normKernel.of(c), warpRows(e.N), out.Arg(), k.sum.Arg(), x.Arg(), k.kept.Arg(), k.by.w.Arg(),
@@ -176,14 +178,15 @@ var normBackwardKernel = newRowKernel("modern_norm_backward", func(a *kernels.Ho
 	return nil
 })
 
-// normBackwardBlocks is how many blocks of it a multiprocessor has room for, by the pieces of a
-// row; modern.cu has the same.
+// normBackwardBlocks is how many blocks of the kernel fit on a multiprocessor, by the pieces of a
+// row. modern.cu has the same numbers.
 var normBackwardBlocks = [len(rowPieces)]int{3, 2, 2, 1}
 
-// normBackward enqueues what goes back through the norm of x, in which k is added already.
-// d(n,c) is the gradient of the residual stream behind it, which is added with add, and
-// becomes that of x, with above added where that is not empty. The gradient of what was kept
-// is left in dkept, which may be above.
+// normBackward enqueues the backward pass of the norm of x, to which k is added already. d(n,c) is
+// the gradient of the residual stream behind the norm. With add it is added, and d becomes the
+// gradient of x, plus above if that is not empty.
+//
+// The gradient of k's kept output goes to dkept, which may be above.
 func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A],
 	k skip[A], dkept, above spmd.Buffer[A], add bool) {
 	c := e.Cfg.Channels
@@ -196,13 +199,13 @@ func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[flo
 		spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(e.Acc), kernels.Flag(twice))
 }
 
-// valueMix is what is mixed into the values of a layer: none where table is empty.
+// valueMix is what a layer mixes into its values: nothing if table is empty.
 type valueMix struct {
 	table spmd.Buffer[float32] // (Vp,c)
 	mix   number               // (2)
 }
 
-// headShape is how heads kernels see a model.
+// headShape is a model's shape for the heads kernels.
 type headShape struct {
 	heads, size int
 	norm        bool
@@ -210,21 +213,21 @@ type headShape struct {
 	turn        spmd.Buffer[float32] // (T,size/4,2): cosines and sines
 }
 
-// headKernel is a kernel whose threads have numbers of both halves of a head: 4, or 8 where
-// halves are a multiple of that.
+// headKernel is a kernel whose threads have numbers of both halves of a head: 4, or 8 if halves are
+// a multiple of 8.
 type headKernel [2]kernels.Kernel
 
 func newHeadKernel(name string, fn func(a *kernels.HostArgs) error) headKernel {
 	return headKernel{newKernel(name+"<4>", fn), newKernel(name+"<8>", fn)}
 }
 
-// mostHeadThreads is PART in modern.cu; headBlocks is how many blocks of so many threads a
-// multiprocessor has room for, of 80 registers each.
+// mostHeadThreads is PART in modern.cu. headBlocks is how many blocks of so many threads fit on a
+// multiprocessor, with 80 registers a thread.
 const mostHeadThreads = 384
 
 func headBlocks(threads int) int { return max(1, min(sumBlocks/132, 816/threads)) }
 
-// on is the kernel for the heads of h, and its grid and arguments for n rows.
+// on returns the kernel for the heads of h, and its grid and arguments for n rows.
 func (k *headKernel) on(h headShape, n int) (kernels.Kernel, spmd.Grid, [6]spmd.Arg) {
 	i := 0
 	if h.size%16 == 0 {
@@ -255,8 +258,8 @@ var headsKernel = newHeadKernel("modern_heads", func(a *kernels.HostArgs) error 
 	return nil
 })
 
-// headsForward enqueues out = what attention takes, of what the product has left in
-// qkv: both (n,3,heads,size).
+// headsForward enqueues out = the input of attention, from the output of the product in qkv. Both
+// are (n,3,heads,size).
 func headsForward[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A],
 	tokens spmd.Buffer[int32], v valueMix) {
 	k, grid, x := headsKernel.on(h, e.N)
@@ -282,8 +285,8 @@ var headsBackwardKernel = newHeadKernel("modern_heads_backward", func(a *kernels
 	return nil
 })
 
-// headsBackward enqueues that d, the gradient of what headsForward has left, becomes that of qkv,
-// and dtable(n,c) (+)= that of the rows of the table.
+// headsBackward enqueues the step from d, the gradient of headsForward's output, to the gradient of
+// qkv, and dtable(n,c) (+)= the gradient of the table's rows.
 func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial spmd.Buffer[float32],
 	d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool) {
 	k, grid, x := headsBackwardKernel.on(h, e.N)
@@ -292,7 +295,7 @@ func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial s
 		spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5], kernels.Flag(fresh), kernels.Flag(e.Acc))
 }
 
-// windowStep is how many tokens have one window, as in package attention.
+// windowStep is how many tokens share one window, as in package attention.
 const windowStep = 128
 
 var attendKernel = newKernel("modern_attend", func(a *kernels.HostArgs) error {
@@ -312,7 +315,7 @@ var attendKernel = newKernel("modern_attend", func(a *kernels.HostArgs) error {
 	return nil
 })
 
-// attendOne sets out to the attention of the query at one token to the keys from first on, of one
+// attendOne sets out to the attention of the query at one token to the keys from first on, for one
 // head of rows of 3c numbers.
 func attendOne(out, qkv []float32, first, at, c int) {
 	query, weights, sum := qkv[3*c*at:][:len(out)], make([]float64, at+1-first), 0.0
@@ -336,8 +339,8 @@ func attendOne(out, qkv []float32, first, at, c int) {
 	}
 }
 
-// attendFrom enqueues out(n,c) = the attention of n tokens behind others, of one sequence, whose
-// queries, keys and values are in qkv.
+// attendFrom enqueues out(n,c) = the attention of n tokens behind others of one sequence. qkv has
+// their queries, keys and values.
 func attendFrom[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A], before, window int) {
 	e.Launch(attendKernel, kernels.Blocks(e.N*h.heads, 1, 1), out.Arg(), qkv.Arg(), spmd.I32(before), spmd.I32(e.N),
 		spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(window))

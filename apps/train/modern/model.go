@@ -21,7 +21,7 @@ type Model[A kernels.Act] struct {
 	rows  int             // N: most tokens of a micro-batch
 	most  attention.Shape // of a micro-batch
 	att   *attention.Attention[A]
-	near  *attention.Attention[A] // of the layers with a window; nil where no sequence is longer than that
+	near  *attention.Attention[A] // for layers with a window; nil if no sequence is longer than the window
 	heads headShape
 	layer []layer[A]
 
@@ -33,13 +33,13 @@ type Model[A kernels.Act] struct {
 	logits     spmd.Buffer[A]       // (HeadRows,Vp): then their gradient; in scratch
 	wide       spmd.Buffer[A]       // (N,4C): gradient inside an MLP, and of qkv; in scratch
 	scratch    spmd.Buffer[A]       // of logits and wide, which are never needed at once
-	tmp, dres  spmd.Buffer[A]       // (N,C): gradient of what a norm has left; of the residual stream
+	tmp, dres  spmd.Buffer[A]       // (N,C): gradient of a norm's output; of the residual stream
 	dkept      []spmd.Buffer[A]     // (N,C): gradient of what a layer keeps for a later one
 	next       spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses     spmd.Buffer[float32] // (N)
 	partial    spmd.Buffer[float32] // of sums of numbers
 	parts      kernels.Scratch      // of kernels
-	lists      spmd.Buffer[int32]   // the tokens of all ranks, as kernels.Sorter.Sort leaves each one's
+	lists      spmd.Buffer[int32]   // the tokens of all ranks, each as kernels.Sorter.Sort leaves them
 }
 
 // linear is the parameters of y(n,out) = x(n,in)·wᵀ, and their gradient.
@@ -50,8 +50,8 @@ type linear[A kernels.Act] struct {
 	eight   *fp8.Linear // nil where products are not of 8-bit floats
 }
 
-// table is embeddings that are mixed into values, and the gradient of the rows that
-// a micro-batch has looked up.
+// table is embeddings that are mixed into values, and the gradient of the rows that a micro-batch
+// has looked up.
 type table[A kernels.Act] struct {
 	w, dw spmd.Buffer[float32] // (Vp,C)
 	drows spmd.Buffer[A]       // (N,C)
@@ -64,10 +64,10 @@ type layer[A kernels.Act] struct {
 	table                int // of tables; -1 is none
 	from                 int // the layer whose output is added; -1 is none
 
-	// (N,C): the residual stream that the layer reads, empty where that is as the
-	// last one has left it; its norm
+	// (N,C): the residual stream that the layer reads, empty if it is the last one's
+	// output; its norm
 	res1, ln1 spmd.Buffer[A]
-	// (N,3C): queries, keys and values as the product leaves them, and as attention takes them
+	// (N,3C): queries, keys and values from the product, and for attention
 	raw, att3 spmd.Buffer[A]
 	lse       spmd.Buffer[float32] // (B,NH,T)
 	att       spmd.Buffer[A]       // (N,C)
@@ -76,8 +76,8 @@ type layer[A kernels.Act] struct {
 	res3      spmd.Buffer[A]       // (N,C)
 }
 
-// Open makes a model with bfloat16 or float32 activations: of this package,
-// or of gpt. Collective over w.
+// Open makes a model of this package or of gpt, with bfloat16 or float32 activations. It is
+// collective over w.
 func Open(w *spmd.World, half bool, cfg layout.Config, maxBatch, maxSeq int) (*gpt.State, gpt.Passes, error) {
 	switch {
 	case cfg.Parts == 0:
@@ -95,7 +95,7 @@ func passesOf[A kernels.Act](m *Model[A], err error) (*gpt.State, gpt.Passes, er
 	return m.State, m, nil
 }
 
-// MemoryNeeded is gpt.MemoryNeeded of either kind of model.
+// MemoryNeeded is gpt.MemoryNeeded for either kind of model.
 func MemoryNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
 	switch {
 	case cfg.Parts == 0:
@@ -130,10 +130,10 @@ func NewModel[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq 
 	return m, nil
 }
 
-// attentionOptions have equal inputs give equal bits.
+// attentionOptions give equal bits for equal inputs.
 var attentionOptions = attention.Options{Deterministic: true}
 
-// shapeOf is a model whose memory is taken, or without a world only counted.
+// shapeOf returns a model with its memory, which is only counted without a world.
 func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -159,8 +159,8 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 	return m, nil
 }
 
-// windowed is the shape of the attention of layers with a window, and whether there are
-// any that bounds what they see.
+// windowed returns the shape of the attention of layers with a window, and whether a
+// window bounds any.
 func (m *Model[A]) windowed() (s attention.Shape, some bool) {
 	s = m.most
 	for l := range m.layer {
@@ -169,7 +169,7 @@ func (m *Model[A]) windowed() (s attention.Shape, some bool) {
 	return s, s.Window > 0 && s.Tokens > s.Window
 }
 
-// takeAll takes, or counts, the memory of activations.
+// takeAll allocates, or counts, the memory of activations.
 func (m *Model[A]) takeAll(seq int) {
 	sp, cfg, N, C := m.Space(), m.Cfg, m.rows, m.Cfg.Channels
 	layout.Take(sp, N*C, &m.first, &m.lnf, &m.tmp, &m.dres)
@@ -256,8 +256,9 @@ func (m *Model[A]) bind() {
 	}
 }
 
-// turns are the cosines and sines of the angles by which positions turn pairs of a head's numbers:
-// a quarter of the pairs' frequencies fall from 1 to 1/1024 geometrically, the other pairs stay.
+// turns returns the cosines and sines of the angles by which positions turn pairs of a
+// head's numbers. A quarter of the pairs' frequencies fall from 1 to 1/1024 geometrically.
+// The other pairs stay.
 func turns(tokens, size int) []float32 {
 	n := size / 4
 	x := make([]float32, 0, 2*tokens*n)
@@ -270,7 +271,7 @@ func turns(tokens, size int) []float32 {
 	return x
 }
 
-// Attention returns how attention is computed, and why so.
+// Attention returns the way that attention is computed, and the reason.
 func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
 
 // NewSharder is gpt.Model's.
@@ -280,7 +281,7 @@ func (m *Model[A]) NewSharder(c spmd.Comm) (*gpt.Sharder, error) {
 
 var errWhole = errors.New("model: the layers of a modern one are whole, and all on each rank")
 
-// What follows is for models whose layers are divided.
+// The methods below are for models with divided layers, which a modern model is not.
 
 func (m *Model[A]) OpenPipeline(spmd.Comm) error { return errWhole }
 func (m *Model[A]) StageTime(*spmd.Stream) (ddp.StageTime, error) {

@@ -15,7 +15,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// testModel is a model on a stream of w, with the given weights.
+// testModel returns a model on a stream of w, with the given weights.
 func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
 	maxBatch int) (*Model[A], *spmd.Stream) {
 	t.Helper()
@@ -28,7 +28,7 @@ func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p 
 	return m, s
 }
 
-// batchOf is a micro-batch of b sequences of n tokens.
+// batchOf returns a micro-batch of b sequences of n tokens.
 func batchOf(t *testing.T, w *spmd.World, in, targets []int32, b, n, vocab int) gpt.Batch {
 	t.Helper()
 	list := make([]int32, kernels.SortedLen(len(in), vocab))
@@ -37,8 +37,9 @@ func batchOf(t *testing.T, w *spmd.World, in, targets []int32, b, n, vocab int) 
 		Sorted: traintest.TokenBuffer(t, w, list), B: b, T: n}
 }
 
-// compareGrads fails where a tensor's gradient is further than bound from the reference, relative
-// to its norm. Of a vector, which may be near 0 by chance, it is the norm of all.
+// compareGrads fails if a tensor's gradient is further than bound from the reference,
+// relative to its norm. For a vector, which may be near 0 by chance, it is relative to the
+// norm of all gradients.
 func compareGrads(t *testing.T, m *gpt.State, want map[string][]float64, bound float64) float64 {
 	t.Helper()
 	got := traintest.FloatsOf(t, m.Grads)
@@ -69,8 +70,8 @@ func compareGrads(t *testing.T, m *gpt.State, want map[string][]float64, bound f
 	return worst
 }
 
-// The model against the float64 reference: loss and every gradient, with all parts and without
-// each, whole and in uneven micro-batches.
+// The loss and every gradient are those of the float64 reference, with all parts and without each,
+// whole and in uneven micro-batches.
 func TestModelAgainstReference(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testModelAgainstReference[float32], testModelAgainstReference[spmd.BF16])
 }
@@ -78,7 +79,7 @@ func TestModelAgainstReference(t *testing.T) {
 func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 	bound := traintest.BoundsOf(w, kernels.IsHalf[A]())
 	if kernels.IsHalf[A]() {
-		bound.Grad = 0.07 // more places are rounded than in GPT-2's form, and the tests' weights are wide
+		bound.Grad = 0.07 // more values are rounded than in GPT-2's form, and the tests' weights are wide
 	}
 	type row struct {
 		cfg   layout.Config
@@ -158,8 +159,8 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// The same batch over the ranks, unevenly, with the reducer at work during backward: the sums are
-// the gradients of the whole.
+// The same batch is divided unevenly over the ranks, and the reducer works during backward. The
+// sums are the gradients of the whole batch.
 func TestModelDataParallel(t *testing.T) {
 	run, ranks := spmdtest.RunInProcess, []int{1, 3}
 	if spmdtest.Device() != "host" {
@@ -189,7 +190,7 @@ func TestModelDataParallel(t *testing.T) {
 	})
 }
 
-// Equal inputs give equal bits, and the memory that was told is what is taken.
+// Equal inputs give equal bits, and the model takes the memory that was announced.
 func TestModelRepeats(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testModelRepeats[float32], testModelRepeats[spmd.BF16])
 }
@@ -214,8 +215,7 @@ func testModelRepeats[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// Logits of the next token: their cross-entropy is what the loss of a
-// prefix gains by its last token.
+// The cross-entropy of the logits is what the last token adds to the loss of the prefix.
 func TestLogits(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cfg := traintest.SmallModern
@@ -242,8 +242,8 @@ func TestLogits(t *testing.T) {
 	})
 }
 
-// Tokens that come after others, of which layers have keys and values, have the logits of all of
-// them together; in layers with a window, too.
+// Tokens behind others, whose keys and values the layers have, get the logits of all tokens
+// together, also in layers with a window.
 func TestLogitsGoOn(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testLogitsGoOn[float32], testLogitsGoOn[spmd.BF16])
 }
@@ -283,7 +283,7 @@ func testLogitsGoOn[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// Losses and gradients with a head of 8-bit floats are near those with bfloat16, and are not those.
+// Losses and gradients with a head of 8-bit floats are near those with bfloat16, but not equal.
 func TestFP8Head(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cfg := traintest.SmallModern

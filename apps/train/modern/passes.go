@@ -60,8 +60,8 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch gpt.Batch, scale float32, firs
 	return e.Err
 }
 
-// Logits is gpt.Model's. Of the tokens before, which were those of the last call or some of them,
-// the layers still have the keys and values: only the others go through the model.
+// Logits is gpt.Model's. The layers still have the keys and values of the tokens before, which were
+// in the last call. Only the other tokens go through the model.
 func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
 	if n := tokens.Len(); n > m.most.Tokens || before < 0 || before >= n {
 		return spmd.Buffer[float32]{},
@@ -92,8 +92,8 @@ func (m *Model[A]) checkBatch(b gpt.Batch) error {
 	return nil
 }
 
-// enqueue puts the passes of one micro-batch on a stream. After the first error it enqueues
-// nothing more, and keeps the error.
+// enqueue puts the passes of one micro-batch on a stream. After the first error it keeps the error
+// and enqueues nothing more.
 type enqueue[A kernels.Act] struct {
 	kernels.Launcher[A]
 	m    *Model[A]
@@ -109,7 +109,7 @@ func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b gpt.Batch, acc bool
 		Scratch: m.parts}, m: m, b: b.B, in: b.In, mode: mode}
 }
 
-// skip is what a layer adds to the residual stream that it reads.
+// skip returns what a layer adds to the residual stream that it reads.
 func (e *enqueue[A]) skip(a *layer[A]) skip[A] {
 	if a.from < 0 {
 		return skip[A]{}
@@ -117,7 +117,7 @@ func (e *enqueue[A]) skip(a *layer[A]) skip[A] {
 	return skip[A]{sum: a.res1, kept: e.m.layer[a.from].res3, by: a.skip}
 }
 
-// values is what a layer mixes into its values.
+// values returns what a layer mixes into its values.
 func (e *enqueue[A]) values(a *layer[A]) valueMix {
 	if a.table < 0 {
 		return valueMix{}
@@ -125,7 +125,7 @@ func (e *enqueue[A]) values(a *layer[A]) valueMix {
 	return valueMix{table: e.m.tables[a.table].w, mix: a.values}
 }
 
-// below is the residual stream that the layer before has left.
+// below returns the residual stream after the layer before.
 func (e *enqueue[A]) below(l int) spmd.Buffer[A] {
 	if l == 0 {
 		return e.m.first
@@ -133,7 +133,7 @@ func (e *enqueue[A]) below(l int) spmd.Buffer[A] {
 	return e.m.layer[l-1].res3
 }
 
-// stream is the residual stream that the layer reads.
+// stream returns the residual stream that the layer reads.
 func (e *enqueue[A]) stream(l int) spmd.Buffer[A] {
 	if a := &e.m.layer[l]; a.from >= 0 {
 		return a.res1
@@ -141,7 +141,7 @@ func (e *enqueue[A]) stream(l int) spmd.Buffer[A] {
 	return e.below(l)
 }
 
-// attention is what computes that of a layer.
+// attention returns the attention of a layer.
 func (e *enqueue[A]) attention(l int) (a *attention.Attention[A]) {
 	if e.Err != nil {
 		return nil
@@ -164,7 +164,7 @@ func (e *enqueue[A]) attend(l int) {
 	}
 }
 
-// forward runs the decoder up to what the head reads.
+// forward runs the decoder up to the input of the head.
 func (e *enqueue[A]) forward() {
 	m := e.m
 	e.call(m.Need, m.Cfg.Embeddings())
@@ -176,8 +176,8 @@ func (e *enqueue[A]) forward() {
 	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), skip[A]{})
 }
 
-// loss adds the loss. With grad it also computes the gradients of the head's weights, and
-// in tmp that of what it reads.
+// loss adds the loss. With grad it also computes the gradients of the head's weights, and into tmp
+// the gradient of the head's input.
 func (e *enqueue[A]) loss(targets spmd.Buffer[int32], scale float32, grad bool) {
 	m, C, head := e.m, e.m.Cfg.Channels, &e.m.head
 	for lo := 0; lo < e.N; lo += layout.HeadRows {
@@ -198,7 +198,7 @@ func (e *enqueue[A]) loss(targets spmd.Buffer[int32], scale float32, grad bool) 
 	e.LossSum(m.Loss, m.losses, scale)
 }
 
-// backward computes the other gradients from that in tmp.
+// backward computes the other gradients from the one in tmp.
 func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) {
 	m, none := e.m, spmd.Buffer[A]{}
 	group := 0

@@ -5,9 +5,9 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// takeLayers takes, or counts, the memory for what forward keeps of each layer. What is computed
-// once more has the same memory in all layers: it is there for the last one that was computed.
-// Those that a later layer adds keep what they have left at any rate.
+// takeLayers allocates, or counts, the memory for what forward keeps of each layer. Recomputed
+// activations share one place in all layers: it holds the last ones. Layers that a later layer adds
+// always keep their output.
 func (m *Model[A]) takeLayers() {
 	sp, cfg, N, C := m.Space(), m.Cfg, m.rows, m.Cfg.Channels
 	var shared layer[A]
@@ -51,8 +51,8 @@ func (e *enqueue[A]) attentionPart(l int) {
 	norm(&e.Launcher, a.ln2, a.res2, skip[A]{})
 }
 
-// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose
-// result backward does not read.
+// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, since
+// backward does not read its result.
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	a := &e.m.layer[l]
 	mlp, _ := e.m.Cfg.Sections(l)
@@ -65,7 +65,7 @@ func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	e.call(e.m.Done, mlp)
 }
 
-// again computes once more what backward needs of a layer and was not kept.
+// again recomputes what backward needs of a layer and was not kept.
 func (e *enqueue[A]) again(l int) {
 	switch {
 	case !e.m.Cfg.Recomputes(l):

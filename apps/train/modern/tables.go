@@ -7,13 +7,12 @@ import (
 	"lockstep/spmd"
 )
 
-// Gradients of tables have as many rows that are not 0 as a micro-batch has different tokens: few
-// of those of a vocabulary. So where all ranks have one micro-batch of the same size they give each
-// other the gradients of the rows that they have looked up, and each adds up all of them, in the
-// order of the ranks: the same bits on all.
+// Few rows of a table's gradient are not 0: as many as a micro-batch has different tokens. So ranks
+// with one micro-batch of the same size each give each other the gradients of the rows that they
+// have looked up. Each adds all of them up in the order of the ranks, for the same bits on all.
 
-// RowsFit says whether that moves less than half of what the sums of whole tables do, for so many
-// rows of each rank, and there is memory for it.
+// RowsFit says whether rows move less than half of the bytes of sums of whole tables, for so many
+// rows of each rank, and whether there is memory for them.
 func (m *Model[A]) RowsFit(rows, ranks int) bool {
 	var x A
 	list := kernels.SortedLen(rows, m.Cfg.Vocab)
@@ -21,8 +20,8 @@ func (m *Model[A]) RowsFit(rows, ranks int) bool {
 		ranks*rows*int(unsafe.Sizeof(x)) <= 4*m.Cfg.PaddedVocab()
 }
 
-// tablesGrad enqueues the gradients of what was looked up: in tables, and
-// of the first residual stream.
+// tablesGrad enqueues the gradients of the rows that were looked up: in tables, and in the first
+// residual stream.
 func (e *enqueue[A]) tablesGrad(sorted spmd.Buffer[int32]) {
 	m, ranks, lists := e.m, 1, sorted
 	if m.RowsOf != nil && e.Err == nil {
@@ -36,8 +35,7 @@ func (e *enqueue[A]) tablesGrad(sorted spmd.Buffer[int32]) {
 	}
 }
 
-// rowsGrad enqueues dw (+)= the gradient of the rows that were looked up,
-// drows(N,C), by so many ranks.
+// rowsGrad enqueues dw (+)= the gradient drows(N,C) of the rows that so many ranks have looked up.
 func (e *enqueue[A]) rowsGrad(dw spmd.Buffer[float32], drows spmd.Buffer[A], lists spmd.Buffer[int32], ranks int) {
 	if e.Err == nil && !e.Acc {
 		e.Err = spmd.Fill(e.S, dw, 0)
