@@ -1,8 +1,9 @@
-// Package affinity is about the cores that a rank may use: those near its GPU, and its share of those that several ranks have.
+// Package affinity chooses the cores of a rank: those near its GPU, and its share of cores that
+// several ranks have.
 //
-// A call to the driver takes up to twice as long from a core on another NUMA node than
-// the GPU's, and so do copies through memory that was first touched there. So a rank that
-// nobody has bound keeps to the cores near its GPU.
+// A call to the driver takes up to twice as long from a core on another NUMA node than the GPU's,
+// and so do copies through memory that was first touched there. So a rank that nobody has bound
+// keeps to the cores near its GPU.
 package affinity
 
 import (
@@ -21,8 +22,8 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// NearGPU returns the cores near the GPU at a PCI address, as a list such as "0-15,32-47", if
-// this process may use all cores that are online and they are some of these; "" where not.
+// NearGPU returns the cores near the GPU at a PCI address, as a list such as "0-15,32-47". It
+// returns "" unless this process may use all cores that are online and they are some of these.
 // Source: Linux, Documentation/ABI/testing/sysfs-bus-pci, local_cpulist.
 func NearGPU(sys, pci string) (list string, near unix.CPUSet) {
 	_, online := read(sys, onlineCores)
@@ -42,11 +43,12 @@ func NearGPU(sys, pci string) (list string, near unix.CPUSet) {
 	return list, near
 }
 
-// onlineCores is the file with the cores that are online.
-// Source: Linux, Documentation/ABI/testing/sysfs-devices-system-cpu.
+// onlineCores is the file with the cores that are online. Source: Linux,
+// Documentation/ABI/testing/sysfs-devices-system-cpu.
 const onlineCores = "devices/system/cpu/online"
 
-// read returns the list of cores in a file below /sys, and the cores; nothing where there is no such file.
+// read returns the list of cores in a file below /sys, and the cores; nothing if there is no such
+// file.
 func read(sys, file string) (string, unix.CPUSet) {
 	b, err := os.ReadFile(filepath.Join(sys, file))
 	if err != nil {
@@ -56,12 +58,12 @@ func read(sys, file string) (string, unix.CPUSet) {
 	return text, parseCores(text)
 }
 
-// procs is what the Go runtime found at start: the cores, or less by a quota.
+// procs is the number of cores that the Go runtime found at start, or less by a quota.
 var procs = runtime.GOMAXPROCS(0)
 
-// Share returns how many cores this rank may keep busy of those that it is bound to, and whether other ranks may use them
-// too. Ranks of a node that are bound to the same cores divide them; a rank bound to its own has them all. Collective over
-// the ranks of the node.
+// Share returns how many cores this rank may keep busy, and whether other ranks may use them too.
+// Ranks of a node that are bound to the same cores divide them; a rank bound to its own has them
+// all. Collective over the ranks of the node.
 func Share(node control.Comm) (cores int, shared bool, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -91,7 +93,7 @@ func Share(node control.Comm) (cores int, shared bool, err error) {
 	return max(1, min(set.Count(), procs)/sharing), sharing > 1, nil
 }
 
-// parseCores reads a list of cores such as "0-3,8"; it is empty where that is none.
+// parseCores reads a list of cores such as "0-3,8". It returns nothing for other text.
 func parseCores(list string) (set unix.CPUSet) {
 	for _, part := range strings.Split(list, ",") {
 		lo, hi, ok := ranges.Span(part)
@@ -105,7 +107,7 @@ func parseCores(list string) (set unix.CPUSet) {
 	return set
 }
 
-// Keep binds all threads of this process to some cores, and those that they start.
+// Keep binds all threads of this process, and those that they start, to some cores.
 func Keep(set *unix.CPUSet) error {
 	bound := map[int]bool{}
 	for again := true; again; { // until there was no thread that one of the unbound had started

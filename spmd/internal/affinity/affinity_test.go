@@ -12,7 +12,8 @@ import (
 )
 
 func TestParseCores(t *testing.T) {
-	for list, want := range map[string][]int{"0": {0}, "0-2": {0, 1, 2}, "1,3-4,70": {1, 3, 4, 70}, "": nil, "3-1": nil, "x": nil, "0-99999": nil, "-1": nil} {
+	for list, want := range map[string][]int{"0": {0}, "0-2": {0, 1, 2}, "1,3-4,70": {1, 3, 4, 70},
+		"": nil, "3-1": nil, "x": nil, "0-99999": nil, "-1": nil} {
 		set := parseCores(list)
 		if set.Count() != len(want) {
 			t.Errorf("%q: %d cores, want %v", list, set.Count(), want)
@@ -25,8 +26,8 @@ func TestParseCores(t *testing.T) {
 	}
 }
 
-// In a process of its own, which it binds: the cores of a GPU are taken where nobody has
-// bound the process, for all of its threads and for new ones.
+// The test binds a process of its own. It takes the cores of a GPU if nobody has bound the process,
+// for all of its threads and for new ones.
 func TestNearGPU(t *testing.T) {
 	const env = "SPMD_TEST_NEAR"
 	if os.Getenv(env) == "" {

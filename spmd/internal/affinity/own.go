@@ -11,8 +11,8 @@ import (
 	"lockstep/internal/ranges"
 )
 
-// BindTo is the environment variable that says where ranks that are goroutines of a process compute. It has two words of
-// mpirun's --bind-to: core, the default, and none.
+// BindTo is an environment variable. It says where ranks that are goroutines of a process compute.
+// It has two words of mpirun's --bind-to: core, the default, and none.
 const BindTo = "LOCKSTEP_BIND_TO"
 
 // CheckBindTo refuses words that BindTo does not have.
@@ -25,9 +25,9 @@ func CheckBindTo() error {
 	}
 }
 
-// Own returns the cores for one of the ranks of this process, also as a list such as "0-15": an equal part of those that are
-// online, if this process may use all of them, each rank gets one, and BindTo is not none; "" where not. No two ranks have a
-// core in common.
+// Own returns the cores for one of the ranks of this process, also as a list such as "0-15": an
+// equal part of those that are online. No two ranks have a core in common. It returns "" unless
+// this process may use all online cores, each rank gets one, and BindTo is not none.
 func Own(sys string, rank, ranks int) (list string, own unix.CPUSet) {
 	_, online := read(sys, onlineCores)
 	var mine unix.CPUSet
@@ -55,13 +55,14 @@ func part(of *unix.CPUSet, rank, ranks int) []int {
 	return cores[rank*len(cores)/ranks : (rank+1)*len(cores)/ranks]
 }
 
-// Nudge moves the calling thread to one of some cores where it is on none of them. It stays free to go elsewhere, and so are
-// the threads that it starts.
+// Nudge moves the calling thread to one of some cores if it is on none of them. The thread stays
+// free to go elsewhere, and so are the threads that it starts.
 func Nudge(to *unix.CPUSet) error {
 	runtime.LockOSThread() // all calls are for one thread
 	defer runtime.UnlockOSThread()
 	var core uint32
-	if _, _, err := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&core)), 0, 0); err == 0 && to.IsSet(int(core)) {
+	if _, _, err := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&core)), 0, 0); err == 0 &&
+		to.IsSet(int(core)) {
 		return nil
 	}
 	var before unix.CPUSet

@@ -37,7 +37,7 @@ func online(t *testing.T, cores string) (sys string) {
 	return sys
 }
 
-// Ranks share all cores out, where the process has not been bound and there is one for each.
+// Ranks share all cores out, if the process has not been bound and there is one for each.
 func TestOwn(t *testing.T) {
 	_, cores := allowed(t)
 	all := ranges.Text(slices.Clone(cores), ",")

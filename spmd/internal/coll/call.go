@@ -8,8 +8,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Call is one call of a communicator. It goes from hand to hand by value: a pointer that passes an interface would have it
-// allocated.
+// Call is one call of a communicator. It goes from hand to hand by value: a pointer that passes an
+// interface would have it allocated.
 type Call struct {
 	Kind     Kind
 	Type     elem.Type
@@ -24,16 +24,18 @@ type Call struct {
 	RecvCounts []int
 }
 
-// Hidden is c, unknown to the compiler. So a call that passes an interface stays on its caller's stack. Who gets it must not
-// keep it, and who gives it has runtime.KeepAlive of c behind that: the collector does not see c while it is hidden. What the
-// call points to is on the heap: other ranks read it, and C, while this rank's stack may move.
+// Hidden is c, unknown to the compiler. So a call that passes an interface stays on its caller's
+// stack. The receiver must not keep it. The giver calls runtime.KeepAlive of c afterwards: the
+// collector does not see c while it is hidden. Memory that the call points to is on the heap: other
+// ranks and C read it, while this rank's stack may move.
 func (c *Call) Hidden() *Call {
-	ccall.Escape4(c.Dst, c.Src, unsafe.Pointer(unsafe.SliceData(c.Counts)), unsafe.Pointer(unsafe.SliceData(c.RecvCounts)))
+	ccall.Escape4(c.Dst, c.Src, unsafe.Pointer(unsafe.SliceData(c.Counts)),
+		unsafe.Pointer(unsafe.SliceData(c.RecvCounts)))
 	address := uintptr(unsafe.Pointer(c))
 	return *(**Call)(unsafe.Pointer(&address))
 }
 
-// Share is how many elements are rank r's.
+// Share is the number of rank r's elements.
 func (c *Call) Share(r int) int {
 	if c.Kind.Traits().Lengths == Equal {
 		return c.N
@@ -41,7 +43,7 @@ func (c *Call) Share(r int) int {
 	return c.Counts[r]
 }
 
-// Offset is how many elements lie before rank r's.
+// Offset is the number of elements before rank r's.
 func (c *Call) Offset(r int) int {
 	if c.Kind.Traits().Lengths == Equal {
 		return r * c.N
@@ -58,8 +60,8 @@ func Sum(counts []int) int {
 	return s
 }
 
-// Extents returns how many elements a rank writes at Dst and reads at Src. The root of a Broadcast reads what the others
-// write.
+// Extents returns how many elements a rank writes at Dst and reads at Src. The root of a Broadcast
+// reads what the others write.
 func (c *Call) Extents(rank, size int) (dst, src int) {
 	t := c.Kind.Traits()
 	return c.extent(t.Dst, rank, size), c.extent(t.Src, rank, size)
@@ -81,7 +83,8 @@ func (c *Call) extent(s Side, rank, size int) int {
 	return 0
 }
 
-// Bytes is the size of a call as bandwidths count it: that of the larger of the two sides, on the rank where it is largest.
+// Bytes is the size of a call as bandwidths count it: that of the larger of the two sides, on the
+// rank with the largest.
 func (c *Call) Bytes(size int) int64 {
 	t := c.Kind.Traits()
 	n := 0
@@ -98,7 +101,7 @@ func (c *Call) Bytes(size int) int64 {
 	return int64(n) * int64(c.Type.Size())
 }
 
-// InPlace reports whether Dst and Src lie to each other as the in-place form of the call has them.
+// InPlace reports whether Dst and Src lie as in the in-place form of the call.
 func (c *Call) InPlace(rank int) bool {
 	whole, part := c.Dst, c.Src
 	switch c.Kind.Traits().InPlace {
@@ -112,10 +115,10 @@ func (c *Call) InPlace(rank int) bool {
 	return elem.IsAt(part, whole, c.Offset(rank), c.Type)
 }
 
-// at is the address of n elements at p, from the i-th on; nil for none.
+// at is the address of n elements at p, from the i-th on; nil for no elements.
 func (c *Call) at(p unsafe.Pointer, i, n int) unsafe.Pointer { return elem.At(p, i, n, c.Type) }
 
-// Peers returns the ranks that a message goes to, and comes from; -1 where there is none.
+// Peers returns the ranks that a message goes to, and comes from; -1 if there is none.
 func (c *Call) Peers() (to, from int) {
 	switch c.Kind {
 	case Send:
@@ -128,7 +131,8 @@ func (c *Call) Peers() (to, from int) {
 	return -1, -1
 }
 
-// Common is the number of elements that all ranks bring alike: of a V form the sum of all, 0 where each has its own.
+// Common is the number of elements that all ranks bring alike. It is the sum of all for a V form,
+// and 0 if each rank has its own number.
 func (c *Call) Common() int {
 	switch c.Kind.Traits().Lengths {
 	case Shared:
@@ -139,7 +143,7 @@ func (c *Call) Common() int {
 	return c.N
 }
 
-// String says what a call is, without where its data lies.
+// String describes a call, without the places of its data.
 func (c *Call) String() string {
 	t := c.Kind.Traits()
 	s := t.Name

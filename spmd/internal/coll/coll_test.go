@@ -9,9 +9,10 @@ import (
 	"lockstep/internal/elem"
 )
 
-// The collectives of MPI 3.1, chapters 3 and 5, with a part of 4 elements or of 1, 2 and 3, on 3 ranks of which 1 is the
-// root: the elements of recvbuf and sendbuf on ranks 0, 1 and 2, the place of the in-place form as recvbuf minus sendbuf in
-// elements on rank 2, and what else the standard says of each.
+// The collectives of MPI 3.1, chapters 3 and 5, with a part of 4 elements or of 1, 2 and 3, on 3
+// ranks with root 1. Each row has the elements of recvbuf and sendbuf on ranks 0, 1 and 2, the
+// place of the in-place form as recvbuf minus sendbuf in elements on rank 2, and the standard's
+// other words on it.
 const nowhere = 99
 
 var standard = []struct {
@@ -56,7 +57,8 @@ func TestTable(t *testing.T) {
 		}
 		for rank := range 3 {
 			if dst, src := c.Extents(rank, 3); dst != row.recv[rank] || src != row.send[rank] {
-				t.Errorf("%v, rank %d: writes %d and reads %d, want %d and %d", c.Kind, rank, dst, src, row.recv[rank], row.send[rank])
+				t.Errorf("%v, rank %d: writes %d and reads %d, want %d and %d", c.Kind, rank, dst, src,
+					row.recv[rank], row.send[rank])
 			}
 		}
 		for place := -12; place <= 12; place++ {
@@ -82,14 +84,16 @@ func TestTable(t *testing.T) {
 
 func TestString(t *testing.T) {
 	for want, c := range map[string]Call{
-		"AllReduce of 5 float32 (sum)":                   {Kind: AllReduce, Type: elem.Float32, N: 5},
-		"Reduce of 5 int8 (max, root 2)":                 {Kind: Reduce, Type: elem.Int8, Op: elem.Max, N: 5, Root: 2},
-		"Gather of 0 uint64 (root 1)":                    {Kind: Gather, Type: elem.Uint64, Root: 1},
-		"ReduceScatterV of float64 (avg)":                {Kind: ReduceScatterV, Type: elem.Float64, Op: elem.Avg, Counts: []int{1}},
-		"AllToAllV of int32":                             {Kind: AllToAllV, Type: elem.Int32},
-		"Send of 3 int32 to rank 7":                      {Kind: Send, Type: elem.Int32, N: 3, Root: 7},
-		"Recv of 3 int32 from rank 7":                    {Kind: Recv, Type: elem.Int32, N: 3, Root: 7},
-		"SendRecv of 3 int32 to rank 7, and from rank 8": {Kind: SendRecv, Type: elem.Int32, N: 3, RecvN: 9, Root: 7, From: 8},
+		"AllReduce of 5 float32 (sum)":   {Kind: AllReduce, Type: elem.Float32, N: 5},
+		"Reduce of 5 int8 (max, root 2)": {Kind: Reduce, Type: elem.Int8, Op: elem.Max, N: 5, Root: 2},
+		"Gather of 0 uint64 (root 1)":    {Kind: Gather, Type: elem.Uint64, Root: 1},
+		"ReduceScatterV of float64 (avg)": {Kind: ReduceScatterV, Type: elem.Float64,
+			Op: elem.Avg, Counts: []int{1}},
+		"AllToAllV of int32":          {Kind: AllToAllV, Type: elem.Int32},
+		"Send of 3 int32 to rank 7":   {Kind: Send, Type: elem.Int32, N: 3, Root: 7},
+		"Recv of 3 int32 from rank 7": {Kind: Recv, Type: elem.Int32, N: 3, Root: 7},
+		"SendRecv of 3 int32 to rank 7, and from rank 8": {Kind: SendRecv, Type: elem.Int32, N: 3,
+			RecvN: 9, Root: 7, From: 8},
 		"Barrier":                 {Kind: Barrier, Type: elem.Uint8},
 		"Close of a communicator": {Kind: CloseComm},
 	} {
@@ -100,7 +104,8 @@ func TestString(t *testing.T) {
 }
 
 func TestPeers(t *testing.T) {
-	for kind, want := range map[Kind][2]int{Send: {7, -1}, Recv: {-1, 7}, SendRecv: {7, 8}, Reduce: {-1, -1}, Barrier: {-1, -1}} {
+	for kind, want := range map[Kind][2]int{Send: {7, -1}, Recv: {-1, 7}, SendRecv: {7, 8},
+		Reduce: {-1, -1}, Barrier: {-1, -1}} {
 		c := Call{Kind: kind, Root: 7, From: 8}
 		if to, from := c.Peers(); to != want[0] || from != want[1] {
 			t.Errorf("%v goes to %d and comes from %d, want %v", kind, to, from, want)
@@ -108,18 +113,19 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// libraries to decompose for: what NCCL has, what sockets would have, and one that has all.
+// libraries to decompose for: NCCL's calls, those of sockets, and one library that has all.
 const most = 1<<Scan - 1<<AllReduce | 1<<Send | 1<<Recv | 1<<SendRecv | 1<<Barrier
 
 var libraries = map[string]*Library{
-	"NCCL's":   {Kinds: SetOf(AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Send, Recv), Apart: SetOf(AllToAll)},
+	"NCCL's": {Kinds: SetOf(AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Send, Recv),
+		Apart: SetOf(AllToAll)},
 	"few":      {Kinds: SetOf(AllReduce, Reduce, Broadcast, Send, Recv)},
 	"MPI's":    {Kinds: most},
 	"no place": {Kinds: most, Apart: most},
 }
 
-// A world of ranks in one piece of Go, which makes steps as their definitions say: it copies first, and then has all other
-// steps read before any writes.
+// A world of ranks in one piece of Go. It makes steps as their definitions say: it copies first,
+// and then has all other steps read before any writes.
 type world struct {
 	steps [][]Call
 	late  []func()
@@ -186,7 +192,8 @@ func (w *world) run(t *testing.T) {
 	for i := range rest[0] {
 		calls := make([]Call, len(rest))
 		for r := range rest {
-			if len(rest[r]) != len(rest[0]) || rest[r][i].Kind != rest[0][i].Kind || rest[r][i].Root != rest[0][i].Root {
+			if len(rest[r]) != len(rest[0]) || rest[r][i].Kind != rest[0][i].Kind ||
+				rest[r][i].Root != rest[0][i].Root {
 				t.Fatalf("rank %d makes %v, rank 0 %v", r, rest[r], rest[0])
 			}
 			calls[r] = rest[r][i]
@@ -198,7 +205,8 @@ func (w *world) run(t *testing.T) {
 	}
 }
 
-// together makes a collective that all ranks have. It gives every rank all that MPI's definition says it gets.
+// together makes a collective that all ranks have. It gives every rank all that MPI's definition
+// says it gets.
 func (w *world) together(t *testing.T, calls []Call) {
 	size := len(calls)
 	offset := func(c *Call, r int) (off, n int) {
@@ -264,7 +272,7 @@ func (w *world) together(t *testing.T, calls []Call) {
 	}
 }
 
-// tag is element i of what rank r has.
+// tag is element i of rank r's data.
 func tag(r, i int) int64 { return int64(1000*r + i + 1) }
 
 // The steps of every call, for every library, have the effect of the call.
@@ -278,7 +286,8 @@ func TestSteps(t *testing.T) {
 				for _, n := range []int{0, 1, 3} {
 					for _, inPlace := range []bool{false, true} {
 						if !inPlace || kind.Traits().InPlace != Apart {
-							what := fmt.Sprintf("%v for %s library, %d ranks, %d elements, in place %v", kind, name, size, n, inPlace)
+							what := fmt.Sprintf("%v for %s library, %d ranks, %d elements, in place %v",
+								kind, name, size, n, inPlace)
 							t.Run(what, func(t *testing.T) { checkSteps(t, kind, lib, size, n, inPlace) })
 						}
 					}
@@ -442,7 +451,8 @@ func checkSteps(t *testing.T, kind Kind, lib *Library, size, n int, inPlace bool
 
 func TestNoAllocation(t *testing.T) {
 	var mem [8]float32
-	c := Call{Kind: GatherV, Type: elem.Float32, Dst: unsafe.Pointer(&mem[0]), Src: unsafe.Pointer(&mem[7]), Counts: []int{1, 2, 1}}
+	c := Call{Kind: GatherV, Type: elem.Float32, Dst: unsafe.Pointer(&mem[0]), Src: unsafe.Pointer(&mem[7]),
+		Counts: []int{1, 2, 1}}
 	n := 0
 	if a := testing.AllocsPerRun(100, func() {
 		c.Steps(0, 3, libraries["NCCL's"], nil, func(s Call) bool { n += s.N; return true })

@@ -6,8 +6,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Identity returns the bits of the value of type t that leaves every x as it is: op(x, value) is x. Avg has none. Of
-// complex numbers 1 leaves a product as it is but for the signs of zeros.
+// Identity returns the bits of the value of type t that leaves every x as it is: op(x, value) is x.
+// Avg has none. 1 leaves a complex product as it is but for the signs of zeros.
 func Identity(op elem.Op, t elem.Type) elem.Bits {
 	part := identity(op, t.Real())
 	switch {

@@ -9,8 +9,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Every value of a type is what it was after an operation with the identity: of integers in math/big's arithmetic modulo
-// their size, of floats in float64.
+// An operation with the identity leaves every value as it was: integers in math/big's arithmetic
+// modulo their size, floats in float64.
 func TestIdentity(t *testing.T) {
 	for ty := elem.Type(0); ty <= elem.Float64; ty++ {
 		bits := 8 * ty.Size()
@@ -20,7 +20,8 @@ func TestIdentity(t *testing.T) {
 			if id&^mask != 0 {
 				t.Errorf("%v of %v: %#x has more than %d bits", op, ty, id, bits)
 			}
-			for _, x := range []uint64{0, 1, 2, 3, mask, mask - 1, mask >> 1, mask>>1 + 1, mask >> 2, 0x3c01, 0xbf81, 0x42280000 & mask, 0xc2280000 & mask} {
+			for _, x := range []uint64{0, 1, 2, 3, mask, mask - 1, mask >> 1, mask>>1 + 1, mask >> 2,
+				0x3c01, 0xbf81, 0x42280000 & mask, 0xc2280000 & mask} {
 				x &= mask
 				if got := apply(op, ty, x, id); got != x && !math.IsNaN(value(ty, x)) {
 					t.Errorf("%v of %v: of %#x and %#x it is %#x", op, ty, x, id, got)
@@ -30,7 +31,7 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// A sum with the identity has the parts that it had, zeros of both signs too; a product is equal.
+// A sum with the identity keeps its parts, zeros of both signs too; a product is equal.
 func TestIdentityOfComplex(t *testing.T) {
 	single := func(op elem.Op) complex64 {
 		id := Identity(op, elem.Complex64)
@@ -52,7 +53,7 @@ func TestIdentityOfComplex(t *testing.T) {
 	}
 }
 
-// value is the number that has some bits, in float64, which is exact but for integers of 64 bits.
+// value is the number with some bits, in float64, which is exact but for integers of 64 bits.
 func value(ty elem.Type, x uint64) float64 {
 	switch ty {
 	case elem.Float16:
@@ -78,7 +79,8 @@ func apply(op elem.Op, ty elem.Type, x, y uint64) uint64 {
 		return y
 	case op == elem.Min, op == elem.Max:
 		return x
-	case floating && (op == elem.Sum && math.Float64bits(a+b) == math.Float64bits(a) || op == elem.Prod && math.Float64bits(a*b) == math.Float64bits(a)):
+	case floating && (op == elem.Sum && math.Float64bits(a+b) == math.Float64bits(a) ||
+		op == elem.Prod && math.Float64bits(a*b) == math.Float64bits(a)):
 		return x
 	case floating:
 		return ^x

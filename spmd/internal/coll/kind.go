@@ -1,5 +1,6 @@
-// Package coll is the table of what the ranks of a communicator do together: the name of each call, who gives data and
-// who gets it, what may lie in place, and how a call is made of simpler ones. It knows no transport and no library.
+// Package coll is the table of the calls of a communicator: the name of each, who gives data and
+// who gets it, which operands may lie in place, and how a call is made of simpler ones. It knows no
+// transport and no library.
 package coll
 
 // Kind says which call of a communicator a Call is.
@@ -32,7 +33,7 @@ const (
 	Group // several of the above, which start together
 	Graph // the replay of a graph that holds calls of the communicator
 
-	// What the framework itself does over all ranks, on behalf of a call of the program.
+	// The framework's own work over all ranks, on behalf of a call of the program.
 	Split
 	CloseComm
 	AllocSymmetric
@@ -48,7 +49,7 @@ const (
 
 	// Steps of a call (see Steps) in which no other rank takes part.
 	Copy // N elements from Src to Dst
-	Fill // N elements at Dst with what Op leaves others as they are
+	Fill // N elements at Dst with the value that leaves others as they are under Op
 
 	Kinds = iota // number of kinds
 )
@@ -64,7 +65,7 @@ const (
 	Received        // what this rank receives: RecvN, or the sum of RecvCounts
 )
 
-// Side is what a call does with one of its two buffers.
+// Side is the use of one of a call's two buffers.
 type Side struct {
 	Extent Extent
 	AtRoot bool // only the root has the buffer
@@ -81,7 +82,7 @@ const (
 	Own                   // each rank has its own
 )
 
-// Place is where dst and src of a call may overlap.
+// Place says where dst and src of a call may overlap.
 type Place uint8
 
 // The places.
@@ -92,7 +93,7 @@ const (
 	PartOfSrc              // dst is this rank's part of src
 )
 
-// Traits are what is known of all calls of a kind.
+// Traits are the properties of all calls of a kind.
 type Traits struct {
 	Name     string
 	Dst      Side
@@ -130,16 +131,17 @@ var table = [256]Traits{
 	AllGatherV:     {Name: "AllGatherV", Dst: whole, Src: part, Lengths: Shared, InPlace: PartOfDst},
 	ReduceScatterV: {Name: "ReduceScatterV", Dst: part, Src: whole, Lengths: Shared, InPlace: PartOfSrc, Reduces: true},
 	GatherV:        {Name: "GatherV", Dst: rootsWhole, Src: part, Lengths: Shared, InPlace: PartOfDst, Rooted: true},
-	ScatterV:       {Name: "ScatterV", Dst: part, Src: rootsWhole, Lengths: Shared, InPlace: PartOfSrc, Rooted: true, FromRoot: true},
-	AllToAllV:      {Name: "AllToAllV", Dst: Side{Extent: Received}, Src: whole, Lengths: Own},
-	Scan:           {Name: "Scan", Dst: part, Src: part, InPlace: Same, Reduces: true},
-	ExScan:         {Name: "ExScan", Dst: laterPart, Src: part, InPlace: Same, Reduces: true},
-	Send:           {Name: "Send", Src: part, Message: true},
-	Recv:           {Name: "Recv", Dst: part, Message: true},
-	SendRecv:       {Name: "SendRecv", Dst: Side{Extent: Received}, Src: part, Message: true},
-	Barrier:        {Name: "Barrier"},
-	Group:          {Name: "Group"},
-	Graph:          {Name: "graph"},
+	ScatterV: {Name: "ScatterV", Dst: part, Src: rootsWhole, Lengths: Shared, InPlace: PartOfSrc,
+		Rooted: true, FromRoot: true},
+	AllToAllV: {Name: "AllToAllV", Dst: Side{Extent: Received}, Src: whole, Lengths: Own},
+	Scan:      {Name: "Scan", Dst: part, Src: part, InPlace: Same, Reduces: true},
+	ExScan:    {Name: "ExScan", Dst: laterPart, Src: part, InPlace: Same, Reduces: true},
+	Send:      {Name: "Send", Src: part, Message: true},
+	Recv:      {Name: "Recv", Dst: part, Message: true},
+	SendRecv:  {Name: "SendRecv", Dst: Side{Extent: Received}, Src: part, Message: true},
+	Barrier:   {Name: "Barrier"},
+	Group:     {Name: "Group"},
+	Graph:     {Name: "graph"},
 
 	Split:           {Name: "Split", Own: true},
 	CloseComm:       {Name: "Close of a communicator", Own: true},
@@ -158,7 +160,7 @@ var table = [256]Traits{
 	Fill: {Name: "Fill", Dst: part, Local: true},
 }
 
-// Traits returns what is known of the kind; of one that does not exist nothing.
+// Traits returns the properties of the kind; none for a kind that does not exist.
 func (k Kind) Traits() *Traits { return &table[k] }
 
 // String returns the name of the kind.

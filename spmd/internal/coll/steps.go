@@ -2,20 +2,22 @@ package coll
 
 import "unsafe"
 
-// Library says what of the table a library does itself.
+// Library says which calls of the table a library makes itself.
 type Library struct {
 	Kinds Set // that it has
 	Apart Set // those of Kinds that it does not do in place
 }
 
-// Steps yields the calls that c is made of, for a library that does not have all kinds, until yield returns false. A step
-// is a call that the library has, or a Send or Recv, which every library has, or Local. work is memory of Scratch bytes.
+// Steps yields the calls that c is made of, for a library that does not have all kinds, until yield
+// returns false. A step is a call that the library has, or a Send or Recv, which every library has,
+// or Local. work is memory of Scratch bytes.
 //
-// Local ones come first, and are done before the others, which start together, as in a group. Sends and receives with this
-// rank itself are among them. Steps of a collective that move nothing are left out. A message of nothing is a message.
-// A Broadcast of an AllGatherV has the root's data at Src, which need not be Dst.
+// Local steps come first, and are done before the others, which start together, as in a group.
+// Sends and receives with this rank itself are among the Local ones. Steps of a collective that
+// move nothing are left out. A message of nothing is a message. A Broadcast of an AllGatherV has
+// the root's data at Src, which need not be Dst.
 //
-// It keeps nothing and allocates nothing.
+// Steps keeps nothing and allocates nothing.
 func (c Call) Steps(rank, size int, lib *Library, work unsafe.Pointer, yield func(Call) bool) {
 	if lib.Kinds.Has(c.Kind) {
 		if n := c.staged(rank, size, lib); n > 0 {
@@ -60,7 +62,8 @@ func (c *Call) Scratch(rank, size int, lib *Library) int {
 	return c.staged(rank, size, lib) * c.Type.Size()
 }
 
-// staged is how many elements of src are copied first, since the library does not do the call in place.
+// staged is how many elements of src are copied first, since the library does not do the call in
+// place.
 func (c *Call) staged(rank, size int, lib *Library) int {
 	if !lib.Apart.Has(c.Kind) || !c.InPlace(rank) {
 		return 0
@@ -69,7 +72,8 @@ func (c *Call) staged(rank, size int, lib *Library) int {
 	return src
 }
 
-// Longest is the elements of the longest part of any rank, as far as this rank knows: 0 where no rank gives or gets anything.
+// Longest is the elements of the longest part of any rank, as far as this rank knows. It is 0 if no
+// rank gives or gets anything.
 func (c *Call) Longest() int {
 	if len(c.Counts) == 0 {
 		return c.N
@@ -95,8 +99,9 @@ func (c *Call) message(kind Kind, buf unsafe.Pointer, n int, peer int32) Call {
 	return m
 }
 
-// scanByReduction has each rank give the others what they are to add up: its own elements to those behind it, and what
-// changes nothing to the others. A ReduceScatter adds up what each rank gets.
+// scanByReduction has each rank give the others the elements to add up: its own elements to the
+// ranks behind it, and the identity to the others. A ReduceScatter adds up the elements that each
+// rank gets.
 func (c *Call) scanByReduction(rank, size int, lib *Library, work unsafe.Pointer, yield func(Call) bool) {
 	if c.N == 0 {
 		return
@@ -215,7 +220,8 @@ func (c *Call) exchangeByMessages(size int, yield func(Call) bool) {
 	}
 }
 
-// Messages yields what a Send, Recv or SendRecv is made of, the sending first, until yield returns false.
+// Messages yields the parts of a Send, Recv or SendRecv, the sending first, until yield returns
+// false.
 func (c *Call) Messages(yield func(Call) bool) {
 	if c.Kind != SendRecv {
 		yield(*c)

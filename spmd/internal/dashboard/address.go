@@ -9,18 +9,20 @@ import (
 	"strings"
 )
 
-// TokenVariable is the variable of the environment with the token that the address of the page has, where that is to stay the
-// same over runs. Otherwise each run has a new one.
+// TokenVariable is an environment variable with the token of the page's address, for an address
+// that stays the same over runs. Otherwise each run has a new one.
 const TokenVariable = "LOCKSTEP_DASHBOARD_TOKEN"
 
-// loopback is where the page is served when no host is named.
+// loopback is where the page is served if no host is named.
 const loopback = "127.0.0.1"
 
-// Address reads [HOST]:PORT. Without a host it is this machine's loopback; port 0 is one that is free.
+// Address reads [HOST]:PORT. Without a host it is this machine's loopback; port 0 is a free one.
 func Address(text string) (string, error) {
 	host, port, err := net.SplitHostPort(text)
-	if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || strconv.FormatUint(n, 10) != port || strings.ContainsAny(host, " /@?#") {
-		return "", fmt.Errorf("--dashboard %s: want [HOST]:PORT, such as :8080, or 0.0.0.0:8080 to be reached from other machines", text)
+	if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || strconv.FormatUint(n, 10) != port ||
+		strings.ContainsAny(host, " /@?#") {
+		return "", fmt.Errorf("--dashboard %s: want [HOST]:PORT, such as :8080, or 0.0.0.0:8080 to be "+
+			"reached from other machines", text)
 	}
 	if host == "" {
 		host = loopback
@@ -28,10 +30,10 @@ func Address(text string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// leastToken is how many characters a token has at least.
+// leastToken is the least number of characters of a token.
 const leastToken = 16
 
-// Token checks a token that was given, or makes one where that is empty.
+// Token checks a given token, or makes one if given is empty.
 func Token(given string) (string, error) {
 	if given == "" {
 		var b [16]byte

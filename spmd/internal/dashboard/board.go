@@ -13,11 +13,12 @@ const (
 	keep        = 12               // samples of a rank
 	mostShown   = 64               // ranks on the page; /metrics has all
 	mostRegions = 6                // regions on the page
-	// A rank is the slowest where the share of time that it spends waiting for others is less than another's by so much.
+	// A rank is the slowest if its share of time in which it waits for others is less than
+	// another's by so much.
 	clearly = 0.02
 )
 
-// Board has what the ranks of a job say, on rank 0. Its methods may be called from any goroutine.
+// Board keeps the samples of a job's ranks, on rank 0. Any goroutine may call its methods.
 type Board struct {
 	facts   Facts
 	started time.Time
@@ -38,10 +39,11 @@ type history struct {
 
 // NewBoard returns the board of a job of some ranks, that started at a time.
 func NewBoard(ranks int, started time.Time) *Board {
-	return &Board{facts: Facts{Ranks: ranks}, started: started, now: time.Now, ranks: make([]history, ranks), changed: make(chan struct{})}
+	return &Board{facts: Facts{Ranks: ranks}, started: started, now: time.Now, ranks: make([]history, ranks),
+		changed: make(chan struct{})}
 }
 
-// Describe says what does not change about the job.
+// Describe sets the facts that do not change about the job.
 func (b *Board) Describe(f Facts) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -49,7 +51,7 @@ func (b *Board) Describe(f Facts) {
 	b.facts = f
 }
 
-// Hear takes a sample. What is of no rank of the job is left out.
+// Hear takes a sample. It leaves out samples of no rank of the job.
 func (b *Board) Hear(s *Sample) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,7 +69,7 @@ func (b *Board) Hear(s *Sample) {
 	h.samples = append(h.samples, s)
 }
 
-// Set says what a number of the program is now. One that is not finite is left out.
+// Set gives a number of the program its present value. It leaves out values that are not finite.
 func (b *Board) Set(name string, value float64) {
 	if math.IsNaN(value) || math.IsInf(value, 0) {
 		return
@@ -94,7 +96,7 @@ func (b *Board) End() {
 	}
 }
 
-// View is what the page shows.
+// View is the contents of the page.
 type View struct {
 	Facts
 	Seconds float64  `json:"seconds"` // since the start
@@ -110,7 +112,8 @@ type View struct {
 	Hosts   []Host   `json:"hosts"`   // in the order of nodes
 }
 
-// Number is a number of the program, and its points that the viewer lacks: seconds since the start, and values.
+// Number is a number of the program, and its points that the viewer lacks: seconds since the start,
+// and values.
 type Number struct {
 	Name   string       `json:"name"`
 	Last   float64      `json:"last"`
@@ -122,7 +125,7 @@ type Row struct {
 	Rank    int       `json:"rank"`
 	Node    int       `json:"node"`
 	Host    string    `json:"host"`
-	Age     float64   `json:"age"`     // seconds since it was heard; -1 where it never was
+	Age     float64   `json:"age"`     // seconds since it was heard; -1 if never
 	Shares  []float64 `json:"shares"`  // of its time, by View.Phases
 	Regions []float64 `json:"regions"` // by View.Regions
 	Pools   []Pool    `json:"pools"`
@@ -145,7 +148,8 @@ type Host struct {
 	Total int    `json:"total"`
 }
 
-// View returns what a page shows that has the points up to a time, in seconds since the start; a negative one has none.
+// View returns the contents of a page that has the points up to a time, in seconds since the start;
+// a negative one has none.
 func (b *Board) View(have float64) *View {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -172,7 +176,8 @@ func (b *Board) View(have float64) *View {
 	return v
 }
 
-// Slowest returns the rank that the others wait for; nil where no rank is clearly, or it is not known.
+// Slowest returns the rank that the others wait for. It returns nil if no rank is clearly the
+// slowest, or it is not known.
 func (b *Board) Slowest() *Slowest {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -184,9 +189,10 @@ func (b *Board) Slowest() *Slowest {
 	return found
 }
 
-// row is what a page shows of a rank. The caller holds b.mu, here and below.
+// row is a rank's row of a page. The caller holds b.mu, here and below.
 func (b *Board) row(r int, spent *spending, v *View, now time.Time) Row {
-	row := Row{Rank: r, Age: -1, Shares: make([]float64, len(v.Phases)), Regions: make([]float64, len(v.Regions)), Pools: []Pool{}}
+	row := Row{Rank: r, Age: -1, Shares: make([]float64, len(v.Phases)), Regions: make([]float64, len(v.Regions)),
+		Pools: []Pool{}}
 	for i, name := range v.Phases {
 		row.Shares[i] = spent.of(spent.phases, name)
 	}
@@ -201,7 +207,7 @@ func (b *Board) row(r int, spent *spending, v *View, now time.Time) Row {
 	return row
 }
 
-// hosts are the nodes whose ranks were heard, as their latest samples have them.
+// hosts are the nodes whose ranks were heard, from their latest samples.
 func (b *Board) hosts() []Host {
 	at := map[int]time.Time{}
 	hosts := []Host{}
@@ -219,7 +225,7 @@ func (b *Board) hosts() []Host {
 	return hosts
 }
 
-// last is the latest sample; nil where there is none.
+// last is the latest sample; nil if there is none.
 func (h *history) last() *Sample {
 	if len(h.samples) == 0 {
 		return nil

@@ -25,12 +25,15 @@ func boardAt(ranks int) (*Board, *clock) {
 // sampleAt is a rank's sample after some seconds, in which it has computed and waited for so many.
 func sampleAt(rank int, at, compute, wait float64) *Sample {
 	ns := func(s float64) int64 { return int64(s * 1e9) }
-	return &Sample{Rank: rank, Node: rank / 2, Host: fmt.Sprint("h", rank/2), At: ns(at) + 77, Free: 10, Total: 100 + rank, Process: 1000 + rank,
-		Phases:  []Phase{{Name: "compute", Count: uint64(at), Nanos: ns(compute)}, {Name: "collectives", Count: 3, Bytes: 12, Nanos: ns(wait), Meets: true}, {Name: "copies"}},
-		Regions: []Phase{{Name: "forward", Count: 1, Nanos: ns(compute / 4)}, {Name: "backward", Count: 1, Nanos: ns(compute / 2)}}}
+	return &Sample{Rank: rank, Node: rank / 2, Host: fmt.Sprint("h", rank/2), At: ns(at) + 77, Free: 10,
+		Total: 100 + rank, Process: 1000 + rank,
+		Phases: []Phase{{Name: "compute", Count: uint64(at), Nanos: ns(compute)},
+			{Name: "collectives", Count: 3, Bytes: 12, Nanos: ns(wait), Meets: true}, {Name: "copies"}},
+		Regions: []Phase{{Name: "forward", Count: 1, Nanos: ns(compute / 4)},
+			{Name: "backward", Count: 1, Nanos: ns(compute / 2)}}}
 }
 
-// Shares are of the last seconds, not of the whole run, and who waits least is the slowest.
+// Shares are of the last seconds, not of the whole run. The rank that waits least is the slowest.
 func TestView(t *testing.T) {
 	b, c := boardAt(3)
 	b.Describe(Facts{Program: "p", Ranks: 99, Nodes: 2, Device: "host", Collectives: "mpi-host"})
@@ -80,7 +83,8 @@ func TestView(t *testing.T) {
 	}
 }
 
-// What is not known is not made up: ranks that were never heard, that are alone, that wait in graphs, that differ by little.
+// Unknown things are not made up: ranks that were never heard, that are alone, that wait in graphs,
+// that differ by little.
 func TestSlowestUnknown(t *testing.T) {
 	both := func(b *Board, c *clock, change func(s *Sample)) *View {
 		for s := range 5 {
@@ -110,7 +114,7 @@ func TestSlowestUnknown(t *testing.T) {
 	}
 }
 
-// Samples of no rank, and old ones, are left out; a page has 64 ranks, and the slowest in any case.
+// Samples of no rank, and old ones, are left out. A page has 64 ranks, and the slowest in any case.
 func TestHear(t *testing.T) {
 	b, _ := boardAt(100)
 	b.Hear(nil)
@@ -126,15 +130,18 @@ func TestHear(t *testing.T) {
 		b.Hear(sampleAt(r, 1, 0, 1000)) // late
 	}
 	v := b.View(-1)
-	if len(v.Rows) != mostShown || v.Hidden != 100-mostShown || v.Rows[mostShown-1].Rank != 90 || v.Rows[mostShown-2].Rank != mostShown-2 {
-		t.Errorf("%d rows, %d hidden, the last ones of %d and %d", len(v.Rows), v.Hidden, v.Rows[len(v.Rows)-2].Rank, v.Rows[len(v.Rows)-1].Rank)
+	if len(v.Rows) != mostShown || v.Hidden != 100-mostShown || v.Rows[mostShown-1].Rank != 90 ||
+		v.Rows[mostShown-2].Rank != mostShown-2 {
+		t.Errorf("%d rows, %d hidden, the last ones of %d and %d", len(v.Rows), v.Hidden,
+			v.Rows[len(v.Rows)-2].Rank, v.Rows[len(v.Rows)-1].Rank)
 	}
 	if v.Slowest == nil || v.Slowest.Rank != 90 || v.Slowest.Most != 0.5 {
 		t.Errorf("%+v", v.Slowest)
 	}
 }
 
-// However many points come, few are kept, from the whole run, in order; who has some gets the others.
+// A series keeps few of many points, from the whole run, in order. A viewer that has some gets the
+// others.
 func TestNumbers(t *testing.T) {
 	b, c := boardAt(1)
 	const n = 50_000
@@ -149,7 +156,8 @@ func TestNumbers(t *testing.T) {
 	b.Set("loss", math.Inf(1))
 	v := b.View(-1)
 	p := v.Numbers[0].Points
-	if v.Numbers[0].Name != "loss" || v.Numbers[0].Last != n-1 || len(p) > mostPoints || len(p) < mostPoints/2 || p[0] != [2]float64{0, 0} {
+	if v.Numbers[0].Name != "loss" || v.Numbers[0].Last != n-1 || len(p) > mostPoints ||
+		len(p) < mostPoints/2 || p[0] != [2]float64{0, 0} {
 		t.Fatalf("%s is %v last, %d points from %v", v.Numbers[0].Name, v.Numbers[0].Last, len(p), p[0])
 	}
 	for i := 1; i < len(p); i++ {

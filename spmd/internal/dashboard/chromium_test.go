@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// browser is a headless Chromium, and one page in it, by the protocol of its developer tools over pipes.
-// Source: chromedevtools.github.io/devtools-protocol; chrome/browser/devtools, --remote-debugging-pipe.
+// browser is a headless Chromium, and one page in it, by the protocol of its developer tools over
+// pipes. Source: chromedevtools.github.io/devtools-protocol; chrome/browser/devtools,
+// --remote-debugging-pipe.
 type browser struct {
 	t       *testing.T
 	to      io.Writer
@@ -26,19 +27,19 @@ type browser struct {
 	gone    chan struct{} // closed when nothing comes any more
 }
 
-// reply is what a command came to.
+// reply is the result of a command.
 type reply struct {
 	Result json.RawMessage
 	Error  *struct{ Message string }
 }
 
-// event is what the page has told by itself.
+// event is a message that the page sends by itself.
 type event struct {
 	Method string
 	Params json.RawMessage
 }
 
-// chromium is the program; "" where there is none.
+// chromium is the program; "" if there is none.
 func chromium() string {
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
 		if path, err := exec.LookPath(name); err == nil {
@@ -67,8 +68,10 @@ func browse(t *testing.T) *browser {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
-		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--user-data-dir="+dir, "--remote-debugging-pipe", "about:blank")
+	cmd := exec.Command(program, "--headless=new", "--no-sandbox", "--disable-gpu",
+		"--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
+		"--disable-background-networking", "--disable-component-update", "--disable-sync",
+		"--user-data-dir="+dir, "--remote-debugging-pipe", "about:blank")
 	cmd.ExtraFiles = []*os.File{toThem, fromThem} // descriptors 3 and 4
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -100,7 +103,7 @@ func browse(t *testing.T) *browser {
 	return b
 }
 
-// read takes what the browser says, until it ends.
+// read takes the browser's messages, until it ends.
 func (b *browser) read(from *bufio.Reader) {
 	defer close(b.gone)
 	for {
@@ -170,7 +173,7 @@ func (b *browser) call(method string, params, result any) {
 	}
 }
 
-// eval runs JavaScript in the page, waits for what it promises, and sets *to to its value.
+// eval runs JavaScript in the page, waits for its promise, and sets *to to its value.
 func (b *browser) eval(code string, to any) {
 	b.t.Helper()
 	var r struct {
@@ -196,7 +199,11 @@ func (b *browser) until(what string) {
 	b.t.Helper()
 	b.eval(fmt.Sprintf(`new Promise((well, bad) => {
 		const since = Date.now();
-		const look = () => { if (%s) well(true); else if (Date.now() - since > %d) bad(new Error("never so")); else setTimeout(look, 20); };
+		const look = () => {
+			if (%s) well(true);
+			else if (Date.now() - since > %d) bad(new Error("never so"));
+			else setTimeout(look, 20);
+		};
 		look();
 	})`, what, patience.Milliseconds()), nil)
 }

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// mostHead is how many bytes a request may have.
+// mostHead is the most bytes of a request.
 const mostHead = 16 << 10
 
-// request is what a viewer asks for.
+// request is a viewer's question.
 type request struct {
-	method, path string // the path as it was sent, without what follows a ?
+	method, path string // the path as it was sent, without the part behind a ?
 	body         bool   // something was announced to follow
 }
 
@@ -56,7 +56,7 @@ func readRequest(from io.Reader) (r request, ok bool) {
 	}
 }
 
-// answer is what a viewer gets.
+// answer is the reply to a viewer.
 type answer struct {
 	status string // "" is 200
 	kind   string // of the body; "" is plain text
@@ -82,7 +82,8 @@ func (a answer) head() string {
 		"Cache-Control: no-store\r\n" +
 		"Referrer-Policy: no-referrer\r\n" +
 		"X-Content-Type-Options: nosniff\r\n" +
-		"Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n" +
+		"Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src " +
+		"data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n" +
 		"Content-Type: " + a.kind + "\r\n" + a.more + "\r\n"
 }
 
@@ -103,8 +104,8 @@ func (p *place) send(text string, limit time.Duration) error {
 	return err
 }
 
-// refuse sends the answer to a request that gets nothing. A connection that is closed while something arrives may lose the
-// answer, so that is taken for a moment, and thrown away.
+// refuse answers a request that gets nothing. A connection that is closed while something arrives
+// may lose the answer. So refuse reads for a moment, and throws it away.
 func (p *place) refuse(r request, a answer) {
 	if p.SetDeadline(time.Now().Add(restLimit)) != nil || p.answer(r, a) != nil || !r.body {
 		return

@@ -34,8 +34,8 @@ func (f *family) add(value float64, labels ...label) {
 
 var escapeLabel = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
-// Metrics writes what is known of all ranks in Prometheus' text format.
-// Source: prometheus.io/docs/instrumenting/exposition_formats, version 0.0.4.
+// Metrics writes all that is known of the ranks in Prometheus' text format. Source:
+// prometheus.io/docs/instrumenting/exposition_formats, version 0.0.4.
 func (b *Board) Metrics(to io.Writer) error {
 	var all []*family
 	group := func(name, kind, help string) *family {
@@ -69,7 +69,8 @@ func (b *Board) Metrics(to io.Writer) error {
 
 	b.mu.Lock()
 	now := b.now()
-	info.add(1, label{"program", b.facts.Program}, label{"ranks", strconv.Itoa(b.facts.Ranks)}, label{"nodes", strconv.Itoa(b.facts.Nodes)},
+	info.add(1, label{"program", b.facts.Program}, label{"ranks", strconv.Itoa(b.facts.Ranks)},
+		label{"nodes", strconv.Itoa(b.facts.Nodes)},
 		label{"device", b.facts.Device}, label{"collectives", b.facts.Collectives})
 	up.add(now.Sub(b.started).Seconds())
 	for _, s := range b.numbers {
@@ -126,7 +127,8 @@ func (b *Board) Metrics(to io.Writer) error {
 		if f.lines.Len() == 0 {
 			continue
 		}
-		if _, err := fmt.Fprintf(to, "# HELP %s %s\n# TYPE %s %s\n%s", f.name, f.help, f.name, f.kind, f.lines.String()); err != nil {
+		if _, err := fmt.Fprintf(to, "# HELP %s %s\n# TYPE %s %s\n%s", f.name, f.help, f.name, f.kind,
+			f.lines.String()); err != nil {
 			return err
 		}
 	}

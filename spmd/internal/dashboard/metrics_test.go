@@ -16,8 +16,9 @@ var (
 	labelName  = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 )
 
-// parseMetrics reads Prometheus' text format, as its page has it: each name's HELP and TYPE once, and before its lines, which
-// stand together; labels quoted; no line twice. It returns the values by name and labels.
+// parseMetrics reads Prometheus' text format by its page: each name's HELP and TYPE once, and
+// before its lines, which stand together; labels quoted; no line twice. It returns the values by
+// name and labels.
 func parseMetrics(text string) (map[string]float64, error) {
 	if !strings.HasSuffix(text, "\n") {
 		return nil, fmt.Errorf("the last line does not end")
@@ -38,7 +39,8 @@ func parseMetrics(text string) (map[string]float64, error) {
 		}
 		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
 			name, kind, _ := strings.Cut(rest, " ")
-			if typed[name] != "" || name != family || !slices.Contains([]string{"counter", "gauge"}, kind) || (kind == "counter") != strings.HasSuffix(name, "_total") {
+			if typed[name] != "" || name != family || !slices.Contains([]string{"counter", "gauge"}, kind) ||
+				(kind == "counter") != strings.HasSuffix(name, "_total") {
 				return nil, fmt.Errorf("%q", line)
 			}
 			typed[name] = kind
@@ -65,7 +67,8 @@ func parseMetrics(text string) (map[string]float64, error) {
 	return values, lines.Err()
 }
 
-// parseLabels reads {a="b",c="d"} at the head of a text, and returns a=b, c=d, in order of names, and the rest.
+// parseLabels reads {a="b",c="d"} at the head of a text. It returns a=b, c=d, in order of names,
+// and the rest.
 func parseLabels(text string) (labels []string, rest string, err error) {
 	if !strings.HasPrefix(text, "{") {
 		return nil, text, nil
@@ -112,7 +115,8 @@ func TestMetrics(t *testing.T) {
 	b.Describe(Facts{Program: "a \"b\"\\c\nd\xff", Nodes: 2, Device: "host", Collectives: "mpi-host"})
 	one := sampleAt(0, 1, 0.25, 0.5)
 	one.Pools = []Pool{{"host memory", 5, 7}}
-	one.GPU = &Reading{Name: "G", MemoryUsed: 3, MemoryTotal: 4, Clock: 1200, MostClock: 1980, MemoryClock: 3201, Power: 650.5, PowerLimit: 700, Temperature: 71, Busy: 97,
+	one.GPU = &Reading{Name: "G", MemoryUsed: 3, MemoryTotal: 4, Clock: 1200, MostClock: 1980,
+		MemoryClock: 3201, Power: 650.5, PowerLimit: 700, Temperature: 71, Busy: 97,
 		Slowed: []string{"heat", "power limit"}}
 	b.Hear(one)
 	b.Hear(sampleAt(2, 1, 1, 2))

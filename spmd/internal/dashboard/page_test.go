@@ -36,11 +36,14 @@ func busyBoard() *Board {
 				late = 0.22
 			}
 			s := sampleAt(r, x/5, (0.55+late)*x/5, (0.31-late)*x/5)
-			s.Phases = append(s.Phases, Phase{Name: "streams wait", Count: 1, Nanos: int64(x * 0.8e8)}, Phase{Name: "program waits", Count: 1, Nanos: int64(x * 1.9e8)})
+			s.Phases = append(s.Phases, Phase{Name: "streams wait", Count: 1, Nanos: int64(x * 0.8e8)},
+				Phase{Name: "program waits", Count: 1, Nanos: int64(x * 1.9e8)})
 			s.Host = fmt.Sprint("gpu-node-", r/2)
 			s.Process, s.Free, s.Total = 3<<30+r<<20, (40-36*(r/2))<<30, 512<<30
 			s.Pools = []Pool{{"device memory", 61 << 30, 70 << 30}, {"pinned memory", 12 << 20, 12 << 20}}
-			s.GPU = &Reading{Name: "NVIDIA H200", MemoryUsed: 75 << 30, MemoryTotal: 139 << 30, Clock: 1830 - 300*(r%2), MostClock: 1980, MemoryClock: 3201, Power: 655 + float64(r), PowerLimit: 700, Temperature: 61 + 5*r, Busy: 98}
+			s.GPU = &Reading{Name: "NVIDIA H200", MemoryUsed: 75 << 30, MemoryTotal: 139 << 30,
+				Clock: 1830 - 300*(r%2), MostClock: 1980, MemoryClock: 3201, Power: 655 + float64(r),
+				PowerLimit: 700, Temperature: 61 + 5*r, Busy: 98}
 			if r%2 == 1 {
 				s.GPU.Slowed = []string{"power limit"}
 			}
@@ -50,7 +53,7 @@ func busyBoard() *Board {
 	return b
 }
 
-// screen is a size of the window, and colours that the system has.
+// screen is a size of the window, and the colours of the system.
 type screen struct {
 	name          string
 	width, height int
@@ -65,9 +68,9 @@ var screens = []screen{
 	{"desktop-dark", 1280, 900, false, "dark"},
 }
 
-// The page shows what the board has, on a phone and on a desktop, light and dark, with no error, and asks nobody else. With
-// LOCKSTEP_AXE, the file axe.js of axe-core, it is also checked for contrast, labels and the like; LOCKSTEP_SCREENSHOTS is a
-// folder for pictures of it.
+// The page shows the board's contents, on a phone and on a desktop, light and dark, with no error,
+// and asks no other server. With LOCKSTEP_AXE, the file axe.js of axe-core, it is also checked for
+// contrast, labels and the like. LOCKSTEP_SCREENSHOTS is a folder for pictures of it.
 func TestPage(t *testing.T) {
 	browser := browse(t)
 	b := busyBoard()
@@ -83,10 +86,15 @@ func TestPage(t *testing.T) {
 		t.Log("axe-core is not asked: make test-page does")
 	}
 	for _, screen := range screens {
-		browser.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": screen.width, "height": screen.height, "deviceScaleFactor": 1, "mobile": screen.mobile}, nil)
-		browser.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": screen.scheme}}}, nil)
+		browser.call("Emulation.setDeviceMetricsOverride",
+			map[string]any{"width": screen.width, "height": screen.height, "deviceScaleFactor": 1,
+				"mobile": screen.mobile}, nil)
+		browser.call("Emulation.setEmulatedMedia",
+			map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": screen.scheme}}},
+			nil)
 		browser.call("Page.navigate", map[string]any{"url": s.URL}, nil)
-		browser.until(`document.getElementById("state")?.textContent === "live" && document.querySelectorAll("polyline").length === 5`)
+		browser.until(`document.getElementById("state")?.textContent === "live" && ` +
+			`document.querySelectorAll("polyline").length === 5`)
 		checkPage(t, browser, screen)
 		if axe != "" {
 			checkAxe(t, browser, screen, axe)
@@ -116,7 +124,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// checkPage looks for what the board has.
+// checkPage looks for the board's contents.
 func checkPage(t *testing.T, b *browser, screen screen) {
 	t.Helper()
 	var got struct {
@@ -130,8 +138,10 @@ func checkPage(t *testing.T, b *browser, screen screen) {
 		wide: document.documentElement.scrollWidth, rows: document.querySelectorAll("#phases tbody tr").length,
 		bars: [...document.querySelectorAll("#phases .bar")].map((bar) => bar.getBoundingClientRect().width),
 	})`, &got)
-	for _, want := range []string{"train", "4 ranks on 2 nodes, NVIDIA H200, nccl, for 2 min", "The others wait for rank 2: it spends 9 % of its time", "another rank 31 %",
-		"backward", "loss", "tokens a second", "power limit", "1830 of 1980 MHz", "75.0 GiB of 139 GiB", "node 1, gpu-node-1: 4.0 GiB of 512 GiB free, which is little"} {
+	for _, want := range []string{"train", "4 ranks on 2 nodes, NVIDIA H200, nccl, for 2 min",
+		"The others wait for rank 2: it spends 9 % of its time", "another rank 31 %",
+		"backward", "loss", "tokens a second", "power limit", "1830 of 1980 MHz", "75.0 GiB of 139 GiB",
+		"node 1, gpu-node-1: 4.0 GiB of 512 GiB free, which is little"} {
 		if !strings.Contains(got.Text, want) {
 			t.Errorf("%s: the page lacks %q:\n%s", screen.name, want, got.Text)
 		}
@@ -142,10 +152,12 @@ func checkPage(t *testing.T, b *browser, screen screen) {
 	if got.Wide > screen.width {
 		t.Errorf("%s: the page is %d wide", screen.name, got.Wide)
 	}
-	if !screen.mobile && (len(got.Bars) < 8 || slices.Max(got.Bars)-slices.Min(got.Bars) > 1) { // a wider one looks like a larger share
+	// a wider one looks like a larger share
+	if !screen.mobile && (len(got.Bars) < 8 || slices.Max(got.Bars)-slices.Min(got.Bars) > 1) {
 		t.Errorf("%s: bars of widths %v", screen.name, got.Bars)
 	}
-	if want := map[string]string{"light": "rgb(246, 247, 248)", "dark": "rgb(20, 23, 27)"}[screen.scheme]; got.Back != want {
+	if want := map[string]string{"light": "rgb(246, 247, 248)",
+		"dark": "rgb(20, 23, 27)"}[screen.scheme]; got.Back != want {
 		t.Errorf("%s: the background is %s, want %s", screen.name, got.Back, want)
 	}
 }
@@ -169,7 +181,7 @@ func checkAxe(t *testing.T, b *browser, screen screen, axe string) {
 	}
 }
 
-// picture keeps how the page looks.
+// picture keeps a picture of the page.
 func picture(t *testing.T, b *browser, screen screen) {
 	t.Helper()
 	dir := os.Getenv("LOCKSTEP_SCREENSHOTS")
@@ -195,18 +207,23 @@ func checkKeys(t *testing.T, b *browser) {
 		if name == " " {
 			text = " "
 		}
-		b.call("Input.dispatchKeyEvent", map[string]any{"type": "keyDown", "key": name, "code": name, "windowsVirtualKeyCode": code, "text": text}, nil)
-		b.call("Input.dispatchKeyEvent", map[string]any{"type": "keyUp", "key": name, "code": name, "windowsVirtualKeyCode": code}, nil)
+		b.call("Input.dispatchKeyEvent", map[string]any{"type": "keyDown", "key": name, "code": name,
+			"windowsVirtualKeyCode": code, "text": text}, nil)
+		b.call("Input.dispatchKeyEvent", map[string]any{"type": "keyUp", "key": name, "code": name,
+			"windowsVirtualKeyCode": code}, nil)
 	}
 	b.eval(`document.activeElement.blur(), true`, nil)
 	var stops []string
 	for range 12 {
 		key("Tab", 9)
 		var at string
-		b.eval(`(document.activeElement.id || document.activeElement.tagName + " " + (document.activeElement.getAttribute("aria-label") || document.activeElement.textContent)).split(":")[0]`, &at)
+		b.eval(`(document.activeElement.id || document.activeElement.tagName + " " + `+
+			`(document.activeElement.getAttribute("aria-label") || document.activeElement.textContent)).split(":")[0]`,
+			&at)
 		stops = append(stops, at)
 	}
-	want := []string{"A To the numbers", "range", "theme", "log", "pause", "DIV loss", "DIV tokens a second", "DIV learning rate", "DIV gradient norm", "DIV step", "phases", "regions"}
+	want := []string{"A To the numbers", "range", "theme", "log", "pause", "DIV loss",
+		"DIV tokens a second", "DIV learning rate", "DIV gradient norm", "DIV step", "phases", "regions"}
 	if strings.Join(stops, ", ") != strings.Join(want, ", ") {
 		t.Errorf("Tab goes to %q, want %q", stops, want)
 	}
@@ -218,9 +235,11 @@ func checkKeys(t *testing.T, b *browser) {
 	b.until(`!document.querySelector(".card .value").textContent.includes(" at ")`)
 	b.eval(`document.getElementById("pause").focus(), true`, nil)
 	key(" ", 32)
-	b.until(`document.getElementById("pause").getAttribute("aria-pressed") === "true" && document.getElementById("state").textContent === "paused"`)
+	b.until(`document.getElementById("pause").getAttribute("aria-pressed") === "true" && ` +
+		`document.getElementById("state").textContent === "paused"`)
 	key(" ", 32)
 	b.until(`document.getElementById("state").textContent === "live"`)
-	b.eval(`document.getElementById("theme").value = "light", document.getElementById("theme").dispatchEvent(new Event("change")), true`, nil)
+	b.eval(`document.getElementById("theme").value = "light", `+
+		`document.getElementById("theme").dispatchEvent(new Event("change")), true`, nil)
 	b.until(`getComputedStyle(document.body).backgroundColor === "rgb(246, 247, 248)"`)
 }

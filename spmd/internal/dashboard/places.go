@@ -7,15 +7,16 @@ import (
 	"time"
 )
 
-// How many connections there are at a time, and for how long one that has just come keeps its place from the next.
+// The most connections at a time, and how long a new one keeps its place from the next.
 const (
 	mostGuests  = 16 // that have not shown the token
 	mostMembers = 64 // that have
 	atLeast     = 50 * time.Millisecond
 )
 
-// places is a listener that holds few connections. Where all places are taken, the next takes that of the one that came
-// first: who asks gets an answer, however many hold a connection and say nothing.
+// places is a listener that holds few connections. If all places are taken, the next connection
+// takes that of the one that came first: a request gets an answer, however many hold a connection
+// and say nothing.
 type places struct {
 	net.Listener
 	closed chan struct{}
@@ -43,7 +44,7 @@ func (l *places) accept() (*place, error) {
 	return p, nil
 }
 
-// Close has accept end, and guests go.
+// Close ends accept, and closes the guests.
 func (l *places) Close() error {
 	var err error
 	l.once.Do(func() {
@@ -54,7 +55,7 @@ func (l *places) Close() error {
 	return err
 }
 
-// clear has all go.
+// clear closes all connections.
 func (l *places) clear() {
 	l.empty(&l.guests)
 	l.empty(&l.members)
@@ -70,8 +71,8 @@ func (l *places) empty(list *[]*place) {
 	}
 }
 
-// take gives a connection the last place of a list, and closes the first where there are too many. young is how much sooner
-// than atLeast that one has lost its place.
+// take gives a connection the last place of a list. If there are too many, it closes the first.
+// young is how much sooner than atLeast the first has lost its place.
 func (l *places) take(list *[]*place, p *place, most int) (young time.Duration) {
 	l.mu.Lock()
 	*list = append(*list, p)
@@ -95,7 +96,7 @@ func (l *places) leave(p *place) {
 	l.guests, l.members = slices.DeleteFunc(l.guests, is), slices.DeleteFunc(l.members, is)
 }
 
-// place is a connection that has one.
+// place is a connection that has a place.
 type place struct {
 	net.Conn
 	of    *places

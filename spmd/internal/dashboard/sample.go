@@ -1,15 +1,15 @@
-// Package dashboard shows a job while it runs: rank 0 serves a page, and the same numbers for Prometheus. Each rank makes a
-// Sample of itself now and then; a Board on rank 0 keeps the last ones of every rank. What carries them there is no matter of
-// this package, nor what the numbers of the program mean.
+// Package dashboard shows a job while it runs. Rank 0 serves a page, and the same numbers for
+// Prometheus. Each rank makes a Sample of itself now and then; a Board on rank 0 keeps the last
+// ones of every rank. Others carry them there, and know what the numbers of the program mean.
 package dashboard
 
-// Sample is what one rank says of itself at one time. Counts and times are those since its start.
+// Sample is a rank's account of itself at one time. Counts and times are those since its start.
 type Sample struct {
 	Rank    int      `json:"rank"`
 	Node    int      `json:"node"`
 	Host    string   `json:"host"`
 	At      int64    `json:"at"`      // ns by a clock of the rank that only moves forward
-	Phases  []Phase  `json:"phases"`  // what its time goes into, in the order in which they are shown
+	Phases  []Phase  `json:"phases"`  // uses of its time, in the order in which they are shown
 	Regions []Phase  `json:"regions"` // parts of the program that it has named
 	Pools   []Pool   `json:"pools"`
 	Process int      `json:"process"` // bytes of memory that the process has
@@ -18,7 +18,7 @@ type Sample struct {
 	GPU     *Reading `json:"gpu,omitempty"`
 }
 
-// Phase is what a rank's time goes into.
+// Phase is one use of a rank's time.
 type Phase struct {
 	Name  string `json:"name"`
 	Count uint64 `json:"count"`
@@ -27,14 +27,14 @@ type Phase struct {
 	Meets bool   `json:"meets,omitempty"` // it is known how long the rank waits for others in it
 }
 
-// Pool is memory of one kind that buffers have.
+// Pool is the memory of one kind of buffers.
 type Pool struct {
 	Kind string `json:"kind"`
 	Used int    `json:"used"` // bytes
 	Peak int    `json:"peak"` // bytes, the most at one time
 }
 
-// Reading is how a GPU is. What is not known is 0.
+// Reading is the state of a GPU. Unknown numbers are 0.
 type Reading struct {
 	Name        string   `json:"name"`
 	MemoryUsed  int      `json:"used"`  // bytes, by all processes
@@ -49,7 +49,7 @@ type Reading struct {
 	Slowed      []string `json:"slowed,omitempty"`
 }
 
-// Facts are what does not change about a job.
+// Facts do not change during a job.
 type Facts struct {
 	Program     string `json:"program"`
 	Ranks       int    `json:"ranks"` // the Board knows

@@ -2,7 +2,7 @@ package dashboard
 
 const (
 	mostNumbers = 32
-	mostPoints  = 2048 // of a number. Where there are more, every other one goes
+	mostPoints  = 2048 // of a number. If there are more, every other one goes
 )
 
 // series is the points of a number, evenly thinned out.

@@ -13,21 +13,22 @@ import (
 	"time"
 )
 
-// What those who look may take of a rank, which must go on undisturbed.
+// Limits of what viewers may take of a rank, which must go on undisturbed.
 const (
 	readLimit  = 5 * time.Second  // to say what they want
 	writeLimit = 10 * time.Second // for an answer, or an event, to be taken
-	restLimit  = time.Second      // for what is refused to be taken, and what was still being said to arrive
+	restLimit  = time.Second      // to take a refusal, and for the rest of a request to arrive
 	endLimit   = time.Second      // for the last events to go out
-	mostPause  = time.Second      // between two tries to accept, where no descriptor is left
+	mostPause  = time.Second      // between two tries to accept, if no descriptor is left
 	every      = time.Second      // between two events
 )
 
 //go:embed page
 var page embed.FS
 
-// Server serves a Board by HTTP. It answers one request of each connection, and closes: who looks asks seldom, but for the
-// events, which are one answer. Package net/http would bring TLS and its cryptography into every program, 3 MB.
+// Server serves a Board by HTTP. It answers one request of each connection, and closes: viewers ask
+// seldom, but for the events, which are one answer. Package net/http would bring TLS and its
+// cryptography into every program, 3 MB.
 type Server struct {
 	URL   string // of the page
 	board *Board
@@ -36,7 +37,7 @@ type Server struct {
 	work  sync.WaitGroup // what accepts, and what answers
 }
 
-// Serve serves a Board until Close. address is as Address has it.
+// Serve serves a Board until Close. address is as Address returns it.
 func Serve(b *Board, address, token string) (*Server, error) {
 	ln, err := net.Listen("tcp", address)
 	if err != nil {
@@ -50,12 +51,13 @@ func Serve(b *Board, address, token string) (*Server, error) {
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		host = at.IP.String()
 	}
-	s := &Server{URL: fmt.Sprintf("http://%s/%s/", net.JoinHostPort(host, fmt.Sprint(at.Port)), token), board: b, token: token, ln: newPlaces(ln)}
+	s := &Server{URL: fmt.Sprintf("http://%s/%s/", net.JoinHostPort(host, fmt.Sprint(at.Port)), token),
+		board: b, token: token, ln: newPlaces(ln)}
 	s.work.Go(s.accept)
 	return s, nil
 }
 
-// Close tells who looks that the job has ended, and ends.
+// Close tells the viewers that the job has ended, and ends.
 func (s *Server) Close() error {
 	s.board.End()
 	err := s.ln.Close()
@@ -106,10 +108,12 @@ func (s *Server) serve(p *place) {
 	token, what, folder := strings.Cut(strings.TrimPrefix(r.path, "/"), "/")
 	switch {
 	case subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) != 1:
-		p.refuse(r, answer{status: "403 Forbidden", body: "the token is missing or wrong: open the address that the log of the job shows\n"})
+		p.refuse(r, answer{status: "403 Forbidden",
+			body: "the token is missing or wrong: open the address that the log of the job shows\n"})
 		return
 	case r.method != "GET" && r.method != "HEAD" || r.body:
-		p.refuse(r, answer{status: "405 Method Not Allowed", more: "Allow: GET, HEAD\r\n", body: "there is nothing to change\n"})
+		p.refuse(r, answer{status: "405 Method Not Allowed", more: "Allow: GET, HEAD\r\n",
+			body: "there is nothing to change\n"})
 		return
 	}
 	p.show()
@@ -120,7 +124,7 @@ func (s *Server) serve(p *place) {
 	_ = p.answer(r, s.find(what, folder)) // who has gone needs none
 }
 
-// find returns what stands at an address behind the token; folder says whether a slash follows that.
+// find returns the thing at an address behind the token; folder says whether a slash follows that.
 func (s *Server) find(what string, folder bool) answer {
 	file := func(name, kind string) answer {
 		text, err := page.ReadFile("page/" + name)
@@ -154,8 +158,8 @@ func made(kind string, text []byte, err error) answer {
 	return answer{kind: kind, body: string(text)}
 }
 
-// events sends a View each second, until the job has ended or the viewer has gone.
-// Source: html.spec.whatwg.org, server-sent events.
+// events sends a View each second, until the job has ended or the viewer has gone. Source:
+// html.spec.whatwg.org, server-sent events.
 func (s *Server) events(p *place, r request) {
 	if p.answer(r, answer{kind: "text/event-stream", open: true}) != nil || r.method == "HEAD" {
 		return

@@ -13,7 +13,7 @@ import (
 
 const token = "0123456789abcdef-_"
 
-// patience bounds every wait of a test, and is no measure of anything.
+// patience bounds every wait of a test, and measures nothing.
 const patience = 10 * time.Minute // only a hang takes so long
 
 // served serves a board on a free port until the test ends.
@@ -31,9 +31,10 @@ func served(t *testing.T, b *Board) *Server {
 	return s
 }
 
-var client = &http.Client{Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+var client = &http.Client{Timeout: patience,
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
-// ask asks a server for what is behind an address, and returns the answer and its body.
+// ask asks a server for an address. It returns the answer and its body.
 func ask(t *testing.T, method, url string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
@@ -52,11 +53,12 @@ func ask(t *testing.T, method, url string) (*http.Response, string) {
 	return a, string(text)
 }
 
-// Without the token there is nothing, at any address, and what is refused does not tell it.
+// Without the token there is nothing, at any address, and a refusal does not tell the token.
 func TestToken(t *testing.T) {
 	s := served(t, NewBoard(1, time.Now()))
 	root := strings.TrimSuffix(s.URL, token+"/")
-	for _, path := range []string{"", "metrics", "now.json", "events", "page.js", "x/metrics", token[1:] + "/", token + "x/", "/" + token + "/", strings.ToUpper(token) + "/metrics", "?token=" + token} {
+	for _, path := range []string{"", "metrics", "now.json", "events", "page.js", "x/metrics",
+		token[1:] + "/", token + "x/", "/" + token + "/", strings.ToUpper(token) + "/metrics", "?token=" + token} {
 		a, text := ask(t, "GET", root+path)
 		if a.StatusCode != http.StatusForbidden || strings.Contains(text, token) || !strings.Contains(text, "token") {
 			t.Errorf("%q: %s: %s", path, a.Status, text)
@@ -68,12 +70,14 @@ func TestAddresses(t *testing.T) {
 	b := NewBoard(2, time.Now())
 	b.Hear(sampleAt(1, 1, 0, 0))
 	s := served(t, b)
-	for path, kind := range map[string]string{"": "text/html", "page.css": "text/css", "page.js": "text/javascript", "metrics": "text/plain; version=0.0.4", "now.json": "application/json"} {
+	for path, kind := range map[string]string{"": "text/html", "page.css": "text/css",
+		"page.js": "text/javascript", "metrics": "text/plain; version=0.0.4", "now.json": "application/json"} {
 		a, text := ask(t, "GET", s.URL+path)
 		if a.StatusCode != 200 || !strings.HasPrefix(a.Header.Get("Content-Type"), kind) || text == "" {
 			t.Errorf("%q: %s, %s, %d bytes", path, a.Status, a.Header.Get("Content-Type"), len(text))
 		}
-		if !strings.Contains(a.Header.Get("Content-Security-Policy"), "default-src 'none'") || a.Header.Get("Cache-Control") != "no-store" || a.Header.Get("Referrer-Policy") != "no-referrer" {
+		if !strings.Contains(a.Header.Get("Content-Security-Policy"), "default-src 'none'") ||
+			a.Header.Get("Cache-Control") != "no-store" || a.Header.Get("Referrer-Policy") != "no-referrer" {
 			t.Errorf("%q: %v", path, a.Header)
 		}
 		if strings.Contains(text, "http://") && path != "page.js" || strings.Contains(text, "https://") {
@@ -86,17 +90,20 @@ func TestAddresses(t *testing.T) {
 			t.Errorf("POST %q: %s", path, a.Status)
 		}
 	}
-	if a, _ := ask(t, "GET", strings.TrimSuffix(s.URL, "/")); a.StatusCode != http.StatusMovedPermanently || a.Header.Get("Location") != "/"+token+"/" {
+	if a, _ := ask(t, "GET", strings.TrimSuffix(s.URL, "/")); a.StatusCode != http.StatusMovedPermanently ||
+		a.Header.Get("Location") != "/"+token+"/" {
 		t.Errorf("without the last slash: %s to %s", a.Status, a.Header.Get("Location"))
 	}
 	for _, path := range []string{"x", "page.html", "page/page.js", "../" + token + "/../x"} {
-		if a, _ := ask(t, "GET", s.URL+path); a.StatusCode != http.StatusNotFound && a.StatusCode != http.StatusForbidden {
+		if a, _ := ask(t, "GET", s.URL+path); a.StatusCode != http.StatusNotFound &&
+			a.StatusCode != http.StatusForbidden {
 			t.Errorf("%q: %s", path, a.Status)
 		}
 	}
 	_, text := ask(t, "GET", s.URL+"now.json")
 	var v View
-	if err := json.Unmarshal([]byte(text), &v); err != nil || v.Ranks != 2 || v.Rows[1].Process != 1001 || v.Rows[0].Age != -1 {
+	if err := json.Unmarshal([]byte(text), &v); err != nil || v.Ranks != 2 || v.Rows[1].Process != 1001 ||
+		v.Rows[0].Age != -1 {
 		t.Errorf("%v: %s", err, text)
 	}
 }
@@ -132,7 +139,7 @@ func follow(t *testing.T, s *Server) func() *View {
 	}
 }
 
-// Who looks gets the past first, then what is new, and learns that the job has ended.
+// A viewer gets the past first, then the news, and learns that the job has ended.
 func TestEvents(t *testing.T) {
 	b := NewBoard(1, time.Now())
 	b.Set("loss", 5)
@@ -208,7 +215,7 @@ func crowd(t *testing.T, s *Server, n int, say string) (open []net.Conn) {
 	return open
 }
 
-// However many hold a connection and say nothing, with the token or without, who asks is answered.
+// A request is answered, however many hold a connection and say nothing, with the token or without.
 func TestCrowd(t *testing.T) {
 	for name, say := range map[string]string{
 		"silent":                      "",
@@ -233,7 +240,7 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// What is refused has its connection closed, though a body was announced.
+// A refused connection is closed, though a body was announced.
 func TestRefusedIsClosed(t *testing.T) {
 	s := served(t, NewBoard(1, time.Now()))
 	for _, path := range []string{"/", "/" + token + "/metrics"} {
@@ -241,7 +248,8 @@ func TestRefusedIsClosed(t *testing.T) {
 		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			t.Fatal(err)
 		}
-		if text, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(text), "HTTP/1.1 40") || !strings.Contains(string(text), "Connection: close") {
+		if text, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(text), "HTTP/1.1 40") ||
+			!strings.Contains(string(text), "Connection: close") {
 			t.Errorf("%s: %v: %s", path, err, text)
 		}
 	}
@@ -249,19 +257,23 @@ func TestRefusedIsClosed(t *testing.T) {
 
 func TestPortTaken(t *testing.T) {
 	s := served(t, NewBoard(1, time.Now()))
-	if _, err := Serve(NewBoard(1, time.Now()), strings.Split(s.URL, "/")[2], token); err == nil || !strings.Contains(err.Error(), "address already in use") {
+	if _, err := Serve(NewBoard(1, time.Now()), strings.Split(s.URL, "/")[2], token); err == nil ||
+		!strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("%v", err)
 	}
 }
 
 func TestAddress(t *testing.T) {
-	for text, want := range map[string]string{":8080": "127.0.0.1:8080", "0.0.0.0:0": "0.0.0.0:0", "[::1]:65535": "[::1]:65535", "node7:80": "node7:80"} {
+	for text, want := range map[string]string{":8080": "127.0.0.1:8080", "0.0.0.0:0": "0.0.0.0:0",
+		"[::1]:65535": "[::1]:65535", "node7:80": "node7:80"} {
 		if got, err := Address(text); got != want || err != nil {
 			t.Errorf("%s: %s, %v", text, got, err)
 		}
 	}
-	for _, bad := range []string{"", "8080", ":", ":http", ":-1", ":65536", ":080", "::1:80", "a b:80", "http://x:80", ":80/x"} {
-		if got, err := Address(bad); err == nil || !strings.Contains(err.Error(), "want [HOST]:PORT") || strings.Contains(err.Error(), "\n") {
+	for _, bad := range []string{"", "8080", ":", ":http", ":-1", ":65536", ":080", "::1:80", "a b:80",
+		"http://x:80", ":80/x"} {
+		if got, err := Address(bad); err == nil || !strings.Contains(err.Error(), "want [HOST]:PORT") ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %s, %v", bad, got, err)
 		}
 	}

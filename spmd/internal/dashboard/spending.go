@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// spending is what a rank's time went into lately.
+// spending is the recent uses of a rank's time.
 type spending struct {
 	over    float64 // ns; 0 where there are no two samples
 	phases  []spent
@@ -68,7 +68,7 @@ func (s *spending) of(list []spent, name string) float64 {
 	return 0
 }
 
-// phasesOf are the phases that some rank was ever in, in the order in which ranks have them.
+// phasesOf are the phases that some rank was ever in, in the ranks' order.
 func phasesOf(all []spending) []string {
 	names := []string{}
 	for i := range all {
@@ -81,7 +81,7 @@ func phasesOf(all []spending) []string {
 	return names
 }
 
-// regionsOf are those regions that take longest, the longest first.
+// regionsOf are the regions that take longest, the longest first.
 func regionsOf(all []spending) []string {
 	var sums []spent
 	for i := range all {
@@ -103,9 +103,9 @@ func regionsOf(all []spending) []string {
 	return names
 }
 
-// slowest finds the rank that the others wait for: who comes last finds all others there, and waits least. It is nil where
-// the ranks do not differ clearly. known says whether all of them have told how long they waited; what waits in graphs does
-// not tell.
+// slowest finds the rank that the others wait for: the last to come finds all others there, and
+// waits least. It is nil if the ranks do not differ clearly. known says whether all of them have
+// told how long they waited; waits in graphs do not count.
 func slowest(all []spending) (found *Slowest, known bool) {
 	var s Slowest
 	for r := range all {

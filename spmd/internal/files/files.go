@@ -1,6 +1,7 @@
-// Package files is what a rank does with files that may be slow, or never answer: which step of that work it is in,
-// and whether the program waits for it. A rank that does is not missing from a collective. It has a limit of its own for
-// each step, and says in which it is to whoever watches the job.
+// Package files follows a rank's work on files that may be slow, or never answer: which step it is
+// in, and whether the program waits for it. A rank that waits for files is not missing from a
+// collective. It has a limit of its own for each step, and says which step it is in to whoever
+// watches the job.
 package files
 
 import (
@@ -47,7 +48,7 @@ func (w *Work) Do(what string, fn func() error) error {
 	return fn()
 }
 
-// Fault is called before every Change; an error from it becomes that of the change. Only tests set it.
+// Fault is called before every Change; its error becomes that of the change. Only tests set it.
 var Fault func(op, path string) error
 
 // Change is Do for an operation that tests can have fail.
@@ -62,7 +63,8 @@ func (w *Work) Change(op, path string, fn func() error) error {
 	})
 }
 
-// Oldest returns the first step that began after a point in time and has not ended; nil where there is none.
+// Oldest returns the first step that began after a point in time and has not ended; nil if there is
+// none.
 func (w *Work) Oldest(after time.Time) *Step {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -72,7 +74,8 @@ func (w *Work) Oldest(after time.Time) *Step {
 	return nil
 }
 
-// Enter says that the program is in a call that works on files, until leave. A step may take as long as limit.
+// Enter says that the program is in a call that works on files, until leave. A step may take as
+// long as limit.
 func (w *Work) Enter(limit time.Duration) (leave func()) {
 	start := time.Now()
 	w.mu.Lock()
@@ -91,7 +94,7 @@ func (w *Work) Enter(limit time.Duration) (leave func()) {
 // Used says whether there has been such a call.
 func (w *Work) Used() bool { return w.used.Load() }
 
-// State is what a rank does with files, as it says in a report.
+// State is a rank's work on files, as a report shows it.
 type State struct {
 	What    string  `json:"what"`
 	Seconds float64 `json:"seconds"`
@@ -100,8 +103,8 @@ type State struct {
 
 func (s *State) String() string { return fmt.Sprintf("%s, for %.1f s", s.What, s.Seconds) }
 
-// State returns the oldest step of this rank, or what it does between two; nil where there is nothing to say. meets says that
-// the rank waits for other ranks, not for files.
+// State returns the oldest step of this rank, or its work between two steps; nil if there is
+// nothing to say. meets says that the rank waits for other ranks, not for files.
 func (w *Work) State(meets bool) *State {
 	limit := time.Duration(w.limit.Load())
 	waits := limit != 0 && !meets

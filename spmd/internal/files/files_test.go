@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A step is known from its begin to its end, to who asks for steps that began later too.
+// A step is known from its begin to its end, also to a question for steps that began later.
 func TestOldest(t *testing.T) {
 	before := time.Now().Add(-time.Second)
 	boom := errors.New("boom")
@@ -56,12 +56,14 @@ func TestFault(t *testing.T) {
 		t.Errorf("%v, %d changes", err, done)
 	}
 	var p *fs.PathError
-	if err := change("sync"); !errors.Is(err, full) || !errors.As(err, &p) || p.Op != "sync" || p.Path != "/x" || done != 1 {
+	if err := change("sync"); !errors.Is(err, full) || !errors.As(err, &p) || p.Op != "sync" ||
+		p.Path != "/x" || done != 1 {
 		t.Errorf("%v, %d changes, want the fault and one", err, done)
 	}
 }
 
-// A rank waits for files in a call of the program, while it is not in one of MPI, for as long as the limits allow.
+// A rank waits for files in a call of the program, while it is not in one of MPI, for as long as
+// the limits allow.
 func TestWaiting(t *testing.T) {
 	const long, over = time.Hour, -1 // a limit that every step has exceeded
 	for _, tc := range []struct {
@@ -105,7 +107,8 @@ func TestWaiting(t *testing.T) {
 		}
 	}
 
-	// The others have waited as long as a long call took: the rank has as long to come. After a short one there is nothing.
+	// The others have waited as long as a long call took: the rank has as long to come. After a
+	// short one there is nothing.
 	w := &Work{}
 	leave := w.Enter(long)
 	for start := time.Now(); !time.Now().After(start); { // longer than half of no patience

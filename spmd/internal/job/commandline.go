@@ -51,8 +51,8 @@ func parse(fs *pflag.FlagSet, args []string, rank int) error {
 	return nil
 }
 
-// withoutEquals finds a value that was typed behind a flag without an equals sign, where the flag needs no value and so
-// takes none. It returns the name of the flag; "" where there is none.
+// withoutEquals finds a value that was typed behind a flag without an equals sign, when the flag
+// needs no value and so takes none. It returns the name of the flag; "" if there is none.
 func withoutEquals(fs *pflag.FlagSet, args []string) string {
 	at := slices.Index(args, fs.Arg(0))
 	if at < 1 {
@@ -67,14 +67,18 @@ func withoutEquals(fs *pflag.FlagSet, args []string) string {
 
 // ofLauncher are flags that people give to the program, but mean for the command that starts it.
 var ofLauncher = map[string]string{
-	"np": "mpirun", "n": "mpirun", "H": "mpirun", "host": "mpirun", "hostfile": "mpirun", "machinefile": "mpirun", "x": "mpirun",
-	"map-by": "mpirun", "bind-to": "mpirun", "rank-by": "mpirun", "oversubscribe": "mpirun", "allow-run-as-root": "mpirun", "mca": "mpirun",
+	"np": "mpirun", "n": "mpirun", "H": "mpirun", "host": "mpirun", "hostfile": "mpirun",
+	"machinefile": "mpirun", "x": "mpirun",
+	"map-by": "mpirun", "bind-to": "mpirun", "rank-by": "mpirun", "oversubscribe": "mpirun",
+	"allow-run-as-root": "mpirun", "mca": "mpirun",
 	"report-bindings": "mpirun", "tag-output": "mpirun", "npernode": "mpirun", "ppn": "mpirun", "display-map": "mpirun",
-	"ntasks": "srun", "nodes": "srun", "N": "srun", "mpi": "srun", "gpus-per-node": "srun", "ntasks-per-node": "srun", "partition": "srun",
+	"ntasks": "srun", "nodes": "srun", "N": "srun", "mpi": "srun", "gpus-per-node": "srun",
+	"ntasks-per-node": "srun", "partition": "srun",
 	"nproc_per_node": "torchrun", "nproc-per-node": "torchrun", "nnodes": "torchrun",
 }
 
-// misplaced says which argument is a flag of a launcher and none of the program's; nil where there is none.
+// misplaced says which argument is a flag of a launcher and not one of the program; nil if there is
+// none.
 func misplaced(fs *pflag.FlagSet, args []string) error {
 	for i, arg := range args {
 		if arg == "--" {
@@ -82,7 +86,8 @@ func misplaced(fs *pflag.FlagSet, args []string) error {
 		}
 		name, _, whole := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 		tool := ofLauncher[name]
-		if tool == "" || !strings.HasPrefix(arg, "-") || fs.Lookup(name) != nil || len(name) == 1 && fs.ShorthandLookup(name) != nil {
+		if tool == "" || !strings.HasPrefix(arg, "-") || fs.Lookup(name) != nil ||
+			len(name) == 1 && fs.ShorthandLookup(name) != nil {
 			continue
 		}
 		if tool == "torchrun" {
@@ -92,7 +97,8 @@ func misplaced(fs *pflag.FlagSet, args []string) error {
 		if !whole && i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
 			value = " " + args[i+1]
 		}
-		return fmt.Errorf("%s is a flag of %s, before the program; type: %s %s%s %s", arg, tool, tool, arg, value, fs.Name())
+		return fmt.Errorf("%s is a flag of %s, before the program; type: %s %s%s %s", arg, tool, tool, arg,
+			value, fs.Name())
 	}
 	return nil
 }

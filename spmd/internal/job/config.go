@@ -19,7 +19,8 @@ import (
 	"lockstep/spmd/internal/dashboard"
 )
 
-// Config is what the common flags set. spmd.Config has the same fields and says what they mean.
+// Config is the values of the common flags. spmd.Config has the same fields and says what they
+// mean.
 type Config struct {
 	Device      string // auto, cuda, host or emulate
 	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware, mpi-peer or host-staged
@@ -31,7 +32,7 @@ type Config struct {
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
 	Symmetric   string        // auto, always or never
 	Check       string        // off, sample, on or both
-	Ranks       int           // that are goroutines of this process, where that is more than one
+	Ranks       int           // that are goroutines of this process, if there is more than one
 	Summary     string        // auto, on or off
 	Trace       string        // file
 	Overwrite   bool          // a file that is there is replaced
@@ -54,7 +55,8 @@ func (c *Config) Limit() time.Duration {
 // CheckModes are the values of --check.
 var CheckModes = []string{"off", "sample", "on", "both", "bounds"}
 
-// Compares is the place of --check among the modes that compare calls; 0 where it compares none.
+// Compares is the place of --check among the modes that compare calls; 0 for a mode that compares
+// none.
 func (c *Config) Compares() int {
 	if c.Check == "bounds" {
 		return 0
@@ -68,33 +70,53 @@ func (c *Config) OnHost() bool { return c.Device == "host" || c.Device == "emula
 // throughMPI says whether --collectives asks for MPI.
 func (c *Config) throughMPI() bool { return strings.HasPrefix(c.Collectives, "mpi") }
 
-// Flags adds the common flags to an application's. collectives are the values that --collectives may have.
+// Flags adds the common flags to an application's. collectives are the values that --collectives
+// may have.
 func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
-	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host; emulate is host, with kernels run from their CUDA source, slowly: for tests")
-	fs.StringVar(&c.Collectives, "collectives", "auto", "which library moves data between ranks; auto takes the fastest that is here: "+strings.Join(collectives, ", ")+"; mpi-staged, mpi-aware and mpi-peer are ways of MPI's for GPU memory, and with host-staged ranks may share a GPU")
-	fs.StringVar(&c.Symmetric, "symmetric", "auto", "make small collectives between GPUs fast: auto takes own kernels, and NCCL's symmetric ones on AllocSymmetric's memory, where they are faster; always takes symmetric ones at all sizes, also over NVLink between nodes; never takes neither")
-	fs.IntVar(&c.Ranks, "ranks", 1, "run so many ranks as goroutines of this process, each with a GPU of its own or all on the host, without mpirun")
+	fs.StringVar(&c.Device, "device", "auto",
+		"where buffers live: auto, cuda or host; emulate is host, with kernels run from their CUDA "+
+			"source, slowly: for tests")
+	fs.StringVar(&c.Collectives, "collectives", "auto",
+		"which library moves data between ranks; auto takes the fastest that is here: "+
+			strings.Join(collectives, ", ")+"; mpi-staged, mpi-aware and mpi-peer are ways of MPI's for "+
+			"GPU memory, and with host-staged ranks may share a GPU")
+	fs.StringVar(&c.Symmetric, "symmetric", "auto",
+		"make small collectives between GPUs fast: auto takes own kernels, and NCCL's symmetric ones on "+
+			"AllocSymmetric's memory, where they are faster; always takes symmetric ones at all sizes, "+
+			"also over NVLink between nodes; never takes neither")
+	fs.IntVar(&c.Ranks, "ranks", 1, "run so many ranks as goroutines of this process, each with a GPU of "+
+		"its own or all on the host, without mpirun")
 	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
-	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")
+	fs.StringVar(&c.LogFormat, "log-format", "auto",
+		"auto, console or json; auto is console, since under mpirun no rank sees a terminal")
 	fs.StringVar(&c.LogRanks, "log-ranks", "0", "ranks that log: 0, all, or a list such as 0,3,8-11")
 	fs.Uint64Var(&c.Seed, "seed", 42, "seed of everything random")
-	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "how long a collective, the start and the end may take, such as 90s or 10m; then the job ends and says who is missing where")
-	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI; bounds instead finds indices out of range in kernels in Go, on a GPU too")
+	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout,
+		"how long a collective, the start and the end may take, such as 90s or 10m; then the job ends "+
+			"and says who is missing where")
+	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it "+
+		"runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those "+
+		"of MPI; bounds instead finds indices out of range in kernels in Go, on a GPU too")
 	fs.Lookup("check").NoOptDefVal = "on"
-	fs.StringVar(&c.Summary, "summary", "auto", "say at the end where the time went: on, off, or auto, which does after 10 s")
-	fs.StringVar(&c.Trace, "trace", "", "write what each rank did and when to `FILE`, for ui.perfetto.dev; compressed where the name ends in .gz")
+	fs.StringVar(&c.Summary, "summary", "auto",
+		"say at the end where the time went: on, off, or auto, which does after 10 s")
+	fs.StringVar(&c.Trace, "trace", "", "write what each rank did and when to `FILE`, for "+
+		"ui.perfetto.dev; compressed where the name ends in .gz")
 	fs.BoolVar(&c.Overwrite, "overwrite", false, "replace a file that is there, as that of --trace")
-	fs.StringVar(&c.Dashboard, "dashboard", "", "serve a page that shows the run while it goes on, and /metrics, at `[HOST]:PORT` of rank 0; without HOST its own machine alone gets it")
+	fs.StringVar(&c.Dashboard, "dashboard", "",
+		"serve a page that shows the run while it goes on, and /metrics, at `[HOST]:PORT` of rank 0; "+
+			"without HOST its own machine alone gets it")
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
 	help.Group(fs, help.Framework, "device", "collectives", "symmetric", "ranks", "seed", "timeout", "check")
-	help.Group(fs, help.Output, "summary", "trace", "overwrite", "dashboard", "json", "log-level", "log-format", "log-ranks")
+	help.Group(fs, help.Output, "summary", "trace", "overwrite", "dashboard", "json", "log-level",
+		"log-format", "log-ranks")
 	for _, f := range c.choices(collectives) {
 		help.Choices(fs, f.flag, f.known...)
 	}
 }
 
-// choice is a flag that has one of some values.
+// choice is a flag with a list of values.
 type choice struct {
 	flag    string
 	value   *string
@@ -102,7 +124,8 @@ type choice struct {
 	known   []string
 }
 
-// choices are the flags that have one of some values. collectives are the values that --collectives may have.
+// choices are the flags with a list of values. collectives are the values that --collectives may
+// have.
 func (c *Config) choices(collectives []string) []choice {
 	return []choice{
 		{"device", &c.Device, "auto", []string{"auto", "cuda", "host", "emulate"}},
@@ -115,8 +138,8 @@ func (c *Config) choices(collectives []string) []choice {
 	}
 }
 
-// Complete sets what is empty to its default, and refuses values that no machine could satisfy. collectives are the values
-// that --collectives may have.
+// Complete sets empty fields to their defaults, and refuses values that no machine could satisfy.
+// collectives are the values that --collectives may have.
 func (c *Config) Complete(collectives []string) error {
 	for _, f := range c.choices(collectives) {
 		*f.value = cmp.Or(*f.value, f.initial)
@@ -129,7 +152,8 @@ func (c *Config) Complete(collectives []string) error {
 	}
 	byMPI := c.throughMPI()
 	if c.OnHost() && (byMPI && c.Collectives != "mpi" || c.Collectives == "host-staged") {
-		return fmt.Errorf("--collectives %s does not go with --device %s: it is a way for GPU memory", c.Collectives, c.Device)
+		return fmt.Errorf("--collectives %s does not go with --device %s: it is a way for GPU memory",
+			c.Collectives, c.Device)
 	}
 	if c.Check == "both" && (c.OnHost() || byMPI) {
 		other := "--device " + c.Device
@@ -156,7 +180,7 @@ func (c *Config) Complete(collectives []string) error {
 // mostRanks is the most goroutines that make sense as ranks: each has desks for all others.
 const mostRanks = 1024
 
-// checkRanks refuses a number of ranks, and what does not go with ranks that are goroutines.
+// checkRanks refuses a number of ranks, and settings that do not go with ranks that are goroutines.
 func (c *Config) checkRanks() error {
 	if c.Ranks < 0 || c.Ranks > mostRanks {
 		return fmt.Errorf("--ranks %d: want 1 to %d", c.Ranks, mostRanks)
@@ -165,7 +189,8 @@ func (c *Config) checkRanks() error {
 		return nil
 	}
 	if c.throughMPI() {
-		return fmt.Errorf("--collectives %s does not go with --ranks %d: MPI joins processes, not ranks that are goroutines of one", c.Collectives, c.Ranks)
+		return fmt.Errorf("--collectives %s does not go with --ranks %d: MPI joins processes, not ranks "+
+			"that are goroutines of one", c.Collectives, c.Ranks)
 	}
 	if c.Check == "both" {
 		return fmt.Errorf("--check both does not go with --ranks %d: it compares NCCL with MPI", c.Ranks)
@@ -207,7 +232,8 @@ func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
 		}
 	}
 	if c.LogFormat != "json" {
-		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !terminal.Colours(out), FormatPrepare: plainLine}
+		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !terminal.Colours(out),
+			FormatPrepare: plainLine}
 	}
 	level, err := zerolog.ParseLevel(c.LogLevel)
 	if err != nil || c.LogLevel == "" {
@@ -224,8 +250,8 @@ func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
 	return ctx.Logger()
 }
 
-// plainLine makes a line of the log safe for a terminal: it may quote a file. The logger itself quotes fields that are
-// texts, but neither the message nor lists.
+// plainLine makes a line of the log safe for a terminal: it may quote a file. The logger itself
+// quotes fields that are texts, but neither the message nor lists.
 func plainLine(line map[string]any) error {
 	for name, value := range line {
 		if _, ok := value.(string); !ok || name == zerolog.MessageFieldName {

@@ -15,8 +15,8 @@ import (
 	"lockstep/internal/help"
 )
 
-// What a line of the log quotes, from a file or another process, cannot control the
-// terminal on which it is read.
+// A quotation in the log, from a file or another process, cannot control the terminal on which it
+// is read.
 func TestLogIsPlain(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
@@ -38,9 +38,10 @@ func TestLogIsPlain(t *testing.T) {
 	}
 }
 
-// FuzzParseRanks writes what it reads as a plain list and reads it again.
+// A list that was read is written as a plain list and read again.
 func FuzzParseRanks(f *testing.F) {
-	for _, list := range []string{"", "all", "0", "0,3,8-11", "3-1", "-1", "1-", "+5", "0-1048575", "0-1048576", "7,7", "0x1"} {
+	for _, list := range []string{"", "all", "0", "0,3,8-11", "3-1", "-1", "1-", "+5", "0-1048575",
+		"0-1048576", "7,7", "0x1"} {
 		f.Add(list)
 	}
 	f.Fuzz(func(t *testing.T, list string) {

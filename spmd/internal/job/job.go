@@ -1,6 +1,6 @@
-// Package job is a rank's part in its job: the command line and what the ranks must have in common, the log, the start,
-// signals, the watchdog with its report of what hangs, and the end. It knows no CUDA, NCCL or MPI: what carries messages
-// and where work stands, it learns through World.
+// Package job is a rank's part in its job: the command line and the ranks' common settings, the
+// log, the start, signals, the watchdog with its report of a hang, and the end. It knows no CUDA,
+// NCCL or MPI. It learns through World what carries messages and where work stands.
 package job
 
 import (
@@ -20,27 +20,30 @@ type World interface {
 	Ends
 }
 
-// Control carries the framework's own messages between all ranks. Its methods are collective and block.
+// Control carries the framework's own messages between all ranks. Its methods are collective and
+// block.
 type Control interface {
-	// Agree returns an error on every rank where failure is one on any.
+	// Agree returns an error on every rank if failure is one on any.
 	Agree(failure error) error
-	// Tell copies what rank root has in v, as JSON, to every rank.
+	// Tell copies rank root's v, as JSON, to every rank.
 	Tell(root int, v any) error
 }
 
-// Watched is what the watchdog looks at. Its methods are not collective. They are called while the rank hangs, so none of
-// them enters MPI or waits, but KeepSigning may wait for the driver.
+// Watched is the watchdog's view of a rank. Its methods are not collective. They are called while
+// the rank hangs, so they do not enter MPI or wait, but KeepSigning may wait for the driver.
 type Watched interface {
-	// Work is what may stand still.
+	// Work is the things that may stand still.
 	Work() []Work
-	// State is what the rank says of its communicators, streams and files.
+	// State is the rank's account of its communicators, streams and files.
 	State() State
-	// Heartbeat is what rank 0 is told with the next sign of life, as JSON; nil for nothing. One goroutine calls it.
+	// Heartbeat is the message for rank 0 with the next sign of life, as JSON; nil for nothing. One
+	// goroutine calls it.
 	Heartbeat() []byte
-	// Carry makes of heartbeats of this node's ranks what rank 0 is to be told. One goroutine calls it, in a job of many ranks.
+	// Carry turns heartbeats of this node's ranks into the message for rank 0. One goroutine calls
+	// it, in a job of many ranks.
 	Carry(beats []watch.Beat) []watch.Beat
-	// Heard takes a heartbeat, on rank 0. It returns why the job has to end, or "". hang says that it ends because ranks wait
-	// for each other.
+	// Heard takes a heartbeat, on rank 0. It returns why the job has to end, or "". hang says that
+	// it ends because ranks wait for each other.
 	Heard(rank int, heartbeat []byte) (why string, hang bool)
 	// WritesFiles says whether ranks may wait for files, which have a limit of their own.
 	WritesFiles() bool
@@ -48,13 +51,15 @@ type Watched interface {
 	KeepSigning(every time.Duration, stop <-chan struct{})
 }
 
-// Work is something that may stand still: the calls of a communicator, or a stream. Two values for the same one are equal.
+// Work is something that may stand still: the calls of a communicator, or a stream. Two values for
+// the same one are equal.
 type Work interface {
-	// Position is how far the work has got, and whether it is busy: something has begun and is not over.
+	// Position is how far the work has got, and whether it is busy: something has begun and is not
+	// over.
 	Position() (at uint64, busy bool)
 	// Stuck says whether the host has waited for the work longer than limit.
 	Stuck(now time.Time, limit time.Duration) bool
-	// String names what is not over.
+	// String names the work that is not over.
 	String() string
 }
 
@@ -64,12 +69,12 @@ type Ends interface {
 	LogStart()
 	// Compare compares what all ranks have called. Collective, blocking.
 	Compare() error
-	// Account is what this rank says of its time where the job ends before its program does; nil where nobody wants it. It
-	// enters neither MPI nor CUDA.
+	// Account is this rank's account of its time when the job ends before its program does; nil if
+	// nobody wants it. It enters neither MPI nor CUDA.
 	Account() []byte
-	// TellLast is what Close says of where the time went, if Close has not said it, of the ranks whose accounts ask returns, nil
-	// for one that has none. failed says that no signal ends the job. It should have ended at a time, and enters neither MPI nor
-	// CUDA.
+	// TellLast says where the time went, if Close has not said it, of the ranks whose accounts ask
+	// returns; nil is a rank without one. failed says that no signal ends the job. TellLast should
+	// have ended at until, and enters neither MPI nor CUDA.
 	TellLast(failed bool, until time.Time, ask func() [][]byte)
 	// Close takes the world down. Collective, blocking.
 	Close() error
@@ -90,7 +95,7 @@ type Job struct {
 	left        atomic.Int64 // when the program had returned, in Unix ns; 0 before
 	signalled   atomic.Int64 // when a signal came that ends the program, in Unix ns; 0 before
 	team        bool         // the ranks are goroutines of one process
-	// Of a job that stands for such ranks, and has no world:
+	// Fields of a job that stands for such ranks, and has no world:
 	led      atomic.Pointer[Team]
 	starting func() bool // ends the limit of the start
 	stopLive atomic.Pointer[func()]

@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// local is Main for ranks that are goroutines of this process. The job that it makes stands for all of them.
+// local is Main for ranks that are goroutines of this process. Its job stands for all of them.
 func (p *Program) local(received chan os.Signal) int {
 	cfg := p.Config
 	j := New(cfg, nil)
@@ -52,7 +52,7 @@ func (p *Program) local(received chan os.Signal) int {
 	return status
 }
 
-// Lead has the job stand for the ranks of a team, of which rank 0 has started.
+// Lead makes the job stand for the ranks of a team, of which rank 0 has started.
 func (j *Job) Lead(t *Team, first *Job) {
 	j.starting()
 	j.led.Store(t)

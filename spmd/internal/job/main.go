@@ -47,17 +47,19 @@ type panicked interface {
 // Program is what Main runs on every rank.
 type Program struct {
 	Flags    *pflag.FlagSet
-	Config   *Config                           // set by the common flags
-	Carriers []string                          // values that --collectives may have
-	Checks   []func(ranks int) error           // refuse flags that do not fit each other
-	Versions func() string                     // what --version prints
-	Open     func() (*Job, error)              // starts MPI and joins the job. Collective
-	Run      func(context.Context) error       // the program's own function, and the wait for what it left enqueued
-	Abort    func(status int)                  // ends the job where Open has failed. It returns where MPI does not run
-	Local    func(context.Context, *Job) error // runs all ranks as goroutines; for Config.Ranks above one
+	Config   *Config                 // set by the common flags
+	Carriers []string                // values that --collectives may have
+	Checks   []func(ranks int) error // refuse flags that do not fit each other
+	Versions func() string           // what --version prints
+	Open     func() (*Job, error)    // starts MPI and joins the job. Collective
+	// the program's own function, and the wait for the work that it left enqueued
+	Run   func(context.Context) error
+	Abort func(status int)                  // ends the job after Open has failed. It returns if MPI does not run
+	Local func(context.Context, *Job) error // runs all ranks as goroutines; for Config.Ranks above one
 }
 
-// Main parses the command line, joins the job, runs the program and ends the job. It returns the exit status.
+// Main parses the command line, joins the job, runs the program and ends the job. It returns the
+// exit status.
 func Main(p *Program) int {
 	received := make(chan os.Signal, 4)
 	signals.Notify(received, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
@@ -88,7 +90,8 @@ func Main(p *Program) int {
 	if cfg.Ranks > 1 {
 		ranks = cfg.Ranks
 		if err == nil && env.Size > 1 && !env.Script(os.Getenv) {
-			err = fmt.Errorf("--ranks %d: %s says %d tasks already; start one, or leave --ranks out", cfg.Ranks, env.Source, env.Size)
+			err = fmt.Errorf("--ranks %d: %s says %d tasks already; start one, or leave --ranks out",
+				cfg.Ranks, env.Source, env.Size)
 		}
 	}
 	for _, check := range p.Checks {
@@ -105,7 +108,7 @@ func Main(p *Program) int {
 	return p.rank(env, received)
 }
 
-// rank runs the program on the rank that this process is, and returns the exit status.
+// rank runs the program on this process's rank, and returns the exit status.
 func (p *Program) rank(env launcher.Job, received chan os.Signal) int {
 	fs, cfg := p.Flags, p.Config
 	started := limitStart(fs.Name(), cfg, env.Rank)
@@ -158,8 +161,9 @@ func (j *Job) end() int {
 	return 0
 }
 
-// abort ends the job on every rank with err as its cause, which is printed last and once. The stack of a panic is printed
-// here. Nothing is taken down in order: the other ranks are usually inside a collective and would wait for ever.
+// abort ends the job on every rank with err as its cause, which is printed last and once. The stack
+// of a panic is printed here. Nothing is taken down in order: the other ranks are usually inside a
+// collective and would wait for ever.
 func (j *Job) abort(err error, code int) int {
 	terminal.Stderr.Close()
 	kind := watch.KindError

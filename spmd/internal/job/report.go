@@ -11,14 +11,15 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// rankState is the state of a rank, and what the rank itself says.
+// rankState is the state of a rank, and the rank's own words.
 type rankState struct {
 	watch.RankState
 	said State
 }
 
-// Render says what hangs. First comes, for each communicator, which ranks have not arrived where others wait. Then comes
-// what every rank does; ranks that do the same stand together. As JSON it is one line with all that the ranks say.
+// Render says what hangs. First it lists, for each communicator, the ranks that have not arrived
+// where others wait. Then it says what every rank does; ranks that do the same stand together. As
+// JSON it is one line with all words of the ranks.
 func Render(what string, states []watch.RankState, asJSON bool) string {
 	if asJSON {
 		if line, err := json.Marshal(map[string]any{"report": what, "ranks": states}); err == nil {
@@ -51,7 +52,8 @@ func Render(what string, states []watch.RankState, asJSON bool) string {
 	return b.String()
 }
 
-// processes is where some of the ranks are: "host a, pid 7", or "host a, pids 7-9; host b, pid 3".
+// processes says where some of the ranks are: "host a, pid 7", or "host a, pids 7-9; host b, pid
+// 3".
 func processes(some []int, ranks []rankState) string {
 	const shown = 4 // hosts
 	var hosts []string
@@ -91,7 +93,7 @@ func readStates(states []watch.RankState) []rankState {
 	return ranks
 }
 
-// slow finds the first rank that waits for files, while all ranks answer; nil where none does.
+// slow finds the first rank that waits for files, while all ranks answer; nil if no rank does.
 func slow(ranks []rankState) (first *rankState) {
 	for i := range ranks {
 		t := &ranks[i]
@@ -119,8 +121,8 @@ func commIDs(ranks []rankState) []string {
 	return ids
 }
 
-// missing says which ranks of a communicator have not arrived where the furthest rank waits for all, and which ranks wait
-// for a message.
+// missing says which ranks of a communicator have not arrived where the furthest rank waits for
+// all, and which ranks wait for a message.
 func missing(id string, ranks []rankState) string {
 	var furthest uint64
 	what, place := "", ""
@@ -177,7 +179,7 @@ func missing(id string, ranks []rankState) string {
 // waits says whether a call is not over.
 func (c *CommState) waits() bool { return c.Entered > c.Left }
 
-// place is the last call, with its place where that is known.
+// place is the last call, with its place if that is known.
 func (c *CommState) place() string {
 	if c.At == "" {
 		return c.Last
@@ -185,7 +187,8 @@ func (c *CommState) place() string {
 	return c.Last + " " + c.At
 }
 
-// doing says what a rank does. Ranks that do the same have the same text, so it names neither rank nor process.
+// doing says what a rank does. Ranks that do the same have the same text, so it names neither rank
+// nor process.
 func (t *rankState) doing() string {
 	switch {
 	case t.Died:

@@ -13,8 +13,9 @@ import (
 	"lockstep/internal/ranges"
 )
 
-// All ranks have to be started with the same settings: a seed or a size that differs ends in wrong numbers, not in an error.
-// So the start compares a sum of them. The sum rides on an exchange that the start makes in any case.
+// All ranks have to be started with the same settings: a seed or a size that differs ends in wrong
+// numbers, not in an error. So the start compares a sum of them, which rides on an exchange that
+// the start makes in any case.
 
 // mayDiffer marks a flag that the ranks need not have in common.
 const mayDiffer = "lockstep_may_differ"
@@ -28,8 +29,8 @@ func MayDiffer(fs *pflag.FlagSet, names ...string) {
 	}
 }
 
-// Setting is a flag, or something else that a rank was started with. A flag that was not given has its default, which may
-// depend on the machine.
+// Setting is a flag, or another setting of a rank. A flag that was not given has its default, which
+// may depend on the machine.
 type Setting struct {
 	Name  string
 	Value string // as Go quotes it, so that any bytes survive as JSON
@@ -40,8 +41,8 @@ func setting(name, value string, given bool) Setting {
 	return Setting{name, strconv.Quote(value), given}
 }
 
-// Settings are what this rank was started with: the program, and those of its flags that may not differ. Where there is no
-// command line fs is nil, and the same fields of c count.
+// Settings are this rank's settings: the program, and those of its flags that may not differ.
+// Without a command line fs is nil, and the same fields of c count.
 func (c *Config) Settings(fs *pflag.FlagSet) []Setting {
 	list := []Setting{setting("build", buildID(), true)}
 	if fs == nil {
@@ -58,11 +59,11 @@ func (c *Config) Settings(fs *pflag.FlagSet) []Setting {
 	return list
 }
 
-// programSetting names the program. Where it differs, other differences say nothing.
+// programSetting names the program. If it differs, other differences say nothing.
 const programSetting = "program"
 
-// buildID is the Go linker's identifier of the program's contents; "" where it cannot be read.
-// Source: cmd/internal/buildid.
+// buildID is the Go linker's identifier of the program's contents; "" if it cannot be read. Source:
+// cmd/internal/buildid.
 func buildID() string {
 	f, err := elf.Open("/proc/self/exe")
 	if err != nil {
@@ -93,8 +94,9 @@ func Sum(list []Setting) int64 {
 	return int64(h.Sum64())
 }
 
-// Differences says in which settings the ranks differ; "" where they do not. lists has the settings of each rank. A default
-// may depend on the machine, so a setting that no rank was given does not count.
+// Differences says in which settings the ranks differ; "" if they do not. lists has the settings of
+// each rank. A default may depend on the machine, so a setting that no rank was given does not
+// count.
 func Differences(lists [][]Setting) string {
 	var names, said []string
 	for _, list := range lists {
@@ -139,7 +141,7 @@ func Differences(lists [][]Setting) string {
 
 const different = "the ranks were started differently: "
 
-// shortened makes a quoted text shorter: without quotes where it needs none, and without the middle of a long one.
+// shortened makes a quoted text shorter: it drops unneeded quotes, and the middle of a long text.
 func shortened(quoted string) string {
 	const longest, end = 100, 40 // bytes
 	if len(quoted) > longest {

@@ -12,14 +12,19 @@ func TestDifferences(t *testing.T) {
 		want  string
 	}{
 		{"the same", [][]Setting{list("a", setting("--n", "1", true)), list("a", setting("--n", "1", false))}, ""},
-		{"defaults of machines", [][]Setting{list("a", setting("--threads", "8", false)), list("a", setting("--threads", "16", false))}, ""},
-		{"a default of a machine, and a choice", [][]Setting{list("a", setting("--threads", "8", false)), list("a", setting("--threads", "16", true))},
+		{"defaults of machines", [][]Setting{list("a", setting("--threads", "8", false)),
+			list("a", setting("--threads", "16", false))}, ""},
+		{"a default of a machine, and a choice",
+			[][]Setting{list("a", setting("--threads", "8", false)), list("a", setting("--threads", "16", true))},
 			different + "--threads is 8 on rank 0, 16 on rank 1"},
-		{"another program", [][]Setting{list("a", setting("--n", "1", true)), list("b", setting("--m", "2", true)), list("a")},
+		{"another program", [][]Setting{list("a", setting("--n", "1", true)),
+			list("b", setting("--m", "2", true)), list("a")},
 			different + "program is a on ranks 0, 2, b on rank 1"},
-		{"text that is no word", [][]Setting{list("a", setting("--prompt", "", true)), list("a", setting("--prompt", "a b", true)), list("a", setting("--prompt", "\x1b[31m", true))},
+		{"text that is no word", [][]Setting{list("a", setting("--prompt", "", true)),
+			list("a", setting("--prompt", "a b", true)), list("a", setting("--prompt", "\x1b[31m", true))},
 			different + `--prompt is "" on rank 0, "a b" on rank 1, "\x1b[31m" on rank 2`},
-		{"one that only some have", [][]Setting{list("a"), list("a", setting("--new", "1", true))}, different + "--new is unknown on rank 0, 1 on rank 1"},
+		{"one that only some have", [][]Setting{list("a"), list("a", setting("--new", "1", true))},
+			different + "--new is unknown on rank 0, 1 on rank 1"},
 	} {
 		if got := Differences(tc.lists); got != tc.want {
 			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)

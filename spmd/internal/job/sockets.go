@@ -17,8 +17,8 @@ type Socket struct {
 	local netip.Addr
 }
 
-// Sockets returns the connections of this process that leave the node; none where the kernel does not tell.
-// Source: proc_pid_net(5), /proc/net/tcp.
+// Sockets returns the connections of this process that leave the node; none if the kernel does not
+// tell. Source: proc_pid_net(5), /proc/net/tcp.
 func Sockets() []Socket {
 	own := map[string]bool{}
 	entries, _ := os.ReadDir("/proc/self/fd") // without it no connection is found, which the log line then says
@@ -44,7 +44,8 @@ func Sockets() []Socket {
 	return list
 }
 
-// parseSockets reads a table of connections. It returns those that are established and leave the node.
+// parseSockets reads a table of connections. It returns those that are established and leave the
+// node.
 func parseSockets(table string) []Socket {
 	var list []Socket
 	for line := range strings.Lines(table) {
@@ -61,7 +62,8 @@ func parseSockets(table string) []Socket {
 	return list
 }
 
-// parseAddr reads an address of 4 or 16 bytes. The kernel writes it as words in the byte order of the machine.
+// parseAddr reads an address of 4 or 16 bytes. The kernel writes it as words in the byte order of
+// the machine.
 func parseAddr(text string) (netip.Addr, bool) {
 	b, err := hex.DecodeString(text)
 	if err != nil || len(b) != 4 && len(b) != 16 {
@@ -83,7 +85,8 @@ func Interfaces(list []Socket) string {
 		for _, i := range all {
 			addrs, _ := i.Addrs() // likewise
 			for _, a := range addrs {
-				if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().WithZone("") == s.local.WithZone("") {
+				if p, err := netip.ParsePrefix(a.String()); err == nil &&
+					p.Addr().WithZone("") == s.local.WithZone("") {
 					name = i.Name + " (" + name + ")"
 				}
 			}
@@ -96,18 +99,20 @@ func Interfaces(list []Socket) string {
 	return strings.Join(names, ", ")
 }
 
-// manyInterfaces is advice for a start that hangs: MPI may have chosen an interface that leads nowhere. It is "" where there
-// is no choice.
+// manyInterfaces is advice for a start that hangs: MPI may have chosen an interface that leads
+// nowhere. It is "" if there is no choice.
 func manyInterfaces() string {
 	var up []string
 	all, _ := net.Interfaces() // without it there is no advice
 	for _, i := range all {
-		if addrs, err := i.Addrs(); err == nil && len(addrs) > 0 && i.Flags&net.FlagUp != 0 && i.Flags&net.FlagLoopback == 0 {
+		if addrs, err := i.Addrs(); err == nil && len(addrs) > 0 && i.Flags&net.FlagUp != 0 &&
+			i.Flags&net.FlagLoopback == 0 {
 			up = append(up, i.Name)
 		}
 	}
 	if len(up) < 2 {
 		return ""
 	}
-	return fmt.Sprintf("; of its interfaces (%s) one may lead nowhere: over several hosts name the right one, mpirun --mca btl_tcp_if_include NAME", strings.Join(up, ", "))
+	return fmt.Sprintf("; of its interfaces (%s) one may lead nowhere: over several hosts name the right "+
+		"one, mpirun --mca btl_tcp_if_include NAME", strings.Join(up, ", "))
 }

@@ -21,7 +21,8 @@ func kernelAddr(a string) string {
 func TestParseSockets(t *testing.T) {
 	const head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 	row := func(addr, state, inode string) string {
-		return "   0: " + kernelAddr(addr) + ":A1F2 " + kernelAddr(addr) + ":0016 " + state + " 00000000:00000000 00:00000000 00000000     0        0 " + inode + " 1 0 20 4 30 10 -1\n"
+		return "   0: " + kernelAddr(addr) + ":A1F2 " + kernelAddr(addr) + ":0016 " + state +
+			" 00000000:00000000 00:00000000 00000000     0        0 " + inode + " 1 0 20 4 30 10 -1\n"
 	}
 	v4, v6 := netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("fd00:1::2")
 	for _, tc := range []struct {
@@ -40,7 +41,8 @@ func TestParseSockets(t *testing.T) {
 			t.Errorf("%q: %v, want %v", tc.table, got, tc.want)
 		}
 	}
-	if a := kernelAddr("127.0.0.1"); a != "0100007F" && a != "7F000001" { // proc(5): little-endian and big-endian machines
+	// proc(5): little-endian and big-endian machines
+	if a := kernelAddr("127.0.0.1"); a != "0100007F" && a != "7F000001" {
 		t.Errorf("127.0.0.1 is written %s", a)
 	}
 }
@@ -48,7 +50,8 @@ func TestParseSockets(t *testing.T) {
 func TestInterfaces(t *testing.T) {
 	nowhere := netip.MustParseAddr("192.0.2.77") // reserved for documentation: on no interface
 	lo := netip.MustParseAddr("127.0.0.1")
-	if got, want := Interfaces([]Socket{{"1", nowhere}, {"2", lo}, {"3", nowhere}}), "192.0.2.77, lo (127.0.0.1)"; got != want {
+	if got, want := Interfaces([]Socket{{"1", nowhere}, {"2", lo}, {"3", nowhere}}),
+		"192.0.2.77, lo (127.0.0.1)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if got := Interfaces(nil); got != "" {

@@ -13,16 +13,17 @@ import (
 )
 
 const (
-	// speakFirst is how long a rank waits for a lower rank to report bad input. Rank 0 finds the same as the others, and its
-	// exit ends the job.
+	// speakFirst is how long a rank waits for a lower rank to report bad input. Rank 0 finds the
+	// same as the others, and its exit ends the job.
 	speakFirst = 3 * time.Second
-	// How long a process waits before its exit where MPI has not started: for each rank of the job, and at most.
+	// How long a process without MPI waits before its exit: for each rank of the job, and at most.
 	settleEach = 40 * time.Millisecond
 	mostSettle = 2500 * time.Millisecond
 )
 
-// refuse ends a job that has bad input, in a process where MPI does not run. Open MPI 4's mpirun may wait for ever when a
-// process ends while others are being started: with 64 processes on 2 cores it did so in 5 of 5 runs. So refuse waits first.
+// refuse ends a job that has bad input, in a process in which MPI does not run. Open MPI 4's mpirun
+// may wait for ever when a process ends while others are being started: with 64 processes on 2
+// cores it did so in 5 of 5 runs. So refuse waits first.
 func refuse(name string, rank, size int, err error) int {
 	settle := time.Duration(0)
 	if size > 1 {
@@ -38,8 +39,9 @@ func refuse(name string, rank, size int, err error) int {
 	return exitUsage
 }
 
-// speak says on one line why the job ends. Usually all ranks find the same, and one line is enough. So rank 0 speaks at
-// once. Its exit makes the launcher end the others, which wait for that and speak only where it does not come.
+// speak says on one line why the job ends. Usually all ranks find the same, and one line is enough.
+// So rank 0 speaks at once. Its exit makes the launcher end the others. They wait for that, and
+// speak only if it does not come.
 func speak(name string, rank int, err error) {
 	leaveToFirst(rank)
 	if rank != 0 && errors.As(err, new(launcher.AloneError)) {
@@ -52,9 +54,9 @@ func speak(name string, rank int, err error) {
 // leaveToFirst waits until rank 0, and then rank 1, have had the time to report the same.
 func leaveToFirst(rank int) { time.Sleep(time.Duration(min(rank, 2)) * speakFirst) }
 
-// limitStart ends this process when the start takes longer than --timeout, and than a minute where a GPU may have to start.
-// MPI and the other ranks would wait for ever. Rank 0 says so, or the next rank that can. stop must be called when the start
-// is over.
+// limitStart ends this process when the start takes longer than --timeout, and than a minute if a
+// GPU may have to start. MPI and the other ranks would wait for ever. Rank 0 says so, or the next
+// rank that can. stop must be called when the start is over.
 func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
 	limit := cfg.Limit()
 	if !cfg.OnHost() {
@@ -62,7 +64,7 @@ func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
 	}
 	t := time.AfterFunc(limit, func() {
 		leaveToFirst(rank)
-		time.Sleep(min(time.Duration(max(rank-2, 0))*speakFirst, reportFirst)) // where ranks 0 and 1 are what is missing
+		time.Sleep(min(time.Duration(max(rank-2, 0))*speakFirst, reportFirst)) // if ranks 0 and 1 are missing
 		run, others := (*Job)(nil).Goroutines()
 		at := "in no code of the program"
 		for _, g := range append([]Goroutine{run}, others...) {
@@ -72,7 +74,8 @@ func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
 			}
 		}
 		host, _ := os.Hostname() // empty where it has none
-		fmt.Fprintf(os.Stderr, "%s: the start has not ended in %v: a rank is missing; rank %d (host %s, pid %d) is at %s%s\n",
+		fmt.Fprintf(os.Stderr, "%s: the start has not ended in %v: a rank is missing; rank %d (host %s, "+
+			"pid %d) is at %s%s\n",
 			name, limit, rank, host, os.Getpid(), at, manyInterfaces())
 		os.Exit(exitFailed)
 	})

@@ -9,7 +9,7 @@ import (
 	"lockstep/internal/procfs"
 )
 
-// Startup is where the time from the start of the process went, in milliseconds.
+// Startup is the uses of the time from the start of the process on, in milliseconds.
 type Startup struct {
 	Started time.Time // the process
 	parts   []part
@@ -20,13 +20,14 @@ type part struct {
 	ms   float64
 }
 
-// NewStartup returns the times of a start, of which the first part is what the process did before this call.
+// NewStartup returns the times of a start. Their first part is the time of the process before this
+// call.
 func NewStartup() Startup {
 	age := procfs.Age()
 	return Startup{time.Now().Add(-age), []part{{"process", float64(age.Milliseconds())}}}
 }
 
-// Begin starts a part and returns what ends it. A part may come in pieces.
+// Begin starts a part and returns a function that ends it. A part may come in pieces.
 func (s *Startup) Begin(name string) func() {
 	at := time.Now()
 	return func() {

@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd/internal/files"
 )
 
-// State is what a rank says of itself in a report.
+// State is a rank's account of itself in a report.
 type State struct {
 	Phase   string        `json:"phase"`
 	Comms   []CommState   `json:"comms"`
@@ -20,7 +20,8 @@ type State struct {
 	Others  []Goroutine   `json:"others,omitempty"` // more goroutines of the program
 }
 
-// CommState is a communicator. Entered calls were begun, and Left of them are over. Every rank takes part in Calls of them.
+// CommState is a communicator. Entered calls were begun, and Left of them are over. Every rank
+// takes part in Calls of them.
 type CommState struct {
 	ID      string `json:"id"`
 	Rank    int    `json:"rank"`
@@ -54,14 +55,16 @@ const (
 	mostOthers = 8
 )
 
-// Goroutines are marked by the first words of their stacks, such as "goroutine 7 ": no two have the same.
+// Goroutines are marked by the first words of their stacks, such as "goroutine 7 ": no two have the
+// same.
 var marks struct {
 	sync.Mutex
 	programs map[*Job]string // that run a program's own function; of each job in this process
 	keepers  map[string]bool // that watch over a program, which no report needs
 }
 
-// MarkProgram says that the calling goroutine runs the program's own function. Reports show its stack.
+// MarkProgram says that the calling goroutine runs the program's own function. Reports show its
+// stack.
 func (j *Job) MarkProgram() {
 	marks.Lock()
 	defer marks.Unlock()
@@ -94,8 +97,8 @@ func MarkKeeper() (unmark func()) {
 	}
 }
 
-// marked returns the goroutine of a job's program, and all that are none of its others: the programs of other jobs and the
-// keepers.
+// marked returns the goroutine of a job's program, and the goroutines that are not its others: the
+// programs of other jobs and the keepers.
 func marked(j *Job) (program string, strangers map[string]bool) {
 	marks.Lock()
 	defer marks.Unlock()
@@ -115,8 +118,8 @@ func goroutineHead() string {
 	return head
 }
 
-// Goroutines returns the goroutine of the program's own function, and others that have frames of the program. A nil job has
-// none of the former.
+// Goroutines returns the goroutine of the program's own function, and others that have frames of
+// the program. A nil job has none of the former.
 func (j *Job) Goroutines() (run Goroutine, others []Goroutine) {
 	program, strangers := marked(j)
 	buf := make([]byte, 1<<20)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// The goroutine that runs the program is found in supervise, wherever the code of both lies; the one that watches over it
-// has frames of the program too, and is no other goroutine of the program.
+// The goroutine that runs the program is found in supervise, wherever the code of both lies. The
+// one that watches over it has frames of the program too, and is no other goroutine of the program.
 func TestProgramGoroutine(t *testing.T) {
 	idle := make(chan struct{})
 	defer close(idle)
@@ -44,7 +44,7 @@ func TestProgramGoroutine(t *testing.T) {
 	}
 }
 
-// A goroutine marks itself where no job runs the program.
+// A goroutine marks itself if no job runs the program.
 func TestMarkProgram(t *testing.T) {
 	one, two := new(Job), new(Job)
 	one.MarkProgram()

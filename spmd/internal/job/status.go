@@ -8,15 +8,16 @@ import (
 	"lockstep/internal/live"
 )
 
-// serveLive answers `launch status` until stop, on a socket without a file. Processes of this user and of root on this node
-// get an answer. Where there can be no such socket the job goes on without.
+// serveLive answers `launch status` until stop, on a socket without a file. Processes of this user
+// and of root on this node get an answer. If there can be no such socket the job goes on without.
 func (j *Job) serveLive() (stop func()) {
 	ln, err := live.Listen()
 	if err != nil {
 		j.Log.Warn().Err(err).Msg("launch status will not find this rank")
 		return func() {}
 	}
-	me := live.Rank{Program: filepath.Base(os.Args[0]), Rank: j.Rank, Size: j.Size, Node: j.Node, PID: os.Getpid(), Started: j.Started}
+	me := live.Rank{Program: filepath.Base(os.Args[0]), Rank: j.Rank, Size: j.Size, Node: j.Node,
+		PID: os.Getpid(), Started: j.Started}
 	if j.watchdog != nil {
 		me.Job = j.watchdog.name
 	}

@@ -19,14 +19,14 @@ const (
 	grace = 5 * time.Second
 	// lastWords is how long it takes, with some room, that the cause of a job is printed.
 	lastWords = 750 * time.Millisecond
-	// tellLimit is how long it may take to say where the time of a job went that has failed: the other ranks wait for the
-	// cause. saveCause is what is left of that for the cause where the launcher kills.
+	// tellLimit is how long a failed job may take to say where its time went: the other ranks wait
+	// for the cause. saveCause is the rest of it for the cause if the launcher kills.
 	tellLimit = 2 * time.Second
 	saveCause = 200 * time.Millisecond
 )
 
-// patience is how long the program may take to return after a signal: less than grace where the launcher kills it before,
-// and nobody would say why.
+// patience is how long the program may take to return after a signal. It is less than grace if the
+// launcher kills it before, and nobody would say why.
 func patience() time.Duration {
 	if kill := launcher.Environment().KillAfter(os.Getenv); kill > 0 {
 		return min(grace, kill-lastWords)
@@ -34,8 +34,8 @@ func patience() time.Duration {
 	return grace
 }
 
-// tellLast says where the time went of a job that has failed, or that a signal ends. ask returns what its ranks say of that
-// within a time.
+// tellLast says where the time went of a job that has failed, or that a signal ends. ask returns
+// its ranks' accounts of that within a time.
 func (j *Job) tellLast(failed bool, ask func(limit time.Duration) [][]byte) {
 	until := time.Now().Add(tellLimit)
 	kill := launcher.Environment().KillAfter(os.Getenv)
@@ -58,11 +58,12 @@ func (j *Job) tellLast(failed bool, ask func(limit time.Duration) [][]byte) {
 // ErrExited is the error of a program's function that has not returned, and does not run any more.
 var ErrExited = errors.New("the program has ended its goroutine (runtime.Goexit)")
 
-// supervise calls run and watches over it: for signals, and for streams that fail while run is blocked elsewhere. received
-// has the signals that came during the start.
+// supervise calls run and watches over it: for signals, and for streams that fail while run is
+// blocked elsewhere. received has the signals that came during the start.
 func (j *Job) supervise(received chan os.Signal, run func(context.Context) error) (sig os.Signal, err error) {
 	signals.Notify(received, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1)
-	signal.Notify(received, syscall.SIGQUIT) // which ends nothing; a shell ignores it for what it starts in the background
+	// which ends nothing; a shell ignores it for what it starts in the background
+	signal.Notify(received, syscall.SIGQUIT)
 	defer MarkKeeper()()
 	early := &preemption{told: make(chan struct{}), hears: make(chan struct{})}
 	defer func() {
@@ -93,7 +94,7 @@ func (j *Job) supervise(received chan os.Signal, run func(context.Context) error
 				return sig, signalError(sig)
 			}
 			if failure := context.Cause(j.failed); failure != nil && !errors.As(err, new(panicked)) {
-				err = failure // it caused what run returned, or run did not notice it
+				err = failure // it caused run's error, or run did not notice it
 			}
 			return nil, err
 		case <-failed:
@@ -136,8 +137,8 @@ func (j *Job) supervise(received chan os.Signal, run func(context.Context) error
 	}
 }
 
-// endBy has the program end because of a signal. The other ranks learn it first: they may call what this one does not any
-// more. What comes of end says that the program has had its time.
+// endBy has the program end because of a signal. The other ranks learn it first: this one may not
+// make the calls that they make. end receives a value when the program has had its time.
 func (j *Job) endBy(sig os.Signal, cancel context.CancelCauseFunc) (end <-chan time.Time) {
 	j.signalled.Store(time.Now().UnixNano())
 	if j.watchdog != nil {
@@ -147,8 +148,9 @@ func (j *Job) endBy(sig os.Signal, cancel context.CancelCauseFunc) (end <-chan t
 	return time.After(patience())
 }
 
-// leaveSignals gives signals back to the system once run has ended well. It ignores the first request to end early: an
-// earlier one, to another node, may have been the reason why run has ended.
+// leaveSignals gives signals back to the system once run has ended well. It ignores the first
+// request to end early: an earlier one, to another node, may have been the reason why run has
+// ended.
 func (j *Job) leaveSignals(received chan os.Signal, early *preemption) {
 	for s := range received {
 		if s == syscall.SIGINT || s == syscall.SIGQUIT || !early.take() {
@@ -188,7 +190,7 @@ func (p *preemption) take() bool {
 	return true
 }
 
-// Preempted is spmd.Preempted. ctx is what run was given.
+// Preempted is spmd.Preempted. ctx is run's.
 func Preempted(ctx context.Context) <-chan struct{} {
 	p, ok := ctx.Value(preemptionKey{}).(*preemption)
 	if !ok {

@@ -20,12 +20,13 @@ type Team struct {
 	here int
 }
 
-// NewTeam returns the watch over some ranks. fail is called with what ends them, from a goroutine of its own. Close must be called.
+// NewTeam returns the watch over some ranks. It calls fail with the error that ends them, from a
+// goroutine of its own. Close must be called.
 func NewTeam(ranks int, fail func(rank int, err error)) *Team {
 	return &Team{jobs: make([]*Job, ranks), fail: fail, stop: make(chan struct{})}
 }
 
-// Add has the watch know a rank, whose world is open. It begins with the last one.
+// Add makes the watch know a rank, whose world is open. The watch begins with the last one.
 func (t *Team) Add(j *Job) {
 	j.team = true
 	t.mu.Lock()
@@ -50,7 +51,8 @@ func (h *Hang) Error() string { return h.Report }
 
 const heartbeatEvery = time.Second
 
-// look finds work that does not end, and ranks that have called different things or wait for each other.
+// look finds work that does not end, ranks that have made different calls, and ranks that wait for
+// each other.
 func (t *Team) look() {
 	defer MarkKeeper()()
 	limit := t.jobs[0].Limit()
@@ -90,7 +92,7 @@ func (t *Team) look() {
 	}
 }
 
-// hear brings what the ranks have called to rank 0, and reports whether that ends them.
+// hear brings the ranks' calls to rank 0, and reports whether that ends them.
 func (t *Team) hear() bool {
 	for r, j := range t.jobs {
 		said := j.world.Heartbeat()
@@ -110,7 +112,8 @@ func (t *Team) hear() bool {
 	return false
 }
 
-// standing returns a rank that has stood still for longer than the limit, and in what; "" where none has.
+// standing returns a rank that has stood still for longer than the limit, and its work; "" if no
+// rank has.
 func (t *Team) standing(seen map[Work]standstill, now time.Time, limit time.Duration) (rank int, what string) {
 	for r, j := range t.jobs {
 		for _, w := range j.world.Work() {
@@ -139,7 +142,7 @@ func (t *Team) waitsForFiles() bool {
 	return false
 }
 
-// states is what every rank does.
+// states is the state of every rank.
 func (t *Team) states() []watch.RankState {
 	host, _ := os.Hostname() // empty where it has none
 	t.mu.Lock()

@@ -18,8 +18,9 @@ import (
 	"lockstep/internal/watch"
 )
 
-// Watchdog ends a job of several ranks with one cause, which one of them prints. Where the job hangs it says who is missing.
-// It works on a channel beside MPI. It calls neither MPI nor CUDA, but to abort.
+// Watchdog ends a job of several ranks with one cause, which one of them prints. If the job hangs
+// it says who is missing. It works on a channel beside MPI. It calls neither MPI nor CUDA, but to
+// abort.
 type Watchdog struct {
 	job     *Job
 	net     *watch.Net
@@ -34,14 +35,15 @@ type Watchdog struct {
 	patient atomic.Int64  // until when suspect need not ask again, in Unix ns
 }
 
-// failure is what a cause carries as its text.
+// failure is the text of a cause.
 type failure struct {
 	Status  int    `json:"status"`
 	Message string `json:"message"`
 }
 
 const (
-	// printFirst is how long the other ranks wait for rank 0 to print the cause and end the job. A report takes longer.
+	// printFirst is how long the other ranks wait for rank 0 to print the cause and end the job. A
+	// report takes longer.
 	printFirst  = 3 * time.Second
 	reportFirst = 15 * time.Second
 	standIn     = 3 * time.Second
@@ -49,7 +51,8 @@ const (
 	reportLimit = 10 * time.Second
 )
 
-// Watch starts the watchdog of a job of several ranks. One rank has none, and ranks of one process have a Team.
+// Watch starts the watchdog of a job of several ranks. One rank has none, and ranks of one process
+// have a Team.
 //
 // Collective over all ranks, blocking.
 func (j *Job) Watch() error {
@@ -76,7 +79,8 @@ func (j *Job) Watch() error {
 			}
 		}()
 	}
-	cfg := watch.Config{Me: watch.Hello{Rank: j.Rank, Node: j.Node, PID: os.Getpid(), Host: host}, Size: j.Size, State: j.state,
+	cfg := watch.Config{Me: watch.Hello{Rank: j.Rank, Node: j.Node, PID: os.Getpid(), Host: host},
+		Size: j.Size, State: j.state,
 		Account: j.world.Account, Heartbeat: j.world.Heartbeat, OnHeartbeat: onHeartbeat, Carry: j.world.Carry,
 		OnEnd: d.onEnd, OnSilent: d.onSilent}
 	if err := j.meet(&cfg); err != nil {
@@ -98,7 +102,8 @@ func (j *Job) Watch() error {
 	return nil
 }
 
-// meet gives all ranks the key of the watch, and the addresses on which ranks 0 and 1 listen. Collective.
+// meet gives all ranks the key of the watch, and the addresses on which ranks 0 and 1 listen.
+// Collective.
 func (j *Job) meet(cfg *watch.Config) (err error) {
 	var addrs []string
 	if j.Rank < 2 {
@@ -169,7 +174,7 @@ func (d *Watchdog) look() {
 	}
 }
 
-// standstill is where work stands, and since when it was seen there.
+// standstill is the place of work, and since when it was seen there.
 type standstill struct {
 	at    uint64
 	since time.Time
@@ -185,8 +190,8 @@ func stalls(seen map[Work]standstill, w Work, at uint64, now time.Time, limit ti
 	return now.Sub(s.since) > limit
 }
 
-// suspect ends the job, which seems to hang. But a rank that waits for files has a limit of its own: where there is one the
-// job goes on. still says whether the job hangs even now.
+// suspect ends the job, which seems to hang. But a rank that waits for files has a limit of its
+// own: with such a rank the job goes on. still says whether the job hangs even now.
 func (d *Watchdog) suspect(what string, still func() bool) {
 	if d.job.world.WritesFiles() && time.Now().UnixNano() < d.patient.Load() || !d.asking.CompareAndSwap(false, true) {
 		return
@@ -221,7 +226,8 @@ func notEndedIn(limit time.Duration) string {
 	return fmt.Sprintf("the program has ended here, and not on every rank in %v", limit)
 }
 
-// fail makes this rank's failure the job's, unless there was an earlier one. It does not return: onEnd ends the process.
+// fail makes this rank's failure the job's, unless there was an earlier one. It does not return:
+// onEnd ends the process.
 func (d *Watchdog) fail(kind string, status int, message string) {
 	d.net.Fail(causeOf(kind, status, message))
 	<-d.ended
@@ -241,7 +247,8 @@ func causeOf(kind string, status int, message string) watch.Cause {
 	return watch.Cause{Kind: kind, Text: string(text), Time: time.Now()}
 }
 
-// onEnd ends this process. One rank prints the cause: rank 0 or, where that has died or is too late, the next one.
+// onEnd ends this process. One rank prints the cause: rank 0 or, if that has died or is too late,
+// the next one.
 func (d *Watchdog) onEnd(c watch.Cause) {
 	close(d.ended)
 	first := 0
@@ -287,7 +294,9 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	line := log.Error().Str("host", c.Host)
 	if c.Kind == watch.KindDied {
 		line = line.Int("pid", c.PID)
-		f.Message = "the rank died: killed from outside or by lack of memory, by a crash in C or a panic in a goroutine, which stand above, or by os.Exit or log.Fatal"
+		f.Message =
+			"the rank died: killed from outside or by lack of memory, by a crash in C or a panic in a " +
+				"goroutine, which stand above, or by os.Exit or log.Fatal"
 		if c.Text != watch.NoWord {
 			f.Message += " (" + c.Text + ")"
 		}
@@ -296,13 +305,13 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	d.job.world.Abort(f.Status)
 }
 
-// onSilent warns of ranks that may be stopped or cut off. Before that is certain the launcher may notice and end everything.
-// Where rank 0 is one of them rank 1 warns.
+// onSilent warns of ranks that may be stopped or cut off. Before that is certain the launcher may
+// notice and end everything. If rank 0 is one of them, rank 1 warns.
 func (d *Watchdog) onSilent(who string) {
 	d.log().Warn().Msg("nothing heard from " + who + " for 10s: stopped, or its host is down or cut off")
 }
 
-// log is a log that has warnings also where --log-ranks leaves this rank out.
+// log is a log that has warnings also if --log-ranks leaves this rank out.
 func (d *Watchdog) log() *zerolog.Logger {
 	log := d.job.Log.Level(min(d.job.Log.GetLevel(), zerolog.WarnLevel))
 	return &log
@@ -318,14 +327,14 @@ func (d *Watchdog) wasStopped(now time.Time) bool {
 	return d.stoodStill(now) || now.UnixNano()-d.woken.Load() < int64(stopped)
 }
 
-// gather asks every rank what it does.
+// gather asks every rank for its state.
 func (d *Watchdog) gather() []watch.RankState {
 	ctx, cancel := context.WithTimeout(context.Background(), reportLimit)
 	defer cancel()
 	return d.net.Report(ctx)
 }
 
-// show returns what every rank does, for somebody who asks while the job goes on.
+// show returns the state of every rank, for somebody who asks while the job goes on.
 func (j *Job) show(asJSON bool) string {
 	var states []watch.RankState
 	if t := j.led.Load(); t != nil {
@@ -359,8 +368,9 @@ func (j *Job) Leaving() {
 	}
 }
 
-// EndWatch takes leave of the other ranks, after the end of MPI. All ranks do. Where one of them has failed in the last
-// moment, or does not take leave, EndWatch does not return: the watchdog ends this process.
+// EndWatch takes leave of the other ranks, after the end of MPI. All ranks do. If one of them has
+// failed in the last moment, or does not take leave, EndWatch does not return: the watchdog ends
+// this process.
 func (j *Job) EndWatch() error {
 	if j.watchdog == nil {
 		return nil
@@ -376,7 +386,8 @@ func (d *Watchdog) close() error {
 	default:
 	}
 	d.net.Done()
-	// A rank that stands still at the end of MPI holds up no other. So ranks 0 and 1 stay, to report it.
+	// A rank that stands still at the end of MPI holds up no other. So ranks 0 and 1 stay, to
+	// report it.
 	for !d.net.AllLeft(d.lookEvery()) {
 		now := time.Now()
 		if d.stoodStill(now) {

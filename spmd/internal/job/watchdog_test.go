@@ -47,7 +47,7 @@ func newMeeting(size int) *meeting {
 	return m
 }
 
-// meet returns what one of the ranks has said, and the failure of one, when all have come.
+// meet returns the words of one of the ranks, and the failure of one, when all have come.
 func (m *meeting) meet(said []byte, failure error) words {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,8 +108,8 @@ func (s stalled) Position() (uint64, bool)            { return 3, true }
 func (s stalled) Stuck(time.Time, time.Duration) bool { return false }
 func (s stalled) String() string                      { return s.name }
 
-// watchedJob starts the watchdogs of three ranks. Rank 0 has work of a name that stands still, and rank 1 may be at work on
-// files. said has the lines of the logs and of the report.
+// watchedJob starts the watchdogs of three ranks. Rank 0 has work of a name that stands still, and
+// rank 1 may be at work on files. said has the lines of the logs and of the report.
 func watchedJob(t *testing.T, name string, state *files.State) (worlds []*testWorld, said <-chan string) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -180,7 +180,8 @@ func TestStalledWork(t *testing.T) {
 
 // While a rank waits for files the job goes on, and says so.
 func TestStalledByFiles(t *testing.T) {
-	worlds, said := watchedJob(t, "a call of who waits for files", &files.State{What: "sync of x", Seconds: 1, Waits: true})
+	worlds, said := watchedJob(t, "a call of who waits for files",
+		&files.State{What: "sync of x", Seconds: 1, Waits: true})
 	await(t, said, "waits: rank 1 is in the sync of x, for 1.0 s")
 	select {
 	case <-worlds[0].aborted:

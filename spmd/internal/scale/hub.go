@@ -105,7 +105,7 @@ func beHub(from io.Reader, to io.Writer) error {
 	in, words := json.NewDecoder(from), make(chan word, 16)
 	go func() {
 		for out := json.NewEncoder(to); ; {
-			_ = out.Encode(<-words) // where nobody reads any more, the orders end, too
+			_ = out.Encode(<-words) // if nobody reads any more, the orders end, too
 		}
 	}()
 	var o order
@@ -158,7 +158,7 @@ func beHub(from io.Reader, to io.Writer) error {
 	}
 }
 
-// report asks all ranks what they do, and writes it as a hang report does.
+// report asks all ranks for their state, and writes a hang report.
 func report(n *watch.Net) word {
 	begun := time.Now()
 	states := n.Report(context.Background())

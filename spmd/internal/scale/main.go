@@ -1,6 +1,6 @@
-// Command scale measures the control network of a job of many ranks on one machine: what it costs rank 0, and how long it
-// takes until something is known. Rank 0 is a process of its own, which may have a limit of open files; all others are
-// goroutines of this one, over the loopback.
+// Command scale measures the control network of a job of many ranks on one machine: what it costs
+// rank 0, and how long news takes. Rank 0 is a process of its own, which may have a limit of open
+// files. All others are goroutines of this one, over the loopback.
 //
 //	go run ./spmd/internal/scale --ranks 1024
 //	go run ./spmd/internal/scale --ranks 1024 --files 1024
@@ -71,13 +71,14 @@ type network struct {
 	ended   chan time.Time // when a rank was told that the job ends
 }
 
-// measure prints what the network of a job takes.
+// measure prints the costs of a job's network.
 func measure(s settings, out io.Writer) (err error) {
 	if s.Ranks < 4 {
 		return fmt.Errorf("--ranks %d: must be at least 4", s.Ranks)
 	}
 	rand.Read(s.Key[:])
-	n := &network{settings: s, nets: make([]*watch.Net, s.Ranks), words: make(chan word, 4), release: make(chan struct{}), ended: make(chan time.Time, s.Ranks)}
+	n := &network{settings: s, nets: make([]*watch.Net, s.Ranks), words: make(chan word, 4),
+		release: make(chan struct{}), ended: make(chan time.Time, s.Ranks)}
 	n.mute.Store(-1)
 	defer func() { err = errors.Join(err, n.end()) }()
 	say := func(what, format string, args ...any) {
@@ -108,7 +109,8 @@ func measure(s settings, out io.Writer) (err error) {
 		return err
 	}
 	say("a report, as for launch status, takes", "%.2f s", r.Seconds)
-	say("  with the states of", "%d ranks, %.1f MB; as text %.1f kB", r.States, float64(r.Bytes)/1e6, float64(r.Text)/1e3)
+	say("  with the states of", "%d ranks, %.1f MB; as text %.1f kB", r.States, float64(r.Bytes)/1e6,
+		float64(r.Text)/1e3)
 
 	at = time.Now()
 	n.mute.Store(int64(s.Ranks - 2))
@@ -188,24 +190,27 @@ func (n *network) join() error {
 
 func (s *settings) config(rank int) watch.Config {
 	return watch.Config{
-		Me:   watch.Hello{Rank: rank, Node: rank / s.PerNode, PID: os.Getpid(), Host: fmt.Sprintf("n%d", rank/s.PerNode)},
+		Me: watch.Hello{Rank: rank, Node: rank / s.PerNode, PID: os.Getpid(),
+			Host: fmt.Sprintf("n%d", rank/s.PerNode)},
 		Size: s.Ranks, Key: s.Key, Hubs: s.Hubs, Beat: s.Beat, Silence: s.Silence,
 	}
 }
 
-// speak does not return for the rank that says nothing any more, before the end.
+// speak does not return before the end for the rank that falls silent.
 func (n *network) speak(rank int) {
 	if n.mute.Load() == int64(rank) {
 		<-n.release
 	}
 }
 
-// state is what a rank in a collective says of itself.
+// state is the state of a rank in a collective, in its own words.
 func (s *settings) state(rank int) []byte {
 	said := job.State{Phase: "running", Run: job.Goroutine{State: "sync.Cond.Wait", At: "train/trainer/step.go:41"},
-		Comms: []job.CommState{{ID: "world", Rank: rank, Size: s.Ranks, Entered: 4711, Left: 4710, Calls: 4711, Last: "AllReduce of 124475904 float32 (sum)"}}}
+		Comms: []job.CommState{{ID: "world", Rank: rank, Size: s.Ranks, Entered: 4711, Left: 4710,
+			Calls: 4711, Last: "AllReduce of 124475904 float32 (sum)"}}}
 	for i := range 20 {
-		said.Run.Stack = append(said.Run.Stack, fmt.Sprintf("lockstep/spmd/internal/transport/nccl.(*Transport).Make nccl/nccl.go:%d", 40+i))
+		said.Run.Stack = append(said.Run.Stack,
+			fmt.Sprintf("lockstep/spmd/internal/transport/nccl.(*Transport).Make nccl/nccl.go:%d", 40+i))
 	}
 	b, err := json.Marshal(said)
 	if err != nil {

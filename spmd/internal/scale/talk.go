@@ -7,7 +7,8 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// talk is what a rank says of its calls: those of a job that has made as many since the heartbeat before as a page shows.
+// talk is a rank's news of its calls: those of a job that has made as many since the heartbeat
+// before as a page shows.
 type talk struct {
 	rank    int
 	world   *verify.Recorder
@@ -17,7 +18,8 @@ type talk struct {
 
 func newTalk(rank, size int) *talk {
 	t := &talk{rank: rank, world: verify.NewRecorder("world", rank, size)}
-	t.reports = verify.Reporter{Recorders: func() []*verify.Recorder { return []*verify.Recorder{t.world} }, Ended: func() bool { return false }}
+	t.reports = verify.Reporter{Recorders: func() []*verify.Recorder { return []*verify.Recorder{t.world} },
+		Ended: func() bool { return false }}
 	return t
 }
 
@@ -30,7 +32,7 @@ func (t *talk) heartbeat() []byte {
 	return t.reports.Heartbeat()
 }
 
-// carry is what a rank passes on that carries the heartbeats of its node.
+// carry is the news that a carrier of its node's heartbeats passes on.
 func (t *talk) carry(beats []watch.Beat) (on []watch.Beat) {
 	for _, b := range beats {
 		if said := t.carrier.Hear(b.Rank, b.State); said != nil {

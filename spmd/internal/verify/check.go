@@ -24,8 +24,8 @@ const (
 
 const sampleEvery = 64
 
-// Checker compares the calls of a communicator over its ranks before they are made. It has a communicator of its own: a rank
-// that calls nothing more must not be met with something else.
+// Checker compares the calls of a communicator over its ranks before they are made. It has a
+// communicator of its own: a rank that calls nothing more must not meet another call.
 type Checker struct {
 	comm transport.Host
 	rec  *Recorder
@@ -33,15 +33,19 @@ type Checker struct {
 	hash [1]control.Span // of the signature of one of them, over the ranks
 }
 
-// NewChecker returns the checker of the communicator whose recorder is rec. comm has the same ranks, and becomes its own.
+// NewChecker returns the checker of the communicator whose recorder is rec. comm has the same
+// ranks, and becomes its own.
 func NewChecker(comm transport.Host, rec *Recorder) *Checker { return &Checker{comm: comm, rec: rec} }
 
 // Close gives up the checker's communicator. Collective.
 func (k *Checker) Close() error { return k.comm.Close() }
 
-// Check compares a call, where the mode asks for it. The recorder has begun it, and the caller is in its turn in MPI. Of a
-// group it compares the collectives and then the messages; where captured is set, the collectives alone: who captures a
-// message need not have a peer who does. site is where the call was made; nil stands for this stack.
+// Check compares a call, if the mode says so. The recorder has begun it, and the caller is in its
+// turn in MPI. site is the place of the call; nil stands for this stack.
+//
+// In a group it compares the collectives and then the messages. With captured set it compares the
+// collectives alone: the peer of a captured message need not capture.
+//
 // Collective over the ranks that the call concerns.
 func (k *Checker) Check(mode Mode, c *coll.Call, g Group, memory Memory, captured bool, site *ccall.Site) error {
 	if everyone(c, g) {
@@ -85,8 +89,8 @@ func messagesOf(list []message, c *coll.Call) []message {
 	return list
 }
 
-// checkMessages compares the messages of a call with what their receivers expect, before any is sent. The sender tells what
-// it will send, and from where.
+// checkMessages compares the messages of a call with those that their receivers expect, before any
+// is sent. The sender tells what it will send, and from where.
 func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Site) error {
 	var list []message
 	if c.Kind == coll.Group {
@@ -133,14 +137,15 @@ func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Si
 		m := &list[i]
 		if m.recv && m.kind != 0 && (m.n != m.mine.n || m.typ != m.mine.typ && m.mine.n > 0) {
 			at := where(site)
-			return k.mismatch(at, fmt.Sprintf("rank %d %v; rank %d at %s: %v", m.peer, &m.placed, k.rec.Rank, at, &m.mine))
+			return k.mismatch(at, fmt.Sprintf("rank %d %v; rank %d at %s: %v", m.peer, &m.placed,
+				k.rec.Rank, at, &m.mine))
 		}
 	}
 	return nil
 }
 
-// sampled says whether Sample compares the first of the messages that are left of a call. Both ends find it by its number
-// between them.
+// sampled says whether Sample compares the first of the messages that are left of a call. Both ends
+// find it by its number between them.
 func (k *Checker) sampled(left []message) bool {
 	v := k.rec.peers[left[0].peer].Load()
 	number := uint32(v)
@@ -165,7 +170,7 @@ func (r *Recorder) sent(peer int, what string) {
 	r.sends[peer] = what
 }
 
-// lastSent is the last message to a rank, where --check has noted it.
+// lastSent is the last message to a rank, if --check has noted it.
 func (r *Recorder) lastSent(peer int) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

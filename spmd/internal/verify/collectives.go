@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// parts is how many calls a call is made of.
+// parts is the number of calls that a call is made of.
 func parts(c *coll.Call, g Group) int {
 	if c.Kind == coll.Group {
 		return g.Len()
@@ -29,7 +29,8 @@ func part(c *coll.Call, g Group, memory Memory, i int) (*coll.Call, Memory, bool
 	return c, memory, !c.Kind.Traits().Message
 }
 
-// checkCollectives compares a collective, or those of a group, with what the other ranks bring. Collective.
+// checkCollectives compares a collective, or those of a group, with those of the other ranks.
+// Collective.
 func (k *Checker) checkCollectives(mode Mode, c *coll.Call, g Group, memory Memory, site *ccall.Site) error {
 	k.seen++
 	if mode == Sample && (k.seen-1)%sampleEvery != 0 {
@@ -65,7 +66,8 @@ func (k *Checker) checkCollectives(mode Mode, c *coll.Call, g Group, memory Memo
 	return nil
 }
 
-// checkPairs compares what each rank sends each other in an AllToAllV with what that expects. Collective.
+// checkPairs compares, in an AllToAllV, each rank's parts for each other with the parts that the
+// other expects. Collective.
 func (k *Checker) checkPairs(c *coll.Call, site *ccall.Site) error {
 	size := k.comm.Size()
 	both := make([]int64, 2*size)
@@ -73,14 +75,16 @@ func (k *Checker) checkPairs(c *coll.Call, site *ccall.Site) error {
 	for r, n := range c.Counts {
 		sent[r] = int64(n)
 	}
-	err := k.comm.Do(nil, coll.Call{Kind: coll.AllToAll, Type: elem.Int64, N: 1, Src: unsafe.Pointer(&sent[0]), Dst: unsafe.Pointer(&coming[0])})
+	err := k.comm.Do(nil, coll.Call{Kind: coll.AllToAll, Type: elem.Int64, N: 1,
+		Src: unsafe.Pointer(&sent[0]), Dst: unsafe.Pointer(&coming[0])})
 	if err != nil {
 		return err
 	}
 	var wrong error
 	for r, n := range c.RecvCounts {
 		if coming[r] != int64(n) {
-			wrong = fmt.Errorf("%v: rank %d sends %d %v to rank %d, which expects %d", c.Kind, r, coming[r], c.Type, k.rec.Rank, n)
+			wrong = fmt.Errorf("%v: rank %d sends %d %v to rank %d, which expects %d", c.Kind, r,
+				coming[r], c.Type, k.rec.Rank, n)
 			break
 		}
 	}
@@ -91,7 +95,7 @@ func (k *Checker) checkPairs(c *coll.Call, site *ccall.Site) error {
 	return k.mismatch(where(site), failure.Text)
 }
 
-// brought is what a rank has brought to a call, in a form that goes to the others.
+// brought is a rank's call in a form that goes to the others.
 type brought struct {
 	At    string
 	Kind  coll.Kind
@@ -104,7 +108,8 @@ type member struct {
 	Counts    []int
 }
 
-// differ says which of the ranks bring other collectives: rank 0 and the first that brings others. Collective.
+// differ says which of the ranks bring other collectives: rank 0 and the first that brings others.
+// Collective.
 func (k *Checker) differ(c *coll.Call, g Group, memory Memory, at string) error {
 	mine := brought{At: at, Kind: c.Kind}
 	for i := range parts(c, g) {
@@ -138,7 +143,7 @@ func (k *Checker) differ(c *coll.Call, g Group, memory Memory, at string) error 
 	return k.mismatch(at, fmt.Sprintf("rank 0 %s; rank %d %s", all[0].text(i, &all[r]), r, all[r].text(i, &all[0])))
 }
 
-// first is the first of the calls that another rank has not brought; -1 where it has all, and no more.
+// first is the first of the calls that another rank has not brought; -1 if it has all, and no more.
 func (b *brought) first(o *brought) int {
 	for i := range max(len(b.Calls), len(o.Calls)) {
 		if i >= len(b.Calls) || i >= len(o.Calls) || b.Calls[i].Signature != o.Calls[i].Signature {
@@ -148,7 +153,7 @@ func (b *brought) first(o *brought) int {
 	return -1
 }
 
-// text describes call i, where it was made, and what the other rank has of it that is not the same.
+// text describes call i, its place, and the other rank's differing part of it.
 func (b *brought) text(i int, o *brought) string {
 	head := fmt.Sprintf("at %s: ", b.At)
 	if b.Kind == coll.Group {

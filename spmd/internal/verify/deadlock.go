@@ -8,10 +8,12 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// On the host a rank is in one call of MPI at a time, and makes no other before that is over. So ranks wait for ever where
-// they wait in a circle: each is in a call that ends only when the next one makes another call.
+// On the host a rank is in one call of MPI at a time, and makes no other before that is over. So
+// ranks that wait in a circle wait for ever: each is in a call that ends only when the next one
+// makes another call.
 
-// need is what a call waits for: that a rank of its communicator makes another call, sends to this rank or receives from it.
+// need is what a call waits for: that a rank of its communicator makes another call, sends to this
+// rank or receives from it.
 type need struct {
 	Kind needKind `json:"k"`
 	Peer int      `json:"p,omitempty"`
@@ -29,7 +31,7 @@ const (
 // longMessage is the length in bytes from which on a Send surely waits for its receiver.
 const longMessage = 1 << 20
 
-// needs is what the call of this rank waits for; nil where that is not sure, and on a GPU.
+// needs is the needs of this rank's call; nil if they are not sure, and on a GPU.
 func (r *Recorder) needs() []need {
 	if r.device != nil {
 		return nil
@@ -71,7 +73,7 @@ func (r *Recorder) groupNeeds() (list []need) {
 	return list
 }
 
-// messageNeeds appends what a call waits for that consists of messages.
+// messageNeeds appends the needs of a call that consists of messages.
 func messageNeeds(list []need, c *coll.Call) []need {
 	c.Messages(func(m coll.Call) bool {
 		switch {
@@ -85,8 +87,8 @@ func messageNeeds(list []need, c *coll.Call) []need {
 	return list
 }
 
-// circle looks for ranks that wait for each other: the given one for the next, and so on, and the last for the given one. It
-// says who waits for whom; "" where there is no circle.
+// circle looks for ranks that wait for each other: the given one for the next, and so on, and the
+// last for the given one. It says who waits for whom; "" if there is no circle.
 func circle(all map[int]*standing, from int) string {
 	at := map[int]*position{} // where a rank waits that was looked at
 	var path []int
@@ -116,7 +118,8 @@ func circle(all map[int]*standing, from int) string {
 	path = append(path[first:], path[:first]...)
 	var parts []string
 	for i, rank := range path {
-		parts = append(parts, fmt.Sprintf("rank %d is in %s and waits for rank %d", rank, at[rank].In, path[(i+1)%len(path)]))
+		parts = append(parts, fmt.Sprintf("rank %d is in %s and waits for rank %d", rank, at[rank].In,
+			path[(i+1)%len(path)]))
 	}
 	return "the ranks wait for each other: " + strings.Join(parts, "; ")
 }

@@ -21,8 +21,8 @@ func (r *Recorder) OnDevice() {
 	}
 }
 
-// inFlight holds the calls of a communicator that were handed to a GPU and are not known to be over: the last of them, where
-// they are many.
+// inFlight holds the calls of a communicator that were handed to a GPU and are not known to be
+// over; of many, the last.
 type inFlight struct {
 	mu    sync.Mutex // held for moments only
 	ring  [64]issued
@@ -36,7 +36,7 @@ type issued struct {
 	on   Progress
 	seq  uint64
 	site ccall.Site
-	// The first calls of a group, and how many it has: it is used again once it is issued.
+	// The first calls of a group, and their number: it is used again once it is issued.
 	first [4]Packed
 	calls int
 }
@@ -52,14 +52,16 @@ func (c *issued) String() string {
 	return describeGroup(first, c.calls)
 }
 
-// BeginOnDevice is Begin for a call that is compared before it is issued. Issue is then told that it has begun.
+// BeginOnDevice is Begin for a call that is compared before it is issued. Issue is then told that
+// it has begun.
 func (r *Recorder) BeginOnDevice(c *coll.Call, g Group) {
 	r.device.mu.Lock() // who issues a call does so outside of the order in MPI
 	defer r.device.mu.Unlock()
 	r.Begin(c, g)
 }
 
-// Issue notes a call that is about to be handed over, as command number seq of a stream. begun says that it has begun already.
+// Issue notes a call that is about to be handed over, as command number seq of a stream. begun says
+// that it has begun already.
 func (r *Recorder) Issue(on Progress, seq uint64, c *coll.Call, g Group, memory Memory, site *ccall.Site, begun bool) {
 	f := r.device
 	f.mu.Lock()
@@ -120,7 +122,7 @@ func (f *inFlight) retire() {
 	}
 }
 
-// lastGroup is what the last call is made of, where that is a group; else "".
+// lastGroup is the calls of the last call, if that is a group; else "".
 func (f *inFlight) lastGroup() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -15,11 +15,12 @@ type comparer interface {
 	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
 }
 
-// Difference is an element in which two results that should agree do not: the first on the lowest rank that has one.
+// Difference is an element in which two results differ that should agree: the first on the lowest
+// rank that has one.
 type Difference struct {
 	Rank, Index int
 	Got, Want   string
-	Bound       float64 // of the absolute difference; 0 where the two must be the same
+	Bound       float64 // of the absolute difference; 0 if the two must be the same
 }
 
 // Error says all of it on one line.
@@ -31,15 +32,17 @@ func (d *Difference) Error() string {
 	return s
 }
 
-// Bound says how far a result may be from one, want, that was computed in another way. A nil Bound is for results that
-// must be the same, bit by bit.
+// Bound says how far a result may be from want, a result that was computed in another way. A nil
+// Bound is for results that must be the same, bit by bit.
 type Bound func(want float64) float64
 
-// ReductionBound is the Bound for two reductions over ranks, in any orders, of elements up to largest in size. Integers,
-// minima and maxima do not depend on the order: for them it is nil. A sum of p numbers has a relative error of at most
-// (p-1) u with respect to the sum of their sizes, and each result is rounded once more; a product, with respect to
-// itself; with u half the distance from 1 to the next number. Both results may be off by that.
-// Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 3.1 and 4.2.
+// ReductionBound is the Bound for two reductions over ranks, in any orders, of elements up to
+// largest in size. Integers, minima and maxima do not depend on the order: for them it is nil.
+//
+// A sum of p numbers has a relative error of at most (p-1) u with respect to the sum of their
+// sizes, and each result is rounded once more; a product, with respect to itself; with u half the
+// distance from 1 to the next number. Both results may be off by that. Source: Higham, Accuracy and
+// Stability of Numerical Algorithms, 2nd ed., sections 3.1 and 4.2.
 func ReductionBound(t elem.Type, op elem.Op, ranks int, largest float64) Bound {
 	u := unit(t)
 	if u == 0 || op == elem.Min || op == elem.Max {
@@ -77,8 +80,8 @@ func unit(t elem.Type) float64 {
 	return 0
 }
 
-// largest returns the size of the largest of the n floats at p, on any rank: what ReductionBound asks for. NaN and
-// infinity do not count. p is host memory. Collective.
+// largest returns the size of the largest of the n floats at p, on any rank, for ReductionBound.
+// NaN and infinity do not count. p is host memory. Collective.
 func largest(c comparer, p unsafe.Pointer, n int, t elem.Type) (float64, error) {
 	m, n, t := new(float64), n*t.Size()/t.Real().Size(), t.Real()
 	if unit(t) != 0 {
@@ -92,10 +95,11 @@ func largest(c comparer, p unsafe.Pointer, n int, t elem.Type) (float64, error) 
 	return *m, err
 }
 
-// compare compares n elements with what they should be, on every rank, and returns the same *Difference on all ranks, or
-// nil. A NaN is the same as any other. got and want are host memory; ranks may have different n. Collective.
+// compare compares n elements with their right values, on every rank, and returns the same
+// *Difference on all ranks, or nil. All NaNs are the same. got and want are host memory; ranks may
+// have different n. Collective.
 func compare(c comparer, got, want unsafe.Pointer, n int, t elem.Type, bound Bound) error {
-	// What travels is the index, -1 for none, both values as they are, and the bound.
+	// Each rank sends the index, -1 for none, both values as they are, and the bound.
 	mine, parts, t := &[4]int64{-1}, t.Size()/t.Real().Size(), t.Real()
 	for i := range n * parts {
 		a, b := elem.At(got, i, 1, t), elem.At(want, i, 1, t)
@@ -110,7 +114,8 @@ func compare(c comparer, got, want unsafe.Pointer, n int, t elem.Type, bound Bou
 	}
 	for r, d := range all {
 		if d[0] >= 0 {
-			return &Difference{Rank: r, Index: int(d[0]), Got: text(d[1], t), Want: text(d[2], t), Bound: math.Float64frombits(uint64(d[3]))}
+			return &Difference{Rank: r, Index: int(d[0]), Got: text(d[1], t), Want: text(d[2], t),
+				Bound: math.Float64frombits(uint64(d[3]))}
 		}
 	}
 	return nil
@@ -149,7 +154,7 @@ func float(p unsafe.Pointer, t elem.Type) float64 {
 	}
 }
 
-// bitsOf are those of an element, of a signed integer extended.
+// bitsOf are the bits of an element; those of a signed integer are extended.
 func bitsOf(p unsafe.Pointer, t elem.Type) int64 {
 	switch t {
 	case elem.Int8:

@@ -14,19 +14,22 @@ func TestCompare(t *testing.T) {
 	onRanks(t, func(t *testing.T, c *inproc.Comm) {
 		last := c.Size() - 1
 		compared[int8](t, c, nil, []int8{1, 2, 3}, []int8{1, 2, 3}, nil)
-		compared(t, c, nil, []int64{1, math.MinInt64}, []int64{1, math.MaxInt64}, &Difference{last, 1, "-9223372036854775808", "9223372036854775807", 0})
+		compared(t, c, nil, []int64{1, math.MinInt64}, []int64{1, math.MaxInt64},
+			&Difference{last, 1, "-9223372036854775808", "9223372036854775807", 0})
 		compared(t, c, nil, []uint64{math.MaxUint64}, []uint64{1}, &Difference{last, 0, "18446744073709551615", "1", 0})
 		compared(t, c, nil, []float32{1, 1, 1.5}, []float32{1, 1, 1.25}, &Difference{last, 2, "1.5", "1.25", 0})
 		nan := float32(math.NaN())
 		compared(t, c, nil, []float32{nan, 0}, []float32{-nan, 0}, nil)
 		compared(t, c, nil, []float32{nan}, []float32{0}, &Difference{last, 0, "NaN", "0", 0})
-		compared(t, c, nil, []elem.BF16{elem.ToBF16(2)}, []elem.BF16{elem.ToBF16(-2)}, &Difference{last, 0, "2", "-2", 0})
+		compared(t, c, nil, []elem.BF16{elem.ToBF16(2)}, []elem.BF16{elem.ToBF16(-2)},
+			&Difference{last, 0, "2", "-2", 0})
 		inf := math.Inf(1)
 		wide := func(float64) float64 { return 0.5 }
 		compared(t, c, wide, []float64{1, inf, 2}, []float64{1.5, inf, 2.51}, &Difference{last, 2, "2", "2.51", 0.5})
 		compared(t, c, wide, []float64{nan64, inf}, []float64{nan64, 1}, &Difference{last, 1, "+Inf", "1", 0.5})
 
-		compared(t, c, nil, []complex64{1, 2 + 3i}, []complex64{1, 2 + 4i}, &Difference{last, 1, "3", "4", 0}) // the part that differs
+		// the part that differs
+		compared(t, c, nil, []complex64{1, 2 + 3i}, []complex64{1, 2 + 4i}, &Difference{last, 1, "3", "4", 0})
 		compared(t, c, wide, []complex128{1i, 2 + 3i}, []complex128{1i, 2.5 + 2.5i}, nil)
 		z := []complex128{complex(float64(c.Rank()), -7)}
 		if m, err := largest(c, commtest.Ptr(z), 1, elem.Complex128); err != nil || m != 7 {
@@ -50,7 +53,7 @@ func onRanks(t *testing.T, fn func(t *testing.T, c *inproc.Comm)) {
 	}
 }
 
-// compared has the last rank compare got, the others what is right.
+// compared has the last rank compare got, and the others the right values.
 func compared[T elem.Elem](t *testing.T, c *inproc.Comm, bound Bound, got, want []T, expect *Difference) {
 	t.Helper()
 	mine := got
@@ -64,7 +67,8 @@ func compared[T elem.Elem](t *testing.T, c *inproc.Comm, bound Bound, got, want 
 	}
 }
 
-// TestReductionBound sums and multiplies in both orders numbers that cancel, and others; and finds a wrong bit too many.
+// The test sums and multiplies in both orders numbers that cancel, and others. It finds one wrong
+// bit too many.
 func TestReductionBound(t *testing.T) {
 	for _, op := range []elem.Op{elem.Min, elem.Max} {
 		if ReductionBound(elem.Float32, op, 4, 1) != nil || ReductionBound(elem.Int32, elem.Sum, 4, 1) != nil {

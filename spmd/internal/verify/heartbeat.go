@@ -14,7 +14,7 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// heartbeat is what a rank tells rank 0 each second: only what is new.
+// heartbeat is a rank's message to rank 0 each second: only the news.
 type heartbeat struct {
 	Pages []page    `json:"p,omitempty"` // of communicators with more calls than before
 	Stand *standing `json:"s,omitempty"`
@@ -31,7 +31,7 @@ type Reporter struct {
 	ended bool   // and that its program has returned
 }
 
-// Heartbeat returns what there is to tell, as JSON; nil for nothing.
+// Heartbeat returns the news, as JSON; nil for nothing.
 func (b *Reporter) Heartbeat() []byte {
 	recorders := b.Recorders()
 	var h heartbeat
@@ -57,7 +57,7 @@ func encode(h heartbeat) []byte {
 	return text
 }
 
-// stand returns where this rank stands; nil where rank 0 knows that.
+// stand returns where this rank stands; nil if rank 0 knows that.
 func (b *Reporter) stand(recorders []*Recorder) *standing {
 	steps, inside := count(recorders)
 	ended := b.Ended()
@@ -94,8 +94,8 @@ func count(recorders []*Recorder) (steps uint64, inside bool) {
 	return steps, inside
 }
 
-// Analyzer finds out, on rank 0, why a job cannot go on. It keeps what every rank has told last: its page of each
-// communicator, and where it stands. The zero value is ready for use.
+// Analyzer finds out, on rank 0, why a job cannot go on. It keeps every rank's last news: its page
+// of each communicator, and where it stands. The zero value is ready for use.
 type Analyzer struct {
 	mu       sync.Mutex
 	pages    map[string]*pages // of a communicator
@@ -103,8 +103,8 @@ type Analyzer struct {
 	ended    []int // whose programs have returned
 }
 
-// Hear takes a heartbeat of a rank. It returns why the job has to end, or "". hang says that it ends because ranks wait for
-// each other. Several goroutines may call it.
+// Hear takes a heartbeat of a rank. It returns why the job has to end, or "". hang says that it
+// ends because ranks wait for each other. Several goroutines may call it.
 func (l *Analyzer) Hear(rank int, said []byte) (why string, hang bool) {
 	news := parse(said)
 	if text := cmp.Or(news.Found, l.compare(rank, news)); text != "" {
@@ -116,16 +116,19 @@ func (l *Analyzer) Hear(rank int, said []byte) (why string, hang bool) {
 	return l.stuck(rank), true
 }
 
-// parse reads a heartbeat. What is none is nothing: no rank sends it, and the channel is authenticated.
+// parse reads a heartbeat. Anything else counts as nothing: no rank sends it, and the channel is
+// authenticated.
 func parse(said []byte) (news heartbeat) {
 	if json.Unmarshal(said, &news) != nil {
 		return heartbeat{}
 	}
-	news.Pages = slices.DeleteFunc(news.Pages, func(p page) bool { return len(p.Last) == 0 }) // nor a page without calls
+	// nor a page without calls
+	news.Pages = slices.DeleteFunc(news.Pages, func(p page) bool { return len(p.Last) == 0 })
 	return news
 }
 
-// compare says where the calls of a rank differ from those of another rank, or what it waits for in vain; "" for neither.
+// compare says where the calls of a rank differ from those of another rank, or what it waits for in
+// vain; "" for neither.
 func (l *Analyzer) compare(rank int, news heartbeat) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,30 +167,32 @@ func (l *Analyzer) compare(rank int, news heartbeat) string {
 	return ""
 }
 
-// stuck says which ranks wait for each other, where one of them is the given rank.
+// stuck says which ranks wait for each other, if one of them is the given rank.
 func (l *Analyzer) stuck(rank int) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return circle(l.standing, rank)
 }
 
-// Carrier hears the ranks of a node in place of rank 0, in a job of many ranks. It compares their calls, and passes on those
-// of one of them: what agrees with it agrees with the others, since a page has the sums of all calls. The zero value is
-// ready for use, by one goroutine.
+// Carrier hears the ranks of a node in place of rank 0, in a job of many ranks. It compares their
+// calls, and passes on those of one of them. A page has the sums of all calls: one that agrees with
+// it agrees with the others. The zero value is ready for use, by one goroutine.
 type Carrier struct {
 	analyzer Analyzer
 	newest   []page // of each communicator, since Pages returned some
 	rest     int    // calls of Pages that return none
 }
 
-// carriedCalls is how many of a page's calls go on. Rank 0 spends half of its time for a page on its calls. Where ranks that
-// have called different things wait for each other it is the last; where they do not all of them are soon others.
+// carriedCalls is how many of a page's calls go on. Rank 0 spends half of its time for a page on
+// its calls. If ranks that have made different calls wait for each other, the last call is enough.
+// If they do not, all of them are soon others.
 const carriedCalls = 4
 
-// pagesEvery is how many heartbeats of a carrier have pages: one of so many, and each in which a rank says where it stands.
+// One of pagesEvery heartbeats of a carrier has pages, and each heartbeat in which a rank says
+// where it stands.
 const pagesEvery = 2
 
-// Hear takes a heartbeat of a rank, and returns what goes on to rank 0 beside Pages; nil for nothing.
+// Hear takes a heartbeat of a rank. It returns the news for rank 0 beside Pages; nil for nothing.
 func (c *Carrier) Hear(rank int, said []byte) []byte {
 	news := parse(said)
 	if text := c.analyzer.compare(rank, news); text != "" {
@@ -210,8 +215,9 @@ func (c *Carrier) Hear(rank int, said []byte) []byte {
 	return encode(heartbeat{Stand: news.Stand})
 }
 
-// Pages is a heartbeat with one page of each communicator that has had calls since the last one; nil where none has, or where
-// it was a heartbeat ago, and all ranks get on. It is called once a heartbeat.
+// Pages is a heartbeat with one page of each communicator that has had calls since the last one. It
+// is nil if no communicator has, or if the last one was a heartbeat ago and all ranks get on. It is
+// called once a heartbeat.
 func (c *Carrier) Pages() []byte {
 	c.rest--
 	if c.newest == nil || c.rest > 0 {
@@ -222,22 +228,24 @@ func (c *Carrier) Pages() []byte {
 	return encode(h)
 }
 
-// AtEnd compares the calls and messages of the whole run. Collective over all ranks, which have nothing in flight.
+// AtEnd compares the calls and messages of the whole run. Collective over all ranks, which have
+// nothing in flight.
 func AtEnd(ch *control.Channel, recorders []*Recorder) error {
 	return ch.Exchange(control.End, func(c control.Comm) error {
 		over := uint64(0)
 		for _, r := range recorders {
 			over += r.balance()
 		}
-		if err := c.AllReduce(unsafe.Pointer(&over), unsafe.Pointer(&over), 1, elem.Uint64, elem.Sum); err != nil || over == 0 {
+		if err := c.AllReduce(unsafe.Pointer(&over), unsafe.Pointer(&over), 1, elem.Uint64,
+			elem.Sum); err != nil || over == 0 {
 			return err
 		}
 		return uneven(c, recorders)
 	})
 }
 
-// balance is a number for each rank. The numbers add up to 0 where all ranks of the communicator have made the same calls,
-// and every message that was sent was received.
+// balance is a number for each rank. The numbers add up to 0 if all ranks of the communicator have
+// made the same calls, and every message that was sent was received.
 func (r *Recorder) balance() (sum uint64) {
 	name := fnv.New64a()
 	name.Write([]byte(r.ID))

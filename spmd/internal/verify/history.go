@@ -12,15 +12,16 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// history is the flight recorder of a communicator: its collectives in their order. It finds ranks whose calls differ where
-// nothing hangs: a Broadcast from two roots ends, with wrong data. It costs 10 to 30 ns a call. The ranks compare it each
-// second, and at the end.
+// history is the flight recorder of a communicator: its collectives in their order. It finds ranks
+// whose calls differ though nothing hangs: a Broadcast from two roots ends, with wrong data. It
+// costs 10 to 30 ns a call. The ranks compare it each second, and at the end.
 type history struct {
 	mu     sync.Mutex // held for moments only
 	count  uint64     // of calls
 	sum    uint64     // of all calls
 	recent [recentCalls]entry
-	// The sums after the last multiple of 1, 4, 16, ... calls. Ranks that are some calls apart have one of them in common.
+	// The sums after the last multiple of 1, 4, 16, ... calls. Ranks that are some calls apart have
+	// one of them in common.
 	levels [12]struct{ count, sum uint64 }
 }
 
@@ -65,15 +66,15 @@ func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *cca
 	l.mu.Unlock() // a defer takes longer
 }
 
-// page is what a rank tells of a history.
+// page is a rank's news of a history.
 type page struct {
 	Comm   string      `json:"c"`
 	Levels [][2]uint64 `json:"l"` // count and sum
 	Last   []line      `json:"r"`
-	From   int         `json:"f,omitempty"` // 1 more than the rank whose it is, where another carries it
+	From   int         `json:"f,omitempty"` // 1 more than the rank of the page, if another rank carries it
 }
 
-// of is the rank whose page it is, which one has sent.
+// of is the rank of the page, which sender has sent.
 func (p *page) of(sender int) int {
 	if p.From > 0 {
 		return p.From - 1
@@ -91,7 +92,7 @@ type line struct {
 	Text   string `json:"t"`
 }
 
-// read returns the page; not ok where there were no calls since the given count.
+// read returns the page; not ok if there were no calls since the given count.
 func (l *history) read(comm string, since uint64) (page, bool) {
 	l.mu.Lock()
 	count, recent, levels := l.count, l.recent, l.levels
@@ -113,7 +114,7 @@ func (l *history) read(comm string, since uint64) (page, bool) {
 	return p, true
 }
 
-// differ says where the calls of two ranks differ; "" where both may be the same.
+// differ says where the calls of two ranks differ; "" if both may be the same.
 func differ(a, b *page, rankA, rankB int) string {
 	same, other := uint64(0), uint64(0)
 	for _, x := range a.Levels {
@@ -132,22 +133,25 @@ func differ(a, b *page, rankA, rankB int) string {
 	}
 	for _, x := range a.Last {
 		for _, y := range b.Last {
-			if x.Number == y.Number && x.Sum != y.Sum && x.Number > same && withoutPlace(x.Text) != withoutPlace(y.Text) {
-				return fmt.Sprintf("rank %d %s; rank %d %s (call %d on %q)", rankA, x.Text, rankB, y.Text, x.Number, a.Comm)
+			if x.Number == y.Number && x.Sum != y.Sum && x.Number > same &&
+				withoutPlace(x.Text) != withoutPlace(y.Text) {
+				return fmt.Sprintf("rank %d %s; rank %d %s (call %d on %q)", rankA, x.Text, rankB, y.Text,
+					x.Number, a.Comm)
 			}
 		}
 	}
-	return fmt.Sprintf("of the calls %d to %d on %q some of rank %d are not those of rank %d, which --check names; the last are rank %d %s; rank %d %s",
+	return fmt.Sprintf("of the calls %d to %d on %q some of rank %d are not those of rank %d, which "+
+		"--check names; the last are rank %d %s; rank %d %s",
 		same+1, other, a.Comm, rankB, rankA, rankA, a.Last[len(a.Last)-1].Text, rankB, b.Last[len(b.Last)-1].Text)
 }
 
-// withoutPlace is the text of a line without where the call was made.
+// withoutPlace is the text of a line without the place of the call.
 func withoutPlace(text string) string {
 	_, what, _ := strings.Cut(text, ": ")
 	return what
 }
 
-// last says what the last call was, with its place; "" before the first.
+// last describes the last call, with its place; "" before the first.
 func (l *history) last() string {
 	l.mu.Lock()
 	e, none := l.recent[l.count%recentCalls], l.count == 0

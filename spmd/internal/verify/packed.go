@@ -14,7 +14,8 @@ type Group interface {
 	Call(i int) (c *coll.Call, memory Memory)
 }
 
-// everyone says whether all ranks of the communicator make the call: not messages, nor groups of nothing else.
+// everyone says whether all ranks of the communicator make the call: not messages, nor groups of
+// only these.
 func everyone(c *coll.Call, g Group) bool {
 	if c.Kind != coll.Group {
 		return !c.Kind.Traits().Message
@@ -31,7 +32,7 @@ func anyCollective(g Group) bool {
 	return false
 }
 
-// Packed is a call in two words: all but where its data lies.
+// Packed is a call in two words, without the place of its data.
 type Packed struct {
 	what uint64 // kind, type, op and root, and whether every rank takes part
 	n    int64  // elements, and above them whom a SendRecv receives from
@@ -42,7 +43,7 @@ const (
 	lengthBits = 45      // more than any length has
 )
 
-// Pack packs a call; g is what it is made of where it is a coll.Group.
+// Pack packs a call; g is its calls if it is a coll.Group.
 func Pack(c *coll.Call, g Group) Packed {
 	p := packMessage(c.Kind, c.Type, int(c.Root), c.N)
 	p.what |= uint64(c.Op) << 16
@@ -68,9 +69,10 @@ func (p Packed) Alone() Packed { return Packed{p.what &^ ofEveryone, p.n} }
 
 func (p Packed) kind() coll.Kind { return coll.Kind(p.what) }
 
-// call is the call without what a Packed does not keep.
+// call is the call without the parts that a Packed does not keep.
 func (p Packed) call() coll.Call {
-	c := coll.Call{Kind: p.kind(), Type: elem.Type(p.what >> 8), Op: elem.Op(uint8(p.what >> 16)), Root: int32(p.what >> 32), N: int(p.n)}
+	c := coll.Call{Kind: p.kind(), Type: elem.Type(p.what >> 8), Op: elem.Op(uint8(p.what >> 16)),
+		Root: int32(p.what >> 32), N: int(p.n)}
 	if c.Kind == coll.SendRecv {
 		c.N, c.From = c.N&(1<<lengthBits-1), int32(c.N>>lengthBits)
 	}
@@ -85,7 +87,7 @@ func (p Packed) String() string {
 // mostNamed is how many calls of a group a report names.
 const mostNamed = 8
 
-// describeGroup names the first calls of a group, of which there are count.
+// describeGroup names the first calls of a group of count calls.
 func describeGroup(first []coll.Call, count int) string {
 	var parts []string
 	for i := range first {

@@ -1,6 +1,6 @@
 package verify
 
-// pages are what ranks have told last of a communicator.
+// pages are the ranks' last news of a communicator.
 type pages struct {
 	of   map[int]*page     // by who has sent it
 	sums map[uint64]uint64 // at counts of levels; each of a page that is in of, or was
@@ -9,9 +9,10 @@ type pages struct {
 
 // hear takes a page of a rank. It says where it differs from that of another, or "".
 //
-// Each page with each other would be all that rank 0 does in a large job. So it looks in sums, and then at the pages only
-// where a sum is not the one that was told before. A page that is still there has told all its sums: where such a look finds
-// nothing, that was of a page that is gone.
+// Comparing each page with each other would fill rank 0's time in a large job. So hear compares
+// sums. It looks at the pages only if a sum is not the one that was told before. A page that is
+// still there has told all its sums: if such a look finds nothing, the sum was of a page that is
+// gone.
 func (p *pages) hear(rank int, said *page) string {
 	if p.of == nil {
 		p.of, p.sums = map[int]*page{}, map[uint64]uint64{}

@@ -7,8 +7,8 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// standing is where a rank stands that has not got on since its last heartbeat, or whose program has returned. Rank 0 finds
-// from it who waits for something that cannot come any more.
+// standing is the position of a rank that has not got on since its last heartbeat, or whose program
+// has returned. From it rank 0 finds ranks that wait for something that cannot come any more.
 type standing struct {
 	Ended bool       `json:"e,omitempty"`
 	Comms []position `json:"c,omitempty"`
@@ -26,7 +26,8 @@ type position struct {
 	Peers []exchanged `json:"p,omitempty"`
 }
 
-// exchanged is how many messages a rank has sent to a peer, and how many it has received or waits for, modulo 1<<32.
+// exchanged is how many messages a rank has sent to a peer, and how many it has received or waits
+// for, modulo 1<<32.
 type exchanged struct {
 	Peer           int
 	Sent, Received uint32
@@ -72,8 +73,8 @@ func (r *Recorder) inside() string {
 	return what + " " + at
 }
 
-// leftAlone says what another rank waits for that a rank whose program has returned will not do any more: a call, or a
-// message; "" where there is no such thing.
+// leftAlone says which call or message another rank waits for that a rank whose program has
+// returned will not make any more; "" if there is none.
 func leftAlone(ended int, e *standing, rank int, s *standing) string {
 	if !e.Ended {
 		return ""
@@ -96,19 +97,21 @@ func leftAlone(ended int, e *standing, rank int, s *standing) string {
 		head := fmt.Sprintf("rank %d has returned from the program; rank %d%s", ended, rank, doing)
 		switch {
 		case int32(mine.Received-its.Sent) > 0:
-			return fmt.Sprintf("%s waits for message %d from it%s: it has sent %d", head, mine.Received, p.on(), its.Sent)
+			return fmt.Sprintf("%s waits for message %d from it%s: it has sent %d", head, mine.Received,
+				p.on(), its.Sent)
 		case int32(mine.Sent-its.Received) > 0:
 			last := mine.Last
 			if last != "" {
 				last = ", " + last
 			}
-			return fmt.Sprintf("%s has sent message %d to it%s%s: it has received %d", head, mine.Sent, p.on(), last, its.Received)
+			return fmt.Sprintf("%s has sent message %d to it%s%s: it has received %d", head, mine.Sent,
+				p.on(), last, its.Received)
 		}
 	}
 	return ""
 }
 
-// with is what this rank has exchanged with a rank of the communicator.
+// with is this rank's exchange with a rank of the communicator.
 func (p *position) with(peer int) exchanged {
 	if i := slices.IndexFunc(p.Peers, func(x exchanged) bool { return x.Peer == peer }); i >= 0 {
 		return p.Peers[i]
@@ -116,7 +119,8 @@ func (p *position) with(peer int) exchanged {
 	return exchanged{Peer: peer}
 }
 
-// after says after which call of the communicator a program has returned; "" for the framework's own.
+// after says after which call of the communicator a program has returned; "" for the framework's
+// own.
 func (p *position) after() string {
 	if p.Comm == control.ID {
 		return ""
@@ -126,7 +130,7 @@ func (p *position) after() string {
 
 func (p *position) on() string { return fmt.Sprintf(" on %q", p.Comm) }
 
-// ahead says which was the last call of a rank, of those that all ranks make.
+// ahead names the last call of a rank, of those that all ranks make.
 func (p *position) ahead() string {
 	s := "is in " + p.In
 	if p.In == "" || p.Alone {

@@ -1,9 +1,10 @@
-// Package verify finds ranks of a job that call different things. A Recorder keeps, for each communicator, how far this rank
-// has got and its last calls. It costs some nanoseconds a call. Heartbeats bring that to rank 0. There an Analyzer finds
-// ranks that have called different things, and ranks that wait for something that cannot come any more.
+// Package verify finds ranks of a job that make different calls. A Recorder keeps, for each
+// communicator, how far this rank has got and its last calls. It costs some nanoseconds a call.
+// Heartbeats bring that to rank 0. There an Analyzer finds ranks that have made different calls,
+// and ranks that wait for something that cannot come any more.
 //
-// With --check a Checker compares every call before it is made. With --check both a Reference makes it again by MPI, and
-// compares the results with those of NCCL.
+// With --check a Checker compares every call before it is made. With --check both a Reference makes
+// it again by MPI, and compares the results with those of NCCL.
 package verify
 
 import (
@@ -19,8 +20,9 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// Recorder is how far this rank has got on a communicator: what it entered last, how many calls it has entered and left, and
-// its last calls. Calls write it. The watchdog reads it while the program hangs.
+// Recorder is how far this rank has got on a communicator: the last call that it entered, how many
+// calls it has entered and left, and its last calls. Calls write it. The watchdog reads it while
+// the program hangs.
 type Recorder struct {
 	entered atomic.Uint64
 	left    atomic.Uint64
@@ -31,9 +33,10 @@ type Recorder struct {
 	peers   []atomic.Uint64 // for each rank the messages to it, and above them those received from it, modulo 1<<32
 	history history
 
-	ID         string        // of the communicator, the same on all its ranks
-	Rank, Size int           // in the communicator
-	Place      func() string // where the program is that is in a call on the host: "from FILE:LINE" or "at FILE:LINE"; else ""
+	ID         string // of the communicator, the same on all its ranks
+	Rank, Size int    // in the communicator
+	// the place of a program in a call on the host: "from FILE:LINE" or "at FILE:LINE"; else ""
+	Place func() string
 
 	mu    sync.Mutex
 	group Group          // that was begun last, until Forget; its calls are read under mu
@@ -43,10 +46,11 @@ type Recorder struct {
 
 // NewRecorder returns the recorder of a communicator.
 func NewRecorder(id string, rank, size int) *Recorder {
-	return &Recorder{ID: id, Rank: rank, Size: size, peers: make([]atomic.Uint64, size), Place: func() string { return "" }}
+	return &Recorder{ID: id, Rank: rank, Size: size, peers: make([]atomic.Uint64, size),
+		Place: func() string { return "" }}
 }
 
-// Begin enters a call. g is its calls where it is a coll.Group. Note adds it to the history.
+// Begin enters a call. g is its calls if it is a coll.Group. Note adds it to the history.
 func (r *Recorder) Begin(c *coll.Call, g Group) Packed {
 	if c.Kind == coll.Group || c.Kind.Traits().Message {
 		return r.beginMessages(c, g)
@@ -96,7 +100,8 @@ func (r *Recorder) BeginMessage(kind coll.Kind, t elem.Type, peer, n int) {
 	r.Enter(packMessage(kind, t, peer, n))
 }
 
-// count counts the messages of a call. Nothing else counts for the same communicator at the same time.
+// count counts the messages of a call. Nothing else counts for the same communicator at the same
+// time.
 func (r *Recorder) count(c *coll.Call) {
 	to, from := c.Peers()
 	if to >= 0 {
@@ -192,7 +197,7 @@ func (r *Recorder) last() string {
 	return coll.Group.String()
 }
 
-// openGroup describes the group that was begun last; "" where it is used again.
+// openGroup describes the group that was begun last; "" if it is used again.
 func (r *Recorder) openGroup() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -208,7 +213,7 @@ func (r *Recorder) openGroup() string {
 	return describeGroup(first, g.Len())
 }
 
-// Snapshot is what a report shows of a communicator.
+// Snapshot is a report's view of a communicator.
 type Snapshot struct {
 	Entered, Over, Calls uint64 // calls begun, known to be over, and of all ranks
 	Last                 string // that was entered; "" before the first

@@ -52,13 +52,15 @@ func TestRecorderOnDevice(t *testing.T) {
 		first  string
 	}{
 		{0, 0, "AllReduce of 8 float32 (sum)"},
-		{1, 1, "Group of Send of 0 int32 to rank 1, Send of 1 int32 to rank 2, Send of 2 int32 to rank 1, Send of 3 int32 to rank 2 and 2 more"},
+		{1, 1, "Group of Send of 0 int32 to rank 1, Send of 1 int32 to rank 2, Send of 2 int32 to rank " +
+			"1, Send of 3 int32 to rank 2 and 2 more"},
 		{2, 2, ""},
 	} {
 		stream.n.Store(tc.passed)
 		s := r.Snapshot()
 		what, place, ok := r.On(&stream)
-		if s.Entered != 2 || s.Over != tc.over || s.Calls != 1 || what != tc.first || ok != (tc.first != "") || r.Meets() != ok {
+		if s.Entered != 2 || s.Over != tc.over || s.Calls != 1 || what != tc.first ||
+			ok != (tc.first != "") || r.Meets() != ok {
 			t.Errorf("after %d commands: %+v, first %q, in a call: %v", tc.passed, s, what, r.Meets())
 		}
 		if ok && !strings.HasPrefix(place, "from verify/recorder_test.go:") {
@@ -73,7 +75,7 @@ func TestRecorderOnDevice(t *testing.T) {
 	}
 }
 
-// Who watches and who calls do not wait for each other, and a group that is used again is not read.
+// A watcher and a caller do not wait for each other, and a group that is used again is not read.
 func TestRecorderReadWhileWritten(t *testing.T) {
 	for _, device := range []bool{false, true} {
 		r := NewRecorder("world", 0, 2)
@@ -116,13 +118,13 @@ func TestRecorderReadWhileWritten(t *testing.T) {
 	}
 }
 
-// job is some ranks, each with one communicator, and what rank 0 finds out of their heartbeats.
+// job is some ranks, each with one communicator, and rank 0's findings from their heartbeats.
 type job struct {
 	ranks     []*Recorder
 	reporters []*Reporter
 	ended     []bool
 	analyzer  Analyzer
-	nodes     [][]int // whose carriers pass on what the ranks say; nil for none
+	nodes     [][]int // whose carriers pass on the ranks' news; nil for none
 }
 
 func newJob(size int) *job {
@@ -131,7 +133,8 @@ func newJob(size int) *job {
 		r := NewRecorder("world", rank, size)
 		r.Place = func() string { return "at app.go:7" }
 		j.ranks = append(j.ranks, r)
-		j.reporters = append(j.reporters, &Reporter{Recorders: func() []*Recorder { return []*Recorder{r} }, Ended: func() bool { return j.ended[rank] }})
+		j.reporters = append(j.reporters, &Reporter{Recorders: func() []*Recorder { return []*Recorder{r} },
+			Ended: func() bool { return j.ended[rank] }})
 	}
 	return j
 }
@@ -140,7 +143,8 @@ func (j *job) begin(rank int, c coll.Call) {
 	j.ranks[rank].Note(j.ranks[rank].Begin(&c, nil), &c, nil, 0, nil)
 }
 
-// hear sends two heartbeats of each rank, of which the second is of ranks that have not got on. It returns what ends the job.
+// hear sends two heartbeats of each rank; the second is of ranks that have not got on. It returns
+// why the job ends.
 func (j *job) hear() (why string, hang bool) {
 	hear := func(rank int, said []byte) {
 		if said != nil && why == "" {
@@ -162,10 +166,13 @@ func (j *job) hear() (why string, hang bool) {
 	return why, hang
 }
 
-// Ranks that wait in a circle, that wait for one whose program has returned, or that have called different things, are found.
+// Ranks are found that wait in a circle, that wait for one whose program has returned, or that have
+// made different calls.
 func TestAnalyzer(t *testing.T) {
 	recv := func(from int32) coll.Call { return coll.Call{Kind: coll.Recv, Type: elem.Int32, Root: from, N: 4} }
-	broadcast := func(root int32) coll.Call { return coll.Call{Kind: coll.Broadcast, Type: elem.Int32, Root: root, N: 4} }
+	broadcast := func(root int32) coll.Call {
+		return coll.Call{Kind: coll.Broadcast, Type: elem.Int32, Root: root, N: 4}
+	}
 	for _, tc := range []struct {
 		name string
 		act  func(j *job)
@@ -176,7 +183,8 @@ func TestAnalyzer(t *testing.T) {
 			for rank := range 3 {
 				j.begin(rank, recv(int32((rank+1)%3)))
 			}
-		}, []string{"the ranks wait for each other: rank 0 is in Recv of 4 int32 from rank 1 at app.go:7 and waits for rank 1; rank 1 is in",
+		}, []string{"the ranks wait for each other: rank 0 is in Recv of 4 int32 from rank 1 at app.go:7 " +
+			"and waits for rank 1; rank 1 is in",
 			"rank 2 is in Recv of 4 int32 from rank 0 at app.go:7 and waits for rank 0"}, true},
 		{"in a row", func(j *job) {
 			j.begin(0, recv(1))
@@ -185,7 +193,8 @@ func TestAnalyzer(t *testing.T) {
 		{"of long messages", func(j *job) { // a short one may be over before it is received
 			j.begin(0, send(1, longMessage))
 			j.begin(1, send(0, longMessage))
-		}, []string{"rank 0 is in Send of 1048576 int32 to rank 1 at app.go:7 and waits for rank 1; rank 1 is in"}, true},
+		}, []string{"rank 0 is in Send of 1048576 int32 to rank 1 at app.go:7 and waits for rank 1; rank 1 is in"},
+			true},
 		{"of short messages", func(j *job) {
 			j.begin(0, send(1, 1))
 			j.begin(1, send(0, 1))
@@ -194,17 +203,20 @@ func TestAnalyzer(t *testing.T) {
 			j.begin(0, recv(1))
 			j.begin(1, coll.Call{Kind: coll.Barrier})
 			j.begin(2, coll.Call{Kind: coll.Barrier})
-		}, []string{"rank 0 is in Recv of 4 int32 from rank 1", "rank 1 is in Barrier at app.go:7 and waits for rank 0"}, true},
+		}, []string{"rank 0 is in Recv of 4 int32 from rank 1",
+			"rank 1 is in Barrier at app.go:7 and waits for rank 0"}, true},
 		{"left alone", func(j *job) {
 			j.begin(0, recv(1))
 			j.ended[1] = true
-		}, []string{"rank 1 has returned from the program; rank 0 is in Recv of 4 int32 from rank 1 at app.go:7, and waits for message 1 from it on \"world\": it has sent 0"}, false},
+		}, []string{"rank 1 has returned from the program; rank 0 is in Recv of 4 int32 from rank 1 at " +
+			"app.go:7, and waits for message 1 from it on \"world\": it has sent 0"}, false},
 		{"another root", func(j *job) {
 			for rank := range 3 {
 				j.begin(rank, broadcast(int32(rank/2)))
 				j.ranks[rank].Leave()
 			}
-		}, []string{ErrMismatch.Error(), "Broadcast of 4 int32, root 0", "Broadcast of 4 int32, root 1", `(call 1 on "world")`}, false},
+		}, []string{ErrMismatch.Error(), "Broadcast of 4 int32, root 0", "Broadcast of 4 int32, root 1",
+			`(call 1 on "world")`}, false},
 		{"in order", func(j *job) {
 			for rank := range 3 {
 				j.begin(rank, broadcast(1))
@@ -230,7 +242,7 @@ func TestAnalyzer(t *testing.T) {
 	}
 }
 
-// A carrier passes on one page of each communicator, the newest, with the rank whose it is.
+// A carrier passes on one page of each communicator, the newest, with its rank.
 func TestCarrier(t *testing.T) {
 	j := newJob(3)
 	var c Carrier
@@ -272,8 +284,8 @@ func TestCarrier(t *testing.T) {
 	}
 }
 
-// A page is compared with those of all ranks, though rank 0 looks at the sums alone: also where the sum that it knew is that
-// of a page which has been replaced, and where old sums are forgotten.
+// A page is compared with those of all ranks, though rank 0 looks at the sums alone. It is so if
+// the sum that it knew is that of a page which has been replaced, and if old sums are forgotten.
 func TestPages(t *testing.T) {
 	said := func(at ...uint64) *page {
 		p := &page{Comm: "c"}

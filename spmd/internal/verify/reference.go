@@ -20,8 +20,9 @@ var ErrDiffer = errors.New("NCCL and MPI give different results")
 // partBytes is how much of two results is compared at a time.
 const partBytes = 4 << 20
 
-// Reference makes calls a second time (--check both): MPI makes what NCCL has made, on copies of what NCCL reads, into memory
-// of its own. The host waits for both and compares. One goroutine at a time uses it.
+// Reference makes calls a second time (--check both): MPI repeats NCCL's calls, on copies of NCCL's
+// input, into memory of its own. The host waits for both and compares. One goroutine at a time uses
+// it.
 type Reference struct {
 	queue transport.Queue
 	mem   DeviceMemory
@@ -31,7 +32,7 @@ type Reference struct {
 
 // DeviceMemory is the memory of the GPU, as a Reference needs it.
 type DeviceMemory interface {
-	// Alloc returns memory, and what gives it back when nothing uses it any more.
+	// Alloc returns memory, and a function that gives it back when nothing uses it any more.
 	Alloc(bytes int) (p unsafe.Pointer, free func(), err error)
 	// Local enqueues a step of a call that concerns this rank alone.
 	Local(q transport.Queue, s coll.Call) error
@@ -48,7 +49,7 @@ func NewReference(queue transport.Queue, mem DeviceMemory, self transport.Host) 
 	return x
 }
 
-// Second is what makes the calls of a communicator a second time.
+// Second makes the calls of a communicator a second time.
 type Second interface {
 	transport.Transport
 	Path() cudampi.Path
@@ -71,8 +72,8 @@ type again struct {
 	reads, writes int       // elements
 }
 
-// Begin copies what a call reads, or those of a group do, before NCCL may overwrite it: save enqueues a copy in the order of
-// the call's stream. by has the ranks of comm.
+// Begin copies the input of a call, or of a group's calls, before NCCL may overwrite it: save
+// enqueues a copy in the order of the call's stream. by has the ranks of comm.
 func (x *Reference) Begin(by Second, comm transport.Host, rec *Recorder, c *coll.Call, g Group,
 	save func(dst, src unsafe.Pointer, bytes int) error) (*Run, error) {
 	r := &Run{x: x, by: by, comm: comm, rec: rec}
@@ -96,7 +97,8 @@ func (r *Run) Free() {
 }
 
 func (r *Run) add(c coll.Call, save func(dst, src unsafe.Pointer, bytes int) error) error {
-	c.Counts, c.RecvCounts = slices.Clone(c.Counts), slices.Clone(c.RecvCounts) // a group is used again once it is issued
+	// a group is used again once it is issued
+	c.Counts, c.RecvCounts = slices.Clone(c.Counts), slices.Clone(c.RecvCounts)
 	a := again{first: c, second: c}
 	a.second.Dst, a.second.Src = nil, nil
 	a.writes, a.reads = c.Extents(r.rec.Rank, r.rec.Size)
@@ -127,9 +129,10 @@ func (r *Run) add(c coll.Call, save func(dst, src unsafe.Pointer, bytes int) err
 	return nil
 }
 
-// Compare makes the calls the second time, when NCCL has made them: collectives one after the other, then all messages
-// together, as a group is made. It returns the first difference, of a collective on every rank. The caller is in its turn in
-// MPI. Collective over the ranks that the calls concern.
+// Compare makes the calls the second time, when NCCL has made them: collectives one after the
+// other, then all messages together, as a group is made. It returns the first difference, of a
+// collective on every rank. The caller is in its turn in MPI. Collective over the ranks that the
+// calls concern.
 func (r *Run) Compare() error {
 	var messages []coll.Call
 	for i := range r.calls {
@@ -190,7 +193,7 @@ func (r *Run) make(c *coll.Call) error {
 	return transport.Make(r.by, r.x.queue, c, rank, size, work, r.x.mem.Local)
 }
 
-// wait waits for what was enqueued, unless that has failed.
+// wait waits for the enqueued work, unless err says that it has failed.
 func (r *Run) wait(err error) error {
 	if err != nil {
 		return err
@@ -203,7 +206,7 @@ func (r *Run) failed(a *again, err error) error {
 	return fmt.Errorf("%s: %v: %w (%s, %d ranks)", ccall.At(), &a.first, err, r.rec.ID, r.rec.Size)
 }
 
-// bound says how far the two results may be apart; nil where they must be the same.
+// bound says how far the two results may be apart; nil if they must be the same.
 func (r *Run) bound(a *again) (Bound, error) {
 	c := &a.first
 	if !c.Kind.Traits().Reduces {
@@ -231,7 +234,8 @@ func (r *Run) bound(a *again) (Bound, error) {
 func (r *Run) difference(a *again, bound Bound) error {
 	x, typ := r.x, a.first.Type
 	return inParts(a.writes, typ.Size(), func(off, n int) error {
-		if err := errors.Join(x.fetch(0, a.first.Dst, off, n, typ.Size()), x.fetch(1, a.second.Dst, off, n, typ.Size())); err != nil {
+		if err := errors.Join(x.fetch(0, a.first.Dst, off, n, typ.Size()),
+			x.fetch(1, a.second.Dst, off, n, typ.Size())); err != nil {
 			return err
 		}
 		err := compare(x.self, unsafe.Pointer(&x.part[0][0]), unsafe.Pointer(&x.part[1][0]), n, typ, bound)
@@ -243,7 +247,8 @@ func (r *Run) difference(a *again, bound Bound) error {
 		if d.Bound > 0 {
 			within = fmt.Sprintf(", and may differ by %.3g", d.Bound)
 		}
-		return fmt.Errorf("element %d is %s by NCCL and %s by MPI (%v)%s", off+d.Index, d.Got, d.Want, r.by.Path(), within)
+		return fmt.Errorf("element %d is %s by NCCL and %s by MPI (%v)%s", off+d.Index, d.Got, d.Want,
+			r.by.Path(), within)
 	})
 }
 

@@ -17,7 +17,8 @@ import (
 // ErrMismatch is spmd.ErrContract.
 var ErrMismatch = ccall.ErrMismatch
 
-// Memory is what NCCL does differently for the memory of a call. It would wait for ever where ranks differ in it.
+// Memory is the property of a call's memory that changes NCCL's way. NCCL would wait for ever if
+// ranks differed in it.
 type Memory = transport.Memory
 
 // The bits of Memory.
@@ -28,9 +29,11 @@ const (
 	InPlace       = transport.InPlace
 )
 
-var memoryNames = [...]string{", from symmetric memory", ", into symmetric memory", ", into pinned memory", ", in place"}
+var memoryNames = [...]string{", from symmetric memory", ", into symmetric memory",
+	", into pinned memory", ", in place"}
 
-// signature is what all ranks of a collective must bring. counts stands for those of a V form.
+// signature is the part of a collective in which all ranks must agree. counts stands for those of a
+// V form.
 type signature struct{ kind, typ, op, root, n, memory, counts int64 }
 
 func signatureOf(c *coll.Call, memory Memory) signature {
@@ -49,7 +52,7 @@ func signatureOf(c *coll.Call, memory Memory) signature {
 	return s
 }
 
-// sharedCounts is a number for the counts that all ranks bring alike; 0 where there are none.
+// sharedCounts is a number for the counts that all ranks bring alike; 0 if there are none.
 func sharedCounts(c *coll.Call) (h uint64) {
 	if c.Kind.Traits().Lengths == coll.Shared {
 		for _, n := range c.Counts {
@@ -91,7 +94,7 @@ func (s *signature) String() string {
 	return text
 }
 
-// placed is a signature, and where a rank made the call, in a form that MPI can move.
+// placed is a signature, and a rank's place of the call, in a form that MPI can move.
 type placed struct {
 	signature
 	site [104]byte
@@ -120,8 +123,8 @@ func gather(c control.Comm, mine placed) ([]placed, error) {
 	return all, err
 }
 
-// Strangers returns, on every rank, why ranks that have met did so on behalf of different calls: it names two of them.
-// Collective.
+// Strangers returns, on every rank, why ranks that have met did so on behalf of different calls: it
+// names two of them. Collective.
 func Strangers(c control.Comm, on coll.Kind) error {
 	all, err := gather(c, place(signature{kind: int64(on)}, ccall.At()))
 	if err != nil {
@@ -133,7 +136,8 @@ func Strangers(c control.Comm, on coll.Kind) error {
 		a, b = b, a
 	}
 	if all[a].kind == end {
-		return fmt.Errorf("%w: rank %d has returned from the program; rank %d is in %s", ErrMismatch, a, b, all[b].after())
+		return fmt.Errorf("%w: rank %d has returned from the program; rank %d is in %s", ErrMismatch, a, b,
+			all[b].after())
 	}
 	return fmt.Errorf("%w: rank %d %v; rank %d %v", ErrMismatch, a, &all[a], b, &all[b])
 }

@@ -22,19 +22,20 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// shown is what rank 0 has of all ranks while the job runs, and --dashboard of this one.
+// shown is the samples and numbers of the ranks while the job runs: on rank 0 those of all ranks,
+// elsewhere with --dashboard those of this one.
 type shown struct {
 	beats  int              // heartbeats so far
 	board  *dashboard.Board // on rank 0: with --dashboard, and of several ranks
 	server *dashboard.Server
 	gpu    atomic.Pointer[dashboard.Reading] // the latest
-	stop   chan struct{}                     // ends what reads the GPU, and a rank alone; nil where nothing does
+	stop   chan struct{}                     // ends the reader of the GPU, and of a rank alone; nil if there is none
 	wait   sync.WaitGroup
 	mu     sync.Mutex // held while the rank is read
 	over   bool       // what is read may be gone
 }
 
-// heartbeat is what a rank tells rank 0 each second.
+// heartbeat is a rank's message to rank 0 each second.
 type heartbeat struct {
 	Calls json.RawMessage   `json:"calls,omitempty"`
 	Now   *dashboard.Sample `json:"now,omitempty"` // without --dashboard only how long the rank waits for others
@@ -43,10 +44,11 @@ type heartbeat struct {
 // sampleEach is how often a rank is read.
 const sampleEach = time.Second
 
-// mostSamples is how many samples rank 0 takes in a second. Of more ranks each tells of itself less often.
+// mostSamples is the most samples that rank 0 takes in a second. With more ranks each tells of
+// itself less often.
 const mostSamples = 256
 
-// openDashboard has rank 0 listen where --dashboard says. A failure of rank 0 is every rank's.
+// openDashboard has rank 0 listen at --dashboard. A failure of rank 0 is every rank's.
 //
 // Collective over all ranks, in the caller's turn in MPI.
 func (w *World) openDashboard() error {
@@ -90,7 +92,8 @@ func (w *World) serve() error {
 	return nil
 }
 
-// startDashboard says where the page is, and begins to read what only changes with time. The world is open.
+// startDashboard logs the address of the page, and begins to read the numbers that change with
+// time. The world is open.
 func (w *World) startDashboard() {
 	if w.start.Config.Dashboard == "" {
 		return
@@ -103,7 +106,8 @@ func (w *World) startDashboard() {
 	if s.board == nil {
 		return
 	}
-	s.board.Describe(dashboard.Facts{Program: filepath.Base(os.Args[0]), Nodes: w.nodes, Device: w.Dev.Name(), Collectives: w.All.Routes().Name()})
+	s.board.Describe(dashboard.Facts{Program: filepath.Base(os.Args[0]), Nodes: w.nodes,
+		Device: w.Dev.Name(), Collectives: w.All.Routes().Name()})
 	w.Log.Info().Str("url", s.server.URL).Msg("dashboard")
 	if w.All.Size() == 1 { // no heartbeats
 		s.wait.Go(func() { s.each(func() { s.board.Hear(w.sample()) }) })
@@ -124,7 +128,8 @@ func (s *shown) each(fn func()) {
 	}
 }
 
-// readGPU keeps how the GPU is. It asks NVML, which may take its time, so it has a goroutine of its own.
+// readGPU keeps the state of the GPU. It asks NVML, which may take its time, so it has a goroutine
+// of its own.
 func (w *World) readGPU() {
 	defer job.MarkKeeper()()
 	d := w.GPU.GPU.Dev
@@ -135,13 +140,15 @@ func (w *World) readGPU() {
 	}
 	w.shown.each(func() {
 		r := meter.Read()
-		w.shown.gpu.Store(&dashboard.Reading{Name: d.Name(), MemoryUsed: r.MemoryUsed, MemoryTotal: r.MemoryTotal, Clock: r.Clock, MostClock: r.MostClock,
-			MemoryClock: r.MemoryClock, Power: r.Power, PowerLimit: r.PowerLimit, Temperature: r.Temperature, Busy: r.Busy, Slowed: r.Slowed})
+		w.shown.gpu.Store(&dashboard.Reading{Name: d.Name(), MemoryUsed: r.MemoryUsed,
+			MemoryTotal: r.MemoryTotal, Clock: r.Clock, MostClock: r.MostClock,
+			MemoryClock: r.MemoryClock, Power: r.Power, PowerLimit: r.PowerLimit,
+			Temperature: r.Temperature, Busy: r.Busy, Slowed: r.Slowed})
 	})
 	_ = meter.Close() // nothing depends on it any more
 }
 
-// endDashboard tells who looks that the run has ended.
+// endDashboard tells the viewers that the run has ended.
 func (w *World) endDashboard() error {
 	s := &w.shown
 	s.mu.Lock()
@@ -160,7 +167,7 @@ func (w *World) endDashboard() error {
 	return server.Close()
 }
 
-// heartbeat is what rank 0 is told with this rank's next sign of life; nil for nothing.
+// heartbeat is the message for rank 0 with this rank's next sign of life; nil for nothing.
 func (w *World) heartbeat() []byte {
 	h := heartbeat{Calls: w.reporter.Heartbeat()}
 	if w.Trace != nil && w.shown.beats%(w.All.Size()/mostSamples+1) == 0 {
@@ -177,7 +184,7 @@ func (w *World) heartbeat() []byte {
 	return text
 }
 
-// carry makes of heartbeats of this node what rank 0 is told: see verify.Carrier.
+// carry turns heartbeats of this node into the message for rank 0: see verify.Carrier.
 func (w *World) carry(beats []watch.Beat) (on []watch.Beat) {
 	tell := func(rank int, h heartbeat) {
 		if h.Calls == nil && h.Now == nil {
@@ -216,7 +223,7 @@ func (w *World) heard(rank int, said []byte) (why string, hang bool) {
 	return w.analyzer.Hear(rank, h.Calls)
 }
 
-// phases are the rows of the summary, and which classes of it they are.
+// phases are the rows of the summary, with their classes.
 var phases = []struct {
 	name          string
 	class         trace.Class
@@ -234,7 +241,7 @@ var phases = []struct {
 // mostRegions is how many regions a rank tells of: those that have taken longest.
 const mostRegions = 16
 
-// sample is how this rank is now; nil where it ends. It waits for nothing.
+// sample is this rank's present state; nil if it ends. It waits for nothing.
 func (w *World) sample() *dashboard.Sample {
 	w.shown.mu.Lock()
 	defer w.shown.mu.Unlock()
@@ -282,14 +289,15 @@ func (w *World) sample() *dashboard.Sample {
 	return s
 }
 
-// Metric says what a number of the program is now.
+// Metric gives a number of the program its present value.
 func (w *World) Metric(name string, value float64) {
 	if w.shown.board != nil && w.start.Config.Dashboard != "" {
 		w.shown.board.Set(name, value)
 	}
 }
 
-// Slowest is the rank that the others wait for; false where it is not known, or no rank is. Only rank 0 knows.
+// Slowest is the rank that the others wait for. It is false if no rank is, or it is not known. Only
+// rank 0 knows.
 func (w *World) Slowest() (rank int, known bool) {
 	if w.shown.board == nil {
 		return 0, false

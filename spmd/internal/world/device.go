@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/internal/transport/route"
 )
 
-// nothingToCompare is added to the start line where --check both finds one path only.
+// nothingToCompare is added to the start line if --check both finds one path only.
 const nothingToCompare = "; --check both has nothing to compare without NCCL: it is as --check on"
 
 // chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
@@ -87,7 +87,7 @@ func (w *World) useHost() {
 	w.Dev = d
 }
 
-// useGPU has the world work on a GPU; nil where it could not be opened.
+// useGPU makes the world work on a GPU; nil if it could not be opened.
 func (w *World) useGPU(g *cudaexec.GPU) {
 	if g != nil {
 		w.GPU = cudaexec.NewDevice(g, w.start.Fill, w.Order, w.Fail)
@@ -96,20 +96,21 @@ func (w *World) useGPU(g *cudaexec.GPU) {
 	}
 }
 
-// firstFailure returns the failure of the first rank that has one, during the start; nil where none has.
+// firstFailure returns the failure of the first rank that has one, during the start; nil if no rank
+// has.
 //
 // Collective over all ranks.
 func (w *World) firstFailure(mine error) (*control.Failure, error) {
 	return control.First(w.Control.Host(), mine)
 }
 
-// startGPU makes everything that a world with a GPU has. A failure of one rank is
-// every rank's.
+// startGPU makes all parts of a world with a GPU. A failure of one rank is every rank's.
 //
 // Collective over all ranks.
 func (w *World) startGPU(node control.Comm) error {
-	w.Env = route.Env{GPU: w.GPU.GPU, Log: w.Log, Begin: w.startup.Begin, Quiesce: w.Dev.Quiesce, Symmetric: w.start.Config.Symmetric,
-		Backend: w.Env.Backend, Node: w.node, Nodes: w.nodes, First: w.All.Routes()}
+	w.Env = route.Env{GPU: w.GPU.GPU, Log: w.Log, Begin: w.startup.Begin, Quiesce: w.Dev.Quiesce,
+		Symmetric: w.start.Config.Symmetric,
+		Backend:   w.Env.Backend, Node: w.node, Nodes: w.nodes, First: w.All.Routes()}
 	w.UseDevice()
 	if err := w.stayNear(node); err != nil {
 		return err
@@ -156,7 +157,8 @@ func (w *World) openCross() error {
 	return nil
 }
 
-// mustAgree returns an error on every rank where one has failed in the start, which has not gone wrong otherwise.
+// mustAgree returns an error on every rank if one has failed in the start, which has not gone wrong
+// otherwise.
 //
 // Collective over all ranks.
 func (w *World) mustAgree(mine error) error {
@@ -168,8 +170,8 @@ func (w *World) mustAgree(mine error) error {
 	return f.Or(mine)
 }
 
-// stayNear keeps this process to the cores near its GPU, where nobody has bound it, and
-// shares them out among the ranks that have the same. Collective over the node.
+// stayNear keeps this process to the cores near its GPU, if nobody has bound it. It shares them out
+// among the ranks that have the same. Collective over the node.
 func (w *World) stayNear(node control.Comm) error {
 	list, near := affinity.NearGPU("/sys", w.GPU.GPU.Dev.PCI())
 	if list != "" && w.ranks.Here() == 1 { // else other ranks of the process are near other GPUs
@@ -182,8 +184,8 @@ func (w *World) stayNear(node control.Comm) error {
 	return w.findThreads(node)
 }
 
-// chooseBackend settles on all ranks alike what would carry GPU memory. It comes before the driver is initialised: see
-// route.Select. What it returns takes the choice over where there are GPUs; without them it does not matter.
+// chooseBackend settles, on all ranks alike, on a carrier of GPU memory. It comes before the driver
+// is initialised: see route.Select. If there are GPUs, use takes the choice over.
 //
 // Collective over all ranks.
 func (w *World) chooseBackend() (use func() error) {
@@ -207,7 +209,8 @@ func (w *World) chooseBackend() (use func() error) {
 	}
 }
 
-// openTransports has the world's communicators carry GPU memory, and says why in the way that they do.
+// openTransports makes the world's communicators carry GPU memory, and says why in the way that
+// they do.
 //
 // Collective over all ranks.
 func (w *World) openTransports() error {
@@ -242,7 +245,7 @@ func (w *World) openTransports() error {
 	return nil
 }
 
-// Explain has fn say what kernels have found, where a stream of the device fails.
+// Explain makes fn say what kernels have found, after a stream of the device has failed.
 func (w *World) Explain(fn func() string) {
 	switch d := w.Dev.(type) {
 	case *hostexec.Device:

@@ -119,13 +119,13 @@ func (w *World) logStart() {
 	}
 	line.Dict("startup_ms", w.startup.Log()).Msg("start")
 	if w.apartBy != "" {
-		w.Log.Warn().Str("set", w.apartBy).Msgf("this rank is in a container of its own, with its own %v namespace: MPI's messages to ranks of this host take a slower way", w.apart)
+		w.Log.Warn().Str("set", w.apartBy).Msgf("this rank is in a container of its own, with its own %v "+
+			"namespace: MPI's messages to ranks of this host take a slower way", w.apart)
 	}
 }
 
-// describeNodes adds what matters between nodes: in which order they hold the ranks,
-// and by which interfaces this rank's connections leave the node. Fabrics other than
-// TCP show none.
+// describeNodes adds facts about several nodes: the order in which they hold the ranks, and the
+// interfaces by which this rank's connections leave the node. Fabrics other than TCP show none.
 func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
 	order := "by node"
 	if !w.byNode {

@@ -33,8 +33,8 @@ func (w *World) connect() error {
 	return w.join(base)
 }
 
-// join makes the communicators and finds the nodes and the cores. It runs in this
-// goroutine alone, but other worlds of the process may be at work.
+// join makes the communicators and finds the nodes and the cores. It runs in this goroutine alone,
+// but other worlds of the process may be at work.
 func (w *World) join(base transport.Host) error {
 	if err := w.Order.Enter(w.Order.Take(1)); err != nil {
 		return err
@@ -94,8 +94,8 @@ func (w *World) join(base transport.Host) error {
 	return w.startGPU(shared)
 }
 
-// findNode numbers the nodes by their lowest rank: node leaders count those
-// before them and tell the others. On the way the ranks compare what they were started with.
+// findNode numbers the nodes by their lowest rank: node leaders count those before them and tell
+// the others. On the way the ranks compare their settings.
 func (w *World) findNode(world, node control.Comm) error {
 	type facts struct{ leads, sum int64 }
 	all := make([]facts, world.Size())
@@ -137,7 +137,7 @@ func (w *World) findNode(world, node control.Comm) error {
 	return err
 }
 
-// compareSettings fails on all ranks alike where their settings differ.
+// compareSettings fails on all ranks alike if their settings differ.
 //
 // Collective over the ranks of m, which are all.
 func (w *World) compareSettings(m control.Comm) error {
@@ -173,9 +173,8 @@ func (w *World) findThreads(node control.Comm) (err error) {
 	}
 	w.endShare()
 	w.endShare = host.Share(w.threads)
-	// Goroutines inside MPI or BLAS hold a processor of the Go scheduler for a while, so a
-	// rank bound to one core needs more of them than cores for its streams to run at the
-	// same time.
+	// Goroutines inside MPI or BLAS hold a processor of the Go scheduler for a while. So a rank
+	// bound to one core needs more of them than cores for its streams to run at the same time.
 	here := w.ranks.Here()
 	if procs := here*w.threads + 3*min(here, runtime.NumCPU()); procs > runtime.GOMAXPROCS(0) {
 		runtime.GOMAXPROCS(procs)

@@ -6,7 +6,8 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// account is what this rank says of its time where the job has failed, or a signal ends it. It enters neither MPI nor CUDA.
+// account is this rank's account of its time after the job has failed, or when a signal ends it. It
+// enters neither MPI nor CUDA.
 func (w *World) account() []byte {
 	if w.Trace == nil {
 		return nil
@@ -18,8 +19,8 @@ func (w *World) account() []byte {
 	return b
 }
 
-// tellLast says where the time of those ranks went whose accounts ask returns, and writes their trace, as tell does of all
-// ranks. It enters neither MPI nor CUDA.
+// tellLast says where the time went, of the ranks whose accounts ask returns, and writes their
+// trace. tell does the same of all ranks. It enters neither MPI nor CUDA.
 func (w *World) tellLast(failed bool, until time.Time, ask func() [][]byte) {
 	if w.Trace == nil {
 		return

@@ -14,9 +14,11 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Local runs ranks that are goroutines of this process, until all have returned, or one has failed. lead is Main's, that
-// stands for all of them; nil where there is none.
-func Local(ctx context.Context, s Start, ranks int, lead *job.Job, run func(ctx context.Context, w *World) error) error {
+// Local runs ranks that are goroutines of this process, until all have returned, or one has failed.
+// lead is Main's job, which stands for all of them; it may be nil.
+func Local(
+	ctx context.Context, s Start, ranks int, lead *job.Job, run func(ctx context.Context, w *World) error,
+) error {
 	return (&local{with: s, lead: lead, ranks: ranks, run: run}).start(ctx)
 }
 
@@ -33,7 +35,7 @@ type local struct {
 	fail  func(rank int, err error)
 	run   func(ctx context.Context, w *World) error
 	mu    sync.Mutex
-	left  []*World // of ranks that have returned after a failure; nil of those that had none
+	left  []*World // of ranks that have returned after a failure; nil for those that had none
 }
 
 // start runs the ranks until all have returned, or one has failed.
@@ -124,8 +126,9 @@ func (l *local) rank(ctx context.Context, i int) {
 	w.Job.Leaving()
 }
 
-// leave is the end of a rank where the job has failed. Others may still be in calls, in which they read its memory: what the
-// ranks have goes when the last has returned. Where one never does it stays.
+// leave is the end of a rank after the job has failed. Others may still be in calls, in which they
+// read its memory. So the ranks' memory goes when the last has returned. If one never does it
+// stays.
 func (l *local) leave(w *World) {
 	if w != nil && !w.stop() {
 		w = nil
@@ -142,9 +145,10 @@ func (l *local) leave(w *World) {
 	}
 }
 
-// keepApart has the streams of a rank compute on cores of its own, where it has no GPU and nobody has bound this process. Linux
-// may else leave two ranks on one core of a busy machine. No thread is bound: a goroutine that kept its thread would be handed
-// to that for each short call, which takes 50 us in place of one.
+// keepApart lets the streams of a rank compute on cores of its own, if it has no GPU and nobody has
+// bound this process. Linux may else leave two ranks on one core of a busy machine. No thread is
+// bound: a goroutine with a thread of its own would be handed to that for each short call, which
+// takes 50 us in place of one.
 func (w *World) keepApart(i int) {
 	host, ok := w.Dev.(*hostexec.Device)
 	list, own := affinity.Own("/sys", i, w.All.Size())

@@ -18,7 +18,8 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// startTrace begins to note what this rank does, where --summary or --trace wants it. The caller is in its turn in MPI.
+// startTrace begins to note this rank's work, for --summary or --trace. The caller is in its turn
+// in MPI.
 func (w *World) startTrace(ranks int) {
 	c := &w.start.Config
 	summary := c.Summary == "on" || c.Summary == "auto" && w.start.Flags != nil || c.Dashboard != ""
@@ -26,7 +27,8 @@ func (w *World) startTrace(ranks int) {
 	w.Calls = w.Trace.Thread("calls", false)
 }
 
-// openTrace has rank 0 make the file of --trace, and compares the clocks of the ranks. A failure of rank 0 is every rank's.
+// openTrace has rank 0 make the file of --trace, and compares the clocks of the ranks. A failure of
+// rank 0 is every rank's.
 //
 // Collective over all ranks, in the caller's turn in MPI.
 func (w *World) openTrace() (err error) {
@@ -112,17 +114,19 @@ func (w *World) tell() error {
 	return nil
 }
 
-// summary is what this rank has spent its time on.
+// summary is the uses of this rank's time.
 func (w *World) summary() *trace.Summary {
 	var start []trace.Part
 	w.startup.Each(func(name string, ms float64) { start = append(start, trace.Part{Name: name, Ms: ms}) })
 	return w.Trace.Summary(w.All.Rank(), start, w.memoryPeaks())
 }
 
-// wantsSummary says whether there is to be a summary: always where it is asked for, and after a while where the log is read.
+// wantsSummary says whether to show a summary: always if the flag says so, and after a while if a
+// person reads the log.
 func (w *World) wantsSummary() bool {
 	return w.start.Config.Summary == "on" ||
-		w.start.Config.Summary == "auto" && w.start.Flags != nil && time.Since(w.startup.Started) > summarizeAfter && w.Log.GetLevel() <= zerolog.InfoLevel
+		w.start.Config.Summary == "auto" && w.start.Flags != nil && time.Since(w.startup.Started) > summarizeAfter &&
+			w.Log.GetLevel() <= zerolog.InfoLevel
 }
 
 // eachPool calls fn with each kind of memory that buffers have had.
@@ -153,7 +157,7 @@ func (w *World) memoryPeaks() (list []trace.Memory) {
 	return list
 }
 
-// showSummary writes the summary, to where the log goes.
+// showSummary writes the summary to the log's place.
 func (w *World) showSummary(t *trace.Table) {
 	facts := w.Trace.Facts()
 	if w.start.Config.LogFormat == "json" {

@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/internal/transport/mpi"
 )
 
-// Versions is what --version prints: what was built, and what of the libraries is found here, or why not.
+// Versions is the text of --version: the build, and the libraries that are found here, or why not.
 func Versions(program string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, of %s\n", program, version.Text())
@@ -28,7 +28,7 @@ func Libraries() map[string]string {
 	return all
 }
 
-// each calls f with what is found of each library.
+// each calls f with the finding for each library.
 func each(f func(library, found string)) {
 	f("MPI", mpi.Processes.Library())
 	line := func(library string, err error, found string) {

@@ -1,5 +1,6 @@
-// Package world starts and ends what a rank has: it joins the job, makes the communicators, chooses the device and what carries
-// its memory, and takes it all down. In between it is what the job's watchdog sees of the rank.
+// Package world starts and ends a rank: it joins the job, makes the communicators, chooses the
+// device and the carrier of its memory, and takes it all down. In between it is the rank that the
+// job's watchdog sees.
 package world
 
 import (
@@ -36,11 +37,11 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Start is what a world is opened with.
+// Start is the arguments of Open.
 type Start struct {
 	Config job.Config
-	Flags  *pflag.FlagSet // of the command line, which has set Config; nil where there is none
-	Fill   *exec.Kernel   // fills memory of a GPU, and what it shares with the host
+	Flags  *pflag.FlagSet // of the command line, which has set Config; nil if there is none
+	Fill   *exec.Kernel   // fills memory of a GPU, and memory that it shares with the host
 }
 
 // World is this rank's place in the job.
@@ -51,26 +52,28 @@ type World struct {
 	start    Start
 	ranks    transport.Ranks
 	launched launcher.Job
-	cores    string // that this process or this rank keeps to, and why; "" where it has not bound itself
+	cores    string // that this process or this rank keeps to, and why; "" if it has not bound itself
 	node     int
 	nodes    int
-	byNode   bool // of several nodes, each has ranks that follow each other
+	byNode   bool // each of several nodes has ranks that follow each other
 	threads  int
 	endShare func() // of these threads; does nothing a second time
 	apart    launcher.Apart
 	apartBy  string                       // what MPI was told because of that; "" for nothing
-	why      string                       // the device and the collectives are what they are
+	why      string                       // why the device and the collectives are what they are
 	clocks   trace.Clocks                 // for --trace
 	traced   atomic.Pointer[outfile.File] // of --trace, on rank 0
 	told     atomic.Bool                  // where the time went is said, or is being said
-	fellBack bool                         // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
-	agreed   bool                         // the failure of the start is every rank's
+	// to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
+	fellBack bool
+	agreed   bool // the failure of the start is every rank's
 	startup  job.Startup
-	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
+	// With several nodes: the connections that MPI had before NCCL started, and all that there were
+	// then.
 	mpiSockets, ncclSockets []job.Socket
 	reporter                verify.Reporter // makes this rank's heartbeats
 	analyzer                verify.Analyzer // has those of all ranks, on rank 0
-	carrier                 verify.Carrier  // has those of this node, where this rank carries them
+	carrier                 verify.Carrier  // has those of this node, if this rank carries them
 	shown                   shown           // for --dashboard and Slowest
 	files                   files.Work      // for what is saved and loaded
 	json                    *outfile.File
@@ -98,7 +101,8 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 		kernels.CheckBounds()
 	}
 	w.Order, w.Log, w.Compare = ranks.Order(), new(zerolog.Logger), s.Config.Compares() > 0
-	if strings.HasPrefix(ranks.Library(), "Open MPI") && !strings.HasPrefix(w.launched.Name, "slurm") { // whose own folder it is there
+	// whose own folder it is there
+	if strings.HasPrefix(ranks.Library(), "Open MPI") && !strings.HasPrefix(w.launched.Name, "slurm") {
 		if err := launcher.CheckRoom(os.Getenv); err != nil {
 			return nil, job.Usage(err)
 		}
@@ -139,7 +143,8 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 // Carriers are the values that --collectives may have.
 func Carriers() []string { return route.Names() }
 
-// Run runs the program's own function, and waits for what it has left enqueued, which belongs to the run.
+// Run runs the program's own function, and waits for the work that it has left enqueued, which
+// belongs to the run.
 func (w *World) Run(ctx context.Context, run func(context.Context, *World) error) error {
 	return exec.Guard(func() error {
 		if err := run(ctx, w); err != nil {
@@ -164,13 +169,14 @@ func (w *World) Seed() uint64 { return w.start.Config.Seed }
 // Timeout is how long the watch gives a collective.
 func (w *World) Timeout() time.Duration { return w.start.Config.Limit() }
 
-// Files is what this rank does with files.
+// Files is this rank's work on files.
 func (w *World) Files() *files.Work { return &w.files }
 
-// Flags are those of the command line; nil where there is none.
+// Flags are those of the command line; nil if there is none.
 func (w *World) Flags() *pflag.FlagSet { return w.start.Flags }
 
-// Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to those of Emitted.
+// Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to those
+// of Emitted.
 func (w *World) Emit(v any) error {
 	w.mu.Lock()
 	listeners := w.listeners
@@ -193,7 +199,8 @@ func (w *World) Emit(v any) error {
 	return err
 }
 
-// Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of its bytes.
+// Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of
+// its bytes.
 func (w *World) Emitted(fn func(line []byte)) (cancel func()) {
 	l := &fn
 	w.mu.Lock()
@@ -206,8 +213,8 @@ func (w *World) Emitted(fn func(line []byte)) (cancel func()) {
 	}
 }
 
-// Fail records the first failure of a stream: nobody may wait for what will not
-// come, and Main ends the job.
+// Fail records the first failure of a stream. Nobody may wait for its results, and Main ends the
+// job.
 func (w *World) Fail(err error) {
 	w.Job.Fail(err)
 	w.Order.Fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
@@ -221,21 +228,24 @@ func (w *World) Abort(status int) {
 	os.Exit(status) // where the library returns, too
 }
 
-// AbortProcesses ends the processes of all ranks where Open has failed. It returns where MPI does not run.
+// AbortProcesses ends the processes of all ranks after Open has failed. It returns if MPI does not
+// run.
 func AbortProcesses(status int) { mpi.Processes.Abort(status) }
 
 // Watch starts the watch over the job. Collective over all ranks, blocking.
 func (w *World) Watch() error {
 	w.Job.MarkProgram()
 	err := w.Job.Watch()
-	if w.All.Size() > 1 { // a rank that closes the world at once, and MPI goes on, would leave before others have joined
+	// a rank that closes the world at once, and MPI goes on, would leave before others have joined
+	if w.All.Size() > 1 {
 		err = w.Channel.Agree(control.Start, err)
 	}
 	w.Job.Enter("running")
 	return err
 }
 
-// AtClose has Close call fn when the streams are through and the graphs are closed. The returned function takes fn back.
+// AtClose has Close call fn when the streams are through and the graphs are closed. The returned
+// function takes fn back.
 func (w *World) AtClose(fn func() error) (cancel func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -248,7 +258,7 @@ func (w *World) AtClose(fn func() error) (cancel func()) {
 	}
 }
 
-// runClosers calls what AtClose was given. The functions may take themselves back.
+// runClosers calls the functions of AtClose. They may take themselves back.
 func (w *World) runClosers() error {
 	w.mu.Lock()
 	closers := slices.Clone(w.closers)
@@ -261,8 +271,8 @@ func (w *World) runClosers() error {
 	return errors.Join(errs...)
 }
 
-// Close takes the world down in the order graphs, what AtClose was given, communicators, streams, memory, the GPU, MPI, the
-// watch. A second Close does nothing.
+// Close takes the world down in the order graphs, functions of AtClose, communicators, streams,
+// memory, the GPU, MPI, the watch. A second Close does nothing.
 //
 // Collective over all ranks, blocking.
 func (w *World) Close() error {
@@ -283,12 +293,13 @@ func (w *World) Close() error {
 	if f := w.traced.Swap(nil); f != nil {
 		err = errors.Join(err, f.Drop())
 	}
-	// The watch ends after any failure but that of a stream, too: the other ranks wait for this one to leave.
+	// The watch ends after any failure but that of a stream, too: the other ranks wait for this one
+	// to leave.
 	return errors.Join(err, w.takeDown(), w.Job.EndWatch())
 }
 
-// stop is what of Close comes before what a rank has is given up, where the job has failed: nobody waits for other ranks any
-// more. It says whether that is left to do.
+// stop is the first part of Close, after the job has failed: nobody waits for other ranks any more.
+// It says whether the rest is left to do.
 func (w *World) stop() bool {
 	if w.MarkClosed() {
 		return false

@@ -17,7 +17,7 @@ import (
 
 var onHost = Start{Config: job.Config{Device: "host", LogLevel: "error", Seed: 7}}
 
-// TestPlace: ranks that are goroutines are one node and one process, and divide its cores.
+// Ranks that are goroutines are one node and one process, and divide its cores.
 func TestPlace(t *testing.T) {
 	for ranks := 1; ranks <= 4; ranks++ {
 		var mu sync.Mutex
@@ -27,8 +27,10 @@ func TestPlace(t *testing.T) {
 			defer mu.Unlock()
 			seen[w.All.Rank()] = true
 			node, nodes := w.Place()
-			if w.All.Size() != ranks || w.Here() != ranks || w.Node.Size() != ranks || node != 0 || nodes != 1 || w.Threads() < 1 || w.Seed() != 7 || !w.OnHost() {
-				return fmt.Errorf("rank %d of %d: %d here, %d on node %d of %d, %d threads, seed %d", w.All.Rank(), w.All.Size(), w.Here(), w.Node.Size(), node, nodes, w.Threads(), w.Seed())
+			if w.All.Size() != ranks || w.Here() != ranks || w.Node.Size() != ranks || node != 0 ||
+				nodes != 1 || w.Threads() < 1 || w.Seed() != 7 || !w.OnHost() {
+				return fmt.Errorf("rank %d of %d: %d here, %d on node %d of %d, %d threads, seed %d",
+					w.All.Rank(), w.All.Size(), w.Here(), w.Node.Size(), node, nodes, w.Threads(), w.Seed())
 			}
 			return nil
 		})
@@ -38,8 +40,8 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestEnd: what a program leaves enqueued belongs to it; then comes what AtClose was given, the last first, but what was taken
-// back; and what fails there is the job's error, with its rank.
+// Work that a program leaves enqueued belongs to it. Then come the functions of AtClose, the last
+// first, but not those taken back. A failure there is the job's error, with its rank.
 func TestEnd(t *testing.T) {
 	mine := errors.New("of my own")
 	for _, failing := range []bool{false, true} {
@@ -78,7 +80,8 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestFails: a rank that returns an error, or panics, is named; those that wait for it, in whatever way, learn it.
+// A rank that returns an error, or panics, is named. Ranks that wait for it, in whatever way, learn
+// it.
 func TestFails(t *testing.T) {
 	for name, end := range map[string]func() error{
 		"rank 2: it fails":      func() error { return errors.New("it fails") },
@@ -108,7 +111,7 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// TestEmitted: a line goes to each listener, until that wants no more.
+// A line goes to each listener, until that wants no more.
 func TestEmitted(t *testing.T) {
 	err := Local(t.Context(), onHost, 1, nil, func(_ context.Context, w *World) error {
 		var got []string
@@ -139,14 +142,17 @@ type builtWith struct {
 // Library implements transport.Ranks.
 func (b builtWith) Library() string { return b.library }
 
-// TestMPICH: a library with wrong results is bad input, before anything of it is called; its relatives are not.
+// A library with wrong results is bad input, before anything of it is called; its relatives are
+// not.
 func TestMPICH(t *testing.T) {
-	const want = "this program is built with MPICH 4.0.2, which gives wrong minima and maxima of unsigned integers: build it with Open MPI"
+	const want = "this program is built with MPICH 4.0.2, which gives wrong minima and maxima of " +
+		"unsigned integers: build it with Open MPI"
 	_, err := open(builtWith{library: "MPICH 4.0.2"}, onHost)
 	if err == nil || err.Error() != want || fmt.Sprintf("%T", err) != fmt.Sprintf("%T", job.Usage(err)) {
 		t.Errorf("%v, want %q, as bad input", err, want)
 	}
-	for _, other := range []string{"Open MPI 4.1.4", "Intel(R) MPI Library 2021.5 for Linux* OS", "CRAY MPICH 8.1.29", "none"} {
+	for _, other := range []string{"Open MPI 4.1.4", "Intel(R) MPI Library 2021.5 for Linux* OS",
+		"CRAY MPICH 8.1.29", "none"} {
 		if err := launcher.CheckLibrary(other); err != nil {
 			t.Errorf("%s: %v", other, err)
 		}
