@@ -213,37 +213,32 @@ type headShape struct {
 	turn        spmd.Buffer[float32] // (T,size/4,2): cosines and sines
 }
 
-// headKernel is a kernel whose threads have numbers of both halves of a head: 4, or 8 if halves are
-// a multiple of 8.
-type headKernel [2]kernels.Kernel
-
-func newHeadKernel(name string, fn func(a *kernels.HostArgs) error) headKernel {
-	return headKernel{newKernel(name+"<4>", fn), newKernel(name+"<8>", fn)}
-}
-
-// mostHeadThreads is PART in modern.cu. headBlocks is how many blocks of so many threads fit on a
-// multiprocessor, with 80 registers a thread.
+// mostHeadThreads is PART in modern.cu.
 const mostHeadThreads = 384
 
-func headBlocks(threads int) int { return max(1, min(sumBlocks/132, 816/threads)) }
-
-// on returns the kernel for the heads of h, and its grid and arguments for n rows.
-func (k *headKernel) on(h headShape, n int) (kernels.Kernel, spmd.Grid, [6]spmd.Arg) {
-	i := 0
-	if h.size%16 == 0 {
-		i = 1
-	}
-	lanes := 1 << bits.Len(uint((h.size/2-1)/(4<<i))) // of a head
+// grid returns the grid and the arguments of a kernel of heads for n rows, whose threads have v
+// numbers of both halves of a head. room is how many threads fit on a multiprocessor.
+func (h headShape) grid(n, v, room int) (spmd.Grid, [6]spmd.Arg) {
+	lanes := 1 << bits.Len(uint((h.size/2-1)/v)) // of a head
 	all := 3 * h.heads * lanes
 	parts := (all + mostHeadThreads - 1) / mostHeadThreads
 	threads := 32 * ((all + 32*parts - 1) / (32 * parts))
-	rows := min(n, max(1, 132*headBlocks(threads)/parts))
-	return k[i], spmd.Grid{Blocks: [3]int{rows * parts, 1, 1}, Threads: [3]int{threads, 1, 1}},
+	rows := min(n, max(1, 132*max(1, min(sumBlocks/132, room/threads))/parts))
+	return spmd.Grid{Blocks: [3]int{rows * parts, 1, 1}, Threads: [3]int{threads, 1, 1}},
 		[...]spmd.Arg{spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(lanes), spmd.I32(parts), kernels.Flag(h.norm),
 			spmd.F32(h.scale)}
 }
 
-var headsKernel = newHeadKernel("modern_heads", func(a *kernels.HostArgs) error {
+// Forward threads have 8 numbers where halves are a multiple of 8, with 80 registers. Backward
+// threads always have 4, with 56 registers: more of them wait for memory at once.
+const (
+	forwardThreads  = 816
+	backwardThreads = 1152
+)
+
+var headsKernels = [...]kernels.Kernel{newKernel("modern_heads<4>", hostHeads), newKernel("modern_heads<8>", hostHeads)}
+
+func hostHeads(a *kernels.HostArgs) error {
 	n, t, vocab, heads, size, normed, scale := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.I32(13) != 0,
 		a.F32(14)
 	c := heads * size
@@ -256,18 +251,22 @@ var headsKernel = newHeadKernel("modern_heads", func(a *kernels.HostArgs) error 
 		cHeads(out, qkv, tokens, table, mix, turn, t, heads, size, normed, scale, lo, hi)
 	})
 	return nil
-})
+}
 
 // headsForward enqueues out = the input of attention, from the output of the product in qkv. Both
 // are (n,3,heads,size).
 func headsForward[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A],
-	tokens spmd.Buffer[int32], v valueMix) {
-	k, grid, x := headsKernel.on(h, e.N)
-	e.Launch(k, grid, out.Arg(), qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(),
+	tokens spmd.Buffer[int32], mix valueMix) {
+	k, v := 0, 4
+	if h.size%16 == 0 {
+		k, v = 1, 8
+	}
+	grid, x := h.grid(e.N, v, forwardThreads)
+	e.Launch(headsKernels[k], grid, out.Arg(), qkv.Arg(), tokens.Arg(), mix.table.Arg(), mix.mix.w.Arg(), h.turn.Arg(),
 		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5])
 }
 
-var headsBackwardKernel = newHeadKernel("modern_heads_backward", func(a *kernels.HostArgs) error {
+var headsBackwardKernel = newKernel("modern_heads_backward", func(a *kernels.HostArgs) error {
 	n, t, heads, size, normed, scale := a.I32(10), a.I32(11), a.I32(13), a.I32(14), a.I32(17) != 0, a.F32(18)
 	fresh, acc := a.I32(19) != 0, a.I32(20) != 0
 	c := heads * size
@@ -289,8 +288,8 @@ var headsBackwardKernel = newHeadKernel("modern_heads_backward", func(a *kernels
 // qkv, and dtable(n,c) (+)= the gradient of the table's rows.
 func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial spmd.Buffer[float32],
 	d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool) {
-	k, grid, x := headsBackwardKernel.on(h, e.N)
-	e.Launch(k, grid, d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
+	grid, x := h.grid(e.N, 4, backwardThreads)
+	e.Launch(headsBackwardKernel, grid, d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
 		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T),
 		spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5], kernels.Flag(fresh), kernels.Flag(e.Acc))
 }

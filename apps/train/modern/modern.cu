@@ -280,11 +280,11 @@ __global__ void __launch_bounds__(PART)
 }
 
 // Of the numbers mix each block leaves its sums in a row of partial(blocks + sets, 2).
-template <int V>
-__global__ void __launch_bounds__(PART)
+extern "C" __global__ void __launch_bounds__(PART, 3)
     modern_heads_backward(act *d, act *dtable, float *dmix, float *partial, unsigned *arrived, const act *qkv, const int *tokens,
                           const float *table, const float *mix, const float2 *turn, int n, int t, int vocab, int heads, int size,
                           int lanes, int parts, int normed, float scale, int fresh, int accumulate) {
+    enum { V = 4 };
     int half = size / 2, turned = size / 4, c = heads * size;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0, of_own = 0, of_other = 0;
     head h = head_of(V, lanes, heads, size, parts);
