@@ -70,7 +70,8 @@ func fakeGraph(t *testing.T) {
 		t.Errorf("after the launch the memory holds %d", host[0])
 	}
 	lines := strings.Join(log(), "\n")
-	for _, want := range []string{"replay cuMemsetD8Async", "replay cuLaunchKernel", "args=0x7 =", "replay cuMemcpyAsync"} {
+	for _, want := range []string{"replay cuMemsetD8Async", "replay cuLaunchKernel", "args=0x7 =",
+		"replay cuMemcpyAsync"} {
 		if !strings.Contains(lines, want) {
 			t.Errorf("no %q in\n%s", want, lines)
 		}
@@ -89,7 +90,8 @@ func fakeGraph(t *testing.T) {
 	must(t, errors.Join(g.Close(), g.Close(), small.Close(), x.Close(), x.Close(), o.close()))
 }
 
-// Records in a graph say how long its parts take, in the runs of what was made of it with them, and in no other.
+// Records in a graph say how long its parts take, in the runs of the graphs made from it with them,
+// and in no other.
 func fakeGraphRecords(t *testing.T) {
 	o := make1(t)
 	side := try(o.d.NewStream(0))(t)
@@ -220,7 +222,7 @@ func fakeCaptureThread(t *testing.T) {
 	o := make1(t)
 	for _, m := range []CaptureMode{Global, ThreadLocal} {
 		must(t, o.s.BeginCapture(m))
-		// Without the tie to the thread, waiting for others would soon move this goroutine.
+		// The thread keeps this goroutine: without that, waiting for others would soon move it.
 		thread := syscall.Gettid()
 		for range 100 {
 			c := make(chan bool)

@@ -1,13 +1,16 @@
-// Package cuda is the CUDA driver, found when the program runs: devices, memory, streams, events, graphs and modules.
-// It links to no library and builds without CUDA; Load says whether there is a driver, from CUDA 12.0 on.
+// Package cuda is the CUDA driver, found when the program runs: devices, memory, streams, events,
+// graphs and modules. It links to no library and builds without CUDA. Load says whether there is a
+// driver, from CUDA 12.0 on.
 //
-// Every call makes the device's primary context current on the thread it runs on, so goroutines may call from any thread,
-// and several at a time; only closing an object must not overlap with its use. Addresses, of the device's memory and of
-// pinned memory, are unsafe.Pointer. Memory of Go must not be handed to a call that only enqueues.
+// Every call makes the device's primary context current on its thread. So goroutines may call from
+// any thread, and several at a time; only closing an object must not overlap with its use.
+// Addresses, of the device's memory and of pinned memory, are unsafe.Pointer. A call that only
+// enqueues must not be given memory of Go.
 //
-// A failing status becomes a *ccall.Error that names the C function and holds the Result: errors.Is(err, cuda.ErrOutOfMemory).
-// Where work on the device has failed, any later call can be the one that reports it.
-// Source: cuda.h of CUDA 13.0; each function documents the C function that it calls.
+// A failing status becomes a *ccall.Error that names the C function and holds the Result:
+// errors.Is(err, cuda.ErrOutOfMemory). After work on the device has failed, any later call can be
+// the one that reports it. Source: cuda.h of CUDA 13.0; each function documents the C function that
+// it calls.
 package cuda
 
 import (
@@ -22,10 +25,10 @@ import (
 	"lockstep/internal/dl"
 )
 
-// oldest is the driver that has every entry point of the table, as cuDriverGetVersion counts.
+// oldest is the first driver with every entry point of the table, as cuDriverGetVersion counts.
 const oldest = 12000
 
-// earlyDriver is the first driver with which an early launch can be captured in a graph.
+// earlyDriver is the first driver with which a graph can capture an early launch.
 const earlyDriver = 12030
 
 // earlyCapability is the first with griddepcontrol, the major number.
@@ -38,9 +41,9 @@ var (
 	version  atomic.Int32
 )
 
-// Load finds the driver and initialises it, once for the process; every function here that needs it calls it.
-// The error says which of these failed: there is no libcuda.so.1, the driver is older than CUDA 12.0, it lacks a symbol,
-// or cuInit's status. Source: cuda.h, cuInit, cuDriverGetVersion.
+// Load finds the driver and initialises it, once for the process. Every function here that needs it
+// calls it. The error says why it failed: there is no libcuda.so.1, the driver is older than CUDA
+// 12.0, it lacks a symbol, or cuInit's status. Source: cuda.h, cuInit, cuDriverGetVersion.
 func Load() error { return load() }
 
 func open(files ...string) error {
@@ -55,7 +58,8 @@ func open(files ...string) error {
 		return check("cuDriverGetVersion", status)
 	}
 	if v < oldest {
-		return fmt.Errorf("cuda: the NVIDIA driver supports CUDA %s, this program needs %s or later", versionString(v), versionString(oldest))
+		return fmt.Errorf("cuda: the NVIDIA driver supports CUDA %s, this program needs %s or later",
+			versionString(v), versionString(oldest))
 	}
 	if _, err := dl.Open(all, files...); err != nil {
 		return fmt.Errorf("cuda: the NVIDIA driver (CUDA %s) is incomplete: %w", versionString(v), err)
@@ -74,8 +78,8 @@ func open(files ...string) error {
 
 func versionString(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
 
-// DriverVersion returns the CUDA version that the driver supports as 1000*major + 10*minor, such as 13000; 0 where Load
-// fails. Source: cuda.h, cuDriverGetVersion.
+// DriverVersion returns the CUDA version that the driver supports as 1000*major + 10*minor, such as
+// 13000; 0 if Load fails. Source: cuda.h, cuDriverGetVersion.
 func DriverVersion() int {
 	if Load() != nil {
 		return 0
@@ -92,8 +96,9 @@ func Count() (int, error) {
 	return n, check("cuDeviceGetCount", status)
 }
 
-// UUIDOf returns the UUID of a device as nvidia-smi prints it, "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or "MIG-..." for
-// a part of a GPU. It opens nothing. Source: cuda.h, cuDeviceGetUuid_v2.
+// UUIDOf returns the UUID of a device as nvidia-smi prints it,
+// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or "MIG-..." for a part of a GPU. It opens nothing.
+// Source: cuda.h, cuDeviceGetUuid_v2.
 func UUIDOf(index int) (string, error) {
 	dev, err := deviceAt(index)
 	if err != nil {
@@ -126,7 +131,8 @@ func uuidOf(dev int) (string, error) {
 	return fmt.Sprintf("%s-%x-%x-%x-%x-%x", prefix, id[:4], id[4:6], id[6:8], id[8:10], id[10:]), nil
 }
 
-// Device is an opened GPU: its primary context, the one that the CUDA runtime and libraries on top of it use too.
+// Device is an opened GPU: its primary context, which the CUDA runtime and libraries on top of it
+// use too.
 type Device struct {
 	ctx             unsafe.Pointer
 	dev, index      int
@@ -149,9 +155,9 @@ const (
 	attrSharedOptIn     = 97
 )
 
-// Open opens device index of those that this process sees. Devices opened twice share one context, and each has to be
-// closed. A device that another process has for itself alone gives ErrDeviceUnavailable, and the error says so.
-// Source: cuda.h, cuDevicePrimaryCtxRetain.
+// Open opens device index of those that this process sees. Devices opened twice share one context,
+// and each has to be closed. A device that another process has for itself alone gives
+// ErrDeviceUnavailable, and the error says so. Source: cuda.h, cuDevicePrimaryCtxRetain.
 func Open(index int) (*Device, error) {
 	dev, err := deviceAt(index)
 	if err != nil {
@@ -163,7 +169,8 @@ func Open(index int) (*Device, error) {
 	}
 	ctx, status := sysRetain(dev)
 	if status != 0 {
-		return nil, failed("cuDevicePrimaryCtxRetain", status, fmt.Sprintf("GPU %d, %s, %s%s", index, d.name, d.uuid, d.modeText()))
+		return nil, failed("cuDevicePrimaryCtxRetain", status,
+			fmt.Sprintf("GPU %d, %s, %s%s", index, d.name, d.uuid, d.modeText()))
 	}
 	d.ctx = ctx
 	d.early = d.major >= earlyCapability && int(version.Load()) >= earlyDriver && sysHasLaunchEx()
@@ -191,7 +198,8 @@ func (d *Device) describe() (err error) {
 	for _, a := range []struct {
 		value     *int
 		attribute int
-	}{{&d.multiprocessors, attrMultiprocessors}, {&d.major, attrMajor}, {&d.minor, attrMinor}, {&d.shared, attrSharedOptIn}} {
+	}{{&d.multiprocessors, attrMultiprocessors}, {&d.major, attrMajor}, {&d.minor, attrMinor},
+		{&d.shared, attrSharedOptIn}} {
 		if *a.value, status = sysDeviceAttribute(d.dev, a.attribute); status != 0 {
 			return check("cuDeviceGetAttribute", status)
 		}
@@ -199,7 +207,7 @@ func (d *Device) describe() (err error) {
 	return nil
 }
 
-// modeText explains a refusal by the device's compute mode, where that can be the reason.
+// modeText explains a refusal by the device's compute mode, if that can be the reason.
 func (d *Device) modeText() string {
 	switch mode, status := sysDeviceAttribute(d.dev, attrComputeMode); {
 	case status != 0:
@@ -213,8 +221,8 @@ func (d *Device) modeText() string {
 	}
 }
 
-// Close gives the device back, after all that was made from it has been closed or freed. A second Close does nothing.
-// Source: cuda.h, cuDevicePrimaryCtxRelease.
+// Close gives the device back, after all that was made from it has been closed or freed. A second
+// Close does nothing. Source: cuda.h, cuDevicePrimaryCtxRelease.
 func (d *Device) Close() error {
 	if d.ctx == nil {
 		return nil
@@ -230,7 +238,7 @@ func (d *Device) Index() int { return d.index }
 // Name returns the product name, such as "NVIDIA H200".
 func (d *Device) Name() string { return d.name }
 
-// UUID returns what UUIDOf does.
+// UUID returns the result of UUIDOf.
 func (d *Device) UUID() string { return d.uuid }
 
 // Capability returns the compute capability, 9 and 0 for an H200.
@@ -239,22 +247,23 @@ func (d *Device) Capability() (major, minor int) { return d.major, d.minor }
 // Multiprocessors returns the number of multiprocessors.
 func (d *Device) Multiprocessors() int { return d.multiprocessors }
 
-// SharedMemory returns the most shared memory that a block may have, in bytes: what Function.SetMaxShared accepts, less
-// what the kernel declares itself.
+// SharedMemory returns the most shared memory of a block, in bytes: the limit of
+// Function.SetMaxShared, less what the kernel declares itself.
 func (d *Device) SharedMemory() int { return d.shared }
 
 // Memory returns the size of the device's memory in bytes.
 func (d *Device) Memory() int { return d.memory }
 
-// PCI returns domain, bus, device and function as Linux writes them under /sys/bus/pci, such as "0000:3b:00.0".
+// PCI returns domain, bus, device and function as Linux writes them under /sys/bus/pci, such as
+// "0000:3b:00.0".
 func (d *Device) PCI() string { return d.pci }
 
 // Priorities returns the range of stream priorities; a lower number is a greater priority.
 // Source: cuda.h, cuCtxGetStreamPriorityRange.
 func (d *Device) Priorities() (least, greatest int) { return d.least, d.greatest }
 
-// MemInfo returns how much of the device's memory is free, in bytes, and how much there is.
-// Source: cuda.h, cuMemGetInfo.
+// MemInfo returns how much of the device's memory is free, in bytes, and how much there is. Source:
+// cuda.h, cuMemGetInfo.
 func (d *Device) MemInfo() (free, total int, err error) {
 	free, total, status := sysMemInfo(d.ctx)
 	return free, total, check("cuMemGetInfo", status)
@@ -266,9 +275,9 @@ func (d *Device) Synchronize() error {
 	return check("cuCtxSynchronize", sysContextSynchronize(d.ctx))
 }
 
-// Bind is how C code of other packages makes the device current on the thread that it runs on, before it calls a library
-// that works on the current device. Enter is a C function, int Enter(void *context): call it with Context; what it
-// returns is a CUresult.
+// Bind lets C code of other packages make the device current on its thread, before it calls a
+// library that works on the current device. Enter is a C function, int Enter(void *context): call
+// it with Context. It returns a CUresult.
 type Bind struct{ Enter, Context unsafe.Pointer }
 
 // Bind returns the device's Bind, valid until Close.

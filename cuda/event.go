@@ -11,7 +11,8 @@ type Event struct {
 	h unsafe.Pointer
 }
 
-// NewEvent makes an event; one without timing is cheaper to record and to wait for. Source: cuda.h, cuEventCreate.
+// NewEvent makes an event. Without timing it is cheaper to record and to wait for. Source: cuda.h,
+// cuEventCreate.
 func (d *Device) NewEvent(timing bool) (*Event, error) {
 	h, status := sysEventCreate(d, timing)
 	if status != 0 {
@@ -20,8 +21,8 @@ func (d *Device) NewEvent(timing bool) (*Event, error) {
 	return &Event{d: d, h: h}, nil
 }
 
-// Record sets e to the point that s has come to: e is done once all that is enqueued on s by now has finished.
-// Source: cuda.h, cuEventRecord.
+// Record sets e to the present end of s: e is done once all that is enqueued on s by now has
+// finished. Source: cuda.h, cuEventRecord.
 func (e *Event) Record(s *Stream) error {
 	return check("cuEventRecord", sysEventRecord(e, s))
 }
@@ -30,13 +31,15 @@ func (e *Event) Record(s *Stream) error {
 // Source: cuda.h, cuEventQuery.
 func (e *Event) Query() (bool, error) { return done(sysEventQuery(e)) }
 
-// Synchronize blocks until the device has passed the last record of e. Source: cuda.h, cuEventSynchronize.
+// Synchronize blocks until the device has passed the last record of e. Source: cuda.h,
+// cuEventSynchronize.
 func (e *Event) Synchronize() error {
 	return check("cuEventSynchronize", sysEventSynchronize(e))
 }
 
-// Spin asks again and again whether e is done, until it is or limit is over. It is one call of C, which keeps a core and
-// the goroutine's thread busy: for waits of microseconds. Source: cuda.h, cuEventQuery.
+// Spin asks again and again whether e is done, until it is or limit is over. It is one call of C,
+// which keeps a core and the goroutine's thread busy: for waits of microseconds. Source: cuda.h,
+// cuEventQuery.
 func (e *Event) Spin(limit time.Duration) (bool, error) {
 	return done(sysEventSpin(e, int64(limit)))
 }
@@ -48,8 +51,8 @@ func done(status int) (bool, error) {
 	return status == 0, check("cuEventQuery", status)
 }
 
-// Elapsed returns the time on the device from since to e. Both must have been made with timing, recorded and passed;
-// until then it is ErrNotReady. The resolution is about half a microsecond.
+// Elapsed returns the time on the device from since to e. Both must have been made with timing,
+// recorded and passed; until then it is ErrNotReady. The resolution is about half a microsecond.
 // Source: cuda.h, cuEventElapsedTime.
 func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 	ms, status := sysEventElapsed(since, e)

@@ -16,7 +16,8 @@ import (
 func fakeLaunch(t *testing.T) {
 	o := make1(t)
 	log := logOf(t)
-	args := []uint64{0xff, 0xffff, 0xffffffff, math.MaxUint64, uint64(math.Float32bits(1.5)), math.Float64bits(-2.5), 0x7f0012345678}
+	args := []uint64{0xff, 0xffff, 0xffffffff, math.MaxUint64, uint64(math.Float32bits(1.5)),
+		math.Float64bits(-2.5), 0x7f0012345678}
 	must(t, o.s.Launch(o.k, [3]int{1 << 30, 2, 3}, [3]int{4, 5, 6}, 7, args))
 	must(t, o.s.Launch(o.k, [3]int{1, 1, 1}, [3]int{1, 1, 1}, 0, nil))
 	got := make([]string, 0, 2)
@@ -34,7 +35,7 @@ func fakeLaunch(t *testing.T) {
 	must(t, o.close())
 }
 
-// fakeLaunchEarly: what reaches the driver, and where it is an ordinary launch.
+// fakeLaunchEarly: the driver's arguments, and the cases of an ordinary launch.
 func fakeLaunchEarly(t *testing.T) {
 	t.Cleanup(func() { must(t, open(libFiles...)) })
 	const early, plain = "cuLaunchKernelEx", "cuLaunchKernel"
@@ -72,11 +73,13 @@ func fakeLaunchEarly(t *testing.T) {
 			must(t, x.Launch(s))
 			var got []string
 			for _, l := range log() {
-				if l = regexp.MustCompile(` stream=\d+`).ReplaceAllString(l, ""); strings.Contains(l, "cuLaunchKernel") {
+				if l = regexp.MustCompile(` stream=\d+`).ReplaceAllString(l, ""); strings.Contains(l,
+					"cuLaunchKernel") {
 					got = append(got, l)
 				}
 			}
-			want := c.want + " function=" + c.function + " grid=1073741824,2,3 block=4,5,6 shared=7 args=0xff,0xffffffffffffffff = 0"
+			want := c.want + " function=" + c.function +
+				" grid=1073741824,2,3 block=4,5,6 shared=7 args=0xff,0xffffffffffffffff = 0"
 			if !slices.Equal(got, []string{want, want, "replay " + want}) {
 				t.Errorf("got\n%s\nwant, twice and replayed,\n%s", strings.Join(got, "\n"), want)
 			}
@@ -127,12 +130,14 @@ func fakeLaunchShape(t *testing.T) {
 	must(t, errors.Join(m.Close(), s.Close()))
 }
 
-// fakeTensorMap: the driver is given dimensions, strides and box as they are, and the swizzle by its number.
+// fakeTensorMap: the driver is given dimensions, strides and box as they are, and the swizzle by
+// its number.
 func fakeTensorMap(t *testing.T) {
 	d := openFake(t)
 	p := try(d.Malloc(1 << 12))(t)
 	log := logOf(t)
-	x := Tensor{At: p, Type: TensorBFloat16, Rank: 2, Sizes: [5]uint64{40, 10}, Strides: [4]uint64{80}, Box: [5]uint32{64, 8}, Swizzle: 128}
+	x := Tensor{At: p, Type: TensorBFloat16, Rank: 2, Sizes: [5]uint64{40, 10}, Strides: [4]uint64{80},
+		Box: [5]uint32{64, 8}, Swizzle: 128}
 	m := try(d.TensorMap(&x))(t)
 	if want := (TensorMap{uint64(uintptr(p)), 2, 40, 10}); m != want {
 		t.Errorf("the map is %x, want %x", m, want)
@@ -140,11 +145,13 @@ func fakeTensorMap(t *testing.T) {
 	for swizzle, n := range map[int]string{0: "0", 32: "1", 64: "2", 128: "3"} {
 		x.Swizzle, x.Box[0] = swizzle, 16
 		try(d.TensorMap(&x))(t)
-		if l := log(); !strings.HasSuffix(l[len(l)-1], "type=9 rank=2 sizes=40,10 stride=80 box=16,8 swizzle="+n+" = 0") {
+		if l := log(); !strings.HasSuffix(l[len(l)-1],
+			"type=9 rank=2 sizes=40,10 stride=80 box=16,8 swizzle="+n+" = 0") {
 			t.Errorf("swizzled in %d bytes: %s", swizzle, l[len(l)-1])
 		}
 	}
-	for _, bad := range []Tensor{{At: p, Rank: 0}, {At: p, Rank: 6}, {At: p, Rank: 1, Swizzle: 16}, {At: p, Rank: 1, Swizzle: 33}, {At: p, Rank: 1, Swizzle: 256}} {
+	for _, bad := range []Tensor{{At: p, Rank: 0}, {At: p, Rank: 6}, {At: p, Rank: 1, Swizzle: 16},
+		{At: p, Rank: 1, Swizzle: 33}, {At: p, Rank: 1, Swizzle: 256}} {
 		_, err := d.TensorMap(&bad)
 		wantError(t, err, "cuTensorMapEncodeTiled", ErrInvalidValue)
 	}
@@ -236,22 +243,26 @@ func fakeModule(t *testing.T) {
 	if n := try(f.MaxThreads())(t); n != 1024 {
 		t.Errorf("%d threads", n)
 	}
-	want := []string{"cuFuncLoad function=k = 0", "cuFuncGetAttribute function=k attribute=3 = 0", "cuCtxGetLimit limit=0 = 0",
+	want := []string{"cuFuncLoad function=k = 0", "cuFuncGetAttribute function=k attribute=3 = 0",
+		"cuCtxGetLimit limit=0 = 0",
 		"cuFuncGetAttribute function=k attribute=5 = 0", "cuFuncSetAttribute function=k attribute=8 v=102400 = 0",
 		"cuFuncGetAttribute function=k attribute=4 = 0", "cuFuncGetAttribute function=k attribute=0 = 0"}
 	if got := log(); !slices.Equal(got, want) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
 	}
-	// What needs more local memory than there is gets it now, and once: the launch would wait for all streams.
+	// A kernel that needs more local memory gets it now, and once: the launch would wait for all
+	// streams.
 	deep := try(m.Function("deep"))(t)
 	log()
 	must(t, errors.Join(deep.Load(), deep.Load()))
-	want = []string{"cuFuncLoad function=deep = 0", "cuFuncGetAttribute function=deep attribute=3 = 0", "cuCtxGetLimit limit=0 = 0",
+	want = []string{"cuFuncLoad function=deep = 0", "cuFuncGetAttribute function=deep attribute=3 = 0",
+		"cuCtxGetLimit limit=0 = 0",
 		"cuCtxSetLimit limit=0 v=4000 = 0", "cuFuncGetAttribute function=deep attribute=5 = 0"}
 	if got := log(); !slices.Equal(got, slices.Concat(want, want[:3], want[4:])) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
 	}
-	if e := wantError(t, f.SetMaxShared(1<<20), "cuFuncSetAttribute", ErrInvalidValue); e.Detail != "k: 1048576 bytes of shared memory" {
+	if e := wantError(t, f.SetMaxShared(1<<20), "cuFuncSetAttribute",
+		ErrInvalidValue); e.Detail != "k: 1048576 bytes of shared memory" {
 		t.Errorf("detail %q", e.Detail)
 	}
 	must(t, errors.Join(m.Close(), m.Close()))

@@ -14,7 +14,8 @@ import (
 	"lockstep/internal/fakelib"
 )
 
-// TestFake runs against the double of libcuda, in a process of its own: this one's may have the real driver.
+// TestFake runs against the double of libcuda, in a process of its own: this one's may have the
+// real driver.
 func TestFake(t *testing.T) {
 	fakelib.Run(t, func(dir string) { fakelib.CUDA(t, dir) }, nil, func(t *testing.T) {
 		must(t, Load())
@@ -22,14 +23,18 @@ func TestFake(t *testing.T) {
 			name string
 			run  func(t *testing.T)
 		}{
-			{"Loading", fakeLoading}, {"Device", fakeDevice}, {"Exclusive", fakeExclusive}, {"Memory", fakeMemory}, {"Managed", fakeManaged}, {"ManagedRoom", fakeManagedRoom},
-			{"Statuses", fakeStatuses}, {"Refusals", fakeRefusals}, {"CopyAndFill", fakeCopyAndFill}, {"Launch", fakeLaunch},
+			{"Loading", fakeLoading}, {"Device", fakeDevice}, {"Exclusive", fakeExclusive},
+			{"Memory", fakeMemory}, {"Managed", fakeManaged}, {"ManagedRoom", fakeManagedRoom},
+			{"Statuses", fakeStatuses}, {"Refusals", fakeRefusals}, {"CopyAndFill", fakeCopyAndFill},
+			{"Launch", fakeLaunch},
 			{"LaunchEarly", fakeLaunchEarly},
 			{"LaunchShape", fakeLaunchShape}, {"TensorMap", fakeTensorMap},
 			{"Threads", fakeThreads}, {"Bind", fakeBind}, {"Events", fakeEvents}, {"Callback", fakeCallback},
-			{"Graph", fakeGraph}, {"GraphRecords", fakeGraphRecords}, {"CaptureEnds", fakeCaptureEnds}, {"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
+			{"Graph", fakeGraph}, {"GraphRecords", fakeGraphRecords}, {"CaptureEnds", fakeCaptureEnds},
+			{"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
 			{"Teardown", fakeTeardown}, {"IPC", fakeIPC},
-			{"RegisterHost", fakeRegisterHost}, {"Values", fakeValues}, {"Delay", fakeDelay}, {"RecordsAnew", fakeRecordsAnew}, {"NoAllocation", fakeNoAllocation},
+			{"RegisterHost", fakeRegisterHost}, {"Values", fakeValues}, {"Delay", fakeDelay},
+			{"RecordsAnew", fakeRecordsAnew}, {"NoAllocation", fakeNoAllocation},
 		} {
 			t.Run(c.name, c.run)
 		}
@@ -97,7 +102,8 @@ func fakeLoading(t *testing.T) {
 	t.Setenv("FAKECUDA_VERSION", "12020")
 
 	lib = fakelib.CUDA(t, t.TempDir(),
-		fakelib.Without("cuFuncLoad", "cuEventElapsedTime_v2", "cuGetErrorName", "cuGetErrorString", "cuDeviceGetUuid")...)
+		fakelib.Without("cuFuncLoad", "cuEventElapsedTime_v2", "cuGetErrorName", "cuGetErrorString",
+			"cuDeviceGetUuid")...)
 	must(t, open(lib))
 	if v := version.Load(); v != 12020 {
 		t.Errorf("version %d", v)
@@ -129,7 +135,8 @@ func fakeLoading(t *testing.T) {
 	if text := ErrOutOfMemory.Error(); text != "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory" {
 		t.Errorf("the result prints as %q", text)
 	}
-	if text := ErrInvalidValue.Error(); text != "CUDA_ERROR_INVALID_VALUE (1): invalid argument" { // a name of our table
+	// a name of our table
+	if text := ErrInvalidValue.Error(); text != "CUDA_ERROR_INVALID_VALUE (1): invalid argument" {
 		t.Errorf("the result prints as %q", text)
 	}
 	t.Setenv("FAKECUDA_FAIL", "cuDriverGetVersion=999")
@@ -158,7 +165,8 @@ func fakeDevice(t *testing.T) {
 	d := try(Open(1))(t)
 	major, minor := d.Capability()
 	least, greatest := d.Priorities()
-	got := fmt.Sprint(d.Index(), d.Name(), d.UUID(), major, minor, d.Multiprocessors(), d.Memory(), d.PCI(), least, greatest)
+	got := fmt.Sprint(d.Index(), d.Name(), d.UUID(), major, minor, d.Multiprocessors(), d.Memory(),
+		d.PCI(), least, greatest)
 	if want := fmt.Sprint(1, "Fake GPU", uuid, 9, 0, 132, 5000, "0000:3b:00.0", 0, -5); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -206,11 +214,13 @@ func fakeMemory(t *testing.T) {
 	d := openFake(t)
 	p := try(d.Malloc(600))(t)
 	_, err := d.Malloc(401)
-	if e := wantError(t, err, "cuMemAlloc", ErrOutOfMemory); e.Detail != "401 bytes asked for, 400 of 1000 free on GPU 0" {
+	if e := wantError(t, err, "cuMemAlloc", ErrOutOfMemory); e.Detail != "401 bytes asked for, 400 of "+
+		"1000 free on GPU 0" {
 		t.Errorf("detail %q", e.Detail)
 	}
 	_, err = d.MallocManaged(401)
-	if e := wantError(t, err, "cuMemAllocManaged", ErrOutOfMemory); e.Detail != "401 bytes asked for, 400 of 1000 free on GPU 0" {
+	if e := wantError(t, err, "cuMemAllocManaged",
+		ErrOutOfMemory); e.Detail != "401 bytes asked for, 400 of 1000 free on GPU 0" {
 		t.Errorf("detail %q", e.Detail)
 	}
 	m := try(d.MallocManaged(400))(t)
@@ -324,7 +334,8 @@ func fakeEvents(t *testing.T) {
 	}
 }
 
-// Everything is closed twice; the driver sees each destruction once, and an empty context at the end.
+// Everything is closed twice; the driver sees each destruction once, and an empty context at the
+// end.
 func fakeTeardown(t *testing.T) {
 	t.Setenv("FAKECUDA_DEVICES", "2")
 	d := try(Open(1))(t)
@@ -349,12 +360,13 @@ func fakeTeardown(t *testing.T) {
 			got = append(got, name)
 		}
 	}
-	want := []string{"cuGraphExecDestroy", "cuGraphDestroy", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2",
-		"cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2"}
+	want := []string{"cuGraphExecDestroy", "cuGraphDestroy", "cuModuleUnload", "cuEventDestroy_v2",
+		"cuStreamDestroy_v2", "cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if last := lines[len(lines)-1]; last != "cuDevicePrimaryCtxRelease_v2 device=1 refs=0 streams=0 events=0 graphs=0 execs=0 modules=0 bytes=0 = 0" {
+	if last := lines[len(lines)-1]; last != "cuDevicePrimaryCtxRelease_v2 device=1 refs=0 streams=0 "+
+		"events=0 graphs=0 execs=0 modules=0 bytes=0 = 0" {
 		t.Errorf("at the end: %s", last)
 	}
 }

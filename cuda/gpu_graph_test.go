@@ -21,8 +21,8 @@ extern "C" __global__ void lasts(unsigned long long ns) {
 }
 `
 
-// Events in a graph say how long its parts take. A part takes no less than its kernel; -v says how
-// much longer, and what the events cost the graph.
+// Events in a graph say how long its parts take. A part takes no less than its kernel. -v says how
+// much longer, and the events' cost for the graph.
 func TestGPUGraphRecords(t *testing.T) {
 	d := openGPU(t)
 	if err := nvrtc.Load(); err != nil {

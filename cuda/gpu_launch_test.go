@@ -16,7 +16,8 @@ const ptx = `
 .target sm_80
 .address_size 64
 
-.visible .entry widths(.param .u64 p, .param .u8 a, .param .u16 b, .param .u32 c, .param .u64 d, .param .f32 e, .param .f64 f)
+.visible .entry widths(.param .u64 p, .param .u8 a, .param .u16 b, .param .u32 c,
+	.param .u64 d, .param .f32 e, .param .f64 f)
 {
 	.reg .b64 %rd<4>;
 	.reg .b32 %r<2>;
@@ -88,11 +89,13 @@ func TestGPULaunch(t *testing.T) {
 	f := kernel(t, d, "widths")
 	p, h := device(t, d, s, 6), pinned[uint64](t, d, 6)
 	const junk = 0xabcdef0000000000 // above the low bytes, which alone count
-	must(t, s.Launch(f, one, one, 0, []uint64{uint64(uintptr(p)), junk | 0xf1, junk | 0xf123, junk&^(1<<40-1) | 0xf1234567,
+	must(t, s.Launch(f, one, one, 0, []uint64{uint64(uintptr(p)), junk | 0xf1, junk | 0xf123,
+		junk&^(1<<40-1) | 0xf1234567,
 		0xf123456789abcdef, junk | uint64(math.Float32bits(1.5)), math.Float64bits(-2.5)}))
 	must(t, s.Copy(at(h), p, 48))
 	must(t, s.Synchronize())
-	if want := []uint64{0xf1, 0xf123, 0xf1234567, 0xf123456789abcdef, math.Float64bits(1.5), math.Float64bits(-2.5)}; !slices.Equal(h, want) {
+	if want := []uint64{0xf1, 0xf123, 0xf1234567, 0xf123456789abcdef, math.Float64bits(1.5),
+		math.Float64bits(-2.5)}; !slices.Equal(h, want) {
 		t.Errorf("%x, want %x", h, want)
 	}
 	if n := try(f.MaxThreads())(t); n < 32 || n > 1024 {
@@ -127,8 +130,8 @@ func TestGPULaunch(t *testing.T) {
 	}
 }
 
-// early has a kernel that lets the next one start at once, and after a millisecond writes the time; and one to be launched
-// early, which writes when it began, and what it has read of the first.
+// early has two kernels. One lets the next one start at once, and after a millisecond writes the
+// time. The other, to be launched early, writes its begin, and what it has read of the first.
 const early = `
 static __device__ unsigned long long now() {
 	unsigned long long t;
@@ -319,7 +322,8 @@ func TestGPUCaptureEnds(t *testing.T) {
 		for _, abandon := range []bool{false, true} {
 			must(t, s.BeginCapture(m))
 			must(t, s.Fill(p, 4, 1, 16))
-			if err := s.Synchronize(); !errors.Is(err, ErrCaptureUnsupported) { // not allowed, and makes the capture invalid
+			// not allowed, and makes the capture invalid
+			if err := s.Synchronize(); !errors.Is(err, ErrCaptureUnsupported) {
 				t.Errorf("mode %d: Synchronize in a capture: %v", m, err)
 			}
 			if abandon {

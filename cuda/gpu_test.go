@@ -15,7 +15,8 @@ import (
 
 // The tests of this file need a GPU.
 
-// held keeps the context of the GPU until the process ends: to make one takes longer than most tests.
+// held keeps the context of the GPU until the process ends: making one takes longer than most
+// tests.
 var held = sync.OnceValue(func() error {
 	_, err := Open(0)
 	return err
@@ -100,8 +101,10 @@ func TestGPUDevice(t *testing.T) {
 	must(t, err)
 	least, greatest := d.Priorities()
 	t.Logf("%s %s %s, %d.%d, %d multiprocessors, %d bytes, %d of %d free, priorities %d to %d, driver %d",
-		d.Name(), d.UUID(), d.PCI(), major, minor, d.Multiprocessors(), d.Memory(), free, total, least, greatest, DriverVersion())
-	if d.Name() == "" || major < 5 || d.Multiprocessors() < 1 || d.Memory() < 1<<30 || total > d.Memory() || free > total {
+		d.Name(), d.UUID(), d.PCI(), major, minor, d.Multiprocessors(), d.Memory(), free, total, least,
+		greatest, DriverVersion())
+	if d.Name() == "" || major < 5 || d.Multiprocessors() < 1 || d.Memory() < 1<<30 ||
+		total > d.Memory() || free > total {
 		t.Error("that cannot be")
 	}
 	if greatest > least || DriverVersion() < oldest {
@@ -185,7 +188,8 @@ func TestGPUMemory(t *testing.T) {
 	_, total, err := d.MemInfo()
 	must(t, err)
 	for _, alloc := range []func(int) (unsafe.Pointer, error){d.Malloc, d.MallocManaged} {
-		if _, err := alloc(total + 1); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "free on GPU 0") {
+		if _, err := alloc(total + 1); !errors.Is(err, ErrOutOfMemory) ||
+			!strings.Contains(err.Error(), "free on GPU 0") {
 			t.Errorf("more than there is: %v", err)
 		}
 	}
@@ -198,14 +202,15 @@ func TestGPUMemory(t *testing.T) {
 	}))
 }
 
-// TestGPUManaged: what memory holds is the same wherever it is moved, and whatever is said of it.
+// TestGPUManaged: memory keeps its contents wherever it is moved, and whatever is said of it.
 func TestGPUManaged(t *testing.T) {
 	d := openGPU(t)
 	s := newStream(t, d)
 	const n = 5<<20 + 3
 	m := try(d.MallocManaged(n))(t)
 	host := unsafe.Slice((*byte)(m), n)
-	for _, a := range []Advice{SetReadMostly, UnsetReadMostly, SetPreferredLocation, SetAccessedBy, UnsetAccessedBy, UnsetPreferredLocation} {
+	for _, a := range []Advice{SetReadMostly, UnsetReadMostly, SetPreferredLocation, SetAccessedBy,
+		UnsetAccessedBy, UnsetPreferredLocation} {
 		must(t, d.Advise(m, n, a, d))
 		for i := range host {
 			host[i] = byte(i*7 + int(a))

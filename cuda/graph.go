@@ -11,7 +11,8 @@ type Graph struct {
 	h unsafe.Pointer
 }
 
-// Instantiate makes g ready to run; g may be closed afterwards. Source: cuda.h, cuGraphInstantiateWithFlags.
+// Instantiate makes g ready to run; g may be closed afterwards. Source: cuda.h,
+// cuGraphInstantiateWithFlags.
 func (g *Graph) Instantiate() (*Exec, error) {
 	h, status := sysGraphInstantiate(g)
 	if status != 0 {
@@ -29,17 +30,17 @@ func (g *Graph) Nodes() (int, error) {
 // Node is a node of a graph, as the driver knows it.
 type Node uintptr
 
-// CaptureEnds puts into ends the nodes that what is enqueued next on s depends on, while s is
-// captured, and returns how many there are. More than there is room for are refused.
-// Source: cuda.h, cuStreamGetCaptureInfo.
+// CaptureEnds puts into ends the nodes that the next command on s depends on, while s is captured,
+// and returns their number. It refuses more than ends has room for. Source: cuda.h,
+// cuStreamGetCaptureInfo.
 func (s *Stream) CaptureEnds(ends []Node) (int, error) {
 	n, status := sysCaptureEnds(s, ends)
 	return n, check("cuStreamGetCaptureInfo", status)
 }
 
-// Records adds a node to g, which waits for some of its nodes and for which none waits: it records
-// e when a run of g is so far. Without nodes to wait for that is at the beginning.
-// Source: cuda.h, cuGraphAddEventRecordNode.
+// Records adds a node to g that waits for some nodes of g; no other waits for it. It records e when
+// a run of g has come there. Without nodes to wait for that is at the beginning. Source: cuda.h,
+// cuGraphAddEventRecordNode.
 func (g *Graph) Records(e *Event, after ...Node) error {
 	return check("cuGraphAddEventRecordNode", sysGraphAddRecord(g, after, e))
 }
@@ -60,7 +61,8 @@ type Exec struct {
 	h unsafe.Pointer
 }
 
-// Launch enqueues the whole graph on s. Runs of one Exec follow each other. Source: cuda.h, cuGraphLaunch.
+// Launch enqueues the whole graph on s. Runs of one Exec follow each other. Source: cuda.h,
+// cuGraphLaunch.
 func (x *Exec) Launch(s *Stream) error {
 	return check("cuGraphLaunch", sysGraphLaunch(x, s))
 }
@@ -76,9 +78,9 @@ var changes = map[int]string{
 	8: "attributes of a node have changed in a way that is not supported",
 }
 
-// Update gives x the parameters of g, which must have the same nodes and edges; runs enqueued before keep the old ones.
-// A graph that does not fit is ErrGraphUpdate with what has changed, and x is as it was.
-// Source: cuda.h, cuGraphExecUpdate.
+// Update gives x the parameters of g, which must have the same nodes and edges. Runs enqueued
+// before keep the old ones. A graph that does not fit is ErrGraphUpdate with the change, and x is
+// as it was. Source: cuda.h, cuGraphExecUpdate.
 func (x *Exec) Update(g *Graph) error {
 	change, status := sysGraphUpdate(x, g)
 	if status == 0 {

@@ -5,14 +5,16 @@ import (
 	"unsafe"
 )
 
-// IPCHandle names device memory to the other processes of the same node. It is plain bytes, and is sent as such.
+// IPCHandle names device memory to the other processes of the same node. It is plain bytes, and can
+// be sent as such.
 type IPCHandle struct {
 	Allocation [64]byte // CUipcMemHandle
 	Offset     int      // of the memory in its allocation, in bytes
 }
 
-// IPCHandle returns the handle of memory that Malloc returned, or of a place in it, for other processes to open. It stays
-// valid until the memory is freed. Source: cuda.h, cuMemGetAddressRange, cuIpcGetMemHandle.
+// IPCHandle returns the handle of memory from Malloc, or of a place in it, for other processes to
+// open. It stays valid until the memory is freed. Source: cuda.h, cuMemGetAddressRange,
+// cuIpcGetMemHandle.
 func (d *Device) IPCHandle(p unsafe.Pointer) (IPCHandle, error) {
 	base, _, status := sysAddressRange(d, p)
 	if status != 0 {
@@ -32,12 +34,13 @@ type Foreign struct {
 	at   unsafe.Pointer
 }
 
-// OpenIPC maps the memory that another process of the node has a handle of; that of one's own process is refused. Copies
-// and kernels of d reach it like memory of d, over the link between the devices. The owner must not free it before Close.
+// OpenIPC maps memory of another process of the node by its handle. A handle of one's own process
+// is refused. Copies and kernels of d reach it like memory of d, over the link between the devices.
+// The owner must not free it before Close.
 //
-// Where the device of the memory is not visible to this process the result is ErrInvalidDevice or ErrInvalidContext, and
-// without peer access between the two devices ErrPeerAccessUnsupported. Source: cuda.h, cuIpcOpenMemHandle with
-// CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.
+// If the device of the memory is not visible to this process the result is ErrInvalidDevice or
+// ErrInvalidContext; without peer access between the two devices it is ErrPeerAccessUnsupported.
+// Source: cuda.h, cuIpcOpenMemHandle with CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.
 func (d *Device) OpenIPC(h IPCHandle) (*Foreign, error) {
 	p, status := sysIPCOpen(d, &h.Allocation)
 	if status != 0 {
@@ -49,8 +52,8 @@ func (d *Device) OpenIPC(h IPCHandle) (*Foreign, error) {
 // Addr returns the address of the memory in this process, valid until Close.
 func (f *Foreign) Addr() unsafe.Pointer { return f.at }
 
-// Close unmaps the memory. Work of this process on it must have finished. A second Close does nothing.
-// Source: cuda.h, cuIpcCloseMemHandle.
+// Close unmaps the memory. Work of this process on it must have finished. A second Close does
+// nothing. Source: cuda.h, cuIpcCloseMemHandle.
 func (f *Foreign) Close() error {
 	if f.base == nil {
 		return nil
@@ -60,15 +63,16 @@ func (f *Foreign) Close() error {
 	return check("cuIpcCloseMemHandle", status)
 }
 
-// CanAccess says whether copies and kernels of d can reach the memory of the device with the UUID, and if not, why. A
-// device always reaches its own. Source: cuda.h, cuDeviceCanAccessPeer.
+// CanAccess says whether copies and kernels of d can reach the memory of the device with the UUID,
+// and if not, why. A device always reaches its own. Source: cuda.h, cuDeviceCanAccessPeer.
 func (d *Device) CanAccess(uuid string) (ok bool, why string, err error) {
 	return d.to(uuid, "cuDeviceCanAccessPeer", sysCanAccessPeer, "no peer access", "r")
 }
 
-// Reach has copies and kernels of d reach the memory of a device of this process, whose Bind has the context: all that it
-// has and will have, at the addresses that it has there, until d or the other is closed. OpenIPC is for other processes. A
-// second Reach does nothing. Source: cuda.h, cuCtxEnablePeerAccess.
+// Reach lets copies and kernels of d reach all memory, also later one, of a device of this process,
+// at its addresses there, until d or the other is closed. context is from that device's Bind.
+// OpenIPC is for other processes. A second Reach does nothing. Source: cuda.h,
+// cuCtxEnablePeerAccess.
 func (d *Device) Reach(context unsafe.Pointer) error {
 	if context == d.ctx {
 		return nil
@@ -76,15 +80,19 @@ func (d *Device) Reach(context unsafe.Pointer) error {
 	return check("cuCtxEnablePeerAccess", sysEnablePeer(d, context))
 }
 
-// NativeAtomics says whether every atomic operation of d on the memory of the device with the UUID is one of the link
-// between them, as over NVLink and not over PCIe, and if not, why. Those on its own memory are.
-// Source: cuda.h, cuDeviceGetP2PAttribute, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.
+// NativeAtomics says whether the link between d and the device with the UUID, such as NVLink and
+// not PCIe, carries every atomic operation of d on that device's memory, and if not, why. d's own
+// memory has them all. Source: cuda.h, cuDeviceGetP2PAttribute,
+// CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.
 func (d *Device) NativeAtomics(uuid string) (ok bool, why string, err error) {
 	return d.to(uuid, "cuDeviceGetP2PAttribute", sysNativeAtomics, "no native atomic operations", "a")
 }
 
-// to asks what d can do with the device of the UUID. lacks is what it has not, of which nvidia-smi topo -p2p has a table.
-func (d *Device) to(uuid, op string, ask func(dev, peer int) (can, status int), lacks, table string) (ok bool, why string, err error) {
+// to asks what d can do with the device of the UUID. lacks names the missing ability; nvidia-smi
+// topo -p2p has a table of these.
+func (d *Device) to(
+	uuid, op string, ask func(dev, peer int) (can, status int), lacks, table string,
+) (ok bool, why string, err error) {
 	if uuid == d.uuid {
 		return true, "", nil
 	}
@@ -109,7 +117,8 @@ func (d *Device) to(uuid, op string, ask func(dev, peer int) (can, status int), 
 			return false, "", check(op, status)
 		}
 		if can == 0 {
-			return false, fmt.Sprintf("GPU %d has %s to GPU %d (see nvidia-smi topo -p2p %s)", d.index, lacks, i, table), nil
+			return false, fmt.Sprintf("GPU %d has %s to GPU %d (see nvidia-smi topo -p2p %s)", d.index,
+				lacks, i, table), nil
 		}
 		return true, "", nil
 	}

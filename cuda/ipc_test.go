@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// fakeIPC is what one process can see of it; package cudampi opens the memory of others.
+// fakeIPC is the part that one process can see; package cudampi opens the memory of others.
 func fakeIPC(t *testing.T) {
 	t.Setenv("FAKECUDA_SHARED", "1")
 	t.Setenv("FAKECUDA_DEVICES", "2")
@@ -15,7 +15,8 @@ func fakeIPC(t *testing.T) {
 	p := try(d.Malloc(1000))(t)
 	whole, part := try(d.IPCHandle(p))(t), try(d.IPCHandle(unsafe.Add(p, 300)))(t)
 	if whole.Offset != 0 || part.Offset != 300 || whole.Allocation != part.Allocation {
-		t.Errorf("handles at %d and %d, of one allocation: %v", whole.Offset, part.Offset, whole.Allocation == part.Allocation)
+		t.Errorf("handles at %d and %d, of one allocation: %v", whole.Offset, part.Offset,
+			whole.Allocation == part.Allocation)
 	}
 	_, err := d.OpenIPC(whole)
 	wantError(t, err, "cuIpcOpenMemHandle", ErrInvalidContext) // one's own
@@ -68,7 +69,8 @@ func fakeRegisterHost(t *testing.T) {
 	wantError(t, d.RegisterHost(p, -1), "cuMemHostRegister", ErrInvalidValue)
 }
 
-// fakeValues: a stream waits for the host and for another stream, and what is enqueued behind a wait comes after it.
+// fakeValues: a stream waits for the host and for another stream, and commands behind a wait come
+// after it.
 func fakeValues(t *testing.T) {
 	t.Setenv("FAKECUDA_DELAY", "0")
 	d := openFake(t)
@@ -134,8 +136,8 @@ func fakeDelay(t *testing.T) {
 	must(t, b.Close())
 }
 
-// An event that is recorded anew while an earlier record has not been passed: who waits, waits for the record that was the
-// last when it was told to, and the event tells of its last record alone.
+// An event is recorded anew while an earlier record has not been passed. A stream waits for the
+// last record at the time of its Wait. The event tells of its last record alone.
 func fakeRecordsAnew(t *testing.T) {
 	t.Setenv("FAKECUDA_DELAY", "0")
 	d := openFake(t)

@@ -16,7 +16,8 @@ type ledger struct {
 	sum    int
 }
 
-// reserve counts bytes, unless there would be more than most in all. It returns how many others there are.
+// reserve counts bytes, unless there would be more than most in all. It returns how many others
+// there are.
 func (l *ledger) reserve(bytes, most int) (others int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -28,7 +29,7 @@ func (l *ledger) reserve(bytes, most int) (others int, ok bool) {
 	return others, true
 }
 
-// put notes where bytes that are counted lie, or that they lie nowhere.
+// put notes the place of counted bytes, or that they lie nowhere.
 func (l *ledger) put(p unsafe.Pointer, bytes int, there bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,7 +43,8 @@ func (l *ledger) put(p unsafe.Pointer, bytes int, there bool) {
 	l.blocks[p] = bytes
 }
 
-// take forgets where bytes lie, which stay counted until put, and returns how many; 0 for other memory.
+// take forgets the place of bytes, which stay counted until put, and returns how many they are; 0
+// for other memory.
 func (l *ledger) take(p unsafe.Pointer) (bytes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -51,18 +53,19 @@ func (l *ledger) take(p unsafe.Pointer) (bytes int) {
 	return bytes
 }
 
-// Advice is what the driver is told of managed memory. It changes where pages lie and what is copied when, never what
-// memory holds.
+// Advice tells the driver about managed memory. It changes the places of pages and the times of
+// copies, never the contents.
 type Advice int
 
 // Source: cuda.h, CUmem_advise.
 const (
-	SetReadMostly          Advice = iota + 1 // who reads gets a copy; a write ends all copies
-	UnsetReadMostly                          // there is one of each page again
-	SetPreferredLocation                     // pages stay at the place, or go back there, and others reach them from afar
-	UnsetPreferredLocation                   // they move to who uses them
-	SetAccessedBy                            // the place reaches pages wherever they are, without a page fault
-	UnsetAccessedBy                          // it faults
+	SetReadMostly   Advice = iota + 1 // readers get copies; a write ends all copies
+	UnsetReadMostly                   // there is one of each page again
+	// pages stay at the place, or go back there, and others reach them from afar
+	SetPreferredLocation
+	UnsetPreferredLocation // they move to who uses them
+	SetAccessedBy          // the place reaches pages wherever they are, without a page fault
+	UnsetAccessedBy        // it faults
 )
 
 // Places of managed memory. Source: cuda.h, CUmemLocationType.
@@ -71,7 +74,7 @@ const (
 	atHost   = 2
 )
 
-// place is how the driver names a device, and for nil the host.
+// place is the driver's name of a device; nil is the host.
 func place(of *Device) (kind, id int) {
 	if of == nil {
 		return atHost, 0
@@ -86,10 +89,10 @@ func placeText(of *Device) string {
 	return fmt.Sprintf("GPU %d", of.index)
 }
 
-// Prefetch enqueues on s that bytes bytes of managed memory move to a device, or to the host where to is nil. The range is
-// widened to whole pages of the host's. It needs a driver of CUDA 12.2 and a device that uses managed memory at the same
-// time as the host. A graph cannot hold it: while s captures it is ErrCaptureUnsupported, and the capture is over.
-// Source: cuda.h, cuMemPrefetchAsync.
+// Prefetch enqueues on s that bytes bytes of managed memory move to a device; nil is the host. The
+// range is widened to whole pages of the host's. It needs a driver of CUDA 12.2 and a device that
+// uses managed memory at the same time as the host. A graph cannot hold it: while s captures it is
+// ErrCaptureUnsupported, and the capture is over. Source: cuda.h, cuMemPrefetchAsync.
 func (s *Stream) Prefetch(p unsafe.Pointer, bytes int, to *Device) error {
 	const op = "cuMemPrefetchAsync"
 	if bytes <= 0 {
@@ -105,9 +108,10 @@ func (s *Stream) Prefetch(p unsafe.Pointer, bytes int, to *Device) error {
 	return nil
 }
 
-// Advise tells the driver how bytes bytes of managed memory will be used; of is the device that SetPreferredLocation,
-// SetAccessedBy and UnsetAccessedBy are about, or nil for the host. The range is widened to whole pages of the host's. It
-// needs what Prefetch does. It is in the order of no stream. Source: cuda.h, cuMemAdvise.
+// Advise tells the driver how bytes bytes of managed memory will be used. of is the device of
+// SetPreferredLocation, SetAccessedBy and UnsetAccessedBy; nil is the host. The range is widened to
+// whole pages of the host's. It needs the driver and device of Prefetch. It is in the order of no
+// stream. Source: cuda.h, cuMemAdvise.
 func (d *Device) Advise(p unsafe.Pointer, bytes int, a Advice, of *Device) error {
 	const op = "cuMemAdvise"
 	if a < SetReadMostly || a > UnsetAccessedBy {
@@ -128,6 +132,7 @@ func (d *Device) Advise(p unsafe.Pointer, bytes int, a Advice, of *Device) error
 
 // tooOld is the error of a driver that lacks a function.
 func tooOld(op string) error {
-	return failed(op, int(ErrNotSupported), fmt.Sprintf("the NVIDIA driver supports CUDA %s, this call needs %s or later",
+	return failed(op, int(ErrNotSupported), fmt.Sprintf("the NVIDIA driver supports CUDA %s, this call "+
+		"needs %s or later",
 		versionString(int(version.Load())), versionString(managedDriver)))
 }

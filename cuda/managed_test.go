@@ -10,7 +10,8 @@ import (
 	"lockstep/internal/fakelib"
 )
 
-// fakeManagedRoom: managed memory never adds up to more than the device has, though the driver says that it is free.
+// fakeManagedRoom: managed memory never adds up to more than the device has, though the driver says
+// that it is free.
 func fakeManagedRoom(t *testing.T) {
 	t.Setenv("FAKECUDA_MEMORY", "1000")
 	t.Setenv("FAKECUDA_UNTOUCHED", "1")
@@ -18,10 +19,12 @@ func fakeManagedRoom(t *testing.T) {
 	p := try(d.MallocManaged(600))(t)
 	log := logOf(t)
 	_, err := d.MallocManaged(401)
-	if e := wantError(t, err, "cuMemAllocManaged", ErrOutOfMemory); e.Detail != "401 bytes asked for, 600 are managed already, GPU 0 has 1000" {
+	if e := wantError(t, err, "cuMemAllocManaged",
+		ErrOutOfMemory); e.Detail != "401 bytes asked for, 600 are managed already, GPU 0 has 1000" {
 		t.Errorf("detail %q", e.Detail)
 	}
-	if lines := log(); slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "cuMemAllocManaged") }) {
+	if lines := log(); slices.ContainsFunc(lines,
+		func(l string) bool { return strings.HasPrefix(l, "cuMemAllocManaged") }) {
 		t.Errorf("the driver was asked for it: %q", lines)
 	}
 	t.Setenv("FAKECUDA_FAIL", "cuMemAllocManaged=719,cuMemFree_v2=719")
@@ -56,12 +59,17 @@ func fakeManaged(t *testing.T) {
 	must(t, s.Prefetch(m, 0, d))
 	must(t, d.Advise(m, 0, UnsetAccessedBy, d))
 	want := []string{
-		fmt.Sprintf("cuMemPrefetchAsync_v2 p=%p bytes=65536 to=1:0", m), fmt.Sprintf("cuMemPrefetchAsync_v2 p=%p bytes=100 to=1:1", part),
-		fmt.Sprintf("cuMemPrefetchAsync_v2 p=%p bytes=100 to=2:0", part), fmt.Sprintf("cuMemAdvise_v2 p=%p bytes=65536 advice=1 of=2:0", m),
-		fmt.Sprintf("cuMemAdvise_v2 p=%p bytes=100 advice=3 of=1:0", part), fmt.Sprintf("cuMemAdvise_v2 p=%p bytes=100 advice=5 of=1:1", part),
+		fmt.Sprintf("cuMemPrefetchAsync_v2 p=%p bytes=65536 to=1:0", m),
+		fmt.Sprintf("cuMemPrefetchAsync_v2 p=%p bytes=100 to=1:1", part),
+		fmt.Sprintf("cuMemPrefetchAsync_v2 p=%p bytes=100 to=2:0", part),
+		fmt.Sprintf("cuMemAdvise_v2 p=%p bytes=65536 advice=1 of=2:0", m),
+		fmt.Sprintf("cuMemAdvise_v2 p=%p bytes=100 advice=3 of=1:0", part),
+		fmt.Sprintf("cuMemAdvise_v2 p=%p bytes=100 advice=5 of=1:1", part),
 	}
 	got := log()
-	same := slices.EqualFunc(want, got, func(w, g string) bool { return len(g) > len(w) && g[:len(w)] == w && g[len(w)] == ' ' })
+	same := slices.EqualFunc(want, got, func(w, g string) bool {
+		return len(g) > len(w) && g[:len(w)] == w && g[len(w)] == ' '
+	})
 	if !same {
 		t.Errorf("calls\n%q\nwant\n%q", got, want)
 	}
@@ -100,7 +108,8 @@ func fakeManaged(t *testing.T) {
 	old := try(Open(0))(t)
 	s, m = try(old.NewStream(0))(t), try(old.MallocManaged(n))(t)
 	const text = "the NVIDIA driver supports CUDA 12.0, this call needs 12.2 or later"
-	for op, err := range map[string]error{"cuMemPrefetchAsync": s.Prefetch(m, n, old), "cuMemAdvise": old.Advise(m, n, SetReadMostly, nil)} {
+	for op, err := range map[string]error{"cuMemPrefetchAsync": s.Prefetch(m, n, old),
+		"cuMemAdvise": old.Advise(m, n, SetReadMostly, nil)} {
 		if e := wantError(t, err, op, ErrNotSupported); e.Detail != text {
 			t.Errorf("detail %q", e.Detail)
 		}

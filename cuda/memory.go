@@ -5,9 +5,9 @@ import (
 	"unsafe"
 )
 
-// Malloc allocates device memory, aligned to at least 256 bytes, its content undefined. It can be handed to NCCL and to
-// MPI. No bytes give nil. It can block until the device is idle. When memory runs out, the error is ErrOutOfMemory and says
-// how much is free. Source: cuda.h, cuMemAlloc.
+// Malloc allocates device memory, aligned to at least 256 bytes, its content undefined. NCCL and
+// MPI take it. No bytes give nil. It can block until the device is idle. When memory runs out, the
+// error is ErrOutOfMemory and says how much is free. Source: cuda.h, cuMemAlloc.
 func (d *Device) Malloc(bytes int) (unsafe.Pointer, error) {
 	if bytes <= 0 {
 		return nil, size("cuMemAlloc", bytes)
@@ -16,8 +16,8 @@ func (d *Device) Malloc(bytes int) (unsafe.Pointer, error) {
 	return p, d.checkMemory("cuMemAlloc", bytes, status)
 }
 
-// Free gives back what Malloc or MallocManaged returned; nil is nothing. It blocks until the device is idle, and is no
-// call to make while a collective is in flight. Source: cuda.h, cuMemFree.
+// Free gives back memory of Malloc or MallocManaged; nil is nothing. It blocks until the device is
+// idle: do not call it while a collective is in flight. Source: cuda.h, cuMemFree.
 func (d *Device) Free(p unsafe.Pointer) error {
 	if p == nil {
 		return nil
@@ -30,8 +30,9 @@ func (d *Device) Free(p unsafe.Pointer) error {
 	return check("cuMemFree", status)
 }
 
-// MallocHost allocates pinned host memory, its content undefined. Copies from and to it run while the host goes on; kernels of
-// every device reach it at the same address. No bytes give nil. Source: cuda.h, cuMemHostAlloc.
+// MallocHost allocates pinned host memory, its content undefined. Copies from and to it run while
+// the host goes on; kernels of every device reach it at the same address. No bytes give nil.
+// Source: cuda.h, cuMemHostAlloc.
 func (d *Device) MallocHost(bytes int) (unsafe.Pointer, error) {
 	if bytes <= 0 {
 		return nil, size("cuMemHostAlloc", bytes)
@@ -43,7 +44,7 @@ func (d *Device) MallocHost(bytes int) (unsafe.Pointer, error) {
 	return p, nil
 }
 
-// FreeHost gives back what MallocHost returned; nil is nothing. Source: cuda.h, cuMemFreeHost.
+// FreeHost gives back memory of MallocHost; nil is nothing. Source: cuda.h, cuMemFreeHost.
 func (d *Device) FreeHost(p unsafe.Pointer) error {
 	if p == nil {
 		return nil
@@ -51,8 +52,9 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 	return check("cuMemFreeHost", sysFreeHost(d, p))
 }
 
-// RegisterHost pins host memory that CUDA has not allocated, such as memory that processes share: copies from and to it run
-// as those of MallocHost's memory do. Source: cuda.h, cuMemHostRegister.
+// RegisterHost pins host memory that CUDA has not allocated, such as memory that processes share.
+// Copies from and to it then run as those of MallocHost's memory do. Source: cuda.h,
+// cuMemHostRegister.
 func (d *Device) RegisterHost(p unsafe.Pointer, bytes int) error {
 	if bytes <= 0 {
 		return size("cuMemHostRegister", bytes)
@@ -63,15 +65,18 @@ func (d *Device) RegisterHost(p unsafe.Pointer, bytes int) error {
 	return nil
 }
 
-// UnregisterHost undoes RegisterHost; p is the same address. Copies must have finished. Source: cuda.h, cuMemHostUnregister.
+// UnregisterHost undoes RegisterHost; p is the same address. Copies must have finished. Source:
+// cuda.h, cuMemHostUnregister.
 func (d *Device) UnregisterHost(p unsafe.Pointer) error {
 	return check("cuMemHostUnregister", sysHostUnregister(d, p))
 }
 
-// MallocManaged allocates memory that the driver moves between host and device as they use it; Free gives it back.
-// The driver would let it be larger than the device's memory, and slow: more than is free now is refused with
-// ErrOutOfMemory and both numbers, and so is more in all than the device has, since pages that nobody has touched are still
-// counted as free. No bytes give nil. Source: cuda.h, cuMemAllocManaged.
+// MallocManaged allocates memory that the driver moves between host and device as they use it; Free
+// gives it back. No bytes give nil. Source: cuda.h, cuMemAllocManaged.
+//
+// The driver would let it be larger than the device's memory, and slow. So MallocManaged refuses
+// more than is free now, with ErrOutOfMemory and both numbers. It also refuses more in all than the
+// device has: pages that nobody has touched still count as free.
 func (d *Device) MallocManaged(bytes int) (unsafe.Pointer, error) {
 	if bytes <= 0 {
 		return nil, size("cuMemAllocManaged", bytes)
@@ -100,7 +105,7 @@ func size(op string, bytes int) error {
 	return nil
 }
 
-// checkMemory adds what was asked for and what is free.
+// checkMemory adds the bytes asked for and those free.
 func (d *Device) checkMemory(op string, bytes, status int) error {
 	if status == 0 {
 		return nil

@@ -12,13 +12,14 @@ type Module struct {
 	h unsafe.Pointer
 }
 
-// LoadModule loads an image: a cubin for this device, a fat binary, or PTX, which the driver compiles. The image is not
-// used after the call. A failure holds the text of the driver's compiler. Source: cuda.h, cuModuleLoadDataEx.
+// LoadModule loads an image: a cubin for this device, a fat binary, or PTX, which the driver
+// compiles. The image is not used after the call. A failure holds the text of the driver's
+// compiler. Source: cuda.h, cuModuleLoadDataEx.
 func (d *Device) LoadModule(image []byte) (*Module, error) {
 	if len(image) == 0 {
 		return nil, failed("cuModuleLoadDataEx", int(ErrInvalidImage), "the image is empty")
 	}
-	// PTX has to end with a zero byte, and a cubin to lie aligned, which a new slice does.
+	// PTX has to end with a zero byte. A cubin has to lie aligned, as a new slice does.
 	h, log, status := sysModuleLoad(d, append(append(make([]byte, 0, len(image)+1), image...), 0))
 	if status != 0 {
 		return nil, failed("cuModuleLoadDataEx", status, strings.TrimSpace(log))
@@ -26,7 +27,7 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	return &Module{d: d, h: h}, nil
 }
 
-// Function returns the kernel with that name, as the image has it; ErrNotFound where there is none.
+// Function returns the kernel with that name, as the image has it; ErrNotFound if there is none.
 // Source: cuda.h, cuModuleGetFunction.
 func (m *Module) Function(name string) (*Function, error) {
 	if strings.IndexByte(name, 0) >= 0 {
@@ -39,7 +40,8 @@ func (m *Module) Function(name string) (*Function, error) {
 	return &Function{d: m.d, h: h, name: name}, nil
 }
 
-// Close unloads the module and its functions. A second Close does nothing. Source: cuda.h, cuModuleUnload.
+// Close unloads the module and its functions. A second Close does nothing. Source: cuda.h,
+// cuModuleUnload.
 func (m *Module) Close() error {
 	if m.h == nil {
 		return nil
@@ -66,14 +68,16 @@ const (
 	attrMaxShared  = 8
 )
 
-// Name returns the name that the function was asked for with.
+// Name returns the name that Module.Function was asked for.
 func (f *Function) Name() string { return f.name }
 
-// Load brings the code to the device now, and has the device keep as much local memory as its threads need: the first
-// launch would, and wait until the device is idle, which it never is while a stream waits for this process or for another
-// device. A first launch cannot be captured, either. Load may wait for the device itself. It is also what finds out whether
-// LaunchEarly can start f early.
-// Source: cuda.h, cuFuncLoad (before CUDA 12.4 cuFuncGetAttribute of what only loaded code has), cuCtxSetLimit.
+// Load brings the code to the device now, with as much local memory as its threads need. The first
+// launch would do so, and wait until the device is idle, which it never is while a stream waits for
+// this process or for another device. A first launch cannot be captured, either. Load may wait for
+// the device itself. It also finds out whether LaunchEarly can start f early.
+//
+// Source: cuda.h, cuFuncLoad (before CUDA 12.4 cuFuncGetAttribute of what only loaded code has),
+// cuCtxSetLimit.
 func (f *Function) Load() error {
 	if sysHasFuncLoad() {
 		if err := check("cuFuncLoad", sysFuncLoad(f)); err != nil {
@@ -101,8 +105,8 @@ func (f *Function) Load() error {
 	return nil
 }
 
-// SetMaxShared allows launches with up to bytes of dynamic shared memory; without it 48 KiB is the limit.
-// Source: cuda.h, cuFuncSetAttribute with CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+// SetMaxShared allows launches with up to bytes of dynamic shared memory; without it 48 KiB is the
+// limit. Source: cuda.h, cuFuncSetAttribute with CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
 func (f *Function) SetMaxShared(bytes int) error {
 	if bytes < 0 || bytes > 1<<30 {
 		return refused("cuFuncSetAttribute", "%d bytes of shared memory", bytes)
@@ -113,16 +117,18 @@ func (f *Function) SetMaxShared(bytes int) error {
 	return nil
 }
 
-// Registers returns the number of registers that each thread uses. Source: cuda.h, cuFuncGetAttribute.
+// Registers returns the number of registers that each thread uses. Source: cuda.h,
+// cuFuncGetAttribute.
 func (f *Function) Registers() (int, error) { return f.attribute(attrRegisters) }
 
-// MaxThreads returns how many threads a block can have with this kernel. Source: cuda.h, cuFuncGetAttribute.
+// MaxThreads returns how many threads a block can have with this kernel. Source: cuda.h,
+// cuFuncGetAttribute.
 func (f *Function) MaxThreads() (int, error) { return f.attribute(attrMaxThreads) }
 
-// Params returns the sizes of the kernel's parameters in bytes. end is where the last one ends, as
-// nvrtc.Image.ParamsEnds says. A negative end is unknown: the driver is then asked until it refuses,
-// which compute-sanitizer reports as an error. known is false with drivers before CUDA 12.4, which
-// do not say. Source: cuda.h, cuFuncGetParamInfo.
+// Params returns the sizes of the kernel's parameters in bytes. end is the end of the last one,
+// from nvrtc.Image.ParamsEnds. With a negative end the driver is asked until it refuses, which
+// compute-sanitizer reports as an error. known is false with drivers before CUDA 12.4, which do not
+// say. Source: cuda.h, cuFuncGetParamInfo.
 func (f *Function) Params(end int) (sizes []int, known bool, err error) {
 	for at := 0; sysHasParamInfo(); {
 		if at == end {

@@ -9,9 +9,9 @@ import (
 // Result is a failing CUresult. It is comparable, as syscall.Errno is.
 type Result int32
 
-// The results that programs test for; every other one of the driver's can come too.
-// After ErrIllegalAddress, ErrAssert, ErrMisalignedAddress, ErrLaunchFailed and their kind the process cannot use the
-// device any more: every further call gives the same result.
+// The results that programs test for; the driver can give every other one too. After
+// ErrIllegalAddress, ErrAssert, ErrMisalignedAddress, ErrLaunchFailed and their kind the process
+// cannot use the device any more: every further call gives the same result.
 const (
 	ErrInvalidValue          Result = 1
 	ErrOutOfMemory           Result = 2
@@ -161,8 +161,8 @@ var names = map[Result]string{
 	999: "CUDA_ERROR_UNKNOWN",
 }
 
-// Error returns name, number and meaning, such as "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory". The meaning is the
-// driver's, and is left out where no driver is loaded.
+// Error returns name, number and meaning, such as "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
+// The meaning is the driver's, and is left out if no driver is loaded.
 func (r Result) Error() string {
 	var name, text string
 	if loaded.Load() {
@@ -189,8 +189,9 @@ func check(op string, status int) error {
 	return failed(op, status, "")
 }
 
-// failed is the error of a failing status. op is the function as cuda.h documents it, without the version that its symbol
-// has in the library. It is not op that failed where the status says that making the context current did.
+// failed is the error of a failing status. op is the function as cuda.h documents it, without the
+// version in the library's symbol. The status may say that not op failed, but making the context
+// current.
 func failed(op string, status int, detail string) error {
 	switch {
 	case status&fromGetCurrent != 0:
@@ -198,7 +199,8 @@ func failed(op string, status int, detail string) error {
 	case status&fromSetCurrent != 0:
 		op = "cuCtxSetCurrent"
 	}
-	return &ccall.Error{Op: op, Rank: -1, At: ccall.At(), Err: Result(status &^ (fromGetCurrent | fromSetCurrent)), Detail: detail}
+	return &ccall.Error{Op: op, Rank: -1, At: ccall.At(), Err: Result(status &^ (fromGetCurrent | fromSetCurrent)),
+		Detail: detail}
 }
 
 // refused is the error of an argument that is not handed to the driver.

@@ -50,7 +50,8 @@ func TestNames(t *testing.T) {
 		if got, want := names[n], "CUDA_ERROR_"+name; got != want {
 			t.Errorf("%d is %q, want %q", n, got, want)
 		}
-		if got, want := n.Error(), fmt.Sprintf("CUDA_ERROR_%s (%d)", name, n); got != want && !strings.HasPrefix(got, want+": ") {
+		if got, want := n.Error(), fmt.Sprintf("CUDA_ERROR_%s (%d)", name, n); got != want &&
+			!strings.HasPrefix(got, want+": ") {
 			t.Errorf("%d prints as %q, want %q", n, got, want)
 		}
 	}
@@ -61,13 +62,18 @@ func TestNames(t *testing.T) {
 		ErrInvalidValue: "INVALID_VALUE", ErrOutOfMemory: "OUT_OF_MEMORY", ErrNotInitialized: "NOT_INITIALIZED",
 		ErrDeinitialized: "DEINITIALIZED", ErrStubLibrary: "STUB_LIBRARY", ErrDeviceUnavailable: "DEVICE_UNAVAILABLE",
 		ErrNoDevice: "NO_DEVICE", ErrInvalidDevice: "INVALID_DEVICE", ErrInvalidImage: "INVALID_IMAGE",
-		ErrInvalidContext: "INVALID_CONTEXT", ErrNoBinaryForGPU: "NO_BINARY_FOR_GPU", ErrECCUncorrectable: "ECC_UNCORRECTABLE",
-		ErrInvalidPTX: "INVALID_PTX", ErrUnsupportedPTXVersion: "UNSUPPORTED_PTX_VERSION", ErrInvalidHandle: "INVALID_HANDLE",
-		ErrIllegalState: "ILLEGAL_STATE", ErrNotFound: "NOT_FOUND", ErrNotReady: "NOT_READY", ErrIllegalAddress: "ILLEGAL_ADDRESS",
+		ErrInvalidContext: "INVALID_CONTEXT", ErrNoBinaryForGPU: "NO_BINARY_FOR_GPU",
+		ErrECCUncorrectable: "ECC_UNCORRECTABLE",
+		ErrInvalidPTX:       "INVALID_PTX", ErrUnsupportedPTXVersion: "UNSUPPORTED_PTX_VERSION",
+		ErrInvalidHandle: "INVALID_HANDLE",
+		ErrIllegalState:  "ILLEGAL_STATE", ErrNotFound: "NOT_FOUND", ErrNotReady: "NOT_READY",
+		ErrIllegalAddress:       "ILLEGAL_ADDRESS",
 		ErrLaunchOutOfResources: "LAUNCH_OUT_OF_RESOURCES", ErrLaunchTimeout: "LAUNCH_TIMEOUT",
-		ErrContextIsDestroyed: "CONTEXT_IS_DESTROYED", ErrAssert: "ASSERT", ErrIllegalInstruction: "ILLEGAL_INSTRUCTION",
-		ErrMisalignedAddress: "MISALIGNED_ADDRESS", ErrLaunchFailed: "LAUNCH_FAILED", ErrNotPermitted: "NOT_PERMITTED",
-		ErrNotSupported: "NOT_SUPPORTED", ErrSystemNotReady: "SYSTEM_NOT_READY", ErrDriverMismatch: "SYSTEM_DRIVER_MISMATCH",
+		ErrContextIsDestroyed: "CONTEXT_IS_DESTROYED", ErrAssert: "ASSERT",
+		ErrIllegalInstruction: "ILLEGAL_INSTRUCTION",
+		ErrMisalignedAddress:  "MISALIGNED_ADDRESS", ErrLaunchFailed: "LAUNCH_FAILED", ErrNotPermitted: "NOT_PERMITTED",
+		ErrNotSupported: "NOT_SUPPORTED", ErrSystemNotReady: "SYSTEM_NOT_READY",
+		ErrDriverMismatch:     "SYSTEM_DRIVER_MISMATCH",
 		ErrCaptureUnsupported: "STREAM_CAPTURE_UNSUPPORTED", ErrCaptureInvalidated: "STREAM_CAPTURE_INVALIDATED",
 		ErrCaptureUnmatched: "STREAM_CAPTURE_UNMATCHED", ErrCaptureUnjoined: "STREAM_CAPTURE_UNJOINED",
 		ErrCaptureIsolation: "STREAM_CAPTURE_ISOLATION", ErrCaptureImplicit: "STREAM_CAPTURE_IMPLICIT",
@@ -115,7 +121,8 @@ func try[T any](v T, err error) func(t *testing.T) T {
 	}
 }
 
-// onFreshThread runs fn on a thread that has run nothing else, and so has no context, and that ends with fn.
+// onFreshThread runs fn on a thread that has run nothing else, and so has no context. The thread
+// ends with fn.
 func onFreshThread(fn func() error) error {
 	used := make(map[int]bool)
 	tasks, err := os.ReadDir("/proc/self/task")

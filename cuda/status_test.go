@@ -44,8 +44,8 @@ func make1(t *testing.T) *things {
 
 func (o *things) close() error {
 	o.c.Close()
-	return errors.Join(o.x.Close(), o.g.Close(), o.m.Close(), o.e.Close(), o.f.Close(), o.s.Close(), o.d.Free(o.p), o.d.Free(o.u),
-		o.d.FreeHost(o.h), o.d.Close())
+	return errors.Join(o.x.Close(), o.g.Close(), o.m.Close(), o.e.Close(), o.f.Close(), o.s.Close(),
+		o.d.Free(o.p), o.d.Free(o.u), o.d.FreeHost(o.h), o.d.Close())
 }
 
 func fakeStatuses(t *testing.T) {
@@ -85,9 +85,11 @@ func fakeStatuses(t *testing.T) {
 		{"cuMemAdvise_v2", "cuMemAdvise", func(o *things) error { return o.d.Advise(o.u, 64, SetReadMostly, nil) }},
 		{"cuMemHostRegister_v2", "cuMemHostRegister", func(o *things) error { return o.d.RegisterHost(o.h, 64) }},
 		{"cuMemHostUnregister", "", func(o *things) error { return o.d.UnregisterHost(o.h) }},
-		{"cuMemGetAddressRange_v2", "cuMemGetAddressRange", func(o *things) error { return second(o.d.IPCHandle(o.p)) }},
+		{"cuMemGetAddressRange_v2", "cuMemGetAddressRange",
+			func(o *things) error { return second(o.d.IPCHandle(o.p)) }},
 		{"cuIpcGetMemHandle", "", func(o *things) error { return second(o.d.IPCHandle(o.p)) }},
-		{"cuIpcOpenMemHandle_v2", "cuIpcOpenMemHandle", func(o *things) error { return second(o.d.OpenIPC(IPCHandle{})) }},
+		{"cuIpcOpenMemHandle_v2", "cuIpcOpenMemHandle",
+			func(o *things) error { return second(o.d.OpenIPC(IPCHandle{})) }},
 		{"cuIpcCloseMemHandle", "", func(o *things) error { return (&Foreign{d: o.d, base: o.p}).Close() }},
 		{"cuDeviceCanAccessPeer", "", func(o *things) error {
 			t.Setenv("FAKECUDA_DEVICES", "2")
@@ -128,9 +130,11 @@ func fakeStatuses(t *testing.T) {
 		{"cuEventQuery", "", func(o *things) error { return second(o.e.Spin(time.Hour)) }},
 		{"cuEventSynchronize", "", func(o *things) error { return o.e.Synchronize() }},
 		{"cuEventElapsedTime_v2", "cuEventElapsedTime", func(o *things) error { return second(o.f.Elapsed(o.e)) }},
-		{"cuGraphInstantiateWithFlags", "cuGraphInstantiate", func(o *things) error { return second(o.g.Instantiate()) }},
+		{"cuGraphInstantiateWithFlags", "cuGraphInstantiate",
+			func(o *things) error { return second(o.g.Instantiate()) }},
 		{"cuGraphGetNodes", "", func(o *things) error { return second(o.g.Nodes()) }},
-		{"cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo", func(o *things) error { return second(o.s.CaptureEnds(nil)) }},
+		{"cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo",
+			func(o *things) error { return second(o.s.CaptureEnds(nil)) }},
 		{"cuGraphAddEventRecordNode", "", func(o *things) error { return o.g.Records(o.e) }},
 		{"cuGraphDestroy", "", func(o *things) error { return o.g.Close() }},
 		{"cuGraphLaunch", "", func(o *things) error { return o.x.Launch(o.s) }},
@@ -145,7 +149,9 @@ func fakeStatuses(t *testing.T) {
 		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.Registers()) }},
 		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.MaxThreads()) }},
 		{"cuFuncSetAttribute", "", func(o *things) error { return o.k.SetMaxShared(1024) }},
-		{"cuTensorMapEncodeTiled", "", func(o *things) error { return second(o.d.TensorMap(&Tensor{At: o.p, Rank: 1})) }},
+		{"cuTensorMapEncodeTiled", "", func(o *things) error {
+			return second(o.d.TensorMap(&Tensor{At: o.p, Rank: 1}))
+		}},
 		{"cuFuncGetParamInfo", "", func(o *things) error { _, _, err := o.k.Params(-1); return err }},
 	} {
 		covered[c.symbol] = true
@@ -186,14 +192,15 @@ func fakeRefusals(t *testing.T) {
 	}
 	wantError(t, o.s.Launch(o.k, one, one, -1, nil), "cuLaunchKernel", ErrInvalidValue)
 	wantError(t, o.s.Launch(o.k, one, one, 0, make([]uint64, 1025)), "cuLaunchKernel", ErrInvalidValue)
-	wantError(t, o.s.LaunchEarly(o.k, one, one, 0, make([]uint64, 1025)), "cuLaunchKernel", ErrInvalidValue) // not loaded
+	// not loaded
+	wantError(t, o.s.LaunchEarly(o.k, one, one, 0, make([]uint64, 1025)), "cuLaunchKernel", ErrInvalidValue)
 	must(t, o.s.Copy(o.p, o.h, 0))
 	must(t, o.s.Fill(o.p, 4, 0, 0))
 	if lines := log(); len(lines) > 0 {
 		t.Errorf("the driver was called:\n%s", strings.Join(lines, "\n"))
 	}
 	must(t, o.s.Launch(o.k, one, one, 0, make([]uint64, 1024)))
-	// What the driver refuses is told with the numbers.
+	// The driver's refusal is told with the numbers.
 	e := wantError(t, o.s.Launch(o.k, one, [3]int{32, 32, 2}, 64, nil), "cuLaunchKernel", ErrInvalidValue)
 	if e.Detail != "k: [1 1 1] blocks of [32 32 2] threads, 64 bytes of shared memory" {
 		t.Errorf("detail %q", e.Detail)

@@ -7,15 +7,16 @@ import (
 	"unsafe"
 )
 
-// Stream is a queue of the device: what is enqueued runs in order, beside the other streams'.
+// Stream is a queue of the device: its commands run in order, beside the other streams'.
 type Stream struct {
 	d      *Device
 	h      unsafe.Pointer
 	locked bool // the capturing goroutine is tied to its thread
 }
 
-// NewStream makes a stream that does not wait for the legacy default stream. Priorities says which priorities there are;
-// others are cut to that range. Source: cuda.h, cuStreamCreateWithPriority with CU_STREAM_NON_BLOCKING.
+// NewStream makes a stream that does not wait for the legacy default stream. Priorities gives the
+// range of priorities; others are cut to that range. Source: cuda.h, cuStreamCreateWithPriority
+// with CU_STREAM_NON_BLOCKING.
 func (d *Device) NewStream(priority int) (*Stream, error) {
 	h, status := sysStreamCreate(d, max(min(priority, d.least), d.greatest))
 	if status != 0 {
@@ -30,8 +31,8 @@ func (s *Stream) Handle() unsafe.Pointer { return s.h }
 // Device returns the device that the stream belongs to.
 func (s *Stream) Device() *Device { return s.d }
 
-// Close gives the stream back at once; what is enqueued still runs. A second Close does nothing.
-// Source: cuda.h, cuStreamDestroy.
+// Close gives the stream back at once; its commands still run. A second Close does nothing. Source:
+// cuda.h, cuStreamDestroy.
 func (s *Stream) Close() error {
 	if s.h == nil {
 		return nil
@@ -51,32 +52,34 @@ func (s *Stream) Query() (done bool, err error) {
 	return status == 0, check("cuStreamQuery", status)
 }
 
-// Synchronize blocks until all work enqueued on s has finished. Source: cuda.h, cuStreamSynchronize.
+// Synchronize blocks until all work enqueued on s has finished. Source: cuda.h,
+// cuStreamSynchronize.
 func (s *Stream) Synchronize() error {
 	return check("cuStreamSynchronize", sysStreamSynchronize(s))
 }
 
-// Wait makes what is enqueued on s from now on wait for the last record of e; the host does not wait. An event that was
-// never recorded is no reason to wait. Source: cuda.h, cuStreamWaitEvent.
+// Wait makes later commands on s wait for the last record of e; the host does not wait. An event
+// that was never recorded is no reason to wait. Source: cuda.h, cuStreamWaitEvent.
 func (s *Stream) Wait(e *Event) error {
 	return check("cuStreamWaitEvent", sysStreamWait(s, e))
 }
 
-// WaitValue makes what is enqueued on s from now on wait until the 32-bit word at p is v, or has passed it: counting modulo
-// 2^32, until word-v is not negative. p is memory of MallocHost, which the host may write, or of Malloc.
-// Source: cuda.h, cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ.
+// WaitValue makes later commands on s wait until the 32-bit word at p is v, or has passed it:
+// counting modulo 2^32, until word-v is not negative. p is memory of MallocHost, which the host may
+// write, or of Malloc. Source: cuda.h, cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ.
 func (s *Stream) WaitValue(p unsafe.Pointer, v uint32) error {
 	return check("cuStreamWaitValue32", sysWaitValue(s, p, v))
 }
 
-// WriteValue enqueues on s that the 32-bit word at p becomes v, after all memory that s has written before.
-// Source: cuda.h, cuStreamWriteValue32.
+// WriteValue enqueues on s that the 32-bit word at p becomes v, after all memory that s has written
+// before. Source: cuda.h, cuStreamWriteValue32.
 func (s *Stream) WriteValue(p unsafe.Pointer, v uint32) error {
 	return check("cuStreamWriteValue32", sysWriteValue(s, p, v))
 }
 
-// Copy enqueues a copy of bytes bytes on s, between device, pinned and managed memory of any kind. The two must not
-// overlap. The host may touch neither until s has passed it. Source: cuda.h, cuMemcpyAsync.
+// Copy enqueues a copy of bytes bytes on s, between device, pinned and managed memory of any kind.
+// The two must not overlap. The host may touch neither until s has passed it. Source: cuda.h,
+// cuMemcpyAsync.
 func (s *Stream) Copy(dst, src unsafe.Pointer, bytes int) error {
 	if bytes <= 0 {
 		return size("cuMemcpyAsync", bytes)
@@ -84,8 +87,9 @@ func (s *Stream) Copy(dst, src unsafe.Pointer, bytes int) error {
 	return check("cuMemcpyAsync", sysCopy(s, dst, src, bytes))
 }
 
-// Fill enqueues on s that n elements of size bytes from dst on get the low bytes of v. size is 1, 2 or 4, and dst a
-// multiple of it. Source: cuda.h, cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.
+// Fill enqueues on s that n elements of size bytes from dst on get the low bytes of v. size is 1, 2
+// or 4, and dst a multiple of it. Source: cuda.h, cuMemsetD8Async, cuMemsetD16Async,
+// cuMemsetD32Async.
 func (s *Stream) Fill(dst unsafe.Pointer, size int, v uint64, n int) error {
 	op := "cuMemsetD32Async"
 	switch size {
@@ -114,28 +118,32 @@ type Shape struct {
 	Early           bool   // as LaunchEarly has it
 }
 
-// Launch enqueues f on s with a grid of blocks times threads, and shared bytes of dynamic shared memory. Each argument
-// stands in the low bytes of its word; the driver reads as many as the kernel's parameter has, and cannot check their
-// number. Source: cuda.h, cuLaunchKernel.
+// Launch enqueues f on s with a grid of blocks times threads, and shared bytes of dynamic shared
+// memory. Each argument stands in the low bytes of its word. The driver reads as many words as the
+// kernel has parameters, and cannot check their number. Source: cuda.h, cuLaunchKernel.
 func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
 	return s.launch(f, &Shape{Blocks: blocks, Threads: threads, Shared: shared}, args, nil, len(args))
 }
 
-// LaunchEarly is Launch of a kernel that the device may start before the kernel ahead of it on s is over: once every block
-// of that one has executed griddepcontrol.launch_dependents or ended, so that the launch takes no time of its own. Each
-// thread of f must execute griddepcontrol.wait before it touches memory that earlier work touches: it returns when all
-// kernels ahead are over and what they wrote is seen. Copies, fills and events on s are waited for as ever, and so is f by
-// what follows. It is Launch where that does not exist: on a device of less than compute capability 9.0, with a driver from
-// before CUDA 12.3, and for a function that Load was not called for, or that was compiled for an older architecture, on
-// which there is no griddepcontrol.
-// Source: cuda.h, cuLaunchKernelEx with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX ISA, griddepcontrol.
+// LaunchEarly is Launch of a kernel that the device may start before the kernel ahead of it on s is
+// over: once every block of that one has executed griddepcontrol.launch_dependents or ended. So the
+// launch takes no time of its own.
+//
+// Each thread of f must execute griddepcontrol.wait before it touches memory that earlier work
+// touches. It returns when all kernels ahead are over and their writes are seen. f waits for
+// copies, fills and events on s as ever, and later commands wait for f.
+//
+// It is Launch if that does not exist: on a device of less than compute capability 9.0, with a
+// driver from before CUDA 12.3, and for a function that Load was not called for, or that was
+// compiled for an older architecture without griddepcontrol. Source: cuda.h, cuLaunchKernelEx with
+// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX ISA, griddepcontrol.
 func (s *Stream) LaunchEarly(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
 	return s.launch(f, &Shape{Blocks: blocks, Threads: threads, Shared: shared, Early: true}, args, nil, len(args))
 }
 
-// LaunchShape is Launch with everything that a launch can have. Argument i begins at word at[i] of words, so that one may
-// be longer than a word, as a struct is; where at is nil it is word i.
-// Source: cuda.h, cuLaunchKernelEx with CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION.
+// LaunchShape is Launch with everything that a launch can have. Argument i begins at word at[i] of
+// words, so that one may be longer than a word, as a struct is. If at is nil it is word i. Source:
+// cuda.h, cuLaunchKernelEx with CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION.
 func (s *Stream) LaunchShape(f *Function, g *Shape, words []uint64, at []uint32) error {
 	n := len(words)
 	if at != nil {
@@ -173,8 +181,8 @@ func (s *Stream) launch(f *Function, g *Shape, words []uint64, at []uint32, n in
 	return nil
 }
 
-// callbacks are those open. A callback is known to the driver by a number: no pointer of Go's stays in C, and one that
-// comes after Close finds nothing.
+// callbacks are the open ones. The driver knows a callback by a number: no pointer of Go's stays in
+// C, and one that comes after Close finds nothing.
 var callbacks struct {
 	sync.RWMutex
 	next uintptr
@@ -184,8 +192,9 @@ var callbacks struct {
 // Callback is a Go function that streams call.
 type Callback struct{ id uintptr }
 
-// NewCallback makes fn callable from streams, any number of times and from graphs too, until Close. fn runs on a thread of
-// the driver's and holds the stream up; it must not call CUDA, and should do no more than signal.
+// NewCallback makes fn callable from streams, any number of times and from graphs too, until Close.
+// fn runs on a thread of the driver's and holds the stream up. It must not call CUDA, and should do
+// no more than signal.
 func NewCallback(fn func()) *Callback {
 	callbacks.Lock()
 	defer callbacks.Unlock()
@@ -197,7 +206,8 @@ func NewCallback(fn func()) *Callback {
 	return &Callback{callbacks.next}
 }
 
-// Close forgets the function: a stream that still comes to the callback goes on without it. A second Close does nothing.
+// Close forgets the function: a stream that still comes to the callback goes on without it. A
+// second Close does nothing.
 func (c *Callback) Close() {
 	callbacks.Lock()
 	defer callbacks.Unlock()
@@ -213,8 +223,8 @@ func runCallback(id uintptr) {
 	}
 }
 
-// HostFunc enqueues a call of c on s: what follows on s waits until it has returned. Where the device has failed, it is
-// not called. Source: cuda.h, cuLaunchHostFunc.
+// HostFunc enqueues a call of c on s: later commands on s wait until it has returned. After a
+// failure of the device, it is not called. Source: cuda.h, cuLaunchHostFunc.
 func (s *Stream) HostFunc(c *Callback) error {
 	return check("cuLaunchHostFunc", sysHostFunc(s, c.id))
 }
@@ -229,9 +239,9 @@ const (
 	Relaxed                        // none is
 )
 
-// BeginCapture makes s record what is enqueued on it instead of running it, and what is enqueued on streams that wait for
-// s's events, until EndCapture or Abandon. Except for Relaxed, the goroutine is tied to its thread for that time, and the
-// same goroutine must end the capture. Source: cuda.h, cuStreamBeginCapture.
+// BeginCapture makes s record commands instead of running them, until EndCapture or Abandon. So do
+// streams that wait for s's events. Except for Relaxed, the goroutine is tied to its thread for
+// that time, and the same goroutine must end the capture. Source: cuda.h, cuStreamBeginCapture.
 func (s *Stream) BeginCapture(m CaptureMode) error {
 	if m < Global || m > Relaxed {
 		return refused("cuStreamBeginCapture", "capture mode %d", m)
@@ -250,10 +260,11 @@ func (s *Stream) BeginCapture(m CaptureMode) error {
 	return nil
 }
 
-// EndCapture ends the capture and returns its graph. After a call that a capture does not allow, or with work on other
-// streams that s has not waited for, there is no graph, but an error; the capture is over then too. Another goroutine than
-// that of BeginCapture gets ErrCaptureWrongThread, and the capture is lost: the first one still has to call Abandon.
-// Source: cuda.h, cuStreamEndCapture.
+// EndCapture ends the capture and returns its graph. After a call that a capture does not allow, or
+// with work on other streams that s has not waited for, there is no graph, but an error; the
+// capture is over then too. Another goroutine than that of BeginCapture gets ErrCaptureWrongThread,
+// and the capture is lost: the first one still has to call Abandon. Source: cuda.h,
+// cuStreamEndCapture.
 func (s *Stream) EndCapture() (*Graph, error) {
 	h, status := s.endCapture()
 	if status != 0 {
@@ -278,15 +289,15 @@ func (s *Stream) unlock() {
 	}
 }
 
-// Capturing says whether s is between BeginCapture and its end, be the capture valid or not.
-// Source: cuda.h, cuStreamIsCapturing.
+// Capturing says whether s is between BeginCapture and its end, in a valid capture or not. Source:
+// cuda.h, cuStreamIsCapturing.
 func (s *Stream) Capturing() (bool, error) {
 	state, status := sysIsCapturing(s)
 	return state != 0, check("cuStreamIsCapturing", status)
 }
 
-// Abandon ends the capture, if there is one, and destroys what was recorded. A capture that has become invalid is no
-// error here. Source: cuda.h, cuStreamEndCapture, cuGraphDestroy.
+// Abandon ends the capture, if there is one, and destroys the recorded commands. A capture that has
+// become invalid is no error here. Source: cuda.h, cuStreamEndCapture, cuGraphDestroy.
 func (s *Stream) Abandon() error {
 	capturing, err := s.Capturing()
 	if err != nil {

@@ -1,16 +1,19 @@
-// The entry points of the CUDA driver, in a table that is filled when the program runs. sys.h includes it.
+// The entry points of the CUDA driver, in a table that is filled when the program runs. sys.h
+// includes it.
 
 #include <stddef.h>
 #include <stdint.h>
 
-// Handles are pointers to the driver's structures, device addresses 64-bit integers, enumerations int.
+// Handles are pointers to the driver's structures, device addresses 64-bit integers, enumerations
+// int.
 typedef uint64_t device_ptr;
 typedef struct { unsigned char bytes[16]; } uuid;
 typedef struct { char bytes[64]; } ipc_handle;
 typedef struct { int type, id; } mem_location;
 typedef struct { int result; void *node, *from; } update_info;
 typedef struct { int id, pad; union { int on; unsigned dim[3]; uint64_t words[8]; } value; } launch_attribute;
-typedef struct { unsigned grid[3], block[3], shared; void *stream; const launch_attribute *attributes; unsigned n; } launch_config;
+typedef struct { unsigned grid[3], block[3], shared; void *stream; const launch_attribute *attributes; unsigned n;
+    } launch_config;
 
 static struct {
     int (*Init)(unsigned);
@@ -65,7 +68,8 @@ static struct {
     int (*StreamEndCapture)(void *, void **);
     int (*StreamIsCapturing)(void *, int *);
     int (*StreamGetCaptureInfo)(void *, int *, uint64_t *, void **, void *const **, size_t *);
-    int (*LaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    int (*LaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+        void **, void **);
     int (*LaunchKernelEx)(const launch_config *, void *, void **, void **);
     int (*LaunchHostFunc)(void *, void (*)(void *), void *);
     int (*EventCreate)(void **, unsigned);
@@ -89,11 +93,12 @@ static struct {
     int (*FuncGetAttribute)(int *, int, void *);
     int (*FuncSetAttribute)(void *, int, int);
     int (*FuncGetParamInfo)(void *, size_t, size_t *, size_t *);
-    int (*TensorMapEncodeTiled)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *,
-                                int, int, int, int);
+    int (*TensorMapEncodeTiled)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *,
+        const uint32_t *, int, int, int, int);
 } cu;
 
-// The symbols as drivers of CUDA 12 and 13 have them; what the header calls cuMemAlloc is cuMemAlloc_v2 in the library.
+// The symbols as drivers of CUDA 12 and 13 have them. The header's cuMemAlloc is cuMemAlloc_v2 in
+// the library.
 struct row { const char *symbol; void **slot; int optional; };
 static struct row row_at(int i) {
 #define NEED(field, symbol) {symbol, (void **)&cu.field, 0}

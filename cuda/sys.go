@@ -34,17 +34,18 @@ const (
 	maxArgs        = C.MAX_ARGS
 )
 
-// addr passes a handle or an address to C. Memory that a copy reads or writes may be Go's.
+// addr passes a handle or an address to C. A copy may read or write memory of Go.
 func addr(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
-// sysTable is the table of entry points, those first that say how old the driver is.
+// sysTable is the table of entry points. Those that say how old the driver is come first.
 func sysTable() (first, all []dl.Sym) {
 	for i := 0; ; i++ {
 		r := C.row_at(C.int(i))
 		if r.symbol == nil {
 			return all[:2], all
 		}
-		all = append(all, dl.Sym{Name: C.GoString(r.symbol), Slot: (*unsafe.Pointer)(unsafe.Pointer(r.slot)), Optional: r.optional != 0})
+		all = append(all, dl.Sym{Name: C.GoString(r.symbol), Slot: (*unsafe.Pointer)(unsafe.Pointer(r.slot)),
+			Optional: r.optional != 0})
 	}
 }
 
@@ -54,7 +55,7 @@ func sysDriverVersion() (v, status int) {
 	return int(n.n), int(n.status)
 }
 
-// sysErrorText returns the driver's name and text for a status, empty where it has none.
+// sysErrorText returns the driver's name and text for a status, empty if it has none.
 func sysErrorText(r Result) (name, text string) {
 	if p := C.error_name(C.int(r)); p != nil {
 		name = C.GoString(p)
@@ -84,7 +85,8 @@ func sysDevicePCI(dev int) (id string, status int) {
 	return C.GoString(&buf[0]), status
 }
 
-// sysDeviceUUID returns the device's UUID, and that of the whole GPU, which is another for a part of one.
+// sysDeviceUUID returns the device's UUID, and that of the whole GPU, which differs for a part of
+// one.
 func sysDeviceUUID(dev int) (id, physical [16]byte, status int) {
 	var u, p C.uuid
 	if status = int(C.device_uuid(C.int(dev), &u)); status == 0 {
@@ -198,7 +200,8 @@ func sysLaunch(s *Stream, f *Function, g *Shape, words []uint64, at []uint32, n 
 	if g.Early && f.early {
 		c.early = 1
 	}
-	return int(C.launch(addr(s.d.ctx), addr(s.h), addr(f.h), c, (*C.uint64_t)(unsafe.SliceData(words)), (*C.uint32_t)(unsafe.SliceData(at)), C.int(n)))
+	return int(C.launch(addr(s.d.ctx), addr(s.h), addr(f.h), c, (*C.uint64_t)(unsafe.SliceData(words)),
+		(*C.uint32_t)(unsafe.SliceData(at)), C.int(n)))
 }
 
 func sysHasLaunchEx() bool { return C.has_launch_ex() != 0 }
@@ -206,7 +209,8 @@ func sysHasLaunchEx() bool { return C.has_launch_ex() != 0 }
 func sysHasTensorMap() bool { return C.has_tensor_map() != 0 }
 
 func sysTensorMap(d *Device, t *Tensor, swizzle int, out *TensorMap) int {
-	c := C.struct_tensor{_type: C.int(t.Type), rank: C.int(t.Rank), swizzle: C.int(swizzle), at: C.device_ptr(ccall.Address(t.At))}
+	c := C.struct_tensor{_type: C.int(t.Type), rank: C.int(t.Rank), swizzle: C.int(swizzle),
+		at: C.device_ptr(ccall.Address(t.At))}
 	for i, n := range t.Sizes {
 		c.sizes[i], c.box[i] = C.uint64_t(n), C.uint32_t(t.Box[i])
 	}
@@ -237,7 +241,8 @@ func sysIsCapturing(s *Stream) (state, st int) {
 }
 
 func sysCaptureEnds(s *Stream, ends []Node) (n, status int) {
-	return number(C.capture_ends(addr(s.d.ctx), addr(s.h), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(ends))), C.size_t(len(ends))))
+	return number(C.capture_ends(addr(s.d.ctx), addr(s.h), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(ends))),
+		C.size_t(len(ends))))
 }
 
 func sysEventCreate(d *Device, timing bool) (h unsafe.Pointer, status int) {
@@ -267,7 +272,8 @@ func sysGraphInstantiate(g *Graph) (exec unsafe.Pointer, status int) {
 }
 func sysGraphNodes(g *Graph) (n, status int) { return number(C.graph_nodes(addr(g.d.ctx), addr(g.h))) }
 func sysGraphAddRecord(g *Graph, after []Node, e *Event) int {
-	return int(C.graph_add_record(addr(g.d.ctx), addr(g.h), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(after))), C.size_t(len(after)), addr(e.h)))
+	return int(C.graph_add_record(addr(g.d.ctx), addr(g.h), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(after))),
+		C.size_t(len(after)), addr(e.h)))
 }
 func sysGraphDestroy(g *Graph) int { return int(C.graph_destroy(addr(g.d.ctx), addr(g.h))) }
 func sysGraphLaunch(x *Exec, s *Stream) int {
@@ -278,7 +284,8 @@ func sysGraphUpdate(x *Exec, g *Graph) (change, status int) {
 	return number(C.graph_update(addr(x.d.ctx), addr(x.h), addr(g.h)))
 }
 
-// sysModuleLoad reads image, which must end with a zero byte, and returns what the driver's compiler says about it.
+// sysModuleLoad reads image, which must end with a zero byte. It returns the message of the
+// driver's compiler.
 func sysModuleLoad(d *Device, image []byte) (h unsafe.Pointer, log string, status int) {
 	buf := make([]C.char, 8<<10)
 	h, status = made(C.module_load(addr(d.ctx), unsafe.Pointer(unsafe.SliceData(image)), &buf[0], C.size_t(len(buf)-1)))

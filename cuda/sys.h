@@ -1,6 +1,7 @@
-// What sys.go calls: one trampoline for each use of the driver. It makes the device's context current on the calling
-// thread first: goroutines move between threads, and the context belongs to the thread. All is static, because a file
-// with exported Go functions is compiled twice; only the copy that Go calls has a filled table of symbols.
+// The calls of sys.go: one trampoline for each use of the driver. It makes the device's context
+// current on the calling thread first: goroutines move between threads, and the context belongs to
+// the thread. All is static, because a file with exported Go functions is compiled twice; only the
+// copy that Go calls has a filled table of symbols.
 
 #include <string.h>
 #include <time.h>
@@ -9,7 +10,8 @@
 
 enum { OK = 0, INVALID_VALUE = 1, NOT_READY = 600 };
 
-// A status is a CUresult, with one of these added where it is not the call itself that failed but what comes before it.
+// A status is a CUresult, with one of these added if not the call itself failed but a step before
+// it.
 enum { FROM_GET_CURRENT = 1 << 16, FROM_SET_CURRENT = 2 << 16 };
 
 static inline int enter(uintptr_t context) {
@@ -21,10 +23,10 @@ static inline int enter(uintptr_t context) {
     return r == OK ? OK : FROM_SET_CURRENT | r;
 }
 
-#define ENTER(context)                                                                                                             \
-    do {                                                                                                                           \
-        int entered = enter(context);                                                                                              \
-        if (entered != OK) return entered;                                                                                         \
+#define ENTER(context)                     \
+    do {                                   \
+        int entered = enter(context);      \
+        if (entered != OK) return entered; \
     } while (0)
 
 // bind_context is enter for the trampolines of other packages: a plain CUresult.
@@ -51,7 +53,7 @@ static const char *error_string(int r) {
     return cu.GetErrorString != NULL && cu.GetErrorString(r, &s) == OK ? s : NULL;
 }
 
-// Devices. None of these needs a context.
+// Devices. These need no context.
 
 static struct number device_count(void) {
     int n = 0, r = cu.DeviceGetCount(&n);
@@ -64,7 +66,7 @@ static struct number device_get(int index) {
 static int device_name(int device, char *out, int n) { return cu.DeviceGetName(out, n, device); }
 static int device_pci(int device, char *out, int n) { return cu.DeviceGetPCIBusId(out, n, device); }
 static int device_uuid(int device, uuid *out) { return cu.DeviceGetUuid_v2(out, device); }
-// physical_uuid is the UUID of the whole GPU, also where device is a part of it.
+// physical_uuid is the UUID of the whole GPU, also if device is a part of it.
 static int physical_uuid(int device, uuid *out) {
     return cu.DeviceGetUuid != NULL ? cu.DeviceGetUuid(out, device) : cu.DeviceGetUuid_v2(out, device);
 }
@@ -82,7 +84,7 @@ static struct made context_retain(int device) {
     int r = cu.DevicePrimaryCtxRetain(&c, device);
     return (struct made){r, c};
 }
-// context_release leaves no thread of ours with a context that is gone, as far as the calling thread goes.
+// context_release leaves the calling thread without a context that is gone.
 static int context_release(uintptr_t context, int device) {
     void *now = NULL;
     if (cu.CtxGetCurrent(&now) == OK && now == (void *)context) {
@@ -257,7 +259,8 @@ static struct number is_capturing(uintptr_t context, uintptr_t stream) {
     return (struct number){r, state};
 }
 
-// capture_ends gives in ends the nodes that what comes next on a stream that is captured depends on, and their number.
+// capture_ends gives in ends the nodes that the next command on a captured stream depends on, and
+// their number.
 static struct number capture_ends(uintptr_t context, uintptr_t stream, uintptr_t *ends, size_t room) {
     enum { NOT_SUPPORTED = 801, CAPTURING = 1 };
     int state = 0, r = enter(context);
@@ -271,7 +274,8 @@ static struct number capture_ends(uintptr_t context, uintptr_t stream, uintptr_t
     return (struct number){r, (int64_t)n};
 }
 
-// MAX_ARGS bounds the array on the stack; CUDA's limit in bytes is reached earlier by all but the smallest types.
+// MAX_ARGS bounds the array on the stack; CUDA's limit in bytes is reached earlier by all but the
+// smallest types.
 enum { MAX_ARGS = 1024 };
 
 static int has_launch_ex(void) { return cu.LaunchKernelEx != NULL; }
@@ -279,9 +283,10 @@ static int has_launch_ex(void) { return cu.LaunchKernelEx != NULL; }
 // How a kernel is launched. cluster[0] is 0 for none.
 struct shape { unsigned blocks[3], threads[3], cluster[3], shared; int early; };
 
-// Argument i begins at word at[i], or, where at is NULL, is word i: at its low bytes, which is where a little-endian reader
-// of any width looks.
-static int launch(uintptr_t context, uintptr_t stream, uintptr_t function, struct shape g, uint64_t *words, uint32_t *at, int n) {
+// Argument i begins at word at[i], or is word i if at is NULL: at its low bytes, where a
+// little-endian reader of any width looks.
+static int launch(uintptr_t context, uintptr_t stream, uintptr_t function, struct shape g, uint64_t *words,
+    uint32_t *at, int n) {
     enum { CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
     ENTER(context);
     if (n < 0 || n > MAX_ARGS) return INVALID_VALUE;
@@ -289,8 +294,8 @@ static int launch(uintptr_t context, uintptr_t stream, uintptr_t function, struc
     for (int i = 0; i < n; i++) params[i] = &words[at ? at[i] : i];
     params[n] = NULL;
     if (!g.early && !g.cluster[0]) {
-        return cu.LaunchKernel((void *)function, g.blocks[0], g.blocks[1], g.blocks[2], g.threads[0], g.threads[1], g.threads[2],
-                               g.shared, (void *)stream, params, NULL);
+        return cu.LaunchKernel((void *)function, g.blocks[0], g.blocks[1], g.blocks[2], g.threads[0],
+            g.threads[1], g.threads[2], g.shared, (void *)stream, params, NULL);
     }
     launch_attribute attributes[2] = {{0}};
     unsigned count = 0;
@@ -315,8 +320,8 @@ static int encode_tensor_map(uintptr_t context, struct tensor t, uint64_t *out) 
     const uint32_t steps[5] = {1, 1, 1, 1, 1};
     _Alignas(64) uint64_t map[16];
     ENTER(context);
-    int r = cu.TensorMapEncodeTiled(map, t.type, (uint32_t)t.rank, (void *)(uintptr_t)t.at, t.sizes, t.strides, t.box, steps,
-                                    INTERLEAVE_NONE, t.swizzle, L2_PROMOTION_256B, OOB_FILL_ZEROS);
+    int r = cu.TensorMapEncodeTiled(map, t.type, (uint32_t)t.rank, (void *)(uintptr_t)t.at, t.sizes,
+        t.strides, t.box, steps, INTERLEAVE_NONE, t.swizzle, L2_PROMOTION_256B, OOB_FILL_ZEROS);
     if (r == OK) memcpy(out, map, sizeof map);
     return r;
 }
@@ -380,7 +385,8 @@ struct elapsed { int status; float ms; };
 static struct elapsed event_elapsed(uintptr_t context, uintptr_t from, uintptr_t to) {
     struct elapsed e = {enter(context), 0};
     if (e.status != OK) return e;
-    e.status = (cu.EventElapsedTime_v2 != NULL ? cu.EventElapsedTime_v2 : cu.EventElapsedTime)(&e.ms, (void *)from, (void *)to);
+    e.status = (cu.EventElapsedTime_v2 != NULL ? cu.EventElapsedTime_v2 : cu.EventElapsedTime)(&e.ms,
+        (void *)from, (void *)to);
     return e;
 }
 
@@ -411,7 +417,7 @@ static int graph_launch(uintptr_t context, uintptr_t exec, uintptr_t stream) {
     ENTER(context);
     return cu.GraphLaunch((void *)exec, (void *)stream);
 }
-// graph_update gives in n what has changed, as cuda.h numbers it.
+// graph_update gives in n the change, as cuda.h numbers it.
 static struct number graph_update(uintptr_t context, uintptr_t exec, uintptr_t graph) {
     update_info info = {0, NULL, NULL};
     int r = enter(context);
@@ -455,7 +461,7 @@ static struct number func_attribute(uintptr_t context, uintptr_t function, int a
     return (struct number){r, v};
 }
 static int has_param_info(void) { return cu.FuncGetParamInfo != NULL; }
-// func_param is the offset and the size of parameter i; INVALID_VALUE where there is none.
+// func_param is the offset and the size of parameter i; INVALID_VALUE if there is none.
 static struct pair func_param(uintptr_t context, uintptr_t function, size_t i) {
     size_t offset = 0, size = 0;
     int r = enter(context);

@@ -2,8 +2,8 @@ package cuda
 
 import "unsafe"
 
-// TensorMap is what a kernel gives the device's copy engine to copy boxes of a tensor: a parameter of type CUtensorMap,
-// const __grid_constant__, which takes TensorMapWords words.
+// TensorMap tells the device's copy engine how to copy boxes of a tensor. A kernel takes it as a
+// parameter of type CUtensorMap, const __grid_constant__, of TensorMapWords words.
 type TensorMap [TensorMapWords]uint64
 
 // TensorMapWords is the size of a TensorMap.
@@ -26,7 +26,7 @@ const (
 	TensorBFloat16
 )
 
-// Tensor is a tensor in device memory, of Rank dimensions, the first of which is contiguous.
+// Tensor is a tensor in device memory, of Rank dimensions; the first is contiguous.
 type Tensor struct {
 	At      unsafe.Pointer // a multiple of 16
 	Type    TensorType
@@ -37,9 +37,9 @@ type Tensor struct {
 	Swizzle int       // bytes, 32, 64 or 128, in which chunks of 16 bytes are exchanged; 0 for none
 }
 
-// TensorMap returns the map of t. What a box has outside of t is 0 in shared memory. The memory need not be there yet.
-// ErrInvalidValue where the driver cannot map t, ErrNotSupported for a driver from before CUDA 12.
-// Source: cuda.h, cuTensorMapEncodeTiled.
+// TensorMap returns the map of t. The part of a box outside of t is 0 in shared memory. The memory
+// need not be there yet. It is ErrInvalidValue if the driver cannot map t, and ErrNotSupported with
+// a driver from before CUDA 12. Source: cuda.h, cuTensorMapEncodeTiled.
 func (d *Device) TensorMap(t *Tensor) (m TensorMap, err error) {
 	const op = "cuTensorMapEncodeTiled"
 	swizzle := 0
@@ -49,7 +49,8 @@ func (d *Device) TensorMap(t *Tensor) (m TensorMap, err error) {
 	switch {
 	case !sysHasTensorMap():
 		return m, failed(op, int(ErrNotSupported), "the driver is from before CUDA 12")
-	case t.Rank < 1 || t.Rank > len(t.Sizes), swizzle > 3, swizzle == 0 && t.Swizzle != 0, swizzle > 0 && t.Swizzle != 16<<swizzle:
+	case t.Rank < 1 || t.Rank > len(t.Sizes), swizzle > 3, swizzle == 0 && t.Swizzle != 0,
+		swizzle > 0 && t.Swizzle != 16<<swizzle:
 		return m, refused(op, "%d dimensions, swizzled in %d bytes", t.Rank, t.Swizzle)
 	}
 	if status := sysTensorMap(d, t, swizzle, &m); status != 0 {

@@ -7,10 +7,12 @@ import (
 	"lockstep/internal/elem"
 )
 
-// eight tries products of 8-bit floats, small integers whose sums are exact in any order, with scales and without.
+// eight tries products of 8-bit floats, with scales and without. The operands are small integers
+// whose sums are exact in any order.
 func (m *machine) eight(l *Lt) {
 	m.t.Helper()
-	scaleA, scaleB := m.put(3, workspaceBytes/8, elem.Float32, []float64{0.5}), m.put(3, workspaceBytes/8+4, elem.Float32, []float64{-0.25})
+	scaleA, scaleB := m.put(3, workspaceBytes/8, elem.Float32, []float64{0.5}),
+		m.put(3, workspaceBytes/8+4, elem.Float32, []float64{-0.25})
 	for _, shape := range [][3]int{{16, 16, 16}, {3, 32, 64}, {48, 16, 32}, {130, 272, 512}} {
 		for flags := range 16 {
 			g := Gemm{M: shape[0], N: shape[1], K: shape[2], TransB: true, LdA: shape[2], LdB: shape[2], LdC: shape[1],
@@ -53,7 +55,7 @@ func TestGPULtEight(t *testing.T) {
 	m.eight(m.openLt())
 }
 
-// What the library is told: the scales change places, as the operands do.
+// The library's arguments: the scales change places, as the operands do.
 func fakeEight(t *testing.T) {
 	m := newMachine(t)
 	l := m.openLt()
@@ -61,10 +63,12 @@ func fakeEight(t *testing.T) {
 	zero := make([]float64, 256)
 	a, b, c := m.put(0, 0, elem.Float32, zero), m.put(1, 0, elem.Float32, zero), m.put(2, 0, elem.Float32, zero)
 	x := Beside{ScaleA: unsafe.Add(a, 512), ScaleB: unsafe.Add(b, 512)}
-	g := Gemm{M: 2, N: 16, K: 32, TransB: true, LdA: 32, LdB: 32, LdC: 16, AB: elem.Float8E4M3, C: elem.BFloat16, Alpha: 1, FastAccum: true}
+	g := Gemm{M: 2, N: 16, K: 32, TransB: true, LdA: 32, LdB: 32, LdC: 16, AB: elem.Float8E4M3,
+		C: elem.BFloat16, Alpha: 1, FastAccum: true}
 	lines := log(t)
 	m.try(l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000))
-	wantLine(t, lines("cublasLtMatmul"), "fast=1 scales="+hex(x.ScaleB)+","+hex(x.ScaleA)+" .* ta=1 tb=0 m=16 n=2 k=32 lda=32 ldb=32 ldc=16 ab=28 c=14 ")
+	wantLine(t, lines("cublasLtMatmul"), "fast=1 scales="+hex(x.ScaleB)+","+hex(x.ScaleA)+
+		" .* ta=1 tb=0 m=16 n=2 k=32 lda=32 ldb=32 ldc=16 ab=28 c=14 ")
 	// Another scale needs no other plan; another way to sum does.
 	x.ScaleA = unsafe.Add(a, 528)
 	m.try(l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000))
@@ -74,7 +78,8 @@ func fakeEight(t *testing.T) {
 		t.Errorf("%d plans, want 2", n)
 	}
 	g.AB = elem.BFloat16
-	wantError(t, l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000), "scales, or fast sums, of A and B that are not 8-bit floats")
+	wantError(t, l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000),
+		"scales, or fast sums, of A and B that are not 8-bit floats")
 	g.AB, x.ScaleB = elem.Float8E4M3, unsafe.Add(b, 516)
 	wantError(t, l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000), "want addresses that are multiples of 16")
 	// It is tuned with its scales.

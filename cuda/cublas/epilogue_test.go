@@ -13,8 +13,8 @@ import (
 
 var allEpilogues = []Epilogue{NoEpilogue, Bias, GELU, BiasGELU, DGELU}
 
-// epilogues tries every epilogue for a pair of types, with C as what Beta multiplies and with another matrix, in shapes
-// that suit the library, and returns those that it refused.
+// epilogues tries every epilogue for a pair of types, in shapes that suit the library. Beta
+// multiplies C, or another matrix. It returns the epilogues that the library refused.
 func (m *machine) epilogues(p pair, mul func(g *Gemm, x *Beside, c, a, b ptr) error) (refused map[Epilogue]int) {
 	m.t.Helper()
 	refused = map[Epilogue]int{}
@@ -24,7 +24,8 @@ func (m *machine) epilogues(p pair, mul func(g *Gemm, x *Beside, c, a, b ptr) er
 			for _, pad := range []int{0, 8} {
 				for _, e := range allEpilogues {
 					for _, apart := range []bool{false, true} {
-						g := Gemm{M: shape[0], N: shape[1], K: shape[2], TransA: trans&1 != 0, TransB: trans&2 != 0, AB: p.ab, C: p.c, Alpha: 1, Epilogue: e}
+						g := Gemm{M: shape[0], N: shape[1], K: shape[2], TransA: trans&1 != 0,
+							TransB: trans&2 != 0, AB: p.ab, C: p.c, Alpha: 1, Epilogue: e}
 						if apart {
 							if e.aux() {
 								continue
@@ -42,8 +43,11 @@ func (m *machine) epilogues(p pair, mul func(g *Gemm, x *Beside, c, a, b ptr) er
 	return refused
 }
 
-// tryEpilogue runs one product on random numbers; it compares with float64 what it wrote, which was NaN before.
-func (m *machine) tryEpilogue(r *rand.Rand, g Gemm, pad int, apart bool, mul func(g *Gemm, x *Beside, c, a, b ptr) error) (refused bool) {
+// tryEpilogue runs one product on random numbers. Results were NaN before. It compares them with
+// float64.
+func (m *machine) tryEpilogue(
+	r *rand.Rand, g Gemm, pad int, apart bool, mul func(g *Gemm, x *Beside, c, a, b ptr) error,
+) (refused bool) {
 	m.t.Helper()
 	rowsA, widthA, rowsB, widthB := g.M, g.K, g.K, g.N
 	if g.TransA {
@@ -69,7 +73,7 @@ func (m *machine) tryEpilogue(r *rand.Rand, g Gemm, pad int, apart bool, mul fun
 	}
 	a, b := random(rowsA*g.LdA, g.AB), random(rowsB*g.LdB, g.AB)
 	add, aux, bias := random(g.M*g.LdC, g.C), random(g.M*g.LdC, g.C), random(g.N, g.C)
-	// Operand 0 holds A, B and the bias; 1 what is added and the aux; 2 is C.
+	// Operand 0 holds A, B and the bias; 1 the added matrix and the aux; 2 is C.
 	const part = operandBytes / 4
 	at := func(i, quarter int, t elem.Type, v []float64) ptr { return m.put(i, quarter*part/t.Size(), t, v) }
 	pa, pb, pc := at(0, 0, g.AB, a), at(0, 1, g.AB, b), m.put(2, 0, g.C, nans(g.M*g.LdC))
@@ -98,7 +102,8 @@ func (m *machine) tryEpilogue(r *rand.Rand, g Gemm, pad int, apart bool, mul fun
 	if x.Aux != nil {
 		pre = m.take(x.Aux, g.C, g.M*g.LdC)
 	}
-	eps := map[elem.Type]float64{elem.Float32: 1e-5, elem.Float64: 1e-13, elem.BFloat16: 1.0 / 128, elem.Float16: 1.0 / 1024}[g.C]
+	eps := map[elem.Type]float64{elem.Float32: 1e-5, elem.Float64: 1e-13, elem.BFloat16: 1.0 / 128,
+		elem.Float16: 1.0 / 1024}[g.C]
 	if !g.C.Half() && g.Epilogue.aux() {
 		eps = 1e-3 // the library's gelu is approximate, in float64 too
 	}
@@ -123,7 +128,7 @@ func (m *machine) tryEpilogue(r *rand.Rand, g Gemm, pad int, apart bool, mul fun
 				}
 				v += g.Alpha * a[x] * b[y]
 			}
-			// What comes to be on the way may be rounded to the type, too.
+			// Intermediate results may be rounded to the type, too.
 			size += math.Abs(v)
 			at := i*g.LdC + j
 			if apart {
@@ -175,7 +180,7 @@ func fakeEpilogues(t *testing.T) {
 	}
 }
 
-// What the library is told of an epilogue, by hand: rows and columns change places.
+// The library's arguments for an epilogue, by hand: rows and columns change places.
 func fakeEpilogueArguments(t *testing.T) {
 	m := newMachine(t)
 	l := m.openLt()
@@ -189,9 +194,11 @@ func fakeEpilogueArguments(t *testing.T) {
 		want string
 	}{
 		{NoEpilogue, Beside{Add: add}, "epilogue=1 bias=.nil. of 0 aux=.nil. ldaux=0 .* C=" + hex(add)},
-		{Bias, Beside{Add: add, Bias: bias}, "epilogue=4 bias=" + hex(bias) + " of 14 aux=.nil. ldaux=0 .* C=" + hex(add)},
+		{Bias, Beside{Add: add, Bias: bias},
+			"epilogue=4 bias=" + hex(bias) + " of 14 aux=.nil. ldaux=0 .* C=" + hex(add)},
 		{GELU, Beside{Aux: aux}, "epilogue=160 bias=.nil. of 0 aux=" + hex(aux) + " ldaux=16 .* C=" + hex(c)},
-		{BiasGELU, Beside{Bias: bias, Aux: aux}, "epilogue=164 bias=" + hex(bias) + " of 14 aux=" + hex(aux) + " ldaux=16 "},
+		{BiasGELU, Beside{Bias: bias, Aux: aux},
+			"epilogue=164 bias=" + hex(bias) + " of 14 aux=" + hex(aux) + " ldaux=16 "},
 		{DGELU, Beside{Aux: aux}, "epilogue=192 bias=.nil. of 0 aux=" + hex(aux) + " ldaux=16 "},
 	} {
 		lines := log(t)
@@ -214,17 +221,20 @@ func fakeEpilogueArguments(t *testing.T) {
 	m.try(l.GemmBeside(m.s, &g, &Beside{Add: add, Bias: other}, c, a, b, m.dev[3], 1000))
 	wantLine(t, lines("cublasLtMatmulAlgoGetHeuristic"), "align=256,256,256,256 epilogue=4")
 	m.try(l.GemmBeside(m.s, &g, &Beside{Add: unsafe.Add(add, 32), Bias: other}, c, a, b, m.dev[3], 1000))
-	if got := lines("cublasLtMatmulAlgoGetHeuristic"); len(got) != 2 || !regexp.MustCompile("align=256,256,32,256 ").MatchString(got[1]) {
+	if got := lines("cublasLtMatmulAlgoGetHeuristic"); len(got) != 2 ||
+		!regexp.MustCompile("align=256,256,32,256 ").MatchString(got[1]) {
 		t.Errorf("%q", got)
 	}
 }
 
-// What the library cannot do is said by ErrNoEpilogue, asked for once, and enqueues nothing.
+// An epilogue that the library cannot do is ErrNoEpilogue. It is asked for once, and enqueues
+// nothing.
 func fakeNoEpilogue(t *testing.T) {
 	m := newMachine(t)
 	l, h := m.openLt(), m.open()
 	p := m.dev[0]
-	g := Gemm{M: 2, N: 8, K: 4, LdA: 4, LdB: 8, LdC: 8, AB: elem.BFloat16, C: elem.BFloat16, Alpha: 1, Epilogue: BiasGELU}
+	g := Gemm{M: 2, N: 8, K: 4, LdA: 4, LdB: 8, LdC: 8, AB: elem.BFloat16, C: elem.BFloat16, Alpha: 1,
+		Epilogue: BiasGELU}
 	x := Beside{Bias: unsafe.Add(p, 4096), Aux: unsafe.Add(p, 8192)}
 	run := func(change func(g *Gemm, x *Beside)) error {
 		g, x := g, x
@@ -266,7 +276,7 @@ func fakeNoEpilogue(t *testing.T) {
 	if err := run(func(*Gemm, *Beside) {}); err != ErrNoEpilogue { // as it was found the first time
 		t.Error(err)
 	}
-	// Without a product C is what is added to it, row by row where there is something between.
+	// Without a product C is the added matrix, row by row if there is something between.
 	add := m.put(1, 0, elem.BFloat16, matrix(2, 8, 12, 1, 5))
 	c := m.put(2, 0, elem.BFloat16, matrix(2, 8, 12, 2, -77))
 	m.try(run(func(g *Gemm, x *Beside) { *x, g.Epilogue, g.K, g.Beta, g.LdC = Beside{Add: add}, NoEpilogue, 0, 1, 12 }))

@@ -96,7 +96,9 @@ func fakeAllocations(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Lt.Gemm":     func() error { return l.Gemm(m.s, &g, m.dev[2], m.dev[0], m.dev[1], nil, 0) },
 		"Handle.Gemm": func() error { return h.Gemm(m.s, &g, m.dev[2], m.dev[0], m.dev[1]) },
-		"Gemv":        func() error { return h.Gemv(m.s, elem.Float32, false, 2, 3, 1, m.dev[0], 3, m.dev[1], 0, m.dev[2]) },
+		"Gemv": func() error {
+			return h.Gemv(m.s, elem.Float32, false, 2, 3, 1, m.dev[0], 3, m.dev[1], 0, m.dev[2])
+		},
 	} {
 		if n := testing.AllocsPerRun(50, func() { m.try(call()) }); n != 0 {
 			t.Errorf("%s allocates %v times", name, n)

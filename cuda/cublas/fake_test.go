@@ -34,7 +34,7 @@ func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	}, nil, body)
 }
 
-// log starts a new log of the doubles' calls, and returns what reads it.
+// log starts a new log of the doubles' calls, and returns a function that reads it.
 func log(t *testing.T) (lines func(fn string) []string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "log")
@@ -100,7 +100,8 @@ func TestFake(t *testing.T) {
 	})
 }
 
-// A file that does not open leaves the libraries in use: TestWithoutLibraries may come between two tests of them.
+// A file that does not open leaves the libraries in use: TestWithoutLibraries may come between two
+// tests of them.
 func fakeOpenedAgain(t *testing.T) {
 	newMachine(t).openLt()
 	TestWithoutLibraries(t)
@@ -109,29 +110,34 @@ func fakeOpenedAgain(t *testing.T) {
 	m.table(plainPairs, [][3]int{{3, 5, 7}}, m.open().Gemm)
 }
 
-// What each library is asked is given by hand here: the operands change places, as row-major matrices are the transposes
-// of what the libraries take them for.
+// The arguments of each library are given by hand here: the operands change places, as row-major
+// matrices are the transposes of what the libraries take them for.
 func fakeArguments(t *testing.T) {
 	m := newMachine(t)
 	l, h := m.openLt(), m.open()
 	lines := log(t)
 	zero := make([]float64, 1000)
 	a, b, c := m.put(0, 0, elem.Float64, zero), m.put(1, 0, elem.Float64, zero), m.put(2, 0, elem.Float64, zero)
-	addresses := regexp.QuoteMeta(strings.Join([]string{"A=" + hex(b), "B=" + hex(a), "C=" + hex(c), "stream=" + hex(m.s.Handle())}, " "))
+	addresses := regexp.QuoteMeta(strings.Join([]string{"A=" + hex(b), "B=" + hex(a), "C=" + hex(c),
+		"stream=" + hex(m.s.Handle())}, " "))
 
-	g := Gemm{M: 2, N: 3, K: 4, LdA: 5, LdB: 6, LdC: 7, TransA: true, AB: elem.BFloat16, C: elem.Float32, Alpha: 0.5, Beta: 2}
+	g := Gemm{M: 2, N: 3, K: 4, LdA: 5, LdB: 6, LdC: 7, TransA: true, AB: elem.BFloat16, C: elem.Float32,
+		Alpha: 0.5, Beta: 2}
 	m.try(l.Gemm(m.s, &g, c, a, b, m.dev[3], 1000))
-	wantLine(t, lines("cublasLtMatmul"), "ta=0 tb=1 m=3 n=2 k=4 lda=6 ldb=5 ldc=7 ab=14 c=0 compute=68 alpha=0.5 beta=2 bytes=500 "+addresses+" = 0")
+	wantLine(t, lines("cublasLtMatmul"), "ta=0 tb=1 m=3 n=2 k=4 lda=6 ldb=5 ldc=7 ab=14 c=0 compute=68 "+
+		"alpha=0.5 beta=2 bytes=500 "+addresses+" = 0")
 	wantLine(t, lines("cublasLtMatmulDescCreate"), "compute=68 scale=0 ")
 	wantLine(t, lines("cublasLtMatmulAlgoGetHeuristic"), "mask=7 workspace=1000 align=256,256,256,256 ")
 
 	lines = log(t)
-	g = Gemm{M: 2, N: 3, K: 4, LdA: 4, LdB: 4, LdC: 3, TransB: true, AB: elem.Float64, C: elem.Float64, Alpha: 1.0 / 3, Beta: 0}
+	g = Gemm{M: 2, N: 3, K: 4, LdA: 4, LdB: 4, LdC: 3, TransB: true, AB: elem.Float64, C: elem.Float64,
+		Alpha: 1.0 / 3, Beta: 0}
 	m.try(l.Gemm(m.s, &g, c, a, b, nil, 0))
-	wantLine(t, lines("cublasLtMatmul"), "ta=1 tb=0 m=3 n=2 k=4 lda=4 ldb=4 ldc=3 ab=1 c=1 compute=70 .* bytes=0 "+addresses)
+	wantLine(t, lines("cublasLtMatmul"), "ta=1 tb=0 m=3 n=2 k=4 lda=4 ldb=4 ldc=3 ab=1 c=1 "+
+		"compute=70 .* bytes=0 "+addresses)
 	wantLine(t, lines("cublasLtMatmulDescCreate"), "compute=70 scale=1 ")
 
-	// A 16-bit result: only sums kept in float32. Addresses less than 256 bytes apart tell so.
+	// A 16-bit result: only sums in float32. Addresses less than 256 bytes apart show so.
 	lines = log(t)
 	g = Gemm{M: 1, N: 1, K: 1, LdA: 1, LdB: 1, LdC: 1, AB: elem.Float16, C: elem.Float16, Alpha: 1}
 	m.try(l.Gemm(m.s, &g, unsafe.Add(c, 2), unsafe.Add(a, 8), unsafe.Add(b, 64), nil, 0))
@@ -139,21 +145,23 @@ func fakeArguments(t *testing.T) {
 	wantLine(t, lines("cublasLtMatmul"), "ab=2 c=2 compute=68")
 
 	lines = log(t)
-	g = Gemm{M: 2, N: 3, K: 4, LdA: 5, LdB: 6, LdC: 7, TransA: true, AB: elem.Float32, C: elem.Float32, Alpha: 0.5, Beta: 2}
+	g = Gemm{M: 2, N: 3, K: 4, LdA: 5, LdB: 6, LdC: 7, TransA: true, AB: elem.Float32, C: elem.Float32,
+		Alpha: 0.5, Beta: 2}
 	m.try(h.Gemm(m.s, &g, c, a, b))
 	wantLine(t, lines("cublasSgemm_v2"), "ta=0 tb=1 m=3 n=2 k=4 lda=6 ldb=5 ldc=7 alpha=0.5 beta=2 "+addresses)
 	g.AB, g.C = elem.Float64, elem.Float64
 	m.try(h.Gemm(m.s, &g, c, a, b))
 	wantLine(t, lines("cublasDgemm_v2"), "ta=0 tb=1 m=3 n=2 k=4 lda=6 ldb=5 ldc=7 alpha=0.5 beta=2 "+addresses)
 	m.try(h.Gemv(m.s, elem.Float32, false, 2, 3, 0.5, a, 4, b, 2, c))
-	wantLine(t, lines("cublasSgemv_v2"), "t=1 m=3 n=2 lda=4 alpha=0.5 beta=2 A="+hex(a)+" x="+hex(b)+" y="+hex(c)+" stream="+hex(m.s.Handle()))
+	wantLine(t, lines("cublasSgemv_v2"), "t=1 m=3 n=2 lda=4 alpha=0.5 beta=2 A="+hex(a)+" x="+hex(b)+" y="+
+		hex(c)+" stream="+hex(m.s.Handle()))
 	m.try(h.Gemv(m.s, elem.Float64, true, 2, 3, 0.5, a, 4, b, 2, c))
 	wantLine(t, lines("cublasDgemv_v2"), "t=0 m=3 n=2 lda=4 alpha=0.5 beta=2 ")
 }
 
 func hex(p ptr) string { return fmt.Sprintf("%p", p) }
 
-// A plan serves every product of its shape; what it depends on makes a new one.
+// A plan serves every product of its shape. A change of any of its parts makes a new one.
 func fakePlans(t *testing.T) {
 	m := newMachine(t)
 	l := m.openLt()
@@ -312,9 +320,13 @@ func fakeStatuses(t *testing.T) {
 		{"cublasSetStream_v2", call(func(h *Handle) error { return h.Gemm(m.s, &f32, m.dev[2], p, m.dev[1]) })},
 		{"cublasSetWorkspace_v2", call(func(h *Handle) error { return h.SetWorkspace(p, 64) })},
 		{"cublasSgemm_v2", call(func(h *Handle) error { return h.Gemm(m.s, &f32, m.dev[2], p, m.dev[1]) })},
-		{"cublasSgemv_v2", call(func(h *Handle) error { return h.Gemv(m.s, elem.Float32, false, 2, 3, 1, p, 3, m.dev[1], 0, m.dev[2]) })},
+		{"cublasSgemv_v2", call(func(h *Handle) error {
+			return h.Gemv(m.s, elem.Float32, false, 2, 3, 1, p, 3, m.dev[1], 0, m.dev[2])
+		})},
 		{"cublasSgeam", call(func(h *Handle) error { return h.Gemm(m.s, &scaled, m.dev[2], p, m.dev[1]) })},
-		{"cublasDgeam", call(func(h *Handle) error { return h.Gemv(m.s, elem.Float64, false, 2, 3, 0, p, 3, m.dev[1], 2, m.dev[2]) })},
+		{"cublasDgeam", call(func(h *Handle) error {
+			return h.Gemv(m.s, elem.Float64, false, 2, 3, 0, p, 3, m.dev[1], 2, m.dev[2])
+		})},
 	} {
 		t.Setenv("FAKECUBLAS_FAIL", tc.fn+"=14")
 		err := tc.call()

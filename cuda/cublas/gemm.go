@@ -12,28 +12,32 @@ import (
 //
 //	C = Alpha * op(A) * op(B) + Beta * C
 //
-// of row-major matrices: op(A) is (M, K), op(B) is (K, N), C is (M, N). With TransA the matrix stored is A' of (K, M),
-// with TransB B' of (N, K). A stride is at least the width of the matrix stored. As BLAS has it, C is not read where
-// Beta is 0 (it may hold NaN), and A and B are not read where Alpha or K is 0.
+// of row-major matrices: op(A) is (M, K), op(B) is (K, N), C is (M, N). With TransA the stored
+// matrix is A' of (K, M), with TransB B' of (N, K). A stride is at least the width of the stored
+// matrix. As in BLAS, C is not read if Beta is 0 (it may hold NaN), and A and B are not read if
+// Alpha or K is 0.
 type Gemm struct {
 	M, N, K        int
 	TransA, TransB bool
 	LdA, LdB, LdC  int       // from one row to the next, in elements
-	AB, C          elem.Type // of A and B, and of C; where A is Float8E5M2, which AB then is, B is Float8E4M3
+	AB, C          elem.Type // of A and B, and of C; if A, which AB then is, is Float8E5M2, B is Float8E4M3
 	Alpha, Beta    float64   // rounded to float32 but for products in float64
 	Epilogue       Epilogue  // for Lt alone
-	Count          int       // for Lt alone: so many products, of matrices that lie one behind the other; 0 is 1, and others have no epilogue
-	FastAccum      bool      // for Lt and 8-bit floats alone: sums in fewer bits, faster
+	// for Lt alone: so many products, of matrices that lie one behind the other; 0 is 1, and others
+	// have no epilogue
+	Count     int
+	FastAccum bool // for Lt and 8-bit floats alone: sums in fewer bits, faster
 }
 
-// Epilogue is what a product does on the way to C, and with what beside it.
+// Epilogue is the work of a product on the way to C, with more operands.
 type Epilogue uint8
 
-// The epilogues; gelu is the tanh form, approximately: results of 16 bits do not show it.
+// The epilogues. gelu is approximately the tanh form: results of 16 bits do not show the
+// difference.
 const (
 	NoEpilogue Epilogue = iota
 	Bias                // C has Bias added to every row
-	GELU                // Aux receives what would be C, and C is gelu(Aux)
+	GELU                // Aux receives the C without it, and C is gelu(Aux)
 	BiasGELU            // both
 	DGELU               // C is multiplied by gelu'(Aux)
 )
@@ -48,11 +52,13 @@ func (e Epilogue) aux() bool { return e >= GELU }
 
 // Beside are the operands of a product beside A, B and C, of C's type but for the scales.
 type Beside struct {
-	Add  unsafe.Pointer // (M, N), rows LdC apart: what Beta multiplies in place of C; nil for C itself
+	Add  unsafe.Pointer // (M, N), rows LdC apart: Beta multiplies it in place of C; nil for C itself
 	Bias unsafe.Pointer // of the epilogue, N elements
 	Aux  unsafe.Pointer // of the epilogue, (M, N), rows LdC apart
 
-	ScaleA, ScaleB unsafe.Pointer // for 8-bit floats alone: a float32 in device memory, aligned to 16 bytes, that A, B is multiplied by; nil for 1
+	// for 8-bit floats alone: factors of A and B, a float32 in device memory each, aligned to 16
+	// bytes; nil for 1
+	ScaleA, ScaleB unsafe.Pointer
 }
 
 func (g *Gemm) String() string {
@@ -70,10 +76,11 @@ func (g *Gemm) String() string {
 	if g.count() > 1 {
 		with += fmt.Sprintf(", %d of them", g.Count)
 	}
-	return fmt.Sprintf("%v C(%d, %d) = %v %s %s over %d, strides %d, %d, %d%s", g.C, g.M, g.N, g.AB, a, b, g.K, g.LdC, g.LdA, g.LdB, with)
+	return fmt.Sprintf("%v C(%d, %d) = %v %s %s over %d, strides %d, %d, %d%s", g.C, g.M, g.N, g.AB, a, b,
+		g.K, g.LdC, g.LdA, g.LdB, with)
 }
 
-// The checks fail with the numbers in the message; they allocate nothing when all is well.
+// The checks fail with the numbers in the message. They allocate nothing when all is well.
 
 func (g *Gemm) check(c, a, b unsafe.Pointer) error {
 	if g.M < 0 || g.N < 0 || g.K < 0 {
@@ -108,8 +115,8 @@ func (g *Gemm) count() int { return max(1, g.Count) }
 // empty reports whether there is nothing to compute.
 func (g *Gemm) empty() bool { return g.M == 0 || g.N == 0 }
 
-// scales reports whether the product vanishes, and only C = Beta C is left. The libraries are not asked: some refuse
-// K = 0, and 0 * A is not 0 where A holds infinities.
+// scales reports whether the product vanishes, and only C = Beta C is left. The libraries are not
+// asked: some refuse K = 0, and 0 * A is not 0 if A holds infinities.
 func (g *Gemm) scales() bool { return g.K == 0 || g.Alpha == 0 }
 
 func supported(ab, c elem.Type) bool {

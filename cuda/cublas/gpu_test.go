@@ -9,7 +9,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// onGPU skips where there is no GPU or not the library.
+// onGPU skips the test without a GPU or the library.
 func onGPU(t *testing.T, library func() error) *machine {
 	t.Helper()
 	if err := cuda.Load(); err != nil {
@@ -35,7 +35,8 @@ func TestGPULtGemm(t *testing.T) {
 func TestGPULtGemmWithoutWorkspace(t *testing.T) {
 	m := onGPU(t, loadLt)
 	l := m.openLt()
-	m.table(ltPairs, [][3]int{{33, 64, 65}}, func(s *cuda.Stream, g *Gemm, c, a, b ptr) error { return l.Gemm(s, g, c, a, b, nil, 0) })
+	m.table(ltPairs, [][3]int{{33, 64, 65}},
+		func(s *cuda.Stream, g *Gemm, c, a, b ptr) error { return l.Gemm(s, g, c, a, b, nil, 0) })
 }
 
 func TestGPUHandleGemm(t *testing.T) {
@@ -78,8 +79,8 @@ func TestGPUFloat32IsNotTF32(t *testing.T) {
 	}
 }
 
-// 4096 times 1 is 2048 where a sum is kept in float16, and 256 in bfloat16. Few rows and many terms ask for a sum split
-// over blocks, whose parts must not be rounded either.
+// 4096 times 1 is 2048 if a sum is kept in float16, and 256 in bfloat16. Few rows and many terms
+// ask for a sum split over blocks, whose parts must not be rounded either.
 func TestGPUHalvesSumInFloat32(t *testing.T) {
 	m := onGPU(t, loadLt)
 	mul := m.in(m.openLt())
@@ -100,7 +101,7 @@ func TestGPUHalvesSumInFloat32(t *testing.T) {
 	}
 }
 
-// What a graph captured of either library can be launched again and again.
+// A graph that captured calls of either library can be launched again and again.
 func TestGPUCapture(t *testing.T) {
 	m := onGPU(t, loadLt)
 	runtime.LockOSThread() // a capture ends on the thread where it began
@@ -142,8 +143,8 @@ func TestGPUCapture(t *testing.T) {
 	}
 }
 
-// Every epilogue into every type, with float64 as the judge. For results of 16 bits the library has them all; what it
-// refuses of the others is in the log.
+// Every epilogue into every type, with float64 as the judge. For results of 16 bits the library has
+// them all; its refusals of the others are in the log.
 func TestGPULtEpilogues(t *testing.T) {
 	m := onGPU(t, loadLt)
 	l := m.openLt()

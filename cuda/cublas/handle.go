@@ -18,15 +18,14 @@ var load = sync.OnceValue(func() error {
 	return nil
 })
 
-// Handle multiplies by cuBLAS. It serves one stream at a time, and one goroutine: calls with different streams must not
-// be in flight together, for they share the handle's workspace.
+// Handle multiplies by cuBLAS. It serves one stream at a time, and one goroutine. Calls with
+// different streams share the handle's workspace: they must not be in flight together.
 type Handle struct {
 	h handle // nil once closed
 }
 
-// Open loads cuBLAS (of CUDA 12 or 13) where that has not happened, and opens it for a device. It allocates device
-// memory for the library's own workspace.
-// Source: cublas_api.h, cublasCreate_v2.
+// Open loads cuBLAS (of CUDA 12 or 13) if that has not happened, and opens it for a device. It
+// allocates device memory for the library's own workspace. Source: cublas_api.h, cublasCreate_v2.
 func Open(d *cuda.Device) (*Handle, error) {
 	if err := load(); err != nil {
 		return nil, err
@@ -38,8 +37,8 @@ func Open(d *cuda.Device) (*Handle, error) {
 	return &Handle{h: h}, nil
 }
 
-// Close gives back what h holds. It waits for the device. Further calls do nothing.
-// Source: cublas_api.h, cublasDestroy_v2.
+// Close frees h. It waits for the device. Further calls do nothing. Source: cublas_api.h,
+// cublasDestroy_v2.
 func (h *Handle) Close() error {
 	if h.h == nil {
 		return nil
@@ -49,10 +48,10 @@ func (h *Handle) Close() error {
 	return check("cublasDestroy_v2", code, "")
 }
 
-// SetWorkspace gives the library bytes bytes of device memory, aligned to 256, to use in place of its own. They must
-// stay until Close or the next SetWorkspace; with p nil the library goes back to its own. A graph that captures calls of
-// h needs this: it keeps the address.
-// Source: cublas_api.h, cublasSetWorkspace_v2.
+// SetWorkspace gives the library bytes bytes of device memory, aligned to 256, to use in place of
+// its own. They must stay until Close or the next SetWorkspace. With p nil the library goes back to
+// its own. A graph that captures calls of h needs this: it keeps the address. Source: cublas_api.h,
+// cublasSetWorkspace_v2.
 func (h *Handle) SetWorkspace(p unsafe.Pointer, bytes int) error {
 	if h.h == nil {
 		return errClosed
@@ -67,11 +66,14 @@ func (h *Handle) SetWorkspace(p unsafe.Pointer, bytes int) error {
 //
 //	y = alpha * A * x + beta * y
 //
-// for a row-major A(rows, cols) with lda elements from one row to the next; x has cols elements, y rows. With transA it
-// is A', x has rows elements and y cols. t, the type of all, is float32 or float64. y is not read where beta is 0, A and
-// x are not read where alpha is 0.
-// Source: cublas_api.h, cublasSgemv_v2, cublasDgemv_v2.
-func (h *Handle) Gemv(s *cuda.Stream, t elem.Type, transA bool, rows, cols int, alpha float64, a unsafe.Pointer, lda int, x unsafe.Pointer, beta float64, y unsafe.Pointer) error {
+// for a row-major A(rows, cols) with lda elements from one row to the next; x has cols elements, y
+// rows. With transA it is A', x has rows elements and y cols. t, the type of all, is float32 or
+// float64. y is not read if beta is 0. A and x are not read if alpha is 0. Source: cublas_api.h,
+// cublasSgemv_v2, cublasDgemv_v2.
+func (h *Handle) Gemv(
+	s *cuda.Stream, t elem.Type, transA bool, rows, cols int, alpha float64, a unsafe.Pointer, lda int,
+	x unsafe.Pointer, beta float64, y unsafe.Pointer,
+) error {
 	nx, ny := cols, rows
 	if transA {
 		nx, ny = rows, cols

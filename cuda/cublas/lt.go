@@ -20,12 +20,14 @@ var loadLt = sync.OnceValue(func() error {
 	return nil
 })
 
-// unusable is the error of a library that does not load, in one line though the loader has a reason for each file.
+// unusable is the error of a library that does not load, in one line though the loader has a reason
+// for each file.
 func unusable(library string, err error) error {
 	return fmt.Errorf("cublas: %s cannot be used: %s", library, strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
-// Lt multiplies matrices by cuBLASLt. It may be used from several goroutines and with several streams at once.
+// Lt multiplies matrices by cuBLASLt. It may be used from several goroutines and with several
+// streams at once.
 type Lt struct {
 	d     *cuda.Device
 	h     light        // nil once closed
@@ -34,13 +36,15 @@ type Lt struct {
 	met   []Shape // in order, of those with a plan
 }
 
-// product is a plan with what changes about it.
+// product is a plan with its changing parts.
 type product struct {
-	plan plan       // nil where the library has no algorithm for this epilogue
-	mu   sync.Mutex // over the plan while it is used: its algorithm may change, and where the operands of an epilogue are
+	plan plan // nil if the library has no algorithm for this epilogue
+	// over the plan while it is used: its algorithm may change, and the places of an epilogue's
+	// operands
+	mu sync.Mutex
 }
 
-// OpenLt loads cuBLASLt (of CUDA 12 or 13) where that has not happened, and opens it for a device.
+// OpenLt loads cuBLASLt (of CUDA 12 or 13) if that has not happened, and opens it for a device.
 // Source: cublasLt.h, cublasLtCreate.
 func OpenLt(d *cuda.Device) (*Lt, error) {
 	if err := loadLt(); err != nil {
@@ -53,8 +57,8 @@ func OpenLt(d *cuda.Device) (*Lt, error) {
 	return &Lt{d: d, h: h, plans: map[planKey]*product{}}, nil
 }
 
-// Close gives back what l holds; no product of l may be running. Further calls do nothing.
-// Source: cublasLt.h, cublasLtDestroy.
+// Close frees l; no product of l may be running. Further calls do nothing. Source: cublasLt.h,
+// cublasLtDestroy.
 func (l *Lt) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,30 +77,37 @@ func (l *Lt) Close() error {
 	return errors.Join(errs...)
 }
 
-// Gemm enqueues the product g on s. The types of A and B, and of C, are float32, float64, bfloat16 or float16, or A and
-// B are 16-bit floats and C is float32, or A is an 8-bit float, B Float8E4M3 and C bfloat16: of these the library takes, on
-// GPUs from compute capability 8.9 on, B transposed and A not, with K, N and addresses that are multiples of 16. Where
-// there is nothing to add (K or Alpha is 0) C of 16-bit floats takes no Beta but 0 and 1.
-// Where Beta is not 0 C of 16-bit floats may be rounded twice.
+// Gemm enqueues the product g on s. The types of A and B, and of C, are all float32, float64,
+// bfloat16 or float16; or A and B are 16-bit floats and C is float32; or A is an 8-bit float, B
+// Float8E4M3 and C bfloat16. The library takes the latter on GPUs from compute capability 8.9 on,
+// with B transposed and A not, and K, N and addresses that are multiples of 16.
 //
-// workspace is device memory of workspaceBytes bytes, aligned to 256, that the product may overwrite; products that may
-// run at the same time need one each. More of it allows faster algorithms: 32 MiB is what NVIDIA asks for on Hopper.
-// The first product of a shape chooses its algorithm, which takes a fraction of a millisecond and may load code onto the
-// device; later ones with the same shape, strides, types, workspace size and alignments allocate nothing.
-// Source: cublasLt.h, cublasLtMatmul, cublasLtMatmulAlgoGetHeuristic, cublasLtMatrixTransform.
+// C of 16-bit floats takes no Beta but 0 and 1 if K or Alpha is 0. If Beta is not 0, it may be
+// rounded twice.
+//
+// workspace is device memory of workspaceBytes bytes, aligned to 256, that the product may
+// overwrite. Products that may run at the same time need one each. More of it allows faster
+// algorithms: NVIDIA asks for 32 MiB on Hopper.
+//
+// The first product of a shape chooses its algorithm, which takes a fraction of a millisecond and
+// may load code onto the device. Later ones with the same shape, strides, types, workspace size and
+// alignments allocate nothing. Source: cublasLt.h, cublasLtMatmul, cublasLtMatmulAlgoGetHeuristic,
+// cublasLtMatrixTransform.
 func (l *Lt) Gemm(s *cuda.Stream, g *Gemm, c, a, b, workspace unsafe.Pointer, workspaceBytes int) error {
 	return l.GemmBeside(s, g, &Beside{}, c, a, b, workspace, workspaceBytes)
 }
 
-// ErrNoEpilogue says that the library does not have the epilogue for a product of these types, sizes and alignments:
-// nothing was enqueued.
+// ErrNoEpilogue means that the library does not have the epilogue for a product of these types,
+// sizes and alignments. Nothing was enqueued.
 var ErrNoEpilogue = errors.New("cublas: the library does not have this epilogue for the product")
 
-// GemmBeside is Gemm with the operands x of its epilogue, and with what Beta multiplies apart from C. It returns
-// ErrNoEpilogue itself where the library cannot do it; where there is nothing to multiply (K or Alpha is 0) it never can.
-// Bias and Aux must be aligned to 16 bytes, and the rows of Aux too.
-// Source: cublasLt.h, cublasLtEpilogue_t, cublasLtMatmulDescAttributes_t.
-func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace unsafe.Pointer, workspaceBytes int) error {
+// GemmBeside is Gemm with the operands x of its epilogue. Beta may multiply another matrix than C.
+// It returns ErrNoEpilogue itself if the library cannot do it; with nothing to multiply (K or Alpha
+// is 0) it never can. Bias and Aux must be aligned to 16 bytes, and the rows of Aux too. Source:
+// cublasLt.h, cublasLtEpilogue_t, cublasLtMatmulDescAttributes_t.
+func (l *Lt) GemmBeside(
+	s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace unsafe.Pointer, workspaceBytes int,
+) error {
 	if !supported(g.AB, g.C) {
 		return fmt.Errorf("cublas: Lt.Gemm: no product of %v with a result of %v", g.AB, g.C)
 	}
@@ -120,13 +131,16 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 	case !g.AB.Eight() && (g.FastAccum || x.ScaleA != nil || x.ScaleB != nil):
 		return fmt.Errorf("cublas: Lt.Gemm: %s: scales, or fast sums, of A and B that are not 8-bit floats", g.String())
 	case uintptr(x.ScaleA)%16 != 0 || uintptr(x.ScaleB)%16 != 0:
-		return fmt.Errorf("cublas: Lt.Gemm: %s: scales at %p and %p: want addresses that are multiples of 16", g.String(), x.ScaleA, x.ScaleB)
+		return fmt.Errorf("cublas: Lt.Gemm: %s: scales at %p and %p: want addresses that are multiples of 16",
+			g.String(), x.ScaleA, x.ScaleB)
 	case g.Epilogue.bias() != (x.Bias != nil) || g.Epilogue.aux() != (x.Aux != nil):
 		return fmt.Errorf("cublas: Lt.Gemm: %s: Bias at %p, Aux at %p", g.String(), x.Bias, x.Aux)
 	}
 	key := planKey{
-		m: g.M, n: g.N, k: g.K, count: g.count(), lda: g.LdA, ldb: g.LdB, ldc: g.LdC, workspace: workspaceBytes, ab: g.AB, c: g.C,
-		ta: g.TransA, tb: g.TransB, fast: g.FastAccum, scaleA: x.ScaleA != nil, scaleB: x.ScaleB != nil, epilogue: g.Epilogue, adds: g.Beta != 0, apart: g.Beta != 0 && x.Add != nil,
+		m: g.M, n: g.N, k: g.K, count: g.count(), lda: g.LdA, ldb: g.LdB, ldc: g.LdC,
+		workspace: workspaceBytes, ab: g.AB, c: g.C,
+		ta: g.TransA, tb: g.TransB, fast: g.FastAccum, scaleA: x.ScaleA != nil, scaleB: x.ScaleB != nil,
+		epilogue: g.Epilogue, adds: g.Beta != 0, apart: g.Beta != 0 && x.Add != nil,
 		alignA: alignment(a), alignB: alignment(b), alignC: alignment(c), alignAdd: alignment(with.Add),
 	}
 	if key.count > 1 {
@@ -209,9 +223,11 @@ func (l *Lt) scale(s *cuda.Stream, g *Gemm, c, add unsafe.Pointer) error {
 	case g.Beta == 1:
 		return rows(g, func(at, bytes int) error { return s.Copy(unsafe.Add(c, at), unsafe.Add(add, at), bytes) })
 	case g.Beta != 0 && add != c:
-		return fmt.Errorf("cublas: Lt.Gemm: %s: another matrix than C times Beta %v where there is no product to add", g.String(), g.Beta)
+		return fmt.Errorf("cublas: Lt.Gemm: %s: another matrix than C times Beta %v where there is no product to add",
+			g.String(), g.Beta)
 	case g.Beta != 0 && g.C.Half():
-		return fmt.Errorf("cublas: Lt.Gemm: %s: cuBLASLt cannot multiply 16-bit floats by Beta %v where there is no product to add", g.String(), g.Beta)
+		return fmt.Errorf("cublas: Lt.Gemm: %s: cuBLASLt cannot multiply 16-bit floats by Beta %v where "+
+			"there is no product to add", g.String(), g.Beta)
 	case g.Beta != 0:
 		code, op := sysLtScale(l.h, s, g, c)
 		if code != 0 {

@@ -49,14 +49,15 @@ func (r Result) Error() string {
 	}
 }
 
-// check turns the code of a call into an error, nil for success. A negative code is the driver's, who was asked to make
-// the device's context current before the call.
+// check turns the code of a call into an error, nil for success. A negative code is the driver's:
+// it was asked to make the device's context current before the call.
 func check(op string, code int, detail string) error {
 	switch {
 	case code == 0:
 		return nil
 	case code < 0:
-		return &ccall.Error{Op: "cuCtxSetCurrent", Rank: -1, At: ccall.At(), Err: cuda.Result(-code), Detail: "before " + op}
+		return &ccall.Error{Op: "cuCtxSetCurrent", Rank: -1, At: ccall.At(), Err: cuda.Result(-code),
+			Detail: "before " + op}
 	default:
 		return &ccall.Error{Op: op, Rank: -1, At: ccall.At(), Err: Result(code), Detail: detail}
 	}

@@ -98,7 +98,7 @@ func is64(t elem.Type) C.int {
 	return 0
 }
 
-// took turns an outcome into a status and the call it came from.
+// took turns an outcome into a status and its call.
 func took(o C.struct_outcome) (code int, op string) {
 	if o.code == 0 {
 		return 0, ""
@@ -140,15 +140,15 @@ type planKey struct {
 	epilogue               Epilogue
 	adds, apart            bool  // Beta is not 0; it multiplies another matrix than C
 	alignA, alignB, alignC uint8 // logarithms
-	alignAdd               uint8 // of what Beta multiplies: C's, unless it is another matrix
+	alignAdd               uint8 // of the matrix that Beta multiplies: C's, unless it is another matrix
 }
 
 // alignment returns the logarithm of the largest power of two, up to 256, that divides an address.
 func alignment(p unsafe.Pointer) uint8 { return uint8(bits.TrailingZeros64(uint64(uintptr(p)) | 256)) }
 
-// sysPlan makes the product ready. Row-major C = op(A) op(B) is, read column-major, C' = op(B)' op(A)': the operands
-// change places, and each keeps its transposition and its stride.
-// It returns up to len(found) algorithms, the first of which is the plan's; without one there is no plan.
+// sysPlan makes the product ready. Row-major C = op(A) op(B) is, read column-major, C' = op(B)'
+// op(A)': the operands change places, and each keeps its transposition and its stride. It returns
+// up to len(found) algorithms; the first is the plan's. Without one there is no plan.
 func sysPlan(l light, k *planKey, x *Beside, found []algorithm) (p plan, n, code int, op string) {
 	s := C.struct_shape{
 		m: C.int64_t(k.n), n: C.int64_t(k.m), k: C.int64_t(k.k),
@@ -174,8 +174,9 @@ type algorithm = C.struct_heuristic
 
 // epilogues are the library's numbers.
 var epilogues = [...]C.int{
-	NoEpilogue: C.EPILOGUE_DEFAULT, Bias: C.EPILOGUE_BIAS, GELU: C.EPILOGUE_GELU_AUX, BiasGELU: C.EPILOGUE_GELU_AUX_BIAS,
-	DGELU: C.EPILOGUE_DGELU,
+	NoEpilogue: C.EPILOGUE_DEFAULT, Bias: C.EPILOGUE_BIAS, GELU: C.EPILOGUE_GELU_AUX,
+	BiasGELU: C.EPILOGUE_GELU_AUX_BIAS,
+	DGELU:    C.EPILOGUE_DGELU,
 }
 
 // choiceOf is the algorithm of an answer, sysSetAlgorithm makes it that of a plan.
@@ -203,13 +204,17 @@ func beside(x *Beside) C.struct_beside {
 
 func sysPlanFree(l light, p plan) (code int, op string) { return took(C.plan_free(l, p)) }
 
-func sysMatmul(l light, p plan, s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace unsafe.Pointer) (code int, op string) {
-	return took(C.lt_matmul(address(unsafe.Pointer(l)), address(unsafe.Pointer(p)), C.double(g.Alpha), address(b), address(a),
+func sysMatmul(
+	l light, p plan, s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace unsafe.Pointer,
+) (code int, op string) {
+	return took(C.lt_matmul(address(unsafe.Pointer(l)), address(unsafe.Pointer(p)), C.double(g.Alpha),
+		address(b), address(a),
 		C.double(g.Beta), address(c), beside(x), address(workspace), address(s.Handle())))
 }
 
 func sysLtScale(l light, s *cuda.Stream, g *Gemm, c unsafe.Pointer) (code int, op string) {
-	return took(C.lt_scale(l, types[g.C], C.int64_t(g.N), C.int64_t(g.M*g.count()), C.int64_t(g.LdC), C.double(g.Beta), address(c), address(s.Handle())))
+	return took(C.lt_scale(l, types[g.C], C.int64_t(g.N), C.int64_t(g.M*g.count()), C.int64_t(g.LdC),
+		C.double(g.Beta), address(c), address(s.Handle())))
 }
 
 func sysCreate(b cuda.Bind) (h handle, code int) {
@@ -253,22 +258,32 @@ func wide(dims ...int) C.int {
 }
 
 func sysGemm(h handle, s *cuda.Stream, g *Gemm, c, a, b unsafe.Pointer) (code int, op string) {
-	return took(C.handle_gemm(address(unsafe.Pointer(h)), is64(g.C), wide(g.M, g.N, g.K, g.LdA, g.LdB, g.LdC), address(s.Handle()),
+	return took(C.handle_gemm(address(unsafe.Pointer(h)), is64(g.C), wide(g.M, g.N, g.K, g.LdA, g.LdB, g.LdC),
+		address(s.Handle()),
 		operation(g.TransB), operation(g.TransA), C.int64_t(g.N), C.int64_t(g.M), C.int64_t(g.K),
-		C.double(g.Alpha), address(b), C.int64_t(g.LdB), address(a), C.int64_t(g.LdA), C.double(g.Beta), address(c), C.int64_t(g.LdC)))
+		C.double(g.Alpha), address(b), C.int64_t(g.LdB), address(a), C.int64_t(g.LdA), C.double(g.Beta),
+		address(c), C.int64_t(g.LdC)))
 }
 
 // sysGemv: a row-major matrix is the transpose of a column-major one of cols x rows.
-func sysGemv(h handle, s *cuda.Stream, t elem.Type, trans bool, rows, cols int, alpha float64, a unsafe.Pointer, lda int, x unsafe.Pointer, beta float64, y unsafe.Pointer) (code int, op string) {
-	return took(C.handle_gemv(address(unsafe.Pointer(h)), is64(t), wide(rows, cols, lda), address(s.Handle()), operation(!trans),
-		C.int64_t(cols), C.int64_t(rows), C.double(alpha), address(a), C.int64_t(lda), address(x), C.double(beta), address(y)))
+func sysGemv(
+	h handle, s *cuda.Stream, t elem.Type, trans bool, rows, cols int, alpha float64, a unsafe.Pointer,
+	lda int, x unsafe.Pointer, beta float64, y unsafe.Pointer,
+) (code int, op string) {
+	return took(C.handle_gemv(address(unsafe.Pointer(h)), is64(t), wide(rows, cols, lda),
+		address(s.Handle()), operation(!trans),
+		C.int64_t(cols), C.int64_t(rows), C.double(alpha), address(a), C.int64_t(lda), address(x),
+		C.double(beta), address(y)))
 }
 
 // sysScale is C = beta C for a row-major C(rows, cols).
-func sysScale(h handle, s *cuda.Stream, t elem.Type, rows, cols, ld int, beta float64, c unsafe.Pointer) (code int, op string) {
+func sysScale(
+	h handle, s *cuda.Stream, t elem.Type, rows, cols, ld int, beta float64, c unsafe.Pointer,
+) (code int, op string) {
 	return took(C.handle_scale(address(unsafe.Pointer(h)), is64(t), wide(rows, cols, ld), address(s.Handle()),
 		C.int64_t(cols), C.int64_t(rows), C.double(beta), address(c), C.int64_t(ld)))
 }
 
 // types are the libraries' numbers of the element types that a product may have.
-var types = [elem.StoredTypes]C.int{elem.Float16: r16F, elem.BFloat16: r16BF, elem.Float32: r32F, elem.Float64: r64F, elem.Float8E4M3: r8F4, elem.Float8E5M2: r8F5}
+var types = [elem.StoredTypes]C.int{elem.Float16: r16F, elem.BFloat16: r16BF, elem.Float32: r32F,
+	elem.Float64: r64F, elem.Float8E4M3: r8F4, elem.Float8E5M2: r8F5}

@@ -1,5 +1,6 @@
-// What sys.go calls of cuBLAS and cuBLASLt. All is static: the file is included once. Every call below that does work
-// makes the device's context current first; a status of the driver in doing so is returned as a negative number.
+// The calls of cuBLAS and cuBLASLt for sys.go. All is static: the file is included once. Every call
+// below that does work makes the device's context current first. If the driver fails at that, its
+// status is returned as a negative number.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -15,11 +16,14 @@ struct device {
 
 static inline int enter(const struct device *d) { return -d->enter(d->context); }
 
-// Of the headers: element types, compute types, operations, attributes.
-enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28, R_8F_E5M2 = 29, COMPUTE_32F = 68, COMPUTE_64F = 70, OP_N = 0, OP_T = 1 };
-enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_AUX_POINTER = 11, DESC_AUX_LD = 12, DESC_BIAS_TYPE = 26 };
+// Numbers of the headers: element types, compute types, operations, attributes.
+enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28, R_8F_E5M2 = 29, COMPUTE_32F = 68, COMPUTE_64F = 70,
+    OP_N = 0, OP_T = 1 };
+enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_AUX_POINTER = 11,
+    DESC_AUX_LD = 12, DESC_BIAS_TYPE = 26 };
 enum { DESC_A_SCALE_POINTER = 17, DESC_B_SCALE_POINTER = 18, DESC_FAST_ACCUM = 25 };
-enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU_AUX = 160, EPILOGUE_GELU_AUX_BIAS = 164, EPILOGUE_DGELU = 192 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU_AUX = 160, EPILOGUE_GELU_AUX_BIAS = 164,
+    EPILOGUE_DGELU = 192 };
 enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_STRIDED_BATCH_OFFSET = 6 };
 enum { PREF_MAX_WORKSPACE = 1, PREF_REDUCTION_MASK = 3, PREF_ALIGNMENT_A = 5 }; // B, C and D follow A
 enum { REDUCTION_COMPUTE_TYPE = 2, NOT_SUPPORTED = 15, INVALID_VALUE = 7, ALLOC_FAILED = 3 };
@@ -71,7 +75,7 @@ static inline union factor factor(double v, int is64) {
     return u;
 }
 
-// shape is a product as cuBLAS has it, column-major: C(m,n) = op(A)(m,k) op(B)(k,n).
+// shape is a product in cuBLAS's form, column-major: C(m,n) = op(A)(m,k) op(B)(k,n).
 struct shape {
     int64_t m, n, k, lda, ldb, ldc;
     int ta, tb;       // OP_N, OP_T
@@ -83,7 +87,7 @@ struct shape {
     int8_t fast; // sums of 8-bit floats in fewer bits
 };
 
-// beside is what a product has beside A, B and D, as numbers.
+// beside is the operands of a product beside A, B and D, as numbers.
 struct beside {
     uintptr_t add, bias, aux;   // C, the bias, the values before the GELU
     uintptr_t scale_a, scale_b; // of 8-bit floats; 0 is 1
@@ -139,18 +143,21 @@ static struct outcome plan_free(const struct light *l, struct plan *p) {
         goto out;                 \
     }
 
-// point tells the description where the operands beside A, B, C and D are.
+// point tells the description the addresses of the operands beside A, B, C and D.
 static struct outcome point(const struct plan *p, const struct beside *x) {
     struct outcome o = {0, NULL};
-    if (x->bias) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_BIAS_POINTER, &x->bias, sizeof x->bias))
+    if (x->bias) TRY("cublasLtMatmulDescSetAttribute",
+        lt.desc_set(p->desc, DESC_BIAS_POINTER, &x->bias, sizeof x->bias))
     if (x->aux) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_AUX_POINTER, &x->aux, sizeof x->aux))
-    if (x->scale_a) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_A_SCALE_POINTER, &x->scale_a, sizeof x->scale_a))
-    if (x->scale_b) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_B_SCALE_POINTER, &x->scale_b, sizeof x->scale_b))
+    if (x->scale_a) TRY("cublasLtMatmulDescSetAttribute",
+        lt.desc_set(p->desc, DESC_A_SCALE_POINTER, &x->scale_a, sizeof x->scale_a))
+    if (x->scale_b) TRY("cublasLtMatmulDescSetAttribute",
+        lt.desc_set(p->desc, DESC_B_SCALE_POINTER, &x->scale_b, sizeof x->scale_b))
 out:
     return o;
 }
 
-// stack tells a layout that it is of count matrices, so many elements apart.
+// stack tells a layout that it has count matrices, so many elements apart.
 static struct outcome stack(void *layout, int32_t count, int64_t apart) {
     struct outcome o = {0, NULL};
     TRY("cublasLtMatrixLayoutSetAttribute", lt.layout_set(layout, LAYOUT_BATCH_COUNT, &count, sizeof count))
@@ -159,10 +166,11 @@ out:
     return o;
 }
 
-// plan_make describes a product and asks for up to want algorithms, the one that the library thinks best first, which
-// the plan takes. *out is NULL after a failure; without an algorithm it is NULL and the code 0.
-static struct outcome plan_make(const struct light *l, const struct shape *s, const struct beside *x, struct heuristic *found,
-                                int want, int *got, struct plan **out) {
+// plan_make describes a product and asks for up to want algorithms, in the library's order; the
+// plan takes the first. *out is NULL after a failure. Without an algorithm it is NULL and the code
+// 0.
+static struct outcome plan_make(const struct light *l, const struct shape *s, const struct beside *x,
+    struct heuristic *found, int want, int *got, struct plan **out) {
     struct outcome o = {0, NULL};
     void *pref = NULL;
     struct plan *p = calloc(1, sizeof *p);
@@ -195,7 +203,8 @@ static struct outcome plan_make(const struct light *l, const struct shape *s, co
         if (o.code) goto out;
     }
     TRY("cublasLtMatmulPreferenceCreate", lt.pref_create(&pref))
-    TRY("cublasLtMatmulPreferenceSetAttribute", lt.pref_set(pref, PREF_MAX_WORKSPACE, &s->workspace, sizeof s->workspace))
+    TRY("cublasLtMatmulPreferenceSetAttribute",
+        lt.pref_set(pref, PREF_MAX_WORKSPACE, &s->workspace, sizeof s->workspace))
     // A sum split over blocks must not be rounded to 16 bits in between.
     if (s->c == R_16F || s->c == R_16BF) {
         TRY("cublasLtMatmulPreferenceSetAttribute", lt.pref_set(pref, PREF_REDUCTION_MASK, &mask, sizeof mask))
@@ -228,8 +237,8 @@ out:
 }
 
 // The addresses come as numbers: cgo looks up every pointer that it passes.
-static struct outcome lt_matmul(uintptr_t light, uintptr_t plan, double alpha, uintptr_t a, uintptr_t b, double beta, uintptr_t d,
-                                struct beside x, uintptr_t workspace, uintptr_t stream) {
+static struct outcome lt_matmul(uintptr_t light, uintptr_t plan, double alpha, uintptr_t a, uintptr_t b,
+    double beta, uintptr_t d, struct beside x, uintptr_t workspace, uintptr_t stream) {
     const struct light *l = (const struct light *)light;
     const struct plan *p = (const struct plan *)plan;
     union factor fa = factor(alpha, p->is64), fb = factor(beta, p->is64);
@@ -253,7 +262,8 @@ static struct outcome lt_scale(const struct light *l, int type, int64_t rows, in
     TRY("cuCtxSetCurrent", enter(&l->d))
     TRY("cublasLtMatrixTransformDescCreate", lt.transform_create(&desc, is64 ? R_64F : R_32F))
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&layout, type, rows, cols, ld))
-    TRY("cublasLtMatrixTransform", lt.transform(l->h, desc, &fb, (void *)c, layout, &zero, NULL, NULL, (void *)c, layout, (void *)stream))
+    TRY("cublasLtMatrixTransform", lt.transform(l->h, desc, &fb, (void *)c, layout, &zero, NULL, NULL, (void *)c,
+        layout, (void *)stream))
 out:
     if (layout) {
         int rc = lt.layout_destroy(layout);
@@ -266,12 +276,15 @@ out:
     return o;
 }
 
-// cuBLAS. Each routine has a form for float and one for double, and each of these one with 64-bit dimensions, which
-// libraries before CUDA 12.0 lack.
+// cuBLAS. Each routine has a form for float and one for double. Each of these has one with 64-bit
+// dimensions, which libraries before CUDA 12.0 lack.
 
-#define GEMM(T, I) int (*)(void *h, int ta, int tb, I m, I n, I k, const T *alpha, const T *a, I lda, const T *b, I ldb, const T *beta, T *c, I ldc)
-#define GEMV(T, I) int (*)(void *h, int t, I m, I n, const T *alpha, const T *a, I lda, const T *x, I incx, const T *beta, T *y, I incy)
-#define GEAM(T, I) int (*)(void *h, int ta, int tb, I m, I n, const T *alpha, const T *a, I lda, const T *beta, const T *b, I ldb, T *c, I ldc)
+#define GEMM(T, I) int (*)(void *h, int ta, int tb, I m, I n, I k, const T *alpha, const T *a, I lda, const T *b, \
+    I ldb, const T *beta, T *c, I ldc)
+#define GEMV(T, I) int (*)(void *h, int t, I m, I n, const T *alpha, const T *a, I lda, const T *x, I incx, \
+    const T *beta, T *y, I incy)
+#define GEAM(T, I) int (*)(void *h, int ta, int tb, I m, I n, const T *alpha, const T *a, I lda, const T *beta, \
+    const T *b, I ldb, T *c, I ldc)
 
 struct {
     int (*create)(void **handle);
@@ -281,7 +294,7 @@ struct {
     void *gemm[2], *gemm64[2], *gemv[2], *gemv64[2], *geam[2], *geam64[2]; // float, double
 } blas;
 
-// handle is a cublasHandle_t with what it was last told.
+// handle is a cublasHandle_t with its last settings.
 struct handle {
     struct device d;
     void *h;
@@ -308,7 +321,8 @@ static int handle_workspace(struct handle *h, uintptr_t p, size_t bytes) {
     return rc;
 }
 
-// use prepares the handle for a call on stream. A change of stream makes the library forget the workspace.
+// use prepares the handle for a call on stream. A change of stream makes the library forget the
+// workspace.
 static inline struct outcome use(struct handle *h, uintptr_t stream) {
     int rc = enter(&h->d);
     if (rc) return (struct outcome){rc, "cuCtxSetCurrent"};
@@ -322,22 +336,26 @@ static inline struct outcome use(struct handle *h, uintptr_t stream) {
     return (struct outcome){0, NULL};
 }
 
-static struct outcome handle_gemm(uintptr_t handle, int is64, int wide, uintptr_t stream, int ta, int tb, int64_t m, int64_t n,
-                                  int64_t k, double alpha, uintptr_t a, int64_t lda, uintptr_t b, int64_t ldb, double beta,
-                                  uintptr_t c, int64_t ldc) {
+static struct outcome handle_gemm(uintptr_t handle, int is64, int wide, uintptr_t stream, int ta, int tb,
+    int64_t m, int64_t n, int64_t k, double alpha, uintptr_t a, int64_t lda, uintptr_t b, int64_t ldb,
+    double beta, uintptr_t c, int64_t ldc) {
     struct handle *h = (struct handle *)handle;
     struct outcome o = use(h, stream);
     float fa = (float)alpha, fb = (float)beta;
     if (o.code) return o;
     o.what = is64 ? "cublasDgemm_v2" : "cublasSgemm_v2";
     if (wide && is64)
-        o.code = ((GEMM(double, int64_t))blas.gemm64[1])(h->h, ta, tb, m, n, k, &alpha, (void *)a, lda, (void *)b, ldb, &beta, (void *)c, ldc);
+        o.code = ((GEMM(double, int64_t))blas.gemm64[1])(h->h, ta, tb, m, n, k, &alpha, (void *)a, lda, (void *)b,
+            ldb, &beta, (void *)c, ldc);
     else if (wide)
-        o.code = ((GEMM(float, int64_t))blas.gemm64[0])(h->h, ta, tb, m, n, k, &fa, (void *)a, lda, (void *)b, ldb, &fb, (void *)c, ldc);
+        o.code = ((GEMM(float, int64_t))blas.gemm64[0])(h->h, ta, tb, m, n, k, &fa, (void *)a, lda, (void *)b,
+            ldb, &fb, (void *)c, ldc);
     else if (is64)
-        o.code = ((GEMM(double, int))blas.gemm[1])(h->h, ta, tb, (int)m, (int)n, (int)k, &alpha, (void *)a, (int)lda, (void *)b, (int)ldb, &beta, (void *)c, (int)ldc);
+        o.code = ((GEMM(double, int))blas.gemm[1])(h->h, ta, tb, (int)m, (int)n, (int)k, &alpha, (void *)a, (int)lda,
+            (void *)b, (int)ldb, &beta, (void *)c, (int)ldc);
     else
-        o.code = ((GEMM(float, int))blas.gemm[0])(h->h, ta, tb, (int)m, (int)n, (int)k, &fa, (void *)a, (int)lda, (void *)b, (int)ldb, &fb, (void *)c, (int)ldc);
+        o.code = ((GEMM(float, int))blas.gemm[0])(h->h, ta, tb, (int)m, (int)n, (int)k, &fa, (void *)a, (int)lda,
+            (void *)b, (int)ldb, &fb, (void *)c, (int)ldc);
     return o;
 }
 
@@ -349,19 +367,24 @@ static struct outcome handle_gemv(uintptr_t handle, int is64, int wide, uintptr_
     if (o.code) return o;
     o.what = is64 ? "cublasDgemv_v2" : "cublasSgemv_v2";
     if (wide && is64)
-        o.code = ((GEMV(double, int64_t))blas.gemv64[1])(h->h, t, m, n, &alpha, (void *)a, lda, (void *)x, 1, &beta, (void *)y, 1);
+        o.code = ((GEMV(double, int64_t))blas.gemv64[1])(h->h, t, m, n, &alpha, (void *)a, lda, (void *)x, 1,
+            &beta, (void *)y, 1);
     else if (wide)
-        o.code = ((GEMV(float, int64_t))blas.gemv64[0])(h->h, t, m, n, &fa, (void *)a, lda, (void *)x, 1, &fb, (void *)y, 1);
+        o.code = ((GEMV(float, int64_t))blas.gemv64[0])(h->h, t, m, n, &fa, (void *)a, lda, (void *)x, 1, &fb,
+            (void *)y, 1);
     else if (is64)
-        o.code = ((GEMV(double, int))blas.gemv[1])(h->h, t, (int)m, (int)n, &alpha, (void *)a, (int)lda, (void *)x, 1, &beta, (void *)y, 1);
+        o.code = ((GEMV(double, int))blas.gemv[1])(h->h, t, (int)m, (int)n, &alpha, (void *)a, (int)lda, (void *)x,
+            1, &beta, (void *)y, 1);
     else
-        o.code = ((GEMV(float, int))blas.gemv[0])(h->h, t, (int)m, (int)n, &fa, (void *)a, (int)lda, (void *)x, 1, &fb, (void *)y, 1);
+        o.code = ((GEMV(float, int))blas.gemv[0])(h->h, t, (int)m, (int)n, &fa, (void *)a, (int)lda, (void *)x,
+            1, &fb, (void *)y, 1);
     return o;
 }
 
-// handle_scale is C = beta C, in place, for m x n column-major: C = beta C + 0 C, which for beta 0 reads nothing.
-static struct outcome handle_scale(uintptr_t handle, int is64, int wide, uintptr_t stream, int64_t m, int64_t n, double beta,
-                                   uintptr_t c, int64_t ldc) {
+// handle_scale is C = beta C, in place, for m x n column-major: C = beta C + 0 C, which for beta 0
+// reads nothing.
+static struct outcome handle_scale(uintptr_t handle, int is64, int wide, uintptr_t stream, int64_t m,
+    int64_t n, double beta, uintptr_t c, int64_t ldc) {
     struct handle *h = (struct handle *)handle;
     struct outcome o = use(h, stream);
     float fb = (float)beta, fz = 0;
@@ -374,8 +397,10 @@ static struct outcome handle_scale(uintptr_t handle, int is64, int wide, uintptr
     else if (wide)
         o.code = ((GEAM(float, int64_t))blas.geam64[0])(h->h, OP_N, OP_N, m, n, &fb, p, ldc, &fz, p, ldc, p, ldc);
     else if (is64)
-        o.code = ((GEAM(double, int))blas.geam[1])(h->h, OP_N, OP_N, (int)m, (int)n, &beta, p, (int)ldc, &dz, p, (int)ldc, p, (int)ldc);
+        o.code = ((GEAM(double, int))blas.geam[1])(h->h, OP_N, OP_N, (int)m, (int)n, &beta, p, (int)ldc, &dz,
+            p, (int)ldc, p, (int)ldc);
     else
-        o.code = ((GEAM(float, int))blas.geam[0])(h->h, OP_N, OP_N, (int)m, (int)n, &fb, p, (int)ldc, &fz, p, (int)ldc, p, (int)ldc);
+        o.code = ((GEAM(float, int))blas.geam[0])(h->h, OP_N, OP_N, (int)m, (int)n, &fb, p, (int)ldc, &fz, p,
+            (int)ldc, p, (int)ldc);
     return o;
 }

@@ -11,8 +11,9 @@ import (
 	"lockstep/internal/elem"
 )
 
-// The tables below run on the test double and, where there is one, on a GPU. Their numbers are small integers and simple
-// factors, so that every sum is exact in float32 in any order and the result is rounded once: it must be right to the bit.
+// The tables below run on the test double and, if there is one, on a GPU. Their numbers are small
+// integers and simple factors. So every sum is exact in float32 in any order and the result is
+// rounded once: it must be right to the bit.
 
 // machine is a device with a stream and memory for three operands and a workspace.
 type machine struct {
@@ -63,7 +64,8 @@ func (m *machine) try(err error) {
 	}
 }
 
-// put writes numbers of a type to operand i, offset elements past its beginning, and returns the address.
+// put writes numbers of a type to operand i, offset elements past its beginning, and returns the
+// address.
 func (m *machine) put(i, offset int, t elem.Type, v []float64) unsafe.Pointer {
 	m.t.Helper()
 	n := len(v) * t.Size()
@@ -131,7 +133,7 @@ func decode(b []byte, t elem.Type, n int) []float64 {
 	return v
 }
 
-// round returns x as a type holds it.
+// round returns x rounded to a type.
 func round(t elem.Type, x float64) float64 {
 	var b [8]byte
 	encode(b[:], t, []float64{x})
@@ -199,8 +201,9 @@ func same(a, b float64) bool { return a == b || math.IsNaN(a) && math.IsNaN(b) }
 
 type multiply func(s *cuda.Stream, g *Gemm, c, a, b unsafe.Pointer) error
 
-// try1 runs one product whose strides are pad more than the widths and whose operands begin pad elements late. What lies
-// between the rows is NaN in A and B, and must stay as it is in C. Where C is not to be read it holds NaN.
+// try1 runs one product whose strides are pad more than the widths and whose operands begin pad
+// elements late. The gaps between rows are NaN in A and B, and must stay as they are in C. A C that
+// is not to be read holds NaN.
 func (m *machine) try1(g Gemm, pad int, mul multiply) {
 	m.t.Helper()
 	rowsA, widthA, rowsB, widthB := g.M, g.K, g.K, g.N
@@ -247,7 +250,8 @@ func (m *machine) try1(g Gemm, pad int, mul multiply) {
 			continue // NVIDIA's kernels may round the product before they add C
 		}
 		if !same(got[i], c[i]) {
-			m.t.Errorf("%v alpha %v beta %v: C(%d, %d) = %v, want %v", &g, g.Alpha, g.Beta, i/g.LdC, i%g.LdC, got[i], c[i])
+			m.t.Errorf("%v alpha %v beta %v: C(%d, %d) = %v, want %v", &g, g.Alpha, g.Beta, i/g.LdC,
+				i%g.LdC, got[i], c[i])
 			return
 		}
 	}
@@ -287,8 +291,9 @@ func (m *machine) stacks(shapes [][3]int, mul multiply) {
 			for trans := range 4 {
 				for _, f := range factors {
 					for _, pad := range []int{0, 3} {
-						m.try1(Gemm{M: shape[0], N: shape[1], K: shape[2], Count: 3, TransA: trans&1 != 0, TransB: trans&2 != 0,
-							AB: p.ab, C: p.c, Alpha: f[0], Beta: f[1]}, pad, mul)
+						m.try1(Gemm{M: shape[0], N: shape[1], K: shape[2], Count: 3, TransA: trans&1 != 0,
+							TransB: trans&2 != 0,
+							AB:     p.ab, C: p.c, Alpha: f[0], Beta: f[1]}, pad, mul)
 					}
 				}
 			}
@@ -296,7 +301,8 @@ func (m *machine) stacks(shapes [][3]int, mul multiply) {
 	}
 }
 
-var smallShapes = [][3]int{{1, 1, 1}, {3, 5, 7}, {17, 1, 33}, {1, 19, 4}, {8, 16, 24}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {0, 0, 0}}
+var smallShapes = [][3]int{{1, 1, 1}, {3, 5, 7}, {17, 1, 33}, {1, 19, 4}, {8, 16, 24}, {0, 3, 2},
+	{3, 0, 2}, {3, 2, 0}, {0, 0, 0}}
 
 // vectors tries Gemv as table does Gemm.
 func (m *machine) vectors(h *Handle, shapes [][2]int) {
@@ -316,7 +322,8 @@ func (m *machine) vectors(h *Handle, shapes [][2]int) {
 func (m *machine) tryVector(h *Handle, t elem.Type, trans bool, rows, cols, pad int, alpha, beta float64) {
 	m.t.Helper()
 	// As a product: y(ny, 1) = op(A)(ny, nx) x(nx, 1).
-	g := Gemm{M: rows, N: 1, K: cols, TransA: trans, LdA: cols + pad, LdB: 1, LdC: 1, AB: t, C: t, Alpha: alpha, Beta: beta}
+	g := Gemm{M: rows, N: 1, K: cols, TransA: trans, LdA: cols + pad, LdB: 1, LdC: 1, AB: t, C: t,
+		Alpha: alpha, Beta: beta}
 	if trans {
 		g.M, g.K = cols, rows
 	}

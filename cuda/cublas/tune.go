@@ -13,8 +13,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Shape is a product as an algorithm is chosen for it: sizes, strides, transpositions, types, epilogue, whether there is
-// something to add, alignments, workspace.
+// Shape is the part of a product that decides its algorithm: sizes, strides, transpositions, types,
+// epilogue, whether something is added, alignments, workspace.
 type Shape struct{ key planKey }
 
 // String names a shape: two are the same if their names are.
@@ -25,32 +25,33 @@ func (s Shape) Flops() float64 {
 	return 2 * float64(s.key.count) * float64(s.key.m) * float64(s.key.n) * float64(s.key.k)
 }
 
-// Choice is an algorithm for a shape, valid for the version of the library and the kind of device that it was made on.
+// Choice is an algorithm for a shape, valid for the version of the library and the kind of device
+// that it was made on.
 type Choice struct {
 	Algo      [8]uint64
 	Workspace int
 }
 
-// Timing is what Tune measured: the time of a product by the library's first choice, and by the one taken, and how many
-// there were.
+// Timing is Tune's measurement: the time of a product by the library's first choice, and by the
+// taken one, and how many algorithms there were.
 type Timing struct {
 	First, Best time.Duration
 	Tried       int
 }
 
-// Shapes are those of the products so far, in the order in which they came; without those whose epilogue the library
-// does not have.
+// Shapes returns those of the products so far, in their order, without those whose epilogue the
+// library does not have.
 func (l *Lt) Shapes() []Shape {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return slices.Clone(l.met)
 }
 
-// Version is that of the library, such as 130000. Source: cublasLt.h, cublasLtGetVersion.
+// Version returns the library's version, such as 130000. Source: cublasLt.h, cublasLtGetVersion.
 func (l *Lt) Version() int { return sysLtVersion() }
 
-// Choose has all later products of a shape, which has been met, use an algorithm that Tune chose. Graphs that were captured
-// before keep theirs.
+// Choose makes later products of a shape, which has been met, use an algorithm that Tune chose.
+// Graphs that were captured before keep theirs.
 func (l *Lt) Choose(sh Shape, c Choice) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,7 +60,8 @@ func (l *Lt) Choose(sh Shape, c Choice) error {
 		return fmt.Errorf("cublas: Choose: no product of %v", sh)
 	}
 	if c.Workspace < 0 || c.Workspace > sh.key.workspace {
-		return fmt.Errorf("cublas: Choose: a workspace of %d bytes, of which there are %d", c.Workspace, sh.key.workspace)
+		return fmt.Errorf("cublas: Choose: a workspace of %d bytes, of which there are %d", c.Workspace,
+			sh.key.workspace)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -67,13 +69,14 @@ func (l *Lt) Choose(sh Shape, c Choice) error {
 	return nil
 }
 
-// mostAlgorithms is how many answers of the heuristic are timed.
+// mostAlgorithms is the most answers of the heuristic that are timed.
 const mostAlgorithms = 24
 
-// Tune times the algorithms that the library proposes for a shape on random numbers in memory of its own, on s, and
-// returns the fastest; the library's first unless another is faster by more than 1 %. It waits for the device, and takes
-// little more than limit, which is spent in the order of the library's opinion. It changes nothing: see Choose.
-// It fails with cuda.ErrOutOfMemory where there is no room for the operands.
+// Tune times the algorithms that the library proposes for a shape, on random numbers in memory of
+// its own, on s. It returns the fastest, and the library's first unless another is faster by more
+// than 1 %. It waits for the device, and takes little more than limit, which is spent in the
+// library's order. It changes nothing: see Choose. It fails with cuda.ErrOutOfMemory without room
+// for the operands.
 func (l *Lt) Tune(s *cuda.Stream, sh Shape, limit time.Duration) (c Choice, t Timing, err error) {
 	b := &trial{l: l, s: s, g: sh.key.gemm()}
 	if sh.key.adds {
@@ -106,9 +109,10 @@ func (l *Lt) Tune(s *cuda.Stream, sh Shape, limit time.Duration) (c Choice, t Ti
 	if len(ranked) == 0 {
 		return c, t, fmt.Errorf("cublas: Tune: no algorithm for %v runs", sh)
 	}
-	// Who is near the best runs again, turn and turn about with the first.
+	// Algorithms near the best run again, turn and turn about with the first.
 	slices.SortStableFunc(ranked, func(x, y *candidate) int { return cmp.Compare(x.best, y.best) })
-	near := slices.DeleteFunc(slices.Clone(ranked), func(x *candidate) bool { return x.best > ranked[0].best*11/10 && x != first })
+	near := slices.DeleteFunc(slices.Clone(ranked),
+		func(x *candidate) bool { return x.best > ranked[0].best*11/10 && x != first })
 	near = near[:min(len(near), 5)]
 	if !first.failed && !slices.Contains(near, first) {
 		near = append(near, first)
@@ -151,7 +155,8 @@ type trial struct {
 }
 
 func (k *planKey) gemm() Gemm {
-	return Gemm{M: k.m, N: k.n, K: k.k, Count: k.count, TransA: k.ta, TransB: k.tb, LdA: k.lda, LdB: k.ldb, LdC: k.ldc, AB: k.ab, C: k.c, Alpha: 1,
+	return Gemm{M: k.m, N: k.n, K: k.k, Count: k.count, TransA: k.ta, TransB: k.tb, LdA: k.lda, LdB: k.ldb,
+		LdC: k.ldc, AB: k.ab, C: k.c, Alpha: 1,
 		Epilogue: k.epilogue, FastAccum: k.fast}
 }
 
@@ -173,7 +178,8 @@ func (b *trial) open(sh Shape) error {
 		total = (at + bytes + 255) / 256 * 256
 		return at
 	}
-	atA, atB, atC := place(k.count*rowsA*k.lda*k.ab.Size(), k.alignA), place(k.count*rowsB*k.ldb*k.ab.Size(), k.alignB), place(matrix, k.alignC)
+	atA, atB, atC := place(k.count*rowsA*k.lda*k.ab.Size(), k.alignA),
+		place(k.count*rowsB*k.ldb*k.ab.Size(), k.alignB), place(matrix, k.alignC)
 	atAdd, atAux, atBias := atC, 0, 0
 	if k.apart {
 		atAdd = place(matrix, k.alignAdd)
@@ -207,7 +213,7 @@ func (b *trial) open(sh Shape) error {
 	if atBias > 0 {
 		b.x.Bias = at(atBias)
 	}
-	if k.ab != k.c { // what was filled is of the type of A: what has C's type would hold anything
+	if k.ab != k.c { // the filled memory has the type of A: that of C's type would hold anything
 		if err := b.s.Fill(b.c, 1, 0, random-atC); err != nil {
 			return err
 		}
@@ -227,8 +233,8 @@ func (b *trial) open(sh Shape) error {
 	return b.ask(sh)
 }
 
-// ask makes the plan as a product does, and collects what else the library proposes: asked for one algorithm it need not
-// name the one that it lists first when asked for many.
+// ask makes the plan as a product does, and collects the library's other proposals. Asked for one
+// algorithm, the library need not name the one that it lists first when asked for many.
 func (b *trial) ask(sh Shape) error {
 	many, n, code, op := sysPlan(b.l.h, &sh.key, &b.x, b.found[1:])
 	if code == 0 && many != nil {
@@ -251,8 +257,8 @@ func (b *trial) ask(sh Shape) error {
 	return nil
 }
 
-// fill fills the first bytes of the memory with random numbers of the type of A, which repeat: on zeros products are
-// faster than they are.
+// fill fills the first bytes of the memory with random numbers of the type of A, which repeat:
+// products of zeros are too fast.
 func (b *trial) fill(bytes int) error {
 	const period = 1 << 20
 	n := min(bytes, period)
@@ -306,7 +312,8 @@ func (b *trial) warm(i int) error {
 	return b.s.Synchronize()
 }
 
-// measure runs a candidate that has not failed for about so long, once at least, and keeps its least time.
+// measure runs a candidate that has not failed for about so long, once at least, and keeps its
+// least time.
 func (b *trial) measure(x *candidate, about time.Duration) error {
 	if x.failed {
 		return nil

@@ -11,14 +11,16 @@ import (
 	"lockstep/internal/elem"
 )
 
-// The fastest algorithm that runs is chosen, on memory that is neither the caller's nor zero, and later products use it.
+// The fastest algorithm that runs is chosen, on memory that is neither the caller's nor zero, and
+// later products use it.
 func fakeTune(t *testing.T) {
 	m := newMachine(t)
 	l := m.openLt()
 	t.Setenv("FAKECUBLAS_SLOW", "8,-1,0,3")
 	zero := make([]float64, 1000)
 	a, b, c := m.put(0, 0, elem.BFloat16, zero), m.put(1, 0, elem.BFloat16, zero), m.put(2, 0, elem.BFloat16, zero)
-	g := Gemm{M: 8, N: 16, K: 24, TransA: true, LdA: 8, LdB: 16, LdC: 16, AB: elem.BFloat16, C: elem.BFloat16, Alpha: 1, Beta: 1, Epilogue: Bias}
+	g := Gemm{M: 8, N: 16, K: 24, TransA: true, LdA: 8, LdB: 16, LdC: 16, AB: elem.BFloat16,
+		C: elem.BFloat16, Alpha: 1, Beta: 1, Epilogue: Bias}
 	x := Beside{Add: unsafe.Add(c, 32*32), Bias: unsafe.Add(b, 4096)}
 	run := func() { m.try(l.GemmBeside(m.s, &g, &x, c, unsafe.Add(a, 32), b, m.dev[3], 1000)) }
 	lines := log(t)
@@ -43,11 +45,13 @@ func fakeTune(t *testing.T) {
 				t.Errorf("operands of the caller in %q", line)
 			}
 		}
-		if !strings.Contains(line, "epilogue=4 ") || !strings.Contains(line, "beta=1 ") || strings.Contains(line, "C=.nil.") {
+		if !strings.Contains(line, "epilogue=4 ") || !strings.Contains(line, "beta=1 ") ||
+			strings.Contains(line, "C=.nil.") {
 			t.Errorf("another product was timed: %q", line)
 		}
 	}
-	if got := lines("cublasLtMatmulAlgoGetHeuristic"); len(got) != 2 || !strings.Contains(got[0], "align=256,32,256,256 epilogue=4 want=24 got=4") ||
+	if got := lines("cublasLtMatmulAlgoGetHeuristic"); len(got) != 2 ||
+		!strings.Contains(got[0], "align=256,32,256,256 epilogue=4 want=24 got=4") ||
 		!strings.Contains(got[1], "align=256,32,256,256 epilogue=4 want=1 got=1") {
 		t.Errorf("asked %q", got)
 	}
@@ -59,7 +63,8 @@ func fakeTune(t *testing.T) {
 		t.Errorf("a new plan: %q", got)
 	}
 
-	// The first choice stays unless another is clearly faster; where none runs there is none.
+	// The first choice stays unless another is clearly faster. If no algorithm runs there is no
+	// choice.
 	g.M = 9
 	g.TransA, g.LdA = false, 24
 	t.Setenv("FAKECUBLAS_SLOW", "4,4,40")
@@ -87,14 +92,15 @@ func fakeTune(t *testing.T) {
 	t.Setenv("FAKECUDA_FAIL", "")
 }
 
-// Each step of a tuning that fails is an error, and what was taken is given back.
+// Each step of a tuning that fails is an error, and gives its memory back.
 func fakeTuneFails(t *testing.T) {
 	m := newMachine(t)
 	l := m.openLt()
 	g := Gemm{M: 8, N: 16, K: 24, LdA: 24, LdB: 16, LdC: 16, AB: elem.BFloat16, C: elem.BFloat16, Alpha: 1}
 	m.try(l.Gemm(m.s, &g, m.dev[2], m.dev[0], m.dev[1], nil, 0))
 	sh := l.Shapes()[0]
-	for _, fn := range []string{"cuMemAlloc_v2", "cuMemHostAlloc", "cuEventCreate", "cuMemcpyAsync", "cuEventRecord", "cuEventSynchronize", "cuMemFree_v2"} {
+	for _, fn := range []string{"cuMemAlloc_v2", "cuMemHostAlloc", "cuEventCreate", "cuMemcpyAsync",
+		"cuEventRecord", "cuEventSynchronize", "cuMemFree_v2"} {
 		t.Setenv("FAKECUDA_FAIL", fn+"=700")
 		if _, _, err := l.Tune(m.s, sh, time.Second); !errors.Is(err, cuda.Result(700)) {
 			t.Errorf("%s: %v", fn, err)

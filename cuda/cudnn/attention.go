@@ -10,7 +10,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Shape is that of causal self-attention: each of Batch sequences of Tokens tokens is seen by Heads heads of Size channels.
+// Shape is the shape of causal self-attention. Each of Batch sequences has Tokens tokens; Heads
+// heads of Size channels see it.
 type Shape struct {
 	Batch, Tokens, Heads, Size int
 	Type                       elem.Type // elem.BFloat16 or elem.Float16
@@ -18,9 +19,10 @@ type Shape struct {
 
 // Attention is causal self-attention of one shape, forward and backward, made ready for a device.
 //
-// qkv and its gradient are (Batch, Tokens, 3, Heads, Size), the output and its gradient (Batch, Tokens, Heads, Size), all
-// of the shape's type and row-major; the logarithms of the softmax denominators, scale included, are (Batch, Heads,
-// Tokens) of float32. All begin at multiples of 16 bytes. Sums are kept in float32.
+// qkv and its gradient are (Batch, Tokens, 3, Heads, Size). The output and its gradient are (Batch,
+// Tokens, Heads, Size). All have the shape's type and are row-major. The logarithms of the softmax
+// denominators, scale included, are (Batch, Heads, Tokens) of float32. All begin at multiples of 16
+// bytes. Sums are kept in float32.
 type Attention struct {
 	h                 *Handle
 	shape             Shape
@@ -37,32 +39,35 @@ type pass struct {
 	size int   // bytes of the whole workspace
 }
 
-// supports returns why attention of a shape is not attempted, or nil. Versions up to 9.15 compute wrongly, or read beyond
-// the operands, where Tokens is not a multiple of 128.
+// supports returns why attention of a shape is not attempted, or nil. Versions up to 9.15 compute
+// wrongly, or read beyond the operands, if Tokens is not a multiple of 128.
 func (s Shape) supports() error {
 	switch v := sysVersion(); {
 	case s.Batch < 1 || s.Tokens < 1 || s.Heads < 1 || s.Size < 1:
-		return fmt.Errorf("cudnn: attention of %d sequences of %d tokens, %d heads of %d channels", s.Batch, s.Tokens, s.Heads, s.Size)
+		return fmt.Errorf("cudnn: attention of %d sequences of %d tokens, %d heads of %d channels",
+			s.Batch, s.Tokens, s.Heads, s.Size)
 	case !s.Type.Half():
 		return fmt.Errorf("cudnn: attention of %v: %w", s.Type, ErrNotSupported)
 	case s.Tokens%128 != 0:
 		return fmt.Errorf("cudnn: attention over %d tokens, not a multiple of 128: %w", s.Tokens, ErrNotSupported)
 	case s.Size%8 != 0:
-		return fmt.Errorf("cudnn: attention with heads of %d channels, not a multiple of 8: %w", s.Size, ErrNotSupported)
+		return fmt.Errorf("cudnn: attention with heads of %d channels, not a multiple of 8: %w", s.Size,
+			ErrNotSupported)
 	case v == 91000 || v == 91001:
 		return fmt.Errorf("cudnn: attention's backward pass is wrong in version %s: %w", text(v), ErrNotSupported)
 	}
 	return nil
 }
 
-// Choice is the engines of both passes, by their places among those that the library proposes. The zero Choice is those
-// that it thinks best. An engine may round otherwise than another.
+// Choice is the engines of both passes, by their places among those that the library proposes. The
+// zero Choice is the library's own. Engines may round differently.
 type Choice struct{ Forward, Backward int }
 
-// NewAttention makes attention of a shape ready, which may compile code and takes up to seconds. With deterministic the
-// backward pass gives equal bits for equal operands and takes a workspace of 2 bytes for each score, Batch * Heads *
-// Tokens * Tokens of them. A shape, type or device that the library has no engine for is ErrNotSupported.
-// Source: cudnn_graph.h, cudnnBackendFinalize of CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR.
+// NewAttention makes attention of a shape ready. It may compile code and take up to seconds. With
+// deterministic the backward pass gives equal bits for equal operands, and takes a workspace of 2
+// bytes for each of the Batch * Heads * Tokens * Tokens scores. A shape, type or device that the
+// library has no engine for is ErrNotSupported. Source: cudnn_graph.h, cudnnBackendFinalize of
+// CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR.
 func (h *Handle) NewAttention(s Shape, deterministic bool, c Choice) (*Attention, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -82,7 +87,7 @@ func (h *Handle) NewAttention(s Shape, deterministic bool, c Choice) (*Attention
 	return a, nil
 }
 
-// layouts are what the tensors of both passes look like.
+// layouts are the forms of the tensors of both passes.
 type layouts struct {
 	half                      int32
 	heads, headsT             [4]int64 // (B, NH, T, HS), and with the last two changed places
@@ -104,7 +109,7 @@ func (s Shape) layouts() layouts {
 	return l
 }
 
-// hidden is what a score becomes where the key comes after the query.
+// hidden is the value of a score whose key comes after the query.
 func hidden() float32 {
 	if sysVersion() < 91000 {
 		return -math.MaxFloat32 // what those versions recognise
@@ -112,16 +117,18 @@ func hidden() float32 {
 	return float32(math.Inf(-1))
 }
 
-// mask adds the choice of the scores whose query is not before their key, and of low for the others.
+// mask chooses x for scores whose query is not before their key, and low for the others.
 func (g *graph) mask(x, low tensor) tensor {
 	row, col := g.index(2, x), g.index(3, x)
 	seen := g.pointwise(pointwiseGE, g.between(dataBoolean, x.dims, x.strides), row, col)
 	return g.pointwise(pointwiseSelect, g.between(dataFloat32, x.dims, x.strides), x, low, seen)
 }
 
-// The library knows both passes by their form: these operations, in this order, are what it has fused engines for.
+// The library knows both passes by their form: it has fused engines for these operations, in this
+// order.
 
-// makeForward: out = softmax(mask(q k' / sqrt(Size))) v, where a row's softmax leaves its logarithm of the denominator.
+// makeForward: out = softmax(mask(q k' / sqrt(Size))) v. A row's softmax leaves its logarithm of
+// the denominator.
 func (a *Attention) makeForward(choice int) error {
 	g := &graph{h: a.h.h}
 	a.forward.g = g
@@ -145,13 +152,15 @@ func (a *Attention) makeForward(choice int) error {
 	g.pointwise(pointwiseAdd, lse, most, log)
 	p := g.pointwise(pointwiseDiv, g.between(l.half, l.scores, l.scoresAt), x, sum)
 	g.matmul(p, v, out)
-	return a.forward.finish(choice, []tensor{q, kT, v, out, lse}, nil, []tensor{scale, low}, []float32{a.scale(), hidden()})
+	return a.forward.finish(choice, []tensor{q, kT, v, out, lse}, nil, []tensor{scale, low},
+		[]float32{a.scale(), hidden()})
 }
 
 func (a *Attention) scale() float32 { return float32(1 / math.Sqrt(float64(a.shape.Size))) }
 
-// makeBackward: with p the softmax, D the sum of dout * out over the channels, and ds = p * (dout v' - D) / sqrt(Size),
-// dv = p' dout, dk = ds' q, dq = ds k. The deterministic form writes dq at once, the other sums it in float32 first.
+// makeBackward: p is the softmax, D the sum of dout * out over the channels, and ds = p * (dout v'
+// - D) / sqrt(Size). Then dv = p' dout, dk = ds' q, dq = ds k. The deterministic form writes dq at
+// once; the other sums it in float32 first.
 func (a *Attention) makeBackward(deterministic bool, choice int) error {
 	g := &graph{h: a.h.h}
 	a.backward.g = g
@@ -159,7 +168,8 @@ func (a *Attention) makeBackward(deterministic bool, choice int) error {
 	score := func() tensor { return g.between(dataFloat32, l.scores, l.scoresAt) }
 	row := func() tensor { return g.between(dataFloat32, l.lse, l.lseAt) }
 
-	q, kT, vT := g.tensor(l.half, l.heads, l.qkv), g.tensor(l.half, l.headsT, l.qkvT), g.tensor(l.half, l.headsT, l.qkvT)
+	q, kT, vT := g.tensor(l.half, l.heads, l.qkv), g.tensor(l.half, l.headsT, l.qkvT),
+		g.tensor(l.half, l.headsT, l.qkvT)
 	out, dout := g.tensor(l.half, l.heads, l.out), g.tensor(l.half, l.heads, l.out)
 	lse, d := g.tensor(dataFloat32, l.lse, l.lseAt), g.tensor(dataFloat32, l.lse, l.lseAt)
 	dq, dk, dv := g.tensor(l.half, l.heads, l.qkv), g.tensor(l.half, l.heads, l.qkv), g.tensor(l.half, l.heads, l.qkv)
@@ -233,14 +243,17 @@ func (p *pass) close() error {
 	return err
 }
 
-// run enqueues the plan with the operands that the caller has.
-func (a *Attention) run(p *pass, s *cuda.Stream, given int, operands [mostOperands]unsafe.Pointer, workspace unsafe.Pointer, bytes int) error {
+// run enqueues the plan with the caller's operands.
+func (a *Attention) run(
+	p *pass, s *cuda.Stream, given int, operands [mostOperands]unsafe.Pointer, workspace unsafe.Pointer, bytes int,
+) error {
 	if bytes < p.size || workspace == nil && p.size > 0 {
 		return fmt.Errorf("cudnn: attention: workspace of %d bytes at %p, of %d needed", bytes, workspace, p.size)
 	}
 	for i, o := range operands[:given] {
 		if o == nil || uintptr(o)%operandAlignment != 0 {
-			return fmt.Errorf("cudnn: attention: operand %d at %p, not at a multiple of %d bytes", i, o, operandAlignment)
+			return fmt.Errorf("cudnn: attention: operand %d at %p, not at a multiple of %d bytes", i, o,
+				operandAlignment)
 		}
 	}
 	for i, n := range p.own {
@@ -255,13 +268,16 @@ func (a *Attention) run(p *pass, s *cuda.Stream, given int, operands [mostOperan
 	return sysRun(p.p, s, operands, workspace)
 }
 
-// ForwardWorkspace returns the bytes of device memory that Forward may overwrite beside its results.
+// ForwardWorkspace returns the bytes of device memory that Forward may overwrite beside its
+// results.
 func (a *Attention) ForwardWorkspace() int { return a.forward.size }
 
-// BackwardWorkspace returns the bytes of device memory that Backward may overwrite beside its results.
+// BackwardWorkspace returns the bytes of device memory that Backward may overwrite beside its
+// results.
 func (a *Attention) BackwardWorkspace() int { return a.backward.size }
 
-// Deterministic reports whether a was made so, and no engine in use has the note that its results may differ between runs.
+// Deterministic reports whether a was made so, and no engine in use has the note that its results
+// may differ between runs.
 func (a *Attention) Deterministic() bool {
 	return a.deterministic && a.forward.e.deterministic && a.backward.e.deterministic
 }
@@ -271,24 +287,24 @@ func (a *Attention) Engines() (forward, backward int) {
 	return int(a.forward.e.index), int(a.backward.e.index)
 }
 
-// Forward enqueues out and lse for qkv on s. workspace, aligned to 256, has at least ForwardWorkspace bytes; calls that
-// may run at the same time need one each. It allocates nothing, and may be captured.
-// Source: cudnn_graph.h, cudnnBackendExecute.
+// Forward enqueues out and lse for qkv on s. workspace, aligned to 256, has at least
+// ForwardWorkspace bytes; calls that may run at the same time need one each. It allocates nothing,
+// and may be captured. Source: cudnn_graph.h, cudnnBackendExecute.
 func (a *Attention) Forward(s *cuda.Stream, out, lse, qkv, workspace unsafe.Pointer, bytes int) error {
 	q, k, v := a.parts(qkv)
 	return a.run(&a.forward, s, 5, [mostOperands]unsafe.Pointer{q, k, v, out, lse}, workspace, bytes)
 }
 
-// Backward enqueues the gradient dqkv for the gradient dout of what Forward left in out and lse for qkv. It overwrites
-// dqkv, which may not overlap the others. Otherwise as Forward, with BackwardWorkspace.
-// Source: cudnn_graph.h, cudnnBackendExecute.
+// Backward enqueues the gradient dqkv, from dout, the gradient of out, and the out and lse that
+// Forward left for qkv. It overwrites dqkv, which may not overlap the others. Otherwise as Forward,
+// with BackwardWorkspace. Source: cudnn_graph.h, cudnnBackendExecute.
 func (a *Attention) Backward(s *cuda.Stream, dqkv, dout, out, lse, qkv, workspace unsafe.Pointer, bytes int) error {
 	q, k, v := a.parts(qkv)
 	dq, dk, dv := a.parts(dqkv)
 	return a.run(&a.backward, s, 9, [mostOperands]unsafe.Pointer{q, k, v, out, dout, lse, dq, dk, dv}, workspace, bytes)
 }
 
-// parts are where the queries, keys and values of packed ones begin.
+// parts are the addresses of the queries, keys and values in packed ones.
 func (a *Attention) parts(qkv unsafe.Pointer) (q, k, v unsafe.Pointer) {
 	if qkv == nil {
 		return nil, nil, nil
@@ -297,7 +313,7 @@ func (a *Attention) parts(qkv unsafe.Pointer) (q, k, v unsafe.Pointer) {
 	return qkv, unsafe.Add(qkv, c), unsafe.Add(qkv, 2*c)
 }
 
-// Close gives back what a holds; no run of it may be going on, and no graph hold one. Further calls do nothing.
+// Close frees a; no run of it may be going on, and no graph hold one. Further calls do nothing.
 func (a *Attention) Close() error {
 	a.h.mu.Lock()
 	defer a.h.mu.Unlock()

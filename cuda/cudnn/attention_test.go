@@ -15,7 +15,7 @@ import (
 
 type ptr = unsafe.Pointer
 
-// machine is a device with a stream, pinned memory and cuDNN. What it takes is given back when the test ends.
+// machine is a device with a stream, pinned memory and cuDNN. It is given back when the test ends.
 type machine struct {
 	t    *testing.T
 	d    *cuda.Device
@@ -145,7 +145,8 @@ func normals(r *rand.Rand, t elem.Type, n int) []float64 {
 	return v
 }
 
-// reference is attention of one head of one sequence in float64, by its definition: q, k and v are (tokens, size).
+// reference is attention of one head of one sequence in float64, by its definition: q, k and v are
+// (tokens, size).
 type reference struct {
 	tokens, size int
 	p            []float64 // (tokens, tokens)
@@ -241,7 +242,8 @@ func (s Shape) head(v []float64, b, h, part, parts int) []float64 {
 	return out
 }
 
-// check runs both passes and compares up to heads heads, from the first and from the last, with float64.
+// check runs both passes and compares up to heads heads, from the first and from the last, with
+// float64.
 func (t *trial) check(heads int) {
 	t.t.Helper()
 	t.poison(t.w, max(t.a.ForwardWorkspace(), t.a.BackwardWorkspace()))
@@ -259,7 +261,8 @@ func (t *trial) check(heads int) {
 			at = all - 1 - i/2
 		}
 		b, h := at/s.Heads, at%s.Heads
-		q, k, v, do := s.head(t.qkv, b, h, 0, 3), s.head(t.qkv, b, h, 1, 3), s.head(t.qkv, b, h, 2, 3), s.head(t.dout, b, h, 0, 1)
+		q, k, v, do := s.head(t.qkv, b, h, 0, 3), s.head(t.qkv, b, h, 1, 3), s.head(t.qkv, b, h, 2, 3),
+			s.head(t.dout, b, h, 0, 1)
 		r := attend(s.Tokens, s.Size, q, k, v)
 		dq, dk, dv := r.gradients(q, k, v, do)
 		name := fmt.Sprintf("%+v, sequence %d, head %d: ", s, b, h)
@@ -276,7 +279,8 @@ func (t *trial) check(heads int) {
 	}
 }
 
-// near compares in norm over all, and over each row against the mean row, where an error in a few hides from the first.
+// near compares in norm over all, and over each row against the mean row: an error in a few rows
+// hides from the first.
 func (t *trial) near(name string, got, want []float64) {
 	t.t.Helper()
 	norm := func(v []float64) float64 { return math.Sqrt(dot(v, v)) }

@@ -61,7 +61,8 @@ func fakeAttention(t *testing.T) {
 	}
 }
 
-// What the library has no engine for is told before it is asked; operands that it would take wrongly are refused.
+// A shape without an engine is told before the library is asked. Operands that the library would
+// take wrongly are refused.
 func fakeRefused(t *testing.T) {
 	m := newMachine(t)
 	for _, tc := range []struct {
@@ -112,7 +113,8 @@ func fakeEngines(t *testing.T) {
 			a, err := m.h.NewAttention(small, deterministic, Choice{})
 			m.must(err)
 			if f, b := a.Engines(); f != engine || b != engine || a.Deterministic() != (deterministic && engine < 2) {
-				t.Errorf("engines %d and %d, deterministic %v of %v; want %d", f, b, a.Deterministic(), deterministic, engine)
+				t.Errorf("engines %d and %d, deterministic %v of %v; want %d", f, b, a.Deterministic(),
+					deterministic, engine)
 			}
 			m.try(a.Close())
 		}
@@ -123,14 +125,16 @@ func TestFastest(t *testing.T) {
 	for _, tc := range []struct {
 		times []time.Duration
 		want  int
-	}{{[]time.Duration{100}, 0}, {[]time.Duration{100, 99}, 0}, {[]time.Duration{100, 97}, 1}, {[]time.Duration{100, 97, 96, 98}, 2}, {[]time.Duration{90, 91, 200}, 0}} {
+	}{{[]time.Duration{100}, 0}, {[]time.Duration{100, 99}, 0}, {[]time.Duration{100, 97}, 1},
+		{[]time.Duration{100, 97, 96, 98}, 2}, {[]time.Duration{90, 91, 200}, 0}} {
 		if got := fastest(tc.times); got != tc.want {
 			t.Errorf("%v: %d, want %d", tc.times, got, tc.want)
 		}
 	}
 }
 
-// The fastest engine is found, the library's first where none is faster; and a choice is what is then taken.
+// The fastest engine is found, and the library's first if none is faster. Later attention takes the
+// choice.
 func fakeTuned(t *testing.T) {
 	m := newMachine(t)
 	one := Shape{1, 128, 1, 8, elem.BFloat16}
@@ -151,7 +155,7 @@ func fakeTuned(t *testing.T) {
 		t.Errorf("engines %d and %d, want 2 and 1", f, b)
 	}
 	m.try(a.Close())
-	// A choice that there is not is the first.
+	// A choice that does not exist is the first.
 	t.Setenv("FAKECUDNN_REFUSED", "2")
 	a, err = m.h.NewAttention(one, true, Choice{1, 9})
 	m.must(err)
@@ -169,7 +173,8 @@ func fakeTuned(t *testing.T) {
 // Versions before 9.10 mask by the lowest number, and two of them compute wrongly.
 func fakeVersions(t *testing.T) {
 	m := newMachine(t)
-	for v, want := range map[string]float32{"90600": -math.MaxFloat32, "90999": -math.MaxFloat32, "91002": float32(math.Inf(-1)), "91400": float32(math.Inf(-1))} {
+	for v, want := range map[string]float32{"90600": -math.MaxFloat32, "90999": -math.MaxFloat32,
+		"91002": float32(math.Inf(-1)), "91400": float32(math.Inf(-1))} {
 		t.Setenv("FAKECUDNN_VERSION", v)
 		if got := hidden(); got != want {
 			t.Errorf("version %s masks by %v, want %v", v, got, want)
@@ -204,7 +209,8 @@ func fakeStatuses(t *testing.T) {
 		return errors.Join(err, h.Close())
 	}
 	for _, fn := range []string{"cudnnCreate", "cudnnDestroy", "cudnnSetStream", "cudnnBackendCreateDescriptor",
-		"cudnnBackendDestroyDescriptor", "cudnnBackendSetAttribute", "cudnnBackendGetAttribute", "cudnnBackendFinalize", "cudnnBackendExecute"} {
+		"cudnnBackendDestroyDescriptor", "cudnnBackendSetAttribute", "cudnnBackendGetAttribute",
+		"cudnnBackendFinalize", "cudnnBackendExecute"} {
 		t.Setenv("FAKECUDNN_FAIL", fn+"=4002")
 		err := all()
 		t.Setenv("FAKECUDNN_FAIL", "")
@@ -218,7 +224,7 @@ func fakeStatuses(t *testing.T) {
 			t.Errorf("%s, afterwards: %v", fn, err)
 		}
 	}
-	// What fails on the way leaves no descriptor.
+	// A failure on the way leaves no descriptor.
 	live := filepath.Join(t.TempDir(), "live")
 	t.Setenv("FAKECUDNN_LIVE", live)
 	count := func() string {
@@ -233,7 +239,8 @@ func fakeStatuses(t *testing.T) {
 	before := count()
 	failed := 0
 	for i := 1; i < 400; i += 7 {
-		for _, fn := range []string{"cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendGetAttribute", "cudnnBackendFinalize"} {
+		for _, fn := range []string{"cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute",
+			"cudnnBackendGetAttribute", "cudnnBackendFinalize"} {
 			t.Setenv("FAKECUDNN_FAIL", fmt.Sprintf("%s=4000@%d", fn, i))
 			a, err := m.h.NewAttention(small, true, Choice{})
 			if err == nil {
@@ -273,7 +280,8 @@ func fakeContext(t *testing.T) {
 	m.try(r.forward())
 }
 
-// A captured run is carried out when the graph is launched, with the operands of the capture, and not before.
+// A captured run is carried out when the graph is launched, with the operands of the capture, and
+// not before.
 func fakeCapture(t *testing.T) {
 	m := newMachine(t)
 	r := m.trial(small, true)
@@ -370,10 +378,12 @@ func fakeAllocations(t *testing.T) {
 	}
 }
 
-// A library without what is needed, or of another version, is refused with the reason; one that is absent, too.
+// A library that lacks something, or of another version, is refused with the reason; an absent one,
+// too.
 func TestLoad(t *testing.T) {
 	t.Run("lacks", func(t *testing.T) {
-		fake(t, func(t *testing.T) { wantError(t, Load(), nil, "cuDNN 9 cannot be used", "cudnnBackendExecute") }, fakelib.Without("cudnnBackendExecute")...)
+		fake(t, func(t *testing.T) { wantError(t, Load(), nil, "cuDNN 9 cannot be used", "cudnnBackendExecute") },
+			fakelib.Without("cudnnBackendExecute")...)
 	})
 	t.Run("old", func(t *testing.T) {
 		fake(t, func(t *testing.T) {

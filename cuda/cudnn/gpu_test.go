@@ -12,7 +12,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// onGPU skips where there is no GPU or not the library.
+// onGPU skips the test without a GPU or the library.
 func onGPU(t *testing.T) *machine {
 	t.Helper()
 	if err := cuda.Load(); err != nil {
@@ -36,7 +36,8 @@ func TestGPUAttention(t *testing.T) {
 	}
 }
 
-// A graph that holds both passes gives each time what they gave at first; and the deterministic form gives equal bits.
+// A graph that holds both passes gives its first results each time, and the deterministic form
+// gives equal bits.
 func TestGPUAttentionCapture(t *testing.T) {
 	m := onGPU(t)
 	r := m.trial(Shape{4, 512, 4, 64, elem.BFloat16}, true)
@@ -67,7 +68,8 @@ func TestGPUAttentionCapture(t *testing.T) {
 	m.try(exec.Close())
 }
 
-// The largest shapes of the README's tables. -v says what each pass takes, and whether equal operands gave equal bits.
+// The largest shapes of the README's tables. -v shows the times of the passes, and whether equal
+// operands gave equal bits.
 func TestGPUAttentionSpeed(t *testing.T) {
 	m := onGPU(t)
 	if testing.Short() {
@@ -108,9 +110,12 @@ func TestGPUAttentionSpeed(t *testing.T) {
 				equal = equal && m.bits(r.pdqkv, 6*n) == first
 			}
 			f, b := a.Engines()
-			t.Logf("cuDNN %s, B=%d, T=%d, NH=%d, HS=%d, deterministic %v (%v): forward %.4f ms, backward %.4f ms, equal bits %v; engines %d, %d; workspace %d, %d bytes; %+v in %v, made in %v",
-				Version(), s.Batch, s.Tokens, s.Heads, s.Size, deterministic, a.Deterministic(), forward, backward, equal, f, b,
-				a.ForwardWorkspace(), a.BackwardWorkspace(), c, tuned.Round(time.Millisecond), made.Round(time.Millisecond))
+			t.Logf("cuDNN %s, B=%d, T=%d, NH=%d, HS=%d, deterministic %v (%v): forward %.4f ms, backward "+
+				"%.4f ms, equal bits %v; engines %d, %d; workspace %d, %d bytes; %+v in %v, made in %v",
+				Version(), s.Batch, s.Tokens, s.Heads, s.Size, deterministic, a.Deterministic(), forward,
+				backward, equal, f, b,
+				a.ForwardWorkspace(), a.BackwardWorkspace(), c, tuned.Round(time.Millisecond),
+				made.Round(time.Millisecond))
 			if deterministic && a.Deterministic() && !equal {
 				t.Error("equal operands gave different bits")
 			}

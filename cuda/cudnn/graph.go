@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// graph is a computation under construction. The first failure is kept: what follows it does nothing.
+// graph is a computation under construction. It keeps the first failure: later steps do nothing.
 type graph struct {
 	h   handle
 	all []descriptor // in the order in which they were made
@@ -97,7 +97,8 @@ const operandAlignment = 16 // bytes
 func (g *graph) addTensor(typ int32, dims, strides [4]int64, virtual, byValue bool) tensor {
 	g.ids++
 	t := tensor{id: g.ids, dims: dims, strides: strides, typ: typ}
-	t.d = g.make("a tensor", kindTensor, of(attrTensorType, typeDataType, typ), of(attrTensorDims, typeInt64, dims[:]...),
+	t.d = g.make("a tensor", kindTensor, of(attrTensorType, typeDataType, typ),
+		of(attrTensorDims, typeInt64, dims[:]...),
 		of(attrTensorStrides, typeInt64, strides[:]...), of(attrTensorID, typeInt64, t.id),
 		of(attrTensorAlignment, typeInt64, int64(operandAlignment)), of(attrTensorVirtual, typeBoolean, virtual),
 		of(attrTensorByValue, typeBoolean, byValue))
@@ -113,18 +114,20 @@ func packed(d [4]int64) [4]int64 { return [4]int64{d[1] * d[2] * d[3], d[2] * d[
 // matmul adds c = a b, of the last two dimensions, summed in float32.
 func (g *graph) matmul(a, b, c tensor) tensor {
 	m := g.make("a matrix product", kindMatmul, of(attrMatmulMath, typeDataType, int32(dataFloat32)))
-	g.op("a matrix product", kindOperationMatmul, link(attrOpMatmulA, a.d), link(attrOpMatmulB, b.d), link(attrOpMatmulC, c.d),
-		link(attrOpMatmul, m))
+	g.op("a matrix product", kindOperationMatmul, link(attrOpMatmulA, a.d), link(attrOpMatmulB, b.d),
+		link(attrOpMatmulC, c.d), link(attrOpMatmul, m))
 	return c
 }
 
-// pointwise adds y = mode(x, operands...), where an operand may be broadcast: one more is b, a second one the predicate t.
+// pointwise adds y = mode(x, operands...). An operand may be broadcast. The first operand is b, the
+// second the predicate t.
 func (g *graph) pointwise(mode int32, y, x tensor, operands ...tensor) tensor {
 	math := int32(dataFloat32)
 	if mode == pointwiseGE {
 		math = dataBoolean
 	}
-	return g.addPointwise(y, x, operands, of(attrPointwiseMode, typePointwiseMode, mode), of(attrPointwiseMath, typeDataType, math))
+	return g.addPointwise(y, x, operands, of(attrPointwiseMode, typePointwiseMode, mode),
+		of(attrPointwiseMath, typeDataType, math))
 }
 
 // index adds the position of each element of x along an axis.
@@ -140,16 +143,18 @@ func (g *graph) addPointwise(y, x tensor, operands []tensor, attrs ...attribute)
 	for i, o := range operands {
 		links = append(links, link([]int{attrOpPointwiseB, attrOpPointwiseT}[i], o.d))
 	}
-	links = append(links, of(attrOpPointwiseAlpha1, typeFloat, float32(1)), of(attrOpPointwiseAlpha2, typeFloat, float32(1)))
+	links = append(links, of(attrOpPointwiseAlpha1, typeFloat, float32(1)),
+		of(attrOpPointwiseAlpha2, typeFloat, float32(1)))
 	g.op("a pointwise operation", kindOperationPointwise, links...)
 	return y
 }
 
-// reduce adds the sums or the maxima of x over the dimensions that y has not.
+// reduce adds the sums or the maxima of x over the dimensions that y lacks.
 func (g *graph) reduce(operator int32, y, x tensor) tensor {
 	r := g.make("a reduction", kindReduction, of(attrReductionMath, typeDataType, int32(dataFloat32)),
 		of(attrReductionOperator, typeReductionOperator, operator))
-	g.op("a reduction", kindOperationReduction, link(attrOpReduction, r), link(attrOpReductionX, x.d), link(attrOpReductionY, y.d))
+	g.op("a reduction", kindOperationReduction, link(attrOpReduction, r), link(attrOpReductionX, x.d),
+		link(attrOpReductionY, y.d))
 	return y
 }
 
@@ -163,7 +168,7 @@ func (g *graph) op(what string, kind int, attrs ...attribute) {
 	g.ops = append(g.ops, g.make(what, kind, attrs...))
 }
 
-// engine is what was chosen to run a graph.
+// engine is the choice for running a graph.
 type engine struct {
 	plan          descriptor
 	index         int64
@@ -172,8 +177,8 @@ type engine struct {
 	proposed      int // how many there were
 }
 
-// finish takes the engine with a number, of those proposed, best first; where that cannot be made ready for the device the
-// first that can.
+// finish takes engine number choice of the proposed ones, best first. If that cannot be made ready
+// for the device, it takes the first that can.
 func (g *graph) finish(choice int) (e engine, err error) {
 	ops := g.make("the graph", kindOperationGraph, of(attrGraphHandle, typeHandle, unsafe.Pointer(g.h.h)),
 		of(attrGraphOps, typeDescriptor, g.ops...))
@@ -194,7 +199,8 @@ func (g *graph) finish(choice int) (e engine, err error) {
 		return e, g.err
 	}
 	if n > 0 {
-		if n, err = sysGet(g.h, heuristic, attrHeuristicResults, typeDescriptor, n, unsafe.Pointer(&configs[0])); err != nil {
+		if n, err = sysGet(g.h, heuristic, attrHeuristicResults, typeDescriptor, n,
+			unsafe.Pointer(&configs[0])); err != nil {
 			return e, err
 		}
 	}
@@ -208,7 +214,8 @@ func (g *graph) finish(choice int) (e engine, err error) {
 	}
 	var first error
 	for _, config := range configs {
-		e.plan = g.make("a plan", kindExecutionPlan, of(attrPlanHandle, typeHandle, unsafe.Pointer(g.h.h)), link(attrPlanEngineConfig, config))
+		e.plan = g.make("a plan", kindExecutionPlan, of(attrPlanHandle, typeHandle, unsafe.Pointer(g.h.h)),
+			link(attrPlanEngineConfig, config))
 		if g.err == nil {
 			return g.describe(e, config)
 		}
@@ -220,7 +227,7 @@ func (g *graph) finish(choice int) (e engine, err error) {
 	return e, fmt.Errorf("none of %d engines can be made ready: %w", n, first)
 }
 
-// describe asks for what is to be known of a plan that is ready.
+// describe asks for the facts of a plan that is ready.
 func (g *graph) describe(e engine, config descriptor) (engine, error) {
 	var bytes int64
 	if _, err := sysGet(g.h, e.plan, attrPlanWorkspace, typeInt64, 1, unsafe.Pointer(&bytes)); err != nil {

@@ -100,8 +100,8 @@ const (
 	mostScalars  = C.MOST_SCALARS
 )
 
-// sysPlan makes an execution plan ready to run: operands are the ids of the tensors whose addresses a run is given, in
-// that order, scalars those of the ones with the given values.
+// sysPlan makes an execution plan ready to run. operands are the ids of the tensors whose addresses
+// a run is given, in that order; scalars are the ids of those with the given values.
 func sysPlan(h handle, d descriptor, operands, scalars []int64, values []float32) plan {
 	p := (plan)(C.calloc(1, C.sizeof_struct_plan))
 	p.handle, p.plan = h, unsafe.Pointer(d)

@@ -1,5 +1,6 @@
-// What sys.go calls of cuDNN. All is static: the file is included once. Every call makes the device's context current
-// first; a status of the driver in doing so is returned as a negative number.
+// The calls of cuDNN for sys.go. All is static: the file is included once. Every call makes the
+// device's context current first. If the driver fails at that, its status is returned as a negative
+// number.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -22,8 +23,8 @@ struct {
     int (*execute)(void *handle, void *plan, void *pack);
 } dnn;
 
-// outcome is a status, the call it came from, and the library's own words: those belong to the thread, and the caller
-// may be on another one when it reads the status. It frees them.
+// outcome is a status, its call, and the library's own words. The words belong to the thread, and
+// the caller may be on another one when it reads the status. It frees them.
 struct outcome {
     int code;
     const char *what;
@@ -46,9 +47,9 @@ struct handle {
     void *h;
 };
 
-#define ENTER(h)                                                   \
-    do {                                                           \
-        int rc = (h)->enter((h)->context);                         \
+#define ENTER(h)                                                       \
+    do {                                                               \
+        int rc = (h)->enter((h)->context);                             \
         if (rc) return (struct outcome){-rc, "cuCtxSetCurrent", NULL}; \
     } while (0)
 
@@ -74,7 +75,8 @@ static struct outcome desc_set(struct handle *h, void *desc, int name, int type,
     ENTER(h);
     return outcome(dnn.set(desc, name, type, n, values), "cudnnBackendSetAttribute");
 }
-static struct outcome desc_get(struct handle *h, void *desc, int name, int type, int64_t n, int64_t *got, void *values) {
+static struct outcome desc_get(struct handle *h, void *desc, int name, int type, int64_t n, int64_t *got,
+    void *values) {
     ENTER(h);
     return outcome(dnn.get(desc, name, type, n, got, values), "cudnnBackendGetAttribute");
 }
@@ -83,11 +85,12 @@ static struct outcome desc_finalize(struct handle *h, void *desc) {
     return outcome(dnn.finalize(desc), "cudnnBackendFinalize");
 }
 
-// Of cudnn_graph.h.
-enum { VARIANT_PACK = 16, UNIQUE_IDS = 1000, DATA_POINTERS = 1001, WORKSPACE = 1003, TYPE_INT64 = 3, TYPE_VOID_PTR = 6 };
+// Numbers of cudnn_graph.h.
+enum { VARIANT_PACK = 16, UNIQUE_IDS = 1000, DATA_POINTERS = 1001, WORKSPACE = 1003, TYPE_INT64 = 3,
+    TYPE_VOID_PTR = 6 };
 
-// plan is what a run of an execution plan needs beside the addresses of its operands. The operands come first; the
-// scalars, which the library reads from host memory, follow them.
+// plan is all that a run of an execution plan needs beside the addresses of its operands. The
+// operands come first. The scalars, which the library reads from host memory, follow them.
 enum { MOST_OPERANDS = 12, MOST_SCALARS = 4, MOST = MOST_OPERANDS + MOST_SCALARS };
 
 struct plan {

@@ -18,9 +18,10 @@ const (
 	tunePeriod  = 1 << 20               // bytes of random numbers, which repeat
 )
 
-// TuneAttention times the engines that the library proposes for a shape, each on random numbers in memory of its own, and
-// returns the fastest: the library's first unless another is faster by more than 2 %. It waits for the device, and takes
-// about a second, most of it to load code. It fails with cuda.ErrOutOfMemory where there is no room for the operands.
+// TuneAttention times the engines that the library proposes for a shape, each on random numbers in
+// memory of its own. It returns the fastest, and the library's first unless another is faster by
+// more than 2 %. It waits for the device, and takes about a second, most of it to load code. It
+// fails with cuda.ErrOutOfMemory without room for the operands.
 func (h *Handle) TuneAttention(s Shape, deterministic bool) (c Choice, err error) {
 	t := &tuning{d: h.d, size: s.Batch * s.Tokens * s.Heads * s.Size * s.Type.Size()}
 	defer func() { err = cmp.Or(err, t.close()) }()
@@ -46,7 +47,7 @@ func (h *Handle) TuneAttention(s Shape, deterministic bool) (c Choice, err error
 	return Choice{fastest(forward), fastest(backward)}, nil
 }
 
-// fastest is the place of the least time, 0 where none is much less than the first.
+// fastest is the place of the least time; 0 if none is much less than the first.
 func fastest(times []time.Duration) int {
 	best := 0
 	for i, t := range times {
@@ -57,7 +58,7 @@ func fastest(times []time.Duration) int {
 	return best
 }
 
-// tuning is the operands of what is timed.
+// tuning is the operands of the timed runs.
 type tuning struct {
 	d                         *cuda.Device
 	s                         *cuda.Stream
@@ -80,7 +81,8 @@ func (t *tuning) open(s Shape) (err error) {
 	for _, x := range []struct {
 		p     *unsafe.Pointer
 		bytes int
-	}{{&t.qkv, 3 * t.size}, {&t.dqkv, 3 * t.size}, {&t.out, t.size}, {&t.dout, t.size}, {&t.lse, 4 * s.Batch * s.Heads * s.Tokens}} {
+	}{{&t.qkv, 3 * t.size}, {&t.dqkv, 3 * t.size}, {&t.out, t.size}, {&t.dout, t.size},
+		{&t.lse, 4 * s.Batch * s.Heads * s.Tokens}} {
 		if *x.p, err = t.alloc(x.bytes); err != nil {
 			return err
 		}

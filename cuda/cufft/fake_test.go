@@ -38,7 +38,8 @@ func refused(t *testing.T, err error, want ...string) {
 	}
 }
 
-// A plan is made with its sizes, told of its memory and its stream, and closed; each failure names its call.
+// A plan is made with its sizes, told of its memory and its stream, and closed. Each failure names
+// its call.
 func TestFake(t *testing.T) {
 	fake(t, func(t *testing.T) {
 		d, err := cuda.Open(0)

@@ -17,7 +17,7 @@ var load = sync.OnceValue(func() error {
 	return nil
 })
 
-// Kind says what a plan transforms. Source: cufft.h, cufftType.
+// Kind is the kind of a plan's transforms. Source: cufft.h, cufftType.
 type Kind int32
 
 // The kinds: C and Z are complex numbers of floats and doubles, R and D real ones.
@@ -39,8 +39,8 @@ type Plan struct {
 	started bool
 }
 
-// Open loads cuFFT (of CUDA 12 or 13) where that has not happened, and plans batch transforms of arrays that lie one behind
-// the other, with the sizes dims, of which the last is that of neighbours in memory.
+// Open loads cuFFT (of CUDA 12 or 13) if that has not happened. It plans batch transforms of arrays
+// that lie one behind the other. Their sizes are dims; the last dimension has neighbours in memory.
 // Source: cufft.h, cufftMakePlanMany64.
 func Open(d *cuda.Device, kind Kind, dims []int, batch int) (*Plan, error) {
 	if err := load(); err != nil {
@@ -56,9 +56,9 @@ func Open(d *cuda.Device, kind Kind, dims []int, batch int) (*Plan, error) {
 // Workspace returns the bytes of device memory that Run needs.
 func (p *Plan) Workspace() int { return p.bytes }
 
-// Run enqueues the transforms on s, with the sign of the exponent -1 or, if inverse, 1, and no factor. work has Workspace
-// bytes. dst may be src where both are complex. A transform to real numbers overwrites src.
-// Source: cufft.h, cufftExecC2C and the like.
+// Run enqueues the transforms on s, with the sign of the exponent -1 or, if inverse, 1, and no
+// factor. work has Workspace bytes. dst may be src if both are complex. A transform to real numbers
+// overwrites src. Source: cufft.h, cufftExecC2C and the like.
 func (p *Plan) Run(s *cuda.Stream, dst, src, work unsafe.Pointer, inverse bool) error {
 	if p.p == nil {
 		return fmt.Errorf("cufft: the plan is closed")
@@ -71,8 +71,7 @@ func (p *Plan) Run(s *cuda.Stream, dst, src, work unsafe.Pointer, inverse bool) 
 	return check(op, code)
 }
 
-// Close gives back what p holds. Further calls do nothing.
-// Source: cufft.h, cufftDestroy.
+// Close frees p. Further calls do nothing. Source: cufft.h, cufftDestroy.
 func (p *Plan) Close() error {
 	if p.p == nil {
 		return nil

@@ -63,7 +63,9 @@ func sysOpen(b cuda.Bind, kind Kind, dims []int, batch int) (p plan, bytes, code
 	return p, int(work), 0, ""
 }
 
-func sysRun(p plan, kind Kind, s *cuda.Stream, dst, src, work unsafe.Pointer, inverse, tell bool) (code int, op string) {
+func sysRun(
+	p plan, kind Kind, s *cuda.Stream, dst, src, work unsafe.Pointer, inverse, tell bool,
+) (code int, op string) {
 	direction, told := C.int(-1), C.int(0)
 	if inverse {
 		direction = 1
@@ -71,10 +73,11 @@ func sysRun(p plan, kind Kind, s *cuda.Stream, dst, src, work unsafe.Pointer, in
 	if tell {
 		told = 1
 	}
-	return took(C.plan_run(address(unsafe.Pointer(p)), C.int(kind), address(s.Handle()), address(dst), address(src), address(work), direction, told))
+	return took(C.plan_run(address(unsafe.Pointer(p)), C.int(kind), address(s.Handle()), address(dst),
+		address(src), address(work), direction, told))
 }
 
-// address passes device memory, and what is C's.
+// address passes device memory, and memory of C.
 func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
 func sysClose(p plan) int {

@@ -1,5 +1,6 @@
-// What sys.go calls of cuFFT. All is static: the file is included once. Every call below that does work makes the device's
-// context current first; a status of the driver in doing so is returned as a negative number.
+// The calls of cuFFT for sys.go. All is static: the file is included once. Every call below that
+// does work makes the device's context current first. If the driver fails at that, its status is
+// returned as a negative number.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,7 +14,8 @@ struct {
     int (*create)(int *plan);
     int (*destroy)(int plan);
     int (*auto_allocation)(int plan, int on);
-    int (*make)(int plan, int rank, long long *n, long long *in, long long in_stride, long long in_distance, long long *out,
+    int (*make)(int plan, int rank, long long *n, long long *in, long long in_stride, long long in_distance,
+        long long *out,
                 long long out_stride, long long out_distance, int type, long long batch, size_t *work);
     int (*work_area)(int plan, void *work);
     int (*stream)(int plan, void *stream);
@@ -39,7 +41,8 @@ static struct outcome plan_open(struct plan *p, int kind, int rank, long long *n
     if (o.code == 0) o.code = cufft.create(&p->h);
     if (o.code != 0) return o;
     o = (struct outcome){cufft.auto_allocation(p->h, 0), "cufftSetAutoAllocation"};
-    if (o.code == 0) o = (struct outcome){cufft.make(p->h, rank, n, NULL, 1, 0, NULL, 1, 0, kind, batch, work), "cufftMakePlanMany64"};
+    if (o.code == 0) o = (struct outcome){cufft.make(p->h, rank, n, NULL, 1, 0, NULL, 1, 0, kind, batch, work),
+        "cufftMakePlanMany64"};
     if (o.code != 0) cufft.destroy(p->h);
     return o;
 }
@@ -49,7 +52,8 @@ static int plan_close(struct plan *p) {
     return code != 0 ? code : cufft.destroy(p->h);
 }
 
-static struct outcome plan_run(uintptr_t at, int kind, uintptr_t stream, uintptr_t dst, uintptr_t src, uintptr_t work, int direction, int tell) {
+static struct outcome plan_run(uintptr_t at, int kind, uintptr_t stream, uintptr_t dst, uintptr_t src, uintptr_t work,
+    int direction, int tell) {
     struct plan *p = (struct plan *)at;
     void *in = (void *)src, *out = (void *)dst;
     struct outcome o = {-p->enter(p->context), "cufftSetWorkArea"};

@@ -1,8 +1,10 @@
-// Package nvml tells the facts of a GPU that CUDA does not: who else uses it, where it sits in the machine, how it is linked.
+// Package nvml tells facts of a GPU that CUDA does not: who else uses it, its place in the machine,
+// its links.
 //
-// NVML (libnvidia-ml.so.1, part of the driver) is looked for when Facts is called; a program that imports this package
-// builds and runs without it. The binding is go-nvml, whose functions are bound at their first call: such a program must
-// not be started with LD_BIND_NOW set, nor be linked with -z now.
+// NVML (libnvidia-ml.so.1, part of the driver) is looked for when Facts is called; a program that
+// imports this package builds and runs without it. The binding is go-nvml, whose functions are
+// bound at their first call: such a program must not be started with LD_BIND_NOW set, nor be linked
+// with -z now.
 package nvml
 
 import (
@@ -20,12 +22,13 @@ import (
 // Result is a failing nvmlReturn_t, whose Error is NVML's text. It is comparable.
 type Result = nvml.Return
 
-// Info holds the facts of one GPU. What the device or the driver does not tell is left at the value named.
+// Info holds the facts of one GPU. A fact that the device or the driver does not tell has the named
+// value.
 type Info struct {
 	Driver      string    // version of the driver: "580.159.03"
 	CUDA        int       // highest CUDA version the driver serves: 13000
 	Name        string    // "NVIDIA H200"; "" if not told
-	MemoryUsed  int       // bytes, by all processes, without what the driver keeps for itself where it tells that apart
+	MemoryUsed  int       // bytes, by all processes, without the driver's own if it tells that apart
 	MemoryTotal int       // bytes
 	ComputeMode string    // "Default", "Exclusive_Process" or "Prohibited", as nvidia-smi has them; "" if not told
 	PCI         string    // "0000:1b:00.0", as in /sys/bus/pci/devices
@@ -33,23 +36,24 @@ type Info struct {
 	CPUs        []int     // processors nearest to the device, ascending; nil if not told
 	NVLinks     int       // links that are up; 0 if it has none
 	Processes   []Process // that have a CUDA context on it, in NVML's order; a container sees only its own, or none
-	Unknown     []string  // what was not told, and why: "NUMA node: Not Supported"
+	Unknown     []string  // facts that were not told, and why: "NUMA node: Not Supported"
 }
 
-// Process is one that uses a GPU.
+// Process is a process that uses a GPU.
 type Process struct {
 	PID   int
 	Bytes int // of device memory, -1 if not told
 }
 
-// mu keeps the loading and unloading of the library, which go-nvml counts, in one piece with what is asked in between.
+// mu keeps the loading and unloading of the library, which go-nvml counts, in one piece with the
+// questions in between.
 var mu sync.Mutex
 
-// Facts asks NVML about the device with this UUID ("GPU-xxxxxxxx-..."; cuda.UUIDOf gives it). It is an error where
-// there is no NVML, where it does not start, or where it knows no such device; whatever else cannot be learnt is listed
-// in Info.Unknown. A failing call is a *ccall.Error whose status is a Result. It blocks for as long as the driver takes,
-// which is a second or so where nothing else keeps the driver awake.
-// Source: nvml.h, nvmlDeviceGetHandleByUUID and the calls named after each fact.
+// Facts asks NVML about the device with this UUID ("GPU-xxxxxxxx-..."; cuda.UUIDOf gives it). It
+// fails if there is no NVML, if it does not start, or if it knows no such device. Info.Unknown
+// lists other facts that cannot be learnt. A failing call is a *ccall.Error whose status is a
+// Result. It blocks for as long as the driver takes, which is a second or so if nothing else keeps
+// the driver awake. Source: nvml.h, nvmlDeviceGetHandleByUUID and the calls named after each fact.
 func Facts(uuid string) (info Info, err error) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -75,10 +79,10 @@ func Facts(uuid string) (info Info, err error) {
 	return q.info, nil
 }
 
-// asker gathers what is told and what is not.
+// asker gathers the facts that are told, and those that are not.
 type asker struct{ info Info }
 
-// has says whether the library has a function. To call one that it lacks would end the process.
+// has says whether the library has a function. Calling one that it lacks would end the process.
 func (q *asker) has(symbols ...string) bool {
 	for _, s := range symbols {
 		if nvml.Extensions().LookupSymbol(s) != nil {
@@ -169,7 +173,8 @@ const (
 	maxCPUs  = 4096
 )
 
-// memory takes the second form of the call where there is one: in the first the driver's own share counts as used.
+// memory takes the second form of the call if there is one: in the first the driver's own share
+// counts as used.
 func (q *asker) memory(d nvml.Device) {
 	if q.has("nvmlDeviceGetMemoryInfo_v2") {
 		if v, r := d.GetMemoryInfo_v2(); r == nvml.SUCCESS {
@@ -186,8 +191,8 @@ func (q *asker) memory(d nvml.Device) {
 	}
 }
 
-// links counts the links that are up. A device without NVLink does not support the call, one with fewer links than
-// another refuses the numbers beyond its own: neither is a fact unknown.
+// links counts the links that are up. A device without NVLink does not support the call. One with
+// fewer links than another refuses the numbers beyond its own. Neither is a fact unknown.
 func (q *asker) links(d nvml.Device) (n int) {
 	for link := range nvml.NVLINK_MAX_LINKS {
 		state, r := d.GetNvLinkState(link)

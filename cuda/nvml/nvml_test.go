@@ -28,8 +28,8 @@ func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	}, nil, body)
 }
 
-// That this program runs at all shows that it needs no NVML: go-nvml leaves NVML's functions undefined in it. Whether
-// or not the machine has NVML, it has no such device.
+// This program runs, so it needs no NVML: go-nvml leaves NVML's functions undefined in it. With
+// NVML or without, the machine has no such device.
 func TestNoSuchDevice(t *testing.T) {
 	info, err := Facts("GPU-00000000-0000-0000-0000-000000000000")
 	var e *ccall.Error
@@ -77,7 +77,8 @@ func TestFakeFacts(t *testing.T) {
 		for _, fn := range []string{"nvmlInit_v2", "nvmlShutdown"} {
 			t.Setenv("FAKENVML_FAIL", fn+"=9")
 			var e *ccall.Error
-			if _, err := Facts(uuid); !errors.Is(err, nvml.ERROR_DRIVER_NOT_LOADED) || !errors.As(err, &e) || e.Op != fn {
+			if _, err := Facts(uuid); !errors.Is(err, nvml.ERROR_DRIVER_NOT_LOADED) ||
+				!errors.As(err, &e) || e.Op != fn {
 				t.Errorf("%s: %v", fn, err)
 			}
 			t.Setenv("FAKENVML_FAIL", "")
@@ -110,7 +111,8 @@ func TestFakeUnknown(t *testing.T) {
 			wantFacts(t, want)
 		}
 
-		// Neither a device without NVLink nor a driver with one of two calls for the memory has left a fact untold.
+		// A device without NVLink leaves no fact untold, nor does a driver with one of two calls
+		// for the memory.
 		t.Setenv("FAKENVML_FAIL", "nvmlDeviceGetNvLinkState=3,nvmlDeviceGetMemoryInfo_v2=3")
 		want := whole
 		want.NVLinks, want.MemoryUsed = 0, 400

@@ -15,19 +15,20 @@ import (
 	"syscall"
 )
 
-// Cache keeps compiled images, and what else takes long to find out (Put), in the files of one folder, for later runs
-// and for other processes.
+// Cache keeps compiled images, and other results that take long to find out (Put), in the files of
+// one folder, for later runs and for other processes.
 //
-// A file is named for everything its image depends on: the source and its name, headers, flags, name expressions, capability and the
-// version of NVRTC. Processes may share the folder: a file is written under another name and renamed, so that a reader
-// finds a whole entry or none. An entry that is damaged, or not what its name says, is compiled anew and replaced.
-// Nothing is ever removed; the folder may be emptied at any time.
+// A file is named for everything its image depends on: the source and its name, headers, flags,
+// name expressions, capability and the version of NVRTC. Processes may share the folder: a file is
+// written under another name and renamed, so that a reader finds a whole entry or none. An entry
+// that is damaged, or does not match its name, is compiled anew and replaced. Nothing is ever
+// removed; the folder may be emptied at any time.
 type Cache struct {
 	Dir string // "" for no cache
 }
 
-// DefaultCache returns the cache in $LOCKSTEP_CACHE or else in the user's folder for caches, under lockstep. Where there
-// is neither, the cache has no folder and keeps nothing.
+// DefaultCache returns the cache in $LOCKSTEP_CACHE or else in the user's folder for caches, under
+// lockstep. Without either, the cache has no folder and keeps nothing.
 func DefaultCache() Cache {
 	if dir := os.Getenv("LOCKSTEP_CACHE"); dir != "" {
 		return Cache{Dir: dir}
@@ -39,11 +40,12 @@ func DefaultCache() Cache {
 	return Cache{Dir: filepath.Join(dir, "lockstep")}
 }
 
-// magic begins every entry. Its number changes with the format, and with anything in Compile that changes an image.
+// magic begins every entry. Its number changes with the format, and with anything in Compile that
+// changes an image.
 const magic = "lockstep nvrtc 2\n"
 
-// Compile returns what the function Compile returns, and whether it came from the cache. A folder that cannot be read
-// or written is no error: the image is compiled every time, and Check says why.
+// Compile is the function Compile, and says whether the image came from the cache. A folder that
+// cannot be read or written is no error: the image is compiled every time, and Check says why.
 func (c Cache) Compile(name, source string, o Options) (image Image, hit bool, err error) {
 	if c.Dir == "" {
 		image, err = Compile(name, source, o)
@@ -66,8 +68,8 @@ func (c Cache) Compile(name, source string, o Options) (image Image, hit bool, e
 	return image, false, nil
 }
 
-// Keep puts an image into the cache that Compile has returned for the same arguments, from another cache. Without a folder
-// it keeps nothing.
+// Keep puts an image into the cache that Compile has returned for the same arguments, from another
+// cache. Without a folder it keeps nothing.
 func (c Cache) Keep(name, source string, o Options, image Image) error {
 	if c.Dir == "" {
 		return nil
@@ -79,7 +81,8 @@ func (c Cache) Keep(name, source string, o Options, image Image) error {
 	return c.store(c.file(key), seal(image, key))
 }
 
-// Check returns why the cache keeps nothing, or nil: it makes the folder and a file in it, and removes the file.
+// Check returns why the cache keeps nothing, or nil: it makes the folder and a file in it, and
+// removes the file.
 func (c Cache) Check() error {
 	if c.Dir == "" {
 		return errors.New("nvrtc: compiled kernels are not kept: there is no cache folder (set LOCKSTEP_CACHE)")
@@ -94,7 +97,8 @@ func (c Cache) Check() error {
 	return nil
 }
 
-// Get returns what Put kept under a name, or false where there is nothing, or nothing whole.
+// Get returns the data that Put kept under a name. It returns false if there is nothing, or nothing
+// whole.
 func (c Cache) Get(name string) (data []byte, ok bool) {
 	if c.Dir == "" {
 		return nil, false
@@ -107,8 +111,8 @@ func (c Cache) Get(name string) (data []byte, ok bool) {
 	return unseal(entry, key)
 }
 
-// Put keeps something else than an image in the folder: what took long to find out on this machine. name says all that
-// it depends on. Without a folder it keeps nothing.
+// Put keeps data other than an image in the folder: a result that took long to find out on this
+// machine. name says all that it depends on. Without a folder it keeps nothing.
 func (c Cache) Put(name string, data []byte) error {
 	if c.Dir == "" {
 		return nil
@@ -173,8 +177,8 @@ func hashInts(h hash.Hash, v ...int) {
 // maxEntry is beyond any image; a file that is larger is no entry.
 const maxEntry = 1 << 28
 
-// readEntry reads a file of the cache. Anything but a regular file is an error at once: to open a pipe would wait for
-// its writer.
+// readEntry reads a file of the cache. Anything but a regular file is an error at once: opening a
+// pipe would wait for its writer.
 func readEntry(file string) ([]byte, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -219,8 +223,8 @@ func unseal(entry []byte, key [sha256.Size]byte) (image []byte, ok bool) {
 	return image, bytes.Equal(sum[:], rest[:sha256.Size])
 }
 
-// store writes an entry so that it appears whole or not at all. After a crash of the machine it may be there in part,
-// which its checksum shows.
+// store writes an entry so that it appears whole or not at all. After a crash of the machine it may
+// be there in part, which its checksum shows.
 func (c Cache) store(file string, entry []byte) error {
 	temp, err := c.write(entry)
 	if err != nil {
@@ -233,7 +237,7 @@ func (c Cache) store(file string, entry []byte) error {
 	return nil
 }
 
-// write makes the folder where it is missing and a new file in it, and returns the file's name.
+// write makes a missing folder and a new file in it, and returns the file's name.
 func (c Cache) write(entry []byte) (temp string, err error) {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return "", err
@@ -243,7 +247,7 @@ func (c Cache) write(entry []byte) (temp string, err error) {
 		return "", err
 	}
 	_, err = f.Write(entry)
-	// Other users of a shared folder may read what is there.
+	// Other users of a shared folder may read the entries.
 	err = errors.Join(err, f.Chmod(0o644), f.Close())
 	if err != nil {
 		os.Remove(f.Name())

@@ -82,7 +82,7 @@ func TestCacheKeepsNoFailure(t *testing.T) {
 	onlyEntries(t, c, 0)
 }
 
-// What an entry may become: each is found out, compiled anew and replaced.
+// Each damage of an entry is found out, and the entry compiled anew and replaced.
 func TestCacheReplacesDamagedEntries(t *testing.T) {
 	needNVRTC(t)
 	c := Cache{Dir: t.TempDir()}
@@ -198,7 +198,7 @@ func TestCacheCheck(t *testing.T) {
 	}
 }
 
-// What another cache has is kept as if it had been compiled here, and only under its own name.
+// An image of another cache is kept as if it had been compiled here, and only under its own name.
 func TestKeep(t *testing.T) {
 	needNVRTC(t)
 	from, c := Cache{Dir: t.TempDir()}, Cache{Dir: filepath.Join(t.TempDir(), "new")}
@@ -246,7 +246,8 @@ func TestDefaultCache(t *testing.T) {
 
 const rounds = 6
 
-// Two processes compile and remove the same entry over and over: each must always get the right image.
+// Two processes compile and remove the same entry over and over: each must always get the right
+// image.
 func TestCacheOfTwoProcesses(t *testing.T) {
 	needNVRTC(t)
 	c := Cache{Dir: t.TempDir()}
@@ -280,7 +281,8 @@ func childCache() error {
 	c := DefaultCache()
 	for i := range rounds {
 		// The other process may have removed it first.
-		if err := os.Remove(filepath.Join(c.Dir, hex.EncodeToString(key[:]))); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(filepath.Join(c.Dir, hex.EncodeToString(key[:]))); err != nil &&
+			!errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 		for range 3 {
@@ -296,7 +298,7 @@ func childCache() error {
 	return nil
 }
 
-// What is kept by name comes back whole, under that name alone, or not at all.
+// Data kept by name comes back whole, under that name alone, or not at all.
 func TestCacheByName(t *testing.T) {
 	c := Cache{Dir: filepath.Join(t.TempDir(), "made when needed")}
 	if data, ok := c.Get("a"); ok {
@@ -326,7 +328,8 @@ func TestCacheByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := nameKey("b")
-	for what, damaged := range map[string][]byte{"cut": whole[:len(whole)-1], "empty": nil, "changed": append(whole[:len(whole)-1:len(whole)-1], 'x')} {
+	for what, damaged := range map[string][]byte{"cut": whole[:len(whole)-1], "empty": nil,
+		"changed": append(whole[:len(whole)-1:len(whole)-1], 'x')} {
 		if err := os.WriteFile(file, damaged, 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// FuzzUnseal reads entries as they are, and with a checksum made right, which no fuzzer guesses.
+// Entries are read as they are, and with a checksum made right, which no fuzzer guesses.
 func FuzzUnseal(f *testing.F) {
 	var key [sha256.Size]byte
 	f.Add(seal([]byte("image"), key), byte(0))
@@ -35,7 +35,7 @@ func FuzzUnseal(f *testing.F) {
 	})
 }
 
-// What may stand in the place of an entry: none of it is waited for or read into memory.
+// Other things in the place of an entry are not waited for, nor read into memory.
 func TestReadEntry(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Image is what Compile returns: code, and in front of it the names that name expressions have there, if there are any.
+// Image is the result of Compile: code, and in front of it the names that name expressions have
+// there, if there are any.
 type Image []byte
 
 // lowered begins an Image that has names.
@@ -27,14 +28,14 @@ func withNames(names [][2]string, code []byte) Image {
 	return append(b, code...)
 }
 
-// Code returns what cuModuleLoadData takes.
+// Code returns the argument of cuModuleLoadData.
 func (i Image) Code() []byte {
 	code, _ := i.split("")
 	return code
 }
 
-// Kernel returns the name that a kernel has in the code: for a name expression such as "scale<float>" the mangled one, for
-// every other name that name.
+// Kernel returns the name that a kernel has in the code: the mangled one for a name expression such
+// as "scale<float>", and otherwise the same name.
 func (i Image) Kernel(name string) string {
 	_, found := i.split(name)
 	if found == "" {
@@ -43,7 +44,8 @@ func (i Image) Kernel(name string) string {
 	return found
 }
 
-// split returns the code, and the name that an expression has in it, "" where it has none. What is no table of names is code.
+// split returns the code, and the name that an expression has in it, or "". Bytes without a table
+// of names are code.
 func (i Image) split(expression string) (code []byte, found string) {
 	rest, ok := bytes.CutPrefix(i, []byte(lowered))
 	if !ok || len(rest) < 4 {
@@ -75,11 +77,11 @@ func (i Image) split(expression string) (code []byte, found string) {
 	return rest, found
 }
 
-// ParamsEnds returns where the last parameter of each kernel ends, in bytes, by the names that kernels have in the code;
-// of none where the code does not say, as PTX does not. It reads the attribute EIATTR_CBANK_PARAM_SIZE of the sections
-// .nv.info, as `cuobjdump -elf` names it.
+// ParamsEnds returns the end of each kernel's last parameter, in bytes, by the names that kernels
+// have in the code. It is empty if the code does not say, as PTX does not. It reads the attribute
+// EIATTR_CBANK_PARAM_SIZE of the sections .nv.info, as `cuobjdump -elf` names it.
 func (i Image) ParamsEnds() map[string]int {
-	const versionAt = 20 // in the header, where a cubin has CUDA's version and Go wants ELF's
+	const versionAt = 20 // in the header: a cubin has CUDA's version there, and Go wants ELF's
 	code := bytes.Clone(i.Code())
 	if len(code) < versionAt+4 {
 		return nil

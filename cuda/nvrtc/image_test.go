@@ -56,7 +56,8 @@ func TestCompileNameExpressions(t *testing.T) {
 	}
 }
 
-// The machine code says where the parameters of each kernel end: the driver need not be asked for one too many.
+// The machine code says where the parameters of each kernel end: the driver need not be asked for
+// one too many.
 func TestParamsEnds(t *testing.T) {
 	needNVRTC(t)
 	const source = `
@@ -66,7 +67,8 @@ extern "C" __global__ void none() {}
 extern "C" __global__ void pointer(float *x) { *x = 1; }
 extern "C" __global__ void mixed(float *x, int n, double d, five f, long long last) { x[n] = d + f.of[4] + last; }
 extern "C" __global__ void odd(double *x, five f, short s) { *x = f.of[1] + s; }`
-	image, err := Compile("params.cu", source, Options{Capability: 80, Names: []string{"typed<float>", "typed<double>"}})
+	image, err := Compile("params.cu", source,
+		Options{Capability: 80, Names: []string{"typed<float>", "typed<double>"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +79,8 @@ extern "C" __global__ void odd(double *x, five f, short s) { *x = f.of[1] + s; }
 		}
 		return -1
 	}
-	for name, want := range map[string]int{"pointer": 8, "mixed": 40, "odd": 16, "typed<float>": 12, "typed<double>": 16, "absent": -1} {
+	for name, want := range map[string]int{"pointer": 8, "mixed": 40, "odd": 16, "typed<float>": 12,
+		"typed<double>": 16, "absent": -1} {
 		if got := end(name); got != want {
 			t.Errorf("the parameters of %s end at %d, want %d", name, got, want)
 		}
@@ -95,7 +98,8 @@ extern "C" __global__ void odd(double *x, five f, short s) { *x = f.of[1] + s; }
 // Code for one architecture says so; compilers that know no such targets leave it out.
 func TestCompileArchSpecific(t *testing.T) {
 	needNVRTC(t)
-	const source = "extern \"C\" __global__ void f(int *x) {\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n*x = 12345678;\n#endif\n}\n"
+	const source = "extern \"C\" __global__ void f(int *x) {\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n" +
+		"*x = 12345678;\n#endif\n}\n"
 	plain, err := Compile("f.cu", source, Options{Capability: 90})
 	if err != nil {
 		t.Fatal(err)

@@ -15,10 +15,11 @@ import (
 	"lockstep/internal/dl"
 )
 
-// names are the files that may hold NVRTC. From CUDA 11.2 on the name holds to the end of a major release.
+// names are the files that may hold NVRTC. From CUDA 11.2 on a name holds to the end of a major
+// release.
 var names = []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"}
 
-// loaded is what load found out.
+// loaded is the result of load.
 type loaded struct {
 	path         string
 	major, minor int
@@ -30,7 +31,8 @@ var load = sync.OnceValue(func() loaded {
 	l := loaded{}
 	if l.path, l.err = open(files()); l.err != nil {
 		// One line, though the loader has a reason for each file.
-		l.err = errors.New("nvrtc: NVRTC, which compiles CUDA C++, cannot be used: " + strings.ReplaceAll(l.err.Error(), "\n", "; "))
+		l.err = errors.New("nvrtc: NVRTC, which compiles CUDA C++, cannot be used: " +
+			strings.ReplaceAll(l.err.Error(), "\n", "; "))
 		return l
 	}
 	var code int
@@ -44,14 +46,16 @@ var load = sync.OnceValue(func() loaded {
 		return l
 	}
 	slices.Sort(l.archs)
-	// NVRTC opens its second library by name, which is found where the loader searches. Once this one, which lies
-	// beside it, is loaded, that name finds it. Where it is missing or not needed, the compilation says the rest.
+	// NVRTC opens its second library by name, which is found in the loader's folders. Once the
+	// library beside this one is loaded, that name finds it. If it is missing or not needed, the
+	// compilation says the rest.
 	builtins := fmt.Sprintf("libnvrtc-builtins.so.%d.%d", l.major, l.minor)
 	_, _ = dl.Open(nil, filepath.Join(filepath.Dir(l.path), builtins))
 	return l
 })
 
-// files returns the names for the loader to search, then the files in CUDA's own folders that exist.
+// files returns the names for the loader to search, then the files in CUDA's own folders that
+// exist.
 func files() []string {
 	all := slices.Clone(names)
 	arch := map[string][]string{"amd64": {"x86_64"}, "arm64": {"sbsa", "aarch64"}}[runtime.GOARCH]
@@ -75,28 +79,31 @@ func files() []string {
 	return all
 }
 
-// Load loads NVRTC, once, and returns why it cannot be used, or nil. It looks for libnvrtc where the loader searches,
-// then in the lib64 and targets folders of $CUDA_HOME, $CUDA_PATH and /usr/local/cuda. CUDA 11.2 is the oldest that serves.
+// Load loads NVRTC, once, and returns why it cannot be used, or nil. It looks for libnvrtc in the
+// loader's folders, then in the lib64 and targets folders of $CUDA_HOME, $CUDA_PATH and
+// /usr/local/cuda. The oldest version that serves is that of CUDA 11.2.
 func Load() error { return load().err }
 
-// Version returns the version of NVRTC, that of the CUDA it belongs to; 0, 0 where Load fails.
+// Version returns the version of NVRTC, which is that of its CUDA; 0, 0 if Load fails.
 func Version() (major, minor int) {
 	l := load()
 	return l.major, l.minor
 }
 
-// Path returns the file in use, "" where Load fails.
+// Path returns the file in use, or "" if Load fails.
 func Path() string { return load().path }
 
 // Options says what to compile for. The zero value lacks the Capability, which must be given.
 type Options struct {
 	Capability int               // compute capability of the device, major*10 + minor: 90
-	Flags      []string          // for the compiler, such as "--use_fast_math"; the architecture is chosen by Compile
+	Flags      []string          // for the compiler, such as "--use_fast_math"; Compile chooses the architecture
 	Headers    map[string]string // name to text, for #include "name"
-	// Names are name expressions, such as "scale<float>", to be instantiated; Image.Kernel has what they are called.
+	// Names are name expressions, such as "scale<float>", to be instantiated. Image.Kernel has
+	// their names in the code.
 	Names []string
-	// ArchSpecific compiles for one architecture with what only it has, such as sm_90a, where that is the device's own and
-	// this NVRTC knows such targets: from compute capability 9.0 and CUDA 12 on. Elsewhere it changes nothing.
+	// ArchSpecific compiles for one architecture with all that only it has, such as sm_90a. It does
+	// so if that is the device's own and this NVRTC knows such targets: from compute capability 9.0
+	// and CUDA 12 on. Elsewhere it changes nothing.
 	ArchSpecific bool
 }
 
@@ -113,11 +120,13 @@ func (e *CompileError) Error() string {
 
 // Compile compiles CUDA C++ and returns an image, whose Code is for cuModuleLoadData.
 //
-// The code is machine code (an ELF file, "cubin") for o.Capability. Where this NVRTC is older than the device and does
-// not know it, the code is PTX for the highest capability below it that NVRTC knows, which the driver compiles when it
-// loads the module. name stands for a file name in messages. A program in error gives a *CompileError. An image is
-// deterministic: the same arguments and NVRTC give the same bytes.
-// Source: nvrtc.h, nvrtcCompileProgram, nvrtcAddNameExpression, nvrtcGetLoweredName, nvrtcGetCUBIN, nvrtcGetPTX.
+// The code is machine code (an ELF file, "cubin") for o.Capability. If this NVRTC is older than the
+// device and does not know it, the code is PTX for the highest capability below it that NVRTC
+// knows. The driver then compiles it when it loads the module. name stands for a file name in
+// messages. A program in error gives a *CompileError.
+//
+// An image is deterministic: the same arguments and NVRTC give the same bytes. Source: nvrtc.h,
+// nvrtcCompileProgram, nvrtcAddNameExpression, nvrtcGetLoweredName, nvrtcGetCUBIN, nvrtcGetPTX.
 func Compile(name, source string, o Options) (image Image, err error) {
 	l := load()
 	if l.err != nil {
@@ -170,7 +179,8 @@ func Compile(name, source string, o Options) (image Image, err error) {
 		log, logCode := p.bytes(lib.logSize, lib.log)
 		switch text := text(log); {
 		case logCode != 0:
-			return nil, failed("nvrtcGetProgramLog", logCode, fmt.Sprintf("after nvrtcCompileProgram of %s: %v", name, Result(code)))
+			return nil, failed("nvrtcGetProgramLog", logCode,
+				fmt.Sprintf("after nvrtcCompileProgram of %s: %v", name, Result(code)))
 		case Result(code) == ErrCompilation:
 			return nil, &CompileError{Name: name, Log: text}
 		default:
@@ -185,7 +195,8 @@ func Compile(name, source string, o Options) (image Image, err error) {
 		}
 		names = append(names, [2]string{n, low})
 	}
-	op, size, get := "nvrtcGetPTX", lib.ptxSize, lib.ptx // which keeps its final zero byte: the driver knows its end by that
+	// which keeps its final zero byte: the driver knows its end by that
+	op, size, get := "nvrtcGetPTX", lib.ptxSize, lib.ptx
 	if native {
 		op, size, get = "nvrtcGetCUBIN", lib.cubinSize, lib.cubin
 	}
@@ -207,15 +218,16 @@ func choose(l loaded, capability int) (arch int, native bool, err error) {
 		}
 	}
 	if arch == 0 {
-		return 0, false, fmt.Errorf("nvrtc: NVRTC %d.%d compiles for compute capabilities %v, the device has %d", l.major, l.minor, l.archs, capability)
+		return 0, false, fmt.Errorf("nvrtc: NVRTC %d.%d compiles for compute capabilities %v, the device has %d",
+			l.major, l.minor, l.archs, capability)
 	}
 	return arch, arch == capability, nil
 }
 
 type header struct{ name, text string }
 
-// headers returns the headers in the order of their names: neither the image nor the key of the cache may depend on
-// the order of a map.
+// headers returns the headers in the order of their names: neither the image nor the key of the
+// cache may depend on the order of a map.
 func (o Options) headers() ([]header, error) {
 	all := make([]header, 0, len(o.Headers))
 	for name, text := range o.Headers {
@@ -228,7 +240,7 @@ func (o Options) headers() ([]header, error) {
 	return all, nil
 }
 
-// text returns a log as C ends it, without the last line's end.
+// text returns a log without C's end and without the last line's end.
 func text(log []byte) string {
 	if i := bytes.IndexByte(log, 0); i >= 0 {
 		log = log[:i]

@@ -160,7 +160,8 @@ func TestChoose(t *testing.T) {
 
 func TestCompileErrorNamesTheLine(t *testing.T) {
 	needNVRTC(t)
-	_, err := Compile("broken.cu", "extern \"C\" __global__ void f(int *x) {\n\tint a = 1;\n\t*x = a + nowhere;\n}\n", Options{Capability: 80})
+	_, err := Compile("broken.cu", "extern \"C\" __global__ void f(int *x) {\n\tint a = 1;\n\t*x = a + nowhere;\n}\n",
+		Options{Capability: 80})
 	var e *CompileError
 	if !errors.As(err, &e) {
 		t.Fatalf("%T %v", err, err)
@@ -175,7 +176,7 @@ func TestHeaders(t *testing.T) {
 	source := "#include \"outer.cuh\"\nextern \"C\" __global__ void f(int *x) { *x = twice(VALUE); }\n"
 	o := Options{Capability: 80, Flags: []string{"-DVALUE=21"}, Headers: map[string]string{
 		"outer.cuh": "#include \"sub/inner.cuh\"\n__device__ int twice(int a) { return add(a, a); }\n",
-		// As NVRTC has no files, neither has it the folders of these names.
+		// NVRTC has no files, and so no folders of these names.
 		"sub/inner.cuh": "__device__ int add(int a, int b) { return a + b; }\n",
 	}}
 	if _, err := Compile("f.cu", source, o); err != nil {
@@ -196,7 +197,8 @@ func TestRefusedFlag(t *testing.T) {
 	needNVRTC(t)
 	_, err := Compile("scale.cu", scale, Options{Capability: 80, Flags: []string{"--no-such-flag"}})
 	var e *ccall.Error
-	if !errors.Is(err, ErrInvalidOption) || !errors.As(err, &e) || e.Op != "nvrtcCompileProgram" || !strings.Contains(e.Detail, "no-such-flag") {
+	if !errors.Is(err, ErrInvalidOption) || !errors.As(err, &e) || e.Op != "nvrtcCompileProgram" ||
+		!strings.Contains(e.Detail, "no-such-flag") {
 		t.Errorf("%v", err)
 	}
 }
@@ -226,7 +228,8 @@ func TestCompileFromSeveralGoroutines(t *testing.T) {
 	for i := range 4 {
 		wg.Go(func() {
 			name := fmt.Sprintf("scale%d", i)
-			image, err := Compile(name+".cu", strings.Replace(scale, "void scale(", "void "+name+"(", 1), Options{Capability: 80})
+			image, err := Compile(name+".cu", strings.Replace(scale, "void scale(", "void "+name+"(", 1),
+				Options{Capability: 80})
 			if err != nil || !bytes.Contains(image, []byte(name)) {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -277,7 +280,8 @@ func TestCUDAHome(t *testing.T) {
 		if err := os.Symlink(Path(), filepath.Join(lib, "libnvrtc-here.so")); err != nil {
 			t.Fatal(err)
 		}
-		runChild(t, "cudahome", "CUDA_HOME=", "CUDA_PATH=", name+"="+root, "WANT="+filepath.Join(lib, "libnvrtc-here.so"))
+		runChild(t, "cudahome", "CUDA_HOME=", "CUDA_PATH=", name+"="+root,
+			"WANT="+filepath.Join(lib, "libnvrtc-here.so"))
 	}
 }
 

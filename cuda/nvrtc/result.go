@@ -33,7 +33,8 @@ var resultNames = map[Result]string{
 	17: "NVRTC_ERROR_TIME_TRACE_FILE_WRITE_FAILED: the trace of times could not be written",
 }
 
-// Error returns the name and the meaning of the status, such as "NVRTC_ERROR_INVALID_OPTION: the compiler refuses an option".
+// Error returns the name and the meaning of the status, such as "NVRTC_ERROR_INVALID_OPTION: the
+// compiler refuses an option".
 func (r Result) Error() string {
 	if name, ok := resultNames[r]; ok {
 		return name

@@ -10,7 +10,8 @@ typedef struct program *program; // opaque to callers of NVRTC
 
 typedef int (*version_fn)(int *major, int *minor);
 typedef int (*count_fn)(int *n);
-typedef int (*create_fn)(program *p, const char *source, const char *name, int n, const char *const *headers, const char *const *names);
+typedef int (*create_fn)(program *p, const char *source, const char *name, int n, const char *const *headers,
+	const char *const *names);
 typedef int (*destroy_fn)(program *p);
 typedef int (*compile_fn)(program p, int n, const char *const *options);
 typedef int (*size_fn)(program p, size_t *size);
@@ -24,9 +25,13 @@ static int create(void *f, program *p, const char *source, const char *name, int
 	return ((create_fn)f)(p, source, name, n, (const char *const *)headers, (const char *const *)names);
 }
 static int destroy(void *f, program *p) { return ((destroy_fn)f)(p); }
-static int compile(void *f, program p, int n, char **options) { return ((compile_fn)f)(p, n, (const char *const *)options); }
+static int compile(void *f, program p, int n, char **options) {
+	return ((compile_fn)f)(p, n, (const char *const *)options);
+}
 static int add_name(void *f, program p, const char *expression) { return ((add_name_fn)f)(p, expression); }
-static int lowered(void *f, program p, const char *expression, const char **name) { return ((lowered_fn)f)(p, expression, name); }
+static int lowered(void *f, program p, const char *expression, const char **name) {
+	return ((lowered_fn)f)(p, expression, name);
+}
 static int size_of(void *f, program p, size_t *size) { return ((size_fn)f)(p, size); }
 static int bytes_of(void *f, program p, char *bytes) { return ((bytes_fn)f)(p, bytes); }
 */
@@ -154,7 +159,7 @@ func (p *program) lowered(expression string) (name string, code int) {
 	return C.GoString(n), 0
 }
 
-// bytes returns what the pair of entry points for the size and the bytes gives.
+// bytes returns the result of the pair of entry points for the size and the bytes.
 func (p *program) bytes(size, get unsafe.Pointer) (b []byte, code int) {
 	var n C.size_t
 	if code = int(C.size_of(size, p.p, &n)); code != 0 || n == 0 {

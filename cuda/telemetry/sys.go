@@ -94,7 +94,7 @@ func sysFind(uuid string) (device unsafe.Pointer, status int) {
 	return device, status
 }
 
-// sysNumber returns what a call tells of a device; 0 where it fails, or is not there.
+// sysNumber returns a call's number for a device; 0 if it fails, or is not there.
 func sysNumber(f, device unsafe.Pointer) int {
 	var v C.uint
 	if f == nil || C.number(f, device, &v) != 0 {
@@ -128,7 +128,8 @@ func sysBusy(device unsafe.Pointer) int {
 	return int(v)
 }
 
-// sysMemory takes the second form of the call where there is one: in the first the driver's own share counts as used.
+// sysMemory takes the second form of the call if there is one: in the first the driver's own share
+// counts as used.
 func sysMemory(device unsafe.Pointer) (used, total int) {
 	var u, t C.u64
 	if lib.memoryV2 != nil && C.memory_v2(lib.memoryV2, device, &u, &t) == 0 {

@@ -1,7 +1,8 @@
-// Package telemetry reads how a GPU is while it works: memory, clocks, power, heat, and why its clock is low.
+// Package telemetry reads the state of a GPU while it works: memory, clocks, power, heat, and why
+// its clock is low.
 //
-// It takes a few calls of NVML (libnvidia-ml.so.1, part of the driver), which is looked for when Open is called; a program
-// that imports this package builds and runs without it.
+// It takes a few calls of NVML (libnvidia-ml.so.1, part of the driver), which is looked for when
+// Open is called; a program that imports this package builds and runs without it.
 package telemetry
 
 import (
@@ -17,9 +18,10 @@ type Result int
 // Error is NVML's text for it.
 func (r Result) Error() string { return sysText(int(r)) }
 
-// Reading is how a GPU is at one time. What the device or the driver does not tell is 0, or nil.
+// Reading is the state of a GPU at one time. Values that the device or the driver does not tell are
+// 0, or nil.
 type Reading struct {
-	MemoryUsed  int      // bytes, by all processes, without what the driver keeps for itself where it tells that apart
+	MemoryUsed  int      // bytes, by all processes, without the driver's own if it tells that apart
 	MemoryTotal int      // bytes
 	Clock       int      // of the multiprocessors, in MHz
 	MostClock   int      // that they can have, in MHz
@@ -39,10 +41,10 @@ var (
 	load = sync.OnceValue(open)
 )
 
-// Open looks for the device with this UUID ("GPU-xxxxxxxx-..."; cuda.UUIDOf gives it), and keeps NVML open until Close. It
-// is an error where there is no NVML, where it does not start, or where it knows no such device. It blocks for as long as the
-// driver takes, which is a second or so where nothing else keeps the driver awake.
-// Source: nvml.h, nvmlInit_v2 and nvmlDeviceGetHandleByUUID.
+// Open looks for the device with this UUID ("GPU-xxxxxxxx-..."; cuda.UUIDOf gives it), and keeps
+// NVML open until Close. It fails if there is no NVML, if it does not start, or if it knows no such
+// device. It blocks for as long as the driver takes, which is a second or so if nothing else keeps
+// the driver awake. Source: nvml.h, nvmlInit_v2 and nvmlDeviceGetHandleByUUID.
 func Open(uuid string) (*Meter, error) {
 	mu.Lock()
 	defer mu.Unlock()

@@ -34,7 +34,7 @@ func opened(t *testing.T) *Meter {
 	return m
 }
 
-// Whether or not the machine has NVML, it has no such device.
+// With NVML or without, the machine has no such device.
 func TestNoSuchDevice(t *testing.T) {
 	_, err := Open("GPU-00000000-0000-0000-0000-000000000000")
 	var e *ccall.Error
@@ -46,10 +46,12 @@ func TestNoSuchDevice(t *testing.T) {
 	}
 }
 
-var whole = Reading{MemoryUsed: 300, MemoryTotal: 1000, Clock: 1200, MostClock: 1980, MemoryClock: 3201, Power: 650.5, PowerLimit: 700,
+var whole = Reading{MemoryUsed: 300, MemoryTotal: 1000, Clock: 1200, MostClock: 1980, MemoryClock: 3201,
+	Power: 650.5, PowerLimit: 700,
 	Temperature: 71, Busy: 97, Slowed: []string{"power limit", "heat"}}
 
-// A meter reads again and again, leaves out what is not told, and lets go of NVML at its end.
+// A meter reads again and again, leaves out values that are not told, and lets go of NVML at its
+// end.
 func TestFakeMeter(t *testing.T) {
 	fake(t, func(t *testing.T) {
 		m := opened(t)
@@ -84,7 +86,8 @@ func TestFakeMeter(t *testing.T) {
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}
-		if err := m.Close(); !errors.Is(err, Result(1)) || !strings.Contains(err.Error(), "nvmlShutdown") || !strings.Contains(err.Error(), "status 1") {
+		if err := m.Close(); !errors.Is(err, Result(1)) || !strings.Contains(err.Error(), "nvmlShutdown") ||
+			!strings.Contains(err.Error(), "status 1") {
 			t.Errorf("closed twice: %v", err)
 		}
 		if _, err := Open("GPU-0"); !errors.Is(err, Result(6)) || !strings.Contains(err.Error(), "GPU-0") {
@@ -97,12 +100,14 @@ func TestFakeMeter(t *testing.T) {
 	})
 }
 
-// An old driver has another name for why the clock is lower, and lacks what is newer.
+// An old driver has another name for the reasons of a lower clock, and lacks newer calls.
 func TestFakeOldDriver(t *testing.T) {
 	fake(t, func(t *testing.T) {
-		want := Reading{MemoryUsed: 400, MemoryTotal: 1000, Clock: 1200, MemoryClock: 3201, Power: 650.5, Temperature: 71, Busy: 97, Slowed: []string{"power supply"}}
+		want := Reading{MemoryUsed: 400, MemoryTotal: 1000, Clock: 1200, MemoryClock: 3201, Power: 650.5,
+			Temperature: 71, Busy: 97, Slowed: []string{"power supply"}}
 		if got := opened(t).Read(); !reflect.DeepEqual(got, want) {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
-	}, fakelib.Without("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetCurrentClocksEventReasons")...)
+	}, fakelib.Without("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMaxClockInfo",
+		"nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetCurrentClocksEventReasons")...)
 }

@@ -1,34 +1,43 @@
-// A test double of libcuda.so.1: the part of the driver API that package cuda binds, in host memory and without a GPU.
+// A test double of libcuda.so.1: the part of the driver API that package cuda binds, in host memory
+// and without a GPU.
 //
-// Device memory is malloc'd and holds 0xA5 at first. Streams run what they are given at once, in the order of the calls, so
-// every event is done once it is recorded; with FAKECUDA_DELAY each has a thread of its own, and they run beside each other
-// and the host. Host functions are called by the thread that runs the stream. Kernels are noted, and run where
-// FAKECUDA_KERNELS has them. A handle of memory for other processes needs FAKECUDA_SHARED.
-// A capture records its operations, and launching the graph carries them out. As the driver does, it refuses calls without a
-// current context or with the context of another device, handles that have been destroyed, copies past the end of an
-// allocation, what a capture does not allow, and a capture's end on another thread.
+// Device memory is malloc'd and holds 0xA5 at first. Streams run their commands at once, in the
+// order of the calls, so every event is done once it is recorded. With FAKECUDA_DELAY each has a
+// thread of its own, and they run beside each other and the host. The thread that runs the stream
+// calls host functions. Kernels are noted, and run if FAKECUDA_KERNELS has them. A handle of memory
+// for other processes needs FAKECUDA_SHARED. A capture records its operations, and launching the
+// graph carries them out.
 //
-// What it reads from the environment, at every call, so that a test may change it:
-//   FAKECUDA_LOG           a file; every call but cuCtxGetCurrent, cuGetErrorName and cuGetErrorString is a line in it,
-//                          "cuMemAlloc_v2 bytes=64 p=0x... = 0". %p in the name is the process id. Handles are numbered by kind.
-//                          "replay cuLaunchKernel ..." is an operation of a graph that is carried out.
-//   FAKECUDA_FAIL          "cuMemAlloc_v2=2,cuLaunchKernel=700@3": the status of every call, or of the third from now on
+// As the driver does, it refuses calls without a current context or with the context of another
+// device, handles that have been destroyed, copies past the end of an allocation, calls that a
+// capture does not allow, and a capture's end on another thread.
+//
+// It reads from the environment, at every call, so that a test may change it:
+//   FAKECUDA_LOG           a file; every call but cuCtxGetCurrent, cuGetErrorName and
+//                          cuGetErrorString is a line in it, "cuMemAlloc_v2 bytes=64 p=0x... = 0".
+//                          %p in the name is the process id. Handles are numbered by kind.
+//                          "replay cuLaunchKernel ..." is an operation of a launched graph.
+//   FAKECUDA_FAIL          "cuMemAlloc_v2=2,cuLaunchKernel=700@3": the status of every call, or of
+//                          the third from now on
 //   FAKECUDA_DEVICES       number of devices, 1
-//   FAKECUDA_VERSION       what cuDriverGetVersion says, 13000
+//   FAKECUDA_VERSION       the version of cuDriverGetVersion, 13000
 //   FAKECUDA_MEMORY        bytes of memory that each device pretends to have, 1 GiB
-//   FAKECUDA_UNTOUCHED     if set, managed memory counts as free, as the driver has it until it is used
+//   FAKECUDA_UNTOUCHED     if set, managed memory counts as free until it is used, as in the driver
 //   FAKECUDA_COMPUTE_MODE  the device attribute, 0
 //   FAKECUDA_MAJOR         the device attribute, 9: the compute capability is 9.0
 //   FAKECUDA_MIG           if set, devices are parts of GPUs
-//   FAKECUDA_DELAY         if set, at the creation of a stream: it is asynchronous, and each of its operations begins up to as
-//                          many microseconds late, at random
+//   FAKECUDA_DELAY         if set, at the creation of a stream: it is asynchronous, and each of its
+//                          operations begins up to as many microseconds late, at random
 //   FAKECUDA_SHARED        if set, device memory is made so that other processes can map it
-//   FAKECUDA_PEERS         "0": no device reaches the memory of another; "2": it does, without native atomic operations
-//   FAKECUDA_KERNELS       a shared library; a launch of kernel k calls its emulate_k(const uint64_t *args, const unsigned
-//                          dims[6]), where there is one. A struct among the arguments is the address of a copy.
-// The sizes of a kernel's parameters are those in the cubin, which it reads; of other images they are not known.
-// A symbol x is left out by -Dx=absent_x. An image that starts with "BAD" does not load, a function whose name starts
-// with "absent" is not found, and one with "old" was compiled for sm_80.
+//   FAKECUDA_PEERS         "0": no device reaches the memory of another; "2": it does, without
+//                          native atomic operations
+//   FAKECUDA_KERNELS       a shared library; a launch of kernel k calls its emulate_k(const
+//                          uint64_t *args, const unsigned dims[6]), if there is one. A struct
+//                          among the arguments is the address of a copy.
+// The sizes of a kernel's parameters are those in the cubin, which it reads; for other images they
+// are not known. A symbol x is left out by -Dx=absent_x. An image that starts with "BAD" does not
+// load. A function whose name starts with "absent" is not found, and one with "old" was compiled
+// for sm_80.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -63,7 +72,8 @@ int cuDriverGetVersion(int *v) {
     note("cuDriverGetVersion version=%d = %d", *v, status);
     return status;
 }
-// The driver's names are the header's; a test must be able to tell them from the table of the package.
+// The driver's names are the header's; a test must be able to tell them from the table of the
+// package.
 int cuGetErrorName(int r, const char **out) {
     *out = r == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : NULL;
     return *out != NULL ? OK : INVALID_VALUE;
@@ -150,8 +160,8 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     if (--c->refs == 0) c->reaches = 0;
     pthread_mutex_unlock(&mutex);
     const int *n = c->live;
-    RETURN("device=%d refs=%d streams=%d events=%d graphs=%d execs=%d modules=%d bytes=%zu", device, c->refs, n[STREAM], n[EVENT],
-           n[GRAPH], n[EXEC], n[MODULE], c->used);
+    RETURN("device=%d refs=%d streams=%d events=%d graphs=%d execs=%d modules=%d bytes=%zu", device, c->refs,
+        n[STREAM], n[EVENT], n[GRAPH], n[EXEC], n[MODULE], c->used);
 }
 int cuCtxGetCurrent(void **out) {
     int status = injected("cuCtxGetCurrent");

@@ -101,7 +101,8 @@ int cuGraphGetNodes(void *graph, void **nodes, size_t *n) {
     *n = (size_t)((struct graph *)graph)->ops.n;
     RETURN("graph=%d nodes=%zu", id_of(graph), *n);
 }
-// In the list of a graph's operations the record comes right behind the last of those that it waits for.
+// In the list of a graph's operations the record comes right behind the last of those that it waits
+// for.
 int cuGraphAddEventRecordNode(void **out, void *graph, void *const *after, size_t n, void *event) {
     BEGIN("cuGraphAddEventRecordNode");
     NEED_CONTEXT;
@@ -164,10 +165,11 @@ int cuGraphExecDestroy(void *exec) {
 
 // Code.
 
-// params_of are the parameters of the kernels in a cubin: an ELF file with a section .nv.info.KERNEL for each kernel, a list of
-// attributes of 4 bytes (format, attribute, length), with as many more bytes as their length where the format is 4. Attribute
-// 0x17 is a parameter: its number in bytes 4 and 5, its offset in 6 and 7, its size in bytes in the upper 14 bits of the last word.
-// Source: cuobjdump -elf of a cubin of NVRTC 11.8.
+// params_of are the parameters of the kernels in a cubin: an ELF file with a section
+// .nv.info.KERNEL for each kernel. The section is a list of attributes of 4 bytes (format,
+// attribute, length), with length more bytes if the format is 4. Attribute 0x17 is a parameter: its
+// number in bytes 4 and 5, its offset in 6 and 7, its size in bytes in the upper 14 bits of the
+// last word. Source: cuobjdump -elf of a cubin of NVRTC 11.8.
 static struct params *params_of(const char *image) {
     const Elf64_Ehdr *h = (const void *)image;
     if (memcmp(image, ELFMAG, SELFMAG) != 0 || image[EI_CLASS] != ELFCLASS64) return NULL;
@@ -175,7 +177,8 @@ static struct params *params_of(const char *image) {
     const char *names = image + sections[h->e_shstrndx].sh_offset, prefix[] = ".nv.info.";
     struct params *all = NULL;
     for (int i = 0; i < h->e_shnum; i++) {
-        const char *name = names + sections[i].sh_name, *at = image + sections[i].sh_offset, *end = at + sections[i].sh_size;
+        const char *name = names + sections[i].sh_name, *at = image + sections[i].sh_offset,
+            *end = at + sections[i].sh_size;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
         struct params *p = calloc(1, sizeof *p);
         snprintf(p->kernel, sizeof p->kernel, "%s", name + sizeof prefix - 1);
@@ -207,7 +210,8 @@ int cuModuleLoadDataEx(void **out, const void *image, unsigned n, int *options, 
     UNSAFE;
     if (strncmp(image, "BAD", 3) == 0) {
         for (unsigned i = 0; i + 1 < n; i++)
-            if (options[i] == 5 && options[i + 1] == 6) snprintf(values[i], (size_t)values[i + 1], "ptxas fatal   : bad image\n");
+            if (options[i] == 5 && options[i + 1] == 6)
+                snprintf(values[i], (size_t)values[i + 1], "ptxas fatal   : bad image\n");
         FAIL_IF(1, INVALID_PTX);
     }
     struct module *m = object(sizeof *m, MODULE);
@@ -231,7 +235,8 @@ int cuModuleGetFunction(void **out, void *module, const char *function) {
     snprintf(f->name, sizeof f->name, "%s", function);
     f->module = module;
     f->max_shared = 48 << 10;
-    f->local = strcmp(function, "peer_all_reduce") == 0 ? 1184 : strncmp(function, "deep", 4) == 0 ? 4000 : 0; // the first as NVRTC 11.8 compiles it for sm_90
+    // the first as NVRTC 11.8 compiles it for sm_90
+    f->local = strcmp(function, "peer_all_reduce") == 0 ? 1184 : strncmp(function, "deep", 4) == 0 ? 4000 : 0;
     *out = f;
     RETURN("module=%d function=%s", id_of(module), f->name);
 }

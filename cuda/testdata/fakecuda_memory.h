@@ -25,7 +25,7 @@ static struct block *block_at(uintptr_t p, int kind) {
     while (b != NULL && (b->p != p || b->kind != kind)) b = b->next;
     return b;
 }
-// allocate returns 0 where the device has no more memory. Host memory counts for no device.
+// allocate returns 0 if the device has no more memory. Host memory counts for no device.
 static uintptr_t allocate(size_t bytes, int kind) {
     void *p = NULL;
     int file = -1;
@@ -92,7 +92,9 @@ int cuMemAllocManaged(device_ptr *out, size_t bytes, unsigned flags) {
 // A place of managed memory, as the header's CUmemLocation has it.
 typedef struct { int type, id; } location;
 enum { AT_DEVICE = 1, AT_HOST = 2 };
-static int no_place(location at) { return at.type == AT_DEVICE ? at.id < 0 || at.id >= device_count() : at.type != AT_HOST; }
+static int no_place(location at) {
+    return at.type == AT_DEVICE ? at.id < 0 || at.id >= device_count() : at.type != AT_HOST;
+}
 static int is_managed(uintptr_t p, size_t n) {
     int found = 0;
     pthread_mutex_lock(&mutex);
@@ -180,7 +182,8 @@ int cuMemGetAddressRange_v2(device_ptr *base, size_t *bytes, device_ptr p) {
 
 // Memory of other processes. A handle names the file behind an allocation.
 
-typedef struct { long process, file; size_t bytes; int device; char rest[64 - 2 * sizeof(long) - sizeof(size_t) - sizeof(int)]; } handle;
+typedef struct { long process, file; size_t bytes; int device;
+    char rest[64 - 2 * sizeof(long) - sizeof(size_t) - sizeof(int)]; } handle;
 
 static int peers(void) { return setting("FAKECUDA_PEERS", 1) != 0; }
 
@@ -202,7 +205,8 @@ int cuCtxEnablePeerAccess(void *context, unsigned flags) {
 }
 int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
     BEGIN("cuDeviceGetP2PAttribute");
-    FAIL_IF(device < 0 || peer < 0 || device >= device_count() || peer >= device_count() || device == peer, INVALID_DEVICE);
+    FAIL_IF(device < 0 || peer < 0 || device >= device_count() || peer >= device_count() || device == peer,
+        INVALID_DEVICE);
     FAIL_IF(attribute != 3, INVALID_VALUE); // CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
     *value = setting("FAKECUDA_PEERS", 1) == 1;
     RETURN("attribute=%d device=%d peer=%d", attribute, device, peer);

@@ -1,15 +1,20 @@
-// What the double of the driver keeps, how calls are noted and fail, and the operations of streams. fakecuda.c includes it.
+// The state of the double of the driver, the log and failures of calls, and the operations of
+// streams. fakecuda.c includes it.
 
 enum {
-    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218,
-    PEER_UNSUPPORTED = 217, PEER_ENABLED = 704, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
-    CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908, UPDATE_FAILURE = 910,
-};
+    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
+        INVALID_PTX = 218,
+    PEER_UNSUPPORTED = 217, PEER_ENABLED = 704, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+    ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
+    CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908,
+    UPDATE_FAILURE = 910, };
 enum { MAX_DEVICES = 16, MAX_PARAMS = 1024 };
 
 typedef uint64_t device_ptr;
 
-// Nothing below is ever freed but the memory of cuMemFree and cuMemFreeHost: a stale handle is recognised as one.
+// Nothing below is ever freed but the memory of cuMemFree and cuMemFreeHost: a stale handle is
+// recognised as one.
 struct object { int kind, id, alive; struct context *ctx; };
 enum { STREAM = 1, EVENT, GRAPH, EXEC, MODULE, FUNCTION, KINDS };
 
@@ -35,10 +40,11 @@ struct op {
 };
 struct ops { struct op *first, **last; int n; };
 
-// Where a stream has come to in a capture: the operations that the next one depends on.
+// The ends of a stream in a capture: the operations that the next one depends on.
 enum { MOST_ENDS = 16 };
 struct ends { struct op *of[MOST_ENDS]; int n; };
-struct capture { struct ops ops; struct stream *origin; int mode, invalid, over; pthread_t thread; struct capture *next; };
+struct capture { struct ops ops; struct stream *origin; int mode, invalid, over; pthread_t thread;
+    struct capture *next; };
 struct stream {
     struct object o;
     int flags, priority;
@@ -61,8 +67,8 @@ struct event {
     struct ends ends;
     struct record *last; // NULL before the first
 };
-// record is one record of an event. A stream waits for the one that was the last when it was told to wait, whatever becomes of
-// the event: streams may pass later records first.
+// record is one record of an event. A stream waits for the last record at the time of its wait,
+// whatever becomes of the event: streams may pass later records first.
 struct record {
     int passed;
     int64_t later;      // seconds that the clock of events had been put on when it was recorded
@@ -72,12 +78,13 @@ struct graph { struct object o; struct ops ops; };
 struct params { char kernel[256]; int n; int size[64], offset[64]; struct params *next; };
 struct module { struct object o; struct params *kernels; };
 struct function { struct object o; char name[256]; struct module *module; int max_shared, local; };
-// What a block is: device memory, pinned host memory, host memory of others that is pinned, device memory of another process.
+// The kinds of blocks: device memory, pinned host memory, host memory of others that is pinned,
+// device memory of another process.
 enum { DEVICE_MEMORY, PINNED, REGISTERED, FOREIGN };
 struct block { uintptr_t p; size_t bytes; int kind, file, managed; struct context *ctx; struct block *next; };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-// Of delayed streams: their operations, and the records of events.
+// For delayed streams: their operations, and the records of events.
 static pthread_mutex_t delayed = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 static struct context contexts[MAX_DEVICES];
@@ -87,8 +94,9 @@ static struct capture *captures;
 static int initialised, ids[KINDS];
 static __thread struct context *current;
 
-// fakeSeconds lets time pass on the clock of events, for doubles of libraries whose work takes some: no machine is so busy
-// that its own delays look like seconds. So does a kernel that is called lasts_N.
+// fakeSeconds lets time pass on the clock of events, for doubles of libraries whose work takes
+// some: no machine is so busy that its own delays look like seconds. So does a kernel that is
+// called lasts_N.
 static int64_t passed_by;
 void fakeSeconds(int n) { __atomic_fetch_add(&passed_by, n, __ATOMIC_RELAXED); }
 
@@ -168,25 +176,25 @@ static int injected(const char *call) {
 }
 
 // Every call is FAIL_IF(...) for its preconditions between BEGIN and a last RETURN.
-#define BEGIN(call)                                                                                                                \
-    const char *const name = call;                                                                                                 \
-    int status = injected(name);                                                                                                   \
-    if (status == OK && !initialised) status = NOT_INITIALIZED;                                                                    \
-    if (status != OK) {                                                                                                            \
-        note("%s = %d", name, status);                                                                                             \
-        return status;                                                                                                             \
+#define BEGIN(call)                                             \
+    const char *const name = call;                              \
+    int status = injected(name);                                \
+    if (status == OK && !initialised) status = NOT_INITIALIZED; \
+    if (status != OK) {                                         \
+        note("%s = %d", name, status);                          \
+        return status;                                          \
     }
-#define FAIL_IF(condition, r)                                                                                                      \
-    do {                                                                                                                           \
-        if (condition) {                                                                                                           \
-            note("%s = %d", name, r);                                                                                              \
-            return r;                                                                                                              \
-        }                                                                                                                          \
+#define FAIL_IF(condition, r)         \
+    do {                              \
+        if (condition) {              \
+            note("%s = %d", name, r); \
+            return r;                 \
+        }                             \
     } while (0)
-#define RETURN(format, ...)                                                                                                        \
-    do {                                                                                                                           \
-        note("%s " format " = 0", name, ##__VA_ARGS__);                                                                            \
-        return OK;                                                                                                                 \
+#define RETURN(format, ...)                             \
+    do {                                                \
+        note("%s " format " = 0", name, ##__VA_ARGS__); \
+        return OK;                                      \
     } while (0)
 #define NEED_CONTEXT FAIL_IF(current == NULL || current->refs == 0, INVALID_CONTEXT)
 
@@ -195,8 +203,8 @@ static int valid(const void *p, int kind) {
     return o != NULL && o->kind == kind && o->alive;
 }
 static int id_of(const void *p) { return p != NULL ? ((const struct object *)p)->id : 0; }
-#define NEED(p, kind)                                                                                                              \
-    FAIL_IF(!valid(p, kind), INVALID_HANDLE);                                                                                      \
+#define NEED(p, kind) \
+    FAIL_IF(!valid(p, kind), INVALID_HANDLE); \
     FAIL_IF(((struct object *)(p))->ctx != current, INVALID_CONTEXT)
 
 static void *object(size_t bytes, int kind) {
@@ -215,19 +223,21 @@ static void destroy(void *p) {
     pthread_mutex_unlock(&mutex);
 }
 
-// forbidden says whether a capture in progress does not allow the calling thread a call that may wait or allocate; such a
-// call makes the capture invalid.
+// forbidden says whether a capture in progress does not allow the calling thread a call that may
+// wait or allocate. Such a call makes the capture invalid.
 static int forbidden(void) {
     int found = 0;
     pthread_mutex_lock(&mutex);
     for (struct capture *c = captures; c != NULL; c = c->next)
-        if (!c->over && (c->mode == 0 || (c->mode == 1 && pthread_equal(c->thread, pthread_self())))) c->invalid = found = 1;
+        if (!c->over && (c->mode == 0 || (c->mode == 1 && pthread_equal(c->thread, pthread_self()))))
+            c->invalid = found = 1;
     pthread_mutex_unlock(&mutex);
     return found;
 }
 #define UNSAFE FAIL_IF(forbidden(), CAPTURE_UNSUPPORTED)
 
-// fits says whether n bytes at p stay in the allocation that p lies in; memory that is not ours may be anything.
+// fits says whether n bytes at p stay in the allocation that p lies in; memory that is not ours may
+// be anything.
 static int fits(uintptr_t p, size_t n) {
     int ok = p != 0;
     pthread_mutex_lock(&mutex);
@@ -243,11 +253,14 @@ static void log_kernel(const char *prefix, const struct op *k, int stream) {
     char args[24 * MAX_PARAMS + 1] = "";
     size_t at = 0;
     for (int i = 0; i < k->argc; i++)
-        at += (size_t)snprintf(args + at, sizeof args - at, "%s0x%llx", i > 0 ? "," : "", (unsigned long long)k->args[i]);
+        at += (size_t)snprintf(args + at, sizeof args - at, "%s0x%llx", i > 0 ? "," : "",
+            (unsigned long long)k->args[i]);
     char cluster[64] = "";
-    if (k->cluster[0] != 0) snprintf(cluster, sizeof cluster, " cluster=%u,%u,%u", k->cluster[0], k->cluster[1], k->cluster[2]);
+    if (k->cluster[0] != 0) snprintf(cluster, sizeof cluster, " cluster=%u,%u,%u", k->cluster[0], k->cluster[1],
+        k->cluster[2]);
     note("%scuLaunchKernel%s function=%s grid=%u,%u,%u block=%u,%u,%u%s%s shared=%u stream=%d args=%s = 0", prefix,
-         k->early || k->cluster[0] != 0 ? "Ex" : "", k->kernel->name, k->dims[0], k->dims[1], k->dims[2], k->dims[3], k->dims[4], k->dims[5],
+         k->early || k->cluster[0] != 0 ? "Ex" : "", k->kernel->name, k->dims[0], k->dims[1], k->dims[2], k->dims[3],
+         k->dims[4], k->dims[5],
          cluster, k->early && k->cluster[0] != 0 ? " early" : "", k->shared, stream, args);
 }
 
@@ -377,7 +390,7 @@ static void await_device(struct context *c) {
         if (s->o.ctx == c) await_stream(s);
 }
 
-// submit carries p out, now or on the stream's thread, or records it where s captures.
+// submit carries p out, now or on the stream's thread, or records it if s captures.
 static int submit(struct stream *s, const struct op *p) {
     struct capture *c = s->capture;
     if (c == NULL && s->delayed) {

@@ -1,4 +1,4 @@
-// The streams of the double of the driver, and what is enqueued on them. fakecuda.c includes it.
+// The streams of the double of the driver, and their commands. fakecuda.c includes it.
 
 // Operations on streams.
 
@@ -11,15 +11,15 @@ int cuMemcpyAsync(device_ptr dst, device_ptr src, size_t n, void *stream) {
     FAIL_IF(r != OK, r);
     RETURN("dst=0x%zx src=0x%zx bytes=%zu stream=%d", (size_t)dst, (size_t)src, n, id_of(stream));
 }
-#define MEMSET(symbol, word, bits)                                                                                                  \
-    int symbol(device_ptr dst, word v, size_t n, void *stream) {                                                                   \
-        BEGIN("cuMemsetD" bits "Async");                                                                                           \
-        NEED_CONTEXT;                                                                                                              \
-        NEED(stream, STREAM);                                                                                                      \
-        FAIL_IF(!fits(dst, n * sizeof v) || dst % sizeof v != 0, INVALID_VALUE);                                                   \
-        int r = submit(stream, &(struct op){.type = FILL, .dst = dst, .v = v, .n = n, .size = (int)sizeof v});                      \
-        FAIL_IF(r != OK, r);                                                                                                       \
-        RETURN("dst=0x%zx v=0x%x n=%zu stream=%d", (size_t)dst, (unsigned)v, n, id_of(stream));                                    \
+#define MEMSET(symbol, word, bits)                                                                             \
+    int symbol(device_ptr dst, word v, size_t n, void *stream) {                                               \
+        BEGIN("cuMemsetD" bits "Async");                                                                       \
+        NEED_CONTEXT;                                                                                          \
+        NEED(stream, STREAM);                                                                                  \
+        FAIL_IF(!fits(dst, n * sizeof v) || dst % sizeof v != 0, INVALID_VALUE);                               \
+        int r = submit(stream, &(struct op){.type = FILL, .dst = dst, .v = v, .n = n, .size = (int)sizeof v}); \
+        FAIL_IF(r != OK, r);                                                                                   \
+        RETURN("dst=0x%zx v=0x%x n=%zu stream=%d", (size_t)dst, (unsigned)v, n, id_of(stream));                \
     }
 MEMSET(cuMemsetD8Async, unsigned char, "8")
 MEMSET(cuMemsetD16Async, unsigned short, "16")
@@ -36,7 +36,8 @@ int cuStreamCreateWithPriority(void **out, unsigned flags, int priority) {
     s->last = &s->todo;
     s->delayed = getenv("FAKECUDA_DELAY") != NULL;
     pthread_t thread;
-    if (s->delayed && (pthread_cond_init(&s->more, NULL) != 0 || pthread_create(&thread, NULL, run_delayed, s) != 0 || pthread_detach(thread) != 0)) abort();
+    if (s->delayed && (pthread_cond_init(&s->more, NULL) != 0 || pthread_create(&thread, NULL, run_delayed, s) != 0 ||
+        pthread_detach(thread) != 0)) abort();
     pthread_mutex_lock(&mutex);
     s->next = streams;
     streams = s;
@@ -56,7 +57,7 @@ int cuStreamDestroy_v2(void *stream) {
     pthread_mutex_unlock(&delayed);
     RETURN("stream=%d", id_of(stream));
 }
-// still is what waits for a stream or asks for it: a capture does not allow that.
+// still is a call that waits for a stream or asks for it: a capture does not allow that.
 static int still(struct stream *s) {
     if (s->capture == NULL) return OK;
     s->capture->invalid = 1;
@@ -138,7 +139,8 @@ int cuStreamEndCapture(void *stream, void **out) {
     struct capture *c = s->capture;
     FAIL_IF(c == NULL, 401);
     FAIL_IF(c->origin != s, CAPTURE_UNMATCHED);
-    int wrong_thread = c->mode != 2 && !pthread_equal(c->thread, pthread_self()); // ends the capture all the same, as driver 580 does
+    // ends the capture all the same, as driver 580 does
+    int wrong_thread = c->mode != 2 && !pthread_equal(c->thread, pthread_self());
     int unjoined = 0;
     pthread_mutex_lock(&mutex);
     for (struct stream *j = streams; j != NULL; j = j->next) {
@@ -189,21 +191,23 @@ int cuLaunchHostFunc(void *stream, void (*fn)(void *), void *arg) {
     return submit(stream, &(struct op){.type = HOST, .fn = fn, .arg = arg});
 }
 
-#define VALUE(symbol, kind)                                                                                                        \
-    int symbol(void *stream, device_ptr p, uint32_t v, unsigned flags) {                                                           \
-        BEGIN(#symbol);                                                                                                            \
-        NEED_CONTEXT;                                                                                                              \
-        NEED(stream, STREAM);                                                                                                      \
-        FAIL_IF(!fits(p, sizeof v) || p % sizeof v != 0 || flags != 0, INVALID_VALUE);                                             \
-        int r = submit(stream, &(struct op){.type = kind, .dst = p, .v = v});                                                      \
-        FAIL_IF(r != OK, r);                                                                                                       \
-        RETURN("p=0x%zx v=%u stream=%d", (size_t)p, v, id_of(stream));                                                             \
+#define VALUE(symbol, kind)                                                            \
+    int symbol(void *stream, device_ptr p, uint32_t v, unsigned flags) {               \
+        BEGIN(#symbol);                                                                \
+        NEED_CONTEXT;                                                                  \
+        NEED(stream, STREAM);                                                          \
+        FAIL_IF(!fits(p, sizeof v) || p % sizeof v != 0 || flags != 0, INVALID_VALUE); \
+        int r = submit(stream, &(struct op){.type = kind, .dst = p, .v = v});          \
+        FAIL_IF(r != OK, r);                                                           \
+        RETURN("p=0x%zx v=%u stream=%d", (size_t)p, v, id_of(stream));                 \
     }
 VALUE(cuStreamWaitValue32_v2, WAIT_VALUE)
 VALUE(cuStreamWriteValue32_v2, WRITE_VALUE)
 
-// The driver knows from the kernel how many parameters there are; here a null pointer must follow the last.
-static int launch(const char *call, int early, const unsigned *cluster, void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+// The driver knows from the kernel how many parameters there are; here a null pointer must follow
+// the last.
+static int launch(const char *call, int early, const unsigned *cluster, void *function, unsigned gx, unsigned gy,
+    unsigned gz, unsigned bx, unsigned by,
                   unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
     BEGIN(call);
     NEED_CONTEXT;
@@ -222,20 +226,23 @@ static int launch(const char *call, int early, const unsigned *cluster, void *fu
     }
     struct params *known = f->module->kernels;
     while (known != NULL && strcmp(known->kernel, f->name) != 0) known = known->next;
-    for (int i = 0; known != NULL && i < n && n == known->n; i++) { // more than there are: the words of a struct at the end
+    // more than there are: the words of a struct at the end
+    for (int i = 0; known != NULL && i < n && n == known->n; i++) {
         if ((size_t)known->size[i] > sizeof args[i]) { // a struct: kernels get the address of a copy
             void *copy = malloc((size_t)known->size[i]);
             memcpy(copy, params[i], (size_t)known->size[i]);
             args[i] = (uintptr_t)copy;
         }
     }
-    struct op op = {.type = KERNEL, .kernel = f, .dims = {gx, gy, gz, bx, by, bz}, .shared = shared, .early = early, .argc = n, .args = args};
+    struct op op = {.type = KERNEL, .kernel = f, .dims = {gx, gy, gz, bx, by, bz}, .shared = shared, .early = early,
+        .argc = n, .args = args};
     if (cluster != NULL) {
         FAIL_IF(cluster[0] == 0 || gx % cluster[0] != 0 || gy % cluster[1] != 0 || gz % cluster[2] != 0, INVALID_VALUE);
         memcpy(op.cluster, cluster, sizeof op.cluster);
     }
     struct stream *s = stream;
-    if ((size_t)f->local > current->stack && s->capture == NULL) { // as drivers do: local memory grows when the device is idle
+    // as drivers do: local memory grows when the device is idle
+    if ((size_t)f->local > current->stack && s->capture == NULL) {
         await_device(current);
         current->stack = (size_t)f->local;
     }
@@ -244,8 +251,8 @@ static int launch(const char *call, int early, const unsigned *cluster, void *fu
     FAIL_IF(r != OK, r);
     return OK;
 }
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   void *stream, void **params, void **extra) {
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+    unsigned shared, void *stream, void **params, void **extra) {
     return launch("cuLaunchKernel", 0, NULL, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
 }
 
@@ -259,7 +266,8 @@ struct launch_config {
 };
 _Static_assert(sizeof(struct launch_attribute) == 72 && sizeof(struct launch_config) == 56, "not those of cuda.h");
 
-// It knows CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, set, and CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION.
+// It knows CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, set, and
+// CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION.
 int cuLaunchKernelEx(const struct launch_config *c, void *function, void **params, void **extra) {
     int early = 0;
     const unsigned *cluster = NULL;
@@ -273,19 +281,21 @@ int cuLaunchKernelEx(const struct launch_config *c, void *function, void **param
             return INVALID_VALUE;
         }
     }
-    return launch("cuLaunchKernelEx", early, cluster, function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
-                  c->sharedMemBytes, c->hStream, params, extra);
+    return launch("cuLaunchKernelEx", early, cluster, function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX,
+        c->blockDimY, c->blockDimZ, c->sharedMemBytes, c->hStream, params, extra);
 }
 
-// As the driver encodes a map is not known. Here it is the address and the dimensions, after what the driver checks:
-// alignment, the sizes of tensor, strides and box, and that a box's rows fit what is swizzled.
-int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *at, const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
-                           const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
+// The driver's encoding of a map is not known. Here it is the address and the dimensions, after the
+// driver's checks: alignment, the sizes of tensor, strides and box, and that a box's rows fit the
+// swizzle.
+int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *at, const uint64_t *sizes, const uint64_t *strides,
+    const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
     static const unsigned width[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
     BEGIN("cuTensorMapEncodeTiled");
     NEED_CONTEXT;
     FAIL_IF((uintptr_t)map % 64 != 0 || (uintptr_t)at % 16 != 0, INVALID_VALUE);
-    FAIL_IF(type < 0 || type > 9 || rank < 1 || rank > 5 || interleave != 0 || swizzle < 0 || swizzle > 3, INVALID_VALUE);
+    FAIL_IF(type < 0 || type > 9 || rank < 1 || rank > 5 || interleave != 0 || swizzle < 0 || swizzle > 3,
+        INVALID_VALUE);
     FAIL_IF(promotion != 3 || fill != 0, INVALID_VALUE);
     for (unsigned i = 0; i < rank; i++) {
         FAIL_IF(sizes[i] == 0 || sizes[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || steps[i] != 1, INVALID_VALUE);
@@ -296,6 +306,7 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *at, const u
     *words++ = (uintptr_t)at;
     *words++ = rank;
     for (unsigned i = 0; i < rank; i++) *words++ = sizes[i];
-    RETURN("type=%d rank=%u sizes=%zu,%zu stride=%zu box=%u,%u swizzle=%d", type, rank, (size_t)sizes[0], rank > 1 ? (size_t)sizes[1] : 1,
+    RETURN("type=%d rank=%u sizes=%zu,%zu stride=%zu box=%u,%u swizzle=%d", type, rank, (size_t)sizes[0],
+        rank > 1 ? (size_t)sizes[1] : 1,
            rank > 1 ? (size_t)strides[0] : 0, box[0], rank > 1 ? box[1] : 1, swizzle);
 }

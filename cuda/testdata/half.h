@@ -1,4 +1,4 @@
-// The 16-bit floats as the test doubles of cuBLAS and cuDNN read and write them, rounded to the nearest, ties to even.
+// The 16-bit floats of the test doubles of cuBLAS and cuDNN, rounded to the nearest, ties to even.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,13 +1,15 @@
-// A test double of libcublas.so.13 and libcublasLt.so.13: what package cublas binds, computed by plain loops in host
-// memory, column-major as the real ones are. It is strict where they may be: a context must be current, sizes of 0 are
-// refused, a product must fit its operands, stay within the workspace and the alignments that its algorithm was chosen
-// for, and 0 times infinity is NaN. Like the real one, cublasSetStream_v2 forgets the workspace.
+// A test double of libcublas.so.13 and libcublasLt.so.13, as far as package cublas binds them. It
+// computes by plain loops in host memory, column-major as the real ones. It is strict where they
+// may be: a context must be current, and sizes of 0 are refused. A product must fit its operands,
+// the workspace and the alignments that its algorithm was chosen for. 0 times infinity is NaN. Like
+// the real one, cublasSetStream_v2 forgets the workspace.
 //
 // From the environment, read at every call:
 //   FAKECUBLAS_LOG   a file; every call is a line in it, "cublasSgemv_v2 t=1 m=3 n=2 lda=3 ... = 0"
 //   FAKECUBLAS_FAIL  "cublasLtMatmul=13": the status of every call of that function
-//   FAKECUBLAS_NONE  a list of epilogues, "1,164" (1 is none at all): there is no algorithm for them
-//   FAKECUBLAS_SLOW  seconds that a product takes by each algorithm on the clock of events, "3,0,2"; as many algorithms as numbers, else one
+//   FAKECUBLAS_NONE  a list of epilogues without an algorithm, "1,164" (1 is none at all)
+//   FAKECUBLAS_SLOW  seconds that a product takes by each algorithm on the clock of events,
+//                    "3,0,2"; as many algorithms as numbers, else one
 // A symbol x is left out by -Dx=absent_x.
 
 #define _GNU_SOURCE
@@ -25,7 +27,7 @@
 enum { OK = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum { F32 = 0, F64 = 1, F16 = 2, BF16 = 14, E4M3 = 28, E5M2 = 29 };
 
-// fate returns the status that a call was told to fail with, or the one it has by itself.
+// fate returns the status that FAKECUBLAS_FAIL sets, or the call's own.
 static int fate(const char *fn, int own) {
     const char *list = getenv("FAKECUBLAS_FAIL");
     size_t n = strlen(fn);
@@ -76,7 +78,8 @@ static void pass(int seconds) {
     if (fn) fn(seconds);
 }
 
-// from8 are the values of 8-bit floats with 4 bits of exponent and 3 of fraction, without infinities.
+// from8 are the values of 8-bit floats with 4 bits of exponent and 3 of fraction, without
+// infinities.
 static double from8[256];
 __attribute__((constructor)) static void fill_from8(void) {
     for (int x = 0; x < 256; x++) {
@@ -106,7 +109,7 @@ static void put(int type, void *p, int64_t i, double v) {
     }
 }
 
-// epilogue is what a product does beside; its values are cublasLtEpilogue_t's.
+// epilogue is the other work of a product; its values are cublasLtEpilogue_t's.
 enum { DEFAULT = 1, BIAS = 4, GELU_AUX = 160, GELU_AUX_BIAS = 164, DGELU = 192 };
 struct epilogue { int kind, type; void *bias, *aux; int64_t ldaux; };
 
@@ -116,7 +119,7 @@ static double dgelu(double x) {
     return (1 + t) / 2 + x / 2 * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
 }
 
-// after makes of v, which would be D(i, j), what D holds.
+// after turns v, the plain D(i, j), into the result.
 static double after(const struct epilogue *e, int ct, int64_t i, int64_t j, double v) {
     if (e->kind == BIAS || e->kind == GELU_AUX_BIAS) v += get(e->type, e->bias, i);
     if (e->kind == GELU_AUX || e->kind == GELU_AUX_BIAS) {
@@ -127,8 +130,9 @@ static double after(const struct epilogue *e, int ct, int64_t i, int64_t j, doub
     return v;
 }
 
-static void gemm(int at, int bt, int ct, int ta, int tb, int64_t m, int64_t n, int64_t k, double alpha, const void *a, int64_t lda,
-                 const void *b, int64_t ldb, double beta, const void *c, void *d, int64_t ldc, const struct epilogue *e) {
+static void gemm(int at, int bt, int ct, int ta, int tb, int64_t m, int64_t n, int64_t k, double alpha,
+    const void *a, int64_t lda, const void *b, int64_t ldb, double beta, const void *c, void *d, int64_t ldc,
+    const struct epilogue *e) {
     for (int64_t j = 0; j < n; j++)
         for (int64_t i = 0; i < m; i++) {
             double sum = 0;
@@ -178,7 +182,8 @@ int cublasLtMatmulDescDestroy(struct desc *d) {
 int cublasLtMatmulDescSetAttribute(struct desc *d, int attr, const void *v, size_t size) {
     BEGIN;
     int wide = attr == 8 || attr == 11 || attr == 12 || attr == 17 || attr == 18;
-    NEED(size == (wide ? 8 : attr == 25 ? 1 : 4) && (wide || attr == 25 || attr == 3 || attr == 4 || attr == 7 || attr == 26), INVALID_VALUE);
+    NEED(size == (wide ? 8 : attr == 25 ? 1 : 4) &&
+        (wide || attr == 25 || attr == 3 || attr == 4 || attr == 7 || attr == 26), INVALID_VALUE);
     if (rc == OK) {
         switch (attr) {
         case 3: d->ta = *(const int *)v; break;
@@ -246,16 +251,19 @@ static int fits(const struct desc *d, const struct layout *a, const struct layou
     int half = a->type == F16 || a->type == BF16;
     if (a->count != b->count || a->count != c->count) return 0;
     if (a->type == E4M3 || a->type == E5M2) // as tensor cores have it
-        return (b->type == E4M3 || b->type == E5M2) && (a->type == E4M3 || b->type == E4M3) && c->type == BF16 && d->ta && !d->tb && a->rows == b->rows && a->cols == c->rows && b->cols == c->cols &&
+        return (b->type == E4M3 || b->type == E5M2) && (a->type == E4M3 || b->type == E4M3) && c->type == BF16 &&
+            d->ta && !d->tb && a->rows == b->rows && a->cols == c->rows && b->cols == c->cols &&
                d->compute == 68 && (a->rows | a->cols | a->ld | b->ld | c->ld) % 16 == 0;
     if (d->fast || d->scale_a || d->scale_b) return 0;
-    return (d->ta ? a->cols : a->rows) == c->rows && (d->tb ? b->rows : b->cols) == c->cols && (d->tb ? b->cols : b->rows) == k &&
-           a->type == b->type && (c->type == a->type || (half && c->type == F32)) && (d->compute == 70) == (a->type == F64);
+    return (d->ta ? a->cols : a->rows) == c->rows && (d->tb ? b->rows : b->cols) == c->cols &&
+        (d->tb ? b->cols : b->rows) == k &&
+           a->type == b->type && (c->type == a->type || (half && c->type == F32)) &&
+           (d->compute == 70) == (a->type == F64);
 }
 
 static int aligned(const void *p, uint32_t to) { return (uintptr_t)p % to == 0; }
 
-// known says whether an epilogue is one, with all that it needs.
+// known says whether an epilogue exists, with all its operands.
 static int known(const struct epilogue *e, int ct, uint64_t rows) {
     int bias = e->kind == BIAS || e->kind == GELU_AUX_BIAS;
     int aux = e->kind == GELU_AUX || e->kind == GELU_AUX_BIAS || e->kind == DGELU;
@@ -282,8 +290,8 @@ static int slow(int number, int *seconds) {
 }
 
 // The double asks for half of the workspace that it may have.
-int cublasLtMatmulAlgoGetHeuristic(void *h, struct desc *d, struct layout *a, struct layout *b, struct layout *c, struct layout *e,
-                                   struct pref *p, int want, struct heuristic *r, int *got) {
+int cublasLtMatmulAlgoGetHeuristic(void *h, struct desc *d, struct layout *a, struct layout *b, struct layout *c,
+    struct layout *e, struct pref *p, int want, struct heuristic *r, int *got) {
     BEGIN;
     (void)h;
     *got = 0;
@@ -299,20 +307,21 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, struct desc *d, struct layout *a, st
             memcpy(r[*got].algo.align, p->align, sizeof p->align);
         }
     }
-    END("mask=%u workspace=%ld align=%u,%u,%u,%u epilogue=%d want=%d got=%d", p->mask, (long)p->workspace, p->align[0], p->align[1], p->align[2],
-        p->align[3], d->e.kind, want, *got);
+    END("mask=%u workspace=%ld align=%u,%u,%u,%u epilogue=%d want=%d got=%d", p->mask, (long)p->workspace, p->align[0],
+        p->align[1], p->align[2], p->align[3], d->e.kind, want, *got);
 }
 
-int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, struct layout *la, const void *b, struct layout *lb,
-                   const void *beta, const void *c, struct layout *lc, void *out, struct layout *lo, const struct algo *algo,
-                   void *workspace, size_t bytes, void *stream) {
+int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, struct layout *la, const void *b,
+    struct layout *lb, const void *beta, const void *c, struct layout *lc, void *out, struct layout *lo,
+    const struct algo *algo, void *workspace, size_t bytes, void *stream) {
     BEGIN;
     (void)h;
     double fa = get(d->scale, alpha, 0), fb = get(d->scale, beta, 0);
     int seconds = 0;
     NEED(fits(d, la, lb, lc) && lo == lc && algo->magic == 0xb1a5 && known(&d->e, lo->type, lo->rows), INVALID_VALUE);
     NEED(bytes >= algo->workspace && (bytes == 0 || workspace != NULL), INVALID_VALUE);
-    NEED(aligned(a, algo->align[0]) && aligned(b, algo->align[1]) && aligned(c, algo->align[2]) && aligned(out, algo->align[3]), INVALID_VALUE);
+    NEED(aligned(a, algo->align[0]) && aligned(b, algo->align[1]) && aligned(c, algo->align[2]) &&
+        aligned(out, algo->align[3]), INVALID_VALUE);
     NEED(aligned(d->scale_a, 16) && aligned(d->scale_b, 16), NOT_SUPPORTED);
     NEED((int)algo->number < slow((int)algo->number, &seconds) && seconds >= 0, EXECUTION_FAILED);
     if (rc == OK) {
@@ -321,14 +330,18 @@ int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, st
         for (int64_t i = 0; i < lc->count; i++)
             gemm(la->type, lb->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols,
              fa * (d->scale_a ? *d->scale_a : 1) * (d->scale_b ? *d->scale_b : 1),
-                 (const char *)a + i * la->apart * bytes_of(la->type), la->ld, (const char *)b + i * lb->apart * bytes_of(lb->type), lb->ld, fb,
-                 (const char *)c + i * lc->apart * bytes_of(lc->type), (char *)out + i * lc->apart * bytes_of(lc->type), lc->ld, &d->e);
+                 (const char *)a + i * la->apart * bytes_of(la->type), la->ld,
+                 (const char *)b + i * lb->apart * bytes_of(lb->type), lb->ld, fb,
+                 (const char *)c + i * lc->apart * bytes_of(lc->type), (char *)out + i * lc->apart * bytes_of(lc->type),
+                 lc->ld, &d->e);
     }
-    END("fast=%d scales=%p,%p epilogue=%d bias=%p of %d aux=%p ldaux=%ld algo=%u D=%p ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d "
+    END("fast=%d scales=%p,%p epilogue=%d bias=%p of %d aux=%p ldaux=%ld algo=%u "
+        "D=%p ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d "
         "compute=%d alpha=%g beta=%g bytes=%ld A=%p B=%p C=%p stream=%p",
-        d->fast, (const void *)d->scale_a, (const void *)d->scale_b, d->e.kind, d->e.bias, d->e.type, d->e.aux, (long)d->e.ldaux, algo->number, out, d->ta, d->tb, (long)lc->rows, (long)lc->cols,
-        (long)(d->ta ? la->rows : la->cols), (long)la->ld, (long)lb->ld, (long)lc->ld, la->type, lc->type, d->compute, fa, fb, (long)bytes, a, b,
-        c, stream);
+        d->fast, (const void *)d->scale_a, (const void *)d->scale_b, d->e.kind, d->e.bias, d->e.type, d->e.aux,
+        (long)d->e.ldaux, algo->number, out, d->ta, d->tb, (long)lc->rows, (long)lc->cols,
+        (long)(d->ta ? la->rows : la->cols), (long)la->ld, (long)lb->ld, (long)lc->ld, la->type, lc->type, d->compute,
+        fa, fb, (long)bytes, a, b, c, stream);
 }
 
 int cublasLtMatrixTransformDescCreate(struct desc **out, int scale) {
@@ -345,16 +358,16 @@ int cublasLtMatrixTransformDescDestroy(struct desc *d) {
     free(d);
     END("");
 }
-int cublasLtMatrixTransform(void *h, struct desc *d, const void *alpha, const void *a, struct layout *la, const void *beta,
-                            const void *b, struct layout *lb, void *c, struct layout *lc, void *stream) {
+int cublasLtMatrixTransform(void *h, struct desc *d, const void *alpha, const void *a, struct layout *la,
+    const void *beta, const void *b, struct layout *lb, void *c, struct layout *lc, void *stream) {
     BEGIN;
     (void)h;
     NEED(a == c && la == lc && b == NULL && lb == NULL && get(d->scale, beta, 0) == 0, NOT_SUPPORTED);
     for (uint64_t j = 0; rc == OK && j < lc->cols; j++)
         for (uint64_t i = 0; i < lc->rows; i++)
             put(lc->type, c, i + j * lc->ld, get(d->scale, alpha, 0) * get(lc->type, c, i + j * lc->ld));
-    END("type=%d rows=%ld cols=%ld ld=%ld alpha=%g C=%p stream=%p", lc->type, (long)lc->rows, (long)lc->cols, (long)lc->ld,
-        get(d->scale, alpha, 0), c, stream);
+    END("type=%d rows=%ld cols=%ld ld=%ld alpha=%g C=%p stream=%p", lc->type, (long)lc->rows,
+        (long)lc->cols, (long)lc->ld, get(d->scale, alpha, 0), c, stream);
 }
 
 // cuBLAS
@@ -380,43 +393,50 @@ int cublasSetWorkspace_v2(struct handle *h, void *p, size_t bytes) {
     END("bytes=%ld", (long)bytes);
 }
 
-#define GEMM(name, T, I, type)                                                                                                  \
-    int name(struct handle *h, int ta, int tb, I m, I n, I k, const T *alpha, const T *a, I lda, const T *b, I ldb, const T *beta, \
-             T *c, I ldc) {                                                                                                     \
-        BEGIN;                                                                                                                  \
-        NEED(m > 0 && n > 0 && k > 0 && lda >= (ta ? k : m) && ldb >= (tb ? n : k) && ldc >= m, INVALID_VALUE);                  \
+#define GEMM(name, T, I, type)                                                                                     \
+    int name(struct handle *h, int ta, int tb, I m, I n, I k, const T *alpha, const T *a, I lda, const T *b,       \
+        I ldb, const T *beta, T *c, I ldc) {                                                                       \
+        BEGIN;                                                                                                     \
+        NEED(m > 0 && n > 0 && k > 0 && lda >= (ta ? k : m) && ldb >= (tb ? n : k) && ldc >= m, INVALID_VALUE);    \
         if (rc == OK) gemm(type, type, type, ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, c, ldc, &nothing); \
-        END("ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld alpha=%g beta=%g A=%p B=%p C=%p stream=%p workspace=%ld", ta, tb, \
-            (long)m, (long)n, (long)k, (long)lda, (long)ldb, (long)ldc, (double)*alpha, (double)*beta, (void *)a, (void *)b,     \
-            (void *)c, h->stream, (long)h->bytes);                                                                              \
+        END("ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld alpha=%g beta=%g A=%p B=%p C=%p "               \
+            "stream=%p workspace=%ld", ta, tb, (long)m, (long)n, (long)k, (long)lda, (long)ldb, (long)ldc,         \
+            (double)*alpha, (double)*beta, (void *)a, (void *)b, (void *)c, h->stream, (long)h->bytes);            \
     }
 GEMM(cublasSgemm_v2, float, int, F32)
 GEMM(cublasDgemm_v2, double, int, F64)
 GEMM(cublasSgemm_v2_64, float, int64_t, F32)
 GEMM(cublasDgemm_v2_64, double, int64_t, F64)
 
-#define GEMV(name, T, I, type)                                                                                                  \
-    int name(struct handle *h, int t, I m, I n, const T *alpha, const T *a, I lda, const T *x, I incx, const T *beta, T *y, I incy) { \
-        BEGIN;                                                                                                                  \
-        NEED(m > 0 && n > 0 && lda >= m && incx == 1 && incy == 1, INVALID_VALUE);                                               \
-        if (rc == OK) gemm(type, type, type, t, 0, t ? n : m, 1, t ? m : n, *alpha, a, lda, x, t ? m : n, *beta, y, y, t ? n : m, &nothing); \
-        END("t=%d m=%ld n=%ld lda=%ld alpha=%g beta=%g A=%p x=%p y=%p stream=%p workspace=%ld", t, (long)m, (long)n, (long)lda,  \
-            (double)*alpha, (double)*beta, (void *)a, (void *)x, (void *)y, h->stream, (long)h->bytes);                         \
+#define GEMV(name, T, I, type)                                                                                        \
+    int name(struct handle *h, int t, I m, I n, const T *alpha, const T *a, I lda, const T *x, I incx, const T *beta, \
+        T *y, I incy) {                                                                                               \
+        BEGIN;                                                                                                        \
+        NEED(m > 0 && n > 0 && lda >= m && incx == 1 && incy == 1, INVALID_VALUE);                                    \
+        if (rc == OK) gemm(type, type, type, t, 0, t ? n : m, 1, t ? m : n, *alpha, a, lda, x, t ? m : n, *beta,      \
+            y, y, t ? n : m, &nothing);                                                                               \
+        END("t=%d m=%ld n=%ld lda=%ld alpha=%g beta=%g A=%p x=%p y=%p stream=%p workspace=%ld", t, (long)m,           \
+            (long)n, (long)lda,                                                                                       \
+            (double)*alpha, (double)*beta, (void *)a, (void *)x, (void *)y, h->stream, (long)h->bytes);               \
     }
 GEMV(cublasSgemv_v2, float, int, F32)
 GEMV(cublasDgemv_v2, double, int, F64)
 GEMV(cublasSgemv_v2_64, float, int64_t, F32)
 GEMV(cublasDgemv_v2_64, double, int64_t, F64)
 
-#define GEAM(name, T, I)                                                                                                        \
-    int name(struct handle *h, int ta, int tb, I m, I n, const T *alpha, const T *a, I lda, const T *beta, const T *b, I ldb, T *c, \
-             I ldc) {                                                                                                           \
-        BEGIN;                                                                                                                  \
-        NEED(m > 0 && n > 0 && !ta && !tb && lda >= m && ldb >= m && ldc >= m && (a != c || lda == ldc), INVALID_VALUE);         \
-        for (I j = 0; rc == OK && j < n; j++)                                                                                   \
-            for (I i = 0; i < m; i++)                                                                                           \
-                c[i + j * ldc] = (*alpha == 0 ? 0 : *alpha * a[i + j * lda]) + (*beta == 0 ? 0 : *beta * b[i + j * ldb]);        \
-        END("m=%ld n=%ld alpha=%g beta=%g C=%p stream=%p", (long)m, (long)n, (double)*alpha, (double)*beta, (void *)c, h->stream); \
+#define GEAM(name, T, I)                                                                                    \
+    int name(struct handle *h, int ta, int tb, I m, I n, const T *alpha, const T *a, I lda, const T *beta,  \
+        const T *b, I ldb, T *c,                                                                            \
+             I ldc) {                                                                                       \
+        BEGIN;                                                                                              \
+        NEED(m > 0 && n > 0 && !ta && !tb && lda >= m && ldb >= m && ldc >= m && (a != c || lda == ldc),    \
+            INVALID_VALUE);                                                                                 \
+        for (I j = 0; rc == OK && j < n; j++)                                                               \
+            for (I i = 0; i < m; i++)                                                                       \
+                c[i + j * ldc] = (*alpha == 0 ? 0 : *alpha * a[i + j * lda]) +                              \
+                    (*beta == 0 ? 0 : *beta * b[i + j * ldb]);                                              \
+        END("m=%ld n=%ld alpha=%g beta=%g C=%p stream=%p", (long)m, (long)n, (double)*alpha, (double)*beta, \
+            (void *)c, h->stream);                                                                          \
     }
 GEAM(cublasSgeam, float, int)
 GEAM(cublasDgeam, double, int)

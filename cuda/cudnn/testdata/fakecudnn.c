@@ -1,23 +1,26 @@
-// A test double of libcudnn.so.9: what package cudnn binds, for graphs of matrix products, pointwise operations, reductions
-// and reshapes, computed by plain loops in host memory from the descriptors alone: dimensions, strides, types, and what
-// each operation reads and writes. It works as a host function of the stream, so that it keeps the stream's order and can
-// be captured.
+// A test double of libcudnn.so.9, as far as package cudnn binds it: graphs of matrix products,
+// pointwise operations, reductions and reshapes. It computes by plain loops in host memory from the
+// descriptors alone: dimensions, strides, types, and the operands of each operation. It works as a
+// host function of the stream, so that it keeps the stream's order and can be captured.
 //
-// It is strict where the real one may be: a context must be current; every attribute must belong to its descriptor, with
-// its type and number, before it is finalized; an operation's operands must be finalized and fit; an intermediate result
-// is written once, before it is read; a pack names every tensor in memory and nothing else, aligned as was said; nothing is
-// used after its end. Of graphs it has an engine only for the two that are attention's, known by the sequence of their
-// operations; the engine proposed first cannot be made ready, and the results of the third differ between runs, as its note
-// says. A run overwrites its workspace first.
+// It is strict where the real one may be. A context must be current. Every attribute must belong to
+// its descriptor, with its type and number, before it is finalized. An operation's operands must be
+// finalized and fit. An intermediate result is written once, before it is read. A pack names every
+// tensor in memory and nothing else, aligned as was said. Nothing is used after its end.
+//
+// It has an engine only for the two graphs that are attention's, known by the sequence of their
+// operations. The engine proposed first cannot be made ready. The results of the third differ
+// between runs, as its note says. A run overwrites its workspace first.
 //
 // From the environment, read at every call:
 //   FAKECUDNN_LOG      a file; every call is a line in it, "cudnnBackendFinalize kind=17 = 0"
-//   FAKECUDNN_FAIL     "cudnnBackendExecute=5000", "cudnnBackendFinalize=4000@3": the status of every call, of the third
-//   FAKECUDNN_VERSION  what cudnnGetVersion returns, 91400
+//   FAKECUDNN_FAIL     "cudnnBackendExecute=5000", "cudnnBackendFinalize=4000@3": the status of
+//                      every call, of the third
+//   FAKECUDNN_VERSION  the result of cudnnGetVersion, 91400
 //   FAKECUDNN_ENGINES  how many engines are proposed for a graph that is known, 2
 //   FAKECUDNN_REFUSED  how many of them cannot be made ready, 1
-//   FAKECUDNN_SLOW     the number of the engine that takes a second more for a run, on the clock of events
-//   FAKECUDNN_LIVE     a file; at cudnnDestroy it gets the number of descriptors that were not destroyed
+//   FAKECUDNN_SLOW     the engine that takes a second more for a run, on the clock of events
+//   FAKECUDNN_LIVE     a file; cudnnDestroy writes the number of descriptors that are left
 // A symbol x is left out by -Dx=absent_x.
 
 #define _GNU_SOURCE
@@ -40,22 +43,24 @@ enum {
     GRAPH_PATTERN = 3001
 };
 enum {
-    POINTWISE = 0, ENGINE = 2, ENGINECFG = 3, ENGINEHEUR = 4, PLAN = 5, OP_POINTWISE = 13, GRAPH = 15, PACK = 16, TENSOR = 17,
+    POINTWISE = 0, ENGINE = 2, ENGINECFG = 3, ENGINEHEUR = 4, PLAN = 5, OP_POINTWISE = 13, GRAPH = 15,
+    PACK = 16, TENSOR = 17,
     MATMUL = 18, OP_MATMUL = 19, REDUCTION = 21, OP_REDUCTION = 22, OP_RESHAPE = 31
 };
 enum { FLOAT = 0, HALF = 2, INT32 = 4, BFLOAT16 = 9, BOOLEAN = 11 };
 enum { ADD = 0, MUL = 1, DIV = 6, SUB = 9, EXP = 13, LOG = 15, IDENTITY = 21, GE = 303, INDEX = 501, SELECT = 601 };
 
-// What attributes there are: of which kind, of which type, how many elements at most, and whether they must be set.
+// The attributes: their kinds and types, their most elements, and whether they must be set.
 static const struct rule { int kind, name, type, most, needed; } rules[] = {
     {POINTWISE, 0, 14, 1, 1}, {POINTWISE, 1, 1, 1, 1}, {POINTWISE, 9, 3, 1, 0},
     {ENGINEHEUR, 200, 8, 1, 1}, {ENGINEHEUR, 201, 15, 1, 1},
     {PLAN, 400, 0, 1, 1}, {PLAN, 401, 15, 1, 1},
-    {OP_POINTWISE, 750, 15, 1, 1}, {OP_POINTWISE, 751, 15, 1, 1}, {OP_POINTWISE, 752, 15, 1, 0}, {OP_POINTWISE, 753, 15, 1, 1},
+    {OP_POINTWISE, 750, 15, 1, 1}, {OP_POINTWISE, 751, 15, 1, 1}, {OP_POINTWISE, 752, 15, 1, 0},
+    {OP_POINTWISE, 753, 15, 1, 1},
     {OP_POINTWISE, 754, 4, 1, 0}, {OP_POINTWISE, 755, 4, 1, 0}, {OP_POINTWISE, 758, 15, 1, 0},
     {GRAPH, 800, 0, 1, 1}, {GRAPH, 801, 15, 64, 1},
-    {TENSOR, 900, 3, 1, 1}, {TENSOR, 901, 1, 1, 1}, {TENSOR, 902, 3, 4, 1}, {TENSOR, 903, 3, 4, 1}, {TENSOR, 906, 3, 1, 1},
-    {TENSOR, 907, 2, 1, 0}, {TENSOR, 908, 2, 1, 0},
+    {TENSOR, 900, 3, 1, 1}, {TENSOR, 901, 1, 1, 1}, {TENSOR, 902, 3, 4, 1}, {TENSOR, 903, 3, 4, 1},
+    {TENSOR, 906, 3, 1, 1}, {TENSOR, 907, 2, 1, 0}, {TENSOR, 908, 2, 1, 0},
     {PACK, 1000, 3, 32, 1}, {PACK, 1001, 6, 32, 1}, {PACK, 1003, 6, 1, 1},
     {MATMUL, 1500, 1, 1, 1},
     {OP_MATMUL, 1520, 15, 1, 1}, {OP_MATMUL, 1521, 15, 1, 1}, {OP_MATMUL, 1522, 15, 1, 1}, {OP_MATMUL, 1523, 15, 1, 1},
@@ -67,7 +72,9 @@ static const struct rule { int kind, name, type, most, needed; } rules[] = {
 enum { RULES = sizeof rules / sizeof *rules, MAGIC = 0x5eedc0de };
 
 // size returns the bytes of an element of an attribute's type.
-static size_t size(int type) { return type == 2 ? 1 : type == 3 || type == 5 || type == 6 || type == 0 || type == 15 ? 8 : 4; }
+static size_t size(int type) {
+    return type == 2 ? 1 : type == 3 || type == 5 || type == 6 || type == 0 || type == 15 ? 8 : 4;
+}
 
 struct desc {
     int magic, kind, final;
@@ -81,7 +88,7 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static int live;
 static __thread char words[256]; // why the last call failed
 
-// fate returns the status that a call was told to fail with, or the one it has by itself.
+// fate returns the status that FAKECUDNN_FAIL sets, or the call's own.
 static int fate(const char *fn, int own) {
     static int calls;
     static char last[128];
@@ -153,7 +160,9 @@ static const void *attr(const struct desc *d, int name) { return d->at[rule(d->k
 static int count(const struct desc *d, int name) { return d->at[rule(d->kind, name)].n; }
 static int number(const struct desc *d, int name) { return *(const int *)attr(d, name); }
 static const int64_t *longs(const struct desc *d, int name) { return attr(d, name); }
-static struct desc *link(const struct desc *d, int name) { return attr(d, name) ? *(struct desc *const *)attr(d, name) : NULL; }
+static struct desc *link(const struct desc *d, int name) {
+    return attr(d, name) ? *(struct desc *const *)attr(d, name) : NULL;
+}
 static bool flag(const struct desc *d, int name) { return attr(d, name) && *(const bool *)attr(d, name); }
 
 size_t cudnnGetVersion(void) {
@@ -239,7 +248,7 @@ static int64_t extent(const struct desc *t) {
     for (int i = 0; i < 4; i++) n += (dims(t)[i] - 1) * strides(t)[i];
     return n;
 }
-// over says whether x can be read where y is written: equal dimensions, or 1.
+// over says whether x can be read at y's places: equal dimensions, or 1.
 static int over(const struct desc *x, const struct desc *y) {
     for (int i = 0; i < 4; i++)
         if (dims(x)[i] != dims(y)[i] && dims(x)[i] != 1) return 0;
@@ -261,7 +270,8 @@ static int check_pointwise(const struct desc *d) {
     if ((b != NULL) != (n > 1) || (t != NULL) != (n > 2)) return BAD_PARAM;
     if ((b && !ready(b, TENSOR)) || (t && !ready(t, TENSOR))) return NOT_FINALIZED;
     if (!over(x, y) || (b && !over(b, y)) || (t && !over(t, y))) return SHAPE;
-    if (mode == GE ? math != BOOLEAN || type(y) != BOOLEAN || type(x) != INT32 || type(b) != INT32 : math != FLOAT) return BAD_PARAM;
+    if (mode == GE ? math != BOOLEAN || type(y) != BOOLEAN || type(x) != INT32 || type(b) != INT32 : math != FLOAT)
+        return BAD_PARAM;
     if (mode == INDEX && (type(y) != INT32 || attr(p, 9) == NULL)) return BAD_PARAM;
     if (mode == SELECT && type(t) != BOOLEAN) return BAD_PARAM;
     const float *a1 = attr(d, 754), *a2 = attr(d, 755);
@@ -269,7 +279,8 @@ static int check_pointwise(const struct desc *d) {
 }
 static int check_matmul(const struct desc *d) {
     struct desc *a = link(d, 1520), *b = link(d, 1521), *c = link(d, 1522);
-    if (!ready(a, TENSOR) || !ready(b, TENSOR) || !ready(c, TENSOR) || !ready(link(d, 1523), MATMUL)) return NOT_FINALIZED;
+    if (!ready(a, TENSOR) || !ready(b, TENSOR) || !ready(c, TENSOR) || !ready(link(d, 1523), MATMUL))
+        return NOT_FINALIZED;
     for (int i = 0; i < 2; i++)
         if (dims(a)[i] != dims(c)[i] || dims(b)[i] != dims(c)[i]) return SHAPE;
     if (dims(a)[2] != dims(c)[2] || dims(b)[3] != dims(c)[3] || dims(a)[3] != dims(b)[2]) return SHAPE;
@@ -286,7 +297,7 @@ static int check_reshape(const struct desc *d) {
     return extent(x) == extent(y) && flag(y, 907) ? OK : SHAPE;
 }
 
-// reads lists what an operation reads, and returns what it writes.
+// reads lists the operands that an operation reads, and returns the one that it writes.
 static struct desc *reads(const struct desc *op, struct desc *in[3]) {
     memset(in, 0, 3 * sizeof *in);
     switch (op->kind) {
@@ -346,7 +357,8 @@ static void form(const struct desc *d, char *s) {
 static int known(const struct desc *graph) {
     char s[65];
     form(graph, s);
-    return strcmp(s, "M*ii>?X-eSl+/M") == 0 || strcmp(s, "*S*M*-ii>?eRMM-**RMRM=") == 0 || strcmp(s, "*S*M*-ii>?eRMM-**RMRM") == 0;
+    return strcmp(s, "M*ii>?X-eSl+/M") == 0 || strcmp(s, "*S*M*-ii>?eRMM-**RMRM=") == 0 ||
+        strcmp(s, "*S*M*-ii>?eRMM-**RMRM") == 0;
 }
 
 int cudnnBackendFinalize(struct desc *d) {

@@ -1,11 +1,11 @@
-// How the double of cuDNN computes a graph. fakecudnn.c includes it.
+// The double of cuDNN computes a graph. fakecudnn.c includes this.
 
 // Execution.
 
 enum { MOST = 64 };
 
-// memory is where a tensor's elements are: those of an intermediate result in an array of its own, laid out by its strides.
-// What its descriptor says of it is looked up once, not for each element.
+// memory is the place of a tensor's elements. An intermediate result has an array of its own, laid
+// out by its strides. The descriptor is looked up once, not for each element.
 struct memory {
     const struct desc *t;
     void *p;
@@ -33,13 +33,14 @@ static double get(const struct memory *m, int64_t at) {
 }
 static void put(const struct memory *m, int64_t at, double v) {
     int t = m->type;
-    if (m->own) m->own[at] = t == FLOAT ? (float)v : t == HALF ? from16(to16((float)v)) : t == BFLOAT16 ? frombf(tobf((float)v)) : v;
+    if (m->own) m->own[at] = t == FLOAT ? (float)v : t == HALF ? from16(to16((float)v)) : t == BFLOAT16
+        ? frombf(tobf((float)v)) : v;
     else if (t == FLOAT) ((float *)m->p)[at] = (float)v;
     else if (t == HALF) ((uint16_t *)m->p)[at] = to16((float)v);
     else ((uint16_t *)m->p)[at] = tobf((float)v);
 }
 
-// place is where an element is: an index beyond a dimension of 1 is broadcast.
+// place is the place of an element: an index beyond a dimension of 1 is broadcast.
 static int64_t place(const struct memory *m, const int64_t i[4]) {
     const int64_t *d = m->dims, *s = m->strides;
     int64_t at = 0;
@@ -78,7 +79,8 @@ static double point(int mode, double x, double b, double t, int64_t index) {
 
 static void compute(struct run *r, const struct desc *o) {
     struct desc *in[3];
-    const struct memory *y = find(r, reads(o, in)), *x = find(r, in[0]), *b = in[1] ? find(r, in[1]) : NULL, *t = in[2] ? find(r, in[2]) : NULL;
+    const struct memory *y = find(r, reads(o, in)), *x = find(r, in[0]), *b = in[1] ? find(r, in[1]) : NULL,
+        *t = in[2] ? find(r, in[2]) : NULL;
     int64_t i[4] = {0};
     if (o->kind == OP_REDUCTION) {
         int most = number(link(o, 1612), 1600) == 3;
@@ -99,7 +101,8 @@ static void compute(struct run *r, const struct desc *o) {
     int axis = mode == INDEX ? (int)*longs(p, 9) : 0;
     do {
         if (o->kind == OP_MATMUL) {
-            int64_t n = x->dims[3], row = place(x, (int64_t[4]){i[0], i[1], i[2], 0}), column = place(b, (int64_t[4]){i[0], i[1], 0, i[3]});
+            int64_t n = x->dims[3], row = place(x, (int64_t[4]){i[0], i[1], i[2], 0}),
+                column = place(b, (int64_t[4]){i[0], i[1], 0, i[3]});
             int64_t right = x->strides[3], down = b->dims[2] == 1 ? 0 : b->strides[2];
             double sum = 0;
             for (int64_t k = 0; k < n; k++) sum += get(x, row + k * right) * get(b, column + k * down);
@@ -107,12 +110,14 @@ static void compute(struct run *r, const struct desc *o) {
         } else if (o->kind == OP_RESHAPE) {
             put(y, place(y, i), get(x, place(y, i)));
         } else {
-            put(y, place(y, i), point(mode, get(x, place(x, i)), b ? get(b, place(b, i)) : 0, t ? get(t, place(t, i)) : 0, i[axis]));
+            put(y, place(y, i), point(mode, get(x, place(x, i)), b ? get(b, place(b, i)) : 0,
+                t ? get(t, place(t, i)) : 0, i[axis]));
         }
     } while (next(y, i));
 }
 
-// Host functions of all streams may run at the same time; a graph may replay one again, so a run is never freed.
+// Host functions of all streams may run at the same time; a graph may replay one again, so a run is
+// never freed.
 static void execute(void *arg) {
     struct run *r = arg;
     memset(r->workspace, 0xff, WORKSPACE);
@@ -134,7 +139,7 @@ static void execute(void *arg) {
     }
 }
 
-// add has a tensor of the graph in the run, found in the pack where it has a place in memory.
+// add has a tensor of the graph in the run. A tensor with a place in memory is found in the pack.
 static int add(struct run *r, const struct desc *t, const struct desc *pack, uint64_t *used, int *scalars) {
     const int64_t *ids = longs(pack, 1000);
     void *const *at = attr(pack, 1001);

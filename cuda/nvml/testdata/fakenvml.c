@@ -1,7 +1,9 @@
-// A test double of libnvidia-ml.so.1: one device, GPU-11111111-2222-3333-4444-555555555555, whose facts are made up.
+// A test double of libnvidia-ml.so.1: one device, GPU-11111111-2222-3333-4444-555555555555, whose
+// facts are made up.
 //
-// FAKENVML_FAIL="nvmlDeviceGetName=3,..." is the status of every call of that function. A symbol x is left out by
-// -Dx=absent_x. Calls between nvmlInit_v2 and nvmlShutdown only; the other ones are ERROR_UNINITIALIZED.
+// FAKENVML_FAIL="nvmlDeviceGetName=3,..." is the status of every call of that function. A symbol x
+// is left out by -Dx=absent_x. Calls between nvmlInit_v2 and nvmlShutdown only; the other ones are
+// ERROR_UNINITIALIZED.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,7 +117,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, struct process
     p[1] = (struct process){102, ~0ull, ~0u, ~0u};
     return OK;
 }
-// What go-nvml looks up, and calls, in the first form.
+// The first form, which go-nvml looks up and calls.
 int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *n, void *p) {
     DEVICE;
     (void)p;
