@@ -2,10 +2,11 @@ package plan
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"lockstep/launch/batch"
 )
 
 // build returns the line of the launcher w for j.
@@ -68,6 +69,9 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 	l.add(j.why(), "-np", strconv.Itoa(j.ranks))
 	if len(j.hosts) > 0 {
 		l.add("the hosts, each with its slots: without a number it would be one", "-H", j.hostWords())
+	} else if j.hostsIn != "" {
+		l.expand = j.hostsIn
+		l.add("a file with the hosts that the job has", "--hostfile", j.hostsIn)
 	} else if j.nodes > 1 && s.getenv("SLURM_JOB_ID") == "" {
 		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME slots=%d (not needed inside a Slurm allocation)", j.most), "--hostfile", "hosts")
 	}
@@ -138,6 +142,9 @@ func hydra(l *Line, w launcherHere, j job) {
 	l.add(j.why(), "-np", strconv.Itoa(j.ranks))
 	if len(j.hosts) > 0 {
 		l.add("the hosts, each with its slots", "-hosts", j.hostWords())
+	} else if j.hostsIn != "" {
+		l.expand = j.hostsIn
+		l.add("a file with the hosts that the job has", "-f", j.hostsIn)
 	} else if j.nodes > 1 {
 		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME:%d (not needed inside a Slurm allocation)", j.most), "-f", "hosts")
 	}
@@ -158,7 +165,11 @@ func hydra(l *Line, w launcherHere, j job) {
 func srun(l *Line, w launcherHere, j job, s site) {
 	l.add("starts the ranks in the allocation that it is typed in", w.command)
 	l.add("Open MPI's ranks find each other by PMIx (srun --mpi=list shows whether Slurm has it)", "--mpi=pmix")
-	l.add(j.why(), fmt.Sprintf("--nodes=%d", j.nodes), fmt.Sprintf("--ntasks=%d", j.ranks))
+	if len(j.parts) > 0 {
+		l.add(j.why()+", of all kinds in one world", batch.Together(j.parts))
+	} else {
+		l.add(j.why(), fmt.Sprintf("--nodes=%d", j.nodes), fmt.Sprintf("--ntasks=%d", j.ranks))
+	}
 	if j.even && j.nodes > 1 {
 		l.add("in order, so that local rank and GPU agree", fmt.Sprintf("--ntasks-per-node=%d", j.most))
 	}
@@ -169,7 +180,7 @@ func srun(l *Line, w launcherHere, j job, s site) {
 		}
 		l.add("of the allocation, these hosts", "--nodelist="+strings.Join(names, ","))
 	}
-	if j.gpus > 0 {
+	if j.gpus > 0 && len(j.parts) == 0 {
 		l.add("each rank sees all GPUs of its node and takes that of its local rank; with --gpus-per-task NCCL and MPI could not reach the others directly",
 			fmt.Sprintf("--gpus-per-node=%d", j.gpus))
 	}
@@ -190,55 +201,3 @@ func srun(l *Line, w launcherHere, j job, s site) {
 }
 
 const labelWord = "--label"
-
-// sbatch returns a batch file that runs j, goes on after preemption, and again when its time is up.
-func sbatch(j job, s site) string {
-	l := build(find("slurm"), j, s)
-	var b strings.Builder
-	set := func(option, why string) { fmt.Fprintf(&b, "#SBATCH %-28s # %s\n", option, why) }
-	b.WriteString("#!/bin/bash\n")
-	set("--job-name="+quote([]string{filepath.Base(j.prog[0])}), "what squeue shows")
-	set("--output=%x-%j.out", "the log, in the folder where sbatch is typed")
-	set("--open-mode=append", "the same log goes on after a requeue")
-	set(fmt.Sprintf("--nodes=%d", j.nodes), j.why())
-	if j.even {
-		set(fmt.Sprintf("--ntasks-per-node=%d", j.most), "ranks on each node")
-	} else {
-		set(fmt.Sprintf("--ntasks=%d", j.ranks), "ranks")
-	}
-	if j.gpus > 0 {
-		set(fmt.Sprintf("--gpus-per-node=%d", j.gpus), "all of them visible to each rank of the node: not --gpus-per-task")
-	}
-	if j.cpus > 0 {
-		set(fmt.Sprintf("--cpus-per-task=%d", j.cpus), "cores for the threads of a rank")
-	} else {
-		set("--exclusive", "whole nodes: a rank's threads use all cores")
-	}
-	if j.time != "" {
-		set("--time="+j.time, "a short time starts sooner: the job goes on after it")
-	}
-	if j.partition != "" {
-		set("--partition="+j.partition, "as asked for")
-	}
-	set("--requeue", "the job may be put back into the queue")
-	set("--signal=B:USR1@120", "two minutes before the end this script is told")
-	b.WriteString(`
-# A program that listens (spmd.Preempted; train --checkpoint DIR, which by itself resumes from what it finds there) saves,
-# ends with status 0, and goes on after the requeue. For a program that cannot go on leave --requeue and --signal out.
-trap 'again=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1
-
-`)
-	fmt.Fprintf(&b, "%s &\nstep=$!\n", l)
-	b.WriteString(`[ -z "$again" ] || kill -USR1 "$step" # it came before there was a step
-
-wait "$step"
-while kill -0 "$step" 2>/dev/null; do # a signal ends wait early
-	wait "$step"
-done
-wait "$step" # again: it may have ended between the signal and here, and bash keeps its status
-status=$?
-[ "$status" != 0 ] || [ -z "$again" ] || scontrol requeue "$SLURM_JOB_ID"
-exit "$status"
-`)
-	return b.String()
-}

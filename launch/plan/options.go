@@ -17,6 +17,7 @@ import (
 
 	"lockstep/internal/help"
 	"lockstep/internal/nearest"
+	"lockstep/launch/batch"
 	"lockstep/launch/exit"
 )
 
@@ -37,6 +38,10 @@ type options struct {
 	gpu           string
 	grace         int // seconds
 	oversubscribe bool
+
+	array int // tasks
+	het   string
+	image string
 }
 
 func (o *options) flags(fs *pflag.FlagSet) {
@@ -48,11 +53,11 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.perNode, "ranks-per-node", 0, "ranks on each node (default: one for each GPU, else for each core)")
 	fs.StringVarP(&o.hosts, "host", "H", "", "hosts: NAME[:SLOTS],...")
 	fs.StringVar(&o.hostfile, "hostfile", "", "`FILE` with a host on each line: NAME, NAME:SLOTS or NAME slots=SLOTS")
-	fs.StringVar(&o.launcher, "launcher", "auto", "auto, openmpi4, openmpi5, mpich, slurm, or all (plan only)")
+	fs.StringVar(&o.launcher, "launcher", "auto", "auto, openmpi4, openmpi5, mpich or slurm; of plan also pbs, lsf, kubernetes, or all")
 	fs.BoolVar(&o.oversubscribe, "oversubscribe", false, "allow more ranks than cores, GPUs or slots")
-	fs.IntVar(&o.cpus, "cpus-per-task", 0, "Slurm: cores for each rank (default: whole nodes)")
-	fs.StringVar(&o.time, "time", "", "Slurm: time limit, such as 12:00:00")
-	fs.StringVar(&o.partition, "partition", "", "Slurm: partition")
+	fs.IntVar(&o.cpus, "cpus-per-task", 0, "in a batch system, cores for each rank (default: whole nodes)")
+	fs.StringVar(&o.time, "time", "", "in a batch system, time limit, such as 12:00:00")
+	fs.StringVar(&o.partition, "partition", "", "in a batch system, partition or queue")
 	fs.StringVar(&o.iface, "interface", "", "network interface between the nodes, such as eth0")
 	fs.StringVar(&o.agent, "agent", "", "program that mpirun starts processes on other hosts with (default: ssh)")
 	fs.IntVar(&o.grace, "grace", 0, "Open MPI: seconds between SIGTERM to mpirun and SIGKILL for the ranks (default: 1)")
@@ -147,14 +152,17 @@ type job struct {
 	hosts []host // empty: this host, or those of the allocation
 	nodes int
 	ranks int
-	most  int  // ranks on a node
-	even  bool // most on each node but the last
-	here  bool // all of it on this machine
-	dense bool // more ranks than cores are wanted: --oversubscribe, or here and Open MPI's variable for it
+	most  int          // ranks on a node
+	even  bool         // most on each node but the last
+	here  bool         // all of it on this machine
+	parts []batch.Part // nodes of several kinds
+	// A file with the hosts, or the variable that has its name; "" where there is none.
+	hostsIn string
+	dense   bool // more ranks than cores are wanted: --oversubscribe, or here and Open MPI's variable for it
 }
 
 // launchers are the values of --launcher.
-var launchers = []string{"auto", "openmpi4", "openmpi5", "mpich", "slurm", "all"}
+var launchers = []string{"auto", "openmpi4", "openmpi5", "mpich", "slurm", "pbs", "lsf", "kubernetes", "all"}
 
 // job settles how many ranks run where. Errors are exit.Usage.
 func (o *options) job(s site, prog []string) (job, error) {
@@ -168,7 +176,7 @@ func (o *options) job(s site, prog []string) (job, error) {
 		}
 	}
 	if !slices.Contains(launchers, o.launcher) {
-		return j, usage("--launcher %s: unknown, want auto, openmpi4, openmpi5, mpich, slurm or all", o.launcher)
+		return j, usage("--launcher %s: unknown, want auto, openmpi4, openmpi5, mpich, slurm, pbs, lsf, kubernetes or all", o.launcher)
 	}
 	var err error
 	if j.hosts, err = o.hostList(); err != nil {

@@ -25,6 +25,9 @@ type Line struct {
 	Version  string  `json:"version"`  // as the launcher here says it; "" where it is not installed
 	Groups   []Group `json:"groups"`
 	Refused  string  `json:"refused,omitempty"` // why launch run would not start it on this machine
+	MPI      string  `json:"mpi,omitempty"`     // openmpi4, openmpi5 or mpich, where Launcher is a batch system
+
+	expand string // a word that the shell replaces
 }
 
 func (l *Line) add(why string, words ...string) { l.Groups = append(l.Groups, Group{words, why}) }
@@ -39,7 +42,13 @@ func (l Line) Words() []string {
 }
 
 // String is the line as a shell takes it.
-func (l Line) String() string { return quote(l.Words()) }
+func (l Line) String() string {
+	text := quote(l.Words())
+	if strings.HasPrefix(l.expand, "$") {
+		text = strings.Replace(text, quote([]string{l.expand}), `"`+l.expand+`"`, 1)
+	}
+	return text
+}
 
 func quote(words []string) string {
 	quoted := make([]string, len(words))
@@ -58,15 +67,19 @@ func Command() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "plan [flags] -- PROGRAM [ARGS]",
-		Short: "Print the mpirun, srun and sbatch lines for a job, each option with its reason",
-		Long: `Print the mpirun, srun and sbatch lines for a job, each option with its reason.
+		Short: "Print the lines or the batch file for a job, each option with its reason",
+		Long: `Print the lines for mpirun and srun, or the file for a batch system, each option with its reason: --launcher slurm
+(sbatch), pbs (qsub), lsf (bsub) or kubernetes (kubectl, for Kubeflow's MPI operator).
 Where the job has GPUs and the program a command plan, as bin/train has, the program is asked for settings that fit and
 are fast: how the ranks divide the model, with the memory of each way and an estimate of its speed.`,
 		Example: `  launch plan --nodes 2 --gpus-per-node 8 -- bin/train --model gpt2
-  launch plan -np 4 -H n1:2,n2:2 --launcher all -- bin/reduce`,
+  launch plan -np 4 -H n1:2,n2:2 --launcher all -- bin/reduce
+  launch plan --launcher slurm --array 10 -- bin/train --seed {}
+  launch plan --launcher kubernetes --image me/train:1 --nodes 2 --gpus-per-node 8 -- /opt/train`,
 		DisableFlagParsing: true, // for -np, which pflag would take for -n p
 	}
 	o.flags(cmd.Flags())
+	o.batchFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().StringVar(&o.gpu, "gpu", "", "kind of the GPUs that settings of the program are proposed for, such as H100, or A100:40 for another memory in GB (default: those of this machine, else H200)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -76,10 +89,14 @@ are fast: how the ranks divide the model, with the memory of each way and an est
 		}
 		s := thisSite()
 		j, err := o.job(s, prog)
+		if err == nil {
+			err = o.inFile(&j)
+		}
 		if err != nil {
 			return err
 		}
-		return write(cmd.OutOrStdout(), o.lines(j, s), sbatchOf(o, j, s), j.settings(s, asJSON), asJSON)
+		lines := o.lines(j, s)
+		return write(cmd.OutOrStdout(), lines, o.file(lines, j), j.settings(s, asJSON), asJSON)
 	}
 	return cmd
 }
@@ -99,8 +116,13 @@ func (o *options) lines(j job, s site) []Line {
 	}
 	var lines []Line
 	for _, name := range names {
-		l := build(find(name), j, s)
-		if err := checkRoom(j, s); err != nil && name != "slurm" {
+		var l Line
+		if b, ok := systems[name]; ok {
+			l = b.build(name, j, s)
+		} else {
+			l = build(find(name), j, s)
+		}
+		if err := checkRoom(j, s); err != nil && systems[name].command == "" {
 			l.Refused = err.Error()
 		}
 		lines = append(lines, l)
@@ -108,17 +130,8 @@ func (o *options) lines(j job, s site) []Line {
 	return lines
 }
 
-// sbatchOf returns the batch file, or "" where o asks for no Slurm.
-func sbatchOf(o *options, j job, s site) string {
-	switch {
-	case o.launcher == "slurm", o.launcher == "all", o.launcher == "auto" && found("sbatch"):
-		return sbatch(j, s)
-	}
-	return ""
-}
-
 // write prints the lines, the batch file and what the program says of its settings, which is JSON where all is.
-func write(w io.Writer, lines []Line, batch string, settings []byte, asJSON bool) error {
+func write(w io.Writer, lines []Line, file file, settings []byte, asJSON bool) error {
 	if asJSON {
 		type line struct {
 			Line
@@ -128,8 +141,16 @@ func write(w io.Writer, lines []Line, batch string, settings []byte, asJSON bool
 		out := struct {
 			Lines    []line          `json:"lines"`
 			Sbatch   string          `json:"sbatch,omitempty"`
+			Qsub     string          `json:"qsub,omitempty"`
+			Bsub     string          `json:"bsub,omitempty"`
+			Kubectl  string          `json:"kubectl,omitempty"`
 			Settings json.RawMessage `json:"settings,omitempty"`
-		}{Sbatch: batch, Settings: settings}
+		}{Settings: settings}
+		for name, field := range map[string]*string{"sbatch": &out.Sbatch, "qsub": &out.Qsub, "bsub": &out.Bsub, "kubectl": &out.Kubectl} {
+			if name == file.command {
+				*field = file.text
+			}
+		}
 		for _, l := range lines {
 			out.Lines = append(out.Lines, line{l, l.Words(), l.String()})
 		}
@@ -165,8 +186,8 @@ func write(w io.Writer, lines []Line, batch string, settings []byte, asJSON bool
 		b.WriteString(strings.ReplaceAll(strings.TrimSpace(string(settings)), "\n", "\n# "))
 		b.WriteString("\n\n")
 	}
-	if batch != "" {
-		fmt.Fprintf(&b, "# a file for sbatch\n%s", batch)
+	if file.text != "" {
+		fmt.Fprintf(&b, "# a file for %s\n%s", file.command, file.text)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -224,6 +224,7 @@ func TestBatchFile(t *testing.T) {
 		t.Skip("bash is not installed")
 	}
 	o := options{nodes: 1, np: 2, launcher: "slurm"}
+	s := site{cores: 2}
 	for _, tc := range []struct {
 		name   string
 		srun   string
@@ -242,11 +243,11 @@ func TestBatchFile(t *testing.T) {
 		dir := t.TempDir()
 		writeFile(t, dir+"/srun", "#!/bin/bash\n"+tc.srun+"\n", 0o755)
 		writeFile(t, dir+"/scontrol", "#!/bin/sh\necho scontrol $*\n", 0o755)
-		j, err := o.job(site{cores: 2}, []string{"prog"})
+		j, err := o.job(s, []string{"prog"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := start(t, "bash", writeFile(t, dir+"/job", sbatch(j, site{cores: 2}), 0o644))
+		cmd := start(t, "bash", writeFile(t, dir+"/job", o.file(o.lines(j, s), j).text, 0o644))
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SLURM_JOB_ID=7")
 		if tc.gone { // the batch file looks whether it is there once it is not
 			cmd.Env = append(cmd.Env, "BASH_ENV="+writeFile(t, dir+"/gone",

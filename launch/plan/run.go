@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -100,8 +101,8 @@ func (o *options) plan(s site, prog []string) (launcherHere, job, error) {
 	if w := launcher.Environment(); w.Size > 1 && w.Name != "slurm" { // slurm: a batch script, too, looks so
 		return launcherHere{}, job{}, usage("%s has already started this as rank %d of %d: type launch run once, without it", w.Name, w.Rank, w.Size)
 	}
-	if o.launcher == "all" {
-		return launcherHere{}, job{}, usage("--launcher all is for launch plan: name one, or leave it out")
+	if slices.Contains([]string{"all", "pbs", "lsf", "kubernetes"}, o.launcher) {
+		return launcherHere{}, job{}, usage("--launcher %s is for launch plan: name another, or leave it out", o.launcher)
 	}
 	j, err := o.job(s, prog)
 	if err != nil {

@@ -62,7 +62,7 @@ func rankMain() {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Printf("%s\n", line)
+		_, err = fmt.Printf("%s\nseed %d\n", line, w.Seed())
 		return err
 	})
 }
