@@ -19,7 +19,7 @@ type float interface{ float32 | float64 }
 type backend struct {
 	open bool   // OpenBLAS, else gonum
 	name string // for BLAS
-	err  error  // the choice that LOCKSTEP_BLAS asks for cannot be had
+	err  error  // the choice of LOCKSTEP_BLAS cannot be had
 }
 
 var chosen = sync.OnceValue(func() backend { return choose(os.Getenv("LOCKSTEP_BLAS")) })
@@ -44,12 +44,12 @@ func choose(want string) backend {
 	return backend{err: fmt.Errorf("host: LOCKSTEP_BLAS is %q: auto, openblas or gonum is meant", want)}
 }
 
-// CheckBLAS loads the BLAS and returns an error if the choice in LOCKSTEP_BLAS cannot be had.
-// Gemm and Gemv panic with that error. A program calls it once at its start.
+// CheckBLAS loads the BLAS and returns an error if the choice in LOCKSTEP_BLAS cannot be had. Gemm
+// and Gemv panic with that error. A program calls it once at its start.
 func CheckBLAS() error { return chosen().err }
 
-// BLAS names what Gemm runs on, for a log: "OpenBLAS 0.3.21 SkylakeX", or
-// "gonum (pure Go): " and the reason why it is not OpenBLAS.
+// BLAS names the library of Gemm, for a log: "OpenBLAS 0.3.21 SkylakeX", or "gonum (pure Go): " and
+// the reason why it is not OpenBLAS.
 func BLAS() string {
 	b := chosen()
 	if b.err != nil {
@@ -62,15 +62,18 @@ func BLAS() string {
 //
 //	C = alpha op(A) op(B) + beta C
 //
-// where op(A) is (m, k), op(B) is (k, n) and C is (m, n), all row-major with row strides lda, ldb, ldc.
-// op(A) is A, or its transpose if transA is set: a then holds a (k, m) matrix. The same goes for B.
+// where op(A) is (m, k), op(B) is (k, n) and C is (m, n), all row-major with row strides lda, ldb,
+// ldc. op(A) is A, or its transpose if transA is set: a then holds a (k, m) matrix. The same goes
+// for B.
 //
-// It uses Threads cores and returns when C is done. c may not overlap a or b. With beta == 0 what c
-// held does not count, not even a NaN; with alpha == 0 or k == 0, a and b are not read. The last
-// row of a matrix may end before its stride does. Gemm panics when a dimension is negative, a
-// stride is below the length of a row, or a slice is too short for its matrix.
-// Source: cblas.h, cblas_sgemm and cblas_dgemm.
-func Gemm[T float32 | float64](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
+// It uses Threads cores and returns when C is done. c may not overlap a or b. With beta == 0 the
+// old contents of c do not count, not even a NaN. With alpha == 0 or k == 0, a and b are not read.
+// The last row of a matrix may end before its stride does. Gemm panics if a dimension is negative,
+// a stride is below the length of a row, or a slice is too short for its matrix. Source: cblas.h,
+// cblas_sgemm and cblas_dgemm.
+func Gemm[T float32 | float64](
+	transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int,
+) {
 	rowsA, colsA := stored(transA, m, k)
 	rowsB, colsB := stored(transB, k, n)
 	checkMatrix("Gemm", "c", len(c), m, n, ldc)
@@ -111,11 +114,12 @@ func Gemm[T float32 | float64](transA, transB bool, m, n, k int, alpha T, a []T,
 	})
 }
 
-// gemmGrain is the least number of floating-point operations of a block: about 10 us. Tests lower it.
+// gemmGrain is the least number of floating-point operations of a block: about 10 us. Tests lower
+// it.
 var gemmGrain = 2 << 20
 
-// grid divides C (m, n) into down x across blocks, one for each core that has enough to do. Every row of
-// blocks packs op(B) again and every column op(A), so the grid is the one that packs least.
+// grid divides C (m, n) into down x across blocks, one for each core that has enough to do. Every
+// row of blocks packs op(B) again and every column op(A), so the grid is the one that packs least.
 func grid(m, n, k int) (down, across int) {
 	cells := int(min(float64(Threads()), 2*float64(m)*float64(n)*float64(k)/float64(gemmGrain)))
 	down, across = 1, max(cells, 1)
@@ -127,14 +131,14 @@ func grid(m, n, k int) (down, across int) {
 	return down, across
 }
 
-// part returns the p-th of parts ranges of [0, n), cut at multiples of what kernels work on at a time.
+// part returns the p-th of parts ranges of [0, n), cut at multiples of the kernels' unit.
 func part(n, parts, p int) (lo, hi int) {
 	const unit = 16
 	units := (n + unit - 1) / unit
 	return min(n, units*p/parts*unit), min(n, units*(p+1)/parts*unit)
 }
 
-// offset is where row i (or, not by rows, column i) of a matrix with row stride ld begins.
+// offset is the place of row i (or, not by rows, column i) of a matrix with row stride ld.
 func offset(rows bool, i, ld int) int {
 	if rows {
 		return i * ld
@@ -150,11 +154,12 @@ func offset(rows bool, i, ld int) int {
 // elements and y m, or with trans set x has m and y n.
 //
 // It uses Threads cores and returns when y is done; each element of y has the same bits for any
-// number of them. In float32 it reads A at memory speed, and without trans accumulates runs of 16,384
-// columns in float32 and these in float64. y may not overlap a or x. With beta == 0 what y
-// held does not count, not even a NaN. Gemv panics when a dimension is negative, lda is below n, a
-// is too short for A, or x or y has another length than A asks for.
-// Source: cblas.h, cblas_sgemv and cblas_dgemv.
+// number of them. In float32 it reads A at memory speed, and without trans accumulates runs of
+// 16,384 columns in float32 and these in float64. y may not overlap a or x. With beta == 0 the old
+// contents of y do not count, not even a NaN.
+//
+// Gemv panics if a dimension is negative, lda is below n, a is too short for A, or x or y has
+// another length than A asks for. Source: cblas.h, cblas_sgemv and cblas_dgemv.
 func Gemv[T float32 | float64](trans bool, m, n int, alpha T, a []T, lda int, x []T, beta T, y []T) {
 	checkMatrix("Gemv", "a", len(a), m, n, lda)
 	rows, cols := stored(trans, m, n)
@@ -215,14 +220,18 @@ func gemv[T float](trans bool, m, n int, alpha T, a []T, lda int, x []T, beta T,
 	gonum.Implementation{}.Dgemv(transpose(trans), m, n, float64(alpha), da, lda, dx, 1, float64(beta), dy, 1)
 }
 
-func gonumGemm[T float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
+func gonumGemm[T float](
+	transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int,
+) {
 	var g gonum.Implementation
 	ta, tb := transpose(transA), transpose(transB)
 	if isFloat32[T]() {
-		g.Sgemm(ta, tb, m, n, k, float32(alpha), as[float32](a), lda, as[float32](b), ldb, float32(beta), as[float32](c), ldc)
+		g.Sgemm(ta, tb, m, n, k, float32(alpha), as[float32](a), lda, as[float32](b), ldb, float32(beta),
+			as[float32](c), ldc)
 		return
 	}
-	g.Dgemm(ta, tb, m, n, k, float64(alpha), as[float64](a), lda, as[float64](b), ldb, float64(beta), as[float64](c), ldc)
+	g.Dgemm(ta, tb, m, n, k, float64(alpha), as[float64](a), lda, as[float64](b), ldb, float64(beta),
+		as[float64](c), ldc)
 }
 
 func transpose(t bool) blas.Transpose {
@@ -232,7 +241,7 @@ func transpose(t bool) blas.Transpose {
 	return blas.NoTrans
 }
 
-// scaleRows multiplies (m, n) elements of c by beta; by 0 means that they become 0, NaN or not.
+// scaleRows multiplies (m, n) elements of c by beta; by 0 they become 0, NaN or not.
 func scaleRows[T float](m, n int, beta T, c []T, ldc int) {
 	for i := range m {
 		row := c[i*ldc : i*ldc+n]
@@ -246,8 +255,8 @@ func scaleRows[T float](m, n int, beta T, c []T, ldc int) {
 	}
 }
 
-// stored returns the shape in which op(X), of shape (m, n), is stored; and, its own inverse, the
-// shape of op(X) for a stored one.
+// stored returns the stored shape of op(X), of shape (m, n); and, its own inverse, the shape of
+// op(X) for a stored one.
 func stored(trans bool, m, n int) (rows, cols int) {
 	if trans {
 		return n, m

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// onEachBLAS runs test on OpenBLAS, where there is one, and on gonum, each with one and six cores.
+// onEachBLAS runs test on OpenBLAS, if there is one, and on gonum, each with one and six cores.
 func onEachBLAS(t *testing.T, test func(t *testing.T)) {
 	defer func(old func() backend) { chosen = old }(chosen)
 	defer SetThreads(Threads())
@@ -54,7 +54,7 @@ func at[T float](trans bool, x []T, ld, i, j int) float64 {
 	return float64(x[i*ld+j])
 }
 
-// same fails unless got holds what the float64 reference asks for, gaps included.
+// same fails unless got holds the values of the float64 reference, gaps included.
 func same[T float](t *testing.T, got []T, want []float64) {
 	t.Helper()
 	for i := range want {
@@ -66,7 +66,8 @@ func same[T float](t *testing.T, got []T, want []float64) {
 
 func testGemm[T float](t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	sizes := [][3]int{{1, 1, 1}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {5, 7, 3}, {17, 1, 33}, {1, 65, 19}, {33, 35, 71}, {130, 9, 40}, {20, 150, 37}}
+	sizes := [][3]int{{1, 1, 1}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {5, 7, 3}, {17, 1, 33}, {1, 65, 19},
+		{33, 35, 71}, {130, 9, 40}, {20, 150, 37}}
 	factors := [][2]T{{1, 0}, {1, 1}, {-2, 0.5}, {0, 2}, {0, 0}}
 	for _, s := range sizes {
 		m, n, k := s[0], s[1], s[2]
@@ -99,10 +100,11 @@ func testGemm[T float](t *testing.T) {
 						}
 					}
 				}
-				t.Run(fmt.Sprintf("%dx%dx%d/%v,%v/gap=%d/%v,%v", m, n, k, transA, transB, gap, alpha, beta), func(t *testing.T) {
-					Gemm(transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
-					same(t, c, want)
-				})
+				t.Run(fmt.Sprintf("%dx%dx%d/%v,%v/gap=%d/%v,%v", m, n, k, transA, transB, gap, alpha, beta),
+					func(t *testing.T) {
+						Gemm(transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
+						same(t, c, want)
+					})
 			}
 		}
 	}
@@ -211,12 +213,18 @@ func TestBLASMisuse(t *testing.T) {
 		call func()
 		want []string
 	}{
-		"short a":      {func() { Gemm(false, false, 2, 2, 4, 1, x, 4, make([]float32, 8), 2, 0, x, 2) }, []string{"a has 6", "needs 8"}},
-		"short b":      {func() { Gemm(false, true, 2, 4, 2, 1, x, 2, x, 2, 0, make([]float32, 8), 4) }, []string{"b has 6", "needs 8"}},
-		"short c":      {func() { Gemm(false, false, 2, 3, 2, 1, x, 2, x, 3, 0, x, 4) }, []string{"c has 6", "needs 7"}},
-		"stride":       {func() { Gemm(false, false, 2, 3, 2, 1, x, 2, x, 2, 0, x, 3) }, []string{"stride of b is 2", "3 elements"}},
-		"negative":     {func() { Gemm(false, false, 2, 3, -1, 1, x, 2, x, 3, 0, x, 3) }, []string{"a is 2 x -1", "negative"}},
-		"negative, 0":  {func() { Gemm(false, false, 2, 3, -1, 0, x, 2, x, 3, 0, x, 3) }, []string{"a is 2 x -1", "negative"}},
+		"short a": {func() { Gemm(false, false, 2, 2, 4, 1, x, 4, make([]float32, 8), 2, 0, x, 2) },
+			[]string{"a has 6", "needs 8"}},
+		"short b": {func() { Gemm(false, true, 2, 4, 2, 1, x, 2, x, 2, 0, make([]float32, 8), 4) },
+			[]string{"b has 6", "needs 8"}},
+		"short c": {func() { Gemm(false, false, 2, 3, 2, 1, x, 2, x, 3, 0, x, 4) },
+			[]string{"c has 6", "needs 7"}},
+		"stride": {func() { Gemm(false, false, 2, 3, 2, 1, x, 2, x, 2, 0, x, 3) },
+			[]string{"stride of b is 2", "3 elements"}},
+		"negative": {func() { Gemm(false, false, 2, 3, -1, 1, x, 2, x, 3, 0, x, 3) },
+			[]string{"a is 2 x -1", "negative"}},
+		"negative, 0": {func() { Gemm(false, false, 2, 3, -1, 0, x, 2, x, 3, 0, x, 3) },
+			[]string{"a is 2 x -1", "negative"}},
 		"gemv short a": {func() { Gemv(false, 3, 3, 1, x, 3, x[:3], 0, x[:3]) }, []string{"a has 6", "needs 9"}},
 		"gemv x":       {func() { Gemv(false, 2, 3, 1, x, 3, x[:2], 0, x[:2]) }, []string{"x has 2", "asks for 3"}},
 		"gemv y":       {func() { Gemv(true, 2, 3, 1, x, 3, x[:2], 0, x[:2]) }, []string{"y has 2", "asks for 3"}},

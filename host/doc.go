@@ -1,6 +1,5 @@
-// Package host is what the Go side of a computation on the host is made of: the loop over
-// cores, matrix products, and sums at memory speed. The host function of an spmd.Kernel is
-// written with it.
+// Package host is the Go side of a computation on the host: the loop over cores, matrix products,
+// and sums at memory speed. The host function of an spmd.Kernel is written with it.
 //
 //	host.Parallel(len(y), 4096, func(lo, hi int) {
 //		host.Axpy(y[lo:hi], alpha, x[lo:hi]) // y += alpha x
@@ -9,10 +8,11 @@
 // # Cores
 //
 // Threads is the number of cores this rank may use; spmd.World divides the cores of a node among
-// its ranks. Ranks that are goroutines of one process all use what the one with the least may. Parallel, Gemm, Gemv and SumParallel use that many goroutines and return when
-// the work is done. Everything else runs in the calling goroutine. All functions may be called
-// from several goroutines at once. There is no hidden pool of threads: OpenBLAS, too, is called
-// one thread at a time, on blocks that Parallel hands out.
+// its ranks. Ranks that are goroutines of one process all use the least of their shares. Parallel,
+// Gemm, Gemv and SumParallel use that many goroutines and return when the work is done. Everything
+// else runs in the calling goroutine. Several goroutines may call all functions at once. There is
+// no hidden pool of threads: OpenBLAS, too, is called one thread at a time, on blocks that Parallel
+// hands out.
 //
 // # Matrices
 //
@@ -21,11 +21,11 @@
 //
 // # BLAS
 //
-// Matrix products run in OpenBLAS, which is looked for when the first product is asked for, and in
-// gonum's pure Go where it is not found: the same results within rounding, ten to twenty times slower.
-// BLAS says which one is in use and why. The environment variable LOCKSTEP_BLAS forces a choice:
+// Matrix products run in OpenBLAS, which is looked for at the first product. If it is not found
+// they run in gonum's pure Go: the same results within rounding, ten to twenty times slower. BLAS
+// says which one is in use and why. The environment variable LOCKSTEP_BLAS forces a choice:
 //
-//	auto      OpenBLAS where it can be loaded, else gonum (the default)
+//	auto      OpenBLAS if it can be loaded, else gonum (the default)
 //	openblas  OpenBLAS, or CheckBLAS reports why not
 //	gonum     gonum
 //

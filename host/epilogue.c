@@ -2,8 +2,8 @@
 
 #include "loops.h"
 
-// gelu(x) = x (1 + tanh(u)) / 2 = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3). The second form takes one
-// exponential, and nothing cancels in it for large -x.
+// gelu(x) = x (1 + tanh(u)) / 2 = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3). The
+// second form takes one exponential, and nothing cancels in it for large -x.
 #define GELU_2K 1.5957691216f // 2 sqrt(2/pi)
 #define GELU_A 0.044715f
 

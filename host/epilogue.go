@@ -19,14 +19,15 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Epilogue is what a product does beside storing C; a nil slice is absent. Matrices are (m, n) with the row stride of
-// C. The slices may not overlap C, nor those written any other.
+// Epilogue is the work of a product beside storing C; a nil slice is absent. Matrices are (m, n)
+// with the row stride of C. The slices may not overlap C, nor the written ones any other.
 //
 // The value stored is
 //
 //	v = alpha op(A) op(B) + beta C + Bias + Residual
 //
-// or gelu(v) with GELU, or v gelu'(DGELU) with DGELU, where gelu(x) = x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
+// or gelu(v) with GELU, or v gelu'(DGELU) with DGELU, where gelu(x) = x (1 + tanh(sqrt(2/pi) (x +
+// 0.044715 x^3))) / 2.
 type Epilogue[T float32 | float64 | elem.F16 | elem.BF16] struct {
 	Bias     []T // n elements, added to every row
 	Residual []T // matrix
@@ -56,8 +57,10 @@ func (e *Epilogue[T]) check(fn string, m, n, ldc int) {
 	}
 }
 
-// GemmEpilogue is Gemm with an epilogue. It panics as Gemm does, and where a slice of e does not fit.
-func GemmEpilogue[T float32 | float64](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int, e Epilogue[T]) {
+// GemmEpilogue is Gemm with an epilogue. It panics as Gemm does, and if a slice of e does not fit.
+func GemmEpilogue[T float32 | float64](
+	transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int, e Epilogue[T],
+) {
 	e.check("GemmEpilogue", m, n, ldc)
 	Gemm(transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
 	if e.RowSums != nil { // a is read where Gemm does not read it, too
@@ -73,7 +76,7 @@ func GemmEpilogue[T float32 | float64](transA, transB bool, m, n, k int, alpha T
 	}
 }
 
-// finish does to the product c(m, n) what e says, but for the sums of the rows.
+// finish applies e to the product c(m, n), but for the sums of the rows.
 func finish(e *Epilogue[float32], c []float32, m, n, ldc int) {
 	if e.changes() {
 		Parallel(m, rowGrain(n), func(lo, hi int) { finishRows(e, c, lo, hi, n, ldc) })
@@ -192,8 +195,8 @@ const (
 // sigmoid is (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-twoK*(x+cubic*x*x*x))) }
 
-// finishHalf makes C, in rows [lo, hi), of the product wide(m, n), which it changes: the epilogue is computed in
-// float32, and what it stores rounded once. bias is e.Bias, widened.
+// finishHalf makes C, in rows [lo, hi), of the product wide(m, n), which it changes. The epilogue
+// is computed in float32, and its results rounded once. bias is e.Bias, widened.
 func finishHalf[T half](e *Epilogue[T], bias, wide []float32, c []T, lo, hi, n, ldc int) {
 	if n == 0 {
 		return
@@ -239,7 +242,7 @@ func fromHalf[T half](x []T) []float32 {
 	return wide
 }
 
-// intoHalf stores in dst what fn stores, rounded.
+// intoHalf stores in dst the rounded results of fn.
 func intoHalf[T half](dst []T, fn func(dst []float32)) {
 	if len(dst) == 0 {
 		return

@@ -1,4 +1,5 @@
-// What follows a matrix product, in float32, one thread each. Rows of n elements are ld.. apart.
+// The epilogues of a matrix product, in float32, one thread each. Rows of n elements are ld..
+// apart.
 
 #include <stddef.h>
 

@@ -24,8 +24,9 @@ func geluTanhDerivative(x float64) float64 {
 
 type anyElem interface{ float | half }
 
-// Every epilogue alone and in the combinations that blas.Gemm knows, into every type, against float64: sizes that are
-// odd, empty or without a sum, both transpositions, rows apart with NaN between them, which must stay.
+// Every epilogue alone and in the combinations that blas.Gemm knows, into every type, against
+// float64: sizes that are odd, empty or without a sum, both transpositions, rows apart with NaN
+// between them, which must stay.
 func TestGemmEpilogue(t *testing.T) {
 	onEachBLAS(t, func(t *testing.T) {
 		t.Run("float32", func(t *testing.T) {
@@ -40,30 +41,43 @@ func TestGemmEpilogue(t *testing.T) {
 		fromF16 := func(x elem.F16) float64 { return float64(x.Float32()) }
 		t.Run("bfloat16", func(t *testing.T) { testHalfEpilogue(t, 1.0/256, bf, fromBF, bf, fromBF) })
 		t.Run("float16", func(t *testing.T) { testHalfEpilogue(t, 1.0/2048, f16, fromF16, f16, fromF16) })
-		t.Run("bfloat16 into float32", func(t *testing.T) { testHalfEpilogue(t, 2e-6, bf, fromBF, exactly[float32], float64of[float32]) })
-		t.Run("float16 into float32", func(t *testing.T) { testHalfEpilogue(t, 2e-6, f16, fromF16, exactly[float32], float64of[float32]) })
+		t.Run("bfloat16 into float32", func(t *testing.T) {
+			testHalfEpilogue(t, 2e-6, bf, fromBF, exactly[float32], float64of[float32])
+		})
+		t.Run("float16 into float32", func(t *testing.T) {
+			testHalfEpilogue(t, 2e-6, f16, fromF16, exactly[float32], float64of[float32])
+		})
 	})
 }
 
 func exactly[T float](x float64) T   { return T(x) }
 func float64of[T float](x T) float64 { return float64(x) }
 
-func testHalfEpilogue[C float32 | half, T half](t *testing.T, eps float64, to func(float64) T, from func(T) float64, toC func(float64) C, fromC func(C) float64) {
+func testHalfEpilogue[C float32 | half, T half](
+	t *testing.T, eps float64, to func(float64) T, from func(T) float64, toC func(float64) C, fromC func(C) float64,
+) {
 	testEpilogueOf(t, eps, to, from, toC, fromC,
-		func(ta, tb bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []C, ldc int, e Epilogue[C]) {
+		func(ta, tb bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []C,
+			ldc int, e Epilogue[C]) {
 			GemmHalfEpilogue(ta, tb, m, n, k, float32(alpha), a, lda, b, ldb, float32(beta), c, ldc, e)
 		})
 }
 
-func testEpilogue[T float](t *testing.T, eps float64, to func(float64) T, from func(T) float64, gemm func(ta, tb bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int, e Epilogue[T])) {
+func testEpilogue[T float](
+	t *testing.T, eps float64, to func(float64) T, from func(T) float64,
+	gemm func(ta, tb bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int, e Epilogue[T]),
+) {
 	testEpilogueOf(t, eps, to, from, to, from,
-		func(ta, tb bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []T, ldc int, e Epilogue[T]) {
+		func(ta, tb bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []T,
+			ldc int, e Epilogue[T]) {
 			gemm(ta, tb, m, n, k, T(alpha), a, lda, b, ldb, T(beta), c, ldc, e)
 		})
 }
 
-func testEpilogueOf[C, T anyElem](t *testing.T, eps float64, to func(float64) T, from func(T) float64, toC func(float64) C, fromC func(C) float64,
-	gemm func(ta, tb bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []C, ldc int, e Epilogue[C])) {
+func testEpilogueOf[C, T anyElem](t *testing.T, eps float64, to func(float64) T, from func(T) float64,
+	toC func(float64) C, fromC func(C) float64,
+	gemm func(ta, tb bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []C,
+		ldc int, e Epilogue[C])) {
 	left := 0
 	defer func() { campaign.More(t, left, "products with something behind them on the host") }()
 	r := rand.New(rand.NewPCG(1, 2))
@@ -79,15 +93,18 @@ func testEpilogueOf[C, T anyElem](t *testing.T, eps float64, to func(float64) T,
 		}
 		return x
 	}
-	for _, s := range [][3]int{{1, 1, 1}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {5, 7, 3}, {33, 35, 71}, {130, 9, 40}, {9, 300, 17}} {
+	for _, s := range [][3]int{{1, 1, 1}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {5, 7, 3}, {33, 35, 71},
+		{130, 9, 40}, {9, 300, 17}} {
 		m, n, k := s[0], s[1], s[2]
-		for i, names := range []string{"", "Bias", "Residual", "Bias Residual", "GELU", "Bias GELU", "DGELU", "DGELU BiasGrad", "RowSums"} {
+		for i, names := range []string{"", "Bias", "Residual", "Bias Residual", "GELU", "Bias GELU",
+			"DGELU", "DGELU BiasGrad", "RowSums"} {
 			for flags := i % 2; flags < 16; flags += 2 {
 				if (m+i+flags/2)%4 != 0 && !campaign.All() {
 					left++
 					continue
 				}
-				transA, transB, gap, alpha, beta := (flags+flags>>1)&1 != 0, flags&2 != 0, flags&4/4*3, 0.5, float64(flags&8/8)
+				transA, transB, gap, alpha, beta := (flags+flags>>1)&1 != 0, flags&2 != 0, flags&4/4*3,
+					0.5, float64(flags&8/8)
 				if flags == 15 {
 					alpha = 0
 				}
@@ -124,8 +141,9 @@ func testEpilogueOf[C, T anyElem](t *testing.T, eps float64, to func(float64) T,
 					e.RowSums = fresh(1, m, max(1, m), false)
 				}
 				gemm(transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, e)
-				what := fmt.Sprintf("%v %q transposed %v %v gap %d alpha %v beta %v", s, names, transA, transB, gap, alpha, beta)
-				// near fails unless x is want; size is what was summed for it.
+				what := fmt.Sprintf("%v %q transposed %v %v gap %d alpha %v beta %v", s, names, transA,
+					transB, gap, alpha, beta)
+				// near fails unless x is want; size is the sum of sizes behind it.
 				near := func(name string, i int, x C, want, size float64) {
 					t.Helper()
 					if d := math.Abs(fromC(x) - want); !(d <= eps*(math.Abs(want)+1e-3)+2e-6*size*min(1, eps*1e6)) {
@@ -198,12 +216,13 @@ func testEpilogueOf[C, T anyElem](t *testing.T, eps float64, to func(float64) T,
 	}
 }
 
-// Far from 0 both are what they tend to; a NaN stays one.
+// Far from 0 both reach their limits; a NaN stays one.
 func TestGELUAtTheEnds(t *testing.T) {
 	x := []float32{-1e6, -100, -20, -8, 0, 8, 20, 100, 1e6, float32(math.NaN()), float32(math.Inf(1))}
 	n := len(x)
 	c, pre, one := make([]float32, n), make([]float32, n), []float32{1}
-	GemmEpilogue(false, false, 1, n, 1, 1, one, 1, make([]float32, n), n, 0, c, n, Epilogue[float32]{Bias: x, GELU: pre})
+	GemmEpilogue(false, false, 1, n, 1, 1, one, 1, make([]float32, n), n, 0, c, n,
+		Epilogue[float32]{Bias: x, GELU: pre})
 	d := make([]float32, n)
 	ones := make([]float32, n)
 	for i := range ones {
@@ -242,14 +261,16 @@ func TestGemmEpiloguePanics(t *testing.T) {
 	}
 }
 
-// One layer's epilogues of GPT-2 small at 256 tokens, beside the plain product that each stands behind.
+// One layer's epilogues of GPT-2 small at 256 tokens, beside the plain product that each stands
+// behind.
 func BenchmarkGemmEpilogue(b *testing.B) {
 	const m, n, k = 256, 3072, 768
 	x, w, c, aux, bias := random(1, m*k), random(2, n*k), make([]float32, m*n), random(3, m*n), random(4, n)
 	grad := make([]float32, n)
 	for name, e := range map[string]Epilogue[float32]{
-		"none": {}, "Bias": {Bias: bias}, "Bias Residual": {Bias: bias, Residual: aux}, "Bias GELU": {Bias: bias, GELU: append([]float32{}, aux...)},
-		"DGELU": {DGELU: aux}, "DGELU BiasGrad": {DGELU: aux, BiasGrad: grad},
+		"none": {}, "Bias": {Bias: bias}, "Bias Residual": {Bias: bias, Residual: aux},
+		"Bias GELU": {Bias: bias, GELU: append([]float32{}, aux...)},
+		"DGELU":     {DGELU: aux}, "DGELU BiasGrad": {DGELU: aux, BiasGrad: grad},
 	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {

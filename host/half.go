@@ -24,7 +24,8 @@ type narrow interface {
 	half | elem.F8E4M3 | elem.F8E5M2
 }
 
-// Widen stores in dst the values of src, exactly. One thread. It panics unless both are equally long.
+// Widen stores in dst the values of src, exactly. One thread. It panics unless both are equally
+// long.
 func Widen[T elem.F16 | elem.BF16 | elem.F8E4M3 | elem.F8E5M2](dst []float32, src []T) {
 	sameLength("Widen", len(dst), len(src))
 	switch src := any(src).(type) {
@@ -45,8 +46,8 @@ func Widen[T elem.F16 | elem.BF16 | elem.F8E4M3 | elem.F8E5M2](dst []float32, sr
 	}
 }
 
-// Round stores in dst the values of src, rounded to nearest, ties to even, as elem's ToBF16 and ToF16 do. One thread.
-// It panics unless both are equally long.
+// Round stores in dst the values of src, rounded to nearest, ties to even, as elem's ToBF16 and
+// ToF16 do. One thread. It panics unless both are equally long.
 func Round[T elem.F16 | elem.BF16](dst []T, src []float32) {
 	sameLength("Round", len(dst), len(src))
 	switch dst := any(dst).(type) {
@@ -59,15 +60,21 @@ func Round[T elem.F16 | elem.BF16](dst []T, src []float32) {
 	}
 }
 
-// GemmHalf is Gemm for matrices of 16-bit floats, with C of the same type or float32: the product and its sum with
-// beta C are taken in float32, and rounded once. It holds float32 copies of the 16-bit matrices while it runs.
-func GemmHalf[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C, ldc int) {
+// GemmHalf is Gemm for matrices of 16-bit floats, with C of the same type or float32. The product
+// and its sum with beta C are taken in float32, and rounded once. It holds float32 copies of the
+// 16-bit matrices while it runs.
+func GemmHalf[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](
+	transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C, ldc int,
+) {
 	GemmHalfEpilogue(transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, Epilogue[C]{})
 }
 
-// GemmHalfEpilogue is GemmHalf with an epilogue, which is computed in float32, too. It panics as GemmHalf does, and
-// where a slice of e does not fit.
-func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C, ldc int, e Epilogue[C]) {
+// GemmHalfEpilogue is GemmHalf with an epilogue, which is computed in float32, too. It panics as
+// GemmHalf does, and if a slice of e does not fit.
+func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](
+	transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C,
+	ldc int, e Epilogue[C],
+) {
 	switch any(c).(type) {
 	case []float32, []T:
 		gemmNarrow("GemmHalf", transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, e)
@@ -76,13 +83,19 @@ func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](
 	}
 }
 
-// GemmEightEpilogue is GemmHalfEpilogue for 8-bit floats, whose product is of bfloat16.
-func GemmEightEpilogue[A elem.F8E4M3 | elem.F8E5M2](transA, transB bool, m, n, k int, alpha float32, a []A, lda int, b []elem.F8E4M3, ldb int, beta float32, c []elem.BF16, ldc int, e Epilogue[elem.BF16]) {
+// GemmEightEpilogue is GemmHalfEpilogue for 8-bit floats, whose product has type bfloat16.
+func GemmEightEpilogue[A elem.F8E4M3 | elem.F8E5M2](
+	transA, transB bool, m, n, k int, alpha float32, a []A, lda int, b []elem.F8E4M3, ldb int,
+	beta float32, c []elem.BF16, ldc int, e Epilogue[elem.BF16],
+) {
 	gemmNarrow("GemmEight", transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, e)
 }
 
 // gemmNarrow computes in float32.
-func gemmNarrow[C float32 | elem.F16 | elem.BF16, A, B narrow](fn string, transA, transB bool, m, n, k int, alpha float32, a []A, lda int, b []B, ldb int, beta float32, c []C, ldc int, e Epilogue[C]) {
+func gemmNarrow[C float32 | elem.F16 | elem.BF16, A, B narrow](
+	fn string, transA, transB bool, m, n, k int, alpha float32, a []A, lda int, b []B, ldb int,
+	beta float32, c []C, ldc int, e Epilogue[C],
+) {
 	rowsA, colsA := stored(transA, m, k)
 	rowsB, colsB := stored(transB, k, n)
 	checkMatrix(fn, "c", len(c), m, n, ldc)
@@ -122,7 +135,10 @@ func gemmNarrow[C float32 | elem.F16 | elem.BF16, A, B narrow](fn string, transA
 }
 
 // intoC has multiply compute the product in float32, and stores it in C with its epilogue.
-func intoC[C half](e *Epilogue[C], c []C, m, n, ldc int, beta float32, multiply func(c []float32, ldc int), sumsOfA func(sum []float32)) {
+func intoC[C half](
+	e *Epilogue[C], c []C, m, n, ldc int, beta float32, multiply func(c []float32, ldc int),
+	sumsOfA func(sum []float32),
+) {
 	wide := scratch(m * n)
 	defer scratches.Put(wide)
 	if beta != 0 {
@@ -147,7 +163,7 @@ func widenRows[T narrow](dst []float32, src []T, rows, cols, ld int) {
 	})
 }
 
-// rowGrain is how many rows of cols elements are worth a goroutine.
+// rowGrain is the number of rows of cols elements that is worth a goroutine.
 func rowGrain(cols int) int { return max(1, chunk/max(cols, 1)) }
 
 // scratches keeps the float32 copies: making them anew takes longer than filling them.

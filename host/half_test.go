@@ -10,7 +10,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Every 16-bit value to float32 and back, and float32 values of every kind, as elem converts one.
+// Every 16-bit value goes to float32 and back, and float32 values of every kind go as elem converts
+// them.
 func TestWidenAndRound(t *testing.T) {
 	t.Run("bfloat16", func(t *testing.T) { testWidenAndRound(t, elem.ToBF16, elem.BF16.Float32) })
 	t.Run("float16", func(t *testing.T) { testWidenAndRound(t, elem.ToF16, elem.F16.Float32) })
@@ -56,7 +57,8 @@ func halves[T half](x []float32) []T {
 
 func testGemmHalf[C float | half, T half](t *testing.T, wideC func([]C) []float32, narrowC func([]float32) []C) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for _, s := range [][3]int{{1, 1, 1}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {5, 7, 3}, {17, 1, 33}, {33, 35, 71}, {130, 9, 40}} {
+	for _, s := range [][3]int{{1, 1, 1}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {5, 7, 3}, {17, 1, 33},
+		{33, 35, 71}, {130, 9, 40}} {
 		m, n, k := s[0], s[1], s[2]
 		for flags := range 8 {
 			transA, transB, gap := flags&1 != 0, flags&2 != 0, flags&4/4*3
@@ -82,7 +84,8 @@ func testGemmHalf[C float | half, T half](t *testing.T, wideC func([]C) []float3
 				got, rounded := wideC(c), wideC(narrowC(want)) // sums of some hundred small integers need rounding
 				for i := range rounded {
 					if got[i] != rounded[i] && !(got[i] != got[i] && rounded[i] != rounded[i]) {
-						t.Fatalf("%dx%dx%d %v,%v gap %d factors %v: element %d is %v, want %v", m, n, k, transA, transB, gap, f, i, got[i], rounded[i])
+						t.Fatalf("%dx%dx%d %v,%v gap %d factors %v: element %d is %v, want %v", m, n, k,
+							transA, transB, gap, f, i, got[i], rounded[i])
 					}
 				}
 			}
@@ -114,9 +117,11 @@ func TestHalfMisuse(t *testing.T) {
 	}{
 		{func() { Widen(w, x[:5]) }, []string{"Widen", "6", "5"}},
 		{func() { Round(x[:4], w) }, []string{"Round", "4", "6"}},
-		{func() { GemmHalf(false, false, 2, 2, 4, 1, x, 4, make([]elem.BF16, 8), 2, 0, w, 2) }, []string{"a has 6", "needs 8"}},
+		{func() { GemmHalf(false, false, 2, 2, 4, 1, x, 4, make([]elem.BF16, 8), 2, 0, w, 2) },
+			[]string{"a has 6", "needs 8"}},
 		{func() { GemmHalf(false, false, 2, 3, 2, 1, x, 2, x, 3, 0, w, 4) }, []string{"c has 6", "needs 7"}},
-		{func() { GemmHalf(false, false, 1, 1, 1, 1, x, 1, x, 1, 0, make([]elem.F16, 1), 1) }, []string{"another 16-bit float"}},
+		{func() { GemmHalf(false, false, 1, 1, 1, 1, x, 1, x, 1, 0, make([]elem.F16, 1), 1) },
+			[]string{"another 16-bit float"}},
 	} {
 		func() {
 			defer func() {

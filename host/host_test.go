@@ -109,7 +109,8 @@ func TestParallelReportsGoexit(t *testing.T) {
 	})
 }
 
-// TestParallelGoexitOfTheCaller: a goroutine that its own range ends leaves the helpers to the next.
+// TestParallelGoexitOfTheCaller: a goroutine that its own range ends leaves the helpers to the
+// next.
 func TestParallelGoexitOfTheCaller(t *testing.T) {
 	defer SetThreads(Threads())
 	SetThreads(2)
@@ -141,7 +142,7 @@ func TestSetThreads(t *testing.T) {
 	}
 }
 
-// What holds is the least of what the ranks of the process have, and the default when the last has ended.
+// The least share of the process's ranks holds, and the default when the last has ended.
 func TestShare(t *testing.T) {
 	defer SetThreads(Threads())
 	SetThreads(0)
@@ -207,8 +208,9 @@ func TestSums(t *testing.T) {
 			one, all func([]float32) float64
 			f        func(i int) float64
 		}{
-			"Sum":        {Sum, SumParallel, func(i int) float64 { return float64(x[i]) }},
-			"SumSquares": {SumSquares, SumSquaresParallel, func(i int) float64 { return float64(x[i]) * float64(x[i]) }},
+			"Sum": {Sum, SumParallel, func(i int) float64 { return float64(x[i]) }},
+			"SumSquares": {SumSquares, SumSquaresParallel,
+				func(i int) float64 { return float64(x[i]) * float64(x[i]) }},
 		} {
 			got := c.one(x)
 			want, size := exact(n, c.f)

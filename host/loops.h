@@ -1,6 +1,7 @@
-// What the C loops of this module share: versions of a function for each level of x86-64, an exponential that is vectorised
-// in them, and sums of columns. Files of other packages include it by its path from theirs. go build does not notice a change
-// of it there: touch those files too, or build with -a.
+// Common parts of this module's C loops: versions of a function for each level of x86-64, an
+// exponential that is vectorised in them, and sums of columns. Files of other packages include it
+// by its path from theirs. go build does not notice a change of it there: touch those files too, or
+// build with -a.
 #ifndef LOCKSTEP_LOOPS_H
 #define LOCKSTEP_LOOPS_H
 
@@ -9,12 +10,13 @@
 #include <stdlib.h> // defines __GLIBC__
 #include <string.h>
 
-// Loops with sqrtf are vectorised only where it need not set errno.
+// Loops with sqrtf are vectorised only if it need not set errno.
 float sqrtf(float) __attribute__((const));
 
-// CLONES compiles a function for each level and lets the loader choose, so that one binary runs on every x86-64. It names
-// levels, not single instruction sets as vec.c does: exp_ needs integers of the vector's width, which only the levels have.
-// WIDE is for the widest level alone, where HAS_WIDE says that the processor has it. NARROW is for the others.
+// CLONES compiles a function for each level and lets the loader choose, so that one binary runs on
+// every x86-64. It names levels, not single instruction sets as vec.c does: exp_ needs integers of
+// the vector's width, which only the levels have. WIDE is for the widest level alone, if HAS_WIDE
+// says that the processor has it. NARROW is for the others.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define WIDE __attribute__((target("arch=x86-64-v4")))
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -32,8 +34,8 @@ float sqrtf(float) __attribute__((const));
 
 INLINE long min_l(long a, long b) { return a < b ? a : b; }
 
-// exp_ is e^x within 1.5 ulp on [-87, 88]; beyond it is the value at the nearer end. It is 2^n e^r with |r| <= ln(2)/2,
-// and e^r is a minimax polynomial (Cephes, expf).
+// exp_ is e^x within 1.5 ulp on [-87, 88]; beyond it is the value at the nearer end. It is 2^n e^r
+// with |r| <= ln(2)/2, and e^r is a minimax polynomial (Cephes, expf).
 INLINE float exp_(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
@@ -53,11 +55,12 @@ INLINE float exp_(float x) {
     return p * n.f;
 }
 
-// Sums of columns go by strips that stay in the first cache, and by runs of rows, so that the error of a sum grows with the
-// run and the number of runs, not with the number of rows.
+// Sums of columns go by strips that stay in the first cache, and by runs of rows. So the error of a
+// sum grows with the run and the number of runs, not with the number of rows.
 enum { STRIP = 256, RUN = 64 };
 
-// column_sums sets sum[j], or adds to it, for each column j from lo to hi of x, whose rows are ld elements apart.
+// column_sums sets sum[j], or adds to it, for each column j from lo to hi of x, whose rows are ld
+// elements apart.
 INLINE void column_sums(float *sum, const float *x, long ld, long rows, int accumulate, long lo, long hi) {
     for (long s = lo; s < hi; s += STRIP) {
         long w = min_l(STRIP, hi - s);

@@ -65,8 +65,8 @@ import (
 	"lockstep/internal/dl"
 )
 
-// openBLASFiles are tried in order. Where a distribution has several builds, the one with threads is
-// safe to call from several at once.
+// openBLASFiles are tried in order. If a distribution has several builds, several threads may
+// safely call the one with threads at once.
 var openBLASFiles = []string{"libopenblasp.so.0", "libopenblas.so.0", "libopenblas.so"}
 
 // openblas holds the entry points of OpenBLAS, valid once openOpenBLAS has returned without error.
@@ -77,12 +77,13 @@ var openblas struct {
 	memAlloc, memFree      unsafe.Pointer // not in every build
 }
 
-// openOpenBLAS loads OpenBLAS and returns its name, version and kernels: "OpenBLAS 0.3.21 SkylakeX". It
-// says so where the user chose the kernels.
+// openOpenBLAS loads OpenBLAS and returns its name, version and kernels: "OpenBLAS 0.3.21
+// SkylakeX". It says so if the user chose the kernels.
 func openOpenBLAS() (string, error) {
-	// OpenBLAS reads its environment while it is being loaded. It needs no threads of its own, which
-	// would spin on the cores that Parallel uses. And where it does not know a CPU (0.3.21 and Zen 5) it falls
-	// back to Haswell's kernels although the CPU has AVX-512, which costs a third of the speed.
+	// OpenBLAS reads its environment while it is being loaded. It needs no threads of its own,
+	// which would spin on the cores that Parallel uses. If it does not know a CPU (0.3.21 and Zen
+	// 5) it falls back to Haswell's kernels although the CPU has AVX-512, which costs a third of
+	// the speed.
 	defer setenv("OPENBLAS_NUM_THREADS", "1")()
 	chosen := ""
 	if os.Getenv("OPENBLAS_CORETYPE") != "" {
@@ -132,20 +133,25 @@ func setenv(name, value string) (restore func()) {
 	}
 }
 
-// openGemm is one call of cblas_sgemm or cblas_dgemm. The matrices are as Gemm has checked them.
-func openGemm[T float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
+// openGemm is one call of cblas_sgemm or cblas_dgemm. Gemm has checked the matrices.
+func openGemm[T float](
+	transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int,
+) {
 	ta, tb := flag(transA), flag(transB)
 	al, be := C.double(alpha), C.double(beta)
 	if isFloat32[T]() {
-		C.call_sgemm(openblas.sgemm, ta, tb, C.int(m), C.int(n), C.int(k), al, ptr(a), C.int(lda), ptr(b), C.int(ldb), be, ptr(c), C.int(ldc))
+		C.call_sgemm(openblas.sgemm, ta, tb, C.int(m), C.int(n), C.int(k), al, ptr(a), C.int(lda), ptr(b),
+			C.int(ldb), be, ptr(c), C.int(ldc))
 		return
 	}
-	C.call_dgemm(openblas.dgemm, ta, tb, C.int(m), C.int(n), C.int(k), al, ptr(a), C.int(lda), ptr(b), C.int(ldb), be, ptr(c), C.int(ldc))
+	C.call_dgemm(openblas.dgemm, ta, tb, C.int(m), C.int(n), C.int(k), al, ptr(a), C.int(lda), ptr(b),
+		C.int(ldb), be, ptr(c), C.int(ldc))
 }
 
-// openGemv is one call of cblas_dgemv. The operands are as Gemv has checked them.
+// openGemv is one call of cblas_dgemv. Gemv has checked the operands.
 func openGemv(trans bool, m, n int, alpha float64, a []float64, lda int, x []float64, beta float64, y []float64) {
-	C.call_dgemv(openblas.dgemv, flag(trans), C.int(m), C.int(n), C.double(alpha), ptr(a), C.int(lda), ptr(x), C.double(beta), ptr(y))
+	C.call_dgemv(openblas.dgemv, flag(trans), C.int(m), C.int(n), C.double(alpha), ptr(a), C.int(lda),
+		ptr(x), C.double(beta), ptr(y))
 }
 
 func ptr[T float](x []T) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(x)) }

@@ -14,8 +14,8 @@ var threads atomic.Int64
 
 func init() { SetThreads(0) }
 
-// SetThreads sets how many cores Parallel and what is built on it use from now on. n < 1 restores
-// the default: the cores of the machine, or fewer where Go itself is confined to fewer
+// SetThreads sets how many cores Parallel, and functions built on it, use from now on. n < 1
+// restores the default: the cores of the machine, or fewer if Go itself is confined to fewer
 // (GOMAXPROCS, a container's CPU limit).
 func SetThreads(n int) {
 	if n < 1 {
@@ -30,8 +30,9 @@ var shares struct {
 	list []*int
 }
 
-// Share is SetThreads for a rank of this process, until end. Parallel does not know for which of them it is called: none
-// has more than the least share of all. When the last has ended, the default holds again.
+// Share is SetThreads for a rank of this process, until end. Parallel does not know for which rank
+// it is called: none has more than the least share of all. When the last has ended, the default
+// holds again.
 func Share(n int) (end func()) {
 	mine := &n
 	shares.mu.Lock()
@@ -63,9 +64,9 @@ func setLeast() {
 func Threads() int { return int(threads.Load()) }
 
 // Parallel calls fn on consecutive ranges [lo, hi) that together are [0, n), each in its own
-// goroutine, and returns when all are done. There are at most Threads ranges, none shorter than grain
-// (n itself excepted) and none more than one longer than another; where they begin depends on n, grain and
-// Threads only. A single range is a plain call of fn; n < 1 calls nothing.
+// goroutine, and returns when all are done. There are at most Threads ranges, none shorter than
+// grain (n itself excepted) and none more than one longer than another. Their begins depend on n,
+// grain and Threads only. A single range is a plain call of fn; n < 1 calls nothing.
 //
 // Choose grain so that a range takes tens of microseconds: starting a goroutine takes about one.
 //
@@ -139,9 +140,9 @@ func (w *workers) run(fn func(lo, hi int), lo, hi int, h *helper) {
 	finished = true
 }
 
-// standby are the goroutines that wait for the next Parallel. A new goroutine is as quick to make, but the system
-// often starts its thread on the core that the caller is busy on, and takes a millisecond to move it. A thread that
-// keeps looking for work for a while stays on its core.
+// standby are the goroutines that wait for the next Parallel. A new goroutine is as quick to make,
+// but the system often starts its thread on the core that the caller is busy on, and takes a
+// millisecond to move it. A thread that keeps looking for work for a while stays on its core.
 var standby crew
 
 type crew struct {
@@ -163,16 +164,18 @@ const (
 	asleep
 )
 
-// spins is how often a goroutine looks for what it waits for before it sleeps: about 50 us, the time between the
+// spins is how often a waiting goroutine looks before it sleeps: about 50 us, the time between the
 // kernels of a stream.
 const spins = 100_000
 
-// Yielder keeps Go's monitor thread away from a goroutine that computes in C without a pause. A goroutine that has
-// not passed through the scheduler for 10 ms is taken for one that blocks others: the monitor then looks at it every
-// 20 us, from the core that it computes on, which costs an eighth of that core.
+// Yielder keeps Go's monitor thread away from a goroutine that computes in C without a pause. The
+// monitor takes a goroutine that has not passed through the scheduler for 10 ms for one that blocks
+// others. It then looks at it every 20 us, from the core that it computes on, which costs an eighth
+// of that core.
 type Yielder struct{ last time.Time }
 
-// Yield passes through the scheduler if 5 ms have gone since it last did; call it between pieces of work.
+// Yield passes through the scheduler if 5 ms have gone since it last did; call it between pieces of
+// work.
 func (y *Yielder) Yield() {
 	if now := time.Now(); now.Sub(y.last) > 5*time.Millisecond {
 		y.last = now
@@ -219,7 +222,7 @@ func (h *helper) loop() {
 	}
 }
 
-// workerPanic is what Parallel panics with: the value of the panic in fn and where it happened.
+// workerPanic is the value of Parallel's panic: that of the panic in fn, and where it happened.
 type workerPanic struct {
 	value any
 	stack []byte

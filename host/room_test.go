@@ -13,7 +13,8 @@ import (
 // roomEnv is how many MiB of virtual memory the process of a test may take beside what it has.
 const roomEnv = "LOCKSTEP_HOST_ROOM"
 
-// TestRoom: under a limit on virtual memory products come to an end, by OpenBLAS where there is room for its buffers.
+// TestRoom: under a limit on virtual memory products come to an end, by OpenBLAS if there is room
+// for its buffers.
 func TestRoom(t *testing.T) {
 	if room := os.Getenv(roomEnv); room != "" {
 		limited(t, room)
@@ -22,7 +23,8 @@ func TestRoom(t *testing.T) {
 	if !strings.HasPrefix(BLAS(), "OpenBLAS") {
 		t.Skip(BLAS())
 	}
-	for room, want := range map[string]string{"150": "gonum (pure Go): OpenBLAS has no room for its buffers", "100000": "OpenBLAS 0"} {
+	for room, want := range map[string]string{"150": "gonum (pure Go): OpenBLAS has no room for its buffers",
+		"100000": "OpenBLAS 0"} {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestRoom$", "-test.v", "-test.timeout=60s")
 		cmd.Env = append(os.Environ(), roomEnv+"="+room, "GOMAXPROCS=2")
 		out, err := cmd.CombinedOutput()
@@ -48,7 +50,8 @@ func limited(t *testing.T, room string) {
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &old); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: pages*uint64(os.Getpagesize()) + more<<20, Max: old.Max}); err != nil {
+	if err := unix.Setrlimit(unix.RLIMIT_AS,
+		&unix.Rlimit{Cur: pages*uint64(os.Getpagesize()) + more<<20, Max: old.Max}); err != nil {
 		t.Fatal(err)
 	}
 	fmt.Println("BLAS:", BLAS())

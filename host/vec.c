@@ -3,7 +3,7 @@
 #include "loops.h"
 
 // WIDEST compiles a function once for each instruction set and lets the loader choose, so that one
-// binary runs on every x86-64. It needs glibc (ifunc); elsewhere the compiler's baseline is used,
+// binary runs on every x86-64. It needs glibc (ifunc). Elsewhere the compiler's baseline is used,
 // which on arm64 has vectors anyway.
 #if defined(__x86_64__) && defined(__GLIBC__)
 #define WIDEST __attribute__((target_clones("default", "fma", "avx512f")))
@@ -11,24 +11,24 @@
 #define WIDEST
 #endif
 
-// Sums run in LANES independent partial sums, so that no addition waits for the one before. They are arrays,
-// which the compiler turns into the widest registers there are. So the order of additions, and with it every
-// bit of a sum, is the same whatever it is compiled for.
+// Sums run in LANES independent partial sums, so that no addition waits for the one before. They
+// are arrays, which the compiler turns into the widest registers there are. So the order of
+// additions, and with it every bit of a sum, is the same on every processor.
 enum { LANES = 32 };
 
 // FOLD adds up lane[0..n), n a power of two, into lane[0], halves at a time.
-#define FOLD(lane, n) \
+#define FOLD(lane, n)                               \
 	for (int half = (n) / 2; half > 0; half /= 2) { \
-		for (int l = 0; l < half; l++) { \
-			(lane)[l] += (lane)[l + half]; \
-		} \
+		for (int l = 0; l < half; l++) {            \
+			(lane)[l] += (lane)[l + half];          \
+		}                                           \
 	}
 
-// AHEAD asks for the cache lines of the n floats that lie distance floats after p. The processor's own
-// prefetching starts anew at every page; this covers the gap, and the time it takes to widen floats to
-// doubles. Past the end of an array it does nothing: a prefetch never faults.
-#define AHEAD(p, n, distance) \
-	for (int line = 0; line < (n); line += LINE) { \
+// AHEAD asks for the cache lines of the n floats that lie distance floats after p. The processor's
+// own prefetching starts anew at every page; this covers the gap, and the time it takes to widen
+// floats to doubles. Past the end of an array it does nothing: a prefetch never faults.
+#define AHEAD(p, n, distance)                        \
+	for (int line = 0; line < (n); line += LINE) {   \
 		__builtin_prefetch((p) + (distance) + line); \
 	}
 enum { LINE = 16, FAR = 2048, NEAR = 512 }; // floats; NEAR where several rows are read at once
@@ -111,12 +111,13 @@ WIDEST void scale(float *x, float alpha, size_t n) {
 	}
 }
 
-// ROWS rows are read together, so that an element of x fetched from cache serves all of them. With more rows
-// there are more streams than the processor prefetches well. A lane adds up at most BLOCK/LANES products before
-// its sum goes into a double.
+// ROWS rows are read together, so that an element of x fetched from cache serves all of them. With
+// more rows there are more streams than the processor prefetches well. A lane adds up at most
+// BLOCK/LANES products before its sum goes into a double.
 enum { ROWS = 2, BLOCK = 1 << 14 };
 
-INLINE void gemv_some(size_t rows, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
+INLINE void gemv_some(size_t rows, size_t n, float alpha, const float *a, size_t lda, const float *x,
+	float beta, float *y) {
 	double sum[ROWS] = {0};
 	for (size_t j = 0; j < n;) {
 		float lane[ROWS][LANES] = {{0}};
@@ -143,7 +144,8 @@ INLINE void gemv_some(size_t rows, size_t n, float alpha, const float *a, size_t
 	}
 }
 
-WIDEST void gemv_rows(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
+WIDEST void gemv_rows(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x,
+	float beta, float *y) {
 	size_t i = 0;
 	for (; i + ROWS <= m; i += ROWS) {
 		gemv_some(ROWS, n, alpha, a + i * lda, lda, x, beta, y + i);
@@ -153,11 +155,12 @@ WIDEST void gemv_rows(size_t m, size_t n, float alpha, const float *a, size_t ld
 	}
 }
 
-// Transposed, each row of A adds to all of y. TRANS_ROWS go together, so that y is read and written less often,
-// for TRANS_BLOCK elements of y, which fit in the second-level cache.
+// Transposed, each row of A adds to all of y. TRANS_ROWS go together, so that y is read and written
+// less often, for TRANS_BLOCK elements of y, which fit in the second-level cache.
 enum { TRANS_ROWS = 4, TRANS_BLOCK = 1 << 15 };
 
-WIDEST void gemv_trans(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
+WIDEST void gemv_trans(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x,
+	float beta, float *y) {
 	for (size_t j = 0; j < n; j += TRANS_BLOCK) {
 		size_t len = n - j < TRANS_BLOCK ? n - j : TRANS_BLOCK;
 		float *restrict out = y + j;

@@ -25,23 +25,24 @@ import (
 	"unsafe"
 )
 
-// chunk is the number of elements whose sum is taken in one go by Sum and its relatives. It divides
-// the work finely enough for many cores; the sums of the chunks are then added in order, so that
-// the result depends on the data alone.
+// chunk is the number of elements that Sum and its relatives sum up in one go. It divides the work
+// finely enough for many cores. The sums of the chunks are then added in order, so that the result
+// depends on the data alone.
 const chunk = 1 << 14
 
 // Sum returns the sum of x, accumulated in float64: the error is that of about len(x)/16384 + 512
-// float64 additions, not of len(x) float32 ones. One thread. The result has the same bits on every machine.
+// float64 additions, not of len(x) float32 ones. One thread. The result has the same bits on every
+// machine.
 func Sum(x []float32) float64 { return inChunks(x, false) }
 
-// SumParallel returns what Sum does, bit for bit, computed by Threads cores.
+// SumParallel returns Sum(x), bit for bit, computed by Threads cores.
 func SumParallel(x []float32) float64 { return inParallelChunks(x, false) }
 
 // SumSquares returns the sum of the squares of x, accumulated in float64 as Sum does; the squares
 // are exact. One thread.
 func SumSquares(x []float32) float64 { return inChunks(x, true) }
 
-// SumSquaresParallel returns what SumSquares does, bit for bit, computed by Threads cores.
+// SumSquaresParallel returns SumSquares(x), bit for bit, computed by Threads cores.
 func SumSquaresParallel(x []float32) float64 { return inParallelChunks(x, true) }
 
 // Dot returns the sum of x[i] * y[i], accumulated in 32 partial sums of float32. One thread.
@@ -107,12 +108,14 @@ func addInOrder(total float64, part []float64) float64 {
 
 // gemvRows computes y = alpha A x + beta y for A (len(y), len(x)) with row stride lda.
 func gemvRows(alpha float32, a []float32, lda int, x []float32, beta float32, y []float32) {
-	C.gemv_rows(C.size_t(len(y)), C.size_t(len(x)), C.float(alpha), floats(a), C.size_t(lda), floats(x), C.float(beta), floats(y))
+	C.gemv_rows(C.size_t(len(y)), C.size_t(len(x)), C.float(alpha), floats(a), C.size_t(lda), floats(x),
+		C.float(beta), floats(y))
 }
 
 // gemvTrans computes y = alpha A' x + beta y for A (len(x), len(y)) with row stride lda.
 func gemvTrans(alpha float32, a []float32, lda int, x []float32, beta float32, y []float32) {
-	C.gemv_trans(C.size_t(len(x)), C.size_t(len(y)), C.float(alpha), floats(a), C.size_t(lda), floats(x), C.float(beta), floats(y))
+	C.gemv_trans(C.size_t(len(x)), C.size_t(len(y)), C.float(alpha), floats(a), C.size_t(lda), floats(x),
+		C.float(beta), floats(y))
 }
 
 func floats(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }

@@ -28,8 +28,9 @@ const (
 	Kinds = 10 // number of kinds
 )
 
-// functions has the C functions of the kinds, and of what stands around a group.
-var functions = [...]string{"ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter", "ncclAlltoAll",
+// functions has the C functions of the kinds, and of the calls around a group.
+var functions = [...]string{"ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather",
+	"ncclReduceScatter", "ncclAlltoAll",
 	"ncclGather", "ncclScatter", "ncclSend", "ncclRecv", kindGroupStart: "ncclGroupStart", kindGroupEnd: "ncclGroupEnd"}
 
 // String returns the name of the C function.
@@ -40,7 +41,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("nccl.Kind(%d)", uint8(k))
 }
 
-// Call is one collective of a group: what the method of Comm with the name of its Kind takes.
+// Call is one collective of a group: the arguments of the method of Comm with the name of its Kind.
 type Call struct {
 	Kind     Kind
 	Type     elem.Type
@@ -50,24 +51,25 @@ type Call struct {
 	N        int // elements; of each rank's part in AllGather, ReduceScatter, AllToAll, Gather and Scatter
 }
 
-// AllReduce leaves the reduction of src over all ranks in dst of every rank: dst[i] = op(src_0[i], src_1[i], ...), n
-// elements. dst and src are the same address or do not overlap. It is enqueued on s.
+// AllReduce leaves the reduction of src over all ranks in dst of every rank: dst[i] = op(src_0[i],
+// src_1[i], ...), n elements. dst and src are the same address or do not overlap. It is enqueued on
+// s.
 //
-// Collective: all ranks, with the same n, t and op. Integers wrap round; 16-bit floats are rounded at every step between
-// ranks; Avg divides the sum by the number of ranks, towards zero for integers.
-// Source: nccl.h, ncclAllReduce.
+// Collective: all ranks, with the same n, t and op. Integers wrap round; 16-bit floats are rounded
+// at every step between ranks. Avg divides the sum by the number of ranks, towards zero for
+// integers. Source: nccl.h, ncclAllReduce.
 func (c *Comm) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	return c.one(s, Call{Kind: AllReduce, Type: t, Op: op, Dst: dst, Src: src, N: n})
 }
 
-// Reduce is AllReduce with the result on root alone; dst is not used elsewhere and may be nil there.
-// Source: nccl.h, ncclReduce.
+// Reduce is AllReduce with the result on root alone; dst is not used elsewhere and may be nil
+// there. Source: nccl.h, ncclReduce.
 func (c *Comm) Reduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
 	return c.one(s, Call{Kind: Reduce, Type: t, Op: op, Peer: peer(root), Dst: dst, Src: src, N: n})
 }
 
-// Broadcast copies n elements of root's src to dst of every rank. src is not used elsewhere. On root dst and src are the same
-// address or do not overlap. It is enqueued on s.
+// Broadcast copies n elements of root's src to dst of every rank. src is not used elsewhere. On
+// root dst and src are the same address or do not overlap. It is enqueued on s.
 //
 // Collective: all ranks, with the same n, t and root.
 // Source: nccl.h, ncclBroadcast.
@@ -75,8 +77,9 @@ func (c *Comm) Broadcast(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.
 	return c.one(s, Call{Kind: Broadcast, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
 }
 
-// AllGather copies the n elements of src of every rank r to dst[r*n:] of every rank; dst has Size()*n elements. In place,
-// src is dst[Rank()*n:]; otherwise they do not overlap. It is enqueued on s.
+// AllGather copies the n elements of src of every rank r to dst[r*n:] of every rank; dst has
+// Size()*n elements. In place, src is dst[Rank()*n:]; otherwise they do not overlap. It is enqueued
+// on s.
 //
 // Collective: all ranks, with the same n and t.
 // Source: nccl.h, ncclAllGather.
@@ -84,45 +87,49 @@ func (c *Comm) AllGather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.
 	return c.one(s, Call{Kind: AllGather, Type: t, Dst: dst, Src: src, N: n})
 }
 
-// ReduceScatter leaves block r of the reduction of src over all ranks in dst of rank r; src has Size()*n elements, dst n. In
-// place, dst is src[Rank()*n:]; otherwise they do not overlap. It is enqueued on s.
+// ReduceScatter leaves block r of the reduction of src over all ranks in dst of rank r; src has
+// Size()*n elements, dst n. In place, dst is src[Rank()*n:]; otherwise they do not overlap. It is
+// enqueued on s.
 //
-// Collective: all ranks, with the same n, t and op, which is as for AllReduce.
-// Source: nccl.h, ncclReduceScatter.
+// Collective: all ranks, with the same n, t and op, as in AllReduce. Source: nccl.h,
+// ncclReduceScatter.
 func (c *Comm) ReduceScatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	return c.one(s, Call{Kind: ReduceScatter, Type: t, Op: op, Dst: dst, Src: src, N: n})
 }
 
-// AllToAll copies block q of src of rank r to block r of dst of rank q, for all r and q; a block has n elements, dst and src
-// Size()*n. They do not overlap: there is no form in place. It is enqueued on s.
+// AllToAll copies block q of src of rank r to block r of dst of rank q, for all r and q. A block
+// has n elements, dst and src Size()*n. They do not overlap: there is no form in place. It is
+// enqueued on s.
 //
-// Collective: all ranks, with the same n and t. Before NCCL 2.28 it is a group of sends and receives.
-// Source: nccl.h, ncclAlltoAll.
+// Collective: all ranks, with the same n and t. Before NCCL 2.28 it is a group of sends and
+// receives. Source: nccl.h, ncclAlltoAll.
 func (c *Comm) AllToAll(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type) error {
 	return c.one(s, Call{Kind: AllToAll, Type: t, Dst: dst, Src: src, N: n})
 }
 
-// Gather copies the n elements of src of every rank r to dst[r*n:] of root; dst is not used elsewhere. In place on root, src
-// is dst[root*n:]; otherwise they do not overlap. It is enqueued on s.
+// Gather copies the n elements of src of every rank r to dst[r*n:] of root; dst is not used
+// elsewhere. In place on root, src is dst[root*n:]; otherwise they do not overlap. It is enqueued
+// on s.
 //
-// Collective: all ranks, with the same n, t and root. Before NCCL 2.28 it is a group of sends and receives.
-// Source: nccl.h, ncclGather.
+// Collective: all ranks, with the same n, t and root. Before NCCL 2.28 it is a group of sends and
+// receives. Source: nccl.h, ncclGather.
 func (c *Comm) Gather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
 	return c.one(s, Call{Kind: Gather, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
 }
 
-// Scatter copies src[r*n:] of root to the n elements of dst of every rank r; src is not used elsewhere. In place on root, dst
-// is src[root*n:]; otherwise they do not overlap. It is enqueued on s.
+// Scatter copies src[r*n:] of root to the n elements of dst of every rank r; src is not used
+// elsewhere. In place on root, dst is src[root*n:]; otherwise they do not overlap. It is enqueued
+// on s.
 //
-// Collective: all ranks, with the same n, t and root. Before NCCL 2.28 it is a group of sends and receives.
-// Source: nccl.h, ncclScatter.
+// Collective: all ranks, with the same n, t and root. Before NCCL 2.28 it is a group of sends and
+// receives. Source: nccl.h, ncclScatter.
 func (c *Comm) Scatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
 	return c.one(s, Call{Kind: Scatter, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
 }
 
-// Send sends n elements to rank to, which receives as many. It is enqueued on s and occupies s until that rank receives: sends and
-// receives that need each other go into one Group.
-// Source: nccl.h, ncclSend.
+// Send sends n elements to rank to, which receives as many. It is enqueued on s and occupies s
+// until that rank receives: sends and receives that need each other go into one Group. Source:
+// nccl.h, ncclSend.
 func (c *Comm) Send(s *cuda.Stream, src unsafe.Pointer, n int, t elem.Type, to int) error {
 	return c.one(s, Call{Kind: Send, Type: t, Peer: peer(to), Src: src, N: n})
 }
@@ -141,7 +148,8 @@ func peer(r int) int32 {
 	return int32(r)
 }
 
-// wrong says what is wrong with a call that NCCL would not refuse, or only after a part of a group was issued.
+// wrong says what is wrong with a call, if NCCL would not refuse it, or only after a part of a
+// group was issued.
 func (c *Comm) wrong(x *Call) string {
 	switch {
 	case x.Kind >= Kinds:
@@ -186,10 +194,10 @@ func (x *Call) about() string { return fmt.Sprintf("%d %v elements", x.N, x.Type
 // scratch holds the C form of groups, which may have hundreds of calls.
 var scratch = sync.Pool{New: func() any { return new([]cCall) }}
 
-// Group issues calls as one: NCCL merges them, sends and receives that need each other make progress together, and the
-// order among the calls carries no meaning but that it is the same on all ranks. All are enqueued on s. An error means
-// that none is. No calls do nothing.
-// Source: nccl.h, ncclGroupStart and ncclGroupEnd.
+// Group issues calls as one. NCCL merges them, and sends and receives that need each other make
+// progress together. The order among the calls carries no meaning, but is the same on all ranks.
+// All are enqueued on s. An error means that none is. No calls do nothing. Source: nccl.h,
+// ncclGroupStart and ncclGroupEnd.
 func (c *Comm) Group(s *cuda.Stream, calls []Call) error {
 	if len(calls) == 0 {
 		return nil
@@ -218,6 +226,7 @@ func (c *Comm) Group(s *cuda.Stream, calls []Call) error {
 	case i < 0:
 		return c.failed(functions[kind], status, fmt.Sprintf("a group of %d calls", len(calls)))
 	default:
-		return c.failed(functions[kind], status, fmt.Sprintf("call %d of %d in a group, %s", i+1, len(calls), calls[i].about()))
+		return c.failed(functions[kind], status,
+			fmt.Sprintf("call %d of %d in a group, %s", i+1, len(calls), calls[i].about()))
 	}
 }

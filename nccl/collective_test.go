@@ -11,14 +11,15 @@ import (
 	"lockstep/internal/elem"
 )
 
-// What nccl.h says, written out again.
+// The words of nccl.h, written out again.
 var (
-	typeNumbers = map[elem.Type]int{elem.Int8: 0, elem.Uint8: 1, elem.Int32: 2, elem.Uint32: 3, elem.Int64: 4, elem.Uint64: 5,
-		elem.Float16: 6, elem.Float32: 7, elem.Float64: 8, elem.BFloat16: 9}
+	typeNumbers = map[elem.Type]int{elem.Int8: 0, elem.Uint8: 1, elem.Int32: 2, elem.Uint32: 3,
+		elem.Int64: 4, elem.Uint64: 5, elem.Float16: 6, elem.Float32: 7, elem.Float64: 8, elem.BFloat16: 9}
 	opNumbers = map[elem.Op]int{elem.Sum: 0, elem.Prod: 1, elem.Max: 2, elem.Min: 3, elem.Avg: 4}
 )
 
-// collectives is every method, called with the arguments of a Call, and what of the Call the C function gets.
+// collectives is every method, called with the arguments of a Call, and the arguments of the C
+// function.
 var collectives = []struct {
 	kind               Kind
 	name               string
@@ -57,7 +58,8 @@ var collectives = []struct {
 		func(c *Comm, s *cuda.Stream, x Call) error { return c.Recv(s, x.Dst, x.N, x.Type, int(x.Peer)) }},
 }
 
-// memory returns n bytes of the double's device, which the host reaches, and frees them with the test.
+// memory returns n bytes of the double's device, which the host reaches, and frees them with the
+// test.
 func memory(t *testing.T, d *cuda.Device, n int) (unsafe.Pointer, []byte) {
 	t.Helper()
 	p, err := d.Malloc(n)
@@ -76,7 +78,8 @@ func line(name string, src, dst unsafe.Pointer, n, typ, op, peer int, s *cuda.St
 		}
 		return fmt.Sprintf("%p", p)
 	}
-	return fmt.Sprintf("%s src=%s dst=%s n=%d type=%d op=%d peer=%d comm=1 %s", name, hex(src), hex(dst), n, typ, op, peer, streamArg(s))
+	return fmt.Sprintf("%s src=%s dst=%s n=%d type=%d op=%d peer=%d comm=1 %s", name, hex(src), hex(dst),
+		n, typ, op, peer, streamArg(s))
 }
 
 // TestArguments makes every collective with every type and operation, alone and as a group of one.
@@ -152,11 +155,15 @@ func TestRefused(t *testing.T) {
 			wantError(t, k.call(c, s, Call{Peer: -1}), k.name, ErrInvalidArgument, "rank -1 of")
 		}
 	}
-	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Complex64, elem.Prod), "ncclAllReduce", ErrInvalidArgument, "NCCL multiplies no complex numbers")
-	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Complex128, elem.Max), "ncclAllReduce", ErrInvalidArgument, "max of complex128")
+	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Complex64, elem.Prod), "ncclAllReduce",
+		ErrInvalidArgument, "NCCL multiplies no complex numbers")
+	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Complex128, elem.Max), "ncclAllReduce",
+		ErrInvalidArgument, "max of complex128")
 	wantError(t, c.Send(s, nil, 0, elem.Int8, 1<<32+1), "ncclSend", ErrInvalidArgument)
-	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Kinds}}), "nccl.Kind(10)", ErrInvalidArgument, "call 2 of 2", "no such kind")
-	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv, Peer: 9}}), "ncclRecv", ErrInvalidArgument, "call 2 of 2 in a group", "rank 9 of")
+	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Kinds}}), "nccl.Kind(10)", ErrInvalidArgument,
+		"call 2 of 2", "no such kind")
+	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv, Peer: 9}}), "ncclRecv", ErrInvalidArgument,
+		"call 2 of 2 in a group", "rank 9 of")
 	check(t, s.Close())
 	wantError(t, c.Recv(s, nil, 0, elem.Int8, 0), "ncclRecv", ErrInvalidArgument, "the stream is closed")
 	wantError(t, c.Group(s, []Call{{Kind: Send}}), "ncclSend", ErrInvalidArgument, "the stream is closed")
@@ -178,7 +185,8 @@ func TestFallback(t *testing.T) {
 		return line("ncclRecv", nil, unsafe.Add(dst, block*5*8), 5, 8, -1, peer, s)
 	}
 	check(t, c.AllToAll(s, dst, src, 5, elem.Float64))
-	wantCalls(t, "ncclGroupStart", send(0, 0), recv(0, 0), send(1, 1), recv(1, 1), send(2, 2), recv(2, 2), "ncclGroupEnd")
+	wantCalls(t, "ncclGroupStart", send(0, 0), recv(0, 0), send(1, 1), recv(1, 1), send(2, 2), recv(2, 2),
+		"ncclGroupEnd")
 	check(t, c.Gather(s, dst, src, 5, elem.Float64, 1))
 	wantCalls(t, "ncclGroupStart", recv(0, 0), send(0, 1), recv(1, 1), recv(2, 2), "ncclGroupEnd")
 	check(t, c.Gather(s, nil, src, 5, elem.Float64, 2))
@@ -199,7 +207,7 @@ func TestFallback(t *testing.T) {
 	wantError(t, c.AllToAll(s, dst, src, 5, elem.Float64), "ncclGroupStart", ErrSystem)
 }
 
-// TestOneRank moves what one rank alone moves, with and without NCCL's own functions.
+// TestOneRank makes the moves of one rank alone, with and without NCCL's own functions.
 func TestOneRank(t *testing.T) {
 	for _, missing := range [][]string{nil, {"ncclAlltoAll", "ncclGather", "ncclScatter"}} {
 		t.Run(fmt.Sprint(len(missing)), func(t *testing.T) {
@@ -220,7 +228,8 @@ func TestOneRank(t *testing.T) {
 				}
 			}
 			clear(dst)
-			check(t, c.Group(s, []Call{{Kind: Send, Src: srcp, N: 3, Type: elem.Uint8}, {Kind: Recv, Dst: dstp, N: 3, Type: elem.Uint8}}))
+			check(t, c.Group(s, []Call{{Kind: Send, Src: srcp, N: 3, Type: elem.Uint8},
+				{Kind: Recv, Dst: dstp, N: 3, Type: elem.Uint8}}))
 			if !bytes.Equal(dst[:4], []byte{1, 2, 3, 0}) {
 				t.Errorf("sent to itself: % x", dst[:4])
 			}
@@ -267,7 +276,8 @@ func TestGroup(t *testing.T) {
 	wantCalls(t)
 
 	fail(t, "ncclSend=4")
-	wantError(t, c.Group(s, calls), "ncclSend", ErrInvalidArgument, "rank 0: ", "call 3 of 5 in a group, 9 bfloat16 elements", "told to fail")
+	wantError(t, c.Group(s, calls), "ncclSend", ErrInvalidArgument, "rank 0: ",
+		"call 3 of 5 in a group, 9 bfloat16 elements", "told to fail")
 	wantCalls(t, append(append([]string{}, want[:4]...), "ncclGroupEnd")...)
 	fail(t, "ncclGroupEnd=6")
 	wantError(t, c.Group(s, calls[:2]), "ncclGroupEnd", ErrRemote, "a group of 2 calls")

@@ -16,7 +16,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// configs are what the double reads of ncclConfig_t, for a version and a Config.
+// configs are the double's readings of ncclConfig_t, for a version and a Config.
 var configs = []struct {
 	version int
 	cfg     Config
@@ -171,7 +171,8 @@ func TestCloseOrder(t *testing.T) {
 	check(t, c.Abort())
 	check(t, c.Finalize(context.Background()))
 	wantCalls(t)
-	wantError(t, c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum), "ncclAllReduce", ErrInvalidUsage, "closed")
+	wantError(t, c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum), "ncclAllReduce",
+		ErrInvalidUsage, "closed")
 	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv}}), "ncclSend", ErrInvalidUsage, "closed")
 	wantError(t, c.AsyncError(), "ncclCommGetAsyncError", ErrInvalidUsage, "closed")
 	_, err := c.Split(context.Background(), 0, 0, Config{})
@@ -194,7 +195,8 @@ func TestAbort(t *testing.T) {
 	check(t, c.Abort())
 	check(t, c.Close())
 	wantCalls(t, "ncclCommAbort comm=1")
-	wantError(t, c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum), "ncclAllReduce", ErrInvalidUsage, "closed")
+	wantError(t, c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum), "ncclAllReduce",
+		ErrInvalidUsage, "closed")
 	c = initComm(t, c.Device(), 0, 2, Config{})
 	fail(t, "ncclCommAbort=3")
 	wantError(t, c.Abort(), "ncclCommAbort", ErrInternal)
@@ -233,13 +235,15 @@ func TestAsyncError(t *testing.T) {
 	wantCalls(t, "ncclCommAbort comm=1")
 }
 
-// TestCloseAfterErrors closes after a collective failed: of a wrong argument as ever, of anything else by an abort.
+// TestCloseAfterErrors closes after a collective failed: of a wrong argument as ever, of anything
+// else by an abort.
 func TestCloseAfterErrors(t *testing.T) {
 	if !(double{}).in(t) {
 		return
 	}
 	d, s := device(t)
-	for status, end := range map[Result]string{ErrUnhandledCUDA: "ncclCommAbort", ErrSystem: "ncclCommAbort", ErrInternal: "ncclCommAbort",
+	for status, end := range map[Result]string{ErrUnhandledCUDA: "ncclCommAbort",
+		ErrSystem: "ncclCommAbort", ErrInternal: "ncclCommAbort",
 		ErrRemote: "ncclCommAbort", ErrInvalidArgument: "ncclCommDestroy", ErrInvalidUsage: "ncclCommDestroy"} {
 		c := initComm(t, d, 0, 2, Config{})
 		fail(t, fmt.Sprintf("ncclAllReduce=%d", status))
@@ -271,7 +275,8 @@ func TestFinalizeDeadline(t *testing.T) {
 	wantCalls(t, "ncclCommFinalize comm=2", "ncclCommAbort comm=2")
 }
 
-// TestOneHeap: threads that enter NCCL share a heap, so that what was freed by one is there for the next.
+// TestOneHeap: threads that enter NCCL share a heap, so that memory freed by one is there for the
+// next.
 func TestOneHeap(t *testing.T) {
 	if !(double{env: []string{"MALLOC_ARENA_MAX="}}).in(t) {
 		return
@@ -322,10 +327,12 @@ func TestSplit(t *testing.T) {
 	if n.Rank() != 1 || n.Size() != 3 || n.Device() != d {
 		t.Errorf("rank %d of %d", n.Rank(), n.Size())
 	}
-	wantCalls(t, "ncclCommSplit comm=1 color=4 key=-7 size=80 version=22803 blocking=1 minCTAs=2 maxCTAs=64 splitShare=1 commName=row")
+	wantCalls(t, "ncclCommSplit comm=1 color=4 key=-7 size=80 version=22803 blocking=1 minCTAs=2 "+
+		"maxCTAs=64 splitShare=1 commName=row")
 	check(t, n.AllReduce(s, nil, nil, 0, elem.Int8, elem.Max))
 	wantCalls(t, "ncclAllReduce src=(nil) dst=(nil) n=0 type=0 op=2 peer=-1 comm=2 "+streamArg(s))
-	wantError(t, n.Send(s, addr(0x8000), 1, elem.Int8, 3), "ncclSend", ErrInvalidArgument, "rank 3 of a communicator of 3 ranks")
+	wantError(t, n.Send(s, addr(0x8000), 1, elem.Int8, 3), "ncclSend", ErrInvalidArgument,
+		"rank 3 of a communicator of 3 ranks")
 	check(t, n.Close())
 	wantCalls(t, "ncclCommFinalize comm=2", "ncclCommDestroy comm=2")
 
@@ -384,7 +391,8 @@ func TestSplitDeadline(t *testing.T) {
 	eventually(t, "ncclCommAbort") // of the child, which nobody takes
 }
 
-// TestNonBlocking sees every call wait until NCCL's thread is done: the double refuses a call before.
+// TestNonBlocking sees every call wait until NCCL's thread is done: the double refuses a call
+// before.
 func TestNonBlocking(t *testing.T) {
 	if !(double{}).in(t) {
 		return

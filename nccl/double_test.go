@@ -16,7 +16,7 @@ import (
 	"lockstep/internal/fakelib"
 )
 
-// double is how a test wants the test doubles of NCCL and the driver.
+// double is a test's wishes for the test doubles of NCCL and the driver.
 type double struct {
 	version int      // 22803 unless said
 	missing []string // functions that the library lacks
@@ -24,7 +24,7 @@ type double struct {
 	broken  bool // no library that can be opened
 }
 
-// built holds the folders of the doubles that were compiled, by what they lack. TestMain removes them.
+// built holds the folders of the compiled doubles, by what they lack. TestMain removes them.
 var built = map[string]string{}
 
 func TestMain(m *testing.M) {
@@ -49,8 +49,8 @@ func once(t *testing.T, key, dir string, build func(dir string) (path string)) {
 	check(t, os.Symlink(built[key], filepath.Join(dir, filepath.Base(built[key]))))
 }
 
-// in runs the calling test again in a process of its own that finds the test doubles, and reports whether this is that
-// process. A library is loaded once in a process, and here by its true name.
+// in runs the calling test again in a process of its own that finds the test doubles, and reports
+// whether this is that process. A library is loaded once in a process, and here by its true name.
 func (d double) in(t *testing.T) bool {
 	t.Helper()
 	prepare := func(dir string) {
@@ -58,7 +58,8 @@ func (d double) in(t *testing.T) bool {
 		once(t, "cuda", dir, func(dir string) string { return fakelib.CUDA(t, dir) })
 		if !d.broken {
 			once(t, strings.Join(d.missing, "-"), dir, func(dir string) string {
-				return fakelib.Build(t, dir, "libnccl.so.2", append(fakelib.Without(d.missing...), filepath.Join("testdata", "fakenccl.c"))...)
+				return fakelib.Build(t, dir, "libnccl.so.2",
+					append(fakelib.Without(d.missing...), filepath.Join("testdata", "fakenccl.c"))...)
 			})
 			return
 		}
@@ -108,7 +109,7 @@ func initComm(t *testing.T, d *cuda.Device, rank, size int, cfg Config) *Comm {
 	return c
 }
 
-// comm is what most tests need.
+// comm is the Comm that most tests need.
 func comm(t *testing.T, rank, size int) (*Comm, *cuda.Stream) {
 	t.Helper()
 	d, s := device(t)
@@ -117,7 +118,8 @@ func comm(t *testing.T, rank, size int) (*Comm, *cuda.Stream) {
 
 var read int // lines of the log seen so far
 
-// newCalls returns what the double was called with since the last newCalls, without the thread, as "ncclSend src=0x10 ...".
+// newCalls returns the double's calls since the last newCalls, without the thread, as "ncclSend
+// src=0x10 ...".
 func newCalls(t *testing.T) []string {
 	t.Helper()
 	var calls []string
@@ -172,7 +174,8 @@ func hang(t *testing.T, function string) (release func()) {
 	}
 }
 
-// wantError checks that err is a *ccall.Error of a function and wraps a cause, and that its text has all parts.
+// wantError checks that err is a *ccall.Error of a function and wraps a cause, and that its text
+// has all parts.
 func wantError(t *testing.T, err error, op string, cause error, parts ...string) {
 	t.Helper()
 	var e *ccall.Error

@@ -30,7 +30,7 @@ func (r *rig) sumOfRanks(c *Comm, rank, want int) error {
 	})
 }
 
-// testRegistered reduces in memory that is registered, as a window where this NCCL has them.
+// testRegistered reduces in memory that is registered, as a window if this NCCL has them.
 func testRegistered(t *testing.T, rigs []*rig) {
 	if Version() < 21900 {
 		t.Skipf("NCCL %s has no registration", VersionString())
@@ -87,8 +87,8 @@ func testRegistered(t *testing.T, rigs []*rig) {
 	})
 }
 
-// testSplit makes communicators of the even and the odd ranks in reverse order, with and without shared resources, and
-// one of all but the first.
+// testSplit makes communicators of the even and the odd ranks in reverse order, with and without
+// shared resources, and one of all but the first.
 func testSplit(t *testing.T, rigs []*rig) {
 	n := len(rigs)
 	ctx := context.Background()

@@ -69,7 +69,8 @@ func gpus(t *testing.T) []*rig {
 		check(t, err)
 		t.Cleanup(func() { check(t, r.d.FreeHost(r.pinned)) })
 		r.host = unsafe.Slice((*byte)(r.pinned), room)
-		// What the driver loads at a first use it loads now, not while a collective waits for this rank.
+		// The driver loads now what it loads at a first use, and not while a collective waits for
+		// this rank.
 		check(t, r.s.Fill(r.dst, 1, unset, 64))
 		check(t, r.s.Copy(r.pinned, r.dst, 64))
 		check(t, r.s.Synchronize())
@@ -77,7 +78,8 @@ func gpus(t *testing.T) []*rig {
 	return rigs
 }
 
-// each runs f for every rank at once. When a rank fails the communicators are aborted, so that the others end as well.
+// each runs f for every rank at once. When a rank fails the communicators are aborted, so that the
+// others end as well.
 func each(t *testing.T, rigs []*rig, f func(rank int, r *rig) error) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -179,11 +181,13 @@ func TestGPU(t *testing.T) {
 				return err
 			}
 			tolerance := averageError(ty, op, n)
-			err := r.result(ty, size, tolerance, want, func(dst unsafe.Pointer) error { return r.AllReduce(r.s, dst, r.src, size, ty, op) })
+			err := r.result(ty, size, tolerance, want,
+				func(dst unsafe.Pointer) error { return r.AllReduce(r.s, dst, r.src, size, ty, op) })
 			if err != nil {
 				return err
 			}
-			err = r.compare(r.src, ty, size, tolerance, want, func(dst unsafe.Pointer) error { return r.AllReduce(r.s, dst, dst, size, ty, op) })
+			err = r.compare(r.src, ty, size, tolerance, want,
+				func(dst unsafe.Pointer) error { return r.AllReduce(r.s, dst, dst, size, ty, op) })
 			if err != nil {
 				return fmt.Errorf("in place: %w", err)
 			}
@@ -245,7 +249,8 @@ func TestGPU(t *testing.T) {
 			if err := r.load(ty, size, input(ty, elem.Sum, rank)); err != nil {
 				return err
 			}
-			return r.result(ty, n*size, 0, want, func(dst unsafe.Pointer) error { return r.AllGather(r.s, dst, r.src, size, ty) })
+			return r.result(ty, n*size, 0, want,
+				func(dst unsafe.Pointer) error { return r.AllGather(r.s, dst, r.src, size, ty) })
 		})
 	})
 	t.Run("AllToAll", func(t *testing.T) {
@@ -257,7 +262,8 @@ func TestGPU(t *testing.T) {
 			if err := r.load(ty, n*size, input(ty, elem.Sum, rank)); err != nil {
 				return err
 			}
-			return r.result(ty, n*size, 0, want, func(dst unsafe.Pointer) error { return r.AllToAll(r.s, dst, r.src, size, ty) })
+			return r.result(ty, n*size, 0, want,
+				func(dst unsafe.Pointer) error { return r.AllToAll(r.s, dst, r.src, size, ty) })
 		})
 	})
 	t.Run("GatherScatter", func(t *testing.T) {
@@ -302,7 +308,8 @@ func TestGPU(t *testing.T) {
 				return r.Group(r.s, []Call{
 					{Kind: Send, Type: ty, Peer: int32(to), Src: r.src, N: size},
 					{Kind: Recv, Type: ty, Peer: int32(from), Dst: dst, N: size},
-					{Kind: AllReduce, Type: ty, Op: elem.Max, Dst: unsafe.Add(dst, size*ty.Size()), Src: r.src, N: size},
+					{Kind: AllReduce, Type: ty, Op: elem.Max, Dst: unsafe.Add(dst, size*ty.Size()),
+						Src: r.src, N: size},
 				})
 			}); err != nil {
 				return err
@@ -332,13 +339,16 @@ func TestGPU(t *testing.T) {
 				root := n - 1
 				for _, x := range []struct {
 					kind Kind
-					n    int                                                    // elements of the result
-					at   unsafe.Pointer                                         // where it lies
-					fill func(want []byte)                                      // what it is
-					run  func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error // in memory that starts with this rank's input
+					n    int               // elements of the result
+					at   unsafe.Pointer    // where it lies
+					fill func(want []byte) // what it is
+					// in memory that starts with this rank's input
+					run func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error
 				}{
 					{Broadcast, size, r.src, func(want []byte) { series(ty, want, 0, size, input(ty, elem.Sum, root)) },
-						func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error { return c.Broadcast(s, at, at, size, ty, root) }},
+						func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error {
+							return c.Broadcast(s, at, at, size, ty, root)
+						}},
 					{AllGather, n * size, r.src, func(want []byte) {
 						for q := range n {
 							series(ty, want[q*size*4:], q*size, size, input(ty, elem.Sum, q))
@@ -346,7 +356,8 @@ func TestGPU(t *testing.T) {
 					}, func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error {
 						return c.AllGather(s, at, block(at, rank), size, ty)
 					}},
-					{ReduceScatter, size, block(r.src, rank), func(want []byte) { series(ty, want, rank*size, size, sum(ty, elem.Sum)) },
+					{ReduceScatter, size, block(r.src, rank),
+						func(want []byte) { series(ty, want, rank*size, size, sum(ty, elem.Sum)) },
 						func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error {
 							return c.ReduceScatter(s, at, r.src, size, ty, elem.Sum)
 						}},
@@ -361,8 +372,11 @@ func TestGPU(t *testing.T) {
 					}, func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error {
 						return c.Gather(s, at, block(at, rank), size, ty, root)
 					}},
-					{Scatter, size, block(r.src, rank), func(want []byte) { series(ty, want, rank*size, size, input(ty, elem.Sum, root)) },
-						func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error { return c.Scatter(s, at, r.src, size, ty, root) }},
+					{Scatter, size, block(r.src, rank),
+						func(want []byte) { series(ty, want, rank*size, size, input(ty, elem.Sum, root)) },
+						func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error {
+							return c.Scatter(s, at, r.src, size, ty, root)
+						}},
 				} {
 					if err := r.load(ty, n*size, input(ty, elem.Sum, rank)); err != nil {
 						return err
@@ -380,7 +394,8 @@ func TestGPU(t *testing.T) {
 	})
 	t.Run("Registered", func(t *testing.T) { testRegistered(t, rigs) })
 	t.Run("Errors", func(t *testing.T) {
-		wantError(t, rigs[0].Send(rigs[0].s, rigs[0].src, 1, elem.Int8, n), "ncclSend", ErrInvalidArgument, fmt.Sprintf("rank %d of", n))
+		wantError(t, rigs[0].Send(rigs[0].s, rigs[0].src, 1, elem.Int8, n), "ncclSend", ErrInvalidArgument,
+			fmt.Sprintf("rank %d of", n))
 		for _, r := range rigs {
 			if err := r.AsyncError(); err != nil {
 				t.Error(err)

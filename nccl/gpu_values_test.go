@@ -9,7 +9,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// value is element i of a rank's input. Sums of them are exact in every type, and products powers of two.
+// value is element i of a rank's input. Sums of them are exact in every type, and products powers
+// of two.
 func value(t elem.Type, op elem.Op, rank, i int) float64 {
 	i %= period
 	if op == elem.Prod {
@@ -44,7 +45,8 @@ func reduced(t elem.Type, op elem.Op, ranks, i int) float64 {
 	return acc
 }
 
-// encode stores v as one element of t; integers are cut to their width, as they wrap round on the GPU.
+// encode stores v as one element of t; integers are cut to their width, as they wrap round on the
+// GPU.
 func encode(t elem.Type, out []byte, v float64) {
 	p := unsafe.Pointer(&out[0])
 	switch t {
@@ -96,8 +98,8 @@ func (r *rig) load(t elem.Type, n int, f func(i int) float64) error {
 	return r.s.Copy(r.src, r.pinned, n*t.Size())
 }
 
-// result runs the collective into dst, where n elements may change, and compares them with want, whose rounding may
-// differ by tolerance times the element.
+// result runs the collective into dst, where n elements may change, and compares them with want.
+// Their rounding may differ by tolerance times the element.
 func (r *rig) result(t elem.Type, n int, tolerance float64, want []byte, run func(dst unsafe.Pointer) error) error {
 	bytesOf := n * t.Size()
 	if err := r.s.Fill(r.dst, 1, unset, bytesOf+guard); err != nil {
@@ -106,7 +108,9 @@ func (r *rig) result(t elem.Type, n int, tolerance float64, want []byte, run fun
 	return r.compare(r.dst, t, n, tolerance, want, run)
 }
 
-func (r *rig) compare(dst unsafe.Pointer, t elem.Type, n int, tolerance float64, want []byte, run func(dst unsafe.Pointer) error) error {
+func (r *rig) compare(
+	dst unsafe.Pointer, t elem.Type, n int, tolerance float64, want []byte, run func(dst unsafe.Pointer) error,
+) error {
 	bytesOf := n * t.Size()
 	if err := run(dst); err != nil {
 		return err
@@ -140,8 +144,9 @@ func (r *rig) compare(dst unsafe.Pointer, t elem.Type, n int, tolerance float64,
 	return nil
 }
 
-// averageError bounds the rounding of an average: NCCL multiplies by 1/ranks before it sums, so each of the inputs and
-// each sum is rounded once in a type of 8 (bfloat16), 11 (float16), 24 or 53 bits.
+// averageError bounds the rounding of an average: NCCL multiplies by 1/ranks before it sums. So
+// each of the inputs and each sum is rounded once in a type of 8 (bfloat16), 11 (float16), 24 or 53
+// bits.
 func averageError(t elem.Type, op elem.Op, ranks int) float64 {
 	bits := map[elem.Type]int{elem.BFloat16: 8, elem.Float16: 11, elem.Float32: 24, elem.Float64: 53}[t]
 	if op != elem.Avg || bits == 0 {

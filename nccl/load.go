@@ -19,12 +19,11 @@ var library struct {
 	path    string
 }
 
-// Load finds NCCL (libnccl.so.2, then libnccl.so, where the loader looks) and its entry points. It works once; later calls
-// return the same. The error says whether there is no library, which symbols it lacks, or that it is older than 2.18,
-// with both versions.
+// Load finds NCCL (libnccl.so.2, then libnccl.so, in the loader's folders) and its entry points. It
+// works once; later calls return the same. The error says whether there is no library, which
+// symbols it lacks, or that it is older than 2.18, with both versions.
 //
-// Init, NewID and MemAlloc load the library themselves.
-// Source: nccl.h, ncclGetVersion.
+// Init, NewID and MemAlloc load the library themselves. Source: nccl.h, ncclGetVersion.
 func Load() error {
 	library.mu.Lock()
 	defer library.mu.Unlock()
@@ -54,10 +53,12 @@ func load() error {
 	return nil
 }
 
-// Version returns the version of the library as one number, such as 22803 for 2.28.3, or 0 before a successful Load.
+// Version returns the version of the library as one number, such as 22803 for 2.28.3, or 0 before a
+// successful Load.
 func Version() int { return library.version }
 
-// VersionString returns the version of the library as text, such as "2.28.3", or "" before a successful Load.
+// VersionString returns the version of the library as text, such as "2.28.3", or "" before a
+// successful Load.
 func VersionString() string {
 	if library.version == 0 {
 		return ""
@@ -68,7 +69,7 @@ func VersionString() string {
 // Path returns the file that the library was loaded from, or "" before a successful Load.
 func Path() string { return library.path }
 
-// needs returns a VersionError where the library at hand has no what, which came with version need.
+// needs returns a VersionError if the library at hand lacks what, which came with version need.
 func needs(what string, need int, has bool) error {
 	if has {
 		return nil
@@ -79,8 +80,8 @@ func needs(what string, need int, has bool) error {
 // ID names a communicator before it exists: one rank makes it, and all the others get its bytes.
 type ID [128]byte
 
-// NewID returns a new ID. The process that makes it listens for the other ranks, so it is to be one of them.
-// Source: nccl.h, ncclGetUniqueId.
+// NewID returns a new ID. The process that makes it listens for the other ranks, so it is to be one
+// of them. Source: nccl.h, ncclGetUniqueId.
 func NewID() (ID, error) {
 	var id ID
 	if err := Load(); err != nil {

@@ -50,7 +50,8 @@ func TestMissingSymbol(t *testing.T) {
 		return
 	}
 	err := Load()
-	if err == nil || !strings.Contains(err.Error(), "lacks ncclCommSplit") || strings.Contains(err.Error(), "AlltoAll") {
+	if err == nil || !strings.Contains(err.Error(), "lacks ncclCommSplit") ||
+		strings.Contains(err.Error(), "AlltoAll") {
 		t.Errorf("got %v, want ncclCommSplit alone", err)
 	}
 	if Version() != 0 {
@@ -102,8 +103,8 @@ func TestVersionText(t *testing.T) {
 
 func TestResultText(t *testing.T) {
 	// The names of nccl.h, by number.
-	names := []string{"ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclInvalidArgument",
-		"ncclInvalidUsage", "ncclRemoteError", "ncclInProgress"}
+	names := []string{"ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
+		"ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError", "ncclInProgress"}
 	for i, name := range names {
 		if got := Result(i).Error(); !strings.HasPrefix(got, name+" (") {
 			t.Errorf("Result(%d) is %q, want %s", i, got, name)

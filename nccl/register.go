@@ -7,9 +7,9 @@ import (
 	"lockstep/cuda"
 )
 
-// MemAlloc returns bytes of memory on d in the form that NCCL registers best, at least as much as asked for. MemFree frees it.
-// It may synchronise the device. Needs NCCL 2.19.
-// Source: nccl.h, ncclMemAlloc.
+// MemAlloc returns bytes of memory on d in the form that NCCL registers best, at least as much as
+// asked for. MemFree frees it. It may synchronise the device. Needs NCCL 2.19. Source: nccl.h,
+// ncclMemAlloc.
 func MemAlloc(d *cuda.Device, bytes int) (unsafe.Pointer, error) {
 	const op = "ncclMemAlloc"
 	if err := Load(); err != nil {
@@ -29,9 +29,8 @@ func MemAlloc(d *cuda.Device, bytes int) (unsafe.Pointer, error) {
 	return p, nil
 }
 
-// MemFree frees memory of MemAlloc. It synchronises the device, and must come after every Registration and Window of the
-// memory was closed. nil does nothing.
-// Source: nccl.h, ncclMemFree.
+// MemFree frees memory of MemAlloc. It synchronises the device, and must come after every
+// Registration and Window of the memory was closed. nil does nothing. Source: nccl.h, ncclMemFree.
 func MemFree(d *cuda.Device, p unsafe.Pointer) error {
 	if p == nil {
 		return nil
@@ -62,9 +61,9 @@ type registered struct {
 	handle uintptr
 }
 
-// Register lets collectives of c, and graphs that hold them, use the bytes at p without a copy through NCCL's own buffers.
-// It is local to the rank, but only of use where all do it. Needs NCCL 2.19.
-// Source: nccl.h, ncclCommRegister.
+// Register lets collectives of c, and graphs that hold them, use the bytes at p without a copy
+// through NCCL's own buffers. It is local to the rank, but only of use if all do it. Needs NCCL
+// 2.19. Source: nccl.h, ncclCommRegister.
 func (c *Comm) Register(p unsafe.Pointer, bytes int) (*Registration, error) {
 	const op = "ncclCommRegister"
 	if err := needs(op, 21900, hasRegister()); err != nil {
@@ -77,20 +76,21 @@ func (c *Comm) Register(p unsafe.Pointer, bytes int) (*Registration, error) {
 	return &Registration{registered{c: c, handle: handle}}, nil
 }
 
-// Close ends the registration; the memory stays. No collective that uses it may be under way. A second Close, and one after
-// the end of the communicator, does nothing.
-// Source: nccl.h, ncclCommDeregister.
+// Close ends the registration; the memory stays. No collective that uses it may be under way. A
+// second Close, and one after the end of the communicator, does nothing. Source: nccl.h,
+// ncclCommDeregister.
 func (r *Registration) Close() error { return r.r.close("ncclCommDeregister", sysDeregister) }
 
-// RegisterWindow registers the bytes at p, memory of MemAlloc at the same offset on every rank, so that small collectives
-// between GPUs of one NVLink domain take NCCL's symmetric kernels.
+// RegisterWindow registers the bytes at p, memory of MemAlloc at the same offset on every rank.
+// Small collectives between GPUs of one NVLink domain then take NCCL's symmetric kernels.
 //
 // Collective: all ranks of c, with as many bytes each. It blocks the host. Needs NCCL 2.27.
 //
-// From 2.28 p is 4096-byte aligned within its allocation, and memory of another allocator is refused (dev_runtime.cc,
-// symWindowRegister: cuMemRetainAllocationHandle). Where the GPUs or the settings do not allow for it NCCL succeeds and
-// makes no window or an ordinary registration: Registered reports the former, collectives work in either case.
-// Source: nccl.h, ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC.
+// From 2.28 p is 4096-byte aligned within its allocation, and memory of another allocator is
+// refused (dev_runtime.cc, symWindowRegister: cuMemRetainAllocationHandle). If the GPUs or the
+// settings do not allow for it, NCCL succeeds and makes no window or an ordinary registration.
+// Registered reports the former; collectives work in either case. Source: nccl.h,
+// ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC.
 func (c *Comm) RegisterWindow(p unsafe.Pointer, bytes int) (*Window, error) {
 	const op = "ncclCommWindowRegister"
 	if err := needs(op, 22700, hasWindow()); err != nil {
@@ -110,8 +110,8 @@ func (w *Window) Registered() bool {
 	return w.r.handle != 0
 }
 
-// Close ends the window, on every rank before its memory is freed on any. No collective that uses it may be under way. A
-// second Close, and one after the end of the communicator, does nothing.
+// Close ends the window, on every rank before its memory is freed on any. No collective that uses
+// it may be under way. A second Close, and one after the end of the communicator, does nothing.
 // Source: nccl.h, ncclCommWindowDeregister.
 func (w *Window) Close() error { return w.r.close("ncclCommWindowDeregister", sysCloseWindow) }
 

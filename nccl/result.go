@@ -34,7 +34,8 @@ var results = [...]struct{ name, text string }{
 	InProgress:         {"ncclInProgress", "the call is still in progress"},
 }
 
-// Error returns name, number and meaning, such as "ncclSystemError (2): a call to the system failed, ...".
+// Error returns name, number and meaning, such as "ncclSystemError (2): a call to the system
+// failed, ...".
 func (r Result) Error() string {
 	if r < 0 || int(r) >= len(results) {
 		return fmt.Sprintf("NCCL result %d", int32(r))
@@ -42,7 +43,7 @@ func (r Result) Error() string {
 	return fmt.Sprintf("%s (%d): %s", results[r].name, int32(r), results[r].text)
 }
 
-// VersionError says that the NCCL at hand is too old for what was asked.
+// VersionError means that the NCCL at hand is too old for a call or a setting.
 type VersionError struct {
 	What string // such as "ncclCommWindowRegister"
 	Need int    // the first version that has it, as Version returns it
@@ -63,8 +64,8 @@ func versionString(v int) string {
 	return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100)
 }
 
-// failed turns the outcome of a call into an error, and marks a communicator that cannot end in order any more. op is the
-// C function; detail stands before the library's own text.
+// failed turns the outcome of a call into an error, and marks a communicator that cannot end in
+// order any more. op is the C function; detail stands before the library's own text.
 func (c *Comm) failed(op string, status int, detail string) error {
 	switch Result(status) {
 	case ErrUnhandledCUDA, ErrSystem, ErrInternal, ErrRemote:
@@ -97,5 +98,6 @@ func joinDetail(a, b string) string {
 
 // refused is the error of an argument that NCCL does not get to see.
 func (c *Comm) refused(op, format string, args ...any) error {
-	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: ErrInvalidArgument, Detail: fmt.Sprintf(format, args...)}
+	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: ErrInvalidArgument,
+		Detail: fmt.Sprintf(format, args...)}
 }

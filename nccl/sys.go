@@ -39,8 +39,10 @@ const (
 
 // The tables are in the order of package elem. Source: nccl.h, ncclDataType_t and ncclRedOp_t.
 var (
-	ncclTypes = [elem.Types]C.int32_t{elem.Int8: 0, elem.Uint8: 1, elem.Int32: 2, elem.Uint32: 3, elem.Int64: 4, elem.Uint64: 5,
-		elem.Float16: 6, elem.BFloat16: 9, elem.Float32: 7, elem.Float64: 8, elem.Complex64: 7, elem.Complex128: 8} // complex numbers are pairs
+	ncclTypes = [elem.Types]C.int32_t{elem.Int8: 0, elem.Uint8: 1, elem.Int32: 2, elem.Uint32: 3,
+		elem.Int64: 4, elem.Uint64: 5,
+		// complex numbers are pairs
+		elem.Float16: 6, elem.BFloat16: 9, elem.Float32: 7, elem.Float64: 8, elem.Complex64: 7, elem.Complex128: 8}
 	ncclOps = [elem.Ops]C.int32_t{elem.Sum: 0, elem.Prod: 1, elem.Max: 2, elem.Min: 3, elem.Avg: 4}
 )
 
@@ -94,7 +96,7 @@ func sysBind(path string) error {
 	return err
 }
 
-// What the library at hand has, beyond what is required of every version.
+// Abilities of the library at hand that not every version has.
 func hasMemory() bool   { return C.nccl.MemAlloc != nil && C.nccl.MemFree != nil }
 func hasRegister() bool { return C.nccl.CommRegister != nil && C.nccl.CommDeregister != nil }
 func hasWindow() bool   { return C.nccl.CommWindowRegister != nil && C.nccl.CommWindowDeregister != nil }
@@ -113,8 +115,8 @@ func cbool(b bool) C.int {
 	return 0
 }
 
-// names holds a copy in C of every name ever given to a communicator: NCCL keeps the pointer of some of them, and hands
-// it on to the communicators split off.
+// names holds a copy in C of every name ever given to a communicator: NCCL keeps the pointer of
+// some of them, and hands it on to the communicators split off.
 var names struct {
 	sync.Mutex
 	m map[string]*C.char
@@ -134,7 +136,7 @@ func cName(s string) *C.char {
 	return p
 }
 
-// sysConfig is c for the library of the given version. Zero fields are left to NCCL.
+// sysConfig is c for the library of the given version. NCCL decides zero fields.
 func sysConfig(c *Config, version int) config {
 	cfg := C.make_config(C.int(version))
 	cfg.blocking = cbool(!c.NonBlocking)
@@ -172,8 +174,9 @@ func sysConfig(c *Config, version int) config {
 
 func sysID(id *ID) int { return int(C.get_id((*C.struct_id)(unsafe.Pointer(id)))) }
 
-// sysCreate runs a call that makes a communicator. The place that NCCL writes it to is C's, and stays where an abort
-// ended the call, since the thread of a non-blocking communicator may still write there.
+// sysCreate runs a call that makes a communicator. NCCL writes it to a place in C's memory. The
+// place stays if an abort ended the call, since the thread of a non-blocking communicator may still
+// write there.
 func sysCreate(call func(out *unsafe.Pointer) C.int) (comm uintptr, status int) {
 	out := (*unsafe.Pointer)(C.calloc(1, C.size_t(unsafe.Sizeof(uintptr(0)))))
 	status = int(call(out))
@@ -244,7 +247,7 @@ func setCall(c *cCall, x *Call) {
 		kind: C.int32_t(x.Kind), _type: ncclTypes[x.Type], op: ncclOps[x.Op], peer: C.int32_t(x.Peer)}
 }
 
-// sysRun issues calls on s: for a failure, where it was.
+// sysRun issues calls on s. After a failure it says where it was.
 func sysRun(c *Comm, s *cuda.Stream, calls []cCall) (status int, kind Kind, index int) {
 	o := C.run_calls(&c.link, address(s.Handle()), &calls[0], C.int(len(calls)))
 	runtime.KeepAlive(s)

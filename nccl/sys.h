@@ -1,5 +1,6 @@
-// What sys.go calls: the part of NCCL's interface that the package uses, as a table of entry points that package dl
-// fills, and one C function for each call from Go. All is static: the file is included once.
+// The calls of sys.go: the part of NCCL's interface that the package uses, as a table of entry
+// points that package dl fills, and one C function for each call from Go. All is static: the file
+// is included once.
 
 #include <limits.h>
 #ifdef __GLIBC__
@@ -14,9 +15,10 @@
 enum { SUCCESS = 0, IN_PROGRESS = 7, CLOSED = INT_MIN, UNDEF = INT_MIN };
 
 #ifdef __GLIBC__
-// One heap for all threads, from the start of the process. Otherwise glibc gives each thread one of its own that keeps what
-// a communicator of NCCL had in it, 43 MB with 2.28 and 4 ranks, and Go makes each communicator on another thread: measured
-// as 700 MB more after 80 splits from 16 threads in turn. MALLOC_ARENA_MAX or GLIBC_TUNABLES of the environment stay.
+// One heap for all threads, from the start of the process. Otherwise glibc gives each thread one of
+// its own that keeps the memory of a communicator, 43 MB with NCCL 2.28 and 4 ranks, and Go makes
+// each communicator on another thread: measured as 700 MB more after 80 splits from 16 threads in
+// turn. MALLOC_ARENA_MAX or GLIBC_TUNABLES of the environment stay.
 __attribute__((constructor)) static void one_heap(void) {
     const char *max = getenv("MALLOC_ARENA_MAX");
     if ((max == NULL || max[0] == 0) && getenv("GLIBC_TUNABLES") == NULL) mallopt(M_ARENA_MAX, 1);
@@ -27,8 +29,8 @@ struct id {
     char bytes[128];
 };
 
-// config is ncclConfig_t as of 2.29: each version appended fields and reads no more bytes than both sides know.
-// netName is copied by NCCL (init.cc, envConfigOverride), commName is not.
+// config is ncclConfig_t as of 2.29. Each version appended fields, and reads no more bytes than
+// both sides know. netName is copied by NCCL (init.cc, envConfigOverride), commName is not.
 struct config {
     size_t size;
     unsigned int magic, version;
@@ -75,7 +77,8 @@ struct {
     int (*Recv)(void *, size_t, int, int, void *, void *);
 } nccl;
 
-// link is what a call needs of its communicator. It lies in Go memory and so holds addresses as integers.
+// link is all that a call needs of its communicator. It lies in Go memory and so holds addresses as
+// integers.
 struct link {
     uintptr_t comm;           // 0 when closed
     uintptr_t enter, context; // cuda.Bind
@@ -90,8 +93,9 @@ static int enter(const struct link *l) { return -((int (*)(void *))l->enter)((vo
 
 static inline void *comm_of(struct link *l) { return (void *)__atomic_load_n(&l->comm, __ATOMIC_ACQUIRE); }
 
-// Between begin and finish a non-blocking communicator is not freed. finish waits until what such a communicator does on
-// a thread of its own is done: only then is a collective in the stream. A blocking one has neither cost.
+// Between begin and finish a non-blocking communicator is not freed. finish waits until its work on
+// a thread of its own is done: only then is a collective in the stream. A blocking one has neither
+// cost.
 static int begin(struct link *l, void **comm) {
     if (l->nonblocking) __atomic_add_fetch(&l->busy, 1, __ATOMIC_SEQ_CST);
     *comm = comm_of(l);
@@ -112,14 +116,15 @@ static int finish(struct link *l, void *comm, int status) {
     return status;
 }
 
-#define WITH_COMM(l, call)                 \
-    void *comm;                            \
-    int status = begin(l, &comm);          \
+#define WITH_COMM(l, call)                  \
+    void *comm;                             \
+    int status = begin(l, &comm);           \
     if (status == SUCCESS) status = (call); \
     return finish(l, comm, status)
 
 // Collectives. The kinds are in the order of Kind; GROUP_* name the functions around them.
-enum { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV, GROUP_START, GROUP_END };
+enum { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV,
+    GROUP_START, GROUP_END };
 
 struct call {
     uintptr_t dst, src;
@@ -134,8 +139,9 @@ struct outcome {
 
 static const int8_t type_sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 
-// exchange is AlltoAll, Gather or Scatter where NCCL has none of its own (before 2.28), as NCCL 2.28 does it: sends and
-// receives in a group (enqueue.cc, taskAppend). They send nothing at all where n is 0.
+// exchange is AlltoAll, Gather or Scatter for an NCCL that has none of its own (before 2.28), as
+// NCCL 2.28 does it: sends and receives in a group (enqueue.cc, taskAppend). They send nothing at
+// all if n is 0.
 static int exchange(const struct link *l, void *comm, const struct call *c, void *stream, int32_t *kind) {
     size_t block = c->n * type_sizes[c->type];
     int sends = c->kind != SCATTER || c->peer == l->rank, recvs = c->kind != GATHER || c->peer == l->rank;
@@ -251,7 +257,7 @@ static int destroy(struct link *l) {
     int status = enter(l);
     return status != SUCCESS ? status : nccl.CommDestroy(comm);
 }
-// A call that hangs in a blocking communicator is what an abort has to end, so it cannot wait for that.
+// An abort has to end a call that hangs in a blocking communicator, so it cannot wait for that.
 static int comm_abort(struct link *l) {
     void *comm = (void *)__atomic_exchange_n(&l->comm, 0, __ATOMIC_SEQ_CST);
     if (!comm) return SUCCESS;
@@ -278,4 +284,6 @@ static int dereg(struct link *l, uintptr_t handle) { WITH_COMM(l, nccl.CommDereg
 static int window(struct link *l, void *p, size_t bytes, void **handle) {
     WITH_COMM(l, nccl.CommWindowRegister(comm, p, bytes, handle, 1)); // NCCL_WIN_COLL_SYMMETRIC
 }
-static int close_window(struct link *l, uintptr_t handle) { WITH_COMM(l, nccl.CommWindowDeregister(comm, (void *)handle)); }
+static int close_window(struct link *l, uintptr_t handle) {
+    WITH_COMM(l, nccl.CommWindowDeregister(comm, (void *)handle));
+}

@@ -1,15 +1,19 @@
-// A test double of libnccl: it logs every call with its arguments, moves what one rank alone can move, and fails where it
-// is told to. Nothing in it communicates, but what is built with -DMOVES.
+// A test double of libnccl: it logs every call with its arguments, moves what one rank alone can
+// move, and fails as it is told. Only a build with -DMOVES communicates.
 //
-// FAKENCCL_LOG      file that a line per call is appended to: thread, function, arguments
-// FAKENCCL_FAIL     "ncclAllReduce=2@3,async=6": the third call of ncclAllReduce returns 2, every ncclCommGetAsyncError
-//                   gives 6
-// FAKENCCL_HANG     a function that does not come back, or stays in progress, while the file $FAKENCCL_LOG.hang exists
-// FAKENCCL_WRONG    "ncclAllReduce=5": that element of what the function writes is wrong
-// FAKENCCL_VERSION  what ncclGetVersion gives, and whose ncclConfig_t is read (22803)
-// FAKENCCL_JOIN     a number: ncclCommInitRankConfig returns when so many ranks of this process have called it
-// FAKENCCL_CHILD    "1/3": rank and size of communicators that are split off (the parent's)
-// FAKENCCL_HEAPS    file that ncclCommDestroy writes the state of the process's heaps to, as malloc_info has it
+//   FAKENCCL_LOG      file that a line per call is appended to: thread, function, arguments
+//   FAKENCCL_FAIL     "ncclAllReduce=2@3,async=6": the third call of ncclAllReduce returns 2, every
+//                     ncclCommGetAsyncError gives 6
+//   FAKENCCL_HANG     a function that does not come back, or stays in progress, while the file
+//                     $FAKENCCL_LOG.hang exists
+//   FAKENCCL_WRONG    "ncclAllReduce=5": that element of the function's result is wrong
+//   FAKENCCL_VERSION  the version of ncclGetVersion, and of the ncclConfig_t that is read (22803)
+//   FAKENCCL_JOIN     a number: ncclCommInitRankConfig returns when so many ranks of this process
+//                     have called it
+//   FAKENCCL_CHILD    "1/3": rank and size of communicators that are split off (the parent's)
+//   FAKENCCL_HEAPS    file that ncclCommDestroy writes the state of the process's heaps to, as
+//                     malloc_info has it
+//
 // A function is left out by -Dncclx=absent_ncclx, as fakelib.Without gives it.
 
 #define _GNU_SOURCE
@@ -101,7 +105,8 @@ static int hangs(const char *name) {
     return access(path, F_OK) == 0;
 }
 
-// done is the end of a function that a communicator does: what a blocking one waits for, another leaves in progress.
+// done is the end of a communicator's function: a blocking one waits for it, another leaves it in
+// progress.
 static int done(comm *c, const char *name, int status) {
     if (status != OK) {
         if (depth > 0 && group_status == OK) group_status = status;
@@ -135,11 +140,13 @@ static comm *new_comm(int rank, int size, const config *cfg) {
     return c;
 }
 
-// read_config takes what this version has of a config, as NCCL does.
+// read_config takes this version's part of a config, as NCCL does.
 static int read_config(const config *in, config *out, char *text, size_t n) {
-    size_t own = version() >= 22900 ? sizeof *out : version() >= 22800 ? offsetof(config, graphs) : version() >= 22700 ? offsetof(config, perPeer) : offsetof(config, name);
+    size_t own = version() >= 22900 ? sizeof *out : version() >= 22800 ? offsetof(config, graphs) : version() >= 22700
+        ? offsetof(config, perPeer) : offsetof(config, name);
     memset(out, 0, sizeof *out);
-    out->trafficClass = out->collnet = out->policy = out->shrinkShare = out->nvls = out->perPeer = out->sched = out->graphs = out->rma = UNDEF;
+    out->trafficClass = out->collnet = out->policy = out->shrinkShare = out->nvls = out->perPeer = out->sched =
+        out->graphs = out->rma = UNDEF;
     memcpy(out, in, in->size < own ? in->size : own);
     int w = snprintf(text, n, " size=%zu version=%u", in->size, in->version);
 #define SHOW(f, key) \
@@ -189,7 +196,8 @@ int ncclCommInitRankConfig(comm **out, int size, id_t_ id, int rank, config *in)
     config cfg;
     char text[512];
     int status = read_config(in, &cfg, text, sizeof text);
-    line("ncclCommInitRankConfig", " size=%d rank=%d id=%d..%d%s", size, rank, (signed char)id.b[0], (signed char)id.b[127], text);
+    line("ncclCommInitRankConfig", " size=%d rank=%d id=%d..%d%s", size, rank, (signed char)id.b[0],
+        (signed char)id.b[127], text);
     if (status == OK) status = told("ncclCommInitRankConfig");
     if (status != OK) return status;
     join();
@@ -299,7 +307,7 @@ int ncclCommWindowDeregister(comm *c, void *win) {
 // In the order of ncclDataType_t.
 static const size_t width[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 
-// What a rank sends to itself in a group.
+// Messages of a rank to itself in a group.
 static __thread struct { const void *p; size_t bytes; } sent[256];
 static __thread int sends, recvs;
 
@@ -340,11 +348,14 @@ static int spoil(int status, const char *name, void *dst, size_t n, int type) {
     return status;
 }
 
-static int collective(const char *name, const void *src, void *dst, size_t n, int type, int op, int peer, comm *c, void *stream) {
-    line(name, " src=%p dst=%p n=%zu type=%d op=%d peer=%d comm=%d stream=%p", src, dst, n, type, op, peer, c->serial, stream);
+static int collective(const char *name, const void *src, void *dst, size_t n, int type, int op, int peer, comm *c,
+    void *stream) {
+    line(name, " src=%p dst=%p n=%zu type=%d op=%d peer=%d comm=%d stream=%p", src, dst, n, type, op, peer,
+        c->serial, stream);
     int status = told(name);
     if (status == OK && (type < 0 || type > 9 || peer < -1 || peer >= c->size)) status = INVALID_ARGUMENT;
-    if (status == OK && depth == 0 && !c->blocking && c->doing) status = INVALID_USAGE; // nobody waited for the last one
+    // nobody waited for the last one
+    if (status == OK && depth == 0 && !c->blocking && c->doing) status = INVALID_USAGE;
 #ifdef MOVES
     if (status == OK && c->moves) note_task(c->moves, name, src, dst, n, type, op, peer, depth);
 #endif

@@ -1,12 +1,13 @@
-// With -DMOVES the double communicates: ranks that are goroutines of one process, on streams that run at once. Each call gives
-// the others a copy of what it reads, and takes what it needs of theirs. Included once, by fakenccl.c.
+// With -DMOVES the double communicates: ranks that are goroutines of one process, on streams that
+// run at once. Each call gives the others a copy of its input, and takes its part of theirs.
+// Included once, by fakenccl.c.
 
 #include <time.h>
 
 #include "../../internal/elem/arith.h"
 
-// letter is what a rank has given: to another rank, or to all in a collective, where to is -1. Those from a rank to the same
-// receivers are numbered.
+// letter is data that a rank has given: to another rank, or to all in a collective, for which to is
+// -1. Letters from a rank to the same receivers are numbered.
 typedef struct letter {
     struct letter *next;
     int from, to, number, left; // left: ranks that have not read it
@@ -31,7 +32,9 @@ typedef struct moves {
 // task is a call that has not begun, of a group that has not ended.
 typedef struct task {
     moves *m;
-    char kind; // 'a'll-reduce, 'r'educe, 'b'roadcast, all-'g'ather, reduce-'s'catter, all-to-all 't', '<' recv, '>' send
+    // 'a'll-reduce, 'r'educe, 'b'roadcast, all-'g'ather, reduce-'s'catter, all-to-all 't', '<'
+    // recv, '>' send
+    char kind;
     const char *src;
     char *dst;
     size_t n;
@@ -73,7 +76,8 @@ static void give(moves *m, int to, const void *src, size_t bytes) {
     pthread_cond_broadcast(&m->w->come);
 }
 
-// find waits for a letter. The caller has the lock. What has not come after so long does not: a test has failed on its rank.
+// find waits for a letter. The caller has the lock. A letter that has not come after so long does
+// not come: a test has failed on its rank.
 static letter *find(moves *m, int from, int to, int number) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -97,7 +101,7 @@ static void read_by(moves *m, letter *l) {
 // In the order of ncclDataType_t and ncclRedOp_t, as package elem numbers them.
 static const int elem_of[] = {0, 1, 2, 3, 4, 5, F16, F32, F64, BF16}, op_of[] = {0, 1, MAX, MIN, AVG};
 
-// meet takes a rank's part of a collective from what all ranks have given to it.
+// meet takes a rank's part of a collective from the letters of all ranks.
 static void meet(task *x) {
     moves *m = x->m;
     int ranks = m->w->size, number = m->taken[MOST]++, t = elem_of[x->type];
@@ -106,7 +110,8 @@ static void meet(task *x) {
     letter *all[MOST];
     for (int r = 0; r < ranks; r++) {
         all[r] = find(m, r, -1, number);
-        if (all[r]->bytes != bytes * (x->kind == 's' || x->kind == 't' ? ranks : 1)) refuse("ranks bring different lengths");
+        if (all[r]->bytes != bytes * (x->kind == 's' || x->kind == 't' ? ranks : 1))
+            refuse("ranks bring different lengths");
         from[r] = (uintptr_t)all[r]->data + mine;
     }
     switch (x->kind) {
@@ -150,8 +155,9 @@ static void carry_out(void) {
     pthread_mutex_unlock(&post);
 }
 
-// note_task puts off a call until its group ends. name is of its function.
-static void note_task(moves *m, const char *name, const void *src, void *dst, size_t n, int type, int op, int peer, int depth) {
+// note_task puts off a call until its group ends. name is that of its function.
+static void note_task(moves *m, const char *name, const void *src, void *dst, size_t n, int type, int op,
+    int peer, int depth) {
     static const struct { const char *name; char kind; } kinds[] = {
         {"ncclAllReduce", 'a'}, {"ncclReduce", 'r'}, {"ncclBroadcast", 'b'}, {"ncclAllGather", 'g'},
         {"ncclReduceScatter", 's'}, {"ncclAlltoAll", 't'}, {"ncclSend", '>'}, {"ncclRecv", '<'},
