@@ -1,4 +1,5 @@
-// launch checks, plans and starts programs on several ranks, under mpirun and Slurm. Of itself it needs neither MPI nor a GPU.
+// Command launch checks, plans and starts programs on several ranks, under mpirun and Slurm. It
+// needs neither MPI nor a GPU itself.
 package main
 
 import (
@@ -35,7 +36,8 @@ func main() {
 	os.Exit(code)
 }
 
-// run runs the command that the arguments ask for. It returns the exit status, and whether the error is to be printed.
+// run runs the command that the arguments ask for. It returns the exit status, and whether to print
+// the error.
 func run(root *cobra.Command) (code int, say bool, err error) {
 	err = root.Execute()
 	if err != nil && strings.HasPrefix(err.Error(), "unknown command ") { // cobra has no type for it
@@ -71,9 +73,14 @@ func command() *cobra.Command {
 		CompletionOptions:  cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	root.SetVersionTemplate("launch, of {{.Version}}\nlaunch doctor says which MPI, CUDA and NCCL are here\n")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return exit.Usage{Err: nearest.Flag(cmd.Flags(), err)} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return exit.Usage{Err: nearest.Flag(cmd.Flags(), err)}
+	})
 	cobra.AddTemplateFunc("grouped", func(fs *pflag.FlagSet) string { return help.Flags(fs, "Flags") })
-	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}", "{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
-	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(), plot.Command(), scaffold.Command(), status.Command(), trace.Command())
+	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(),
+		"Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}",
+		"{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
+	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(),
+		plot.Command(), scaffold.Command(), status.Command(), trace.Command())
 	return root
 }

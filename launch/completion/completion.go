@@ -1,4 +1,5 @@
-// Package completion is `launch completion`: what has a shell complete the flags of launch and of programs.
+// Package completion is `launch completion`: shells then complete the flags of launch and of
+// programs.
 package completion
 
 import (
@@ -21,7 +22,7 @@ import (
 	"lockstep/launch/exit"
 )
 
-// programs are completed where no others are named.
+// programs are completed if no others are named.
 var programs = []string{"bench", "matvec", "reduce", "stencil", "train"}
 
 // bashOwn are the functions of bash.sh, which stand before the scripts for bash.
@@ -29,9 +30,11 @@ var programs = []string{"bench", "matvec", "reduce", "stencil", "train"}
 //go:embed bash.sh
 var bashOwn string
 
-// without has cobra's script for bash call the functions of bash.sh instead of those of the package bash-completion, which
-// many machines lack. Where that package is loaded, the script still begins with its _init_completion.
-var without = strings.NewReplacer(`_get_comp_words_by_ref "$@" cur prev words cword`, "__lockstep_words", "_filedir", "__lockstep_filedir")
+// without makes cobra's script for bash call the functions of bash.sh instead of those of the
+// package bash-completion, which many machines lack. If that package is loaded, the script still
+// begins with its _init_completion.
+var without = strings.NewReplacer(`_get_comp_words_by_ref "$@" cur prev words cword`, "__lockstep_words",
+	"_filedir", "__lockstep_filedir")
 
 // shells write the script that completes one command.
 var shells = map[string]func(cmd *cobra.Command, w io.Writer) error{
@@ -52,8 +55,8 @@ func Command() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish [PROGRAM...]",
 		Short: "Print a script by which the shell completes flags of launch and of programs",
-		Long: `Print a script by which the shell completes commands and flags of launch, and the flags of programs that use Lockstep.
-The script asks the program itself, so that what it completes is what the program has. Without names of programs it
+		Long: `Print a script by which the shell completes commands and flags of launch, and the flags of programs
+that use Lockstep. The script asks the program itself for its flags. Without names of programs it
 is for ` + strings.Join(programs, ", ") + `. A program is found by its name, in whatever folder it is; behind
 "launch run ... --" every program that uses Lockstep is completed.`,
 		Example: `  source <(launch completion bash)                       # in ~/.bashrc
@@ -63,7 +66,8 @@ is for ` + strings.Join(programs, ", ") + `. A program is found by its name, in 
 		ValidArgs: []string{"bash", "zsh", "fish"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 || shells[args[0]] == nil {
-				return exit.Usage{Err: fmt.Errorf("launch completion: want bash, zsh or fish, and then names of programs")}
+				return exit.Usage{Err: fmt.Errorf("launch completion: want bash, zsh or fish, and then " +
+					"names of programs")}
 			}
 			return write(cmd.OutOrStdout(), cmd.Root(), args[0], args[1:])
 		},
@@ -83,8 +87,10 @@ func write(w io.Writer, root *cobra.Command, shell string, names []string) error
 		return err
 	}
 	for _, name := range names {
-		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") != "" || name[0] == '-' {
-			return exit.Usage{Err: fmt.Errorf("launch completion: %q is no name of a program: leave out its folder", name)}
+		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") !=
+			"" || name[0] == '-' {
+			return exit.Usage{Err: fmt.Errorf("launch completion: %q is no name of a program: leave "+
+				"out its folder", name)}
 		}
 		if err := shells[shell](&cobra.Command{Use: name}, &script); err != nil {
 			return err
@@ -94,11 +100,11 @@ func write(w io.Writer, root *cobra.Command, shell string, names []string) error
 	return err
 }
 
-// answerTime is how long a program may take to say what completes its arguments.
+// answerTime is how long a program may take to answer what completes its arguments.
 const answerTime = 3 * time.Second
 
-// Answer prints what completes the last of args, where that belongs to a command that reads its own flags and then a
-// program with arguments. It returns false where the rest of launch is asked.
+// Answer prints the completions of the last of args, if that belongs to a command that reads its
+// own flags and then a program with arguments. It returns false if the rest of launch is to answer.
 func Answer(w io.Writer, root *cobra.Command, args []string) bool {
 	if !help.Asked(args) || len(args) < 3 {
 		return false
@@ -119,8 +125,8 @@ func Answer(w io.Writer, root *cobra.Command, args []string) bool {
 	return true
 }
 
-// behind completes the name of a program, then its arguments. A program that does not use Lockstep is not started: it would
-// not know that it is only asked.
+// behind completes the name of a program, then its arguments. A program that does not use Lockstep
+// is not started: it would not know that it is only asked.
 func behind(words []string) (lines []string, directive int) {
 	if len(words) == 1 || !UsesLockstep(words[0]) {
 		return nil, help.AnyFile
@@ -142,11 +148,12 @@ func behind(words []string) (lines []string, directive int) {
 	return lines[:len(lines)-1], directive
 }
 
-// UsesLockstep says whether a file is a program that spmd.Main is the main function of, as far as one can tell without
-// starting it.
+// UsesLockstep says whether a file is a program whose main function is spmd.Main, as far as one can
+// tell without starting it.
 func UsesLockstep(program string) bool {
 	path, err := exec.LookPath(program)
-	if err != nil || strings.HasSuffix(filepath.Base(path), ".test") { // a test would take what it is asked for names of tests
+	// a test would take its arguments for names of tests
+	if err != nil || strings.HasSuffix(filepath.Base(path), ".test") {
 		return false
 	}
 	info, err := buildinfo.ReadFile(path)

@@ -23,7 +23,8 @@ import (
 // argsTo names the file to which the program heat adds a line with its arguments.
 const argsTo = "HEAT_ARGS_TO"
 
-// TestMain makes this binary the program heat, where it is asked as a shell asks, or is to say what arguments it has got.
+// TestMain makes this binary the program heat, when a shell asks it, or when it is to report its
+// arguments.
 func TestMain(m *testing.M) {
 	args := os.Args[1:]
 	if help.Asked(args) {
@@ -83,7 +84,8 @@ func script(t *testing.T, shell string, names ...string) string {
 	return out.String()
 }
 
-// typedAtBash types lines in a bash of its own, which has sourced scripts, and returns the arguments that heat then gets.
+// typedAtBash types lines in a bash of its own, which has sourced scripts. It returns the arguments
+// that heat then gets.
 func typedAtBash(t *testing.T, lines []string, scripts ...string) []string {
 	t.Helper()
 	ctx := mpirun.Patience(t)
@@ -99,7 +101,8 @@ func typedAtBash(t *testing.T, lines []string, scripts ...string) []string {
 	p := pty.Open(t, 100)
 	bash := exec.CommandContext(ctx, "bash", "--noprofile", "--norc", "-i")
 	bash.Dir = dir
-	bash.Env = append(os.Environ(), "TERM=dumb", "PS1=$ ", "INPUTRC=/dev/null", "HISTFILE=", argsTo+"="+got, "PATH="+filepath.Dir(heat(t))+":"+os.Getenv("PATH"))
+	bash.Env = append(os.Environ(), "TERM=dumb", "PS1=$ ", "INPUTRC=/dev/null", "HISTFILE=",
+		argsTo+"="+got, "PATH="+filepath.Dir(heat(t))+":"+os.Getenv("PATH"))
 	bash.Stdin, bash.Stdout, bash.Stderr = p.Far, p.Far, p.Far
 	bash.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := bash.Start(); err != nil {
@@ -119,7 +122,8 @@ func typedAtBash(t *testing.T, lines []string, scripts ...string) []string {
 	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// TestBash presses the tabulator key in a bash, without the package bash-completion and, where it is here, with it.
+// TestBash presses the tabulator key in a bash, without the package bash-completion and, if it is
+// here, with it.
 func TestBash(t *testing.T) {
 	own := filepath.Join(t.TempDir(), "script")
 	if err := os.WriteFile(own, []byte(script(t, "bash", "heat")), 0o666); err != nil {
@@ -150,18 +154,20 @@ func TestBash(t *testing.T) {
 	}
 }
 
-// bashCompletion is where Debian has the package.
+// bashCompletion is Debian's path of the package.
 const bashCompletion = "/usr/share/bash-completion/bash_completion"
 
 func TestWrite(t *testing.T) {
-	for shell, mark := range map[string]string{"bash": "__start_NAME NAME", "zsh": "compdef _NAME NAME", "fish": "complete -c NAME"} {
+	for shell, mark := range map[string]string{"bash": "__start_NAME NAME", "zsh": "compdef _NAME NAME",
+		"fish": "complete -c NAME"} {
 		text := script(t, shell)
 		for _, name := range append([]string{"launch"}, programs...) {
 			if !strings.Contains(text, strings.ReplaceAll(mark, "NAME", name)) {
 				t.Errorf("%s: no script for %s", shell, name)
 			}
 		}
-		if text := script(t, shell, "heat"); strings.Contains(text, "matvec") || !strings.Contains(text, strings.ReplaceAll(mark, "NAME", "heat")) {
+		if text := script(t, shell, "heat"); strings.Contains(text, "matvec") ||
+			!strings.Contains(text, strings.ReplaceAll(mark, "NAME", "heat")) {
 			t.Errorf("%s: not for heat alone", shell)
 		}
 		if path, err := exec.LookPath(shell); err == nil {
@@ -172,7 +178,8 @@ func TestWrite(t *testing.T) {
 			}
 		}
 	}
-	for _, args := range [][]string{{"completion"}, {"completion", "tcsh"}, {"completion", "bash", "bin/heat"}, {"completion", "zsh", "a;b"}, {"completion", "fish", ""}} {
+	for _, args := range [][]string{{"completion"}, {"completion", "tcsh"}, {"completion", "bash", "bin/heat"},
+		{"completion", "zsh", "a;b"}, {"completion", "fish", ""}} {
 		root := launch()
 		root.SilenceErrors, root.SilenceUsage = true, true
 		root.SetArgs(args)
@@ -201,7 +208,8 @@ func TestAnswer(t *testing.T) {
 		"run -- no-such-program --x":                 ":0\n",
 	} {
 		var out bytes.Buffer
-		if !Answer(&out, launch(), append([]string{help.RequestNames}, strings.Split(words, " ")...)) || out.String() != want {
+		if !Answer(&out, launch(), append([]string{help.RequestNames}, strings.Split(words, " ")...)) ||
+			out.String() != want {
 			t.Errorf("%s: %q, want %q", words, &out, want)
 		}
 	}

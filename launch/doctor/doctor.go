@@ -1,9 +1,11 @@
-// Package doctor shows and judges what the ranks of a job find: the machine, GPUs, libraries, network, binding, limits.
+// Package doctor shows and judges the findings of a job's ranks: the machine, GPUs, libraries,
+// network, binding, limits.
 //
-// The launch command links no MPI, so that it runs where there is none. What takes MPI is found by a program of its own,
-// launch-probe, which each rank's launch starts in its own place: with the launcher's environment and the facts so far.
-// It gathers the facts of all ranks on rank 0, which shows and judges them. Where that program cannot start, dies or
-// does not come back, launch says so, with rank and host.
+// The launch command links no MPI, so that it runs on machines without it. A program of its own,
+// launch-probe, finds the facts that take MPI. Each rank's launch starts it in its own place, with
+// the launcher's environment and the facts so far. It gathers the facts of all ranks on rank 0,
+// which shows and judges them. If that program cannot start, dies or does not come back, launch
+// says so, with rank and host.
 package doctor
 
 import (
@@ -28,7 +30,7 @@ import (
 	"lockstep/launch/exit"
 )
 
-// Job is what launch hands launch-probe, as JSON on its standard input.
+// Job is launch's message to launch-probe, as JSON on its standard input.
 type Job struct {
 	Facts   Facts         `json:"facts"`
 	JSON    bool          `json:"json"`       // show the result as JSON
@@ -44,10 +46,11 @@ func (job *Job) Show(r *Result) error {
 	return r.Write(os.Stdout, job.Width)
 }
 
-// PhaseFD is the descriptor to which launch-probe writes what it begins to do, a line each.
+// PhaseFD is the descriptor to which launch-probe writes its phases, a line each.
 const PhaseFD = 3
 
-// Phases of launch-probe whose names matter: what has not got beyond the first waits for nobody, and after the last all is said.
+// Phases of launch-probe whose names matter: a probe in the first waits for nobody, and after the
+// last all is said.
 const (
 	PhaseStart = "its start"
 	PhaseInit  = "MPI_Init"
@@ -55,14 +58,16 @@ const (
 	PhaseDone  = "its end"
 )
 
-// GPUTime is how long a node may test GPU memory through MPI, while other ranks wait for it. It comes on top of Timeout:
-// a test that hangs, behind a slow start, is not taken for ranks that do not meet.
+// GPUTime is how long a node may test GPU memory through MPI, while other ranks wait for it. It
+// comes on top of Timeout: a test that hangs, behind a slow start, is not taken for ranks that do
+// not meet.
 func (job *Job) GPUTime() time.Duration { return job.Timeout / 3 }
 
-// Extension is what launch-probe gets on top of Timeout once it has come to PhaseGPU.
+// Extension is launch-probe's time on top of Timeout once it has come to PhaseGPU.
 func (job *Job) Extension() time.Duration { return job.GPUTime() + Grace }
 
-// Grace is how long a rank lets others speak that know more, before it ends and the launcher ends them.
+// Grace is how long a rank lets others speak that know more, before it ends and the launcher ends
+// them.
 const Grace = 2 * time.Second
 
 // Command returns launch doctor.
@@ -72,14 +77,14 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [flags] [-- program]",
 		Short: "Show and judge what the ranks of a job find",
-		Long: `Shows and judges what the ranks of a job find: GPUs, libraries, network, binding, limits; whether they agree, and
-whether they reach each other. It runs alone, or as the job would:
+		Long: `Shows and judges the findings of a job's ranks: GPUs, libraries, network, binding, limits; whether
+they agree, and whether they reach each other. It runs alone, or as the job would:
 
     launch doctor
     mpirun -np 4 launch doctor -- bin/train
     srun --mpi=pmix -n 4 launch doctor
 
-The exit status is 1 where something FAILs, on all ranks.`,
+The exit status is 1 if something FAILs, on all ranks.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				args = args[:1] // the program's own arguments do not matter
@@ -122,7 +127,8 @@ type failure struct {
 	all      bool // it is the same on all ranks: the first speaks for them
 }
 
-// explain says alone what launch-probe would have said of all ranks: rank 0 shows its own facts too.
+// explain says alone what launch-probe would have said of all ranks: rank 0 shows its own facts
+// too.
 func (job *Job) explain(why *failure) error {
 	f := job.Facts
 	time.Sleep(time.Duration(why.delay) * Grace)
@@ -136,7 +142,8 @@ func (job *Job) explain(why *failure) error {
 	}
 	r.Findings = append([]Finding{finding}, r.Findings...)
 	if n := f.Launcher.Size; n > 1 {
-		r.NotChecked = append(r.NotChecked, fmt.Sprintf("the other ranks of %d, and whether all agree and reach each other", n))
+		r.NotChecked = append(r.NotChecked, fmt.Sprintf("the other ranks of %d, and whether all agree "+
+			"and reach each other", n))
 	}
 	if f.Rank() > 0 && !job.JSON {
 		fmt.Println(r.Findings[0])
@@ -149,7 +156,7 @@ func (job *Job) explain(why *failure) error {
 // ended is how launch-probe ended.
 type ended struct {
 	err     error  // of starting it, or of its status
-	code    int    // its status; -1 where a signal ended it, or it never started
+	code    int    // its status; -1 if a signal ended it, or it never started
 	phase   string // the last that it began
 	stderr  []byte
 	late    bool          // it did not come back in time
@@ -157,8 +164,8 @@ type ended struct {
 	limit   time.Duration // the time that it had
 }
 
-// probe runs launch-probe and returns its exit status, or why it has shown nothing. It ends within some seconds of
-// the job's Timeout, and its Extension.
+// probe runs launch-probe and returns its exit status, or why it has shown nothing. It ends within
+// some seconds of the job's Timeout, and its Extension.
 func (job *Job) probe() (int, *failure) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -171,25 +178,32 @@ func (job *Job) probe() (int, *failure) {
 	loader := "error while loading shared libraries: "
 	switch name := job.Facts.Launcher.Name; {
 	case errors.Is(e.err, fs.ErrNotExist):
-		return 0, &failure{path + " is missing: what takes MPI is not checked", "make build, and copy bin/launch and bin/launch-probe to the same folder of every node", others, false}
+		return 0, &failure{path + " is missing: what takes MPI is not checked",
+			"make build, and copy bin/launch and bin/launch-probe to the same folder of every node", others, false}
 	case strings.Contains(last, loader):
 		return 0, &failure{"MPI cannot be loaded: " + last[strings.Index(last, loader)+len(loader):],
-			"apt-get install libopenmpi3 (Debian 13, Ubuntu 24.04 and later: libopenmpi3t64 or libopenmpi40), or add its folder to LD_LIBRARY_PATH", others, false}
+			"apt-get install libopenmpi3 (Debian 13, Ubuntu 24.04 and later: libopenmpi3t64 or " +
+				"libopenmpi40), or add its folder to LD_LIBRARY_PATH", others, false}
 	case e.phase == PhaseInit && e.code > 0 && (name == "slurm" || name == "slurm-pmi2"):
-		return 0, &failure{"srun has started this without PMIx, and MPI_Init fails", pmixAdvice(job.Facts.Launcher.Size), others, true}
+		return 0, &failure{"srun has started this without PMIx, and MPI_Init fails",
+			pmixAdvice(job.Facts.Launcher.Size), others, true}
 	}
 	os.Stderr.Write(e.stderr) // what MPI itself has to say
 	switch {
 	case e.late && e.stopped:
 		return 0, &failure{"launch-probe is stopped, in " + e.phase, "kill -CONT, or see who stops it", 0, false}
 	case e.late && e.phase == PhaseStart:
-		return 0, &failure{fmt.Sprintf("launch-probe did not come back within %v: it hangs in %s", e.limit, e.phase), "see dmesg and the load of the machine", 0, false}
+		return 0, &failure{fmt.Sprintf("launch-probe did not come back within %v: it hangs in %s", e.limit, e.phase),
+			"see dmesg and the load of the machine", 0, false}
 	case e.late:
-		return 0, &failure{fmt.Sprintf("launch-probe did not come back within %v: it waited in %s", e.limit, e.phase), unreached(&job.Facts), 2 + others, false}
+		return 0, &failure{fmt.Sprintf("launch-probe did not come back within %v: it waited in %s", e.limit, e.phase),
+			unreached(&job.Facts), 2 + others, false}
 	case e.code < 0:
-		return 0, &failure{fmt.Sprintf("launch-probe died in %s: %v", e.phase, e.err), "see dmesg (lack of memory?) and what is printed above", 0, false}
+		return 0, &failure{fmt.Sprintf("launch-probe died in %s: %v", e.phase, e.err),
+			"see dmesg (lack of memory?) and what is printed above", 0, false}
 	case e.phase != PhaseDone:
-		return 0, &failure{fmt.Sprintf("launch-probe failed in %s (status %d): %s", e.phase, e.code, last), "see what is printed above", others, false}
+		return 0, &failure{fmt.Sprintf("launch-probe failed in %s (status %d): %s", e.phase, e.code, last),
+			"see what is printed above", others, false}
 	}
 	return e.code, nil
 }
@@ -258,7 +272,7 @@ func (job *Job) start(path string) ended {
 	return e
 }
 
-// state is a process's, as ps has it: "T" for stopped; "" where it is gone.
+// state is a process's state in ps's letters: "T" for stopped; "" if it is gone.
 func state(pid int) string {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(fields) > 0 {
@@ -267,8 +281,9 @@ func state(pid int) string {
 	return ""
 }
 
-// avoidBridges keeps Open MPI, in launch-probe alone, off the bridges of containers, over which it would wait for ever
-// for another node. That the program will too is then found out. What the user has set stands.
+// avoidBridges keeps Open MPI, in launch-probe alone, off the bridges of containers, over which it
+// would wait for ever for another node. A later finding says that the program will wait there too.
+// Settings of the user stand.
 func avoidBridges(f *Facts) []string {
 	if f.has("OMPI_MCA_btl_tcp_if_include") || f.has("OMPI_MCA_btl_tcp_if_exclude") {
 		return nil
@@ -285,7 +300,7 @@ func avoidBridges(f *Facts) []string {
 	return []string{"OMPI_MCA_btl_tcp_if_exclude=" + strings.Join(names, ",")}
 }
 
-// unreached says what to try where MPI has waited in vain.
+// unreached says what to try after MPI has waited in vain.
 func unreached(f *Facts) string {
 	var names []string
 	for _, i := range f.Interfaces {
@@ -295,5 +310,6 @@ func unreached(f *Facts) string {
 	if len(names) == 0 {
 		return do
 	}
-	return do + fmt.Sprintf(", and try the interfaces of this node (%s) one by one: mpirun --mca btl_tcp_if_include %s", strings.Join(names, ", "), names[0])
+	return do + fmt.Sprintf(", and try the interfaces of this node (%s) one by one: mpirun --mca "+
+		"btl_tcp_if_include %s", strings.Join(names, ", "), names[0])
 }

@@ -18,7 +18,8 @@ import (
 	"lockstep/launch/exit"
 )
 
-// launchEnv makes this test binary the launch command: a copy of it lies beside launch-probe, as bin/launch does.
+// launchEnv makes this test binary the launch command: a copy of it lies beside launch-probe, as
+// bin/launch does.
 const launchEnv = "LOCKSTEP_DOCTOR_LAUNCH"
 
 func TestMain(m *testing.M) {
@@ -46,15 +47,17 @@ type want struct {
 
 func (w want) among(findings []Finding) bool {
 	return slices.ContainsFunc(findings, func(f Finding) bool {
-		return f.Level == w.level && slices.Equal(f.Ranks, w.ranks) && !slices.ContainsFunc(w.words, func(word string) bool {
-			return !strings.Contains(f.String(), word)
-		})
+		return f.Level == w.level && slices.Equal(f.Ranks, w.ranks) &&
+			!slices.ContainsFunc(w.words, func(word string) bool {
+				return !strings.Contains(f.String(), word)
+			})
 	})
 }
 
-const onNode1 = `case $OMPI_COMM_WORLD_RANK in 2|3) cd node1;; *) cd node0;; esac; exec ` // the second half lives on another disk
+// the second half lives on another disk
+const onNode1 = `case $OMPI_COMM_WORLD_RANK in 2|3) cd node1;; *) cd node0;; esac; exec `
 
-// Each set-up is broken in deed, as far as one machine can be.
+// Each set-up is really broken, as far as one machine can be.
 var setups = []struct {
 	name    string
 	ranks   int
@@ -65,27 +68,32 @@ var setups = []struct {
 }{
 	{name: "alone and sound"},
 	{name: "four ranks and sound", ranks: 4, args: []string{"--", "sh"}},
-	{name: "two nodes' program and launch alike", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./prog`, prepare: func(s *set) {
-		twoNodes(s, "prog", "prog")
-	}},
-	{name: "the program is missing on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./prog`, prepare: func(s *set) {
-		twoNodes(s, "prog", "")
-	}, want: []want{{Fail, []int{2, 3}, []string{"node1/prog", "no such file", "same path"}}}},
-	{name: "another build of the program on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./prog`, prepare: func(s *set) {
-		twoNodes(s, "prog", "other")
-	}, want: []want{{Fail, []int{2, 3}, []string{"checksum of the program", "here and", "elsewhere"}}}},
-	{name: "the program is not executable on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./prog`, prepare: func(s *set) {
-		twoNodes(s, "prog", "prog")
-		if err := os.Chmod(filepath.Join(s.dir, "node1/prog"), 0o644); err != nil {
-			s.t.Fatal(err)
-		}
-	}, want: []want{{Fail, []int{2, 3}, []string{"not executable", "chmod +x"}}}},
-	{name: "the program is built for another architecture on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./launch.s390`, prepare: func(s *set) {
-		twoNodes(s, "prog", "prog")
-		foreign := func(b []byte) []byte { b[18], b[19] = byte(elf.EM_S390), 0; return b } // e_machine
-		s.replace("launch", "node1/launch.s390", foreign)
-		s.replace("launch", "node0/launch.s390", func(b []byte) []byte { return b })
-	}, want: []want{{Fail, []int{2, 3}, []string{"built for s390"}}}},
+	{name: "two nodes' program and launch alike", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./prog`,
+		prepare: func(s *set) {
+			twoNodes(s, "prog", "prog")
+		}},
+	{name: "the program is missing on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./prog`,
+		prepare: func(s *set) {
+			twoNodes(s, "prog", "")
+		}, want: []want{{Fail, []int{2, 3}, []string{"node1/prog", "no such file", "same path"}}}},
+	{name: "another build of the program on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./prog`,
+		prepare: func(s *set) {
+			twoNodes(s, "prog", "other")
+		}, want: []want{{Fail, []int{2, 3}, []string{"checksum of the program", "here and", "elsewhere"}}}},
+	{name: "the program is not executable on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./prog`,
+		prepare: func(s *set) {
+			twoNodes(s, "prog", "prog")
+			if err := os.Chmod(filepath.Join(s.dir, "node1/prog"), 0o644); err != nil {
+				s.t.Fatal(err)
+			}
+		}, want: []want{{Fail, []int{2, 3}, []string{"not executable", "chmod +x"}}}},
+	{name: "the program is built for another architecture on a node", ranks: 4,
+		wrap: onNode1 + `./launch doctor --json -- ./launch.s390`, prepare: func(s *set) {
+			twoNodes(s, "prog", "prog")
+			foreign := func(b []byte) []byte { b[18], b[19] = byte(elf.EM_S390), 0; return b } // e_machine
+			s.replace("launch", "node1/launch.s390", foreign)
+			s.replace("launch", "node0/launch.s390", func(b []byte) []byte { return b })
+		}, want: []want{{Fail, []int{2, 3}, []string{"built for s390"}}}},
 	{name: "the program is linked with MPICH", ranks: 2, args: []string{"--", "./mpich"}, prepare: func(s *set) {
 		s.write("mpich.c", "int MPI_Init(int *, char ***);\nint main(void) { return MPI_Init(0, 0); }\n")
 		cmd := exec.Command("cc", "-o", "mpich", "mpich.c", "-l:libmpich.so.12")
@@ -94,10 +102,11 @@ var setups = []struct {
 			s.t.Skipf("no MPICH to link with: %v\n%s", err, out)
 		}
 	}, want: []want{{Fail, []int{0, 1}, []string{"libmpich.so.12", "mpirun.mpich"}}}},
-	{name: "another build of launch on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json`, prepare: func(s *set) {
-		twoNodes(s, "prog", "prog")
-		s.replace("launch", "node1/launch", func(b []byte) []byte { return append(b, "another build"...) })
-	}, want: []want{{Fail, []int{2, 3}, []string{"checksum of launch", "same build"}}}},
+	{name: "another build of launch on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json`,
+		prepare: func(s *set) {
+			twoNodes(s, "prog", "prog")
+			s.replace("launch", "node1/launch", func(b []byte) []byte { return append(b, "another build"...) })
+		}, want: []want{{Fail, []int{2, 3}, []string{"checksum of launch", "same build"}}}},
 	{name: "MPICH's launcher", ranks: 3, prepare: func(s *set) {
 		path, err := exec.LookPath("mpirun.mpich")
 		if err != nil {
@@ -127,9 +136,11 @@ var setups = []struct {
 	{name: "launch-probe is stopped on a rank", ranks: 2, args: []string{"--timeout", "4s"}, prepare: func(s *set) {
 		s.probe(`[ "$OMPI_COMM_WORLD_RANK" = 1 ] && kill -STOP $$; exec "$real"`)
 	}, want: []want{{Fail, []int{1}, []string{"is stopped", "kill -CONT"}}}},
-	{name: "little memory may be locked on a rank", ranks: 2, wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && ulimit -l 16; exec "$@"`,
+	{name: "little memory may be locked on a rank", ranks: 2,
+		wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && ulimit -l 16; exec "$@"`,
 		want: []want{{Warn, []int{1}, []string{"memlock is 16 KiB", "ulimit -l"}}}},
-	{name: "few files may be open on a rank", ranks: 4, wrap: `[ $OMPI_COMM_WORLD_RANK = 3 ] && ulimit -n 70; exec "$@"`,
+	{name: "few files may be open on a rank", ranks: 4,
+		wrap: `[ $OMPI_COMM_WORLD_RANK = 3 ] && ulimit -n 70; exec "$@"`,
 		want: []want{{Fail, []int{3}, []string{"70 files", "ulimit -n"}}}},
 	{name: "fewer files than usual", ranks: 2, wrap: `ulimit -n 500; exec "$@"`,
 		want: []want{{Warn, []int{0, 1}, []string{"500 files"}}}},
@@ -139,9 +150,12 @@ var setups = []struct {
 			s.t.Skipf("cores %v of %d", cores, all)
 		}
 	}, want: []want{{Warn, []int{0, 1}, []string{"2 ranks share 1 of", "--bind-to none"}}}},
-	{name: "a setting reaches some ranks only", ranks: 4, wrap: `[ $OMPI_COMM_WORLD_RANK = 2 ] && export NCCL_SOCKET_IFNAME=eth9; exec "$@"`,
-		want: []want{{Warn, []int{2}, []string{`NCCL_SOCKET_IFNAME is "eth9" here and not set elsewhere`, "mpirun -x"}}}},
-	{name: "no OpenBLAS on a rank", ranks: 2, wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && export LOCKSTEP_BLAS=gonum; exec "$@"`,
+	{name: "a setting reaches some ranks only", ranks: 4,
+		wrap: `[ $OMPI_COMM_WORLD_RANK = 2 ] && export NCCL_SOCKET_IFNAME=eth9; exec "$@"`,
+		want: []want{{Warn, []int{2}, []string{`NCCL_SOCKET_IFNAME is "eth9" here and not set elsewhere`,
+			"mpirun -x"}}}},
+	{name: "no OpenBLAS on a rank", ranks: 2,
+		wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && export LOCKSTEP_BLAS=gonum; exec "$@"`,
 		want: []want{{Warn, []int{1}, []string{"gonum", "libopenblas0-pthread"}}}},
 	{name: "little room in /dev/shm", ranks: 2, prepare: func(s *set) {
 		needRoot(s.t, "unshare", "mount")
@@ -151,10 +165,12 @@ var setups = []struct {
 		s.prefix("unshare", "-m", "sh", "-c", `mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$@"`, "sh")
 	}, want: []want{{Fail, []int{0, 1}, []string{"in /dev/shm", "2 ranks need 16 MiB", "--shm-size"}}}},
 
-	{name: "double: other versions of NCCL", ranks: 3, wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKENCCL_VERSION=22602; exec "$@"`,
+	{name: "double: other versions of NCCL", ranks: 3,
+		wrap:    `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKENCCL_VERSION=22602; exec "$@"`,
 		prepare: func(s *set) { s.gpus(3) },
 		want:    []want{{Fail, []int{1}, []string{"NCCL is 2.26.2 here and 2.28.3 elsewhere"}}}},
-	{name: "double: NCCL is too old on a rank", ranks: 2, wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKENCCL_VERSION=21703; exec "$@"`,
+	{name: "double: NCCL is too old on a rank", ranks: 2,
+		wrap:    `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKENCCL_VERSION=21703; exec "$@"`,
 		prepare: func(s *set) { s.gpus(2) },
 		want:    []want{{Warn, []int{1}, []string{"through MPI", "2.17.3", "too old", "libnccl2"}}}},
 	{name: "double: no NCCL and no NVRTC", ranks: 2, prepare: func(s *set) {
@@ -162,7 +178,8 @@ var setups = []struct {
 		if err := os.Mkdir(filepath.Join(s.dir, "lib"), 0o755); err != nil {
 			s.t.Fatal(err)
 		}
-		for _, name := range []string{"libnccl.so.2", "libnccl.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so", "libcublas.so.13", "libcublas.so.12"} {
+		for _, name := range []string{"libnccl.so.2", "libnccl.so", "libnvrtc.so.13", "libnvrtc.so.12",
+			"libnvrtc.so.11.2", "libnvrtc.so", "libcublas.so.13", "libcublas.so.12"} {
 			s.write("lib/"+name, "not a library")
 		}
 		s.env("CUDA_HOME=", "CUDA_PATH=")
@@ -175,20 +192,25 @@ var setups = []struct {
 		want: []want{{Fail, []int{1}, []string{"two ranks on one GPU", "rank 0 has GPU-", "CUDA_VISIBLE_DEVICES"}}}},
 	{name: "double: more ranks than GPUs", ranks: 4, prepare: func(s *set) { s.gpus(2) },
 		want: []want{{Fail, []int{2, 3}, []string{"4 ranks and 2 GPUs", "ppr:2:node"}}}},
-	{name: "double: an old driver on a rank", ranks: 2, wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKECUDA_VERSION=11080; exec "$@"`,
+	{name: "double: an old driver on a rank", ranks: 2,
+		wrap:    `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKECUDA_VERSION=11080; exec "$@"`,
 		prepare: func(s *set) { s.gpus(2) },
 		want:    []want{{Fail, []int{1}, []string{"CUDA 11.8", "nvidia-driver"}}}},
-	{name: "double: another driver on a rank", ranks: 3, wrap: `[ $OMPI_COMM_WORLD_RANK = 2 ] && export FAKECUDA_VERSION=12040; exec "$@"`,
+	{name: "double: another driver on a rank", ranks: 3,
+		wrap:    `[ $OMPI_COMM_WORLD_RANK = 2 ] && export FAKECUDA_VERSION=12040; exec "$@"`,
 		prepare: func(s *set) { s.gpus(3) },
 		want:    []want{{Warn, []int{2}, []string{"driver is 12.4 here and 13.0 elsewhere"}}}},
-	{name: "double: no GPU on a rank", ranks: 2, wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKECUDA_DEVICES=0; exec "$@"`,
+	{name: "double: no GPU on a rank", ranks: 2,
+		wrap:    `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKECUDA_DEVICES=0; exec "$@"`,
 		prepare: func(s *set) { s.gpus(2) },
 		want:    []want{{Fail, []int{1}, []string{"sees no GPU, while others do"}}}},
-	{name: "double: each task sees its own GPU", ranks: 2, wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKECUDA_MIG=1; exec "$@"`,
+	{name: "double: each task sees its own GPU", ranks: 2,
+		wrap:    `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKECUDA_MIG=1; exec "$@"`,
 		prepare: func(s *set) { s.gpus(1) }, // the second is a part of a GPU, to have another name
 		want:    []want{{Warn, []int{0, 1}, []string{"each task sees one GPU", "--gpus-per-node"}}}},
-	{name: "double: GPUs that do not reach each other", ranks: 2, prepare: func(s *set) { s.gpus(2, "FAKECUDA_PEERS=0") },
-		want: []want{{Warn, []int{0, 1}, []string{"no GPU reaches another's memory"}}}},
+	{name: "double: GPUs that do not reach each other", ranks: 2,
+		prepare: func(s *set) { s.gpus(2, "FAKECUDA_PEERS=0") },
+		want:    []want{{Warn, []int{0, 1}, []string{"no GPU reaches another's memory"}}}},
 }
 
 func TestBrokenSetups(t *testing.T) {
@@ -203,16 +225,19 @@ func TestBrokenSetups(t *testing.T) {
 	}
 }
 
-// TestGPUMemoryThroughMPI: where MPI says that it takes GPU memory, one rank of the node has a process try it. The memory
-// is a double's, which any MPI takes; one that is wrong about itself is Open MPI with another MPI_Sendrecv.
+// TestGPUMemoryThroughMPI: if MPI says that it takes GPU memory, one rank of the node has a process
+// try it. The memory is a double's, which any MPI takes. The MPI that is wrong about itself is Open
+// MPI with another MPI_Sendrecv.
 func TestGPUMemoryThroughMPI(t *testing.T) {
 	t.Parallel()
 	build(t)
 	const yes = "int MPIX_Query_cuda_support(void) { return 1; }\n"
 	const says = "MPI says it is CUDA-aware (MPIX_Query_cuda_support of Open MPI"
 	const do = "use --collectives nccl or mpi-staged"
-	// MPI takes its time to start: that and the test together take longer than ranks may take to meet.
-	const slow = "#include <unistd.h>\nint PMPI_Init(int *, char ***);\nint MPI_Init(int *n, char ***v) { sleep(6); return PMPI_Init(n, v); }\n"
+	// MPI takes its time to start: that and the test together take longer than ranks may take to
+	// meet.
+	const slow = "#include <unistd.h>\nint PMPI_Init(int *, char ***);\n" +
+		"int MPI_Init(int *n, char ***v) { sleep(6); return PMPI_Init(n, v); }\n"
 	for _, tc := range []struct {
 		name   string
 		gpus   int
@@ -227,13 +252,16 @@ func TestGPUMemoryThroughMPI(t *testing.T) {
 		{"it is right", 2, yes, false, nil, true, nil},
 		{"it crashes", 2, yes + "int MPI_Sendrecv(void) { *(volatile int *)8 = 1; return 0; }\n", false, nil, true,
 			[]want{{Warn, []int{0}, []string{says, "crashed with signal SIGSEGV", do}}}},
-		{"it crashes, and there is no NCCL", 2, yes + "int MPI_Sendrecv(void) { *(volatile int *)8 = 1; return 0; }\n", true, nil, true,
+		{"it crashes, and there is no NCCL", 2, yes + "int MPI_Sendrecv(void) { *(volatile int *)8 = 1; return 0; }\n",
+			true, nil, true,
 			[]want{{Fail, []int{0}, []string{says, "crashed with signal SIGSEGV", do}}}},
-		{"it is killed", 2, "#include <signal.h>\n" + yes + "int MPI_Sendrecv(void) { return raise(SIGKILL); }\n", false, nil, true,
+		{"it is killed", 2, "#include <signal.h>\n" + yes + "int MPI_Sendrecv(void) { return raise(SIGKILL); }\n",
+			false, nil, true,
 			[]want{{Warn, []int{0}, []string{says, "crashed with signal 9 (killed)", do}}}},
 		{"it refuses", 2, yes + "int MPI_Sendrecv(void) { return 1; }\n", false, nil, true,
 			[]want{{Warn, []int{0}, []string{says, "failed: ", "MPI_Sendrecv", do}}}},
-		{"it hangs", 2, slow + yes + "int MPI_Sendrecv(void) { for (;;) pause(); }\n", false, []string{"--timeout", "30s"}, true,
+		{"it hangs", 2, slow + yes + "int MPI_Sendrecv(void) { for (;;) pause(); }\n", false,
+			[]string{"--timeout", "30s"}, true,
 			[]want{{Warn, []int{0}, []string{says, "did not come back within 10s", do}}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -253,7 +281,8 @@ func TestGPUMemoryThroughMPI(t *testing.T) {
 			})
 			r.check(t, 2, tc.want)
 			for rank, f := range r.results[0].Ranks {
-				if f.MPI == nil || f.MPI.CUDA == nil || f.MPI.CUDA.Tried != (tc.tried && rank == 0) || (f.MPI.CUDA.Failure == "") != (rank > 0 || tc.want == nil) {
+				if f.MPI == nil || f.MPI.CUDA == nil || f.MPI.CUDA.Tried != (tc.tried && rank == 0) ||
+					(f.MPI.CUDA.Failure == "") != (rank > 0 || tc.want == nil) {
 					t.Errorf("rank %d: %+v\n%s", rank, f.MPI, r.text)
 				}
 			}
@@ -261,7 +290,7 @@ func TestGPUMemoryThroughMPI(t *testing.T) {
 	}
 }
 
-// output is what a doctor left behind.
+// output is the output of a doctor.
 type output struct {
 	status   int
 	ended    string // how: the status, or the signal
@@ -293,7 +322,8 @@ func examine(t *testing.T, ranks int, wrap string, args []string, prepare func(s
 		s.cmd.Env = os.Environ()
 	}
 	s.cmd.Dir = s.dir
-	tmp, err := os.MkdirTemp(build(t), "") // short, for sockets, and its own: mpiruns that start at once in one are in each other's way
+	// short, for sockets, and its own: mpiruns that start at once in one are in each other's way
+	tmp, err := os.MkdirTemp(build(t), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,7 +349,8 @@ func (s *set) run(ctx context.Context) output {
 	if ctx.Err() != nil || s.cmd.ProcessState == nil {
 		s.t.Fatalf("%v, %v\n%s%s", err, ctx.Err(), &out, &errs)
 	}
-	e := output{status: s.cmd.ProcessState.ExitCode(), ended: s.cmd.ProcessState.String(), text: out.String() + errs.String()}
+	e := output{status: s.cmd.ProcessState.ExitCode(), ended: s.cmd.ProcessState.String(),
+		text: out.String() + errs.String()}
 	for line := range strings.Lines(out.String()) {
 		var r Result
 		if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &r) == nil {
@@ -330,7 +361,7 @@ func (s *set) run(ctx context.Context) output {
 	return e
 }
 
-// check compares what was found with what there was to find.
+// check compares the findings with the expected ones.
 func (e *output) check(t *testing.T, ranks int, wanted []want) {
 	t.Helper()
 	if len(e.results) == 0 {

@@ -24,7 +24,7 @@ import (
 	"lockstep/internal/launcher"
 )
 
-// Facts is what one rank finds. Gather fills it but for the last part, which takes MPI.
+// Facts is one rank's findings. Gather fills it but for the last part, which takes MPI.
 type Facts struct {
 	Host     string   `json:"host"`
 	Machine  string   `json:"machine"` // the same for ranks with one kernel and one network, whatever their host names
@@ -36,25 +36,27 @@ type Facts struct {
 	GPU       GPU                `json:"gpu"`
 	Libraries map[string]Library `json:"libraries"` // by name; those for GPUs only where there is one
 
-	Cores      []int          `json:"cores,omitempty"`       // that the rank may run on
-	NodeCores  int            `json:"node_cores"`            // that it might have been given
-	NUMA       []int          `json:"numa,omitempty"`        // nodes that its cores belong to
-	ShmFree    int64          `json:"shm_free"`              // bytes in /dev/shm, -1 without it
-	Temp       Temp           `json:"temp"`                  // where Open MPI has its files
-	FileLimit  int64          `json:"file_limit"`            // RLIMIT_FSIZE in bytes, -1 for unlimited
-	Apart      launcher.Apart `json:"apart"`                 // from the mpirun that has started it
-	Memlock    int64          `json:"memlock"`               // RLIMIT_MEMLOCK in bytes, -1 for unlimited
-	NoFile     int64          `json:"nofile"`                // RLIMIT_NOFILE, -1 for unlimited
-	Stack      int64          `json:"stack"`                 // RLIMIT_STACK in bytes, -1 for unlimited
-	RDMA       []string       `json:"rdma,omitempty"`        // InfiniBand and RoCE adapters
-	Interfaces []Interface    `json:"interfaces,omitempty"`  // that are up, without the loopback
-	Settings   []string       `json:"environment,omitempty"` // NAME=value of variables that change how ranks meet or compute
+	Cores      []int          `json:"cores,omitempty"`      // that the rank may run on
+	NodeCores  int            `json:"node_cores"`           // that it might have been given
+	NUMA       []int          `json:"numa,omitempty"`       // nodes that its cores belong to
+	ShmFree    int64          `json:"shm_free"`             // bytes in /dev/shm, -1 without it
+	Temp       Temp           `json:"temp"`                 // where Open MPI has its files
+	FileLimit  int64          `json:"file_limit"`           // RLIMIT_FSIZE in bytes, -1 for unlimited
+	Apart      launcher.Apart `json:"apart"`                // from the mpirun that has started it
+	Memlock    int64          `json:"memlock"`              // RLIMIT_MEMLOCK in bytes, -1 for unlimited
+	NoFile     int64          `json:"nofile"`               // RLIMIT_NOFILE, -1 for unlimited
+	Stack      int64          `json:"stack"`                // RLIMIT_STACK in bytes, -1 for unlimited
+	RDMA       []string       `json:"rdma,omitempty"`       // InfiniBand and RoCE adapters
+	Interfaces []Interface    `json:"interfaces,omitempty"` // that are up, without the loopback
+	// NAME=value of variables that change how ranks meet or compute
+	Settings []string `json:"environment,omitempty"`
 
-	MPI       *MPI           `json:"mpi,omitempty"` // nil: MPI did not get to say anything
-	Node      int            `json:"node"`
-	LocalRank int            `json:"local_rank"`
-	Skew      *time.Duration `json:"skew_ns,omitempty"` // this node's clock is ahead of rank 0's by this; nil: not measured
-	Reach     []Reach        `json:"reach,omitempty"`   // of the lowest rank of each node
+	MPI       *MPI `json:"mpi,omitempty"` // nil: MPI did not get to say anything
+	Node      int  `json:"node"`
+	LocalRank int  `json:"local_rank"`
+	// this node's clock is ahead of rank 0's by this; nil: not measured
+	Skew  *time.Duration `json:"skew_ns,omitempty"`
+	Reach []Reach        `json:"reach,omitempty"` // of the lowest rank of each node
 }
 
 // Launcher is launcher.Job, who started this rank, in JSON's names.
@@ -65,7 +67,7 @@ type Launcher struct {
 	Source string `json:"source,omitempty"`
 }
 
-// MPI is what the library says of itself and of the job.
+// MPI is the library's account of itself and of the job.
 type MPI struct {
 	Version string `json:"version"` // "Open MPI 4.1.4"
 	Thread  string `json:"thread"`  // "serialized"
@@ -80,10 +82,10 @@ type Awareness struct {
 	Yes     bool   `json:"yes"` // it says so
 	Reason  string `json:"reason"`
 	Tried   bool   `json:"tried"`             // by this rank, in a process of its own
-	Failure string `json:"failure,omitempty"` // what went wrong then: "crashed with signal SIGSEGV"
+	Failure string `json:"failure,omitempty"` // the failure then: "crashed with signal SIGSEGV"
 }
 
-// Rank is the rank's number as MPI has it, or else the launcher.
+// Rank is the rank's number in MPI, or else the launcher's.
 func (f *Facts) Rank() int {
 	if f.MPI != nil && f.MPI.Size > 1 {
 		return f.MPI.Rank
@@ -95,7 +97,7 @@ func (f *Facts) Rank() int {
 type File struct {
 	Path   string `json:"path"`
 	SHA256 string `json:"sha256,omitempty"`
-	Arch   string `json:"arch,omitempty"` // as GOARCH has it; "" of what is not an ELF file
+	Arch   string `json:"arch,omitempty"` // as GOARCH has it; "" if it is not an ELF file
 	MPI    string `json:"mpi,omitempty"`  // the library that it is linked with: "libmpi.so.40"; "" for none
 	Exec   bool   `json:"executable"`
 	Err    string `json:"error,omitempty"` // why it cannot be read
@@ -115,15 +117,17 @@ type Interface struct {
 	Bridge bool     `json:"bridge"`    // of containers or virtual machines on this node
 }
 
-// settings are the variables shown; those that end in * by their beginning. Variables that the launcher sets by itself
-// are not among them.
+// settings are the variables to show; a name that ends in * stands for all that begin so. Variables
+// that the launcher sets by itself are not among them.
 var settings = []string{
-	"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "NCCL_*", "UCX_NET_DEVICES", "UCX_TLS",
-	"OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_btl_tcp_*", "OMPI_MCA_oob_tcp_*", "OMPI_MCA_opal_warn*", "PRTE_MCA_oob_tcp_*", "PRTE_MCA_prte_if_*",
+	"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "NCCL_*",
+	"UCX_NET_DEVICES", "UCX_TLS",
+	"OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_btl_tcp_*", "OMPI_MCA_oob_tcp_*", "OMPI_MCA_opal_warn*",
+	"PRTE_MCA_oob_tcp_*", "PRTE_MCA_prte_if_*",
 	"GOMAXPROCS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LOCKSTEP_*", "LD_LIBRARY_PATH",
 }
 
-// setting returns the value of a variable as it stands in Settings, "" where it is not set.
+// setting returns the value of a variable as it stands in Settings, or "".
 func (f *Facts) setting(name string) string {
 	for _, s := range f.Settings {
 		if n, v, _ := strings.Cut(s, "="); n == name {
@@ -133,8 +137,9 @@ func (f *Facts) setting(name string) string {
 	return ""
 }
 
-// Gather finds what there is to find without MPI; program, where not "", is looked at too. What cannot be learnt is left
-// out or holds the reason; it is never an error. It blocks as long as the GPU's driver takes to start.
+// Gather finds all facts that take no MPI; it looks at program too, if that is not "". Facts that
+// cannot be learnt are left out or hold the reason; they are never an error. It blocks as long as
+// the GPU's driver takes to start.
 func Gather(program string) Facts {
 	f := Facts{Launcher: Launcher(launcher.Environment()), Arch: runtime.GOARCH, ShmFree: -1}
 	f.Host, _ = os.Hostname() // empty where it has none
@@ -182,7 +187,7 @@ func Gather(program string) Facts {
 
 // machine names the boot of the kernel and the network namespace.
 func machine() string {
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // empty where /proc hides it: then all count as one
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // empty if /proc hides it: then all count as one
 	ns, _ := os.Readlink("/proc/self/ns/net")
 	return strings.TrimSpace(string(boot)) + " " + ns
 }
@@ -240,7 +245,8 @@ func describe(path string) File {
 		return f // a script
 	}
 	f.Arch = cmp.Or(map[elf.Machine]string{
-		elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_PPC64: "ppc64le", elf.EM_RISCV: "riscv64", elf.EM_386: "386",
+		elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_PPC64: "ppc64le", elf.EM_RISCV: "riscv64",
+		elf.EM_386: "386",
 	}[e.Machine], strings.ToLower(strings.TrimPrefix(e.Machine.String(), "EM_")))
 	needed, err := e.ImportedLibraries()
 	if err != nil {
@@ -254,8 +260,8 @@ func describe(path string) File {
 	return f
 }
 
-// affinity returns the cores that this process may run on, and how many it could be given: the kernel trims a wish for
-// all of them to those that the container or the job has.
+// affinity returns the cores that this process may run on, and how many it could be given: the
+// kernel trims a wish for all of them to those of the container or the job.
 func affinity() (mine []int, all int) {
 	type answer struct {
 		mine []int
@@ -292,7 +298,7 @@ func members(set *unix.CPUSet) (cpus []int) {
 	return cpus
 }
 
-// numaOf returns the NUMA nodes of cores, none where the kernel does not tell.
+// numaOf returns the NUMA nodes of cores, none if the kernel does not tell.
 func numaOf(cores []int) (nodes []int) {
 	for _, dir := range entries("/sys/devices/system/node") {
 		n, err := strconv.Atoi(strings.TrimPrefix(dir.Name(), "node"))

@@ -18,14 +18,15 @@ import (
 	"lockstep/nccl"
 )
 
-// GPU is what this rank sees of its node's GPUs.
+// GPU is this rank's view of its node's GPUs.
 type GPU struct {
 	Devices []Device `json:"devices,omitempty"`
 	Driver  string   `json:"driver,omitempty"` // "580.159.04", where NVML tells
 	CUDA    string   `json:"cuda,omitempty"`   // that the driver supports: "13.0"
-	Peers   string   `json:"peers,omitempty"`  // "all", "none", or the pairs that do not reach each other: "0-2 1-3"; "" if not known
-	Err     string   `json:"error,omitempty"`  // why there is none
-	Broken  bool     `json:"broken"`           // there is a card or a driver, and it cannot be used
+	// "all", "none", or the pairs that do not reach each other: "0-2 1-3"; "" if not known
+	Peers  string `json:"peers,omitempty"`
+	Err    string `json:"error,omitempty"` // why there is none
+	Broken bool   `json:"broken"`          // there is a card or a driver, and it cannot be used
 }
 
 // Device is one GPU.
@@ -54,7 +55,8 @@ func gatherGPU() (GPU, map[string]Library) {
 			return g, libs
 		}
 	}
-	libs["NCCL"], libs["NVRTC"] = loaded(nccl.Load, nccl.VersionString, nccl.Path), loaded(nvrtc.Load, nvrtcVersion, nvrtc.Path)
+	libs["NCCL"], libs["NVRTC"] = loaded(nccl.Load, nccl.VersionString, nccl.Path),
+		loaded(nvrtc.Load, nvrtcVersion, nvrtc.Path)
 	libs["cuBLAS"] = byName("cublasCreate_v2", "libcublas.so.13", "libcublas.so.12")
 	libs["cuBLASLt"] = byName("cublasLtCreate", "libcublasLt.so.13", "libcublasLt.so.12")
 	libs["cuDNN"] = loaded(cudnn.Load, cudnn.Version, cudnn.Path)
@@ -127,7 +129,7 @@ func nvrtcVersion() string {
 
 var fileVersion = regexp.MustCompile(`\.so\.([0-9.]+)$`)
 
-// byName finds a library that is only to be there: its version is that in the name of its file.
+// byName finds a library that only has to be there: its version is that in the name of its file.
 func byName(symbol string, files ...string) Library {
 	var f unsafe.Pointer
 	path, err := dl.Open([]dl.Sym{{Name: symbol, Slot: &f}}, files...)

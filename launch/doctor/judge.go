@@ -14,13 +14,13 @@ import (
 	"lockstep/internal/ranges"
 )
 
-// Levels of a Finding. A failure is what a job fails by, or is slowed by severely; a warning may be meant so.
+// Levels of a Finding. A failure makes a job fail, or slows it severely; a warning may be meant so.
 const (
 	Fail = "FAIL"
 	Warn = "warn"
 )
 
-// Finding is one thing that is wrong.
+// Finding is one fault.
 type Finding struct {
 	Level string `json:"level"`
 	Ranks []int  `json:"ranks"`
@@ -44,8 +44,8 @@ type judge struct {
 	findings []Finding
 }
 
-// Judge says what is wrong in the facts of all ranks, or of as many as are known, failures first. Where they come from
-// several ranks, they hold what takes MPI.
+// Judge finds the faults in the facts of all ranks, or of as many as are known, failures first.
+// Facts of several ranks hold those that take MPI.
 func Judge(facts []Facts) []Finding {
 	j := &judge{facts: facts, findings: []Finding{}}
 	for i, f := range facts {
@@ -55,7 +55,8 @@ func Judge(facts []Facts) []Finding {
 		j.nodes[f.Node] = append(j.nodes[f.Node], i)
 	}
 	for _, rule := range []func(){
-		j.world, j.same, j.program, j.gpus, j.placement, j.libraries, j.aware, j.memory, j.limits, j.network, j.cores, j.clocks, j.settings,
+		j.world, j.same, j.program, j.gpus, j.placement, j.libraries, j.aware, j.memory, j.limits,
+		j.network, j.cores, j.clocks, j.settings,
 	} {
 		rule()
 	}
@@ -63,7 +64,7 @@ func Judge(facts []Facts) []Finding {
 	return j.findings
 }
 
-// add notes a finding of some ranks, given as indices into facts; none where there are none.
+// add notes a finding of some ranks, given as indices into facts; an empty list is no finding.
 func (j *judge) add(level string, of []int, what, do string) {
 	if len(of) == 0 {
 		return
@@ -113,7 +114,7 @@ func (j *judge) those(holds func(f *Facts) bool) (of []int) {
 	return of
 }
 
-// each reports what is wrong of single ranks, those with the same fault together.
+// each reports faults of single ranks, those with the same fault together.
 func (j *judge) each(level string, fault func(f *Facts) (what, do string)) {
 	var order [][2]string
 	of := map[[2]string][]int{}
@@ -162,7 +163,7 @@ func (j *judge) differ(level, what, do string, value func(f *Facts) string) {
 	})
 }
 
-// world looks for worlds of one: N processes, none of which knows the others.
+// world looks for worlds of one: N processes that do not know each other.
 func (j *judge) world() {
 	f := &j.facts[0]
 	if f.MPI == nil || launcher.Job(f.Launcher).CheckWorld(f.MPI.Size) == nil {
@@ -172,7 +173,8 @@ func (j *judge) world() {
 	do := fmt.Sprintf("another mpirun than that of %s is first in PATH: use its own", f.MPI.Version)
 	switch f.Launcher.Name {
 	case "mpich":
-		do = fmt.Sprintf("this program is built with %s, which MPICH's launcher cannot start: use Open MPI's, mpirun.openmpi (Debian, Ubuntu: openmpi-bin)", f.MPI.Version)
+		do = fmt.Sprintf("this program is built with %s, which MPICH's launcher cannot start: use Open "+
+			"MPI's, mpirun.openmpi (Debian, Ubuntu: openmpi-bin)", f.MPI.Version)
 	case "slurm", "slurm-pmi2", "slurm-pmix":
 		do = pmixAdvice(n)
 	case "torchrun":
@@ -183,7 +185,8 @@ func (j *judge) world() {
 }
 
 func pmixAdvice(ranks int) string {
-	return fmt.Sprintf("srun --mpi=pmix (srun --mpi=list shows whether Slurm has it), or: salloc -n %d mpirun launch doctor", ranks)
+	return fmt.Sprintf("srun --mpi=pmix (srun --mpi=list shows whether Slurm has it), or: salloc -n %d "+
+		"mpirun launch doctor", ranks)
 }
 
 func allRanks(n int) []int {
@@ -197,9 +200,11 @@ func allRanks(n int) []int {
 // same looks for builds that do not fit together.
 func (j *judge) same() {
 	before := len(j.findings)
-	j.differ(Fail, "the architecture", "run on machines of one kind: a message between two kinds is not converted", func(f *Facts) string { return f.Arch })
+	j.differ(Fail, "the architecture", "run on machines of one kind: a message between two kinds is not converted",
+		func(f *Facts) string { return f.Arch })
 	if len(j.findings) == before {
-		j.differ(Fail, "the checksum of launch", "install the same build on every node", func(f *Facts) string { return short(f.Launch.SHA256) })
+		j.differ(Fail, "the checksum of launch", "install the same build on every node",
+			func(f *Facts) string { return short(f.Launch.SHA256) })
 	}
 	j.differ(Fail, "MPI", "install the same MPI on every node", func(f *Facts) string {
 		if f.MPI == nil {
@@ -225,20 +230,24 @@ func (j *judge) program() {
 		case !p.Exec:
 			return p.Path + " is not executable", "chmod +x " + p.Path
 		case p.Arch != "" && p.Arch != f.Arch:
-			return fmt.Sprintf("%s is built for %s, the machine is %s", p.Path, p.Arch, f.Arch), "build it on such a machine"
+			return fmt.Sprintf("%s is built for %s, the machine is %s", p.Path, p.Arch, f.Arch),
+				"build it on such a machine"
 		case mpi == "MPICH" && strings.HasPrefix(f.Launcher.Name, "openmpi"):
-			return fmt.Sprintf("%s is linked with %s (MPICH), and Open MPI's mpirun starts it: each rank is a world of its own", p.Path, p.MPI),
+			return fmt.Sprintf("%s is linked with %s (MPICH), and Open MPI's mpirun starts it: each rank "+
+					"is a world of its own", p.Path, p.MPI),
 				"mpirun.mpich, or build it with Open MPI (mpicc.openmpi)"
 		case mpi == "Open MPI" && f.Launcher.Name == "mpich":
-			return fmt.Sprintf("%s is linked with %s (Open MPI), and MPICH's mpirun starts it: each rank is a world of its own", p.Path, p.MPI),
+			return fmt.Sprintf("%s is linked with %s (Open MPI), and MPICH's mpirun starts it: each rank "+
+					"is a world of its own", p.Path, p.MPI),
 				"mpirun.openmpi (Debian, Ubuntu: openmpi-bin), or build it with MPICH"
 		}
 		return "", ""
 	})
-	j.differ(Fail, "the checksum of the program", "install the same build on every node", func(f *Facts) string { return short(f.Program.SHA256) })
+	j.differ(Fail, "the checksum of the program", "install the same build on every node",
+		func(f *Facts) string { return short(f.Program.SHA256) })
 }
 
-// family says whose library a name is. MPICH's descendants share the number 12.
+// family names the makers of a library. MPICH's descendants share the number 12.
 func family(soname string) string {
 	switch {
 	case strings.HasPrefix(soname, "libmpich.so"), soname == "libmpi.so.12":
@@ -249,8 +258,8 @@ func family(soname string) string {
 	return ""
 }
 
-// memory looks at /dev/shm, through which ranks of a node talk: Open MPI takes 4 MiB a rank, NCCL some 10 MiB for each
-// peer whose memory a GPU does not reach.
+// memory looks at /dev/shm, through which ranks of a node talk. Open MPI takes 4 MiB a rank. NCCL
+// takes some 10 MiB for each peer whose memory a GPU does not reach.
 func (j *judge) memory() {
 	for _, of := range j.nodes {
 		need, free := int64(0), int64(math.MaxInt64)
@@ -268,7 +277,8 @@ func (j *judge) memory() {
 			j.add(Fail, of, "there is no /dev/shm", "mount -t tmpfs tmpfs /dev/shm")
 		default:
 			j.add(Fail, of, fmt.Sprintf("%s free in /dev/shm, %d ranks need %s", size(free), len(of), size(need)),
-				"docker run --shm-size=1g (or --ipc=host), elsewhere: mount -o remount,size=50% /dev/shm; and remove stale files there")
+				"docker run --shm-size=1g (or --ipc=host), elsewhere: mount -o remount,size=50% "+
+					"/dev/shm; and remove stale files there")
 		}
 	}
 }
@@ -290,8 +300,10 @@ func (j *judge) limits() {
 		if f.Apart == (launcher.Apart{}) {
 			return "", ""
 		}
-		return fmt.Sprintf("in a container of its own, with its own %v namespace: ranks of a host share no memory, and messages between them are slow", f.Apart),
-			"start mpirun inside of one container; or give all ranks one namespace (docker run --pid=host --userns=host --ipc=host)"
+		return fmt.Sprintf("in a container of its own, with its own %v namespace: ranks of a host share "+
+				"no memory, and messages between them are slow", f.Apart),
+			"start mpirun inside of one container; or give all ranks one namespace (docker run " +
+				"--pid=host --userns=host --ipc=host)"
 	})
 	j.each(Fail, func(f *Facts) (string, string) { return launcher.CheckName(f.Host) })
 	j.each(Fail, func(f *Facts) (string, string) {
@@ -305,12 +317,14 @@ func (j *judge) limits() {
 		return launcher.CheckTemp(f.Temp.Path, f.Temp.Free, cannot, f.FileLimit)
 	})
 	below := func(limit, least int64) bool { return limit >= 0 && limit < least }
-	const fix = "in /etc/security/limits.conf; for Slurm LimitMEMLOCK=infinity in slurmd's unit; docker run --ulimit memlock=-1"
+	const fix = "in /etc/security/limits.conf; for Slurm LimitMEMLOCK=infinity in slurmd's unit; docker " +
+		"run --ulimit memlock=-1"
 	j.each(Fail, func(f *Facts) (string, string) {
 		if len(f.RDMA) == 0 || !below(f.Memlock, 64<<20) {
 			return "", ""
 		}
-		return fmt.Sprintf("memlock is %s: %s cannot register memory", size(f.Memlock), strings.Join(f.RDMA, ", ")), "memlock unlimited " + fix
+		return fmt.Sprintf("memlock is %s: %s cannot register memory", size(f.Memlock), strings.Join(f.RDMA, ", ")),
+			"memlock unlimited " + fix
 	})
 	j.each(Warn, func(f *Facts) (string, string) {
 		if len(f.RDMA) > 0 || !below(f.Memlock, 64<<10) {
@@ -318,7 +332,7 @@ func (j *judge) limits() {
 		}
 		return fmt.Sprintf("memlock is %s", size(f.Memlock)), "ulimit -l unlimited; or memlock unlimited " + fix
 	})
-	least := 64 + 2*int64(len(j.facts)) // two sockets for each other rank, and what libraries open
+	least := 64 + 2*int64(len(j.facts)) // two sockets for each other rank, and files of libraries
 	for _, l := range []struct {
 		level    string
 		from, to int64
@@ -327,7 +341,8 @@ func (j *judge) limits() {
 			if f.NoFile < l.from || f.NoFile >= l.to {
 				return "", ""
 			}
-			return fmt.Sprintf("a process may open %d files", f.NoFile), "ulimit -n 65536, or nofile in /etc/security/limits.conf"
+			return fmt.Sprintf("a process may open %d files", f.NoFile),
+				"ulimit -n 65536, or nofile in /etc/security/limits.conf"
 		})
 	}
 }
@@ -359,7 +374,8 @@ func (j *judge) cores() {
 				single = append(single, i)
 			}
 		}
-		do := fmt.Sprintf("mpirun --bind-to none, or --map-by slot:PE=%d; srun --cpus-per-task=%d", max(1, total/max(1, len(of))), max(1, total/max(1, len(of))))
+		do := fmt.Sprintf("mpirun --bind-to none, or --map-by slot:PE=%d; srun --cpus-per-task=%d",
+			max(1, total/max(1, len(of))), max(1, total/max(1, len(of))))
 		if len(users) < total {
 			j.add(Warn, crowd, fmt.Sprintf("%d ranks share %d of %d cores", len(crowd), len(shared), total), do)
 		}
@@ -369,7 +385,7 @@ func (j *judge) cores() {
 	}
 }
 
-// maxSkew is what clocks kept by NTP stay far below.
+// Clocks kept by NTP stay far below maxSkew.
 const maxSkew = 100 * time.Millisecond
 
 func (j *judge) clocks() {
@@ -390,7 +406,8 @@ func (j *judge) clocks() {
 	}
 }
 
-// settings looks for variables that only some ranks have: mpirun passes on what it is told to.
+// settings looks for variables that only some ranks have: mpirun passes on only those that it is
+// told to.
 func (j *judge) settings() {
 	var names []string
 	for _, f := range j.facts {

@@ -12,7 +12,8 @@ func (j *judge) gpus() {
 		if !f.GPU.Broken {
 			return "", ""
 		}
-		return f.GPU.Err, "install NVIDIA's driver 525 or later (Debian: nvidia-driver; Ubuntu: nvidia-driver-580), or run with --device host"
+		return f.GPU.Err, "install NVIDIA's driver 525 or later (Debian: nvidia-driver; Ubuntu: " +
+			"nvidia-driver-580), or run with --device host"
 	})
 	with := j.those(func(f *Facts) bool { return len(f.GPU.Devices) > 0 })
 	if len(with) == 0 {
@@ -24,11 +25,13 @@ func (j *judge) gpus() {
 		}
 		what := "sees no GPU, while others do: all ranks would run on the host"
 		if v := f.setting("CUDA_VISIBLE_DEVICES"); v != "" || f.has("CUDA_VISIBLE_DEVICES") {
-			return fmt.Sprintf("%s (CUDA_VISIBLE_DEVICES=%q)", what, v), "unset CUDA_VISIBLE_DEVICES, or run with --device host"
+			return fmt.Sprintf("%s (CUDA_VISIBLE_DEVICES=%q)", what, v),
+				"unset CUDA_VISIBLE_DEVICES, or run with --device host"
 		}
 		return what, "leave the node out, ask Slurm for --gpus-per-node, or run with --device host"
 	})
-	j.differ(Warn, "the NVIDIA driver", "install the same driver on every node", func(f *Facts) string { return cmp.Or(f.GPU.Driver, f.GPU.CUDA) })
+	j.differ(Warn, "the NVIDIA driver", "install the same driver on every node",
+		func(f *Facts) string { return cmp.Or(f.GPU.Driver, f.GPU.CUDA) })
 	j.differ(Warn, "the kind of GPU", "the slowest sets the pace: use nodes of one kind", func(f *Facts) string {
 		if len(f.GPU.Devices) == 0 {
 			return ""
@@ -52,8 +55,8 @@ func (f *Facts) has(name string) bool {
 	return slices.ContainsFunc(f.Settings, func(s string) bool { return strings.HasPrefix(s, name+"=") })
 }
 
-// Takes returns the GPU that package spmd opens on each rank of a node, given what they see: each in turn takes the
-// first that nobody has; "" where none is left.
+// Takes returns the GPU that package spmd opens on each rank of a node, by the GPUs that they see:
+// each in turn takes the first that nobody has; "" if none is left.
 func Takes(node []Facts) []string {
 	taken := map[string]bool{}
 	takes := make([]string, len(node))
@@ -96,22 +99,26 @@ func (j *judge) placement() {
 		}
 		n := len(all)
 		j.add(Fail, none, fmt.Sprintf("%d ranks and %d GPUs on the node: none is left", len(of), n),
-			fmt.Sprintf("at most %d ranks a node (mpirun --map-by ppr:%d:node, srun --ntasks-per-node=%d), or --device host", n, n, n))
+			fmt.Sprintf("at most %d ranks a node (mpirun --map-by ppr:%d:node, srun "+
+				"--ntasks-per-node=%d), or --device host", n, n, n))
 		for _, i := range shared {
 			f := &j.facts[i]
 			id := f.GPU.Devices[0].UUID
 			owner := j.facts[of[slices.Index(takes, id)]]
-			j.add(Fail, []int{i}, fmt.Sprintf("two ranks on one GPU: rank %d has %s, the only one visible here (CUDA_VISIBLE_DEVICES=%s)", owner.Rank(), id, f.setting("CUDA_VISIBLE_DEVICES")),
+			j.add(Fail, []int{i}, fmt.Sprintf("two ranks on one GPU: rank %d has %s, the only one "+
+				"visible here (CUDA_VISIBLE_DEVICES=%s)", owner.Rank(), id, f.setting("CUDA_VISIBLE_DEVICES")),
 				"unset CUDA_VISIBLE_DEVICES: each rank takes the GPU of its local rank")
 		}
 		if single == len(of) && n == len(of) && n > 1 {
 			j.add(Warn, of, "each task sees one GPU: NCCL may not reach the others' memory directly",
-				"let every task see all GPUs of its node: srun --gpus-per-node=N instead of --gpus-per-task or --gpu-bind, or unset CUDA_VISIBLE_DEVICES")
+				"let every task see all GPUs of its node: srun --gpus-per-node=N instead of "+
+					"--gpus-per-task or --gpu-bind, or unset CUDA_VISIBLE_DEVICES")
 		}
 	}
 }
 
-// aware looks for an MPI that is wrong about GPU memory. Where there is NCCL, only some ways of a program meet it.
+// aware looks for an MPI that is wrong about GPU memory. With NCCL, only some ways of a program
+// meet it.
 func (j *judge) aware() {
 	for _, level := range []string{Fail, Warn} {
 		j.each(level, func(f *Facts) (string, string) {
@@ -121,7 +128,8 @@ func (j *judge) aware() {
 			if nccl := f.Libraries["NCCL"]; (nccl.Err == "") != (level == Warn) {
 				return "", ""
 			}
-			return fmt.Sprintf("MPI says it is CUDA-aware (%s), but a process that sent itself GPU memory %s", f.MPI.CUDA.Reason, f.MPI.CUDA.Failure),
+			return fmt.Sprintf("MPI says it is CUDA-aware (%s), but a process that sent itself GPU memory %s",
+					f.MPI.CUDA.Reason, f.MPI.CUDA.Failure),
 				"use --collectives nccl or mpi-staged"
 		})
 	}
@@ -152,15 +160,20 @@ func (j *judge) libraries() {
 			if l, ok := f.Libraries[p.library]; !ok || l.Err == "" || f.GPU.Broken {
 				return "", ""
 			}
-			return fmt.Sprintf("%s: %s", p.without, f.Libraries[p.library].Err), "install " + p.install + ", or add its folder to LD_LIBRARY_PATH"
+			return fmt.Sprintf("%s: %s", p.without, f.Libraries[p.library].Err),
+				"install " + p.install + ", or add its folder to LD_LIBRARY_PATH"
 		})
-		j.differ(level, p.library, "install "+p.install, func(f *Facts) string { return f.Libraries[p.library].Version })
+		j.differ(level, p.library, "install "+p.install,
+			func(f *Facts) string { return f.Libraries[p.library].Version })
 	}
 	j.each(Warn, func(f *Facts) (string, string) {
-		return f.Libraries["OpenBLAS"].Err, "matrix products on the host take ten times as long: apt-get install libopenblas0-pthread"
+		return f.Libraries["OpenBLAS"].Err, "matrix products on the host take ten times as long: apt-get " +
+			"install libopenblas0-pthread"
 	})
-	j.differ(Warn, "OpenBLAS", "results may differ in the last bits: install the same on every node", func(f *Facts) string {
-		version, _, _ := strings.Cut(f.Libraries["OpenBLAS"].Version, " ") // without the kernels, which follow the processor
-		return version
-	})
+	j.differ(Warn, "OpenBLAS", "results may differ in the last bits: install the same on every node",
+		func(f *Facts) string {
+			// without the kernels, which follow the processor
+			version, _, _ := strings.Cut(f.Libraries["OpenBLAS"].Version, " ")
+			return version
+		})
 }

@@ -36,7 +36,8 @@ func (j *judge) network() {
 				if !apart[pair] {
 					apart[pair] = true
 					both := j.those(func(o *Facts) bool { return o.Node == pair[0] || o.Node == pair[1] })
-					j.add(Fail, both, fmt.Sprintf("%s reaches %s over no interface: %s", f.Host, j.facts[j.nodes[r.Peer][0]].Host, say(r)),
+					j.add(Fail, both, fmt.Sprintf("%s reaches %s over no interface: %s", f.Host,
+						j.facts[j.nodes[r.Peer][0]].Host, say(r)),
 						"open the ports from 1024 on between the nodes, or connect them to one network (see ip addr)")
 				}
 				continue
@@ -63,7 +64,7 @@ func (j *judge) network() {
 	slices.Sort(working)
 	for _, name := range order {
 		l := links[name]
-		// Where a node takes part in every failure, it is the one to look at.
+		// A node that takes part in every failure is the one to look at.
 		culprit := -1
 		for node, n := range l.nodes {
 			if n == l.pairs && l.pairs > 2 {
@@ -71,7 +72,8 @@ func (j *judge) network() {
 			}
 		}
 		of := j.those(func(f *Facts) bool { return culprit < 0 && l.nodes[f.Node] > 0 || culprit == f.Node })
-		j.add(Fail, of, fmt.Sprintf("%s does not lead from %s to %s: %s", name, l.from, l.to, l.example), avoid(name, working))
+		j.add(Fail, of, fmt.Sprintf("%s does not lead from %s to %s: %s", name, l.from, l.to, l.example),
+			avoid(name, working))
 	}
 	j.networks()
 }
@@ -86,18 +88,22 @@ func say(r Reach) string {
 	return fmt.Sprintf("%s to %s: %s", r.From, r.To, r.Err)
 }
 
-// avoid says how to keep MPI and NCCL off an interface. Naming those that work is safer than excluding: Open MPI 5.0.3
-// refuses an exclusion on mpirun's command line.
+// avoid says how to keep MPI and NCCL off an interface. Naming those that work is safer than
+// excluding: Open MPI 5.0.3 refuses an exclusion on mpirun's command line.
 func avoid(name string, working []string) string {
 	if len(working) > 0 {
 		w := strings.Join(working, ",")
-		return fmt.Sprintf("Open MPI 4: mpirun --mca btl_tcp_if_include %s --mca oob_tcp_if_include %s; 5: --mca btl_tcp_if_include %s --prtemca prte_if_include %s; NCCL: -x NCCL_SOCKET_IFNAME==%s", w, w, w, w, w)
+		return fmt.Sprintf("Open MPI 4: mpirun --mca btl_tcp_if_include %s --mca oob_tcp_if_include %s; "+
+			"5: --mca btl_tcp_if_include %s --prtemca prte_if_include %s; NCCL: -x NCCL_SOCKET_IFNAME==%s",
+			w, w, w, w, w)
 	}
-	return fmt.Sprintf("Open MPI 4: mpirun --mca btl_tcp_if_exclude lo,%s --mca oob_tcp_if_exclude lo,%s; 5: OMPI_MCA_btl_tcp_if_exclude=lo,%s --prtemca prte_if_exclude lo,%s; NCCL: -x NCCL_SOCKET_IFNAME=^lo,%s", name, name, name, name, name)
+	return fmt.Sprintf("Open MPI 4: mpirun --mca btl_tcp_if_exclude lo,%s --mca oob_tcp_if_exclude "+
+		"lo,%s; 5: OMPI_MCA_btl_tcp_if_exclude=lo,%s --prtemca prte_if_exclude lo,%s; NCCL: -x "+
+		"NCCL_SOCKET_IFNAME=^lo,%s", name, name, name, name, name)
 }
 
-// uses says whether MPI, or with GPUs NCCL, takes an interface, as the environment has it. (Files of settings that
-// mpirun reads do not show.)
+// uses says whether MPI, or with GPUs NCCL, takes an interface by the environment. (Files of
+// settings that mpirun reads do not show.)
 func (f *Facts) uses(name, addr string) bool {
 	mpi := true
 	if v := f.setting("OMPI_MCA_btl_tcp_if_include"); v != "" {
@@ -116,8 +122,8 @@ func listed(list, name, addr string) bool {
 	})
 }
 
-// ncclUses follows NCCL_SOCKET_IFNAME: names are beginnings, "=" makes them whole and "^" excludes them.
-// Source: NCCL's user guide, environment variables.
+// ncclUses follows NCCL_SOCKET_IFNAME: names are beginnings, "=" makes them whole and "^" excludes
+// them. Source: NCCL's user guide, environment variables.
 func ncclUses(setting, name string) bool {
 	if setting == "" {
 		setting = "^docker,lo"

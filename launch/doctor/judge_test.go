@@ -11,7 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// job returns the facts of a sound job: so many nodes of so many ranks, as Gather and launch-probe find them.
+// job returns the facts of a sound job: so many nodes of so many ranks, as Gather and launch-probe
+// find them.
 func job(nodes, perNode int) []Facts {
 	facts := make([]Facts, nodes*perNode)
 	for r := range facts {
@@ -24,12 +25,14 @@ func job(nodes, perNode int) []Facts {
 			Libraries: map[string]Library{
 				"OpenBLAS": {Version: "0.3.21 SkylakeX"},
 			},
-			Cores: []int{r % perNode}, NodeCores: perNode, ShmFree: 1 << 30, Temp: Temp{"/tmp", 1 << 30, ""}, FileLimit: -1, Memlock: -1, NoFile: 65536, Stack: 8 << 20,
+			Cores: []int{r % perNode}, NodeCores: perNode, ShmFree: 1 << 30, Temp: Temp{"/tmp", 1 << 30, ""},
+			FileLimit: -1, Memlock: -1, NoFile: 65536, Stack: 8 << 20,
 			Interfaces: []Interface{{Name: "eth0", Addrs: []string{fmt.Sprintf("10.0.0.%d/24", node+1)}}},
 		}
 		if r%perNode == 0 {
 			for _, p := range Peers(node, nodes) {
-				facts[r].Reach = append(facts[r].Reach, Reach{p, "eth0", fmt.Sprintf("10.0.0.%d", node+1), fmt.Sprintf("10.0.0.%d", p+1), ""})
+				facts[r].Reach = append(facts[r].Reach,
+					Reach{p, "eth0", fmt.Sprintf("10.0.0.%d", node+1), fmt.Sprintf("10.0.0.%d", p+1), ""})
 			}
 		}
 	}
@@ -44,7 +47,8 @@ func gpuJob(nodes, perNode int) []Facts {
 	for r := range facts {
 		f := &facts[r]
 		for g := range perNode {
-			f.GPU.Devices = append(f.GPU.Devices, Device{Name: "NVIDIA H200", UUID: fmt.Sprintf("GPU-%d-%d", f.Node, g), NVLinks: 18})
+			f.GPU.Devices = append(f.GPU.Devices,
+				Device{Name: "NVIDIA H200", UUID: fmt.Sprintf("GPU-%d-%d", f.Node, g), NVLinks: 18})
 		}
 		f.GPU.Driver, f.GPU.CUDA, f.GPU.Peers = "580.1", "13.0", "all"
 		for _, lib := range []string{"NCCL", "NVRTC", "cuBLAS", "cuBLASLt"} {
@@ -63,7 +67,8 @@ func onNode(facts []Facts, node int, change func(f *Facts)) {
 	}
 }
 
-// Broken set-ups of several machines, which TestBrokenSetups cannot make of one. Each has the findings named and no other.
+// Broken set-ups of several machines, which TestBrokenSetups cannot make of one. Each has the named
+// findings and no other.
 func TestJudge(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -82,7 +87,8 @@ func TestJudge(t *testing.T) {
 		}, []want{{Fail, []int{0}, []string{"rank 0 on n0", "Open MPI 4.1.6 here and Open MPI 4.1.4 elsewhere"}}}},
 		{"srun without PMIx", job(1, 1), func(all []Facts) {
 			all[0].Launcher = Launcher{Name: "slurm", Size: 8, Source: "SLURM_STEP_NUM_TASKS"}
-		}, []want{{Fail, []int{0, 1, 2, 3, 4, 5, 6, 7}, []string{"8 worlds of one", "srun --mpi=pmix", "mpirun launch doctor"}}}},
+		}, []want{{Fail, []int{0, 1, 2, 3, 4, 5, 6, 7},
+			[]string{"8 worlds of one", "srun --mpi=pmix", "mpirun launch doctor"}}}},
 		{"torchrun", job(1, 1), func(all []Facts) {
 			all[0].Launcher = Launcher{Name: "torchrun", Size: 2, Source: "WORLD_SIZE"}
 		}, []want{{Fail, []int{0, 1}, []string{"2 worlds of one", "mpirun -np 2"}}}},
@@ -98,13 +104,18 @@ func TestJudge(t *testing.T) {
 		}, []want{{Fail, []int{2, 3}, []string{"64 KiB", "mlx5_0", "LimitMEMLOCK=infinity"}}}},
 		{"no /dev/shm", job(1, 2), func(all []Facts) { all[1].ShmFree = -1 },
 			[]want{{Fail, []int{0, 1}, []string{"no /dev/shm", "mount"}}}},
-		{"a container for each rank", job(1, 2), func(all []Facts) { all[0].Apart.Process, all[1].Apart.Process = true, true },
+		{"a container for each rank", job(1, 2),
+			func(all []Facts) { all[0].Apart.Process, all[1].Apart.Process = true, true },
 			[]want{{Warn, []int{0, 1}, []string{"process namespace", "one container"}}}},
 		{"a long host name", job(1, 1), func(all []Facts) { all[0].Host = strings.Repeat("n", 60) },
 			[]want{{Fail, []int{0}, []string{"60 characters", "mpirun crashes"}}}},
-		{"a full TMPDIR", job(2, 2), func(all []Facts) { onNode(all, 1, func(f *Facts) { f.Temp = Temp{"/scratch", 1 << 20, ""} }) },
+		{"a full TMPDIR", job(2, 2), func(all []Facts) {
+			onNode(all, 1, func(f *Facts) { f.Temp = Temp{"/scratch", 1 << 20, ""} })
+		},
 			[]want{{Fail, []int{2, 3}, []string{"TMPDIR: /scratch has 1.0 MiB free", "needs 9", "another folder"}}}},
-		{"a TMPDIR for others", job(1, 2), func(all []Facts) { all[1].Temp = Temp{"/scratch", 1 << 30, "permission denied"} },
+		{"a TMPDIR for others", job(1, 2), func(all []Facts) {
+			all[1].Temp = Temp{"/scratch", 1 << 30, "permission denied"}
+		},
 			[]want{{Fail, []int{1}, []string{"cannot write to /scratch (permission denied)"}}}},
 		{"a limit on files", job(1, 2), func(all []Facts) { all[0].FileLimit, all[1].FileLimit = 100<<10, 100<<10 },
 			[]want{{Fail, []int{0, 1}, []string{"files may have 100 KiB", "ulimit -f unlimited"}}}},
@@ -113,7 +124,8 @@ func TestJudge(t *testing.T) {
 		}, []want{{Fail, []int{0, 1, 2, 3, 4, 5, 6, 7}, []string{"64 MiB free", "8 ranks need 256 MiB"}}}},
 		{"one node is cut off on an interface", withEth1(4), func(all []Facts) {
 			cut(all, 2, "eth1", "connection timed out")
-		}, []want{{Fail, []int{2}, []string{"rank 2 on n2", "eth1 does not lead from", "connection timed out", "if_include eth0"}}}},
+		}, []want{{Fail, []int{2}, []string{"rank 2 on n2", "eth1 does not lead from",
+			"connection timed out", "if_include eth0"}}}},
 		{"the same, with the interface left out", withEth1(4), func(all []Facts) {
 			cut(all, 2, "eth1", "connection timed out")
 			for i := range all {
@@ -130,11 +142,13 @@ func TestJudge(t *testing.T) {
 		{"two nodes do not meet at all", job(2, 2), func(all []Facts) {
 			cut(all, 1, "eth0", "connection refused")
 		}, []want{
-			{Fail, []int{0, 1, 2, 3}, []string{"n0 reaches n1 over no interface", "10.0.0.1 to 10.0.0.2: connection refused"}},
+			{Fail, []int{0, 1, 2, 3}, []string{"n0 reaches n1 over no interface",
+				"10.0.0.1 to 10.0.0.2: connection refused"}},
 		}},
 		{"a link is down on one node of four", withEth1(4), func(all []Facts) {
 			all[3].Interfaces = all[3].Interfaces[:1]
-		}, []want{{Warn, []int{3}, []string{"no interface in 10.1.0.0/24", "most nodes have as eth1", "ip link set eth1 up"}}}},
+		}, []want{{Warn, []int{3}, []string{"no interface in 10.1.0.0/24", "most nodes have as eth1",
+			"ip link set eth1 up"}}}},
 		{"half of the nodes have another network", withEth1(4), func(all []Facts) {
 			all[2].Interfaces, all[3].Interfaces = all[2].Interfaces[:1], all[3].Interfaces[:1]
 		}, nil},
@@ -210,7 +224,8 @@ func withEth1(nodes int) []Facts {
 		f := &facts[i]
 		f.Interfaces = append(f.Interfaces, Interface{Name: "eth1", Addrs: []string{fmt.Sprintf("10.1.0.%d/24", i+1)}})
 		for _, p := range Peers(i, nodes) {
-			f.Reach = append(f.Reach, Reach{p, "eth1", fmt.Sprintf("10.1.0.%d", i+1), fmt.Sprintf("10.1.0.%d", p+1), ""})
+			f.Reach = append(f.Reach, Reach{p, "eth1", fmt.Sprintf("10.1.0.%d", i+1),
+				fmt.Sprintf("10.1.0.%d", p+1), ""})
 		}
 	}
 	return facts
@@ -232,7 +247,8 @@ func TestNCCLInterfaces(t *testing.T) {
 		setting, name string
 		want          bool
 	}{
-		{"", "eth0", true}, {"", "docker0", false}, {"eth", "eth1", true}, {"eth", "ib0", false}, {"=eth", "eth1", false},
+		{"", "eth0", true}, {"", "docker0", false}, {"eth", "eth1", true}, {"eth", "ib0", false},
+		{"=eth", "eth1", false},
 		{"=eth1,ib0", "ib0", true}, {"^eth", "eth1", false}, {"^eth", "ib0", true}, {"^=eth1", "eth10", true},
 	} {
 		if got := ncclUses(tc.setting, tc.name); got != tc.want {
@@ -255,7 +271,8 @@ func TestWrite(t *testing.T) {
 		}
 		text := b.String()
 		above, table, _ := strings.Cut(text, "\nrank  ")
-		for _, want := range []string{"launcher   openmpi4 (OMPI_COMM_WORLD_SIZE=8)\n", "NCCL_DEBUG INFO\n", "driver     580.1 CUDA 13.0\n", "18 NVLinks, peer access: all"} {
+		for _, want := range []string{"launcher   openmpi4 (OMPI_COMM_WORLD_SIZE=8)\n",
+			"NCCL_DEBUG INFO\n", "driver     580.1 CUDA 13.0\n", "18 NVLinks, peer access: all"} {
 			if strings.Count(above, want) != 1 {
 				t.Errorf("%q is not once above the table:\n%s", want, text)
 			}
@@ -271,15 +288,18 @@ func TestWrite(t *testing.T) {
 				t.Errorf("%d characters, of %d: %s", n, width, line)
 			}
 		}
-		if !strings.HasPrefix(findings, "all ranks: /home/") || !strings.HasSuffix(findings, "\n1 failure, 0 warnings\n") || strings.Count(findings, "\n") != 2 {
+		if !strings.HasPrefix(findings, "all ranks: /home/") ||
+			!strings.HasSuffix(findings, "\n1 failure, 0 warnings\n") || strings.Count(findings, "\n") != 2 {
 			t.Errorf("findings:\n%s", findings)
 		}
 		var again Result
 		b.Reset()
-		if err := r.WriteJSON(&b); err != nil || json.Unmarshal(b.Bytes(), &again) != nil || bytes.Count(b.Bytes(), []byte("\n")) != 1 {
+		if err := r.WriteJSON(&b); err != nil || json.Unmarshal(b.Bytes(), &again) != nil ||
+			bytes.Count(b.Bytes(), []byte("\n")) != 1 {
 			t.Fatalf("%v: %s", err, &b)
 		}
-		if len(again.Ranks) != 8 || again.Ranks[5].GPU.Devices[1] != facts[5].GPU.Devices[1] || len(again.Findings) != 1 || r.Status() != 1 {
+		if len(again.Ranks) != 8 || again.Ranks[5].GPU.Devices[1] != facts[5].GPU.Devices[1] ||
+			len(again.Findings) != 1 || r.Status() != 1 {
 			t.Errorf("read again: %+v", again)
 		}
 	}

@@ -13,11 +13,12 @@ import (
 	"lockstep/internal/mpirun"
 )
 
-// twoHosts makes two network namespaces with a cable between them, eth0, and has mpirun in the first start ranks on both:
-// each with a host name of its own.
+// twoHosts makes two network namespaces with a cable between them, eth0, and has mpirun in the
+// first start ranks on both: each with a host name of its own.
 func twoHosts(s *set) (ip func(host int, args ...string)) {
 	needRoot(s.t, "ip", "unshare", "hostname")
-	if out, err := exec.Command("mpirun", "--version").Output(); err != nil || !strings.Contains(string(out), "Open MPI") {
+	if out, err := exec.Command("mpirun", "--version").Output(); err != nil ||
+		!strings.Contains(string(out), "Open MPI") {
 		s.t.Skip("mpirun is not Open MPI's")
 	}
 	ns := [2]string{fmt.Sprintf("doctor%d-0", os.Getpid()), fmt.Sprintf("doctor%d-1", os.Getpid())}
@@ -42,7 +43,8 @@ func twoHosts(s *set) (ip func(host int, args ...string)) {
 		ip(h, "addr", "add", fmt.Sprintf("10.77.0.%d/24", h+1), "dev", "eth0")
 		ip(h, "link", "set", "eth0", "up")
 	}
-	s.write("agent", fmt.Sprintf("#!/bin/sh\nshift\nexec ip netns exec %s unshare -u sh -c \"hostname d1; $*\"\n", ns[1]))
+	s.write("agent", fmt.Sprintf("#!/bin/sh\nshift\nexec ip netns exec %s unshare -u sh -c \"hostname d1; $*\"\n",
+		ns[1]))
 	agent := filepath.Join(s.dir, "agent")
 	s.env("OMPI_MCA_plm_rsh_agent="+agent, "PRTE_MCA_plm_ssh_agent="+agent)
 	s.cmd.Args = slices.Insert(s.cmd.Args, 1, "--host", "d0:2,d1:2")
@@ -50,7 +52,7 @@ func twoHosts(s *set) (ip func(host int, args ...string)) {
 	return ip
 }
 
-// Two hosts, of which each interface but eth0 leads nowhere. One at a time: they have the same names.
+// Each interface of two hosts but eth0 leads nowhere. One test at a time: they have the same names.
 func TestTwoHosts(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -61,8 +63,9 @@ func TestTwoHosts(t *testing.T) {
 	}{
 		{"sound", nil, func(*set, func(int, ...string)) {}, nil},
 		{"docker0 on both", nil, func(_ *set, ip func(int, ...string)) { docker(ip) },
-			[]want{{Fail, []int{0, 1, 2, 3}, []string{"docker0 does not lead from d0 to d1", "both nodes have this address",
-				"--mca btl_tcp_if_include eth0", "--prtemca prte_if_include eth0", "NCCL_SOCKET_IFNAME==eth0"}}}},
+			[]want{{Fail, []int{0, 1, 2, 3},
+				[]string{"docker0 does not lead from d0 to d1", "both nodes have this address",
+					"--mca btl_tcp_if_include eth0", "--prtemca prte_if_include eth0", "NCCL_SOCKET_IFNAME==eth0"}}}},
 		{"docker0 on both, and left out", nil, func(s *set, ip func(int, ...string)) {
 			docker(ip)
 			s.env("OMPI_MCA_btl_tcp_if_include=10.77.0.0/24")
@@ -76,7 +79,8 @@ func TestTwoHosts(t *testing.T) {
 				ip(h, "link", "set", "eth1", "up")
 			}
 		}, []want{
-			{Fail, []int{0, 1, 2, 3}, []string{"eth1 does not lead from d0 to d1", "10.78.0.1 to 10.78.0.2", "--mca btl_tcp_if_include eth0"}},
+			{Fail, []int{0, 1, 2, 3}, []string{"eth1 does not lead from d0 to d1",
+				"10.78.0.1 to 10.78.0.2", "--mca btl_tcp_if_include eth0"}},
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -103,9 +107,11 @@ func docker(ip func(host int, args ...string)) {
 	}
 }
 
-// Every address of 127.0.0.0/8 is this machine's, so that two doors on it are as two nodes in one network.
+// Every address of 127.0.0.0/8 is this machine's, so two doors on it are like two nodes in one
+// network.
 func TestMeet(t *testing.T) {
-	one, two := []Interface{{Name: "eth0", Addrs: []string{"127.0.0.1/8"}}}, []Interface{{Name: "eth0", Addrs: []string{"127.0.0.2/8"}}}
+	one, two := []Interface{{Name: "eth0", Addrs: []string{"127.0.0.1/8"}}},
+		[]Interface{{Name: "eth0", Addrs: []string{"127.0.0.2/8"}}}
 	a, b := OpenDoor(one), OpenDoor(two)
 	defer a.Close()
 	defer b.Close()
@@ -170,7 +176,8 @@ func TestPeers(t *testing.T) {
 		for node := range n {
 			peers := Peers(node, n)
 			slices.Sort(peers)
-			if slices.Contains(peers, node) || len(slices.Compact(peers)) != len(peers) || slices.ContainsFunc(peers, func(p int) bool { return p < 0 || p >= n }) {
+			if slices.Contains(peers, node) || len(slices.Compact(peers)) != len(peers) ||
+				slices.ContainsFunc(peers, func(p int) bool { return p < 0 || p >= n }) {
 				t.Fatalf("node %d of %d connects to %v", node, n, peers)
 			}
 			if n <= 16 && len(peers) != n-1 || n > 16 && len(peers) > 10 {
@@ -180,7 +187,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// Without MPI where a test double of nothing is needed: launch itself must run where libmpi is missing.
+// launch itself must run without libmpi, and without a double of it.
 func TestLaunchLinksNoMPI(t *testing.T) {
 	if f := describe(os.Args[0]); f.MPI != "" || f.Arch == "" {
 		t.Errorf("%+v", f)

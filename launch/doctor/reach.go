@@ -17,7 +17,7 @@ import (
 // Reach is one try of a node to connect to another.
 type Reach struct {
 	Peer      int    `json:"peer"`      // node
-	Interface string `json:"interface"` // of this node; "" where no two interfaces share a network
+	Interface string `json:"interface"` // of this node; "" if no two interfaces share a network
 	From      string `json:"from"`      // addresses
 	To        string `json:"to"`
 	Err       string `json:"error,omitempty"`
@@ -31,8 +31,8 @@ type Endpoint struct {
 	Bridge    bool   `json:"bridge"`
 }
 
-// Address is where a node waits for the others, and by what they know that they have met it: an address such as
-// docker0's exists on every node, and leads to oneself.
+// Address is where a node waits for the others, and a token by which they know that they have met
+// it: an address such as docker0's exists on every node, and leads to oneself.
 type Address struct {
 	Machine   string     `json:"machine"` // as in Facts
 	Endpoints []Endpoint `json:"endpoints"`
@@ -56,8 +56,8 @@ const (
 	answerLimit = 2 * time.Second
 )
 
-// OpenDoor listens on a port of each address and answers those who know the token, until Close. An interface address
-// that does not allow it is left out.
+// OpenDoor listens on a port of each address and answers those who know the token, until Close. It
+// leaves out addresses that do not allow it.
 func OpenDoor(interfaces []Interface) *Door {
 	d := &Door{Address: Address{Machine: machine(), Token: make([]byte, 16)}}
 	rand.Read(d.Token)
@@ -103,8 +103,9 @@ func (d *Door) Close() {
 	d.wg.Wait()
 }
 
-// MeetAll lets the node at mine connect to several peers, by their places, at the same time. Nodes that are the same
-// machine, under two names, have nothing to find out. It takes at most five seconds.
+// MeetAll lets the node at mine connect to several peers, by their places, at the same time. Nodes
+// that are the same machine, under two names, have nothing to find out. It takes at most five
+// seconds.
 func MeetAll(mine Address, places []Address, peers []int) []Reach {
 	results := make([][]Reach, len(peers))
 	var wg sync.WaitGroup
@@ -117,15 +118,16 @@ func MeetAll(mine Address, places []Address, peers []int) []Reach {
 	return slices.Concat(results...)
 }
 
-// meetOne connects from each of a node's endpoints to each of a peer's in the same network; where there is no such pair, to
-// each of the peer's that is not a bridge, by whatever route there is.
+// meetOne connects from each of a node's endpoints to each of a peer's in the same network. If
+// there is no such pair, it connects to each of the peer's that is not a bridge, by any route.
 func meetOne(mine []Endpoint, theirs Address, peer int) []Reach {
 	var tries []Reach
 	var ports []int
 	for _, a := range mine {
 		for _, b := range theirs.Endpoints {
 			if sameNetwork(a.Addr, b.Addr) {
-				tries, ports = append(tries, Reach{Peer: peer, Interface: a.Interface, From: ipOf(a.Addr), To: ipOf(b.Addr)}), append(ports, b.Port)
+				tries, ports = append(tries, Reach{Peer: peer, Interface: a.Interface, From: ipOf(a.Addr),
+					To: ipOf(b.Addr)}), append(ports, b.Port)
 			}
 		}
 	}
@@ -190,8 +192,8 @@ func sameNetwork(a, b string) bool {
 	return err1 == nil && err2 == nil && netA.Contains(ipB) && netB.Contains(ipA)
 }
 
-// Peers returns the nodes that node n connects to: all of a small job, and of a large one those at distances 1, 2, 4 ...
-// onward, which uses every node's interfaces in both directions.
+// Peers returns the nodes that node n connects to: all of a small job. In a large one they are at
+// distances 1, 2, 4 ... onward, which uses every node's interfaces in both directions.
 func Peers(n, nodes int) (peers []int) {
 	const all = 16
 	for d := 1; d < nodes; {

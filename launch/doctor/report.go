@@ -18,7 +18,7 @@ type Result struct {
 	NotChecked []string  `json:"not_checked,omitempty"`
 }
 
-// Status is the exit status that goes with it: 1 where there is a failure, else 0.
+// Status is the exit status that goes with it: 1 with a failure, else 0.
 func (r *Result) Status() int {
 	if Failed(r.Findings) {
 		return 1
@@ -104,7 +104,8 @@ func (r *Result) facets() []facet {
 			if f.Program.Err != "" {
 				return f.Program.Path + ": " + f.Program.Err
 			}
-			return strings.Join(strings.Fields(short(f.Program.SHA256)+" "+f.Program.Path+" "+f.Program.Arch+" "+f.Program.MPI), " ")
+			return strings.Join(strings.Fields(short(f.Program.SHA256)+" "+f.Program.Path+" "+
+				f.Program.Arch+" "+f.Program.MPI), " ")
 		}},
 		{"cores", func(f *Facts) string { return fmt.Sprintf("%s of %d", spans(f.Cores), f.NodeCores) }},
 		{"NUMA", func(f *Facts) string { return spans(f.NUMA) }},
@@ -151,8 +152,8 @@ func (r *Result) facets() []facet {
 			}
 			return strings.TrimSpace(strings.Join(text, ", "))
 		}},
-		library("NCCL"), library("NVRTC"), library("cuBLAS"), library("cuBLASLt"), library("cuDNN"), library("OpenBLAS"),
-		{"/dev/shm", func(f *Facts) string {
+		library("NCCL"), library("NVRTC"), library("cuBLAS"), library("cuBLASLt"), library("cuDNN"),
+		library("OpenBLAS"), {"/dev/shm", func(f *Facts) string {
 			if f.ShmFree < 0 {
 				return "missing"
 			}
@@ -194,14 +195,14 @@ func (r *Result) facets() []facet {
 	return all
 }
 
-// Of the page.
+// Sizes of the page.
 const (
 	nameWidth = 10
 	maxCell   = 64
 )
 
-// Write shows the result in lines of at most width characters where words allow: what is the same on all ranks, a table
-// of what differs, the findings.
+// Write shows the result in lines of at most width characters, if words allow: the facts that are
+// the same on all ranks, a table of those that differ, the findings.
 func (r *Result) Write(w io.Writer, width int) error {
 	var b strings.Builder
 	columns := []facet{{"rank", func(f *Facts) string { return strconv.Itoa(f.Rank()) }}}
@@ -252,7 +253,8 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// wrap writes text behind a head, in lines that fit width and are indented as far as the head; width 0 keeps one line.
+// wrap writes text behind a head, in lines that fit width and are indented as far as the head;
+// width 0 keeps one line.
 func wrap(b *strings.Builder, head, text string, width int) {
 	b.WriteString(head)
 	at := utf8.RuneCountInString(head)

@@ -32,7 +32,8 @@ func build(t *testing.T) string {
 		if b.err = copyFile(os.Args[0], filepath.Join(b.dir, "launch"), nil); b.err != nil {
 			return
 		}
-		cmd := exec.CommandContext(mpirun.Patience(t), "go", "build", "-buildvcs=false", "-o", b.dir, "lockstep/launch/launch-probe")
+		cmd := exec.CommandContext(mpirun.Patience(t), "go", "build", "-buildvcs=false", "-o", b.dir,
+			"lockstep/launch/launch-probe")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			b.err = fmt.Errorf("%w\n%s", err, out)
 		}
@@ -58,7 +59,7 @@ func copyFile(from, to string, change func([]byte) []byte) error {
 // set is a broken set-up in the making.
 type set struct {
 	t   *testing.T
-	dir string // of the test: launch and launch-probe, and what prepare adds
+	dir string // of the test: launch and launch-probe, and prepare's files
 	cmd *exec.Cmd
 }
 
@@ -123,7 +124,7 @@ func (s *set) gpus(n int, env ...string) {
 		fakelib.CUDA(s.t, shared)
 		fakelib.Build(s.t, shared, "libnccl.so.2", nccl)
 	})
-	path := filepath.Join(s.dir, "lib") + ":" + shared // what a row puts into its own folder comes first
+	path := filepath.Join(s.dir, "lib") + ":" + shared // a row's files in its own folder come first
 	if old := os.Getenv("LD_LIBRARY_PATH"); old != "" {
 		path += ":" + old
 	}

@@ -1,7 +1,7 @@
 package doctor
 
-// What package cuda does not ask the driver for: a device's name without opening it, and whether two devices reach each
-// other's memory.
+// Questions to the driver that package cuda does not ask: a device's name without opening it, and
+// whether two devices reach each other's memory.
 
 /*
 typedef int (*name_fn)(char *, int, int);
@@ -19,7 +19,7 @@ import (
 
 var driver struct{ name, peer unsafe.Pointer }
 
-// openDriver binds the functions below. The driver was loaded and initialised by package cuda.
+// openDriver binds the functions below. Package cuda has loaded and initialised the driver.
 func openDriver() error {
 	_, err := dl.Open([]dl.Sym{
 		{Name: "cuDeviceGetName", Slot: &driver.name},
@@ -28,8 +28,8 @@ func openDriver() error {
 	return err
 }
 
-// deviceName returns "" where the driver refuses. A CUdevice is the device's number.
-// Source: cuda.h, cuDeviceGetName.
+// deviceName returns "" if the driver refuses. A CUdevice is the device's number. Source: cuda.h,
+// cuDeviceGetName.
 func deviceName(device int) string {
 	var buf [256]C.char
 	if C.call_name(driver.name, &buf[0], C.int(len(buf)), C.int(device)) != 0 {
@@ -38,8 +38,8 @@ func deviceName(device int) string {
 	return C.GoString(&buf[0])
 }
 
-// canAccessPeer says whether device reaches peer's memory; known is false where the driver does not tell.
-// Source: cuda.h, cuDeviceCanAccessPeer.
+// canAccessPeer says whether device reaches peer's memory; known is false if the driver does not
+// tell. Source: cuda.h, cuDeviceCanAccessPeer.
 func canAccessPeer(device, peer int) (can, known bool) {
 	if driver.peer == nil {
 		return false, false

@@ -1,12 +1,12 @@
-// Package exit says with which status the launch command ends.
+// Package exit decides the exit status of the launch command.
 package exit
 
 import "strconv"
 
-// Bad input, as opposed to something that was tried and failed (status 1).
+// Bad input, as opposed to an attempt that failed (status 1).
 const usage = 2
 
-// Status ends the command with this status and prints nothing: what there is to say has been said.
+// Status ends the command with this status and prints nothing: all has been said.
 type Status int
 
 func (s Status) Error() string { return "exit status " + strconv.Itoa(int(s)) }

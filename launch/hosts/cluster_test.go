@@ -1,4 +1,5 @@
-// Package hosts tests jobs over several hosts, which testdata/hosts.sh makes of network namespaces on this machine.
+// Package hosts tests jobs over several hosts, which testdata/hosts.sh makes of network namespaces
+// on this machine.
 package hosts
 
 import (
@@ -28,7 +29,7 @@ const (
 	patience = 10 * time.Minute
 	// rankEnv makes the test binary a program that says where each of its ranks is.
 	rankEnv = "LOCKSTEP_HOSTS_RANK"
-	// symmetricEnv has it ask for symmetric memory.
+	// symmetricEnv makes it ask for symmetric memory.
 	symmetricEnv = "LOCKSTEP_HOSTS_SYMMETRIC"
 )
 
@@ -65,7 +66,8 @@ func rankMain() {
 		if err != nil {
 			return err
 		}
-		line, err := json.Marshal(place{host, w.Rank(), w.Size(), w.LocalRank(), w.LocalSize(), w.Node(), w.Nodes(), w.Threads()})
+		line, err := json.Marshal(place{host, w.Rank(), w.Size(), w.LocalRank(), w.LocalSize(), w.Node(),
+			w.Nodes(), w.Threads()})
 		if err != nil {
 			return err
 		}
@@ -90,7 +92,8 @@ func build() error {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", programs.dir+"/", "../../apps/train", "../../apps/reduce", "../../apps/matvec", "../../launch").CombinedOutput()
+		out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", programs.dir+"/",
+			"../../apps/train", "../../apps/reduce", "../../apps/matvec", "../../launch").CombinedOutput()
 		if err != nil {
 			programs.err = fmt.Errorf("go build: %w\n%s", err, out)
 			return
@@ -233,7 +236,8 @@ func where(hosts string) []string { return []string{"-H", hosts} }
 // begin starts mpirun with its arguments and those of a program.
 func (c *cluster) begin(t *testing.T, options []string, program string, args ...string) *job {
 	t.Helper()
-	line := []string{"exec mpirun --allow-run-as-root --bind-to none --mca mpi_yield_when_idle 1", "--mca plm_rsh_agent", "'" + c.script + " " + c.dir + " enter'"}
+	line := []string{"exec mpirun --allow-run-as-root --bind-to none --mca mpi_yield_when_idle 1",
+		"--mca plm_rsh_agent", "'" + c.script + " " + c.dir + " enter'"}
 	return c.onFirst(t, append(append(append(line, options...), c.path("bin", program)), args...))
 }
 
@@ -290,8 +294,8 @@ func records[T any](t *testing.T, text string) (all []T) {
 	return all
 }
 
-// settled waits until no process runs on the hosts, and returns when that was; it fails the test after limit, or where
-// files are left.
+// settled waits until no process runs on the hosts, and returns when that was. It fails the test
+// after limit, or if files are left.
 func (c *cluster) settled(t *testing.T, limit time.Duration, hosts ...string) time.Time {
 	t.Helper()
 	end := time.Now().Add(limit)
@@ -322,7 +326,7 @@ func (c *cluster) settled(t *testing.T, limit time.Duration, hosts ...string) ti
 	return at
 }
 
-// transcript is what a program has written so far.
+// transcript is the output of a program so far.
 type transcript struct {
 	mu   sync.Mutex
 	text bytes.Buffer

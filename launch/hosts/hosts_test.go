@@ -38,19 +38,21 @@ func TestPlaces(t *testing.T) {
 			slices.SortFunc(all, func(a, b place) int { return a.Rank - b.Rank })
 			var want []place
 			for r := range tc.nodes * tc.per {
-				want = append(want, place{fmt.Sprintf("h%d", r/tc.per), r, tc.nodes * tc.per, r % tc.per, tc.per, r / tc.per, tc.nodes, max(1, cores/tc.per)})
+				want = append(want, place{fmt.Sprintf("h%d", r/tc.per), r, tc.nodes * tc.per, r % tc.per,
+					tc.per, r / tc.per, tc.nodes, max(1, cores/tc.per)})
 			}
 			if !slices.Equal(all, want) {
 				t.Errorf("%+v\nwant %+v", all, want)
 			}
-			j.said(t, fmt.Sprintf("nodes=%d ", tc.nodes), fmt.Sprintf("ranks=%d ", tc.nodes*tc.per), "rank_order=\"by node\"", `mpi_tcp="eth0 (10.77.0.1)"`)
+			j.said(t, fmt.Sprintf("nodes=%d ", tc.nodes), fmt.Sprintf("ranks=%d ", tc.nodes*tc.per),
+				"rank_order=\"by node\"", `mpi_tcp="eth0 (10.77.0.1)"`)
 			c.settled(t, patience, "h0", "h1", "h2")
 		})
 	}
 }
 
-// NCCL has no symmetric kernels between nodes: what carries symmetric memory there is not measured. With test doubles of the
-// driver and of NCCL.
+// NCCL has no symmetric kernels between nodes: the carrier of symmetric memory there is not
+// measured. The driver and NCCL are test doubles.
 func TestSymmetricMemory(t *testing.T) {
 	t.Parallel()
 	c := start(t, 2)
@@ -68,14 +70,16 @@ func TestSymmetricMemory(t *testing.T) {
 		measured bool
 	}{{"h0:1,h1:1", false}, {"h0:2", true}} {
 		options := where(tc.hosts)
-		for _, set := range []string{rankEnv + "=1", symmetricEnv + "=1", "LD_LIBRARY_PATH=" + dir, "FAKECUDA_DEVICES=2", "LOCKSTEP_CACHE=" + c.path("kernels")} {
+		for _, set := range []string{rankEnv + "=1", symmetricEnv + "=1", "LD_LIBRARY_PATH=" + dir,
+			"FAKECUDA_DEVICES=2", "LOCKSTEP_CACHE=" + c.path("kernels")} {
 			options = append(options, "-x", set)
 		}
 		j := c.begin(t, options, "rank", "--device", "cuda", "--collectives", "nccl")
 		j.end(t, true)
 		j.said(t, "collectives=nccl")
 		said := j.log.String()
-		if strings.Contains(said, `how="measured now"`) != tc.measured || strings.Contains(said, "no faster path") == tc.measured {
+		if strings.Contains(said, `how="measured now"`) != tc.measured ||
+			strings.Contains(said, "no faster path") == tc.measured {
 			t.Errorf("%s: measured, want %v:\n%s", tc.hosts, tc.measured, said)
 		}
 	}
@@ -117,11 +121,13 @@ func TestApplications(t *testing.T) {
 	for _, tc := range []struct {
 		hosts, flags string
 		apart        bool // ranks that divide layers are on several hosts
-	}{{"h0:2,h1:2", "--tp 2", false}, {"h0:1,h1:1", "--tp 2", true}, {"h0:2,h1:2", "--tp 2 --pp 2", false}, {"h0:2,h1:2", "--shard parameters", false}} {
+	}{{"h0:2,h1:2", "--tp 2", false}, {"h0:1,h1:1", "--tp 2", true}, {"h0:2,h1:2", "--tp 2 --pp 2", false},
+		{"h0:2,h1:2", "--shard parameters", false}} {
 		t.Run("train "+tc.flags+" "+tc.hosts, func(t *testing.T) {
 			j := c.train(t, tc.hosts, 12, strings.Fields(tc.flags)...)
 			same(t, one, losses(t, j, 12))
-			if warned := strings.Contains(j.log.String(), "divide layers, and are on several nodes"); warned != tc.apart {
+			if warned := strings.Contains(j.log.String(),
+				"divide layers, and are on several nodes"); warned != tc.apart {
 				t.Errorf("warned %v:\n%s", warned, j.log.String())
 			}
 		})
@@ -129,10 +135,12 @@ func TestApplications(t *testing.T) {
 	c.settled(t, patience, "h0", "h1", "h2")
 }
 
-// steps are those of a run of train whose steps take some milliseconds.
+// steps are the arguments of a run of train whose steps take some milliseconds.
 func steps(c *cluster, n int) []string {
-	return []string{"--device", "host", "--json", "-", "--data", c.path("text"), "--cache", c.path("cache"), "--layers", "2", "--channels", "64", "--heads", "2",
-		"--seq", "64", "--batch", "1", "--global-batch", "12", "--val-batches", "1", "--sample", "0", "--steps", fmt.Sprint(n)}
+	return []string{"--device", "host", "--json", "-", "--data", c.path("text"), "--cache",
+		c.path("cache"), "--layers", "2", "--channels", "64", "--heads", "2",
+		"--seq", "64", "--batch", "1", "--global-batch", "12", "--val-batches", "1", "--sample", "0",
+		"--steps", fmt.Sprint(n)}
 }
 
 // train runs train to its end.
@@ -181,8 +189,8 @@ func same(t *testing.T, want, got map[int]float64) {
 	}
 }
 
-// A rank on another host is killed after a checkpoint: the job ends everywhere and says who it was, and goes on from the
-// folder that the hosts share, on more of them.
+// A rank on another host is killed after a checkpoint. The job ends everywhere and says who it was.
+// It goes on from the folder that the hosts share, on more of them.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	c := start(t, 3)
@@ -199,7 +207,8 @@ func TestKilled(t *testing.T) {
 	kill(t, pids[1], syscall.SIGKILL)
 	j.end(t, false)
 	within(t, c.settled(t, patience, "h0", "h1"), at, 10*time.Second)
-	said := regexp.MustCompile(`ERR the rank died: killed from outside.* host=h1 pid=` + fmt.Sprint(pids[1]) + ` rank=[23]\n`)
+	said := regexp.MustCompile(`ERR the rank died: killed from outside.* host=h1 pid=` +
+		fmt.Sprint(pids[1]) + ` rank=[23]\n`)
 	if n := len(said.FindAllString(j.log.String(), -1)); n != 1 {
 		t.Errorf("%v comes %d times in\n%s", said, n, &j.log)
 	}
@@ -219,7 +228,7 @@ func kill(t *testing.T, pid int, sig syscall.Signal) {
 	}
 }
 
-// slack is what a machine that is busy with other tests may add.
+// slack is the time that a machine that is busy with other tests may add.
 const slack = 20 * time.Second
 
 func within(t *testing.T, ended, since time.Time, limit time.Duration) {
@@ -244,13 +253,16 @@ func TestStopped(t *testing.T) {
 	kill(t, pid, syscall.SIGSTOP)
 	j.end(t, false)
 	within(t, c.settled(t, patience, "h0", "h1"), at, 25*time.Second)
-	j.said(t, "--- this job hangs", "NOT ARRIVED: rank", fmt.Sprintf("(host h1, pid %d): does not answer; its process is T (stopped)", pid))
+	j.said(t, "--- this job hangs", "NOT ARRIVED: rank",
+		fmt.Sprintf("(host h1, pid %d): does not answer; its process is T (stopped)", pid))
 }
 
-// noticed has Open MPI notice within 20 s that a host does not answer. Left alone it takes minutes to.
-var noticed = []string{"--mca", "oob_tcp_keepalive_time", "10", "--mca", "oob_tcp_keepalive_intvl", "3", "--mca", "oob_tcp_keepalive_probes", "3"}
+// noticed has Open MPI notice within 20 s that a host does not answer. Left alone it takes minutes.
+var noticed = []string{"--mca", "oob_tcp_keepalive_time", "10", "--mca", "oob_tcp_keepalive_intvl", "3",
+	"--mca", "oob_tcp_keepalive_probes", "3"}
 
-// A cable is cut in mid-run: the job ends on all hosts, on both sides of the cut, and says which of them it was.
+// A cable is cut in mid-run: the job ends on all hosts, on both sides of the cut, and says which of
+// them it was.
 func TestCut(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -261,16 +273,20 @@ func TestCut(t *testing.T) {
 		limit   time.Duration
 		want    []string
 	}{
-		{"unplugged", []string{"unplug", "h1"}, "h0:2,h1:2", noticed, 25 * time.Second, []string{"lost communication with a remote daemon", "on node h1"}},
-		{"cut", []string{"cut", "h2"}, "h0:1,h1:1,h2:1", noticed, 25 * time.Second, []string{"lost communication with a remote daemon", "on node h2"}},
+		{"unplugged", []string{"unplug", "h1"}, "h0:2,h1:2", noticed, 25 * time.Second,
+			[]string{"lost communication with a remote daemon", "on node h1"}},
+		{"cut", []string{"cut", "h2"}, "h0:1,h1:1,h2:1", noticed, 25 * time.Second,
+			[]string{"lost communication with a remote daemon", "on node h2"}},
 		// mpirun reaches both.
-		{"cut between two", []string{"part", "h1", "h2"}, "h0:1,h1:1,h2:2", noticed, 40 * time.Second, []string{"ERR ranks 2-3 on h2 cannot be reached from rank 1 on h1: no acknowledgement for 30s", "host=h2"}},
+		{"cut between two", []string{"part", "h1", "h2"}, "h0:1,h1:1,h2:2", noticed, 40 * time.Second,
+			[]string{"ERR ranks 2-3 on h2 cannot be reached from rank 1 on h1: no acknowledgement for 30s", "host=h2"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c := start(t, 3)
 			c.write(t)
-			j := c.begin(t, append(where(tc.hosts), tc.options...), "train", append(steps(c, 1000000), "--timeout", "2m")...)
+			j := c.begin(t, append(where(tc.hosts), tc.options...), "train",
+				append(steps(c, 1000000), "--timeout", "2m")...)
 			j.until(t, "INF step 1/")
 			at := time.Now()
 			c.must(t, tc.cut...)
@@ -282,13 +298,15 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// An interface that leads nowhere, as Docker's does: Open MPI takes it and waits. The start has a deadline then; and the
-// option names the interface that leads somewhere, or that does not.
+// An interface leads nowhere, as Docker's does: Open MPI takes it and waits. The start then has a
+// deadline. The option names the interface that leads somewhere, or the one that does not.
 func TestInterfaces(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, set, include, exclude string }{
-		{"the same address on each host", "ip link add docker0 type bridge; ip address add 172.17.0.1/16 dev docker0; ip link set docker0 up", "10.77.0.0/24", "127.0.0.0/8,docker0"},
-		{"an address in the same network", "ip link add eth1 type bridge; ip address add 10.88.0.$K/24 dev eth1; ip link set eth1 up", "eth0", "lo,eth1"},
+		{"the same address on each host", "ip link add docker0 type bridge; ip address add 172.17.0.1/16 " +
+			"dev docker0; ip link set docker0 up", "10.77.0.0/24", "127.0.0.0/8,docker0"},
+		{"an address in the same network", "ip link add eth1 type bridge; ip address add 10.88.0.$K/24 " +
+			"dev eth1; ip link set eth1 up", "eth0", "lo,eth1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -299,7 +317,8 @@ func TestInterfaces(t *testing.T) {
 			j.end(t, false)
 			j.said(t, "the start has not ended in 4s")
 			c.settled(t, patience, "h0", "h1")
-			for _, option := range [][]string{{"--mca", "btl_tcp_if_include", tc.include}, {"--mca", "btl_tcp_if_exclude", tc.exclude}} {
+			for _, option := range [][]string{{"--mca", "btl_tcp_if_include", tc.include},
+				{"--mca", "btl_tcp_if_exclude", tc.exclude}} {
 				j := c.begin(t, append(where("h0:2,h1:2"), option...), "reduce", args...)
 				j.end(t, true)
 				j.said(t, "nodes=2 ", `mpi_tcp="eth0 (10.77.0.1)"`)

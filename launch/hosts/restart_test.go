@@ -12,13 +12,14 @@ import (
 // beginRun starts launch run on host h0, with its flags and a program's words.
 func (c *cluster) beginRun(t *testing.T, flags []string, program string, args ...string) *job {
 	t.Helper()
-	line := []string{"exec", c.path("bin", "launch"), "run", "--oversubscribe", "--agent", "'" + c.script + " " + c.dir + " enter'"}
+	line := []string{"exec", c.path("bin", "launch"), "run", "--oversubscribe", "--agent",
+		"'" + c.script + " " + c.dir + " enter'"}
 	line = append(append(line, flags...), "--", c.path("bin", program))
 	return c.onFirst(t, append(line, args...))
 }
 
-// A rank is killed, and a cable is cut: launch run starts the job again, first on all hosts, then without the one that does
-// not answer. The losses are those of an undisturbed run.
+// A rank is killed, and a cable is cut: launch run starts the job again, first on all hosts, then
+// without the one that does not answer. The losses are those of an undisturbed run.
 func TestRestarts(t *testing.T) {
 	t.Parallel()
 	c := start(t, 3)
@@ -57,7 +58,8 @@ func TestRestarts(t *testing.T) {
 // after is the step from which a job was started again for the n-th time.
 func after(t *testing.T, j *job, n int) int {
 	t.Helper()
-	m := regexp.MustCompile(fmt.Sprintf(`; restart %d of \d+ in \w+, from step (\d+)`, n)).FindStringSubmatch(j.log.String())
+	m := regexp.MustCompile(fmt.Sprintf(`; restart %d of \d+ in \w+, from step (\d+)`,
+		n)).FindStringSubmatch(j.log.String())
 	if m == nil {
 		t.Fatalf("no restart %d in\n%s", n, &j.log)
 	}

@@ -20,11 +20,12 @@ import (
 	"lockstep/launch/doctor"
 )
 
-// sendArg makes launch-probe the process that sends GPU memory: a job of its own, so that a crash ends nothing else.
+// sendArg makes launch-probe the process that sends GPU memory: a job of its own, so that a crash
+// ends nothing else.
 const sendArg = "send-gpu-memory"
 
-// askAware asks MPI whether it takes GPU memory. Where it says yes and there is a GPU, the first rank of each node tries
-// it in another process.
+// askAware asks MPI whether it takes GPU memory. If it says yes and there is a GPU, the first rank
+// of each node tries it in another process.
 func (p *probe) askAware(limit time.Duration) error {
 	said, err := cudampi.CUDAAware()
 	if err != nil {
@@ -38,7 +39,7 @@ func (p *probe) askAware(limit time.Duration) error {
 	return nil
 }
 
-// tryAware starts a process that sends GPU memory, and says what went wrong; "" where nothing did.
+// tryAware starts a process that sends GPU memory, and returns its failure, or "".
 func tryAware(limit time.Duration) string {
 	exe, err := os.Executable()
 	if err != nil {
@@ -64,10 +65,10 @@ func tryAware(limit time.Duration) string {
 	return crash(err, out.String())
 }
 
-// goSignal is in what Go says of a signal that a C library raised, after which the status is 2.
+// goSignal matches Go's words on a signal that a C library raised, after which the status is 2.
 var goSignal = regexp.MustCompile(`(?m)^(?:\[signal )?(SIG[A-Z]+): `)
 
-// crash says how a process failed, given all that it wrote.
+// crash says how a process failed, given all its output.
 func crash(err error, wrote string) string {
 	var e *exec.ExitError
 	if errors.As(err, &e) {
@@ -88,10 +89,11 @@ func crash(err error, wrote string) string {
 // transports are the settings of Open MPI that choose how messages travel.
 var transports = regexp.MustCompile(`^OMPI_MCA_(pml|btl|mtl|osc|smsc|accelerator|mpi_cuda|opal_cuda)`)
 
-// launchers is what tells a process that it is one of a job.
+// launchers are the variables that tell a process that it is one of a job.
 var launchers = regexp.MustCompile(`^(OMPI|PMIX|PMI2?|PRTE|ORTE|SLURM|HYDI|HYDRA)_`)
 
-// alone is an environment without the launcher: what starts in it is a job of its own, with the same transports.
+// alone is an environment without the launcher: a process started in it is a job of its own, with
+// the same transports.
 func alone(env []string) []string {
 	var kept []string
 	for _, kv := range env {
@@ -102,7 +104,8 @@ func alone(env []string) []string {
 	return append(kept, "OMPI_MCA_ess_singleton_isolated=1") // it needs no daemon
 }
 
-// sendGPUMemory sends itself GPU memory through MPI, as little and as much as make a difference to MPI.
+// sendGPUMemory sends itself GPU memory through MPI, in sizes small and large enough to make a
+// difference to MPI.
 func sendGPUMemory() (err error) {
 	runtime.LockOSThread() // MPI takes the context of its caller's thread
 	world, err := cudampi.Start()

@@ -1,6 +1,7 @@
-// Command launch-probe is the part of launch doctor that needs MPI: it runs once on each rank, started by launch with
-// the rank's facts on its standard input. It adds what MPI tells, lets the nodes meet over their networks, and shows all
-// on rank 0. Its exit status, 1 where something fails, is the same on all ranks.
+// Command launch-probe is the part of launch doctor that needs MPI. launch starts it once on each
+// rank, with the rank's facts on its standard input. It adds MPI's facts, lets the nodes meet over
+// their networks, and shows all on rank 0. Its exit status, 1 after a failure, is the same on all
+// ranks.
 package main
 
 import (
@@ -48,10 +49,11 @@ func run() (int, error) {
 		return 0, err
 	}
 	p := probe{world: world, facts: job.Facts, at: door.Address}
-	p.facts.MPI = &doctor.MPI{Version: cudampi.Version(), Thread: "serialized or above", Rank: world.Rank(), Size: world.Size()}
+	p.facts.MPI = &doctor.MPI{Version: cudampi.Version(), Thread: "serialized or above",
+		Rank: world.Rank(), Size: world.Size()}
 	alone := launcher.Job(p.facts.Launcher).CheckWorld(world.Size()) != nil
 	if alone && p.facts.Launcher.Rank > 0 {
-		// The first task speaks for all: what MPI calls rank 0, each of them is.
+		// The first task speaks for all: each of them is rank 0 for MPI.
 		side.close()
 		progress(ended)
 		time.Sleep(doctor.Grace)
@@ -65,7 +67,7 @@ func run() (int, error) {
 	return status, cudampi.Stop()
 }
 
-// What the probe does in turn, as launch says it of a probe that does not come back.
+// The phases of the probe, in launch's words about a probe that does not come back.
 type phase int
 
 const (
@@ -81,8 +83,10 @@ const (
 )
 
 var phases = map[phase]string{
-	initialising: doctor.PhaseInit, greeting: "the first message to all ranks", findingNodes: "the search for the nodes",
-	sendingGPU: doctor.PhaseGPU, comparingClocks: "the comparison of clocks", meeting: "the test of the network between nodes",
+	initialising: doctor.PhaseInit, greeting: "the first message to all ranks",
+	findingNodes: "the search for the nodes",
+	sendingGPU:   doctor.PhaseGPU, comparingClocks: "the comparison of clocks",
+	meeting:   "the test of the network between nodes",
 	gathering: "the gathering of facts on rank 0", ended: doctor.PhaseDone,
 }
 
@@ -92,7 +96,7 @@ var (
 	phasePipe  = os.NewFile(doctor.PhaseFD, "phases")
 )
 
-// progress tells launch what comes next, unless that is past.
+// progress tells launch the next phase, unless that is past.
 func progress(to phase) {
 	progressMu.Lock()
 	defer progressMu.Unlock()
@@ -102,7 +106,7 @@ func progress(to phase) {
 	}
 }
 
-// now is what the probe does.
+// now is the present phase.
 func now() phase {
 	progressMu.Lock()
 	defer progressMu.Unlock()
@@ -116,7 +120,7 @@ type probe struct {
 	nodes       int
 }
 
-// examine gathers the facts on rank 0, which shows them, and returns the exit status of all ranks.
+// examine gathers the facts on rank 0, which shows them. It returns the exit status of all ranks.
 func (p *probe) examine(job doctor.Job, alone bool) (int, error) {
 	progress(findingNodes)
 	if err := p.findNode(); err != nil {
@@ -182,11 +186,11 @@ func (p *probe) findNode() (err error) {
 	return nil
 }
 
-// rounds of messages with each node, of which the quickest counts.
+// rounds of messages with each node; the quickest counts.
 const rounds = 10
 
-// compareClocks measures how far each node's clock is ahead of rank 0's: rank 0 asks the first rank of each node for its time,
-// which lies in the middle of the quickest answer's way.
+// compareClocks measures how far each node's clock is ahead of rank 0's. Rank 0 asks the first rank
+// of each node for its time, which lies in the middle of the quickest answer's way.
 func (p *probe) compareClocks() error {
 	leader := int64(0)
 	if p.node.Rank() == 0 {
@@ -239,7 +243,8 @@ func (p *probe) compareClocks() error {
 // exchange asks a peer for its time, or answers with one's own.
 func (p *probe) exchange(at *int64, peer int, ask bool) error {
 	if ask {
-		return errors.Join(p.world.Send(unsafe.Pointer(at), 1, elem.Int64, peer), p.world.Recv(unsafe.Pointer(at), 1, elem.Int64, peer))
+		return errors.Join(p.world.Send(unsafe.Pointer(at), 1, elem.Int64, peer),
+			p.world.Recv(unsafe.Pointer(at), 1, elem.Int64, peer))
 	}
 	if err := p.world.Recv(unsafe.Pointer(at), 1, elem.Int64, peer); err != nil {
 		return err
@@ -279,7 +284,7 @@ func (p *probe) meet() error {
 	return p.world.Barrier() // nobody closes its door before all have knocked
 }
 
-// encoded makes a rank's value bytes, and tells all ranks how many each has.
+// encoded turns a rank's value into bytes, and tells all ranks how many each has.
 func encoded(c *cudampi.Comm, v any) (text []byte, counts []int, err error) {
 	if text, err = json.Marshal(v); err != nil {
 		return nil, nil, err
@@ -313,7 +318,8 @@ func gather[T any](c *cudampi.Comm, v T) ([]T, error) {
 		return nil, err
 	}
 	whole := make([]byte, sum(counts))
-	if err := c.GatherV(unsafe.Pointer(&whole[0]), unsafe.Pointer(&text[0]), counts, elem.Uint8, 0); err != nil || c.Rank() != 0 {
+	if err := c.GatherV(unsafe.Pointer(&whole[0]), unsafe.Pointer(&text[0]), counts, elem.Uint8, 0); err != nil ||
+		c.Rank() != 0 {
 		return nil, err
 	}
 	return decoded[T](whole, counts)

@@ -1,7 +1,7 @@
 package main
 
-// The binding of PMIx, the launcher's own channel, over which MPI_Init exchanges addresses before MPI's first message:
-// what a rank posts there, others can read although MPI reaches nobody.
+// The binding of PMIx, the launcher's own channel. MPI_Init exchanges addresses over it before
+// MPI's first message. Others can read what a rank posts there although MPI reaches nobody.
 
 /*
 #include <stddef.h>
@@ -62,8 +62,9 @@ import (
 
 const boardKey = "lockstep.doctor"
 
-// openBoard joins PMIx once more, in the library that MPI has loaded: with another one the launcher would take this
-// process for a second rank. It is called after MPI_Init. Source: pmix.h, PMIx_Init.
+// openBoard joins PMIx once more, in the library that MPI has loaded: with another one the launcher
+// would take this process for a second rank. It is called after MPI_Init. Source: pmix.h,
+// PMIx_Init.
 func openBoard() error {
 	path := mapped("libpmix.so")
 	if path == "" {
@@ -90,7 +91,8 @@ func post(text string) error {
 	return pmixError("PMIx_Put", C.pmix_post(key, s))
 }
 
-// read returns what a rank has posted. It blocks until the rank has. Source: pmix.h, PMIx_Get.
+// read returns the text that a rank has posted. It blocks until the rank has. Source: pmix.h,
+// PMIx_Get.
 func read(rank int) (string, error) {
 	key := C.CString(boardKey)
 	defer C.free(unsafe.Pointer(key))

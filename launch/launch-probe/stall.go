@@ -13,14 +13,15 @@ import (
 	"lockstep/launch/doctor"
 )
 
-// sideline goes on beside MPI. Where MPI gets nowhere, as over a network interface that leads nowhere, it says on rank 0
-// what it can find out without: every rank's facts, by the launcher's channel, and which interfaces connect.
+// sideline goes on beside MPI. If MPI gets nowhere, as over a network interface that leads nowhere,
+// it reports on rank 0 without it: every rank's facts, by the launcher's channel, and which
+// interfaces connect.
 type sideline struct {
 	done  chan struct{} // closed by close
 	ended chan struct{}
 }
 
-// card is what a rank posts.
+// card is the post of a rank.
 type card struct {
 	Facts doctor.Facts
 	At    doctor.Address
@@ -30,7 +31,7 @@ type card struct {
 const (
 	look    = 20 * time.Millisecond // between looks whether MPI_Init is over
 	collect = 5 * time.Second       // for the cards of all ranks
-	telling = 15 * time.Second      // for all that comes when MPI has got nowhere, and then there is launch's deadline
+	telling = 15 * time.Second      // for all the rest when MPI has got nowhere, and then there is launch's deadline
 )
 
 // patience is how long MPI may take before it is said to get nowhere.

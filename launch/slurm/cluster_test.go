@@ -1,5 +1,5 @@
-// Package slurm holds batch scripts. Its tests submit them to a real Slurm of two nodes on this machine,
-// ../testdata/cluster.sh.
+// Package slurm holds batch scripts. Its tests submit them to a real Slurm of two nodes on this
+// machine, ../testdata/cluster.sh.
 package slurm
 
 import (
@@ -58,7 +58,8 @@ func rankMain() {
 		if err != nil {
 			return err
 		}
-		line, err := json.Marshal(place{w.Rank(), w.LocalRank(), w.LocalSize(), w.Node(), w.Nodes(), host, os.Getenv("CUDA_VISIBLE_DEVICES")})
+		line, err := json.Marshal(place{w.Rank(), w.LocalRank(), w.LocalSize(), w.Node(), w.Nodes(), host,
+			os.Getenv("CUDA_VISIBLE_DEVICES")})
 		if err != nil {
 			return err
 		}
@@ -82,7 +83,7 @@ var (
 	input     io.Closer
 )
 
-// start returns the cluster, or skips the test where there cannot be one.
+// start returns the cluster, or skips the test if there cannot be one.
 func start(t *testing.T) *cluster {
 	t.Helper()
 	if os.Getenv("LOCKSTEP_SLURM") != "1" {
@@ -112,7 +113,8 @@ func startCluster() (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	env := append(mpirun.Env(8), "SLURM_CONF="+filepath.Join(dir, "slurm.conf"), "XDG_CACHE_HOME="+filepath.Join(dir, "cache"))
+	env := append(mpirun.Env(8), "SLURM_CONF="+filepath.Join(dir, "slurm.conf"),
+		"XDG_CACHE_HOME="+filepath.Join(dir, "cache"))
 	running = exec.Command("../testdata/cluster.sh", "run", dir)
 	var said strings.Builder
 	running.Stderr = &said
@@ -166,7 +168,8 @@ func (c *cluster) command(t *testing.T, dir, name string, args ...string) (strin
 	return string(out), err
 }
 
-// must is command where failure ends the test. A question that Slurm's own socket has lost is asked again, twice.
+// must is command for commands that must succeed. If Slurm's own socket has lost a question, it
+// asks again, twice.
 func (c *cluster) must(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := c.command(t, c.dir, name, args...)
@@ -183,7 +186,7 @@ func (c *cluster) must(t *testing.T, name string, args ...string) string {
 	return out
 }
 
-// folder makes a folder as users have it: with bin/ and a text.
+// folder makes a folder like a user's: with bin/ and a text.
 func (c *cluster) folder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -205,7 +208,7 @@ type job struct {
 	id, dir string
 }
 
-// submit types sbatch with args in dir. What is left of the job at the end of the test is cancelled.
+// submit types sbatch with args in dir. A job that is left at the end of the test is cancelled.
 func (c *cluster) submit(t *testing.T, dir string, args ...string) *job {
 	t.Helper()
 	out, err := c.command(t, dir, "sbatch", append([]string{"--parsable"}, args...)...)
@@ -230,7 +233,7 @@ func (c *cluster) submit(t *testing.T, dir string, args ...string) *job {
 	return j
 }
 
-// log is what the job has written so far, the tasks of an array one after the other.
+// log is the output of the job so far, the tasks of an array one after the other.
 func (j *job) log(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
@@ -256,7 +259,7 @@ var (
 	exitField    = regexp.MustCompile(`\bExitCode=(\d+:\d+)`)
 )
 
-// status is what Slurm says of a job, of each of an array.
+// status is Slurm's account of a job, of each of an array.
 type status struct {
 	state, restarts, exit string
 }
@@ -294,7 +297,8 @@ func await(t *testing.T, what string, ok func() bool) {
 // end waits for the end of the job, and of each of an array, in one of the states.
 func (j *job) end(t *testing.T, states ...string) []status {
 	t.Helper()
-	over := []string{"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"}
+	over := []string{"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL",
+		"OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"}
 	var all []status
 	await(t, "end of job "+j.id, func() bool {
 		all = j.status(t)
@@ -308,8 +312,8 @@ func (j *job) end(t *testing.T, states ...string) []status {
 	return all
 }
 
-// again waits until the job is in the queue for its second start, and has it begin soon rather than in two minutes. It
-// reports false where the job was done before.
+// again waits until the job is in the queue for its second start, and has it begin soon rather than
+// in two minutes. It reports false if the job was done before.
 func (j *job) again(t *testing.T) bool {
 	t.Helper()
 	done := false
@@ -345,7 +349,7 @@ type record struct {
 	Ranks, Nodes int
 }
 
-// records are the lines of a --json file so far, none where there is no such file yet.
+// records are the lines of a --json file so far, none if there is no such file yet.
 func records(t *testing.T, file string) []record {
 	t.Helper()
 	b, err := os.ReadFile(file)

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// On a machine without Slurm a script says so on one line, and does not blame a Slurm that is not there.
+// On a machine without Slurm a script says so on one line, and does not blame a Slurm that is not
+// there.
 func TestNoSlurm(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o777); err != nil {
@@ -29,7 +30,8 @@ func TestNoSlurm(t *testing.T) {
 		cmd := exec.Command("/bin/bash", script(t, name))
 		cmd.Dir, cmd.Env = dir, []string{"PATH=" + t.TempDir()}
 		out, err := cmd.CombinedOutput()
-		if want := "srun is not in PATH: type sbatch launch/slurm/" + name + " on a cluster with Slurm\n"; err == nil || string(out) != want {
+		if want := "srun is not in PATH: type sbatch launch/slurm/" + name +
+			" on a cluster with Slurm\n"; err == nil || string(out) != want {
 			t.Errorf("%s: %v, %q, want %q", name, err, out, want)
 		}
 	}

@@ -22,15 +22,17 @@ func script(t *testing.T, name string) string {
 	return path
 }
 
-// small is a run of train whose steps take a few milliseconds at least, so that a test can get in between.
+// small is the arguments of a run of train whose steps take a few milliseconds at least, so that a
+// test can get in between.
 func small(steps int) []string {
-	return []string{"--device", "host", "--data", "text.txt", "--layers", "2", "--channels", "64", "--heads", "2", "--seq", "64",
+	return []string{"--device", "host", "--data", "text.txt", "--layers", "2", "--channels", "64",
+		"--heads", "2", "--seq", "64",
 		"--val-batches", "1", "--sample", "0", "--save-every", "0", "--steps", strconv.Itoa(steps)}
 }
 
-// tiny is one whose steps take no time.
-var tiny = []string{"--device", "host", "--data", "text.txt", "--layers", "1", "--channels", "16", "--heads", "2", "--seq", "16",
-	"--sample", "0", "--steps", "8"}
+// tiny is the arguments of one whose steps take no time.
+var tiny = []string{"--device", "host", "--data", "text.txt", "--layers", "1", "--channels", "16",
+	"--heads", "2", "--seq", "16", "--sample", "0", "--steps", "8"}
 
 // Each script does its work as it is, on as many ranks as it says.
 func TestScripts(t *testing.T) {
@@ -42,13 +44,15 @@ func TestScripts(t *testing.T) {
 		{"train.sbatch", "slurm-pmix", "runs/ID.jsonl", tiny},
 		{"train-mpirun.sbatch", `openmpi\d`, "runs/ID.jsonl", tiny},
 		{"reduce.sbatch", "slurm-pmix", "reduce-ID.jsonl", []string{"--device", "host", "--elements", "100000"}},
-		{"matvec.sbatch", "slurm-pmix", "matvec-ID.jsonl", []string{"--device", "host", "--rows", "100", "--cols", "1000"}},
+		{"matvec.sbatch", "slurm-pmix", "matvec-ID.jsonl",
+			[]string{"--device", "host", "--rows", "100", "--cols", "1000"}},
 		{"stencil.sbatch", "slurm-pmix", "stencil-ID.jsonl", []string{"--device", "host", "--size", "100x200"}},
 	} {
 		t.Run(tc.script, func(t *testing.T) {
 			j := c.submit(t, c.folder(t), append([]string{script(t, tc.script)}, tc.args...)...)
 			j.end(t, "COMPLETED")
-			if !regexp.MustCompile(`INF start .*launcher=` + tc.launcher + ` .*nodes=2 .*ranks=8 `).MatchString(j.log(t)) {
+			if !regexp.MustCompile(`INF start .*launcher=` + tc.launcher +
+				` .*nodes=2 .*ranks=8 `).MatchString(j.log(t)) {
 				t.Errorf("no start line with launcher=%s nodes=2 ranks=8", tc.launcher)
 			}
 			all := records(t, filepath.Join(j.dir, strings.Replace(tc.json, "ID", j.id, 1)))
@@ -56,7 +60,8 @@ func TestScripts(t *testing.T) {
 				t.Fatalf("nothing in %s", tc.json)
 			}
 			r := all[len(all)-1]
-			if good := r.OK || r.Summary && r.Steps == 8; !good || r.Ranks != 8 || r.Nodes != 2 || !strings.HasPrefix(tc.script, r.App) {
+			if good := r.OK || r.Summary && r.Steps == 8; !good || r.Ranks != 8 || r.Nodes != 2 ||
+				!strings.HasPrefix(tc.script, r.App) {
 				t.Errorf("result %+v", r)
 			}
 		})
@@ -86,15 +91,16 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// Whatever stops a run, it goes on from a checkpoint of the very step, and its losses are those of a run that nothing
-// stopped, to the bit.
+// A stopped run goes on from a checkpoint of the very step, whatever stopped it. Its losses are
+// those of an undisturbed run, to the bit.
 func TestRequeue(t *testing.T) {
 	c := start(t)
 	submit := func(t *testing.T, name string, steps int) (*job, string) {
-		j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=2", "--gpus-per-node=2", script(t, name)}, small(steps)...)...)
+		j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=2", "--gpus-per-node=2", script(t, name)},
+			small(steps)...)...)
 		return j, filepath.Join(j.dir, "runs", j.id+".jsonl")
 	}
-	// undisturbed is what a run writes that nothing stops.
+	// undisturbed is the output of a run that nothing stops.
 	known := map[string][]record{}
 	undisturbed := func(t *testing.T, name string, steps int) []record {
 		key := fmt.Sprint(name, steps)
@@ -126,7 +132,8 @@ func TestRequeue(t *testing.T) {
 				var said string
 				var err error
 				if tc.stop == nil {
-					c.submit(t, j.dir, "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true").end(t, "COMPLETED")
+					c.submit(t, j.dir, "--partition=urgent", "--nodes=2", "--exclusive",
+						"--wrap=true").end(t, "COMPLETED")
 				} else {
 					said, err = c.command(t, c.dir, tc.stop[0], append(tc.stop[1:], j.id)...)
 				}
@@ -145,7 +152,8 @@ func TestRequeue(t *testing.T) {
 				t.Fatalf("checkpoints after steps %v, want one after %d", saved, stopped)
 			}
 			j.end(t, "COMPLETED")
-			for _, want := range []string{"start 1, on", "start 2, on", "ended early by a signal", fmt.Sprintf("resumed from=runs/%s ", j.id)} {
+			for _, want := range []string{"start 1, on", "start 2, on", "ended early by a signal",
+				fmt.Sprintf("resumed from=runs/%s ", j.id)} {
 				if n := strings.Count(j.log(t), want); n != 1 {
 					t.Errorf("%q is %d times in the log, want it once", want, n)
 				}
@@ -157,7 +165,7 @@ func TestRequeue(t *testing.T) {
 	}
 }
 
-// same is whether a step, or a summary, has the same numbers to the bit.
+// same says whether a step, or a summary, has the same numbers to the bit.
 func same(a, b record) bool {
 	a.Ms, b.Ms = 0, 0
 	return a == b
@@ -184,10 +192,12 @@ func checkpoints(t *testing.T, j *job) []int {
 // The signal of the script's own --signal comes before the time is up.
 func TestTimeIsUp(t *testing.T) {
 	c := start(t)
-	for _, tc := range []struct{ script, signal string }{{"train.sbatch", "USR1@59"}, {"train-mpirun.sbatch", "B:USR1@59"}} {
+	for _, tc := range []struct{ script, signal string }{{"train.sbatch", "USR1@59"},
+		{"train-mpirun.sbatch", "B:USR1@59"}} {
 		t.Run(tc.script, func(t *testing.T) {
 			t.Parallel()
-			args := []string{"--time=1", "--signal=" + tc.signal, "--ntasks-per-node=1", "--gpus-per-node=1", script(t, tc.script)}
+			args := []string{"--time=1", "--signal=" + tc.signal, "--ntasks-per-node=1",
+				"--gpus-per-node=1", script(t, tc.script)}
 			j := c.submit(t, c.folder(t), append(args, small(1<<30)...)...)
 			if !j.again(t) {
 				t.Fatal("a run without end has ended")
@@ -201,11 +211,12 @@ func TestTimeIsUp(t *testing.T) {
 	}
 }
 
-// scancel lets a run save, and is the end of it.
+// scancel lets a run save, and ends it.
 func TestCancel(t *testing.T) {
 	c := start(t)
 	t.Parallel()
-	j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=1", "--gpus-per-node=1", script(t, "train.sbatch")}, small(1<<30)...)...)
+	j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=1", "--gpus-per-node=1",
+		script(t, "train.sbatch")}, small(1<<30)...)...)
 	file := filepath.Join(j.dir, "runs", j.id+".jsonl")
 	await(t, "third step", func() bool { return len(records(t, file)) >= 3 })
 	c.must(t, "scancel", j.id)
@@ -217,13 +228,14 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// The death of a rank is the end of the job, and the log names the rank.
+// The death of a rank ends the job, and the log names the rank.
 func TestKilledRank(t *testing.T) {
 	c := start(t)
 	for _, name := range []string{"train.sbatch", "train-mpirun.sbatch"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=1", "--gpus-per-node=1", script(t, name)}, small(1<<30)...)...)
+			j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=1", "--gpus-per-node=1", script(t, name)},
+				small(1<<30)...)...)
 			file := filepath.Join(j.dir, "runs", j.id+".jsonl")
 			await(t, "third step", func() bool { return len(records(t, file)) >= 3 })
 			pid := rankOne(t, j.id)
@@ -233,7 +245,8 @@ func TestKilledRank(t *testing.T) {
 			if s := j.end(t, "FAILED")[0]; s.exit == "0:0" || s.restarts != "0" {
 				t.Errorf("%+v", s)
 			}
-			if want := regexp.MustCompile(fmt.Sprintf(`ERR the rank died: .*host=n2 pid=%d rank=1`, pid)); !want.MatchString(j.log(t)) {
+			if want := regexp.MustCompile(fmt.Sprintf(`ERR the rank died: .*host=n2 pid=%d rank=1`,
+				pid)); !want.MatchString(j.log(t)) {
 				t.Errorf("no %v in the log", want)
 			}
 		})
@@ -254,7 +267,8 @@ func rankOne(t *testing.T, id string) int {
 		}
 		b, _ := os.ReadFile(filepath.Join(p, "environ")) // it may have ended
 		env := strings.Split(string(b), "\x00")
-		if slices.Contains(env, "SLURM_JOB_ID="+id) && (slices.Contains(env, "PMIX_RANK=1") || slices.Contains(env, "OMPI_COMM_WORLD_RANK=1")) {
+		if slices.Contains(env, "SLURM_JOB_ID="+id) && (slices.Contains(env, "PMIX_RANK=1") ||
+			slices.Contains(env, "OMPI_COMM_WORLD_RANK=1")) {
 			pid, err := strconv.Atoi(filepath.Base(p))
 			if err != nil {
 				t.Fatal(err)
@@ -266,7 +280,7 @@ func rankOne(t *testing.T, id string) int {
 	return 0
 }
 
-// What a user has forgotten, or a cluster lacks, is said on one line, at once.
+// Mistakes of a user, and lacks of a cluster, are said on one line, at once.
 func TestRefused(t *testing.T) {
 	c := start(t)
 	noPMIx := "SLURM_CONF=" + withoutPMIx(t, c)
@@ -343,11 +357,13 @@ func TestAlone(t *testing.T) {
 	}{
 		{"srun without MPI", "srun --mpi=none bin/reduce", "OMPI was not built with SLURM's PMI support"},
 		{"srun with PMI2", "srun --mpi=pmi2 bin/reduce", "OMPI was not built with SLURM's PMI support"},
-		{"no srun", "bin/reduce", "SLURM_NTASKS says 2 tasks, but MPI has a world of 1 in each of them: start with srun --mpi=pmix, or with mpirun"},
+		{"no srun", "bin/reduce", "SLURM_NTASKS says 2 tasks, but MPI has a world of 1 in each of them: " +
+			"start with srun --mpi=pmix, or with mpirun"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			j := c.submit(t, dir, "--ntasks=2", "--output=alone-%j.out", "--wrap="+tc.command+" --device host --elements 1000")
+			j := c.submit(t, dir, "--ntasks=2", "--output=alone-%j.out",
+				"--wrap="+tc.command+" --device host --elements 1000")
 			j.end(t, "FAILED")
 			if log := j.log(t); !strings.Contains(log, tc.want) || strings.Contains(log, "INF start") {
 				t.Errorf("log without %q, or with a start", tc.want)
@@ -356,7 +372,7 @@ func TestAlone(t *testing.T) {
 	}
 }
 
-// Local ranks count from 0 on each node, and ranks see the GPUs that the request says.
+// Local ranks count from 0 on each node, and ranks see the GPUs of the request.
 func TestPlaces(t *testing.T) {
 	c := start(t)
 	self, err := os.Executable()
@@ -373,7 +389,8 @@ func TestPlaces(t *testing.T) {
 		{"a GPU for each task", "srun --mpi=pmix", []string{"--gpus-per-task=1", "--ntasks=4"}, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			args := append([]string{"--nodes=2", "--ntasks-per-node=2", "--output=places-%j.out", "--export=ALL," + rankEnv + "=1"}, tc.request...)
+			args := append([]string{"--nodes=2", "--ntasks-per-node=2", "--output=places-%j.out",
+				"--export=ALL," + rankEnv + "=1"}, tc.request...)
 			j := c.submit(t, t.TempDir(), append(args, "--wrap="+tc.start+" "+self+" --device host")...)
 			j.end(t, "COMPLETED")
 			got := map[int]place{}
@@ -401,7 +418,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// launch doctor sees the nodes, and says what to type where srun has started it without PMIx.
+// launch doctor sees the nodes, and says what to type if srun has started it without PMIx.
 func TestDoctor(t *testing.T) {
 	c := start(t)
 	for _, tc := range []struct {
@@ -412,7 +429,8 @@ func TestDoctor(t *testing.T) {
 		{"none", `FAIL .*srun --mpi=pmix`, false},
 	} {
 		t.Run(tc.mpi, func(t *testing.T) {
-			out, err := c.command(t, c.dir, "srun", "--nodes=2", "--ntasks-per-node=2", "--mpi="+tc.mpi, filepath.Join(c.bin, "launch"), "doctor")
+			out, err := c.command(t, c.dir, "srun", "--nodes=2", "--ntasks-per-node=2", "--mpi="+tc.mpi,
+				filepath.Join(c.bin, "launch"), "doctor")
 			if (err == nil) != tc.ok || !regexp.MustCompile(tc.want).MatchString(out) {
 				t.Errorf("%v, want %q in:\n%s", err, tc.want, out)
 			}

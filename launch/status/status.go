@@ -1,4 +1,4 @@
-// Package status is the command that shows what a running job does.
+// Package status is the command that shows the state of a running job.
 package status
 
 import (
@@ -60,14 +60,16 @@ func run(out io.Writer, args []string, asJSON bool) error {
 	if len(args) > 0 {
 		jobs = slices.DeleteFunc(jobs, func(j job) bool { return !j.named(args[0]) })
 		if len(jobs) == 0 {
-			return exit.Usage{Err: fmt.Errorf("no job or process %s answers here: launch status without it lists what does", args[0])}
+			return exit.Usage{Err: fmt.Errorf("no job or process %s answers here: launch status without "+
+				"it lists what does", args[0])}
 		}
 	}
 	switch {
 	case len(jobs) == 0 && len(silent) > 0:
 		return fmt.Errorf("no program answers: %s", strings.Join(silent, "; "))
 	case len(jobs) == 0:
-		return errors.New("no program runs on this node for this user; on a node of the job: srun --jobid=ID --overlap -n1 bin/launch status")
+		return errors.New("no program runs on this node for this user; on a node of the job: srun " +
+			"--jobid=ID --overlap -n1 bin/launch status")
 	case len(jobs) > 1:
 		return list(out, jobs, silent, asJSON)
 	}
@@ -94,8 +96,8 @@ func run(out io.Writer, args []string, asJSON bool) error {
 	return errors.Join(errs...)
 }
 
-// who asks the processes who they are, and returns the jobs, and what there is to say
-// of those that do not answer.
+// who asks the processes who they are. It returns the jobs, and the words on those that do not
+// answer.
 func who(pids []int) (jobs []job, silent []string) {
 	ranks := make([]live.Rank, len(pids))
 	errs := make([]error, len(pids))
@@ -123,8 +125,8 @@ func who(pids []int) (jobs []job, silent []string) {
 	return jobs, unanswered(pids, errs)
 }
 
-// unanswered is what there is to say of processes that do not answer. Those that have ended meanwhile are left out, and
-// those of other users, of whom a node may have many, are counted.
+// unanswered is the words on processes that do not answer. Those that have ended meanwhile are left
+// out. Those of other users, of whom a node may have many, are counted.
 func unanswered(pids []int, errs []error) (silent []string) {
 	others := 0
 	for i, pid := range pids {
@@ -146,8 +148,8 @@ func unanswered(pids []int, errs []error) (silent []string) {
 	return silent
 }
 
-// named says whether a person means this job: by its name, or by a process of it, or by one that has started these here,
-// such as mpirun.
+// named says whether a person means this job: by its name, or by a process of it, or by one that
+// has started these here, such as mpirun.
 func (j job) named(by string) bool {
 	if j.name == by {
 		return true
@@ -156,8 +158,8 @@ func (j job) named(by string) bool {
 	return err == nil && pid > 1 && slices.ContainsFunc(j.ranks, func(r live.Rank) bool { return descends(r.PID, pid) })
 }
 
-// descends says whether a process is another one, or was started by that or by one of its descendants.
-// Source: proc(5), /proc/PID/stat.
+// descends says whether a process is another one, or was started by that or by one of its
+// descendants. Source: proc(5), /proc/PID/stat.
 func descends(pid, from int) bool {
 	for pid > 1 && pid != from {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -27,8 +27,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// appEnv makes this binary a program whose last rank does not come to a collective
-// until it is told to.
+// appEnv makes this binary a program whose last rank does not come to a collective until it is told
+// to.
 const appEnv = "STATUS_TEST_APP"
 
 func TestMain(m *testing.M) {
@@ -48,7 +48,8 @@ func TestMain(m *testing.M) {
 // running starts the program on n ranks, 0 without mpirun, and returns the processes of its ranks.
 func running(t *testing.T, n int) (cmd *exec.Cmd, pids []int) {
 	t.Helper()
-	cmd = spmdtest.Command(mpirun.Patience(t), t, n, []string{appEnv + "=1"}, "--log-ranks", "all", "--log-format", "json")
+	cmd = spmdtest.Command(mpirun.Patience(t), t, n, []string{appEnv + "=1"}, "--log-ranks", "all",
+		"--log-format", "json")
 	out, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -99,10 +100,12 @@ func ask(t *testing.T, asJSON bool, args ...string) string {
 func TestStatus(t *testing.T) {
 	cmd, pids := running(t, 3)
 	jobs, _ := who(pids)
-	if len(jobs) != 1 || len(jobs[0].ranks) != 3 || jobs[0].ranks[2].Rank != 2 || jobs[0].ranks[0].Program == "" || jobs[0].ranks[0].Phase != "running" {
+	if len(jobs) != 1 || len(jobs[0].ranks) != 3 || jobs[0].ranks[2].Rank != 2 ||
+		jobs[0].ranks[0].Program == "" || jobs[0].ranks[0].Phase != "running" {
 		t.Fatalf("a job of 3 ranks is seen as %+v", jobs)
 	}
-	for _, by := range []string{jobs[0].name, strconv.Itoa(pids[0]), strconv.Itoa(pids[2]), strconv.Itoa(cmd.Process.Pid)} {
+	for _, by := range []string{jobs[0].name, strconv.Itoa(pids[0]), strconv.Itoa(pids[2]),
+		strconv.Itoa(cmd.Process.Pid)} {
 		text := ask(t, false, by)
 		for _, want := range []string{"shown on request", "rank 2", "status_test.go:", "[chan receive]"} {
 			if !strings.Contains(text, want) {
@@ -114,7 +117,8 @@ func TestStatus(t *testing.T) {
 		Report string
 		Ranks  []struct{ Rank, PID int }
 	}
-	if err := json.Unmarshal([]byte(ask(t, true, jobs[0].name)), &report); err != nil || len(report.Ranks) != 3 || report.Ranks[1].PID != jobs[0].ranks[1].PID {
+	if err := json.Unmarshal([]byte(ask(t, true, jobs[0].name)), &report); err != nil ||
+		len(report.Ranks) != 3 || report.Ranks[1].PID != jobs[0].ranks[1].PID {
 		t.Errorf("as JSON: %+v, %v", report, err)
 	}
 	finish(t, cmd)
@@ -141,14 +145,15 @@ func TestSeveralJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(out.String(), "\n")
-	if len(lines) < 3 || !strings.HasPrefix(lines[1], jobs[0].name) || !strings.HasPrefix(lines[2], jobs[1].name) || !strings.Contains(lines[2], strconv.Itoa(twoPIDs[1])) {
+	if len(lines) < 3 || !strings.HasPrefix(lines[1], jobs[0].name) || !strings.HasPrefix(lines[2], jobs[1].name) ||
+		!strings.Contains(lines[2], strconv.Itoa(twoPIDs[1])) {
 		t.Errorf("two jobs are listed as\n%s", &out)
 	}
 	if text := ask(t, false, jobs[0].name); !strings.Contains(text, "rank 0") {
 		t.Errorf("of a job of one rank:\n%s", text)
 	}
 
-	// A stopped process is connected to, and does not answer.
+	// A stopped process takes connections, and does not answer.
 	if err := syscall.Kill(onePIDs[0], syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +186,7 @@ func TestNobody(t *testing.T) {
 	}
 }
 
-// What a process says cannot control the terminal of who looks at it.
+// The words of a process cannot control the terminal of who looks at it.
 func TestEscapes(t *testing.T) {
 	pid := os.Getpid()
 	ln, err := live.Listen()
@@ -198,19 +203,21 @@ func TestEscapes(t *testing.T) {
 		}
 		return "--- \x1b]0;owned\x07\n"
 	})
-	for asJSON, want := range map[bool]string{false: `--- \x1b]0;owned\a` + "\n", true: `{"report":"\u009b2J"}` + " \n"} {
+	for asJSON, want := range map[bool]string{false: `--- \x1b]0;owned\a` + "\n",
+		true: `{"report":"\u009b2J"}` + " \n"} {
 		if got := ask(t, asJSON, strconv.Itoa(pid)); got != want {
 			t.Errorf("as JSON %v: %q, want %q", asJSON, got, want)
 		}
 	}
 	jobs, _ := who([]int{pid})
 	var out bytes.Buffer
-	if err := list(&out, jobs, nil, false); err != nil || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "evil") {
+	if err := list(&out, jobs, nil, false); err != nil || strings.Contains(out.String(), "\x1b") ||
+		!strings.Contains(out.String(), "evil") {
 		t.Errorf("listed as %q, %v", &out, err)
 	}
 }
 
-// TestOtherUser: what a job does is no other user's business.
+// TestOtherUser: other users get no answer about a job.
 func TestOtherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can become somebody else")
@@ -233,12 +240,13 @@ func TestOtherUser(t *testing.T) {
 	finish(t, cmd)
 }
 
-// Of a node that many share, the ranks of others are one line.
+// On a node that many share, the ranks of others are one line.
 func TestUnanswered(t *testing.T) {
 	me, gone := os.Getpid(), 1<<30
 	other := fmt.Errorf("process 7 of user 8 %w", live.ErrOtherUser)
 	pids, errs := []int{me, me, me, me, gone}, []error{other, nil, errors.New("it is stopped"), other, other}
-	if got, want := unanswered(pids, errs), []string{"it is stopped", "ranks of other users, which do not answer this one: 2"}; !slices.Equal(got, want) {
+	if got, want := unanswered(pids, errs), []string{"it is stopped",
+		"ranks of other users, which do not answer this one: 2"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
