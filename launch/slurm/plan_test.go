@@ -17,7 +17,8 @@ func planned(t *testing.T, c *cluster, args ...string) *job {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	args = append(append([]string{"plan", "--json", "--launcher", "slurm"}, args...), "--", self, "--device", "host", "--seed={}")
+	args = append(append([]string{"plan", "--json", "--launcher", "slurm"}, args...), "--", self,
+		"--device", "host", "--seed={}")
 	out, err := c.command(t, dir, filepath.Join(c.bin, "launch"), args...)
 	var doc struct{ Sbatch string }
 	if bad := json.Unmarshal([]byte(out), &doc); err != nil || bad != nil {
@@ -83,7 +84,8 @@ func TestPlannedArray(t *testing.T) {
 			t.Fatalf("logs of job %d: %v, %v", i, files, err)
 		}
 		text, err := os.ReadFile(files[0])
-		if err != nil || len(ranksIn(t, string(text))) != 2 || strings.Count(string(text), fmt.Sprintf(": seed %d\n", i)) != 2 {
+		if err != nil || len(ranksIn(t, string(text))) != 2 ||
+			strings.Count(string(text), fmt.Sprintf(": seed %d\n", i)) != 2 {
 			t.Errorf("job %d: %v\n%s", i, err, text)
 		}
 	}
