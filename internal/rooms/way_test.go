@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,7 +14,10 @@ import (
 )
 
 // The most files that a reader opens to follow an AllReduce on a stream.
-var mostOpened = map[string]int{"On the host": 10, "Through NCCL": 12}
+var mostOpened = map[string]int{"On the host": 8, "Through NCCL": 8}
+
+// The call comes at most so often to a room that it was in before.
+const mostReturns = 3
 
 // step is a function on the way of a call.
 type step struct{ file, name string }
@@ -65,20 +69,82 @@ func bodies(t *testing.T, s step) string {
 	return text
 }
 
-// meant returns the function that a call by name calls. If several steps have the name, it
-// is the next one down the way.
-func meant(files []string, steps []step, from step, name string) (to step) {
-	at := slices.Index(files, from.file)
-	for _, s := range steps {
-		if s.name == name && (to == step{} || slices.Index(files, to.file) < at) {
+// meant returns the step that a call by name in from is of: the next one down the way, or the first
+// where none follows.
+func meant(steps []step, from step, name string) (to step) {
+	after := slices.Index(steps, from)
+	for i, s := range steps {
+		if s.name == name && (to == step{} || slices.Index(steps, to) <= after && i > after) {
 			to = s
 		}
 	}
 	return to
 }
 
+// called returns the steps that a body calls, in the order of the text. If it returns what a step
+// does, the rest is another way.
+func called(steps []step, from step, body string) (to []step) {
+	returned := regexp.MustCompile(`\breturn [\w.]*?(\w+)\(`)
+	for _, m := range returned.FindAllStringSubmatchIndex(body, -1) {
+		name := body[m[2]:m[3]]
+		if name != from.name && slices.ContainsFunc(steps, func(s step) bool { return s.name == name }) {
+			body = body[:m[1]]
+			break
+		}
+	}
+	at := map[step]int{}
+	for _, s := range steps {
+		if m := regexp.MustCompile(`\b` + s.name + `\(`).FindStringIndex(body); m != nil {
+			s = meant(steps, from, s.name)
+			if at[s] == 0 {
+				at[s] = m[0] + 1
+				to = append(to, s)
+			}
+		}
+	}
+	slices.SortFunc(to, func(a, b step) int { return at[a] - at[b] })
+	return to
+}
+
+// way is where a call has been.
+type way struct {
+	steps   []step
+	body    map[step]string
+	reached map[step]bool
+	rooms   map[string]bool
+	returns int // to rooms that it was in before
+}
+
+func roomOfStep(s step) string { return roomOf(path.Dir(s.file)).name }
+
+// enter notes that the call comes to the room of a step.
+func (w *way) enter(s step) {
+	if w.rooms[roomOfStep(s)] {
+		w.returns++
+	}
+	w.rooms[roomOfStep(s)] = true
+}
+
+// follow follows the call from a step down. What a function calls of one room, one after the other,
+// is one visit.
+func (w *way) follow(s step) {
+	w.reached[s] = true
+	last := roomOfStep(s)
+	for _, to := range called(w.steps, s, w.body[s]) {
+		if w.reached[to] {
+			continue
+		}
+		if in := roomOfStep(to); in != roomOfStep(s) && in != last {
+			w.enter(to)
+			last = in
+		}
+		w.follow(to)
+	}
+}
+
 // The page names the functions from AllReduce down to the addition, and so all files to open.
-// Another step calls each function, except the first one and the start of a goroutine.
+// Another step calls each function, except the first one and the start of a goroutine. The page
+// also names whatever a queue calls of a call.
 func TestWay(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, page))
 	if err != nil {
@@ -89,29 +155,30 @@ func TestWay(t *testing.T) {
 		if len(files) > most {
 			t.Errorf("%s: %d files to open, want at most %d: %q", title, len(files), most, files)
 		}
-		body, reached := map[step]string{}, map[step]bool{}
+		w := way{steps, map[step]string{}, map[step]bool{}, map[string]bool{}, 0}
 		for _, s := range steps {
-			if body[s] = bodies(t, s); body[s] == "" {
+			if w.body[s] = bodies(t, s); w.body[s] == "" {
 				t.Errorf("%s: %s has no function %s", title, s.file, s.name)
 			}
 		}
-		next := []step{steps[0]}
-		if i := slices.IndexFunc(steps, func(s step) bool { return s.name == "work" }); i >= 0 {
-			next = append(next, steps[i])
-		}
-		for len(next) > 0 {
-			from := next[0]
-			next, reached[from] = next[1:], true
-			for _, to := range steps {
-				if regexp.MustCompile(`\b` + to.name + `\(`).MatchString(body[from]) {
-					if to = meant(files, steps, from, to.name); !reached[to] {
-						next, reached[to] = append(next, to), true
-					}
-				}
+		for i, s := range steps {
+			if i == 0 || s.name == "work" {
+				w.enter(s)
+				w.follow(s)
 			}
 		}
+		if w.returns > mostReturns {
+			t.Errorf("%s: the call comes %d times to a room that it was in before, want at most %d",
+				title, w.returns, mostReturns)
+		}
 		for _, s := range steps {
-			if !reached[s] {
+			for _, m := range regexp.MustCompile(`\.Call\.(\w+)\(`).FindAllStringSubmatch(w.body[s], -1) {
+				if roomOfStep(s) == "exec" && !slices.ContainsFunc(steps, func(o step) bool { return o.name == m[1] }) {
+					t.Errorf("%s: %s of %s calls %s of a call, which the page does not name",
+						title, s.name, s.file, m[1])
+				}
+			}
+			if !w.reached[s] {
 				t.Errorf("%s: no function before calls %s of %s: a file is missing in between", title, s.name, s.file)
 			}
 		}

@@ -2,13 +2,12 @@ package calls
 
 import (
 	"lockstep/spmd/internal/exec"
-	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/verify"
 )
 
 // now makes a call on a stream that its transport makes at once, unless the stream is captured.
-func (c *Call) now(q *cudaexec.Queue) (done bool, err error) {
+func (c *Call) now(q exec.Direct) (done bool, err error) {
 	err = q.Ready()
 	if q.Lane() != nil {
 		return false, nil
@@ -19,20 +18,6 @@ func (c *Call) now(q *cudaexec.Queue) (done bool, err error) {
 	q.Count() // what may still run on the device
 	c.uses(q.Used)
 	return true, err
-}
-
-// beforeDevice does what comes before a call on device memory is enqueued: it is done then where its transport makes it at
-// once, and compared with those of the other ranks where --check asks for it.
-func (c *Call) beforeDevice(q exec.Queue) (done bool, err error) {
-	if c.route.By.Caps().Blocks {
-		if done, err := c.now(onGPU(q)); done {
-			return true, err
-		}
-	}
-	if c.comm.r.Check != verify.Off {
-		return false, c.checkBefore(q)
-	}
-	return false, nil
 }
 
 // checkBefore is verify for a call on a stream of a GPU, in a turn of its own.
@@ -58,12 +43,12 @@ func (c *Call) checkBefore(q exec.Queue) error {
 
 // onDeviceNow makes a call from the goroutine that issues it, on a stream of its, or on that of the calls that block, for
 // which it then waits.
-func (c *Call) onDeviceNow(q *cudaexec.Queue) (err error) {
+func (c *Call) onDeviceNow(q exec.Direct) (err error) {
 	on, r := c.comm, c.comm.r
 	now := *c
 	var turn uint64
 	taken := false
-	work, err := q.Now(&now, func() { turn, taken = r.Order.Take(1), true })
+	work, err := q.Now(now.planned(), func() { turn, taken = r.Order.Take(1), true })
 	if !taken {
 		return err
 	}
@@ -85,7 +70,7 @@ func (c *Call) onDeviceNow(q *cudaexec.Queue) (err error) {
 	if err := now.make(transport.Bare{S: q.Stream()}, work); err != nil {
 		return err
 	}
-	if q != r.blocking {
+	if exec.Queue(q) != r.blocking {
 		return nil
 	}
 	return transport.Wait(on.host, q.Stream().Query)

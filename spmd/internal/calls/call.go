@@ -6,7 +6,6 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
-	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
 )
@@ -20,17 +19,18 @@ type Call struct {
 	comm     *Comm
 	group    *group
 	route    route.Route
-	begun    bool            // on a GPU: the recorder knows it already, for --check
-	captured bool            // on a GPU, by a graph
-	site     *ccall.Site     // of a command; a blocking call's is on its stack
-	q        *cudaexec.Queue // that it is being enqueued on, as command number seq
-	seq      uint64
+	begun    bool        // on a GPU: the recorder knows it already, for --check
+	captured bool        // on a GPU, by a graph
+	site     *ccall.Site // of a command; a blocking call's is on its stack
+	q        exec.Queue  // that it was enqueued on; on a GPU
+	plan     *exec.Plan  // for that queue; used again
 }
 
-// copyFrom makes c a copy of o with slices of its own, reusing those it has.
+// copyFrom makes c a copy of o with slices and a plan of its own, reusing those it has.
 func (c *Call) copyFrom(o *Call) {
-	counts, received := c.Counts[:0], c.RecvCounts[:0]
+	counts, received, plan := c.Counts[:0], c.RecvCounts[:0], c.plan
 	*c = *o
+	c.plan = plan
 	if c.Counts, c.RecvCounts = counts, received; o.Counts != nil { // else two calls for nothing
 		c.Counts, c.RecvCounts = append(counts, o.Counts...), append(received, o.RecvCounts...)
 	}

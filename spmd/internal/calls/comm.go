@@ -28,6 +28,7 @@ type Comm struct {
 	size     int
 	host     transport.Host
 	byHost   transport.Transport // host, converted once
+	whole    coll.Set            // calls that host makes as they are; none on a GPU
 	routes   route.Router
 	open     *group // between the start and the end of Group
 	freed    bool
@@ -130,7 +131,7 @@ func (c *Comm) CheckCounts(op, name string, n int, counts []int) error {
 // AddComm takes a communicator into the world, in the caller's turn. Collective over it.
 func (r *Rank) AddComm(h transport.Host, id string) (*Comm, error) {
 	slow := h.Slow()
-	c := &Comm{r: r, id: id, rank: h.Rank(), size: h.Size(), host: h, byHost: h, routes: route.New(&r.Env, h)}
+	c := &Comm{r: r, id: id, rank: h.Rank(), size: h.Size(), host: h, byHost: h, whole: h.Caps().Kinds, routes: route.New(&r.Env, h)}
 	c.recorder = verify.NewRecorder(id, c.rank, c.size)
 	c.recorder.Place = c.place
 	c.trace = r.Trace.Comm(id, c.rank, c.size)
@@ -162,6 +163,7 @@ func (r *Rank) AddComm(h transport.Host, id string) (*Comm, error) {
 func (c *Comm) onGPU() {
 	c.recorder.OnDevice()
 	c.routes.UseDevice()
+	c.whole = 0
 }
 
 // Split makes the communicator of the ranks that gave the same color; one without ranks where that is negative.

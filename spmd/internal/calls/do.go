@@ -1,7 +1,6 @@
 package calls
 
 import (
-	"cmp"
 	"fmt"
 	"runtime"
 	"unsafe"
@@ -14,10 +13,11 @@ import (
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/route"
+	"lockstep/spmd/internal/verify"
 )
 
-// Do refuses what cannot be called, and runs, enqueues or groups the rest. cmd has the program's part, but for the
-// root; its memory has dst and src bytes. q is nil for a call that blocks.
+// Do refuses what cannot be called, and runs, enqueues or groups the rest. cmd has the program's
+// part, but for the root. Its memory has dst and src bytes. q is nil for a call that blocks.
 func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
 	if c == nil || c.freed || uint(root) >= uint(c.size) {
 		return c.Refuse(cmd.Kind.String(), "rank", root)
@@ -40,7 +40,7 @@ func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
 	if c.open != nil {
 		return c.open.join(q, cmd)
 	}
-	if c.routes.WholeOnHost(cmd.Kind) { // as nearly every call on the host
+	if c.whole.Has(cmd.Kind) { // as nearly every call on the host
 		cmd.route.Host, cmd.route.Whole = true, true
 		if q != nil {
 			cmd.route.By = c.byHost
@@ -59,7 +59,7 @@ func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
 	}
 	if !cmd.route.Host {
 		if cmd.route.By.Caps().Now {
-			return cmd.onDeviceNow(onGPU(r.blocking))
+			return cmd.onDeviceNow(r.blocking.(exec.Direct))
 		}
 		if err := cmd.submit(r.blocking); err != nil {
 			return err
@@ -67,9 +67,13 @@ func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
 		return r.Synchronize(r.blocking)
 	}
 	turn := r.Order.Take(1)
-	err := cmd.communicate(r.Calls, turn)
-	// A program that does nothing but call is one that computes in C without a pause. Not with a GPU: its core is idle most
-	// of the time, and the other ranks would wait for the pause.
+	if err := r.Order.Enter(turn); err != nil {
+		return err
+	}
+	err := cmd.Run(r.Calls)
+	r.Order.Leave()
+	// A program that does nothing but call computes in C without a pause. Not with a GPU: its core is
+	// idle most of the time, and the other ranks would wait for the pause.
 	if !c.routes.OnDevice() && turn%32 == 0 && r.pause.TryLock() {
 		r.yielder.Yield()
 		r.pause.Unlock()
@@ -88,15 +92,81 @@ func (c *Call) choose(enqueued bool) {
 	c.comm.routes.Choose(&c.route, &c.Call, c.group, c.memory(), enqueued)
 }
 
-// Run implements exec.Call.
-func (c *Call) Run(on *trace.Thread, turn uint64) error { return c.communicate(on, turn) }
+// submit enqueues a call on q, which --check both makes twice.
+func (c *Call) submit(q exec.Queue) error {
+	if err := c.checkBlocks(); err != nil {
+		return err // before anything that other ranks take part in
+	}
+	if x := c.comm.r.cross; x != nil {
+		return x.submit(q, c)
+	}
+	return c.enqueue(q)
+}
 
-// communicate makes a call on host memory, in its turn in MPI, and notes it among the events of on.
-func (c *Call) communicate(on *trace.Thread, turn uint64) error {
-	order := c.comm.r.Order
-	if err := order.Enter(turn); err != nil {
+// enqueue enqueues a call whose blocks have been checked. The slot's own is used again.
+func (c *Call) enqueue(q exec.Queue) error {
+	if !c.route.Host {
+		if done, err := c.beforeDevice(q); done || err != nil {
+			return err
+		}
+	}
+	cmd, err := q.Begin(exec.DoCall)
+	if err != nil {
 		return err
 	}
+	own, _ := cmd.Call.(*Call)
+	if own == nil {
+		own = new(Call)
+		cmd.Call = own
+	}
+	own.copyFrom(c)
+	own.site = &cmd.Site
+	cmd.Party = c.comm
+	if !own.route.Host {
+		own.q, cmd.Plan = q, own.planned()
+	}
+	q.Uses(own.DstBlock, own.SrcBlock)
+	if own.group != nil {
+		for i := range own.group.cmds {
+			q.Uses(own.group.cmds[i].DstBlock, own.group.cmds[i].SrcBlock)
+		}
+	}
+	return q.Enqueue(cmd)
+}
+
+// beforeDevice does what comes before a call on device memory is enqueued. The call is done then if
+// its transport makes it at once. With --check it is compared with those of the other ranks.
+func (c *Call) beforeDevice(q exec.Queue) (done bool, err error) {
+	if c.route.By.Caps().Blocks {
+		if done, err := c.now(q.(exec.Direct)); done {
+			return true, err
+		}
+	}
+	if c.comm.r.Check != verify.Off {
+		return false, c.checkBefore(q)
+	}
+	return false, nil
+}
+
+// planned returns what the queue of a GPU has to know of the call before it issues it.
+func (c *Call) planned() *exec.Plan {
+	if c.plan == nil {
+		c.plan = new(exec.Plan)
+	}
+	p := c.plan
+	*p = exec.Plan{Alone: c.route.By.Caps().Alone, Fills: c.route.Fills, Bytes: route.Bytes(c.route.List + c.route.Work),
+		What: &c.Call, Size: c.comm.size}
+	if t := c.route.Order(); t != nil {
+		p.By = t
+	}
+	if c.group != nil {
+		p.Group = c.group
+	}
+	return p
+}
+
+// Run implements exec.Call. Who calls it has the turn.
+func (c *Call) Run(on *trace.Thread) error {
 	r := c.comm.recorder
 	p := r.Begin(&c.Call, c.group)
 	t := c.comm.trace
@@ -117,13 +187,23 @@ func (c *Call) communicate(on *trace.Thread, turn uint64) error {
 		t.End(err)
 	}
 	r.Leave()
-	order.Leave()
 	return err
 }
 
-// make has the transports of its route make the call, whose result is then valid, or enqueue it on q, which is a bare
-// queue, or nil on the host. A group is its collectives, one after the other, and then its messages together. work is
-// memory of the route's bytes.
+// Issue implements exec.Call: it hands the call to what its route says.
+func (c *Call) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
+	if seq != 0 { // else it counts when the graph is replayed
+		c.comm.recorder.Issue(c.q, seq, &c.Call, c.group, c.memory(), c.site, c.begun)
+	}
+	if c.route.Whole {
+		return c.route.By.Do(q, c.Call)
+	}
+	return c.issueParts(q, work)
+}
+
+// make has the transports of its route make the call on the host, where q is nil, or enqueue it on a
+// bare queue. On the host its result is then valid. A group is its collectives, one after the other,
+// and then its messages together. work is memory of the route's bytes.
 func (c *Call) make(q transport.Queue, work unsafe.Pointer) error {
 	if c.route.Whole {
 		return c.route.By.Do(q, c.Call)
@@ -165,107 +245,3 @@ func (r *Rank) local(q transport.Queue, s coll.Call) error {
 	copy(unsafe.Slice((*byte)(s.Dst), n), unsafe.Slice((*byte)(s.Src), n))
 	return nil
 }
-
-// hostWork returns memory of n bytes for a call on the host, in its turn in MPI.
-func (c *Comm) hostWork(n int) unsafe.Pointer {
-	if n == 0 {
-		return nil
-	}
-	const keep = 16 << 20 // what is larger goes after the call
-	if n > keep {
-		return unsafe.Pointer(unsafe.SliceData(make([]uint64, n/8+1)))
-	}
-	if len(c.work) < n/8 {
-		c.work = make([]uint64, n/8)
-	}
-	return unsafe.Pointer(unsafe.SliceData(c.work))
-}
-
-// Plain says whether a message between this rank and peer is nothing but a blocking call in host memory with nothing to
-// refuse. A message costs little more than a call from Go to C: for it the way through Do is long.
-func (c *Comm) Plain(q exec.Queue, b *exec.Block, peer int) bool {
-	return q == nil && c != nil && c.checker == nil && c.open == nil && !c.freed && uint(peer) < uint(c.size) && b != nil &&
-		c.r.has(b) && !c.routes.OnDevice() && c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
-}
-
-// Message makes a Plain message, a Send from p or a Recv to it.
-func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer int) error {
-	order := c.r.Order
-	if err := order.Enter(order.Take(1)); err != nil {
-		return err
-	}
-	m := coll.Call{Kind: k, Type: t, Root: int32(peer), N: n}
-	if k == coll.Send {
-		m.Src = p
-	} else {
-		m.Dst = p
-	}
-	c.recorder.BeginMessage(k, t, peer, n)
-	c.trace.Begin(c.r.Calls, &m, nil)
-	err := c.host.Make(m.Hidden())
-	runtime.KeepAlive(&m)
-	c.trace.End(err)
-	c.recorder.Leave()
-	order.Leave()
-	return err
-}
-
-// LeaveOut is a message that has no other end: it refuses what any message refuses.
-func (c *Comm) LeaveOut(q exec.Queue, op string, a, b *exec.Block) error {
-	if err := cmp.Or(c.Usable(op), exec.RefuseInHostFunc(op)); err != nil {
-		return err
-	}
-	for _, blk := range [...]*exec.Block{a, b} {
-		if err := c.r.CheckBlock(blk); err != nil {
-			return err
-		}
-	}
-	switch {
-	case c.open != nil && q != c.open.q:
-		return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
-	case c.open == nil && q == nil && c.r.Capturing():
-		return fmt.Errorf("%s: a message that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
-	}
-	return nil
-}
-
-// EnterHost refuses what a call on host memory cannot be made with, and takes its turn in MPI. It returns memory of n bytes
-// or more that is the caller's until LeaveHost, which follows where there is no error.
-func (c *Comm) EnterHost(op string, root int, t elem.Type, o elem.Op, n int) (unsafe.Pointer, error) {
-	switch {
-	case c == nil || c.freed || root < 0 || root >= c.size:
-		return nil, c.Refuse(op, "rank", root)
-	case !o.Has(t):
-		return nil, fmt.Errorf("%s: %s: no such operation: %v of %v", ccall.At(), op, o, t)
-	case c.r.Capturing():
-		return nil, fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
-	}
-	if err := exec.RefuseInHostFunc(op); err != nil {
-		return nil, err
-	}
-	order := c.r.Order
-	if err := order.Enter(order.Take(1)); err != nil {
-		return nil, err
-	}
-	return c.hostWork((n + 7) / 8 * 8), nil
-}
-
-// MakeHost makes a call on host memory between EnterHost and LeaveHost, seen by the watchdog, by --check, and by --summary
-// and --trace.
-func (c *Comm) MakeHost(made coll.Call) error {
-	cmd := Call{Call: made, comm: c}
-	p := c.recorder.Begin(&cmd.Call, nil)
-	c.trace.Begin(c.r.Calls, &cmd.Call, nil)
-	err := cmd.verify()
-	if err == nil {
-		c.recorder.Note(p, &cmd.Call, nil, 0, nil)
-		err = c.host.Make(cmd.Call.Hidden())
-		runtime.KeepAlive(&cmd)
-	}
-	c.trace.End(err)
-	c.recorder.Leave()
-	return err
-}
-
-// LeaveHost ends the turn that EnterHost took.
-func (c *Comm) LeaveHost() { c.r.Order.Leave() }

@@ -1,9 +1,13 @@
 package calls
 
 import (
+	"cmp"
 	"fmt"
+	"runtime"
+	"unsafe"
 
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/transport/route"
@@ -103,3 +107,51 @@ func (g *group) Member(i int) (*coll.Call, *route.Route) { return &g.cmds[i].Cal
 
 // Call returns a call of the group, and what it does with its memory.
 func (g *group) Call(i int) (*coll.Call, verify.Memory) { return &g.cmds[i].Call, g.cmds[i].memory() }
+
+// Plain says whether a message between this rank and peer is nothing but a blocking call in host memory with nothing to
+// refuse. A message costs little more than a call from Go to C: for it the way through Do is long.
+func (c *Comm) Plain(q exec.Queue, b *exec.Block, peer int) bool {
+	return q == nil && c != nil && c.checker == nil && c.open == nil && !c.freed && uint(peer) < uint(c.size) && b != nil &&
+		c.r.has(b) && !c.routes.OnDevice() && c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
+}
+
+// Message makes a Plain message, a Send from p or a Recv to it.
+func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer int) error {
+	order := c.r.Order
+	if err := order.Enter(order.Take(1)); err != nil {
+		return err
+	}
+	m := coll.Call{Kind: k, Type: t, Root: int32(peer), N: n}
+	if k == coll.Send {
+		m.Src = p
+	} else {
+		m.Dst = p
+	}
+	c.recorder.BeginMessage(k, t, peer, n)
+	c.trace.Begin(c.r.Calls, &m, nil)
+	err := c.host.Make(m.Hidden())
+	runtime.KeepAlive(&m)
+	c.trace.End(err)
+	c.recorder.Leave()
+	order.Leave()
+	return err
+}
+
+// LeaveOut is a message that has no other end: it refuses what any message refuses.
+func (c *Comm) LeaveOut(q exec.Queue, op string, a, b *exec.Block) error {
+	if err := cmp.Or(c.Usable(op), exec.RefuseInHostFunc(op)); err != nil {
+		return err
+	}
+	for _, blk := range [...]*exec.Block{a, b} {
+		if err := c.r.CheckBlock(blk); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.open != nil && q != c.open.q:
+		return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
+	case c.open == nil && q == nil && c.r.Capturing():
+		return fmt.Errorf("%s: a message that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
+	}
+	return nil
+}

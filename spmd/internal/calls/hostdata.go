@@ -2,11 +2,13 @@ package calls
 
 import (
 	"fmt"
+	"runtime"
 	"unsafe"
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/exec/hostexec"
 )
 
@@ -164,3 +166,59 @@ func MoveSlice[T elem.Number](c *Comm, name string, kind coll.Kind, n int, dst, 
 	c.LeaveHost()
 	return err
 }
+
+// hostWork returns memory of n bytes for a call on the host, in its turn in MPI.
+func (c *Comm) hostWork(n int) unsafe.Pointer {
+	if n == 0 {
+		return nil
+	}
+	const keep = 16 << 20 // what is larger goes after the call
+	if n > keep {
+		return unsafe.Pointer(unsafe.SliceData(make([]uint64, n/8+1)))
+	}
+	if len(c.work) < n/8 {
+		c.work = make([]uint64, n/8)
+	}
+	return unsafe.Pointer(unsafe.SliceData(c.work))
+}
+
+// EnterHost refuses what a call on host memory cannot be made with, and takes its turn in MPI. It returns memory of n bytes
+// or more that is the caller's until LeaveHost, which follows where there is no error.
+func (c *Comm) EnterHost(op string, root int, t elem.Type, o elem.Op, n int) (unsafe.Pointer, error) {
+	switch {
+	case c == nil || c.freed || root < 0 || root >= c.size:
+		return nil, c.Refuse(op, "rank", root)
+	case !o.Has(t):
+		return nil, fmt.Errorf("%s: %s: no such operation: %v of %v", ccall.At(), op, o, t)
+	case c.r.Capturing():
+		return nil, fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
+	}
+	if err := exec.RefuseInHostFunc(op); err != nil {
+		return nil, err
+	}
+	order := c.r.Order
+	if err := order.Enter(order.Take(1)); err != nil {
+		return nil, err
+	}
+	return c.hostWork((n + 7) / 8 * 8), nil
+}
+
+// MakeHost makes a call on host memory between EnterHost and LeaveHost, seen by the watchdog, by --check, and by --summary
+// and --trace.
+func (c *Comm) MakeHost(made coll.Call) error {
+	cmd := Call{Call: made, comm: c}
+	p := c.recorder.Begin(&cmd.Call, nil)
+	c.trace.Begin(c.r.Calls, &cmd.Call, nil)
+	err := cmd.verify()
+	if err == nil {
+		c.recorder.Note(p, &cmd.Call, nil, 0, nil)
+		err = c.host.Make(cmd.Call.Hidden())
+		runtime.KeepAlive(&cmd)
+	}
+	c.trace.End(err)
+	c.recorder.Leave()
+	return err
+}
+
+// LeaveHost ends the turn that EnterHost took.
+func (c *Comm) LeaveHost() { c.r.Order.Leave() }

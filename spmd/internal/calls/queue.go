@@ -142,45 +142,6 @@ func (r *Rank) CallLibrary(q exec.Queue, l *exec.Library, workspace int, args []
 	return q.Enqueue(c)
 }
 
-// submit enqueues a call on q, which --check both makes twice.
-func (c *Call) submit(q exec.Queue) error {
-	if err := c.checkBlocks(); err != nil {
-		return err // before anything that other ranks take part in
-	}
-	if x := c.comm.r.cross; x != nil {
-		return x.submit(q, c)
-	}
-	return c.enqueue(q)
-}
-
-// enqueue enqueues a call whose blocks have been checked. The slot's own is used again.
-func (c *Call) enqueue(q exec.Queue) error {
-	if !c.route.Host {
-		if done, err := c.beforeDevice(q); done || err != nil {
-			return err
-		}
-	}
-	cmd, err := q.Begin(exec.DoCall)
-	if err != nil {
-		return err
-	}
-	own, _ := cmd.Call.(*Call)
-	if own == nil {
-		own = new(Call)
-		cmd.Call = own
-	}
-	own.copyFrom(c)
-	own.site = &cmd.Site
-	cmd.Notes = own
-	q.Uses(own.DstBlock, own.SrcBlock)
-	if own.group != nil {
-		for i := range own.group.cmds {
-			q.Uses(own.group.cmds[i].DstBlock, own.group.cmds[i].SrcBlock)
-		}
-	}
-	return q.Enqueue(cmd)
-}
-
 // Awaited returns what looks at the bytes at p, memory of a block, while q writes them in elements
 // of some size.
 func (r *Rank) Awaited(q exec.Queue, b *exec.Block, p unsafe.Pointer, bytes, size int) (a exec.Await, err error) {

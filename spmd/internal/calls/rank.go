@@ -1,8 +1,9 @@
-// Package calls carries what a program asks of communicators, streams and memory, from its checks to its transport. It has
-// the state behind the handles of package spmd, which add element types, and know nothing of how a call is made.
+// Package calls decides and checks: what a program asks of communicators, queues and memory is
+// refused here, or gets its transport. Package spmd adds element types, and package exec runs what is
+// enqueued.
 //
-// Every collective comes by Comm.Do, which routes it. Calls on host memory are made by Call.communicate, in their turn. Those
-// on device memory are enqueued by Call.Issue.
+// Every collective comes by Comm.Do, which routes it. Call.Run makes those on host memory, and
+// Call.Issue hands those on device memory to what carries them.
 package calls
 
 import (

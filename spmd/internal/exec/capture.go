@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"lockstep/internal/ccall"
-	"lockstep/spmd/internal/trace"
 )
 
 // Capture is what was captured of queues, until End or afterwards. Queues that wait for a point in
@@ -76,7 +75,7 @@ func (l *Lane) Takes(c *Command) {
 	case DoLibrary:
 		l.C.Libraries = include(l.C.Libraries, c.Library)
 	case DoCall:
-		l.C.Parties = include(l.C.Parties, c.Call.Party())
+		l.C.Parties = include(l.C.Parties, c.Party)
 	}
 }
 
@@ -182,12 +181,9 @@ func (c *Capture) Launch(q Queue) error {
 	if err != nil {
 		return err
 	}
-	cmd.Replay = c.Replay
+	cmd.Capture = c
 	for _, b := range c.Blocks {
 		q.Uses(b, nil)
-	}
-	if len(c.Parties) > 0 {
-		cmd.Notes = c
 	}
 	if err = q.Enqueue(cmd); err == nil {
 		c.Last = q.End()
@@ -196,7 +192,7 @@ func (c *Capture) Launch(q Queue) error {
 }
 
 // Runs says whether a command replays the capture.
-func (c *Capture) Runs(cmd *Command) bool { return cmd.Kind == DoGraph && cmd.Replay == c.Replay }
+func (c *Capture) Runs(cmd *Command) bool { return cmd.Kind == DoGraph && cmd.Capture == c }
 
 // Drop gives up what the capture has of d, when its replays have run.
 func (c *Capture) Drop(d Device) (err error) {
@@ -210,12 +206,9 @@ func (c *Capture) Drop(d Device) (err error) {
 	return err
 }
 
-// Issued implements Notes.
-func (c *Capture) Issued(q Queue, seq uint64, site *ccall.Site) {
+// Replays says that a replay is about to be handed to a GPU, as number seq of q.
+func (c *Capture) Replays(q Queue, seq uint64, site *ccall.Site) {
 	for _, p := range c.Parties {
 		p.Replays(q, seq, site)
 	}
 }
-
-// Comm implements Notes.
-func (c *Capture) Comm() *trace.Comm { return c.Parties[0].Traced() }

@@ -3,8 +3,10 @@ package exec
 import (
 	"unsafe"
 
+	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/trace"
 )
 
@@ -19,8 +21,8 @@ const (
 	DoKernel               // Kernel, Grid, Args
 	DoLibrary              // Library, Args, N bytes of workspace
 	DoFunc                 // Func
-	DoGraph                // Replay, Notes
-	DoCall                 // Call, Notes
+	DoGraph                // Capture
+	DoCall                 // Call, Party; on a GPU Plan
 	DoRecord               // of the queue alone
 	DoWait                 // of the queue alone
 )
@@ -45,9 +47,10 @@ type Command struct {
 	Args     []Arg // the slot's own
 	Library  *Library
 	Func     func() error
-	Replay   Replay
+	Capture  *Capture
 	Call     Call // the slot's own, to be used again by who enqueues another; nil before the first
-	Notes    Notes
+	Party    Party
+	Plan     *Plan      // of Call
 	Site     ccall.Site // where it was enqueued, if the queue needs that
 }
 
@@ -84,15 +87,50 @@ func (c *Command) Describe() (class trace.Class, name string, bytes int) {
 
 // Call is a call of a communicator, as queues have it.
 type Call interface {
-	// Run makes the call on the host, in the turn that it has in MPI, and notes it among the events of on.
-	Run(on *trace.Thread, turn uint64) error
+	// Run makes the call on the host, in its turn in MPI. It notes the call among the events of on.
+	Run(on *trace.Thread) error
+	// Issue hands the call to what carries it on a GPU, as command number seq of the queue. seq is 0
+	// in a capture. work is the scratch memory of the plan.
+	Issue(q Issuer, seq uint64, work unsafe.Pointer) error
 	// String describes the call in reports.
 	String() string
-	// Party is the communicator that the call is of.
-	Party() Party
 }
 
-// Party is a communicator, as captures have it.
+// Issuer is a queue of a GPU while a call is issued on it.
+type Issuer interface {
+	Stream() *cuda.Stream
+	// Hand has the host do a job while the stream waits for it.
+	Hand(j Job) error
+}
+
+// Plan is what a queue of a GPU knows of a call before it issues it.
+type Plan struct {
+	By    any  // whoever has the calls that are by it in one order; nil where nobody has
+	Alone bool // no other rank takes part
+	Fills bool // memory is filled with values of 8 bytes
+	Bytes int  // of scratch memory
+	// For traces: the call, its calls where it is a group, and the ranks of its communicator.
+	What  *coll.Call
+	Group trace.Group
+	Size  int
+}
+
+// Direct is a queue of a GPU on which its caller can make calls itself.
+type Direct interface {
+	Queue
+	Stream() *cuda.Stream
+	// Ready says why the queue takes no more commands, or nil.
+	Ready() error
+	// Now makes room for a call that no command stands for. It returns the scratch memory of the
+	// plan. The call gets its place in the order of collectives together with what take takes.
+	Now(p *Plan, take func()) (work unsafe.Pointer, err error)
+	// Count counts a command that the caller has issued on the stream.
+	Count()
+	// Used notes that the last command that was counted uses a block, which may be nil.
+	Used(b *Block)
+}
+
+// Party is a communicator, as queues have it.
 type Party interface {
 	// Replays says that a replay of its calls is about to be handed to a GPU, as number seq of q.
 	Replays(q Queue, seq uint64, site *ccall.Site)
@@ -100,12 +138,4 @@ type Party interface {
 	Traced() *trace.Comm
 	// Closed says that it makes no more calls.
 	Closed() bool
-}
-
-// Notes has account kept of commands that communicate.
-type Notes interface {
-	// Issued says that a command, which was enqueued at a site, is about to be handed to a GPU as number seq of q.
-	Issued(q Queue, seq uint64, site *ccall.Site)
-	// Comm is the communicator as traces have it, of a graph the first in it; nil where there is no trace.
-	Comm() *trace.Comm
 }

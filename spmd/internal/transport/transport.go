@@ -41,11 +41,7 @@ type Caps struct {
 }
 
 // Queue is a stream of a device, as transports see it.
-type Queue interface {
-	Stream() *cuda.Stream
-	// Hand has the host do a job while the stream waits for it.
-	Hand(j Job) error
-}
+type Queue = exec.Issuer
 
 // Job is what the host does for a stream.
 type Job = exec.Job

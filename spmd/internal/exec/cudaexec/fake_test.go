@@ -176,26 +176,23 @@ type fakeCall struct {
 	by       any
 	dst, src unsafe.Pointer
 	n        int
-	issued   []string
+	numbers  []uint64 // of its commands
+	replays  []string
 }
 
-func (c *fakeCall) Run(*trace.Thread, uint64) error              { return errors.New("this is no host") }
-func (c *fakeCall) Begins(*trace.Call, *trace.Thread) trace.Mark { return trace.Mark{} }
-func (c *fakeCall) Holds(*trace.Content)                         {}
-func (c *fakeCall) Comm() *trace.Comm                            { return nil }
-func (c *fakeCall) Party() exec.Party                            { return nil }
-
-func (c *fakeCall) String() string     { return "a call" }
-func (c *fakeCall) Order() (any, bool) { return c.by, true }
-func (c *fakeCall) Needs() (bool, int) { return false, 1000 }
-func (c *fakeCall) Issued(q exec.Queue, seq uint64, site *ccall.Site) {
-	c.issued = append(c.issued, q.Name()+" from "+site.String())
+func (c *fakeCall) Run(*trace.Thread) error { return errors.New("this is no host") }
+func (c *fakeCall) String() string          { return "a call" }
+func (c *fakeCall) Traced() *trace.Comm     { return nil }
+func (c *fakeCall) Closed() bool            { return false }
+func (c *fakeCall) Replays(q exec.Queue, seq uint64, site *ccall.Site) {
+	c.replays = append(c.replays, q.Name()+" from "+site.String())
 }
 
-func (c *fakeCall) Issue(q *Queue, _ uint64, work unsafe.Pointer) error {
+func (c *fakeCall) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
 	if work == nil {
 		return errors.New("no scratch memory")
 	}
+	c.numbers = append(c.numbers, seq)
 	return q.Stream().Copy(c.dst, c.src, 4*c.n)
 }
 
@@ -203,7 +200,7 @@ func enqueue(t *testing.T, q *Queue, c *fakeCall) {
 	t.Helper()
 	slot, err := q.Begin(exec.DoCall)
 	must(t, err)
-	slot.Call, slot.Notes = c, c
+	slot.Call, slot.Party, slot.Plan = c, c, &exec.Plan{By: c.by, Bytes: 1000}
 	must(t, q.Enqueue(slot))
 }
 
@@ -235,8 +232,13 @@ func callsInOrder(t *testing.T) {
 		both()
 		check("enqueued")
 	}
-	if len(second.issued) != rounds || !strings.HasPrefix(second.issued[0], "b from cudaexec/fake_test.go:") {
-		t.Errorf("noted: %q", second.issued)
+	for i, seq := range second.numbers {
+		if seq == 0 || i > 0 && seq <= second.numbers[i-1] {
+			t.Errorf("call %d is command number %d of its queue", i, seq)
+		}
+	}
+	if len(second.numbers) != rounds || len(second.replays) != 0 {
+		t.Errorf("%d calls, %d replays", len(second.numbers), len(second.replays))
 	}
 	if passed, busy := b.Position(); busy || b.Stuck(time.Now(), 0) {
 		t.Errorf("b is at %d, busy %v", passed, busy)
@@ -252,15 +254,16 @@ func callsInOrder(t *testing.T) {
 	must(t, capture.Wait(a, join))
 	must(t, capture.Joined())
 	must(t, capture.End(true))
-	g := capture.Replay
 	for range rounds {
-		slot, err := b.Begin(exec.DoGraph)
-		must(t, err)
-		slot.Replay, slot.Notes = g, second
-		must(t, b.Enqueue(slot))
+		must(t, capture.Launch(b))
 		check("in a graph")
 	}
-	capture.Last = b.End()
+	if got := second.numbers[rounds:]; !slices.Equal(got, []uint64{0}) {
+		t.Errorf("the captured call is command number %v", got)
+	}
+	if len(second.replays) != rounds || !strings.HasPrefix(second.replays[0], "b from cudaexec/fake_test.go:") {
+		t.Errorf("replays: %q", second.replays)
+	}
 	must(t, capture.Drop(d))
 	d.GPU.Forget("somebody")
 }
@@ -287,16 +290,12 @@ func graphs(t *testing.T) {
 	}
 	must(t, a.Enqueue(c))
 	must(t, capture.End(true))
-	g := capture.Replay
 	if v := read(t, d, y, 1)[0]; runs != 0 || v != 0 {
 		t.Fatalf("the capture ran: %d, %v", runs, v)
 	}
 	launch := func() {
 		t.Helper()
-		c, err := b.Begin(exec.DoGraph)
-		must(t, err)
-		c.Replay = g
-		must(t, b.Enqueue(c))
+		must(t, capture.Launch(b))
 	}
 	for range replays {
 		launch()
@@ -312,7 +311,8 @@ func graphs(t *testing.T) {
 	}
 	must(t, good.Failure())
 	must(t, a.End().Wait()) // on which it was captured
-	must(t, g.Close(good))
+	capture.Last = good
+	must(t, capture.Drop(d))
 }
 
 // The summary has the time of each command of a graph, by its name, also of graphs that fork: of some replays it is measured,
@@ -416,13 +416,9 @@ func replaysNeverWaitedFor(t *testing.T) {
 	}
 	must(t, a.Enqueue(c))
 	must(t, capture.End(true))
-	g := capture.Replay
 	launch := func(q *Queue) {
 		t.Helper()
-		c, err := q.Begin(exec.DoGraph)
-		must(t, err)
-		c.Replay = g
-		must(t, q.Enqueue(c))
+		must(t, capture.Launch(q))
 	}
 	for i := range 10 * pile {
 		launch(sides[i%2])
@@ -430,7 +426,7 @@ func replaysNeverWaitedFor(t *testing.T) {
 			must(t, d.GPU.Dev.Synchronize()) // which tells no queue anything
 		}
 	}
-	if n := len(g.(*graph).replaying()); n > 4*pile {
+	if n := len(capture.Replay.(*graph).replaying()); n > 4*pile {
 		t.Errorf("%d replays of two queues may be running, want at most %d", n, 4*pile)
 	}
 	must(t, sides[0].End().Wait())
@@ -440,7 +436,8 @@ func replaysNeverWaitedFor(t *testing.T) {
 	if err := sides[1].End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "c", command enqueued at cudaexec/fake_test.go:`) {
 		t.Errorf("%v", err)
 	}
-	must(t, g.Close(sides[0].End()))
+	capture.Last = sides[0].End()
+	must(t, capture.Drop(d))
 }
 
 // What fails on the host fails its queue, and who waits for it learns why; other queues go on.

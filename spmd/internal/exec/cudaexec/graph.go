@@ -134,7 +134,7 @@ func (g *graph) Close(last exec.Point) (err error) {
 
 // captured is what the summary has of a command that is captured.
 type captured struct {
-	call  Call // nil where it is none
+	plan  *exec.Plan // of a call; nil where it is none
 	class trace.Class
 	name  string
 	bytes int
@@ -142,8 +142,10 @@ type captured struct {
 
 // describe is what the summary will have of a command. It is asked before the command is issued,
 // which may clear it.
-func describe(c *exec.Command, call Call) (what captured) {
-	if what.call = call; call == nil {
+func describe(c *exec.Command) (what captured) {
+	if c.Kind == exec.DoCall {
+		what.plan = c.Plan
+	} else {
 		what.class, what.name, what.bytes = c.Describe()
 	}
 	return what
@@ -152,8 +154,8 @@ func describe(c *exec.Command, call Call) (what captured) {
 // adds counts a command that a lane was given.
 func (b *builder) adds(what *captured, l *exec.Lane) {
 	switch {
-	case what.call != nil:
-		what.call.Holds(&b.g.holds)
+	case what.plan != nil:
+		b.g.holds.AddCall(what.plan.What, what.plan.Group, what.plan.Size)
 	case what.class != trace.Classes:
 		b.g.holds.Add(what.class, what.name, int64(what.bytes))
 	default:

@@ -30,18 +30,18 @@ type job struct {
 	site ccall.Site
 }
 
-// Hand has the host do a job in its turn among the calls of this rank, while the queue waits for it. It is part of the
-// command number seq, which is called what in errors, and was enqueued at a site. The caller is issuing that.
-func (q *Queue) Hand(j exec.Job, seq uint64, what fmt.Stringer, site *ccall.Site) error {
+// hand has the host do a job in its turn among the calls of this rank, while the queue waits for it.
+// It is part of c, the command number seq, which the caller is issuing.
+func (q *Queue) hand(j exec.Job, seq uint64, c *exec.Command) error {
 	if q.lane.Load() != nil {
-		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", what, j.By)
+		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", c.Call, j.By)
 	}
 	turn := q.d.tickets.Take(1)
 	if err := j.Hold(); err != nil {
 		q.d.fail(err) // the turn is lost
 		return err
 	}
-	q.d.proxy.push(job{Job: j, turn: turn, q: q, seq: seq, what: what.String(), site: *site})
+	q.d.proxy.push(job{Job: j, turn: turn, q: q, seq: seq, what: c.Call.String(), site: c.Site})
 	return nil
 }
 

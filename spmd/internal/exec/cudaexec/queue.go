@@ -26,6 +26,7 @@ type Queue struct {
 	h     *cuda.Stream
 	front sync.Mutex // from Begin to Enqueue
 	slot  exec.Command
+	now   issuing       // slot, while it is issued; under mu
 	using []*exec.Block // by slot
 	work  exec.Scratch
 	known atomic.Uint64           // commands known to have run

@@ -10,23 +10,20 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/exec"
-	"lockstep/spmd/internal/trace"
 )
 
-// Call is a call of a communicator on GPUs.
-type Call interface {
-	exec.Call
-	// Order says whether other ranks take part, and who has all calls that are by the same in one order; nil where nobody.
-	Order() (by any, others bool)
-	// Needs says whether the call fills memory with values of 8 bytes, and how many bytes of scratch memory it uses.
-	Needs() (fills bool, bytes int)
-	// Begins begins the call among the events of on, and says whether it is to be timed.
-	Begins(to *trace.Call, on *trace.Thread) trace.Mark
-	// Holds adds the call to what a graph holds.
-	Holds(in *trace.Content)
-	// Issue enqueues the call on q, as its command number seq. It is given the scratch memory.
-	Issue(q *Queue, seq uint64, work unsafe.Pointer) error
+// issuing is a command that is being issued, for what carries a call.
+type issuing struct {
+	q   *Queue
+	c   *exec.Command
+	seq uint64
 }
+
+// Stream implements exec.Issuer.
+func (i *issuing) Stream() *cuda.Stream { return i.q.h }
+
+// Hand implements exec.Issuer.
+func (i *issuing) Hand(j exec.Job) error { return i.q.hand(j, i.seq, i.c) }
 
 // issued is a command that communicates.
 type issued struct {
@@ -45,21 +42,17 @@ func (q *Queue) Begin(k exec.Kind) (*exec.Command, error) {
 func (q *Queue) Enqueue(c *exec.Command) error {
 	defer q.front.Unlock()
 	defer func() { // not to keep alive what it used
-		c.Func, c.Replay, c.Notes = nil, nil, nil
+		c.Func, c.Capture, c.Party, c.Plan = nil, nil, nil, nil
 		clear(q.using)
 		q.using = q.using[:0]
 	}()
-	var call Call
 	var as issued
-	collective := c.Kind == exec.DoGraph && c.Notes != nil
-	if c.Kind == exec.DoCall {
-		collective, call = true, c.Call.(Call)
-	}
+	collective := c.Kind == exec.DoCall || c.Kind == exec.DoGraph && len(c.Capture.Parties) > 0
 	// Before any lock: both may have to wait for this very queue.
-	if err := q.prepare(c, call); err != nil {
+	if err := q.prepare(c); err != nil {
 		return err
 	}
-	work, err := q.workFor(c, call)
+	work, err := q.workFor(c)
 	if err != nil {
 		return err
 	}
@@ -68,8 +61,8 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 		q.g.issue.Lock()
 		defer q.g.issue.Unlock()
 		as = issued{q: q}
-		if call != nil {
-			as = q.as(call)
+		if c.Kind == exec.DoCall {
+			as = q.as(c.Plan)
 		}
 		if err := q.orderAfterOthers(as); err != nil {
 			return err
@@ -85,9 +78,9 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 		l.Takes(c)
 		var what captured
 		if q.events != nil {
-			what = describe(c, call)
+			what = describe(c)
 		}
-		err := q.issue(c, call, seq, work)
+		err := q.issue(c, 0, work)
 		if err == nil && q.events != nil {
 			l.Track.(*builder).adds(&what, l)
 		}
@@ -97,8 +90,8 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 		return err
 	}
 	if !collective {
-		r := q.begins(c, nil)
-		err := q.issue(c, call, seq, work)
+		r := q.begins(c)
+		err := q.issue(c, seq, work)
 		q.ends(r, seq, err)
 		if err == nil {
 			q.ended(seq)
@@ -106,10 +99,12 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 		return err
 	}
 	c.Site.Near()
-	c.Notes.Issued(q, seq, &c.Site)
-	r := q.begins(c, call)
+	if c.Kind == exec.DoGraph {
+		c.Capture.Replays(q, seq, &c.Site)
+	}
+	r := q.begins(c)
 	q.issuing.Store(time.Now().UnixNano())
-	err = q.issue(c, call, seq, work)
+	err = q.issue(c, seq, work)
 	q.issuing.Store(0)
 	q.ends(r, seq, err)
 	if err != nil {
@@ -132,11 +127,11 @@ func (q *Queue) ended(seq uint64) {
 }
 
 // as returns what orderAfterOthers keeps of a call: its queue, and the transport that orders it.
-func (q *Queue) as(c Call) issued {
-	if by, others := c.Order(); others {
-		return issued{q, by}
+func (q *Queue) as(p *exec.Plan) issued {
+	if p.Alone {
+		return issued{}
 	}
-	return issued{}
+	return issued{q, p.By}
 }
 
 // orderAfterOthers keeps collectives of different communicators from running at
@@ -162,37 +157,36 @@ func (q *Queue) orderAfterOthers(now issued) error {
 	return q.After(last.q.End(), nil)
 }
 
-// Now is for a call that its caller makes on the stream, and which no command stands for: it gets the call's scratch
-// memory, and a place in the order of collectives, together with what take takes.
-func (q *Queue) Now(c Call, take func()) (work unsafe.Pointer, err error) {
-	cmd := exec.Command{Kind: exec.DoCall}
-	if err := q.prepare(&cmd, c); err != nil {
+// Now implements exec.Direct.
+func (q *Queue) Now(p *exec.Plan, take func()) (work unsafe.Pointer, err error) {
+	cmd := exec.Command{Kind: exec.DoCall, Plan: p}
+	if err := q.prepare(&cmd); err != nil {
 		return nil, err
 	}
-	if work, err = q.workFor(&cmd, c); err != nil {
+	if work, err = q.workFor(&cmd); err != nil {
 		return nil, err
 	}
 	q.g.issue.Lock()
 	defer q.g.issue.Unlock()
 	take()
-	return work, q.orderAfterOthers(q.as(c))
+	return work, q.orderAfterOthers(q.as(p))
 }
 
-// Count counts a command that the caller has issued on the stream itself.
+// Count implements exec.Direct.
 func (q *Queue) Count() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.tail.Add(1)
 }
 
-// Used notes that the last command that was counted uses a block, which may be nil.
+// Used implements exec.Direct.
 func (q *Queue) Used(b *exec.Block) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	b.UsedBy(&q.Seat, q.tail.Load())
 }
 
-// Ready says why the queue takes no more commands, or nil.
+// Ready implements exec.Direct.
 func (q *Queue) Ready() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -216,7 +210,7 @@ func (g *GPU) Forget(by any) {
 }
 
 // prepare opens what c is the first to need, before any lock is taken.
-func (q *Queue) prepare(c *exec.Command, call Call) error {
+func (q *Queue) prepare(c *exec.Command) error {
 	var k *exec.Kernel
 	switch c.Kind {
 	case exec.DoKernel:
@@ -226,7 +220,7 @@ func (q *Queue) prepare(c *exec.Command, call Call) error {
 			k = q.d.fill
 		}
 	case exec.DoCall:
-		if fills, _ := call.Needs(); fills {
+		if c.Plan.Fills {
 			k = q.d.fill
 		}
 	case exec.DoLibrary:
@@ -259,13 +253,13 @@ func (q *Queue) open(l *exec.Library) error {
 }
 
 // workFor returns the scratch memory of a command; nil where it needs none.
-func (q *Queue) workFor(c *exec.Command, call Call) (unsafe.Pointer, error) {
+func (q *Queue) workFor(c *exec.Command) (unsafe.Pointer, error) {
 	n := 0
 	switch c.Kind {
 	case exec.DoLibrary:
 		n = c.N
 	case exec.DoCall:
-		_, n = call.Needs()
+		n = c.Plan.Bytes
 	}
 	if n == 0 {
 		return nil, nil
@@ -273,8 +267,8 @@ func (q *Queue) workFor(c *exec.Command, call Call) (unsafe.Pointer, error) {
 	return q.Scratch(n)
 }
 
-// issue makes the driver's call.
-func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointer) error {
+// issue makes the driver's call. seq is the number of the command; 0 in a capture.
+func (q *Queue) issue(c *exec.Command, seq uint64, work unsafe.Pointer) error {
 	switch c.Kind {
 	case exec.DoCopy:
 		if c.N == 0 {
@@ -292,7 +286,7 @@ func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointe
 	case exec.DoFunc:
 		return q.hostFunc(c.Func)
 	case exec.DoGraph:
-		g := c.Replay.(*graph)
+		g := c.Capture.Replay.(*graph)
 		if g.launched(exec.Point{Q: q, Seq: seq})%pile == 0 {
 			if err := q.keepUp(); err != nil {
 				return err
@@ -303,7 +297,8 @@ func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointe
 		}
 		return g.exec.Launch(q.h)
 	default:
-		return call.Issue(q, seq, work)
+		q.now = issuing{q, c, seq}
+		return c.Call.Issue(&q.now, seq, work)
 	}
 }
 

@@ -119,13 +119,13 @@ func (q *Queue) observe() error {
 }
 
 // begins begins the noting of a command that is about to be issued; nil where none is noted. The caller holds q.mu.
-func (q *Queue) begins(c *exec.Command, call Call) *record {
+func (q *Queue) begins(c *exec.Command) *record {
 	t := &q.timing
 	if t.events == nil {
 		return nil
 	}
 	class, name, bytes := c.Describe()
-	if class == trace.Classes && call == nil {
+	if class == trace.Classes && c.Kind != exec.DoCall {
 		return nil
 	}
 	var r *record
@@ -135,18 +135,21 @@ func (q *Queue) begins(c *exec.Command, call Call) *record {
 		r = &record{}
 	}
 	r.comm, r.noted, r.name, r.parts, r.stands = nil, true, name, nil, 0
-	if c.Notes != nil {
-		r.comm = c.Notes.Comm()
+	switch {
+	case c.Kind == exec.DoCall:
+		r.comm = c.Party.Traced()
+	case c.Kind == exec.DoGraph && len(c.Capture.Parties) > 0:
+		r.comm = c.Capture.Parties[0].Traced()
 	}
 	switch {
-	case call != nil:
-		r.mark = call.Begins(&r.call, t.events)
+	case c.Kind == exec.DoCall:
+		r.mark = r.comm.Issue(&r.call, t.events, c.Plan.What, c.Plan.Group)
 	case c.Kind == exec.DoGraph && r.comm != nil:
-		r.mark = r.comm.Replay(&r.call, t.events, &c.Replay.(*graph).holds)
+		r.mark = r.comm.Replay(&r.call, t.events, &c.Capture.Replay.(*graph).holds)
 	default:
 		r.noted = false
 		if c.Kind == exec.DoGraph {
-			q.d.Trace.Holds(&c.Replay.(*graph).holds)
+			q.d.Trace.Holds(&c.Capture.Replay.(*graph).holds)
 		}
 		r.call.Event = trace.Event{Class: class, Bytes: int64(bytes), Comm: -1, Peer: -1, From: -1}
 		r.mark = t.events.Choose(class)
@@ -156,7 +159,7 @@ func (q *Queue) begins(c *exec.Command, call Call) *record {
 		r.call.Untimed()
 	}
 	if c.Kind == exec.DoGraph {
-		g := c.Replay.(*graph)
+		g := c.Capture.Replay.(*graph)
 		if r.parts, r.holds = g.parts, &g.holds; r.parts != nil {
 			if r.stands = r.parts.due(r.mark.Timed()); r.stands > 0 {
 				t.splitting = r.parts

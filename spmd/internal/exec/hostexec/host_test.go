@@ -53,11 +53,19 @@ func do(t *testing.T, q exec.Queue, fn func() error) {
 }
 
 // call is a double of a call of a communicator: it notes its turns.
-type call struct{ turns []uint64 }
+type call struct {
+	made  *uint64 // calls of all queues so far, which take turns
+	turns []uint64
+}
 
-func (c *call) Run(_ *trace.Thread, turn uint64) error { c.turns = append(c.turns, turn); return nil }
-func (c *call) String() string                         { return "a call" }
-func (c *call) Party() exec.Party                      { return nil }
+func (c *call) Run(*trace.Thread) error {
+	c.turns = append(c.turns, *c.made)
+	*c.made++
+	return nil
+}
+
+func (c *call) Issue(exec.Issuer, uint64, unsafe.Pointer) error { return errors.New("this is no GPU") }
+func (c *call) String() string                                  { return "a call" }
 
 // Commands of a queue run in the order in which they were enqueued, far more of them than the ring holds at first, while
 // the first still runs.
@@ -152,8 +160,10 @@ func TestFailure(t *testing.T) {
 func TestTurnsAndGraphs(t *testing.T) {
 	d, _ := device(t)
 	a, b := newQueueOf(t, d, "a"), newQueueOf(t, d, "b")
+	var made uint64
 	enqueue := func(q exec.Queue, c *call) {
 		t.Helper()
+		c.made = &made
 		slot, err := q.Begin(exec.DoCall)
 		must(t, err)
 		slot.Call = c
@@ -190,16 +200,12 @@ func TestTurnsAndGraphs(t *testing.T) {
 	do(t, a, say("end"))
 	must(t, capture.Joined())
 	must(t, capture.End(true))
-	g := capture.Replay
 	if a.Lane() != nil || b.Lane() != nil || len(trace) != 0 {
 		t.Fatalf("after the capture: lanes %v, %v; %v ran", a.Lane(), b.Lane(), trace)
 	}
 	const replays = 20
 	for range replays {
-		slot, err := a.Begin(exec.DoGraph)
-		must(t, err)
-		slot.Replay = g
-		must(t, a.Enqueue(slot))
+		must(t, capture.Launch(a))
 	}
 	enqueue(a, &last)
 	must(t, errors.Join(a.End().Wait(), b.End().Wait()))
@@ -214,7 +220,7 @@ func TestTurnsAndGraphs(t *testing.T) {
 	if !slices.Equal(firstA.turns, []uint64{0}) || !slices.Equal(firstB.turns, []uint64{1}) || !slices.Equal(last.turns, []uint64{2 + 2*replays}) {
 		t.Errorf("turns %v and %v before the graph, %v behind it", firstA.turns, firstB.turns, last.turns)
 	}
-	must(t, g.Close(a.End()))
+	must(t, capture.Drop(d))
 }
 
 // Scratch memory of a queue is one block until more is asked for; a capture has its own, which the graph keeps.

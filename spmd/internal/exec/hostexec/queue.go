@@ -117,7 +117,7 @@ func (q *queue) enqueue(s *slot) uint64 {
 	case exec.DoCall:
 		s.ticket = q.d.tickets.Take(1)
 	case exec.DoGraph:
-		s.ticket = q.d.tickets.Take(s.Replay.(*graph).turns)
+		s.ticket = q.d.tickets.Take(s.Capture.Replay.(*graph).turns)
 	case exec.DoRecord:
 		s.at = exec.Point{Q: q, Seq: q.tail + 1}
 	}
@@ -211,7 +211,7 @@ func (q *queue) work() {
 // over ends the command that runs. The caller has the lock.
 func (q *queue) over(err error) {
 	s := &q.ring[q.done.Load()%uint64(len(q.ring))] // the ring may have grown meanwhile
-	s.Func, s.Replay, s.timer = nil, nil, nil       // not to be kept alive by it
+	s.Func, s.Capture, s.timer = nil, nil, nil      // not to be kept alive by it
 	if err != nil {
 		q.err, q.failedAt = q.asyncError(s, err), q.done.Load()+1
 		q.d.fail(q.err)
@@ -357,14 +357,14 @@ func (q *queue) execute(s *slot, ticket uint64) error {
 		q.stayNear()
 	}
 	if q.events == nil {
-		return s.run(nil, ticket)
+		return q.run(s, nil, ticket)
 	}
 	class, name, bytes := s.Describe()
 	if class == trace.Classes { // a call notes itself, and an event takes no time
-		return s.run(q.events, ticket)
+		return q.run(s, q.events, ticket)
 	}
 	m := q.events.Begin(class)
-	err := s.run(q.events, ticket)
+	err := q.run(s, q.events, ticket)
 	if class == trace.Wait {
 		q.events.EndLong(m, name)
 	} else {
@@ -374,7 +374,7 @@ func (q *queue) execute(s *slot, ticket uint64) error {
 }
 
 // run executes a command.
-func (s *slot) run(events *trace.Thread, ticket uint64) error {
+func (q *queue) run(s *slot, events *trace.Thread, ticket uint64) error {
 	switch s.Kind {
 	case exec.DoCopy:
 		copy(unsafe.Slice((*byte)(s.Dst), s.N), unsafe.Slice((*byte)(s.Src), s.N))
@@ -404,9 +404,19 @@ func (s *slot) run(events *trace.Thread, ticket uint64) error {
 	case exec.DoWait:
 		return s.at.Wait()
 	case exec.DoGraph:
-		return s.Replay.(*graph).replay(ticket)
+		return s.Capture.Replay.(*graph).replay(ticket)
 	default:
-		return s.Call.Run(events, ticket)
+		return q.call(s, events, ticket)
 	}
 	return nil
+}
+
+// call makes a call of a communicator in its turn, so that all ranks enter MPI in one order.
+func (q *queue) call(s *slot, events *trace.Thread, ticket uint64) error {
+	if err := q.d.tickets.Enter(ticket); err != nil {
+		return err
+	}
+	err := s.Call.Run(events)
+	q.d.tickets.Leave()
+	return err
 }

@@ -111,9 +111,6 @@ func (r *Router) Choose(to *Route, c *coll.Call, g Group, memory transport.Memor
 	}
 }
 
-// WholeOnHost says that the host's communicator makes calls of a kind as they are, and is all there is.
-func (r *Router) WholeOnHost(k coll.Kind) bool { return r.device == nil && r.hostKinds.Has(k) }
-
 // OnDevice says whether there is a device.
 func (r *Router) OnDevice() bool { return r.device != nil }
 
