@@ -4,9 +4,7 @@
 # for the other processor (binfmt_misc). Emulation keeps the order of memory of the machine it runs on: what a processor
 # of ARM may reorder is seen on one only.
 #
-#   ./test-arm64.sh [PACKAGE...]    tests of these packages only (default: all but internal/mpirun, which waits 2 s for
-#                                   what an emulated mpirun takes 3 for, and launch/plan: launch run asks the kernel for
-#                                   PR_SET_CHILD_SUBREAPER, which the emulator does not know; so does the tutorial)
+#   ./test-arm64.sh [PACKAGE...]    tests of these packages only. Which tests are left out, and why, is in CONTRIBUTING.md
 #
 #   ARM64_ROOT=FOLDER               where the Debian is, or is put (default /var/cache/lockstep-arm64, some 1 GB)
 #   ARM64_FLAGS="-run Collectives"  more flags of go test
@@ -42,19 +40,33 @@ if [ "${1:-}" = --mounted ]; then
     # Three emulated ranks on two busy cores need more than the usual 30 s to start in.
     export SPMDTEST_TIMEOUT="${SPMDTEST_TIMEOUT:-5m}"
     go build -o bin/arm64/ ./apps/... ./bench ./launch ./launch/launch-probe
-    [ $# -gt 0 ] || set -- $(go list ./... | grep -Ev '/(internal/mpirun|launch/plan)$')
-    # Left out of the packages:
-    #   TestRoom, TestState                 the emulator has memory of its own, and says itself how a process is
-    #   TestFaults, TestStartedDifferently, their jobs have seconds to start, hang and end in, of which emulated ones
-    #   TestReportStates                    need some to load
-    #   TestTutorial, TestRestarts          they have launch run, as launch/plan does
-    #   TestDividedLong                     50 steps of what TestDivided does 4 of: 12 minutes, where that takes 6
-    #   TestDividedResume                   three runs of each of 11 forms, over a minute a form
-    #   TestFP8Divided, TestFP8Recompute    8-bit floats, rounded one by one: over 7 minutes; TestFP8Steps takes 6
-    skip='TestRoom|TestState|TestFaults|TestStartedDifferently|TestReportStates|TestTutorial|TestRestarts|TestDividedLong|TestDividedResume|TestFP8Divided|TestFP8Recompute'
-    echo "left out, for reasons that this script says: launch/plan, internal/mpirun, $(echo "$skip" | sed 's/|/, /g')"
-    # shellcheck disable=SC2086 # a list of flags
-    exec go test -skip "^($skip)\$" -count=1 -parallel 2 -timeout "${LIMIT:-3000}s" -ldflags=-w -exec "$here/test-arm64.sh --exec" ${ARM64_FLAGS:-} "$@"
+    export LOCKSTEP_TEST_HANG=30s # what hangs on purpose does so for longer than an emulated mpirun needs to start
+    [ $# -gt 0 ] || set -- $(go list ./...)
+    slow='TestFaults|TestStartedDifferently|TestReportStates|TestDividedLong|TestDividedResume|TestFP8Divided|TestFP8Recompute'
+    other='TestRoom|TestState|TestTutorial|TestRestarts'
+    # Of launch/plan, the tests of launch run.
+    run='TestLittleSaid|TestKeepSessions|TestLive|TestNotLive|TestLeftBehind|TestLauncherHangs|TestStartHangs|TestPipe|TestLastLine'
+    run="$run|TestRestartsEnded|TestRestartsLogs|TestMinRanks|TestMinRanksSlurm|TestRun|TestStdin|TestLogs|TestStatus|TestSignals"
+    run="$run|TestBadInput|TestHosts|TestCompareHosts|TestNohup"
+    status=0
+    tests() {
+        skip="$1"
+        shift
+        echo "left out, for reasons that CONTRIBUTING.md says: $(echo "$skip" | sed 's/|/, /g')"
+        # shellcheck disable=SC2086 # a list of flags
+        go test -skip "^($skip)\$" -count=1 -parallel 2 -timeout "${LIMIT:-3000}s" -ldflags=-w \
+            -exec "$here/test-arm64.sh --exec" ${ARM64_FLAGS:-} "$@" || status=1
+    }
+    packages=
+    for p in $(go list "$@"); do
+        case $p in
+        */launch/plan) tests "$slow|$other|$run" "$p" ;;
+        *) packages="$packages $p" ;;
+        esac
+    done
+    # shellcheck disable=SC2086 # a list of packages
+    [ -z "$packages" ] || tests "$slow|$other" $packages
+    exit "$status"
 fi
 
 [ "$(id -u)" = 0 ] || { echo "test-arm64: only root may mount and change the root folder" >&2; exit 1; }

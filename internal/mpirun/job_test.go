@@ -119,7 +119,7 @@ func TestHelperJob(t *testing.T) {
 		}},
 		{"after behind Run", after(0, nil)},
 		{"hang", func(t *testing.T) {
-			Timeout = 2 * time.Second
+			Timeout = hangsFor(t)
 			t.Cleanup(func() { Timeout = 0 })
 			strikes(func(*testing.T) { select {} })(t)
 		}},

@@ -82,8 +82,22 @@ func TestHelperHook(t *testing.T) {
 	})
 }
 
+// hangsFor is how long a test may go on that hangs on purpose: 2 s, or longer where processes are
+// emulated and LOCKSTEP_TEST_HANG says so.
+func hangsFor(t *testing.T) time.Duration {
+	text := os.Getenv("LOCKSTEP_TEST_HANG")
+	if text == "" {
+		return 2 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
 func TestHelperHang(t *testing.T) {
-	Timeout = 2 * time.Second
+	Timeout = hangsFor(t)
 	helper(t, func(*testing.T) { select {} })
 }
 
