@@ -50,7 +50,7 @@ func Parts(text string) ([]Part, error) {
 		if len(fields) == 3 {
 			p.Constraint = fields[2]
 		}
-		plain := !strings.ContainsFunc(p.Constraint, func(r rune) bool { return r <= ' ' || strings.ContainsRune(`"'\#`, r) })
+		plain := !strings.ContainsAny(p.Constraint, "\"'\\# \t\r\n")
 		if err != nil || p.Nodes < 1 || p.PerNode < 1 || p.Nodes > most || p.PerNode > most || !plain {
 			return nil, fmt.Errorf("%q: want NODES:RANKS or NODES:RANKS:CONSTRAINT, such as 2:8 or 2:8:h100", word)
 		}
@@ -65,8 +65,8 @@ func Parts(text string) ([]Part, error) {
 // most keeps products of numbers from overflowing.
 const most = 1 << 15
 
-// ReadTime reads a time as Slurm has it: minutes, minutes:seconds, hours:minutes:seconds, days-hours, and
-// so on.
+// ReadTime reads a time as Slurm has it: minutes, minutes:seconds, hours:minutes:seconds,
+// days-hours, and so on.
 // Source: sbatch(1), --time.
 func ReadTime(text string) (time.Duration, error) {
 	days, rest, long := strings.Cut(text, "-")
@@ -129,5 +129,6 @@ type script struct {
 // set adds a line for the batch system, and its reason.
 func (s *script) set(option, why string) { fmt.Fprintf(s, "%s %-28s # %s\n", s.mark, option, why) }
 
-// note adds a line for the batch system, behind its reason: PBS and LSF take what follows for a part of it.
+// note adds a line for the batch system, behind its reason: PBS and LSF take what follows for a
+// part of it.
 func (s *script) note(option, why string) { fmt.Fprintf(s, "# %s\n%s %s\n", why, s.mark, option) }

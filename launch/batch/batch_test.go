@@ -23,7 +23,9 @@ func TestReadTime(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %v", text, got, err, want)
 		}
 	}
-	for _, bad := range []string{"", "0", "-1", "1:2:3:4", "1-", "-", "1-2:3:4:5", "2h", "1::2", "00:00:00", "99999999"} {
+	for _, bad := range []string{
+		"", "0", "-1", "1:2:3:4", "1-", "-", "1-2:3:4:5", "2h", "1::2", "00:00:00", "99999999",
+	} {
 		if got, err := ReadTime(bad); err == nil {
 			t.Errorf("%q: %v", bad, got)
 		}
@@ -35,7 +37,9 @@ func TestParts(t *testing.T) {
 	if want := []Part{{2, 8, "h100"}, {4, 4, ""}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
-	for _, bad := range []string{"", "2:8", "2,4", "2:8,", "0:8,1:1", "2:0,1:1", "2:8:a b,1:1", "2:8:\n,1:1", "99999:1,1:1"} {
+	for _, bad := range []string{
+		"", "2:8", "2,4", "2:8,", "0:8,1:1", "2:0,1:1", "2:8:a b,1:1", "2:8:\n,1:1", "99999:1,1:1",
+	} {
 		if got, err := Parts(bad); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v, %v", bad, got, err)
 		}
@@ -53,8 +57,8 @@ func directives(script, mark string) (found []string) {
 	return found
 }
 
-// What the batch systems read of a file, and what its shell starts where a double of mpirun prints its
-// arguments, one a line. None of the systems is asked here.
+// What the batch systems read of a file, and what its shell starts where a double of mpirun prints
+// its arguments, one a line. None of the systems is asked here.
 func TestScripts(t *testing.T) {
 	dir := t.TempDir()
 	double := "#!/bin/sh\nprintf '%s\\n' \"$@\"\n"
@@ -75,10 +79,12 @@ func TestScripts(t *testing.T) {
 		last  string // the program's argument
 	}{
 		{"pbs", PBS, "#PBS", plain, []string{"PBS_NODEFILE=/the hosts", "PBS_O_WORKDIR=" + dir},
-			[]string{"-N prog", "-l select=2:ncpus=8:mpiprocs=8", "-l place=scatter:excl", "-j oe", "-V", "-r y"}, "{}"},
-		{"pbs, all", PBS, "#PBS", full, []string{"PBS_NODEFILE=/the hosts", "PBS_O_WORKDIR=" + dir, "PBS_ARRAY_INDEX=2"},
-			[]string{"-N prog", "-l select=2:ncpus=32:mpiprocs=8:ngpus=8", "-l place=scatter", "-l walltime=0:01:30", "-q gpu",
-				"-J 0-2", "-j oe", "-V", "-r y"}, "2"},
+			[]string{"-N prog", "-l select=2:ncpus=8:mpiprocs=8", "-l place=scatter:excl", "-j oe", "-V", "-r y"},
+			"{}"},
+		{"pbs, all", PBS, "#PBS", full,
+			[]string{"PBS_NODEFILE=/the hosts", "PBS_O_WORKDIR=" + dir, "PBS_ARRAY_INDEX=2"},
+			[]string{"-N prog", "-l select=2:ncpus=32:mpiprocs=8:ngpus=8", "-l place=scatter",
+				"-l walltime=0:01:30", "-q gpu", "-J 0-2", "-j oe", "-V", "-r y"}, "2"},
 		{"lsf", LSF, "#BSUB", plain, []string{"LSB_DJOB_HOSTFILE=/the hosts"},
 			[]string{"-J prog", "-o prog-%J.out", "-n 16", `-R "span[ptile=8]"`, "-x", "-r"}, "{}"},
 		{"lsf, all", LSF, "#BSUB", full, []string{"LSB_DJOB_HOSTFILE=/the hosts", "LSB_JOBINDEX=3"},

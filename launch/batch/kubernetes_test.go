@@ -13,8 +13,8 @@ import (
 // leaf is a value in a file, and the way to it, such as spec.runPolicy.backoffLimit, or command[1].
 type leaf struct{ path, value string }
 
-// leaves reads the part of YAML that Kubernetes writes: block mappings, block lists that stand as deep as
-// the key that they belong to, and scalars that are plain or as in JSON.
+// leaves reads the part of YAML that Kubernetes writes: block mappings, block lists that stand as
+// deep as the key that they belong to, and scalars that are plain or as in JSON.
 func leaves(t *testing.T, text string) (all []leaf) {
 	t.Helper()
 	type level struct {
@@ -71,7 +71,8 @@ func scalarOf(t *testing.T, text string) string {
 	return s
 }
 
-// Fields of the schema of MPIJob v2beta1, with what they take: a number, a text, or one of these words.
+// Fields of the schema of MPIJob v2beta1, with what they take: a number, a text, or one of these
+// words.
 var fields = map[string]string{
 	"apiVersion":                             "kubeflow.org/v2beta1",
 	"kind":                                   "MPIJob",
@@ -103,7 +104,8 @@ var podFields = map[string]string{
 // Every field is one of the schema and takes what it is given, and those that must be there are. No
 // cluster is asked.
 func TestKubernetes(t *testing.T) {
-	j := Job{Name: "Train_x.1", Why: "16 ranks: 8 on each of 2 nodes", Nodes: 2, Ranks: 16, PerNode: 8, Image: "me/train:1",
+	j := Job{Name: "Train_x.1", Why: "16 ranks: 8 on each of 2 nodes", Nodes: 2, Ranks: 16, PerNode: 8,
+		Image: "me/train:1",
 		Words: []string{"mpirun", "-np", "16", "prog", `a "b" # c`, "é\n- x: y"}}
 	full := j
 	full.GPUs, full.CPUs, full.Time, full.Partition, full.MPI = 8, 4, "2-0", "team", "mpich"
@@ -126,8 +128,16 @@ func TestKubernetes(t *testing.T) {
 			if strings.HasPrefix(l.path, "metadata.labels.") {
 				want, known = "text", true
 			}
-			_, err := strconv.ParseUint(l.value, 10, 31)
-			if !known || want == "number" && err != nil || want != "number" && want != "text" && !slices.Contains(strings.Fields(want), l.value) {
+			takes := true
+			switch want {
+			case "number":
+				_, err := strconv.ParseUint(l.value, 10, 31)
+				takes = err == nil
+			case "text":
+			default:
+				takes = slices.Contains(strings.Fields(want), l.value)
+			}
+			if !known || !takes {
 				t.Errorf("%s: %q, want a field of the schema, and %q", l.path, l.value, want)
 			}
 		}
@@ -135,13 +145,24 @@ func TestKubernetes(t *testing.T) {
 			t.Errorf("mpirun starts %q, want %q", command, j.Words)
 		}
 		worker := "spec.mpiReplicaSpecs.Worker.template.spec."
-		want := map[string]string{"metadata.name": "train-x-1", "spec.slotsPerWorker": "8", "spec.mpiImplementation": "OpenMPI",
-			"spec.mpiReplicaSpecs.Worker.replicas": "2", "spec.runPolicy.cleanPodPolicy": "Running",
-			worker + "containers[0].image": "me/train:1", worker + "volumes[0].name": values[worker+"containers[0].volumeMounts[0].name"]}
+		container := worker + "containers[0]."
+		want := map[string]string{
+			"metadata.name":                        "train-x-1",
+			"spec.slotsPerWorker":                  "8",
+			"spec.mpiImplementation":               "OpenMPI",
+			"spec.mpiReplicaSpecs.Worker.replicas": "2",
+			"spec.runPolicy.cleanPodPolicy":        "Running",
+			container + "image":                    "me/train:1",
+			worker + "volumes[0].name":             values[container+"volumeMounts[0].name"],
+		}
 		if j.GPUs > 0 {
-			maps.Copy(want, map[string]string{"spec.mpiImplementation": "MPICH", "metadata.labels.kueue.x-k8s.io/queue-name": "team",
-				"spec.runPolicy.activeDeadlineSeconds": "172800", worker + "containers[0].resources.limits.nvidia.com/gpu": "8",
-				worker + "containers[0].resources.limits.cpu": "32"})
+			maps.Copy(want, map[string]string{
+				"spec.mpiImplementation":                      "MPICH",
+				"metadata.labels.kueue.x-k8s.io/queue-name":   "team",
+				"spec.runPolicy.activeDeadlineSeconds":        "172800",
+				container + "resources.limits.nvidia.com/gpu": "8",
+				container + "resources.limits.cpu":            "32",
+			})
 		}
 		for path, value := range want {
 			if values[path] != value {
@@ -151,10 +172,13 @@ func TestKubernetes(t *testing.T) {
 	}
 }
 
-// A name has at most 63 letters with what the operator appends, and begins and ends as DNS wants it.
+// A name has at most 63 letters with what the operator appends, and begins and ends as DNS wants
+// it.
 func TestPodName(t *testing.T) {
-	for name, want := range map[string]string{"train": "train", "_Heat-2D": "heat-2d", "2d": "d", "é": "job", "'a b'": "a-b",
-		strings.Repeat("ab-", 30): strings.Repeat("ab-", 13)[:38] + "-a"} {
+	for name, want := range map[string]string{
+		"train": "train", "_Heat-2D": "heat-2d", "2d": "d", "é": "job", "'a b'": "a-b",
+		strings.Repeat("ab-", 30): strings.Repeat("ab-", 13)[:38] + "-a",
+	} {
 		if got := podName(name); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
 		}

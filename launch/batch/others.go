@@ -16,7 +16,7 @@ func PBS(j Job) string {
 	if j.CPUs > 0 {
 		s.note("-l place=scatter", "each chunk on a node of its own")
 	} else {
-		s.note("-l place=scatter:excl", "each chunk on a node of its own, and nobody else there: a rank's threads use all cores")
+		s.note("-l place=scatter:excl", "each chunk on a whole node: a rank's threads use all cores")
 	}
 	if j.Time != "" {
 		h, m, sec := j.clock()
@@ -59,7 +59,7 @@ func LSF(j Job) string {
 		s.note("-x", "whole nodes: a rank's threads use all cores")
 	}
 	if j.GPUs > 0 {
-		s.note(fmt.Sprintf(`-gpu "num=%d:j_exclusive=yes"`, j.GPUs), "GPUs of each node, all of them visible to its ranks")
+		s.note(fmt.Sprintf(`-gpu "num=%d:j_exclusive=yes"`, j.GPUs), "GPUs of each node, visible to all its ranks")
 	}
 	if j.Time != "" {
 		h, m, sec := j.clock()

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// Slurm returns a file for sbatch: of a job that goes on after preemption, and again when its time is up.
+// Slurm returns a file for sbatch: of a job that goes on after preemption, and again when its time
+// is up.
 func Slurm(j Job) string {
 	s := script{mark: "#SBATCH"}
 	s.WriteString("#!/bin/bash\n")
@@ -65,7 +66,8 @@ func (s *script) resources(j Job, p Part, why string) {
 		gpus = p.PerNode
 	}
 	if gpus > 0 {
-		s.set(fmt.Sprintf("--gpus-per-node=%d", gpus), "all of them visible to each rank of the node: not --gpus-per-task")
+		s.set(fmt.Sprintf("--gpus-per-node=%d", gpus),
+			"all of them visible to each rank of the node: not --gpus-per-task")
 	}
 	if j.CPUs > 0 {
 		s.set(fmt.Sprintf("--cpus-per-task=%d", j.CPUs), "cores for the threads of a rank")

@@ -27,8 +27,10 @@ var systems = map[string]system{
 
 // batchFlags adds what a file can have and a line has not.
 func (o *options) batchFlags(fs *pflag.FlagSet) {
-	fs.IntVar(&o.array, "array", 0, "a job for each number from 0 on, this many times; {} in the program's arguments is the number")
-	fs.StringVar(&o.het, "het", "", "Slurm: nodes of several kinds in one job, as NODES:RANKS[:CONSTRAINT],... such as 2:8:h100,4:4")
+	fs.IntVar(&o.array, "array", 0,
+		"a job for each number from 0 on, this many times; {} in the program's arguments is the number")
+	fs.StringVar(&o.het, "het", "",
+		"Slurm: nodes of several kinds in one job, as NODES:RANKS[:CONSTRAINT],... such as 2:8:h100,4:4")
 	fs.StringVar(&o.image, "image", "", "Kubernetes: container image with the program")
 	help.Group(fs, "Batch systems", "cpus-per-task", "time", "partition", "array", "het", "image")
 }
@@ -52,7 +54,8 @@ func (o *options) inFile(j *job) error {
 	case o.het != "" && o.launcher != "slurm":
 		return usage("--het is Slurm's: give --launcher slurm with it")
 	case o.het != "" && (o.array != 0 || o.np+o.nodes+o.perNode != 0 || len(j.hosts) > 0):
-		return usage("--het does not go with --array, -np, --nodes, --ranks-per-node and hosts: it says how many of each")
+		return usage("--het does not go with --array, -np, --nodes, --ranks-per-node and hosts: " +
+			"it says how many of each")
 	}
 	if elsewhere && o.time != "" {
 		if _, err = batch.ReadTime(o.time); err != nil {
@@ -75,8 +78,8 @@ func (o *options) inFile(j *job) error {
 	return nil
 }
 
-// build returns the line in the file of a batch system: that of the MPI that is here, else of the most
-// common one.
+// build returns the line in the file of a batch system: that of the MPI that is here, else of the
+// most common one.
 func (b system) build(name string, j job, s site) Line {
 	if name == "slurm" {
 		return build(find(name), j, s)
@@ -101,7 +104,8 @@ func (b system) build(name string, j job, s site) Line {
 // file is a file for a batch system, and the command that takes it.
 type file struct{ command, text string }
 
-// file returns the file of the batch system that o names, or that is here; an empty one where there is none.
+// file returns the file of the batch system that o names, or that is here; an empty one where there
+// is none.
 func (o *options) file(lines []Line, j job) file {
 	name := o.launcher
 	if name == "all" || name == "auto" && found("sbatch") {

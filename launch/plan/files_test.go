@@ -15,15 +15,22 @@ func TestFiles(t *testing.T) {
 		line        string   // in the line
 	}{
 		{"--launcher slurm --nodes 2 --ranks-per-node 3 --array 4", "sbatch",
-			[]string{"#SBATCH --array=0-3 ", "#SBATCH --nodes=2 ", "index=$SLURM_ARRAY_TASK_ID\n", `--label prog ''"$index"'' &`}, "srun --mpi=pmix --nodes=2 --ntasks=6 "},
+			[]string{"#SBATCH --array=0-3 ", "#SBATCH --nodes=2 ", "index=$SLURM_ARRAY_TASK_ID\n",
+				`--label prog ''"$index"'' &`},
+			"srun --mpi=pmix --nodes=2 --ntasks=6 "},
 		{"--launcher slurm --het 1:2:big,2:3", "sbatch",
-			[]string{"#SBATCH --nodes=1 ", "#SBATCH --constraint=big ", "#SBATCH hetjob\n", "#SBATCH --nodes=2 ", "--label prog '{}' &"}, "srun --mpi=pmix --het-group=0,1 --cpu-bind=none --kill"},
+			[]string{"#SBATCH --nodes=1 ", "#SBATCH --constraint=big ", "#SBATCH hetjob\n",
+				"#SBATCH --nodes=2 ", "--label prog '{}' &"},
+			"srun --mpi=pmix --het-group=0,1 --cpu-bind=none --kill"},
 		{"--launcher pbs --nodes 2 --gpus-per-node 8 --time 1-0 --array 4", "qsub",
-			[]string{"#PBS -l select=2:ncpus=8:mpiprocs=8:ngpus=8\n", "#PBS -l walltime=24:00:00\n", "exec mpi", `prog ''"$index"''`}, `"$PBS_NODEFILE" `},
+			[]string{"#PBS -l select=2:ncpus=8:mpiprocs=8:ngpus=8\n", "#PBS -l walltime=24:00:00\n", "exec mpi",
+				`prog ''"$index"''`}, `"$PBS_NODEFILE" `},
 		{"--launcher lsf --nodes 2 --ranks-per-node 3", "bsub",
-			[]string{"#BSUB -n 6\n", `#BSUB -R "span[ptile=3]"` + "\n", "exec mpi", "blaunch", "prog '{}'"}, `"$LSB_DJOB_HOSTFILE" `},
+			[]string{"#BSUB -n 6\n", `#BSUB -R "span[ptile=3]"` + "\n", "exec mpi", "blaunch",
+				"prog '{}'"}, `"$LSB_DJOB_HOSTFILE" `},
 		{"--launcher kubernetes --nodes 2 --gpus-per-node 8 --image me/x", "kubectl",
-			[]string{"kind: MPIJob\n", `image: "me/x"`, "replicas: 2 ", `- "/etc/mpi/hostfile"`, `- "{}"`}, " /etc/mpi/hostfile "},
+			[]string{"kind: MPIJob\n", `image: "me/x"`, "replicas: 2 ", `- "/etc/mpi/hostfile"`, `- "{}"`},
+			" /etc/mpi/hostfile "},
 	} {
 		args := append(append([]string{"plan", "--json"}, strings.Fields(tc.args)...), "--", "prog", "{}")
 		out, errs, status := result(t, launchCommand(t, args...))
@@ -46,7 +53,8 @@ func TestFiles(t *testing.T) {
 			t.Errorf("%s: the line is %d times in the file:\n%s", tc.args, words, file)
 		}
 		args[1] = "--launcher=" + strings.Fields(tc.args)[1]
-		if text, _, _ := result(t, launchCommand(t, args...)); !strings.HasSuffix(text, "\n# a file for "+tc.field+"\n"+file) {
+		text, _, _ := result(t, launchCommand(t, args...))
+		if !strings.HasSuffix(text, "\n# a file for "+tc.field+"\n"+file) {
 			t.Errorf("%s prints\n%s", tc.args, text)
 		}
 	}

@@ -33,9 +33,9 @@ func TestSolves(t *testing.T) {
 	})
 }
 
-// TestApply compares with the sum over neighbours, each looked up by its place. Each launch runs the
-// CUDA, too, on copies of the buffers, and fails where it computes something else: that needs a C++
-// compiler.
+// TestApply compares with the sum over neighbours, each looked up by its place. Each launch runs
+// the CUDA, too, on copies of the buffers, and fails where it computes something else: that needs
+// a C++ compiler.
 func TestApply(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
@@ -77,7 +77,8 @@ func TestApply(t *testing.T) {
 func TestProgram(t *testing.T) {
 	p := spmdtest.Program(t, 2, nil, "--side", "40", "--json", "-")
 	var r result
-	if err := json.Unmarshal([]byte(p.Stdout), &r); err != nil || p.Status != 0 || r.App != "anapp" || r.Ranks != 2 || !r.OK {
+	err := json.Unmarshal([]byte(p.Stdout), &r)
+	if err != nil || p.Status != 0 || r.App != "anapp" || r.Ranks != 2 || !r.OK {
 		t.Fatalf("status %d, %v: %s\n%s", p.Status, err, p.Stdout, p.Stderr)
 	}
 	p = spmdtest.Program(t, 2, nil, "--side", "1")

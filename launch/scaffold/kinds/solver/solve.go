@@ -86,7 +86,8 @@ func newSolver(w *spmd.World, side, rows int) (*solver, error) {
 // checkEach is how many steps are enqueued before the host looks at the residual.
 const checkEach = 25
 
-// solve leaves in v.x what gives right, and returns the steps, and the residual as a part of the first.
+// solve leaves in v.x what gives right, and returns the steps, and the residual as a part of the
+// first.
 //
 // Collective, blocking.
 func (v *solver) solve(right []float64, tolerance float64, most int) (steps int, residual float64, err error) {
@@ -112,7 +113,8 @@ func (v *solver) solve(right []float64, tolerance float64, most int) (steps int,
 		}
 	}
 	if err == nil {
-		err = fmt.Errorf("after %d steps the residual is %.3g of the first, more than --tolerance %g", steps, residual, tolerance)
+		err = fmt.Errorf("after %d steps the residual is %.3g of the first, more than --tolerance %g",
+			steps, residual, tolerance)
 	}
 	return steps, residual, err
 }
@@ -122,12 +124,15 @@ func (v *solver) solve(right []float64, tolerance float64, most int) (steps int,
 // Collective over c.
 func (v *solver) step(c spmd.Comm) error {
 	return errors.Join(v.exchange(c),
-		launchApply(v.s, v.pq, v.n, v.q, v.p, v.side), spmd.AllReduce(c, v.pq, v.pq, spmd.Sum),
-		launchAdvance(v.s, v.next, v.n, v.x, v.r, v.p, v.q, v.side, v.rr, v.pq), spmd.AllReduce(c, v.next, v.next, spmd.Sum),
+		launchApply(v.s, v.pq, v.n, v.q, v.p, v.side),
+		spmd.AllReduce(c, v.pq, v.pq, spmd.Sum),
+		launchAdvance(v.s, v.next, v.n, v.x, v.r, v.p, v.q, v.side, v.rr, v.pq),
+		spmd.AllReduce(c, v.next, v.next, spmd.Sum),
 		launchTurn(v.s, v.n, v.p, v.r, v.side, v.next, v.rr), spmd.Copy(v.s, v.rr, v.next))
 }
 
-// exchange fills the first and the last row of p with the nearest rows of the ranks above and below.
+// exchange fills the first and the last row of p with the nearest rows of the ranks above and
+// below.
 //
 // Collective over c.
 func (v *solver) exchange(c spmd.Comm) error {
@@ -139,7 +144,8 @@ func (v *solver) exchange(c spmd.Comm) error {
 		below = spmd.None
 	}
 	row := func(at int) spmd.Buffer[float64] { return v.p.Slice(at, at+v.side) }
-	// The calls of a group start together. One after the other, two ranks could wait for each other.
+	// The calls of a group start together. One after the other, two ranks could wait for each
+	// other.
 	return c.Group(func() error {
 		return errors.Join(spmd.SendRecv(c, row(0), above, row(v.n), below),
 			spmd.SendRecv(c, row(v.n+v.side), below, row(v.side), above))

@@ -48,7 +48,8 @@ func main() {
 			return err // on any rank: the job ends on all of them
 		}
 		digits := func(x float64) string { return fmt.Sprintf("%.3g", x) } // --json has all
-		w.Log().Info().Str("median_us", digits(r.MedianUS)).Str("gbps", digits(r.GBps)).Str("rms_err", digits(r.RMSErr)).Msg("done")
+		w.Log().Info().Str("median_us", digits(r.MedianUS)).Str("gbps", digits(r.GBps)).
+			Str("rms_err", digits(r.RMSErr)).Msg("done")
 		return w.Emit(r) // rank 0 writes one line of JSON where --json says
 	}, c.check)
 }
@@ -70,11 +71,12 @@ type result struct {
 	OK     bool    `json:"ok"`
 }
 
-// warmup is the number of iterations before timing: on a GPU the first waits for the kernel to be compiled.
+// warmup is the number of iterations before timing: on a GPU the first waits for the kernel to be
+// compiled.
 const warmup = 3
 
-// run lets the heat of a sine flow, times it, and compares what is left with the exact answer. An iteration reads and
-// writes each point twice.
+// run lets the heat of a sine flow, times it, and compares what is left with the exact answer. An
+// iteration reads and writes each point twice.
 func run(w *spmd.World, c config) (result, error) {
 	r := result{App: "anapp", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
 		Graph: c.Graph, Dtype: "float64", Elements: c.Points, Bytes: 4 * 8 * c.Points}
@@ -118,7 +120,8 @@ func run(w *spmd.World, c config) (result, error) {
 	return r, nil
 }
 
-// exact returns the points of part after a number of steps: a sine keeps its shape, and shrinks by one factor in each.
+// exact returns the points of part after a number of steps: a sine keeps its shape, and shrinks by
+// one factor in each.
 func exact(c config, part spmd.Shard, steps int) []float64 {
 	k := math.Pi / float64(c.Points+1)
 	height := math.Pow(1-4*rate*math.Pow(math.Sin(k/2), 2), float64(steps))
@@ -129,7 +132,8 @@ func exact(c config, part spmd.Shard, steps int) []float64 {
 	return x
 }
 
-// rmsError compares this rank's part of the rod with want, and returns the error of the whole rod on every rank.
+// rmsError compares this rank's part of the rod with want, and returns the error of the whole rod
+// on every rank.
 //
 // Collective, blocking.
 func rmsError(w *spmd.World, c config, u spmd.Buffer[float64], want []float64) (float64, error) {

@@ -14,7 +14,8 @@ import (
 // Program needs it: the test binary is then the program.
 func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
-// TestKernelsCompile fails where kernels_spmd.go is older than flow. Then it compiles the CUDA, which needs NVRTC but no GPU.
+// TestKernelsCompile fails where kernels_spmd.go is older than flow. Then it compiles the CUDA,
+// which needs NVRTC but no GPU.
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
 // TestHeat runs the function on several ranks. Each is a process of its own, started by mpirun.
@@ -30,8 +31,9 @@ func TestHeat(t *testing.T) {
 	})
 }
 
-// TestStep knows the answer by hand: a quarter of the heat of the middle point flows to either side. Each launch runs the CUDA,
-// too, on copies of the buffers, and fails where it computes something else or leaves them: that needs a C++ compiler.
+// TestStep knows the answer by hand: a quarter of the heat of the middle point flows to either
+// side. Each launch runs the CUDA, too, on copies of the buffers, and fails where it computes
+// something else or leaves them: that needs a C++ compiler.
 func TestStep(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {

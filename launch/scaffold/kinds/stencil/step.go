@@ -2,11 +2,12 @@ package main
 
 import "lockstep/spmd"
 
-// rate is how much of the difference between two neighbours flows in a step; above 1/2 a rod would not settle.
+// rate is how much of the difference between two neighbours flows in a step; above 1/2 a rod would
+// not settle.
 const rate = 0.25
 
-// The command writes kernels_spmd.go: flow in CUDA C++, for GPUs, and launchFlow, which launches it. On the host flow itself
-// runs.
+// The command writes kernels_spmd.go: flow in CUDA C++, for GPUs, and launchFlow, which launches
+// it. On the host flow itself runs.
 //
 //go:generate go run lockstep/spmd/spmdgen
 
@@ -18,8 +19,9 @@ func flow(i int, next, u []float64) {
 	next[at] = u[at] + rate*(u[at-1]-2*u[at]+u[at+1])
 }
 
-// newRod returns room for n points of a rod, and for one more on either side, the halo: there the ranks on the left and
-// right put copies of theirs. All are 0, and stay so in the halo beyond the ends of the rod, which are kept cold.
+// newRod returns room for n points of a rod, and for one more on either side, the halo: there the
+// ranks on the left and right put copies of theirs. All are 0, and stay so in the halo beyond the
+// ends of the rod, which are kept cold.
 func newRod(w *spmd.World, n int) (spmd.Buffer[float64], error) {
 	u, err := spmd.Alloc[float64](w, n+2)
 	if err != nil {
@@ -38,7 +40,8 @@ func step(c spmd.Comm, s *spmd.Stream, next, u spmd.Buffer[float64]) error {
 	return launchFlow(s, u.Len()-2, next, u)
 }
 
-// exchange fills the halo of u with the nearest points of the ranks on its left and right, and sends them its own.
+// exchange fills the halo of u with the nearest points of the ranks on its left and right, and
+// sends them its own.
 //
 // Collective over c.
 func exchange(c spmd.Comm, u spmd.Buffer[float64]) error {
@@ -50,7 +53,8 @@ func exchange(c spmd.Comm, u spmd.Buffer[float64]) error {
 	if right == c.Size() {
 		right = spmd.None
 	}
-	// The calls of a group start together. One after the other, two ranks could wait for each other for ever.
+	// The calls of a group start together. One after the other, two ranks could wait for each other
+	// for ever.
 	return c.Group(func() error {
 		if err := spmd.SendRecv(c, u.Slice(0, 1), left, u.Slice(n, n+1), right); err != nil {
 			return err

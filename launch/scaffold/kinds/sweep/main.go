@@ -1,4 +1,5 @@
-// Command anapp computes something for each value of a parameter: many small jobs in one. See README.md.
+// Command anapp computes something for each value of a parameter: many small jobs in one.
+// See README.md.
 package main
 
 import (
@@ -76,8 +77,8 @@ type result struct {
 	Above float64 `json:"above"`
 }
 
-// The command writes kernels_spmd.go: the kernel in CUDA C++, for GPUs, and what launches it. What a
-// kernel returns is added up over all i.
+// The command writes kernels_spmd.go: the kernel in CUDA C++, for GPUs, and what launches it. What
+// a kernel returns is added up over all i.
 //
 //go:generate go run lockstep/spmd/spmdgen
 
@@ -94,7 +95,8 @@ func spread(i int, start []float64, rate float64, steps int) (above int64) {
 	return above
 }
 
-// run computes all jobs, and returns what came out on every rank. Groups of ranks take the jobs in turn.
+// run computes all jobs, and returns what came out on every rank. Groups of ranks take the jobs in
+// turn.
 func run(w *spmd.World, c config) (all []result, err error) {
 	groups := (w.Size() + c.Group - 1) / c.Group // the last one may have fewer ranks
 	mine := w.Rank() / c.Group

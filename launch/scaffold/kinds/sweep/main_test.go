@@ -14,8 +14,8 @@ import (
 // Program needs it: the test binary is then the program.
 func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
-// TestKernelsCompile fails where kernels_spmd.go is older than the kernel. Then it compiles the CUDA,
-// which needs NVRTC but no GPU.
+// TestKernelsCompile fails where kernels_spmd.go is older than the kernel. Then it compiles the
+// CUDA, which needs NVRTC but no GPU.
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
 // alone computes all jobs one after the other, without groups and without the kernel.
@@ -34,8 +34,8 @@ func alone(c config, starts []float64) (all []result) {
 	return all
 }
 
-// TestSweep has the same results whatever the ranks and groups are. Each launch runs the CUDA, too, on
-// copies of the buffers, and fails where it computes something else: that needs a C++ compiler.
+// TestSweep has the same results whatever the ranks and groups are. Each launch runs the CUDA, too,
+// on copies of the buffers, and fails where it computes something else: that needs a C++ compiler.
 func TestSweep(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
@@ -53,8 +53,8 @@ func TestSweep(t *testing.T) {
 	})
 }
 
-// TestProgram starts the program itself, as a user does. Up to a rate of 3 all samples come to rest at
-// 1 - 1/rate.
+// TestProgram starts the program itself, as a user does. Up to a rate of 3 all samples come to rest
+// at 1 - 1/rate.
 func TestProgram(t *testing.T) {
 	p := spmdtest.Program(t, 3, nil, "--from", "1.9", "--to", "2.9", "--jobs", "2", "--group", "2", "--json", "-")
 	lines := strings.Split(p.Stdout, "\n")

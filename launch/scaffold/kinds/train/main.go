@@ -1,4 +1,5 @@
-// Command anapp trains a small net, data-parallel: each rank has a part of every batch. See README.md.
+// Command anapp trains a small net, data-parallel: each rank has a part of every batch.
+// See README.md.
 package main
 
 import (

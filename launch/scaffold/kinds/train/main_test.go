@@ -31,8 +31,8 @@ func lossOf(p []float64, inputs []float32) float64 {
 	return sum / float64(len(inputs))
 }
 
-// TestGradient compares the gradient with differences of the loss. Each launch runs the CUDA, too, on
-// copies of the buffers, and fails where it computes something else: that needs a C++ compiler.
+// TestGradient compares the gradient with differences of the loss. Each launch runs the CUDA, too,
+// on copies of the buffers, and fails where it computes something else: that needs a C++ compiler.
 func TestGradient(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
@@ -71,8 +71,8 @@ func TestGradient(t *testing.T) {
 	})
 }
 
-// TestGoesOn stops a run on every number of ranks and goes on with it: the result is that of one that
-// was not stopped.
+// TestGoesOn stops a run on every number of ranks and goes on with it: the result is that of one
+// that was not stopped.
 func TestGoesOn(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
 		c := config{Steps: 600, Batch: 64, Rate: 0.02, SaveEvery: 100}

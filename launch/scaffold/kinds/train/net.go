@@ -30,7 +30,7 @@ func forward(i int, e, x, p []float32) (loss float32) {
 	for j := range hidden {
 		y += p[2*hidden+j] * unit(p, j, x[i])
 	}
-	e[i] = y - float32(math.Sin(4*float64(x[i])))
+	e[i] = y - float32(math.Sin(float64(4*x[i])))
 	return e[i] * e[i] / 2
 }
 
@@ -39,8 +39,8 @@ func unit(p []float32, j int, x float32) float32 {
 	return float32(math.Tanh(float64(p[j]*x + p[hidden+j])))
 }
 
-// backward computes the gradient of hidden unit i's parameters, of the sum of losses times scale. The
-// index behind the last unit is that of the output's bias.
+// backward computes the gradient of hidden unit i's parameters, of the sum of losses times scale.
+// The index behind the last unit is that of the output's bias.
 //
 //spmd:kernel
 //spmd:tolerance 1e-4
@@ -64,17 +64,17 @@ func backward(i int, g, e, x, p []float32, scale float32) {
 	g[i], g[hidden+i], g[2*hidden+i] = scale*ofInput, scale*ofBias, scale*ofOutput
 }
 
-// update is a step of Adam, the n-th.
+// update is a step of Adam. The means begin at 0, and so are smaller than they should be in the
+// first steps: ofM and ofV make up for that.
 //
 //spmd:kernel
-//spmd:tolerance 1e-5
-func update(i int, p, m, v, g []float32, rate, n float32) {
-	m[i] += (g[i] - m[i]) / 10
-	v[i] += (g[i]*g[i] - v[i]) / 1000
-	mean := m[i] / (1 - float32(math.Pow(0.9, float64(n))))
-	square := v[i] / (1 - float32(math.Pow(0.999, float64(n))))
-	p[i] -= rate * mean / (float32(math.Sqrt(float64(square))) + 1e-8)
+func update(i int, p, m, v, g []float32, rate, ofM, ofV float32) {
+	m[i] += (g[i] - m[i]) * (1 - decayM)
+	v[i] += (g[i]*g[i] - v[i]) * (1 - decayV)
+	p[i] -= rate * ofM * m[i] / (float32(math.Sqrt(float64(ofV*v[i]))) + 1e-8)
 }
+
+const decayM, decayV = 0.9, 0.999
 
 // net is the state of a training run, the same on all ranks but for the examples.
 type net struct {
@@ -111,16 +111,17 @@ func newNet(w *spmd.World, batch int) (*net, error) {
 	return n, errors.Join(n.p.CopyFrom(begin), n.m.SetAll(0), n.v.SetAll(0))
 }
 
-// step enqueues a step, the n-th from 1 on: the gradient of this rank's examples, the sum over all
-// ranks, and the update, which is the same on each. The examples of a step depend on the seed and its
-// number alone, and not on how many ranks there are.
+// step enqueues a step, which has a number from 1 on: the gradient of this rank's examples, the sum
+// over all ranks, and the update, which is the same on each. The examples of a step depend on the
+// seed and its number alone, and not on how many ranks there are.
 //
 // Collective over c, which is on n.s.
 func (n *net) step(c spmd.Comm, number int, rate float64) error {
+	ofM, ofV := 1/(1-math.Pow(decayM, float64(number))), 1/(1-math.Pow(decayV, float64(number)))
 	return errors.Join(
 		random.Uniform(n.s, n.x, n.w.Seed(), number*n.batch+n.mine.Off),
 		launchForward(n.s, n.loss, n.mine.Len, n.e, n.x, n.p),
 		launchBackward(n.s, hidden+1, n.g, n.e, n.x, n.p, 1/float32(n.batch)),
 		spmd.AllReduce(c, n.both, n.both, spmd.Sum),
-		launchUpdate(n.s, params, n.p, n.m, n.v, n.g, float32(rate), float32(number)))
+		launchUpdate(n.s, params, n.p, n.m, n.v, n.g, float32(rate), float32(ofM), float32(ofV)))
 }
