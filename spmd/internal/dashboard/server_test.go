@@ -294,3 +294,25 @@ func TestGivenToken(t *testing.T) {
 		}
 	}
 }
+
+// What is read of a request: no more than its lines, and these whole.
+func TestReadRequest(t *testing.T) {
+	for text, want := range map[string]request{
+		"GET / HTTP/1.1\r\nHost: x\r\n\r\nrest":                  {"GET", "/", false},
+		"HEAD /a/b?c=/d HTTP/1.0\n\n":                            {"HEAD", "/a/b", false},
+		"GET http://x:1/a HTTP/1.1\r\n\r\n":                      {"GET", "/a", false},
+		"POST /a HTTP/1.1\r\ncontent-LENGTH:\t3\r\n\r\nabc":      {"POST", "/a", true},
+		"GET /a HTTP/1.1\r\nContent-Length: 0\r\n\r\n":           {"GET", "/a", false},
+		"PUT /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0": {"PUT", "/a", true},
+	} {
+		if got, ok := readRequest(strings.NewReader(text)); got != want || !ok {
+			t.Errorf("%q: %+v, %v, want %+v", text, got, ok, want)
+		}
+	}
+	for _, bad := range []string{"", "GET", "GET /\r\n\r\n", "GET / HTTP/1.1\r\nHost: x\r\n", "PRI * HTTP/2.0\r\n\r\n",
+		"GET /" + strings.Repeat("a", mostHead) + " HTTP/1.1\r\n\r\n"} {
+		if got, ok := readRequest(strings.NewReader(bad)); ok {
+			t.Errorf("%.40q: %+v", bad, got)
+		}
+	}
+}
