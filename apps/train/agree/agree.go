@@ -11,12 +11,12 @@ import (
 // Group is the ranks that build a token file together: those of one node.
 type Group struct {
 	Rank, Size int
-	// Exchange gives every rank the bytes of all of them, in rank order.
+	// Exchange gives every rank the bytes of all ranks, in rank order.
 	Exchange func(mine []byte) ([][]byte, error)
 }
 
-// Gather is exchange for ranks that may have failed: an error of one rank becomes
-// the error of all, the same text everywhere, and no rank waits for ever.
+// Gather is Exchange for ranks that may have failed. An error of one rank becomes the error of all,
+// with the same text everywhere, and no rank waits for ever.
 func (g Group) Gather(mine []byte, err error) ([][]byte, error) {
 	const ok, bad, theirs = 0, 1, 2
 	msg := append([]byte{ok}, mine...)
@@ -45,7 +45,7 @@ func (g Group) Gather(mine []byte, err error) ([][]byte, error) {
 	return all, nil
 }
 
-// Among makes a group of the ranks of a communicator.
+// Among returns the group of the ranks of a communicator.
 func Among(w *spmd.World, c spmd.Comm) Group {
 	return Group{c.Rank(), c.Size(), func(mine []byte) ([][]byte, error) {
 		lens, err := GatherOne(w, c, int64(len(mine)))

@@ -29,7 +29,7 @@ func TestGatherSpreadsErrors(t *testing.T) {
 	}
 }
 
-// Byte strings of any lengths reach every rank, and one rank's error all of them.
+// Byte strings of any lengths reach every rank, and one rank's error reaches all.
 func TestCommGroup(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		g := agree.Among(w, w.Comm())

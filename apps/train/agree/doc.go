@@ -1,3 +1,3 @@
-// Package agree is how ranks that work at something together stay together: each learns what every
-// rank has, and an error of one becomes the error of all.
+// Package agree keeps ranks together that work at one thing: each learns what every rank has, and
+// an error of one becomes the error of all.
 package agree

@@ -7,8 +7,8 @@ import (
 	"lockstep/apps/train/text"
 )
 
-// splitmix is the SplitMix64 generator's output function: it turns numbers that
-// differ in any bit into numbers that look independent.
+// splitmix is the SplitMix64 generator's output function. It turns numbers that differ in any bit
+// into numbers that look independent.
 func splitmix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -16,9 +16,9 @@ func splitmix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// permute returns element i of a permutation of [0, n) that key chooses. It needs
-// no memory: a Feistel network permutes the numbers of an even number of bits,
-// and results of n or more go through it again.
+// permute returns element i of a permutation of [0, n) that key chooses. It needs no memory: a
+// Feistel network permutes the numbers of an even number of bits, and results of n or more go
+// through it again.
 func permute(key, i, n uint64) uint64 {
 	half := max((bits.Len64(n-1)+1)/2, 1)
 	mask := uint64(1)<<half - 1
@@ -36,19 +36,19 @@ func permute(key, i, n uint64) uint64 {
 // Span is a run of tokens [at, at+len).
 type Span struct{ At, Len int }
 
-// Dataset is the tokens, cut in a part to learn from and a part to validate on.
+// Dataset is the tokens, divided into a part to learn from and a part to validate on.
 type Dataset struct {
 	File       text.Data
 	Train, Val Span
 	Seq        int    // T, tokens of a sequence
 	Global     int    // most sequences of a step, over all ranks
 	Growth     Growth // to Global
-	Before     int    // sequences learned from before step 0; negative where steps before took fewer
+	Before     int    // sequences learned from before step 0; negative if earlier steps took fewer
 	seed       uint64
 }
 
-// NewDataset splits the tokens: the last twentieth, at least one global batch, is
-// for validation, where there are none for it alone. The part to learn from must hold a
+// NewDataset splits the tokens. The last twentieth, but at least one global batch, is for
+// validation, unless there are tokens for validation alone. The part to learn from must hold a
 // global batch.
 func NewDataset(f text.Data, seq, globalBatch int, seed uint64) (*Dataset, error) {
 	batch := globalBatch*seq + 1 // the last target is one token further
@@ -70,9 +70,8 @@ func NewDataset(f text.Data, seq, globalBatch int, seed uint64) (*Dataset, error
 		Global: globalBatch, Growth: Growth{Last: globalBatch}, seed: seed}, nil
 }
 
-// windows is the number of sequences in one epoch. Where that leaves a whole batch
-// it is one less than fit: then the windows of each epoch can begin at another
-// offset below seq.
+// windows returns the number of sequences in one epoch. It is one less than fit if that leaves a
+// whole batch: then the windows of each epoch can begin at another offset below seq.
 func (d *Dataset) windows() int {
 	fit := (d.Train.Len - 1) / d.Seq
 	if fit > d.Global {
@@ -84,9 +83,9 @@ func (d *Dataset) windows() int {
 // Number returns how many sequences were learned from before sequence j of a step.
 func (d *Dataset) Number(step, j int) int { return d.Before + d.Growth.Before(step) + j }
 
-// Start returns where sequence j of a step begins, in tokens. It depends on the
-// seed and the sequence's number alone: each takes the next window of the epoch's
-// permutation, so each window is seen once an epoch.
+// Start returns where sequence j of a step begins, in tokens. It depends only on the seed and the
+// sequence's number. Each sequence takes the next window of the epoch's permutation, so each window
+// is seen once an epoch.
 func (d *Dataset) Start(step, j int) int {
 	n := uint64(d.windows())
 	number := uint64(d.Number(step, j))
@@ -97,17 +96,17 @@ func (d *Dataset) Start(step, j int) int {
 	return d.Train.At + offset + int(permute(key, number%n, n))*d.Seq
 }
 
-// ValWindows is the number of sequences in the validation part.
+// ValWindows returns the number of sequences in the validation part.
 func (d *Dataset) ValWindows() int { return (d.Val.Len - 1) / d.Seq }
 
-// ValStart returns where validation sequence i of n begins: the n are spread over
-// the validation part, and the same at every validation.
+// ValStart returns where validation sequence i of n begins. The n are spread over the validation
+// part, and are the same at every validation.
 func (d *Dataset) ValStart(i, n int) int {
 	return d.Val.At + i*d.ValWindows()/n*d.Seq
 }
 
-// fill writes the sequence that begins at token at: in gets its tokens, target the
-// token after each. Both are (seq).
+// fill writes the sequence that begins at token at. in gets its tokens, target the token after
+// each. Both are (seq).
 func (d *Dataset) fill(in, target []int32, at int) {
 	d.File.Read(in, at)
 	d.File.Read(target, at+1)

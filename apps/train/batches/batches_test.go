@@ -36,7 +36,7 @@ func TestPermute(t *testing.T) {
 	}
 }
 
-// flatFile is a token file in memory whose token i is i.
+// flatFile returns a token file in memory whose token i is i.
 func flatFile(n int) *text.File { return text.InMemory(2, traintest.FlatTokens(n)) }
 
 func TestSampleOrder(t *testing.T) {
@@ -98,7 +98,7 @@ func TestSampleOrder(t *testing.T) {
 	}
 }
 
-// The least data that is enough, and one token less.
+// The smallest sufficient data is accepted, and one token less is refused.
 func TestDataTooSmall(t *testing.T) {
 	const seq, global = 8, 3
 	need := 2 * (seq*global + 1)
@@ -206,7 +206,7 @@ func TestLoader(t *testing.T) {
 	})
 }
 
-// A loader leaves nothing, also where its feed is stopped early.
+// A loader leaves nothing behind, even if its feed is stopped early.
 func TestNothingIsLeft(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		data := &Dataset{File: flatFile(1000), Train: Span{0, 1000}, Seq: 4}

@@ -14,14 +14,17 @@ import (
 	"lockstep/apps/train/traintest"
 )
 
-// The texts of a folder follow each other in an order that mixes them, a separator behind each.
-// Every window is full, whatever the texts' lengths; an epoch has each token once, but for less
-// than two windows at its ends, of which other epochs have all but less than the last one.
+// The texts of a folder follow each other in a mixed order, with a separator behind each. Every
+// window is full, whatever the texts' lengths.
+//
+// An epoch has each token once, except less than two windows at its ends. Other epochs have all of
+// these but less than the last window.
 func TestDocumentsArePacked(t *testing.T) {
 	const seq, global, texts, epochs = 32, 4, 120, 300
 	dir, rng := t.TempDir(), rand.New(rand.NewPCG(1, 2))
 	wants := map[string]bool{}
-	// first 60 of capitals, then 60 of small letters; some shorter than a window, some of several
+	// The first 60 have capitals, the last 60 small letters. Some are shorter than a window, some
+	// longer than several.
 	for i := range texts {
 		x := make([]byte, 3+rng.IntN(3*seq))
 		for k := range x {

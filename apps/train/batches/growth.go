@@ -2,14 +2,14 @@ package batches
 
 import "math"
 
-// Growth is how many sequences steps take, over all ranks: from First on twice as many after each
-// of equal parts of Steps, up to Last, which all steps take where First is 0.
+// Growth is how many sequences steps take, over all ranks. They begin with First and double after
+// each of equal parts of Steps, up to Last. If First is 0 all steps take Last.
 type Growth struct{ First, Last, Steps int }
 
 // grows says whether there is more than one size.
 func (g Growth) grows() bool { return 0 < g.First && g.First < g.Last }
 
-// parts is how many sizes there are.
+// parts returns the number of sizes.
 func (g Growth) parts() int {
 	n := 1
 	for size := g.First; g.grows() && size < g.Last; size *= 2 {
@@ -18,7 +18,7 @@ func (g Growth) parts() int {
 	return n
 }
 
-// size is that of a part.
+// size returns the size of a part.
 func (g Growth) size(part int) int {
 	if !g.grows() || part == g.parts()-1 {
 		return g.Last
@@ -26,7 +26,7 @@ func (g Growth) size(part int) int {
 	return g.First << part
 }
 
-// begin is the first step of a part.
+// begin returns the first step of a part.
 func (g Growth) begin(part int) int { return (part*g.Steps + g.parts() - 1) / g.parts() }
 
 // At returns how many sequences a step takes.
@@ -59,6 +59,6 @@ func (g Growth) Begins() (steps []int) {
 	return steps
 }
 
-// Rate returns by what the learning rate of a step is multiplied: with less sequences the noise of
-// a gradient is larger, by the root.
+// Rate returns the factor of a step's learning rate. The noise of a gradient grows with the root of
+// the sequences that the step has less.
 func (g Growth) Rate(step int) float64 { return math.Sqrt(float64(g.At(step)) / float64(g.Last)) }

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// Steps take twice as many sequences from part to part, and those before a step
-// are the sum of what they take.
+// Steps take twice as many sequences from part to part. Before is the sum over the earlier steps.
 func TestGrowth(t *testing.T) {
 	for _, c := range []struct {
 		g    Growth

@@ -9,8 +9,8 @@ import (
 	"lockstep/spmd"
 )
 
-// Loader brings micro-batches to the device. A goroutine fills one pair of pinned
-// buffers with the next micro-batch while the device works on the one before.
+// Loader brings micro-batches to the device. A goroutine fills one pair of pinned buffers with the
+// next micro-batch while the device works on the one before.
 type Loader struct {
 	data        *Dataset
 	vocab       int // every token is below
@@ -24,12 +24,12 @@ type slot struct {
 	in, targets spmd.Buffer[int32] // (batch, seq), pinned
 	sorted      spmd.Buffer[int32] // pinned
 	b           int                // sequences it holds
-	host        [3][]int32         // what the three hold: order is kept by copied, not by asking the streams each time
+	host        [3][]int32         // memory of the three; copied keeps the order, so that nobody asks the streams each time
 	copied      *spmd.Event        // when the device has taken them
 }
 
-// NewLoader allocates for micro-batches of up to batch sequences. A token that is not
-// below vocab ends a feed with an error.
+// NewLoader allocates for micro-batches of up to batch sequences. A token that is not below vocab
+// ends a feed with an error.
 func NewLoader(w *spmd.World, data *Dataset, batch, vocab int) (*Loader, error) {
 	l := &Loader{data: data, vocab: vocab}
 	n := batch * data.Seq
@@ -60,7 +60,7 @@ func NewLoader(w *spmd.World, data *Dataset, batch, vocab int) (*Loader, error) 
 	return l, nil
 }
 
-// Close frees what the loader has. No feed may be running.
+// Close frees the loader's memory. No feed may be running.
 func (l *Loader) Close() error {
 	err := errors.Join(l.in.Free(), l.targets.Free(), l.sorted.Free())
 	for _, s := range l.slots {
@@ -80,8 +80,8 @@ type Feed struct {
 	err         error // of the goroutine; read it when ready is closed
 }
 
-// Feed starts to load micro-batches, each the list of where its sequences begin.
-// One feed of a loader at a time; stop ends it.
+// Feed starts to load micro-batches. Each is a list of the places where its sequences begin. A
+// loader has one feed at a time. Stop ends it.
 func (l *Loader) Feed(batches iter.Seq[[]int]) *Feed {
 	f := &Feed{l, make(chan *slot, len(l.slots)), make(chan *slot, len(l.slots)), make(chan struct{}),
 		make(chan struct{}), nil}
@@ -127,8 +127,7 @@ func (l *Loader) Feed(batches iter.Seq[[]int]) *Feed {
 	return f
 }
 
-// Next enqueues on s the copy of the next micro-batch to the device, and returns
-// where it will be.
+// Next enqueues on s the copy of the next micro-batch to the device, and returns where it will be.
 func (f *Feed) Next(s *spmd.Stream) (gpt.Batch, error) {
 	sl, ok := <-f.ready
 	if !ok {

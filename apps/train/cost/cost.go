@@ -5,8 +5,8 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// rates are what one H200 does: besides that of its kernels fitted to whole steps of gpt2 with 64
-// sequences and with 8. Source: bench/results/train.
+// rates are the speeds of one H200. Those that are not of kernels were fitted to whole steps of
+// gpt2 with 64 sequences and with 8. Source: bench/results/train.
 type rates struct {
 	layout.Rates
 	products8 float64 // operations a second of products of 8-bit floats, with the casts
@@ -19,7 +19,7 @@ var (
 	h200     = GPU{Flops: 989.4e12, Bandwidth: 4.8e12}
 )
 
-// on are the rates of another GPU, in proportion to its peaks.
+// on returns the rates of another GPU, in proportion to its peaks.
 func (r rates) on(g GPU) rates {
 	compute, memory := g.Flops/h200.Flops, g.Bandwidth/h200.Bandwidth
 	kernels := layout.Rates{Products: r.Products * compute, Attention: r.Attention * compute, Norm: r.Norm / memory,
@@ -27,7 +27,7 @@ func (r rates) on(g GPU) rates {
 	return rates{kernels, r.products8 * compute, r.update / memory, r.layer}
 }
 
-// Job is how a step is divided, besides what layout.Config says of it.
+// Job is how a step is divided, beside what layout.Config says.
 type Job struct {
 	Replicas int // D
 	Batch    int // sequences of a micro-batch
@@ -37,21 +37,20 @@ type Job struct {
 	Stages []layout.Staging // of a pipeline; nil where they are to be found
 }
 
-// Estimate is how long a step takes, in seconds: from where all that is between ranks and can be
-// beside computation is hidden by it, to where nothing is.
+// Estimate is how long a step takes, in seconds. The lower end hides all messages that can be
+// beside computation. The upper end hides none.
 type Estimate struct {
 	Low, High float64
 	Bubble    float64 // the part of it in which stages of a pipeline wait
 	Alone     float64 // how long it would take if what is between ranks took no time
 }
 
-// Messages are the parts of both ends of an estimate that what is between ranks adds:
-// what computation does not hide.
+// Messages returns the parts of both ends of an estimate that messages add.
 func (e Estimate) Messages() (low, high float64) {
 	return max(0, 1-e.Alone/e.Low), max(0, 1-e.Alone/e.High)
 }
 
-// Rates are the tokens a second that an estimate of a job comes to.
+// Rates returns the tokens a second of both ends of an estimate.
 func (e Estimate) Rates(j Job) (low, high float64) {
 	n := float64(j.Global * j.Seq)
 	return n / e.High, n / e.Low
@@ -64,11 +63,11 @@ func (m Machine) Step(cfg layout.Config, j Job) Estimate { return m.step(measure
 // section is the attention or the MLP of a layer, on a rank that may have a part of it.
 type section struct {
 	forward, backward float64 // seconds of the passes, alone
-	again             float64 // seconds in which backward computes once more what was not kept
+	again             float64 // seconds in which backward recomputes what was not kept
 	params            float64 // of its matrices
 }
 
-// share is what a rank does for one micro-batch, and what it has.
+// share is what a rank computes for one micro-batch, and what it holds.
 type share struct {
 	sections   []section // in the order of the forward pass
 	head       section
@@ -77,7 +76,7 @@ type share struct {
 	embeddings float64
 }
 
-// alone are how long both passes take if nothing is between ranks.
+// alone returns how long both passes take without messages.
 func (s share) alone() times {
 	t := times{forward: s.head.forward, backward: s.head.backward}
 	for _, x := range s.sections {
@@ -86,13 +85,13 @@ func (s share) alone() times {
 	return t
 }
 
-// work is how long they take together.
+// work returns how long both passes take together.
 func (s share) work() float64 {
 	t := s.alone()
 	return t.forward + t.backward
 }
 
-// params are those that the rank has.
+// params returns how many parameters the rank has.
 func (s share) params() float64 {
 	n := s.vectors + s.embeddings
 	for _, x := range s.sections {
@@ -126,8 +125,8 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 		if cfg.Shard.Mode != layout.ShardOff {
 			own /= float64(j.Replicas)
 		}
-		// What parts of layers say to each other goes with the passes, in
-		// proportion; a message with each pass.
+		// Messages between parts of layers go with the passes, in proportion. A message to another
+		// stage goes with each pass.
 		work := s.work()
 		fast[i], slow[i], alone[i] = x.times(1+s.sums.Low/work, true), x.times(1+s.sums.High/work, false), s.alone()
 		for _, t := range []*times{&fast[i], &slow[i]} {
@@ -155,15 +154,15 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 	return e
 }
 
-// length is how long a step of so many micro-batches takes through stages, and the part of it in
-// which they wait for each other.
+// length returns how long a step of so many micro-batches takes through stages, and the part of it
+// in which they wait for each other.
 func length(stages []times, micro int) (seconds, bubble float64) {
 	passes := make([]ddp.PassTime, len(stages))
 	for i, t := range stages {
 		passes[i] = ddp.PassTime{Forward: t.forward, Backward: t.backward}
 	}
 	s := ddp.NewSchedule(passes, micro)
-	// A stage that begins later than its first micro-batch comes delays the others; one that is
+	// A stage that begins later than its first micro-batch comes delays the others. A stage that is
 	// done goes on to its update.
 	late, first := 0.0, 0.0
 	for i, t := range stages {
@@ -177,7 +176,7 @@ func length(stages []times, micro int) (seconds, bubble float64) {
 	return seconds, bubble * s.Length / seconds
 }
 
-// shareOf is what a rank of a stage does.
+// shareOf returns the share of a rank of a stage.
 func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 	rows, C, T := float64(j.Batch*j.Seq), float64(cfg.Channels), float64(j.Seq)
 	layers, parts := cfg.OwnLayers(), float64(cfg.Tensor.Parts())
@@ -194,7 +193,7 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 		products = r.products8
 	}
 	flash := rows * T * C / parts / r.Attention
-	beside := rows*C/parts*r.Norm/2 + r.layer/2 // of what is no product, in a half of a layer
+	beside := rows*C/parts*r.Norm/2 + r.layer/2 // of all but products, in a half of a layer
 	half := func(weights float64) section {
 		f, b := product(weights/parts, eight)
 		return section{forward: f + beside/3, backward: b + beside*2/3, params: weights / parts}
@@ -227,27 +226,29 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 	return s
 }
 
-// sums are what ranks that divide layers say to each other in both passes: all-gathers before a
-// product and reduce-scatters behind it. They go in pieces, each beside the product of the next;
-// backward the scatters go beside the product for the gradient of the weights, and what was
-// gathered forward is gathered again beside another product. Forward products of 8-bit floats have
-// their operands gathered so, in half the bytes. What ranks tell each other of the logits is hidden
-// by the head. The embeddings have nothing to hide theirs.
+// sums estimates the messages of ranks that divide layers, in both passes: all-gathers
+// before a product and reduce-scatters behind it. They go in pieces, each beside the product
+// of the next piece.
+//
+// Backward, scatters go beside the product for the weights' gradient, and inputs are gathered again
+// beside another product. Forward products of 8-bit floats gather their operands, in half of the
+// bytes. The head hides the exchange about logits. Nothing hides the embeddings' messages.
 func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	C, layers := float64(cfg.Channels), float64(cfg.OwnLayers())
 	one := m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode) / 2
 	pieces := max(2, min(rows/4096, 4))
 	product := func(weights float64) float64 { return 2 * rows * weights / float64(cfg.Tensor.Ranks) }
-	// input is what is gathered for a product forward, at products operations a second.
+	// input is the time to gather a forward product's input, at products operations a second.
 	input, products := one, r.Products
 	if cfg.FP8 == layout.FP8All {
 		input, products = one/2, r.products8
 	}
 	inPieces := func(t, weights float64) float64 { return max(t/pieces, t-product(weights)/products*(pieces-1)/pieces) }
 	beside := func(weights float64) float64 { return max(0, one-product(weights)/r.Products) }
-	// Forward the inputs of qkv and fc, the outputs of proj and proj2; backward the reverse.
+	// Forward, these are the inputs of qkv and fc and the outputs of proj and proj2. Backward it
+	// is the reverse.
 	e := Estimate{
-		// what begins or ends in pieces
+		// messages that begin or end in pieces
 		Low: layers * (inPieces(input, 3*C*C) + inPieces(input, 4*C*C) + 2*inPieces(one, 4*C*C) + 2*inPieces(one, C*C) +
 			2*beside(3*C*C) + 2*beside(4*C*C)),
 		High: layers * (2*input + 8*one),
@@ -276,7 +277,7 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	return e
 }
 
-// embeddings is how many parameters of them a rank has.
+// embeddings returns how many parameters of the embeddings a rank has.
 func embeddings(cfg layout.Config) float64 {
 	_, rows, _ := cfg.OwnVocab()
 	return float64((rows + cfg.SeqMax) * cfg.Channels)

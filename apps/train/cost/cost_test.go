@@ -7,13 +7,13 @@ import (
 	"lockstep/apps/train/layout"
 )
 
-// What was measured on H200s is estimated within the errors that docs/speed.md tells of.
+// Estimates are as near to measurements on H200s as docs/speed.md says.
 func TestMeasured(t *testing.T) {
 	g, err := Parse("H200")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Before attention's backward pass and LayerNorm became faster, when the larger models ran.
+	// The larger models ran before attention's backward pass and LayerNorm became faster.
 	before := measured
 	before.Attention, before.Norm = 200e12, 9.43e-12
 	for _, tc := range []struct {
@@ -46,7 +46,7 @@ func TestMeasured(t *testing.T) {
 	}
 }
 
-// What has to hold of estimates whatever the rates are.
+// Some relations hold for estimates at any rates.
 func TestStep(t *testing.T) {
 	g, err := Parse("H100")
 	if err != nil {
@@ -75,7 +75,7 @@ func TestStep(t *testing.T) {
 			t.Errorf("%s: %g s, plain %g", what, e.High, plain.High)
 		}
 	}
-	// Products of 8-bit floats are faster computed once more, too.
+	// Products of 8-bit floats are faster in recomputation, too.
 	for _, r := range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {
 		cost := func(level layout.FP8Level) float64 {
 			kept := step(func(cfg *layout.Config, _ *Job) { cfg.FP8 = level })
@@ -85,14 +85,14 @@ func TestStep(t *testing.T) {
 			t.Errorf("--recompute %v takes %g s with --fp8 all, %g with --fp8 head", r, eight, half)
 		}
 	}
-	// Parts of layers are faster than the whole, and slower than as many GPUs with a whole each.
+	// Parts of layers are faster than the whole, but slower than as many GPUs with a whole each.
 	parts := step(func(cfg *layout.Config, j *Job) { cfg.Tensor.Ranks, j.Replicas = 5, 1 })
 	alone := step(func(_ *layout.Config, j *Job) { j.Replicas = 1 })
 	if parts.High >= alone.Low || parts.Low <= alone.High/5 || parts.Low >= parts.High {
 		t.Errorf("in 5 parts %+v, alone %+v", parts, alone)
 	}
-	// As many micro-batches as stages: nearly half of the time is the bubble; with many what
-	// the stages' times differ by.
+	// With as many micro-batches as stages the bubble is nearly half of the time. With many it is
+	// the difference of the stages' times.
 	pipeline := func(cfg *layout.Config, j *Job, global int) {
 		cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 8, 1, 1, global
 		j.Stages = layout.StagesOf(*cfg, 8, global, j.Seq)
@@ -112,7 +112,7 @@ func TestStep(t *testing.T) {
 	if unequal := 1 - sum/8/most; many.Bubble < unequal || many.Bubble > unequal+0.03 {
 		t.Errorf("a bubble of %.3f, of which %.3f by unequal stages", many.Bubble, unequal)
 	}
-	// Where the first of two stages has nearly all layers, a step takes as long as these alone, and
+	// If the first of two stages has nearly all layers, a step takes as long as these alone, plus
 	// one micro-batch in the other.
 	unequal := step(func(cfg *layout.Config, j *Job) {
 		cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 2, 1, 4, 64

@@ -1,3 +1,3 @@
 // Package cost estimates how long a step of training takes on GPUs, in every division of a model,
-// from rates that were measured.
+// from measured rates.
 package cost

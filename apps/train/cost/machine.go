@@ -7,18 +7,18 @@ import (
 	"strings"
 )
 
-// GPU is what is known of a kind of GPU.
+// GPU is the data of a kind of GPU.
 type GPU struct {
 	Name      string  // part of the device's name
 	Memory    int     // bytes
 	Flops     float64 // operations a second at best, on dense matrices of bfloat16
 	Bandwidth float64 // bytes of memory a second
-	Link      float64 // bytes a second that a large all-reduce moves between GPUs of a node, as nccl-tests count them
+	Link      float64 // bytes a second of a large all-reduce between GPUs of a node, as nccl-tests count them
 }
 
-// gpus are known. The first whose name is part of a device's counts. Source: NVIDIA's data sheets
-// of each, without sparsity. Link was measured on H200; others' is in proportion to NVLink's data
-// sheet, or what PCIe usually gives.
+// gpus are the known ones. The first whose name is part of a device's name counts. Source: NVIDIA's
+// data sheets of each, without sparsity. Link was measured on H200. Others have it in proportion to
+// NVLink in the data sheet, or as PCIe usually has it.
 var gpus = []GPU{
 	{"B300", 288e9, 2250e12, 8e12, 632e9},
 	{"B200", 180e9, 2250e12, 8e12, 632e9},
@@ -33,7 +33,7 @@ var gpus = []GPU{
 	{"A10", 24e9, 125e12, 0.6e12, 10e9},
 }
 
-// Find returns the GPU that a device's name is of.
+// Find returns the GPU of a device's name.
 func Find(device string) (GPU, bool) {
 	for _, g := range gpus {
 		for _, word := range []string{" " + g.Name + " ", " " + g.Name + "-"} {
@@ -45,7 +45,7 @@ func Find(device string) (GPU, bool) {
 	return GPU{}, false
 }
 
-// Parse returns the GPU that a person has named, NAME or NAME:GB with another memory.
+// Parse returns the GPU that a person has named: NAME, or NAME:GB with another memory.
 func Parse(text string) (GPU, error) {
 	name, memory, given := strings.Cut(text, ":")
 	g, ok := Find(name)
@@ -66,7 +66,7 @@ func Parse(text string) (GPU, error) {
 	return g, nil
 }
 
-// Machine is nodes of equal GPUs, and what joins them.
+// Machine is nodes of equal GPUs, and their connections.
 type Machine struct {
 	GPU
 	PerNode int
@@ -74,14 +74,14 @@ type Machine struct {
 	Latency float64 // seconds of a step of an algorithm there
 }
 
-// On is a machine of nodes with so many GPUs each, and with a network that is
-// usual: it was not measured.
+// On returns a machine of nodes with perNode GPUs each, and with a usual network, which was
+// not measured.
 func On(g GPU, perNode int) Machine {
 	return Machine{GPU: g, PerNode: perNode, Network: 50e9, Latency: 5e-6}
 }
 
-// allReduce is how long a sum of n bytes over ranks takes, of which so many are in each node. The
-// fit is that of docs/speed.md to 2 and 4 GPUs; between nodes it is what the network takes at best.
+// allReduce returns how long a sum of n bytes takes over ranks, of which here are in each node. The
+// fit to 2 and 4 GPUs is that of docs/speed.md. Between nodes it is the network's best.
 func (m Machine) allReduce(n float64, ranks, here int) float64 {
 	here = max(1, min(here, ranks))
 	nodes := float64((ranks + here - 1) / here)
@@ -98,7 +98,7 @@ func (m Machine) allReduce(n float64, ranks, here int) float64 {
 	return t
 }
 
-// send is how long a message of n bytes takes.
+// send returns how long a message of n bytes takes.
 func (m Machine) send(n float64, inNode bool) float64 {
 	if inNode {
 		return 3e-6 + n/m.Link

@@ -10,22 +10,22 @@ import (
 type use struct {
 	section int     // that it reads the matrices of; below 0 of none
 	work    float64 // seconds of computation
-	leaves  float64 // seconds in which what it has found goes to other replicas; 0 where nothing goes
+	leaves  float64 // seconds in which its gradients go to other replicas, or 0
 	waits   bool    // what comes behind it waits until all that was to go has gone
 }
 
-// lanes are the two things that go on beside each other on a rank: what it computes, and what
-// goes between the replicas. Each is in the order in which gpt.Sharder, ddp.Gatherer,
-// ddp.Scatterer and ddp.Reducer enqueue it.
+// lanes are two sequences that go on beside each other on a rank: computation, and messages
+// between replicas. Each is in the order in which gpt.Sharder, ddp.Gatherer, ddp.Scatterer and
+// ddp.Reducer enqueue it.
 type lanes struct {
-	gather []float64 // seconds in which the weights of a section come; nil where all ranks have them
-	// sections that have memory for weights and gradients at a time:
-	// section i takes turns with i+slots
+	gather []float64 // seconds in which the weights of a section come; nil if all ranks have them
+	// sections that have memory for weights and gradients at a time: section i takes
+	// turns with i+slots
 	slots int
 	hides bool // one goes on while the other does; else everything is in one order
 }
 
-// ends are when the uses are computed.
+// ends returns when the uses are computed.
 func (x lanes) ends(uses []use) []float64 {
 	compute, wire := 0.0, 0.0
 	send := func(seconds float64) float64 {
@@ -34,9 +34,9 @@ func (x lanes) ends(uses []use) []float64 {
 		}
 		return wire
 	}
-	// When the weights of a use are there, and which use comes next. Weights come as soon
-	// as the last use of what has their memory is computed; they come once for all uses
-	// that follow each other in it.
+	// came is when the weights of a use are there, next is the use whose weights come next.
+	// Weights come as soon as the last use of their memory is computed. They come once for all
+	// uses in a row.
 	came, next := make([]float64, len(uses)), 0
 	before, comes := x.turns(uses)
 	gather := func(done int) {
@@ -69,8 +69,8 @@ func (x lanes) ends(uses []use) []float64 {
 	return ends
 }
 
-// turns says which use before each had its memory last, -1 if none, and
-// whether its weights have to come.
+// turns returns which use before each had its memory last, or -1, and whether its weights
+// have to come.
 func (x lanes) turns(uses []use) (before []int, comes []bool) {
 	before, comes = make([]int, len(uses)), make([]bool, len(uses))
 	last := map[int]int{} // use by slot
@@ -89,31 +89,31 @@ func (x lanes) turns(uses []use) (before []int, comes []bool) {
 	return before, comes
 }
 
-// replicas is how the replicas of a stage share their work: how long each message takes.
+// replicas is how the replicas of a stage share their work, and how long each message takes.
 type replicas struct {
 	cfg    layout.Config
 	share  share
 	gather []float64 // of the matrices of each section
-	send   []float64 // of their gradients; where every rank updates everything, behind which sections how much goes
+	send   []float64 // of gradients; if every rank updates everything, by the section that they follow
 	kept   float64   // of the weights of all else
 	rest   float64   // of the gradients of all else
 }
 
-// Buckets in which gradients go without --shard, in bytes, inside a node and over several.
-// They are those of trainer.
+// These are the sizes of buckets of gradients without --shard, in bytes, inside a node and over
+// several. Package trainer has the same.
 const (
 	bucketInNode = 1 << 30
 	bucketOver   = 64 << 20
 )
 
-// among is what replicas of a stage, so many of them in a node, say to each other.
+// among returns the messages among replicas of a stage, of which here are in a node.
 func (m Machine) among(cfg layout.Config, j Job, s share, here int, manyNodes bool) replicas {
 	n := len(s.sections)
 	r := replicas{cfg: cfg, share: s, send: make([]float64, n)}
 	if j.Replicas == 1 {
 		return r
 	}
-	// a reduce-scatter, or an all-gather
+	// half is a reduce-scatter, or an all-gather.
 	half := func(bytes float64) float64 { return m.allReduce(bytes, j.Replicas, here) / 2 }
 	mode := cfg.Shard.Mode
 	if mode == layout.ShardOff {
@@ -147,8 +147,8 @@ func (m Machine) among(cfg layout.Config, j Job, s share, here int, manyNodes bo
 	return r
 }
 
-// weightSlots is for how many sections there is memory where ranks share what they have of
-// all: two layers'. It is gpt's.
+// weightSlots is how many sections have memory at a time if ranks share all weights: those of two
+// layers. Package gpt has the same.
 const weightSlots = 4
 
 // pass lists the uses of both passes of a micro-batch, slower by a factor. sends says that its
@@ -180,12 +180,12 @@ func (r replicas) pass(slower float64, sends bool) (forward, backward []use) {
 	return forward, backward
 }
 
-// times are how long the passes of a stage take: of any micro-batch, and how much more they take at
-// the beginning and at the end of a step.
+// times are how long the passes of a stage take: of any micro-batch, and in addition at the
+// beginning and at the end of a step.
 type times struct{ forward, backward, begin, end float64 }
 
-// times are those of passes that are slower by a factor, with what the replicas say to each other
-// beside them where that hides it.
+// times returns the times of passes that are slower by a factor, with the replicas' messages. If
+// hides is set, computation hides messages beside it.
 func (r replicas) times(slower float64, hides bool) times {
 	mode, staged := r.cfg.Shard.Mode, r.cfg.Stage.Stages > 1
 	all := len(r.share.sections) // that have memory of their own

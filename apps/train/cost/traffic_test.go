@@ -9,8 +9,8 @@ import (
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(b)) }
 
-// Sections that take equally long are as long as the slower of the two lanes, and the
-// first or last of the other.
+// Equally long sections take the time of the slower lane, plus the first or last section
+// of the other.
 func TestLanesClosed(t *testing.T) {
 	for n := 1; n <= 12; n++ {
 		for _, work := range []float64{0, 1, 3} {
@@ -44,7 +44,7 @@ func TestLanesClosed(t *testing.T) {
 	}
 }
 
-// uniform are replicas with layers whose sections all take equally long.
+// uniform returns replicas whose layers have sections of equal times.
 func uniform(mode layout.ShardMode, stages, layers int, forward, backward, gather, send float64) replicas {
 	r := replicas{kept: 0.25, rest: 0.125}
 	r.cfg.Shard.Mode, r.cfg.Stage.Stages = mode, stages
@@ -62,10 +62,10 @@ func uniform(mode layout.ShardMode, stages, layers int, forward, backward, gathe
 	return r
 }
 
-// What of a mode's messages is left beside layers that take equally long.
+// Closed forms give the part of a mode's messages that equally long layers do not hide.
 func TestTimesClosed(t *testing.T) {
 	const layers, kept, rest, headF, headB = 5, 0.25, 0.125, 7.0, 9.0
-	const n, there = 2.0 * layers, 4.0 // sections, and those whose weights the last pass has left
+	const n, there = 2.0 * layers, 4.0 // all sections; sections whose weights the last pass has left
 	for _, tc := range []struct {
 		what         string
 		mode         layout.ShardMode
@@ -102,7 +102,7 @@ func TestTimesClosed(t *testing.T) {
 			want: times{n*2 + headF, headB + (n-there)*2 + n*3 + rest, kept, 0}},
 		{what: "parameters, nothing hidden", mode: layout.ShardParameters, f: 2, b: 4, g: 1, s: 3,
 			want: times{n + n*2 + headF, headB + n*4 + n - there + n*3 + rest, kept, 0}},
-		// In a pipeline the weights of a pass come during the one before it.
+		// In a pipeline the weights of a pass come during the pass before.
 		{what: "parameters in stages", mode: layout.ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3, hides: true,
 			want: times{n*2 + headF, headB + n*4 + 3 + rest, kept + 1, 0}},
 		{what: "parameters in stages, nothing hidden", mode: layout.ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3,
@@ -120,15 +120,14 @@ func TestTimesClosed(t *testing.T) {
 	}
 }
 
-// Of a block that is computed once more the weights of attention come first,
-// and stay for its gradients.
+// In a recomputed block the weights of attention come first, and stay for its gradients.
 func TestTimesRecomputed(t *testing.T) {
 	r := uniform(layout.ShardParameters, 0, 5, 0, 0, 2, 3)
 	r.cfg.Recompute = layout.RecomputeBlock
 	for i := range r.share.sections {
 		r.share.sections[i].again = 1
 	}
-	// The weights of 6 sections come, and gradients of 10 go; the two last layers' weights are
+	// The weights of 6 sections come, and gradients of 10 go. The two last layers' weights are
 	// there, and hide what one computes.
 	if got, want := r.times(1, false).backward, 9+10*1+6*2+10*3+0.125; !near(got, want) {
 		t.Errorf("nothing hidden: %v, want %v", got, want)
@@ -139,7 +138,7 @@ func TestTimesRecomputed(t *testing.T) {
 	}
 }
 
-// A step of stages that begin and end later than their passes.
+// Stages may begin and end later than their passes.
 func TestLength(t *testing.T) {
 	for _, tc := range []struct {
 		stages []times
@@ -150,10 +149,10 @@ func TestLength(t *testing.T) {
 		{[]times{{2, 4, 3, 5}}, 1, 14, 0},
 		{[]times{{2, 4, 3, 5}}, 10, 68, 0},
 		{[]times{{2, 4, 0, 0}, {2, 4, 0, 0}}, 3, 24, 6. / 24},
-		{[]times{{2, 4, 0, 0}, {2, 4, 1, 0}}, 3, 24, 6. / 24}, // hidden: its first input comes after 2
+		{[]times{{2, 4, 0, 0}, {2, 4, 1, 0}}, 3, 24, 6. / 24}, // hidden, since its first input comes after 2
 		{[]times{{2, 4, 0, 0}, {2, 4, 5, 0}}, 3, 27, 6. / 27},
 		{[]times{{2, 4, 7, 0}, {2, 4, 5, 0}}, 3, 31, 6. / 31},
-		{[]times{{2, 4, 0, 0}, {2, 4, 0, 3}}, 3, 24, 6. / 24}, // the last stage has 4 left while the first ends
+		{[]times{{2, 4, 0, 0}, {2, 4, 0, 3}}, 3, 24, 6. / 24}, // the last stage has 4 left when the first ends
 		{[]times{{2, 4, 0, 2}, {2, 4, 0, 3}}, 3, 26, 6. / 26},
 	} {
 		if got, bubble := length(tc.stages, tc.micro); !near(got, tc.want) || !near(bubble, tc.bubble) {
@@ -163,9 +162,9 @@ func TestLength(t *testing.T) {
 	}
 }
 
-// Where messages take no time all modes take what their computation does; where they take nearly
-// all of it, as long as what goes between the nodes in all: 4 bytes of each gradient, and of each
-// weight 4 once, or 2 in each pass that has to have it come.
+// Without time for messages all modes take the time of their computation. If messages take nearly
+// all of the time, a mode takes the time of all bytes between the nodes: 4 bytes of each gradient,
+// and of each weight 4 once, or 2 in each pass whose weights have to come.
 func TestOnlyMessages(t *testing.T) {
 	g, err := Parse("H200")
 	if err != nil {
@@ -211,8 +210,8 @@ func TestOnlyMessages(t *testing.T) {
 	}
 }
 
-// What the replicas of a stage say to each other in every micro-batch is a part of its passes: in a
-// pipeline it counts as often.
+// Messages of a stage's replicas in every micro-batch are part of its passes, and count as often
+// in a pipeline.
 func TestStagesSay(t *testing.T) {
 	g, err := Parse("H200")
 	if err != nil {
@@ -233,8 +232,8 @@ func TestStagesSay(t *testing.T) {
 			}
 			return e(30).Low - e(20).Low
 		}
-		// The first stage says the most. The weights of its last two layers lie there when the
-		// next pass begins with them.
+		// The first stage has the most messages. The weights of its last two layers are still there
+		// when the next pass begins with them.
 		stage := layout.StagesOf(cfg, 4, 30, 1024)[0]
 		layers, embedded := float64(stage.End), embeddings(cfg)
 		section := 12. * 1600 * 1600

@@ -10,7 +10,8 @@ import (
 	"lockstep/spmd/timing"
 )
 
-// BenchmarkKernels times the norm and GELU of 4,096 tokens of 768 channels, on the host of one:
+// BenchmarkKernels times the norm and GELU of 4,096 tokens of 768 channels, on the host
+// of one token:
 //
 //	SPMDTEST_DEVICE=cuda go test ./apps/train/decode -run '^$' -bench Kernels
 func BenchmarkKernels(b *testing.B) {

@@ -14,25 +14,25 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// The forward pass of one sequence that grows: each token's keys and values are kept, so
-// that the next token costs one row and not the whole sequence once more. The residual
-// stream and what products give are float32; what they take is of the type of the
-// activations, as in training. decode.cu is what runs on a GPU, decode.c on the host.
+// The forward pass of a growing sequence keeps each token's keys and values, so that the next token
+// costs one row and not the whole sequence again. The residual stream and the results of products
+// are float32. Their inputs have the type of the activations, as in training. decode.cu runs on a
+// GPU, decode.c on the host.
 
 //go:embed decode.cu
 var decodeSource string
 
-// decodeRows is the most tokens that go through the model at once.
+// decodeRows is the largest number of tokens that go through the model at once.
 const decodeRows = 256
 
 // Decoder is a model that continues one sequence.
 type Decoder interface {
-	// Next appends tokens, which must fit, and returns the logits of the token after
-	// them, which stand until the next call. It blocks.
+	// Next appends tokens, which must fit, and returns the logits of the next token. They stay
+	// until the next call. It blocks.
 	Next(tokens []int32) ([]float32, error)
-	// Len is how many tokens there are.
+	// Len returns the number of tokens.
 	Len() int
-	// Reset takes all tokens away.
+	// Reset removes all tokens.
 	Reset()
 	Close() error
 }
@@ -62,9 +62,9 @@ type decoding[A kernels.Act] struct {
 	frees        []func() error       // of pinned memory
 }
 
-// New returns a decoder of up to seq tokens with the weights of arenas laid out for
-// cfg: half is that of bfloat16 activations, empty for float32. It uses the weights
-// where they are. Closing it leaves them.
+// New returns a decoder of up to seq tokens with the weights of arenas laid out for cfg. half has
+// those of bfloat16 activations, and is empty for float32. The decoder uses the weights where they
+// are, and leaves them when it is closed.
 func New(s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], half spmd.Buffer[spmd.BF16],
 	seq int) (Decoder, error) {
 	if half.Len() > 0 {
@@ -81,7 +81,7 @@ func openDecoding[A kernels.Act](s *spmd.Stream, cfg layout.Config, arena spmd.B
 	d := &decoding[A]{cfg: cfg, seq: seq, s: s, space: layout.Space{W: s.World()}}
 	params, groups, _ := layout.Of(cfg)
 	there := layout.GroupsOf(groups, arena)
-	// There are no gradients; what stands for them is not looked at.
+	// There are no gradients. Their places are not looked at.
 	d.par = gpt.Bind(cfg, params, groups,
 		gpt.Places[A]{Weights: there, Grads: there, Mats: layout.GroupsOf(groups, mats)})
 	N, C := min(seq, decodeRows), cfg.Channels
@@ -110,7 +110,7 @@ func openDecoding[A kernels.Act](s *spmd.Stream, cfg layout.Config, arena spmd.B
 	return d, nil
 }
 
-// Pin allocates pinned memory, to be freed with frees.
+// Pin allocates pinned memory. Call frees to free it.
 func Pin[T spmd.Elem](frees *[]func() error, w *spmd.World, n int) (spmd.Buffer[T], error) {
 	b, err := spmd.AllocPinned[T](w, n)
 	if err == nil {
@@ -150,7 +150,7 @@ func (d *decoding[A]) Next(tokens []int32) ([]float32, error) {
 	return d.out.Host(), nil
 }
 
-// step runs some tokens through the model, and with last the head. It blocks.
+// step runs some tokens through the model, and through the head if last is set. It blocks.
 func (d *decoding[A]) step(tokens []int32, last bool) error {
 	n := len(tokens)
 	if err := kernels.CheckTokens(tokens, d.cfg.Vocab); err != nil {
@@ -179,8 +179,8 @@ func (d *decoding[A]) step(tokens []int32, last bool) error {
 	return nil
 }
 
-// pass enqueues the passes of n tokens: of a single one, from the third time on, as a
-// graph, since its commands are many and short.
+// pass enqueues the pass of n tokens. From the third time on a single token is a graph, since its
+// commands are many and short.
 func (d *decoding[A]) pass(n int, last bool) error {
 	if n != 1 || !last {
 		return d.commands(n, last)
@@ -198,7 +198,7 @@ func (d *decoding[A]) pass(n int, last bool) error {
 	return d.graph.Launch(d.s)
 }
 
-// commands enqueues the model for n tokens, and with last the logits after the last one.
+// commands enqueues the model for n tokens, and the logits after the last one if last is set.
 func (d *decoding[A]) commands(n int, last bool) error {
 	e := &decodePass[A]{d: d, n: n}
 	C, none := d.cfg.Channels, spmd.Buffer[float32]{}
@@ -257,8 +257,8 @@ func (e *decodePass[A]) product(y spmd.Buffer[float32], x spmd.Buffer[A], p *gpt
 	}
 }
 
-// newKernel declares kernel name of decode.cu for each type of activations; on the host
-// fn computes both, and adds in another order.
+// newKernel declares kernel name of decode.cu for each type of activations. On the host fn computes
+// both, and adds in another order.
 func newKernel(name string, fn func(a *kernels.HostArgs) error) kernels.Kernel {
 	return kernels.Kernel{F32: spmd.NewKernel(name, decodeSource, kernels.OnHost(false, fn),
 		spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
@@ -300,7 +300,7 @@ var decodeNormKernel = newKernel("decode_norm", func(a *kernels.HostArgs) error 
 	return nil
 })
 
-// normalize enqueues x += add + its bias, where there is anything to add, and norm = the
+// normalize enqueues x += add + its bias, if there is anything to add, and norm = the
 // LayerNorm of x.
 func (e *decodePass[A]) normalize(add, addBias, weight, bias spmd.Buffer[float32]) {
 	d := e.d
@@ -308,8 +308,7 @@ func (e *decodePass[A]) normalize(add, addBias, weight, bias spmd.Buffer[float32
 		weight.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(d.cfg.Channels))
 }
 
-// append enqueues qkv += bias, and puts the keys and values, (NH,T,HS) each, in their
-// places.
+// append enqueues qkv += bias, and puts the keys and values, (NH,T,HS) each, in their places.
 func (e *decodePass[A]) append(keys, values spmd.Buffer[A], bias spmd.Buffer[float32]) {
 	if d, c := e.d, e.d.cfg.Channels; e.err == nil {
 		e.err = launchAppendElement(d.s, e.n, 3*c, keys, values, d.qkv, bias, d.place, c, c/d.cfg.Heads, d.seq)

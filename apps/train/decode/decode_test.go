@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// modelOf is a model on a stream of w, with the given weights.
+// modelOf returns a model on a stream of w, with the given weights.
 func modelOf[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config,
 	p map[string][]float64) (*gpt.Model[A], *spmd.Stream) {
 	t.Helper()
@@ -32,14 +32,13 @@ func modelOf[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config,
 	return m, s
 }
 
-// A sequence that grows, by pieces and token by token, has the logits that the whole
-// forward pass has for it.
+// A sequence that grows, by pieces and token by token, has the logits of a whole forward pass.
 func TestDecode(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, func(t *testing.T, w *spmd.World) { testDecode[float32](t, w, decodeCases) },
 		func(t *testing.T, w *spmd.World) { testDecode[spmd.BF16](t, w, decodeCases) })
 }
 
-// The small ones, with each launch both ways.
+// A small model compares each launch on the device with the host.
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {

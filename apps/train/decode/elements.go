@@ -9,15 +9,15 @@ import (
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// embedElement is channel j of token i, that of a place behind those before.
+// embedElement computes channel j of token i, at a place behind earlier tokens.
 //
 //spmd:kernel
 func embedElement(i, j int, x []float32, tokens []int32, wte, wpe []float32, place *int32, c int) {
 	x[i*c+j] = wte[int(tokens[i])*c+j] + wpe[(int(*place)+i)*c+j]
 }
 
-// appendElement adds the bias to element j of row i of qkv(n,3,c), and puts it in its place,
-// if it is a key's or value's.
+// appendElement adds the bias to element j of row i of qkv(n,3,c). It puts the element in its place
+// if it belongs to a key or value.
 //
 //spmd:kernel
 func appendElement[A kernels.Act](i, j int, keys, values []A, qkv, bias []float32, place *int32, c, hs, seq int) {
@@ -30,13 +30,13 @@ func appendElement[A kernels.Act](i, j int, keys, values []A, qkv, bias []float3
 	}
 }
 
-// slot is where element j of the keys or values of a token lies among (heads,seq,hs).
+// slot returns where element j of a token's keys or values lies among (heads,seq,hs).
 func slot(token, j, c, hs, seq int) int {
 	j %= c
 	return (j/hs*seq+token)*hs + j%hs
 }
 
-// geluElement is of rows of c numbers, by GPT-2's tanh formula.
+// geluElement works on rows of c numbers, by GPT-2's tanh formula.
 //
 //spmd:kernel
 //spmd:tolerance 1e-5

@@ -11,8 +11,8 @@ import (
 	"unsafe"
 )
 
-// The wrappers of decode.c, which says what they compute. lo and hi are bounds
-// within what the slices hold.
+// These are the wrappers of decode.c, which says what they compute. lo and hi are bounds within the
+// slices.
 
 func at(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }
 

@@ -7,7 +7,7 @@ import (
 	"lockstep/spmd"
 )
 
-// repeating is a decoder by a model that may keep what it likes of a text.
+// repeating is a decoder for a model that may keep what it likes of a text.
 type repeating struct {
 	s      *spmd.Stream
 	count  int                  // of the tokens so far
@@ -17,9 +17,9 @@ type repeating struct {
 	frees  []func() error
 }
 
-// Repeat returns a decoder of up to seq tokens by logits, which enqueues on s where those of the
-// token after others, of vocab different ones, will be. Of these tokens so many were before, in the
-// call before. All ranks that logits concerns call its methods together.
+// Repeat returns a decoder of up to seq tokens. logits enqueues on s the logits of the token after
+// others, of vocab different ones, and returns where they will be. The first before tokens were in
+// the call before. All ranks that logits concerns call the decoder's methods together.
 func Repeat(s *spmd.Stream, seq, vocab int,
 	logits func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)) (Decoder, error) {
 	r := &repeating{s: s, logits: logits}

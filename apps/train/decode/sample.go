@@ -18,7 +18,7 @@ type Writer struct {
 	temperature float64 // 0 takes the likeliest token
 	topK        int     // how many of the likeliest tokens are drawn from; 0 is all
 	rng         *rand.Rand
-	Within      bool    // the prompt is out of the middle of a document, which no separator begins
+	Within      bool    // the prompt comes from the middle of a document, without a separator before it
 	IDs         []int32 // the text so far, from the separator that begins it on, if one does
 }
 
@@ -28,10 +28,12 @@ func NewWriter(d Decoder, tok text.Tokenizer, seq int, temperature float64, topK
 		rng: rand.New(rand.NewPCG(seed, 0x73616d706c65))}
 }
 
-// Write writes up to n tokens after the beginning of a document and the prompt, or where Within is
-// set after the prompt alone, which then has a token, and tells each with its text. Each is drawn
-// from softmax(logits/temperature). Without ends the separator of documents never is, so that the
-// text has its length; with it the text ends there. It blocks.
+// Write writes up to n tokens and passes the text of each to tell. They follow the beginning of a
+// document and the prompt, or the prompt alone if Within is set, which must then have a token. Each
+// is drawn from softmax(logits/temperature). It blocks.
+//
+// Without ends the separator of documents is never drawn, so that the text has its length. With
+// ends the text ends there.
 func (t *Writer) Write(ctx context.Context, prompt string, n int, ends bool, tell func(text []byte) error) error {
 	ids, err := text.TokensOf(t.tok, prompt)
 	if err != nil {
@@ -49,7 +51,7 @@ func (t *Writer) Write(ctx context.Context, prompt string, n int, ends bool, tel
 			return context.Cause(ctx)
 		}
 		if t.Len()+fresh > t.seq {
-			// There are no more positions: it goes on from the later half of the text.
+			// There are no more positions, so it goes on from the later half of the text.
 			t.Reset()
 			fresh = min(len(t.IDs), max(1, t.seq/2))
 		}
@@ -73,8 +75,8 @@ func (t *Writer) Write(ctx context.Context, prompt string, n int, ends bool, tel
 	return nil
 }
 
-// keepTop makes all but the k largest logits impossible; of equal ones the first count.
-// 0 keeps all.
+// keepTop makes all but the k largest logits impossible. The first of equal ones
+// counts. 0 keeps all.
 func keepTop(logits []float32, k int) {
 	if k <= 0 || k >= len(logits) {
 		return
@@ -89,8 +91,8 @@ func keepTop(logits []float32, k int) {
 	}
 }
 
-// draw returns i with probability softmax(logits/temperature)[i], for u uniform in
-// [0, 1); at temperature 0 the i of the largest logit.
+// draw returns i with probability softmax(logits/temperature)[i], for u uniform in [0, 1). At
+// temperature 0 it returns the i of the largest logit.
 func draw(logits []float32, temperature, u float64) int {
 	best := 0
 	for i, x := range logits {

@@ -26,7 +26,7 @@ func TestDraw(t *testing.T) {
 	if i := draw(logits, 0, 0.99); i != 1 {
 		t.Errorf("temperature 0 draws %d, want 1", i)
 	}
-	// At temperature 2: weights e^0.5, e^1.5, 0, e^1.
+	// The weights at temperature 2 are e^0.5, e^1.5, 0 and e^1.
 	sum := math.Exp(0.5) + math.Exp(1.5) + math.Exp(1)
 	for _, c := range []struct {
 		u    float64
@@ -41,7 +41,7 @@ func TestDraw(t *testing.T) {
 	}
 }
 
-// seen is a double of a decoder: it keeps what it is given, and the likeliest token is always 7.
+// seen is a double of a decoder. It keeps its input, and the likeliest token is always 7.
 type seen struct{ ids []int32 }
 
 func (s *seen) Len() int     { return len(s.ids) }
@@ -54,8 +54,8 @@ func (s *seen) Next(ids []int32) ([]float32, error) {
 	return l, nil
 }
 
-// TestBeforeThePrompt: the end of a text stands before the prompt, unless that is out
-// of the middle of a document.
+// The end of a text stands before the prompt, unless the prompt comes from the middle
+// of a document.
 func TestBeforeThePrompt(t *testing.T) {
 	for within, want := range map[bool][]int32{false: {0, 'a', 'b', 7, 7}, true: {'a', 'b', 7, 7}} {
 		d := &seen{}

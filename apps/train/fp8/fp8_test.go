@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd"
 )
 
-// The next step's scale brings the largest size into [128,256); one that says nothing, or a step
-// that changed nothing, leaves it as it was.
+// The next step's scale brings the largest size into [128,256). A size that says nothing, or a step
+// that changed nothing, leaves the scale as it was.
 func TestFP8Scales(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")

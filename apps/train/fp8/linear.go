@@ -6,15 +6,16 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// Linear is what the products of a linear take in 8-bit floats.
+// Linear is the 8-bit operands of a linear's products.
 type Linear struct {
 	W, Across spmd.Buffer[spmd.F8E4M3] // (out,in), and the transpose
 	By        spmd.Buffer[float32]     // (1): what these are multiplied by
-	// of the input, and of the output's gradient, which is Wide where a classifier made it
+	// casts of the input, and of the output's gradient, which is Wide if a classifier made it
 	X, DY kernels.Cast
 }
 
-// Head returns that of the head, whose output's gradient is Wide; nil where this stage has none.
+// Head returns the operands of the head, whose output's gradient is Wide, or nil if this
+// stage has no head.
 func (e *State) Head(name string, site int) *Linear {
 	q := e.Linear(name, site)
 	if q == nil {
@@ -24,8 +25,8 @@ func (e *State) Head(name string, site int) *Linear {
 	return q
 }
 
-// Linear returns that of a linear, by its weight's name and the first of its two sites; nil where
-// its products are of bfloat16.
+// Linear returns the operands of a linear, by its weight's name and the first of its two sites. It
+// returns nil if its products are of bfloat16.
 func (e *State) Linear(name string, site int) *Linear {
 	castOf := func(site int) kernels.Cast {
 		one := func(b spmd.Buffer[float32]) spmd.Buffer[float32] { return b.Slice(site, site+1) }
@@ -42,23 +43,23 @@ func (e *State) Linear(name string, site int) *Linear {
 	return nil
 }
 
-// Mode says what a pass does about 8-bit floats, where its model has any.
+// Mode says what a pass does with 8-bit floats, if its model has any.
 type Mode struct {
 	Casts    bool // makes the copies
 	Records  bool // and enters their largest sizes, for the next step
 	Products bool // multiplies the copies
 }
 
-// What passes do: Learns takes the scales of the step before, Calibrates finds the first ones,
-// Evaluates leaves them alone.
+// These are the modes of passes. Learns uses the scales of the step before, Calibrates finds the
+// first ones, Evaluates leaves them alone.
 var (
 	Learns     = Mode{Casts: true, Records: true, Products: true}
 	Calibrates = Mode{Casts: true, Records: true}
 	Evaluates  = Mode{Casts: true, Products: true}
 )
 
-// Input is the cast of a linear's input, as such a pass makes it; Grad that of its
-// output's gradient. q may be nil.
+// Input returns the cast of a linear's input in such a pass. Grad returns that of its output's
+// gradient. q may be nil.
 func (m Mode) Input(q *Linear) kernels.Cast {
 	return m.castOf(q, func(q *Linear) kernels.Cast { return q.X })
 }
@@ -78,7 +79,7 @@ func (m Mode) castOf(q *Linear, which func(*Linear) kernels.Cast) kernels.Cast {
 	return c
 }
 
-// Product is q where such a pass multiplies the copies, else nil.
+// Product returns q if such a pass multiplies the copies, else nil.
 func (m Mode) Product(q *Linear) *Linear {
 	if !m.Products {
 		return nil
@@ -86,9 +87,8 @@ func (m Mode) Product(q *Linear) *Linear {
 	return q
 }
 
-// Scaled is o with the scales of a linear's weights and of a cast. Sums are fast, but
-// not those over the vocabulary: fast ones lose what its many small gradients come to
-// beside the one of the target.
+// Scaled returns o with the scales of a linear's weights and of a cast. Sums are fast, except those
+// over the vocabulary: fast ones lose its many small gradients beside the target's.
 func (q *Linear) Scaled(o blas.Options, operand kernels.Cast) blas.Options {
 	o.TransB, o.FastAccum, o.ScaleA, o.ScaleB = true, operand.Wide.Len() == 0, operand.Down.Arg(), q.By.Arg()
 	return o

@@ -12,7 +12,8 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Check refuses what has no products of 8-bit floats: asked is where they were asked for.
+// Check refuses a device or a type without products of 8-bit floats. asked is the flag that
+// asked for them.
 func Check(w *spmd.World, level layout.FP8Level, dtype, asked string) error {
 	switch {
 	case level == layout.FP8Off:
@@ -28,9 +29,9 @@ func Check(w *spmd.World, level layout.FP8Level, dtype, asked string) error {
 	return nil
 }
 
-// State is what a model has beside for products of 8-bit floats.
+// State is a model's additional state for products of 8-bit floats.
 type State struct {
-	Up   spmd.Buffer[float32] // (sites): what the values of a site are multiplied by, a power of two
+	Up   spmd.Buffer[float32] // (sites): the factor of a site's values, a power of two
 	down spmd.Buffer[float32] // (sites,Apart8): 1 over it, in the first
 	Peak spmd.Buffer[float32] // (sites): the largest size of a value in the step so far
 
@@ -38,16 +39,16 @@ type State struct {
 	names  []string // of these
 	sets   []set
 	layout spmd.Buffer[int64] // (mats,MatrixNumbers): mats as kernels read them
-	// (parts,3): matrix, from the first of its set, row and column of each part that a block casts
+	// (parts,3): matrix, counted from the first of its set, row and column of each part that
+	// a block casts
 	tiles      spmd.Buffer[int32]
 	nTiles     int                        // of all sets
 	weights    []spmd.Buffer[spmd.F8E4M3] // the codes of mats; sets may take turns in one
 	weightPeak spmd.Buffer[float32]       // (mats): the largest size of a weight
-	weightBy   spmd.Buffer[float32]       // (mats,Apart8): what codes are multiplied by, in the first
+	weightBy   spmd.Buffer[float32]       // (mats,Apart8): the factor of codes, in the first
 
 	Operand spmd.Buffer[spmd.F8E4M3] // the operand of the next product
-	// the rows of one that this rank has, where it gets the others from
-	// ranks that divide the layers
+	// this rank's rows of an operand, if the others come from ranks that divide the layers
 	Own spmd.Buffer[spmd.F8E4M3]
 }
 
@@ -58,9 +59,9 @@ type set struct {
 	memory               int // which of weights
 }
 
-// matrices lists what is cast, and returns how many codes each memory has. With turns
-// the matrices of each group are a set, and those of layers take turns in so many
-// memories: From is then in the group.
+// matrices lists the matrices to cast, and returns how many codes each memory has. With turns the
+// matrices of each group are a set, and those of layers take turns in so many memories. From is
+// then in the group.
 func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layout.Group, turns int) (lens []int) {
 	e.mats, e.names, e.nTiles = nil, nil, 0
 	e.sets, lens = make([]set, 1), make([]int, 1)
@@ -99,7 +100,7 @@ func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layo
 	return lens
 }
 
-// codesOf is the memory that has the codes of a matrix.
+// codesOf returns the memory of a matrix's codes.
 func (e *State) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
 	for _, x := range e.sets {
 		if mat < x.end {
@@ -109,9 +110,9 @@ func (e *State) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
 	return spmd.Buffer[spmd.F8E4M3]{}
 }
 
-// TakeAll takes, or counts, the memory for n rows, which are rows of the ranks that divide the
-// layers, and columns of scratch. Where turns is above 0 no rank has all weights: those of layers
-// come a group at a time, and so many groups of them have memory.
+// TakeAll allocates, or counts, the memory for n rows and columns of scratch. rows says which ranks
+// divide them. If turns is above 0 no rank has all weights: those of layers come a group at a time,
+// and so many groups have memory.
 func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int,
 	rows ddp.Rows, columns *spmd.Buffer[float32]) {
 	sites, lens := cfg.FP8Sites(), e.matrices(cfg, params, groups, turns)
@@ -142,7 +143,7 @@ func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Par
 
 func tilesOf(n int) int { return (n + kernels.TileSide - 1) / kernels.TileSide }
 
-// Begin writes what does not change, and scales of 1.
+// Begin writes constants, and scales of 1.
 func (e *State) Begin() error {
 	var layout []int64
 	var tiles []int32
@@ -174,7 +175,7 @@ func (e *State) Scales() ([]int, error) {
 	return exps, nil
 }
 
-// Usable says whether exponents can be those of a number of scales.
+// Usable says whether exponents can be those of so many scales.
 func Usable(exps []int, sites int) bool {
 	for _, e := range exps {
 		if e < -kernels.MostPower || e > kernels.MostPower {
@@ -193,19 +194,19 @@ func (e *State) SetScales(exps []int) error {
 	return errors.Join(e.Up.CopyFrom(up), e.down.CopyFrom(down))
 }
 
-// NextScales enqueues the end of a step: each site's scale is now that for the largest
-// size, which is the same on all ranks, unless gate(1) is NaN or that is 0 or not finite.
+// NextScales enqueues the end of a step. Each site's scale becomes that for its largest size, which
+// is the same on all ranks. It stays if gate(1) is NaN, or if the size is 0 or not finite.
 func (e *State) NextScales(s *spmd.Stream, gate spmd.Buffer[float32]) error {
 	return kernels.NextScales(s, e.Up, e.down, e.Peak, gate)
 }
 
-// CastWeights enqueues the copies of the matrices in an arena of weights, each with the
-// scale for its largest element.
+// CastWeights enqueues the copies of the matrices in an arena of weights, each with the scale for
+// its largest element.
 func (e *State) CastWeights(s *spmd.Stream, weights spmd.Buffer[spmd.BF16]) error {
 	return e.CastGroup(s, 0, weights)
 }
 
-// CastGroup is CastWeights for a group's weights, where groups are cast by themselves.
+// CastGroup is CastWeights for a group's weights, if groups are cast one by one.
 func (e *State) CastGroup(s *spmd.Stream, group int, weights spmd.Buffer[spmd.BF16]) error {
 	x := e.sets[group]
 	if x.first == x.end {

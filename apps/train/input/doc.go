@@ -1,2 +1,2 @@
-// Package input finds what the user gave: the files behind --data, and errors that are about them.
+// Package input finds the files behind --data, and marks errors that are about the user's input.
 package input

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Origin is how a file came to be part of the data; it decides what is skipped.
+// Origin is how a file came to be part of the data. It decides what is skipped.
 type Origin uint8
 
 const (
@@ -32,8 +32,8 @@ type Place struct {
 	From   Origin
 }
 
-// Resolve returns the inputs that the --data patterns name, or the source
-// tree of the Go toolchain when there are none. It looks at names and sizes only.
+// Resolve returns the inputs of the --data patterns, or the source tree of the Go toolchain if
+// there are none. It looks only at names and sizes.
 func Resolve(patterns []string) ([]Place, error) {
 	if len(patterns) == 0 {
 		root := goSource()
@@ -65,7 +65,7 @@ func Resolve(patterns []string) ([]Place, error) {
 	return inputs, nil
 }
 
-// resolvePath refuses what does not exist, is empty or has no end, such as a pipe.
+// resolvePath refuses a path that does not exist, is empty, or has no end, such as a pipe.
 func resolvePath(path string) (Place, error) {
 	st, err := os.Stat(path)
 	switch {
@@ -104,7 +104,7 @@ func resolvePath(path string) (Place, error) {
 	return Place{path, true, InFolder}, nil
 }
 
-// goPlaces is where the Go toolchain usually is, when nothing says so.
+// goPlaces are the usual places of the Go toolchain.
 var goPlaces = []string{"/usr/local/go", "/usr/lib/go", "/usr/lib/go-*", "/usr/lib/golang", "/usr/share/go-*"}
 
 // goSource returns the folder of the Go toolchain's source on this machine, or "".
@@ -164,8 +164,8 @@ func (s Skips) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Data beyond these is refused before it is read: a sparse file may claim any size,
-// and every rank of a node holds the list of the files and of their pieces.
+// Data beyond these limits is refused before it is read. A sparse file may claim any size, and
+// every rank of a node holds the list of the files and of their pieces.
 const (
 	maxDataFiles = 1 << 24
 	MaxDataBytes = 1 << 44
@@ -212,15 +212,15 @@ func List(inputs []Place) ([]Source, Skips, error) {
 	return list.Files, skipped, nil
 }
 
-// kernelTypes are file systems whose files are made as they are read: what size they
-// have says nothing. Source: statfs(2).
+// kernelTypes are file systems whose files are made when they are read, so that their sizes say
+// nothing. Source: statfs(2).
 var kernelTypes = []int64{
 	unix.SYSFS_MAGIC, unix.PROC_SUPER_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC,
 	unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC,
 	unix.SELINUX_MAGIC, unix.DEVPTS_SUPER_MAGIC,
 }
 
-// ofKernel says whether a file is the kernel's and no data. It asks once for each file
+// ofKernel says whether a file belongs to the kernel and is no data. It asks once for each file
 // system, which seen remembers.
 func ofKernel(path string, st fs.FileInfo, seen map[uint64]bool) bool {
 	dev := st.Sys().(*syscall.Stat_t).Dev
@@ -233,10 +233,11 @@ func ofKernel(path string, st fs.FileInfo, seen map[uint64]bool) bool {
 	return is
 }
 
-// walk calls take for every file of a folder that may be text, in the order of
-// their names. Hidden files and folders are left out; links to files are followed,
-// links to folders are not, for they may lead in a circle. Files of the kernel's, as in
-// /sys, are left out. What is left out is counted in skipped, a folder as one.
+// walk calls take for every file of a folder that may be text, in the order of their names. It
+// counts what it leaves out in skipped, a folder as one.
+//
+// It leaves out hidden files and folders, and the kernel's files, as in /sys. It follows links to
+// files but not to folders, since these may lead in a circle.
 func walk(in Place, take func(Source) error, skipped *Skips) error {
 	seen := map[uint64]bool{}
 	return filepath.WalkDir(in.Path, func(path string, d fs.DirEntry, err error) error {

@@ -24,7 +24,7 @@ func TestNoGoTree(t *testing.T) {
 	}
 }
 
-// What is left out of a folder is counted, and named where nothing else is there.
+// Files that are left out of a folder are counted, and named if nothing else is there.
 func TestLeftOut(t *testing.T) {
 	root := t.TempDir()
 	far, dir := filepath.Join(root, "far"), filepath.Join(root, "dir")

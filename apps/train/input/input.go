@@ -9,18 +9,17 @@ import (
 	"syscall"
 )
 
-// Error marks an error that is about what the user gave, not about the
-// program or the machine.
+// Error marks an error that is about the user's input, not about the program or the machine.
 type Error struct{ error }
 
-// Wrap marks an error so.
+// Wrap marks an error as one about the input.
 func Wrap(err error) error { return Error{err} }
 
-// Bad is fmt.Errorf for such errors.
+// Bad is fmt.Errorf for errors about the input.
 func Bad(format string, args ...any) error { return Wrap(fmt.Errorf(format, args...)) }
 
-// OpenRegular opens a file to read it. A name that has become a pipe or a folder is
-// an error: to open a pipe would wait for its writer.
+// OpenRegular opens a file to read it. A name that has become a pipe or a folder is an error:
+// opening a pipe would wait for its writer.
 func OpenRegular(path string) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -36,7 +35,7 @@ func OpenRegular(path string) (*os.File, fs.FileInfo, error) {
 	return f, st, nil
 }
 
-// ShortPath is err with no more of a path than its last part.
+// ShortPath returns err with only the last part of a path.
 func ShortPath(err error, path string) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
