@@ -94,8 +94,7 @@ func BenchmarkRows(b *testing.B) {
 	}
 }
 
-// benchKernel reports the median time of what run enqueues, and its rate
-// where it moves so many bytes.
+// benchKernel reports the median time of what run enqueues, and its rate if it moves bytes.
 func benchKernel(b *testing.B, w *spmd.World, s *spmd.Stream, name string, bytes int, run func() error) {
 	b.Run(name, func(b *testing.B) {
 		stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20), run)

@@ -8,8 +8,8 @@ import (
 	"lockstep/spmd"
 )
 
-// Apart8 is how many numbers lie between the scales of products: cuBLASLt
-// wants them aligned to 16 bytes.
+// Apart8 is how many numbers apart the scales of products are: cuBLASLt wants them
+// aligned to 16 bytes.
 const Apart8 = 4
 
 // Matrix8 is a matrix of weights: where its codes begin, and those of its transpose.
@@ -18,10 +18,10 @@ type Matrix8 struct {
 	Rows, Cols       int
 }
 
-// MatrixNumbers is how many numbers a Matrix8 is for the kernels, which have a struct of them.
+// MatrixNumbers is how many numbers a Matrix8 has for the kernels, which have a struct of them.
 const MatrixNumbers = 5
 
-// Numbers are those of m.
+// Numbers returns the numbers of m.
 func (m Matrix8) Numbers() [MatrixNumbers]int64 {
 	return [...]int64{int64(m.From), int64(m.To), int64(m.Across), int64(m.Rows), int64(m.Cols)}
 }
@@ -33,28 +33,27 @@ func matrix8Of(n [MatrixNumbers]int64) Matrix8 {
 
 const (
 	TileSide    = 128 // of a tile of weights, as in fp8.cu
-	ColumnParts = 264 // blocks that share the rows of a tensor, two for each multiprocessor of an H100 or H200
+	ColumnParts = 264 // blocks that share a tensor's rows, two for each multiprocessor of an H100 or H200
 )
 
-// Cast is where the copy of a tensor goes, in 8-bit floats: to Codes, or where its sizes differ too
-// much for these to Wide. The zero cast is none.
+// Cast is where the copy of a tensor in 8-bit floats goes: to Codes, or to Wide if sizes differ too
+// much. The zero cast makes no copy.
 type Cast struct {
 	Codes          spmd.Buffer[spmd.F8E4M3]
 	Wide           spmd.Buffer[spmd.F8E5M2]
-	Up, Down, Peak spmd.Buffer[float32] // (1) each; without peak the largest size is not recorded
+	Up, Down, Peak spmd.Buffer[float32] // (1) each; without Peak the largest size is not recorded
 }
 
-// None says whether there is nothing to cast to.
+// None says whether the cast makes no copy.
 func (c Cast) None() bool { return c.Codes.Len()+c.Wide.Len() == 0 }
 
 // MostPower bounds the exponent of a scale.
 const MostPower = 126
 
-// The kernels of products of 8-bit floats, as kernels.go has the others: fp8.cu is what
-// runs on a GPU. Those that make a copy of a tensor beside what they do otherwise are
-// in kernels.go and norms.go.
+// fp8.cu has the kernels of products of 8-bit floats for a GPU. Those that make a copy of a tensor
+// beside other work are in kernels.go and norms.go.
 
-// eightSource is what sources of such kernels have behind CommonSource.
+// eightSource follows CommonSource in sources of such kernels.
 //
 //go:embed eight.cuh
 var eightSource string
@@ -64,18 +63,18 @@ var fp8CUDA string
 
 var fp8Source = eightSource + fp8CUDA
 
-// powerFor is the exponent of the scale for a largest size, above 0 and finite.
+// powerFor returns the exponent of the scale for a largest size, above 0 and finite.
 func powerFor(peak float32) int {
 	return min(MostPower, 7-(int(math.Float32bits(peak)>>23)-127))
 }
 
-// size8 says whether the largest size of values says what their scale is.
+// size8 says whether the largest size of values determines their scale.
 func size8(peak float32) bool { return peak > 0 && Finite(float64(peak)) }
 
 // eight is the set of 8-bit floats.
 type eight interface{ spmd.F8E4M3 | spmd.F8E5M2 }
 
-// codes8 stores values times a scale, and returns the largest size of these and of top.
+// codes8 stores values times a scale, and returns the largest of their sizes and top.
 func codes8[T eight](codes []T, x []float32, scale, top float32) float32 {
 	to := func(v float32) T { return T(spmd.ToF8E4M3(v)) }
 	if _, wide := any(codes).([]spmd.F8E5M2); wide {
@@ -90,15 +89,15 @@ func codes8[T eight](codes []T, x []float32, scale, top float32) float32 {
 	return top
 }
 
-// raise8 enters the largest size of values in argument i, which may be missing.
+// raise8 records the largest size of values in argument i, which may be missing.
 func raise8(a spmd.Args, i int, top float32) {
 	if peak := spmd.ArgSlice[float32](a, i); len(peak) > 0 {
 		peak[0] = max(peak[0], top)
 	}
 }
 
-// Copying is fn, then the copy of the activations that it wrote first: the codes are
-// argument i, then come the scale and the largest size.
+// Copying returns fn followed by the copy of the activations that it wrote first. The codes are
+// argument i, followed by the scale and the largest size.
 func Copying[T eight](i int, fn func(a *HostArgs) error) func(a *HostArgs) error {
 	return func(a *HostArgs) error {
 		if err := fn(a); err != nil {
@@ -122,7 +121,7 @@ func newKernel8(name string, fn func(spmd.Args) error, scratch ...int) *spmd.Ker
 	return spmd.NewKernel(name, fp8Source, fn, spmd.Tolerance(1e-5), spmd.Scratch(scratch...))
 }
 
-// loop8 is a grid for kernels that loop over n elements, 8 at a time.
+// loop8 returns a grid for kernels that loop over n elements, 8 at a time.
 func loop8(n int) spmd.Grid { return Blocks(min(132*8, (n+2047)/2048), 1, 1) }
 
 // Cast enqueues the copy of the first n elements of x.
@@ -157,8 +156,8 @@ func logistic(x float32) float32 {
 	return float32(1 / (1 + math.Exp(-2*math.Sqrt(2/math.Pi)*(v+0.044715*v*v*v))))
 }
 
-// GELU8 enqueues y = gelu(x), by GPT-2's tanh formula, of the first n elements, and the copy of y.
-// The bits of y are the same with the zero Cast, which makes no copy.
+// GELU8 enqueues y = gelu(x) for the first n elements, by GPT-2's tanh formula, and the copy of y.
+// The zero Cast makes no copy, and y has the same bits.
 func (e *Launcher[A]) GELU8(y, x spmd.Buffer[A], n int, c Cast) {
 	if e.Err == nil {
 		e.Err = geluKernel8.Launch(e.S, loop8(n), y.Arg(), c.Codes.Arg(), c.Up.Arg(), c.Peak.Arg(), x.Arg(),
@@ -166,8 +165,8 @@ func (e *Launcher[A]) GELU8(y, x spmd.Buffer[A], n int, c Cast) {
 	}
 }
 
-// columns8 computes cast_columns_8, and with slope gelu_slope_8: the first row of partial
-// gets all sums, the others none.
+// columns8 computes cast_columns_8, and with slope gelu_slope_8. The first row of partial gets all
+// sums, the others none.
 func columns8(slope bool) func(a spmd.Args) error {
 	return func(a spmd.Args) error {
 		n, c := a.I32(6), a.I32(7)
@@ -195,8 +194,8 @@ var (
 	geluSlopeKernel   = newKernel8("gelu_slope_8", columns8(true), 4)
 )
 
-// CastColumns enqueues the copy of x(n,c), c being the length of sums, and sums (+)= the
-// sums of its columns. Where pre is not empty x is multiplied by gelu'(pre) first.
+// CastColumns enqueues the copy of x(n,c), and sums (+)= the sums of its columns. c is the length
+// of sums. If pre is not empty x is multiplied by gelu'(pre) first.
 func (e *Launcher[A]) CastColumns(x, pre spmd.Buffer[A], to Cast, sums spmd.Buffer[float32]) {
 	if e.Err != nil || to.None() {
 		return

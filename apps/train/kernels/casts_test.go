@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// casting is a cast with memory of its own, whose codes are 0x55 before, and so behind the end.
+// casting is a cast with memory of its own. Its codes begin as 0x55, also behind the end.
 type casting struct {
 	Cast
 	up float64
@@ -31,7 +31,7 @@ func newCasting(t *testing.T, w *spmd.World, n, exponent int, peak float32) cast
 		up}
 }
 
-// newWide is newCasting to the other type.
+// newWide is newCasting for the other type.
 func newWide(t *testing.T, w *spmd.World, n, exponent int, peak float32) casting {
 	t.Helper()
 	c := newCasting(t, w, n, exponent, peak)
@@ -39,7 +39,7 @@ func newWide(t *testing.T, w *spmd.World, n, exponent int, peak float32) casting
 	return c
 }
 
-// check compares codes and the largest size with what they are of.
+// check compares codes and the largest size with those of x.
 func (c casting) check(t *testing.T, name string, x []spmd.BF16, before float64) {
 	t.Helper()
 	largest := before
@@ -74,15 +74,15 @@ func geluAndSlope(x float64) (y, slope float64) {
 	return x / 2 * (1 + th), (1+th)/2 + x/2*(1-th*th)*k*(1+3*0.044715*x*x)
 }
 
-// Each kernel that casts, in shapes that fill no block and some that do, against float64
-// and codes from the definition.
+// Each kernel that casts is compared with float64 and with codes from the definition, in shapes
+// that fill no block and some that do.
 func TestFP8Kernels(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		testFP8Kernels(t, w, [][2]int{{1, 16}, {3, 48}, {70, 128}, {5, 4112}, {1100, 16}, {600, 2304}, {4000, 48}})
 	})
 }
 
-// Small ones, with each launch both ways.
+// Small shapes compare each launch on the device with the host.
 func TestCompareFP8Kernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1},
@@ -159,7 +159,7 @@ func testFP8Kernels(t *testing.T, w *spmd.World, sizes [][2]int) {
 				d := float64(x[i].Float32())
 				if slope {
 					_, k := geluAndSlope(float64(pre[i].Float32()))
-					// Where it is nearly 0 it is a difference of larger numbers.
+					// Near 0 it is a difference of larger numbers.
 					if !traintest.CloseTo(float64(v.Float32()), d*k, math.Abs(d)*(math.Abs(k)/200+1e-5)) {
 						t.Fatalf("%s: %v times gelu'(%v) is %v, want %v", name, d, pre[i].Float32(), v.Float32(), d*k)
 					}
@@ -181,7 +181,7 @@ func testFP8Kernels(t *testing.T, w *spmd.World, sizes [][2]int) {
 	}
 }
 
-// LayerNorm's kernels leave copies of what they write, which is what they write without.
+// LayerNorm's kernels write the same with copies as without.
 func TestFP8LayerNorm(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")
@@ -217,7 +217,7 @@ func TestFP8LayerNorm(t *testing.T) {
 			out, dx, grads := run(Cast{}, Cast{})
 			forward, backward := newCasting(t, w, n*c, 5, 0), newCasting(t, w, n*c, 3, 0)
 			out8, dx8, grads8 := run(forward.Cast, backward.Cast)
-			// To the bit but for what a compiler contracts in one kernel and not in the other.
+			// Bits are equal, unless a compiler contracts operations in only one of the kernels.
 			near := func(name string, a, b []float32) {
 				t.Helper()
 				for i := range a {
@@ -257,9 +257,9 @@ func TestFP8Classifier(t *testing.T) {
 	})
 }
 
-// The gradient of a row of logits sums to 0: what the copies of its many small elements lose
-// beside the target's large one would be missing from all gradients in one direction. In E4M3
-// it was 0.11 of the target's.
+// The gradient of a row of logits sums to 0. What copies lose of its many small elements, beside
+// the target's large one, would be missing from all gradients in one direction. In E4M3 it was 0.11
+// of the target's.
 func TestFP8ClassifierKeepsSmall(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("s")

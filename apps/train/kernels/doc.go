@@ -1,3 +1,3 @@
-// Package kernels is what a model computes beside matrix products and attention, on the host and on
-// a GPU. A method of Launcher enqueues each kernel and says what it computes.
+// Package kernels computes the parts of a model beside matrix products and attention, on the host
+// and on a GPU. A method of Launcher enqueues each kernel and says what it computes.
 package kernels

@@ -7,7 +7,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Kernels of single elements, in Go.
+// These are kernels of single elements, in Go.
 
 //go:generate go run lockstep/spmd/spmdgen
 
@@ -42,7 +42,7 @@ func (e *Launcher[A]) AddTo(dst, src spmd.Buffer[float32]) {
 	}
 }
 
-// AddResidual enqueues y += x, of the first n elements.
+// AddResidual enqueues y += x for the first n elements.
 func (e *Launcher[A]) AddResidual(y, x spmd.Buffer[A], n int) {
 	if e.Err != nil {
 		return
@@ -61,7 +61,7 @@ func roundElement(i int, half []spmd.BF16, p []float32) { half[i] = spmd.ToBF16(
 
 func roundOnHost(lo, hi int, half []spmd.BF16, p []float32) { host.Round(half[lo:hi], p[lo:hi]) }
 
-// RoundWeights enqueues half = p, whole arenas.
+// RoundWeights enqueues half = p for whole arenas.
 func RoundWeights(s *spmd.Stream, half spmd.Buffer[spmd.BF16], p spmd.Buffer[float32]) error {
 	return launchRoundElement(s, p.Len(), half, p)
 }
@@ -82,7 +82,7 @@ func lossRow(i int, loss *float64, losses []float32, scale float32, accumulate b
 	*loss = sum
 }
 
-// nextScale makes a scale of the largest size of a tensor, where the step was good.
+// nextScale makes a scale from the largest size of a tensor, if the step was good.
 //
 //spmd:kernel
 func nextScale(i int, up, down, peak []float32, gate *float32) {
@@ -93,8 +93,8 @@ func nextScale(i int, up, down, peak []float32, gate *float32) {
 	peak[i] = 0
 }
 
-// NextScales enqueues what makes the scales of the next step of the largest sizes of this one:
-// gate is NaN where they stay.
+// NextScales enqueues the scales of the next step, from the largest sizes of this one. They stay
+// if gate is NaN.
 func NextScales(s *spmd.Stream, up, down, peak, gate spmd.Buffer[float32]) error {
 	return launchNextScale(s, peak.Len(), up, down, peak, gate)
 }

@@ -5,11 +5,11 @@ import (
 	"lockstep/spmd"
 )
 
-// Kernel is one computation for each type of activations.
+// Kernel is one computation, for each type of activations.
 type Kernel struct{ F32, BF16 *spmd.Kernel }
 
-// newKernel declares kernel name of a source for each type of activations; on the host fn computes
-// both, and adds in another order. scratch are arguments that mean nothing to others.
+// newKernel declares kernel name of a source for each type of activations. On the host fn computes
+// both, and adds in another order. scratch lists arguments that mean nothing to others.
 func newKernel(source, name string, fn func(a *HostArgs) error, scratch ...int) Kernel {
 	return Kernel{declare(source, name, OnHost(false, fn), "float", scratch),
 		declare(source, name, OnHost(true, fn), "bf16", scratch)}
@@ -19,7 +19,7 @@ func declare(source, name string, fn func(spmd.Args) error, act string, scratch 
 	return spmd.NewKernel(name, source, fn, spmd.Define("ACT", act), spmd.Tolerance(1e-5), spmd.Scratch(scratch...))
 }
 
-// OnHost is what spmd calls on the host for a kernel that fn computes.
+// OnHost returns the host's function for a kernel that fn computes.
 func OnHost(half bool, fn func(a *HostArgs) error) func(spmd.Args) error {
 	return func(args spmd.Args) error {
 		a := HostArgs{Args: args, half: half}
@@ -33,9 +33,8 @@ func OnHost(half bool, fn func(a *HostArgs) error) func(spmd.Args) error {
 	}
 }
 
-// HostArgs are the arguments of a kernel on the host, which computes in float32: of
-// bfloat16 activations it gets widened copies, and what it has written is rounded
-// when it returns.
+// HostArgs are the arguments of a kernel on the host, which computes in float32. It gets widened
+// copies of bfloat16 activations. Its results are rounded when it returns.
 type HostArgs struct {
 	spmd.Args
 	half    bool
@@ -81,7 +80,7 @@ func (a *HostArgs) InOut(i, n int) []float32 {
 	return a.rounded(i, a.In(i, n))
 }
 
-// settle rounds what has been written so far, as the caller will see it.
+// settle rounds the results so far, as the caller will see them.
 func (a *HostArgs) settle() {
 	for _, w := range a.written {
 		host.Parallel(len(w.to), halfGrain, func(lo, hi int) {
@@ -91,7 +90,7 @@ func (a *HostArgs) settle() {
 	}
 }
 
-// rounded makes wide what argument i receives in the end, and returns it.
+// rounded makes wide the final value of argument i, and returns it.
 func (a *HostArgs) rounded(i int, wide []float32) []float32 {
 	a.written = append(a.written, rounding{spmd.ArgSlice[spmd.BF16](a.Args, i)[:len(wide)], wide})
 	return wide
@@ -106,7 +105,7 @@ func (a *HostArgs) Ints(i, n int) []int32 { return spmd.ArgSlice[int32](a.Args, 
 // flag returns argument i, passed by flag.
 func (a *HostArgs) flag(i int) bool { return a.I32(i) != 0 }
 
-// Flag is a bool as an argument of a kernel.
+// Flag returns a bool as an argument of a kernel.
 func Flag(b bool) spmd.Arg {
 	if b {
 		return spmd.I32(1)
@@ -122,10 +121,10 @@ func RoundAll(dst []spmd.BF16, src []float32) {
 	host.Parallel(len(src), halfGrain, func(lo, hi int) { host.Round(dst[lo:hi], src[lo:hi]) })
 }
 
-// RowGrain is how many rows of c elements are worth a goroutine.
+// RowGrain returns how many rows of c elements are worth a goroutine.
 func RowGrain(c int) int { return max(1, 1<<14/c) }
 
-// columns calls fn on ranges of c columns of n rows, cut at whole cache lines.
+// columns calls fn on ranges of c columns of n rows, divided at whole cache lines.
 func columns(c, n int, fn func(lo, hi int)) {
 	const block = 64
 	host.Parallel((c+block-1)/block, max(1, 1<<14/(block*n)), func(lo, hi int) {

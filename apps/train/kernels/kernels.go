@@ -12,13 +12,15 @@ import (
 // Finite says whether x is neither infinite nor NaN.
 func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// The kernels of the model. Beside each stands the one function that launches it, which checks
-// nothing that the model settles already. Arrays are row-major; activations and their gradients are
-// of the model's type A, all else is float32. n is the number of tokens b·t, and buffers may be
-// longer than the n rows in use. kernels.cu is what runs on a GPU, after common.cuh and eight.cuh;
-// kernels.c has the loops of the host.
+// These are the kernels of the model. Beside each stands the one function that launches it. It does
+// not check again what the model has settled.
+//
+// Arrays are row-major. Activations and their gradients are of the model's type A, all else is
+// float32. n is the number of tokens b·t. Buffers may be longer than the n rows in use.
+//
+// kernels.cu runs on a GPU, after common.cuh and eight.cuh. kernels.c has the loops of the host.
 
-// CommonSource is what sources of kernels of other packages begin with, too.
+// CommonSource begins the sources of kernels, also of other packages.
 //
 //go:embed common.cuh
 var CommonSource string
@@ -34,15 +36,15 @@ var cudaSource = CommonSource + eightSource + lossSource + kernelsSource
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }
 
-// Blocks is a grid of blocks of 256 threads, which kernels.cu relies on.
+// Blocks returns a grid of blocks of 256 threads, which kernels.cu relies on.
 func Blocks(x, y, z int) spmd.Grid {
 	return spmd.Grid{Blocks: [3]int{x, y, z}, Threads: [3]int{256, 1, 1}}
 }
 
-// warpRows is a grid of a warp for each of n rows.
+// warpRows returns a grid of a warp for each of n rows.
 func warpRows(n int) spmd.Grid { return Blocks((n+7)/8, 1, 1) }
 
-// ChunksOf is how many warps it takes to cover a row of c columns.
+// ChunksOf returns how many warps cover a row of c columns.
 func ChunksOf(c int) int {
 	if c%8 == 0 {
 		return (c + 255) / 256
@@ -72,10 +74,11 @@ var encoderForwardKernel = newKernel(cudaSource, "encoder_forward", func(a *Host
 	return nil
 })
 
-// EncoderForward enqueues out(n,c) = wte[token] + wpe[position]. A token outside the
-// vocabulary fails the stream on the host; on a GPU it makes the loss NaN. Where ranks
-// divide the vocabulary the sum of what they write is that: a rank adds the tokens that it
-// has, the first one the positions.
+// EncoderForward enqueues out(n,c) = wte[token] + wpe[position]. A token outside the vocabulary
+// fails the stream on the host, and makes the loss NaN on a GPU.
+//
+// If ranks divide the vocabulary, out is a part, and the sum over them is the result: each rank
+// adds its tokens, and the first one the positions.
 func (e *Launcher[A]) EncoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int32], wte, wpe spmd.Buffer[float32]) {
 	C := e.Cfg.Channels
 	first, _, own := e.Cfg.OwnVocab()
@@ -92,20 +95,19 @@ var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *Ho
 	if err := p.check(vocab); err != nil {
 		return err
 	}
-	// Two rows with one token add to one row of dwte: split by columns, each column
-	// adds in the order of the rows.
+	// Two rows with one token add to one row of dwte. If columns divide the work, each column adds
+	// in the order of the rows.
 	columns(c, n, func(lo, hi int) { cEncoderBackward(dwte, dwpe, dout, p, t, c, positions, first, own, acc, lo, hi) })
 	return nil
 }, 2, 3)
 
 // EncoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the tokens as
-// Sorter.Sort leaves them. The head has set dwte before, which has the tokens of this rank.
+// Sorter.Sort leaves them. dwte has this rank's tokens, and the head has set it before.
 func (e *Launcher[A]) EncoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
 	e.tableBackward(dwte, dwpe, dout, sorted, e.Cfg.SeqMax)
 }
 
-// TableBackward enqueues dtable[token] += dout, as EncoderBackward does
-// where there are no positions.
+// TableBackward enqueues dtable[token] += dout, like EncoderBackward without positions.
 func (e *Launcher[A]) TableBackward(dtable spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
 	e.tableBackward(dtable, spmd.Buffer[float32]{}, dout, sorted, 0)
 }
@@ -144,8 +146,9 @@ func hostClassifier(a *HostArgs) error {
 
 // Classifier enqueues losses(n) = the cross-entropy of logits(n,vp) against targets(n). With grad
 // the logits become scale times their gradient, 0 in the columns beyond the vocabulary. A target
-// outside the vocabulary does what such a token does to EncoderForward. A gradient is copied, too,
-// to Wide: most of its elements are a 100,000th of the largest.
+// outside the vocabulary has the effect of such a token in EncoderForward.
+//
+// The gradient's copy goes to Wide: most of its elements are a 100,000th of the largest.
 func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32],
 	scale float32, grad bool, to Cast) {
 	n, vp := targets.Len(), e.Cfg.PaddedVocab()
@@ -160,15 +163,15 @@ func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer
 	}
 }
 
-// classifierGrid is a block for each of n rows of logits, of which it holds
-// so many pieces of 16 bytes.
+// classifierGrid returns a grid of a block for each of n rows of logits, and how many pieces of 16
+// bytes of a row a block holds.
 func (e *Launcher[A]) classifierGrid(n int) (g spmd.Grid, held int) {
 	size := 4
 	if IsHalf[A]() {
 		size = 2
 	}
-	// Two blocks of a multiprocessor share what it has: while one waits for its row, the
-	// other computes. The kernel itself declares less than 2 KB.
+	// Two blocks share a multiprocessor: while one waits for its row, the other computes. The
+	// kernel itself declares less than 2 KB.
 	held = max(0, min(e.Cfg.PaddedVocab()*size, e.S.World().SharedMemory()-2<<10, 112<<10)) / 16
 	return spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}, held
 }

@@ -8,7 +8,7 @@ import (
 	"lockstep/apps/train/traintest"
 )
 
-// Logits far from zero, ties, and a vocabulary that ends within a vector.
+// Logits are far from zero or equal, and a vocabulary ends within a vector.
 func TestClassifier(t *testing.T) {
 	for _, tc := range []struct{ v, vp int }{{1, 128}, {5, 128}, {128, 128}, {300, 384}} {
 		for _, shift := range []float64{0, 1e4, -1e4} {
@@ -38,7 +38,7 @@ func TestClassifier(t *testing.T) {
 				}
 			}
 			losses, before := make([]float32, n), slices.Clone(x)
-			// The sum of the logarithm and top is rounded at the size of top.
+			// The sum of the logarithm and top is rounded as top is.
 			abs := 1e-6 + 1.2e-7*math.Abs(shift)
 			cClassifier(losses, x, targets, tc.v, tc.vp, scale, false, 0, n)
 			traintest.Near(t, "loss", losses, loss, 1e-6, abs)
@@ -52,7 +52,7 @@ func TestClassifier(t *testing.T) {
 	}
 }
 
-// A value must not depend on how the work is split over threads.
+// A value does not depend on how threads divide the work.
 func TestSplits(t *testing.T) {
 	const n, c, tt, vp = 12, 100, 6, 128
 	w, bias := traintest.RandomFloats(c, 1, 1), traintest.RandomFloats(c, 1, 2)

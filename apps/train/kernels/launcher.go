@@ -5,8 +5,8 @@ import (
 	"lockstep/spmd"
 )
 
-// Launcher puts kernels on a stream that work on some rows of a model. After the first error it
-// launches nothing more, and keeps the error.
+// Launcher puts kernels on a stream that work on rows of a model. After the first error it keeps
+// the error and launches nothing more.
 type Launcher[A Act] struct {
 	S       *spmd.Stream
 	Cfg     layout.Config
@@ -21,10 +21,10 @@ type Launcher[A Act] struct {
 type Scratch struct {
 	Partial spmd.Buffer[float32] // parts of sums over rows, on a GPU
 	Arrived spmd.Buffer[uint32]  // of how many parts there are, between two sums 0
-	Columns spmd.Buffer[float32] // (ColumnParts,4C): sums of columns of what is cast; empty where nothing is
+	Columns spmd.Buffer[float32] // (ColumnParts,4C): sums of columns of casts; empty without casts
 }
 
-// Launch puts one of the two on the stream.
+// Launch puts the kernel for the type A on the stream.
 func (e *Launcher[A]) Launch(k Kernel, g spmd.Grid, args ...spmd.Arg) {
 	if e.Err != nil {
 		return

@@ -12,18 +12,17 @@ var normsCUDA string
 
 var normsSource = CommonSource + eightSource + normsCUDA
 
-// The backward pass of a LayerNorm goes in up to normParts blocks, two for each
-// multiprocessor of an H100 or H200. Each leaves sums of three kinds for each column;
-// so do its sets of sumSet blocks.
+// The backward pass of a LayerNorm has up to normParts blocks, two for each multiprocessor of an
+// H100 or H200. Each leaves sums of three kinds for each column. So does each set of sumSet blocks.
 const (
 	normParts = 264
 	sumSet    = 16
 	NormRows  = normParts + (normParts+sumSet-1)/sumSet
 )
 
-// tileGrid is a grid of at most most blocks for kernels on tiles of rows of n rows of c
-// columns: groups of whole warps with a thread for every 8 columns, each group rows at a
-// time. Rows that do not fit such groups are for blocks of 256 threads, one at a time.
+// tileGrid returns a grid of at most most blocks for kernels on tiles of n rows of c columns.
+// Groups of whole warps have a thread for every 8 columns, and each group takes rows at a time.
+// Rows that do not fit such groups are for blocks of 256 threads, one at a time.
 func tileGrid(n, c, rows, most int) spmd.Grid {
 	const mostThreads = 288
 	threads, groups := 256, 1
@@ -37,11 +36,12 @@ func tileGrid(n, c, rows, most int) spmd.Grid {
 	return spmd.Grid{Blocks: [3]int{min(most, (n+rows*groups-1)/(rows*groups)), 1, 1}, Threads: [3]int{threads, 1, 1}}
 }
 
-// normByWarps is a grid of up to most blocks for the kernels of LayerNorms of n rows of c columns
-// whose warps have a row each, and read so many arrays ahead; false where there is another kernel.
+// normByWarps returns a grid of up to most blocks for the LayerNorm kernels whose warps have
+// a row each, of n rows of c columns, and read arrays ahead. It returns false if another
+// kernel is to run.
 func (e *Launcher[A]) normByWarps(n, c, arrays, most int) (spmd.Grid, bool) {
 	const warps, deep = 8, 4
-	shared := warps * deep * (2*arrays*c + 2*4*32) // of rows, and two statistics for each lane
+	shared := warps * deep * (2*arrays*c + 2*4*32) // rows, and two statistics for each lane
 	if !IsHalf[A]() || c%8 != 0 || c <= 512 || c > 1024 || shared > e.S.World().SharedMemory()-1<<10 {
 		return spmd.Grid{}, false
 	}
@@ -65,8 +65,8 @@ func hostLayerNormForward(a *HostArgs) error {
 	return nil
 }
 
-// LayerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and its copy, and
-// keeps mean(n) and rstd(n).
+// LayerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and its copy. It keeps
+// mean(n) and rstd(n).
 func (e *Launcher[A]) LayerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *Norm,
 	to Cast) {
 	c := e.Cfg.Channels
@@ -113,10 +113,11 @@ func hostLayerNormBackward(a *HostArgs) error {
 	return nil
 }
 
-// LayerNormBackward enqueues dx(n,c) = the gradient of the LayerNorm's input, added
-// with add, the gradients of its parameters, and dcolumns(c) (+)= the sums of the new
-// dx over its rows, where dcolumns is not empty: dx is the gradient of the residual
-// stream, and that of the bias of the projection that wrote there. It makes a copy of dx.
+// LayerNormBackward enqueues dx(n,c) = the gradient of the LayerNorm's input, added with add, its
+// copy, and the gradients of the parameters.
+//
+// If dcolumns(c) is not empty it also enqueues dcolumns (+)= the sums of the new dx over its rows.
+// dx is the gradient of the residual stream, and so of the bias of the projection that wrote there.
 func (e *Launcher[A]) LayerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *Norm,
 	dcolumns spmd.Buffer[float32], add bool, to Cast) {
 	c := e.Cfg.Channels

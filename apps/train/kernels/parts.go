@@ -7,11 +7,10 @@ import (
 	"lockstep/spmd"
 )
 
-// The classifier where ranks divide the vocabulary: each has the columns of its
-// tokens. What a row's loss and gradient take of the others' columns are three numbers
-// of each rank, between two kernels.
+// If ranks divide the vocabulary, the classifier of each has the columns of its tokens. A row's loss
+// and gradient need three numbers from each other rank, which ranks exchange between two kernels.
 
-// LogitNumbers is how many numbers LogitSums leaves of a row.
+// LogitNumbers is how many numbers of a row LogitSums computes.
 const LogitNumbers = 3
 
 var logitSumsKernel = newKernel(cudaSource, "logit_sums", func(a *HostArgs) error {
@@ -21,8 +20,8 @@ var logitSumsKernel = newKernel(cudaSource, "logit_sums", func(a *HostArgs) erro
 	return nil
 })
 
-// LogitSums enqueues sums(n,LogitNumbers) of the columns that this rank has of logits(n,v): the
-// largest, the sum of e^(x - largest), and that of the row's target. What there is none of is -Inf.
+// LogitSums enqueues sums(n,LogitNumbers) of this rank's columns of logits(n,v): the largest, the
+// sum of e^(x - largest), and the target's logit. A missing value is -Inf.
 func (e *Launcher[A]) LogitSums(sums spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32]) {
 	first, rows, own := e.Cfg.OwnVocab()
 	e.Launch(logitSumsKernel, blockRows(e.N), sums.Arg(), logits.Arg(), targets.Arg(),
@@ -47,9 +46,8 @@ var classifierOfPartsKernel = newKernel(cudaSource, "classifier_of_parts", func(
 	return nil
 })
 
-// ClassifierOfParts enqueues what Classifier does, of the columns that this rank
-// has. all(ranks,n,LogitNumbers) is what LogitSums has left on each rank; the losses
-// are the same on all of them.
+// ClassifierOfParts enqueues Classifier for this rank's columns. all(ranks,n,LogitNumbers) has the
+// LogitSums of each rank. All ranks get the same losses.
 func (e *Launcher[A]) ClassifierOfParts(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32],
 	all spmd.Buffer[float32], scale float32, grad bool) {
 	first, rows, own := e.Cfg.OwnVocab()
@@ -58,7 +56,7 @@ func (e *Launcher[A]) ClassifierOfParts(losses spmd.Buffer[float32], logits spmd
 		spmd.I32(e.Cfg.Vocab), spmd.F32(scale), Flag(grad))
 }
 
-// blockRows is a grid of a block of 512 threads for each of n rows.
+// blockRows returns a grid of a block of 512 threads for each of n rows.
 func blockRows(n int) spmd.Grid {
 	return spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}}
 }

@@ -2,12 +2,11 @@ package kernels
 
 import "lockstep/spmd"
 
-// Kernels of parts of tensors, in Go: a row is such a part, of which a
-// largest size or a sum is made.
+// These are kernels of parts of tensors, in Go. A row is such a part: it has a largest size or a sum.
 
 const castChunk = 8192 // elements of a row of castPart, 32 for a thread
 
-// sizeOf is |v|; a NaN has none.
+// sizeOf returns |v|, or 0 for a NaN.
 func sizeOf(v float32) float32 {
 	if v < 0 {
 		v = -v
@@ -18,8 +17,8 @@ func sizeOf(v float32) float32 {
 	return v
 }
 
-// castPart writes the codes of part i of x times *up, and enters the largest size of x
-// in peak, which may be empty.
+// castPart writes the codes of part i of x times *up. It records the largest size of x in peak,
+// which may be empty.
 //
 //spmd:kernel rows
 func castPart[T eight](i int, codes []T, up *float32, peak []float32, x []spmd.BF16, n int) {
@@ -36,7 +35,7 @@ func castPart[T eight](i int, codes []T, up *float32, peak []float32, x []spmd.B
 	}
 }
 
-// sumRows sets 32 of the c sums, or adds to them, of the columns of partial(rows,c).
+// sumRows sets, or adds to, 32 of the c sums of the columns of partial(rows,c).
 //
 //spmd:kernel rows unset
 //spmd:tolerance 1e-5
@@ -65,12 +64,12 @@ func sumRows(i int, sums, partial []float32, rows, c int, accumulate bool) {
 	}
 }
 
-// peakParts are those of a matrix: of one of 768 columns and k·768 rows each has k·8,192
-// elements, 32 k for a thread.
+// peakParts is the number of parts of a matrix. A part of a matrix of k·768 rows and 768 columns
+// has k·8,192 elements, 32 k for a thread.
 const peakParts = 72
 
-// weightPeak enters the largest size of one of the parts of a matrix, whose numbers are
-// among matrices, in its peak.
+// weightPeak records the largest size of one part of a matrix in the matrix's peak. matrices has
+// the matrix's numbers.
 //
 //spmd:kernel rows
 func weightPeak(i int, peaks []float32, weights []spmd.BF16, matrices []int64) {
@@ -85,7 +84,7 @@ func weightPeak(i int, peaks []float32, weights []spmd.BF16, matrices []int64) {
 	spmd.AtomicMax(&peaks[i/peakParts], top)
 }
 
-// WeightPeaks enqueues what finds the largest size in each matrix of weights, of which peaks are 0.
+// WeightPeaks enqueues the search for the largest size in each matrix of weights. peaks must be 0.
 func WeightPeaks(s *spmd.Stream, peaks spmd.Buffer[float32], weights spmd.Buffer[spmd.BF16],
 	matrices spmd.Buffer[int64]) error {
 	return launchWeightPeak(s, peakParts*peaks.Len(), peaks, weights, matrices)

@@ -6,8 +6,8 @@ import (
 	"lockstep/spmd"
 )
 
-// eachWeight8 calls fn for the elements of all matrices, whose numbers are given: number of the
-// matrix, the matrix, row and column.
+// eachWeight8 calls fn for the elements of all matrices, which numbers describe: with the number of
+// the matrix, the matrix, row and column.
 func eachWeight8(numbers []int64, fn func(i int, m Matrix8, r, c int)) {
 	for i := range len(numbers) / MatrixNumbers {
 		m := matrix8Of([MatrixNumbers]int64(numbers[MatrixNumbers*i:]))
@@ -19,7 +19,7 @@ func eachWeight8(numbers []int64, fn func(i int, m Matrix8, r, c int)) {
 	}
 }
 
-// CastWeightsKernel writes the codes of each matrix and of its transpose, by the largest size.
+// CastWeightsKernel writes the codes of each matrix and of its transpose, by its largest size.
 var CastWeightsKernel = newKernel8("cast_weights_8", func(a spmd.Args) error {
 	codes, down, peaks, weights := spmd.ArgSlice[spmd.F8E4M3](a, 0), spmd.ArgSlice[float32](a, 1),
 		spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[spmd.BF16](a, 3)

@@ -5,36 +5,34 @@ import (
 	"unsafe"
 )
 
-// The gradient of the token embedding is, for each token, the sum of the rows that
-// have it. So that no kernel looks for them, the loader sorts the rows of a micro-batch
-// by token while the device works on the one before: a list of fixed length, of which
-// the device uses what there is.
+// The token embedding's gradient for a token is the sum of the rows with that token. The loader sorts
+// the rows of a micro-batch by token while the device works on the one before, so that no kernel has
+// to look for them. The list has a fixed length, and the device uses the valid part.
 
-// partRows is how many rows of a token one warp of a GPU adds up. A token with more is
-// split into parts, so that frequent ones do not take longer than all others.
+// partRows is how many rows of a token one warp of a GPU adds up. A token with more is split into
+// parts, so that frequent tokens do not take longer than all others.
 const partRows = 64
 
-// mostParts is how many parts n rows can have: those of the tokens, each with a row, and
-// what further rows make.
+// mostParts returns how many parts n rows can have: one for each token, and those of further rows.
 func mostParts(n, vocab int) int {
 	tokens := min(n, vocab)
 	return tokens + (n-tokens)/partRows
 }
 
-// MostSplits is how many tokens of n rows can have more than partRows.
+// MostSplits returns how many tokens of n rows can have more than partRows.
 func MostSplits(n int) int { return n / (partRows + 1) }
 
-// SplitRows is how many parts the tokens with more than one can have together.
+// SplitRows returns how many parts the tokens with more than one can have together.
 func SplitRows(n int) int { return 2 * n / (partRows + 1) }
 
-// SortedLen is the length of the list for n rows.
+// SortedLen returns the length of the list for n rows.
 func SortedLen(n, vocab int) int {
 	return int(unsafe.Sizeof(planHead{})+uintptr(mostParts(n, vocab))*unsafe.Sizeof(tokenPart{})+
 		uintptr(MostSplits(n))*unsafe.Sizeof(tokenSplit{}))/4 + n
 }
 
-// plan is such a list, in parts that lie behind each other. encoder_backward reads it, and
-// has structs of these names.
+// plan is such a list, in parts that lie behind each other. encoder_backward reads it, and has
+// structs of these names.
 type plan struct {
 	*planHead
 	parts  []tokenPart  // those of a token follow each other
@@ -42,7 +40,7 @@ type plan struct {
 	order  []int32      // (n): rows by token, those of a token in their order
 }
 
-// planHead is how much of a plan there is.
+// planHead is the lengths of a plan.
 type planHead struct {
 	count int32 // of parts
 	_     [3]int32
@@ -55,8 +53,8 @@ type tokenPart struct {
 	split      int32 // of splits, where the token has several parts, or -1
 }
 
-// tokenSplit is a token of several parts. Each leaves its sum in a row of its own, and
-// the last one adds these up.
+// tokenSplit is a token of several parts. Each leaves its sum in a row of its own, and the last one
+// adds these up.
 type tokenSplit struct {
 	row   int32 // where the sum of its first part is
 	first int32 // of its parts
@@ -64,7 +62,7 @@ type tokenSplit struct {
 	_     int32
 }
 
-// planOf is the list in memory, of n rows.
+// planOf returns the plan of n rows in a list's memory.
 func planOf(list []int32, n, vocab int) plan {
 	var p plan
 	head, list := structs[planHead](list, 1)
@@ -75,7 +73,7 @@ func planOf(list []int32, n, vocab int) plan {
 	return p
 }
 
-// structs is the first n structs of numbers in a list, and the list behind them.
+// structs returns the first n structs of numbers in a list, and the rest of the list.
 func structs[S planHead | tokenPart | tokenSplit](list []int32, n int) ([]S, []int32) {
 	numbers := n * int(unsafe.Sizeof(*new(S))) / 4
 	return unsafe.Slice((*S)(unsafe.Pointer(unsafe.SliceData(list[:numbers]))), n), list[numbers:]
@@ -92,7 +90,7 @@ func (p plan) check(vocab int) error {
 }
 
 // Sorter sorts rows by token.
-type Sorter struct{ next []int32 } // of each token of the vocabulary
+type Sorter struct{ next []int32 } // for each token of the vocabulary
 
 // Sort fills list, of SortedLen elements, from the tokens, all below vocab.
 func (s *Sorter) Sort(list, tokens []int32, vocab int) {

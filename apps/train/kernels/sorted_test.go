@@ -8,10 +8,10 @@ import (
 	"lockstep/apps/train/traintest"
 )
 
-// Every row is in exactly one part, of its token and after the rows before it; the parts
-// of a token follow each other, and the numbers of their sums are all different.
+// Every row is in exactly one part, of its token and after the rows before it. The parts of a token
+// follow each other, and the numbers of their sums are all different.
 func TestSorter(t *testing.T) {
-	worst := func(n, vocab int) []int32 { // as many tokens of more than one part as there can be
+	worst := func(n, vocab int) []int32 { // the largest possible number of tokens with more than one part
 		x := make([]int32, n)
 		for i := range x {
 			x[i] = int32(min(i/(partRows+1), vocab-1))

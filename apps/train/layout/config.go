@@ -25,7 +25,7 @@ type Config struct {
 	Times     Times         // by which stages are balanced
 }
 
-// Presets are the shapes known by name; Vocab comes with the tokens.
+// Presets are the shapes with a name. Vocab comes with the tokens.
 var Presets = map[string]Config{
 	"tiny":        {Layers: 4, Heads: 4, Channels: 128, SeqMax: 128},
 	"gpt2":        {Layers: 12, Heads: 12, Channels: 768, SeqMax: 1024},
@@ -81,12 +81,11 @@ func (c Config) Validate() error {
 	return c.CheckParts8()
 }
 
-// PaddedVocab is Vocab rounded up to a multiple of 128: the rows of the token
-// embedding, so that the largest products have even sizes. The rows beyond Vocab
-// stay zero.
+// PaddedVocab returns Vocab rounded up to a multiple of 128: the rows of the token embedding. The
+// largest products then have even sizes. The rows beyond Vocab stay zero.
 func (c Config) PaddedVocab() int { return (c.Vocab + 127) / 128 * 128 }
 
-// ParamCount is the number of trained parameters, padding not counted.
+// ParamCount returns the number of trained parameters, without padding.
 func (c Config) ParamCount() int {
 	C := c.Channels
 	if c.Parts != 0 {
@@ -101,16 +100,16 @@ func (c Config) ParamCount() int {
 	return c.Layers*(12*C*C+13*C) + 2*C + (c.Vocab+c.SeqMax)*C
 }
 
-// FlopsPerToken is the arithmetic of training on one token of a sequence of t:
-// 6 for each weight of a product, and causal attention counted in full, as
-// PaLM's and nanoGPT's MFU do (12·L·t·C).
+// FlopsPerToken returns the operations of training on one token of a sequence of t: 6 for
+// each weight of a product, and causal attention counted in full, as PaLM's and nanoGPT's MFU
+// do (12·L·t·C).
 func (c Config) FlopsPerToken(t int) float64 {
 	C, L := float64(c.Channels), float64(c.Layers)
 	return 6*(12*L*C*C+float64(c.PaddedVocab())*C) + 12*L*float64(t)*C
 }
 
-// HeadRows is how many rows the head works on at a time: the logits of all rows never
-// exist at once. Products of so many rows are as fast as those of more.
+// HeadRows is how many rows the head works on at a time, so that the logits of all rows never exist
+// together. Products of so many rows are as fast as those of more.
 const HeadRows = 8192
 
 // NormEpsilon is what the kernels add to a variance.

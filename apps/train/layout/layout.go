@@ -19,11 +19,11 @@ type Param struct {
 	Decay bool   // whether weight decay applies: matrices only
 	Init  Init   // with what it begins
 
-	Cut   checkpoint.Cut // where in the whole tensor its elements are, where this rank has a part of them
+	Cut   checkpoint.Cut // its place in the whole tensor, if this rank has a part of it
 	Whole []int          // the shape of the whole tensor
 }
 
-// Init is how a tensor begins: normal with a Deviation, or Uniform; or Fill, again and again; or 0.
+// Init is how a tensor begins: normal with a Deviation, Uniform, Fill again and again, or 0.
 type Init struct {
 	Deviation float64
 	Uniform   bool
@@ -32,21 +32,21 @@ type Init struct {
 
 func root(n int) float64 { return 1 / math.Sqrt(float64(n)) }
 
-// Group is a contiguous range of the arenas whose gradients become complete
-// together. The groups follow each other without gaps, in backward order.
+// Group is a contiguous range of the arenas whose gradients become complete together. The groups
+// follow each other without gaps, in backward order.
 type Group struct {
 	Name     string
 	Off, Len int // elements
 }
 
-// ArenaAlign is the alignment of a tensor in an arena, in float32 elements: 256
-// bytes, what the fastest matrix products ask for.
+// ArenaAlign is the alignment of a tensor in an arena, in float32 elements. It is 256 bytes, as the
+// fastest matrix products ask for.
 const ArenaAlign = 64
 
-// Of lists the parameters in backward order, the groups, and the length of
-// an arena in elements. Where ranks share a part of the training state, sharding.go says
-// which parameters make a group. A stage of a pipeline has some of the parameters; its groups
-// are the same, some of them empty.
+// Of lists the parameters in backward order, the groups, and the length of an arena in elements.
+//
+// If ranks share a part of the training state, sharding.go says which parameters make a group. A
+// stage of a pipeline has some of the parameters. Its groups are the same, some of them empty.
 func Of(cfg Config) (params []Param, groups []Group, n int) {
 	C := cfg.Channels
 	whole := func(name string, shape ...int) Param {
@@ -105,8 +105,8 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 		add(h+"ln_1.bias", C)
 		group(h + "attn")
 	}
-	// The token embedding is also the head: its gradient is complete only when
-	// that of the embeddings is.
+	// The token embedding is also the head, so its gradient is complete with that of
+	// the embeddings.
 	if cfg.Embeds() {
 		add("wpe.weight", cfg.SeqMax, C)
 		params = append(params, cfg.vocabulary(whole("wte.weight", cfg.PaddedVocab(), C)))
@@ -115,8 +115,8 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 	return cfg.shareOut(params, groups)
 }
 
-// shareOut makes of sections the groups that ranks share, if they do, and gives each parameter its
-// place in an arena of n elements, and each group.
+// shareOut makes sections into the groups that ranks share, if they do. It gives each parameter and
+// each group its place in an arena of n elements.
 func (cfg Config) shareOut(params []Param, groups []Group) ([]Param, []Group, int) {
 	if cfg.Shard.Mode != ShardOff {
 		groups = regroup(params, groups)
@@ -147,7 +147,7 @@ func GroupsOf[T spmd.Elem](groups []Group, arena spmd.Buffer[T]) []spmd.Buffer[T
 	return bs
 }
 
-// InGroup returns the memory of a parameter, by that of its group; none where there is none.
+// InGroup returns the memory of a parameter, from that of its group, or none.
 func InGroup[T spmd.Elem](groups []Group, mem []spmd.Buffer[T], p Param) spmd.Buffer[T] {
 	if mem[p.Group].Len() == 0 {
 		return spmd.Buffer[T]{}

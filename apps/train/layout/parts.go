@@ -7,18 +7,19 @@ import (
 	"strings"
 )
 
-// Parts are what makes a model a modern one: a set. The empty set is GPT-2's form.
+// Parts is the set of parts that make a model modern. The empty set is GPT-2's form.
 //
 // Every modern model has rotary positions instead of a table of them, RMS norms without weights, no
-// biases, squared ReLU, and a head of its own; for queries of HS channels the scores of its
-// attention are multiplied by 0.12. The parts with a name may be left out.
+// biases, squared ReLU, and a head of its own. It multiplies the scores of attention by 0.12 for
+// queries of HS channels. The parts with a name may be left out.
 type Parts uint
 
 const (
 	Modern Parts = 1 << iota // what every modern model has
 	NormQK                   // queries and keys have RMS norms, head by head
 	Values                   // tables of embeddings are mixed into the values of the first and last layers
-	// the first half of the layers' outputs are added to the inputs of the second, last ones first
+	// the outputs of the first half of the layers are added to the inputs of the second,
+	// last ones first
 	Skips
 	Windows  // the attention of three layers of four sees WindowTokens
 	allParts = 1<<iota - 1
@@ -32,7 +33,7 @@ var partNames = []struct {
 // Has says whether a model has a part.
 func (c Config) Has(p Parts) bool { return c.Parts&p != 0 }
 
-// String lists the parts, as ParseParts takes them.
+// String lists the parts, as ParseParts reads them.
 func (p Parts) String() string {
 	if p == 0 {
 		return "gpt2"
@@ -65,7 +66,7 @@ func ParseParts(s string) (Parts, error) {
 	return p, nil
 }
 
-// Without is p without the parts of the given names.
+// Without returns p without the parts of the given names.
 func (p Parts) Without(names []string) (Parts, error) {
 	for _, name := range names {
 		part, err := partOf(name)
@@ -77,7 +78,7 @@ func (p Parts) Without(names []string) (Parts, error) {
 	return p, nil
 }
 
-// PartNames are the names of the parts that may be left out.
+// PartNames returns the names of the parts that may be left out.
 func PartNames() (names []string) {
 	for _, x := range partNames {
 		names = append(names, x.name)
@@ -94,10 +95,11 @@ func partOf(name string) (Parts, error) {
 	return 0, fmt.Errorf("no part %q: there are %s", name, strings.Join(PartNames(), ", "))
 }
 
-// MostModernChannels is the widest modern model: its kernels hold a row in the registers of a warp.
+// MostModernChannels is the width of the widest modern model: kernels hold a row in the
+// registers of a warp.
 const MostModernChannels = 2048
 
-// checkParts refuses shapes that modern models do not have, and ways to divide them.
+// checkParts refuses shapes and divisions that modern models do not have.
 func (c Config) checkParts() error {
 	if c.Parts == 0 {
 		return nil
@@ -116,9 +118,8 @@ func (c Config) checkParts() error {
 	return nil
 }
 
-// Tables is how many tables of embeddings are mixed into values; ValueTable is which of
-// them into those of a layer, -1 where there is none. The first layers have them in their
-// order, and so have the last.
+// Tables returns how many tables of embeddings are mixed into values. ValueTable returns which of
+// them a layer has, or -1. The first layers have them in order, and so have the last.
 func (c Config) Tables() int {
 	if !c.Has(Values) {
 		return 0
@@ -137,7 +138,7 @@ func (c Config) ValueTable(layer int) int {
 	return -1
 }
 
-// SkipFrom is the layer whose output is added to the input of a layer, -1 where there is none.
+// SkipFrom returns the layer whose output is added to the input of a layer, or -1.
 func (c Config) SkipFrom(layer int) int {
 	if !c.Has(Skips) || layer < (c.Layers+1)/2 {
 		return -1
@@ -145,12 +146,12 @@ func (c Config) SkipFrom(layer int) int {
 	return c.Layers - 1 - layer
 }
 
-// WindowTokens is how far back the attention of a layer with a window sees,
-// as attention.Shape says it.
+// WindowTokens is how far back the attention of a layer with a window sees, in the sense of
+// attention.Shape.
 const WindowTokens = 256
 
-// Window is that of a layer, 0 where it sees all tokens before: the last layer does,
-// and every fourth from there.
+// Window returns the window of a layer, or 0 if it sees all tokens before. The last layer does, and
+// every fourth before it.
 func (c Config) Window(layer int) int {
 	if !c.Has(Windows) || (c.Layers-1-layer)%4 == 0 {
 		return 0
@@ -158,8 +159,8 @@ func (c Config) Window(layer int) int {
 	return WindowTokens
 }
 
-// modernParams calls add for each parameter of a modern model in backward order, and
-// group after those of each group.
+// modernParams calls add for each parameter of a modern model in backward order, and group after
+// those of each group.
 func (c Config) modernParams(add func(p Param), group func(name string)) {
 	C, V := c.Channels, c.PaddedVocab()
 	matrix := func(name string, out, in int, init Init) {
@@ -168,7 +169,7 @@ func (c Config) modernParams(add func(p Param), group func(name string)) {
 	vector := func(name string, fill ...float32) {
 		add(Param{Name: name, Len: len(fill), Shape: []int{len(fill)}, Init: Init{Fill: fill}})
 	}
-	// Deviations of 1/(2·√inputs), of a uniform distribution.
+	// Weights are uniform, with a deviation of 1/(2·√inputs).
 	from := func(in int) Init { return Init{Deviation: 0.5 * root(in), Uniform: true} }
 	matrix("head.weight", V, C, from(C))
 	group("head")
@@ -204,21 +205,21 @@ const (
 	Vectors                  // and numbers
 )
 
-// Family says to which a parameter of a model belongs.
+// Family returns the family of a model's parameter.
 func (c Config) Family(p Param) Family {
 	switch {
 	case !p.Decay:
 		return Vectors
 	case strings.HasPrefix(p.Name, "h."):
 		return Matrices
-	case p.Name == "head.weight", c.Parts == 0: // GPT-2's tokens are its head, and positions are added to them
+	case p.Name == "head.weight", c.Parts == 0: // GPT-2's token embedding is its head, and positions are added to it
 		return Heads
 	}
 	return Embeddings
 }
 
-// InVocab says whether the rows of a parameter are tokens, so that those beyond
-// the vocabulary are padding.
+// InVocab says whether the rows of a parameter are tokens, so that those beyond the
+// vocabulary are padding.
 func (p Param) InVocab() bool {
 	return p.Name == "wte.weight" || p.Name == "head.weight" || slices.Contains(tableNames, p.Name)
 }

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Recomputation says which activations the backward pass computes once more, instead of each
-// layer keeping them. The bits are the same.
+// Recomputation says which activations the backward pass recomputes instead of keeping them in each
+// layer. The bits are the same.
 type Recomputation int
 
 const (
 	RecomputeOff   Recomputation = iota
-	RecomputeGELU                // those between the two products of an MLP, (N,4C) before and after the GELU
+	RecomputeGELU                // between the two products of an MLP, (N,4C) before and after the GELU
 	RecomputeBlock               // all but the residual stream that leaves the layer
 )
 
@@ -19,7 +19,7 @@ var recomputeNames = [...]string{"off", "gelu", "block"}
 
 func (r Recomputation) String() string { return recomputeNames[r] }
 
-// ParseRecompute is the recomputation of a name.
+// ParseRecompute returns the recomputation of a name.
 func ParseRecompute(name string) (Recomputation, error) {
 	if i := slices.Index(recomputeNames[:], name); i >= 0 {
 		return Recomputation(i), nil
@@ -27,11 +27,11 @@ func ParseRecompute(name string) (Recomputation, error) {
 	return 0, fmt.Errorf("--recompute %s: unknown, want off, gelu or block", name)
 }
 
-// Recomputes says whether backward computes activations of layer l of this stage once more.
+// Recomputes says whether backward recomputes activations of layer l of this stage.
 func (cfg Config) Recomputes(l int) bool { return cfg.Recompute != RecomputeOff && cfg.Again(l) }
 
-// GroupsThere lists the groups of layers, with --shard, in the order in which forward uses
-// them: it begins with the last.
+// GroupsThere lists the groups of layers, with --shard, in the order in which forward uses them.
+// Groups of a model are in backward order, so it begins with the last.
 func (cfg Config) GroupsThere() []int {
 	var order []int
 	for i := 2*cfg.OwnLayers() - 1; i >= 0; i-- {
@@ -40,7 +40,7 @@ func (cfg Config) GroupsThere() []int {
 	return order
 }
 
-// GroupsOfStep lists them in the order in which both passes do.
+// GroupsOfStep lists the groups in the order in which both passes use them.
 func (cfg Config) GroupsOfStep() []int { return append(cfg.GroupsThere(), cfg.GroupsBack()...) }
 
 // GroupsBack lists the groups of layers, with --shard, in the order in which backward uses them.

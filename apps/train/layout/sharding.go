@@ -7,8 +7,8 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// ShardMode says which part of the training state the ranks share, instead of each having
-// all of it. Each mode shares what the one before does, and more.
+// ShardMode says which part of the training state the ranks share, instead of each having all of
+// it. Each mode shares what the one before does, and more.
 type ShardMode int
 
 const (
@@ -22,7 +22,7 @@ var shardNames = [...]string{"off", "optimizer", "gradients", "parameters"}
 
 func (m ShardMode) String() string { return shardNames[m] }
 
-// ParseShard is the mode of a name.
+// ParseShard returns the mode of a name.
 func ParseShard(name string) (ShardMode, error) {
 	if i := slices.Index(shardNames[:], name); i >= 0 {
 		return ShardMode(i), nil
@@ -30,7 +30,7 @@ func ParseShard(name string) (ShardMode, error) {
 	return 0, fmt.Errorf("--shard %s: unknown, want off, optimizer, gradients or parameters", name)
 }
 
-// Sharding says who shares it.
+// Sharding is a mode and the ranks that share.
 type Sharding struct {
 	Mode        ShardMode
 	Rank, Ranks int // of those that learn from a part of each batch
@@ -39,11 +39,11 @@ type Sharding struct {
 // ScattersGrads says whether gradients are reduced to their ranks in every micro-step.
 func (s Sharding) ScattersGrads() bool { return s.Mode >= ShardGradients }
 
-// LayerTurns is how many groups of layers have memory at a time: two layers'. While one
-// computes, the other's weights arrive, or its gradients leave.
+// LayerTurns is how many groups of layers have memory at a time: two layers'. While one computes,
+// the other's weights arrive, or its gradients leave.
 const LayerTurns = 4
 
-// Turns is how many groups' weights have memory at a time; 0 where all have.
+// Turns returns how many groups' weights have memory at a time, or 0 if all have.
 func (s Sharding) Turns() int {
 	if s.Mode < ShardParameters {
 		return 0
@@ -51,7 +51,7 @@ func (s Sharding) Turns() int {
 	return LayerTurns
 }
 
-// partition divides groups of so many elements between those who share them.
+// partition divides groups of so many elements among the ranks that share them.
 func (cfg Config) partition(lens []int) ddp.Partition {
 	rank, ranks := 0, 1
 	if cfg.Shard.Mode != ShardOff {
@@ -60,7 +60,7 @@ func (cfg Config) partition(lens []int) ddp.Partition {
 	return ddp.NewPartition(rank, ranks, ArenaAlign, lens...)
 }
 
-// PartitionOf divides groups that Of has made between those who share them.
+// PartitionOf divides groups from Of among the ranks that share them.
 func (cfg Config) PartitionOf(groups []Group) ddp.Partition {
 	lens := make([]int, len(groups))
 	for i, g := range groups {
@@ -69,35 +69,34 @@ func (cfg Config) PartitionOf(groups []Group) ddp.Partition {
 	return cfg.partition(lens)
 }
 
-// The sections of a pass, in the order in which their gradients get complete: the final LayerNorm,
-// or a head of its own, then of each layer, the last one first, the MLP and attention, at last the
-// embeddings. Without --shard they are the groups.
+// The sections of a pass stand in the order in which their gradients become complete. The first is
+// the final LayerNorm, or a head of its own. Each layer then has the MLP and attention, the last
+// layer first. The embeddings are last. Without --shard the sections are the groups.
 
-// Sections returns the numbers of those of a layer, counted from the first of the stage.
+// Sections returns the numbers of a layer's sections, counted from the first of the stage.
 func (cfg Config) Sections(layer int) (mlp, attn int) {
 	mlp = 1 + 2*(cfg.OwnLayers()-1-layer)
 	return mlp, mlp + 1
 }
 
-// Embeddings is the number of the last section.
+// Embeddings returns the number of the last section.
 func (cfg Config) Embeddings() int { return 2*cfg.OwnLayers() + 1 }
 
-// Where ranks share a part of the training state, the first two groups a layer are the matrices
-// of an MLP or of an attention each. Two groups follow, which every rank has as a whole as
-// long as there are passes: the vectors of all layers, which are small and whose gradients
-// belong to several sections, and the embeddings, which both ends of a pass use.
+// If ranks share a part of the training state, each layer has two groups of matrices, of the MLP and
+// of attention. Two groups follow, which every rank has as a whole during passes. One is the vectors
+// of all layers: they are small, and their gradients belong to several sections. The other is the
+// embeddings, which both ends of a pass use.
 
-// LayerGroup is the group of a section that is a layer's.
+// LayerGroup returns the group of a layer's section.
 func LayerGroup(section int) int { return section - 1 }
 
-// VectorGroup is the group of the vectors. The groups before it are those of layers.
+// VectorGroup returns the group of the vectors. The groups before it are those of layers.
 func VectorGroup(groups []Group) int { return len(groups) - 2 }
 
-// EmbeddingGroup is the group of the embeddings, where ranks share a part
-// of the training state or not.
+// EmbeddingGroup returns the group of the embeddings, with or without sharing.
 func EmbeddingGroup(groups []Group) int { return len(groups) - 1 }
 
-// regroup changes the groups of parameters from sections to those that ranks share.
+// regroup changes the groups of parameters from sections to the groups that ranks share.
 func regroup(params []Param, sections []Group) []Group {
 	last := len(sections) - 1
 	groups := append(slices.Clone(sections[1:last]), Group{Name: "vectors"}, sections[last])
@@ -114,7 +113,7 @@ func regroup(params []Param, sections []Group) []Group {
 	return groups
 }
 
-// LargestGroup is how many elements the largest group has.
+// LargestGroup returns how many elements the largest group has.
 func LargestGroup(cfg Config) int {
 	_, groups, _ := Of(cfg)
 	most := 0

@@ -6,7 +6,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Space takes device memory, or where it has no world only counts it.
+// Space allocates device memory, or only counts it without a world.
 type Space struct {
 	W     *spmd.World
 	Bytes int // taken or counted
@@ -14,9 +14,11 @@ type Space struct {
 	Err   error // the first failure, after which nothing is taken
 }
 
-// Take makes each of bufs n elements long, all 0. What lies between tensors is never written, and
-// must not hold a NaN that would reach a norm. And initcheck of compute-sanitizer takes what cuBLAS
-// writes by the copy engine for memory that nobody has written.
+// Take makes each of bufs n elements long, all 0. The gaps between tensors are never written, and
+// must not hold a NaN that would reach a norm.
+//
+// There is another reason for zeros: initcheck of compute-sanitizer does not see what cuBLAS writes
+// by the copy engine.
 func Take[T spmd.Stored](sp *Space, n int, bufs ...*spmd.Buffer[T]) {
 	for _, b := range bufs {
 		if sp.Err != nil {
@@ -33,7 +35,7 @@ func Take[T spmd.Stored](sp *Space, n int, bufs ...*spmd.Buffer[T]) {
 	}
 }
 
-// Free gives back what was taken.
+// Free frees the memory of Take.
 func (sp *Space) Free() error {
 	var errs []error
 	for _, f := range sp.Frees {

@@ -7,24 +7,24 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Staging says which layers of a model a rank has, where a pipeline of ranks divides them (--pp).
-// The zero value is all of them.
+// Staging says which layers of a model a rank has, if a pipeline of ranks divides them (--pp). The
+// zero value is all of them.
 //
 // The token embedding is also the head, so the first stage and the last have a copy of the
-// embeddings each. The sum of what they find is the gradient of both.
+// embeddings each. The gradient of both is the sum of both.
 type Staging struct {
 	Index, Stages int // which of how many
 	First, End    int // layers [First, End)
 	Micro         int // micro-batches of a step
 }
 
-// StageOf is a stage of a model that learns from sequences of seq tokens.
+// StageOf returns a stage of a model that learns from sequences of seq tokens.
 func StageOf(cfg Config, index, stages, micro, seq int) Staging {
 	return StagesOf(cfg, stages, micro, seq)[index]
 }
 
-// StagesOf is all stages of such a model. They take about equally long: by Times of a layer, of
-// which each rank may have a part, and of the head in the last.
+// StagesOf returns all stages of such a model. They take about equally long, by the Times of a
+// layer, of which each rank may have a part, and of the head in the last stage.
 func StagesOf(cfg Config, stages, micro, seq int) []Staging {
 	costs := make([]float64, cfg.Layers)
 	for l := range costs {
@@ -41,9 +41,9 @@ func StagesOf(cfg Config, stages, micro, seq int) []Staging {
 	return all
 }
 
-// Idle is the part of a step in which the stages wait, taken together, where messages take
-// no time: at its beginning and end, and where the stages' times differ. A third of a
-// stage's time is its forward pass.
+// Idle returns the part of a step in which the stages wait, if messages take no time. They wait at
+// the step's beginning and end, and because their times differ. A third of a stage's time is its
+// forward pass.
 func (cfg Config) Idle(seq int) float64 {
 	x := cfg.Stage
 	if x.Stages <= 1 {
@@ -72,7 +72,7 @@ func (cfg Config) Own() (first, end int) {
 	return cfg.Stage.First, cfg.Stage.End
 }
 
-// OwnLayers is how many they are.
+// OwnLayers returns how many layers this rank has.
 func (cfg Config) OwnLayers() int {
 	first, end := cfg.Own()
 	return end - first
@@ -84,7 +84,7 @@ func (cfg Config) Begins() bool { return cfg.Stage.Index == 0 }
 func (cfg Config) Ends() bool   { return cfg.Stage.Stages == 0 || cfg.Stage.Index == cfg.Stage.Stages-1 }
 func (cfg Config) Embeds() bool { return cfg.Begins() || cfg.Ends() }
 
-// InFlight is how many micro-batches this rank has begun and not ended, at most.
+// InFlight returns how many micro-batches this rank has begun and not ended, at most.
 func (cfg Config) InFlight() int {
 	if cfg.Stage.Stages == 0 {
 		return 1
@@ -92,11 +92,11 @@ func (cfg Config) InFlight() int {
 	return min(cfg.Stage.Stages-cfg.Stage.Index, cfg.Stage.Micro)
 }
 
-// Again says whether backward finds another layer's or micro-batch's activations where layer l of
-// this stage has had those that are not kept.
+// Again says whether activations of layer l of this stage that are not kept are overwritten before
+// backward, by another layer's or micro-batch's.
 func (cfg Config) Again(l int) bool { return l < cfg.OwnLayers()-1 || cfg.InFlight() > 1 }
 
-// Whole is the configuration of the model of which this rank has a part.
+// Whole returns the configuration of the whole model.
 func (cfg Config) Whole() Config {
 	cfg.Stage, cfg.Tensor = Staging{}, Tensor{}
 	return cfg

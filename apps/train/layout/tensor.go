@@ -8,26 +8,28 @@ import (
 	"lockstep/spmd/checkpoint"
 )
 
-// Tensor says which heads of each attention, and which channels inside each MLP, a rank has, where
+// Tensor says which heads of each attention, and which channels inside each MLP, a rank has, if
 // ranks divide them (--tp): the Rank-th of Ranks equal parts. The zero value is all of them.
 //
-// The first product of an attention and of an MLP has rows of its weight, so that what it makes is
-// this rank's part; the second has the columns that take it, and the sum over the ranks is the
-// result. Of the token embedding, which is also the head, it has the rows of some tokens. All else
-// every rank has, and computes alike.
+// In the first product of an attention and of an MLP the rank has rows of the weight, so that the
+// output is its part. In the second product it has the columns for this part, and the sum over the
+// ranks is the result.
+//
+// It has the rows of some tokens in the token embedding, which is also the head. Every rank has all
+// else, and computes the same with it.
 type Tensor struct{ Rank, Ranks int }
 
-// Parts is in how many the ranks divide each layer.
+// Parts returns into how many parts the ranks divide each layer.
 func (x Tensor) Parts() int { return max(1, x.Ranks) }
 
-// OwnHeads is how many heads of an attention this rank has.
+// OwnHeads returns how many heads of an attention this rank has.
 func (cfg Config) OwnHeads() int { return cfg.Heads / cfg.Tensor.Parts() }
 
-// OwnChannels is how many channels these have. An MLP has four times as many inside.
+// OwnChannels returns how many channels these have. An MLP has four times as many inside.
 func (cfg Config) OwnChannels() int { return cfg.Channels / cfg.Tensor.Parts() }
 
-// vocabUnit is what the rows of the token embedding are divided by: a row of logits is then whole
-// pieces of 16 bytes, as kernels read it and its copy in 8-bit floats.
+// vocabUnit returns the unit of a division of the token embedding's rows. A row of logits is then
+// whole pieces of 16 bytes, for kernels and for its copy in 8-bit floats.
 func (cfg Config) vocabUnit() int {
 	if cfg.FP8 != FP8Off {
 		return 16
@@ -35,8 +37,8 @@ func (cfg Config) vocabUnit() int {
 	return 8
 }
 
-// OwnVocab is which rows of the padded token embedding this rank has, and how many of these are of
-// tokens. The parts are as equal as they can be, the first ones the largest.
+// OwnVocab returns which rows of the padded token embedding this rank has, and how many of them are
+// tokens. The parts are as equal as possible, the first ones the largest.
 func (cfg Config) OwnVocab() (first, rows, tokens int) {
 	x := cfg.Tensor
 	unit := cfg.vocabUnit()
@@ -45,8 +47,8 @@ func (cfg Config) OwnVocab() (first, rows, tokens int) {
 	return first, rows, min(max(0, cfg.Vocab-first), rows)
 }
 
-// CheckTensor refuses a number of parts that does not divide the heads, and names those that do,
-// and one that leaves a rank no row of the token embedding.
+// CheckTensor refuses a number of parts that does not divide the heads, and names those that do. It
+// also refuses one that leaves a rank without a row of the token embedding.
 func (cfg Config) CheckTensor() error {
 	if most := cfg.PaddedVocab() / cfg.vocabUnit(); cfg.Vocab > 0 && cfg.Tensor.Parts() > most {
 		return fmt.Errorf("--tp %d: a vocabulary of %d tokens divides into %d parts at most",
@@ -76,8 +78,8 @@ func (x Tensor) columns(p Param) Param {
 	return x.cut(p, 1, p.Shape[0])
 }
 
-// cut leaves p a part of its dimension dim: in each of so many equal
-// pieces of its elements one run.
+// cut leaves p a part of its dimension dim: one run in each of so many equal pieces of
+// its elements.
 func (x Tensor) cut(p Param, dim, pieces int) Param {
 	if x.Parts() == 1 {
 		return p
@@ -103,8 +105,8 @@ func (cfg Config) vocabulary(p Param) Param {
 	return p
 }
 
-// Own puts what this rank has of a tensor, all of whose elements are x, into own, and returns that:
-// x itself where the rank has all. x may lack elements at its end that are 0.
+// Own copies this rank's part of a tensor into own, and returns it. x has all elements, or lacks
+// zeros at the end. If the rank has all it returns x itself.
 func (p Param) Own(own, x []float32) []float32 {
 	c := p.Cut
 	if c.Run == 0 {
@@ -117,7 +119,7 @@ func (p Param) Own(own, x []float32) []float32 {
 	return own
 }
 
-// Uncut is the whole of a tensor of which p may be a part.
+// Uncut returns the whole tensor of which p may be a part.
 func (p Param) Uncut() Param {
 	p.Shape, p.Cut, p.Len = p.Whole, checkpoint.Cut{}, 1
 	for _, n := range p.Shape {

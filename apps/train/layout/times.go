@@ -1,6 +1,6 @@
 package layout
 
-// Rates are how fast a GPU does what passes are made of.
+// Rates are the speeds of a GPU in the parts of a pass.
 type Rates struct {
 	Products  float64 // operations a second of matrix products of bfloat16
 	Attention float64 // operations a second of attention: 7·T·C a token and layer in both passes
@@ -8,16 +8,16 @@ type Rates struct {
 	Logit     float64 // seconds for a logit, both passes
 }
 
-// Measured are those of an H200, fitted to the kernels of a step of gpt2 with 64 sequences.
+// Measured is the rates of an H200, fitted to the kernels of a step of gpt2 with 64 sequences.
 // Source: bench/results/train.
 var Measured = Rates{Products: 607e12, Attention: 301e12, Norm: 7.45e-12, Logit: 1.15e-12}
 
-// Times are seconds that a token takes in both passes, as measured where a run is: in a layer, and
-// in the head and all else that is there once. The zero value is what Measured says of them.
+// Times are measured seconds that a token takes in both passes: in a layer, and in the head with
+// all else that is there once. The zero value stands for the times from Measured.
 type Times struct{ Layer, Head float64 }
 
-// LayerTime is how many seconds both passes take for a token of a sequence of seq in a layer, on a
-// rank that has all of it; HeadTime how many they take in what this rank has of the head.
+// LayerTime returns how many seconds both passes of a whole layer take for a token of a sequence of
+// seq. HeadTime returns how many they take in this rank's part of the head.
 func (cfg Config) LayerTime(seq int) float64 {
 	if cfg.Times.Layer > 0 {
 		return cfg.Times.Layer
