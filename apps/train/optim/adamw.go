@@ -12,9 +12,9 @@ import (
 	"lockstep/spmd/ddp"
 )
 
-// Schedule is a learning rate that rises in a line for Warmup steps to Peak, then falls along a
-// cosine to Final at step Steps, where it stays. With Stable it stays at Peak for the first half of
-// Steps, and falls in a line in the second.
+// Schedule is a learning rate. It rises in a line for Warmup steps to Peak, falls along a cosine to
+// Final at step Steps, and stays there. With Stable it stays at Peak for the first half of Steps,
+// and falls in a line in the second.
 type Schedule struct {
 	Peak, Final   float64
 	Warmup, Steps int
@@ -42,10 +42,10 @@ type AdamConfig struct {
 	WeightDecay  float64 // of matrices; biases and LayerNorms do not decay
 	Clip         float64 // largest norm of the whole gradient; 0 means no limit
 
-	Muon *MuonConfig // of the matrices of layers, which it updates; nil where AdamW updates them, too
+	Muon *MuonConfig // for the matrices of layers; nil if AdamW updates them, too
 }
 
-// DefaultAdam is what GPT-2-sized models are commonly trained with.
+// DefaultAdam is the usual setting for models of GPT-2's sizes.
 var DefaultAdam = AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, Clip: 1}
 
 // AdamW updates the weights of a model from its gradients:
@@ -54,21 +54,21 @@ var DefaultAdam = AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.
 //	m ← β₁m + (1-β₁)g        v ← β₂v + (1-β₂)g²
 //	p ← p - lr·(m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + ε) + λp)
 //
-// (Loshchilov, Hutter: Decoupled Weight Decay Regularization, algorithm 2, with
-// the decay multiplied by the rate as PyTorch does.)
+// Source: Loshchilov, Hutter: Decoupled Weight Decay Regularization, algorithm 2. As in PyTorch,
+// the decay is multiplied by the rate.
 type AdamW struct {
 	Cfg   AdamConfig
-	M, V  spmd.Buffer[float32] // moments, laid out as the model's Weights; with --shard this rank's shard of them
+	M, V  spmd.Buffer[float32] // moments, laid out as the model's Weights, or this rank's shard with --shard
 	Norm  spmd.Buffer[float32] // (1): norm of the gradient before clipping
 	Steps int                  // steps enqueued so far, those that changed nothing too
 
-	// SkipBad says what a step does whose gradient's norm or whose Loss is not finite.
-	// It changes nothing, and does not count in t: with SkipBad the steps after it go
-	// on, without it they change nothing either. Set it before the first step.
+	// A step whose Loss or norm of the gradient is not finite changes nothing, and does not count
+	// in t. With SkipBad the steps after it go on. Without, they change nothing either. Set it
+	// before the first step.
 	SkipBad bool
 
 	state  *gpt.State
-	Counts spmd.Buffer[int32]   // (2): steps that changed the weights, which is t; steps that did not
+	Counts spmd.Buffer[int32]   // (2): t, the steps that changed the weights; steps that did not
 	Gate   spmd.Buffer[float32] // (1): Norm, or NaN where the weights are not to change
 	hyper  spmd.Buffer[float32] // (3): rate, 1/(1-β₁ᵗ), 1/(1-β₂ᵗ)
 	decay  spmd.Buffer[uint8]   // whether each ArenaAlign elements of the moments decay
@@ -79,12 +79,12 @@ type AdamW struct {
 	beside *spmd.Stream         // of AdamW beside Muon; nil without
 	space  layout.Space
 
-	// MeasureNorm enqueues norm[0] = the norm of all ranks' gradients; nil
-	// where this rank has them all.
+	// MeasureNorm enqueues norm[0] = the norm of all ranks' gradients. It is nil if this rank
+	// has them all.
 	MeasureNorm func(s *spmd.Stream, norm spmd.Buffer[float32]) error
 }
 
-// adamRange is a range of parameters that a rank updates, with the gradients and moments of these.
+// adamRange is a range of parameters that a rank updates, with their gradients and moments.
 type adamRange struct {
 	w, g, m, v spmd.Buffer[float32]
 	half       spmd.Buffer[spmd.BF16] // receives w rounded; empty where nothing is to
@@ -98,8 +98,8 @@ type familyRate struct {
 	hyper  spmd.Buffer[float32]
 }
 
-// NewAdamW allocates the moments of s's parameters, zero. The ranks of c have the
-// same weights and gradients.
+// NewAdamW allocates the moments of s's parameters, zero. The ranks of c have the same weights
+// and gradients.
 func NewAdamW(s *gpt.State, c spmd.Comm, cfg AdamConfig) (*AdamW, error) {
 	o := &AdamW{Cfg: cfg, state: s, c: c, space: layout.Space{W: s.World}}
 	if err := o.alloc(); err != nil {
@@ -108,7 +108,7 @@ func NewAdamW(s *gpt.State, c spmd.Comm, cfg AdamConfig) (*AdamW, error) {
 	return o, nil
 }
 
-// takeAll takes, or counts, all memory for moments of n elements.
+// takeAll allocates, or counts, all memory for moments of n elements.
 func (o *AdamW) takeAll(n int, cfg layout.Config, params []layout.Param, half bool) {
 	layout.Take(&o.space, n, &o.M, &o.V)
 	layout.Take(&o.space, 1, &o.Norm, &o.Gate)
@@ -127,8 +127,8 @@ func (o *AdamW) takeAll(n int, cfg layout.Config, params []layout.Param, half bo
 	}
 }
 
-// MomentsNeeded is how many bytes of the device the optimizer of a model takes; half says that
-// its activations are bfloat16.
+// MomentsNeeded returns how many bytes of the device a model's optimizer takes. half says that its
+// activations are bfloat16.
 func MomentsNeeded(cfg layout.Config, adam AdamConfig, half bool) int {
 	params, groups, _ := layout.Of(cfg)
 	o := &AdamW{Cfg: adam}
@@ -162,11 +162,11 @@ func (o *AdamW) alloc() error {
 	return o.decay.CopyFrom(mask)
 }
 
-// own is what a rank updates of a range of parameters: n from first on, and where the first of them
-// is in the arenas that it has.
+// own is this rank's part of a range of parameters: n from first on, and where the first of them is
+// in the arenas of weights, gradients and moments.
 type own struct{ first, n, w, g, m int }
 
-// ownOf is what this rank updates of [lo, hi) of a group.
+// ownOf returns the part of [lo, hi) of a group that this rank updates.
 func ownOf(st *gpt.State, group, lo, hi int) own {
 	if st.Cfg.Shard.Mode == layout.ShardOff {
 		return own{lo, hi - lo, lo, lo, lo}
@@ -182,7 +182,7 @@ func ownOf(st *gpt.State, group, lo, hi int) own {
 	return o
 }
 
-// rangeOf is what this rank updates of [lo, hi) of a group.
+// rangeOf returns the range of [lo, hi) of a group that this rank updates.
 func (o *AdamW) rangeOf(group, lo, hi int, hyper spmd.Buffer[float32]) adamRange {
 	st, x := o.state, &o.state.Sharded
 	h := ownOf(st, group, lo, hi)
@@ -201,7 +201,7 @@ func (o *AdamW) rangeOf(group, lo, hi int, hyper spmd.Buffer[float32]) adamRange
 	return r
 }
 
-// cut lists the ranges: where each has its own memory of a kind a single one.
+// cut lists the ranges: a single one if each kind has its own memory.
 func (o *AdamW) cut() (rs []adamRange) {
 	st := o.state
 	x := &st.Sharded
@@ -261,16 +261,16 @@ func (o *AdamW) Close() error {
 	return errors.Join(err, o.space.Free())
 }
 
-// Start sets how many steps have been before the next one, and how many of them
-// changed nothing. It blocks; no step may be on its way.
+// Start sets how many steps have been before the next one, and how many of them changed nothing. It
+// blocks. No step may be on its way.
 func (o *AdamW) Start(steps, skipped int) error {
 	o.Steps = steps
 	return o.Counts.CopyFrom([]int32{int32(steps - skipped), 0})
 }
 
-// Step enqueues one update on s with rate lr. The gradients and Loss must be the whole
-// batch's, on every rank; they are left as they are. Where Loss or the norm of the
-// gradients is not finite, nothing changes: look at Norm, and see SkipBad.
+// Step enqueues one update on s with rate lr. The gradients and Loss must be the whole batch's, on
+// every rank, and stay as they are. If Loss or the norm of the gradients is not finite, nothing
+// changes: look at Norm, and see SkipBad.
 func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
 	if err := o.Prepare(s, lr); err != nil {
 		return err
@@ -278,7 +278,7 @@ func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
 	return o.Apply(s)
 }
 
-// Prepare enqueues on s what changes from step to step: the rate.
+// Prepare enqueues on s the rate, which changes from step to step.
 func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
 	o.Steps++
 	if o.muon == nil {
@@ -292,10 +292,10 @@ func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
 	return o.muon.prepare(s, o.Steps-1, lr)
 }
 
-// Apply enqueues on s the update that Prepare has set; it is the same work at
-// every step, so that a graph can hold it.
+// Apply enqueues on s the update that Prepare has set. It is the same work at every step, so that a
+// graph can hold it.
 func (o *AdamW) Apply(s *spmd.Stream) error {
-	// The update multiplies by the clipping factor itself: scaling the gradients
+	// The update multiplies by the clipping factor itself: to scale the gradients
 	// first would read and write all of them once more.
 	if o.MeasureNorm != nil {
 		if err := o.MeasureNorm(s, o.Norm); err != nil {
@@ -321,8 +321,8 @@ func (o *AdamW) Apply(s *spmd.Stream) error {
 	return o.state.FP8.CastWeights(s, o.state.Half)
 }
 
-// update enqueues what Apply does when it knows the norm. AdamW, which waits for memory,
-// goes beside Muon's products.
+// update enqueues Apply's work once the norm is known. AdamW waits for memory, so it goes beside
+// Muon's products.
 func (o *AdamW) update(s *spmd.Stream) error {
 	on := s
 	if o.muon != nil {

@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A loss that is infinite with a gradient that is not changes nothing either.
+// An infinite loss with a finite gradient changes nothing.
 func TestBadLoss(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		m, s := modelWith[float32](t, w, traintest.Small, traintest.RandomParams(traintest.Small, 1), 1)
@@ -58,7 +58,7 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
-// modelWith is a model on a stream of w, with the given weights.
+// modelWith returns a model on a stream of w, with the given weights.
 func modelWith[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
 	maxBatch int) (*gpt.Model[A], *spmd.Stream) {
 	t.Helper()
@@ -77,7 +77,7 @@ func modelWith[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p 
 	return m, s
 }
 
-// AdamW against the formula in float64, over steps with and without clipping.
+// AdamW agrees with the formula in float64, over steps with and without clipping.
 func TestAdamW(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -155,7 +155,7 @@ func TestAdamW(t *testing.T) {
 			t.Errorf("%d of 4 steps were clipped: the test means some to be", clipped)
 		}
 
-		// A gradient that is not finite changes nothing, and Norm tells.
+		// A gradient that is not finite changes nothing, and Norm shows it.
 		before, moment := traintest.FloatsOf(t, m.Weights), traintest.FloatsOf(t, o.M)
 		g := make([]float32, m.Grads.Len())
 		g[m.Params[3].Off] = float32(math.Inf(1))
@@ -167,7 +167,7 @@ func TestAdamW(t *testing.T) {
 			!slices.Equal(traintest.FloatsOf(t, o.M), moment) {
 			t.Error("an infinite gradient changed the weights or the moments")
 		}
-		// Nor does what comes after it.
+		// The steps after it change nothing either.
 		clear(g)
 		g[m.Params[3].Off] = 1
 		step(g, 0.1)
@@ -178,7 +178,7 @@ func TestAdamW(t *testing.T) {
 	})
 }
 
-// A value must not depend on how the work is split over threads.
+// A value does not depend on how threads divide the work.
 func TestAdamWSplits(t *testing.T) {
 	const n = 5
 	g := traintest.RandomFloats(n*layout.ArenaAlign, 1, 12)

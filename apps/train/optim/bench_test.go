@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd"
 )
 
-// BenchmarkAdamW times the update of GPT-2 124M and the norm of its gradient, beside the bytes that
-// they have to move at the speed of a copy, as on an H200:
+// BenchmarkAdamW times the update of GPT-2 124M and the norm of its gradient. Beside them stands
+// the time of a copy of as many bytes, as on an H200:
 //
 //	go test ./apps/train/optim -run '^$' -bench . -benchtime 5x
 //
@@ -28,7 +28,7 @@ func BenchmarkAdamW(b *testing.B) {
 	}
 }
 
-// benchWorld is open for the life of the process: MPI starts only once.
+// benchWorld stays open until the process ends: MPI starts only once.
 var benchWorld = sync.OnceValues(func() (*spmd.World, error) { return spmd.Open(spmd.Config{LogLevel: "error"}) })
 
 func benchAdamW[A interface{ float32 | spmd.BF16 }](b *testing.B, w *spmd.World, copied float64) {

@@ -1,3 +1,3 @@
-// Package optim changes the weights of a model by its gradients: AdamW, its learning rate, and the
-// decision whether a step is good enough to count.
+// Package optim changes the weights of a model by its gradients. It has AdamW, Muon, the learning
+// rate, and the decision whether a step is good enough to count.
 package optim

@@ -13,7 +13,7 @@ import (
 
 func floats(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }
 
-// cAdamW updates elements [lo, hi); adamw.h says how.
+// cAdamW updates elements [lo, hi), see adamw.h.
 func cAdamW(p, m, v, g []float32, decay []uint8, hyper []float32, gscale, beta1, beta2, eps, weightDecay float32,
 	lo, hi int) {
 	C.train_adamw(floats(p), floats(m), floats(v), floats(g), (*C.uint8_t)(unsafe.SliceData(decay)), floats(hyper),

@@ -7,9 +7,8 @@ import (
 	"lockstep/spmd"
 )
 
-// adamWOf is the update of one parameter. half, where it is not empty, receives it
-// rounded. decay has one element for each 64 of p; hyper holds the rate and the two
-// corrections, norm the norm of g.
+// adamWOf updates one parameter. half, if it is not empty, receives it rounded. decay has one
+// element for each 64 of p. hyper holds the rate and the two corrections, norm the norm of g.
 //
 //spmd:kernel
 //spmd:host adamWOnHost
@@ -33,7 +32,7 @@ func adamWOf(i int, p, m, v, g []float32, half []spmd.BF16, decay []uint8, hyper
 	}
 }
 
-// clipFactor is what gradients of such a norm are multiplied by.
+// clipFactor returns the factor that gradients of such a norm are multiplied by.
 func clipFactor(norm, clip float32) float32 {
 	if clip > 0 && norm > clip {
 		return float32(float64(clip) / float64(norm))
@@ -41,7 +40,7 @@ func clipFactor(norm, clip float32) float32 {
 	return 1
 }
 
-// adamWOnHost does so with vector instructions.
+// adamWOnHost updates a range of parameters with vector instructions.
 func adamWOnHost(lo, hi int, p, m, v, g []float32, half []spmd.BF16, decay []uint8, hyper []float32, norm *float32,
 	beta1, beta2, eps, weightDecay, clip float32) {
 	if !finite(float64(*norm)) {

@@ -8,5 +8,5 @@ import (
 
 func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 
-// The compiler takes all kernels.
+// The compiler accepts all kernels.
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }

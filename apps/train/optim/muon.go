@@ -12,41 +12,42 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// MuonConfig holds the constants of Muon, and the rates of what AdamW updates beside it.
+// MuonConfig holds the constants of Muon, and the rates of the parameters that AdamW
+// updates beside it.
 type MuonConfig struct {
-	// the rate of matrices at which the others are as below: all rise and fall together
+	// the rate of matrices to which the rates below belong: all rise and fall together
 	Peak                       float64
 	Embeddings, Heads, Vectors float64 // rates of AdamW
 }
 
-// DefaultMuon is what modern models of GPT-2-small's size begin with.
+// DefaultMuon is the start for modern models of GPT-2-small's size.
 var DefaultMuon = MuonConfig{Peak: 0.02, Embeddings: 0.3, Heads: 0.005, Vectors: 0.02}
 
 // DefaultMuonAdam is AdamW's part beside Muon.
 var DefaultMuonAdam = AdamConfig{Beta1: 0.8, Beta2: 0.95, Eps: 1e-10}
 
-// Momentum is that of a step, counted from 0: it rises for muonWarmup steps.
+// Momentum returns the momentum of a step, counted from 0. It rises for muonWarmup steps.
 func (MuonConfig) Momentum(step int) float64 {
 	return 0.85 + 0.1*min(1, float64(step)/muonWarmup)
 }
 
 const muonWarmup = 300
 
-// rate is that of a family where the matrices' is lr.
+// rate returns the rate of a family if the matrices' is lr.
 func (c *MuonConfig) rate(f layout.Family, lr float64) float64 {
 	return lr / c.Peak * [...]float64{layout.Matrices: c.Peak, layout.Embeddings: c.Embeddings, layout.Heads: c.Heads,
 		layout.Vectors: c.Vectors}[f]
 }
 
-// polynomials are those of the steps that bring singular values near 1: each makes of a matrix X
-// with A = X·Xᵀ a·X + (b·A + c·A²)·X. Source: Amsel and others, The Polar Express, with a margin.
+// polynomials bring singular values near 1. Each turns a matrix X, with A = X·Xᵀ, into a·X + (b·A +
+// c·A²)·X. Source: Amsel and others, The Polar Express, with a margin.
 var polynomials = [...]struct{ a, b, c float64 }{
 	{4.0848, -6.8946, 2.9270}, {3.9505, -6.3029, 2.6377}, {3.7418, -5.5913, 2.3037}, {2.8769, -3.1427, 1.2046},
 	{2.8366, -3.0525, 1.2012},
 }
 
-// orthogonalScale is by how much what products leave is to be multiplied: they
-// leave out each polynomial's a.
+// orthogonalScale is the factor for the result of the products, which leave out each
+// polynomial's a.
 var orthogonalScale = func() float64 {
 	s := 1.0
 	for _, p := range polynomials {
@@ -60,12 +61,14 @@ var orthogonalScale = func() float64 {
 //	m ← μm + (1-μ)g
 //	p ← (1-lr·λ)p - lr·√max(1, rows/columns)·orthogonal((1-μ)g + μm)
 //
-// where orthogonal has all singular values near 1 (Jordan and others, Muon: An optimizer for hidden
-// layers). The matrices of a shape are made so by the ranks, some each, which then give them to
-// each other. Where the ranks share the moments each has a part of every matrix: before, the part
-// of what is to be made orthogonal goes to the rank that makes it so, and behind it the parts of
-// the result go back, in the type of the products. What comes of a shape and the update with it go
-// beside the products of the next one.
+// orthogonal has all singular values near 1. Source: Jordan and others, Muon: An optimizer for
+// hidden layers.
+//
+// The ranks divide the matrices of a shape, make them orthogonal, and give them to each other. If
+// the ranks share the moments, each has a part of every matrix. The parts then go to the rank that
+// makes the matrix orthogonal, and the parts of the result go back, in the type of the products.
+//
+// The results of a shape, and the update with them, go beside the products of the next one.
 type muon struct {
 	cfg    AdamConfig
 	state  *gpt.State
@@ -85,13 +88,13 @@ type muonShape struct {
 	places     spmd.Buffer[int64]   // (n,placeNumbers)
 	squares    spmd.Buffer[float32] // of each and each chunk of it
 	counts     []int                // elements that each rank makes orthogonal
-	parts      [][]part             // with --shard: which elements of each matrix a rank has, by ranks
+	parts      [][]part             // with --shard: the elements of each matrix that a rank has, by ranks
 }
 
 // part is elements [from, to) of a matrix.
 type part struct{ from, to int }
 
-// orthogonalizer has the memory of the products, whatever the type of their operands.
+// orthogonalizer has the memory of the products, for any type of their operands.
 type orthogonalizer interface {
 	take(sp *layout.Space, most, squares, all int)
 	update(s *spmd.Stream, x *muon, q *muonShape, gate spmd.Buffer[float32], c spmd.Comm) error
@@ -117,7 +120,7 @@ func (q *muonShape) len() int { return q.rows * q.cols }
 
 func (q *muonShape) chunks() int { return (q.len() + muonChunk - 1) / muonChunk }
 
-// takeAll takes, or counts, the memory.
+// takeAll allocates, or counts, the memory.
 func (x *muon) takeAll(sp *layout.Space, half bool) {
 	most, squares, all := 0, 0, 0
 	for _, q := range x.shapes {
@@ -136,7 +139,7 @@ func (x *muon) takeAll(sp *layout.Space, half bool) {
 	x.work.take(sp, most, squares, all)
 }
 
-// open fills what takeAll has taken. c is the ranks that share the work.
+// open fills the memory of takeAll. c is the ranks that share the work.
 func (x *muon) open(c spmd.Comm) error {
 	var errs []error
 	st := x.state
@@ -225,12 +228,12 @@ func (o *orthogonals[T]) take(sp *layout.Space, most, squares, all int) {
 	layout.Take(sp, squares, &o.a, &o.b)
 }
 
-// update enqueues the steps for this rank's matrices, and the update of those of all ranks.
+// update enqueues the steps for this rank's matrices, and the update of all ranks' matrices.
 func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd.Buffer[float32], c spmd.Comm) error {
 	mine, n := spmd.ShardOf(len(q.at), c.Rank(), c.Size()), q.len()
 	there, half := mine, x.state.Half // whose direction this rank has
 	if q.parts != nil {
-		there, half = spmd.Shard{Len: len(q.at)}, spmd.Buffer[spmd.BF16]{} // those that have come are rounded
+		there, half = spmd.Shard{Len: len(q.at)}, spmd.Buffer[spmd.BF16]{} // parts that have come are rounded
 	}
 	direction := muonDirections.F32
 	if kernels.IsHalf[T]() {
@@ -244,7 +247,7 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 	}
 	lo, hi := mine.Off*n, (mine.Off+mine.Len)*n
 	all := o.all.Slice(q.first, q.first+len(q.at)*n)
-	from, scale := o.x[0].Slice(lo, hi), 1.0 // of the matrices, of which from has what is left
+	from, scale := o.x[0].Slice(lo, hi), 1.0 // the factor of the matrices in from
 	for k, p := range polynomials {
 		to := o.x[1-k%2].Slice(lo, hi)
 		if k == len(polynomials)-1 {
@@ -276,8 +279,8 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 		float32(x.cfg.WeightDecay))
 }
 
-// exchange enqueues that the parts of matrices that the ranks have go to those that
-// make them orthogonal, or back.
+// exchange enqueues the exchange of the parts of matrices: there, from the ranks that have them to
+// those that make them orthogonal, or back.
 func (o *orthogonals[T]) exchange(s *spmd.Stream, x spmd.Buffer[T], q *muonShape, c spmd.Comm, there bool) error {
 	if q.parts == nil || c.Size() == 1 {
 		return nil
@@ -313,9 +316,8 @@ func (o *orthogonals[T]) exchange(s *spmd.Stream, x spmd.Buffer[T], q *muonShape
 	})
 }
 
-// step enqueues, for each of n matrices, with X = scale·from, to = (a·X + (b·A +
-// c·A²)·X)/(a·scale), where A = X·Xᵀ; or, where X is higher than wide, X·(...) with
-// A = Xᵀ·X, which is the same.
+// step enqueues, for each of n matrices with X = scale·from and A = X·Xᵀ, to = (a·X + (b·A +
+// c·A²)·X)/(a·scale). If X is higher than wide, it computes the same as X·(...) with A = Xᵀ·X.
 func (o *orthogonals[T]) step(s *spmd.Stream, to, from spmd.Buffer[T], n, rows, cols int,
 	scale, a, b, c float64) error {
 	high, side := rows > cols, min(rows, cols)
@@ -326,7 +328,7 @@ func (o *orthogonals[T]) step(s *spmd.Stream, to, from spmd.Buffer[T], n, rows, 
 		blas.Options{Batch: n, TransA: high, TransB: !high, Alpha: scale * scale}); err != nil {
 		return err
 	}
-	// A + c/b·A²
+	// This is A + c/b·A².
 	if err := blas.Gemm(s, bb, aa, aa, blas.Options{Batch: n, Alpha: c / b, Residual: aa.Arg()}); err != nil {
 		return err
 	}

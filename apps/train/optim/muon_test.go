@@ -15,7 +15,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// refOrthogonal is g, of rows of n, over its norm and through the polynomials, in float64.
+// refOrthogonal returns g, of rows of n, over its norm and through the polynomials, in float64.
 func refOrthogonal(g []float64, n int) []float64 {
 	norm := 0.0
 	for _, v := range g {
@@ -77,8 +77,8 @@ func refOrthogonal(g []float64, n int) []float64 {
 	return slices.Concat(x...)
 }
 
-// Muon and the AdamW beside it against the formulas in float64, on ranks that share the work
-// unevenly; all ranks have the same bits, and so have steps from a graph.
+// Muon, and AdamW beside it, agree with the formulas in float64, on ranks that share the work
+// unevenly. All ranks have the same bits, and steps from a graph have them, too.
 func TestMuon(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	run, ranks := spmdtest.RunInProcess, []int{1, 3}
@@ -98,7 +98,7 @@ func testMuon[A kernels.Act](t *testing.T, w *spmd.World) {
 	adam.Muon = &MuonConfig{Peak: 0.04, Embeddings: 0.3, Heads: 0.005, Vectors: 0.02}
 	rates := map[layout.Family]float64{layout.Matrices: 0.04, layout.Embeddings: 0.3, layout.Heads: 0.005,
 		layout.Vectors: 0.02}
-	// Products of bfloat16 leave each singular value a little away from where those of float64 do.
+	// Products of bfloat16 move each singular value a little away from that of float64.
 	bound := 1e-4
 	if kernels.IsHalf[A]() {
 		bound = 0.04
@@ -119,7 +119,7 @@ func testMuon[A kernels.Act](t *testing.T, w *spmd.World) {
 			if w.Comm().Capturable() != nil && w.Size() > 1 {
 				return
 			}
-			// what is to be loaded is
+			// The first step loads everything.
 			traintest.NoError(t, body(), s.Synchronize(), o.M.SetAll(0), o.V.SetAll(0), o.Start(0, 0))
 			traintest.LoadParams(t, m.Params, m.Weights, p)
 			g, err := s.Capture(body)
@@ -233,8 +233,8 @@ func TestStableSchedule(t *testing.T) {
 	}
 }
 
-// GPT-2's matrices are Muon's, too; its embeddings of tokens, which are the head, and those of
-// positions, which are added to them, have the head's rate.
+// GPT-2's matrices are Muon's, too. Its token embedding, which is the head, and its positions,
+// which are added to it, have the head's rate.
 func TestFamilies(t *testing.T) {
 	of := func(cfg layout.Config) string {
 		counts := map[layout.Family]int{}
@@ -255,8 +255,8 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// What a rank updates where the ranks share the state is what it is where each has all, to the
-// last bits of a sum of squares.
+// If the ranks share the state, they update it as if each had all, up to the last bits of a
+// sum of squares.
 func TestMuonSharded(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testMuonSharded[float32], testMuonSharded[spmd.BF16])
 }
@@ -322,7 +322,7 @@ func testMuonSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 }
 
-// muonOn is a modern model and its optimizer, on a stream of w.
+// muonOn returns a modern model and its optimizer, on a stream of w.
 func muonOn[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config,
 	adam AdamConfig) (*gpt.State, *spmd.Stream, *AdamW) {
 	t.Helper()

@@ -9,17 +9,17 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels of Muon but for its products: a row is a chunk of a matrix, whose chunks follow each
-// other. Of each matrix of n numbers this rank has those that places say, and they are one behind
-// the other in x. hyper is the rate and the momentum. Nothing changes where the norm is not finite.
+// These are the kernels of Muon, except its products. A row is a chunk of a matrix, and chunks follow
+// each other. This rank has those of a matrix's n numbers that places says, one behind the other in
+// x. hyper is the rate and the momentum. Nothing changes if the norm is not finite.
 
 const muonChunk = 4096 // numbers
 
-// placeNumbers are those of a matrix in places: which numbers [from, to) of it this rank has, and
-// where number 0 would be in the arenas of weights, gradients and momentum.
+// placeNumbers is how many numbers of a matrix places has: which numbers [from, to) of it this rank
+// has, and where number 0 would be in the arenas of weights, gradients and momentum.
 const placeNumbers = 5
 
-// chunkOf returns the matrix of chunk i, and which numbers of it this rank has in that chunk.
+// chunkOf returns the matrix of chunk i, and this rank's numbers of the matrix in that chunk.
 func chunkOf(i, n int, places []int64) (matrix, lo, hi int) {
 	chunks := (n + muonChunk - 1) / muonChunk
 	lo = i % chunks * muonChunk
@@ -29,7 +29,7 @@ func chunkOf(i, n int, places []int64) (matrix, lo, hi int) {
 	return matrix, min(max(lo, from), hi), hi
 }
 
-// clipped is what gradients of such a norm are multiplied by.
+// clipped returns the factor that gradients of such a norm are multiplied by.
 func clipped(norm, clip float32) float32 {
 	if clip > 0 && norm > clip {
 		return float32(float64(clip) / float64(norm))
@@ -37,7 +37,8 @@ func clipped(norm, clip float32) float32 {
 	return 1
 }
 
-// muonMomentum also leaves the sum of the squares of what is to be made orthogonal, of each chunk.
+// muonMomentum updates the momentum of a chunk. It also computes the sum of squares of the
+// direction before it becomes orthogonal.
 //
 //spmd:kernel rows
 //spmd:tolerance 1e-5
@@ -60,7 +61,7 @@ func muonMomentum(i int, m, squares, g []float32, places []int64, hyper []float3
 	squares[i] = sum
 }
 
-// muonDirection sets x to what is made orthogonal, of Frobenius norm 1, for
+// muonDirection sets x to the direction before it becomes orthogonal, with Frobenius norm 1, for
 // the matrices from first on.
 func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, places []int64, hyper []float32, norm *float32,
 	n int, clip float32, first int) {

@@ -18,19 +18,20 @@ import (
 	"lockstep/spmd/progress"
 )
 
-// A token file of llm.c is a header of 256 int32 and then count tokens of GPT-2, uint16,
-// all little-endian. Source: llm.c, dev/data/data_common.py.
+// A token file of llm.c is a header of 256 int32 and then count tokens of GPT-2, uint16, all
+// little-endian. Source: llm.c, dev/data/data_common.py.
 const (
 	binMagic       = 20240520
 	binVersion     = 1
 	binHeaderBytes = 256 * 4
 )
 
-// IsBin says whether an input is a token file of llm.c: one that is named and ends so.
+// IsBin says whether an input is a token file of llm.c: one that the user names and that
+// ends in .bin.
 func IsBin(in input.Place) bool { return in.From == input.Named && filepath.Ext(in.Path) == ".bin" }
 
-// BinInputs says whether the inputs are token files of llm.c, and looks at their headers.
-// They do not go together with texts.
+// BinInputs says whether the inputs are token files of llm.c, and reads their headers. It refuses a
+// mixture with texts.
 func BinInputs(inputs []input.Place) (bool, error) {
 	bins := 0
 	for _, in := range inputs {
@@ -95,7 +96,8 @@ func binHeader(b []byte, size int64) (int, error) {
 	return field(2), nil
 }
 
-// WriteBin writes GPT-2's tokens as a file of llm.c. It tells wrote of the bytes as they go.
+// WriteBin writes GPT-2's tokens as a file of llm.c. It passes the number of bytes to
+// wrote as they go.
 func WriteBin(to io.Writer, data Data, wrote func(bytes int64)) error {
 	const most = 1 << 20 // tokens at a time
 	if data.Len() > math.MaxInt32 {
@@ -124,8 +126,8 @@ func WriteBin(to io.Writer, data Data, wrote func(bytes int64)) error {
 	return nil
 }
 
-// OpenBins returns the tokens of llm.c's files, one after the other. All are read once: the
-// key is of their contents, and no token is outside the vocabulary. Collective over g.
+// OpenBins returns the tokens of llm.c's files, one after the other. It reads all of them once,
+// since the key is of their contents and no token may be outside the vocabulary. Collective over g.
 func OpenBins(g agree.Group, o Options) (Data, error) {
 	begin := time.Now()
 	j, err := mapBins(o.Inputs)
@@ -192,11 +194,11 @@ func mapBins(inputs []input.Place) (*joined, error) {
 
 // Data is tokens to learn from.
 type Data interface {
-	// Len is the number of tokens.
+	// Len returns the number of tokens.
 	Len() int
 	// Read copies tokens [at, at+len(dst)) to dst.
 	Read(dst []int32, at int)
-	// Guard calls fn, which reads; see File.
+	// Guard calls fn, which reads. See File.
 	Guard(fn func() error) error
 	// Key is the same for equal contents only.
 	Key() []byte
@@ -257,7 +259,7 @@ func (j *joined) Close() error {
 	return errors.Join(errs...)
 }
 
-// WithVal is tokens to learn from, and behind them tokens to validate on.
+// WithVal is tokens to learn from, followed by tokens to validate on.
 type WithVal struct{ Train, Val Data }
 
 func (d WithVal) Len() int { return d.Train.Len() + d.Val.Len() }
@@ -281,7 +283,7 @@ func (d WithVal) Key() []byte {
 
 func (d WithVal) Close() error { return errors.Join(d.Train.Close(), d.Val.Close()) }
 
-// AboutVal makes an error about --data one about --val-data.
+// AboutVal turns an error about --data into one about --val-data.
 func AboutVal(err error) error {
 	if err == nil || !errors.As(err, new(input.Error)) {
 		return err

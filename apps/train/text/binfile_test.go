@@ -42,7 +42,7 @@ func TestBinHeader(t *testing.T) {
 	}
 }
 
-// Files one after the other read as one, whatever part is asked for.
+// Files one after the other read as one, at any place.
 func TestJoined(t *testing.T) {
 	var flat []int32
 	j := &joined{}

@@ -23,22 +23,22 @@ import (
 	"lockstep/spmd/progress"
 )
 
-// Options says what data is wanted and how it is read.
+// Options says which data to read, and how.
 type Options struct {
 	Inputs  []input.Place
 	Tokens  Tokenizer
 	Cache   string // folder, "" for the user's own
 	Threads int    // goroutines of this rank
 	Log     zerolog.Logger
-	// Progress begins to tell of work on total bytes; it may be nil.
+	// Progress begins to report work on total bytes. It may be nil.
 	Progress func(what string, total int64) *progress.Work
 }
 
 // roundBytes is how much text each rank tokenises before it writes.
 const roundBytes = 64 << 20
 
-// Open returns the tokens of the inputs, from the cache if they are there, else
-// made by all ranks of g together. Collective over g.
+// Open returns the tokens of the inputs, from the cache or made by all ranks of g together.
+// Collective over g.
 func Open(g agree.Group, o Options) (*File, error) {
 	b := &builder{Group: g, Options: o}
 	if err := b.list(); err != nil {
@@ -60,7 +60,7 @@ func Open(g agree.Group, o Options) (*File, error) {
 	return f, nil
 }
 
-// builder makes one token file. The first rank of the group decides, all work.
+// builder makes one token file. The first rank of the group decides; all ranks work.
 type builder struct {
 	agree.Group
 	Options
@@ -70,18 +70,18 @@ type builder struct {
 	start time.Time
 }
 
-// fileName is the token file's name in its folder.
+// fileName returns the token file's name in its folder.
 func (b *builder) fileName() string {
 	return b.Tokens.Name() + "-" + hex.EncodeToString(b.key[:16]) + ".tok"
 }
 
-// ownName is this user's name for it in a folder where another user has a file of the
-// first name.
+// ownName returns this user's name for the token file in a folder where another user has a file of
+// the first name.
 func (b *builder) ownName() string {
 	return strings.TrimSuffix(b.fileName(), ".tok") + fmt.Sprintf("-user%d.tok", os.Getuid())
 }
 
-// nameIn is the name to give to a new token file in a folder.
+// nameIn returns the name for a new token file in a folder.
 func (b *builder) nameIn(dir string) string {
 	if st, err := os.Lstat(filepath.Join(dir, b.fileName())); err == nil && ownerOf(st) != os.Getuid() {
 		return b.ownName()
@@ -89,8 +89,7 @@ func (b *builder) nameIn(dir string) string {
 	return b.fileName()
 }
 
-// list finds the files, hashes them and computes the key. All ranks hold the same
-// list after it.
+// list finds the files, hashes them and computes the key. All ranks then hold the same list.
 func (b *builder) list() error {
 	b.start = time.Now()
 	var listed struct {
@@ -158,7 +157,7 @@ func from(inputs []input.Place) string {
 	return inputs[0].Path
 }
 
-// find returns the path of a good token file, "" if there is none.
+// find returns the path of a good token file, or "".
 func (b *builder) find() (string, error) {
 	found := ""
 	if b.Rank == 0 {
@@ -179,7 +178,7 @@ func (b *builder) find() (string, error) {
 	return string(all[0]), nil
 }
 
-// findIn returns the path of a good token file in a folder, "" if there is none.
+// findIn returns the path of a good token file in a folder, or "".
 func (b *builder) findIn(dir string) (found string) {
 	for _, name := range []string{b.ownName(), b.fileName()} {
 		path := filepath.Join(dir, name)
@@ -198,9 +197,10 @@ func (b *builder) findIn(dir string) (found string) {
 	return found
 }
 
-// build makes the token file: all ranks tokenise and write their parts of a
-// temporary file, which then gets its header and its name. Others that make the
-// same file meanwhile have temporary files of their own; whoever is last to
+// build makes the token file. All ranks tokenise their parts and write them into a temporary file,
+// which then gets its header and its name.
+//
+// Others that make the same file meanwhile have temporary files of their own. The last one to
 // rename wins, with the same contents.
 func (b *builder) build() (path string, err error) {
 	var f *os.File
@@ -244,9 +244,9 @@ func (b *builder) build() (path string, err error) {
 	return string(all[0]), nil
 }
 
-// encode tokenises the documents into f and returns the number of tokens. It goes
-// in rounds, each of a bounded amount of text, because the place of a rank's
-// tokens is known only when the ranks before it have counted theirs.
+// encode tokenises the documents into f and returns the number of tokens. It goes in rounds of a
+// bounded amount of text: the place of a rank's tokens is known only when the ranks before it have
+// counted theirs.
 func (b *builder) encode(f *os.File) (count int64, err error) {
 	order := make([]int, len(b.docs))
 	for i, d := range b.docs {
@@ -309,8 +309,8 @@ func writeAll(f *os.File, parts [][]byte, at int64) error {
 	return nil
 }
 
-// finish sums the tokens, writes the header and gives the file its name, in this
-// order, so that a file of that name is whole, also after a power cut.
+// finish sums the tokens, writes the header and gives the file its name, in this order, so that a
+// file of that name is whole, also after a power cut.
 func (b *builder) finish(f *os.File, path string, count int64) error {
 	size := count * int64(b.Tokens.Width())
 	crc := crc32.New(castagnoli)
@@ -344,8 +344,8 @@ func (b *builder) finish(f *os.File, path string, count int64) error {
 	return nil
 }
 
-// encodeGob and decodeGob carry lists between ranks: JSON would change file names
-// that are not UTF-8.
+// encodeGob and decodeGob carry lists between ranks. JSON would change file names that
+// are not UTF-8.
 func encodeGob(v any) ([]byte, error) {
 	var b bytes.Buffer
 	err := gob.NewEncoder(&b).Encode(v)

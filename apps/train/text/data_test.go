@@ -20,8 +20,8 @@ import (
 	"lockstep/apps/train/traintest"
 )
 
-// load opens the data of patterns with n ranks, checks that all see the same, and
-// returns the tokens and the path of the token file.
+// load opens the data of patterns with n ranks, and checks that all see the same. It returns the
+// tokens and the path of the token file.
 func load(t *testing.T, n int, tok Tokenizer, cache string, patterns ...string) ([]int32, string) {
 	t.Helper()
 	inputs, err := input.Resolve(patterns)
@@ -82,7 +82,7 @@ func TestFolderIsReadAsText(t *testing.T) {
 	}
 }
 
-// A link to a file that the kernel makes as it is read does not end the job: its size
+// A link to a file that the kernel makes when it is read does not end the job: its size
 // says nothing.
 func TestKernelFiles(t *testing.T) {
 	const made = "/sys/kernel/mm/transparent_hugepage/enabled" // of 4096 bytes, it says
@@ -161,7 +161,7 @@ func TestBadData(t *testing.T) {
 			t.Errorf("%s: error %v, want one with %q", c.pattern, err, c.want)
 		}
 	}
-	// Only binaries: found when they are read, by all ranks alike.
+	// A folder has only binaries, which all ranks find when they read them.
 	traintest.Write(t, dir, "bin/x", "\x00\x01")
 	inputs, err := input.Resolve([]string{filepath.Join(dir, "bin")})
 	if err != nil {
@@ -189,7 +189,7 @@ func corpus(t *testing.T, dir string) {
 	}
 }
 
-// One rank, three ranks and one call on the whole text must agree.
+// One rank, three ranks and one call on the whole text agree.
 func TestTokensDoNotDependOnRanks(t *testing.T) {
 	dir := t.TempDir()
 	corpus(t, dir)
@@ -221,7 +221,7 @@ func TestTokensDoNotDependOnRanks(t *testing.T) {
 	}
 }
 
-// The key is of contents: names and places do not matter, any byte does.
+// The key depends on contents: names and places do not matter, any byte does.
 func TestKeyIsOfContents(t *testing.T) {
 	a, b, c, cache := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	traintest.Write(t, a, "1", "first")
@@ -241,7 +241,7 @@ func TestKeyIsOfContents(t *testing.T) {
 	}
 }
 
-// A good file is used as it is; a damaged one is made again.
+// A good file is used as it is. A damaged one is made again.
 func TestDamagedTokenFileIsMadeAgain(t *testing.T) {
 	dir, cache := t.TempDir(), t.TempDir()
 	traintest.Write(t, dir, "a", strings.Repeat("some text\n", 50))
@@ -363,8 +363,8 @@ func TestStaleTemporaryFilesGo(t *testing.T) {
 	}
 }
 
-// Without a home, or one that cannot be written, the tokens go to a temporary
-// folder; the folder that --cache names is not replaced by another.
+// Without a home that can be written, the tokens go to a temporary folder. No other folder replaces
+// the one that --cache names.
 func TestCacheFolders(t *testing.T) {
 	dir, tmp := t.TempDir(), t.TempDir()
 	traintest.Write(t, dir, "a", "text")

@@ -6,12 +6,12 @@ import (
 	"strconv"
 )
 
-// GPT-2's tokens in the files that transformers read: vocab.json and merges.txt, to the
-// byte as OpenAI published them. In them each byte of a token is a character, so that all
-// tokens are text.
+// These are GPT-2's tokens in the files that transformers read: vocab.json and merges.txt, byte for
+// byte as OpenAI published them. A character stands for each byte of a token, so that all tokens are
+// text.
 
-// byteRunes are the characters that stand for the bytes: Latin-1's own where it prints,
-// and those from U+0100 on, in order, for the other bytes.
+// byteRunes returns the characters that stand for the bytes: Latin-1's own if it prints, and those
+// from U+0100 on, in order, for the other bytes.
 func byteRunes() (runes [256]rune) {
 	other := rune(256)
 	for b := range runes {
@@ -37,8 +37,8 @@ func (t *GPT2) table() ([]string, error) {
 	return tokens, nil
 }
 
-// Files returns vocab.json and merges.txt. The library knows the tokens alone: which two
-// a token was merged from follows from merging its bytes by the merges before.
+// Files returns vocab.json and merges.txt. The library knows only the tokens. The two parts of a
+// merge follow from merging a token's bytes by the merges before it.
 func (t *GPT2) Files() (vocab, merges []byte, err error) {
 	tokens, err := t.table()
 	if err != nil {
@@ -67,7 +67,7 @@ func (t *GPT2) Files() (vocab, merges []byte, err error) {
 		if id > 0 {
 			v.WriteString(", ")
 		}
-		fmt.Fprintf(&v, "%s: %d", strconv.QuoteToASCII(name), id) // all that JSON escapes is escaped alike
+		fmt.Fprintf(&v, "%s: %d", strconv.QuoteToASCII(name), id) // this escapes everything as JSON does
 		if len(token) == 1 || id == GPT2End {
 			continue
 		}
@@ -81,8 +81,8 @@ func (t *GPT2) Files() (vocab, merges []byte, err error) {
 	return v.Bytes(), m.Bytes(), nil
 }
 
-// mergeBelow returns what the merges to tokens below id make of a text: again and again
-// the neighbours whose merge is the oldest.
+// mergeBelow applies the merges to tokens below id to a text: again and again it merges the
+// neighbours with the oldest merge.
 func mergeBelow(text string, ids map[string]int, id int) []string {
 	parts := make([]string, len(text))
 	for i := range parts {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// The files of GPT-2's tokens are those that OpenAI published. Source of the sums:
-// tiktoken, tiktoken_ext/openai_public.py, of encoder.json and vocab.bpe.
+// The files of GPT-2's tokens are those that OpenAI published. Source of the sums: tiktoken,
+// tiktoken_ext/openai_public.py, of encoder.json and vocab.bpe.
 func TestTokenizerFiles(t *testing.T) {
 	vocab, merges, err := NewGPT2().Files()
 	if err != nil {

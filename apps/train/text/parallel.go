@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// parallel calls fn(0) ... fn(n-1) from some goroutines and returns the error of
-// the lowest index that failed. After an error no further call begins.
+// parallel calls fn(0) ... fn(n-1) from some goroutines and returns the error of the lowest index
+// that failed. After an error no further call begins.
 func parallel(threads, n int, fn func(i int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool

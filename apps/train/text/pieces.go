@@ -14,18 +14,18 @@ import (
 	"lockstep/apps/train/input"
 )
 
-// pieceBytes is what one reading takes of a file: large files are hashed and
-// tokenised in pieces, by several goroutines and ranks.
+// pieceBytes is how much of a file one reading takes. Several goroutines and ranks hash and
+// tokenise large files in pieces.
 const pieceBytes = 1 << 20
 
-// piece is one part of a file: bytes [Index*pieceBytes, (Index+1)*pieceBytes), the
-// ends moved to where the tokenizer may cut.
+// piece is one part of a file: bytes [Index*pieceBytes, (Index+1)*pieceBytes), with ends moved to
+// where the tokenizer may cut.
 type piece struct {
 	file, index int
 }
 
-// pieces cuts files, taken in the order given, and says how many bytes come before
-// each piece; the last entry of before is the total.
+// pieces cuts files, in the given order. before is how many bytes come before each piece; its last
+// entry is the total.
 func pieces(files []input.Source, order []int) (all []piece, before []int64) {
 	var sum int64
 	for _, f := range order {
@@ -38,8 +38,8 @@ func pieces(files []input.Source, order []int) (all []piece, before []int64) {
 	return all, append(before, sum)
 }
 
-// share returns the pieces of rank r: contiguous, about the same bytes for each rank.
-// A piece belongs to the rank in whose part of the bytes it begins.
+// share returns the pieces of rank r: contiguous, with about the same bytes for each rank. A piece
+// belongs to the rank in whose part of the bytes it begins.
 func share(before []int64, r, size int) (lo, hi int) {
 	n := len(before) - 1
 	start, total := before[0], before[n]-before[0]
@@ -55,11 +55,11 @@ func share(before []int64, r, size int) (lo, hi int) {
 	return lo, hi
 }
 
-// errChanged says that a file is not what it was when it was listed.
+// errChanged says that a file has changed since it was listed.
 var errChanged = errors.New("the file changed while it was read")
 
-// readPiece returns bytes [from, to) of a file, after a check that the file is the
-// one that was listed.
+// readPiece returns bytes [from, to) of a file, after a check that the file is the one
+// that was listed.
 func readPiece(s input.Source, from, to int64) ([]byte, error) {
 	f, st, err := input.OpenRegular(s.Path)
 	if err != nil {
@@ -79,7 +79,7 @@ func readPiece(s input.Source, from, to int64) ([]byte, error) {
 	return b, nil
 }
 
-// What a look at the first piece of a file found.
+// These are the results of a look at the first piece of a file.
 const (
 	textFile byte = iota
 	binaryFile
@@ -89,8 +89,8 @@ const (
 
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
-// classify looks at the beginning of a file: a NUL byte in the first 8 KiB makes it
-// binary, the Go tools' mark makes it generated.
+// classify looks at the beginning of a file: a NUL byte in the first 8 KiB makes it binary, the Go
+// tools' mark makes it generated.
 func classify(b []byte, from input.Origin) byte {
 	head := b[:min(len(b), 8<<10)]
 	switch {
@@ -107,8 +107,8 @@ func classify(b []byte, from input.Origin) byte {
 // pieceSum is the SHA-256 of a piece and, for the first of a file, its class.
 type pieceSum [sha256.Size + 1]byte
 
-// hashPiece reads and sums one piece. A file of a folder that cannot be read is
-// skipped, not an error: somebody else's file must not stop the run.
+// hashPiece reads and sums one piece. It skips a file of a folder that cannot be read: somebody
+// else's file must not stop the run.
 func hashPiece(s input.Source, index int) (sum pieceSum, err error) {
 	from := int64(index) * pieceBytes
 	b, err := readPiece(s, from, min(from+pieceBytes, s.Size))
@@ -133,10 +133,9 @@ type document struct {
 	hash [sha256.Size]byte // SHA-256 of the sums of its pieces
 }
 
-// documents returns the files that are text, each contents once, in the order of
-// their hashes. That order depends on nothing but contents, not on names and
-// places, and it mixes the files, so that the end of the data, which is held back
-// for validation, is a fair sample of it.
+// documents returns the files that are text, each contents once, in the order of their hashes. That
+// order depends only on contents, not on names and places. It mixes the files, so that the end of
+// the data, which is for validation, is a fair sample.
 func documents(files []input.Source, all []piece, sums []pieceSum, skipped *input.Skips) []document {
 	var docs []document
 	for lo := 0; lo < len(all); {
@@ -179,8 +178,7 @@ func contentKey(t Tokenizer, docs []document) (key [sha256.Size]byte) {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// encodePiece returns the tokens of one piece, with the separator after the last
-// piece of a file.
+// encodePiece returns the tokens of one piece, with the separator after the last piece of a file.
 func encodePiece(t Tokenizer, s input.Source, index int) ([]byte, error) {
 	nominal := func(i int) int64 { return min(int64(i)*pieceBytes, s.Size) }
 	look := func(i int) int64 { return min(nominal(i)+int64(t.lookahead()), s.Size) }
@@ -189,7 +187,7 @@ func encodePiece(t Tokenizer, s input.Source, index int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Both neighbours of a cut see the same bytes round it, so they agree on it.
+	// Both neighbours of a cut see the same bytes around it, so they agree on it.
 	at := func(i int) int64 {
 		n := nominal(i)
 		if i == 0 || n == s.Size {

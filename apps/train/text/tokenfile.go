@@ -103,8 +103,8 @@ type File struct {
 	body   []byte // the tokens
 }
 
-// OpenFile maps the token file at path. It must be for this tokenizer and
-// key, undamaged, and nobody else's work; verify reads all of it to see that it is whole.
+// OpenFile maps the token file at path. It must be for this tokenizer and key, undamaged, and not
+// written by another user. With verify it reads all of the file to check that it is whole.
 func OpenFile(path string, t Tokenizer, key [sha256.Size]byte, verify bool) (*File, error) {
 	f, st, err := input.OpenRegular(path)
 	if err != nil {
@@ -147,9 +147,9 @@ func OpenFile(path string, t Tokenizer, key [sha256.Size]byte, verify bool) (*Fi
 	return tf, nil
 }
 
-// believable returns an error where another user could have written a token file: its
-// sums say that it is whole, not whose work it is. The owner of the folder may, too,
-// where that is closed to others: who names such a folder trusts its owner.
+// believable returns an error if another user could have written a token file. Its sums say that it
+// is whole, not who wrote it. The owner of the folder may have written it, if the folder is closed
+// to others: who names such a folder trusts its owner.
 func believable(path string, st fs.FileInfo) error {
 	if st.Mode().Perm()&0o022 != 0 {
 		return fmt.Errorf("%s: not only its owner can write it", path)
@@ -164,17 +164,16 @@ func believable(path string, st fs.FileInfo) error {
 	return fmt.Errorf("%s: it is the work of user %d", path, owner)
 }
 
-// ownerOf returns the user whose file it is.
+// ownerOf returns the user who owns a file.
 func ownerOf(st fs.FileInfo) int { return int(st.Sys().(*syscall.Stat_t).Uid) }
 
-// InMemory is tokens of some bytes each, without a file.
+// InMemory returns tokens of width bytes each, without a file.
 func InMemory(width int, body []byte) *File {
 	return &File{header: tokenHeader{width: uint32(width), count: uint64(len(body) / width)}, body: body}
 }
 
-// Guard calls fn, which reads the tokens. Where the file has lost them meanwhile,
-// because it was truncated or its disk fails, the kernel sends SIGBUS, which becomes
-// the error.
+// Guard calls fn, which reads the tokens. If the file has lost them meanwhile, because it was
+// truncated or its disk fails, the kernel sends SIGBUS, and Guard returns an error.
 func (f *File) Guard(fn func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -191,8 +190,7 @@ func (f *File) Guard(fn func() error) (err error) {
 	return fn()
 }
 
-// Close unmaps the file; the tokens must not be read after it. Closing twice is
-// allowed.
+// Close unmaps the file. Nobody may read the tokens after it. Closing twice is allowed.
 func (f *File) Close() error {
 	mem := f.mem
 	f.mem, f.body = nil, nil
@@ -202,7 +200,7 @@ func (f *File) Close() error {
 	return syscall.Munmap(mem)
 }
 
-// Len is the number of tokens.
+// Len returns the number of tokens.
 func (f *File) Len() int { return int(f.header.count) }
 
 // Read copies tokens [at, at+len(dst)) to dst.
@@ -219,9 +217,8 @@ func (f *File) Read(dst []int32, at int) {
 	}
 }
 
-// cacheDirs returns the folders in which token files are looked for and made, best
-// first: the one that --cache names alone, or the user's cache folder and then
-// tempCache. The error says why the user has no cache folder.
+// cacheDirs returns the folders for token files, best first: only the one that --cache names, or
+// the user's cache folder and then tempCache. The error says why the user has no cache folder.
 func cacheDirs(flag string) ([]string, error) {
 	if flag != "" {
 		return []string{flag}, nil
@@ -233,13 +230,13 @@ func cacheDirs(flag string) ([]string, error) {
 	return []string{filepath.Join(d, "lockstep", "tokens"), tempCache()}, nil
 }
 
-// tempCache is a folder of the user's own among the temporary files.
+// tempCache returns the user's own folder among the temporary files.
 func tempCache() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("lockstep-%d", os.Getuid()), "tokens")
 }
 
-// trusted reports whether no other user can put files into dir: a temporary folder
-// that somebody else has made first is not to be used.
+// trusted reports whether no other user can put files into dir. A temporary folder that somebody
+// else has made first must not be used.
 func trusted(dir string) bool {
 	if dir != tempCache() {
 		return true
@@ -251,8 +248,7 @@ func trusted(dir string) bool {
 	return st.IsDir() && ownerOf(st) == os.Getuid() && st.Mode().Perm()&0o022 == 0
 }
 
-// newTemp makes an empty file beside the token file name, in the first folder
-// that can be written.
+// newTemp makes an empty file beside the token file name, in the first folder that can be written.
 func newTemp(cache, name string, log zerolog.Logger) (*os.File, error) {
 	dirs, why := cacheDirs(cache)
 	var err error

@@ -13,7 +13,7 @@ import (
 	"lockstep/apps/train/traintest"
 )
 
-// Files that others have written, or take away while they are read.
+// Others may have written files, or take them away while they are read.
 
 // A token file that another user may have written is not believed, though its sums are
 // right, and the user's own stands beside it.

@@ -6,13 +6,12 @@ import (
 	"testing"
 )
 
-// measuredEnv names a file that gathers what tests measure: bench sets it.
+// measuredEnv names a file that gathers measurements of tests. bench sets it.
 const measuredEnv = "LOCKSTEP_MEASURED"
 
-// Measured logs a number that a test found, the larger the worse. Where
-// LOCKSTEP_MEASURED names a file, it also appends the line "VALUE\tWHAT" to it: a
-// rank under mpirun shows its log only when it fails. Every rank, and every number
-// of ranks, may add a line; the worst of a kind counts.
+// Measured logs a number that a test found; larger is worse. If LOCKSTEP_MEASURED names a file, it
+// also appends the line "VALUE\tWHAT" to it, since a rank under mpirun shows its log only when it
+// fails. Every rank, and every number of ranks, may add a line. The worst of a kind counts.
 func Measured(t *testing.T, what string, value float64) {
 	t.Helper()
 	t.Logf("measured: %s = %.3g", what, value)

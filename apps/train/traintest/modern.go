@@ -7,11 +7,11 @@ import (
 	"lockstep/apps/train/layout"
 )
 
-// A modern model once more in float64 and plain loops: what the fast one is compared with. Each
-// operation leaves on a tape how gradients go back through it. It shares no code with the fast one
-// but the names and shapes of the tensors.
+// This is a modern model again, in float64 and plain loops, as the reference for the fast one. Each
+// operation leaves on a tape how gradients go back through it. It shares only the names and shapes of
+// the tensors with the fast one.
 
-// ModernReference is the model of float64 with the weights p, by name.
+// ModernReference returns the float64 model with the weights p, by name.
 func ModernReference(cfg layout.Config, p map[string][]float64) *modernModel {
 	return &modernModel{cfg: cfg, p: p}
 }
@@ -29,7 +29,7 @@ func newRows(n, c int) *rows { return &rows{refRows(n, c), refRows(n, c)} }
 
 func (m *modernModel) behind(back func()) { m.tape = append(m.tape, back) }
 
-// Batch is the mean loss over (b,t) tokens, and its gradient unless grad is nil.
+// Batch returns the mean loss over (b,t) tokens, and sets its gradient unless grad is nil.
 func (m *modernModel) Batch(tokens, targets []int32, t int, grad map[string][]float64) (loss float64) {
 	m.g = grad
 	if grad == nil {
@@ -210,8 +210,7 @@ func (m *modernModel) each(x *rows, f func(float64) (y, slope float64)) *rows {
 	return y
 }
 
-// turn multiplies the complex numbers that the halves of each head make
-// by e^(-i·position·frequency).
+// turn multiplies the complex numbers of each head's halves by e^(-i·position·frequency).
 func (m *modernModel) turn(x *rows, head int) *rows {
 	y := newRows(len(x.v), len(x.v[0]))
 	apply := func(y, x [][]float64, sign float64) {
@@ -235,7 +234,7 @@ func (m *modernModel) turn(x *rows, head int) *rows {
 	return y
 }
 
-// attend sees at most window tokens before the first of the 128 that a query is one of.
+// attend sees at most window tokens before the query's group of 128.
 func (m *modernModel) attend(q, k, v *rows, head, window int) *rows {
 	const scale = 0.12
 	T := len(q.v)

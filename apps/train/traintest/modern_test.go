@@ -8,7 +8,7 @@ import (
 	"lockstep/apps/train/layout"
 )
 
-// The reference's own gradients against central differences of its loss, as those of GPT-2's form.
+// The reference's own gradients agree with central differences of its loss, as in GPT-2's form.
 func TestModernReferenceGradients(t *testing.T) {
 	cfg := SmallModern
 	m := ModernReference(cfg, RandomParams(cfg, 1))
@@ -34,7 +34,7 @@ func TestModernReferenceGradients(t *testing.T) {
 			if p.InVocab() && p.Name != "head.weight" { // where a gradient may differ from zero
 				i = int(in[rng.IntN(len(in))])*cfg.Channels + i%cfg.Channels
 			}
-			const h = 1e-5 // a squared ReLU's second derivative jumps at 0: a larger step meets more of that
+			const h = 1e-5 // a squared ReLU's second derivative jumps at 0, more often within a larger step
 			v := x[i]
 			d := (8*(loss(&x[i], v+h)-loss(&x[i], v-h)) - (loss(&x[i], v+2*h) - loss(&x[i], v-2*h))) / (12 * h)
 			worst = max(worst, math.Abs(d-g[i])/largest)

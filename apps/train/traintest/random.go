@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd"
 )
 
-// FlatTokens is tokens of two bytes, of which token i is i.
+// FlatTokens returns tokens of two bytes; token i is i.
 func FlatTokens(n int) (body []byte) {
 	for i := range n {
 		body = append(body, byte(i), byte(i>>8))
@@ -32,14 +32,13 @@ func RandomFloats(n int, scale float64, seed uint64) []float32 {
 // 16 channels.
 var Small = layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 61}
 
-// SmallModern is a modern model of the tests, with all parts: an odd number of layers, so that the
-// middle one has neither a skip nor a table, and a width that is no multiple of a warp's.
+// SmallModern is a modern model of the tests, with all parts. It has an odd number of layers, so
+// that the middle one has neither a skip nor a table. Its width is no multiple of a warp's.
 var SmallModern = layout.Config{Layers: 3, Heads: 2, Channels: 48, SeqMax: 24, Vocab: 61,
 	Parts: layout.Presets["modern"].Parts}
 
-// RandomParams draws every tensor so that no gradient is near zero for lack of
-// signal: biases and LayerNorms too. Wide layers get smaller weights: the softmax
-// would magnify every rounding.
+// RandomParams draws every tensor, also biases and LayerNorms, so that no gradient is near zero for
+// lack of signal. Wide layers get smaller weights, since the softmax would magnify every rounding.
 func RandomParams(cfg layout.Config, seed uint64) map[string][]float64 {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	params, _, _ := layout.Of(cfg)
@@ -86,7 +85,7 @@ func LoadParams(t *testing.T, params []layout.Param, weights spmd.Buffer[float32
 	}
 }
 
-// RandomWords is n bytes of random words: there is something to learn in it.
+// RandomWords returns n bytes of random words, which a model can learn.
 func RandomWords(n int) []byte {
 	rng := rand.New(rand.NewPCG(3, 4))
 	words := strings.Fields("func return if else for range int string error nil := == package import")

@@ -7,12 +7,12 @@ import (
 	"lockstep/apps/train/layout"
 )
 
-// Reference is the model of float64 with the weights p, by name.
+// Reference returns the float64 model with the weights p, by name.
 func Reference(cfg layout.Config, p map[string][]float64) *refModel {
 	return &refModel{layers: cfg.Layers, heads: cfg.Heads, channels: cfg.Channels, vocab: cfg.Vocab, p: p}
 }
 
-// ZeroLike is zeros in the shapes of p.
+// ZeroLike returns zeros in the shapes of p.
 func ZeroLike(p map[string][]float64) map[string][]float64 {
 	g := map[string][]float64{}
 	for name, x := range p {
@@ -21,9 +21,8 @@ func ZeroLike(p map[string][]float64) map[string][]float64 {
 	return g
 }
 
-// The model once more in float64 and plain loops, with its own hand-written
-// backward pass: what the fast one is compared with. It shares no code with it
-// but the names and shapes of the tensors.
+// This is the model again, in float64 and plain loops, with its own hand-written backward pass, as the
+// reference for the fast one. It shares only the names and shapes of the tensors with it.
 
 // refModel holds the tensors by name; weights are (outputs, inputs).
 type refModel struct {
@@ -39,8 +38,8 @@ type refLayer struct {
 
 const refEps = 1e-5
 
-// Sequence adds the mean loss of one sequence, times scale, to loss and the
-// gradient to grad unless that is nil.
+// Sequence adds the mean loss of one sequence, times scale, to loss, and the gradient to grad
+// unless that is nil.
 func (m *refModel) Sequence(tokens, targets []int32, scale float64, grad map[string][]float64) (loss float64) {
 	T, C := len(tokens), m.channels
 	x := refRows(T, C)
@@ -123,7 +122,7 @@ func (m *refModel) Sequence(tokens, targets []int32, scale float64, grad map[str
 	return loss
 }
 
-// Batch is the mean loss over (b,t) tokens, and its gradient unless grad is nil.
+// Batch returns the mean loss over (b,t) tokens, and sets its gradient unless grad is nil.
 func (m *refModel) Batch(tokens, targets []int32, t int, grad map[string][]float64) (loss float64) {
 	for i := 0; i < len(tokens); i += t {
 		loss += m.Sequence(tokens[i:i+t], targets[i:i+t], 1/float64(len(tokens)), grad)
@@ -248,7 +247,7 @@ func RefStats(x []float64) (mean, rstd float64) {
 	return mean, 1 / math.Sqrt(variance+refEps)
 }
 
-// RefNorm is the LayerNorm of each row.
+// RefNorm returns the LayerNorm of each row.
 func RefNorm(x [][]float64, w, b []float64) [][]float64 {
 	y := refRows(len(x), len(x[0]))
 	for t := range x {
@@ -260,7 +259,7 @@ func RefNorm(x [][]float64, w, b []float64) [][]float64 {
 	return y
 }
 
-// RefNormBack is the gradient of the rows that RefNorm was given; it adds those of its parameters.
+// RefNormBack returns the gradient of RefNorm's input rows, and adds those of its parameters.
 func RefNormBack(dy, x [][]float64, w, dw, db []float64) [][]float64 {
 	dx := refRows(len(x), len(x[0]))
 	for t := range x {

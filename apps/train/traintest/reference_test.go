@@ -8,8 +8,8 @@ import (
 	"lockstep/apps/train/layout"
 )
 
-// The reference's own gradients against central differences of its loss: the
-// error of each element against the largest gradient of the tensor.
+// The reference's own gradients agree with central differences of its loss: the error of each
+// element is compared with the tensor's largest gradient.
 func TestReferenceGradients(t *testing.T) {
 	cfg := Small
 	m := Reference(cfg, RandomParams(cfg, 1))
@@ -39,8 +39,8 @@ func TestReferenceGradients(t *testing.T) {
 			case "wpe.weight":
 				i %= 5 * cfg.Channels
 			}
-			// Five points: the error is of fourth order, so that the step can be large
-			// enough for the rounding of the loss not to matter.
+			// With five points the error is of fourth order. The step can be so large that the
+			// rounding of the loss does not matter.
 			const h = 1e-3
 			v := x[i]
 			d := (8*(loss(&x[i], v+h)-loss(&x[i], v-h)) - (loss(&x[i], v+2*h) - loss(&x[i], v-2*h))) / (12 * h)

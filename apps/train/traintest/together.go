@@ -8,8 +8,7 @@ import (
 	"lockstep/apps/train/agree"
 )
 
-// Together runs fn as n ranks of one group, in goroutines, and returns each one's
-// error.
+// Together runs fn as n ranks of one group, in goroutines, and returns each one's error.
 func Together(n int, fn func(g agree.Group) error) []error {
 	var mu sync.Mutex
 	cond := sync.NewCond(&mu)

@@ -1,2 +1,3 @@
-// Package weights reads and writes folders of weights as Hugging Face keeps GPT-2.
+// Package weights reads and writes folders of weights in the form in which Hugging
+// Face keeps GPT-2.
 package weights

@@ -15,12 +15,12 @@ import (
 	"lockstep/spmd/progress"
 )
 
-// Leftover begins the names of folders that an export which did not end has left.
+// Leftover begins the names of folders that an unfinished export has left.
 const Leftover = ".export-"
 
-// Write writes a folder of weights, those of an arena, and returns the bytes of all
-// files. Each gets its name when all are complete on disk. told, which may be nil, gets
-// the bytes of weights written.
+// Write writes the weights of an arena to a folder, and returns the bytes of all files. Files
+// get their names when all are complete on disk. told, which may be nil, gets the bytes of
+// weights written.
 func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32,
 	told *progress.Work) (bytes int64, err error) {
 	_, err = os.Stat(dir)
@@ -62,15 +62,15 @@ func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32,
 	return x.bytes, syncFolder(dir)
 }
 
-// ofModels are the names of files that make a folder a model, by whichever program: those of
-// another one would be taken for this one's. config.json is the first, so that nobody takes the
-// folder for a model meanwhile.
+// ofModels are the names of files that make a folder a model, for any program. Those of another
+// model would be taken for this one's. config.json is first, so that nobody takes the folder for a
+// model meanwhile.
 var ofModels = []string{"config.json", "model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin",
 	"pytorch_model.bin.index.json", "tf_model*.h5", "flax_model*.msgpack", "generation_config.json", "vocab.json",
 	"merges.txt", "tokenizer.json", "tokenizer.model",
 	"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*"}
 
-// removeOthers removes what a folder has of another model.
+// removeOthers removes another model's files from a folder.
 func removeOthers(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -89,7 +89,7 @@ func removeOthers(dir string) error {
 	return nil
 }
 
-// syncFolder makes the names in a folder last.
+// syncFolder makes the names in a folder durable.
 func syncFolder(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -109,7 +109,7 @@ type export struct {
 	bytes int64
 }
 
-// write writes all files; config.json last, since it is what others look for first.
+// write writes all files. config.json is last, since others look for it first.
 func (x *export) write() error {
 	if err := x.file(hfWeightsFile, x.weights); err != nil {
 		return err
@@ -174,7 +174,7 @@ func (x *export) text(name string, b []byte) error {
 	})
 }
 
-// file writes one file and sees it on disk.
+// file writes one file and syncs it to disk.
 func (x *export) file(name string, write func(io.Writer) error) (err error) {
 	f, err := os.OpenFile(filepath.Join(x.temp, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {

@@ -7,27 +7,28 @@ import (
 	"lockstep/apps/train/layout"
 )
 
-// A folder of a modern model has the same files as one of GPT-2. Its config.json says all that the
-// model computes beside the names and shapes of the tensors; matrices are stored (outputs, inputs).
+// A folder of a modern model has the same files as one of GPT-2. Its config.json says everything that
+// the model computes, beside the names and shapes of the tensors. Matrices are stored (outputs,
+// inputs).
 
 // modernType is model_type in config.json.
 const modernType = "lockstep_modern"
 
-// modernConfig is what config.json says beside the sizes. Parts says what there is of it.
+// modernConfig is what config.json says beside the sizes. Parts lists the model's parts.
 type modernConfig struct {
 	Parts          string  `json:"parts"`
 	NormEpsilon    float64 `json:"rms_norm_epsilon"`
 	AttentionScale float64 `json:"attention_scale"`
-	RotaryPairs    float64 `json:"rotary_pairs"` // of all pairs of a head's numbers; the others stay
+	RotaryPairs    float64 `json:"rotary_pairs"` // part of a head's pairs of numbers that turn; the others stay
 	RotarySlowest  float64 `json:"rotary_slowest"`
 	Activation     string  `json:"activation_function"`
 	ValueTables    []int   `json:"value_tables,omitempty"` // of each layer, -1 is none
 	SkipsFrom      []int   `json:"skips_from,omitempty"`   // of each layer, -1 is none
-	// of each layer, 0 is none: how many tokens are seen before the 128 that one is of
+	// for each layer, how many tokens are seen before the own 128; 0 is no window
 	Windows []int `json:"windows,omitempty"`
 }
 
-// modernOf is what there is to say of a model.
+// modernOf returns the modernConfig of a model.
 func modernOf(cfg layout.Config) modernConfig {
 	c := modernConfig{Parts: cfg.Parts.String(), NormEpsilon: 1.1920929e-7, AttentionScale: 0.12, RotaryPairs: 0.5,
 		RotarySlowest: 1. / 1024, Activation: "relu2"}
@@ -45,7 +46,7 @@ func modernOf(cfg layout.Config) modernConfig {
 	return c
 }
 
-// modernShape is the shape of a modern model, or why this program does not compute it.
+// modernShape returns the shape of a modern model, or why this program cannot compute it.
 func (c *hfConfig) modernShape() (layout.Config, error) {
 	parts, err := layout.ParseParts(c.Parts)
 	if err != nil {

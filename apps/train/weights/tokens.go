@@ -13,7 +13,7 @@ import (
 	"lockstep/apps/train/text"
 )
 
-// A folder of weights may say which tokens its model has learned: vocab.json and merges.txt, or
+// A folder of weights may name its model's tokens: in vocab.json and merges.txt, or in
 // tokenizer.json with both in one, as the class PreTrainedTokenizerFast of transformers has it.
 const (
 	vocabFile     = "vocab.json"
@@ -22,9 +22,8 @@ const (
 	pieceFile     = "tokenizer.model"
 )
 
-// CheckTokens compares what a folder says of its tokens with tok, and returns which files
-// there are none of that would say all, "" where there are. A model that learned with other
-// numbers is not the same one.
+// CheckTokens compares the folder's tokens with tok. A model that learned with other numbers is
+// another model. missing names the files that would say all, or is "" if they are there.
 func (h *Folder) CheckTokens(tok text.Tokenizer) (missing string, err error) {
 	gpt2, is := tok.(*text.GPT2)
 	var found []string
@@ -82,13 +81,13 @@ func (h *Folder) CheckTokens(tok text.Tokenizer) (missing string, err error) {
 	return vocabFile + ", " + mergesFile + " and " + tokenizerFile, nil
 }
 
-// name is what --tokens says for a tokenizer.
+// name returns the value of --tokens for a tokenizer.
 func name(tok text.Tokenizer) string {
 	short, _, _ := strings.Cut(tok.Name(), "-")
 	return short
 }
 
-// tables are the numbers of GPT-2's tokens, and the merges in their order.
+// tables returns the numbers of GPT-2's tokens, and the merges in their order.
 func tables(t *text.GPT2) (vocab map[string]int, merges []string, err error) {
 	v, m, err := t.Files()
 	if err == nil {
@@ -97,7 +96,7 @@ func tables(t *text.GPT2) (vocab map[string]int, merges []string, err error) {
 	return vocab, mergeLines(m), err
 }
 
-// mergeLines are the merges of a merges.txt, without the line that says its version.
+// mergeLines returns the merges of a merges.txt, without the line of its version.
 func mergeLines(b []byte) (lines []string) {
 	for line := range strings.Lines(string(b)) {
 		line = strings.TrimRight(line, "\r\n")
@@ -108,7 +107,7 @@ func mergeLines(b []byte) (lines []string) {
 	return lines
 }
 
-// sameVocab compares the numbers of tokens. The first that differs is named.
+// sameVocab compares the numbers of tokens, and names the first that differs.
 func sameVocab(has, want map[string]int) error {
 	type token struct {
 		text string
@@ -146,7 +145,7 @@ func sameMerges(has, want []string) error {
 	return nil
 }
 
-// checkTokenizer compares a tokenizer.json. Merges in it are texts, or in newer files pairs.
+// checkTokenizer compares a tokenizer.json. Its merges are texts, or pairs in newer files.
 func checkTokenizer(b []byte, vocab map[string]int, merges []string) error {
 	var has struct {
 		Added []struct {

@@ -23,7 +23,7 @@ func folderOf(t *testing.T, tok text.Tokenizer) string {
 	return dir
 }
 
-// change replaces a file of a folder by what fn makes of it.
+// change replaces a file of a folder by the result of fn.
 func change(t *testing.T, dir, file string, fn func(b []byte) []byte) {
 	t.Helper()
 	path := filepath.Join(dir, file)
@@ -36,8 +36,8 @@ func change(t *testing.T, dir, file string, fn func(b []byte) []byte) {
 	}
 }
 
-// TestCheckTokens: a folder whose tokens have other numbers, or are merged in another order, is
-// refused whichever of its files says so; and what it lacks is named.
+// A folder is refused if its tokens have other numbers, or are merged in another order, whichever
+// of its files says so. Missing files are named.
 func TestCheckTokens(t *testing.T) {
 	gpt2 := text.NewGPT2()
 	dir := folderOf(t, gpt2)
@@ -152,8 +152,8 @@ func TestCheckTokens(t *testing.T) {
 	}
 }
 
-// TestOtherNames: config.json may have the numbers of the shape by the names that
-// transformers take beside GPT-2's own.
+// config.json may have the numbers of the shape by the names that transformers accept
+// beside GPT-2's own.
 func TestOtherNames(t *testing.T) {
 	dir := folderOf(t, text.Bytes{})
 	change(t, dir, "config.json", func(b []byte) []byte {
@@ -179,7 +179,7 @@ func TestOtherNames(t *testing.T) {
 	}
 }
 
-// TestPointerFiles: what Git LFS has not fetched is named as that.
+// A file that Git LFS has not fetched is named as that.
 func TestPointerFiles(t *testing.T) {
 	for _, file := range []string{"model.safetensors", "config.json"} {
 		dir := folderOf(t, text.Bytes{})

@@ -23,17 +23,18 @@ import (
 )
 
 // A folder of weights is a modern model, see modern.go, or GPT-2 as Hugging Face's transformers
-// keep it: config.json and model.safetensors, or several such files and their index. The names of
-// the tensors are those of Params. Matrices of layers are stored (inputs, outputs), the embeddings
-// (tokens, channels) without padding.
+// keep it: config.json and model.safetensors, or several such files and their index.
+//
+// The names of the tensors are those of Params. Matrices of layers are stored (inputs, outputs),
+// the embeddings (tokens, channels) without padding.
 const (
 	hfConfigFile  = "config.json"
 	hfWeightsFile = "model.safetensors"
 	hfIndexFile   = "model.safetensors.index.json"
 )
 
-// hfConfig is what config.json says about what is computed. Source: class GPT2Config
-// of transformers, whose defaults hold for what is not there.
+// hfConfig is the part of config.json that determines the computation. Source: class GPT2Config of
+// transformers, whose defaults hold for missing values.
 type hfConfig struct {
 	ModelType     string  `json:"model_type"`
 	Vocab         int     `json:"vocab_size"`
@@ -54,7 +55,7 @@ type hfConfig struct {
 var hfDefaults = hfConfig{Vocab: 50257, Positions: 1024, Channels: 768, Layers: 12, Heads: 12,
 	Epsilon: layout.NormEpsilon, Scale: true, TieEmbeddings: true, modernConfig: modernConfig{Activation: "gelu_new"}}
 
-// shape is the shape of the model, or why this program does not compute it.
+// shape returns the shape of the model, or why this program cannot compute it.
 func (c *hfConfig) shape() (layout.Config, error) {
 	if c.ModelType == modernType {
 		return c.modernShape()
@@ -89,17 +90,16 @@ type hfTensor struct {
 	safetensors.Tensor
 }
 
-// Folder is a folder of weights that has been found to hold all of a model and nothing
-// else.
+// Folder is a folder of weights that holds all of a model and nothing else.
 type Folder struct {
 	Dir     string
 	Cfg     layout.Config
-	tensors map[string]hfTensor // by the names of Params, and lm_head.weight where it is there
+	tensors map[string]hfTensor // by the names of Params, and lm_head.weight if it is there
 }
 
 const hfHead = "lm_head.weight"
 
-// Open looks at a folder: at all but the numbers. Errors are about the input.
+// Open checks a folder: everything but the numbers. Errors are about the input.
 func Open(dir string) (*Folder, error) {
 	h := &Folder{Dir: dir}
 	if err := h.open(); err != nil {
@@ -136,14 +136,14 @@ func (h *Folder) open() error {
 	return h.check()
 }
 
-// otherNames are those that transformers take for some of GPT-2's own. Source:
+// otherNames are other names that transformers accept for some of GPT-2's own. Source:
 // attribute_map of class GPT2Config.
 var otherNames = [][2]string{{"n_embd", "hidden_size"}, {"n_positions", "max_position_embeddings"},
 	{"n_head", "num_attention_heads"},
 	{"n_layer", "num_hidden_layers"}}
 
-// ownNames returns a config.json with GPT-2's own names. Who has both names of a number, with
-// different values, is refused.
+// ownNames returns a config.json with GPT-2's own names. It refuses one with both names of a number
+// and different values.
 func ownNames(text []byte) ([]byte, error) {
 	var c map[string]json.RawMessage
 	if err := json.Unmarshal(text, &c); err != nil {
@@ -162,7 +162,7 @@ func ownNames(text []byte) ([]byte, error) {
 	return json.Marshal(c)
 }
 
-// notLFS refuses a file that stands for another, which Git LFS has not fetched.
+// notLFS refuses a pointer to a file that Git LFS has not fetched.
 func notLFS(head []byte, path string) error {
 	if bytes.HasPrefix(head, []byte("version https://git-lfs.github.com/spec/")) {
 		return fmt.Errorf("%s: a pointer file of Git LFS, which stands for the file itself: git lfs pull fetches that",
@@ -259,9 +259,9 @@ func isMask(name string) bool {
 	return err == nil && n == 2 && (what == "bias" || what == "masked_bias")
 }
 
-// check compares the tensors with those that the model has.
+// check compares the folder's tensors with the model's.
 func (h *Folder) check() error {
-	if h.Cfg.Layers > len(h.tensors) { // or the list of what should be there might not fit in memory
+	if h.Cfg.Layers > len(h.tensors) { // otherwise the list of wanted tensors might not fit in memory
 		return fmt.Errorf("%s has %d layers, and there are %d tensors", hfConfigFile, h.Cfg.Layers, len(h.tensors))
 	}
 	params, _, _ := layout.Of(h.Cfg)
@@ -295,7 +295,7 @@ func (h *Folder) check() error {
 	return nil
 }
 
-// hfShape is the shape of a parameter in a folder.
+// hfShape returns the shape of a parameter in a folder.
 func hfShape(p layout.Param, cfg layout.Config) []int64 {
 	switch {
 	case p.InVocab():
@@ -310,7 +310,7 @@ func hfShape(p layout.Param, cfg layout.Config) []int64 {
 	return shape
 }
 
-// Len is how many numbers a folder has of a parameter.
+// Len returns how many numbers of a parameter a folder has.
 func Len(p layout.Param, cfg layout.Config) int {
 	n := 1
 	for _, d := range hfShape(p, cfg) {
@@ -324,7 +324,7 @@ func transposed(p layout.Param, cfg layout.Config) bool {
 	return cfg.Parts == 0 && len(p.Shape) == 2 && p.Name != "wte.weight" && p.Name != "wpe.weight"
 }
 
-// Load reads the weights into s's. It blocks, and is for one rank to call.
+// Load reads the weights into s's. It blocks. One rank calls it.
 func (h *Folder) Load(s *gpt.State) error {
 	for _, p := range s.Params {
 		x, err := h.Tensor(p.Uncut())
@@ -338,7 +338,7 @@ func (h *Folder) Load(s *gpt.State) error {
 	return nil
 }
 
-// Tensor returns the numbers of a parameter, as they lie in an arena.
+// Tensor returns the numbers of a parameter in the order of an arena.
 func (h *Folder) Tensor(p layout.Param) ([]float32, error) {
 	x, err := h.read(h.tensors[p.Name])
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// hfFile is a safetensors file as a reader of a few lines of Python would see it.
+// hfFile is a safetensors file as a short Python program would read it.
 type hfFile map[string]struct {
 	Type    string   `json:"dtype"`
 	Shape   []int    `json:"shape"`
@@ -50,7 +50,7 @@ func readHF(t *testing.T, path string) hfFile {
 	return f
 }
 
-// awkward returns an arena of numbers of all kinds, the padding of the vocabulary zero.
+// awkward returns an arena with numbers of all kinds. The padding of the vocabulary is zero.
 func awkward(cfg layout.Config, seed uint64) []float32 {
 	params, _, n := layout.Of(cfg)
 	x := make([]float32, n)
@@ -73,8 +73,8 @@ func sameBits(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) })
 }
 
-// A folder of weights holds what transformers look for, each element in its place, and
-// gives back the same bits.
+// A folder of weights holds what transformers look for, each element in its place, and gives back
+// the same bits.
 func TestWeightsRoundTrip(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, tok := range []text.Tokenizer{text.Bytes{}, text.NewGPT2()} {
@@ -253,7 +253,7 @@ func (s *hfSource) write(t *testing.T) string {
 	return dir
 }
 
-// Folders that others write: other types, a prefix, masks, a head, several files.
+// Others write folders with other types, a prefix, masks, a head, or several files.
 func TestWeightsOfOthers(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		arena := awkward(hfTiny, 2)
@@ -308,7 +308,7 @@ func TestWeightsOfOthers(t *testing.T) {
 	})
 }
 
-// Folders that hold something else are refused, with what is wrong.
+// A folder with something else is refused, and the error says what is wrong.
 func TestWeightsRefused(t *testing.T) {
 	arena := awkward(hfTiny, 3)
 	for want, change := range map[string]func(s *hfSource){
