@@ -8,7 +8,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// variants are sizes of the kernels to choose from, and what they differ by.
+// variants returns kernels of several sizes, and how they differ.
 func variants() (list []struct {
 	name string
 	tuning
@@ -35,9 +35,8 @@ func variants() (list []struct {
 	return list
 }
 
-// BenchmarkMultiply times the product of one rank, back to back, with kernels of several
-// sizes and with cuBLAS: 10,000 rows of 300,000 columns, and of the 75,000 that each of
-// 4 ranks has.
+// BenchmarkMultiply times the product of one rank, back to back, with kernels of several sizes and
+// with cuBLAS. It has 10,000 rows of 300,000 columns, or of the 75,000 that each of 4 ranks has.
 //
 //	SPMDTEST_DEVICE=cuda go test ./apps/matvec -run '^$' -bench Multiply -benchtime 20x
 func BenchmarkMultiply(b *testing.B) {

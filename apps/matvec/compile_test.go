@@ -10,8 +10,8 @@ import (
 
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
-// The kernels both ways, with the sizes in use and with such that small shapes have all sorts
-// of tiles, segments and rests.
+// Each launch is compared with the host. The kernels have the sizes in use, and others that give
+// small shapes all sorts of tiles, segments and rests.
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	small := tuned

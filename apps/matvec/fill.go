@@ -4,8 +4,8 @@ import "lockstep/spmd"
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// fillFloat32 sets element j of line i, which is stride elements from the next, to a number of
-// the sequence that seed names.
+// fillFloat32 sets element j of line i to a number of the sequence that seed names. Lines are
+// stride elements apart.
 //
 //spmd:kernel
 func fillFloat32(i, j int, w []float32, stride int, seed, start, lineStep, elementStep uint64) {
@@ -19,7 +19,7 @@ func fillBF16(i, j int, w []spmd.BF16, stride int, seed, start, lineStep, elemen
 	w[i*stride+j] = spmd.ToBF16(numberAt(seed, start+uint64(i)*lineStep+uint64(j)*elementStep))
 }
 
-// numberAt is a number from 0 to 1 that depends on the seed and its place alone.
+// numberAt returns a number from 0 to 1 that depends only on the seed and its place.
 func numberAt(seed, i uint64) float32 { return float32(spmd.UniformBits(seed, i)) / (1 << 24) }
 
 // launchFill enqueues the kernel of a type.

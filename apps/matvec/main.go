@@ -1,7 +1,8 @@
-// Command matvec computes y = W x with W split over the ranks. By columns, each
-// multiplies its columns by its part of x, then the partial products are
-// all-reduced; by rows, x is gathered first, and each has its part of y; a grid does
-// both. W and x are float32 or bfloat16; sums and y are float32. See README.md.
+// Command matvec computes y = W x with W divided over the ranks. W and x are float32 or bfloat16;
+// sums and y are float32. See README.md.
+//
+// By columns, each rank multiplies its columns by its part of x, and the partial products are
+// all-reduced. By rows, x is gathered first, and each rank has its part of y. A grid does both.
 package main
 
 import (
@@ -35,7 +36,7 @@ type config struct {
 	Overlap    int // 0: what is fastest
 }
 
-// The choices of --layout, --dtype and --kernel; the first is the default.
+// These are the choices of --layout, --dtype and --kernel. The first is the default.
 var (
 	layouts    = []string{"row", "column"}
 	dtypes     = []string{"float32", "bfloat16"}
@@ -95,7 +96,8 @@ func (c *config) check(fs *pflag.FlagSet, ranks int) error {
 	if c.Cols > 0 && c.Cols < ranks {
 		return fmt.Errorf("--cols %d: fewer than the %d ranks", c.Cols, ranks)
 	}
-	rows, cols := cmp.Or(c.Rows, gpuRows), cmp.Or(c.Cols, gpuCols) // the device is not known yet: the larger defaults
+	rows := cmp.Or(c.Rows, gpuRows)
+	cols := cmp.Or(c.Cols, gpuCols) // the larger defaults, as the device is not known yet
 	if rows > mostElements/cols {
 		return fmt.Errorf("--rows and --cols: %d x %d %s are more bytes than can be addressed", rows, cols, c.Dtype)
 	}
@@ -111,7 +113,7 @@ const (
 	gpuRows, gpuCols   = 10_000, 300_000
 )
 
-// defaults fills in the sizes that depend on the device.
+// defaults sets the sizes that depend on the device.
 func (c *config) defaults(w *spmd.World) {
 	rows, cols := gpuRows, gpuCols
 	if w.OnHost() {
@@ -204,18 +206,17 @@ func run[T number](w *spmd.World, c config) (result, error) {
 	return r, err
 }
 
-// bound is on the relative error of a sum of n products of numbers from 0 to 1 in
-// float32: each of several partial sums runs over at most n terms, their rounding
-// errors add up like a random walk, and eight such standard deviations are never
-// seen.
+// bound returns the bound of the relative error of a sum of n products of numbers from 0 to 1 in
+// float32. Each of several partial sums runs over at most n terms, and their rounding errors add up
+// like a random walk. Eight standard deviations of it never happen.
 func bound(n int) float64 { return 8 * math.Sqrt(float64(n)) * math.Ldexp(1, -24) }
 
-// checkedRows is how many rows are compared with the reference, evenly spread: the
-// reference of all rows of 12 GB would take longer than the rest.
+// checkedRows returns how many rows are compared with the reference, evenly spread. The reference
+// of all rows of 12 GB would take longer than the rest.
 func checkedRows(rows, cols int) int { return min(rows, max(64, 1<<28/cols)) }
 
-// maxRelErr is the largest relative error of y against a product in float64 from
-// the same numbers, made anew, on all ranks the same. Every rank computes its block's part.
+// maxRelErr returns the largest relative error of y, the same on all ranks. The reference is a
+// product in float64 of the same numbers, made again. Every rank computes its block's part.
 func maxRelErr[T number](w *spmd.World, c config, sp split, y spmd.Buffer[float32]) (float64, error) {
 	n := checkedRows(c.Rows, c.Cols)
 	row := func(i int) int { return i * c.Rows / n }
@@ -265,8 +266,8 @@ func maxRelErr[T number](w *spmd.World, c config, sp split, y spmd.Buffer[float3
 	return spmd.AllReduceNumber(w.Comm(), worst, spmd.Max)
 }
 
-// report prints the table and writes the JSON line, on rank 0. A wrong product is
-// an error on every rank, and no line: JSON has no NaN.
+// report prints the table and writes the JSON line, on rank 0. A wrong product is an error on every
+// rank, and writes no line, since JSON has no NaN.
 func report(w *spmd.World, r result) error {
 	if w.Rank() == 0 {
 		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)

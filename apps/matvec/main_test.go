@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
-// TestCheckFindsAWrongProduct spoils one element of a right product.
+// One element of a right product is spoiled, and the check finds it.
 func TestCheckFindsAWrongProduct(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		c := config{Rows: 2, Cols: 3, Split: "columns"}
@@ -49,7 +49,7 @@ func TestCheckFindsAWrongProduct(t *testing.T) {
 	})
 }
 
-// TestWrongProduct: what is wrong is said, also where JSON cannot hold it.
+// A wrong product is reported, also if JSON cannot hold it.
 func TestWrongProduct(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, e := range []float64{math.NaN(), math.Inf(1), 1.5} {
@@ -84,8 +84,8 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the
-// race detector sees (make race).
+// Ranks that are goroutines share nothing that they change. The race detector checks it
+// in make race.
 func TestRanksOfAProcess(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--rows", "50", "--cols", "300", "--iters", "5", "--json", "-")

@@ -8,7 +8,7 @@ import (
 	"lockstep/spmd/timing"
 )
 
-// product is y = W x of a rank's block, and what it is made of.
+// product is y = W x of a rank's block, with its memory and its streams.
 type product[T number] struct {
 	w   *spmd.World
 	sp  split
@@ -20,7 +20,7 @@ type product[T number] struct {
 	own *own[T]
 }
 
-// newProduct takes the memory, and fills nothing. Collective.
+// newProduct allocates the memory, and fills nothing. Collective.
 func newProduct[T number](w *spmd.World, sp split, byColumns bool) (*product[T], error) {
 	p := &product[T]{w: w, sp: sp}
 	var err error
@@ -43,8 +43,7 @@ func newProduct[T number](w *spmd.World, sp split, byColumns bool) (*product[T],
 	return p, err
 }
 
-// method is a way to compute y: what multiplies, own or cublas, and in how many parts
-// of the rows.
+// method is a way to compute y: the kernel, own or cublas, and the number of parts of the rows.
 type method struct {
 	kernel  string
 	overlap int
@@ -52,8 +51,8 @@ type method struct {
 
 func (m method) String() string { return fmt.Sprintf("%s, rows in %d", m.kernel, m.overlap) }
 
-// enqueue enqueues: x, from the ranks that have shares of it, and y = the sum of W x over the
-// ranks that have parts of it.
+// enqueue enqueues the gathering of x from the ranks with shares of it, and y = the sum of W x over
+// the ranks with parts of it.
 func (p *product[T]) enqueue(m method) error {
 	if err := gather(p.s, p.sp, p.x); err != nil {
 		return err
@@ -77,7 +76,7 @@ func (p *product[T]) enqueue(m method) error {
 		}})
 }
 
-// add enqueues: rows [lo, hi) of y are the sums over the ranks that have parts of them.
+// add enqueues the sums of rows [lo, hi) of y over the ranks with parts of them.
 func (p *product[T]) add(s *spmd.Stream, lo, hi int) error {
 	if p.sp.wide == 1 {
 		return nil
@@ -86,7 +85,7 @@ func (p *product[T]) add(s *spmd.Stream, lo, hi int) error {
 	return spmd.AllReduce(p.sp.across.On(s), y, y, spmd.Sum)
 }
 
-// partRows is how many of some rows are in each of n parts but the last: whole tiles.
+// partRows returns how many rows each of n parts but the last has: whole tiles.
 func (p *product[T]) partRows(rows, n int) int {
 	rows, tile := (rows+n-1)/n, p.own.tile
 	return (rows + tile - 1) / tile * tile
@@ -99,15 +98,16 @@ func (p *product[T]) multiply(kernel string, lo, hi int) error {
 	return library(p.s, p.y, p.m, p.x, lo, hi)
 }
 
-// These are how methods are compared.
+// These constants control the comparison of methods.
 const (
 	trialWarmup, trialIters = 2, 7
-	// worthwhile is what another number of parts must save: less may be chance.
+	// worthwhile is the time that another number of parts must not exceed: a smaller gain
+	// may be chance.
 	worthwhile = 0.99
 )
 
-// choose returns the method that c asks for; what it leaves open is what a few
-// trials find fastest, on every rank the same. Collective.
+// choose returns the method that c asks for. A few trials decide what c leaves open, with the same
+// result on every rank. Collective.
 func (p *product[T]) choose(c config) (method, error) {
 	best := method{c.Kernel, max(1, c.Overlap)}
 	kernels, parts := []string{c.Kernel}, []int{best.overlap}
@@ -156,9 +156,8 @@ func (p *product[T]) choose(c config) (method, error) {
 	return best, nil
 }
 
-// available returns the kernels that every rank has, own first. On the host own is
-// the library for float32, and for bfloat16 the library would make a copy of W.
-// Collective.
+// available returns the kernels that every rank has, own first. On the host own is the library for
+// float32; for bfloat16 the library would make a copy of W. Collective.
 func (p *product[T]) available() ([]string, error) {
 	kernels := []string{"own"}
 	if p.w.OnHost() {

@@ -12,27 +12,27 @@ import (
 //go:embed matvec.cu
 var source string
 
-// number is the type of the elements of W and x. Products are added up in float32,
-// and y is float32.
+// number is the type of the elements of W and x. Products are added up in float32, and
+// y is float32.
 type number interface{ float32 | spmd.BF16 }
 
-// tuning is the sizes of the kernels, which matvec.cu has under the names that
-// defines gives. Threads are of a block; blocks are how many of them a
-// multiprocessor must hold, which bounds the registers of a thread.
+// tuning is the sizes of the kernels. matvec.cu has them under the names that defines gives.
+// Threads are of a block. Blocks are how many a multiprocessor must hold, which bounds the
+// registers of a thread.
 type tuning struct {
 	rowThreads, rowBlocks int
 	rowTile               int // rows of W that a block multiplies with one segment of x
 	rowUnroll             int // vectors of 16 bytes of each row that a thread has in flight
-	rowSegment            int // vectors of a row in a block: what they need of x fits the L1 cache
+	rowSegment            int // vectors of a row in a block: their part of x fits the L1 cache
 
 	colThreads, colBlocks int
-	colWide               int // threads side by side in a column, 16 bytes each; a power of two from 32 on
+	colWide               int // threads side by side in a column, 16 bytes each; a power of two, at least 32
 	colUnroll             int // columns that a thread has in flight
 	colStage              int // elements of x in shared memory
 	colUnits              int // blocks that are worth having, to spread them evenly
 
-	// for the loads of W: 0 evict first, 1 not into L1, 2 fetching 256 bytes as
-	// well, 3 and first out of L2
+	// how to load W: 0 evict first, 1 not into L1, 2 fetching 256 bytes as well, 3 also
+	// first out of L2
 	loadHint int
 }
 
@@ -73,8 +73,8 @@ func kernelsOf[T number]() *kernels {
 	return bfloat16Kernels
 }
 
-// matrix is W: its rows, or its columns, one after the other, stride elements apart.
-// Each begins at a multiple of 16 bytes.
+// matrix is W: its rows, or its columns, one after the other, stride elements apart. Each begins at
+// a multiple of 16 bytes.
 type matrix[T number] struct {
 	buf        spmd.Buffer[T]
 	rows, cols int
@@ -82,7 +82,7 @@ type matrix[T number] struct {
 	byColumns  bool
 }
 
-// newMatrix returns a matrix that holds anything.
+// newMatrix returns a matrix with undefined contents.
 func newMatrix[T number](w *spmd.World, rows, cols int, byColumns bool) (m matrix[T], err error) {
 	m = matrix[T]{rows: rows, cols: cols, byColumns: byColumns}
 	m.setStride()
@@ -91,7 +91,7 @@ func newMatrix[T number](w *spmd.World, rows, cols int, byColumns bool) (m matri
 	return m, err
 }
 
-// lines says how many rows, or columns, lie one after the other, and how long they are.
+// lines returns how many rows, or columns, lie one after the other, and how long they are.
 func (m matrix[T]) lines() (n, length int) {
 	if m.byColumns {
 		return m.cols, m.rows
@@ -99,7 +99,7 @@ func (m matrix[T]) lines() (n, length int) {
 	return m.rows, m.cols
 }
 
-// vecOf is how many elements are 16 bytes.
+// vecOf returns how many elements have 16 bytes.
 func vecOf[T number]() int {
 	if kernelsOf[T]() == float32Kernels {
 		return 4
@@ -107,8 +107,8 @@ func vecOf[T number]() int {
 	return 8
 }
 
-// setStride rounds the length of a line up to whole lines of a cache, where that
-// costs little, else to whole vectors.
+// setStride rounds the length of a line up to whole lines of a cache if that costs little, else to
+// whole vectors.
 func (m *matrix[T]) setStride() {
 	_, length := m.lines()
 	unit := vecOf[T]()
@@ -118,7 +118,7 @@ func (m *matrix[T]) setStride() {
 	m.stride = (length + unit - 1) / unit * unit
 }
 
-// slice is rows [lo, hi).
+// slice returns rows [lo, hi).
 func (m matrix[T]) slice(lo, hi int) matrix[T] {
 	if m.byColumns {
 		m.buf = m.buf.Slice(lo, m.buf.Len())
@@ -129,9 +129,9 @@ func (m matrix[T]) slice(lo, hi int) matrix[T] {
 	return m
 }
 
-// fill enqueues: element (i, j) = the number at place i*total + j of the sequence
-// that seed names, rounded to T; its columns are columns offset, offset+1, ... of a
-// matrix of total columns. Both layouts hold the same numbers.
+// fill enqueues element (i, j) = the number at place i*total + j of the sequence that seed names,
+// rounded to T. The matrix has columns offset, offset+1, ... of a matrix of total columns. Both
+// layouts hold the same numbers.
 func (m matrix[T]) fill(s *spmd.Stream, seed uint64, offset, total int) error {
 	lines, length := m.lines()
 	lineStep, elementStep := total, 1
@@ -141,8 +141,8 @@ func (m matrix[T]) fill(s *spmd.Stream, seed uint64, offset, total int) error {
 	return launchFill(s, m.buf, lines, length, m.stride, seed, offset, lineStep, elementStep)
 }
 
-// division is how the work is divided into blocks: tiles of rows times segments of
-// vectors of a row or, stored by columns, of columns.
+// division divides the work into blocks: tiles of rows times segments. Segments are of vectors of a
+// row, or of columns if W is stored by columns.
 type division struct {
 	threads     int
 	tile, tiles int // rows of a tile
@@ -169,11 +169,11 @@ func divide[T number](k *kernels, m matrix[T]) division {
 	return d
 }
 
-// mostSegments is within the limit of the second dimension of a grid.
+// mostSegments is below the limit of the second dimension of a grid.
 const mostSegments = 1 << 15
 
-// own is what products of one matrix by a kernel of matvec.cu need beside it: they
-// must not run at the same time.
+// own is the memory that products of one matrix by a kernel of matvec.cu need beside it. They must
+// not run at the same time.
 type own[T number] struct {
 	*kernels
 	division
@@ -193,7 +193,7 @@ func newOwn[T number](w *spmd.World, k *kernels, m matrix[T]) (*own[T], error) {
 	return o, o.arrived.SetAll(0)
 }
 
-// multiply enqueues y = W x for rows [lo, hi) of m; lo is a multiple of the tile.
+// multiply enqueues y = W x for rows [lo, hi) of m. lo is a multiple of the tile.
 func (o *own[T]) multiply(s *spmd.Stream, y spmd.Buffer[float32], m matrix[T], x spmd.Buffer[T], lo, hi int) error {
 	kernel := o.rows
 	if m.byColumns {
@@ -207,7 +207,7 @@ func (o *own[T]) multiply(s *spmd.Stream, y spmd.Buffer[float32], m matrix[T], x
 		spmd.I64(part.rows), spmd.I64(part.cols), spmd.I64(part.stride), spmd.I64(o.pitch), spmd.I64(o.segment))
 }
 
-// hostChunk is how many elements the host widens at once: they stay in the cache.
+// hostChunk is how many elements the host widens at once, so that they stay in the cache.
 const hostChunk = 4096
 
 func rowsOnHost[T number](a spmd.Args) error {
@@ -262,8 +262,8 @@ func widened(x []spmd.BF16) []float32 {
 	return wide
 }
 
-// library enqueues y = W x for rows [lo, hi) of m by blas.Gemv or, for bfloat16,
-// blas.Gemm: cuBLAS on a GPU.
+// library enqueues y = W x for rows [lo, hi) of m by blas.Gemv, or by blas.Gemm for bfloat16. On a
+// GPU this is cuBLAS.
 func library[T number](s *spmd.Stream, y spmd.Buffer[float32], m matrix[T], x spmd.Buffer[T], lo, hi int) error {
 	part, y := m.slice(lo, hi), y.Slice(lo, hi)
 	a := blas.Matrix[T]{Buffer: part.buf, Rows: part.rows, Cols: part.cols, Stride: part.stride}

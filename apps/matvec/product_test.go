@@ -51,8 +51,8 @@ func TestProduct(t *testing.T) {
 	})
 }
 
-// value is element (i, j) of a test's W, or j of its x where i is -1: eighths, so
-// that no sum of less than 2^24/49 products is ever rounded.
+// value returns element (i, j) of a test's W, or j of its x if i is -1. They are eighths, so that
+// no sum of less than 2^24/49 products is rounded.
 func value(i, j int) float32 {
 	return (float32(spmd.UniformBits(1, uint64(i)<<32+uint64(j))%15) - 7) / 8
 }
@@ -67,8 +67,8 @@ func as[T number](v float32) (x T) {
 	return x
 }
 
-// TestRagged compares products of all sorts of shapes with float64. What lies
-// between the rows or columns of W is NaN, as is y before.
+// Products of all sorts of shapes are compared with float64. The gaps between the rows or columns
+// of W are NaN, and so is y before.
 func TestRagged(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, shape := range [][2]int{
@@ -83,8 +83,8 @@ func TestRagged(t *testing.T) {
 	})
 }
 
-// ragged gives a product its operands, and returns the result. What lies between the
-// rows or columns of W is NaN.
+// ragged sets a product's operands, and returns the result. The gaps between the rows or columns
+// of W are NaN.
 func ragged[T number](t *testing.T, p *product[T], rows, cols int, byColumns bool) (want []float64) {
 	t.Helper()
 	stored := make([]T, p.m.buf.Len())
@@ -146,8 +146,8 @@ func testRagged[T number](t *testing.T, w *spmd.World, rows, cols int, byColumns
 	}
 }
 
-// TestSameBits: every run of our own kernels gives the same bits, also in parts of
-// the rows, where sums are rounded.
+// Every run of our own kernels gives the same bits, also in parts of the rows, where
+// sums are rounded.
 func TestSameBits(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, byColumns := range []bool{false, true} {
@@ -192,13 +192,13 @@ func testSameBits[T number](t *testing.T, w *spmd.World, byColumns bool) {
 	}
 }
 
-// whole is all of W on one rank.
+// whole returns all of W on one rank.
 func whole(rows, cols int) split {
 	return split{rows: spmd.Shard{Len: rows}, cols: spmd.Shard{Len: cols}, most: rows, x: spmd.Shard{Len: cols},
 		shares: []int{cols}, wide: 1}
 }
 
-// drop gives up a test's product.
+// drop frees a test's product.
 func drop[T number](t testing.TB, p *product[T]) {
 	for _, err := range []error{
 		p.s.Close(), p.sum.Close(), p.m.buf.Free(), p.x.Free(), p.y.Free(), p.own.part.Free(), p.own.arrived.Free(),
@@ -209,7 +209,7 @@ func drop[T number](t testing.TB, p *product[T]) {
 	}
 }
 
-// TestLayoutsHoldTheSame: the numbers of W depend on their place alone.
+// The numbers of W depend only on their place.
 func TestLayoutsHoldTheSame(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		testLayouts[float32](t, w, func(k uint32) float32 { return float32(k) / (1 << 24) })

@@ -6,12 +6,13 @@ import (
 	"lockstep/spmd"
 )
 
-// The choices of --split; the first is the default.
+// splits are the choices of --split. The first is the default.
 var splits = []string{"columns", "rows", "grid"}
 
-// split is how W lies on a mesh of ranks: each has the block of its rows and columns. All ranks of
-// a column of the mesh need the same part of x, of which each begins with a share; all of a row of
-// the mesh have parts of the same sums.
+// split is how W lies on a mesh of ranks. Each rank has the block of its rows and columns.
+//
+// All ranks of a column of the mesh need the same part of x, and each begins with a share of it.
+// All ranks of a row of the mesh have parts of the same sums.
 type split struct {
 	rows, cols spmd.Shard // of W, on this rank
 	most       int        // rows of the largest block
@@ -23,7 +24,7 @@ type split struct {
 	mesh       string
 }
 
-// axes is the mesh: one column of ranks, one row of them, or as even as can be.
+// axes returns the axes of the mesh: one column of ranks, one row of them, or as even as possible.
 func (c *config) axes(ranks int) ([]spmd.Axis, error) {
 	axes := []spmd.Axis{{Name: "rows", Size: spmd.Fit}, {Name: "columns", Size: spmd.Fit}}
 	switch c.Split {
@@ -35,7 +36,7 @@ func (c *config) axes(ranks int) ([]spmd.Axis, error) {
 	return spmd.FitAxes(ranks, axes...)
 }
 
-// checkSplit refuses a W that has no row for some rank.
+// checkSplit refuses a W without a row for each rank.
 func (c *config) checkSplit(ranks int) error {
 	axes, err := c.axes(ranks)
 	if err == nil && c.Rows > 0 && c.Rows < axes[0].Size {
@@ -74,7 +75,7 @@ func newSplit(w *spmd.World, c config) (s split, err error) {
 	return s, nil
 }
 
-// gather enqueues: every rank of the column has its whole x, of which it had its share.
+// gather enqueues that every rank of the column gets its whole x from the shares.
 func gather[T number](s *spmd.Stream, sp split, x spmd.Buffer[T]) error {
 	if len(sp.shares) == 1 {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// BenchmarkSum times the sum of one rank's part with kernels of several sizes, back to
-// back: the 30,000,000 elements of one GPU, and what each of 4 has of them.
+// BenchmarkSum times the sum of one rank's part with kernels of several sizes, back to back. A part
+// has the 30,000,000 elements of one GPU, or of each of 4.
 //
 //	SPMDTEST_DEVICE=cuda go test ./apps/reduce -run '^$' -bench Sum -benchtime 200x
 func BenchmarkSum(b *testing.B) {

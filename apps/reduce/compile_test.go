@@ -9,7 +9,7 @@ import (
 
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
-// The sums both ways: exact ones have the same bits.
+// Each launch is compared with the host. Exact sums have the same bits.
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {

@@ -13,11 +13,12 @@ import (
 //go:embed exact.cu
 var exactSource string
 
-// exact is a sum without rounding: limbs words of 32 bits, the lowest worth 2^-149,
-// which a float32 is a multiple of, and behind them how many NaN, infinities and
-// negative infinities there were. Integers add up to the same whatever the order.
-// Source: Neal, Fast exact summation using small and large superaccumulators
-// (arXiv:1505.05571), the small one.
+// exact is a sum without rounding. It has limbs words of 32 bits. The lowest is worth 2^-149, and
+// every float32 is a multiple of that. Behind them it counts NaN, infinities and negative
+// infinities. Integers add up to the same in any order.
+//
+// Source: Neal, Fast exact summation using small and large superaccumulators (arXiv:1505.05571),
+// the small one.
 type exact [words]int64
 
 const (
@@ -28,8 +29,8 @@ const (
 	exactEach    = 64  // elements that are worth a thread
 	exactBlocks  = 1024
 
-	// patience is how many numbers may be added between two carries: a word gains less
-	// than 2^32 by each.
+	// patience is how many numbers may be added between two carries: a word gains less than
+	// 2^32 by each.
 	patience = 1 << 30
 )
 
@@ -74,7 +75,7 @@ func (e *exact) carry() {
 	}
 }
 
-// value is the number, rounded once to float64, ties to even.
+// value returns the number, rounded once to float64, ties to even.
 func (e *exact) value() float64 {
 	nan, inf, negInf := e[limbs], e[limbs+1], e[limbs+2]
 	switch {
@@ -90,7 +91,7 @@ func (e *exact) value() float64 {
 		total.Lsh(total, 32).Add(total, big.NewInt(e[i]))
 	}
 	rounded := new(big.Float).SetPrec(53).SetMode(big.ToNearestEven).SetInt(total)
-	// which holds it: it is no less than 2^-149 and no more than 2^200
+	// float64 holds it: it is at least 2^-149 and at most 2^200.
 	v, _ := rounded.SetMantExp(rounded, -149).Float64()
 	return v
 }
@@ -115,12 +116,12 @@ var exactKernel = spmd.NewKernel("exact_f32", exactSource, func(a spmd.Args) err
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// widenAll makes of x[i], which is k / 2^24, the number widen(k).
+// widenAll turns x[i], which is k / 2^24, into the number widen(k).
 //
 //spmd:kernel
 func widenAll(i int, x []float32) { x[i] = widen(uint32(x[i] * (1 << 24))) }
 
-// widen makes of 24 random bits a number with a random sign and a magnitude between
+// widen turns 24 random bits into a number with a random sign and a magnitude between
 // 2^-48 and 2^49.
 func widen(k uint32) float32 {
 	h := k * 0x9e3779b1

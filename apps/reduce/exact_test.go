@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// bigSum is the sum of finite numbers by math/big, rounded once to float64.
+// bigSum returns the sum of finite numbers by math/big, rounded once to float64.
 func bigSum(x []float32) float64 {
 	total := new(big.Float).SetPrec(2000) // more than all of float32 spans
 	for _, v := range x {
@@ -82,7 +82,7 @@ func TestExactSpecials(t *testing.T) {
 	}
 }
 
-// TestCarry: what a carry moves is worth the same above.
+// A carry moves parts of a word without changing the value.
 func TestCarry(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	worth := func(e exact) *big.Int {
@@ -110,7 +110,7 @@ func TestCarry(t *testing.T) {
 	}
 }
 
-// TestExactEverywhere: the same bits on any number of ranks, in any parts.
+// The sum has the same bits on any number of ranks, in any parts.
 func TestExactEverywhere(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		for _, n := range []int{4, 1001, 200_003} {
@@ -136,8 +136,7 @@ func TestExactEverywhere(t *testing.T) {
 	})
 }
 
-// TestWiden: the numbers are of both signs, and of magnitudes so far apart that
-// rounding would show.
+// The numbers have both signs, and magnitudes so far apart that rounding would show.
 func TestWiden(t *testing.T) {
 	lo, hi, negative := math.Inf(1), 0.0, 0
 	for k := range uint32(1 << 16) {
@@ -152,7 +151,7 @@ func TestWiden(t *testing.T) {
 	}
 }
 
-// TestCold: turns of copies give the same.
+// Turns of copies give the same sum.
 func TestCold(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		for _, graph := range []bool{false, true} {

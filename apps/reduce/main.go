@@ -1,5 +1,5 @@
-// Command reduce sums float32 numbers that the ranks hold in parts: each sums its
-// own, then all add the partial sums. See README.md.
+// Command reduce sums float32 numbers that the ranks hold in parts: each sums its own, then all add
+// the partial sums. See README.md.
 package main
 
 import (
@@ -109,7 +109,7 @@ type result struct {
 	Sum       float64   `json:"sum"`
 	MaxRelErr float64   `json:"max_rel_err"`
 	OK        bool      `json:"ok"`
-	SamplesUS []float64 `json:"samples_us,omitempty"` // with --samples: every iteration's time, in order
+	SamplesUS []float64 `json:"samples_us,omitempty"` // with --samples: the time of every iteration, in order
 	Slow      []slow    `json:"slow,omitempty"`
 }
 
@@ -122,7 +122,7 @@ type slow struct {
 	Cause      string  `json:"cause"`
 }
 
-// cause is what held the iteration up.
+// cause returns what held the iteration up.
 func (s *slow) cause() string {
 	switch {
 	case s.EnqueuedUS > s.US/2:
@@ -139,7 +139,7 @@ const (
 	slowMost    = 10 // that are told
 )
 
-// slowOf are the slowest iterations, the slowest first.
+// slowOf returns the slowest iterations, the slowest first.
 func slowOf(t timing.Stats) []slow {
 	var all []slow
 	for i, us := range t.Samples {
@@ -153,11 +153,11 @@ func slowOf(t timing.Stats) []slow {
 	return all[:min(len(all), slowMost)]
 }
 
-// maxRelErr is what float32 inputs summed in float64 stay below by far, and a
-// float32 sum of this length would not.
+// maxRelErr is far above the error of float32 inputs summed in float64, and below that of a float32
+// sum of this length.
 const maxRelErr = 1e-9
 
-// coldBytes are more than any cache has. Of small parts coldCopies do not reach that.
+// coldBytes are more than any cache has. coldCopies of a small part have less.
 var coldBytes = 512 << 20
 
 const coldCopies = 256
@@ -178,7 +178,7 @@ func run(w *spmd.World, c config) (result, error) {
 	if c.Cold {
 		copies += min(coldCopies, coldBytes*w.Size()/r.Bytes)
 	}
-	var parts []spmd.Buffer[float32] // first of all: where memory is short nothing else is worth while
+	var parts []spmd.Buffer[float32] // first of all, since nothing else matters if memory is short
 	for range copies {
 		x, err := spmd.Alloc[float32](w, mine.Len)
 		if err != nil {
@@ -233,19 +233,19 @@ func fill(w *spmd.World, s *spmd.Stream, c config, mine spmd.Shard, x spmd.Buffe
 	return err
 }
 
-// part is what a rank holds.
+// part returns the part of a rank.
 func part(c config, rank, size int) spmd.Shard {
 	if c.Parts == "equal" {
 		return spmd.ShardOf(c.Elements, rank, size)
 	}
-	// Part boundaries at 0, 1, 3, 6, ... of size(size+1)/2.
+	// Parts begin at 0, 1, 3, 6, ... of size(size+1)/2.
 	at := func(r int) int {
 		return int(math.Round(float64(c.Elements) * float64(r*(r+1)) / float64(size*(size+1))))
 	}
 	return spmd.Shard{Off: at(rank), Len: at(rank+1) - at(rank)}
 }
 
-// reference is the sum without any rounding, of what the host makes of the seed.
+// reference returns the sum without any rounding, of the numbers that the host makes from the seed.
 func reference(w *spmd.World, mine spmd.Shard, values string) (float64, error) {
 	b, err := spmd.AllocPinned[int64](w, words)
 	if err != nil {
@@ -276,8 +276,8 @@ func reference(w *spmd.World, mine spmd.Shard, values string) (float64, error) {
 	return e.value(), nil
 }
 
-// report prints the table and writes the JSON line, on rank 0. A wrong sum is an
-// error on every rank, and no line: JSON has no NaN.
+// report prints the table and writes the JSON line, on rank 0. A wrong sum is an error on every
+// rank, and writes no line, since JSON has no NaN.
 func report(w *spmd.World, r result) error {
 	if w.Rank() == 0 {
 		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)

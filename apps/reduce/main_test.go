@@ -85,7 +85,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// With --samples the line has every time, of which the others are the sums.
+// With --samples the line has every time, and the other numbers follow from them.
 func TestSamples(t *testing.T) {
 	spmdtest.Ranks(t, 2)
 	p := spmdtest.Program(t, 2, nil, "--elements", "1000", "--iters", "5", "--samples", "--json", "-")
@@ -99,7 +99,7 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// TestWrongSum: what is wrong is said, also where JSON cannot hold it.
+// A wrong sum is reported, also if JSON cannot hold it.
 func TestWrongSum(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, sum := range []float64{math.NaN(), math.Inf(1), 1.5} {
@@ -111,8 +111,8 @@ func TestWrongSum(t *testing.T) {
 	})
 }
 
-// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the
-// race detector sees (make race).
+// Ranks that are goroutines share nothing that they change. The race detector checks it
+// in make race.
 func TestRanksOfAProcess(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--elements", "1000", "--iters", "5", "--json", "-")
@@ -146,7 +146,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// More numbers than there is memory for are found before any work is done for them.
+// The program finds that memory is too small before it does any work for the numbers.
 func TestOutOfMemory(t *testing.T) {
 	spmdtest.Ranks(t, 2)
 	for _, ranks := range []int{0, 2} {
@@ -157,7 +157,7 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// A result that nobody can see is not a success, whichever device it comes from.
+// A result that nobody can see is a failure, on any device.
 func TestClosedOutput(t *testing.T) {
 	for redirect, want := range map[string]int{
 		">/dev/full 2>&-": 1, "2>/dev/full": 1, ">/dev/null 2>/dev/null": 0, ">&- 2>/dev/null": 0,
@@ -180,7 +180,7 @@ func TestClosedOutput(t *testing.T) {
 	}
 }
 
-// Slow iterations are told, the slowest first, with what held them up.
+// Slow iterations are listed, the slowest first, with their causes.
 func TestSlow(t *testing.T) {
 	stats := timing.StatsOf([]float64{1, 1, 12, 1, 9.9, 1, 40, 1, 1, 30, 1})
 	stats.Enqueued = []float64{1, 1, 1, 1, 1, 1, 39, 1, 1, 1, 1}

@@ -16,7 +16,7 @@ var sumSource string
 type sumTuning struct {
 	threads  int // of a block
 	deep     int // loads of 16 bytes that a thread has in flight
-	resident int // blocks that a multiprocessor must hold, which bounds the registers of a thread
+	resident int // blocks that a multiprocessor must hold, which limits the registers of a thread
 }
 
 var sumTuned = sumTuning{threads: 512, deep: 8, resident: 2}
@@ -36,8 +36,8 @@ func newSumKernel(t sumTuning) *spmd.Kernel {
 
 var sumKernel = newSumKernel(sumTuned)
 
-// adder is one way to sum: a kernel, and what its result is made of. Its launches may
-// not run at the same time as each other: they share the scratch memory.
+// adder is one way to sum: a kernel, and the memory of its result. Its launches must not run at the
+// same time, since they share the scratch memory.
 type adder[T float64 | int64] struct {
 	kernel                *spmd.Kernel
 	threads, each, blocks int // of it; each is how many elements are worth a thread
@@ -48,7 +48,7 @@ type adder[T float64 | int64] struct {
 	arrived spmd.Buffer[uint32]
 }
 
-// open takes the memory; the sum has n elements. Collective.
+// open allocates the memory. The sum has n elements. Collective.
 func (a *adder[T]) open(w *spmd.World, n int) (err error) {
 	if a.answer, err = spmd.AllocPinned[T](w, n); err != nil {
 		return err
@@ -67,16 +67,16 @@ func (a *adder[T]) open(w *spmd.World, n int) (err error) {
 	return a.arrived.SetAll(0)
 }
 
-// local enqueues sum = the sum of x, in an order that depends on the length and the kind
-// of GPU alone.
+// local enqueues sum = the sum of x, in an order that depends only on the length and
+// the kind of GPU.
 func (a *adder[T]) local(s *spmd.Stream, x spmd.Buffer[float32]) error {
 	blocks := min(a.blocks, 1+x.Len()/(a.threads*a.each))
 	return a.kernel.Launch(s, spmd.Cover1D(blocks*a.threads, a.threads), a.sum.Arg(), a.part.Arg(), a.arrived.Arg(),
 		x.Arg(), spmd.I64(x.Len()))
 }
 
-// global enqueues answer = the sum of all ranks, straight into the host's memory: a copy
-// would have to wake its engine first. A rank that is alone has it from the kernel.
+// global enqueues answer = the sum of all ranks, straight into the host's memory: a copy would have
+// to wake its engine first. A rank that is alone has it from the kernel.
 func (a *adder[T]) global(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32]) error {
 	if err := a.local(s, x); err != nil || w.Size() == 1 {
 		return err
@@ -84,8 +84,8 @@ func (a *adder[T]) global(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32])
 	return spmd.AllReduce(w.Comm().On(s), a.answer, a.sum, spmd.Sum)
 }
 
-// newPlain has as many blocks as the GPU holds at once: for 7,500,000 elements, a share
-// of 4 GPUs, a second wave would cost as much as the sum.
+// newPlain returns an adder with as many blocks as the GPU holds at once. A second wave would cost
+// as much as the sum of 7,500,000 elements, a share of 4 GPUs.
 func newPlain(w *spmd.World, k *spmd.Kernel, t sumTuning) *adder[float64] {
 	return &adder[float64]{kernel: k, threads: t.threads, each: 4 * t.deep,
 		blocks: t.resident * max(1, w.Multiprocessors())}

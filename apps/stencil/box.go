@@ -2,15 +2,15 @@ package main
 
 import "lockstep/spmd"
 
-// The axes of a box: planes, rows of a plane, and columns. In two dimensions a plane is one row.
+// These are the axes of a box: planes, rows of a plane, and columns. In two dimensions a
+// plane is one row.
 const (
 	planes = iota
 	rows
 	columns
 )
 
-// box is what the kernels know of a rank's cells: box.h has the same
-// fields, and says what they are.
+// box describes a rank's cells for the kernels. box.h has the same fields, and says what they are.
 type box struct {
 	Dims                 int64
 	N                    [3]int64
@@ -20,7 +20,7 @@ type box struct {
 	First                [7]int64
 }
 
-// line is the bytes that rows and faces begin at multiples of: a line of a GPU's cache.
+// line is the alignment of rows and faces in bytes: a line of a GPU's cache.
 const line = 128
 
 func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
@@ -58,11 +58,11 @@ func newBox(dims int, n [3]int, size int, behind [6]bool) box {
 	return b
 }
 
-// elements is how many a field has, with its borders.
+// elements returns how many elements a field has, with its borders.
 func (b *box) elements() int { return int(b.N[planes]+2) * int(b.Plane) }
 
-// packed is how many elements the faces of axes 1 and 2 have together. There is always
-// one, so that there is memory.
+// packed returns how many elements the faces of axes 1 and 2 have together. It is at least one, so
+// that there is memory.
 func (b *box) packed(size int) int {
 	n := 1
 	for side := 2 * rows; side < 6; side++ {
@@ -73,11 +73,10 @@ func (b *box) packed(size int) int {
 	return n
 }
 
-// cells is how many there are on the face of a side that has a neighbour.
+// cells returns how many cells the face of a side has, if it has a neighbour.
 func (b *box) cells(side int) int { return int(b.First[side+1] - b.First[side]) }
 
-// inside is how many rows have cells that need nothing of another rank; 0
-// where there is no such cell.
+// inside returns how many rows have cells that need nothing from another rank, or 0.
 func (b *box) inside() int {
 	n := 1
 	for axis := range b.N {
@@ -91,8 +90,8 @@ func (b *box) inside() int {
 	return n
 }
 
-// planeOf is the cells of plane z of a field, -1 and N being those of the border: a run of memory
-// from the first to the last.
+// planeOf returns the cells of plane z of a field: a run of memory from the first to the last. -1
+// and N are the planes of the border.
 func planeOf[T number](b *box, f spmd.Buffer[T], z int) spmd.Buffer[T] {
 	at := int(b.Origin + int64(z)*b.Plane)
 	return f.Slice(at, at+int((b.N[rows]-1)*b.Pitch+b.N[columns]))

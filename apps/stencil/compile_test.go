@@ -14,15 +14,15 @@ import (
 
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
-// TestBoxLayout: the box of Go is that of C, which holds nothing but long long.
+// The box of Go has the layout of that of C, which holds only long long.
 func TestBoxLayout(t *testing.T) {
 	if got, want := unsafe.Sizeof(box{}), uintptr(8*(1+3+3+3+3+6+7)); got != want {
 		t.Errorf("the box has %d bytes, want %d", got, want)
 	}
 }
 
-// The kernels both ways, for boxes of many shapes: all that they write,
-// and all that they leave alone.
+// Each launch is compared with the host, for boxes of many shapes: everything that kernels write,
+// and everything that they must leave alone.
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	few := 1
@@ -59,9 +59,8 @@ func TestCompareKernels(t *testing.T) {
 	})
 }
 
-// TestOnDoubles runs the program on test doubles of GPUs, whose streams are threads of
-// their own, and whose kernels are the program's: messages go through host memory and,
-// in a graph, between devices.
+// The program runs on test doubles of GPUs. Their streams are threads of their own, and their
+// kernels are the program's. Messages go through host memory and, in a graph, between devices.
 func TestOnDoubles(t *testing.T) {
 	spmdtest.HostOnly(t, "test doubles are for machines without a GPU")
 	if err := nvrtc.Load(); err != nil {

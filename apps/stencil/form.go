@@ -7,9 +7,9 @@ import (
 	"lockstep/spmd"
 )
 
-// form is the solution of the discrete equation in closed form. Its eigenvectors are products
-// of sines, or with periodic edges of cosines, along the axes: what begins as one is in each
-// step multiplied by its factor.
+// form is the solution of the discrete equation in closed form. Its eigenvectors are products of
+// sines along the axes, or of cosines with periodic edges. Each step multiplies an eigenvector
+// by its factor.
 type form struct{ modes []mode }
 
 // mode is one eigenvector.
@@ -19,9 +19,9 @@ type mode struct {
 	last   float64      // of all steps together
 }
 
-// newForm returns the sum of a smooth mode, of two that lose about two thirds of their height in
-// the given number of steps, which a halo that comes late or not at all would show in, and with
-// periodic edges of a constant, which must not change.
+// newForm returns the sum of a smooth mode and of two that lose about two thirds of their height in
+// the given number of steps. A late or missing halo would show in these. With periodic edges it
+// adds a constant, which must not change.
 func newForm(size [3]int, dims int, periodic bool, steps int) *form {
 	// A mode of angle a along each axis loses beside * dims * a^2 of its height in a step.
 	steep := math.Sqrt(1 / (beside * float64(dims) * float64(steps)))
@@ -103,9 +103,9 @@ func start[T number](f *form, part [3]spmd.Shard, z, count int, values []T, at f
 	})
 }
 
-// bound is on the relative error after some steps. A step adds roundings of at most 3 units in the
-// last place to what it averages, in three dimensions, and 2 in two, and enlarges no error; a unit
-// may be twice as large as at the end.
+// bound returns the bound of the relative error after some steps. A step enlarges no error. It adds
+// roundings of at most 3 units in the last place to its averages in three dimensions, and 2 in two.
+// A unit may be twice as large as at the end.
 func bound[T number](steps int) float64 {
 	unit := math.Ldexp(1, -24)
 	if sizeOf[T]() == 8 {
@@ -114,11 +114,11 @@ func bound[T number](steps int) float64 {
 	return 6 * float64(steps+1) * unit
 }
 
-// tiny is what values that have all but vanished are compared with.
+// tiny is what values that have almost vanished are compared with.
 const tiny = 1e-30
 
-// maxRelErr is the largest difference between the first field and the closed form, over the largest
-// value of that, on all ranks the same. NaN is the largest of all.
+// maxRelErr returns the largest difference between the first field and the closed form, over the
+// largest value of that. It is the same on all ranks. NaN is the largest of all.
 func maxRelErr[T number](h *heat[T], f *form) (float64, error) {
 	n := h.part[rows].Len
 	worst := [2]float64{} // difference, value
@@ -151,7 +151,7 @@ func maxRelErr[T number](h *heat[T], f *form) (float64, error) {
 	return worst[0] / max(worst[1], tiny), nil
 }
 
-// larger is the larger of two numbers, and NaN where one is.
+// larger returns the larger of two numbers, or NaN if one is NaN.
 func larger(a, b float64) float64 {
 	if a >= b || math.IsNaN(a) {
 		return a

@@ -20,11 +20,11 @@ type heat[T number] struct {
 	main, comm     *spmd.Stream
 }
 
-// axisNames are those of the axes of a grid of 2 or 3 dimensions.
+// axisNames are the names of the axes of a grid of 2 or 3 dimensions.
 var axisNames = [3]string{"z", "y", "x"}
 
-// axesOf are the axes of the mesh in the order of the grid's: in two
-// dimensions there is none of rows.
+// axesOf returns the axes of the mesh in the order of the grid's. In two dimensions there is no
+// axis of planes.
 func axesOf(dims int) []int {
 	if dims == 2 {
 		return []int{planes, columns}
@@ -32,7 +32,7 @@ func axesOf(dims int) []int {
 	return []int{planes, rows, columns}
 }
 
-// newHeat takes the memory, which holds zeros. Collective.
+// newHeat allocates the memory, which holds zeros. Collective.
 func newHeat[T number](w *spmd.World, c config) (*heat[T], error) {
 	h := &heat[T]{w: w, dims: len(c.Size), size: [3]int{1, 1, 1}, overlap: c.Overlap}
 	axes, err := c.axes(w.Size())
@@ -74,11 +74,12 @@ func newHeat[T number](w *spmd.World, c config) (*heat[T], error) {
 	if h.main, err = w.NewStream("stencil"); err != nil {
 		return nil, err
 	}
-	h.comm, err = w.NewStreamPriority("halos", spmd.High) // its kernels go first, and the inside takes what they leave
+	// its kernels go first, and the inside takes the rest of the GPU
+	h.comm, err = w.NewStreamPriority("halos", spmd.High)
 	return h, err
 }
 
-// side returns what is sent to the neighbour behind a side, and where what comes from there goes.
+// side returns what goes to the neighbour behind a side, and where that neighbour's message goes.
 func (h *heat[T]) side(f spmd.Buffer[T], side int) (edge, halo spmd.Buffer[T]) {
 	b := &h.box
 	switch {
@@ -93,9 +94,10 @@ func (h *heat[T]) side(f spmd.Buffer[T], side int) (edge, halo spmd.Buffer[T]) {
 	return h.sent.Slice(at, at+b.cells(side)), h.received.Slice(at, at+b.cells(side))
 }
 
-// exchange enqueues, in one group: the faces of f go to the neighbours, and theirs come. Two ranks
-// may be each other's neighbours on both sides, and a rank its own: messages between two ranks
-// arrive in the order sent, so what is sent down is received from above first.
+// exchange enqueues, in one group, the exchange of the faces of f with the neighbours.
+//
+// Two ranks may be each other's neighbours on both sides, and a rank its own. Messages between two
+// ranks arrive in the order sent, so the message that goes down is received from above first.
 func (h *heat[T]) exchange(s *spmd.Stream, f spmd.Buffer[T]) error {
 	c := h.w.Comm().On(s)
 	return c.Group(func() error {
@@ -114,7 +116,7 @@ func (h *heat[T]) exchange(s *spmd.Stream, f spmd.Buffer[T]) error {
 	})
 }
 
-// begin makes what was put into the first field known to the neighbours. Collective, blocking.
+// begin sends the faces of the first field to the neighbours. Collective, blocking.
 func (h *heat[T]) begin() error {
 	if err := h.frame(h.main, h.fields[0], h.fields[0], h.sent, h.received, true); err != nil {
 		return err
@@ -125,8 +127,8 @@ func (h *heat[T]) begin() error {
 	return h.main.Synchronize()
 }
 
-// advance enqueues a number of steps, which is even: the values are in the first field before and
-// after it. The faces come first, and travel while the inside is computed.
+// advance enqueues an even number of steps: the values are in the first field before and after. The
+// faces come first, and travel while the inside is computed.
 func (h *heat[T]) advance(steps int) error {
 	in, out := h.fields[0], h.fields[1]
 	for range steps {
@@ -165,7 +167,7 @@ func (h *heat[T]) visit(fn func(z, count int, values []T, at func(k, y int) int)
 	})
 }
 
-// fill sets the rank's cells in the first field to what fn makes of them, plane after plane.
+// fill sets the rank's cells in the first field by fn, plane after plane.
 func (h *heat[T]) fill(fn func(z, count int, values []T, at func(k, y int) int)) error {
 	return h.chunks(func(z, count int, chunk spmd.Buffer[T], values []T, at func(k, y int) int) error {
 		clear(values)
@@ -174,8 +176,8 @@ func (h *heat[T]) fill(fn func(z, count int, values []T, at func(k, y int) int))
 	})
 }
 
-// chunks calls fn for runs of planes of the first field, of at most 64 MiB if a plane is not
-// longer, with memory for them.
+// chunks calls fn for runs of planes of the first field, with memory for them. A run has at most 64
+// MiB, or one plane if that is longer.
 func (h *heat[T]) chunks(fn func(z, count int, chunk spmd.Buffer[T], values []T, at func(k, y int) int) error) error {
 	b := &h.box
 	plane := int(b.Plane)

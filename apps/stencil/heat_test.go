@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// serial makes steps on the whole grid, in the order of additions that the kernels have.
+// serial makes steps on the whole grid, in the kernels' order of additions.
 func serial[T number](u []T, size [3]int, dims int, periodic bool, steps int) []T {
 	at := func(u []T, z, y, x int) T {
 		c := [3]int{z, y, x}
@@ -43,7 +43,7 @@ func serial[T number](u []T, size [3]int, dims int, periodic bool, steps int) []
 	return u
 }
 
-// random is a grid of numbers from 0 to 1.
+// random returns a grid of numbers from 0 to 1.
 func random[T number](size [3]int) []T {
 	u := make([]T, size[0]*size[1]*size[2])
 	for i := range u {
@@ -79,7 +79,7 @@ func (h *heat[T]) close(t *testing.T) {
 	}
 }
 
-// meshes are all that have the number of ranks.
+// meshes returns all meshes of a number of ranks.
 func meshes(ranks, dims int) (all []extent) {
 	if dims == 1 {
 		return []extent{{ranks}}
@@ -94,7 +94,7 @@ func meshes(ranks, dims int) (all []extent) {
 	return all
 }
 
-// TestSerial: on every mesh the values have the bits of a serial run.
+// On every mesh the values have the bits of a serial run.
 func TestSerial(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		turn := 0
@@ -147,7 +147,7 @@ func testSerial[T number](t *testing.T, w *spmd.World, c config) {
 	}))
 }
 
-// TestForm compares the closed form with a serial run in float64.
+// The closed form is compared with a serial run in float64.
 func TestForm(t *testing.T) {
 	for _, size := range []extent{{1, 1}, {1, 9}, {30, 41}, {3, 4, 5}, {12, 17, 14}} {
 		for _, periodic := range []bool{false, true} {
@@ -179,7 +179,7 @@ func TestForm(t *testing.T) {
 	}
 }
 
-// TestWholeRuns: whatever runs passes its own check, with errors as they are expected of rounding.
+// Every run passes its own check, with errors that rounding explains.
 func TestWholeRuns(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		for _, size := range []extent{{64, 200}, {300, 5}, {9, 20, 40}} {
@@ -211,7 +211,7 @@ func cellsOf(size extent) int {
 	return n
 }
 
-// TestCheckFindsWhatIsWrong: a cell that is off, halos of the step before, and none at all.
+// The check finds a wrong cell, halos of the step before, and missing halos.
 func TestCheckFindsWhatIsWrong(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		const steps = 200
@@ -284,7 +284,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	})
 }
 
-// TestNewBox: fields, borders and faces are apart from each other, and rows begin at whole lines.
+// Fields, borders and faces are apart from each other, and rows begin at whole lines.
 func TestNewBox(t *testing.T) {
 	for _, size := range []int{4, 8} {
 		for behind := range 64 {
@@ -298,7 +298,7 @@ func TestNewBox(t *testing.T) {
 				if int(b.Origin)*size%line != 0 || int(b.Pitch)*size%line != 0 || int(b.Plane)%int(b.Pitch) != 0 {
 					t.Errorf("%s: rows begin at %d, then every %d elements, and %d", what, b.Origin, b.Pitch, b.Plane)
 				}
-				seen := map[int64]bool{} // every cell and every cell of the border has an element of its own
+				seen := map[int64]bool{} // every cell, also of the border, has an element of its own
 				for z := int64(-1); z <= b.N[0]; z++ {
 					for y := int64(-1); y <= b.N[1]; y++ {
 						for x := int64(-1); x <= b.N[2]; x++ {

@@ -8,8 +8,8 @@ import "C"
 
 import "unsafe"
 
-// The wrappers of stencil.c. lo and hi are bounds within what the box says there is: the callers,
-// host functions in kernels.go, have compared it with the lengths of the slices.
+// These are the wrappers of stencil.c. lo and hi are bounds within the box. The callers, host
+// functions in kernels.go, have compared it with the lengths of the slices.
 
 func singles(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }
 func doubles(x []float64) *C.double {

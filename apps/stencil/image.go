@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd"
 )
 
-// checkImage finds on rank 0 whether a picture can be written to a file, before there is one. That
-// it cannot is bad input on every rank. Collective where there is a name.
+// checkImage checks on rank 0 that a picture can be written to a file, before there is one. If not,
+// it is bad input on every rank. It is collective if there is a name.
 func checkImage(w *spmd.World, c config) error {
 	if c.Image == "" {
 		return nil
@@ -43,11 +43,11 @@ func writeImage(c config, m image.Image) error {
 	return f.Commit()
 }
 
-// mostPixels is the longer side of a picture at most: of a larger grid each
-// pixel is the mean of some cells.
+// mostPixels is the longest side of a picture. Each pixel of a larger grid is the mean
+// of some cells.
 const mostPixels = 1024
 
-// picture is means of cells, by pixel.
+// picture is the means of cells, by pixel.
 type picture struct {
 	width, height int
 	grid          [2]int // rows and columns of the plane that is drawn
@@ -63,10 +63,10 @@ func newPicture(rows, columns int) *picture {
 	return p
 }
 
-// pixel is the one that cell i of n belongs to, of so many pixels.
+// pixel returns the pixel of cell i of n.
 func pixel(i, n, pixels int) int { return i * pixels / n }
 
-// cells is how many of n cells belong to a pixel.
+// cells returns how many of n cells belong to a pixel.
 func cells(at, n, pixels int) int { return ((at+1)*n+pixels-1)/pixels - (at*n+pixels-1)/pixels }
 
 // add adds a row of cells, from column x on.
@@ -77,7 +77,7 @@ func add[T number](p *picture, y, x int, values []T) {
 	}
 }
 
-// image returns the picture: 0 is white, the largest size of a mean is red or, below 0, blue.
+// image returns the picture: 0 is white, the largest size of a mean is red, or blue below 0.
 func (p *picture) image() image.Image {
 	most := tiny
 	for i := range p.sum {
@@ -91,7 +91,7 @@ func (p *picture) image() image.Image {
 	return m
 }
 
-// shade is the colour of a number from -1 to 1.
+// shade returns the colour of a number from -1 to 1.
 func shade(v float64) color.RGBA {
 	if math.IsNaN(v) {
 		return color.RGBA{A: 255}
@@ -103,8 +103,8 @@ func shade(v float64) color.RGBA {
 	return color.RGBA{255, rest, rest, 255}
 }
 
-// draw writes the picture of the first field: of two dimensions all of it, of three the plane in
-// the middle. Without a name it does nothing. Collective.
+// draw writes the picture of the first field: all of it in two dimensions, the plane in the middle
+// in three. Without a name it does nothing. Collective.
 func draw[T number](h *heat[T], c config) error {
 	if c.Image == "" {
 		return nil

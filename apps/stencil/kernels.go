@@ -40,8 +40,8 @@ func kernelsOf[T number]() kernels {
 
 func sizeOf[T number]() int { return int(unsafe.Sizeof(*new(T))) }
 
-// The factor of the neighbours' values in a step, alpha dt / dx^2. It is a power of two, and with
-// it 1 - 2 dims of it: the products of a step are exact.
+// beside is the factor of the neighbours' values in a step, alpha dt / dx^2. It and 1 - 2·dims·beside
+// are powers of two, so the products of a step are exact.
 const beside = 1.0 / 8
 
 func centre(dims int64) float64 { return 1 - 2*float64(dims)*beside }
@@ -68,11 +68,11 @@ type launcher[T number] struct {
 	run    int // planes that a block of the inside walks along
 }
 
-// The threads of a block of the inside: side by side in a row, and in rows.
+// threadsOf is the threads of a block of the inside: side by side in a row, and in rows.
 var threadsOf = map[int64][3]int{2: {256, 1, 1}, 3: {32, 8, 1}}
 
-// The limits of a launch: blocks along the second and third axis of its grid.
-// Source: CUDA C++ Programming Guide, Technical Specifications per Compute Capability.
+// mostBlocks limits the blocks along the second and third axis of a grid. Source: CUDA C++
+// Programming Guide, Technical Specifications per Compute Capability.
 const mostBlocks = 65_535
 
 func newLauncher[T number](w *spmd.World, b box) *launcher[T] {
@@ -84,8 +84,8 @@ func newLauncher[T number](w *spmd.World, b box) *launcher[T] {
 	x := over(max(0, int(b.Hi[columns])-from), vector*threads[0])
 	y := over(int(b.Hi[rows]-b.Lo[rows]), threads[1])
 	z := int(b.Hi[planes] - b.Lo[planes])
-	// Long runs read few planes twice; but there must be blocks enough that the last
-	// ones to run are a small part.
+	// Long runs read few planes twice. But there must be so many blocks that the last ones are a
+	// small part of the work.
 	for l.run = 64; l.run > 8 && x*y*over(z, l.run) < 32*max(1, w.Multiprocessors()); l.run /= 2 {
 	}
 	l.run = max(l.run, over(z, mostBlocks))
@@ -93,7 +93,7 @@ func newLauncher[T number](w *spmd.World, b box) *launcher[T] {
 	return l
 }
 
-// step enqueues: out = one step from in, on the inside.
+// step enqueues out = one step from in, on the inside.
 func (l *launcher[T]) step(s *spmd.Stream, out, in spmd.Buffer[T]) error {
 	if l.box.inside() == 0 {
 		return nil
@@ -118,8 +118,8 @@ func stepOnHost[T number](a spmd.Args) error {
 	return nil
 }
 
-// frame enqueues: out = one step from in, on the faces that have neighbours, with what has been
-// received; sent = the faces of axes 1 and 2. With onlyPack there is no step: sent = in there.
+// frame enqueues out = one step from in, on the faces that have neighbours, with the received
+// cells, and sent = the faces of axes 1 and 2. With onlyPack there is no step, and sent is from in.
 func (l *launcher[T]) frame(s *spmd.Stream, out, in, sent, received spmd.Buffer[T], onlyPack bool) error {
 	cells := int(l.box.First[6])
 	if cells == 0 {

@@ -1,6 +1,6 @@
-// Command stencil computes how heat spreads on a grid of two or three dimensions, whose cells the
-// ranks share out. In each step the cells at the borders of a rank's part travel to its neighbours
-// while it computes those inside. See README.md.
+// Command stencil computes how heat spreads on a grid of two or three dimensions, which the ranks
+// divide. In each step the cells at the borders of a rank's part travel to its neighbours while it
+// computes those inside. See README.md.
 package main
 
 import (
@@ -67,7 +67,7 @@ type config struct {
 	overwrite bool // a picture that is there is replaced
 }
 
-// The choices of --edges and --dtype; the first is the default.
+// These are the choices of --edges and --dtype. The first is the default.
 var (
 	edgesOf = []string{"fixed", "periodic"}
 	dtypes  = []string{"float32", "float64"}
@@ -124,7 +124,7 @@ func (c *config) check(fs *pflag.FlagSet, ranks int) error {
 // mostSteps keeps rounding errors, which add up, far below the values.
 const mostSteps = 100_000
 
-// checkSize refuses grids that cannot be shared out.
+// checkSize refuses grids that the ranks cannot divide.
 func (c *config) checkSize(ranks int) error {
 	axes, err := c.axes(ranks)
 	if err != nil {
@@ -150,7 +150,7 @@ func (c *config) checkSize(ranks int) error {
 // mostElements is more than any memory holds, and leaves room for borders.
 const mostElements = math.MaxInt / 1024
 
-// axes are those of the mesh, with their sizes.
+// axes returns the axes of the mesh, with their sizes.
 func (c *config) axes(ranks int) ([]spmd.Axis, error) {
 	dims := len(c.Size)
 	if len(c.Mesh) > 0 && len(c.Mesh) != dims {
@@ -173,7 +173,7 @@ func (c *config) axes(ranks int) ([]spmd.Axis, error) {
 // The default sizes.
 var hostSize, gpuSize = extent{4096, 4096}, extent{16384, 16384}
 
-// defaults fills in what depends on the device.
+// defaults sets the values that depend on the device.
 func (c *config) defaults(fs *pflag.FlagSet, w *spmd.World) {
 	if len(c.Size) == 0 {
 		c.Size = gpuSize
@@ -282,7 +282,7 @@ func run[T number](w *spmd.World, c config) (result, error) {
 }
 
 // report prints the table and writes the JSON line, on rank 0. A wrong result is an error on every
-// rank, and no line: JSON has no NaN.
+// rank, and writes no line, since JSON has no NaN.
 func report(w *spmd.World, r result) error {
 	if w.Rank() == 0 {
 		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)

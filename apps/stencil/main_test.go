@@ -55,8 +55,8 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the
-// race detector sees (make race).
+// Ranks that are goroutines share nothing that they change. The race detector checks it
+// in make race.
 func TestRanksOfAProcess(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--steps", "2", "--iters", "1", "--warmup", "0", "--json", "-")
@@ -110,7 +110,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestWrongResult: what is wrong is said, also where JSON cannot hold it.
+// A wrong result is reported, also if JSON cannot hold it.
 func TestWrongResult(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, e := range []float64{math.NaN(), math.Inf(1), 1.5} {
@@ -122,7 +122,7 @@ func TestWrongResult(t *testing.T) {
 	})
 }
 
-// TestPixels: every cell belongs to one pixel, and cells counts them.
+// Every cell belongs to one pixel, and cells counts them.
 func TestPixels(t *testing.T) {
 	for pixels := 1; pixels < 40; pixels++ {
 		for n := pixels; n < 130; n++ {
@@ -140,7 +140,7 @@ func TestPixels(t *testing.T) {
 	}
 }
 
-// TestPicture compares the pictures of grids that are known with means taken here.
+// Pictures of known grids are compared with means that the test computes.
 func TestPicture(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3, 4}, func(t *testing.T, w *spmd.World) {
 		dir := t.TempDir()

@@ -323,7 +323,8 @@ func TestPreempted(t *testing.T) {
 				if err := syscall.Kill(pid, tc.signal); err != nil {
 					t.Fatal(err)
 				}
-				if status := j.end(t); status != tc.status && !terminated { // mpirun's status is then 1, whatever the ranks' is
+				// mpirun's status is then 1, whatever the ranks' is
+				if status := j.end(t); status != tc.status && !terminated {
 					t.Fatalf("status %d, want %d; stderr:\n%s", status, tc.status, &j.stderr)
 				}
 				if n := len(j.steps); n < 3 || j.steps[0].Step != after+1 || j.summary != nil {

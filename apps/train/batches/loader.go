@@ -24,8 +24,9 @@ type slot struct {
 	in, targets spmd.Buffer[int32] // (batch, seq), pinned
 	sorted      spmd.Buffer[int32] // pinned
 	b           int                // sequences it holds
-	host        [3][]int32         // memory of the three; copied keeps the order, so that nobody asks the streams each time
-	copied      *spmd.Event        // when the device has taken them
+	// memory of the three; copied keeps the order, so that nobody asks the streams each time
+	host   [3][]int32
+	copied *spmd.Event // when the device has taken them
 }
 
 // NewLoader allocates for micro-batches of up to batch sequences. A token that is not below vocab

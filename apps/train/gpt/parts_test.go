@@ -96,7 +96,8 @@ func (l *launches[A]) lossParts(parts int) {
 	const scale = 0.25
 	targets := traintest.RandomTokens(n, cfg.Vocab, 5)
 	tb := traintest.TokenBuffer(l.T, l.w, targets)
-	// Numbers are far from zero and from each other, so that a part may have almost nothing of a sum.
+	// Numbers are far from zero and from each other, so that a part may
+	// have almost nothing of a sum.
 	x := l.random(n*cfg.PaddedVocab(), 30, true)
 	var loss []float64
 	grad := make([]float64, len(x))

@@ -11,8 +11,8 @@ import (
 	"unsafe"
 )
 
-// These are the wrappers of kernels.c, which says what they compute. lo and hi are bounds within the
-// slices: the callers, host functions in kernels.go, have compared the lengths.
+// These are the wrappers of kernels.c, which says what they compute. lo and hi are bounds within
+// the slices: the callers, host functions in kernels.go, have compared the lengths.
 
 func floats(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }
 

@@ -7,8 +7,9 @@ import (
 	"lockstep/spmd"
 )
 
-// If ranks divide the vocabulary, the classifier of each has the columns of its tokens. A row's loss
-// and gradient need three numbers from each other rank, which ranks exchange between two kernels.
+// If ranks divide the vocabulary, the classifier of each has the columns of its tokens.
+// A row's loss and gradient need three numbers from each other rank, which ranks
+// exchange between two kernels.
 
 // LogitNumbers is how many numbers of a row LogitSums computes.
 const LogitNumbers = 3

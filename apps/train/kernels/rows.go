@@ -2,7 +2,8 @@ package kernels
 
 import "lockstep/spmd"
 
-// These are kernels of parts of tensors, in Go. A row is such a part: it has a largest size or a sum.
+// These are kernels of parts of tensors, in Go. A row is such a part: it
+// has a largest size or a sum.
 
 const castChunk = 8192 // elements of a row of castPart, 32 for a thread
 

@@ -4,8 +4,8 @@ import (
 	"fmt"
 )
 
-// Products of 8-bit floats are those forward and those for the gradients of inputs. The gradients of
-// weights stay bfloat16. The type is E4M3, but E5M2 for the gradient of the logits.
+// Products of 8-bit floats are those forward and those for the gradients of inputs. The gradients
+// of weights stay bfloat16. The type is E4M3, but E5M2 for the gradient of the logits.
 //
 // Each operand is cast where it is computed, by a power of two that brings the largest value of the
 // step before below 256. Values that grow by less than 1.75 from step to step fit. Weights are cast

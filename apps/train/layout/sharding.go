@@ -82,10 +82,10 @@ func (cfg Config) Sections(layer int) (mlp, attn int) {
 // Embeddings returns the number of the last section.
 func (cfg Config) Embeddings() int { return 2*cfg.OwnLayers() + 1 }
 
-// If ranks share a part of the training state, each layer has two groups of matrices, of the MLP and
-// of attention. Two groups follow, which every rank has as a whole during passes. One is the vectors
-// of all layers: they are small, and their gradients belong to several sections. The other is the
-// embeddings, which both ends of a pass use.
+// If ranks share a part of the training state, each layer has two groups of matrices, of the MLP
+// and of attention. Two groups follow, which every rank has as a whole during passes. One is the
+// vectors of all layers: they are small, and their gradients belong to several sections. The other
+// is the embeddings, which both ends of a pass use.
 
 // LayerGroup returns the group of a layer's section.
 func LayerGroup(section int) int { return section - 1 }

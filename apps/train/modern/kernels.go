@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels are like those of package kernels: modern.cu runs on a GPU, loops.c on the host. A part
-// that a model lacks is an empty buffer.
+// The kernels are like those of package kernels: modern.cu runs on a GPU, loops.c on the host. A
+// part that a model lacks is an empty buffer.
 
 //go:embed modern.cu
 var modernSource string

@@ -6,8 +6,8 @@ import (
 	"lockstep/spmd"
 )
 
-// A step whose loss or gradient norm is not finite changes nothing. The device decides this. The host
-// learns of it when the next step is already enqueued.
+// A step whose loss or gradient norm is not finite changes nothing. The device decides this. The
+// host learns of it when the next step is already enqueued.
 
 // Bad says whether a step with this loss and norm changes nothing.
 func Bad(loss, norm float64) bool { return !finite(loss) || !finite(norm) }

@@ -9,9 +9,9 @@ import (
 	"lockstep/spmd"
 )
 
-// These are the kernels of Muon, except its products. A row is a chunk of a matrix, and chunks follow
-// each other. This rank has those of a matrix's n numbers that places says, one behind the other in
-// x. hyper is the rate and the momentum. Nothing changes if the norm is not finite.
+// These are the kernels of Muon, except its products. A row is a chunk of a matrix, and chunks
+// follow each other. This rank has those of a matrix's n numbers that places says, one behind the
+// other in x. hyper is the rate and the momentum. Nothing changes if the norm is not finite.
 
 const muonChunk = 4096 // numbers
 

@@ -6,9 +6,9 @@ import (
 	"strconv"
 )
 
-// These are GPT-2's tokens in the files that transformers read: vocab.json and merges.txt, byte for
-// byte as OpenAI published them. A character stands for each byte of a token, so that all tokens are
-// text.
+// These are GPT-2's tokens in the files that transformers read: vocab.json and
+// merges.txt, byte for byte as OpenAI published them. A character stands for each byte of
+// a token, so that all tokens are text.
 
 // byteRunes returns the characters that stand for the bytes: Latin-1's own if it prints, and those
 // from U+0100 on, in order, for the other bytes.

@@ -26,21 +26,20 @@ func TokensOf(tok Tokenizer, text string) ([]int32, error) {
 type Tokenizer interface {
 	// Name goes into the key of the token file: it changes whenever the ids would.
 	Name() string
-	// IDs is how many different tokens there are; all ids are below it.
+	// IDs returns the number of different tokens. All ids are below it.
 	IDs() int
-	// Width is the bytes of one stored token, 1 or 2.
+	// Width returns the bytes of one stored token, 1 or 2.
 	Width() int
-	// Separator is the token that stands after every document.
+	// Separator returns the token that stands after every document.
 	Separator() int32
 	// encode appends the tokens of text to dst, width bytes each, little-endian.
 	encode(dst, text []byte) ([]byte, error)
-	// Decode is the text of ids; ids that stand for no text give none.
+	// Decode returns the text of ids. Ids without a text give none.
 	Decode(ids []int32) []byte
-	// lookahead is how many bytes after a wanted cut are searched for a good one.
+	// lookahead returns how many bytes after a wanted cut are searched for a good one.
 	lookahead() int
-	// cut returns where a text may be cut without a change of its tokens: the
-	// first such i, 2 <= i < len(b), or 2 if there is none. b begins 2 bytes
-	// before the wanted cut.
+	// cut returns where a text may be cut without a change of its tokens: the first such i, 2 <= i
+	// < len(b), or 2 if there is none. b begins 2 bytes before the wanted cut.
 	cut(b []byte) int
 }
 
@@ -105,7 +104,7 @@ func NewGPT2() *GPT2 {
 	return t
 }
 
-// printsInLatin1 says whether Latin-1 has a character for a byte that shows.
+// printsInLatin1 says whether Latin-1 has a visible character for a byte.
 func printsInLatin1(b int) bool { return b >= '!' && b <= '~' || b >= 0xa1 && b != 0xad }
 
 // GPT2Name is the Name of GPT-2's tokens.
@@ -117,8 +116,8 @@ func (*GPT2) Width() int       { return 2 }
 func (*GPT2) Separator() int32 { return GPT2End }
 func (*GPT2) lookahead() int   { return bpeLookahead }
 
-// encode takes bytes that are not UTF-8, and DEL, one by one: the library would
-// replace the former by U+FFFD and drop the latter.
+// encode takes bytes that are not UTF-8, and DEL, one by one: the library would replace the former
+// by U+FFFD and drop the latter.
 func (t *GPT2) encode(dst, text []byte) ([]byte, error) {
 	for len(text) > 0 {
 		plain, other := splitPlain(text)
@@ -139,9 +138,8 @@ func (t *GPT2) encode(dst, text []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// splitPlain returns how many bytes at the start of b the library can take, and
-// how many follow that it cannot. It looks no further than that: a text may change
-// between the two at every byte.
+// splitPlain returns how many bytes at the start of b the library can take, and how many follow
+// that it cannot. It looks no further, since a text may change between the two at every byte.
 func splitPlain(b []byte) (plain, other int) {
 	takes := func(b []byte) int { // the bytes of the first character, 0 for none
 		if r, n := utf8.DecodeRune(b); r != 0x7f && (r != utf8.RuneError || n > 1) {
@@ -172,8 +170,8 @@ func (t *GPT2) Decode(ids []int32) []byte {
 	return []byte(text)
 }
 
-// cut finds a newline between two ASCII characters that are not white space: the
-// pattern that splits text into words before the merging always ends a word there.
+// cut finds a newline between two ASCII characters that are not white space. The pattern that
+// splits text into words before the merging always ends a word there.
 func (*GPT2) cut(b []byte) int {
 	visible := func(c byte) bool { return c > ' ' && c < 0x7f }
 	for i := 2; i < len(b); i++ {

@@ -98,8 +98,7 @@ func TestTokenizersAreLossless(t *testing.T) {
 	}
 }
 
-// Cutting where cut says must not change the ids: that is what lets pieces of a
-// file be tokenised apart.
+// Cutting where cut says does not change the ids, so that pieces of a file can be tokenised apart.
 func TestGPT2CutKeepsIDs(t *testing.T) {
 	tok := NewGPT2()
 	text := strings.Repeat("if x {\n\n  return 'it's' + 1\n}\nfunc f(a, b int) int {\n\treturn a*b \n}\n"+

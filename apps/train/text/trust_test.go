@@ -15,8 +15,8 @@ import (
 
 // Others may have written files, or take them away while they are read.
 
-// A token file that another user may have written is not believed, though its sums are
-// right, and the user's own stands beside it.
+// A token file that another user may have written is not believed, though its sums are right. The
+// user's own file stands beside it.
 func TestForeignTokenFile(t *testing.T) {
 	dir, cache := t.TempDir(), t.TempDir()
 	traintest.Write(t, dir, "a", strings.Repeat("some text\n", 50))
@@ -66,7 +66,7 @@ func TestForeignTokenFile(t *testing.T) {
 			t.Errorf("another user's file is replaced: %v", err)
 		}
 	}
-	// Who names the folder of another user trusts that user, if nobody else can write there.
+	// A user who names another user's folder trusts that user, if nobody else can write there.
 	if err := os.Remove(strings.TrimSuffix(path, ".tok") + "-user0.tok"); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func keyOf(t *testing.T, path string) [sha256.Size]byte {
 	return h.key
 }
 
-// guard takes nothing else for a lost file.
+// guard takes no other panic for a lost file.
 func TestGuard(t *testing.T) {
 	f := InMemory(2, traintest.FlatTokens(10))
 	for _, want := range []any{"mine", fmt.Errorf("mine")} {

@@ -17,7 +17,7 @@ func NoError(t *testing.T, errs ...error) {
 	}
 }
 
-// BufferOf is a buffer that holds x.
+// BufferOf returns a buffer that holds x.
 func BufferOf[T spmd.Stored](t *testing.T, w *spmd.World, x []T) spmd.Buffer[T] {
 	t.Helper()
 	b, err := spmd.Alloc[T](w, len(x))
@@ -27,7 +27,7 @@ func BufferOf[T spmd.Stored](t *testing.T, w *spmd.World, x []T) spmd.Buffer[T] 
 	return b
 }
 
-// ValuesOf is what a buffer holds.
+// ValuesOf returns the values of a buffer.
 func ValuesOf[T spmd.Stored](t *testing.T, b spmd.Buffer[T]) []T {
 	t.Helper()
 	x := make([]T, b.Len())
@@ -41,17 +41,18 @@ func OnBoth(t *testing.T, ranks []int, f32, half func(t *testing.T, w *spmd.Worl
 	t.Run("bfloat16", func(t *testing.T) { spmdtest.Run(t, ranks, half) })
 }
 
-// OnBothQuickly is OnBoth for a long test, by RunQuickly; bfloat16 has no processes, since what
-// carries messages does not depend on their type.
+// OnBothQuickly is OnBoth for a long test, by RunQuickly. bfloat16 has no processes, since messages
+// do not depend on the type.
 func OnBothQuickly(t *testing.T, ranks, processes []int, f32, half func(t *testing.T, w *spmd.World)) {
 	t.Run("float32", func(t *testing.T) { RunQuickly(t, ranks, processes, f32) })
 	t.Run("bfloat16", func(t *testing.T) { RunQuickly(t, ranks, nil, half) })
 }
 
 // RunQuickly is spmdtest.Run for a long test. On the host the ranks are goroutines of one process,
-// but for the numbers of ranks in processes. On fewer cores than ranks that takes half of the time
-// or less, since processes wait by yielding. The processes show that what is computed does not
-// depend on what carries messages.
+// except for the numbers of ranks in processes. This takes half of the time or less if there are
+// fewer cores than ranks, since processes wait by yielding.
+//
+// The processes show that results do not depend on how messages travel.
 func RunQuickly(t *testing.T, ranks, processes []int, fn func(t *testing.T, w *spmd.World)) {
 	if spmdtest.Device() != "host" {
 		spmdtest.Run(t, ranks, fn)
@@ -74,7 +75,7 @@ func FloatsOf(t *testing.T, b spmd.Buffer[float32]) []float32 {
 	return x
 }
 
-// TokenBuffer is a buffer of tokens.
+// TokenBuffer returns a buffer of tokens.
 func TokenBuffer(t *testing.T, w *spmd.World, x []int32) spmd.Buffer[int32] {
 	t.Helper()
 	b, err := spmd.Alloc[int32](w, len(x))

@@ -26,10 +26,10 @@ func Near(t *testing.T, name string, got []float32, want []float64, rel, abs flo
 	}
 }
 
-// Flat is rows one after the other.
+// Flat returns rows one after the other.
 func Flat(x [][]float64) []float64 { return slices.Concat(x...) }
 
-// Must is a number that comes without an error.
+// Must returns a number that comes without an error.
 func Must(n int, err error) int {
 	if err != nil {
 		panic(err)
@@ -40,8 +40,8 @@ func Must(n int, err error) int {
 // bounds are how far loss and gradients may be from the reference.
 type bounds struct{ Loss, Grad float64 }
 
-// BoundsOf returns what activations, bfloat16 with half, and the device allow. The sums of a GPU go
-// in an order of their own, and its exponentials are not those of the host.
+// BoundsOf returns the bounds for activations, bfloat16 with half, and the device. A GPU adds in an
+// order of its own, and its exponentials differ from the host's.
 func BoundsOf(w *spmd.World, half bool) bounds {
 	switch {
 	case half:

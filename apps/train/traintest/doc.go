@@ -1,3 +1,3 @@
-// Package traintest is what the tests of train have in common: a model in float64 to compare with,
-// random weights and tokens, and buffers filled and read.
+// Package traintest has what the tests of train share: a reference model in float64, random weights
+// and tokens, and buffers to fill and read.
 package traintest

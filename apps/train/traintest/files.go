@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// BinFile is a token file of llm.c.
+// BinFile returns a token file of llm.c.
 func BinFile(magic, version, count int32, tokens []uint16) string {
 	b := make([]byte, 1024, 1024+2*len(tokens))
 	for i, v := range []int32{magic, version, count} {
@@ -19,7 +19,7 @@ func BinFile(magic, version, count int32, tokens []uint16) string {
 	return string(b)
 }
 
-// GoodBin is a token file of llm.c.
+// GoodBin returns a token file of llm.c with a good header.
 func GoodBin(tokens []uint16) string { return BinFile(20240520, 1, int32(len(tokens)), tokens) }
 
 // Write makes a file below dir and returns its path.

@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The values of the codes from 0 to the largest finite one, by the definition of
-// the formats (OFP8, table 2).
+// These are the values of the codes from 0 to the largest finite one, by the definition of the
+// formats (OFP8, table 2).
 var e4m3, e5m2 = eightValues(3, 7, 0x7f), eightValues(2, 15, 0x7c)
 
 func eightValues(fraction, bias, codes int) (values []float64) {
@@ -26,7 +26,7 @@ func eightValues(fraction, bias, codes int) (values []float64) {
 	return values
 }
 
-// Code8 is the code nearest to x, of two the even one.
+// Code8 returns the code nearest to x, the even one of two.
 func Code8(x float64) spmd.F8E4M3 { return spmd.F8E4M3(nearest(e4m3, x)) }
 
 // WideCode8 is Code8 for the format with the larger range.
@@ -49,7 +49,7 @@ func nearest(values []float64, x float64) int {
 	return i
 }
 
-// On8 runs a test where products of 8-bit floats can be had.
+// On8 runs a test if the device has products of 8-bit floats.
 func On8(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	spmdtest.Run(t, ranks, only8(fn))
 }
@@ -59,7 +59,7 @@ func On8Quickly(t *testing.T, ranks, processes []int, fn func(t *testing.T, w *s
 	RunQuickly(t, ranks, processes, only8(fn))
 }
 
-// only8 is fn where products of 8-bit floats can be had, and elsewhere skips the test.
+// only8 returns fn for a device with products of 8-bit floats, or a function that skips the test.
 func only8(fn func(t *testing.T, w *spmd.World)) func(t *testing.T, w *spmd.World) {
 	return func(t *testing.T, w *spmd.World) {
 		if !blas.SupportsF8(w) {

@@ -8,8 +8,8 @@ import (
 )
 
 // This is a modern model again, in float64 and plain loops, as the reference for the fast one. Each
-// operation leaves on a tape how gradients go back through it. It shares only the names and shapes of
-// the tensors with the fast one.
+// operation leaves on a tape how gradients go back through it. It shares only the names and shapes
+// of the tensors with the fast one.
 
 // ModernReference returns the float64 model with the weights p, by name.
 func ModernReference(cfg layout.Config, p map[string][]float64) *modernModel {

@@ -28,8 +28,7 @@ func RandomFloats(n int, scale float64, seed uint64) []float32 {
 	return x
 }
 
-// Small is the model of the tests: a vocabulary that needs padding, and a head of
-// 16 channels.
+// Small is the model of the tests, with a vocabulary that needs padding and a head of 16 channels.
 var Small = layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 61}
 
 // SmallModern is a modern model of the tests, with all parts. It has an odd number of layers, so

@@ -21,8 +21,8 @@ func ZeroLike(p map[string][]float64) map[string][]float64 {
 	return g
 }
 
-// This is the model again, in float64 and plain loops, with its own hand-written backward pass, as the
-// reference for the fast one. It shares only the names and shapes of the tensors with it.
+// This is the model again, in float64 and plain loops, with its own hand-written backward pass, as
+// the reference for the fast one. It shares only the names and shapes of the tensors with it.
 
 // refModel holds the tensors by name; weights are (outputs, inputs).
 type refModel struct {

@@ -7,9 +7,9 @@ import (
 	"lockstep/apps/train/layout"
 )
 
-// A folder of a modern model has the same files as one of GPT-2. Its config.json says everything that
-// the model computes, beside the names and shapes of the tensors. Matrices are stored (outputs,
-// inputs).
+// A folder of a modern model has the same files as one of GPT-2. Its config.json says
+// everything that the model computes, beside the names and shapes of the tensors. Matrices
+// are stored (outputs, inputs).
 
 // modernType is model_type in config.json.
 const modernType = "lockstep_modern"
