@@ -40,8 +40,8 @@ func kernelsOf[T number]() kernels {
 
 func sizeOf[T number]() int { return int(unsafe.Sizeof(*new(T))) }
 
-// beside is the factor of the neighbours' values in a step, alpha dt / dx^2. It and 1 - 2·dims·beside
-// are powers of two, so the products of a step are exact.
+// beside is the factor of the neighbours' values in a step, alpha dt / dx^2. It and 1 -
+// 2·dims·beside are powers of two, so the products of a step are exact.
 const beside = 1.0 / 8
 
 func centre(dims int64) float64 { return 1 - 2*float64(dims)*beside }

@@ -27,6 +27,7 @@ const (
 var narrow = []string{
 	"apps/matvec",
 	"apps/reduce",
+	"apps/stencil",
 	"apps/train",
 	"apps/train/agree",
 	"apps/train/batches",
