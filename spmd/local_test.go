@@ -239,7 +239,7 @@ func TestRanksFlag(t *testing.T) {
 		lines  int // of all that it says; 0 for any number
 	}{
 		{"sum", "3", []string{"--json", file, "--log-format", "json"}, 0, []string{`"ranks":3`, `"collectives":"inproc"`, `"launcher":"none"`, `"device":"host"`, `"rank":0`, `"message":"done"`}, 2},
-		{"sum", "3", []string{"--log-ranks", "all", "--check"}, 0, []string{"start", "done rank=0", "done rank=1", "done rank=2"}, 4},
+		{"sum", "3", []string{"--log-ranks", "all", "--check"}, 0, []string{"start", "done sum=3 rank=0", "done sum=3 rank=1", "done sum=3 rank=2"}, 4},
 		{"usage", "3", nil, 2, []string{"app: no such data"}, 0},
 		{"sum", "5", nil, 2, []string{"app: --rows 4: fewer than the 5 ranks"}, 1},
 		{"sum", "0", nil, 2, []string{"app: --ranks 0: want 1 to 1024"}, 1},
@@ -347,6 +347,28 @@ var localFaults = map[string]func(ctx context.Context, w *spmd.World) error{
 	},
 }
 
+// The first line of the log has at most two screens' widths. Why there is no GPU, and the versions
+// of libraries, are for who asks.
+func TestStartLine(t *testing.T) {
+	t.Parallel()
+	spmdtest.HostOnly(t, "a GPU has another name")
+	for _, tc := range []struct {
+		args  []string
+		whole bool
+	}{{nil, false}, {[]string{"--log-level", "debug"}, true}} {
+		status, out := run(t, 0, "sum", nil, append(tc.args, "--ranks", "3", "--device", "auto")...)
+		line, _, _ := strings.Cut(out, "\n")
+		if status != 0 || !strings.Contains(line, " INF start launcher=none ranks=3 nodes=1 device=host ") || len(line) > 160 != tc.whole {
+			t.Errorf("%v: status %d, %d columns: %s", tc.args, status, len(line), line)
+		}
+		for _, part := range []string{"why=\"no GPU: ", " blas=", " startup_ms={"} {
+			if strings.Contains(line, part) != tc.whole {
+				t.Errorf("%v: %s", tc.args, line)
+			}
+		}
+	}
+}
+
 // Ranks of a process that nobody has bound compute on cores of their own, unless that is switched off.
 func TestRanksApart(t *testing.T) {
 	t.Parallel()
@@ -367,7 +389,7 @@ func TestRanksApart(t *testing.T) {
 		{"none", "2", 0, " start ", false},
 		{"socket", "2", 2, "app: " + affinity.BindTo + "=socket: want core or none", false},
 	} {
-		status, out := run(t, 0, "sum", []string{affinity.BindTo + "=" + tc.word}, "--ranks", tc.ranks)
+		status, out := run(t, 0, "sum", []string{affinity.BindTo + "=" + tc.word}, "--ranks", tc.ranks, "--log-level", "debug")
 		if status != tc.status || !strings.Contains(out, tc.want) || strings.Contains(out, "cores=") != tc.cores {
 			t.Errorf("%q, %s ranks: status %d, want %d and %q\n%s", tc.word, tc.ranks, status, tc.status, tc.want, out)
 		}

@@ -275,7 +275,7 @@ func peersBesideNCCL(t *testing.T) {
 		t.Helper()
 		logs := t.TempDir()
 		status, out := run(t, 3, what, []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=" + reach, "FAKECUDA_MEMORY=100000000", "NCCL_GRAPH_MIXING_SUPPORT=1", rankEnv + "=FAKENCCL_LOG=" + logs + "/%r"},
-			append(args, "--device", "cuda", "--collectives", "nccl", "--json", "-")...)
+			append(args, "--device", "cuda", "--collectives", "nccl", "--json", "-", "--log-level", "debug")...)
 		if status != 0 {
 			t.Fatalf("%s: status %d\n%s", what, status, out)
 		}

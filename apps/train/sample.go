@@ -189,7 +189,7 @@ func (s *sampler) write(ctx context.Context, w *spmd.World, t *decode.Writer, re
 	}
 	rec.Text = string(text)
 	w.Log().Info().Int("prompt_tokens", rec.PromptTokens).Int("tokens", rec.Tokens).
-		Str("first_ms", fmt.Sprintf("%.1f", rec.FirstMs)).Str("tok/s", fmt.Sprintf("%.1f", rec.TokS)).Msg("done")
+		Str("first_ms", spmd.Amount(rec.FirstMs, "")).Str("tok/s", spmd.Amount(rec.TokS, "")).Msg("done")
 	return w.Emit(rec)
 }
 

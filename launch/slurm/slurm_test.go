@@ -51,8 +51,8 @@ func TestScripts(t *testing.T) {
 		t.Run(tc.script, func(t *testing.T) {
 			j := c.submit(t, c.folder(t), append([]string{script(t, tc.script)}, tc.args...)...)
 			j.end(t, "COMPLETED")
-			if !regexp.MustCompile(`INF start .*launcher=` + tc.launcher +
-				` .*nodes=2 .*ranks=8 `).MatchString(j.log(t)) {
+			line := regexp.MustCompile(`INF start launcher=` + tc.launcher + ` ranks=8 nodes=2 `)
+			if !line.MatchString(j.log(t)) {
 				t.Errorf("no start line with launcher=%s nodes=2 ranks=8", tc.launcher)
 			}
 			all := records(t, filepath.Join(j.dir, strings.Replace(tc.json, "ID", j.id, 1)))

@@ -52,10 +52,10 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 	if err != nil {
 		return err
 	}
-	us := 1e6 * float64(batch*o.Seq)
+	all := float64(batch * o.Seq) // tokens
 	if kept.Layer > 0 {
 		o.Cfg.Times = kept
-		w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", us*kept.Layer)).Int("tokens", batch*o.Seq).
+		w.Log().Info().Str("layer", spmd.Amount(all*kept.Layer, "s")).Int("tokens", batch*o.Seq).
 			Msg("stages are balanced by times of an earlier run, from the cache folder")
 		return nil
 	}
@@ -68,7 +68,8 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 			return err
 		}
 		if need > room {
-			w.Log().Info().Msgf("stages are balanced by the rates of an H200: timing a layer needs %s", gigabytes(need))
+			w.Log().Info().Msgf("stages are balanced by the rates of an H200: timing a layer needs %s",
+				spmd.Amount(need, "B"))
 			return nil
 		}
 		if took[i], err = timed(w, cfg, batch); err != nil {
@@ -88,7 +89,7 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 			_ = cache.Put(key, data) // the start has said why the folder keeps nothing
 		}
 	}
-	w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", us*layer)).Str("head", fmt.Sprintf("%.0f us", us*head)).
+	w.Log().Info().Str("layer", spmd.Amount(all*layer, "s")).Str("head", spmd.Amount(all*head, "s")).
 		Int("tokens", batch*o.Seq).Msg("timed what stages are balanced by")
 	return nil
 }

@@ -60,7 +60,8 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 		return spmd.Usage(fmt.Errorf("--batch %d: micro-steps of more than %d tokens are too large",
 			o.Batch, math.MaxInt32))
 	}
-	w.Log().Info().Str("free", gigabytes(free)).Msgf("needs %s of %s", gigabytes(need*ranks), gigabytes(total))
+	w.Log().Info().Str("free", spmd.Amount(free, "B")).
+		Msgf("needs %s of %s", spmd.Amount(need*ranks, "B"), spmd.Amount(total, "B"))
 	if need <= room {
 		o.need = need - o.reductions(w.Size())
 		return nil
@@ -77,7 +78,7 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 		where = "as its part of the host's memory"
 	}
 	return spmd.Usage(fmt.Errorf("--batch %d: a rank needs %s, and rank %d has %s %s: %s",
-		o.Batch, gigabytes(need), worst, gigabytes(room), where, advice))
+		o.Batch, spmd.Amount(need, "B"), worst, spmd.Amount(room, "B"), where, advice))
 }
 
 // wouldFit returns flags with which the run needs at most room bytes, or none. It tries first what
@@ -167,7 +168,7 @@ func (o *Options) largestBatch(w *spmd.World, room, tokens int) error {
 			return err
 		}
 		return spmd.Usage(fmt.Errorf("--batch 0: a rank needs %s for one sequence, and %s can be had",
-			gigabytes(need), gigabytes(max(0, room))))
+			spmd.Amount(need, "B"), spmd.Amount(max(0, room), "B")))
 	}
 	o.Batch = n
 	if !o.fixedGlobal {
@@ -229,12 +230,4 @@ func (o *Options) reductions(ranks int) int {
 func (o *Options) stateNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
 	n, err := modern.MemoryNeeded(cfg, batch, seq, half)
 	return n + optim.MomentsNeeded(cfg, o.adam, half), err
-}
-
-// gigabytes prints a number of bytes in units of 10^9.
-func gigabytes(n int) string {
-	if n < 1e8 {
-		return fmt.Sprintf("%.3f GB", float64(n)/1e9)
-	}
-	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
 }

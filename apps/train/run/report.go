@@ -192,9 +192,9 @@ func (r *report) skip(rec StepRecord) error {
 
 // log writes a line about a step.
 func (r *report) log(e *zerolog.Event, rec StepRecord, format string) {
-	e = e.Str("loss", fmt.Sprintf("%.4f", rec.Loss)).Str("lr", fmt.Sprintf("%.2e", rec.LR)).
-		Str("norm", fmt.Sprintf("%.3f", rec.GradNorm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s",
-		fmt.Sprintf("%.0f", rec.TokS))
+	e = e.Str("loss", fmt.Sprintf("%.4f", rec.Loss)).Str("lr", spmd.Amount(rec.LR, "")).
+		Str("norm", spmd.Amount(rec.GradNorm, "")).Str("ms", spmd.Amount(rec.Ms, "")).
+		Str("tok/s", spmd.Amount(rec.TokS, ""))
 	if rec.ValLoss != nil {
 		e = e.Str("val_loss", fmt.Sprintf("%.4f", *rec.ValLoss))
 	}
@@ -268,9 +268,9 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 	r.bar.Done()
 	e := r.w.Log().Info().Int("steps", s.Steps).Int("tokens", s.Tokens).
 		Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
-		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("memory", gigabytes(s.Peak))
+		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("memory", spmd.Amount(s.Peak, "B"))
 	if n > 0 {
-		e = e.Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
+		e = e.Str("tok/s", spmd.Amount(s.TokS, ""))
 	}
 	if s.ValLoss != nil {
 		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/help"
-	"lockstep/internal/plain"
 	"lockstep/internal/ranges"
 	"lockstep/internal/terminal"
 	"lockstep/spmd/internal/dashboard"
@@ -232,8 +231,7 @@ func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
 		}
 	}
 	if c.LogFormat != "json" {
-		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !terminal.Colours(out),
-			FormatPrepare: plainLine}
+		w = newConsole(w, out)
 	}
 	level, err := zerolog.ParseLevel(c.LogLevel)
 	if err != nil || c.LogLevel == "" {
@@ -248,31 +246,4 @@ func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
 		ctx = ctx.Int("rank", rank)
 	}
 	return ctx.Logger()
-}
-
-// plainLine makes a line of the log safe for a terminal: it may quote a file. The logger itself
-// quotes fields that are texts, but neither the message nor lists.
-func plainLine(line map[string]any) error {
-	for name, value := range line {
-		if _, ok := value.(string); !ok || name == zerolog.MessageFieldName {
-			line[name] = plainValue(value)
-		}
-	}
-	return nil
-}
-
-func plainValue(value any) any {
-	switch v := value.(type) {
-	case string:
-		return plain.Text(v)
-	case []any:
-		for i := range v {
-			v[i] = plainValue(v[i])
-		}
-	case map[string]any:
-		for key := range v {
-			v[key] = plainValue(v[key])
-		}
-	}
-	return value
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/host"
+	"lockstep/internal/amount"
 	"lockstep/internal/watch"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
@@ -100,15 +101,36 @@ func firstCall(recorders []*verify.Recorder, q exec.Queue) (what, place string) 
 	return "", ""
 }
 
-// logStart logs the job's configuration and why it was chosen.
+// logStart logs the job's configuration, and why it was chosen where it was asked for or is a
+// warning. More is for programs, and for who asks for it.
 func (w *World) logStart() {
 	line := w.Log.Info()
 	if w.fellBack {
 		line = w.Log.Warn()
 	}
 	line = line.Str("launcher", w.launched.Name).Int("ranks", w.All.Size()).Int("nodes", w.nodes).
-		Str("device", w.Dev.Name()).Str("collectives", w.All.Routes().Name()).Str("why", w.why).
-		Str("mpi", w.ranks.Library()).Int("threads", w.threads).Str("blas", host.BLAS())
+		Str("device", w.Dev.Name()).Str("collectives", w.All.Routes().Name())
+	whole := w.start.Config.LogFormat == "json" || w.Log.GetLevel() <= zerolog.DebugLevel
+	asked := w.start.Config.Collectives
+	if whole || w.fellBack || asked != "" && asked != "auto" {
+		line = line.Str("why", w.why)
+	}
+	line = line.Int("threads", w.threads)
+	if whole {
+		line = w.describe(line).Dict("startup_ms", w.startup.Log())
+	} else {
+		line = line.Str("took", amount.Of(time.Since(w.startup.Started).Seconds(), "s"))
+	}
+	line.Msg("start")
+	if w.apartBy != "" {
+		w.Log.Warn().Str("set", w.apartBy).Msgf("this rank is in a container of its own, with its own %v "+
+			"namespace: MPI's messages to ranks of this host take a slower way", w.apart)
+	}
+}
+
+// describe adds what was found of libraries, cores and the devices.
+func (w *World) describe(line *zerolog.Event) *zerolog.Event {
+	line = line.Str("mpi", w.ranks.Library()).Str("blas", host.BLAS())
 	if w.cores != "" {
 		line = line.Str("cores", w.cores)
 	}
@@ -117,11 +139,7 @@ func (w *World) logStart() {
 	if w.nodes > 1 {
 		line = w.describeNodes(line)
 	}
-	line.Dict("startup_ms", w.startup.Log()).Msg("start")
-	if w.apartBy != "" {
-		w.Log.Warn().Str("set", w.apartBy).Msgf("this rank is in a container of its own, with its own %v "+
-			"namespace: MPI's messages to ranks of this host take a slower way", w.apart)
-	}
+	return line
 }
 
 // describeNodes adds facts about several nodes: the order in which they hold the ranks, and the

@@ -49,9 +49,9 @@ func main() {
 		if err != nil {
 			return err // on any rank: the job ends on all of them
 		}
-		digits := func(x float64) string { return fmt.Sprintf("%.3g", x) } // --json has all
-		w.Log().Info().Int("steps", r.Steps).Str("ms", digits(r.MS)).Str("residual", digits(r.Residual)).
-			Str("max_err", digits(r.MaxErr)).Msg("done")
+		w.Log().Info().Int("steps", r.Steps).Str("took", spmd.Amount(r.MS/1e3, "s")).
+			Str("residual", spmd.Amount(r.Residual, "")).Str("max_err", spmd.Amount(r.MaxErr, "")).
+			Msg("done") // --json has all digits
 		return w.Emit(r) // rank 0 writes one line of JSON where --json says
 	}, c.check)
 }

@@ -47,9 +47,9 @@ func main() {
 		if err != nil {
 			return err // on any rank: the job ends on all of them
 		}
-		digits := func(x float64) string { return fmt.Sprintf("%.3g", x) } // --json has all
-		w.Log().Info().Str("median_us", digits(r.MedianUS)).Str("gbps", digits(r.GBps)).
-			Str("rms_err", digits(r.RMSErr)).Msg("done")
+		w.Log().Info().Str("median", spmd.Amount(r.MedianUS/1e6, "s")).
+			Str("rate", spmd.Amount(r.GBps*1e9, "B/s")).Str("rms_err", spmd.Amount(r.RMSErr, "")).
+			Msg("done") // --json has all digits
 		return w.Emit(r) // rank 0 writes one line of JSON where --json says
 	}, c.check)
 }

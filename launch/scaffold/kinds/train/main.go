@@ -55,7 +55,7 @@ func main() {
 		if err != nil {
 			return err // on any rank: the job ends on all of them
 		}
-		w.Log().Info().Str("loss", fmt.Sprintf("%.3g", loss)).Msg("done")
+		w.Log().Info().Str("loss", spmd.Amount(loss, "")).Msg("done")
 		return nil
 	}, c.check)
 }
