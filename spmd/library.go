@@ -5,7 +5,6 @@ import (
 	"slices"
 	"unsafe"
 
-	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/calls"
@@ -32,7 +31,11 @@ func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error,
 	}
 	if gpu != nil {
 		l.lib.Device = func(q exec.Queue, args []exec.Arg, work unsafe.Pointer, bytes int) error {
-			return gpu(LibraryCall{Args{args}, calls.StreamOf(q), work, bytes, q, l})
+			c := LibraryCall{Args: Args{args}, Workspace: work, Bytes: bytes, queue: q, lib: l}
+			if on, ok := q.(exec.Direct); ok { // else kernels are emulated
+				c.Stream = on.Stream()
+			}
+			return gpu(c)
 		}
 	}
 	if host != nil {
@@ -59,7 +62,7 @@ func (l *Library) Describe(fn func(Args) (name string, bytes int)) *Library {
 // was given it returns.
 type LibraryCall struct {
 	Args
-	Stream    *cuda.Stream
+	Stream    any            // as the package has it that drives the device: a *cuda.Stream (cuda.StreamOf)
 	Workspace unsafe.Pointer // device memory aligned to 256 bytes; nil where none was asked for
 	Bytes     int            // of Workspace, as asked for
 	queue     exec.Queue

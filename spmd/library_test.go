@@ -13,6 +13,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/cuda"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -24,8 +25,9 @@ func reverse(fail error) *spmd.Library {
 			return fail
 		}
 		dst, src, half := c.Pointer(0), c.Pointer(1), 4*c.I64(2)
-		return errors.Join(c.Stream.Fill(c.Workspace, 1, 0xff, c.Bytes), c.Stream.Copy(c.Workspace, src, 2*half),
-			c.Stream.Copy(dst, unsafe.Add(c.Workspace, half), half), c.Stream.Copy(unsafe.Add(dst, half), c.Workspace, half))
+		on := cuda.StreamOf(c.Stream)
+		return errors.Join(on.Fill(c.Workspace, 1, 0xff, c.Bytes), on.Copy(c.Workspace, src, 2*half),
+			on.Copy(dst, unsafe.Add(c.Workspace, half), half), on.Copy(unsafe.Add(dst, half), c.Workspace, half))
 	}, func(a spmd.Args) error {
 		if fail != nil {
 			return fail
@@ -234,7 +236,7 @@ func gpuLibrary(t *testing.T, w *spmd.World) {
 	x := alloc[float32](t, w, 4)
 	grid := spmd.Cover1D(1, 1)
 	call := func(c spmd.LibraryCall) error {
-		if err := c.Stream.Fill(c.Workspace, 1, 0, 8); err != nil {
+		if err := cuda.StreamOf(c.Stream).Fill(c.Workspace, 1, 0, 8); err != nil {
 			return err
 		}
 		return c.Launch(nop, grid, c.Arg(0), c.WorkspaceArg(), c.Arg(1))

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -63,7 +64,7 @@ func TestTensorMap(t *testing.T) {
 		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{32, 1, 1}}
 		for _, at := range [][2]int{{0, 0}, {1, 4}, {3, 8}, {-2, -4}, {4, -8}, {-4, 0}} {
 			err := takeBox.Launch(s, g, to.Arg(), from.TensorMap(&m), spmd.I32(at[0]), spmd.I32(at[1]))
-			if gpu := w.GPU(); gpu != nil {
+			if gpu := cuda.DeviceOf(w.Native()); gpu != nil {
 				if major, _ := nvrtc.Version(); major < 12 {
 					t.Skip("NVRTC knows no copies by the copy engine before CUDA 12")
 				}

@@ -7,7 +7,6 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
-	"lockstep/cuda"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/files"
@@ -185,9 +184,10 @@ func (w *World) Abort(status int) { w.in.Abort(status) }
 // Collective over all ranks, blocking.
 func (w *World) Watch() error { return w.in.Watch() }
 
-// GPU returns the GPU that the world's buffers and streams are on, for libraries that
-// are to be opened for it; nil where that is the host.
-func (w *World) GPU() *cuda.Device { return w.in.CUDA() }
+// Native returns the device that the world's buffers and streams are on, as the package has it that
+// drives it, for libraries that are opened for it: a *cuda.Device for a GPU (cuda.DeviceOf), nil for
+// the host.
+func (w *World) Native() any { return w.in.Dev.Native() }
 
 // Quiet waits until no collective that this rank enqueued is in flight. Call it before
 // what may wait for the device, as loading code and allocating memory by the driver's own

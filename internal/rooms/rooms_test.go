@@ -59,6 +59,17 @@ func TestHelpersStandOutside(t *testing.T) {
 	}
 }
 
+// Package spmd knows no CUDA and no NCCL: its inside does.
+func TestFacadeKnowsNoGPU(t *testing.T) {
+	pkgs := packages(t)
+	i := slices.IndexFunc(pkgs, func(p pkg) bool { return p.path == "spmd" })
+	for _, name := range pkgs[i].imports {
+		if name == "nccl" || name == "cudampi" || name == "cuda" || strings.HasPrefix(name, "cuda/") {
+			t.Errorf("spmd imports %s", name)
+		}
+	}
+}
+
 // What makes every program larger, and slower to link, by megabytes is in none: TLS and its
 // cryptography with net/http, fonts and pictures, templates, parsers of Go.
 func TestLightPrograms(t *testing.T) {

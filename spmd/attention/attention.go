@@ -7,6 +7,7 @@ import (
 	"math"
 	"sync"
 
+	"lockstep/cuda"
 	"lockstep/cuda/cudnn"
 	"lockstep/spmd"
 )
@@ -215,8 +216,8 @@ func (f *family[T]) lacksMMA() string {
 	switch {
 	case !isHalf[T]():
 		return "float32"
-	case f.w.GPU() != nil:
-		if major, minor := f.w.GPU().Capability(); major < 8 {
+	case cuda.DeviceOf(f.w.Native()) != nil:
+		if major, minor := cuda.DeviceOf(f.w.Native()).Capability(); major < 8 {
 			return fmt.Sprintf("compute capability %d.%d", major, minor)
 		}
 	case f.o.Path != pathMMA:

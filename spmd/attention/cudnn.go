@@ -24,7 +24,7 @@ type cudnnLibrary struct {
 // openCuDNN returns why there is no cuDNN, or "".
 func (f *family[T]) openCuDNN() string {
 	switch {
-	case f.w.GPU() == nil:
+	case cuda.DeviceOf(f.w.Native()) == nil:
 		return "host"
 	case !isHalf[T]():
 		return "float32"
@@ -34,11 +34,11 @@ func (f *family[T]) openCuDNN() string {
 	if err := f.w.Quiet(); err != nil {
 		return err.Error()
 	}
-	h, err := cudnn.Open(f.w.GPU())
+	h, err := cudnn.Open(cuda.DeviceOf(f.w.Native()))
 	if err != nil {
 		return err.Error()
 	}
-	f.lib = &cudnnLibrary{h: h, d: f.w.GPU()}
+	f.lib = &cudnnLibrary{h: h, d: cuda.DeviceOf(f.w.Native())}
 	return ""
 }
 
@@ -96,10 +96,11 @@ func (l *cudnnLibrary) plan(s Shape, deterministic bool) (*cudnnPath, error) {
 	return &cudnnPath{
 		a: a,
 		forward: spmd.NewLibrary("attention forward", func(c spmd.LibraryCall) error {
-			return a.Forward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3), a.ForwardWorkspace())
+			return a.Forward(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
+				a.ForwardWorkspace())
 		}, nil),
 		backward: spmd.NewLibrary("attention backward", func(c spmd.LibraryCall) error {
-			return a.Backward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
+			return a.Backward(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
 				c.Pointer(4), c.Pointer(5), a.BackwardWorkspace())
 		}, nil),
 		version: cudnn.Version(),

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 
+	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
 	"lockstep/spmd"
 )
@@ -53,10 +54,10 @@ func newWGMMAKernel(name, source string, own int, fn func(*mmaHost)) mmaKernel {
 
 // lacksWGMMA returns why a rank lacks these kernels, or "".
 func lacksWGMMA(w *spmd.World) string {
-	if w.GPU() == nil {
+	if cuda.DeviceOf(w.Native()) == nil {
 		return "host"
 	}
-	if major, minor := w.GPU().Capability(); major != 9 || minor != 0 {
+	if major, minor := cuda.DeviceOf(w.Native()).Capability(); major != 9 || minor != 0 {
 		return fmt.Sprintf("compute capability %d.%d", major, minor)
 	}
 	if major, minor := nvrtc.Version(); major < 12 {

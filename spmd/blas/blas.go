@@ -3,6 +3,7 @@ package blas
 import (
 	"fmt"
 
+	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd"
@@ -178,7 +179,7 @@ func SupportsF8(w *spmd.World) bool {
 	if w.OnHost() {
 		return true
 	}
-	major, minor := w.GPU().Capability()
+	major, minor := cuda.DeviceOf(w.Native()).Capability()
 	return 10*major+minor >= 89
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"lockstep/cuda"
 	"lockstep/cuda/cublas"
 	"lockstep/internal/elem"
 	"lockstep/spmd"
@@ -53,12 +54,12 @@ func (h *handle) close() error {
 
 // openGemm opens cuBLASLt on a GPU, at the first product.
 func (h *handle) openGemm() error {
-	return h.open(&h.hasLt, func() (err error) { h.lt, err = cublas.OpenLt(h.w.GPU()); return err })
+	return h.open(&h.hasLt, func() (err error) { h.lt, err = cublas.OpenLt(cuda.DeviceOf(h.w.Native())); return err })
 }
 
 // openGemv opens cuBLAS on a GPU, at the first product.
 func (h *handle) openGemv() error {
-	return h.open(&h.hasGemv, func() (err error) { h.gv, err = cublas.Open(h.w.GPU()); return err })
+	return h.open(&h.hasGemv, func() (err error) { h.gv, err = cublas.Open(cuda.DeviceOf(h.w.Native())); return err })
 }
 
 // open calls fn on a GPU until it has succeeded once.
@@ -91,7 +92,7 @@ func (h *handle) gpuGemv(c spmd.LibraryCall) error {
 	if err := h.gv.SetWorkspace(c.Workspace, c.Bytes); err != nil {
 		return err
 	}
-	return h.gv.Gemv(c.Stream, p.typ, p.ta, p.m, p.n, p.alpha, c.Pointer(argA), p.lda, c.Pointer(argB),
+	return h.gv.Gemv(cuda.StreamOf(c.Stream), p.typ, p.ta, p.m, p.n, p.alpha, c.Pointer(argA), p.lda, c.Pointer(argB),
 		p.beta, c.Pointer(argC))
 }
 
@@ -193,7 +194,7 @@ func (h *handle) gpuGemm(c spmd.LibraryCall) error {
 		x.ScaleB = c.Pointer(argScaleB)
 	}
 	if p.ops == 0 {
-		return h.lt.GemmBeside(c.Stream, &g, &x, dst, a, b, c.Workspace, ownWorkspace)
+		return h.lt.GemmBeside(cuda.StreamOf(c.Stream), &g, &x, dst, a, b, c.Workspace, ownWorkspace)
 	}
 	if p.ops&hasResidual != 0 {
 		x.Add, g.Beta = c.Pointer(plainArgs+residual), 1
@@ -212,7 +213,7 @@ func (h *handle) gpuGemm(c spmd.LibraryCall) error {
 		case has&hasDGELU != 0:
 			x.Aux = c.Pointer(plainArgs + dgelu)
 		}
-		switch err := h.lt.GemmBeside(c.Stream, &g, &x, dst, a, b, c.Workspace, ownWorkspace); {
+		switch err := h.lt.GemmBeside(cuda.StreamOf(c.Stream), &g, &x, dst, a, b, c.Workspace, ownWorkspace); {
 		case err == cublas.ErrNoEpilogue:
 			continue
 		case err != nil || p.ops == has:

@@ -67,7 +67,7 @@ func (h *handle) tune() (news tuned, err error) {
 	if err := h.w.Quiet(); err != nil {
 		return news, err
 	}
-	if err := h.w.GPU().Synchronize(); err != nil {
+	if err := cuda.DeviceOf(h.w.Native()).Synchronize(); err != nil {
 		return news, err
 	}
 	known := map[string]bool{}
@@ -80,7 +80,7 @@ func (h *handle) tune() (news tuned, err error) {
 			fresh = append(fresh, sh)
 		}
 	}
-	news.Device, news.Version = h.w.GPU().Name(), h.lt.Version()
+	news.Device, news.Version = cuda.DeviceOf(h.w.Native()).Name(), h.lt.Version()
 	start := time.Now()
 	cached, slow, fast := 0, time.Duration(0), time.Duration(0)
 	for _, sh := range fresh {
@@ -116,11 +116,11 @@ func (h *handle) tune() (news tuned, err error) {
 // tuneShape takes a choice from the cache, with a Timing of 0, or makes one and keeps it.
 func (h *handle) tuneShape(sh cublas.Shape) (c cublas.Choice, t cublas.Timing, err error) {
 	cache := nvrtc.DefaultCache()
-	name := fmt.Sprintf("cublasLt %d on %s: %v", h.lt.Version(), h.w.GPU().Name(), sh)
+	name := fmt.Sprintf("cublasLt %d on %s: %v", h.lt.Version(), cuda.DeviceOf(h.w.Native()).Name(), sh)
 	if data, ok := cache.Get(name); ok && json.Unmarshal(data, &c) == nil {
 		return c, t, nil
 	}
-	s, err := h.w.GPU().NewStream(0)
+	s, err := cuda.DeviceOf(h.w.Native()).NewStream(0)
 	if err != nil {
 		return c, t, err
 	}
@@ -141,9 +141,9 @@ func (h *handle) adopt(news *tuned) error {
 	if !h.hasLt.Load() || len(news.Chosen) == 0 {
 		return nil
 	}
-	if news.Device != h.w.GPU().Name() || news.Version != h.lt.Version() {
+	if news.Device != cuda.DeviceOf(h.w.Native()).Name() || news.Version != h.lt.Version() {
 		w.Log().Warn().Str("rank_0", fmt.Sprintf("%s, cuBLASLt %d", news.Device, news.Version)).Str("here",
-			fmt.Sprintf("%s, cuBLASLt %d", h.w.GPU().Name(), h.lt.Version())).
+			fmt.Sprintf("%s, cuBLASLt %d", cuda.DeviceOf(h.w.Native()).Name(), h.lt.Version())).
 			Msg("blas.Tune: another device or library than rank 0's: this rank keeps cuBLASLt's first choices")
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"sync"
 
+	"lockstep/cuda"
 	"lockstep/cuda/cufft"
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
@@ -72,7 +73,7 @@ func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
 	}
 	p.prepare(false)
 	p.run = spmd.NewLibrary("fft", func(c spmd.LibraryCall) error {
-		return p.gpu.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, c.Bool(2))
+		return p.gpu.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, c.Bool(2))
 	}, func(a spmd.Args) error {
 		p.complexOnHost(slice[C](a, 0), slice[C](a, 1), a.Bool(2))
 		return nil
@@ -107,7 +108,7 @@ func open(w *spmd.World, kind cufft.Kind, dims []int, batch int) (*cufft.Plan, e
 	}
 	opening.Lock()
 	defer opening.Unlock()
-	p, err := cufft.Open(w.GPU(), kind, dims, batch)
+	p, err := cufft.Open(cuda.DeviceOf(w.Native()), kind, dims, batch)
 	if err != nil {
 		return nil, fmt.Errorf("%s: fft: %d arrays of %v: %w", ccall.At(), batch, dims, err)
 	}

@@ -3,6 +3,7 @@ package fft
 import (
 	"fmt"
 
+	"lockstep/cuda"
 	"lockstep/cuda/cufft"
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
@@ -44,13 +45,13 @@ func NewReal[F Float, C Complex](w *spmd.World, dims []int, batch int) (*Real[F,
 	}
 	p.prepare(true)
 	p.run = spmd.NewLibrary("fft of real numbers", func(c spmd.LibraryCall) error {
-		return p.gpu.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, false)
+		return p.gpu.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, false)
 	}, func(a spmd.Args) error {
 		p.realOnHost(slice[C](a, 0), reals[F](a, 1))
 		return nil
 	})
 	p.back = spmd.NewLibrary("fft to real numbers", func(c spmd.LibraryCall) error {
-		return p.inverted.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, true)
+		return p.inverted.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, true)
 	}, func(a spmd.Args) error {
 		p.backOnHost(reals[F](a, 0), slice[C](a, 1))
 		return nil

@@ -36,7 +36,7 @@ func (r *Rank) OpenCross() error {
 	if err != nil {
 		return err
 	}
-	r.cross = &crossCheck{r: r, ref: verify.NewReference(transport.Bare{S: StreamOf(q)}, poolMemory{r}, alone.host)}
+	r.cross = &crossCheck{r: r, ref: verify.NewReference(transport.Bare{S: q.(exec.Direct).Stream()}, poolMemory{r}, alone.host)}
 	return nil
 }
 

@@ -10,27 +10,11 @@ import (
 	"lockstep/spmd/internal/transport/route"
 )
 
-// StreamOf is the CUDA stream of a queue of a GPU; nil where kernels are emulated.
-func StreamOf(q exec.Queue) *cuda.Stream {
-	if on, ok := q.(exec.Direct); ok {
-		return on.Stream()
-	}
-	return nil
-}
-
 // LaunchAtOnce enqueues a kernel within a command of a queue of a GPU.
 func LaunchAtOnce(q exec.Queue, k *exec.Kernel, g exec.Grid, args []exec.Arg) error {
 	return q.(interface {
 		Launch(*exec.Kernel, exec.Grid, []exec.Arg) error
 	}).Launch(k, g, args)
-}
-
-// CUDA is the GPU that the rank's buffers and streams are on; nil where that is the host.
-func (r *Rank) CUDA() *cuda.Device {
-	if r.GPU == nil {
-		return nil
-	}
-	return r.GPU.GPU.Dev
 }
 
 // issueParts is Issue of a call that is made of several.

@@ -17,6 +17,8 @@ import (
 type Device interface {
 	// Name is "host", or that of the GPU.
 	Name() string
+	// Native is the device as the package has it that drives it; nil for the host.
+	Native() any
 	// Pools are the device's memory.
 	Pools() Pools
 	// Describe adds to the start line what is known of the device and its libraries.

@@ -68,6 +68,9 @@ func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(er
 // Name implements exec.Device.
 func (d *Device) Name() string { return d.GPU.Dev.Name() }
 
+// Native implements exec.Device: a *cuda.Device.
+func (d *Device) Native() any { return d.GPU.Dev }
+
 // Pools implements exec.Device.
 func (d *Device) Pools() exec.Pools { return d.pools }
 

@@ -64,6 +64,9 @@ func (d *Device) Name() string {
 	return "host"
 }
 
+// Native implements exec.Device.
+func (d *Device) Native() any { return nil }
+
 // Pools implements exec.Device.
 func (d *Device) Pools() exec.Pools {
 	return exec.Pools{Device: d.pool, Pinned: d.open, Managed: d.open}
