@@ -12,8 +12,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// divisionRanks are the ranks of every way to divide a run, and divisionSteps the steps
-// in which losses are compared.
+// divisionRanks are the ranks of every way to divide a run. divisionSteps are the steps whose
+// losses are compared.
 const (
 	divisionRanks = 4
 	divisionSteps = 50
@@ -25,7 +25,7 @@ type division struct {
 	shard          string
 }
 
-// divisions are all of so many ranks. The first is plain data parallel.
+// divisions returns all divisions of so many ranks. The first is plain data parallel.
 func divisions(ranks int) (all []division) {
 	for tensor := 1; tensor <= ranks; tensor++ {
 		for stages := 1; stages <= ranks; stages++ {
@@ -45,9 +45,8 @@ func (d division) flags(ranks int) []string {
 		strconv.Itoa(d.stages), "--shard", d.shard}
 }
 
-// division compares the losses of every way to divide a run with those of plain data
-// parallel, and the memory that each run has told of with what its buffers have then taken,
-// also with what else changes that.
+// division compares the losses of every way to divide a run with those of plain data parallel. It
+// also compares the memory that each run announced with what its buffers then took.
 func (b *bench) division() error {
 	text := filepath.Join(b.Dir, "division.txt")
 	if err := os.WriteFile(text, []byte(harness.Numbers(100_000)), 0o666); err != nil {
@@ -109,7 +108,7 @@ func (b *bench) division() error {
 	return nil
 }
 
-// largestDifference is that of the losses of two runs in the same step.
+// largestDifference returns the largest difference of two runs' losses in the same step.
 func largestDifference(a, b []harness.TrainStep) float64 {
 	worst := 0.0
 	for i := range a {

@@ -13,14 +13,14 @@ import (
 	"lockstep/bench/rank"
 )
 
-// cuda are the compiler's flags for CUDA; CPATH and LIBRARY_PATH add folders.
+// cuda returns the compiler's flags for CUDA. CPATH and LIBRARY_PATH add folders.
 func cuda(libraries ...string) []string {
 	home := cmp.Or(os.Getenv("CUDA_HOME"), "/usr/local/cuda")
 	return append([]string{"-I" + home + "/include", "-L" + home + "/lib64", "-L" + home + "/lib64/stubs"},
 		libraries...)
 }
 
-// jobs are the numbers of ranks that a comparison is made on: 1 and all GPUs.
+// jobs returns the numbers of ranks for comparisons: 1 and all GPUs.
 func (b *bench) jobs() []int { return slices.Compact([]int{1, len(b.GPUs)}) }
 
 // enqueue compares an all-reduce on a stream with ncclAllReduce called from C.
@@ -47,9 +47,9 @@ func (b *bench) launch() error {
 	return b.hostTime(1, "launch", "a kernel launch", "cuLaunchKernel from C", []string{program})
 }
 
-// hostTime compares the host's time for a call, and counts its allocations. The
-// best turn of each side counts: a process that the system puts far from its GPU
-// is slow from start to end, by more than what is compared here.
+// hostTime compares the host's time for a call, and counts its allocations. The best turn of each
+// side counts: a process that the system puts far from its GPU is slow from start to end, by more
+// than the difference of the sides.
 func (b *bench) hostTime(ranks int, measure, what, peer string, program []string) error {
 	rank, err := b.Rank(ranks, measure)
 	if err != nil {
@@ -67,8 +67,8 @@ func (b *bench) hostTime(ranks int, measure, what, peer string, program []string
 	return nil
 }
 
-// startup measures from the start of a process to the end of its first collective,
-// after one run that fills the caches of kernels and files.
+// startup measures the time from the start of a process to the end of its first collective, after
+// one run that fills the caches of kernels and files.
 func (b *bench) startup() error {
 	const limit = 3 // s
 	for _, n := range b.jobs() {
@@ -106,8 +106,8 @@ func (b *bench) startup() error {
 	return nil
 }
 
-// startupParts takes the parts of the startup, in s, from rank 0's log, where the
-// first line has them in ms.
+// startupParts returns the parts of the startup, in s. Rank 0's log has them in ms in
+// its first line.
 func startupParts(log string) (map[string]float64, error) {
 	all, err := harness.Lines[struct {
 		Startup map[string]float64 `json:"startup_ms"`
@@ -126,8 +126,8 @@ func startupParts(log string) (map[string]float64, error) {
 	return nil, fmt.Errorf("no line of the log has startup_ms: %q", log)
 }
 
-// replay has a graph with collectives launched many times; a wrong result, a status
-// other than 0 and a process that does not end are failures.
+// replay launches a graph with collectives many times. A wrong result, a status other than 0, and a
+// process that does not end are failures.
 func (b *bench) replay() error {
 	var failed error
 	for n := 1; n <= len(b.GPUs); n++ {
@@ -145,9 +145,9 @@ func (b *bench) replay() error {
 	return failed
 }
 
-// lossGoals are how far a loss on GPUs may be from that of the same training in
-// float32 on the host. The rate is one at which training is smooth: at three times
-// that even the host's float32 and bfloat16 part, by 0.34 in a step.
+// lossGoals bound the difference between a loss on GPUs and that of the same training in float32 on
+// the host. Training is smooth at this rate. At three times the rate the host's own float32 and
+// bfloat16 part, by 0.34 in a step.
 var lossGoals = []struct {
 	DType string
 	goal  float64
@@ -155,8 +155,7 @@ var lossGoals = []struct {
 
 const lossSteps = 10
 
-// losses compares the losses of a short training of the same sequences on GPUs and
-// on the host.
+// losses compares the losses of a short training on GPUs and on the host, from the same sequences.
 func (b *bench) losses() error {
 	data := filepath.Join(b.Dir, "numbers.txt")
 	if err := os.WriteFile(data, []byte(harness.Numbers(100_000)), 0o666); err != nil {
@@ -194,7 +193,7 @@ func (b *bench) losses() error {
 	return nil
 }
 
-// stepLosses are the losses of the steps that train printed, all of them.
+// stepLosses returns the losses of all steps that train printed.
 func stepLosses(out string) ([]float64, error) {
 	steps, err := harness.Steps(out, lossSteps)
 	if err != nil {
@@ -207,8 +206,8 @@ func stepLosses(out string) ([]float64, error) {
 	return losses, nil
 }
 
-// errors takes the largest errors that the tests of apps/train find on GPUs, against
-// their model in float64. It runs the tests that make test-gpu has built.
+// errors reports the largest errors that the tests of apps/train find on GPUs, against their model
+// in float64. It runs the tests that make test-gpu has built.
 func (b *bench) errors() error {
 	file := filepath.Join(b.Dir, "measured")
 	for _, t := range []struct{ folder, name string }{

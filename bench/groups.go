@@ -55,8 +55,8 @@ func names() []string {
 	return n
 }
 
-// turns runs the two sides turn and turn about, and returns the times that each
-// took, and our point with the most allocations. What each side prints is one point.
+// turns runs the two sides in turn. It returns their times, and our point with the most
+// allocations. Each run prints one point.
 func (b *bench) turns(theirs, ours []string) (theirUS, ourUS []float64, worst rank.Point, err error) {
 	for range b.Rounds {
 		p, err := onePoint(theirs)
@@ -87,7 +87,7 @@ func onePoint(cmd []string) (rank.Point, error) {
 	return points[0], nil
 }
 
-// watch compares a step of 100 us with the watch over the ranks and without it.
+// watch compares a step of 100 us with and without the watch over the ranks.
 func (b *bench) watch() error {
 	with, err := b.Rank(2, "step")
 	if err != nil {
@@ -160,8 +160,7 @@ func (b *bench) reduce() error { return b.bandwidth("reduce", 4*30_000_000) }
 
 func (b *bench) matvec() error { return b.bandwidth("matvec", 4*2_000*60_000) }
 
-// bandwidth compares an app on one rank with a C loop that reads as many bytes with
-// all cores.
+// bandwidth compares an app on one rank with a C loop that reads as many bytes with all cores.
 func (b *bench) bandwidth(app string, bytes int) error {
 	readloop, err := b.C("readloop", harness.CC(), "-march=native", "-pthread")
 	if err != nil {
@@ -198,15 +197,14 @@ func (b *bench) bandwidth(app string, bytes int) error {
 	return nil
 }
 
-// errorGoal is what an error must stay below.
+// errorGoal is the bound of an error.
 type errorGoal struct {
 	what  string
 	ranks int
 	goal  float64
 }
 
-// errorGoals are the numbers that tests of apps/train measure, by the words that
-// they use for them, and what they must stay below.
+// errorGoals are the bounds of numbers that tests of apps/train measure, by the tests' words.
 var errorGoals = []errorGoal{
 	{"largest relative error of a float64 gradient against central differences", 1, 1e-6},
 	{"difference of the float32 loss from the float64 model", 1, 1e-5},
@@ -214,7 +212,7 @@ var errorGoals = []errorGoal{
 	{"largest difference of a loss on 1, 2, 3 and 4 ranks over 20 steps", 4, 1e-5},
 }
 
-// gradients takes the largest errors that the tests of apps/train find.
+// gradients reports the largest errors that the tests of apps/train find.
 func (b *bench) gradients() error {
 	file := filepath.Join(b.Dir, "measured")
 	_, _, err := harness.Outputs([]string{"LOCKSTEP_MEASURED=" + file}, "go", "test", "-buildvcs=false", "-count=1",
@@ -226,7 +224,7 @@ func (b *bench) gradients() error {
 	return b.judge(file, errorGoals)
 }
 
-// judge makes rows of what tests have measured into a file.
+// judge adds rows for the measurements that tests have written to a file.
 func (b *bench) judge(file string, goals []errorGoal) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -261,7 +259,7 @@ func worstMeasured(text string) (map[string]float64, error) {
 	return worst, nil
 }
 
-// learn runs the default training on 4 ranks, and that of make run.
+// learn runs the default training on 4 ranks, and the training of make run.
 func (b *bench) learn() error {
 	if err := b.learnModern(); err != nil {
 		return err
@@ -286,7 +284,7 @@ func (b *bench) learn() error {
 	return nil
 }
 
-// learnModern runs what make run does.
+// learnModern runs the training of make run.
 func (b *bench) learnModern() error {
 	start := time.Now()
 	out, err := harness.Output(harness.MPIRun(4, b.Program("train"), "--device", "host", "--model", "modern-tiny",
@@ -308,12 +306,11 @@ func (b *bench) learnModern() error {
 	return nil
 }
 
-// llmcStep is how llm.c reports a step.
+// llmcStep matches llm.c's report of a step.
 var llmcStep = regexp.MustCompile(`step \d+: train loss \S+ \(took (\S+) ms`)
 
-// train measures a step of GPT-2 with 4 sequences of 64 tokens: at 124M
-// parameters, the sizes that llm.c's C program has built in, against that; and
-// with bytes for tokens.
+// train measures a step of GPT-2 with 4 sequences of 64 tokens. One model has 124M parameters, as
+// llm.c's C program has built in, and is compared with that. Another has bytes for tokens.
 func (b *bench) train() error {
 	ours, err := b.trainStep("--tokens", "gpt2", "--data", ".")
 	if err != nil {
@@ -340,7 +337,7 @@ func (b *bench) train() error {
 	return nil
 }
 
-// trainStep is the median time of a step, in ms.
+// trainStep returns the median time of a step, in ms.
 func (b *bench) trainStep(flags ...string) (float64, error) {
 	out, err := harness.Output(append([]string{b.Program("train"), "--device", "host", "--model", "gpt2", "--batch",
 		"4", "--seq", "64", "--steps", strconv.Itoa(harness.TrainSteps), "--val-batches", "0", "--sample", "0",
@@ -359,8 +356,8 @@ func (b *bench) trainStep(flags ...string) (float64, error) {
 	return harness.Median(ms), nil
 }
 
-// llmcSteps returns the times of the first n steps of llm.c's program, in ms, and
-// then ends it: it has no flag for their number.
+// llmcSteps returns the times of the first n steps of llm.c's program, in ms. It then ends the
+// program, which has no flag for their number.
 func llmcSteps(program string, n int) ([]float64, error) {
 	program, err := filepath.Abs(program) // its folder becomes the working folder
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command bench measures the framework against its yardsticks on this machine,
-// turn and turn about, and writes one JSON line for each comparison:
+// Command bench measures the framework and its yardsticks on this machine, in turn, and writes one
+// JSON line for each comparison:
 //
 //	make bench                                 all rows
 //	bin/bench --only allreduce                 one group
@@ -9,11 +9,11 @@
 //	bin/bench train                            GPT-2s learn on GPUs, beside PyTorch
 //	bin/bench ttl --text FILE                  seconds to a loss on a GPU, beside PyTorch's
 //	bin/bench loss --text FILE                 a GPT-2's loss on a GPU, step by step beside PyTorch's
-//	bin/bench gemm                             the matrix products of GPT-2 with their epilogues, on one GPU
-//	bin/bench model FILE                       what an all-reduce takes on more GPUs, from a sweep's measurements
+//	bin/bench gemm                             the matrix products of GPT-2, on one GPU
+//	bin/bench model FILE                       all-reduces on more GPUs, from a sweep's measurements
 //
-// It runs programs that are built already, so it needs no Go; the C programs it
-// compiles. Rows and fields are described in bench/README.md.
+// It runs programs that are already built, so it needs no Go. It compiles the C programs.
+// bench/README.md describes rows and fields.
 package main
 
 import (
@@ -41,7 +41,7 @@ import (
 )
 
 func main() {
-	if err := os.Setenv(runfolder.Runs, runfolder.Off); err != nil { // programs that are measured keep nothing
+	if err := os.Setenv(runfolder.Runs, runfolder.Off); err != nil { // measured programs keep no run folders
 		panic(err)
 	}
 	run := runner
@@ -167,9 +167,9 @@ func (b *bench) runSet(set string, only []string) error {
 	return errors.Join(failed...)
 }
 
-// merge puts the new rows of a group among the others, in the order of groups. A
-// group that ended well has no other rows; of one that failed, those stay that
-// were not measured anew.
+// merge puts the new rows of a group among the others, in the order of groups. A group that
+// ended well keeps only its new rows. A group that failed keeps the old rows that it did not
+// measure again.
 func merge(rows, measured []harness.Row, name string, whole bool) []harness.Row {
 	rows = slices.DeleteFunc(slices.Clone(rows), func(r harness.Row) bool {
 		return r.Bench == name && (whole ||

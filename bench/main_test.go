@@ -14,8 +14,7 @@ import (
 
 func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
-// A group that failed keeps the rows that were not measured anew; the groups stay
-// in their order.
+// A group that failed keeps the rows that were not measured again. The groups stay in their order.
 func TestMerge(t *testing.T) {
 	old := []harness.Row{{Bench: "allreduce", What: "a"}, {Bench: "reduce", What: "b"}, {Bench: "reduce", What: "c"},
 		{Bench: "train", What: "d"}}
@@ -96,16 +95,15 @@ func TestDroppedEvents(t *testing.T) {
 	}
 }
 
-// A program that prints no measurement is named, and nothing stands in the message for
-// an error that there is not.
+// A program that prints no measurement is named, and the message is well formed without an error.
 func TestNoPoint(t *testing.T) {
 	if _, err := onePoint([]string{"true"}); err == nil || err.Error() != `[true]: 0 lines of JSON, want 1, in ""` {
 		t.Error(err)
 	}
 }
 
-// A command that there is not is refused: without a command everything would be
-// measured, which takes an hour.
+// An unknown command is refused: without a command everything would be measured, which
+// takes an hour.
 func TestUnknownCommand(t *testing.T) {
 	args := os.Args
 	defer func() { os.Args = args }()

@@ -9,7 +9,7 @@ import (
 	"lockstep/bench/harness"
 )
 
-// The command reads what a sweep wrote.
+// The command reads the file of a sweep.
 func TestModelCommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "measured.jsonl")
 	text := ""

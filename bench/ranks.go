@@ -9,9 +9,9 @@ import (
 	"lockstep/bench/harness"
 )
 
-// layouts are the ways to start four ranks: processes, 0 without mpirun, and the flags
-// that have each be several ranks. Those behind the first are compared with it, and may
-// take so many times as long.
+// layouts are the ways to start four ranks: the number of processes, 0 without mpirun, and the
+// flags for several ranks in each. The later ones are compared with the first, and may take so many
+// times as long.
 var layouts = []struct {
 	what      string
 	processes int
@@ -22,7 +22,7 @@ var layouts = []struct {
 	{"1 process of 4 ranks", 0, []string{"--ranks", "4"}, 1},
 }
 
-// exchanged are the calls that ranks compares, and the bytes that they are compared with.
+// exchanged are the calls that ranks compares, with their bytes.
 var exchanged = []struct {
 	measure, what string
 	bytes         []int
@@ -32,8 +32,8 @@ var exchanged = []struct {
 }
 
 // ranks compares ranks that are goroutines with ranks that are processes: collectives by their
-// size, and a step of training. More ranks than cores wait for each other in ways that vary: the
-// least of the rounds counts.
+// size, and a step of training. If there are more ranks than cores their waits vary, so the fastest
+// round counts.
 func (b *bench) ranks() error {
 	for _, e := range exchanged {
 		for _, bytes := range e.bytes {
@@ -45,7 +45,7 @@ func (b *bench) ranks() error {
 	return b.trainLayouts()
 }
 
-// layouts compares a collective between ranks of all layouts.
+// layouts compares a collective over all layouts.
 func (b *bench) layouts(measure, what string, bytes int) error {
 	us := make([][]float64, len(layouts))
 	for range b.Rounds {

@@ -23,9 +23,8 @@ const (
 	restartSteps = 100
 )
 
-// restart kills a rank of launch run --restarts in mid-run, each round another one.
-// It measures when training makes its next step, and compares the losses with those
-// of a run that nobody disturbs.
+// restart kills a rank of launch run --restarts in mid-run, another one in each round. It measures
+// when training makes its next step, and compares the losses with those of an undisturbed run.
 func (b *bench) restart() error {
 	text := filepath.Join(b.Dir, "restart.txt")
 	if err := os.WriteFile(text, []byte(harness.Numbers(100_000)), 0o666); err != nil {
@@ -74,7 +73,7 @@ func (b *bench) restart() error {
 	return nil
 }
 
-// killing is one run of which a rank is killed, as its lines tell of it.
+// killing is one run in which a rank is killed, as its lines tell.
 type killing struct {
 	now  func() time.Time
 	kill func() error
@@ -85,7 +84,7 @@ type killing struct {
 	steps                  []harness.TrainStep // of both starts
 }
 
-// restarted is what launch run says when a job has ended and is going to be started again.
+// restarted matches launch run's line after a job has ended and before it starts again.
 var restarted = regexp.MustCompile(`^launch: .*; restart 1 of 3 in .*, from step (\d+), `)
 
 // hear takes the run's next line.
@@ -113,11 +112,11 @@ func (k *killing) hear(errs bool, line string) error {
 	return nil
 }
 
-// took is the time without training.
+// took returns the time without training.
 func (k *killing) took() time.Duration { return k.stepped.Sub(k.killed) }
 
-// difference is the largest one of a loss from that of the same step of plain. Steps that
-// were made twice count twice.
+// difference returns the largest difference of a loss from that of the same step of plain. Both
+// losses of a repeated step count.
 func (k *killing) difference(plain []harness.TrainStep) (float64, error) {
 	if k.stepped.IsZero() {
 		return 0, errors.New("the job was not killed and started again: it has ended too soon")
@@ -136,7 +135,7 @@ func (k *killing) difference(plain []harness.TrainStep) (float64, error) {
 	return worst, nil
 }
 
-// killRank kills the process of a rank: the one that runs program and has word among its arguments.
+// killRank kills the process of a rank: the one that runs program with word among its arguments.
 func killRank(program, word string, rank int) error {
 	lists, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

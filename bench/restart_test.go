@@ -12,8 +12,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// The time without training is that from the kill to the first step of the next
-// start, by the lines of the run.
+// The time without training goes from the kill to the first step of the next start, by
+// the run's lines.
 func TestKilling(t *testing.T) {
 	plain := []harness.TrainStep{{Step: 1, Loss: 5}, {Step: 2, Loss: 4}, {Step: 3, Loss: 3}, {Step: 4, Loss: 2}}
 	const (
@@ -67,7 +67,7 @@ func TestKilling(t *testing.T) {
 	}
 }
 
-// Of processes with the same arguments the one of the right rank is killed.
+// Among processes with the same arguments the one of the right rank is killed.
 func TestKillRank(t *testing.T) {
 	const program = "a program for TestKillRank"
 	word := t.TempDir()

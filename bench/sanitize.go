@@ -13,12 +13,12 @@ import (
 	"lockstep/bench/harness"
 )
 
-// sanitizers are the tools of compute-sanitizer. memcheck finds accesses out of bounds and calls of
-// the driver that fail, racecheck races in shared memory, initcheck reads of memory that nobody has
-// written, synccheck barriers that not all threads reach.
+// sanitizers are the tools of compute-sanitizer. memcheck finds accesses out of bounds and failing
+// calls of the driver, racecheck races in shared memory, initcheck reads of unwritten memory,
+// synccheck barriers that not all threads reach.
 var sanitizers = []string{"memcheck", "racecheck", "initcheck", "synccheck"}
 
-// sanitized is a program that the tools look at.
+// sanitized is a program for the tools.
 type sanitized struct {
 	name string
 	cmd  []string
@@ -26,8 +26,8 @@ type sanitized struct {
 	dir  string // that it runs in
 }
 
-// memcheck counts what the tools of compute-sanitizer find in the applications, and in the examples
-// where `make test-gpu` has built their test.
+// memcheck counts the findings of compute-sanitizer's tools in the applications, and in the
+// examples if `make test-gpu` has built their test.
 func (b *bench) memcheck() error {
 	data := filepath.Join(b.Dir, "numbers.txt")
 	if err := os.WriteFile(data, []byte(harness.Numbers(100_000)), 0o666); err != nil {
@@ -89,14 +89,14 @@ func (b *bench) memcheck() error {
 	return nil
 }
 
-// cublas is a hazard that racecheck displays inside of a kernel of cuBLAS for Hopper: these are not
-// ours. Left out by --kernel-name-exclude, such kernels fail under the tool.
+// cublas matches a hazard that racecheck displays inside a kernel of cuBLAS for Hopper, which is
+// not ours. If --kernel-name-exclude leaves such kernels out, they fail under the tool.
 var cublas = regexp.MustCompile(`Race reported between \w+ access at nvjet_sm90`)
 
-// summary is the last line of a tool for each process.
+// summary matches a tool's last line for each process.
 var summary = regexp.MustCompile(`(?m)(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?$|hazards? displayed)`)
 
-// under runs the program under a tool, which counts in all processes.
+// under runs the program under a tool, and adds up the counts of all processes.
 func (p sanitized) under(tool string) (found int, err error) {
 	limit := "1"
 	if tool == "racecheck" {
@@ -118,7 +118,7 @@ func (p sanitized) under(tool string) (found int, err error) {
 	return found, err
 }
 
-// findings are the lines that a tool prints, the first of them.
+// findings returns the first lines that a tool prints.
 func findings(out string) string {
 	var b strings.Builder
 	left := 40

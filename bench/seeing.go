@@ -15,14 +15,14 @@ import (
 	"lockstep/bench/harness"
 )
 
-// seeingSteps are the steps of a run of train whose speed is compared, after some that are slower.
+// seeingSteps are the compared steps of a run of train. They follow some slower steps.
 const (
 	seeingSteps   = 100
 	seeingDiscard = 20
 )
 
-// ways are flags by which a person sees what a run does, and what they may cost: without them by
-// with them, of tokens a second.
+// ways are flags by which a person sees what a run does, and their allowed cost: the tokens a
+// second without them over those with them.
 var ways = []struct {
 	what, flag string
 	goal       float64
@@ -32,9 +32,8 @@ var ways = []struct {
 	{"with --trace FILE", "--trace=", 1.05}, // a file is added
 }
 
-// seeing compares train's speed with what shows where its time goes, and without, turn and turn
-// about. Other processes of the machine slow steps down, never up: of each run the faster
-// quarter of its steps counts.
+// seeing compares train's speed with and without the flags that show where its time goes, in turn.
+// Other processes slow steps down, never up, so the faster quarter of each run's steps counts.
 func (b *bench) seeing() error {
 	rates := make([][]float64, len(ways))
 	for range b.Rounds {
@@ -64,7 +63,7 @@ func (b *bench) seeing() error {
 	return nil
 }
 
-// tokenRate is the tokens a second of train on 2 ranks, in the faster quarter of its steps.
+// tokenRate returns the tokens a second of train on 2 ranks, in the faster quarter of its steps.
 func (b *bench) tokenRate(flags []string) (float64, error) {
 	steps, err := b.trainSteps(2, seeingSteps, flags)
 	if err != nil {
@@ -110,7 +109,7 @@ func (b *bench) traceSize(ext string) error {
 	return nil
 }
 
-// droppedEvents is how many events a trace says that it lacks. That stands in its first line.
+// droppedEvents returns how many events a trace says that it lacks, in its first line.
 func droppedEvents(name string) (n float64, err error) {
 	f, err := os.Open(name)
 	if err != nil {

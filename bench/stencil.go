@@ -8,7 +8,7 @@ import (
 )
 
 // stencil compares the steps of apps/stencil with those of a C program, on one rank with all cores
-// and on two: the same grid, and one as large for each of them.
+// and on two. The two share the same grid, or have one as large each.
 func (b *bench) stencil() error {
 	const (
 		columns, iters, warmup = 4096, 20, 3

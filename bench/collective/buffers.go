@@ -8,18 +8,17 @@ import (
 	"lockstep/spmd"
 )
 
-// period is the length after which the inputs repeat: a prime, so that a part that
-// lands in a wrong place differs.
+// period is the length after which the inputs repeat. It is a prime, so that a part in a wrong
+// place differs.
 const period = 1021
 
-// pattern is what the ranks hold, and what their sum is: whole numbers, so small
-// that every sum is exact in T.
+// pattern is the ranks' inputs and their sum: whole numbers, so small that every sum is exact in T.
 type pattern[T real] struct {
 	values [][]T // of each rank, for one period
 	sums   []T
 }
 
-// real is the set of types that are measured.
+// real is the set of measured types.
 type real interface {
 	int8 | uint8 | int32 | uint32 | int64 | uint64 | spmd.F16 | spmd.BF16 | float32 | float64
 }
@@ -44,7 +43,7 @@ func newPattern[T real](ranks, exact int) pattern[T] {
 	return p
 }
 
-// number is v as a T; -1 is the largest number of an unsigned type.
+// number returns v as a T. -1 is the largest number of an unsigned type.
 func number[T real](v int) T {
 	var x T
 	switch p := any(&x).(type) {
@@ -72,7 +71,7 @@ type buffers[T real] struct {
 // root is the rank that reduces, broadcasts, gathers and scatters.
 const root = 0
 
-// newBuffers allocates the buffers. Collective where they are symmetric.
+// newBuffers allocates the buffers. It is collective if they are symmetric.
 func newBuffers[T real](w *spmd.World, s *spmd.Stream, c Case, v variant) (*buffers[T], error) {
 	o := &buffers[T]{w: w, s: s, c: c, part: c.Elements / w.Size(), pattern: newPattern[T](w.Size(), c.DType.exact)}
 	alloc := spmd.Alloc[T]
@@ -119,7 +118,7 @@ func (o *buffers[T]) free() {
 // tile is how many elements pass between the host and the device at a time: whole periods.
 const tile = 1024 * period
 
-// fill sets dst to what is no result, then src to this rank's numbers.
+// fill sets dst to values that are no result, then src to this rank's numbers.
 func (o *buffers[T]) fill() error {
 	if err := o.dst.SetAll(number[T](-1)); err != nil {
 		return err
@@ -135,7 +134,7 @@ func (o *buffers[T]) fill() error {
 	if err := o.src.Slice(0, len(h)).CopyFrom(h); err != nil {
 		return err
 	}
-	for have, n := len(h), o.src.Len(); have < n; have *= 2 { // the rest on the device: what is there once more
+	for have, n := len(h), o.src.Len(); have < n; have *= 2 { // the device repeats what is there
 		more := min(have, n-have)
 		if err := spmd.Copy(o.s, o.src.Slice(have, have+more), o.src.Slice(0, more)); err != nil {
 			return err
@@ -144,7 +143,7 @@ func (o *buffers[T]) fill() error {
 	return o.s.Synchronize()
 }
 
-// call is the collective on comm.
+// call returns the collective on comm.
 func (o *buffers[T]) call(comm spmd.Comm) func() error {
 	rank, size, dst, src := comm.Rank(), comm.Size(), o.dst, o.src
 	switch o.c.Op.Name {
@@ -171,7 +170,7 @@ func (o *buffers[T]) call(comm spmd.Comm) func() error {
 	return o.pingPong(comm)
 }
 
-// pingPong sends a message from rank 0 to rank 1 and back; other ranks do nothing.
+// pingPong sends a message from rank 0 to rank 1 and back. Other ranks do nothing.
 func (o *buffers[T]) pingPong(comm spmd.Comm) func() error {
 	dst, src := o.dst, o.src
 	switch comm.Rank() {
@@ -193,7 +192,7 @@ func (o *buffers[T]) pingPong(comm spmd.Comm) func() error {
 	return func() error { return nil }
 }
 
-// want is element i of dst after the collective; nil where this rank gets none.
+// want returns element i of dst after the collective, or nil if this rank gets none.
 func (o *buffers[T]) want() func(i int) T {
 	p, rank, size, result := o.pattern, o.w.Rank(), o.w.Size(), o.c.Op.result
 	if !o.c.Op.gets(rank) {
@@ -208,8 +207,7 @@ func (o *buffers[T]) want() func(i int) T {
 	}
 }
 
-// wrong counts the elements of dst, on all ranks, that are not what they
-// should be. Collective, blocking.
+// wrong counts the wrong elements of dst on all ranks. Collective, blocking.
 func (o *buffers[T]) wrong() (int, error) {
 	count, err := spmd.AllocPinned[int64](o.w, 1)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 type DType struct {
 	Name  string
 	Size  int
-	exact int    // every whole number from 0 to this is exact in it, and none of them is number(-1)
+	exact int    // whole numbers from 0 to this are exact, and none is number(-1)
 	NCCL  string // nccl-tests' name
 	run   func(w *spmd.World, s *spmd.Stream, c Case, v variant, t times) (Measured, error)
 }
@@ -33,7 +33,7 @@ var DTypes = []DType{
 	{"uint64", 8, 1 << 62, "uint64", measure[uint64]},
 }
 
-// DTypeNames are what --types takes.
+// DTypeNames returns the values of --types.
 func DTypeNames() []string {
 	var n []string
 	for _, t := range DTypes {
@@ -42,7 +42,7 @@ func DTypeNames() []string {
 	return n
 }
 
-// DTypeOf is the type of a name.
+// DTypeOf returns the type of a name.
 func DTypeOf(name string) (DType, error) {
 	if i := slices.Index(DTypeNames(), name); i >= 0 {
 		return DTypes[i], nil
@@ -50,8 +50,8 @@ func DTypeOf(name string) (DType, error) {
 	return DType{}, fmt.Errorf("unknown type %q: want %s", name, strings.Join(DTypeNames(), ", "))
 }
 
-// Case is one line of the sweep: a collective of a number of elements. All sides get the same ones,
-// as op:dtype:elements:calls.
+// Case is one line of the sweep: a collective of a number of elements. All sides get the same
+// cases, as op:dtype:elements:calls.
 type Case struct {
 	Op       Operation
 	DType    DType
@@ -63,7 +63,7 @@ func (c Case) String() string {
 	return fmt.Sprintf("%s:%s:%d:%d", c.Op.Name, c.DType.Name, c.Elements, c.Calls)
 }
 
-// Bytes is the size of the larger buffer of a rank.
+// Bytes returns the size of a rank's larger buffer.
 func (c Case) Bytes() int { return c.Elements * c.DType.Size }
 
 // parseCase reads what String wrote, for a number of ranks.
@@ -97,10 +97,10 @@ func parseCase(s string, ranks int) (Case, error) {
 	return c, nil
 }
 
-// fitted is how many elements of the given bytes a collective moves on n ranks: where they are
-// divided, parts are cut to a multiple of 16 bytes, as nccl-tests does, and smaller ones to
-// whole elements. It is 0 where a rank would have none. Source: nccl-tests, the
-// GetCollByteCount functions of src/*.cu.
+// fitted returns how many elements of the given bytes a collective moves on n ranks, or 0 if a
+// rank would have none. If they are divided, parts are cut to a multiple of 16 bytes, as in
+// nccl-tests, and smaller ones to whole elements. Source: nccl-tests, the GetCollByteCount
+// functions of src/*.cu.
 func fitted(op Operation, t DType, bytes, n int) int {
 	if !op.divides {
 		return bytes / t.Size
@@ -112,8 +112,8 @@ func fitted(op Operation, t DType, bytes, n int) int {
 	return part * n
 }
 
-// Cases are the lines of a sweep on n ranks, for what works on so many; calls are those of
-// a timed iteration at a size.
+// Cases returns the lines of a sweep on n ranks, for the operations that work on so many. calls
+// returns the calls of a timed iteration at a size.
 func Cases(ops []Operation, types []DType, sizes []int, n int, calls func(bytes int) int) []Case {
 	var all []Case
 	for _, op := range ops {
@@ -134,7 +134,7 @@ func Cases(ops []Operation, types []DType, sizes []int, n int, calls func(bytes 
 	return all
 }
 
-// Sizes are from, from*factor and so on, up to to.
+// Sizes returns from, from*factor and so on, up to to.
 func Sizes(from, to, factor int) ([]int, error) {
 	switch {
 	case factor < 2:
@@ -153,7 +153,7 @@ func Sizes(from, to, factor int) ([]int, error) {
 // Choice is a flag that may be off, on or both.
 type Choice []bool
 
-// Set reads one of the three words.
+// Set reads one of the words off, on and both.
 func (c *Choice) Set(s string) error {
 	switch s {
 	case "off":
@@ -179,10 +179,10 @@ func (c *Choice) String() string {
 	return "off"
 }
 
-// Type names it in a usage text.
+// Type returns its name in a usage text.
 func (c *Choice) Type() string { return "off|on|both" }
 
-// CaseArgs are the arguments that tell a rank of cases.
+// CaseArgs returns the arguments that pass cases to a rank.
 func CaseArgs(list []Case) []string {
 	var args []string
 	for _, c := range list {
@@ -191,7 +191,7 @@ func CaseArgs(list []Case) []string {
 	return args
 }
 
-// What is usual on the host, and on GPUs, where an iteration is longer.
+// These are the defaults on the host, and on GPUs, where an iteration is longer.
 const (
 	HostIters, HostWarmup = 20, 5
 	GPUIters, GPUWarmup   = 4, 1

@@ -31,8 +31,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// Cases survive the way to a rank; parts are equal and as nccl-tests
-// cuts them; no size comes twice.
+// Cases survive the way to a rank. Parts are equal and cut as in nccl-tests. No size comes twice.
 func TestCases(t *testing.T) {
 	gather, float := Operations[3], DTypes[0]
 	for _, tc := range []struct{ bytes, ranks, want int }{
@@ -112,8 +111,8 @@ func TestSweepRank(t *testing.T) {
 	}
 }
 
-// A wrong element is counted, wherever it is: before the call all that a rank is to receive is
-// wrong, after it nothing is, and then what is spoilt.
+// A wrong element is counted at any place. Before the call everything that a rank is to receive is
+// wrong, after it nothing is, and then the spoilt elements are.
 func TestWrong(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("copies")
@@ -162,7 +161,7 @@ func TestWrong(t *testing.T) {
 	})
 }
 
-// What is longer than a tile is filled and checked to its end.
+// Buffers longer than a tile are filled and checked to their end.
 func TestTiles(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("copies")
@@ -201,7 +200,7 @@ func TestTiles(t *testing.T) {
 	})
 }
 
-// Sums are exact in every type up to the ranks that parseCase lets pass.
+// Sums are exact in every type, up to the ranks that parseCase accepts.
 func TestPattern(t *testing.T) {
 	for _, ranks := range []int{1, 64, 127} {
 		p := newPattern[int8](ranks, 127)

@@ -1,3 +1,3 @@
-// Package collective measures collectives on the ranks of a job: which cases there are, and the
-// time of each, with its results checked before and after.
+// Package collective measures collectives on the ranks of a job. It lists the cases, times each,
+// and checks its results before and after.
 package collective

@@ -31,15 +31,15 @@ func (m Measured) Label() string {
 	return name
 }
 
-// saysInPlace reports whether a name says that the result overwrote the input. It is not
-// said of what always does so.
+// saysInPlace reports whether the name says that the result overwrote the input. It is not said of
+// operations that always do so.
 func (m *Measured) saysInPlace() bool {
 	op, err := OperationOf(m.Op)
 	return m.InPlace && (err != nil || !op.always())
 }
 
-// Series is what the lines of one application, side and way of calling
-// share, on any number of ranks.
+// Series returns what the lines of one application, side and way of calling share, on any
+// number of ranks.
 func (m *Measured) Series() Kind {
 	return Kind{App: m.App, Side: m.Side, Scaling: m.Scaling, Graph: m.Graph}
 }
@@ -76,28 +76,28 @@ func (m Measured) What() string {
 	return b.String()
 }
 
-// Measured is one line of measurements, of this framework or of a peer. The fields that say what
-// was measured are the key by which the lines of several rounds and sides find each other.
+// Measured is one line of measurements, of this framework or of a peer. The fields of Kind are the
+// key by which the lines of several rounds and sides find each other.
 type Measured struct {
 	Kind
 	Nodes       int    `json:"nodes,omitempty"`
 	Device      string `json:"device"`
 	Collectives string `json:"collectives,omitempty"`
-	Calls       int    `json:"calls,omitempty"` // back to back in one timed iteration, however many graphs they are in
+	Calls       int    `json:"calls,omitempty"` // back to back in one timed iteration, in any number of graphs
 	Rounds      int    `json:"rounds"`          // that the times are medians of
 	timing.Stats
 	GBps      float64   `json:"gbps"`
 	BusGBps   float64   `json:"bus_gbps,omitempty"`
 	TokS      float64   `json:"tok_s,omitempty"`
-	Wrong     *int      `json:"wrong,omitempty"` // elements, of all ranks; nil where nobody looked
+	Wrong     *int      `json:"wrong,omitempty"` // elements, of all ranks; nil if unchecked
 	OK        bool      `json:"ok"`
 	SamplesUS []float64 `json:"samples_us,omitempty"` // every time, where a side tells them
-	// Slow are the times above 10 medians, with what they waited for, as reduce tells them.
+	// Slow are the times above 10 medians, with their causes, as reduce reports them.
 	Slow []json.RawMessage `json:"slow,omitempty"`
-	// Against the fewest ranks.
+	// compared with the fewest ranks
 	SpeedUp    float64 `json:"speed_up,omitempty"`
 	Efficiency float64 `json:"efficiency,omitempty"`
-	// What a rank costs, where that is measured.
+	// the cost of a rank, if it is measured
 	USPerRank float64 `json:"us_per_rank,omitempty"`
 	StartupMS float64 `json:"startup_ms,omitempty"`
 	PeakMiB   float64 `json:"peak_mib,omitempty"`
@@ -119,7 +119,7 @@ type Kind struct {
 	Rows      int    `json:"rows,omitempty"`
 	Cols      int    `json:"cols,omitempty"`
 	Bytes     int    `json:"bytes,omitempty"`
-	Stream    bool   `json:"stream,omitempty"` // the calls are enqueued, not finished one by one
+	Stream    bool   `json:"stream,omitempty"` // calls are enqueued, not finished one by one
 	Graph     bool   `json:"graph"`
 	Symmetric bool   `json:"symmetric,omitempty"`
 	InPlace   bool   `json:"in_place,omitempty"`
@@ -138,7 +138,7 @@ type Flags struct {
 	Stream                    string
 }
 
-// rankSymmetric is --symmetric as the ranks take it: for them that is a flag of every program.
+// rankSymmetric is the ranks' name for --symmetric, which is a flag of every program.
 const rankSymmetric = "symmetric-memory"
 
 // Register adds the flags to fs.
@@ -172,14 +172,14 @@ func (f *Flags) Check() error {
 	return nil
 }
 
-// Args are the flags as the ranks take them.
+// Args returns the flags for the ranks.
 func (f *Flags) Args() []string {
 	return []string{fmt.Sprintf("--iters=%d", f.Iters), fmt.Sprintf("--warmup=%d", f.Warmup),
 		"--graph=" + f.Graph.String(), "--" + rankSymmetric + "=" + f.Symmetric.String(),
 		"--in-place=" + f.InPlace.String(), "--stream=" + f.Stream}
 }
 
-// variants are the ways to call op; onHost decides where --stream is auto.
+// variants returns the ways to call op. onHost decides if --stream is auto.
 func (f *Flags) variants(op Operation, onHost bool) []variant {
 	stream := f.Stream == "on" || f.Stream == "auto" && !onHost
 	places := slices.DeleteFunc(slices.Clone(f.InPlace), func(p bool) bool { return !slices.Contains(op.Places, p) })
@@ -197,8 +197,8 @@ func (f *Flags) variants(op Operation, onHost bool) []variant {
 	return all
 }
 
-// Main is this program as the runner starts it under mpirun for the sweep: it writes a JSON
-// line for each case and variant.
+// Main runs this program under mpirun for the sweep. It writes a JSON line for each
+// case and variant.
 func Main() {
 	var f Flags
 	fs := pflag.NewFlagSet("bench sweep-rank", pflag.ExitOnError)
@@ -249,8 +249,7 @@ func measure[T real](w *spmd.World, s *spmd.Stream, c Case, v variant, t times) 
 		comm = comm.On(s)
 	}
 	call := o.call(comm)
-	// One call is checked by itself: of those that are timed each may
-	// overwrite the input of the next.
+	// One call is checked by itself: a timed call may overwrite the input of the next.
 	if err := o.fill(); err != nil {
 		return m, err
 	}
@@ -290,18 +289,18 @@ func measure[T real](w *spmd.World, s *spmd.Stream, c Case, v variant, t times) 
 	return m, nil
 }
 
-// GraphCalls are the calls that a graph holds: as many as nccl-tests has of iterations unless told.
+// GraphCalls is how many calls a graph holds: the default iterations of nccl-tests.
 const GraphCalls = 20
 
-// InGraph is how many calls a graph holds, and how often it is launched
-// for at least so many in all.
+// InGraph returns how many calls a graph holds, and how often it is launched for at least
+// calls in all.
 func InGraph(calls int) (each, launches int) {
 	each = min(calls, GraphCalls)
 	return each, (calls + each - 1) / each
 }
 
-// repeat makes a step of a number of calls and passes it to use; the step returns when all of them
-// have finished. In a graph they are a graph of some, launched again and again.
+// repeat makes a step of a number of calls and passes it to use. The step returns when all of them
+// have finished. In a graph it launches a graph of some calls again and again.
 func repeat(w *spmd.World, s *spmd.Stream, v variant, calls int, call func() error,
 	use func(step func() error) error) error {
 	times := func(n int, call func() error) func() error {

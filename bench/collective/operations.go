@@ -6,29 +6,28 @@ import (
 	"strings"
 )
 
-// Operation is one collective as the sweep measures it: all that is known of it, but for the call
-// itself, which buffers.call makes.
+// Operation is one collective of the sweep, without the call itself, which buffers.call makes.
 type Operation struct {
 	Name    string
 	NCCL    string // nccl-tests' program for it, if there is one
 	divides bool   // the elements are divided among the ranks
 	// Bus is bus bandwidth over algorithm bandwidth on n ranks. Source: nccl-tests,
-	// doc/PERFORMANCE.md and the GetBw functions of src/*.cu; it has no ping-pong, which moves a
-	// message from one rank to another as sendrecv does.
+	// doc/PERFORMANCE.md and the GetBw functions of src/*.cu. nccl-tests has no ping-pong, which
+	// moves a message from one rank to another as sendrecv does.
 	Bus      func(n int) float64
 	Places   []bool // whether it works in place
 	modifies bool   // in place, a second call gives something else than the first
 	least    int    // ranks that it needs
-	trips    int    // messages of a call that wait for each other, of which the time of one is told
+	trips    int    // messages of a call that wait for each other; the time is that of one
 	torch    reach  // where torch.distributed has it
 
 	dst, src func(all, part int) int            // elements of a rank's buffers
 	gives    func(rank int) bool                // whether a rank fills src
 	gets     func(rank int) bool                // whether a rank has a result
-	result   func(at spot) (giver, element int) // what an element of dst is, as a spot of src
+	result   func(at spot) (giver, element int) // the spot of src that an element of dst comes from
 }
 
-// reach says on which devices a peer has an operation.
+// reach is the devices on which a peer has an operation.
 type reach int
 
 const (
@@ -42,7 +41,7 @@ func (op *Operation) Torch(onHost bool) bool {
 	return op.torch == everywhere || op.torch == onGPUs && !onHost
 }
 
-// always reports whether the operation works in place only, so that nobody needs to be told.
+// always reports whether the operation only works in place, so that nobody needs to say so.
 func (op *Operation) always() bool { return !slices.Contains(op.Places, false) }
 
 // spot is element i of the dst of a rank.
@@ -76,7 +75,7 @@ var (
 	inPlace    = []bool{true}
 )
 
-// The names of operations. allreduce to scatter are named as MPI does, less the prefix.
+// These are the names of operations. allreduce to scatter are MPI's names, without the prefix.
 const (
 	allReduce     = "allreduce"
 	reduce        = "reduce"
@@ -114,7 +113,7 @@ var Operations = []Operation{
 		dst: all, src: all, gives: anyRank, gets: firstTwo, result: roots, torch: nowhere},
 }
 
-// OperationNames are what --ops takes.
+// OperationNames returns the values of --ops.
 func OperationNames() []string {
 	var n []string
 	for _, o := range Operations {
@@ -123,7 +122,7 @@ func OperationNames() []string {
 	return n
 }
 
-// OperationOf is the operation of a name.
+// OperationOf returns the operation of a name.
 func OperationOf(name string) (Operation, error) {
 	if i := slices.Index(OperationNames(), name); i >= 0 {
 		return Operations[i], nil

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// HostOverhead is how much more of the host's time than C's a call may cost, in us.
+// HostOverhead is how much more host time than in C a call may take, in us.
 const HostOverhead = 0.5
 
-// Numbers is text of the given length in which there is something to learn.
+// Numbers returns a text of the given length that a model can learn.
 func Numbers(length int) string {
 	var b strings.Builder
 	for i := 1; b.Len() < length; i++ {
@@ -36,8 +36,8 @@ type TrainStep struct {
 	Peak      int     `json:"peak_bytes"`
 }
 
-// Unforeseen is by how much a run's buffers differ from what it has told of before, as a part of
-// that, by the line with its summary.
+// Unforeseen returns how much a run's buffers differ from the announced memory, as a part of it. s
+// is the line with the summary.
 func (s TrainStep) Unforeseen() float64 {
 	return math.Abs(float64(s.Peak)/float64(s.Needs) - 1)
 }
@@ -47,7 +47,7 @@ const (
 	TrainDiscard = 2 // pages of the moments, threads of the BLAS
 )
 
-// Steps are the steps that train printed as JSON, of which there are to be n.
+// Steps returns the n steps that train printed as JSON.
 func Steps(out string, n int) ([]TrainStep, error) {
 	all, err := Lines[TrainStep](out)
 	if err != nil {

@@ -34,13 +34,13 @@ func (b *ByteSize) Set(s string) error {
 	return nil
 }
 
-// String writes it in the largest unit that leaves no remainder.
+// String returns it in the largest unit that leaves no remainder.
 func (b *ByteSize) String() string { return SizeText(int(*b)) }
 
-// Type names it in a usage text.
+// Type returns its name in a usage text.
 func (b *ByteSize) Type() string { return "bytes" }
 
-// SizeText is a number of bytes for people, as --from takes it.
+// SizeText returns a number of bytes for people, as --from takes it.
 func SizeText(bytes int) string {
 	for _, u := range units {
 		if bytes%u.bytes == 0 && bytes >= u.bytes {

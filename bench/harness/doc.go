@@ -1,3 +1,3 @@
-// Package harness runs programs, ours and those of peers, and keeps what they
-// measure as rows of bench/results.
+// Package harness runs programs, ours and those of peers, and keeps their measurements as rows of
+// bench/results.
 package harness

@@ -9,12 +9,11 @@ import (
 	"lockstep/internal/terminal"
 )
 
-// seldom is the time between lines that say what is measured, where there is no terminal.
+// seldom is the time between progress lines without a terminal.
 const seldom = 30 * time.Second
 
-// Doing says what is measured now. Where standard error ends at a terminal, it keeps one
-// line there up to date; elsewhere it prints a line now and then. The zero value is
-// ready for use by one goroutine.
+// Doing says what is being measured. On a terminal it keeps one line of standard error up to date.
+// Elsewhere it prints a line now and then. The zero value is ready for use by one goroutine.
 type Doing struct {
 	screen  *terminal.Screen
 	columns func() int
@@ -23,7 +22,7 @@ type Doing struct {
 	printed time.Time // at first never
 }
 
-// Say says that what is measured is the kth of n, and how many rows there are so far.
+// Say says that the kth of n measurements is going on, and how many rows there are so far.
 func (d *Doing) Say(what string, k, n, rows int) {
 	if d.screen == nil {
 		d.screen, d.columns, d.plain, d.now = terminal.Stderr, terminal.Columns, os.Stderr, time.Now
@@ -44,7 +43,7 @@ func (d *Doing) Say(what string, k, n, rows int) {
 	}
 }
 
-// Done takes the line away.
+// Done removes the line.
 func (d *Doing) Done() {
 	if d.screen != nil {
 		d.screen.Show("", 0)

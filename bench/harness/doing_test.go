@@ -9,7 +9,7 @@ import (
 	"lockstep/internal/terminal"
 )
 
-// At a terminal there is one line, which is taken away; elsewhere a line every half minute.
+// On a terminal there is one line, which disappears. Elsewhere there is a line every half minute.
 func TestDoing(t *testing.T) {
 	for _, tc := range []struct {
 		columns     int

@@ -23,8 +23,8 @@ const (
 // Sets are the names of both.
 var Sets = []string{HostSet, GPUSet}
 
-// Row is one comparison. ratio below 1 is better for us; goal is the ratio asked
-// for, or, where there is no peer, the value in unit.
+// Row is one comparison. A ratio below 1 is better for us. goal is the wanted ratio, or the value
+// in unit if there is no peer.
 type Row struct {
 	Bench   string   `json:"bench"`
 	What    string   `json:"what"`
@@ -41,11 +41,11 @@ type Row struct {
 	Commit  string   `json:"commit"`
 	Date    string   `json:"date"`
 	Command string   `json:"command"`
-	// Parts are what ours is made of, in its unit.
+	// Parts are the parts of ours, in its unit.
 	Parts map[string]float64 `json:"parts,omitempty"`
 }
 
-// Harness is what runs programs and compares what they measure.
+// Harness runs programs and compares their measurements.
 type Harness struct {
 	Bin      string // folder of the built programs
 	CSources string // folder of the C programs' sources
@@ -64,10 +64,10 @@ type Harness struct {
 	Doing    Doing    // what is measured now
 }
 
-// DefaultRounds is how many turns each side has where nothing is said.
+// DefaultRounds is the default number of turns of each side.
 const DefaultRounds = 5
 
-// Prepare notes what is measured and what it runs on.
+// Prepare notes the commit and the machine of the measurements.
 func (b *Harness) Prepare() error {
 	var err error
 	if b.Dir, err = os.MkdirTemp("", "lockstep-bench"); err != nil {
@@ -106,16 +106,15 @@ func gpuNames(list string) []string {
 	return gpus
 }
 
-// Program is a built program of the framework.
+// Program returns a built program of the framework.
 func (b *Harness) Program(name string) string { return filepath.Join(b.Bin, name) }
 
-// Rank is the command line by which this program measures itself on n ranks.
+// Rank returns the command line by which this program measures itself on n ranks.
 func (b *Harness) Rank(n int, what string, flags ...string) ([]string, error) {
 	return b.Self(n, "rank", append([]string{"--what", what}, flags...)...)
 }
 
-// Self is the command line of one of this program's commands for ranks, on n of
-// them.
+// Self returns the command line of one of this program's commands for ranks, on n of them.
 func (b *Harness) Self(n int, command string, flags ...string) ([]string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -125,7 +124,7 @@ func (b *Harness) Self(n int, command string, flags ...string) ([]string, error)
 		flags...)...), nil
 }
 
-// DeviceName is --device of programs in the set of groups that runs.
+// DeviceName returns --device of programs in the present set of groups.
 func (b *Harness) DeviceName() string {
 	if b.Set == GPUSet {
 		return "cuda"
@@ -144,10 +143,10 @@ func (b *Harness) C(name string, compiler ...string) (string, error) {
 	return file, err
 }
 
-// CC is the C compiler for what is no MPI program.
+// CC returns the C compiler for programs without MPI.
 func CC() string { return cmp.Or(os.Getenv("CC"), "gcc") }
 
-// machine is the processor's name and the number of cores.
+// machine returns the processor's name and the number of cores.
 func machine() (string, error) {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -166,7 +165,7 @@ func machine() (string, error) {
 	return fmt.Sprintf("%s, %d cores", model, cores), nil
 }
 
-// Compare adds a row with a peer. For times ratio is ours over theirs, for rates
+// Compare adds a row with a peer. The ratio of times is ours over theirs, that of rates
 // theirs over ours.
 func (b *Harness) Compare(r Row, peer string, theirs float64, rate bool) {
 	ratio := r.Ours / theirs
@@ -192,7 +191,7 @@ func (b *Harness) add(r Row) {
 	b.Rows = append(b.Rows, r)
 }
 
-// Hardware is the device of the set of groups that runs, and the machine.
+// Hardware returns the device of the present set of groups, and the machine.
 func (b *Harness) Hardware() (device, machine string) {
 	if b.Set == GPUSet {
 		return b.GPUs[0], b.machine + fmt.Sprintf(", %d x %s", len(b.GPUs), b.GPUs[0])
@@ -200,7 +199,7 @@ func (b *Harness) Hardware() (device, machine string) {
 	return "host", b.machine
 }
 
-// command is the line that measures a group once more as it was measured now.
+// command returns the line that measures a group again in the same way.
 func (b *Harness) command(group string) string {
 	if b.Line != "" {
 		return b.Line
@@ -225,7 +224,7 @@ func Parse(fs *pflag.FlagSet) error {
 	return nil
 }
 
-// Repeatable is the flags that were given, without what is this machine's alone.
+// Repeatable returns the given flags, except those that fit only this machine.
 func Repeatable(fs *pflag.FlagSet) string {
 	line := ""
 	fs.SortFlags = false

@@ -37,8 +37,8 @@ func TestGPUNames(t *testing.T) {
 	}
 }
 
-// Limits and comparisons are met on their own side of the goal only, in the set's
-// words for the device.
+// Limits and comparisons are met only on their own side of the goal, in the set's words
+// for the device.
 func TestRows(t *testing.T) {
 	b := Harness{machine: "two cores", Rounds: DefaultRounds, GPUs: []string{"H200", "H200"}, Set: GPUSet,
 		Group: "launch"}
@@ -82,7 +82,7 @@ func TestBinding(t *testing.T) {
 	}
 }
 
-// allowed are the lines of the cores in what processes wrote of themselves.
+// allowed returns the lines of the cores from what processes wrote about themselves.
 func allowed(text string) []string {
 	var all []string
 	for line := range strings.Lines(text) {
@@ -117,8 +117,7 @@ func TestByteSize(t *testing.T) {
 	}
 }
 
-// What a program prints is taken where it is as many lines as it should be;
-// otherwise the error shows it.
+// The output of a program counts if it has the right number of lines. Otherwise the error shows it.
 func TestExactly(t *testing.T) {
 	const steps = "{\"step\":1,\"loss\":3}\nnoise\n{\"step\":2,\"loss\":2}\n{\"summary\":true}\n"
 	if all, err := Exactly[TrainStep](steps, 3); err != nil || len(all) != 3 || all[1].Loss != 2 || !all[2].Summary {

@@ -10,7 +10,7 @@ import (
 	"text/tabwriter"
 )
 
-// Print is the table for people.
+// Print prints the table for people.
 func Print(rows []Row) {
 	t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "bench\twhat\tranks\tours\ttheirs\tunit\tratio\tgoal\tmet\tpeer")
@@ -25,13 +25,13 @@ func Print(rows []Row) {
 	t.Flush()
 }
 
-// Median is the middle one of some numbers, the upper of two.
+// Median returns the middle one of some numbers, the upper of two.
 func Median(x []float64) float64 {
 	x = slices.Sorted(slices.Values(x))
 	return x[len(x)/2]
 }
 
-// ReadRows reads a file of rows; none where there is no file.
+// ReadRows reads a file of rows, or none if there is no file.
 func ReadRows(name string) ([]Row, error) {
 	data, err := os.ReadFile(name)
 	if os.IsNotExist(err) {

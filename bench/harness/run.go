@@ -22,18 +22,16 @@ import (
 // Longest is how long a program may run before it counts as hung.
 const Longest = 15 * time.Minute
 
-// Output runs a command and returns its standard output; what it says on standard
-// error is part of the error.
+// Output runs a command and returns its standard output. An error contains its standard error.
 func Output(cmd ...string) (string, error) {
 	out, _, err := Outputs(nil, cmd...)
 	return out, err
 }
 
-// Interrupted is done when no more is to be measured.
+// Interrupted is done when nothing more is to be measured.
 var Interrupted = context.Background()
 
-// Outputs is output with variables such as "NAME=value" added; it returns standard
-// error, too.
+// Outputs is Output with additional variables such as "NAME=value". It also returns standard error.
 func Outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
 	var out, errs bytes.Buffer
 	if err := run(Interrupted, &out, &errs, env, cmd); err != nil {
@@ -42,7 +40,7 @@ func Outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
 	return out.String(), errs.String(), nil
 }
 
-// Follow runs a command and gives fn each line as it comes, one at a time, without its newline;
+// Follow runs a command and gives fn each line as it comes, one at a time, without its newline.
 // errs says whether it stands on standard error. An error of fn ends the command, and is returned.
 func Follow(fn func(errs bool, line string) error, cmd ...string) error {
 	ctx, end := context.WithCancelCause(Interrupted)
@@ -75,7 +73,7 @@ func Follow(fn func(errs bool, line string) error, cmd ...string) error {
 	return err
 }
 
-// lines passes on what is written to it by whole lines.
+// lines passes on written text by whole lines.
 type lines struct {
 	begun []byte
 	each  func(line string)
@@ -93,7 +91,7 @@ func (l *lines) Write(b []byte) (int, error) {
 	}
 }
 
-// rest passes on what has come without a newline at the end.
+// rest passes on text without a newline at the end.
 func (l *lines) rest() {
 	if len(l.begun) > 0 {
 		l.each(string(l.begun))
@@ -115,11 +113,12 @@ func run(ctx context.Context, out, errs io.Writer, env, cmd []string) error {
 	return nil
 }
 
-// ProgramEnv is the environment of the programs that are measured.
+// ProgramEnv returns the environment of the measured programs.
 func ProgramEnv() []string { return slices.Concat(mpirun.Env(0), binding(os.Environ())) }
 
-// binding are the variables of an environment that bind ranks to cores. Otherwise mpirun.Env leaves
-// all of them unbound, as launch run does: the threads of a rank, NCCL's among them, use several.
+// binding returns the variables of an environment that bind ranks to cores. Otherwise mpirun.Env
+// leaves all ranks unbound, as launch run does: the threads of a rank, NCCL's among them, use
+// several cores.
 func binding(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(v string) bool {
 		return !strings.HasPrefix(v, "OMPI_MCA_hwloc_base_binding_policy=") &&
@@ -127,7 +126,7 @@ func binding(environ []string) []string {
 	})
 }
 
-// MPIRun is the command line that starts cmd on n ranks; cmd as it is, without mpirun, for none.
+// MPIRun returns the command line that starts cmd on n ranks, or cmd itself for n = 0.
 func MPIRun(n int, cmd ...string) []string {
 	if n == 0 {
 		return cmd
@@ -135,7 +134,7 @@ func MPIRun(n int, cmd ...string) []string {
 	return append([]string{"mpirun", "-np", strconv.Itoa(n)}, cmd...)
 }
 
-// Lines decodes a program's JSON lines, passing over what is none.
+// Lines decodes a program's JSON lines, and passes over other lines.
 func Lines[T any](out string) ([]T, error) {
 	var all []T
 	for line := range strings.Lines(out) {
@@ -151,7 +150,7 @@ func Lines[T any](out string) ([]T, error) {
 	return all, nil
 }
 
-// Exactly decodes a program's JSON lines, of which there are to be n.
+// Exactly decodes the n JSON lines of a program.
 func Exactly[T any](out string, n int) ([]T, error) {
 	all, err := Lines[T](out)
 	if err == nil && len(all) != n {

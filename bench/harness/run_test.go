@@ -23,8 +23,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A program that fails is named with what it has said; what fn refuses ends it,
-// and is not asked for again.
+// An error names a program that fails, with its last words. An error of fn ends the program, and fn
+// is not called again.
 func TestFollowFails(t *testing.T) {
 	err := Follow(func(bool, string) error { return nil }, "sh", "-c", "echo why >&2; exit 3")
 	if err == nil || !strings.HasSuffix(err.Error(), "exit 3: exit status 3\nwhy\n") {

@@ -9,7 +9,7 @@ import (
 // StencilPeer is the name of c/stencil.c's sides. It begins with that of the peer.
 const StencilPeer = "MPI from C, and OpenMP"
 
-// CStencil is the command line of c/stencil.c on n ranks, which share out the cores.
+// CStencil returns the command line of c/stencil.c on n ranks, which divide the cores.
 func (b *Harness) CStencil(n, rows, columns, steps, iters, warmup int) ([]string, error) {
 	program, err := b.C("stencil", "mpicc", "-march=native", "-fopenmp", "-lm")
 	if err != nil {
@@ -22,5 +22,6 @@ func (b *Harness) CStencil(n, rows, columns, steps, iters, warmup int) ([]string
 	return cmd, nil
 }
 
-// Unbound is mpirun for ranks that may use every core: a single one would have but one.
+// Unbound returns mpirun for ranks that may use every core. A single one would otherwise
+// have only one.
 func Unbound(n int) []string { return append(MPIRun(n), "--bind-to", "none") }

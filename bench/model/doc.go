@@ -1,3 +1,3 @@
-// Package model fits a model of time to measured all-reduces, and says what to
-// expect on more ranks and nodes.
+// Package model fits a model of time to measured all-reduces, and predicts times on more
+// ranks and nodes.
 package model

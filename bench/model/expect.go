@@ -23,15 +23,15 @@ import (
 	"lockstep/internal/help"
 )
 
-// network joins the nodes. Each rank has its bandwidth for itself, also while all of them send.
+// network joins the nodes. Each rank has its own bandwidth, also while all of them send.
 type network struct {
 	perNode int
 	gbps    float64
 	stepUS  float64
 }
 
-// between is the time of an all-reduce over the nodes, of the part of the operand that one rank of
-// each has: a ring or a tree, whichever is faster.
+// between returns the time of an all-reduce over the nodes, of the part of the operand that one
+// rank of each has. It is a ring or a tree, whichever is faster.
 func (w network) between(bytes, nodes float64) float64 {
 	if nodes <= 1 {
 		return 0
@@ -42,9 +42,9 @@ func (w network) between(bytes, nodes float64) float64 {
 	return min(of(ring), of(tree))
 }
 
-// expect is the time on ranks that may be on several nodes. The operand is reduced within each
-// node, then its parts over the nodes, and the result is gathered within each node. At best the
-// longer of the two phases hides the other; at worst one follows the other.
+// expect returns the time on ranks that may be on several nodes. The operand is reduced within each
+// node, then its parts over the nodes, and the result is gathered within each node. best hides one
+// phase behind the longer one; worst adds them up.
 func (w network) expect(m model, bytes, ranks int) (best, worst float64) {
 	local := min(ranks, w.perNode)
 	within, _ := m.us(float64(bytes), float64(local))
@@ -66,8 +66,8 @@ func (k series) calls() string {
 	return fmt.Sprintf("%s: %s, %s", k.Side, k.Op, strings.TrimPrefix(m.What(), fmt.Sprintf("%s of 0B, ", k.Op)))
 }
 
-// pointsOf returns the all-reduces on two ranks or more by their series, and the
-// series in the order of the lines.
+// pointsOf returns the all-reduces on two ranks or more by their series, and the series in the
+// order of the lines.
 func pointsOf(lines []collective.Measured) ([]series, map[series][]sample) {
 	of := map[series][]sample{}
 	var order []series
@@ -156,7 +156,7 @@ func (f *modelFlags) check() error {
 	return nil
 }
 
-// run fits a model to each series and says what to expect.
+// run fits a model to each series and reports its predictions.
 func (f *modelFlags) run(out io.Writer, all []collective.Measured) error {
 	order, of := pointsOf(slices.DeleteFunc(slices.Clone(all), func(m collective.Measured) bool {
 		return m.Side != f.side || len(f.fitRanks) > 0 && !slices.Contains(f.fitRanks, m.Ranks)
@@ -197,7 +197,7 @@ func (f *modelFlags) run(out io.Writer, all []collective.Measured) error {
 	return err
 }
 
-// modelNotes are what the numbers rest on, and what they leave out.
+// modelNotes are the assumptions and the limits of the predictions.
 const modelNotes = `Assumed: within a node p ranks do as the fit says, also beyond the numbers measured.
 Each has a link of the same speed. Over several nodes an all-reduce is a reduce-scatter within each node, an all-reduce
 of the parts over the nodes, and an all-gather within each node. Between nodes each rank has a network adapter of its
@@ -266,7 +266,7 @@ func (f *modelFlags) report(out io.Writer, k series, points []sample, m model, w
 	return err
 }
 
-// measuredRanks are the numbers of ranks of the points, ascending.
+// measuredRanks returns the numbers of ranks of the points, ascending.
 func measuredRanks(points []sample) []int {
 	var n []int
 	for _, p := range points {

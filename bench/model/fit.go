@@ -9,13 +9,13 @@ import (
 	"gonum.org/v1/gonum/optimize"
 )
 
-// A model of the time of an all-reduce of n bytes over p ranks of one node:
+// model is the time of an all-reduce of n bytes over p ranks of one node:
 //
 //	T(n, p) = the least of (start + step * steps(p) + volume(p) * n / bandwidth)
 //
-// over one algorithm or two: alpha-beta models (R. Hockney, 1994) with the steps and volumes of the
-// usual algorithms (R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication
-// Operations in MPICH, 2005).
+// over one algorithm or two. Sources: alpha-beta models (R. Hockney, 1994); the steps and volumes
+// of the usual algorithms (R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective
+// Communication Operations in MPICH, 2005).
 type model struct {
 	terms []fittedTerm
 	rms   float64 // of ln(model/measured)
@@ -33,7 +33,7 @@ type algorithm struct {
 
 func rounds(p float64) float64 { return math.Ceil(math.Log2(p) - 1e-9) }
 
-// On one number of ranks all algorithms fit equally well. So the likeliest come first.
+// On one number of ranks all algorithms fit equally well, so the likeliest come first.
 var (
 	ring = algorithm{"ring", func(p float64) float64 { return 2 * (p - 1) },
 		func(p float64) float64 { return 2 * (p - 1) / p }, [2]string{"2(p-1)", "2(p-1)/p"}}
@@ -44,8 +44,8 @@ var (
 	doubling = algorithm{"recursive doubling", rounds, rounds, [2]string{"log2 p", "log2 p"}}
 )
 
-// candidates are what a fit chooses from. A single algorithm is for all sizes. Of two, the first is
-// for large operands, so its volume does not grow with the ranks. The same one twice stands for an
+// candidates are the choices of a fit. A single algorithm is for all sizes. The first of two is for
+// large operands, so its volume does not grow with the ranks. The same one twice stands for an
 // algorithm with two protocols.
 var candidates = [][]algorithm{
 	{ring}, {tree}, {oneShot}, {doubling},
@@ -71,7 +71,7 @@ func (f fittedTerm) us(bytes, ranks float64) float64 {
 	return f.startUS + f.stepUS*f.steps(ranks) + f.volume(ranks)*bytes/f.gbps/1e3
 }
 
-// us is T, and the term that it is.
+// us returns T, and the index of its term.
 func (m model) us(bytes, ranks float64) (us float64, term int) {
 	us = math.Inf(1)
 	for i, f := range m.terms {
@@ -82,9 +82,9 @@ func (m model) us(bytes, ranks float64) (us float64, term int) {
 	return us, term
 }
 
-// ofLogs is the model whose parameters are given as logarithms: for each term the start, the time
-// of a step and the time of a byte. What the points cannot tell is 0: the start, where all are on
-// one number of ranks, and the time of a byte, where all have one size.
+// ofLogs returns the model with parameters given as logarithms: for each term the start, the time
+// of a step and the time of a byte. What the points cannot tell is 0: the start if all are on one
+// number of ranks, and the time of a byte if all have one size.
 func ofLogs(x []float64, of []algorithm, points []sample) model {
 	var m model
 	for i, a := range of {
@@ -106,16 +106,16 @@ func same(points []sample, of func(sample) float64) bool {
 	return !slices.ContainsFunc(points, func(p sample) bool { return of(p) != of(points[0]) })
 }
 
-// leastDecided is how many points each of two algorithms must decide,
-// since it has three parameters.
+// leastDecided is how many points each of two algorithms must decide, since it has
+// three parameters.
 const leastDecided = 3
 
 // leastError is the error, in logarithms, below which one fit is as good as another.
 const leastError = 0.005
 
-// fit finds the algorithms and parameters with the least squares of ln(model/measured). A
-// second algorithm has to explain more than its parameters cost, by the Bayesian information
-// criterion (G. Schwarz, 1978).
+// fit finds the algorithms and parameters with the least squares of ln(model/measured). A second
+// algorithm has to explain more than its parameters cost, by the Bayesian information criterion (G.
+// Schwarz, 1978).
 func fit(points []sample) (model, error) {
 	var best model
 	least := math.Inf(1)
@@ -177,8 +177,8 @@ func squares(points []sample, m model) float64 {
 	return sum
 }
 
-// leastSquares finds the parameters of a candidate. It starts several times, since the least of
-// two terms has several minima.
+// leastSquares finds the parameters of a candidate. It starts several times, since the least of two
+// terms has several minima.
 func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 	order := func(a, b sample) int { return cmp.Or(cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.ranks, b.ranks)) }
 	first, last := slices.MinFunc(points, order), slices.MaxFunc(points, order)
@@ -194,7 +194,7 @@ func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 	settings := &optimize.Settings{MajorIterations: 5000,
 		Converger: &optimize.FunctionConverge{Absolute: 1e-9, Iterations: 100}}
 	// near takes the start and the steps from the smallest point, half of its time each, and a byte
-	// from the largest; both times a factor.
+	// from the largest, both times a factor.
 	near := func(a algorithm, latency, perByte float64) []float64 {
 		half := math.Log(latency * first.us / 2)
 		return []float64{half, half - math.Log(a.steps(first.ranks)),
@@ -203,8 +203,8 @@ func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 	starts := [][]float64{near(of[0], 1, 1)}
 	if len(of) > 1 {
 		starts = nil
-		// By how much a step of the first takes longer than the points
-		// say, and a byte of the second.
+		// The factors say how much longer than in the points a step of the first and a byte of
+		// the second take.
 		for _, k := range [][2]float64{{2, 2}, {2, 16}, {8, 4}, {8, 16}} {
 			starts = append(starts, slices.Concat(near(of[0], k[0], 1), near(of[1], 1, k[1])))
 		}
@@ -229,9 +229,9 @@ func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 	return best, nil
 }
 
-// leastPoints is somewhat more than a fit of two algorithms has parameters: with fewer points there
-// is one algorithm. Fewer than fewestPoints are too few for any.
+// leastPoints is somewhat more than the parameters of two algorithms: with fewer points the fit has
+// one. fewestPoints is the smallest number for any fit.
 const leastPoints, fewestPoints = 9, 4
 
-// poorFit is the error, in logarithms, beyond which a model says nothing of what was not measured.
+// poorFit is the error, in logarithms, beyond which a model predicts nothing.
 const poorFit = 0.25

@@ -11,7 +11,8 @@ import (
 	"lockstep/bench/plots/plotstest"
 )
 
-// points are those of a model with known parameters, each off by up to noise, the same every time.
+// points returns points of a model with known parameters, each off by up to noise, the
+// same every time.
 func points(m model, ranks []int, noise float64) []sample {
 	var all []sample
 	for _, p := range ranks {
@@ -24,7 +25,7 @@ func points(m model, ranks []int, noise float64) []sample {
 	return all
 }
 
-// known is a model whose terms start alike.
+// known returns a model whose terms start alike.
 func known(start float64, terms ...fittedTerm) model {
 	for i := range terms {
 		terms[i].startUS = start
@@ -32,7 +33,7 @@ func known(start float64, terms ...fittedTerm) model {
 	return model{terms: terms}
 }
 
-// A fit finds the algorithms that the points were made of, and their parameters.
+// A fit finds the algorithms and the parameters of the points.
 func TestFit(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -98,8 +99,8 @@ func TestFitOneNumberOfRanks(t *testing.T) {
 	}
 }
 
-// Of one size, as cost measures it, there is a time by ranks, and no bandwidth; and other sizes are
-// not spoken of. What follows no such model is said to.
+// Points of one size, as cost measures them, give a time by ranks, but no bandwidth, and no
+// prediction of other sizes. The report says if points follow no such model.
 func TestModelOfCost(t *testing.T) {
 	of := func(us func(p float64) float64) string {
 		var all []collective.Measured
@@ -119,7 +120,7 @@ func TestModelOfCost(t *testing.T) {
 		}
 		return out.String()
 	}
-	// 3 us, and 1.5 for each further rank; 8 ranks, which are left out, do as they like.
+	// It takes 3 us, and 1.5 for each further rank. The 8 ranks, which are left out, take any time.
 	text := of(func(p float64) float64 { return map[bool]float64{true: 1000, false: 3 + 1.5*(p-1)}[p == 8] })
 	for _, want := range []string{
 		"5 points, 8B to 8B, on 2 4 16 32 64 ranks\n  T(n, p) = the least of\n" +
@@ -135,8 +136,8 @@ func TestModelOfCost(t *testing.T) {
 	}
 }
 
-// Over nodes, counted by hand: 8 ranks a node, 64 ranks, 64 MiB. Within: ring of 8.
-// Between: 8 MiB over 8 nodes.
+// The time over nodes is counted by hand: 8 ranks a node, 64 ranks, 64 MiB. Within a node it is a
+// ring of 8. Between nodes it is 8 MiB over 8 nodes.
 func TestExpect(t *testing.T) {
 	m := known(2, fittedTerm{algorithm: ring, stepUS: 1, gbps: 300})
 	w := network{perNode: 8, gbps: 50, stepUS: 5}
@@ -162,8 +163,8 @@ func TestExpect(t *testing.T) {
 	}
 }
 
-// The command's text has the model, the error and what to expect, for each way of calling; the
-// host's nodes are as large as what was measured.
+// The command's text has the model, the error and the predictions, for each way of calling. The
+// host's nodes are as large as the measured ones.
 func TestModelReport(t *testing.T) {
 	var all []collective.Measured
 	add := func(device string, graph bool, m model, ranks ...int) {
@@ -191,7 +192,7 @@ func TestModelReport(t *testing.T) {
 	for _, want := range []string{
 		"lockstep: allreduce, float32, in a graph on NVIDIA H200\n28 points, 8B to 512MiB, on 2 4 ranks\n" +
 			"  T(n, p) = the least of\n    1 us + 1 us 2(p-1) + n 2(p-1)/p / 300 GB/s   (ring; decides 28 points)\n",
-		// 1 + 14, and 6 steps of 5
+		// 45 = 1 + 14 + 6 steps of 5
 		"nodes of 8 ranks, a network of 50 GB/s", "nodes of 16 ranks, a network", "30 to 45",
 		"lockstep: allreduce, float32, symmetric on NVIDIA H200: 1 points on 2 ranks or more are too few for a " +
 			"model, which wants 4", "Assumed: ", "Left out: ",
@@ -242,7 +243,7 @@ func TestModelCheck(t *testing.T) {
 	}
 }
 
-// timeOf is a measurement of one time.
+// timeOf returns a measurement of one time.
 func timeOf(side string, ranks int, us float64, wrong int) collective.Measured {
 	m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2,
 		Bytes: 8}, Wrong: &wrong, OK: wrong == 0}

@@ -1,3 +1,3 @@
-// Package plots has what figures of measurements share: the marks of their axes,
-// and words of their legends.
+// Package plots has what figures of measurements share: the marks of their axes, and the words of
+// their legends.
 package plots

@@ -24,7 +24,7 @@ func SizeTicks(lo, hi float64) []plot.Tick {
 	return ticks
 }
 
-// OnRanks is a number of ranks in words.
+// OnRanks returns a number of ranks in words.
 func OnRanks(n int) string {
 	if n == 1 {
 		return "1 rank"

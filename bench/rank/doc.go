@@ -1,3 +1,3 @@
-// Package rank is bench as its runner starts it under mpirun: it times calls of the
-// framework on the ranks of a job.
+// Package rank is the part of bench that runs under mpirun: it times calls of the framework on the
+// ranks of a job.
 package rank

@@ -17,10 +17,10 @@ import (
 	"lockstep/spmd"
 )
 
-// mostCalls is how many calls a batch, and replays a graph, have at most: tests do with few.
+// mostCalls is how many calls a batch has at most, and how many replays a graph. Tests do with few.
 var mostCalls = math.MaxInt
 
-// What a rank can measure, by the name of --what.
+// measures are what a rank can measure, by the name of --what.
 var measures = []struct {
 	name string
 	run  func(w *spmd.World, bytes int) error
@@ -35,8 +35,8 @@ var measures = []struct {
 	{"replay", replay},
 }
 
-// Main is this program as the runner starts it under mpirun: it measures the calls
-// of the framework itself, and writes JSON lines.
+// Main runs this program under mpirun. It measures the calls of the framework, and
+// writes JSON lines.
 func Main() {
 	fs := pflag.NewFlagSet("bench rank", pflag.ExitOnError)
 	what := fs.String("what", "", strings.Join(measureNames(), ", "))
@@ -62,8 +62,8 @@ func Main() {
 		func(ranks int) error { return checkRank(*what, *sizes, ranks) })
 }
 
-// Unwatched is the flag in place of --what that has a rank run without Main, and so
-// without what Main has watch over the ranks.
+// Unwatched is the flag, in place of --what, for a rank without Main, and so without Main's watch
+// over the ranks.
 const Unwatched = "--unwatched"
 
 func runUnwatched(run func(w *spmd.World) error) error {
@@ -74,8 +74,8 @@ func runUnwatched(run func(w *spmd.World) error) error {
 	return errors.Join(run(w), w.Close())
 }
 
-// smallStep measures a step of a program that computes for 100 us and then makes one small
-// collective.
+// smallStep measures a step of a program that computes for 100 us and then makes one
+// small collective.
 func smallStep(w *spmd.World, bytes int) error {
 	dst, src, err := operands(w, bytes/4, spmd.AllocPinned[float32])
 	if err != nil {
@@ -129,7 +129,7 @@ type Point struct {
 	Allocs   int     `json:"allocs"` // of a call
 }
 
-// plan is how calls are timed, as the C programs do: in batches, after a warm-up.
+// plan is how calls are timed: in batches, after a warm-up, as in the C programs.
 type plan struct {
 	calls           int // of a batch
 	batches, warmup int
@@ -138,20 +138,19 @@ type plan struct {
 
 func nothing() error { return nil }
 
-// blocking is the plan of allreduce.c.
+// blocking returns the plan of allreduce.c.
 func blocking(bytes int) plan {
 	return plan{calls: max(3, min(2000, 1<<26/bytes)), batches: 21, warmup: 3, after: nothing}
 }
 
-// enqueueing is the plan of launch.c and nccl_enqueue.c: so few calls that no queue
+// enqueueing returns the plan of launch.c and nccl_enqueue.c: so few calls that no queue
 // is ever full.
 func enqueueing(s *spmd.Stream) plan {
 	return plan{calls: 100, batches: 201, warmup: 20, after: s.Synchronize}
 }
 
-// timed runs batches of each of the functions in turn and returns a point for each.
-// A batch takes as long per call as its slowest rank; the median over the batches
-// counts.
+// timed runs batches of each of the functions in turn and returns a point for each. A batch takes
+// as long per call as its slowest rank. The median over the batches counts.
 func timed(w *spmd.World, bytes int, p plan, names []string, calls ...func() error) ([]Point, error) {
 	p.calls = min(p.calls, mostCalls)
 	us := make([][]float64, len(calls))
@@ -195,8 +194,8 @@ func timed(w *spmd.World, bytes int, p plan, names []string, calls ...func() err
 	return points, nil
 }
 
-// allocations is how many objects a call allocates: as testing.AllocsPerRun, the
-// average rounded down, for what else happens in the process.
+// allocations returns how many objects a call allocates. The average is rounded down as in
+// testing.AllocsPerRun, because of other activity in the process.
 func allocations(p plan, call func() error) (int, error) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -218,8 +217,8 @@ func emit[T any](w *spmd.World, points ...T) error {
 	return nil
 }
 
-// operands returns src, in which element i of rank r is r + 1 + i%7, and dst, in
-// which none is a sum of those.
+// operands returns src, in which element i of rank r is r + 1 + i%7, and dst, which has no
+// sum of those.
 func operands(w *spmd.World, n int,
 	alloc func(*spmd.World, int) (spmd.Buffer[float32], error)) (dst, src spmd.Buffer[float32], err error) {
 	if src, err = alloc(w, n); err != nil {
@@ -296,8 +295,8 @@ func allToAll(w *spmd.World, bytes int) error {
 	return emit(w, points...)
 }
 
-// pingPong measures half a round trip between ranks 0 and 1, through spmd and
-// through gompi, turn and turn about.
+// pingPong measures half a round trip between ranks 0 and 1, through spmd and through
+// gompi, in turn.
 func pingPong(w *spmd.World, bytes int) error {
 	n, peer := bytes/8, 1-w.Rank()
 	x, err := spmd.AllocPinned[float64](w, n)

@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// init has the programs of this package's tests make few calls, too.
+// init makes the programs of this package's tests make few calls, too.
 func init() { mostCalls = 20 }
 
 // Every measurement runs on the ranks of a job, and checks its own results.
@@ -29,7 +29,7 @@ func TestMeasures(t *testing.T) {
 // The program prints what the runner reads.
 func TestRank(t *testing.T) { testRank(t, "--what", "pingpong", 2) }
 
-// What the watch is compared with runs without it.
+// The run that the watch is compared with has no watch.
 func TestUnwatched(t *testing.T) {
 	spmdtest.HostOnly(t, "the watch is compared on the host")
 	testRank(t, Unwatched, "step", 2)
@@ -83,8 +83,7 @@ func TestCheckRank(t *testing.T) {
 
 var born = time.Now()
 
-// A process is older than its first statement, and younger than the test that
-// starts it.
+// A process is older than its first statement, and younger than the test that starts it.
 func TestProcessAge(t *testing.T) {
 	const tick = 10 * time.Millisecond
 	least := time.Since(born)

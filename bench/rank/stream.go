@@ -72,13 +72,13 @@ func launch(w *spmd.World, bytes int) error {
 type Started struct {
 	What  string `json:"what"`
 	Ranks int    `json:"ranks"`
-	// MS is from the start of the process to the end of the first collective,
-	// PeakMiB the most memory that it took; of the rank with the most of each.
+	// MS is from the start of the process to the end of the first collective. PeakMiB is the most
+	// memory that it took. Each is of the rank with the most.
 	MS      float64 `json:"ms"`
 	PeakMiB float64 `json:"peak_mib"`
 }
 
-// startup measures how long this process needed to get through its first collective.
+// startup measures how long this process needed until the end of its first collective.
 func startup(w *spmd.World, bytes int) error {
 	x, err := spmd.Alloc[float32](w, bytes/4)
 	if err != nil {
@@ -113,14 +113,14 @@ func startup(w *spmd.World, bytes int) error {
 	return emit(w, Started{"startup", w.Size(), most.At(0), most.At(1)})
 }
 
-// processAge is the time since this process was started, to 10 ms.
-// Source: proc(5), /proc/pid/stat, field starttime, in ticks of 1/100 s since boot.
+// processAge returns the time since this process was started, to 10 ms. Source: proc(5),
+// /proc/pid/stat, field starttime, in ticks of 1/100 s since boot.
 func processAge() (time.Duration, error) {
 	stat, err := os.ReadFile("/proc/self/stat")
 	if err != nil {
 		return 0, err
 	}
-	_, rest, _ := strings.Cut(string(stat), ") ") // the second field, a name, may hold anything
+	_, rest, _ := strings.Cut(string(stat), ") ") // the second field is a name of any characters
 	fields := strings.Fields(rest)
 	const starttime = 22 - 3 // rest begins with field 3
 	if len(fields) <= starttime {
@@ -148,9 +148,8 @@ type replayed struct {
 // Replays is how often replay launches its graph.
 const Replays = 1000
 
-// replay launches a graph of a kernel and three collectives many times: each time x
-// grows by one on every rank, and becomes the largest of all ranks. What it leaves
-// open the world takes down.
+// replay launches a graph of a kernel and three collectives many times. Each time x grows by one on
+// every rank, and becomes the largest of all ranks. The world closes what it leaves open.
 func replay(w *spmd.World, bytes int) error {
 	s, err := w.NewStream("replay")
 	if err != nil {

@@ -1,3 +1,3 @@
-// Package sweep is bench sweep: collectives by size, applications by ranks, turn and turn about
+// Package sweep is bench sweep. It measures collectives by size and applications by ranks, in turn
 // with the peers that the machine has.
 package sweep

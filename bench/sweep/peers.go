@@ -14,8 +14,8 @@ import (
 	"lockstep/spmd/timing"
 )
 
-// ranksCommand is the command line of this program as a rank of the sweep, on n of them,
-// with the flags of the sweep.
+// ranksCommand returns the command line of this program as a rank of the sweep, on n of them, with
+// the flags of the sweep.
 func (s *sweep) ranksCommand(n int, list []collective.Case) ([]string, error) {
 	cmd, err := s.Self(n, "sweep-rank", s.Flags.Args()...)
 	cmd = append(cmd, "--collectives", s.collectives)
@@ -35,8 +35,8 @@ func (s *sweep) measurements(cmd []string) ([]collective.Measured, error) {
 	return all, err
 }
 
-// collectiveSides are this framework and the peers on this machine, each
-// measuring the cases on n ranks.
+// collectiveSides returns this framework and the peers on this machine, each measuring the
+// cases on n ranks.
 func (s *sweep) collectiveSides(n int, list []collective.Case) []side {
 	if len(list) == 0 {
 		return nil
@@ -54,7 +54,7 @@ func (s *sweep) collectiveSides(n int, list []collective.Case) []side {
 	return sides
 }
 
-// peer is another way to the same collectives, and how it is found and run.
+// peer is another way to the same collectives, and how to find and run it.
 type peer struct {
 	flag        string
 	name        string // that those of its sides begin with
@@ -81,7 +81,7 @@ func peerNames() []string {
 	return n
 }
 
-// present are the peers asked for that this machine has. The first call says which it leaves out.
+// present returns the wanted peers that this machine has. The first call reports the missing ones.
 func (s *sweep) present() []peer {
 	if s.found == nil {
 		s.found = []peer{}
@@ -114,7 +114,7 @@ func (s *sweep) noC() error {
 // cTypes are the element types of c/collectives.c.
 var cTypes = []string{"float32", "float64", "int32", "int64"}
 
-// ofTypes are the cases whose types a peer knows.
+// ofTypes returns the cases whose types a peer knows.
 func ofTypes(list []collective.Case, known []string) []collective.Case {
 	return slices.DeleteFunc(slices.Clone(list),
 		func(c collective.Case) bool { return !slices.Contains(known, c.DType.Name) })
@@ -145,13 +145,13 @@ func (s *sweep) noModule(name string) error {
 	return nil
 }
 
-// torchrun is the command line of torch_peer.py on n ranks.
+// torchrun returns the command line of torch_peer.py on n ranks.
 func (s *sweep) torchrun(n int, what string, flags ...string) []string {
 	return append([]string{s.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", strconv.Itoa(n),
 		filepath.Join(s.pythonDir, "torch_peer.py"), what, "--device", s.DeviceName()}, flags...)
 }
 
-// torchGraph is --graph of torch_peer.py: on the host it has no graphs.
+// torchGraph returns --graph of torch_peer.py, which has no graphs on the host.
 func (s *sweep) torchGraph() string {
 	if s.onHost() {
 		return "off"
@@ -227,8 +227,8 @@ func (s *sweep) noNCCLTests() error {
 	return err
 }
 
-// ncclSides are nccl-tests on plain and on symmetric memory. Without MPI it
-// drives all GPUs from one process.
+// ncclSides returns nccl-tests on plain and on symmetric memory. Without MPI it drives all GPUs
+// from one process.
 func (s *sweep) ncclSides(n int, list []collective.Case) []side {
 	var sides []side
 	for _, registered := range []string{"0", "2"} {
@@ -262,8 +262,8 @@ func (s *sweep) ncclSides(n int, list []collective.Case) []side {
 	return sides
 }
 
-// ncclRuns are the sizes in parts with the same number of calls: a run of nccl-tests
-// has one for all of its sizes.
+// ncclRuns returns the sizes in groups with the same number of calls: a run of nccl-tests has one
+// number for all of its sizes.
 func (s *sweep) ncclRuns() [][]int {
 	var runs [][]int
 	for i, size := range s.sizes {
@@ -275,14 +275,14 @@ func (s *sweep) ncclRuns() [][]int {
 	return runs
 }
 
-// ncclTest runs one of nccl-tests' programs over sizes of one number of calls. Each of its
-// cycles is an iteration of ours: the calls back to back, then one wait. So it has as many, and
-// as many before that do not count.
+// ncclTest runs one of nccl-tests' programs over sizes of one number of calls. Each of its cycles
+// is an iteration of ours: the calls back to back, then one wait. It has as many iterations as
+// ours, and as many for the warm-up.
 func (s *sweep) ncclTest(n int, program, registered string, op collective.Operation, t collective.DType, graph bool,
 	sizes []int) ([]collective.Measured, error) {
 	cmd := []string{program, "-b", strconv.Itoa(sizes[0]), "-e", strconv.Itoa(sizes[len(sizes)-1]), "-f",
 		strconv.Itoa(s.factor),
-		// -a 3: the slowest rank
+		// -a 3 takes the slowest rank
 		"-d", t.NCCL, "-w", strconv.Itoa(s.Warmup), "-c", "1", "-a", "3", "-R", registered, "-N",
 		strconv.Itoa(s.Warmup + s.Iters)}
 	calls := s.callsOf(sizes[0])
@@ -318,8 +318,8 @@ func (s *sweep) ncclTest(n int, program, registered string, op collective.Operat
 	return all, nil
 }
 
-// cycles puts the lines of each size and place together: the first cycles are the warm-up. Several
-// sizes asked for may have become one, where the elements are divided among the ranks.
+// cycles groups the lines by size and place. The first cycles are the warm-up. Several given sizes
+// may have become one through the division of the elements among the ranks.
 func cycles(lines []collective.Measured, warmup, iters int) ([]collective.Measured, error) {
 	of := map[collective.Kind][]collective.Measured{}
 	var order []collective.Kind
@@ -358,13 +358,12 @@ func usesMPI(program string) bool {
 	return err == nil && slices.ContainsFunc(libraries, func(l string) bool { return strings.HasPrefix(l, "libmpi") })
 }
 
-// ncclTable reads the table of one of nccl-tests' programs: a line for out of place and one
-// for in place of each size. They have one time, the mean of the calls. A size at which it
-// moves nothing is left out. Source: nccl-tests, src/util.cu: writeBenchmarkLinePreamble
-// and writeBenchmarkLineBody.
+// ncclTable reads the table of one of nccl-tests' programs: a line for out of place and one for in
+// place of each size. They have one time, the mean of the calls. A size without data is left out.
+// Source: nccl-tests, src/util.cu: writeBenchmarkLinePreamble and writeBenchmarkLineBody.
 func ncclTable(out string, op collective.Operation, t collective.DType) ([]collective.Measured, error) {
 	const (
-		place   = 5 // the column of the first time: before it are size, count, type, redop and root
+		place   = 5 // the column of the first time, behind size, count, type, redop and root
 		columns = 4 // time, algbw, busbw, #wrong
 	)
 	var all []collective.Measured

@@ -19,8 +19,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// ncclSample is a table in the format of nccl-tests' writeBenchmarkLine functions, a
-// double: the numbers are made up.
+// ncclSample is a double of a table in the format of nccl-tests' writeBenchmarkLine functions. The
+// numbers are made up.
 const ncclSample = `# nccl-tests version 2.19.0 nccl-headers=22803 nccl-library=22803
 # Collective test starting: all_reduce_perf
 # nThread 1 nGpus 4 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0
@@ -72,13 +72,12 @@ func TestNCCLTable(t *testing.T) {
 	}
 }
 
-// nccl-tests is run on plain and symmetric memory, in and out of a graph, with its own numbers of
+// nccl-tests runs on plain and symmetric memory, in and out of a graph, with its own numbers of
 // iterations. The program is a double: a script that notes its flags and prints the sample.
 func TestNCCLSides(t *testing.T) {
 	s, dir := testSweep(harness.GPUSet), t.TempDir()
 	flags := filepath.Join(dir, "flags")
-	// Of its three cycles the first is the warm-up; each is slower than
-	// the one before, from 8.2 us.
+	// The first of three cycles is the warm-up. Each is slower than the one before, from 8.2 us.
 	right := strings.Replace(ncclSample, "313.11       3", "313.11       0", 1)
 	script := "#!/bin/sh\necho \"$@\" >> " + flags + "\ncat <<'END'\n" + right +
 		strings.Replace(right, "8.20", "8.40", 1) + strings.Replace(right, "8.20", "8.80", 1) + "END\n"
@@ -108,7 +107,7 @@ func TestNCCLSides(t *testing.T) {
 	got, err := os.ReadFile(flags)
 	want := ""
 	for _, r := range []string{"0", "2"} {
-		// small and large, without a graph and in one
+		// These are small and large sizes, without a graph and in one.
 		for _, n := range [][2]string{{"-n 100", "-n 60"}, {"-n 20 -G 5", "-n 20 -G 3"}} {
 			want += "-b 8 -e 16 -f 2 -d float -w 1 -c 1 -a 3 -R " + r + " -N 3 " + n[0] + " -g 4\n"
 			want += "-b 134217728 -e 134217728 -f 2 -d float -w 1 -c 1 -a 3 -R " + r + " -N 3 " + n[1] + " -g 4\n"
@@ -119,8 +118,8 @@ func TestNCCLSides(t *testing.T) {
 	}
 }
 
-// Each cycle of nccl-tests has every size once; sizes that became one through the division among
-// the ranks are one line; one that is missing is an error.
+// Each cycle of nccl-tests has every size once. Sizes that became one through the division among
+// the ranks are one line. A missing one is an error.
 func TestCycles(t *testing.T) {
 	of := func(bytes int, us ...float64) []collective.Measured {
 		var all []collective.Measured
@@ -147,10 +146,10 @@ func TestCycles(t *testing.T) {
 	}
 }
 
-// twice is the calls of a timed iteration.
+// twice is the number of calls of a timed iteration.
 func twice(int) int { return 2 }
 
-// Peers that this machine lacks are left out, and those that do not fit the device.
+// Peers that this machine lacks, or that do not fit the device, are left out.
 func TestPresent(t *testing.T) {
 	s := testSweep(harness.GPUSet)
 	s.peers, s.python = peerNames(), "/nonexistent/python3"
@@ -168,7 +167,7 @@ func TestPresent(t *testing.T) {
 	}
 }
 
-// PyTorch's lines, of which this is a double, are read with all samples.
+// A double of PyTorch's lines is read with all samples.
 func TestTorchLines(t *testing.T) {
 	all, err := harness.Lines[collective.Measured](`W1121 a warning of torchrun
 {"graph": true, "ok": true, "app": "reduce", "dtype": "float32", "elements": 1000, "bytes": 4000, "samples_us": [3.0, 1.0, 2.0], "ranks": 2, "iters": 3, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0, "max_us": 3.0}
@@ -210,7 +209,7 @@ func pythonWith(t *testing.T, module string) string {
 	return ""
 }
 
-// mpi4py measures the same cases as the framework, rightly.
+// mpi4py measures the same cases as the framework, with right results.
 func TestMPI4Py(t *testing.T) {
 	spmdtest.HostOnly(t, "mpi4py's buffers are the host's")
 	s := testSweep(harness.HostSet)
@@ -224,7 +223,7 @@ func TestMPI4Py(t *testing.T) {
 	checkPeer(t, all, list)
 }
 
-// The C program measures the same cases as the framework, rightly.
+// The C program measures the same cases as the framework, with right results.
 func TestCProgram(t *testing.T) {
 	spmdtest.HostOnly(t, "the C program's buffers are the host's")
 	s := testSweep(harness.HostSet)
@@ -252,7 +251,7 @@ func TestCProgram(t *testing.T) {
 	}
 }
 
-// checkPeer wants one right line for each case, under the key of our own line.
+// checkPeer checks that each case has one right line, under the key of our own line.
 func checkPeer(t *testing.T, all []collective.Measured, list []collective.Case) {
 	t.Helper()
 	if len(all) != len(list) {

@@ -15,7 +15,7 @@ import (
 	"lockstep/internal/figure"
 )
 
-// rankTicks marks the numbers of ranks that there are.
+// rankTicks marks the measured numbers of ranks.
 func rankTicks(lines []collective.Measured) plot.Ticker {
 	at := map[int]bool{}
 	for _, m := range lines {
@@ -28,7 +28,7 @@ func rankTicks(lines []collective.Measured) plot.Ticker {
 	return ticks
 }
 
-// plot draws what has been measured so far.
+// plot draws the measurements so far.
 func (s *sweep) plot() error {
 	at := func(name string) string { return filepath.Join(s.Out, s.Set+"-"+name+".svg") }
 	_, machine := s.Hardware()
@@ -60,7 +60,7 @@ func (s *sweep) plot() error {
 	return figure.Write(at("cost"), true, costs(apps["cost"])...)
 }
 
-// bySize are the latency and the bus bandwidth of one collective.
+// bySize returns the latency and the bus bandwidth of one collective.
 func bySize(lines []collective.Measured, title, machine string) []figure.Panel {
 	us := figure.Panel{Title: title, X: "bytes", Y: "time of a call, us", XTicks: plot.TickerFunc(plots.SizeTicks)}
 	bus := figure.Panel{Title: machine, X: "bytes", Y: "bus bandwidth, GB/s", XTicks: plot.TickerFunc(plots.SizeTicks)}
@@ -72,7 +72,7 @@ func bySize(lines []collective.Measured, title, machine string) []figure.Panel {
 	return []figure.Panel{us, bus}
 }
 
-// byRanks are the speed-up at the same work, and the efficiency at work that grows.
+// byRanks returns the speed-up at the same work, and the efficiency at growing work.
 func byRanks(app string, lines []collective.Measured) []figure.Panel {
 	up := figure.Panel{Title: app + ", strong scaling", X: "ranks", Y: "speed-up", XTicks: rankTicks(lines)}
 	efficiency := figure.Panel{Title: app + ", weak scaling", X: "ranks", Y: "efficiency", XTicks: rankTicks(lines),
@@ -93,12 +93,12 @@ func byRanks(app string, lines []collective.Measured) []figure.Panel {
 	return []figure.Panel{up, efficiency}
 }
 
-// apart is the least ratio of two times that are drawn as two points. Most of 10,000 times
-// would fall on the same place.
+// apart is the least ratio of two times that are drawn as two points. Most of 10,000 times would
+// fall on the same place.
 const apart = 1.002
 
-// distribution is the cumulative distribution of reduce's times. A side that does not give every
-// time is drawn by its least, its median, its 99th percentile and its greatest.
+// distribution returns the cumulative distribution of reduce's times. A side that does not give
+// every time is drawn by its least, its median, its 99th percentile and its greatest.
 func distribution(lines []collective.Measured, machine string) figure.Panel {
 	p := figure.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true,
 		NoMarks: true}
@@ -133,7 +133,7 @@ func distribution(lines []collective.Measured, machine string) figure.Panel {
 	return p
 }
 
-// costs are the time of the smallest all-reduce, of the start, and the memory of a rank.
+// costs returns the time of the smallest all-reduce, of the start, and the memory of a rank.
 func costs(lines []collective.Measured) []figure.Panel {
 	ticks := rankTicks(lines)
 	us := figure.Panel{Title: "all-reduce of 8 bytes", X: "ranks", Y: "us", XTicks: ticks}

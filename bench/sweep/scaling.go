@@ -66,8 +66,8 @@ func (f *appFlags) check() error {
 	return nil
 }
 
-// The kinds of scaling: the whole work is the same on any number of ranks,
-// or the work of each rank is.
+// These are the kinds of scaling: either the whole work is the same on any number of ranks, or the
+// work of each rank is.
 const (
 	strong = "strong"
 	weak   = "weak"
@@ -113,10 +113,10 @@ func (s *sweep) scaling() error {
 	return err
 }
 
-// text is what train learns from here.
+// text returns the file that train learns from.
 func (s *sweep) text() string { return filepath.Join(s.Dir, "numbers.txt") }
 
-// appSides are this framework and the peers, each with an application on n ranks.
+// appSides returns this framework and the peers, each with an application on n ranks.
 func (s *sweep) appSides(app string, n int, kind string) []side {
 	each := 1
 	if kind == weak {
@@ -189,9 +189,9 @@ func (s *sweep) trainTurn(cmd []string) (collective.Measured, error) {
 	return m, nil
 }
 
-// speedUps fills in how much faster the lines are than those on the fewest ranks, and what
-// part of the ranks' speed that is. In weak scaling the work grows with the ranks, and so
-// does the speed at equal times.
+// speedUps computes how much faster the lines are than those on the fewest ranks, and which part of
+// the ranks' speed that is. In weak scaling the work grows with the ranks, and at equal times so
+// does the speed.
 func speedUps(all []collective.Measured) {
 	for i := range all {
 		m := &all[i]
@@ -210,22 +210,22 @@ func speedUps(all []collective.Measured) {
 	}
 }
 
-// The times that are asked for on the default sizes on NVIDIA H200s, in us.
+// appGoals are the wanted times of the default sizes on NVIDIA H200s, in us.
 var appGoals = []struct {
 	app   string
 	ranks int
 	us    float64
 }{{"reduce", 1, 36}, {"reduce", 4, 18}, {"matvec", 1, 2860}, {"matvec", 4, 722}}
 
-// How far the times of reduce may spread, in medians, and how much faster matvec
-// must be on 4 GPUs than on one.
+// These are the wanted spread of reduce's times, in medians, and the wanted speed-up of
+// matvec on 4 GPUs.
 const (
 	p99Goal     = 1.25
 	maxGoal     = 10
 	speedUpGoal = 3.95
 )
 
-// appGoals adds the rows that have no peer, on GPUs.
+// appGoals adds the rows without a peer, on GPUs.
 func (s *sweep) appGoals(all []collective.Measured) {
 	if s.onHost() {
 		return
@@ -257,7 +257,7 @@ func (s *sweep) appGoals(all []collective.Measured) {
 	}
 }
 
-// printScaling is the table for people.
+// printScaling prints the table for people.
 func printScaling(all []collective.Measured) {
 	t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "app\tside\tscaling\tgraph\tranks\tmedian us\tp99 us\tspeed-up\tefficiency\t")

@@ -9,8 +9,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// stencilSides are this framework and, on the host, the C program, with the
-// grid of scaling on n ranks.
+// stencilSides returns this framework and, on the host, the C program, with the grid of
+// scaling on n ranks.
 func (s *sweep) stencilSides(program []string, n, each int,
 	scaled func([]collective.Measured, error) ([]collective.Measured, error)) []side {
 	rows := s.app.grid * each

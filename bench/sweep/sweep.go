@@ -51,7 +51,7 @@ type sweep struct {
 	begun time.Time
 }
 
-// The parts of a sweep, which are the groups of its rows.
+// These are the parts of a sweep, and the groups of its rows.
 const (
 	collectivesPart = "collectives"
 	scalingPart     = "scaling"
@@ -62,16 +62,16 @@ var sweepParts = []string{collectivesPart, scalingPart, costPart}
 
 const defaultSweepRounds = 3
 
-// The calls of a timed iteration on the host: enough for the clock, as one may take less than a
-// microsecond, unless they move many bytes.
+// hostCalls is the number of calls of a timed iteration on the host, unless they move more than
+// hostMoved bytes. One call may take less than a microsecond, and the clock needs more.
 const hostCalls, hostMoved = 200, 64 << 20
 
-// gpuCalls are those on GPUs, by size: so many that the start, the first launch of a graph and the
-// wait at the end are about a hundredth of their time or less. nccl-tests takes one number for all
-// sizes of a run, and starting it takes as long as the run: hence two.
+// gpuCalls is the number of calls on GPUs, by size. The start, the first launch of a graph and the
+// wait at the end are then about a hundredth of their time or less. nccl-tests takes one number for
+// all sizes of a run, and its start takes as long as the run, so there are only two.
 var gpuCalls = []struct{ upTo, calls int }{{8 << 20, 1000}, {harness.MostBytes, 60}}
 
-// callsOf is the number of calls of a timed iteration at a size.
+// callsOf returns the number of calls of a timed iteration at a size.
 func (s *sweep) callsOf(bytes int) int {
 	most := max(1, min(hostCalls, hostMoved/bytes))
 	if !s.onHost() && !strings.HasPrefix(s.collectives, "mpi") { // which waits for each call
@@ -204,7 +204,7 @@ func (s *sweep) check() error {
 	return s.Flags.Check()
 }
 
-// place settles what depends on the machine; given says whether a flag was.
+// place sets the values that depend on the machine. given says whether a flag was given.
 func (s *sweep) place(given func(flag string) bool) error {
 	set := harness.HostSet
 	switch {
@@ -244,7 +244,7 @@ func (s *sweep) place(given func(flag string) bool) error {
 
 func (s *sweep) onHost() bool { return s.Set == harness.HostSet }
 
-// run measures the parts, writing the files after each.
+// run measures the parts, and writes the files after each.
 func (s *sweep) run() error {
 	s.begun = time.Now()
 	defer s.Doing.Done()
@@ -307,7 +307,7 @@ func (s *sweep) write(rows []harness.Row) error {
 	return s.plot()
 }
 
-// file names a file of the results.
+// file returns the name of a file of the results.
 func (s *sweep) file(name string) string { return filepath.Join(s.Out, s.Set+"-"+name) }
 
 // sweepCollectives measures the collectives on every number of ranks.
@@ -329,9 +329,9 @@ type side struct {
 	run   func() ([]collective.Measured, error)
 }
 
-// turnsOf runs the sides turn and turn about and returns the medians of their lines. A side
-// that fails is not run again; the error says so. After --limit no turn begins, and an
-// interrupt ends the turn that it meets.
+// turnsOf runs the sides in turn and returns the medians of their lines. A side that fails is
+// not run again, and the error says so. After --limit no turn begins. An interrupt ends the
+// present turn.
 func (s *sweep) turnsOf(sides []side) ([]collective.Measured, error) {
 	measurements := map[collective.Kind][]collective.Measured{}
 	var order []collective.Kind
@@ -377,8 +377,8 @@ turns:
 	return all, errors.Join(failed...)
 }
 
-// middle is the line of several rounds. It has the medians of what they measured, the least and the
-// greatest of their times, the sum of what was wrong, and the rates that follow.
+// middle returns the line of several rounds: the medians of their measurements, the least and the
+// greatest time, the sum of wrong elements, and the rates that follow.
 func middle(turns []collective.Measured) collective.Measured {
 	m := turns[0]
 	m.Rounds, m.SamplesUS, m.Slow, m.Wrong = len(turns), nil, nil, nil

@@ -15,8 +15,9 @@ import (
 	"lockstep/bench/harness"
 )
 
-// What a rank sends and receives, counted by hand for 4 ranks of nccl-tests' formulas, and one of
-// its lines: 64 MiB reduced over 4 GPUs in 320.9 us is a bus bandwidth of 314 GB/s.
+// The bytes that a rank sends and receives are counted by hand for 4 ranks, by nccl-tests'
+// formulas. One of its lines agrees: 64 MiB reduced over 4 GPUs in 320.9 us is a bus
+// bandwidth of 314 GB/s.
 func TestBandwidths(t *testing.T) {
 	for name, want := range map[string][2]float64{ // on 2 and 4 ranks
 		"allreduce": {1, 1.5}, "reducescatter": {0.5, 0.75}, "allgather": {0.5, 0.75}, "alltoall": {0.5, 0.75},
@@ -35,7 +36,7 @@ func TestBandwidths(t *testing.T) {
 	}
 }
 
-// line is a measurement for tests.
+// line returns a measurement for tests.
 func line(side string, ranks int, us float64, wrong int) collective.Measured {
 	m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2,
 		Bytes: 8}, Wrong: &wrong, OK: wrong == 0}
@@ -51,7 +52,7 @@ func testSweep(set string) *sweep {
 	return s
 }
 
-// Sides run in turn; medians count, wrong elements add up, and a side that fails is left alone.
+// Sides run in turn. Medians count, wrong elements add up, and a side that fails is not run again.
 func TestTurnsOf(t *testing.T) {
 	s, order := testSweep(harness.HostSet), ""
 	times := map[string][]float64{"a": {3, 1, 2}, "b": {9, 8, 10}}
@@ -89,7 +90,7 @@ func TestTurnsOf(t *testing.T) {
 	}
 }
 
-// After --limit no turn begins, and what was measured before counts.
+// After --limit no turn begins, and the measurements before count.
 func TestLimit(t *testing.T) {
 	s, order := testSweep(harness.HostSet), ""
 	s.begun, s.within = time.Now(), time.Minute
@@ -107,7 +108,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// An interrupt ends the turn that it meets, and what was measured before counts.
+// An interrupt ends the present turn, and the measurements before count.
 func TestInterrupt(t *testing.T) {
 	ctx, interrupt := context.WithCancel(context.Background())
 	harness.Interrupted = ctx
@@ -134,8 +135,8 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// Calls are as many on GPUs as nccl-tests can do in few runs; on the host, and where each is
-// waited for, as the clock wants.
+// On GPUs there are as many calls as nccl-tests can make in few runs. The clock decides on the
+// host, and for calls that are waited for one by one.
 func TestCallsOf(t *testing.T) {
 	all, err := collective.Sizes(8, 1<<30, 2)
 	if err != nil {
@@ -173,7 +174,7 @@ func TestCallsOf(t *testing.T) {
 	}
 }
 
-// Where nothing else is said iterations and the goal are those of the device.
+// By default iterations and the goal are those of the device.
 func TestPlace(t *testing.T) {
 	given := func(flags ...string) func(string) bool {
 		return func(f string) bool { return slices.Contains(flags, f) }
@@ -220,7 +221,7 @@ func TestSpeedUps(t *testing.T) {
 	}
 }
 
-// The goals without a peer hold for the sizes that they were set for, and on GPUs.
+// The goals without a peer hold on GPUs, for the sizes that they were set for.
 func TestAppGoals(t *testing.T) {
 	m := line(collective.Ours, 4, 17, 0)
 	m.Kind = collective.Kind{App: "reduce", Side: collective.Ours, Scaling: strong, Ranks: 4, Elements: 30_000_000,

@@ -1,3 +1,3 @@
-// Package train measures training on GPUs: its speed and its losses beside PyTorch,
-// and the matrix products in it.
+// Package train measures training on GPUs: its speed and its losses beside PyTorch, and the matrix
+// products in it.
 package train

@@ -14,8 +14,7 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// gemmBench measures the matrix products of a GPT-2 with the epilogues that
-// training gives them, and without.
+// gemmBench measures the matrix products of a GPT-2, with the epilogues of training and without.
 type gemmBench struct {
 	w                      *spmd.World
 	s                      *spmd.Stream
@@ -152,7 +151,7 @@ func fillRandom(b spmd.Buffer[spmd.BF16], r *rand.Rand) error {
 	return nil
 }
 
-// capture makes a graph of some repetitions of a product, by the algorithm that it has now.
+// capture captures a graph of some repetitions of a product, with its present algorithm.
 func (g *gemmBench) capture(l *gemmLine, to **spmd.Graph) error {
 	if l.times == 0 {
 		if _, err := g.elapsed(l.run); err != nil { // what is done the first time
@@ -184,7 +183,7 @@ func (l *gemmLine) close() {
 	}
 }
 
-// heat has the device work for a while: it is fastest when it is cold, and training is not.
+// heat makes the device work for a while: it is fastest when it is cold, and training is not.
 func (g *gemmBench) heat(lines []gemmLine) error {
 	for start := time.Now(); time.Since(start) < time.Second && !g.w.OnHost(); {
 		for i := range lines {
@@ -199,8 +198,8 @@ func (g *gemmBench) heat(lines []gemmLine) error {
 	return nil
 }
 
-// compare returns the medians of some turns, by either algorithm turn and turn about: the device's
-// clock changes by more than they differ.
+// compare returns the medians of some turns of either algorithm, in turn, since the device's clock
+// changes by more than the difference.
 func (g *gemmBench) compare(l *gemmLine) (first, tuned time.Duration, err error) {
 	var times [2][]time.Duration
 	for range 7 {
@@ -218,7 +217,7 @@ func (g *gemmBench) compare(l *gemmLine) (first, tuned time.Duration, err error)
 	return times[0][3], times[1][3], nil
 }
 
-// elapsed is the device's time for what run enqueues.
+// elapsed returns the device's time for the commands of run.
 func (g *gemmBench) elapsed(run func() error) (time.Duration, error) {
 	if err := g.events[0].Record(g.s); err != nil {
 		return 0, err
@@ -235,7 +234,7 @@ func (g *gemmBench) elapsed(run func() error) (time.Duration, error) {
 	return g.events[1].Elapsed(g.events[0])
 }
 
-// lines are the products of forward, of the gradients of activations and of those of weights.
+// lines returns the products of forward, of the gradients of activations and of those of weights.
 func (g *gemmBench) lines(rows, chunk int) []gemmLine {
 	C, V := g.c, g.vocab
 	var list []gemmLine
@@ -243,7 +242,7 @@ func (g *gemmBench) lines(rows, chunk int) []gemmLine {
 	of := func(b half, rows, cols int) blas.Matrix[spmd.BF16] {
 		return blas.MatrixOf(b.Slice(0, rows*cols), rows, cols)
 	}
-	// option makes the operands of the epilogues named, for C (m, n) in 16 bits.
+	// option returns the operands of the named epilogues, for C (m, n) in 16 bits.
 	option := func(names string, m, n int) blas.Options {
 		var o blas.Options
 		for _, name := range strings.Fields(names) {

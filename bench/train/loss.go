@@ -19,8 +19,7 @@ import (
 	"lockstep/bench/harness"
 )
 
-// lossBench compares what a model learns with what it learns in PyTorch, from the same
-// weights, sequences and rates.
+// lossBench compares a model's learning with PyTorch's, from the same weights, sequences and rates.
 type lossBench struct {
 	harness.Harness
 	model, text, python, pythonDir string
@@ -80,7 +79,7 @@ func Loss() error {
 }
 
 func (l *lossBench) run() error {
-	// A twentieth is for validation, which there is none of.
+	// A twentieth would be for validation, but there is none.
 	tokens, err := tokenFile(l.text, l.Dir, (l.steps+1)*l.batch*l.seq*20/19+l.seq)
 	if err != nil {
 		return err
@@ -120,8 +119,8 @@ func (l *lossBench) run() error {
 	return harness.WriteRows(filepath.Join(l.Out, "loss.jsonl"), l.Rows)
 }
 
-// tokenFile is the file of tokens that both sides read: text itself where it is one, else one in
-// dir of at least most tokens, or of all that there are.
+// tokenFile returns the file of tokens that both sides read: text itself if it is one. Otherwise it
+// makes one in dir with at least most tokens, or all of the text.
 func tokenFile(text, dir string, most int) (string, error) {
 	if filepath.Ext(text) == ".bin" {
 		return filepath.Abs(text)
@@ -137,8 +136,8 @@ func tokenFile(text, dir string, most int) (string, error) {
 	return writeTokens(filepath.Join(dir, "text.bin"), len(ids), func(i int) uint16 { return uint16(ids[i]) })
 }
 
-// encode returns at least most of GPT-2's tokens of a text, or all that there are. The text is
-// cut behind lines, and its parts are encoded on all cores.
+// encode returns at least most of GPT-2's tokens of a text, or all of them. The text is cut behind
+// lines, and all cores encode its parts.
 func encode(text []byte, most int) ([]uint, error) {
 	const part = 1 << 20
 	var ids []uint
@@ -176,7 +175,7 @@ func (l *lossBench) train(tokens, weights string, seed uint64, flags []string) (
 	return stepsOf(cmd, l.steps)
 }
 
-// follow is PyTorch's run with the weights, sequences and rates of ours.
+// follow runs PyTorch with our weights, sequences and rates.
 func (l *lossBench) follow(program, tokens, weights, rates string, seed uint64,
 	ours []timedStep) ([]harness.TrainStep, error) {
 	var list strings.Builder
@@ -194,7 +193,7 @@ func (l *lossBench) follow(program, tokens, weights, rates string, seed uint64,
 	return harness.Lines[harness.TrainStep](out)
 }
 
-// learned is what two runs differ by, in the mean of the last losses: ours less theirs.
+// learned is the difference of two runs in the mean of the last losses: ours less theirs.
 type learned struct {
 	difference, sizes float64 // the mean of the differences, and of their sizes
 	first             float64 // at the first step

@@ -10,8 +10,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// The difference of the last losses counts, with its sign; those before it do not. Of
-// several seeds it is the mean.
+// The signed difference of the last losses counts, those before do not. Several seeds
+// give their mean.
 func TestLossRow(t *testing.T) {
 	l := lossBench{model: "gpt2", batch: 8, seq: 1024, steps: 300}
 	l.Set, l.Group, l.GPUs = harness.GPUSet, "loss", []string{"a GPU"}
@@ -19,7 +19,7 @@ func TestLossRow(t *testing.T) {
 	for i := range theirs {
 		theirs[i].Loss = 3
 	}
-	// The mean of the last 100 is that of 3.03+add and 2.99+add.
+	// The last 100 have the mean of 3.03+add and 2.99+add.
 	run := func(add float64) learned {
 		t.Helper()
 		ours := make([]timedStep, 300)
@@ -46,7 +46,7 @@ func TestLossRow(t *testing.T) {
 	}{
 		{"", []float64{0}, 0.01, 0.02, 0.01},
 		{"--fp8=all", []float64{0}, 0.01, 0.02, 0.02},
-		{"", []float64{0, -0.06}, -0.02, 0.035, 0.01}, // sizes 0.02, and 0.05 of -0.03 and -0.07
+		{"", []float64{0, -0.06}, -0.02, 0.035, 0.01}, // sizes 0.02 and 0.05, the mean of 0.03 and 0.07
 	} {
 		var seeds []learned
 		for _, add := range tc.add {
@@ -66,8 +66,8 @@ func TestLossRow(t *testing.T) {
 	}
 }
 
-// The tokens of a text give the text again, however many parts it has; those that
-// nobody asked for may be missing.
+// The tokens of a text give the text again, for any number of parts. Tokens beyond the wanted ones
+// may be missing.
 func TestEncode(t *testing.T) {
 	text := bytes.Repeat([]byte("a line of words, and of 1,234 numbers\n\tand another, that begins with a tab\n"),
 		1<<15)

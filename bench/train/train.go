@@ -59,7 +59,7 @@ type torchWay struct {
 	peer     string // as a row has it
 }
 
-// torchWays are those that there are. On one GPU the first is the plain model.
+// torchWays are the known ways. On one GPU the first is the plain model.
 var torchWays = []torchWay{{"ddp", "PyTorch, compiled"}, {"fsdp2", "PyTorch FSDP2, compiled"}}
 
 func torchWayNames() []string {
@@ -70,14 +70,14 @@ func torchWayNames() []string {
 	return n
 }
 
-// byTorch is what PyTorch measured in one way.
+// byTorch is PyTorch's measurement in one way.
 type byTorch struct {
 	torchWay
 	tokS   []float64 // of each round
 	memory float64   // GB that it reserved
 }
 
-// best is the fastest way of PyTorch, in medians; nil if there is none.
+// best returns the fastest way of PyTorch, by medians, or nil.
 func (m *trained) best() *byTorch {
 	var best *byTorch
 	for i := range m.theirs {
@@ -88,7 +88,7 @@ func (m *trained) best() *byTorch {
 	return best
 }
 
-// trainGoals are the ratios that are asked for: how many times as fast as the peer.
+// trainGoals are the wanted ratios: how many times as fast as the peer.
 var trainGoals = []struct {
 	trainCase
 	ranks int
@@ -101,11 +101,11 @@ var trainGoals = []struct {
 	{trainCase{"gpt2-xl", 4}, 2, 1.15}, {trainCase{"gpt2-xl", 8}, 2, 1.15}, {trainCase{"gpt2-xl", 16}, 2, 1.15},
 }
 
-// fp8Goal is that for gpt2 with 64 sequences on one GPU and --fp8 all.
+// fp8Goal is the goal for gpt2 with 64 sequences on one GPU and --fp8 all.
 const fp8Goal = 1.45
 
-// The other goals: 2 ranks as a part of twice one, by sequences of a rank; the 99th
-// percentile of a step's time in medians; and GB in use for gpt2 with 64 sequences.
+// These are the other goals: the speed of 2 ranks as a part of twice one, by sequences of a rank;
+// the 99th percentile of a step's time in medians; and GB in use for gpt2 with 64 sequences.
 var scalingGoals = map[int]float64{64: 0.985, 8: 1.75 / 2}
 
 const (
@@ -207,7 +207,7 @@ func (t *trainBench) run() error {
 	return nil
 }
 
-// keep writes the rows so far among those that the file has of other cases.
+// keep writes the rows so far among the file's rows of other cases.
 func (t *trainBench) keep() error {
 	file := filepath.Join(t.Out, "gpu.jsonl")
 	rows, err := harness.ReadRows(file)
@@ -227,8 +227,8 @@ func randomTokens(dir string, n int) (string, error) {
 	return writeTokens(filepath.Join(dir, "random.bin"), n, func(int) uint16 { return uint16(rng.IntN(vocabulary)) })
 }
 
-// writeTokens writes n tokens in the format of llm.c's token files: 256 words of header,
-// then 16 bits a token. Source: llm.c, dev/data/data_common.py, write_datafile.
+// writeTokens writes n tokens in the format of llm.c's token files: 256 words of header, then 16
+// bits a token. Source: llm.c, dev/data/data_common.py, write_datafile.
 func writeTokens(name string, n int, token func(i int) uint16) (string, error) {
 	const words, magic, version = 256, 20240520, 1
 	b := make([]byte, 4*words, 4*words+2*n)
@@ -241,8 +241,8 @@ func writeTokens(name string, n int, token func(i int) uint16) (string, error) {
 	return name, os.WriteFile(name, b, 0o666)
 }
 
-// ours runs bin/train once. Its rate is by the clock on the wall, from the line of one
-// step to that of the last.
+// ours runs bin/train once. Its rate is by the wall clock, from the line of one step to
+// that of the last.
 func (t *trainBench) ours(m *trained, tokens string) error {
 	cmd := append(harness.MPIRun(m.ranks, t.Program("train"), "--model", m.model, "--tokens", "gpt2", "--data", tokens,
 		"--cache", t.Dir, "--dtype", "bfloat16", "--seq", strconv.Itoa(t.seq), "--batch", strconv.Itoa(m.batch),
@@ -270,12 +270,12 @@ type timedStep struct {
 	at time.Time
 }
 
-// rate is the tokens a second from one step to another, whatever batch --train asks for.
+// rate returns the tokens a second from one step to another, for any batch of --train.
 func rate(first, last timedStep) float64 {
 	return float64(last.Tokens-first.Tokens) / last.at.Sub(first.at).Seconds()
 }
 
-// stepsOf runs bin/train, which is to print so many steps.
+// stepsOf runs bin/train, which must print so many steps.
 func stepsOf(cmd []string, want int) (all []timedStep, err error) {
 	err = stream(cmd, func(text string) error {
 		s := timedStep{at: time.Now()}
@@ -296,7 +296,7 @@ func stepsOf(cmd []string, want int) (all []timedStep, err error) {
 	return all, err
 }
 
-// peers are PyTorch's ways on a number of ranks, not measured yet.
+// peers returns PyTorch's ways on a number of ranks, not measured yet.
 func (t *trainBench) peers(ranks int) (all []byTorch) {
 	for i, w := range torchWays {
 		if t.torch && (ranks > 1 && slices.Contains(t.parallel, w.parallel) || ranks == 1 && i == 0) {
@@ -306,8 +306,8 @@ func (t *trainBench) peers(ranks int) (all []byTorch) {
 	return all
 }
 
-// theirs runs PyTorch once in each way. One that fails is left out, with what it measured before,
-// as long as another is left.
+// theirs runs PyTorch once in each way. A way that fails is left out with its measurements, as long
+// as another is left.
 func (t *trainBench) theirs(m *trained) error {
 	var left []byTorch
 	var failed []error
@@ -381,9 +381,8 @@ func stream(cmd []string, fn func(line string) error) error {
 	return nil
 }
 
-// watchMemory begins to look at the memory in use on the machine's GPUs. The function
-// that it returns ends that, and returns the most that was in use on one, in GB; 0 where
-// nvidia-smi does not say.
+// watchMemory begins to observe the memory in use on the machine's GPUs. The returned function ends
+// that, and returns the most that was in use on one, in GB, or 0 if nvidia-smi does not say.
 func watchMemory() func() float64 {
 	c := exec.Command("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "200")
 	out, err := c.StdoutPipe()
@@ -443,7 +442,7 @@ func (t *trainBench) rowsOf(m trained) {
 	}
 }
 
-// print is the table for people. A case has a line for each way of PyTorch.
+// print prints the table for people. A case has a line for each way of PyTorch.
 func (t *trainBench) print() {
 	w := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "model\tB a GPU\tGPUs\ttok/s\tPyTorch\ttimes\tp99/median\tGB\tPyTorch GB\tpeer\t")

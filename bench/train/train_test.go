@@ -14,8 +14,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// The file is one that llm.c's data loader would take: its size follows from the
-// header, and its tokens are of the vocabulary.
+// llm.c's data loader would accept the file: its size follows from the header, and its tokens are
+// in the vocabulary.
 func TestRandomTokens(t *testing.T) {
 	const n = 5000
 	name, err := randomTokens(t.TempDir(), n)
@@ -43,7 +43,7 @@ func TestRandomTokens(t *testing.T) {
 	}
 }
 
-// Which rows two measurements give, and by which goals they are met.
+// Two measurements give the right rows, which the right goals judge.
 func TestTrainRows(t *testing.T) {
 	b := trainBench{seq: 1024}
 	b.Set, b.Group, b.GPUs = harness.GPUSet, trainGroup, []string{"a GPU"}
@@ -75,7 +75,7 @@ func TestTrainRows(t *testing.T) {
 			t.Errorf("row %d is %+v, want %+v", i, r, w)
 		}
 	}
-	// With 8-bit floats it is to be faster, but not where only the head has them.
+	// With 8-bit floats the goal is higher, but not if only the head has them.
 	for flag, goal := range map[string]float64{"--fp8=all": 1 / 1.45, "--fp8=head": 0.8} {
 		eight := trainBench{seq: 1024, more: []string{flag}}
 		eight.Set, eight.Group, eight.GPUs = b.Set, b.Group, b.GPUs
@@ -86,7 +86,7 @@ func TestTrainRows(t *testing.T) {
 			t.Errorf("%s: %+v, want a goal of %v", flag, r, goal)
 		}
 	}
-	// Written twice, and beside another case's rows, each stands once.
+	// Each row stands once, though it is written twice and beside another case's rows.
 	b.Out = t.TempDir()
 	other := b
 	other.Rows = []harness.Row{{What: "another", Ranks: 1}}
@@ -102,7 +102,7 @@ func TestTrainRows(t *testing.T) {
 	}
 }
 
-// A rate is of the tokens that the run has told of, and of the clock.
+// A rate comes from the tokens of the run and from the clock.
 func TestRate(t *testing.T) {
 	cmd := []string{"sh", "-c", `echo '{"step":8,"tokens":4000}'; echo '{"step":9,"tokens":9000}'; ` +
 		`echo '{"summary":true,"tokens":9000}'`}
@@ -116,7 +116,7 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// python is a double of the Python that has PyTorch. Its body finds the way in $way and the
+// python writes a double of the Python that has PyTorch. Its body finds the way in $way and the
 // run's number, from 1, in $run.
 func python(t *testing.T, body string) (name string) {
 	t.Helper()
@@ -136,7 +136,7 @@ run=$(grep -cx $way "$0.ran")
 	return name
 }
 
-// The way of PyTorch with the fastest median counts, and its name stands in the row.
+// The way of PyTorch with the fastest median counts, and the row has its name.
 func TestTorchWays(t *testing.T) {
 	const ddpFaster = `case $way$run in
 ddp1) r=300 ;; ddp2) r=100 ;; ddp3) r=200 ;; fsdp21) r=150 ;; fsdp22) r=400 ;; fsdp23) r=160 ;;
@@ -188,8 +188,8 @@ echo "{\"parallel\": \"$way\", \"tok_s\": $([ $way = ddp ] && echo 200 || echo 9
 	}
 }
 
-// Where every way fails there is no peer, which is an error with all
-// reasons; so is another way's line.
+// If every way fails there is no peer, which is an error with all reasons. Another way's line is
+// an error, too.
 func TestTorchFails(t *testing.T) {
 	for _, tc := range []struct {
 		body string
@@ -209,7 +209,7 @@ func TestTorchFails(t *testing.T) {
 	}
 }
 
-// gpt2-xl is to be 1.15 times as fast on two GPUs, too.
+// The goal of gpt2-xl is 1.15 times the speed also on two GPUs.
 func TestLargestGoal(t *testing.T) {
 	for _, batch := range []int{4, 8, 16} {
 		for rate, met := range map[float64]bool{116: true, 114: false} {
@@ -224,7 +224,7 @@ func TestLargestGoal(t *testing.T) {
 	}
 }
 
-// A way that there is not is refused before anything runs, and so is none.
+// An unknown way, or none, is refused before anything runs.
 func TestTorchParallelFlag(t *testing.T) {
 	args := os.Args
 	defer func() { os.Args = args }()
@@ -239,7 +239,7 @@ func TestTorchParallelFlag(t *testing.T) {
 	}
 }
 
-// stderr is what f says on standard error.
+// stderr returns f's standard error.
 func stderr(t *testing.T, f func()) string {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))

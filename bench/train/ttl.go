@@ -14,8 +14,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// ttlBench compares the seconds to a loss, and the tokens a second, with PyTorch's: of a modern
-// decoder by Muon, on the same sequences.
+// ttlBench compares the seconds to a loss, and the tokens a second, with PyTorch's. Both train a
+// modern decoder by Muon on the same sequences.
 type ttlBench struct {
 	harness.Harness
 	text, python, pythonDir, mode string
@@ -33,7 +33,7 @@ const (
 	ttlValidation = 1024 // sequences
 )
 
-// ttlRates are the models there are, and how many times PyTorch's tokens a second is asked for.
+// ttlRates are the known models, and their goals in multiples of PyTorch's tokens a second.
 var ttlRates = map[string]float64{"modern": 1.3, "modern-medium": 1.25}
 
 // reached is a validation: the loss after so many seconds of learning.
@@ -118,7 +118,7 @@ func (t *ttlBench) run() error {
 	return harness.WriteRows(filepath.Join(t.Out, "ttl.jsonl"), t.Rows)
 }
 
-// rows adds what the runs have come to.
+// rows adds the results of the runs.
 func (t *ttlBench) rows(ours, theirs [][]reached) {
 	const peer = "PyTorch, compiled, of the same form and optimizer"
 	of := fmt.Sprintf("%s by Muon, %d sequences of %d tokens", t.model, t.batch, ttlSeq)
@@ -140,13 +140,13 @@ func (t *ttlBench) rows(ours, theirs [][]reached) {
 	}
 }
 
-// pace is how many tokens a second a run learns from, from its first validation to its last.
+// pace returns how many tokens a second a run learns from, from its first validation to its last.
 func pace(run []reached) float64 {
 	first, last := run[0], run[len(run)-1]
 	return float64(last.Tokens-first.Tokens) / (last.Seconds - first.Seconds)
 }
 
-// ours runs bin/train once. Validation is not in the seconds.
+// ours runs bin/train once. The seconds do not contain validation.
 func (t *ttlBench) ours(tokens string, steps int) (all []reached, err error) {
 	cmd := append(harness.MPIRun(1, t.Program("train"), "--model", t.model, "--tokens", "gpt2", "--data", tokens,
 		"--cache", t.Dir, "--dtype", "bfloat16", "--seq", strconv.Itoa(ttlSeq), "--batch", strconv.Itoa(t.batch),
@@ -187,7 +187,7 @@ func (t *ttlBench) theirs(tokens string, steps int) ([]reached, error) {
 }
 
 // secondsTo returns after how many seconds the fastest run had a loss, in a line between two
-// validations; +Inf where none had it.
+// validations, or +Inf if none had it.
 func secondsTo(loss float64, runs [][]reached) float64 {
 	least := math.Inf(1)
 	for _, run := range runs {

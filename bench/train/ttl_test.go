@@ -7,7 +7,7 @@ import (
 	"lockstep/bench/harness"
 )
 
-// Which rows two runs of each side give: a loss that a side has not reached has none; tokens a
+// Two runs of each side give the right rows. A side without a loss has no time for it. Tokens a
 // second are those between the validations of the last run.
 func TestTTLRows(t *testing.T) {
 	b := ttlBench{model: "modern", batch: 16, losses: []float64{4, 3, 2}}
@@ -36,7 +36,7 @@ func TestTTLRows(t *testing.T) {
 	}
 }
 
-// A loss counts as reached in a line between two validations, by the run that is there first.
+// The first run to reach a loss counts, in a line between two validations.
 func TestSecondsTo(t *testing.T) {
 	runs := [][]reached{
 		{{Seconds: 2, Loss: 6}, {Seconds: 4, Loss: 4}, {Seconds: 6, Loss: 3}},

@@ -1,2 +1,2 @@
-// Package plotstest checks figures that were written as SVG.
+// Package plotstest checks figures in SVG files.
 package plotstest

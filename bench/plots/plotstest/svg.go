@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// CheckSVG wants a well-formed SVG file, and returns its text.
+// CheckSVG checks that an SVG file is well formed, and returns its text.
 func CheckSVG(t *testing.T, file string) string {
 	t.Helper()
 	data, err := os.ReadFile(file)
