@@ -15,7 +15,7 @@ func TestFP8Program(t *testing.T) {
 		t.Skip("needs a GPU")
 	}
 	spmdtest.Ranks(t, 1)
-	for _, c := range []struct{ model, level string }{{"tiny", "head"}, {"tiny", "all"}, {"modern-tiny", "head"}} {
+	for _, c := range []struct{ model, level string }{{"tiny", "head"}, {"tiny", "all"}, {"modern-tiny", "all"}} {
 		level := c.level
 		t.Run(c.model+" "+level, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")

@@ -143,7 +143,6 @@ func TestModernRefuses(t *testing.T) {
 	}{
 		{"--model modern --tp 2", []string{"--tp 2", "--shard parameters and --recompute block"}},
 		{"--model modern --pp 2", []string{"--pp 2", "in another stage", "--shard parameters and --recompute block"}},
-		{"--model modern --fp8 all", []string{"only the head"}},
 		{"--model modern-tiny --heads 32", []string{"multiple of 8"}},
 		{"--model modern-tiny --heads 2 --channels 4096", []string{"modern"}},
 		{"--model modern --without sauce", []string{"--without", "qk-norm, values, skips, windows"}},

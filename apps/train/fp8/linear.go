@@ -1,7 +1,10 @@
 package fp8
 
 import (
+	"fmt"
+
 	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 )
@@ -41,6 +44,15 @@ func (e *State) Linear(name string, site int) *Linear {
 		}
 	}
 	return nil
+}
+
+// Layer returns those of a layer's linears: of qkv, the attention's projection, and the MLP's two.
+// All are nil where the products of layers are of bfloat16.
+func (e *State) Layer(l int) (of [4]*Linear) {
+	for i, name := range [...]string{"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"} {
+		of[i] = e.Linear(fmt.Sprintf("h.%d.%s.weight", l, name), layout.HeadSites+layout.LayerSites*l+2*i)
+	}
+	return of
 }
 
 // Mode says what a pass does with 8-bit floats, if its model has any.

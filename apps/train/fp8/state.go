@@ -83,7 +83,7 @@ func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layo
 		for _, p := range params {
 			head := p.Name == cfg.HeadName()
 			if turns > 0 && p.Group != g || !p.Decay || p.Name == "wpe.weight" || head && !cfg.Ends() ||
-				!head && cfg.FP8 == layout.FP8Head {
+				!head && cfg.FP8 == layout.FP8Head || cfg.Family(p) == layout.Embeddings {
 				continue
 			}
 			from := p.Off
@@ -110,9 +110,11 @@ func (e *State) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
 	return spmd.Buffer[spmd.F8E4M3]{}
 }
 
-// TakeAll allocates, or counts, the memory for n rows and columns of scratch. rows says which ranks
-// divide them. If turns is above 0 no rank has all weights: those of layers come a group at a time,
-// and so many groups have memory.
+// TakeAll allocates, or counts, the memory for n rows. rows says which ranks divide them. A model
+// that sums columns of what is cast says where their scratch goes.
+//
+// If turns is above 0 no rank has all weights: those of layers come a group at a time, and so many
+// groups have memory.
 func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int,
 	rows ddp.Rows, columns *spmd.Buffer[float32]) {
 	sites, lens := cfg.FP8Sites(), e.matrices(cfg, params, groups, turns)
@@ -136,7 +138,9 @@ func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Par
 		if cfg.Tensor.Parts() > 1 {
 			layout.Take(sp, rows.Held()*cfg.Channels, &e.Own)
 		}
-		layout.Take(sp, kernels.ColumnParts*4*cfg.Channels, columns)
+		if columns != nil {
+			layout.Take(sp, kernels.ColumnParts*4*cfg.Channels, columns)
+		}
 	}
 	layout.Take(sp, operand, &e.Operand)
 }

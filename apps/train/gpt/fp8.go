@@ -1,11 +1,8 @@
 package gpt
 
 import (
-	"fmt"
-
 	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/kernels"
-	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/ddp"
 )
@@ -19,16 +16,8 @@ func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
 	p.Head.eight = e.Head(cfg.HeadName(), 0)
 	first, _ := cfg.Own()
 	for l := range p.Layers {
-		h, site := fmt.Sprintf("h.%d.", first+l), layout.HeadSites+layout.LayerSites*(first+l)
-		q := &p.Layers[l]
-		for i, m := range []struct {
-			to   *Linear[A]
-			name string
-		}{{&q.QKV, "attn.c_attn"}, {&q.Proj, "attn.c_proj"}, {&q.FC, "mlp.c_fc"}, {&q.Proj2, "mlp.c_proj"}} {
-			if cfg.FP8 == layout.FP8All {
-				m.to.eight = e.Linear(h+m.name+".weight", site+2*i)
-			}
-		}
+		q, of := &p.Layers[l], e.Layer(first+l)
+		q.QKV.eight, q.Proj.eight, q.FC.eight, q.Proj2.eight = of[0], of[1], of[2], of[3]
 	}
 }
 

@@ -141,6 +141,31 @@ func testFP8Kernels(t *testing.T, w *spmd.World, sizes [][2]int) {
 			}
 		}
 
+		squares := traintest.BufferOf(t, w, pre)
+		to = newCasting(t, w, n*c, 5, 0)
+		e.Square8(squares, n*c, to.Cast)
+		done()
+		got = traintest.ValuesOf(t, squares)
+		to.check(t, "square", got, 0)
+		for i, v := range got {
+			if p := max(0, pre[i].Float32()); v != spmd.ToBF16(p*p) {
+				t.Fatalf("the square of %v is %v", p, v.Float32())
+			}
+		}
+		dsquares := traintest.BufferOf(t, w, x)
+		to = newCasting(t, w, n*c, -3, 0)
+		e.SquareSlope8(dsquares, squares, n*c, to.Cast)
+		done()
+		slopes := traintest.ValuesOf(t, dsquares)
+		to.check(t, "slope of a square", slopes, 0)
+		for i, v := range slopes {
+			want := float64(x[i].Float32()) * 2 * math.Sqrt(float64(got[i].Float32()))
+			if !traintest.CloseTo(float64(v.Float32()), want, math.Abs(want)/250) {
+				t.Fatalf("%v times the slope of the square %v is %v, want %v", x[i].Float32(), got[i].Float32(),
+					v.Float32(), want)
+			}
+		}
+
 		for _, slope := range []bool{false, true} {
 			name := fmt.Sprintf("columns of %dx%d, slope %v", n, c, slope)
 			dx, sums := traintest.BufferOf(t, w, x), traintest.BufferOf(t, w, make([]float32, c))

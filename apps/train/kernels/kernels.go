@@ -31,7 +31,7 @@ var lossSource string
 //go:embed kernels.cu
 var kernelsSource string
 
-var cudaSource = CommonSource + eightSource + lossSource + kernelsSource
+var cudaSource = CommonSource + EightSource + lossSource + kernelsSource
 
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }

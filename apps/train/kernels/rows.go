@@ -1,11 +1,18 @@
 package kernels
 
-import "lockstep/spmd"
+import (
+	"math"
+
+	"lockstep/spmd"
+)
 
 // These are kernels of parts of tensors, in Go. A row is such a part: it
 // has a largest size or a sum.
 
 const castChunk = 8192 // elements of a row of castPart, 32 for a thread
+
+// castParts returns how many rows n elements are.
+func castParts(n int) int { return (n + castChunk - 1) / castChunk }
 
 // sizeOf returns |v|, or 0 for a NaN.
 func sizeOf(v float32) float32 {
@@ -30,6 +37,47 @@ func castPart[T eight](i int, codes []T, up *float32, peak []float32, x []spmd.B
 		v := h.Float32()
 		top = max(top, sizeOf(v))
 		to[j] = spmd.Narrow[T](v * scale)
+	}
+	if len(peak) > 0 {
+		spmd.AtomicMax(&peak[0], top)
+	}
+}
+
+// squarePart makes part i of x the square of max(x, 0), and is castPart of the squares.
+//
+//spmd:kernel rows
+func squarePart(i int, codes []spmd.F8E4M3, up *float32, peak []float32, x []spmd.BF16, n int) {
+	lo, hi := i*castChunk, min(n, (i+1)*castChunk)
+	values, to := x[lo:hi], codes[lo:hi]
+	scale, top := *up, float32(0)
+	for j, h := range values {
+		v := h.Float32()
+		if !(v > 0) {
+			v *= 0 // a NaN stays one
+		}
+		y := spmd.ToBF16(v * v)
+		values[j] = y
+		top = max(top, sizeOf(y.Float32()))
+		to[j] = spmd.ToF8E4M3(y.Float32() * scale)
+	}
+	if len(peak) > 0 {
+		spmd.AtomicMax(&peak[0], top)
+	}
+}
+
+// squareSlopePart multiplies part i of d by 2·√y, and is castPart of the products.
+//
+//spmd:kernel rows
+//spmd:tolerance 1e-6
+func squareSlopePart(i int, codes []spmd.F8E4M3, up *float32, peak []float32, d, y []spmd.BF16, n int) {
+	lo, hi := i*castChunk, min(n, (i+1)*castChunk)
+	values, squares, to := d[lo:hi], y[lo:hi], codes[lo:hi]
+	scale, top := *up, float32(0)
+	for j, h := range values {
+		v := spmd.ToBF16(h.Float32() * (2 * float32(math.Sqrt(float64(squares[j].Float32())))))
+		values[j] = v
+		top = max(top, sizeOf(v.Float32()))
+		to[j] = spmd.ToF8E4M3(v.Float32() * scale)
 	}
 	if len(peak) > 0 {
 		spmd.AtomicMax(&peak[0], top)

@@ -35,7 +35,7 @@ func ParseFP8(name string) (FP8Level, error) {
 	return 0, fmt.Errorf("--fp8 %s: unknown, want off, head or all", name)
 }
 
-// The sites are the tensors that are cast. The first two are the final LayerNorm's output and the
+// The sites are the tensors that are cast. The first two are the final norm's output and the
 // logits' gradient. Each layer then has 8: the inputs and the gradients of the outputs of qkv,
 // proj, fc and Proj2.
 const (

@@ -1,7 +1,6 @@
 package layout
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -110,8 +109,6 @@ func (c Config) checkParts() error {
 		return fmt.Errorf("model: parts %#x", uint(c.Parts))
 	case head%8 != 0 || head > 256:
 		return fmt.Errorf("model: a modern one has heads of a multiple of 8 channels up to 256, these have %d", head)
-	case c.FP8 == FP8All:
-		return errors.New("model: of a modern one only the head has products of 8-bit floats")
 	case c.Channels > MostModernChannels:
 		return fmt.Errorf("model: a modern one has up to %d channels, this has %d", MostModernChannels, c.Channels)
 	}

@@ -29,6 +29,8 @@ func BenchmarkKernels(b *testing.B) {
 		table := spmdtest.Alloc[float32](b, w, vocab*c)
 		tokens := spmdtest.Alloc[int32](b, w, n)
 		by := spmdtest.Alloc[float32](b, w, 1)
+		to := kernels.Cast{Codes: spmdtest.Alloc[spmd.F8E4M3](b, w, n*c), Up: by,
+			Peak: spmdtest.Alloc[float32](b, w, 1)}
 		ids := make([]int32, n)
 		for i := range ids {
 			ids[i] = int32(spmd.UniformBits(1, uint64(i)) % uint32(vocab))
@@ -43,10 +45,15 @@ func BenchmarkKernels(b *testing.B) {
 		}{
 			{"embed", func() { embed(e, x[0], tokens, table) }},
 			{"embed_backward", func() { embedBackward(e, x[0], tokens, table) }},
-			{"norm", func() { norm(e, x[0], x[1], skip[spmd.BF16]{}) }},
-			{"norm_skip", func() { norm(e, x[0], x[1], skip[spmd.BF16]{sum: x[2], kept: x[3], by: number{w: by}}) }},
-			{"relu2", func() { relu2(e, x[0], n*c) }},
-			{"relu2_backward", func() { relu2Backward(e, x[0], x[1], n*c) }},
+			{"norm", func() { norm(e, x[0], x[1], skip[spmd.BF16]{}, kernels.Cast{}) }},
+			{"norm_8", func() { norm(e, x[0], x[1], skip[spmd.BF16]{}, to) }},
+			{"norm_skip", func() {
+				norm(e, x[0], x[1], skip[spmd.BF16]{sum: x[2], kept: x[3], by: number{w: by}}, kernels.Cast{})
+			}},
+			{"relu2", func() { relu2(e, x[0], n*c, kernels.Cast{}) }},
+			{"relu2_8", func() { relu2(e, x[0], n*c, to) }},
+			{"relu2_backward", func() { relu2Backward(e, x[0], x[1], n*c, kernels.Cast{}) }},
+			{"relu2_backward_8", func() { relu2Backward(e, x[0], x[1], n*c, to) }},
 		} {
 			b.Run(k.name, func(b *testing.B) {
 				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20),

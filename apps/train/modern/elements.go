@@ -24,16 +24,21 @@ func squareBackElement[A kernels.Act](i int, d, y []A) {
 	d[i] = spmd.Narrow[A](spmd.Widen(d[i]) * (2 * float32(math.Sqrt(float64(spmd.Widen(y[i]))))))
 }
 
-// relu2 enqueues x = max(x, 0)² for the first n elements.
-func relu2[A kernels.Act](e *kernels.Launcher[A], x spmd.Buffer[A], n int) {
-	if e.Err == nil {
+// relu2 enqueues x = max(x, 0)² for the first n elements, and their copy.
+func relu2[A kernels.Act](e *kernels.Launcher[A], x spmd.Buffer[A], n int, to kernels.Cast) {
+	if !to.None() {
+		e.Square8(x, n, to)
+	} else if e.Err == nil {
 		e.Err = launchSquareElement(e.S, n, x)
 	}
 }
 
-// relu2Backward enqueues d *= 2·√y for the first n elements. y is the output of relu2.
-func relu2Backward[A kernels.Act](e *kernels.Launcher[A], d, y spmd.Buffer[A], n int) {
-	if e.Err == nil {
+// relu2Backward enqueues d *= 2·√y for the first n elements, and their copy. y is the output of
+// relu2.
+func relu2Backward[A kernels.Act](e *kernels.Launcher[A], d, y spmd.Buffer[A], n int, to kernels.Cast) {
+	if !to.None() {
+		e.SquareSlope8(d, y, n, to)
+	} else if e.Err == nil {
 		e.Err = launchSquareBackElement(e.S, n, d, y)
 	}
 }

@@ -18,7 +18,7 @@ import (
 //go:embed modern.cu
 var modernSource string
 
-var cudaSource = kernels.CommonSource + modernSource
+var cudaSource = kernels.CommonSource + kernels.EightSource + modernSource
 
 // sumBlocks is the largest number of blocks that leave sums of numbers: 6 for each multiprocessor
 // of an H100 or H200. sumSets is how many sets of 16 they make.
@@ -35,9 +35,21 @@ func warpRows(n int) spmd.Grid { return kernels.Blocks((n+7)/8, 1, 1) }
 func shared(n, each int) spmd.Grid { return kernels.Blocks(min(132*each, (n+7)/8), 1, 1) }
 
 // newKernel declares kernel name for each type of activations; on the host fn computes both.
-func newKernel(name string, fn func(a *kernels.HostArgs) error) kernels.Kernel {
-	return kernels.Kernel{F32: spmd.NewKernel(name, cudaSource, kernels.OnHost(false, fn), spmd.Define("ACT", "float")),
-		BF16: spmd.NewKernel(name, cudaSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"))}
+// scratch are arguments that mean nothing to others.
+func newKernel(name string, fn func(a *kernels.HostArgs) error, scratch ...int) kernels.Kernel {
+	return kernels.Kernel{F32: declare(name, kernels.OnHost(false, fn), "float", scratch),
+		BF16: declare(name, kernels.OnHost(true, fn), "bf16", scratch)}
+}
+
+func declare(name string, fn func(spmd.Args) error, act string, scratch []int) *spmd.Kernel {
+	return spmd.NewKernel(name, cudaSource, fn, spmd.Define("ACT", act), spmd.Tolerance(1e-5), spmd.Scratch(scratch...))
+}
+
+// newCopying declares kernel name for bfloat16: what fn computes, and a copy of what fn writes
+// first. The codes are argument i.
+func newCopying(name string, i int, fn func(a *kernels.HostArgs) error, scratch ...int) kernels.Kernel {
+	copying := kernels.Copying[spmd.F8E4M3](i, fn)
+	return kernels.Kernel{BF16: declare(name, kernels.OnHost(true, copying), "bf16", scratch)}
 }
 
 // rowKernel is a kernel whose warps hold a row in registers. It has a form for each width of rows,
@@ -46,11 +58,21 @@ type rowKernel [len(rowPieces)]kernels.Kernel
 
 var rowPieces = [...]int{1, 3, 4, 8}
 
-func newRowKernel(name string, fn func(a *kernels.HostArgs) error) (k rowKernel) {
+func newRowKernel(name string, fn func(a *kernels.HostArgs) error, scratch ...int) (k rowKernel) {
 	for i, pieces := range rowPieces {
-		k[i] = newKernel(fmt.Sprintf("%s<%d>", name, pieces), fn)
+		k[i] = newKernel(fmt.Sprintf(name, pieces), fn, scratch...)
 	}
 	return k
+}
+
+// newRowKernels returns a row kernel without copies, and the one with them: its codes are argument
+// codes.
+func newRowKernels(name string, codes int, fn func(a *kernels.HostArgs) error,
+	scratch ...int) (plain, copying rowKernel) {
+	for i, pieces := range rowPieces {
+		copying[i] = newCopying(fmt.Sprintf(name+"<%d,true>", pieces), codes, fn, scratch...)
+	}
+	return newRowKernel(name+"<%d,false>", fn, scratch...), copying
 }
 
 // of returns the kernel for rows of c numbers.
@@ -100,7 +122,7 @@ func total(acc bool, sums []float32, n int, to ...*float32) {
 	}
 }
 
-var embedKernel = newRowKernel("modern_embed", func(a *kernels.HostArgs) error {
+var embedKernel = newRowKernel("modern_embed<%d>", func(a *kernels.HostArgs) error {
 	n, c, vocab := a.I32(3), a.I32(4), a.I32(5)
 	out, tokens, wte := a.Out(0, n*c), a.Ints(1, n), a.Floats(2)
 	if err := kernels.CheckTokens(tokens, vocab); err != nil {
@@ -119,7 +141,7 @@ func embed[A kernels.Act](e *kernels.Launcher[A], out spmd.Buffer[A], tokens spm
 		spmd.I32(e.Cfg.Vocab))
 }
 
-var embedBackwardKernel = newRowKernel("modern_embed_backward", func(a *kernels.HostArgs) error {
+var embedBackwardKernel = newRowKernel("modern_embed_backward<%d>", func(a *kernels.HostArgs) error {
 	n, c := a.I32(3), a.I32(4)
 	d, tokens, wte := a.InOut(0, n*c), a.Ints(1, n), a.Floats(2)
 	if err := kernels.CheckTokens(tokens, a.I32(5)); err != nil {
@@ -148,21 +170,26 @@ type skip[A kernels.Act] struct {
 	by        number         // (1)
 }
 
-var normKernel = newRowKernel("modern_norm", func(a *kernels.HostArgs) error {
+var normKernel, normKernel8 = newRowKernels("modern_norm", 7, func(a *kernels.HostArgs) error {
 	n, c := a.I32(5), a.I32(6)
 	out, sum, x, kept, by := a.Out(0, n*c), changed(a, 1, n*c, false), a.In(2, n*c), optional(a, 3, n*c), a.Floats(4)
 	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cNorm(out, sum, x, kept, by, c, lo, hi) })
 	return nil
 })
 
-// norm enqueues out(n,c) = the norm of x, with the addition of k.
-func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], k skip[A]) {
-	c := e.Cfg.Channels
-	e.Launch(normKernel.of(c), warpRows(e.N), out.Arg(), k.sum.Arg(), x.Arg(), k.kept.Arg(), k.by.w.Arg(),
-		spmd.I32(e.N), spmd.I32(c))
+// norm enqueues out(n,c) = the norm of x, with the addition of k, and its copy.
+func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], k skip[A], to kernels.Cast) {
+	c, form := e.Cfg.Channels, &normKernel
+	if !to.None() {
+		form = &normKernel8
+	}
+	e.Launch(form.of(c), warpRows(e.N), out.Arg(), k.sum.Arg(), x.Arg(), k.kept.Arg(), k.by.w.Arg(),
+		spmd.I32(e.N), spmd.I32(c), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg())
 }
 
-var normBackwardKernel = newRowKernel("modern_norm_backward", func(a *kernels.HostArgs) error {
+var normBackwardKernel, normBackwardKernel8 = newRowKernels("modern_norm_backward", 15, hostNormBackward, 3, 4)
+
+func hostNormBackward(a *kernels.HostArgs) error {
 	n, c, add, acc := a.I32(10), a.I32(11), a.I32(12) != 0, a.I32(13) != 0
 	d, dkept, dskip, partial := changed(a, 0, n*c, add), changed(a, 1, n*c, false), a.Floats(2), a.Floats(3)
 	dnorm, x, kept, above, by := a.In(5, n*c), a.In(6, n*c), optional(a, 7, n*c), optional(a, 8, n*c), a.Floats(9)
@@ -176,7 +203,7 @@ var normBackwardKernel = newRowKernel("modern_norm_backward", func(a *kernels.Ho
 		total(acc, partial, n, &dskip[0])
 	}
 	return nil
-})
+}
 
 // normBackwardBlocks is how many blocks of the kernel fit on a multiprocessor, by the pieces of a
 // row. modern.cu has the same numbers.
@@ -186,17 +213,21 @@ var normBackwardBlocks = [len(rowPieces)]int{3, 2, 2, 1}
 // the gradient of the residual stream behind the norm. With add it is added, and d becomes the
 // gradient of x, plus above if that is not empty.
 //
-// The gradient of k's kept output goes to dkept, which may be above.
+// The gradient of k's kept output goes to dkept, which may be above. It makes a copy of d.
 func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A],
-	k skip[A], dkept, above spmd.Buffer[A], add bool) {
-	c := e.Cfg.Channels
+	k skip[A], dkept, above spmd.Buffer[A], add bool, to kernels.Cast) {
+	c, form := e.Cfg.Channels, &normBackwardKernel
+	if !to.None() {
+		form = &normBackwardKernel8
+	}
 	twice := above.Len() > 0 && above == dkept
 	if twice {
 		above = spmd.Buffer[A]{}
 	}
-	e.Launch(normBackwardKernel.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), d.Arg(), dkept.Arg(),
+	e.Launch(form.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), d.Arg(), dkept.Arg(),
 		k.by.dw.Arg(), partial.Arg(), e.Arrived.Arg(), dnorm.Arg(), x.Arg(), k.kept.Arg(), above.Arg(), k.by.w.Arg(),
-		spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(e.Acc), kernels.Flag(twice))
+		spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(e.Acc), kernels.Flag(twice),
+		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg())
 }
 
 // valueMix is what a layer mixes into its values: nothing if table is empty.
@@ -266,7 +297,12 @@ func headsForward[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv s
 		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5])
 }
 
-var headsBackwardKernel = newKernel("modern_heads_backward", func(a *kernels.HostArgs) error {
+var (
+	headsBackwardKernel  = newKernel("modern_heads_backward<false>", hostHeadsBackward, 3, 4)
+	headsBackwardKernel8 = newCopying("modern_heads_backward<true>", 21, hostHeadsBackward, 3, 4)
+)
+
+func hostHeadsBackward(a *kernels.HostArgs) error {
 	n, t, heads, size, normed, scale := a.I32(10), a.I32(11), a.I32(13), a.I32(14), a.I32(17) != 0, a.F32(18)
 	fresh, acc := a.I32(19) != 0, a.I32(20) != 0
 	c := heads * size
@@ -282,16 +318,22 @@ var headsBackwardKernel = newKernel("modern_heads_backward", func(a *kernels.Hos
 		total(acc, partial, n, &dmix[0], &dmix[1])
 	}
 	return nil
-})
+}
 
 // headsBackward enqueues the step from d, the gradient of headsForward's output, to the gradient of
-// qkv, and dtable(n,c) (+)= the gradient of the table's rows.
+// qkv, and dtable(n,c) (+)= the gradient of the table's rows. It makes a copy of d.
 func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial spmd.Buffer[float32],
-	d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool) {
+	d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool,
+	to kernels.Cast) {
+	form := headsBackwardKernel
+	if !to.None() {
+		form = headsBackwardKernel8
+	}
 	grid, x := h.grid(e.N, 4, backwardThreads)
-	e.Launch(headsBackwardKernel, grid, d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
+	e.Launch(form, grid, d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
 		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T),
-		spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5], kernels.Flag(fresh), kernels.Flag(e.Acc))
+		spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5], kernels.Flag(fresh), kernels.Flag(e.Acc),
+		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg())
 }
 
 // windowStep is how many tokens share one window, as in package attention.

@@ -191,7 +191,7 @@ func (m *Model[A]) takeAll(seq int) {
 	}
 	if cfg.FP8 != layout.FP8Off {
 		m.FP8 = new(fp8.State)
-		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, ddp.Rows{}, &m.parts.Columns)
+		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, ddp.Rows{}, nil)
 	}
 }
 
@@ -213,6 +213,10 @@ func (m *Model[A]) open() (err error) {
 	m.bind()
 	if m.FP8 != nil {
 		m.head.eight = m.FP8.Head(m.Cfg.HeadName(), 0)
+		for l := range m.layer {
+			a, of := &m.layer[l], m.FP8.Layer(l)
+			a.qkv.eight, a.proj.eight, a.fc.eight, a.proj2.eight = of[0], of[1], of[2], of[3]
+		}
 		if err := m.FP8.Begin(); err != nil {
 			return err
 		}

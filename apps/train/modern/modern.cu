@@ -40,6 +40,16 @@ SPMD_FN void back(vec &d, const vec &x, float inv, float mean) {
     for (int i = 0; i < 8; i++) d[i] = inv * (d[i] - x[i] * inv * mean);
 }
 
+// put stores 8 activations at a place. With COPY it also stores their codes, and returns the largest size of these and of top.
+template <bool COPY> SPMD_FN float put(act *to, f8e4m3 *codes, long long at, vec &v, float scale, float top) {
+    if (!COPY) {
+        store(to + at, v);
+        return top;
+    }
+    store_rounded(to + at, v);
+    return code(codes + at, v, scale, top);
+}
+
 // A token outside the vocabulary makes its row NaN, and so the loss.
 template <int PIECES>
 __global__ void __launch_bounds__(256) modern_embed(act *out, const int *tokens, const float *wte, int n, int c, int vocab) {
@@ -85,10 +95,12 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-template <int PIECES>
+// With COPY codes receives out times *up, in 8-bit floats.
+template <int PIECES, bool COPY>
 __global__ void __launch_bounds__(256)
-    modern_norm(act *out, act *sum, const act *x, const act *kept, const float *skip, int n, int c) {
-    float s = kept ? *skip : 0;
+    modern_norm(act *out, act *sum, const act *x, const act *kept, const float *skip, int n, int c, f8e4m3 *codes, const float *up,
+                float *peak) {
+    float s = kept ? *skip : 0, times = COPY ? *up : 0, largest = 0;
     FOR_ROWS(i, n) {
         vec v[PIECES];
         float squares = 0;
@@ -106,18 +118,21 @@ __global__ void __launch_bounds__(256)
         float inv = inverse_norm(warp_sum(squares), c);
         FOR_PIECES(k, j, c) {
             scale_by(v[k], inv);
-            store(out + i * c + j, v[k]);
+            largest = put<COPY>(out, codes, i * c + j, v[k], times, largest);
         }
     }
+    if (COPY) raise(peak, largest);
 }
 
 // Of skip each block leaves its sum in a row of partial(blocks + sets, 1). normBackwardBlocks in kernels.go has as many blocks to
 // a multiprocessor as registers allow here: all then run at once.
-template <int PIECES>
+// With COPY codes receives d times *up, in 8-bit floats.
+template <int PIECES, bool COPY>
 __global__ void __launch_bounds__(256, PIECES == 1 ? 3 : PIECES < 8 ? 2 : 1)
     modern_norm_backward(act *d, act *dkept, float *dskip, float *partial, unsigned *arrived, const act *dnorm, const act *x,
-                         const act *kept, const act *above, const float *skip, int n, int c, int add, int accumulate, int twice) {
-    float s = kept ? *skip : 0, of_kept = 0;
+                         const act *kept, const act *above, const float *skip, int n, int c, int add, int accumulate, int twice,
+                         f8e4m3 *codes, const float *up, float *peak) {
+    float s = kept ? *skip : 0, of_kept = 0, times = COPY ? *up : 0, largest = 0;
     FOR_ROWS(i, n) {
         vec v[PIECES], g[PIECES];
         packed8 stream[PIECES]; // is on its way while the sums are made
@@ -158,9 +173,10 @@ __global__ void __launch_bounds__(256, PIECES == 1 ? 3 : PIECES < 8 ? 2 : 1)
 #pragma unroll
                 for (int e = 0; e < 8; e++) g[k][e] += o[e];
             }
-            store(d + at, g[k]);
+            largest = put<COPY>(d, codes, at, g[k], times, largest);
         }
     }
+    if (COPY) raise(peak, largest);
     if (!kept) return;
     of_kept = block_sum(of_kept);
     if (threadIdx.x == 0) partial[blockIdx.x] = of_kept;
@@ -279,12 +295,34 @@ __global__ void __launch_bounds__(PART)
     }
 }
 
-// Of the numbers mix each block leaves its sums in a row of partial(blocks + sets, 2).
-extern "C" __global__ void __launch_bounds__(PART, 3)
+// put_halves is put for both halves of a head.
+template <bool COPY> SPMD_FN float put_halves(act *to, f8e4m3 *codes, long long at, const halves<4> &v, int half, float scale, float top) {
+    store_halves(to + at, v, half);
+    if (!COPY) return top;
+    float s[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        float x = rounded(k < 4 ? v.a[k] : v.b[k - 4]);
+        top = fmaxf(top, fabsf(x));
+        s[k] = x * scale;
+    }
+    struct __align__(8) { f8e4m3 x[8]; } u;
+    store8(u.x, s);
+    *(uint32_t *)(codes + at) = *(uint32_t *)u.x;
+    *(uint32_t *)(codes + at + half) = *(uint32_t *)(u.x + 4);
+    return top;
+}
+
+// Of the numbers mix each block leaves its sums in a row of partial(blocks + sets, 2). With COPY codes receives d times *up, in
+// 8-bit floats, also where d stays.
+template <bool COPY>
+__global__ void __launch_bounds__(PART, 3)
     modern_heads_backward(act *d, act *dtable, float *dmix, float *partial, unsigned *arrived, const act *qkv, const int *tokens,
                           const float *table, const float *mix, const float2 *turn, int n, int t, int vocab, int heads, int size,
-                          int lanes, int parts, int normed, float scale, int fresh, int accumulate) {
+                          int lanes, int parts, int normed, float scale, int fresh, int accumulate, f8e4m3 *codes,
+                          const float *up, float *peak) {
     enum { V = 4 };
+    float times = COPY ? *up : 0, largest = 0;
     int half = size / 2, turned = size / 4, c = heads * size;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0, of_own = 0, of_other = 0;
     head h = head_of(V, lanes, heads, size, parts);
@@ -293,10 +331,8 @@ extern "C" __global__ void __launch_bounds__(PART, 3)
         long long at = 3LL * i * c + h.at;
         long long to = (long long)i * c + h.at - 2 * c; // of dtable
         halves<V> v = {}, g = {}, w = {};
-        if (turns || mixes) {
-            load_halves(v, qkv + at, half);
-            load_halves(g, d + at, half);
-        }
+        if (turns || mixes) load_halves(v, qkv + at, half);
+        if (COPY ? h.which < 3 : turns || mixes) load_halves(g, d + at, half);
         if (turns) load_turn(w, turn + i % t * turned, h.j, turned);
         if (mixes) {
             int token = tokens[i];
@@ -330,8 +366,9 @@ extern "C" __global__ void __launch_bounds__(PART, 3)
             store_halves(dtable + to, v, half);
             scale_by(g, own);
         }
-        if (turns || mixes) store_halves(d + at, g, half);
+        if (COPY ? h.which < 3 : turns || mixes) largest = put_halves<COPY>(d, codes, at, g, half, times, largest);
     }
+    if (COPY) raise(peak, largest);
     if (!table) return;
     of_own = block_sum(of_own);
     of_other = block_sum(of_other);

@@ -173,7 +173,7 @@ func (e *enqueue[A]) forward() {
 		e.attentionPart(l)
 		e.mlpPart(l, true)
 	}
-	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), skip[A]{})
+	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), skip[A]{}, kernels.Cast{})
 }
 
 // loss adds the loss. With grad it also computes the gradients of the head's weights, and into tmp
@@ -209,7 +209,8 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		group++
 	}
 	last := len(m.layer) - 1
-	normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.below(last+1), skip[A]{}, none, none, false)
+	normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.below(last+1), skip[A]{}, none, none, false,
+		e.residualCast(last))
 	done()
 	met := make([]bool, len(m.tables))
 	for l := last; l >= 0; l-- {
@@ -220,11 +221,12 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		e.call(m.Write, mlp)
 		e.inputGrad(m.wide, m.dres, &a.proj2)
 		e.weightGrad(m.dres, a.act, &a.proj2)
-		relu2Backward(&e.Launcher, m.wide, a.act, e.N*a.fc.out)
+		relu2Backward(&e.Launcher, m.wide, a.act, e.N*a.fc.out, e.mode.Grad(a.fc.eight))
 		e.inputGrad(m.tmp, m.wide, &a.fc)
 		e.weightGrad(m.wide, a.ln2, &a.fc)
 		e.call(m.Done, mlp)
-		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, a.res2, skip[A]{}, none, none, true)
+		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, a.res2, skip[A]{}, none, none, true,
+			e.mode.Grad(a.proj.eight))
 		done()
 
 		e.call(m.Need, attn)
@@ -239,7 +241,8 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 			drows, fresh = m.tables[a.table].drows, !met[a.table]
 			met[a.table] = true
 		}
-		headsBackward(&e.Launcher, m.heads, m.partial, m.wide, drows, a.raw, e.in, e.values(a), fresh)
+		headsBackward(&e.Launcher, m.heads, m.partial, m.wide, drows, a.raw, e.in, e.values(a), fresh,
+			e.mode.Grad(a.qkv.eight))
 		e.inputGrad(m.tmp, m.wide, &a.qkv)
 		e.weightGrad(m.wide, a.ln1, &a.qkv)
 		e.call(m.Done, attn)
@@ -250,7 +253,8 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		if l > 0 {
 			above = m.dkept[l-1]
 		}
-		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.stream(l), e.skip(a), dkept, above, true)
+		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.stream(l), e.skip(a), dkept, above, true,
+			e.residualCast(l-1))
 		done()
 	}
 	embedBackward(&e.Launcher, m.dres, e.in, m.wteWeights)
@@ -270,11 +274,14 @@ func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *linear[A], o blas.Options) 
 
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
 func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *linear[A]) {
-	if q := e.mode.Product(p.eight); q != nil { // the head's
+	switch q := e.mode.Product(p.eight); {
+	case q == nil:
+		gemm(e, dx, e.N, p.in, dy, e.N, p.out, p.w, p.out, p.in, blas.Options{})
+	case q.DY.Wide.Len() > 0: // the head's
 		gemm(e, dx, e.N, p.in, q.DY.Wide, e.N, p.out, q.Across, p.in, p.out, q.Scaled(blas.Options{}, q.DY))
-		return
+	default:
+		gemm(e, dx, e.N, p.in, q.DY.Codes, e.N, p.out, q.Across, p.in, p.out, q.Scaled(blas.Options{}, q.DY))
 	}
-	gemm(e, dx, e.N, p.in, dy, e.N, p.out, p.w, p.out, p.in, blas.Options{})
 }
 
 // weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ·x(n,in).

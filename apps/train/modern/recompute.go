@@ -1,6 +1,7 @@
 package modern
 
 import (
+	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd/blas"
 )
@@ -41,39 +42,60 @@ func (e *enqueue[A]) attentionPart(l int) {
 	m, a, C, heads := e.m, &e.m.layer[l], e.m.Cfg.Channels, e.m.heads
 	_, attn := m.Cfg.Sections(l)
 	heads.turn = heads.turn.Slice(e.before*heads.size/2, heads.turn.Len())
-	norm(&e.Launcher, a.ln1, e.below(l), e.skip(a))
+	norm(&e.Launcher, a.ln1, e.below(l), e.skip(a), e.mode.Input(a.qkv.eight))
 	e.call(m.Need, attn)
 	e.product(a.raw, a.ln1, &a.qkv, blas.Options{})
 	headsForward(&e.Launcher, heads, a.att3.Slice(3*C*e.before, 3*C*(e.before+e.N)), a.raw, e.in, e.values(a))
 	e.attend(l)
+	e.Cast(a.att, e.N*C, e.mode.Input(a.proj.eight))
 	e.product(a.res2, a.att, &a.proj, blas.Options{Residual: e.stream(l).Arg()})
 	e.call(m.Done, attn)
-	norm(&e.Launcher, a.ln2, a.res2, skip[A]{})
+	norm(&e.Launcher, a.ln2, a.res2, skip[A]{}, e.mode.Input(a.fc.eight))
 }
 
-// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, since
-// backward does not read its result.
+// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product and the copy
+// for it, since backward does not read the result.
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
-	a := &e.m.layer[l]
+	a, to := &e.m.layer[l], kernels.Cast{}
+	if whole {
+		to = e.mode.Input(a.proj2.eight)
+	}
 	mlp, _ := e.m.Cfg.Sections(l)
 	e.call(e.m.Need, mlp)
 	e.product(a.act, a.ln2, &a.fc, blas.Options{})
-	relu2(&e.Launcher, a.act, e.N*a.fc.out)
+	relu2(&e.Launcher, a.act, e.N*a.fc.out, to)
 	if whole {
 		e.product(a.res3, a.act, &a.proj2, blas.Options{Residual: a.res2.Arg()})
 	}
 	e.call(e.m.Done, mlp)
 }
 
-// again recomputes what backward needs of a layer and was not kept.
+// again recomputes what backward needs of a layer and was not kept. Copies in 8-bit floats are made
+// again, and replace the present ones. Forward has recorded their largest sizes.
 func (e *enqueue[A]) again(l int) {
-	switch {
-	case !e.m.Cfg.Recomputes(l):
+	if !e.m.Cfg.Recomputes(l) {
 		return
-	case e.m.Cfg.Recompute == layout.RecomputeBlock:
-		e.attentionPart(l)
 	}
-	e.mlpPart(l, false)
+	a, part := &e.m.layer[l], *e
+	part.mode.Records = false
+	if e.m.Cfg.Recompute == layout.RecomputeBlock {
+		part.attentionPart(l)
+	} else {
+		part.Cast(a.ln2, e.N*a.fc.in, part.mode.Input(a.fc.eight))
+	}
+	part.mlpPart(l, false)
+	part.mode.Records = e.mode.Records
+	part.Cast(e.m.dres, e.N*a.proj2.out, part.mode.Grad(a.proj2.eight))
+	e.Err = part.Err
+}
+
+// residualCast returns the copy of the residual stream's gradient that a norm makes for the MLP of
+// a layer. There is none if again makes it.
+func (e *enqueue[A]) residualCast(l int) kernels.Cast {
+	if l < 0 || e.m.Cfg.Recomputes(l) {
+		return kernels.Cast{}
+	}
+	return e.mode.Grad(e.m.layer[l].proj2.eight)
 }
 
 // call calls a hook of the state at a section's matrices.

@@ -19,11 +19,11 @@ func TestFP8Steps(t *testing.T) {
 	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
 		const steps, half = 24, 9
 		f := wordTokens(4000)
-		for _, level := range []layout.FP8Level{layout.FP8Head, layout.FP8All} {
+		for _, parts := range []layout.Parts{0, layout.Presets["modern"].Parts} {
 			cfg := testConfig(steps)
-			cfg.Half, cfg.Graph = true, "off"
+			cfg.Half, cfg.Graph, cfg.Model.Parts = true, "off", parts
 			plain := start(t, w, w.Comm(), cfg, f)
-			cfg.Model.FP8 = level
+			cfg.Model.FP8 = layout.FP8All
 			eight := start(t, w, w.Comm(), cfg, f)
 			if w.Comm().Capturable() == nil {
 				cfg.Graph = "on"
@@ -49,13 +49,13 @@ func TestFP8Steps(t *testing.T) {
 				loss, norm := step(t, eight, i)
 				again, normAgain := step(t, graphs, i)
 				if loss != again || norm != normAgain {
-					t.Fatalf("--fp8 %v, step %d: loss %v, norm %v; as a graph %v, %v",
-						level, i, loss, norm, again, normAgain)
+					t.Fatalf("%v, step %d: loss %v, norm %v; as a graph %v, %v",
+						parts, i, loss, norm, again, normAgain)
 				}
 				if i >= half {
 					if again, normAgain := step(t, resumed, i); loss != again || norm != normAgain {
-						t.Fatalf("--fp8 %v, step %d: loss %v, norm %v; resumed %v, %v",
-							level, i, loss, norm, again, normAgain)
+						t.Fatalf("%v, step %d: loss %v, norm %v; resumed %v, %v",
+							parts, i, loss, norm, again, normAgain)
 					}
 				}
 				if i == 4 { // what is measured in between changes nothing
@@ -65,7 +65,7 @@ func TestFP8Steps(t *testing.T) {
 				off += (loss - want) / steps
 			}
 			if !traintest.CloseTo(off, 0, 0.02) || off == 0 {
-				t.Errorf("--fp8 %v: losses are off by %v on average", level, off)
+				t.Errorf("%v: losses are off by %v on average", parts, off)
 			}
 			traintest.NoError(t, eight.Audit(steps))
 			if w.Rank() == w.Size()-1 && w.Size() > 1 {
@@ -74,7 +74,7 @@ func TestFP8Steps(t *testing.T) {
 			if w.Size() > 1 {
 				if err := eight.Audit(steps); !strings.Contains(fmt.Sprint(err),
 					"the scales of 8-bit floats after 24 steps") {
-					t.Errorf("--fp8 %v: other scales on a rank: %v", level, err)
+					t.Errorf("%v: other scales on a rank: %v", parts, err)
 				}
 			}
 			traintest.NoError(t, plain.Close(), eight.Close(), graphs.Close(), resumed.Close())
