@@ -19,7 +19,7 @@ const awareEnv = "LOCKSTEP_MPI_CUDA"
 // CUDAAware asks the MPI library, without touching device memory: a library that is not aware crashes when it is tried.
 // The first of these that has an answer gives it: the environment variable LOCKSTEP_MPI_CUDA (yes or no), the info
 // mpi_memory_alloc_kinds of MPI 4.1, MPIX_Query_cuda_support of Open MPI and MPICH, MPIX_GPU_query_support of MPICH. The
-// answer holds for this process: ranks may differ, see OnDevice. MPI must be running. A library can be wrong about itself,
+// answer holds for this process: ranks may differ, see AwareOnAll. MPI must be running. A library can be wrong about itself,
 // as Open MPI is with a transport built without CUDA: then say no.
 func CUDAAware() (Aware, error) {
 	if !world.running {
@@ -53,4 +53,14 @@ func awareness(env, kinds string, known bool, query, gpu int, library string) (A
 		return Aware{gpu == 1, fmt.Sprintf("MPIX_GPU_query_support of %s says %s", library, answer[gpu == 1])}, nil
 	}
 	return Aware{false, library + " cannot say whether it takes device memory"}, nil
+}
+
+// AwareOnAll is CUDAAware, with Yes only where all ranks say so. Collective; it blocks.
+func (c *Comm) AwareOnAll() (Aware, error) {
+	a, err := CUDAAware()
+	if err := c.FirstFailure(err); err != nil {
+		return a, err
+	}
+	a.Yes, err = c.All(a.Yes)
+	return a, err
 }

@@ -4,12 +4,11 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/transfer"
 )
 
 // The collectives of more elements than one MPI call takes, made of calls that take fewer.
 
-func (c *Comm) bigAllGather(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type) error {
+func (c *Comm) bigAllGather(dst, src unsafe.Pointer, p Parts, t elem.Type) error {
 	move(elem.At(dst, p.Offset(c.rank), p.Len(c.rank), t), src, p.Len(c.rank), t)
 	off := 0
 	for r := range c.size {
@@ -21,7 +20,7 @@ func (c *Comm) bigAllGather(dst, src unsafe.Pointer, p transfer.Parts, t elem.Ty
 	return nil
 }
 
-func (c *Comm) bigReduceScatter(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type, op elem.Op) error {
+func (c *Comm) bigReduceScatter(dst, src unsafe.Pointer, p Parts, t elem.Type, op elem.Op) error {
 	off := 0
 	for r := range c.size {
 		if err := c.reduce(dst, elem.At(src, off, p.Len(r), t), p.Len(r), t, op, r); err != nil {
@@ -32,7 +31,7 @@ func (c *Comm) bigReduceScatter(dst, src unsafe.Pointer, p transfer.Parts, t ele
 	return nil
 }
 
-func (c *Comm) bigGather(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type, root int) error {
+func (c *Comm) bigGather(dst, src unsafe.Pointer, p Parts, t elem.Type, root int) error {
 	if c.rank != root {
 		return c.send(src, p.Len(c.rank), t, root, tagInternal)
 	}
@@ -48,7 +47,7 @@ func (c *Comm) bigGather(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type,
 	return nil
 }
 
-func (c *Comm) bigScatter(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type, root int) error {
+func (c *Comm) bigScatter(dst, src unsafe.Pointer, p Parts, t elem.Type, root int) error {
 	if c.rank != root {
 		return c.recv(dst, p.Len(c.rank), t, root, tagInternal)
 	}
@@ -66,7 +65,7 @@ func (c *Comm) bigScatter(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type
 
 func (c *Comm) bigAllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	if dst != src {
-		return c.exchange(dst, transfer.Parts{Each: n}, src, transfer.Parts{Each: n}, t)
+		return c.exchange(dst, Parts{Each: n}, src, Parts{Each: n}, t)
 	}
 	// In round k ranks r and k-r exchange their parts, so that each pair meets once and nobody waits in a ring.
 	limit := min(maxCount, maxSwap)
@@ -87,7 +86,7 @@ func (c *Comm) bigAllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 }
 
 // exchange sends every rank its part of src and receives that rank's part of dst.
-func (c *Comm) exchange(dst unsafe.Pointer, recv transfer.Parts, src unsafe.Pointer, send transfer.Parts, t elem.Type) error {
+func (c *Comm) exchange(dst unsafe.Pointer, recv Parts, src unsafe.Pointer, send Parts, t elem.Type) error {
 	if own := recv.Len(c.rank); own > 0 {
 		move(elem.At(dst, recv.Offset(c.rank), own, t), elem.At(src, send.Offset(c.rank), own, t), own, t)
 	}

@@ -4,7 +4,6 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/transfer"
 )
 
 // What one MPI call is given at most, in elements; tests lower these. More is done in parts. A message of more than an int
@@ -149,7 +148,7 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 		return err
 	}
 	if n*c.size > maxCount {
-		return c.bigAllGather(dst, src, transfer.Parts{Each: n}, t)
+		return c.bigAllGather(dst, src, Parts{Each: n}, t)
 	}
 	return c.Check(name, sysAllGather(c, dst, src, n, t, elem.IsAt(src, dst, c.rank*n, t)))
 }
@@ -168,7 +167,7 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 		return err
 	}
 	if n*c.size > reduceCount(t) {
-		return c.bigReduceScatter(dst, src, transfer.Parts{Each: n}, t, op)
+		return c.bigReduceScatter(dst, src, Parts{Each: n}, t, op)
 	}
 	return c.Check(name, sysReduceScatter(c, dst, src, n, t, op, elem.IsAt(dst, src, c.rank*n, t)))
 }
@@ -204,7 +203,7 @@ func (c *Comm) Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) err
 		return err
 	}
 	if n*c.size > maxCount {
-		return c.bigGather(dst, src, transfer.Parts{Each: n}, t, root)
+		return c.bigGather(dst, src, Parts{Each: n}, t, root)
 	}
 	return c.Check(name, sysGather(c, dst, src, n, t, root, c.rank == root && elem.IsAt(src, dst, root*n, t)))
 }
@@ -226,7 +225,7 @@ func (c *Comm) Scatter(dst, src unsafe.Pointer, n int, t elem.Type, root int) er
 		return err
 	}
 	if n*c.size > maxCount {
-		return c.bigScatter(dst, src, transfer.Parts{Each: n}, t, root)
+		return c.bigScatter(dst, src, Parts{Each: n}, t, root)
 	}
 	return c.Check(name, sysScatter(c, dst, src, n, t, root, c.rank == root && elem.IsAt(dst, src, root*n, t)))
 }

@@ -10,7 +10,6 @@ import (
 const (
 	tagUser     = sysTagUser
 	tagInternal = 1
-	tagDevice   = 2 // what staged device messages are made of
 )
 
 // maxElems keeps the bytes of a call within an int, whatever the type and the number of ranks.

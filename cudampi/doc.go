@@ -7,7 +7,7 @@
 //	...
 //	err = cudampi.Stop()
 //
-// A DeviceComm (see Comm.OnDevice) does the same with the memory of a GPU, whether the MPI library takes it or not.
+// Messages of a P2P may be those of a GPU's memory from cuda.Malloc, where the MPI library takes it: see CUDAAware.
 //
 // What is true of every call of a Comm:
 //

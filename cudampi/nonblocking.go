@@ -11,14 +11,16 @@ type Request struct {
 	buf unsafe.Pointer // what MPI reads or writes, kept from the collector, which moves nothing that lies on the heap
 }
 
-// Stream is a kind of messages: those of one Stream between two ranks arrive in their order, whatever others do.
+// Stream is a kind of messages, 0 the ordinary one: those of one Stream between two ranks arrive in their order, whatever others do.
 type Stream int
 
 // The streams there are. Their numbers are tags.
 const (
 	Heads  Stream = 3
 	Bodies Stream = 4
-	Pieces Stream = 5 // of device memory
+	Pieces Stream = 5 // of device memory, on the host
+	Device Stream = 6 // of device memory
+	Steps  Stream = 7 // of collectives on device memory
 )
 
 // StartSend begins to send bytes at src to rank to. It does not block. src must stay as it is until Test says that r is over.

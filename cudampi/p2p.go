@@ -73,9 +73,10 @@ func (c *Comm) SendRecvBy(dst unsafe.Pointer, recvN, from int, src unsafe.Pointe
 // zero value is an empty group; it is reusable, and allocates only to grow. Its methods are called by one goroutine at a
 // time.
 type P2P struct {
-	group group
-	comms []*Comm
-	pins  runtime.Pinner
+	Stream Stream // of its messages; set while it is empty
+	group  group
+	comms  []*Comm
+	pins   runtime.Pinner
 }
 
 // Send adds the sending of n elements to rank to. Nothing is sent before Wait; src must stay as it is until Wait returns.
@@ -94,7 +95,7 @@ func (p *P2P) SendBy(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int, by
 	if err := c.CheckRank(name, to); err != nil {
 		return err
 	}
-	p.add(c, src, n, t, to, tagUser, false, by)
+	p.add(c, src, n, t, to, tagUser+int(p.Stream), false, by)
 	return nil
 }
 
@@ -113,7 +114,7 @@ func (p *P2P) RecvBy(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int, 
 	if err := c.CheckRank(name, from); err != nil {
 		return err
 	}
-	p.add(c, dst, n, t, from, tagUser, true, by)
+	p.add(c, dst, n, t, from, tagUser+int(p.Stream), true, by)
 	return nil
 }
 

@@ -229,10 +229,6 @@ func sysHandleWord(c handle) uintptr { return uintptr(C.handle_word(c)) }
 
 type request = C.MPI_Request
 
-func sysStartChunk(c *Comm, buf unsafe.Pointer, bytes, peer int, recv bool, req *request) int {
-	return int(C.start_chunk(c.h, address(buf), C.int(bytes), C.int(peer), tagDevice, cbool(recv), req))
-}
-
 // sysTestChunk returns the bytes received once the message is over.
 func sysTestChunk(req *request) (done bool, got, code int) {
 	o := C.test_chunk(req)

@@ -4,7 +4,6 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/transfer"
 )
 
 // CheckCounts refuses counts of a V form that are not one for each rank, or out of range.
@@ -41,7 +40,7 @@ func (c *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) er
 	if err != nil {
 		return err
 	}
-	p := transfer.Parts{Counts: counts}
+	p := Parts{Counts: counts}
 	if err := c.readyParts(name, dst, total, src, counts[c.rank], t); err != nil || total == 0 {
 		return err
 	}
@@ -63,7 +62,7 @@ func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type
 	if err != nil {
 		return err
 	}
-	p := transfer.Parts{Counts: counts}
+	p := Parts{Counts: counts}
 	if err := c.readyParts(name, src, total, dst, counts[c.rank], t); err != nil {
 		return err
 	}
@@ -91,7 +90,7 @@ func (c *Comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root 
 	if err := c.CheckRoot(name, root); err != nil {
 		return err
 	}
-	p, whole := transfer.Parts{Counts: counts}, total
+	p, whole := Parts{Counts: counts}, total
 	if c.rank != root {
 		dst, whole = nil, 0
 	}
@@ -119,7 +118,7 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 	if err := c.CheckRoot(name, root); err != nil {
 		return err
 	}
-	p, whole := transfer.Parts{Counts: counts}, total
+	p, whole := Parts{Counts: counts}, total
 	if c.rank != root {
 		src, whole = nil, 0
 	}
@@ -155,7 +154,7 @@ func (c *Comm) AllToAllV(dst unsafe.Pointer, recvCounts []int, src unsafe.Pointe
 	if dst == src && recvTotal > 0 && sendTotal > 0 {
 		return c.Errorf(name, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form", recvTotal, sendTotal)
 	}
-	recv, send := transfer.Parts{Counts: recvCounts}, transfer.Parts{Counts: sendCounts}
+	recv, send := Parts{Counts: recvCounts}, Parts{Counts: sendCounts}
 	if r, s := recv.Len(c.rank), send.Len(c.rank); r != s {
 		return c.Errorf(name, ErrCount, "rank %d sends %d %v elements to itself, %d expected", c.rank, s, t, r)
 	}

@@ -1,7 +1,5 @@
 package cudampi
 
-import "lockstep/cuda"
-
 const (
 	// spinsBeforePump is how often a waiting rank looks before it lets MPI and others on its core run, about 20 us.
 	spinsBeforePump = 50
@@ -13,7 +11,8 @@ const (
 // keeps them from what he waits for.
 func (c *Comm) SleepSoon() { c.soon = true }
 
-// Pause is what a rank does between two looks at what it waits for.
+// Pause is what a rank does between two looks at what it waits for, such as a device. It lets MPI progress: another rank may wait
+// for a message of this one, and the device for that rank. Only the thread that may enter MPI calls it. Source: mpi.h, MPI_Iprobe.
 func (c *Comm) Pause(looks int) error {
 	switch {
 	case !c.soon && looks < spinsBeforePump:
@@ -23,23 +22,4 @@ func (c *Comm) Pause(looks int) error {
 		return c.Check("MPI_Iprobe", sysPump(c, 50_000))
 	}
 	return c.Check("MPI_Iprobe", sysPump(c, 0))
-}
-
-// WaitEvent blocks until the device has passed the last record of e. Meanwhile it lets MPI progress: another rank may wait for a
-// message of this one, and the device for that rank. Only the thread that may enter MPI calls it.
-// Source: cuda.h, cuEventQuery; mpi.h, MPI_Iprobe.
-func (c *Comm) WaitEvent(e *cuda.Event) error { return c.wait(e.Query) }
-
-// WaitStream blocks until all work enqueued on s has finished, as WaitEvent does. Source: cuda.h, cuStreamQuery.
-func (c *Comm) WaitStream(s *cuda.Stream) error { return c.wait(s.Query) }
-
-func (c *Comm) wait(query func() (bool, error)) error {
-	for looks := 0; ; looks++ {
-		if done, err := query(); done || err != nil {
-			return err
-		}
-		if err := c.Pause(looks); err != nil {
-			return err
-		}
-	}
 }

@@ -13,7 +13,7 @@ import (
 // empty string is the default of its flag.
 type Config struct {
 	Device      string // auto, cuda or host
-	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware, mpi-peer or host-staged
+	Collectives string // auto, nccl, mpi, mpi-peer, mpi-aware or host-staged
 	JSON        string // file that Emit appends to; "-" is standard output
 	LogLevel    string // trace, debug, info, warn or error
 	LogFormat   string // auto, console or json

@@ -183,16 +183,16 @@ func TestCrossCheck(t *testing.T) {
 		rank  string
 		want  []string // in one line
 	}{
-		{"ncclAllReduce=5", "1", []string{"AllReduce of 12 int32 (max)", "rank 1: element 5 is 1073741929 by NCCL and 105 by MPI (mpi-staged)", "(world, 3 ranks)"}},
+		{"ncclAllReduce=5", "1", []string{"AllReduce of 12 int32 (max)", "rank 1: element 5 is 1073741929 by NCCL and 105 by host-staged", "(world, 3 ranks)"}},
 		{"ncclAllReduce=27", "2", []string{"AllReduce of 30 float32 (avg)", "rank 2: element 27 is", " by NCCL and 0.033333", ", and may differ by "}},
-		{"ncclAllReduce=33", "1", []string{"AllReduce of 36 int32 (max)", "rank 1: element 33 is 1073741933 by NCCL and 109 by MPI"}}, // in the group
-		{"ncclReduce=11", "1", []string{"Reduce of 12 int32 (max, root 1)", "rank 1: element 11 is 1073741935 by NCCL and 111 by MPI"}},
-		{"ncclBroadcast=0", "2", []string{"Broadcast of 12 int32 (root 1)", "rank 2: element 0 is 1073741924 by NCCL and 100 by MPI"}},
-		{"ncclAllGather=25", "0", []string{"AllGather of 12 int32", "rank 0: element 25 is 1073741925 by NCCL and 101 by MPI"}},
+		{"ncclAllReduce=33", "1", []string{"AllReduce of 36 int32 (max)", "rank 1: element 33 is 1073741933 by NCCL and 109 by host-staged"}}, // in the group
+		{"ncclReduce=11", "1", []string{"Reduce of 12 int32 (max, root 1)", "rank 1: element 11 is 1073741935 by NCCL and 111 by host-staged"}},
+		{"ncclBroadcast=0", "2", []string{"Broadcast of 12 int32 (root 1)", "rank 2: element 0 is 1073741924 by NCCL and 100 by host-staged"}},
+		{"ncclAllGather=25", "0", []string{"AllGather of 12 int32", "rank 0: element 25 is 1073741925 by NCCL and 101 by host-staged"}},
 		{"ncclReduceScatter=3", "0", []string{"ReduceScatter of 12 int32 (max)", "rank 0: element 3 is"}},
-		{"ncclAlltoAll=7", "2", []string{"AllToAll of 6 int32", "rank 2: element 7 is 1073741925 by NCCL and 101 by MPI"}},
+		{"ncclAlltoAll=7", "2", []string{"AllToAll of 6 int32", "rank 2: element 7 is 1073741925 by NCCL and 101 by host-staged"}},
 		{"ncclRecv=4", "1", []string{"Gather of 12 int32 (root 1)", "rank 1: element 4 is"}},
-		{"ncclRecv=30", "2", []string{"SendRecv of 36 int32", "rank 2: element 30 is 1073741930 by NCCL and 106 by MPI"}},
+		{"ncclRecv=30", "2", []string{"SendRecv of 36 int32", "rank 2: element 30 is 1073741930 by NCCL and 106 by host-staged"}},
 		{"ncclRecv=4", "0", []string{"Scatter of 12 int32 (root 1)", "rank 0: element 4 is"}},
 	} {
 		t.Run(tc.wrong+" on rank "+tc.rank, func(t *testing.T) {

@@ -77,8 +77,8 @@
 // wait for no stream.
 //
 // Once a stream and a communicator have run a call, the next one allocates no Go memory on
-// the host, nor on GPUs through NCCL and kernels between peers. Where MPI carries the
-// memory of GPUs (mpi-aware, mpi-staged), and with --check, a call allocates some.
+// the host, nor on GPUs through NCCL and kernels between peers. Where the host carries the
+// memory of GPUs (mpi-aware, host-staged), and with --check, a call allocates some.
 //
 // Between streams there is no order but that of Stream.After and Stream.Wait; Pipeline
 // has stages on several streams work on pieces at the same time. On a

@@ -18,8 +18,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/mpirun"
-	"lockstep/internal/transfer"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/transport/staged"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -28,7 +28,7 @@ const appEnv = "SPMD_TEST_APP"
 
 func TestMain(m *testing.M) {
 	if os.Getenv("FAKECUDA_DEVICES") != "" { // a rank on test doubles. Each start would clear tens of megabytes
-		transfer.Sizes.Chunk, transfer.Sizes.Rings = 256<<10, 1<<20
+		staged.Sizes.Piece, staged.Sizes.Message = 256<<10, 1<<20
 	}
 	spmdtest.Main(m, func() { app(os.Getenv(appEnv)) })
 }
@@ -230,9 +230,10 @@ func TestBadInput(t *testing.T) {
 		{"no such device", 2, "sum", nil, []string{"--device", "tpu"}, "--device tpu: want auto, cuda, host"},
 		{"flags that contradict each other", 2, "sum", nil, []string{"--device", "host", "--collectives", "nccl"}, "does not go with"},
 		{"a way for GPU memory on the host", 2, "sum", nil, []string{"--device", "host", "--collectives", "mpi-peer"}, "--collectives mpi-peer does not go with --device host"},
-		{"no such collectives", 0, "sum", nil, []string{"--collectives", "mpi-fast"}, "want auto, nccl, mpi, mpi-staged, mpi-aware, mpi-peer"},
+		{"no such collectives", 0, "sum", nil, []string{"--collectives", "mpi-fast"}, "want auto, nccl, mpi, mpi-peer, mpi-aware, host-staged"},
+		{"a way that is gone", 0, "sum", nil, []string{"--collectives", "mpi-staged"}, "--collectives mpi-staged is gone: host-staged is"},
 		{"two paths to compare on the host", 2, "sum", nil, []string{"--device", "host", "--check=both"}, "--check both does not go with --device host"},
-		{"two paths to compare, one chosen", 0, "sum", nil, []string{"--device", "auto", "--check=both", "--collectives", "mpi-staged"}, "--check both does not go with --collectives mpi-staged"},
+		{"two paths to compare, one chosen", 0, "sum", nil, []string{"--device", "auto", "--check=both", "--collectives", "host-staged"}, "--check both does not go with --collectives host-staged"},
 		{"a device that is not there", 2, "sum", nil, []string{"--device", "cuda"}, "--device cuda"},
 		{"a list of ranks", 0, "sum", nil, []string{"--log-ranks", "3-1"}, "--log-ranks 3-1"},
 		{"more ranks than rows", 3, "sum", nil, []string{"--rows", "2"}, "--rows 2: fewer than the 3 ranks"},

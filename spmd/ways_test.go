@@ -2,7 +2,6 @@ package spmd_test
 
 import (
 	"slices"
-	"strings"
 	"testing"
 
 	"lockstep/cudampi"
@@ -58,9 +57,9 @@ var modes = []mode{
 	}},
 }
 
-// modesOf leaves out graphs where MPI carries device memory: they hold no collectives then.
+// modesOf leaves out graphs where the host carries device memory: they hold no collectives then.
 func modesOf(w *spmd.World) []mode {
-	if !w.OnHost() && (strings.HasPrefix(w.Collectives(), "mpi") || w.Collectives() == "host-staged") {
+	if w.Comm().Capturable() != nil {
 		return slices.DeleteFunc(slices.Clone(modes), func(m mode) bool { return m.name == "graph" })
 	}
 	return modes
@@ -100,7 +99,7 @@ func everyWay(t *testing.T, fn func(t *testing.T, w *spmd.World)) {
 		return
 	}
 	t.Run("nccl", func(t *testing.T) { spmdtest.Run(t, everyRanks, fn) })
-	for _, way := range []string{"mpi-staged", "mpi-aware", "mpi-peer"} {
+	for _, way := range []string{"host-staged", "mpi-aware", "mpi-peer"} {
 		t.Run(way, func(t *testing.T) {
 			t.Setenv("SPMDTEST_COLLECTIVES", way)
 			spmdtest.Run(t, everyRanks[1:], func(t *testing.T, w *spmd.World) {

@@ -105,10 +105,9 @@ func (w *World) Device() string {
 }
 
 // Collectives says what carries them: "mpi-host" for host memory; for that of GPUs
-// "nccl" or, through MPI, "mpi-peer" between GPUs that reach each other,
-// "mpi-aware" where MPI takes their memory, which then makes the calls on streams before
-// they return, "mpi-staged" through host memory; "none" for one rank with a GPU, which has
-// nobody to talk to.
+// "nccl", "mpi-peer" between GPUs that reach each other, "mpi-aware" through an MPI that
+// takes their memory, which makes the calls on streams before they return, "host-staged"
+// through host memory; "none" for one rank with a GPU, which has nobody to talk to.
 func (w *World) Collectives() string {
 	return w.in.All.Routes().Name()
 }

@@ -73,8 +73,8 @@ func TestOnDoubles(t *testing.T) {
 	env := []string{"LD_LIBRARY_PATH=" + dir, "FAKECUDA_KERNELS=" + kernels, "FAKECUDA_DEVICES=3", "FAKECUDA_DELAY=20",
 		"FAKECUDA_SHARED=1"}
 	for _, tc := range []struct{ peers, args string }{
-		{"0", "--collectives=mpi-staged --size=40x150 --edges=periodic"},
-		{"0", "--collectives=mpi-staged --size=11x12x70 --dtype=float64"},
+		{"0", "--collectives=host-staged --size=40x150 --edges=periodic"},
+		{"0", "--collectives=host-staged --size=11x12x70 --dtype=float64"},
 		{"1", "--collectives=mpi-peer --graph --size=40x150 --dtype=float64"},
 		{"1", "--collectives=mpi-peer --graph --size=11x12x70 --edges=periodic --mesh=1x3x1"},
 	} {

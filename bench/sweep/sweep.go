@@ -74,7 +74,7 @@ var gpuCalls = []struct{ upTo, calls int }{{8 << 20, 1000}, {harness.MostBytes, 
 // callsOf returns the number of calls of a timed iteration at a size.
 func (s *sweep) callsOf(bytes int) int {
 	most := max(1, min(hostCalls, hostMoved/bytes))
-	if !s.onHost() && !strings.HasPrefix(s.collectives, "mpi") { // which waits for each call
+	if !s.onHost() && !strings.HasPrefix(s.collectives, "mpi") && s.collectives != "host-staged" { // which wait for each call
 		for _, g := range slices.Backward(gpuCalls) {
 			if bytes <= g.upTo {
 				most = g.calls
@@ -106,7 +106,7 @@ func Command() error {
 		"numbers of ranks for cost; on GPUs, those of them that there are GPUs for")
 	fs.StringVar(&s.device, "device", "auto", "auto, cuda or host")
 	fs.StringVar(&s.collectives, "collectives", "auto",
-		"what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer")
+		"what carries collectives: auto, nccl or mpi; of GPU memory also mpi-peer, mpi-aware or host-staged")
 	fs.IntVar(&s.Rounds, "rounds", defaultSweepRounds, "turns of each side; the medians count")
 	fs.DurationVar(&s.within, "limit", 0,
 		"time after which no turn begins, such as 5m; what has been measured then counts (0: none)")
@@ -166,7 +166,7 @@ func (s *sweep) check() error {
 		{"only", s.parts, sweepParts}, {"peers", s.peers, append([]string{"none"}, peerNames()...)},
 		{"device", []string{s.device}, []string{"auto", "cuda", "host"}},
 		{"collectives", []string{s.collectives},
-			[]string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
+			[]string{"auto", "nccl", "mpi", "mpi-peer", "mpi-aware", "host-staged"}},
 	} {
 		for _, v := range f.got {
 			if !slices.Contains(f.known, v) {

@@ -151,7 +151,7 @@ func TestCallsOf(t *testing.T) {
 		{"GPUs", harness.GPUSet, "auto", 0, map[int]int{8: 1000, 8 << 20: 1000, 16 << 20: 60, 1 << 30: 60}, 2},
 		{"what a caller waits", harness.GPUSet, "auto", 1, map[int]int{8: 1, 1 << 30: 1}, 1},
 		{"given", harness.GPUSet, "nccl", 100, map[int]int{8: 100, 8 << 20: 100, 1 << 30: 60}, 2},
-		{"GPUs through MPI, staged", harness.GPUSet, "mpi-staged", 0, map[int]int{8: 200, 1 << 30: 1}, 0},
+		{"GPUs through MPI, staged", harness.GPUSet, "host-staged", 0, map[int]int{8: 200, 1 << 30: 1}, 0},
 		{"GPUs through MPI", harness.GPUSet, "mpi", 0, map[int]int{8: 200, 1 << 20: 64, 64 << 20: 1, 1 << 30: 1}, 0},
 		{"host", harness.HostSet, "auto", 0, map[int]int{8: 200, 256 << 10: 200, 1 << 20: 64, 1 << 30: 1}, 0},
 	} {

@@ -1,5 +1,4 @@
-// Package devtest is what tests of collectives on device memory have in common: devices, buffers with guards, and runs of all
-// calls of a cudampi.DeviceComm in each way that there is.
+// Package devtest gives the ranks of a test devices.
 //
 // They run on the double of libcuda, whose memory several processes share; the kernels run on the host, from the same source.
 // With SPMDTEST_DEVICE=cuda they run on the GPUs of this machine, of which ranks may share one.
@@ -19,7 +18,6 @@ import (
 	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
 	"lockstep/internal/shm"
-	"lockstep/internal/transfer"
 )
 
 // Counts are numbers of ranks: in make test those that find the most.
@@ -86,7 +84,6 @@ func OnDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *test
 		commtest.Must(t, hold(index))
 		d := Must1(cuda.Open(index))(t)
 		fn(t, c, d)
-		commtest.Must(t, freeSpare(d))
 		commtest.Must(t, d.Close())
 		commtest.Must(t, c.Close())
 		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
@@ -157,69 +154,6 @@ func Main(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
-}
-
-// Small makes every chunk and scratch memory small until the test ends, so that a few elements are many steps.
-func Small(t *testing.T) {
-	s := &transfer.Sizes
-	before := *s
-	t.Cleanup(func() { *s = before })
-	s.Chunk, s.Relay, s.Message, s.Small, s.Direct, s.DirectRoom = 1024, 1024, 512, 64, 256, 16<<10
-	if MoreSmall != nil {
-		MoreSmall(t)
-	}
-}
-
-// MoreSmall is called by Small, for what a package has of its own.
-var MoreSmall func(t *testing.T)
-
-// Opener is a way to carry out the calls of a DeviceComm.
-type Opener struct {
-	Name string
-	Open func(t *testing.T, c *shm.Comm, d *cuda.Device) *cudampi.DeviceComm
-}
-
-// Way is a DeviceComm, how it works, and the stream that the test uses it on.
-type Way struct {
-	Name string
-	*cudampi.DeviceComm
-	C   *shm.Comm
-	Dev *cuda.Device
-	S   *cuda.Stream
-}
-
-// EveryWay calls fn with each way to carry out the calls of a Comm.
-func EveryWay(t *testing.T, c *shm.Comm, d *cuda.Device, ways []Opener, fn func(t *testing.T, w Way)) {
-	t.Helper()
-	for _, o := range ways {
-		k := o.Open(t, c, d)
-		if k == nil {
-			continue // it is not to be had here
-		}
-		if k.Reason() == "" {
-			t.Fatalf("%s: no reason", o.Name)
-		}
-		s := Must1(d.NewStream(0))(t)
-		fn(t, Way{o.Name, k, c, d, s})
-		commtest.Must(t, s.Synchronize())
-		commtest.Must(t, s.Close())
-		commtest.Must(t, k.Close())
-		commtest.Must(t, k.Close())
-	}
-}
-
-// OnPath opens a DeviceComm on a path, which MPI alone carries; nil where an MPI that does not take device memory would crash.
-func OnPath(t *testing.T, c *shm.Comm, path cudampi.Path, open func(cfg cudampi.DeviceConfig) (*cudampi.DeviceComm, error)) *cudampi.DeviceComm {
-	t.Helper()
-	if a, err := cudampi.CUDAAware(); OnGPU() && path == cudampi.AwareMPI && (err != nil || !a.Yes) {
-		return nil
-	}
-	k, err := open(cudampi.DeviceConfig{Path: path})
-	commtest.Must(t, err)
-	if k.Path() != path && c.Size() > 1 {
-		t.Fatalf("path %v instead of %v, %q", k.Path(), path, k.Reason())
-	}
-	return k
 }
 
 // Must1 is for a call of two results: Must1(f())(t).

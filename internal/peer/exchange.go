@@ -6,21 +6,25 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/cudampi"
 	"lockstep/internal/ccall"
-	"lockstep/internal/transfer"
+	"lockstep/internal/elem"
 )
 
 // exchangeBlocks is about the most blocks of a kernel of messages; tests lower it.
 var exchangeBlocks = 512
 
-// MessageMost is the most bytes of a message between peers: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB. NCCL
-// carries longer ones as fast or faster, since stamps halve the bandwidth. MessageMost is -1 where ranks share a device: there
-// their kernels wait for each other in turns of milliseconds.
+// Message is a message of device memory to or from a rank.
+type Message struct {
+	Buf  unsafe.Pointer
+	N    int // elements
+	Type elem.Type
+	Peer int
+	Recv bool // from Peer into Buf; else to Peer from Buf
+}
+
+// MessageMost is the most bytes of a message that NCCL does not carry as fast or faster, since stamps halve the bandwidth: 2 MiB
+// of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB.
 func (p *Comm) MessageMost() int {
-	if !p.apart {
-		return -1
-	}
 	return (2 << 20) / max(1, p.c.Size()-1) / smallBlock * smallBlock
 }
 
@@ -28,7 +32,8 @@ func (p *Comm) MessageMost() int {
 const (
 	messageQueues = 256
 	messageWords  = 2     // of struct Message
-	wrongBytes    = 4 * 4 // a flag, the bytes that came, those that were to come, and nothing
+	messageBits   = 40    // of the bytes of a message
+	wrongBytes    = 4 * 4 // a flag, the low words of the bytes that came and of those that were to come, and their high ones
 )
 
 // lanesBytes is the memory of a rank for messages from and to all ranks (peers.cu): for each queue of each rank three
@@ -46,7 +51,7 @@ func ListBytes(n int) int {
 	return 8 * messageWords * n
 }
 
-// Exchange enqueues on s several messages of at most MessageMost bytes. They start together, so no order among them can
+// Exchange enqueues on s several messages. They start together, so no order among them can
 // deadlock. Messages from one rank to another match in their order, whatever calls they are in. A rank may also send to itself.
 //
 // A message is sent when the kernel before it on s is over, also when nobody has asked for it yet. Two messages to a rank, or 1
@@ -55,11 +60,7 @@ func ListBytes(n int) int {
 // list is device memory of ListBytes of the number of messages, nil for few. It must remain until the messages have been
 // exchanged, and as long as a graph that holds them. Where Recv has another length than what came, the kernel waits for ever,
 // and Failure says why.
-func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.Message) error {
-	return p.next(s, func() error { return p.exchange(s, list, messages) })
-}
-
-func (p *Comm) exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.Message) error {
+func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {
 	// Lanes that send have the lowest numbers, which blocks that wait for others must not keep off the device.
 	var lanes [2][peerRanks]uint8
 	used, most := 0, 0
@@ -70,8 +71,8 @@ func (p *Comm) exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.
 			if m.Recv != recv {
 				continue
 			}
-			if bytes < 0 || bytes > p.MessageMost() || uint(m.Peer) >= uint(p.c.Size()) {
-				return fmt.Errorf("peer: message of %d bytes with rank %d of %d between peers, which carry up to %d bytes", bytes, m.Peer, p.c.Size(), p.MessageMost())
+			if bytes>>messageBits != 0 || uint(m.Peer) >= uint(p.c.Size()) {
+				return fmt.Errorf("peer: message of %d bytes with rank %d of %d", bytes, m.Peer, p.c.Size())
 			}
 			most = max(most, bytes)
 			if lanes[dir][m.Peer] == 0 {
@@ -83,7 +84,7 @@ func (p *Comm) exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.
 	if used == 0 {
 		return nil
 	}
-	put := func(at []uint64, messages []cudampi.Message) {
+	put := func(at []uint64, messages []Message) {
 		for i := range messages {
 			m := &messages[i]
 			recv := uint64(0)
@@ -91,7 +92,7 @@ func (p *Comm) exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.
 				recv = 1
 			}
 			at[messageWords*i] = uint64(ccall.Address(m.Buf))
-			at[messageWords*i+1] = uint64(m.N*m.Type.Size()) | uint64(lanes[recv][m.Peer]-1)<<32 | uint64(m.Peer)<<40 | recv<<48
+			at[messageWords*i+1] = uint64(m.N*m.Type.Size()) | uint64(lanes[recv][m.Peer]-1)<<messageBits | uint64(m.Peer)<<48 | recv<<56
 		}
 	}
 	per := messageQueues // blocks of a lane: they divide the queues among them
@@ -117,27 +118,27 @@ func (p *Comm) exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.
 }
 
 // exchangeParts does a transfer as messages. All ranks know the lengths of all of them.
-func (p *Comm) exchangeParts(x *transfer.Transfer, s *cuda.Stream) error {
-	x.Window = max(x.N, 1) // one step
-	var room [2 * peerRanks]cudampi.Message
+func (p *Comm) exchangeParts(x *Transfer, s *cuda.Stream) error {
+	x.window = max(x.N, 1) // one step
+	var room [2 * peerRanks]Message
 	messages := room[:0]
-	ownDst, ownSrc, _ := x.Own()
-	add := func(i transfer.Piece, peer int, recv bool) {
-		if i.N > 0 && (peer != x.Rank || ownDst != ownSrc) {
-			messages = append(messages, cudampi.Message{Buf: i.At, N: i.N, Type: x.Type, Peer: peer, Recv: recv})
+	ownDst, ownSrc, _ := x.own()
+	add := func(i piece, peer int, recv bool) {
+		if i.N > 0 && (peer != x.rank || ownDst != ownSrc) {
+			messages = append(messages, Message{Buf: i.At, N: i.N, Type: x.Type, Peer: peer, Recv: recv})
 		}
 	}
-	for _, o := range x.Out(0) {
-		for r := range x.Size {
-			if (!x.IsSplit() || r == o.Slot) && (x.What != transfer.Gather || r == x.Root) {
+	for _, o := range x.out(0) {
+		for r := range x.size {
+			if (!x.isSplit() || r == o.Slot) && (x.What != Gather || r == x.Root) {
 				add(o, r, false)
 			}
 		}
 	}
-	for _, i := range x.In(0) {
+	for _, i := range x.in(0) {
 		add(i, i.Peer, true)
 	}
-	return p.exchange(s, unsafe.Add(p.mem, p.scratch()), messages)
+	return p.Exchange(s, unsafe.Add(p.mem, p.scratch()), messages)
 }
 
 // complaints are the words that exchange writes.
@@ -151,7 +152,7 @@ func (p *Comm) Failure() error {
 	words := p.complaints()
 	for r := range p.c.Size() {
 		if w := words[wrongBytes/4*r:]; atomic.LoadUint32(&w[0]) != 0 {
-			return fmt.Errorf("a message from rank %d has %d bytes, and Recv takes %d", r, w[1], w[2])
+			return fmt.Errorf("a message from rank %d has %d bytes, and Recv takes %d", r, uint64(w[1])|uint64(w[3]>>16)<<32, uint64(w[2])|uint64(w[3]&0xffff)<<32)
 		}
 	}
 	return nil

@@ -9,11 +9,9 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/devkernel"
 	"lockstep/internal/devtest"
-	"lockstep/internal/elem"
 	"lockstep/internal/mpirun"
 	"lockstep/internal/shm"
 )
@@ -21,7 +19,7 @@ import (
 // exchanger is the peers of a Comm, and a stream.
 type exchanger struct {
 	*Comm
-	devtest.Way
+	site
 }
 
 func openExchanger(t *testing.T, c *shm.Comm, d *cuda.Device) exchanger {
@@ -29,36 +27,26 @@ func openExchanger(t *testing.T, c *shm.Comm, d *cuda.Device) exchanger {
 	if !devtest.OnGPU() {
 		exchangeBlocks = 4 + c.Rank() // threads in the double, where each rank may have other ones
 	}
-	p := devtest.Must1(Open(c, d, 4096))(t)
-	p.apart = true // slow, and right, where ranks share a GPU
-	return exchanger{p, devtest.Way{Name: "exchange", C: c, Dev: d, S: devtest.Must1(d.NewStream(0))(t)}}
+	return exchanger{devtest.Must1(open(c, d, 4096))(t), newSite(t, c, d)} // slow, and right, where ranks share a GPU
 }
 
 func (x exchanger) close(t *testing.T) {
 	t.Helper()
-	commtest.Must(t, x.S.Synchronize())
+	commtest.Must(t, x.s.Synchronize())
 	commtest.Must(t, x.Failure())
-	commtest.Must(t, x.S.Close())
+	commtest.Must(t, x.s.Close())
 	commtest.Must(t, x.Comm.Close())
 }
 
 // do exchanges, with the memory for a list where it is long.
-func (x exchanger) do(t *testing.T, messages ...cudampi.Message) {
+func (x exchanger) do(t *testing.T, messages ...Message) {
 	t.Helper()
 	var list unsafe.Pointer
 	if n := ListBytes(len(messages)); n > 0 {
-		list = devtest.Must1(x.Dev.Malloc(n))(t)
-		defer func() { commtest.Must(t, x.Dev.Free(list)) }() // waits
+		list = devtest.Must1(x.site.dev.Malloc(n))(t)
+		defer func() { commtest.Must(t, x.site.dev.Free(list)) }() // waits
 	}
-	commtest.Must(t, x.Comm.Exchange(x.S, list, messages))
-}
-
-func sends[T elem.Elem](b *devtest.Buffer[T], at, n, to int) cudampi.Message {
-	return devtest.Sends(b.At(at), n, elem.Of[T](), to)
-}
-
-func receives[T elem.Elem](b *devtest.Buffer[T], at, n, from int) cudampi.Message {
-	return devtest.Receives(b.At(at), n, elem.Of[T](), from)
+	commtest.Must(t, x.Comm.Exchange(x.s, list, messages))
 }
 
 // TestExchange: round rings, in lengths around packs and chunks, which take turns; everyone with everyone, several times at
@@ -71,32 +59,32 @@ func TestExchange(t *testing.T) {
 		most := x.MessageMost()
 		for round, n := range []int{most, 1, 0, 15, 16, 17, 2047, 2048, 2049, most - 1, 3, 5000, 5000, 2 * messageQueues * smallBlock / 3, most} {
 			shift := round % 3 // where nothing is aligned
-			src, dst := devtest.Filled(t, x.Way, commtest.Input[int8](c.Rank()+round, n+shift)), devtest.Alloc[int8](t, x.Way, n+shift)
+			src, dst := filled(t, x.site, commtest.Input[int8](c.Rank()+round, n+shift)), alloc[int8](t, x.site, n+shift)
 			x.do(t, receives(dst, shift, n, prev), sends(src, shift, n, next))
 			want := commtest.Input[int8](prev+round, n+shift)
 			copy(want, commtest.Alloc[int8](shift).Data())
-			dst.Same(t, want, fmt.Sprintf("round a ring, %d bytes", n))
-			src.Same(t, commtest.Input[int8](c.Rank()+round, n+shift), "what was sent")
+			dst.same(t, want, fmt.Sprintf("round a ring, %d bytes", n))
+			src.same(t, commtest.Input[int8](c.Rank()+round, n+shift), "what was sent")
 		}
 		for _, times := range []int{1, 5, 40} {
 			const n = 700 // elements, more than a chunk
-			var list []cudampi.Message
-			out, in := devtest.Filled(t, x.Way, commtest.Input[float32](c.Rank(), c.Size()*times*n)), devtest.Alloc[float32](t, x.Way, c.Size()*times*n)
+			var list []Message
+			out, in := filled(t, x.site, commtest.Input[float32](c.Rank(), c.Size()*times*n)), alloc[float32](t, x.site, c.Size()*times*n)
 			for r := range c.Size() {
 				for k := range times {
 					list = append(list, sends(out, (r*times+k)*n, n-k, r), receives(in, (r*times+k)*n, n-k, r))
 				}
 			}
 			x.do(t, list...)
-			want := slices.Clone(in.Host.Data())
+			want := slices.Clone(in.host.Data())
 			for r := range c.Size() {
 				theirs := commtest.Input[float32](r, c.Size()*times*n)
 				for k := range times {
 					copy(want[(r*times+k)*n:][:n-k], theirs[(c.Rank()*times+k)*n:])
 				}
 			}
-			in.Same(t, want, fmt.Sprintf("everyone with everyone, %d times", times))
-			out.Free(t)
+			in.same(t, want, fmt.Sprintf("everyone with everyone, %d times", times))
+			out.free(t)
 		}
 		x.close(t)
 	})
@@ -110,24 +98,24 @@ func TestExchangeOrder(t *testing.T) {
 		const n, each = 3000, 5
 		if c.Rank() == 2 { // between them, and in nobody's way
 			for range each {
-				x.do(t, sends(devtest.Filled(t, x.Way, commtest.Input[int32](2, 3)), 0, 3, 2), receives(devtest.Alloc[int32](t, x.Way, 3), 0, 3, 2))
+				x.do(t, sends(filled(t, x.site, commtest.Input[int32](2, 3)), 0, 3, 2), receives(alloc[int32](t, x.site, 3), 0, 3, 2))
 			}
 			commtest.Must(t, c.Barrier())
 			x.close(t)
 			return
 		}
 		peer := 1 - c.Rank()
-		out, in := devtest.Filled(t, x.Way, commtest.Input[int32](c.Rank(), (each+2)*n)), devtest.Alloc[int32](t, x.Way, (each+2)*n)
-		put := func(k int) cudampi.Message { return sends(out, k*n, n-k, peer) }
-		take := func(k int) cudampi.Message { return receives(in, k*n, n-k, peer) }
+		out, in := filled(t, x.site, commtest.Input[int32](c.Rank(), (each+2)*n)), alloc[int32](t, x.site, (each+2)*n)
+		put := func(k int) Message { return sends(out, k*n, n-k, peer) }
+		take := func(k int) Message { return receives(in, k*n, n-k, peer) }
 		x.do(t, put(0))
 		x.do(t, put(1))
-		commtest.Must(t, x.S.Synchronize())
+		commtest.Must(t, x.s.Synchronize())
 		commtest.Must(t, c.Barrier())
 		x.do(t, take(0))
 		x.do(t, take(1))
 		if c.Rank() == 0 {
-			var all []cudampi.Message
+			var all []Message
 			for k := range each {
 				all = append(all, put(2+k))
 			}
@@ -144,12 +132,12 @@ func TestExchangeOrder(t *testing.T) {
 				x.do(t, put(4+k))
 			}
 		}
-		want := slices.Clone(in.Host.Data())
+		want := slices.Clone(in.host.Data())
 		for k := range each + 2 {
 			copy(want[k*n:][:n-k], commtest.Input[int32](peer, (each+2)*n)[k*n:])
 		}
-		in.Same(t, want, "in the order in which they were sent")
-		out.Free(t)
+		in.same(t, want, "in the order in which they were sent")
+		out.free(t)
 		x.close(t)
 	})
 }
@@ -159,41 +147,41 @@ func TestExchangeGraph(t *testing.T) {
 	devtest.OnDevices(t, []int{1, 3}, map[string]string{"FAKECUDA_DELAY": "100"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
 		x := openExchanger(t, c, d)
 		const n, times = 2500, 20 // more messages than parameters hold
-		src, dst := devtest.Filled(t, x.Way, commtest.Input[int32](c.Rank(), n)), devtest.Alloc[int32](t, x.Way, times*n)
+		src, dst := filled(t, x.site, commtest.Input[int32](c.Rank(), n)), alloc[int32](t, x.site, times*n)
 		next, prev := (c.Rank()+1)%c.Size(), (c.Rank()+c.Size()-1)%c.Size()
-		var messages []cudampi.Message
+		var messages []Message
 		for k := range times {
 			messages = append(messages, sends(src, 0, n, next), receives(dst, k*n, n, prev))
 		}
 		list := devtest.Must1(d.Malloc(ListBytes(len(messages))))(t)
-		commtest.Must(t, x.S.BeginCapture(cuda.Relaxed))
-		commtest.Must(t, x.Comm.Exchange(x.S, list, messages))
-		g := devtest.Must1(x.S.EndCapture())(t)
+		commtest.Must(t, x.s.BeginCapture(cuda.Relaxed))
+		commtest.Must(t, x.Comm.Exchange(x.s, list, messages))
+		g := devtest.Must1(x.s.EndCapture())(t)
 		exec := devtest.Must1(g.Instantiate())(t)
 		commtest.Must(t, g.Close())
 		for round := range 3 {
 			if round > 0 {
-				copy(src.Host.Data(), commtest.Input[int32](c.Rank()+round, n))
-				src.Move(t, true)
+				copy(src.host.Data(), commtest.Input[int32](c.Rank()+round, n))
+				src.move(t, true)
 			}
-			commtest.Must(t, exec.Launch(x.S))
-			commtest.Must(t, exec.Launch(x.S))
-			a, b := devtest.Filled(t, x.Way, commtest.Input[int32](c.Rank(), 9)), devtest.Alloc[int32](t, x.Way, 9)
+			commtest.Must(t, exec.Launch(x.s))
+			commtest.Must(t, exec.Launch(x.s))
+			a, b := filled(t, x.site, commtest.Input[int32](c.Rank(), 9)), alloc[int32](t, x.site, 9)
 			x.do(t, sends(a, 0, 9, prev), receives(b, 0, 9, next))
-			b.Same(t, commtest.Input[int32](next, 9), "a call between")
-			a.Free(t)
-			dst.Move(t, false)
+			b.same(t, commtest.Input[int32](next, 9), "a call between")
+			a.free(t)
+			dst.move(t, false)
 			var want []int32
 			for range times {
 				want = append(want, commtest.Input[int32](prev+round, n)...)
 			}
-			dst.Host.Same(t, c, want, "replay %d", round)
+			dst.host.Same(t, c, want, "replay %d", round)
 		}
-		commtest.Must(t, x.S.Synchronize())
+		commtest.Must(t, x.s.Synchronize())
 		commtest.Must(t, exec.Close())
 		commtest.Must(t, d.Free(list))
-		src.Free(t)
-		dst.Free(t)
+		src.free(t)
+		dst.free(t)
 		x.close(t)
 	})
 }
@@ -203,8 +191,8 @@ func TestExchangeLengths(t *testing.T) {
 	devtest.OnDevices(t, []int{2}, map[string]string{"FAKECUDA_DELAY": "100"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
 		for _, tc := range []struct{ sent, taken int }{{5, 4}, {4, 5}, {0, 1}, {1, 0}, {2 * smallBlock, smallBlock}, {smallBlock, 3 * smallBlock}, {64 << 10, 64<<10 - 1}} {
 			x := openExchanger(t, c, d)
-			b := devtest.Alloc[int8](t, x.Way, 64<<10)
-			commtest.Must(t, x.S.Synchronize())
+			b := alloc[int8](t, x.site, 64<<10)
+			commtest.Must(t, x.s.Synchronize())
 			commtest.Must(t, x.Failure())
 			if c.Rank() == 0 {
 				x.do(t, sends(b, 0, tc.sent, 1))
@@ -224,7 +212,7 @@ func TestExchangeLengths(t *testing.T) {
 			if c.Rank() == 0 && tc.taken > tc.sent { // the chunks that did not come, so that the kernel ends
 				x.do(t, sends(b, 0, tc.taken, 1))
 			}
-			b.Free(t)
+			b.free(t)
 			x.close(t)
 		}
 	})
@@ -234,14 +222,14 @@ func TestExchangeLengths(t *testing.T) {
 func TestExchangeRefusals(t *testing.T) {
 	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
 		x := openExchanger(t, c, d)
-		b := devtest.Alloc[int8](t, x.Way, 16)
-		for _, m := range []cudampi.Message{sends(b, 0, x.MessageMost()+1, 0), receives(b, 0, -1, 0), sends(b, 0, 1, 2), receives(b, 0, 1, -1)} {
-			if err := x.Comm.Exchange(x.S, nil, []cudampi.Message{sends(b, 0, 1, 1-c.Rank()), m}); err == nil {
+		b := alloc[int8](t, x.site, 16)
+		for _, m := range []Message{sends(b, 0, 1<<messageBits, 0), receives(b, 0, -1, 0), sends(b, 0, 1, 2), receives(b, 0, 1, -1)} {
+			if err := x.Comm.Exchange(x.s, nil, []Message{sends(b, 0, 1, 1-c.Rank()), m}); err == nil {
 				t.Errorf("%+v was taken", m)
 			}
 		}
-		commtest.Must(t, x.Comm.Exchange(x.S, nil, nil))
-		b.Free(t)
+		commtest.Must(t, x.Comm.Exchange(x.s, nil, nil))
+		b.free(t)
 		x.close(t)
 	})
 }
@@ -254,10 +242,10 @@ func TestKernelsOfSeveral(t *testing.T) {
 			t.Errorf("kernels %p and %p, memory %p and %p", first.k, second.k, first.mem, second.mem)
 		}
 		first.close(t)
-		a, b := devtest.Filled(t, second.Way, commtest.Input[int32](c.Rank(), 9)), devtest.Alloc[int32](t, second.Way, 9)
+		a, b := filled(t, second.site, commtest.Input[int32](c.Rank(), 9)), alloc[int32](t, second.site, 9)
 		second.do(t, sends(a, 0, 9, 1-c.Rank()), receives(b, 0, 9, 1-c.Rank()))
-		b.Same(t, commtest.Input[int32](1-c.Rank(), 9), "after the others are closed")
-		a.Free(t)
+		b.same(t, commtest.Input[int32](1-c.Rank(), 9), "after the others are closed")
+		a.free(t)
 		second.close(t)
 		if n := devkernel.InUse(d); n != 0 {
 			t.Errorf("%d modules are left", n)

@@ -2,7 +2,6 @@ package peer
 
 import (
 	_ "embed"
-	"slices"
 	"strings"
 	"unsafe"
 
@@ -10,7 +9,6 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/devkernel"
 	"lockstep/internal/elem"
-	"lockstep/internal/transfer"
 )
 
 //go:embed peers.cu
@@ -21,7 +19,6 @@ type kernels struct {
 	*devkernel.Module
 	barrier, peerAllReduce     *cuda.Function
 	smallReduction, smallMoves *cuda.Function
-	putMessage, getMessage     *cuda.Function
 	exchange, listMessages     *cuda.Function
 }
 
@@ -36,8 +33,7 @@ const (
 // Of peers.cu.
 const (
 	peerRanks  = 16
-	smallMost  = 16 << 10  // bytes of a small all-reduce through host memory, or of a message
-	smallBlock = 2 << 10   // those that a block does
+	smallBlock = 2 << 10   // bytes that a block of a small collective does
 	allRanks   = 1<<32 - 1 // -1 of 32 bits, instead of a rank
 
 	fewMessages, manyMessages = 16, 128
@@ -46,7 +42,6 @@ const (
 var table = []devkernel.Kernel{
 	{Name: "peer_barrier", Threads: barrierThreads}, {Name: "peer_all_reduce", Threads: allReduceThreads},
 	{Name: "small_reduction", Threads: smallThreads}, {Name: "small_moves", Threads: smallThreads},
-	{Name: "put_message", Threads: smallThreads}, {Name: "get_message", Threads: smallThreads},
 	{Name: "exchange", Threads: smallThreads}, {Name: "list_messages", Threads: listThreads},
 }
 
@@ -57,7 +52,7 @@ func loadKernels(c Ranks, d *cuda.Device) (*kernels, error) {
 		return nil, err
 	}
 	k := &kernels{Module: m}
-	for i, f := range []**cuda.Function{&k.barrier, &k.peerAllReduce, &k.smallReduction, &k.smallMoves, &k.putMessage, &k.getMessage,
+	for i, f := range []**cuda.Function{&k.barrier, &k.peerAllReduce, &k.smallReduction, &k.smallMoves,
 		&k.exchange, &k.listMessages} {
 		*f = m.Function(table[i].Name)
 	}
@@ -85,30 +80,30 @@ type smallCall struct {
 }
 
 // smallOf says what the ranks send each other; not ok where parts are of different lengths.
-func smallOf(x *transfer.Transfer) (m smallCall, ok bool) {
+func smallOf(x *Transfer) (m smallCall, ok bool) {
 	size := x.Type.Size()
-	m = smallCall{dst: x.Dst, src: x.Src, bytes: x.N * size, t: x.Type, op: x.Op, reduces: x.IsReduction(), to: allRanks, from: allRanks}
-	if x.IsSplit() {
+	m = smallCall{dst: x.Dst, src: x.Src, bytes: x.N * size, t: x.Type, op: x.Op, reduces: x.isReduction(), to: allRanks, from: allRanks}
+	if x.isSplit() {
 		m.srcStep = m.bytes
 	}
 	switch x.What {
-	case transfer.AllGather, transfer.Gather, transfer.AllToAll:
+	case AllGather, Gather, AllToAll:
 		m.dstStep = m.bytes
-	case transfer.Broadcast, transfer.Scatter:
+	case Broadcast, Scatter:
 		m.from = uint64(x.Root)
 	}
-	if x.What == transfer.Reduce || x.What == transfer.Gather {
+	if x.What == Reduce || x.What == Gather {
 		m.to = uint64(x.Root)
 	}
 	return m, x.Send.Counts == nil && x.Recv.Counts == nil
 }
 
-// place is where the kernels of small collectives exchange: table is in device memory and names copies places, in each of
-// which the inbox, of inboxBytes(ranks, room), lies at offset; epochs is a word of device memory for each block, at first 0 as
-// the inboxes are.
+// place is where the kernels of small collectives exchange: table is in device memory and names memory of each rank, in which
+// the inbox, of inboxBytes(ranks, room), lies at offset; epochs is a word of device memory for each block, at first 0 as the
+// inboxes are.
 type place struct {
-	table, epochs        unsafe.Pointer
-	copies, offset, room int
+	table, epochs unsafe.Pointer
+	offset, room  int
 }
 
 // smallOn enqueues a small collective, of which no message is longer than the place has room for. Started early, the few
@@ -119,16 +114,10 @@ func (k *kernels) smallOn(s *cuda.Stream, rank, size int, m *smallCall, at *plac
 		f = k.smallReduction
 	}
 	args := [...]uint64{uint64(ccall.Address(m.dst)), uint64(m.dstStep), uint64(ccall.Address(m.src)), uint64(m.srcStep), uint64(m.bytes),
-		uint64(m.t), uint64(m.op), m.to, m.from, uint64(ccall.Address(at.table)), uint64(at.copies), uint64(at.offset), uint64(at.room),
+		uint64(m.t), uint64(m.op), m.to, m.from, uint64(ccall.Address(at.table)), uint64(at.offset), uint64(at.room),
 		uint64(ccall.Address(at.epochs)), uint64(rank), uint64(size)}
 	blocks := (m.bytes + smallBlock - 1) / smallBlock
 	return s.LaunchEarly(f, [3]int{blocks, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
-}
-
-// messageOn enqueues a message of at most smallMost bytes from src to a slot, or from a slot to dst.
-func (k *kernels) messageOn(s *cuda.Stream, f *cuda.Function, dst, src unsafe.Pointer, bytes int, stamp uint32) error {
-	args := [...]uint64{uint64(ccall.Address(dst)), uint64(ccall.Address(src)), uint64(bytes), uint64(stamp)}
-	return s.Launch(f, [3]int{(bytes + smallBlock - 1) / smallBlock, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 
 // gatherer gathers host memory of the ranks.
@@ -150,42 +139,4 @@ func UUIDs(c gatherer, d *cuda.Device) ([]string, error) {
 		ids[r] = strings.TrimRight(string(all[r][:]), "\x00")
 	}
 	return ids, nil
-}
-
-// apart says whether every rank has a device of its own. Kernels of ranks that share one wait for each other in turns of
-// milliseconds. Collective.
-func apart(c Ranks, d *cuda.Device) (bool, error) {
-	ids, err := UUIDs(c, d)
-	if err != nil {
-		return false, err
-	}
-	slices.Sort(ids)
-	return len(slices.Compact(ids)) == c.Size(), nil
-}
-
-// sequence puts calls that share memory of the device one after the other, on whatever streams they come.
-type sequence struct {
-	last *cuda.Stream
-	done *cuda.Event
-}
-
-// next does fn on s after what other streams have been given. In a capture, that is up to who captures.
-func (q *sequence) next(s *cuda.Stream, fn func() error) error {
-	capturing, err := s.Capturing()
-	if err != nil {
-		return err
-	}
-	if capturing {
-		return fn()
-	}
-	if q.last != nil && q.last != s {
-		if err := s.Wait(q.done); err != nil {
-			return err
-		}
-	}
-	if err := fn(); err != nil {
-		return err
-	}
-	q.last = s
-	return q.done.Record(s)
 }

@@ -1,91 +1,97 @@
 package peer
 
 import (
-	"errors"
 	"testing"
+	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/cudampi"
-	"lockstep/internal/devkernel"
+	"lockstep/internal/commtest"
 	"lockstep/internal/devtest"
+	"lockstep/internal/elem"
 	"lockstep/internal/shm"
 )
 
-func TestMain(m *testing.M) {
-	devtest.MoreSmall = func(t *testing.T) {
-		message, room, atOnce, host, device := smallMessage, peerRoom, peersAtOnce, hostRings, deviceRings
-		t.Cleanup(func() {
-			smallMessage, peerRoom, peersAtOnce, hostRings, deviceRings = message, room, atOnce, host, device
-		})
-		smallMessage, peerRoom, peersAtOnce = 64, 4096, 64
-		hostRings, deviceRings = ringShape{3 * 2048, 512, 256, 256}, ringShape{3 * 4096, 1024, 256, 512}
-	}
-	devtest.Main(m)
+func TestMain(m *testing.M) { devtest.Main(m) }
+
+// site is where a rank of a test makes its calls.
+type site struct {
+	c   *shm.Comm
+	dev *cuda.Device
+	s   *cuda.Stream
 }
 
-// ways are those of this package.
-func ways() []devtest.Opener {
-	opener := func(name string, path cudampi.Path, kernel bool) devtest.Opener {
-		return devtest.Opener{Name: name, Open: func(t *testing.T, c *shm.Comm, d *cuda.Device) *cudampi.DeviceComm {
-			compiler := devkernel.Compile
-			if !kernel {
-				devkernel.Compile = func(string, int) ([]byte, error) { return nil, errors.New("no compiler") }
-			}
-			defer func() { devkernel.Compile = compiler }()
-			return devtest.OnPath(t, c, path, func(cfg cudampi.DeviceConfig) (*cudampi.DeviceComm, error) {
-				k, n, err := open(c, d, cfg)
-				nodes[k] = n
-				if err == nil && c.Size() > 1 {
-					checkNode(t, name, k, n, kernel)
-				}
-				return k, err
-			})
-		}}
-	}
-	return []devtest.Opener{opener("stage", cudampi.Staged, true), opener("copies", cudampi.Staged, false),
-		opener("aware", cudampi.AwareMPI, true), opener("peer", cudampi.Peer, true)}
-}
-
-// nodes are what openers have opened.
-var nodes = map[*cudampi.DeviceComm]*node{}
-
-// checkNode fails the test unless the node has what its way needs, and nothing else.
-func checkNode(t *testing.T, name string, k *cudampi.DeviceComm, n *node, kernel bool) {
+func newSite(t *testing.T, c *shm.Comm, d *cuda.Device) site {
 	t.Helper()
-	peer := k.Path() == cudampi.Peer
-	if (n.peers != nil) != peer || (n.stage != nil) == peer {
-		t.Fatalf("%s: peers: %v, a stage: %v (%s)", name, n.peers != nil, n.stage != nil, k.Reason())
-	}
-	if got, want := n.small != nil, kernel && !peer; got != want && !devtest.OnGPU() {
-		t.Fatalf("%s: small all-reduces have a kernel: %v (%s)", name, got, k.Reason())
-	}
-	if got, want := n.rings != nil, k.Path() != cudampi.AwareMPI; got != want {
-		t.Fatalf("%s: messages have rings: %v (%s)", name, got, k.Reason())
-	}
+	return site{c, d, devtest.Must1(d.NewStream(0))(t)}
 }
 
-// nodeOf is what a way has been opened with; nothing for one rank.
-func nodeOf(w devtest.Way) *node {
-	if n := nodes[w.DeviceComm]; n != nil {
-		return n
-	}
-	return &node{}
+// buffer is n elements in device memory between guards, and host memory to set and see them.
+type buffer[T elem.Elem] struct {
+	host commtest.Memory[T]
+	mem  unsafe.Pointer
+	at   site
 }
 
-func everyWay(t *testing.T, c *shm.Comm, d *cuda.Device, fn func(t *testing.T, w devtest.Way)) {
+// bytes is the size of the device memory.
+func (b *buffer[T]) bytes() int { return len(b.host.All) * elem.Of[T]().Size() }
+
+// alloc returns n elements between guards.
+func alloc[T elem.Elem](t *testing.T, at site, n int) *buffer[T] {
 	t.Helper()
-	devtest.EveryWay(t, c, d, ways(), fn)
+	return filled(t, at, commtest.Alloc[T](n).Data())
 }
 
-// on is a way to use k.
-func on(t *testing.T, name string, c *shm.Comm, d *cuda.Device, k *cudampi.DeviceComm) devtest.Way {
+// filled returns the values between guards.
+func filled[T elem.Elem](t *testing.T, at site, values []T) *buffer[T] {
 	t.Helper()
-	return devtest.Way{Name: name, DeviceComm: k, C: c, Dev: d, S: devtest.Must1(d.NewStream(0))(t)}
+	b := &buffer[T]{host: commtest.Alloc[T](len(values)), at: at}
+	copy(b.host.Data(), values)
+	b.mem = devtest.Must1(at.dev.Malloc(b.bytes()))(t)
+	b.move(t, true)
+	return b
 }
 
-func TestCollectives(t *testing.T) { devtest.Collectives(t, ways()...) }
-func TestMismatch(t *testing.T)    { devtest.Mismatch(t, ways()...) }
-func TestGraph(t *testing.T)       { devtest.Graph(t, ways()...) }
-func TestOrder(t *testing.T)       { devtest.Order(t, ways()...) }
-func TestStreams(t *testing.T)     { devtest.Streams(t, ways()...) }
-func TestRelease(t *testing.T)     { devtest.Release(t, ways()...) }
+// move goes through pinned memory, in stream order, and waits.
+func (b *buffer[T]) move(t *testing.T, in bool) {
+	t.Helper()
+	pinned := devtest.Must1(b.at.dev.MallocHost(b.bytes()))(t)
+	all := unsafe.Slice((*T)(pinned), len(b.host.All))
+	if in {
+		copy(all, b.host.All)
+		commtest.Must(t, b.at.s.Copy(b.mem, pinned, b.bytes()))
+	} else {
+		commtest.Must(t, b.at.s.Copy(pinned, b.mem, b.bytes()))
+	}
+	commtest.Must(t, b.at.s.Synchronize())
+	if !in {
+		copy(b.host.All, all)
+	}
+	commtest.Must(t, b.at.dev.FreeHost(pinned))
+}
+
+// ptr is the address of element i.
+func (b *buffer[T]) ptr(i int) unsafe.Pointer {
+	return unsafe.Add(b.mem, (commtest.Guards+i)*elem.Of[T]().Size())
+}
+
+// same checks the memory and frees it.
+func (b *buffer[T]) same(t *testing.T, want []T, what string) {
+	t.Helper()
+	b.move(t, false)
+	b.host.Same(t, b.at.c, want, "%s", what)
+	b.free(t)
+}
+
+func (b *buffer[T]) free(t *testing.T) {
+	t.Helper()
+	commtest.Must(t, b.at.s.Synchronize())
+	commtest.Must(t, b.at.dev.Free(b.mem))
+}
+
+func sends[T elem.Elem](b *buffer[T], at, n, to int) Message {
+	return Message{Buf: b.ptr(at), N: n, Type: elem.Of[T](), Peer: to}
+}
+
+func receives[T elem.Elem](b *buffer[T], at, n, from int) Message {
+	return Message{Buf: b.ptr(at), N: n, Type: elem.Of[T](), Peer: from, Recv: true}
+}

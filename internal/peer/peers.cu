@@ -37,9 +37,8 @@ extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char 
 // A part of dst may be that of src: a thread has sent the packs that it stores.
 //
 // Each rank puts its packs, stamped with an epoch, where the others look for them, and takes theirs. So a rank waits for
-// the data alone, for no flag after them, and no fence. That is in copies places, at base[q] + offset: one on every rank,
-// which the others write and it reads, or a single one that all reach, where messages are the same for all. A place has two
-// halves, for even and odd epochs: when a rank writes one again, two epochs later, it has heard of every other in the epoch
+// the data alone, for no flag after them, and no fence. That is at base[q] + offset of every rank, which the others write and
+// it reads. It has two halves, for even and odd epochs: when a rank writes one again, two epochs later, it has heard of every other in the epoch
 // between, which that began after it had read the half. Therefore the first thread of a block puts and takes a stamp
 // where there is no message. A block does SMALL_BLOCK bytes of each message, always the same, and counts its own epochs. The
 // first halves of its packs lie side by side, and then the second ones, so that what a warp stores at once are whole
@@ -48,34 +47,33 @@ extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char 
 // Both kernels have the same parameters; small_moves uses neither type nor op, small_reduction neither dst_step nor from:
 //
 //	small_reduction, small_moves(dst, dst_step I64, src, src_step I64, bytes I64, type I32, op I32, to I32, from I32,
-//		base, copies I32, offset I64, room I64, epochs, rank I32, size I32)
+//		base, offset I64, room I64, epochs, rank I32, size I32)
 enum { EACH = SMALL_BLOCK / PACK, AHEAD = 4, SECOND = EACH * 4 };
 
 // put_small puts the packs of this thread's block, and returns where those of the others will be.
 FN const char *put_small(const char *src, i64 src_step, i64 bytes, bool sends, int to,
-		char *const *base, int copies, i64 offset, i64 room, u32 now, int rank, int size, i64 lo, i64 hi) {
+		char *const *base, i64 offset, i64 room, u32 now, int rank, int size, i64 lo, i64 hi) {
 	bool in = is_aligned(src + src_step) && is_aligned(src);
 	offset += (now & 1) * size * 2 * room;
-	int own = copies > 1 ? rank : 0;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		i64 at = offset + rank * 2 * room + (lo + i) * PACK;
-		for (int first = 0; first < copies; first += AHEAD) {
+		for (int first = 0; first < size; first += AHEAD) {
 			Raw x[AHEAD];
 #pragma unroll
 			for (int k = 0; k < AHEAD; k++) {
-				int q = own + first + k; // not all to the same rank at once
-				if (q >= copies) q -= copies;
+				int q = rank + first + k; // not all to the same rank at once
+				if (q >= size) q -= size;
 				if (k > 0 && src_step == 0) {
 					x[k] = x[0];
-				} else if (first + k < copies && sends && (src_step == 0 || to < 0 || to == q)) {
+				} else if (first + k < size && sends && (src_step == 0 || to < 0 || to == q)) {
 					x[k] = load(src + q * src_step, i, bytes, in);
 				}
 			}
 #pragma unroll
 			for (int k = 0; k < AHEAD; k++) {
-				int q = own + first + k;
-				if (q >= copies) q -= copies;
-				if (first + k >= copies) break;
+				int q = rank + first + k;
+				if (q >= size) q -= size;
+				if (first + k >= size) break;
 				u32 *place = (u32 *)(base[q] + at);
 				if (sends && (to < 0 || to == q)) {
 					put_stamped(place, x[k].w[0], x[k].w[1], now);
@@ -86,7 +84,7 @@ FN const char *put_small(const char *src, i64 src_step, i64 bytes, bool sends, i
 			}
 		}
 	}
-	return base[own] + offset;
+	return base[rank] + offset;
 }
 
 // take_small waits for the packs i of AHEAD ranks from first on, at once, or for the stamps alone of those that send no message.
@@ -132,12 +130,12 @@ template <typename T> FN Raw sum_small(const u64 *sum) {
 }
 
 extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_reduction(char *dst, i64 dst_step, const char *src, i64 src_step, i64 bytes,
-		int type, int op, int to, int from, char *const *base, int copies, i64 offset, i64 room, u32 *epochs, int rank, int size) {
+		int type, int op, int to, int from, char *const *base, i64 offset, i64 room, u32 *epochs, int rank, int size) {
 	bool out = is_aligned(dst), takes = to < 0 || to == rank;
 	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	await_earlier_work();
 	u32 now = epochs[blockIdx.x] + 1;
-	const char *mine = put_small(src, src_step, bytes, true, to, base, copies, offset, room, now, rank, size, lo, hi);
+	const char *mine = put_small(src, src_step, bytes, true, to, base, offset, room, now, rank, size, lo, hi);
 	start_next();
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		Raw y = {};
@@ -175,12 +173,12 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_reduction
 }
 
 extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_moves(char *dst, i64 dst_step, const char *src, i64 src_step, i64 bytes,
-		int type, int op, int to, int from, char *const *base, int copies, i64 offset, i64 room, u32 *epochs, int rank, int size) {
+		int type, int op, int to, int from, char *const *base, i64 offset, i64 room, u32 *epochs, int rank, int size) {
 	bool out = is_aligned(dst + dst_step) && is_aligned(dst), takes = to < 0 || to == rank;
 	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	await_earlier_work();
 	u32 now = epochs[blockIdx.x] + 1;
-	const char *mine = put_small(src, src_step, bytes, from < 0 || from == rank, to, base, copies, offset, room, now, rank, size, lo, hi);
+	const char *mine = put_small(src, src_step, bytes, from < 0 || from == rank, to, base, offset, room, now, rank, size, lo, hi);
 	start_next();
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		for (int first = 0; first < size; first += AHEAD) {
@@ -213,8 +211,7 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_moves(cha
 //	exchange(base, offset I64, wrong, rank I32, size I32, per I32, n I32, list, few Few)
 struct Message {
 	char *at;
-	u32 bytes;
-	u8 lane, peer, receives;
+	u64 bytes : 40, lane : 8, peer : 8, receives : 8;
 };
 enum { FEW = 16, MANY = 128 };
 struct Few { Message of[FEW]; };
@@ -237,7 +234,7 @@ FN void put_chunk(char *const *base, i64 offset, int rank, int size, const Messa
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		Raw x = load(m.at, i, m.bytes, in);
 		while ((int)(flag(acknowledged) - (now - 2)) < 0) relax();
-		if (i == 0) put_stamped((u32 *)place, m.bytes, 0, now);
+		if (i == 0) put_stamped((u32 *)place, (u32)m.bytes, (u32)(m.bytes >> 32), now);
 		u32 *to = (u32 *)(place + 2 * PACK + (i - lo) * PACK);
 		put_stamped(to, x.w[0], x.w[1], now);
 		put_stamped(to + SECOND, x.w[2], x.w[3], now);
@@ -251,10 +248,11 @@ FN void put_chunk(char *const *base, i64 offset, int rank, int size, const Messa
 	__syncthreads();
 }
 
-FN void complain(u32 *wrong, const Message &m, u32 bytes) {
+FN void complain(u32 *wrong, const Message &m, u32 low, u32 high) {
 	u32 *say = wrong + 4 * m.peer;
-	say[1] = bytes;
-	say[2] = m.bytes;
+	say[1] = low;
+	say[2] = (u32)m.bytes;
+	say[3] = high << 16 | (u32)(m.bytes >> 32);
 	set_flag(say, 1);
 	while (flag(say) != 0) relax();
 }
@@ -268,12 +266,12 @@ FN void take_chunk(char *const *base, i64 offset, int rank, int size, const Mess
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		const u32 *from = (const u32 *)(place + 2 * PACK + (i - lo) * PACK);
 		Raw x;
-		u32 bytes = m.bytes, none;
+		u32 low = (u32)m.bytes, high = (u32)(m.bytes >> 32);
 		for (bool there = false; !there;) {
-			bool length = i != 0 || get_stamped((const u32 *)place, &bytes, &none, now);
+			bool length = i != 0 || get_stamped((const u32 *)place, &low, &high, now);
 			bool one = get_stamped(from, x.w, x.w + 1, now), two = get_stamped(from + SECOND, x.w + 2, x.w + 3, now);
-			if (length && bytes != m.bytes) {
-				complain(wrong, m, bytes);
+			if (length && (low | (u64)high << 32) != m.bytes) {
+				complain(wrong, m, low, high);
 				break;
 			}
 			there = length && one && two;
@@ -282,9 +280,9 @@ FN void take_chunk(char *const *base, i64 offset, int rank, int size, const Mess
 		store(m.at, i, m.bytes, out, x);
 	}
 	if (end == 0 && threadIdx.x == 0) {
-		u32 bytes, none;
-		while (!get_stamped((const u32 *)place, &bytes, &none, now)) relax();
-		if (bytes != 0) complain(wrong, m, bytes);
+		u32 low, high;
+		while (!get_stamped((const u32 *)place, &low, &high, now)) relax();
+		if ((low | high) != 0) complain(wrong, m, low, high);
 	}
 	__syncthreads();
 	if (threadIdx.x == 0) *taken = now;
@@ -304,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) exchange(char *
 			m = few.of[k];
 		}
 		if (m.lane != lane) continue;
-		int chunks = m.bytes == 0 ? 1 : (m.bytes + SMALL_BLOCK - 1) / SMALL_BLOCK;
+		int chunks = m.bytes == 0 ? 1 : (int)((m.bytes + SMALL_BLOCK - 1) / SMALL_BLOCK);
 		for (int c = blockIdx.x % per; c < chunks; c += per) {
 			if (m.receives) {
 				take_chunk(base, offset, rank, size, m, c, wrong);
@@ -322,33 +320,9 @@ extern "C" __global__ void __launch_bounds__(MANY) list_messages(Message *list, 
 	for (int k = threadIdx.x; k < n; k += blockDim.x) list[k] = many.of[k];
 }
 
-// A message by way of a slot of twice as many bytes that both ends reach, with a stamp that nothing in the
-// slot bears. The receiver waits for what bears it.
-//
-//	put_message(slot, src, bytes I64, stamp U32), get_message(dst, slot, bytes I64, stamp U32)
-extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) put_message(char *slot, const char *src, i64 bytes, u32 stamp) {
-	bool in = is_aligned(src);
-	for (i64 i = grid_index(); i < (bytes + PACK - 1) / PACK; i += grid_size()) {
-		Raw x = load(src, i, bytes, in);
-		u32 *to = (u32 *)(slot + i * 2 * PACK);
-		put_stamped(to, x.w[0], x.w[1], stamp);
-		put_stamped(to + 4, x.w[2], x.w[3], stamp);
-	}
-}
-extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) get_message(char *dst, const char *slot, i64 bytes, u32 stamp) {
-	bool out = is_aligned(dst);
-	for (i64 i = grid_index(); i < (bytes + PACK - 1) / PACK; i += grid_size()) {
-		const u32 *from = (const u32 *)(slot + i * 2 * PACK);
-		Raw x;
-		while (!get_stamped(from, x.w, x.w + 1, stamp)) relax();
-		while (!get_stamped(from + 4, x.w + 2, x.w + 3, stamp)) relax();
-		store(dst, i, bytes, out, x);
-	}
-}
-
 // dst = op over all ranks of src, as many bytes as the scratch memory of a rank has room for, in two halves: in, at
-// base[r] + scratch, and out, room bytes after it. Each rank copies src to its in; reduces its slice from the in of all
-// to the out of all; and copies its out to dst. A block touches the same packs of each slice throughout, so it need only
+// base[r] + scratch, and out, room bytes after it. Each rank size src to its in; reduces its slice from the in of all
+// to the out of all; and size its out to dst. A block touches the same packs of each slice throughout, so it need only
 // meet the same block of the other ranks. At most MEETING blocks.
 //
 //	peer_all_reduce(dst, src, bytes I64, type I32, op I32, base, rank I32, size I32, scratch I64, room I64)

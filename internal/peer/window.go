@@ -12,7 +12,6 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/devkernel"
 	"lockstep/internal/elem"
-	"lockstep/internal/transfer"
 )
 
 // Window is device memory of every rank of a node, opened to all of them: each rank has an address of its own for it. Copies
@@ -28,8 +27,8 @@ type Window struct {
 
 // Ranks moves host memory between ranks, which are on one node. *shm.Comm is one.
 type Ranks interface {
-	transfer.Comm
 	devkernel.Comm
+	Size() int
 	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
 	Barrier() error
 	// Here returns how many of the ranks are on this node. Collective; it blocks.

@@ -80,7 +80,7 @@ var house = []room{
 		[]string{"coll", "basics"}},
 	{"coll", "the table of collectives", []string{"spmd/internal/coll"},
 		[]string{"basics"}},
-	{"mpi", "MPI on host and device memory", []string{"cudampi", "internal/transfer", "internal/devkernel"},
+	{"mpi", "MPI on host and device memory", []string{"cudampi", "internal/devkernel"},
 		[]string{"libraries", "basics"}},
 	{"libraries", "bound at run time, and the host's kernels",
 		[]string{"cuda", "cuda/*", "nccl", "host", "internal/kernels", "internal/emulate"},

@@ -233,7 +233,7 @@ func TestGPUMemoryThroughMPI(t *testing.T) {
 	build(t)
 	const yes = "int MPIX_Query_cuda_support(void) { return 1; }\n"
 	const says = "MPI says it is CUDA-aware (MPIX_Query_cuda_support of Open MPI"
-	const do = "use --collectives nccl or mpi-staged"
+	const do = "use --collectives nccl or host-staged"
 	// MPI takes its time to start: that and the test together take longer than ranks may take to
 	// meet.
 	const slow = "#include <unistd.h>\nint PMPI_Init(int *, char ***);\n" +

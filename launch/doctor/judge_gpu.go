@@ -130,7 +130,7 @@ func (j *judge) aware() {
 			}
 			return fmt.Sprintf("MPI says it is CUDA-aware (%s), but a process that sent itself GPU memory %s",
 					f.MPI.CUDA.Reason, f.MPI.CUDA.Failure),
-				"use --collectives nccl or mpi-staged"
+				"use --collectives nccl or host-staged"
 		})
 	}
 }

@@ -2,6 +2,7 @@ package job
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,7 +23,7 @@ import (
 // mean.
 type Config struct {
 	Device      string // auto, cuda, host or emulate
-	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware, mpi-peer or host-staged
+	Collectives string // auto, nccl, mpi, mpi-peer, mpi-aware or host-staged
 	JSON        string // file that Emit appends to; "-" is standard output
 	LogLevel    string // trace, debug, info, warn or error
 	LogFormat   string // auto, console or json
@@ -77,8 +78,9 @@ func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 			"source, slowly: for tests")
 	fs.StringVar(&c.Collectives, "collectives", "auto",
 		"which library moves data between ranks; auto takes the fastest that is here: "+
-			strings.Join(collectives, ", ")+"; mpi-staged, mpi-aware and mpi-peer are ways of MPI's for "+
-			"GPU memory, and with host-staged ranks may share a GPU")
+			strings.Join(collectives, ", ")+"; mpi is the best of what does without NCCL, with mpi-peer "+
+			"GPUs reach each other, with mpi-aware MPI takes GPU memory, and with host-staged ranks may "+
+			"share a GPU")
 	fs.StringVar(&c.Symmetric, "symmetric", "auto",
 		"make small collectives between GPUs fast: auto takes own kernels, and NCCL's symmetric ones on "+
 			"AllocSymmetric's memory, where they are faster; always takes symmetric ones at all sizes, "+
@@ -140,6 +142,9 @@ func (c *Config) choices(collectives []string) []choice {
 // Complete sets empty fields to their defaults, and refuses values that no machine could satisfy.
 // collectives are the values that --collectives may have.
 func (c *Config) Complete(collectives []string) error {
+	if c.Collectives == "mpi-staged" {
+		return errors.New("--collectives mpi-staged is gone: host-staged is the way through host memory")
+	}
 	for _, f := range c.choices(collectives) {
 		*f.value = cmp.Or(*f.value, f.initial)
 		if !slices.Contains(f.known, *f.value) {
@@ -149,14 +154,14 @@ func (c *Config) Complete(collectives []string) error {
 	if c.OnHost() && c.Collectives == "nccl" {
 		return fmt.Errorf("--collectives nccl does not go with --device %s: NCCL moves GPU memory only", c.Device)
 	}
-	byMPI := c.throughMPI()
-	if c.OnHost() && (byMPI && c.Collectives != "mpi" || c.Collectives == "host-staged") {
+	without := c.throughMPI() || c.Collectives == "host-staged" // NCCL
+	if c.OnHost() && without && c.Collectives != "mpi" {
 		return fmt.Errorf("--collectives %s does not go with --device %s: it is a way for GPU memory",
 			c.Collectives, c.Device)
 	}
-	if c.Check == "both" && (c.OnHost() || byMPI) {
+	if c.Check == "both" && (c.OnHost() || without) {
 		other := "--device " + c.Device
-		if byMPI {
+		if without {
 			other = "--collectives " + c.Collectives
 		}
 		return fmt.Errorf("--check both does not go with %s: it compares NCCL with MPI", other)

@@ -39,6 +39,7 @@ type Site struct {
 	Nodes int            // of the job
 	Log   *zerolog.Logger
 	Begin func(part string) (done func()) // of the start, for the log
+	Else  string                          // why no better backend carries the calls, for Why
 }
 
 // Opened is a transport that a backend has opened.

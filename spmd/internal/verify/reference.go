@@ -6,7 +6,6 @@ import (
 	"slices"
 	"unsafe"
 
-	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
@@ -49,16 +48,10 @@ func NewReference(queue transport.Queue, mem DeviceMemory, self transport.Host) 
 	return x
 }
 
-// Second makes the calls of a communicator a second time.
-type Second interface {
-	transport.Transport
-	Path() cudampi.Path
-}
-
 // Run is the calls that one command makes, and their second time.
 type Run struct {
 	x     *Reference
-	by    Second
+	by    transport.Transport
 	comm  transport.Host
 	rec   *Recorder
 	calls []again
@@ -74,7 +67,7 @@ type again struct {
 
 // Begin copies the input of a call, or of a group's calls, before NCCL may overwrite it: save
 // enqueues a copy in the order of the call's stream. by has the ranks of comm.
-func (x *Reference) Begin(by Second, comm transport.Host, rec *Recorder, c *coll.Call, g Group,
+func (x *Reference) Begin(by transport.Transport, comm transport.Host, rec *Recorder, c *coll.Call, g Group,
 	save func(dst, src unsafe.Pointer, bytes int) error) (*Run, error) {
 	r := &Run{x: x, by: by, comm: comm, rec: rec}
 	if c.Kind != coll.Group {
@@ -247,8 +240,8 @@ func (r *Run) difference(a *again, bound Bound) error {
 		if d.Bound > 0 {
 			within = fmt.Sprintf(", and may differ by %.3g", d.Bound)
 		}
-		return fmt.Errorf("element %d is %s by NCCL and %s by MPI (%v)%s", off+d.Index, d.Got, d.Want,
-			r.by.Path(), within)
+		return fmt.Errorf("element %d is %s by NCCL and %s by %s%s", off+d.Index, d.Got, d.Want,
+			r.by.Name(), within)
 	})
 }
 

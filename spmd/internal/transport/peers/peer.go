@@ -2,29 +2,44 @@
 package peers
 
 import (
+	"maps"
 	"slices"
 	"unsafe"
 
+	"lockstep/cuda"
 	"lockstep/cudampi"
 	"lockstep/internal/peer"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/mpi"
 )
 
 // Transport is kernels between GPUs. What orders its calls is the streams: two may not run at the same time.
 type Transport struct {
 	Comm     *peer.Comm
-	messages []cudampi.Message
+	alone    bool // there is no other for long messages
+	messages []peer.Message
 }
 
-// New returns the transport of ranks whose GPUs reach each other; p remains its caller's.
-func New(p *peer.Comm) *Transport { return &Transport{Comm: p} }
+// New returns the transport of ranks whose GPUs reach each other; p remains its caller's. alone says that it carries all
+// messages, not only those that are short.
+func New(p *peer.Comm, alone bool) *Transport { return &Transport{Comm: p, alone: alone} }
 
-// An AllToAllV is none of them: what ranks send each other only two of them know.
-var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll,
-	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.Barrier)
+// Open opens the transport of a communicator, or fails on all ranks alike. Collective.
+func Open(h transport.Host, dev *cuda.Device, room int) (*peer.Comm, error) {
+	if shared, err := mpi.CommOf(h); err == nil {
+		return peer.Open(shared, dev, room)
+	}
+	return peer.Open(inProcess{h}, dev, room)
+}
 
-var caps = transport.Caps{Library: coll.Library{Kinds: kinds}}
+// does is what package peer calls the kinds. An AllToAllV is none of them: what ranks send each other only two of them know.
+var does = map[coll.Kind]peer.Kind{coll.AllReduce: peer.AllReduce, coll.Reduce: peer.Reduce, coll.Broadcast: peer.Broadcast,
+	coll.AllGather: peer.AllGather, coll.AllGatherV: peer.AllGather, coll.Gather: peer.Gather, coll.GatherV: peer.Gather,
+	coll.ReduceScatter: peer.ReduceScatter, coll.ReduceScatterV: peer.ReduceScatter, coll.Scatter: peer.Scatter,
+	coll.ScatterV: peer.Scatter, coll.AllToAll: peer.AllToAll}
+
+var caps = transport.Caps{Library: coll.Library{Kinds: coll.SetOf(append(slices.Collect(maps.Keys(does)), coll.Barrier)...)}}
 
 // atOnce are those that are one kernel where their parts are short: with equal parts, and of those with other parts the one
 // that is not made of messages in any case and has no arithmetic.
@@ -44,7 +59,9 @@ func AtOnce(c *coll.Call, most int) bool {
 }
 
 // Short reports whether a message is one that Group takes.
-func (t *Transport) Short(m *coll.Call) bool { return m.N*m.Type.Size() <= t.Comm.MessageMost() }
+func (t *Transport) Short(m *coll.Call) bool {
+	return t.alone || m.N*m.Type.Size() <= t.Comm.MessageMost()
+}
 
 // Most is the most bytes of a part of a call that is one kernel.
 func (t *Transport) Most() int { return t.Comm.AtOnce() }
@@ -60,35 +77,24 @@ func (t *Transport) Scratch(n int) int { return peer.ListBytes(n) }
 
 // Do implements transport.Transport.
 func (t *Transport) Do(q transport.Queue, c coll.Call) error {
-	p, s, root := t.Comm, q.Stream(), int(c.Root)
-	switch c.Kind {
-	case coll.AllReduce:
-		return p.AllReduce(s, c.Dst, c.Src, c.N, c.Type, c.Op)
-	case coll.Reduce:
-		return p.Reduce(s, c.Dst, c.Src, c.N, c.Type, c.Op, root)
-	case coll.Broadcast:
-		return p.Broadcast(s, c.Dst, c.N, c.Type, root)
-	case coll.AllGather:
-		return p.AllGather(s, c.Dst, c.Src, c.N, c.Type)
-	case coll.AllGatherV:
-		return p.AllGatherV(s, c.Dst, c.Src, c.Counts, c.Type)
-	case coll.Gather:
-		return p.Gather(s, c.Dst, c.Src, c.N, c.Type, root)
-	case coll.GatherV:
-		return p.GatherV(s, c.Dst, c.Src, c.Counts, c.Type, root)
-	case coll.ReduceScatter:
-		return p.ReduceScatter(s, c.Dst, c.Src, c.N, c.Type, c.Op)
-	case coll.ReduceScatterV:
-		return p.ReduceScatterV(s, c.Dst, c.Src, c.Counts, c.Type, c.Op)
-	case coll.Scatter:
-		return p.Scatter(s, c.Dst, c.Src, c.N, c.Type, root)
-	case coll.ScatterV:
-		return p.ScatterV(s, c.Dst, c.Src, c.Counts, c.Type, root)
-	case coll.AllToAll:
-		return p.AllToAll(s, c.Dst, c.Src, c.N, c.Type)
-	default:
-		return p.Barrier(s)
+	if c.Kind == coll.Barrier {
+		return t.Comm.Barrier(q.Stream())
 	}
+	x := peer.Transfer{What: does[c.Kind], Dst: c.Dst, Src: c.Src, N: c.Longest(), Type: c.Type, Op: c.Op, Root: int(c.Root)}
+	traits, parts := c.Kind.Traits(), cudampi.Parts{Each: c.N}
+	if traits.Lengths == coll.Shared {
+		parts.Counts = c.Counts
+	}
+	if traits.Src.Extent == coll.Whole {
+		x.Send = parts
+	}
+	if traits.Dst.Extent == coll.Whole {
+		x.Recv = parts
+	}
+	if c.Kind == coll.Broadcast {
+		x.Src = c.Dst
+	}
+	return t.Comm.Do(q.Stream(), x)
 }
 
 // Group implements transport.Transport. It takes messages that are Short.
@@ -96,7 +102,7 @@ func (t *Transport) Group(q transport.Queue, cs []coll.Call, work unsafe.Pointer
 	t.messages = t.messages[:0]
 	for i := range cs {
 		m := &cs[i]
-		k := cudampi.Message{Buf: m.Src, N: m.N, Type: m.Type, Peer: int(m.Root)}
+		k := peer.Message{Buf: m.Src, N: m.N, Type: m.Type, Peer: int(m.Root)}
 		if m.Kind == coll.Recv {
 			k.Buf, k.Recv = m.Dst, true
 		}

@@ -7,7 +7,6 @@ import (
 
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/devmpi"
 )
 
 // OpenWorld has the communicators of all ranks and of the node carry calls on device memory by the backend of their Env.
@@ -65,8 +64,8 @@ func (r *Router) open(b transport.Backend) error {
 	}
 	r.use(t)
 	if p := t.Peers(); p != nil {
-		r.usePeers(p)
 		r.lent = true
+		r.usePeers(p)
 		return r.startPeers()
 	}
 	if t.Linked() && r.env.Symmetric == "auto" {
@@ -83,7 +82,7 @@ func (r *Router) openSecond() error {
 	}
 	t, err := r.openBy(second)
 	if err == nil {
-		r.second = t.(*devmpi.Transport)
+		r.second = t
 	}
 	return err
 }
@@ -155,7 +154,7 @@ func (r *Router) Why() (why string, doubtful bool, err error) {
 }
 
 // Second is what makes the communicator's calls again, where they are compared.
-func (r *Router) Second() (t *devmpi.Transport, ok bool) { return r.second, r.second != nil }
+func (r *Router) Second() (t transport.Transport, ok bool) { return r.second, r.second != nil }
 
 // Close gives back all that carries calls on device memory. No graph may hold any of it any more. Collective, in the
 // caller's turn.

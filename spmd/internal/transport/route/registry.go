@@ -10,24 +10,24 @@ import (
 
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/devmpi"
+	"lockstep/spmd/internal/transport/aware"
 	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/transport/nccl"
+	"lockstep/spmd/internal/transport/peers"
 	"lockstep/spmd/internal/transport/staged"
 )
 
 // backends is the registry: what can carry calls on device memory, the preferred first.
 var backends = []transport.Backend{
 	nccl.Backend,
-	devmpi.Auto,
-	devmpi.Staged,
-	devmpi.Aware,
-	devmpi.Between,
+	byMPI{},
+	peers.Backend,
+	aware.Backend,
 	staged.Backend,
 }
 
 // second is the backend whose results --check both compares with those of one that Joins.
-var second = devmpi.Auto
+var second = staged.Backend
 
 // auto is the value of --collectives that leaves the choice to the registry.
 const auto = "auto"
@@ -43,7 +43,7 @@ func Names() []string {
 
 // ForDevicesOnly says whether a value of --collectives asks for what carries no host memory. MPI carries both.
 func ForDevicesOnly(asked string) bool {
-	return asked != devmpi.Auto.Name() && slices.ContainsFunc(backends, func(b transport.Backend) bool { return b.Name() == asked })
+	return asked != byMPI{}.Name() && slices.ContainsFunc(backends, func(b transport.Backend) bool { return b.Name() == asked })
 }
 
 // SharesGPUs says whether ranks may share a GPU with a value of --collectives. NCCL refuses that, and kernels that wait for

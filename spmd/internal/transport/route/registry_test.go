@@ -102,7 +102,7 @@ func TestRegistry(t *testing.T) {
 		}
 		seen[name] = true
 	}
-	for name, want := range map[string]bool{"auto": false, "nccl": true, "mpi": false, "mpi-staged": true, "mpi-fast": false} {
+	for name, want := range map[string]bool{"auto": false, "nccl": true, "mpi": false, "host-staged": true, "mpi-fast": false} {
 		if got := ForDevicesOnly(name); got != want {
 			t.Errorf("%s carries memory of devices only: %v, want %v", name, got, want)
 		}

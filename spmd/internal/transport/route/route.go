@@ -9,7 +9,6 @@ import (
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/devmpi"
 	"lockstep/spmd/internal/transport/peers"
 	"lockstep/spmd/internal/transport/self"
 )
@@ -30,7 +29,7 @@ type Router struct {
 	sym        *symComm            // carries some collectives on symmetric memory; nil where there is none
 	noSym      bool                // and there will be none
 	known      []known             // memory that registrar, if it is its own, and sym have registered
-	second     *devmpi.Transport   // MPI on device memory beside opened, where both are compared
+	second     transport.Opened    // the host beside opened, where both are compared
 }
 
 // Route says what carries a call. It is decided when the call is issued, be it for now or for a graph: transports add up

@@ -55,13 +55,14 @@ type Transport struct {
 	brought []int64 // by all ranks, and by this one
 	mail    mail
 	holds   holds
+	instead string
 }
 
 // Open opens the transport of a communicator. Collective.
 func Open(at transport.Site) (t *Transport, err error) {
 	// Of an AllToAllV only two ranks know what they give each other.
 	kinds := at.Host.Caps().Kinds &^ coll.SetOf(coll.SendRecv, coll.AllToAllV)
-	t = &Transport{host: at.Host, dev: at.Dev, counts: make([]int, at.Host.Size()), brought: make([]int64, signed*(at.Host.Size()+1))}
+	t = &Transport{host: at.Host, dev: at.Dev, instead: at.Else, counts: make([]int, at.Host.Size()), brought: make([]int64, signed*(at.Host.Size()+1))}
 	t.caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Ordered: true, Hands: true, Now: true,
 		NoGraph: fmt.Errorf("collectives through %s cannot be captured", Backend.Name())}
 	if err := t.alloc(); err != nil {
@@ -184,7 +185,7 @@ func (t *Transport) after(e *cuda.Event, streams ...*cuda.Stream) error {
 
 // Why implements transport.Opened.
 func (t *Transport) Why() (why string, doubtful bool, err error) {
-	return "copies through host memory", false, nil
+	return "copies through host memory" + t.instead, false, nil
 }
 
 // Linked implements transport.Opened.

@@ -1,0 +1,36 @@
+package cudampi
+
+// Parts are the pieces of a buffer that belong to the ranks, packed in rank order: Each elements, or Counts[r] of rank r.
+type Parts struct {
+	Each   int
+	Counts []int // nil when all are equal
+}
+
+// Len is the elements of the part of rank r.
+func (p Parts) Len(r int) int {
+	if p.Counts == nil {
+		return p.Each
+	}
+	return p.Counts[r]
+}
+
+// Offset is where the part of rank r begins; of Size() it is all elements.
+func (p Parts) Offset(r int) int {
+	if p.Counts == nil {
+		return r * p.Each
+	}
+	sum := 0
+	for _, n := range p.Counts[:r] {
+		sum += n
+	}
+	return sum
+}
+
+// Longest is the elements of the longest part of p.
+func (p Parts) Longest() int {
+	n := p.Each
+	for _, c := range p.Counts {
+		n = max(n, c)
+	}
+	return n
+}

@@ -1,0 +1,192 @@
+// Package aware carries calls on device memory through an MPI that takes it. They are messages between the devices, and the
+// arithmetic is done on the device: MPI's own collectives would do it on the host. Short collectives go through host memory,
+// which is faster.
+package aware
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/cudampi"
+	"lockstep/internal/devkernel"
+	"lockstep/internal/peer"
+	"lockstep/internal/shm"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/mpi"
+	"lockstep/spmd/internal/transport/staged"
+)
+
+// Backend is an MPI that takes device memory.
+var Backend transport.Backend = backend{}
+
+type backend struct{}
+
+// Name implements transport.Backend.
+func (backend) Name() string { return "mpi-aware" }
+
+// Probe implements transport.Backend.
+func (backend) Probe(h transport.Host) error {
+	_, err := mpi.CommOf(h)
+	return err
+}
+
+// Joins implements transport.Backend.
+func (backend) Joins() bool { return false }
+
+// Sizes are bytes, the same on all ranks. Only tests change them.
+var Sizes = struct {
+	Direct int // the least of a collective that MPI is given device addresses for: below, copies are faster
+	Room   int // of scratch memory
+}{128 << 10, 32 << 20}
+
+// Transport is an MPI that takes device memory, of cuda.Malloc. Since it knows no streams, who issues a call waits for the stream
+// and makes it.
+type Transport struct {
+	host     transport.Host
+	c        *shm.Comm
+	dev      *cuda.Device
+	short    *staged.Transport
+	said     cudampi.Aware
+	caps     transport.Caps
+	messages cudampi.P2P // of the program
+	steps    cudampi.P2P // that collectives are made of
+	fold     *devkernel.Module
+	scratch  unsafe.Pointer // in pieces of stride bytes: what each rank sent, and a result
+	stride   int
+	table    unsafe.Pointer // the addresses of what the ranks sent, for folding
+	tabled   unsafe.Pointer // where the table is made up
+}
+
+// Open implements transport.Backend.
+func (backend) Open(at transport.Site) (transport.Opened, error) {
+	c, err := mpi.CommOf(at.Host)
+	if err != nil {
+		return nil, err
+	}
+	t := &Transport{host: at.Host, c: c, dev: at.Dev}
+	t.messages.Stream, t.steps.Stream = cudampi.Device, cudampi.Steps
+	if t.said, err = c.AwareOnAll(); err != nil {
+		return nil, err
+	}
+	if err := c.FirstFailure(t.alloc(at)); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	if t.fold, err = devkernel.Load(c, at.Dev, devkernel.FoldSource); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	t.caps = *t.short.Caps()
+	t.caps.Blocks, t.caps.NoGraph = true, fmt.Errorf("collectives through %s cannot be captured", t.Name())
+	return t, nil
+}
+
+func (t *Transport) alloc(at transport.Site) (err error) {
+	if t.short, err = staged.Open(at); err != nil {
+		return err
+	}
+	size := t.c.Size()
+	if t.scratch, err = t.dev.Malloc(Sizes.Room); err != nil {
+		return err
+	}
+	if t.table, err = t.dev.Malloc(8 * size); err != nil {
+		return err
+	}
+	if t.tabled, err = t.dev.MallocHost(8 * size); err != nil {
+		return err
+	}
+	t.stride = Sizes.Room / (size + 1) / 256 * 256
+	for r := range size {
+		unsafe.Slice((*unsafe.Pointer)(t.tabled), size)[r] = t.slot(r)
+	}
+	s, err := t.dev.NewStream(0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.Copy(t.table, t.tabled, 8*size), s.Synchronize(), s.Close())
+}
+
+// slot is the scratch memory for what a rank sent.
+func (t *Transport) slot(rank int) unsafe.Pointer { return unsafe.Add(t.scratch, rank*t.stride) }
+
+// Name implements transport.Transport.
+func (t *Transport) Name() string { return Backend.Name() }
+
+// Caps implements transport.Transport.
+func (t *Transport) Caps() *transport.Caps { return &t.caps }
+
+// Scratch implements transport.Transport.
+func (t *Transport) Scratch(int) int { return 0 }
+
+// Do implements transport.Transport.
+func (t *Transport) Do(q transport.Queue, c coll.Call) error {
+	if c.Kind.Traits().Message {
+		return t.Group(q, []coll.Call{c}, nil)
+	}
+	c.Counts, c.RecvCounts = slices.Clone(c.Counts), slices.Clone(c.RecvCounts)
+	return t.hand(q, func(s *cuda.Stream) error { return t.make(s, &c) })
+}
+
+// Group implements transport.Transport.
+func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+	if len(cs) == 0 {
+		return nil
+	}
+	list := transport.AppendMessages(nil, cs)
+	return t.hand(q, func(s *cuda.Stream) error {
+		if err := t.passed(s); err != nil {
+			return err
+		}
+		for i := range list {
+			m, err := &list[i], error(nil)
+			if m.Kind == coll.Send {
+				err = t.messages.Send(t.c.Comm, m.Src, m.N, m.Type, int(m.Root))
+			} else {
+				err = t.messages.Recv(t.c.Comm, m.Dst, m.N, m.Type, int(m.Root))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return t.messages.Wait()
+	})
+}
+
+// hand has run make a call at once. No stream may wait for it: at the first use of an allocation the library shares it between
+// processes, and what it calls for that may wait for all streams of the device. Source: Open MPI 4.1, common_cuda.c.
+func (t *Transport) hand(q transport.Queue, run func(s *cuda.Stream) error) error {
+	return q.Hand(transport.Job{
+		By: t.Name(),
+		Hold: func() error {
+			return errors.New("an MPI that takes device memory may wait for the stream that is held")
+		},
+		Run:     func() error { return run(q.Stream()) },
+		Release: func() error { return nil },
+	})
+}
+
+// passed waits until the device has come to the end of s.
+func (t *Transport) passed(s *cuda.Stream) error { return transport.Wait(t.host, s.Query) }
+
+// Why implements transport.Opened.
+func (t *Transport) Why() (why string, doubtful bool, err error) {
+	return t.said.Reason, !t.said.Yes, nil
+}
+
+// Linked implements transport.Opened.
+func (t *Transport) Linked() bool { return false }
+
+// Peers implements transport.Opened.
+func (t *Transport) Peers() *peer.Comm { return nil }
+
+// Close implements transport.Opened. It waits for nobody.
+func (t *Transport) Close() error {
+	err := errors.Join(t.fold.Close(), t.dev.Free(t.scratch), t.dev.Free(t.table), t.dev.FreeHost(t.tabled))
+	if t.short != nil {
+		err = errors.Join(err, t.short.Close())
+	}
+	t.fold, t.scratch, t.table, t.tabled, t.short = nil, nil, nil, nil, nil
+	return err
+}
