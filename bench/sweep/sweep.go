@@ -74,7 +74,9 @@ var gpuCalls = []struct{ upTo, calls int }{{8 << 20, 1000}, {harness.MostBytes, 
 // callsOf returns the number of calls of a timed iteration at a size.
 func (s *sweep) callsOf(bytes int) int {
 	most := max(1, min(hostCalls, hostMoved/bytes))
-	if !s.onHost() && !strings.HasPrefix(s.collectives, "mpi") && s.collectives != "host-staged" { // which wait for each call
+	// A way through MPI or the host waits for each call.
+	waits := strings.HasPrefix(s.collectives, "mpi") || s.collectives == "host-staged"
+	if !s.onHost() && !waits {
 		for _, g := range slices.Backward(gpuCalls) {
 			if bytes <= g.upTo {
 				most = g.calls
