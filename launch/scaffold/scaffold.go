@@ -24,7 +24,7 @@ import (
 // Each kind of application is a program of this module, with its tests and its page, whose name is
 // placeholder. build.md.tmpl is the end of the page.
 //
-//go:embed kinds
+//go:embed kinds/*/*.go kinds/*/README.md kinds/build.md.tmpl
 var programs embed.FS
 
 const (
