@@ -101,11 +101,11 @@ func fakeLaunchShape(t *testing.T) {
 	g := Shape{Blocks: [3]int{8, 2, 3}, Threads: [3]int{4, 5, 6}, Shared: 7, Cluster: [3]int{4, 1, 3}}
 	words := []uint64{0xa, 0xb, 0xc, 0xd}
 	must(t, s.LaunchShape(f, &g, words, []uint32{0, 1, 3})) // the second is of two words
-	g.Early = true
+	g.Programmatic = true
 	must(t, s.LaunchShape(f, &g, words, nil))
 	g.Cluster = [3]int{}
 	must(t, s.LaunchShape(f, &g, nil, nil))
-	g.Early = false
+	g.Programmatic = false
 	must(t, s.LaunchShape(f, &g, words[:1], nil))
 	var got []string
 	for _, l := range log() {

@@ -122,7 +122,7 @@ type Shape struct {
 	Blocks, Threads [3]int
 	Shared          int    // bytes of dynamic shared memory of a block
 	Cluster         [3]int // blocks of a cluster, which divide Blocks; zero for none. From compute capability 9.0 on
-	Early           bool   // as LaunchEarly has it
+	Programmatic    bool   // as LaunchEarly has it
 }
 
 // Launch enqueues f on s with a grid of blocks times threads, and shared bytes of dynamic shared
@@ -145,7 +145,8 @@ func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []
 // compiled for an older architecture without griddepcontrol. Source: cuda.h, cuLaunchKernelEx with
 // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX ISA, griddepcontrol.
 func (s *Stream) LaunchEarly(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
-	return s.launch(f, &Shape{Blocks: blocks, Threads: threads, Shared: shared, Early: true}, args, nil, len(args))
+	shape := Shape{Blocks: blocks, Threads: threads, Shared: shared, Programmatic: true}
+	return s.launch(f, &shape, args, nil, len(args))
 }
 
 // LaunchShape is Launch with everything that a launch can have. Argument i begins at word at[i] of
@@ -166,7 +167,7 @@ func (s *Stream) LaunchShape(f *Function, g *Shape, words []uint64, at []uint32)
 
 func (s *Stream) launch(f *Function, g *Shape, words []uint64, at []uint32, n int) error {
 	op := "cuLaunchKernel"
-	if g.Early && f.early || g.Cluster[0] != 0 {
+	if g.Programmatic && f.early || g.Cluster[0] != 0 {
 		op = "cuLaunchKernelEx"
 	}
 	all := g.Shared

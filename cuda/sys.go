@@ -197,7 +197,7 @@ func sysLaunch(s *Stream, f *Function, g *Shape, words []uint64, at []uint32, n 
 	for i := range 3 {
 		c.blocks[i], c.threads[i], c.cluster[i] = C.uint(g.Blocks[i]), C.uint(g.Threads[i]), C.uint(g.Cluster[i])
 	}
-	if g.Early && f.early {
+	if g.Programmatic && f.early {
 		c.early = 1
 	}
 	return int(C.launch(addr(s.d.ctx), addr(s.h), addr(f.h), c, (*C.uint64_t)(unsafe.SliceData(words)),

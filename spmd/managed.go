@@ -27,12 +27,12 @@ func AllocManaged[T Stored](w *World, n int) (Buffer[T], error) {
 }
 
 // Place is where pages of managed memory may lie.
-type Place int
+type Place = exec.Place
 
 // The places.
 const (
-	ToDevice = Place(exec.ToDevice) // the memory of this rank's GPU
-	ToHost   = Place(exec.ToHost)   // the host's memory
+	ToDevice Place = exec.ToDevice // the memory of this rank's GPU
+	ToHost   Place = exec.ToHost   // the host's memory
 )
 
 // Prefetch enqueues on s that the pages of b, which AllocManaged returned, or of a part of
@@ -47,7 +47,7 @@ const (
 // freed buffers and those of another world, and where the driver is older than CUDA 12.2.
 // Source: cuda.h, cuMemPrefetchAsync.
 func (b Buffer[T]) Prefetch(s *Stream, to Place) error {
-	if to < ToDevice || to > ToHost {
+	if to > ToHost {
 		return fmt.Errorf("%s: Prefetch: no such place: %d", ccall.At(), to)
 	}
 	if err := s.w.in.CheckBlock(b.blk); err != nil {
@@ -63,29 +63,29 @@ func (b Buffer[T]) Prefetch(s *Stream, to Place) error {
 	if err != nil {
 		return err
 	}
-	c.Dst, c.N, c.Place = b.addr(), b.Bytes(), exec.Place(to)
+	c.Dst, c.N, c.Place = b.addr(), b.Bytes(), to
 	return s.q.Enqueue(c)
 }
 
 // Advice says how managed memory will be used.
-type Advice int
+type Advice = exec.Advice
 
 // What there is to say. The device is this rank's GPU.
 const (
 	// ReadMostly: who reads gets a copy of the page, and a write ends all copies but the writer's.
-	ReadMostly = Advice(exec.ReadMostly)
+	ReadMostly Advice = exec.ReadMostly
 	// NotReadMostly undoes ReadMostly.
-	NotReadMostly = Advice(exec.NotReadMostly)
+	NotReadMostly Advice = exec.NotReadMostly
 	// PreferDevice: pages stay on the device, and the host reaches them from afar where it can.
-	PreferDevice = Advice(exec.PreferDevice)
+	PreferDevice Advice = exec.PreferDevice
 	// PreferHost: they stay on the host, and the device reaches them from afar.
-	PreferHost = Advice(exec.PreferHost)
+	PreferHost Advice = exec.PreferHost
 	// PreferNone undoes PreferDevice and PreferHost.
-	PreferNone = Advice(exec.PreferNone)
+	PreferNone Advice = exec.PreferNone
 	// AccessedByDevice: the device reaches the pages wherever they lie, without page faults.
-	AccessedByDevice = Advice(exec.AccessedByDevice)
+	AccessedByDevice Advice = exec.AccessedByDevice
 	// NotAccessedByDevice undoes AccessedByDevice.
-	NotAccessedByDevice = Advice(exec.NotAccessedByDevice)
+	NotAccessedByDevice Advice = exec.NotAccessedByDevice
 )
 
 // Advise tells the driver how b, which AllocManaged returned, or a part of it, will be
@@ -109,7 +109,7 @@ func (b Buffer[T]) Advise(a Advice) error {
 	if err := b.mustBeManaged("Advise"); err != nil || b.n == 0 {
 		return err
 	}
-	return calls.Of(b.blk).Dev.Advise(b.blk, b.addr(), b.Bytes(), exec.Advice(a))
+	return calls.Of(b.blk).Dev.Advise(b.blk, b.addr(), b.Bytes(), a)
 }
 
 // mustBeManaged refuses memory of another kind, but for nothing of it.

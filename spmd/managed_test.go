@@ -48,7 +48,6 @@ func TestManaged(t *testing.T) {
 		must(t, spmd.Buffer[int32]{}.Prefetch(s, spmd.ToHost))
 
 		wantText(t, x.Prefetch(s, 2), "managed_test.go", "no such place: 2")
-		wantText(t, x.Prefetch(s, -1), "managed_test.go", "no such place: -1")
 		wantText(t, x.Advise(0), "managed_test.go", "no such advice: 0")
 		wantText(t, x.Advise(8), "managed_test.go", "no such advice: 8")
 		refusedInCapture(t, s, x)

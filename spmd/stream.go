@@ -30,13 +30,13 @@ type Stream struct {
 
 // Priority orders streams on a GPU: where kernels of several are ready, those of
 // the stream with the higher priority start first. The host ignores it.
-type Priority int
+type Priority = exec.Priority
 
 // The priorities.
 const (
-	Low    = Priority(exec.Low)
-	Normal = Priority(exec.Normal)
-	High   = Priority(exec.High)
+	Low    Priority = exec.Low
+	Normal Priority = exec.Normal
+	High   Priority = exec.High
 )
 
 // NewStream returns a new stream. The name appears in errors and reports.
@@ -48,7 +48,7 @@ func (w *World) NewStreamPriority(name string, p Priority) (*Stream, error) {
 	if p < Low || p > High {
 		return nil, fmt.Errorf("%s: NewStreamPriority: no such priority: %d", ccall.At(), p)
 	}
-	q, err := w.in.NewQueue(name, exec.Priority(p))
+	q, err := w.in.NewQueue(name, p)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"lockstep/cuda"
 	"lockstep/internal/elem"
 	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
@@ -165,13 +166,8 @@ func (a *Arg) String() string {
 	return a.Type.String()
 }
 
-// Grid is the shape of a launch in blocks and threads.
-type Grid struct {
-	Blocks, Threads [3]int
-	Shared          int // dynamic shared memory of a block, in bytes
-	Cluster         [3]int
-	Programmatic    bool
-}
+// Grid is the shape of a launch.
+type Grid = cuda.Shape
 
 // Kernel is one computation in two forms: a CUDA source, and a function that does the same on the host.
 type Kernel struct {

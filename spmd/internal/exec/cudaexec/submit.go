@@ -383,8 +383,7 @@ func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid,
 			words = append(words, args[i].Bits[:args[i].Len()]...)
 		}
 	}
-	shape := cuda.Shape{Blocks: grid.Blocks, Threads: grid.Threads, Shared: grid.Shared, Cluster: grid.Cluster, Early: grid.Programmatic}
-	if err := h.LaunchShape(f.f, &shape, words, at); err != nil {
+	if err := h.LaunchShape(f.f, &grid, words, at); err != nil {
 		return fmt.Errorf("kernel %s, %v blocks of %v threads: %w", k.Name, grid.Blocks, grid.Threads, err)
 	}
 	return nil
