@@ -11,7 +11,7 @@ import (
 
 func TestNoAllocation(t *testing.T) { noAllocation(t) }
 
-// What notes each call allocates nothing either.
+// The notes of each call allocate nothing either.
 func TestNoAllocationSummary(t *testing.T) {
 	t.Setenv("SPMDTEST_SUMMARY", "on")
 	noAllocation(t)

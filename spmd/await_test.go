@@ -8,8 +8,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestAwait: what the work writes is there when Await returns, also where it is the mark of what is not, in calls and in a
-// graph, and where the memory is not the host's.
+// TestAwait: results are there when Await returns, also results that are the mark of missing ones,
+// in calls and in a graph, and in memory that is not the host's.
 func TestAwait(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w, "s")

@@ -9,8 +9,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The cost of a call beside what MPI does in it, in a world of one. Run with
-// go test -run ^$ -bench . -benchmem ./spmd
+// The cost of a call beside MPI's part of it, in a world of one. Run with go test -run ^$ -bench .
+// -benchmem ./spmd
 func BenchmarkCollective(b *testing.B) {
 	w, err := spmd.Open(spmdtest.Config())
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// checked runs fn in worlds with --check, on ranks that are goroutines and on ranks that are processes.
+// checked runs fn in worlds with --check, on ranks that are goroutines and on ranks that are
+// processes.
 func checked(t *testing.T, ranks int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	cfg := spmdtest.Config()
@@ -36,7 +37,8 @@ func checked(t *testing.T, ranks int, fn func(t *testing.T, w *spmd.World)) {
 	})
 }
 
-// TestCheckNamesCounts: where ranks bring other counts, --check says which, alone and in a Group, on every rank.
+// TestCheckNamesCounts: if ranks bring other counts, --check says which, alone and in a Group, on
+// every rank.
 func TestCheckNamesCounts(t *testing.T) {
 	checked(t, 3, func(t *testing.T, w *spmd.World) {
 		c, rank := w.Comm(), w.Rank()
@@ -47,13 +49,16 @@ func TestCheckNamesCounts(t *testing.T) {
 			counts[0] += 7
 		}
 		each, all := alloc[int32](t, w, n), alloc[int32](t, w, 3*n)
-		const shared = "rank 0 at spmd/checked_test.go:%s: %s of 300 int32%s, counts[0] is 100; rank 2 at spmd/checked_test.go:%s: %s of 300 int32%s, counts[0] is 107 ("
+		const shared = "rank 0 at spmd/checked_test.go:%s: %s of 300 int32%s, counts[0] is 100; rank 2 " +
+			"at spmd/checked_test.go:%s: %s of 300 int32%s, counts[0] is 107 ("
 		for _, tc := range []struct {
 			name, more string
 			call       func(c spmd.Comm) error
 		}{
 			{"AllGatherV", "", func(c spmd.Comm) error { return spmd.AllGatherV(c, all, each, counts) }},
-			{"ReduceScatterV", ", sum", func(c spmd.Comm) error { return spmd.ReduceScatterV(c, each, all, counts, spmd.Sum) }},
+			{"ReduceScatterV", ", sum", func(c spmd.Comm) error {
+				return spmd.ReduceScatterV(c, each, all, counts, spmd.Sum)
+			}},
 			{"GatherV", ", root 1", func(c spmd.Comm) error { return spmd.GatherV(c, all, each, counts, 1) }},
 			{"ScatterV", ", root 1", func(c spmd.Comm) error { return spmd.ScatterV(c, each, all, counts, 1) }},
 		} {
@@ -104,15 +109,17 @@ func TestCheckNamesCounts(t *testing.T) {
 				_, err := spmd.BroadcastNumber(c, rank, rank/2*2)
 				return err
 			}},
-			{"Mesh: the ranks called different collectives: rank 0 has the axes [a 3 b 1], rank 1 [b 1 a 3]", func() error {
-				axes := []spmd.Axis{{Name: "a", Size: 3}, {Name: "b", Size: 1}}
-				if rank == 1 {
-					slices.Reverse(axes)
-				}
-				_, err := w.Mesh(axes...)
-				return err
-			}},
-			{"rank 0 at *: Group, collective 2 of 2: Broadcast of 300 int32, root 0; rank 1 at *: Group whose last collective is number 1 (", func() error {
+			{"Mesh: the ranks called different collectives: rank 0 has the axes [a 3 b 1], rank 1 [b 1 a 3]",
+				func() error {
+					axes := []spmd.Axis{{Name: "a", Size: 3}, {Name: "b", Size: 1}}
+					if rank == 1 {
+						slices.Reverse(axes)
+					}
+					_, err := w.Mesh(axes...)
+					return err
+				}},
+			{"rank 0 at *: Group, collective 2 of 2: Broadcast of 300 int32, root 0; rank 1 at *: Group " +
+				"whose last collective is number 1 (", func() error {
 				return c.Group(func() error {
 					err := spmd.Broadcast(c, each, 0)
 					if rank != 1 {
@@ -144,8 +151,8 @@ func like(text, pattern string) bool {
 	return true
 }
 
-// TestCheckedGroups: --check lets every kind of call pass that is in order, in Groups too, on ranks of every sort, for as long
-// as the program runs.
+// TestCheckedGroups: --check lets every kind of call pass that is in order, in Groups too, on ranks
+// of every sort, for as long as the program runs.
 func TestCheckedGroups(t *testing.T) {
 	t.Parallel()
 	spmdtest.HostOnly(t, "what is compared is the same on a GPU")
@@ -159,15 +166,16 @@ func TestCheckedGroups(t *testing.T) {
 			if !campaign.All() && (i+k)%2 == 1 {
 				continue
 			}
-			if status, out := run(t, tc.processes, "checked groups", nil, append(tc.args, mode, "--timeout", "2m")...); status != 0 {
+			if status, out := run(t, tc.processes, "checked groups", nil,
+				append(tc.args, mode, "--timeout", "2m")...); status != 0 {
 				t.Errorf("%s, %d processes %v: status %d\n%s", mode, tc.processes, tc.args, status, out)
 			}
 		}
 	}
 }
 
-// checkedGroups makes more calls of every kind than the memory holds through which messages go, alone, in Groups that
-// block, on streams and in a graph.
+// checkedGroups makes more calls of every kind than the memory of messages holds, alone, in Groups
+// that block, on streams and in a graph.
 func checkedGroups(w *spmd.World) error {
 	const n, rounds = 2, 400
 	rank, size := w.Rank(), w.Size()

@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/internal/transport/route"
 )
 
-// TestEmptyConfig: what a program leaves empty is what its flags would be.
+// TestEmptyConfig: an empty field has the default of its flag.
 func TestEmptyConfig(t *testing.T) {
 	var flags, empty Config
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)

@@ -15,64 +15,8 @@ import (
 
 var everyRanks = []int{1, 2, 3, 4}
 
-// number converts between an element type and float64, which holds every value of
-// these tests exactly.
-type number[T spmd.Elem] struct {
-	of func(float64) T
-	to func(T) float64
-}
-
-func plain[T int8 | uint8 | int32 | uint32 | int64 | uint64 | float32 | float64]() number[T] {
-	return number[T]{func(x float64) T { return T(x) }, func(x T) float64 { return float64(x) }}
-}
-
-// input is element i of what rank r contributes: a small integer, so that every
-// order of summation is exact in every type, and a power of two where products of
-// all ranks must fit int8.
-func input(op spmd.Op, r, i int) float64 {
-	if op == spmd.Prod {
-		return float64(1 + (i+r)%2)
-	}
-	return float64((i*7 + r*3) % 11)
-}
-
-// reduced is the expected result, in float64.
-func reduced(op spmd.Op, ranks, i int, integer bool) float64 {
-	x := input(op, 0, i)
-	for r := 1; r < ranks; r++ {
-		switch y := input(op, r, i); op {
-		case spmd.Sum, spmd.Avg:
-			x += y
-		case spmd.Prod:
-			x *= y
-		case spmd.Min:
-			x = math.Min(x, y)
-		case spmd.Max:
-			x = math.Max(x, y)
-		}
-	}
-	if op == spmd.Avg {
-		x /= float64(ranks)
-		if integer {
-			x = math.Trunc(x)
-		}
-	}
-	return x
-}
-
-// near accepts the rounding of one division in the type: only averages of
-// floating-point types are not exact.
-func near(got, want float64, op spmd.Op, bits int) bool {
-	if op != spmd.Avg {
-		return got == want
-	}
-	return math.Abs(got-want) <= math.Abs(want)*math.Ldexp(1, -bits)
-}
-
 func TestCollectives(t *testing.T) {
 	campaign.More(t, 2*len(everyRanks)*len(modes)*10*2/3, "types by modes and numbers of ranks of collectives")
-	half := number[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(h spmd.F16) float64 { return float64(h.Float32()) }}
-	brain := number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(h spmd.BF16) float64 { return float64(h.Float32()) }}
 	everyWay(t, func(t *testing.T, w *spmd.World) {
 		for k, m := range modesOf(w) {
 			each(w.Size()+k,
@@ -84,8 +28,8 @@ func TestCollectives(t *testing.T) {
 				func() { every(t, w, m, plain[uint64](), 0) },
 				func() { every(t, w, m, plain[float32](), 23) },
 				func() { every(t, w, m, plain[float64](), 52) },
-				func() { every(t, w, m, half, 10) },
-				func() { every(t, w, m, brain, 7) },
+				func() { every(t, w, m, half(), 10) },
+				func() { every(t, w, m, brain(), 7) },
 			)
 		}
 	})
@@ -112,14 +56,16 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 		must(t, b.CopyTo(h))
 		for i, x := range h {
 			if got := num.to(x); !near(got, want(i), op, bits) {
-				t.Fatalf("%s, %s of %T, rank %d of %d, %d elements: [%d] = %v, want %v", m.name, what, x, rank, size, b.Len(), i, got, want(i))
+				t.Fatalf("%s, %s of %T, rank %d of %d, %d elements: [%d] = %v, want %v", m.name, what, x,
+					rank, size, b.Len(), i, got, want(i))
 			}
 		}
 		must(t, b.Free())
 	}
 	mine := func(op spmd.Op) func(int) float64 { return func(i int) float64 { return input(op, rank, i) } }
-	ops, lengths, moved := []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg}, []int{0, 1, 2, 1<<10 + 1}, []int{0, 1, 3, 1<<9 + 1}
-	if os.Getenv(doublesEnv) != "" && !campaign.All() { // where each call takes as long as a hundred on the host
+	ops, lengths, moved := []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg},
+		[]int{0, 1, 2, 1<<10 + 1}, []int{0, 1, 3, 1<<9 + 1}
+	if os.Getenv(doublesEnv) != "" && !campaign.All() { // each call there takes as long as a hundred on the host
 		ops, lengths, moved = []spmd.Op{spmd.Sum, spmd.Avg}, []int{1<<10 + 1}, []int{1<<9 + 1}
 	}
 	for _, op := range ops {
@@ -144,7 +90,9 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 			src, dst = give(n*size, mine(op)), poison(n)
 			m.run(t, w, func(c spmd.Comm) error { return spmd.ReduceScatter(c, dst, src, op) })
 			check("ReduceScatter", op, dst, func(i int) float64 { return want(rank*n + i) })
-			m.run(t, w, func(c spmd.Comm) error { return spmd.ReduceScatter(c, src.Slice(rank*n, (rank+1)*n), src, op) })
+			m.run(t, w, func(c spmd.Comm) error {
+				return spmd.ReduceScatter(c, src.Slice(rank*n, (rank+1)*n), src, op)
+			})
 			part := give(n, mine(op))
 			s := stream(t, w, "copy")
 			must(t, spmd.Copy(s, part, src.Slice(rank*n, (rank+1)*n)))
@@ -288,23 +236,6 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 	m.run(t, w, spmd.Barrier)
 }
 
-// parts are unequal lengths for the V forms, with a zero among them.
-func parts(n, size int) []int {
-	p := make([]int, size)
-	for r := range p {
-		p[r] = r * n
-	}
-	return p
-}
-
-func sumOf(counts []int) int {
-	s := 0
-	for _, c := range counts {
-		s += c
-	}
-	return s
-}
-
 func TestSplitAndMesh(t *testing.T) {
 	everyKind(t, everyRanks, func(t *testing.T, w *spmd.World) {
 		rank, size := w.Rank(), w.Size()
@@ -349,8 +280,10 @@ func TestSplitAndMesh(t *testing.T) {
 		m, err := w.Mesh(spmd.Axis{Name: "data", Size: spmd.Fit}, spmd.Axis{Name: "model", Size: 2 - size%2})
 		must(t, err)
 		model := 2 - size%2
-		if m.Comm("model").Size() != model || m.Coord("model") != rank%model || m.Comm("data").Size() != size/model || m.Coord("data") != rank/model {
-			t.Fatalf("rank %d: data %d of %d, model %d of %d", rank, m.Coord("data"), m.Comm("data").Size(), m.Coord("model"), m.Comm("model").Size())
+		if m.Comm("model").Size() != model || m.Coord("model") != rank%model || m.Comm("data").Size() != size/model ||
+			m.Coord("data") != rank/model {
+			t.Fatalf("rank %d: data %d of %d, model %d of %d", rank, m.Coord("data"),
+				m.Comm("data").Size(), m.Coord("model"), m.Comm("model").Size())
 		}
 		x.Set(0, int64(rank))
 		must(t, spmd.AllReduce(m.Comm("data"), x, x, spmd.Max))
@@ -362,7 +295,8 @@ func TestSplitAndMesh(t *testing.T) {
 			axes []spmd.Axis
 		}{
 			{"do not multiply to", nil},
-			{fmt.Sprintf("[data %d] do not multiply to the %d ranks", size+1, size), []spmd.Axis{{Name: "data", Size: size + 1}}},
+			{fmt.Sprintf("[data %d] do not multiply to the %d ranks", size+1, size),
+				[]spmd.Axis{{Name: "data", Size: size + 1}}},
 			{"do not multiply to", []spmd.Axis{{Name: "data", Size: size}, {Name: "model", Size: 2}}},
 			{"do not multiply to", []spmd.Axis{{Name: "data", Size: spmd.Fit}, {Name: "model", Size: size + 1}}},
 			{"do not multiply to", []spmd.Axis{{Name: "a", Size: 1 << 32}, {Name: "b", Size: 1 << 32}}},
@@ -380,8 +314,8 @@ func TestSplitAndMesh(t *testing.T) {
 	})
 }
 
-// TestRefused is the table of calls that must not reach MPI: each error names both
-// numbers and this file.
+// TestRefused is the table of calls that must not reach MPI: each error names both numbers and this
+// file.
 func TestRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		other, err := spmd.Open(spmdtest.Config())
@@ -400,33 +334,60 @@ func TestRefused(t *testing.T) {
 			call func(c spmd.Comm) error
 			want []string
 		}{
-			{"AllReduce of unequal lengths", func(c spmd.Comm) error { return spmd.AllReduce(c, a3, a4, spmd.Sum) }, []string{"dst has 3", "src 4"}},
-			{"AllReduce with no such op", func(c spmd.Comm) error { return spmd.AllReduce(c, a4, a4, 17) }, []string{"17"}},
-			{"Reduce of unequal lengths", func(c spmd.Comm) error { return spmd.Reduce(c, a3, a4, spmd.Sum, c.Rank()) }, []string{"dst has 3", "src 4"}},
-			{"Reduce to no such root", func(c spmd.Comm) error { return spmd.Reduce(c, a4, a4, spmd.Sum, n) }, []string{fmt.Sprintf("%d is not in the communicator of %d", n, n)}},
-			{"Broadcast from a negative root", func(c spmd.Comm) error { return spmd.Broadcast(c, a4, -1) }, []string{"-1", fmt.Sprintf("of %d", n)}},
+			{"AllReduce of unequal lengths", func(c spmd.Comm) error { return spmd.AllReduce(c, a3, a4, spmd.Sum) },
+				[]string{"dst has 3", "src 4"}},
+			{"AllReduce with no such op", func(c spmd.Comm) error { return spmd.AllReduce(c, a4, a4, 17) },
+				[]string{"17"}},
+			{"Reduce of unequal lengths", func(c spmd.Comm) error {
+				return spmd.Reduce(c, a3, a4, spmd.Sum, c.Rank())
+			}, []string{"dst has 3", "src 4"}},
+			{"Reduce to no such root", func(c spmd.Comm) error { return spmd.Reduce(c, a4, a4, spmd.Sum, n) },
+				[]string{fmt.Sprintf("%d is not in the communicator of %d", n, n)}},
+			{"Broadcast from a negative root", func(c spmd.Comm) error { return spmd.Broadcast(c, a4, -1) },
+				[]string{"-1", fmt.Sprintf("of %d", n)}},
 			{"AllGather", func(c spmd.Comm) error { return spmd.AllGather(c, a3, a4) }, []string{"dst has 3", "src 4"}},
-			{"ReduceScatter", func(c spmd.Comm) error { return spmd.ReduceScatter(c, a4, a3, spmd.Sum) }, []string{"src has 3", "dst 4"}},
-			{"Gather", func(c spmd.Comm) error { return spmd.Gather(c, a3, a4, c.Rank()) }, []string{"dst has 3", "src 4"}},
-			{"Scatter", func(c spmd.Comm) error { return spmd.Scatter(c, a4, a3, c.Rank()) }, []string{"src has 3", "dst 4"}},
+			{"ReduceScatter", func(c spmd.Comm) error { return spmd.ReduceScatter(c, a4, a3, spmd.Sum) },
+				[]string{"src has 3", "dst 4"}},
+			{"Gather", func(c spmd.Comm) error { return spmd.Gather(c, a3, a4, c.Rank()) },
+				[]string{"dst has 3", "src 4"}},
+			{"Scatter", func(c spmd.Comm) error { return spmd.Scatter(c, a4, a3, c.Rank()) },
+				[]string{"src has 3", "dst 4"}},
 			{"AllToAll", func(c spmd.Comm) error { return spmd.AllToAll(c, a4, a3) }, []string{"dst has 4", "src 3"}},
-			{"AllGatherV with too few counts", func(c spmd.Comm) error { return spmd.AllGatherV(c, a4, a4, nil) }, []string{"0 counts", fmt.Sprintf("%d ranks", n)}},
-			{"AllGatherV whose counts do not add up", func(c spmd.Comm) error { return spmd.AllGatherV(c, a3, a4, counts) }, []string{"dst has 3", fmt.Sprintf("add up to %d", 4*n)}},
-			{"AllGatherV with another own part", func(c spmd.Comm) error { return spmd.AllGatherV(c, a12, a3, counts) }, []string{"src has 3", "is 4"}},
-			{"Send to no such rank", func(c spmd.Comm) error { return spmd.Send(c, a4, 99) }, []string{"99", fmt.Sprintf("of %d", n)}},
-			{"SendRecv from no such rank", func(c spmd.Comm) error { return spmd.SendRecv(c, a3, 98, a4, 0) }, []string{"98"}},
-			{"SendRecv onto itself", func(c spmd.Comm) error { return spmd.SendRecv(c, a4, 0, a4, 0) }, []string{"overlap"}},
-			{"AllReduce of overlapping parts", func(c spmd.Comm) error { return spmd.AllReduce(c, a4.Slice(0, 3), a4.Slice(1, 4), spmd.Sum) }, []string{"overlap"}},
-			{"AllGather from what is no rank's part", func(c spmd.Comm) error { return spmd.AllGather(c, a8.Slice(0, 4*n), a8.Slice(2, 6)) }, []string{"overlap"}},
-			{"AllToAllV in place", func(c spmd.Comm) error { return spmd.AllToAllV(c, a12, a12, counts, counts) }, []string{"overlap"}},
-			{"a freed buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, freed, freed, spmd.Sum) }, []string{"16 bytes", "freed at spmd/collective_test.go:"}},
-			{"another world's buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, a4, foreign, spmd.Sum) }, []string{"16 bytes", "another world"}},
-			{"a Copy of unequal lengths", func(spmd.Comm) error { return spmd.Copy(s, a3, a4) }, []string{"dst has 3", "src 4"}},
+			{"AllGatherV with too few counts", func(c spmd.Comm) error { return spmd.AllGatherV(c, a4, a4, nil) },
+				[]string{"0 counts", fmt.Sprintf("%d ranks", n)}},
+			{"AllGatherV whose counts do not add up",
+				func(c spmd.Comm) error { return spmd.AllGatherV(c, a3, a4, counts) },
+				[]string{"dst has 3", fmt.Sprintf("add up to %d", 4*n)}},
+			{"AllGatherV with another own part",
+				func(c spmd.Comm) error { return spmd.AllGatherV(c, a12, a3, counts) }, []string{"src has 3", "is 4"}},
+			{"Send to no such rank", func(c spmd.Comm) error { return spmd.Send(c, a4, 99) },
+				[]string{"99", fmt.Sprintf("of %d", n)}},
+			{"SendRecv from no such rank", func(c spmd.Comm) error { return spmd.SendRecv(c, a3, 98, a4, 0) },
+				[]string{"98"}},
+			{"SendRecv onto itself", func(c spmd.Comm) error { return spmd.SendRecv(c, a4, 0, a4, 0) },
+				[]string{"overlap"}},
+			{"AllReduce of overlapping parts",
+				func(c spmd.Comm) error { return spmd.AllReduce(c, a4.Slice(0, 3), a4.Slice(1, 4), spmd.Sum) },
+				[]string{"overlap"}},
+			{"AllGather from what is no rank's part",
+				func(c spmd.Comm) error { return spmd.AllGather(c, a8.Slice(0, 4*n), a8.Slice(2, 6)) },
+				[]string{"overlap"}},
+			{"AllToAllV in place", func(c spmd.Comm) error { return spmd.AllToAllV(c, a12, a12, counts, counts) },
+				[]string{"overlap"}},
+			{"a freed buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, freed, freed, spmd.Sum) },
+				[]string{"16 bytes", "freed at spmd/collective_test.go:"}},
+			{"another world's buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, a4, foreign, spmd.Sum) },
+				[]string{"16 bytes", "another world"}},
+			{"a Copy of unequal lengths", func(spmd.Comm) error { return spmd.Copy(s, a3, a4) },
+				[]string{"dst has 3", "src 4"}},
 			{"a Fill of a freed buffer", func(spmd.Comm) error { return spmd.Fill(s, freed, 1) }, []string{"freed at"}},
-			{"CopyFrom of another length", func(spmd.Comm) error { return a4.CopyFrom(make([]float32, 5)) }, []string{"4", "5"}},
-			{"CopyTo of a freed buffer", func(spmd.Comm) error { return freed.CopyTo(make([]float32, 4)) }, []string{"freed at"}},
+			{"CopyFrom of another length", func(spmd.Comm) error { return a4.CopyFrom(make([]float32, 5)) },
+				[]string{"4", "5"}},
+			{"CopyTo of a freed buffer", func(spmd.Comm) error { return freed.CopyTo(make([]float32, 4)) },
+				[]string{"freed at"}},
 			{"Free of a part", func(spmd.Comm) error { return a4.Slice(0, 2).Free() }, []string{"[0:2]"}},
-			{"a collective of the zero Comm", func(spmd.Comm) error { return spmd.Barrier(spmd.Comm{}) }, []string{"zero Comm"}},
+			{"a collective of the zero Comm", func(spmd.Comm) error { return spmd.Barrier(spmd.Comm{}) },
+				[]string{"zero Comm"}},
 		} {
 			for _, how := range []struct {
 				name string
@@ -457,7 +418,8 @@ func TestRefused(t *testing.T) {
 			t.Error("Alloc of more bytes than there are addresses was accepted")
 		}
 		if n > 1 {
-			if _, err := spmd.AllocSymmetric[float32](w, 4+w.Rank()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("from 4 to %d", 3+n)) {
+			if _, err := spmd.AllocSymmetric[float32](w, 4+w.Rank()); err == nil ||
+				!strings.Contains(err.Error(), fmt.Sprintf("from 4 to %d", 3+n)) {
 				t.Errorf("AllocSymmetric of unequal lengths: %v", err)
 			}
 		}

@@ -9,9 +9,11 @@ import (
 	"lockstep/spmd"
 )
 
-// Four ranks in this process. Under mpirun each is a process, and what they do is the same. Without a Device it is found.
+// Four ranks in this process. Under mpirun each is a process, and they do the same. Without a
+// Device it is found.
 func ExampleLocal() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 4, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 4, func(_ context.Context, w *spmd.World) error {
 		sum, err := spmd.AllReduceNumber(w.Comm(), w.Rank(), spmd.Sum)
 		if w.Rank() == 0 {
 			fmt.Println("sum of the ranks:", sum)
@@ -24,9 +26,11 @@ func ExampleLocal() {
 	// <nil>
 }
 
-// Memory of a device is written and read by copies, since a GPU has it. Pinned memory the host reads in place.
+// Memory of a device is written and read by copies, since a GPU has it. The host reads pinned
+// memory in place.
 func ExampleAlloc() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 1, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 1, func(_ context.Context, w *spmd.World) error {
 		x, err := spmd.Alloc[float32](w, 4)
 		if err != nil {
 			return err
@@ -45,7 +49,8 @@ func ExampleAlloc() {
 
 // Each rank brings one element, and each gets those of all.
 func ExampleAllGather() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 3, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 3, func(_ context.Context, w *spmd.World) error {
 		mine, err := spmd.Alloc[int32](w, 1)
 		all, err2 := spmd.Alloc[int32](w, w.Size())
 		if err := errors.Join(err, err2); err != nil {
@@ -64,9 +69,11 @@ func ExampleAllGather() {
 	// <nil>
 }
 
-// Each rank tells its right neighbour a number. None is a neighbour that is not there: the ends of the line leave a half out.
+// Each rank tells its right neighbour a number. None is a neighbour that is not there: the ends of
+// the line leave a half out.
 func ExampleSendRecv() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 3, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 3, func(_ context.Context, w *spmd.World) error {
 		line, err := w.Layout(spmd.Axis{Name: "x", Size: spmd.Fit})
 		mine, err2 := spmd.Alloc[int32](w, 1)
 		got, err3 := spmd.Alloc[int32](w, 1)
@@ -74,7 +81,8 @@ func ExampleSendRecv() {
 			return err
 		}
 		left, right := line.Shift("x", 1)
-		err = errors.Join(mine.SetAll(int32(w.Rank()+1)), got.SetAll(-1), spmd.SendRecv(w.Comm(), got, left, mine, right))
+		err = errors.Join(mine.SetAll(int32(w.Rank()+1)), got.SetAll(-1),
+			spmd.SendRecv(w.Comm(), got, left, mine, right))
 		all, err2 := spmd.AllGatherNumber(w.Comm(), got.At(0))
 		if w.Rank() == 0 {
 			fmt.Println(all)
@@ -89,7 +97,8 @@ func ExampleSendRecv() {
 
 // Messages of a group do not wait for each other: every rank sends first.
 func ExampleComm_Group() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 2, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 2, func(_ context.Context, w *spmd.World) error {
 		mine, err := spmd.Alloc[int32](w, 1)
 		got, err2 := spmd.Alloc[int32](w, 1)
 		if err := errors.Join(err, err2); err != nil {
@@ -112,7 +121,8 @@ func ExampleComm_Group() {
 
 // Even ranks and odd ones have a communicator each.
 func ExampleComm_Split() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 4, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 4, func(_ context.Context, w *spmd.World) error {
 		half, err := w.Comm().Split(w.Rank()%2, w.Rank())
 		if err != nil {
 			return err
@@ -129,9 +139,11 @@ func ExampleComm_Split() {
 	// <nil>
 }
 
-// Two replicas of a model that two ranks share: sums of a layer go along one axis, those of gradients along the other.
+// Two replicas of a model that two ranks share: sums of a layer go along one axis, those of
+// gradients along the other.
 func ExampleMesh() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 4, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 4, func(_ context.Context, w *spmd.World) error {
 		m, err := w.Mesh(spmd.Axis{Name: "data", Size: spmd.Fit}, spmd.Axis{Name: "tensor", Size: 2})
 		if err != nil {
 			return err
@@ -151,7 +163,8 @@ func ExampleMesh() {
 
 // A stream does its work in order, beside the program. Another one waits for it by After.
 func ExampleStream_After() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 1, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 1, func(_ context.Context, w *spmd.World) error {
 		first, err := w.NewStream("first")
 		second, err2 := w.NewStream("second")
 		x, err3 := spmd.Alloc[int32](w, 5)
@@ -169,9 +182,11 @@ func ExampleStream_After() {
 	// <nil>
 }
 
-// What a capture records a launch repeats, collectives included: on a GPU by one call of the driver.
+// A launch repeats the commands of a capture, collectives included: on a GPU by one call of the
+// driver.
 func ExampleStream_Capture() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 2, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 2, func(_ context.Context, w *spmd.World) error {
 		s, err := w.NewStream("steps")
 		x, err2 := spmd.Alloc[float64](w, 1)
 		if err := errors.Join(err, err2, x.SetAll(1)); err != nil {
@@ -197,7 +212,8 @@ func ExampleStream_Capture() {
 	// <nil>
 }
 
-// A kernel has its source for GPUs, which is compiled when a GPU first needs it, and what the host does instead.
+// A kernel has its source for GPUs, which is compiled when a GPU first needs it, and a function for
+// the host.
 func ExampleNewKernel() {
 	square := spmd.NewKernel("square", `
 extern "C" __global__ void square(double *x, int n) {
@@ -212,7 +228,8 @@ extern "C" __global__ void square(double *x, int n) {
 		})
 		return nil
 	})
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 1, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 1, func(_ context.Context, w *spmd.World) error {
 		s, err := w.NewStream("main")
 		x, err2 := spmd.Alloc[float64](w, 1000)
 		if err := errors.Join(err, err2, x.SetAll(3)); err != nil {
@@ -230,7 +247,8 @@ extern "C" __global__ void square(double *x, int n) {
 
 // A value of any type goes from one rank to all: here what rank 0 has read, say, from a file.
 func ExampleBroadcastValue() {
-	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 3, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(context.Background(), cfg, 3, func(_ context.Context, w *spmd.World) error {
 		var settings map[string]int
 		if w.Rank() == 0 {
 			settings = map[string]int{"rows": 100}

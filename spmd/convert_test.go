@@ -30,8 +30,8 @@ extern "C" __global__ void round_bf16(bf16 *one, bf16 *two, bf16 *four, bf16 *ei
 	return nil
 })
 
-// Every way to bfloat16 in spmd.cuh rounds as Go does, halves to even; what is not a
-// number stays that, on a GPU as 0x7fff where the hardware converts.
+// Every way to bfloat16 in spmd.cuh rounds as Go does, halves to even. A NaN stays one, on a GPU as
+// 0x7fff if the hardware converts.
 func TestConversionToBF16(t *testing.T) {
 	t.Parallel()
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -56,7 +56,8 @@ func TestConversionToBF16(t *testing.T) {
 		s, err := w.NewStream("convert")
 		must(t, err)
 		defer s.Close()
-		must(t, roundBF16.Launch(s, spmd.Cover1D(n/8, 256), outs[0].Arg(), outs[1].Arg(), outs[2].Arg(), outs[3].Arg(), src.Arg(), spmd.I64(n)))
+		must(t, roundBF16.Launch(s, spmd.Cover1D(n/8, 256), outs[0].Arg(), outs[1].Arg(), outs[2].Arg(),
+			outs[3].Arg(), src.Arg(), spmd.I64(n)))
 		must(t, s.Synchronize())
 		got := make([]spmd.BF16, n)
 		for k, out := range outs {
@@ -100,8 +101,9 @@ var (
 	convertE5M2 = convertEight("f8e5m2", spmd.ToF8E5M2, spmd.F8E5M2.Float32)
 )
 
-// eightValues are the values of all codes of a format with so many bits of fraction, by its definition (OFP8), but for
-// those from none on, which are NaNs or, in E5M2, infinite before them.
+// eightValues are the values of all codes of a format with so many bits of fraction, by its
+// definition (OFP8). Codes from none on are left out: they are NaNs or, in E5M2, infinite before
+// them.
 func eightValues(fraction, bias, none int) (values [256]float64) {
 	for i := range values {
 		size := i & 0x7f
@@ -123,17 +125,19 @@ func eightValues(fraction, bias, none int) (values [256]float64) {
 	return values
 }
 
-// Both ways to 8 bits in spmd.cuh, and the way back, are those of Go: all bfloat16 values and what lies beside them,
-// which has all codes but those of NaNs and infinities, the middles between two of them, and what is beyond.
+// Both ways to 8 bits in spmd.cuh, and the way back, are those of Go: for all bfloat16 values and
+// their neighbours. These have all codes but those of NaNs and infinities, the middles between two
+// codes, and values beyond.
 func TestConversionToEight(t *testing.T) {
 	t.Parallel()
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		testEight(t, w, convertE4M3, spmd.ToF8E4M3, eightValues(3, 7, 0x7f), 255)  // NaN has one
-		testEight(t, w, convertE5M2, spmd.ToF8E5M2, eightValues(2, 15, 0x7c), 249) // so it has here, and infinities none
+		testEight(t, w, convertE4M3, spmd.ToF8E4M3, eightValues(3, 7, 0x7f), 255) // NaN has one
+		// so it has here, and infinities none
+		testEight(t, w, convertE5M2, spmd.ToF8E5M2, eightValues(2, 15, 0x7c), 249)
 	})
 }
 
-// A view has the elements themselves: what collectives make of them is there.
+// A view has the elements themselves: results of collectives on it are there.
 func TestView(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		const n = 129
@@ -181,7 +185,9 @@ func TestViewOfPairs(t *testing.T) {
 	})
 }
 
-func testEight[T spmd.F8E4M3 | spmd.F8E5M2](t *testing.T, w *spmd.World, kernel *spmd.Kernel, to func(float32) T, values [256]float64, codes int) {
+func testEight[T spmd.F8E4M3 | spmd.F8E5M2](
+	t *testing.T, w *spmd.World, kernel *spmd.Kernel, to func(float32) T, values [256]float64, codes int,
+) {
 	t.Helper()
 	var x []float32
 	for high := range uint32(1 << 16) {
@@ -210,7 +216,8 @@ func testEight[T spmd.F8E4M3 | spmd.F8E5M2](t *testing.T, w *spmd.World, kernel 
 			if got[i] != want {
 				t.Fatalf("way %d: %#08x becomes %#02x, in Go %#02x", k, math.Float32bits(v), got[i], want)
 			}
-			if value := values[want]; float64(wide[i]) != value && value == value || value != value && wide[i] == wide[i] {
+			if value := values[want]; float64(wide[i]) != value && value == value ||
+				value != value && wide[i] == wide[i] {
 				t.Fatalf("%#02x is %v, by the definition %v", want, wide[i], value)
 			}
 		}

@@ -9,9 +9,9 @@ import (
 	"lockstep/spmd"
 )
 
-// crossChecked calls everything that --check both compares, with operands of which a
-// rank knows alone what the others make of them: the double of NCCL talks to no other
-// rank, so that what it leaves is right only then.
+// crossChecked makes all calls that --check both compares. Only this rank knows the others' results
+// for the operands: the double of NCCL talks to no other rank, so that its results are right only
+// then.
 func crossChecked(w *spmd.World) error {
 	const n, root = 12, 1 // n divides by 2 and 3
 	rank, size := w.Rank(), w.Size()
@@ -129,7 +129,7 @@ func crossChecked(w *spmd.World) error {
 			return err
 		}
 	}
-	if rank == 0 { // what is wrong here is refused before anything that other ranks take part in
+	if rank == 0 { // a wrong call is refused before anything that other ranks take part in
 		gone, err := spmd.Alloc[int32](w, 4)
 		if err != nil {
 			return err
@@ -137,7 +137,8 @@ func crossChecked(w *spmd.World) error {
 		if err := gone.Free(); err != nil {
 			return err
 		}
-		if err := spmd.AllReduce(c, gone, gone, spmd.Sum); err == nil || !strings.Contains(err.Error(), "was freed at") {
+		if err := spmd.AllReduce(c, gone, gone, spmd.Sum); err == nil ||
+			!strings.Contains(err.Error(), "was freed at") {
 			return fmt.Errorf("AllReduce of a freed buffer: %w", err)
 		}
 	}
@@ -148,7 +149,7 @@ func crossChecked(w *spmd.World) error {
 	if err := spmd.AllReduce(pair.On(s), y, x, spmd.Max); err != nil {
 		return err
 	}
-	for range 2 { // it is said once that a capture is not compared
+	for range 2 { // the log says once that a capture is not compared
 		g, err := s.Capture(func() error { return spmd.AllReduce(c, y, x, spmd.Max) })
 		if err != nil {
 			return err
@@ -164,8 +165,8 @@ func crossChecked(w *spmd.World) error {
 	return pair.Close()
 }
 
-// TestCrossCheck: --check both finds the one wrong element of a double of NCCL, and
-// nothing where there is none.
+// TestCrossCheck: --check both finds the one wrong element of a double of NCCL, and nothing if
+// there is none.
 func TestCrossCheck(t *testing.T) {
 	if os.Getenv(doublesEnv) != "" {
 		return // a rank of another test
@@ -174,7 +175,8 @@ func TestCrossCheck(t *testing.T) {
 	t.Setenv("FAKECUDA_DEVICES", "3")
 	for _, ranks := range []int{2, 3} {
 		status, out := run(t, ranks, "cross check", nil, "--device", "cuda", "--check=both", "--timeout", "5s")
-		if status != 0 || strings.Count(out, "all compared") != 1 || strings.Count(out, "does not compare what is captured") != 1 {
+		if status != 0 || strings.Count(out, "all compared") != 1 ||
+			strings.Count(out, "does not compare what is captured") != 1 {
 			t.Errorf("%d ranks, nothing is wrong: status %d\n%s", ranks, status, out)
 		}
 	}
@@ -183,23 +185,33 @@ func TestCrossCheck(t *testing.T) {
 		rank  string
 		want  []string // in one line
 	}{
-		{"ncclAllReduce=5", "1", []string{"AllReduce of 12 int32 (max)", "rank 1: element 5 is 1073741929 by NCCL and 105 by host-staged", "(world, 3 ranks)"}},
-		{"ncclAllReduce=27", "2", []string{"AllReduce of 30 float32 (avg)", "rank 2: element 27 is", " by NCCL and 0.033333", ", and may differ by "}},
-		{"ncclAllReduce=33", "1", []string{"AllReduce of 36 int32 (max)", "rank 1: element 33 is 1073741933 by NCCL and 109 by host-staged"}}, // in the group
-		{"ncclReduce=11", "1", []string{"Reduce of 12 int32 (max, root 1)", "rank 1: element 11 is 1073741935 by NCCL and 111 by host-staged"}},
-		{"ncclBroadcast=0", "2", []string{"Broadcast of 12 int32 (root 1)", "rank 2: element 0 is 1073741924 by NCCL and 100 by host-staged"}},
-		{"ncclAllGather=25", "0", []string{"AllGather of 12 int32", "rank 0: element 25 is 1073741925 by NCCL and 101 by host-staged"}},
+		{"ncclAllReduce=5", "1", []string{"AllReduce of 12 int32 (max)",
+			"rank 1: element 5 is 1073741929 by NCCL and 105 by host-staged", "(world, 3 ranks)"}},
+		{"ncclAllReduce=27", "2", []string{"AllReduce of 30 float32 (avg)", "rank 2: element 27 is",
+			" by NCCL and 0.033333", ", and may differ by "}},
+		// in the group
+		{"ncclAllReduce=33", "1", []string{"AllReduce of 36 int32 (max)",
+			"rank 1: element 33 is 1073741933 by NCCL and 109 by host-staged"}},
+		{"ncclReduce=11", "1", []string{"Reduce of 12 int32 (max, root 1)",
+			"rank 1: element 11 is 1073741935 by NCCL and 111 by host-staged"}},
+		{"ncclBroadcast=0", "2", []string{"Broadcast of 12 int32 (root 1)",
+			"rank 2: element 0 is 1073741924 by NCCL and 100 by host-staged"}},
+		{"ncclAllGather=25", "0", []string{"AllGather of 12 int32",
+			"rank 0: element 25 is 1073741925 by NCCL and 101 by host-staged"}},
 		{"ncclReduceScatter=3", "0", []string{"ReduceScatter of 12 int32 (max)", "rank 0: element 3 is"}},
-		{"ncclAlltoAll=7", "2", []string{"AllToAll of 6 int32", "rank 2: element 7 is 1073741925 by NCCL and 101 by host-staged"}},
+		{"ncclAlltoAll=7", "2", []string{"AllToAll of 6 int32",
+			"rank 2: element 7 is 1073741925 by NCCL and 101 by host-staged"}},
 		{"ncclRecv=4", "1", []string{"Gather of 12 int32 (root 1)", "rank 1: element 4 is"}},
-		{"ncclRecv=30", "2", []string{"SendRecv of 36 int32", "rank 2: element 30 is 1073741930 by NCCL and 106 by host-staged"}},
+		{"ncclRecv=30", "2", []string{"SendRecv of 36 int32",
+			"rank 2: element 30 is 1073741930 by NCCL and 106 by host-staged"}},
 		{"ncclRecv=4", "0", []string{"Scatter of 12 int32 (root 1)", "rank 0: element 4 is"}},
 	} {
 		t.Run(tc.wrong+" on rank "+tc.rank, func(t *testing.T) {
 			t.Parallel()
 			env := []string{rankEnv + "=" + tc.rank + ":FAKENCCL_WRONG=" + tc.wrong}
 			status, out := run(t, 3, "cross check", env, "--device", "cuda", "--check=both")
-			want := append([]string{" ERR ", "spmd/crosscheck_test.go:", "NCCL and MPI give different results"}, tc.want...)
+			want := append([]string{" ERR ", "spmd/crosscheck_test.go:",
+				"NCCL and MPI give different results"}, tc.want...)
 			said := false
 			for line := range strings.Lines(out) {
 				found := true
@@ -215,7 +227,8 @@ func TestCrossCheck(t *testing.T) {
 	}
 	t.Run("without the comparison", func(t *testing.T) {
 		t.Parallel()
-		status, out := run(t, 3, "cross check", []string{rankEnv + "=1:FAKENCCL_WRONG=ncclAllReduce=5"}, "--device", "cuda", "--check=on")
+		status, out := run(t, 3, "cross check", []string{rankEnv + "=1:FAKENCCL_WRONG=ncclAllReduce=5"},
+			"--device", "cuda", "--check=on")
 		if status != 0 {
 			t.Errorf("status %d\n%s", status, out)
 		}

@@ -30,7 +30,7 @@ func freePort(t *testing.T) string {
 	return ln.Addr().String()
 }
 
-// seenOnPage is what a program finds of itself on its page.
+// seenOnPage is a program's view of itself on its page.
 type seenOnPage struct {
 	Program, Device string
 	Ranks           int
@@ -49,7 +49,7 @@ type seenOnPage struct {
 	Regions []string
 }
 
-// fetched is what stands at an address.
+// fetched is the answer at an address.
 func fetched(ctx context.Context, url string) (string, error) {
 	r, err := http.NewRequestWithContext(ctx, "GET", url, nil)
 	if err != nil {
@@ -67,7 +67,8 @@ func fetched(ctx context.Context, url string) (string, error) {
 	return string(text), err
 }
 
-// shown goes on until all of its ranks have been on its own page twice: then the shares of their time are known.
+// shown goes on until all of its ranks have been on its own page twice: then the shares of their
+// time are known.
 func shown(ctx context.Context, w *spmd.World) error {
 	url := "http://" + os.Getenv(dashboardAt) + "/" + os.Getenv(dashboardToken)
 	x, err := spmd.Alloc[int32](w, 1024)
@@ -108,7 +109,8 @@ func wholePage(ctx context.Context, w *spmd.World, url string) (bool, error) {
 	if err := json.Unmarshal([]byte(text), &v); err != nil {
 		return false, err
 	}
-	if v.Ranks != w.Size() || v.Device != w.Device() || len(v.Rows) != w.Size() || len(v.Numbers) != 1 || v.Numbers[0].Name != "step" || len(v.Numbers[0].Points) < 1 {
+	if v.Ranks != w.Size() || v.Device != w.Device() || len(v.Rows) != w.Size() || len(v.Numbers) != 1 ||
+		v.Numbers[0].Name != "step" || len(v.Numbers[0].Points) < 1 {
 		return false, fmt.Errorf("the page: %s", text)
 	}
 	for r, row := range v.Rows {
@@ -119,7 +121,8 @@ func wholePage(ctx context.Context, w *spmd.World, url string) (bool, error) {
 		for _, s := range row.Shares {
 			spent += s
 		}
-		if row.Age < 0 || row.Process == 0 || spent == 0 || len(row.Pools) == 0 || row.Pools[0].Used < 4096 || len(v.Regions) != 1 {
+		if row.Age < 0 || row.Process == 0 || spent == 0 || len(row.Pools) == 0 ||
+			row.Pools[0].Used < 4096 || len(v.Regions) != 1 {
 			return false, nil
 		}
 	}
@@ -128,7 +131,9 @@ func wholePage(ctx context.Context, w *spmd.World, url string) (bool, error) {
 		return false, err
 	}
 	for r := range w.Size() {
-		for _, want := range []string{`lockstep_calls_total{rank="%d",phase="collectives"} `, `lockstep_region_seconds_total{rank="%d",region="a part"} `, `lockstep_process_resident_bytes{rank="%d"} `} {
+		for _, want := range []string{`lockstep_calls_total{rank="%d",phase="collectives"} `,
+			`lockstep_region_seconds_total{rank="%d",region="a part"} `,
+			`lockstep_process_resident_bytes{rank="%d"} `} {
 			if want = fmt.Sprintf(want, r); !strings.Contains(metrics, "\n"+want) {
 				return false, fmt.Errorf("/metrics has no %s:\n%s", want, metrics)
 			}
@@ -162,15 +167,17 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// What cannot be served is refused before the run, on one line, by all ranks alike.
+// An address that cannot be served is refused before the run, on one line, by all ranks alike.
 func TestDashboardRefused(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are on the host")
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	defer taken.Close()
 	for _, tc := range []struct{ address, token, want string }{
-		{"8080", "", "app: --dashboard 8080: want [HOST]:PORT, such as :8080, or 0.0.0.0:8080 to be reached from other machines\n"},
-		{taken.Addr().String(), "", "app: --dashboard " + taken.Addr().String() + ": cannot listen there: bind: address already in use\n"},
+		{"8080", "", "app: --dashboard 8080: want [HOST]:PORT, such as :8080, or 0.0.0.0:8080 to be " +
+			"reached from other machines\n"},
+		{taken.Addr().String(), "", "app: --dashboard " + taken.Addr().String() +
+			": cannot listen there: bind: address already in use\n"},
 		{":0", "secret", "app: LOCKSTEP_DASHBOARD_TOKEN: want 16 letters, digits, - and _, or more\n"},
 	} {
 		status, out := run(t, 2, "sum", []string{dashboardToken + "=" + tc.token}, "--dashboard", tc.address)

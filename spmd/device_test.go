@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestManyReplays leaves everything open: the world closes graphs before the
-// communicators whose collectives they hold, or NCCL would wait for ever.
+// TestManyReplays leaves everything open: the world closes graphs before the communicators whose
+// collectives they hold, or NCCL would wait for ever.
 func TestManyReplays(t *testing.T) {
 	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
 		const replays = 1000
@@ -51,13 +51,15 @@ func TestManyReplays(t *testing.T) {
 			last--
 		}
 		if sum.At(0) != int64(last) || sum.At(1) != 7 {
-			t.Errorf("rank %d got %d, %d from the last rank of its part, want %d, 7", w.Rank(), sum.At(0), sum.At(1), last)
+			t.Errorf("rank %d got %d, %d from the last rank of its part, want %d, 7", w.Rank(), sum.At(0),
+				sum.At(1), last)
 		}
 	})
 }
 
-// TestGraphsBesideCalls launches two graphs with collectives of one communicator and calls collectives of it on three
-// streams that nothing else orders: NCCL does not order them where spmd says that it need not.
+// TestGraphsBesideCalls launches two graphs with collectives of one communicator and calls
+// collectives of it on three streams that nothing else orders. NCCL does not order them if spmd
+// says that it need not.
 func TestGraphsBesideCalls(t *testing.T) {
 	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
 		const n, rounds = 100_000, 50

@@ -10,8 +10,8 @@ import (
 	"lockstep/spmd"
 )
 
-// A world of one, as a program has it that is started without mpirun. It computes
-// y += 2 x and then sums y over the ranks, in stream order.
+// A world of one, as in a program that is started without mpirun. It computes y += 2 x and then
+// sums y over the ranks, in stream order.
 func Example() {
 	w, err := spmd.Open(spmd.Config{LogLevel: "error"}) // programs use spmd.Main
 	if err != nil {
@@ -48,7 +48,8 @@ extern "C" __global__ void axpy_f32(float *y, const float *x, float alpha, int n
 		if err := spmd.Fill(s, y, 1); err != nil {
 			return err
 		}
-		if err := axpy.Launch(s, spmd.Cover1D(y.Len(), 256), y.Arg(), x.Arg(), spmd.F32(2), spmd.I32(y.Len())); err != nil {
+		if err := axpy.Launch(s, spmd.Cover1D(y.Len(), 256), y.Arg(), x.Arg(), spmd.F32(2),
+			spmd.I32(y.Len())); err != nil {
 			return err
 		}
 		if err := spmd.AllReduce(w.Comm().On(s), y, y, spmd.Sum); err != nil {
@@ -66,8 +67,8 @@ extern "C" __global__ void axpy_f32(float *y, const float *x, float alpha, int n
 	// Output: 7 7
 }
 
-// The ranks work until none has anything left to do. What they have found is added up; where in a round no rank has found
-// anything, nothing is sent. AllReduceIf asks and adds in one message.
+// The ranks work until none has anything left to do. Their findings are added up. If no rank has
+// found anything in a round, nothing is sent. AllReduceIf asks and adds in one message.
 func ExampleAllReduceIf() {
 	fs := pflag.NewFlagSet("rounds", pflag.ExitOnError)
 	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
@@ -77,7 +78,8 @@ func ExampleAllReduceIf() {
 	})
 }
 
-// addRounds returns the sum over the ranks of the squares of each round in which there are some: that of 4 is not told.
+// addRounds returns the sum over the ranks of the squares of each round in which there are some:
+// that of 4 is not told.
 func addRounds(w *spmd.World, work []float64) (rounds []float64, err error) {
 	for {
 		some, err := spmd.Any(w.Comm(), len(work) > 0)

@@ -32,7 +32,7 @@ func allocOperands(w *spmd.World) (p operands, err error) {
 	return p, err
 }
 
-// late is what the other ranks call while the victim has returned from the program.
+// late is a call of the other ranks after the victim has returned from the program.
 type late = func(w *spmd.World, c spmd.Comm, p operands) error
 
 const leaver = 2 // the victim, of three ranks
@@ -42,61 +42,81 @@ var lateCalls = []struct {
 	name, said string // as the job says it
 	call       late
 }{
-	{"an AllReduce", "AllReduce of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllReduce(c, p.one, p.one, spmd.Sum) }},
-	{"a long AllReduce", "AllReduce of 1048576 float32 (max)", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllReduce(c, p.long, p.long, spmd.Max) }},
+	{"an AllReduce", "AllReduce of 13 float32 (sum)",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllReduce(c, p.one, p.one, spmd.Sum) }},
+	{"a long AllReduce", "AllReduce of 1048576 float32 (max)",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllReduce(c, p.long, p.long, spmd.Max) }},
 	{"a Reduce", "Reduce of 13 float32 (sum, root 2)", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return spmd.Reduce(c, p.one, p.one, spmd.Sum, leaver)
 	}},
-	{"a Broadcast", "Broadcast of 13 float32 (root 2)", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Broadcast(c, p.one, leaver) }},
-	{"an AllGather", "AllGather of 13 float32", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllGather(c, p.all, p.one) }},
+	{"a Broadcast", "Broadcast of 13 float32 (root 2)",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Broadcast(c, p.one, leaver) }},
+	{"an AllGather", "AllGather of 13 float32",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllGather(c, p.all, p.one) }},
 	{"a ReduceScatter", "ReduceScatter of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return spmd.ReduceScatter(c, p.one, p.all, spmd.Sum)
 	}},
-	{"an AllToAll", "AllToAll of 13 float32", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllToAll(c, p.more, p.all) }},
-	{"a Gather", "Gather of 13 float32 (root 0)", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Gather(c, p.all, p.one, 0) }},
-	{"a Scatter", "Scatter of 13 float32 (root 2)", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Scatter(c, p.one, p.all, leaver) }},
-	{"an AllGatherV", "AllGatherV of float32", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllGatherV(c, p.all, p.one, p.counts) }},
+	{"an AllToAll", "AllToAll of 13 float32",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllToAll(c, p.more, p.all) }},
+	{"a Gather", "Gather of 13 float32 (root 0)",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Gather(c, p.all, p.one, 0) }},
+	{"a Scatter", "Scatter of 13 float32 (root 2)",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Scatter(c, p.one, p.all, leaver) }},
+	{"an AllGatherV", "AllGatherV of float32",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllGatherV(c, p.all, p.one, p.counts) }},
 	{"a ReduceScatterV", "ReduceScatterV of float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return spmd.ReduceScatterV(c, p.one, p.all, p.counts, spmd.Sum)
 	}},
-	{"a GatherV", "GatherV of float32 (root 0)", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.GatherV(c, p.all, p.one, p.counts, 0) }},
+	{"a GatherV", "GatherV of float32 (root 0)",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.GatherV(c, p.all, p.one, p.counts, 0) }},
 	{"a ScatterV", "ScatterV of float32 (root 2)", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return spmd.ScatterV(c, p.one, p.all, p.counts, leaver)
 	}},
 	{"an AllToAllV", "AllToAllV of float32", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return spmd.AllToAllV(c, p.more, p.all, p.counts, p.counts)
 	}},
-	{"a Scan", "Scan of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Scan(c, p.other, p.one, spmd.Sum) }},
+	{"a Scan", "Scan of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
+		return spmd.Scan(c, p.other, p.one, spmd.Sum)
+	}},
 	{"a Barrier", "Barrier", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Barrier(c) }},
 	{"a Group", "Group of AllReduce of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return c.Group(func() error { return spmd.AllReduce(c, p.one, p.one, spmd.Sum) })
 	}},
 }
 
-// lateMessages are messages to and from the victim: what is said of who sends or receives them.
+// lateMessages are messages to and from the victim, with the report's words on their sender or
+// receiver.
 var lateMessages = []struct {
 	name, said string
 	call       late
 }{
-	{"a Recv", "is in Recv of 13 float32 from rank 2 {at}, and waits for message 1 from it on \"world\": it has sent 0", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Recv(c, p.one, leaver) }},
-	{"a Send", "has sent message 1 to it on \"world\"", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.one, leaver) }},
-	{"a long Send", "is in Send of 1048576 float32 to rank 2 {at}, and has sent message 1 to it on \"world\"", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.long, leaver) }},
-	{"a SendRecv", "is in SendRecv of 13 float32 to rank 2, and from rank 2 {at}, and waits for message 1 from it on \"world\": it has sent 0", func(_ *spmd.World, c spmd.Comm, p operands) error {
+	{"a Recv", "is in Recv of 13 float32 from rank 2 {at}, and waits for message 1 from it on \"world\": " +
+		"it has sent 0", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Recv(c, p.one, leaver) }},
+	{"a Send", "has sent message 1 to it on \"world\"",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.one, leaver) }},
+	{"a long Send", "is in Send of 1048576 float32 to rank 2 {at}, and has sent message 1 to it on \"world\"",
+		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.long, leaver) }},
+	{"a SendRecv", "is in SendRecv of 13 float32 to rank 2, and from rank 2 {at}, and waits for message " +
+		"1 from it on \"world\": it has sent 0", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return spmd.SendRecv(c, p.other, leaver, p.one, leaver)
 	}},
 }
 
-// lateDoors are calls in which the framework has the ranks agree, which is never named.
+// lateDoors are calls in which the framework has the ranks agree; reports never name that.
 var lateDoors = []struct {
 	name, said string
 	call       late
 }{
-	{"a Split", "Split {at}, call 2", func(w *spmd.World, _ spmd.Comm, _ operands) error { _, err := w.Comm().Split(0, 0); return err }},
+	{"a Split", "Split {at}, call 2", func(w *spmd.World, _ spmd.Comm, _ operands) error {
+		_, err := w.Comm().Split(0, 0)
+		return err
+	}},
 	{"an AllocSymmetric", "AllocSymmetric {at}", func(w *spmd.World, _ spmd.Comm, _ operands) error {
 		_, err := spmd.AllocSymmetric[int32](w, 5)
 		return err
 	}},
-	{"a checkpoint.Open", "checkpoint.Open {at}", func(w *spmd.World, _ spmd.Comm, _ operands) error { _, err := openCheckpoints(w); return err }},
+	{"a checkpoint.Open", "checkpoint.Open {at}",
+		func(w *spmd.World, _ spmd.Comm, _ operands) error { _, err := openCheckpoints(w); return err }},
 }
 
 // openCheckpoints opens a folder of the test's.
@@ -104,12 +124,12 @@ func openCheckpoints(w *spmd.World) (*checkpoint.Manager, error) {
 	return checkpoint.Open(w, filepath.Join(os.Getenv(faultEnv), "checkpoints"), checkpoint.Config{})
 }
 
-// kindsOfLate are the rows of returnRows of which the others are like one.
-var kindsOfLate = []string{"returns before an AllReduce", "returns before an AllReduce on a stream", "returns before a Broadcast on a stream, --check",
-	"returns before a Recv", "returns before a Split"}
+// kindsOfLate are the rows of returnRows; the others are like one of them.
+var kindsOfLate = []string{"returns before an AllReduce", "returns before an AllReduce on a stream",
+	"returns before a Broadcast on a stream, --check", "returns before a Recv", "returns before a Split"}
 
-// returnRows are the faults of a program that returns on one rank while the others go on: each call in one of four manners,
-// an AllReduce in all.
+// returnRows are the faults of a program that returns on one rank while the others go on: each call
+// in one of four manners, an AllReduce in all.
 func returnRows() []mishap {
 	var rows []mishap
 	add := func(name, said string, call late, manner int, streams bool) {

@@ -27,7 +27,8 @@ const (
 	// faultEnv is the folder of one run of a fault. It also marks the processes of
 	// that run.
 	faultEnv = "SPMD_TEST_FAULT"
-	// faultSlack is what a machine may add that has other things to do, where make test-faults counts how long rows take.
+	// faultSlack is the time that a busy machine may add, when make test-faults counts how long
+	// rows take.
 	faultSlack = 20 * time.Second
 	// goneLimit is how long the processes of a job that has ended may take to go.
 	goneLimit = 2 * time.Minute
@@ -47,7 +48,8 @@ func (f *mishap) size() int {
 	return f.ranks
 }
 
-// someRanks are the ranks of a job for which any number but 1 will do: 4, or as many as SPMDTEST_RANKS asks for.
+// someRanks are the ranks of a job for which any number but 1 will do: 4, or as many as
+// SPMDTEST_RANKS asks for.
 func someRanks() int {
 	if n, err := strconv.Atoi(os.Getenv("SPMDTEST_RANKS")); err == nil && n > 1 {
 		return n
@@ -62,9 +64,9 @@ func (f *mishap) victim() int {
 	return f.size() - 1
 }
 
-// TestFaults makes each kind of fault of the table happen once, in make test-all each fault, or LOCKSTEP_FAULTS times, and
-// then prints what came of it. The job must say what happened, where and to whom,
-// once; end in time with a status that is not 0; and leave no process and no file.
+// TestFaults makes each kind of fault of the table happen once, in make test-all each fault, or
+// LOCKSTEP_FAULTS times, and then prints the results. The job must say what happened, where and to
+// whom, once. It must end in time with a status that is not 0, and leave no process and no file.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	runs := 1
@@ -94,10 +96,12 @@ func TestFaults(t *testing.T) {
 					spmdtest.HostOnly(t, "GPUs have faults of their own")
 				}
 				spmdtest.Ranks(t, rows[i].size())
-				if rows[i].apart != nil && exec.Command(rows[i].apart[0], append(rows[i].apart[1:], "true")...).Run() != nil {
+				if rows[i].apart != nil && exec.Command(rows[i].apart[0],
+					append(rows[i].apart[1:], "true")...).Run() != nil {
 					t.Skip("no namespace is allowed here")
 				}
-				if rows[i].shell != "" && exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm").Run() != nil {
+				if rows[i].shell != "" && exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs",
+					"/dev/shm").Run() != nil {
 					t.Skip("no mount is allowed here")
 				}
 				for range runs {
@@ -107,7 +111,8 @@ func TestFaults(t *testing.T) {
 					var err error
 					mpirun.Again(t, func() (own string) {
 						took, out, own, err = row.happen(t)
-						for limit := 2 * faultTimeout; errors.Is(err, errBusy) && limit <= spmdtest.Timeout(); limit *= 2 {
+						for limit := 2 * faultTimeout; errors.Is(err, errBusy) &&
+							limit <= spmdtest.Timeout(); limit *= 2 {
 							busyTimeout.Store(int64(limit))
 							row = rows[i].patient(limit)
 							took, out, own, err = row.happen(t)
@@ -137,12 +142,13 @@ func TestFaults(t *testing.T) {
 	}
 	fmt.Printf("%-44s %5s %7s %10s %8s\n", "fault", "runs", "missed", "slowest s", "limit s")
 	for i, r := range tallies {
-		fmt.Printf("%-44s %5d %7d %10.1f %8.0f\n", rows[i].name, r.runs, r.missed, r.slowest.Seconds(), rows[i].within.Seconds())
+		fmt.Printf("%-44s %5d %7d %10.1f %8.0f\n", rows[i].name, r.runs, r.missed, r.slowest.Seconds(),
+			rows[i].within.Seconds())
 	}
 }
 
-// happen makes the fault happen once. took is from the fault to the end of the last
-// process; own is what of it was Open MPI's own.
+// happen makes the fault happen once. took is from the fault to the end of the last process; own is
+// Open MPI's own part of it.
 func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err error) {
 	dir, err := os.MkdirTemp("", "fault")
 	if err != nil {
@@ -160,7 +166,8 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 	env := []string{appEnv + "=fault " + f.name, marker, "TMPDIR=" + temp, timeoutEnv + "=" + f.timeout.String()}
 	if f.double != "" {
 		lib := fakelib.Build(t, dir, "libdouble.so", filepath.Join("testdata", f.double))
-		env = append(env, strings.TrimSpace("LD_PRELOAD="+lib+" "+os.Getenv("LD_PRELOAD")), fmt.Sprintf("%s_RANK=%d", faultEnv, f.victim()))
+		env = append(env, strings.TrimSpace("LD_PRELOAD="+lib+" "+os.Getenv("LD_PRELOAD")),
+			fmt.Sprintf("%s_RANK=%d", faultEnv, f.victim()))
 	}
 	args := slices.Clone(f.args)
 	ranks := f.size()
@@ -172,7 +179,8 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 	}
 	cmd := spmdtest.Command(ctx, t, ranks, env, args...)
 	if f.shell != "" {
-		cmd.Args = append([]string{"unshare", "-m", "bash", "-c", f.shell + ` && exec "$@"`, "bash", cmd.Path}, cmd.Args[1:]...)
+		cmd.Args = append([]string{"unshare", "-m", "bash", "-c", f.shell + ` && exec "$@"`, "bash", cmd.Path},
+			cmd.Args[1:]...)
 		if cmd.Path, err = exec.LookPath("unshare"); err != nil {
 			return 0, "", "", err
 		}
@@ -191,7 +199,7 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 		if gone {
 			return
 		}
-		for _, pid := range procfs.Having(procfs.Processes(), marker) { // what should not be there any more, after a failure
+		for _, pid := range procfs.Having(procfs.Processes(), marker) { // should not be there any more, after a failure
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}()
@@ -282,7 +290,7 @@ func readyPID(said string) string {
 	return pid
 }
 
-// judge compares what the job said with the row.
+// judge compares the job's words with the row.
 func (f *mishap) judge(said, pid string, status int) error {
 	host, err := os.Hostname()
 	if err != nil {
@@ -319,8 +327,7 @@ func (f *mishap) judge(said, pid string, status int) error {
 	return errors.Join(errs...)
 }
 
-// leftovers finds the files that a job has left: in its TMPDIR, and in /dev/shm under
-// its number.
+// leftovers finds the files that a job has left: in its TMPDIR, and in /dev/shm under its number.
 func (f *mishap) leftovers(dir string) error {
 	var left []string
 	entries, err := os.ReadDir(filepath.Join(dir, "tmp"))
@@ -352,8 +359,9 @@ func (f *mishap) leftovers(dir string) error {
 	return nil
 }
 
-// awaitEnd waits until no process has the marker, or until late, and returns those that are left. To look through all
-// processes of a machine takes long: those that it has found it waits for alone, and then looks for others.
+// awaitEnd waits until no process has the marker, or until late, and returns those that are left.
+// Looking through all processes of a machine takes long: it waits for those that it has found
+// alone, and then looks for others.
 func awaitEnd(marker string, late time.Time) (left []int) {
 	for {
 		left = procfs.Having(procfs.Processes(), marker)
@@ -367,7 +375,7 @@ func awaitEnd(marker string, late time.Time) (left []int) {
 	}
 }
 
-// transcript is what a program has written so far.
+// transcript is the output of a program so far.
 type transcript struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -405,14 +413,14 @@ func (t *transcript) wait(text string, ended <-chan struct{}) bool {
 	return true
 }
 
-// tally is what came of a row.
+// tally is the results of a row.
 type tally struct {
 	runs, missed int
 	slowest      time.Duration
 }
 
-// errBusy is that of a job which did not come to its fault within the short --timeout of its row: the machine was busy with
-// other things.
+// errBusy is the error of a job which did not come to its fault within the short --timeout of its
+// row: the machine was busy with other things.
 var errBusy = errors.New("the row's --timeout is too short for this machine")
 
 // busyTimeout is the longest --timeout that a row has needed so far, in ns; 0 for the usual one.

@@ -13,25 +13,39 @@ func messageRows() []mishap {
 	const soon = 5 * time.Second
 	check := []string{"--check"}
 	const different = "the ranks called different collectives: rank {rank} at spmd/fault_messages_test.go:"
-	both := []string{": Send of 10 float32; rank 0 at spmd/fault_messages_test.go:", ": Recv of 5 float64 (world, 3 ranks)"}
+	both := []string{": Send of 10 float32; rank 0 at spmd/fault_messages_test.go:",
+		": Recv of 5 float64 (world, 3 ranks)"}
 	return []mishap{
-		{name: "a message of another type, --check", ranks: 3, within: soon, args: check, run: otherType(""), cause: different, want: both},
-		{name: "a message of another type on a stream, --check", more: true, ranks: 3, within: soon, args: check, run: otherType("stream"), cause: different, want: both},
-		{name: "a message of another type in a Group, --check", more: true, ranks: 3, within: soon, args: check, run: otherType("group"), cause: different, want: both},
-		{name: "a message of another type in a SendRecv, --check", local: true, ranks: 3, within: soon, args: check, run: otherType("sendrecv"), cause: different, want: both},
-		{name: "a message of another type, --check=sample", more: true, ranks: 3, within: soon, args: []string{"--check=sample"}, run: otherType("65th"), cause: different, want: both},
-		{name: "a message that nobody receives, --check", local: true, ranks: 3, within: soon, args: check, run: unreceived, cause: "the ranks called different collectives: rank 0 has returned from the program; rank {rank} has sent message 2 to it on \"world\"",
+		{name: "a message of another type, --check", ranks: 3, within: soon, args: check,
+			run: otherType(""), cause: different, want: both},
+		{name: "a message of another type on a stream, --check", more: true, ranks: 3, within: soon,
+			args: check, run: otherType("stream"), cause: different, want: both},
+		{name: "a message of another type in a Group, --check", more: true, ranks: 3, within: soon,
+			args: check, run: otherType("group"), cause: different, want: both},
+		{name: "a message of another type in a SendRecv, --check", local: true, ranks: 3, within: soon,
+			args: check, run: otherType("sendrecv"), cause: different, want: both},
+		{name: "a message of another type, --check=sample", more: true, ranks: 3, within: soon,
+			args: []string{"--check=sample"}, run: otherType("65th"), cause: different, want: both},
+		{name: "a message that nobody receives, --check", local: true, ranks: 3, within: soon, args: check,
+			run: unreceived, cause: "the ranks called different collectives: rank 0 has returned from " +
+				"the program; rank {rank} has sent message 2 to it on \"world\"",
 			want: []string{", Send of 10 float32 at spmd/fault_messages_test.go:", ": it has received 1"}},
-		{name: "a Group that lacks a message", local: true, ranks: 3, within: soon, run: lackingGroup, cause: hung, want: []string{": the ranks wait for each other: ",
-			"rank 0 is in Group of Send of 10 float32 to rank 2, Recv of 10 float32 from rank 2 at spmd/fault_messages_test.go:", " and waits for rank {rank}; ", "rank {rank} is in Barrier at spmd/fault_messages_test.go:", " and waits for rank 0"}},
-		{name: "all send first", more: true, ranks: 3, within: soon, run: sendFirst, cause: hung, want: []string{": the ranks wait for each other: ",
-			"rank 0 is in Send of 1048576 float32 to rank 1 at spmd/fault_messages_test.go:", "rank {rank} is in Send of 1048576 float32 to rank 0 at"}},
-		{name: "asleep before a Group", local: true, ranks: 3, within: faultTimeout + soon, args: hangFlag, run: sleepsBeforeGroup, cause: hung, want: []string{
-			"rank 0 waits in Group of Send of 10 float32 to rank 2, Recv of 10 float32 from rank 2\n"}},
+		{name: "a Group that lacks a message", local: true, ranks: 3, within: soon, run: lackingGroup,
+			cause: hung, want: []string{": the ranks wait for each other: ",
+				"rank 0 is in Group of Send of 10 float32 to rank 2, Recv of 10 float32 from rank 2 at " +
+					"spmd/fault_messages_test.go:", " and waits for rank {rank}; ",
+				"rank {rank} is in Barrier at spmd/fault_messages_test.go:", " and waits for rank 0"}},
+		{name: "all send first", more: true, ranks: 3, within: soon, run: sendFirst, cause: hung,
+			want: []string{": the ranks wait for each other: ",
+				"rank 0 is in Send of 1048576 float32 to rank 1 at spmd/fault_messages_test.go:",
+				"rank {rank} is in Send of 1048576 float32 to rank 0 at"}},
+		{name: "asleep before a Group", local: true, ranks: 3, within: faultTimeout + soon, args: hangFlag,
+			run: sleepsBeforeGroup, cause: hung, want: []string{
+				"rank 0 waits in Group of Send of 10 float32 to rank 2, Recv of 10 float32 from rank 2\n"}},
 	}
 }
 
-// otherType has the victim send rank 0 another type and length than that receives.
+// otherType makes the victim send rank 0 another type and length than rank 0 receives.
 func otherType(how string) func(context.Context, *spmd.World, bool) error {
 	return func(_ context.Context, w *spmd.World, victim bool) error {
 		x, err := spmd.Alloc[float32](w, 10)
@@ -87,7 +101,7 @@ func otherType(how string) func(context.Context, *spmd.World, bool) error {
 	}
 }
 
-// unreceived has the victim send one message more than rank 0 receives.
+// unreceived makes the victim send one message more than rank 0 receives.
 func unreceived(_ context.Context, w *spmd.World, victim bool) error {
 	x, err := spmd.Alloc[float32](w, 10)
 	switch {
@@ -102,7 +116,7 @@ func unreceived(_ context.Context, w *spmd.World, victim bool) error {
 	return nil
 }
 
-// lackingGroup has ranks 0 and 2 exchange messages, of which the victim does not know.
+// lackingGroup makes ranks 0 and 2 exchange messages that the victim does not know of.
 func lackingGroup(_ context.Context, w *spmd.World, victim bool) error {
 	if w.Rank() == 0 {
 		if err := swap(w); err != nil {
@@ -137,7 +151,7 @@ func swap(w *spmd.World) error {
 	})
 }
 
-// sendFirst has all ranks send round, and none receive before it has sent.
+// sendFirst makes all ranks send round; no rank receives before it has sent.
 func sendFirst(_ context.Context, w *spmd.World, victim bool) error {
 	x, err := spmd.Alloc[float32](w, 1<<20)
 	if err != nil {

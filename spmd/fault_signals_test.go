@@ -60,7 +60,7 @@ func compute() {
 	}
 }
 
-// killedInCollective has rank 1 keep the others in the call.
+// killedInCollective makes rank 1 keep the others in the call.
 func killedInCollective(_ context.Context, w *spmd.World, victim bool) error {
 	x, err := spmd.Alloc[int32](w, 64)
 	if err != nil {
@@ -75,7 +75,7 @@ func killedInCollective(_ context.Context, w *spmd.World, victim bool) error {
 	return sumUp(w, x)
 }
 
-// killedAtExit has rank 1 keep the others in Close.
+// killedAtExit makes rank 1 keep the others in Close.
 func killedAtExit(_ context.Context, w *spmd.World, victim bool) error {
 	if victim {
 		when("verify.AtEnd(", die)
@@ -86,8 +86,8 @@ func killedAtExit(_ context.Context, w *spmd.World, victim bool) error {
 	return nil
 }
 
-// suspendAll has another process stop all ranks for longer than --timeout, as a laptop that
-// is closed does, while they call collectives.
+// suspendAll makes another process stop all ranks for longer than --timeout, as a closed laptop
+// does, while they call collectives.
 func suspendAll(_ context.Context, w *spmd.World, victim bool) error {
 	pids, err := spmd.Alloc[int32](w, w.Size())
 	if err != nil {
@@ -108,7 +108,8 @@ func suspendAll(_ context.Context, w *spmd.World, victim bool) error {
 			return err
 		}
 		list := strings.Trim(fmt.Sprint(all), "[]")
-		sh := exec.Command("sh", "-c", fmt.Sprintf("kill -STOP %s; sleep %g; kill -CONT %s", list, 1.5*faultTimeout.Seconds(), list))
+		sh := exec.Command("sh", "-c", fmt.Sprintf("kill -STOP %s; sleep %g; kill -CONT %s", list,
+			1.5*faultTimeout.Seconds(), list))
 		if err := sh.Start(); err != nil {
 			return err
 		}
@@ -193,12 +194,19 @@ func signalRows() []mishap {
 	const late = 30 * time.Second
 	host := []string{"host={host}"}
 	return []mishap{
-		{name: "SIGTERM to mpirun amid collectives", within: late, run: sumsUp, args: []string{"--summary", "on"}, steps: []step{{"ready", "mpirun", syscall.SIGTERM}},
+		{name: "SIGTERM to mpirun amid collectives", within: late, run: sumsUp, args: []string{"--summary", "on"},
+			steps: []step{{"ready", "mpirun", syscall.SIGTERM}},
 			cause: "ended by signal: terminated", want: append([]string{"summary of "}, host...), traced: everyRank},
-		{name: "SIGINT to mpirun amid collectives", more: true, within: late, run: sumsUp, steps: []step{{"ready", "mpirun", syscall.SIGINT}}, cause: "ended by signal: terminated", want: host},
-		{name: "SIGTERM to a rank that leaves a loop", within: late, run: untilDone, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: append([]string{"rank={rank}"}, host...)},
-		{name: "SIGHUP to a rank that stops together", within: late, run: stopsTogether, args: everyLog, steps: []step{{"ready", "rank", syscall.SIGHUP}}, cause: "asked to end early", clean: true},
-		{name: "SIGINT to a rank that stops together", more: true, within: late, run: stopsTogether, steps: []step{{"ready", "rank", syscall.SIGINT}}, cause: "ended by signal: interrupt", want: append([]string{"rank={rank}"}, host...)},
+		{name: "SIGINT to mpirun amid collectives", more: true, within: late, run: sumsUp,
+			steps: []step{{"ready", "mpirun", syscall.SIGINT}}, cause: "ended by signal: terminated", want: host},
+		{name: "SIGTERM to a rank that leaves a loop", within: late, run: untilDone,
+			steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated",
+			want: append([]string{"rank={rank}"}, host...)},
+		{name: "SIGHUP to a rank that stops together", within: late, run: stopsTogether, args: everyLog,
+			steps: []step{{"ready", "rank", syscall.SIGHUP}}, cause: "asked to end early", clean: true},
+		{name: "SIGINT to a rank that stops together", more: true, within: late, run: stopsTogether,
+			steps: []step{{"ready", "rank", syscall.SIGINT}}, cause: "ended by signal: interrupt",
+			want: append([]string{"rank={rank}"}, host...)},
 	}
 }
 
@@ -216,7 +224,7 @@ func sumsUp(_ context.Context, w *spmd.World, victim bool) error {
 	return err
 }
 
-// untilDone has the ranks leave their loops after different steps.
+// untilDone makes the ranks leave their loops after different steps.
 func untilDone(ctx context.Context, w *spmd.World, victim bool) error {
 	x, err := spmd.Alloc[int32](w, 1)
 	if err == nil {
@@ -228,7 +236,7 @@ func untilDone(ctx context.Context, w *spmd.World, victim bool) error {
 	return errors.Join(err, spmd.Barrier(w.Comm()))
 }
 
-// stopsTogether has all ranks leave the loop after the same step.
+// stopsTogether makes all ranks leave the loop after the same step.
 func stopsTogether(ctx context.Context, w *spmd.World, victim bool) error {
 	x, err := spmd.Alloc[int32](w, 1)
 	stop := false
@@ -283,7 +291,8 @@ func TestNohup(t *testing.T) {
 		}
 	}
 	<-ended
-	if status := cmd.ProcessState.ExitCode(); status != 128+int(syscall.SIGTERM) || !strings.Contains(out.String(), "ended by signal: terminated") {
+	if status := cmd.ProcessState.ExitCode(); status != 128+int(syscall.SIGTERM) ||
+		!strings.Contains(out.String(), "ended by signal: terminated") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 }

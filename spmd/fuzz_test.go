@@ -21,15 +21,14 @@ const (
 	fuzzBatchesEnv = "LOCKSTEP_FUZZ_BATCHES" // of a job
 )
 
-// TestFuzz has ranks that are processes, goroutines and both make random calls: every kind, type, operation and root, in place
-// and not, of nothing, a few elements and many, alone, in groups, on streams and in graphs, of the world and of parts of it.
-// Each is compared with what one rank computes from the operands of all. All ranks draw the same numbers.
+// TestFuzz makes random calls on ranks that are processes, goroutines and both: every kind, type,
+// operation and root, of any length, in every way to issue it, on the world and on parts of it. One
+// rank computes each result from all operands, too. All ranks draw the same numbers.
 func TestFuzz(t *testing.T) {
 	t.Parallel()
 	spmdtest.HostOnly(t, "the ranks are goroutines, too")
 	spmdtest.Ranks(t, 3)
-	var until time.Time
-	seed := uint64(1)
+	until, seed := time.Time{}, uint64(1)
 	if long := os.Getenv(fuzzEnv); long != "" {
 		d, err := time.ParseDuration(long)
 		must(t, err)
@@ -46,8 +45,8 @@ func TestFuzz(t *testing.T) {
 		batches   int
 	}{
 		{0, []string{"--ranks", "3"}, 60}, {3, nil, 40}, {0, []string{"--ranks", "2"}, 40},
-		{0, []string{"--ranks", "5"}, 60}, {2, nil, 40}, {0, []string{"--ranks", "2", "--check"}, 40}, {3, []string{"--check"}, 40},
-		{0, nil, 40}, {4, nil, 40}, {0, []string{"--ranks", "4"}, 60}, {5, nil, 40},
+		{0, []string{"--ranks", "5"}, 60}, {2, nil, 40}, {0, []string{"--ranks", "2", "--check"}, 40},
+		{3, []string{"--check"}, 40}, {0, nil, 40}, {4, nil, 40}, {0, []string{"--ranks", "4"}, 60}, {5, nil, 40},
 	}
 	most := 3 // ways that make test goes
 	if !until.IsZero() {
@@ -60,7 +59,8 @@ func TestFuzz(t *testing.T) {
 			batches *= 10
 		}
 		env := []string{fuzzSeedEnv + "=" + its, fuzzBatchesEnv + "=" + strconv.Itoa(batches)}
-		status, out := run(t, way.processes, "fuzz", env, append([]string{"--rows", "100", "--log-level", "error"}, way.args...)...)
+		status, out := run(t, way.processes, "fuzz", env,
+			append([]string{"--rows", "100", "--log-level", "error"}, way.args...)...)
 		if status != 0 {
 			t.Fatalf("%s=%s, %d processes %v: status %d\n%s", fuzzSeedEnv, its, way.processes, way.args, status, out)
 		}
@@ -74,7 +74,7 @@ func fuzz(w *spmd.World) error {
 	if err = errors.Join(err, e); err != nil {
 		return err
 	}
-	if seed%3 == 0 { // what the collector must not find, or must not free, shows only where it looks
+	if seed%3 == 0 { // errors in what the collector may free show only where it looks
 		over := make(chan struct{})
 		defer close(over)
 		go func() {
@@ -195,9 +195,9 @@ func fuzzAny(w *spmd.World, c spmd.Comm, r *rand.Rand, grouped bool) (*fuzzCall,
 	case 5:
 		return fuzzOf(w, c, r, grouped, plain[uint64]())
 	case 6:
-		return fuzzOf(w, c, r, grouped, number[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(x spmd.F16) float64 { return float64(x.Float32()) }})
+		return fuzzOf(w, c, r, grouped, half())
 	case 7:
-		return fuzzOf(w, c, r, grouped, number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(x spmd.BF16) float64 { return float64(x.Float32()) }})
+		return fuzzOf(w, c, r, grouped, brain())
 	case 8:
 		return fuzzOf(w, c, r, grouped, plain[float32]())
 	}
@@ -215,7 +215,7 @@ type fuzzer[T spmd.Elem] struct {
 	err      error
 }
 
-// value is element i of what a rank brings: so small that every order of a sum is exact in every type.
+// value is element i of a rank's part: so small that every order of a sum is exact in every type.
 func (z *fuzzer[T]) value(rank, i int) float64 {
 	h := (z.seed + uint64(rank)*7919 + uint64(i)) * 0x9e3779b97f4a7c15
 	h ^= h >> 31
@@ -273,7 +273,7 @@ func (z *fuzzer[T]) buffer(n int, value func(i int) float64) spmd.Buffer[T] {
 	return whole.Slice(1, n+1)
 }
 
-// wants compares a buffer with what it should hold after the call.
+// wants compares a buffer with its expected contents after the call.
 func (z *fuzzer[T]) wants(b spmd.Buffer[T], want func(i int) float64) {
 	z.check = append(z.check, func() error {
 		for i, got := range b.Host() {
@@ -287,12 +287,15 @@ func (z *fuzzer[T]) wants(b spmd.Buffer[T], want func(i int) float64) {
 
 var fuzzLengths = []int{0, 1, 2, 3, 7, 64, 515, 1031, 4099, 20_011, 70_001}
 
-// fuzzKinds are the calls, of which the last are made of others where they are not in a group.
-var fuzzKinds = []string{"AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Gather", "Scatter", "Scan", "ExScan", "SendRecv", "AllToAllV", "Send and Recv"}
+// fuzzKinds are the calls. The last are made of others if they are not in a group.
+var fuzzKinds = []string{"AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll",
+	"Gather", "Scatter", "Scan", "ExScan", "SendRecv", "AllToAllV", "Send and Recv"}
 
 func fuzzOf[T spmd.Elem](w *spmd.World, c spmd.Comm, r *rand.Rand, grouped bool, num number[T]) (*fuzzCall, error) {
-	kind, root, inPlace, vector := fuzzKinds[r.IntN(len(fuzzKinds))], r.IntN(60)%c.Size(), r.IntN(2) == 0, r.IntN(2) == 0
-	z := &fuzzer[T]{fuzzCall: &fuzzCall{}, w: w, me: c.Rank(), size: c.Size(), seed: r.Uint64(), op: []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg}[r.IntN(5)], num: num}
+	kind, root, inPlace, vector := fuzzKinds[r.IntN(len(fuzzKinds))], r.IntN(60)%c.Size(), r.IntN(2) == 0,
+		r.IntN(2) == 0
+	z := &fuzzer[T]{fuzzCall: &fuzzCall{}, w: w, me: c.Rank(), size: c.Size(), seed: r.Uint64(),
+		op: []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg}[r.IntN(5)], num: num}
 	if kind == "Scan" || kind == "ExScan" {
 		z.op %= spmd.Avg
 	}
@@ -303,7 +306,8 @@ func fuzzOf[T spmd.Elem](w *spmd.World, c spmd.Comm, r *rand.Rand, grouped bool,
 			counts[i] = fuzzLengths[r.IntN(len(fuzzLengths))]
 		}
 	}
-	z.name = fmt.Sprintf("%s of %d %T, %v, counts %v, root %d, in place %t", kind, n, *new(T), z.op, counts, root, inPlace)
+	z.name = fmt.Sprintf("%s of %d %T, %v, counts %v, root %d, in place %t", kind, n, *new(T), z.op,
+		counts, root, inPlace)
 	switch kind {
 	case "AllReduce", "Reduce", "Scan", "ExScan", "Broadcast":
 		z.same(kind, n, root, inPlace)
@@ -378,7 +382,7 @@ func (z *fuzzer[T]) allToAll(n int, inPlace bool) {
 	z.wants(dst, func(i int) float64 { return z.value(i/n, z.me*n+i%n) })
 }
 
-// allToAllV has rank a send b as many elements as a table says.
+// allToAllV makes rank a send b as many elements as a table says.
 func (z *fuzzer[T]) allToAllV(r *rand.Rand) {
 	table := make([][]int, z.size)
 	for a := range table {
@@ -387,7 +391,7 @@ func (z *fuzzer[T]) allToAllV(r *rand.Rand) {
 		}
 	}
 	var recv []int
-	var from, at []int // of each element that arrives: its rank, and where that had it
+	var from, at []int // of each element that arrives: its rank, and its place there
 	for a := range table {
 		recv = append(recv, table[a][z.me])
 		before := 0
@@ -479,7 +483,7 @@ func (z *fuzzer[T]) parts(kind string, counts []int, vector bool, root int, inPl
 	}
 }
 
-// TestFuzzFindsAWrongElement: the comparison sees elements that are wrong.
+// TestFuzzFindsAWrongElement: the comparison sees wrong elements.
 func TestFuzzFindsAWrongElement(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		z := &fuzzer[int32]{fuzzCall: &fuzzCall{}, w: w, size: 1, num: plain[int32]()}

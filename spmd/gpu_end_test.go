@@ -13,8 +13,8 @@ import (
 	"lockstep/internal/kernels"
 )
 
-// gpuKernels: the first rank of the node compiles and the others receive; what
-// was compiled is used again, unless it is damaged.
+// gpuKernels: the first rank of the node compiles and the others receive. A compiled kernel is used
+// again, unless it is damaged.
 func gpuKernels(t *testing.T) {
 	sources := len(kernels.All()) // of the framework, of ddp, and of these tests
 	t.Parallel()
@@ -22,15 +22,19 @@ func gpuKernels(t *testing.T) {
 	start := func() (first, second []os.FileInfo) {
 		t.Helper()
 		logs := t.TempDir()
-		status, out := run(t, 2, "sum", []string{rankEnv + "=LOCKSTEP_CACHE=" + cache + "/%r;FAKECUDA_LOG=" + logs + "/%r"}, "--device", "cuda")
+		status, out := run(t, 2, "sum", []string{rankEnv + "=LOCKSTEP_CACHE=" + cache +
+			"/%r;FAKECUDA_LOG=" + logs + "/%r"}, "--device", "cuda")
 		if status != 0 {
 			t.Fatalf("status %d\n%s", status, out)
 		}
 		for _, rank := range []string{"0", "1"} {
 			log, err := os.ReadFile(filepath.Join(logs, rank))
 			must(t, err)
-			if n := strings.Count(string(log), "cuModuleLoadDataEx "); n != sources || !strings.Contains(string(log), "cuFuncLoad function=nop ") || !strings.Contains(string(log), "cuFuncLoad function=_Z5weighI") {
-				t.Errorf("rank %s loads %d modules, want the %d of the framework and the tests, with their kernels", rank, n, sources)
+			if n := strings.Count(string(log), "cuModuleLoadDataEx "); n != sources ||
+				!strings.Contains(string(log), "cuFuncLoad function=nop ") ||
+				!strings.Contains(string(log), "cuFuncLoad function=_Z5weighI") {
+				t.Errorf("rank %s loads %d modules, want the %d of the framework and the tests, with their kernels",
+					rank, n, sources)
 			}
 		}
 		list := func(rank string) (files []os.FileInfo) {
@@ -48,7 +52,9 @@ func gpuKernels(t *testing.T) {
 		return list("0"), list("1")
 	}
 	same := func(a, b []os.FileInfo) bool {
-		return slices.EqualFunc(a, b, func(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) })
+		return slices.EqualFunc(a, b, func(a, b os.FileInfo) bool {
+			return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime())
+		})
 	}
 	first, second := start()
 	if len(first) != sources || len(second) != 0 {
@@ -70,11 +76,12 @@ func gpuKernels(t *testing.T) {
 	}
 }
 
-// wantOrder checks that a log holds nothing out of the order of destruction: graphs,
-// then communicators, each after its registrations, then memory, then the GPU.
+// wantOrder checks that a log holds nothing out of the order of destruction: graphs, then
+// communicators, each after its registrations, then memory, then the GPU.
 func wantOrder(t *testing.T, lines []string) {
 	t.Helper()
-	rank := map[string]int{"cuGraphExecDestroy": 1, "ncclCommWindowDeregister": 2, "ncclCommDeregister": 2, "ncclCommFinalize": 2, "ncclCommDestroy": 2,
+	rank := map[string]int{"cuGraphExecDestroy": 1, "ncclCommWindowDeregister": 2, "ncclCommDeregister": 2,
+		"ncclCommFinalize": 2, "ncclCommDestroy": 2,
 		"ncclCommAbort": 2, "ncclMemFree": 3, "cuMemFree_v2": 3, "cuMemFreeHost": 3, "cuDevicePrimaryCtxRelease_v2": 4}
 	at, before := 0, ""
 	ended := map[string]bool{}
@@ -94,13 +101,14 @@ func wantOrder(t *testing.T, lines []string) {
 	}
 }
 
-// ending has the log checked when the world has been closed.
+// ending checks the log when the world has been closed.
 func ending(t *testing.T, more func(lines []string)) {
 	newCalls(t)
 	t.Cleanup(func() {
 		lines := newCalls(t)
 		wantOrder(t, lines)
-		if last := lines[len(lines)-1]; !strings.HasSuffix(last, "refs=0 streams=0 events=0 graphs=0 execs=0 modules=0 bytes=0 = 0") {
+		if last := lines[len(lines)-1]; !strings.HasSuffix(last,
+			"refs=0 streams=0 events=0 graphs=0 execs=0 modules=0 bytes=0 = 0") {
 			t.Errorf("the end is %q, want all given back", last)
 		}
 		if more != nil {
@@ -124,7 +132,8 @@ func gpuAfterError(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{0, 2} {
 		logs := t.TempDir()
-		status, out := run(t, n, "a graph is left", []string{rankEnv + "=FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r"}, "--device", "cuda")
+		status, out := run(t, n, "a graph is left",
+			[]string{rankEnv + "=FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r"}, "--device", "cuda")
 		if status != 1 || strings.Count(out, "the last rank fails") != 1 {
 			t.Errorf("%d ranks: status %d\n%s", n, status, out)
 		}

@@ -21,14 +21,15 @@ func symmetric(t *testing.T, w *spmd.World, n int) spmd.Buffer[float32] {
 	return b
 }
 
-// gpuSymmetric: a chunk is registered once, and a buffer lies at the same place of
-// it on every rank, however the ranks freed what was there before.
+// gpuSymmetric: a chunk is registered once. A buffer lies at the same place of it on every rank, in
+// whatever order the ranks freed others before.
 func gpuSymmetric(t *testing.T, w *spmd.World) {
 	newCalls(t)
 	const n, class = 1000, 4096 // elements, and the bytes they take
 	a := symmetric(t, w, n)
 	made := newCalls(t, "ncclMemAlloc", "ncclCommRegister", "ncclCommWindowRegister")
-	if len(made) != 3 || value(made[0], "bytes") != value(made[1], "bytes") || value(made[0], "bytes") != value(made[2], "bytes") ||
+	if len(made) != 3 || value(made[0], "bytes") != value(made[1], "bytes") ||
+		value(made[0], "bytes") != value(made[2], "bytes") ||
 		value(made[1], "comm") != "1" || value(made[2], "comm") != "2" {
 		t.Fatalf("the first buffer: %q, want one chunk that is registered with both communicators", made)
 	}
@@ -127,7 +128,8 @@ func gpuPool(t *testing.T, w *spmd.World) {
 		name, _, _ := strings.Cut(line, " ")
 		order = append(order, name+" "+line[strings.LastIndex(line, "=")+2:])
 	}
-	if want := []string{"cuEventQuery 600", "cuEventQuery 600", "cuEventQuery 600", "cuEventQuery 0", "cuMemAlloc_v2 0"}; !slices.Equal(order, want) {
+	if want := []string{"cuEventQuery 600", "cuEventQuery 600", "cuEventQuery 600", "cuEventQuery 0",
+		"cuMemAlloc_v2 0"}; !slices.Equal(order, want) {
 		t.Errorf("%q, want %q", order, want)
 	}
 	must(t, spmd.AllReduce(w.Comm().On(s), y, x, spmd.Sum))
@@ -140,7 +142,7 @@ func gpuPool(t *testing.T, w *spmd.World) {
 	wantCalls(t, "small blocks", []string{"cuMemAlloc", "cuMemFree"})
 	must(t, s.Synchronize())
 
-	// What lies unused in another class goes back before memory is short.
+	// Unused memory of another class goes back before memory is short.
 	must(t, y.Free())
 	big := alloc[uint8](t, w, 600<<20)
 	must(t, big.Free())
@@ -150,7 +152,8 @@ func gpuPool(t *testing.T, w *spmd.World) {
 		t.Errorf("%q, want both free blocks to be given back", got)
 	}
 	_, err := spmd.Alloc[uint8](w, 800<<20)
-	wantText(t, err, "gpu_memory_test.go", "asked for 838860800 bytes", "of 1073741824 free on the device", "in use", "held by the pool", "CUDA_ERROR_OUT_OF_MEMORY")
+	wantText(t, err, "gpu_memory_test.go", "asked for 838860800 bytes", "of 1073741824 free on the device",
+		"in use", "held by the pool", "CUDA_ERROR_OUT_OF_MEMORY")
 	must(t, big.Free())
 
 	// The other kinds of memory.
@@ -170,7 +173,8 @@ func gpuPool(t *testing.T, w *spmd.World) {
 		}
 		newCalls(t)
 		must(t, spmd.Fill(s, b, 1)) // the driver would wait for the stream
-		if got := newCalls(t, "cuLaunchKernel", "cuMemset"); len(got) != 1 || value(got[0], "function") != "fill_bytes" ||
+		if got := newCalls(t, "cuLaunchKernel", "cuMemset"); len(got) != 1 ||
+			value(got[0], "function") != "fill_bytes" ||
 			!strings.HasSuffix(value(got[0], "args"), fmt.Sprintf(",%#x,0x3f8000003f800000,0x3f8000003f800000", 4*n)) {
 			t.Errorf("a fill after %s: %q", name, got)
 		}
@@ -199,7 +203,7 @@ func gpuTransfers(t *testing.T, w *spmd.World) {
 		}
 	}
 
-	// The halves take turns, and none is written before what it held has gone.
+	// The halves take turns, and none is written before its old contents have gone.
 	newCalls(t)
 	must(t, b.CopyFrom(make([]byte, b.Len())))
 	ready := map[string]bool{}
@@ -232,7 +236,8 @@ func gpuTransfers(t *testing.T, w *spmd.World) {
 	}
 	newCalls(t)
 	must(t, long.SetAll(1)) // no driver fills 8 bytes
-	if got := newCalls(t, "cuLaunchKernel"); len(got) != 1 || value(got[0], "function") != "fill_bytes" || !strings.HasSuffix(value(got[0], "args"), ",0x28,0x3ff0000000000000,0x3ff0000000000000") {
+	if got := newCalls(t, "cuLaunchKernel"); len(got) != 1 || value(got[0], "function") != "fill_bytes" ||
+		!strings.HasSuffix(value(got[0], "args"), ",0x28,0x3ff0000000000000,0x3ff0000000000000") {
 		t.Errorf("a fill of float64: %q", got)
 	}
 
@@ -241,10 +246,13 @@ func gpuTransfers(t *testing.T, w *spmd.World) {
 		b.Host()
 		return nil
 	}()
-	wantText(t, err, "gpu_memory_test.go", "Host: the buffer is of Alloc, which a GPU has in its own memory", "use CopyTo, or AllocPinned")
-	wantText(t, b.CopyFrom(make([]byte, 3)), "gpu_memory_test.go", fmt.Sprintf("buffer has %d elements, slice 3", b.Len()))
+	wantText(t, err, "gpu_memory_test.go", "Host: the buffer is of Alloc, which a GPU has in its own memory",
+		"use CopyTo, or AllocPinned")
+	wantText(t, b.CopyFrom(make([]byte, 3)), "gpu_memory_test.go",
+		fmt.Sprintf("buffer has %d elements, slice 3", b.Len()))
 	must(t, b.Free())
-	wantText(t, b.CopyTo(make([]byte, b.Len())), "gpu_memory_test.go", "the buffer was freed at spmd/gpu_memory_test.go")
+	wantText(t, b.CopyTo(make([]byte, b.Len())), "gpu_memory_test.go",
+		"the buffer was freed at spmd/gpu_memory_test.go")
 }
 
 func fillAndSet[T spmd.Elem](t *testing.T, w *spmd.World, v, other T) {
@@ -260,8 +268,8 @@ func fillAndSet[T spmd.Elem](t *testing.T, w *spmd.World, v, other T) {
 	}
 }
 
-// gpuGraphs: the driver records in the mode that lets other threads work, and a
-// failed capture leaves nothing behind.
+// gpuGraphs: the driver records in the mode that lets other threads work, and a failed capture
+// leaves nothing behind.
 func gpuGraphs(t *testing.T, w *spmd.World) {
 	a, b := stream(t, w, "a"), stream(t, w, "b")
 	x, y := fill(t, w, 8, 0), fill(t, w, 8, 0)
@@ -298,14 +306,20 @@ func gpuGraphs(t *testing.T, w *spmd.World) {
 		fn     func() error
 		want   []string
 	}{
-		"it fails":            {"", func() error { return errors.Join(spmd.Fill(a, x, 1), errPlanned) }, []string{"planned failure"}},
-		"it panics":           {"", func() error { panic("in a capture") }, []string{"in a capture"}},
-		"a stream is left":    {"", func() error { return errors.Join(b.After(a), spmd.Fill(b, x, 1)) }, []string{"a.After(b)"}},
-		"it synchronizes":     {"", a.Synchronize, []string{`stream "a" is being captured`}},
-		"it blocks":           {"", func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Sum) }, []string{"in the middle of a capture"}},
-		"it begins with none": {"cuStreamBeginCapture_v2=801", func() error { return nil }, []string{"cuStreamBeginCapture", "(801)"}},
-		"a call fails":        {"cuMemsetD32Async=1", func() error { return spmd.Fill(a, x, 1) }, []string{"cuMemsetD32Async", "CUDA_ERROR_INVALID_VALUE"}},
-		"no graph comes":      {"cuGraphInstantiateWithFlags=2", func() error { return spmd.Fill(a, x, 1) }, []string{"cuGraphInstantiate", "CUDA_ERROR_OUT_OF_MEMORY"}},
+		"it fails": {"", func() error { return errors.Join(spmd.Fill(a, x, 1), errPlanned) },
+			[]string{"planned failure"}},
+		"it panics": {"", func() error { panic("in a capture") }, []string{"in a capture"}},
+		"a stream is left": {"", func() error { return errors.Join(b.After(a), spmd.Fill(b, x, 1)) },
+			[]string{"a.After(b)"}},
+		"it synchronizes": {"", a.Synchronize, []string{`stream "a" is being captured`}},
+		"it blocks": {"", func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Sum) },
+			[]string{"in the middle of a capture"}},
+		"it begins with none": {"cuStreamBeginCapture_v2=801", func() error { return nil },
+			[]string{"cuStreamBeginCapture", "(801)"}},
+		"a call fails": {"cuMemsetD32Async=1", func() error { return spmd.Fill(a, x, 1) },
+			[]string{"cuMemsetD32Async", "CUDA_ERROR_INVALID_VALUE"}},
+		"no graph comes": {"cuGraphInstantiateWithFlags=2", func() error { return spmd.Fill(a, x, 1) },
+			[]string{"cuGraphInstantiate", "CUDA_ERROR_OUT_OF_MEMORY"}},
 	} {
 		injected(tc.inject, func() {
 			_, err := a.Capture(tc.fn)
@@ -408,7 +422,8 @@ func everything(t *testing.T, w *spmd.World) (spmd.Comm, *spmd.Graph, *spmd.Stre
 	must(t, err)
 	must(t, e.Record(s))
 	g, err := s.Capture(func() error {
-		return errors.Join(spmd.AllReduce(c.On(s), x, x, spmd.Sum), spmd.AllToAll(w.Comm().On(s), x, x), s.HostFunc(func() error { return nil }))
+		return errors.Join(spmd.AllReduce(c.On(s), x, x, spmd.Sum), spmd.AllToAll(w.Comm().On(s), x, x),
+			s.HostFunc(func() error { return nil }))
 	})
 	must(t, err)
 	must(t, g.Launch(s))
@@ -418,7 +433,8 @@ func everything(t *testing.T, w *spmd.World) (spmd.Comm, *spmd.Graph, *spmd.Stre
 func gpuNothingClosed(t *testing.T, w *spmd.World) {
 	everything(t, w)
 	ending(t, func(lines []string) {
-		for name, n := range map[string]int{"cuGraphExecDestroy": 1, "ncclCommDestroy": 4, "ncclCommWindowDeregister": 2, "ncclCommDeregister": 2, "ncclMemFree": 1} {
+		for name, n := range map[string]int{"cuGraphExecDestroy": 1, "ncclCommDestroy": 4,
+			"ncclCommWindowDeregister": 2, "ncclCommDeregister": 2, "ncclMemFree": 1} {
 			if got := count(lines, name); got != n {
 				t.Errorf("%d calls of %s, want %d", got, name, n)
 			}
@@ -426,7 +442,7 @@ func gpuNothingClosed(t *testing.T, w *spmd.World) {
 	})
 }
 
-// gpuOddOrder: what the application closes in a wrong order.
+// gpuOddOrder: an application closes things in a wrong order.
 func gpuOddOrder(t *testing.T, w *spmd.World) {
 	c, g, s, x := everything(t, w)
 	must(t, s.Synchronize())
@@ -444,7 +460,7 @@ func gpuOddOrder(t *testing.T, w *spmd.World) {
 	must(t, c.Close())
 	must(t, s.Close())
 	wantText(t, spmd.Fill(s, fill(t, w, 1, 0), 1), `stream "s" is closed`)
-	// Of two communicators and two streams, the stream of the last collective is gone.
+	// With two communicators and two streams, the stream of the last collective is gone.
 	other, err := w.Comm().Split(0, w.Rank())
 	must(t, err)
 	y, s2, s3 := fill(t, w, 4, 1), stream(t, w, "s2"), stream(t, w, "s3")
@@ -468,7 +484,8 @@ func gpuCloseFailed(t *testing.T, w *spmd.World) {
 	wantText(t, second.Close(), `stream "s"`, "planned failure", "gpu_memory_test.go")
 	lines := newCalls(t)
 	wantOrder(t, lines)
-	if count(lines, "cuGraphExecDestroy") != 1 || count(lines, "cuMemFree_v2") == 0 || count(lines, "cuStreamDestroy_v2") != 3 {
+	if count(lines, "cuGraphExecDestroy") != 1 || count(lines, "cuMemFree_v2") == 0 ||
+		count(lines, "cuStreamDestroy_v2") != 3 {
 		t.Errorf("not all is given back: %q", lines)
 	}
 	must(t, second.Close())

@@ -16,8 +16,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestGPUThroughMPI is GPU memory that MPI carries: with a test double of the driver,
-// whose streams have threads of their own, and the real MPI, so that data really moves.
+// TestGPUThroughMPI is GPU memory that MPI carries: with a test double of the driver, whose streams
+// have threads of their own, and the real MPI, so that data really moves.
 func TestGPUThroughMPI(t *testing.T) {
 	if os.Getenv(doublesEnv) == "" {
 		dir := carriers(t)
@@ -55,7 +55,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		{"capture", []int{2}, mpiCapture},
 	} {
 		t.Run(tc.name, func(t *testing.T) { spmdtest.Run(t, tc.ranks, tc.body) })
-		if !campaign.All() && tc.name != "capture" { // what the transports do in calls they test themselves
+		if !campaign.All() && tc.name != "capture" { // calls of which the transports have tests of their own
 			continue
 		}
 		t.Run(tc.name+", MPI takes the memory", func(t *testing.T) {
@@ -81,19 +81,22 @@ func TestGPUThroughMPI(t *testing.T) {
 
 func mpiStart(t *testing.T) {
 	status, out := run(t, 2, "sum", nil, "--device", "cuda", "--collectives", "mpi")
-	if status != 0 || !strings.Contains(out, "collectives=host-staged") || !strings.Contains(out, `--collectives mpi: `) || !strings.Contains(out, "sum=1") {
+	if status != 0 || !strings.Contains(out, "collectives=host-staged") ||
+		!strings.Contains(out, `--collectives mpi: `) || !strings.Contains(out, "sum=1") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 }
 
-// mpiQueues: where streams wait for the host, the device keeps them apart. The driver reads how when it is initialised.
+// mpiQueues: streams wait for the host, and the device keeps them apart. The driver reads the
+// number of queues when it is initialised.
 func mpiQueues(t *testing.T) {
 	for collectives, want := range map[string]string{"mpi": "32", "host-staged": "32", "auto": "", "nccl": ""} {
 		if !campaign.All() && collectives != "mpi" && collectives != "auto" {
 			continue
 		}
 		logs := t.TempDir()
-		status, out := run(t, 3, "sum", []string{rankEnv + "=FAKECUDA_LOG=" + logs + "/%r"}, "--device", "cuda", "--collectives", collectives)
+		status, out := run(t, 3, "sum", []string{rankEnv + "=FAKECUDA_LOG=" + logs + "/%r"}, "--device",
+			"cuda", "--collectives", collectives)
 		if status != 0 {
 			t.Errorf("--collectives %s: status %d\n%s", collectives, status, out)
 			continue
@@ -107,20 +110,21 @@ func mpiQueues(t *testing.T) {
 	}
 }
 
-// carriers is doubles with the kernels by which package peer moves and reduces GPU memory, compiled for the host. It
-// sets LOCKSTEP_CACHE.
+// carriers is doubles with the kernels by which package peer moves and reduces GPU memory, compiled
+// for the host. It sets LOCKSTEP_CACHE.
 func carriers(t *testing.T) (dir string) {
 	t.Helper()
 	dir = doubles(t)
-	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", filepath.Join("..", "internal", "peer", "testdata", "emulate.cc"), filepath.Join("testdata", "fill.cc"))
+	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas",
+		filepath.Join("..", "internal", "peer", "testdata", "emulate.cc"), filepath.Join("testdata", "fill.cc"))
 	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libemulate.so"))
 	spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
 	compileCarriers(t)
 	return dir
 }
 
-// compileCarriers fills LOCKSTEP_CACHE with the kernels of package peer. That takes many seconds on a busy machine, and
-// no program that a test runs has so long.
+// compileCarriers fills LOCKSTEP_CACHE with the kernels of package peer. That takes many seconds on
+// a busy machine, and no program that a test runs has so long.
 func compileCarriers(t *testing.T) {
 	t.Helper()
 	var source []byte
@@ -132,8 +136,8 @@ func compileCarriers(t *testing.T) {
 	spmdtest.CompileInto(t, os.Getenv("LOCKSTEP_CACHE"), "device.cu", string(source), nvrtc.Options{Capability: 90})
 }
 
-// mpiWays: --collectives takes the names that the start line shows; a way that is not
-// to be had is one error for all ranks.
+// mpiWays: --collectives takes the names that the start line shows. A way that is not to be had is
+// one error for all ranks.
 func mpiWays(t *testing.T) {
 	const refused = 2
 	peers, none := "FAKECUDA_PEERS=1", "FAKECUDA_PEERS=0"
@@ -143,14 +147,22 @@ func mpiWays(t *testing.T) {
 		status int
 		want   []string // in the one line that says it
 	}{
-		{"mpi", []string{none}, 0, []string{" INF start", "collectives=host-staged", "--collectives mpi: ", "no peer memory"}},
-		{"mpi", []string{peers, "FAKECUDA_SHARED=1"}, 0, []string{" INF start", "collectives=mpi-peer", "--collectives mpi: the devices reach each other"}},
-		{"mpi", []string{none, "LOCKSTEP_MPI_CUDA=yes"}, 0, []string{" INF start", "collectives=mpi-aware", "--collectives mpi: LOCKSTEP_MPI_CUDA=yes"}},
-		{"host-staged", []string{peers, "FAKECUDA_SHARED=1"}, 0, []string{" INF start", "collectives=host-staged", "--collectives host-staged: copies through host memory"}},
-		{"mpi-peer", []string{peers, "FAKECUDA_SHARED=1"}, 0, []string{" INF start", "collectives=mpi-peer", "--collectives mpi-peer: the devices reach each other"}},
-		{"mpi-peer", []string{none, "FAKECUDA_SHARED=1"}, refused, []string{"app: --collectives mpi-peer: ", "no peer access"}},
-		{"mpi-aware", []string{none, "LOCKSTEP_MPI_CUDA=yes"}, 0, []string{" INF start", "collectives=mpi-aware", "--collectives mpi-aware: LOCKSTEP_MPI_CUDA=yes"}},
-		{"mpi-aware", []string{none, "LOCKSTEP_MPI_CUDA=no"}, 0, []string{" WRN start", "collectives=mpi-aware", "--collectives mpi-aware, though LOCKSTEP_MPI_CUDA=no"}},
+		{"mpi", []string{none}, 0, []string{" INF start", "collectives=host-staged", "--collectives mpi: ",
+			"no peer memory"}},
+		{"mpi", []string{peers, "FAKECUDA_SHARED=1"}, 0,
+			[]string{" INF start", "collectives=mpi-peer", "--collectives mpi: the devices reach each other"}},
+		{"mpi", []string{none, "LOCKSTEP_MPI_CUDA=yes"}, 0,
+			[]string{" INF start", "collectives=mpi-aware", "--collectives mpi: LOCKSTEP_MPI_CUDA=yes"}},
+		{"host-staged", []string{peers, "FAKECUDA_SHARED=1"}, 0,
+			[]string{" INF start", "collectives=host-staged", "--collectives host-staged: copies through host memory"}},
+		{"mpi-peer", []string{peers, "FAKECUDA_SHARED=1"}, 0,
+			[]string{" INF start", "collectives=mpi-peer", "--collectives mpi-peer: the devices reach each other"}},
+		{"mpi-peer", []string{none, "FAKECUDA_SHARED=1"}, refused,
+			[]string{"app: --collectives mpi-peer: ", "no peer access"}},
+		{"mpi-aware", []string{none, "LOCKSTEP_MPI_CUDA=yes"}, 0,
+			[]string{" INF start", "collectives=mpi-aware", "--collectives mpi-aware: LOCKSTEP_MPI_CUDA=yes"}},
+		{"mpi-aware", []string{none, "LOCKSTEP_MPI_CUDA=no"}, 0,
+			[]string{" WRN start", "collectives=mpi-aware", "--collectives mpi-aware, though LOCKSTEP_MPI_CUDA=no"}},
 	} {
 		if !campaign.All() && i%2 == 1 && tc.status == 0 { // one of each name, and what is refused
 			continue
@@ -170,8 +182,8 @@ func mpiWays(t *testing.T) {
 	}
 }
 
-// mpiDiffers: what the ranks do not agree on is an error, not wrong numbers. The call finds it, or, where that does not begin
-// for long, as on a busy machine, rank 0 hears of both.
+// mpiDiffers: calls that differ between ranks are an error, not wrong numbers. The call finds it.
+// If that does not begin for long, as on a busy machine, rank 0 hears of both.
 func mpiDiffers(t *testing.T) {
 	byCall := []string{`stream "work", AllReduce of 6`, "(sum) enqueued at ", " brought AllReduce of 6"}
 	byRank0 := []string{": rank 0 at spmd/gpu_fault_test.go:", "; rank 1 at spmd/gpu_fault_test.go:"}
@@ -180,8 +192,10 @@ func mpiDiffers(t *testing.T) {
 	}
 	for _, what := range []string{"lengths differ", "lengths differ behind a call that does not end"} {
 		status, out := run(t, 2, what, nil, "--device", "cuda", "--collectives", "mpi")
-		always := []string{" ERR ", "the ranks called different collectives", "spmd/gpu_fault_test.go:", "AllReduce of 64 float32", "AllReduce of 63 float32"}
-		if status != 1 || lacks(out, always) || strings.Count(out, " ERR ") != 1 || lacks(out, byRank0) && (what != "lengths differ" || lacks(out, byCall)) {
+		always := []string{" ERR ", "the ranks called different collectives", "spmd/gpu_fault_test.go:",
+			"AllReduce of 64 float32", "AllReduce of 63 float32"}
+		if status != 1 || lacks(out, always) || strings.Count(out, " ERR ") != 1 ||
+			lacks(out, byRank0) && (what != "lengths differ" || lacks(out, byCall)) {
 			t.Errorf("%s: status %d\n%s", what, status, out)
 		}
 	}
@@ -189,12 +203,12 @@ func mpiDiffers(t *testing.T) {
 
 func mpiCollectives(t *testing.T, w *spmd.World) {
 	onStream, group := modes[1], modes[3]
-	every(t, w, onStream, number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(h spmd.BF16) float64 { return float64(h.Float32()) }}, 7)
+	every(t, w, onStream, brain(), 7)
 	every(t, w, group, plain[int64](), 0)
 }
 
-// mpiSeveral: calls on several streams and communicators, that are issued without a
-// wait, are made in the order of their issue, each when its stream has got there.
+// mpiSeveral: calls on several streams and communicators, issued without a wait, are made in the
+// order of their issue, each when its stream has got there.
 func mpiSeveral(t *testing.T, w *spmd.World) {
 	pair, err := w.Comm().Split(w.Rank()/2, -w.Rank()) // ranks 1 and 0, in this order; 2 alone
 	must(t, err)
@@ -280,7 +294,8 @@ func mpiCapture(t *testing.T, w *spmd.World) {
 		must(t, long.Slice(0, n).SetAll(float32(1+w.Rank())))
 		g, err := s.Capture(func() error {
 			return w.Comm().On(s).Group(func() error {
-				return errors.Join(spmd.Send(w.Comm().On(s), long.Slice(0, n), 1-w.Rank()), spmd.Recv(w.Comm().On(s), long.Slice(n, 2*n), 1-w.Rank()))
+				return errors.Join(spmd.Send(w.Comm().On(s), long.Slice(0, n), 1-w.Rank()),
+					spmd.Recv(w.Comm().On(s), long.Slice(n, 2*n), 1-w.Rank()))
 			})
 		})
 		must(t, err)
@@ -293,7 +308,8 @@ func mpiCapture(t *testing.T, w *spmd.World) {
 		return
 	}
 	_, err := s.Capture(func() error { return spmd.Broadcast(w.Comm().On(s), x, 0) })
-	if err == nil || !strings.Contains(err.Error(), "cannot be captured") || !strings.Contains(err.Error(), w.Collectives()) {
+	if err == nil || !strings.Contains(err.Error(), "cannot be captured") ||
+		!strings.Contains(err.Error(), w.Collectives()) {
 		t.Errorf("captured: %v", err)
 	}
 	must(t, spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum)) // and the stream works on

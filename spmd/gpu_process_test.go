@@ -16,8 +16,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestGPUsOfOneProcess is ranks that are goroutines, each with a GPU: with doubles of the driver and of NCCL, or, with
-// SPMDTEST_DEVICE=cuda, with the GPUs of this machine. On one GPU the ranks share it, through host memory.
+// TestGPUsOfOneProcess is ranks that are goroutines, each with a GPU: with doubles of the driver
+// and of NCCL, or, with SPMDTEST_DEVICE=cuda, with the GPUs of this machine. With one GPU the ranks
+// share it, through host memory.
 func TestGPUsOfOneProcess(t *testing.T) {
 	if spmdtest.Device() != "cuda" && os.Getenv(doublesEnv) == "" {
 		dir := carriers(t)
@@ -30,8 +31,8 @@ func TestGPUsOfOneProcess(t *testing.T) {
 		t.Run("too many ranks", tooManyInProcess)
 		t.Run("no MPI", noMPIInProcess)
 	}
-	// This test asks for the GPUs before Local does. The driver then reads how many queues a GPU has, and ranks that share one
-	// need many.
+	// This test asks for the GPUs before Local does. The driver then reads how many queues a GPU
+	// has, and ranks that share one need many.
 	env := []string{"SPMDTEST_DEVICE=cuda", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
 	fakelib.Run(t, func(string) {}, env, func(t *testing.T) {
 		if err := cuda.Load(); err != nil {
@@ -54,14 +55,17 @@ func TestGPUsOfOneProcess(t *testing.T) {
 			{"threads", 3, threadsOfGPUs},
 			{"managed memory of all", 3, managedShared},
 		} {
-			t.Run(tc.name+", "+strconv.Itoa(tc.ranks)+" ranks", func(t *testing.T) { onGPUsInProcess(t, tc.ranks, "host-staged", tc.body) })
+			t.Run(tc.name+", "+strconv.Itoa(tc.ranks)+" ranks",
+				func(t *testing.T) { onGPUsInProcess(t, tc.ranks, "host-staged", tc.body) })
 			if gpus >= tc.ranks && os.Getenv(doublesEnv) == "" {
-				t.Run(tc.name+", NCCL, "+strconv.Itoa(tc.ranks)+" ranks", func(t *testing.T) { onGPUsInProcess(t, tc.ranks, "nccl", tc.body) })
+				t.Run(tc.name+", NCCL, "+strconv.Itoa(tc.ranks)+" ranks",
+					func(t *testing.T) { onGPUsInProcess(t, tc.ranks, "nccl", tc.body) })
 			}
 		}
 		t.Run("capture", func(t *testing.T) { onGPUsInProcess(t, 2, "host-staged", mpiCapture) })
 		if gpus >= 2 {
-			t.Run("graphs at the same time", func(t *testing.T) { onGPUsInProcess(t, min(gpus, 3), "nccl", graphsAtOnce) })
+			t.Run("graphs at the same time",
+				func(t *testing.T) { onGPUsInProcess(t, min(gpus, 3), "nccl", graphsAtOnce) })
 		}
 		t.Run("failures", failuresInProcess)
 		t.Run("shared GPU", func(t *testing.T) {
@@ -80,7 +84,8 @@ func onGPUsInProcess(t *testing.T, ranks int, collectives string, fn func(t *tes
 	cfg.Device, cfg.Collectives = "cuda", collectives
 	err := spmd.Local(t.Context(), cfg, ranks, func(_ context.Context, w *spmd.World) error {
 		if w.OnHost() || w.Collectives() != collectives || w.LocalRank() != w.Rank() || w.Nodes() != 1 {
-			t.Errorf("rank %d: on %s, by %s, local rank %d of %d nodes", w.Rank(), w.Device(), w.Collectives(), w.LocalRank(), w.Nodes())
+			t.Errorf("rank %d: on %s, by %s, local rank %d of %d nodes", w.Rank(), w.Device(),
+				w.Collectives(), w.LocalRank(), w.Nodes())
 		}
 		fn(t, w)
 		return nil
@@ -90,7 +95,7 @@ func onGPUsInProcess(t *testing.T, ranks int, collectives string, fn func(t *tes
 	}
 }
 
-// longInProcess is calls longer than what is on the host at a time.
+// longInProcess is calls longer than the host holds at a time.
 func longInProcess(t *testing.T, w *spmd.World) {
 	const n = 5<<20 + 3 // 20 MiB
 	s := stream(t, w, "s")
@@ -107,8 +112,9 @@ func longInProcess(t *testing.T, w *spmd.World) {
 	}
 }
 
-// threadsOfGPUs: a goroutine that is moved to a thread which last worked for another rank, on another GPU, works on its own
-// rank's: many goroutines of each rank take turns on few threads.
+// threadsOfGPUs: a goroutine may be moved to a thread which last worked for another rank, on
+// another GPU. It then works on its own rank's: many goroutines of each rank take turns on few
+// threads.
 func threadsOfGPUs(t *testing.T, w *spmd.World) {
 	const n = 1000
 	var all sync.WaitGroup
@@ -184,15 +190,17 @@ func failuresInProcess(t *testing.T) {
 	}
 }
 
-// ncclInProcess: NCCL joins the ranks, each on its GPU and all from one id, and kernels between the GPUs reach the memory of
-// each other without handles for other processes.
+// ncclInProcess: NCCL joins the ranks, each on its GPU and all from one id. Kernels between the
+// GPUs reach the memory of each other without handles for other processes.
 func ncclInProcess(t *testing.T) {
 	const what = "peer messages"
 	for _, ranks := range []string{"2", "3"} {
 		logs := t.TempDir()
-		env := []string{"FAKECUDA_PEERS=1", "FAKENCCL_JOIN=" + ranks, "FAKENCCL_LOG=" + logs + "/nccl", "FAKECUDA_LOG=" + logs + "/cuda"}
+		env := []string{"FAKECUDA_PEERS=1", "FAKENCCL_JOIN=" + ranks, "FAKENCCL_LOG=" + logs + "/nccl",
+			"FAKECUDA_LOG=" + logs + "/cuda"}
 		status, out := run(t, 0, what, env, "--device", "cuda", "--ranks", ranks, "--json", "-")
-		if status != 0 || !strings.Contains(out, `"right":true`) || !strings.Contains(out, "collectives=nccl") || !strings.Contains(out, "small_collectives=") {
+		if status != 0 || !strings.Contains(out, `"right":true`) || !strings.Contains(out, "collectives=nccl") ||
+			!strings.Contains(out, "small_collectives=") {
 			t.Errorf("%s ranks: status %d\n%s", ranks, status, out)
 			continue
 		}
@@ -203,7 +211,8 @@ func ncclInProcess(t *testing.T) {
 		if ids := strings.Count(string(nccl), " ncclGetUniqueId"); ids != 1 {
 			t.Errorf("%s ranks: %d ids", ranks, ids)
 		}
-		if inits := strings.Count(string(nccl), " ncclCommInitRankConfig size="+ranks+" "); strconv.Itoa(inits) != ranks {
+		if inits := strings.Count(string(nccl),
+			" ncclCommInitRankConfig size="+ranks+" "); strconv.Itoa(inits) != ranks {
 			t.Errorf("%s ranks: NCCL began %d", ranks, inits)
 		}
 		for _, call := range []string{"cuIpcGetMemHandle", "cuIpcOpenMemHandle"} {
@@ -211,7 +220,8 @@ func ncclInProcess(t *testing.T) {
 				t.Errorf("%s ranks: %s is called", ranks, call)
 			}
 		}
-		if !strings.Contains(string(driver), "cuCtxEnablePeerAccess device=0 peer=1") || !strings.Contains(string(driver), "cuCtxEnablePeerAccess device=1 peer=0") {
+		if !strings.Contains(string(driver), "cuCtxEnablePeerAccess device=0 peer=1") ||
+			!strings.Contains(string(driver), "cuCtxEnablePeerAccess device=1 peer=0") {
 			t.Errorf("%s ranks: the GPUs do not reach each other", ranks)
 		}
 	}
@@ -222,7 +232,9 @@ func tooManyInProcess(t *testing.T) {
 	logs := filepath.Join(t.TempDir(), "cuda")
 	for _, device := range []string{"auto", "cuda"} {
 		status, out := run(t, 0, "sum", []string{"FAKECUDA_LOG=" + logs}, "--device", device, "--ranks", "4")
-		if status != 2 || strings.Count(out, "\n") != 1 || !strings.Contains(out, "has 4 ranks, and local rank 3 sees 3 GPUs") || !strings.Contains(out, "start fewer ranks, or run on the host with --device host") {
+		if status != 2 || strings.Count(out, "\n") != 1 ||
+			!strings.Contains(out, "has 4 ranks, and local rank 3 sees 3 GPUs") ||
+			!strings.Contains(out, "start fewer ranks, or run on the host with --device host") {
 			t.Errorf("status %d\n%s", status, out)
 		}
 	}
@@ -231,15 +243,17 @@ func tooManyInProcess(t *testing.T) {
 	if strings.Contains(string(log), "cuMemAlloc") || strings.Contains(string(log), "cuDevicePrimaryCtxRetain") {
 		t.Errorf("memory was taken:\n%s", log)
 	}
-	if status, out := run(t, 0, "sum", nil, "--device", "host", "--ranks", "4"); status != 0 || !strings.Contains(out, "collectives=inproc") {
+	if status, out := run(t, 0, "sum", nil, "--device", "host", "--ranks", "4"); status != 0 ||
+		!strings.Contains(out, "collectives=inproc") {
 		t.Errorf("on the host: status %d\n%s", status, out)
 	}
 }
 
-// noMPIInProcess: MPI does not carry between goroutines, and NCCL that is not there is not missed.
+// noMPIInProcess: MPI does not carry between goroutines, and a missing NCCL is not missed.
 func noMPIInProcess(t *testing.T) {
 	status, out := run(t, 0, "sum", nil, "--device", "cuda", "--ranks", "2", "--collectives", "mpi")
-	if status != 2 || !strings.Contains(out, "--collectives mpi does not go with --ranks 2: MPI joins processes, not ranks that are goroutines of one") {
+	if status != 2 || !strings.Contains(out,
+		"--collectives mpi does not go with --ranks 2: MPI joins processes, not ranks that are goroutines of one") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 	dir := t.TempDir()
@@ -248,7 +262,8 @@ func noMPIInProcess(t *testing.T) {
 	}
 	env := []string{"LD_LIBRARY_PATH=" + dir + ":" + os.Getenv("LD_LIBRARY_PATH")}
 	status, out = run(t, 0, "sum", env, "--device", "cuda", "--ranks", "2")
-	if status != 0 || !strings.Contains(out, "sum=1") || !strings.Contains(out, "collectives=host-staged") || !strings.Contains(out, "NCCL is not used: ") || strings.Contains(out, "MPI is not used") {
+	if status != 0 || !strings.Contains(out, "sum=1") || !strings.Contains(out, "collectives=host-staged") ||
+		!strings.Contains(out, "NCCL is not used: ") || strings.Contains(out, "MPI is not used") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 }

@@ -6,23 +6,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
-	"lockstep/cuda/nvrtc"
-	"lockstep/internal/fakelib"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
-// doublesEnv is the folder of the test doubles of libcuda and libnccl, and of the
-// logs of the ranks that use them.
-const doublesEnv = "SPMD_TEST_DOUBLES"
-
-// TestGPU is the framework on GPUs, with test doubles of the driver and of NCCL:
-// they log every call, move memory as the calls say, run no kernel and talk to no
-// other rank. Kernels are compiled by the real compiler.
+// TestGPU is the framework on GPUs, with test doubles of the driver and of NCCL: they log every
+// call, move memory as the calls say, run no kernel and talk to no other rank. Kernels are compiled
+// by the real compiler.
 func TestGPU(t *testing.T) {
 	if dir := os.Getenv(doublesEnv); dir != "" { // a rank
 		openLog(filepath.Join(dir, fmt.Sprintf("log.%d", os.Getpid())))
@@ -75,79 +68,7 @@ func TestGPU(t *testing.T) {
 	}
 }
 
-// doubles builds the test doubles into a folder. Of all kernels only that of Fill does anything. It skips the test where there is a
-// GPU to test on, and where there is no compiler for kernels.
-func doubles(t *testing.T) (dir string) {
-	t.Helper()
-	spmdtest.HostOnly(t, "test doubles are for machines without a GPU")
-	if err := nvrtc.Load(); err != nil {
-		t.Skip(err)
-	}
-	dir = t.TempDir()
-	fakelib.CUDA(t, dir)
-	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "nccl", "testdata", "fakenccl.c"))
-	fakelib.Build(t, dir, "libfill.so", filepath.Join("testdata", "fill.cc"))
-	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libfill.so"))
-	return dir
-}
-
-// calls is the log of this rank's doubles.
-var calls fakelib.Log
-
-func openLog(file string) { calls.Open(file) }
-
-// newCalls returns the calls since the last newCalls, see fakelib.Log.
-func newCalls(t *testing.T, prefixes ...string) []string {
-	t.Helper()
-	return calls.New(t, prefixes...)
-}
-
-func value(line, key string) string { return fakelib.Value(line, key) }
-
-func injected(what string, fn func()) { fakelib.Injected(what, fn) }
-
-func number64(t *testing.T, line, key string) uint64 {
-	t.Helper()
-	v, err := strconv.ParseUint(value(line, key), 0, 64)
-	if err != nil {
-		t.Fatalf("no %s in %q", key, line)
-	}
-	return v
-}
-
-// addr returns the address of a buffer: a fill tells the driver.
-func addr(t *testing.T, b spmd.Buffer[float32]) uint64 {
-	t.Helper()
-	was := calls.Read
-	must(t, b.Slice(0, 1).SetAll(0))
-	fills := newCalls(t, "cuMemsetD32Async")
-	calls.Read = was
-	return number64(t, fills[len(fills)-1], "dst")
-}
-
-// wantCalls checks the calls since the last look.
-func wantCalls(t *testing.T, what string, prefixes []string, want ...string) {
-	t.Helper()
-	if got := newCalls(t, prefixes...); !slices.Equal(got, want) {
-		t.Errorf("%s: calls\n  %s\nwant\n  %s", what, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
-	}
-}
-
-// wantText checks that an error is there and says all of it.
-func wantText(t *testing.T, err error, parts ...string) {
-	t.Helper()
-	if err == nil {
-		t.Errorf("no error, want one with %q", parts)
-		return
-	}
-	for _, p := range parts {
-		if !strings.Contains(err.Error(), p) {
-			t.Errorf("%q does not say %q", err, p)
-		}
-	}
-}
-
-// gpuCollectives: what each collective is in NCCL's terms.
+// gpuCollectives: each collective in NCCL's terms.
 func gpuCollectives(t *testing.T, w *spmd.World) {
 	const root = 1
 	x, y := alloc[float32](t, w, 64), alloc[float32](t, w, 64)
@@ -175,7 +96,8 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 		if strings.HasPrefix(call, "ncclGroup") {
 			return strings.TrimPrefix(call, "ncclGroup")
 		}
-		text := fmt.Sprintf("%s %s %s %s", strings.TrimPrefix(call, "nccl"), name(line, "src"), name(line, "dst"), value(line, "n")+value(line, "bytes"))
+		text := fmt.Sprintf("%s %s %s %s", strings.TrimPrefix(call, "nccl"), name(line, "src"),
+			name(line, "dst"), value(line, "n")+value(line, "bytes"))
 		for _, key := range []string{"op", "peer"} {
 			if v := value(line, key); v != "-1" && v != "" {
 				text += " " + key + v
@@ -191,7 +113,8 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 		return fmt.Sprintf("Recv - %s %d peer%d", at(buffer, i), n, peer)
 	}
 	// NCCL does not wait for a message of no bytes: it gets one byte.
-	toNext, fromPrevious := fmt.Sprintf("Send scratch - 1 peer%d", (r+1)%3), fmt.Sprintf("Recv - scratch 1 peer%d", (r+2)%3)
+	toNext, fromPrevious := fmt.Sprintf("Send scratch - 1 peer%d", (r+1)%3),
+		fmt.Sprintf("Recv - scratch 1 peer%d", (r+2)%3)
 	group := func(list ...string) []string { return append(append([]string{"Start"}, list...), "End") }
 	onRoot := func(there, elsewhere []string) []string {
 		if r == root {
@@ -223,19 +146,25 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 		call func() error
 		want []string
 	}{
-		{"AllReduce", func() error { return spmd.AllReduce(c, y.Slice(0, 6), x.Slice(1, 7), spmd.Max) }, []string{"AllReduce x1 y0 6 op2"}},
+		{"AllReduce", func() error { return spmd.AllReduce(c, y.Slice(0, 6), x.Slice(1, 7), spmd.Max) },
+			[]string{"AllReduce x1 y0 6 op2"}},
 		{"Reduce", func() error { return spmd.Reduce(c, y.Slice(0, 5), x.Slice(0, 5), spmd.Avg, root) },
 			[]string{"Reduce x0 " + rootDst + " 5 op4 peer1"}},
-		{"Broadcast", func() error { return spmd.Broadcast(c, x.Slice(3, 10), 2) }, []string{"Broadcast x3 x3 7 peer2"}},
-		{"AllGather", func() error { return spmd.AllGather(c, y.Slice(0, 12), x.Slice(0, 4)) }, []string{"AllGather x0 y0 4"}},
+		{"Broadcast", func() error { return spmd.Broadcast(c, x.Slice(3, 10), 2) },
+			[]string{"Broadcast x3 x3 7 peer2"}},
+		{"AllGather", func() error { return spmd.AllGather(c, y.Slice(0, 12), x.Slice(0, 4)) },
+			[]string{"AllGather x0 y0 4"}},
 		{"AllGather in place", func() error { return spmd.AllGather(c, y.Slice(0, 12), y.Slice(4*r, 4*r+4)) },
 			[]string{"AllGather " + at("y", 4*r) + " y0 4"}},
-		{"ReduceScatter", func() error { return spmd.ReduceScatter(c, y.Slice(0, 4), x.Slice(0, 12), spmd.Sum) }, []string{"ReduceScatter x0 y0 4 op0"}},
-		{"AllToAll", func() error { return spmd.AllToAll(c, y.Slice(0, 12), x.Slice(0, 12)) }, []string{"AlltoAll x0 y0 4"}},
+		{"ReduceScatter", func() error { return spmd.ReduceScatter(c, y.Slice(0, 4), x.Slice(0, 12), spmd.Sum) },
+			[]string{"ReduceScatter x0 y0 4 op0"}},
+		{"AllToAll", func() error { return spmd.AllToAll(c, y.Slice(0, 12), x.Slice(0, 12)) },
+			[]string{"AlltoAll x0 y0 4"}},
 		{"AllToAll in place", func() error { return spmd.AllToAll(c, x.Slice(0, 12), x.Slice(0, 12)) },
 			[]string{"cuMemcpyAsync x0 scratch 48", "AlltoAll scratch x0 4"}},
 		{"Gather", func() error { return spmd.Gather(c, y.Slice(0, 12), x.Slice(0, 4), root) },
-			onRoot(group(recv("y", 0, 4, 0), recv("y", 4, 4, 1), recv("y", 8, 4, 2), send("x", 0, 4, 1)), []string{send("x", 0, 4, 1)})},
+			onRoot(group(recv("y", 0, 4, 0), recv("y", 4, 4, 1), recv("y", 8, 4, 2), send("x", 0, 4, 1)),
+				[]string{send("x", 0, 4, 1)})},
 		{"Gather in place", func() error {
 			if r == root {
 				return spmd.Gather(c, y.Slice(0, 12), y.Slice(4, 8), root)
@@ -243,33 +172,42 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 			return spmd.Gather(c, spmd.Buffer[float32]{}, x.Slice(0, 4), root)
 		}, onRoot(group(recv("y", 0, 4, 0), recv("y", 8, 4, 2)), []string{send("x", 0, 4, 1)})},
 		{"Scatter", func() error { return spmd.Scatter(c, y.Slice(0, 4), x.Slice(0, 12), root) },
-			onRoot(group(send("x", 0, 4, 0), send("x", 4, 4, 1), send("x", 8, 4, 2), recv("y", 0, 4, 1)), []string{recv("y", 0, 4, 1)})},
+			onRoot(group(send("x", 0, 4, 0), send("x", 4, 4, 1), send("x", 8, 4, 2), recv("y", 0, 4, 1)),
+				[]string{recv("y", 0, 4, 1)})},
 		{"Scatter in place", func() error {
 			if r == root {
 				return spmd.Scatter(c, x.Slice(4, 8), x.Slice(0, 12), root)
 			}
 			return spmd.Scatter(c, y.Slice(0, 4), spmd.Buffer[float32]{}, root)
 		}, onRoot(group(send("x", 0, 4, 0), send("x", 8, 4, 2)), []string{recv("y", 0, 4, 1)})},
-		// Of AllGatherV a rank sends its own part, and receives the others' where they lie.
+		// In AllGatherV a rank sends its own part, and receives the others' where they lie.
 		{"AllGatherV", func() error { return spmd.AllGatherV(c, y.Slice(0, 5), x.Slice(0, mine), counts) },
-			group([]string{"Broadcast x0 y0 2 peer0", "Broadcast y0 y0 2 peer0"}[min(r, 1)], []string{"Broadcast y2 y2 3 peer2", "Broadcast x0 y2 3 peer2"}[r/2])},
-		{"ReduceScatterV", func() error { return spmd.ReduceScatterV(c, y.Slice(0, mine), x.Slice(0, 5), counts, spmd.Sum) },
-			group("Reduce x0 "+[]string{"y0", "-", "-"}[r]+" 2 op0 peer0", "Reduce x2 "+[]string{"-", "-", "y0"}[r]+" 3 op0 peer2")},
+			group([]string{"Broadcast x0 y0 2 peer0", "Broadcast y0 y0 2 peer0"}[min(r, 1)],
+				[]string{"Broadcast y2 y2 3 peer2", "Broadcast x0 y2 3 peer2"}[r/2])},
+		{"ReduceScatterV",
+			func() error { return spmd.ReduceScatterV(c, y.Slice(0, mine), x.Slice(0, 5), counts, spmd.Sum) },
+			group("Reduce x0 "+[]string{"y0", "-", "-"}[r]+" 2 op0 peer0",
+				"Reduce x2 "+[]string{"-", "-", "y0"}[r]+" 3 op0 peer2")},
 		{"GatherV", func() error { return spmd.GatherV(c, y.Slice(0, 5), x.Slice(0, mine), counts, root) },
 			onRoot(group(recv("y", 0, 2, 0), recv("y", 2, 3, 2)), notEmpty(mine, send("x", 0, mine, root)))},
-		{"GatherV to a rank with a part", func() error { return spmd.GatherV(c, y.Slice(0, 5), x.Slice(0, mine), counts, 0) },
-			[][]string{group(recv("y", 0, 2, 0), recv("y", 2, 3, 2), send("x", 0, 2, 0)), nil, {send("x", 0, 3, 0)}}[r]},
+		{"GatherV to a rank with a part", func() error {
+			return spmd.GatherV(c, y.Slice(0, 5), x.Slice(0, mine), counts, 0)
+		},
+			[][]string{group(recv("y", 0, 2, 0), recv("y", 2, 3, 2), send("x", 0, 2, 0)), nil,
+				{send("x", 0, 3, 0)}}[r]},
 		{"ScatterV", func() error { return spmd.ScatterV(c, y.Slice(0, mine), x.Slice(0, 5), counts, root) },
 			onRoot(group(send("x", 0, 2, 0), send("x", 2, 3, 2)), notEmpty(mine, recv("y", 0, mine, root)))},
 		{"ScatterV in place", func() error {
-			return spmd.ScatterV(c, []spmd.Buffer[float32]{y.Slice(0, mine), y.Slice(0, mine), x.Slice(off, off+mine)}[r], x.Slice(0, 5), counts, 2)
+			return spmd.ScatterV(c, []spmd.Buffer[float32]{y.Slice(0, mine), y.Slice(0, mine),
+				x.Slice(off, off+mine)}[r], x.Slice(0, 5), counts, 2)
 		}, [][]string{{recv("y", 0, 2, 2)}, nil, {send("x", 0, 2, 0)}}[r]},
 		// Rank r sends r+1 elements to each, and receives s+1 from rank s.
 		{"AllToAllV", func() error {
 			n := r + 1
 			return spmd.AllToAllV(c, y.Slice(0, 6), x.Slice(0, 3*n), []int{1, 2, 3}, []int{n, n, n})
-		}, group(send("x", 0, r+1, 0), recv("y", 0, 1, 0), send("x", r+1, r+1, 1), recv("y", 1, 2, 1), send("x", 2*r+2, r+1, 2), recv("y", 3, 3, 2))},
-		// Whoever is before this rank gets zeros of it, and the others what it has.
+		}, group(send("x", 0, r+1, 0), recv("y", 0, 1, 0), send("x", r+1, r+1, 1), recv("y", 1, 2, 1),
+			send("x", 2*r+2, r+1, 2), recv("y", 3, 3, 2))},
+		// The ranks before this one get zeros from it, and the others its elements.
 		{"Scan", func() error { return spmd.Scan(c, y.Slice(0, 4), x.Slice(0, 4), spmd.Sum) },
 			append(copies("x0", r), "ReduceScatter scratch y0 4 op0")},
 		{"ExScan in place", func() error { return spmd.ExScan(c, x.Slice(0, 4), x.Slice(0, 4), spmd.Max) },
@@ -288,17 +226,23 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 		}, group("AllReduce x0 x0 1 op0", "AllReduce x1 x1 1 op0")},
 		// A call takes the place of one with counts.
 		{"Groups one after the other", func() error {
-			return errors.Join(c.Group(func() error { return spmd.AllToAllV(c, y.Slice(0, 3), x.Slice(0, 3), []int{1, 1, 1}, []int{1, 1, 1}) }),
+			return errors.Join(c.Group(func() error {
+				return spmd.AllToAllV(c, y.Slice(0, 3), x.Slice(0, 3), []int{1, 1, 1}, []int{1, 1, 1})
+			}),
 				c.Group(func() error { return spmd.AllReduce(c, x.Slice(0, 2), x.Slice(0, 2), spmd.Sum) }),
 				c.Group(func() error { return spmd.SendRecv(c, y.Slice(0, 2), (r+2)%3, x.Slice(0, 2), (r+1)%3) }))
-		}, slices.Concat(group(send("x", 0, 1, 0), recv("y", 0, 1, 0), send("x", 1, 1, 1), recv("y", 1, 1, 1), send("x", 2, 1, 2), recv("y", 2, 1, 2)),
+		}, slices.Concat(group(send("x", 0, 1, 0), recv("y", 0, 1, 0), send("x", 1, 1, 1),
+			recv("y", 1, 1, 1), send("x", 2, 1, 2), recv("y", 2, 1, 2)),
 			[]string{"AllReduce x0 x0 2 op0"}, group(send("x", 0, 2, (r+1)%3), recv("y", 0, 2, (r+2)%3)))},
 		{"Barrier", func() error { return spmd.Barrier(c) }, []string{"AllReduce scratch scratch 1 op0"}},
 		{"no elements", func() error {
 			var o spmd.Buffer[float32]
-			for _, err := range []error{spmd.AllReduce(c, o, o, spmd.Sum), spmd.Reduce(c, o, o, spmd.Sum, 0), spmd.Broadcast(c, o, 0), spmd.AllGather(c, o, o),
-				spmd.ReduceScatter(c, o, o, spmd.Sum), spmd.AllToAll(c, o, o), spmd.Gather(c, o, o, 0), spmd.Scatter(c, o, o, 0),
-				spmd.AllGatherV(c, o, o, none), spmd.ReduceScatterV(c, o, o, none, spmd.Sum), spmd.GatherV(c, o, o, none, 0),
+			for _, err := range []error{spmd.AllReduce(c, o, o, spmd.Sum), spmd.Reduce(c, o, o, spmd.Sum, 0),
+				spmd.Broadcast(c, o, 0), spmd.AllGather(c, o, o),
+				spmd.ReduceScatter(c, o, o, spmd.Sum), spmd.AllToAll(c, o, o), spmd.Gather(c, o, o, 0),
+				spmd.Scatter(c, o, o, 0),
+				spmd.AllGatherV(c, o, o, none), spmd.ReduceScatterV(c, o, o, none, spmd.Sum),
+				spmd.GatherV(c, o, o, none, 0),
 				spmd.ScatterV(c, o, o, none, 0), spmd.AllToAllV(c, o, o, none, none)} {
 				if err != nil {
 					return err
@@ -308,7 +252,8 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 		}, nil},
 		{"messages of no elements", func() error {
 			var o spmd.Buffer[float32]
-			err := errors.Join(spmd.Send(c, o, (r+1)%3), spmd.Recv(c, y.Slice(0, 0), (r+2)%3), spmd.SendRecv(c, o, (r+2)%3, o, (r+1)%3))
+			err := errors.Join(spmd.Send(c, o, (r+1)%3), spmd.Recv(c, y.Slice(0, 0), (r+2)%3),
+				spmd.SendRecv(c, o, (r+2)%3, o, (r+1)%3))
 			return errors.Join(err, c.Group(func() error { return spmd.Send(c, o, (r+1)%3) }))
 		}, append([]string{toNext, fromPrevious}, append(group(toNext, fromPrevious), toNext)...)},
 	} {
@@ -322,7 +267,8 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 			got = got[1:2]
 		}
 		if !slices.Equal(got, tc.want) {
-			t.Errorf("%s on rank %d:\n  %s\nwant\n  %s", tc.name, r, strings.Join(got, "\n  "), strings.Join(tc.want, "\n  "))
+			t.Errorf("%s on rank %d:\n  %s\nwant\n  %s", tc.name, r, strings.Join(got, "\n  "),
+				strings.Join(tc.want, "\n  "))
 		}
 	}
 	must(t, s.Synchronize())
@@ -351,12 +297,14 @@ func gpuOneRank(t *testing.T, w *spmd.World) {
 	}
 	must(t, x.CopyFrom([]float32{1, 2, 3, 4, 5}))
 	must(t, c.Group(func() error { // the first Send is for the first Recv
-		return errors.Join(spmd.Recv(c, y.Slice(0, 2), 0), spmd.Send(c, x.Slice(3, 5), 0), spmd.Send(c, x.Slice(0, 1), 0), spmd.Recv(c, y.Slice(4, 5), 0))
+		return errors.Join(spmd.Recv(c, y.Slice(0, 2), 0), spmd.Send(c, x.Slice(3, 5), 0),
+			spmd.Send(c, x.Slice(0, 1), 0), spmd.Recv(c, y.Slice(4, 5), 0))
 	}))
 	if y.At(0) != 4 || y.At(1) != 5 || y.At(4) != 1 {
 		t.Errorf("two messages to oneself give %v, %v and %v", y.At(0), y.At(1), y.At(4))
 	}
-	wantText(t, c.Group(func() error { return errors.Join(spmd.Send(c, x, 0), spmd.Recv(c, y.Slice(0, 2), 0)) }), "Send has 5 elements, Recv 2")
+	wantText(t, c.Group(func() error { return errors.Join(spmd.Send(c, x, 0), spmd.Recv(c, y.Slice(0, 2), 0)) }),
+		"Send has 5 elements, Recv 2")
 	wantText(t, spmd.Send(c, x, 0), "gpu_test.go", "outside a Group")
 	wantText(t, c.Group(func() error { return spmd.Send(c, x, 0) }), "gpu_test.go", "1 Send and 0 Recv")
 	must(t, spmd.Barrier(c))
@@ -373,7 +321,8 @@ func gpuOneRank(t *testing.T, w *spmd.World) {
 func gpuSplit(t *testing.T, w *spmd.World) {
 	r := w.Rank()
 	made := newCalls(t, "ncclCommInit")
-	if len(made) != 1 || value(made[0], "size") != "3" || value(made[0], "rank") != fmt.Sprint(r) || value(made[0], "splitShare") != "1" {
+	if len(made) != 1 || value(made[0], "size") != "3" || value(made[0], "rank") != fmt.Sprint(r) ||
+		value(made[0], "splitShare") != "1" {
 		t.Errorf("the communicator of the world: %q, want one of 3 ranks that is to share its resources", made)
 	}
 	x, s := fill(t, w, 4, 1), stream(t, w, "s")
@@ -402,7 +351,8 @@ func gpuSplit(t *testing.T, w *spmd.World) {
 	m, err := w.Mesh(spmd.Axis{Name: "data", Size: 3}, spmd.Axis{Name: "model", Size: 1})
 	must(t, err)
 	split := newCalls(t, "ncclCommSplit")
-	if len(split) != 2 || !strings.Contains(split[0], fmt.Sprintf("color=0 key=%d", r)) || !strings.Contains(split[1], "color=-1") {
+	if len(split) != 2 || !strings.Contains(split[0], fmt.Sprintf("color=0 key=%d", r)) ||
+		!strings.Contains(split[1], "color=-1") {
 		t.Errorf("the mesh: %q, want a communicator of all ranks and none of one", split)
 	}
 	if m.Comm("data").Size() != 3 || m.Comm("model").Size() != 1 || m.Coord("data") != r {
@@ -419,8 +369,8 @@ func gpuSplit(t *testing.T, w *spmd.World) {
 	}
 }
 
-// gpuOrder: collectives of two communicators never run at the same time, and those
-// of one need no help.
+// gpuOrder: collectives of two communicators never run at the same time, and those of one need no
+// help.
 func gpuOrder(t *testing.T, w *spmd.World) {
 	other, err := w.Comm().Split(0, w.Rank())
 	must(t, err)
@@ -435,7 +385,8 @@ func gpuOrder(t *testing.T, w *spmd.World) {
 			t.Errorf("%s: %q, want %d waits before the collective", what, got, waits)
 			return
 		}
-		if waits == 1 && (value(got[0], "event") != value(got[1], "event") || value(got[0], "stream") == value(got[1], "stream")) {
+		if waits == 1 && (value(got[0], "event") != value(got[1], "event") ||
+			value(got[0], "stream") == value(got[1], "stream")) {
 			t.Errorf("%s: %q, want one stream to wait for the other", what, got)
 		}
 	}
@@ -448,7 +399,7 @@ func gpuOrder(t *testing.T, w *spmd.World) {
 	issue("the same again", other, a, 0)
 	issue("back", w.Comm(), b, 1)
 
-	// In a capture the wait is a part of the graph, and what is outside has none.
+	// In a capture the wait is a part of the graph, and outside there is none.
 	newCalls(t)
 	g, err := a.Capture(func() error {
 		if err := b.After(a); err != nil {

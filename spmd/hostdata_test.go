@@ -24,8 +24,8 @@ func hostData(t *testing.T, w *spmd.World) {
 	reduceNumbers(t, w, plain[uint64]())
 	reduceNumbers(t, w, plain[float32]())
 	reduceNumbers(t, w, plain[float64]())
-	reduceNumbers(t, w, number[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(x spmd.F16) float64 { return float64(x.Float32()) }})
-	reduceNumbers(t, w, number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(x spmd.BF16) float64 { return float64(x.Float32()) }})
+	reduceNumbers(t, w, half())
+	reduceNumbers(t, w, brain())
 
 	ranks, me := w.Size(), w.Rank()
 	total, err := spmd.AllReduceNumber(w.Comm(), me-1, spmd.Sum)
@@ -118,7 +118,8 @@ func reduceNumbers[T spmd.Elem](t *testing.T, w *spmd.World, num number[T]) {
 						}
 					}
 					if num.to(dst[i]) != want {
-						t.Fatalf("%v of %d %T of the ranks %b: [%d] is %v, want %v", op, n, x, have, i, num.to(dst[i]), want)
+						t.Fatalf("%v of %d %T of the ranks %b: [%d] is %v, want %v", op, n, x, have, i,
+							num.to(dst[i]), want)
 					}
 				}
 			}
@@ -158,7 +159,7 @@ func hostSlices(t *testing.T, w *spmd.World) {
 	}
 }
 
-// shape is an interface, of whose types gob knows none.
+// shape is an interface; gob knows none of its types.
 type shape interface{ Name() string }
 
 // Settings has fields of several kinds.
@@ -176,10 +177,12 @@ type closed struct{ x int }
 func hostValues(t *testing.T, w *spmd.World) {
 	ranks, me := w.Size(), w.Rank()
 	made := func(rank int) Settings {
-		return Settings{Text: strings.Repeat("x", 10_000*rank), Sizes: map[string][]int{"rank": {rank, -rank}}, Next: &Settings{Text: "last"}}
+		return Settings{Text: strings.Repeat("x", 10_000*rank), Sizes: map[string][]int{"rank": {rank, -rank}},
+			Next: &Settings{Text: "last"}}
 	}
 	same := func(a, b Settings) bool {
-		return a.Text == b.Text && fmt.Sprint(a.Sizes) == fmt.Sprint(b.Sizes) && a.Next != nil && a.Next.Text == b.Next.Text
+		return a.Text == b.Text && fmt.Sprint(a.Sizes) == fmt.Sprint(b.Sizes) && a.Next != nil &&
+			a.Next.Text == b.Next.Text
 	}
 	for root := range ranks {
 		got, err := spmd.BroadcastValue(w.Comm(), made(me), root)
@@ -205,13 +208,15 @@ func hostValues(t *testing.T, w *spmd.World) {
 	}
 	zero := 0
 	type pointers struct{ Zero, Nil *int }
-	if got, err := spmd.BroadcastValue(w.Comm(), pointers{Zero: &zero}, 0); err != nil || got.Zero == nil || *got.Zero != 0 || got.Nil != nil {
+	if got, err := spmd.BroadcastValue(w.Comm(), pointers{Zero: &zero}, 0); err != nil ||
+		got.Zero == nil || *got.Zero != 0 || got.Nil != nil {
 		t.Errorf("of a pointer to 0 and none came %v, %v", got, err)
 	}
 	if got, err := spmd.BroadcastValue[*int](w.Comm(), nil, 0); err != nil || got != nil {
 		t.Errorf("of a nil pointer came %v, %v", got, err)
 	}
-	// What cannot be carried fails alike on every rank, whoever has it, and nobody is left waiting.
+	// A value that cannot be carried fails alike on every rank, whoever has it, and nobody is left
+	// waiting.
 	last := ranks - 1
 	_, one := spmd.BroadcastValue(w.Comm(), func() {}, last)
 	_, two := spmd.BroadcastValue(w.Comm(), closed{me}, last)
@@ -223,7 +228,8 @@ func hostValues(t *testing.T, w *spmd.World) {
 		_, four = spmd.AllGatherValue(w.Comm(), func(float64) float64 { return 0 })
 	}
 	for i, err := range []error{one, two, three} {
-		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("BroadcastValue: rank %d: ", last)) || !strings.Contains(err.Error(), "hostdata_test.go:") {
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("BroadcastValue: rank %d: ", last)) ||
+			!strings.Contains(err.Error(), "hostdata_test.go:") {
 			t.Errorf("value %d: %v", i, err)
 		}
 	}
@@ -237,13 +243,14 @@ func TestRounds(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 4}, func(t *testing.T, w *spmd.World) {
 		got, err := addRounds(w, []float64{3, 4, 5}[w.Rank()%3:])
 		must(t, err)
-		if want := map[int][]float64{1: {9, 25}, 2: {9, 25, 25}, 4: {9 + 25 + 9, 25, 25 + 25}}[w.Size()]; !slices.Equal(got, want) {
+		if want := map[int][]float64{1: {9, 25}, 2: {9, 25, 25},
+			4: {9 + 25 + 9, 25, 25 + 25}}[w.Size()]; !slices.Equal(got, want) {
 			t.Errorf("%d ranks: %v, want %v", w.Size(), got, want)
 		}
 	})
 }
 
-// TestHostDataRefused: what cannot be called is refused before anything is sent.
+// TestHostDataRefused: a bad call is refused before anything is sent.
 func TestHostDataRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		c, x := w.Comm(), []int32{1, 2, 3}
@@ -273,8 +280,10 @@ func TestHostDataRefused(t *testing.T) {
 			{spmd.AllReduceSlice(c, x[:2], x, spmd.Sum), "AllReduceSlice: dst has 2 elements, src 3"},
 			{spmd.AllReduceSlice(c, x[:2], x[1:], spmd.Sum), "dst of 2 elements and src of 2 overlap"},
 			{spmd.ReduceSlice(c, nil, x, spmd.Sum, -1), "rank -1 is not in the communicator"},
-			{spmd.AllReduceSlice(c, []float32{1}, []float32{1}, spmd.And), "AllReduceSlice: no such operation: and of float32"},
-			{spmd.AllReduceSlice(c, []spmd.F8E4M3{1}, []spmd.F8E4M3{1}, spmd.Sum), "no such operation: sum of float8_e4m3"},
+			{spmd.AllReduceSlice(c, []float32{1}, []float32{1}, spmd.And),
+				"AllReduceSlice: no such operation: and of float32"},
+			{spmd.AllReduceSlice(c, []spmd.F8E4M3{1}, []spmd.F8E4M3{1}, spmd.Sum),
+				"no such operation: sum of float8_e4m3"},
 			{spmd.AllReduce(c, buffer, buffer, spmd.Xor), "AllReduce: no such operation of buffers: xor"},
 			{spmd.AllGatherSlice(c, x[:0], x), "AllGatherSlice: dst has 0 elements, src 3 on each of"},
 			{spmd.GatherSlice(c, x, x[:0], c.Rank()), "GatherSlice: dst has 3 elements, src 0 on each of"},
@@ -284,14 +293,16 @@ func TestHostDataRefused(t *testing.T) {
 			{spmd.AllGatherSlice(spmd.Comm{}, x, nil), "AllGatherSlice: the zero Comm"},
 			{location, "MinLoc: the zero Comm"},
 		} {
-			if tc.err == nil || !strings.Contains(tc.err.Error(), tc.want) || !strings.Contains(tc.err.Error(), "hostdata_test.go:") {
+			if tc.err == nil || !strings.Contains(tc.err.Error(), tc.want) ||
+				!strings.Contains(tc.err.Error(), "hostdata_test.go:") {
 				t.Errorf("%v, want %q", tc.err, tc.want)
 			}
 		}
 	})
 }
 
-// TestHostDataOrder: the host's calls and those that streams make later keep one order on all ranks.
+// TestHostDataOrder: the host's calls and those that streams make later keep one order on all
+// ranks.
 func TestHostDataOrder(t *testing.T) {
 	spmdtest.Run(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w, "s")
@@ -309,7 +320,7 @@ func TestHostDataOrder(t *testing.T) {
 	})
 }
 
-// TestHostDataAllocatesNothing is for what a program calls in each step.
+// TestHostDataAllocatesNothing is for the calls of a program in each step.
 func TestHostDataAllocatesNothing(t *testing.T) {
 	spmdtest.RunUnwatched(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		x := make([]float64, 100)
@@ -338,13 +349,14 @@ func TestHostDataMismatch(t *testing.T) {
 	t.Parallel()
 	status, out := run(t, 2, "different numbers", nil, "--check=on")
 	if status == 0 || !slices.ContainsFunc(strings.Split(out, "\n"), func(l string) bool {
-		return strings.Contains(l, "the ranks called different collectives") && strings.Contains(l, "AllReduce of 1 int64, sum") && strings.Contains(l, "AllReduce of 1 float64, max")
+		return strings.Contains(l, "the ranks called different collectives") &&
+			strings.Contains(l, "AllReduce of 1 int64, sum") && strings.Contains(l, "AllReduce of 1 float64, max")
 	}) {
 		t.Errorf("status %d\n%s", status, out)
 	}
 }
 
-// differentNumbers has the last rank reduce something else.
+// differentNumbers makes the last rank reduce something else.
 func differentNumbers(w *spmd.World) error {
 	if w.Rank() == w.Size()-1 {
 		_, err := spmd.AllReduceNumber(w.Comm(), 1.0, spmd.Max)

@@ -11,8 +11,9 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A function of HostFunc may use no stream, event, graph or communicator, and no memory that a GPU has, on any device. The
-// table has every call there is: it would wait for ever on a GPU, or be refused by CUDA.
+// A function of HostFunc may use no stream, event, graph or communicator, and no memory that a GPU
+// has, on any device. The table has every call there is: it would wait for ever on a GPU, or CUDA
+// would refuse it.
 func TestHostFuncRefuses(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		x, other := fill(t, w, 4, 1), stream(t, w, "other")
@@ -33,41 +34,53 @@ func TestHostFuncRefuses(t *testing.T) {
 		from := whole.Slice(0, 1)
 		number := []int{1}
 		for what, call := range map[string]func() error{
-			"Reduce":                    func() error { return spmd.Reduce(c, x, x, spmd.Sum, 0) },
-			"Broadcast":                 func() error { return spmd.Broadcast(c, x, 0) },
-			"AllGather":                 func() error { return spmd.AllGather(c, whole, one) },
-			"ReduceScatter":             func() error { return spmd.ReduceScatter(c, one, whole, spmd.Sum) },
-			"AllToAll":                  func() error { return spmd.AllToAll(c, whole, whole) },
-			"Gather":                    func() error { return spmd.Gather(c, whole, one, 0) },
-			"Scatter":                   func() error { return spmd.Scatter(c, one, whole, 0) },
-			"AllGatherV":                func() error { return spmd.AllGatherV(c, from, mine, counts) },
-			"ReduceScatterV":            func() error { return spmd.ReduceScatterV(c, mine, from, counts, spmd.Sum) },
-			"GatherV":                   func() error { return spmd.GatherV(c, from, mine, counts, 0) },
-			"ScatterV":                  func() error { return spmd.ScatterV(c, mine, from, counts, 0) },
-			"Scan":                      func() error { return spmd.Scan(c, one, one, spmd.Sum) },
-			"ExScan":                    func() error { return spmd.ExScan(c, one, one, spmd.Sum) },
-			"SendRecv":                  func() error { return spmd.SendRecv(c, one, me, from, me) },
-			"SendRecv of none":          func() error { return spmd.SendRecv(c, one, spmd.None, from, spmd.None) },
-			"Send to none":              func() error { return spmd.Send(c, one, spmd.None) },
-			"Barrier":                   func() error { return spmd.Barrier(c) },
-			"Group":                     func() error { return c.Group(func() error { return nil }) },
-			"Split":                     func() error { _, err := c.Split(0, 0); return err },
-			"Close of a Comm":           half.Close,
-			"Mesh":                      func() error { _, err := w.Mesh(spmd.Axis{Name: "all", Size: spmd.Fit}); return err },
-			"BroadcastNumber":           func() error { _, err := spmd.BroadcastNumber(c, 1, 0); return err },
-			"AllGatherNumber":           func() error { _, err := spmd.AllGatherNumber(c, 1); return err },
-			"Any":                       func() error { _, err := spmd.Any(c, true); return err },
-			"AllReduceSlice":            func() error { return spmd.AllReduceSlice(c, number, number, spmd.Sum) },
-			"ReduceSlice":               func() error { return spmd.ReduceSlice(c, number, number, spmd.Sum, 0) },
-			"AllReduceIf":               func() error { _, err := spmd.AllReduceIf(c, true, number, number, spmd.Sum); return err },
-			"BroadcastValue":            func() error { _, err := spmd.BroadcastValue(c, 1, 0); return err },
-			"AllGatherValue":            func() error { _, err := spmd.AllGatherValue(c, 1); return err },
-			"Choose":                    func() error { _, err := spmd.Choose(w, "test", func() (int, error) { return 1, nil }); return err },
-			"NewStream":                 func() error { _, err := w.NewStream("new"); return err },
-			"Close":                     other.Close,
-			"After":                     func() error { return other.After(other) },
-			"Wait":                      func() error { return other.Wait(early) },
-			"Capture":                   func() error { _, err := other.Capture(func() error { return nil }); return err },
+			"Reduce":           func() error { return spmd.Reduce(c, x, x, spmd.Sum, 0) },
+			"Broadcast":        func() error { return spmd.Broadcast(c, x, 0) },
+			"AllGather":        func() error { return spmd.AllGather(c, whole, one) },
+			"ReduceScatter":    func() error { return spmd.ReduceScatter(c, one, whole, spmd.Sum) },
+			"AllToAll":         func() error { return spmd.AllToAll(c, whole, whole) },
+			"Gather":           func() error { return spmd.Gather(c, whole, one, 0) },
+			"Scatter":          func() error { return spmd.Scatter(c, one, whole, 0) },
+			"AllGatherV":       func() error { return spmd.AllGatherV(c, from, mine, counts) },
+			"ReduceScatterV":   func() error { return spmd.ReduceScatterV(c, mine, from, counts, spmd.Sum) },
+			"GatherV":          func() error { return spmd.GatherV(c, from, mine, counts, 0) },
+			"ScatterV":         func() error { return spmd.ScatterV(c, mine, from, counts, 0) },
+			"Scan":             func() error { return spmd.Scan(c, one, one, spmd.Sum) },
+			"ExScan":           func() error { return spmd.ExScan(c, one, one, spmd.Sum) },
+			"SendRecv":         func() error { return spmd.SendRecv(c, one, me, from, me) },
+			"SendRecv of none": func() error { return spmd.SendRecv(c, one, spmd.None, from, spmd.None) },
+			"Send to none":     func() error { return spmd.Send(c, one, spmd.None) },
+			"Barrier":          func() error { return spmd.Barrier(c) },
+			"Group":            func() error { return c.Group(func() error { return nil }) },
+			"Split":            func() error { _, err := c.Split(0, 0); return err },
+			"Close of a Comm":  half.Close,
+			"Mesh": func() error {
+				_, err := w.Mesh(spmd.Axis{Name: "all", Size: spmd.Fit})
+				return err
+			},
+			"BroadcastNumber": func() error { _, err := spmd.BroadcastNumber(c, 1, 0); return err },
+			"AllGatherNumber": func() error { _, err := spmd.AllGatherNumber(c, 1); return err },
+			"Any":             func() error { _, err := spmd.Any(c, true); return err },
+			"AllReduceSlice":  func() error { return spmd.AllReduceSlice(c, number, number, spmd.Sum) },
+			"ReduceSlice":     func() error { return spmd.ReduceSlice(c, number, number, spmd.Sum, 0) },
+			"AllReduceIf": func() error {
+				_, err := spmd.AllReduceIf(c, true, number, number, spmd.Sum)
+				return err
+			},
+			"BroadcastValue": func() error { _, err := spmd.BroadcastValue(c, 1, 0); return err },
+			"AllGatherValue": func() error { _, err := spmd.AllGatherValue(c, 1); return err },
+			"Choose": func() error {
+				_, err := spmd.Choose(w, "test", func() (int, error) { return 1, nil })
+				return err
+			},
+			"NewStream": func() error { _, err := w.NewStream("new"); return err },
+			"Close":     other.Close,
+			"After":     func() error { return other.After(other) },
+			"Wait":      func() error { return other.Wait(early) },
+			"Capture": func() error {
+				_, err := other.Capture(func() error { return nil })
+				return err
+			},
 			"Copy":                      func() error { return spmd.Copy(other, x, x) },
 			"Launch":                    func() error { return g.Launch(other) },
 			"Close of a graph":          g.Close,
@@ -97,7 +110,9 @@ func TestHostFuncRefuses(t *testing.T) {
 			s := stream(t, w, what)
 			must(t, s.HostFunc(func() error { got = call(); return nil }))
 			must(t, s.Synchronize())
-			if got == nil || !strings.Contains(got.Error(), "in a function of HostFunc, which may not use streams, events, graphs, communicators and a GPU's memory") ||
+			if got == nil || !strings.Contains(got.Error(),
+				"in a function of HostFunc, which may not use streams, events, graphs, communicators and "+
+					"a GPU's memory") ||
 				!strings.Contains(got.Error(), "spmd/hostfunc_test.go:") {
 				t.Errorf("%s in a function of HostFunc: %v", what, got)
 			}
@@ -106,7 +121,8 @@ func TestHostFuncRefuses(t *testing.T) {
 	})
 }
 
-// TestGoexit: runtime.Goexit in a function of a program, which t.Fatal calls too, fails the stream, and nobody waits for ever.
+// TestGoexit: runtime.Goexit in a function of a program, which t.Fatal calls too, fails the stream,
+// and nobody waits for ever.
 func TestGoexit(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	exits := func() error { runtime.Goexit(); return nil }
@@ -123,7 +139,9 @@ func TestGoexit(t *testing.T) {
 		"a kernel":   func(s, _ *spmd.Stream) error { return kernel.Launch(s, spmd.Cover1D(1, 1)) },
 		"a graph":    func(s, _ *spmd.Stream) error { return captured(s, func() error { return s.HostFunc(exits) }) },
 		"a graph's other stream": func(s, beside *spmd.Stream) error {
-			return captured(s, func() error { return errors.Join(beside.After(s), beside.HostFunc(exits), s.After(beside)) })
+			return captured(s, func() error {
+				return errors.Join(beside.After(s), beside.HostFunc(exits), s.After(beside))
+			})
 		},
 	} {
 		err := spmd.Local(t.Context(), spmdtest.Config(), 3, func(_ context.Context, w *spmd.World) error {
@@ -138,7 +156,8 @@ func TestGoexit(t *testing.T) {
 			}
 			return errors.Join(s.Close(), err)
 		})
-		if err == nil || !strings.Contains(err.Error(), "runtime.Goexit") || !strings.Contains(err.Error(), "spmd/hostfunc_test.go:") {
+		if err == nil || !strings.Contains(err.Error(), "runtime.Goexit") ||
+			!strings.Contains(err.Error(), "spmd/hostfunc_test.go:") {
 			t.Errorf("%s: the job has %v", what, err)
 		}
 	}
@@ -171,15 +190,18 @@ func TestGoexitInAGroup(t *testing.T) {
 	})
 }
 
-// TestBlocksInACapture: what waits for other ranks is refused in a capture.
+// TestBlocksInACapture: a call that waits for other ranks is refused in a capture.
 func TestBlocksInACapture(t *testing.T) {
 	everyKind(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		c, s := w.Comm(), stream(t, w, "s")
 		half, err := c.Split(0, 0)
 		must(t, err)
 		for what, call := range map[string]func() error{
-			"Split":               func() error { _, err := c.Split(0, 0); return err },
-			"Mesh":                func() error { _, err := w.Mesh(spmd.Axis{Name: "all", Size: spmd.Fit}); return err },
+			"Split": func() error { _, err := c.Split(0, 0); return err },
+			"Mesh": func() error {
+				_, err := w.Mesh(spmd.Axis{Name: "all", Size: spmd.Fit})
+				return err
+			},
 			"Close":               half.Close,
 			"BroadcastValue":      func() error { _, err := spmd.BroadcastValue(c, 1, 0); return err },
 			"AllReduceNumber":     func() error { _, err := spmd.AllReduceNumber(c, 1, spmd.Sum); return err },
@@ -196,7 +218,8 @@ func TestBlocksInACapture(t *testing.T) {
 	})
 }
 
-// TestCaptureSeenByOthers: another goroutine may ask a stream that is being captured. The race detector looks on (make race).
+// TestCaptureSeenByOthers: another goroutine may ask a stream that is being captured. The race
+// detector looks on (make race).
 func TestCaptureSeenByOthers(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, x := stream(t, w, "s"), fill(t, w, 4, 1)

@@ -9,7 +9,8 @@ import (
 	"lockstep/spmd"
 )
 
-// hostMoves compares what slices of all ranks become with what each rank has at first: 100 r + i.
+// hostMoves compares the slices of all ranks after a call with each rank's elements before it: 100
+// r + i.
 func hostMoves(t *testing.T, w *spmd.World) {
 	t.Helper()
 	c, ranks, me := w.Comm(), w.Size(), w.Rank()

@@ -58,10 +58,14 @@ func kernelArguments(t *testing.T, w *spmd.World) {
 		want string
 	}{
 		{[]spmd.Arg{x.Arg(), spmd.I64(4), three}, "3 arguments, but its CUDA source has 4 parameters"},
-		{[]spmd.Arg{x.Arg(), spmd.I64(4), three, spmd.F32(1), spmd.F32(1)}, "5 arguments, but its CUDA source has 4 parameters"},
-		{[]spmd.Arg{x.Arg(), spmd.I32(4), three, spmd.F32(1)}, "argument 1 is int32, of 4 bytes, but the parameter of its CUDA source has 8"},
-		{[]spmd.Arg{x.Arg(), spmd.I64(4), four, spmd.F32(1)}, "argument 2 is a struct of 16 bytes, but the parameter of its CUDA source has 12"},
-		{[]spmd.Arg{x.Arg(), spmd.I64(4), three, x.Arg()}, "argument 3 is a buffer of 4 float32, of 8 bytes, but the parameter of its CUDA source has 4"},
+		{[]spmd.Arg{x.Arg(), spmd.I64(4), three, spmd.F32(1), spmd.F32(1)},
+			"5 arguments, but its CUDA source has 4 parameters"},
+		{[]spmd.Arg{x.Arg(), spmd.I32(4), three, spmd.F32(1)},
+			"argument 1 is int32, of 4 bytes, but the parameter of its CUDA source has 8"},
+		{[]spmd.Arg{x.Arg(), spmd.I64(4), four, spmd.F32(1)},
+			"argument 2 is a struct of 16 bytes, but the parameter of its CUDA source has 12"},
+		{[]spmd.Arg{x.Arg(), spmd.I64(4), three, x.Arg()},
+			"argument 3 is a buffer of 4 float32, of 8 bytes, but the parameter of its CUDA source has 4"},
 	} {
 		if err := launch(tc.args...); err == nil || !strings.Contains(err.Error(), "kernel takes: "+tc.want) {
 			t.Errorf("%v, want %q", err, tc.want)
@@ -80,7 +84,7 @@ func TestKernelArguments(t *testing.T) {
 	spmdtest.Run(t, []int{1}, kernelArguments)
 }
 
-// In tests the host refuses what a GPU would, and what it would take for something else.
+// In tests the host refuses arguments that a GPU would refuse, or take for something else.
 func TestLaunchesAreCompared(t *testing.T) {
 	spmdtest.HostOnly(t, "a GPU compares sizes: see TestKernelArguments")
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -92,14 +96,20 @@ func TestLaunchesAreCompared(t *testing.T) {
 			want string
 		}{
 			{[]spmd.Arg{x.Arg(), spmd.I64(4), three}, "3 arguments, but its CUDA source has 4 parameters"},
-			{[]spmd.Arg{wide.Arg(), spmd.I64(4), three, spmd.F32(1)}, "argument 0 is a buffer of 4 float64, but the parameter of its CUDA source is a pointer to float32"},
-			{[]spmd.Arg{x.Arg(), spmd.I32(4), three, spmd.F32(1)}, "argument 1 is int32, but the parameter of its CUDA source is int64"},
-			{[]spmd.Arg{x.Arg(), spmd.I64(4), four, spmd.F32(1)}, "argument 2 is a struct of 16 bytes, but the parameter of its CUDA source is a struct of 12 bytes"},
-			{[]spmd.Arg{x.Arg(), spmd.I64(4), three, x.Arg()}, "argument 3 is a buffer of 4 float32, but the parameter of its CUDA source is float32"},
-			{[]spmd.Arg{x.Arg(), spmd.I64(4), three, spmd.F64(1)}, "argument 3 is float64, but the parameter of its CUDA source is float32"},
+			{[]spmd.Arg{wide.Arg(), spmd.I64(4), three, spmd.F32(1)},
+				"argument 0 is a buffer of 4 float64, but the parameter of its CUDA source is a pointer to float32"},
+			{[]spmd.Arg{x.Arg(), spmd.I32(4), three, spmd.F32(1)},
+				"argument 1 is int32, but the parameter of its CUDA source is int64"},
+			{[]spmd.Arg{x.Arg(), spmd.I64(4), four, spmd.F32(1)},
+				"argument 2 is a struct of 16 bytes, but the parameter of its CUDA source is a struct of 12 bytes"},
+			{[]spmd.Arg{x.Arg(), spmd.I64(4), three, x.Arg()},
+				"argument 3 is a buffer of 4 float32, but the parameter of its CUDA source is float32"},
+			{[]spmd.Arg{x.Arg(), spmd.I64(4), three, spmd.F64(1)},
+				"argument 3 is float64, but the parameter of its CUDA source is float32"},
 		} {
 			err := takes.Launch(s, spmd.Cover1D(1, 1), tc.args...)
-			if err == nil || !strings.Contains(err.Error(), "kernel takes: "+tc.want) || !strings.Contains(err.Error(), "kernel_test.go:") {
+			if err == nil || !strings.Contains(err.Error(), "kernel takes: "+tc.want) ||
+				!strings.Contains(err.Error(), "kernel_test.go:") {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		}
@@ -108,8 +118,8 @@ func TestLaunchesAreCompared(t *testing.T) {
 	})
 }
 
-// Instances of a template, a macro, a struct of 404 bytes by value, and launches that
-// begin early: each launch reads what the one before has written.
+// Instances of a template, a macro, a struct of 404 bytes by value, and launches that begin early:
+// each launch reads the results of the one before.
 func TestKernelForms(t *testing.T) {
 	t.Parallel()
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -187,7 +197,8 @@ var falls = spmd.NewKernel("falls", `extern "C" __global__ void falls() {}`, fun
 
 // A panic in the host function of a kernel names the kernel.
 func TestKernelPanics(t *testing.T) {
-	err := spmd.Local(t.Context(), spmd.Config{Device: "host", LogLevel: "error"}, 1, func(_ context.Context, w *spmd.World) error {
+	cfg := spmd.Config{Device: "host", LogLevel: "error"}
+	err := spmd.Local(t.Context(), cfg, 1, func(_ context.Context, w *spmd.World) error {
 		s, err := w.NewStream("s")
 		if err != nil {
 			return err
@@ -197,7 +208,8 @@ func TestKernelPanics(t *testing.T) {
 		}
 		return s.Synchronize()
 	})
-	if err == nil || !strings.Contains(err.Error(), "panic in the host function of kernel falls: runtime error: index out of range [3]") {
+	if err == nil || !strings.Contains(err.Error(),
+		"panic in the host function of kernel falls: runtime error: index out of range [3]") {
 		t.Errorf("%v", err)
 	}
 }

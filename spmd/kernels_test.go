@@ -22,7 +22,8 @@ func TestFillKernel(t *testing.T) {
 	if i < 0 {
 		t.Fatalf("no kernel %s is declared", name)
 	}
-	p, err := emulate.Compile(nvrtc.DefaultCache().Dir, emulate.Source{Text: all[i].Text, Flags: all[i].AllFlags(), Names: all[i].Names, Headers: kernels.Headers})
+	p, err := emulate.Compile(nvrtc.DefaultCache().Dir,
+		emulate.Source{Text: all[i].Text, Flags: all[i].AllFlags(), Names: all[i].Names, Headers: kernels.Headers})
 	if err != nil {
 		t.Skip(err)
 	}
@@ -37,7 +38,8 @@ func TestFillKernel(t *testing.T) {
 			}
 			words := []uint64{uint64(uintptr(unsafe.Pointer(&bytes[16+off]))), uint64(n), even, odd}
 			for block := range 2 { // of 2 threads: the loops go on
-				must(t, p.Launch(name, [3]int{2, 1, 1}, [3]int{2, 1, 1}, block, block+1, 0, words, []uint32{0, 1, 2, 3}))
+				must(t, p.Launch(name, [3]int{2, 1, 1}, [3]int{2, 1, 1}, block, block+1, 0, words,
+					[]uint32{0, 1, 2, 3}))
 			}
 			for i, got := range bytes {
 				want := byte(before)
@@ -52,7 +54,8 @@ func TestFillKernel(t *testing.T) {
 	}
 }
 
-// A fill of any memory is only enqueued, also behind what waits for the caller, and part of a graph.
+// A fill of any memory is only enqueued, also behind a command that waits for the caller, and in a
+// graph.
 func TestFillIsEnqueued(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		fillIsEnqueued(t, w, int8(-7))

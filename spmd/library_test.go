@@ -78,7 +78,7 @@ func testLibrary(t *testing.T, w *spmd.World) {
 		holds(x, v)
 	}
 
-	// What is refused, on the spot.
+	// These calls are refused, on the spot.
 	refused := func(err error, parts ...string) {
 		t.Helper()
 		for _, part := range append(parts, "reverse", "spmd/library_test.go:") {
@@ -91,7 +91,8 @@ func testLibrary(t *testing.T, w *spmd.World) {
 	refused(spmd.NewLibrary("reverse", nil, nil).Call(s, 0), "only")
 	gone := alloc[float32](t, w, 3)
 	must(t, gone.Free())
-	if err := l.Call(s, 8*half, gone.Arg(), x.Arg(), spmd.I64(1)); err == nil || !strings.Contains(err.Error(), "freed") {
+	if err := l.Call(s, 8*half, gone.Arg(), x.Arg(), spmd.I64(1)); err == nil ||
+		!strings.Contains(err.Error(), "freed") {
 		t.Errorf("a freed buffer: %v", err)
 	}
 	holds(y, turned) // the stream goes on
@@ -103,7 +104,7 @@ func testLibrary(t *testing.T, w *spmd.World) {
 	must(t, g.Close())
 }
 
-// What a library fails with is an error: of the call on a GPU, of the stream on the host.
+// A library's failure is an error: of the call on a GPU, of the stream on the host.
 func TestLibraryFails(t *testing.T) {
 	spmdtest.RunAlone(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("failing")
@@ -149,7 +150,7 @@ func libraryAllocations(t *testing.T, w *spmd.World) {
 	}
 }
 
-// What all ranks take is what rank 0 alone chose, or its error.
+// All ranks take rank 0's choice, or its error.
 func TestChoose(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		type choice struct {
@@ -167,7 +168,8 @@ func TestChoose(t *testing.T) {
 		}
 		_, err = spmd.Choose(w, "Pick", func() (int, error) { return 1, errors.New("nothing to pick") })
 		wantText(t, err, "spmd/library_test.go:", "Pick: rank 0: nothing to pick")
-		if best, err := spmd.Choose(w, "Pick", func() (float64, error) { return math.Inf(1), nil }); err != nil || !math.IsInf(best, 1) {
+		if best, err := spmd.Choose(w, "Pick", func() (float64, error) { return math.Inf(1), nil }); err != nil ||
+			!math.IsInf(best, 1) {
 			t.Errorf("of infinity came %v, %v", best, err)
 		}
 		_, err = spmd.Choose(w, "Pick", func() (func(), error) { return func() {}, nil })
@@ -183,7 +185,7 @@ func TestChoose(t *testing.T) {
 	})
 }
 
-// An argument becomes the buffer again that it was made of, and an address tells parts of a buffer apart.
+// An argument becomes its buffer again, and an address tells parts of a buffer apart.
 func TestArgBuffer(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		b := alloc[float64](t, w, 10)
@@ -197,7 +199,8 @@ func TestArgBuffer(t *testing.T) {
 		if got, ok := spmd.ArgBuffer[float64](b.Slice(2, 2).Arg()); !ok || got.Len() != 0 {
 			t.Errorf("of no elements: %v, %v", got, ok)
 		}
-		for what, a := range map[string]spmd.Arg{"another type": alloc[float32](t, w, 1).Arg(), "a number": spmd.F64(1), "nothing": {}} {
+		for what, a := range map[string]spmd.Arg{"another type": alloc[float32](t, w, 1).Arg(),
+			"a number": spmd.F64(1), "nothing": {}} {
 			if got, ok := spmd.ArgBuffer[float64](a); ok {
 				t.Errorf("%s: %v", what, got)
 			}
@@ -205,8 +208,8 @@ func TestArgBuffer(t *testing.T) {
 	})
 }
 
-// What was opened for the GPU is closed after graphs and before memory and the context,
-// the last first; what was taken back is not.
+// Things opened for the GPU are closed after graphs and before memory and the context, the last
+// first, but not those taken back.
 func TestAtClose(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		var order []int
@@ -228,7 +231,7 @@ func TestAtClose(t *testing.T) {
 	})
 }
 
-// gpuLibrary is what only the driver's log shows.
+// gpuLibrary is the part that only the driver's log shows.
 func gpuLibrary(t *testing.T, w *spmd.World) {
 	testLibrary(t, w)
 	// A kernel that the library launches runs behind its own work, eagerly and in a graph.
@@ -255,12 +258,14 @@ func gpuLibrary(t *testing.T, w *spmd.World) {
 			break
 		}
 	}
-	wantText(t, spmd.NewLibrary("other", call, nil).Call(s, 8, x.Arg(), spmd.I32(3)), "other: spmd/library_test.go:", "Launch of nop", "not given this kernel")
+	wantText(t, spmd.NewLibrary("other", call, nil).Call(s, 8, x.Arg(), spmd.I32(3)),
+		"other: spmd/library_test.go:", "Launch of nop", "not given this kernel")
 	grid.Threads[0] = 0
 	wantText(t, enqueue(), "with a kernel: spmd/library_test.go:", "Launch of nop: grid of")
 	// A status of the driver has its place in front, as everywhere.
 	injected("cuMemsetD8Async=700", func() {
-		if err := enqueue(); err == nil || !regexp.MustCompile(`^spmd/library_test.go:\d+: with a kernel: cuMemsetD8Async: `).MatchString(err.Error()) {
+		if err := enqueue(); err == nil || !regexp.MustCompile(
+			`^spmd/library_test.go:\d+: with a kernel: cuMemsetD8Async: `).MatchString(err.Error()) {
 			t.Error(err)
 		}
 	})
@@ -280,7 +285,7 @@ func gpuLibrary(t *testing.T, w *spmd.World) {
 	}
 }
 
-// What a package keeps for a world is made once, whoever asks, and not shared by worlds.
+// A package's state for a world is made once, whoever asks, and not shared by worlds.
 func TestPerWorld(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		var made atomic.Int32

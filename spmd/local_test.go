@@ -25,8 +25,10 @@ func TestLocal(t *testing.T) {
 	var seen atomic.Int64
 	spmdtest.RunInProcess(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		seen.Add(1 << (8 * w.Rank()))
-		if w.LocalRank() != w.Rank() || w.LocalSize() != w.Size() || w.Nodes() != 1 || !w.OnHost() || w.Collectives() != "inproc" {
-			t.Errorf("rank %d of %d: local %d of %d, %d nodes, device %s, collectives %s", w.Rank(), w.Size(), w.LocalRank(), w.LocalSize(), w.Nodes(), w.Device(), w.Collectives())
+		if w.LocalRank() != w.Rank() || w.LocalSize() != w.Size() || w.Nodes() != 1 || !w.OnHost() ||
+			w.Collectives() != "inproc" {
+			t.Errorf("rank %d of %d: local %d of %d, %d nodes, device %s, collectives %s", w.Rank(),
+				w.Size(), w.LocalRank(), w.LocalSize(), w.Nodes(), w.Device(), w.Collectives())
 		}
 	})
 	if got := seen.Load(); got != 0x01020304 && !t.Failed() {
@@ -34,7 +36,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// A rank that fails, panics or returns ends all, whatever the others wait in, and is named.
+// A rank that fails, panics or returns ends all, in whatever call the others wait, and is named.
 func TestLocalFailures(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	mine := errors.New("of my own")
@@ -42,9 +44,10 @@ func TestLocalFailures(t *testing.T) {
 		end  func(ctx context.Context, w *spmd.World) error
 		want string
 	}{
-		"fails":   {func(context.Context, *spmd.World) error { return mine }, "rank 1: of my own"},
-		"panics":  {func(context.Context, *spmd.World) error { panic("oh") }, "rank 1: panic: oh"},
-		"returns": {func(context.Context, *spmd.World) error { return nil }, "rank 1 has returned from the program, and is waited for"},
+		"fails":  {func(context.Context, *spmd.World) error { return mine }, "rank 1: of my own"},
+		"panics": {func(context.Context, *spmd.World) error { panic("oh") }, "rank 1: panic: oh"},
+		"returns": {func(context.Context, *spmd.World) error { return nil },
+			"rank 1 has returned from the program, and is waited for"},
 		"fails in a stream": {func(ctx context.Context, w *spmd.World) error {
 			s, err := w.NewStream("failing")
 			if err != nil {
@@ -110,7 +113,7 @@ func TestLocalFailures(t *testing.T) {
 	}
 }
 
-// Ranks that wait for each other, and one that never comes, are reported with what every rank does.
+// Ranks that wait for each other, and one that never comes, are reported with every rank's state.
 func TestLocalHangs(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	end := make(chan struct{})
@@ -155,7 +158,8 @@ func TestLocalHangs(t *testing.T) {
 	}
 }
 
-// Ranks that wait for one another when the caller has ended its context learn it, and the cause is said.
+// Ranks that wait for one another learn that the caller has ended its context, and the cause is
+// said.
 func TestLocalCancelled(t *testing.T) {
 	t.Parallel()
 	spmdtest.HostOnly(t, "the ranks are goroutines")
@@ -207,7 +211,7 @@ func TestLocalJobsBesideEachOther(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := host.Threads(); n < threads { // more where ranks that tests before have left behind are gone by now
+	if n := host.Threads(); n < threads { // more if ranks that tests before have left behind are gone by now
 		t.Errorf("%d threads after the jobs, %d before", n, threads)
 	}
 }
@@ -225,7 +229,8 @@ func sumOfRanks(w *spmd.World, more int) (int, error) {
 	return int(x.At(0)), err
 }
 
-// --ranks is a job of so many ranks without mpirun: one start line, one file of results, and the ends of any job.
+// --ranks is a job of so many ranks without mpirun: one start line, one file of results, and the
+// ends of any job.
 func TestRanksFlag(t *testing.T) {
 	t.Parallel()
 	spmdtest.HostOnly(t, "the ranks are goroutines")
@@ -238,21 +243,28 @@ func TestRanksFlag(t *testing.T) {
 		want   []string
 		lines  int // of all that it says; 0 for any number
 	}{
-		{"sum", "3", []string{"--json", file, "--log-format", "json"}, 0, []string{`"ranks":3`, `"collectives":"inproc"`, `"launcher":"none"`, `"device":"host"`, `"rank":0`, `"message":"done"`}, 2},
-		{"sum", "3", []string{"--log-ranks", "all", "--check"}, 0, []string{"start", "done sum=3 rank=0", "done sum=3 rank=1", "done sum=3 rank=2"}, 4},
+		{"sum", "3", []string{"--json", file, "--log-format", "json"}, 0,
+			[]string{`"ranks":3`, `"collectives":"inproc"`, `"launcher":"none"`, `"device":"host"`,
+				`"rank":0`, `"message":"done"`}, 2},
+		{"sum", "3", []string{"--log-ranks", "all", "--check"}, 0,
+			[]string{"start", "done sum=3 rank=0", "done sum=3 rank=1", "done sum=3 rank=2"}, 4},
 		{"usage", "3", nil, 2, []string{"app: no such data"}, 0},
 		{"sum", "5", nil, 2, []string{"app: --rows 4: fewer than the 5 ranks"}, 1},
 		{"sum", "0", nil, 2, []string{"app: --ranks 0: want 1 to 1024"}, 1},
 		{"sum", "-1", nil, 2, []string{"app: --ranks -1: want 1 to 1024"}, 1},
-		{"sum", "2", []string{"--collectives", "mpi"}, 2, []string{"app: --collectives mpi does not go with --ranks 2: "}, 1},
+		{"sum", "2", []string{"--collectives", "mpi"}, 2,
+			[]string{"app: --collectives mpi does not go with --ranks 2: "}, 1},
 		{"fault raise", "3", nil, 1, []string{"rank=1", "panic: out of order", "goroutine ", "local_test.go"}, 0},
 		{"fault returns", "3", nil, 1, []string{"rank 1 has returned from the program, and is waited for", "host="}, 0},
 		{"fault exits", "3", nil, 1, []string{"ERR the program has ended its goroutine (runtime.Goexit)", "rank=1"}, 0},
-		{"fault waits", "2", []string{"--timeout", "1s"}, 1, []string{"--- this job hangs: ", "NOT ARRIVED: rank 1", "ERR this job hangs: Barrier on \"world\" has not ended in "}, 0},
+		{"fault waits", "2", []string{"--timeout", "1s"}, 1,
+			[]string{"--- this job hangs: ", "NOT ARRIVED: rank 1",
+				"ERR this job hangs: Barrier on \"world\" has not ended in "}, 0},
 	} {
 		status, out := run(t, 0, tc.what, nil, append([]string{"--ranks", tc.ranks}, tc.args...)...)
 		if status != tc.status || tc.lines > 0 && strings.Count(out, "\n") != tc.lines {
-			t.Errorf("%s on %s ranks %v: status %d, want %d and %d lines\n%s", tc.what, tc.ranks, tc.args, status, tc.status, tc.lines, out)
+			t.Errorf("%s on %s ranks %v: status %d, want %d and %d lines\n%s", tc.what, tc.ranks, tc.args,
+				status, tc.status, tc.lines, out)
 		}
 		for _, want := range tc.want {
 			if !strings.Contains(out, want) {
@@ -265,8 +277,8 @@ func TestRanksFlag(t *testing.T) {
 	}
 }
 
-// TestMemoryAfterFailure: ranks that compute together read each other's memory, which is there until all have returned,
-// though another rank has failed.
+// TestMemoryAfterFailure: ranks that compute together read each other's memory. It is there until
+// all have returned, though another rank has failed.
 func TestMemoryAfterFailure(t *testing.T) {
 	t.Parallel()
 	spmdtest.HostOnly(t, "the ranks are goroutines")
@@ -278,13 +290,14 @@ func TestMemoryAfterFailure(t *testing.T) {
 	}
 }
 
-// Where the time went is said of ranks of one process, too, after one has failed.
+// After a failure ranks of one process, too, say where the time went.
 func TestTraceAfterFailure(t *testing.T) {
 	t.Parallel()
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	name := filepath.Join(t.TempDir(), "trace.json")
 	status, out := run(t, 0, "one fails", nil, "--ranks", "3", "--trace", name, "--summary", "on")
-	if status != 1 || strings.Count(out, "summary of 3 ranks in ") != 1 || strings.LastIndex(out, "ERR of my own") < strings.LastIndex(out, "trace: ") {
+	if status != 1 || strings.Count(out, "summary of 3 ranks in ") != 1 ||
+		strings.LastIndex(out, "ERR of my own") < strings.LastIndex(out, "trace: ") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 	file := readTrace(t, name)
@@ -295,7 +308,7 @@ func TestTraceAfterFailure(t *testing.T) {
 	}
 }
 
-// oneFails has rank 2 fail while the others are in long calls of their own.
+// oneFails makes rank 2 fail while the others are in long calls of their own.
 func oneFails(w *spmd.World) error {
 	pair, err := w.Comm().Split(w.Rank()/2, 0)
 	if err != nil {
@@ -321,7 +334,7 @@ func oneFails(w *spmd.World) error {
 
 var underWay = make(chan struct{}) // the calls of oneFails
 
-// A program that ends its goroutine ends the job, also where the ranks are processes.
+// A program that ends its goroutine ends the job, also if the ranks are processes.
 func TestProgramGoexit(t *testing.T) {
 	t.Parallel()
 	spmdtest.Ranks(t, 2)
@@ -331,14 +344,15 @@ func TestProgramGoexit(t *testing.T) {
 	}
 }
 
-// localFaults are what rank 1 does while the others are in a barrier.
+// localFaults are rank 1's acts while the others are in a barrier.
 var localFaults = map[string]func(ctx context.Context, w *spmd.World) error{
 	"raise":   func(context.Context, *spmd.World) error { panic("out of order") },
 	"returns": func(context.Context, *spmd.World) error { return nil },
 	"exits":   func(context.Context, *spmd.World) error { runtime.Goexit(); return nil },
 	"waits":   func(ctx context.Context, _ *spmd.World) error { <-ctx.Done(); return nil },
 	"dies":    func(context.Context, *spmd.World) error { return syscall.Kill(os.Getpid(), syscall.SIGKILL) },
-	"goes wrong": func(_ context.Context, w *spmd.World) error { // while the others are in a collective that nobody else has called
+	// while the others are in a collective that nobody else has called
+	"goes wrong": func(_ context.Context, w *spmd.World) error {
 		x, err := spmd.Alloc[int32](w, 3)
 		if err != nil {
 			return err
@@ -358,7 +372,8 @@ func TestStartLine(t *testing.T) {
 	}{{nil, false}, {[]string{"--log-level", "debug"}, true}} {
 		status, out := run(t, 0, "sum", nil, append(tc.args, "--ranks", "3", "--device", "auto")...)
 		line, _, _ := strings.Cut(out, "\n")
-		if status != 0 || !strings.Contains(line, " INF start launcher=none ranks=3 nodes=1 device=host ") || len(line) > 160 != tc.whole {
+		if status != 0 || !strings.Contains(line, " INF start launcher=none ranks=3 nodes=1 device=host ") ||
+			len(line) > 160 != tc.whole {
 			t.Errorf("%v: status %d, %d columns: %s", tc.args, status, len(line), line)
 		}
 		for _, part := range []string{"why=\"no GPU: ", " blas=", " startup_ms={"} {
@@ -369,7 +384,8 @@ func TestStartLine(t *testing.T) {
 	}
 }
 
-// Ranks of a process that nobody has bound compute on cores of their own, unless that is switched off.
+// Ranks of a process that nobody has bound compute on cores of their own, unless that is switched
+// off.
 func TestRanksApart(t *testing.T) {
 	t.Parallel()
 	spmdtest.HostOnly(t, "ranks with GPUs compute there")
@@ -389,7 +405,8 @@ func TestRanksApart(t *testing.T) {
 		{"none", "2", 0, " start ", false},
 		{"socket", "2", 2, "app: " + affinity.BindTo + "=socket: want core or none", false},
 	} {
-		status, out := run(t, 0, "sum", []string{affinity.BindTo + "=" + tc.word}, "--ranks", tc.ranks, "--log-level", "debug")
+		status, out := run(t, 0, "sum", []string{affinity.BindTo + "=" + tc.word}, "--ranks", tc.ranks,
+			"--log-level", "debug")
 		if status != tc.status || !strings.Contains(out, tc.want) || strings.Contains(out, "cores=") != tc.cores {
 			t.Errorf("%q, %s ranks: status %d, want %d and %q\n%s", tc.word, tc.ranks, status, tc.status, tc.want, out)
 		}

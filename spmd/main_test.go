@@ -23,7 +23,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// appEnv is what the program "app" does.
+// appEnv says what the program "app" does.
 const appEnv = "SPMD_TEST_APP"
 
 func TestMain(m *testing.M) {
@@ -33,12 +33,14 @@ func TestMain(m *testing.M) {
 	spmdtest.Main(m, func() { app(os.Getenv(appEnv)) })
 }
 
-// rankArgs are arguments of single ranks of the app, as mpirun gives them to several programs: "1:--rows=5;2:--json=x".
+// rankArgs are arguments of single ranks of the app, as mpirun gives them to several programs:
+// "1:--rows=5;2:--json=x".
 const rankArgs = "SPMD_TEST_RANK_ARGS"
 
 func app(what string) {
 	for _, set := range strings.Split(os.Getenv(rankArgs), ";") {
-		if rank, arg, ok := strings.Cut(set, ":"); ok && rank == os.Getenv("OMPI_COMM_WORLD_RANK")+os.Getenv("PMI_RANK") {
+		if rank, arg, ok := strings.Cut(set, ":"); ok && rank == os.Getenv("OMPI_COMM_WORLD_RANK")+
+			os.Getenv("PMI_RANK") {
 			os.Args = append(os.Args, arg)
 		}
 	}
@@ -137,7 +139,8 @@ func app(what string) {
 func TestMainWithoutPath(t *testing.T) {
 	t.Parallel()
 	spmdtest.Ranks(t, 1)
-	if status, out := run(t, 0, "sum", []string{"PATH=" + t.TempDir()}); status != 0 || !strings.Contains(out, "sum=0") {
+	if status, out := run(t, 0, "sum", []string{"PATH=" + t.TempDir()}); status != 0 ||
+		!strings.Contains(out, "sum=0") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 }
@@ -149,12 +152,14 @@ func run(t *testing.T, n int, what string, env []string, args ...string) (status
 	return p.Status, p.Stdout + p.Stderr
 }
 
-// --version is answered once, whatever else is asked for, and nothing starts.
+// --version is answered once, with any other flags, and nothing starts.
 func TestMainVersion(t *testing.T) {
 	t.Parallel()
 	for _, n := range spmdtest.Ranks(t, 1, 3) {
 		p := spmdtest.Program(t, n, []string{appEnv + "=sum"}, "--version", "--device", "none such")
-		want := regexp.MustCompile(`^app, of Lockstep ` + regexp.QuoteMeta(spmd.Version) + `[^\n]*, go[^\n]*, linux/\w+\nMPI: \S+.* \d[^\n]*\nCUDA: [^\n]+\nNVRTC: [^\n]+\nNCCL: [^\n]+\ncuDNN: [^\n]+\n$`)
+		want := regexp.MustCompile(`^app, of Lockstep ` + regexp.QuoteMeta(spmd.Version) +
+			`[^\n]*, go[^\n]*, linux/\w+\nMPI: \S+.* \d[^\n]*\nCUDA: [^\n]+\nNVRTC: [^\n]+\nNCCL: ` +
+			`[^\n]+\ncuDNN: [^\n]+\n$`)
 		if p.Status != 0 || !want.MatchString(p.Stdout) || strings.Contains(p.Stderr, "INF start") {
 			t.Errorf("%d ranks: status %d, %q\n%s", n, p.Status, p.Stdout, p.Stderr)
 		}
@@ -170,7 +175,8 @@ func TestMainRunsTheProgram(t *testing.T) {
 		if status != 0 || strings.Count(out, `"message":"start"`) != 1 || strings.Count(out, `"message":"done"`) != 1 {
 			t.Fatalf("%d ranks: status %d\n%s", n, status, out)
 		}
-		for _, want := range []string{`"launcher":`, `"nodes":1`, `"device":`, `"collectives":`, `"why":`, `"startup_ms":{`} {
+		for _, want := range []string{`"launcher":`, `"nodes":1`, `"device":`, `"collectives":`, `"why":`,
+			`"startup_ms":{`} {
 			if !strings.Contains(out, want) {
 				t.Errorf("the start line does not say %s:\n%s", want, out)
 			}
@@ -193,7 +199,8 @@ func TestMainRunsTheProgram(t *testing.T) {
 			t.Errorf("%d ranks again wrote %q, %v: want a second line, like the first", n, again, err)
 		}
 	}
-	if status, out := run(t, 2, "sum", nil, "--log-ranks", "all", "--log-format", "json"); status != 0 || strings.Count(out, `"done"`) != 2 {
+	if status, out := run(t, 2, "sum", nil, "--log-ranks", "all", "--log-format", "json"); status != 0 ||
+		strings.Count(out, `"done"`) != 2 {
 		t.Errorf("--log-ranks all: status %d\n%s", status, out)
 	}
 	for _, mode := range []string{"off", "sample", "on"} {
@@ -201,7 +208,8 @@ func TestMainRunsTheProgram(t *testing.T) {
 			t.Errorf("--check=%s of a program in order: status %d\n%s", mode, status, out)
 		}
 	}
-	if status, out := run(t, 2, "sum", nil, "--help"); status != 0 || strings.Count(out, "Flags of app:") != 1 || !strings.Contains(out, "--collectives") {
+	if status, out := run(t, 2, "sum", nil, "--help"); status != 0 || strings.Count(out, "Flags of app:") != 1 ||
+		!strings.Contains(out, "--collectives") {
 		t.Errorf("--help: status %d\n%s", status, out)
 	}
 }
@@ -218,31 +226,44 @@ func TestBadInput(t *testing.T) {
 		want string
 	}{
 		{"an unknown flag", 3, "sum", nil, []string{"--colour", "blue"}, "unknown flag: --colour"},
-		{"nearly a flag", 2, "sum", nil, []string{"--time-out", "3s"}, "unknown flag: --time-out; did you mean --timeout?"},
-		{"a value that needs an equals sign", 2, "sum", nil, []string{"--check", "on"}, `unexpected argument "on": type --check=on`},
+		{"nearly a flag", 2, "sum", nil, []string{"--time-out", "3s"},
+			"unknown flag: --time-out; did you mean --timeout?"},
+		{"a value that needs an equals sign", 2, "sum", nil, []string{"--check", "on"},
+			`unexpected argument "on": type --check=on`},
 		{"no time at all", 2, "sum", nil, []string{"--timeout", "0"}, "--timeout 0: must be at least 100ms"},
-		{"mpirun's flag behind the program", 2, "sum", nil, []string{"--rows", "3", "-np", "4"}, "-np is a flag of mpirun, before the program; type: mpirun -np 4 app"},
+		{"mpirun's flag behind the program", 2, "sum", nil, []string{"--rows", "3", "-np", "4"},
+			"-np is a flag of mpirun, before the program; type: mpirun -np 4 app"},
 		{"mpirun's flag with its value", 0, "sum", nil, []string{"--map-by=node"}, "type: mpirun --map-by=node app"},
 		{"srun's flag", 0, "sum", nil, []string{"--mpi=pmix"}, "type: srun --mpi=pmix app"},
 		{"torchrun's flag", 0, "sum", nil, []string{"--nproc_per_node", "8"}, "type: mpirun -np 4 app"},
 		{"a value of the wrong type", 2, "sum", nil, []string{"--rows", "many"}, `invalid argument "many"`},
 		{"an argument that is no flag", 2, "sum", nil, []string{"more"}, `unexpected argument "more"`},
 		{"no such device", 2, "sum", nil, []string{"--device", "tpu"}, "--device tpu: want auto, cuda, host"},
-		{"flags that contradict each other", 2, "sum", nil, []string{"--device", "host", "--collectives", "nccl"}, "does not go with"},
-		{"a way for GPU memory on the host", 2, "sum", nil, []string{"--device", "host", "--collectives", "mpi-peer"}, "--collectives mpi-peer does not go with --device host"},
-		{"no such collectives", 0, "sum", nil, []string{"--collectives", "mpi-fast"}, "want auto, nccl, mpi, mpi-peer, mpi-aware, host-staged"},
-		{"a way that is gone", 0, "sum", nil, []string{"--collectives", "mpi-staged"}, "--collectives mpi-staged is gone: host-staged is"},
-		{"two paths to compare on the host", 2, "sum", nil, []string{"--device", "host", "--check=both"}, "--check both does not go with --device host"},
-		{"two paths to compare, one chosen", 0, "sum", nil, []string{"--device", "auto", "--check=both", "--collectives", "host-staged"}, "--check both does not go with --collectives host-staged"},
+		{"flags that contradict each other", 2, "sum", nil, []string{"--device", "host", "--collectives", "nccl"},
+			"does not go with"},
+		{"a way for GPU memory on the host", 2, "sum", nil, []string{"--device", "host", "--collectives", "mpi-peer"},
+			"--collectives mpi-peer does not go with --device host"},
+		{"no such collectives", 0, "sum", nil, []string{"--collectives", "mpi-fast"},
+			"want auto, nccl, mpi, mpi-peer, mpi-aware, host-staged"},
+		{"a way that is gone", 0, "sum", nil, []string{"--collectives", "mpi-staged"},
+			"--collectives mpi-staged is gone: host-staged is"},
+		{"two paths to compare on the host", 2, "sum", nil, []string{"--device", "host", "--check=both"},
+			"--check both does not go with --device host"},
+		{"two paths to compare, one chosen", 0, "sum", nil,
+			[]string{"--device", "auto", "--check=both", "--collectives", "host-staged"},
+			"--check both does not go with --collectives host-staged"},
 		{"a device that is not there", 2, "sum", nil, []string{"--device", "cuda"}, "--device cuda"},
 		{"a list of ranks", 0, "sum", nil, []string{"--log-ranks", "3-1"}, "--log-ranks 3-1"},
 		{"more ranks than rows", 3, "sum", nil, []string{"--rows", "2"}, "--rows 2: fewer than the 3 ranks"},
 		{"an error that run marks", 3, "usage", nil, nil, "no such data"},
-		{"a result file that cannot be made", 2, "sum", nil, []string{"--json", "/dev/null/x"}, "--json: open /dev/null/x"},
+		{"a result file that cannot be made", 2, "sum", nil, []string{"--json", "/dev/null/x"},
+			"--json: open /dev/null/x"},
 		{"a mode of --check", 0, "sum", nil, []string{"--check=often"}, "want off, sample, on, both"},
 		{"no time", 0, "sum", nil, []string{"--timeout", "1ms"}, "--timeout 1ms: must be at least 100ms"},
-		{"N worlds of one", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_NTASKS=4"}, nil, "SLURM_NTASKS says 4 tasks, but MPI has a world of 1"},
-		{"N worlds of one under srun", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2"}, nil, "srun --mpi=pmix"},
+		{"N worlds of one", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_NTASKS=4"}, nil,
+			"SLURM_NTASKS says 4 tasks, but MPI has a world of 1"},
+		{"N worlds of one under srun", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2"}, nil,
+			"srun --mpi=pmix"},
 	} {
 		if slices.Contains(tc.args, "cuda") && spmdtest.Device() != "host" {
 			continue
@@ -261,7 +282,8 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// Ranks of one process are no more than that in a batch script of several tasks, and in a task they are refused.
+// Ranks of one process are no more than that in a batch script of several tasks, and in a task they
+// are refused.
 func TestRanksInBatchScript(t *testing.T) {
 	t.Parallel()
 	spmdtest.Ranks(t, 2)
@@ -269,12 +291,14 @@ func TestRanksInBatchScript(t *testing.T) {
 	if status, out := run(t, 0, "sum", script, "--ranks", "2"); status != 0 {
 		t.Errorf("in a batch script: status %d\n%s", status, out)
 	}
-	if status, out := run(t, 0, "sum", append(script, "SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_ID=0"), "--ranks", "2"); status != 2 || !strings.Contains(out, "says 4 tasks already") {
+	if status, out := run(t, 0, "sum", append(script, "SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_ID=0"),
+		"--ranks", "2"); status != 2 || !strings.Contains(out, "says 4 tasks already") {
 		t.Errorf("in a task: status %d\n%s", status, out)
 	}
 }
 
-// preemptedAtTheEnd: rank 1 sends the signal to rank 0 when that has left its program and waits for rank 1 to.
+// preemptedAtTheEnd: rank 1 sends the signal to rank 0 when that has left its program and waits for
+// rank 1 to leave.
 func preemptedAtTheEnd(ctx context.Context, w *spmd.World) error {
 	pids, err := spmd.AllocPinned[int64](w, 2)
 	if err != nil {
@@ -300,7 +324,8 @@ func preemptedAtTheEnd(ctx context.Context, w *spmd.World) error {
 	return context.Cause(ctx)
 }
 
-// A request to end early that comes when the program has ended changes nothing: other ranks may have had it before.
+// A request to end early that comes when the program has ended changes nothing: other ranks may
+// have had it before.
 func TestSignalAtTheEnd(t *testing.T) {
 	t.Parallel()
 	spmdtest.Ranks(t, 2)
@@ -309,7 +334,8 @@ func TestSignalAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestStartedDifferently: what the ranks must have in common is compared before the program runs, the rest may differ.
+// TestStartedDifferently: settings that the ranks must have in common are compared before the
+// program runs; the rest may differ.
 func TestStartedDifferently(t *testing.T) {
 	t.Parallel()
 	spmdtest.Ranks(t, 3)
@@ -317,15 +343,19 @@ func TestStartedDifferently(t *testing.T) {
 	for _, tc := range []struct{ name, args, want string }{
 		{"a flag of the application", "1:--rows=5", what + "--rows is 4 on ranks 0, 2, 5 on rank 1\n"},
 		{"a common flag", "0:--timeout=1m", what + "--timeout is 1m0s on rank 0, 10m0s on ranks 1-2\n"},
-		{"several flags, and odd values", "1:--rows=5;0:--seed=1;2:--rows=6", what + "--rows is 4 on rank 0, 5 on rank 1, 6 on rank 2; --seed is 1 on rank 0, 42 on ranks 1-2\n"},
-		{"the device, which is compared before it is opened", "1:--device=auto", what + "--device is host on ranks 0, 2, auto on rank 1\n"},
+		{"several flags, and odd values", "1:--rows=5;0:--seed=1;2:--rows=6",
+			what + "--rows is 4 on rank 0, 5 on rank 1, 6 on rank 2; --seed is 1 on rank 0, 42 on ranks 1-2\n"},
+		{"the device, which is compared before it is opened", "1:--device=auto",
+			what + "--device is host on ranks 0, 2, auto on rank 1\n"},
 		{"what may differ", "1:--json=/dev/null;1:--log-level=error;2:--log-format=json;0:--scratch=/tmp", ""},
 		{"a default, said by one", "2:--rows=4", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			status, out := run(t, 3, "sum", []string{rankArgs + "=" + tc.args}, "--device", "host", "--timeout", "10m")
-			if tc.want == "" && status != 0 || tc.want != "" && (status != 2 || strings.Count(out, "app: "+tc.want) != 1 || strings.Count(out, what) != 1) {
+			if tc.want == "" && status != 0 ||
+				tc.want != "" && (status != 2 || strings.Count(out, "app: "+tc.want) != 1 ||
+					strings.Count(out, what) != 1) {
 				t.Errorf("status %d, want one line %q\n%s", status, tc.want, out)
 			}
 		})
@@ -346,9 +376,12 @@ func TestSignal(t *testing.T) {
 		want int // -1: any but 0
 		args []string
 	}{
-		{"sleep", 0, syscall.SIGTERM, 128 + 15, nil}, {"stubborn", 0, syscall.SIGTERM, 128 + 15, nil}, {"sleep", 2, syscall.SIGTERM, -1, nil},
+		{"sleep", 0, syscall.SIGTERM, 128 + 15, nil}, {"stubborn", 0, syscall.SIGTERM, 128 + 15, nil},
+		{"sleep", 2, syscall.SIGTERM, -1, nil},
 		{"preempted", 0, syscall.SIGTERM, 0, nil}, {"preempted", 0, syscall.SIGUSR1, 0, nil},
-		{"sleep", 0, syscall.SIGTERM, 128 + 15, inProcess}, {"stubborn", 0, syscall.SIGINT, 128 + 2, append(inProcess, "--summary", "on")}, {"preempted", 0, syscall.SIGTERM, 0, inProcess},
+		{"sleep", 0, syscall.SIGTERM, 128 + 15, inProcess},
+		{"stubborn", 0, syscall.SIGINT, 128 + 2, append(inProcess, "--summary", "on")},
+		{"preempted", 0, syscall.SIGTERM, 0, inProcess},
 	} {
 		ctx := mpirun.Patience(t)
 		cmd := spmdtest.Command(ctx, t, tc.n, []string{appEnv + "=" + tc.what}, tc.args...)

@@ -11,11 +11,12 @@ import (
 )
 
 var allAdvice = []spmd.Advice{
-	spmd.ReadMostly, spmd.NotReadMostly, spmd.PreferDevice, spmd.PreferHost, spmd.PreferNone, spmd.AccessedByDevice, spmd.NotAccessedByDevice,
+	spmd.ReadMostly, spmd.NotReadMostly, spmd.PreferDevice, spmd.PreferHost, spmd.PreferNone,
+	spmd.AccessedByDevice, spmd.NotAccessedByDevice,
 }
 
-// TestManaged: a program may prefetch and advise wherever it runs. What memory holds does not change, and misuse is
-// refused on the host as on a GPU.
+// TestManaged: a program may prefetch and advise wherever it runs. Memory keeps its contents, and
+// misuse is refused on the host as on a GPU.
 func TestManaged(t *testing.T) {
 	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
 		const n, from, to = 1<<18 + 7, 1000, 200001
@@ -61,7 +62,8 @@ func TestManaged(t *testing.T) {
 func refusedInCapture(t *testing.T, s *spmd.Stream, x spmd.Buffer[int32]) {
 	t.Helper()
 	g, err := s.Capture(func() error {
-		wantText(t, x.Prefetch(s, spmd.ToDevice), "managed_test.go", `stream "s" is being captured`, "call it before Launch")
+		wantText(t, x.Prefetch(s, spmd.ToDevice), "managed_test.go", `stream "s" is being captured`,
+			"call it before Launch")
 		return spmd.Fill(s, x, 7)
 	})
 	must(t, err)
@@ -73,7 +75,7 @@ func refusedInCapture(t *testing.T, s *spmd.Stream, x spmd.Buffer[int32]) {
 	must(t, g.Close())
 }
 
-// gpuManaged: what the driver is told, of which bytes and which place.
+// gpuManaged: the driver's arguments, the bytes and the place.
 func gpuManaged(t *testing.T, w *spmd.World) {
 	s := stream(t, w, "s")
 	const n = 1 << 20 // elements: a block of its own
@@ -84,9 +86,11 @@ func gpuManaged(t *testing.T, w *spmd.World) {
 		var got []string
 		for _, line := range newCalls(t, "cuMemPrefetch", "cuMemAdvise") {
 			if name, _, _ := strings.Cut(line, " "); name == "cuMemAdvise_v2" {
-				got = append(got, fmt.Sprint("advice ", value(line, "advice"), " ", value(line, "of"), " ", number64(t, line, "p")-uint64(x.Address()), " ", value(line, "bytes")))
+				got = append(got, fmt.Sprint("advice ", value(line, "advice"), " ", value(line, "of"), " ",
+					number64(t, line, "p")-uint64(x.Address()), " ", value(line, "bytes")))
 			} else {
-				got = append(got, fmt.Sprint("to ", value(line, "to"), " ", number64(t, line, "p")-uint64(x.Address()), " ", value(line, "bytes")))
+				got = append(got, fmt.Sprint("to ", value(line, "to"), " ", number64(t, line, "p")-uint64(x.Address()),
+					" ", value(line, "bytes")))
 			}
 		}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
@@ -113,14 +117,16 @@ func gpuManaged(t *testing.T, w *spmd.World) {
 	must(t, spmd.AllReduce(w.Comm().On(s), y, y, spmd.Sum))
 	newCalls(t)
 	injected("cuEventQuery=600@1,cuEventQuery=600@2", func() { must(t, x.Advise(spmd.ReadMostly)) })
-	if got := newCalls(t, "cuEventQuery", "cuMemAdvise"); len(got) != 4 || !strings.HasPrefix(got[3], "cuMemAdvise_v2 ") {
+	if got := newCalls(t, "cuEventQuery", "cuMemAdvise"); len(got) != 4 ||
+		!strings.HasPrefix(got[3], "cuMemAdvise_v2 ") {
 		t.Errorf("%q, want it to wait until the collective is over", got)
 	}
 
-	// Who gets the memory next does not get the advice, once.
+	// The next owner of the memory does not get the advice, once.
 	was := x.Address()
 	must(t, x.Free())
-	for _, want := range [][]string{{"advice 2 1:0 0 4194304", "advice 4 1:0 0 4194304", "advice 6 1:0 0 4194304"}, nil} {
+	for _, want := range [][]string{{"advice 2 1:0 0 4194304", "advice 4 1:0 0 4194304",
+		"advice 6 1:0 0 4194304"}, nil} {
 		x, err = spmd.AllocManaged[int32](w, n)
 		must(t, err)
 		if x.Address() != was {
@@ -130,7 +136,7 @@ func gpuManaged(t *testing.T, w *spmd.World) {
 		must(t, x.Free())
 	}
 
-	// Other memory, and what the driver refuses.
+	// Other memory, and the driver's refusals.
 	pinned, err := spmd.AllocPinned[float32](w, 9)
 	must(t, err)
 	for _, b := range []spmd.Buffer[float32]{y, pinned} {
@@ -141,7 +147,8 @@ func gpuManaged(t *testing.T, w *spmd.World) {
 	x, err = spmd.AllocManaged[int32](w, n)
 	must(t, err)
 	injected("cuMemPrefetchAsync_v2=801,cuMemAdvise_v2=801", func() {
-		wantText(t, x.Prefetch(s, spmd.ToHost), "managed_test.go", "cuMemPrefetchAsync", "CUDA_ERROR_NOT_SUPPORTED (801)", "4194304 bytes to the host")
+		wantText(t, x.Prefetch(s, spmd.ToHost), "managed_test.go", "cuMemPrefetchAsync",
+			"CUDA_ERROR_NOT_SUPPORTED (801)", "4194304 bytes to the host")
 		wantText(t, x.Advise(spmd.PreferHost), "managed_test.go", "cuMemAdvise", "CUDA_ERROR_NOT_SUPPORTED (801)")
 		must(t, x.Free())
 		_, err = spmd.AllocManaged[int32](w, n)

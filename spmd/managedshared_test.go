@@ -46,7 +46,7 @@ func managedShared(t *testing.T, w *spmd.World) {
 	}
 	spmdtest.Must(t, spmd.Barrier(w.Comm()))
 
-	// Who has freed it cannot use it, and the others can, also when there is new memory.
+	// A rank that has freed it cannot use it, and the others can, also when there is new memory.
 	last := w.Size() - 1
 	if w.Rank() != last {
 		spmdtest.Must(t, x.Free())
@@ -76,7 +76,8 @@ func managedShared(t *testing.T, w *spmd.World) {
 		return
 	}
 	_, err = spmd.AllocManagedShared[int32](w, n+w.Rank())
-	if err == nil || !strings.Contains(err.Error(), "over the ranks") || !strings.Contains(err.Error(), "managedshared_test.go:") {
+	if err == nil || !strings.Contains(err.Error(), "over the ranks") ||
+		!strings.Contains(err.Error(), "managedshared_test.go:") {
 		t.Errorf("different lengths: %v", err)
 	}
 	_, err = spmd.AllocManagedShared[int32](w, -1)

@@ -50,7 +50,8 @@ func gpuPaths(t *testing.T) {
 	start := func(args ...string) (out string, made int, comms []string) {
 		t.Helper()
 		logs := t.TempDir()
-		env := rankEnv + "=LOCKSTEP_CACHE=" + cache + ";FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r;FAKECUDA_MEMORY=300000000"
+		env := rankEnv + "=LOCKSTEP_CACHE=" + cache + ";FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" +
+			logs + "/%r;FAKECUDA_MEMORY=300000000"
 		status, out := run(t, 2, "paths", []string{env}, append(args, "--device", "cuda")...)
 		if status != 0 {
 			t.Fatalf("status %d\n%s", status, out)
@@ -86,11 +87,16 @@ func gpuPaths(t *testing.T) {
 		says string
 		want []string
 	}{
-		{"small ones", map[int]int{0: 8}, nil, "earlier run", []string{"AllReduce 2", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
-		{"large ones and others", map[int]int{0: 19, 2: 9}, nil, "earlier run", []string{"AllReduce 1", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
-		{"what is not called", map[int]int{3: 8}, nil, "earlier run", []string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
-		{"always", nil, []string{"--symmetric", "always"}, "", []string{"AllReduce 2", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
-		{"never", nil, []string{"--symmetric", "never"}, "", []string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
+		{"small ones", map[int]int{0: 8}, nil, "earlier run",
+			[]string{"AllReduce 2", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
+		{"large ones and others", map[int]int{0: 19, 2: 9}, nil, "earlier run",
+			[]string{"AllReduce 1", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
+		{"what is not called", map[int]int{3: 8}, nil, "earlier run",
+			[]string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
+		{"always", nil, []string{"--symmetric", "always"}, "",
+			[]string{"AllReduce 2", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
+		{"never", nil, []string{"--symmetric", "never"}, "",
+			[]string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
 	} {
 		if !campaign.All() && i%2 == 0 {
 			continue
@@ -101,8 +107,10 @@ func gpuPaths(t *testing.T) {
 			t.Errorf("%s: %d times memory, %q, want once and %q\n%s", tc.name, made, got, tc.want, out)
 		}
 	}
-	for name, damage := range map[string]string{"cut": string(lines[:len(lines)/2]), "of another machine": pathsLine(nil, 0) + "\tmore " + key,
-		"of another version": "0 0 0\t" + key, "no way": pathsLine(map[int]int{0: 8}, '7') + "\t" + key, "a way that is not to be had": pathsLine(map[int]int{2: 8}, '2') + "\t" + key,
+	for name, damage := range map[string]string{"cut": string(lines[:len(lines)/2]),
+		"of another machine": pathsLine(nil, 0) + "\tmore " + key,
+		"of another version": "0 0 0\t" + key, "no way": pathsLine(map[int]int{0: 8}, '7') + "\t" + key,
+		"a way that is not to be had":          pathsLine(map[int]int{2: 8}, '2') + "\t" + key,
 		"symmetric kernels that there are not": pathsLine(map[int]int{1: 8}, '1') + "\t" + key} {
 		if !campaign.All() && name != "cut" && name != "a way that is not to be had" {
 			continue

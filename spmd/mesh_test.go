@@ -14,7 +14,8 @@ import (
 // TestFitAxes compares the sizes with all that multiply to the ranks.
 func TestFitAxes(t *testing.T) {
 	for ranks := 1; ranks <= 60; ranks++ {
-		axes, err := spmd.FitAxes(ranks, spmd.Axis{Name: "z", Size: spmd.Fit}, spmd.Axis{Name: "y", Size: spmd.Fit}, spmd.Axis{Name: "x", Size: spmd.Fit})
+		axes, err := spmd.FitAxes(ranks, spmd.Axis{Name: "z", Size: spmd.Fit}, spmd.Axis{Name: "y", Size: spmd.Fit},
+			spmd.Axis{Name: "x", Size: spmd.Fit})
 		must(t, err)
 		z, y, x := axes[0].Size, axes[1].Size, axes[2].Size
 		if z*y*x != ranks || z < y || y < x {
@@ -28,7 +29,8 @@ func TestFitAxes(t *testing.T) {
 			}
 		}
 	}
-	axes, err := spmd.FitAxes(24, spmd.Axis{Name: "z", Size: spmd.Fit}, spmd.Axis{Name: "y", Size: 2, Periodic: true}, spmd.Axis{Name: "x", Size: spmd.Fit})
+	axes, err := spmd.FitAxes(24, spmd.Axis{Name: "z", Size: spmd.Fit}, spmd.Axis{Name: "y", Size: 2, Periodic: true},
+		spmd.Axis{Name: "x", Size: spmd.Fit})
 	must(t, err)
 	if got := fmt.Sprint(axes, axes[1].Periodic); got != "[z 4 y 2 periodic x 3] true" {
 		t.Error(got)
@@ -49,11 +51,13 @@ func TestFitAxes(t *testing.T) {
 	}
 }
 
-// TestShift compares neighbours with those of a grid drawn by its definition: ranks in order, the last axis fastest.
+// TestShift compares neighbours with those of a grid drawn by its definition: ranks in order, the
+// last axis fastest.
 func TestShift(t *testing.T) {
 	everyKind(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		for _, periodic := range []bool{false, true} {
-			m, err := w.Layout(spmd.Axis{Name: "y", Size: spmd.Fit}, spmd.Axis{Name: "x", Size: spmd.Fit, Periodic: periodic})
+			m, err := w.Layout(spmd.Axis{Name: "y", Size: spmd.Fit},
+				spmd.Axis{Name: "x", Size: spmd.Fit, Periodic: periodic})
 			must(t, err)
 			axes := m.Axes()
 			ny, nx := axes[0].Size, axes[1].Size
@@ -69,10 +73,12 @@ func TestShift(t *testing.T) {
 			y, x := w.Rank()/nx, w.Rank()%nx
 			for by := -9; by <= 9; by++ {
 				if from, to := m.Shift("y", by); from != at(y-by, x) || to != at(y+by, x) {
-					t.Errorf("%v, rank %d, %d along y: from %d to %d, want %d and %d", axes, w.Rank(), by, from, to, at(y-by, x), at(y+by, x))
+					t.Errorf("%v, rank %d, %d along y: from %d to %d, want %d and %d", axes, w.Rank(), by,
+						from, to, at(y-by, x), at(y+by, x))
 				}
 				if from, to := m.Shift("x", by); from != at(y, x-by) || to != at(y, x+by) {
-					t.Errorf("%v, periodic %v, rank %d, %d along x: from %d to %d, want %d and %d", axes, periodic, w.Rank(), by, from, to, at(y, x-by), at(y, x+by))
+					t.Errorf("%v, periodic %v, rank %d, %d along x: from %d to %d, want %d and %d", axes,
+						periodic, w.Rank(), by, from, to, at(y, x-by), at(y, x+by))
 				}
 			}
 			if from, to := m.Shift("y", math.MaxInt); from != spmd.None || to != spmd.None {
@@ -86,8 +92,9 @@ func TestShift(t *testing.T) {
 	})
 }
 
-// TestNone: what is received from None stays as it is, what is sent to it goes nowhere, and the other half of a SendRecv
-// takes place, in every way to issue it. An edge makes the calls that the inside makes.
+// TestNone: a receive from None leaves the buffer as it is, a send to it goes nowhere, and the
+// other half of a SendRecv takes place, in every way to issue it. An edge makes the calls that the
+// inside makes.
 func TestNone(t *testing.T) { everyWay(t, leftOut) }
 
 func leftOut(t *testing.T, w *spmd.World) {
@@ -138,13 +145,15 @@ func leftOut(t *testing.T, w *spmd.World) {
 		"-2147483648 is not":   spmd.Broadcast(c, x, spmd.None),
 		"in the middle of a c": blocksInCapture(s, func() error { return spmd.Send(c, x, spmd.None) }),
 	} {
-		if err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "mesh_test.go:") && what != "in the middle of a c" {
+		if err == nil || !strings.Contains(err.Error(), what) ||
+			!strings.Contains(err.Error(), "mesh_test.go:") && what != "in the middle of a c" {
 			t.Errorf("%v, want %q", err, what)
 		}
 	}
 }
 
-// shiftLine moves a number to the next rank of a line, and then to the one before, in a group of a stream and in a graph.
+// shiftLine moves a number to the next rank of a line, and then to the one before, in a group of a
+// stream and in a graph.
 func shiftLine(w *spmd.World) error {
 	me, last := w.Rank(), w.Size()-1
 	before, after := me-1, me+1
@@ -165,7 +174,8 @@ func shiftLine(w *spmd.World) error {
 	c, own := w.Comm().On(s), x.Slice(1, 2)
 	shift := func() error {
 		return c.Group(func() error {
-			return errors.Join(spmd.SendRecv(c, x.Slice(0, 1), before, own, after), spmd.SendRecv(c, x.Slice(2, 3), after, own, before))
+			return errors.Join(spmd.SendRecv(c, x.Slice(0, 1), before, own, after),
+				spmd.SendRecv(c, x.Slice(2, 3), after, own, before))
 		})
 	}
 	check := func(what string) error {
@@ -188,7 +198,8 @@ func shiftLine(w *spmd.World) error {
 	}
 	replay := func() error { return g.Launch(s) }
 	for i, f := range []func() error{shift, replay, replay, shift} {
-		if err := errors.Join(x.SetAll(-1), own.SetAll(int32(100+me)), f(), s.Synchronize(), check(fmt.Sprintf("time %d", i))); err != nil {
+		if err := errors.Join(x.SetAll(-1), own.SetAll(int32(100+me)), f(), s.Synchronize(),
+			check(fmt.Sprintf("time %d", i))); err != nil {
 			return err
 		}
 	}
@@ -204,7 +215,7 @@ func TestNoneIsChecked(t *testing.T) {
 	}
 }
 
-// blocksInCapture has fn fail a capture.
+// blocksInCapture makes fn fail a capture.
 func blocksInCapture(s *spmd.Stream, fn func() error) error {
 	_, err := s.Capture(fn)
 	return err

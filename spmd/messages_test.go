@@ -19,7 +19,8 @@ import (
 // posted is element i of message k from one rank to another.
 func posted(from, to, k, i int) int32 { return int32(i + 1000*k + 1_000_000*from + 10_000_000*to) }
 
-// letters are messages of this rank to and from every rank, those of one length after those of another.
+// letters are messages of this rank to and from every rank, those of one length after those of
+// another.
 type letters struct {
 	out, in spmd.Buffer[int32]
 	sizes   []int
@@ -48,7 +49,7 @@ func newLetters(w *spmd.World, sizes []int) (l letters, err error) {
 	return l, l.out.CopyFrom(values)
 }
 
-// exchange has everyone send everything to everyone in one group.
+// exchange makes everyone send everything to everyone in one group.
 func (l letters) exchange(c spmd.Comm) error {
 	return c.Group(func() error {
 		var err error
@@ -63,7 +64,7 @@ func (l letters) exchange(c spmd.Comm) error {
 	})
 }
 
-// check compares what came, of the lengths up to most, and forgets it.
+// check compares the received messages of lengths up to most, and forgets them.
 func (l letters) check(w *spmd.World, what string, most int) error {
 	got := make([]int32, l.in.Len())
 	if err := l.in.CopyTo(got); err != nil {
@@ -74,7 +75,8 @@ func (l letters) check(w *spmd.World, what string, most int) error {
 		for k, n := range l.sizes {
 			for i := range n {
 				if want := posted(from, w.Rank(), k, i); n <= most && got[at+i] != want {
-					return fmt.Errorf("%s: element %d of message %d, of %d, from rank %d is %d, want %d", what, i, k, n, from, got[at+i], want)
+					return fmt.Errorf("%s: element %d of message %d, of %d, from rank %d is %d, want %d",
+						what, i, k, n, from, got[at+i], want)
 				}
 			}
 			at += n
@@ -83,8 +85,8 @@ func (l letters) check(w *spmd.World, what string, most int) error {
 	return l.in.SetAll(-1)
 }
 
-// exchangeLetters sends messages of some sizes in groups, on their own and in a graph. Those of more than most elements
-// need not arrive.
+// exchangeLetters sends messages of some sizes in groups, on their own and in a graph. Those of
+// more than most elements need not arrive.
 func exchangeLetters(w *spmd.World, sizes []int, most int) error {
 	s, err := w.NewStream("messages")
 	if err != nil {
@@ -96,7 +98,8 @@ func exchangeLetters(w *spmd.World, sizes []int, most int) error {
 	}
 	c := w.Comm().On(s)
 	for i := range 3 {
-		if err := errors.Join(l.exchange(c), s.Synchronize(), l.check(w, fmt.Sprintf("group %d", i), most)); err != nil {
+		if err := errors.Join(l.exchange(c), s.Synchronize(),
+			l.check(w, fmt.Sprintf("group %d", i), most)); err != nil {
 			return err
 		}
 	}
@@ -105,7 +108,8 @@ func exchangeLetters(w *spmd.World, sizes []int, most int) error {
 		return err
 	}
 	for i := range 3 {
-		if err := errors.Join(g.Launch(s), g.Launch(s), s.Synchronize(), l.check(w, fmt.Sprintf("graph %d", i), most)); err != nil {
+		if err := errors.Join(g.Launch(s), g.Launch(s), s.Synchronize(),
+			l.check(w, fmt.Sprintf("graph %d", i), most)); err != nil {
 			return err
 		}
 		if err := errors.Join(l.exchange(c), s.Synchronize(), l.check(w, "between the replays", most)); err != nil {
@@ -115,8 +119,8 @@ func exchangeLetters(w *spmd.World, sizes []int, most int) error {
 	return errors.Join(g.Close(), l.out.Free(), l.in.Free())
 }
 
-// exchangeParts does the collectives that are made of messages, with parts of r * n elements for rank r, or those between
-// ranks r and q of r * q * n.
+// exchangeParts does the collectives that are made of messages, with parts of r * n elements for
+// rank r, or those between ranks r and q of r * q * n.
 func exchangeParts(w *spmd.World, n int) error {
 	ranks, me := w.Size(), w.Rank()
 	root := ranks - 1
@@ -151,7 +155,8 @@ func exchangeParts(w *spmd.World, n int) error {
 	if failure != nil {
 		return failure
 	}
-	err := errors.Join(spmd.GatherV(w.Comm(), gathered, own, counts, root), spmd.ScatterV(w.Comm(), scattered, all, counts, root),
+	err := errors.Join(spmd.GatherV(w.Comm(), gathered, own, counts, root),
+		spmd.ScatterV(w.Comm(), scattered, all, counts, root),
 		spmd.AllToAllV(w.Comm(), in, out, across, across), spmd.AllGatherV(w.Comm(), everywhere, own, counts),
 		spmd.AllGatherV(w.Comm(), inPlace, inPlace.Slice(off, off+counts[me]), counts))
 	check := func(what string, b spmd.Buffer[int32], want func(i int) int32) {
@@ -194,8 +199,9 @@ func exchangeParts(w *spmd.World, n int) error {
 	return err
 }
 
-// TestMessages: messages of all sizes get through at once, in groups, in graphs and in collectives, and those of a group
-// hold each other up in no order. On GPUs short ones and long ones go different ways.
+// TestMessages: messages of all sizes get through at once, in groups, in graphs and in collectives,
+// and those of a group hold each other up in no order. On GPUs short ones and long ones go
+// different ways.
 func TestMessages(t *testing.T) {
 	everyKind(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		must(t, exchangeLetters(w, []int{1 << 18, 1, 1000, 1 << 17, 3}, 1<<18))
@@ -227,7 +233,8 @@ func TestMessages(t *testing.T) {
 	})
 }
 
-// TestEmptyMessages: a message of no elements is one all the same. Recv waits for it, and it takes no other's place.
+// TestEmptyMessages: a message of no elements is a message all the same. Recv waits for it, and it
+// takes no other's place.
 func TestEmptyMessages(t *testing.T) { everyWay(t, emptyMessages) }
 
 func emptyMessages(t *testing.T, w *spmd.World) {
@@ -259,7 +266,8 @@ func emptyMessages(t *testing.T, w *spmd.World) {
 			must(t, x.SetAll(7))
 			must(t, os.WriteFile(sent, sum[:], 0o666))
 			m.run(t, w, func(c spmd.Comm) error {
-				return errors.Join(spmd.Send(c, none, 1), spmd.Send(c, x.Slice(0, 3), 1), spmd.Send(c, spmd.Buffer[int32]{}, 1))
+				return errors.Join(spmd.Send(c, none, 1), spmd.Send(c, x.Slice(0, 3), 1),
+					spmd.Send(c, spmd.Buffer[int32]{}, 1))
 			})
 		case 1:
 			m.run(t, w, func(c spmd.Comm) error { return spmd.Recv(c, none, 0) })
@@ -270,7 +278,8 @@ func emptyMessages(t *testing.T, w *spmd.World) {
 				return errors.Join(spmd.Recv(c, in.Slice(0, 3), 0), spmd.Recv(c, spmd.Buffer[int32]{}, 0))
 			})
 			if in.At(0) != 7 || in.At(2) != 7 || in.At(3) != -1 {
-				t.Errorf("%s: the message after one of no elements is %d, %d, then %d", m.name, in.At(0), in.At(2), in.At(3))
+				t.Errorf("%s: the message after one of no elements is %d, %d, then %d", m.name, in.At(0),
+					in.At(2), in.At(3))
 			}
 		}
 		must(t, spmd.Barrier(w.Comm()))
@@ -287,14 +296,16 @@ func emptyMessages(t *testing.T, w *spmd.World) {
 	}
 }
 
-// peerMessages are messages that kernels between peers carry, and then groups with others that NCCL carries.
+// peerMessages are messages that kernels between peers carry, and then groups with others that NCCL
+// carries.
 func peerMessages(w *spmd.World) error {
 	much := 2 << 20 / max(1, w.Size()-1) / 4 // elements of the longest
 	many := make([]int, 20)
 	for k := range many {
 		many[k] = 1 + 37*k
 	}
-	err := errors.Join(exchangeLetters(w, []int{700, 1, 4097}, much), exchangeLetters(w, many, much), exchangeParts(w, 33))
+	err := errors.Join(exchangeLetters(w, []int{700, 1, 4097}, much), exchangeLetters(w, many, much),
+		exchangeParts(w, 33))
 	if err == nil {
 		err = gatherMuch(w, much)
 	}
@@ -307,7 +318,8 @@ func peerMessages(w *spmd.World) error {
 	return errors.Join(err, w.Emit(map[string]any{"right": err == nil}))
 }
 
-// gatherMuch gathers parts that are too long for one step, and not for messages, and scatters them again.
+// gatherMuch gathers parts that are too long for one step, and not for messages, and scatters them
+// again.
 func gatherMuch(w *spmd.World, n int) error {
 	all, err := spmd.Alloc[int32](w, n*w.Size())
 	if err != nil {
@@ -321,7 +333,8 @@ func gatherMuch(w *spmd.World, n int) error {
 	for i := range values {
 		values[i] = posted(w.Rank(), 0, 0, i)
 	}
-	err = errors.Join(part.CopyFrom(values), spmd.Gather(w.Comm(), all, part, 1), part.SetAll(0), spmd.Scatter(w.Comm(), part, all, 1), part.CopyTo(values))
+	err = errors.Join(part.CopyFrom(values), spmd.Gather(w.Comm(), all, part, 1), part.SetAll(0),
+		spmd.Scatter(w.Comm(), part, all, 1), part.CopyTo(values))
 	for i, v := range values {
 		if v != posted(w.Rank(), 0, 0, i) {
 			return errors.Join(err, fmt.Errorf("element %d has come back as %d", i, v))
@@ -330,14 +343,16 @@ func gatherMuch(w *spmd.World, n int) error {
 	return err
 }
 
-// messagesBetweenPeers: short messages take no call of NCCL; with long ones in a group each goes its way, beside the other.
+// messagesBetweenPeers: short messages take no call of NCCL. With long ones in a group each goes
+// its way, beside the other.
 func messagesBetweenPeers(t *testing.T) {
 	for ranks, calls := range map[int]int{2: 0, 3: (3 + 2 + 3) * 3} { // of the last groups, to each rank
 		if ranks == 2 && !campaign.All() {
 			continue
 		}
 		logs := t.TempDir()
-		env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", rankEnv + "=FAKECUDA_LOG=" + logs + "/cuda%r;FAKENCCL_LOG=" + logs + "/nccl%r"}
+		env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1",
+			rankEnv + "=FAKECUDA_LOG=" + logs + "/cuda%r;FAKENCCL_LOG=" + logs + "/nccl%r"}
 		status, out := run(t, ranks, "peer messages", env, "--device", "cuda", "--collectives", "nccl", "--json", "-")
 		if status != 0 || !strings.Contains(out, `"right":true`) {
 			t.Errorf("%d ranks: status %d\n%s", ranks, status, out)
@@ -357,7 +372,8 @@ func messagesBetweenPeers(t *testing.T) {
 	}
 }
 
-// mixedStreams has what peers carry and what NCCL carries follow each other on two streams, all on one communicator.
+// mixedStreams makes calls of peers and calls of NCCL follow each other on two streams, all on one
+// communicator.
 func mixedStreams(w *spmd.World) error {
 	a, b, err := twoStreams(w)
 	if err != nil {
@@ -379,11 +395,14 @@ func mixedStreams(w *spmd.World) error {
 	return errors.Join(a.Synchronize(), b.Synchronize(), l.check(w, "beside NCCL", 5))
 }
 
-// groupsBesideNCCL: a call of NCCL waits for the kernel between peers of a group on another stream, and the other way around.
+// groupsBesideNCCL: a call of NCCL waits for the kernel between peers of a group on another stream,
+// and the other way around.
 func groupsBesideNCCL(t *testing.T) {
 	logs := t.TempDir()
-	env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", rankEnv + "=FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r"}
-	status, out := run(t, 3, "mixed streams", env, "--device", "cuda", "--collectives", "nccl", "--summary", "off") // whose events are not the order's
+	env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1",
+		rankEnv + "=FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r"}
+	// whose events are not the order's
+	status, out := run(t, 3, "mixed streams", env, "--device", "cuda", "--collectives", "nccl", "--summary", "off")
 	if status != 0 {
 		t.Fatalf("status %d\n%s", status, out)
 	}
@@ -401,20 +420,24 @@ func groupsBesideNCCL(t *testing.T) {
 		}
 	}
 	if sums != 3 || len(between) != 4 {
-		t.Fatalf("%d sums, want 3; between the first two %v, want one stream to wait for the other, and back", sums, between)
+		t.Fatalf("%d sums, want 3; between the first two %v, want one stream to wait for the other, and back",
+			sums, between)
 	}
 	sum, group := between[0].stream, between[1].stream
 	there, back := between[0].event, between[2].event
-	want := []mark{{"cuEventRecord", there, sum}, {"cuStreamWaitEvent", there, group}, {"cuEventRecord", back, group}, {"cuStreamWaitEvent", back, sum}}
+	want := []mark{{"cuEventRecord", there, sum}, {"cuStreamWaitEvent", there, group},
+		{"cuEventRecord", back, group}, {"cuStreamWaitEvent", back, sum}}
 	if sum == group || !slices.Equal(between, want) {
 		t.Errorf("between two sums %v, want %v", between, want)
 	}
 }
 
-// peersWithoutNCCL: collectives and messages between peers are captured, and right, where MPI stands in for NCCL.
+// peersWithoutNCCL: collectives and messages between peers are captured, and right, if MPI stands
+// in for NCCL.
 func peersWithoutNCCL(t *testing.T) {
 	for what, ranks := range map[string]int{"peer messages": 2, "peer sums": 3} {
-		status, out := run(t, ranks, what, []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1"}, "--device", "cuda", "--collectives", "mpi-peer", "--json", "-")
+		status, out := run(t, ranks, what, []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1"}, "--device",
+			"cuda", "--collectives", "mpi-peer", "--json", "-")
 		if status != 0 || !strings.Contains(out, `"right":true`) {
 			t.Errorf("%s: status %d\n%s", what, status, out)
 		}

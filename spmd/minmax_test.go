@@ -11,22 +11,21 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// TestNaNWins: of Min and Max the result is a NaN where any rank has one, and -0 is less than 0, in every type, length, call
-// and way, whichever rank it is.
+// TestNaNWins: Min and Max give a NaN if any rank has one, and -0 is less than 0, in every type,
+// length, call and way, whichever rank it is.
 func TestNaNWins(t *testing.T) {
 	campaign.More(t, 2*len(everyRanks)*(len(modes)*4-1), "types by modes and numbers of ranks of NaN in Min and Max")
-	half := number[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(h spmd.F16) float64 { return float64(h.Float32()) }}
-	brain := number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(h spmd.BF16) float64 { return float64(h.Float32()) }}
 	everyWay(t, func(t *testing.T, w *spmd.World) {
 		for k, m := range modesOf(w) {
-			if w.OnHost() && m.name != "blocking" && !campaign.All() { // the same transport, whose own tests have all types
+			// the same transport, whose own tests have all types
+			if w.OnHost() && m.name != "blocking" && !campaign.All() {
 				continue
 			}
 			each(w.Size()+k,
 				func() { minMax(t, w, m, plain[float32](), 1, 3, 1<<10+1) },
 				func() { minMax(t, w, m, plain[float64](), 1, 1<<10+1) },
-				func() { minMax(t, w, m, half, 1, 1<<10+1) },
-				func() { minMax(t, w, m, brain, 1, 1<<10+1) },
+				func() { minMax(t, w, m, half(), 1, 1<<10+1) },
+				func() { minMax(t, w, m, brain(), 1, 1<<10+1) },
 			)
 			if m.name == "blocking" && (campaign.All() || w.Size() == 3) {
 				minMax(t, w, m, plain[float32](), 300_000)
@@ -35,7 +34,7 @@ func TestNaNWins(t *testing.T) {
 	})
 }
 
-// extremeInput is what rank r of size brings: a NaN where it is the odd one, its own zero, or its number.
+// extremeInput is the input of rank r of size: a NaN on the odd one, its own zero, or its number.
 func extremeInput(op spmd.Op, r, odd, i int) float64 {
 	rare, common := math.Copysign(0, -1), 0.0 // of the signs of zero the one that wins, and the other
 	if op == spmd.Max {
@@ -103,7 +102,8 @@ func minMax[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], len
 					reduced = func(i int) float64 { return num.to(out[i]) }
 				}
 				run("Reduce", func(c spmd.Comm) error { return spmd.Reduce(c, dst, src, op, root) }, reduced)
-				run("Scan", func(c spmd.Comm) error { return spmd.Scan(c, dst, src, op) }, func(i int) float64 { return want(rank+1, i) })
+				run("Scan", func(c spmd.Comm) error { return spmd.Scan(c, dst, src, op) },
+					func(i int) float64 { return want(rank+1, i) })
 				if rank > 0 {
 					all = func(i int) float64 { return want(rank, i) }
 				} else {

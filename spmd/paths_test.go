@@ -17,7 +17,8 @@ import (
 
 // peerSums are small collectives that kernels between peers carry, on memory of both kinds.
 func peerSums(w *spmd.World) error {
-	for _, alloc := range []func(*spmd.World, int) (spmd.Buffer[int64], error){spmd.Alloc[int64], spmd.AllocSymmetric[int64]} {
+	for _, alloc := range []func(*spmd.World, int) (spmd.Buffer[int64], error){spmd.Alloc[int64],
+		spmd.AllocSymmetric[int64]} {
 		if err := peerSumsOn(w, alloc); err != nil {
 			return err
 		}
@@ -58,21 +59,25 @@ func peerMovesOn(w *spmd.World, c spmd.Comm, alloc func(*spmd.World, int) (spmd.
 		}
 		return b
 	}
-	x, reduced, cast, gathered, scattered, one, own, across := buffer(part*ranks), buffer(part), buffer(part), buffer(part*ranks), buffer(part), buffer(part), buffer(part*ranks), buffer(part*ranks)
+	x, reduced, cast, gathered, scattered, one, own, across := buffer(part*ranks), buffer(part),
+		buffer(part), buffer(part*ranks), buffer(part), buffer(part), buffer(part*ranks), buffer(part*ranks)
 	if err != nil {
 		return err
 	}
 	c = c.On(s)
 	first := x.Slice(0, part)
 	g, err := s.Capture(func() error {
-		return errors.Join(spmd.Reduce(c, reduced, first, spmd.Max, 1), spmd.Broadcast(c, cast, 2), spmd.AllGather(c, gathered, first),
-			spmd.ReduceScatter(c, scattered, x, spmd.Sum), spmd.Barrier(c), spmd.Scatter(c, one, x, 1), spmd.Gather(c, own, first, 0),
-			spmd.AllToAll(c, across, x))
+		return errors.Join(spmd.Reduce(c, reduced, first, spmd.Max, 1), spmd.Broadcast(c, cast, 2),
+			spmd.AllGather(c, gathered, first),
+			spmd.ReduceScatter(c, scattered, x, spmd.Sum), spmd.Barrier(c), spmd.Scatter(c, one, x, 1),
+			spmd.Gather(c, own, first, 0), spmd.AllToAll(c, across, x))
 	})
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(g.Launch(s), g.Launch(s), s.Synchronize(), spmd.AllToAll(c, x, x), s.Synchronize()); err != nil { // in place
+	// in place
+	if err := errors.Join(g.Launch(s), g.Launch(s), s.Synchronize(), spmd.AllToAll(c, x, x),
+		s.Synchronize()); err != nil {
 		return err
 	}
 	for _, what := range []struct {
@@ -82,7 +87,9 @@ func peerMovesOn(w *spmd.World, c spmd.Comm, alloc func(*spmd.World, int) (spmd.
 	}{
 		{"Broadcast", cast, func(i int) int64 { return in(2, i) }},
 		{"AllGather", gathered, func(i int) int64 { return in(i/part, i%part) }},
-		{"ReduceScatter", scattered, func(i int) int64 { return int64(ranks)*in(0, me*part+i) + 100_000*int64(ranks*(ranks-1)/2) }},
+		{"ReduceScatter", scattered, func(i int) int64 {
+			return int64(ranks)*in(0, me*part+i) + 100_000*int64(ranks*(ranks-1)/2)
+		}},
 		{"Scatter", one, func(i int) int64 { return in(1, me*part+i) }},
 		{"AllToAll", across, func(i int) int64 { return in(i/part, me*part+i%part) }},
 		{"AllToAll in place", x, func(i int) int64 { return in(i/part, me*part+i%part) }},
@@ -112,7 +119,8 @@ func peerMovesOn(w *spmd.World, c spmd.Comm, alloc func(*spmd.World, int) (spmd.
 	return g.Close()
 }
 
-// peerSumsOn makes them eager, in a graph, on two streams and communicators in turn, and into memory of the host.
+// peerSumsOn makes them eager, in a graph, on two streams and communicators in turn, and into
+// memory of the host.
 func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64], error)) error {
 	const n = 100
 	a, b, err := twoStreams(w)
@@ -154,14 +162,17 @@ func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64],
 	if err := errors.Join(spmd.AllReduce(w.Comm().On(a), y, x, spmd.Sum), check("eager", y, 1)); err != nil {
 		return err
 	}
-	if err := spmd.Await(a, pinned, func() error { return spmd.AllReduce(w.Comm().On(a), pinned, x, spmd.Sum) }); err != nil {
+	if err := spmd.Await(a, pinned, func() error {
+		return spmd.AllReduce(w.Comm().On(a), pinned, x, spmd.Sum)
+	}); err != nil {
 		return err
 	}
 	if err := compare("into host memory", pinned.Host(), 1); err != nil {
 		return err
 	}
 	for range 20 { // y of one stream is read by the next
-		err := errors.Join(spmd.AllReduce(w.Comm().On(a), y, x, spmd.Sum), b.After(a), spmd.AllReduce(w.NodeComm().On(b), y, y, spmd.Max), a.After(b))
+		err := errors.Join(spmd.AllReduce(w.Comm().On(a), y, x, spmd.Sum), b.After(a),
+			spmd.AllReduce(w.NodeComm().On(b), y, y, spmd.Max), a.After(b))
 		if err != nil {
 			return err
 		}
@@ -170,7 +181,8 @@ func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64],
 		return err
 	}
 	g, err := a.Capture(func() error {
-		return errors.Join(spmd.AllReduce(w.Comm().On(a), y, x, spmd.Sum), spmd.AllReduce(w.Comm().On(a), y, y, spmd.Sum))
+		return errors.Join(spmd.AllReduce(w.Comm().On(a), y, x, spmd.Sum),
+			spmd.AllReduce(w.Comm().On(a), y, y, spmd.Sum))
 	})
 	if err != nil {
 		return err
@@ -234,14 +246,16 @@ func graphBranches(t *testing.T) {
 		}
 		log, err := os.ReadFile(filepath.Join(logs, "1"))
 		must(t, err)
-		// One branch begins after the other, each sum but the first after one of the other branch, and one branch ends after the other.
+		// One branch begins after the other, each sum but the first after one of the other branch,
+		// and one branch ends after the other.
 		if waits := strings.Count(string(log), "cuStreamWaitEvent "); waits != 1+9+1 {
 			t.Errorf("%s: %d waits of ten sums in two branches", by, waits)
 		}
 	}
 }
 
-// gpuUnmixed: NCCL is told that graphs and calls are kept apart where nothing but NVLink and the ranks' own streams is between them.
+// gpuUnmixed: NCCL is told that graphs and calls are kept apart if nothing but NVLink and the
+// ranks' own streams is between them.
 func gpuUnmixed(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, env, why string }{
@@ -251,7 +265,8 @@ func gpuUnmixed(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			logs := t.TempDir()
-			status, out := run(t, 2, "sum", []string{"FAKENCCL_VERSION=22902", tc.env, rankEnv + "=FAKENCCL_LOG=" + logs + "/%r"}, "--device", "cuda", "--log-level", "debug")
+			status, out := run(t, 2, "sum", []string{"FAKENCCL_VERSION=22902", tc.env,
+				rankEnv + "=FAKENCCL_LOG=" + logs + "/%r"}, "--device", "cuda", "--log-level", "debug")
 			if status != 0 {
 				t.Fatalf("status %d\n%s", status, out)
 			}
@@ -261,7 +276,8 @@ func gpuUnmixed(t *testing.T) {
 				t.Errorf("NCCL was told: %v\n%s", got, log)
 			}
 			const said = "keeps the collectives of graphs apart"
-			if tc.why == "" && strings.Contains(out, said) || !strings.Contains(out, tc.why) || tc.why != "" && !strings.Contains(out, said) {
+			if tc.why == "" && strings.Contains(out, said) || !strings.Contains(out, tc.why) ||
+				tc.why != "" && !strings.Contains(out, said) {
 				t.Errorf("%s", out)
 			}
 		})
@@ -274,39 +290,45 @@ func peersBesideNCCL(t *testing.T) {
 	start := func(what, reach string, args ...string) (out string, reduces, calls int) {
 		t.Helper()
 		logs := t.TempDir()
-		status, out := run(t, 3, what, []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=" + reach, "FAKECUDA_MEMORY=100000000", "NCCL_GRAPH_MIXING_SUPPORT=1", rankEnv + "=FAKENCCL_LOG=" + logs + "/%r"},
+		status, out := run(t, 3, what, []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=" + reach,
+			"FAKECUDA_MEMORY=100000000", "NCCL_GRAPH_MIXING_SUPPORT=1", rankEnv + "=FAKENCCL_LOG=" + logs + "/%r"},
 			append(args, "--device", "cuda", "--collectives", "nccl", "--json", "-", "--log-level", "debug")...)
 		if status != 0 {
 			t.Fatalf("%s: status %d\n%s", what, status, out)
 		}
 		log, err := os.ReadFile(filepath.Join(logs, "2"))
 		must(t, err)
-		for _, name := range []string{"AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter", "Send", "Recv"} {
+		for _, name := range []string{"AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter",
+			"AlltoAll", "Gather", "Scatter", "Send", "Recv"} {
 			calls += strings.Count(string(log), "nccl"+name+" ")
 		}
 		return out, strings.Count(string(log), "ncclAllReduce "), calls
 	}
-	start("paths", "0") // it measures, which takes long where kernels are emulated
+	start("paths", "0") // it measures, which takes long if kernels are emulated
 	b, err := os.ReadFile(file)
 	must(t, err)
 	_, key, _ := strings.Cut(string(b), "\t")
-	key = strings.Replace(key, "3 ranks on one node, windows, ", "3 ranks on one node, windows and peers to 262144 bytes, ", 1)
+	key = strings.Replace(key, "3 ranks on one node, windows, ",
+		"3 ranks on one node, windows and peers to 262144 bytes, ", 1)
 	small := strings.Repeat("2", 16) + strings.Repeat("0", 10) // 8 bytes to 256 KiB
 	must(t, os.WriteFile(file, []byte(strings.Join([]string{small, small, small, small}, " ")+"\t"+key), 0o666))
 	out, _, calls := start("peer sums", "1")
-	if !strings.Contains(out, `"right":true`) || !strings.Contains(out, `allreduce_other_peers="8B to 256KiB"`) || !strings.Contains(out, `small_collectives="kernels between peers, messages of up to 262144 bytes" small_messages="kernels between peers, up to 1048576 bytes"`) {
+	if !strings.Contains(out, `"right":true`) || !strings.Contains(out, `allreduce_other_peers="8B to 256KiB"`) ||
+		!strings.Contains(out, `small_collectives="kernels between peers, messages of up to 262144 `+
+			`bytes" small_messages="kernels between peers, up to 1048576 bytes"`) {
 		t.Errorf("%s", out)
 	}
 	if calls != 0 {
 		t.Errorf("NCCL is called %d times", calls)
 	}
-	// What is large; of PCIe what is not symmetric, too, and the start's barrier; or all.
+	// Large calls; with PCIe calls on other memory, too, and the start's barrier; or all.
 	for _, tc := range []struct {
 		reach, symmetric string
 		reduces          int
 	}{{"2", "auto", 4}, {"1", "auto", 1}, {"1", "never", 5}} {
 		if out, reduces, _ := start("paths", tc.reach, "--symmetric", tc.symmetric); reduces != tc.reduces {
-			t.Errorf("reach %s, --symmetric %s: NCCL reduces %d times, want %d\n%s", tc.reach, tc.symmetric, reduces, tc.reduces, out)
+			t.Errorf("reach %s, --symmetric %s: NCCL reduces %d times, want %d\n%s", tc.reach,
+				tc.symmetric, reduces, tc.reduces, out)
 		}
 		if !campaign.All() {
 			break
@@ -373,7 +395,8 @@ func TestSymmetricPaths(t *testing.T) {
 	})
 }
 
-// sameInGraph: a captured all-reduce of n float32, which round, has the bits of one that was not.
+// sameInGraph: a captured all-reduce of n float32, which round, has the bits of one that was not
+// captured.
 func sameInGraph(t *testing.T, w *spmd.World, n int) {
 	t.Helper()
 	s := stream(t, w, "captured")

@@ -18,20 +18,23 @@ func pipelined(t *testing.T, w *spmd.World) {
 	const part, most = 300, 7
 	ranks, me := w.Size(), w.Rank()
 	s, gathers, sums := stream(t, w, "main"), stream(t, w, "gathers"), stream(t, w, "sums")
-	mine, x, y := alloc[float32](t, w, part*most), alloc[float32](t, w, part*most*ranks), alloc[float32](t, w, part*most*ranks)
+	mine, x, y := alloc[float32](t, w, part*most), alloc[float32](t, w, part*most*ranks),
+		alloc[float32](t, w, part*most*ranks)
 	c := w.Comm()
 	for _, pieces := range []int{0, 1, 2, most} {
 		run := func() error {
 			return spmd.Pipeline(s, pieces,
 				spmd.Stage{Stream: gathers, Do: func(k int) error {
-					return spmd.AllGather(c.On(gathers), x.Slice(k*part*ranks, (k+1)*part*ranks), mine.Slice(k*part, (k+1)*part))
+					return spmd.AllGather(c.On(gathers), x.Slice(k*part*ranks, (k+1)*part*ranks),
+						mine.Slice(k*part, (k+1)*part))
 				}},
 				spmd.Stage{Stream: s, Do: func(k int) error {
 					lo, hi := k*part*ranks, (k+1)*part*ranks
 					if err := spmd.Fill(s, y.Slice(lo, hi), float32(me)); err != nil {
 						return err
 					}
-					return addTo.Launch(s, spmd.Cover1D(hi-lo, 256), y.Slice(lo, hi).Arg(), x.Slice(lo, hi).Arg(), spmd.F32(2), spmd.I32(hi-lo))
+					return addTo.Launch(s, spmd.Cover1D(hi-lo, 256), y.Slice(lo, hi).Arg(),
+						x.Slice(lo, hi).Arg(), spmd.F32(2), spmd.I32(hi-lo))
 				}},
 				spmd.Stage{Stream: sums, Do: func(k int) error {
 					piece := y.Slice(k*part*ranks, (k+1)*part*ranks)
@@ -72,15 +75,16 @@ func pipelined(t *testing.T, w *spmd.World) {
 	}
 }
 
-// TestPipelineOrder: what is issued, and for whom a stage waits.
+// TestPipelineOrder: the issued calls, and the stages that a stage waits for.
 func TestPipelineOrder(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		a, b, c := stream(t, w, "a"), stream(t, w, "b"), stream(t, w, "c")
 		var issued []string
-		var done [4]atomic.Int32 // pieces, by stage; the first stands for what is ahead of all
+		var done [4]atomic.Int32 // pieces, by stage; the first stands for the work ahead of all
 		done[0].Store(3)
 		gate := make(chan struct{})
-		must(t, a.HostFunc(func() error { <-gate; return nil })) // nothing begins before what the first stream holds
+		// nothing begins before the commands of the first stream
+		must(t, a.HostFunc(func() error { <-gate; return nil }))
 		stage := func(s *spmd.Stream, i int) spmd.Stage {
 			return spmd.Stage{Stream: s, Do: func(k int) error {
 				issued = append(issued, fmt.Sprint(s.Name(), k))
@@ -106,8 +110,10 @@ func TestPipelineOrder(t *testing.T) {
 		}
 		for what, err := range map[string]error{
 			"stages 0 and 1 are on the same stream \"b\"": spmd.Pipeline(a, 3, stage(b, 1), stage(b, 2)),
-			"stage 0 has no stream":                       spmd.Pipeline(a, 3, spmd.Stage{Do: func(int) error { return nil }}),
-			"no more":                                     spmd.Pipeline(a, 3, spmd.Stage{Stream: b, Do: func(k int) error { return errors.New("no more") }}),
+			"stage 0 has no stream": spmd.Pipeline(a, 3,
+				spmd.Stage{Do: func(int) error { return nil }}),
+			"no more": spmd.Pipeline(a, 3, spmd.Stage{Stream: b,
+				Do: func(k int) error { return errors.New("no more") }}),
 		} {
 			if err == nil || !strings.Contains(err.Error(), what) {
 				t.Errorf("%v, want %q", err, what)

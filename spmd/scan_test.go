@@ -7,7 +7,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Scans of 1 to r+1 in closed form: triangular numbers and factorials, of five ranks too.
+// Scans of 1 to r+1 in closed form: triangular numbers and factorials, with five ranks too.
 func TestScan(t *testing.T) {
 	everyKind(t, []int{1, 2, 3, 5}, func(t *testing.T, w *spmd.World) {
 		const n = 5000 // more than goes through shared memory
@@ -36,13 +36,16 @@ func TestScan(t *testing.T) {
 		must(t, spmd.Scan(w.Comm(), y, x, spmd.Min))
 		want("least of the maxima", 1)
 
-		if err := spmd.Scan(w.Comm(), y, x, spmd.Avg); err == nil || !strings.Contains(err.Error(), "scan_test.go") || !strings.Contains(err.Error(), "Scan: avg") {
+		if err := spmd.Scan(w.Comm(), y, x, spmd.Avg); err == nil || !strings.Contains(err.Error(), "scan_test.go") ||
+			!strings.Contains(err.Error(), "Scan: avg") {
 			t.Errorf("averages: %v", err)
 		}
-		if err := spmd.ExScan(w.Comm(), y, x.Slice(1, n), spmd.Sum); err == nil || !strings.Contains(err.Error(), "dst has 5000 elements, src 4999") {
+		if err := spmd.ExScan(w.Comm(), y, x.Slice(1, n), spmd.Sum); err == nil ||
+			!strings.Contains(err.Error(), "dst has 5000 elements, src 4999") {
 			t.Errorf("unequal lengths: %v", err)
 		}
-		if err := spmd.Scan(w.Comm(), y.Slice(1, 4), y.Slice(0, 3), spmd.Sum); err == nil || !strings.Contains(err.Error(), "overlap") {
+		if err := spmd.Scan(w.Comm(), y.Slice(1, 4), y.Slice(0, 3), spmd.Sum); err == nil ||
+			!strings.Contains(err.Error(), "overlap") {
 			t.Errorf("overlap: %v", err)
 		}
 	})

@@ -58,9 +58,10 @@ func (e *traceEvent) end() int   { return inNanos(*e.Ts) + inNanos(*e.Dur) }
 // line is a thread of the file.
 type line struct{ pid, tid int }
 
-// readTrace reads a file of --trace, and checks it against the format: each event has what its phase wants, events of a
-// thread nest, arrows have both ends, each inside of an event, and lead forward in time, and collectives have all begun before
-// the first of them ends that needs all. One that has failed has no number.
+// readTrace reads a file of --trace, and checks it against the format. Each event has the fields of
+// its phase. Events of a thread nest. Arrows have both ends, each inside of an event, and lead
+// forward in time. Collectives have all begun before the first of them ends that needs all. One
+// that has failed has no number.
 func readTrace(t *testing.T, name string) traceFile {
 	t.Helper()
 	f, err := os.Open(name)
@@ -81,7 +82,8 @@ func readTrace(t *testing.T, name string) traceFile {
 	named := map[line]bool{}
 	for i := range file.Events {
 		e := &file.Events[i]
-		if e.Pid == nil || e.Tid == nil || e.Ts == nil || *e.Ts < 0 || *e.Pid < 0 || *e.Pid >= file.Other.Ranks || e.Name == "" {
+		if e.Pid == nil || e.Tid == nil || e.Ts == nil || *e.Ts < 0 || *e.Pid < 0 ||
+			*e.Pid >= file.Other.Ranks || e.Name == "" {
 			t.Fatalf("event %d lacks a field: %+v", i, e)
 		}
 		at := line{*e.Pid, *e.Tid}
@@ -132,7 +134,8 @@ func checkNesting(t *testing.T, at line, list []*traceEvent) {
 			open = open[:len(open)-1]
 		}
 		if n := len(open); n > 0 && e.end() > open[n-1] {
-			t.Errorf("thread %v: %s from %d to %d overlaps one that ends at %d", at, e.Name, e.start(), e.end(), open[n-1])
+			t.Errorf("thread %v: %s from %d to %d overlaps one that ends at %d", at, e.Name, e.start(),
+				e.end(), open[n-1])
 		}
 		open = append(open, e.end())
 	}
@@ -146,7 +149,8 @@ func checkArrow(t *testing.T, id int, list []*traceEvent, all map[line][]*traceE
 		if i > 0 && e.start() < list[i-1].start() {
 			t.Errorf("arrow %d leads back in time", id)
 		}
-		// Viewers have an event end before its end, and some cut both times of it to whole ns below.
+		// Viewers have an event end before its end, and some cut both times of it to whole ns
+		// below.
 		within := func(s *traceEvent) bool {
 			return s.start() <= e.start() && (e.start() == s.start() || e.start() < s.end()-2) && s.Cat != "region"
 		}
@@ -159,7 +163,7 @@ func checkArrow(t *testing.T, id int, list []*traceEvent, all map[line][]*traceE
 	}
 }
 
-// checkOrder checks times over ranks, of which two may differ from what they were by some ns.
+// checkOrder checks times over ranks. Two of them may differ from the true ones by some ns.
 func checkOrder(t *testing.T, all map[line][]*traceEvent, within int) {
 	t.Helper()
 	type call struct {
@@ -183,7 +187,8 @@ func checkOrder(t *testing.T, all map[line][]*traceEvent, within int) {
 				me = *e.Args.Rank
 			}
 			switch {
-			case e.Cat == "collective" && e.Args.Seq > 0 && (e.Name == "AllReduce" || e.Name == "Barrier" || e.Name == "AllGather"):
+			case e.Cat == "collective" && e.Args.Seq > 0 &&
+				(e.Name == "AllReduce" || e.Name == "Barrier" || e.Name == "AllGather"):
 				note(call{e.Args.Comm, e.Args.Seq, -1, -1}, e.start(), e.end())
 			case e.Cat == "message":
 				if e.Args.To != nil {
@@ -202,7 +207,7 @@ func checkOrder(t *testing.T, all map[line][]*traceEvent, within int) {
 	}
 }
 
-// count is how many events of the file are as is says.
+// count is how many events of the file is holds for.
 func (f *traceFile) count(is func(e *traceEvent) bool) (n int) {
 	for i := range f.Events {
 		if is(&f.Events[i]) {
@@ -241,7 +246,8 @@ func seen(w *spmd.World) (err error) {
 	}
 	c := w.Comm().On(s)
 	g, err := s.Capture(func() error {
-		return errors.Join(spmd.Fill(s, x, 1), other.After(s), spmd.Fill(other, y, 2), spmd.AllReduce(c, x, x, spmd.Sum), s.After(other))
+		return errors.Join(spmd.Fill(s, x, 1), other.After(s), spmd.Fill(other, y, 2),
+			spmd.AllReduce(c, x, x, spmd.Sum), s.After(other))
 	})
 	if err != nil && w.OnHost() {
 		return err
@@ -258,7 +264,8 @@ func seen(w *spmd.World) (err error) {
 		if err := errors.Join(one, two); err != nil || word != fmt.Sprint(n*(n-1)/2) {
 			return fmt.Errorf("%q: %w", word, err)
 		}
-		if err := errors.Join(spmd.AllReduce(w.Comm(), x, x, spmd.Max), spmd.AllGather(c, y, x), spmd.Barrier(half.On(s)),
+		if err := errors.Join(spmd.AllReduce(w.Comm(), x, x, spmd.Max), spmd.AllGather(c, y, x),
+			spmd.Barrier(half.On(s)),
 			spmd.SendRecv(c, y.Slice(0, 64), (r+n-1)%n, x, (r+1)%n), spmd.Copy(s, y.Slice(64, 128), x)); err != nil {
 			return err
 		}
@@ -275,7 +282,8 @@ func seen(w *spmd.World) (err error) {
 			return err
 		}
 		err := w.Comm().On(other).Group(func() error {
-			return errors.Join(spmd.Send(w.Comm().On(other), x, (r+1)%n), spmd.Recv(w.Comm().On(other), y.Slice(0, 64), (r+n-1)%n))
+			return errors.Join(spmd.Send(w.Comm().On(other), x, (r+1)%n),
+				spmd.Recv(w.Comm().On(other), y.Slice(0, 64), (r+n-1)%n))
 		})
 		if err != nil {
 			return err
@@ -285,7 +293,8 @@ func seen(w *spmd.World) (err error) {
 				return err
 			}
 		}
-		if err := errors.Join(s.HostFunc(func() error { return nil }), s.Synchronize(), other.Synchronize()); err != nil {
+		if err := errors.Join(s.HostFunc(func() error { return nil }), s.Synchronize(),
+			other.Synchronize()); err != nil {
 			return err
 		}
 		step.End()
@@ -293,7 +302,8 @@ func seen(w *spmd.World) (err error) {
 	return nil
 }
 
-// A trace shows each call once on each rank, with its bytes and number, and joins those of all ranks.
+// A trace shows each call once on each rank, with its bytes and number, and joins those of all
+// ranks.
 func TestTrace(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	for _, n := range []int{2, 3} {
@@ -302,7 +312,8 @@ func TestTrace(t *testing.T) {
 				name := filepath.Join(t.TempDir(), "t"+ext)
 				cfg := spmdtest.Config()
 				cfg.Trace = name
-				must(t, spmd.Local(t.Context(), cfg, n, func(_ context.Context, w *spmd.World) error { return seen(w) }))
+				must(t, spmd.Local(t.Context(), cfg, n,
+					func(_ context.Context, w *spmd.World) error { return seen(w) }))
 				f := readTrace(t, name)
 				checkSeen(t, &f, n)
 				if left, err := filepath.Glob(name + ".*"); err != nil || len(left) > 0 {
@@ -313,7 +324,8 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// The same on ranks that are processes, on the device that tests run on. What a GPU does is timed by its own clock.
+// The same on ranks that are processes, on the device that tests run on. A GPU's work is timed by
+// its own clock.
 func TestTraceOfProcesses(t *testing.T) { traceProcesses(t, []int{2, 3}) }
 
 func traceProcesses(t *testing.T, ranks []int) {
@@ -332,7 +344,9 @@ func traceProcesses(t *testing.T, ranks []int) {
 				return
 			}
 			const rounds = 5
-			for what, least := range map[string]int{"AllReduce": 2 * n * rounds, "BroadcastValue": n * rounds, "AllGather": n * rounds, "SendRecv": n * rounds, "Group": n * rounds, "Copy": n * rounds, "HostFunc": n * rounds} {
+			for what, least := range map[string]int{"AllReduce": 2 * n * rounds,
+				"BroadcastValue": n * rounds, "AllGather": n * rounds, "SendRecv": n * rounds,
+				"Group": n * rounds, "Copy": n * rounds, "HostFunc": n * rounds} {
 				if got := f.count(func(e *traceEvent) bool { return e.Ph == "X" && e.Name == what }); got < least {
 					t.Errorf("%d of %s, want %d or more", got, what, least)
 				}
@@ -359,9 +373,12 @@ func checkSeen(t *testing.T, f *traceFile, n int) {
 	}
 	want := map[string]int{
 		"region all": n, "region step": n * rounds,
-		"collective AllReduce": 3 * n * rounds, "collective BroadcastValue": n * rounds, "collective AllGather": n * rounds, "collective Barrier": n * rounds,
-		"message SendRecv": n * rounds, "message Group": n * rounds, "message Send": rounds * (2*n - 1), "message Recv": rounds * (2*n - 1),
-		"copy Copy": n * rounds, "copy Fill": 2 * n * rounds, "compute HostFunc": n * rounds, "graph graph": n * rounds,
+		"collective AllReduce": 3 * n * rounds, "collective BroadcastValue": n * rounds,
+		"collective AllGather": n * rounds, "collective Barrier": n * rounds,
+		"message SendRecv": n * rounds, "message Group": n * rounds, "message Send": rounds * (2*n - 1),
+		"message Recv": rounds * (2*n - 1),
+		"copy Copy":    n * rounds, "copy Fill": 2 * n * rounds, "compute HostFunc": n * rounds,
+		"graph graph": n * rounds,
 	}
 	for what, k := range want {
 		if names[what] != k {
@@ -369,11 +386,15 @@ func checkSeen(t *testing.T, f *traceFile, n int) {
 		}
 		delete(names, what)
 	}
-	maps.DeleteFunc(names, func(what string, _ int) bool { return strings.HasPrefix(what, "wait ") || what == "collective Split" })
+	maps.DeleteFunc(names, func(what string, _ int) bool {
+		return strings.HasPrefix(what, "wait ") || what == "collective Split"
+	})
 	if len(names) > 0 {
 		t.Errorf("and %v", names)
 	}
-	if got := f.count(func(e *traceEvent) bool { return e.Name == "AllGather" && e.Ph == "X" && e.Args.Bytes != 256*n }); got > 0 {
+	if got := f.count(func(e *traceEvent) bool {
+		return e.Name == "AllGather" && e.Ph == "X" && e.Args.Bytes != 256*n
+	}); got > 0 {
 		t.Errorf("%d AllGather of other than %d bytes", got, 256*n)
 	}
 	arrows := f.count(func(e *traceEvent) bool { return e.Ph == "s" })
@@ -395,7 +416,8 @@ func TestTraceRefused(t *testing.T) {
 	for flag, name := range map[string]*string{"--trace": &cfg.Trace, "--json": &cfg.JSON} {
 		cfg.Trace = ""
 		*name = t.TempDir()
-		err := spmd.Local(t.Context(), cfg, 2, func(context.Context, *spmd.World) error { t.Error("it runs"); return nil })
+		err := spmd.Local(t.Context(), cfg, 2,
+			func(context.Context, *spmd.World) error { t.Error("it runs"); return nil })
 		if err == nil || !strings.Contains(err.Error(), flag+": "+*name+" is a folder") {
 			t.Errorf("%v", err)
 		}
@@ -403,7 +425,8 @@ func TestTraceRefused(t *testing.T) {
 	}
 }
 
-// What is there is replaced only where that is asked for. A trace that cannot be written fails the run at its end.
+// An existing file is replaced only if a flag says so. A trace that cannot be written fails the run
+// at its end.
 func TestTraceReplaces(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	name := filepath.Join(t.TempDir(), "t.json")
@@ -416,7 +439,8 @@ func TestTraceReplaces(t *testing.T) {
 	}{
 		{name, false, false, "--trace: " + name + " is there already: give another name, or --overwrite to replace it"},
 		{name, true, true, ""},
-		{"/dev/full", false, true, "--trace: the run has ended well, but its trace is not written: write /dev/full: no space left on device"},
+		{"/dev/full", false, true, "--trace: the run has ended well, but its trace is not written: write " +
+			"/dev/full: no space left on device"},
 	} {
 		cfg := spmdtest.Config()
 		cfg.Trace, cfg.Overwrite = tc.name, tc.overwrite
@@ -434,22 +458,25 @@ func TestTraceReplaces(t *testing.T) {
 	readTrace(t, name)
 }
 
-// The summary comes at the end where it is asked for, once, and not by itself after a short run.
+// The summary comes at the end if a flag says so, once, and not by itself after a short run.
 func TestSummary(t *testing.T) {
 	const head = "summary of 2 ranks in "
 	status, out := run(t, 2, "sum", nil, "--summary", "on")
-	for _, want := range []string{head, "  collectives ", "    AllReduce", "  start: process ", "mpi ", "  memory at most: ", "process "} {
+	for _, want := range []string{head, "  collectives ", "    AllReduce", "  start: process ", "mpi ",
+		"  memory at most: ", "process "} {
 		if status != 0 || strings.Count(out, want) < 1 || strings.Count(out, head) != 1 {
 			t.Errorf("status %d, without %q\n%s", status, want, out)
 		}
 	}
-	if status, out := run(t, 2, "sum", nil, "--summary", "on", "--log-format", "json"); status != 0 || strings.Contains(out, head) || strings.Count(out, `"summary":{"ranks":2,`) != 1 {
+	if status, out := run(t, 2, "sum", nil, "--summary", "on", "--log-format", "json"); status != 0 ||
+		strings.Contains(out, head) || strings.Count(out, `"summary":{"ranks":2,`) != 1 {
 		t.Errorf("status %d\n%s", status, out)
 	}
 	if status, out := run(t, 2, "sum", nil); status != 0 || strings.Contains(out, "summary") {
 		t.Errorf("status %d\n%s", status, out)
 	}
-	if status, out := run(t, 1, "sum", nil, "--summary", "perhaps"); status != 2 || !strings.Contains(out, "--summary perhaps: want auto, on, off") {
+	if status, out := run(t, 1, "sum", nil, "--summary", "perhaps"); status != 2 ||
+		!strings.Contains(out, "--summary perhaps: want auto, on, off") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 }

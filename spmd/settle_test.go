@@ -12,7 +12,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// held has a stream wait until release is called.
+// held makes a stream wait until release is called.
 func held(t *testing.T, s *spmd.Stream) (release func()) {
 	t.Helper()
 	gate := make(chan struct{})
@@ -20,8 +20,8 @@ func held(t *testing.T, s *spmd.Stream) (release func()) {
 	return func() { close(gate) }
 }
 
-// TestHostWaitsForStreams: whoever reads or writes a buffer on the host comes behind what streams have been given for it, and
-// waits for no other stream, and for no other buffer's work.
+// TestHostWaitsForStreams: a read or write of a buffer on the host comes behind the streams'
+// commands on it. It waits for no other stream, and for no other buffer's work.
 func TestHostWaitsForStreams(t *testing.T) {
 	everyKind(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		const n = 1000
@@ -35,7 +35,8 @@ func TestHostWaitsForStreams(t *testing.T) {
 		uses := map[string]func() error{
 			"Fill": sevens,
 			"Copy": func() error {
-				return errors.Join(spmd.Fill(s, idle, 7), spmd.Copy(s, x.Slice(1, n), idle.Slice(1, n)), spmd.Fill(s, x, 7))
+				return errors.Join(spmd.Fill(s, idle, 7), spmd.Copy(s, x.Slice(1, n), idle.Slice(1, n)),
+					spmd.Fill(s, x, 7))
 			},
 			"AllReduce": func() error { return errors.Join(sevens(), spmd.AllReduce(on, x, x, spmd.Max)) },
 			"Group": func() error {
@@ -87,7 +88,8 @@ func TestHostWaitsForStreams(t *testing.T) {
 				v := <-got
 				must(t, s.Synchronize())
 				if early || v != a.want || x.At(2) != a.want {
-					t.Fatalf("rank %d: %s while %s is enqueued gives %v and leaves %v, want %v; before the stream was there: %v",
+					t.Fatalf("rank %d: %s while %s is enqueued gives %v and leaves %v, want %v; before "+
+						"the stream was there: %v",
 						w.Rank(), a.name, name, v, x.At(2), a.want, early)
 				}
 				must(t, spmd.Barrier(w.Comm()))
@@ -132,8 +134,8 @@ func TestHostWaitsForStreams(t *testing.T) {
 	})
 }
 
-// TestHostInCapture: a buffer of what is being captured is refused, as its values are those of no moment; others are not. In a
-// function of HostFunc nobody waits for the stream that runs it.
+// TestHostInCapture: a buffer of a capture is refused, as its values are those of no moment; others
+// are not. In a function of HostFunc nobody waits for the stream that runs it.
 func TestHostInCapture(t *testing.T) {
 	everyKind(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w, "s")
@@ -148,7 +150,8 @@ func TestHostInCapture(t *testing.T) {
 				return err
 			}
 			err := x.CopyTo(make([]int32, 4))
-			if err == nil || !strings.Contains(err.Error(), refused) || !strings.Contains(err.Error(), "settle_test.go:") {
+			if err == nil || !strings.Contains(err.Error(), refused) ||
+				!strings.Contains(err.Error(), "settle_test.go:") {
 				t.Errorf("%v, want %s", err, refused)
 			}
 			if v := y.At(0); v != 6 {
@@ -172,7 +175,7 @@ func TestHostInCapture(t *testing.T) {
 	})
 }
 
-// BenchmarkAt is an element that a stream has used, where nothing is pending.
+// BenchmarkAt is an element that a stream has used, with nothing pending.
 func BenchmarkAt(b *testing.B) {
 	read := func(_ context.Context, w *spmd.World) error {
 		s, err := w.NewStream("s")

@@ -24,8 +24,8 @@ import (
 // soakEnv is how long TestSoak works: "1h".
 const soakEnv = "LOCKSTEP_SOAK"
 
-// soakKindEnv is the one kind of step that the soak makes, again and again, to find what a growth comes
-// from: collectives, graph, split or save.
+// soakKindEnv is the one kind of step that the soak makes, again and again, to find the cause of a
+// growth: collectives, graph, split or save.
 const soakKindEnv = "LOCKSTEP_SOAK_KIND"
 
 // soakSample is what a process holds.
@@ -37,14 +37,15 @@ type soakSample struct {
 	Threads    int     `json:"threads"`
 	Files      int     `json:"files"`
 	Goroutines int     `json:"goroutines"`
-	GPU        int     `json:"gpu_kib"` // of the device's memory; 0 on the host, and where NVML does not tell
+	GPU        int     `json:"gpu_kib"` // of the device's memory; 0 on the host, and if NVML does not tell
 }
 
 func holds(w *spmd.World, start time.Time, steps int) (soakSample, error) {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	s := soakSample{Seconds: time.Since(start).Seconds(), Steps: steps, Heap: int(m.HeapAlloc >> 10), Goroutines: runtime.NumGoroutine()}
+	s := soakSample{Seconds: time.Since(start).Seconds(), Steps: steps, Heap: int(m.HeapAlloc >> 10),
+		Goroutines: runtime.NumGoroutine()}
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return s, err
@@ -70,7 +71,7 @@ func holds(w *spmd.World, start time.Time, steps int) (soakSample, error) {
 	return s, err
 }
 
-// deviceMemory is what this process has of a GPU's memory, in KiB.
+// deviceMemory is this process's part of a GPU's memory, in KiB.
 func deviceMemory(gpu int) (int, error) {
 	uuid, err := cuda.UUIDOf(gpu)
 	if err != nil {
@@ -106,8 +107,8 @@ type soakKind struct {
 }
 
 // step uses everything that is taken and given back: memory, streams, events, graphs,
-// communicators, checkpoints, and collectives on all of them. The first steps make every
-// kind: what the heap needs for one, some 50 MB for a communicator of NCCL, is no growth.
+// communicators, checkpoints, and collectives on all of them. The first steps make every kind: the
+// heap's need for one, some 50 MB for a communicator of NCCL, is no growth.
 func (k *soaker) step(i int) error {
 	const first = 10
 	for _, kind := range k.kinds {
@@ -224,8 +225,8 @@ func (k *soaker) split(int) error {
 	return c.Close()
 }
 
-// soak works for the time of LOCKSTEP_SOAK, and compares what the process holds in the last quarter with
-// what it held in the second.
+// soak works for the time of LOCKSTEP_SOAK, and compares the process's memory and descriptors in
+// the last quarter with those in the second.
 func soak(w *spmd.World) error {
 	limit, err := time.ParseDuration(os.Getenv(soakEnv))
 	if err != nil {
@@ -285,12 +286,13 @@ func soak(w *spmd.World) error {
 	}
 	n := len(samples)
 	early, late := least(samples[n/4:n/2+1]), least(samples[n*3/4:])
-	if err := w.Emit(map[string]any{"app": "soak", "ranks": w.Size(), "device": w.Device(), "early": early, "late": late}); err != nil {
+	if err := w.Emit(map[string]any{"app": "soak", "ranks": w.Size(), "device": w.Device(), "early": early,
+		"late": late}); err != nil {
 		return err
 	}
-	// Memory of C is not given back page by page: a leak of a hundred bytes a step would
-	// show in an hour all the same. On GPUs the driver or NCCL keeps some 200 bytes of each
-	// captured graph with a collective, as bench/c/nccl_memory.c shows.
+	// Memory of C is not given back page by page: a leak of a hundred bytes a step would show in an
+	// hour all the same. On GPUs the driver or NCCL keeps some 200 bytes of each captured graph
+	// with a collective, as bench/c/nccl_memory.c shows.
 	const slack = 8 << 10
 	kept := 0
 	if !w.OnHost() {
@@ -300,13 +302,14 @@ func soak(w *spmd.World) error {
 	if limit < time.Minute {
 		threads = 8 // in seconds, Go has not made all that it will; the streams of that time are more
 	}
-	if late.RSS > early.RSS+slack+kept || late.Heap > early.Heap+slack || late.Threads > early.Threads+threads || late.Files > early.Files || late.GPU > early.GPU || late.Goroutines > early.Goroutines {
+	if late.RSS > early.RSS+slack+kept || late.Heap > early.Heap+slack || late.Threads > early.Threads+threads ||
+		late.Files > early.Files || late.GPU > early.GPU || late.Goroutines > early.Goroutines {
 		return fmt.Errorf("grows: %+v, then %+v", early, late)
 	}
 	return nil
 }
 
-// least is the least that was held in a time.
+// least is the least of each number in a time.
 func least(samples []soakSample) soakSample {
 	m := samples[0]
 	for _, s := range samples[1:] {
@@ -317,9 +320,8 @@ func least(samples []soakSample) soakSample {
 	return m
 }
 
-// TestSoak: a job that goes on and on holds no more and more. It works for some
-// seconds, or for LOCKSTEP_SOAK, and then prints what rank 0 held. LOCKSTEP_SOAK_KIND
-// makes one kind of step alone.
+// TestSoak: a job that goes on and on holds no more and more. It works for some seconds, or for
+// LOCKSTEP_SOAK, and then prints rank 0's samples. LOCKSTEP_SOAK_KIND makes one kind of step alone.
 func TestSoak(t *testing.T) {
 	limit, long := 3*time.Second, os.Getenv(soakEnv)
 	if long != "" {
@@ -333,7 +335,8 @@ func TestSoak(t *testing.T) {
 	ranks := spmdtest.Ranks(t, someRanks())[0]
 	ctx, cancel := context.WithTimeout(t.Context(), limit+mpirun.Limit(t))
 	defer cancel()
-	cmd := spmdtest.Command(ctx, t, ranks, []string{appEnv + "=soak", soakEnv + "=" + limit.String(), "TMPDIR=" + t.TempDir()}, "--json", "-")
+	cmd := spmdtest.Command(ctx, t, ranks, []string{appEnv + "=soak", soakEnv + "=" + limit.String(),
+		"TMPDIR=" + t.TempDir()}, "--json", "-")
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {

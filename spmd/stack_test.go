@@ -8,15 +8,16 @@ import (
 	"lockstep/spmd"
 )
 
-// TestOperandsOnStacks: what a call is given may be variables of a function, though the stack that they would lie on moves. So
-// is what the framework makes of the call.
+// TestOperandsOnStacks: operands of a call may be variables of a function, though the stack that
+// they would lie on moves. So may the framework's own copy of the call.
 func TestOperandsOnStacks(t *testing.T) {
 	everyKind(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		c, me, next, prev := w.Comm(), w.Rank(), (w.Rank()+1)%3, (w.Rank()+2)%3
 		one, three, to := alloc[int64](t, w, 1), alloc[int64](t, w, 3), alloc[int64](t, w, 3)
 		s := stream(t, w, "stacks")
 		ones := []int{1, 1, 1}
-		// on makes a call of buffers of one element, or of one for each rank, blocking and on a stream.
+		// on makes a call of buffers of one element, or of one for each rank, blocking and on a
+		// stream.
 		on := func(name string, want int64, call func(c spmd.Comm, dst, src spmd.Buffer[int64]) error) commtest.Case {
 			return commtest.Case{Name: name, Call: func() error {
 				for _, c := range []spmd.Comm{c, c.On(s)} {
@@ -43,26 +44,42 @@ func TestOperandsOnStacks(t *testing.T) {
 			return 0
 		}
 		cases := []commtest.Case{
-			on("AllReduce", 6, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error { return spmd.AllReduce(c, part(dst), one, spmd.Sum) }),
+			on("AllReduce", 6, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
+				return spmd.AllReduce(c, part(dst), one, spmd.Sum)
+			}),
 			on("Reduce", root(6), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
 				return spmd.Reduce(c, part(dst), one, spmd.Sum, 1)
 			}),
 			on("Broadcast", 2, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
 				return cmp.Or(spmd.Copy(s, part(dst), one), s.Synchronize(), spmd.Broadcast(c, part(dst), 1))
 			}),
-			on("AllGather", 1, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error { return spmd.AllGather(c, dst, one) }),
-			on("AllGatherV", 1, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error { return spmd.AllGatherV(c, dst, one, ones) }),
+			on("AllGather", 1, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
+				return spmd.AllGather(c, dst, one)
+			}),
+			on("AllGatherV", 1, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
+				return spmd.AllGatherV(c, dst, one, ones)
+			}),
 			on("ReduceScatter", 6, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
 				return spmd.ReduceScatter(c, part(dst), src, spmd.Sum)
 			}),
 			on("ReduceScatterV", 6, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
 				return spmd.ReduceScatterV(c, part(dst), src, ones, spmd.Sum)
 			}),
-			on("AllToAll", 1, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error { return spmd.AllToAll(c, dst, src) }),
-			on("AllToAllV", 1, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error { return spmd.AllToAllV(c, dst, src, ones, ones) }),
-			on("Gather", root(1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error { return spmd.Gather(c, dst, one, 1) }),
-			on("GatherV", root(1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error { return spmd.GatherV(c, dst, one, ones, 1) }),
-			on("Scatter", 2, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error { return spmd.Scatter(c, part(dst), src, 1) }),
+			on("AllToAll", 1, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
+				return spmd.AllToAll(c, dst, src)
+			}),
+			on("AllToAllV", 1, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
+				return spmd.AllToAllV(c, dst, src, ones, ones)
+			}),
+			on("Gather", root(1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
+				return spmd.Gather(c, dst, one, 1)
+			}),
+			on("GatherV", root(1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
+				return spmd.GatherV(c, dst, one, ones, 1)
+			}),
+			on("Scatter", 2, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
+				return spmd.Scatter(c, part(dst), src, 1)
+			}),
 			on("ScatterV", 2, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
 				return spmd.ScatterV(c, part(dst), src, ones, 1)
 			}),
@@ -83,10 +100,13 @@ func TestOperandsOnStacks(t *testing.T) {
 			}),
 			on("Group", int64(prev+1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
 				return c.Group(func() error {
-					return cmp.Or(spmd.AllReduce(c, dst.Slice(1, 2), one, spmd.Sum), spmd.Send(c, one, next), spmd.Recv(c, part(dst), prev))
+					return cmp.Or(spmd.AllReduce(c, dst.Slice(1, 2), one, spmd.Sum),
+						spmd.Send(c, one, next), spmd.Recv(c, part(dst), prev))
 				})
 			}),
-			{Name: "Barrier", Call: func() error { return cmp.Or(spmd.Barrier(c), spmd.Barrier(c.On(s)), s.Synchronize()) }},
+			{Name: "Barrier", Call: func() error {
+				return cmp.Or(spmd.Barrier(c), spmd.Barrier(c.On(s)), s.Synchronize())
+			}},
 			{Name: "AllReduceNumber", Call: func() error {
 				sum, err := spmd.AllReduceNumber(c, me, spmd.Sum)
 				return cmp.Or(err, commtest.Is(sum, 3))

@@ -117,10 +117,10 @@ func TestStreamOrder(t *testing.T) {
 	})
 }
 
-// TestStreamsRunAtTheSameTime holds rank 1 back until a computation on rank 0 has
-// run, and that behind a collective which cannot end without rank 1. One stream
-// after the other, neither would end. The ranks signal through a FIFO, since all
-// calls of MPI queue behind the collective.
+// TestStreamsRunAtTheSameTime holds rank 1 back until a computation on rank 0 has run. The
+// computation is behind a collective which cannot end without rank 1. One stream after the other,
+// neither would end. The ranks signal through a FIFO, since all calls of MPI queue behind the
+// collective.
 func TestStreamsRunAtTheSameTime(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		if w.Collectives() == "mpi-aware" {
@@ -155,7 +155,7 @@ func TestStreamsRunAtTheSameTime(t *testing.T) {
 	})
 }
 
-// TestEventKeepsItsPoint: who waits for an event waits for where it was then.
+// TestEventKeepsItsPoint: a waiter for an event waits for its point of then.
 func TestEventKeepsItsPoint(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		busy, idle, waiter := stream(t, w, "busy"), stream(t, w, "idle"), stream(t, w, "waiter")
@@ -219,7 +219,8 @@ func TestFailedStream(t *testing.T) {
 		ran := false
 		must(t, s.HostFunc(func() error { return errPlanned }))
 		_ = s.HostFunc(func() error { ran = true; return nil }) // may be refused already
-		if err := s.Synchronize(); !errors.Is(err, errPlanned) || !strings.Contains(err.Error(), `stream "bad"`) || !strings.Contains(err.Error(), "spmd/stream_test.go:") {
+		if err := s.Synchronize(); !errors.Is(err, errPlanned) || !strings.Contains(err.Error(), `stream "bad"`) ||
+			!strings.Contains(err.Error(), "spmd/stream_test.go:") {
 			t.Errorf("Synchronize: %v", err)
 		}
 		if err := s.HostFunc(func() error { ran = true; return nil }); !errors.Is(err, errPlanned) {
@@ -247,7 +248,8 @@ func TestFailedStream(t *testing.T) {
 		if err == nil { // there is no C++ compiler to compare it with the CUDA source
 			err = k.Synchronize()
 		}
-		if err == nil || !strings.Contains(err.Error(), "argument 0 is a buffer of 1 float64, ") || !strings.Contains(err.Error(), "float32") {
+		if err == nil || !strings.Contains(err.Error(), "argument 0 is a buffer of 1 float64, ") ||
+			!strings.Contains(err.Error(), "float32") {
 			t.Errorf("a kernel with another type: %v", err)
 		}
 		if err := w.Close(); !errors.Is(err, errPlanned) {
@@ -309,7 +311,8 @@ func TestGraph(t *testing.T) {
 			if err := spmd.AllReduce(w.Comm().On(side), y, y, spmd.Sum); err != nil {
 				return err
 			}
-			if err := addTo.Launch(main, spmd.Cover1D(10, 32), x.Arg(), x.Arg(), spmd.F32(1), spmd.I32(10)); err != nil {
+			if err := addTo.Launch(main, spmd.Cover1D(10, 32), x.Arg(), x.Arg(), spmd.F32(1),
+				spmd.I32(10)); err != nil {
 				return err
 			}
 			if err := main.After(side); err != nil {
@@ -371,9 +374,13 @@ func TestCaptureRefuses(t *testing.T) {
 				return spmd.Fill(side, x, 2)
 			}, `"side" was joined`},
 			{"Synchronize", s.Synchronize, "is being captured"},
-			{"a blocking collective", func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Sum) }, "use comm.On(stream)"},
+			{"a blocking collective", func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Sum) },
+				"use comm.On(stream)"},
 			{"an event from outside", func() error { return s.Wait(e) }, "outside the capture"},
-			{"a capture in a capture", func() error { _, err := s.Capture(func() error { return nil }); return err }, "already"},
+			{"a capture in a capture", func() error {
+				_, err := s.Capture(func() error { return nil })
+				return err
+			}, "already"},
 			{"a launch", func() error { return empty.Launch(s) }, "is being captured"},
 		} {
 			if _, err := s.Capture(tc.fn); err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -24,12 +24,14 @@ extern "C" __global__ void take_box(float *to, const __grid_constant__ tensor_ma
 	__syncthreads();
 	if (threadIdx.x == 0) {
 		asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 128;" ::"r"(b) : "memory");
-		asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+		asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+			"[%0], [%1, {%2, %3}], [%4];"
 			::"r"((uint32_t)__cvta_generic_to_shared(box)), "l"(&from), "r"(column), "r"(row), "r"(b) : "memory");
 	}
 	uint32_t there = 0;
 	while (!there) {
-		asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(there) : "r"(b) : "memory");
+		asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
+			: "=r"(there) : "r"(b) : "memory");
 	}
 	to[threadIdx.x] = box[threadIdx.x];
 #endif
@@ -101,8 +103,8 @@ func boxLauncher(t *testing.T, w *spmd.World) func(m spmd.Arg) error {
 	return func(m spmd.Arg) error { return takeBox.Launch(s, g, to.Arg(), m, spmd.I32(0), spmd.I32(0)) }
 }
 
-// tensorMapsTaken: the driver takes what is let through. The test double checks what the driver does, and runs no kernel:
-// this one would wait for a box of another size.
+// tensorMapsTaken: the driver takes the maps that are let through. The test double makes the
+// driver's checks, and runs no kernel: this one would wait for a box of another size.
 func tensorMapsTaken(t *testing.T, w *spmd.World) {
 	launch, x, shape := boxLauncher(t, w), alloc[float32](t, w, 1024), tensorShape
 	for _, m := range []spmd.Arg{
@@ -115,7 +117,7 @@ func tensorMapsTaken(t *testing.T, w *spmd.World) {
 	}
 }
 
-// TestTensorMapRefusals: what a copy engine cannot map is refused.
+// TestTensorMapRefusals: tensors that a copy engine cannot map are refused.
 func TestTensorMapRefusals(t *testing.T) {
 	t.Parallel()
 	spmdtest.Run(t, []int{1}, tensorMapRefusals)
@@ -143,7 +145,8 @@ func tensorMapRefusals(t *testing.T, w *spmd.World) {
 		{x.TensorMap(shape([]int{4, 64}, []int{4, 36}, 128)), "rows of 144 bytes, swizzled in 128"},
 		{x.Slice(1, 1000).TensorMap(shape([]int{4, 4}, []int{4, 4}, 0)), "want a multiple of 16 bytes"},
 	} {
-		if err := launch(tc.m); err == nil || !strings.Contains(err.Error(), "argument 1 is a tensor map") || !strings.Contains(err.Error(), tc.want) {
+		if err := launch(tc.m); err == nil || !strings.Contains(err.Error(), "argument 1 is a tensor map") ||
+			!strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%v, want %q", err, tc.want)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Sums and products of complex numbers are Go's; Avg divides the parts; all moves carry them. Parts are small integers, so
-// that every order is exact.
+// Sums and products of complex numbers are Go's; Avg divides the parts; all moves carry them. Parts
+// are small integers, so that every order is exact.
 func TestComplex(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		complexCalls[complex64](t, w, func(re, im int) complex64 { return complex(float32(re), float32(im)) })
@@ -49,7 +49,8 @@ func complexCalls[T complex64 | complex128](t *testing.T, w *spmd.World, of func
 				}
 			}
 			if op == spmd.Avg { // of which the reference divides in another way
-				if d := got[i] - want/of(size, 0); real(complex128(d*T(of(1<<20, 0)))) > 1 || imag(complex128(d*T(of(1<<20, 0)))) > 1 {
+				if d := got[i] - want/of(size, 0); real(complex128(d*T(of(1<<20, 0)))) > 1 ||
+					imag(complex128(d*T(of(1<<20, 0)))) > 1 {
 					t.Fatalf("average %d is %v, want %v", i, got[i], want/of(size, 0))
 				}
 			} else if got[i] != want {
@@ -90,7 +91,7 @@ type particle struct {
 	serial uint64
 }
 
-// Structs are moved as they are. What holds pointers is refused.
+// Structs are moved as they are. Types that hold pointers are refused.
 func TestStructs(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		size, me, each := w.Size(), w.Rank(), int(unsafe.Sizeof(particle{}))
@@ -119,7 +120,8 @@ func TestStructs(t *testing.T) {
 		if h[0] != of(me, 0) || h[1] != of(size-1, 1) || h[2] != of(size-1, 2) || h[3] != of(me, 3) || mine.Len() != 5 {
 			t.Errorf("after the broadcast they are %v", h)
 		}
-		if _, err := spmd.AllocStructs[struct{ name string }](w, 1); err == nil || !strings.Contains(err.Error(), "struct { name string }: it holds pointers") {
+		if _, err := spmd.AllocStructs[struct{ name string }](w, 1); err == nil ||
+			!strings.Contains(err.Error(), "struct { name string }: it holds pointers") {
 			t.Errorf("a struct with a string: %v", err)
 		}
 		if err := mine.CopyTo(h[:2]); err == nil {

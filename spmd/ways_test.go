@@ -65,8 +65,9 @@ func modesOf(w *spmd.World) []mode {
 	return modes
 }
 
-// everyKind runs fn on ranks that are processes and, on the host, on ranks that are goroutines. There make test has processes of
-// one number alone: what carries messages does not know how many it is of.
+// everyKind runs fn on ranks that are processes and, on the host, on ranks that are goroutines.
+// There make test has processes of one number alone: the carrier of messages does not know the
+// number of ranks.
 func everyKind(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	processes := ranks
@@ -75,14 +76,15 @@ func everyKind(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) 
 		if slices.Contains(ranks, 3) {
 			one = 3
 		}
-		processes = campaign.Some(t, "numbers of processes, of tests that goroutines run on each", ranks, func(n int) bool { return n == one })
+		processes = campaign.Some(t, "numbers of processes, of tests that goroutines run on each", ranks,
+			func(n int) bool { return n == one })
 	}
 	t.Run("processes", func(t *testing.T) { spmdtest.Run(t, processes, fn) })
 	t.Run("goroutines", func(t *testing.T) { spmdtest.RunInProcess(t, ranks, fn) })
 }
 
-// each calls every third of fns, beginning with one that k says, and in make test-all all: over the numbers of ranks and the
-// modes each has its turn.
+// each calls every third of fns, beginning with one that k says, and in make test-all all: over the
+// numbers of ranks and the modes each has its turn.
 func each(k int, fns ...func()) {
 	for i, fn := range fns {
 		if campaign.All() || (i+k)%3 == 0 {
@@ -91,7 +93,8 @@ func each(k int, fns ...func()) {
 	}
 }
 
-// everyWay is everyKind on the host, and else spmdtest.Run once for each way by which collectives reach the memory of a GPU.
+// everyWay is everyKind on the host, and else spmdtest.Run once for each way by which collectives
+// reach the memory of a GPU.
 func everyWay(t *testing.T, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	if spmdtest.Device() == "host" {
