@@ -1,5 +1,5 @@
-// Package examples tests the programs in the folders below it: each on 1 to 4 ranks,
-// where all of them share a job.
+// Package examples tests the programs in the folders below it: each on 1 to 4 ranks, in jobs that
+// all of them share.
 package examples
 
 import (
@@ -42,7 +42,7 @@ func register(flags *pflag.FlagSet, run func(context.Context, *spmd.World) error
 	programs[flags.Name()] = program{flags, run}
 }
 
-// TestMain builds the test with the examples in it and runs that, where this is not it.
+// TestMain builds the test with the examples in it, and runs that build.
 func TestMain(m *testing.M) {
 	if len(programs) > 0 {
 		spmdtest.Main(m, nil)
@@ -189,7 +189,7 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// The kernels compile for GPUs, where NVRTC is here.
+// The kernels compile for GPUs, if NVRTC is here.
 func TestKernelsCompile(t *testing.T) {
 	mains, err := filepath.Glob("*/main.go")
 	if err != nil {

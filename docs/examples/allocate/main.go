@@ -1,6 +1,6 @@
-// Allocate takes and gives back device memory in two goroutines while all-reduces go on. It
-// needs no lock: memory comes from a pool, and what is freed is handed out again when the
-// streams have passed that point.
+// Allocate takes and gives back device memory in two goroutines while all-reduces go on. It needs
+// no lock. Memory comes from a pool: a freed buffer is handed out again when the streams have
+// passed that point.
 package main
 
 import (

@@ -23,8 +23,8 @@ func broadcastZeros(_ context.Context, w *spmd.World) error {
 	}
 	defer x.Free()
 
-	// On a stream: both calls return at once. The zeros are valid for what comes later in s, for
-	// the host after Synchronize.
+	// On a stream: both calls return at once. The zeros are valid for later work in s, and for the
+	// host after Synchronize.
 	s, err := w.NewStream("zeros")
 	if err != nil {
 		return err
@@ -38,8 +38,8 @@ func broadcastZeros(_ context.Context, w *spmd.World) error {
 		return err
 	}
 
-	// Blocking: the input has to be valid when the call is made, and the zeros are valid
-	// for everybody when it returns.
+	// Blocking: the input has to be valid when the call is made, and the zeros are valid for
+	// everybody when it returns.
 	if err := errors.Join(x.SetAll(1+float32(w.Rank())), zeroOnRoot(s, x), s.Synchronize(),
 		spmd.Broadcast(w.Comm(), x, 0)); err != nil {
 		return err

@@ -21,7 +21,7 @@ func conditional(_ context.Context, w *spmd.World) error {
 		return err
 	}
 	for round := range 6 {
-		// in every other round one rank, of which the others do not know
+		// in every other round one rank, which the others do not know
 		mine := round%2 == 1 && round/2%w.Size() == w.Rank()
 		any, err := spmd.Any(w.Comm(), mine)
 		if err != nil {

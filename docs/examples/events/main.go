@@ -1,5 +1,5 @@
 // Events orders two streams: the all-reduces of one run while the other computes on, and each waits
-// for the other only where it must.
+// for the other only if it must.
 package main
 
 import (

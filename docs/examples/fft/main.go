@@ -1,5 +1,5 @@
-// Fft transforms a wave on a square of which each rank has some rows: along the rows and,
-// after a transpose, the columns.
+// Fft transforms a wave on a square of which each rank has some rows: along the rows and, after a
+// transpose, the columns.
 package main
 
 import (
@@ -21,7 +21,7 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// what goes to a rank is together
+// elements for one rank are together
 //
 //spmd:kernel
 func fftTurn(i, j int, to, x []complex128, rows, side int) { to[j*rows+i] = x[i*side+j] }

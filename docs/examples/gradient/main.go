@@ -1,5 +1,5 @@
-// Gradient computes on each rank and averages the results, in the order of one stream: the
-// host waits once, at the end.
+// Gradient computes on each rank and averages the results, in the order of one stream: the host
+// waits once, at the end.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Graphmessages captures messages between ranks that have sent each other none before, beside
-// a goroutine that allocates.
+// Graphmessages captures messages between ranks that have sent each other none before, beside a
+// goroutine that allocates.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Hello starts one rank for each GPU, or for each part of a machine without one, and
-// says where each of them is.
+// Hello starts one rank for each GPU, or for each part of a machine without one, and says where
+// each of them is.
 package main
 
 import (

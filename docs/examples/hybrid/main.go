@@ -31,14 +31,14 @@ func hybrid(_ context.Context, w *spmd.World) error {
 	}
 	n := weights.Len() / parts
 	mine := weights.Slice(n*model.Rank(), n*(model.Rank()+1))
-	// The gradient of this part is averaged over those who have the same part and other data.
+	// The gradient of this part is averaged over the ranks with the same part and other data.
 	if err := mine.SetAll(float32(10*model.Rank() + data.Rank())); err != nil {
 		return err
 	}
 	if err := spmd.AllReduce(data, mine, mine, spmd.Avg); err != nil {
 		return err
 	}
-	if err := spmd.AllGather(model, weights, mine); err != nil { // the whole model, from those who have the same data
+	if err := spmd.AllGather(model, weights, mine); err != nil { // the whole model, from the ranks with the same data
 		return err
 	}
 	places, err := spmd.AllGatherValue(w.Comm(), [2]int{data.Rank(), model.Rank()})

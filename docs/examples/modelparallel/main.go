@@ -1,4 +1,4 @@
-// Modelparallel spreads the rows of a layer's weights over the ranks: each computes its part of the
+// Modelparallel spreads the rows of a layer's weights over the ranks. Each computes its part of the
 // layer's output, and all gather the whole of it for the next layer.
 package main
 

@@ -1,5 +1,5 @@
-// Nbody moves bodies that attract each other. Each rank moves a part of them, and gathers
-// where all are in each step.
+// Nbody moves bodies that attract each other. Each rank moves a part of them, and gathers the
+// places of all in each step.
 package main
 
 import (

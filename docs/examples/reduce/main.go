@@ -17,7 +17,7 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// reduceSum is launched for each element: what it returns is added up.
+// reduceSum is launched for each element, and its results are added up.
 //
 //spmd:kernel
 func reduceSum(i int, x []uint32) (sum uint64) { return uint64(x[i]) }

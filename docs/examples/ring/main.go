@@ -1,5 +1,5 @@
-// Ring passes the ranks' buffers to the right until each is back where it came from. The buffers
-// lie in the memory of the device: where GPUs reach each other nothing goes through the host.
+// Ring passes the ranks' buffers to the right until each is back at its start. The buffers lie in
+// the memory of the device: if GPUs reach each other nothing goes through the host.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Samplesort sorts numbers over all ranks. Each gets those between two limits, which a
-// sample of all numbers has set.
+// Samplesort sorts numbers over all ranks. Each gets those between two limits, which a sample of
+// all numbers has set.
 package main
 
 import (
@@ -36,7 +36,7 @@ func sortOverRanks(_ context.Context, w *spmd.World) error {
 	err = errors.Join(err, spmd.AllGatherSlice(c, samples, sample))
 	slices.Sort(samples)
 	send, below, all := make([]int, size), 0, make([]int, size*size)
-	for r := range size - 1 { // rank r gets what is less than the first sample of the next
+	for r := range size - 1 { // rank r gets the numbers below the first sample of the next
 		end := sort.Search(mine.Len, func(i int) bool { return x.At(i) >= samples[(r+1)*size] })
 		send[r], below = end-below, end
 	}

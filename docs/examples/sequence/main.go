@@ -1,4 +1,4 @@
-// Sequence gathers the parts of a vector, computes on the whole of it, and reduces what came out.
+// Sequence gathers the parts of a vector, computes on the whole of it, and reduces the results.
 package main
 
 import (

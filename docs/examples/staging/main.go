@@ -1,5 +1,5 @@
-// Staging feeds a device through two pinned buffers that are allocated once and used in turn: one
-// is filled by the host while the other is copied.
+// Staging feeds a device through two pinned buffers that are allocated once and used in turn: the
+// host fills one while the other is copied.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Sweep runs one small job for each value of a parameter. Each group of ranks takes the
-// next that is left in its turn.
+// Sweep runs one small job for each value of a parameter. Each group of ranks takes the next that
+// is left in its turn.
 package main
 
 import (
@@ -19,8 +19,8 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// sweepSpread lets one of many begin somewhere and return how often it was
-// above a half in so many steps.
+// sweepSpread lets one of many begin somewhere. It returns how often it was above a half in so many
+// steps.
 //
 //spmd:kernel
 func sweepSpread(i int, begin []float32, rate float64, steps int) (above int64) {

@@ -1,5 +1,5 @@
-// Unified adds up one vector that the ranks of a process share, each a part of it: start it
-// with --ranks 2, without mpirun.
+// Unified adds up one vector that the ranks of a process share, each a part of it: start it with
+// --ranks 2, without mpirun.
 package main
 
 import (
@@ -18,7 +18,7 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// unifiedSum is launched for each element: what it returns is added up.
+// unifiedSum is launched for each element, and its results are added up.
 //
 //spmd:kernel
 func unifiedSum(i int, x []uint32) (sum uint64) { return uint64(x[i]) }
