@@ -1,5 +1,4 @@
-// Conjugate solves 2.1 x[i] - x[i-1] - x[i+1] = 1 by conjugate gradients. Each rank
-// holds a part of the vectors.
+// Conjugate solves 2.1 x[i] - x[i-1] - x[i+1] = 1 by conjugate gradients, a part on each rank.
 package main
 
 import (

@@ -1,5 +1,4 @@
-// Fft transforms a wave on a square of which each rank has some rows: along the rows and, after a
-// transpose, the columns.
+// Fft transforms a wave on a square: along the rows and, after a transpose, the columns.
 package main
 
 import (
@@ -21,8 +20,6 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// elements for one rank are together
-//
 //spmd:kernel
 func fftTurn(i, j int, to, x []complex128, rows, side int) { to[j*rows+i] = x[i*side+j] }
 
@@ -47,8 +44,8 @@ func waves(_ context.Context, w *spmd.World) error {
 	}
 	x, y, c := mem.Slice(0, n), mem.Slice(n, 2*n), w.Comm().On(s)
 	err = errors.Join(x.CopyFrom(wave), p.Forward(s, x, x), launchFftTurn(s, rows, side, y, x, rows, side),
-		spmd.AllToAll(c, y, y),
-		launchFftJoin(s, rows, side, x, y, rows, side), p.Forward(s, x, x), s.Synchronize(), x.CopyTo(wave))
+		spmd.AllToAll(c, y, y), launchFftJoin(s, rows, side, x, y, rows, side), p.Forward(s, x, x),
+		s.Synchronize(), x.CopyTo(wave))
 	peaks, most := 0, 0.0
 	for _, z := range wave { // of column w.Rank()*rows+k/side, row k%side
 		if most = max(most, cmplx.Abs(z)); cmplx.Abs(z) > 1e-6 {

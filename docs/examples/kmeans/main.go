@@ -1,5 +1,4 @@
-// Kmeans finds the centres of four clouds of points. Each rank holds a part of the
-// points; all have the centres.
+// Kmeans finds the centres of four clouds of points. Each rank holds a part of the points.
 package main
 
 import (

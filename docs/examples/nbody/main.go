@@ -1,5 +1,4 @@
-// Nbody moves bodies that attract each other. Each rank moves a part of them, and gathers the
-// places of all in each step.
+// Nbody moves bodies that attract each other. Each rank moves some, and gathers the places of all.
 package main
 
 import (

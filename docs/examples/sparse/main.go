@@ -1,5 +1,4 @@
-// Sparse solves a problem of heat on a square by conjugate gradients. Each rank
-// holds some rows of the matrix.
+// Sparse solves a problem of heat on a square by conjugate gradients, some rows on each rank.
 package main
 
 import (

@@ -1,5 +1,4 @@
-// Sweep runs one small job for each value of a parameter. Each group of ranks takes the next that
-// is left in its turn.
+// Sweep runs one small job for each value of a parameter. Groups of ranks take them in turn.
 package main
 
 import (
@@ -19,8 +18,7 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// sweepSpread lets one of many begin somewhere. It returns how often it was above a half in so many
-// steps.
+// sweepSpread returns how often one of many was above a half in so many steps.
 //
 //spmd:kernel
 func sweepSpread(i int, begin []float32, rate float64, steps int) (above int64) {
