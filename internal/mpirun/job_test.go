@@ -356,8 +356,8 @@ func TestJobEnd(t *testing.T) {
 func double(t *testing.T, then string) string {
 	t.Helper()
 	dir := t.TempDir()
-	script := "#!/bin/sh\nn=$2; shift 2\nfor r in $(seq 0 $((n - 1))); do OMPI_COMM_WORLD_RANK=$r \"$@\" & done\n" +
-		"wait\n" + then + "\n"
+	script := "#!/bin/sh\nn=$3; shift 3 # --noprefix -np N\n" +
+		"for r in $(seq 0 $((n - 1))); do OMPI_COMM_WORLD_RANK=$r \"$@\" & done\nwait\n" + then + "\n"
 	if err := os.WriteFile(filepath.Join(dir, "mpirun"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

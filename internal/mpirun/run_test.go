@@ -233,6 +233,16 @@ func TestCommand(t *testing.T) {
 	}
 }
 
+// Ranks find libraries where the test says, before those beside MPI's own.
+func TestCommandLibraries(t *testing.T) {
+	cmd := Command(t.Context(), 2, "sh", "-c", `echo "$LD_LIBRARY_PATH"`)
+	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH=/doubles")
+	out, err := cmd.Output()
+	if want := "/doubles\n/doubles\n"; err != nil || string(out) != want {
+		t.Errorf("%q, %v, want %q", out, err, want)
+	}
+}
+
 func TestEnds(t *testing.T) {
 	lines := []string{"a", "b", "c", "d", "e", "f"}
 	if got := strings.Join(ends(lines, 4), ","); got != "a,b,... 3 lines left out ...,f" {
