@@ -55,7 +55,7 @@ int cuEventQuery(void *event) {
     FAIL_IF(!valid(event, EVENT), INVALID_HANDLE);
     FAIL_IF(in_capture(event), CAPTURED_EVENT);
     UNSAFE;
-    FAIL_IF(!passed(event, 0), NOT_READY);
+    FAIL_IF(!passed(event, 0), not_ready());
     RETURN("event=%d", id_of(event));
 }
 int cuEventSynchronize(void *event) {
@@ -74,7 +74,7 @@ static int elapsed(const char *name, float *ms, void *from, void *to) {
     FAIL_IF(!valid(from, EVENT) || !valid(to, EVENT), INVALID_HANDLE);
     const struct event *a = from, *b = to;
     FAIL_IF(!a->recorded || !b->recorded || ((a->flags | b->flags) & 2) != 0, INVALID_HANDLE);
-    FAIL_IF(!passed((struct event *)from, 0) || !passed((struct event *)to, 0), NOT_READY);
+    FAIL_IF(!passed((struct event *)from, 0) || !passed((struct event *)to, 0), not_ready());
     struct timespec x = last_record((struct event *)from)->at, y = last_record((struct event *)to)->at;
     *ms = (float)((double)(y.tv_sec - x.tv_sec) * 1e3 + (double)(y.tv_nsec - x.tv_nsec) * 1e-6);
     RETURN("from=%d to=%d", a->o.id, b->o.id);

@@ -184,12 +184,13 @@ static int injected(const char *call) {
         note("%s = %d", name, status);                          \
         return status;                                          \
     }
-#define FAIL_IF(condition, r)         \
-    do {                              \
-        if (condition) {              \
-            note("%s = %d", name, r); \
-            return r;                 \
-        }                             \
+#define FAIL_IF(condition, r)           \
+    do {                                \
+        if (condition) {                \
+            int why = r;                \
+            note("%s = %d", name, why); \
+            return why;                 \
+        }                               \
     } while (0)
 #define RETURN(format, ...)                             \
     do {                                                \
@@ -365,6 +366,16 @@ static void *run_delayed(void *stream) {
     pthread_mutex_unlock(&delayed);
     return NULL;
 }
+
+// not_ready is what a query answers that comes too early. Who asks and asks leaves its core to
+// those whom it waits for.
+static int not_ready(void) {
+    static __thread unsigned asked;
+    if (++asked % 2 != 0) sched_yield();
+    else usleep(20);
+    return NOT_READY;
+}
+
 static struct record *last_record(struct event *e) {
     pthread_mutex_lock(&delayed);
     struct record *k = e->last;

@@ -69,7 +69,7 @@ int cuStreamQuery(void *stream) {
     NEED(stream, STREAM);
     int r = still(stream);
     FAIL_IF(r != OK, r);
-    FAIL_IF(!idle(stream), NOT_READY);
+    FAIL_IF(!idle(stream), not_ready());
     RETURN("stream=%d", id_of(stream));
 }
 int cuStreamSynchronize(void *stream) {
