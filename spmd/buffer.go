@@ -140,7 +140,7 @@ func (b Buffer[T]) Usable(w *World) error { return w.in.CheckBlock(b.blk) }
 
 // Overlap says whether two buffers share memory.
 func Overlap[T, U Stored](a Buffer[T], b Buffer[U]) bool {
-	return calls.Overlap(a.addr(), a.Bytes(), b.addr(), b.Bytes())
+	return exec.Overlap(a.addr(), a.Bytes(), b.addr(), b.Bytes())
 }
 
 // Join returns the buffer of two that follow each other in one allocation, in either order; false where they do not.

@@ -7,6 +7,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 )
 
 // AllReduce sets dst[i] to op over all ranks of src[i], on every rank. dst may be
@@ -250,7 +251,7 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 	if from != None && (from < 0 || from >= c.Size()) {
 		return c.c.Refuse("SendRecv", "from", from)
 	}
-	if calls.Overlap(dst.addr(), dst.Bytes(), src.addr(), src.Bytes()) {
+	if exec.Overlap(dst.addr(), dst.Bytes(), src.addr(), src.Bytes()) {
 		return fmt.Errorf("%s: SendRecv: dst of %d elements and src of %d overlap", ccall.At(), dst.n, src.n)
 	}
 	if from == None || to == None {

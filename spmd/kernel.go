@@ -8,7 +8,6 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
-	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/exec/hostexec"
 )
@@ -29,7 +28,7 @@ var declared atomic.Int32
 // Kernels of one source with the same options are compiled as one program.
 func NewKernel(name, source string, host func(Args) error, options ...KernelOption) *Kernel {
 	k := &Kernel{exec.Kernel{Name: name, Source: kernels.Source{Text: source, Names: []string{name}}, ID: int(declared.Add(1)) - 1,
-		Host: func(list []exec.Arg) error { return host(Args{list}) }}}
+		Host: func(list []Arg) error { return host(Args{list}) }}}
 	for _, o := range options {
 		o(&k.k.Source)
 	}
@@ -98,33 +97,27 @@ func Cover1D(n, block int) Grid {
 	return Grid{Blocks: [3]int{max(1, (n+block-1)/block), 1, 1}, Threads: [3]int{block, 1, 1}}
 }
 
-// Arg is one argument of a kernel: a buffer or a number of stated width.
-type Arg struct{ a exec.Arg }
-
-// String says what an argument is, for messages.
-func (a *Arg) String() string { return a.a.String() }
-
-// argsOf are arguments as queues have them.
-func argsOf(args []Arg) []exec.Arg {
-	return unsafe.Slice((*exec.Arg)(unsafe.Pointer(unsafe.SliceData(args))), len(args))
-}
+// Arg is one argument of a kernel: a buffer, or a number of stated width. Its String says which. For
+// packages on top of this one, Len returns how many elements a buffer has, -1 of another argument;
+// Int returns the number that I64 passes, 0 of another; and x.Overlaps(&y) says whether two buffers
+// share memory.
+type Arg = exec.Arg
 
 // Arg passes the buffer to a kernel: a pointer there, a slice for the host
 // function.
 func (b Buffer[T]) Arg() Arg {
-	return Arg{exec.Arg{Block: b.blk, Ptr: b.addr(), N: b.n, Type: elem.Of[T](), Kind: exec.BufferArg}}
+	return Arg{Block: b.blk, Ptr: b.addr(), N: b.n, Type: elem.Of[T](), Kind: exec.BufferArg}
 }
 
 // ArgBuffer returns the buffer that a was made of by its Arg; false where a is none of T.
 func ArgBuffer[T Stored](a Arg) (b Buffer[T], ok bool) {
-	x := &a.a
 	switch {
-	case x.Kind != exec.BufferArg || x.Type != elem.Of[T]() || x.Block == nil && x.N > 0:
+	case a.Kind != exec.BufferArg || a.Type != elem.Of[T]() || a.Block == nil && a.N > 0:
 		return b, false
-	case x.N == 0:
-		return Buffer[T]{blk: x.Block}, true
+	case a.N == 0:
+		return Buffer[T]{blk: a.Block}, true
 	}
-	return Buffer[T]{x.Block, int(uintptr(x.Ptr)-uintptr(x.Block.Ptr)) / sizeOf[T](), x.N}, true
+	return Buffer[T]{a.Block, int(uintptr(a.Ptr)-uintptr(a.Block.Ptr)) / sizeOf[T](), a.N}, true
 }
 
 // I32 passes v to a parameter of type int. It panics when v does not fit.
@@ -156,45 +149,24 @@ func Bool(v bool) Arg {
 }
 
 // Scalar passes v to a parameter of the type in C++ that Elem names, such as uint8_t or bf16.
-func Scalar[T Elem](v T) Arg { return Arg{exec.Number(elem.Of[T](), v)} }
+func Scalar[T Elem](v T) Arg { return exec.Number(elem.Of[T](), v) }
 
-// ScratchArg returns one element of the workspace of s as an argument of its next kernels. skip is how many elements before
-// it kernels and libraries among them may overwrite.
+// ScratchArg returns one element of the workspace of s as an argument of its next kernels. skip is how
+// many elements before it kernels and libraries among them may overwrite.
 func ScratchArg[T Elem](s *Stream, skip int) (Arg, error) {
 	t := elem.Of[T]()
 	p, err := s.q.Scratch((skip + 1) * t.Size())
-	return Arg{exec.Arg{Ptr: unsafe.Add(p, skip*t.Size()), N: 1, Type: t, Kind: exec.BufferArg}}, err
-}
-
-// Len returns how many elements a has, which is made of a buffer; -1 where it is not.
-func (a *Arg) Len() int {
-	if a.a.Kind != exec.BufferArg {
-		return -1
-	}
-	return a.a.N
-}
-
-// Int returns the number that I64 passes; 0 where the argument is another.
-func (a *Arg) Int() int {
-	if a.a.Kind != exec.NumberArg {
-		return 0
-	}
-	return int(a.a.Bits[0])
-}
-
-// Overlaps says whether a and b are made of buffers that share memory.
-func (a *Arg) Overlaps(b *Arg) bool {
-	return a.Len() > 0 && b.Len() > 0 && calls.Overlap(a.a.Ptr, a.a.N*a.a.Type.Size(), b.a.Ptr, b.a.N*b.a.Type.Size())
+	return Arg{Ptr: unsafe.Add(p, skip*t.Size()), N: 1, Type: t, Kind: exec.BufferArg}, err
 }
 
 // Struct passes a copy of v to a parameter that is a struct of the same layout, of at
 // most 4,096 bytes, best declared const __grid_constant__. It allocates: make it once
 // for many launches. It panics where v is larger, or holds Go's pointers.
-func Struct[T any](v T) Arg { return Arg{exec.Struct(v)} }
+func Struct[T any](v T) Arg { return exec.Struct(v) }
 
 // Args are the arguments of one launch, as the host function of a kernel sees
 // them. Asking for another type than was passed panics with both types.
-type Args struct{ list []exec.Arg }
+type Args struct{ list []Arg }
 
 // I32 returns argument i, passed by I32.
 func (a Args) I32(i int) int { return int(value[int32](a, i)) }
@@ -239,11 +211,11 @@ func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 		return err
 	}
 	if kernels.Comparing() && s.w.in.OnHost() {
-		if err := hostexec.Fits(&k.k, argsOf(args)); err != nil {
+		if err := hostexec.Fits(&k.k, args); err != nil {
 			return fmt.Errorf("%s: %w", ccall.At(), err)
 		}
 	}
-	c, err := s.w.in.BeginArgs(s.q, exec.DoKernel, argsOf(args))
+	c, err := s.w.in.BeginArgs(s.q, exec.DoKernel, args)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error,
 		l.lib.Kernels = append(l.lib.Kernels, &k.k)
 	}
 	if gpu != nil {
-		l.lib.Device = func(q exec.Queue, args []exec.Arg, work unsafe.Pointer, bytes int) error {
+		l.lib.Device = func(q exec.Queue, args []Arg, work unsafe.Pointer, bytes int) error {
 			c := LibraryCall{Args: Args{args}, Workspace: work, Bytes: bytes, queue: q, lib: l}
 			if on, ok := q.(exec.Direct); ok { // else kernels are emulated
 				c.Stream = on.Stream()
@@ -39,7 +39,7 @@ func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error,
 		}
 	}
 	if host != nil {
-		l.lib.Host = func(args []exec.Arg) error { return host(Args{args}) }
+		l.lib.Host = func(args []Arg) error { return host(Args{args}) }
 	}
 	return l
 }
@@ -54,7 +54,7 @@ func (l *Library) OnlyKernels() *Library {
 // and how many bytes it moves, 0 where that is not known. fn is called where either is wanted, and returns for equal calls
 // the same string. Describe returns l.
 func (l *Library) Describe(fn func(Args) (name string, bytes int)) *Library {
-	l.lib.Describe = func(args []exec.Arg) (string, int) { return fn(Args{args}) }
+	l.lib.Describe = func(args []Arg) (string, int) { return fn(Args{args}) }
 	return l
 }
 
@@ -80,11 +80,11 @@ func (c LibraryCall) Pointer(i int) unsafe.Pointer {
 }
 
 // Arg returns argument i, for a kernel.
-func (c LibraryCall) Arg(i int) Arg { return Arg{c.list[i]} }
+func (c LibraryCall) Arg(i int) Arg { return c.list[i] }
 
 // WorkspaceArg returns the workspace as an argument of kernels, a buffer of its bytes.
 func (c LibraryCall) WorkspaceArg() Arg {
-	return Arg{exec.Arg{Ptr: c.Workspace, N: c.Bytes, Type: elem.Uint8, Kind: exec.BufferArg}}
+	return Arg{Ptr: c.Workspace, N: c.Bytes, Type: elem.Uint8, Kind: exec.BufferArg}
 }
 
 // Launch enqueues k, one of the kernels of the Library, behind what the call has enqueued
@@ -97,7 +97,7 @@ func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
 	if !slices.Contains(c.lib.lib.Kernels, &k.k) {
 		return fmt.Errorf("%s: Launch of %s: NewLibrary was not given this kernel", ccall.At(), k.k.Name)
 	}
-	return calls.LaunchAtOnce(c.queue, &k.k, exec.Grid(g), argsOf(args))
+	return calls.LaunchAtOnce(c.queue, &k.k, exec.Grid(g), args)
 }
 
 // Call enqueues the library's work on s with so many bytes of workspace, which belongs to
@@ -109,7 +109,7 @@ func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
 //
 //go:noinline
 func (l *Library) Call(s *Stream, workspace int, args ...Arg) error {
-	return s.w.in.CallLibrary(s.q, &l.lib, workspace, argsOf(args))
+	return s.w.in.CallLibrary(s.q, &l.lib, workspace, args)
 }
 
 // Close ends the use of l, whose calls have run: what it stands for is about to go. Graphs

@@ -28,5 +28,5 @@ type TensorMap struct {
 // elsewhere the launch fails, as it does on all devices where m is no such tensor. It
 // allocates nothing.
 func (b Buffer[T]) TensorMap(m *TensorMap) Arg {
-	return Arg{exec.Tensor(b.Arg().a, (*exec.TensorMap)(m))}
+	return exec.Tensor(b.Arg(), (*exec.TensorMap)(m))
 }

@@ -28,7 +28,7 @@ func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
 		}
 		return fmt.Errorf("%s: %s: no such operation of buffers: %v", ccall.At(), cmd.Kind, cmd.Op)
 	}
-	if Overlap(cmd.Dst, dst, cmd.Src, src) && !cmd.InPlace(c.rank) {
+	if exec.Overlap(cmd.Dst, dst, cmd.Src, src) && !cmd.InPlace(c.rank) {
 		n := cmd.Type.Size()
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), cmd.Kind, dst/n, src/n)
 	}
@@ -79,12 +79,6 @@ func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
 		r.pause.Unlock()
 	}
 	return err
-}
-
-// Overlap says whether [a, a+n) and [b, b+m) share a byte.
-func Overlap(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
-	x, y := uintptr(a), uintptr(b)
-	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
 }
 
 // choose decides what carries the call, which is not in a group.

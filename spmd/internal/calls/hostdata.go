@@ -34,7 +34,7 @@ func ReduceSlice[T elem.Number](c *Comm, name string, kind coll.Kind, dst, src [
 	switch {
 	case (kind == coll.AllReduce || c.Rank() == root) && len(dst) != len(src):
 		return fmt.Errorf("%s: %s: dst has %d elements, src %d", ccall.At(), name, len(dst), len(src))
-	case to != from && Overlap(to, len(dst)*t.Size(), from, len(src)*t.Size()):
+	case to != from && exec.Overlap(to, len(dst)*t.Size(), from, len(src)*t.Size()):
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), name, len(dst), len(src))
 	}
 	if _, err := c.EnterHost(name, root, t, op, 0); err != nil {
@@ -54,7 +54,7 @@ func AllReduceIf[T elem.Number](c *Comm, have bool, dst, src []T, op elem.Op) (a
 	switch {
 	case have && len(src) != n:
 		return false, fmt.Errorf("%s: AllReduceIf: dst has %d elements, src %d", ccall.At(), n, len(src))
-	case have && to != from && Overlap(to, n*size, from, n*size):
+	case have && to != from && exec.Overlap(to, n*size, from, n*size):
 		return false, fmt.Errorf("%s: AllReduceIf: dst of %d elements and src of %d overlap", ccall.At(), n, n)
 	case op == elem.Avg:
 		return false, fmt.Errorf("%s: AllReduceIf: %v is no operation of it: not every rank has values", ccall.At(), op)
@@ -156,7 +156,7 @@ func isNaN[T elem.Ordered](a T) bool {
 func MoveSlice[T elem.Number](c *Comm, name string, kind coll.Kind, n int, dst, src []T, root int) error {
 	t := elem.TypeOf[T]()
 	call := coll.Call{Kind: kind, Type: t, Root: int32(root), N: n, Dst: unsafe.Pointer(unsafe.SliceData(dst)), Src: unsafe.Pointer(unsafe.SliceData(src))}
-	if Overlap(call.Dst, len(dst)*t.Size(), call.Src, len(src)*t.Size()) && !call.InPlace(c.Rank()) {
+	if exec.Overlap(call.Dst, len(dst)*t.Size(), call.Src, len(src)*t.Size()) && !call.InPlace(c.Rank()) {
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), name, len(dst), len(src))
 	}
 	if _, err := c.EnterHost(name, root, t, elem.Sum, 0); err != nil {

@@ -12,7 +12,8 @@ import (
 	"lockstep/internal/kernels"
 )
 
-// Arg is one argument of a kernel or a library: a buffer, a number of stated width, a struct, or a buffer that is a tensor.
+// Arg is one argument of a kernel or a library: a buffer, a number of stated width, a struct, or a
+// buffer that is a tensor. Programs make it by the functions of package spmd.
 type Arg struct {
 	Block *Block         // that a buffer lies in
 	Ptr   unsafe.Pointer // of a buffer; of a copy of a struct
@@ -123,9 +124,34 @@ func (a *Arg) Bytes() int {
 	return a.Type.Size()
 }
 
-// Len is the size of the parameter for an argument, in words.
+// Slots is the size of the parameter for an argument, in words.
+func (a *Arg) Slots() int { return (a.Bytes() + 7) / 8 }
+
+// Len returns how many elements a has, which is made of a buffer; -1 where it is not.
 func (a *Arg) Len() int {
-	return (a.Bytes() + 7) / 8
+	if a.Kind != BufferArg {
+		return -1
+	}
+	return a.N
+}
+
+// Int returns the number that I64 of package spmd passes; 0 where the argument is another.
+func (a *Arg) Int() int {
+	if a.Kind != NumberArg {
+		return 0
+	}
+	return int(a.Bits[0])
+}
+
+// Overlaps says whether a and b are made of buffers that share memory.
+func (a *Arg) Overlaps(b *Arg) bool {
+	return a.Len() > 0 && b.Len() > 0 && Overlap(a.Ptr, a.N*a.Type.Size(), b.Ptr, b.N*b.Type.Size())
+}
+
+// Overlap says whether [a, a+n) and [b, b+m) share a byte.
+func Overlap(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
+	x, y := uintptr(a), uintptr(b)
+	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
 }
 
 // EachOnce is how many bytes a kernel moves that is called for all indices below its first dims arguments, and touches once

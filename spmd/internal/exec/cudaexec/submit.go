@@ -346,7 +346,7 @@ func (g *GPU) launch(h *cuda.Stream, k *exec.Kernel, grid exec.Grid, args []exec
 	}
 	n := 0
 	for i := range args {
-		n += args[i].Len()
+		n += args[i].Slots()
 	}
 	// Arrays of one size would be cleared whole for the smallest kernel, too.
 	const few, many = 24, 24 * 8
@@ -380,7 +380,7 @@ func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid,
 			}
 			words = append(words, m[:]...)
 		default:
-			words = append(words, args[i].Bits[:args[i].Len()]...)
+			words = append(words, args[i].Bits[:args[i].Slots()]...)
 		}
 	}
 	if err := h.LaunchShape(f.f, &grid, words, at); err != nil {

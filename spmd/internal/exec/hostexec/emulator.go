@@ -66,7 +66,7 @@ func (e *Emulator) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error
 		case exec.TensorArg:
 			return fmt.Errorf("kernel %s cannot be emulated: argument %d is %v", k.Name, i, &args[i])
 		default:
-			words = append(words, args[i].Bits[:args[i].Len()]...)
+			words = append(words, args[i].Bits[:args[i].Slots()]...)
 		}
 	}
 	return exec.Guard(func() error {
