@@ -78,7 +78,12 @@ func shown(ctx context.Context, w *spmd.World) error {
 	defer x.Free()
 	for step := 0; ; step++ {
 		part := w.Region("a part")
-		w.Metric("step", float64(step))
+		if err := w.Emit(map[string]any{"step": step, "app": "shown", "unit": nil}); err != nil {
+			return err
+		}
+		if err := w.Emit(map[string]any{"summary": true, "best": step}); err != nil { // not for the page
+			return err
+		}
 		x.Set(0, 0)
 		if w.Rank() == 0 {
 			whole, err := wholePage(ctx, w, url)

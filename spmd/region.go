@@ -38,11 +38,6 @@ func (r Region) End() {
 	r.w.in.Calls.End(r.mark, trace.Region, r.name, 0)
 }
 
-// Metric says what a number of the program is now, such as its loss or its rate. The page of --dashboard draws its past, and
-// /metrics has it. What rank 0 says is shown, of 32 names at most, and not what is infinite or no number. It does not block,
-// and costs a comparison where there is no dashboard.
-func (w *World) Metric(name string, value float64) { w.in.Metric(name, value) }
-
 // Summarize adds a line to the summary at the end of the run (--summary), such as a rate that the program knows: its name
 // and its value. What rank 0 adds is shown. A name that was added before gets another value. It does not block.
 func (w *World) Summarize(name, value string) { w.in.Trace.Add(name, value) }

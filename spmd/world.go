@@ -132,8 +132,20 @@ func Open(cfg Config) (*World, error) {
 	return newWorld(in), nil
 }
 
-// Emit writes v as one line of JSON to the file given by --json. It does nothing
-// on ranks other than 0, and without --json. Not collective.
+// Emit gives a measurement, as an object of JSON: a struct, or a map. It becomes a line of the file
+// of --json and of the run's folder (package runfolder), which `launch plot` draws. The page of
+// --dashboard draws its numbers while the program runs, of 32 names at most, and /metrics has the
+// newest; not those of an object that has "summary": true, a result of the whole run.
+//
+// Fields may tell their units, which stand in the first line of the type:
+//
+//	type step struct {
+//		Step     int     `json:"step"`
+//		Residual float64 `json:"residual" unit:"K"`
+//	}
+//
+// JSON has no infinite numbers, and no NaN: Emit fails where there is one. It does nothing on ranks
+// other than 0, nor where nobody asks for it. Not collective.
 func (w *World) Emit(v any) error { return w.in.Emit(v) }
 
 // Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of its bytes.

@@ -97,8 +97,11 @@ func (p *Panel) draw(names []string) (*plot.Plot, error) {
 	axis(&g.X, lo.X, hi.X, p.LinearX)
 	axis(&g.Y, lo.Y, hi.Y, p.LinearY)
 	if p.Tight && p.LinearY {
-		room := max((hi.Y-lo.Y)/20, hi.Y/1000)
+		room := max((hi.Y-lo.Y)/20, math.Abs(hi.Y)/1000)
 		g.Y.Min, g.Y.Max = lo.Y-room, hi.Y+room
+	}
+	if p.Tight && p.LinearX && lo.X > hi.X/2 { // far from 0, as times of day are
+		g.X.Min = lo.X - (hi.X-lo.X)/20
 	}
 	if p.XTicks != nil {
 		g.X.Tick.Marker = p.XTicks
@@ -106,10 +109,10 @@ func (p *Panel) draw(names []string) (*plot.Plot, error) {
 	return g, nil
 }
 
-// axis sets a range that is never empty: on a linear axis it begins at 0.
+// axis sets a range: on a linear axis it begins at 0, or below that.
 func axis(a *plot.Axis, lo, hi float64, linear bool) {
 	if linear {
-		a.Min, a.Max, a.Tick.Marker = 0, hi*1.05, plot.TickerFunc(plainTicks)
+		a.Min, a.Max, a.Tick.Marker = min(0, lo*1.05), max(0, hi*1.05), plot.TickerFunc(plainTicks)
 		return
 	}
 	a.Scale, a.Tick.Marker = plot.LogScale{}, plot.TickerFunc(LogTicks)
@@ -127,10 +130,12 @@ func plainTicks(lo, hi float64) []plot.Tick {
 	return ticks
 }
 
-// LogTicks marks 1, 2 and 5 of each decade, and over many decades only names every 1.
+// LogTicks marks 1, 2 and 5 of each decade. Over many decades it names every 1, over more than eight
+// only every other, and so on.
 func LogTicks(lo, hi float64) []plot.Tick {
 	var ticks []plot.Tick
-	decades := math.Log10(hi / lo)
+	decades := math.Log10(hi) - math.Log10(lo)
+	named := max(1, math.Ceil(decades/8))
 	for e := math.Floor(math.Log10(lo)); e <= math.Ceil(math.Log10(hi)); e++ {
 		for _, m := range []float64{1, 2, 5} {
 			v := m * math.Pow(10, e)
@@ -138,7 +143,7 @@ func LogTicks(lo, hi float64) []plot.Tick {
 				continue
 			}
 			t := plot.Tick{Value: v}
-			if m == 1 || decades < 2.5 {
+			if m == 1 && math.Mod(e, named) == 0 || decades < 2.5 {
 				t.Label = strconv.FormatFloat(v, 'g', 6, 64)
 			}
 			ticks = append(ticks, t)
@@ -154,8 +159,11 @@ const (
 	legendLine  = 0.45 * vg.Centimeter
 )
 
-// Write writes the panels that have points, side by side, into a file, as package outfile does: PNG
-// where its name ends in .png, else SVG. Without points there is no file.
+// inRow is how many panels stand side by side.
+const inRow = 4
+
+// Write writes the panels that have points, in rows, into a file, as package outfile does: PNG where
+// its name ends in .png, else SVG. Without points there is no file.
 func Write(file string, replace bool, panels ...Panel) error {
 	var names []string
 	panels = slices.DeleteFunc(panels, func(p Panel) bool {
@@ -172,8 +180,10 @@ func Write(file string, replace bool, panels ...Panel) error {
 		}
 	}
 	below := vg.Length(len(names)+1) * legendLine
-	wide := panelWidth * max(1.4, vg.Length(len(panels)))
-	high := panelHeight + below // a legend needs more than one panel's width
+	cols, rows := min(len(panels), inRow), (len(panels)+inRow-1)/inRow
+	wide := panelWidth * max(1.4, vg.Length(cols)) // a legend needs more than one panel's width
+	height := panelHeight * vg.Length(rows)
+	high := height + below
 	var canvas interface {
 		vg.CanvasSizer
 		io.WriterTo
@@ -184,18 +194,18 @@ func Write(file string, replace bool, panels ...Panel) error {
 	c := draw.New(canvas)
 	c.SetColor(color.White)
 	c.Fill(c.Rectangle.Path())
-	row := make([]*plot.Plot, len(panels))
+	plots := make([]*plot.Plot, len(panels))
 	for i, p := range panels {
 		var err error
-		if row[i], err = p.draw(names); err != nil {
+		if plots[i], err = p.draw(names); err != nil {
 			return err
 		}
 	}
 	const pad = 3 * vg.Millimeter
-	tiles := draw.Tiles{Rows: 1, Cols: len(panels), PadX: 2 * pad, PadTop: pad, PadBottom: pad, PadLeft: pad,
-		PadRight: pad}
-	for i, p := range row {
-		p.Draw(tiles.At(draw.Crop(c, 0, 0, below, 0), i, 0))
+	tiles := draw.Tiles{Rows: rows, Cols: cols, PadX: 2 * pad, PadY: 2 * pad, PadTop: pad, PadBottom: pad,
+		PadLeft: pad, PadRight: pad}
+	for i, p := range plots {
+		p.Draw(tiles.At(draw.Crop(c, 0, 0, below, 0), i%cols, i/cols))
 	}
 	legend := plot.NewLegend()
 	legend.Left, legend.Top, legend.TextStyle.Font.Size, legend.Padding = true, true, 9, vg.Points(2.5)
@@ -212,7 +222,7 @@ func Write(file string, replace bool, panels ...Panel) error {
 			legend.Add(n, line, marks)
 		}
 	}
-	legend.Draw(draw.Crop(c, 2*pad, 0, 0, -panelHeight))
+	legend.Draw(draw.Crop(c, 2*pad, 0, 0, -height))
 	f, err := outfile.Create(file, replace)
 	if err != nil {
 		return err

@@ -1,31 +1,119 @@
 package plot
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
 	"lockstep/internal/figure"
-	"lockstep/internal/runlog"
 )
 
 // mostPoints is how many points of a curve are drawn. Of more, every other one is left out, and so on.
 const mostPoints = 2000
 
-// picture writes the loss, the validation's, the rate and the learning rate of runs by steps into a file: PNG where its name
-// ends in .png, else SVG. replace says whether it may take the place of one that is there.
-func picture(file string, replace bool, runs ...runlog.Run) error {
-	panels := []figure.Panel{
-		{Title: "loss", X: "step", Y: "nats a token", LinearX: true, LinearY: true, Tight: true, NoMarks: true},
-		{Title: "loss of the validation", X: "step", Y: "nats a token", LinearX: true, LinearY: true, Tight: true},
-		{Title: "rate", X: "step", Y: "tokens a second", LinearX: true, LinearY: true, NoMarks: true},
-		{Title: "learning rate", X: "step", Y: "learning rate", LinearX: true, LinearY: true, NoMarks: true},
-	}
+// mostPanels is how many numbers are drawn where nobody says which.
+const mostPanels = 8
+
+// axes is what is drawn over what.
+type axes struct {
+	x          string   // "" is the step, or the line
+	y          []string // none are those that vary
+	logX, logY bool
+}
+
+// complete chooses what nobody has said, and refuses what no run has.
+func (a *axes) complete(runs []*run) error {
+	var names []string // that there are
 	for _, r := range runs {
-		every := (len(r.Steps) + mostPoints - 1) / mostPoints
-		for i, s := range r.Steps {
-			for p, y := range []*float64{s.Loss, s.ValLoss, s.TokS, s.LR} {
-				if last := i == len(r.Steps)-1; y != nil && (i%every == 0 || last || p == 1) {
-					panels[p].Add(r.Name, float64(s.Step), *y)
-				}
+		for _, n := range r.names {
+			if !slices.Contains(names, n) {
+				names = append(names, n)
 			}
 		}
 	}
-	return figure.Write(file, replace, panels...)
+	all := func(name string) bool {
+		return !slices.ContainsFunc(runs, func(r *run) bool { return !r.has(name) })
+	}
+	if a.x == "" {
+		if a.x = lineField; all(stepField) {
+			a.x = stepField
+		}
+	} else if !all(a.x) {
+		return usage("--x %s: a run does not have it; there are: %s", a.x, strings.Join(names, ", "))
+	}
+	for _, y := range a.y {
+		if !slices.Contains(names, y) {
+			return usage("--y %s: no run has it; there are: %s", y, strings.Join(names, ", "))
+		}
+	}
+	if len(a.y) > 0 {
+		return nil
+	}
+	for _, n := range names {
+		if n != a.x && slices.ContainsFunc(runs, func(r *run) bool { return r.varies(n) }) && len(a.y) < mostPanels {
+			a.y = append(a.y, n)
+		}
+	}
+	if len(a.y) == 0 {
+		return usage("no number of the runs changes over %s; --y says which to draw all the same: %s", a.x,
+			strings.Join(names, ", "))
+	}
+	return nil
+}
+
+// panels are the pictures of the runs, one for each number, and how many points a logarithmic axis has
+// left out.
+func (a *axes) panels(runs []*run) (list []figure.Panel, left int) {
+	for _, y := range a.y {
+		p := figure.Panel{Title: y, X: a.label(a.x, runs), Y: a.label(y, runs), LinearX: !a.logX, LinearY: !a.logY, Tight: true}
+		for _, r := range runs {
+			var points []map[string]float64
+			for _, rec := range r.records {
+				x, hasX := rec[a.x]
+				v, hasY := rec[y]
+				switch {
+				case !hasX || !hasY:
+				case a.logX && x <= 0 || a.logY && v <= 0:
+					left++
+				default:
+					points = append(points, rec)
+				}
+			}
+			every := (len(points) + mostPoints - 1) / mostPoints
+			p.NoMarks = p.NoMarks || len(points) > 50
+			for i, rec := range points {
+				if i%every == 0 || i == len(points)-1 {
+					p.Add(r.name, rec[a.x], rec[y])
+				}
+			}
+		}
+		list = append(list, p)
+	}
+	return list, left
+}
+
+// label is the name of a number with its unit, as the first run tells it that does.
+func (a *axes) label(name string, runs []*run) string {
+	for _, r := range runs {
+		if unit := r.units[name]; unit != "" {
+			return name + ", " + unit
+		}
+	}
+	return name
+}
+
+// picture draws the runs into a file: PNG where its name ends in .png, else SVG. replace says whether
+// it may take the place of one that is there. What is to be said of it is not "".
+func (a *axes) picture(file string, replace bool, runs []*run) (note string, err error) {
+	panels, left := a.panels(runs)
+	if !slices.ContainsFunc(panels, func(p figure.Panel) bool {
+		return slices.ContainsFunc(p.Curves, func(c figure.Curve) bool { return len(c.Points) > 0 })
+	}) {
+		return "", usage("nothing to draw: no line has %s and one of %s%s", a.x, strings.Join(a.y, ", "),
+			map[bool]string{true: " above 0, as a logarithmic axis wants it"}[left > 0])
+	}
+	if left > 0 {
+		note = fmt.Sprintf("%d points are not above 0, and not on a logarithmic axis", left)
+	}
+	return note, figure.Write(file, replace, panels...)
 }

@@ -3,53 +3,116 @@ package plot
 import (
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"image/png"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
-	"lockstep/internal/runlog"
+	"lockstep/launch/exit"
 )
 
-// fall is a run whose loss falls, and is validated in every tenth step.
-func fall(name string, steps int) runlog.Run {
-	r := runlog.Run{Name: name}
-	lr, rate := 0.001, 1000.0
+// fall is a run whose residual falls to a tenth in each step, with a number that never changes, and
+// with one that is there in each tenth step.
+func fall(name string, steps int) *run {
+	r := &run{name: name, names: []string{"step", "residual", "rows", "error"}, units: map[string]string{"residual": "K"}}
 	for i := 1; i <= steps; i++ {
-		loss, val := 5/float64(i), 6/float64(i)
-		s := runlog.Step{Step: i, Loss: &loss, LR: &lr, TokS: &rate}
+		rec := map[string]float64{"line": float64(i), "step": float64(i), "residual": math.Pow(10, -float64(i)), "rows": 7}
 		if i%10 == 0 {
-			s.ValLoss = &val
+			rec["error"] = -float64(i)
 		}
-		r.Steps = append(r.Steps, s)
+		r.records = append(r.records, rec)
 	}
 	return r
+}
+
+// What is drawn where nobody says what, and what is refused.
+func TestAxes(t *testing.T) {
+	runs := []*run{fall("a", 30), fall("b", 5)}
+	for _, tc := range []struct {
+		in   axes
+		x, y string
+		err  string
+	}{
+		{axes{}, "step", "residual error", ""},
+		{axes{x: "line", y: []string{"rows"}}, "line", "rows", ""},
+		{axes{x: "residual"}, "residual", "step error", ""},
+		{axes{x: "time"}, "", "", "--x time: a run does not have it; there are: step, residual, rows, error"},
+		{axes{y: []string{"loss"}}, "", "", "--y loss: no run has it; there are: step, residual, rows, error"},
+	} {
+		a := tc.in
+		err := a.complete(runs)
+		if tc.err != "" {
+			if err == nil || err.Error() != tc.err || !errors.As(err, new(exit.Usage)) {
+				t.Errorf("%+v: %v, want %s", tc.in, err, tc.err)
+			}
+			continue
+		}
+		if err != nil || a.x != tc.x || strings.Join(a.y, " ") != tc.y {
+			t.Errorf("%+v: %v, %s over %s, want %s over %s", tc.in, err, a.y, a.x, tc.y, tc.x)
+		}
+	}
+	still := &run{name: "c", names: []string{"rows"}, records: []map[string]float64{{"line": 1, "rows": 7}, {"line": 2, "rows": 7}}}
+	if err := (&axes{}).complete([]*run{still}); err == nil || !strings.Contains(err.Error(), "no number of the runs changes over line") {
+		t.Error(err)
+	}
+	a := axes{x: "step", y: []string{"residual", "error"}, logY: true}
+	list, left := a.panels(runs)
+	if len(list) != 2 || left != 3 || list[0].Y != "residual, K" || list[1].Y != "error" || list[0].LinearY || !list[0].LinearX {
+		t.Fatalf("%d left out: %+v", left, list)
+	}
+	if c := list[0].Curves; len(c) != 2 || c[0].Name != "a" || len(c[0].Points) != 30 || c[1].Points[4].Y != 1e-5 {
+		t.Errorf("%+v", c)
+	}
+	if n := len(list[1].Curves); n != 0 {
+		t.Errorf("%d curves of what is not above 0", n)
+	}
+	many, _ := (&axes{x: "step", y: []string{"step"}}).panels([]*run{fall("long", 5000)})
+	if p := many[0].Curves[0].Points; len(p) > mostPoints || p[len(p)-1].X != 5000 {
+		t.Errorf("%d points, to %v", len(p), p[len(p)-1].X)
+	}
+}
+
+// texts are those of a picture that people read.
+func texts(t *testing.T, file string) (list []string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dec := xml.NewDecoder(strings.NewReader(string(text))); ; {
+		switch tok, err := dec.Token(); {
+		case errors.Is(err, io.EOF):
+			return list
+		case err != nil:
+			t.Fatal(err)
+		default:
+			if s, ok := tok.(xml.CharData); ok && strings.TrimSpace(string(s)) != "" {
+				list = append(list, strings.TrimSpace(string(s)))
+			}
+		}
+	}
 }
 
 func TestPicture(t *testing.T) {
 	dir := t.TempDir()
 	svg, bitmap := filepath.Join(dir, "x.svg"), filepath.Join(dir, "x.png")
+	runs := []*run{fall("run-a", 12), fall("run-b", 3000)}
 	for _, file := range []string{svg, bitmap} {
-		if err := picture(file, false, fall("run-a", 30), fall("run-b", 5000)); err != nil {
-			t.Fatal(err)
+		a := axes{x: "step", y: []string{"residual", "error"}, logY: true}
+		note, err := a.picture(file, false, runs)
+		if err != nil || note != "2978 points are not above 0, and not on a logarithmic axis" { // 1e-324 is 0
+			t.Fatalf("%v, %q", err, note)
 		}
 	}
-	text, err := os.ReadFile(svg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for dec := xml.NewDecoder(strings.NewReader(string(text))); ; {
-		if _, err := dec.Token(); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, want := range []string{"run-a", "run-b", "loss of the validation", "tokens a second", "learning rate"} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("the picture lacks %q", want)
+	list := texts(t, svg)
+	for _, want := range []string{"run-a", "run-b", "residual", "residual, K", "step", "1e-39"} {
+		if !slices.Contains(list, want) {
+			t.Errorf("the picture lacks %q: %q", want, list)
 		}
 	}
 	f, err := os.Open(bitmap)
@@ -57,7 +120,36 @@ func TestPicture(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if im, err := png.Decode(f); err != nil || im.Bounds().Dx() < 1000 {
+	if im, err := png.Decode(f); err != nil || im.Bounds().Dx() < 600 {
 		t.Errorf("%v", err)
+	}
+	a := axes{x: "step", y: []string{"error"}, logY: true}
+	if _, err := a.picture(filepath.Join(dir, "y.svg"), false, runs); err == nil || !strings.Contains(err.Error(), "nothing to draw: no line has step and one of error above 0") {
+		t.Error(err)
+	}
+	// Eight panels stand in two rows.
+	wide := fall("many", 20)
+	for i := range 8 {
+		name := fmt.Sprint("n", i)
+		wide.names = append(wide.names, name)
+		for j := range wide.records {
+			wide.records[j][name] = float64(i * j)
+		}
+	}
+	b := axes{}
+	if err := b.complete([]*run{wide}); err != nil || len(b.y) != mostPanels {
+		t.Fatalf("%v, %v", err, b.y)
+	}
+	rows := filepath.Join(dir, "rows.png")
+	if _, err := b.picture(rows, false, []*run{wide}); err != nil {
+		t.Fatal(err)
+	}
+	g, err := os.Open(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if im, err := png.Decode(g); err != nil || im.Bounds().Dx() > 3*im.Bounds().Dy() {
+		t.Errorf("%v, %v", err, im.Bounds())
 	}
 }

@@ -1,4 +1,4 @@
-// Package plot is `launch plot`: runs of train in one picture.
+// Package plot is `launch plot`: what programs have measured, in one picture.
 package plot
 
 import (
@@ -9,39 +9,63 @@ import (
 	"github.com/spf13/cobra"
 
 	"lockstep/internal/outfile"
-	"lockstep/internal/runlog"
 	"lockstep/launch/exit"
 )
 
 // Command is `launch plot`.
 func Command() *cobra.Command {
-	var out string
+	var a axes
+	var out, log string
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "plot [flags] RUN...",
-		Short: "Draw the loss, the validation, the rate and the learning rate of runs, to compare them",
-		Long: `Draw the loss, the loss of the validation, the rate and the learning rate of runs of train by their steps, in one
-picture. A RUN is the folder of a run (train --run-dir), or a file that train --json has written.`,
+		Short: "Draw what runs have measured, to compare them",
+		Long: `Draw the numbers that programs have measured (World.Emit), by their names and with their units, in one picture. A RUN
+is the folder of a run (--run-dir), or a file that --json has written; each is a curve.
+
+Without --y all numbers are drawn that change, of eight names at most. Without --x they are drawn by the field step or,
+where a run has none, by the lines of its log.`,
 		Example: `  launch plot runs/a runs/b
+  launch plot --y residual --log y solver.jsonl
+  launch plot --x elements --y gbps --log x reduce.jsonl
   launch plot --out compared.png slow.jsonl fast.jsonl`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			file, err := draw(out, force, args)
+			for _, axis := range log {
+				switch axis {
+				case 'x':
+					a.logX = true
+				case 'y':
+					a.logY = true
+				default:
+					return usage("--log %s: want x, y or xy", log)
+				}
+			}
+			note, err := draw(out, force, a, args)
 			if err != nil {
 				return err
 			}
-			if outfile.IsFile(file) {
-				fmt.Fprintln(cmd.OutOrStdout(), file)
+			if note != "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), note)
+			}
+			if outfile.IsFile(out) {
+				fmt.Fprintln(cmd.OutOrStdout(), out)
 			}
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&out, "out", "o", "plot.svg", "`FILE` to write: SVG, or PNG where its name ends in .png; - is standard output")
-	cmd.Flags().BoolVar(&force, "force", false, "replace a file that is there")
+	fs := cmd.Flags()
+	fs.StringVarP(&out, "out", "o", "plot.svg",
+		"`FILE` to write: SVG, or PNG where its name ends in .png; - is standard output")
+	fs.BoolVar(&force, "force", false, "replace a file that is there")
+	fs.StringVar(&a.x, "x", "", "`FIELD` of the horizontal axis (default step or, where a run has none, the line)")
+	fs.StringSliceVar(&a.y, "y", nil, "`FIELD,...` to draw (default those that change)")
+	fs.StringVar(&log, "log", "", "`AXES` that are logarithmic: x, y or xy")
 	return cmd
 }
 
-// draw writes the picture of the runs and returns its name. Errors of what was given are exit.Usage.
-func draw(out string, force bool, paths []string) (string, error) {
+// draw writes the picture of the runs, and returns what is to be said of it. Errors of what was given
+// are exit.Usage.
+func draw(out string, force bool, a axes, paths []string) (note string, err error) {
 	if len(paths) == 0 {
 		return "", usage("no run is named: launch plot runs/a runs/b")
 	}
@@ -49,23 +73,26 @@ func draw(out string, force bool, paths []string) (string, error) {
 	if ext := strings.ToLower(filepath.Ext(out)); ext != ".svg" && ext != ".png" && outfile.IsFile(out) {
 		return "", usage("--out %s: want a name that ends in .svg or .png", out)
 	}
-	var runs []runlog.Run
+	var runs []*run
 	names := map[string]bool{}
 	for _, path := range paths {
-		r, err := runlog.Read(path)
+		r, err := read(path)
 		if err != nil {
 			return "", exit.Usage{Err: err}
 		}
-		if names[r.Name] { // runs of one name in several folders
-			r.Name = path
+		if names[r.name] { // runs of one name in several folders
+			r.name = path
 		}
-		names[r.Name] = true
+		names[r.name] = true
 		runs = append(runs, r)
+	}
+	if err := a.complete(runs); err != nil {
+		return "", err
 	}
 	if err := outfile.Check(out, force); err != nil {
 		return "", exit.Usage{Err: outfile.About("--out", err, "--force")}
 	}
-	return out, picture(out, force, runs...)
+	return a.picture(out, force, runs)
 }
 
 func usage(format string, args ...any) error { return exit.Usage{Err: fmt.Errorf(format, args...)} }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,22 +14,12 @@ import (
 
 func TestDraw(t *testing.T) {
 	dir := t.TempDir()
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
 	const log = "{\"step\":1,\"loss\":5,\"lr\":1,\"tok_s\":7}\n{\"step\":2,\"loss\":4,\"lr\":1,\"tok_s\":8}\n"
-	one, two := write("a/run/log.jsonl", log), write("b/run/log.jsonl", log)
+	one, two := write(t, "a/run/log.jsonl", log), write(t, "b/run/log.jsonl", log)
 	out := filepath.Join(dir, "out.svg")
 	runs := []string{filepath.Dir(one), filepath.Dir(two)}
-	if file, err := draw(out, false, runs); err != nil || file != out {
-		t.Fatal(file, err)
+	if note, err := draw(out, false, axes{}, runs); err != nil || note != "" {
+		t.Fatal(note, err)
 	}
 	text, err := os.ReadFile(out)
 	if err != nil || !strings.Contains(string(text), filepath.Dir(two)) { // both are called run
@@ -44,22 +35,49 @@ func TestDraw(t *testing.T) {
 		{filepath.Join(dir, "x.png"), nil, "no run is named"},
 		{filepath.Join(dir, "x.png"), []string{dir + "/none"}, "no such file"},
 		{out, []string{dir + "/none"}, "no such file"}, // the more useful of two messages
-		{filepath.Join(dir, "x.png"), []string{write("empty", "")}, "no step of a run"},
+		{filepath.Join(dir, "x.png"), []string{write(t, "empty", "")}, "no number in it"},
 	} {
-		if _, err := draw(tc.out, false, tc.runs); err == nil || !strings.Contains(err.Error(), tc.want) || !errors.As(err, new(exit.Usage)) {
+		if _, err := draw(tc.out, false, axes{}, tc.runs); err == nil || !strings.Contains(err.Error(), tc.want) || !errors.As(err, new(exit.Usage)) {
 			t.Errorf("%v: %v, want %s", tc.runs, err, tc.want)
 		}
 	}
 	if after, err := os.ReadFile(out); err != nil || string(after) != string(text) {
 		t.Error("the picture that was there has changed")
 	}
-	if _, err := draw(out, true, runs[:1]); err != nil {
+	if _, err := draw(out, true, axes{}, runs[:1]); err != nil {
 		t.Error(err)
 	}
-	if _, err := draw("/dev/full", false, runs[:1]); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := draw("/dev/full", false, axes{}, runs[:1]); !errors.Is(err, syscall.ENOSPC) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "x.png")); err == nil {
 		t.Error("a refused picture was written")
+	}
+}
+
+// The flags say what is drawn, and how.
+func TestFlags(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "x.svg")
+	log := write(t, "solver.jsonl", "{\"step\":1,\"residual\":1}\n{\"step\":2,\"residual\":1e-6}\n{\"step\":3,\"residual\":0}\n")
+	for args, want := range map[string]string{
+		"--y residual --log y": "1 points are not above 0, and not on a logarithmic axis\n" + out + "\n",
+		"--log z":              "--log z: want x, y or xy",
+		"--y loss":             "--y loss: no run has it; there are: step, residual",
+	} {
+		c := Command()
+		var text strings.Builder
+		c.SetOut(&text)
+		c.SetErr(&text)
+		c.SilenceErrors, c.SilenceUsage = true, true
+		c.SetArgs(append(strings.Fields(args), "--out", out, log))
+		if err := c.Execute(); err != nil {
+			text.WriteString(err.Error())
+		}
+		if text.String() != want {
+			t.Errorf("%s: %q, want %q", args, text.String(), want)
+		}
+	}
+	if list := texts(t, out); !slices.Contains(list, "1e-05") || !slices.Contains(list, "residual") {
+		t.Errorf("%q", list)
 	}
 }

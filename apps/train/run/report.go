@@ -21,13 +21,13 @@ import (
 // StepRecord is one step in the measurement file.
 type StepRecord struct {
 	Step     int      `json:"step"` // from 1
-	Loss     float64  `json:"loss"`
+	Loss     float64  `json:"loss" unit:"nats a token"`
 	LR       float64  `json:"lr"`
 	GradNorm float64  `json:"grad_norm"`
 	Tokens   int      `json:"tokens"` // learned from so far
-	TokS     float64  `json:"tok_s"`
+	TokS     float64  `json:"tok_s" unit:"tokens a second"`
 	Ms       float64  `json:"ms"`
-	ValLoss  *float64 `json:"val_loss,omitempty"` // where a validation followed this step
+	ValLoss  *float64 `json:"val_loss,omitempty" unit:"nats a token"` // of a validation behind it
 }
 
 // skippedRecord is a step that was left out. It has no numbers that may not be finite.
@@ -152,7 +152,6 @@ func (r *report) step(rec StepRecord) error {
 	if err := r.w.Emit(rec); err != nil {
 		return err
 	}
-	r.show(rec)
 	note := ""
 	if r.saving != nil {
 		note = r.saving.note()
@@ -162,18 +161,6 @@ func (r *report) step(rec StepRecord) error {
 		r.log(r.w.Log().Info(), rec, "step %d/%d")
 	}
 	return nil
-}
-
-// show passes a step to the dashboard.
-func (r *report) show(rec StepRecord) {
-	r.w.Metric("loss", rec.Loss)
-	r.w.Metric("tokens a second", rec.TokS)
-	if rec.ValLoss != nil {
-		r.w.Metric("validation loss", *rec.ValLoss)
-	}
-	r.w.Metric("learning rate", rec.LR)
-	r.w.Metric("gradient norm", rec.GradNorm)
-	r.w.Metric("step", float64(rec.Step))
 }
 
 // skip reports a step that was left out.

@@ -289,13 +289,6 @@ func (w *World) sample() *dashboard.Sample {
 	return s
 }
 
-// Metric gives a number of the program its present value.
-func (w *World) Metric(name string, value float64) {
-	if w.shown.board != nil && w.start.Config.Dashboard != "" {
-		w.shown.board.Set(name, value)
-	}
-}
-
 // Slowest is the rank that the others wait for. It is false if no rank is, or it is not known. Only
 // rank 0 knows.
 func (w *World) Slowest() (rank int, known bool) {

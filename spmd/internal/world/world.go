@@ -6,10 +6,10 @@ package world
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +20,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/host"
-	"lockstep/internal/ccall"
 	"lockstep/internal/kernels"
 	"lockstep/internal/launcher"
 	"lockstep/internal/outfile"
@@ -81,6 +80,7 @@ type World struct {
 	mu        sync.Mutex
 	closers   []*func() error // of AtClose
 	listeners []*func([]byte) // of Emitted; the list is replaced, never changed
+	united    []reflect.Type  // of what Emit was given that told its units
 }
 
 // Open joins this process to the job and returns its world.
@@ -174,44 +174,6 @@ func (w *World) Files() *files.Work { return &w.files }
 
 // Flags are those of the command line; nil if there is none.
 func (w *World) Flags() *pflag.FlagSet { return w.start.Flags }
-
-// Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to those
-// of Emitted.
-func (w *World) Emit(v any) error {
-	w.mu.Lock()
-	listeners := w.listeners
-	w.mu.Unlock()
-	if w.json == nil && len(listeners) == 0 {
-		return nil
-	}
-	line, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("%s: Emit: %w", ccall.At(), err)
-	}
-	line = append(line, '\n')
-	for _, l := range listeners {
-		(*l)(line)
-	}
-	if w.json == nil {
-		return nil
-	}
-	_, err = w.json.Write(line)
-	return err
-}
-
-// Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of
-// its bytes.
-func (w *World) Emitted(fn func(line []byte)) (cancel func()) {
-	l := &fn
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.listeners = append(slices.Clip(w.listeners), l) // Emit may be reading the old list
-	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.listeners = slices.DeleteFunc(slices.Clone(w.listeners), func(o *func([]byte)) bool { return o == l })
-	}
-}
 
 // Fail records the first failure of a stream. Nobody may wait for its results, and Main ends the
 // job.

@@ -77,7 +77,8 @@ func TestApply(t *testing.T) {
 func TestProgram(t *testing.T) {
 	p := spmdtest.Program(t, 2, nil, "--side", "40", "--json", "-")
 	var r result
-	err := json.Unmarshal([]byte(p.Stdout), &r)
+	lines := strings.Split(strings.TrimSpace(p.Stdout), "\n") // of steps, and the result
+	err := json.Unmarshal([]byte(lines[len(lines)-1]), &r)
 	if err != nil || p.Status != 0 || r.App != "anapp" || r.Ranks != 2 || !r.OK {
 		t.Fatalf("status %d, %v: %s\n%s", p.Status, err, p.Stdout, p.Stderr)
 	}

@@ -83,6 +83,12 @@ func newSolver(w *spmd.World, side, rows int) (*solver, error) {
 	return v, nil
 }
 
+// progress is a line of --json, and a point on the page of --dashboard.
+type progress struct {
+	Step     int     `json:"step"`
+	Residual float64 `json:"residual"`
+}
+
 // checkEach is how many steps are enqueued before the host looks at the residual.
 const checkEach = 25
 
@@ -106,7 +112,9 @@ func (v *solver) solve(right []float64, tolerance float64, most int) (steps int,
 			steps++
 		}
 		residual = math.Sqrt(v.rr.At(0) / square[0]) // waits for the steps
-		v.w.Metric("residual", residual)
+		if err := v.w.Emit(progress{steps, residual}); err != nil {
+			return steps, residual, err
+		}
 		above, err := spmd.Any(c, residual > tolerance) // on every rank the same
 		if err != nil || !above {
 			return steps, residual, err

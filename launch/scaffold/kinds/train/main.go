@@ -106,7 +106,6 @@ func run(ctx context.Context, w *spmd.World, c config) (loss float64, err error)
 			}
 		}
 		loss = float64(n.loss.At(0)) / float64(c.Batch) // waits for the steps
-		w.Metric("loss", loss)
 		p.Note("loss %.4f", loss)
 		if err := w.Emit(record{done, loss}); err != nil {
 			return 0, err

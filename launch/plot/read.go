@@ -1,0 +1,159 @@
+package plot
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"lockstep/internal/runlog"
+)
+
+// run is what a program has measured: the numbers of each line of its log, by their names.
+type run struct {
+	name    string
+	names   []string // of numbers, as they came
+	units   map[string]string
+	records []map[string]float64
+}
+
+// Names of the horizontal axis where nobody names another: the field step and, in a run that has
+// none, the number of the line.
+const (
+	stepField = "step"
+	lineField = "line"
+)
+
+// read reads the log of a run: a file, or the folder of a run. Lines of the same step are one. Where a
+// run went on from a checkpoint, a step that was taken twice counts as the last time.
+func read(path string) (*run, error) {
+	file := path
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
+		file = filepath.Join(path, runlog.Log)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r := &run{name: filepath.Base(filepath.Clean(path)), units: map[string]string{}}
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 16<<20)
+	for n := 1; lines.Scan(); n++ {
+		if isHalf(lines.Bytes()) {
+			continue
+		}
+		if err := r.line(lines.Bytes(), n); err != nil {
+			return nil, fmt.Errorf("%s: line %d is no object of JSON: %w", file, n, err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if len(r.records) == 0 {
+		return nil, fmt.Errorf("%s: no number in it: give the folder of a run, or a file that --json has written", file)
+	}
+	return r, nil
+}
+
+// line takes line number n.
+func (r *run) line(text []byte, n int) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	switch t, err := d.Token(); {
+	case err != nil:
+		return err
+	case t != json.Delim('{'):
+		return fmt.Errorf("it begins with %v", t)
+	}
+	rec := map[string]float64{}
+	var names []string
+	summary := false
+	for d.More() {
+		key, err := d.Token()
+		var value json.RawMessage
+		if err == nil {
+			err = d.Decode(&value)
+		}
+		if err != nil {
+			return err
+		}
+		name := key.(string)
+		switch {
+		case name == "units":
+			var units map[string]string
+			if json.Unmarshal(value, &units) == nil {
+				maps.Copy(r.units, units)
+			}
+		case name == "summary" && string(value) == "true":
+			summary = true
+		default:
+			var x *float64
+			if json.Unmarshal(value, &x) == nil && x != nil {
+				rec[name] = *x
+				names = append(names, name)
+			}
+		}
+	}
+	if _, err := d.Token(); err != nil { // its end
+		return err
+	}
+	if summary || len(rec) == 0 {
+		return nil
+	}
+	for _, name := range names {
+		if !r.has(name) {
+			r.names = append(r.names, name)
+		}
+	}
+	if _, ok := rec[lineField]; !ok {
+		rec[lineField] = float64(n)
+	}
+	r.add(rec)
+	return nil
+}
+
+// add adds a record behind those of earlier steps.
+func (r *run) add(rec map[string]float64) {
+	step, ok := rec[stepField]
+	for ok && len(r.records) > 0 {
+		last := r.records[len(r.records)-1]
+		at, has := last[stepField]
+		if !has || at < step {
+			break
+		}
+		if at == step && last[lineField] == rec[lineField]-1 { // the rest of the same step
+			maps.Copy(last, rec)
+			return
+		}
+		r.records = r.records[:len(r.records)-1]
+	}
+	r.records = append(r.records, rec)
+}
+
+// has says whether any line of the run has a number.
+func (r *run) has(name string) bool { return name == lineField || slices.Contains(r.names, name) }
+
+// varies says whether a number has more than one value.
+func (r *run) varies(name string) bool {
+	first, some := 0.0, false
+	for _, rec := range r.records {
+		x, ok := rec[name]
+		if ok && some && x != first {
+			return true
+		}
+		if ok && !some {
+			first, some = x, true
+		}
+	}
+	return false
+}
+
+// isHalf says whether a line is the beginning of an object only: the run is writing it now, or was
+// killed.
+func isHalf(line []byte) bool {
+	return bytes.HasPrefix(line, []byte{'{'}) && !bytes.HasSuffix(line, []byte{'}'})
+}
