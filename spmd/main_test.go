@@ -111,6 +111,9 @@ func app(what string) {
 			<-ctx.Done()
 			return context.Cause(ctx)
 		case "stubborn":
+			if err := threeFills(w); err != nil {
+				return err
+			}
 			fmt.Fprintln(os.Stderr, "asleep")
 			select {}
 		}
@@ -425,8 +428,21 @@ func TestSignal(t *testing.T) {
 		if len(tc.args) > 2 && !strings.Contains(rest.String(), "summary of "+tc.args[1]+" ranks in ") {
 			t.Errorf("%s on %d ranks: no summary: %s", tc.what, tc.n, &rest)
 		}
+		if threeTimes := regexp.MustCompile(`(?m)^    Fill +3 +48 B +\d`); len(tc.args) > 2 && !threeTimes.MatchString(rest.String()) {
+			t.Errorf("%s on %d ranks: the summary does not name what was done: %s", tc.what, tc.n, &rest)
+		}
 		if tc.n == 0 && !strings.Contains(rest.String(), said) {
 			t.Errorf("%s says %q", tc.what, rest.String())
 		}
 	}
+}
+
+// threeFills is work that has a row in the summary.
+func threeFills(w *spmd.World) error {
+	s, err := w.NewStream("work")
+	x, err2 := spmd.Alloc[float32](w, 4)
+	if err := errors.Join(err, err2); err != nil {
+		return err
+	}
+	return errors.Join(spmd.Fill(s, x, 1), spmd.Fill(s, x, 2), spmd.Fill(s, x, 3), s.Synchronize())
 }

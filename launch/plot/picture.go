@@ -65,7 +65,8 @@ func (a *axes) complete(runs []*run) error {
 // left out.
 func (a *axes) panels(runs []*run) (list []figure.Panel, left int) {
 	for _, y := range a.y {
-		p := figure.Panel{Title: y, X: a.label(a.x, runs), Y: a.label(y, runs), LinearX: !a.logX, LinearY: !a.logY, Tight: true}
+		p := figure.Panel{Title: y, X: a.label(a.x, runs), Y: a.label(y, runs), LinearX: !a.logX, LinearY: !a.logY,
+			Tight: true}
 		for _, r := range runs {
 			var points []map[string]float64
 			for _, rec := range r.records {

@@ -19,11 +19,13 @@ import (
 // fall is a run whose residual falls to a tenth in each step, with a number that never changes, and
 // with one that is there in each tenth step.
 func fall(name string, steps int) *run {
-	r := &run{name: name, names: []string{"step", "residual", "rows", "error"}, units: map[string]string{"residual": "K"}}
+	r := &run{name: name, names: []string{"step", "residual", "rows", "error"},
+		units: map[string]string{"residual": "K"}}
 	for i := 1; i <= steps; i++ {
-		rec := map[string]float64{"line": float64(i), "step": float64(i), "residual": math.Pow(10, -float64(i)), "rows": 7}
+		n := float64(i)
+		rec := map[string]float64{"line": n, "step": n, "residual": math.Pow(10, -n), "rows": 7}
 		if i%10 == 0 {
-			rec["error"] = -float64(i)
+			rec["error"] = -n
 		}
 		r.records = append(r.records, rec)
 	}
@@ -56,13 +58,16 @@ func TestAxes(t *testing.T) {
 			t.Errorf("%+v: %v, %s over %s, want %s over %s", tc.in, err, a.y, a.x, tc.y, tc.x)
 		}
 	}
-	still := &run{name: "c", names: []string{"rows"}, records: []map[string]float64{{"line": 1, "rows": 7}, {"line": 2, "rows": 7}}}
-	if err := (&axes{}).complete([]*run{still}); err == nil || !strings.Contains(err.Error(), "no number of the runs changes over line") {
+	still := &run{name: "c", names: []string{"rows"}}
+	still.records = []map[string]float64{{"line": 1, "rows": 7}, {"line": 2, "rows": 7}}
+	err := (&axes{}).complete([]*run{still})
+	if err == nil || !strings.Contains(err.Error(), "no number of the runs changes over line") {
 		t.Error(err)
 	}
 	a := axes{x: "step", y: []string{"residual", "error"}, logY: true}
 	list, left := a.panels(runs)
-	if len(list) != 2 || left != 3 || list[0].Y != "residual, K" || list[1].Y != "error" || list[0].LinearY || !list[0].LinearX {
+	if len(list) != 2 || left != 3 || list[0].Y != "residual, K" || list[1].Y != "error" ||
+		list[0].LinearY || !list[0].LinearX {
 		t.Fatalf("%d left out: %+v", left, list)
 	}
 	if c := list[0].Curves; len(c) != 2 || c[0].Name != "a" || len(c[0].Points) != 30 || c[1].Points[4].Y != 1e-5 {
@@ -124,7 +129,8 @@ func TestPicture(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	a := axes{x: "step", y: []string{"error"}, logY: true}
-	if _, err := a.picture(filepath.Join(dir, "y.svg"), false, runs); err == nil || !strings.Contains(err.Error(), "nothing to draw: no line has step and one of error above 0") {
+	_, err = a.picture(filepath.Join(dir, "y.svg"), false, runs)
+	if err == nil || !strings.Contains(err.Error(), "nothing to draw: no line has step and one of error above 0") {
 		t.Error(err)
 	}
 	// Eight panels stand in two rows.

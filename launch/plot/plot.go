@@ -20,8 +20,8 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plot [flags] RUN...",
 		Short: "Draw what runs have measured, to compare them",
-		Long: `Draw the numbers that programs have measured (World.Emit), by their names and with their units, in one picture. A RUN
-is the folder of a run (--run-dir), or a file that --json has written; each is a curve.
+		Long: `Draw the numbers that programs have measured (World.Emit) in one picture, by their names and with their units. A
+RUN is the folder of a run (--run-dir), or a file that --json has written; each is a curve.
 
 Without --y all numbers are drawn that change, of eight names at most. Without --x they are drawn by the field step or,
 where a run has none, by the lines of its log.`,

@@ -58,7 +58,10 @@ func TestDraw(t *testing.T) {
 // The flags say what is drawn, and how.
 func TestFlags(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "x.svg")
-	log := write(t, "solver.jsonl", "{\"step\":1,\"residual\":1}\n{\"step\":2,\"residual\":1e-6}\n{\"step\":3,\"residual\":0}\n")
+	log := write(t, "solver.jsonl", `{"step":1,"residual":1}
+{"step":2,"residual":1e-6}
+{"step":3,"residual":0}
+`)
 	for args, want := range map[string]string{
 		"--y residual --log y": "1 points are not above 0, and not on a logarithmic axis\n" + out + "\n",
 		"--log z":              "--log z: want x, y or xy",
