@@ -7,20 +7,24 @@ import (
 	"strings"
 )
 
-// Aware is whether the MPI library takes addresses of CUDA device memory, and what says so.
+// Aware says whether the MPI library takes addresses of CUDA device memory, and which answer says
+// so.
 type Aware struct {
 	Yes    bool
 	Reason string // for the line a program logs at its start
 }
 
-// awareEnv overrides what the library says about itself: "yes" or "no".
+// awareEnv overrides the library's own answer: "yes" or "no".
 const awareEnv = "LOCKSTEP_MPI_CUDA"
 
-// CUDAAware asks the MPI library, without touching device memory: a library that is not aware crashes when it is tried.
-// The first of these that has an answer gives it: the environment variable LOCKSTEP_MPI_CUDA (yes or no), the info
-// mpi_memory_alloc_kinds of MPI 4.1, MPIX_Query_cuda_support of Open MPI and MPICH, MPIX_GPU_query_support of MPICH. The
-// answer holds for this process: ranks may differ, see AwareOnAll. MPI must be running. A library can be wrong about itself,
-// as Open MPI is with a transport built without CUDA: then say no.
+// CUDAAware asks the MPI library, without touching device memory: a library that is not aware
+// crashes when it is tried. The first of these that has an answer gives it: the environment
+// variable LOCKSTEP_MPI_CUDA (yes or no), the info mpi_memory_alloc_kinds of MPI 4.1,
+// MPIX_Query_cuda_support of Open MPI and MPICH, MPIX_GPU_query_support of MPICH.
+//
+// The answer holds for this process: ranks may differ, see AwareOnAll. MPI must be running. A
+// library can be wrong about itself, as Open MPI is with a transport built without CUDA: then say
+// no.
 func CUDAAware() (Aware, error) {
 	if !world.running {
 		return Aware{}, errors.New("cudampi: MPI does not run: whether it takes device memory cannot be asked")
@@ -55,7 +59,7 @@ func awareness(env, kinds string, known bool, query, gpu int, library string) (A
 	return Aware{false, library + " cannot say whether it takes device memory"}, nil
 }
 
-// AwareOnAll is CUDAAware, with Yes only where all ranks say so. Collective; it blocks.
+// AwareOnAll is CUDAAware, with Yes only if all ranks say so. Collective; it blocks.
 func (c *Comm) AwareOnAll() (Aware, error) {
 	a, err := CUDAAware()
 	if err := c.FirstFailure(err); err != nil {

@@ -31,13 +31,15 @@ func TestAwareness(t *testing.T) {
 			t.Errorf("%+v: %+v, %v", tc, a, err)
 		}
 	}
-	if _, err := awareness("maybe", "", false, 1, 1, ""); err == nil || !strings.Contains(err.Error(), `"maybe": want yes or no`) {
+	if _, err := awareness("maybe", "", false, 1, 1, ""); err == nil ||
+		!strings.Contains(err.Error(), `"maybe": want yes or no`) {
 		t.Errorf("maybe: %v", err)
 	}
 	if _, err := CUDAAware(); err == nil {
 		t.Error("MPI answers before it runs")
 	}
-	onRanks(t, []int{1}, func(t *testing.T, c *Comm) { // the library at hand has an answer, and is not hurt by the question
+	// the library at hand has an answer, and is not hurt by the question
+	onRanks(t, []int{1}, func(t *testing.T, c *Comm) {
 		a, err := CUDAAware()
 		if err != nil || a.Reason == "" {
 			t.Fatalf("%+v, %v", a, err)

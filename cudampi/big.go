@@ -6,7 +6,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// The collectives of more elements than one MPI call takes, made of calls that take fewer.
+// Collectives of more elements than one MPI call takes are made of calls that take fewer.
 
 func (c *Comm) bigAllGather(dst, src unsafe.Pointer, p Parts, t elem.Type) error {
 	move(elem.At(dst, p.Offset(c.rank), p.Len(c.rank), t), src, p.Len(c.rank), t)
@@ -67,7 +67,8 @@ func (c *Comm) bigAllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	if dst != src {
 		return c.exchange(dst, Parts{Each: n}, src, Parts{Each: n}, t)
 	}
-	// In round k ranks r and k-r exchange their parts, so that each pair meets once and nobody waits in a ring.
+	// In round k ranks r and k-r exchange their parts, so that each pair meets once and nobody
+	// waits in a ring.
 	limit := min(maxCount, maxSwap)
 	for k := range c.size {
 		peer := (k - c.rank + c.size) % c.size

@@ -1,14 +1,17 @@
-// What this package shares with the C code of internal/shm. calls is what that asks of MPI; carrier is what a group of
-// messages asks of it. go build does not notice there that this file has changed: touch its sys.go too, or build with -a.
+// The part of this package that the C code of internal/shm shares. calls has the calls that it
+// makes of MPI. A group of messages makes those of carrier. go build does not notice there that
+// this file has changed: touch its sys.go too, or build with -a.
 #ifndef LOCKSTEP_CALLS_H
 #define LOCKSTEP_CALLS_H
 
 #include <stdint.h>
 
-// outcome is MPI's code of a call. got is the bytes of the message received, and index the message of a group that it is about.
+// outcome is MPI's code of a call. got is the bytes of the message received, and index the message
+// of a group that it is about.
 struct outcome { int code; int index; int64_t got; };
 
-// calls is MPI for other C code. comm is an MPI_Comm in a word, as handle_word makes it. Messages have the application's tag.
+// calls is MPI for other C code. comm is an MPI_Comm in a word, as handle_word makes it. Messages
+// have the application's tag.
 struct calls {
     int (*progress)(uintptr_t comm); // lets MPI deliver messages
     int (*send)(uintptr_t comm, uintptr_t from, int64_t n, int t, int to);
@@ -17,11 +20,13 @@ struct calls {
 
 enum { WAITS, CARRIED, LEFT_TO_MPI }; // what has become of a message
 
-// carrier takes the messages of a group in one direction between two ranks, in their order, instead of MPI.
+// carrier takes the messages of a group in one direction between two ranks, in their order, instead
+// of MPI.
 struct carrier {
-    // step goes on with a message of that many bytes, and returns what has become of it. It sets got to the bytes received.
+    // step goes on with a message of that many bytes, and returns its state. It sets got to the
+    // bytes received.
     int (*step)(struct carrier *, uintptr_t buf, int64_t bytes, int recv, int64_t *got);
-    // idle is what to do between two looks. looks is how many there were. It returns a code of MPI.
+    // idle is called between two looks. looks is how many there were. It returns a code of MPI.
     int (*idle)(struct carrier *, uint64_t looks);
     uint64_t held; // run_group's: the last pass in which a message waited here; those behind it wait too
 };

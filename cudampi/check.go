@@ -9,8 +9,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// What follows is also for packages that carry the calls of a Comm by other means than MPI. So their checks and errors are the
-// same.
+// The checks below are also for packages that carry the calls of a Comm by other means than MPI, so
+// that their checks and errors are the same.
 
 // Usable refuses a call on a freed Comm, or after Stop.
 func (c *Comm) Usable(op string) error {
@@ -23,7 +23,8 @@ func (c *Comm) Usable(op string) error {
 	return nil
 }
 
-// Ready refuses a call that cannot go on, before anything is sent. dst and src must be there for n elements.
+// Ready refuses a call that cannot go on, before anything is sent. dst and src must be there for n
+// elements.
 func (c *Comm) Ready(op string, n int, t elem.Type, dst, src unsafe.Pointer) error {
 	if c.live && world.running && uint(n) <= maxElems && t < elem.Types && (n == 0 || dst != nil && src != nil) {
 		return nil
@@ -31,7 +32,7 @@ func (c *Comm) Ready(op string, n int, t elem.Type, dst, src unsafe.Pointer) err
 	return c.refuse(op, n, t)
 }
 
-// refuse says what Ready found.
+// refuse returns Ready's finding.
 func (c *Comm) refuse(op string, n int, t elem.Type) error {
 	if err := c.Usable(op); err != nil {
 		return err
@@ -46,7 +47,7 @@ func (c *Comm) refuse(op string, n int, t elem.Type) error {
 	}
 }
 
-// CheckOp refuses what is no operation, or none on a type.
+// CheckOp refuses numbers of no operation, and operations that a type does not have.
 func (c *Comm) CheckOp(name string, op elem.Op, t elem.Type) error {
 	switch {
 	case op.Has(t):
@@ -87,7 +88,9 @@ func (c *Comm) CheckRank(op string, peer int) error {
 const opSendRecv = "MPI_Sendrecv"
 
 // CheckSendRecv refuses a SendRecv that cannot go on.
-func (c *Comm) CheckSendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
+func (c *Comm) CheckSendRecv(
+	dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type,
+) error {
 	if err := c.readyParts(opSendRecv, dst, recvN, src, sendN, t); err != nil {
 		return err
 	}
@@ -98,7 +101,8 @@ func (c *Comm) CheckSendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Poi
 		return err
 	}
 	if dst == src && recvN > 0 && sendN > 0 {
-		return c.Errorf(opSendRecv, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form", recvN, sendN)
+		return c.Errorf(opSendRecv, ErrBuffer,
+			"dst is src, %d and %d elements: there is no in-place form", recvN, sendN)
 	}
 	return nil
 }
@@ -111,8 +115,8 @@ func (c *Comm) Check(op string, code int) error {
 	return c.failed(op, code, "")
 }
 
-// failed is the error of a failing code. detail replaces the library's text, which is left out where it says no more
-// than the class does.
+// failed is the error of a failing code. detail replaces the library's text, which is left out if
+// it says no more than the class does.
 func (c *Comm) failed(op string, code int, detail string) error {
 	class, text := sysError(code)
 	r := Result(class)
@@ -129,12 +133,14 @@ func (c *Comm) Errorf(op string, r Result, format string, args ...any) error {
 	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: r, Detail: fmt.Sprintf(format, args...)}
 }
 
-// Differ returns the error of a collective to which ranks have brought different things: text says which.
+// Differ returns the error of a collective to which ranks have brought different things; text names
+// them.
 func (c *Comm) Differ(op, text string) error {
 	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: ErrCount, Detail: text, Differ: true}
 }
 
-// CheckMessage is Check for a call that received: the message must have had exactly n elements. got is in bytes.
+// CheckMessage is Check for a call that received: the message must have had exactly n elements. got
+// is in bytes.
 func (c *Comm) CheckMessage(op string, code, got, n int, t elem.Type, from int) error {
 	size := t.Size()
 	switch {
@@ -153,7 +159,8 @@ func (c *Comm) CheckMessage(op string, code, got, n int, t elem.Type, from int) 
 	case code != success && got <= n*size: // the library cuts the length as well
 		return c.Errorf(op, r, "message from rank %d has more than the %d %v elements expected", from, n, t)
 	case got%size != 0:
-		return c.Errorf(op, r, "message from rank %d has %d bytes, %d (%d %v elements) expected", from, got, n*size, n, t)
+		return c.Errorf(op, r, "message from rank %d has %d bytes, %d (%d %v elements) expected", from,
+			got, n*size, n, t)
 	default:
 		return c.Errorf(op, r, "message from rank %d has %d %v elements, %d expected", from, got/size, t, n)
 	}
@@ -169,7 +176,8 @@ func (c *Comm) All(yes bool) (bool, error) {
 	return *n == 1, err
 }
 
-// FirstFailure returns the failure of the first rank that has one, if any, on all ranks. Collective.
+// FirstFailure returns the failure of the first rank that has one, if any, on all ranks.
+// Collective.
 func (c *Comm) FirstFailure(mine error) error {
 	const room = 512
 	text := make([]byte, room)
@@ -193,5 +201,6 @@ func (c *Comm) FirstFailure(mine error) error {
 	return nil
 }
 
-// CallsInC returns the address of a struct calls (calls.h), and the word that names this Comm there: MPI for C code.
+// CallsInC returns the address of a struct calls (calls.h), and the word that names this Comm
+// there: MPI for C code.
 func (c *Comm) CallsInC() (calls unsafe.Pointer, comm uintptr) { return sysCalls(), sysHandleWord(c.h) }

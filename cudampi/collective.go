@@ -6,15 +6,15 @@ import (
 	"lockstep/internal/elem"
 )
 
-// What one MPI call is given at most, in elements; tests lower these. More is done in parts. A message of more than an int
-// holds is one of a derived datatype (sys.h).
+// The most elements of one MPI call; tests lower these. Larger calls are done in parts. A message
+// of more than an int holds is one of a derived datatype (sys.h).
 var (
 	maxCount = 1 << 27 // of a collective, all ranks' parts together: libraries add them up, some in an int
 	maxHalf  = 1 << 20 // of a reduction of 16-bit floats, which goes through float32 scratch memory
 	maxSwap  = 1 << 20 // of one exchange within an in-place AllToAll, which MPI buffers
 )
 
-// reduceCount is the most elements that one reduction may be given.
+// reduceCount is the most elements of one reduction.
 func reduceCount(t elem.Type) int {
 	if t.Half() {
 		return min(maxCount, maxHalf)
@@ -44,16 +44,19 @@ func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.Check(name, sysAllReduce(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t), min(limit, n-lo), t, op)); err != nil {
+		if err := c.Check(name, sysAllReduce(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t),
+			min(limit, n-lo), t, op)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Reduce sets dst[i] to op over all ranks of src[i], on the root; elsewhere dst is not used. dst and src have n elements.
+// Reduce sets dst[i] to op over all ranks of src[i], on the root; elsewhere dst is not used. dst
+// and src have n elements.
 //
-// Collective; it blocks until this rank's src may change. In place: dst is src on the root. Source: mpi.h, MPI_Reduce.
+// Collective; it blocks until this rank's src may change. In place: dst is src on the root. Source:
+// mpi.h, MPI_Reduce.
 func (c *Comm) Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
 	const name = "MPI_Reduce"
 	if c.rank != root {
@@ -77,14 +80,16 @@ func (c *Comm) reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, r
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.Check("MPI_Reduce", sysReduce(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t), min(limit, n-lo), t, op, root)); err != nil {
+		if err := c.Check("MPI_Reduce", sysReduce(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t),
+			min(limit, n-lo), t, op, root)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Scan sets dst[i] to op over the ranks up to this one of src[i]; dst and src have n elements. There is no Avg.
+// Scan sets dst[i] to op over the ranks up to this one of src[i]; dst and src have n elements.
+// There is no Avg.
 //
 // Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Scan.
 func (c *Comm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
@@ -94,7 +99,8 @@ func (c *Comm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) err
 	return c.scan(nameScan, dst, src, n, t, op, false)
 }
 
-// ExScan sets dst[i] to op over the ranks before this one of src[i]. On rank 0 dst stays as it is. There is no Avg.
+// ExScan sets dst[i] to op over the ranks before this one of src[i]. On rank 0 dst stays as it is.
+// There is no Avg.
 //
 // Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Exscan.
 func (c *Comm) ExScan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
@@ -109,7 +115,8 @@ const nameScan, nameExScan = "MPI_Scan", "MPI_Exscan"
 func (c *Comm) scan(name string, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, exclusive bool) error {
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.Check(name, sysScan(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t), min(limit, n-lo), t, op, exclusive)); err != nil {
+		if err := c.Check(name, sysScan(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t),
+			min(limit, n-lo), t, op, exclusive)); err != nil {
 			return err
 		}
 	}
@@ -118,7 +125,8 @@ func (c *Comm) scan(name string, dst, src unsafe.Pointer, n int, t elem.Type, op
 
 // Broadcast copies the n elements at buf from the root to every rank.
 //
-// Collective; it blocks until this rank has the data, or on the root until buf may change. Source: mpi.h, MPI_Bcast.
+// Collective; it blocks until this rank has the data, or on the root until buf may change. Source:
+// mpi.h, MPI_Bcast.
 func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	const name = "MPI_Bcast"
 	if err := c.Ready(name, n, t, buf, buf); err != nil {
@@ -132,16 +140,19 @@ func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 
 func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	for lo := 0; lo < n; lo += maxCount {
-		if err := c.Check("MPI_Bcast", sysBroadcast(c, elem.At(buf, lo, n-lo, t), min(maxCount, n-lo), t, root)); err != nil {
+		if err := c.Check("MPI_Bcast", sysBroadcast(c, elem.At(buf, lo, n-lo, t), min(maxCount, n-lo), t,
+			root)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// AllGather sets dst to the src of all ranks in rank order, on every rank. src has n elements, dst Size()*n.
+// AllGather sets dst to the src of all ranks in rank order, on every rank. src has n elements, dst
+// Size()*n.
 //
-// Collective; it blocks. In place: src is this rank's part of dst, dst[Rank()*n:]. Source: mpi.h, MPI_Allgather.
+// Collective; it blocks. In place: src is this rank's part of dst, dst[Rank()*n:]. Source: mpi.h,
+// MPI_Allgather.
 func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	const name = "MPI_Allgather"
 	if err := c.Ready(name, n, t, dst, src); err != nil || n == 0 {
@@ -153,11 +164,11 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	return c.Check(name, sysAllGather(c, dst, src, n, t, elem.IsAt(src, dst, c.rank*n, t)))
 }
 
-// ReduceScatter sets dst to this rank's part of op over all ranks of src. dst has n elements, src Size()*n: the part of
-// rank r is src[r*n:(r+1)*n].
+// ReduceScatter sets dst to this rank's part of op over all ranks of src. dst has n elements, src
+// Size()*n: the part of rank r is src[r*n:(r+1)*n].
 //
-// Collective; it blocks. In place: dst is this rank's part of src; the other parts of src stay as they are.
-// Source: mpi.h, MPI_Reduce_scatter_block.
+// Collective; it blocks. In place: dst is this rank's part of src; the other parts of src stay as
+// they are. Source: mpi.h, MPI_Reduce_scatter_block.
 func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	const name = "MPI_Reduce_scatter_block"
 	if err := c.Ready(name, n, t, dst, src); err != nil {
@@ -172,7 +183,8 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 	return c.Check(name, sysReduceScatter(c, dst, src, n, t, op, elem.IsAt(dst, src, c.rank*n, t)))
 }
 
-// AllToAll sets part r of dst to this rank's part of the src of rank r. dst and src have Size() parts of n elements.
+// AllToAll sets part r of dst to this rank's part of the src of rank r. dst and src have Size()
+// parts of n elements.
 //
 // Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Alltoall.
 func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
@@ -186,11 +198,11 @@ func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	return c.Check(name, sysAllToAll(c, dst, src, n, t))
 }
 
-// Gather sets dst on the root to the src of all ranks in rank order; elsewhere dst is not used. src has n elements, dst
-// Size()*n.
+// Gather sets dst on the root to the src of all ranks in rank order; elsewhere dst is not used. src
+// has n elements, dst Size()*n.
 //
-// Collective; it blocks until this rank's src may change. In place: the root's src is its part of dst.
-// Source: mpi.h, MPI_Gather.
+// Collective; it blocks until this rank's src may change. In place: the root's src is its part of
+// dst. Source: mpi.h, MPI_Gather.
 func (c *Comm) Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
 	const name = "MPI_Gather"
 	if c.rank != root {
@@ -208,11 +220,11 @@ func (c *Comm) Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) err
 	return c.Check(name, sysGather(c, dst, src, n, t, root, c.rank == root && elem.IsAt(src, dst, root*n, t)))
 }
 
-// Scatter sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has n elements, src
-// Size()*n.
+// Scatter sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has n
+// elements, src Size()*n.
 //
-// Collective; it blocks until this rank has its part, or on the root until src may change. In place: the root's dst is
-// its part of src. Source: mpi.h, MPI_Scatter.
+// Collective; it blocks until this rank has its part, or on the root until src may change. In
+// place: the root's dst is its part of src. Source: mpi.h, MPI_Scatter.
 func (c *Comm) Scatter(dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
 	const name = "MPI_Scatter"
 	if c.rank != root {

@@ -7,7 +7,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// TestReductions runs every reduction of every type by every operation, as single calls and in parts.
+// TestReductions runs every reduction of every type by every operation, as single calls and in
+// parts.
 func TestReductions(t *testing.T) {
 	commtest.TypesLeft(t, len(counts), "reductions by MPI")
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
@@ -22,7 +23,8 @@ func TestReductions(t *testing.T) {
 	})
 }
 
-// TestMoves runs every collective that only moves data for every type, as single calls and in parts.
+// TestMoves runs every collective that only moves data for every type, as single calls and in
+// parts.
 func TestMoves(t *testing.T) {
 	commtest.TypesLeft(t, len(counts), "collectives by MPI")
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
@@ -37,7 +39,8 @@ func TestMoves(t *testing.T) {
 	})
 }
 
-// TestHalfConversions takes every 16-bit float through float32 and back, and rounds sums that neither type holds.
+// TestHalfConversions takes every 16-bit float through float32 and back, and rounds sums that
+// neither type holds.
 func TestHalfConversions(t *testing.T) {
 	onRanks(t, []int{1, 2}, func(t *testing.T, c *Comm) {
 		const n = 1 << 16
@@ -61,7 +64,8 @@ func TestHalfConversions(t *testing.T) {
 		if c.size == 1 {
 			return
 		}
-		// Sums of any two: one that float32 holds exactly (checked in float64) has one right rounding.
+		// Sums of any two: one that float32 holds exactly (checked in float64) has one right
+		// rounding.
 		for _, step := range []int{1, 257, 4099, 30011} {
 			for i := range n {
 				j := i
@@ -76,11 +80,13 @@ func TestHalfConversions(t *testing.T) {
 				j := (i*step + 12345) & (n - 1)
 				x, y := elem.F16(i).Float32(), elem.F16(j).Float32()
 				if s := float64(x) + float64(y); s == float64(float32(s)) && f.Data()[i] != elem.ToF16(float32(s)) {
-					t.Fatalf("float16 %v + %v is %v, want %v", x, y, f.Data()[i].Float32(), elem.ToF16(float32(s)).Float32())
+					t.Fatalf("float16 %v + %v is %v, want %v", x, y, f.Data()[i].Float32(),
+						elem.ToF16(float32(s)).Float32())
 				}
 				x, y = elem.BF16(i).Float32(), elem.BF16(j).Float32()
 				if s := float64(x) + float64(y); s == float64(float32(s)) && b.Data()[i] != elem.ToBF16(float32(s)) {
-					t.Fatalf("bfloat16 %v + %v is %v, want %v", x, y, b.Data()[i].Float32(), elem.ToBF16(float32(s)).Float32())
+					t.Fatalf("bfloat16 %v + %v is %v, want %v", x, y, b.Data()[i].Float32(),
+						elem.ToBF16(float32(s)).Float32())
 				}
 			}
 		}

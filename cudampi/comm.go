@@ -6,7 +6,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Tags. Messages of the application and those that collectives are made of never meet.
+// Tags. Messages of the application never meet those that collectives are made of.
 const (
 	tagUser     = sysTagUser
 	tagInternal = 1
@@ -15,8 +15,8 @@ const (
 // maxElems keeps the bytes of a call within an int, whatever the type and the number of ranks.
 const maxElems = 1 << 44
 
-// Comm is a group of ranks that communicate with each other and with no other group. A nil *Comm is what a rank gets
-// that takes part in no group (see Split); it has no methods to call.
+// Comm is a group of ranks that communicate with each other and with no other group. A rank that
+// takes part in no group gets a nil *Comm (see Split), which has no methods to call.
 type Comm struct {
 	h     handle
 	rank  int
@@ -58,8 +58,8 @@ func (c *Comm) Dup() (*Comm, error) {
 	return c.derived("MPI_Comm_dup", h, code)
 }
 
-// Split returns a Comm of the ranks that gave the same color, ordered by key, then by rank in c. With a color below
-// zero it returns nil: this rank is in no group.
+// Split returns a Comm of the ranks that gave the same color, ordered by key, then by rank in c.
+// With a color below zero it returns nil: this rank is in no group.
 //
 // Collective; it blocks until every rank of c has called it. Source: mpi.h, MPI_Comm_split.
 func (c *Comm) Split(color, key int) (*Comm, error) {
@@ -74,7 +74,8 @@ func (c *Comm) Split(color, key int) (*Comm, error) {
 	return c.derived(op, h, code)
 }
 
-// SplitShared returns a Comm of the ranks that can share memory with this one, that is the ranks of this node.
+// SplitShared returns a Comm of the ranks that can share memory with this one: the ranks of this
+// node.
 //
 // Collective; it blocks until every rank of c has called it. Source: mpi.h, MPI_Comm_split_type.
 func (c *Comm) SplitShared() (*Comm, error) {
@@ -96,9 +97,10 @@ func (c *Comm) derived(op string, h handle, code int) (*Comm, error) {
 	return newComm(h)
 }
 
-// Close gives the Comm back; a second call does nothing, nor does one after Stop.
+// Close gives the Comm back. A second call, and one after Stop, does nothing.
 //
-// Collective: every rank of c calls it, when no communication on c is under way. Source: mpi.h, MPI_Comm_free.
+// Collective: every rank of c calls it, when no communication on c is under way. Source: mpi.h,
+// MPI_Comm_free.
 func (c *Comm) Close() error {
 	if !c.live || !world.running {
 		return nil
@@ -107,16 +109,17 @@ func (c *Comm) Close() error {
 	return c.Check("MPI_Comm_free", sysFree(c.h))
 }
 
-// Abort ends the job on every rank, of this Comm and of all others, with the exit status code. It returns only
-// where MPI has ended, and nothing is left to end.
+// Abort ends the job on every rank, of this Comm and of all others, with the exit status code. It
+// returns only after MPI has ended, with nothing left to end.
 //
 // Not collective. Source: mpi.h, MPI_Abort.
 func (c *Comm) Abort(code int) { sysAbort(c.h, code) }
 
-// BroadcastID copies id from the root to every rank: the way an NCCL id travels.
+// BroadcastID copies id, an NCCL id, from the root to every rank.
 //
-// Collective; it blocks. On the Comm of Start it goes through gompi, as 32-bit words on MPI_COMM_WORLD, whose failures
-// end the job with MPI's message, since gompi reads no status. Source: mpi.h, MPI_Bcast.
+// Collective; it blocks. On the Comm of Start it goes through gompi, as 32-bit words on
+// MPI_COMM_WORLD. A failure there ends the job with MPI's message, since gompi reads no status.
+// Source: mpi.h, MPI_Bcast.
 func (c *Comm) BroadcastID(id *[128]byte, root int) error {
 	const op = "MPI_Bcast"
 	if err := c.Usable(op); err != nil {

@@ -88,7 +88,8 @@ func TestBroadcastID(t *testing.T) {
 	})
 }
 
-// TestRefusals calls everything wrongly. Nothing is sent, so that the ranks need not agree: an odd one out would hang.
+// TestRefusals calls everything wrongly. Nothing is sent, so that the ranks need not agree: an odd
+// one out would hang.
 func TestRefusals(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		x := make([]float32, 16)
@@ -111,8 +112,10 @@ func TestRefusals(t *testing.T) {
 		for _, rank := range []int{-2, -1, 2} { // -1 and -2 mean any rank and none to MPI
 			commtest.Refused(t, c, c.Send(p, 1, f, rank), "MPI_Send", ErrRank, "2 ranks")
 			commtest.Refused(t, c, c.Recv(p, 1, f, rank), "MPI_Recv", ErrRank, "2 ranks")
-			commtest.Refused(t, c, c.SendRecv(p, 1, rank, commtest.Ptr(x[8:]), 1, 0, f), "MPI_Sendrecv", ErrRank, "2 ranks")
-			commtest.Refused(t, c, c.SendRecv(p, 1, 0, commtest.Ptr(x[8:]), 1, rank, f), "MPI_Sendrecv", ErrRank, "2 ranks")
+			commtest.Refused(t, c, c.SendRecv(p, 1, rank, commtest.Ptr(x[8:]), 1, 0, f), "MPI_Sendrecv",
+				ErrRank, "2 ranks")
+			commtest.Refused(t, c, c.SendRecv(p, 1, 0, commtest.Ptr(x[8:]), 1, rank, f), "MPI_Sendrecv",
+				ErrRank, "2 ranks")
 			commtest.Refused(t, c, g.Send(c, p, 1, f, rank), "MPI_Isend", ErrRank, "2 ranks")
 			commtest.Refused(t, c, g.Recv(c, p, 1, f, rank), "MPI_Irecv", ErrRank, "2 ranks")
 		}
@@ -137,8 +140,10 @@ func TestRefusals(t *testing.T) {
 		commtest.Refused(t, c, c.Recv(nilp, 1, f, 1), "MPI_Recv", ErrBuffer)
 
 		one := []int{1}
-		commtest.Refused(t, c, c.AllGatherV(p, p, one, f), "MPI_Allgatherv", ErrCount, "1 counts for a communicator of 2 ranks")
-		commtest.Refused(t, c, c.ReduceScatterV(p, p, []int{1, 2, 3}, f, elem.Sum), "MPI_Reduce_scatter", ErrCount, "3 counts", "2 ranks")
+		commtest.Refused(t, c, c.AllGatherV(p, p, one, f), "MPI_Allgatherv", ErrCount,
+			"1 counts for a communicator of 2 ranks")
+		commtest.Refused(t, c, c.ReduceScatterV(p, p, []int{1, 2, 3}, f, elem.Sum), "MPI_Reduce_scatter",
+			ErrCount, "3 counts", "2 ranks")
 		commtest.Refused(t, c, c.ReduceScatterV(p, p, []int{1, 2}, f, op), "MPI_Reduce_scatter", ErrOp)
 		commtest.Refused(t, c, c.GatherV(p, p, []int{1, -2}, f, 0), "MPI_Gatherv", ErrCount, "-2 elements of rank 1")
 		commtest.Refused(t, c, c.ScatterV(p, p, nil, f, 0), "MPI_Scatterv", ErrCount, "0 counts")
@@ -147,7 +152,8 @@ func TestRefusals(t *testing.T) {
 		commtest.Refused(t, c, c.AllToAllV(p, one, commtest.Ptr(x[8:]), []int{1, 1}, f), "MPI_Alltoallv", ErrCount)
 		commtest.Refused(t, c, c.AllToAllV(p, []int{1, 1}, commtest.Ptr(x[8:]), one, f), "MPI_Alltoallv", ErrCount)
 		commtest.Refused(t, c, c.AllToAllV(p, []int{1, 1}, p, []int{1, 1}, f), "MPI_Alltoallv", ErrBuffer, "in-place")
-		commtest.Refused(t, c, c.AllToAllV(p, []int{3, 1}, commtest.Ptr(x[8:]), []int{2, 1}, f), "MPI_Alltoallv", ErrCount, "sends 2", "3 expected")
+		commtest.Refused(t, c, c.AllToAllV(p, []int{3, 1}, commtest.Ptr(x[8:]), []int{2, 1}, f),
+			"MPI_Alltoallv", ErrCount, "sends 2", "3 expected")
 		commtest.Refused(t, c, c.SendRecv(p, 1, 1, p, 1, 1, f), "MPI_Sendrecv", ErrBuffer, "in-place")
 		_, err := c.Split(1<<40, 0)
 		commtest.Refused(t, c, err, "MPI_Comm_split", ErrArg, "1099511627776")
@@ -162,9 +168,11 @@ func TestFreedComm(t *testing.T) {
 		commtest.Must(t, err)
 		commtest.Must(t, d.Close())
 		x := []float32{1}
-		commtest.Refused(t, d, d.AllReduce(commtest.Ptr(x), commtest.Ptr(x), 1, elem.Float32, elem.Sum), "MPI_Allreduce", ErrComm, "freed")
+		commtest.Refused(t, d, d.AllReduce(commtest.Ptr(x), commtest.Ptr(x), 1, elem.Float32, elem.Sum),
+			"MPI_Allreduce", ErrComm, "freed")
 		commtest.Refused(t, d, d.Barrier(), "MPI_Barrier", ErrComm, "freed")
-		commtest.Refused(t, d, d.AllGatherV(commtest.Ptr(x), commtest.Ptr(x), []int{1, 1}, elem.Float32), "MPI_Allgatherv", ErrComm, "freed")
+		commtest.Refused(t, d, d.AllGatherV(commtest.Ptr(x), commtest.Ptr(x), []int{1, 1}, elem.Float32),
+			"MPI_Allgatherv", ErrComm, "freed")
 		_, err = d.Dup()
 		commtest.Refused(t, d, err, "MPI_Comm_dup", ErrComm, "freed")
 		_, err = d.Split(0, 0)
@@ -175,7 +183,8 @@ func TestFreedComm(t *testing.T) {
 	})
 }
 
-// TestMPIErrors is about failures that MPI itself finds: they come back as errors, with MPI's class.
+// TestMPIErrors is about failures that MPI itself finds: they come back as errors, with MPI's
+// class.
 func TestMPIErrors(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		d, err := c.Dup()
@@ -188,8 +197,8 @@ func TestMPIErrors(t *testing.T) {
 		}
 		commtest.Must(t, d.Close())
 	})
-	for _, r := range []Result{ErrBuffer, ErrCount, ErrType, ErrTag, ErrComm, ErrRank, ErrRequest, ErrRoot, ErrOp, ErrArg,
-		ErrTruncate, ErrOther, ErrIntern, ErrInStatus, ErrPending, ErrNoMem, ErrUnknown} {
+	for _, r := range []Result{ErrBuffer, ErrCount, ErrType, ErrTag, ErrComm, ErrRank, ErrRequest, ErrRoot,
+		ErrOp, ErrArg, ErrTruncate, ErrOther, ErrIntern, ErrInStatus, ErrPending, ErrNoMem, ErrUnknown} {
 		if s := r.Error(); !strings.HasPrefix(s, "MPI_ERR_") || !strings.Contains(s, ": ") {
 			t.Errorf("class %d is %q", int(r), s)
 		}

@@ -1,9 +1,9 @@
-// What device buffers need of MPI and of the host. Included once, by sys.go, after sys.h.
+// The calls of MPI and of the host for device buffers. Included once, by sys.go, after sys.h.
 
 #include <dlfcn.h>
 #include <sched.h>
 
-// Whether the library says that it takes device memory; -1 where it does not know the question.
+// Whether the library says that it takes device memory; -1 if it does not know the question.
 static int query_cuda_support(void) {
     void *self = dlopen(NULL, RTLD_LAZY);
     int (*f)(void) = self ? (int (*)(void))dlsym(self, "MPIX_Query_cuda_support") : NULL;
@@ -15,7 +15,8 @@ static int query_gpu_support(void) {
     int yes = 0, (*f)(int, int *) = self ? (int (*)(int, int *))dlsym(self, "MPIX_GPU_query_support") : NULL;
     return f && f(GPU_SUPPORT_CUDA, &yes) == MPI_SUCCESS ? yes != 0 : -1;
 }
-// alloc_kinds copies the kinds of memory that MPI takes, as MPI 4.1 lists them, and says whether there is a list.
+// alloc_kinds copies the kinds of memory that MPI takes, as MPI 4.1 lists them, and says whether
+// there is a list.
 static int alloc_kinds(char *out, int n) {
     MPI_Info info;
     int there = 0;
@@ -32,7 +33,8 @@ static int pump(MPI_Comm c, long ns) {
     else sched_yield();
     return rc;
 }
-// next_message sets index to 1 where a message has come that nobody has received, got to its bytes and from to its sender.
+// next_message looks for a message that has come and that nobody has received. It sets index to 1
+// if there is one, got to its bytes and from to its sender.
 static struct outcome next_message(MPI_Comm c, int tag, int *from) {
     MPI_Status s = {0};
     struct outcome o = {MPI_SUCCESS, 0, 0};
@@ -42,8 +44,8 @@ static struct outcome next_message(MPI_Comm c, int tag, int *from) {
 }
 static void spin(int n) { while (n-- > 0) relax(); }
 
-// A chunk is some bytes of a message. start_chunk begins to send or receive it. test_chunk sets index to 1 where that is
-// over, else to 0, and got to the bytes received.
+// A chunk is some bytes of a message. start_chunk begins to send or receive it. test_chunk sets
+// index to 1 if that is over, else to 0, and got to the bytes received.
 static int start_chunk(MPI_Comm c, uintptr_t buf, int bytes, int peer, int tag, int recv, MPI_Request *req) {
     return recv ? MPI_Irecv((void *)buf, bytes, MPI_BYTE, peer, tag, c, req)
                 : MPI_Isend((void *)buf, bytes, MPI_BYTE, peer, tag, c, req);

@@ -14,8 +14,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Each of these tests shows one fault of gompi v0.2.0, and what this package does in its place. A gompi that is mended
-// fails them: then the guard can go.
+// Each of these tests shows one fault of gompi v0.2.0, and this package's way around it. A gompi
+// that is mended fails them: then the guard can go.
 
 // TestRawBroadcastOverwrites: BcastBytes counts bytes and sends 32-bit integers.
 func TestRawBroadcastOverwrites(t *testing.T) {
@@ -79,7 +79,8 @@ func TestRawEmptySlice(t *testing.T) {
 	})
 }
 
-// TestRawLengths: gompi takes the count from dst and reads beyond a shorter src. It takes any root for a call that has none.
+// TestRawLengths: gompi takes the count from dst and reads beyond a shorter src. It takes any root
+// for a call that has none.
 func TestRawLengths(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		src, dst := []float64{1, 2, 3, 4}, make([]float64, 4)
@@ -90,21 +91,25 @@ func TestRawLengths(t *testing.T) {
 		if dst[3] != 8 {
 			t.Errorf("gompi's all-reduce of one element gives %v", dst)
 		}
-		// One count is for both here. Where there are two, they are compared: within a rank, and between ranks.
+		// One count is for both here. If there are two, they are compared: within a rank, and
+		// between ranks.
 		commtest.Must(t, c.AllReduce(commtest.Ptr(dst), commtest.Ptr(src), 1, elem.Float64, elem.Sum))
 		if want := []float64{2, 4, 6, 8}; fmt.Sprint(dst) != fmt.Sprint(want) {
 			t.Errorf("all-reduce of one element gives %v, want %v", dst, want)
 		}
-		commtest.Refused(t, c, c.AllGatherV(commtest.Ptr(dst), commtest.Ptr(src), []int{1, 1, 1}, elem.Float64), "MPI_Allgatherv", ErrCount, "3 counts", "2 ranks")
+		commtest.Refused(t, c, c.AllGatherV(commtest.Ptr(dst), commtest.Ptr(src), []int{1, 1, 1}, elem.Float64),
+			"MPI_Allgatherv", ErrCount, "3 counts", "2 ranks")
 		if c.rank == 0 {
 			commtest.Must(t, c.Send(commtest.Ptr(src), 4, elem.Float64, 1))
 		} else {
-			commtest.Refused(t, c, c.Recv(commtest.Ptr(dst), 2, elem.Float64, 0), "MPI_Recv", ErrTruncate, "4 float64 elements, 2 expected")
+			commtest.Refused(t, c, c.Recv(commtest.Ptr(dst), 2, elem.Float64, 0), "MPI_Recv", ErrTruncate,
+				"4 float64 elements, 2 expected")
 		}
 	})
 }
 
-// TestRawCount: a count above 2^32 loses its upper half on the way to C. The memory is only reserved, never touched.
+// TestRawCount: a count above 2^32 loses its upper half on the way to C. The memory is only
+// reserved, never touched.
 func TestRawCount(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		mem, err := syscall.Mmap(-1, 0, 1<<32+4, syscall.PROT_READ|syscall.PROT_WRITE,
@@ -124,12 +129,14 @@ func TestRawCount(t *testing.T) {
 	// TestBeyondInt is the right one.
 }
 
-// TestRawStatus: gompi reads no status, so that MPI has to end the process for a failure to be noticed at all.
+// TestRawStatus: gompi reads no status, so that MPI has to end the process for a failure to be
+// noticed at all.
 func TestRawStatus(t *testing.T) {
 	out, err := alone(t, func(t *testing.T, c *Comm) {
 		x := []float64{1}
 		commtest.Refused(t, c, c.send(commtest.Ptr(x), 1, elem.Float64, 99, tagUser), "MPI_Send", ErrRank)
-		commtest.Refused(t, c, c.Send(commtest.Ptr(x), 1, elem.Float64, 99), "MPI_Send", ErrRank, "rank 99 in a communicator of 1 ranks")
+		commtest.Refused(t, c, c.Send(commtest.Ptr(x), 1, elem.Float64, 99), "MPI_Send", ErrRank,
+			"rank 99 in a communicator of 1 ranks")
 		fmt.Println("cudampi returned its errors")
 		mpi.NewCommunicator(nil).SendFloat64s(x, 99, 0)
 		fmt.Println("gompi returned")

@@ -14,9 +14,9 @@ import (
 	"lockstep/internal/elem"
 )
 
-// TestBeyondInt makes calls of more elements than an int of C counts: a message, which is one of a derived datatype, and
-// an all-reduce, which is done in parts. That the other collectives are right in parts is shown with few elements, in
-// TestReductions, TestMoves and TestMessages.
+// TestBeyondInt makes calls of more elements than an int of C counts: a message, which is one of a
+// derived datatype, and an all-reduce, which is done in parts. TestReductions, TestMoves and
+// TestMessages show with few elements that the other collectives are right in parts.
 func TestBeyondInt(t *testing.T) {
 	campaign.Only(t, "messages and collectives of more elements than an int of C counts")
 	const need = 12 << 20 // kB, for two ranks and what MPI buffers

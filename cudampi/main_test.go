@@ -16,8 +16,8 @@ import (
 	"lockstep/internal/mpirun"
 )
 
-// onRanks runs fn on each number of ranks with MPI running, in a job that may run other tests. A rank that fails ends the
-// job through MPI.
+// onRanks runs fn on each number of ranks with MPI running, in a job that may run other tests. A
+// rank that fails ends the job through MPI.
 func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *Comm)) {
 	t.Helper()
 	mpirun.Run(t, ranks, func(t *testing.T) {
@@ -32,7 +32,8 @@ func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *Comm)) {
 	})
 }
 
-// alone runs fn in a process of its own, without mpirun, and returns what that printed. In that process it does not return.
+// alone runs fn in a process of its own, without mpirun, and returns the output of that. In that
+// process it does not return.
 func alone(t *testing.T, fn func(t *testing.T, c *Comm)) ([]byte, error) {
 	t.Helper()
 	const env = "LOCKSTEP_CUDAMPI_ALONE"
@@ -49,7 +50,8 @@ func alone(t *testing.T, fn func(t *testing.T, c *Comm)) ([]byte, error) {
 
 var counts = []int{1, 2, 3, 4} // of ranks
 
-// lower makes every call of more than a few elements take the paths for counts beyond MPI's, until the test ends.
+// lower makes every call of more than a few elements take the paths for counts beyond MPI's, until
+// the test ends.
 func lower(t *testing.T) {
 	old := []int{maxCount, maxHalf, maxSwap, sysLimitMessages(7)}
 	maxCount, maxHalf, maxSwap = 7, 5, 3
@@ -115,14 +117,17 @@ func TestPanicsStayGo(t *testing.T) {
 	})
 }
 
-// TestSignalsStayGo has a test double beside MPI take signals when MPI starts, as libraries do that MPI loads.
+// TestSignalsStayGo has a test double beside MPI take signals when MPI starts, as libraries do that
+// MPI loads.
 func TestSignalsStayGo(t *testing.T) {
 	const double = "libsignals.so"
 	if others := os.Getenv("LD_PRELOAD"); !strings.Contains(others, double) { // else a rank
-		t.Setenv("LD_PRELOAD", strings.TrimSpace(fakelib.Build(t, t.TempDir(), double, filepath.Join("testdata", "signals.c"))+" "+others))
+		t.Setenv("LD_PRELOAD", strings.TrimSpace(fakelib.Build(t, t.TempDir(), double,
+			filepath.Join("testdata", "signals.c"))+" "+others))
 	}
 	onRanks(t, []int{1}, func(t *testing.T, c *Comm) {
-		for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGURG, syscall.SIGUSR1, syscall.SIGUSR2} {
+		for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT,
+			syscall.SIGTERM, syscall.SIGURG, syscall.SIGUSR1, syscall.SIGUSR2} {
 			heard := make(chan os.Signal, 1)
 			signal.Notify(heard, sig)
 			commtest.Must(t, syscall.Kill(os.Getpid(), sig))

@@ -2,16 +2,17 @@ package cudampi
 
 import "unsafe"
 
-// Request is a message of bytes under way, one that StartSend or StartRecv has begun. When that is over it can begin another,
-// which then allocates nothing.
+// Request is a message of bytes under way, begun by StartSend or StartRecv. When that is over it
+// can begin another, which then allocates nothing.
 type Request struct {
 	c   *Comm
 	op  string
 	req *request       // apart from Go pointers
-	buf unsafe.Pointer // what MPI reads or writes, kept from the collector, which moves nothing that lies on the heap
+	buf unsafe.Pointer // memory that MPI uses, kept from the collector, which moves nothing that lies on the heap
 }
 
-// Stream is a kind of messages, 0 the ordinary one: those of one Stream between two ranks arrive in their order, whatever others do.
+// Stream is a kind of messages, 0 the ordinary one. Those of one Stream between two ranks arrive in
+// their order, whatever others do.
 type Stream int
 
 // The streams there are. Their numbers are tags.
@@ -23,14 +24,14 @@ const (
 	Steps  Stream = 7 // of collectives on device memory
 )
 
-// StartSend begins to send bytes at src to rank to. It does not block. src must stay as it is until Test says that r is over.
-// Source: mpi.h, MPI_Isend.
+// StartSend begins to send bytes at src to rank to. It does not block. src must stay as it is until
+// Test says that r is over. Source: mpi.h, MPI_Isend.
 func (c *Comm) StartSend(r *Request, src unsafe.Pointer, bytes, to int, s Stream) error {
 	return c.start(r, "MPI_Isend", src, bytes, to, s, false)
 }
 
-// StartRecv begins to receive bytes from rank from at dst. It does not block. dst is valid when Test says that r is over.
-// Source: mpi.h, MPI_Irecv.
+// StartRecv begins to receive bytes from rank from at dst. It does not block. dst is valid when
+// Test says that r is over. Source: mpi.h, MPI_Irecv.
 func (c *Comm) StartRecv(r *Request, dst unsafe.Pointer, bytes, from int, s Stream) error {
 	return c.start(r, "MPI_Irecv", dst, bytes, from, s, true)
 }
@@ -51,11 +52,12 @@ func (c *Comm) start(r *Request, op string, buf unsafe.Pointer, bytes, peer int,
 	return c.Check(op, sysStart(c, buf, bytes, peer, int(s), recv, r.req))
 }
 
-// MostBytes is how long a message of StartSend may be.
+// MostBytes is the most bytes of a message of StartSend.
 const MostBytes = 1 << 30
 
-// Test says whether a message is over, and how many bytes have been received. It does not block, and lets MPI go on with others.
-// It must not be called again after it has said so. Source: mpi.h, MPI_Test.
+// Test says whether a message is over, and how many bytes have been received. It does not block,
+// and lets MPI go on with others. It must not be called again after it has said so. Source: mpi.h,
+// MPI_Test.
 func (r *Request) Test() (over bool, got int, err error) {
 	over, got, code := sysTestChunk(r.req)
 	if over || code != success {
@@ -64,8 +66,8 @@ func (r *Request) Test() (over bool, got int, err error) {
 	return over, got, r.c.Check(r.op, code)
 }
 
-// Next says from which rank a message of a stream has come that nobody has received, if there is one, and how many bytes it
-// has. It does not block. Source: mpi.h, MPI_Iprobe.
+// Next looks for a message of a stream that has come and that nobody has received. It returns the
+// message's sender and bytes. It does not block. Source: mpi.h, MPI_Iprobe.
 func (c *Comm) Next(s Stream) (there bool, from, bytes int, err error) {
 	const op = "MPI_Iprobe"
 	if err := c.Usable(op); err != nil {

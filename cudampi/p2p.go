@@ -7,11 +7,11 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Send sends n elements to rank to, where Recv, SendRecv or a P2P takes them. Messages between two ranks arrive in the
-// order in which they were sent.
+// Send sends n elements to rank to; Recv, SendRecv or a P2P takes them there. Messages between two
+// ranks arrive in the order in which they were sent.
 //
-// It blocks until src may change, for a large message until the receiver is there. A Send to oneself may never return: use P2P
-// or SendRecv for that. Source: mpi.h, MPI_Send.
+// It blocks until src may change, for a large message until the receiver is there. A Send to
+// oneself may never return: use P2P or SendRecv for that. Source: mpi.h, MPI_Send.
 func (c *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	const name = "MPI_Send"
 	if err := c.Ready(name, n, t, src, src); err != nil {
@@ -27,8 +27,9 @@ func (c *Comm) send(src unsafe.Pointer, n int, t elem.Type, to, tag int) error {
 	return c.Check("MPI_Send", sysSend(c, src, n, t, to, tag))
 }
 
-// Recv receives n elements from rank from. A message of any other length is an error that names both numbers:
-// ErrTruncate when it is longer, ErrCount when it is shorter. The message is gone then, and what dst holds is undefined.
+// Recv receives n elements from rank from. A message of any other length is an error that names
+// both numbers: ErrTruncate if it is longer, ErrCount if it is shorter. The message is gone then,
+// and the contents of dst are undefined.
 //
 // It blocks until the message is there. Source: mpi.h, MPI_Recv.
 func (c *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
@@ -50,8 +51,8 @@ func (c *Comm) recv(dst unsafe.Pointer, n int, t elem.Type, from, tag int) error
 	return c.CheckMessage("MPI_Recv", code, got, n, t, from)
 }
 
-// SendRecv sends sendN elements at src to rank to while it receives recvN elements at dst from rank from; either may be
-// this rank. The lengths are checked as Recv does. dst and src may not overlap.
+// SendRecv sends sendN elements at src to rank to while it receives recvN elements at dst from rank
+// from; either may be this rank. The lengths are checked as in Recv. dst and src may not overlap.
 //
 // It blocks until both are done. Source: mpi.h, MPI_Sendrecv.
 func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
@@ -63,15 +64,17 @@ func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer,
 }
 
 // SendRecvBy is SendRecv after CheckSendRecv. in and out are as by of P2P.SendBy.
-func (c *Comm) SendRecvBy(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type, in, out unsafe.Pointer) error {
+func (c *Comm) SendRecvBy(
+	dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type, in, out unsafe.Pointer,
+) error {
 	code, got := sysSendRecvBy(c, in, out, dst, recvN, from, src, sendN, to, t)
 	return c.CheckMessage(opSendRecv, code, got, recvN, t, from)
 }
 
-// P2P is a group of sends and receives that Wait starts together and completes, so that no order among them can
-// deadlock: as between ncclGroupStart and ncclGroupEnd. Messages between two ranks match in the order of the calls. The
-// zero value is an empty group; it is reusable, and allocates only to grow. Its methods are called by one goroutine at a
-// time.
+// P2P is a group of sends and receives that Wait starts together and completes, so that no order
+// among them can deadlock: as between ncclGroupStart and ncclGroupEnd. Messages between two ranks
+// match in the order of the calls. The zero value is an empty group. It is reusable, and allocates
+// only to grow. One goroutine at a time calls its methods.
 type P2P struct {
 	Stream Stream // of its messages; set while it is empty
 	group  group
@@ -79,14 +82,14 @@ type P2P struct {
 	pins   runtime.Pinner
 }
 
-// Send adds the sending of n elements to rank to. Nothing is sent before Wait; src must stay as it is until Wait returns.
-// A refused message (a bad count, type or rank) is not added.
+// Send adds the sending of n elements to rank to. Nothing is sent before Wait; src must stay as it
+// is until Wait returns. A refused message (a bad count, type or rank) is not added.
 func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) error {
 	return p.SendBy(c, src, n, t, to, nil)
 }
 
-// SendBy is Send by way of a carrier: by is a struct carrier (calls.h) in memory of C, to which the message goes first, nil
-// where MPI carries it.
+// SendBy is Send by way of a carrier. by is a struct carrier (calls.h) in memory of C, to which the
+// message goes first; it is nil if MPI carries it.
 func (p *P2P) SendBy(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int, by unsafe.Pointer) error {
 	const name = "MPI_Isend"
 	if err := c.Ready(name, n, t, src, src); err != nil {
@@ -99,8 +102,8 @@ func (p *P2P) SendBy(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int, by
 	return nil
 }
 
-// Recv adds the receiving of n elements from rank from; dst is valid when Wait has returned. A refused message is not
-// added.
+// Recv adds the receiving of n elements from rank from; dst is valid when Wait has returned. A
+// refused message is not added.
 func (p *P2P) Recv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	return p.RecvBy(c, dst, n, t, from, nil)
 }
@@ -130,9 +133,9 @@ func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int
 
 // Wait starts all messages of the group, blocks until they are done, and empties the group.
 //
-// The error is that of the first message that failed; a received message of the wrong length fails as in Recv. After an
-// error inside MPI other messages may be incomplete and their memory still in MPI's hands: end the job.
-// Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Wait.
+// The error is that of the first message that failed; a received message of the wrong length fails
+// as in Recv. After an error inside MPI other messages may be incomplete and their memory still in
+// MPI's hands: end the job. Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Wait.
 func (p *P2P) Wait() error {
 	if len(p.comms) == 0 {
 		return nil

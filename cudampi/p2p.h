@@ -1,6 +1,7 @@
 // Groups of messages. Included once, by sys.go, after sys.h.
 
-// p2p is one message of a group. The addresses of memory are integers so that Go memory, pinned, may hold it.
+// p2p is one message of a group. The addresses of memory are integers so that Go memory, pinned,
+// may hold it.
 struct p2p {
     uintptr_t buf;
     int64_t n;
@@ -24,7 +25,7 @@ static int start_message(struct p2p *p, MPI_Request *req) {
     return free_message(&m, rc);
 }
 
-// step goes on with a message by its carrier, where the carrier can.
+// step goes on with a message by its carrier, if the carrier can.
 static int step(struct p2p *p, MPI_Request *req) {
     switch (p->by->step(p->by, p->buf, p->n * sizes[p->t], p->recv, &p->got)) {
     case WAITS: return MPI_SUCCESS;
@@ -34,9 +35,9 @@ static int step(struct p2p *p, MPI_Request *req) {
     return MPI_SUCCESS;
 }
 
-// run_group starts all messages and waits for them, or until MPI fails. Of those that MPI alone carries the receives start
-// first. index is the first message that failed, else -1. It waits for one after the other: with threads, MPI_Waitall of
-// Open MPI 4.1 hangs where one request fails.
+// run_group starts all messages and waits for them, or until MPI fails. Receives that MPI alone
+// carries start first. index is the first message that failed, else -1. It waits for one after the
+// other: with threads, MPI_Waitall of Open MPI 4.1 hangs if one request fails.
 static struct outcome run_group(struct p2p *p, int n, MPI_Request *reqs) {
     static uint64_t pass;
     struct carrier *by = NULL;
@@ -81,14 +82,16 @@ static struct outcome run_group(struct p2p *p, int n, MPI_Request *reqs) {
             if (rc != MPI_SUCCESS) return (struct outcome){rc, i, received(&s)};
             p[i].got = received(&s);
         }
-        if (first.index < 0 && p[i].recv && p[i].got != p[i].n * sizes[p[i].t]) first = (struct outcome){MPI_SUCCESS, i, p[i].got};
+        if (first.index < 0 && p[i].recv && p[i].got != p[i].n * sizes[p[i].t])
+            first = (struct outcome){MPI_SUCCESS, i, p[i].got};
     }
     return first;
 }
 
-// sendrecv_by is a sendrecv of the application's messages. in and out may take them; NULL where MPI alone does.
-static struct outcome sendrecv_by(MPI_Comm c, struct carrier *in, struct carrier *out, uintptr_t dst, int64_t rn, int from, uintptr_t src,
-                                  int64_t sn, int to, int t) {
+// sendrecv_by is a sendrecv of the application's messages. in and out may take them; NULL if MPI
+// alone does.
+static struct outcome sendrecv_by(MPI_Comm c, struct carrier *in, struct carrier *out, uintptr_t dst, int64_t rn,
+    int from, uintptr_t src, int64_t sn, int to, int t) {
     struct p2p p[2] = {{.buf = dst, .n = rn, .comm = c, .by = in, .t = t, .peer = from, .tag = TAG_USER, .recv = 1},
                        {.buf = src, .n = sn, .comm = c, .by = out, .t = t, .peer = to, .tag = TAG_USER}};
     MPI_Request reqs[2];

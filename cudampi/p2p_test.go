@@ -52,7 +52,8 @@ func TestNoAllocation(t *testing.T) {
 
 // The benchmarks measure one rank's overhead, or with more ranks the latency of 8 bytes:
 //
-//	go test -c ./cudampi && mpirun -np 2 ./cudampi.test -test.run '^$' -test.bench . -test.benchtime 50000x
+//	go test -c ./cudampi
+//	mpirun -np 2 ./cudampi.test -test.run '^$' -test.bench . -test.benchtime 50000x
 //
 // The number of iterations must be given, so that all ranks make as many calls.
 func benchmark(b *testing.B, call func(c *Comm, dst, src unsafe.Pointer) error) {
@@ -71,7 +72,9 @@ func benchmark(b *testing.B, call func(c *Comm, dst, src unsafe.Pointer) error) 
 }
 
 func BenchmarkAllReduce8(b *testing.B) {
-	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error { return c.AllReduce(dst, src, 1, elem.Float64, elem.Sum) })
+	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error {
+		return c.AllReduce(dst, src, 1, elem.Float64, elem.Sum)
+	})
 }
 
 // BenchmarkPingPong8 is there and back for ranks 0 and 1; the latency is half of it.

@@ -1,12 +1,13 @@
 package cudampi
 
-// Parts are the pieces of a buffer that belong to the ranks, packed in rank order: Each elements, or Counts[r] of rank r.
+// Parts are the pieces of a buffer that belong to the ranks, packed in rank order: Each elements,
+// or Counts[r] of rank r.
 type Parts struct {
 	Each   int
 	Counts []int // nil when all are equal
 }
 
-// Len is the elements of the part of rank r.
+// Len is the number of elements of rank r's part.
 func (p Parts) Len(r int) int {
 	if p.Counts == nil {
 		return p.Each
@@ -14,7 +15,7 @@ func (p Parts) Len(r int) int {
 	return p.Counts[r]
 }
 
-// Offset is where the part of rank r begins; of Size() it is all elements.
+// Offset is the first element of rank r's part; for Size() it is the number of all elements.
 func (p Parts) Offset(r int) int {
 	if p.Counts == nil {
 		return r * p.Each
@@ -26,7 +27,7 @@ func (p Parts) Offset(r int) int {
 	return sum
 }
 
-// Longest is the elements of the longest part of p.
+// Longest is the number of elements of the longest part of p.
 func (p Parts) Longest() int {
 	n := p.Each
 	for _, c := range p.Counts {

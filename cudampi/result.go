@@ -2,8 +2,8 @@ package cudampi
 
 import "fmt"
 
-// Result is the class of a failing MPI code. It is comparable, as syscall.Errno is, and the same whatever the library
-// adds to its codes; its number is the library's own.
+// Result is the class of a failing MPI code. It is comparable, as syscall.Errno is, and the same
+// whatever the library adds to its codes; its number is the library's own.
 type Result int32
 
 // The classes that calls of this package can give.
@@ -27,7 +27,8 @@ const (
 	ErrUnknown  Result = errUnknown
 )
 
-// Error returns the name and the meaning of the class, such as "MPI_ERR_TRUNCATE: message truncated".
+// Error returns the name and the meaning of the class, such as "MPI_ERR_TRUNCATE: message
+// truncated".
 func (r Result) Error() string {
 	switch r {
 	case ErrBuffer:

@@ -11,7 +11,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// TestOperandsOnStacks: a variable of a function may be an operand, though the stack that it would lie on moves.
+// TestOperandsOnStacks: a variable of a function may be an operand, though the stack that it would
+// lie on moves.
 func TestOperandsOnStacks(t *testing.T) {
 	onRanks(t, []int{3}, func(t *testing.T, c *Comm) {
 		type P = unsafe.Pointer
@@ -136,7 +137,8 @@ func TestOperandsOnStacks(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return cmp.Or(half.Close(), commtest.Is(fmt.Sprint(half.Rank(), half.Size()), []string{"0 1", "1 2", "0 2"}[me]))
+				return cmp.Or(half.Close(), commtest.Is(fmt.Sprint(half.Rank(), half.Size()),
+					[]string{"0 1", "1 2", "0 2"}[me]))
 			}},
 		})
 	})

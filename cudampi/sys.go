@@ -1,7 +1,8 @@
 package cudampi
 
 /*
-#cgo linux CFLAGS: -O3 -D_GNU_SOURCE -I/usr/lib/x86_64-linux-gnu/openmpi/include -I/usr/lib/aarch64-linux-gnu/openmpi/include
+#cgo linux CFLAGS: -O3 -D_GNU_SOURCE -I/usr/lib/x86_64-linux-gnu/openmpi/include
+#cgo linux CFLAGS: -I/usr/lib/aarch64-linux-gnu/openmpi/include
 #cgo linux LDFLAGS: -L/usr/lib/x86_64-linux-gnu/openmpi/lib -L/usr/lib/aarch64-linux-gnu/openmpi/lib -lmpi
 
 #cgo noescape barrier
@@ -84,8 +85,8 @@ func cbool(b bool) C.int {
 	return 0
 }
 
-// address passes memory to calls that take a few hundred nanoseconds. keep, after the call, is what the collector
-// sees of it.
+// address passes memory to calls that take a few hundred nanoseconds. keep, after the call, shows
+// it to the collector.
 func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
 func keep(p, q unsafe.Pointer) {
@@ -106,11 +107,13 @@ func sysAllReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.
 }
 
 func sysReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) int {
-	return kept(C.reduce(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(root), C.int(c.rank), C.int(c.size)), dst, src)
+	return kept(C.reduce(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(root),
+		C.int(c.rank), C.int(c.size)), dst, src)
 }
 
 func sysScan(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, exclusive bool) int {
-	return kept(C.scan(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), cbool(exclusive), C.int(c.rank)), dst, src)
+	return kept(C.scan(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), cbool(exclusive),
+		C.int(c.rank)), dst, src)
 }
 
 func sysBroadcast(c *Comm, buf unsafe.Pointer, n int, t elem.Type, root int) int {
@@ -122,7 +125,8 @@ func sysAllGather(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, inPlace 
 }
 
 func sysReduceScatter(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, inPlace bool) int {
-	return kept(C.reduce_scatter(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(c.size), cbool(inPlace)), dst, src)
+	return kept(C.reduce_scatter(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op),
+		C.int(c.size), cbool(inPlace)), dst, src)
 }
 
 func sysAllToAll(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type) int {
@@ -143,7 +147,7 @@ type ints []C.int
 func (v ints) counts() *C.int { return &v[0] }
 func (v ints) displs() *C.int { return &v[len(v)/2] }
 
-// set has C read counts that are no more than it can hold.
+// set makes C read counts that are no more than it can hold.
 func (v ints) set(counts []int) {
 	at := C.int(0)
 	for r, n := range counts {
@@ -153,39 +157,48 @@ func (v ints) set(counts []int) {
 }
 
 func sysAllGatherV(c *Comm, dst, src unsafe.Pointer, t elem.Type, inPlace bool) int {
-	return kept(C.allgatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(c.rank), cbool(inPlace)), dst, src)
+	return kept(C.allgatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t),
+		C.int(c.rank), cbool(inPlace)), dst, src)
 }
 
 func sysReduceScatterV(c *Comm, dst, src unsafe.Pointer, total int, t elem.Type, op elem.Op, inPlace bool) int {
-	return kept(C.reduce_scatterv(c.h, address(dst), address(src), c.v.counts(), C.int(total), C.int(t), C.int(op), C.int(c.rank), C.int(c.size), cbool(inPlace)), dst, src)
+	return kept(C.reduce_scatterv(c.h, address(dst), address(src), c.v.counts(), C.int(total), C.int(t),
+		C.int(op), C.int(c.rank), C.int(c.size), cbool(inPlace)), dst, src)
 }
 
 func sysGatherV(c *Comm, dst, src unsafe.Pointer, t elem.Type, root int, inPlace bool) int {
-	return kept(C.gatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)), dst, src)
+	return kept(C.gatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t),
+		C.int(root), C.int(c.rank), cbool(inPlace)), dst, src)
 }
 
 func sysScatterV(c *Comm, dst, src unsafe.Pointer, t elem.Type, root int, inPlace bool) int {
-	return kept(C.scatterv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)), dst, src)
+	return kept(C.scatterv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t),
+		C.int(root), C.int(c.rank), cbool(inPlace)), dst, src)
 }
 
 func sysSend(c *Comm, src unsafe.Pointer, n int, t elem.Type, to, tag int) int {
 	return kept(C.send_message(c.h, address(src), C.int64_t(n), C.int(t), C.int(to), C.int(tag)), src, nil)
 }
 
-// The receiving calls return the code and the bytes of the message, -1 where the library does not say.
+// The receiving calls return the code and the bytes of the message, -1 if the library does not say.
 func sysRecv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from, tag int) (code, got int) {
 	o := C.recv_message(c.h, address(dst), C.int64_t(n), C.int(t), C.int(from), C.int(tag))
 	keep(dst, nil)
 	return int(o.code), int(o.got)
 }
 
-func sysSendRecv(c *Comm, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type) (code, got int) {
+func sysSendRecv(
+	c *Comm, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type,
+) (code, got int) {
 	o := C.sendrecv(c.h, dst, C.int64_t(rn), C.int(from), src, C.int64_t(sn), C.int(to), C.int(t), tagUser)
 	return int(o.code), int(o.got)
 }
 
-func sysSendRecvBy(c *Comm, in, out, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type) (code, got int) {
-	o := C.sendrecv_by(c.h, (*C.struct_carrier)(in), (*C.struct_carrier)(out), address(dst), C.int64_t(rn), C.int(from), address(src), C.int64_t(sn), C.int(to), C.int(t))
+func sysSendRecvBy(
+	c *Comm, in, out, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type,
+) (code, got int) {
+	o := C.sendrecv_by(c.h, (*C.struct_carrier)(in), (*C.struct_carrier)(out), address(dst), C.int64_t(rn),
+		C.int(from), address(src), C.int64_t(sn), C.int(to), C.int(t))
 	keep(dst, src)
 	return int(o.code), int(o.got)
 }
@@ -194,7 +207,7 @@ func sysSwap(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int) int
 	return int(C.swap(c.h, buf, C.int(n), C.int(t), C.int(peer), C.int(tag)))
 }
 
-// group is what run_group works on; its slices grow to the largest group and stay.
+// group is the state of run_group; its slices grow to the largest group and stay.
 type group struct {
 	msgs []C.struct_p2p
 	reqs []C.MPI_Request
@@ -219,7 +232,8 @@ func (g *group) message(i int) (n int, t elem.Type, peer int, recv bool) {
 	return int(m.n), elem.Type(m.t), int(m.peer), m.recv != 0
 }
 
-// sysLimitMessages sets the most elements of a message that is none of a derived datatype, and returns what it was.
+// sysLimitMessages sets the most elements of a message without a derived datatype, and returns the
+// old limit.
 func sysLimitMessages(n int) (before int) {
 	return int(C.limit_messages(C.int64_t(n)))
 }
@@ -245,7 +259,7 @@ func sysNext(c *Comm, tag int) (there bool, from, bytes, code int) {
 	return o.index != 0, int(source), int(o.got), int(o.code)
 }
 
-// sysPump sleeps for so many nanoseconds; for none it lets others run.
+// sysPump sleeps for so many nanoseconds; with 0 it lets others run.
 func sysPump(c *Comm, ns int) int { return int(C.pump(c.h, C.long(ns))) }
 func sysSpin(n int)               { C.spin(C.int(n)) }
 func sysQueryCUDA() int           { return int(C.query_cuda_support()) }
@@ -314,7 +328,7 @@ func sysError(code int) (class int, text string) {
 	return int(cl), C.GoStringN(&buf[0], n)
 }
 
-// The error classes that MPI 3 names for what this package calls, for result.go.
+// The error classes that MPI 3 names for this package's calls, for result.go.
 const (
 	errBuffer   = C.MPI_ERR_BUFFER
 	errCount    = C.MPI_ERR_COUNT

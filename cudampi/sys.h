@@ -1,6 +1,6 @@
-// What sys.go calls: MPI with types and operations by number, and with a flag for the in-place forms. Averages and 16-bit
-// floats, which MPI lacks, are added. Each is one call, since a call from Go to C costs more than most of these lines. All is
-// static: the file is included once.
+// The calls of sys.go: MPI with types and operations by number, and with a flag for the in-place
+// forms. Averages and 16-bit floats, which MPI lacks, are added. Each is one call, since a call
+// from Go to C costs more than most of these lines. All is static: the file is included once.
 
 #include <mpi.h>
 #include <signal.h>
@@ -14,18 +14,23 @@
 #include "../internal/elem/arith.h"
 #include "calls.h"
 
-// Both tables are in the order of package elem. The 16-bit floats move as integers and are reduced as MPI_FLOAT.
+// Both tables are in the order of package elem. The 16-bit floats move as integers and are reduced
+// as MPI_FLOAT.
 static const MPI_Datatype types[] = {MPI_INT8_T,  MPI_UINT8_T,  MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T,
                                      MPI_UINT64_T, MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,    MPI_DOUBLE,
                                      MPI_C_FLOAT_COMPLEX, MPI_C_DOUBLE_COMPLEX};
-static const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_SUM /* an average is divided afterwards */, MPI_BAND, MPI_BOR, MPI_BXOR};
+static const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_SUM /* an average is divided afterwards */,
+    MPI_BAND, MPI_BOR, MPI_BXOR};
 
-// Operations of our own, where MPI's depend on the library, or on the place in the array: of a minimum whether a NaN wins, and
-// in Open MPI 4.1 sums of 8-bit integers, which it makes with saturation where it has vectors, and elsewhere wraps round. A
-// product of complex numbers is Go's, not C's, which has rules of its own for infinities.
+// Operations of our own, for those of MPI's that depend on the library, or on the place in the
+// array. In a minimum it decides whether a NaN wins. Open MPI 4.1 makes sums of 8-bit integers with
+// saturation if it has vectors, and elsewhere wraps round. A product of complex numbers is Go's,
+// not C's, which has rules of its own for infinities.
 enum { LEAST, MOST, SUM8, PRODUCT, OWN_OPS };
 static MPI_Op own_ops[OWN_OPS];
-static void floats(void *in, void *inout, int n, MPI_Datatype t, int op) { fold(inout, in, inout, n, t == MPI_FLOAT ? F32 : F64, op); }
+static void floats(void *in, void *inout, int n, MPI_Datatype t, int op) {
+    fold(inout, in, inout, n, t == MPI_FLOAT ? F32 : F64, op);
+}
 static void least(void *in, void *inout, int *n, MPI_Datatype *t) { floats(in, inout, *n, *t, MIN); }
 static void most(void *in, void *inout, int *n, MPI_Datatype *t) { floats(in, inout, *n, *t, MAX); }
 static void sum8(void *in, void *inout, int *n, MPI_Datatype *t) {
@@ -63,7 +68,8 @@ enum { TAG_USER = 0 }; // of the application's messages; others are in comm.go
 static char nothing[16];
 static inline void *some(const void *p) { return p ? (void *)p : nothing; }
 
-// scratch returns memory for the call at hand. MPI is entered by one thread at a time, so one piece serves all calls.
+// scratch returns memory for the call at hand. MPI is entered by one thread at a time, so one piece
+// serves all calls.
 static void *scratch_mem;
 static size_t scratch_size;
 static void *scratch(size_t bytes) {
@@ -84,7 +90,7 @@ static void trim(void) {
     if (scratch_size > (64 << 20)) free_scratch();
 }
 
-// widen copies n 16-bit floats to scratch as float32. It returns NULL when there is no memory.
+// widen copies n 16-bit floats to scratch as float32. It returns NULL if there is no memory.
 static float *widen(const void *src, int64_t n, int t) {
     float *f = scratch((size_t)n * sizeof(float));
     if (f) t == F16 ? widen_f16(f, src, n) : widen_bf16(f, src, n);
@@ -138,7 +144,9 @@ static int scan(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int op, 
     return rc;
 }
 
-static int bcast(MPI_Comm c, uintptr_t buf, int n, int t, int root) { return MPI_Bcast((void *)buf, n, types[t], root, c); }
+static int bcast(MPI_Comm c, uintptr_t buf, int n, int t, int root) {
+    return MPI_Bcast((void *)buf, n, types[t], root, c);
+}
 
 static int allgather(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int in_place) {
     void *dst = (void *)to;
@@ -146,8 +154,8 @@ static int allgather(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int
     return MPI_Allgather(in_place ? MPI_IN_PLACE : src, n, types[t], dst, n, types[t], c);
 }
 
-// In place MPI leaves the result at the front of the input. Here it belongs into the rank's own block, as NCCL has it, so it
-// goes through scratch.
+// In place MPI leaves the result at the front of the input. Here it belongs into the rank's own
+// block, as in NCCL, so it goes through scratch.
 static int reduce_scatter(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int op, int size, int in_place) {
     void *dst = (void *)to;
     const void *src = (const void *)from;
@@ -171,8 +179,8 @@ static int reduce_scatter(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t
     }
     return rc;
 }
-static int reduce_scatterv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, int total, int t, int op, int rank, int size,
-                           int in_place) {
+static int reduce_scatterv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, int total, int t, int op,
+    int rank, int size, int in_place) {
     void *dst = (void *)to;
     const void *src = (const void *)from;
     int rc, n = counts[rank];
@@ -211,23 +219,30 @@ static int scatter(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int r
     const void *src = (const void *)from;
     return MPI_Scatter(src, n, types[t], in_place ? MPI_IN_PLACE : dst, n, types[t], root, c);
 }
-static int allgatherv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, const int *displs, int t, int rank, int in_place) {
+static int allgatherv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, const int *displs, int t,
+    int rank, int in_place) {
     void *dst = (void *)to;
     const void *src = (const void *)from;
-    return MPI_Allgatherv(in_place ? MPI_IN_PLACE : some(src), counts[rank], types[t], dst, counts, displs, types[t], c);
+    return MPI_Allgatherv(in_place ? MPI_IN_PLACE : some(src), counts[rank], types[t], dst, counts,
+        displs, types[t], c);
 }
-static int gatherv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, const int *displs, int t, int root, int rank, int in_place) {
+static int gatherv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, const int *displs, int t, int root,
+    int rank, int in_place) {
     void *dst = (void *)to;
     const void *src = (const void *)from;
-    return MPI_Gatherv(in_place ? MPI_IN_PLACE : some(src), counts[rank], types[t], some(dst), counts, displs, types[t], root, c);
+    return MPI_Gatherv(in_place ? MPI_IN_PLACE : some(src), counts[rank], types[t], some(dst), counts, displs,
+        types[t], root, c);
 }
-static int scatterv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, const int *displs, int t, int root, int rank, int in_place) {
+static int scatterv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, const int *displs, int t, int root,
+    int rank, int in_place) {
     void *dst = (void *)to;
     const void *src = (const void *)from;
-    return MPI_Scatterv(some(src), counts, displs, types[t], in_place ? MPI_IN_PLACE : some(dst), counts[rank], types[t], root, c);
+    return MPI_Scatterv(some(src), counts, displs, types[t], in_place ? MPI_IN_PLACE : some(dst), counts[rank],
+        types[t], root, c);
 }
 
-// limit is the most elements that MPI counts in one message, since its counts are int. Tests lower it.
+// limit is the most elements that MPI counts in one message, since its counts are int. Tests lower
+// it.
 static int64_t limit = INT32_MAX;
 static int64_t limit_messages(int64_t n) {
     int64_t before = limit;
@@ -235,7 +250,8 @@ static int64_t limit_messages(int64_t n) {
     return before;
 }
 
-// message is n elements as a count and a datatype. Above limit elements one of a made datatype stands for all of them.
+// message is n elements as a count and a datatype. Above limit elements one of a made datatype
+// stands for all of them.
 struct message { int count; MPI_Datatype type; int made; };
 static int make_message(struct message *m, int64_t n, int t) {
     *m = (struct message){(int)n, types[t], 0};
@@ -254,14 +270,16 @@ static int make_message(struct message *m, int64_t n, int t) {
     m->made = 1;
     return MPI_Type_commit(&m->type);
 }
-// free_message may be called before the message has arrived: MPI keeps the datatype while it is in use.
+// free_message may be called before the message has arrived: MPI keeps the datatype while it is in
+// use.
 static int free_message(struct message *m, int rc) {
     if (!m->made) return rc;
     int rc2 = MPI_Type_free(&m->type);
     return rc != MPI_SUCCESS ? rc : rc2;
 }
 
-// received is how long the message was, by its status; -1 where that does not say. After a truncation some libraries do not.
+// received is how long the message was, by its status; -1 if that does not say. After a truncation
+// some libraries do not.
 static int64_t received(const MPI_Status *s) {
     MPI_Count bytes;
     return MPI_Get_elements_x(s, MPI_BYTE, &bytes) == MPI_SUCCESS ? (int64_t)bytes : -1;
@@ -294,7 +312,8 @@ static struct outcome recv_message(MPI_Comm c, uintptr_t to, int64_t n, int t, i
     o.code = free_message(&m, o.code);
     return o;
 }
-static struct outcome sendrecv(MPI_Comm c, void *dst, int64_t rn, int from, const void *src, int64_t sn, int to, int t, int tag) {
+static struct outcome sendrecv(MPI_Comm c, void *dst, int64_t rn, int from, const void *src, int64_t sn, int to,
+    int t, int tag) {
     struct message r, s = {0};
     MPI_Status st = {0};
     struct outcome o = {make_message(&r, rn, t), 0, -1};
@@ -336,15 +355,16 @@ static void abort_job(MPI_Comm comm, int code) {
     if (MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized) MPI_Abort(comm, code);
 }
 
-// Signals whose handlers stay Go's: those that become panics, the one that preempts goroutines, and those that programs listen
-// for. MPI's transports set handlers of their own, and so does what hwloc loads for it (OpenCL, and LLVM with that). These
-// end the process or do nothing.
+// Signals whose handlers stay Go's: those that become panics, the one that preempts goroutines, and
+// those that programs listen for. MPI's transports set handlers of their own, and so do libraries
+// that hwloc loads for it (OpenCL, and LLVM with that). These end the process or do nothing.
 static const int kept[] = {SIGSEGV, SIGBUS, SIGFPE, SIGURG, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 enum { KEPT = sizeof kept / sizeof kept[0] };
 static struct sigaction handlers[KEPT];
 
-// While MPI starts, a page of shared memory that cannot be had ends the process with one line. Go would print all its
-// goroutines, in every process. Another kind of fault goes to Go's handler when it comes again.
+// While MPI starts, a page of shared memory that cannot be had ends the process with one line. Go
+// would print all its goroutines, in every process. Another kind of fault goes to Go's handler when
+// it comes again.
 static struct { char text[512]; int rank; struct sigaction before; } no_room;
 static void on_no_room(int sig, siginfo_t *info, void *context) {
     (void)context;
@@ -363,7 +383,8 @@ static void keep_handlers(int rank) {
     char host[256] = "";
     gethostname(host, sizeof host - 1);
     no_room.rank = rank;
-    snprintf(no_room.text, sizeof no_room.text, "MPI cannot start: there is no room for the memory that its processes share (SIGBUS): "
+    snprintf(no_room.text, sizeof no_room.text,
+        "MPI cannot start: there is no room for the memory that its processes share (SIGBUS): "
              "/dev/shm, or where else MPI has it, is full; rank %d (host %s, pid %d)\n", rank, host, (int)getpid());
     struct sigaction a = {.sa_sigaction = on_no_room, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     sigaction(SIGBUS, &a, &no_room.before);

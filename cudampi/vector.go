@@ -30,8 +30,8 @@ func (c *Comm) total(op string, counts []int) (int, error) {
 	return sum, nil
 }
 
-// AllGatherV sets dst to the src of all ranks in rank order, on every rank. src has counts[Rank()] elements, dst as many
-// as all counts together.
+// AllGatherV sets dst to the src of all ranks in rank order, on every rank. src has counts[Rank()]
+// elements, dst as many as all counts together.
 //
 // Collective; it blocks. In place: src is this rank's part of dst. Source: mpi.h, MPI_Allgatherv.
 func (c *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error {
@@ -51,11 +51,11 @@ func (c *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) er
 	return c.Check(name, sysAllGatherV(c, dst, src, t, elem.IsAt(src, dst, p.Offset(c.rank), t)))
 }
 
-// ReduceScatterV sets dst to this rank's part of op over all ranks of src. dst has counts[Rank()] elements, src as many
-// as all counts together: the parts lie in rank order.
+// ReduceScatterV sets dst to this rank's part of op over all ranks of src. dst has counts[Rank()]
+// elements, src as many as all counts together: the parts lie in rank order.
 //
-// Collective; it blocks. In place: dst is this rank's part of src; the other parts of src stay as they are.
-// Source: mpi.h, MPI_Reduce_scatter.
+// Collective; it blocks. In place: dst is this rank's part of src; the other parts of src stay as
+// they are. Source: mpi.h, MPI_Reduce_scatter.
 func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, op elem.Op) error {
 	const name = "MPI_Reduce_scatter"
 	total, err := c.total(name, counts)
@@ -76,11 +76,11 @@ func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type
 	return c.Check(name, sysReduceScatterV(c, dst, src, total, t, op, elem.IsAt(dst, src, p.Offset(c.rank), t)))
 }
 
-// GatherV sets dst on the root to the src of all ranks in rank order; elsewhere dst is not used. src has counts[Rank()]
-// elements, dst as many as all counts together.
+// GatherV sets dst on the root to the src of all ranks in rank order; elsewhere dst is not used.
+// src has counts[Rank()] elements, dst as many as all counts together.
 //
-// Collective; it blocks until this rank's src may change. In place: the root's src is its part of dst.
-// Source: mpi.h, MPI_Gatherv.
+// Collective; it blocks until this rank's src may change. In place: the root's src is its part of
+// dst. Source: mpi.h, MPI_Gatherv.
 func (c *Comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
 	const name = "MPI_Gatherv"
 	total, err := c.total(name, counts)
@@ -104,11 +104,11 @@ func (c *Comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root 
 	return c.Check(name, sysGatherV(c, dst, src, t, root, c.rank == root && elem.IsAt(src, dst, p.Offset(root), t)))
 }
 
-// ScatterV sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has counts[Rank()]
-// elements, src as many as all counts together: the parts lie in rank order.
+// ScatterV sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has
+// counts[Rank()] elements, src as many as all counts together: the parts lie in rank order.
 //
-// Collective; it blocks until this rank has its part, or on the root until src may change. In place: the root's dst is
-// its part of src. Source: mpi.h, MPI_Scatterv.
+// Collective; it blocks until this rank has its part, or on the root until src may change. In
+// place: the root's dst is its part of src. Source: mpi.h, MPI_Scatterv.
 func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
 	const name = "MPI_Scatterv"
 	total, err := c.total(name, counts)
@@ -132,13 +132,16 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 	return c.Check(name, sysScatterV(c, dst, src, t, root, c.rank == root && elem.IsAt(dst, src, p.Offset(root), t)))
 }
 
-// AllToAllV sets part r of dst to this rank's part of the src of rank r. The parts lie in rank order, in dst with
-// recvCounts[r] elements, in src with sendCounts[r]; rank r must send as many as are received, or the call fails with
-// both numbers.
+// AllToAllV sets part r of dst to this rank's part of the src of rank r. The parts lie in rank
+// order, in dst with recvCounts[r] elements, in src with sendCounts[r]. Rank r must send as many as
+// are received, or the call fails with both numbers.
 //
-// Collective; it blocks. There is no in-place form. It is made of messages, since ranks whose totals differ could not
-// agree on how to do a count beyond MPI's. Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Wait.
-func (c *Comm) AllToAllV(dst unsafe.Pointer, recvCounts []int, src unsafe.Pointer, sendCounts []int, t elem.Type) error {
+// Collective; it blocks. There is no in-place form. It is made of messages, since ranks whose
+// totals differ could not agree on how to do a count beyond MPI's. Source: mpi.h, MPI_Irecv,
+// MPI_Isend, MPI_Wait.
+func (c *Comm) AllToAllV(
+	dst unsafe.Pointer, recvCounts []int, src unsafe.Pointer, sendCounts []int, t elem.Type,
+) error {
 	const name = "MPI_Alltoallv"
 	recvTotal, err := c.total(name, recvCounts)
 	if err != nil {
@@ -152,7 +155,8 @@ func (c *Comm) AllToAllV(dst unsafe.Pointer, recvCounts []int, src unsafe.Pointe
 		return err
 	}
 	if dst == src && recvTotal > 0 && sendTotal > 0 {
-		return c.Errorf(name, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form", recvTotal, sendTotal)
+		return c.Errorf(name, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form",
+			recvTotal, sendTotal)
 	}
 	recv, send := Parts{Counts: recvCounts}, Parts{Counts: sendCounts}
 	if r, s := recv.Len(c.rank), send.Len(c.rank); r != s {

@@ -1,18 +1,20 @@
 package cudampi
 
 const (
-	// spinsBeforePump is how often a waiting rank looks before it lets MPI and others on its core run, about 20 us.
+	// spinsBeforePump is how often a waiting rank looks before it lets MPI and others on its core
+	// run, about 20 us.
 	spinsBeforePump = 50
-	// pumpsBeforeSleep is how often it then lets them run where it is to sleep soon.
+	// pumpsBeforeSleep is how often it then lets them run if it is to sleep soon.
 	pumpsBeforeSleep = 4
 )
 
-// SleepSoon has a rank that waits for a device sleep after some looks. It is for ranks that have too few cores: who looks on
-// keeps them from what he waits for.
+// SleepSoon makes a rank that waits for a device sleep after some looks. It is for ranks that have
+// too few cores: a rank that looks on keeps them from the work that it waits for.
 func (c *Comm) SleepSoon() { c.soon = true }
 
-// Pause is what a rank does between two looks at what it waits for, such as a device. It lets MPI progress: another rank may wait
-// for a message of this one, and the device for that rank. Only the thread that may enter MPI calls it. Source: mpi.h, MPI_Iprobe.
+// Pause is a rank's pause between two looks at a device, or another thing that it waits for. It
+// lets MPI progress: another rank may wait for a message of this one, and the device for that rank.
+// Only the thread that may enter MPI calls it. Source: mpi.h, MPI_Iprobe.
 func (c *Comm) Pause(looks int) error {
 	switch {
 	case !c.soon && looks < spinsBeforePump:

@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestPauseLetsMessagesThrough has rank 0 wait for a word that rank 1 writes after it has taken more messages of rank 0 than
-// MPI can have delivered when it said that they may be forgotten.
+// TestPauseLetsMessagesThrough has rank 0 wait for a word. Rank 1 writes it after it has taken more
+// messages of rank 0 than MPI can have delivered when it said that they may be forgotten.
 func TestPauseLetsMessagesThrough(t *testing.T) {
 	mpirun.Run(t, []int{2}, func(t *testing.T) {
 		c, err := cudampi.Start()

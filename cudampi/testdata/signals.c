@@ -1,4 +1,5 @@
-// A test double of libraries that take signals when MPI starts: it goes before MPI's own library, by LD_PRELOAD.
+// A test double of libraries that take signals when MPI starts: it goes before MPI's own library,
+// by LD_PRELOAD.
 #include <signal.h>
 
 extern int PMPI_Init(int *argc, char ***argv) __attribute__((weak)); // other programs, such as mpirun, have none
