@@ -61,6 +61,7 @@ var narrow = []string{
 	"cuda/nvml",
 	"cuda/nvrtc",
 	"cuda/telemetry",
+	"cudampi",
 	"docs/examples",
 	"docs/examples/allocate",
 	"docs/examples/broadcastzeros",
