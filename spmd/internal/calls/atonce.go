@@ -41,8 +41,8 @@ func (c *Call) checkBefore(q exec.Queue) error {
 	return c.verify()
 }
 
-// onDeviceNow makes a call from the goroutine that issues it, on a stream of its, or on that of the calls that block, for
-// which it then waits.
+// onDeviceNow makes a call from the goroutine that issues it. It waits for a call that blocks,
+// which is on the stream of those.
 func (c *Call) onDeviceNow(q exec.Direct) (err error) {
 	on, r := c.comm, c.comm.r
 	now := *c

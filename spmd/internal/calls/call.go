@@ -10,8 +10,9 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Call is what a command asks of a communicator. A blocking collective needs no more than this, and keeps it on its caller's
-// stack. The program's part is the coll.Call and its blocks; Comm.Do sets the rest.
+// Call is what a command asks of a communicator. A blocking collective needs no more than this, and
+// keeps it on its caller's stack. The program sets the coll.Call and its blocks, and Comm.Do the
+// rest.
 type Call struct {
 	coll.Call
 	DstBlock *exec.Block // what Dst lies in
@@ -91,7 +92,8 @@ func (c *Call) memoryOfNCCL() (m verify.Memory) {
 	return m
 }
 
-// verify compares the call over the ranks of its communicator, where --check asks for it. The caller is in its turn in MPI.
+// verify compares the call over the ranks of its communicator, if --check asks for it. The caller
+// has its turn in MPI.
 func (c *Call) verify() error {
 	if c.comm.checker == nil {
 		return nil
@@ -108,7 +110,8 @@ func (c *Call) check() error {
 	return c.comm.checker.Check(r.Check, &c.Call, c.group, c.memory(), c.captured, c.site)
 }
 
-// place is where the program is that is in a call on the host: where it enqueued the call, or where its goroutine is.
+// place says where a program is in a call on the host: where it enqueued the call, or where its
+// goroutine is.
 func (c *Comm) place() string {
 	r := c.r
 	captures := r.capturesOf(c)

@@ -16,8 +16,8 @@ import (
 	"lockstep/spmd/internal/world"
 )
 
-// comm has the calls of a communicator of package cudampi, made by calls.Comm: by one that blocks, on a stream, or in a Group
-// on that.
+// comm has the calls of a communicator of package cudampi, made by calls.Comm: by calls that block,
+// on a queue, or in a Group on one.
 type comm struct {
 	*calls.Comm
 	q       exec.Queue // nil for calls that block
@@ -95,19 +95,22 @@ func (c comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	return c.do(coll.Recv, coll.Call{Dst: dst, N: n, Type: t, Root: int32(from)})
 }
 func (c comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
-	return c.do(coll.SendRecv, coll.Call{Dst: dst, RecvN: recvN, From: int32(from), Src: src, N: sendN, Root: int32(to), Type: t})
+	call := coll.Call{Dst: dst, RecvN: recvN, From: int32(from), Src: src, N: sendN, Root: int32(to), Type: t}
+	return c.do(coll.SendRecv, call)
 }
 
 // onRanks runs fn on ranks that are goroutines.
 func onRanks(t *testing.T, ranks int, fn func(w *world.World) error) {
 	t.Helper()
 	start := world.Start{Config: job.Config{Device: "host", LogLevel: "error"}}
-	if err := world.Local(t.Context(), start, ranks, nil, func(_ context.Context, w *world.World) error { return fn(w) }); err != nil {
+	run := func(_ context.Context, w *world.World) error { return fn(w) }
+	if err := world.Local(t.Context(), start, ranks, nil, run); err != nil {
 		t.Errorf("%d ranks: %v", ranks, err)
 	}
 }
 
-// TestCollectives makes every collective in each way that a program can, with the references of package commtest.
+// TestCollectives makes every collective in each way that a program can. Package commtest has the
+// references.
 func TestCollectives(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3} {
 		onRanks(t, ranks, func(w *world.World) error {
@@ -156,7 +159,8 @@ func TestRefused(t *testing.T) {
 			{w.All, over, 0, "AllReduce: dst of 4 elements and src of 4 overlap"},
 			{w.All, unknown, 0, "no such operation of buffers"},
 		} {
-			if err := tc.c.Do(nil, &calls.Call{Call: tc.call}, tc.root, 16, 16); err == nil || !strings.Contains(err.Error(), tc.want) {
+			err := tc.c.Do(nil, &calls.Call{Call: tc.call}, tc.root, 16, 16)
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		}

@@ -90,7 +90,8 @@ func (c *Comm) Refuse(op, what string, rank int) error {
 	case c.freed:
 		return fmt.Errorf("%s: %s: the communicator is closed", ccall.At(), op)
 	case c.size == 0:
-		return fmt.Errorf("%s: %s: this rank is not in the communicator (it gave Split a negative color)", ccall.At(), op)
+		return fmt.Errorf("%s: %s: this rank is not in the communicator (it gave Split a negative color)",
+			ccall.At(), op)
 	}
 	return fmt.Errorf("%s: %s: %s %d is not in the communicator of %d ranks", ccall.At(), op, what, rank, c.size)
 }
@@ -102,7 +103,8 @@ func (c *Comm) CheckParts(op string, counts []int, whole string, n int, part str
 		return err
 	}
 	if counts[c.rank] != own {
-		return fmt.Errorf("%s: %s: %s has %d elements, counts[%d] is %d", ccall.At(), op, part, own, c.rank, counts[c.rank])
+		return fmt.Errorf("%s: %s: %s has %d elements, counts[%d] is %d",
+			ccall.At(), op, part, own, c.rank, counts[c.rank])
 	}
 	return nil
 }
@@ -131,7 +133,8 @@ func (c *Comm) CheckCounts(op, name string, n int, counts []int) error {
 // AddComm takes a communicator into the world, in the caller's turn. Collective over it.
 func (r *Rank) AddComm(h transport.Host, id string) (*Comm, error) {
 	slow := h.Slow()
-	c := &Comm{r: r, id: id, rank: h.Rank(), size: h.Size(), host: h, byHost: h, whole: h.Caps().Kinds, routes: route.New(&r.Env, h)}
+	c := &Comm{r: r, id: id, rank: h.Rank(), size: h.Size(), host: h, byHost: h, whole: h.Caps().Kinds,
+		routes: route.New(&r.Env, h)}
 	c.recorder = verify.NewRecorder(id, c.rank, c.size)
 	c.recorder.Place = c.place
 	c.trace = r.Trace.Comm(id, c.rank, c.size)
@@ -166,7 +169,8 @@ func (c *Comm) onGPU() {
 	c.whole = 0
 }
 
-// Split makes the communicator of the ranks that gave the same color; one without ranks where that is negative.
+// Split makes the communicator of the ranks that gave the same color. A negative color makes one
+// without ranks.
 //
 // Collective, blocking.
 func (c *Comm) Split(color, key int) (part *Comm, err error) {
@@ -235,11 +239,13 @@ func (c *Comm) free() error {
 	return errors.Join(err, c.host.Close())
 }
 
-// Everywhere but in the calls of the program a rank waits for others of a communicator in Pass: what the program called
-// is seen by the watch, and compared with what the other ranks called. The framework's own traffic between all ranks is
-// that of a control.Channel, whose guard the communicator control.ID is.
+// Pass is where a rank waits for others of a communicator, except in the calls of the program. The
+// watch sees what the program called, and compares it with what the other ranks called. The
+// framework's own traffic between all ranks goes over a control.Channel. Its guard is the
+// communicator control.ID.
 
-// Pass implements control.Guard: fn runs in its turn in MPI, and the watchdog sees the call, and --check.
+// Pass implements control.Guard. It runs fn in its turn in MPI. The watchdog and --check see the
+// call.
 //
 // Collective over c, blocking.
 func (c *Comm) Pass(on control.Call, fn func() error) error { return c.pass(on, 0, fn) }
@@ -274,7 +280,8 @@ func (c *Comm) pass(on control.Call, root int, fn func() error) (err error) {
 // Strangers implements control.Guard.
 func (c *Comm) Strangers(on control.Call) error { return verify.Strangers(c.host, on) }
 
-// Exchange runs fn, which talks to all ranks in host memory, in its turn in MPI. op is the caller's name.
+// Exchange runs fn in its turn in MPI. fn talks to all ranks in host memory. op is the caller's
+// name.
 //
 // Collective, blocking.
 func (c *Comm) Exchange(op string, kind coll.Kind, root int, fn func() error) error {

@@ -13,16 +13,16 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// crossCheck is --check both on streams: see verify.Reference. What is captured is not compared, since a graph holds no host
-// that could.
+// crossCheck is --check both on streams: see verify.Reference. It does not compare what is
+// captured, since a graph holds no host that could.
 type crossCheck struct {
 	r      *Rank
 	ref    *verify.Reference
 	warned sync.Once
 }
 
-// OpenCross starts to compare. The communicators of the world have NCCL, and OpenSecond follows. Collective over all ranks,
-// in the caller's turn.
+// OpenCross starts to compare. The communicators of the world have NCCL, and OpenSecond follows.
+// Collective over all ranks, in the caller's turn.
 func (r *Rank) OpenCross() error {
 	self, err := r.Control.host.Split(r.All.rank, 0)
 	if err != nil {
@@ -36,11 +36,13 @@ func (r *Rank) OpenCross() error {
 	if err != nil {
 		return err
 	}
-	r.cross = &crossCheck{r: r, ref: verify.NewReference(transport.Bare{S: q.(exec.Direct).Stream()}, poolMemory{r}, alone.host)}
+	on := transport.Bare{S: q.(exec.Direct).Stream()}
+	r.cross = &crossCheck{r: r, ref: verify.NewReference(on, poolMemory{r}, alone.host)}
 	return nil
 }
 
-// OpenSecond has MPI make the calls again. A rank may fail alone. Collective over all ranks, in the caller's turn.
+// OpenSecond has MPI make the calls again. A rank may fail alone. Collective over all ranks, in the
+// caller's turn.
 func (r *Rank) OpenSecond() error { return route.OpenSecond(&r.All.routes, &r.Node.routes) }
 
 // submit has NCCL carry out c, then MPI, and compares.

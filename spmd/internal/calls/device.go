@@ -78,8 +78,9 @@ func (c *Call) divide(q exec.Issuer, to *route.Route, work *unsafe.Pointer) (err
 	return err
 }
 
-// Messages between two ranks go by a kernel between peers where they are short, be they Send, Recv, or parts of a
-// collective that is made of them, alone or in a group: it depends on nothing but their length, which both ends know.
+// A kernel between peers carries short messages between two ranks: Send, Recv, and parts of a
+// collective that is made of them, alone or in a group. This depends on nothing but their length,
+// which both ends know.
 
 // exchange enqueues what divide has listed: the short messages by peers. work is device memory for
 // the list of the short messages.
@@ -92,8 +93,8 @@ func (c *Call) exchange(q exec.Issuer, work unsafe.Pointer) error {
 	case len(p.together) == 0:
 		return peers.Group(q, p.short, work)
 	}
-	// What the one waits for may come only after another rank has got the other: they run at the same
-	// time. The others are issued first: NCCL connects ranks at their first message, and for that may
+	// What the one waits for may come only after another rank has got the other: they run at the
+	// same time. The others are issued first: NCCL connects ranks at their first message, and may
 	// wait for all that runs on the device.
 	return r.GPU.GPU.OnBoth(q.Stream(), func() error { return to.By.Group(q, p.together, nil) },
 		func(beside *cuda.Stream) error { return peers.Group(transport.Bare{S: beside}, p.short, work) })

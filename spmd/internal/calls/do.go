@@ -72,8 +72,8 @@ func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
 	}
 	err := cmd.Run(r.Calls)
 	r.Order.Leave()
-	// A program that does nothing but call computes in C without a pause. Not with a GPU: its core is
-	// idle most of the time, and the other ranks would wait for the pause.
+	// A program that does nothing but call computes in C without a pause. Not with a GPU: its core
+	// is idle most of the time, and the other ranks would wait for the pause.
 	if !c.routes.OnDevice() && turn%32 == 0 && r.pause.TryLock() {
 		r.yielder.Yield()
 		r.pause.Unlock()
@@ -148,8 +148,8 @@ func (c *Call) planned() *exec.Plan {
 		c.plan = new(exec.Plan)
 	}
 	p := c.plan
-	*p = exec.Plan{Alone: c.route.By.Caps().Alone, Fills: c.route.Fills, Bytes: route.Bytes(c.route.List + c.route.Work),
-		What: &c.Call, Size: c.comm.size}
+	*p = exec.Plan{Alone: c.route.By.Caps().Alone, Fills: c.route.Fills,
+		Bytes: route.Bytes(c.route.List + c.route.Work), What: &c.Call, Size: c.comm.size}
 	if t := c.route.Order(); t != nil {
 		p.By = t
 	}
@@ -195,9 +195,9 @@ func (c *Call) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
 	return c.issueParts(q, work)
 }
 
-// make has the transports of its route make the call on the host, where q is nil, or enqueue it on a
-// bare queue. On the host its result is then valid. A group is its collectives, one after the other,
-// and then its messages together. work is memory of the route's bytes.
+// make has the transports of its route make the call on the host, where q is nil, or enqueue it on
+// a bare queue. On the host its result is then valid. A group is its collectives, one after the
+// other, and then its messages together. work is memory of the route's bytes.
 func (c *Call) make(q transport.Queue, work unsafe.Pointer) error {
 	if c.route.Whole {
 		return c.route.By.Do(q, c.Call)

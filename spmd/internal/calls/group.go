@@ -108,11 +108,13 @@ func (g *group) Member(i int) (*coll.Call, *route.Route) { return &g.cmds[i].Cal
 // Call returns a call of the group, and what it does with its memory.
 func (g *group) Call(i int) (*coll.Call, verify.Memory) { return &g.cmds[i].Call, g.cmds[i].memory() }
 
-// Plain says whether a message between this rank and peer is nothing but a blocking call in host memory with nothing to
-// refuse. A message costs little more than a call from Go to C: for it the way through Do is long.
+// Plain says whether a message between this rank and peer is only a blocking call in host memory,
+// with nothing to refuse. A message costs little more than a call from Go to C, and the way through
+// Do is long.
 func (c *Comm) Plain(q exec.Queue, b *exec.Block, peer int) bool {
-	return q == nil && c != nil && c.checker == nil && c.open == nil && !c.freed && uint(peer) < uint(c.size) && b != nil &&
-		c.r.has(b) && !c.routes.OnDevice() && c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
+	return q == nil && c != nil && c.checker == nil && c.open == nil && !c.freed &&
+		uint(peer) < uint(c.size) && b != nil && c.r.has(b) && !c.routes.OnDevice() &&
+		c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
 }
 
 // Message makes a Plain message, a Send from p or a Recv to it.

@@ -12,7 +12,7 @@ import (
 	"lockstep/spmd/internal/exec/hostexec"
 )
 
-// The calls on data of the host that take more than the call itself, for package spmd, which says what they do.
+// These calls on data of the host take more than the call itself. Package spmd says what they do.
 
 // Any returns whether have is true on any rank.
 func Any(c *Comm, have bool) (bool, error) {
@@ -89,8 +89,8 @@ func AllReduceIf[T elem.Number](c *Comm, have bool, dst, src []T, op elem.Op) (a
 	return any, err
 }
 
-// vote is a number that says whether a rank has something: op over several is vote(op, false) only where none has. Of up
-// to 2^32 ranks sums of ones are no 0 in 32 bits, and none in the 16 of floats.
+// vote returns a number that says whether a rank has something. op over several is vote(op, false)
+// only if none has. Sums of ones of up to 2^32 ranks are not 0 in 32 bits, nor in the 16 of floats.
 func vote[T elem.Number](op elem.Op, have bool) T {
 	if op == elem.Prod || op == elem.Min || op == elem.And {
 		have = !have // any 0 makes it 0
@@ -122,7 +122,8 @@ func Locate[T elem.Ordered](c *Comm, op string, x T, o elem.Op) (T, int, error) 
 	err = c.MakeHost(coll.Call{Kind: coll.AllGather, Type: elem.TypeOf[T](), N: 1, Dst: p, Src: unsafe.Pointer(mine)})
 	at := 0
 	for r, v := range all[:c.Size()] {
-		if o == elem.Min && before(v, all[at]) || o == elem.Max && before(all[at], v) && !isNaN(all[at]) || isNaN(v) && !isNaN(all[at]) {
+		if o == elem.Min && before(v, all[at]) || o == elem.Max && before(all[at], v) && !isNaN(all[at]) ||
+			isNaN(v) && !isNaN(all[at]) {
 			at = r
 		}
 	}
@@ -155,7 +156,8 @@ func isNaN[T elem.Ordered](a T) bool {
 // MoveSlice makes a call that moves n elements from or to each rank.
 func MoveSlice[T elem.Number](c *Comm, name string, kind coll.Kind, n int, dst, src []T, root int) error {
 	t := elem.TypeOf[T]()
-	call := coll.Call{Kind: kind, Type: t, Root: int32(root), N: n, Dst: unsafe.Pointer(unsafe.SliceData(dst)), Src: unsafe.Pointer(unsafe.SliceData(src))}
+	call := coll.Call{Kind: kind, Type: t, Root: int32(root), N: n,
+		Dst: unsafe.Pointer(unsafe.SliceData(dst)), Src: unsafe.Pointer(unsafe.SliceData(src))}
 	if exec.Overlap(call.Dst, len(dst)*t.Size(), call.Src, len(src)*t.Size()) && !call.InPlace(c.Rank()) {
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), name, len(dst), len(src))
 	}
@@ -182,8 +184,9 @@ func (c *Comm) hostWork(n int) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(c.work))
 }
 
-// EnterHost refuses what a call on host memory cannot be made with, and takes its turn in MPI. It returns memory of n bytes
-// or more that is the caller's until LeaveHost, which follows where there is no error.
+// EnterHost refuses what a call on host memory cannot be made with, and takes its turn in MPI. It
+// returns memory of at least n bytes, which the caller has until LeaveHost. LeaveHost follows
+// unless there is an error.
 func (c *Comm) EnterHost(op string, root int, t elem.Type, o elem.Op, n int) (unsafe.Pointer, error) {
 	switch {
 	case c == nil || c.freed || root < 0 || root >= c.size:
@@ -203,8 +206,8 @@ func (c *Comm) EnterHost(op string, root int, t elem.Type, o elem.Op, n int) (un
 	return c.hostWork((n + 7) / 8 * 8), nil
 }
 
-// MakeHost makes a call on host memory between EnterHost and LeaveHost, seen by the watchdog, by --check, and by --summary
-// and --trace.
+// MakeHost makes a call on host memory between EnterHost and LeaveHost. The watchdog, --check,
+// --summary and --trace see it.
 func (c *Comm) MakeHost(made coll.Call) error {
 	cmd := Call{Call: made, comm: c}
 	p := c.recorder.Begin(&cmd.Call, nil)

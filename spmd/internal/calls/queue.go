@@ -77,7 +77,8 @@ func WaitFor(q exec.Queue, p exec.Point, t exec.Timer) error {
 	case p.Q == nil || p.Q == q:
 		return nil
 	case q.Lane() != nil:
-		return fmt.Errorf("%s: Wait: stream %q is being captured, and would wait for what is outside the capture", ccall.At(), q.Name())
+		return fmt.Errorf("%s: Wait: stream %q is being captured, and would wait for what is outside the capture",
+			ccall.At(), q.Name())
 	}
 	return q.After(p, t)
 }

@@ -1,5 +1,5 @@
-// Package calls decides and checks: what a program asks of communicators, queues and memory is
-// refused here, or gets its transport. Package spmd adds element types, and package exec runs what is
+// Package calls decides and checks: it refuses what a program asks of communicators, queues and
+// memory, or gives it a transport. Package spmd adds element types, and package exec runs what is
 // enqueued.
 //
 // Every collective comes by Comm.Do, which routes it. Call.Run makes those on host memory, and
@@ -26,7 +26,8 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Rank is what all calls of one rank in one world share. Who starts the world sets its fields, and changes none later.
+// Rank is what all calls of one rank in one world share. Whoever starts the world sets its fields,
+// and changes none later.
 type Rank struct {
 	Owner   any              // the World that package spmd has for it
 	Order   *control.Tickets // of this rank's calls, in all of its worlds
@@ -113,7 +114,8 @@ func Gone(b *exec.Block, op string) error {
 	return nil
 }
 
-// Settle returns when the streams of its rank do not use the memory of a block any more. op is the caller's name.
+// Settle returns when the streams of its rank no longer use the memory of a block. op is the
+// caller's name.
 func Settle(b *exec.Block, op string) error {
 	if b == nil || !b.Busy() {
 		return nil
@@ -173,7 +175,8 @@ func (r *Rank) Opened() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	pools := r.Dev.Pools()
-	return map[string]int{"communicators": len(r.comms), "graphs": len(r.captures), "streams": len(r.Dev.All()), "events": int(r.events.Load()),
+	return map[string]int{"communicators": len(r.comms), "graphs": len(r.captures),
+		"streams": len(r.Dev.All()), "events": int(r.events.Load()),
 		"bytes": pools.Device.InUse() + pools.Pinned.InUse()}
 }
 
@@ -214,7 +217,7 @@ func (r *Rank) OpenBlocking() (err error) {
 	return err
 }
 
-// WarmUp runs the first collective on the GPU, in which a backend that joins the ranks connects them.
+// WarmUp runs the first collective on the GPU. A backend that joins the ranks connects them in it.
 //
 // Collective over all ranks, blocking.
 func (r *Rank) WarmUp() error {
@@ -224,7 +227,8 @@ func (r *Rank) WarmUp() error {
 	return errors.Join(err, r.Synchronize(r.blocking))
 }
 
-// MarkClosed notes that the world closes, and says whether it had begun to before. There are no new streams then.
+// MarkClosed notes that the world closes, and says whether it had begun to before. From then on
+// there are no new streams.
 func (r *Rank) MarkClosed() (before bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -232,7 +236,8 @@ func (r *Rank) MarkClosed() (before bool) {
 	return before
 }
 
-// CloseComms closes the communicators, the last that was made first. Collective over all ranks, in the caller's turn.
+// CloseComms closes the communicators, the last that was made first. Collective over all ranks, in
+// the caller's turn.
 func (r *Rank) CloseComms() (err error) {
 	for _, c := range slices.Backward(r.comms) {
 		c.freed = true

@@ -128,7 +128,8 @@ func (r *Rank) SymmetricPool() *exec.Pool {
 // AllocSymmetric allocates n bytes of it. Collective over all ranks, with the same n.
 func (r *Rank) AllocSymmetric(n int) (*exec.Block, error) { return r.symmetric.alloc(n) }
 
-// knowSymmetric has a new communicator know the symmetric memory that there is. Collective over it, in a turn.
+// knowSymmetric has a new communicator know the symmetric memory that there is. Collective over it,
+// in a turn.
 func (r *Rank) knowSymmetric(c *Comm) error {
 	if r.symmetric == nil || !c.routes.OwnsSymmetric() {
 		return nil

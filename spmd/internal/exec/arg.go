@@ -48,7 +48,8 @@ func Number[T any](t elem.Type, v T) Arg {
 // maxStruct is what CUDA takes of parameters since compute capability 2.0, in bytes.
 const maxStruct = 4096
 
-// Struct returns a copy of v as an argument. It panics where v is larger than CUDA takes, or holds Go's pointers.
+// Struct returns a copy of v as an argument. It panics if v is larger than CUDA takes, or holds
+// Go's pointers.
 func Struct[T any](v T) Arg {
 	size := unsafe.Sizeof(v)
 	if size > maxStruct {
@@ -81,7 +82,8 @@ func HasPointers(t reflect.Type) bool {
 	}
 }
 
-// Value returns argument i, a number of type t. It panics where the argument is another, as StructAt and SliceAt do.
+// Value returns argument i, a number of type t. It panics if the argument is another, as StructAt
+// and SliceAt do.
 func Value[T any](list []Arg, i int, t elem.Type) T {
 	x := &list[i]
 	if x.Kind != NumberArg || x.Type != t {
@@ -154,8 +156,9 @@ func Overlap(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
 	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
 }
 
-// EachOnce is how many bytes a kernel moves that is called for all indices below its first dims arguments, and touches once
-// the element of each in every buffer; 0 where buffers have other lengths, single elements apart, or dims is 0.
+// EachOnce returns how many bytes a kernel moves that is called for all indices below its first
+// dims arguments, and touches the element of each index once in every buffer. Single elements do
+// not count. It returns 0 if buffers have other lengths, or dims is 0.
 func EachOnce(args []Arg, dims int) (bytes int) {
 	if dims == 0 {
 		return 0
@@ -195,12 +198,14 @@ func (a *Arg) String() string {
 // Grid is the shape of a launch.
 type Grid = cuda.Shape
 
-// Kernel is one computation in two forms: a CUDA source, and a function that does the same on the host.
+// Kernel is one computation in two forms: a CUDA source, and a function that does the same on the
+// host.
 type Kernel struct {
 	Name   string
 	Source kernels.Source // of this kernel alone
 	Host   func([]Arg) error
 	ID     int // from 0, in the order in which the kernels of a process were declared
-	// Params are the parameters in the CUDA source, once tests have found them; none where they are not known.
+	// Params are the parameters in the CUDA source, once tests have found them; none if they are
+	// not known.
 	Params atomic.Pointer[[]emulate.Param]
 }

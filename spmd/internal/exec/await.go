@@ -43,7 +43,8 @@ func (a *Await) Mark() {
 	a.seen = 0
 }
 
-// Wait returns when all words have been written, or what end returns, which waits for the end of the queue.
+// Wait returns when all words have been written, or what end returns. end waits for the end of the
+// queue.
 func (a *Await) Wait(end func() error) error {
 	for start := time.Now(); len(a.Words) > 0 && time.Since(start) < awaitFor; {
 		for range 32 {

@@ -9,7 +9,8 @@ func (q *fakeWritten) Tail() uint64    { return q.tail }
 func (q *fakeWritten) Pass(seq uint64) { q.passed = seq }
 func (q *fakeWritten) Written(*Block)  {}
 
-// Who awaits numbers again and again, and never synchronizes, still has the queue know that the work before is over.
+// A host that awaits numbers again and again, and never synchronizes, still has the queue know that
+// the work before is over.
 func TestAwaitTellsWhatIsOver(t *testing.T) {
 	q := &fakeWritten{}
 	a := Await{Q: q, Words: make([]uint32, 2)}

@@ -42,7 +42,8 @@ type node struct {
 
 // Builder makes a graph of what is captured, on one kind of device.
 type Builder interface {
-	// Start has a queue give its commands to the graph from now on. The first that starts is the origin.
+	// Start has a queue give its commands to the graph from now on. The first that starts is the
+	// origin.
 	Start(l *Lane) error
 	// Record returns the present end of a lane as a node, which is number n.
 	Record(l *Lane, n int) (any, error)
@@ -149,7 +150,8 @@ func (c *Capture) Joined() error {
 	origin := c.lanes[0]
 	for _, l := range c.lanes[1:] {
 		if len(origin.seen) <= l.Index || origin.seen[l.Index] < l.n {
-			return fmt.Errorf("%s: Capture: stream %q was joined to the capture of %q and not waited for again: end with %s.After(%s)",
+			return fmt.Errorf("%s: Capture: stream %q was joined to the capture of %q and not waited for again: "+
+				"end with %s.After(%s)",
 				ccall.At(), l.Q.Name(), origin.Q.Name(), origin.Q.Name(), l.Q.Name())
 		}
 	}

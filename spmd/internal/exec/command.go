@@ -27,13 +27,15 @@ const (
 	DoWait                 // of the queue alone
 )
 
-var kindNames = [...]string{DoCopy: "Copy", DoFill: "Fill", DoPrefetch: "Prefetch", DoKernel: "kernel", DoLibrary: "library", DoFunc: "HostFunc", DoGraph: "graph",
+var kindNames = [...]string{DoCopy: "Copy", DoFill: "Fill", DoPrefetch: "Prefetch", DoKernel: "kernel",
+	DoLibrary: "library", DoFunc: "HostFunc", DoGraph: "graph",
 	DoCall: "call", DoRecord: "Record", DoWait: "Wait"}
 
 func (k Kind) String() string { return kindNames[k] }
 
-// Command is one unit of work of a queue. One struct serves all kinds, so that a queue is an array of them and enqueueing
-// allocates nothing. Fields that its kind does not have hold what an earlier command left.
+// Command is one unit of work of a queue. One struct serves all kinds, so that a queue is an array
+// of them and enqueueing allocates nothing. Fields that its kind does not have hold what an earlier
+// command left.
 type Command struct {
 	Kind     Kind
 	Type     elem.Type
@@ -57,8 +59,9 @@ type Command struct {
 // SetArgs copies arguments into the command, so that they stay on their caller's stack.
 func (c *Command) SetArgs(args []Arg) { c.Args = append(c.Args[:0], args...) }
 
-// Describe says what the command is among the events of a trace, and how many bytes it moves; 0 where nobody knows. A call of a communicator says so
-// itself, and an event takes no time: the class of both is trace.Classes.
+// Describe says what the command is among the events of a trace, and how many bytes it moves; 0 if
+// nobody knows. A call of a communicator says so itself, and an event takes no time: the class of
+// both is trace.Classes.
 func (c *Command) Describe() (class trace.Class, name string, bytes int) {
 	switch c.Kind {
 	case DoCopy:
@@ -89,8 +92,8 @@ func (c *Command) Describe() (class trace.Class, name string, bytes int) {
 type Call interface {
 	// Run makes the call on the host, in its turn in MPI. It notes the call among the events of on.
 	Run(on *trace.Thread) error
-	// Issue hands the call to what carries it on a GPU, as command number seq of the queue. seq is 0
-	// in a capture. work is the scratch memory of the plan.
+	// Issue hands the call to what carries it on a GPU, as command number seq of the queue. seq is
+	// 0 in a capture. work is the scratch memory of the plan.
 	Issue(q Issuer, seq uint64, work unsafe.Pointer) error
 	// String describes the call in reports.
 	String() string

@@ -27,7 +27,8 @@ type Device interface {
 	Limits() Limits
 	// Room returns how many bytes of memory are free, and how many there are.
 	Room() (free, total int, err error)
-	// ToDevice copies n bytes from Go's memory to the device's and returns when they are there. ToHost copies back.
+	// ToDevice copies n bytes from Go's memory to the device's and returns when they are there.
+	// ToHost copies back.
 	ToDevice(dst, src unsafe.Pointer, n int) error
 	ToHost(dst, src unsafe.Pointer, n int) error
 	// SetAll sets n elements to the low bits of v and returns when it is done.
@@ -36,7 +37,8 @@ type Device interface {
 	Advise(b *Block, p unsafe.Pointer, n int, a Advice) error
 	// Unadvise undoes what was said of a block of managed memory before it was freed.
 	Unadvise(b *Block) error
-	// Quiesce returns when no collective is in flight that what may wait for the device would disturb.
+	// Quiesce returns when no collective is in flight that a call which waits for the device would
+	// disturb.
 	Quiesce() error
 	// NewQueue returns a new queue.
 	NewQueue(name string, p Priority) (Queue, error)
@@ -52,7 +54,8 @@ type Device interface {
 	Settle(b *Block) error
 	// KeepSigning has the queues tell how far they are, now and then, until stop.
 	KeepSigning(every time.Duration, stop <-chan struct{})
-	// EndJobs returns when the host has done all that queues wait for it to do. There is no more of that.
+	// EndJobs returns when the host has done all that queues wait for it to do. No more of that
+	// comes.
 	EndJobs()
 	// Close ends events and queues, whose work is over, gives the memory back, and the device up.
 	Close() error
@@ -61,7 +64,9 @@ type Device interface {
 // Limits are what a GPU has.
 type Limits struct {
 	Multiprocessors int
-	SharedMemory    int // the most that a block of a kernel may have, in bytes, what the kernel declares itself included
+	// SharedMemory is the most that a block of a kernel may have, in bytes. It includes what the
+	// kernel declares itself.
+	SharedMemory int
 }
 
 // Pools are the kinds of memory of a device. On the host they are one pool.
@@ -147,10 +152,11 @@ func (e *Explanation) Of(err error) error {
 	return err
 }
 
-// Scratch is memory for the commands of one queue, or of one lane of a capture, one after the other.
+// Scratch is memory for the commands of one queue, or of one lane of a capture, one after the
+// other.
 type Scratch struct{ block *Block }
 
-// Get returns memory of at least n bytes. What it had before, if that was too small, goes to retire.
+// Get returns memory of at least n bytes. What it had before goes to retire, if that was too small.
 func (s *Scratch) Get(p *Pool, n int, retire func(*Block)) (*Block, error) {
 	if s.block != nil && s.block.Size >= n {
 		return s.block, nil

@@ -24,8 +24,9 @@ func (p *panicError) Error() string {
 // Stack is that of the panic.
 func (p *panicError) Stack() []byte { return p.stack }
 
-// Guard turns a panic of fn into an error, which has the stack of it. runtime.Goexit, as of t.Fatal, it cannot: who calls Guard
-// on a goroutine of the framework's own, which that ends, sees to it by Exited.
+// Guard turns a panic of fn into an error, which has the stack of it. It cannot do so with
+// runtime.Goexit, as of t.Fatal, which ends the goroutine. On a goroutine of the framework's own
+// the caller of Guard sees to that by Exited.
 func Guard(fn func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -39,7 +40,8 @@ func Guard(fn func() error) (err error) {
 	return fn()
 }
 
-// Exited is the error of a function that has ended its goroutine by runtime.Goexit, for the functions that are deferred there.
+// Exited is the error of a function that has ended its goroutine by runtime.Goexit. Functions that
+// are deferred there return it.
 func Exited() error { return &panicError{value: errExited, stack: debug.Stack()} }
 
 var errExited = errors.New("runtime.Goexit ended the goroutine, as t.Fatal of a test does: return an error")

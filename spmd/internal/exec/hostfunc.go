@@ -40,7 +40,8 @@ func HostFunc(fn func() error) error {
 	return Guard(fn)
 }
 
-// HostFuncApart is HostFunc for a thread that is not Go's own, where runtime.Goexit would end the process.
+// HostFuncApart is HostFunc for a thread that is not Go's own. There runtime.Goexit would end the
+// process.
 func HostFuncApart(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -61,9 +62,9 @@ func HostFuncApart(fn func() error) error {
 // HostFuncRuns says whether a function of HostFunc runs, of whichever rank of this process.
 func HostFuncRuns() bool { return hostFuncs.running.Load() != 0 }
 
-// RefuseInHostFunc refuses op if a function of HostFunc calls it. CUDA refuses calls there or waits for ever, so the host
-// refuses them too. What such a function has started as a goroutine is not found. Where none runs it
-// costs a load.
+// RefuseInHostFunc refuses op if a function of HostFunc calls it. CUDA refuses calls there or waits
+// for ever, so the host refuses them too. It does not find goroutines that such a function has
+// started. It costs a load if no such function runs.
 func RefuseInHostFunc(op string) error {
 	if !HostFuncRuns() {
 		return nil
@@ -85,7 +86,8 @@ func InHostFunc() bool {
 // refuse is apart, so that the question before it is inlined.
 func refuse(op string) error {
 	if InHostFunc() {
-		return fmt.Errorf("%s: %s in a function of HostFunc, which may not use streams, events, graphs, communicators and a GPU's memory", ccall.At(), op)
+		return fmt.Errorf("%s: %s in a function of HostFunc, which may not use streams, events, graphs, "+
+			"communicators and a GPU's memory", ccall.At(), op)
 	}
 	return nil
 }

@@ -26,8 +26,8 @@ type Block struct {
 	Freed atomic.Bool
 	At    ccall.Site // where it was freed
 	uses  uses
-	// Return takes the block back in the stead of Pool, up to the marks of its owner's queues: of memory that several owners
-	// have. Else nil.
+	// Return takes the block back in the stead of Pool, up to the marks of its owner's queues. It
+	// is set for memory that several owners have; else it is nil.
 	Return func(marks []Point) error
 }
 
@@ -148,7 +148,8 @@ func (p *Pool) Alloc(b *Block, n int) error {
 		if p.Room != nil {
 			room = p.Room() + ", "
 		}
-		return fmt.Errorf("out of %s: asked for %d bytes; %s%d in use, %d held by the pool: %w", p.What, n, room, p.inUse, p.held, err)
+		return fmt.Errorf("out of %s: asked for %d bytes; %s%d in use, %d held by the pool: %w",
+			p.What, n, room, p.inUse, p.held, err)
 	}
 	p.took(class)
 	b.Pool, b.Ptr, b.Size, b.Bytes = p, ptr, class, n
@@ -382,7 +383,8 @@ func HostSource() Source {
 			if n >= hugePage {
 				size += hugePage // room to align
 			}
-			m, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+			const access, kind = syscall.PROT_READ | syscall.PROT_WRITE, syscall.MAP_PRIVATE | syscall.MAP_ANON
+			m, err := syscall.Mmap(-1, 0, size, access, kind)
 			if err != nil {
 				return nil, fmt.Errorf("mmap of %d bytes: %w", size, err)
 			}
@@ -391,7 +393,8 @@ func HostSource() Source {
 				at = hugePage - r
 			}
 			if n >= hugePage {
-				_ = unix.Madvise(m[at:at+n], unix.MADV_HUGEPAGE) // advice: a kernel without huge pages is slower, not wrong
+				// It is advice: a kernel without huge pages is slower, not wrong.
+				_ = unix.Madvise(m[at:at+n], unix.MADV_HUGEPAGE)
 			}
 			ptr := unsafe.Pointer(&m[at])
 			maps[ptr] = m

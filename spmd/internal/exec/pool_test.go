@@ -37,7 +37,8 @@ func TestSizeClass(t *testing.T) {
 	before := 0
 	for n := 1; n < 1<<40; n += 1 + n/97 {
 		c := SizeClass(n)
-		if c < n || c%Alignment != 0 || (n > 4*Alignment && c > n+n/4) || (n > 32<<20 && c > n+n/32) || SizeClass(c) != c || c < before {
+		if c < n || c%Alignment != 0 || (n > 4*Alignment && c > n+n/4) || (n > 32<<20 && c > n+n/32) ||
+			SizeClass(c) != c || c < before {
 			t.Fatalf("SizeClass(%d) = %d", n, c)
 		}
 		before = c
@@ -136,7 +137,10 @@ func TestPoolAgreed(t *testing.T) {
 	alloc := func() *Block {
 		t.Helper()
 		b := new(Block)
-		err := p.AllocAgreed(b, 5000, func(place int64) (bool, error) { asked = append(asked, place); return same, nil })
+		err := p.AllocAgreed(b, 5000, func(place int64) (bool, error) {
+			asked = append(asked, place)
+			return same, nil
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,10 +16,11 @@ type Queue interface {
 	End() Point
 	// Idle says whether everything is known to have run. It never blocks.
 	Idle() bool
-	// Begin locks the queue and returns its slot for the next command, for Enqueue. The caller fills the fields that
-	// commands of this kind have.
+	// Begin locks the queue and returns its slot for the next command, for Enqueue. The caller
+	// fills the fields that commands of this kind have.
 	Begin(k Kind) (*Command, error)
-	// Enqueue enqueues the command that Begin returned, and unlocks the queue. In a capture the command is recorded.
+	// Enqueue enqueues the command that Begin returned, and unlocks the queue. In a capture the
+	// command is recorded.
 	Enqueue(c *Command) error
 	// Uses notes, between Begin and Enqueue, that the command uses two blocks, which may be nil.
 	Uses(a, b *Block)
@@ -34,10 +35,12 @@ type Queue interface {
 	Passed() uint64
 	// Lane returns the part of a capture that the queue is; nil where it is not being captured.
 	Lane() *Lane
-	// Scratch returns memory of at least n bytes for the next command. What follows that in the queue may use it again.
-	// A capture has its own, since a graph may be replayed on another queue.
+	// Scratch returns memory of at least n bytes for the next command. What follows that in the
+	// queue may use it again. A capture has its own, since a graph may be replayed on another
+	// queue.
 	Scratch(n int) (unsafe.Pointer, error)
-	// Running returns where the command was enqueued that the host runs at present, if is says that it is meant.
+	// Running returns where the command was enqueued that the host runs at present, if is says that
+	// it is meant.
 	Running(is func(*Command) bool) (site string, ok bool)
 	// State says what the queue holds, and whether that is anything.
 	State() (State, bool)
@@ -164,5 +167,6 @@ var napTime = unix.NsecToTimespec(int64(50 * time.Microsecond))
 // which every longer wait would end too late.
 func Nap() { _ = unix.Nanosleep(&napTime, nil) }
 
-// Yield lets other threads run on this core. Where none wants to it takes less than a microsecond. Source: sched_yield(2).
+// Yield lets other threads run on this core. It takes less than a microsecond if none wants to.
+// Source: sched_yield(2).
 func Yield() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

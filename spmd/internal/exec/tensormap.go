@@ -5,7 +5,8 @@ import (
 	"math"
 )
 
-// TensorMap is the shape of a tensor in a buffer, of the boxes that are copied of it, and how these lie in shared memory.
+// TensorMap is the shape of a tensor in a buffer, of the boxes that are copied of it, and how these
+// lie in shared memory.
 type TensorMap struct {
 	Sizes, Box []int // elements of each dimension, the last contiguous
 	Swizzle    int   // bytes

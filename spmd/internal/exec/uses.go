@@ -6,10 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// A block knows which queues of its device use it, and up to which command, so that a host that reads or writes the memory
-// waits for those, and for nothing else. What it knows of a queue is changed under the lock of that queue.
+// A block knows which queues of its device use it, and up to which command. A host that reads or
+// writes the memory waits for those, and for nothing else. What it knows of a queue is changed
+// under the lock of that queue.
 
-// seats is how many queues a block tells apart. Those beyond have the last seat in common, and are waited for to their ends.
+// seats is how many queues a block tells apart. Those beyond share the last seat, and are waited
+// for to their ends.
 const seats = 8
 
 // shared is the seat of queues for which there is no other.
@@ -34,7 +36,8 @@ type uses struct {
 // Busy says whether queues may still use the block, or captures do. It costs two loads.
 func (b *Block) Busy() bool { return b.uses.by.Load() != 0 || b.uses.captures.Load() != 0 }
 
-// UsedBy notes that command seq of the queue uses the block, which may be nil. The caller holds the lock of the queue.
+// UsedBy notes that command seq of the queue uses the block, which may be nil. The caller holds the
+// lock of the queue.
 func (b *Block) UsedBy(s *Seat, seq uint64) {
 	if b == nil {
 		return
@@ -47,10 +50,12 @@ func (b *Block) UsedBy(s *Seat, seq uint64) {
 	}
 }
 
-// LastUse is up to where the queue of a seat uses the block. The caller holds the lock of the queue.
+// LastUse is up to where the queue of a seat uses the block. The caller holds the lock of the
+// queue.
 func (b *Block) LastUse(s *Seat) uint64 { return b.uses.last[s.n%seats] }
 
-// Unused notes that the queue of a seat does not use the block any more. The caller holds the lock of the queue.
+// Unused notes that the queue of a seat no longer uses the block. The caller holds the lock of the
+// queue.
 func (b *Block) Unused(s *Seat) {
 	if s.n != shared {
 		b.uses.by.And(^s.bit())

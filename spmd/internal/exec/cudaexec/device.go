@@ -43,8 +43,9 @@ type Device struct {
 	told   map[unsafe.Pointer]bool // blocks of managed memory that something was said of
 }
 
-// NewDevice returns the GPU for one world. fill is the kernel that fills memory with values of 8 bytes: its parameters are
-// the address, the number of values, and the value. What the host does for queues takes its turns among tickets.
+// NewDevice returns the GPU for one world. fill is the kernel that fills memory with values of 8
+// bytes. Its parameters are the address, the number of values, and the value. What the host does
+// for queues takes its turns among tickets.
 func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(error)) *Device {
 	d := &Device{GPU: g, fill: fill, tickets: tickets, fail: fail}
 	dev := g.Dev
@@ -56,11 +57,14 @@ func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(er
 		return fmt.Sprintf("%d of %d free on the device", free, total)
 	}
 	d.pools = exec.Pools{Device: &exec.Pool{}, Pinned: &exec.Pool{}, Managed: &exec.Pool{}}
-	d.pools.Device.Init(exec.Source{What: "device memory", SlabMax: 1 << 20, SlabSize: 32 << 20, Quiesce: d.Quiesce, Room: room,
+	d.pools.Device.Init(exec.Source{What: "device memory", SlabMax: 1 << 20, SlabSize: 32 << 20,
+		Quiesce: d.Quiesce, Room: room,
 		Get: dev.Malloc, Put: func(p unsafe.Pointer, _ int) error { return dev.Free(p) }})
-	d.pools.Pinned.Init(exec.Source{What: "pinned host memory", Host: true, SlabMax: 1 << 18, SlabSize: 4 << 20, Quiesce: d.Quiesce,
-		Get: dev.MallocHost, Put: func(p unsafe.Pointer, _ int) error { return dev.FreeHost(p) }})
-	d.pools.Managed.Init(exec.Source{What: "managed memory", Host: true, SlabMax: 1 << 18, SlabSize: 4 << 20, Quiesce: d.Quiesce, Room: room,
+	d.pools.Pinned.Init(exec.Source{What: "pinned host memory", Host: true, SlabMax: 1 << 18, SlabSize: 4 << 20,
+		Quiesce: d.Quiesce,
+		Get:     dev.MallocHost, Put: func(p unsafe.Pointer, _ int) error { return dev.FreeHost(p) }})
+	d.pools.Managed.Init(exec.Source{What: "managed memory", Host: true, SlabMax: 1 << 18, SlabSize: 4 << 20,
+		Quiesce: d.Quiesce, Room: room,
 		Get: dev.MallocManaged, Put: func(p unsafe.Pointer, _ int) error { return dev.Free(p) }})
 	return d
 }
@@ -97,10 +101,9 @@ func (d *Device) Limits() exec.Limits {
 // Room implements exec.Device.
 func (d *Device) Room() (free, total int, err error) { return d.GPU.Dev.MemInfo() }
 
-// Quiesce implements exec.Device. It waits, by looking and not by synchronising the device, until no collective
-// of the world is in flight: the driver's allocator, and whatever loads code, may
-// wait for kernels; and a kernel of NCCL waits for other ranks, which may be waiting
-// for this one.
+// Quiesce implements exec.Device. It waits until no collective of the world is in flight, by
+// looking and not by synchronising the device. The driver's allocator, and whatever loads code, may
+// wait for kernels. A kernel of NCCL waits for other ranks, which may be waiting for this one.
 func (d *Device) Quiesce() error {
 	var ends []exec.Point
 	for _, q := range d.All() {

@@ -21,7 +21,11 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// TestFake runs on the double of libcuda, whose streams run on threads of their own and which has two GPUs.
+// here is the place of a command of these tests in an error.
+const here = ", command enqueued at cudaexec/fake_test.go:"
+
+// TestFake runs on the double of libcuda, which has two GPUs. Its streams run on threads of their
+// own.
 func TestFake(t *testing.T) {
 	env := []string{"FAKECUDA_DEVICES=2", "FAKECUDA_DELAY=200"}
 	fakelib.Run(t, func(dir string) { fakelib.CUDA(t, dir) }, env, func(t *testing.T) {
@@ -102,7 +106,8 @@ func severalGPUs(t *testing.T) {
 					t.Errorf("world %d is on GPU %d", i, d.GPU.Dev.Index())
 				}
 				a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
-				x, y, zero, all := memory(t, d, n, float32(i+1)), memory(t, d, n, 0), memory(t, d, n, 0), memory(t, d, rounds*n, 0)
+				x, y := memory(t, d, n, float32(i+1)), memory(t, d, n, 0)
+				zero, all := memory(t, d, n, 0), memory(t, d, rounds*n, 0)
 				e := d.NewTimer()
 				var at exec.Point
 				for r := range rounds { // b takes what a has written, and takes it away
@@ -133,7 +138,8 @@ func severalGPUs(t *testing.T) {
 	}
 }
 
-// A queue for which other queues wait, and no host, does not collect events: a step costs no new ones.
+// A queue for which other queues wait, and no host, does not collect events: a step costs no new
+// ones.
 func neverWaitedFor(t *testing.T) {
 	d := world(t, 0)
 	main, side := queueOf(t, d, "main"), queueOf(t, d, "side")
@@ -204,8 +210,8 @@ func enqueue(t *testing.T, q *Queue, c *fakeCall) {
 	must(t, q.Enqueue(slot))
 }
 
-// Calls on two streams that nobody orders run one after the other, in the order in which they were enqueued. So does a graph
-// of them.
+// Calls on two streams that nobody orders run one after the other, in the order in which they were
+// enqueued. So does a graph of them.
 func callsInOrder(t *testing.T) {
 	const n = 1 << 16
 	d := world(t, 0)
@@ -232,13 +238,8 @@ func callsInOrder(t *testing.T) {
 		both()
 		check("enqueued")
 	}
-	for i, seq := range second.numbers {
-		if seq == 0 || i > 0 && seq <= second.numbers[i-1] {
-			t.Errorf("call %d is command number %d of its queue", i, seq)
-		}
-	}
-	if len(second.numbers) != rounds || len(second.replays) != 0 {
-		t.Errorf("%d calls, %d replays", len(second.numbers), len(second.replays))
+	if n := second.numbers; len(n) != rounds || n[0] == 0 || !slices.IsSorted(n) || len(second.replays) != 0 {
+		t.Errorf("the calls are commands number %v of their queue; replays %q", n, second.replays)
 	}
 	if passed, busy := b.Position(); busy || b.Stuck(time.Now(), 0) {
 		t.Errorf("b is at %d, busy %v", passed, busy)
@@ -268,8 +269,8 @@ func callsInOrder(t *testing.T) {
 	d.GPU.Forget("somebody")
 }
 
-// A function of the host in a graph runs at each replay, in the order of the stream, and its failure is that of the queue
-// on which it is replayed.
+// A function of the host in a graph runs at each replay, in the order of the stream. Its failure is
+// that of the queue on which it is replayed.
 func graphs(t *testing.T) {
 	const n, replays = 1 << 10, 10
 	d := world(t, 1)
@@ -306,7 +307,7 @@ func graphs(t *testing.T) {
 	}
 	good := b.End()
 	launch()
-	if err := b.End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "b", command enqueued at cudaexec/fake_test.go:`) {
+	if err := b.End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "b"`+here) {
 		t.Errorf("%v", err)
 	}
 	must(t, good.Failure())
@@ -315,8 +316,9 @@ func graphs(t *testing.T) {
 	must(t, capture.Drop(d))
 }
 
-// The summary has the time of each command of a graph, by its name, also of graphs that fork: of some replays it is measured,
-// and these stand for all. What the graph computes, and how often, is the same.
+// The summary has the time of each command of a graph, by its name, also of graphs that fork. It is
+// measured of some replays, which stand for all. What the graph computes, and how often, is the
+// same.
 func partsOfGraphs(t *testing.T) {
 	const replays = 100 // of which 8, 16, 32 and 64 are timed
 	g, err := Open(0)
@@ -369,15 +371,18 @@ func partsOfGraphs(t *testing.T) {
 	must(t, capture.Drop(d))
 	d.Harvest()
 	works := tr.Summary(0, nil, nil).Works
-	// The double runs in the order of the capture what may run side by side: the second of three waits for five.
+	// The double runs in the order of the capture what may run side by side: the second of three
+	// waits for five.
 	want := map[string]trace.Total{
-		"three": {Count: 2 * replays, Bytes: 2 * replays * 3000, Nanos: replays * (3e9 + 5e9 + 3e9), InGraph: 2 * replays},
-		"five":  {Count: replays + 1, Bytes: (replays + 1) * 5000, Nanos: replays * 5e9, InGraph: replays},
-		"Copy":  {Count: replays + 3, Bytes: replays*16 + 2*16 + 4, InGraph: replays}, // and those of this test to the GPU and back
+		"three": {Count: 2 * replays, Bytes: 2 * replays * 3000, Nanos: replays * (3e9 + 5e9 + 3e9),
+			InGraph: 2 * replays},
+		"five": {Count: replays + 1, Bytes: (replays + 1) * 5000, Nanos: replays * 5e9, InGraph: replays},
+		"Copy": {Count: replays + 3, Bytes: replays*16 + 2*16 + 4, InGraph: replays},
 	}
 	for name, w := range want {
 		got := works[name]
-		if got.Count != w.Count || got.Bytes != w.Bytes || got.InGraph != w.InGraph || math.Abs(got.Nanos-w.Nanos) > 0.02*w.Nanos+0.1e9*replays {
+		if got.Count != w.Count || got.Bytes != w.Bytes || got.InGraph != w.InGraph ||
+			math.Abs(got.Nanos-w.Nanos) > 0.02*w.Nanos+0.1e9*replays {
 			t.Errorf("%s: %+v, want %+v", name, got, w)
 		}
 	}
@@ -385,7 +390,8 @@ func partsOfGraphs(t *testing.T) {
 	must(t, d.Close())
 }
 
-// A function of the host that ends its goroutine, which on the driver's thread would end the process, fails the queue.
+// A function of the host that ends its goroutine fails the queue. On the driver's thread it would
+// end the process.
 func exits(t *testing.T) {
 	d := world(t, 1)
 	q := queueOf(t, d, "q")
@@ -398,7 +404,8 @@ func exits(t *testing.T) {
 	}
 }
 
-// A graph does not collect its replays on queues that nobody waits for; what fails in one of them is told of its queue.
+// A graph does not collect its replays on queues that nobody waits for. A failure in one of them is
+// told of its queue.
 func replaysNeverWaitedFor(t *testing.T) {
 	d := world(t, 1)
 	a, sides := queueOf(t, d, "a"), []*Queue{queueOf(t, d, "b"), queueOf(t, d, "c")}
@@ -433,7 +440,7 @@ func replaysNeverWaitedFor(t *testing.T) {
 	fails = true
 	launch(sides[1])
 	must(t, d.GPU.Dev.Synchronize())
-	if err := sides[1].End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "c", command enqueued at cudaexec/fake_test.go:`) {
+	if err := sides[1].End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "c"`+here) {
 		t.Errorf("%v", err)
 	}
 	capture.Last = sides[0].End()
@@ -449,7 +456,8 @@ func failureOfHostFunc(t *testing.T) {
 	must(t, err)
 	c.Func = func() error { panic("help") }
 	must(t, a.Enqueue(c))
-	if err := a.End().Wait(); err == nil || !strings.Contains(err.Error(), `stream "a"`) || !strings.Contains(err.Error(), "panic: help") {
+	err = a.End().Wait()
+	if err == nil || !strings.Contains(err.Error(), `stream "a"`) || !strings.Contains(err.Error(), "panic: help") {
 		t.Errorf("%v", err)
 	}
 	if err := b.After(a.End(), nil); err == nil || !strings.Contains(err.Error(), "panic: help") {

@@ -39,12 +39,13 @@ const (
 	CodeTooMany
 )
 
-// Find chooses among the GPUs that the rank sees, by their index. The ranks
-// of a node, in their order, take the first one that none before them has: the
-// local rank's where all see the same, the only one where each sees its own. Where ranks may share GPUs, those for which
-// none is left take turns among those that they see.
+// Find chooses among the GPUs that the rank sees, by their index. The ranks of a node, in their
+// order, take the first one that none before them has. That is the local rank's if all see the
+// same, and the only one if each sees its own. If ranks may share GPUs, those for which none is
+// left take turns among those that they see.
 //
-// Collective over the ranks of the node. A failure has a code of control.Failure: CodeNoGPU or CodeTooMany.
+// Collective over the ranks of the node. A failure has a code of control.Failure: CodeNoGPU or
+// CodeTooMany.
 func Find(node control.Comm, share bool) (index int, err error) {
 	const most, idBytes = 64, 48
 	var mine [most * idBytes]byte
@@ -78,7 +79,8 @@ func Find(node control.Comm, share bool) (index int, err error) {
 	}
 	if index < 0 {
 		host, _ := os.Hostname() // empty where it has none
-		return -1, tooManyRanks{fmt.Errorf("node %s has %d ranks, and local rank %d sees %d GPUs, all taken by the ranks before it",
+		return -1, tooManyRanks{fmt.Errorf("node %s has %d ranks, and local rank %d sees %d GPUs, "+
+			"all taken by the ranks before it",
 			host, node.Size(), node.Rank(), n)}
 	}
 	return index, nvrtc.Load()

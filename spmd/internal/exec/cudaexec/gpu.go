@@ -1,5 +1,5 @@
-// Package cudaexec runs commands on GPUs: a queue is a stream of CUDA, to which commands go when they are enqueued, and a graph
-// is one of the driver.
+// Package cudaexec runs commands on GPUs. A queue is a stream of CUDA, to which commands go when
+// they are enqueued, and a graph is one of the driver.
 package cudaexec
 
 import (
@@ -121,7 +121,8 @@ type check struct {
 	failure func() error
 }
 
-// Watch has hosts that wait for the GPU ask for failures of something that no call returns, until Unwatch.
+// Watch has hosts that wait for the GPU ask for failures of something that no call returns, until
+// Unwatch.
 func (g *GPU) Watch(of any, failure func() error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -135,8 +136,8 @@ func (g *GPU) Unwatch(of any) {
 	g.checks = slices.DeleteFunc(g.checks, func(c check) bool { return c.of == of })
 }
 
-// health asks for failures that no call has returned: a peer that died, a network that broke, a message of another length
-// than its Recv.
+// health asks for failures that no call has returned: a peer that died, a network that broke, a
+// message of another length than its Recv.
 func (g *GPU) health() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -161,8 +162,8 @@ func (g *GPU) OpenBeside() (err error) {
 	return err
 }
 
-// OnBoth has two parts of a call run at the same time: first is enqueued on h, and then second on a stream of its own. What
-// comes behind on h waits for both. The caller is enqueueing a call.
+// OnBoth has two parts of a call run at the same time: it enqueues first on h, and then second on a
+// stream of its own. What comes behind on h waits for both. The caller is enqueueing a call.
 func (g *GPU) OnBoth(h *cuda.Stream, first func() error, second func(beside *cuda.Stream) error) error {
 	m, err := g.mark()
 	if err != nil {

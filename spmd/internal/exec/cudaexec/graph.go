@@ -168,7 +168,8 @@ func (b *builder) adds(what *captured, l *exec.Lane) {
 func (g *graph) launched(p exec.Point) (waiting int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.replays = append(slices.DeleteFunc(g.replays, func(o exec.Point) bool { return o.Q.(*Queue).known.Load() >= o.Seq }), p)
+	over := func(o exec.Point) bool { return o.Q.(*Queue).known.Load() >= o.Seq }
+	g.replays = append(slices.DeleteFunc(g.replays, over), p)
 	for _, o := range g.replays {
 		if o.Q == p.Q {
 			waiting++

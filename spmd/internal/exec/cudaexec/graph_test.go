@@ -6,7 +6,8 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// A graph keeps no more of its replays than may be running, where somebody tells the queue which are over.
+// A graph keeps no more of its replays than may be running, if somebody tells the queue which are
+// over.
 func TestReplaysThatAreOver(t *testing.T) {
 	q, g := &Queue{}, &graph{}
 	for range 100 {

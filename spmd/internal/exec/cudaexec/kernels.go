@@ -43,7 +43,8 @@ func (f *function) fits(k *exec.Kernel, args []exec.Arg) error {
 		return nil
 	}
 	if len(args) != len(f.params) {
-		return fmt.Errorf("kernel %s: %d arguments, but its CUDA source has %d parameters", k.Name, len(args), len(f.params))
+		return fmt.Errorf("kernel %s: %d arguments, but its CUDA source has %d parameters",
+			k.Name, len(args), len(f.params))
 	}
 	for i := range args {
 		if n := args[i].Bytes(); n != f.params[i] {
@@ -51,7 +52,8 @@ func (f *function) fits(k *exec.Kernel, args []exec.Arg) error {
 			if args[i].Kind != exec.StructArg {
 				text = fmt.Sprintf("%s, of %d bytes", text, n)
 			}
-			return fmt.Errorf("kernel %s: argument %d is %s, but the parameter of its CUDA source has %d", k.Name, i, text, f.params[i])
+			return fmt.Errorf("kernel %s: argument %d is %s, but the parameter of its CUDA source has %d",
+				k.Name, i, text, f.params[i])
 		}
 	}
 	return nil

@@ -12,9 +12,11 @@ import (
 // the driver, which may hang with the stream: a word in host memory that the stream
 // itself writes, where KeepSigning has enqueued that.
 type progress struct {
-	reading sync.Mutex    // of word, by who watches, while the queue closes
-	word    *uint32       // the low half of a number of commands, which have run; nil if there was none left, or not any more
-	wrote   atomic.Uint64 // the last number whose writing was enqueued
+	reading sync.Mutex // of word, by who watches, while the queue closes
+	// word is the low half of a number of commands, which have run. It is nil if there was none
+	// left, or when the queue has given it back.
+	word  *uint32
+	wrote atomic.Uint64 // the last number whose writing was enqueued
 	// Since when, in Unix ns, the host hands over a collective, and waits for the
 	// stream; 0 when it does not, or not for long.
 	issuing, waiting atomic.Int64
@@ -64,7 +66,8 @@ func (q *Queue) sign() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	seq := q.tail.Load()
-	if q.word == nil || q.closed || q.lane.Load() != nil || q.fail.Load() != nil || q.coll.Load() <= max(q.wrote.Load(), q.known.Load()) {
+	if q.word == nil || q.closed || q.lane.Load() != nil || q.fail.Load() != nil ||
+		q.coll.Load() <= max(q.wrote.Load(), q.known.Load()) {
 		return
 	}
 	q.broken(q.write(seq))
@@ -117,8 +120,8 @@ func (q *Queue) watch(seq uint64, slice time.Duration) (bool, error) {
 	return q.h.Query()
 }
 
-// KeepSigning implements exec.Device: it signs all streams now and then, until stop. It is not who watches: the
-// driver may hold it up.
+// KeepSigning implements exec.Device: it signs all streams now and then, until stop. It runs apart
+// from who watches, since the driver may hold it up.
 func (d *Device) KeepSigning(every time.Duration, stop <-chan struct{}) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()

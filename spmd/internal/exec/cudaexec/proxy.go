@@ -30,11 +30,12 @@ type job struct {
 	site ccall.Site
 }
 
-// hand has the host do a job in its turn among the calls of this rank, while the queue waits for it.
-// It is part of c, the command number seq, which the caller is issuing.
+// hand has the host do a job in its turn among the calls of this rank, while the queue waits for
+// it. It is part of c, the command number seq, which the caller is issuing.
 func (q *Queue) hand(j exec.Job, seq uint64, c *exec.Command) error {
 	if q.lane.Load() != nil {
-		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", c.Call, j.By)
+		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI",
+			c.Call, j.By)
 	}
 	turn := q.d.tickets.Take(1)
 	if err := j.Hold(); err != nil {

@@ -34,7 +34,8 @@ type Queue struct {
 	fail  atomic.Pointer[failure] // the first failure
 	mu    sync.Mutex
 	marks []*Mark // events on their way, in order
-	// lane is set while the queue is captured; then events of the queue's own are kept out of the graph.
+	// lane is set while the queue is captured. Then events of the queue's own are kept out of the
+	// graph.
 	lane   atomic.Pointer[exec.Lane]
 	closed bool
 	coll   atomic.Uint64 // the end of the last command that communicates
@@ -67,8 +68,9 @@ const (
 	healthEvery = 20 * time.Millisecond // between looks at failures that no call returns
 )
 
-// pile is how many marks a queue collects before it asks which of them were reached. A host that waits for the queue
-// drops them; one that only waits for other queues, which wait for this one, does not.
+// pile is how many marks a queue collects before it asks which of them were reached. A host that
+// waits for the queue drops them. A host that only waits for other queues, which wait for this one,
+// does not.
 const pile = 32
 
 // NewQueue implements exec.Device.
@@ -227,8 +229,8 @@ func (q *Queue) at(seq uint64) (*Mark, error) {
 	return m, nil
 }
 
-// keepUp learns how far the GPU has got, and leaves a mark for the next time: where no host waits for the queue nothing
-// else does. The caller holds q.mu.
+// keepUp learns how far the GPU has got, and leaves a mark for the next time. Nothing else does if
+// no host waits for the queue. The caller holds q.mu.
 func (q *Queue) keepUp() error {
 	for len(q.marks) > 0 {
 		first := q.marks[0]
@@ -417,7 +419,8 @@ func (q *Queue) marked() {
 	}
 }
 
-// After implements exec.Queue. e, where there is one, was recorded at p: the wait is for it, and needs no event of its own.
+// After implements exec.Queue. If there is an e, it was recorded at p: the wait is for it, and
+// needs no event of its own.
 func (q *Queue) After(p exec.Point, e exec.Timer) error {
 	if err := p.Failure(); err != nil {
 		return err
@@ -436,7 +439,8 @@ func (q *Queue) After(p exec.Point, e exec.Timer) error {
 	}
 	other.mu.Unlock()
 	if err == nil && m == nil {
-		err = fmt.Errorf("%s: stream %q would wait for stream %q, which is being captured", ccall.At(), q.name, other.name)
+		err = fmt.Errorf("%s: stream %q would wait for stream %q, which is being captured",
+			ccall.At(), q.name, other.name)
 	}
 	if err != nil {
 		return err

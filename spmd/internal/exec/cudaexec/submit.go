@@ -38,7 +38,8 @@ func (q *Queue) Begin(k exec.Kind) (*exec.Command, error) {
 	return &q.slot, nil
 }
 
-// Enqueue implements exec.Queue: the command goes to the driver. In a capture the driver adds it to the graph.
+// Enqueue implements exec.Queue: the command goes to the driver. In a capture the driver adds it to
+// the graph.
 func (q *Queue) Enqueue(c *exec.Command) error {
 	defer q.front.Unlock()
 	defer func() { // not to keep alive what it used
@@ -134,11 +135,10 @@ func (q *Queue) as(p *exec.Plan) issued {
 	return issued{q, p.By}
 }
 
-// orderAfterOthers keeps collectives of different communicators from running at
-// the same time, in another order on every rank: each would hold what the other
-// needs. NCCL orders those of one communicator itself, and what is handed to the host has
-// its order; graphs and kernels between peers have none. now is what as returns for the command on q. The caller holds
-// g.issue.
+// orderAfterOthers keeps collectives of different communicators from running at the same time, in
+// another order on every rank: each would hold what the other needs. NCCL orders those of one
+// communicator itself, and what is handed to the host has its order. Graphs and kernels between
+// peers have none. now is what as returns for the command on q. The caller holds g.issue.
 func (q *Queue) orderAfterOthers(now issued) error {
 	last := q.g.last
 	if q.lane.Load() != nil { // what is captured runs with the graph, not now
@@ -302,8 +302,9 @@ func (q *Queue) issue(c *exec.Command, seq uint64, work unsafe.Pointer) error {
 	}
 }
 
-// byKernel says whether a kernel fills elements, and not the driver: it knows none of 8 bytes, and in memory that the host
-// addresses, pinned or managed, it waits until the stream is there. Source: CUDA Driver API, API synchronization behavior, Memset.
+// byKernel says whether a kernel fills elements, and not the driver. The driver knows none of 8
+// bytes. In memory that the host addresses, pinned or managed, it waits until the stream is there.
+// Source: CUDA Driver API, API synchronization behavior, Memset.
 func byKernel(t elem.Type, hosted bool) bool { return hosted || t.Size() >= 8 }
 
 // Fill enqueues that n elements become bits. hosted says that the host addresses them.
@@ -322,7 +323,8 @@ func (d *Device) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bi
 		}
 		bits[1] = bits[0]
 	}
-	args := [...]exec.Arg{exec.Memory(dst), exec.Number(elem.Int64, int64(n*size)), exec.Number(elem.Uint64, bits[0]), exec.Number(elem.Uint64, bits[1])}
+	args := [...]exec.Arg{exec.Memory(dst), exec.Number(elem.Int64, int64(n*size)),
+		exec.Number(elem.Uint64, bits[0]), exec.Number(elem.Uint64, bits[1])}
 	words := min(n*size/8+1, 1<<20)
 	grid := exec.Grid{Blocks: [3]int{(words + 255) / 256, 1, 1}, Threads: [3]int{256, 1, 1}} // whose threads loop
 	return d.GPU.launch(h, d.fill, grid, args[:])
@@ -365,7 +367,8 @@ func (g *GPU) launch(h *cuda.Stream, k *exec.Kernel, grid exec.Grid, args []exec
 }
 
 // start is launch, with room for the arguments' words, and for the one at which each begins.
-func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid, args []exec.Arg, words []uint64, at []uint32) error {
+func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid, args []exec.Arg,
+	words []uint64, at []uint32) error {
 	for i := range args {
 		at = append(at, uint32(len(words)))
 		switch args[i].Kind {
@@ -391,15 +394,19 @@ func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid,
 
 // tensorTypes are the elements of tensors as the copy engine knows them: those of 8 bits are bytes.
 var tensorTypes = [elem.StoredTypes]cuda.TensorType{
-	elem.Int8: cuda.TensorUint8, elem.Uint8: cuda.TensorUint8, elem.Float8E4M3: cuda.TensorUint8, elem.Float8E5M2: cuda.TensorUint8,
-	elem.Int32: cuda.TensorInt32, elem.Uint32: cuda.TensorUint32, elem.Int64: cuda.TensorInt64, elem.Uint64: cuda.TensorUint64,
-	elem.Float16: cuda.TensorFloat16, elem.BFloat16: cuda.TensorBFloat16, elem.Float32: cuda.TensorFloat32, elem.Float64: cuda.TensorFloat64,
+	elem.Int8: cuda.TensorUint8, elem.Uint8: cuda.TensorUint8,
+	elem.Float8E4M3: cuda.TensorUint8, elem.Float8E5M2: cuda.TensorUint8,
+	elem.Int32: cuda.TensorInt32, elem.Uint32: cuda.TensorUint32,
+	elem.Int64: cuda.TensorInt64, elem.Uint64: cuda.TensorUint64,
+	elem.Float16: cuda.TensorFloat16, elem.BFloat16: cuda.TensorBFloat16,
+	elem.Float32: cuda.TensorFloat32, elem.Float64: cuda.TensorFloat64,
 }
 
 // tensorMap is what a kernel is given of a tensor. The driver has the contiguous dimension first.
 func (g *GPU) tensorMap(a *exec.Arg) (cuda.TensorMap, error) {
 	if c := g.Capability(); c < 90 {
-		return cuda.TensorMap{}, fmt.Errorf("a tensor map: the GPU has compute capability %d.%d, and no copy engine for tensors before 9.0", c/10, c%10)
+		return cuda.TensorMap{}, fmt.Errorf("a tensor map: the GPU has compute capability %d.%d, "+
+			"and no copy engine for tensors before 9.0", c/10, c%10)
 	}
 	m := a.Map
 	t := cuda.Tensor{At: a.Ptr, Type: tensorTypes[a.Type], Rank: len(m.Sizes), Swizzle: m.Swizzle}

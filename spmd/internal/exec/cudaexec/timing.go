@@ -9,9 +9,10 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// timing is what a queue has to tell how long its commands take: events of the driver around those that are to be timed,
-// from a pool. Nothing waits for them. They are read where the queue's word, or an event that somebody waits for, says that
-// the commands have run, when others are enqueued, and now and then. Under mu of the queue.
+// timing is what a queue has to tell how long its commands take: events of the driver around those
+// that are to be timed, from a pool. Nothing waits for them. The queue reads them when its word, or
+// an event that somebody waits for, says that the commands have run, when others are enqueued, and
+// now and then. Under mu of the queue.
 type timing struct {
 	events  *trace.Thread // nil where nobody notes them
 	pending []*record     // timed, and not known to have run, in order
@@ -35,7 +36,8 @@ type record struct {
 	stands     uint32 // for how many replays, where the parts are timed
 }
 
-// mostPending bounds the commands of a queue that are timed and have not run. A command beyond that is only counted.
+// mostPending bounds the commands of a queue that are timed and have not run. A command beyond that
+// is only counted.
 const mostPending = 4096
 
 // base is an event of which it is known when it was.
@@ -45,11 +47,12 @@ type base struct {
 	at float64 // ns, by trace.Now
 }
 
-// rebase is after how many ns another event becomes the base: the driver tells the time between two as a float32.
+// rebase is after how many ns another event becomes the base: the driver tells the time between two
+// as a float32.
 const rebase = 1e9
 
-// open finds the base on a stream that is idle, and returns within how many ns it is known. It waits for some microseconds,
-// once.
+// open finds the base on a stream that is idle, and returns within how many ns it is known. It
+// waits for some microseconds, once.
 func (b *base) open(q *Queue) (within int64, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -80,8 +83,9 @@ func (b *base) open(q *Queue) (within int64, err error) {
 	return within, e.Close()
 }
 
-// times returns when a record began and ended, by trace.Now. Both of its events have been reached. What the host knows for
-// certain corrects the base: a command does not begin before it was issued, nor end after it was seen to have ended.
+// times returns when a record began and ended, by trace.Now. Both of its events have been reached.
+// What the host knows for certain corrects the base: a command does not begin before it was issued,
+// nor end after it was seen to have ended.
 func (b *base) times(r *record) (begin, end int64, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -118,7 +122,8 @@ func (q *Queue) observe() error {
 	return err
 }
 
-// begins begins the noting of a command that is about to be issued; nil where none is noted. The caller holds q.mu.
+// begins begins the noting of a command that is about to be issued; nil if none is noted. The
+// caller holds q.mu.
 func (q *Queue) begins(c *exec.Command) *record {
 	t := &q.timing
 	if t.events == nil {
@@ -183,7 +188,8 @@ func (r *record) timed(q *Queue) bool {
 	return r.begin.Record(q.h) == nil
 }
 
-// ends ends the noting of command number seq, which was issued unless it has failed. The caller holds q.mu.
+// ends ends the noting of command number seq, which was issued unless it has failed. The caller
+// holds q.mu.
 func (q *Queue) ends(r *record, seq uint64, failed error) {
 	if r == nil {
 		return
@@ -207,9 +213,8 @@ func (q *Queue) ends(r *record, seq uint64, failed error) {
 	}
 }
 
-// harvest notes the timed commands that have run. Where that is not known it asks the driver, if ask says so, and now and then
-// where many wait.
-// The caller holds q.mu.
+// harvest notes the timed commands that have run. If that is not known it asks the driver, if ask
+// says so, and now and then if many wait. The caller holds q.mu.
 func (q *Queue) harvest(ask bool) {
 	const many = 64
 	t := &q.timing

@@ -15,9 +15,10 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// For tests each launch may run both ways, on copies of the buffers: the host function, of which the buffers receive what it
-// has changed, since other streams may write elsewhere meanwhile; and the CUDA source. A copy for that ends where its page does,
-// so that an access behind it fails; what lies between it and the page's other end is looked at afterwards.
+// For tests each launch may run both ways, on copies of the buffers: as the host function, and from
+// the CUDA source. The buffers receive what the host function has changed, since other streams may
+// write elsewhere meanwhile. A copy for the source ends where its page does, so that an access
+// behind it fails. What lies between it and the page's other end is looked at afterwards.
 
 // beside runs CUDA sources for that.
 var beside = NewEmulator()
@@ -25,7 +26,8 @@ var beside = NewEmulator()
 // notEmulated are the kernels that only NVIDIA's compiler understands.
 var notEmulated sync.Map
 
-// emulates says whether a kernel with these arguments can run from its source: addresses in it must be those of buffers.
+// emulates says whether a kernel with these arguments can run from its source: addresses in it must
+// be those of buffers.
 func emulates(k *exec.Kernel, args []exec.Arg) bool {
 	if _, no := notEmulated.Load(k); no || k.Source.Text == "" {
 		return false
@@ -36,7 +38,8 @@ func emulates(k *exec.Kernel, args []exec.Arg) bool {
 		return false
 	}
 	for i := range args {
-		if args[i].Kind == exec.TensorArg || args[i].Kind == exec.NumberArg && i < len(list) && list[i].Pointer && args[i].Bits != (elem.Bits{}) {
+		number := args[i].Kind == exec.NumberArg && args[i].Bits != (elem.Bits{})
+		if args[i].Kind == exec.TensorArg || number && i < len(list) && list[i].Pointer {
 			return false
 		}
 	}
@@ -49,7 +52,8 @@ func compareKernel(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
 	if !emulates(k, args) {
 		return host(args)
 	}
-	return compare(k.Name, args, k.Source.Tolerance, k.Source.Scratch, host, func(args []exec.Arg) error { return beside.Launch(k, grid, args) })
+	device := func(args []exec.Arg) error { return beside.Launch(k, grid, args) }
+	return compare(k.Name, args, k.Source.Tolerance, k.Source.Scratch, host, device)
 }
 
 // compareLibrary does so with a library that only launches kernels.
@@ -61,10 +65,12 @@ func compareLibrary(l *exec.Library, args []exec.Arg, workspace int) error {
 			return host(args)
 		}
 	}
-	return compare(l.Name, args, tolerance, 0, host, func(args []exec.Arg) error { return beside.call(l, args, workspace) })
+	device := func(args []exec.Arg) error { return beside.call(l, args, workspace) }
+	return compare(l.Name, args, tolerance, 0, host, device)
 }
 
-func compare(name string, args []exec.Arg, tolerance float64, scratch uint64, host, device func([]exec.Arg) error) (err error) {
+func compare(name string, args []exec.Arg, tolerance float64, scratch uint64,
+	host, device func([]exec.Arg) error) (err error) {
 	before, err := copyOf(args, false)
 	defer func() { err = errors.Join(err, before.free()) }()
 	if err != nil {
@@ -103,7 +109,8 @@ func compare(name string, args []exec.Arg, tolerance float64, scratch uint64, ho
 	for i := range args {
 		if args[i].Kind == exec.BufferArg && scratch>>i&1 == 0 {
 			if what := difference(&h.args[i], c.args[i].Ptr, tolerance); what != "" {
-				return fmt.Errorf("kernel %s: the host function and the CUDA source differ in argument %d, %v: %s", name, i, &args[i], what)
+				return fmt.Errorf("kernel %s: the host function and the CUDA source differ in argument %d, %v: %s",
+					name, i, &args[i], what)
 			}
 		}
 	}
@@ -165,7 +172,8 @@ func copyOf(args []exec.Arg, fence bool) (*copies, error) {
 func (r *region) copy(from unsafe.Pointer, fence bool) (err error) {
 	page, size := syscall.Getpagesize(), int(r.hi-r.lo)
 	end := page + (size+16+page-1)/page*page
-	if r.memory, err = syscall.Mmap(-1, 0, end+page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE); err != nil {
+	const access, kind = syscall.PROT_READ | syscall.PROT_WRITE, syscall.MAP_ANON | syscall.MAP_PRIVATE
+	if r.memory, err = syscall.Mmap(-1, 0, end+page, access, kind); err != nil {
 		return err
 	}
 	r.at = end - size
@@ -177,7 +185,8 @@ func (r *region) copy(from unsafe.Pointer, fence bool) (err error) {
 	if !fence {
 		return nil
 	}
-	return errors.Join(syscall.Mprotect(r.memory[:page], syscall.PROT_NONE), syscall.Mprotect(r.memory[end:], syscall.PROT_NONE))
+	return errors.Join(syscall.Mprotect(r.memory[:page], syscall.PROT_NONE),
+		syscall.Mprotect(r.memory[end:], syscall.PROT_NONE))
 }
 
 // changed gives a buffer what differs between two copies of it.
@@ -208,7 +217,8 @@ func (c *copies) overrun() int {
 	page := syscall.Getpagesize()
 	other := func(b byte) bool { return b != unwritten }
 	for _, r := range c.regions {
-		if slices.ContainsFunc(r.memory[page:r.at], other) || slices.ContainsFunc(r.memory[r.at+int(r.hi-r.lo):len(r.memory)-page], other) {
+		if slices.ContainsFunc(r.memory[page:r.at], other) ||
+			slices.ContainsFunc(r.memory[r.at+int(r.hi-r.lo):len(r.memory)-page], other) {
 			return r.first
 		}
 	}
@@ -218,13 +228,14 @@ func (c *copies) overrun() int {
 // describe says of which argument an address is what element; "" of an address that is near none.
 func (c *copies) describe(address uintptr) string {
 	for _, r := range c.regions {
-		if begin := uintptr(unsafe.Pointer(unsafe.SliceData(r.memory))); address < begin || address >= begin+uintptr(len(r.memory)) {
+		begin := uintptr(unsafe.Pointer(unsafe.SliceData(r.memory)))
+		if address < begin || address >= begin+uintptr(len(r.memory)) {
 			continue
 		}
 		best, least := "", math.MaxInt
 		for i := range c.args {
 			a := &c.args[i]
-			if p := uintptr(a.Ptr); a.Kind == exec.BufferArg && a.N > 0 && p-uintptr(unsafe.Pointer(unsafe.SliceData(r.memory))) < uintptr(len(r.memory)) {
+			if p := uintptr(a.Ptr); a.Kind == exec.BufferArg && a.N > 0 && p-begin < uintptr(len(r.memory)) {
 				element := int(int64(address)-int64(p)) / a.Type.Size()
 				if far := max(-element, element-a.N); far < least {
 					best, least = fmt.Sprintf("element %d of argument %d, %v", element, i, a), far
@@ -236,8 +247,9 @@ func (c *copies) describe(address uintptr) string {
 	return ""
 }
 
-// difference says where the memory of a buffer and a copy of it differ; "" is nowhere. Where a tolerance is given elements may
-// differ by as much of the larger of the two, or of the root of the mean of the squares, and by how their type rounds.
+// difference says where the memory of a buffer and a copy of it differ; "" is nowhere. With a
+// tolerance elements may differ by that part of the larger of the two, or of the root of the mean
+// of the squares, and by how their type rounds.
 func difference(a *exec.Arg, other unsafe.Pointer, tolerance float64) string {
 	t := a.Type.Real() // complex numbers are compared part by part
 	parts, size := a.Type.Size()/t.Size(), t.Size()
@@ -261,13 +273,15 @@ func difference(a *exec.Arg, other unsafe.Pointer, tolerance float64) string {
 		}
 		v, isFloat := number(t, elem.At(a.Ptr, i, n, t))
 		w, _ := number(t, elem.At(other, i, n, t))
-		if isFloat && (v != v && w != w || tolerance > 0 && math.Abs(v-w) <= tolerance*usual+(tolerance+rounding[t])*max(math.Abs(v), math.Abs(w))+least[t]) {
+		most := tolerance*usual + (tolerance+rounding[t])*max(math.Abs(v), math.Abs(w)) + least[t]
+		if isFloat && (v != v && w != w || tolerance > 0 && math.Abs(v-w) <= most) {
 			continue
 		}
 		if wrong++; first == "" {
 			first = fmt.Sprintf("element %d is %v and %v", i/parts, v, w)
 			if !isFloat {
-				first = fmt.Sprintf("element %d is %x and %x, byte by byte", i/parts, x[i*size:(i+1)*size], y[i*size:(i+1)*size])
+				first = fmt.Sprintf("element %d is %x and %x, byte by byte",
+					i/parts, x[i*size:(i+1)*size], y[i*size:(i+1)*size])
 			}
 		}
 	}
@@ -278,10 +292,12 @@ func difference(a *exec.Arg, other unsafe.Pointer, tolerance float64) string {
 }
 
 // rounding is the distance of neighbours, as a part of them.
-var rounding = [elem.StoredTypes]float64{elem.Float16: 1.0 / 1024, elem.BFloat16: 1.0 / 128, elem.Float8E4M3: 1.0 / 8, elem.Float8E5M2: 1.0 / 4}
+var rounding = [elem.StoredTypes]float64{
+	elem.Float16: 1.0 / 1024, elem.BFloat16: 1.0 / 128, elem.Float8E4M3: 1.0 / 8, elem.Float8E5M2: 1.0 / 4}
 
 // least is the distance of those near 0.
-var least = [elem.StoredTypes]float64{elem.Float16: 1.0 / (1 << 24), elem.Float8E4M3: 1.0 / 512, elem.Float8E5M2: 1.0 / (1 << 16)}
+var least = [elem.StoredTypes]float64{
+	elem.Float16: 1.0 / (1 << 24), elem.Float8E4M3: 1.0 / 512, elem.Float8E5M2: 1.0 / (1 << 16)}
 
 // number returns an element as a number; false where it is none with a fraction.
 func number(t elem.Type, p unsafe.Pointer) (float64, bool) {

@@ -1,5 +1,5 @@
-// Package hostexec runs commands on the host: a queue is a ring of commands with one goroutine, an event a point in it, and a
-// graph lists of commands that goroutines replay.
+// Package hostexec runs commands on the host. A queue is a ring of commands with one goroutine, an
+// event a point in it, and a graph lists of commands that goroutines replay.
 package hostexec
 
 import (

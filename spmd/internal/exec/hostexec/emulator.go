@@ -40,7 +40,8 @@ func (e *Emulator) program(k *exec.Kernel) (*emulate.Program, error) {
 	if source.Text == "" {
 		return nil, fmt.Errorf("kernel %s has no CUDA source: it runs on the host only", k.Name)
 	}
-	p, err := emulate.Compile(nvrtc.DefaultCache().Dir, emulate.Source{Text: source.Text, Flags: source.AllFlags(), Names: source.Names, Headers: kernels.Headers})
+	p, err := emulate.Compile(nvrtc.DefaultCache().Dir, emulate.Source{
+		Text: source.Text, Flags: source.AllFlags(), Names: source.Names, Headers: kernels.Headers})
 	if err != nil {
 		return nil, fmt.Errorf("kernel %s cannot be emulated: %w", k.Name, err)
 	}

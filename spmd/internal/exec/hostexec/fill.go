@@ -10,8 +10,8 @@ import (
 // Grain is the least number of elements that is worth a goroutine.
 const Grain = 1 << 16
 
-// Fill sets every element to v. It uses all cores: the first touch of fresh memory is slow, since the system
-// clears it.
+// Fill sets every element to v. It uses all cores: the first touch of fresh memory is slow, since
+// the system clears it.
 func Fill[T any](h []T, v T) {
 	if len(h) <= Grain {
 		fillPart(h, v)

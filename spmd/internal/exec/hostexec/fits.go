@@ -11,11 +11,12 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// described are the parameters of kernels, by the keys of sources; nil of what no C++ compiler understands.
+// described are the parameters of kernels, by the keys of sources. They are nil if no C++ compiler
+// understands the source.
 var described sync.Map
 
-// params returns the parameters of k in its CUDA source. They are not known where there is no source or no compiler, or where
-// the source is for NVIDIA's alone.
+// params returns the parameters of k in its CUDA source. They are not known without a source or a
+// compiler, or if the source is for NVIDIA's alone.
 func params(k *exec.Kernel) (list []emulate.Param, known bool) {
 	if k.Source.Text == "" {
 		return nil, false
@@ -29,7 +30,8 @@ func params(k *exec.Kernel) (list []emulate.Param, known bool) {
 				source = s
 			}
 		}
-		got, err := emulate.Describe(nvrtc.DefaultCache().Dir, emulate.Source{Text: source.Text, Flags: source.AllFlags(), Names: source.Names, Headers: kernels.Headers})
+		got, err := emulate.Describe(nvrtc.DefaultCache().Dir, emulate.Source{
+			Text: source.Text, Flags: source.AllFlags(), Names: source.Names, Headers: kernels.Headers})
 		if err != nil {
 			got = nil
 		}
@@ -40,7 +42,8 @@ func params(k *exec.Kernel) (list []emulate.Param, known bool) {
 	return list, known
 }
 
-// Fits says why arguments are not the parameters that k has in its CUDA source, as far as these are known.
+// Fits says why arguments are not the parameters that k has in its CUDA source, as far as these are
+// known.
 func Fits(k *exec.Kernel, args []exec.Arg) error {
 	found := k.Params.Load()
 	if found == nil {
@@ -53,22 +56,26 @@ func Fits(k *exec.Kernel, args []exec.Arg) error {
 		return nil
 	}
 	if len(args) != len(list) {
-		return fmt.Errorf("kernel %s: %d arguments, but its CUDA source has %d parameters", k.Name, len(args), len(list))
+		return fmt.Errorf("kernel %s: %d arguments, but its CUDA source has %d parameters",
+			k.Name, len(args), len(list))
 	}
 	for i := range args {
 		if !fits(&args[i], list[i]) {
-			return fmt.Errorf("kernel %s: argument %d is %s, but the parameter of its CUDA source is %s", k.Name, i, args[i].String(), list[i].String())
+			return fmt.Errorf("kernel %s: argument %d is %s, but the parameter of its CUDA source is %s",
+				k.Name, i, args[i].String(), list[i].String())
 		}
 	}
 	return nil
 }
 
 // kinds are the types of elements as emulate.Param has them.
-var kinds = [elem.StoredTypes]byte{elem.Int8: 'i', elem.Uint8: 'i', elem.Int32: 'i', elem.Uint32: 'i', elem.Int64: 'i', elem.Uint64: 'i',
-	elem.Float16: 'h', elem.BFloat16: 'b', elem.Float8E4M3: 'e', elem.Float8E5M2: 'w', elem.Float32: 'f', elem.Float64: 'f', elem.Complex64: 's', elem.Complex128: 's'}
+var kinds = [elem.StoredTypes]byte{
+	elem.Int8: 'i', elem.Uint8: 'i', elem.Int32: 'i', elem.Uint32: 'i', elem.Int64: 'i', elem.Uint64: 'i',
+	elem.Float16: 'h', elem.BFloat16: 'b', elem.Float8E4M3: 'e', elem.Float8E5M2: 'w',
+	elem.Float32: 'f', elem.Float64: 'f', elem.Complex64: 's', elem.Complex128: 's'}
 
-// fits says whether an argument is good for a parameter. Whether integers have a sign is not compared. Bytes may be
-// anything, and the floats of 16 and 8 bits integers of that size.
+// fits says whether an argument is good for a parameter. It does not compare whether integers have
+// a sign. Bytes may be anything, and floats of 16 and 8 bits integers of that size.
 func fits(a *exec.Arg, p emulate.Param) bool {
 	switch a.Kind {
 	case exec.BufferArg:

@@ -67,8 +67,8 @@ func (c *call) Run(*trace.Thread) error {
 func (c *call) Issue(exec.Issuer, uint64, unsafe.Pointer) error { return errors.New("this is no GPU") }
 func (c *call) String() string                                  { return "a call" }
 
-// Commands of a queue run in the order in which they were enqueued, far more of them than the ring holds at first, while
-// the first still runs.
+// Commands of a queue run in the order in which they were enqueued, far more of them than the ring
+// holds at first, while the first still runs.
 func TestOrder(t *testing.T) {
 	d, _ := device(t)
 	q := newQueueOf(t, d, "q")
@@ -79,7 +79,8 @@ func TestOrder(t *testing.T) {
 	for i := range n {
 		do(t, q, func() error { got = append(got, i); return nil })
 	}
-	if s, busy := q.State(); !busy || s.Waiting != n+1 || s.Command != "HostFunc" || !strings.HasPrefix(s.At, "from ") || q.Idle() {
+	s, busy := q.State()
+	if !busy || s.Waiting != n+1 || s.Command != "HostFunc" || !strings.HasPrefix(s.At, "from ") || q.Idle() {
 		t.Errorf("%+v, busy %v", s, busy)
 	}
 	if ends := d.Marks(); len(ends) != 1 || ends[0] != q.End() {
@@ -95,7 +96,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// A queue that waits for a point of another runs behind it. The time of an event is when its queue got there.
+// A queue that waits for a point of another runs behind it. A timer has the time at which its queue
+// got there.
 func TestPointsAndEvents(t *testing.T) {
 	d, _ := device(t)
 	a, b := newQueueOf(t, d, "a"), newQueueOf(t, d, "b")
@@ -122,7 +124,8 @@ func TestPointsAndEvents(t *testing.T) {
 	}
 }
 
-// What fails stops its queue, with the place in the error, and not what came before; others that wait learn of it.
+// A failure stops its queue, with the place in the error, and not what came before. Others that
+// wait learn of it.
 func TestFailure(t *testing.T) {
 	d, failures := device(t)
 	a, b := newQueueOf(t, d, "a"), newQueueOf(t, d, "b")
@@ -135,7 +138,8 @@ func TestFailure(t *testing.T) {
 	must(t, b.After(a.End(), nil))
 	close(hold)
 	err := a.End().Wait()
-	if !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "a", command enqueued at hostexec/host_test.go:`) {
+	const place = `stream "a", command enqueued at hostexec/host_test.go:`
+	if !errors.Is(err, broken) || !strings.Contains(err.Error(), place) {
 		t.Errorf("%v", err)
 	}
 	must(t, good.Wait())
@@ -155,8 +159,8 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-// Calls take their turns in the order in which they were enqueued, whatever their queues; those of a graph take theirs at
-// each replay, together, and its lanes keep the order of its nodes.
+// Calls take their turns in the order in which they were enqueued, whatever their queues. Those of
+// a graph take theirs at each replay, together, and its lanes keep the order of its nodes.
 func TestTurnsAndGraphs(t *testing.T) {
 	d, _ := device(t)
 	a, b := newQueueOf(t, d, "a"), newQueueOf(t, d, "b")
@@ -191,7 +195,8 @@ func TestTurnsAndGraphs(t *testing.T) {
 	must(t, capture.Wait(b, fork))
 	do(t, b, say("b"))
 	enqueue(b, &onB)
-	if err := capture.Joined(); err == nil || !strings.Contains(err.Error(), `stream "b" was joined to the capture of "a" and not waited for again`) {
+	const alone = `stream "b" was joined to the capture of "a" and not waited for again`
+	if err := capture.Joined(); err == nil || !strings.Contains(err.Error(), alone) {
 		t.Errorf("%v", err)
 	}
 	join, err := b.Lane().Record()
@@ -217,13 +222,15 @@ func TestTurnsAndGraphs(t *testing.T) {
 			t.Errorf("replay %d has turns %d and %d", i, onA.turns[i], onB.turns[i])
 		}
 	}
-	if !slices.Equal(firstA.turns, []uint64{0}) || !slices.Equal(firstB.turns, []uint64{1}) || !slices.Equal(last.turns, []uint64{2 + 2*replays}) {
+	if !slices.Equal(firstA.turns, []uint64{0}) || !slices.Equal(firstB.turns, []uint64{1}) ||
+		!slices.Equal(last.turns, []uint64{2 + 2*replays}) {
 		t.Errorf("turns %v and %v before the graph, %v behind it", firstA.turns, firstB.turns, last.turns)
 	}
 	must(t, capture.Drop(d))
 }
 
-// Scratch memory of a queue is one block until more is asked for; a capture has its own, which the graph keeps.
+// Scratch memory of a queue is one block until more is asked for. A capture has its own, which the
+// graph keeps.
 func TestScratch(t *testing.T) {
 	d, _ := device(t)
 	q := newQueueOf(t, d, "q")

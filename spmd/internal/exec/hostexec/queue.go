@@ -43,7 +43,7 @@ type slot struct {
 	at     exec.Point // what a DoWait waits for; where a DoRecord is
 	timer  *timer     // of a DoRecord
 	node   int        // in a capture: of a DoRecord and a DoWait
-	as     *Emulator  // what runs kernels and, of libraries, those that only launch kernels; nil for their host functions
+	as     *Emulator  // runs kernels, and libraries that only launch kernels; nil for their host functions
 }
 
 func newQueue(d *Device, name string) *queue {
@@ -95,7 +95,8 @@ func (q *queue) refusal() error {
 	return fmt.Errorf("%s: stream %q is closed", ccall.At(), q.name)
 }
 
-// Enqueue implements exec.Queue. It takes the tickets of a command, so that tickets are in the order of the queue.
+// Enqueue implements exec.Queue. It takes the tickets of a command, so that tickets are in the
+// order of the queue.
 func (q *queue) Enqueue(c *exec.Command) error {
 	q.enqueue((*slot)(unsafe.Pointer(c))) // its first field
 	return nil
@@ -343,7 +344,8 @@ func (q *queue) Close() error {
 // nearEvery is the least time between two looks of a queue that computes at the core that it is on.
 const nearEvery = time.Millisecond
 
-// stayNear has what computes for long stay on the cores of its rank. The thread is that of the command that follows.
+// stayNear has what computes for long stay on the cores of its rank. The thread is that of the
+// command that follows.
 func (q *queue) stayNear() {
 	if now := time.Now().UnixNano(); now-q.looked.Load() > int64(nearEvery) {
 		q.looked.Store(now)
