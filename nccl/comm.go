@@ -34,9 +34,9 @@ type Config struct {
 	SplitShare bool
 
 	// UnmixedGraphs promises that streams order the collectives of this communicator, and of those
-	// that share its resources. None of them is under way on the GPU while another is that belongs
-	// to another graph, or to none. It also promises that none of them goes through NCCL's network
-	// threads, which no stream orders.
+	// that share its resources. No such collective is under way on the GPU while another is that
+	// belongs to another graph, or to none. It also promises that none of them goes through NCCL's
+	// network threads, which no stream orders.
 	//
 	// NCCL then leaves out the events by which it orders them itself, around each collective of a
 	// graph and, from the first capture on, around each call. Before 2.29 that is a setting of the

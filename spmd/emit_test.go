@@ -13,8 +13,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// A measurement is a line of rank 0. The first of a type tells the units that its fields have as tags;
-// a map has none. What JSON does not have is refused.
+// A measurement is a line of rank 0. The first of a type tells the units that its fields have as
+// tags; a map has none. What JSON does not have is refused.
 func TestEmit(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
 	type inner struct {
@@ -34,7 +34,8 @@ func TestEmit(t *testing.T) {
 			w.Emit(struct {
 				A *float64 `json:",omitempty" unit:"J"`
 			}{}))
-		if err := w.Emit(map[string]float64{"x": math.NaN()}); err == nil || !strings.Contains(err.Error(), "emit_test.go:") {
+		if err := w.Emit(map[string]float64{"x": math.NaN()}); err == nil ||
+			!strings.Contains(err.Error(), "emit_test.go:") {
 			t.Errorf("rank %d: %v", w.Rank(), err)
 		}
 		if w.Rank() == 0 && (len(seen) != 4 || seen[2] != "{\"n\":5}\n") {

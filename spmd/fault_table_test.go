@@ -19,7 +19,7 @@ const (
 
 var (
 	diedWho  = []string{"rank={rank}", "host={host}", "pid={pid}"}
-	everyLog = []string{"--log-ranks", "all"} // what is told at the victim, too
+	everyLog = []string{"--log-ranks", "all"} // the victim's words, too
 	hangFlag = []string{"--timeout", faultTimeout.String()}
 	missing  = "NOT ARRIVED: rank {rank}"
 )

@@ -77,7 +77,7 @@ func gpuSymmetric(t *testing.T, w *spmd.World) {
 	}
 	place("what a stream used", c, 3*class)
 
-	symmetric(t, w, 2<<20) // larger than what is cut from a chunk
+	symmetric(t, w, 2<<20) // larger than pieces of a chunk
 	if got := newCalls(t, "ncclMemAlloc", "ncclCommWindowRegister"); len(got) != 2 {
 		t.Errorf("a large buffer: %q, want a chunk of its own", got)
 	}
@@ -87,7 +87,7 @@ func gpuSymmetric(t *testing.T, w *spmd.World) {
 
 // gpuPool: when the driver is asked for memory and when it is not.
 func gpuPool(t *testing.T, w *spmd.World) {
-	const n = 1 << 20 // elements: more than what is cut from a chunk
+	const n = 1 << 20 // elements: more than a piece of a chunk
 	s := stream(t, w, "s")
 	newCalls(t)
 	x := alloc[float32](t, w, n)
@@ -133,7 +133,7 @@ func gpuPool(t *testing.T, w *spmd.World) {
 		t.Errorf("%q, want %q", order, want)
 	}
 	must(t, spmd.AllReduce(w.Comm().On(s), y, x, spmd.Sum))
-	injected("cuEventQuery=600", func() { // what is there needs no driver, and no waiting
+	injected("cuEventQuery=600", func() { // memory of the pool needs no driver, and no waiting
 		for range 3 {
 			b := alloc[float32](t, w, 8)
 			must(t, b.Free())

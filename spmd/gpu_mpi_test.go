@@ -164,7 +164,7 @@ func mpiWays(t *testing.T) {
 		{"mpi-aware", []string{none, "LOCKSTEP_MPI_CUDA=no"}, 0,
 			[]string{" WRN start", "collectives=mpi-aware", "--collectives mpi-aware, though LOCKSTEP_MPI_CUDA=no"}},
 	} {
-		if !campaign.All() && i%2 == 1 && tc.status == 0 { // one of each name, and what is refused
+		if !campaign.All() && i%2 == 1 && tc.status == 0 { // one of each name, and the refusals
 			continue
 		}
 		t.Run(tc.ask, func(t *testing.T) {

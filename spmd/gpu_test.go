@@ -22,7 +22,7 @@ func TestGPU(t *testing.T) {
 	} else {
 		dir = doubles(t)
 		t.Setenv("SPMDTEST_DEVICE", "cuda")
-		t.Setenv("SPMDTEST_SYMMETRIC", "always") // what is measured on doubles says nothing
+		t.Setenv("SPMDTEST_SYMMETRIC", "always") // times of doubles say nothing
 		t.Setenv("FAKECUDA_DEVICES", "3")
 		t.Setenv(doublesEnv, dir)
 		t.Setenv("LD_LIBRARY_PATH", dir)

@@ -428,7 +428,8 @@ func TestSignal(t *testing.T) {
 		if len(tc.args) > 2 && !strings.Contains(rest.String(), "summary of "+tc.args[1]+" ranks in ") {
 			t.Errorf("%s on %d ranks: no summary: %s", tc.what, tc.n, &rest)
 		}
-		if threeTimes := regexp.MustCompile(`(?m)^    Fill +3 +48 B +\d`); len(tc.args) > 2 && !threeTimes.MatchString(rest.String()) {
+		if threeTimes := regexp.MustCompile(`(?m)^    Fill +3 +48 B +\d`); len(tc.args) > 2 &&
+			!threeTimes.MatchString(rest.String()) {
 			t.Errorf("%s on %d ranks: the summary does not name what was done: %s", tc.what, tc.n, &rest)
 		}
 		if tc.n == 0 && !strings.Contains(rest.String(), said) {

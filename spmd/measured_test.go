@@ -42,7 +42,7 @@ func symmetricCalls(w *spmd.World) error {
 	return s.Synchronize()
 }
 
-// gpuPaths: which communicator carries a call on symmetric memory, and where that is from.
+// gpuPaths: which communicator carries a call on symmetric memory, and who decided so.
 func gpuPaths(t *testing.T) {
 	t.Parallel()
 	cache := t.TempDir()

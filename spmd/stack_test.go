@@ -37,7 +37,7 @@ func TestOperandsOnStacks(t *testing.T) {
 			}}
 		}
 		part := func(b spmd.Buffer[int64]) spmd.Buffer[int64] { return b.Slice(0, 1) }
-		root := func(v int64) int64 { // of what rank 1 alone gets
+		root := func(v int64) int64 { // of a result that rank 1 alone gets
 			if me == 1 {
 				return v
 			}

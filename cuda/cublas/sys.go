@@ -131,7 +131,7 @@ func sysLtDestroy(l light) int {
 // planKey is all that a plan depends on. Alpha and Beta are not in it.
 type planKey struct {
 	m, n, k, lda, ldb, ldc int
-	count                  int // of products, 1 where there is one
+	count                  int // of products; at least 1
 	workspace              int
 	ab, c                  elem.Type
 	ta, tb                 bool

@@ -146,7 +146,7 @@ type trial struct {
 	x       Beside
 	plan    plan
 	n       int
-	found   [1 + mostAlgorithms]algorithm // the first is what products have now
+	found   [1 + mostAlgorithms]algorithm // the first is the products' present one
 	events  [2]*cuda.Event
 	memory  unsafe.Pointer
 	host    unsafe.Pointer

@@ -34,7 +34,7 @@ type Facts struct {
 	Program  *File    `json:"program,omitempty"` // nil where none was named
 
 	GPU       GPU                `json:"gpu"`
-	Libraries map[string]Library `json:"libraries"` // by name; those for GPUs only where there is one
+	Libraries map[string]Library `json:"libraries"` // by name; those for GPUs only with a GPU
 
 	Cores      []int          `json:"cores,omitempty"`      // that the rank may run on
 	NodeCores  int            `json:"node_cores"`           // that it might have been given
@@ -192,7 +192,7 @@ func machine() string {
 	return strings.TrimSpace(string(boot)) + " " + ns
 }
 
-// entries lists a folder, as empty where it is missing.
+// entries lists a folder; a missing one is empty.
 func entries(dir string) []fs.DirEntry {
 	all, _ := os.ReadDir(dir)
 	return all

@@ -32,7 +32,7 @@ func (r *Result) WriteJSON(w io.Writer) error { return json.NewEncoder(w).Encode
 // facet is a fact in words, a line above the table or a column in it.
 type facet struct {
 	name string
-	of   func(f *Facts) string // "" where there is nothing to say
+	of   func(f *Facts) string // "" if there is nothing to say
 }
 
 // facets in the order in which they are shown.

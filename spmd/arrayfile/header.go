@@ -96,7 +96,7 @@ func Stat(name string) (info Info, err error) {
 	if _, err = io.ReadFull(f, wide); err == nil {
 		length = binary.LittleEndian.Uint32(append(wide, 0, 0)[:4])
 	}
-	const most = 1 << 16 // of what is for people to read
+	const most = 1 << 16 // of a header, which people may read
 	text := make([]byte, min(length, most))
 	if _, err2 := io.ReadFull(f, text); err != nil || err2 != nil || head[len(magic)] > 3 {
 		return info, fmt.Errorf("%s: its header of version %d is not complete, or not known", name, head[len(magic)])

@@ -55,7 +55,7 @@ type Attention[T Elem] struct {
 	shape Shape
 	path  string
 	why   string
-	cudnn *cudnnPath           // where that is the path
+	cudnn *cudnnPath           // if that is the path
 	back  string               // the path of the backward pass
 	wgmma *wgmmaShape          // nil where the path is not mma, or its kernels are not wgmma's
 	work  spmd.Buffer[float32] // of the path, shared by the family
@@ -221,7 +221,7 @@ func (f *family[T]) lacksMMA() string {
 			return fmt.Sprintf("compute capability %d.%d", major, minor)
 		}
 	case f.o.Path != pathMMA:
-		return "host" // where it is only what stands for the kernels
+		return "host" // which only has the stand-in of the kernels
 	}
 	return ""
 }

@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd"
 )
 
-// shape is what tells products apart in the summary of a run.
+// shape tells products apart in the summary of a run.
 type shape struct {
 	batch, m, n, k int
 	typ, ctyp      elem.Type
@@ -40,7 +40,7 @@ func (h *handle) describeGemm(a spmd.Args) (string, int) {
 	return h.names.name("Gemm", shape{p.batch, p.m, p.n, p.k, p.typ, p.ctyp, p.ta, p.tb, p.ops}), p.batch * bytes
 }
 
-// describeGemv is describeGemm of a Gemv, whose vectors are what is least.
+// describeGemv is describeGemm of a Gemv, with each operand counted once.
 func (h *handle) describeGemv(a spmd.Args) (string, int) {
 	p := decode(a)
 	s := shape{batch: 1, m: p.m, n: p.n, typ: p.typ, ctyp: p.typ, ta: p.ta}

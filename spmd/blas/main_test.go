@@ -57,7 +57,8 @@ func app() {
 // namedReplays is how often namedWork replays its graph.
 const namedReplays = 40
 
-// namedWork makes products of several shapes, and replays a graph of one, of a kernel in Go and of a copy.
+// namedWork makes products of several shapes, and replays a graph of one, of a kernel in Go and of
+// a copy.
 func namedWork(w *spmd.World, s *spmd.Stream) error {
 	const n = 16
 	x, err := spmd.Alloc[spmd.BF16](w, n*n)
@@ -70,7 +71,8 @@ func namedWork(w *spmd.World, s *spmd.Stream) error {
 	product := func() error { return blas.Gemm(s, c, a, a, blas.Options{TransB: true}) }
 	axpy := func() error { return vector.Axpy(s, z.Slice(0, 500), 2, z.Slice(500, 1000)) }
 	err = errors.Join(product(), product(), axpy(),
-		blas.Gemm(s, blas.MatrixOf(y.Slice(0, 64), 8, 8), blas.MatrixOf(x.Slice(0, 64), 8, 8), blas.MatrixOf(x.Slice(64, 128), 8, 8), blas.Options{Batch: 1, Accumulate: true}))
+		blas.Gemm(s, blas.MatrixOf(y.Slice(0, 64), 8, 8), blas.MatrixOf(x.Slice(0, 64), 8, 8),
+			blas.MatrixOf(x.Slice(64, 128), 8, 8), blas.Options{Batch: 1, Accumulate: true}))
 	if err != nil {
 		return err
 	}
@@ -86,7 +88,8 @@ func namedWork(w *spmd.World, s *spmd.Stream) error {
 	return g.Close()
 }
 
-// TestNamedWork: the summary has a row for each kernel and each shape of a product, with what they were called for.
+// TestNamedWork: the summary has a row for each kernel and each shape of a product, with what they
+// were called for.
 func TestNamedWork(t *testing.T) {
 	namedRows(t)
 }
@@ -98,7 +101,8 @@ func namedRows(t *testing.T, env ...string) map[string]row {
 	if spmdtest.Device() != "host" { // a machine may have one GPU
 		ranks = 1
 	}
-	got := spmdtest.Program(t, ranks, append([]string{appEnv + "=named work"}, env...), "--summary", "on", "--log-format", "json")
+	got := spmdtest.Program(t, ranks, append([]string{appEnv + "=named work"}, env...), "--summary", "on",
+		"--log-format", "json")
 	var line struct{ Summary struct{ Works []row } }
 	for text := range strings.Lines(got.Stderr) {
 		if strings.Contains(text, `"summary":{`) {

@@ -34,7 +34,7 @@ func TestCheckpointRanks(t *testing.T) {
 			all := everyType(t, w, 1)
 			setAll(t, all, w.Size())
 			spmdtest.Must(t, c.Save(100, meta, items(all)...))
-			setAll(t, all, 0) // what is saved are the values at the call
+			setAll(t, all, 0) // the values at the call are saved
 			spmdtest.Must(t, c.Wait())
 			spmdtest.Must(t, c.Close())
 		})
@@ -228,7 +228,7 @@ func TestCheckpointKeep(t *testing.T) {
 				t.Fatalf("after step %d: %v, want %v", step, got, want)
 			}
 			spmdtest.Must(t, spmd.Barrier(w.Comm()))
-			if i == 3 { // a program that starts again knows what is newest
+			if i == 3 { // a program that starts again knows the newest
 				spmdtest.Must(t, c.Close())
 				c = open(t, w, dir, 2)
 			}

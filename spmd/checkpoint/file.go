@@ -385,7 +385,7 @@ func (d disk) lookAt(dir string, e fs.DirEntry) (s savedFolder, ok bool) {
 	return s, true
 }
 
-// Names of what somebody may have made of a checkpoint begin with looksSaved.
+// looksSaved begins the names that somebody may have given to a checkpoint.
 var looksSaved = regexp.MustCompile(`^step-\d`)
 
 // atoi is strconv.Atoi of digits that are few enough.

@@ -229,7 +229,7 @@ func takeLock(path string, me *lockOwner) (f *os.File, before *lockOwner, err er
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err != nil { // perhaps it is being written, where there are no links
+		if err != nil { // without links, perhaps it is being written
 			was = err
 			time.Sleep(lockPoll / 10)
 			continue
@@ -272,7 +272,7 @@ func (o *lockOwner) replace(path string, from *lockOwner) (*os.File, error) {
 // temp is a name of the owner's own beside path.
 func (o *lockOwner) temp(path string) string { return path + "-" + o.Session }
 
-// hardLink is os.Link; tests have it fail as where there are no links.
+// hardLink is os.Link; tests have it fail as on a file system without links.
 var hardLink = os.Link
 
 // place makes the file, whole. It fails if the file exists.

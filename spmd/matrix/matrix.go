@@ -95,7 +95,7 @@ func enqueue[T spmd.Elem](s *spmd.Stream, op string, dst, src *View[T], rows, co
 	case src.extent() == 0:
 		return nil
 	}
-	switch unsafe.Sizeof(*new(T)) { // what is moved are bits
+	switch unsafe.Sizeof(*new(T)) { // bits are moved
 	case 1:
 		return move(s, as[uint8](dst), as[uint8](src), turn)
 	case 2:

@@ -1,4 +1,5 @@
-// Package runfolder keeps a record of a run in one folder: how it was started, and its measurements.
+// Package runfolder keeps a record of a run in one folder: how it was started, and its
+// measurements.
 //
 //	dir := runfolder.Flag(fs) // --run-dir
 //	...
@@ -84,7 +85,7 @@ type Folder struct {
 
 // opened is rank 0's answer to the others.
 type opened struct {
-	Dir   string // "" where there is none
+	Dir   string // "" if there is none
 	Error string
 	Full  bool // the error is the disk's, not the caller's
 }

@@ -176,7 +176,7 @@ func TestRefuses(t *testing.T) {
 				t.Errorf("rank %d: %v, want %s", w.Rank(), err, tc.want)
 			}
 		}
-		if err := Check(Config{Dir: "full", State: "full"}); err != nil { // it is what the run goes on from
+		if err := Check(Config{Dir: "full", State: "full"}); err != nil { // the run goes on from it
 			t.Error(err)
 		}
 		if f, err := Open(w, Config{Dir: Off, Default: "full"}); err != nil || f != nil ||

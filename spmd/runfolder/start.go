@@ -56,7 +56,7 @@ func (f *Folder) start(now time.Time, hosts []string) *start {
 		Version: version.Number, Commit: version.Commit(), Libraries: spmd.Libraries(), Ranks: f.w.Size(),
 		Nodes:  f.w.Nodes(),
 		Device: f.w.Device(), Collectives: f.w.Collectives(), Slurm: os.Getenv("SLURM_JOB_ID")}
-	s.In, _ = os.Getwd() // empty where it is gone
+	s.In, _ = os.Getwd() // empty if it is gone
 	if fs := f.w.Flags(); fs != nil {
 		s.Program = fs.Name()
 		fs.VisitAll(func(f *pflag.Flag) { s.Flags[f.Name] = f.Value.String() })
@@ -121,7 +121,7 @@ func suits(dir, state string) (begun bool, err error) {
 	begun = errors.Is(err, errSaysNothing)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || begun:
-		if state == "." { // what is there is what the run goes on from
+		if state == "." { // the folder's contents are the state
 			return begun, nil
 		}
 		there, err := os.ReadDir(dir)
@@ -155,7 +155,7 @@ func lastStart(file string) (last *start, err error) {
 		return nil, err
 	}
 	defer f.Close()
-	lines := bufio.NewReaderSize(f, 4<<20) // of what is longer, the end is no start either
+	lines := bufio.NewReaderSize(f, 4<<20) // the end of a longer line is no start either
 	for {
 		line, err := lines.ReadSlice('\n')
 		s := new(start)

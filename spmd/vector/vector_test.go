@@ -86,7 +86,7 @@ func check[T Number](t *testing.T, w *spmd.World, eps float64) {
 				t.Errorf("%s, %d elements: result %d is %v, want %v", name, n, i, got[i], want)
 			}
 		}
-		size := 1e4 * float64(n*w.Size()) // of what is added
+		size := 1e4 * float64(n*w.Size()) // of the summands
 		near(0, exactly(x, ones[:n]), size)
 		near(1, exactly(x, y), size)
 		near(4, exactly(all, ones), size)

@@ -16,7 +16,7 @@ func main() {
 }
 
 func group(_ context.Context, w *spmd.World) error {
-	x, err := spmd.Alloc[int64](w, 4) // the two sums, what is sent, what is received
+	x, err := spmd.Alloc[int64](w, 4) // the two sums, a number to send, one received
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,7 @@ import (
 
 // spending is the recent uses of a rank's time.
 type spending struct {
-	over    float64 // ns; 0 where there are no two samples
+	over    float64 // ns; 0 without two samples
 	phases  []spent
 	regions []spent
 	waits   float64 // ns in which it was waiting for other ranks

@@ -261,7 +261,7 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	var states []watch.RankState
 	if c.Kind == watch.KindHang && rank < 2 {
 		states = d.gather()
-		if s := states[0]; s.State == nil && !s.Died && !s.Left { // rank 0 is what hangs: it is stopped
+		if s := states[0]; s.State == nil && !s.Died && !s.Left { // rank 0 hangs: it is stopped
 			first = 1
 		}
 	}

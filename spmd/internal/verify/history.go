@@ -29,7 +29,7 @@ const recentCalls = 16
 
 // entry is one call.
 type entry struct {
-	Packed        // n is what all ranks have in common
+	Packed        // n is the number that all ranks have in common
 	sum    uint64 // of it and all before
 	site   ccall.Site
 }

@@ -32,7 +32,7 @@ type shown struct {
 	stop   chan struct{}                     // ends the reader of the GPU, and of a rank alone; nil if there is none
 	wait   sync.WaitGroup
 	mu     sync.Mutex // held while the rank is read
-	over   bool       // what is read may be gone
+	over   bool       // the GPU may be gone
 }
 
 // heartbeat is a rank's message to rank 0 each second.

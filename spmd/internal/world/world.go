@@ -74,13 +74,13 @@ type World struct {
 	analyzer                verify.Analyzer // has those of all ranks, on rank 0
 	carrier                 verify.Carrier  // has those of this node, if this rank carries them
 	shown                   shown           // for --dashboard and Slowest
-	files                   files.Work      // for what is saved and loaded
+	files                   files.Work      // for checkpoints and arrays
 	json                    *outfile.File
 
 	mu        sync.Mutex
 	closers   []*func() error // of AtClose
 	listeners []*func([]byte) // of Emitted; the list is replaced, never changed
-	united    []reflect.Type  // of what Emit was given that told its units
+	united    []reflect.Type  // types of Emit that have told their units
 }
 
 // Open joins this process to the job and returns its world.
