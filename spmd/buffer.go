@@ -122,8 +122,8 @@ func (b Buffer[T]) Len() int { return b.n }
 // Bytes returns the size in bytes.
 func (b Buffer[T]) Bytes() int { return b.n * sizeOf[T]() }
 
-// Address returns where the first element lies in the memory of the device, 0 where b has none: to see how it is aligned,
-// and whether buffers overlap.
+// Address returns where the first element lies in the memory of the device; 0 if b has none. It
+// shows how memory is aligned, and whether buffers overlap.
 func (b Buffer[T]) Address() uintptr { return uintptr(b.addr()) }
 
 // Slice returns elements [i, j) of b; they share its memory. It panics out of
@@ -143,7 +143,8 @@ func Overlap[T, U Stored](a Buffer[T], b Buffer[U]) bool {
 	return exec.Overlap(a.addr(), a.Bytes(), b.addr(), b.Bytes())
 }
 
-// Join returns the buffer of two that follow each other in one allocation, in either order; false where they do not.
+// Join returns the buffer of two that follow each other in one allocation, in either order; false
+// if they do not.
 func Join[T Stored](a, b Buffer[T]) (Buffer[T], bool) {
 	if a.blk != b.blk || b.off+b.n != a.off && a.off+a.n != b.off {
 		return Buffer[T]{}, false
@@ -151,16 +152,18 @@ func Join[T Stored](a, b Buffer[T]) (Buffer[T], bool) {
 	return Buffer[T]{a.blk, min(a.off, b.off), a.n + b.n}, true
 }
 
-// View returns the memory of b as elements of another type: for codes of 8 bits that a kernel writes as one format and
-// later as the other, as uint8 for collectives and messages, or pairs of numbers as complex ones. It shares b's memory. It
-// panics where b does not begin and end with an element of that type, as NumPy's view fails.
+// View returns the memory of b as elements of another type: codes of 8 bits that a kernel writes as
+// one format and later as the other, uint8 for collectives and messages, or pairs of numbers as
+// complex ones. It shares b's memory. It panics if b does not begin and end with an element of that
+// type, as NumPy's view fails.
 func View[U, T Stored](b Buffer[T]) Buffer[U] {
 	from, to := sizeOf[T](), sizeOf[U]()
 	if from == to {
 		return Buffer[U](b)
 	}
 	if b.off*from%to != 0 || b.n*from%to != 0 {
-		panic(fmt.Sprintf("spmd: View of %d of %v, from %d on, as %v: they are parts of elements", b.n, elem.Of[T](), b.off, elem.Of[U]()))
+		panic(fmt.Sprintf("spmd: View of %d of %v, from %d on, as %v: they are parts of elements",
+			b.n, elem.Of[T](), b.off, elem.Of[U]()))
 	}
 	return Buffer[U]{b.blk, b.off * from / to, b.n * from / to}
 }
@@ -181,8 +184,8 @@ func (b Buffer[T]) Free() error {
 
 // CopyFrom copies src, of equal length, into b, and returns when b holds the values.
 //
-// It waits for what streams of this rank have enqueued that uses the buffer, or a part of it, and so
-// do CopyTo, SetAll, At, Set and Host. Where a stream that uses it is being captured, they fail. In a
+// It waits for what streams of this rank have enqueued that uses the buffer, or a part of it. So do
+// CopyTo, SetAll, At, Set and Host. They fail while a stream that uses it is being captured. In a
 // function of HostFunc they do not wait.
 func (b Buffer[T]) CopyFrom(src []T) error {
 	err := b.access("CopyFrom", len(src))
@@ -251,15 +254,16 @@ func (b Buffer[T]) Set(i int, v T) {
 	}
 }
 
-// Host returns the elements in place, of memory that the host addresses: what
-// AllocPinned and AllocManaged returned. It waits as CopyFrom does, and does not know what
-// is enqueued while the program has the slice. It panics when the buffer has been freed, and for memory of Alloc and
-// AllocSymmetric, which a GPU has in its own memory: on the host too, so that what runs
-// there runs on a GPU.
+// Host returns the elements in place, of memory that the host addresses: what AllocPinned and
+// AllocManaged returned. It waits as CopyFrom does, and does not know what is enqueued while the
+// program has the slice. It panics if the buffer has been freed. It also panics for memory of Alloc
+// and AllocSymmetric, which a GPU has in its own memory: on the host too, so that what runs there
+// runs on a GPU.
 func (b Buffer[T]) Host() []T {
 	b.mustAccess("Host")
 	if !open(b.blk) {
-		panic(fmt.Errorf("%s: Host: the buffer is of Alloc, which a GPU has in its own memory: use CopyTo, or AllocPinned", ccall.At()))
+		panic(fmt.Errorf("%s: Host: the buffer is of Alloc, which a GPU has in its own memory: "+
+			"use CopyTo, or AllocPinned", ccall.At()))
 	}
 	return b.slice()
 }
@@ -277,8 +281,8 @@ func (b Buffer[T]) mustAccess(op string) {
 	}
 }
 
-// reach refuses what is freed, and a copy that a GPU refuses in a function of HostFunc. It waits for the streams that use
-// the buffer.
+// reach refuses what is freed, and a copy that a GPU refuses in a function of HostFunc. It waits
+// for the streams that use the buffer.
 func (b Buffer[T]) reach(op string) error {
 	if !open(b.blk) {
 		if err := exec.RefuseInHostFunc(op); err != nil {

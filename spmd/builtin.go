@@ -30,5 +30,6 @@ var fillKernel = NewKernel("fill_bytes", cudaSource, func(a Args) error {
 // RandomBits returns 64 random bits for place i of the sequence that seed names.
 func RandomBits(seed, i uint64) uint64 { return mix.Bits(mix.Bits(seed) + i) }
 
-// UniformBits returns 24 random bits for place i of the sequence that seed names: the upper ones of RandomBits.
+// UniformBits returns 24 random bits for place i of the sequence that seed names: the upper ones of
+// RandomBits.
 func UniformBits(seed, i uint64) uint32 { return uint32(RandomBits(seed, i) >> 40) }

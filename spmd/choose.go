@@ -7,9 +7,9 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// Choose calls choose on rank 0 and returns on every rank what it returned there: a choice
-// that all ranks have to make alike, such as the algorithm that was the fastest. An error
-// of choose is one on every rank, and so is a choice that BroadcastValue would not carry. op, the name of the
+// Choose calls choose on rank 0 and returns on every rank what it returned there. It is for a
+// choice that all ranks have to make alike, such as the fastest algorithm. An error of choose is
+// one on every rank, and so is a choice that BroadcastValue would not carry. op, the name of the
 // calling function, appears in errors.
 //
 // Collective over all ranks, blocking: it is refused while a stream is being captured.

@@ -49,7 +49,8 @@ func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
 // Source: mpi.h, MPI_Allgather; nccl.h, ncclAllGather.
 func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.n != src.n*c.Size() {
-		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
+		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks",
+			ccall.At(), dst.n, src.n, c.Size())
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.AllGather, N: src.n}}
 	return collective(c, &cmd, dst, src, 0)
@@ -60,7 +61,8 @@ func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 // Source: mpi.h, MPI_Reduce_scatter_block; nccl.h, ncclReduceScatter.
 func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if src.n != dst.n*c.Size() {
-		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
+		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks",
+			ccall.At(), src.n, dst.n, c.Size())
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.n}}
 	return collective(c, &cmd, dst, src, 0)
@@ -91,7 +93,8 @@ func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	if c.Rank() != root {
 		dst = Buffer[T]{}
 	} else if dst.n != src.n*c.Size() {
-		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
+		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks",
+			ccall.At(), dst.n, src.n, c.Size())
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Gather, N: src.n}}
 	return collective(c, &cmd, dst, src, root)
@@ -105,7 +108,8 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	if c.Rank() != root {
 		src = Buffer[T]{}
 	} else if src.n != dst.n*c.Size() {
-		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
+		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks",
+			ccall.At(), src.n, dst.n, c.Size())
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Scatter, N: dst.n}}
 	return collective(c, &cmd, dst, src, root)
@@ -165,10 +169,9 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 	return collective(c, &cmd, dst, src, root)
 }
 
-// AllToAllV is AllToAll for unequal parts, and has no in-place form: src holds sendCounts[r] elements for
-// rank r, dst receives recvCounts[r] from it, both packed in rank order.
-// sendCounts[r] here equals recvCounts of this rank there. dst and src must not
-// overlap.
+// AllToAllV is AllToAll for unequal parts. src holds sendCounts[r] elements for rank r, and dst
+// receives recvCounts[r] from it, both packed in rank order. sendCounts[r] here equals recvCounts
+// of this rank there. dst and src must not overlap: there is no in-place form.
 // Source: mpi.h, MPI_Isend and MPI_Irecv.
 func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int) error {
 	if err := c.c.CheckCounts("AllToAllV", "dst", dst.n, recvCounts); err != nil {
@@ -178,21 +181,22 @@ func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int)
 		return err
 	}
 	if r := c.Rank(); sendCounts[r] != recvCounts[r] {
-		return fmt.Errorf("%s: AllToAllV: rank %d sends itself %d elements and receives %d", ccall.At(), r, sendCounts[r], recvCounts[r])
+		return fmt.Errorf("%s: AllToAllV: rank %d sends itself %d elements and receives %d",
+			ccall.At(), r, sendCounts[r], recvCounts[r])
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.AllToAllV, Counts: sendCounts, RecvCounts: recvCounts}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
-// Scan sets dst[i] on rank r to op over the ranks 0 to r of src[i]. dst may be src. There is no Avg.
-// On a GPU it takes memory for Size+1 times the elements of src, which the stream keeps.
+// Scan sets dst[i] on rank r to op over the ranks 0 to r of src[i]. dst may be src. There is no
+// Avg. On a GPU it takes memory for Size+1 times the elements of src, which the stream keeps.
 // Source: mpi.h, MPI_Scan.
 func Scan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	return scan(c, coll.Scan, dst, src, op)
 }
 
-// ExScan sets dst[i] on rank r to op over the ranks before r of src[i]. On rank 0 dst stays as it is. dst may be src.
-// There is no Avg. It takes memory as Scan.
+// ExScan sets dst[i] on rank r to op over the ranks before r of src[i]. On rank 0 dst stays as it
+// is. dst may be src. There is no Avg. It takes memory as Scan.
 // Source: mpi.h, MPI_Exscan.
 func ExScan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	return scan(c, coll.ExScan, dst, src, op)
@@ -203,7 +207,8 @@ func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 	case dst.n != src.n:
 		return lengthError(kind.String(), "dst", dst.n, "src", src.n)
 	case op == Avg:
-		return fmt.Errorf("%s: %s: %v is no operation of it: ranks add up different numbers of values", ccall.At(), kind, op)
+		return fmt.Errorf("%s: %s: %v is no operation of it: ranks add up different numbers of values",
+			ccall.At(), kind, op)
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: kind, Op: op, N: src.n}}
 	return collective(c, &cmd, dst, src, 0)
@@ -226,11 +231,11 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	return collective(c, &cmd, Buffer[T]{}, src, to)
 }
 
-// Recv receives dst from rank from, and waits for the message also where dst has no elements. On the host, and where kernels between GPUs
-// carry it, a message of another length is an error that names both lengths; NCCL
-// does not see lengths, and may wait for ever. Two ranks that both receive first
-// wait for each other, on the host also on different streams, since calls enter MPI
-// one at a time: use a Group. Where from is None dst stays as it is.
+// Recv receives dst from rank from. It waits for the message also if dst has no elements. On the
+// host, and where kernels between GPUs carry it, a message of another length is an error that names
+// both lengths. NCCL does not see lengths, and may wait for ever. Two ranks that both receive first
+// wait for each other, on the host also on different streams, since calls enter MPI one at a time:
+// use a Group. If from is None, dst stays as it is.
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if c.c.Plain(c.q, dst.blk, from) {
@@ -243,8 +248,8 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	return collective(c, &cmd, dst, Buffer[T]{}, from)
 }
 
-// SendRecv sends src to rank to and receives dst from rank from at the same time.
-// dst and src must not overlap. What has no elements is sent and received all the same. Where to or from is None, that
+// SendRecv sends src to rank to and receives dst from rank from at the same time. dst and src must
+// not overlap. It sends and receives what has no elements all the same. If to or from is None, that
 // half of it is left out.
 // Source: mpi.h, MPI_Sendrecv.
 func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) error {

@@ -29,8 +29,9 @@ func (c Comm) World() *World {
 	return worldOf(c.c.Of())
 }
 
-// Usable returns nil where this rank can make calls on c, else why not: c is the zero Comm, or closed, or without this rank.
-// call is what the error names, for packages that have calls of their own.
+// Usable returns nil if this rank can make calls on c. Else it says why not: c is the zero Comm, or
+// closed, or without this rank. call is what the error names, for packages that have calls of their
+// own.
 func (c Comm) Usable(call string) error { return c.c.Usable(call) }
 
 // On returns the same communicator for use in stream order: collectives on it

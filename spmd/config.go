@@ -22,11 +22,11 @@ type Config struct {
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
 	Symmetric   string        // auto, always or never: what is beside the plain algorithms of NCCL
 	Check       string        // off, sample, on or both: compare collectives over the ranks, and NCCL with MPI
-	Ranks       int           // that Main runs as goroutines of this process, as Local does, where that is more than one
-	Summary     string        // auto, on or off: a table of where the time went, at the end; auto is after 10 s of Main, and else off
+	Ranks       int           // that Main runs as goroutines of this process, as Local does, if more than one
+	Summary     string        // auto (after 10 s of Main), on or off: a table of where the time went, at the end
 	Trace       string        // file, written at the end, of what each rank did and when; "-" is standard output
 	Overwrite   bool          // replace a file that is there: that of Trace, and what the program writes
-	Dashboard   string        // [HOST]:PORT where rank 0 serves a page that shows the run; without HOST its own machine alone gets it
+	Dashboard   string        // [HOST]:PORT of a page that shows the run; without HOST for its own machine alone
 }
 
 // forJob is the configuration as package job has it.
@@ -37,7 +37,8 @@ func (c *Config) start(fs *pflag.FlagSet) world.Start {
 	return world.Start{Config: *c.forJob(), Flags: fs, Fill: &fillKernel.k}
 }
 
-// MayDiffer says that ranks may be started with different values of these flags of fs, such as a folder on
-// each node's own disk. All others must be the same on every rank, or Main ends the job with one line that says which
-// differs, and status 2; --json and the --log flags are the exceptions among the common ones. It panics where fs lacks one.
+// MayDiffer says that ranks may be started with different values of these flags of fs, such as a
+// folder on each node's own disk. All others must be the same on every rank; of the common ones
+// --json and the --log flags need not. Else Main ends the job with status 2, and one line that says
+// which differs. MayDiffer panics if fs lacks one.
 func MayDiffer(fs *pflag.FlagSet, names ...string) { job.MayDiffer(fs, names...) }

@@ -12,8 +12,9 @@ type Elem interface {
 	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64 | complex64 | complex128
 }
 
-// Stored is the set of element types of buffers: Elem, and F8E4M3 and F8E5M2, which only kernels
-// and blas.Gemm take; collectives take a View of them as uint8. A buffer of any other type does not compile.
+// Stored is the set of element types of buffers: Elem, F8E4M3 and F8E5M2. Only kernels and
+// blas.Gemm take the last two; collectives take a View of them as uint8. A buffer of any other type
+// does not compile.
 type Stored interface{ Elem | F8E4M3 | F8E5M2 }
 
 // F16 is IEEE 754 binary16, a storage type: it is converted with ToF16 and
@@ -34,8 +35,9 @@ type F8E4M3 = elem.F8E4M3
 // becomes 448 with its sign. A NaN stays a NaN.
 func ToF8E4M3(x float32) F8E4M3 { return elem.ToF8E4M3(x) }
 
-// F8E5M2 is an 8-bit float with 5 bits of exponent and 2 of fraction, up to 57344 in size and down to 2^-16: a storage
-// type as F8E4M3 is, for operands of blas.Gemm whose sizes differ much, as those of gradients do.
+// F8E5M2 is an 8-bit float with 5 bits of exponent and 2 of fraction, up to 57344 in size and down
+// to 2^-16. It is a storage type as F8E4M3 is, for operands of blas.Gemm whose sizes differ much,
+// as those of gradients do.
 type F8E5M2 = elem.F8E5M2
 
 // ToF8E5M2 rounds x to the nearest F8E5M2, ties to even; beyond 57344, infinite too, it
@@ -51,16 +53,15 @@ func ToBF16(x float32) BF16 { return elem.ToBF16(x) }
 // Op is the operation of a reduction.
 type Op = elem.Op
 
-// The operations of a reduction. Complex numbers are added, averaged and multiplied; they have no Min and Max, and NCCL does
-// not multiply them. Avg is the sum divided by the number of ranks:
-// in floating point for the floating-point types, truncated towards zero for
-// integers. float16 and bfloat16 are reduced in float32 and, on the host, rounded
-// once; NCCL rounds them after each addition, and floating-point averages of any
-// type may differ from the host's in the last bit.
+// The operations of a reduction. Avg is the sum divided by the number of ranks: in floating point
+// for the floating-point types, truncated towards zero for integers. float16 and bfloat16 are
+// reduced in float32 and, on the host, rounded once. NCCL rounds them after each addition, and
+// floating-point averages of any type may differ from the host's in the last bit. Complex numbers
+// have no Min and Max, and NCCL does not multiply them.
 //
-// In Min and Max a NaN wins, whichever rank has it, and -0 is less than 0, as in
-// IEEE 754-2019, NumPy and PyTorch. NCCL, which carries long ones between GPUs,
-// drops a NaN where another rank has a number: --check=both finds that.
+// In Min and Max a NaN wins, whichever rank has it, and -0 is less than 0, as in IEEE 754-2019,
+// NumPy and PyTorch. NCCL, which carries long ones between GPUs, drops a NaN if another rank has a
+// number: --check=both finds that.
 const (
 	Sum  = elem.Sum
 	Prod = elem.Prod
@@ -69,8 +70,8 @@ const (
 	Avg  = elem.Avg
 )
 
-// The operations on the bits of integers, of data in the memory of the host: of numbers and slices. NCCL has none of them,
-// so that there are none of buffers.
+// The operations on the bits of integers, for numbers and slices in the memory of the host. NCCL
+// has none of them, so that buffers have none.
 const (
 	And = elem.And
 	Or  = elem.Or

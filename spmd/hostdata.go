@@ -8,9 +8,10 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// What a program itself has on the host is reduced, broadcast and gathered by the functions of this file and of values.go:
-// counts, decisions, settings. They take no Buffer and no stream, block, and are host traffic also where the device is a
-// GPU: they wait neither for it nor for what is enqueued there.
+// The functions of this file and of values.go reduce, broadcast and gather what a program itself
+// has on the host: counts, decisions, settings. They take no Buffer and no stream, and block. They
+// are host traffic also if the device is a GPU: they wait neither for it nor for what is enqueued
+// there.
 
 // Number is the set of types that are reduced in the memory of the host, such as time.Duration.
 type Number interface {
@@ -67,26 +68,27 @@ func AllGatherNumber[T Number](c Comm, x T) ([]T, error) {
 	}
 	*(*T)(p) = x
 	all := make([]T, c.Size())
-	err = c.c.MakeHost(coll.Call{Kind: coll.AllGather, Type: elem.TypeOf[T](), N: 1, Dst: unsafe.Pointer(&all[0]), Src: p})
+	dst := unsafe.Pointer(&all[0])
+	err = c.c.MakeHost(coll.Call{Kind: coll.AllGather, Type: elem.TypeOf[T](), N: 1, Dst: dst, Src: p})
 	c.c.LeaveHost()
 	return all, err
 }
 
-// Any returns whether have is true on any rank, the same on every rank. It is for communication that is needed at times
-// only:
+// Any returns whether have is true on any rank, the same on every rank. It is for communication
+// that is needed at times only:
 //
 //	if any, err := spmd.Any(w.Comm(), len(moved) > 0); err != nil || !any {
 //		return err // on every rank: nobody has anything to say
 //	}
 //
-// It waits for no stream: asked while the device still computes, it costs no time of it. For a few numbers in host memory
-// AllReduceIf asks and reduces in one go.
+// It waits for no stream: while the device computes, it costs no time of it. For a few numbers in
+// host memory AllReduceIf asks and reduces in one go.
 //
 // Collective, blocking. A stream of c has no part in it.
 func Any(c Comm, have bool) (bool, error) { return calls.Any(c.c, have) }
 
-// AllReduceSlice sets dst[i] to op over all ranks of src[i], on every rank. dst may be src, and may not otherwise overlap
-// it. All ranks get the same bits.
+// AllReduceSlice sets dst[i] to op over all ranks of src[i], on every rank. dst may be src, and may
+// not otherwise overlap it. All ranks get the same bits.
 //
 // Collective, blocking. A stream of c has no part in it.
 // Source: mpi.h, MPI_Allreduce.
@@ -94,8 +96,8 @@ func AllReduceSlice[T Number](c Comm, dst, src []T, op Op) error {
 	return calls.ReduceSlice(c.c, "AllReduceSlice", coll.AllReduce, dst, src, op, 0)
 }
 
-// ReduceSlice sets dst[i] to op over all ranks of src[i], on root. Elsewhere dst is not used and may be nil. On root dst
-// may be src, and may not otherwise overlap it.
+// ReduceSlice sets dst[i] to op over all ranks of src[i], on root. Elsewhere dst is not used and
+// may be nil. On root dst may be src, and may not otherwise overlap it.
 //
 // Collective, blocking. A stream of c has no part in it.
 // Source: mpi.h, MPI_Reduce.
@@ -106,12 +108,13 @@ func ReduceSlice[T Number](c Comm, dst, src []T, op Op, root int) error {
 	return calls.ReduceSlice(c.c, "ReduceSlice", coll.Reduce, dst, src, op, root)
 }
 
-// AllReduceIf is AllReduceSlice over those ranks alone that have something, and nothing at all where none has: any says
-// on every rank whether there was one, and where not dst stays as it is. src has the length of dst where have is true;
-// elsewhere it is not used and may be nil. dst has the same length on every rank, and may be src. There is no Avg.
+// AllReduceIf is AllReduceSlice over only those ranks that have something. any says on every rank
+// whether there was one; if not, dst stays as it is. src has the length of dst if have is true;
+// else it is not used and may be nil. dst has the same length on every rank, and may be src. There
+// is no Avg.
 //
-// Up to 4 KiB the question and the numbers are one message: it costs what AllReduceSlice does. What is longer is not sent
-// where no rank has anything.
+// Up to 4 KiB the question and the numbers are one message: it costs what AllReduceSlice does.
+// Longer numbers are not sent if no rank has anything.
 //
 // Collective, blocking. A stream of c has no part in it.
 func AllReduceIf[T Number](c Comm, have bool, dst, src []T, op Op) (any bool, err error) {

@@ -27,8 +27,8 @@ var declared atomic.Int32
 //
 // Kernels of one source with the same options are compiled as one program.
 func NewKernel(name, source string, host func(Args) error, options ...KernelOption) *Kernel {
-	k := &Kernel{exec.Kernel{Name: name, Source: kernels.Source{Text: source, Names: []string{name}}, ID: int(declared.Add(1)) - 1,
-		Host: func(list []Arg) error { return host(Args{list}) }}}
+	k := &Kernel{exec.Kernel{Name: name, Source: kernels.Source{Text: source, Names: []string{name}},
+		ID: int(declared.Add(1)) - 1, Host: func(list []Arg) error { return host(Args{list}) }}}
 	for _, o := range options {
 		o(&k.k.Source)
 	}
@@ -54,13 +54,14 @@ func CompilerFlag(flag string) KernelOption {
 // is then defined, and the like for others: without it the source does without.
 func ArchSpecific() KernelOption { return func(s *kernels.Source) { s.ArchSpecific = true } }
 
-// Tolerance says by how much what the CUDA source computes may differ from what the host function does, as a part of it: for
-// spmdtest.CompareKernels, which wants the same bits where nothing is said.
+// Tolerance says by how much the results of the CUDA source may differ from those of the host
+// function, as a part of them. spmdtest.CompareKernels wants the same bits without it.
 func Tolerance(part float64) KernelOption {
 	return func(s *kernels.Source) { s.Tolerance = part }
 }
 
-// Scratch says that what some arguments hold behind a launch means nothing, such as parts of sums on a GPU.
+// Scratch says that what some arguments hold behind a launch means nothing, such as parts of sums
+// on a GPU.
 func Scratch(args ...int) KernelOption {
 	return func(s *kernels.Source) {
 		for _, i := range args {
@@ -69,8 +70,9 @@ func Scratch(args ...int) KernelOption {
 	}
 }
 
-// EachOnce says that the kernel is called for all indices below its first dims arguments, and touches the element of each index
-// once in every buffer that has as many: the summary then shows how many bytes it moves.
+// EachOnce says that the kernel is called for all indices below its first dims arguments, and
+// touches the element of each index once in every buffer that has as many. The summary then shows
+// how many bytes it moves.
 func EachOnce(dims int) KernelOption { return func(s *kernels.Source) { s.Indices = dims } }
 
 // Grid is the shape of a launch in blocks and threads; the host function does
@@ -97,10 +99,10 @@ func Cover1D(n, block int) Grid {
 	return Grid{Blocks: [3]int{max(1, (n+block-1)/block), 1, 1}, Threads: [3]int{block, 1, 1}}
 }
 
-// Arg is one argument of a kernel: a buffer, or a number of stated width. Its String says which. For
-// packages on top of this one, Len returns how many elements a buffer has, -1 of another argument;
-// Int returns the number that I64 passes, 0 of another; and x.Overlaps(&y) says whether two buffers
-// share memory.
+// Arg is one argument of a kernel: a buffer, or a number of stated width. Its String says which.
+// For packages on top of this one, Len returns how many elements a buffer has, -1 of another
+// argument. Int returns the number that I64 passes, 0 of another. x.Overlaps(&y) says whether two
+// buffers share memory.
 type Arg = exec.Arg
 
 // Arg passes the buffer to a kernel: a pointer there, a slice for the host
@@ -151,8 +153,8 @@ func Bool(v bool) Arg {
 // Scalar passes v to a parameter of the type in C++ that Elem names, such as uint8_t or bf16.
 func Scalar[T Elem](v T) Arg { return exec.Number(elem.Of[T](), v) }
 
-// ScratchArg returns one element of the workspace of s as an argument of its next kernels. skip is how
-// many elements before it kernels and libraries among them may overwrite.
+// ScratchArg returns one element of the workspace of s as an argument of its next kernels. skip is
+// how many elements before it kernels and libraries among them may overwrite.
 func ScratchArg[T Elem](s *Stream, skip int) (Arg, error) {
 	t := elem.Of[T]()
 	p, err := s.q.Scratch((skip + 1) * t.Size())
@@ -189,8 +191,8 @@ func (a Args) Bool(i int) bool { return value[uint8](a, i) != 0 }
 // ArgScalar returns argument i, passed by Scalar.
 func ArgScalar[T Elem](a Args, i int) T { return value[T](a, i) }
 
-// EachOnce is how many bytes a call moves that touches once in each buffer the element of every index below the first dims
-// arguments; 0 where buffers have other lengths.
+// EachOnce is how many bytes a call moves that touches once in each buffer the element of every
+// index below the first dims arguments; 0 if buffers have other lengths.
 func (a Args) EachOnce(dims int) int { return exec.EachOnce(a.list, dims) }
 
 func value[T Elem](a Args, i int) T { return exec.Value[T](a.list, i, elem.Of[T]()) }
@@ -207,7 +209,7 @@ func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a.list, i, e
 // typed function that stands beside the kernel. Freed buffers and those of another
 // world are refused. It allocates nothing.
 func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
-	if err := g.check(k.k.Name); err != nil {
+	if err := exec.CheckGrid(k.k.Name, (*exec.Grid)(&g)); err != nil {
 		return err
 	}
 	if kernels.Comparing() && s.w.in.OnHost() {
@@ -221,21 +223,4 @@ func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 	}
 	c.Kernel, c.Grid = &k.k, exec.Grid(g)
 	return s.q.Enqueue(c)
-}
-
-// check refuses shapes that no launch of a kernel can have.
-func (g *Grid) check(kernel string) error {
-	for _, n := range [...]int{g.Blocks[0], g.Blocks[1], g.Blocks[2], g.Threads[0], g.Threads[1], g.Threads[2]} {
-		if n < 1 {
-			return fmt.Errorf("%s: Launch of %s: grid of %v blocks of %v threads", ccall.At(), kernel, g.Blocks, g.Threads)
-		}
-	}
-	if g.Cluster != [3]int{} {
-		for i, n := range g.Cluster {
-			if n < 1 || g.Blocks[i]%n != 0 {
-				return fmt.Errorf("%s: Launch of %s: grid of %v blocks in clusters of %v", ccall.At(), kernel, g.Blocks, g.Cluster)
-			}
-		}
-	}
-	return nil
 }

@@ -44,15 +44,16 @@ func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error,
 	return l
 }
 
-// OnlyKernels says that gpu does nothing but launch kernels, so that --device emulate can run it. It returns l.
+// OnlyKernels says that gpu does nothing but launch kernels, so that --device emulate can run it.
+// It returns l.
 func (l *Library) OnlyKernels() *Library {
 	l.lib.OnlyKernels = true
 	return l
 }
 
-// Describe has fn say by which name a call stands in the summary and in the trace, such as that of a product with its shape,
-// and how many bytes it moves, 0 where that is not known. fn is called where either is wanted, and returns for equal calls
-// the same string. Describe returns l.
+// Describe has fn say by which name a call stands in the summary and in the trace, such as that of
+// a product with its shape, and how many bytes it moves, 0 if that is not known. fn is called when
+// either is wanted, and returns the same string for equal calls. Describe returns l.
 func (l *Library) Describe(fn func(Args) (name string, bytes int)) *Library {
 	l.lib.Describe = func(args []Arg) (string, int) { return fn(Args{args}) }
 	return l
@@ -91,7 +92,7 @@ func (c LibraryCall) WorkspaceArg() Arg {
 // on its stream. The arguments are those of the call, the workspace, and numbers: other
 // buffers are not protected from being freed. It neither blocks nor allocates.
 func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
-	if err := g.check(k.k.Name); err != nil {
+	if err := exec.CheckGrid(k.k.Name, (*exec.Grid)(&g)); err != nil {
 		return err
 	}
 	if !slices.Contains(c.lib.lib.Kernels, &k.k) {

@@ -10,27 +10,26 @@ import (
 	"lockstep/spmd/internal/world"
 )
 
-// Main is the whole of a program's main function: it parses the command line into
-// fs and the common flags, starts MPI, calls run on every rank, takes everything
-// down again, and exits the process if anything failed.
+// Main is the whole of a program's main function: it parses the command line into fs and the common
+// flags, starts MPI, calls run on every rank, takes everything down again, and exits the process if
+// anything failed.
 //
-// With --ranks run is called on several goroutines of one process at the same time. What it changes it has of its own: a run
-// that fills in settings works on a copy of those that fs has set.
+// With --ranks Main calls run on several goroutines of one process at the same time. run changes
+// only what is its own: if it fills in settings, it works on a copy of those that fs has set.
 //
-// checks run after the flags are parsed and before MPI starts, with the number of
-// ranks; they refuse flags that do not fit each other. What they return, an
-// unknown flag, an argument that is no flag, ranks that were started with different flags (see MayDiffer), and an error of
-// run marked by Usage are bad input: one line on standard error for the whole job, exit status 2.
+// Main calls checks after the flags are parsed and before MPI starts, with the number of ranks.
+// They refuse flags that do not fit each other. Bad input is what they return, an unknown flag, an
+// argument that is no flag, ranks that were started with different flags (see MayDiffer), and an
+// error of run marked by Usage: one line on standard error for the whole job, exit status 2.
 //
-// ctx ends at SIGINT, SIGTERM and SIGHUP, with run then given five seconds to return, or 0.25 s under
-// Open MPI's mpirun, which kills after one;
-// the exit status is 128 plus the signal. Any other error of run, a panic in it,
-// or a failed stream on any rank ends the job on every rank, with that rank's
+// ctx ends at SIGINT, SIGTERM and SIGHUP. run then has five seconds to return, or 0.25 s under Open
+// MPI's mpirun, which kills after one. The exit status is 128 plus the signal. Any other error of
+// run, a panic in it, or a failed stream on any rank ends the job on every rank, with that rank's
 // message and exit status 1. What run left enqueued is waited for.
 //
-// --version prints the versions of Lockstep and of the libraries found, once, and ends. The names of the common flags (see
-// Config) and version are taken: fs must not define them. What
-// fs.Usage, where it is set, writes to fs.Output() stands in --help before the flags.
+// --version prints the versions of Lockstep and of the libraries found, once, and ends. fs must not
+// define the names of the common flags (see Config), nor version. What fs.Usage, if it is set,
+// writes to fs.Output() stands in --help before the flags.
 func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, checks ...func(ranks int) error) {
 	var cfg Config
 	var w *world.World
@@ -61,23 +60,24 @@ func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, chec
 // status 2. Every rank should find it, before any work. Usage(nil) is nil.
 func Usage(err error) error { return job.Usage(err) }
 
-// Preempted returns a channel that is closed when this rank receives SIGTERM, SIGHUP or
-// SIGUSR1, the warning that batch systems give before they take a job's machines.
-// From the first call on the first such signal does nothing else: the program saves
-// what it has and returns, on all ranks in the same step. A second one, and SIGINT,
-// end the job as without. ctx is what Main gave to run. SIGUSR1 that comes before that call, during the start too,
-// waits for it, up to five seconds from the beginning of run.
+// Preempted returns a channel that is closed when this rank receives SIGTERM, SIGHUP or SIGUSR1,
+// the warning that batch systems give before they take a job's machines. From the first call on the
+// first such signal does nothing else: the program saves what it has and returns, on all ranks in
+// the same step. A second one, and SIGINT, end the job as without. ctx is what Main gave to run. A
+// SIGUSR1 that comes before that call, during the start too, waits for it, up to five seconds from
+// the beginning of run.
 func Preempted(ctx context.Context) <-chan struct{} { return job.Preempted(ctx) }
 
-// AnyPreempted says whether any rank of c has been asked to end, by a signal that Preempted listens to or by the end of
-// ctx. All ranks get the same answer, so they stop after the same step:
+// AnyPreempted says whether any rank of c has been asked to end, by a signal that Preempted listens
+// to or by the end of ctx. All ranks get the same answer, so they stop after the same step:
 //
 //	for step := range steps {
 //		if stop, err := spmd.AnyPreempted(ctx, w.Comm()); err != nil || stop {
 //			return errors.Join(err, save(step))
 //		}
 //
-// The first call listens, as that of Preempted does. Collective, blocking. A stream of c has no part in it.
+// The first call listens, as that of Preempted does. Collective, blocking. A stream of c has no
+// part in it.
 func AnyPreempted(ctx context.Context, c Comm) (bool, error) {
 	asked := ctx.Err() != nil
 	select {

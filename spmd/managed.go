@@ -57,7 +57,8 @@ func (b Buffer[T]) Prefetch(s *Stream, to Place) error {
 		return err
 	}
 	if s.q.Lane() != nil {
-		return fmt.Errorf("%s: Prefetch: stream %q is being captured, and graphs hold no prefetch: call it before Launch", ccall.At(), s.Name())
+		return fmt.Errorf("%s: Prefetch: stream %q is being captured, and graphs hold no prefetch: "+
+			"call it before Launch", ccall.At(), s.Name())
 	}
 	c, err := s.w.in.Begin(s.q, exec.DoPrefetch, b.blk, nil)
 	if err != nil {

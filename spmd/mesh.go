@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// Axis is one direction of a Mesh: its name, and how many ranks follow each other along it. Fit is any size that fits.
-// Along a Periodic axis the first rank comes after the last (see Layout.Shift).
+// Axis is one direction of a Mesh: its name, and how many ranks follow each other along it. Fit is
+// any size that fits. Along a Periodic axis the first rank comes after the last (see Layout.Shift).
 type Axis struct {
 	Name     string
 	Size     int
@@ -30,15 +30,17 @@ func (a Axis) String() string {
 	return fmt.Sprintf("%s %d", a.Name, a.Size)
 }
 
-// Layout is the ranks of a world arranged in a grid, the last axis varying fastest, as this rank sees it.
+// Layout is the ranks of a world arranged in a grid, the last axis varying fastest, as this rank
+// sees it.
 type Layout struct {
 	rank  int
 	axes  []Axis
 	coord []int
 }
 
-// Layout arranges the ranks as Mesh does, without communicators: for programs that exchange messages with their neighbours
-// on w.Comm(), and need no collectives along an axis. Not collective.
+// Layout arranges the ranks as Mesh does, without communicators. It is for programs that exchange
+// messages with their neighbours on w.Comm(), and need no collectives along an axis. Not
+// collective.
 // Source: mpi.h, MPI_Cart_create.
 func (w *World) Layout(axes ...Axis) (*Layout, error) {
 	g, err := w.layout(axes)
@@ -123,10 +125,11 @@ func (g *Layout) Coord(axis string) int { return g.coord[g.mustIndex(axis)] }
 // Axes returns the axes with their sizes.
 func (g *Layout) Axes() []Axis { return slices.Clone(g.axes) }
 
-// Shift returns the ranks of w.Comm() that are by steps away from this one along the named axis: to is that many steps
-// ahead, from as many behind, so that a SendRecv with them moves data by steps along the axis. On an axis that is Periodic
-// the last rank is followed by the first; else None stands for what is beyond the ends. by may be negative. It panics
-// where there is no such axis. Not collective.
+// Shift returns the ranks of w.Comm() that are by steps away from this one along the named axis. to
+// is that many steps ahead, and from as many behind, so that a SendRecv with them moves data by
+// steps along the axis. On an axis that is Periodic the first follows the last rank; else None
+// stands for what is beyond the ends. by may be negative. It panics if there is no such axis. Not
+// collective.
 // Source: mpi.h, MPI_Cart_shift.
 func (g *Layout) Shift(axis string, by int) (from, to int) {
 	i := g.mustIndex(axis)
@@ -167,13 +170,15 @@ func (g *Layout) mustIndex(name string) int {
 	return i
 }
 
-// FitAxes returns axes with sizes that multiply to the number of ranks. Several axes whose size is Fit share what the
-// others leave as evenly as can be, earlier ones more: of 12 ranks two axes are 4 and 3. Mesh does the same; a program that
-// wants to know before the job starts asks here. It is an error where no sizes fit. Not collective.
+// FitAxes returns axes with sizes that multiply to the number of ranks. Several axes whose size is
+// Fit share what the others leave as evenly as can be, earlier ones more: of 12 ranks two axes are
+// 4 and 3. Mesh does the same; a program that wants to know before the job starts asks here. It is
+// an error if no sizes fit. Not collective.
 // Source: mpi.h, MPI_Dims_create.
 func FitAxes(ranks int, axes ...Axis) ([]Axis, error) {
 	fitted := slices.Clone(axes)
-	rest, open := ranks, []*Axis(nil) // what is left of the ranks for the axes to come, and those that share it in the end
+	// What is left of the ranks for the axes to come, and those that share it in the end.
+	rest, open := ranks, []*Axis(nil)
 	for i := range fitted {
 		a := &fitted[i]
 		switch {
@@ -200,7 +205,7 @@ func misfit(ranks int, axes []Axis) error {
 	return fmt.Errorf("the sizes of the axes %v do not multiply to the %d ranks of the world", axes, ranks)
 }
 
-// share gives axes sizes that multiply to n: of all such the ones with the least sum, the greatest first.
+// share gives axes sizes that multiply to n, the greatest first: those with the least sum.
 func share(n int, axes []*Axis) {
 	best := math.MaxInt
 	sizes := make([]int, len(axes))

@@ -2,8 +2,9 @@ package spmd
 
 import "math"
 
-// None is no rank: as the other end of a Send, Recv or SendRecv it leaves that message out. Nothing is sent, and what
-// would be received into stays as it is. A rank at the edge of a grid makes the same calls as one inside:
+// None is no rank: as the other end of a Send, Recv or SendRecv it leaves that message out. Nothing
+// is sent, and a buffer to receive into stays as it is. A rank at the edge of a grid makes the same
+// calls as one inside:
 //
 //	from, to := mesh.Shift("rows", 1) // None where there is no neighbour
 //	err := spmd.SendRecv(c, halo, from, edge, to)

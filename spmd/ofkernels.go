@@ -2,13 +2,14 @@ package spmd
 
 import "lockstep/internal/inkernel"
 
-// AtomicAdd adds v to *p, to which other indices of the same kernel may be adding: for kernels in Go. Sums of integers are
-// the same in any order, those of floats are not.
+// AtomicAdd adds v to *p, to which other indices of the same kernel may be adding: for kernels in
+// Go. Sums of integers are the same in any order, those of floats are not.
 func AtomicAdd[T int32 | uint32 | int64 | uint64 | float32 | float64](p *T, v T) {
 	inkernel.AtomicAdd(p, v)
 }
 
-// AtomicMax makes *p at least v, which other indices of the same kernel may be doing: for kernels in Go. A NaN changes nothing.
+// AtomicMax makes *p at least v, which other indices of the same kernel may be doing: for kernels
+// in Go. A NaN changes nothing.
 func AtomicMax[T int32 | uint32 | float32](p *T, v T) { inkernel.AtomicMax(p, v) }
 
 // Real is float32 and the floats for storage that hold parts of one.

@@ -12,21 +12,23 @@ type Stage struct {
 	Do     func(piece int) error
 }
 
-// Pipeline enqueues work that is done piece by piece in several stages, such that a stage works on one piece while the
-// next stage works on the piece before it: gather, compute and reduce overlap. Each stage has a stream of its own; one of
-// them may be s.
+// Pipeline enqueues work that is done piece by piece in several stages. A stage works on one piece
+// while the next stage works on the piece before it: gather, compute and reduce overlap. Each stage
+// has a stream of its own; one of them may be s.
 //
 //	err := spmd.Pipeline(s, pieces,
 //		spmd.Stage{gathers, func(k int) error { return spmd.AllGather(c.On(gathers), x.Slice(...), mine.Slice(...)) }},
 //		spmd.Stage{s, func(k int) error { return kernel.Launch(s, ...) }},
 //		spmd.Stage{sums, func(k int) error { return spmd.AllReduce(c.On(sums), y.Slice(...), y.Slice(...), spmd.Sum) }})
 //
-// A stage begins a piece when it has done the one before it and the stage ahead has done this one. The first begins after
-// what s holds, and what is enqueued on s afterwards waits for all of it. Stages do not wait for later ones: each piece
-// has memory of its own. It enqueues only, in a capture too, and in the same order on every rank: stages may hold
-// collectives. The first error of a Do ends it and is returned; what was enqueued before remains.
+// A stage begins a piece when it has done the one before it and the stage ahead has done this one.
+// The first begins after what s holds, and what is enqueued on s afterwards waits for all of it.
+// Stages do not wait for later ones: each piece has memory of its own.
 //
-// Collective where stages are.
+// Pipeline only enqueues, in a capture too, and in the same order on every rank: stages may hold
+// collectives. The first error of a Do ends it and is returned. What was enqueued before remains.
+//
+// Collective if stages are.
 func Pipeline(s *Stream, pieces int, stages ...Stage) error {
 	for i, stage := range stages {
 		if stage.Stream == nil || stage.Do == nil {
@@ -34,16 +36,17 @@ func Pipeline(s *Stream, pieces int, stages ...Stage) error {
 		}
 		for k, other := range stages[:i] {
 			if other.Stream == stage.Stream {
-				return fmt.Errorf("%s: Pipeline: stages %d and %d are on the same stream %q", ccall.At(), k, i, other.Stream.Name())
+				return fmt.Errorf("%s: Pipeline: stages %d and %d are on the same stream %q",
+					ccall.At(), k, i, other.Stream.Name())
 			}
 		}
 		if err := stage.Stream.After(s); err != nil {
 			return err
 		}
 	}
-	// Of what is issued at the same time later stages come first: a stage then waits for all that the stage ahead holds, and
-	// that is no more than this piece. On one communicator the collectives of a stage are not held up by those that the next
-	// piece needs.
+	// Later stages come first among those that are issued at the same time. A stage then waits for
+	// all that the stage ahead holds, and that is no more than this piece. On one communicator the
+	// collectives that the next piece needs do not hold up those of a stage.
 	for turn := range pieces + len(stages) - 1 {
 		for i := len(stages) - 1; i >= 0; i-- {
 			piece, stage := turn-i, stages[i]

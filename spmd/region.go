@@ -19,9 +19,10 @@ type Region struct {
 //
 //	defer w.Region("forward").End()
 //
-// Regions lie inside of one another. One is the time of the goroutine that begins and ends it: what it enqueues on streams
-// may run later. Where Go's own tracer runs, it gets the region too, and where a tool such as Nsight Systems listens
-// (NVTX_INJECTION64_PATH), so does that. Elsewhere a Region costs a comparison.
+// Regions lie inside of one another. A region is the time of the goroutine that begins and ends it:
+// what it enqueues on streams may run later. Go's own tracer gets the region too, if it runs, and
+// so does a tool such as Nsight Systems that listens (NVTX_INJECTION64_PATH). Else a Region costs a
+// comparison.
 func (w *World) Region(name string) Region {
 	r := Region{w: w, name: name, mark: w.in.Calls.Begin(trace.Region)}
 	if rtrace.IsEnabled() {
@@ -38,6 +39,7 @@ func (r Region) End() {
 	r.w.in.Calls.End(r.mark, trace.Region, r.name, 0)
 }
 
-// Summarize adds a line to the summary at the end of the run (--summary), such as a rate that the program knows: its name
-// and its value. What rank 0 adds is shown. A name that was added before gets another value. It does not block.
+// Summarize adds a line to the summary at the end of the run (--summary), such as a rate that the
+// program knows: its name and its value. What rank 0 adds is shown. A name that was added before
+// gets another value. It does not block.
 func (w *World) Summarize(name, value string) { w.in.Trace.Add(name, value) }

@@ -148,11 +148,13 @@ func Open(cfg Config) (*World, error) {
 // other than 0, nor where nobody asks for it. Not collective.
 func (w *World) Emit(v any) error { return w.in.Emit(v) }
 
-// Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of its bytes.
+// Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of
+// its bytes.
 func (w *World) Emitted(fn func(line []byte)) (cancel func()) { return w.in.Emitted(fn) }
 
-// Slowest returns, on rank 0, the rank that the others have waited for lately. It is false where none is clearly, or it is
-// not known: on other ranks, at the start, with --summary off, and of collectives in graphs.
+// Slowest returns, on rank 0, the rank that the others have waited for lately. It is false if none
+// clearly is, or if it is not known: on other ranks, at the start, with --summary off, and for
+// collectives in graphs.
 func (w *World) Slowest() (rank int, known bool) { return w.in.Slowest() }
 
 // Measures says whether --summary or --trace have this rank see where its time goes.
@@ -167,8 +169,9 @@ func (w *World) Flags() *pflag.FlagSet { return w.in.Flags() }
 // Timeout returns how long the watch gives a collective.
 func (w *World) Timeout() time.Duration { return w.in.Timeout() }
 
-// Files is what a rank does with files that may be slow, or never answer. A rank that is between Enter and what it returns,
-// or in Do, is not missing from a collective: it has a limit of its own, and a report says in which step it is.
+// Files is what a rank does with files that may be slow, or never answer. A rank that is between
+// Enter and what it returns, or in Do, is not missing from a collective: it has a limit of its own,
+// and a report says in which step it is.
 type Files = files.Work
 
 // Files returns those of this rank.
@@ -177,8 +180,8 @@ func (w *World) Files() *Files { return w.in.Files() }
 // Fail ends the job as a stream that has failed does. It returns.
 func (w *World) Fail(err error) { w.in.Fail(err) }
 
-// Explain has what fn returns, where that is not empty, stand before the failures of the device's streams: for packages
-// whose kernels say why they have failed.
+// Explain has what fn returns, if that is not empty, stand before the failures of the device's
+// streams: for packages whose kernels say why they have failed.
 func (w *World) Explain(fn func() string) { w.in.Explain(fn) }
 
 // Abort ends the job on every rank with the given exit status, at once and without
@@ -186,18 +189,18 @@ func (w *World) Explain(fn func() string) { w.in.Explain(fn) }
 // Source: mpi.h, MPI_Abort.
 func (w *World) Abort(status int) { w.in.Abort(status) }
 
-// Watch starts the watch that Main keeps over its job, for a world of Open's: a collective that has not ended within
-// Config.Timeout, or a rank that dies, ends the processes of all ranks with status 1, and a report on standard error of
-// which ranks have not arrived and where in the program they are instead. So does a Close that some ranks do not call
-// within that time. The calling goroutine is the one whose stack the report shows. Close ends the watch. For one rank
-// there is none, and Watch does nothing.
+// Watch starts the watch that Main keeps over its job, for a world of Open's. If a collective has
+// not ended within Config.Timeout, or a rank dies, the processes of all ranks end with status 1. A
+// report on standard error says which ranks have not arrived, and where in the program they are
+// instead. So it is with a Close that some ranks do not call within that time. The report shows the
+// stack of the calling goroutine. Close ends the watch. For one rank there is none, and Watch does
+// nothing.
 //
 // Collective over all ranks, blocking.
 func (w *World) Watch() error { return w.in.Watch() }
 
-// Native returns the device that the world's buffers and streams are on, as the package has it that
-// drives it, for libraries that are opened for it: a *cuda.Device for a GPU (cuda.DeviceOf), nil for
-// the host.
+// Native returns the device that the world's buffers and streams are on, for libraries that are
+// opened for it: a *cuda.Device for a GPU (cuda.DeviceOf), nil for the host.
 func (w *World) Native() any { return w.in.Dev.Native() }
 
 // Quiet waits until no collective that this rank enqueued is in flight. Call it before
@@ -212,10 +215,10 @@ func (w *World) Quiet() error { return w.in.Dev.Quiesce() }
 // fn back.
 func (w *World) AtClose(fn func() error) (cancel func()) { return w.in.AtClose(fn) }
 
-// Close takes the world down in the order graphs, what AtClose was given,
-// communicators, streams, memory, the GPU, MPI, the watch. It waits for the streams; where one has failed it returns
-// the errors of all of them, and of several ranks leaves the rest as it is, since the others may be waiting for what
-// this one did not do: end the job then. A second Close does nothing.
+// Close takes the world down in the order graphs, what AtClose was given, communicators, streams,
+// memory, the GPU, MPI, the watch. It waits for the streams. If one has failed it returns the
+// errors of all of them. With several ranks it then leaves the rest as it is, since the others may
+// be waiting for what this one did not do: end the job. A second Close does nothing.
 //
 // Collective over all ranks, blocking.
 func (w *World) Close() error { return w.in.Close() }

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
@@ -197,6 +198,25 @@ func (a *Arg) String() string {
 
 // Grid is the shape of a launch.
 type Grid = cuda.Shape
+
+// CheckGrid refuses shapes that no launch of a kernel can have.
+func CheckGrid(kernel string, g *Grid) error {
+	for _, n := range [...]int{g.Blocks[0], g.Blocks[1], g.Blocks[2], g.Threads[0], g.Threads[1], g.Threads[2]} {
+		if n < 1 {
+			return fmt.Errorf("%s: Launch of %s: grid of %v blocks of %v threads",
+				ccall.At(), kernel, g.Blocks, g.Threads)
+		}
+	}
+	if g.Cluster != [3]int{} {
+		for i, n := range g.Cluster {
+			if n < 1 || g.Blocks[i]%n != 0 {
+				return fmt.Errorf("%s: Launch of %s: grid of %v blocks in clusters of %v",
+					ccall.At(), kernel, g.Blocks, g.Cluster)
+			}
+		}
+	}
+	return nil
+}
 
 // Kernel is one computation in two forms: a CUDA source, and a function that does the same on the
 // host.
