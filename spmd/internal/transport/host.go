@@ -1,9 +1,11 @@
 package transport
 
 import (
+	"slices"
 	"sync"
 	"unsafe"
 
+	"lockstep/cuda"
 	"lockstep/internal/elem"
 	"lockstep/internal/launcher"
 	"lockstep/spmd/internal/coll"
@@ -33,6 +35,10 @@ type Host interface {
 	BroadcastID(id *[128]byte, root int) error
 	// Pause is what a rank does between two looks at what it waits for. It lets messages that are under way go on.
 	Pause(looks int) error
+	// Lost is why a rank that is waited for will never come; nil where it may. Who asks looks once more after it.
+	Lost(rank int) error
+	// Pin returns memory for so many bytes of each rank, pinned for dev, with zeros. Collective, blocking.
+	Pin(dev *cuda.Device, bytes int) (*Pinned, error)
 	// NewMessage returns room for messages that are started and asked for. Those between two ranks match in the order in
 	// which they are started.
 	NewMessage() Message
@@ -52,6 +58,32 @@ type Message interface {
 	// for in their order, and none again once it is over.
 	Test() (over bool, bytes int, err error)
 }
+
+// Pinned is host memory that copies of a device from and to it need no other copy for.
+type Pinned struct {
+	Parts []unsafe.Pointer // of the ranks, at a page each; nil of those whose part this rank does not reach
+	Apart error            // why it does not reach those of its own node
+	Free  func() error     // gives the memory back. Nobody uses this rank's part any more.
+}
+
+// Whole says whether each rank reaches all parts. It is the same on all ranks.
+func (p *Pinned) Whole() bool { return !slices.Contains(p.Parts, nil) }
+
+// PinAlone returns the memory of a rank that reaches no other's.
+func PinAlone(dev *cuda.Device, bytes, rank, size int) (*Pinned, error) {
+	p := &Pinned{Parts: make([]unsafe.Pointer, size)}
+	mem, err := dev.MallocHost(bytes)
+	if err != nil {
+		return nil, err
+	}
+	clear(unsafe.Slice((*byte)(mem), bytes))
+	p.Parts[rank] = mem
+	p.Free = func() error { return dev.FreeHost(mem) }
+	return p, nil
+}
+
+// Looks is after how many looks at what a rank does it is time to ask whether it is Lost: some 200 us.
+const Looks = 2000
 
 // Wait waits until done says so, such as the Query of a stream.
 func Wait(h Host, done func() (bool, error)) error {

@@ -95,9 +95,59 @@ func TestNCCL(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, nccl.Backend, h, dev) })
 }
 
-// TestStaged is device memory through that of the host, where pieces are short: of ranks that are goroutines.
+// TestStaged is device memory through that of the host, where pieces are short: of ranks that are goroutines, on one node and on
+// several.
 func TestStaged(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { disagree(t, staged.Backend, h, dev) }, smallPieces+"=yes")
+	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
+		disagree(t, staged.Backend, h, dev)
+		for node := range h.Size() - 1 {
+			disagree(t, staged.Backend, onNodes{h, node}, dev)
+		}
+	}, smallPieces+"=yes")
+}
+
+// onNodes is a communicator of ranks of which those up to last are on one node, and each other on its own.
+type onNodes struct {
+	*inproc.Comm
+	last int
+}
+
+func (h onNodes) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
+	p, err := h.Comm.Pin(dev, bytes)
+	if err == nil {
+		for r := range p.Parts {
+			if r != h.Rank() && max(r, h.Rank()) > h.last {
+				p.Parts[r] = nil
+			}
+		}
+	}
+	return p, err
+}
+
+// TestStagedLost is a rank that returns while another waits for it, in each place where that waits.
+func TestStagedLost(t *testing.T) {
+	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
+		if h.Size() != 2 {
+			return
+		}
+		onDevice(t, h, dev, func(s *side, word unsafe.Pointer) {
+			by, err := staged.Open(site(h, dev, word))
+			commtest.Must(t, err)
+			if h.Rank() == 1 {
+				return
+			}
+			call := coll.Call{Kind: coll.AllReduce, Type: elem.Int32, Dst: s.mem, Src: s.work, N: 500}
+			for _, err := range []error{
+				by.Make(s.q.Stream(), s.q.Stream(), &call, true),
+				by.Do(s.q, coll.Call{Kind: coll.Recv, Type: elem.Int32, Dst: s.mem, N: 500, Root: 1}),
+				by.Do(s.q, coll.Call{Kind: coll.Send, Type: elem.Int32, Src: s.mem, N: 1000, Root: 1}),
+			} {
+				if err == nil || !strings.Contains(err.Error(), "rank 1 has returned") {
+					t.Error(err)
+				}
+			}
+		})
+	}, smallPieces+"=yes")
 }
 
 // TestStagedByMPI is the same of ranks that are processes.
@@ -112,7 +162,7 @@ const smallPieces = "LOCKSTEP_TEST_SMALL_PIECES"
 
 func init() {
 	if os.Getenv(smallPieces) != "" {
-		staged.Sizes.Piece, staged.Sizes.Chunk = 1024, 512
+		staged.Sizes.Piece, staged.Sizes.Alone, staged.Sizes.Short, staged.Sizes.Chunk = 1024, 100, 128, 512
 		aware.Sizes.Direct, aware.Sizes.Room = 256, 16<<10
 	}
 }
@@ -123,6 +173,9 @@ func disagree(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Dev
 		by, err := b.Open(site(h, dev, word))
 		commtest.Must(t, err)
 		s.by = by
+		if why, _, err := by.Why(); err != nil || strings.Contains(why, "do not share") {
+			t.Error(why, err)
+		}
 		walk(s)
 		if odd := h.Rank() / 2; h.Size() == 3 { // 1 on the last rank
 			for _, c := range []coll.Call{

@@ -1,16 +1,20 @@
 package inproc
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 	"unsafe"
 
+	"lockstep/cuda"
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/transport"
 )
 
 const (
-	looksAwake = 2000 // some 200 us
+	looksAwake = transport.Looks
 	napping    = 50 * time.Microsecond
 )
 
@@ -22,6 +26,32 @@ func (r *Comm) Pause(looks int) error {
 		time.Sleep(napping)
 	}
 	return nil
+}
+
+// Lost implements transport.Host.
+func (r *Comm) Lost(rank int) error {
+	r.team.mu.Lock()
+	defer r.team.mu.Unlock()
+	return r.team.inVain(r.g.members[rank])
+}
+
+// Pin implements transport.Host: all memory of a process is every rank's.
+func (r *Comm) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
+	p, err := transport.PinAlone(dev, bytes, r.rank, r.size)
+	mine := unsafe.Pointer(nil)
+	if err == nil {
+		mine = p.Parts[r.rank]
+	}
+	parts := make([]unsafe.Pointer, r.size)
+	all := r.AllGather(unsafe.Pointer(&parts[0]), unsafe.Pointer(&mine), int(unsafe.Sizeof(mine)), elem.Uint8)
+	if err != nil || all != nil {
+		return nil, errors.Join(err, all)
+	}
+	if i := slices.Index(parts, nil); i >= 0 {
+		return nil, errors.Join(fmt.Errorf("rank %d has no pinned memory", i), p.Free())
+	}
+	p.Parts = parts
+	return p, nil
 }
 
 // NewMessage implements transport.Host.
@@ -60,11 +90,8 @@ func (m *message) Test() (over bool, bytes int, err error) {
 		if m.looks++; m.looks%looksAwake != 0 {
 			return false, 0, nil
 		}
-		t := m.r.team
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if b.sent.Load() == b.taken {
-			err = t.inVain(m.r.g.members[m.from])
+		if err = m.r.Lost(m.from); b.sent.Load() != b.taken {
+			err = nil
 		}
 		return false, 0, err
 	}

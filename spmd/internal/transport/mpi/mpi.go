@@ -2,9 +2,14 @@
 package mpi
 
 import (
+	"errors"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
+	"lockstep/cuda"
 	"lockstep/cudampi"
+	"lockstep/internal/elem"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
@@ -100,6 +105,67 @@ func (t *Transport) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) (
 		}
 	}
 	return t.messages.Wait()
+}
+
+// Lost implements transport.Host. With a process that dies the launcher ends the job.
+func (t *Transport) Lost(int) error { return nil }
+
+// Pin implements transport.Host: the ranks of a node map one file.
+func (t *Transport) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
+	bytes = (bytes + pageBytes - 1) / pageBytes * pageBytes
+	node, err := t.Comm.SplitShared()
+	if err != nil {
+		return nil, err
+	}
+	p, err := t.pinOn(node, dev, bytes)
+	return p, errors.Join(err, node.Close())
+}
+
+const pageBytes = 4096
+
+func (t *Transport) pinOn(node *cudampi.Comm, dev *cuda.Device, bytes int) (*transport.Pinned, error) {
+	size := node.Size()
+	ranks := make([]int64, size+1)
+	ranks[size] = int64(t.Rank())
+	if err := node.AllGather(unsafe.Pointer(&ranks[0]), unsafe.Pointer(&ranks[size]), 1, elem.Int64); err != nil {
+		return nil, err
+	}
+	mem, apart := shm.Map(node, size*bytes)
+	pinned := false
+	if apart == nil {
+		clear(mem[node.Rank()*bytes:][:bytes]) // so that it is near the rank that writes it
+		apart = dev.RegisterHost(unsafe.Pointer(&mem[0]), len(mem))
+		pinned = apart == nil
+	}
+	free := func() (err error) {
+		if pinned {
+			err = dev.UnregisterHost(unsafe.Pointer(&mem[0]))
+		}
+		if mem != nil {
+			err = errors.Join(err, unix.Munmap(mem))
+		}
+		return err
+	}
+	together, err := node.All(pinned)
+	if err != nil {
+		return nil, errors.Join(err, free())
+	}
+	if !together {
+		if apart == nil {
+			apart = errors.New("another rank cannot share memory")
+		}
+		p, err := transport.PinAlone(dev, bytes, t.Rank(), t.Size())
+		if err != nil {
+			return nil, errors.Join(err, free())
+		}
+		p.Apart = apart
+		return p, free()
+	}
+	p := &transport.Pinned{Parts: make([]unsafe.Pointer, t.Size()), Free: free}
+	for i, r := range ranks[:size] {
+		p.Parts[r] = unsafe.Pointer(&mem[i*bytes])
+	}
+	return p, nil
 }
 
 // NewMessage implements transport.Host.

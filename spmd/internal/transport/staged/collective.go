@@ -16,7 +16,7 @@ import (
 const slots = 3
 
 type slot struct {
-	from, to unsafe.Pointer // operands and result, which are one where a call is made in place
+	from, to unsafe.Pointer // operands and result, which are one where the host makes a call in place
 	here     *cuda.Event    // the operands are there
 	gone     *cuda.Event    // the result has been copied
 	last     *cuda.Stream   // on which that was recorded
@@ -46,7 +46,7 @@ func (t *Transport) pieces(c *coll.Call) pieces {
 		p.writes = !p.reads && writes > 0
 	}
 	p.steps = (c.Longest() + p.each - 1) / p.each
-	p.keeps = c.Kind == coll.Broadcast || p.steps > 1 && whole && !traits.Reduces
+	p.keeps = c.Kind == coll.Broadcast || (p.steps > 1 || t.whole) && whole && !traits.Reduces
 	return p
 }
 
@@ -71,9 +71,12 @@ func (t *Transport) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error 
 	if p.steps == 0 {
 		return nil
 	}
-	first := t.used
-	t.used += p.steps
-	if err := t.copyIn(c, &p, 0, first, in); err != nil {
+	first, begun := t.used, 0
+	err := t.settle()
+	if err == nil {
+		begun, err = t.begin(c, &p, begun, 1, first, in)
+	}
+	if err != nil {
 		return err
 	}
 	if !agreed { // while the device copies
@@ -81,29 +84,50 @@ func (t *Transport) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error 
 			return errors.Join(err, transport.Wait(t.host, t.slots[first%slots].here.Query))
 		}
 	}
+	t.used += p.steps
 	if err := t.keep(c, &p, out); err != nil {
 		return err
 	}
-	begun := 1
 	for k := range p.steps {
-		for ; begun < min(k+slots, p.steps); begun++ {
-			if err := t.copyIn(c, &p, begun, first+begun, in); err != nil {
+		if begun == k {
+			if err := t.await(c, fetched, first+k+1-slots); err != nil {
 				return err
 			}
+		}
+		if begun, err = t.begin(c, &p, begun, min(k+slots, p.steps), first, in); err != nil {
+			return err
 		}
 		at := &t.slots[(first+k)%slots]
 		if err := transport.Wait(t.host, at.here.Query); err != nil {
 			return err
 		}
 		on := t.step(c, &p, k, at)
-		if err := t.host.Make(&on); err != nil {
+		if t.whole {
+			err = t.together(c, &on, &p, k, first+k, out)
+		} else if err = t.host.Make(&on); err == nil {
+			err = t.copyOut(c, &p, k, at, out)
+		}
+		if err != nil {
 			return err
 		}
-		if err := t.copyOut(c, &p, k, at, out); err != nil {
+		at.last = out
+		if err := at.gone.Record(out); err != nil {
 			return err
 		}
+		t.leaving = first + k + 1
 	}
 	return nil
+}
+
+// begin enqueues the copies from the device of steps from begun on, before step most, as far as there is room, and returns the
+// next step.
+func (t *Transport) begin(c *coll.Call, p *pieces, begun, most, first int, in *cuda.Stream) (next int, err error) {
+	for ; begun < most && (!t.whole || t.behind(fetched, first+begun+1-slots) < 0); begun++ {
+		if err := t.copyIn(c, p, begun, first+begun, in); err != nil {
+			return begun, err
+		}
+	}
+	return begun, nil
 }
 
 // signed is how many numbers of a rank Agree compares.
@@ -172,20 +196,17 @@ func (t *Transport) copyIn(c *coll.Call, p *pieces, k, number int, s *cuda.Strea
 
 // copyOut enqueues the copies of what this rank gets in a step.
 func (t *Transport) copyOut(c *coll.Call, p *pieces, k int, at *slot, s *cuda.Stream) error {
-	if p.writes {
-		from, side := at.to, c.Kind.Traits().Dst
-		if p.inPlace {
-			from = at.from
-		}
-		skip := p.keeps && (side.Extent == coll.Whole || t.isRoot(c) && c.Kind.Traits().Src.AtRoot)
-		if err := t.each(c, p, k, side, skip, func(off, packed, bytes int) error {
-			return s.Copy(unsafe.Add(c.Dst, off), unsafe.Add(from, packed), bytes)
-		}); err != nil {
-			return err
-		}
+	if !p.writes {
+		return nil
 	}
-	at.last = s
-	return at.gone.Record(s)
+	from, side := at.to, c.Kind.Traits().Dst
+	if p.inPlace {
+		from = at.from
+	}
+	skip := p.keeps && (side.Extent == coll.Whole || t.isRoot(c) && c.Kind.Traits().Src.AtRoot)
+	return t.each(c, p, k, side, skip, func(off, packed, bytes int) error {
+		return s.Copy(unsafe.Add(c.Dst, off), unsafe.Add(from, packed), bytes)
+	})
 }
 
 // each calls fn with what a buffer of a call has in a step: its offset there, its offset in the slot, and its bytes. skip leaves

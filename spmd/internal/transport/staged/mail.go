@@ -2,6 +2,7 @@ package staged
 
 import (
 	"encoding/binary"
+	"sync/atomic"
 	"unsafe"
 
 	"lockstep/cuda"
@@ -9,45 +10,76 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// mail is messages of device memory through host memory. A message goes in chunks through two buffers of its channel, that is of
-// its peer and direction. The device copies a chunk while the host moves the one before. All channels go on independently: no
+// mail is messages of device memory through host memory. A message goes in chunks through the buffers of its channel, that is
+// of its peer and direction. The devices copy chunks while others are on their way. All channels go on independently: no
 // message holds up another.
+//
+// Where the receiver reaches the sender's buffers, its device copies out of them, and two counters say how far both are. A
+// message that fits the buffers then leaves the sender before the receiver asks for it. Else the host moves each chunk.
 type mail struct {
 	host     transport.Host
 	dev      *cuda.Device
-	chunk    int // bytes of a message in a buffer; the same on all ranks
+	chunk    int // the most bytes of a message in a buffer; the same on all ranks
 	channels []channel
 	busy     []*channel
 }
 
-// headBytes stand before every chunk. They hold the bytes of the whole message, and keep what follows aligned.
-const headBytes = 64
+const (
+	// headBytes stand before every chunk. They hold the bytes of the whole message, and keep what follows aligned.
+	headBytes = 64
+	buffers   = 4 // of a channel
+)
 
-// channel is the messages in one direction between this rank and a peer, in their order.
+// channel is the messages in one direction between this rank and a peer, in their order. Counters count chunks, since the start.
 type channel struct {
 	queue  []coll.Call
 	next   int // in queue
-	buf    [2]unsafe.Pointer
-	copied [2]*cuda.Event // the last copy from or to the buffer; nil before the first message
-	moving [2]transport.Message
-	// Of the message at hand, in chunks:
-	copies, started, ended int
-	total                  int // bytes, as the sender says; -1 before the first chunk
+	shared *counters
+	buf    [buffers]unsafe.Pointer
+	copied [buffers]*cuda.Event // the last copy from or to the buffer; nil before the first message
+	moving [buffers]transport.Message
+	begun  int // whose copies are enqueued
+	asked  int // for which the receiver has made room, or which the sender has passed on
+	over   int // which the sender need no longer keep
+	first  int // of the message at hand
+	total  int // its bytes, as the sender says; -1 before the first chunk
+	looks  int // in vain
 }
+
+// counters are what the ends of a channel in shared memory tell each other.
+type counters struct {
+	sent  atomic.Int64
+	_     [56]byte
+	taken atomic.Int64
+	_     [56]byte
+}
+
+const countersBytes = int(unsafe.Sizeof(counters{}))
 
 func (m *mail) init(h transport.Host, d *cuda.Device) {
 	*m = mail{host: h, dev: d, channels: make([]channel, 2*h.Size())}
-	m.chunk = max(min(Sizes.Chunk, Sizes.Message/len(m.channels)/2/headBytes*headBytes), headBytes)
+	m.chunk = max(min(Sizes.Chunk, Sizes.Message/len(m.channels)/buffers/headBytes*headBytes), headBytes)
 }
 
-// bytes is the pinned memory that the mail needs.
-func (m *mail) bytes() int { return len(m.channels) * 2 * (headBytes + m.chunk) }
+// bytes is the pinned memory of a rank for mail.
+func (m *mail) bytes() int { return len(m.channels) * buffers * (headBytes + m.chunk) }
 
-// use gives it that memory.
-func (m *mail) use(at unsafe.Pointer) {
+// use gives the mail that memory of all ranks, with the counters; nil of those that this rank does not reach.
+func (m *mail) use(words, at []unsafe.Pointer) {
+	me := m.host.Rank()
 	for i := range m.channels {
-		for k := range 2 {
-			m.channels[i].buf[k] = unsafe.Add(at, (2*i+k)*(headBytes+m.chunk))
+		h, peer, from := &m.channels[i], i/2, me
+		h.total = -1
+		number := i // of the channel among those of the rank whose buffers they are
+		if at[peer] != nil {
+			to := peer
+			if i%2 == 1 {
+				from, to, number = peer, me, 2*me
+			}
+			h.shared = (*counters)(unsafe.Add(words[from], to*countersBytes))
+		}
+		for k := range buffers {
+			h.buf[k] = unsafe.Add(at[from], (buffers*number+k)*(headBytes+m.chunk))
 		}
 	}
 }
@@ -71,18 +103,23 @@ func (m *mail) add(c *coll.Call) (err error) {
 			if h.copied[i], err = m.dev.NewEvent(false); err != nil {
 				return err
 			}
-			h.moving[i] = m.host.NewMessage()
+			if h.shared == nil {
+				h.moving[i] = m.host.NewMessage()
+			}
 		}
 	}
 	if len(h.queue) == 0 {
 		m.busy = append(m.busy, h)
-		h.begin()
 	}
 	h.queue = append(h.queue, *c)
 	return nil
 }
 
-func (h *channel) begin() { h.copies, h.started, h.ended, h.total = 0, 0, 0, -1 }
+// end ends the message at hand.
+func (h *channel) end() {
+	h.next++
+	h.first, h.total = h.begun, -1
+}
 
 // exchange makes messages that start together. One of another length than expected is taken to its end, and is the error in the
 // end. On return the copies of out may still be under way.
@@ -132,95 +169,137 @@ func (m *mail) forget() {
 	m.busy = m.busy[:0]
 }
 
-// chunks is how many chunks a message has; one without elements has one too.
-func (m *mail) chunks(bytes int) int { return max((bytes+m.chunk-1)/m.chunk, 1) }
+// divide returns how many chunks a message has, and the bytes of one. One without elements has one too. A long one has at least
+// eight, so that the copies of both ends overlap.
+func (m *mail) divide(bytes int) (count, each int) {
+	each = min(max((bytes/8+4095)/4096*4096, Sizes.Short), m.chunk)
+	return max((bytes+each-1)/each, 1), each
+}
 
 // send takes the message at hand on by what can be done now.
 func (m *mail) send(h *channel, in *cuda.Stream) (moved bool, err error) {
 	c := &h.queue[h.next]
 	bytes := c.N * c.Type.Size()
-	count := m.chunks(bytes)
-	if i := h.copies % 2; h.copies < count && h.copies < h.ended+2 {
-		if free, err := h.copied[i].Query(); err != nil {
+	count, each := m.divide(bytes)
+	if h.begun < h.first+count {
+		free, err := m.free(h, c)
+		if err != nil {
 			return false, err
-		} else if free {
-			off := h.copies * m.chunk
-			binary.NativeEndian.PutUint64(unsafe.Slice((*byte)(h.buf[i]), 8), uint64(bytes))
-			if n := min(m.chunk, bytes-off); n > 0 {
-				if err := in.Copy(unsafe.Add(h.buf[i], headBytes), unsafe.Add(c.Src, off), n); err != nil {
-					return false, err
-				}
-			}
-			if err := h.copied[i].Record(in); err != nil {
+		}
+		if free {
+			if err := m.copyIn(h, c, (h.begun-h.first)*each, each, in); err != nil {
 				return false, err
 			}
-			h.copies++
+			h.begun++
 			moved = true
 		}
 	}
-	if i := h.started % 2; h.started < h.copies {
+	if i := h.asked % buffers; h.asked < h.begun {
 		if there, err := h.copied[i].Query(); err != nil {
 			return false, err
 		} else if there {
-			size := headBytes + min(m.chunk, bytes-h.started*m.chunk)
-			if err := h.moving[i].Send(h.buf[i], size, int(c.Root)); err != nil {
+			size := headBytes + min(each, bytes-(h.asked-h.first)*each)
+			h.asked++
+			if h.shared != nil {
+				h.shared.sent.Store(int64(h.asked))
+			} else if err := h.moving[i].Send(h.buf[i], size, int(c.Root)); err != nil {
 				return false, err
 			}
-			h.started++
 			moved = true
 		}
 	}
-	if h.ended < h.started {
-		over, _, err := h.moving[h.ended%2].Test()
+	done := h.asked
+	if h.shared == nil && h.over < h.asked {
+		over, _, err := h.moving[h.over%buffers].Test()
 		if err != nil {
 			return false, err
 		}
 		if over {
-			h.ended++
+			h.over++
 			moved = true
 		}
 	}
-	if h.ended == count {
-		h.next++
-		h.begin()
+	if h.shared == nil {
+		done = h.over
+	}
+	if done == h.first+count {
+		h.end()
 	}
 	return moved, nil
+}
+
+// free says whether the buffer of the next chunk that is sent is free.
+func (m *mail) free(h *channel, c *coll.Call) (yes bool, err error) {
+	if h.shared == nil {
+		return h.begun < h.over+buffers, nil
+	}
+	return m.come(h, c, func() bool { return int64(h.begun) < h.shared.taken.Load()+buffers })
+}
+
+// copyIn enqueues the copy of a chunk of the message to its buffer.
+func (m *mail) copyIn(h *channel, c *coll.Call, off, each int, in *cuda.Stream) error {
+	i, bytes := h.begun%buffers, c.N*c.Type.Size()
+	binary.NativeEndian.PutUint64(unsafe.Slice((*byte)(h.buf[i]), 8), uint64(bytes))
+	if n := min(each, bytes-off); n > 0 {
+		if err := in.Copy(unsafe.Add(h.buf[i], headBytes), unsafe.Add(c.Src, off), n); err != nil {
+			return err
+		}
+	}
+	return h.copied[i].Record(in)
+}
+
+// come says whether what the other end of a channel does has come, and fails where it never will.
+func (m *mail) come(h *channel, c *coll.Call, has func() bool) (yes bool, err error) {
+	if has() {
+		h.looks = 0
+		return true, nil
+	}
+	if h.looks++; h.looks%transport.Looks != 0 {
+		return false, nil
+	}
+	if err := m.host.Lost(int(c.Root)); err != nil && !has() {
+		return false, transport.Failed(c, m.host.Rank(), err)
+	}
+	return false, nil
 }
 
 // receive does what send does.
 func (m *mail) receive(h *channel, out *cuda.Stream, failure *error) (moved bool, err error) {
 	c := &h.queue[h.next]
-	count := 1 // until the first chunk says more
-	if h.total >= 0 {
-		count = m.chunks(h.total)
+	most := h.begun + buffers
+	if h.shared == nil { // no more than the message at hand has; one until the first chunk says more
+		count := 1
+		if h.total >= 0 {
+			count, _ = m.divide(h.total)
+		}
+		most = min(most, h.first+count)
 	}
-	if i := h.started % 2; h.started < count && h.started < h.ended+2 {
-		if free, err := h.copied[i].Query(); err != nil {
+	if h.asked < most {
+		if moved, err = m.ask(h, c); err != nil {
 			return false, err
-		} else if free {
-			if err := h.moving[i].Recv(h.buf[i], headBytes+m.chunk, int(c.Root)); err != nil {
-				return false, err
-			}
-			h.started++
-			moved = true
 		}
 	}
-	if h.ended == h.started {
+	if h.begun == h.asked {
 		return moved, nil
 	}
-	i := h.ended % 2
-	over, got, err := h.moving[i].Test()
-	if err != nil || !over {
+	i, there := h.begun%buffers, false
+	if h.shared != nil {
+		there, err = m.come(h, c, func() bool { return int64(h.begun) < h.shared.sent.Load() })
+	} else {
+		there, _, err = h.moving[i].Test()
+	}
+	if err != nil || !there {
 		return moved, err
 	}
 	h.total = int(binary.NativeEndian.Uint64(unsafe.Slice((*byte)(h.buf[i]), 8)))
-	off := h.ended * m.chunk
-	h.ended++
+	count, each := m.divide(h.total)
+	off := (h.begun - h.first) * each
+	h.begun++
 	if h.total != c.N*c.Type.Size() {
 		if *failure == nil {
 			*failure = transport.Failed(c, m.host.Rank(), transport.WrongLength(c, h.total))
 		}
-	} else if n := got - headBytes; n > 0 {
+	} else if n := min(each, h.total-off); n > 0 {
 		if err := out.Copy(unsafe.Add(c.Dst, off), unsafe.Add(h.buf[i], headBytes), n); err != nil {
 			return false, err
 		}
@@ -228,9 +307,22 @@ func (m *mail) receive(h *channel, out *cuda.Stream, failure *error) (moved bool
 			return false, err
 		}
 	}
-	if h.ended == m.chunks(h.total) {
-		h.next++
-		h.begin()
+	if h.begun == h.first+count {
+		h.end()
 	}
 	return true, nil
+}
+
+// ask makes room for another chunk, if the copy of the last one from its buffer is over.
+func (m *mail) ask(h *channel, c *coll.Call) (yes bool, err error) {
+	i := h.asked % buffers
+	if free, err := h.copied[i].Query(); err != nil || !free {
+		return false, err
+	}
+	h.asked++
+	if h.shared != nil {
+		h.shared.taken.Store(int64(max(h.asked-buffers, 0)))
+		return true, nil
+	}
+	return true, h.moving[i].Recv(h.buf[i], headBytes+m.chunk, int(c.Root))
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"lockstep/cuda"
@@ -34,13 +35,18 @@ func (backend) Open(at transport.Site) (transport.Opened, error) { return Open(a
 // Sizes are bytes, the same on all ranks. Only tests change them.
 var Sizes = struct {
 	Piece   int // of a collective that are on the host at a time
+	Alone   int // of a result that each rank computes whole, at most
+	Short   int // of a message that is not divided
 	Chunk   int // of a message, at most
 	Message int // of memory for chunks, about
-}{2 << 20, 1 << 20, 16 << 20}
+}{2 << 20, 16 << 10, 256 << 10, 2 << 20, 16 << 20}
 
 // Transport is a communicator in host memory that carries device memory, in pieces: the device copies one to the host while
 // the host has the one before, and the device copies the one before that back. Their memory is pinned when the transport is
 // opened: later the driver might wait for streams that wait for a call.
+//
+// Ranks of one node share that memory. What a rank gives others, their devices copy from there, and of a reduction each rank
+// computes a slice for all. Between nodes the host communicator makes the calls, piece by piece.
 type Transport struct {
 	host    transport.Host
 	dev     *cuda.Device
@@ -48,9 +54,14 @@ type Transport struct {
 	in, out *cuda.Stream // copies from the device, and to it
 	ready   *cuda.Event  // the place of a call in its stream
 	done    *cuda.Event  // and its end
-	pinned  unsafe.Pointer
+	pinned  *transport.Pinned
+	opened  bool // other ranks may use it
+	whole   bool // all ranks reach the memory of all
+	ranks   []*progress
 	slots   [slots]slot
 	used    int // slots, so far
+	leaving int // of which the copies to the device are enqueued
+	settled int // and over
 	counts  []int
 	brought []int64 // by all ranks, and by this one
 	mail    mail
@@ -74,7 +85,19 @@ func Open(at transport.Site) (t *Transport, err error) {
 // signalBytes is the place of a word that held streams wait for.
 const signalBytes = 64
 
+// lettersAt, slotsAt and mailAt are where the counters of the mail, the slots and the chunks lie in the memory of a rank.
+func (t *Transport) lettersAt() int { return signalBytes + progressBytes }
+func (t *Transport) slotsAt() int {
+	return (t.lettersAt() + t.host.Size()*countersBytes + 4095) / 4096 * 4096
+}
+func (t *Transport) mailAt() int { return t.slotsAt() + 2*slots*Sizes.Piece }
+
 func (t *Transport) alloc() (err error) {
+	t.mail.init(t.host, t.dev)
+	if t.pinned, err = t.host.Pin(t.dev, t.mailAt()+t.mail.bytes()); err != nil {
+		return err
+	}
+	t.whole = t.pinned.Whole()
 	_, greatest := t.dev.Priorities()
 	for _, s := range []**cuda.Stream{&t.in, &t.out} {
 		if *s, err = t.dev.NewStream(greatest); err != nil {
@@ -90,17 +113,21 @@ func (t *Transport) alloc() (err error) {
 			return err
 		}
 	}
-	t.mail.init(t.host, t.dev)
-	if t.pinned, err = t.dev.MallocHost(signalBytes + 2*slots*Sizes.Piece + t.mail.bytes()); err != nil {
-		return err
-	}
-	*(*uint32)(t.pinned) = 0
-	t.holds = holds{dev: t.dev, word: t.pinned, end: t.out}
-	at := unsafe.Add(t.pinned, signalBytes)
+	t.holds = holds{dev: t.dev, word: t.pinned.Parts[t.host.Rank()], end: t.out}
 	for i := range t.slots {
-		t.slots[i].from, t.slots[i].to = unsafe.Add(at, 2*i*Sizes.Piece), unsafe.Add(at, (2*i+1)*Sizes.Piece)
+		t.slots[i].from, t.slots[i].to = t.place(t.host.Rank(), i)
 	}
-	t.mail.use(unsafe.Add(at, 2*slots*Sizes.Piece))
+	var letters, chunks []unsafe.Pointer
+	for _, p := range t.pinned.Parts {
+		if p == nil {
+			t.ranks, letters, chunks = append(t.ranks, nil), append(letters, nil), append(chunks, nil)
+			continue
+		}
+		t.ranks = append(t.ranks, (*progress)(unsafe.Add(p, signalBytes)))
+		letters, chunks = append(letters, unsafe.Add(p, t.lettersAt())), append(chunks, unsafe.Add(p, t.mailAt()))
+	}
+	t.mail.use(letters, chunks)
+	t.opened = true
 	return nil
 }
 
@@ -131,7 +158,7 @@ func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) e
 	for i := range list {
 		bytes += list[i].N * list[i].Type.Size()
 	}
-	return t.hand(q, bytes <= t.mail.chunk, func(in, out *cuda.Stream) error { return t.mail.exchange(list, in, out) })
+	return t.hand(q, bytes <= Sizes.Short, func(in, out *cuda.Stream) error { return t.mail.exchange(list, in, out) })
 }
 
 // hand has run make a call when q has got there. It is given streams for copies from the device and to it. These are one
@@ -185,7 +212,11 @@ func (t *Transport) after(e *cuda.Event, streams ...*cuda.Stream) error {
 
 // Why implements transport.Opened.
 func (t *Transport) Why() (why string, doubtful bool, err error) {
-	return "copies through host memory" + t.instead, false, nil
+	why = "copies through host memory"
+	if err := t.pinned.Apart; err != nil {
+		why += ", which ranks do not share: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return why + t.instead, false, nil
 }
 
 // Linked implements transport.Opened.
@@ -194,7 +225,7 @@ func (t *Transport) Linked() bool { return false }
 // Peers implements transport.Opened.
 func (t *Transport) Peers() *peer.Comm { return nil }
 
-// Close implements transport.Opened. It waits for nobody.
+// Close implements transport.Opened.
 func (t *Transport) Close() error {
 	var err error
 	for _, s := range []*cuda.Stream{t.in, t.out} {
@@ -211,7 +242,12 @@ func (t *Transport) Close() error {
 			err = errors.Join(err, e.Close())
 		}
 	}
-	err = errors.Join(err, t.dev.FreeHost(t.pinned))
+	if t.opened {
+		err = errors.Join(err, t.host.Make(&coll.Call{Kind: coll.Barrier})) // nobody copies from this rank's memory any more
+	}
+	if t.pinned != nil {
+		err = errors.Join(err, t.pinned.Free())
+	}
 	*t = Transport{host: t.host, dev: t.dev, caps: t.caps}
 	return err
 }
