@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -70,9 +71,11 @@ func (a *Apart) Error() string {
 	return a.Mine.Error()
 }
 
-// worthIt says whether the ranks of c are to share memory, and whether they share cores, or have so few that what works for a
-// device needs them. Not where they are on several nodes, or too many: how many depends on whether they share cores, since
-// there a message costs a wait for the core, and everybody's reading of everybody's part does not. Collective.
+// worthIt says whether the ranks of c are to share memory, and whether they share cores, or have so
+// few that what works for a device needs them. Ranks that were all told to yield wait as if they
+// shared cores. Ranks on several nodes share no memory, nor do too many: how many depends on
+// whether they share cores, since there a message costs a wait for the core, and everybody's
+// reading of everybody's part does not. Collective.
 func worthIt(c *cudampi.Comm) (yes, sharesCores, few bool, err error) {
 	if c.Size() < 2 || c.Size() > mostRanks {
 		return false, false, false, nil
@@ -83,12 +86,23 @@ func worthIt(c *cudampi.Comm) (yes, sharesCores, few bool, err error) {
 	}
 	cores, err := coresOf(node)
 	here := node.Size()
+	if sharesCores = cores < here; !sharesCores && err == nil {
+		sharesCores, err = node.All(yields())
+	}
 	if err := errors.Join(err, node.Close()); err != nil {
 		return false, false, false, err
 	}
-	sharesCores = cores < here
 	yes, err = c.All(here == c.Size() && (here <= ownCores || sharesCores))
 	return yes, sharesCores, cores < 2*here, err
+}
+
+const yieldEnv = "OMPI_MCA_mpi_yield_when_idle"
+
+// yields says whether MPI was told that others need the cores of its ranks. Source: Open MPI, FAQ,
+// "Can I oversubscribe nodes".
+func yields() bool {
+	told, err := strconv.ParseBool(os.Getenv(yieldEnv))
+	return told && err == nil
 }
 
 // coresOf returns, the same on all ranks of a node, how many cores they may use together. Collective.

@@ -27,10 +27,12 @@ func onComms(t *testing.T, ranks []int, fn func(t *testing.T, c *cudampi.Comm)) 
 	})
 }
 
-// onRanks is onComms with memory that is shared.
+// onRanks is onComms with memory that is shared. Where each rank has a core it waits as it does
+// outside of tests.
 func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *Comm)) {
 	t.Helper()
 	onComms(t, ranks, func(t *testing.T, c *cudampi.Comm) {
+		t.Setenv(yieldEnv, "0")
 		d, err := c.Dup()
 		commtest.Must(t, err)
 		s, err := Share(d)

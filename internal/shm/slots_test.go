@@ -61,6 +61,24 @@ func TestCrowded(t *testing.T) {
 	}
 }
 
+// TestYields: ranks that were all told to yield do not spin, also where each has a core.
+func TestYields(t *testing.T) {
+	onComms(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
+		for _, told := range [][]string{{"0", "0"}, {"0", "1"}, {"1", "1"}, {"", "true"}, {"true", "true"}} {
+			t.Setenv(yieldEnv, told[c.Rank()])
+			d, err := c.Dup()
+			commtest.Must(t, err)
+			s, err := Share(d)
+			commtest.Must(t, err)
+			all := told[0] == told[1] && told[0] != "0"
+			if s.s != nil && (s.s.spins != 0) != (!all && runtime.NumCPU() > 1) {
+				t.Errorf("told %q: %d spins on %d cores", told, s.s.spins, runtime.NumCPU())
+			}
+			commtest.Must(t, s.Close())
+		}
+	})
+}
+
 // TestManyRanks has nine ranks on one core each, the same: so many share memory there, too.
 func TestManyRanks(t *testing.T) {
 	onComms(t, []int{9}, func(t *testing.T, c *cudampi.Comm) {
