@@ -1,6 +1,6 @@
-// Package campaign divides the tests. Those that every change waits for, make test, have one case
-// of every kind. make test-all has all cases: each fault, each division of a model, each type by
-// each size by each way. LOCKSTEP_TESTS=all asks for these.
+// Package campaign divides the tests. make test, for which every change waits, has one case of
+// every kind. make test-all has all cases: each fault, each division of a model, each type by each
+// size by each way. LOCKSTEP_TESTS=all asks for these.
 package campaign
 
 import (
@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// variable is "all" where all cases are asked for.
+// variable is "all" if all cases are wanted.
 const variable = "LOCKSTEP_TESTS"
 
-// All says whether all cases are asked for.
+// All says whether all cases are wanted.
 func All() bool { return os.Getenv(variable) == "all" }
 
-// Only skips a test that is for make test-all alone. what says in a few words what it is.
+// Only skips a test that only make test-all has. what describes it in a few words.
 func Only(t testing.TB, what string) {
 	t.Helper()
 	if !All() {
@@ -23,8 +23,8 @@ func Only(t testing.TB, what string) {
 	}
 }
 
-// Some returns those cases that keep says, and all of them where all are asked for. what
-// are the cases, in a few words.
+// Some returns the cases for which keep returns true, or all of them if all are wanted. what
+// describes the cases in a few words.
 func Some[T any](t testing.TB, what string, cases []T, keep func(c T) bool) []T {
 	t.Helper()
 	if All() {
@@ -45,7 +45,7 @@ func Some[T any](t testing.TB, what string, cases []T, keep func(c T) bool) []T 
 	return some
 }
 
-// Few is how many times something random is tried: few, or many where all cases are asked for.
+// Few returns how often something random is tried: few times, or many if all cases are wanted.
 func Few(t testing.TB, what string, few, many int) int {
 	t.Helper()
 	if All() {
@@ -55,8 +55,8 @@ func Few(t testing.TB, what string, few, many int) int {
 	return few
 }
 
-// More says of cases that a test leaves out by itself how many there are, unless All. The suite
-// shows these lines at its end.
+// More says how many cases a test leaves out by itself, unless All. The suite shows these
+// lines at its end.
 func More(t testing.TB, n int, what string) {
 	t.Helper()
 	if All() {

@@ -5,12 +5,12 @@ import (
 	"testing"
 )
 
-// quiet is a test whose log nobody reads: lines of this test are no campaigns.
+// quiet is a test whose log nobody reads, so that the suite does not show the lines of this test.
 type quiet struct{ testing.TB }
 
 func (quiet) Logf(string, ...any) {}
 
-// Without the variable the cases are those that are kept, with it all.
+// Without the variable the cases are the kept ones, with it all.
 func TestSome(t *testing.T) {
 	cases := []int{1, 2, 3, 4}
 	even := func(n int) bool { return n%2 == 0 }

@@ -2,8 +2,7 @@ package campaign
 
 import "flag"
 
-// CoverDir is the folder for the counters of a test program that measures its
-// coverage, "" where it does not.
+// CoverDir returns the folder for the counters of a test program that measures its coverage, or "".
 func CoverDir() string {
 	if f := flag.Lookup("test.gocoverdir"); f != nil {
 		return f.Value.String()
@@ -11,8 +10,8 @@ func CoverDir() string {
 	return ""
 }
 
-// CoverFlags are the flags with which a process of this program that runs tests adds what it
-// covers: package testing would leave that in a folder of its own.
+// CoverFlags returns the flags that make a test process of this program add its coverage. Package
+// testing would leave it in a folder of its own.
 func CoverFlags() []string {
 	if dir := CoverDir(); dir != "" {
 		return []string{"-test.gocoverdir=" + dir}

@@ -2,25 +2,25 @@ package ccall
 
 import "unsafe"
 
-// Address is p as a number, for C. Of a pointer cgo looks up in every call whether it is Go's and
-// what it points to, at a tenth of the price of a short call.
+// Address returns p as a number, for C. For a pointer, cgo checks in every call whether it is Go's
+// and what it points to, which takes a tenth of a short call.
 //
-// What p points to is on the heap, or not Go's: a stack moves when it grows, also on the way
-// into C, and a number stays as it is. The caller keeps it from the collector until the call is
-// over, by runtime.KeepAlive.
+// p must point to the heap, or to memory that is not Go's: a stack moves when it grows, also on the
+// way into C, and a number stays as it is. The caller keeps the memory from the collector until the
+// call is over, by runtime.KeepAlive.
 func Address(p unsafe.Pointer) uintptr {
 	Escape(p)
 	return uintptr(p)
 }
 
-// Escape has the compiler put what p points to on the heap: somebody else gets to know where it is.
+// Escape makes the compiler put what p points to on the heap: somebody else may keep the address.
 func Escape(p unsafe.Pointer) {
 	if escaped.always {
 		escaped.to = p
 	}
 }
 
-// Escape4 is Escape of four at the price of one.
+// Escape4 is Escape of four pointers at the price of one.
 func Escape4(a, b, c, d unsafe.Pointer) {
 	if escaped.always {
 		escaped.to = a
@@ -30,7 +30,7 @@ func Escape4(a, b, c, d unsafe.Pointer) {
 	}
 }
 
-// escaped lets the compiler believe that something is kept. Nothing is.
+// escaped makes the compiler believe that something is kept. Nothing is.
 var escaped struct {
 	always bool
 	to     unsafe.Pointer

@@ -22,8 +22,8 @@ import (
 	"testing"
 )
 
-// counted is where a pointer becomes a number that stays in Go, or that nothing can make wrong,
-// beside where it is compared or only its alignment is asked for.
+// counted are the places where a pointer becomes a number that stays in Go, or that nothing can
+// make wrong. Places that compare it, or ask for its alignment, are allowed beside these.
 var counted = []string{
 	"cuda IPCHandle", // the difference of two
 	"cuda/cublas alignment",
@@ -38,8 +38,8 @@ var counted = []string{
 	"spmd/internal/transport/inproc reduce",
 }
 
-// TestNumbersOfPointers: whatever passes a pointer as a number does it by Address, which has the
-// compiler put what it points to on the heap.
+// Every pointer that is passed as a number goes through Address, which makes the compiler put its
+// memory on the heap.
 func TestNumbersOfPointers(t *testing.T) {
 	var found []string
 	for _, p := range load(t) {
@@ -63,7 +63,7 @@ func TestNumbersOfPointers(t *testing.T) {
 	}
 }
 
-// TestEscapes reads what the compiler says of each parameter that a function passes as a number.
+// The compiler says that the memory of each parameter that a function passes as a number escapes.
 func TestEscapes(t *testing.T) {
 	pkgs := load(t)
 	var build []string
@@ -102,9 +102,8 @@ func TestEscapes(t *testing.T) {
 	}
 }
 
-// TestMakeKeepsNoCall: the compiler does not know that a call which is Hidden is passed to
-// a Make, and leaves it on its caller's stack. So no Make keeps it, nor passes it to what
-// the compiler does not know.
+// The compiler does not know that a Hidden call is passed to a Make, and leaves it on its caller's
+// stack. So no Make keeps it, or passes it to something that the compiler does not know.
 func TestMakeKeepsNoCall(t *testing.T) {
 	var build []string
 	makes := map[string]bool{}
@@ -222,14 +221,14 @@ func read(t *testing.T) []*loaded {
 		p.below, p.set = strings.TrimPrefix(p.ImportPath, "lockstep/"), set
 		p.info = &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{},
 			Uses: map[*ast.Ident]types.Object{}}
-		// What comes from C has no types here, which is an error of what uses it.
+		// Names from C have no types here, which makes errors in the code that uses them.
 		check := types.Config{Importer: from, FakeImportC: true, Error: func(error) {}}
 		_, _ = check.Check(p.ImportPath, set, p.files, p.info)
 	}
 	return all
 }
 
-// each visits the nodes of all functions, each with those around it.
+// each visits the nodes of all functions, with the nodes around each.
 func (p *loaded) each(visit func(f *ast.FuncDecl, stack []ast.Node)) {
 	for _, file := range p.files {
 		for _, d := range file.Decls {
@@ -251,8 +250,7 @@ func (p *loaded) each(visit func(f *ast.FuncDecl, stack []ast.Node)) {
 	}
 }
 
-// numbers says whether a call is the conversion of a pointer to a number, or
-// has pointers read as numbers.
+// numbers says whether a call converts a pointer to a number, or reads pointers as numbers.
 func (p *loaded) numbers(call *ast.CallExpr) bool {
 	if len(call.Args) != 1 || !isPointer(p.info.TypeOf(call.Args[0])) {
 		return false
@@ -281,8 +279,7 @@ func isBasic(t types.Type, kind types.BasicKind) bool {
 	return ok && b.Kind() == kind
 }
 
-// compared says whether of the number only the remainder or the difference is
-// taken, or the order with another.
+// compared says whether the number is only compared, subtracted, or divided for its remainder.
 func compared(stack []ast.Node) bool {
 	if len(stack) < 2 {
 		return false
@@ -291,7 +288,7 @@ func compared(stack []ast.Node) bool {
 	return ok && slices.Contains([]token.Token{token.REM, token.SUB, token.EQL, token.LSS, token.GEQ}, b.Op)
 }
 
-// name is the last word of a name.
+// name returns the last word of a name.
 func name(x ast.Expr) string {
 	switch x := x.(type) {
 	case *ast.Ident:
@@ -302,7 +299,7 @@ func name(x ast.Expr) string {
 	return ""
 }
 
-// report builds packages and returns what the compiler says of names: "file:line: name".
+// report builds packages and returns what the compiler says about names: "file:line: name".
 func report(t *testing.T, pkgs []string, pattern string) map[string]bool {
 	t.Helper()
 	slices.Sort(pkgs)

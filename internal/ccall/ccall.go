@@ -1,5 +1,5 @@
-// Package ccall holds what every binding of a C library shares: the error that
-// a failing status becomes, and the place in the application it is blamed on.
+// Package ccall holds what every binding of a C library shares: the error of a failing status, and
+// the place in the application that caused it.
 package ccall
 
 import (
@@ -12,25 +12,24 @@ import (
 	"strings"
 )
 
-// Error reports a C call that returned a failing status. Err is that status, so
-// errors.Is(err, cudampi.ErrTruncate) holds through any further wrapping.
+// Error reports a C call that returned a failing status. Err is that status, so errors.Is(err,
+// cudampi.ErrTruncate) holds through any further wrapping.
 type Error struct {
 	Op     string // C function, such as "MPI_Allreduce"
 	Rank   int    // rank in the communicator of the call; -1 outside one
 	At     string // file:line of the application, as At returns it
 	Err    error  // the library's status, a comparable value
 	Detail string // the library's own text for this failure, if it keeps one
-	Differ bool   // ranks have brought different calls, as Detail says; errors.Is(err, ErrMismatch) holds
+	Differ bool   // ranks made different calls, see Detail; errors.Is(err, ErrMismatch) holds
 }
 
-// ErrMismatch is spmd.ErrContract, whatever finds it.
+// ErrMismatch is spmd.ErrContract, whichever package finds it.
 var ErrMismatch = errors.New("the ranks called different collectives")
 
-// Is says whether this is ErrMismatch.
+// Is says whether the target is ErrMismatch, and the ranks differ.
 func (e *Error) Is(target error) bool { return e.Differ && target == ErrMismatch }
 
-// Error is one line with the place first: sorting the logs of 64 ranks groups
-// the causes.
+// Error returns one line with the place first: sorted logs of 64 ranks then group the causes.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.At != "" {
@@ -52,12 +51,11 @@ func (e *Error) Error() string {
 // Unwrap returns the status.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Site is a call site kept as program counters: taking it costs a stack walk of
-// a few frames, turning it into text is left to the failure.
+// Site is a call site, kept as program counters. Taking it costs a walk of a few stack frames. Only
+// a failure turns it into text.
 type Site [10]uintptr
 
-// Here stores the caller's stack, leaving out skip frames above the function
-// that calls Here.
+// Here stores the caller's stack, without skip frames above the function that calls Here.
 func (s *Site) Here(skip int) {
 	n := runtime.Callers(skip+3, s[:])
 	clear(s[n:])
@@ -72,9 +70,8 @@ func (s *Site) String() string {
 	return place(s[:n])
 }
 
-// At returns "folder/file.go:line" of the first frame of the calling goroutine
-// outside the framework, or "" where there is none. It walks the stack: call it
-// on failure only.
+// At returns "folder/file.go:line" of the first frame of the calling goroutine outside the
+// framework, or "". It walks the stack, so call it only after a failure.
 func At() string {
 	var pcs [64]uintptr
 	return place(pcs[:runtime.Callers(2, pcs[:])])
@@ -97,8 +94,8 @@ func place(pcs []uintptr) string {
 	}
 }
 
-// inFramework says whether a frame belongs to the framework itself. Its tests do
-// not: they are its first applications.
+// inFramework says whether a frame belongs to the framework itself. Its tests do not: they are its
+// first applications.
 func inFramework(function, file string) bool {
 	if strings.HasSuffix(file, "_test.go") {
 		return false
@@ -125,8 +122,7 @@ type Frame struct {
 	Program  bool   // neither the framework's nor Go's own
 }
 
-// Frames reads one goroutine's part of a stack dump, its head left out.
-// Source: runtime.Stack.
+// Frames reads one goroutine's part of a stack dump, without its head. Source: runtime.Stack.
 func Frames(body string) []Frame {
 	var frames []Frame
 	lines := strings.Split(body, "\n")
@@ -143,13 +139,13 @@ func Frames(body string) []Frame {
 		}
 		file := place[:at]
 		frames = append(frames, Frame{function, filepath.Base(filepath.Dir(file)) + "/" + filepath.Base(place),
-			!ofGo(function, file) && file != "_testmain.go" && !inFramework(function, file)}) // which go test makes
+			!ofGo(function, file) && file != "_testmain.go" && !inFramework(function, file)}) // go test makes _testmain.go
 	}
 	return frames
 }
 
-// ofGo says whether a function is one of Go's own packages. go build -trimpath leaves of a file's
-// folder the path of its package: those of modules have a dot or a version in front of the first
+// ofGo says whether a function belongs to one of Go's own packages. go build -trimpath leaves only
+// the package's path of a file's folder. Paths of modules have a dot or a version before the first
 // slash, or the name of the program's module.
 func ofGo(function, file string) bool {
 	if goSources != "" {
@@ -159,8 +155,7 @@ func ofGo(function, file string) bool {
 	return !strings.ContainsAny(first, ".@") && first != programModule && !strings.HasPrefix(function, "main.")
 }
 
-// goSources is where the files of Go's own packages lie, as the compiler
-// noted them; "" with -trimpath.
+// goSources is the folder of Go's own packages, as the compiler noted it, or "" with -trimpath.
 var goSources = func() string {
 	file, _ := runtime.FuncForPC(reflect.ValueOf(strings.Cut).Pointer()).FileLine(0)
 	return strings.TrimSuffix(file, "strings/strings.go")

@@ -69,8 +69,8 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// A program that was built with -trimpath has no folders in front of its files'
-// packages, and neither has Go.
+// A program that was built with -trimpath has no folders before its files' packages, and
+// neither has Go.
 func TestFramesWithoutFolders(t *testing.T) {
 	defer func(sources, module string) { goSources, programModule = sources, module }(goSources, programModule)
 	goSources, programModule = "", "hello"
@@ -132,7 +132,7 @@ func hereOf(s *Site, deeper int) {
 	s.Here(0)
 }
 
-// frames are this package's functions in a site, nearOf and hereOf alike.
+// frames returns this package's functions in a site. nearOf and hereOf count as equal.
 func (s *Site) frames() string {
 	var names []string
 	for _, pc := range s {

@@ -2,10 +2,10 @@
 
 package ccall
 
-// Near stores what Here(0) does, in nanoseconds: it follows the frame pointers that Go
-// keeps. Where the compiler has put a function into another, only the inner one's place
-// is there: what an application calls of the framework must be go:noinline, or String
-// passes over both.
+// Near stores what Here(0) does, in nanoseconds: it follows the frame pointers that Go keeps.
+//
+// If the compiler has inlined a function, only the inner one's place is there. So functions of the
+// framework that an application calls must be go:noinline, or String passes over both.
 func (s *Site) Near() { near(s) }
 
 //go:noescape

@@ -32,8 +32,8 @@ type Comm interface {
 	SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error
 }
 
-// Lengths are of calls: nothing, fewer than ranks, no multiple of any
-// number of ranks or of vectors.
+// Lengths are the lengths of calls: nothing, fewer than ranks, and no multiple of any number of
+// ranks or of vectors.
 var Lengths = []int{0, 1, 3, 67}
 
 // eachType calls the functions, one for each type. make test has every type on some number of ranks
@@ -72,8 +72,8 @@ func EveryReduction(t *testing.T, c Comm, n int) {
 	}
 }
 
-// Reductions runs the reductions of n elements by op, and Min and Max of floats also of Extremes.
-// It does nothing where the type has no such operation.
+// Reductions runs the reductions of n elements by op, for Min and Max of floats also with Extremes.
+// It does nothing if the type lacks the operation.
 func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
 	if !op.On(elem.Of[T]()) {
 		return
@@ -159,7 +159,7 @@ func alike[T elem.Elem](t *testing.T, c Comm, result []T, op elem.Op) {
 
 // scans runs the scans of in, this rank's input.
 func scans[T elem.Elem](t *testing.T, c Comm, in []T, op elem.Op, values Values[T]) {
-	n, ty, before := len(in), elem.Of[T](), Alloc[T](len(in)).Data() // what rank 0 has in dst
+	n, ty, before := len(in), elem.Of[T](), Alloc[T](len(in)).Data() // rank 0 keeps this in dst
 	if c.Rank() > 0 {
 		before = values.Reduced(c.Rank(), n, op)
 	}
@@ -181,7 +181,7 @@ func scans[T elem.Elem](t *testing.T, c Comm, in []T, op elem.Op, values Values[
 	src.Same(t, c, before, "ExScan %v in place", op)
 }
 
-// Uneven is a list of counts of which some are zero, their sum, and where this rank's part begins.
+// Uneven returns a list of counts, some of them zero, their sum, and where this rank's part begins.
 func Uneven(c Comm, n, shift int) (counts []int, total, offset int) {
 	for r := range c.Size() {
 		if r == c.Rank() {
@@ -212,8 +212,8 @@ func EveryMove(t *testing.T, c Comm, n int) {
 	)
 }
 
-// Moves runs the collectives that only move data on n elements, of each length
-// around it where ranks differ.
+// Moves runs the collectives that only move data on n elements, and on lengths around n if
+// ranks differ.
 func Moves[T elem.Elem](t *testing.T, c Comm, n int) {
 	ty := elem.Of[T]()
 	all, lo := n*c.Size(), c.Rank()*n
@@ -331,7 +331,7 @@ func vectors[T elem.Elem](t *testing.T, c Comm, n, shift int) {
 		}
 	}
 
-	// Rank s sends pair(s, r) elements to rank r, from the front of its own input on.
+	// Rank s sends pair(s, r) elements to rank r, from the front of its own input.
 	pair := func(s, r int) int { return []int{0, 1, n0(counts), 2}[(s*2+r+shift)%4] }
 	var send, recv []int
 	sendTotal, recvTotal := 0, 0

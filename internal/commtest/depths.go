@@ -6,15 +6,15 @@ import (
 	"testing"
 )
 
-// Case is a call, which says what is wrong with its result.
+// Case is a call that says what is wrong with its result.
 type Case struct {
 	Name string
 	Call func() error
 }
 
-// AtDepths makes calls on 600 stacks, each deeper than the one before by a few words. So every call
-// has a stack that is full when it, or what it calls on the way into C, begins: that one moves, and
-// with it the variables that the call has been given.
+// AtDepths makes calls on 600 stacks, each a few words deeper than the one before. So every call
+// meets a stack that is full when the call begins, or when something on its way into C begins. That
+// stack moves, and with it the variables that the call was given.
 func AtDepths(t *testing.T, cases []Case) {
 	t.Helper()
 	const depths = 600
@@ -34,7 +34,7 @@ func AtDepths(t *testing.T, cases []Case) {
 	}
 }
 
-// Is is an error where got is not want.
+// Is returns an error unless got is want.
 func Is[T comparable](got, want T) error {
 	if got != want {
 		return fmt.Errorf("got %v, want %v", got, want)

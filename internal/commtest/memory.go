@@ -1,6 +1,5 @@
-// Package commtest is what tests of packages that carry collectives and messages have in
-// common: memory with guards, input of ranks, references in Go's own arithmetic, and runs of
-// all calls of a communicator.
+// Package commtest has what tests of collectives and messages share: memory with guards, input of
+// ranks, references in Go's own arithmetic, and runs of all calls of a communicator.
 package commtest
 
 import (
@@ -13,7 +12,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Ranks is a communicator as far as messages of tests go.
+// Ranks is the part of a communicator that messages of tests need.
 type Ranks interface {
 	Rank() int
 	Size() int
@@ -25,10 +24,10 @@ type Memory[T elem.Elem] struct {
 	N   int
 }
 
-// Guards is the elements before and behind a Memory.
+// Guards is the number of elements before and behind a Memory.
 const Guards = 3
 
-// Alloc returns n elements, of which each is 99, as are the guards.
+// Alloc returns n elements. All of them, and the guards, are 99.
 func Alloc[T elem.Elem](n int) Memory[T] {
 	m := Memory[T]{make([]T, n+2*Guards), n}
 	for i := range m.All {
@@ -37,13 +36,13 @@ func Alloc[T elem.Elem](n int) Memory[T] {
 	return m
 }
 
-// Data is the elements between the guards.
+// Data returns the elements between the guards.
 func (m Memory[T]) Data() []T { return m.All[Guards : Guards+m.N] }
 
-// Ptr is nil for no elements, as callers may pass it.
+// Ptr returns the address of the first element, or nil, which callers may pass.
 func (m Memory[T]) Ptr() unsafe.Pointer { return Ptr(m.Data()) }
 
-// Ptr is the address of the first element, nil where there is none.
+// Ptr returns the address of the first element, or nil if there is none.
 func Ptr[T any](s []T) unsafe.Pointer {
 	if len(s) == 0 {
 		return nil
@@ -61,7 +60,7 @@ func (m Memory[T]) Intact() bool {
 	return true
 }
 
-// bits are those of an element.
+// bits returns the bits of an element.
 func bits[T elem.Elem](x T) elem.Bits { return elem.BitsOf(x) }
 
 // isNaN says whether an element is a NaN.
@@ -75,9 +74,8 @@ func isNaN[T elem.Elem](x T) bool {
 	return x != x
 }
 
-// Same fails the test unless the Memory holds want, bit by bit, between intact Guards. A
-// NaN is the same as any other, and a zero part of a complex number, of which the sign
-// depends on the order of products.
+// Same fails the test unless the Memory holds want, bit by bit, between intact Guards. All NaNs are
+// equal. So are zero parts of complex numbers, whose sign depends on the order of products.
 func (m Memory[T]) Same(t *testing.T, c Ranks, want []T, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)
@@ -96,13 +94,13 @@ func (m Memory[T]) Same(t *testing.T, c Ranks, want []T, format string, args ...
 	}
 }
 
-// raw is the memory of elements.
+// raw returns the memory of elements.
 func raw[T elem.Elem](s []T) []byte {
 	var one T
 	return unsafe.Slice((*byte)(Ptr(s)), len(s)*int(unsafe.Sizeof(one)))
 }
 
-// Must fails the test where there is an error.
+// Must fails the test if there is an error.
 func Must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -110,9 +108,9 @@ func Must(t *testing.T, err error) {
 	}
 }
 
-// value is element i of a rank's input. Floats are such that sums and products of four are exact
-// in float32, but sums of the 16-bit types are not representable in them: only one rounding, at
-// the end, gives the reference.
+// value returns element i of a rank's input. Sums and products of four floats are exact in float32,
+// but sums of the 16-bit types are not representable in them: only one rounding, at the end, gives
+// the reference.
 func value[T elem.Elem](rank, i int) T {
 	h := uint64(rank*7919+i+1) * 0x9e3779b97f4a7c15
 	h ^= h >> 29
@@ -137,7 +135,7 @@ func value[T elem.Elem](rank, i int) T {
 	return z
 }
 
-// fewBits is a number of five significant bits, of very different sizes.
+// fewBits returns a number of five significant bits. Sizes differ very much.
 func fewBits(h uint64) float32 {
 	f := float32(h>>8%31+1) / float32(uint(1)<<(h>>16%11))
 	if h&1 == 1 {
@@ -146,7 +144,7 @@ func fewBits(h uint64) float32 {
 	return f
 }
 
-// Input is n elements of a rank.
+// Input returns n elements of a rank.
 func Input[T elem.Elem](rank, n int) []T {
 	s := make([]T, n)
 	for i := range s {
@@ -155,7 +153,7 @@ func Input[T elem.Elem](rank, n int) []T {
 	return s
 }
 
-// Values is the input of each rank: n elements. Input is the most common.
+// Values returns the input of each rank: n elements. Input is the most common.
 type Values[T elem.Elem] func(rank, n int) []T
 
 // HasExtremes says whether Extremes are input for an operation: for Min and Max of floats.
@@ -163,8 +161,8 @@ func HasExtremes[T elem.Elem](op elem.Op) bool {
 	return (op == elem.Min || op == elem.Max) && elem.Of[T]() >= elem.Float16
 }
 
-// Extremes is what the order of floats is made for: a NaN on one rank, zeros of both signs,
-// and anything with anything.
+// Extremes are the hard cases for the order of floats: a NaN on one rank, zeros of both signs, and
+// anything with anything.
 func Extremes[T elem.Elem](size int) Values[T] {
 	nan := float32(math.NaN())
 	all := []float32{nan, 0, float32(math.Copysign(0, -1)), 1, -2, float32(math.Inf(1)), float32(math.Inf(-1)),
@@ -197,18 +195,18 @@ func Extremes[T elem.Elem](size int) Values[T] {
 	}
 }
 
-// Hold is some values in a Memory.
+// Hold returns a Memory with some values.
 func Hold[T elem.Elem](values []T) Memory[T] {
 	m := Alloc[T](len(values))
 	copy(m.Data(), values)
 	return m
 }
 
-// Filled is the Input of a rank in a Memory.
+// Filled returns a Memory with the Input of a rank.
 func Filled[T elem.Elem](rank, n int) Memory[T] { return Hold(Input[T](rank, n)) }
 
-// Reduced is op over all ranks of n elements, from Go's own arithmetic:
-// integers wrap, floats in float64.
+// Reduced returns op over all ranks of n elements, from Go's own arithmetic: integers wrap,
+// floats are float64.
 func (v Values[T]) Reduced(size, n int, op elem.Op) []T {
 	in := make([][]T, size)
 	for r := range in {
@@ -224,7 +222,7 @@ func (v Values[T]) Reduced(size, n int, op elem.Op) []T {
 	return out
 }
 
-// Reduced is op over all ranks of the Input.
+// Reduced returns op over all ranks of the Input.
 func Reduced[T elem.Elem](size, n int, op elem.Op) []T {
 	return Values[T](Input[T]).Reduced(size, n, op)
 }

@@ -1,5 +1,5 @@
-// Package fakelib builds the test doubles of libraries that are bound at run time, and runs a test
-// in a process that finds them in place of the real ones.
+// Package fakelib builds test doubles of libraries that are bound at run time, and runs a test in a
+// process that finds them in place of the real ones.
 package fakelib
 
 import (
@@ -16,8 +16,10 @@ import (
 
 // Build compiles a shared library into dir under the name that dlopen looks for, such as
 // "libcuda.so.1", and returns its path. args are C sources and flags for the compiler, $CC or cc. A
-// process started with LD_LIBRARY_PATH=dir finds it. Without a compiler the test fails: nothing
-// here builds without one. What has been built before of the same text is copied.
+// process started with LD_LIBRARY_PATH=dir finds it.
+//
+// Without a compiler the test fails, since nothing here builds without one. A library that was
+// built before from the same text is copied.
 func Build(t testing.TB, dir, soname string, args ...string) string {
 	t.Helper()
 	cc := strings.Fields(os.Getenv("CC"))
@@ -39,15 +41,15 @@ func Build(t testing.TB, dir, soname string, args ...string) string {
 	return path
 }
 
-// CUDA builds the test double of the CUDA driver, libcuda.so.1, of cuda/testdata/fakecuda.c, which
-// says what it can do. See HostOnly.
+// CUDA builds the test double of the CUDA driver, libcuda.so.1, from cuda/testdata/fakecuda.c,
+// which says what it can do. See HostOnly.
 func CUDA(t testing.TB, dir string, flags ...string) string {
 	t.Helper()
 	HostOnly(t)
 	return Build(t, dir, "libcuda.so.1", append(flags, filepath.Join(root(t), "cuda", "testdata", "fakecuda.c"))...)
 }
 
-// HostOnly skips a test with doubles where tests are to run on GPUs: it is the same on any machine.
+// HostOnly skips a test with doubles if tests are to run on GPUs: it is the same on any machine.
 func HostOnly(t testing.TB) {
 	t.Helper()
 	if os.Getenv("SPMDTEST_DEVICE") == "cuda" {
@@ -55,7 +57,7 @@ func HostOnly(t testing.TB) {
 	}
 }
 
-// root returns the folder of the project above the working one: a test runs in the folder of its
+// root returns the folder of the project above the working one. A test runs in the folder of its
 // package, but not always on the machine where it was built.
 func root(t testing.TB) string {
 	t.Helper()
@@ -73,7 +75,7 @@ func root(t testing.TB) string {
 	}
 }
 
-// Without returns the flags that leave symbols out of a double: each is defined under another name.
+// Without returns flags that leave symbols out of a double: each is defined under another name.
 func Without(symbols ...string) []string {
 	flags := make([]string, len(symbols))
 	for i, s := range symbols {
@@ -85,10 +87,11 @@ func Without(symbols ...string) []string {
 // child is set to the name of the test that a child process runs.
 const child = "LOCKSTEP_FAKELIB_CHILD"
 
-// Run runs body in a child process that finds the libraries in dir before all others and has env,
-// KEY=VALUE, besides. The child is this test binary with the one test selected: it comes to the
-// same Run, with prepare left out. prepare builds the libraries into dir. The child's failure, with
-// its output, becomes t's; a skip there is one here.
+// Run runs body in a child process that finds the libraries in dir before all others. env has
+// additional variables, KEY=VALUE. prepare builds the libraries into dir.
+//
+// The child is this test binary with the one test selected: it comes to the same Run, without
+// prepare. The child's failure, with its output, becomes t's. A skip there is one here.
 func Run(t *testing.T, prepare func(dir string), env []string, body func(t *testing.T)) {
 	t.Helper()
 	if os.Getenv(child) == t.Name() {
@@ -127,7 +130,7 @@ func Run(t *testing.T, prepare func(dir string), env []string, body func(t *test
 	}
 }
 
-// timeLeft leaves the parent the time to report what the child says when it is stopped.
+// timeLeft leaves the parent time to report the child's output when the child is stopped.
 func timeLeft(deadline time.Time) time.Duration {
 	return max(time.Until(deadline)*9/10, time.Second)
 }

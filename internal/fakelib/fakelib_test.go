@@ -46,8 +46,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// What happens in a child process must reach who started it: TestOutcome
-// is that, run by TestOutcomes.
+// TestOutcome runs in a child process. TestOutcomes checks that its results reach the parent.
 func TestOutcome(t *testing.T) {
 	outcome := os.Getenv("FAKELIB_OUTCOME")
 	if outcome == "" {
@@ -88,9 +87,8 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// A library is compiled once for a machine, in whichever folder its sources are, until
-// its sources, what they include, its flags or the compiler are others, and anew where
-// what was kept has been cut off.
+// A library is compiled once for a machine, in any folder of its sources, until its sources, their
+// includes, its flags or the compiler change. It is compiled again if the kept file was cut off.
 func TestKept(t *testing.T) {
 	dir, folder := t.TempDir(), t.TempDir()
 	write := func(name, text string) string {

@@ -15,8 +15,8 @@ import (
 // keptFor is how long a library is kept that no test has asked for.
 const keptFor = 5 * 24 * time.Hour
 
-// keptEnv names the folder of libraries that are kept: "off" keeps none. Without it that is in
-// the user's folder for caches.
+// keptEnv names the folder of kept libraries; "off" keeps none. By default it is in the user's
+// folder for caches.
 const keptEnv = "LOCKSTEP_FAKELIB_KEPT"
 
 // A dozen packages build the same doubles, in many tests. So what has been built is kept, as a
@@ -24,8 +24,8 @@ const keptEnv = "LOCKSTEP_FAKELIB_KEPT"
 // its flags, wherever the sources are: a second clone compiles nothing that the first has. A
 // debugger may be told of another folder.
 
-// keptFile returns the file in which the library of a command is kept, or "" where it is not kept.
-// cc are the compiler and its flags, args the sources and flags of the caller.
+// keptFile returns the file in which the library of a command is kept, or "" if it is not kept. cc
+// are the compiler and its flags, args the sources and flags of the caller.
 func keptFile(cc, args []string) string {
 	dir := os.Getenv(keptEnv)
 	if dir == "" {
@@ -70,7 +70,7 @@ func keptFile(cc, args []string) string {
 	return filepath.Join(dir, fmt.Sprintf("%x.so", key.Sum(nil)[:16]))
 }
 
-// fetch copies what is kept to path, and says whether there was any.
+// fetch copies a kept file to path, and says whether there was one.
 func fetch(kept, path string) bool {
 	if kept == "" {
 		return false
@@ -84,8 +84,8 @@ func fetch(kept, path string) bool {
 	return true
 }
 
-// keep keeps the library at path, if it can, and removes those that nobody
-// has asked for in a long time.
+// keep keeps the library at path, if it can, and removes those that nobody has asked for
+// in a long time.
 func keep(kept, path string) {
 	if kept == "" {
 		return
@@ -111,8 +111,8 @@ func keep(kept, path string) {
 	}
 }
 
-// whole says whether a file ends with the checksum of what is before: a machine that went
-// down may have left part of it.
+// whole says whether a file ends with the checksum of the bytes before. A machine that went down
+// may have left a part of it.
 func whole(b []byte) bool {
 	n := len(b) - sha256.Size
 	if n <= 0 {

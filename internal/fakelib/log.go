@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// Log is what the doubles of a process have written about calls, in one file, and how many
-// of its lines have been read.
+// Log is the file in which the doubles of a process write about calls, and how many of its
+// lines were read.
 type Log struct {
 	File string
 	Read int
 }
 
-// Open has the doubles of this process write to a file from now on.
+// Open makes the doubles of this process write to a file from now on.
 func (l *Log) Open(file string) {
 	l.File = file
 	for _, name := range []string{"FAKECUDA_LOG", "FAKENCCL_LOG", "FAKECUBLAS_LOG"} {
@@ -22,8 +22,8 @@ func (l *Log) Open(file string) {
 	}
 }
 
-// New returns the calls since the last New whose names begin with one of the
-// prefixes, any where there are none.
+// New returns the calls since the last New whose names begin with one of the prefixes,
+// or all calls.
 func (l *Log) New(t testing.TB, prefixes ...string) []string {
 	t.Helper()
 	text, err := os.ReadFile(l.File)
@@ -42,7 +42,7 @@ func (l *Log) New(t testing.TB, prefixes ...string) []string {
 	return list
 }
 
-// Lines are the lines of a log, without the numbers of threads.
+// Lines returns the lines of a log, without the numbers of threads.
 func Lines(text string) []string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	for i, line := range lines {
@@ -53,7 +53,7 @@ func Lines(text string) []string {
 	return lines
 }
 
-// Value returns the value of a key in a line of a log, "" where it has none.
+// Value returns the value of a key in a line of a log, or "".
 func Value(line, key string) string {
 	_, rest, _ := strings.Cut(line, " "+key+"=")
 	v, _, _ := strings.Cut(rest, " ")

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// luminance is a colour's, from 0 of black to 1 of white. Source: WCAG 2.2, relative luminance.
+// luminance returns a colour's luminance, from 0 of black to 1 of white. Source: WCAG 2.2,
+// relative luminance.
 func luminance(c color.Color) float64 {
 	r, g, b, _ := c.RGBA()
 	sum := 0.0
@@ -23,7 +24,7 @@ func luminance(c color.Color) float64 {
 	return sum
 }
 
-// Every curve stands out from white as WCAG asks of graphics, and the first ones differ.
+// Every curve has the contrast that WCAG asks of graphics, and the first ones differ.
 func TestHues(t *testing.T) {
 	seen := map[color.Color]bool{}
 	for i := range hues {
@@ -40,7 +41,7 @@ func TestHues(t *testing.T) {
 	}
 }
 
-// Ticks are named as a person would, however gonum does.
+// Ticks have the names that a person would write.
 func TestPlainTicks(t *testing.T) {
 	for _, tc := range []struct {
 		hi   float64

@@ -9,15 +9,15 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// The first argument by which a script of `launch completion` asks a program for completions:
-// with descriptions, and without.
+// A script of `launch completion` asks a program for completions by its first argument: with
+// descriptions, or without.
 const (
 	Request      = "__complete"
 	RequestNames = "__completeNoDesc"
 )
 
-// Directives tell the shell what to do with the completions. Source: cobra's
-// completions.go, ShellCompDirective.
+// Directives tell the shell what to do with the completions. Source: cobra's completions.go,
+// ShellCompDirective.
 const (
 	AnyFile = 0 // where there are none, names of files
 	None    = 4
@@ -29,8 +29,8 @@ func Asked(args []string) bool {
 	return len(args) > 1 && (args[0] == Request || args[0] == RequestNames)
 }
 
-// Answer prints what completes the last of args, which Asked holds for, as
-// the scripts of cobra read it.
+// Answer prints the completions of the last of args, for which Asked is true, as the scripts of
+// cobra read them.
 func Answer(w io.Writer, fs *pflag.FlagSet, args []string) {
 	lines, directive := Complete(fs, args[1:])
 	Print(w, lines, directive, args[0] == Request)
@@ -47,8 +47,7 @@ func Print(w io.Writer, lines []string, directive int, described bool) {
 	fmt.Fprintf(w, ":%d\n", directive)
 }
 
-// Complete returns what may stand in place of the last of words, for a program
-// whose settings all are flags.
+// Complete returns what may replace the last of words, for a program whose settings are all flags.
 func Complete(fs *pflag.FlagSet, words []string) (lines []string, directive int) {
 	last := words[len(words)-1]
 	before := words[:len(words)-1]
@@ -77,7 +76,7 @@ func Complete(fs *pflag.FlagSet, words []string) (lines []string, directive int)
 	return lines, None
 }
 
-// lookup returns the flag that a word names; nil where it names none.
+// lookup returns the flag that a word names, or nil.
 func lookup(fs *pflag.FlagSet, word string) *pflag.Flag {
 	if name, ok := strings.CutPrefix(word, "--"); ok {
 		return fs.Lookup(name)
@@ -114,8 +113,8 @@ func values(f *pflag.Flag, typed string) (lines []string, directive int) {
 	}
 }
 
-// described is the first part of a flag's description, which fits behind it on a line of a
-// terminal. What says only where the flag counts ("Slurm: ...") is no such part.
+// described returns the first part of a flag's description, which fits behind it on a line of a
+// terminal. It leaves out a part that only says where the flag counts ("Slurm: ...").
 func described(f *pflag.Flag) string {
 	_, text := pflag.UnquoteUsage(f)
 	text, _, _ = strings.Cut(text, "\n")

@@ -1,5 +1,5 @@
-// Package help tells a person at a terminal which flags a program has: in groups for --help, and
-// as completions for the shell.
+// Package help shows the flags of a program to a person at a terminal: in groups for --help, and as
+// completions for the shell.
 package help
 
 import (
@@ -16,27 +16,28 @@ import (
 	"lockstep/internal/plain"
 )
 
-// Groups of flags that every program has. A flag without a group is the program's own.
+// These are the groups of flags that every program has. A flag without a group is the
+// program's own.
 const (
 	Framework = "Flags of the framework"
 	Output    = "Flags of what is reported, and where"
 )
 
-// Annotations of flags.
+// These are annotations of flags.
 const (
 	groupOf   = "lockstep_group"
 	choicesOf = "lockstep_choices"
 )
 
-// Group puts flags of fs under a heading of their own. It panics where fs lacks one.
+// Group puts flags of fs under a heading of their own. It panics if fs lacks one.
 func Group(fs *pflag.FlagSet, heading string, names ...string) {
 	for _, name := range names {
 		annotate(fs, name, groupOf, heading)
 	}
 }
 
-// Choices says which values a flag of fs may have, for completion. It
-// panics where fs lacks the flag.
+// Choices sets the values that a flag of fs may have, for completion. It panics if fs
+// lacks the flag.
 func Choices(fs *pflag.FlagSet, name string, values ...string) {
 	annotate(fs, name, choicesOf, values...)
 }
@@ -47,7 +48,7 @@ func annotate(fs *pflag.FlagSet, name, key string, values ...string) {
 	}
 }
 
-// Heading returns the heading that Group has given to a flag; "" where it has none.
+// Heading returns the heading that Group has given to a flag, or "".
 func Heading(f *pflag.Flag) string {
 	if of := f.Annotations[groupOf]; len(of) > 0 {
 		return of[0]
@@ -55,7 +56,7 @@ func Heading(f *pflag.Flag) string {
 	return ""
 }
 
-// About has --help begin with what the program does, and with lines that one may type.
+// About makes --help begin with what the program does, and with lines that one may type.
 func About(fs *pflag.FlagSet, does string, examples ...string) {
 	fs.Usage = func() {
 		fmt.Fprintf(fs.Output(), "%s\n\nExamples:\n", does)
@@ -66,9 +67,8 @@ func About(fs *pflag.FlagSet, does string, examples ...string) {
 	}
 }
 
-// Parse reads the command line of a program that is not on several ranks, from args, which are
-// without the program's name. It ends the process where help or completions are asked for, and with
-// one line and status 2 where a flag is not right.
+// Parse reads the command line of a program on one rank, from args without the program's name. It
+// ends the process after help or completions, and with one line and status 2 after a bad flag.
 func Parse(fs *pflag.FlagSet, args []string) {
 	fs.Init(fs.Name(), pflag.ContinueOnError)
 	fs.SortFlags = false
@@ -93,8 +93,8 @@ func Parse(fs *pflag.FlagSet, args []string) {
 	}
 }
 
-// Flags describes the flags of fs, by groups and as wide as the terminal. own is the
-// heading of those without a group.
+// Flags describes the flags of fs, by groups and as wide as the terminal. own is the heading of
+// those without a group.
 func Flags(fs *pflag.FlagSet, own string) string { return render(fs, own, width()) }
 
 const (
@@ -102,7 +102,7 @@ const (
 	narrowest = 60
 )
 
-// width is how wide a line may be.
+// width returns how wide a line may be.
 func width() int {
 	if columns, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && columns > 0 {
 		return min(max(columns, narrowest), widest)
@@ -148,7 +148,7 @@ func render(fs *pflag.FlagSet, own string, columns int) string {
 	return b.String()
 }
 
-// value names what stands behind a flag by what is typed there, instead of by Go's type.
+// value names a flag's value by what a user types, instead of by Go's type.
 type value struct{ pflag.Value }
 
 func (v value) Type() string {

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// flags is a program with a flag of every kind that Lockstep's programs have.
+// flags returns a program with a flag of every kind that Lockstep's programs have.
 func flags() *pflag.FlagSet {
 	fs := pflag.NewFlagSet("app", pflag.ContinueOnError)
 	fs.SortFlags = false
@@ -94,8 +94,8 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// What stands behind a flag is a whole phrase, also where the description begins with
-// a name or ends in a remark.
+// The text behind a flag is a whole phrase, also if the description begins with a name or
+// ends in a remark.
 func TestDescribed(t *testing.T) {
 	for text, want := range map[string]string{
 		"where buffers live: auto, cuda or host":       "where buffers live",

@@ -1,5 +1,5 @@
-// Package inkernel has the functions of package spmd that kernels in Go
-// call, as they run on the host.
+// Package inkernel has the functions of package spmd that kernels in Go call, as they
+// run on the host.
 package inkernel
 
 import (
@@ -38,7 +38,7 @@ func AtomicAdd[T int32 | uint32 | int64 | uint64 | float32 | float64](p *T, v T)
 	}
 }
 
-// AtomicMax makes *p at least v. A NaN changes nothing.
+// AtomicMax raises *p to at least v. A NaN changes nothing.
 func AtomicMax[T int32 | uint32 | float32](p *T, v T) {
 	for at := (*uint32)(unsafe.Pointer(p)); ; {
 		old := atomic.LoadUint32(at)
@@ -68,7 +68,7 @@ func Widen[T Real](x T) float32 {
 	return any(x).(float32)
 }
 
-// Narrow returns v, rounded to what T holds.
+// Narrow returns v, rounded to the type T.
 func Narrow[T Real](v float32) (x T) {
 	switch x := any(&x).(type) {
 	case *float32:

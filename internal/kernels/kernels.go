@@ -1,6 +1,6 @@
-// Package kernels lists the CUDA sources of the program: what is declared in
-// package variables is known before main starts, so that all of it is compiled
-// once, at start, and a test can compile all of it without a GPU.
+// Package kernels lists the CUDA sources of the program. Declarations in package variables are
+// known before main starts. So all sources are compiled once, at start, and a test can compile them
+// without a GPU.
 package kernels
 
 import (
@@ -31,7 +31,7 @@ type Source struct {
 	Indices int
 }
 
-// Key is the same for sources that differ in their kernels only: these are one program.
+// Key is the same for sources that differ only in their kernels: these are one program.
 func (s *Source) Key() string {
 	if len(s.Flags) == 0 && !s.ArchSpecific {
 		return s.Text
@@ -43,7 +43,7 @@ func (s *Source) Key() string {
 	return key
 }
 
-// Options are those of the compiler, for a compute capability.
+// Options returns the compiler's options for a compute capability.
 func (s *Source) Options(capability int) nvrtc.Options {
 	expressions := slices.DeleteFunc(slices.Clone(s.Names), func(n string) bool { return !IsExpression(n) })
 	return nvrtc.Options{Capability: capability, Headers: Headers, Flags: s.AllFlags(), ArchSpecific: s.ArchSpecific,
@@ -53,7 +53,7 @@ func (s *Source) Options(capability int) nvrtc.Options {
 // bounds says whether kernels in Go compare their indices with lengths.
 var bounds atomic.Bool
 
-// CheckBounds has kernels in Go that are compiled from now on compare their indices with lengths.
+// CheckBounds makes kernels in Go that are compiled from now on compare their indices with lengths.
 func CheckBounds() { bounds.Store(true) }
 
 // Bounds says whether CheckBounds was called.
@@ -62,18 +62,18 @@ func Bounds() bool { return bounds.Load() }
 // comparing says whether launches on the host are compared with the parameters of the CUDA source.
 var comparing atomic.Bool
 
-// CompareLaunches has launches on the host compared with the parameters of the CUDA source, as a
-// GPU does: for tests, since it takes a C++ compiler.
+// CompareLaunches makes launches on the host compare their arguments with the parameters of the
+// CUDA source, as a GPU does. It is for tests, since it takes a C++ compiler.
 func CompareLaunches() { comparing.Store(true) }
 
 // Comparing says whether CompareLaunches was called.
 func Comparing() bool { return comparing.Load() }
 
-// both counts who wants launches on the host to run both ways.
+// both counts the callers who want launches on the host to run both ways.
 var both atomic.Int32
 
-// RunBoth has launches on the host run their CUDA source, too, emulated on copies, and fail where
-// the results differ, until done is called.
+// RunBoth makes launches on the host also run their CUDA source, emulated on copies. They fail if
+// the results differ. It holds until done is called.
 func RunBoth() (done func()) {
 	both.Add(1)
 	return sync.OnceFunc(func() { both.Add(-1) })
@@ -82,7 +82,7 @@ func RunBoth() (done func()) {
 // RunningBoth says whether RunBoth is in force.
 func RunningBoth() bool { return both.Load() > 0 }
 
-// AllFlags are those of the compiler.
+// AllFlags returns the compiler's flags.
 func (s *Source) AllFlags() []string {
 	if Bounds() && strings.Contains(s.Text, "\"spmd_go.cuh\"") {
 		return append(slices.Clone(s.Flags), "-DSPMD_BOUNDS")
@@ -93,7 +93,7 @@ func (s *Source) AllFlags() []string {
 // IsExpression says whether the name of a kernel is a name expression of NVRTC.
 func IsExpression(name string) bool { return strings.Contains(name, "<") }
 
-// Headers are what any source may include, by name. Set by package spmd.
+// Headers are what any source may include, by name. Package spmd sets them.
 var Headers = map[string]string{}
 
 var (
@@ -104,8 +104,8 @@ var (
 // between is the package that declares kernels for those that call it.
 const between = "lockstep/spmd/gokernel"
 
-// Add notes the kernels of a source, as declared by the caller of its caller, or where that
-// declares kernels for others, by whom it does so. Without text there is nothing to compile.
+// Add notes the kernels of a source, as declared by the caller of its caller. If that declares
+// kernels for others, its own caller counts. Without text there is nothing to compile.
 func Add(s Source) {
 	if s.Text == "" {
 		return
@@ -133,8 +133,8 @@ func Add(s Source) {
 	list = append(list, s)
 }
 
-// Package returns the import path of the package that the caller's caller is in, skip 1, or one
-// further away. A package of tests, such as spmd_test, counts as the one that it tests.
+// Package returns the import path of the package of the caller's caller (skip 1), or of one further
+// away. A package of tests, such as spmd_test, counts as the one that it tests.
 func Package(skip int) string {
 	var pc [1]uintptr
 	runtime.Callers(skip+2, pc[:])
@@ -144,7 +144,7 @@ func Package(skip int) string {
 	return frame.Function[:folder] + strings.TrimSuffix(name, "_test")
 }
 
-// DeclaredBy returns those of All of which a package has declared a kernel.
+// DeclaredBy returns those of All with a kernel that a package has declared.
 func DeclaredBy(pkg string) []Source {
 	return slices.DeleteFunc(All(), func(s Source) bool { return !slices.Contains(s.declared, pkg) })
 }
@@ -155,7 +155,7 @@ func All() []Source {
 	defer mu.Unlock()
 	all := slices.Clone(list)
 	for i := range all {
-		all[i].Names, all[i].declared = slices.Clone(all[i].Names), slices.Clone(all[i].declared) // Add may go on
+		all[i].Names, all[i].declared = slices.Clone(all[i].Names), slices.Clone(all[i].declared) // Add may go on meanwhile
 	}
 	return all
 }

@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// declare is what NewKernel is to its callers.
+// declare stands for NewKernel and its callers.
 func declare(text string, names ...string) { Add(Source{Text: text, Names: names}) }
 
-// Who declares a kernel is known, and what has the same source is one program.
+// The declaring package of a kernel is known, and equal sources are one program.
 func TestDeclared(t *testing.T) {
 	declare("a", "f")
 	func() { declare("a", "f", "g<float>") }()

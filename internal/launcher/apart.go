@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Apart is in which namespaces a rank is apart from the mpirun that has started it, as in a
+// Apart says in which namespaces a rank is apart from the mpirun that has started it, as in a
 // container for each rank. The other ranks are then in others. Open MPI copies between processes of
 // a node by their numbers, and shares memory by them. Source: namespaces(7).
 type Apart struct {
@@ -19,7 +19,7 @@ type Apart struct {
 	Process bool `json:"process"` // numbers of processes mean nothing to others
 }
 
-// String names the namespaces; "" where there is none.
+// String names the namespaces, or returns "".
 func (a Apart) String() string {
 	var names []string
 	if a.User {
@@ -33,8 +33,8 @@ func (a Apart) String() string {
 
 var mpiruns = []string{"mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"}
 
-// FindApart looks for the mpirun above this process, which is a rank of Open MPI. It finds
-// nothing where /proc does not say.
+// FindApart looks for the mpirun above this process, a rank of Open MPI. It finds nothing if /proc
+// does not say.
 func FindApart() Apart { return findApart("/proc", os.Getpid(), os.Getppid()) }
 
 func findApart(proc string, pid, parent int) (a Apart) {
@@ -69,8 +69,9 @@ func findApart(proc string, pid, parent int) (a Apart) {
 	return Apart{}
 }
 
-// SetApart has Open MPI, which has not started in this process, do without what fails between ranks
-// that are apart. What is set already stays. It says what it has set, "" for nothing.
+// SetApart makes Open MPI, which has not started in this process, do without what fails
+// between ranks that are apart. It changes no variable that is already set. It returns what it
+// has set, or "".
 func (j Job) SetApart(a Apart) (set string) {
 	put := func(name, value string) {
 		if os.Getenv(name) == "" && os.Setenv(name, value) == nil {

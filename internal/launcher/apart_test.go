@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A rank is apart where no mpirun is above it, where numbers of processes are others, or users are.
+// A rank is apart if no mpirun is above it, or if its numbers of processes or users are others.
 func TestApart(t *testing.T) {
 	tree := func(self string, parents map[int]string) string {
 		dir := t.TempDir()
@@ -70,7 +70,7 @@ func TestSetApart(t *testing.T) {
 		{"openmpi4", Apart{}, ""}, {"slurm-pmix", Apart{true, true}, ""},
 		{"openmpi4", Apart{User: true}, "OMPI_MCA_btl_vader_single_copy_mechanism=none"},
 		{"openmpi5", Apart{User: true}, "OMPI_MCA_smsc=^cma"},
-		{"openmpi4", Apart{true, true}, "OMPI_MCA_btl=^vader"}, {"openmpi5", Apart{Process: true}, ""}, // it is set
+		{"openmpi4", Apart{true, true}, "OMPI_MCA_btl=^vader"}, {"openmpi5", Apart{Process: true}, ""}, // it is already set
 	} {
 		if got := (Job{Name: tc.launcher}).SetApart(tc.a); got != tc.want {
 			t.Errorf("%s, %+v: %q, want %q", tc.launcher, tc.a, got, tc.want)

@@ -1,5 +1,5 @@
-// Package launcher reads from the environment who started this process, before MPI has started, and
-// holds what Open MPI's launcher removes too early.
+// Package launcher reads from the environment who started this process, before MPI has started. It
+// also holds files that Open MPI's launcher removes too early.
 package launcher
 
 import (
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Job is what the environment says of this process.
+// Job is what the environment says about this process.
 type Job struct {
 	Name   string // openmpi4, openmpi5, mpich, slurm-pmix, slurm-pmi2, slurm, torchrun, none
 	Rank   int
@@ -18,29 +18,29 @@ type Job struct {
 	Source string // the variable that Size was read from; "" if Name is none
 }
 
-// launchers in the order of asking: an mpirun inside a Slurm allocation decides over Slurm's own
-// variables. PRRTE, which starts the ranks of Open MPI 5, says so.
+// launchers are in the order of asking: an mpirun inside a Slurm allocation counts before Slurm's
+// own variables. PRRTE, which starts the ranks of Open MPI 5, says that it does.
 var launchers = []struct{ name, rank, size, also string }{
 	{"openmpi5", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PRTE_LAUNCHED"},
 	{"openmpi4", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""},
 	{"slurm-pmix", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "PMIX_RANK"},
-	{"slurm-pmi2", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"}, // Hydra's proxies, too, have SLURM_PROCID, of their own
+	{"slurm-pmi2", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"}, // Hydra's proxies also have a SLURM_PROCID, their own
 	{"mpich", "PMI_RANK", "PMI_SIZE", ""},
 	{"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""},
 	{"slurm", "SLURM_PROCID", allTasks, ""},
 	{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
 }
 
-// allTasks has the tasks of a Slurm job, in its batch script too, where no step has begun.
+// allTasks has the tasks of a Slurm job, also in its batch script, where no step has begun.
 const allTasks = "SLURM_NTASKS"
 
-// Script says whether this process is the batch script of a job of several tasks, or was
-// started by it: it is none of them.
+// Script says whether this process is the batch script of a job of several tasks, or was started by
+// it, and so is none of the tasks.
 func (j Job) Script(getenv func(string) string) bool {
 	return j.Source == allTasks && j.Rank == 0 && getenv("SLURM_STEP_ID") == "" && getenv("SLURM_STEPID") == ""
 }
 
-// Detect reads the launcher's variables. Without a launcher it is rank 0 of 1, named none.
+// Detect reads the launcher's variables. Without a launcher it returns rank 0 of 1, named none.
 func Detect(getenv func(string) string) Job {
 	for _, l := range launchers {
 		if l.also != "" && getenv(l.also) == "" {
@@ -55,14 +55,14 @@ func Detect(getenv func(string) string) Job {
 	return Job{"none", 0, 1, ""}
 }
 
-// Environment is Detect of this process's environment.
+// Environment returns Detect of this process's environment.
 func Environment() Job { return Detect(os.Getenv) }
 
-// AloneError is the refusal of N worlds of one.
+// AloneError refuses N worlds of one rank.
 type AloneError struct{ error }
 
-// CheckWorld refuses N worlds of one: the environment speaks of N tasks, and MPI, whose world has
-// size ranks, of one. The error is an AloneError.
+// CheckWorld refuses N worlds of one rank: the environment has N tasks, and MPI's world has size
+// ranks, one. The error is an AloneError.
 func (j Job) CheckWorld(size int) error {
 	if size > 1 || j.Size == 1 {
 		return nil
@@ -79,12 +79,12 @@ func (j Job) CheckWorld(size int) error {
 		j.Source, j.Size, hint)}
 }
 
-// KillVariable has the seconds that a rank has from the SIGTERM of its launcher to SIGKILL, where
-// these are not what the launcher has by itself.
+// KillVariable has the seconds from the launcher's SIGTERM to its SIGKILL, if they are not the
+// launcher's default.
 const KillVariable = "LOCKSTEP_SIGKILL_AFTER"
 
-// KillAfter is how long ranks go on after the SIGTERM of their launcher; 0 where that is not known,
-// or the launcher waits. Open MPI's mpirun waits a second, or odls_base_sigkill_timeout.
+// KillAfter returns how long ranks go on after their launcher's SIGTERM, or 0 if that is unknown or
+// the launcher waits. Open MPI's mpirun waits a second, or odls_base_sigkill_timeout.
 func (j Job) KillAfter(getenv func(string) string) time.Duration {
 	if j.Name != "openmpi4" && j.Name != "openmpi5" {
 		return 0

@@ -11,21 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What Open MPI needs to start: two files of 4 MiB, and small ones, in its folder, where PMIx keeps
-// what the ranks say of themselves. Without, mpirun prints dozens of lines and waits for ever.
+// Open MPI needs this room to start: two files of 4 MiB, and small ones, in its folder, where
+// PMIx keeps what the ranks say about themselves. Without it mpirun prints dozens of lines and
+// waits for ever.
+//
 // Source: openpmix, src/mca/common/dstore/dstore_base.c, ESH_INIT_META_SEG and ESH_INIT_DATA_SEG.
 const (
 	leastTemp = 9 << 20
 	leastFile = 4200 << 10
 )
 
-// mostName is how many characters the name of a host may have: mpirun writes it with a number of up
-// to 7 digits and marks into 64 bytes, and is ended with "stack smashing detected" where it has no
+// mostName is how many characters the name of a host may have. mpirun writes it with marks and a
+// number of up to 7 digits into 64 bytes, and ends with "stack smashing detected" if there is no
 // room. From 57 on any number is too long.
 const mostName = 54
 
-// CheckName says why Open MPI's mpirun cannot start on a host of this name, and
-// what to do; "" where it can.
+// CheckName says why Open MPI's mpirun cannot start on a host of this name, and what to do, or "".
 func CheckName(host string) (what, do string) {
 	if host, _, _ = strings.Cut(host, "."); len(host) > mostName {
 		return fmt.Sprintf("the host name has %d characters, and mpirun crashes from %d on", len(host), mostName+1),
@@ -34,9 +35,9 @@ func CheckName(host string) (what, do string) {
 	return "", ""
 }
 
-// Temp is the folder for the files of Open MPI.
+// Temp returns the folder for the files of Open MPI.
 func Temp(getenv func(string) string) string {
-	// the first: of a rank
+	// The first is that of a rank.
 	for _, name := range []string{"PMIX_SERVER_TMPDIR", "OMPI_MCA_orte_tmpdir_base", "TMPDIR", "TEMP", "TMP"} {
 		if dir := getenv(name); dir != "" {
 			return dir
@@ -45,8 +46,8 @@ func Temp(getenv func(string) string) string {
 	return "/tmp"
 }
 
-// TempFree is how many bytes are free for files of Open MPI in a folder, which is
-// made where it is not there.
+// TempFree returns how many bytes are free for files of Open MPI in a folder. It makes the
+// folder if needed.
 func TempFree(dir string) (int64, error) {
 	var s unix.Statfs_t
 	err := unix.Statfs(dir, &s)
@@ -59,7 +60,7 @@ func TempFree(dir string) (int64, error) {
 	return int64(s.Bavail) * s.Bsize, err
 }
 
-// FileLimit is how large a file of this process may get, in bytes; -1 for any size.
+// FileLimit returns how large a file of this process may get, in bytes, or -1.
 func FileLimit() int64 {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_FSIZE, &l) != nil || l.Cur > 1<<62 {
@@ -69,7 +70,7 @@ func FileLimit() int64 {
 }
 
 // CheckTemp says why Open MPI cannot start with its folder and a limit on the size of files, and
-// what to do; "" where it can.
+// what to do, or "".
 func CheckTemp(dir string, free int64, cannot error, limit int64) (what, do string) {
 	const elsewhere = "set TMPDIR to another folder"
 	switch {
@@ -85,10 +86,10 @@ func CheckTemp(dir string, free int64, cannot error, limit int64) (what, do stri
 	return "", ""
 }
 
-// CheckRoom says on one line why Open MPI cannot start here. PMIx may have been
-// told to keep nothing in files.
+// CheckRoom says on one line why Open MPI cannot start here. PMIx may have been told to keep
+// nothing in files.
 func CheckRoom(getenv func(string) string) error {
-	if j := Detect(getenv); j.Name == "none" || j.Name == "slurm" { // mpirun is not yet there
+	if j := Detect(getenv); j.Name == "none" || j.Name == "slurm" { // there is no mpirun yet
 		host, _ := os.Hostname() // without one Open MPI has none either
 		if what, do := CheckName(host); what != "" {
 			return fmt.Errorf("%s: %s", what, do)
@@ -105,7 +106,7 @@ func CheckRoom(getenv func(string) string) error {
 	return nil
 }
 
-// CheckLibrary refuses an MPI library whose results are wrong, by what it says of itself.
+// CheckLibrary refuses an MPI library whose results are wrong, by its own version text.
 func CheckLibrary(version string) error {
 	if strings.HasPrefix(version, "MPICH ") {
 		return fmt.Errorf("this program is built with %s, which gives wrong minima and maxima of unsigned integers: "+

@@ -9,11 +9,12 @@ import (
 	"strings"
 )
 
-// HoldSessions holds the folder in tmp in which Open MPI 4 has its sessions on this host, with a
-// folder of that name in it, until release. mpirun makes it where it is not there, and the last
-// that ends removes it: one that starts just then fails with "A call to mkdir was unable to create
-// the desired directory ... File exists". Source: Open MPI 4.1, opal/util/os_dirpath.c,
-// opal_os_dirpath_create and opal_os_dirpath_destroy.
+// HoldSessions holds the folder in tmp of Open MPI 4's sessions on this host until release. It puts
+// a folder of that name into it.
+//
+// mpirun makes the folder, and the last one that ends removes it. One that starts just then fails
+// with "A call to mkdir was unable to create the desired directory ... File exists". Source: Open
+// MPI 4.1, opal/util/os_dirpath.c, opal_os_dirpath_create and opal_os_dirpath_destroy.
 func HoldSessions(tmp, name string) (release func()) {
 	none := func() {}
 	sessions, err := sessionsIn(tmp)
@@ -35,17 +36,17 @@ func HoldSessions(tmp, name string) (release func()) {
 	}
 }
 
-// RemoveSession removes the folder of the session of the mpirun that was process pid: one that
-// crashed, or was killed, has left it. Source: Open MPI 4.1, orte/util/session_dir.c.
+// RemoveSession removes the folder of a session of the mpirun that was process pid, and crashed or
+// was killed. Source: Open MPI 4.1, orte/util/session_dir.c.
 func RemoveSession(tmp string, pid int) {
 	if sessions, err := sessionsIn(tmp); err == nil {
-		// files of a session take memory, and do no other harm
+		// Files of a session only take memory.
 		_ = os.RemoveAll(filepath.Join(sessions, fmt.Sprintf("pid.%d", pid)))
 		_ = os.Remove(sessions) // where another job runs it is not empty, and stays
 	}
 }
 
-// sessionsIn is the folder in tmp in which Open MPI 4 has its sessions.
+// sessionsIn returns the folder in tmp of Open MPI 4's sessions.
 func sessionsIn(tmp string) (string, error) {
 	host, err := os.Hostname()
 	if err != nil {

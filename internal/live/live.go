@@ -1,5 +1,5 @@
-// Package live is how a person reaches a running rank: where it listens on its node, and what it
-// understands. A rank answers one request for each connection, and closes.
+// Package live lets a person reach a running rank: where it listens on its node, and which requests
+// it understands. A rank answers one request for each connection, and closes.
 package live
 
 import (
@@ -16,15 +16,15 @@ import (
 	"lockstep/internal/plain"
 )
 
-// The requests.
+// These are the requests.
 const (
 	Who  = "who\n"  // a Rank, as JSON
 	Text = "text\n" // what every rank of the job does, for people
 	JSON = "json\n" // the same, as JSON
 )
 
-// Limit is how long one exchange may take: a report waits some seconds
-// for ranks that do not answer.
+// Limit is how long one exchange may take. A report waits some seconds for ranks that
+// do not answer.
 const Limit = 15 * time.Second
 
 const (
@@ -32,9 +32,9 @@ const (
 	maxSaid = 64 << 20          // bytes of an answer
 )
 
-// Rank says who listens.
+// Rank is a listening rank.
 type Rank struct {
-	Job     string    `json:"job"` // the same on all ranks of a job, "" for a job of one rank
+	Job     string    `json:"job"` // the same on all ranks of a job; "" for a job of one rank
 	Program string    `json:"program"`
 	Rank    int       `json:"rank"`
 	Size    int       `json:"size"`
@@ -45,7 +45,7 @@ type Rank struct {
 	UID     int       `json:"uid"` // whose it is, as the kernel says
 }
 
-// Address is where the process listens, in its network namespace.
+// Address returns where the process listens, in its network namespace.
 func Address(pid int) string { return prefix + strconv.Itoa(pid) }
 
 // List returns the processes that listen on this node, in this network namespace.
@@ -62,7 +62,7 @@ func parse(table string) []int {
 	var pids []int
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
-		// Num RefCount Protocol Flags Type St Inode Path; of the flags 0x10000 is "listens".
+		// Num RefCount Protocol Flags Type St Inode Path; the flag 0x10000 means "listens".
 		if len(fields) != 8 || fields[3] != "00010000" {
 			continue
 		}
@@ -74,8 +74,8 @@ func parse(table string) []int {
 	return pids
 }
 
-// Ask sends a request to a process and returns its answer, within the limit, and whose process it
-// is. It is asked only where it is this user's, or this is root.
+// Ask sends a request to a process and returns its answer, within the limit, and its user. It asks
+// only processes of this user, or any for root.
 func Ask(pid int, request string, limit time.Duration) (answer []byte, uid int, err error) {
 	conn, err := net.DialTimeout("unix", Address(pid), limit)
 	if err != nil {
@@ -108,7 +108,7 @@ func Ask(pid int, request string, limit time.Duration) (answer []byte, uid int, 
 // ErrOtherUser is in the error of asking another user's process.
 var ErrOtherUser = errors.New("does not answer this user")
 
-// AskWho asks a process who it is, within the limit. What it says of itself can be printed.
+// AskWho asks a process who it is, within the limit. The answer can be printed.
 func AskWho(pid int, limit time.Duration) (Rank, error) {
 	var r Rank
 	b, uid, err := Ask(pid, Who, limit)

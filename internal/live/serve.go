@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What those who ask may take of a rank, which must go on undisturbed.
+// These limits bound what callers may take of a rank, which must go on undisturbed.
 const (
-	maxCallers = 8           // connections at a time; others wait in the kernel, and hold no descriptor
+	maxCallers = 8           // connections at a time; others wait in the kernel, without a descriptor
 	askLimit   = time.Second // to say what they want
 	maxPause   = time.Second // between two tries to accept, where no descriptor is left
 )
@@ -31,9 +31,8 @@ func Listen() (net.Listener, error) {
 	return ln, err
 }
 
-// Serve answers this user's and root's requests on ln, until that is closed. Others are
-// sent away before a byte of theirs is read. answer may be called by several
-// goroutines; an empty answer is none.
+// Serve answers this user's and root's requests on ln, until that is closed. It refuses others
+// before it reads a byte. Several goroutines may call answer. An empty answer is none.
 func Serve(ln net.Listener, answer func(request string) string) {
 	callers := make(chan struct{}, maxCallers)
 	pause := time.Millisecond
@@ -80,8 +79,8 @@ func reply(conn net.Conn, answer func(request string) string) {
 	}
 }
 
-// holder returns the credentials of the process at the other end: of the one that connected or,
-// seen from there, of the one that listens. Source: unix(7), SO_PEERCRED.
+// holder returns the credentials of the process at the other end: the one that connected or, from
+// there, the one that listens. Source: unix(7), SO_PEERCRED.
 func holder(conn net.Conn) (peer *unix.Ucred, err error) {
 	raw, err := conn.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -93,9 +92,9 @@ func holder(conn net.Conn) (peer *unix.Ucred, err error) {
 	return peer, errors.Join(failed, err)
 }
 
-// believe returns why what answers under the name of a process is not to be believed: anybody can
-// take a name. This user's own processes are believed; for root, who looks at everybody's, the
-// process must have that number.
+// believe returns why the process behind a name is not to be believed: anybody can take a name.
+// This user's own processes are believed. For root, who looks at everybody's, the process must
+// have that number.
 func believe(peer *unix.Ucred, pid int) error {
 	me := os.Getuid()
 	if int(peer.Uid) == me || me == 0 && int(peer.Pid) == pid {
@@ -111,7 +110,7 @@ func believe(peer *unix.Ucred, pid int) error {
 	return fmt.Errorf("process %d of user %d %w", pid, peer.Uid, ErrOtherUser)
 }
 
-// numbers returns those that a process has in its PID namespaces, out of /proc/PID/status.
+// numbers returns a process's numbers in its PID namespaces, from /proc/PID/status.
 func numbers(status string) (pids []int) {
 	for line := range strings.Lines(status) {
 		if list, ok := strings.CutPrefix(line, "NSpid:"); ok {

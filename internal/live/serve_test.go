@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience bounds every wait of a test, and is no measure of anything.
+// patience bounds every wait of a test, and measures nothing.
 const patience = 10 * time.Minute // only a hang takes so long
 
 // nobody is a user that runs no tests.
@@ -30,9 +30,9 @@ func asNobody(t *testing.T, fn func()) {
 	}
 	failed := make(chan error, 1)
 	go func() {
-		// for good: the thread ends with the goroutine
+		// The lock stays: the thread ends with the goroutine.
 		runtime.LockOSThread()
-		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); e != 0 { // of this thread alone
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); e != 0 { // only this thread
 			failed <- e
 			return
 		}
@@ -44,8 +44,7 @@ func asNobody(t *testing.T, fn func()) {
 	}
 }
 
-// counted is a listener that counts the connections that are open, and fails
-// to accept a few times first.
+// counted is a listener that counts the open connections, and first fails to accept a few times.
 type counted struct {
 	net.Listener
 	open, most, fail, read atomic.Int32
@@ -141,7 +140,7 @@ func TestStrangersAreSentAway(t *testing.T) {
 	}
 }
 
-// The user's own connections that say nothing hold few descriptors, and not for long.
+// The user's own silent connections hold few descriptors, and not for long.
 func TestSilentCallers(t *testing.T) {
 	l := serve(t, unused, func(string) string { return "well" })
 	conns := silent(t, unused, 3*maxCallers)
@@ -176,11 +175,11 @@ func TestAcceptAgain(t *testing.T) {
 	}
 }
 
-// Whoever takes a process's name is not believed, and not even asked.
+// A process that takes another's name is not believed, and not even asked.
 func TestImpostor(t *testing.T) {
 	var ln net.Listener
 	var err error
-	asNobody(t, func() { ln, err = net.Listen("unix", Address(unused)) }) // its user is that of the thread that listens
+	asNobody(t, func() { ln, err = net.Listen("unix", Address(unused)) }) // its user is the listening thread's
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +203,7 @@ func TestImpostor(t *testing.T) {
 	}
 }
 
-// What a process says of itself is shown as text, and only of itself.
+// A process's words about itself are shown as text, and count only for itself.
 func TestWho(t *testing.T) {
 	says := ""
 	serve(t, unused, func(string) string { return says })
@@ -232,7 +231,7 @@ func TestBelieve(t *testing.T) {
 		{unix.Ucred{Pid: own, Uid: me}, unused, true, true},
 		{unix.Ucred{Pid: own, Uid: me + 1}, int(own), true, false},
 		{unix.Ucred{Pid: own, Uid: me + 1}, unused, false, false},
-		{unix.Ucred{Pid: 0, Uid: me + 1}, unused, false, false}, // of a namespace that this one does not see
+		{unix.Ucred{Pid: 0, Uid: me + 1}, unused, false, false}, // in a namespace that this one does not see
 	} {
 		want := tc.user
 		if me == 0 {
@@ -247,7 +246,7 @@ func TestBelieve(t *testing.T) {
 	}
 }
 
-// Another process's hold on the name is told from other failures.
+// Listen tells a name that another process holds from other failures.
 func TestListenTaken(t *testing.T) {
 	ln, err := Listen()
 	if err != nil {

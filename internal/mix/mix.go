@@ -1,10 +1,9 @@
 // Package mix makes hashes and random numbers out of words.
 package mix
 
-// Bits spreads every bit of x over all 64. Summing mixed words, each with its
-// place, may be done in any order.
-// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators
-// (OOPSLA 2014), mix64 with David Stafford's constants (variant 13).
+// Bits spreads every bit of x over all 64. Mixed words, each with its place, may be added up in any
+// order. Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014),
+// mix64 with David Stafford's constants (variant 13).
 func Bits(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

@@ -5,10 +5,12 @@ import (
 	"strings"
 )
 
-// BuildEnv is what tests tell the go command that they have build programs: no network, since
-// this was built, and the flags of this go test, by which Go's cache has most of what they
-// need. A program without tables for a debugger is linked in half the time, and go vet would
-// look at all packages below it.
+// BuildEnv returns the environment for the go command when a test builds programs. It has no
+// network, since this program was built, and the flags of this go test, for which Go's cache has
+// most packages.
+//
+// A program without tables for a debugger is linked in half of the time. go vet would check all
+// packages below it.
 func BuildEnv() []string {
 	flags := strings.TrimSpace(os.Getenv("GOFLAGS") + " -buildvcs=false -vet=off")
 	if !strings.Contains(flags, "-ldflags") {

@@ -46,7 +46,7 @@ func FuzzReport(f *testing.F) {
 	})
 }
 
-// Of an output without end only the ends are read, and the mark at its end counts.
+// Only the ends of a very long output are read, and the mark at its end counts.
 func TestReadEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out")
 	for _, tc := range []struct{ text, want string }{

@@ -24,8 +24,7 @@ import (
 const testPrefix = "SPMDTEST_"
 
 const (
-	// failGrace is how long the other ranks may take to say how they end when
-	// one has said that it failed.
+	// failGrace is how long the other ranks may take to say how they end after one has failed.
 	failGrace = 3 * time.Second
 	// goneGrace is how long mpirun may take to say how a rank ended that has gone without a word.
 	goneGrace = 10 * time.Second
@@ -45,7 +44,7 @@ type job struct {
 	answers chan answer     // Rank is -1-r where rank r has gone
 	ended   chan struct{}   // closed when mpirun has ended with err
 	err     error
-	// What of its end is Open MPI's own, see Wait.
+	// the part of its end that is Open MPI's own, see Wait
 	ofOpenMPI string
 	tests     []string // that it has run
 	busy      bool
@@ -70,8 +69,8 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// place is what a process takes from its parent and keeps: the environment but for the variables
-// that go with each test, and the working folder. Tests share a job where theirs are equal.
+// place returns what a process takes from its parent and keeps: the working folder, and the
+// environment without the variables that go with each test. Tests share a job if theirs are equal.
 func place() string {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, testPrefix) })
 	slices.Sort(env)
@@ -82,18 +81,18 @@ func place() string {
 	return strings.Join(append(env, dir), "\x00")
 }
 
-// do calls fn in a thread that lives as long as the process: a child that asked for a
-// signal at the death of its parent gets it when the thread that started it ends. Source:
-// prctl(2), PR_SET_PDEATHSIG.
+// do calls fn in a thread that lives as long as the process. A child that asked for a signal at the
+// death of its parent gets it when the thread that started it ends. Source: prctl(2),
+// PR_SET_PDEATHSIG.
 func do(fn func()) {
 	done := make(chan struct{})
 	starter() <- func() { fn(); close(done) }
 	<-done
 }
 
-// Start starts a command of Command. Its own Start would have mpirun end, with status 1 and
-// without a word, where the thread that it is called on ends before: threads end with a goroutine
-// that has locked them for good.
+// Start starts a command of Command. The command's own Start would make mpirun end with status 1
+// and without a word if the calling thread ends before it. A thread ends with a goroutine that has
+// locked it for good.
 func Start(cmd *exec.Cmd) (err error) {
 	do(func() { err = cmd.Start() })
 	return err
@@ -111,7 +110,7 @@ var starter = sync.OnceValue(func() chan<- func() {
 })
 
 // start starts a job and waits until all ranks ask for work, as long as t may. On an error own is
-// what mpirun and its ranks said.
+// the output of mpirun and its ranks.
 func start(t *testing.T, n int) (j *job, own string, err error) {
 	ctx := Patience(t)
 	dir, err := os.MkdirTemp("", "mpirun")
@@ -136,7 +135,7 @@ func start(t *testing.T, n int) (j *job, own string, err error) {
 	}
 	go func() {
 		j.ofOpenMPI, j.err = Wait(cmd, j.own.String)
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // whatever mpirun left behind in its group
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // this kills whatever mpirun left in its group
 		close(j.ended)
 	}()
 	go j.accept(listener)
@@ -156,7 +155,7 @@ func start(t *testing.T, n int) (j *job, own string, err error) {
 	return j, "", nil
 }
 
-// accept takes the connections of the ranks and passes on what they say.
+// accept takes the connections of the ranks and passes on their words.
 func (j *job) accept(listener net.Listener) {
 	for range j.ranks {
 		conn, err := listener.Accept()
@@ -196,14 +195,14 @@ func (j *job) hasEnded() bool {
 
 func (j *job) remove() { _ = os.RemoveAll(j.dir) } // a folder of temporary files
 
-// tell gives an order to all ranks. A rank that has gone is noticed by its connection.
+// tell gives an order to all ranks. The connection shows a rank that has gone.
 func (j *job) tell(o order) {
 	for _, to := range j.to {
 		_ = to.Encode(o)
 	}
 }
 
-// run runs one test. Unless the job can run another one it has ended then.
+// run runs one test. The job has ended then, unless it can run another test.
 func (j *job) run(test string, limit time.Duration) outcome {
 	o := outcome{before: j.tests, limit: limit}
 	j.tests = append(j.tests, test)
@@ -249,12 +248,12 @@ func (j *job) run(test string, limit time.Duration) outcome {
 	return o
 }
 
-// testEnv is what goes with a test.
+// testEnv returns the variables that go with a test.
 func testEnv() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return !strings.HasPrefix(kv, testPrefix) })
 }
 
-// finish ends a job that is at work on nothing, as its ranks would end by themselves.
+// finish ends an idle job as its ranks would end by themselves.
 func (j *job) finish() error {
 	defer j.remove()
 	early := j.hasEnded()
@@ -297,8 +296,8 @@ func (j *job) finish() error {
 	return err
 }
 
-// endings waits until each rank has said how it ended or has gone, up to late, and returns
-// what they said: "" is nothing.
+// endings waits until each rank has said how it ended or has gone, until late at most. It returns
+// their words, "" for none.
 func (j *job) endings(late <-chan struct{}) []string {
 	said := make([]string, j.ranks)
 	over := make([]bool, j.ranks)
@@ -323,10 +322,10 @@ func (j *job) endings(late <-chan struct{}) []string {
 	return said
 }
 
-// ownEnds is how many jobs of this process have ended well but for Open MPI's own end.
+// ownEnds is how many jobs of this process ended well, except for Open MPI's own end.
 var ownEnds atomic.Int32
 
-// list names tests, the last of many.
+// list names tests, only the last of many.
 func list(tests []string) string {
 	const most = 5
 	if n := len(tests) - most; n > 0 {

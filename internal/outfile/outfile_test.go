@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// write writes a text by the way of a program, and returns what came of it.
+// write writes a text as a program does, and returns the error.
 func write(name, text string, replace bool) error {
 	f, err := Create(name, replace)
 	if err != nil {
@@ -37,8 +37,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// What is there is never replaced without being asked for, and else only by
-// all of what takes its place.
+// An existing file is replaced only on request, and only by a complete one.
 func TestReplace(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "out")
 	must(t, write(name, "first", false))
@@ -65,7 +64,7 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// A file that has come meanwhile stays, and what was written, too.
+// A file that appears meanwhile stays, and so does what was written.
 func TestComesMeanwhile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "out")
 	f, err := Create(name, false)
@@ -83,7 +82,7 @@ func TestComesMeanwhile(t *testing.T) {
 	holds(t, name, "again")
 }
 
-// Lines are added behind what is there; one that is not finished stays one.
+// Lines are added behind the existing ones. An unfinished line stays a line.
 func TestAppend(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "out")
 	for _, text := range []string{"one\n", "two\nhal", "three\n"} {
@@ -114,7 +113,7 @@ func TestTwoWriters(t *testing.T) {
 	holds(t, name, "first")
 }
 
-// Links are followed, to a file and to none; they stay links.
+// Links are followed, to a file and to none. They stay links.
 func TestLinks(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -141,7 +140,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// Devices and pipes are written to, and stay what they are; folders are refused.
+// Devices and pipes are written to, and stay what they are. Folders are refused.
 func TestOthers(t *testing.T) {
 	dir := t.TempDir()
 	if err := write("/dev/full", "x", false); !errors.Is(err, unix.ENOSPC) {
@@ -176,7 +175,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// What is open already is neither opened again nor closed.
+// An open file is neither opened again nor closed.
 func TestStandard(t *testing.T) {
 	for _, name := range []string{"-", "/dev/stdout", "/dev/stderr"} {
 		f, err := Create(name, false)

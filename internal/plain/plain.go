@@ -1,5 +1,5 @@
-// Package plain makes text of unknown origin safe to print: out of files, from other
-// processes, or made by a model.
+// Package plain makes text of unknown origin safe to print: from files, from other processes, or
+// from a model.
 package plain
 
 import (
@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// Text returns s with every character that could control a terminal, or change the order in
-// which others are shown, written as Go writes it, such as \x1b. Newlines and tabs stay. What
-// is not UTF-8 becomes U+FFFD.
+// Text returns s with every character that could control a terminal, or change the order of
+// others, written as Go writes it, such as \x1b. Newlines and tabs stay. Bytes that are not UTF-8
+// become U+FFFD.
 func Text(s string) string {
 	if !strings.ContainsFunc(s, func(r rune) bool { return r == utf8.RuneError || !shown(r) }) {
 		return s
@@ -28,13 +28,13 @@ func Text(s string) string {
 	return b.String()
 }
 
-// Line is Text for what belongs on one line: newlines and tabs, too, are written as Go writes them.
+// Line is Text for one line: newlines and tabs are also written as Go writes them.
 func Line(s string) string {
 	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(Text(s))
 }
 
 // JSON returns a valid JSON text with every such character escaped. Its meaning does not change,
-// but for bytes that are not UTF-8.
+// except for bytes that are not UTF-8.
 func JSON(text []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(text) {

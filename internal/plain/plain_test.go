@@ -27,7 +27,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// JSON says the same after it, and shows nothing that it should not.
+// JSON keeps its meaning, and shows no dangerous character.
 func FuzzJSON(f *testing.F) {
 	for _, s := range []string{"", "\u009b2J", "\U000e0041😀", "\x7f\"\\\u202e", "\u2028 ä"} {
 		f.Add(s)

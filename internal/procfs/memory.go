@@ -10,10 +10,11 @@ import (
 	"strings"
 )
 
-// Memory returns how many bytes of memory processes can still have, and how many there are: of the
-// machine or, where it is less, of the control groups that this process is in. It reads the
-// kernel's files below root, which is "/" but in tests. Source: proc(5), cgroups(7) and the
-// kernel's admin-guide/cgroup-v2.rst.
+// Memory returns how many bytes of memory processes can still have, and how many there are. They
+// are those of the machine, or less if the control groups of this process have less.
+//
+// It reads the kernel's files below root, which is "/" except in tests. Source: proc(5), cgroups(7)
+// and the kernel's admin-guide/cgroup-v2.rst.
 func Memory(root string) (free, total int, err error) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/meminfo"))
 	if err != nil {
@@ -29,7 +30,7 @@ func Memory(root string) (free, total int, err error) {
 		if limit < 0 || used < 0 || limit >= total {
 			continue
 		}
-		// What the group has of files counts as used, and would be given up.
+		// The group's file cache counts as used, but can be given up.
 		stat, err := os.ReadFile(filepath.Join(g.dir, "memory.stat"))
 		if err != nil {
 			return 0, 0, err
@@ -65,7 +66,7 @@ func memoryGroups(root string) (groups []memoryGroup) {
 		default:
 			continue
 		}
-		// In a container the path may be that of the machine: its parents are looked at
+		// In a container the path may be that of the machine. Its parents count,
 		// too, up to the root, which is the container's own group.
 		for path := filepath.Clean("/" + parts[2]); ; path = filepath.Dir(path) {
 			g.dir = filepath.Join(root, at, path)
@@ -78,8 +79,8 @@ func memoryGroups(root string) (groups []memoryGroup) {
 	return groups
 }
 
-// Peak is the most memory that this process has had at one time, in bytes; 0 where that cannot be
-// told. root is "/". Source: proc_pid_status(5), VmHWM.
+// Peak returns the most memory that this process has had at one time, in bytes, or 0 if unknown.
+// root is "/". Source: proc_pid_status(5), VmHWM.
 func Peak(root string) int {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/status"))
 	if err != nil {
@@ -88,8 +89,8 @@ func Peak(root string) int {
 	return numbersIn(string(text))["VmHWM:"] << 10
 }
 
-// Resident is the memory that this process has, in bytes; 0 where that cannot be told. root is "/".
-// Source: proc_pid_status(5), VmRSS.
+// Resident returns the memory of this process, in bytes, or 0 if unknown. root is "/". Source:
+// proc_pid_status(5), VmRSS.
 func Resident(root string) int {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/status"))
 	if err != nil {
@@ -98,7 +99,7 @@ func Resident(root string) int {
 	return numbersIn(string(text))["VmRSS:"] << 10
 }
 
-// numberIn is what a file holds; -1 where there is none or no limit.
+// numberIn returns the number in a file, or -1 if there is none or no limit.
 func numberIn(path string) int {
 	text, err := os.ReadFile(path)
 	if err != nil {

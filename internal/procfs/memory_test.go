@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What the kernel's files say, with groups of either version that limit memory, or none.
+// The kernel's files are read, with groups of either version that limit memory, or none.
 func TestMemory(t *testing.T) {
 	const meminfo = "MemTotal:       1000 kB\nMemFree:         300 kB\nMemAvailable:    600 kB\n"
 	for _, c := range []struct {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// Processes returns all processes of the machine; none where there is no /proc.
+// Processes returns all processes of the machine, or none without /proc.
 func Processes() (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -18,9 +18,9 @@ func Processes() (pids []int) {
 	return pids
 }
 
-// Having returns those of some processes that were started with a variable in their
-// environment, as in "NAME=VALUE". Processes that have ended, or are another user's, have none.
-// Source: proc_pid_environ(5).
+// Having returns those of some processes that were started with a variable in their environment, as
+// in "NAME=VALUE". Processes that have ended, or are another user's, have none. Source:
+// proc_pid_environ(5).
 func Having(pids []int, variable string) (having []int) {
 	first := []byte(variable + "\x00")
 	later := append([]byte{0}, first...)

@@ -1,4 +1,4 @@
-// Package procfs reads what the kernel says of processes in /proc.
+// Package procfs reads what the kernel says about processes in /proc.
 package procfs
 
 import (
@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Age is how long ago this process started, to a hundredth of a second; 0
-// where the kernel does not say.
+// Age returns how long ago this process started, to a hundredth of a second, or 0 if unknown.
 func Age() time.Duration {
 	stat, err := os.ReadFile("/proc/self/stat")
 	if err != nil {
@@ -30,11 +29,11 @@ func Age() time.Duration {
 	return max(0, time.Duration(now.Nano())-start)
 }
 
-// StartTime is when a process started, from the boot on, as /proc/PID/stat says.
-// Source: proc(5), field starttime.
+// StartTime returns when a process started, counted from the boot, from /proc/PID/stat. Source:
+// proc(5), field starttime.
 func StartTime(stat string) (time.Duration, bool) {
-	const tick = 10 * time.Millisecond // of USER_HZ, which is 100 on every Linux that Go runs on
-	// Behind the name in parentheses, which may hold anything, field 22 is the 20th.
+	const tick = 10 * time.Millisecond // USER_HZ is 100 on every Linux that Go runs on
+	// Field 22 is the 20th behind the name in parentheses, which may hold anything.
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 20 {
 		return 0, false
@@ -64,8 +63,8 @@ func State(pid int) string {
 	return stateOf(stat)
 }
 
-// stateOf returns the state out of /proc/PID/stat: the letter behind the command's
-// name, which may hold anything.
+// stateOf returns the state from /proc/PID/stat: the letter behind the command's name, which may
+// hold anything.
 func stateOf(stat []byte) string {
 	i := bytes.LastIndexByte(stat, ')')
 	if i < 0 || i+2 >= len(stat) {

@@ -51,7 +51,7 @@ func FuzzStartTime(f *testing.F) {
 		if at, ok := StartTime(line); at < 0 || !ok && at != 0 {
 			t.Errorf("%q: %v, %v", line, at, ok)
 		}
-		// Any name, and numbers up to what a Duration holds.
+		// The line has any name, and numbers that a Duration can hold.
 		want, fits := time.Duration(ticks)*10*time.Millisecond, ticks <= maxTicks
 		if at, ok := StartTime(stat(name, strconv.FormatUint(ticks, 10))); ok != fits || ok && at != want {
 			t.Errorf("name %q, %d ticks: %v, %v, want %v, %v", name, ticks, at, ok, want, fits)

@@ -1,4 +1,4 @@
-// Package pty makes terminals for tests, and tells what a person would see there.
+// Package pty makes terminals for tests, and shows what a person would see there.
 package pty
 
 import (
@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal is a pseudo-terminal. What is written to Far is seen by whoever holds the terminal.
+// Terminal is a pseudo-terminal. The holder of the terminal sees what is written to Far.
 type Terminal struct {
 	Far *os.File // the side of programs
 
@@ -40,8 +40,8 @@ func (w *written) String() string {
 	return w.b.String()
 }
 
-// Open makes a terminal of so many columns, which is closed when the test ends. It skips the
-// test where there can be none.
+// Open makes a terminal of so many columns, which is closed when the test ends. It skips the test
+// if there can be no terminal.
 func Open(t *testing.T, columns int) *Terminal {
 	t.Helper()
 	near, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -80,7 +80,7 @@ func (p *Terminal) Type(t *testing.T, text string) {
 	}
 }
 
-// Modes are the modes of the terminal.
+// Modes returns the modes of the terminal.
 func (p *Terminal) Modes(t *testing.T) unix.Termios {
 	t.Helper()
 	m, err := unix.IoctlGetTermios(int(p.Far.Fd()), unix.TCGETS)
@@ -93,16 +93,16 @@ func (p *Terminal) Modes(t *testing.T) unix.Termios {
 // Seen returns what has been written to it so far.
 func (p *Terminal) Seen() string { return p.seen.String() }
 
-// Close closes the side of programs, and returns all that was written to it. No
-// program has it open any more.
+// Close closes the side of programs, and returns everything that was written to it. No program may
+// have it open.
 func (p *Terminal) Close() string {
 	p.Far.Close()
 	<-p.done
 	return p.seen.String()
 }
 
-// Lines are what a terminal shows of what was written to it: a carriage return goes to the
-// beginning of the line, and ESC [ K clears the rest.
+// Lines returns what a terminal shows of written text: a carriage return goes to the beginning of
+// the line, and ESC [ K clears the rest.
 func Lines(written string) []string {
 	var lines []string
 	var line []rune

@@ -27,7 +27,7 @@ func Text(numbers []int, separator string) string {
 	return strings.Join(parts, separator)
 }
 
-// Ranks is "rank 3", "ranks 0-2, 5" or "no rank".
+// Ranks returns "rank 3", "ranks 0-2, 5" or "no rank".
 func Ranks(ranks []int) string {
 	switch len(ranks) {
 	case 0:
@@ -39,8 +39,8 @@ func Ranks(ranks []int) string {
 	}
 }
 
-// Span reads one part of a list, such as "3" or "8-11". It is not ok where part is no number from 0
-// on, or no two of them in order.
+// Span reads one part of a list, such as "3" or "8-11". ok is false unless part is a number from 0
+// on, or two of them in order.
 func Span(part string) (lo, hi int, ok bool) {
 	from, to, isRange := strings.Cut(part, "-")
 	lo, err := strconv.Atoi(from)

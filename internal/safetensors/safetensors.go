@@ -1,9 +1,8 @@
-// Package safetensors reads and writes the header of the safetensors format: 8 bytes
-// of length, little endian, then a JSON object that names the tensors, then their data.
+// Package safetensors reads and writes the header of the safetensors format: 8 bytes of length,
+// little endian, then a JSON object that names the tensors, then their data.
 //
-// A header read from a file is checked before anything is allocated by what it says:
-// the tensors fill the data without gaps and overlaps, and their sizes are those of
-// their types and shapes.
+// A header from a file is checked before anything is allocated for it. The tensors must fill the
+// data without gaps and overlaps, and their sizes must be those of their types and shapes.
 package safetensors
 
 import (
@@ -73,8 +72,8 @@ func (e *entry) bytes() (int64, error) {
 	return n, nil
 }
 
-// CheckName refuses names that no tensor may have: empty or long ones, control
-// characters, and what would lead out of a folder if it became a file's name.
+// CheckName refuses names that no tensor may have: empty or long ones, those with control
+// characters, and those that would lead out of a folder if they became a file's name.
 func CheckName(name string) error {
 	switch {
 	case name == "":
@@ -98,12 +97,12 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Layout returns the header of a file that holds tensors, length and padding
-// included, and sets where the data of each will be: in the order given, from the end
-// of the header on. To keep elements aligned, give those with larger elements first.
+// Layout returns the header of a file that holds tensors, with length and padding. It sets where
+// the data of each will be, in the given order from the end of the header on. To keep elements
+// aligned, give those with larger elements first.
 func Layout(tensors []Tensor) ([]byte, error) { return LayoutMeta(nil, tensors) }
 
-// LayoutMeta is Layout with what the file says about itself.
+// LayoutMeta is Layout with the file's texts about itself.
 func LayoutMeta(meta map[string]string, tensors []Tensor) ([]byte, error) {
 	var b bytes.Buffer
 	b.Write(make([]byte, prefix))
@@ -210,7 +209,7 @@ func readFull(r io.ReaderAt, p []byte, off int64) error {
 	return err
 }
 
-// parse reads the JSON object; offsets still count from the start of the data.
+// parse reads the JSON object. Offsets still count from the start of the data.
 func parse(text []byte) ([]Tensor, error) {
 	var tensors []Tensor
 	seen := make(map[string]bool)
@@ -261,7 +260,7 @@ func object(dec *json.Decoder, fn func(key string) error) error {
 	return err
 }
 
-// skipMetadata reads what a file says about itself: texts, which nobody needs.
+// skipMetadata reads the file's texts about itself, which nobody needs.
 func skipMetadata(dec *json.Decoder) error {
 	return object(dec, func(key string) error {
 		value, err := dec.Token()
@@ -272,7 +271,7 @@ func skipMetadata(dec *json.Decoder) error {
 	})
 }
 
-// parseTensor reads one tensor's object, strictly: every key once, nothing else.
+// parseTensor reads one tensor's object strictly: every key once, nothing else.
 func parseTensor(dec *json.Decoder) (Tensor, error) {
 	var e entry
 	var offsets []int64
@@ -308,8 +307,8 @@ func parseTensor(dec *json.Decoder) (Tensor, error) {
 	return Tensor{Type: e.Type, Shape: e.Shape, Off: offsets[0], Bytes: n}, nil
 }
 
-// place checks that the tensors fill the data [from, size) of the file, and makes
-// their offsets those of the file.
+// place checks that the tensors fill the data [from, size) of the file, and turns their offsets
+// into those of the file.
 func place(tensors []Tensor, from, size int64) error {
 	slices.SortStableFunc(tensors, func(a, b Tensor) int {
 		return cmp.Or(cmp.Compare(a.Off, b.Off), cmp.Compare(a.Bytes, b.Bytes))

@@ -66,7 +66,7 @@ func TestLayoutAndParse(t *testing.T) {
 	}
 }
 
-// What a file says about itself stands in the header, as texts, and is passed over.
+// The texts of a file about itself stand in the header, and are passed over.
 func TestLayoutMeta(t *testing.T) {
 	for _, tensors := range [][]Tensor{nil, {{Name: "a", Type: "F32", Shape: []int64{2}}}} {
 		header, err := LayoutMeta(map[string]string{"format": "pt", "a \"b\"": "ü"}, tensors)
@@ -164,7 +164,7 @@ func TestParseRefuses(t *testing.T) {
 			t.Errorf("%q: got %v, %v; want %s", c.b, got, err, c.want)
 		}
 	}
-	// A length that the file does not have is refused before memory is taken for it.
+	// A length beyond the file is refused before memory is allocated for it.
 	huge := file(`{}`, 0)
 	binary.LittleEndian.PutUint64(huge, MaxHeader)
 	if n := testing.AllocsPerRun(10, func() { _, _ = parseBytes(huge) }); n > 10 {
@@ -175,8 +175,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// FuzzParse holds that what is accepted is what it says: tensors that fill the file,
-// and that Layout writes back with the same meaning.
+// FuzzParse checks that accepted tensors fill the file, and that Layout writes them back with the
+// same meaning.
 func FuzzParse(f *testing.F) {
 	f.Add(file(`{}`, 0))
 	f.Add(file(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, 4))
@@ -206,7 +206,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if fmt.Sprint(back) != fmt.Sprint(again) { // tensors without data may change places only with each other
+		if fmt.Sprint(back) != fmt.Sprint(again) { // only tensors without data may change places with each other
 			sortAll := func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) }
 			slices.SortFunc(back, sortAll)
 			slices.SortFunc(again, sortAll)

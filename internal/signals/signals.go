@@ -24,7 +24,7 @@ func init() {
 // Ignored says whether a signal was ignored when the process started.
 func Ignored(s syscall.Signal) bool { return C.ignored_at_start()>>s&1 != 0 }
 
-// Notify is signal.Notify, less the signals that are to stay ignored.
+// Notify is signal.Notify, without the signals that are to stay ignored.
 func Notify(c chan<- os.Signal, sigs ...syscall.Signal) {
 	for _, s := range sigs {
 		if !Ignored(s) {

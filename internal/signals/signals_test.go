@@ -45,10 +45,10 @@ func received() (names []string) {
 	return names
 }
 
-// What was ignored before stays so, and the rest arrives.
+// Signals that were ignored before stay so, and the rest arrives.
 func TestIgnored(t *testing.T) {
-	// Under nohup this process ignores one, and its children would. What it
-	// catches is at its default in them.
+	// Under nohup this process ignores one signal, and so would its children. The children have the
+	// default for signals that it catches.
 	caught := make(chan os.Signal, 1)
 	for _, s := range all {
 		signal.Notify(caught, s)

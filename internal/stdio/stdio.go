@@ -1,6 +1,6 @@
-// Package stdio makes a process notice that its standard output or error is closed: Go's
-// runtime opens /dev/null in their place, where results and causes would be lost without an
-// error. Importing it is enough.
+// Package stdio makes a process notice that its standard output or error is closed. Go's runtime
+// opens /dev/null in their place, where results and causes would be lost without an error.
+// Importing it is enough.
 package stdio
 
 // #include "stdio_closed.h"
@@ -14,7 +14,7 @@ func init() {
 		if closed>>fd&1 == 0 {
 			continue
 		}
-		// The descriptor stays /dev/null, which no file that is opened later should take.
+		// The descriptor stays /dev/null, so that no later file takes it.
 		f, err := os.Open(os.DevNull)
 		if err != nil {
 			continue

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Writing to a stream that was closed at the start is an error, and to /dev/null it is none.
+// Writing to a stream that was closed at the start is an error. Writing to /dev/null is none.
 func TestClosed(t *testing.T) {
 	for redirect, want := range map[string]string{
 		"": "true true", ">&-": "false true", "2>&-": "true false", ">&- 2>&-": "false false",
