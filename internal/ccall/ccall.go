@@ -139,7 +139,8 @@ func Frames(body string) []Frame {
 		}
 		file := place[:at]
 		frames = append(frames, Frame{function, filepath.Base(filepath.Dir(file)) + "/" + filepath.Base(place),
-			!ofGo(function, file) && file != "_testmain.go" && !inFramework(function, file)}) // go test makes _testmain.go
+			// go test makes _testmain.go
+			!ofGo(function, file) && file != "_testmain.go" && !inFramework(function, file)})
 	}
 	return frames
 }

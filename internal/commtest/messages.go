@@ -82,8 +82,8 @@ func Messages[T elem.Elem, C Comm](t *testing.T, c C, g Group[C], n int) {
 	Must(t, g.Wait())
 }
 
-// GroupOverComms has messages of two communicators in one group; those of one do
-// not match those of the other.
+// GroupOverComms has messages of two communicators in one group. Messages of one do not match those
+// of the other.
 func GroupOverComms[C Comm](t *testing.T, c, d C, g Group[C]) {
 	x, y, a, b := []int32{1}, []int32{2}, []int32{0}, []int32{0}
 	Must(t, g.Send(d, Ptr(y), 1, elem.Int32, 1-c.Rank()))
@@ -96,8 +96,8 @@ func GroupOverComms[C Comm](t *testing.T, c, d C, g Group[C]) {
 	}
 }
 
-// WrongLength sends messages of another length than is expected, between two ranks; both numbers
-// are in the error, and the next message is received well.
+// WrongLength sends messages of another length than is expected, between two ranks. Both numbers
+// are in the error, and the next message arrives well.
 func WrongLength[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 	x, y := make([]float32, 4096), make([]float32, 4096)
 	px, py := Ptr(x), Ptr(y)
@@ -113,7 +113,7 @@ func WrongLength[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 		{8, 5, errs.Truncate, "8 float32 elements, 5 expected"},
 		{1, 0, errs.Truncate, "1 float32 elements, 0 expected"},
 		{41, 40, errs.Truncate, "41 float32 elements, 40 expected"},
-		// one through a ring, the other not, where there are rings
+		// If there are rings, one goes through a ring and the other does not.
 		{40, 4096, errs.Count, "has 40 float32 elements, 4096 expected"},
 		{4096, 40, errs.Truncate, "40 expected"},
 	} {
@@ -131,13 +131,13 @@ func WrongLength[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 		Must(t, c.Recv(py, 3, f, 0))
 		Must(t, c.Recv(py, 1, f, 1)) // what SendRecv sent to this rank itself
 	}
-	// Bytes that are no whole number of elements.
+	// The bytes are no whole number of elements.
 	if c.Rank() == 0 {
 		Must(t, c.Send(px, 5, elem.Uint8, 1))
 	} else {
 		Refused(t, c, c.Recv(py, 2, f, 0), "MPI_Recv", errs.Count, "has 5 bytes, 8 (2 float32 elements) expected")
 	}
-	// The V form that is made of messages.
+	// The V form is made of messages.
 	recv, send := []int{0, 2}, []int{0, 3}
 	if c.Rank() == 1 {
 		recv, send = []int{2, 0}, []int{2, 0}
@@ -150,7 +150,7 @@ func WrongLength[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 	}
 }
 
-// GroupIsReusable keeps a group after messages that were refused, and after one that failed.
+// GroupIsReusable uses a group again after refused messages, and after a failed one.
 func GroupIsReusable[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 	x, y := []int64{int64(c.Rank())}, []int64{-1, -1}
 	peer := 1 - c.Rank()
@@ -169,8 +169,8 @@ func GroupIsReusable[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 	}
 }
 
-// NoAllocation makes every call that moves data, on Go memory and with warm
-// groups, without allocating.
+// NoAllocation makes every call that moves data, on Go memory and with warm groups,
+// without allocating.
 func NoAllocation[C Comm](t *testing.T, c C, g Group[C]) {
 	n, peer := 8, c.Size()-1-c.Rank()
 	x, y := make([]float32, n*c.Size()), make([]float32, n*c.Size())
@@ -233,8 +233,8 @@ func NoAllocation[C Comm](t *testing.T, c C, g Group[C]) {
 	}
 }
 
-// Refused fails the test unless err is op's, of the class want, blames this
-// test, and has every text in it.
+// Refused fails the test unless err is op's, of the class want, names this test's place, and has
+// every text in it.
 func Refused(t *testing.T, c Ranks, err error, op string, want error, texts ...string) {
 	t.Helper()
 	var e *ccall.Error

@@ -1,6 +1,6 @@
-// Package devkernel loads kernels on the devices of all ranks of a communicator, and has the
-// one that reduces (fold.cu): what collectives on device memory need that do without NCCL.
-// NVRTC compiles the kernels.
+// Package devkernel loads kernels on the devices of all ranks of a communicator. It has the
+// kernel that reduces (fold.cu), which collectives on device memory need without NCCL. NVRTC
+// compiles the kernels.
 package devkernel
 
 import (
@@ -34,7 +34,7 @@ const foldThreads = 256 // its launch bound
 // FoldKernel is in every module.
 var FoldKernel = Kernel{"fold", foldThreads}
 
-// Compile makes an image of a source; a test that has no compiler sets another.
+// Compile makes an image of a source. A test without a compiler sets another function.
 var Compile = func(source string, capability int) ([]byte, error) {
 	image, _, err := nvrtc.DefaultCache().Compile("device.cu", source, nvrtc.Options{Capability: capability})
 	return image, err
@@ -48,7 +48,7 @@ type Comm interface {
 	FirstFailure(mine error) error
 }
 
-// Module is kernels that are loaded on a device.
+// Module is the kernels of a source, loaded on a device.
 type Module struct {
 	dev       *cuda.Device
 	source    string
@@ -58,14 +58,13 @@ type Module struct {
 	fold      *cuda.Function
 }
 
-// loaded are the modules in use: they stay until the last user closes them.
+// loaded are the modules in use. They stay until the last user closes them.
 var loaded struct {
 	sync.Mutex
 	all []*Module
 }
 
-// find returns the module of a device whose source begins with this one, for one user
-// more; nil where there is none.
+// find returns the module of a device whose source begins with this one, for one more user, or nil.
 func find(d *cuda.Device, source string) *Module {
 	loaded.Lock()
 	defer loaded.Unlock()
@@ -115,8 +114,7 @@ func Load(c Comm, d *cuda.Device, source string, kernels ...Kernel) (*Module, er
 	return m, nil
 }
 
-// loadImage compiles on rank 0, or finds the image on disk, and loads it
-// where m is nil. Collective.
+// loadImage compiles on rank 0, or finds the image on disk, and loads it if m is nil. Collective.
 func loadImage(c Comm, d *cuda.Device, m *Module, source string, kernels []Kernel) (*Module, error) {
 	var image []byte
 	var err error
@@ -144,7 +142,7 @@ func loadImage(c Comm, d *cuda.Device, m *Module, source string, kernels []Kerne
 	return m, c.FirstFailure(err)
 }
 
-// open returns what has to be closed, also with an error.
+// open returns a module that must be closed, also with an error.
 func open(d *cuda.Device, source string, image []byte, kernels []Kernel) (m *Module, err error) {
 	m = &Module{dev: d, source: source, users: 1, functions: make(map[string]*cuda.Function)}
 	if m.module, err = d.LoadModule(image); err != nil {
@@ -178,7 +176,7 @@ func open(d *cuda.Device, source string, image []byte, kernels []Kernel) (m *Mod
 // Function returns a kernel by its name.
 func (m *Module) Function(name string) *cuda.Function { return m.functions[name] }
 
-// Close ends one use; of nil it does nothing. The last one unloads the kernels.
+// Close ends one use. It does nothing for nil. The last one unloads the kernels.
 func (m *Module) Close() error {
 	if m == nil {
 		return nil
@@ -197,7 +195,7 @@ func (m *Module) Close() error {
 }
 
 // Fold enqueues dst = op over the ranks r of the n elements at table[r] + offset bytes. table is in
-// device memory; what it names, and offset, are aligned to 16 bytes.
+// device memory. Its addresses, and offset, are aligned to 16 bytes.
 func (m *Module) Fold(s *cuda.Stream, dst, table unsafe.Pointer, offset, n int, t elem.Type, op elem.Op,
 	size int) error {
 	if n == 0 {

@@ -1,8 +1,8 @@
-// Package dl fills a table of C entry points from a shared library that is found when the
-// program runs, so that one binary works with and without the library.
+// Package dl fills a table of C entry points from a shared library that is found when the program
+// runs, so that one binary works with and without the library.
 //
-// A package that binds a library keeps its entry points in variables of type unsafe.Pointer,
-// hands Open a table that names them, and calls them from C trampolines:
+// A package that binds a library keeps its entry points in variables of type unsafe.Pointer, hands
+// Open a table that names them, and calls them from C trampolines:
 //
 //	var lib struct{ version, split unsafe.Pointer }
 //
@@ -74,18 +74,18 @@ type Sym struct {
 	Optional bool // Slot stays nil when the library lacks the symbol
 }
 
-// Open loads the first of files that can be opened and stores the address of every symbol in
-// its slot. It returns the path of the file in use as the loader reports it.
+// Open loads the first of files that can be opened and stores the address of every symbol in its
+// slot. It returns the path of the file in use as the loader reports it.
 //
-// A file is a name for the loader to search ("libnccl.so.2") or a path. Open goes on to the next
-// one only when a file cannot be opened; the first that opens is the library, and if it lacks a
-// required symbol, the error names the file and all the symbols missing. When no file opens,
-// the error holds the loader's reason for each. After an error every slot is as it was: nil, or
-// the entry point of a library that was opened before, which still works.
+// A file is a name for the loader to search ("libnccl.so.2") or a path. Open tries the next one
+// only if a file cannot be opened. If the library lacks required symbols, the error names the file
+// and these symbols. If no file opens, the error has the loader's reason for each.
 //
-// A loaded library stays loaded until the process ends: libraries of the kind bound here start
-// threads and register exit handlers, which do not survive dlclose.
-// Source: dlfcn.h, dlopen and dlsym.
+// After an error every slot is as it was: nil, or the entry point of a library that was opened
+// before, which still works.
+//
+// A loaded library stays loaded until the process ends. Libraries of this kind start threads and
+// register exit handlers, which do not survive dlclose. Source: dlfcn.h, dlopen and dlsym.
 func Open(syms []Sym, files ...string) (path string, err error) {
 	lib, file, err := openFirst(files)
 	if err != nil {
@@ -143,7 +143,7 @@ func lookup(lib unsafe.Pointer, symbol string) (unsafe.Pointer, error) {
 	return f, nil
 }
 
-// fileOf returns the path of the file that holds symbol f, or "" where the loader cannot say.
+// fileOf returns the path of the file that holds symbol f, or "" if the loader cannot say.
 func fileOf(f unsafe.Pointer) string {
 	p := C.file_of(f)
 	if p == nil {

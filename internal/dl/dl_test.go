@@ -9,8 +9,8 @@ import (
 	"unsafe"
 )
 
-// double is the source of a test double: a shared library of two integers and nothing else.
-// Data symbols are found as functions are, and a test can read them without C.
+// double is the source of a test double: a shared library of two integers and nothing else. Data
+// symbols are found as functions are, and a test can read them without C.
 const double = `
 int one = 1;
 int two = 2;
@@ -83,7 +83,7 @@ func TestRequiredSymbolMissing(t *testing.T) {
 	}
 }
 
-// A library once in use stays in use: what fails to open later does not take its entry points away.
+// A library in use stays in use: a later failure to open does not take its entry points away.
 func TestFailureLeavesTheTable(t *testing.T) {
 	lib := build(t, t.TempDir(), "libdouble.so")
 	var one, two, three unsafe.Pointer

@@ -2,21 +2,23 @@ package elem
 
 import "math"
 
-// F8E4M3 holds an 8-bit float of 1 sign, 4 exponent and 3 fraction bits, with a bias of 7, up
-// to 448 in size and without infinities. It is for storage, and for matrix products; compute
-// in float32. Source: Micikevicius et al., FP8 formats for deep learning (2022), table 1;
-// Open Compute Project, OFP8.
+// F8E4M3 holds an 8-bit float of 1 sign, 4 exponent and 3 fraction bits, with a bias of 7,
+// up to 448 in size and without infinities. It is for storage, and for matrix products;
+// compute in float32.
+//
+// Source: Micikevicius et al., FP8 formats for deep learning (2022), table 1; Open Compute
+// Project, OFP8.
 type F8E4M3 uint8
 
-// ToF8E4M3 rounds f to the nearest F8E4M3, ties to even. What lies beyond 448 in size becomes 448,
-// infinities too, with the sign of f; a NaN stays one.
+// ToF8E4M3 rounds f to the nearest F8E4M3, ties to even. Values beyond 448 in size, also
+// infinities, become 448 with the sign of f. A NaN stays a NaN.
 func ToF8E4M3(f float32) F8E4M3 { return F8E4M3(toEight(f, 3, 7, 0x7e)) }
 
 // nanEight is the NaN that conversions to 8 bits make.
 const nanEight = 0x7f
 
-// toEight rounds f to the nearest float of 8 bits with so many bits of fraction, and that bias of
-// the exponent. most is the code of the largest, which what lies beyond becomes.
+// toEight rounds f to the nearest 8-bit float with that number of fraction bits and that bias of
+// the exponent. most is the code of the largest float, which stands for all beyond it.
 func toEight(f float32, fraction, bias, most uint32) uint8 {
 	bits := math.Float32bits(f)
 	sign := uint8(bits >> 24 & 0x80)
@@ -29,8 +31,8 @@ func toEight(f float32, fraction, bias, most uint32) uint8 {
 	case abs >= most<<drop+first:
 		return sign | uint8(most)
 	case abs < first+1<<23: // subnormal or zero
-		// The sum with a power of two whose last place has the unit of a
-		// subnormal is rounded to that.
+		// A sum with a power of two whose last place has the unit of a
+		// subnormal rounds to that unit.
 		shift := first + (24-fraction)<<23
 		sum := math.Float32frombits(abs) + math.Float32frombits(shift)
 		return sign | uint8(math.Float32bits(sum)-shift)
@@ -63,12 +65,12 @@ var valuesE4M3 = func() (values [256]float32) {
 }()
 
 // F8E5M2 holds an 8-bit float of 1 sign, 5 exponent and 2 fraction bits, with a bias of 15: the
-// upper half of an F16. It is up to 57344 in size. It is for gradients, whose sizes differ more
-// than an F8E4M3 can show. Source: as F8E4M3.
+// upper half of an F16. It is up to 57344 in size. It is for gradients, whose sizes differ too much
+// for an F8E4M3. Source: as for F8E4M3.
 type F8E5M2 uint8
 
-// ToF8E5M2 rounds f to the nearest F8E5M2, ties to even. What lies beyond 57344 in size becomes
-// 57344, infinities too, with the sign of f; a NaN stays one.
+// ToF8E5M2 rounds f to the nearest F8E5M2, ties to even. Values beyond 57344 in size, also
+// infinities, become 57344 with the sign of f. A NaN stays a NaN.
 func ToF8E5M2(f float32) F8E5M2 { return F8E5M2(toEight(f, 2, 15, 0x7b)) }
 
 // Float32 returns the value of x, which float32 holds exactly.

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// positiveE4M3 are the values of codes 0 to 0x7e by the definition of the format (OFP8, table 2):
-// a zero, seven subnormals, and eight values to each power of two from 2^-6 to 2^8, of which the
-// last would be 480 and is NaN.
+// positiveE4M3 returns the values of codes 0 to 0x7e by the definition of the format (OFP8, table
+// 2): a zero, seven subnormals, and eight values to each power of two from 2^-6 to 2^8. The last
+// would be 480 and is NaN.
 func positiveE4M3() (values []float64) {
 	for frac := range 8 {
 		values = append(values, float64(frac)/512)
@@ -44,8 +44,8 @@ func TestE4M3Values(t *testing.T) {
 	}
 }
 
-// nearestCode is the code nearest to x by looking at the values of all of
-// them; of two it is the even one.
+// nearestCode returns the code nearest to x, the even one of two, after a look at the values
+// of all codes.
 func nearestCode(values []float64, x float64) uint8 {
 	best, sign := 0, uint8(0)
 	if math.Signbit(x) {
@@ -68,9 +68,9 @@ func TestE5M2Rounding(t *testing.T) {
 	testRounding(t, ToF8E5M2, positiveE5M2(), []float32{57344, 57345, 61440, 65536}, 108, 38)
 }
 
-// testRounding compares with the nearest of the values: these, the middles between them
-// and what lies beside, what is at the end and beyond it, and random numbers with so
-// many exponents from one on.
+// testRounding compares roundings with the nearest of the values. The inputs are the values, the
+// middles between them and their neighbours, the ends and beyond, and random numbers with so many
+// exponents from one on.
 func testRounding[T F8E4M3 | F8E5M2](t *testing.T, to func(float32) T, values []float64, end []float32,
 	exponent, exponents int) {
 	check := func(x float32) {
@@ -100,8 +100,8 @@ func testRounding[T F8E4M3 | F8E5M2](t *testing.T, to func(float32) T, values []
 	}
 }
 
-// positiveE5M2 are the values of codes 0 to 0x7b by the definition of the format (OFP8, table 2): a
-// zero, three subnormals, and four values to each power of two from 2^-14 to 2^15.
+// positiveE5M2 returns the values of codes 0 to 0x7b by the definition of the format (OFP8, table
+// 2): a zero, three subnormals, and four values to each power of two from 2^-14 to 2^15.
 func positiveE5M2() (values []float64) {
 	for frac := range 4 {
 		values = append(values, float64(frac)/65536)

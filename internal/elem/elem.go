@@ -1,5 +1,5 @@
-// Package elem names the element types and reduction operations that every
-// binding of Lockstep shares.
+// Package elem names the element types and reduction operations that every binding of
+// Lockstep shares.
 //
 // An Elem has one layout in Go, CUDA C++, NCCL and MPI. The set is closed (no ~T terms), so that
 // the datatype table of each binding is complete and a type without a datatype does not compile.
@@ -15,14 +15,14 @@ type Elem interface {
 	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64 | complex64 | complex128
 }
 
-// Stored is the set of types that a buffer may hold: MPI and NCCL know no more than Elem.
+// Stored is the set of types that a buffer may hold. MPI and NCCL know only Elem.
 type Stored interface{ Elem | F8E4M3 | F8E5M2 }
 
 // Type is an element type at run time: an index into the datatype tables of the bindings.
 type Type uint8
 
-// The element types of Elem, in the order of every datatype table, then
-// those that are stored alone.
+// These are the element types of Elem, in the order of every datatype table, then those for
+// storage only.
 const (
 	Int8 Type = iota
 	Uint8
@@ -63,17 +63,17 @@ var typeInfo = [StoredTypes]struct {
 	Float8E5M2: {"float8_e5m2", 1},
 }
 
-// Size returns the bytes of one element. It panics when t is none of the constants.
+// Size returns the bytes of one element. It panics if t is none of the constants.
 func (t Type) Size() int { return typeInfo[t].size }
 
-// Half reports whether t is one of the two 16-bit floats, which are stored in 16
-// bits and reduced in float32.
+// Half reports whether t is one of the two 16-bit floats, which are stored in 16 bits and
+// reduced in float32.
 func (t Type) Half() bool { return t == Float16 || t == BFloat16 }
 
 // Complex reports whether t is one of the two complex types.
 func (t Type) Complex() bool { return t == Complex64 || t == Complex128 }
 
-// Real is the type of the real and imaginary part of a complex t, and t itself otherwise.
+// Real returns the type of the real and imaginary part of a complex t, and t itself otherwise.
 func (t Type) Real() Type {
 	if t.Complex() {
 		return t - Complex64 + Float32
@@ -81,7 +81,7 @@ func (t Type) Real() Type {
 	return t
 }
 
-// Bits are those of an element of any type, the lowest first.
+// Bits are the bits of an element of any type, the lowest first.
 type Bits [2]uint64
 
 // BitsOf returns the bits of v.
@@ -90,7 +90,7 @@ func BitsOf[T Stored](v T) (b Bits) {
 	return b
 }
 
-// Eight reports whether t is one of the two 8-bit floats, which are operands of products alone.
+// Eight reports whether t is one of the two 8-bit floats, which are only operands of products.
 func (t Type) Eight() bool { return t == Float8E4M3 || t == Float8E5M2 }
 
 // String returns the name as Go writes it ("int8", "float32"), with "float16", "bfloat16",
@@ -102,9 +102,9 @@ func (t Type) String() string {
 	return "elem.Type(" + strconv.Itoa(int(t)) + ")"
 }
 
-// At is the address of n elements of memory at p, from element i on. It is nil for no elements:
-// those behind the last would lie behind the end of the memory, where the collector allows no
-// pointer. It is nil for nil: the parts of nothing are nothing.
+// At returns the address of n elements of memory at p, from element i on. It is nil for no
+// elements: their address could lie behind the end of the memory, where the collector allows no
+// pointer. It is nil for nil.
 func At(p unsafe.Pointer, i, n int, t Type) unsafe.Pointer {
 	if p == nil || n == 0 {
 		return nil
@@ -118,7 +118,7 @@ func IsAt(part, p unsafe.Pointer, i int, t Type) bool {
 }
 
 // Of returns the Type of T. It does not allocate. For most types it is a constant to the compiler,
-// which knows T's size and arithmetic. A switch over types jumps at run time.
+// which knows T's size and arithmetic. A switch over types would jump at run time.
 func Of[T Stored]() Type {
 	var z T
 	t := Type(unsafe.Sizeof(z) / 2) // Int8, Int32 or Int64
@@ -138,7 +138,7 @@ func Of[T Stored]() Type {
 	return t
 }
 
-// alike is Of for types that have size and arithmetic in common.
+// alike is Of for types that share size and arithmetic.
 func alike[T Stored](z T) Type {
 	switch any(z).(type) {
 	case uint8:
@@ -154,8 +154,8 @@ func alike[T Stored](z T) Type {
 	}
 }
 
-// Number is the set of types that are reduced in the memory of the host, and Ordered
-// those of it that have an order.
+// Number is the set of types that are reduced in the memory of the host. Ordered is the set of its
+// types with an order.
 type (
 	Number interface {
 		Ordered | ~complex64 | ~complex128
@@ -165,8 +165,8 @@ type (
 	}
 )
 
-// TypeOf is the Type that has the layout of T. Floats of 8 bits, which no
-// call takes, are themselves.
+// TypeOf returns the Type that has the layout of T. Floats of 8 bits, which no call takes,
+// are themselves.
 func TypeOf[T Number]() Type {
 	var z T
 	switch any(z).(type) {
@@ -195,12 +195,13 @@ func TypeOf[T Number]() Type {
 
 // Op is a reduction over the ranks of a communicator, element by element.
 //
-// Integers wrap round as in Go. Float16 and BFloat16 are reduced in float32 and rounded once, at
-// the end. In Min and Max a NaN wins, and -0 is less than 0. Complex numbers have neither.
+// Integers wrap as in Go. Float16 and BFloat16 are reduced in float32 and rounded once, at the end.
+// In Min and Max a NaN wins, and -0 is less than 0. Complex numbers have neither.
 type Op uint8
 
-// The reductions. Avg is the sum divided by the number of ranks; for integers the division
-// truncates towards zero. And, Or and Xor are of the bits of integers in the memory of the host.
+// These are the reductions. Avg is the sum divided by the number of ranks; for integers the
+// division truncates towards zero. And, Or and Xor work on the bits of integers in the
+// memory of the host.
 const (
 	Sum Op = iota
 	Prod

@@ -74,8 +74,8 @@ var formats = []format{
 		func(b uint16) float32 { return BF16(b).Float32() }},
 }
 
-// decode is the value of b by the definition of the format, in float64, which
-// holds every such value exactly.
+// decode returns the value of b by the definition of the format, in float64, which holds every such
+// value exactly.
 func (f format) decode(b uint16) float64 {
 	sign := 1.0
 	if b>>15 == 1 {
@@ -95,8 +95,8 @@ func (f format) decode(b uint16) float64 {
 	}
 }
 
-// round is the value nearest to x in the format, ties to even, computed in
-// float64 from the spacing at x.
+// round returns the value nearest to x in the format, ties to even, computed in float64 from the
+// spacing at x.
 func (f format) round(x float64) float64 {
 	if x == 0 || math.IsInf(x, 0) || math.IsNaN(x) {
 		return x
@@ -151,8 +151,8 @@ func TestHalfRounding(t *testing.T) {
 				t.Fatalf("%s of %v (%#08x) is %v, want %v", f.name, x, math.Float32bits(x), got, want)
 			}
 		}
-		// Every value of the format, the midpoint to its neighbour, and the float32 on
-		// each side of that midpoint.
+		// These are every value of the format, the midpoint to its neighbour, and the float32 on
+		// each side of it.
 		for i := range 1<<16 - 1 {
 			lo, hi := f.decode(uint16(i)), f.decode(uint16(i+1))
 			if math.IsNaN(lo) || math.IsNaN(hi) || i == 0x7fff {
@@ -182,8 +182,7 @@ func TestHalfRounding(t *testing.T) {
 	}
 }
 
-// TestAt: no elements lie nowhere, so that no pointer is one past the end
-// of what may be Go's memory.
+// No elements have no address, so that no pointer is one past the end of Go's memory.
 func TestAt(t *testing.T) {
 	var x [3]int32
 	p := unsafe.Pointer(&x)

@@ -2,12 +2,12 @@ package elem
 
 import "math"
 
-// F16 holds an IEEE 754 binary16 value: 1 sign, 5 exponent and 10 fraction bits. It is for
-// storage; compute in float32.
+// F16 holds an IEEE 754 binary16 value: 1 sign, 5 exponent and 10 fraction bits. It is for storage;
+// compute in float32.
 type F16 uint16
 
-// BF16 holds a bfloat16 value: the upper 16 bits of a float32. It is for
-// storage; compute in float32.
+// BF16 holds a bfloat16 value: the upper 16 bits of a float32. It is for storage;
+// compute in float32.
 type BF16 uint16
 
 const (
@@ -20,7 +20,7 @@ const (
 // ToF16 rounds f to the nearest binary16, ties to even.
 //
 // Values of 65520 and more become infinite, below 2^-25 in size zero. A NaN stays a NaN: its upper
-// payload bits are kept, and it is made quiet when none of them is set.
+// payload bits stay, and it becomes quiet if none of them is set.
 func ToF16(f float32) F16 {
 	bits := math.Float32bits(f)
 	sign := F16(bits >> 16 & 0x8000)
@@ -64,10 +64,8 @@ func (h F16) Float32() float32 {
 	}
 }
 
-// ToBF16 rounds f to the nearest bfloat16, ties to even.
-//
-// Values that round above the largest bfloat16 become infinite. A NaN
-// stays a NaN and is made quiet.
+// ToBF16 rounds f to the nearest bfloat16, ties to even. Values that round above the largest
+// bfloat16 become infinite. A NaN stays a NaN and becomes quiet.
 func ToBF16(f float32) BF16 {
 	bits := math.Float32bits(f)
 	if bits&^signBit32 > infBits32 {

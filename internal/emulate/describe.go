@@ -9,9 +9,8 @@ import (
 // Param is a parameter of a kernel.
 type Param struct {
 	Pointer bool
-	// Kind is i for integers, bool among them, f for floats, h, b, e and w for float16,
-	// bfloat16 and the two floats of 8 bits, s for what is none of these, and v for
-	// void and pointers to pointers.
+	// Kind is i for integers and bool, f for floats, h, b, e and w for float16, bfloat16 and the
+	// two 8-bit floats, v for void and pointers to pointers, and s for other types.
 	Kind byte
 	Size int // of the value, or of what is pointed to
 }
@@ -54,7 +53,7 @@ template <> struct described<f8e5m2> { static void to(char *&p) { p += sprintf(p
 
 // Describe returns the parameters of the kernels of a source by their names, as a C++ compiler
 // understands their declarations. It makes no code of their bodies, which may have instructions of
-// GPUs. What was described before is kept in dir.
+// GPUs. dir keeps the results.
 func Describe(dir string, s Source) (map[string][]Param, error) {
 	text := "#define EMULATE_NO_BODIES\n" + declared(s)
 	if strings.Contains(s.Text, "#include \"spmd") {

@@ -1,6 +1,6 @@
-// Package emulate runs kernels from their CUDA source on the processors of the host: a
-// C++ compiler translates them behind a header in which the threads of a block are
-// fibers. It is for tests, and slow.
+// Package emulate runs kernels from their CUDA source on the processors of the host. A C++
+// compiler translates them behind a header in which the threads of a block are fibers. It is for
+// tests, and slow.
 package emulate
 
 import (
@@ -23,7 +23,7 @@ import (
 //go:embed emulate.h
 var header string
 
-// Program is what one source and its flags have become.
+// Program is a compiled source.
 type Program struct {
 	kernels map[string]unsafe.Pointer
 	stop    unsafe.Pointer // where a thread goes on whose access to memory has failed
@@ -39,7 +39,7 @@ type Source struct {
 	Headers map[string]string // by the names under which they are included
 }
 
-// dynamic is shared memory whose size the launch says, of a function or of the whole source.
+// dynamic matches shared memory whose size the launch gives, of a function or of the whole source.
 var dynamic = regexp.MustCompile(`extern\s+__shared__\s+(?:(?:__align__|alignas)\(\d+\)\s+)?([\w ]*\w)\s+(\w+)\[\]\s*;`)
 
 // Compile translates a source, or finds it in a folder where it was kept before.
@@ -48,8 +48,8 @@ func Compile(dir string, s Source) (*Program, error) {
 	for i, name := range s.Names {
 		text += fmt.Sprintf("EMULATE(emulate_%d, (%s))\n", i, name)
 	}
-	// GCC 12 leaves out the rounding of two doubles beside each other to float and back, once
-	// it has made a vector of them.
+	// GCC 12 drops the rounding of two neighbouring doubles to float and back, once it has made a
+	// vector of them.
 	lib, file, err := load(dir, "emulated-", text, s, "-O2", "-g1", "-ffp-contract=off", "-fno-strict-aliasing",
 		"-fno-tree-slp-vectorize")
 	if err != nil {
@@ -67,14 +67,14 @@ func Compile(dir string, s Source) (*Program, error) {
 	return p, nil
 }
 
-// declared is a source behind the header.
+// declared returns a source behind the header.
 func declared(s Source) string {
 	return "#include \"emulate.h\"\n#line 1 \"kernel.cu\"\n" +
 		dynamic.ReplaceAllString(s.Text, "static const emulated::dynamic_shared<$1> $2;") + "\n"
 }
 
-// load opens the library that a text becomes, whose name begins with kind, and returns its file,
-// too. It is compiled where dir does not have it.
+// load opens the library of a text, whose name begins with kind, and also returns its file. It
+// compiles the library if dir lacks it.
 func load(dir, kind, text string, s Source, flags ...string) (lib unsafe.Pointer, file string, err error) {
 	cxx := append(append(compiler(), "-std=c++14", "-w", "-shared", "-fPIC", "-Wl,-Bsymbolic"), flags...)
 	for _, f := range s.Flags {
@@ -100,7 +100,7 @@ func load(dir, kind, text string, s Source, flags ...string) (lib unsafe.Pointer
 	return lib, kept, err
 }
 
-// compiler is the C++ compiler, with its first flags.
+// compiler returns the C++ compiler, with its first flags.
 func compiler() []string {
 	if cxx := strings.Fields(os.Getenv("CXX")); len(cxx) > 0 {
 		return cxx
@@ -117,7 +117,7 @@ func Compiler() error {
 	return nil
 }
 
-// build calls the compiler, and puts what it makes in its place at once.
+// build calls the compiler, and puts the result in its place at once.
 func build(cxx []string, kept, text string, headers map[string]string) (err error) {
 	if err := Compiler(); err != nil {
 		return err
@@ -145,7 +145,7 @@ func build(cxx []string, kept, text string, headers map[string]string) (err erro
 	return os.Rename(filepath.Join(tmp, "kernel.so"), kept)
 }
 
-// firstError is the first line of a compiler's output that is an error.
+// firstError returns the first line of a compiler's output that is an error.
 func firstError(out string) string {
 	for line := range strings.Lines(out) {
 		if strings.Contains(strings.ToLower(line), "error:") {
@@ -156,8 +156,8 @@ func firstError(out string) string {
 	return first
 }
 
-// Launch runs blocks first to last-1 of a launch. words are the arguments one after the
-// other, at where each begins.
+// Launch runs blocks first to last-1 of a launch. words are the arguments one after the other; at
+// says where each begins.
 func (p *Program) Launch(name string, blocks, threads [3]int, first, last, shared int, words []uint64,
 	at []uint32) error {
 	f := p.kernels[name]
@@ -178,7 +178,7 @@ func (p *Program) Launch(name string, blocks, threads [3]int, first, last, share
 	return nil
 }
 
-// Fault is an access to memory that there is not.
+// Fault is an access to memory that does not exist.
 type Fault struct {
 	Kernel  string
 	Line    string // of the source, with its text; "" where nothing says which
@@ -188,7 +188,7 @@ type Fault struct {
 
 func (f *Fault) Error() string { return f.Describe(fmt.Sprintf("no memory at %#x", f.Address)) }
 
-// Describe says what has happened where the memory is known.
+// Describe says what has happened, with the known memory.
 func (f *Fault) Describe(what string) string {
 	line := f.Line
 	if line != "" {
@@ -197,8 +197,8 @@ func (f *Fault) Describe(what string) string {
 	return fmt.Sprintf("kernel %s: %s%s: %s", f.Kernel, line, f.Thread, what)
 }
 
-// line returns the line of the source that a place in the library belongs to, and its text. A
-// program of the compiler's tells.
+// line returns the line of the source for a place in the library, and its text. A tool of the
+// compiler knows it.
 func (p *Program) line(place uint64) string {
 	out, err := exec.Command("addr2line", "-i", "-e", p.file, fmt.Sprintf("%#x", place)).Output()
 	if err != nil {

@@ -22,7 +22,7 @@ const threads = 70 // no full warp
 
 var voted [3 * threads]int32 // no stack has it, which moves
 
-// All threads of a block get the sum of what they say, and each call begins anew.
+// All threads of a block get the sum of their votes, and each call begins again.
 func TestVotes(t *testing.T) {
 	if _, err := exec.LookPath("c++"); err != nil {
 		t.Skip(err)
@@ -36,7 +36,7 @@ func TestVotes(t *testing.T) {
 		[]uint64{uint64(uintptr(unsafe.Pointer(out))), 10}, []uint32{0, 1}); err != nil {
 		t.Fatal(err)
 	}
-	// Of 0 to 69: 7 multiples of 10, 7 of 11, 6 of 12.
+	// From 0 to 69 there are 7 multiples of 10, 7 of 11, and 6 of 12.
 	want := [3]int32{7*4 + 1, 7*4 + 2 + 1, 6 * 4}
 	for i, got := range out {
 		if got != want[i%3] {

@@ -25,7 +25,8 @@ static void *open_library(const char *file, char **err) {
 
 static int call(void *f, void *out) { return ((int (*)(void *))f)(out); }
 
-static int call_kernel(void *f, void *stop, struct launch *c, const uint64_t *words, const uint32_t *at, char *error, struct guard *g) {
+static int call_kernel(void *f, void *stop, struct launch *c, const uint64_t *words, const uint32_t *at,
+		char *error, struct guard *g) {
 	c->words = words;
 	c->at = at;
 	c->error = error;
@@ -74,15 +75,15 @@ func sysSymbol(lib unsafe.Pointer, name string) (unsafe.Pointer, error) {
 	return f, nil
 }
 
-// sysDescribe returns what a function that DESCRIBE has made writes.
+// sysDescribe returns the text that a function of DESCRIBE writes.
 func sysDescribe(f unsafe.Pointer) string {
 	var text [16 << 10]byte // for some thousand parameters
 	C.call(f, unsafe.Pointer(&text[0]))
 	return C.GoString((*C.char)(unsafe.Pointer(&text[0])))
 }
 
-// sysCall runs blocks of a launch. Neither words nor at is kept. Of an access that has failed it
-// returns the address, and the place in the library.
+// sysCall runs blocks of a launch. It keeps neither words nor at. After a failed access it returns
+// the address, and the place in the library.
 func sysCall(f, stop unsafe.Pointer, blocks, threads [3]int, first, last, shared int, words []uint64,
 	at []uint32) (address uintptr, place uint64, err error) {
 	C.guard_install()

@@ -53,7 +53,7 @@ func compile(t *testing.T, names ...string) *Program {
 	return p
 }
 
-// addressed has what is passed as a number: on a stack it could move.
+// addressed holds values whose addresses are passed as numbers: on a stack they could move.
 var addressed []any
 
 func address[T any](x []T) uint64 {
@@ -61,8 +61,8 @@ func address[T any](x []T) uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(x))))
 }
 
-// The threads of a block see what the others write at barriers and in shuffles,
-// whatever the shape of the block.
+// The threads of a block see the others' writes at barriers and in shuffles, for any shape
+// of the block.
 func TestThreads(t *testing.T) {
 	p := compile(t, "pass")
 	const n, threads = 300, 64
@@ -107,8 +107,8 @@ func TestBarrier(t *testing.T) {
 	}
 }
 
-// An access outside of memory stops the kernel, and has the line. So does one on several threads of
-// the process, and launches go on.
+// An access outside of memory stops the kernel, and the error has the line. This holds on several
+// threads of the process, and launches go on.
 func TestFault(t *testing.T) {
 	const far = `extern "C" __global__ void far(float *x, long long by) {
 	if (threadIdx.x == 5)
@@ -141,7 +141,7 @@ func TestFault(t *testing.T) {
 	*none = 1
 }
 
-// What is not emulated is refused in one line.
+// Code that cannot be emulated is refused in one line.
 func TestRefused(t *testing.T) {
 	_, err := Compile(t.TempDir(), Source{Text: ptx, Names: []string{"ptx"}})
 	if err == nil || strings.Count(err.Error(), "\n") > 0 || !strings.Contains(err.Error(), "kernel.cu:") {

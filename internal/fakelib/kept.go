@@ -19,10 +19,9 @@ const keptFor = 5 * 24 * time.Hour
 // folder for caches.
 const keptEnv = "LOCKSTEP_FAKELIB_KEPT"
 
-// A dozen packages build the same doubles, in many tests. So what has been built is kept, as a
-// compiler cache does it: by the text that the preprocessor makes of the sources, the compiler and
-// its flags, wherever the sources are: a second clone compiles nothing that the first has. A
-// debugger may be told of another folder.
+// A dozen packages build the same doubles, in many tests. So libraries are kept, as a compiler
+// cache does: by the compiler, its flags, and the preprocessor's output, wherever the sources are.
+// A second clone compiles nothing that the first has. A debugger may be told of another folder.
 
 // keptFile returns the file in which the library of a command is kept, or "" if it is not kept. cc
 // are the compiler and its flags, args the sources and flags of the caller.

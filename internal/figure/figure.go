@@ -109,7 +109,7 @@ func (p *Panel) draw(names []string) (*plot.Plot, error) {
 	return g, nil
 }
 
-// axis sets a range: on a linear axis it begins at 0, or below that.
+// axis sets a range. A linear axis begins at 0, or below that.
 func axis(a *plot.Axis, lo, hi float64, linear bool) {
 	if linear {
 		a.Min, a.Max, a.Tick.Marker = min(0, lo*1.05), max(0, hi*1.05), plot.TickerFunc(plainTicks)
@@ -130,8 +130,8 @@ func plainTicks(lo, hi float64) []plot.Tick {
 	return ticks
 }
 
-// LogTicks marks 1, 2 and 5 of each decade. Over many decades it names every 1, over more than eight
-// only every other, and so on.
+// LogTicks marks 1, 2 and 5 of each decade. Over many decades it names every 1; over more than
+// eight it names every other 1, and so on.
 func LogTicks(lo, hi float64) []plot.Tick {
 	var ticks []plot.Tick
 	decades := math.Log10(hi) - math.Log10(lo)
@@ -159,11 +159,11 @@ const (
 	legendLine  = 0.45 * vg.Centimeter
 )
 
-// inRow is how many panels stand side by side.
+// inRow is the number of panels side by side.
 const inRow = 4
 
-// Write writes the panels that have points, in rows, into a file, as package outfile does: PNG where
-// its name ends in .png, else SVG. Without points there is no file.
+// Write writes the panels that have points, in rows, into a file, as package outfile does. It is a
+// PNG if its name ends in .png, else an SVG. Without points there is no file.
 func Write(file string, replace bool, panels ...Panel) error {
 	var names []string
 	panels = slices.DeleteFunc(panels, func(p Panel) bool {

@@ -26,8 +26,8 @@ type Source struct {
 	// belong to one kernel, and not to the program.
 	Tolerance float64
 	Scratch   uint64
-	// Indices are how many of its first arguments are extents of indices, for each of which it touches one element of a buffer;
-	// 0 where that is not so. It belongs to one kernel, too.
+	// Indices are how many of its first arguments are extents of indices, for each of which it
+	// touches one element of a buffer; 0 where that is not so. It belongs to one kernel, too.
 	Indices int
 }
 
@@ -155,7 +155,8 @@ func All() []Source {
 	defer mu.Unlock()
 	all := slices.Clone(list)
 	for i := range all {
-		all[i].Names, all[i].declared = slices.Clone(all[i].Names), slices.Clone(all[i].declared) // Add may go on meanwhile
+		// Add may go on meanwhile
+		all[i].Names, all[i].declared = slices.Clone(all[i].Names), slices.Clone(all[i].declared)
 	}
 	return all
 }

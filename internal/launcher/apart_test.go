@@ -70,7 +70,8 @@ func TestSetApart(t *testing.T) {
 		{"openmpi4", Apart{}, ""}, {"slurm-pmix", Apart{true, true}, ""},
 		{"openmpi4", Apart{User: true}, "OMPI_MCA_btl_vader_single_copy_mechanism=none"},
 		{"openmpi5", Apart{User: true}, "OMPI_MCA_smsc=^cma"},
-		{"openmpi4", Apart{true, true}, "OMPI_MCA_btl=^vader"}, {"openmpi5", Apart{Process: true}, ""}, // it is already set
+		// it is already set
+		{"openmpi4", Apart{true, true}, "OMPI_MCA_btl=^vader"}, {"openmpi5", Apart{Process: true}, ""},
 	} {
 		if got := (Job{Name: tc.launcher}).SetApart(tc.a); got != tc.want {
 			t.Errorf("%s, %+v: %q, want %q", tc.launcher, tc.a, got, tc.want)

@@ -21,12 +21,12 @@ var ran int
 // envPids is a folder in which each rank of TestHelperJob leaves its process id.
 const envPids = "LOCKSTEP_MPIRUN_PIDS"
 
-// TestHelperJob is tests of all kinds, one after another, each on two ranks.
+// TestHelperJob has tests of all kinds, one after another, each on two ranks.
 func TestHelperJob(t *testing.T) {
 	if os.Getenv(envHelper) == "" {
 		t.Skip("helper of TestJob")
 	}
-	// after passes where its ranks have run n tests before.
+	// after passes if its ranks have run n tests before.
 	after := func(n int, also func(t *testing.T)) func(t *testing.T) {
 		return func(t *testing.T) {
 			Run(t, []int{2}, func(t *testing.T) {
@@ -136,8 +136,8 @@ func TestHelperJob(t *testing.T) {
 	}
 }
 
-// Of many tests in one job each is shown as it went, the one behind a failure finds a new
-// job, and no process is left.
+// Many tests in one job are shown as they went. The one behind a failure finds a new job, and no
+// process is left.
 func TestJob(t *testing.T) {
 	t.Parallel()
 	pids := t.TempDir()
@@ -201,8 +201,7 @@ func TestJob(t *testing.T) {
 	}
 }
 
-// TestHelperPool is tests on several numbers of ranks, of which each leaves
-// its process id in a folder.
+// TestHelperPool has tests on several numbers of ranks. Each leaves its process id in a folder.
 func TestHelperPool(t *testing.T) {
 	if os.Getenv(envHelper) == "" {
 		t.Skip("helper of TestPool")
@@ -270,7 +269,7 @@ func gone(pid string) bool {
 // envEnd is how the ranks of TestHelperEnd end.
 const envEnd = "LOCKSTEP_MPIRUN_END"
 
-// TestHelperEnd is a test that passes, in a job that then ends as envEnd says.
+// TestHelperEnd passes, in a job that then ends as envEnd says.
 func TestHelperEnd(t *testing.T) {
 	if os.Getenv(envHelper) == "" {
 		t.Skip("helper of TestJobEnd")
@@ -295,7 +294,7 @@ func TestHelperEnd(t *testing.T) {
 	})
 }
 
-// missed is what Open MPI 4 prints where it believes that a rank has left without MPI_Finalize.
+// missed is Open MPI 4's output if it believes that a rank has left without MPI_Finalize.
 const missed = `--------------------------------------------------------------------------
 mpirun has exited due to process rank 1 with PID 0 on
 node here exiting improperly. There are three reasons this could occur:
@@ -305,14 +304,13 @@ the job did.
 --------------------------------------------------------------------------
 `
 
-// A job that does not end well fails the run, also where no test is there to be told. Where
-// mpirun has only missed that its ranks came through MPI_Finalize, and all of them say that they
-// did, the job has ended well.
+// A job that ends badly fails the run, even after its last test. The job has ended well if mpirun
+// only missed that its ranks came through MPI_Finalize, and all of them say that they did.
 func TestJobEnd(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name, end string
-		launcher  string // what one in place of mpirun does when the ranks have ended, "" for mpirun
+		launcher  string // what mpirun's double does after the ranks' end; "" for mpirun itself
 		want      string // a line of the output of a run that fails
 		well      string // and of one that does not
 	}{
@@ -351,8 +349,8 @@ func TestJobEnd(t *testing.T) {
 	}
 }
 
-// double makes a folder with an mpirun that starts ranks on this machine, waits for
-// them, and then does as told.
+// double makes a folder with an mpirun that starts ranks on this machine, waits for them, and then
+// does as told.
 func double(t *testing.T, then string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -1,8 +1,8 @@
-// Package mpirun starts programs on several ranks: other programs by Command, and the
-// running test itself by Run.
+// Package mpirun starts programs on several ranks: other programs by Command, and the running test
+// itself by Run.
 //
-// What mpirun needs is passed by environment variables rather than flags, which Open MPI 4 and 5 do
-// not have in common.
+// It passes settings to mpirun by environment variables rather than flags, which Open MPI 4 and 5
+// do not have in common.
 package mpirun
 
 import (
@@ -24,9 +24,9 @@ import (
 // stopGrace is how long mpirun may take to end its ranks after it was told to stop.
 const stopGrace = 5 * time.Second
 
-// Env returns this process's environment with what mpirun needs to start the given number of
-// ranks on this machine: as root too, on fewer cores than ranks, and bound to no core, since
-// every rank runs goroutines on many.
+// Env returns this process's environment with the settings that mpirun needs for so many ranks on
+// this machine: as root too, on fewer cores than ranks, and bound to no core, since every rank runs
+// goroutines on many.
 func Env(ranks int) []string {
 	env := append(os.Environ(),
 		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
@@ -37,31 +37,31 @@ func Env(ranks int) []string {
 		"PRTE_MCA_hwloc_default_binding_policy=none",
 	)
 	if _, set := os.LookupEnv("HWLOC_COMPONENTS"); !set {
-		// mpirun has no use for these: OpenCL takes it 0.3 s to look for, and each rank a sixth of
-		// its start to read what devices are on the buses.
+		// mpirun does not need these: it looks 0.3 s for OpenCL, and each rank takes a sixth of its
+		// start to read the devices on the buses.
 		env = append(env, "HWLOC_COMPONENTS=-opencl,-gl,-pci,-linuxio")
 	}
 	if _, set := os.LookupEnv("HWLOC_PLUGINS_PATH"); !set {
-		// Some of these are plugins, which each rank loads with two dozen libraries, of X among them,
-		// before it leaves them out: an eighth of its start. Here there are none.
+		// Some of these are plugins. Each rank loads them with two dozen libraries, such as X's,
+		// before it leaves them out, which takes an eighth of its start. Here there are none.
 		env = append(env, "HWLOC_PLUGINS_PATH="+os.DevNull)
 	}
 	if ranks > 1 {
-		// a waiting rank must not hold the core of one that works: tests run beside others
+		// A waiting rank must not hold the core of a working one: tests run beside others.
 		env = append(env, "OMPI_MCA_mpi_yield_when_idle=1")
 	}
 	return env
 }
 
-// Command returns the command that runs prog on n ranks under mpirun, or
-// mpiexec where there is no mpirun.
+// Command returns the command that runs prog on n ranks under mpirun, or mpiexec if there
+// is no mpirun.
 //
 // When ctx ends, mpirun is told to stop, which ends its ranks; what still runs after five seconds
-// is killed. Starting the command fails when neither launcher is in PATH. In a program in which
-// threads end, Start starts it.
+// is killed. Starting the command fails if neither launcher is in PATH. In a program whose threads
+// end, use Start.
 //
 // Ranks get LD_LIBRARY_PATH as it is. An Open MPI that is called by its path, or was built to, puts
-// the folder of its own libraries first, where libraries may lie that a test has doubles of.
+// the folder of its own libraries first. A test may have doubles of libraries there.
 func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd {
 	keepSessions()
 	path := executable()
@@ -77,19 +77,19 @@ func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd 
 
 var keepSessions = sync.OnceFunc(func() { KeepSessions(os.TempDir()) })
 
-// KeepSessions holds the folder in tmp in which Open MPI 4 has its sessions, for
-// good: see launcher.HoldSessions.
+// KeepSessions holds the folder in tmp of Open MPI 4's sessions for good, see
+// launcher.HoldSessions.
 func KeepSessions(tmp string) { launcher.HoldSessions(tmp, "kept-for-tests") }
 
-// MissedEnd says whether mpirun may have missed that a rank ended well: on a busy machine Open MPI
+// MissedEnd says whether mpirun may have missed that a rank ended well. On a busy machine Open MPI
 // 4 may see a process end before it has read that the process left MPI. Source:
 // github.com/open-mpi/ompi, issues 7833, 9389 and 12607.
 func MissedEnd(stderr string) bool {
 	return strings.Contains(stderr, "exiting improperly. There are three reasons")
 }
 
-// onlyMissedEnd says whether MissedEnd is all that an mpirun complained about which
-// ended with err and wrote own.
+// onlyMissedEnd says whether an mpirun that ended with err and wrote own complained of nothing
+// but MissedEnd.
 func onlyMissedEnd(err error, own string) bool {
 	exit := (*exec.ExitError)(nil)
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
@@ -106,7 +106,7 @@ func onlyMissedEnd(err error, own string) bool {
 	return missed && strings.TrimSpace(rest) == ""
 }
 
-// framed is what mpirun prints between two lines of dashes.
+// framed matches mpirun's text between two lines of dashes.
 var framed = regexp.MustCompile(`(?ms)^-{20,}$.*?^-{20,}$`)
 
 func executable() string {

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// tries is how often a job runs where only Open MPI's own end goes wrong.
+	// tries is how often a job runs if only Open MPI's own end goes wrong.
 	tries = 3
 	// lone is how long an mpirun may go on without a rank.
 	lone = time.Minute
@@ -26,8 +26,8 @@ const (
 	lookEvery = 250 * time.Millisecond
 )
 
-// Again calls try until Open MPI's own end does not go wrong, three times at most: own is what Wait
-// says of it. Each is one line of the log, which the suite counts.
+// Again calls try until Open MPI's own end goes well, three times at most. own is what Wait
+// returns. Each failure is one line of the log, which the suite counts.
 func Again(t testing.TB, try func() (own string)) {
 	t.Helper()
 	for n := 1; ; n++ {
@@ -42,10 +42,10 @@ func Again(t testing.TB, try func() (own string)) {
 	}
 }
 
-// Wait is cmd.Wait of a command of Command that has been started. It says in own what of the
-// end is Open MPI's own, in a few words: that mpirun crashed, or hung and was killed, after
-// all of its ranks had ended, or that it may have missed that a rank ended well. said
-// returns what it has written.
+// Wait is cmd.Wait for a started command of Command. said returns what the command has written.
+//
+// own names a fault of Open MPI's own end in a few words: mpirun crashed, or hung and was killed,
+// after all of its ranks had ended, or it may have missed that a rank ended well.
 func Wait(cmd *exec.Cmd, said func() string) (own string, err error) {
 	ended := make(chan struct{})
 	hung := make(chan bool, 1)
@@ -74,7 +74,7 @@ func Wait(cmd *exec.Cmd, said func() string) (own string, err error) {
 	return own, err
 }
 
-// Output is cmd.CombinedOutput of a command of Command, with what Wait says of it.
+// Output is cmd.CombinedOutput for a command of Command, with Wait's own.
 func Output(cmd *exec.Cmd) (out, own string, err error) {
 	var text output
 	cmd.Stdout, cmd.Stderr = &text, &text
@@ -85,7 +85,7 @@ func Output(cmd *exec.Cmd) (out, own string, err error) {
 	return text.String(), own, err
 }
 
-// tempDir is what os.TempDir is in a command.
+// tempDir returns os.TempDir of a command.
 func tempDir(cmd *exec.Cmd) string {
 	dir := "/tmp"
 	for _, kv := range cmd.Environ() {
@@ -96,8 +96,8 @@ func tempDir(cmd *exec.Cmd) string {
 	return dir
 }
 
-// crashedInEnd returns the function of its own end in which the mpirun that is process pid crashed,
-// by the stack that it shows then: "" where it did not.
+// crashedInEnd returns the function of its own end in which mpirun, process pid, crashed, or "". It
+// reads the stack that mpirun then shows.
 func crashedInEnd(said string, pid int) string {
 	stack := regexp.MustCompile(fmt.Sprintf(
 		`(?m)^\[[^\]\n]*:0*%d\] \[ *\d+\] [^(\n]*\((PMIx_server_finalize|PMIx_Finalize|orte_finalize)\+`, pid))
@@ -107,7 +107,7 @@ func crashedInEnd(said string, pid int) string {
 	return ""
 }
 
-// endLone kills process pid where it goes on for limit after the last of its children, and says
+// endLone kills process pid if it goes on for limit after the last of its children, and says
 // whether it did. It returns when ended is closed.
 func endLone(pid int, limit time.Duration, ended <-chan struct{}) (killed bool) {
 	tick := time.NewTicker(lookEvery)

@@ -12,7 +12,7 @@ import (
 	"lockstep/internal/fakelib"
 )
 
-// Where mpirun crashes in its own end, after its ranks, Wait says so, and no session of it is left.
+// If mpirun crashes in its own end, after its ranks, Wait says so, and leaves no session of it.
 func TestWaitCrash(t *testing.T) {
 	t.Parallel()
 	if out, err := exec.Command(executable(), "--version").Output(); err != nil ||
@@ -42,7 +42,7 @@ func TestWaitCrash(t *testing.T) {
 	}
 }
 
-// An mpirun that goes on without ranks is killed, one that still has some or has had none is not.
+// An mpirun that goes on without ranks is killed. One that still has ranks or never had any is not.
 func TestEndLone(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -87,12 +87,12 @@ func TestEndLone(t *testing.T) {
 	}
 }
 
-// quiet is a test whose log nobody reads: the suite counts lines of Again.
+// quiet is a test whose log nobody reads, since the suite counts lines of Again.
 type quiet struct{ testing.TB }
 
 func (quiet) Logf(string, ...any) {}
 
-// Each attempt that Open MPI's own end spoils is told, and three are enough.
+// Each attempt that Open MPI's own end spoils is reported, and three are enough.
 func TestAgain(t *testing.T) {
 	for _, bad := range []int{0, 1, 3, 9} {
 		n := 0

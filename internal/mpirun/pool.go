@@ -10,17 +10,19 @@ import (
 	"time"
 )
 
-// mostJobs is how many jobs there are at most.
+// mostJobs is the largest number of jobs.
 const mostJobs = 6
 
-// mostOnGPUs is how many ranks all jobs have at most where tests run on GPUs, unless a single job
-// has more. Each rank keeps its context for as long as its job lives, with all hardware queues that
-// CUDA_DEVICE_MAX_CONNECTIONS asks for. A GPU runs out of those long before it runs out of memory:
-// the driver then refuses the next context.
+// mostOnGPUs is how many ranks all jobs have at most if tests run on GPUs, unless a single
+// job has more.
+//
+// Each rank keeps its context as long as its job lives, with all hardware queues of
+// CUDA_DEVICE_MAX_CONNECTIONS. A GPU runs out of queues long before memory: the driver then refuses
+// the next context.
 const mostOnGPUs = 5
 
-// onGPUs is whether this process was started to test on GPUs. A test that sets the
-// variable for itself uses doubles.
+// onGPUs says whether this process was started to test on GPUs. A test that sets the variable for
+// itself uses doubles.
 var onGPUs = os.Getenv("SPMDTEST_DEVICE") == "cuda"
 
 // pool is the jobs of this process.
@@ -33,11 +35,11 @@ var pool struct {
 
 func init() { pool.free.L = &pool.mu }
 
-// hasMain is true where Main sees to the end of jobs.
+// hasMain is true if Main ends the jobs.
 var hasMain bool
 
-// Main is the TestMain of packages whose tests share jobs. It runs the tests and
-// returns the status to exit with.
+// Main is the TestMain of packages whose tests share jobs. It runs the tests and returns
+// the exit status.
 func Main(m *testing.M) int {
 	if address := os.Getenv(envJob); address != "" {
 		return serve(m, address)
@@ -71,9 +73,8 @@ func full(jobs []*job, n int) bool {
 	return len(jobs) >= mostJobs || onGPUs && len(jobs) > 0 && ranks > mostOnGPUs
 }
 
-// take returns a job of n ranks in this process's place, which it starts where there is
-// none. If one is at work it waits. Where there is no room it ends the job that has
-// waited for the longest time.
+// take returns a job of n ranks in this process's place, and starts one if there is none. If one is
+// at work it waits. If there is no room it ends the job that has waited longest.
 func take(t *testing.T, n int) (j *job, own string, err error) {
 	here := place()
 	pool.mu.Lock()
@@ -148,7 +149,7 @@ func give(j *job) {
 	pool.free.Broadcast()
 }
 
-// endJobs ends all jobs, and tells what went wrong where no test was there to be told.
+// endJobs ends all jobs, and reports what went wrong after the last test.
 func endJobs() error {
 	pool.mu.Lock()
 	defer pool.mu.Unlock()

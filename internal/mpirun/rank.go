@@ -18,22 +18,22 @@ import (
 	"lockstep/internal/campaign"
 )
 
-// Variables that the parent sets for the ranks it starts.
+// The parent sets these variables for the ranks that it starts.
 const (
 	envTest = "LOCKSTEP_MPIRUN_TEST" // full name of the one test that the rank is to run
 	envDir  = "LOCKSTEP_MPIRUN_DIR"  // where each rank writes its output
-	envJob  = "LOCKSTEP_MPIRUN_JOB"  // the socket at which a rank of a shared job is told what to run
+	envJob  = "LOCKSTEP_MPIRUN_JOB"  // the socket at which a rank of a shared job gets its orders
 )
 
-// Lines by which a rank tells how it ended, each on a line of its own in the rank's output.
+// By these lines a rank says how it ended, each on a line of its own in the rank's output.
 const (
 	markFailed  = "lockstep-mpirun: failed"
 	markSkipped = "lockstep-mpirun: skipped"
 	markPassed  = "lockstep-mpirun: passed"
 )
 
-// What a rank of a shared job answers when it has been told to end, and
-// has done what AtEnd asked for.
+// A rank of a shared job answers with these after it was told to end and has called
+// AtEnd's functions.
 const (
 	saidLeft  = "left"  // it has come through MPI_Finalize
 	saidEnded = "ended" // there was nothing to do
@@ -49,7 +49,7 @@ type order struct {
 // answer is what a rank says: who it is, and then how each test ended.
 type answer struct {
 	Rank int
-	Mark string // one of the marks, or of what it says at its end; "" where the test did not reach Run
+	Mark string // one of the marks, or of its last words; "" if the test did not reach Run
 }
 
 // served is what this process runs as a rank of a shared job.
@@ -59,10 +59,11 @@ var served struct {
 	atEnd []func() error
 }
 
-// AtEnd has a rank of a shared job call fn when the job has no more tests to run, before functions
-// given earlier. Where tests start MPI, the functions stop it: that all of them return nil means
-// that the rank came through MPI_Finalize. An error fails the run of the test binary. AtEnd returns
-// false, and does nothing, in any other process.
+// AtEnd makes a rank of a shared job call fn when the job has no more tests to run, before
+// functions given earlier. An error of fn fails the run of the test binary. In any other process
+// AtEnd does nothing and returns false.
+//
+// The functions stop MPI if tests start it: if all return nil, the rank came through MPI_Finalize.
 func AtEnd(fn func() error) bool {
 	if served.test == "" {
 		return false
@@ -75,7 +76,7 @@ func AtEnd(fn func() error) bool {
 func serve(m *testing.M, address string) int {
 	dieWithParent()
 	dir := filepath.Dir(address)
-	if err := os.Unsetenv(envJob); err != nil { // what this rank starts is no rank of the job
+	if err := os.Unsetenv(envJob); err != nil { // processes of this rank are no ranks of the job
 		panic(err)
 	}
 	conn, err := net.Dial("unix", address)
@@ -108,13 +109,13 @@ func serve(m *testing.M, address string) int {
 			if err := out.Encode(answer{rank(), said}); err != nil {
 				return 1
 			}
-			if dir := campaign.CoverDir(); dir != "" { // package testing has written what the first test covers
+			if dir := campaign.CoverDir(); dir != "" { // package testing has written the first test's coverage
 				if err := errors.Join(coverage.WriteMetaDir(dir), coverage.WriteCountersDir(dir)); err != nil {
 					fmt.Println(err)
 					return 1
 				}
 			}
-			_ = in.Decode(&o) // no rank exits while another has to say that it ended: mpirun might end that one
+			_ = in.Decode(&o) // no rank exits before all have reported: mpirun might end the others
 			return 0
 		}
 		if err := serveOne(m, o); err != nil {
@@ -156,7 +157,7 @@ func serveOne(m *testing.M, o order) error {
 	return nil
 }
 
-// end calls what was given to AtEnd, and returns what this rank can say then.
+// end calls the functions of AtEnd, and returns this rank's last words.
 func end() (said string, err error) {
 	said = saidEnded
 	for len(served.atEnd) > 0 {
@@ -186,8 +187,8 @@ func child(t *testing.T, fn func(t *testing.T)) {
 		}
 		os.Exit(1)
 	}
-	// Before the test's own clean-ups, one of which may stop MPI and so wait for
-	// ranks that wait for this one.
+	// This runs before the test's own clean-ups. One of them may stop MPI and so wait for ranks
+	// that wait for this one.
 	defer func() {
 		if r := recover(); r != nil {
 			fmt.Printf("panic: %v\n%s\n", r, debug.Stack())
@@ -197,7 +198,7 @@ func child(t *testing.T, fn func(t *testing.T)) {
 			end()
 		}
 	}()
-	// And after them, since they may fail as well.
+	// This runs after them, since they may fail as well.
 	t.Cleanup(func() {
 		switch {
 		case t.Failed():
@@ -212,7 +213,7 @@ func child(t *testing.T, fn func(t *testing.T)) {
 	fn(t)
 }
 
-// rank is this process's number as its launcher gave it: Open MPI, PMIx, MPICH's Hydra, Slurm.
+// rank returns this process's number from its launcher: Open MPI, PMIx, MPICH's Hydra, Slurm.
 func rank() int {
 	for _, name := range []string{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"} {
 		if r, err := strconv.Atoi(os.Getenv(name)); err == nil {
@@ -224,8 +225,8 @@ func rank() int {
 
 func rankFile(dir string, rank int) string { return filepath.Join(dir, "rank."+strconv.Itoa(rank)) }
 
-// redirect makes path, emptied, the standard output and error of this process, C code
-// and the Go runtime included.
+// redirect makes path, emptied, the standard output and error of this process, also of C code and
+// the Go runtime.
 func redirect(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_TRUNC, 0o666)
 	if err != nil {
@@ -239,8 +240,8 @@ func redirect(path string) error {
 	return f.Close()
 }
 
-// dieWithParent has the kernel kill this process when mpirun dies, so that a
-// killed job leaves nothing behind.
+// dieWithParent makes the kernel kill this process when mpirun dies, so that a killed job leaves
+// nothing behind.
 func dieWithParent() {
 	const prSetPdeathsig = 1
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetPdeathsig, uintptr(syscall.SIGKILL), 0)

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// Of a failing job's output.
+// These limit the output of a failing job.
 const (
 	shownLines = 60
 	shownBytes = 1 << 20 // that are read of each end of a rank's output
 )
 
-// readEnds returns the contents of a file, of more than 2n bytes only the first n and the last n.
+// readEnds returns the contents of a file, or its first n and last n bytes if it has more than 2n.
 func readEnds(file string, n int64) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -43,9 +43,8 @@ func readEnds(file string, n int64) (string, error) {
 
 func hasLine(out, line string) bool { return strings.Contains("\n"+out, "\n"+line+"\n") }
 
-// report is what a person needs of a failed job: the output of the ranks that failed,
-// or of all where none got to say so, and then what mpirun itself had to say, which
-// names a rank that was killed.
+// report returns what a person needs of a failed job: the output of the ranks that failed, or of
+// all if none could say so, and then mpirun's own words, which name a killed rank.
 func report(out []string, own string) string {
 	var ranks []int
 	for r := range out {
@@ -75,15 +74,15 @@ func report(out []string, own string) string {
 	return b.String()
 }
 
-// noise is what neither explains a failure nor was printed by the test: the
-// frames of go test and of mpirun.
+// noise matches lines that neither explain a failure nor come from the test: the frames of go test
+// and of mpirun.
 var noise = regexp.MustCompile(`^(=== (RUN|CONT|PAUSE|NAME) .*|lockstep-mpirun: .*|-{20,}|={20,}|\s*|` +
 	`MPI_ABORT was invoked on .*|with errorcode .*|NOTE: invoking MPI_ABORT .*|You may or may not see .*|` +
-	`exactly when Open MPI kills them\.|Primary job  ?terminated normally.*|a non-zero exit code.*|mpirun detected that one or more ` +
+	`exactly when Open MPI kills them\.|Primary job  ?terminated normally.*|a non-zero exit code.*|mpirun detected ` +
+	`that one or more ` +
 	`processes exited.*|thus causing the job to be terminated.*|the job to be terminated\. The first process.*)$`)
 
-// frame is the first line of a stack frame that belongs to the harness;
-// the second begins with a tab.
+// frame matches the first line of a stack frame of the harness. The second begins with a tab.
 var frame = regexp.MustCompile(
 	`^(testing\.|created by testing\.|main\.main\(|runtime/debug\.Stack|lockstep/internal/mpirun\.(child|` +
 		`each|Run|RunAlone|serve|serveOne|Main)\b)`)
@@ -101,8 +100,8 @@ func clean(out string) []string {
 	return lines
 }
 
-// ends keeps the first and the last of more than n lines: a crash explains itself at
-// its head, a test at its end.
+// ends keeps the first and the last of more than n lines: a crash explains itself at its head, a
+// test at its end.
 func ends(lines []string, n int) []string {
 	if len(lines) <= n {
 		return lines

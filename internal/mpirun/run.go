@@ -17,17 +17,17 @@ import (
 	"lockstep/internal/campaign"
 )
 
-// Timeout is how long one job may run a test, 0 for its Limit. A rank that is inside fn then
-// prints its goroutines and fails.
+// Timeout is how long one job may run a test; 0 is its Limit. A rank that is inside fn then prints
+// its goroutines and fails.
 var Timeout time.Duration
 
-// OnFail ends the job from a rank whose fn failed, on all ranks; MPI_Abort does. Nil, or
-// a return from it, exits this process with status 1, at which mpirun ends the others.
-// It is nil when a test begins.
+// OnFail ends the job on all ranks, from a rank whose fn failed; MPI_Abort does so. If it is nil
+// or returns, this process exits with status 1, at which mpirun ends the others. It is nil when
+// a test begins.
 var OnFail func()
 
-// Ranks returns those of ranks that SPMDTEST_RANKS allows: all where it is not set. Where
-// none is left it skips the test.
+// Ranks returns those of ranks that SPMDTEST_RANKS allows, or all if it is not set. It skips the
+// test if none is left.
 func Ranks(t *testing.T, ranks ...int) []int {
 	t.Helper()
 	only := os.Getenv("SPMDTEST_RANKS")
@@ -44,29 +44,30 @@ func Ranks(t *testing.T, ranks ...int) []int {
 	return []int{n}
 }
 
-// Run runs fn on every rank of a job, once for each number of ranks that
-// SPMDTEST_RANKS allows, as subtests of t.
+// Run runs fn on every rank of a job, once for each number of ranks that SPMDTEST_RANKS allows, as
+// subtests of t.
 //
 // The ranks are this test binary under mpirun. They run the calling test from its beginning and
-// call fn where it calls Run, so the test does the same on every rank until it gets here. In a
-// package whose TestMain calls Main one job runs all tests that want so many ranks in the same
-// environment and working folder, one after another. Variables whose names begin with SPMDTEST_
-// belong to the test and do not count. What a test changes in its process it then changes for
-// those behind it, unless it undoes that in t.Cleanup; RunAlone is for tests that cannot.
-// Elsewhere each test has a job of its own.
+// call fn where it calls Run, so the test does the same on every rank until there.
 //
-// A rank on which fn fails, panics or dies ends the whole job at once, whatever the other ranks
-// wait in, and the output of the failing ranks becomes that of the test; the next test starts
-// another job. A job in which every rank skipped is skipped. The failure is noticed when fn returns
-// or stops: an fn that goes on after t.Error, or after a failed t.Run, into a collective that the
-// others do not enter ends by Timeout only.
+// In a package whose TestMain calls Main, one job runs all tests that want so many ranks in the
+// same environment and working folder, one after another. Variables whose names begin with
+// SPMDTEST_ belong to the test and do not count. A test must undo what it changes in its process by
+// t.Cleanup; RunAlone is for tests that cannot. Elsewhere each test has a job of its own.
+//
+// A rank on which fn fails, panics or dies ends the whole job at once, wherever the other ranks
+// wait. The output of the failing ranks becomes the test's, and the next test starts another job. A
+// job in which every rank skipped is skipped.
+//
+// A failure is noticed when fn returns or stops. An fn that goes on after t.Error, or after a
+// failed t.Run, into a collective that the others do not enter, ends only by Timeout.
 func Run(t *testing.T, ranks []int, fn func(t *testing.T)) {
 	t.Helper()
 	each(t, ranks, fn, hasMain)
 }
 
-// RunAlone is Run with a job for this test alone: for a test that ends MPI, counts what its process
-// does, or leaves the process other than it was.
+// RunAlone is Run with a job for this test alone. It is for a test that ends MPI, counts what its
+// process does, or leaves the process changed.
 func RunAlone(t *testing.T, ranks []int, fn func(t *testing.T)) {
 	t.Helper()
 	each(t, ranks, fn, false)
@@ -126,8 +127,8 @@ func (o outcome) judge(t *testing.T, test string) {
 
 const noLauncher = "a test on several ranks needs MPI's launcher: %v"
 
-// alone runs the named test in a job of its own. Where all ranks passed, and only Open MPI's own
-// end goes wrong, it does so again: nothing else says that they came through MPI_Finalize.
+// alone runs the named test in a job of its own. It repeats the job if all ranks passed and only
+// Open MPI's own end goes wrong: nothing else shows that they came through MPI_Finalize.
 func alone(t *testing.T, test string, n int) (o outcome) {
 	t.Helper()
 	Again(t, func() (own string) {
@@ -155,7 +156,7 @@ func aloneOnce(t *testing.T, test string, n int) (o outcome, ofOpenMPI string) {
 		t.Fatalf(noLauncher, err)
 	}
 	ofOpenMPI, err = Wait(cmd, own.String)
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // whatever mpirun left behind in its group
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // this kills whatever mpirun left in its group
 
 	o = outcome{late: errors.Is(ctx.Err(), context.DeadlineExceeded), limit: limit, err: err, out: outputs(dir, n),
 		own: own.String()}
@@ -170,7 +171,7 @@ func aloneOnce(t *testing.T, test string, n int) (o outcome, ofOpenMPI string) {
 	return o, ofOpenMPI
 }
 
-// outputs reads what the ranks of a job have written; one that never got to fn has none.
+// outputs returns what the ranks of a job have written. One that never reached fn has none.
 func outputs(dir string, n int) []string {
 	out := make([]string, n)
 	for r := range out {
@@ -202,8 +203,8 @@ func exactly(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// limitOf is the Limit of a test that is to run on ranks now. It is theirs: a rank that comes to it
-// says where it hangs, and mpirun ends the others.
+// limitOf returns the Limit of a test that is to run on ranks now. A rank that reaches it says
+// where it hangs, and mpirun ends the others.
 func limitOf(t *testing.T) time.Duration {
 	t.Helper()
 	if Timeout > 0 {

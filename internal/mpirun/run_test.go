@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// envHelper makes the TestHelper tests real: they fail by design, each in its own way,
-// and are run by TestRun only.
+// envHelper makes the TestHelper tests real. They fail by design, each in its own way, and only
+// TestRun runs them.
 const envHelper = "LOCKSTEP_MPIRUN_HELPER"
 
-// helper runs fn on two ranks of a job of its own; rank 0 then waits for ever, as in a collective,
+// helper runs fn on two ranks of a job of its own. Rank 0 then waits for ever, as in a collective,
 // and rank 1 does what fn does.
 func helper(t *testing.T, fn func(t *testing.T)) {
 	if os.Getenv(envHelper) == "" {
@@ -82,7 +82,7 @@ func TestHelperHook(t *testing.T) {
 	})
 }
 
-// hangsFor is how long a test may go on that hangs on purpose: 2 s, or longer where processes are
+// hangsFor returns how long a test may go on that hangs on purpose: 2 s, or longer if processes are
 // emulated and LOCKSTEP_TEST_HANG says so.
 func hangsFor(t *testing.T) time.Duration {
 	text := os.Getenv("LOCKSTEP_TEST_HANG")
@@ -133,7 +133,7 @@ func TestRun(t *testing.T) {
 	} {
 		t.Run(tc.helper, func(t *testing.T) {
 			t.Parallel()
-			// A failure has to end the job by itself, well inside the time that Run gives it.
+			// A failure ends the job by itself, well inside the time that Run gives it.
 			ctx := Patience(t)
 			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHelper"+tc.helper+"$", "-test.v",
 				"-test.timeout=3h")
@@ -171,8 +171,8 @@ func TestHelperAlone(t *testing.T) {
 	RunAlone(t, []int{2}, func(*testing.T) {})
 }
 
-// A test alone runs once more where mpirun may have missed the end of its ranks, and fails
-// where it says so three times.
+// A test alone runs once more if mpirun may have missed the end of its ranks, and fails after
+// three such ends.
 func TestRunMissedEnd(t *testing.T) {
 	for name, tc := range map[string]struct {
 		then   string
@@ -208,8 +208,7 @@ func TestRunPasses(t *testing.T) {
 	}
 }
 
-// TestRunInSubtest has Run find its test again by a name with slashes, blanks and
-// characters of regular expressions.
+// Run finds its test again by a name with slashes, blanks and characters of regular expressions.
 func TestRunInSubtest(t *testing.T) {
 	t.Run("a (b+c)", func(t *testing.T) {
 		Run(t, []int{2}, func(*testing.T) {})
@@ -259,7 +258,7 @@ func onThreadThatEnds(ctx context.Context, fn func()) {
 	go func() {
 		runtime.LockOSThread()
 		thread := syscall.Gettid()
-		if thread == os.Getpid() { // the first thread stays: it is held until another has been found
+		if thread == os.Getpid() { // the first thread is held until another is found
 			defer runtime.UnlockOSThread()
 			onThreadThatEnds(ctx, fn)
 		} else {

@@ -1,4 +1,4 @@
-// Package nearest says which flag or word was probably meant by one that does not exist.
+// Package nearest guesses which flag or word was meant by one that does not exist.
 package nearest
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Flag returns an error of fs.Parse, with the flag that an unknown one was probably meant for, or
-// where none is near, what shows all; of one that lacks its value, what that may be.
+// Flag returns an error of fs.Parse with advice. For an unknown flag it is the flag that was
+// probably meant, or how to see all. For a flag without its value it is what that may be.
 func Flag(fs *pflag.FlagSet, err error) error {
 	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
 		if near := nearest(fs, unknown.GetSpecifiedName()); near != "" {
@@ -25,15 +25,15 @@ func Flag(fs *pflag.FlagSet, err error) error {
 	return err
 }
 
-// nearest returns the flag that a name was probably meant for, "" where none is near.
+// nearest returns the flag that a name was probably meant for, or "".
 func nearest(fs *pflag.FlagSet, name string) string {
 	var names []string
 	fs.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	return Word(names, name)
 }
 
-// Word returns that of some names which one was probably meant for, "" where none is near: it
-// differs in at most two letters and in half of them, or begins as the name does.
+// Word returns the one of some names that a name was probably meant for, or "". It differs in at
+// most two letters and in at most half of them, or begins as the name does.
 func Word(names []string, name string) string {
 	best, least := "", 3
 	for _, n := range names {
@@ -48,8 +48,8 @@ func Word(names []string, name string) string {
 	return best
 }
 
-// distance is how many letters are to be inserted, removed, replaced or exchanged with the next
-// to make b of a. Source: Boytsov: Indexing methods for approximate dictionary searching (JEA
+// distance returns how many letters must be inserted, removed, replaced or exchanged with the next
+// to turn a into b. Source: Boytsov: Indexing methods for approximate dictionary searching (JEA
 // 2011), optimal string alignment.
 func distance(a, b string) int {
 	before, row, next := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)

@@ -1,10 +1,11 @@
 // Package outfile writes the files that a program is asked for: a trace, a picture. One
 // rule holds for all of them.
 //
-//   - "-", /dev/stdout and /dev/stderr are what is open there; devices and pipes are written to
+//   - "-", /dev/stdout and /dev/stderr are the open streams; devices and pipes are written to
 //   - links are followed
 //   - a folder is refused
-//   - a file that is there is replaced only where that was asked for, and once the new one is complete; lines are appended
+//   - an existing file is replaced only on request, and once the new one is complete; lines are
+//     appended
 package outfile
 
 import (
@@ -27,8 +28,8 @@ type File struct {
 	replace bool
 }
 
-// Create opens what a name stands for. Of a file that is there the error is fs.ErrExist, unless
-// replace is true. Nothing that is there changes before Commit.
+// Create opens the place that a name stands for. For an existing file the error is fs.ErrExist,
+// unless replace is true. Nothing changes before Commit.
 func Create(name string, replace bool) (*File, error) {
 	if f := standard(name); f != nil {
 		return &File{File: f}, nil
@@ -76,15 +77,15 @@ func Check(name string, replace bool) error {
 	return f.Drop()
 }
 
-// IsFile says whether a name stands for a file or a folder, that is there or not: neither for a
-// device or a pipe, nor for what is open already.
+// IsFile says whether a name stands for a file or a folder, which may not exist yet. It is false
+// for a device, a pipe, or an open stream.
 func IsFile(name string) bool {
 	info, err := os.Stat(name)
 	return standard(name) == nil && (err != nil || info.Mode().IsRegular() || info.IsDir())
 }
 
-// Append opens what a name stands for, to add lines to what is there. A last line that a killed
-// program has left unfinished is ended.
+// Append opens the place that a name stands for, to add lines. It ends a last line that a killed
+// program has left unfinished.
 func Append(name string) (*File, error) {
 	if f := standard(name); f != nil {
 		return &File{File: f}, nil
@@ -120,8 +121,8 @@ func endLine(f *os.File, name string) error {
 	return err
 }
 
-// standard returns what a name stands for that is open already: once more, a socket fails, and a
-// file is written from its beginning.
+// standard returns the open stream that a name stands for. If it were opened again, a socket would
+// fail, and a file would be written from its beginning.
 func standard(name string) *os.File {
 	switch name {
 	case "-", "/dev/stdout":
@@ -132,14 +133,14 @@ func standard(name string) *os.File {
 	return nil
 }
 
-// there is a file that is not to be replaced.
+// there is a file that must not be replaced.
 type there string
 
 func (name there) Error() string { return string(name) + " is there already" }
 
 func (there) Is(err error) bool { return err == fs.ErrExist }
 
-// About adds to an error of Create the flag that has named the file, and how one is replaced.
+// About adds to an error of Create the flag that has named the file, and how to replace one.
 func About(flag string, err error, overwrite string) error {
 	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%s: %w: give another name, or %s to replace it", flag, err, overwrite)
@@ -147,7 +148,7 @@ func About(flag string, err error, overwrite string) error {
 	return fmt.Errorf("%s: %w", flag, err)
 }
 
-// follow returns what a link leads to, where that does not exist yet, too.
+// follow returns the end of a link, which may not exist yet.
 func follow(name string) (string, error) {
 	const most = 40 // as Linux has it
 	for range most {
@@ -163,8 +164,8 @@ func follow(name string) (string, error) {
 	return "", &os.PathError{Op: "open", Path: name, Err: unix.ELOOP}
 }
 
-// removeStale removes what a program that was killed has left. Of one that
-// still writes it is an error.
+// removeStale removes the rest of a killed program. It returns an error if a program
+// still writes it.
 func removeStale(part string) error {
 	info, err := os.Lstat(part)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -187,8 +188,8 @@ func removeStale(part string) error {
 	return os.Remove(part)
 }
 
-// Commit gives the file its name. What it cannot do leaves the file under the name that
-// it has; the error has both.
+// Commit gives the file its name. If that fails, the file keeps the name that it has, and the
+// error has both.
 func (f *File) Commit() error {
 	if f.to == "" {
 		return f.end()
@@ -203,7 +204,7 @@ func (f *File) Commit() error {
 	return syncFolder(filepath.Dir(f.to))
 }
 
-// syncFolder makes the names in a folder last, where its file system can.
+// syncFolder makes the names in a folder durable, if its file system can.
 func syncFolder(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -233,7 +234,7 @@ func (f *File) rename(part string) error {
 	return err
 }
 
-// Drop ends the file, of which nothing stays.
+// Drop ends the file, and leaves nothing of it.
 func (f *File) Drop() error {
 	if f.to == "" {
 		return f.end()
@@ -241,7 +242,7 @@ func (f *File) Drop() error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// end closes what is no file of its own, but not what others write to.
+// end closes streams that are no file of its own, but not those that others write to.
 func (f *File) end() error {
 	if f.File == os.Stdout || f.File == os.Stderr {
 		return nil

@@ -1,4 +1,4 @@
-// Package stepdir finds the checkpoints in a folder that package checkpoint has written.
+// Package stepdir finds the checkpoints of package checkpoint in a folder.
 package stepdir
 
 import (
@@ -11,21 +11,21 @@ import (
 	"strings"
 )
 
-// Names of what makes a folder a checkpoint.
+// These names make a folder a checkpoint.
 const (
 	Prefix = "step-"    // of its name, before the number of the step
 	Marker = "COMPLETE" // the file in it that is written last
 	Index  = "index.json"
 )
 
-// Saved is a checkpoint that its marker says is complete. Nobody has looked whether it is damaged.
+// Saved is a checkpoint that is complete by its marker. Nobody has checked it for damage.
 type Saved struct {
 	Path   string
 	Step   int
 	Serial int // grows with every checkpoint of a folder
 }
 
-// List returns the checkpoints in a folder, and those that links lead to, the newest first.
+// List returns the checkpoints in a folder, also behind links, the newest first.
 func List(folder string) ([]Saved, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -49,7 +49,7 @@ func List(folder string) ([]Saved, error) {
 	return all, nil
 }
 
-// serial reads that of an index, which stands near its beginning.
+// serial reads the serial number of an index, near its beginning.
 func serial(file string) (n int, err error) {
 	f, err := os.Open(file)
 	if err != nil {

@@ -17,7 +17,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// save writes what List looks at of a checkpoint.
+// save writes the files of a checkpoint that List reads.
 func save(t *testing.T, folder, index string) {
 	t.Helper()
 	must(t, os.MkdirAll(folder, 0o777))
@@ -25,8 +25,8 @@ func save(t *testing.T, folder, index string) {
 	must(t, os.WriteFile(filepath.Join(folder, Marker), nil, 0o666))
 }
 
-// The newest is the one that was saved last, whatever its step and the time of its files. What is
-// no checkpoint, or not complete, is none.
+// The newest is the one that was saved last, whatever its step and the time of its files.
+// Incomplete checkpoints, and other folders, are left out.
 func TestList(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

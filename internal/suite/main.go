@@ -1,7 +1,7 @@
-// Command suite runs the tests as go test does, and tells at its end what every change
-// should know of them: what make test-all has more, and how often Open MPI's own end went
-// wrong. It can measure: the slowest tests, and the time that each package takes of the
-// processors, its ranks included.
+// Command suite runs the tests as go test does. At its end it says what every change should know of
+// them: what make test-all has more, and how often Open MPI's own end went wrong.
+//
+// It can also measure the slowest tests, and the processor time of each package with its ranks.
 package main
 
 import (
@@ -62,7 +62,7 @@ func run(out io.Writer, all, costs bool, load int, args []string) (err error) {
 		return err
 	}
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM) // go test gets a Ctrl-C too, and ends
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM) // go test also gets a Ctrl-C, and ends
 	stop, err := busy(load)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func run(out io.Writer, all, costs bool, load int, args []string) (err error) {
 	return errors.Join(err, uerr)
 }
 
-// busy starts processes that do nothing but compute, until stop.
+// busy starts processes that only compute, until stop.
 func busy(n int) (stop func(), err error) {
 	var all []*exec.Cmd
 	stop = func() {
@@ -118,14 +118,14 @@ func busy(n int) (stop func(), err error) {
 // measure is the argument by which suite runs a test program: go test -exec.
 const measure = "measure"
 
-// usage is what a test program used of the processors, with its ranks and
-// whatever else it has waited for.
+// usage is the processor time of a test program, with its ranks and all other processes that it
+// has waited for.
 type usage struct {
 	Dir          string // of the package
 	User, System time.Duration
 }
 
-// cpu is the time of processes that were waited for.
+// cpu returns the time of processes that were waited for.
 func cpu(rusage any) usage {
 	r, ok := rusage.(*syscall.Rusage)
 	if !ok {
@@ -134,7 +134,7 @@ func cpu(rusage any) usage {
 	return usage{User: time.Duration(r.Utime.Nano()), System: time.Duration(r.Stime.Nano())}
 }
 
-// measured runs a test program, notes in a file in dir what it used, and returns its status.
+// measured runs a test program, notes its usage in a file in dir, and returns its status.
 func measured(dir string, words []string) int {
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -173,7 +173,7 @@ func note(dir string, u usage) error {
 	return os.WriteFile(filepath.Join(dir, fmt.Sprint(os.Getpid())), b, 0o600)
 }
 
-// usages reads what was noted in dir.
+// usages reads the notes in dir.
 func usages(dir string) (all []usage, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -22,16 +22,16 @@ type event struct {
 	Elapsed                                   float64
 }
 
-// key is a test, or what a package says outside of tests where Test is "".
+// key is a test, or the words of a package outside of tests if Test is "".
 type key struct{ Package, Test string }
 
-// took is how long a test or a package took, which is "".
+// took is how long a test took, or a package, which is "".
 type took struct {
 	key
 	seconds float64
 }
 
-// report gathers what go test tells, and shows what a person wants of it.
+// report gathers the words of go test, and shows what a person wants of them.
 type report struct {
 	out    io.Writer
 	said   map[key]*strings.Builder
@@ -45,13 +45,13 @@ func newReport(out io.Writer) *report {
 	return &report{out: out, said: map[key]*strings.Builder{}, more: map[string]int{}}
 }
 
-// The lines of the log that count, behind the place in the source.
+// These are the lines of the log that count, behind the place in the source.
 var (
 	moreLine = regexp.MustCompile(`make test-all has more: (\d+) (.*)`)
 	ownLine  = regexp.MustCompile(`Open MPI's own: .*`)
 )
 
-// line takes a line that go test has printed.
+// line takes a line of go test.
 func (r *report) line(text []byte) {
 	var e event
 	if json.Unmarshal(text, &e) != nil {
@@ -98,14 +98,14 @@ func (r *report) output(k key, text string) {
 	}
 }
 
-// show prints what a test, or a package outside of its tests, has said.
+// show prints the words of a test, or of a package outside of its tests.
 func (r *report) show(k key) {
 	if b := r.said[k]; b != nil {
 		fmt.Fprint(r.out, b)
 	}
 }
 
-// lastLine is the one with which go test says how a package went.
+// lastLine returns the line by which go test says how a package went.
 func (r *report) lastLine(k key) {
 	b := r.said[k]
 	if b == nil {
@@ -122,8 +122,8 @@ func (r *report) over(k key, seconds float64) {
 	r.tests = append(r.tests, took{k, seconds})
 }
 
-// end prints what is known when all is over. used is by package, tool what go
-// test used with all of them.
+// end prints the results when all is over. used is by package; tool is go test's own,
+// with all of them.
 func (r *report) end(used []usage, costs bool, wall time.Duration, tool usage) {
 	if costs {
 		r.costs(used)
@@ -165,7 +165,7 @@ func sorted(m map[string]int) []string {
 	return keys
 }
 
-// costs prints the slowest tests, and what each package used.
+// costs prints the slowest tests, and the usage of each package.
 func (r *report) costs(used []usage) {
 	slices.SortStableFunc(r.tests, func(a, b took) int { return cmp.Compare(b.seconds, a.seconds) })
 	fmt.Fprintf(r.out, "\n%8s  the %d slowest tests\n", "s", slowest)

@@ -17,8 +17,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Of what go test tells, the failures are shown with what they say, the rest with a line for each
-// package; and at the end what counts of the logs of all tests.
+// Failures are shown with their words, and each other package with a line. At the end stand the
+// lines that count from the logs of all tests.
 func TestReport(t *testing.T) {
 	var out bytes.Buffer
 	r := newReport(&out)
@@ -62,7 +62,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// What a test program used counts with what it started, and its status is passed on.
+// A test program's usage includes the processes that it started, and its status is passed on.
 func TestMeasured(t *testing.T) {
 	for _, status := range []int{0, 3} {
 		dir := t.TempDir()

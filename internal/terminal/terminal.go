@@ -1,9 +1,7 @@
-// Package terminal keeps one live line below the lines of a log, where a person looks at
-// standard error: in a terminal, also where mpirun or launch run stands in between. No mode
-// of the terminal is changed.
+// Package terminal keeps one live line below the lines of a log, if a person looks at standard
+// error: in a terminal, also behind mpirun or launch run. It changes no mode of the terminal.
 //
-// The line is sent as one write: "\r", the text, "\x1b[K". It is taken away
-// by the same without a text.
+// The line is sent as one write: "\r", the text, "\x1b[K". The same without a text removes it.
 package terminal
 
 import (
@@ -19,8 +17,8 @@ import (
 	"golang.org/x/term"
 )
 
-// Variable is what launch run sets for the ranks whose standard error it brings to a
-// terminal: how many columns that has.
+// Variable is set by launch run for the ranks whose standard error it brings to a terminal: its
+// number of columns.
 const Variable = "LOCKSTEP_TERMINAL"
 
 const (
@@ -28,15 +26,15 @@ const (
 	end   = "\x1b[K" // clears the rest of the line
 )
 
-// Most bytes of a live line: a write of so many to a pipe is never mixed with others (PIPE_BUF).
+// Most is the largest number of bytes of a live line. A pipe never mixes a write of so many with
+// others (PIPE_BUF).
 const Most = 4096
 
-// Live returns what shows text as the live line; "" takes it away.
+// Live returns the bytes that show text as the live line. "" removes it.
 func Live(text string) string { return begin + text + end }
 
-// Cut takes live lines off the beginning of what a program has written so far, and
-// returns the text of the last. Behind them stands the rest, of which the beginning may
-// be a live line that is not complete.
+// Cut removes live lines from the beginning of what a program has written so far, and returns the
+// text of the last. rest is what stands behind them; it may begin with an incomplete live line.
 func Cut(b []byte) (text string, found bool, rest []byte) {
 	for {
 		if !bytes.HasPrefix(b, []byte(begin)) {
@@ -50,8 +48,8 @@ func Cut(b []byte) (text string, found bool, rest []byte) {
 	}
 }
 
-// Columns returns how wide the terminal is that shows this process's standard error; 0 where none
-// does, or one that only prints.
+// Columns returns how wide the terminal is that shows this process's standard error, or 0 if there
+// is none or it only prints.
 func Columns() int {
 	if Dumb() {
 		return 0
@@ -62,15 +60,14 @@ func Columns() int {
 // Dumb says whether the terminal knows no control sequences.
 func Dumb() bool { return os.Getenv("TERM") == "dumb" }
 
-// Colours says whether a file is a terminal that is to show colours.
-// Source: no-color.org.
+// Colours says whether a file is a terminal that may show colours. Source: no-color.org.
 func Colours(f *os.File) bool {
 	return term.IsTerminal(int(f.Fd())) && !Dumb() && os.Getenv("NO_COLOR") == ""
 }
 
 const usual = 80 // columns, where a terminal does not say
 
-// columnsOf is Columns of a process whose parent is a process of proc.
+// columnsOf is Columns for a process whose parent is a process of proc.
 func columnsOf(stderr *os.File, variable, proc string, parent int) int {
 	if term.IsTerminal(int(stderr.Fd())) {
 		return width(stderr)
@@ -82,7 +79,7 @@ func columnsOf(stderr *os.File, variable, proc string, parent int) int {
 	if n, err := strconv.Atoi(variable); err == nil && n > 0 {
 		return n
 	}
-	// mpirun passes on what comes out of the pipe as it is, unless it has been told to mark lines.
+	// mpirun passes on the pipe's bytes as they are, unless it was told to mark lines.
 	dir := filepath.Join(proc, strconv.Itoa(parent))
 	comm, err := os.ReadFile(filepath.Join(dir, "comm"))
 	if err != nil {
@@ -120,7 +117,7 @@ func width(f *os.File) int {
 	return usual
 }
 
-// Screen is where lines are printed above a live line. The zero value, with a writer, shows none.
+// Screen prints lines above a live line. The zero value, with a writer, shows none.
 type Screen struct {
 	To io.Writer // the terminal, or what leads to it
 
@@ -133,7 +130,7 @@ type Screen struct {
 // Stderr is the screen of this process's standard error.
 var Stderr = &Screen{To: os.Stderr}
 
-// Show replaces the live line. It is cut to columns, and is to have no control characters.
+// Show replaces the live line. It is cut to columns, and must not have control characters.
 func (s *Screen) Show(text string, columns int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,8 +142,8 @@ func (s *Screen) Show(text string, columns int) {
 	_, _ = io.WriteString(s.To, Live(text)) // where the terminal is gone nobody misses it
 }
 
-// fit cuts a text to what a line has room for, less one column: in the last one some
-// terminals begin a new line.
+// fit cuts a text to the room of a line, less one column: in the last one some terminals
+// begin a new line.
 func fit(text string, columns int) string {
 	r := []rune(text)
 	if room := max(columns-1, 0); len(r) > room {
@@ -158,7 +155,7 @@ func fit(text string, columns int) string {
 	return string(r)
 }
 
-// Beside says that another process may show a live line where this one writes.
+// Beside says that another process may show a live line on the same terminal.
 func (s *Screen) Beside() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +185,7 @@ func (s *Screen) WriteTo(w io.Writer, b []byte) (n int, err error) {
 	return n, err
 }
 
-// Close takes the live line away. There is none after that.
+// Close removes the live line. There is none after that.
 func (s *Screen) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -66,8 +66,8 @@ func TestScreen(t *testing.T) {
 	}
 }
 
-// Where it ends at a terminal: directly, as launch run says, or behind an mpirun that
-// passes lines on as they are.
+// Standard error ends at a terminal directly, as launch run says, or behind an mpirun that passes
+// lines on unchanged.
 func TestColumns(t *testing.T) {
 	far := pty.Open(t, 77).Far
 	r, pipe, err := os.Pipe()
@@ -123,8 +123,8 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-// Colours and the live line are for terminals that know control sequences,
-// and for people who want them.
+// Colours and the live line are for terminals that know control sequences, and for people
+// who want them.
 func TestDumb(t *testing.T) {
 	far := pty.Open(t, 80).Far
 	for _, tc := range []struct {

@@ -34,7 +34,7 @@ type kernel struct {
 	result   types.Type
 	body     *cpp.Function
 	instance types.Type // what the type parameter is; nil for none
-	onHost   string     // the function that runs on the host for a range of indices; "" for this one
+	onHost   string     // the function for a range of indices on the host; "" for the kernel itself
 	part     string     // the tolerance
 	row      int        // threads of a row; 0 where there are none
 	loops    bool       // see loopWord
@@ -48,7 +48,7 @@ type param struct {
 	c       string // its type in C++, of a slice or pointer that of the element
 	written bool
 	structs bool // a slice of structs
-	small   bool // the fast form takes it in 32 bits: what addresses are computed from, where there are several indices
+	small   bool // the fast form computes addresses from it in 32 bits; with several indices
 }
 
 type paramKind int
@@ -60,14 +60,14 @@ const (
 	structure
 )
 
-// indices are the names that make indices of a kernel's first parameters.
+// indices are the names of a kernel's first parameters that make them indices.
 var indices = []string{"i", "j", "k"}
 
-// operations are what a kernel may do with what it returns.
+// operations are the reductions of a kernel's results.
 var operations = []string{"sum", "prod", "min", "max"}
 
-// Generate returns the text of source.Output for the package in a folder;
-// nil where it has no kernels.
+// Generate returns the text of source.Output for the package in a folder, or nil if it
+// has no kernels.
 func Generate(dir string) (text []byte, err error) {
 	src, err := source.Parse(dir)
 	if err != nil {
@@ -305,8 +305,8 @@ func (u *unit) param(v *types.Var, t types.Type, written bool) param {
 	return p
 }
 
-// each is how many indices a thread takes: several where the loads of one need
-// not wait for those of another.
+// each returns how many indices a thread takes: several if the loads of one need not wait for
+// those of another.
 func (k *kernel) each() int {
 	if elements, packs := k.wide(); elements > 0 {
 		return elements * packs
@@ -321,7 +321,7 @@ func (k *kernel) each() int {
 	return 4
 }
 
-// threads are those of a block.
+// threads returns the threads of a block.
 func (k *kernel) threads() int {
 	if k.row <= 32 {
 		return 256
@@ -329,8 +329,8 @@ func (k *kernel) threads() int {
 	return k.row
 }
 
-// cuda writes the two forms of a kernel: for buffers shorter than 2^31 none of which is written and
-// overlaps another, and for all others.
+// cuda writes the two forms of a kernel. The first is for buffers shorter than 2^31, none of which
+// is written and overlaps another. The second is for all others.
 func (u *unit) cuda(b *strings.Builder, k *kernel) {
 	if k.by != nil {
 		t := u.CType(token.NoPos, k.result)

@@ -63,7 +63,7 @@ func (g *goFile) node(n ast.Node) string {
 	return b.String()
 }
 
-// typeText is a type as it stands in the file.
+// typeText returns a type as it stands in the file.
 func (g *goFile) typeText(t types.Type) string {
 	return types.TypeString(t, func(p *types.Package) string {
 		if p == g.Pkg {
@@ -77,11 +77,11 @@ func (g *goFile) typeText(t types.Type) string {
 	})
 }
 
-// exported says whether a name is, and title makes it so.
+// title makes a name exported.
 func title(name string) string { return strings.ToUpper(name[:1]) + name[1:] }
 
-// launchName is the name of the function that launches a kernel: it is
-// exported where the kernel is.
+// launchName returns the name of the function that launches a kernel. It is exported if
+// the kernel is.
 func launchName(name string) string {
 	if ast.IsExported(name) {
 		return "Launch" + name
@@ -89,8 +89,8 @@ func launchName(name string) string {
 	return "launch" + title(name)
 }
 
-// plan is how the parameters of a kernel become those of its launch, the arguments of CUDA,
-// and the variables of the host.
+// plan says how the parameters of a kernel become those of its launch, the arguments of CUDA, and
+// the variables of the host.
 type plan struct {
 	stream, out         string
 	a, lo, hi           string // of the host's function, as acc and the two below
@@ -102,8 +102,8 @@ type plan struct {
 	written, one, small uint64   // places among the arguments
 }
 
-// kernel writes the launch of a kernel, which is one function for all its
-// instances, and what runs on the host.
+// kernel writes the launch of a kernel, which is one function for all its instances, and its
+// host function.
 func (g *goFile) kernel(list []*kernel) {
 	k := list[0]
 	name := k.fn.Name()
@@ -165,7 +165,7 @@ func (g *goFile) kernel(list []*kernel) {
 	g.host(k, p, tparams)
 }
 
-// variable is that of an instance.
+// variable returns the variable of an instance.
 func (k *kernel) variable() string { return k.fn.Name() + title(cpp.InstanceName(k.instance)) }
 
 func (g *goFile) kernelType(k *kernel, targs string) string {
@@ -178,7 +178,7 @@ func (g *goFile) kernelType(k *kernel, targs string) string {
 	return "Reduction[" + g.typeText(k.result) + "]"
 }
 
-// grouped is a list of parameters, those that follow each other with one type together.
+// grouped returns a list of parameters. Neighbours of one type stand together.
 func grouped(params []string) string {
 	var b strings.Builder
 	for i, p := range params {
@@ -203,7 +203,7 @@ func ranges(extents []string) (all []string) {
 	return all
 }
 
-// declaration is what declares an instance.
+// declaration returns the declaration of an instance.
 func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	grain := 1 << 12
 	switch {
@@ -249,8 +249,7 @@ func (g *goFile) declaration(k *kernel, p plan, host string) string {
 		k.name, shape, title(k.op), host)
 }
 
-// plan works out the parameters. They are the same for all instances, in
-// terms of the type parameter.
+// plan plans the parameters. They are the same for all instances, in terms of the type parameter.
 func (g *goFile) plan(k *kernel) plan {
 	taken := map[string]bool{"spmd": true, "gokernel": true, "i": true, "j": true, "k": true, "min": true, "max": true,
 		k.fn.Name(): true}
@@ -306,7 +305,7 @@ func (g *goFile) plan(k *kernel) plan {
 	return p
 }
 
-// param adds what becomes of one parameter.
+// param adds one parameter to the plan.
 func (g *goFile) param(p *plan, q *param) {
 	n, at := q.v.Name(), len(p.args)
 	generic := q.v.Type() // in terms of the type parameter
@@ -358,7 +357,7 @@ func (g *goFile) param(p *plan, q *param) {
 	}
 }
 
-// numberAs passes a number, and gets it back.
+// numberAs returns a number as an argument, and the code that reads it again.
 func (g *goFile) numberAs(b *types.Basic, a, n string, at int) (arg, value string) {
 	switch b.Kind() {
 	case types.Int:
@@ -423,7 +422,7 @@ func (g *goFile) host(k *kernel, p plan, tparams string) {
 		length(k.dims-1), last, p.hi, p.at, last, last, call, p.at)
 }
 
-// packText is Shape.Pack in terms of the type parameter.
+// packText returns Shape.Pack in terms of the type parameter.
 func (g *goFile) packText(k *kernel) string {
 	if k.instance == nil {
 		return fmt.Sprint(k.pack())
@@ -445,7 +444,7 @@ func (g *goFile) packText(k *kernel) string {
 	return fmt.Sprintf("16/max(%d, int(unsafe.Sizeof(*new(%s))))", size, k.decl.Type.TypeParams.List[0].Names[0].Name)
 }
 
-// first is enter, but that a function named has nothing to begin with.
+// first is enter for the first value. A function named in the comment has nothing to begin with.
 func (k *kernel) first(p plan, at, lane, call string) string {
 	if k.by == nil {
 		return k.enter(lane, call)
@@ -454,8 +453,7 @@ func (k *kernel) first(p plan, at, lane, call string) string {
 		at, p.lo, p.acc, at, p.lo, call, k.enter(lane, call))
 }
 
-// enter writes what enters a value in the result of a reduction; of other
-// kernels it is their call alone.
+// enter writes the reduction of a value into the result. For other kernels it is only their call.
 func (k *kernel) enter(result, value string) string {
 	switch k.op {
 	case "sum":

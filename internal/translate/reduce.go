@@ -10,7 +10,7 @@ import (
 	"lockstep/internal/translate/source"
 )
 
-// named finds the function that a kernel's comment has what it returns reduced by.
+// named finds the function that a kernel's comment names for the reduction of its results.
 func (u *unit) named(k *kernel, by string) {
 	if by == "" {
 		return
@@ -35,7 +35,7 @@ func (u *unit) named(k *kernel, by string) {
 		"which returns one", source.Mark, by, k.name)
 }
 
-// operation is what a kernel is reduced by, in C++.
+// operation returns the reduction of a kernel in C++.
 func (u *unit) operation(k *kernel) string {
 	t := u.CType(token.NoPos, k.result)
 	if k.by == nil {
@@ -44,7 +44,7 @@ func (u *unit) operation(k *kernel) string {
 	return fmt.Sprintf("spmd::op_named<%s, by_%s>", t, k.name)
 }
 
-// reduction writes the loop of a kernel whose results are reduced, over all its indices as one.
+// reduction writes the loop of a kernel with reduced results, over all its indices as one.
 func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, extents []string,
 	call func(...string) string) {
 	t := u.CType(token.NoPos, k.result)
@@ -74,7 +74,7 @@ func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, exten
 	fmt.Fprintf(b, "\t}%s);\n", uses)
 }
 
-// pack says how many indices that follow each other a thread takes at once in a reduction.
+// pack returns how many neighbouring indices a thread takes at once in a reduction.
 func (k *kernel) pack() int {
 	const largest = 150 // nodes of syntax
 	if k.dims != 1 || k.op == "" || k.body.Loops || k.body.Size > largest || len(k.body.Own) == 0 {
@@ -87,7 +87,7 @@ func (k *kernel) pack() int {
 	return max(1, 16/size)
 }
 
-// deep says how many of these packs are loaded before the first is used.
+// deep returns how many of these packs are loaded before the first is used.
 func (k *kernel) deep() int {
 	if n := k.pack(); n == 1 || n > 4 {
 		return 1
@@ -95,7 +95,7 @@ func (k *kernel) deep() int {
 	return max(1, 4/len(k.body.Own))
 }
 
-// elementSize is that of the slice in a place among the parameters of the function.
+// elementSize returns the element size of the slice at a place among the parameters.
 func (k *kernel) elementSize(i int) int {
 	return int(types.SizesFor("gc", "amd64").Sizeof(k.params[i-k.dims].t.Underlying().(*types.Slice).Elem()))
 }

@@ -25,8 +25,8 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
-// What GPUs do not have is refused in one line, which has the line in Go. Line
-// 5 is the first of each body.
+// Code that GPUs do not have is refused in one line, with its line in Go. Line 5 is the first
+// of each body.
 func TestRefused(t *testing.T) {
 	for body, want := range map[string]string{
 		"x[i] = len(make([]int, 3))": "kernels.go:5: a kernel cannot allocate: it " +
@@ -72,8 +72,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// So are parameters and results that no launch can have.
-// TestMarks: a comment that somebody has meant for a mark is not passed over.
+// A comment that somebody has meant for a mark is not passed over.
 func TestMarks(t *testing.T) {
 	const kernel = "//spmd:kernel\nfunc k(i int, x []float64) { x[i] = 1 }\n"
 	for text, want := range map[string]string{
@@ -133,7 +132,7 @@ func TestRefusedKernels(t *testing.T) {
 	}
 }
 
-// What the elements of a row cannot do, which run all at once, is refused at its line.
+// Elements of a row run all at once. What they cannot do is refused at its line.
 func TestRefusedRows(t *testing.T) {
 	for _, tc := range [][2]string{
 		{"for j := range x {\n\t\tif x[j] > 3 { break }\n\t}",
@@ -180,8 +179,8 @@ func TestRefusedRows(t *testing.T) {
 	}
 }
 
-// A file is old when a kernel, or what it calls or counts with, has changed or moved, when one is
-// new, and when there is none any more; other code may change.
+// A file is old if a kernel, or code that it uses, has changed or moved, if a kernel is new, or if
+// there is none any more. Other code may change.
 func TestFresh(t *testing.T) {
 	const text = "package p\n\nconst two = 2\n\n//spmd:kernel\nfunc k(i int, x []float64) { x[i] = twice(x[i]) }\n\n" +
 		"func twice(v float64) float64 { return two * v }\n\nfunc other() int { return 1 }\n"
@@ -221,8 +220,7 @@ func TestFresh(t *testing.T) {
 	want("")
 }
 
-// Names that mean something in C++, or in what is written, are no trouble; two
-// variables of one name in Go are two.
+// Names with a meaning in C++, or in the output, work. Two variables of one name in Go stay two.
 func TestNames(t *testing.T) {
 	dir := folder(t, `package p
 
@@ -251,7 +249,7 @@ func update(i int, register, this []float64, lo, hi, s, n, args, at float64) (ou
 	}
 }
 
-// Indices are called so after kernels of one index, too.
+// Indices keep their names also after kernels of one index.
 func TestIndicesAfterOne(t *testing.T) {
 	got, err := Generate(folder(t,
 		"package p\n\n//spmd:kernel\nfunc scale(i int, z, by []float64) { z[i] *= by[0] }\n\n"+

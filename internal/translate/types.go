@@ -18,7 +18,7 @@ func names(list []types.Type) (all []string) {
 	return all
 }
 
-// typeSet is the types that a constraint lists.
+// typeSet returns the types that a constraint lists.
 func typeSet(constraint types.Type) (all []types.Type) {
 	i, ok := constraint.Underlying().(*types.Interface)
 	if !ok {

@@ -7,12 +7,12 @@ import (
 	"lockstep/internal/translate/cpp"
 )
 
-// A slice of which a kernel of one index uses no element but x[i] is moved 16 bytes at a time: a
-// thread has several indices that follow each other, and of such slices a copy of these elements.
-// The function that the kernel becomes is a template over the types of these slices.
+// If a kernel of one index uses a slice only at x[i], the slice is moved 16 bytes at a time. A
+// thread then has several neighbouring indices, and a copy of these elements of the slice. The
+// function of the kernel is a template over the types of these slices.
 
-// wide says how many indices that follow each other a thread takes at once, and how often; 0
-// where there is nothing to gain.
+// wide returns how many neighbouring indices a thread takes at once, and how often, or 0 if there
+// is nothing to gain.
 func (k *kernel) wide() (elements, packs int) {
 	const largest = 800 // nodes of syntax
 	if k.dims != 1 || k.row > 0 || k.op != "" || k.body.Loops || k.body.Size > largest || len(k.body.Own) == 0 {
@@ -31,12 +31,12 @@ func (k *kernel) wide() (elements, packs int) {
 	return 16 / size, packs
 }
 
-// loopWord is in the comment of a kernel that does nothing most often: the blocks of its fast
-// form take several parts of the indices, one after the other, as to begin a block for each part
-// would take longer than all else.
+// loopWord is in the comment of a kernel that mostly does nothing. The blocks of its fast form take
+// several parts of the indices, one after the other: to begin a block for each part would take
+// longer than all else.
 const loopWord = "loop"
 
-// packs writes what blocks do all of whose indices exist, where all such slices are aligned.
+// packs writes the work of blocks whose indices all exist, if all such slices are aligned.
 func (u *unit) packs(b *strings.Builder, k *kernel, index, extent, block string, unused func(string) string) {
 	elements, packs := k.wide()
 	if elements == 0 {

@@ -1,4 +1,4 @@
-// Package version says which version of Lockstep this is, and of what it was built.
+// Package version says which version of Lockstep this is, and what it was built from.
 package version
 
 import (
@@ -8,15 +8,16 @@ import (
 	"strings"
 )
 
-// Number is the semantic version. CHANGELOG.md says what has changed with each.
+// Number is the semantic version. CHANGELOG.md lists the changes of each.
 const Number = "0.1.0"
 
-// stamped is what git describe says of the checkout, where the build notes it by
-// -ldflags, as make build does.
+// stamped is git describe's name of the checkout, if the build notes it by -ldflags, as
+// make build does.
 var stamped string
 
-// Commit is what this program was built from, such as "0123456789ab" or "0123456789ab, changed"; ""
-// where the build has not noted it. It is a commit of the module that the program is in.
+// Commit returns the commit that this program was built from, such as "0123456789ab" or
+// "0123456789ab, changed", or "" if the build has not noted it. It is a commit of the
+// program's module.
 func Commit() string {
 	if commit, changed := strings.CutSuffix(stamped, "-dirty"); changed {
 		return commit + ", changed"
@@ -30,11 +31,11 @@ func Commit() string {
 	return commitOf(info.Settings)
 }
 
-// Text is the version of this program on one line: Lockstep's, the commit where the build has
+// Text returns the version of this program on one line: Lockstep's, the commit if the build has
 // noted it, Go's, the system.
 func Text() string {
 	commit := ""
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Path == "lockstep" { // else the commit is the program's
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Path == "lockstep" { // otherwise the commit is the program's
 		if commit = Commit(); commit != "" {
 			commit = " (" + commit + ")"
 		}
@@ -42,7 +43,7 @@ func Text() string {
 	return fmt.Sprintf("Lockstep %s%s, %s, %s/%s", Number, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// commitOf is Commit of what go build has noted.
+// commitOf returns Commit from go build's notes.
 func commitOf(settings []debug.BuildSetting) string {
 	var revision, changed string
 	for _, s := range settings {

@@ -28,7 +28,7 @@ func TestCommitOf(t *testing.T) {
 	}
 }
 
-// What make build stamps counts.
+// The stamp of make build counts.
 func TestStamped(t *testing.T) {
 	defer func() { stamped = "" }()
 	for stamp, want := range map[string]string{

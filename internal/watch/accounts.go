@@ -2,15 +2,15 @@ package watch
 
 import "time"
 
-// accounts are those of all ranks, as they come.
+// accounts are the accounts of all ranks, as they come.
 type accounts struct {
 	waiting map[int]bool
 	parts   [][]byte // by rank
 }
 
-// Accounts asks every rank for its Account, and returns what has come whole within the
-// limit: nil of a rank that has none, or does not answer. Ranks 0 and 1 may ask, one call at
-// a time; others get nothing.
+// Accounts asks every rank for its Account, and returns the whole ones within the limit. It is
+// nil for a rank that has none, or does not answer. Ranks 0 and 1 may ask, one call at a time;
+// others get nothing.
 func (n *Net) Accounts(limit time.Duration) [][]byte {
 	if n.hub == nil {
 		return make([][]byte, n.cfg.Size)
@@ -39,7 +39,7 @@ func (h *hub) accounts(limit time.Duration) [][]byte {
 	return a.parts
 }
 
-// lose gives up what a rank has not sent whole.
+// lose drops the incomplete account of a rank.
 func (a *accounts) lose(rank int) {
 	if a.waiting[rank] {
 		delete(a.waiting, rank)

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Accounts come whole, however long, of the ranks that live; and after the
-// cause of the job is known, too.
+// Accounts of living ranks come whole, however long, also after the cause of the job is known.
 func TestAccounts(t *testing.T) {
 	const size, mute, dead = 5, 3, 4
 	j := newJob(t, size)

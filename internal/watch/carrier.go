@@ -12,13 +12,15 @@ import (
 	"time"
 )
 
-// In a job of more than carryRanks ranks one of each node carries the signs of life of the others:
-// the hubs hear nodes, not ranks. It is the first that listens on a name which only the job knows.
-// A rank that has no carrier, or one that does not answer, tells the hubs itself that it lives. So
-// none is silent because another is.
+// In a job of more than carryRanks ranks, one rank of each node carries the heartbeats of
+// the others, so that the hubs hear nodes. It is the first that listens on a name which only
+// the job knows.
+//
+// A rank without a carrier, or with one that does not answer, tells the hubs itself that it lives.
+// So no rank is silent because another is.
 const (
 	carryRanks = 64
-	mostHeld   = 1 << 20 // bytes of heartbeats that a carrier holds before it lets its ranks wait
+	mostHeld   = 1 << 20 // bytes of heartbeats that a carrier holds before its ranks must wait
 )
 
 // Beat is a heartbeat of a rank.
@@ -45,17 +47,17 @@ type carrier struct {
 	ready  []Beat         // what is to go to a hub; only carry uses it
 }
 
-// carrierName is the name of a node's carrier. It is an abstract one: nothing lies in a folder,
-// and it goes with the process.
+// carrierName returns the name of a node's carrier. It is abstract: it lies in no folder, and goes
+// with the process.
 func (c *Config) carrierName() string {
 	node := binary.BigEndian.AppendUint64(nil, uint64(c.Me.Node))
 	return "@lockstep-" + hex.EncodeToString(proof(&c.Key, "carrier", node)[:16])
 }
 
-// carrierID stands for a node's carrier in the handshake, where hubs have their rank.
+// carrierID stands for a node's carrier in the handshake, in place of a hub's rank.
 func (c *Config) carrierID() int { return len(c.Hubs) + c.Me.Node }
 
-// findCarrier connects this rank to the carrier of its node, or makes it that. Hubs have
+// findCarrier connects this rank to the carrier of its node, or makes it the carrier. Hubs have
 // none: they have enough to do.
 func (n *Net) findCarrier(ctx context.Context) {
 	if n.hub != nil || n.cfg.Size <= carryRanks && !n.cfg.carry {
@@ -77,7 +79,7 @@ func (n *Net) findCarrier(ctx context.Context) {
 	}
 }
 
-// joinCarrier makes conn the way of this rank's beats. A stranger at its other end is left alone.
+// joinCarrier sends this rank's beats by conn, unless a stranger is at its other end.
 func (n *Net) joinCarrier(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	err := greet(conn, &n.cfg.Key, n.cfg.Me.Rank, n.cfg.carrierID())
@@ -165,8 +167,8 @@ func (c *carrier) serve(conn net.Conn) {
 	}
 }
 
-// take holds what a rank says until the next message to a hub, and answers it: at once, while there
-// is room for more, and such messages go.
+// take holds a rank's words until the next message to a hub. It answers at once while there is room
+// for more, and such messages go.
 func (c *carrier) take(rank int, said []byte, l *line) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -193,7 +195,7 @@ func (c *carrier) answer() {
 	c.owed = nil
 }
 
-// beat is the next message to a hub. with says that the heartbeats go to this one.
+// beat returns the next message to a hub. with says that the heartbeats go to this one.
 func (c *carrier) beat(hub int, with bool) message {
 	m := message{Kind: msgBeat}
 	c.mu.Lock()

@@ -28,7 +28,7 @@ func (h *heartbeats) heard(t *testing.T, rank int, said []byte) {
 	h.last[rank] = n
 }
 
-// more waits until so many more have come of all of some ranks.
+// more waits until so many more have come from each of some ranks.
 func (h *heartbeats) more(t *testing.T, ranks ...int) {
 	t.Helper()
 	h.mu.Lock()
@@ -41,8 +41,8 @@ func (h *heartbeats) more(t *testing.T, ranks ...int) {
 	})
 }
 
-// One rank of each node carries what the others say, in its order. When it
-// leaves they say it themselves.
+// One rank of each node carries the others' words, in order. When it leaves they speak
+// for themselves.
 func TestCarried(t *testing.T) {
 	const size = 9 // ranks 0 to 3, 4 to 7, and 8 are of one node
 	heard := heartbeats{last: make([]int, size)}
@@ -92,7 +92,7 @@ func TestCarried(t *testing.T) {
 	}
 }
 
-// A carrier merges what its node says, and does not hold more than it may.
+// A carrier merges the words of its node, and does not hold more than it may.
 func TestCarrierHolds(t *testing.T) {
 	merged := 0
 	cfg := &Config{Beat: patience, Hubs: make([][]string, 2),
@@ -119,7 +119,7 @@ func TestCarrierHolds(t *testing.T) {
 	if m = c.beat(0, true); m.Alive != nil || m.Beats != nil {
 		t.Errorf("%+v though nothing has come", m)
 	}
-	// One that has not had its turn for long answers when it comes.
+	// A carrier that has not had its turn for long answers when it comes.
 	l.queue, c.turn = nil, time.Time{}
 	if c.take(5, nil, l); len(l.queue) != 0 {
 		t.Error("it answers though nothing goes on")
@@ -130,7 +130,7 @@ func TestCarrierHolds(t *testing.T) {
 	if c.beat(0, true); len(l.queue) != 1 {
 		t.Error("no answer when the message has gone")
 	}
-	// A message has as much as it may.
+	// A message has as much as is allowed.
 	cfg.Carry = nil
 	for range 3 {
 		c.take(5, []byte(strings.Repeat("3", MaxState/2)), l)
@@ -142,8 +142,7 @@ func TestCarrierHolds(t *testing.T) {
 	}
 }
 
-// A carrier that is stopped is named, and none of those that it carries; where
-// it goes on, so does the job.
+// A stopped carrier is named, and none of those that it carries. If it goes on, so does the job.
 func TestCarrierStopped(t *testing.T) {
 	t.Parallel()
 	ranks := start(t, order{Size: 5, Silence: 4 * time.Second, Carry: true})
@@ -163,7 +162,7 @@ func TestCarrierStopped(t *testing.T) {
 	}
 }
 
-// The death of a carrier ends the job, as any rank's does, and so does that of one that it carries.
+// The death of a carrier, or of a rank that it carries, ends the job as any rank's does.
 func TestCarrierDies(t *testing.T) {
 	for _, carries := range []bool{true, false} {
 		ranks := start(t, order{Size: 5, Carry: true})

@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of those who have not proved that they know the key.
+// These limits hold for those who have not proved that they know the key.
 const (
 	minGuests = 64 // at a time, and one for each address; others wait in the kernel
-	// the same, where the process may have many descriptors, or as many as the job has ranks
+	// the same, if the process may have many descriptors, or as many as the job has ranks
 	maxGuests    = 1024
 	guestShare   = 8                      // what part of its descriptors guests may have
 	guestTurn    = 100 * time.Millisecond // that a guest has at least, when others wait
@@ -33,9 +33,8 @@ type Listener struct {
 	lns []net.Listener
 }
 
-// Listen listens on random ports: on the loopback address alone, which suffices for a
-// job on one node, or else on each address of the interfaces that are up, but for
-// those that lead nowhere else.
+// Listen listens on random ports. A job on one node needs only the loopback address. Otherwise it
+// listens on each address of the interfaces that are up, except those that lead nowhere.
 func Listen(loopback bool) (*Listener, error) {
 	ips := []string{"127.0.0.1"}
 	if !loopback {
@@ -65,7 +64,7 @@ func Listen(loopback bool) (*Listener, error) {
 	return l, nil
 }
 
-// addresses returns those by which other nodes may reach this one.
+// addresses returns the addresses by which other nodes may reach this one.
 func addresses() ([]string, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
@@ -81,7 +80,7 @@ func addresses() ([]string, error) {
 			continue // it has just gone
 		}
 		for _, a := range addrs {
-			// Not loopback, nor link-local.
+			// This is neither loopback nor link-local.
 			if ip, ok := a.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() && len(ips) < maxListeners {
 				ips = append(ips, ip.IP.String())
 			}
@@ -90,7 +89,7 @@ func addresses() ([]string, error) {
 	return ips, nil
 }
 
-// Addrs returns the addresses to be put into Config.Hubs.
+// Addrs returns the addresses for Config.Hubs.
 func (l *Listener) Addrs() []string {
 	var addrs []string
 	for _, ln := range l.lns {
@@ -99,8 +98,7 @@ func (l *Listener) Addrs() []string {
 	return addrs
 }
 
-// Close stops listening. Connections made before stay. It is for listeners
-// that no Join has taken over.
+// Close stops listening, for listeners that no Join has taken over. Connections made before stay.
 func (l *Listener) Close() error {
 	var errs []error
 	for _, ln := range l.lns {
@@ -111,19 +109,19 @@ func (l *Listener) Close() error {
 	return errors.Join(errs...)
 }
 
-// tune makes the kernel give a connection up when nothing is acknowledged for cutLimit, sent or
-// not. A stopped process does not matter: its kernel acknowledges.
+// tune makes the kernel give a connection up if nothing is acknowledged for cutLimit, sent or not.
+// A stopped process does not matter: its kernel acknowledges.
 func tune(conn net.Conn) error { return probe(conn, cutLimit/6, cutLimit) }
 
-// calm is tune for the connection of a rank whose beats another carries. That one tells when the
-// host is cut off. Thousands of connections that are silent would be probed at the same moments,
-// which loses packets: each rank has its own.
+// calm is tune for the connection of a rank whose beats another carries, which tells if the host is
+// cut off. Thousands of silent connections would be probed at the same moments, which loses
+// packets. So each rank has its own time.
 func calm(conn net.Conn, rank int) error {
 	return probe(conn, cutLimit+time.Duration(rank%int(cutLimit.Seconds()))*time.Second, 8*cutLimit)
 }
 
-// probe has a connection probed that was idle for so long, six times at
-// most, and given up after limit.
+// probe has a connection probed that was idle for so long, six times at most, and given
+// up after limit.
 func probe(conn net.Conn, idle, limit time.Duration) error {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
@@ -144,8 +142,8 @@ func probe(conn net.Conn, idle, limit time.Duration) error {
 	return errors.Join(err, set)
 }
 
-// The handshake. A stranger's first message proves nothing and gets no answer; a recorded one of
-// a rank's gets one which is of no use. Each proof is an HMAC-SHA256 over what both sides have
+// This is the handshake. A stranger's first message proves nothing and gets no answer. A recorded
+// one of a rank's gets a useless answer. Each proof is an HMAC-SHA256 over all that both sides have
 // said so far, ranks included.
 //
 //	rank: magic, its rank, the hub's rank, nonce, proof "hello"
@@ -194,7 +192,7 @@ func greet(conn io.ReadWriter, key *[32]byte, rank, hub int) error {
 // welcome is the hub's side. It returns the rank at the other end.
 func welcome(conn io.ReadWriter, key *[32]byte, hub, size int) (int, error) {
 	first := make([]byte, introBytes+sha256.Size)
-	// One who says something else is a stranger at once, and need not be waited for.
+	// A caller with other words is a stranger at once. The hub need not wait for it.
 	if _, err := io.ReadFull(conn, first[:len(magic)]); err != nil {
 		return 0, err
 	}
@@ -210,7 +208,7 @@ func welcome(conn io.ReadWriter, key *[32]byte, hub, size int) (int, error) {
 	}
 	rank := binary.BigEndian.Uint32(intro[len(magic):])
 	if rank >= uint32(size) || binary.BigEndian.Uint32(intro[len(magic)+4:]) != uint32(hub) {
-		return 0, errStranger // a rank of this job, in search of another hub with the same address on its own node
+		return 0, errStranger // a rank of this job that looks for another hub, with the same address on its own node
 	}
 	ours := nonce()
 	if _, err := conn.Write(slices.Concat(ours, proof(key, "hub", intro, ours))); err != nil {
@@ -232,10 +230,12 @@ func nonce() []byte {
 	return b
 }
 
-// gate holds the connections that have not proved themselves. When there are too many, those that
-// had their turn make room, so that a crowd of strangers holds a rank up for a moment and not for
-// shakeLimit each. A rank sends its proof at once, so that it is there when the hub takes up its
-// connection; one that was too slow comes again.
+// gate holds the connections that have not proved themselves. If there are too many, those that had
+// their turn make room, so that a crowd of strangers delays a rank for a moment and not for
+// shakeLimit each.
+//
+// A rank sends its proof at once, so that it is there when the hub takes up its connection. One
+// that was too slow comes again.
 type gate struct {
 	size   int // guests at a time
 	mu     sync.Mutex
@@ -250,8 +250,8 @@ type guest struct {
 	since time.Time
 }
 
-// newGate returns the gate of a hub that so many ranks come to, at once: those that it sends away
-// come again, which costs both sides more than a place.
+// newGate returns the gate of a hub for so many ranks at once. Those that it sends away come again,
+// which costs both sides more than a place.
 func newGate(ranks int) *gate {
 	size := minGuests
 	var files unix.Rlimit
@@ -264,8 +264,8 @@ func newGate(ranks int) *gate {
 	return &gate{size: size, gone: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// admit has each connection to a listener received on a goroutine of wg, while there is
-// room, until the gate is closed.
+// admit accepts connections to a listener while there is room, until the gate is closed. A
+// goroutine of wg receives each.
 func (g *gate) admit(ln net.Listener, wg *sync.WaitGroup, receive func(net.Conn)) {
 	for g.room() {
 		conn, err := ln.Accept()
@@ -287,7 +287,7 @@ func (g *gate) admit(ln net.Listener, wg *sync.WaitGroup, receive func(net.Conn)
 	}
 }
 
-// room waits until there is room for another guest. It reports false when the gate is closed.
+// room waits until there is room for another guest. It reports false if the gate is closed.
 func (g *gate) room() bool {
 	for {
 		g.mu.Lock()
@@ -317,7 +317,7 @@ func (g *gate) room() bool {
 	}
 }
 
-// enter adds a guest, and reports false when the gate is closed.
+// enter adds a guest, and reports false if the gate is closed.
 func (g *gate) enter(conn net.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -356,8 +356,8 @@ func (g *gate) close() {
 	g.guests = nil
 }
 
-// dial connects to a hub: to the address that answers first and proves to be the hub. Addresses are
-// begun in their order, the next when one has failed or is slow.
+// dial connects to a hub, by the address that answers first and proves to be the hub. It tries
+// addresses in order, the next one when one has failed or is slow.
 func dial(ctx context.Context, key *[32]byte, rank, hub int, addrs []string) (net.Conn, error) {
 	const head = 300 * time.Millisecond
 	if len(addrs) == 0 {

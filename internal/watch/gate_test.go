@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A crowd of strangers, before and while the last rank joins, gets nothing, and neither the ranks
-// that are there nor the one that comes are disturbed.
+// A crowd of strangers, before and while the last rank joins, gets nothing. It disturbs neither the
+// ranks that are there nor the one that comes.
 func TestStrangers(t *testing.T) {
 	const crowd = 1000
 	kinds := map[string]func(c net.Conn){
@@ -113,7 +113,7 @@ func TestIdleCrowd(t *testing.T) {
 		}
 	}()
 	to := &unix.SockaddrInet4{Port: addr.Port, Addr: [4]byte(addr.IP.To4())}
-	for i := range fds { // all before the rank, whether the kernel has taken them up yet or not
+	for i := range fds { // all before the rank, even if the kernel has not taken them up yet
 		fds[i], err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -191,7 +191,7 @@ func TestHandshake(t *testing.T) {
 		}
 	}
 
-	// A rank does not believe a hub without the key, nor its own proofs come back.
+	// A rank believes neither a hub without the key nor its own proofs.
 	for name, hub := range map[string]func(b net.Conn){
 		"wrong key": func(b net.Conn) { welcome(b, &[32]byte{9}, 1, 4) },
 		"noise":     func(b net.Conn) { io.CopyN(io.Discard, b, int64(introBytes+32)); b.Write(make([]byte, 64)) },
@@ -233,7 +233,7 @@ func TestBadMessage(t *testing.T) {
 	}
 }
 
-// No frame of a rank of the job makes the hub fail, whatever it holds.
+// No frame of a rank of the job makes the hub fail.
 func FuzzHandle(f *testing.F) {
 	f.Add([]byte(`{"k":"fail"}`))
 	f.Add([]byte(`{"k":"state","state":{"a":1}}`))
@@ -269,8 +269,7 @@ func FuzzHandle(f *testing.F) {
 	})
 }
 
-// Whatever comes, reading it takes no more memory than it has bytes, and
-// what is read can be sent again.
+// Reading takes no more memory than there are bytes, and a read message can be sent again.
 func FuzzReadMessage(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("\x7f\xff\xff\xff{}"))
@@ -295,7 +294,7 @@ func FuzzReadMessage(f *testing.F) {
 	})
 }
 
-// No stranger's bytes are welcome, nor answered.
+// A stranger's bytes are neither welcome nor answered.
 func FuzzWelcome(f *testing.F) {
 	f.Add([]byte(magic))
 	f.Add([]byte(magic + strings.Repeat("\x00", introBytes+64)))

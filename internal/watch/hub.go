@@ -21,7 +21,7 @@ type hub struct {
 	wg   sync.WaitGroup
 
 	mu      sync.Mutex
-	changed chan struct{} // closed, and replaced, when something changes that await waits for
+	changed chan struct{} // closed and replaced at a change for await
 	done    chan struct{} // closed by close
 	closed  bool
 	members []*member // by rank; nil until it joins
@@ -174,7 +174,7 @@ func (h *hub) admit(l *line, rank int, join message) (*member, error) {
 	return m, nil
 }
 
-// echo is the answer to a beat, which is the same for all.
+// echo answers a beat. It is the same for all.
 var echo, _ = frame(message{Kind: msgBeat}) // not too long
 
 func (h *hub) handle(m *member, msg message) {
@@ -267,18 +267,18 @@ func (h *hub) lost(m *member, err error) {
 	h.bump()
 }
 
-// causeOf returns the cause for a member's connection that ended without
-// goodbye. Called with mu held.
+// causeOf returns the cause for a member's connection that ended without goodbye. Called
+// with mu held.
 func (h *hub) causeOf(m *member, err error) Cause {
-	// The other ranks of a host that is cut off follow at once. Half the time tells
+	// The other ranks of a host that is cut off follow at once. Half of the time tells
 	// them from those that are well.
 	who := append([]Hello{m.Hello},
 		slices.DeleteFunc(h.unheard(cutLimit/2), func(o Hello) bool { return o.Rank == m.Rank })...)
 	return causeOf(h.cfg.Me, who, err)
 }
 
-// causeOf returns the cause for a connection from one rank to the first of others that
-// ended by err, without goodbye.
+// causeOf returns the cause for a connection from one rank to the first of others that ended by
+// err, without goodbye.
 func causeOf(from Hello, to []Hello, err error) Cause {
 	c := Cause{Hello: to[0], Kind: KindDied, Time: time.Now()}
 	var bad badMessage
@@ -300,8 +300,8 @@ func causeOf(from Hello, to []Hello, err error) Cause {
 	return c
 }
 
-// unheard returns the ranks that have not been heard of for so long, and have not said
-// goodbye. Called with mu held.
+// unheard returns the ranks that were silent for so long, and have not said goodbye. Called
+// with mu held.
 func (h *hub) unheard(limit time.Duration) (who []Hello) {
 	for _, m := range h.members {
 		if m != nil && !m.left && time.Since(m.heard) > limit {
@@ -340,8 +340,7 @@ func (h *hub) observe() {
 	}
 }
 
-// newlySilent returns the ranks that have become silent, where it is for this hub to
-// say so. Called with mu held.
+// newlySilent returns the newly silent ranks, if it is for this hub to say so. Called with mu held.
 func (h *hub) newlySilent() []Hello {
 	limit := 2 * h.cfg.Silence
 	if h.closed || len(h.claims) > 0 || h.cause != nil { // OnEnd says it
@@ -350,7 +349,7 @@ func (h *hub) newlySilent() []Hello {
 	if first := h.members[0]; h.cfg.Me.Rank != 0 && (first == nil || time.Since(first.heard) <= limit) {
 		return nil
 	}
-	// All ranks of a host at once, though some beat later than others.
+	// All ranks of a host count at once, though some beat later than others.
 	who := h.unheard(limit - 2*h.cfg.Beat)
 	due := slices.ContainsFunc(who,
 		func(r Hello) bool { m := h.members[r.Rank]; return !m.silent && time.Since(m.heard) > limit })
@@ -364,8 +363,8 @@ func (h *hub) newlySilent() []Hello {
 	return who
 }
 
-// claim takes up a cause. The first one starts the time in which an earlier one may still come. The
-// stand-in's is so long that the hub, when it is well, decides first. Called with mu held.
+// claim takes up a cause. The first one starts the time for an earlier one to come. The stand-in's
+// time is so long that a healthy hub decides first. Called with mu held.
 func (h *hub) claim(c Cause) {
 	if h.cause != nil || h.closed || len(h.claims) >= 64 {
 		return
@@ -397,8 +396,8 @@ func (h *hub) claim(c Cause) {
 	})
 }
 
-// first returns the cause of the job, which others may follow from and be
-// quicker. Called with mu held.
+// first returns the cause of the job. Others may follow from it and be quicker. Called
+// with mu held.
 func (h *hub) first() Cause {
 	if h.warned != nil {
 		return *h.warned
@@ -411,7 +410,7 @@ func (h *hub) first() Cause {
 	return h.claims[0]
 }
 
-// conclude settles the cause, unless there is one, and tells every rank: the hub's own last, since
+// conclude settles the cause, unless there is one, and tells every rank, the hub's own last, since
 // its process may end at once.
 func (h *hub) conclude(c Cause) {
 	h.mu.Lock()
@@ -427,7 +426,7 @@ func (h *hub) conclude(c Cause) {
 		}
 	}
 	limit := tellLimit
-	if h.warned != nil { // the launcher may kill soon, and the other ranks have the signal, too
+	if h.warned != nil { // the launcher may kill soon, and the other ranks also have the signal
 		limit = tellWarned
 	}
 	h.wg.Go(func() {
@@ -440,7 +439,7 @@ func (h *hub) conclude(c Cause) {
 	})
 }
 
-// bye tells the other ranks that the end of the hub's own is in order, and waits until they know.
+// bye tells the other ranks that the hub ends in order, and waits until they know.
 func (h *hub) bye() {
 	h.mu.Lock()
 	for rank, m := range h.members {
@@ -477,8 +476,8 @@ func (h *hub) bump() {
 	h.changed = make(chan struct{})
 }
 
-// await waits until cond holds, which is called with mu held, the limit has
-// passed, or the hub is closed.
+// await waits until cond holds, which it calls with mu held, the limit has passed, or the
+// hub is closed.
 func (h *hub) await(limit time.Duration, cond func() bool) {
 	t := time.NewTimer(limit)
 	defer t.Stop()

@@ -26,8 +26,8 @@ func (h *hub) deliver(m *member) {
 	m.line.send(message{Kind: msgReported})
 }
 
-// report asks every rank for its state, and other ranks of its node about
-// a rank that does not answer.
+// report asks every rank for its state. If a rank does not answer, it asks other ranks of its
+// node about it.
 func (h *hub) report() *gather {
 	h.mu.Lock()
 	if g := h.gather; g != nil {
@@ -51,7 +51,7 @@ func (h *hub) report() *gather {
 	start := time.Now()
 	h.mu.Unlock()
 
-	// A rank that has been quiet before is not waited for long. What it had sent until
+	// The hub does not wait long for a rank that was quiet before. Its last words until
 	// then may come a little later.
 	quiet := func(m *member) bool {
 		return m.heard.Before(start.Add(h.cfg.Beat/2)) && time.Since(m.heard) > 2*h.cfg.Beat
@@ -95,8 +95,8 @@ func (h *hub) report() *gather {
 	return g
 }
 
-// look asks, for each rank that gave no answer, another of its node to look at its
-// process. Called with mu held.
+// look asks, for each rank that gave no answer, another of its node to look at its process. Called
+// with mu held.
 func (h *hub) look(g *gather) {
 	pids := map[*member]map[int]int{} // of each rank that looks: ranks and their processes
 	for rank, m := range h.members {

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// maxFrame bounds a message: a state and what goes round it, or a cause whose text
-// doubles and trebles as JSON.
+// maxFrame bounds a message: a state with its envelope, or a cause whose text doubles and
+// trebles as JSON.
 const maxFrame = 512 << 10
 
-// Kinds of messages. A rank sends those of the first group, a hub those of the
+// These are the kinds of messages. A rank sends those of the first group, a hub those of the
 // second, both those of the third.
 const (
 	msgJoin   = "join"  // Hello, NS: the first message of a rank
@@ -87,8 +87,7 @@ func rankFrame(s RankState) []byte {
 	return f
 }
 
-// readMessage reads one message. Memory grows with what has arrived, not with
-// the length that was announced.
+// readMessage reads one message. Memory grows with what has arrived, not with the announced length.
 func readMessage(r io.Reader) (message, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -112,14 +111,14 @@ func readMessage(r io.Reader) (message, error) {
 	return m, nil
 }
 
-// badMessage is the error of bytes that are no message; other errors of
-// readMessage are the connection's.
+// badMessage is the error of bytes that are no message. Other errors of readMessage are the
+// connection's.
 type badMessage string
 
 func (e badMessage) Error() string { return "bad message on the control channel: " + string(e) }
 
-// line is one proved connection. Messages are queued and written by a goroutine, so that no sender
-// waits for a peer that is stopped or slow.
+// line is one proved connection. A goroutine writes queued messages, so that no sender waits for a
+// peer that is stopped or slow.
 type line struct {
 	conn net.Conn
 	r    *bufio.Reader

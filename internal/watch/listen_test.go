@@ -35,7 +35,7 @@ func TestListen(t *testing.T) {
 		if j.lns[i], err = Listen(false); err != nil {
 			t.Fatal(err)
 		}
-		// An address of which another machine, or nobody, is on the other end must
+		// An address with another machine, or nobody, at the other end must
 		// not keep a rank from the next.
 		j.base.Hubs[i] = append([]string{"127.0.0.1:1", j.base.Hubs[0][0]}, j.lns[i].Addrs()...)
 	}

@@ -29,7 +29,7 @@ type Net struct {
 	over   bool      // ended is closed
 	state  *stateRun // the call of State under way
 	way    *link     // to the carrier of the node; nil where there is none
-	// On the rank that is it. Set before beat begins.
+	// set only on the carrier, before beat begins
 	carrier *carrier
 }
 
@@ -39,19 +39,18 @@ type link struct {
 	line *line
 	bye  chan struct{} // closed when the hub has this rank's goodbye
 
-	// Under Net.mu.
+	// under Net.mu
 	beat   time.Time // of the last beat, zero when it is answered
 	waved  bool      // bye is closed
 	left   bool      // the hub's rank said goodbye
 	report *report   // the one that the hub was asked for
 }
 
-// Join connects this rank to the hubs and returns.
+// Join connects this rank to the hubs and returns. It is collective: every rank calls it, after
+// ranks 0 and 1 have told their Addrs. No rank waits for others than ranks 0 and 1.
 //
-// Collective: every rank, after ranks 0 and 1 have told their Addrs; no rank waits for
-// another but ranks 0 and 1. It fails when a hub cannot be reached until ctx ends, or for a
-// minute where ctx has no deadline. A rank that fails tells those that it has reached, and
-// its OnEnd is not called for that.
+// It fails if a hub cannot be reached until ctx ends, or for a minute if ctx has no deadline. A
+// failing rank tells those that it has reached, and its OnEnd is not called for that.
 func Join(ctx context.Context, cfg Config) (*Net, error) {
 	if err := cfg.check(); err != nil {
 		if cfg.Listener != nil {
@@ -184,7 +183,7 @@ func (n *Net) up() []*link {
 }
 
 // beat says again and again that this rank lives. A beat waits for the answer to the one before, so
-// that who is stopped does not gather them.
+// that a stopped peer does not gather them.
 func (n *Net) beat() {
 	t := time.NewTicker(n.cfg.Beat)
 	defer t.Stop()
@@ -202,9 +201,9 @@ func (n *Net) beat() {
 	}
 }
 
-// sign says that this rank lives: to the carrier of its node, or where there is none to the hubs.
-// They are told of one that does not answer, too: it may be stopped. What the rank has to say
-// then waits for the carrier.
+// sign says that this rank lives: to the carrier of its node, or to the hubs without one. If the
+// carrier does not answer the hubs hear of it, too: it may be stopped. The rank's heartbeat then
+// waits for the carrier.
 func (n *Net) sign() {
 	n.mu.Lock()
 	way := n.way
@@ -225,7 +224,7 @@ func (n *Net) sign() {
 	}
 }
 
-// carry tells the hubs who lives on this node, and the first what they say.
+// carry tells the hubs who lives on this node, and the first hub their heartbeats.
 func (n *Net) carry() {
 	n.carrier.take(n.cfg.Me.Rank, nil, nil)
 	for i, k := range n.up() {
@@ -239,8 +238,8 @@ func (n *Net) carry() {
 	}
 }
 
-// heartbeat is what this rank has to say; nil for nothing. What it has said once it does not say
-// again, so it is asked only for what will be sent.
+// heartbeat returns this rank's heartbeat, or nil. A rank does not repeat one, so it is asked only
+// for what will be sent.
 func (n *Net) heartbeat() []byte {
 	if n.cfg.Heartbeat == nil {
 		return nil
@@ -263,7 +262,7 @@ func (n *Net) send(k *link, m message) {
 	k.line.send(m)
 }
 
-// listen follows what a hub says until the connection ends.
+// listen follows a hub's words until the connection ends.
 func (n *Net) listen(k *link) {
 	for {
 		m, err := k.line.read()
@@ -316,7 +315,7 @@ func (n *Net) handle(k *link, m message) {
 	}
 }
 
-// note takes in the messages that change the link alone.
+// note takes in the messages that change only the link.
 func (n *Net) note(k *link, m message) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -352,7 +351,7 @@ func (n *Net) note(k *link, m message) {
 }
 
 // lost begins when the connection to a hub has ended. Without goodbye the hub has died, which the
-// other hub tells, or this rank finds when there is none.
+// other hub tells, or this rank finds if there is none.
 func (n *Net) lost(k *link, err error) {
 	n.mu.Lock()
 	left := k.left || n.closed
@@ -383,11 +382,12 @@ func (n *Net) end(c Cause) {
 	}
 }
 
-// Fail says that this rank has failed or, where c.Rank is another, has seen that one fail. A zero
-// c.Hello means this rank; a zero PID, Node and Host are filled in by the hub, a zero Time here.
+// Fail says that this rank has failed or, if c.Rank is another, has seen that one fail. A
+// zero c.Hello means this rank. The hub fills in a zero PID, Node and Host; a zero Time is
+// filled in here.
 //
 // It returns when the job's cause is settled and OnEnd has been called, here too: with this cause,
-// or the one that came before. When no hub answers for a second, c it is, on this rank.
+// or an earlier one. If no hub answers for a second, c is the cause on this rank.
 func (n *Net) Fail(c Cause) {
 	up := n.tell(msgFail, &c)
 	if len(up) > 0 {
@@ -404,11 +404,11 @@ func (n *Net) Fail(c Cause) {
 	n.end(c)
 }
 
-// Warn says that this rank is about to end, by what c says: a signal. It is then the cause of
-// whatever fails in the job, on this rank or another. It does not end the job, and does not wait.
+// Warn says that this rank is about to end because of c, a signal. c is then the cause of whatever
+// fails in the job, on this rank or another. Warn does not end the job, and does not wait.
 func (n *Net) Warn(c Cause) { n.tell(msgWarn, &c) }
 
-// tell completes a cause, sends it to the hubs, and returns those that there are.
+// tell completes a cause, sends it to the hubs, and returns the present hubs.
 func (n *Net) tell(kind string, c *Cause) []*link {
 	if c.Hello == (Hello{}) {
 		c.Hello = n.cfg.Me
@@ -428,9 +428,10 @@ func (n *Net) tell(kind string, c *Cause) []*link {
 }
 
 // Done says goodbye: from now on the end of this process is in order. It returns when the hubs
-// know, and on a hub when the ranks know, or after two seconds. The rank goes on hearing of a
-// cause, and a hub goes on being one, until Close. The last ranks to leave should be 0 and 1, so a
-// barrier or MPI_Finalize comes before.
+// know, on a hub when the ranks know, or after two seconds.
+//
+// The rank still hears of a cause, and a hub stays one, until Close. Ranks 0 and 1 should leave
+// last, so a barrier or MPI_Finalize comes before.
 func (n *Net) Done() {
 	up := n.up()
 	for _, k := range up {
@@ -453,9 +454,9 @@ func (n *Net) Done() {
 	}
 }
 
-// AllLeft waits, on a hub, until every other rank has said goodbye, and reports false where
-// one has not within the limit, or the job has a cause. Elsewhere it is true at once: a
-// rank may go when the hubs know.
+// AllLeft waits, on a hub, until every other rank has said goodbye. It reports false if one has
+// not within the limit, or the job has a cause. Elsewhere it is true at once: a rank may go when
+// the hubs know.
 func (n *Net) AllLeft(limit time.Duration) bool { return n.hub == nil || n.hub.allLeft(limit) }
 
 // Close ends this rank's part, without waiting for others. Without Done before, they see a death.
@@ -487,8 +488,7 @@ func (n *Net) Close() error {
 	return nil
 }
 
-// pidNamespace returns what tells this process's PID namespace from others, in
-// which its PID means nothing.
+// pidNamespace returns a name of this process's PID namespace. Its PID means nothing in others.
 func pidNamespace() string {
 	ns, _ := os.Readlink("/proc/self/ns/pid")
 	return ns

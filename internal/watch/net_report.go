@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// report is what a hub has sent of one. Those who want one meanwhile share it.
+// report is a hub's report so far. Those who want one meanwhile share it.
 type report struct {
 	states []RankState   // under Net.mu
 	begun  chan struct{} // closed when the hub has begun
@@ -23,9 +23,10 @@ type stateRun struct {
 }
 
 // Report asks every rank for its State, and returns what came within about four seconds, one entry
-// for each rank. Where a rank gives no answer, another of its node looks at its process. Any rank
-// may ask; that several do at once costs little more. It needs one hub that answers: without, or
-// when ctx ends, what is missing is said in each Note.
+// for each rank. If a rank gives no answer, another of its node looks at its process. Any rank may
+// ask; several at once cost little more.
+//
+// It needs one hub that answers. Without one, or when ctx ends, each Note says what is missing.
 func (n *Net) Report(ctx context.Context) []RankState {
 	up := n.up()
 	slices.SortStableFunc(up, func(a, b *link) int { return cmp.Compare(n.late(a), n.late(b)) })
@@ -49,7 +50,7 @@ func (n *Net) Report(ctx context.Context) []RankState {
 	return states
 }
 
-// late is 0 for a hub that answers beats, and grows with the time for which it does not.
+// late is 0 for a hub that answers beats, and grows with the time of its silence.
 func (n *Net) late(k *link) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -67,7 +68,7 @@ func (n *Net) blank(note string) []RankState {
 	return states
 }
 
-// ask gets a report from one hub. It reports false when that hub does not answer.
+// ask gets a report from one hub. It reports false if that hub does not answer.
 func (n *Net) ask(ctx context.Context, k *link) ([]RankState, bool) {
 	n.mu.Lock()
 	r := k.report
@@ -101,7 +102,7 @@ func (n *Net) ask(ctx context.Context, k *link) ([]RankState, bool) {
 	return append([]RankState(nil), r.states...), true
 }
 
-// runState calls State, or joins the call that is under way.
+// runState calls State, or joins the present call.
 func (n *Net) runState() *stateRun {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -17,8 +17,7 @@ import (
 	"lockstep/internal/procfs"
 )
 
-// envRank makes this test binary a rank of a job of processes, which does
-// what its standard input says.
+// envRank makes this test binary a rank of a job of processes, which obeys its standard input.
 const envRank = "LOCKSTEP_WATCH_RANK"
 
 func TestMain(m *testing.M) {
@@ -147,7 +146,7 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// dies checks that the rank is told of a cause, and by it ends.
+// dies checks that the rank is told a cause, and ends because of it.
 func (p *process) dies(rank int, kind string) {
 	p.t.Helper()
 	w := p.hear()
@@ -227,7 +226,7 @@ func start(t *testing.T, o order) []*process {
 	return ranks
 }
 
-// Whoever dies, and though every rank ends as soon as it is told, each is told the same.
+// If a rank dies, all others are told the same, though every rank ends as soon as it is told.
 func TestProcessDies(t *testing.T) {
 	for dead := range 4 {
 		for name, kill := range map[string]func(p *process){
@@ -265,7 +264,7 @@ func TestProcessDies(t *testing.T) {
 	})
 }
 
-// A stopped rank is named as stopped, and goes on as if nothing had been.
+// A stopped rank is named as stopped, and goes on as if nothing had happened.
 func TestProcessStopped(t *testing.T) {
 	for stopped := range 3 {
 		t.Run(fmt.Sprint("rank ", stopped), func(t *testing.T) {
@@ -299,8 +298,8 @@ func TestProcessStopped(t *testing.T) {
 	}
 }
 
-// Ranks that are silent are told of once: by rank 0, or rank 1 where that is one of them, and not
-// by one that goes on after it was stopped.
+// Silent ranks are reported once: by rank 0, or by rank 1 if rank 0 is silent. A rank that goes on
+// after it was stopped reports nobody.
 func TestProcessesSilent(t *testing.T) {
 	for _, tc := range []struct {
 		stopped []int
@@ -333,8 +332,8 @@ func TestProcessesSilent(t *testing.T) {
 	}
 }
 
-// A failure reaches every rank though the hub, the stand-in or both are stopped;
-// these too, when they go on.
+// A failure reaches every rank though the hub, the stand-in or both are stopped. It reaches these,
+// too, when they go on.
 func TestFailPastStopped(t *testing.T) {
 	for name, stopped := range map[string][]int{"hub": {0}, "stand-in": {1}, "both": {0, 1}} {
 		t.Run(name, func(t *testing.T) {

@@ -38,7 +38,7 @@ func TestReport(t *testing.T) {
 	j.noEnd()
 }
 
-// What State may do wrong hides that rank's state alone.
+// A fault of State hides only that rank's state.
 func TestReportStates(t *testing.T) {
 	j := newJob(t, 7)
 	hang := make(chan struct{})

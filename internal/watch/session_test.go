@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// says writes a session to the other end of a connection as one that has passed the handshake
-// does: each line of text as a message, and then raw bytes. It reads what comes back, and returns
-// when the other side has ended.
+// says writes a session to the other end of a connection after the handshake: each line of
+// text as a message, and then raw bytes. It reads what comes back, and returns when the other
+// side has ended.
 func says(conn net.Conn, text, raw []byte) {
 	heard := make(chan struct{})
 	go func() {
@@ -33,7 +33,7 @@ func says(conn net.Conn, text, raw []byte) {
 	<-heard
 }
 
-// ends fails the test when a goroutine of it goes on.
+// ends fails the test if a goroutine of it goes on.
 func ends(t *testing.T, what string, done <-chan struct{}) {
 	t.Helper()
 	select {
@@ -113,7 +113,7 @@ func FuzzHubSession(f *testing.F) {
 	})
 }
 
-// Whatever a hub says after the handshake, a rank goes on, and ends once at most.
+// Whatever a hub says after the handshake, a rank goes on, and ends at most once.
 func FuzzRankSession(f *testing.F) {
 	f.Add([]byte("{\"k\":\"ask\",\"limit\":-1}\n{\"k\":\"look\",\"pids\":{\"0\":0,\"1\":-1}}\n"+
 		"{\"k\":\"cause\",\"cause\":{\"rank\":9}}\n"), []byte(nil))

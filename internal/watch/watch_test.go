@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// patience bounds every wait of a test, and is no measure of anything: a
-// machine under load is slow.
+// patience bounds every wait of a test, and measures nothing: a machine under load is slow.
 const patience = 10 * time.Minute // only a hang takes so long
 
 // job is a network whose ranks are all in this process, or some of them.
@@ -26,7 +25,7 @@ type job struct {
 	nets  []*Net // by rank; nil for one that has not joined
 	ends  []chan Cause
 	calls []atomic.Int32 // of OnEnd
-	// What a test wants otherwise.
+	// changes that a test wants
 	change func(c *Config)
 }
 
@@ -122,7 +121,7 @@ func (j *job) end(rank int) Cause {
 	}
 }
 
-// noEnd checks that no rank has been told so.
+// noEnd checks that no rank was told to end.
 func (j *job) noEnd() {
 	j.t.Helper()
 	for rank := range j.calls {
@@ -245,7 +244,7 @@ func TestFailForAnother(t *testing.T) {
 	}
 }
 
-// A connection that ends without goodbye is a death, whoever's it is.
+// A connection of any rank that ends without goodbye is a death.
 func TestDeath(t *testing.T) {
 	for _, size := range []int{2, 3, 8} {
 		for _, dead := range slices.Compact([]int{0, 1, size - 1}) {
@@ -280,7 +279,7 @@ func TestDeath(t *testing.T) {
 	})
 }
 
-// Who said goodbye may go; a hub too, and the other goes on.
+// A rank that said goodbye may go. So may a hub, and the other goes on.
 func TestDone(t *testing.T) {
 	j := startJob(t, 5)
 	for _, rank := range []int{4, 0} {
@@ -303,7 +302,7 @@ func TestDone(t *testing.T) {
 	}
 }
 
-// A hub sees whether all have said goodbye; where one dies instead, they have not.
+// A hub sees whether all have said goodbye. If one dies instead, they have not.
 func TestAllLeft(t *testing.T) {
 	j := startJob(t, 4)
 	for _, rank := range []int{0, 1, 2} {
@@ -369,7 +368,7 @@ func countFDs(t *testing.T) int {
 	return len(fds)
 }
 
-// goroutines returns the stacks of those that are in this package and no test's.
+// goroutines returns the stacks of this package's goroutines that are no test's.
 func goroutines() string {
 	buf := make([]byte, 4<<20)
 	buf = buf[:runtime.Stack(buf, true)]
@@ -382,7 +381,7 @@ func goroutines() string {
 	return strings.Join(found, "\n\n")
 }
 
-// A rank that joins late is told of the cause that was settled before.
+// A rank that joins late is told the cause that was settled before.
 func TestJoinLate(t *testing.T) {
 	j := newJob(t, 4)
 	j.join(0, 1, 2)
@@ -433,7 +432,7 @@ func TestJoinFails(t *testing.T) {
 		}
 		j.noEnd()
 	})
-	t.Run("half", func(t *testing.T) { // a rank that reaches one hub alone says so before it gives up
+	t.Run("half", func(t *testing.T) { // a rank that reaches only one hub says so before it gives up
 		j := newJob(t, 3)
 		j.join(0, 1)
 		c := j.config(2)

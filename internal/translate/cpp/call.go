@@ -154,8 +154,8 @@ func parenthesized(text string) string {
 	return "(" + text + ")"
 }
 
-// single writes f(float64(x)), which is about to become a float32, in single precision where math
-// has no other way to say it.
+// single writes f(float64(x)), which becomes a float32, in single precision if math cannot say
+// it otherwise.
 func (w *writer) single(e ast.Expr) (string, bool) {
 	for {
 		p, ok := e.(*ast.ParenExpr)
@@ -194,7 +194,7 @@ func (w *writer) single(e ast.Expr) (string, bool) {
 	return mathFunctions[o.Name()] + "f(" + strings.Join(args, ", ") + ")", true
 }
 
-// mathFunctions are those of package math that have the same meaning in C.
+// mathFunctions are the functions of package math that have the same meaning in C.
 var mathFunctions = map[string]string{"Sqrt": "sqrt", "Abs": "fabs", "Exp": "exp", "Exp2": "exp2", "Expm1": "expm1",
 	"Log": "log", "Log2": "log2", "Log10": "log10", "Log1p": "log1p", "Pow": "pow", "Sin": "sin", "Cos": "cos",
 	"Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan", "Atan2": "atan2", "Sinh": "sinh", "Cosh": "cosh",
@@ -206,7 +206,7 @@ var mathFunctions = map[string]string{"Sqrt": "sqrt", "Abs": "fabs", "Exp": "exp
 	"Float32bits": "__float_as_uint", "Float32frombits": "__uint_as_float", "Float64bits": "spmd::double_bits",
 	"Float64frombits": "spmd::bits_double"}
 
-// mathSingle are those of which C has a form for float.
+// mathSingle are the functions with a form for float in C.
 var mathSingle = map[string]bool{}
 
 func init() {
@@ -215,7 +215,7 @@ func init() {
 	}
 }
 
-// bitsFunctions are those of package math/bits.
+// bitsFunctions are the functions of package math/bits.
 var bitsFunctions = map[string]string{"OnesCount": "spmd::ones<uint64_t>", "OnesCount8": "spmd::ones<uint8_t>",
 	"OnesCount16": "spmd::ones<uint16_t>", "OnesCount32": "spmd::ones<uint32_t>", "OnesCount64": "spmd::ones<uint64_t>",
 	"Len": "spmd::bit_len<uint64_t>", "Len8": "spmd::bit_len<uint8_t>",
@@ -234,10 +234,10 @@ var bitsFunctions = map[string]string{"OnesCount": "spmd::ones<uint64_t>", "Ones
 	"ReverseBytes32": "spmd::reverse_bytes<uint32_t>", "ReverseBytes64": "spmd::reverse_bytes<uint64_t>",
 	"Mul64": "spmd::mul64"}
 
-// complexFunctions are those of package math/cmplx.
+// complexFunctions are the functions of package math/cmplx.
 var complexFunctions = map[string]string{"Abs": "spmd::complex_abs", "Conj": "spmd::conj"}
 
-// spmdFunctions are those of package spmd.
+// spmdFunctions are the functions of package spmd.
 var spmdFunctions = map[string]string{"UniformBits": "spmd::uniform_bits", "RandomBits": "spmd::random_bits",
 	"ToBF16": "from_float<bf16>", "ToF16": "from_float<f16>",
 	"ToF8E4M3": "from_float<f8e4m3>", "ToF8E5M2": "from_float<f8e5m2>", "AtomicAdd": "spmd::atomic_add",
@@ -270,7 +270,7 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 	for i, a := range e.Args {
 		t := o.Signature().Params().At(i).Type()
 		if _, ok := types.Unalias(t).(*types.TypeParam); ok {
-			t = w.Info.TypeOf(e.Args[0]) // of AtomicAdd, whose value has the type of what is pointed to
+			t = w.Info.TypeOf(e.Args[0]) // AtomicAdd's value has the type behind the pointer
 			if p, ok := t.Underlying().(*types.Pointer); ok {
 				t = p.Elem()
 			}

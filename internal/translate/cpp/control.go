@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// ifStmt writes the statement, behind "} else " where it is the rest of another.
+// ifStmt writes the statement, behind "} else " if it continues another.
 func (w *writer) ifStmt(s *ast.IfStmt, before string) {
 	if s.Init != nil {
 		w.line("%s{", before)
@@ -54,7 +54,7 @@ func (w *writer) leave(t *target) {
 func (w *writer) body(t *target, b *ast.BlockStmt) {
 	w.depth++
 	if w.continues(b, t.label) {
-		// Where continue goes lies outside of the block whose variables it leaves.
+		// continue's target lies outside of the block whose variables it leaves.
 		t.onContinue = w.fresh("next")
 		w.line("{")
 		w.block(b)
@@ -67,8 +67,8 @@ func (w *writer) body(t *target, b *ast.BlockStmt) {
 	w.line("}")
 }
 
-// continues says whether a loop's body has a continue out of an inner
-// loop or a labelled one for it.
+// continues says whether a loop's body has a continue for it out of an inner loop, or a
+// labelled one.
 func (w *writer) continues(b *ast.BlockStmt, label string) (found bool) {
 	if label == "" {
 		return false

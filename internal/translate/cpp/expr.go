@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// as returns an expression as a value of a type: of constants it depends
-// on that how they are written.
+// as returns an expression as a value of a type, which decides how constants are written.
 func (w *writer) as(e ast.Expr, t types.Type) string {
 	if v := w.Info.Types[e].Value; v != nil {
 		w.usesIn(e)
@@ -157,7 +156,7 @@ func (w *writer) expr(e ast.Expr) string {
 	return ""
 }
 
-// usesIn notes the constants of the package that an expression is made of.
+// usesIn notes the constants of the package in an expression.
 func (w *writer) usesIn(e ast.Expr) {
 	ast.Inspect(e, func(n ast.Node) bool {
 		if id, ok := n.(*ast.Ident); ok {
@@ -343,7 +342,7 @@ func (w *writer) literal(e *ast.CompositeLit) string {
 	return ""
 }
 
-// rootsOf says on which parameters' memory an expression, a slice or pointer, may lie.
+// rootsOf returns the parameters on whose memory an expression, a slice or pointer, may lie.
 func (w *writer) rootsOf(e ast.Expr) []int {
 	switch e := e.(type) {
 	case *ast.ParenExpr:
@@ -370,7 +369,7 @@ func (w *writer) rootsOf(e ast.Expr) []int {
 	return nil
 }
 
-// writes notes that memory changes where an expression lies.
+// writes notes that the memory of an expression changes.
 func (w *writer) writes(e ast.Expr) {
 	through := false
 	for x := e; ; {

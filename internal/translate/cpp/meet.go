@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// accesses are what statements of a kernel of rows read and write: by parameter (an int),
-// or by shared array. The value is the slice of which a loop has the elements of its own
-// index, nil for any other access.
+// accesses are what statements of a kernel of rows read and write: by parameter (an int), or by
+// shared array. The value is the slice whose elements a loop uses only at its own index, or nil for
+// any other access.
 type accesses struct{ reads, writes map[any]types.Object }
 
 func (a *accesses) add(root any, via types.Object, write bool) {
@@ -49,7 +49,7 @@ func (a *accesses) conflict(b accesses) bool {
 	return meets(a.writes, b.reads) || meets(a.writes, b.writes) || meets(a.reads, b.writes)
 }
 
-// scan collects what a part of the function does with memory.
+// scan collects the accesses to memory of a part of the function.
 func (w *writer) scan(nodes ...ast.Node) (a accesses) {
 	var in *elements
 	note := func(e ast.Expr, write bool) {
@@ -172,7 +172,7 @@ func (w *writer) memory(e ast.Expr) bool {
 	return false
 }
 
-// settle writes that the threads meet before accesses that need it, and counts these.
+// settle writes a barrier before accesses that need it, and counts these.
 func (w *writer) settle(a accesses) {
 	r := w.rows
 	touched := len(r.since.writes) > 0 && len(a.reads)+len(a.writes) > 0 || len(a.writes) > 0 && len(r.since.reads) > 0
@@ -196,8 +196,8 @@ func (w *writer) aside(write func()) string {
 	return text
 }
 
-// together writes a statement outside of the loops over elements, which every thread runs; false
-// where it is written as in other kernels.
+// together writes a statement outside of the loops over elements, which every thread runs. It
+// returns false if the statement is written as in other kernels.
 func (w *writer) together(s ast.Stmt) bool {
 	switch s := s.(type) {
 	case *ast.RangeStmt:
@@ -257,7 +257,7 @@ func (w *writer) together(s ast.Stmt) bool {
 	return true
 }
 
-// byOne writes a statement that one thread runs for all, or that all do.
+// byOne writes a statement that one thread runs for all, or that all run.
 func (w *writer) byOne(s ast.Stmt, one bool, write func()) {
 	if one {
 		w.depth++
@@ -276,7 +276,7 @@ func (w *writer) byOne(s ast.Stmt, one bool, write func()) {
 	}
 }
 
-// compound writes a statement of statements. What it may do all of it counts behind it.
+// compound writes a statement of statements. All that it may access counts behind it.
 func (w *writer) compound(s ast.Stmt, write func(), heads ...ast.Node) {
 	before := accesses{maps.Clone(w.rows.since.reads), maps.Clone(w.rows.since.writes)}
 	w.rows.since = w.scan(heads...)
@@ -287,8 +287,8 @@ func (w *writer) compound(s ast.Stmt, write func(), heads ...ast.Node) {
 	w.text.WriteString(text)
 }
 
-// apartFromOthers leaves out the slices of a loop that share memory with others that it
-// uses, where one is written.
+// apartFromOthers leaves out the slices of a loop that share memory with others that it uses, if
+// one is written.
 func (w *writer) apartFromOthers(e *elements) {
 	a := w.scan(e.stmt)
 	for v := range e.own {

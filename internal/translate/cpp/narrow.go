@@ -7,12 +7,14 @@ import (
 	"go/types"
 )
 
-// Where all buffers are shorter than 2^31, indices are computed with 32 bits: sums, differences and
-// products are then right modulo 2^32, and so is an index that is in range. That is worth it where
-// there are products. A variable that is such an index, and is never changed, has a twin of the
-// type I beside it; what nobody uses of the two the compiler leaves out.
+// If all buffers are shorter than 2^31, indices are computed with 32 bits. Sums,
+// differences and products are then right modulo 2^32, and so is an index in range. This
+// pays if there are products.
+//
+// A variable that is such an index, and never changes, has a twin of the type I beside it. The
+// compiler leaves out the unused one of the two.
 
-// settled finds the local variables of a function that are assigned once, where they are declared.
+// settled finds the local variables of a function that are assigned only in their declaration.
 func (w *writer) settled(body *ast.BlockStmt) {
 	w.once = map[types.Object]bool{}
 	changed := map[types.Object]bool{}
@@ -47,7 +49,7 @@ func (w *writer) settled(body *ast.BlockStmt) {
 	}
 }
 
-// multiplies says whether an index has a product, in itself or in a variable that has a twin.
+// multiplies says whether an index has a product, in itself or in a variable with a twin.
 func (w *writer) multiplies(e ast.Expr) bool {
 	if w.Info.Types[e].Value != nil {
 		return false
@@ -63,7 +65,7 @@ func (w *writer) multiplies(e ast.Expr) bool {
 	return false
 }
 
-// twin declares the twin of a variable, if it is one to have one.
+// twin declares the twin of a variable, if it needs one.
 func (w *writer) twin(o types.Object, value ast.Expr) {
 	if !w.once[o] || !w.multiplies(value) {
 		return

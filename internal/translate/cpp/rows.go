@@ -12,10 +12,12 @@ import (
 	"lockstep/internal/translate/source"
 )
 
-// A kernel of rows is a function of the index of a row, which a block or a warp runs together. The
-// elements that a range statement is over run all at once; a variable that they add to, or of which
-// they keep the min or max, is reduced behind it. All else every thread computes for itself, but
-// that one alone writes to memory. Where memory is used again the threads meet.
+// rows is a kernel of rows: a function of the index of a row, which a block or a warp
+// runs together.
+//
+// The elements of a range statement run all at once. A variable that they add to, or keep the min
+// or max in, is reduced behind the loop. Every thread computes all else for itself, but only one
+// writes to memory. The threads meet before memory is used again.
 type rows struct {
 	threads int
 	unset   bool                         // shared arrays begin with anything
@@ -31,7 +33,7 @@ type rows struct {
 type elements struct {
 	stmt   *ast.RangeStmt
 	key    types.Object
-	own    map[types.Object]*owned.Use // slices of which it has the elements of its own index
+	own    map[types.Object]*owned.Use // slices whose elements it uses only at its own index
 	result []accumulator
 }
 
@@ -56,7 +58,7 @@ const Unset = "unset"
 // RowThreads are the threads that a row may have.
 var RowThreads = []int{32, 64, 128, 256, 512, 1024}
 
-// startRows looks at the body of a kernel of rows.
+// startRows examines the body of a kernel of rows.
 func (w *writer) startRows(d *ast.FuncDecl, threads int) {
 	words, _ := source.Directive(d)
 	r := &rows{threads: threads, unset: slices.Contains(words, Unset), arrays: map[types.Object]place{},
@@ -88,8 +90,8 @@ func (w *writer) startRows(d *ast.FuncDecl, threads int) {
 	}
 }
 
-// elementsOf looks at one loop. beside says that neighbouring threads read
-// neighbouring elements of other slices.
+// elementsOf examines one loop. beside says that neighbouring threads read neighbouring elements of
+// other slices.
 func (w *writer) elementsOf(s *ast.RangeStmt) (e *elements, beside bool) {
 	e = &elements{stmt: s, own: map[types.Object]*owned.Use{}}
 	if id, ok := s.Key.(*ast.Ident); ok && id.Name != "_" {
@@ -317,14 +319,14 @@ func (w *writer) placeArrays(body *ast.BlockStmt) {
 	}
 }
 
-// keptLen is how many elements of an array a thread keeps.
+// keptLen returns how many elements of an array a thread keeps.
 func (r *rows) keptLen(n int64) int64 {
 	per := int64(r.threads * r.width)
 	return (n + per - 1) / per * int64(r.width)
 }
 
-// array declares a local array that the threads of a row have together; false
-// where it is any other variable.
+// array declares a local array that the threads of a row share. It returns false for any
+// other variable.
 func (w *writer) array(v types.Object, value ast.Expr) bool {
 	if w.rows == nil || w.rows.arrays[v] == inThread {
 		return false
@@ -432,7 +434,7 @@ func (w *writer) elements(s *ast.RangeStmt) {
 	w.line("}")
 }
 
-// keeps returns how many packs a thread has of a loop that uses what is kept in registers, else 0.
+// keeps returns how many packs of a loop a thread has in registers, or 0.
 func (w *writer) keeps(e *elements, end string) int64 {
 	keep := int64(0)
 	done := map[types.Object]bool{}
@@ -450,7 +452,7 @@ func (w *writer) keeps(e *elements, end string) int64 {
 	return keep
 }
 
-// slices are those of own, in the order of their declarations.
+// slices returns the keys of own, in the order of their declarations.
 func (e *elements) slices() (all []types.Object) {
 	for v := range e.own {
 		all = append(all, v)
@@ -459,7 +461,7 @@ func (e *elements) slices() (all []types.Object) {
 	return all
 }
 
-// RowsOf says how many threads a row of a kernel has; 0 where it is none of rows.
+// RowsOf returns how many threads a row of a kernel has, or 0 if it is no kernel of rows.
 func RowsOf(d *ast.FuncDecl) int {
 	words, _ := source.Directive(d)
 	for _, word := range words {

@@ -24,13 +24,13 @@ type Unit struct {
 	working []*types.Func   // functions whose bodies are being translated
 }
 
-// New returns a source of which nothing is written.
+// New returns an empty source.
 func New(c *source.Checked) *Unit {
 	return &Unit{Checked: c, funcs: map[string]*Function{}, named: map[*types.TypeName]string{},
 		used: map[string]bool{}}
 }
 
-// Names are the declarations that the source is made of.
+// Names returns the declarations that the source is made of.
 func (u *Unit) Names() []string { return slices.Sorted(maps.Keys(u.used)) }
 
 // TypeOf returns the type of a variable in an instance of a function.
@@ -39,7 +39,7 @@ func TypeOf(v *types.Var, sig *types.Signature, args []types.Type) types.Type {
 	return w.subst(v.Type())
 }
 
-// Qualifier names packages as generated code does: what spmd has of its inside is spmd's.
+// Qualifier names packages as generated code does: spmd's inside is spmd's.
 func Qualifier(p *types.Package) string {
 	if p.Path() == "lockstep/internal/elem" {
 		return "spmd"
@@ -47,7 +47,7 @@ func Qualifier(p *types.Package) string {
 	return p.Name()
 }
 
-// GoType is a type as Go writes it.
+// GoType returns a type as Go writes it.
 func GoType(t types.Type) string { return types.TypeString(t, Qualifier) }
 
 // Function is one instance of a Go function.
@@ -56,7 +56,7 @@ type Function struct {
 	Results []types.Type
 	Text    string
 	proto   string
-	Written []bool // which parameters, slices and pointers, it writes through; a receiver comes first
+	Written []bool // the parameters, slices and pointers, that it writes through; a receiver comes first
 	Loops   bool   // it, or what it calls, has a loop
 	Size    int    // nodes of its syntax, with those of what it calls
 	Own     map[int]*owned.Use
@@ -93,7 +93,7 @@ func (u *Unit) use(obj types.Object) {
 	}
 }
 
-// typeName is the name of a named type, or of the one that a pointer is to.
+// typeName returns the name of a named type, or of the type behind a pointer.
 func typeName(t types.Type) string {
 	if p, ok := types.Unalias(t).(*types.Pointer); ok {
 		t = p.Elem()
@@ -200,13 +200,13 @@ var Reserved = strings.Fields(
 	threadIdx blockIdx blockDim gridDim warpSize int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t bf16 f16 f8e4m3 f8e5m2 mix
 	to_float from_float AT AT_NARROW slot_`)
 
-// TakenInC are functions that no other of C may be called like.
+// TakenInC are functions of C whose names no other function may have.
 var TakenInC = strings.Fields(
 	`abs labs min max exp exp2 expm1 log log2 log10 log1p pow sqrt cbrt hypot sin cos tan asin acos atan atan2 sinh cosh
 	tanh asinh acosh atanh floor ceil trunc round rint fmod remainder fma erf erfc tgamma lgamma copysign ldexp frexp modf j0 j1 y0 y1 norm
 	clock printf malloc free memcpy memset assert main go`)
 
-// Safe returns a name that C++ lets a variable or field have.
+// Safe returns a name that C++ allows for a variable or field.
 func Safe(name string) string {
 	if slices.Contains(Reserved, name) {
 		return name + "_"
@@ -219,7 +219,7 @@ func Safe(name string) string {
 	return name
 }
 
-// Translate returns the instance of a function of the package, translated.
+// Translate returns the translated instance of a function of the package.
 func (u *Unit) Translate(at token.Pos, f *types.Func, args []types.Type) *Function {
 	name := f.Name()
 	if recv := f.Signature().Recv(); recv != nil {
@@ -264,7 +264,7 @@ func (u *Unit) Translate(at token.Pos, f *types.Func, args []types.Type) *Functi
 	return fn
 }
 
-// InstanceName is a type as a part of a name.
+// InstanceName returns a type as a part of a name.
 func InstanceName(t types.Type) string {
 	return strings.NewReplacer(".", "_", "[", "_", "]", "_", "*", "p", "/",
 		"_").Replace(types.TypeString(t, func(p *types.Package) string { return "" }))

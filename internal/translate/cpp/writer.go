@@ -23,7 +23,7 @@ type writer struct {
 	count  int // of names that Go has not
 	text   *strings.Builder
 	depth  int
-	// roots says of slices and pointers on which parameters' memory they may lie.
+	// roots lists the parameters on whose memory slices and pointers may lie.
 	roots   map[types.Object][]int
 	results []types.Object          // where they have names
 	once    map[types.Object]bool   // variables that never change
@@ -48,7 +48,7 @@ func (w *writer) line(format string, a ...any) {
 	w.text.WriteByte('\n')
 }
 
-// subst puts an instance's types in the place of type parameters.
+// subst replaces type parameters by an instance's types.
 func (w *writer) subst(t types.Type) types.Type {
 	switch t := types.Unalias(t).(type) {
 	case *types.TypeParam:
@@ -79,7 +79,7 @@ func (w *writer) typeOf(e ast.Expr) types.Type {
 
 func (w *writer) ctypeOf(at token.Pos, t types.Type) string { return w.CType(at, w.subst(t)) }
 
-// fresh returns a name that nothing has.
+// fresh returns an unused name.
 func (w *writer) fresh(base string) string {
 	for {
 		w.count++
@@ -90,7 +90,7 @@ func (w *writer) fresh(base string) string {
 	}
 }
 
-// name returns the variable of an object, in the whole function no other's.
+// name returns the variable of an object, unique in the whole function.
 func (w *writer) name(o types.Object) string {
 	if n, ok := w.names[o]; ok {
 		return n
@@ -184,7 +184,7 @@ func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 	w.fn.Text = skips + w.fn.proto + " {\n" + w.text.String() + "}\n"
 }
 
-// declare is the declaration of a variable.
+// declare returns the declaration of a variable.
 func declare(ctype, name string) string {
 	if strings.HasSuffix(ctype, "*") {
 		return ctype + name
@@ -192,7 +192,7 @@ func declare(ctype, name string) string {
 	return ctype + " " + name
 }
 
-// where is a place in Go, for reports.
+// where returns a place in Go, for reports.
 func (w *writer) where(at token.Pos) string {
 	p := w.Fset.Position(at)
 	return fmt.Sprintf("%q", fmt.Sprintf("%s:%d", filepath.Base(p.Filename), p.Line))
@@ -253,7 +253,7 @@ func (w *writer) stmt(s ast.Stmt) {
 	}
 }
 
-// what names a statement or expression that there is no translation of.
+// what names a statement or expression without a translation.
 func what(n ast.Node) string {
 	switch n := n.(type) {
 	case *ast.GoStmt:
@@ -312,7 +312,7 @@ func (w *writer) declaration(d *ast.GenDecl) {
 	}
 }
 
-// unpack writes what receives the results of a call; to returns where one goes.
+// unpack writes the assignment of a call's results. to returns where one goes.
 func (w *writer) unpack(call ast.Expr, to func(i int) (string, bool)) {
 	tuple, ok := w.Info.TypeOf(call).(*types.Tuple)
 	if !ok {
@@ -348,7 +348,7 @@ func (w *writer) assign(s *ast.AssignStmt) {
 	}
 }
 
-// destination is what stands left of = for one of several results.
+// destination returns what stands left of = for one of several results.
 func (w *writer) destination(e ast.Expr, define bool) (string, bool) {
 	if id, ok := e.(*ast.Ident); ok {
 		if id.Name == "_" {
@@ -384,7 +384,7 @@ func (w *writer) assignOne(l, r ast.Expr, define bool) {
 	w.line("%s = %s;", w.expr(l), w.as(r, w.typeOf(l)))
 }
 
-// assignMany has all operands evaluated before the first is assigned.
+// assignMany evaluates all operands before the first is assigned.
 func (w *writer) assignMany(s *ast.AssignStmt) {
 	values := make([]string, len(s.Rhs))
 	for i, r := range s.Rhs {

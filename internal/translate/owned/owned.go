@@ -1,5 +1,5 @@
-// Package owned finds the slices of which a kernel, or a loop over the elements of a row, uses no
-// element but that of its index.
+// Package owned finds the slices that a kernel, or a loop over the elements of a row, uses only at
+// its own index.
 package owned
 
 import (
@@ -11,13 +11,13 @@ import (
 	"lockstep/internal/translate/source"
 )
 
-// Use is what a function or a loop does with such a slice.
+// Use is how a function or a loop uses such a slice.
 type Use struct {
 	Read    bool // what it holds before matters
 	Written bool
 }
 
-// Parameters finds those of a kernel that are such slices, by their places.
+// Parameters finds the parameters of a kernel that are such slices, by their places.
 func Parameters(info *types.Info, d *ast.FuncDecl, sig *types.Signature) map[int]*Use {
 	if _, ok := source.Directive(d); !ok || d.Recv != nil || sig.Params().Len() < 2 ||
 		sig.Params().At(0).Name() != "i" || sig.Params().At(1).Name() == "j" {
@@ -75,16 +75,16 @@ func find(info *types.Info, index types.Object, slices []types.Object,
 	return o.of, o
 }
 
-// ownership looks at a body.
+// ownership examines a body.
 type ownership struct {
 	*types.Info
 	index types.Object
 	of    map[types.Object]*Use
 	moves bool // the index changes
-	apart bool // neighbouring threads read neighbouring elements of another slice, which they would not any more
+	apart bool // neighbouring threads read neighbouring elements of another slice, and would not any more
 }
 
-// element returns the slice of which an expression is x[i].
+// element returns the slice x if an expression is x[i].
 func (o *ownership) element(e ast.Expr) types.Object {
 	x, ok := e.(*ast.IndexExpr)
 	if !ok {
@@ -150,8 +150,8 @@ func (o *ownership) visit(n ast.Node) bool {
 	return true
 }
 
-// follows says whether an index is another for each index of the kernel, in a way that
-// neighbours have neighbours.
+// follows says whether an index differs for each index of the kernel, and neighbours
+// stay neighbours.
 func (o *ownership) follows(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.ParenExpr:
@@ -170,7 +170,7 @@ func (o *ownership) changed(e ast.Expr) {
 	}
 }
 
-// sets says whether statements assign v's element whatever way they take, before they return.
+// sets says whether statements assign v's element on every way, before they return.
 func (o *ownership) sets(list []ast.Stmt, v types.Object) bool {
 	for _, s := range list {
 		switch s := s.(type) {
@@ -208,7 +208,7 @@ func (o *ownership) sets(list []ast.Stmt, v types.Object) bool {
 	return false
 }
 
-// given says whether a condition is len(v) > 0: of a slice of no elements nothing is stored.
+// given says whether a condition is len(v) > 0: nothing is stored in a slice of no elements.
 func (o *ownership) given(e ast.Expr, v types.Object) bool {
 	b, ok := e.(*ast.BinaryExpr)
 	if !ok || b.Op != token.GTR || o.Types[b.Y].Value == nil || o.Types[b.Y].Value.String() != "0" {
@@ -235,8 +235,8 @@ func leaves(s ast.Stmt) (found bool) {
 	return found
 }
 
-// Guard returns the condition under which a kernel does nothing, whatever its index: where it
-// begins with if c { return }.
+// Guard returns the condition c under which a kernel does nothing, for any index, if it begins with
+// if c { return }.
 func Guard(info *types.Info, d *ast.FuncDecl, sig *types.Signature, own map[int]*Use) ast.Expr {
 	if len(own) == 0 || len(d.Body.List) == 0 {
 		return nil

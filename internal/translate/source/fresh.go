@@ -13,13 +13,13 @@ import (
 	"strings"
 )
 
-// The file that Generate writes says which declarations it was made of, and a sum of them.
+// The file of Generate lists the declarations that it was made of, and their sum.
 const (
 	OfLine  = "// Of: "
 	SumLine = "// Sum: "
 )
 
-// version changes with what Generate writes for the same kernels.
+// version changes with the output of Generate for the same kernels.
 const version = 5
 
 // sum is over declarations with their lines, which reports name.

@@ -29,7 +29,7 @@ const (
 	ToleranceMark = "//spmd:tolerance"
 )
 
-// Refusal is what a kernel has and GPUs do not, and where.
+// Refusal is something in a kernel that GPUs lack, and its place.
 type Refusal struct {
 	At   token.Position
 	What string
@@ -39,20 +39,20 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("%s:%d: %s", filepath.Base(r.At.Filename), r.At.Line, r.What)
 }
 
-// source is a package as it is parsed, without tests and without what Generate wrote.
+// Source is a parsed package, without tests and without the file of Generate.
 type Source struct {
 	Fset  *token.FileSet
 	Files []*ast.File
-	Decls map[string]Decl // functions, types, constants and variables by their names, methods as Type.Method
+	Decls map[string]Decl // functions, types, constants and variables by name, methods as Type.Method
 }
 
-// decl is one declaration at the level of the package.
+// Decl is one declaration at the level of the package.
 type Decl struct {
 	Node ast.Node
 	name string
 }
 
-// parse reads the Go files of a folder.
+// Parse reads the Go files of a folder.
 func Parse(dir string) (*Source, error) {
 	s := &Source{Fset: token.NewFileSet(), Decls: map[string]Decl{}}
 	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -98,7 +98,7 @@ func (s *Source) declare(d ast.Decl) {
 	}
 }
 
-// receiver is the name of a method's type.
+// receiver returns the name of a method's type.
 func receiver(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.StarExpr:
@@ -111,7 +111,7 @@ func receiver(e ast.Expr) string {
 	return ""
 }
 
-// kernels returns the functions that are kernels, in the order of files and lines.
+// Kernels returns the functions that are kernels, in the order of files and lines.
 func (s *Source) Kernels() []*ast.FuncDecl {
 	var all []*ast.FuncDecl
 	for _, f := range s.Files {
@@ -126,11 +126,11 @@ func (s *Source) Kernels() []*ast.FuncDecl {
 	return all
 }
 
-// nearMark is a comment that is one of the marks, or that somebody may have meant for one.
+// nearMark matches a comment that is one of the marks, or that somebody may have meant for one.
 var nearMark = regexp.MustCompile(`^//(\s*)spmd:(\w+)`)
 
-// CheckMarks refuses a comment that was meant for a mark and is none: it would be
-// passed over without a word.
+// CheckMarks refuses a comment that was meant for a mark and is none. It would be passed over
+// without a word.
 func (s *Source) CheckMarks() error {
 	for _, f := range s.Files {
 		of := map[*ast.Comment]bool{} // those of functions
@@ -166,7 +166,7 @@ func (s *Source) CheckMarks() error {
 	return nil
 }
 
-// directive returns the words behind the Mark of a kernel.
+// Directive returns the words behind the Mark of a kernel.
 func Directive(fn *ast.FuncDecl) ([]string, bool) { return Marked(fn, Mark) }
 
 func Marked(fn *ast.FuncDecl, comment string) ([]string, bool) {
@@ -189,7 +189,7 @@ type Checked struct {
 	errors []types.Error
 }
 
-// check finds the types of a package. Errors are kept: what launches the kernels does not
+// Check finds the types of a package. It keeps errors: code that launches the kernels does not
 // compile before Generate has run.
 func (s *Source) Check(dir string) (*Checked, error) {
 	find, err := exports(dir, s.Files)
@@ -207,11 +207,11 @@ func (s *Source) Check(dir string) (*Checked, error) {
 				c.errors = append(c.errors, e)
 			}
 		}}
-	c.Pkg, _ = conf.Check(s.Files[0].Name.Name, s.Fset, s.Files, c.Info) // its error is the first of those kept
+	c.Pkg, _ = conf.Check(s.Files[0].Name.Name, s.Fset, s.Files, c.Info) // its error is the first of the kept ones
 	return c, nil
 }
 
-// failure returns the error that lies in a function or a type, if there is one.
+// Failure returns the error that lies in a function or a type, if there is one.
 func (c *Checked) Failure(n ast.Node) *Refusal {
 	for _, e := range c.errors {
 		if n.Pos() <= e.Pos && e.Pos < n.End() {
@@ -221,8 +221,8 @@ func (c *Checked) Failure(n ast.Node) *Refusal {
 	return nil
 }
 
-// exports returns what opens the compiler's tables of the packages that files
-// import. The go command makes them.
+// exports returns a function that opens the compiler's tables of the packages that files import.
+// The go command makes them.
 func exports(dir string, files []*ast.File) (func(path string) (io.ReadCloser, error), error) {
 	var imports []string
 	for _, f := range files {
