@@ -142,13 +142,15 @@ func (q *queue) Uses(a, b *exec.Block) {
 
 // UsesArgs implements exec.Queue.
 func (q *queue) UsesArgs(c *exec.Command) {
-	l, seq := q.lane.Load(), q.tail+1
-	for i := range c.Args {
-		if b := c.Args[i].Block; l != nil {
-			l.Uses(b, nil)
-		} else {
-			b.UsedBy(&q.Seat, seq)
+	if l := q.lane.Load(); l != nil {
+		for i := range c.Args {
+			l.Uses(c.Args[i].Block, nil)
 		}
+		return
+	}
+	seq := q.tail + 1
+	for i := range c.Args {
+		c.Args[i].Block.UsedBy(&q.Seat, seq)
 	}
 }
 
