@@ -63,11 +63,14 @@ func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer,
 	return c.CheckMessage(opSendRecv, code, got, recvN, t, from)
 }
 
-// SendRecvBy is SendRecv after CheckSendRecv. in and out are as by of P2P.SendBy.
+// Carriers are those of a SendRecvBy, each as by of P2P.SendBy.
+type Carriers struct{ In, Out unsafe.Pointer }
+
+// SendRecvBy is SendRecv after CheckSendRecv, by way of carriers.
 func (c *Comm) SendRecvBy(
-	dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type, in, out unsafe.Pointer,
+	dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type, by Carriers,
 ) error {
-	code, got := sysSendRecvBy(c, in, out, dst, recvN, from, src, sendN, to, t)
+	code, got := by.sysSendRecv(c, dst, recvN, from, src, sendN, to, t)
 	return c.CheckMessage(opSendRecv, code, got, recvN, t, from)
 }
 

@@ -194,11 +194,12 @@ func sysSendRecv(
 	return int(o.code), int(o.got)
 }
 
-func sysSendRecvBy(
-	c *Comm, in, out, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type,
+func (by Carriers) sysSendRecv(
+	c *Comm, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type,
 ) (code, got int) {
-	o := C.sendrecv_by(c.h, (*C.struct_carrier)(in), (*C.struct_carrier)(out), address(dst), C.int64_t(rn),
-		C.int(from), address(src), C.int64_t(sn), C.int(to), C.int(t))
+	in, out := (*C.struct_carrier)(by.In), (*C.struct_carrier)(by.Out)
+	o := C.sendrecv_by(c.h, in, out, address(dst), C.int64_t(rn), C.int(from), address(src), C.int64_t(sn),
+		C.int(to), C.int(t))
 	keep(dst, src)
 	return int(o.code), int(o.got)
 }

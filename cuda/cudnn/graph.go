@@ -78,30 +78,39 @@ func (g *graph) close() error {
 
 // tensor adds one with its place in memory, which a run is given.
 func (g *graph) tensor(typ int32, dims, strides [4]int64) tensor {
-	return g.addTensor(typ, dims, strides, false, false)
+	return g.addTensor(typ, dims, strides, given)
 }
 
 // between adds an intermediate result, which has no place in memory.
 func (g *graph) between(typ int32, dims, strides [4]int64) tensor {
-	return g.addTensor(typ, dims, strides, true, false)
+	return g.addTensor(typ, dims, strides, between)
 }
 
 // scalar adds a number that a run reads from host memory.
 func (g *graph) scalar() tensor {
 	one := [4]int64{1, 1, 1, 1}
-	return g.addTensor(dataFloat32, one, one, false, true)
+	return g.addTensor(dataFloat32, one, one, number)
 }
 
 const operandAlignment = 16 // bytes
 
-func (g *graph) addTensor(typ int32, dims, strides [4]int64, virtual, byValue bool) tensor {
+// role is where a run has a tensor.
+type role int
+
+const (
+	given   role = iota // in memory that the run is given
+	between             // nowhere: the engine keeps it
+	number              // in host memory, one element
+)
+
+func (g *graph) addTensor(typ int32, dims, strides [4]int64, r role) tensor {
 	g.ids++
 	t := tensor{id: g.ids, dims: dims, strides: strides, typ: typ}
 	t.d = g.make("a tensor", kindTensor, of(attrTensorType, typeDataType, typ),
 		of(attrTensorDims, typeInt64, dims[:]...),
 		of(attrTensorStrides, typeInt64, strides[:]...), of(attrTensorID, typeInt64, t.id),
-		of(attrTensorAlignment, typeInt64, int64(operandAlignment)), of(attrTensorVirtual, typeBoolean, virtual),
-		of(attrTensorByValue, typeBoolean, byValue))
+		of(attrTensorAlignment, typeInt64, int64(operandAlignment)), of(attrTensorVirtual, typeBoolean, r == between),
+		of(attrTensorByValue, typeBoolean, r == number))
 	return t
 }
 

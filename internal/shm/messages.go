@@ -72,7 +72,8 @@ func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer,
 	if in != nil && out != nil && put(out, src, sendN*t.Size()) {
 		return c.receive(name, in, dst, recvN, t, from)
 	}
-	return c.SendRecvBy(dst, recvN, from, src, sendN, to, t, unsafe.Pointer(in), unsafe.Pointer(out))
+	by := cudampi.Carriers{In: unsafe.Pointer(in), Out: unsafe.Pointer(out)}
+	return c.SendRecvBy(dst, recvN, from, src, sendN, to, t, by)
 }
 
 // P2P is cudampi.P2P for messages of a Comm and of others.

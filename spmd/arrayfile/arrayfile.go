@@ -29,12 +29,12 @@ const limit = 10 * time.Minute
 // that use b.
 func Save[T spmd.Elem](c spmd.Comm, name string, shape []int, b spmd.Buffer[T], off int, replace bool) error {
 	head, err := header[T](shape)
-	return save(c, "Save", name, head, product(shape), b, off, replace, err)
+	return save(c, whole{"Save", name, head, product(shape), replace}, b, off, err)
 }
 
 // SaveRaw is Save without a header: the file has total elements and nothing else.
 func SaveRaw[T spmd.Elem](c spmd.Comm, name string, total int, b spmd.Buffer[T], off int, replace bool) error {
-	return save(c, "SaveRaw", name, nil, total, b, off, replace, nil)
+	return save(c, whole{"SaveRaw", name, nil, total, replace}, b, off, nil)
 }
 
 // Load reads the elements of a .npy file from number off on into b, as many as b has. The file's
@@ -136,45 +136,52 @@ func load[T spmd.Elem](c spmd.Comm, op, name string, b spmd.Buffer[T], off int, 
 	}())
 }
 
-func save[T spmd.Elem](
-	c spmd.Comm, op, name string, head []byte, total int, b spmd.Buffer[T], off int, replace bool, wrong error,
-) error {
-	work, leave, err := begin(c, op)
+// whole is a file to be saved, which is the same on all ranks.
+type whole struct {
+	op, name string
+	head     []byte
+	total    int // elements
+	replace  bool
+}
+
+// save saves a file. wrong is why this rank cannot save it, or nil.
+func save[T spmd.Elem](c spmd.Comm, f whole, b spmd.Buffer[T], off int, wrong error) error {
+	work, leave, err := begin(c, f.op)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if err := agree(c, op, errors.Join(wrong, covered(c, off, b.Len(), total))); err != nil {
+	if err := agree(c, f.op, errors.Join(wrong, covered(c, off, b.Len(), f.total))); err != nil {
 		return err
 	}
 	var out *outfile.File
 	part := ""
 	if c.Rank() == 0 {
-		err = work.Do("open of "+name, func() (err error) {
-			if !outfile.IsFile(name) {
-				return fmt.Errorf("%s is no file: ranks write their parts of one", name)
+		err = work.Do("open of "+f.name, func() (err error) {
+			if !outfile.IsFile(f.name) {
+				return fmt.Errorf("%s is no file: ranks write their parts of one", f.name)
 			}
-			if out, err = outfile.Create(name, replace); err == nil {
+			if out, err = outfile.Create(f.name, f.replace); err == nil {
 				part = out.Name()
-				_, err = out.WriteAt(head, 0)
+				_, err = out.WriteAt(f.head, 0)
 			}
 			return err
 		})
 	}
-	err = agree(c, op, err)
+	err = agree(c, f.op, err)
 	if err == nil {
 		part, err = spmd.BroadcastValue(c, part, 0)
 	}
 	if err == nil {
-		err = agree(c, op, write(work, part, len(head), b, off))
+		err = agree(c, f.op, write(work, part, len(f.head), b, off))
 	}
 	if out == nil {
-		return errors.Join(err, agreeAtEnd(c, op, err, nil))
+		return errors.Join(err, agreeAtEnd(c, f.op, err, nil))
 	}
 	if err != nil {
 		return errors.Join(err, out.Drop())
 	}
-	return agreeAtEnd(c, op, nil, work.Do("rename to "+name, out.Commit))
+	return agreeAtEnd(c, f.op, nil, work.Do("rename to "+f.name, out.Commit))
 }
 
 // agreeAtEnd tells all ranks whether the file has its name. A rank that failed before it does not

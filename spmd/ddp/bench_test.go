@@ -25,7 +25,7 @@ func BenchmarkKernels(b *testing.B) {
 		s := spmdtest.Stream(b, w, "bench")
 		clip := func(limit float64) func(b *testing.B) {
 			return func(b *testing.B) {
-				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20),
+				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20),
 					func() error { return ddp.ClipNorm(s, x, limit, norm) })
 				spmdtest.Must(b, err)
 				b.ReportMetric(0, "ns/op")

@@ -211,7 +211,7 @@ func BenchmarkForward(b *testing.B) {
 				spmdtest.Must(b, x.SetAll(1))
 				s, err := w.NewStream("fft")
 				spmdtest.Must(b, err)
-				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, 30, func() error {
+				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, 30, func() error {
 					for range 10 {
 						if err := p.Forward(s, y, x); err != nil {
 							return err

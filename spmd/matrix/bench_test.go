@@ -33,7 +33,7 @@ func benchTranspose[T spmd.Elem](b *testing.B, w *spmd.World, name string) {
 	s := spmdtest.Stream(b, w, name)
 	x, y := spmdtest.Alloc[T](b, w, rows*cols), spmdtest.Alloc[T](b, w, rows*cols)
 	b.Run(name, func(b *testing.B) {
-		stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20),
+		stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20),
 			func() error { return Transpose(s, Of(y, cols, rows), Of(x, rows, cols)) })
 		spmdtest.Must(b, err)
 		b.ReportMetric(0, "ns/op")

@@ -214,7 +214,7 @@ func BenchmarkMultiply(b *testing.B) {
 				spmdtest.Must(b, x.SetAll(1))
 				s, err := w.NewStream("sparse")
 				spmdtest.Must(b, err)
-				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, 30, func() error {
+				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, 30, func() error {
 					for range 10 {
 						if err := m.Multiply(s, y, x); err != nil {
 							return err

@@ -101,6 +101,12 @@ func StatsOf(samples []float64) Stats {
 	return Stats{Iters: n, MinUS: us[0], MedianUS: median, P99US: us[(n*99+99)/100-1], MaxUS: us[n-1], Samples: samples}
 }
 
+// The values of graph in MeasureStream and MeasureAwait.
+const (
+	Calls = false // each repetition calls enqueue
+	Graph = true  // each repetition launches a graph of the step
+)
+
 // MeasureStream is Measure for a step that enqueue puts on s. It synchronizes s after each step.
 // With graph it captures the step once and replays it. Several enqueue functions take turns, for
 // operands that are to come from memory and not from a cache.

@@ -79,7 +79,7 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 			}
 			return nil
 		}
-		stats, err := timing.MeasureStream(w.Comm(), s, false, 0, 2, func() error {
+		stats, err := timing.MeasureStream(w.Comm(), s, timing.Calls, 0, 2, func() error {
 			turn++
 			if turn == 1 {
 				return wait(last)

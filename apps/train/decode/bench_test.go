@@ -40,7 +40,7 @@ func BenchmarkKernels(b *testing.B) {
 		} {
 			b.Run(k.name, func(b *testing.B) {
 				const each = 10 // a launch costs the host little beside them
-				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20), func() error {
+				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20), func() error {
 					for range each {
 						k.run()
 					}

@@ -97,7 +97,7 @@ func BenchmarkRows(b *testing.B) {
 // benchKernel reports the median time of what run enqueues, and its rate if it moves bytes.
 func benchKernel(b *testing.B, w *spmd.World, s *spmd.Stream, name string, bytes int, run func() error) {
 	b.Run(name, func(b *testing.B) {
-		stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20), run)
+		stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20), run)
 		spmdtest.Must(b, err)
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(stats.MedianUS, "us")

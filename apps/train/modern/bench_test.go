@@ -56,7 +56,7 @@ func BenchmarkKernels(b *testing.B) {
 			{"relu2_backward_8", func() { relu2Backward(e, x[0], x[1], n*c, to) }},
 		} {
 			b.Run(k.name, func(b *testing.B) {
-				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20),
+				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20),
 					func() error { k.run(); return e.Err })
 				spmdtest.Must(b, err)
 				b.ReportMetric(0, "ns/op")

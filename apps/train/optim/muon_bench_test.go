@@ -53,7 +53,7 @@ func BenchmarkMuon(b *testing.B) {
 			}},
 		} {
 			b.Run(k.name, func(b *testing.B) {
-				stats, err := timing.MeasureStream(w.Comm(), s, true, 3, max(b.N, 20), k.run)
+				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20), k.run)
 				spmdtest.Must(b, err)
 				b.ReportMetric(0, "ns/op")
 				b.ReportMetric(stats.MedianUS, "us")
