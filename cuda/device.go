@@ -235,7 +235,7 @@ func (d *Device) Close() error {
 // Index returns the number of the device among those that this process sees.
 func (d *Device) Index() int { return d.index }
 
-// DeviceOf returns the GPU of a World of package spmd, from what its Native returns; nil where the
+// DeviceOf returns the GPU of a World of package spmd, from what its Native returns; nil if the
 // world is on the host.
 func DeviceOf(native any) *Device {
 	d, _ := native.(*Device)

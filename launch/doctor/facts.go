@@ -31,7 +31,7 @@ type Facts struct {
 	Launcher Launcher `json:"launcher"`
 	Arch     string   `json:"arch"` // as GOARCH has it
 	Launch   File     `json:"launch"`
-	Program  *File    `json:"program,omitempty"` // nil where none was named
+	Program  *File    `json:"program,omitempty"` // nil if none was named
 
 	GPU       GPU                `json:"gpu"`
 	Libraries map[string]Library `json:"libraries"` // by name; those for GPUs only with a GPU
@@ -74,7 +74,7 @@ type MPI struct {
 	Rank    int    `json:"rank"`
 	Size    int    `json:"size"`
 
-	CUDA *Awareness `json:"cuda,omitempty"` // nil where it was not asked
+	CUDA *Awareness `json:"cuda,omitempty"` // nil if it was not asked
 }
 
 // Awareness is whether MPI takes GPU memory.
@@ -142,7 +142,7 @@ func (f *Facts) setting(name string) string {
 // the GPU's driver takes to start.
 func Gather(program string) Facts {
 	f := Facts{Launcher: Launcher(launcher.Environment()), Arch: runtime.GOARCH, ShmFree: -1}
-	f.Host, _ = os.Hostname() // empty where it has none
+	f.Host, _ = os.Hostname() // empty if it has none
 	f.Machine = machine()
 	f.Launch = describe("/proc/self/exe")
 	f.Launch.Path, _ = os.Executable()

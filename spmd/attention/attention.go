@@ -57,7 +57,7 @@ type Attention[T Elem] struct {
 	why   string
 	cudnn *cudnnPath           // if that is the path
 	back  string               // the path of the backward pass
-	wgmma *wgmmaShape          // nil where the path is not mma, or its kernels are not wgmma's
+	wgmma *wgmmaShape          // nil if the path is not mma, or its kernels are not wgmma's
 	work  spmd.Buffer[float32] // of the path, shared by the family
 }
 

@@ -87,7 +87,7 @@ type Manager struct {
 	closed  bool
 
 	// Fields of rank 0, for the save in progress or, without one, the caller:
-	lock    *folderLock     // nil where the folder cannot be locked
+	lock    *folderLock     // nil if the folder cannot be locked
 	serial  int             // of the newest checkpoint
 	damaged map[string]bool // folders that could not be loaded
 }

@@ -326,7 +326,7 @@ func (d disk) readIndex(folder string) (*index, [sha256.Size]byte, error) {
 type savedFolder struct {
 	name  string // of the folder
 	step  int
-	index *index // nil where it cannot be read
+	index *index // nil if it cannot be read
 	err   error  // why
 	temp  bool   // only a save in progress, or left by one that did not finish
 	aside bool   // made by no save: it is never removed

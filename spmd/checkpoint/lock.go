@@ -64,7 +64,7 @@ func thisOwner() *lockOwner {
 	var session [8]byte
 	rand.Read(session[:]) // never fails
 	o.Session = fmt.Sprintf("%x", session)
-	o.Host, _ = os.Hostname() // empty where it has none
+	o.Host, _ = os.Hostname() // empty if it has none
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	o.Boot = strings.TrimSpace(string(boot))
 	o.PIDs, _ = os.Readlink("/proc/self/ns/pid")
@@ -188,7 +188,7 @@ func slurmEnded(job string) bool {
 // lockBusy means that another process has the lock.
 type lockBusy struct {
 	path   string
-	owner  *lockOwner // nil where the file does not say
+	owner  *lockOwner // nil if the file does not say
 	fate   fate
 	former bool  // it is the run before of this job
 	cause  error // of no owner

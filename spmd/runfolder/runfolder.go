@@ -163,7 +163,7 @@ func (c Config) about(err error) error {
 }
 
 func hostname() string {
-	name, _ := os.Hostname() // empty where it has none
+	name, _ := os.Hostname() // empty if it has none
 	return name
 }
 

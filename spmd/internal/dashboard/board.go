@@ -107,7 +107,7 @@ type View struct {
 	Regions []string `json:"regions"` // that take longest
 	Rows    []Row    `json:"rows"`
 	Hidden  int      `json:"hidden"`  // ranks that have no row
-	Slowest *Slowest `json:"slowest"` // nil where no rank is clearly
+	Slowest *Slowest `json:"slowest"` // nil if no rank is clearly
 	Apart   bool     `json:"apart"`   // it is known how long each rank waits for others
 	Hosts   []Host   `json:"hosts"`   // in the order of nodes
 }

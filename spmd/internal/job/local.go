@@ -46,7 +46,7 @@ func (p *Program) local(received chan os.Signal) int {
 		fmt.Fprint(os.Stderr, hang.Report)
 		text = hang.What
 	}
-	host, _ := os.Hostname() // empty where it has none
+	host, _ := os.Hostname() // empty if it has none
 	log := cfg.Logger(of.Rank, cfg.Ranks, os.Stderr)
 	log.Error().Str("host", host).Msg(text)
 	return status

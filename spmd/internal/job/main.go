@@ -179,7 +179,7 @@ func (j *Job) abort(err error, code int) int {
 		j.watchdog.fail(kind, code, err.Error())
 	}
 	j.tellLast(kind != watch.KindSignal, func(time.Duration) [][]byte { return [][]byte{j.world.Account()} })
-	host, _ := os.Hostname() // empty where it has none
+	host, _ := os.Hostname() // empty if it has none
 	j.Log.Error().Str("host", host).Msg(err.Error())
 	j.world.Abort(code)
 	return code

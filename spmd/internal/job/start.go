@@ -73,7 +73,7 @@ func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
 				break
 			}
 		}
-		host, _ := os.Hostname() // empty where it has none
+		host, _ := os.Hostname() // empty if it has none
 		fmt.Fprintf(os.Stderr, "%s: the start has not ended in %v: a rank is missing; rank %d (host %s, "+
 			"pid %d) is at %s%s\n",
 			name, limit, rank, host, os.Getpid(), at, manyInterfaces())

@@ -144,7 +144,7 @@ func (t *Team) waitsForFiles() bool {
 
 // states is the state of every rank.
 func (t *Team) states() []watch.RankState {
-	host, _ := os.Hostname() // empty where it has none
+	host, _ := os.Hostname() // empty if it has none
 	t.mu.Lock()
 	jobs := slices.Clone(t.jobs)
 	t.mu.Unlock()

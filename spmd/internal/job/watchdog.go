@@ -60,7 +60,7 @@ func (j *Job) Watch() error {
 		return nil
 	}
 	d := &Watchdog{job: j, stop: make(chan struct{}), ended: make(chan struct{})}
-	host, _ := os.Hostname()      // empty where it has none
+	host, _ := os.Hostname()      // empty if it has none
 	joined := make(chan struct{}) // others may be ahead of this rank
 	onHeartbeat := func(rank int, heartbeat []byte) {
 		if j.Rank != 0 {

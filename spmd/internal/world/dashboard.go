@@ -271,7 +271,7 @@ func (w *World) sample() *dashboard.Sample {
 	if !page {
 		return s
 	}
-	s.Host, _ = os.Hostname() // empty where it has none
+	s.Host, _ = os.Hostname() // empty if it has none
 	s.Process, s.GPU = procfs.Resident("/"), w.shown.gpu.Load()
 	for name, r := range t.Regions {
 		s.Regions = append(s.Regions, dashboard.Phase{Name: name, Count: r.Count, Nanos: int64(r.Nanos)})
