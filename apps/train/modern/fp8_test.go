@@ -29,10 +29,15 @@ func eightModel(t *testing.T, w *spmd.World, cfg layout.Config) (*Model[spmd.BF1
 }
 
 // Losses and gradients with products of 8-bit floats are near those with bfloat16, but not equal.
+//
+// Weights and tokens of 40 seeds say how near. A token's loss changes by 0.032 (the head's products)
+// or 0.074 (all), in the root mean square: by 0.027 to 0.038 and 0.061 to 0.093 with a single seed.
+// The changes have no bias and are as good as independent: the mean of 96 tokens changes by 0.0031
+// and 0.0079, a tenth of it. These weights, each changed by up to 0.5 %, move it by 0.003 to 0.016.
 func TestFP8Gradients(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cfg := traintest.SmallModern
-		grads := func(level layout.FP8Level) (loss float64, g []float32) {
+		grads := func(level layout.FP8Level) (loss float64, losses, g []float32) {
 			cfg := cfg
 			cfg.FP8 = level
 			m, s, batch := eightModel(t, w, cfg)
@@ -45,24 +50,34 @@ func TestFP8Gradients(t *testing.T) {
 			if took := m.Space().Bytes + m.att.Workspace(); need < took {
 				t.Errorf("--fp8 %v: told %d bytes, took %d", level, need, took)
 			}
-			loss, g = traintest.ValuesOf(t, m.Loss)[0], traintest.FloatsOf(t, m.Grads)
+			loss, losses = traintest.ValuesOf(t, m.Loss)[0], traintest.ValuesOf(t, m.losses)
+			g = traintest.FloatsOf(t, m.Grads)
 			traintest.NoError(t, m.Close())
-			return loss, g
+			return loss, losses, g
 		}
-		loss, want := grads(layout.FP8Off)
-		for _, level := range []layout.FP8Level{layout.FP8Head, layout.FP8All} {
-			loss8, got := grads(level)
-			if !traintest.CloseTo(loss8, loss, 0.01) || loss8 == loss {
+		distance := func(got, want []float32) float64 {
+			d := 0.0
+			for i, v := range want {
+				d += math.Pow(float64(got[i])-float64(v), 2)
+			}
+			return math.Sqrt(d)
+		}
+		loss, losses, want := grads(layout.FP8Off)
+		none := make([]float32, len(want))
+		for level, usual := range map[layout.FP8Level]float64{layout.FP8Head: 0.032, layout.FP8All: 0.074} {
+			loss8, losses8, got := grads(level)
+			each := math.Sqrt(float64(len(losses)))
+			if off := distance(losses8, losses) / each; !(off < 1.5*usual) || off == 0 {
+				t.Errorf("--fp8 %v: a token's loss differs by %.3g from that of bfloat16", level, off)
+			}
+			if !traintest.CloseTo(loss8, loss, 4*usual/each) {
 				t.Errorf("--fp8 %v: the loss is %v, of bfloat16 %v", level, loss8, loss)
 			}
 			params, _, _ := layout.Of(cfg)
 			for _, p := range params {
-				d, n := 0.0, 0.0
-				for i := p.Off; i < p.Off+p.Len; i++ {
-					d += math.Pow(float64(got[i]-want[i]), 2)
-					n += math.Pow(float64(want[i]), 2)
-				}
-				if off := math.Sqrt(d / n); p.Decay && (!(off < 0.2) || off == 0) {
+				lo, hi := p.Off, p.Off+p.Len
+				off := distance(got[lo:hi], want[lo:hi]) / distance(none[lo:hi], want[lo:hi])
+				if p.Decay && (!(off < 0.2) || off == 0) {
 					t.Errorf("--fp8 %v: the gradient of %s differs by %.2g of its norm", level, p.Name, off)
 				}
 			}
