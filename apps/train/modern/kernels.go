@@ -247,10 +247,10 @@ type headShape struct {
 // mostHeadThreads is PART in modern.cu.
 const mostHeadThreads = 384
 
-// grid returns the grid and the arguments of a kernel of heads for n rows, whose threads have v
+// grid returns the grid and the arguments of a kernel of heads for n rows, whose threads have 4
 // numbers of both halves of a head. room is how many threads fit on a multiprocessor.
-func (h headShape) grid(n, v, room int) (spmd.Grid, [6]spmd.Arg) {
-	lanes := 1 << bits.Len(uint((h.size/2-1)/v)) // of a head
+func (h headShape) grid(n, room int) (spmd.Grid, [6]spmd.Arg) {
+	lanes := 1 << bits.Len(uint((h.size/2-1)/4)) // of a head
 	all := 3 * h.heads * lanes
 	parts := (all + mostHeadThreads - 1) / mostHeadThreads
 	threads := 32 * ((all + 32*parts - 1) / (32 * parts))
@@ -260,14 +260,13 @@ func (h headShape) grid(n, v, room int) (spmd.Grid, [6]spmd.Arg) {
 			spmd.F32(h.scale)}
 }
 
-// Forward threads have 8 numbers where halves are a multiple of 8, with 80 registers. Backward
-// threads always have 4, with 56 registers: more of them wait for memory at once.
+// Forward threads have 40 registers, backward ones 56.
 const (
-	forwardThreads  = 816
+	forwardThreads  = 1536
 	backwardThreads = 1152
 )
 
-var headsKernels = [...]kernels.Kernel{newKernel("modern_heads<4>", hostHeads), newKernel("modern_heads<8>", hostHeads)}
+var headsKernel = newKernel("modern_heads", hostHeads)
 
 func hostHeads(a *kernels.HostArgs) error {
 	n, t, vocab, heads, size, normed, scale := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.I32(13) != 0,
@@ -288,12 +287,8 @@ func hostHeads(a *kernels.HostArgs) error {
 // are (n,3,heads,size).
 func headsForward[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A],
 	tokens spmd.Buffer[int32], mix valueMix) {
-	k, v := 0, 4
-	if h.size%16 == 0 {
-		k, v = 1, 8
-	}
-	grid, x := h.grid(e.N, v, forwardThreads)
-	e.Launch(headsKernels[k], grid, out.Arg(), qkv.Arg(), tokens.Arg(), mix.table.Arg(), mix.mix.w.Arg(), h.turn.Arg(),
+	grid, x := h.grid(e.N, forwardThreads)
+	e.Launch(headsKernel, grid, out.Arg(), qkv.Arg(), tokens.Arg(), mix.table.Arg(), mix.mix.w.Arg(), h.turn.Arg(),
 		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5])
 }
 
@@ -329,7 +324,7 @@ func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial s
 	if !to.None() {
 		form = headsBackwardKernel8
 	}
-	grid, x := h.grid(e.N, 4, backwardThreads)
+	grid, x := h.grid(e.N, backwardThreads)
 	e.Launch(form, grid, d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
 		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T),
 		spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5], kernels.Flag(fresh), kernels.Flag(e.Acc),

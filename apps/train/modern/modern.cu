@@ -187,16 +187,16 @@ __global__ void __launch_bounds__(256, PIECES == 1 ? 3 : PIECES < 8 ? 2 : 1)
 
 // Of each row that its block has, a thread has V numbers of both halves of a head: a query, a key or a value. Some lanes have
 // the head; where a row needs more than PART threads, some blocks have it, each a part.
-enum { PART = 384 };
+enum { PART = 384, V = 4 };
 
-template <int V> struct halves { float a[V], b[V]; };
+struct halves { float a[V], b[V]; };
 
 struct head { int which, j, at, row, rows; }; // which is 0 for a query, 1 for a key, 2 for a value, 3 for none; at: in a row
 
-SPMD_FN head head_of(int v, int lanes, int heads, int size, int parts) {
+SPMD_FN head head_of(int lanes, int heads, int size, int parts) {
     head h;
     int thread = blockIdx.x % parts * blockDim.x + threadIdx.x, unit = thread / lanes;
-    h.j = thread % lanes * v;
+    h.j = thread % lanes * V;
     h.at = unit * size + h.j;
     h.which = unit < 3 * heads && h.j < size / 2 ? unit / heads : 3;
     h.row = blockIdx.x / parts;
@@ -210,36 +210,34 @@ SPMD_FN float lanes_sum(float v, int lanes) {
     return v;
 }
 
-template <typename T> SPMD_FN void load_part(float (&v)[8], const T *p) { load(v, p); }
-template <typename T> SPMD_FN void load_part(float (&v)[4], const T *p) {
+template <typename T> SPMD_FN void load_part(float (&v)[V], const T *p) {
     float4 x = load4(p);
     v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
 }
-template <typename T> SPMD_FN void store_part(T *p, const float (&v)[8]) { store(p, v); }
-template <typename T> SPMD_FN void store_part(T *p, const float (&v)[4]) { store4(p, make_float4(v[0], v[1], v[2], v[3])); }
+template <typename T> SPMD_FN void store_part(T *p, const float (&v)[V]) { store4(p, make_float4(v[0], v[1], v[2], v[3])); }
 
-template <int V, typename T> SPMD_FN void load_halves(halves<V> &v, const T *p, int half) {
+template <typename T> SPMD_FN void load_halves(halves &v, const T *p, int half) {
     load_part(v.a, p);
     load_part(v.b, p + half);
 }
 
-template <int V, typename T> SPMD_FN void store_halves(T *p, const halves<V> &v, int half) {
+template <typename T> SPMD_FN void store_halves(T *p, const halves &v, int half) {
     store_part(p, v.a);
     store_part(p + half, v.b);
 }
 
-template <int V> SPMD_FN void scale_by(halves<V> &v, float s) {
+SPMD_FN void scale_by(halves &v, float s) {
 #pragma unroll
     for (int k = 0; k < V; k++) v.a[k] *= s, v.b[k] *= s;
 }
 
-template <int V> SPMD_FN void dot(float &sum, const halves<V> &v, const halves<V> &w) {
+SPMD_FN void dot(float &sum, const halves &v, const halves &w) {
 #pragma unroll
     for (int k = 0; k < V; k++) sum += v.a[k] * w.a[k] + v.b[k] * w.b[k];
 }
 
 // load_turn gives the cosines and sines of a position's pairs: those behind the turned ones stay.
-template <int V> SPMD_FN void load_turn(halves<V> &w, const float2 *turn, int j, int turned) {
+SPMD_FN void load_turn(halves &w, const float2 *turn, int j, int turned) {
 #pragma unroll
     for (int k = 0; k < V; k += 2) {
         float4 two = j + k < turned ? *(const float4 *)(turn + j + k) : make_float4(1, 0, 1, 0);
@@ -248,7 +246,7 @@ template <int V> SPMD_FN void load_turn(halves<V> &w, const float2 *turn, int j,
 }
 
 // rotate turns the pairs of v by the angles of a position, or back.
-template <int V> SPMD_FN void rotate(halves<V> &v, const halves<V> &w, float back) {
+SPMD_FN void rotate(halves &v, const halves &w, float back) {
 #pragma unroll
     for (int k = 0; k < V; k++) {
         float p = v.a[k], q = v.b[k];
@@ -257,16 +255,15 @@ template <int V> SPMD_FN void rotate(halves<V> &v, const halves<V> &w, float bac
     }
 }
 
-template <int V>
-__global__ void __launch_bounds__(PART)
+extern "C" __global__ void __launch_bounds__(PART)
     modern_heads(act *out, const act *qkv, const int *tokens, const float *table, const float *mix, const float2 *turn, int n, int t,
                  int vocab, int heads, int size, int lanes, int parts, int normed, float scale) {
     int half = size / 2, turned = size / 4, c = heads * size;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0;
-    head h = head_of(V, lanes, heads, size, parts);
+    head h = head_of(lanes, heads, size, parts);
     for (int i = h.row; i < n; i += h.rows) {
         long long at = 3LL * i * c + h.at;
-        halves<V> v = {}, w = {}; // w: the turn, or what is mixed into a value
+        halves v = {}, w = {}; // w: the turn, or what is mixed into a value
         if (h.which < 3) load_halves(v, qkv + at, half);
         if (h.which < 2) load_turn(w, turn + i % t * turned, h.j, turned);
         if (h.which == 2 && table) {
@@ -296,13 +293,13 @@ __global__ void __launch_bounds__(PART)
 }
 
 // put_halves is put for both halves of a head.
-template <bool COPY> SPMD_FN float put_halves(act *to, f8e4m3 *codes, long long at, const halves<4> &v, int half, float scale, float top) {
+template <bool COPY> SPMD_FN float put_halves(act *to, f8e4m3 *codes, long long at, const halves &v, int half, float scale, float top) {
     store_halves(to + at, v, half);
     if (!COPY) return top;
-    float s[8];
+    float s[2 * V];
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-        float x = rounded(k < 4 ? v.a[k] : v.b[k - 4]);
+    for (int k = 0; k < 2 * V; k++) {
+        float x = rounded(k < V ? v.a[k] : v.b[k - V]);
         top = fmaxf(top, fabsf(x));
         s[k] = x * scale;
     }
@@ -321,16 +318,15 @@ __global__ void __launch_bounds__(PART, 3)
                           const float *table, const float *mix, const float2 *turn, int n, int t, int vocab, int heads, int size,
                           int lanes, int parts, int normed, float scale, int fresh, int accumulate, f8e4m3 *codes,
                           const float *up, float *peak) {
-    enum { V = 4 };
     float times = COPY ? *up : 0, largest = 0;
     int half = size / 2, turned = size / 4, c = heads * size;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0, of_own = 0, of_other = 0;
-    head h = head_of(V, lanes, heads, size, parts);
+    head h = head_of(lanes, heads, size, parts);
     bool turns = h.which < 2, mixes = h.which == 2 && table;
     for (int i = h.row; i < n; i += h.rows) {
         long long at = 3LL * i * c + h.at;
         long long to = (long long)i * c + h.at - 2 * c; // of dtable
-        halves<V> v = {}, g = {}, w = {};
+        halves v = {}, g = {}, w = {};
         if (turns || mixes) load_halves(v, qkv + at, half);
         if (COPY ? h.which < 3 : turns || mixes) load_halves(g, d + at, half);
         if (turns) load_turn(w, turn + i % t * turned, h.j, turned);
