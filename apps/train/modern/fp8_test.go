@@ -30,10 +30,11 @@ func eightModel(t *testing.T, w *spmd.World, cfg layout.Config) (*Model[spmd.BF1
 
 // Losses and gradients with products of 8-bit floats are near those with bfloat16, but not equal.
 //
-// Weights and tokens of 40 seeds say how near. A token's loss changes by 0.032 (the head's products)
-// or 0.074 (all), in the root mean square: by 0.027 to 0.038 and 0.061 to 0.093 with a single seed.
-// The changes have no bias and are as good as independent: the mean of 96 tokens changes by 0.0031
-// and 0.0079, a tenth of it. These weights, each changed by up to 0.5 %, move it by 0.003 to 0.016.
+// Weights and tokens of 40 seeds say how near. A token's loss changes by 0.032 (the head's
+// products) or 0.074 (all), in the root mean square: by 0.027 to 0.038 and 0.061 to 0.093 with a
+// single seed. The changes have no bias and are as good as independent: the mean of 96 tokens
+// changes by 0.0031 and 0.0079, a tenth of it. These weights, each changed by up to 0.5 %, move it
+// by 0.003 to 0.016.
 func TestFP8Gradients(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cfg := traintest.SmallModern
