@@ -56,8 +56,8 @@ type Harness struct {
 	Commit   string
 	machine  string
 	GPUs     []string // names of the machine's GPUs
-	WhyNoGPU string   // where there are none
-	Line     string   // the command line, where it is another than command's
+	WhyNoGPU string   // if there are none
+	Line     string   // the command line, if it differs from command's
 	Rows     []Row    // of the group that runs
 	Set      string   // of groups, whose group runs
 	Group    string   // its name

@@ -20,7 +20,7 @@ type model struct {
 	terms []fittedTerm
 	rms   float64 // of ln(model/measured)
 	worst float64 // the largest of them, without sign
-	at    sample  // where it is
+	at    sample  // of the worst
 }
 
 // algorithm is described by its steps, which are messages that follow one another, and by its
@@ -59,7 +59,7 @@ type fittedTerm struct {
 	startUS float64
 	stepUS  float64
 	gbps    float64
-	points  int // of which it is the term that counts
+	points  int // that this term decides
 }
 
 // sample is a measured point.

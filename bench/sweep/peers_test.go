@@ -277,7 +277,7 @@ func TestPlots(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		panels []figure.Panel
-		want   []string // texts; nil where there is nothing to draw
+		want   []string // texts; nil if there is nothing to draw
 	}{
 		{"times", []figure.Panel{distribution([]collective.Measured{of(collective.Ours, nil),
 			of("PyTorch", []float64{30, 40, 1300})}, "a machine")},
@@ -325,7 +325,7 @@ func TestDistribution(t *testing.T) {
 	}
 }
 
-// Of many times on one place few are drawn, and the curve goes where it would go with all of them.
+// Few of many equal times are drawn, and the curve goes where it would go with all of them.
 func TestDistributionOfMany(t *testing.T) {
 	m := line(collective.Ours, 1, 4, 0)
 	m.Scaling = strong
@@ -348,7 +348,7 @@ func TestDistributionOfMany(t *testing.T) {
 	}
 }
 
-// What a rank writes has the fields of the format in which measurements are kept.
+// A rank writes the fields of the format in which measurements are kept.
 func TestMeasuredFields(t *testing.T) {
 	data, err := json.Marshal(line(collective.Ours, 2, 3, 0))
 	if err != nil {

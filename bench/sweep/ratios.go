@@ -10,10 +10,10 @@ import (
 	"lockstep/bench/harness"
 )
 
-// ratios adds a row for each of our lines and each peer that measured the same. Of a peer's sides
-// the fastest counts: they are the same collective on several kinds of memory, of which ours may
-// take any. Only NCCL's symmetric memory is not for ours on plain memory, which cannot have it. A
-// peer without graphs is compared with ours in one.
+// ratios adds a row for each of our lines and each peer that measured the same. The fastest of a
+// peer's sides counts: they are the same collective on several kinds of memory, and ours may take
+// any. But ours on plain memory is not compared with NCCL's symmetric memory, which it cannot have.
+// A peer without graphs is compared with ours in one.
 func (s *sweep) ratios(lines []collective.Measured) {
 	for _, m := range lines {
 		if m.Side != collective.Ours {

@@ -146,7 +146,7 @@ func TestCallsOf(t *testing.T) {
 		name, set, collectives string
 		calls                  int
 		want                   map[int]int // at a size
-		runs                   int         // of nccl-tests; 0 where it has no part
+		runs                   int         // of nccl-tests; 0 if it has no part
 	}{
 		{"GPUs", harness.GPUSet, "auto", 0, map[int]int{8: 1000, 8 << 20: 1000, 16 << 20: 60, 1 << 30: 60}, 2},
 		{"what a caller waits", harness.GPUSet, "auto", 1, map[int]int{8: 1, 1 << 30: 1}, 1},

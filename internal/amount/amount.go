@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Three is x with three digits, or all of a longer whole part: 0.00123, 1.23, 12346, 3.10e-05.
+// Three returns x with three digits, or all of a longer whole part: 0.00123, 1.23, 12346, 3.10e-05.
 func Three(x float64) string {
 	s := strconv.FormatFloat(x, 'e', 2, 64)
 	_, power, ok := strings.Cut(s, "e")
@@ -23,8 +23,9 @@ func Three(x float64) string {
 // prefixes are those of powers of 1,000, from 1e-9 on.
 var prefixes = [...]string{"n", "u", "m", "", "k", "M", "G", "T", "P", "E"}
 
-// Of is x of a unit with three digits: 1.23 GB/s, 45.6 ms, 475233 tokens/s, 5.00 %. A unit that
-// is a symbol gets the prefix that suits; one that is a word does not, nor do seconds above one.
+// Of returns x of a unit with three digits: 1.23 GB/s, 45.6 ms, 475233 tokens/s, 5.00 %. A
+// unit that is a symbol gets a suitable prefix. A unit that is a word gets none, nor do
+// seconds above one.
 func Of(x float64, unit string) string {
 	symbol, _, _ := strings.Cut(unit, "/")
 	word := symbol == "%" || len(symbol) > 2 && symbol != strings.ToUpper(symbol)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What is written is the number, to half of its third digit.
+// The text is the number, to half of its third digit.
 func TestThree(t *testing.T) {
 	for x, want := range map[float64]string{
 		0: "0", 1: "1.00", -1.2345: "-1.23", 9.994: "9.99", 9.996: "10.0", 99.96: "100", 999.6: "1000",

@@ -28,9 +28,8 @@ var counted = []string{
 	"cuda IPCHandle", // the difference of two
 	"cuda/cublas alignment",
 	"internal/ccall Address",
-	"spmd Address",                 // of a Buffer, whose memory is not Go's
-	"spmd/internal/affinity Nudge", // in the arguments of a call in assembly
-	"spmd/internal/calls Overlap",
+	"spmd Address",                         // of a Buffer, whose memory is not Go's
+	"spmd/internal/affinity Nudge",         // in the arguments of a call in assembly
 	"spmd/internal/coll Hidden",            // TestMakeKeepsNoCall
 	"spmd/internal/exec checkTensor",       // for a message
 	"spmd/internal/exec/hostexec copyOf",   // to sort, and to find what overlaps

@@ -181,7 +181,7 @@ func (p *Program) Launch(name string, blocks, threads [3]int, first, last, share
 // Fault is an access to memory that does not exist.
 type Fault struct {
 	Kernel  string
-	Line    string // of the source, with its text; "" where nothing says which
+	Line    string // of the source, with its text; "" if unknown
 	Thread  string // and its block
 	Address uintptr
 }

@@ -19,7 +19,7 @@ const (
 // Directives tell the shell what to do with the completions. Source: cobra's completions.go,
 // ShellCompDirective.
 const (
-	AnyFile = 0 // where there are none, names of files
+	AnyFile = 0 // names of files, if there are none
 	None    = 4
 	Folders = 16 // names of folders only
 )

@@ -21,13 +21,13 @@ type Source struct {
 	Names        []string // extern "C" functions, and name expressions such as "scale<float>"
 	declared     []string // packages that did
 
-	// Tolerance is by how much a kernel's results may differ from those of its host function, as a
-	// part of them; Scratch are its arguments whose contents mean nothing to others, as bits. They
-	// belong to one kernel, and not to the program.
+	// Tolerance is how much a kernel's results may differ from its host function's, as a part of
+	// them. Scratch has its arguments whose contents mean nothing to others, as bits. They belong
+	// to one kernel, and not to the program.
 	Tolerance float64
 	Scratch   uint64
-	// Indices are how many of its first arguments are extents of indices, for each of which it
-	// touches one element of a buffer; 0 where that is not so. It belongs to one kernel, too.
+	// Indices is how many of its first arguments are extents of indices, if it touches one element
+	// of a buffer for each index, else 0. It also belongs to one kernel.
 	Indices int
 }
 

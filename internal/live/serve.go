@@ -19,7 +19,7 @@ import (
 const (
 	maxCallers = 8           // connections at a time; others wait in the kernel, without a descriptor
 	askLimit   = time.Second // to say what they want
-	maxPause   = time.Second // between two tries to accept, where no descriptor is left
+	maxPause   = time.Second // between two tries to accept without a free descriptor
 )
 
 // Listen listens where this process can be asked. Its name is taken while another process holds it.

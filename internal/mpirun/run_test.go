@@ -232,7 +232,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// Ranks find libraries where the test says, before those beside MPI's own.
+// Ranks find libraries in the test's folder, before those beside MPI's own.
 func TestCommandLibraries(t *testing.T) {
 	cmd := Command(t.Context(), 2, "sh", "-c", `echo "$LD_LIBRARY_PATH"`)
 	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH=/doubles")

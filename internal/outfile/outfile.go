@@ -24,7 +24,7 @@ const Partial = ".partial"
 // File is a file that is being written. Exactly one of Commit and Drop ends it.
 type File struct {
 	*os.File
-	to      string // the name that it gets; "" where it is no file of its own
+	to      string // the name that it gets; "" for no file of its own
 	replace bool
 }
 

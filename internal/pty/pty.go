@@ -67,7 +67,7 @@ func Open(t *testing.T, columns int) *Terminal {
 	p := &Terminal{Far: far, near: near, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		_, _ = io.Copy(&p.seen, near) // an error where no program has it open any more
+		_, _ = io.Copy(&p.seen, near) // an error once no program has it open
 	}()
 	return p
 }

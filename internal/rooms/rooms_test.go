@@ -70,8 +70,8 @@ func TestFacadeKnowsNoGPU(t *testing.T) {
 	}
 }
 
-// What makes every program larger, and slower to link, by megabytes is in none: TLS and its
-// cryptography with net/http, fonts and pictures, templates, parsers of Go.
+// No program has packages that would make every program larger, and slower to link, by megabytes:
+// TLS and its cryptography with net/http, fonts and pictures, templates, parsers of Go.
 func TestLightPrograms(t *testing.T) {
 	heavy := regexp.MustCompile(`^(net/http|crypto/tls|crypto/x509|(html|text)/template|image|go/.*|` +
 		`gonum.org/v1/plot|lockstep/internal/(figure|translate))$`)

@@ -106,7 +106,7 @@ func called(steps []step, from step, body string) (to []step) {
 	return to
 }
 
-// way is where a call has been.
+// way is the rooms that a call has been in.
 type way struct {
 	steps   []step
 	body    map[step]string
@@ -125,8 +125,8 @@ func (w *way) enter(s step) {
 	w.rooms[roomOfStep(s)] = true
 }
 
-// follow follows the call from a step down. What a function calls of one room, one after the other,
-// is one visit.
+// follow follows the call from a step down. Several calls of a function to one room, one after the
+// other, are one visit.
 func (w *way) follow(s step) {
 	w.reached[s] = true
 	last := roomOfStep(s)

@@ -36,7 +36,7 @@ type kernel struct {
 	instance types.Type // what the type parameter is; nil for none
 	onHost   string     // the function for a range of indices on the host; "" for the kernel itself
 	part     string     // the tolerance
-	row      int        // threads of a row; 0 where there are none
+	row      int        // threads of a row, or 0
 	loops    bool       // see loopWord
 }
 

@@ -96,7 +96,7 @@ func (n *Net) joinCarrier(ctx context.Context, conn net.Conn) {
 	}
 	n.way = k
 	for _, hub := range n.links {
-		_ = calm(hub.line.conn, n.cfg.Me.Rank) // where it cannot be, it stays as it was
+		_ = calm(hub.line.conn, n.cfg.Me.Rank) // if this fails, the connection stays as it was
 	}
 	n.wg.Go(k.line.run)
 	n.wg.Go(func() {

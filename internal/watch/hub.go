@@ -191,7 +191,7 @@ func (h *hub) handle(m *member, msg message) {
 			o.heard, o.silent = m.heard, false
 			if o != m && !o.carried {
 				o.carried = true
-				_ = calm(o.line.conn, rank) // where it cannot be, it stays as it was
+				_ = calm(o.line.conn, rank) // if this fails, the connection stays as it was
 			}
 		}
 	case msgFail:

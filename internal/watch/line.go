@@ -163,8 +163,8 @@ func (l *line) put(f []byte) {
 	}
 }
 
-// answer writes the answer to a beat at once. Another goroutine's help takes longer than all the
-// rest of a beat. Who has sent one reads, since there is one at a time.
+// answer writes the answer to a beat at once. Another goroutine's help takes longer than the rest
+// of a beat. The sender of a beat reads, since there is one at a time.
 func (l *line) answer() {
 	if err := l.write(echo); err != nil {
 		l.fail(err)

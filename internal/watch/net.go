@@ -28,7 +28,7 @@ type Net struct {
 	closed bool
 	over   bool      // ended is closed
 	state  *stateRun // the call of State under way
-	way    *link     // to the carrier of the node; nil where there is none
+	way    *link     // to the carrier of the node, or nil
 	// set only on the carrier, before beat begins
 	carrier *carrier
 }

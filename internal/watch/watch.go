@@ -60,7 +60,7 @@ type RankState struct {
 	Left   bool            `json:"left,omitempty"`   // it said goodbye
 	// of a rank without answer, as another of its node sees it: "T (stopped)"
 	ProcState string `json:"procState,omitempty"`
-	Note      string `json:"note,omitempty"` // why State is missing, where that is known
+	Note      string `json:"note,omitempty"` // why State is missing, if known
 }
 
 // These limit a state and a cause's text.

@@ -34,7 +34,7 @@ type Job struct {
 	Global   int // sequences of a step, over all replicas
 	Seq      int // tokens of each
 
-	Stages []layout.Staging // of a pipeline; nil where they are to be found
+	Stages []layout.Staging // of a pipeline; nil to find them
 }
 
 // Estimate is how long a step takes, in seconds. The lower end hides all messages that can be

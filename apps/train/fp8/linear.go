@@ -46,8 +46,8 @@ func (e *State) Linear(name string, site int) *Linear {
 	return nil
 }
 
-// Layer returns those of a layer's linears: of qkv, the attention's projection, and the MLP's two.
-// All are nil where the products of layers are of bfloat16.
+// Layer returns the operands of a layer's linears: qkv, the attention's projection, and the MLP's
+// two. All are nil if the products of layers are of bfloat16.
 func (e *State) Layer(l int) (of [4]*Linear) {
 	for i, name := range [...]string{"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"} {
 		of[i] = e.Linear(fmt.Sprintf("h.%d.%s.weight", l, name), layout.HeadSites+layout.LayerSites*l+2*i)

@@ -230,7 +230,7 @@ func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, m
 	ready func(group int) error) error {
 	e := enqueueOn(s, m, batch, acc, mode)
 	if m.Cfg.Shard.ScattersGrads() {
-		e.Acc, e.AccLoss = false, acc // gradients are added where they are reduced to
+		e.Acc, e.AccLoss = false, acc // the reduced gradients are added up
 	}
 	e.forward(batch.In)
 	e.head(batch.Targets, scale, true)

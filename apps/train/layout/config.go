@@ -13,7 +13,7 @@ type Config struct {
 	SeqMax   int // longest sequence, in tokens
 	Vocab    int // number of different tokens
 
-	Parts Parts // of what it is made, where that is not as GPT-2
+	Parts Parts // the parts of a modern model; none for GPT-2
 
 	// Nothing that lasts depends on these.
 	FP8   FP8Level // which products of bfloat16 activations are of 8-bit floats

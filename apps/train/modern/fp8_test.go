@@ -147,7 +147,7 @@ func checkPeaks(t *testing.T, m *Model[spmd.BF16], peaks []float32) {
 	}
 }
 
-// The CUDA sources compute what the host functions do, where they make copies.
+// Kernels that make copies are compared on the device and on the host.
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {

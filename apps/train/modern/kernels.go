@@ -166,7 +166,7 @@ type number struct{ w, dw spmd.Buffer[float32] }
 // skip is added to the residual stream before a norm: the output of an earlier layer,
 // times a number.
 type skip[A kernels.Act] struct {
-	sum, kept spmd.Buffer[A] // (n,c); empty where nothing is added
+	sum, kept spmd.Buffer[A] // (n,c); empty if nothing is added
 	by        number         // (1)
 }
 

@@ -41,7 +41,7 @@ func (m *Model[A]) learn(s *spmd.Stream, batch gpt.Batch, scale float32, acc boo
 	ready func(group int) error) error {
 	e := enqueueOn(s, m, batch, acc, mode)
 	if m.Cfg.Shard.ScattersGrads() {
-		e.Acc, e.AccLoss = false, acc // gradients are added where they are reduced to
+		e.Acc, e.AccLoss = false, acc // the reduced gradients are added up
 	}
 	e.forward()
 	e.loss(batch.Targets, scale, true)

@@ -87,7 +87,7 @@ type AdamW struct {
 // adamRange is a range of parameters that a rank updates, with their gradients and moments.
 type adamRange struct {
 	w, g, m, v spmd.Buffer[float32]
-	half       spmd.Buffer[spmd.BF16] // receives w rounded; empty where nothing is to
+	half       spmd.Buffer[spmd.BF16] // receives w rounded; may be empty
 	decay      spmd.Buffer[uint8]
 	hyper      spmd.Buffer[float32]
 }

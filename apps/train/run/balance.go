@@ -40,7 +40,7 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 	if o.pp == 1 || o.balance == "rates" || o.balance == "auto" && o.onHost {
 		return nil
 	}
-	const tokens = 8192 // of which products are as fast as of more
+	const tokens = 8192 // products of more are no faster
 	batch := min(max(1, o.Batch), max(1, tokens/o.Seq))
 	cache, key := nvrtc.DefaultCache(), o.balanceKey(w, batch)
 	kept, err := spmd.Choose(w, "--balance", func() (t layout.Times, err error) {

@@ -15,7 +15,7 @@ import (
 type loop struct {
 	o    *Options
 	t    *trainer.Trainer
-	c    *saver // nil where there are no checkpoints
+	c    *saver // nil without checkpoints
 	r    *report
 	stop <-chan struct{} // closed when this rank is asked to end early
 

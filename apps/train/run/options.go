@@ -58,7 +58,7 @@ type Options struct {
 	// Check computes these from the above.
 	Inputs    []input.Place
 	valInputs []input.Place   // empty where validation takes a part of inputs
-	weights   *weights.Folder // to begin with; nil where they are drawn
+	weights   *weights.Folder // to begin with; nil if they are drawn
 	noTokens  string          // files that weights lacks, so that its tokens are unknown
 	Tok       text.Tokenizer
 	Cfg       layout.Config

@@ -87,7 +87,7 @@ type report struct {
 	took  time.Duration // of the steps of this run but the first
 	only  time.Duration // of the first, in which things are tuned and compiled
 
-	saving *saving // nil where there are no checkpoints
+	saving *saving // nil without checkpoints
 }
 
 // record is what a report remembers of a run from one start to the next.

@@ -26,7 +26,7 @@ type Config struct {
 	ValBatches  int             // global batches of a validation
 	Half        bool            // activations are bfloat16
 	Graph       string          // --graph
-	Weights     *weights.Folder // to begin with; nil where they are drawn
+	Weights     *weights.Folder // to begin with; nil if they are drawn
 	BucketMiB   int             // of gradients in an all-reduce; 0 is what the device wants
 	// how many steps in a row are left out if their loss or norm is not
 	// finite; one more ends the run

@@ -133,7 +133,7 @@ func (w *writer) elementsOf(s *ast.RangeStmt) (e *elements, beside bool) {
 
 // accumulators finds the variables outside of a loop that its body changes.
 func (w *writer) accumulators(e *elements, outside func(types.Object) bool) {
-	own := map[*ast.Ident]bool{} // where they stand as what they are
+	own := map[*ast.Ident]bool{} // uses of a variable in its own update
 	note := func(id *ast.Ident, op string) {
 		v := w.Info.Uses[id]
 		own[id] = true

@@ -25,7 +25,7 @@ type writer struct {
 	depth  int
 	// roots lists the parameters on whose memory slices and pointers may lie.
 	roots   map[types.Object][]int
-	results []types.Object          // where they have names
+	results []types.Object          // if they have names
 	once    map[types.Object]bool   // variables that never change
 	twins   map[types.Object]string // of them, in the type I
 	at      []*target               // the statements around, innermost last
@@ -38,7 +38,7 @@ type target struct {
 	label      string
 	loop       bool
 	element    bool   // over the elements of a row
-	onBreak    string // labels in C++, where they are needed
+	onBreak    string // labels in C++, if they are needed
 	onContinue string
 }
 

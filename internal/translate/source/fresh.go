@@ -51,8 +51,8 @@ func (s *Source) Sum(names []string) string {
 	return hex.EncodeToString(h.Sum(nil))[:32]
 }
 
-// Fresh says why what Generate wrote in a folder does not belong to the kernels there now; nil
-// where it does. It runs no other program.
+// Fresh says why the file of Generate in a folder does not belong to the present kernels, or
+// returns nil. It runs no other program.
 func Fresh(dir string) error {
 	s, err := Parse(dir)
 	if err != nil {
