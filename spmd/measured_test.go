@@ -44,8 +44,9 @@ func symmetricCalls(w *spmd.World) error {
 
 // gpuPaths: which communicator carries a call on symmetric memory, and who decided so.
 func gpuPaths(t *testing.T) {
-	t.Parallel()
 	cache := t.TempDir()
+	copyKernels(t, cache)
+	t.Parallel()
 	file := filepath.Join(cache, "symmetric-paths")
 	start := func(args ...string) (out string, made int, comms []string) {
 		t.Helper()
