@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +117,9 @@ func TestTutorial(t *testing.T) {
 	do := func(script string) (string, error) {
 		sh := exec.CommandContext(ctx, "bash", "-c", script)
 		sh.Dir, sh.Env, sh.WaitDelay = dir, env, 5*time.Second
+		if script == "go build" || script == "go test" { // behind go mod tidy, which reads go.mod
+			sh.Env = append(slices.Clone(env), mpirun.Workspace(t, dir, root))
+		}
 		out, err := sh.CombinedOutput()
 		return string(out), err
 	}

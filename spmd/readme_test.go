@@ -40,10 +40,10 @@ func TestReadmeProgram(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	script := strings.ReplaceAll(strings.Join(commands, ""), "PATH", root)
+	script := strings.ReplaceAll(strings.Join(commands, ""), "PATH", root) + "GOWORK=off go list -deps >/dev/null\n"
 	sh := exec.CommandContext(mpirun.Patience(t), "sh", "-ec", script)
 	sh.Dir, sh.WaitDelay = dir, 5*time.Second
-	sh.Env = append(mpirun.Env(3), mpirun.BuildEnv()...)
+	sh.Env = append(append(mpirun.Env(3), mpirun.BuildEnv()...), mpirun.Workspace(t, dir, root))
 	if out, err := sh.CombinedOutput(); err != nil || !strings.Contains(string(out), "sum=3") {
 		t.Fatalf("%v\n%s\n%s", err, script, out)
 	}
