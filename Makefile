@@ -100,7 +100,7 @@ cover: deps nvrtc
 # bin/test, since its tests read files there.
 test-gpu: deps
 	@rm -rf bin/test
-	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./spmd/... ./cuda/... ./cudampi ./internal/peer ./nccl ./apps/... ./bench/... ./launch/scaffold/kinds/... | while read -r p; do \
+	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./spmd/... ./cuda/... ./internal/peer ./nccl ./apps/... ./bench/... ./launch/scaffold/kinds/... | while read -r p; do \
 		dir=bin/test/$${p#lockstep/}; echo "$$dir"; \
 		go test -c -ldflags='-s -w' -o "$$dir/$${p##*/}.test" "$$p" || exit 1; \
 	done
