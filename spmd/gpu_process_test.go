@@ -53,7 +53,6 @@ func TestGPUsOfOneProcess(t *testing.T) {
 			{"data of the host", 2, hostData},
 			{"long calls", 2, longInProcess},
 			{"threads", 3, threadsOfGPUs},
-			{"managed memory of all", 3, managedShared},
 		} {
 			t.Run(tc.name+", "+strconv.Itoa(tc.ranks)+" ranks",
 				func(t *testing.T) { onGPUsInProcess(t, tc.ranks, "host-staged", tc.body) })

@@ -92,7 +92,6 @@ var narrow = []string{
 	"docs/examples/staging",
 	"docs/examples/sweep",
 	"docs/examples/training",
-	"docs/examples/unified",
 	"host",
 	"internal/amount",
 	"internal/campaign",

@@ -143,10 +143,7 @@ func Free(b *exec.Block) error {
 		return nil
 	}
 	b.At.Here(0)
-	switch {
-	case b.Return != nil:
-		return b.Return(Of(b).Dev.Marks())
-	case b.Pool != nil:
+	if b.Pool != nil {
 		b.Pool.Release(b, Of(b).Dev.Marks())
 	}
 	return nil

@@ -26,9 +26,6 @@ type Block struct {
 	Freed atomic.Bool
 	At    ccall.Site // where it was freed
 	uses  uses
-	// Return takes the block back in the stead of Pool, up to the marks of its owner's queues. It
-	// is set for memory that several owners have; else it is nil.
-	Return func(marks []Point) error
 }
 
 // Source is where a pool gets its memory from.

@@ -157,9 +157,6 @@ func (w *World) Run(ctx context.Context, run func(context.Context, *World) error
 // Place returns the number of this rank's node, and how many nodes there are.
 func (w *World) Place() (node, nodes int) { return w.node, w.nodes }
 
-// Here returns how many of the ranks this process has.
-func (w *World) Here() int { return w.ranks.Here() }
-
 // Threads returns how many cores this rank may keep busy.
 func (w *World) Threads() int { return w.threads }
 

@@ -27,10 +27,10 @@ func TestPlace(t *testing.T) {
 			defer mu.Unlock()
 			seen[w.All.Rank()] = true
 			node, nodes := w.Place()
-			if w.All.Size() != ranks || w.Here() != ranks || w.Node.Size() != ranks || node != 0 ||
+			if w.All.Size() != ranks || w.ranks.Here() != ranks || w.Node.Size() != ranks || node != 0 ||
 				nodes != 1 || w.Threads() < 1 || w.Seed() != 7 || !w.OnHost() {
 				return fmt.Errorf("rank %d of %d: %d here, %d on node %d of %d, %d threads, seed %d",
-					w.All.Rank(), w.All.Size(), w.Here(), w.Node.Size(), node, nodes, w.Threads(), w.Seed())
+					w.All.Rank(), w.All.Size(), w.ranks.Here(), w.Node.Size(), node, nodes, w.Threads(), w.Seed())
 			}
 			return nil
 		})
