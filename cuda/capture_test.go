@@ -131,12 +131,28 @@ func fakeGraphRecords(t *testing.T) {
 	part(o.s, 4)
 	g := try(o.s.EndCapture())(t)
 	plain := try(g.Instantiate())(t)
-	must(t, g.Records(event()))
-	for _, after := range ends {
-		must(t, g.Records(event(), after...))
+	follow := func(of Node) []Node {
+		list := make([]Node, 4)
+		return list[:try(g.Followers(of, list))(t)]
 	}
-	if n := try(g.Nodes())(t); n != 9 {
-		t.Errorf("%d nodes, want 4 and 5 records", n)
+	_, err = g.Followers(ends[0][0], list[:1])
+	wantError(t, err, "cuGraphNodeGetDependentNodes", ErrInvalidValue) // no room
+	before := [][]Node{follow(0)}
+	for _, after := range ends {
+		before = append(before, follow(after[0]))
+	}
+	want := [][]Node{ends[0], {ends[1][0], ends[2][0]}, ends[3], ends[3], {}}
+	if fmt.Sprint(before) != fmt.Sprint(want) {
+		t.Errorf("followers %v, want %v", before, want)
+	}
+	beside := try(o.d.NewEvent(true))(t)
+	must(t, g.Records(event(), nil, before[0]))
+	for i, after := range ends {
+		must(t, g.Records(event(), after, before[i+1]))
+	}
+	must(t, g.Records(beside, ends[0], nil))
+	if n := try(g.Nodes())(t); n != 10 {
+		t.Errorf("%d nodes, want 4 and 6 records", n)
 	}
 	timed := try(g.Instantiate())(t)
 	must(t, errors.Join(g.Close(), plain.Launch(o.s)))
@@ -153,7 +169,10 @@ func fakeGraphRecords(t *testing.T) {
 			}
 		}
 	}
-	for _, e := range events {
+	if got := try(beside.Elapsed(events[1]))(t); got.Round(time.Second) != 11*time.Second {
+		t.Errorf("a record beside the others' way comes %v later, want 11 s", got)
+	}
+	for _, e := range append(events, beside) {
 		must(t, e.Close())
 	}
 	must(t, errors.Join(plain.Close(), timed.Close(), side.Close(), o.close()))

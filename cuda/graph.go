@@ -38,11 +38,20 @@ func (s *Stream) CaptureEnds(ends []Node) (int, error) {
 	return n, check("cuStreamGetCaptureInfo", status)
 }
 
-// Records adds a node to g that waits for some nodes of g; no other waits for it. It records e when
-// a run of g has come there. Without nodes to wait for that is at the beginning. Source: cuda.h,
-// cuGraphAddEventRecordNode.
-func (g *Graph) Records(e *Event, after ...Node) error {
-	return check("cuGraphAddEventRecordNode", sysGraphAddRecord(g, after, e))
+// Followers puts into list the nodes of g that wait for one of its nodes, and returns their number.
+// It refuses more than list has room for, and more than 256. Of node 0 those are the nodes that
+// wait for none. Source: cuda.h, cuGraphNodeGetDependentNodes, cuGraphGetRootNodes.
+func (g *Graph) Followers(of Node, list []Node) (int, error) {
+	n, status := sysGraphFollowers(g, of, list)
+	return n, check("cuGraphNodeGetDependentNodes", status)
+}
+
+// Records adds a node to g that waits for some nodes of g, and for which others wait beside what
+// they wait for anyway. It records e when a run of g has come there. What the driver does with a
+// node that none waits for comes late: such a record says little. Source: cuda.h,
+// cuGraphAddEventRecordNode, cuGraphAddDependencies.
+func (g *Graph) Records(e *Event, after, before []Node) error {
+	return check("cuGraphAddEventRecordNode", sysGraphAddRecord(g, after, before, e))
 }
 
 // Close destroys g. A second Close does nothing. Source: cuda.h, cuGraphDestroy.

@@ -50,6 +50,10 @@ func (o *things) close() error {
 
 func fakeStatuses(t *testing.T) {
 	second := func(_ any, err error) error { return err }
+	first := func(o *things) []Node {
+		list := make([]Node, 1)
+		return list[:try(o.g.Followers(0, list))(t)]
+	}
 	one := [3]int{1, 1, 1}
 	covered := map[string]bool{
 		"cuInit": true, "cuDriverGetVersion": true, // fakeLoading
@@ -135,7 +139,13 @@ func fakeStatuses(t *testing.T) {
 		{"cuGraphGetNodes", "", func(o *things) error { return second(o.g.Nodes()) }},
 		{"cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo",
 			func(o *things) error { return second(o.s.CaptureEnds(nil)) }},
-		{"cuGraphAddEventRecordNode", "", func(o *things) error { return o.g.Records(o.e) }},
+		{"cuGraphAddEventRecordNode", "", func(o *things) error { return o.g.Records(o.e, nil, nil) }},
+		{"cuGraphAddDependencies_v2", "cuGraphAddEventRecordNode",
+			func(o *things) error { return o.g.Records(o.e, nil, first(o)) }},
+		{"cuGraphGetRootNodes", "cuGraphNodeGetDependentNodes",
+			func(o *things) error { return second(o.g.Followers(0, nil)) }},
+		{"cuGraphNodeGetDependentNodes_v2", "cuGraphNodeGetDependentNodes",
+			func(o *things) error { return second(o.g.Followers(first(o)[0], nil)) }},
 		{"cuGraphDestroy", "", func(o *things) error { return o.g.Close() }},
 		{"cuGraphLaunch", "", func(o *things) error { return o.x.Launch(o.s) }},
 		{"cuGraphExecUpdate_v2", "cuGraphExecUpdate", func(o *things) error { return o.x.Update(o.g) }},

@@ -11,6 +11,7 @@ typedef struct { unsigned char bytes[16]; } uuid;
 typedef struct { char bytes[64]; } ipc_handle;
 typedef struct { int type, id; } mem_location;
 typedef struct { int result; void *node, *from; } update_info;
+typedef struct { unsigned char from_port, to_port, type, reserved[5]; } edge_data;
 typedef struct { int id, pad; union { int on; unsigned dim[3]; uint64_t words[8]; } value; } launch_attribute;
 typedef struct { unsigned grid[3], block[3], shared; void *stream; const launch_attribute *attributes; unsigned n;
     } launch_config;
@@ -81,7 +82,10 @@ static struct {
     int (*EventElapsedTime_v2)(float *, void *, void *);
     int (*GraphInstantiateWithFlags)(void **, void *, unsigned long long);
     int (*GraphGetNodes)(void *, void **, size_t *);
+    int (*GraphGetRootNodes)(void *, void **, size_t *);
+    int (*GraphNodeGetDependentNodes)(void *, void **, edge_data *, size_t *);
     int (*GraphAddEventRecordNode)(void **, void *, void *const *, size_t, void *);
+    int (*GraphAddDependencies)(void *, void *const *, void *const *, const edge_data *, size_t);
     int (*GraphDestroy)(void *);
     int (*GraphLaunch)(void *, void *);
     int (*GraphExecUpdate)(void *, void *, update_info *);
@@ -169,7 +173,10 @@ static struct row row_at(int i) {
         MAY(EventElapsedTime_v2, "cuEventElapsedTime_v2"), // CUDA 12.8
         NEED(GraphInstantiateWithFlags, "cuGraphInstantiateWithFlags"),
         NEED(GraphGetNodes, "cuGraphGetNodes"),
+        NEED(GraphGetRootNodes, "cuGraphGetRootNodes"),
+        MAY(GraphNodeGetDependentNodes, "cuGraphNodeGetDependentNodes_v2"), // CUDA 12.3
         NEED(GraphAddEventRecordNode, "cuGraphAddEventRecordNode"),
+        MAY(GraphAddDependencies, "cuGraphAddDependencies_v2"),
         NEED(GraphDestroy, "cuGraphDestroy"),
         NEED(GraphLaunch, "cuGraphLaunch"),
         NEED(GraphExecUpdate, "cuGraphExecUpdate_v2"),

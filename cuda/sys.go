@@ -18,6 +18,7 @@ package cuda
 #cgo nocallback module_load
 
 #include "sys.h"
+#include "graphs.h"
 */
 import "C"
 
@@ -241,9 +242,11 @@ func sysIsCapturing(s *Stream) (state, st int) {
 }
 
 func sysCaptureEnds(s *Stream, ends []Node) (n, status int) {
-	return number(C.capture_ends(addr(s.d.ctx), addr(s.h), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(ends))),
-		C.size_t(len(ends))))
+	return number(C.capture_ends(addr(s.d.ctx), addr(s.h), nodes(ends), C.size_t(len(ends))))
 }
+
+// nodes is where a list is.
+func nodes(list []Node) *C.uintptr_t { return (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(list))) }
 
 func sysEventCreate(d *Device, timing bool) (h unsafe.Pointer, status int) {
 	t := C.int(0)
@@ -271,9 +274,12 @@ func sysGraphInstantiate(g *Graph) (exec unsafe.Pointer, status int) {
 	return made(C.graph_instantiate(addr(g.d.ctx), addr(g.h)))
 }
 func sysGraphNodes(g *Graph) (n, status int) { return number(C.graph_nodes(addr(g.d.ctx), addr(g.h))) }
-func sysGraphAddRecord(g *Graph, after []Node, e *Event) int {
-	return int(C.graph_add_record(addr(g.d.ctx), addr(g.h), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(after))),
-		C.size_t(len(after)), addr(e.h)))
+func sysGraphFollowers(g *Graph, of Node, list []Node) (n, status int) {
+	return number(C.graph_followers(addr(g.d.ctx), addr(g.h), C.uintptr_t(of), nodes(list), C.size_t(len(list))))
+}
+func sysGraphAddRecord(g *Graph, after, before []Node, e *Event) int {
+	return int(C.graph_add_record(addr(g.d.ctx), addr(g.h), nodes(after), C.size_t(len(after)),
+		nodes(before), C.size_t(len(before)), addr(e.h)))
 }
 func sysGraphDestroy(g *Graph) int { return int(C.graph_destroy(addr(g.d.ctx), addr(g.h))) }
 func sysGraphLaunch(x *Exec, s *Stream) int {

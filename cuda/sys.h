@@ -390,45 +390,6 @@ static struct elapsed event_elapsed(uintptr_t context, uintptr_t from, uintptr_t
     return e;
 }
 
-// Graphs.
-
-static struct made graph_instantiate(uintptr_t context, uintptr_t graph) {
-    void *x = NULL;
-    int r = enter(context);
-    if (r == OK) r = cu.GraphInstantiateWithFlags(&x, (void *)graph, 0);
-    return (struct made){r, x};
-}
-static struct number graph_nodes(uintptr_t context, uintptr_t graph) {
-    size_t n = 0;
-    int r = enter(context);
-    if (r == OK) r = cu.GraphGetNodes((void *)graph, NULL, &n);
-    return (struct number){r, (int64_t)n};
-}
-static int graph_add_record(uintptr_t context, uintptr_t graph, uintptr_t *after, size_t n, uintptr_t event) {
-    void *node = NULL;
-    ENTER(context);
-    return cu.GraphAddEventRecordNode(&node, (void *)graph, (void *const *)after, n, (void *)event);
-}
-static int graph_destroy(uintptr_t context, uintptr_t graph) {
-    ENTER(context);
-    return cu.GraphDestroy((void *)graph);
-}
-static int graph_launch(uintptr_t context, uintptr_t exec, uintptr_t stream) {
-    ENTER(context);
-    return cu.GraphLaunch((void *)exec, (void *)stream);
-}
-// graph_update gives in n the change, as cuda.h numbers it.
-static struct number graph_update(uintptr_t context, uintptr_t exec, uintptr_t graph) {
-    update_info info = {0, NULL, NULL};
-    int r = enter(context);
-    if (r == OK) r = cu.GraphExecUpdate((void *)exec, (void *)graph, &info);
-    return (struct number){r, info.result};
-}
-static int exec_destroy(uintptr_t context, uintptr_t exec) {
-    ENTER(context);
-    return cu.GraphExecDestroy((void *)exec);
-}
-
 // Code.
 
 static struct made module_load(uintptr_t context, const void *image, char *log, size_t log_bytes) {

@@ -28,6 +28,8 @@
 //   FAKECUDA_MIG           if set, devices are parts of GPUs
 //   FAKECUDA_DELAY         if set, at the creation of a stream: it is asynchronous, and each of its
 //                          operations begins up to as many microseconds late, at random
+//   FAKECUDA_LATE          every second record in a graph says that it is so many seconds later
+//   FAKECUDA_SLOW          a record in a graph takes so many seconds
 //   FAKECUDA_SHARED        if set, device memory is made so that other processes can map it
 //   FAKECUDA_PEERS         "0": no device reaches the memory of another; "2": it does, without
 //                          native atomic operations

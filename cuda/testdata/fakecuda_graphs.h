@@ -84,12 +84,60 @@ int cuEventElapsedTime_v2(float *ms, void *from, void *to) { return elapsed("cuE
 
 // Graphs.
 
+static int waits_for(const struct op *p, const struct op *q) {
+    for (int i = 0; i < p->after.n; i++)
+        if (p->after.of[i] == q) return 1;
+    return 0;
+}
+// followers gives in list, which may be NULL, what waits for q, or for nothing where that is NULL.
+static size_t followers(const struct op *first, const struct op *q, struct op **list) {
+    size_t n = 0;
+    for (const struct op *p = first; p != NULL; p = p->next)
+        if (q == NULL ? p->after.n == 0 : waits_for(p, q)) {
+            if (list != NULL) list[n] = (struct op *)p;
+            n++;
+        }
+    return n;
+}
+// ordered says whether each operation comes behind those that it waits for.
+static int ordered(const struct graph *g) {
+    for (const struct op *p = g->ops.first; p != NULL; p = p->next)
+        for (const struct op *q = p; q != NULL; q = q->next)
+            if (waits_for(p, q)) return 0;
+    return 1;
+}
+// put_off puts records of a graph, which has been duplicated as p, to its end, the last first. The
+// driver has no haste with a record beside the others' way: none waits for it, but others wait for
+// what it waits for.
+static struct op *put_off(const struct graph *g, struct op *p) {
+    struct op *first = NULL, **last = &first, *late = NULL, *next;
+    int records = 0;
+    for (const struct op *q = g->ops.first; q != NULL; q = q->next, p = next) {
+        next = p->next;
+        int beside = 0;
+        if (q->type == RECORD) {
+            p->odd = records++ % 2;
+            for (int i = 0; i < q->after.n; i++) beside |= followers(g->ops.first, q->after.of[i], NULL) > 1;
+            beside &= followers(g->ops.first, q, NULL) == 0;
+        }
+        if (beside) {
+            p->next = late;
+            late = p;
+        } else {
+            *last = p;
+            last = &p->next;
+        }
+    }
+    *last = late;
+    return first;
+}
 int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) {
     BEGIN("cuGraphInstantiateWithFlags");
     NEED_CONTEXT;
     FAIL_IF(!valid(graph, GRAPH), INVALID_HANDLE);
     struct graph *g = graph, *x = object(sizeof *x, EXEC);
-    x->ops.first = duplicate(g->ops.first);
+    FAIL_IF(!ordered(g), INVALID_VALUE);
+    x->ops.first = put_off(g, duplicate(g->ops.first));
     x->ops.n = g->ops.n;
     *out = x;
     RETURN("graph=%d exec=%d flags=%llu", id_of(graph), x->o.id, flags);
@@ -101,6 +149,25 @@ int cuGraphGetNodes(void *graph, void **nodes, size_t *n) {
     *n = (size_t)((struct graph *)graph)->ops.n;
     RETURN("graph=%d nodes=%zu", id_of(graph), *n);
 }
+int cuGraphGetRootNodes(void *graph, void **nodes, size_t *n) {
+    BEGIN("cuGraphGetRootNodes");
+    FAIL_IF(!valid(graph, GRAPH), INVALID_HANDLE);
+    *n = followers(((struct graph *)graph)->ops.first, NULL, (struct op **)nodes);
+    RETURN("graph=%d nodes=%zu", id_of(graph), *n);
+}
+// A node's followers come behind it in the list of the graph. An edge to a kernel that starts early
+// has data.
+int cuGraphNodeGetDependentNodes_v2(void *node, void **nodes, unsigned char (*edges)[8], size_t *n) {
+    BEGIN("cuGraphNodeGetDependentNodes_v2");
+    const struct op *q = node;
+    *n = followers(q->next, q, (struct op **)nodes);
+    for (size_t i = 0; nodes != NULL && i < *n; i++) {
+        int early = q->type == KERNEL && ((struct op *)nodes[i])->early;
+        FAIL_IF(early && edges == NULL, LOSSY_QUERY);
+        if (edges != NULL) memset(edges[i], early, sizeof edges[i]);
+    }
+    RETURN("nodes=%zu", *n);
+}
 // In the list of a graph's operations the record comes right behind the last of those that it waits
 // for.
 int cuGraphAddEventRecordNode(void **out, void *graph, void *const *after, size_t n, void *event) {
@@ -108,18 +175,17 @@ int cuGraphAddEventRecordNode(void **out, void *graph, void *const *after, size_
     NEED_CONTEXT;
     NEED(event, EVENT);
     FAIL_IF(!valid(graph, GRAPH), INVALID_HANDLE);
+    FAIL_IF(n > MOST_ENDS, INVALID_VALUE);
     struct graph *g = graph;
     struct event *e = event;
-    struct op **at = &g->ops.first;
-    size_t found = 0;
+    struct op **at = &g->ops.first, *q = calloc(1, sizeof *q);
     for (struct op **p = &g->ops.first; *p != NULL; p = &(*p)->next)
         for (size_t i = 0; i < n; i++)
             if (*p == after[i]) {
                 at = &(*p)->next;
-                found++;
+                q->after.of[q->after.n++] = after[i];
             }
-    FAIL_IF(found != n, INVALID_VALUE);
-    struct op *q = calloc(1, sizeof *q);
+    FAIL_IF((size_t)q->after.n != n, INVALID_VALUE);
     q->type = RECORD;
     q->record = e->last = calloc(1, sizeof *q->record);
     q->next = *at;
@@ -129,6 +195,17 @@ int cuGraphAddEventRecordNode(void **out, void *graph, void *const *after, size_
     e->recorded = 1;
     *out = q;
     RETURN("graph=%d event=%d after=%zu", id_of(graph), id_of(event), n);
+}
+int cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, const void *edges, size_t n) {
+    BEGIN("cuGraphAddDependencies_v2");
+    FAIL_IF(!valid(graph, GRAPH), INVALID_HANDLE);
+    FAIL_IF(edges != NULL, INVALID_VALUE);
+    for (size_t i = 0; i < n; i++) {
+        struct op *p = to[i];
+        FAIL_IF(waits_for(p, from[i]) || p->after.n == MOST_ENDS, INVALID_VALUE);
+        p->after.of[p->after.n++] = from[i];
+    }
+    RETURN("graph=%d n=%zu", id_of(graph), n);
 }
 int cuGraphDestroy(void *graph) {
     BEGIN("cuGraphDestroy");

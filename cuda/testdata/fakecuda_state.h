@@ -4,7 +4,8 @@
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
         INVALID_PTX = 218,
-    PEER_UNSUPPORTED = 217, PEER_ENABLED = 704, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+    PEER_UNSUPPORTED = 217, PEER_ENABLED = 704, INVALID_HANDLE = 400, LOSSY_QUERY = 402, NOT_FOUND = 500,
+    NOT_READY = 600,
     ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
     CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908,
@@ -37,12 +38,13 @@ struct op {
     uint64_t *args;
     struct op *child;
     struct record *record;
+    struct ends { struct op *of[16]; int n; } after; // of a graph: what it waits for
+    int odd; // of the records of a graph it is the second, fourth, ...
 };
 struct ops { struct op *first, **last; int n; };
 
-// The ends of a stream in a capture: the operations that the next one depends on.
+// The ends of a stream in a capture are the operations that the next one depends on.
 enum { MOST_ENDS = 16 };
-struct ends { struct op *of[MOST_ENDS]; int n; };
 struct capture { struct ops ops; struct stream *origin; int mode, invalid, over; pthread_t thread;
     struct capture *next; };
 struct stream {
@@ -96,8 +98,8 @@ static __thread struct context *current;
 
 // fakeSeconds lets time pass on the clock of events, for doubles of libraries whose work takes
 // some: no machine is so busy that its own delays look like seconds. So does a kernel that is
-// called lasts_N.
-static int64_t passed_by;
+// called lasts_N, when it runs.
+static int64_t passed_by, lasted;
 void fakeSeconds(int n) { __atomic_fetch_add(&passed_by, n, __ATOMIC_RELAXED); }
 
 static long setting(const char *name, long otherwise) {
@@ -300,7 +302,8 @@ static void carry_out(const struct op *p, int replay, int stream) {
         log_kernel(replay ? "replay " : "", p, stream);
         emulate(p);
         int seconds;
-        if (sscanf(p->kernel->name, "lasts_%d", &seconds) == 1) fakeSeconds(seconds);
+        if (sscanf(p->kernel->name, "lasts_%d", &seconds) == 1)
+            __atomic_fetch_add(&lasted, seconds, __ATOMIC_RELAXED);
         break;
     case WAIT_VALUE:
         for (int looks = 0; (int32_t)(__atomic_load_n((uint32_t *)p->dst, __ATOMIC_ACQUIRE) - p->v) < 0; looks++)
@@ -310,7 +313,11 @@ static void carry_out(const struct op *p, int replay, int stream) {
     case WRITE_VALUE: __atomic_store_n((uint32_t *)p->dst, p->v, __ATOMIC_RELEASE); break;
     case RECORD:
         pthread_mutex_lock(&delayed);
-        if (replay) p->record->later = __atomic_load_n(&passed_by, __ATOMIC_RELAXED);
+        if (replay) {
+            __atomic_fetch_add(&lasted, setting("FAKECUDA_SLOW", 0), __ATOMIC_RELAXED);
+            p->record->later = __atomic_load_n(&passed_by, __ATOMIC_RELAXED) + p->odd * setting("FAKECUDA_LATE", 0);
+        }
+        p->record->later += __atomic_load_n(&lasted, __ATOMIC_RELAXED);
         clock_gettime(CLOCK_MONOTONIC, &p->record->at);
         p->record->at.tv_sec += p->record->later;
         p->record->passed = 1;
@@ -424,6 +431,7 @@ static int submit(struct stream *s, const struct op *p) {
     *(c->ops.n > 0 ? c->ops.last : &c->ops.first) = q;
     c->ops.last = &q->next;
     c->ops.n++;
+    q->after = s->ends;
     s->seq++;
     s->ends = (struct ends){{q}, 1};
     pthread_mutex_unlock(&mutex);

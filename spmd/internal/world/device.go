@@ -91,7 +91,7 @@ func (w *World) useHost() {
 func (w *World) useGPU(g *cudaexec.GPU) {
 	if g != nil {
 		w.GPU = cudaexec.NewDevice(g, w.start.Fill, w.Order, w.Fail)
-		w.GPU.Trace = w.Trace
+		w.GPU.Log, w.GPU.Trace = w.Log, w.Trace
 		w.Dev = w.GPU
 	}
 }

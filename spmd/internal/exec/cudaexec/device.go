@@ -35,7 +35,8 @@ type Device struct {
 	capturing atomic.Int32
 	splits    atomic.Int32 // graphs whose parts may be timed
 	base      base
-	Crowded   bool          // other ranks need the cores of this one: a host that waits does not spin
+	Crowded   bool // other ranks need the cores of this one: a host that waits does not spin
+	Log       *zerolog.Logger
 	Trace     *trace.Tracer // notes what queues do, from before the first is made; nil where nobody does
 
 	mu     sync.Mutex
@@ -47,7 +48,7 @@ type Device struct {
 // bytes. Its parameters are the address, the number of values, and the value. What the host does
 // for queues takes its turns among tickets.
 func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(error)) *Device {
-	d := &Device{GPU: g, fill: fill, tickets: tickets, fail: fail}
+	d := &Device{GPU: g, fill: fill, tickets: tickets, fail: fail, Log: &zerolog.Logger{}}
 	dev := g.Dev
 	room := func() string {
 		free, total, err := dev.MemInfo()

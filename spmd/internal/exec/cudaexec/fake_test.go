@@ -3,7 +3,6 @@ package cudaexec
 import (
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/fakelib"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/trace"
@@ -206,7 +206,8 @@ func enqueue(t *testing.T, q *Queue, c *fakeCall) {
 	t.Helper()
 	slot, err := q.Begin(exec.DoCall)
 	must(t, err)
-	slot.Call, slot.Party, slot.Plan = c, c, &exec.Plan{By: c.by, Bytes: 1000}
+	slot.Call, slot.Party, slot.Plan = c, c, &exec.Plan{By: c.by, Bytes: 1000, Size: 2,
+		What: &coll.Call{Kind: coll.AllReduce, Type: elem.Float32, N: c.n}}
 	must(t, q.Enqueue(slot))
 }
 
@@ -314,80 +315,6 @@ func graphs(t *testing.T) {
 	must(t, a.End().Wait()) // on which it was captured
 	capture.Last = good
 	must(t, capture.Drop(d))
-}
-
-// The summary has the time of each command of a graph, by its name, also of graphs that fork. It is
-// measured of some replays, which stand for all. What the graph computes, and how often, is the
-// same.
-func partsOfGraphs(t *testing.T) {
-	const replays = 100 // of which 8, 16, 32 and 64 are timed
-	g, err := Open(0)
-	must(t, err)
-	tr := trace.New(trace.Options{Summary: true})
-	tr.Thread("calls", false)
-	d := NewDevice(g, &exec.Kernel{Name: "fill"}, control.NewTickets(), func(error) {})
-	d.Trace = tr
-	must(t, d.OpenStaging())
-	m, err := g.Dev.LoadModule([]byte("image"))
-	must(t, err)
-	library := func(name string, seconds int) *exec.Library {
-		f, err := m.Function(fmt.Sprintf("lasts_%d", seconds))
-		must(t, err)
-		return &exec.Library{Name: name, Device: func(q exec.Queue, _ []exec.Arg, _ unsafe.Pointer, _ int) error {
-			return q.(*Queue).h.Launch(f, [3]int{1, 1, 1}, [3]int{1, 1, 1}, 0, nil)
-		}, Describe: func([]exec.Arg) (string, int) { return name, 1000 * seconds }}
-	}
-	three, five := library("three", 3), library("five", 5)
-	call := func(q *Queue, l *exec.Library) {
-		t.Helper()
-		c, err := q.Begin(exec.DoLibrary)
-		must(t, err)
-		c.Library, c.N = l, 0
-		must(t, q.Enqueue(c))
-	}
-	a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
-	x, y := memory(t, d, 4, 1), memory(t, d, 4, 0)
-	capture, err := exec.NewCapture(d.NewBuilder(), a)
-	must(t, err)
-	call(a, three)
-	n, err := a.Lane().Record()
-	must(t, err)
-	must(t, capture.Wait(b, n))
-	call(b, five)
-	call(a, three)
-	n, err = b.Lane().Record()
-	must(t, err)
-	must(t, capture.Wait(a, n))
-	copies(t, a, y, x, 4)
-	must(t, capture.End(true))
-	call(a, five) // and once outside of it
-	for range replays {
-		must(t, capture.Launch(a))
-		must(t, a.End().Wait())
-	}
-	if got := read(t, d, y, 1)[0]; got != 1 {
-		t.Errorf("the graph copied %v", got)
-	}
-	must(t, capture.Drop(d))
-	d.Harvest()
-	works := tr.Summary(0, nil, nil).Works
-	// The double runs in the order of the capture what may run side by side: the second of three
-	// waits for five.
-	want := map[string]trace.Total{
-		"three": {Count: 2 * replays, Bytes: 2 * replays * 3000, Nanos: replays * (3e9 + 5e9 + 3e9),
-			InGraph: 2 * replays},
-		"five": {Count: replays + 1, Bytes: (replays + 1) * 5000, Nanos: replays * 5e9, InGraph: replays},
-		"Copy": {Count: replays + 3, Bytes: replays*16 + 2*16 + 4, InGraph: replays},
-	}
-	for name, w := range want {
-		got := works[name]
-		if got.Count != w.Count || got.Bytes != w.Bytes || got.InGraph != w.InGraph ||
-			math.Abs(got.Nanos-w.Nanos) > 0.02*w.Nanos+0.1e9*replays {
-			t.Errorf("%s: %+v, want %+v", name, got, w)
-		}
-	}
-	must(t, m.Close())
-	must(t, d.Close())
 }
 
 // A function of the host that ends its goroutine fails the queue. On the driver's thread it would

@@ -7,6 +7,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/exec/graphparts"
 	"lockstep/spmd/internal/trace"
 )
 
@@ -17,22 +18,22 @@ type graph struct {
 	mu        sync.Mutex
 	replays   []exec.Point // launches that may not have run yet; under mu
 	holds     trace.Content
-	parts     *parts // nil where nobody times them
+	parts     *graphparts.Parts // nil where nobody times them
 }
 
 // builder has the driver make a graph of what is captured.
 type builder struct {
 	d     *Device
 	g     *graph
-	last  issued   // in the order of collectives, as GPU.last
-	track *tracker // nil where nobody notes what graphs hold
+	last  issued              // in the order of collectives, as GPU.last
+	track *graphparts.Tracker // nil where nobody notes what graphs hold
 }
 
 // NewBuilder implements exec.Device.
 func (d *Device) NewBuilder() exec.Builder {
 	b := &builder{d: d, g: &graph{}}
 	if d.Trace != nil {
-		b.track = &tracker{marks: map[*Mark][]int32{}}
+		b.track = graphparts.NewTracker()
 	}
 	return b
 }
@@ -74,13 +75,13 @@ func (b *builder) Record(l *exec.Lane, _ int) (any, error) {
 		g.recycle(m)
 		return nil, err
 	}
-	b.track.mark(l, m)
+	b.track.Mark(l.Index, m.event)
 	return m, nil
 }
 
 // Wait implements exec.Builder.
 func (b *builder) Wait(l *exec.Lane, _ int, at any) error {
-	b.track.wait(l, at.(*Mark))
+	b.track.Wait(l.Index, at.(*Mark).event)
 	return l.Q.(*Queue).h.Wait(at.(*Mark).event)
 }
 
@@ -95,7 +96,7 @@ func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Replay, 
 		}
 	case err == nil:
 		if b.g.exec, err = made.Instantiate(); err == nil {
-			b.g.parts = b.d.split(made, b.track)
+			b.g.parts = b.track.Split(b.d.GPU.Dev, made, int(b.d.splits.Add(1))-1, b.d.Log)
 		}
 		err = errors.Join(err, made.Close())
 	}
@@ -122,7 +123,7 @@ func (g *graph) Close(last exec.Point) (err error) {
 		if q, ok := last.Q.(*Queue); ok {
 			q.catchUp() // with the replay that was timed last
 		}
-		err = errors.Join(err, g.parts.close())
+		err = errors.Join(err, g.parts.Close())
 		g.parts = nil
 	}
 	for _, c := range g.callbacks {
@@ -161,7 +162,7 @@ func (b *builder) adds(what *captured, l *exec.Lane) {
 	default:
 		return
 	}
-	b.track.command(l)
+	b.track.Command(l.Index, l.Q.(*Queue).h)
 }
 
 // launched notes a replay, which ends at p, and returns how many of p's queue may not have run.

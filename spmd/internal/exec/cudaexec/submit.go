@@ -293,7 +293,7 @@ func (q *Queue) issue(c *exec.Command, seq uint64, work unsafe.Pointer) error {
 			}
 		}
 		if p := q.splitting; p != nil {
-			return p.exec.Launch(q.h)
+			return p.Launch(q.h)
 		}
 		return g.exec.Launch(q.h)
 	default:

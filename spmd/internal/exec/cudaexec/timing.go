@@ -6,6 +6,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/exec/graphparts"
 	"lockstep/spmd/internal/trace"
 )
 
@@ -18,7 +19,7 @@ type timing struct {
 	pending []*record     // timed, and not known to have run, in order
 	free    []*record
 	// splitting are the parts of the graph whose replay is issued now, if they are to be timed.
-	splitting *parts
+	splitting *graphparts.Parts
 }
 
 // record is a command that is noted.
@@ -31,7 +32,7 @@ type record struct {
 	issued     int64  // when it was handed to the driver
 	seq        uint64 // of the command
 	begin, end *cuda.Event
-	parts      *parts // of a graph
+	parts      *graphparts.Parts // of a graph
 	holds      *trace.Content
 	stands     uint32 // for how many replays, where the parts are timed
 }
@@ -166,7 +167,7 @@ func (q *Queue) begins(c *exec.Command) *record {
 	if c.Kind == exec.DoGraph {
 		g := c.Capture.Replay.(*graph)
 		if r.parts, r.holds = g.parts, &g.holds; r.parts != nil {
-			if r.stands = r.parts.due(r.mark.Timed()); r.stands > 0 {
+			if r.stands = r.parts.Due(r.mark.Timed()); r.stands > 0 {
 				t.splitting = r.parts
 			}
 		}
@@ -197,7 +198,7 @@ func (q *Queue) ends(r *record, seq uint64, failed error) {
 	t := &q.timing
 	t.splitting = nil
 	if r.stands > 0 && (failed != nil || !r.mark.Timed()) {
-		r.parts.given()
+		r.parts.Given()
 	}
 	switch {
 	case failed != nil:
@@ -255,12 +256,12 @@ func (q *Queue) harvest(ask bool) {
 func (q *Queue) noteParts(r *record, failed error) {
 	switch {
 	case failed != nil && r.stands > 0:
-		r.parts.given()
+		r.parts.Given()
 	case failed != nil:
 	case r.stands == 0:
-		r.parts.took(r.call.End - r.call.Start)
+		r.parts.Took(r.call.End - r.call.Start)
 	default:
-		if spans, err := r.parts.spans(r, r.call.Start, r.call.End); err == nil {
+		if spans, err := r.parts.Spans(r.begin, r.call.Start, r.call.End); err == nil {
 			q.d.Trace.Split(q.timing.events, r.holds, spans, r.stands)
 		}
 	}
