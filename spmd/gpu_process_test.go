@@ -197,7 +197,8 @@ func ncclInProcess(t *testing.T) {
 		logs := t.TempDir()
 		env := []string{"FAKECUDA_PEERS=1", "FAKENCCL_JOIN=" + ranks, "FAKENCCL_LOG=" + logs + "/nccl",
 			"FAKECUDA_LOG=" + logs + "/cuda"}
-		status, out := run(t, 0, what, env, "--device", "cuda", "--ranks", ranks, "--json", "-")
+		status, out := run(t, 0, what, env, "--device", "cuda", "--ranks", ranks, "--json", "-",
+			"--log-level", "debug")
 		if status != 0 || !strings.Contains(out, `"right":true`) || !strings.Contains(out, "collectives=nccl") ||
 			!strings.Contains(out, "small_collectives=") {
 			t.Errorf("%s ranks: status %d\n%s", ranks, status, out)
