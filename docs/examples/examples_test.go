@@ -102,7 +102,7 @@ func outputs(t *testing.T, name string) map[int]string {
 	return all
 }
 
-// Each example prints what its output.txt says.
+// Each example prints what its output.txt says, and emits what its picture draws.
 func TestPrograms(t *testing.T) {
 	// the same on all ranks, which mpirun started
 	folder := filepath.Join(os.TempDir(), fmt.Sprintf("recover-%d", os.Getppid()))
@@ -118,7 +118,10 @@ func TestPrograms(t *testing.T) {
 					t.Fatalf("recover, first start: %v", err)
 				}
 			}
+			var lines []byte
+			cancel := w.Emitted(func(line []byte) { lines = append(lines, line...) })
 			got, err := printed(t, w, p)
+			cancel()
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
@@ -126,6 +129,9 @@ func TestPrograms(t *testing.T) {
 				t.Errorf("%s on %d ranks prints\n%s\nits output.txt says\n%s", name, w.Size(), got, want)
 			} else if w.Rank() > 0 && got != "" {
 				t.Errorf("%s: rank %d prints %q", name, w.Rank(), got)
+			}
+			if w.Rank() == 0 {
+				checkPicture(t, name, w.Size(), lines)
 			}
 		}
 		if w.Rank() == 0 {
@@ -174,7 +180,7 @@ func TestComplete(t *testing.T) {
 			t.Fatal(err)
 		}
 		name := filepath.Dir(file)
-		if n := bytes.Count(text, []byte("\n")); n > 62 {
+		if n := bytes.Count(text, []byte("\n")); n > 66 {
 			t.Errorf("%s has %d lines", file, n)
 		}
 		if _, ok := programs[name]; !ok {

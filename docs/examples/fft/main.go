@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/cmplx"
+	"slices"
 
 	"github.com/spf13/pflag"
 
@@ -46,16 +47,20 @@ func waves(_ context.Context, w *spmd.World) error {
 	err = errors.Join(x.CopyFrom(wave), p.Forward(s, x, x), launchFftTurn(s, rows, side, y, x, rows, side),
 		spmd.AllToAll(c, y, y), launchFftJoin(s, rows, side, x, y, rows, side), p.Forward(s, x, x),
 		s.Synchronize(), x.CopyTo(wave))
-	peaks, most := 0, 0.0
-	for _, z := range wave { // of column w.Rank()*rows+k/side, row k%side
-		if most = max(most, cmplx.Abs(z)); cmplx.Abs(z) > 1e-6 {
+	peaks, most := 0, make([]float64, side) // of each column
+	for k, z := range wave {                // of row k%side
+		j := w.Rank()*rows + k/side
+		if most[j] = max(most[j], cmplx.Abs(z)); cmplx.Abs(z) > 1e-6 {
 			peaks++
 		}
 	}
 	peaks, err2 = spmd.AllReduceNumber(w.Comm(), peaks, spmd.Sum)
-	most, err3 = spmd.AllReduceNumber(w.Comm(), most, spmd.Max)
-	if err = errors.Join(err, err2, err3, p.Close()); err == nil && w.Rank() == 0 {
-		fmt.Printf("%d peaks of %.3f\n", peaks, most)
+	err = errors.Join(err, err2, spmd.AllReduceSlice(w.Comm(), most, most, spmd.Max), p.Close())
+	for j := 0; err == nil && j < side; j++ {
+		err = w.Emit(map[string]any{"column": j, "amplitude": most[j]})
+	}
+	if err == nil && w.Rank() == 0 {
+		fmt.Printf("%d peaks of %.3f\n", peaks, slices.Max(most))
 	}
 	return err
 }

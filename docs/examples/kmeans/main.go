@@ -31,29 +31,28 @@ func kmeansNearest(i int, points, centres []float32, sums []int64, first int) {
 	spmd.AtomicAdd(&sums[3*nearest], int64(x*(1<<20))) // integers: the same sums in any order
 	spmd.AtomicAdd(&sums[3*nearest+1], int64(y*(1<<20)))
 	spmd.AtomicAdd(&sums[3*nearest+2], 1<<20)
+	spmd.AtomicAdd(&sums[12], int64(least*(1<<20)))
 }
 
 //spmd:kernel
 func kmeansMove(i int, centres []float32, sums []int64) {
-	centres[2*i] = float32(float64(sums[3*i]) / float64(sums[3*i+2]))
-	centres[2*i+1] = float32(float64(sums[3*i+1]) / float64(sums[3*i+2]))
-	sums[3*i], sums[3*i+1], sums[3*i+2] = 0, 0, 0
+	centres[i] = float32(float64(sums[i/2*3+i%2]) / float64(sums[i/2*3+2]))
 }
 
 func kmeans(_ context.Context, w *spmd.World) error {
 	mine := spmd.ShardOf(4001, w.Rank(), w.Size())
 	points, err := spmd.Alloc[float32](w, 2*mine.Len)
 	centres, err2 := spmd.Alloc[float32](w, 8)
-	sums, err3 := spmd.Alloc[int64](w, 12)
+	sums, err3 := spmd.Alloc[int64](w, 13) // x, y and number for each centre, and the squares
 	s, err4 := w.NewStream("kmeans")
 	if err = errors.Join(err, err2, err3, err4); err != nil {
 		return err
 	}
-	err = errors.Join(random.Normal(s, points, 1, 2*mine.Off), sums.SetAll(0),
-		centres.CopyFrom([]float32{1, 2, 5, 1, 2, 6, 6, 6}))
-	for range 20 {
-		err = errors.Join(err, launchKmeansNearest(s, mine.Len, points, centres, sums, mine.Off),
-			spmd.AllReduce(w.Comm().On(s), sums, sums, spmd.Sum), launchKmeansMove(s, 4, centres, sums))
+	err = errors.Join(random.Normal(s, points, 1, 2*mine.Off), centres.CopyFrom([]float32{-1, 0, 0, -1, -1, 1, 1, 1}))
+	for round := 0; err == nil && round < 20; round++ {
+		err = errors.Join(err, spmd.Fill(s, sums, 0), launchKmeansNearest(s, mine.Len, points, centres, sums, mine.Off),
+			spmd.AllReduce(w.Comm().On(s), sums, sums, spmd.Sum), launchKmeansMove(s, 8, centres, sums))
+		err = errors.Join(err, w.Emit(map[string]any{"round": round, "squares": float64(sums.At(12)) / (1 << 20)}))
 	}
 	for k := 0; err == nil && k < 4 && w.Rank() == 0; k++ { // At waits for the stream
 		fmt.Printf("centre %d: %.4f, %.4f\n", k, centres.At(2*k), centres.At(2*k+1))

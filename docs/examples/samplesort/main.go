@@ -1,5 +1,4 @@
-// Samplesort sorts numbers over all ranks. Each gets those between two limits, which a sample of
-// all numbers has set.
+// Samplesort sorts numbers over all ranks. Each gets those between two limits that a sample has set.
 package main
 
 import (
@@ -49,10 +48,14 @@ func sortOverRanks(_ context.Context, w *spmd.World) error {
 	}
 	y, err2 := spmd.Alloc[float32](w, total)
 	err = errors.Join(err, err2, spmd.AllToAllV(c.On(s), y, x, receive, send), radix.Sort(s, y, y))
-	ends := make([]float32, 2*size)
-	err = errors.Join(err, spmd.AllGatherSlice(c, ends, []float32{y.At(0), y.At(total - 1)}))
-	sum, err2 := spmd.AllReduceNumber(c, total, spmd.Sum)
-	if err = errors.Join(err, err2); err == nil && w.Rank() == 0 {
+	ends, totals, sum := make([]float32, 2*size), make([]int, size), 0
+	err = errors.Join(err, spmd.AllGatherSlice(c, ends, []float32{y.At(0), y.At(total - 1)}),
+		spmd.AllGatherSlice(c, totals, []int{total}))
+	for r, elements := range totals {
+		sum += elements
+		err = errors.Join(err, w.Emit(map[string]any{"rank": r, "elements": elements}))
+	}
+	if err == nil && w.Rank() == 0 {
 		fmt.Printf("%d numbers from %.4f to %.4f, in order over the ranks: %v\n",
 			sum, ends[0], ends[2*size-1], slices.IsSorted(ends))
 	}

@@ -53,7 +53,9 @@ func sweep(_ context.Context, w *spmd.World) error {
 	all := make([]float64, jobs)
 	err = errors.Join(err, spmd.AllReduceSlice(w.Comm(), all, found, spmd.Sum))
 	for job := 0; err == nil && job < jobs && w.Rank() == 0; job++ {
-		fmt.Printf("rate %.2f: above a half in %.2f of the steps\n", 3.45+0.05*float64(job), all[job])
+		rate := 3.45 + 0.05*float64(job)
+		fmt.Printf("rate %.2f: above a half in %.2f of the steps\n", rate, all[job])
+		err = w.Emit(map[string]any{"rate": rate, "above": all[job]})
 	}
 	return errors.Join(err, group.Close())
 }
