@@ -129,7 +129,7 @@ func checkPicture(t *testing.T, name string, ranks int, lines []byte) {
 	for line := range bytes.Lines(lines) {
 		var rec map[string]*float64
 		if err := json.Unmarshal(line, &rec); err != nil || rec[x] == nil || rec[y] == nil {
-			t.Errorf("%s emits %s, want %s and %s: %v", name, line, x, y, err)
+			t.Errorf("%s emits %q, want %s and %s: %v", name, line, x, y, err)
 			return
 		}
 		c.x, c.y = append(c.x, *rec[x]), append(c.y, *rec[y])
