@@ -56,7 +56,7 @@ var drawn = map[string]func(c curve, ranks int) error{
 		}
 		return nil
 	},
-	// Chi-square of two coordinates of each point, less the centres: its mean within four deviations.
+	// Chi-square of two coordinates of each point, less the centres: its mean, in four deviations.
 	"kmeans": func(c curve, _ int) error {
 		const freedom = 2*4001 - 2*4
 		for i := 1; i < len(c.y); i++ {
@@ -105,7 +105,8 @@ var drawn = map[string]func(c curve, ranks int) error{
 }
 
 // plotLine is the command of a page that draws its picture.
-var plotLine = regexp.MustCompile(`(?m)^    bin/launch plot --x (\w+) --y (\w+)( --log y)? --out (\w+)\.svg (\w+)\.jsonl$`)
+var plotLine = regexp.MustCompile(
+	`(?m)^    bin/launch plot --x (\w+) --y (\w+)( --log y)? --out (\w+)\.svg (\w+)\.jsonl$`)
 
 // checkPicture holds what an example has emitted on rank 0 against closed forms, and draws it on 3
 // ranks as its page says.

@@ -1,4 +1,4 @@
-// Samplesort sorts numbers over all ranks. Each gets those between two limits that a sample has set.
+// Samplesort sorts numbers over all ranks. Each gets those between two limits, set by a sample.
 package main
 
 import (
