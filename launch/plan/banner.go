@@ -7,20 +7,24 @@ import (
 	"regexp"
 )
 
-// A launcher frames what it has to say of a job's end by rules of dashes, Hydra's by equal signs. Where a rank has said
-// why, that only pushes the cause out of sight.
+// A launcher frames its words about a job's end by rules of dashes or, in Hydra, equal signs. They
+// only push the cause out of sight if a rank has said it.
 var (
 	rule   = regexp.MustCompile(`^[-=]{20,}\s*$`)
-	ending = regexp.MustCompile(`MPI_ABORT was invoked on|Primary job +terminated normally|detected that one or more processes exited|noticed that process rank|BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES`)
-	// What follows the frame: Open MPI counts the ranks that would have printed it, too, and Hydra goes on outside of it.
-	ended = regexp.MustCompile(`^(\[[^]]*\] (\d+ more process(es)? ha(s|ve) sent help message help-mpi-api\.txt / mpi-abort|Set MCA parameter "orte_base_help_aggregate" to 0)|YOUR APPLICATION TERMINATED WITH THE EXIT STRING|This typically refers to a problem with your application|Please see the FAQ page for debugging suggestions)`)
+	ending = regexp.MustCompile(`MPI_ABORT was invoked on|Primary job +terminated normally|detected that one or ` +
+		`more processes exited|noticed that process rank|BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES`)
+	// Behind the frame Open MPI counts the ranks that would have printed it, and Hydra goes on.
+	ended = regexp.MustCompile(`^(\[[^]]*\] (\d+ more process(es)? ha(s|ve) sent help message help-mpi-api\.txt / ` +
+		`mpi-abort|Set MCA parameter "orte_base_help_aggregate" to 0)|YOUR APPLICATION TERMINATED WITH THE EXIT ` +
+		`STRING|This typically refers to a problem with your application|Please see the FAQ page for debugging ` +
+		`suggestions)`)
 )
 
 // mostFramed is how many bytes a frame may hold; what is longer is none.
 const mostFramed = 16 << 10
 
-// withoutEndings copies from to to, by lines, less the frames in which a launcher tells how the job ended: these it
-// returns.
+// withoutEndings copies from to to, by lines. It leaves out the frames in which a launcher tells
+// how the job ended, and returns them.
 func withoutEndings(to io.Writer, from io.Reader) (endings []byte) {
 	pass := func(b []byte) {
 		if len(b) > 0 {

@@ -10,17 +10,28 @@ import (
 func TestWithoutEndings(t *testing.T) {
 	const (
 		dashes = "--------------------------------------------------------------------------\n"
-		abort  = dashes + "MPI_ABORT was invoked on rank 1 in communicator MPI COMMUNICATOR 3 DUP FROM 0\nwith errorcode 1.\n\n" +
-			"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\nYou may or may not see output from other processes, depending on\nexactly when Open MPI kills them.\n" + dashes
-		others  = "[n1:4711] 2 more processes have sent help message help-mpi-api.txt / mpi-abort\n[n1:4711] Set MCA parameter \"orte_base_help_aggregate\" to 0 to see all help / error messages\n"
-		primary = dashes + "Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job has been aborted.\n" + dashes
-		first   = dashes + "mpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be terminated. The first process to do so was:\n\n  Process name: [[21446,1],0]\n  Exit code:    2\n" + dashes
-		killed  = dashes + "mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).\n" + dashes
-		slots   = dashes + "There are not enough slots available in the system to satisfy the 9\nslots that were requested by the application:\n\n  bin/train\n" + dashes
-		hydra   = "\n" + "===================================================================================\n" +
+		abort  = dashes + "MPI_ABORT was invoked on rank 1 in communicator MPI COMMUNICATOR 3 DUP FROM 0\n" +
+			"with errorcode 1.\n\n" +
+			"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n" +
+			"You may or may not see output from other processes, depending on\nexactly when Open MPI kills them.\n" +
+			dashes
+		others = "[n1:4711] 2 more processes have sent help message help-mpi-api.txt / mpi-abort\n" +
+			"[n1:4711] Set MCA parameter \"orte_base_help_aggregate\" to 0 to see all help / error messages\n"
+		primary = dashes + "Primary job  terminated normally, but 1 process returned\n" +
+			"a non-zero exit code. Per user-direction, the job has been aborted.\n" + dashes
+		first = dashes + "mpirun detected that one or more processes exited with non-zero status, thus causing\n" +
+			"the job to be terminated. The first process to do so was:\n\n  Process name: [[21446,1],0]\n" +
+			"  Exit code:    2\n" + dashes
+		killed = dashes + "mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).\n" +
+			dashes
+		slots = dashes + "There are not enough slots available in the system to satisfy the 9\n" +
+			"slots that were requested by the application:\n\n  bin/train\n" + dashes
+		hydra = "\n" + "===================================================================================\n" +
 			"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 9\n" +
 			"===================================================================================\n" +
-			"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\nThis typically refers to a problem with your application.\nPlease see the FAQ page for debugging suggestions\n"
+			"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n" +
+			"This typically refers to a problem with your application.\nPlease see the FAQ page for debugging " +
+			"suggestions\n"
 	)
 	for _, tc := range []struct {
 		name, from, to string
@@ -29,14 +40,18 @@ func TestWithoutEndings(t *testing.T) {
 		{"nothing", "", "", 0},
 		{"refusal", primary + first, "", len(primary + first)},
 		{"error", "0: ERR it failed\n" + abort + others, "0: ERR it failed\n", len(abort + others)},
-		{"another help message", abort + "[n1:1] 2 more processes have sent help message help-mpi-btl-base.txt / btl:no-nics\n", "[n1:1] 2 more processes have sent help message help-mpi-btl-base.txt / btl:no-nics\n", len(abort)},
+		{"another help message", abort +
+			"[n1:1] 2 more processes have sent help message help-mpi-btl-base.txt / btl:no-nics\n",
+			"[n1:1] 2 more processes have sent help message help-mpi-btl-base.txt / btl:no-nics\n", len(abort)},
 		{"killed", killed, "", len(killed)},
 		{"cannot start", slots, slots, 0},
 		{"Hydra", "\n" + hydra[1:], "\n", len(hydra) - 1},
 		{"a program's rule", "1: " + dashes + "table\n", "1: " + dashes + "table\n", 0},
-		{"a frame that does not end", dashes + "MPI_ABORT was invoked on rank 1", dashes + "MPI_ABORT was invoked on rank 1", 0},
+		{"a frame that does not end", dashes + "MPI_ABORT was invoked on rank 1",
+			dashes + "MPI_ABORT was invoked on rank 1", 0},
 		{"a line that does not end", "half a line", "half a line", 0},
-		{"a long frame", dashes + strings.Repeat("x\n", mostFramed) + dashes, dashes + strings.Repeat("x\n", mostFramed) + dashes, 0},
+		{"a long frame", dashes + strings.Repeat("x\n", mostFramed) + dashes,
+			dashes + strings.Repeat("x\n", mostFramed) + dashes, 0},
 	} {
 		var to bytes.Buffer
 		endings := withoutEndings(&to, strings.NewReader(tc.from))

@@ -18,7 +18,7 @@ import (
 	"lockstep/launch/exit"
 )
 
-// heard is what a job has said of why it failed: a rank that spmd.Main has ended, or the launcher.
+// heard is what a job has said about its failure: a rank that spmd.Main has ended, or the launcher.
 type heard struct {
 	rank string // "" where a process has only panicked
 	host string
@@ -36,7 +36,8 @@ func (h heard) String() string {
 	return fmt.Sprintf("rank %s on %s: %s", h.rank, h.host, h.what)
 }
 
-// or adds what the launcher knows: a rank that has named itself knows more, one that has panicked does not say its number.
+// or adds what the launcher knows. A rank that has named itself knows more. One that has panicked
+// does not say its number.
 func (h heard) or(launcher heard) heard {
 	if h.rank == "" && h.own && launcher.rank != "" {
 		h.rank, h.host = launcher.rank, launcher.host
@@ -44,9 +45,9 @@ func (h heard) or(launcher heard) heard {
 	return cmp.Or(h, launcher)
 }
 
-// why adds to the outcome of a job that has failed what was said of why. A launcher has a frame for every end; where a rank
-// has said more, or the launcher has said it outside of its frames, that is not repeated. Where nobody has said anything,
-// Hydra of a rank that has exited for one, the status is said.
+// why adds the cause to the outcome of a failed job. It does not repeat a launcher's frame if a
+// rank has said more, or the launcher has said it outside of its frames. If nobody has said
+// anything, it says the status.
 func (out *output) why(e outcome, err error, ranks int) outcome {
 	launcher := launcherSays(out.endings, ranks)
 	e.cause = out.cause.or(launcher)
@@ -60,22 +61,25 @@ func (out *output) why(e outcome, err error, ranks int) outcome {
 	return e
 }
 
-// byLauncher begins what a launcher says of a rank that a signal has ended, which the rank itself cannot have said.
+// byLauncher begins a launcher's words about a rank that a signal has ended, which the rank itself
+// cannot have said.
 const byLauncher = "ended by "
 
 var (
 	// The last line of a program, with the log's own fields behind the message.
-	errorLine = regexp.MustCompile(`^\d\d:\d\d:\d\d ERR (.*?) (?:[a-z_]+=\S* )*?host=(\S*) (?:[a-z_]+=\S* )*?rank=(\d+)\s*$`)
-	rankMark  = regexp.MustCompile(`^\d+: `)
-	goDied    = regexp.MustCompile(`^(panic: |fatal error: ).*`)
+	errorLine = regexp.MustCompile(
+		`^\d\d:\d\d:\d\d ERR (.*?) (?:[a-z_]+=\S* )*?host=(\S*) (?:[a-z_]+=\S* )*?rank=(\d+)\s*$`)
+	rankMark = regexp.MustCompile(`^\d+: `)
+	goDied   = regexp.MustCompile(`^(panic: |fatal error: ).*`)
 	// What Open MPI's mpirun and Hydra's mpiexec say where no rank could.
 	signalled = regexp.MustCompile(`process rank (\d+) with PID \d+ on node (\S+) exited on (signal \d+ \([^)]*\))`)
 	exited    = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+\d+`)
-	returned  = regexp.MustCompile(`(?s)Primary job +terminated normally, but (\d+) process(?:es)? returned\s+(?:a )?non-zero exit code`)
-	hydraEnd  = regexp.MustCompile(`PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)`)
+	returned  = regexp.MustCompile(
+		`(?s)Primary job +terminated normally, but (\d+) process(?:es)? returned\s+(?:a )?non-zero exit code`)
+	hydraEnd = regexp.MustCompile(`PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)`)
 )
 
-// hear returns what a line of a rank's standard error says of why it failed.
+// hear returns what a line of a rank's standard error says about its failure.
 func hear(line []byte) (h heard, ok bool) {
 	line = line[len(rankMark.Find(line)):]
 	switch {
@@ -99,9 +103,10 @@ func hear(line []byte) (h heard, ok bool) {
 	return heard{}, false
 }
 
-// launcherSays reads the frames in which a launcher tells how a job of a number of ranks ended. The mpirun of Open MPI 4 says
-// first that a rank has failed and then which. It leaves out the second where the rank ends before mpirun has noted that the
-// job runs, which then takes the place of the job's failure: orte_quit passes over a job in state RUNNING.
+// launcherSays reads the frames in which a launcher tells how a job of a number of ranks ended.
+// Open MPI 4's mpirun says first that a rank has failed and then which. It leaves out the second
+// if the rank ends before mpirun has noted that the job runs: orte_quit passes over a job in
+// state RUNNING.
 func launcherSays(text []byte, ranks int) heard {
 	if m := signalled.FindSubmatch(text); m != nil {
 		return heard{rank: string(m[1]), host: string(m[2]), what: byLauncher + string(m[3])}
@@ -124,8 +129,8 @@ func launcherSays(text []byte, ranks int) heard {
 	return heard{}
 }
 
-// listener is what the ranks' standard error passes through, by whole lines. A rank that names itself counts more than one
-// of which Go alone has printed that it panicked.
+// listener reads the ranks' standard error by whole lines. A rank that names itself counts more
+// than a Go panic.
 type listener struct {
 	mu    sync.Mutex
 	cause heard
@@ -145,12 +150,14 @@ func (l *listener) listen(lines []byte) {
 	}
 }
 
-// mostTail is how much of a rank's file is read for its last words, in bytes.
+// mostTail is how many bytes of a rank's file are read for its last words.
 const mostTail = 64 << 10
 
-// listenTo reads the ends of the files of standard error that a job has left in a folder of this host since it began.
+// listenTo reads the ends of the files of standard error that a job has left in a folder of this
+// host since it began.
 func (l *listener) listenTo(folder string, since time.Time) {
-	names, _ := filepath.Glob(filepath.Join(strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(folder), "rank.*.err"))
+	names, _ := filepath.Glob(filepath.Join(strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`,
+		`\[`).Replace(folder), "rank.*.err"))
 	for _, name := range names {
 		if st, err := os.Stat(name); err != nil || st.ModTime().Before(since) {
 			continue

@@ -8,11 +8,16 @@ import (
 	"lockstep/internal/launcher"
 )
 
-// What mpirun says first when a rank has failed. Where the rank ends as soon as it has begun, that is all.
+// What mpirun says first when a rank has failed. Where the rank ends as soon
+// as it has begun, that is all.
 const (
-	onePrimary  = "--------------------------\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job has been aborted.\n--------------------------\n"
-	manyPrimary = "--------------------------\nPrimary job  terminated normally, but 2 processes returned\nnon-zero exit codes. Per user-direction, the job has been aborted.\n--------------------------\n"
-	whichRank   = "--------------------------\nmpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be terminated. The first process to do so was:\n\n  Process name: [[21446,1],5]\n  Exit code:    7\n--------------------------\n"
+	onePrimary = "--------------------------\nPrimary job  terminated normally, but 1 process returned\n" +
+		"a non-zero exit code. Per user-direction, the job has been aborted.\n--------------------------\n"
+	manyPrimary = "--------------------------\nPrimary job  terminated normally, but 2 processes returned\n" +
+		"non-zero exit codes. Per user-direction, the job has been aborted.\n--------------------------\n"
+	whichRank = "--------------------------\nmpirun detected that one or more processes exited with non-zero " +
+		"status, thus causing\nthe job to be terminated. The first process to do so was:\n\n" +
+		"  Process name: [[21446,1],5]\n  Exit code:    7\n--------------------------\n"
 )
 
 func TestLauncherSays(t *testing.T) {
@@ -21,13 +26,15 @@ func TestLauncherSays(t *testing.T) {
 		ranks int
 		want  string
 	}{
-		{"mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).", 2, "rank 1 on n1: ended by signal 9 (Killed)"},
+		{"mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).", 2,
+			"rank 1 on n1: ended by signal 9 (Killed)"},
 		{whichRank, 8, "rank 5: exited"},
 		{onePrimary + whichRank, 8, "rank 5: exited"},
 		{onePrimary, 1, "rank 0: exited"},
 		{onePrimary, 8, "a rank exited"},
 		{manyPrimary, 8, "2 ranks exited"},
-		{"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 9\n====", 2, "a rank on n1 ended with 9"},
+		{"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 9\n====",
+			2, "a rank on n1 ended with 9"},
 		{"MPI_ABORT was invoked on rank 1", 2, ""},
 	} {
 		if got := launcherSays([]byte(tc.text), tc.ranks).String(); got != tc.want {
@@ -36,7 +43,8 @@ func TestLauncherSays(t *testing.T) {
 	}
 }
 
-// A job that fails is not silent, however little its launcher says. The double of mpirun says what is in a file, and ends.
+// A job that fails is not silent, however little its launcher says. The double of mpirun says
+// what is in a file, and ends.
 func TestLittleSaid(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir+"/mpirun", `#!/bin/sh
@@ -58,8 +66,10 @@ exit "$STATUS"
 		{"as it comes", onePrimary, "5", "1", "plain", onePrimary},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			cmd := launchCommand(t, "run", "--launcher", "openmpi4", "-np", tc.np, "--oversubscribe", "--logs", tc.logs, "--", self(t))
-			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SAYS="+writeFile(t, t.TempDir()+"/says", tc.says, 0o644), "STATUS="+tc.status)
+			cmd := launchCommand(t, "run", "--launcher", "openmpi4", "-np", tc.np, "--oversubscribe", "--logs", tc.logs,
+				"--", self(t))
+			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"),
+				"SAYS="+writeFile(t, t.TempDir()+"/says", tc.says, 0o644), "STATUS="+tc.status)
 			if _, errs, status := result(t, cmd); errs != tc.want || status == 0 {
 				t.Errorf("status %d, %q, want %q", status, errs, tc.want)
 			}

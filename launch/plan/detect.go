@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// launcherHere is a launcher, and what of it is installed.
+// launcherHere is a launcher and its installed version.
 type launcherHere struct {
 	name    string // openmpi4, openmpi5, mpich, slurm
 	command string
@@ -24,7 +24,7 @@ func found(command string) bool {
 	return err == nil
 }
 
-// ask returns what a command prints, the empty string where it fails.
+// ask returns what a command prints, or "" if it fails.
 func ask(words ...string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
@@ -37,8 +37,8 @@ func ask(words ...string) string {
 	return string(out)
 }
 
-// findMPI looks for the MPI launcher name, or for whichever mpirun is: under its own names too, since Debian installs
-// several MPI side by side.
+// findMPI looks for the MPI launcher name, or for any mpirun, also under its own names: Debian
+// installs several MPI side by side.
 func findMPI(name string) (launcherHere, bool) {
 	commands := []string{"mpirun", "mpiexec"}
 	switch name {
@@ -64,7 +64,7 @@ var (
 	hydraVersion   = regexp.MustCompile(`(?m)^\s*Version:\s+(\S+)`)
 )
 
-// launcherOf reads what mpirun --version prints. The name is empty for a launcher that is not known.
+// launcherOf reads the output of mpirun --version. The name is "" for an unknown launcher.
 func launcherOf(text string) (name, version string) {
 	if m := openMPIVersion.FindStringSubmatch(text); m != nil {
 		switch m[2] {

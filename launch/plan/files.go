@@ -9,7 +9,7 @@ import (
 	"lockstep/launch/batch"
 )
 
-// system is a batch system: what it takes a file by, and where it says which hosts a job has.
+// system is a batch system: the command that takes a file, and where it says which hosts a job has.
 type system struct {
 	command string
 	write   func(batch.Job) string
@@ -25,7 +25,7 @@ var systems = map[string]system{
 	"kubernetes": {"kubectl", batch.Kubernetes, batch.HostsOfPods, ""},
 }
 
-// batchFlags adds what a file can have and a line has not.
+// batchFlags adds the flags that only a file has.
 func (o *options) batchFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.array, "array", 0,
 		"a job for each number from 0 on, this many times; {} in the program's arguments is the number")
@@ -78,7 +78,7 @@ func (o *options) inFile(j *job) error {
 	return nil
 }
 
-// build returns the line in the file of a batch system: that of the MPI that is here, else of the
+// build returns the line in the file of a batch system: for the MPI that is here, else for the
 // most common one.
 func (b system) build(name string, j job, s site) Line {
 	if name == "slurm" {
@@ -104,8 +104,7 @@ func (b system) build(name string, j job, s site) Line {
 // file is a file for a batch system, and the command that takes it.
 type file struct{ command, text string }
 
-// file returns the file of the batch system that o names, or that is here; an empty one where there
-// is none.
+// file returns the file of the batch system that o names, or that is here, or an empty one.
 func (o *options) file(lines []Line, j job) file {
 	name := o.launcher
 	if name == "all" || name == "auto" && found("sbatch") {

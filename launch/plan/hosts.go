@@ -15,7 +15,8 @@ const (
 	askedOnce = 32               // hosts asked at a time
 )
 
-// leaveOut returns the job on the hosts that answer, each asked by itself. Errors are exit.Usage where too few are left.
+// leaveOut returns the job on the hosts that answer. It asks each by itself. Errors are exit.Usage
+// if too few are left.
 func (s *supervisor) leaveOut(ctx context.Context) (job, error) {
 	j := s.job
 	if len(j.hosts) == 0 {
@@ -59,13 +60,15 @@ func (s *supervisor) leaveOut(ctx context.Context) (job, error) {
 	}
 	j = j.on(left, s.site)
 	if j.ranks < s.minRanks || len(left) == 0 {
-		return j, usage("%d of %d hosts can be used, for %d ranks, and --min-ranks is %d (%s)", len(left), all, j.ranks, s.minRanks, strings.Join(why, "; "))
+		return j, usage("%d of %d hosts can be used, for %d ranks, and --min-ranks is %d (%s)",
+			len(left), all, j.ranks, s.minRanks, strings.Join(why, "; "))
 	}
 	switch {
 	case len(without) > 0:
 		fmt.Fprintf(os.Stderr, "launch: %s; %d of %d ranks start\n", strings.Join(why, "; "), j.ranks, s.job.ranks)
 	case len(s.without) > 0:
-		fmt.Fprintf(os.Stderr, "launch: %s can be used again: all %d ranks start\n", strings.Join(s.without, ", "), j.ranks)
+		fmt.Fprintf(os.Stderr, "launch: %s can be used again: all %d ranks start\n",
+			strings.Join(s.without, ", "), j.ranks)
 	}
 	s.without = without
 	if s.noPreflight {
@@ -74,7 +77,8 @@ func (s *supervisor) leaveOut(ctx context.Context) (job, error) {
 	return j, judge(j.prog[0], answers)
 }
 
-// ask returns what one host says of the program. It is an error where the host does not answer, or lacks the program.
+// ask returns what one host says about the program. A host that does not answer, or lacks the
+// program, is an error.
 func (s *supervisor) ask(ctx context.Context, j job, h host) (facts, error) {
 	if s.launcher.name != "slurm" && j.agent == "" {
 		if err := resolves(h.name); err != nil {
@@ -109,7 +113,7 @@ func (j job) on(hosts []host, s site) job {
 	return j
 }
 
-// allocatedHosts lists the hosts of the Slurm allocation that this process is in, each with so many slots.
+// allocatedHosts lists the hosts of this process's Slurm allocation, each with so many slots.
 func allocatedHosts(s site, slots int) ([]host, error) {
 	text := ask("scontrol", "show", "hostnames", s.getenv("SLURM_JOB_NODELIST"))
 	var hosts []host
@@ -117,7 +121,8 @@ func allocatedHosts(s site, slots int) ([]host, error) {
 		hosts = append(hosts, host{name, slots})
 	}
 	if len(hosts) == 0 {
-		return nil, usage("scontrol show hostnames %s lists no host: name them with -H for --min-ranks", s.getenv("SLURM_JOB_NODELIST"))
+		return nil, usage("scontrol show hostnames %s lists no host: name them with -H for --min-ranks",
+			s.getenv("SLURM_JOB_NODELIST"))
 	}
 	return hosts, nil
 }

@@ -49,9 +49,11 @@ func (j job) hostWords() string {
 	return strings.Join(words, ",")
 }
 
-// noBinding is why ranks are left unbound. Open MPI 4.1 with ppr:N:node and --bind-to numa binds ranks to NUMA nodes in
-// turn, while the GPUs of a node are numbered along them: every second rank would sit far from its GPU.
-const noBinding = "a rank's threads use several cores; bound to NUMA nodes in turn, ranks would sit far from their GPUs; NCCL places its threads itself"
+// noBinding is why ranks are left unbound. With ppr:N:node and --bind-to numa Open MPI 4.1 binds
+// ranks to NUMA nodes in turn, while a node's GPUs are numbered along them: every second rank would
+// be far from its GPU.
+const noBinding = "a rank's threads use several cores; bound to NUMA nodes in turn, ranks would sit far from their " +
+	"GPUs; NCCL places its threads itself"
 
 const yield = "a waiting rank must not hold the core of one that works"
 
@@ -73,9 +75,11 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 		l.expand = j.hostsIn
 		l.add("a file with the hosts that the job has", "--hostfile", j.hostsIn)
 	} else if j.nodes > 1 && s.getenv("SLURM_JOB_ID") == "" {
-		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME slots=%d (not needed inside a Slurm allocation)", j.most), "--hostfile", "hosts")
+		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME slots=%d (not needed inside a Slurm "+
+			"allocation)", j.most), "--hostfile", "hosts")
 	}
-	mapping, why := fmt.Sprintf("ppr:%d:node", j.most), "as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree"
+	mapping := fmt.Sprintf("ppr:%d:node", j.most)
+	why := "as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree"
 	if !j.even {
 		mapping, why = "slot", "fills the slots of one host after the other"
 	}
@@ -111,23 +115,27 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 	}
 	if j.nodes > 1 && !five {
 		l.add("mpirun ends 20 s after the network to a host is cut; else it may hang, with the ranks gone",
-			runtime, "oob_tcp_keepalive_time", "10", runtime, "oob_tcp_keepalive_intvl", "3", runtime, "oob_tcp_keepalive_probes", "3")
+			runtime, "oob_tcp_keepalive_time", "10", runtime, "oob_tcp_keepalive_intvl", "3", runtime,
+			"oob_tcp_keepalive_probes", "3")
 	}
 	if j.grace > 0 {
-		l.add("seconds that SIGTERM to mpirun leaves the ranks; a job in which a rank fails ends as much later (SIGUSR1 to mpirun leaves all the time)",
+		l.add("seconds that SIGTERM to mpirun leaves the ranks; a job in which a rank fails ends as much later "+
+			"(SIGUSR1 to mpirun leaves all the time)",
 			runtime, "odls_base_sigkill_timeout", strconv.Itoa(j.grace))
 	}
 }
 
-// passed returns the variables of env that a rank on another host needs too.
+// passed returns the variables of env that a rank on another host also needs.
 func passed(env []string, iface bool) []string {
 	var names []string
 	for _, kv := range env {
 		name, value, _ := strings.Cut(kv, "=")
 		switch {
 		case value == "", iface && name == "NCCL_SOCKET_IFNAME":
-		case slices.Contains([]string{"LD_LIBRARY_PATH", "GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GODEBUG", "GOTRACEBACK"}, name),
-			slices.ContainsFunc([]string{"CUDA_", "NCCL_", "LOCKSTEP_", "OMP_", "OPENBLAS_", "UCX_"}, func(p string) bool { return strings.HasPrefix(name, p) }):
+		case slices.Contains([]string{"LD_LIBRARY_PATH", "GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GODEBUG", "GOTRACEBACK"},
+			name),
+			slices.ContainsFunc([]string{"CUDA_", "NCCL_", "LOCKSTEP_", "OMP_", "OPENBLAS_", "UCX_"},
+				func(p string) bool { return strings.HasPrefix(name, p) }):
 			names = append(names, name)
 		}
 	}
@@ -135,8 +143,8 @@ func passed(env []string, iface bool) []string {
 	return names
 }
 
-// hydra adds the words of MPICH's mpiexec, which Intel MPI and MVAPICH have too. It takes the whole environment to other
-// hosts by itself, and does not mind root, or more ranks than cores.
+// hydra adds the words of MPICH's mpiexec, which Intel MPI and MVAPICH also have. It passes on the
+// whole environment, and accepts root and more ranks than cores.
 func hydra(l *Line, w launcherHere, j job) {
 	l.add("starts the ranks and connects them", w.command)
 	l.add(j.why(), "-np", strconv.Itoa(j.ranks))
@@ -146,10 +154,12 @@ func hydra(l *Line, w launcherHere, j job) {
 		l.expand = j.hostsIn
 		l.add("a file with the hosts that the job has", "-f", j.hostsIn)
 	} else if j.nodes > 1 {
-		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME:%d (not needed inside a Slurm allocation)", j.most), "-f", "hosts")
+		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME:%d (not needed inside a Slurm allocation)",
+			j.most), "-f", "hosts")
 	}
 	if j.even {
-		l.add("as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree", "-ppn", strconv.Itoa(j.most))
+		l.add("as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree",
+			"-ppn", strconv.Itoa(j.most))
 	}
 	l.add(noBinding, "-bind-to", "none")
 	if j.iface != "" {
@@ -181,7 +191,8 @@ func srun(l *Line, w launcherHere, j job, s site) {
 		l.add("of the allocation, these hosts", "--nodelist="+strings.Join(names, ","))
 	}
 	if j.gpus > 0 && len(j.parts) == 0 {
-		l.add("each rank sees all GPUs of its node and takes that of its local rank; with --gpus-per-task NCCL and MPI could not reach the others directly",
+		l.add("each rank sees all GPUs of its node and takes that of its local rank; with --gpus-per-task NCCL and "+
+			"MPI could not reach the others directly",
 			fmt.Sprintf("--gpus-per-node=%d", j.gpus))
 	}
 	if j.cpus > 0 {

@@ -9,12 +9,14 @@ import (
 	"lockstep/internal/terminal"
 )
 
-// A live line of a rank stays below the lines of all, and is gone at the end. What the terminal had as modes it has still.
+// A live line of a rank stays below the lines of all, and is gone at the end. What the
+// terminal had as modes it has still.
 func TestLive(t *testing.T) {
 	need(t, "openmpi4")
 	p := pty.Open(t, 66)
 	before := p.Modes(t)
-	cmd := launchCommand(t, "run", "--launcher", "openmpi4", "-np", "2", "--oversubscribe", "--", self(t), "program", "live")
+	cmd := launchCommand(t, "run", "--launcher", "openmpi4", "-np", "2", "--oversubscribe", "--", self(t), "program",
+		"live")
 	cmd.Stdout, cmd.Stderr = p.Far, p.Far
 	if err := cmd.Run(); err != nil {
 		t.Error(err)
@@ -25,7 +27,8 @@ func TestLive(t *testing.T) {
 	seen := p.Close()
 	lines := pty.Lines(seen)
 	slices.Sort(lines)
-	if want := []string{"", "0: \rnot live", "0: a line", "1: another"}; !slices.Equal(lines, want) && !slices.Equal(lines, []string{"", "0: a line", "1: another", "not live"}) {
+	if want := []string{"", "0: \rnot live", "0: a line", "1: another"}; !slices.Equal(lines, want) &&
+		!slices.Equal(lines, []string{"", "0: a line", "1: another", "not live"}) {
 		t.Errorf("%q on the screen, want %q; written %q", lines, want, seen)
 	}
 	for _, want := range []string{terminal.Live("a half of 66"), terminal.Live("all") + terminal.Live("")} {
@@ -38,8 +41,10 @@ func TestLive(t *testing.T) {
 // Where no terminal is, live lines are what any other bytes are.
 func TestNotLive(t *testing.T) {
 	need(t, "openmpi4")
-	out, errs, status := result(t, launchCommand(t, "run", "--launcher", "openmpi4", "-np", "1", "--", self(t), "program", "live"))
-	want := "0: " + terminal.Live("a half of ") + "a line\n0: " + terminal.Live("most") + "\rnot live\n0: " + terminal.Live("all") + "\n"
+	out, errs, status := result(t,
+		launchCommand(t, "run", "--launcher", "openmpi4", "-np", "1", "--", self(t), "program", "live"))
+	want := "0: " + terminal.Live("a half of ") + "a line\n0: " + terminal.Live("most") + "\rnot live\n0: " +
+		terminal.Live("all") + "\n"
 	if status != 0 || out != "" || errs != want {
 		t.Errorf("status %d, %q and %q, want %q", status, out, errs, want)
 	}

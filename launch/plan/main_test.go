@@ -21,7 +21,8 @@ import (
 	"lockstep/launch/exit"
 )
 
-// TestMain makes this binary launch, or a program that launch starts, where the first argument says so.
+// TestMain makes this binary launch, or a program that launch starts, where
+// the first argument says so.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == divider {
 		divide(os.Args[1:])
@@ -43,7 +44,8 @@ func TestMain(m *testing.M) {
 			os.Exit(0)
 		}
 	}
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup it is ignored, and would be in what the tests start
+	// under nohup it is ignored, and would be in what the tests start
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	os.Exit(m.Run())
 }
 
@@ -77,8 +79,8 @@ func mySize() string {
 // program is what the tests start on ranks.
 func program(name string, args []string) {
 	if os.Getenv("PMI_RANK") == "0" && name != "stdin" {
-		// Hydra's mpiexec dies of SIGPIPE where all ranks have ended, MPI never asked for, before it has told them that
-		// its standard input has ended.
+		// Hydra's mpiexec dies of SIGPIPE where all ranks have ended, MPI never asked for, before
+		// it has told them that its standard input has ended.
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	}
 	switch name {
@@ -87,7 +89,9 @@ func program(name string, args []string) {
 	case "bytes":
 		os.Stdout.WriteString(pattern("out", myRank()))
 		os.Stderr.WriteString(pattern("err", myRank()))
-	case "fail": // RANK STATUS: that rank ends so, the others wait; not under Hydra, which ends only ranks that have called MPI
+	// RANK STATUS: that rank ends so, the others wait; not under Hydra, which ends
+	// only ranks that have called MPI
+	case "fail":
 		if myRank() == args[0] {
 			if args[1] == "kill" {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -101,7 +105,8 @@ func program(name string, args []string) {
 		}
 	case "signals": // says what comes; ends by the SIGINT, SIGTERM or SIGHUP of the number given
 		signals := make(chan os.Signal, 8)
-		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1,
+			syscall.SIGUSR2)
 		fmt.Println("ready")
 		var left int
 		fmt.Sscan(args[0], &left)
@@ -116,7 +121,10 @@ func program(name string, args []string) {
 		}
 	case "live": // a live line of rank 0, in the middle of lines of both
 		if myRank() == "0" {
-			for _, text := range []string{terminal.Live("a half of " + os.Getenv(terminal.Variable)), "a line\n", terminal.Live("most"), "\rnot live\n", terminal.Live("all")} {
+			for _, text := range []string{
+				terminal.Live("a half of " + os.Getenv(terminal.Variable)), "a line\n", terminal.Live("most"),
+				"\rnot live\n", terminal.Live("all"),
+			} {
 				os.Stderr.WriteString(text)
 			}
 		} else {
@@ -130,8 +138,8 @@ func program(name string, args []string) {
 	}
 }
 
-// pattern is output that is hard on what passes it on: thousands of very short lines at once, a line longer than any
-// buffer, bytes of all values, and no end of the last line.
+// pattern is output that is hard on what passes it on: thousands of very short lines at once, a
+// line longer than any buffer, bytes of all values, and no end of the last line.
 func pattern(stream, rank string) string {
 	var b strings.Builder
 	for i := range 5000 {
@@ -203,8 +211,9 @@ func writeFile(t *testing.T, name, text string, mode os.FileMode) string {
 	return name
 }
 
-// agent writes a double of ssh: it runs the command on this machine, in an environment of its own as ssh would. Where it
-// may, as root, each host has a name of its own, and body can change the file system that only this host sees.
+// agent writes a double of ssh: it runs the command on this machine, in an environment of its own
+// as ssh would. Where it may, as root, each host has a name of its own, and body can change the
+// file system that only this host sees.
 func agent(t *testing.T, body string) string {
 	t.Helper()
 	return writeFile(t, filepath.Join(t.TempDir(), "ssh"), `#!/bin/sh

@@ -53,16 +53,20 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.perNode, "ranks-per-node", 0, "ranks on each node (default: one for each GPU, else for each core)")
 	fs.StringVarP(&o.hosts, "host", "H", "", "hosts: NAME[:SLOTS],...")
 	fs.StringVar(&o.hostfile, "hostfile", "", "`FILE` with a host on each line: NAME, NAME:SLOTS or NAME slots=SLOTS")
-	fs.StringVar(&o.launcher, "launcher", "auto", "auto, openmpi4, openmpi5, mpich or slurm; of plan also pbs, lsf, kubernetes, or all")
+	fs.StringVar(&o.launcher, "launcher", "auto",
+		"auto, openmpi4, openmpi5, mpich or slurm; of plan also pbs, lsf, kubernetes, or all")
 	fs.BoolVar(&o.oversubscribe, "oversubscribe", false, "allow more ranks than cores, GPUs or slots")
 	fs.IntVar(&o.cpus, "cpus-per-task", 0, "in a batch system, cores for each rank (default: whole nodes)")
 	fs.StringVar(&o.time, "time", "", "in a batch system, time limit, such as 12:00:00")
 	fs.StringVar(&o.partition, "partition", "", "in a batch system, partition or queue")
 	fs.StringVar(&o.iface, "interface", "", "network interface between the nodes, such as eth0")
 	fs.StringVar(&o.agent, "agent", "", "program that mpirun starts processes on other hosts with (default: ssh)")
-	fs.IntVar(&o.grace, "grace", 0, "Open MPI: seconds between SIGTERM to mpirun and SIGKILL for the ranks (default: 1)")
-	help.Group(fs, "How many ranks, and where", "np", "nodes", "gpus-per-node", "ranks-per-node", "host", "hostfile", "oversubscribe")
-	help.Group(fs, "What starts them, and how", "launcher", "cpus-per-task", "time", "partition", "interface", "agent", "grace")
+	fs.IntVar(&o.grace, "grace", 0,
+		"Open MPI: seconds between SIGTERM to mpirun and SIGKILL for the ranks (default: 1)")
+	help.Group(fs, "How many ranks, and where", "np", "nodes", "gpus-per-node", "ranks-per-node", "host", "hostfile",
+		"oversubscribe")
+	help.Group(fs, "What starts them, and how", "launcher", "cpus-per-task", "time", "partition", "interface", "agent",
+		"grace")
 	help.Choices(fs, "launcher", launchers...)
 }
 
@@ -82,7 +86,8 @@ func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err err
 		if errors.Is(err, pflag.ErrHelp) {
 			return nil, true, cmd.Help()
 		}
-		return nil, false, exit.Usage{Err: fmt.Errorf("%w (flags of the program stand behind --)", nearest.Flag(fs, err))}
+		return nil, false, exit.Usage{Err: fmt.Errorf("%w (flags of the program stand behind --)",
+			nearest.Flag(fs, err))}
 	}
 	if help, _ := fs.GetBool("help"); help {
 		return nil, true, cmd.Help()
@@ -98,7 +103,8 @@ func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err err
 		return nil, false, usage("the program is missing: launch %s -np 2 -- bin/train", cmd.Name())
 	case fs.ArgsLenAtDash() < 0:
 		own := args[:len(args)-len(prog)]
-		return nil, false, usage("-- is missing before the program: launch %s", quote(slices.Concat([]string{cmd.Name()}, own, []string{"--"}, prog)))
+		return nil, false, usage("-- is missing before the program: launch %s",
+			quote(slices.Concat([]string{cmd.Name()}, own, []string{"--"}, prog)))
 	case strings.HasPrefix(prog[0], "-"):
 		return nil, false, usage("%s stands behind --, where the program is expected: put it before --", prog[0])
 	}
@@ -107,7 +113,7 @@ func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err err
 
 func usage(format string, args ...any) error { return exit.Usage{Err: fmt.Errorf(format, args...)} }
 
-// site is what a line depends on besides the flags: this machine and its environment.
+// site is what a line depends on beside the flags: this machine and its environment.
 type site struct {
 	cores int
 	gpus  int
@@ -119,7 +125,8 @@ type site struct {
 
 func thisSite() site {
 	name, _ := os.Hostname()
-	return site{runtime.NumCPU(), countGPUs("/dev", os.Getenv), gpuModel("/proc"), os.Geteuid() == 0, name, os.Environ()}
+	return site{runtime.NumCPU(), countGPUs("/dev", os.Getenv), gpuModel("/proc"), os.Geteuid() == 0, name,
+		os.Environ()}
 }
 
 func (s site) getenv(key string) string {
@@ -131,7 +138,7 @@ func (s site) getenv(key string) string {
 	return ""
 }
 
-// countGPUs counts the device files of the NVIDIA driver, of which CUDA_VISIBLE_DEVICES may leave fewer.
+// countGPUs counts the device files of the NVIDIA driver, fewer if CUDA_VISIBLE_DEVICES says so.
 func countGPUs(dev string, getenv func(string) string) int {
 	files, _ := filepath.Glob(filepath.Join(dev, "nvidia[0-9]*"))
 	if visible := getenv("CUDA_VISIBLE_DEVICES"); visible != "" {
@@ -145,7 +152,7 @@ type host struct {
 	slots int
 }
 
-// job is what is to be started where.
+// job is what to start where.
 type job struct {
 	*options
 	prog  []string
@@ -156,7 +163,7 @@ type job struct {
 	even  bool         // most on each node but the last
 	here  bool         // all of it on this machine
 	parts []batch.Part // nodes of several kinds
-	// A file with the hosts, or the variable that has its name; "" where there is none.
+	// a file with the hosts, or the variable that has its name, or ""
 	hostsIn string
 	dense   bool // more ranks than cores are wanted: --oversubscribe, or here and Open MPI's variable for it
 }
@@ -170,13 +177,17 @@ func (o *options) job(s site, prog []string) (job, error) {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"-np", o.np}, {"--nodes", o.nodes}, {"--gpus-per-node", o.gpus}, {"--ranks-per-node", o.perNode}, {"--cpus-per-task", o.cpus}, {"--grace", o.grace}} {
+	}{
+		{"-np", o.np}, {"--nodes", o.nodes}, {"--gpus-per-node", o.gpus}, {"--ranks-per-node", o.perNode},
+		{"--cpus-per-task", o.cpus}, {"--grace", o.grace},
+	} {
 		if f.value < 0 || f.value > maxRanks {
 			return j, usage("%s %d: give a number from 1 to %d", f.name, f.value, maxRanks)
 		}
 	}
 	if !slices.Contains(launchers, o.launcher) {
-		return j, usage("--launcher %s: unknown, want auto, openmpi4, openmpi5, mpich, slurm, pbs, lsf, kubernetes or all", o.launcher)
+		return j, usage("--launcher %s: unknown, want auto, openmpi4, openmpi5, mpich, slurm, pbs, lsf, kubernetes "+
+			"or all", o.launcher)
 	}
 	var err error
 	if j.hosts, err = o.hostList(); err != nil {
@@ -221,11 +232,13 @@ func (o *options) job(s site, prog []string) (job, error) {
 		}
 	}
 	if j.ranks > j.most*j.nodes && !o.oversubscribe {
-		return j, usage("-np %d is more than %d nodes of %d ranks: give fewer, more nodes, or --oversubscribe", j.ranks, j.nodes, j.most)
+		return j, usage("-np %d is more than %d nodes of %d ranks: give fewer, more nodes, or --oversubscribe",
+			j.ranks, j.nodes, j.most)
 	}
 	for i, h := range j.hosts {
 		if h.slots > 0 && h.slots < j.most && j.even && !o.oversubscribe {
-			return j, usage("%s has %d slots, for %d ranks: give -H %s:%d, fewer ranks, or --oversubscribe", h.name, h.slots, j.most, h.name, j.most)
+			return j, usage("%s has %d slots, for %d ranks: give -H %s:%d, fewer ranks, or --oversubscribe",
+				h.name, h.slots, j.most, h.name, j.most)
 		}
 		if h.slots == 0 {
 			j.hosts[i].slots = j.most
@@ -235,26 +248,29 @@ func (o *options) job(s site, prog []string) (job, error) {
 	return j, nil
 }
 
-// oversubscribes says whether the environment has mpirun start more ranks than cores, in the words of Open MPI 4 or 5.
+// oversubscribes says whether the environment lets mpirun start more ranks than cores, in the words
+// of Open MPI 4 or 5.
 func (s site) oversubscribes() bool {
 	switch strings.ToLower(s.getenv("OMPI_MCA_rmaps_base_oversubscribe")) {
 	case "1", "true", "yes":
 		return true
 	}
-	return slices.Contains(strings.Split(strings.ToLower(s.getenv("PRTE_MCA_rmaps_default_mapping_policy")), ":"), "oversubscribe")
+	return slices.Contains(strings.Split(strings.ToLower(s.getenv("PRTE_MCA_rmaps_default_mapping_policy")), ":"),
+		"oversubscribe")
 }
 
-// maxRanks is beyond any machine; it keeps products of two numbers from overflowing.
+// maxRanks is beyond any machine, and keeps products of two numbers from overflowing.
 const maxRanks = 1 << 20
 
-// allocation reads nodes and tasks of the Slurm job that this process is in; 0 where there is none.
+// allocation reads nodes and tasks of this process's Slurm job, or 0.
 func allocation(s site) (nodes, tasks int, err error) {
 	if s.getenv("SLURM_JOB_ID") == "" {
 		return 0, 0, nil
 	}
 	nodes, _ = strconv.Atoi(s.getenv("SLURM_JOB_NUM_NODES"))
 	if nodes <= 0 || s.getenv("SLURM_JOB_NODELIST") == "" {
-		return 0, 0, usage("SLURM_JOB_ID=%s, but the allocation has no nodes: type salloc or sbatch anew, or unset SLURM_JOB_ID", s.getenv("SLURM_JOB_ID"))
+		return 0, 0, usage("SLURM_JOB_ID=%s, but the allocation has no nodes: type salloc or sbatch anew, or unset "+
+			"SLURM_JOB_ID", s.getenv("SLURM_JOB_ID"))
 	}
 	tasks, _ = strconv.Atoi(s.getenv("SLURM_NTASKS"))
 	return nodes, tasks, nil
@@ -296,7 +312,7 @@ func (o *options) hostList() ([]host, error) {
 		if err != nil {
 			return nil, exit.Usage{Err: fmt.Errorf("%s: %w", source, err)}
 		}
-		// a host that is named twice has the slots of both, as Open MPI counts them
+		// A host that is named twice has the slots of both, as Open MPI counts them.
 		if i := slices.IndexFunc(hosts, func(o host) bool { return o.name == h.name }); i >= 0 {
 			hosts[i].slots = max(hosts[i].slots, 1) + max(h.slots, 1)
 			continue
@@ -306,7 +322,8 @@ func (o *options) hostList() ([]host, error) {
 	return hosts, nil
 }
 
-// parseHost reads NAME, NAME:SLOTS or NAME slots=SLOTS. Other words of a line are Open MPI's and are refused.
+// parseHost reads NAME, NAME:SLOTS or NAME slots=SLOTS. Other words of a line are Open MPI's
+// and are refused.
 func parseHost(entry string) (host, error) {
 	fields := strings.Fields(entry)
 	if len(fields) == 0 {
@@ -320,7 +337,8 @@ func parseHost(entry string) (host, error) {
 		}
 		slots, given = v, true
 	}
-	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") != "" || name == "" || name[0] == '-' {
+	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") != "" || name == "" ||
+		name[0] == '-' {
 		return host{}, fmt.Errorf("%q is no name of a host: write NAME or NAME:SLOTS", name)
 	}
 	if !given {

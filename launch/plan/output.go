@@ -26,20 +26,21 @@ var (
 	pmix         = regexp.MustCompile(`\bpmix\b`)
 )
 
-// The launchers' own ways to mark output are not used: that of Open MPI 4 loses bytes where lines are shorter than its tag
-// (iof_base_output.c cuts at 8 KiB), that of Open MPI 5 puts ends of standard output into standard error, and Hydra's and
-// both of these put tags into the middle of long lines. Instead a shell on each rank opens other files for standard output
-// and standard error, and becomes the program. srun's --label marks whole lines.
+// A shell on each rank opens other files for standard output and error, and becomes the program.
+// The launchers' own marks are worse: all put tags into long lines, Open MPI 4 loses bytes of short
+// lines (iof_base_output.c), and Open MPI 5 mixes both streams. srun's --label marks whole lines.
 const (
-	shellOpens = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@" 3>&1 4>&2 >>%s 2>>%s` // mpirun stops to pass standard input on where both are closed
-	// On other hosts sed prefixes the lines. It outlives signals to the rank, which has more to say.
-	shellPrefixes = shellMarks + `(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/o") & exec 3>"$d/o" 4>"$d/e"; rm -r "$d"; exec "$@" >&3 2>&4 3>&- 4>&-`
-	shellClean    = shellMarks + `exec 4>"$d/e"; rm -r "$d"; exec "$@" 2>&4 4>&-`
-	shellMarks    = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; d=$(mktemp -d) && mkfifo "$d/o" "$d/e" || exit 1; ` +
+	// mpirun stops to pass standard input on where both are closed
+	shellOpens = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@" 3>&1 4>&2 >>%s 2>>%s`
+	// On other hosts sed prefixes the lines. It outlives signals to the rank.
+	shellPrefixes = shellMarks + `(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/o") & exec ` +
+		`3>"$d/o" 4>"$d/e"; rm -r "$d"; exec "$@" >&3 2>&4 3>&- 4>&-`
+	shellClean = shellMarks + `exec 4>"$d/e"; rm -r "$d"; exec "$@" 2>&4 4>&-`
+	shellMarks = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; d=$(mktemp -d) && mkfifo "$d/o" "$d/e" || exit 1; ` +
 		`(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/e" >&2) & `
 )
 
-// output is what reads the ranks' output, if it does not go where the launcher's goes.
+// output reads the ranks' output if it does not go where the launcher's goes.
 type output struct {
 	writers  []*os.File
 	readers  sync.WaitGroup
@@ -60,7 +61,7 @@ const (
 	logsPlain  = "plain"  // as the launcher passes it on
 )
 
-// openOutput adds to l what brings the ranks' output where logs says, which is not auto.
+// openOutput adds to l what brings the ranks' output to the place of logs, which is not auto.
 func openOutput(l *Line, j job, logs string) (*output, error) {
 	out := &output{screen: &terminal.Screen{To: os.Stderr}}
 	program := len(l.Groups) - 1
@@ -102,7 +103,8 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 		}
 		out.folder = dir
 		if slurm {
-			insert("a file for each rank, which what is there stays in", "--output="+dir+"/rank.%t.out", "--error="+dir+"/rank.%t.err", "--open-mode=append")
+			insert("a file for each rank, which what is there stays in", "--output="+dir+"/rank.%t.out",
+				"--error="+dir+"/rank.%t.err", "--open-mode=append")
 			break
 		}
 		q := quote([]string{dir + "/rank."})
@@ -111,8 +113,9 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 	return out, nil
 }
 
-// pipes opens two pipes for each rank and prints what comes out of them. The ranks open the write ends through /proc;
-// their numbers, from base on, go up without a gap. Where clean is true, standard output gets no marks.
+// pipes opens two pipes for each rank and prints what comes out of them. The ranks open the write
+// ends through /proc. Their numbers go up from base without a gap. If clean is true standard output
+// gets no marks.
 func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 	var ends []int
 	defer func() {
@@ -167,7 +170,7 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 	return base, nil
 }
 
-// columns is how wide the terminal is.
+// columns returns how wide the terminal is.
 func columns() int {
 	if n, _, err := term.GetSize(int(os.Stderr.Fd())); err == nil && n > 0 {
 		return n
@@ -188,7 +191,8 @@ func (s *shared) Write(b []byte) (int, error) {
 	return s.out.screen.WriteTo(s.f, b)
 }
 
-// noted is a writer of whole lines that notes that something was written, and what it says of a failure.
+// noted is a writer of whole lines that notes that something was written, and what it says
+// about a failure.
 type noted struct {
 	io.Writer
 	out *output
@@ -200,8 +204,9 @@ func (n *noted) Write(b []byte) (int, error) {
 	return n.Writer.Write(b)
 }
 
-// relay returns a file whose content passes reads. Hydra's mpiexec sets O_NONBLOCK on its standard output and error for a
-// while, on all that share them: what this process writes then, where nobody reads yet, would be lost.
+// relay returns a file whose content pass reads. Hydra's mpiexec sets O_NONBLOCK on its standard
+// output and error for a while, for all that share them. Output of this process would then be lost
+// if nobody reads yet.
 func (out *output) relay(pass func(r io.Reader)) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -215,8 +220,8 @@ func (out *output) relay(pass func(r io.Reader)) (*os.File, error) {
 	return w, nil
 }
 
-// stdout and stderr are files for what the launcher itself writes. Of the latter the frames in which it tells how the job
-// ended are kept back.
+// stdout and stderr are files for the launcher's own output. The latter keeps back the frames in
+// which it tells how the job ended.
 func (out *output) stdout() (*os.File, error) {
 	return out.relay(func(r io.Reader) { _, _ = io.Copy(os.Stdout, r) })
 }
@@ -232,7 +237,8 @@ func (out *output) close() {
 	for _, w := range out.writers {
 		w.Close()
 	}
-	// A process that has left the job on purpose may hold a pipe open: what it prints later is not waited for.
+	// A process that has left the job on purpose may hold a pipe open. Nobody waits for its
+	// later output.
 	for _, r := range out.opened {
 		_ = r.SetReadDeadline(time.Now().Add(5 * time.Second))
 	}
@@ -243,18 +249,20 @@ func (out *output) close() {
 	}
 }
 
-// maxLine is where a line that does not end is cut in two, in bytes.
+// maxLine is how many bytes a line has before it is cut in two.
 const maxLine = 1 << 20
 
-// prefix copies r to w by whole lines, with mark before each, until r ends. A line without its end gets one, unless mark
-// is empty: then w has the bytes of r. Live lines between them (see package terminal) go to live, if that is not nil.
+// prefix copies r to w by whole lines, with mark before each, until r ends. An unfinished line gets
+// an end, unless mark is empty: then w has the bytes of r. Live lines (see package terminal) go to
+// live, if that is not nil.
 func prefix(w io.Writer, r io.Reader, mark string, live func(text string)) {
 	line := []byte(mark)
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := r.Read(buf)
 		data := buf[:n]
-		if begun := line[len(mark):]; live != nil && len(begun) > 0 && begun[0] == '\r' && len(begun) < terminal.Most { // perhaps a live line
+		begun := line[len(mark):]
+		if live != nil && len(begun) > 0 && begun[0] == '\r' && len(begun) < terminal.Most { // perhaps a live line
 			data = append(slices.Clone(begun), data...)
 			line = line[:len(mark)]
 		}

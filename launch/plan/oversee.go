@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"lockstep/internal/live"
+	"lockstep/internal/procfs"
 	"lockstep/launch/completion"
 )
 
-// overseer ends a launcher on this host that goes on where its ranks cannot. Open MPI's mpirun does where a rank dies while
-// it starts, where its folder is full, and as long as a process that a rank has left behind holds its output.
+// overseer ends a launcher on this host that goes on after its ranks. Open MPI's mpirun does so if
+// a rank dies while it starts, if its folder is full, and as long as a process that a rank has left
+// behind holds its output.
 type overseer struct {
 	name     string // of the launcher
 	pid      int    // of its process
@@ -24,13 +26,15 @@ type overseer struct {
 	seen     []int // ranks
 	living   []int // those of them that live
 	joined   bool
-	// Looks since the start, since a rank has ended before all had joined, and since the last one has ended.
+	// Looks since the start, since a rank has ended before all had joined, and
+	// since the last one has ended.
 	waited, lost, alone int
 }
 
 const (
 	lookEvery = time.Second
-	// How many looks the launcher has after the last rank has ended, after one that had not joined, and after SIGTERM.
+	// How many looks the launcher has after the last rank has ended, after one that had
+	// not joined, and after SIGTERM.
 	endLooks  = 10
 	lostLooks = 15
 	termLooks = 5
@@ -56,7 +60,8 @@ const (
 	leastStart     = time.Minute
 )
 
-// watch returns when the launcher has ended, and why it had to be ended; "" where it ended by itself.
+// watch returns when the launcher has ended, and why it had to be ended, or "" if it
+// ended by itself.
 func (o *overseer) watch(ended <-chan struct{}) (why string) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -75,28 +80,28 @@ func (o *overseer) watch(ended <-chan struct{}) (why string) {
 		case looks < termLooks:
 			looks++
 		default:
-			kill(append(descendants(o.pid), process{pid: o.pid}), syscall.SIGKILL)
+			procfs.KillTree(o.pid)
 		}
 	}
 }
 
-// look says why the launcher has to be ended, "" where it may go on. It counts looks, and not time: that goes on while this
+// look says why the launcher must be ended, or "". It counts looks, since time goes on while this
 // process is stopped.
 func (o *overseer) look() (why string) {
-	o.living = slices.DeleteFunc(o.living, func(pid int) bool { return !alive(pid) })
+	o.living = slices.DeleteFunc(o.living, func(pid int) bool { _, runs := procfs.Of(pid); return !runs })
 	if !o.joined || len(o.living) == 0 { // a look at all processes
 		for _, p := range ranksOf(o.pid) {
-			if !slices.Contains(o.living, p.pid) {
-				o.living = append(o.living, p.pid)
+			if !slices.Contains(o.living, p.PID) {
+				o.living = append(o.living, p.PID)
 			}
-			if !slices.Contains(o.seen, p.pid) {
-				o.seen = append(o.seen, p.pid)
+			if !slices.Contains(o.seen, p.PID) {
+				o.seen = append(o.seen, p.PID)
 			}
 		}
 	}
 	if len(o.living) == 0 && o.haveEnded() {
 		for _, p := range o.left() {
-			kill(append(descendants(p.pid), p), syscall.SIGKILL)
+			procfs.Kill(append(procfs.Below(p.PID), p), syscall.SIGKILL)
 		}
 		if o.alone++; o.alone > o.patience {
 			return fmt.Sprintf("the last rank has ended %v ago", time.Duration(o.patience)*lookEvery)
@@ -119,31 +124,25 @@ func (o *overseer) look() (why string) {
 	return ""
 }
 
-// haveJoined says whether a rank answers launch status, which it does from then on.
+// haveJoined says whether a rank answers launch status, which it does once it has joined.
 func (o *overseer) haveJoined() bool {
 	answering, _ := live.List() // without it nothing is known of the ranks, and o.limit holds
 	return slices.ContainsFunc(answering, func(pid int) bool { return slices.Contains(o.living, pid) })
 }
 
-// haveEnded says whether there have been ranks, of which none lives.
+// haveEnded says whether there were ranks, and none lives.
 func (o *overseer) haveEnded() bool {
-	return len(o.seen) > 0 || slices.ContainsFunc(o.left(), func(p process) bool { return isRank(p.pid) })
+	return len(o.seen) > 0 || slices.ContainsFunc(o.left(), func(p procfs.Process) bool { return isRank(p.PID) })
 }
 
-// left returns what ranks have left behind: the kernel has made it a child of this process. Each has the variables of its rank,
-// unless it has put them away.
-func (o *overseer) left() (left []process) {
+// left returns what ranks have left behind: the kernel has made it a child of this process. Each
+// has the variables of its rank, unless it has removed them.
+func (o *overseer) left() (left []procfs.Process) {
 	self := os.Getpid()
-	for _, p := range processes() {
-		if p.parent == self && p.pid != o.pid && p.pid != o.beside {
+	for _, p := range procfs.Running() {
+		if p.Parent == self && p.PID != o.pid && p.PID != o.beside {
 			left = append(left, p)
 		}
 	}
 	return left
-}
-
-// alive says whether a process runs.
-func alive(pid int) bool {
-	_, ok := processOf(pid)
-	return ok
 }

@@ -7,13 +7,16 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"lockstep/internal/procfs"
 )
 
 // What a rank leaves behind does not hold up the job's end, though it has descriptors of the rank.
 func TestLeftBehind(t *testing.T) {
 	for _, w := range installed(t) {
 		for _, logs := range []string{logsPrefix, logsPlain} {
-			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--oversubscribe", "--logs", logs, "--", "sh", "-c", "sleep 100000 >/dev/null 2>&1 & echo ready")
+			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--oversubscribe", "--logs", logs, "--", "sh",
+				"-c", "sleep 100000 >/dev/null 2>&1 & echo ready")
 			if status := r.status(t); status != 0 {
 				t.Errorf("%s, %s: status %d: %s", w.name, logs, status, r.all.String())
 			}
@@ -23,7 +26,9 @@ func TestLeftBehind(t *testing.T) {
 
 // A launcher that goes on when no rank lives any more is ended, also one that takes no SIGTERM.
 func TestLauncherHangs(t *testing.T) {
-	for name, rest := range map[string]string{"deaf": `trap "" TERM; while :; do sleep 1; done`, "waiting": `exec sleep 100000`} {
+	for name, rest := range map[string]string{
+		"deaf": `trap "" TERM; while :; do sleep 1; done`, "waiting": `exec sleep 100000`,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
@@ -57,7 +62,8 @@ while :; do sleep 1; done
 	r := startCommand(t, cmd)
 	r.await(t, 1, "ready")
 	r.signal(t, syscall.SIGTERM)
-	if status := r.status(t); status != 128+9 || !strings.HasSuffix(r.all.String(), "launch: the job was asked to end by SIGTERM\n") {
+	status := r.status(t)
+	if status != 128+9 || !strings.HasSuffix(r.all.String(), "launch: the job was asked to end by SIGTERM\n") {
 		t.Errorf("status %d: %s", status, r.all.String())
 	}
 }
@@ -69,7 +75,7 @@ func TestLooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		kill(append(descendants(sh.Process.Pid), process{pid: sh.Process.Pid}), 9)
+		procfs.KillTree(sh.Process.Pid)
 		_ = sh.Wait()
 	})
 	looks := func(o *overseer) (n int, why string) {
@@ -81,10 +87,12 @@ func TestLooks(t *testing.T) {
 		}
 		return n, why
 	}
-	if n, why := looks(&overseer{limit: 100, lockstep: true}); n != 101 || why != "no rank has joined the others in 1m40s" {
+	if n, why := looks(&overseer{limit: 100, lockstep: true}); n != 101 ||
+		why != "no rank has joined the others in 1m40s" {
 		t.Errorf("a rank that does not join: %d looks, %q", n, why)
 	}
-	if n, why := looks(&overseer{limit: 100, lockstep: true, seen: []int{1 << 30}}); n != lostLooks+1 || why != "a rank has ended before the ranks had joined, 15s ago" {
+	if n, why := looks(&overseer{limit: 100, lockstep: true, seen: []int{1 << 30}}); n != lostLooks+1 ||
+		why != "a rank has ended before the ranks had joined, 15s ago" {
 		t.Errorf("of two ranks one has ended: %d looks, %q", n, why)
 	}
 	for _, o := range []*overseer{{limit: 100}, {limit: 100, lockstep: true, joined: true, seen: []int{1 << 30}}} {

@@ -1,5 +1,5 @@
-// Package plan is `launch plan` and `launch run`: the command lines that start a program on several ranks, each option
-// with its reason, and the command that executes them.
+// Package plan is `launch plan` and `launch run`: the command lines that start a program on several
+// ranks, each option with its reason, and the command that executes them.
 //
 // A line is a list of groups of words, each group with a reason. plan prints it, run starts it.
 package plan
@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Group is words of a command line that belong together, and why they are there.
+// Group is words of a command line that belong together, and their reason.
 type Group struct {
 	Words []string `json:"words"`
 	Why   string   `json:"why"`
@@ -32,7 +32,7 @@ type Line struct {
 
 func (l *Line) add(why string, words ...string) { l.Groups = append(l.Groups, Group{words, why}) }
 
-// Words is the line as execve takes it.
+// Words returns the line as execve takes it.
 func (l Line) Words() []string {
 	var words []string
 	for _, g := range l.Groups {
@@ -41,7 +41,7 @@ func (l Line) Words() []string {
 	return words
 }
 
-// String is the line as a shell takes it.
+// String returns the line as a shell takes it.
 func (l Line) String() string {
 	text := quote(l.Words())
 	if strings.HasPrefix(l.expand, "$") {
@@ -68,10 +68,10 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan [flags] -- PROGRAM [ARGS]",
 		Short: "Print the lines or the batch file for a job, each option with its reason",
-		Long: `Print the lines for mpirun and srun, or the file for a batch system, each option with its reason: --launcher slurm
-(sbatch), pbs (qsub), lsf (bsub) or kubernetes (kubectl, for Kubeflow's MPI operator).
-Where the job has GPUs and the program a command plan, as bin/train has, the program is asked for settings that fit and
-are fast: how the ranks divide the model, with the memory of each way and an estimate of its speed.`,
+		Long: `Print the lines for mpirun and srun, or the file for a batch system, each option with its reason:
+--launcher slurm (sbatch), pbs (qsub), lsf (bsub) or kubernetes (kubectl, for Kubeflow's MPI operator).
+If the job has GPUs and the program a command plan, as bin/train has, it is asked for settings that fit and are fast:
+how the ranks divide the model, with the memory of each way and an estimate of its speed.`,
 		Example: `  launch plan --nodes 2 --gpus-per-node 8 -- bin/train --model gpt2
   launch plan -np 4 -H n1:2,n2:2 --launcher all -- bin/reduce
   launch plan --launcher slurm --array 10 -- bin/train --seed {}
@@ -81,7 +81,9 @@ are fast: how the ranks divide the model, with the memory of each way and an est
 	o.flags(cmd.Flags())
 	o.batchFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().StringVar(&o.gpu, "gpu", "", "kind of the GPUs that settings of the program are proposed for, such as H100, or A100:40 for another memory in GB (default: those of this machine, else H200)")
+	cmd.Flags().StringVar(&o.gpu, "gpu", "",
+		"kind of the GPUs that settings of the program are proposed for, such as H100, or A100:40 for another "+
+			"memory in GB (default: those of this machine, else H200)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		prog, help, err := parse(cmd, args)
 		if err != nil || help {
@@ -101,7 +103,7 @@ are fast: how the ranks divide the model, with the memory of each way and an est
 	return cmd
 }
 
-// lines are those of the launchers that o names.
+// lines returns the lines of the launchers that o names.
 func (o *options) lines(j job, s site) []Line {
 	names := []string{o.launcher}
 	switch o.launcher {
@@ -130,7 +132,7 @@ func (o *options) lines(j job, s site) []Line {
 	return lines
 }
 
-// write prints the lines, the batch file and what the program says of its settings, which is JSON where all is.
+// write prints the lines, the batch file and the program's settings, which are JSON if all is.
 func write(w io.Writer, lines []Line, file file, settings []byte, asJSON bool) error {
 	if asJSON {
 		type line struct {
@@ -146,7 +148,9 @@ func write(w io.Writer, lines []Line, file file, settings []byte, asJSON bool) e
 			Kubectl  string          `json:"kubectl,omitempty"`
 			Settings json.RawMessage `json:"settings,omitempty"`
 		}{Settings: settings}
-		for name, field := range map[string]*string{"sbatch": &out.Sbatch, "qsub": &out.Qsub, "bsub": &out.Bsub, "kubectl": &out.Kubectl} {
+		for name, field := range map[string]*string{
+			"sbatch": &out.Sbatch, "qsub": &out.Qsub, "bsub": &out.Bsub, "kubectl": &out.Kubectl,
+		} {
 			if name == file.command {
 				*field = file.text
 			}

@@ -17,7 +17,8 @@ import (
 
 func TestLines(t *testing.T) {
 	hosts := options{hosts: "a:8,b:8", gpus: 8, launcher: "auto"}
-	all := options{hosts: "a,b", np: 3, iface: "ib0", agent: "/bin/rsh", grace: 30, oversubscribe: true, launcher: "auto"}
+	all := options{hosts: "a,b", np: 3, iface: "ib0", agent: "/bin/rsh", grace: 30, oversubscribe: true,
+		launcher: "auto"}
 	env := []string{"HOME=/root", "NCCL_DEBUG=INFO", "LD_LIBRARY_PATH=/opt/lib", "NCCL_EMPTY=", "GOPATH=/go"}
 	for _, tc := range []struct {
 		name string
@@ -29,31 +30,48 @@ func TestLines(t *testing.T) {
 			"mpirun -np 2 --map-by ppr:2:node --bind-to none prog 'a b'",
 			"mpirun -np 2 --map-by ppr:2:node --bind-to none prog 'a b'",
 			"mpirun -np 2 -ppn 2 -bind-to none prog 'a b'",
-			"srun --mpi=pmix --nodes=1 --ntasks=2 --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --label prog 'a b'",
+			"srun --mpi=pmix --nodes=1 --ntasks=2 --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --label " +
+				"prog 'a b'",
 		}},
 		{"two nodes of GPUs", hosts, site{root: true, env: env}, [4]string{
-			"mpirun --allow-run-as-root -np 16 -H a:8,b:8 --map-by ppr:8:node --bind-to none -x LD_LIBRARY_PATH -x NCCL_DEBUG --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 3 --mca oob_tcp_keepalive_probes 3 prog 'a b'",
-			"mpirun --allow-run-as-root -np 16 -H a:8,b:8 --map-by ppr:8:node --bind-to none -x LD_LIBRARY_PATH -x NCCL_DEBUG prog 'a b'",
+			"mpirun --allow-run-as-root -np 16 -H a:8,b:8 --map-by ppr:8:node --bind-to none -x LD_LIBRARY_PATH -x " +
+				"NCCL_DEBUG --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 3 --mca " +
+				"oob_tcp_keepalive_probes 3 prog 'a b'",
+			"mpirun --allow-run-as-root -np 16 -H a:8,b:8 --map-by ppr:8:node --bind-to none -x LD_LIBRARY_PATH -x " +
+				"NCCL_DEBUG prog 'a b'",
 			"mpirun -np 16 -hosts a:8,b:8 -ppn 8 -bind-to none prog 'a b'",
-			"srun --mpi=pmix --nodes=2 --ntasks=16 --ntasks-per-node=8 --nodelist=a,b --gpus-per-node=8 --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --label prog 'a b'",
+			"srun --mpi=pmix --nodes=2 --ntasks=16 --ntasks-per-node=8 --nodelist=a,b --gpus-per-node=8 " +
+				"--cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --label prog 'a b'",
 		}},
 		{"everything", all, site{cores: 1}, [4]string{
-			"mpirun -np 3 -H a:2,b:2 --map-by ppr:2:node --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 --mca btl_tcp_if_include ib0 --mca oob_tcp_if_include ib0 -x NCCL_SOCKET_IFNAME=ib0 --mca plm_rsh_agent /bin/rsh --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 3 --mca oob_tcp_keepalive_probes 3 --mca odls_base_sigkill_timeout 30 prog 'a b'",
-			"mpirun -np 3 -H a:2,b:2 --map-by ppr:2:node:oversubscribe --bind-to none --mca mpi_yield_when_idle 1 --mca btl_tcp_if_include ib0 --prtemca prte_if_include ib0 -x NCCL_SOCKET_IFNAME=ib0 --prtemca plm_ssh_agent /bin/rsh --prtemca odls_base_sigkill_timeout 30 prog 'a b'",
-			"mpirun -np 3 -hosts a:2,b:2 -ppn 2 -bind-to none -iface ib0 -genv NCCL_SOCKET_IFNAME ib0 -launcher ssh -launcher-exec /bin/rsh prog 'a b'",
-			"srun --mpi=pmix --nodes=2 --ntasks=3 --ntasks-per-node=2 --nodelist=a,b --cpu-bind=none --overcommit --export=ALL,NCCL_SOCKET_IFNAME=ib0,OMPI_MCA_btl_tcp_if_include=ib0 --kill-on-bad-exit=1 --quit-on-interrupt --label prog 'a b'",
+			"mpirun -np 3 -H a:2,b:2 --map-by ppr:2:node --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 " +
+				"--mca btl_tcp_if_include ib0 --mca oob_tcp_if_include ib0 -x NCCL_SOCKET_IFNAME=ib0 --mca " +
+				"plm_rsh_agent /bin/rsh --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 3 --mca " +
+				"oob_tcp_keepalive_probes 3 --mca odls_base_sigkill_timeout 30 prog 'a b'",
+			"mpirun -np 3 -H a:2,b:2 --map-by ppr:2:node:oversubscribe --bind-to none --mca mpi_yield_when_idle 1 " +
+				"--mca btl_tcp_if_include ib0 --prtemca prte_if_include ib0 -x NCCL_SOCKET_IFNAME=ib0 --prtemca " +
+				"plm_ssh_agent /bin/rsh --prtemca odls_base_sigkill_timeout 30 prog 'a b'",
+			"mpirun -np 3 -hosts a:2,b:2 -ppn 2 -bind-to none -iface ib0 -genv NCCL_SOCKET_IFNAME ib0 -launcher ssh " +
+				"-launcher-exec /bin/rsh prog 'a b'",
+			"srun --mpi=pmix --nodes=2 --ntasks=3 --ntasks-per-node=2 --nodelist=a,b --cpu-bind=none --overcommit " +
+				"--export=ALL,NCCL_SOCKET_IFNAME=ib0,OMPI_MCA_btl_tcp_if_include=ib0 --kill-on-bad-exit=1 " +
+				"--quit-on-interrupt --label prog 'a b'",
 		}},
 		{"uneven slots", options{hosts: "a:1,b:3", launcher: "auto"}, site{cores: 8}, [4]string{
-			"mpirun -np 4 -H a:1,b:3 --map-by slot --bind-to none --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 3 --mca oob_tcp_keepalive_probes 3 prog 'a b'",
+			"mpirun -np 4 -H a:1,b:3 --map-by slot --bind-to none --mca oob_tcp_keepalive_time 10 --mca " +
+				"oob_tcp_keepalive_intvl 3 --mca oob_tcp_keepalive_probes 3 prog 'a b'",
 			"mpirun -np 4 -H a:1,b:3 --map-by slot --bind-to none prog 'a b'",
 			"mpirun -np 4 -hosts a:1,b:3 -bind-to none prog 'a b'",
-			"srun --mpi=pmix --nodes=2 --ntasks=4 --nodelist=a,b --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --label prog 'a b'",
+			"srun --mpi=pmix --nodes=2 --ntasks=4 --nodelist=a,b --cpu-bind=none --kill-on-bad-exit=1 " +
+				"--quit-on-interrupt --label prog 'a b'",
 		}},
 		{"no hosts yet", options{nodes: 2, perNode: 4, launcher: "auto"}, site{cores: 8}, [4]string{
-			"mpirun -np 8 --hostfile hosts --map-by ppr:4:node --bind-to none --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 3 --mca oob_tcp_keepalive_probes 3 prog 'a b'",
+			"mpirun -np 8 --hostfile hosts --map-by ppr:4:node --bind-to none --mca oob_tcp_keepalive_time 10 --mca " +
+				"oob_tcp_keepalive_intvl 3 --mca oob_tcp_keepalive_probes 3 prog 'a b'",
 			"mpirun -np 8 --hostfile hosts --map-by ppr:4:node --bind-to none prog 'a b'",
 			"mpirun -np 8 -f hosts -ppn 4 -bind-to none prog 'a b'",
-			"srun --mpi=pmix --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --label prog 'a b'",
+			"srun --mpi=pmix --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpu-bind=none --kill-on-bad-exit=1 " +
+				"--quit-on-interrupt --label prog 'a b'",
 		}},
 	} {
 		for i, name := range []string{"openmpi4", "openmpi5", "mpich", "slurm"} {
@@ -105,14 +123,15 @@ func TestJob(t *testing.T) {
 		tc.o.launcher = "auto"
 		j, err := tc.o.job(tc.s, []string{"prog"})
 		if err != nil || j.nodes != tc.nodes || j.most != tc.most || j.ranks != tc.ranks || j.here != tc.here {
-			t.Errorf("%+v: %d nodes, at most %d, %d ranks, here %v, %v; want %d, %d, %d, %v", tc.o, j.nodes, j.most, j.ranks, j.here, err,
-				tc.nodes, tc.most, tc.ranks, tc.here)
+			t.Errorf("%+v: %d nodes, at most %d, %d ranks, here %v, %v; want %d, %d, %d, %v",
+				tc.o, j.nodes, j.most, j.ranks, j.here, err, tc.nodes, tc.most, tc.ranks, tc.here)
 		}
 	}
 }
 
 func TestHostfile(t *testing.T) {
-	o := options{hostfile: writeFile(t, filepath.Join(t.TempDir(), "hosts"), "# nodes\n\na slots=2\nb:3 # the second\nc\n", 0o644)}
+	o := options{hostfile: writeFile(t, filepath.Join(t.TempDir(), "hosts"),
+		"# nodes\n\na slots=2\nb:3 # the second\nc\n", 0o644)}
 	got, err := o.hostList()
 	if want := []host{{"a", 2}, {"b", 3}, {"c", 0}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v, want %v", got, err, want)
@@ -120,7 +139,10 @@ func TestHostfile(t *testing.T) {
 }
 
 func FuzzParseHost(f *testing.F) {
-	for _, s := range []string{"a", "a:2", "a slots=2", "a slots=2 max_slots=4", "a:", ":1", "-x", "a:99999999999999999999", "a:2 slots=2", " "} {
+	for _, s := range []string{
+		"a", "a:2", "a slots=2", "a slots=2 max_slots=4", "a:", ":1", "-x", "a:99999999999999999999", "a:2 slots=2",
+		" ",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, entry string) {
@@ -131,7 +153,8 @@ func FuzzParseHost(f *testing.F) {
 			}
 			return
 		}
-		if h.name == "" || strings.ContainsAny(h.name, " ,:\n'$") || h.name[0] == '-' || h.slots < 0 || h.slots > maxRanks {
+		if h.name == "" || strings.ContainsAny(h.name, " ,:\n'$") || h.name[0] == '-' || h.slots < 0 ||
+			h.slots > maxRanks {
 			t.Errorf("%q: %+v", entry, h)
 		}
 	})
@@ -139,9 +162,11 @@ func FuzzParseHost(f *testing.F) {
 
 func TestLauncherOf(t *testing.T) {
 	for _, tc := range []struct{ text, name, version string }{
-		{"mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n", "openmpi4", "Open MPI 4.1.4"},
+		{"mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n", "openmpi4",
+			"Open MPI 4.1.4"},
 		{"mpirun (Open MPI) 4.0.3\n", "openmpi4", "Open MPI 4.0.3"},
-		{"mpirun (Open MPI) 5.0.7\n\nReport bugs to https://www.open-mpi.org/community/help/\n", "openmpi5", "Open MPI 5.0.7"},
+		{"mpirun (Open MPI) 5.0.7\n\nReport bugs to https://www.open-mpi.org/community/help/\n", "openmpi5",
+			"Open MPI 5.0.7"},
 		{"mpirun (Open MPI) 6.1.0a1\n", "openmpi5", "Open MPI 6.1.0a1"},
 		{"HYDRA build details:\n    Version:                                 4.0.2\n", "mpich", "MPICH's Hydra 4.0.2"},
 		{"", "", ""},
@@ -153,11 +178,13 @@ func TestLauncherOf(t *testing.T) {
 	}
 }
 
-// TestPrintedLines starts each line that plan prints for a launcher that is here, through a shell, as a user would.
+// TestPrintedLines starts each line that plan prints for a launcher that is here,
+// through a shell, as a user would.
 func TestPrintedLines(t *testing.T) {
 	for _, w := range installed(t) {
 		for _, n := range []int{1, 2, 3} {
-			args := []string{"plan", "--launcher", w.name, "-np", strconv.Itoa(n), "--oversubscribe", "--json", "--", self(t), "program", "rank", "a b", `"$HOME"`}
+			args := []string{"plan", "--launcher", w.name, "-np", strconv.Itoa(n), "--oversubscribe", "--json", "--",
+				self(t), "program", "rank", "a b", `"$HOME"`}
 			out, errs, status := result(t, launchCommand(t, args...))
 			if status != 0 {
 				t.Fatalf("%v: status %d: %s", args, status, errs)
@@ -165,7 +192,8 @@ func TestPrintedLines(t *testing.T) {
 			var p struct {
 				Lines []struct{ Launcher, Shell string }
 			}
-			if err := json.Unmarshal([]byte(out), &p); err != nil || len(p.Lines) != 1 || p.Lines[0].Launcher != w.name {
+			err := json.Unmarshal([]byte(out), &p)
+			if err != nil || len(p.Lines) != 1 || p.Lines[0].Launcher != w.name {
 				t.Fatalf("%v: %v: %s", args, err, out)
 			}
 			out, errs, status = result(t, start(t, "sh", "-c", p.Lines[0].Shell))
@@ -184,7 +212,8 @@ func TestPrintedLines(t *testing.T) {
 
 // TestText compares what plan prints with what it prints as JSON.
 func TestText(t *testing.T) {
-	args := []string{"--nodes", "2", "--gpus-per-node", "8", "--launcher", "all", "--time", "1:00:00", "--partition", "gpu", "--", "bin/train"}
+	args := []string{"--nodes", "2", "--gpus-per-node", "8", "--launcher", "all", "--time", "1:00:00", "--partition",
+		"gpu", "--", "bin/train"}
 	out, _, status := result(t, launchCommand(t, append([]string{"plan"}, args...)...))
 	doc, _, _ := result(t, launchCommand(t, append([]string{"plan", "--json"}, args...)...))
 	var p struct {
@@ -210,15 +239,18 @@ func TestText(t *testing.T) {
 	if !strings.HasSuffix(out, p.Sbatch) || !strings.HasPrefix(p.Sbatch, "#!/bin/bash\n#SBATCH ") {
 		t.Errorf("no batch file in:\n%s", out)
 	}
-	for _, want := range []string{"--time=1:00:00 ", "--partition=gpu ", "--nodes=2 ", "--ntasks-per-node=8 ", "--gpus-per-node=8 ", "--signal=B:USR1@120 "} {
+	for _, want := range []string{
+		"--time=1:00:00 ", "--partition=gpu ", "--nodes=2 ", "--ntasks-per-node=8 ", "--gpus-per-node=8 ",
+		"--signal=B:USR1@120 ",
+	} {
 		if !strings.Contains(p.Sbatch, "\n#SBATCH "+want) {
 			t.Errorf("%q is not in:\n%s", want, p.Sbatch)
 		}
 	}
 }
 
-// TestBatchFile runs the batch file in bash, with doubles of srun and scontrol: srun says what signal it gets. It may end
-// before bash sees that the signal has ended the waiting for it only.
+// TestBatchFile runs the batch file in bash, with doubles of srun and scontrol: srun says what
+// signal it gets. It may end before bash sees that the signal has ended the waiting for it only.
 func TestBatchFile(t *testing.T) {
 	if !found("bash") {
 		t.Skip("bash is not installed")
@@ -235,9 +267,11 @@ func TestBatchFile(t *testing.T) {
 		{"ends", "exit 0", false, 0, ""},
 		{"fails", "exit 3", false, 3, ""},
 		{"is killed", "kill -9 $$", false, 137, ""},
-		{"told, saves and ends", "trap 'echo saves; exit 0' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", false, 0, "saves\nscontrol requeue 7\n"},
+		{"told, saves and ends", "trap 'echo saves; exit 0' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done",
+			false, 0, "saves\nscontrol requeue 7\n"},
 		{"told, fails", "trap 'exit 4' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", false, 4, ""},
-		{"told, saves and is gone", "trap 'exit 0' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", true, 0, "scontrol requeue 7\n"},
+		{"told, saves and is gone", "trap 'exit 0' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", true, 0,
+			"scontrol requeue 7\n"},
 		{"told, fails and is gone", "trap 'exit 4' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", true, 4, ""},
 	} {
 		dir := t.TempDir()
@@ -251,7 +285,8 @@ func TestBatchFile(t *testing.T) {
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SLURM_JOB_ID=7")
 		if tc.gone { // the batch file looks whether it is there once it is not
 			cmd.Env = append(cmd.Env, "BASH_ENV="+writeFile(t, dir+"/gone",
-				"kill() { [ \"$1\" != -0 ] || while builtin kill \"$@\"; do sleep 0.01; done; builtin kill \"$@\"; }\n", 0o644))
+				"kill() { [ \"$1\" != -0 ] || while builtin kill \"$@\"; do sleep 0.01; done; builtin kill \"$@\"; }\n",
+				0o644))
 		}
 		out, errs, status := result(t, cmd)
 		if status != tc.status || out != tc.want {
@@ -307,7 +342,8 @@ func TestCheckRoom(t *testing.T) {
 		{options{np: 3}, "prog --device host", "", ""},
 		{options{np: 3}, "prog --device=host", "", ""},
 		{options{np: 9}, "prog --device host", "", "9 ranks, but 4 cores here: give -np 4, or --oversubscribe"},
-		{options{np: 9}, "prog --device host", "OMPI_MCA_rmaps_base_oversubscribe=0", "9 ranks, but 4 cores here: give -np 4, or --oversubscribe"},
+		{options{np: 9}, "prog --device host", "OMPI_MCA_rmaps_base_oversubscribe=0",
+			"9 ranks, but 4 cores here: give -np 4, or --oversubscribe"},
 		{options{np: 9}, "prog --device host", four, ""}, // as the tutorial has it: it counts for mpirun, too
 		{options{np: 9}, "prog --device host", five, ""},
 		{options{np: 9, oversubscribe: true}, "prog", "", ""},
@@ -338,7 +374,8 @@ func TestCheckRoom(t *testing.T) {
 // TestWrongMPI builds real programs against the MPIs that are here.
 func TestWrongMPI(t *testing.T) {
 	dir := t.TempDir()
-	source := writeFile(t, dir+"/p.c", "#include <mpi.h>\nint main(int c, char **v) { return MPI_Init(&c, &v); }\n", 0o644)
+	source := writeFile(t, dir+"/p.c", "#include <mpi.h>\nint main(int c, char **v) { return MPI_Init(&c, &v); }\n",
+		0o644)
 	for _, tc := range []struct{ cc, built, other string }{
 		{"mpicc.mpich", "mpich", "openmpi4"},
 		{"mpicc.openmpi", "openmpi4", "mpich"},
@@ -365,7 +402,8 @@ func TestWrongMPI(t *testing.T) {
 func TestCheckMPI(t *testing.T) {
 	dir := t.TempDir()
 	link := func(target string) string {
-		if err := os.Symlink(writeFile(t, filepath.Join(dir, target), "", 0o644), filepath.Join(dir, target+".link")); err != nil {
+		if err := os.Symlink(writeFile(t, filepath.Join(dir, target), "", 0o644),
+			filepath.Join(dir, target+".link")); err != nil {
 			t.Fatal(err)
 		}
 		return filepath.Join(dir, target+".link")
@@ -376,7 +414,8 @@ func TestCheckMPI(t *testing.T) {
 		{"openmpi5", "libmpi.so.40", "\tlibmpi.so.40 => " + five + " (0x1)\n", ""},
 		{"openmpi5", "libmpi.so.40", "\tlibmpi.so.40 => " + four + " (0x1)\n", "add --launcher openmpi4"},
 		{"openmpi4", "libmpi.so.40", "\tlibmpi.so.40 => " + five + " (0x1)\n", "add --launcher openmpi5"},
-		{"openmpi4", "libmpi.so.40", "\tlibmpi.so.40 => not found\n", "needs libmpi.so.40, which the loader does not find"},
+		{"openmpi4", "libmpi.so.40", "\tlibmpi.so.40 => not found\n",
+			"needs libmpi.so.40, which the loader does not find"},
 		{"mpich", "libmpi.so.40", "", "add --launcher openmpi4"},
 		{"mpich", "libmpich.so.12", "", ""},
 		{"mpich", "libmpi.so.12", "", ""},

@@ -26,8 +26,8 @@ import (
 	"lockstep/launch/exit"
 )
 
-// preflight looks for what would keep the line from working. Errors are exit.Usage, on one line. Of hosts that have been
-// asked already it asks nothing.
+// preflight looks for what would keep the line from working. Errors are exit.Usage, on one line. It
+// does not ask hosts again that were already asked.
 func preflight(ctx context.Context, w launcherHere, j job, s site, asked bool) error {
 	if err := checkProgram(w.name, j.prog[0]); err != nil {
 		return exit.Usage{Err: err}
@@ -83,7 +83,7 @@ func resolves(name string) error {
 	return nil
 }
 
-// programPath is where mpirun finds the program.
+// programPath returns where mpirun finds the program.
 func programPath(prog string) (string, error) {
 	if !strings.Contains(prog, "/") {
 		path, err := exec.LookPath(prog)
@@ -110,10 +110,11 @@ func programPath(prog string) (string, error) {
 }
 
 var machines = map[string]elf.Machine{
-	"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64, "ppc64le": elf.EM_PPC64, "riscv64": elf.EM_RISCV, "s390x": elf.EM_S390, "loong64": elf.EM_LOONGARCH,
+	"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64, "ppc64le": elf.EM_PPC64, "riscv64": elf.EM_RISCV,
+	"s390x": elf.EM_S390, "loong64": elf.EM_LOONGARCH,
 }
 
-// checkProgram looks whether this machine can start the program, and whether its MPI is the launcher's.
+// checkProgram checks that this machine can start the program, and that its MPI is the launcher's.
 func checkProgram(by, prog string) error {
 	path, err := programPath(prog)
 	if err != nil {
@@ -133,19 +134,24 @@ func checkProgram(by, prog string) error {
 	}
 	file, err := elf.NewFile(f)
 	if err != nil {
-		return fmt.Errorf("%s is neither a program of this system nor a script that begins with #!: give the path of a program", prog)
+		return fmt.Errorf("%s is neither a program of this system nor a script that begins with #!: give the path "+
+			"of a program", prog)
 	}
 	if want, ok := machines[runtime.GOARCH]; ok && file.Machine != want {
-		return fmt.Errorf("%s is built for %s, and this machine is %s: build it here, or with GOARCH=%s", prog, file.Machine, runtime.GOARCH, runtime.GOARCH)
+		return fmt.Errorf("%s is built for %s, and this machine is %s: build it here, or with GOARCH=%s",
+			prog, file.Machine, runtime.GOARCH, runtime.GOARCH)
 	}
 	needed, _ := file.ImportedLibraries()
 	return checkMPI(by, prog, needed, func() string { return ask("ldd", path) })
 }
 
-// checkMPI compares the MPI library that a program needs with the launcher. ldd returns where the loader finds libraries.
-// Open MPI's is libmpi.so.40, from 40.40 on that of Open MPI 5; MPICH's and its relatives' is libmpi.so.12 or libmpich.
+// checkMPI compares the MPI library that a program needs with the launcher. ldd returns where the
+// loader finds libraries. Open MPI's is libmpi.so.40, from 40.40 on Open MPI 5's. MPICH's and its
+// relatives' is libmpi.so.12 or libmpich.
 func checkMPI(launcher, prog string, needed []string, ldd func() string) error {
-	i := slices.IndexFunc(needed, func(n string) bool { return strings.HasPrefix(n, "libmpi.so") || strings.HasPrefix(n, "libmpich.so") })
+	i := slices.IndexFunc(needed, func(n string) bool {
+		return strings.HasPrefix(n, "libmpi.so") || strings.HasPrefix(n, "libmpich.so")
+	})
 	if i < 0 {
 		return nil
 	}
@@ -154,7 +160,8 @@ func checkMPI(launcher, prog string, needed []string, ldd func() string) error {
 	for line := range strings.Lines(ldd()) {
 		if name, found, ok := strings.Cut(strings.TrimSpace(line), " => "); ok && name == lib {
 			if strings.HasPrefix(found, "not found") {
-				return fmt.Errorf("%s needs %s, which the loader does not find: install that MPI, or name its folder in LD_LIBRARY_PATH", prog, lib)
+				return fmt.Errorf("%s needs %s, which the loader does not find: install that MPI, or name its "+
+					"folder in LD_LIBRARY_PATH", prog, lib)
 			}
 			path, _, _ = strings.Cut(found, " ")
 		}
@@ -184,11 +191,12 @@ func checkMPI(launcher, prog string, needed []string, ldd func() string) error {
 	if path != "" {
 		lib = path
 	}
-	return fmt.Errorf("%s is linked with %s, of %s, but the launcher is that of %s: add --launcher %s, or build the program with this one's mpicc",
+	return fmt.Errorf("%s is linked with %s, of %s, but the launcher is that of %s: add --launcher %s, or build the "+
+		"program with this one's mpicc",
 		prog, lib, built, launcher, built)
 }
 
-// facts is what a host says of the program.
+// facts is what a host says about the program.
 type facts struct {
 	Host   string `json:"host"`
 	Launch bool   `json:"launch"` // false: there is no launch to look
@@ -231,7 +239,8 @@ const factsTime = 60 * time.Second
 // shellFacts asks launch on a host for its facts, or says that it is missing there.
 const shellFacts = `if [ -x "$0" ]; then exec "$0" run ` + tellFacts + ` "$1"; fi; echo "{\"host\":\"$(uname -n)\"}"`
 
-// askHosts starts one process on each host of j, as the program will be, and returns what they find there, within limit.
+// askHosts starts one process on each host of j, as the program will be, and returns what they
+// find, within limit.
 func askHosts(ctx context.Context, w launcherHere, j job, s site, limit time.Duration) ([]facts, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -272,11 +281,12 @@ func askHosts(ctx context.Context, w launcherHere, j job, s site, limit time.Dur
 	return known, fmt.Errorf("%s: %s", words[0], said(stderr.String(), err))
 }
 
-// compareHosts compares what the hosts know of the program.
+// compareHosts compares the hosts' facts about the program.
 func compareHosts(ctx context.Context, w launcherHere, j job, s site) error {
 	known, err := askHosts(ctx, w, j, s, factsTime)
 	if err != nil {
-		return usage("%d of %d hosts answered: try ssh to each of them, or leave the look out with --no-preflight (%w)", len(known), j.nodes, err)
+		return usage("%d of %d hosts answered: try ssh to each of them, or leave the look out with --no-preflight (%w)",
+			len(known), j.nodes, err)
 	}
 	return judge(j.prog[0], known)
 }
@@ -293,7 +303,7 @@ func judge(prog string, known []facts) error {
 	return nil
 }
 
-// said returns the first line of a launcher's message that says something.
+// said returns the first meaningful line of a launcher's message.
 func said(text string, err error) string {
 	for line := range strings.Lines(text) {
 		if line = strings.TrimSpace(line); strings.Trim(line, "-=*") != "" {
@@ -315,7 +325,7 @@ func readFacts(r io.Reader) []facts {
 	return all
 }
 
-// judgeFacts says what keeps a program from running on these hosts, and of which hosts nothing is known.
+// judgeFacts says what keeps a program from running on these hosts, and which hosts are unknown.
 func judgeFacts(prog string, all []facts) (warning string, err error) {
 	slices.SortFunc(all, func(a, b facts) int { return strings.Compare(a.Host, b.Host) })
 	var blind []string
@@ -329,13 +339,15 @@ func judgeFacts(prog string, all []facts) (warning string, err error) {
 		case one == nil:
 			one = &all[i]
 		case f.Arch != one.Arch:
-			return "", fmt.Errorf("%s is %s and %s is %s: name hosts of one architecture", one.Host, one.Arch, f.Host, f.Arch)
+			return "", fmt.Errorf("%s is %s and %s is %s: name hosts of one architecture",
+				one.Host, one.Arch, f.Host, f.Arch)
 		case f.SHA256 != one.SHA256:
 			return "", fmt.Errorf("%s on %s is not the one on %s: copy it to both", prog, f.Host, one.Host)
 		}
 	}
 	if len(blind) > 0 {
-		warning = fmt.Sprintf("launch is not at its path on %s: not known whether %s is there", strings.Join(blind, ", "), prog)
+		warning = fmt.Sprintf("launch is not at its path on %s: not known whether %s is there",
+			strings.Join(blind, ", "), prog)
 	}
 	return warning, nil
 }

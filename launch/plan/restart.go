@@ -20,7 +20,7 @@ import (
 	"lockstep/launch/exit"
 )
 
-// recovery is the flags of run that say what follows when a job has failed.
+// recovery is the flags of run that say what follows a failed job.
 type recovery struct {
 	restarts    int
 	minRanks    int
@@ -29,8 +29,10 @@ type recovery struct {
 
 func (r *recovery) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&r.restarts, "restarts", 0, "how many times a job that has failed is started again (default: never)")
-	fs.IntVar(&r.minRanks, "min-ranks", 0, "start without the hosts that do not answer, where this many ranks are left (default: all of them)")
-	fs.StringVar(&r.checkpoints, "checkpoints", "", "folder of the program's checkpoints (default: its --checkpoint, or its --run-dir)")
+	fs.IntVar(&r.minRanks, "min-ranks", 0,
+		"start without the hosts that do not answer, where this many ranks are left (default: all of them)")
+	fs.StringVar(&r.checkpoints, "checkpoints", "",
+		"folder of the program's checkpoints (default: its --checkpoint, or its --run-dir)")
 }
 
 // check settles the flags for j. Errors are exit.Usage.
@@ -43,7 +45,8 @@ func (r *recovery) check(fs *pflag.FlagSet, j job) error {
 	case r.minRanks > j.ranks:
 		return usage("--min-ranks %d is more than the %d ranks", r.minRanks, j.ranks)
 	case r.minRanks > 0 && j.here:
-		return usage("--min-ranks is for several hosts, of which one may be left out: add -H NAME,NAME or --hostfile FILE")
+		return usage("--min-ranks is for several hosts, of which one may be left out: add -H NAME,NAME or " +
+			"--hostfile FILE")
 	}
 	if r.checkpoints == "" {
 		r.checkpoints = flagOf(j.prog[1:], "--checkpoint")
@@ -54,7 +57,7 @@ func (r *recovery) check(fs *pflag.FlagSet, j job) error {
 	return nil
 }
 
-// flagOf returns the value that a flag has in a program's arguments, "" where it is not there.
+// flagOf returns the value of a flag in a program's arguments, or "".
 func flagOf(args []string, flag string) (value string) {
 	for i, a := range args {
 		if a == "--" {
@@ -69,8 +72,8 @@ func flagOf(args []string, flag string) (value string) {
 	return value
 }
 
-// newestIn returns the checkpoint that was completed last, which has the greatest serial; nil where there is none. ok says
-// whether the folder can be seen from this host. Times of files count for nothing: a clock may have been ahead.
+// newestIn returns the checkpoint with the greatest serial, or nil. ok says whether the folder can
+// be seen from this host. Times of files count for nothing: a clock may have been ahead.
 func newestIn(folder string) (newest *stepdir.Saved, ok bool) {
 	all, err := stepdir.List(folder)
 	if err != nil || len(all) == 0 {
@@ -79,7 +82,7 @@ func newestIn(folder string) (newest *stepdir.Saved, ok bool) {
 	return &all[0], true
 }
 
-// supervisor starts a job, and starts it again where it fails.
+// supervisor starts a job, and starts it again if it fails.
 type supervisor struct {
 	recovery
 	launcher    launcherHere
@@ -111,7 +114,8 @@ const (
 func (s *supervisor) run() error {
 	s.signals = make(chan os.Signal, 8)
 	signals.Notify(s.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
-	signal.Notify(s.signals, syscall.SIGQUIT) // which ends nothing; a shell ignores it for what it starts in the background
+	// SIGQUIT ends nothing. A shell ignores it for its background processes.
+	signal.Notify(s.signals, syscall.SIGQUIT)
 	defer signal.Stop(s.signals)
 	defer killOrphans()
 	backoff := firstBackoff
@@ -157,7 +161,8 @@ func (s *supervisor) giveUp(err error, format string, args ...any) error {
 	return exit.Status(1)
 }
 
-// progress says whether the last start has come further than the one before, and counts those that have not.
+// progress says whether the last start has come further than the one before, and counts those
+// that have not.
 func (s *supervisor) progress(e outcome, err error) bool {
 	newest, seen := newestIn(s.checkpoints)
 	was := s.cause
@@ -213,19 +218,20 @@ func (s *supervisor) wait(d time.Duration) request {
 // request is a signal to launch run; 0 is none.
 type request syscall.Signal
 
-// endsJob says whether a signal asks a job to end, at once or when it has saved its state.
+// endsJob says whether a signal asks a job to end, at once or after it has saved its state.
 func (r request) endsJob() bool {
-	return slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1}, syscall.Signal(r))
+	return slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1},
+		syscall.Signal(r))
 }
 
-// say prints that this was why the job has ended.
+// say prints that the job has ended because of this.
 func (r request) say() {
 	if r != 0 {
 		fmt.Fprintf(os.Stderr, "launch: the job was asked to end by %s\n", unix.SignalName(syscall.Signal(r)))
 	}
 }
 
-// start makes the n-th start, on the hosts that there are.
+// start makes the n-th start, on the present hosts.
 func (s *supervisor) start(n int) (outcome, error) {
 	j := s.job
 	if !s.noPreflight || s.minRanks > 0 {
@@ -265,7 +271,7 @@ func (s *supervisor) start(n int) (outcome, error) {
 	return run(build(s.launcher, j, s.site), j, logs, s.signals)
 }
 
-// outcome is what is known of how a job ended, beside its status.
+// outcome is how a job ended, beside its status.
 type outcome struct {
 	asked  request // what has asked it to
 	heard  bool    // all that the ranks have said came through here, or lies in files of this host
@@ -273,14 +279,14 @@ type outcome struct {
 	unsaid string // what only the launcher has said of it, and is not printed yet; "" where a rank has said why
 }
 
-// refused says whether a program has refused what it was given: another start would come to the same. Go ends a process that
-// panics with the same status, so that it is not known of a program that nobody has heard.
+// refused says whether a program has refused its input: another start would end in the same way. A
+// Go panic has the same status, so it is unknown for a program that nobody has heard.
 func (e outcome) refused(err error) bool {
 	status, ok := err.(exit.Status)
 	return ok && (status == statusLater || status == statusUsage && e.heard && !e.cause.own)
 }
 
-// words is why a job has failed after it ran for a time, on one line.
+// words says on one line why a job has failed after some time.
 func (e outcome) words(err error, ran time.Duration) string {
 	var how string
 	status, ended := err.(exit.Status)

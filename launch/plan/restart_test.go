@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// attempt is a program that fails: it writes a line to DIR/starts, and fails as HOW says for the first TIMES of them. With
-// "saves" it makes a checkpoint in DIR before.
+// attempt is a program that fails: it writes a line to DIR/starts, and fails as HOW says for the
+// first TIMES of them. With "saves" it makes a checkpoint in DIR before.
 func attempt(args []string) {
 	dir, how := args[0], args[2]
 	times, _ := strconv.Atoi(args[1])
@@ -35,7 +35,9 @@ func attempt(args []string) {
 		if err := os.MkdirAll(step, 0o777); err != nil {
 			panic(err)
 		}
-		for name, text := range map[string]string{"COMPLETE": "", "index.json": fmt.Sprintf(`{"format":"x","step":%d,"serial":%d}`, 10*n, n)} {
+		for name, text := range map[string]string{
+			"COMPLETE": "", "index.json": fmt.Sprintf(`{"format":"x","step":%d,"serial":%d}`, 10*n, n),
+		} {
 			if err := os.WriteFile(step+"/"+name, []byte(text), 0o666); err != nil {
 				panic(err)
 			}
@@ -83,28 +85,42 @@ func TestRestarts(t *testing.T) {
 	}{
 		{"no restarts", "", "9 5", 5, 1, nil},
 		{"good", "--restarts 3", "0 5", 0, 1, nil},
-		{"once", "--restarts 3", "1 5", 0, 2, []string{`rank 0: exited; status 5 after [0-9.]+ s; restart 1 of 3 in 1s, from the beginning: there is no checkpoint in DIR`}},
+		{"once", "--restarts 3", "1 5", 0, 2,
+			[]string{`rank 0: exited; status 5 after [0-9.]+ s; restart 1 of 3 in 1s, from the beginning: there is ` +
+				`no checkpoint in DIR`}},
 		// mpirun may leave out the signal of a rank that ends as soon as it has begun
-		{"killed", "--restarts 3", "1 kill", 0, 2, []string{`rank 0(?: on HOST: ended by signal 9 \(Killed\)|: exited); status 137 \(SIGKILL\) after .*; restart 1 of 3 in 1s, from .*`}},
-		{"says why", "--restarts 1", "1 says", 0, 2, []string{`rank 0 on vm: x.go:7: it fails = badly; status 1 after .* s; restart 1 of 1 in 1s, from .*`}},
-		{"panic", "--restarts 1", "1 panic", 0, 2, []string{`rank 0: panic: a bug; status 2 after .* s; restart 1 of 1 in 1s, from .*`}},
-		{"used up", "--restarts 1", "9 5", 5, 2, []string{`.*; restart 1 of 1 in 1s, .*`, `rank 0: exited; status 5 after .* s; --restarts 1: not started again`}},
+		{"killed", "--restarts 3", "1 kill", 0, 2,
+			[]string{`rank 0(?: on HOST: ended by signal 9 \(Killed\)|: exited); status 137 \(SIGKILL\) after .*; ` +
+				`restart 1 of 3 in 1s, from .*`}},
+		{"says why", "--restarts 1", "1 says", 0, 2,
+			[]string{`rank 0 on vm: x.go:7: it fails = badly; status 1 after .* s; restart 1 of 1 in 1s, from .*`}},
+		{"panic", "--restarts 1", "1 panic", 0, 2,
+			[]string{`rank 0: panic: a bug; status 2 after .* s; restart 1 of 1 in 1s, from .*`}},
+		{"used up", "--restarts 1", "9 5", 5, 2,
+			[]string{`.*; restart 1 of 1 in 1s, .*`,
+				`rank 0: exited; status 5 after .* s; --restarts 1: not started again`}},
 		{"refused", "--restarts 3", "9 2", 2, 1, nil},
 		{"to be queued again", "--restarts 3", "9 75", 75, 1, nil},
-		{"no progress", "--restarts 9", "9 5", 5, 3, []string{`.*; restart 1 of 9 in 1s, .*`, `.*; restart 2 of 9 in 2s, .*`, `.*; 3 starts in a row have failed without a checkpoint: not started again`}},
+		{"no progress", "--restarts 9", "9 5", 5, 3,
+			[]string{`.*; restart 1 of 9 in 1s, .*`, `.*; restart 2 of 9 in 2s, .*`,
+				`.*; 3 starts in a row have failed without a checkpoint: not started again`}},
 		{"progress", "--restarts 4", "4 saves", 0, 5, []string{
-			`.*; restart 1 of 4 in 1s, from step 10, the newest checkpoint in DIR`, `.*; restart 2 of 4 in 1s, from step 20, .*`,
+			`.*; restart 1 of 4 in 1s, from step 10, the newest checkpoint in DIR`,
+			`.*; restart 2 of 4 in 1s, from step 20, .*`,
 			`.*; restart 3 of 4 in 1s, from step 30, .*`, `.*; restart 4 of 4 in 1s, from step 40, .*`}},
 		{"progress by another clock", "--restarts 4", "4 clock --run-dir=DIR --save-every 1", 0, 5, []string{
-			`.*; restart 1 of 4 in 1s, from step 10, the newest checkpoint in DIR`, `.*; restart 2 of 4 in 1s, from step 20, .*`,
+			`.*; restart 1 of 4 in 1s, from step 10, the newest checkpoint in DIR`,
+			`.*; restart 2 of 4 in 1s, from step 20, .*`,
 			`.*; restart 3 of 4 in 1s, from step 30, .*`, `.*; restart 4 of 4 in 1s, from step 40, .*`}},
-		{"panic unheard", "--restarts 1 --logs plain", "1 panic", 0, 2, []string{`the job has failed; status 2 after .* s; restart 1 of 1 in 1s, from .*`}},
+		{"panic unheard", "--restarts 1 --logs plain", "1 panic", 0, 2,
+			[]string{`the job has failed; status 2 after .* s; restart 1 of 1 in 1s, from .*`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			args := append([]string{"run", "-np", "1"}, strings.Fields(tc.flags)...)
-			args = append(append(args, "--", self(t), "program", "attempt", dir), strings.Fields(strings.ReplaceAll(tc.args, "DIR", dir))...)
+			args = append(append(args, "--", self(t), "program", "attempt", dir),
+				strings.Fields(strings.ReplaceAll(tc.args, "DIR", dir))...)
 			if !strings.Contains(tc.args, "DIR") {
 				args = append(args, "--checkpoint", dir)
 			}
@@ -121,7 +137,8 @@ func TestRestarts(t *testing.T) {
 			}
 			ok := len(said) == len(tc.want)
 			for i := 0; ok && i < len(said); i++ {
-				ok = regexp.MustCompile("^" + strings.NewReplacer("DIR", dir, "HOST", host).Replace(tc.want[i]) + "$").MatchString(said[i])
+				ok = regexp.MustCompile("^" + strings.NewReplacer("DIR", dir, "HOST", host).Replace(tc.want[i]) +
+					"$").MatchString(said[i])
 			}
 			if !ok || len(tc.want) > 0 && tc.status != 0 && !strings.HasSuffix(errs, said[len(said)-1]+"\n") {
 				t.Errorf("said %q, want %q, in\n%s", said, tc.want, errs)
@@ -135,7 +152,8 @@ func TestRestartsEnded(t *testing.T) {
 	need(t, "openmpi4")
 	t.Run("while it runs", func(t *testing.T) {
 		t.Parallel()
-		r := startJob(t, "run", "--restarts", "5", "-np", "2", "--oversubscribe", "--", "sh", "-c", `trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done`)
+		r := startJob(t, "run", "--restarts", "5", "-np", "2", "--oversubscribe", "--", "sh", "-c",
+			`trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done`)
 		r.await(t, 2, "ready")
 		r.signal(t, syscall.SIGTERM)
 		if status := r.status(t); status != 9 || strings.Contains(r.all.String(), "restart") {
@@ -145,7 +163,8 @@ func TestRestartsEnded(t *testing.T) {
 	t.Run("between starts", func(t *testing.T) {
 		t.Parallel()
 		dir := t.TempDir()
-		cmd := launchCommand(t, "run", "--restarts", "5", "-np", "1", "--", self(t), "program", "attempt", dir, "9", "5")
+		cmd := launchCommand(t, "run", "--restarts", "5", "-np", "1", "--", self(t), "program", "attempt", dir, "9",
+			"5")
 		log, err := os.Create(dir + "/log")
 		if err != nil {
 			t.Fatal(err)
@@ -176,7 +195,8 @@ func TestRestartsEnded(t *testing.T) {
 		}
 		<-ended
 		starts, err := os.ReadFile(dir + "/starts")
-		if err != nil || cmd.ProcessState.ExitCode() != 128+int(syscall.SIGTERM) || strings.Count(string(starts), "\n") != 2 {
+		if err != nil || cmd.ProcessState.ExitCode() != 128+int(syscall.SIGTERM) ||
+			strings.Count(string(starts), "\n") != 2 {
 			t.Errorf("status %d, starts %q, %v", cmd.ProcessState.ExitCode(), starts, err)
 		}
 	})
@@ -187,7 +207,8 @@ func TestRestartsLogs(t *testing.T) {
 	need(t, "openmpi4")
 	dir := t.TempDir()
 	logs := filepath.Join(dir, "some [logs]")
-	_, errs, status := result(t, launchCommand(t, "run", "--restarts", "1", "--logs", logs, "-np", "1", "--", self(t), "program", "attempt", dir, "1", "says"))
+	_, errs, status := result(t, launchCommand(t, "run", "--restarts", "1", "--logs", logs, "-np", "1", "--", self(t),
+		"program", "attempt", dir, "1", "says"))
 	if status != 0 || !strings.Contains(errs, "launch: rank 0 on vm: x.go:7: it fails = badly; status 1 after") {
 		t.Errorf("status %d: %s", status, errs)
 	}
@@ -203,8 +224,9 @@ func TestRestartsLogs(t *testing.T) {
 func TestMinRanks(t *testing.T) {
 	need(t, "openmpi4")
 	dir := t.TempDir()
-	// The rank on nodea fails where there is another list of hosts that are gone, which holds from then on. It waits for the
-	// other ranks, since mpirun ends them where one fails, and may then lose what they have printed: so ran has it too.
+	// The rank on nodea fails where there is another list of hosts that are gone, which holds from
+	// then on. It waits for the other ranks, since mpirun ends them where one fails, and may then
+	// lose what they have printed: so ran has it too.
 	script := writeFile(t, dir+"/prog", `#!/bin/sh
 me="$FAKE_HOST $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"
 echo "$me"
@@ -228,12 +250,15 @@ done
 		errs   []string
 	}{
 		{"all", nil, []string{"--min-ranks", "2"}, 0, four, []string{"0: nodea 0 of 4\n", "3: nodec 3 of 4\n"}, nil},
-		{"without one", map[string]string{"gone": "nodeb"}, []string{"--min-ranks", "2"}, 0, two, []string{"0: nodea 0 of 2\n", "1: nodec 1 of 2\n"},
+		{"without one", map[string]string{"gone": "nodeb"}, []string{"--min-ranks", "2"}, 0, two,
+			[]string{"0: nodea 0 of 2\n", "1: nodec 1 of 2\n"},
 			[]string{"launch: nodeb is left out: ", "; 2 of 4 ranks start\n"}},
 		{"too few", map[string]string{"gone": "nodeb"}, []string{"--min-ranks", "3"}, 2, "", nil,
 			[]string{"launch: 2 of 3 hosts can be used, for 2 ranks, and --min-ranks is 3 (nodeb is left out: "}},
-		{"later", map[string]string{"gone": "nobody", "next.1": "nodeb", "next.2": "nobody"}, []string{"--min-ranks", "2", "--restarts", "2"}, 0, four + two + four, nil,
-			[]string{"; restart 1 of 2 in 1s, ", "launch: nodeb is left out: ", "; 2 of 4 ranks start\n", "; restart 2 of 2 in 2s, ", "launch: nodeb can be used again: all 4 ranks start\n"}},
+		{"later", map[string]string{"gone": "nobody", "next.1": "nodeb", "next.2": "nobody"},
+			[]string{"--min-ranks", "2", "--restarts", "2"}, 0, four + two + four, nil,
+			[]string{"; restart 1 of 2 in 1s, ", "launch: nodeb is left out: ", "; 2 of 4 ranks start\n",
+				"; restart 2 of 2 in 2s, ", "launch: nodeb can be used again: all 4 ranks start\n"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for name, hosts := range tc.files {
@@ -243,7 +268,8 @@ done
 				t.Fatal(err)
 			}
 			rsh := agent(t, `grep -qx "$host" `+dir+`/gone && { echo "ssh: no route to $host" >&2; exit 255; }`)
-			args := append([]string{"run", "--logs", "prefix", "--agent", rsh, "-H", "nodea:1,nodeb:2,nodec:1"}, tc.flags...)
+			args := append([]string{"run", "--logs", "prefix", "--agent", rsh, "-H", "nodea:1,nodeb:2,nodec:1"},
+				tc.flags...)
 			out, errs, status := result(t, launchCommand(t, append(args, "--", script)...))
 			if status != tc.status {
 				t.Errorf("status %d, want %d", status, tc.status)
@@ -252,7 +278,8 @@ done
 			if err != nil && tc.ran != "" {
 				t.Error(err)
 			}
-			if got, want := slices.Sorted(strings.Lines(string(ran))), slices.Sorted(strings.Lines(tc.ran)); !slices.Equal(got, want) {
+			if got, want := slices.Sorted(strings.Lines(string(ran))),
+				slices.Sorted(strings.Lines(tc.ran)); !slices.Equal(got, want) {
 				t.Errorf("%q ran, want %q, in\n%s", got, want, errs)
 			}
 			for _, want := range tc.out {
@@ -278,7 +305,8 @@ done
 // In a Slurm allocation each node is asked by a step of its own. srun and scontrol are doubles.
 func TestMinRanksSlurm(t *testing.T) {
 	dir := t.TempDir()
-	writeFile(t, dir+"/scontrol", "#!/bin/sh\n[ \"$*\" = 'show hostnames n[1-3]' ] && printf 'n1\\nn2\\nn3\\n'\n", 0o755)
+	writeFile(t, dir+"/scontrol", "#!/bin/sh\n[ \"$*\" = 'show hostnames n[1-3]' ] && printf 'n1\\nn2\\nn3\\n'\n",
+		0o755)
 	writeFile(t, dir+"/srun", `#!/bin/sh
 case "$*" in
 --mpi=list) echo "none pmix pmix_v4"; exit ;;
@@ -298,9 +326,11 @@ esac
 exec "$@"
 `, 0o755)
 	cmd := launchCommand(t, "run", "--min-ranks", "4", "--", self(t), "program", "rank")
-	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SLURM_JOB_ID=7", "SLURM_JOB_NUM_NODES=3", "SLURM_JOB_NODELIST=n[1-3]", "SLURM_NTASKS=6")
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SLURM_JOB_ID=7", "SLURM_JOB_NUM_NODES=3",
+		"SLURM_JOB_NODELIST=n[1-3]", "SLURM_NTASKS=6")
 	out, errs, status := result(t, cmd)
-	if status != 0 || !strings.HasPrefix(out, "4 tasks on n1,n3\n") || errs != "launch: n2 is left out: srun: srun: error: n2 is DOWN; 4 of 6 ranks start\n" {
+	if status != 0 || !strings.HasPrefix(out, "4 tasks on n1,n3\n") ||
+		errs != "launch: n2 is left out: srun: srun: error: n2 is DOWN; 4 of 6 ranks start\n" {
 		t.Errorf("status %d, %q, %q", status, out, errs)
 	}
 }
@@ -311,10 +341,12 @@ func TestHear(t *testing.T) {
 		want string
 	}{
 		{"07:15:52 INF checkpoint saved host=vm rank=0", ""},
-		{"07:15:52 ERR the rank died: killed (by what) host=vm pid=19382 rank=2\n", "rank 2 on vm: the rank died: killed (by what)"},
+		{"07:15:52 ERR the rank died: killed (by what) host=vm pid=19382 rank=2\n",
+			"rank 2 on vm: the rank died: killed (by what)"},
 		{"12: 07:15:52 ERR a=b fails host=n1.x rank=12\n", "rank 12 on n1.x: a=b fails"},
 		{"07:15:52 ERR the program's own, of no rank", ""},
-		{`{"level":"error","rank":3,"host":"n2","pid":7,"time":"x","message":"it \u001b[2J failed"}`, `rank 3 on n2: it \x1b[2J failed`},
+		{`{"level":"error","rank":3,"host":"n2","pid":7,"time":"x","message":"it \u001b[2J failed"}`,
+			`rank 3 on n2: it \x1b[2J failed`},
 		{`{"level":"error","message":"the program's own"}`, ""},
 		{`{"level":"error",`, ""},
 		{"1: panic: runtime error: index out of range", "panic: runtime error: index out of range"},
@@ -330,7 +362,8 @@ func TestHear(t *testing.T) {
 
 func TestFlagOf(t *testing.T) {
 	for args, want := range map[string]string{
-		"": "", "--checkpoint a": "a", "--checkpoint=a=b": "a=b", "--checkpoint a --checkpoint b": "b", "--checkpoint": "", "-- --checkpoint a": "", "--checkpoints a": "",
+		"": "", "--checkpoint a": "a", "--checkpoint=a=b": "a=b", "--checkpoint a --checkpoint b": "b",
+		"--checkpoint": "", "-- --checkpoint a": "", "--checkpoints a": "",
 	} {
 		if got := flagOf(strings.Fields(args), "--checkpoint"); got != want {
 			t.Errorf("%q: %q, want %q", args, got, want)

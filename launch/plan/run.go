@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +8,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -20,6 +18,7 @@ import (
 
 	"lockstep/internal/help"
 	"lockstep/internal/launcher"
+	"lockstep/internal/procfs"
 	"lockstep/launch/exit"
 )
 
@@ -29,21 +28,21 @@ func RunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- PROGRAM [ARGS]",
 		Short: "Start a program on several ranks, with the line that launch plan prints",
-		Long: `Start a program on several ranks, with the line that launch plan prints for the mpirun that is here; inside a Slurm
-allocation with srun, where that has PMIx. The status is that of the first rank that failed. Where a rank says why, what
-mpirun has to say of the job's end is left out: the cause is the last line.
+		Long: `Start a program on several ranks, with launch plan's line for the mpirun that is here; inside a Slurm
+allocation with srun, if that has PMIx. The status is that of the first rank that failed. If a rank says why, mpirun's
+own words about the job's end are left out: the cause is the last line.
 
-SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach every rank as they are; what is ignored where launch run is
-started, as SIGHUP under nohup, stays ignored. A rank may take its time over the first two that ask it to end; the third
-ends all of them. On several hosts under Open MPI the first SIGTERM or SIGHUP reaches the ranks as SIGUSR1 (to a Lockstep
-program that is the same), since its mpirun would leave them one second; SIGQUIT reaches only those of this host. The last
-line says which signal it was. Standard input, where it is no terminal, is that of rank 0.
+SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach every rank as they are. Signals that are ignored at the
+start, as SIGHUP under nohup, stay ignored. A rank may take its time over the first two that ask it to end; the third
+ends all of them. On several hosts under Open MPI the first SIGTERM or SIGHUP reaches the ranks as SIGUSR1, which is
+the same to a Lockstep program, since its mpirun would leave them one second; SIGQUIT reaches only those of this host.
+The last line names the signal. Standard input, if it is no terminal, is that of rank 0.
 
-With --restarts a job that fails is started again, from its newest checkpoint where the program saves any: 1 s later, then
-2 s, 4 s, up to a minute, and 1 s after each that has come to a new checkpoint. A line says each time why. The job is not
-started again where the program refuses what it was given (status 2), was asked to end (a signal to launch run, or
-status 75), or where 3 starts in a row have come to no new checkpoint. With --min-ranks each start leaves out the hosts
-that do not answer; the program goes on from its checkpoint on fewer ranks, and on all of them once the hosts are back.`,
+With --restarts a job that fails is started again, from its newest checkpoint if the program saves any: 1 s later, then
+2 s, 4 s, up to a minute, and 1 s after each start with a new checkpoint. A line says each time why. There is no further
+start if the program refuses its input (status 2), if it was asked to end (a signal to launch run, or status 75), or
+after 3 starts in a row without a new checkpoint. With --min-ranks each start leaves out the hosts that do not answer;
+the program goes on from its checkpoint on fewer ranks, and on all of them once the hosts are back.`,
 		Example: `  launch run -np 4 -- bin/train --model tiny
   launch run -np 4 -- bin/train --json - | jq .loss
   launch run -H n1:8,n2:8 --logs logs -- bin/train --model gpt2
@@ -51,10 +50,15 @@ that do not answer; the program goes on from its checkpoint on fewer ranks, and 
 		DisableFlagParsing: true, // for -np, which pflag would take for -n p
 	}
 	o.flags(cmd.Flags())
-	cmd.Flags().StringVar(&s.logs, "logs", logsAuto, "where output of the ranks goes: prefix: the rank before each line (on several hosts mpirun may cut lines when ranks print much at once); pipe: the same of standard error, and standard output as it is; plain: as mpirun passes it on; else a `FOLDER`, for rank.N.out and rank.N.err, on each host; auto is prefix where standard output is a terminal, else pipe")
+	cmd.Flags().StringVar(&s.logs, "logs", logsAuto,
+		"where output of the ranks goes: prefix: the rank before each line (on several hosts mpirun may cut lines "+
+			"when ranks print much at once); pipe: the same of standard error, and standard output as it is; plain: "+
+			"as mpirun passes it on; else a `FOLDER`, for rank.N.out and rank.N.err, on each host; auto is prefix "+
+			"where standard output is a terminal, else pipe")
 	cmd.Flags().BoolVar(&s.noPreflight, "no-preflight", false, "start without looking whether it can work")
 	s.flags(cmd.Flags())
-	help.Group(cmd.Flags(), "Before the start, and after a failure", "no-preflight", "restarts", "min-ranks", "checkpoints")
+	help.Group(cmd.Flags(), "Before the start, and after a failure", "no-preflight", "restarts", "min-ranks",
+		"checkpoints")
 	help.Group(cmd.Flags(), help.Output, "logs")
 	help.Choices(cmd.Flags(), "logs", logsAuto, logsPrefix, logsPipe, logsPlain)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -81,7 +85,8 @@ that do not answer; the program goes on from its checkpoint on fewer ranks, and 
 		if err := s.check(cmd.Flags(), s.job); err != nil {
 			return err
 		}
-		// What mpirun leaves behind when it is killed becomes a child of this process, which ends it.
+		// Processes that a killed mpirun leaves behind become children of this process,
+		// which ends them.
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			return fmt.Errorf("PR_SET_CHILD_SUBREAPER: %w", err)
 		}
@@ -96,26 +101,32 @@ const (
 	standGuard = "--guard"
 )
 
-// plan returns what is to be started, and by what.
+// plan returns what to start, and the launcher.
 func (o *options) plan(s site, prog []string) (launcherHere, job, error) {
 	if w := launcher.Environment(); w.Size > 1 && w.Name != "slurm" { // slurm: a batch script, too, looks so
-		return launcherHere{}, job{}, usage("%s has already started this as rank %d of %d: type launch run once, without it", w.Name, w.Rank, w.Size)
+		return launcherHere{}, job{}, usage(
+			"%s has already started this as rank %d of %d: type launch run once, without it", w.Name, w.Rank, w.Size)
 	}
 	if slices.Contains([]string{"all", "pbs", "lsf", "kubernetes"}, o.launcher) {
-		return launcherHere{}, job{}, usage("--launcher %s is for launch plan: name another, or leave it out", o.launcher)
+		return launcherHere{}, job{}, usage("--launcher %s is for launch plan: name another, or leave it out",
+			o.launcher)
 	}
 	j, err := o.job(s, prog)
 	if err != nil {
 		return launcherHere{}, job{}, err
 	}
 	if j.nodes > 1 && len(j.hosts) == 0 && s.getenv("SLURM_JOB_ID") == "" {
-		return launcherHere{}, job{}, usage("--nodes %d, and no hosts: add -H NAME,NAME or --hostfile FILE, or start it in a Slurm allocation", j.nodes)
+		return launcherHere{}, job{}, usage(
+			"--nodes %d, and no hosts: add -H NAME,NAME or --hostfile FILE, or start it in a Slurm allocation", j.nodes)
 	}
 	var w launcherHere
 	switch {
 	case o.launcher == "slurm" && s.getenv("SLURM_JOB_ID") == "":
-		return launcherHere{}, job{}, usage("srun needs an allocation: type salloc --nodes=%d first, or sbatch with the file that launch plan --launcher slurm prints", j.nodes)
-	case o.launcher == "slurm", o.launcher == "auto" && s.getenv("SLURM_JOB_ID") != "" && pmix.MatchString(ask("srun", "--mpi=list")):
+		return launcherHere{}, job{}, usage(
+			"srun needs an allocation: type salloc --nodes=%d first, or sbatch with the file that launch plan "+
+				"--launcher slurm prints", j.nodes)
+	case o.launcher == "slurm", o.launcher == "auto" && s.getenv("SLURM_JOB_ID") != "" &&
+		pmix.MatchString(ask("srun", "--mpi=list")):
 		w = find("slurm")
 	case o.launcher != "auto":
 		w = find(o.launcher)
@@ -126,18 +137,22 @@ func (o *options) plan(s site, prog []string) (launcherHere, job, error) {
 	case w.version != "":
 		return w, j, nil
 	case o.launcher == "slurm":
-		return launcherHere{}, job{}, usage("srun is not in PATH: apt-get install slurm-client, or leave --launcher out")
+		return launcherHere{}, job{}, usage(
+			"srun is not in PATH: apt-get install slurm-client, or leave --launcher out")
 	case o.launcher == "mpich":
-		return launcherHere{}, job{}, usage("no mpirun of MPICH is in PATH: apt-get install mpich, or leave --launcher out")
+		return launcherHere{}, job{}, usage(
+			"no mpirun of MPICH is in PATH: apt-get install mpich, or leave --launcher out")
 	case o.launcher != "auto":
-		return launcherHere{}, job{}, usage("no mpirun of %s is in PATH: apt-get install openmpi-bin, or leave --launcher out", o.launcher)
+		return launcherHere{}, job{}, usage(
+			"no mpirun of %s is in PATH: apt-get install openmpi-bin, or leave --launcher out", o.launcher)
 	default:
-		return launcherHere{}, job{}, usage("no mpirun of Open MPI or MPICH is in PATH: apt-get install openmpi-bin, or load the cluster's module")
+		return launcherHere{}, job{}, usage(
+			"no mpirun of Open MPI or MPICH is in PATH: apt-get install openmpi-bin, or load the cluster's module")
 	}
 }
 
-// run starts the line, passes on output and signals, and returns its status when all of its processes have ended, and what
-// they said of why.
+// run starts the line, and passes on output and signals. It returns the line's status when all of
+// its processes have ended, and the cause that they gave.
 func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) {
 	begun := time.Now()
 	if l.Launcher == "openmpi4" {
@@ -235,7 +250,7 @@ func holdSessions(pid int) (release func()) {
 	return launcher.HoldSessions(os.TempDir(), fmt.Sprintf("launch.%d", pid))
 }
 
-// status is how a launcher has ended, as an exit status where it has one.
+// status returns how a launcher has ended, as an exit status if it has one.
 func status(launcher string, err error) error {
 	var failed *exec.ExitError
 	switch {
@@ -250,8 +265,9 @@ func status(launcher string, err error) error {
 	}
 }
 
-// A watcher is a process that ends the job where this one is killed. The kernel's PR_SET_PDEATHSIG does not do: each thread
-// of this process would send its signal, and at the second SIGTERM Open MPI's mpirun leaves its ranks behind.
+// watcher is a process that ends the job if this one is killed. The kernel's PR_SET_PDEATHSIG does
+// not do: each thread of this process would send its signal, and at the second SIGTERM Open MPI's
+// mpirun leaves its ranks behind.
 type watcher struct {
 	cmd *exec.Cmd
 	to  io.WriteCloser
@@ -270,7 +286,8 @@ func startGuard() (watcher, error) {
 	return w, w.cmd.Start()
 }
 
-// over has the process pid, and all below it, ended when this process ends before dismiss.
+// over makes the watcher end the process pid, and all below it, if this process ends
+// before dismiss.
 func (w watcher) over(pid int) { fmt.Fprintln(w.to, pid) }
 
 func (w watcher) dismiss() {
@@ -279,8 +296,9 @@ func (w watcher) dismiss() {
 	_ = w.cmd.Wait()
 }
 
-// guard is the watcher's process. It reads process ids until the last of them is 0, or until nobody is there to write one:
-// then it kills the process that was named last, and all below it, and removes what that has left of Open MPI's session.
+// guard is the watcher's process. It reads process ids until one is 0, or until nobody is left
+// to write one. Then it kills the last process and all below it, and removes the rest of its
+// Open MPI session.
 func guard(from io.Reader) error {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	pid, last, launch := 0, 0, os.Getppid()
@@ -291,7 +309,7 @@ func guard(from io.Reader) error {
 		pid = last
 	}
 	if pid > 0 {
-		kill(append(descendants(pid), process{pid: pid}), syscall.SIGKILL)
+		procfs.KillTree(pid)
 		defer holdSessions(launch)()
 		launcher.RemoveSession(os.TempDir(), pid)
 	}
@@ -306,21 +324,22 @@ type forwarder struct {
 	asked    int // times that the job was asked to end
 }
 
-// startTime is how long a signal waits for ranks to be there.
+// startTime is how long a signal waits for ranks to exist.
 const startTime = 10 * time.Second
 
-// forward passes sig on. What mpirun does by itself with a signal is seldom what is wanted (Open MPI 4.1.4 and 5.0.7, MPICH
-// 4.0.2): Open MPI's turns SIGINT and SIGHUP into SIGTERM and kills the ranks a second later, at the second one leaves
-// them behind, and dies of SIGQUIT; Hydra's dies of SIGHUP and SIGUSR2. So ranks on this host get signals from here.
+// forward passes sig on to ranks on this host itself, since launchers do other things with it (Open
+// MPI 4.1.4 and 5.0.7, MPICH 4.0.2). Open MPI's mpirun turns SIGINT and SIGHUP into SIGTERM and
+// kills the ranks a second later. At the second one it leaves them behind, and it dies of SIGQUIT.
+// Hydra's dies of SIGHUP and SIGUSR2.
 func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 	ends := sig == syscall.SIGTERM || sig == syscall.SIGINT || sig == syscall.SIGHUP
 	if ends {
 		f.asked++
 	}
 	if f.asked > 2 {
-		below := descendants(f.pid)
+		below := procfs.Below(f.pid)
 		_ = syscall.Kill(f.pid, syscall.SIGKILL) // first, so that it has nothing to say of the others
-		kill(below, syscall.SIGKILL)
+		procfs.Kill(below, syscall.SIGKILL)
 		return
 	}
 	if f.launcher == "slurm" { // srun reaches every rank
@@ -329,7 +348,8 @@ func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 	}
 	if !f.job.here {
 		switch {
-		case (sig == syscall.SIGTERM || sig == syscall.SIGHUP) && f.asked == 1 && f.launcher != "mpich" && f.job.grace == 0:
+		case (sig == syscall.SIGTERM || sig == syscall.SIGHUP) && f.asked == 1 && f.launcher != "mpich" &&
+			f.job.grace == 0:
 			_ = syscall.Kill(f.pid, syscall.SIGUSR1)
 			return
 		case sig == syscall.SIGHUP, sig == syscall.SIGINT:
@@ -343,7 +363,7 @@ func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 	for deadline := time.Now().Add(startTime); ; {
 		ranks := ranksOf(f.pid)
 		if len(ranks) > 0 {
-			kill(ranks, sig)
+			procfs.Kill(ranks, sig)
 			return
 		}
 		if ends || time.Now().After(deadline) {
@@ -361,7 +381,7 @@ func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 			select {
 			case <-ended:
 			default:
-				kill(append(descendants(f.pid), process{pid: f.pid}), syscall.SIGKILL)
+				procfs.KillTree(f.pid)
 			}
 		})
 		return
@@ -378,91 +398,30 @@ func killOrphans() {
 				break
 			}
 		}
-		left := descendants(self)
+		left := procfs.Below(self)
 		if len(left) == 0 {
 			return
 		}
-		kill(left, syscall.SIGKILL)
+		procfs.Kill(left, syscall.SIGKILL)
 	}
-}
-
-// kill signals processes; a leader of a process group with its group, as mpirun does: a script's commands are in it.
-func kill(processes []process, sig syscall.Signal) {
-	for _, p := range processes {
-		pid := p.pid
-		if p.group == pid {
-			pid = -pid
-		}
-		_ = syscall.Kill(pid, sig)
-	}
-}
-
-type process struct{ pid, parent, group int }
-
-// descendants returns the processes below pid.
-func descendants(pid int) []process {
-	children := map[int][]process{}
-	for _, p := range processes() {
-		children[p.parent] = append(children[p.parent], p)
-	}
-	var all []process
-	below := []int{pid}
-	for len(below) > 0 {
-		next := children[below[0]]
-		below = below[1:]
-		for _, p := range next {
-			all = append(all, p)
-			below = append(below, p.pid)
-		}
-	}
-	return all
-}
-
-// processes lists the running processes. One that ends while it is looked at is left out, and so is one that has ended.
-func processes() []process {
-	entries, _ := os.ReadDir("/proc")
-	var all []process
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		if p, ok := processOf(pid); ok {
-			all = append(all, p)
-		}
-	}
-	return all
-}
-
-// processOf returns a process that has not ended.
-func processOf(pid int) (p process, ok bool) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return process{}, false
-	}
-	var state string
-	after := bytes.LastIndexByte(stat, ')') // the name, in brackets, may have any character
-	p.pid = pid
-	_, err = fmt.Sscan(string(stat[after+1:]), &state, &p.parent, &p.group)
-	return p, err == nil && state != "Z" && state != "X"
 }
 
 // ranksOf returns the processes below pid that MPI's launcher has started as ranks.
-func ranksOf(pid int) []process {
-	var ranks []process
+func ranksOf(pid int) []procfs.Process {
+	var ranks []procfs.Process
 	is := map[int]bool{}
-	for _, p := range descendants(pid) { // parents first
-		if is[p.parent] || isRank(p.pid) {
-			if !is[p.parent] {
+	for _, p := range procfs.Below(pid) { // parents first
+		if is[p.Parent] || isRank(p.PID) {
+			if !is[p.Parent] {
 				ranks = append(ranks, p)
 			}
-			is[p.pid] = true
+			is[p.PID] = true
 		}
 	}
 	return ranks
 }
 
-// isRank tells whether a process has the variables of a rank in its environment.
+// isRank says whether a process has the variables of a rank in its environment.
 func isRank(pid int) bool {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {

@@ -23,9 +23,12 @@ import (
 func TestRun(t *testing.T) {
 	for _, w := range installed(t) {
 		for _, n := range []int{1, 2, 3} {
-			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "-np", strconv.Itoa(n), "--oversubscribe", "--logs", "prefix", "--", self(t), "program", "rank", "a b"))
+			out, errs, status := result(t,
+				launchCommand(t, "run", "--launcher", w.name, "-np", strconv.Itoa(n), "--oversubscribe", "--logs",
+					"prefix", "--", self(t), "program", "rank", "a b"))
 			for r := range n {
-				if want := fmt.Sprintf("%d: rank %d of %d [\"a b\"]\n", r, r, n); status != 0 || strings.Count(out, want) != 1 {
+				want := fmt.Sprintf("%d: rank %d of %d [\"a b\"]\n", r, r, n)
+				if status != 0 || strings.Count(out, want) != 1 {
 					t.Errorf("%s on %d: status %d, %q is not in %q\n%s", w.name, n, status, want, out, errs)
 				}
 			}
@@ -35,7 +38,8 @@ func TestRun(t *testing.T) {
 
 func TestStdin(t *testing.T) {
 	for _, w := range installed(t) {
-		cmd := launchCommand(t, "run", "--launcher", w.name, "-np", "1", "--logs", "prefix", "--", self(t), "program", "stdin")
+		cmd := launchCommand(t, "run", "--launcher", w.name, "-np", "1", "--logs", "prefix", "--", self(t), "program",
+			"stdin")
 		cmd.Stdin = strings.NewReader("something\n")
 		if out, errs, status := result(t, cmd); status != 0 || out != "0: read \"something\\n\", <nil>\n" {
 			t.Errorf("%s: status %d, %q\n%s", w.name, status, out, errs)
@@ -43,8 +47,9 @@ func TestStdin(t *testing.T) {
 	}
 }
 
-// unprefix takes the output apart by rank; each line has to begin with one. What mpirun says by itself has none: where the agent
-// that it starts for another host is there before mpirun has made it a group of its own, it warns of that, and goes on.
+// unprefix takes the output apart by rank; each line has to begin with one. What mpirun says by
+// itself has none: where the agent that it starts for another host is there before mpirun has made
+// it a group of its own, it warns of that, and goes on.
 func unprefix(t *testing.T, out string) map[string]string {
 	t.Helper()
 	parts := map[string]string{}
@@ -76,7 +81,8 @@ func TestLogs(t *testing.T) {
 			for r := range 3 {
 				rank := strconv.Itoa(r)
 				if outs[rank] != pattern("out", rank)+"\n" || errors[rank] != pattern("err", rank)+"\n" {
-					t.Errorf("rank %s: %d and %d bytes, not the %d printed", rank, len(outs[rank]), len(errors[rank]), len(pattern("out", rank))+1)
+					t.Errorf("rank %s: %d and %d bytes, not the %d printed",
+						rank, len(outs[rank]), len(errors[rank]), len(pattern("out", rank))+1)
 				}
 			}
 		})
@@ -90,7 +96,8 @@ func TestLogs(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "rank.1.out"), []byte(before), 0o666); err != nil {
 				t.Fatal(err)
 			}
-			out, errs, status := result(t, launchCommand(t, append(append(base[:len(base):len(base)], "--logs", dir), prog...)...))
+			out, errs, status := result(t,
+				launchCommand(t, append(append(base[:len(base):len(base)], "--logs", dir), prog...)...))
 			if status != 0 || out != "" {
 				t.Fatalf("status %d: %.1000s%.1000s", status, out, errs)
 			}
@@ -103,14 +110,17 @@ func TestLogs(t *testing.T) {
 						want = before + want
 					}
 					if err != nil || string(got) != want {
-						t.Errorf("rank %s, %s: %v, %d bytes, not the %d printed", rank, stream, err, len(got), len(want))
+						t.Errorf("rank %s, %s: %v, %d bytes, not the %d printed",
+							rank, stream, err, len(got), len(want))
 					}
 				}
 			}
 		})
 		t.Run(w.name+" plain", func(t *testing.T) {
 			t.Parallel()
-			out, errs, status := result(t, launchCommand(t, append(append(base[:len(base):len(base)], "--logs", "plain"), "--", self(t), "program", "rank")...))
+			out, errs, status := result(t,
+				launchCommand(t, append(append(base[:len(base):len(base)], "--logs", "plain"), "--", self(t), "program",
+					"rank")...))
 			if status != 0 || strings.Count(out, "\n") != 3 || strings.Count(out, "rank 1 of 3 []\n") != 1 {
 				t.Errorf("status %d: %q%s", status, out, errs)
 			}
@@ -122,10 +132,12 @@ func TestLogs(t *testing.T) {
 func TestPrefix(t *testing.T) {
 	long := strings.Repeat("x", maxLine)
 	for _, tc := range []struct{ in, want string }{
-		{"", ""}, {"\n", "7: \n"}, {"a\nb", "7: a\n7: b\n"}, {"a\r\n\n\nb\n", "7: a\r\n7: \n7: \n7: b\n"}, {"\x00\xff\n", "7: \x00\xff\n"},
+		{"", ""}, {"\n", "7: \n"}, {"a\nb", "7: a\n7: b\n"}, {"a\r\n\n\nb\n", "7: a\r\n7: \n7: \n7: b\n"},
+		{"\x00\xff\n", "7: \x00\xff\n"},
 	} {
 		for name, r := range map[string]io.Reader{
-			"whole": strings.NewReader(tc.in), "bytes": iotest.OneByteReader(strings.NewReader(tc.in)), "with its end": iotest.DataErrReader(strings.NewReader(tc.in)),
+			"whole": strings.NewReader(tc.in), "bytes": iotest.OneByteReader(strings.NewReader(tc.in)),
+			"with its end": iotest.DataErrReader(strings.NewReader(tc.in)),
 		} {
 			var out bytes.Buffer
 			prefix(&out, r, "7: ", nil)
@@ -155,7 +167,8 @@ func TestStatus(t *testing.T) {
 			if w.name == "mpich" && tc.how == "kill" {
 				tc.status = -1 // Hydra gives the signal as a status, 9, or trips over itself
 			}
-			_, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "-np", "3", "--oversubscribe", "--", self(t), "program", "fail", tc.rank, tc.how))
+			_, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "-np", "3", "--oversubscribe",
+				"--", self(t), "program", "fail", tc.rank, tc.how))
 			if status != tc.status && (tc.status >= 0 || status == 0) {
 				t.Errorf("%s, rank %s, %s: status %d, want %d\n%s", w.name, tc.rank, tc.how, status, tc.status, errs)
 			}
@@ -264,7 +277,8 @@ func TestSignals(t *testing.T) {
 		} {
 			t.Run(w.name+" "+name, func(t *testing.T) {
 				t.Parallel()
-				r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "1", "any")
+				r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "1",
+					"any")
 				r.await(t, 2, "ready")
 				r.signal(t, sig)
 				r.await(t, 2, "got "+name)
@@ -302,9 +316,9 @@ func TestSignals(t *testing.T) {
 			t.Parallel()
 			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "99")
 			r.await(t, 2, "ready")
-			for _, p := range descendants(r.cmd.Process.Pid) {
-				if p.parent == r.cmd.Process.Pid {
-					_ = syscall.Kill(p.pid, syscall.SIGKILL)
+			for _, p := range procfs.Below(r.cmd.Process.Pid) {
+				if p.Parent == r.cmd.Process.Pid {
+					_ = syscall.Kill(p.PID, syscall.SIGKILL)
 				}
 			}
 			if status := r.status(t); status != 128+9 {
@@ -328,7 +342,8 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// TestBadInput has what people type wrongly. Each is refused on one line, with status 2, before anything starts.
+// TestBadInput has what people type wrongly. Each is refused on one line, with
+// status 2, before anything starts.
 func TestBadInput(t *testing.T) {
 	installed(t)
 	dir := t.TempDir()
@@ -350,9 +365,11 @@ func TestBadInput(t *testing.T) {
 	}{
 		{"run", "", "the program is missing: launch run -np 2 -- bin/train"},
 		{"plan -np 2 --", "", "the program is missing: launch plan"},
-		{"run -np 2 " + prog + " --model x", "", "-- is missing before the program: launch run -np 2 -- " + prog + " --model x"},
+		{"run -np 2 " + prog + " --model x", "",
+			"-- is missing before the program: launch run -np 2 -- " + prog + " --model x"},
 		{"run -- -np 2 " + prog, "", "-np stands behind --, where the program is expected: put it before --"},
-		{"run --oversubcribe -- " + prog, "", "unknown flag: --oversubcribe; did you mean --oversubscribe? (flags of the program stand behind --)"},
+		{"run --oversubcribe -- " + prog, "",
+			"unknown flag: --oversubcribe; did you mean --oversubscribe? (flags of the program stand behind --)"},
 		{"run -np x -- " + prog, "", `invalid argument "x" for "-n, --np" flag`},
 		{"run -np -1 -- " + prog, "", "-np -1: give a number from 1"},
 		{"run -np 0 -- " + prog, "", "--np 0: give a number from 1"},
@@ -362,7 +379,8 @@ func TestBadInput(t *testing.T) {
 		{"run --restarts -1 -- " + prog, "", "--restarts -1: give a number from 0"},
 		{"run --min-ranks 0 -H a,b -- " + prog, "", "--min-ranks 0: give a number from 1"},
 		{"run --min-ranks 5 -H a:2,b:2 -- " + prog, "", "--min-ranks 5 is more than the 4 ranks"},
-		{"run --min-ranks 1 -np 2 -- " + prog, "", "--min-ranks is for several hosts, of which one may be left out: add -H"},
+		{"run --min-ranks 1 -np 2 -- " + prog, "",
+			"--min-ranks is for several hosts, of which one may be left out: add -H"},
 		{"run --restarts 9 -np 1 -- ./missing", "", "./missing does not exist: build it first"},
 		{"run -np 1 -- ./missing", "", "./missing does not exist: build it first"},
 		{"run -np 1 -- missing", "", "missing is not in PATH: give the path of the program, such as bin/missing"},
@@ -371,7 +389,8 @@ func TestBadInput(t *testing.T) {
 		{"run -np 1 -- " + dir, "", dir + " is a folder"},
 		{"run -np 1 -- ./text", "", "./text is neither a program of this system nor a script"},
 		{"run -np 1 -- ./alien", "", "./alien is built for EM_SPARC, and this machine is "},
-		{"run -np 1000 -- " + prog, "OMPI_MCA_rmaps_base_oversubscribe=0 PRTE_MCA_rmaps_default_mapping_policy=", "1000 ranks, but "},
+		{"run -np 1000 -- " + prog, "OMPI_MCA_rmaps_base_oversubscribe=0 PRTE_MCA_rmaps_default_mapping_policy=",
+			"1000 ranks, but "},
 		{"run -np 9 --nodes 2 --ranks-per-node 4 -- " + prog, "", "-np 9 is more than 2 nodes of 4 ranks"},
 		{"run -np 5 -H a:2,b:2 -- " + prog, "", "-np 5 is more than 2 nodes of 2 ranks"},
 		{"run --ranks-per-node 4 -H a:2,b:2 -- " + prog, "", "a has 2 slots, for 4 ranks: give -H a:4"},
@@ -387,16 +406,20 @@ func TestBadInput(t *testing.T) {
 		{"run --logs data/x -np 1 -- " + prog, "", "--logs: mkdir"},
 		{"run --logs= -np 1 -- " + prog, "", "--logs: give auto, prefix, pipe, plain or the name of a folder"},
 		{"run -np 1 -- " + prog, "SLURM_JOB_ID=7", "SLURM_JOB_ID=7, but the allocation has no nodes"},
-		{"run -np 1 -- " + prog, "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", "openmpi4 has already started this as rank 1 of 2"},
-		{"run -np 1 -- " + prog, "PATH=/nothing", "no mpirun of Open MPI or MPICH is in PATH: apt-get install openmpi-bin"},
-		{"run --launcher mpich -np 1 -- " + prog, "PATH=/nothing", "no mpirun of MPICH is in PATH: apt-get install mpich"},
+		{"run -np 1 -- " + prog, "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
+			"openmpi4 has already started this as rank 1 of 2"},
+		{"run -np 1 -- " + prog, "PATH=/nothing",
+			"no mpirun of Open MPI or MPICH is in PATH: apt-get install openmpi-bin"},
+		{"run --launcher mpich -np 1 -- " + prog, "PATH=/nothing",
+			"no mpirun of MPICH is in PATH: apt-get install mpich"},
 		{"run --launcher openmpi5 -np 1 -- " + prog, "PATH=/nothing", "no mpirun of openmpi5 is in PATH"},
 	} {
 		cmd := launchCommand(t, strings.Fields(tc.args)...)
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), strings.Fields(tc.env)...)
 		out, errs, status := result(t, cmd)
-		if status != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "launch: "+tc.want) && !strings.Contains(errs, tc.want) {
+		if status != 2 || out != "" || strings.Count(errs, "\n") != 1 ||
+			!strings.HasPrefix(errs, "launch: "+tc.want) && !strings.Contains(errs, tc.want) {
 			t.Errorf("%s %s: status %d, %q, want 2, %q", tc.env, tc.args, status, out+errs, tc.want)
 		}
 	}
@@ -408,93 +431,5 @@ func TestHelp(t *testing.T) {
 		if status != 0 || !strings.Contains(out, "--oversubscribe") || strings.Contains(out, "--facts") {
 			t.Errorf("%s --help: status %d:\n%s%s", name, status, out, errs)
 		}
-	}
-}
-
-// TestHosts starts ranks on hosts that the agent, a double of ssh, makes up.
-func TestHosts(t *testing.T) {
-	rsh := agent(t, "")
-	t.Setenv("LOCKSTEP_TEST", "passed on")
-	script := writeFile(t, t.TempDir()+"/prog", "#!/bin/sh\necho \"$FAKE_HOST ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} $LOCKSTEP_TEST\"; printf 'the end' >&2\n", 0o755)
-	for _, w := range installed(t) {
-		t.Run(w.name, func(t *testing.T) {
-			t.Parallel()
-			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:2,nodeb:1", "--logs", "prefix", "--", script))
-			for _, want := range []string{"0: nodea 0 passed on\n", "1: nodea 1 passed on\n", "2: nodeb 2 passed on\n"} {
-				if status != 0 || !strings.Contains(out, want) {
-					t.Errorf("status %d, %q is not in %q\n%s", status, want, out, errs)
-				}
-			}
-			if strings.Count(errs, "the end") != 3 {
-				t.Errorf("standard error is %q", errs)
-			}
-		})
-		t.Run(w.name+" short lines", func(t *testing.T) {
-			t.Parallel()
-			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:1,nodeb:1", "--logs", "prefix", "--", "seq", "5000"))
-			want := 5000 * len("0: \n") // and the numbers
-			for i := 1; i <= 5000; i++ {
-				want += len(strconv.Itoa(i))
-			}
-			// mpirun may cut lines where it changes from one rank to the other, but loses nothing.
-			if status != 0 || strings.Count(out, "\n") != 10000 || len(out) != 2*want {
-				t.Errorf("status %d, %d lines of 10000, %d bytes of %d\n%s", status, strings.Count(out, "\n"), len(out), 2*want, errs)
-			}
-		})
-		t.Run(w.name+" told to end", func(t *testing.T) {
-			t.Parallel()
-			r := startJob(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:1,nodeb:1", "--", self(t), "program", "signals", "1", "any")
-			r.await(t, 2, "ready")
-			r.signal(t, syscall.SIGTERM)
-			if w.name == "mpich" {
-				r.await(t, 2, "got terminated")
-			} else {
-				r.await(t, 2, "got user defined signal 1")
-			}
-			if status := r.status(t); status != 0 {
-				t.Errorf("status %d: %s", status, r.all.String())
-			}
-		})
-	}
-}
-
-// TestCompareHosts gives each host a file system of its own in one place.
-func TestCompareHosts(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("hosts with file systems of their own take root")
-	}
-	need(t, "openmpi4")
-	if err := start(t, "unshare", "-u", "-m", "true").Run(); err != nil {
-		t.Skipf("no namespaces here: %v", err)
-	}
-	dir := t.TempDir()
-	script := writeFile(t, dir+"/prog", "#!/bin/sh\necho runs\n", 0o755)
-	other := writeFile(t, dir+"/other", "#!/bin/sh\necho runs otherwise\n", 0o755)
-	for _, tc := range []struct {
-		name, body string
-		status     int
-		out, errs  string
-	}{
-		{"the same", "", 0, "runs\n", ""},
-		{"missing", `[ "$host" = nodea ] || mount -t tmpfs none ` + dir, 2, "", "launch: on nodeb: " + script + " does not exist: build it first, or give its path from here (the program has to be at the same path on each host)\n"},
-		{"another", `[ "$host" = nodea ] || mount --bind ` + other + " " + script, 2, "", "launch: " + script + " on nodeb is not the one on nodea: copy it to both\n"},
-		{"no launch", `[ "$host" = nodea ] || mount --bind /dev/null ` + self(t), 0, "runs\n",
-			"launch: warning: launch is not at its path on nodeb: not known whether " + script + " is there\n"},
-		{"no host", `[ "$host" = nodea ] || { echo "ssh: no route to nodeb" >&2; exit 255; }`, 2, "", "launch: 0 of 2 hosts answered: try ssh to each of them"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			out, errs, status := result(t, launchCommand(t, "run", "--agent", agent(t, tc.body), "-H", "nodea:1,nodeb:1", "--", script))
-			if status != tc.status || !strings.Contains(out, tc.out) || !strings.HasPrefix(errs, tc.errs) || status == 2 && strings.Count(errs, "\n") != 1 {
-				t.Errorf("status %d, %q, %q; want %d, %q, %q", status, out, errs, tc.status, tc.out, tc.errs)
-			}
-		})
-	}
-}
-
-func TestJudgeFacts(t *testing.T) {
-	_, err := judgeFacts("prog", []facts{{Host: "b", Launch: true, Arch: "arm64", SHA256: "1"}, {Host: "a", Launch: true, Arch: "amd64", SHA256: "1"}})
-	if err == nil || err.Error() != "a is amd64 and b is arm64: name hosts of one architecture" {
-		t.Error(err)
 	}
 }

@@ -20,12 +20,12 @@ import (
 // planTime is how long a program may take to say how it would be divided.
 const planTime = time.Minute
 
-// measuredGPU is what settings are for where neither --gpu nor this machine says anything: what their estimates were
-// measured on.
+// measuredGPU is the default GPU of the settings if this machine has none: their estimates were
+// measured on it.
 const measuredGPU = "H200"
 
-// settings has the program say with which flags it would run on the GPUs of j: in lines for people, or as JSON. It returns
-// nothing where there are no GPUs, or the program has no command for it.
+// settings asks the program for its flags on the GPUs of j: in lines for people, or as JSON. It
+// returns nothing without GPUs, or if the program has no command for it.
 func (j job) settings(s site, asJSON bool) []byte {
 	if j.gpus == 0 && s.gpus == 0 || !j.even || j.nodes*j.most != j.ranks || !plans(j.prog) {
 		return nil
@@ -34,8 +34,8 @@ func (j job) settings(s site, asJSON bool) []byte {
 	if asJSON {
 		format = "json"
 	}
-	args := slices.Concat([]string{"plan", "--format", format, "--nodes", strconv.Itoa(j.nodes), "--gpus-per-node", strconv.Itoa(j.most),
-		"--gpu", cmp.Or(j.gpu, s.gpu, measuredGPU)}, j.prog[1:])
+	args := slices.Concat([]string{"plan", "--format", format, "--nodes", strconv.Itoa(j.nodes), "--gpus-per-node",
+		strconv.Itoa(j.most), "--gpu", cmp.Or(j.gpu, s.gpu, measuredGPU)}, j.prog[1:])
 	out, errs := answer(j.prog[0], args...)
 	if out == nil {
 		if out = bytes.TrimSpace(errs); asJSON {
@@ -45,7 +45,8 @@ func (j job) settings(s site, asJSON bool) []byte {
 	return out
 }
 
-// plans says whether a program has a command plan, and is not given another. The program is asked for what completes that.
+// plans says whether a program has a command plan, and is not given another. It asks the program
+// for completions.
 func plans(prog []string) bool {
 	if len(prog) > 1 && !strings.HasPrefix(prog[1], "-") || !completion.UsesLockstep(prog[0]) {
 		return false
@@ -54,7 +55,8 @@ func plans(prog []string) bool {
 	return strings.HasPrefix(string(out), "plan\t")
 }
 
-// answer is what a program prints on standard output, nil where it fails, and on standard error.
+// answer returns what a program prints on standard output, or nil if it fails, and on
+// standard error.
 func answer(program string, args ...string) (out, errs []byte) {
 	ctx, cancel := context.WithTimeout(context.Background(), planTime)
 	defer cancel()
@@ -71,8 +73,8 @@ func answer(program string, args ...string) (out, errs []byte) {
 	return out, said.Bytes()
 }
 
-// gpuModel is the kind of the first GPU that the NVIDIA driver of this machine has; "" where there is none.
-// Source: the driver's README, "The /proc filesystem interface".
+// gpuModel returns the kind of the first GPU of this machine's NVIDIA driver, or "". Source: the
+// driver's README, "The /proc filesystem interface".
 func gpuModel(proc string) string {
 	files, _ := filepath.Glob(filepath.Join(proc, "driver/nvidia/gpus/*/information"))
 	for _, f := range files {

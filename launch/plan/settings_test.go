@@ -50,22 +50,27 @@ func TestSettings(t *testing.T) {
 		return string(out)
 	}
 	out := planned("--nodes", "2", "--gpus-per-node", "4", "--gpu", "A100:40", "--", program, "--model", "x")
-	if want := "# settings of the program: asked with --format text --nodes 2 --gpus-per-node 4 --gpu A100:40 --model x\n#   --shard x  1 GB\n"; !strings.Contains(out, want) {
+	want := "# settings of the program: asked with --format text --nodes 2 --gpus-per-node 4 --gpu A100:40 --model " +
+		"x\n#   --shard x  1 GB\n"
+	if !strings.Contains(out, want) {
 		t.Errorf("want %q in\n%s", want, out)
 	}
-	if out := planned("--gpus-per-node", "4", "--", program, "--bad"); !strings.Contains(out, "# settings of the program: divider plan: --bad is bad\n") {
+	if out := planned("--gpus-per-node", "4", "--", program, "--bad"); !strings.Contains(out,
+		"# settings of the program: divider plan: --bad is bad\n") {
 		t.Errorf("%s", out)
 	}
 	var got struct {
 		Lines    []json.RawMessage
 		Settings struct{ Args []string }
 	}
-	if err := json.Unmarshal([]byte(planned("--json", "--gpus-per-node", "3", "--", program)), &got); err != nil || len(got.Lines) != 1 ||
-		!slices.Equal(got.Settings.Args, []string{"plan", "--format", "json", "--nodes", "1", "--gpus-per-node", "3", "--gpu", gpuOr("H200")}) {
+	if err := json.Unmarshal([]byte(planned("--json", "--gpus-per-node", "3", "--", program)), &got); err != nil ||
+		len(got.Lines) != 1 || !slices.Equal(got.Settings.Args,
+		[]string{"plan", "--format", "json", "--nodes", "1", "--gpus-per-node", "3", "--gpu", gpuOr("H200")}) {
 		t.Errorf("%+v, error %v", got, err)
 	}
 	for _, args := range [][]string{
-		{"-np", "4", "--", "/bin/echo", "x"}, {"--gpus-per-node", "4", "--", "/bin/echo", "x"}, {"--gpus-per-node", "4", "--", program, "eval"},
+		{"-np", "4", "--", "/bin/echo", "x"}, {"--gpus-per-node", "4", "--", "/bin/echo", "x"},
+		{"--gpus-per-node", "4", "--", program, "eval"},
 		{"--gpus-per-node", "4", "--", filepath.Join(dir, "no such program")},
 	} {
 		if out := planned(args...); strings.Contains(out, "settings") {
@@ -91,7 +96,8 @@ func TestGPUModel(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "information"), []byte("Model: \t\t NVIDIA H200\nIRQ:   \t\t 305\n"), 0o666); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "information"), []byte("Model: \t\t NVIDIA H200\nIRQ:   \t\t 305\n"),
+		0o666); err != nil {
 		t.Fatal(err)
 	}
 	if m := gpuModel(proc); m != "NVIDIA H200" {

@@ -6,12 +6,13 @@ import (
 	"testing"
 )
 
-// What was ignored when launch started stays ignored, as SIGHUP is under nohup; and the last line says which signal has ended
-// the job.
+// What was ignored when launch started stays ignored, as SIGHUP is under nohup; and the last line
+// says which signal has ended the job.
 func TestNohup(t *testing.T) {
 	for _, w := range installed(t) {
 		nohup := []string{"sh", "-c", `trap "" HUP; exec "$@"`, "sh"}
-		r := startCommand(t, start(t, append(nohup, self(t), "run", "--launcher", w.name, "-np", "2", "--oversubscribe", "--", self(t), "program", "signals", "1")...))
+		r := startCommand(t, start(t, append(nohup, self(t), "run", "--launcher", w.name, "-np", "2", "--oversubscribe",
+			"--", self(t), "program", "signals", "1")...))
 		r.await(t, 2, "ready")
 		r.signal(t, syscall.SIGHUP)
 		r.signal(t, syscall.SIGUSR2)
@@ -22,7 +23,8 @@ func TestNohup(t *testing.T) {
 		}
 		r.signal(t, syscall.SIGTERM)
 		r.await(t, 2, "got terminated")
-		if status := r.status(t); status != 0 || !strings.HasSuffix(r.all.String(), "launch: the job was asked to end by SIGTERM\n") {
+		status := r.status(t)
+		if status != 0 || !strings.HasSuffix(r.all.String(), "launch: the job was asked to end by SIGTERM\n") {
 			t.Errorf("%s: status %d: %s", w.name, status, r.all.String())
 		}
 	}
