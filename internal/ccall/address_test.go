@@ -31,9 +31,11 @@ var counted = []string{
 	"spmd Address",                         // of a Buffer, whose memory is not Go's
 	"spmd/internal/affinity Nudge",         // in the arguments of a call in assembly
 	"spmd/internal/coll Hidden",            // TestMakeKeepsNoCall
+	"spmd/internal/exec Overlap",           // to find overlaps
 	"spmd/internal/exec checkTensor",       // for a message
-	"spmd/internal/exec/hostexec copyOf",   // to sort, and to find what overlaps
+	"spmd/internal/exec/hostexec copyOf",   // to sort, and to find overlaps
 	"spmd/internal/exec/hostexec describe", // for a message
+	"spmd/internal/trace name",             // a hash
 	"spmd/internal/transport/inproc reduce",
 }
 

@@ -8,20 +8,21 @@ import (
 	"lockstep/internal/figure"
 )
 
-// mostPoints is how many points of a curve are drawn. Of more, every other one is left out, and so on.
+// mostPoints is how many points of a curve are drawn. If there are more, every other one is left
+// out, and so on.
 const mostPoints = 2000
 
-// mostPanels is how many numbers are drawn where nobody says which.
+// mostPanels is how many numbers are drawn by default.
 const mostPanels = 8
 
-// axes is what is drawn over what.
+// axes says what is drawn over what.
 type axes struct {
 	x          string   // "" is the step, or the line
 	y          []string // none are those that vary
 	logX, logY bool
 }
 
-// complete chooses what nobody has said, and refuses what no run has.
+// complete chooses the defaults, and refuses what no run has.
 func (a *axes) complete(runs []*run) error {
 	var names []string // that there are
 	for _, r := range runs {
@@ -61,8 +62,8 @@ func (a *axes) complete(runs []*run) error {
 	return nil
 }
 
-// panels are the pictures of the runs, one for each number, and how many points a logarithmic axis has
-// left out.
+// panels returns the pictures of the runs, one for each number, and how many points a logarithmic
+// axis has left out.
 func (a *axes) panels(runs []*run) (list []figure.Panel, left int) {
 	for _, y := range a.y {
 		p := figure.Panel{Title: y, X: a.label(a.x, runs), Y: a.label(y, runs), LinearX: !a.logX, LinearY: !a.logY,
@@ -93,7 +94,7 @@ func (a *axes) panels(runs []*run) (list []figure.Panel, left int) {
 	return list, left
 }
 
-// label is the name of a number with its unit, as the first run tells it that does.
+// label returns the name of a number with its unit, from the first run that has one.
 func (a *axes) label(name string, runs []*run) string {
 	for _, r := range runs {
 		if unit := r.units[name]; unit != "" {
@@ -103,8 +104,8 @@ func (a *axes) label(name string, runs []*run) string {
 	return name
 }
 
-// picture draws the runs into a file: PNG where its name ends in .png, else SVG. replace says whether
-// it may take the place of one that is there. What is to be said of it is not "".
+// picture draws the runs into a file: a PNG if its name ends in .png, else an SVG. replace says
+// whether it may replace an existing file. note is a remark on the picture, or "".
 func (a *axes) picture(file string, replace bool, runs []*run) (note string, err error) {
 	panels, left := a.panels(runs)
 	if !slices.ContainsFunc(panels, func(p figure.Panel) bool {

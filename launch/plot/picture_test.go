@@ -16,8 +16,8 @@ import (
 	"lockstep/launch/exit"
 )
 
-// fall is a run whose residual falls to a tenth in each step, with a number that never changes, and
-// with one that is there in each tenth step.
+// fall returns a run whose residual falls to a tenth in each step. Another number never changes,
+// and a third is there only in each tenth step.
 func fall(name string, steps int) *run {
 	r := &run{name: name, names: []string{"step", "residual", "rows", "error"},
 		units: map[string]string{"residual": "K"}}
@@ -32,7 +32,7 @@ func fall(name string, steps int) *run {
 	return r
 }
 
-// What is drawn where nobody says what, and what is refused.
+// These are the defaults of what is drawn, and what is refused.
 func TestAxes(t *testing.T) {
 	runs := []*run{fall("a", 30), fall("b", 5)}
 	for _, tc := range []struct {
@@ -82,7 +82,7 @@ func TestAxes(t *testing.T) {
 	}
 }
 
-// texts are those of a picture that people read.
+// texts returns the texts of a picture that people read.
 func texts(t *testing.T, file string) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -1,4 +1,4 @@
-// Package plot is `launch plot`: what programs have measured, in one picture.
+// Package plot is `launch plot`: the measurements of programs in one picture.
 package plot
 
 import (
@@ -20,8 +20,8 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plot [flags] RUN...",
 		Short: "Draw what runs have measured, to compare them",
-		Long: `Draw the numbers that programs have measured (World.Emit) in one picture, by their names and with their units. A
-RUN is the folder of a run (--run-dir), or a file that --json has written; each is a curve.
+		Long: `Draw the numbers that programs have measured (World.Emit) in one picture, by their names and with their
+units. A RUN is the folder of a run (--run-dir), or a file that --json has written; each is a curve.
 
 Without --y all numbers are drawn that change, of eight names at most. Without --x they are drawn by the field step or,
 where a run has none, by the lines of its log.`,
@@ -63,7 +63,7 @@ where a run has none, by the lines of its log.`,
 	return cmd
 }
 
-// draw writes the picture of the runs, and returns what is to be said of it. Errors of what was given
+// draw writes the picture of the runs, and returns a remark on it. Errors of the input
 // are exit.Usage.
 func draw(out string, force bool, a axes, paths []string) (note string, err error) {
 	if len(paths) == 0 {

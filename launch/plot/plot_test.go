@@ -37,7 +37,8 @@ func TestDraw(t *testing.T) {
 		{out, []string{dir + "/none"}, "no such file"}, // the more useful of two messages
 		{filepath.Join(dir, "x.png"), []string{write(t, "empty", "")}, "no number in it"},
 	} {
-		if _, err := draw(tc.out, false, axes{}, tc.runs); err == nil || !strings.Contains(err.Error(), tc.want) || !errors.As(err, new(exit.Usage)) {
+		if _, err := draw(tc.out, false, axes{}, tc.runs); err == nil || !strings.Contains(err.Error(), tc.want) ||
+			!errors.As(err, new(exit.Usage)) {
 			t.Errorf("%v: %v, want %s", tc.runs, err, tc.want)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"lockstep/internal/runlog"
 )
 
-// run is what a program has measured: the numbers of each line of its log, by their names.
+// run is the measurements of a program: the numbers of each line of its log, by their names.
 type run struct {
 	name    string
 	names   []string // of numbers, as they came
@@ -21,15 +21,15 @@ type run struct {
 	records []map[string]float64
 }
 
-// Names of the horizontal axis where nobody names another: the field step and, in a run that has
-// none, the number of the line.
+// These are the default names of the horizontal axis: the field step, or the number of the line in
+// a run without it.
 const (
 	stepField = "step"
 	lineField = "line"
 )
 
-// read reads the log of a run: a file, or the folder of a run. Lines of the same step are one. Where a
-// run went on from a checkpoint, a step that was taken twice counts as the last time.
+// read reads the log of a run: a file, or the folder of a run. Lines of the same step are one. If a
+// run resumed from a checkpoint, the last time counts of a step that was taken twice.
 func read(path string) (*run, error) {
 	file := path
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
@@ -152,8 +152,8 @@ func (r *run) varies(name string) bool {
 	return false
 }
 
-// isHalf says whether a line is the beginning of an object only: the run is writing it now, or was
-// killed.
+// isHalf says whether a line is only the beginning of an object. The run is writing it now,
+// or was killed.
 func isHalf(line []byte) bool {
 	return bytes.HasPrefix(line, []byte{'{'}) && !bytes.HasSuffix(line, []byte{'}'})
 }

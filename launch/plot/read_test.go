@@ -24,8 +24,8 @@ func write(t *testing.T, name, text string) string {
 	return path
 }
 
-// A run is its numbers, by names and units of its own. Of a step that was taken again the last counts,
-// and lines of one step are one.
+// A run is its numbers, by names and units of its own. The last counts of a step that was taken
+// again, and lines of one step are one.
 func TestRead(t *testing.T) {
 	var b strings.Builder
 	for i := 1; i <= 20; i++ {
@@ -50,8 +50,7 @@ func TestRead(t *testing.T) {
 			t.Errorf("%v, want %v", r.records[tc.at], tc.want)
 		}
 	}
-	// A last line that is not finished is one that the run is writing; one in the middle was left by
-	// a process that was killed.
+	// The run is writing a last line that is not finished. A killed process left one in the middle.
 	for _, half := range []string{"{", `{"st`, `{"step":`, `{"step":4,"loss":1.`} {
 		for _, text := range []string{"{\"n\":1}\n{\"n\":2}\n" + half, "{\"n\":1}\n" + half + "\n{\"n\":2}\n"} {
 			if r, err := read(write(t, "log", text)); err != nil || len(r.records) != 2 {

@@ -38,12 +38,12 @@ func isCheckout(dir string) bool {
 	return err == nil && moduleLine.Match(text)
 }
 
-// builtFrom is the checkout that this program was built from, where the build notes it by -ldflags. Otherwise the paths of
-// its sources tell, unless it was built with -trimpath.
+// builtFrom is the checkout that this program was built from, where the build notes it by -ldflags.
+// Otherwise the paths of its sources tell, unless it was built with -trimpath.
 var builtFrom string
 
-// checkout returns the checkout that a module of its own uses: flag, the value of --lockstep, where it is given, else the
-// one that this program lies in, else the one that it was built from.
+// checkout returns the checkout that a module of its own uses: flag, the value of --lockstep, where
+// it is given, else the one that this program lies in, else the one that it was built from.
 func checkout(flag string) (string, error) {
 	if flag != "" {
 		dir, err := filepath.Abs(flag)
@@ -51,7 +51,8 @@ func checkout(flag string) (string, error) {
 			return "", err
 		}
 		if !isCheckout(dir) {
-			return "", exit.Usage{Err: fmt.Errorf("--lockstep %s is no checkout of Lockstep: there is no go.mod with the line \"module lockstep\"", flag)}
+			return "", exit.Usage{Err: fmt.Errorf(
+				"--lockstep %s is no checkout of Lockstep: there is no go.mod with the line \"module lockstep\"", flag)}
 		}
 		return dir, nil
 	}
@@ -67,11 +68,13 @@ func checkout(flag string) (string, error) {
 	if from != "" && isCheckout(from) {
 		return from, nil
 	}
-	return "", exit.Usage{Err: fmt.Errorf("the checkout of Lockstep that this program was built from is not there any more: say where one is, with --lockstep DIR")}
+	return "", exit.Usage{Err: fmt.Errorf(
+		"the checkout of Lockstep that this program was built from is not there any more: say where one is, with " +
+			"--lockstep DIR")}
 }
 
-// module returns the go.mod and go.sum of a module that uses the checkout in from, for tidy to complete: with the
-// checkout's language version, and the sums of all that it may require.
+// module returns the go.mod and go.sum of a module that uses the checkout in from, for tidy to
+// complete: with the checkout's language version, and the sums of all that it may require.
 func module(name, from string) (map[string][]byte, error) {
 	mod, err := os.ReadFile(filepath.Join(from, "go.mod"))
 	if err != nil {
@@ -81,12 +84,13 @@ func module(name, from string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("module %s\n\n%s\nrequire lockstep v0.0.0\n\nreplace lockstep => %s\n", name, goLine.Find(mod), strconv.Quote(from))
+	text := fmt.Sprintf("module %s\n\n%s\nrequire lockstep v0.0.0\n\nreplace lockstep => %s\n",
+		name, goLine.Find(mod), strconv.Quote(from))
 	return map[string][]byte{"go.mod": []byte(text), "go.sum": sum}, nil
 }
 
-// tidy leaves in the go.mod and go.sum in dir what the program there needs, in the versions of the checkout. Nothing
-// is fetched where that has been built.
+// tidy leaves in the go.mod and go.sum in dir what the program there needs, in the versions of the
+// checkout. Nothing is fetched where that has been built.
 func tidy(dir string) error {
 	cmd := exec.Command("go", "mod", "tidy")
 	cmd.Dir = dir

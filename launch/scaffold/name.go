@@ -20,8 +20,8 @@ var (
 	// What else lies in bin, or has this module's name.
 	ownNames = strings.Fields("bench launch launch-probe lockstep")
 	// A module of such a name hides the package, or is hidden by it.
-	packages = strings.Fields(`arena bufio bytes cmp context crypto embed encoding errors expvar flag fmt hash html image io iter log
-		maps math mime net os path plugin reflect regexp runtime slices sort strconv strings structs sync syscall testing time
+	packages = strings.Fields(`arena bufio bytes cmp context crypto embed encoding errors expvar flag fmt hash
+		html image io iter log maps math mime net os path plugin reflect regexp runtime slices sort strconv strings structs sync syscall testing time
 		unicode unique unsafe weak`)
 )
 

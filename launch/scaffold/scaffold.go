@@ -55,8 +55,8 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "new NAME",
 		Short: "Write a new application that runs at once, to start from",
-		Long: `Writes a new application that builds and runs at once, to start from: a program with a kernel and a check of its
-result, its tests and a README. --kind says which:
+		Long: `Writes a new application that builds and runs at once, to start from: a program with a kernel and a check
+of its result, its tests and a README. --kind says which:
 ` + list + `
 
 Inside the checkout of Lockstep it becomes apps/NAME. Elsewhere it becomes the folder NAME, a module of its own that uses
@@ -83,10 +83,12 @@ the checkout that this program was built from, or the one that --lockstep says.`
 		},
 	}
 	cmd.Flags().StringVar(&sort, "kind", kinds[0].name, "`KIND` of application: "+strings.Join(names, ", "))
-	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+	if err := cmd.RegisterFlagCompletionFunc("kind",
+		cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // there is such a flag
 	}
-	cmd.Flags().StringVar(&lockstep, "lockstep", "", "outside a checkout of Lockstep: the `DIR` of the one to use (default: where this program was built)")
+	cmd.Flags().StringVar(&lockstep, "lockstep", "",
+		"outside a checkout of Lockstep: the `DIR` of the one to use (default: where this program was built)")
 	return cmd
 }
 
@@ -112,7 +114,9 @@ func plan(name, kind, lockstep string) (app, error) {
 	a := app{Name: name, kind: kind}
 	if root, ok := checkoutAbove(wd); ok {
 		if lockstep != "" {
-			return a, exit.Usage{Err: fmt.Errorf("--lockstep does not go with a folder of a checkout (%s): leave it out, or change to a folder elsewhere", root)}
+			return a, exit.Usage{Err: fmt.Errorf(
+				"--lockstep does not go with a folder of a checkout (%s): leave it out, or change to a folder "+
+					"elsewhere", root)}
 		}
 		a.Root, a.dir = root, filepath.Join(root, "apps", name)
 		a.Binary, a.Build, a.Test = "bin/"+name, "go build -o bin/ ./apps/"+name, "go test ./apps/"+name
@@ -144,7 +148,8 @@ func (a app) write() (err error) {
 	}
 	tmp, err := os.MkdirTemp(parent, "."+a.Name+"-*")
 	if err != nil {
-		return fmt.Errorf("cannot write in %s (%w): change to a folder that you may write in", parent, errors.Unwrap(err))
+		return fmt.Errorf("cannot write in %s (%w): change to a folder that you may write in",
+			parent, errors.Unwrap(err))
 	}
 	defer func() {
 		if left := os.RemoveAll(tmp); err == nil {
@@ -214,7 +219,9 @@ func (a app) report(out io.Writer) {
 	}
 	fmt.Fprintf(out, "%s is written. Next:\n\n", a.dir)
 	// Two ranks need two GPUs, or none.
-	for _, line := range []string{"cd " + quote(at), a.Build, a.Binary, mpirun + " -np 2 " + a.Binary + " --device host", a.Test} {
+	for _, line := range []string{
+		"cd " + quote(at), a.Build, a.Binary, mpirun + " -np 2 " + a.Binary + " --device host", a.Test,
+	} {
 		fmt.Fprintln(out, "    "+line)
 	}
 }
@@ -222,7 +229,8 @@ func (a app) report(out io.Writer) {
 // quote returns a path as the shell wants it typed.
 func quote(path string) string {
 	plain := func(r rune) bool {
-		return r == '/' || r == '.' || r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+		return r == '/' || r == '.' || r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' ||
+			r >= 'A' && r <= 'Z'
 	}
 	if strings.IndexFunc(path, func(r rune) bool { return !plain(r) }) < 0 {
 		return path

@@ -27,7 +27,8 @@ func init() {
 	}
 }
 
-// Without a note of the build the sources' paths tell where the checkout is, and with -trimpath nothing does.
+// Without a note of the build the sources' paths tell where the checkout is, and
+// with -trimpath nothing does.
 func TestBuiltFrom(t *testing.T) {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -98,7 +99,8 @@ func repository(t *testing.T) string {
 	return root
 }
 
-// TestModule does what a newcomer does: writes an application, types what is printed, and starts it on several ranks.
+// TestModule does what a newcomer does: writes an application, types what is printed, and
+// starts it on several ranks.
 func TestModule(t *testing.T) {
 	root, dir := repository(t), filepath.Join(t.TempDir(), "it's here")
 	if err := os.Mkdir(dir, 0o777); err != nil {
@@ -133,7 +135,10 @@ func TestModule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for module, want := range map[string]bool{"github.com/spf13/pflag ": true, "github.com/sbromberger/gompi ": true, "gonum.org/v1/plot ": false, "staticcheck": false} {
+	for module, want := range map[string]bool{
+		"github.com/spf13/pflag ": true, "github.com/sbromberger/gompi ": true, "gonum.org/v1/plot ": false,
+		"staticcheck": false,
+	} {
 		if strings.Contains(string(mod), module) != want {
 			t.Errorf("%q in go.mod: want %t\n%s", module, want, mod)
 		}
@@ -143,7 +148,8 @@ func TestModule(t *testing.T) {
 	if !ok || strings.Count(commands, "\n") != 5 {
 		t.Fatalf("printed:\n%s", printed)
 	}
-	// Its tests pass here, too: what may be different elsewhere is how the kernels and the program are found.
+	// Its tests pass here, too: what may be different elsewhere is how the
+	// kernels and the program are found.
 	check := "go test -v -run 'TestKernelsCompile|TestProgram'"
 	if campaign.More(t, 1, "programs of launch new of which all tests run"); campaign.All() {
 		check = "go vet . && go test -v"
@@ -161,7 +167,8 @@ func TestModule(t *testing.T) {
 	}
 
 	for ranks := 1; ranks <= 3; ranks++ {
-		cmd := mpirun.Command(mpirun.Patience(t), ranks, filepath.Join(app, "heat-2d"), "--device", "host", "--json", "-", "--iters", "7", "--graph")
+		cmd := mpirun.Command(mpirun.Patience(t), ranks, filepath.Join(app, "heat-2d"), "--device", "host", "--json",
+			"-", "--iters", "7", "--graph")
 		line, err := cmd.Output()
 		var r struct {
 			App   string
@@ -177,8 +184,8 @@ func TestModule(t *testing.T) {
 	}
 }
 
-// TestKinds writes every kind of application. Its program and tests are built and run where they stand, under another
-// name.
+// TestKinds writes every kind of application. Its program and tests are built and run where
+// they stand, under another name.
 func TestKinds(t *testing.T) {
 	dir := t.TempDir()
 	entries, err := programs.ReadDir("kinds")
@@ -227,7 +234,10 @@ func TestInCheckout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"cd " + fake + "\n", "go build -o bin/ ./apps/heat\n", " -np 2 bin/heat --device host\n", "go test ./apps/heat\n"} {
+	for _, want := range []string{
+		"cd " + fake + "\n", "go build -o bin/ ./apps/heat\n", " -np 2 bin/heat --device host\n",
+		"go test ./apps/heat\n",
+	} {
 		if !strings.Contains(printed, want) {
 			t.Errorf("%q is not printed:\n%s", want, printed)
 		}
@@ -252,7 +262,8 @@ func TestInCheckout(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(fake, "overlay.json"), overlay, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	out := sh(t, root, fmt.Sprintf("go build -overlay %[1]s/overlay.json -o %[1]s ./apps/heat && %[1]s/heat --device host", quote(fake)))
+	out := sh(t, root, fmt.Sprintf(
+		"go build -overlay %[1]s/overlay.json -o %[1]s ./apps/heat && %[1]s/heat --device host", quote(fake)))
 	if !strings.Contains(out, " INF done ") {
 		t.Error(out)
 	}
@@ -313,14 +324,16 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%q: no error", tc.args)
 			continue
 		}
-		if code, say := exit.Of(err); code != 2 || !say || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
+		code, say := exit.Of(err)
+		if code != 2 || !say || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: status %d, %v, want status 2 and one line with %q", tc.args, code, err, tc.want)
 		}
 		if left := names(t, dir); out != "" || len(left) > 0 {
 			t.Errorf("%q: printed %q, left %v", tc.args, out, left)
 		}
 	}
-	if _, err := newApp(t, filepath.Join(root, "apps"), "heat", "--lockstep", root); err == nil || !strings.Contains(err.Error(), "leave it out") {
+	if _, err := newApp(t, filepath.Join(root, "apps"), "heat", "--lockstep", root); err == nil ||
+		!strings.Contains(err.Error(), "leave it out") {
 		t.Errorf("--lockstep in a checkout: %v", err)
 	}
 }
@@ -363,7 +376,8 @@ func TestExisting(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(dir, "file")); string(text) != "mine" {
 		t.Errorf("%q, %v", text, err)
 	}
-	if left := append(names(t, dir), names(t, filepath.Join(dir, "folder"))...); !slices.Equal(left, []string{"file", "folder", "link"}) {
+	left := append(names(t, dir), names(t, filepath.Join(dir, "folder"))...)
+	if !slices.Equal(left, []string{"file", "folder", "link"}) {
 		t.Errorf("left %v", left)
 	}
 }
@@ -371,12 +385,14 @@ func TestExisting(t *testing.T) {
 // TestUnwritable: nobody may write in /proc, root neither.
 func TestUnwritable(t *testing.T) {
 	_, err := newApp(t, "/proc", "heat")
-	if code, _ := exit.Of(err); code != 1 || !strings.HasPrefix(err.Error(), "cannot write in /proc (") || strings.Contains(err.Error(), "\n") {
+	code, _ := exit.Of(err)
+	if code != 1 || !strings.HasPrefix(err.Error(), "cannot write in /proc (") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("%v", err)
 	}
 }
 
-// TestNothingHalfWritten: a failure after the first file, and one at the very end, leave the folder as it was.
+// TestNothingHalfWritten: a failure after the first file, and one at the very end,
+// leave the folder as it was.
 func TestNothingHalfWritten(t *testing.T) {
 	for name, prepare := range map[string]func(a *app) error{
 		"a file": func(a *app) error {
@@ -415,7 +431,8 @@ func TestCheckoutPaths(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if got := sh(t, filepath.Join(at, "heat"), "go list -m -f '{{.Dir}}' lockstep"); strings.TrimSpace(got) != link {
+		got := sh(t, filepath.Join(at, "heat"), "go list -m -f '{{.Dir}}' lockstep")
+		if strings.TrimSpace(got) != link {
 			t.Errorf("the checkout is %q, want %q", strings.TrimSpace(got), link)
 		}
 	}

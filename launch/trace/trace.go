@@ -1,4 +1,5 @@
-// Package trace is the command that reads a file of --trace, and says what took longest, and who waited for whom.
+// Package trace is the command that reads a file of --trace, and says what took longest, and who
+// waited for whom.
 package trace
 
 import (
@@ -19,7 +20,7 @@ import (
 	"lockstep/launch/exit"
 )
 
-// How many waits, and how many kernels and the like are shown.
+// mostWaits and mostWork are how many waits, and how many kernels and the like, are shown.
 const mostWaits, mostWork = 10, 10
 
 // Command is `launch trace`.
@@ -28,8 +29,8 @@ func Command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trace FILE",
 		Short: "Show what took longest in a file of --trace, the longest waits, and who caused them",
-		Long: `Reads a file that a program has written with --trace FILE. Its first table has the kernels, products, functions and
-copies that took longest, each on the rank on which that is so.
+		Long: `Reads a file that a program has written with --trace FILE. Its first table has the kernels, products,
+functions and copies that took longest, each on the rank on which it took longest.
 
 Then come the longest waits of a rank for another: in a collective, for the rank that came last; in a Recv, for the
 sender. Behind each stands what the late rank did meanwhile. The last table says how long each rank waited, and how
@@ -55,7 +56,7 @@ The file itself opens at ui.perfetto.dev, which shows it without sending it anyw
 	return c
 }
 
-// file is what a trace file has.
+// file is the contents of a trace file.
 type file struct {
 	Other struct {
 		Ranks   int            `json:"ranks"`
@@ -78,7 +79,7 @@ type event struct {
 		Bytes    int64  `json:"bytes"`
 		Comm     string `json:"comm"`
 		Seq      int64  `json:"seq"`
-		In       *int   `json:"rank"` // its rank in the communicator, where that is another than Rank
+		In       *int   `json:"rank"` // its rank in the communicator, if it differs from Rank
 		To       *int   `json:"to"`
 		From     *int   `json:"from"`
 		Sent     int64  `json:"sent"`
@@ -89,7 +90,7 @@ type event struct {
 
 func (e *event) end() float64 { return e.At + e.Took }
 
-// in is the rank in the communicator.
+// in returns the rank in the communicator.
 func (e *event) in() int {
 	if e.Args.In != nil {
 		return *e.Args.In
@@ -175,7 +176,8 @@ func (f *file) waits() []wait {
 	return list
 }
 
-// meanwhile is what the late rank did while the other waited: what took most of that time, and the region that it was in.
+// meanwhile returns what the late rank did while the other waited: what took most of that time, and
+// the region that it was in.
 func (f *file) meanwhile(w *wait) string {
 	type part struct {
 		name string
@@ -214,7 +216,7 @@ func (f *file) meanwhile(w *wait) string {
 	return text
 }
 
-// work is what a rank has done under one name.
+// work is the work of a rank under one name.
 type work struct {
 	name    string
 	rank    int
@@ -253,7 +255,9 @@ func (f *file) works() []work {
 	for _, w := range most {
 		list = append(list, *w)
 	}
-	slices.SortFunc(list, func(a, b work) int { return cmp.Or(cmp.Compare(b.took, a.took), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(list, func(a, b work) int {
+		return cmp.Or(cmp.Compare(b.took, a.took), cmp.Compare(a.name, b.name))
+	})
 	return list
 }
 
@@ -271,14 +275,16 @@ func (f *file) showWork(t *tabwriter.Writer, n int) {
 	fmt.Fprintln(t)
 }
 
-// show prints what took longest, the longest waits, and what each rank waited and caused.
+// show prints what took longest, the longest waits, and how long each rank waited and
+// made others wait.
 func (f *file) show(out io.Writer, works, n int) error {
 	list := f.waits()
 	for _, rank := range f.Other.Missing {
 		fmt.Fprintf(out, "rank %d: nothing of it is in the file, since it could not be asked\n", rank)
 	}
 	for _, rank := range slices.Sorted(keys(f.Other.Dropped)) {
-		fmt.Fprintf(out, "rank %s: %d events were dropped, and are not looked at\n", plain.Text(rank), f.Other.Dropped[rank])
+		fmt.Fprintf(out, "rank %s: %d events were dropped, and are not looked at\n",
+			plain.Text(rank), f.Other.Dropped[rank])
 	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	f.showWork(t, works)
@@ -298,7 +304,8 @@ func (f *file) show(out io.Writer, works, n int) error {
 		if e.Args.Seq > 0 {
 			what += fmt.Sprintf(", number %d", e.Args.Seq)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%.6f s\t%d\t%s\n", micros(w.long), e.Rank, plain.Text(what), e.At/1e6, w.cause.Rank, plain.Text(f.meanwhile(w)))
+		fmt.Fprintf(t, "%s\t%d\t%s\t%.6f s\t%d\t%s\n",
+			micros(w.long), e.Rank, plain.Text(what), e.At/1e6, w.cause.Rank, plain.Text(f.meanwhile(w)))
 	}
 	waited, caused := map[int]float64{}, map[int]float64{}
 	for i := range list {
@@ -322,7 +329,7 @@ func keys(m map[string]int) func(func(string) bool) {
 	}
 }
 
-// micros is a time in a unit that suits it.
+// micros returns a time in a suitable unit.
 func micros(us float64) string {
 	switch {
 	case us < 1e3:

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Three ranks: rank 2 comes last to an AllReduce, from a kernel, and rank 0 sends late, from code of its own.
+// sample is a trace of three ranks. Rank 2 comes last to an AllReduce, from a kernel, and rank 0
+// sends late, from code of its own.
 const sample = `{"displayTimeUnit":"ns","otherData":{"ranks":3,"dropped_events":{"1":7}},"traceEvents":[
 {"ph":"M","pid":0,"tid":0,"ts":0.000,"name":"process_name","args":{"name":"rank 0"}},
 {"ph":"X","pid":0,"tid":0,"ts":1000.000,"dur":5100.000,"name":"AllReduce","cat":"collective","args":{"bytes":4096,"comm":"world","seq":3}},
@@ -86,10 +87,12 @@ func TestTrace(t *testing.T) {
 			t.Errorf("%s: %v\n%s", name, err, got)
 		}
 	}
-	if got, err := shown(t, "--waits", "1", write(t, "t.json", sample)); err != nil || strings.Count(got, "AllReduce") != 1 {
+	if got, err := shown(t, "--waits", "1", write(t, "t.json", sample)); err != nil ||
+		strings.Count(got, "AllReduce") != 1 {
 		t.Errorf("%v\n%s", err, got)
 	}
-	if got, err := shown(t, "--work", "1", write(t, "t.json", sample)); err != nil || strings.Contains(got, "Copy") || !strings.Contains(got, "slow_kernel\n\nwaited") {
+	if got, err := shown(t, "--work", "1", write(t, "t.json", sample)); err != nil || strings.Contains(got, "Copy") ||
+		!strings.Contains(got, "slow_kernel\n\nwaited") {
 		t.Errorf("%v\n%s", err, got)
 	}
 	none := `{"otherData":{"ranks":2},"traceEvents":[]}`
@@ -111,7 +114,8 @@ func TestRefused(t *testing.T) {
 		{[]string{write(t, "t.json", sample[:300])}, "is no file that a program has written with --trace"},
 		{[]string{write(t, "t.gz", "\x1f\x8bxx")}, "t.gz: "},
 	} {
-		if _, err := shown(t, tc.args...); err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
+		_, err := shown(t, tc.args...)
+		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v, want %q", tc.args, err, tc.want)
 		}
 	}

@@ -20,7 +20,7 @@ type Coder interface {
 	FailureCode() int64
 }
 
-// Error is the text with the rank before it, unless it names one itself: what a rank has from another.
+// Error returns the text with the rank before it, unless the text names a rank itself.
 func (f *Failure) Error() string {
 	if namesRank.MatchString(f.Text) {
 		return f.Text
@@ -28,7 +28,8 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("rank %d: %s", f.Rank, f.Text)
 }
 
-// Or returns what a rank has to say of a failure of the job: mine, its own, and where it has none f; nil where f is.
+// Or returns a rank's error after a failure of the job: mine, its own, or f if it has none. It
+// returns nil if f is nil.
 func (f *Failure) Or(mine error) error {
 	if f == nil || mine != nil {
 		return mine
@@ -36,7 +37,7 @@ func (f *Failure) Or(mine error) error {
 	return f
 }
 
-// RankError is the error of a rank, for who knows of several ranks.
+// RankError is the error of a rank, for a caller who knows several ranks.
 type RankError struct {
 	Rank int
 	Err  error
@@ -50,7 +51,7 @@ func (e *RankError) Unwrap() error { return e.Err }
 
 var namesRank = regexp.MustCompile(`^rank [0-9]+: `)
 
-// First returns the failure of the first rank that has one, the same on every rank; nil where no rank has.
+// First returns the failure of the first rank that has one, the same on every rank, or nil.
 func First(c Comm, mine error) (*Failure, error) {
 	s, err := Range(c, bid(c, mine))
 	if err != nil {
@@ -59,7 +60,7 @@ func First(c Comm, mine error) (*Failure, error) {
 	return relay(c, mine, int(s.Lo))
 }
 
-// bid is what a rank brings to find the first that fails: the least wins.
+// bid returns a rank's bid in the search for the first that fails: the least wins.
 func bid(c Comm, mine error) int64 {
 	if mine == nil {
 		return int64(c.Size())
@@ -67,7 +68,7 @@ func bid(c Comm, mine error) int64 {
 	return int64(c.Rank())
 }
 
-// relay tells every rank the failure of rank first; nil where that is no rank.
+// relay tells every rank the failure of rank first, or returns nil if first is no rank.
 func relay(c Comm, mine error, first int) (*Failure, error) {
 	if first >= c.Size() {
 		return nil, nil

@@ -6,10 +6,10 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// Call is the call of a program on whose behalf its ranks meet on a Channel: one of the framework's own.
+// Call is the framework's own call for which the ranks of a program meet on a Channel.
 type Call = coll.Kind
 
-// The calls that talk over a Channel, and those that make or end what it serves.
+// These are the calls that talk over a Channel, and those that make or end what it serves.
 const (
 	Split           = coll.Split
 	CloseComm       = coll.CloseComm
@@ -28,15 +28,17 @@ const ID = "control"
 
 // Guard stands before a rank that is about to wait for others.
 type Guard interface {
-	// Pass runs fn, in which this rank waits on behalf of a call: in its order in MPI, seen by who watches.
+	// Pass runs fn, in which this rank waits on behalf of a call: in its order in MPI, and visible
+	// to the watch.
 	Pass(on Call, fn func() error) error
-	// Strangers returns, on every rank, why the ranks that have come did so on behalf of different calls. It is
-	// collective, and called in Pass.
+	// Strangers returns, on every rank, why the ranks that have come did so for different calls. It
+	// is collective, and called in Pass.
 	Strangers(on Call) error
 }
 
-// Channel is the framework's own traffic between the ranks of a job, on a communicator of its own. What the program calls
-// is compared by others; here each exchange begins with meet, which finds ranks that came on behalf of different calls.
+// Channel is the framework's own traffic between the ranks of a job, on a communicator of its own.
+// Others compare the program's calls. Here each exchange begins with meet, which finds ranks that
+// came for different calls.
 //
 // Every method is collective over all ranks, and blocks.
 type Channel struct {
@@ -44,13 +46,15 @@ type Channel struct {
 	guard Guard
 }
 
-// ChannelOf returns the channel of a *spmd.World, for package checkpoint. Package spmd sets it when it is initialised.
+// ChannelOf returns the channel of a *spmd.World, for package checkpoint. Package spmd sets it when
+// it is initialised.
 var ChannelOf func(w any) *Channel
 
 // NewChannel returns the channel over c, on which nothing else may talk.
 func NewChannel(c Comm, g Guard) *Channel { return &Channel{c, g} }
 
-// meet returns the range of v over the ranks, which have all come on behalf of the same call. It is called in Pass.
+// meet returns the range of v over the ranks, which have all come for the same call. It is
+// called in Pass.
 func (ch *Channel) meet(on Call, v int64) (Span, error) {
 	s := []Span{Of(int64(on)), Of(v)}
 	if err := Union(ch.comm, s); err != nil {
@@ -81,7 +85,8 @@ func (ch *Channel) Range(on Call, v int64) (s Span, err error) {
 	return s, err
 }
 
-// Agree returns an error on every rank where mine is one on any: its own, else the Failure of the first rank that has one.
+// Agree returns an error on every rank if mine is one on any: its own, or the Failure of the first
+// rank that has one.
 func (ch *Channel) Agree(on Call, mine error) error {
 	var f *Failure
 	err := ch.guard.Pass(on, func() error {
@@ -106,7 +111,8 @@ func (ch *Channel) Broadcast(on Call, b []byte, root int) ([]byte, error) {
 	return b, err
 }
 
-// Tell sets *v on every rank to what root has there. What cannot be sent is an error on every rank.
+// Tell sets *v on every rank to root's value. A value that cannot be sent is an error
+// on every rank.
 func (ch *Channel) Tell(on Call, v any, root int) error {
 	var b []byte
 	if ch.comm.Rank() == root {

@@ -1,9 +1,9 @@
-// Package control is what the ranks of a communicator agree on through host memory: an error, the least and the greatest
-// of a number, the bytes of one rank or of each. Beside it stand the traffic of the framework itself (Channel), and the
-// order in which a process enters MPI (Tickets).
+// Package control lets the ranks of a communicator agree through host memory: on an error, on the
+// least and the greatest of a number, on the bytes of one rank or of each. It also has the
+// framework's own traffic (Channel), and the order in which a process enters MPI (Tickets).
 //
-// It knows neither MPI nor a device: whatever moves host memory between ranks is a Comm. All functions are collective
-// over its ranks, and block.
+// It knows neither MPI nor a device: anything that moves host memory between ranks is a Comm. All
+// functions are collective over its ranks, and block.
 package control
 
 import (
@@ -25,10 +25,10 @@ type Comm interface {
 // Span is the range of a number over the ranks: its least and its greatest value.
 type Span struct{ Lo, Hi int64 }
 
-// Of is the span of v alone.
+// Of returns the span of v alone.
 func Of(v int64) Span { return Span{v, v} }
 
-// One says whether the span has one value: all ranks have the same.
+// One says whether the span has one value, and so all ranks the same.
 func (s Span) One() bool { return s.Lo == s.Hi }
 
 // Union widens each span to the least that holds those of all ranks. It allocates nothing.
@@ -43,7 +43,8 @@ func Union(c Comm, spans []Span) error {
 	return err
 }
 
-// flip makes greatest values complements and back: the greatest has the least, and one call finds both ends.
+// flip turns greatest values into complements and back: the greatest has the least, so that one
+// call finds both ends.
 func flip(spans []Span) {
 	for i := range spans {
 		spans[i].Hi = ^spans[i].Hi
@@ -72,7 +73,7 @@ func Broadcast(c Comm, b []byte, root int) ([]byte, error) {
 	return b, c.Broadcast(unsafe.Pointer(&b[0]), int(n), elem.Uint8, root)
 }
 
-// Gather returns what each rank gives, in rank order. The lengths may differ.
+// Gather returns each rank's bytes, in rank order. The lengths may differ.
 func Gather(c Comm, mine []byte) ([][]byte, error) {
 	n := int64(len(mine))
 	lengths := make([]int64, c.Size())
@@ -85,7 +86,8 @@ func Gather(c Comm, mine []byte) ([][]byte, error) {
 		total += int(n)
 	}
 	whole := make([]byte, total)
-	if err := c.AllGatherV(unsafe.Pointer(unsafe.SliceData(whole)), unsafe.Pointer(unsafe.SliceData(mine)), counts, elem.Uint8); err != nil {
+	if err := c.AllGatherV(unsafe.Pointer(unsafe.SliceData(whole)), unsafe.Pointer(unsafe.SliceData(mine)), counts,
+		elem.Uint8); err != nil {
 		return nil, err
 	}
 	all := make([][]byte, len(counts))

@@ -29,7 +29,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// perRank is what f gives for each rank.
+// perRank returns f of each rank.
 func perRank[T any](c control.Comm, f func(rank int) T) (all []T) {
 	for r := range c.Size() {
 		all = append(all, f(r))
@@ -37,7 +37,7 @@ func perRank[T any](c control.Comm, f func(rank int) T) (all []T) {
 	return all
 }
 
-// What ranks agree on is what one process finds that knows what each of them brings.
+// Ranks agree on what one process finds that knows each rank's input.
 func TestAgreement(t *testing.T) {
 	onRanks(t, func(t *testing.T, c control.Comm) {
 		for i, f := range []func(rank int) int64{
@@ -58,7 +58,8 @@ func TestAgreement(t *testing.T) {
 		spans := []control.Span{{Lo: int64(-c.Rank()), Hi: 5}, {Lo: 3, Hi: int64(3 + c.Rank())}, control.Of(4)}
 		must(t, control.Union(c, spans))
 		last := int64(c.Size() - 1)
-		if want := []control.Span{{Lo: -last, Hi: 5}, {Lo: 3, Hi: 3 + last}, {Lo: 4, Hi: 4}}; !slices.Equal(spans, want) {
+		if want := []control.Span{{Lo: -last, Hi: 5}, {Lo: 3, Hi: 3 + last}, {Lo: 4, Hi: 4}}; !slices.Equal(spans,
+			want) {
 			t.Errorf("spans %v, want %v", spans, want)
 		}
 		must(t, control.Union(c, nil))
@@ -79,7 +80,7 @@ func TestAgreement(t *testing.T) {
 	})
 }
 
-// coded is an error that says of what kind it is.
+// coded is an error with a number for its kind.
 type coded struct {
 	error
 	code int64
@@ -87,7 +88,8 @@ type coded struct {
 
 func (c coded) FailureCode() int64 { return c.code }
 
-// Every rank learns of the same failure, the first rank's, with its code, and each that failed keeps its own.
+// Every rank learns of the same failure, the first rank's, with its code. Each rank that failed
+// keeps its own.
 func TestFirst(t *testing.T) {
 	onRanks(t, func(t *testing.T, c control.Comm) {
 		for failing := range 1 << c.Size() { // the set of ranks that fail
@@ -124,7 +126,7 @@ func TestFirst(t *testing.T) {
 	})
 }
 
-// What goes through the hands of several ranks names the one that began.
+// A failure that passes through several ranks names the one that began.
 func TestFailureNamesRank(t *testing.T) {
 	for _, tc := range []struct{ said, want string }{
 		{"no space left", "rank 3: no space left"},
@@ -138,7 +140,7 @@ func TestFailureNamesRank(t *testing.T) {
 	}
 }
 
-// guard is a test double of what stands before a channel: it notes what passes.
+// guard is a test double of a Guard: it notes what passes.
 type guard struct {
 	passed []control.Call
 	inside bool
@@ -176,7 +178,8 @@ func TestChannel(t *testing.T) {
 		if c.Rank() == last {
 			mine = errStrangers
 		}
-		if err := ch.Agree(control.Load, mine); err == nil || (mine != nil) != (err == mine) || !strings.HasSuffix(err.Error(), "strangers") {
+		if err := ch.Agree(control.Load, mine); err == nil || (mine != nil) != (err == mine) ||
+			!strings.HasSuffix(err.Error(), "strangers") {
 			t.Errorf("agreed on %v", err)
 		}
 		b, err := ch.Broadcast(control.Start, []byte{byte(c.Rank() + 1)}, last)
@@ -194,7 +197,8 @@ func TestChannel(t *testing.T) {
 		}
 		inside := false
 		must(t, ch.Exchange(control.End, func(control.Comm) error { inside = g.inside; return nil }))
-		if want := []control.Call{control.Save, control.Load, control.Load, control.Start, control.Choose, control.End}; !inside || !slices.Equal(g.passed, want) {
+		want := []control.Call{control.Save, control.Load, control.Load, control.Start, control.Choose, control.End}
+		if !inside || !slices.Equal(g.passed, want) {
 			t.Errorf("passed %v, want %v", g.passed, want)
 		}
 

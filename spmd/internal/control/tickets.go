@@ -5,14 +5,13 @@ import (
 	"sync/atomic"
 )
 
-// Tickets lets commands into MPI one at a time, in the order in which the program
-// issued them, whatever streams they wait in. MPI is thus entered by one thread
-// at a time; and as every rank runs the same program, all ranks enter their
-// blocking calls in one order, so calls on different communicators and streams
-// cannot wait for each other crosswise.
+// Tickets lets commands into MPI one at a time, in the order in which the program issued them,
+// whatever streams they wait in. So one thread at a time enters MPI. Every rank runs the same
+// program, so all ranks enter their blocking calls in one order, and calls on different
+// communicators and streams cannot wait for each other crosswise.
 //
-// A ticket is taken when a command is issued. A command only depends on commands
-// issued before it, so the one that is served next can always get there.
+// A ticket is taken when a command is issued. A command depends only on commands issued before it,
+// so the next one to be served can always get there.
 type Tickets struct {
 	next    atomic.Uint64 // the next ticket to be taken
 	serving atomic.Uint64 // the ticket that may enter
@@ -22,7 +21,7 @@ type Tickets struct {
 	err     error // once set, nobody enters any more
 }
 
-// NewTickets returns an order in which nobody is yet.
+// NewTickets returns an order without commands.
 func NewTickets() *Tickets {
 	t := &Tickets{}
 	t.cond.L = &t.mu
@@ -32,7 +31,7 @@ func NewTickets() *Tickets {
 // Take reserves n tickets in a row and returns the first. It does not block.
 func (t *Tickets) Take(n uint64) uint64 { return t.next.Add(n) - n }
 
-// Enter waits until ticket k is served. It fails when Fail was called, and then Leave must not be.
+// Enter waits until ticket k is served. It fails after Fail, and Leave must then not be called.
 func (t *Tickets) Enter(k uint64) error {
 	if t.serving.Load() == k {
 		return nil
@@ -68,7 +67,8 @@ func (t *Tickets) wake() {
 	t.cond.Broadcast()
 }
 
-// Fail ends all waiting with err: a command that held a ticket will not come. Who is served already still enters.
+// Fail ends all waiting with err: a command with a ticket will not come. A command that is already
+// served still enters.
 func (t *Tickets) Fail(err error) {
 	t.mu.Lock()
 	if t.err == nil {

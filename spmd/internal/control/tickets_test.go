@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// Whoever waits enters in the order in which tickets were taken, whatever the order of the waiting.
+// Commands enter in the order in which they took tickets, whatever the order of their waiting.
 func TestTickets(t *testing.T) {
 	order := control.NewTickets()
 	const n = 64
@@ -44,7 +44,7 @@ func TestTickets(t *testing.T) {
 	}
 }
 
-// After Fail who waits, and who comes later, gets its error; the first of several counts.
+// After Fail all who wait, or come later, get its error. The first of several counts.
 func TestTicketsFail(t *testing.T) {
 	order := control.NewTickets()
 	k := order.Take(3)

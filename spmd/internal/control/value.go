@@ -11,20 +11,22 @@ import (
 	"reflect"
 )
 
-// Values of Go go between ranks, which run the same program and so have the same types: what is sent is the contents alone, and
-// before them the name of the type. Unlike encoding/gob this leaves nothing out that a field holds: no pointer to 0, no -0, no
-// empty slice. A type that encodes itself for gob does so here too, and what an interface holds is registered by gob.Register.
+// Values of Go go between ranks, which run the same program and so have the same types. A message
+// has the name of the type, and then only the contents. Unlike encoding/gob this leaves out nothing
+// that a field holds: no pointer to 0, no -0, no empty slice. A type that encodes itself for gob
+// does so here, too. The type behind an interface is registered by gob.Register.
 
-// A message begins with a byte that says whether a value follows or why there is none.
+// A message begins with a byte that says that a value follows, or why there is none.
 const (
 	isValue = iota
 	isError
 )
 
-// deepest is how many pointers, slices, maps and structs of a value may lie in each other. Who has more has a circle.
+// deepest is how many pointers, slices, maps and structs of a value may lie in each other. A deeper
+// value has a circle.
 const deepest = 10_000
 
-// Encode returns the message for what v points to. What cannot be sent makes it a message that says why.
+// Encode returns the message for what v points to. If it cannot be sent, the message says why.
 func Encode(v any) []byte {
 	at := reflect.ValueOf(v).Elem()
 	e := encoder{b: []byte{isValue}}
@@ -35,7 +37,7 @@ func Encode(v any) []byte {
 	return e.b
 }
 
-// Decode sets what v points to, a zero value, to what the message of a rank holds.
+// Decode sets what v points to, a zero value, to the contents of a rank's message.
 func Decode(message []byte, rank int, v any) error {
 	if message[0] == isError {
 		return fmt.Errorf("rank %d: %s", rank, message[1:])
@@ -54,7 +56,7 @@ func Decode(message []byte, rank int, v any) error {
 	return nil
 }
 
-// attempt makes an error of a panic, as of a type's own methods.
+// attempt turns a panic into an error, such as a panic of a type's own methods.
 func attempt(fn func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -64,7 +66,7 @@ func attempt(fn func() error) (err error) {
 	return fn()
 }
 
-// self says how values of a type encode themselves, if they do: nil where they do not.
+// self returns how values of a type encode themselves, or nil.
 func self(v reflect.Value) (encode func() ([]byte, error), decode func([]byte) error) {
 	if v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface {
 		return nil, nil
@@ -88,7 +90,7 @@ func self(v reflect.Value) (encode func() ([]byte, error), decode func([]byte) e
 	return nil, nil
 }
 
-// anyField says whether a struct has a field that is sent, if it has any.
+// anyField says whether a struct has a field that is sent, or has no fields.
 func anyField(t reflect.Type) bool {
 	for i := range t.NumField() {
 		if t.Field(i).IsExported() {
@@ -196,7 +198,8 @@ func (e *encoder) value(v reflect.Value) (err error) {
 	return err
 }
 
-// held encodes what an interface holds: a zero value of its type as gob has it, which knows the type by its name, and the value.
+// held encodes the contents of an interface: a zero value of its type as gob has it, which knows
+// the type by its name, and the value.
 func (e *encoder) held(v reflect.Value) error {
 	if !e.some(v, 0) {
 		return nil

@@ -45,13 +45,15 @@ type node struct {
 // Inside is embedded.
 type Inside struct{ Word string }
 
-// TestValues: what is encoded arrives with every pointer, sign and length.
+// An encoded value arrives with every pointer, sign and length.
 func TestValues(t *testing.T) {
 	gob.Register(&Square{})
 	zero, none, side, minus := 0, uint16(0), 2.5, float32(math.Copysign(0, -1))
 	deep := &minus
-	in := node{Zero: &zero, Next: &node{Flag: true}, Deep: &deep, Minus: math.Copysign(0, -1), NaN: math.NaN(), Small: math.MaxFloat32,
-		Complex: 1 - 2i, Empty: []string{}, Bytes: []byte{0, 255}, Array: [3]int8{-128, 0, 127}, Map: map[string]*uint16{"nil": nil, "none": &none},
+	in := node{Zero: &zero, Next: &node{Flag: true}, Deep: &deep, Minus: math.Copysign(0, -1), NaN: math.NaN(),
+		Small:   math.MaxFloat32,
+		Complex: 1 - 2i, Empty: []string{}, Bytes: []byte{0, 255}, Array: [3]int8{-128, 0, 127},
+		Map:      map[string]*uint16{"nil": nil, "none": &none},
 		Unsigned: math.MaxUint64, Any: -7, Shapes: []Shape{nil, &Square{}, &Square{&side}}, When: time.Unix(1, 2).UTC(),
 		Big: new(big.Int).Lsh(big.NewInt(-3), 100), Inside: Inside{"word"}, hidden: 5}
 	var out node
@@ -80,7 +82,8 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// TestValuesRefused: what cannot be sent, or is not what the receiver wants, is an error that names the rank.
+// A value that cannot be sent, or that the receiver does not expect, is an error that
+// names the rank.
 func TestValuesRefused(t *testing.T) {
 	type closed struct{ x int }
 	circle := &node{}
@@ -105,7 +108,8 @@ func TestValuesRefused(t *testing.T) {
 		}
 	}
 	n, s := 5, ""
-	if err := Decode(Encode(&n), 3, &s); err == nil || !strings.Contains(err.Error(), "of rank 3's value: it is of type int, and string is wanted") {
+	if err := Decode(Encode(&n), 3, &s); err == nil ||
+		!strings.Contains(err.Error(), "of rank 3's value: it is of type int, and string is wanted") {
 		t.Error(err)
 	}
 	message := Encode(&n)
