@@ -25,8 +25,8 @@ func copyKernels(t *testing.T, dir string) (one string) {
 	return entries[0].Name()
 }
 
-// gpuKernels: the first rank of the node compiles what is missing and the others receive. A compiled
-// kernel is used again, unless it is damaged.
+// gpuKernels: the first rank of the node compiles what is missing and the others receive. A
+// compiled kernel is used again, unless it is damaged.
 func gpuKernels(t *testing.T) {
 	sources := len(kernels.All()) // of the framework, of ddp, and of these tests
 	cache := t.TempDir()

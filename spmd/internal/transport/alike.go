@@ -14,7 +14,8 @@ func What(c *coll.Call) uint64 {
 	return uint64(c.Kind) | uint64(c.Type)<<8 | uint64(c.Op)<<16 | uint64(uint32(c.Root))<<32
 }
 
-// Alike is a number that they have to bring alike: the elements of a part, or one that stands for all counts.
+// Alike is a number that they have to bring alike: the elements of a part, or one
+// that stands for all counts.
 func Alike(c *coll.Call) int {
 	if len(c.Counts) == 0 {
 		return c.N
@@ -28,7 +29,8 @@ func Alike(c *coll.Call) int {
 
 // Differs is ccall.ErrMismatch, with What a rank has brought, and its number.
 func Differs(rank int, what uint64, n int) error {
-	its := coll.Call{Kind: coll.Kind(what), Type: elem.Type(what >> 8), Op: elem.Op(what >> 16), Root: int32(what >> 32), N: n}
+	its := coll.Call{Kind: coll.Kind(what), Type: elem.Type(what >> 8), Op: elem.Op(what >> 16),
+		Root: int32(what >> 32), N: n}
 	other := ""
 	if its.Kind.Traits().Lengths == coll.Shared {
 		other = ", or other counts, which --check names"
@@ -39,7 +41,8 @@ func Differs(rank int, what uint64, n int) error {
 // WrongLength is the error of a message that has another length than its receiver expects.
 func WrongLength(m *coll.Call, bytes int) error {
 	want := m.N * m.Type.Size()
-	return fmt.Errorf("message from rank %d has %d bytes, %d (%d %v elements) expected", m.Root, bytes, want, m.N, m.Type)
+	return fmt.Errorf("message from rank %d has %d bytes, %d (%d %v elements) expected",
+		m.Root, bytes, want, m.N, m.Type)
 }
 
 // Failed is the error of a call on a rank.

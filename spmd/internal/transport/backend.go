@@ -9,15 +9,17 @@ import (
 	"lockstep/internal/peer"
 )
 
-// Backend opens transports that carry calls on device memory between ranks. The registry of package route has all of them.
+// Backend opens transports that carry calls on device memory between ranks. The registry of
+// package route has all of them.
 type Backend interface {
 	// Name is its value of --collectives.
 	Name() string
-	// Probe is why this rank, whose communicators are like h, cannot use it; nil where it can. It is asked before a device
-	// is open.
+	// Probe is why this rank, whose communicators are like h, cannot use it; nil where it can. It
+	// is asked before a device is open.
 	Probe(h Host) error
-	// Joins says that it connects the ranks itself. Then ranks may wait in Open for one that failed, and the transport of a
-	// part of a communicator is split from that of the whole. Else the host makes its calls, through MPI.
+	// Joins says that it connects the ranks itself. Then ranks may wait in Open for one that
+	// failed, and the transport of a part of a communicator is split from that of the whole. Else
+	// the host makes its calls, through MPI.
 	Joins() bool
 	// Open makes the transport of a communicator of several ranks.
 	//
@@ -45,11 +47,11 @@ type Site struct {
 // Opened is a transport that a backend has opened.
 type Opened interface {
 	Transport
-	// Why is why it carries calls in the way that it does; "" where there is one way. doubtful says that the way was asked
-	// for, though it may not work.
+	// Why is why it carries calls in the way that it does; "" where there is one way. doubtful says
+	// that the way was asked for, though it may not work.
 	Why() (why string, doubtful bool, err error)
-	// Linked says that NVLink joins all GPUs, and that the transport leaves it to its caller to keep its calls apart from
-	// those of others.
+	// Linked says that NVLink joins all GPUs, and that the transport leaves it to its caller to
+	// keep its calls apart from those of others.
 	Linked() bool
 	// Peers are kernels between GPUs that it has itself, and closes; nil where it has none.
 	Peers() *peer.Comm
@@ -60,7 +62,8 @@ type Opened interface {
 // Splitter is an Opened of a backend that Joins.
 type Splitter interface {
 	Opened
-	// Split makes the transport of a part, as the Split of its communicator does; nil where color is below zero.
+	// Split makes the transport of a part, as the Split of its communicator does;
+	// nil where color is below zero.
 	Split(color, key int) (Opened, error)
 	// Failure is what has gone wrong on the device since a call returned; nil where nothing has.
 	Failure() error

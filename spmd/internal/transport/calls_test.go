@@ -1,5 +1,6 @@
-// Package transport_test has every transport make calls of every kind, and compares what they leave in memory with a serial
-// reference. So a transport needs a few lines of its own: how it is opened, and where the memory of its calls is.
+// Package transport_test has every transport make calls of every kind, and compares what they leave
+// in memory with a serial reference. So a transport needs a few lines of its own: how it is opened,
+// and where the memory of its calls is.
 package transport_test
 
 import (
@@ -247,7 +248,8 @@ func reference[T elem.Elem](s *side, c *one) (want []T) {
 	return want
 }
 
-// run makes calls on elements: where they are, or on the device, to which they go and from which they come back.
+// run makes calls on elements: where they are, or on the device, to which they go
+// and from which they come back.
 func run[T elem.Elem](s *side, m commtest.Memory[T], call func(at func(i, n int) unsafe.Pointer) error) {
 	s.t.Helper()
 	all := m.All
@@ -286,8 +288,9 @@ func (s *side) local(q transport.Queue, c coll.Call) error {
 	return q.Stream().Copy(c.Dst, unsafe.Add(s.pinned, room), c.N*size)
 }
 
-// messages sends from everyone to everyone, itself included, two messages to each in an order that would deadlock one by one,
-// and where the transport merges, a collective among them. Then the first rank sends to the last, in order.
+// messages sends from everyone to everyone, itself included, two messages to each in an order that
+// would deadlock one by one, and where the transport merges, a collective among them. Then the
+// first rank sends to the last, in order.
 func messages[T elem.Elem](s *side, n int) {
 	s.t.Helper()
 	ty, lengths := elem.Of[T](), [2]int{n, n / 2}

@@ -12,20 +12,22 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// Host is a communicator in host memory. A rank has it before it has a device: the ranks agree over it, other communicators
-// are made of it, and it carries the calls on host memory. Calls are made in the order of its Ranks.
+// Host is a communicator in host memory. A rank has it before it has a device: the ranks agree
+// over it, other communicators are made of it, and it carries the calls on host memory. Calls are
+// made in the order of its Ranks.
 type Host interface {
 	Transport
 	control.Comm
-	// Make is Do without a copy of the call. It keeps nothing of c, nor of what the slices of c hold.
+	// Make is Do without a copy of the call. It keeps nothing of c, nor
+	// of what the slices of c hold.
 	Make(c *coll.Call) error
 	// Send and Recv are those calls of a communicator, with no more than they need.
 	Send(src unsafe.Pointer, n int, t elem.Type, to int) error
 	Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error
 	// Dup returns a communicator of the same ranks. Collective, blocking.
 	Dup() (Host, error)
-	// Split returns a communicator of the ranks that gave the same color, ordered by key, then by rank; nil with a color
-	// below zero. Collective, blocking.
+	// Split returns a communicator of the ranks that gave the same color, ordered by key, then by
+	// rank; nil with a color below zero. Collective, blocking.
 	Split(color, key int) (Host, error)
 	// SplitShared returns a communicator of the ranks of this node. Collective, blocking.
 	SplitShared() (Host, error)
@@ -33,29 +35,35 @@ type Host interface {
 	Slow() error
 	// BroadcastID copies an id of NCCL from root to every rank. Collective, blocking.
 	BroadcastID(id *[128]byte, root int) error
-	// Pause is what a rank does between two looks at what it waits for. It lets messages that are under way go on.
+	// Pause is what a rank does between two looks at what it waits for. It lets
+	// messages that are under way go on.
 	Pause(looks int) error
-	// Lost is why a rank that is waited for will never come; nil where it may. Who asks looks once more after it.
+	// Lost is why a rank that is waited for will never come; nil where it may. Who
+	// asks looks once more after it.
 	Lost(rank int) error
-	// Pin returns memory for so many bytes of each rank, pinned for dev, with zeros. Collective, blocking.
+	// Pin returns memory for so many bytes of each rank, pinned for dev, with
+	// zeros. Collective, blocking.
 	Pin(dev *cuda.Device, bytes int) (*Pinned, error)
-	// NewMessage returns room for messages that are started and asked for. Those between two ranks match in the order in
-	// which they are started.
+	// NewMessage returns room for messages that are started and asked for. Those between two ranks
+	// match in the order in which they are started.
 	NewMessage() Message
 	// Close gives the communicator back. Collective, blocking. A second call does nothing.
 	Close() error
-	// Abort ends the processes of all ranks of the job. It returns where there is nothing to end but this process.
+	// Abort ends the processes of all ranks of the job. It returns where there is
+	// nothing to end but this process.
 	Abort(status int)
 }
 
 // Message is a message in host memory, one after the other.
 type Message interface {
-	// Send begins to send bytes at src to rank to. src must stay as it is until Test says that the message is over.
+	// Send begins to send bytes at src to rank to. src must stay as it is until Test
+	// says that the message is over.
 	Send(src unsafe.Pointer, bytes, to int) error
-	// Recv begins to receive at most so many bytes from rank from at dst, which is valid when Test says that it is over.
+	// Recv begins to receive at most so many bytes from rank from at dst, which is valid
+	// when Test says that it is over.
 	Recv(dst unsafe.Pointer, bytes, from int) error
-	// Test says whether the message is over, and how many bytes it had. It does not block. Messages from one rank are asked
-	// for in their order, and none again once it is over.
+	// Test says whether the message is over, and how many bytes it had. It does not block. Messages
+	// from one rank are asked for in their order, and none again once it is over.
 	Test() (over bool, bytes int, err error)
 }
 
@@ -82,7 +90,8 @@ func PinAlone(dev *cuda.Device, bytes, rank, size int) (*Pinned, error) {
 	return p, nil
 }
 
-// Looks is after how many looks at what a rank does it is time to ask whether it is Lost: some 200 us.
+// Looks is after how many looks at what a rank does it is time to ask
+// whether it is Lost: some 200 us.
 const Looks = 2000
 
 // Wait waits until done says so, such as the Query of a stream.
@@ -97,16 +106,18 @@ func Wait(h Host, done func() (bool, error)) error {
 	}
 }
 
-// Ranks is where the ranks of a job come from: processes that MPI joins, or goroutines of one process. One value stands for
-// this rank in all of its worlds.
+// Ranks is where the ranks of a job come from: processes that MPI joins, or goroutines of one
+// process. One value stands for this rank in all of its worlds.
 type Ranks interface {
 	// Environment is what is known of this rank before Join.
 	Environment() launcher.Job
-	// Join returns the communicator of all ranks, which is not closed. Each call is undone by Leave, after what was made of
-	// the communicator was closed; after the last Leave there may be no Join any more. Collective, blocking.
+	// Join returns the communicator of all ranks, which is not closed. Each call is undone by
+	// Leave, after what was made of the communicator was closed; after the last Leave there may be
+	// no Join any more. Collective, blocking.
 	Join() (Host, error)
 	Leave() error
-	// Abort ends the processes of all ranks, where Join was called. It returns where there is nothing to end.
+	// Abort ends the processes of all ranks, where Join was called. It returns
+	// where there is nothing to end.
 	Abort(status int)
 	// Order is the order of this rank's calls.
 	Order() *control.Tickets

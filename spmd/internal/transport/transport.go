@@ -1,6 +1,7 @@
-// Package transport says what carries the calls of a communicator: MPI on host memory, NCCL, kernels between GPUs that
-// reach each other, MPI on device memory. Each of them is a package below this one. Which of them carries a call is decided
-// once, when the call is issued, by who has several (the router of package spmd).
+// Package transport says what carries the calls of a communicator: MPI on host memory, NCCL,
+// kernels between GPUs that reach each other, MPI on device memory. Each of them is a package below
+// this one. Which of them carries a call is decided once, when the call is issued, by who has
+// several (the router of package spmd).
 package transport
 
 import (
@@ -11,17 +12,19 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// Transport carries calls of one communicator. Every rank gives it the same collectives in the same order. It is used by one
-// goroutine at a time.
+// Transport carries calls of one communicator. Every rank gives it the same collectives in the same
+// order. It is used by one goroutine at a time.
 type Transport interface {
 	// Name is what users and logs call it.
 	Name() string
 	// Caps returns what the transport can do. It is the same at all times, and on all ranks.
 	Caps() *Caps
-	// Do makes a call that Caps.Kinds has. One that is enqueued on q runs after what q holds, and Do returns at once.
+	// Do makes a call that Caps.Kinds has. One that is enqueued on q runs after what q
+	// holds, and Do returns at once.
 	Do(q Queue, c coll.Call) error
-	// Group makes messages that need each other and, where Caps.Merges, collectives: they start together. work is device
-	// memory of Scratch bytes, which remains until they are over. It keeps none of cs.
+	// Group makes messages that need each other and, where Caps.Merges, collectives: they
+	// start together. work is device memory of Scratch bytes, which remains until they
+	// are over. It keeps none of cs.
 	Group(q Queue, cs []coll.Call, work unsafe.Pointer) error
 	// Scratch is the bytes of device memory that Group needs for n messages.
 	Scratch(n int) int

@@ -38,7 +38,8 @@ var ranks = []int{1, 2, 3}
 // site is where a backend opens a transport.
 func site(h transport.Host, dev *cuda.Device, word unsafe.Pointer) transport.Site {
 	log := zerolog.Nop()
-	return transport.Site{Host: h, Dev: dev, Word: word, Nodes: 1, Log: &log, Begin: func(string) func() { return func() {} }}
+	return transport.Site{Host: h, Dev: dev, Word: word, Nodes: 1, Log: &log,
+		Begin: func(string) func() { return func() {} }}
 }
 
 // open has a backend open the transport of a side, walks all calls, and closes it.
@@ -61,14 +62,16 @@ func TestMPI(t *testing.T) {
 	})
 }
 
-// TestAware is an MPI that takes device memory: that of the double is the host's. One that does not would crash.
+// TestAware is an MPI that takes device memory: that of the double is the host's.
+// One that does not would crash.
 func TestAware(t *testing.T) {
-	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"}, func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
-		if said, err := cudampi.CUDAAware(); devtest.OnGPU() && !said.Yes {
-			t.Skip(said.Reason, err)
-		}
-		disagree(t, aware.Backend, mpi.New(c), dev)
-	})
+	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"},
+		func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
+			if said, err := cudampi.CUDAAware(); devtest.OnGPU() && !said.Yes {
+				t.Skip(said.Reason, err)
+			}
+			disagree(t, aware.Backend, mpi.New(c), dev)
+		})
 }
 
 // TestPeer is kernels between devices.
@@ -90,13 +93,14 @@ func TestPeer(t *testing.T) {
 	})
 }
 
-// TestNCCL is device memory through NCCL, of ranks that are goroutines: the double moves it between them.
+// TestNCCL is device memory through NCCL, of ranks that are goroutines: the
+// double moves it between them.
 func TestNCCL(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, nccl.Backend, h, dev) })
 }
 
-// TestStaged is device memory through that of the host, where pieces are short: of ranks that are goroutines, on one node and on
-// several.
+// TestStaged is device memory through that of the host, where pieces are short: of ranks that are
+// goroutines, on one node and on several.
 func TestStaged(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
 		disagree(t, staged.Backend, h, dev)
@@ -106,7 +110,8 @@ func TestStaged(t *testing.T) {
 	}, smallPieces+"=yes")
 }
 
-// onNodes is a communicator of ranks of which those up to last are on one node, and each other on its own.
+// onNodes is a communicator of ranks of which those up to last are on one
+// node, and each other on its own.
 type onNodes struct {
 	*inproc.Comm
 	last int
@@ -152,9 +157,10 @@ func TestStagedLost(t *testing.T) {
 
 // TestStagedByMPI is the same of ranks that are processes.
 func TestStagedByMPI(t *testing.T) {
-	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"}, func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
-		disagree(t, staged.Backend, mpi.New(c), dev)
-	})
+	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"},
+		func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
+			disagree(t, staged.Backend, mpi.New(c), dev)
+		})
 }
 
 // smallPieces is the environment variable that has many pieces of what is staged.
@@ -187,17 +193,20 @@ func disagree(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Dev
 				{Kind: coll.AllGatherV, Type: elem.Float32, Counts: []int{600 + odd, 601 - odd, 9}},
 			} {
 				c.Dst, c.Src = s.mem, s.work
-				if err := by.Do(s.q, c); !errors.Is(err, ccall.ErrMismatch) || !strings.Contains(err.Error(), "brought "+c.Kind.String()) {
+				if err := by.Do(s.q, c); !errors.Is(err, ccall.ErrMismatch) ||
+					!strings.Contains(err.Error(), "brought "+c.Kind.String()) {
 					t.Errorf("rank %d, %v: %v", h.Rank(), &c, err)
 				}
 			}
 			for _, m := range []struct{ sent, want int }{{1000, 1}, {1000, 1999}, {8, 5}, {8, 0}, {0, 8}} {
 				switch h.Rank() {
 				case 0:
-					commtest.Must(t, by.Do(s.q, coll.Call{Kind: coll.Send, Type: elem.Int32, Src: s.mem, N: m.sent, Root: 1}))
+					commtest.Must(t, by.Do(s.q, coll.Call{Kind: coll.Send, Type: elem.Int32, Src: s.mem, N: m.sent,
+						Root: 1}))
 				case 1:
 					err := by.Do(s.q, coll.Call{Kind: coll.Recv, Type: elem.Int32, Dst: s.mem, N: m.want})
-					if want := fmt.Sprintf("%d int32 elements", m.want); err == nil || !strings.Contains(err.Error(), "message from rank 0 has ") ||
+					if want := fmt.Sprintf("%d int32 elements", m.want); err == nil ||
+						!strings.Contains(err.Error(), "message from rank 0 has ") ||
 						b == staged.Backend && !strings.Contains(err.Error(), want) {
 						t.Errorf("%v instead of %s", err, want)
 					}
@@ -210,7 +219,8 @@ func disagree(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Dev
 	})
 }
 
-// TestStagedHeld is the same where streams run beside the host, and wait for the calls that it makes.
+// TestStagedHeld is the same where streams run beside the host, and wait
+// for the calls that it makes.
 func TestStagedHeld(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
 		if h.Size() != 3 {
@@ -270,12 +280,14 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// inDoubles runs fn on ranks that are goroutines of a process with the doubles of CUDA and NCCL, each with a device.
+// inDoubles runs fn on ranks that are goroutines of a process with the doubles of CUDA
+// and NCCL, each with a device.
 func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Comm, dev *cuda.Device), env ...string) {
 	t.Helper()
 	fakelib.Run(t, func(dir string) {
 		fakelib.CUDA(t, dir)
-		fakelib.Build(t, dir, "libnccl.so.2", "-DMOVES", filepath.Join("..", "..", "..", "nccl", "testdata", "fakenccl.c"))
+		fakelib.Build(t, dir, "libnccl.so.2", "-DMOVES",
+			filepath.Join("..", "..", "..", "nccl", "testdata", "fakenccl.c"))
 	}, append(env, "FAKECUDA_DEVICES=3"), func(t *testing.T) {
 		for _, n := range ranks {
 			commtest.Must(t, inproc.Run(n, func(c *inproc.Comm) error {

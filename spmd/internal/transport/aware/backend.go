@@ -1,6 +1,6 @@
-// Package aware carries calls on device memory through an MPI that takes it. They are messages between the devices, and the
-// arithmetic is done on the device: MPI's own collectives would do it on the host. Short collectives go through host memory,
-// which is faster.
+// Package aware carries calls on device memory through an MPI that takes it. They are messages
+// between the devices, and the arithmetic is done on the device: MPI's own collectives would do it
+// on the host. Short collectives go through host memory, which is faster.
 package aware
 
 import (
@@ -43,8 +43,8 @@ var Sizes = struct {
 	Room   int // of scratch memory
 }{128 << 10, 32 << 20}
 
-// Transport is an MPI that takes device memory, of cuda.Malloc. Since it knows no streams, who issues a call waits for the stream
-// and makes it.
+// Transport is an MPI that takes device memory, of cuda.Malloc. Since it knows no streams, who
+// issues a call waits for the stream and makes it.
 type Transport struct {
 	host     transport.Host
 	c        *shm.Comm
@@ -154,8 +154,9 @@ func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) e
 	})
 }
 
-// hand has run make a call at once. No stream may wait for it: at the first use of an allocation the library shares it between
-// processes, and what it calls for that may wait for all streams of the device. Source: Open MPI 4.1, common_cuda.c.
+// hand has run make a call at once. No stream may wait for it: at the first use of an allocation
+// the library shares it between processes, and what it calls for that may wait for all streams of
+// the device. Source: Open MPI 4.1, common_cuda.c.
 func (t *Transport) hand(q transport.Queue, run func(s *cuda.Stream) error) error {
 	return q.Hand(transport.Job{
 		By: t.Name(),

@@ -105,7 +105,8 @@ func (t *Transport) slice(n, r int) (lo, m int) {
 	return lo, min(n-lo, each)
 }
 
-// broadcast sends each rank a slice, which it sends on to the others: the root alone could not fill their links.
+// broadcast sends each rank a slice, which it sends on to the others: the root alone
+// could not fill their links.
 func (t *Transport) broadcast(s *cuda.Stream, c *coll.Call) error {
 	rank, root, from := t.c.Rank(), int(c.Root), c.Dst
 	slice := func(r int) (unsafe.Pointer, int) {
@@ -147,8 +148,9 @@ func (t *Transport) broadcast(s *cuda.Stream, c *coll.Call) error {
 	})
 }
 
-// reduce sends every rank its slice of each step, folds what comes in the order of the ranks, and sends the results on. In an
-// all-reduce of n bytes on p ranks each rank sends 2 (p-1)/p n bytes, as in a ring, but in two rounds of messages.
+// reduce sends every rank its slice of each step, folds what comes in the order of the ranks, and
+// sends the results on. In an all-reduce of n bytes on p ranks each rank sends 2 (p-1)/p n bytes,
+// as in a ring, but in two rounds of messages.
 func (t *Transport) reduce(s *cuda.Stream, c *coll.Call) error {
 	rank, ranks, size, scatters := t.c.Rank(), t.c.Size(), c.Type.Size(), c.Kind.Traits().Src.Extent == coll.Whole
 	each, longest := t.stride/size/16*16, 0

@@ -14,27 +14,31 @@ const (
 	trial = 64
 	// pauses is about 40 ns.
 	pauses = 70
-	// yields is how often a rank lets others run before it sleeps: to be woken takes the time of some hundred.
+	// yields is how often a rank lets others run before it sleeps: to be woken
+	// takes the time of some hundred.
 	yields    = 200
 	fewYields = 20 // where ranks share cores
 )
 
-// patience is how long a rank looks at memory that another writes. Each has a core of its own, but the system gives cores to
-// other programs too. Then the Go runtime may run two ranks on one core, and who looks keeps the other from it.
+// patience is how long a rank looks at memory that another writes. Each has a core of its own, but
+// the system gives cores to other programs too. Then the Go runtime may run two ranks on one core,
+// and who looks keeps the other from it.
 type patience struct {
 	spins int // looks before others may run
 	left  int // waits of few looks before one of all
 }
 
-// pause comes between what a rank writes and its first look at what another writes at the same time. A look that comes before
-// the other has written takes the line of the cache away from it, and is in vain.
+// pause comes between what a rank writes and its first look at what another writes at the
+// same time. A look that comes before the other has written takes the line of the cache
+// away from it, and is in vain.
 func (p *patience) pause() {
 	if p.spins > fewSpins {
 		linger()
 	}
 }
 
-// linger is a function of its own, whose beginning is aligned: inside of another the time of the loop depends on where it lies.
+// linger is a function of its own, whose beginning is aligned: inside of another the time of the
+// loop depends on where it lies.
 //
 //go:noinline
 func linger() {
@@ -70,7 +74,8 @@ func (r *Comm) wait(v *atomic.Uint64, want uint64, rank int) error {
 	return r.team.sleep(v, want, rank)
 }
 
-// tryAll looks, now and then, as often as a rank does that has a core of its own. Where that is enough, it has one again.
+// tryAll looks, now and then, as often as a rank does that has a core of its own. Where that
+// is enough, it has one again.
 func (r *Comm) tryAll(v *atomic.Uint64, want uint64) bool {
 	p := &r.patience
 	if p.spins == r.team.spins {

@@ -17,7 +17,9 @@ func BenchmarkAllReduce(b *testing.B) {
 				b.SetBytes(int64(4 * n))
 				err := inproc.Run(ranks, func(c *inproc.Comm) error {
 					x := make([]float32, n)
-					return commtest.Turns(b, c.Rank(), func() error { return c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), n, elem.Float32, elem.Max) })
+					return commtest.Turns(b, c.Rank(), func() error {
+						return c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), n, elem.Float32, elem.Max)
+					})
 				})
 				if err != nil {
 					b.Fatal(err)

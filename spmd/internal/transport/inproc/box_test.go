@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestBoxOfOneBehind: a box holds what has been sent and not taken, however many have gone through it.
+// TestBoxOfOneBehind: a box holds what has been sent and not taken,
+// however many have gone through it.
 func TestBoxOfOneBehind(t *testing.T) {
 	var b box
 	const behind = 5

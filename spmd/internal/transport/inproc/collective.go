@@ -13,8 +13,9 @@ import (
 // messagesOnly has an AllToAllV made of messages: what ranks give each other only two of them know.
 var messagesOnly = coll.Library{Kinds: coll.SetOf(coll.Send, coll.Recv)}
 
-// Make implements transport.Host. The ranks meet, each with its operands, and each makes its own result. Long operands stay
-// where they are, and the ranks meet again before one may use their memory for something else.
+// Make implements transport.Host. The ranks meet, each with its operands, and each makes its
+// own result. Long operands stay where they are, and the ranks meet again before one may use
+// their memory for something else.
 func (r *Comm) Make(c *coll.Call) error {
 	switch c.Kind {
 	case coll.Send:
@@ -80,8 +81,9 @@ func (r *Comm) byMessages(c *coll.Call) error {
 	return r.start(list)
 }
 
-// meet brings a call, of which n must be the same on all ranks, and waits until all ranks have brought theirs. The others
-// read the bytes at src from the desk; where there are none they may read them where they are, until the next meeting.
+// meet brings a call, of which n must be the same on all ranks, and waits until all ranks have
+// brought theirs. The others read the bytes at src from the desk; where there are none they may
+// read them where they are, until the next meeting.
 func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	r.meetings++
 	now := r.meetings
@@ -90,7 +92,8 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	mine.call, mine.n, mine.src = call, n, src
 	copy(mine.data[:bytes], bytesAt(src, bytes))
 	mine.meeting.Store(now)
-	r.g.desks[r.rank][(now+1)%posts].call = 0 // the line comes from the caches of the others while this rank waits for them
+	// the line comes from the caches of the others while this rank waits for them
+	r.g.desks[r.rank][(now+1)%posts].call = 0
 	r.team.wake()
 	r.patience.pause()
 	differs := -1
@@ -148,7 +151,8 @@ func partOf(c *coll.Call, rank int) (off, n int) {
 	return coll.Sum(c.Counts[:rank]), c.Counts[rank]
 }
 
-// reduceAll makes an AllReduce or a Reduce. Of long ones each rank computes a part of the result for all.
+// reduceAll makes an AllReduce or a Reduce. Of long ones each rank computes a
+// part of the result for all.
 func (r *Comm) reduceAll(c *coll.Call) error {
 	bytes := c.N * c.Type.Size()
 	short := bytes <= inline
@@ -190,7 +194,8 @@ func (r *Comm) room(bytes int) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(r.result))
 }
 
-// reduce sets n elements at dst to the result of what the first ranks have brought, from element lo on.
+// reduce sets n elements at dst to the result of what the first ranks have
+// brought, from element lo on.
 func (r *Comm) reduce(dst unsafe.Pointer, c *coll.Call, ranks, lo, n int, short bool) {
 	if n == 0 {
 		return

@@ -1,5 +1,5 @@
-// Package inproc carries calls between ranks that are goroutines of one process: without MPI, over plain memory. A job of
-// several ranks starts and ends in microseconds.
+// Package inproc carries calls between ranks that are goroutines of one process: without MPI, over
+// plain memory. A job of several ranks starts and ends in microseconds.
 package inproc
 
 import (
@@ -27,11 +27,12 @@ type group struct {
 // desk is where a rank puts what it brings to the meetings of a group, one after the other.
 type desk [posts]post
 
-// posts is more than a rank may be ahead of who still reads, which is one meeting, so that it can make a post its own for the
-// next meeting during this one.
+// posts is more than a rank may be ahead of who still reads, which is one meeting, so that it can
+// make a post its own for the next meeting during this one.
 const posts = 4
 
-// inline is the most bytes of operands that lie in a post. The first of them lie in its first line of the cache.
+// inline is the most bytes of operands that lie in a post. The first of them lie in
+// its first line of the cache.
 const inline = 1088 - 32
 
 // post is what a rank brings to a meeting.
@@ -56,7 +57,8 @@ func newGroup(t *Team, members []int) *group {
 	return &group{team: t, members: members, desks: make([]desk, n), boxes: make([]box, n*n), parts: map[part]*making{}}
 }
 
-// Comm is a communicator of ranks of a Team, on one of them. It is a transport.Host, used by one goroutine at a time.
+// Comm is a communicator of ranks of a Team, on one of them. It is a transport.Host, used
+// by one goroutine at a time.
 type Comm struct {
 	_          line // a rank writes to its Comm in every call: no other's shares the line
 	g          *group
@@ -138,8 +140,10 @@ func (r *Comm) Abort(int) {}
 // Name implements transport.Transport.
 func (r *Comm) Name() string { return "inproc" }
 
-const kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<coll.ReduceScatter | 1<<coll.AllToAll |
-	1<<coll.Gather | 1<<coll.Scatter | 1<<coll.AllGatherV | 1<<coll.ReduceScatterV | 1<<coll.GatherV | 1<<coll.ScatterV | 1<<coll.AllToAllV |
+const kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<
+	coll.ReduceScatter | 1<<coll.AllToAll |
+	1<<coll.Gather | 1<<coll.Scatter | 1<<coll.AllGatherV | 1<<coll.ReduceScatterV | 1<<coll.GatherV | 1<<
+	coll.ScatterV | 1<<coll.AllToAllV |
 	1<<coll.Scan | 1<<coll.ExScan | 1<<coll.Send | 1<<coll.Recv | 1<<coll.SendRecv | 1<<coll.Barrier
 
 var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}

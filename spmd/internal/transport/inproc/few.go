@@ -10,8 +10,8 @@ import (
 // fewElements are reduced here: a call into C takes longer.
 const fewElements = 8
 
-// few sets n elements at dst to op over src, in the order of src and with the bits of shm.Reduce. It reports whether it has
-// the type and the operation.
+// few sets n elements at dst to op over src, in the order of src and with the bits of shm.Reduce.
+// It reports whether it has the type and the operation.
 func few(dst unsafe.Pointer, src []unsafe.Pointer, n int, t elem.Type, op elem.Op) bool {
 	if op > elem.Max {
 		return false
@@ -35,7 +35,8 @@ func few(dst unsafe.Pointer, src []unsafe.Pointer, n int, t elem.Type, op elem.O
 	return true
 }
 
-func fold[T float32 | float64 | int32 | uint32 | int64 | uint64](dst unsafe.Pointer, src []unsafe.Pointer, n int, op elem.Op) {
+func fold[T float32 | float64 | int32 | uint32 | int64 | uint64](dst unsafe.Pointer, src []unsafe.Pointer, n int,
+	op elem.Op) {
 	for i := range unsafe.Slice((*T)(dst), n) {
 		v := unsafe.Slice((*T)(src[0]), n)[i]
 		for _, p := range src[1:] {

@@ -46,7 +46,8 @@ func (c comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	return c.Do(nil, coll.Call{Kind: coll.AllToAll, Dst: dst, Src: src, N: n, Type: t})
 }
 func (c comm) AllToAllV(dst unsafe.Pointer, recvCounts []int, src unsafe.Pointer, sendCounts []int, t elem.Type) error {
-	return c.Do(nil, coll.Call{Kind: coll.AllToAllV, Dst: dst, Src: src, Counts: sendCounts, RecvCounts: recvCounts, Type: t})
+	return c.Do(nil, coll.Call{Kind: coll.AllToAllV, Dst: dst, Src: src, Counts: sendCounts, RecvCounts: recvCounts,
+		Type: t})
 }
 func (c comm) Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
 	return c.Do(nil, coll.Call{Kind: coll.Gather, Dst: dst, Src: src, N: n, Type: t, Root: int32(root)})
@@ -67,7 +68,8 @@ func (c comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	return c.Do(nil, coll.Call{Kind: coll.Recv, Dst: dst, N: n, Type: t, Root: int32(from)})
 }
 func (c comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
-	return c.Do(nil, coll.Call{Kind: coll.SendRecv, Dst: dst, RecvN: recvN, From: int32(from), Src: src, N: sendN, Root: int32(to), Type: t})
+	return c.Do(nil, coll.Call{Kind: coll.SendRecv, Dst: dst, RecvN: recvN, From: int32(from), Src: src, N: sendN,
+		Root: int32(to), Type: t})
 }
 
 // group is a group of messages, as cudampi.P2P.
@@ -91,7 +93,8 @@ func (g *group) Wait() error {
 	return g.c.Group(nil, calls, nil)
 }
 
-// TestCollectives runs all collectives of all types and operations, with the references of package commtest.
+// TestCollectives runs all collectives of all types and operations, with the
+// references of package commtest.
 func TestCollectives(t *testing.T) {
 	commtest.TypesLeft(t, 4, "collectives of goroutines")
 	each(t, func(c *inproc.Comm) {
@@ -112,7 +115,8 @@ func each(t *testing.T, fn func(c *inproc.Comm)) {
 	}
 }
 
-// TestMessages sends round a ring, from everyone to everyone, and in order, in lengths that rooms of memory do not matter to.
+// TestMessages sends round a ring, from everyone to everyone, and in order, in lengths that rooms
+// of memory do not matter to.
 func TestMessages(t *testing.T) {
 	commtest.TypesLeft(t, 4, "messages of goroutines")
 	each(t, func(c *inproc.Comm) {
@@ -123,7 +127,8 @@ func TestMessages(t *testing.T) {
 	})
 }
 
-// TestMismatch: ranks that bring different calls learn it, all of them, and go on; so does who receives another length.
+// TestMismatch: ranks that bring different calls learn it, all of them, and go on; so does
+// who receives another length.
 func TestMismatch(t *testing.T) {
 	failed := inproc.Run(3, func(r *inproc.Comm) error {
 		c, x := comm{r}, []int64{int64(r.Rank()), 0}
@@ -142,7 +147,8 @@ func TestMismatch(t *testing.T) {
 				return err
 			}
 		} else if r.Rank() == 1 {
-			if err := c.Recv(p, 1, elem.Int64, 0); err == nil || !strings.Contains(err.Error(), "message from rank 0 has 16 bytes, 8 (1 int64 elements) expected") {
+			if err := c.Recv(p, 1, elem.Int64, 0); err == nil ||
+				!strings.Contains(err.Error(), "message from rank 0 has 16 bytes, 8 (1 int64 elements) expected") {
 				return fmt.Errorf("another length: %v", err)
 			}
 		}
@@ -157,10 +163,13 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// TestFailureEndsAll: ranks that wait for one that fails, panics, or returns too early do not wait for ever.
+// TestFailureEndsAll: ranks that wait for one that fails, panics, or returns too
+// early do not wait for ever.
 func TestFailureEndsAll(t *testing.T) {
 	mine := errors.New("of my own")
-	for name, end := range map[string]func() error{"fails": func() error { return mine }, "returns": func() error { return nil }} {
+	for name, end := range map[string]func() error{
+		"fails": func() error { return mine }, "returns": func() error { return nil },
+	} {
 		for wait, call := range map[string]func(c comm) error{
 			"barrier": comm.Barrier,
 			"message": func(c comm) error { x := [1]int8{}; return c.Recv(unsafe.Pointer(&x), 1, elem.Int8, 1) },
@@ -216,7 +225,8 @@ func TestNoAllocation(t *testing.T) {
 	commtest.Must(t, failed)
 }
 
-// TestSplit: parts of a communicator, parts of these, and copies talk among themselves and do not mix.
+// TestSplit: parts of a communicator, parts of these, and copies talk
+// among themselves and do not mix.
 func TestSplit(t *testing.T) {
 	each(t, func(base *inproc.Comm) {
 		sum := func(c transport.Host, mine int64) int64 {
@@ -256,8 +266,8 @@ func TestSplit(t *testing.T) {
 	})
 }
 
-// Operands that are variables of a caller do not lie on its stack, which moves and goes: other ranks may read them meanwhile,
-// and the garbage collector finds where they were.
+// Operands that are variables of a caller do not lie on its stack, which moves and goes: other
+// ranks may read them meanwhile, and the garbage collector finds where they were.
 func TestVariables(t *testing.T) {
 	for range 10 {
 		each(t, func(c *inproc.Comm) {

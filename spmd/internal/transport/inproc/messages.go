@@ -9,8 +9,8 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// box is the messages from one rank to another, in their order. A message is a copy: its sender goes on, and a group may
-// receive where it sends from.
+// box is the messages from one rank to another, in their order. A message is a copy: its sender
+// goes on, and a group may receive where it sends from.
 type box struct {
 	sent  atomic.Uint64
 	taken uint64 // the receiver's
@@ -27,7 +27,8 @@ func (b *box) put(data []byte) {
 	if n := len(b.spare); n > 0 {
 		m, b.spare = b.spare[n-1], b.spare[:n-1]
 	}
-	if len(b.full) == cap(b.full) && b.first > len(b.full)/2 { // a receiver that is always behind lets it grow no further
+	// a receiver that is always behind lets it grow no further
+	if len(b.full) == cap(b.full) && b.first > len(b.full)/2 {
 		n := copy(b.full, b.full[b.first:])
 		clear(b.full[n:])
 		b.full, b.first = b.full[:n], 0
@@ -66,7 +67,8 @@ func (b *box) recycle(m []byte) {
 
 func (r *Comm) box(from, to int) *box { return &r.g.boxes[from*r.size+to] }
 
-// Group implements transport.Transport: all messages that are sent are on their way before one is waited for.
+// Group implements transport.Transport: all messages that are sent are on their
+// way before one is waited for.
 func (r *Comm) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
 	r.messages = transport.AppendMessages(r.messages[:0], cs)
 	return r.start(r.messages)

@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// Team is ranks that are goroutines of one process. Where one of them fails, or returns while others wait for it, those that
-// wait get an error, and nobody waits any more.
+// Team is ranks that are goroutines of one process. Where one of them fails, or returns while
+// others wait for it, those that wait get an error, and nobody waits any more.
 type Team struct {
 	ranks   []*Rank
 	world   *group
@@ -75,15 +75,17 @@ func (t *Team) stop(err error) {
 	t.changed.Broadcast()
 }
 
-// Fail ends the team with the failure of a rank, unless it has ended: nobody waits for another any more.
+// Fail ends the team with the failure of a rank, unless it has ended: nobody
+// waits for another any more.
 func (t *Team) Fail(rank int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.stop(&control.RankError{Rank: rank, Err: err})
 }
 
-// Finish says that a rank has returned from its program, for which others must not wait any more, and waits until all have. It
-// returns nil then, and the ranks may go on together; else what ends the team.
+// Finish says that a rank has returned from its program, for which others must not wait
+// any more, and waits until all have. It returns nil then, and the ranks may go on
+// together; else what ends the team.
 func (t *Team) Finish(rank int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -175,8 +177,9 @@ func (r *Rank) Library() string { return "none" }
 // Here implements transport.Ranks.
 func (r *Rank) Here() int { return len(r.team.ranks) }
 
-// Run runs fn on each of n ranks and returns when all have returned: the error of the first rank that failed, with its
-// number. When one fails, panics or returns too early, those that wait for it get an error. A panic goes on in this goroutine.
+// Run runs fn on each of n ranks and returns when all have returned: the error of the first rank
+// that failed, with its number. When one fails, panics or returns too early, those that wait for it
+// get an error. A panic goes on in this goroutine.
 func Run(n int, fn func(c *Comm) error) error {
 	t := NewTeam(n)
 	var wait sync.WaitGroup

@@ -1,4 +1,5 @@
-// Package mpi carries calls on host memory through MPI, small ones through memory that the ranks of a node share.
+// Package mpi carries calls on host memory through MPI, small ones through memory
+// that the ranks of a node share.
 package mpi
 
 import (
@@ -26,8 +27,10 @@ type Transport struct {
 func New(c *shm.Comm) *Transport { return &Transport{Comm: c} }
 
 // Kinds are the calls that the transport has itself.
-const Kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<coll.ReduceScatter | 1<<coll.AllToAll |
-	1<<coll.Gather | 1<<coll.Scatter | 1<<coll.AllGatherV | 1<<coll.ReduceScatterV | 1<<coll.GatherV | 1<<coll.ScatterV | 1<<coll.AllToAllV |
+const Kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<
+	coll.ReduceScatter | 1<<coll.AllToAll |
+	1<<coll.Gather | 1<<coll.Scatter | 1<<coll.AllGatherV | 1<<coll.ReduceScatterV | 1<<coll.GatherV | 1<<
+	coll.ScatterV | 1<<coll.AllToAllV |
 	1<<coll.Scan | 1<<coll.ExScan | 1<<coll.Send | 1<<coll.Recv | 1<<coll.SendRecv | 1<<coll.Barrier
 
 var caps = transport.Caps{Library: coll.Library{Kinds: Kinds}, Host: true, Ordered: true}

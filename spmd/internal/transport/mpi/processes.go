@@ -53,8 +53,8 @@ func (p *processes) Library() string { return cudampi.Version() }
 // Here implements transport.Ranks.
 func (p *processes) Here() int { return 1 }
 
-// share makes the transport of a communicator of MPI, whose small calls go through memory where that is possible. A nil one
-// gives nil.
+// share makes the transport of a communicator of MPI, whose small calls go through memory where
+// that is possible. A nil one gives nil.
 func share(c *cudampi.Comm, err error) (transport.Host, error) {
 	if c == nil || err != nil {
 		return nil, err

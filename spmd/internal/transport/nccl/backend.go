@@ -93,12 +93,13 @@ func (t *Transport) Failure() error { return t.Comm.AsyncError() }
 // Close implements transport.Opened.
 func (t *Transport) Close() error { return t.Comm.Close() }
 
-// linked says whether NVLink joins all GPUs. Then kernels between peers are faster than NCCL, and the order of a GPU's
-// streams is all that keeps the collectives of a graph apart from others: NCCL need not do it too, for which an all-reduce
-// in a graph took 1 us more on 4 H200s. NCCL must where a network carries them, since its network threads follow no stream:
-// between nodes, and within one where GPUs are nearer to network cards than to each other. Nothing is nearer than NVLink.
-// Source: NCCL 2.28.3, strongstream.cc; enqueue.cc, ncclLaunchPrepare; topo.cc, ncclTopoCheckNet; transport/p2p.cc and
-// shm.cc, proxyProgress.
+// linked says whether NVLink joins all GPUs. Then kernels between peers are faster than NCCL, and
+// the order of a GPU's streams is all that keeps the collectives of a graph apart from others: NCCL
+// need not do it too, for which an all-reduce in a graph took 1 us more on 4 H200s. NCCL must where
+// a network carries them, since its network threads follow no stream: between nodes, and within one
+// where GPUs are nearer to network cards than to each other. Nothing is nearer than NVLink. Source:
+// NCCL 2.28.3, strongstream.cc; enqueue.cc, ncclLaunchPrepare; topo.cc, ncclTopoCheckNet;
+// transport/p2p.cc and shm.cc, proxyProgress.
 //
 // Collective over the communicator, which is the world's.
 func linked(at *transport.Site) (bool, error) {
@@ -112,14 +113,19 @@ func linked(at *transport.Site) (bool, error) {
 	}
 	first, err := control.First(at.Host, failure)
 	if err == nil && first != nil {
-		at.Log.Debug().Int("of_rank", first.Rank).Str("why", first.Text).Msg("NCCL carries all but symmetric memory, and keeps the collectives of graphs apart by events around each")
+		at.Log.Debug().Int("of_rank", first.Rank).Str("why", first.Text).
+			Msg("NCCL carries all but symmetric memory, and keeps the collectives of graphs apart by events around " +
+				"each")
 	}
 	return first == nil, err
 }
 
-// reachesOverNVLink says which of the GPUs with these UUIDs may not be reached over NVLink, or why NCCL may take another way.
+// reachesOverNVLink says which of the GPUs with these UUIDs may not be reached over NVLink, or
+// why NCCL may take another way.
 func reachesOverNVLink(dev *cuda.Device, uuids []string) error {
-	for _, name := range []string{"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_SHM_USE_CUDA_MEMCPY"} {
+	for _, name := range []string{
+		"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_SHM_USE_CUDA_MEMCPY",
+	} {
 		if os.Getenv(name) != "" {
 			return errors.New(name + " is set")
 		}

@@ -21,20 +21,22 @@ type Transport struct {
 	windows bool // memory is registered as windows, which symmetric kernels reach
 }
 
-// New returns the transport of a communicator of NCCL, which remains its caller's. word is a word of device memory that is
-// never read.
+// New returns the transport of a communicator of NCCL, which remains its caller's. word is a word
+// of device memory that is never read.
 func New(c *nccl.Comm, dev *cuda.Device, word unsafe.Pointer) *Transport {
 	return &Transport{Comm: c, dev: dev, word: word}
 }
 
 // kinds are those that NCCL has. AllToAll needs different buffers.
-var kinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce, coll.Broadcast: nccl.Broadcast,
+var kinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce,
+	coll.Broadcast: nccl.Broadcast,
 	coll.AllGather: nccl.AllGather, coll.ReduceScatter: nccl.ReduceScatter, coll.AllToAll: nccl.AllToAll,
 	coll.Send: nccl.Send, coll.Recv: nccl.Recv, coll.Barrier: nccl.AllReduce}
 
 var caps = transport.Caps{
 	Library: coll.Library{
-		Kinds: coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll, coll.Send, coll.Recv, coll.Barrier),
+		Kinds: coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter,
+			coll.AllToAll, coll.Send, coll.Recv, coll.Barrier),
 		Apart: coll.SetOf(coll.AllToAll),
 	},
 	Merges: true, Ordered: true,

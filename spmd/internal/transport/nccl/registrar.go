@@ -52,9 +52,9 @@ type window struct{ *nccl.Window }
 // Used implements transport.Registration.
 func (w window) Used() bool { return w.Registered() }
 
-// Symmetric implements transport.Registrar. Windows exist from 2.27 on. NCCL takes its symmetric kernels wherever the buffers
-// of a call lie in windows of the communicator, also at sizes at which its other algorithms are faster. So windows belong to
-// a communicator of their own.
+// Symmetric implements transport.Registrar. Windows exist from 2.27 on. NCCL takes its symmetric
+// kernels wherever the buffers of a call lie in windows of the communicator, also at sizes at which
+// its other algorithms are faster. So windows belong to a communicator of their own.
 func (t *Transport) Symmetric(rank int) (transport.Registrar, error) {
 	if nccl.Version() < 22700 {
 		return nil, nil

@@ -1,4 +1,5 @@
-// Package peers carries calls on device memory by kernels between GPUs of a node that reach each other.
+// Package peers carries calls on device memory by kernels between GPUs of a
+// node that reach each other.
 package peers
 
 import (
@@ -14,15 +15,16 @@ import (
 	"lockstep/spmd/internal/transport/mpi"
 )
 
-// Transport is kernels between GPUs. What orders its calls is the streams: two may not run at the same time.
+// Transport is kernels between GPUs. What orders its calls is the streams: two
+// may not run at the same time.
 type Transport struct {
 	Comm     *peer.Comm
 	alone    bool // there is no other for long messages
 	messages []peer.Message
 }
 
-// New returns the transport of ranks whose GPUs reach each other; p remains its caller's. alone says that it carries all
-// messages, not only those that are short.
+// New returns the transport of ranks whose GPUs reach each other; p remains its caller's. alone
+// says that it carries all messages, not only those that are short.
 func New(p *peer.Comm, alone bool) *Transport { return &Transport{Comm: p, alone: alone} }
 
 // Open opens the transport of a communicator, or fails on all ranks alike. Collective.
@@ -33,18 +35,22 @@ func Open(h transport.Host, dev *cuda.Device, room int) (*peer.Comm, error) {
 	return peer.Open(inProcess{h}, dev, room)
 }
 
-// does is what package peer calls the kinds. An AllToAllV is none of them: what ranks send each other only two of them know.
-var does = map[coll.Kind]peer.Kind{coll.AllReduce: peer.AllReduce, coll.Reduce: peer.Reduce, coll.Broadcast: peer.Broadcast,
-	coll.AllGather: peer.AllGather, coll.AllGatherV: peer.AllGather, coll.Gather: peer.Gather, coll.GatherV: peer.Gather,
+// does is what package peer calls the kinds. An AllToAllV is none of them: what ranks send each
+// other only two of them know.
+var does = map[coll.Kind]peer.Kind{coll.AllReduce: peer.AllReduce, coll.Reduce: peer.Reduce,
+	coll.Broadcast: peer.Broadcast,
+	coll.AllGather: peer.AllGather, coll.AllGatherV: peer.AllGather, coll.Gather: peer.Gather,
+	coll.GatherV:       peer.Gather,
 	coll.ReduceScatter: peer.ReduceScatter, coll.ReduceScatterV: peer.ReduceScatter, coll.Scatter: peer.Scatter,
 	coll.ScatterV: peer.Scatter, coll.AllToAll: peer.AllToAll}
 
-var caps = transport.Caps{Library: coll.Library{Kinds: coll.SetOf(append(slices.Collect(maps.Keys(does)), coll.Barrier)...)}}
+var caps = transport.Caps{Library: coll.Library{Kinds: coll.SetOf(append(slices.Collect(maps.Keys(does)),
+	coll.Barrier)...)}}
 
-// atOnce are those that are one kernel where their parts are short: with equal parts, and of those with other parts the one
-// that is not made of messages in any case and has no arithmetic.
-var atOnce = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.Gather, coll.ReduceScatter, coll.Scatter,
-	coll.AllToAll, coll.Barrier, coll.AllGatherV)
+// atOnce are those that are one kernel where their parts are short: with equal parts, and of those
+// with other parts the one that is not made of messages in any case and has no arithmetic.
+var atOnce = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.Gather, coll.ReduceScatter,
+	coll.Scatter, coll.AllToAll, coll.Barrier, coll.AllGatherV)
 
 // AtOnce reports whether a call is one kernel, and its parts have at most so many bytes.
 func AtOnce(c *coll.Call, most int) bool {
@@ -80,7 +86,8 @@ func (t *Transport) Do(q transport.Queue, c coll.Call) error {
 	if c.Kind == coll.Barrier {
 		return t.Comm.Barrier(q.Stream())
 	}
-	x := peer.Transfer{What: does[c.Kind], Dst: c.Dst, Src: c.Src, N: c.Longest(), Type: c.Type, Op: c.Op, Root: int(c.Root)}
+	x := peer.Transfer{What: does[c.Kind], Dst: c.Dst, Src: c.Src, N: c.Longest(), Type: c.Type, Op: c.Op,
+		Root: int(c.Root)}
 	traits, parts := c.Kind.Traits(), cudampi.Parts{Each: c.N}
 	if traits.Lengths == coll.Shared {
 		parts.Counts = c.Counts

@@ -18,7 +18,8 @@ import (
 // taken is how long a call takes by each way, in a graph and without, in us.
 type taken [ways][2]float64
 
-// best is the way whose time comes nearest to the least, in a graph or without, whichever is farther.
+// best is the way whose time comes nearest to the least, in a graph or
+// without, whichever is farther.
 func (t *taken) best() way {
 	least := [2]float64{math.MaxFloat64, math.MaxFloat64}
 	for _, us := range t {
@@ -67,7 +68,8 @@ func (r *Router) measurePaths() error {
 		}
 		for row, this := range pathRows {
 			for size := leastSize; size <= most; size++ {
-				c := coll.Call{Kind: this.call, Type: this.typ, Op: elem.Sum, Dst: mem, Src: unsafe.Add(mem, n), N: r.elements(this.call, this.typ, size)}
+				c := coll.Call{Kind: this.call, Type: this.typ, Op: elem.Sum, Dst: mem, Src: unsafe.Add(mem, n),
+					N: r.elements(this.call, this.typ, size)}
 				for by := range ways {
 					at := &us[row][size][by]
 					*at = [2]float64{math.MaxFloat64, math.MaxFloat64}
@@ -95,7 +97,8 @@ func (r *Router) measurePaths() error {
 	if err != nil {
 		return err
 	}
-	if err := r.host.AllReduce(unsafe.Pointer(&us), unsafe.Pointer(&us), int(unsafe.Sizeof(us)/8), elem.Float64, elem.Max); err != nil {
+	if err := r.host.AllReduce(unsafe.Pointer(&us), unsafe.Pointer(&us), int(unsafe.Sizeof(us)/8), elem.Float64,
+		elem.Max); err != nil {
 		return err
 	}
 	for row := range us {
@@ -107,7 +110,8 @@ func (r *Router) measurePaths() error {
 	return nil
 }
 
-// smooth has a size that would go another way than both of its neighbours go theirs: that is an accident of measuring.
+// smooth has a size that would go another way than both of its neighbours go theirs: that
+// is an accident of measuring.
 func (p *Paths) smooth(row int) {
 	for size := leastSize + 1; size < mostSize; size++ {
 		if by := p[row][size-1]; by == p[row][size+1] {

@@ -9,8 +9,9 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// OpenWorld has the communicators of all ranks and of the node carry calls on device memory by the backend of their Env.
-// agreed says that all ranks have learned of the error. Else they may be waiting in the backend for a rank that failed.
+// OpenWorld has the communicators of all ranks and of the node carry calls on device memory by the
+// backend of their Env. agreed says that all ranks have learned of the error. Else they may be
+// waiting in the backend for a rank that failed.
 //
 // Collective over all ranks, in the caller's turn.
 func OpenWorld(world, node *Router) (agreed bool, err error) {
@@ -19,7 +20,8 @@ func OpenWorld(world, node *Router) (agreed bool, err error) {
 		return agree(world.host, world.open(env.Backend), func() error { return node.open(env.Backend) })
 	}
 	if err := world.open(env.Backend); err != nil {
-		return false, fmt.Errorf("%w; --collectives %s does without %s", err, second.Name(), strings.ToUpper(env.Backend.Name()))
+		return false, fmt.Errorf("%w; --collectives %s does without %s",
+			err, second.Name(), strings.ToUpper(env.Backend.Name()))
 	}
 	defer env.Begin(env.Backend.Name())()
 	if env.Nodes == 1 {
@@ -46,14 +48,16 @@ func agree(h control.Comm, mine error, next func() error) (agreed bool, err erro
 	}
 }
 
-// OpenSecond has MPI make the calls of the world's communicators again, to be compared, and those of the communicators
-// that are made from then on. A rank may fail alone. Collective over all ranks, in the caller's turn.
+// OpenSecond has MPI make the calls of the world's communicators again, to be compared, and those
+// of the communicators that are made from then on. A rank may fail alone. Collective over all
+// ranks, in the caller's turn.
 func OpenSecond(world, node *Router) error {
 	world.env.Twice = true
 	return errors.Join(world.openSecond(), node.openSecond())
 }
 
-// open has the communicator carry calls on device memory between its ranks by a backend. Collective, in the caller's turn.
+// open has the communicator carry calls on device memory between its ranks by a backend.
+// Collective, in the caller's turn.
 func (r *Router) open(b transport.Backend) error {
 	if !r.needsBackend() {
 		return nil
@@ -75,7 +79,8 @@ func (r *Router) open(b transport.Backend) error {
 	return nil
 }
 
-// openSecond has MPI make again what the communicator's transport has made. Collective, in the caller's turn.
+// openSecond has MPI make again what the communicator's transport has made.
+// Collective, in the caller's turn.
 func (r *Router) openSecond() error {
 	if !r.needsBackend() {
 		return nil
@@ -96,7 +101,8 @@ func (r *Router) openBy(b transport.Backend) (transport.Opened, error) {
 		return nil, err
 	}
 	g := r.env.GPU
-	return b.Open(transport.Site{Host: r.host, Dev: g.Dev, Word: g.Word(), Nodes: r.env.Nodes, Log: r.env.Log, Begin: r.env.Begin})
+	return b.Open(transport.Site{Host: r.host, Dev: g.Dev, Word: g.Word(), Nodes: r.env.Nodes, Log: r.env.Log,
+		Begin: r.env.Begin})
 }
 
 // use has a transport carry what no other does.
@@ -110,8 +116,8 @@ func (r *Router) use(t transport.Opened) {
 	}
 }
 
-// Split has the communicator, which is the part of parent's that color and key make, carry calls on device memory. That of
-// a rank which is in no part is a zero Router. One rank needs no transport.
+// Split has the communicator, which is the part of parent's that color and key make, carry calls on
+// device memory. That of a rank which is in no part is a zero Router. One rank needs no transport.
 //
 // Collective over parent, in the caller's turn.
 func (r *Router) Split(parent *Router, color, key int) error {
@@ -156,8 +162,8 @@ func (r *Router) Why() (why string, doubtful bool, err error) {
 // Second is what makes the communicator's calls again, where they are compared.
 func (r *Router) Second() (t transport.Transport, ok bool) { return r.second, r.second != nil }
 
-// Close gives back all that carries calls on device memory. No graph may hold any of it any more. Collective, in the
-// caller's turn.
+// Close gives back all that carries calls on device memory. No graph may hold any of it any more.
+// Collective, in the caller's turn.
 func (r *Router) Close() error {
 	var err error
 	if t := r.opened; t != nil && !r.owns {

@@ -77,7 +77,8 @@ func sizeBit(n int) int {
 	return min(max(i, leastSize), mostSize)
 }
 
-// of is the way of a call; others says that there are no symmetric kernels for it. It is not ok for what has no row.
+// of is the way of a call; others says that there are no symmetric kernels for it. It is
+// not ok for what has no row.
 func (p *Paths) of(c *coll.Call, size int, others bool) (by way, ok bool) {
 	n := c.N * c.Type.Size()
 	switch {
@@ -123,7 +124,8 @@ func byteSize(i int) string {
 // --symmetric always, else as an earlier run on the same kind of machine found, or as
 // is measured now.
 //
-// Collective over the communicator, in a turn; no collective is in flight. The caller holds g.issue.
+// Collective over the communicator, in a turn; no collective is in
+// flight. The caller holds g.issue.
 func (r *Router) choosePaths() error {
 	p := &r.sym.paths
 	if r.env.Symmetric == "always" {
@@ -200,7 +202,8 @@ func (r *Router) pathsKey() string {
 	case r.sym.windows == nil:
 		has = "peers"
 	case r.peers != nil:
-		has = fmt.Sprintf("windows and peers to %d bytes", r.peers.Most()) // what was measured with another limit says nothing
+		// what was measured with another limit says nothing
+		has = fmt.Sprintf("windows and peers to %d bytes", r.peers.Most())
 	}
 	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on one node, %s, %q",
 		r.env.GPU.Dev.Name(), cuda.DriverVersion(), r.registrar.Version(), r.size, has, set)

@@ -5,8 +5,8 @@ import (
 	"lockstep/spmd/internal/transport/peers"
 )
 
-// openPeers has kernels between peers carry small collectives and messages of any memory from now on.
-// Collective over the communicator, in a turn.
+// openPeers has kernels between peers carry small collectives and messages of any memory from now
+// on. Collective over the communicator, in a turn.
 func (r *Router) openPeers() error {
 	if err := r.reachPeers(); err != nil {
 		r.env.Log.Info().Err(err).Msg("NCCL carries small collectives and messages, too, not kernels between peers")
@@ -21,7 +21,8 @@ func (r *Router) startPeers() error {
 	return r.env.GPU.OpenBeside()
 }
 
-// reachPeers opens the peers, or fails on all ranks alike. Collective over the communicator, in a turn.
+// reachPeers opens the peers, or fails on all ranks alike. Collective over
+// the communicator, in a turn.
 func (r *Router) reachPeers() error {
 	p, err := peers.Open(r.host, r.env.GPU.Dev, peerRoom)
 	if err == nil {
@@ -44,7 +45,8 @@ func (r *Router) leavePeers() *peer.Comm {
 	return p
 }
 
-// closePeers gives the peers back. No graph may hold calls of them any more. Collective over the communicator, in a turn.
+// closePeers gives the peers back. No graph may hold calls of them any more. Collective over
+// the communicator, in a turn.
 func (r *Router) closePeers() error {
 	if r.peers == nil {
 		return nil

@@ -41,13 +41,15 @@ func Names() []string {
 	return names
 }
 
-// ForDevicesOnly says whether a value of --collectives asks for what carries no host memory. MPI carries both.
+// ForDevicesOnly says whether a value of --collectives asks for what carries no
+// host memory. MPI carries both.
 func ForDevicesOnly(asked string) bool {
-	return asked != byMPI{}.Name() && slices.ContainsFunc(backends, func(b transport.Backend) bool { return b.Name() == asked })
+	return asked != byMPI{}.Name() &&
+		slices.ContainsFunc(backends, func(b transport.Backend) bool { return b.Name() == asked })
 }
 
-// SharesGPUs says whether ranks may share a GPU with a value of --collectives. NCCL refuses that, and kernels that wait for
-// each other on one GPU do so in turns of milliseconds.
+// SharesGPUs says whether ranks may share a GPU with a value of --collectives. NCCL refuses that,
+// and kernels that wait for each other on one GPU do so in turns of milliseconds.
 func SharesGPUs(asked string) bool { return asked == staged.Backend.Name() }
 
 // Selection is the backend of a job.
@@ -57,8 +59,9 @@ type Selection struct {
 	Lacking error  // why the one that was asked for cannot be used, then on all ranks alike; nil where it can
 }
 
-// Select selects the backend that --collectives asks for, or the first of the registry that all ranks can use. It comes
-// before the driver is initialised, which reads then how many queues a device has.
+// Select selects the backend that --collectives asks for, or the first of the registry
+// that all ranks can use. It comes before the driver is initialised, which reads then
+// how many queues a device has.
 //
 // Collective over the ranks of h, which are all.
 func Select(h transport.Host, asked string) (Selection, error) { return choose(backends, h, asked) }
@@ -94,9 +97,10 @@ func choose(list []transport.Backend, h transport.Host, asked string) (Selection
 	return s, fmt.Errorf("--collectives %s: %s", asked, strings.Join(passed, "; "))
 }
 
-// manyQueues has a device keep its streams apart: one that waits for the host must not hold up others, which share few
-// queues of the device unless told. Not more, nor for those that Join: all processes on an H200 have about 500 queues
-// together, and a context with 32 takes a second to make.
+// manyQueues has a device keep its streams apart: one that waits for the host must not
+// hold up others, which share few queues of the device unless told. Not more, nor for
+// those that Join: all processes on an H200 have about 500 queues together, and a context
+// with 32 takes a second to make.
 func manyQueues() error {
 	const name = "CUDA_DEVICE_MAX_CONNECTIONS"
 	settingQueues.Lock()

@@ -24,7 +24,8 @@ func (b backend) Open(transport.Site) (transport.Opened, error) {
 	return nil, errors.New("not to be opened")
 }
 
-// TestSelect: all ranks take the backend that is asked for, or the first that every rank can use, and know why not another.
+// TestSelect: all ranks take the backend that is asked for, or the first that every rank can
+// use, and know why not another.
 func TestSelect(t *testing.T) {
 	const rail, lane = "rank 1: no rail", "rank 2: no lane"
 	lacks := func(rank, of int, what string) error {
@@ -44,13 +45,15 @@ func TestSelect(t *testing.T) {
 	}{
 		{"the first", -1, -1, "auto", "rail", "", "", ""},
 		{"the second", 1, -1, "auto", "lane", "RAIL is not used: " + rail, "", ""},
-		{"none", 1, 2, "auto", "", "", "", "--collectives auto: RAIL is not used: " + rail + "; LANE is not used: " + lane},
+		{"none", 1, 2, "auto", "", "", "",
+			"--collectives auto: RAIL is not used: " + rail + "; LANE is not used: " + lane},
 		{"the second is asked for", -1, -1, "lane", "lane", "", "", ""},
 		{"what a rank lacks is asked for", 1, -1, "rail", "", "", rail, ""},
 		{"what a rank lacks is not asked for", 1, -1, "lane", "lane", "", "", ""},
 	} {
 		err := inproc.Run(3, func(c *inproc.Comm) error {
-			list := []transport.Backend{backend{"rail", lacks(c.Rank(), tc.noRail, "no rail"), true}, backend{"lane", lacks(c.Rank(), tc.noLane, "no lane"), true}}
+			list := []transport.Backend{backend{"rail", lacks(c.Rank(), tc.noRail, "no rail"), true},
+				backend{"lane", lacks(c.Rank(), tc.noLane, "no lane"), true}}
 			s, err := choose(list, c, tc.asked)
 			got, lacking := "", ""
 			if err == nil && s.Lacking == nil {
@@ -63,7 +66,8 @@ func TestSelect(t *testing.T) {
 				return fmt.Errorf("fails with %v, want %q", err, tc.failure)
 			}
 			if got != tc.want || s.Passed != tc.passed && err == nil || lacking != tc.lacks {
-				return fmt.Errorf("takes %q, since %q, lacks %q; want %q, %q, %q", got, s.Passed, lacking, tc.want, tc.passed, tc.lacks)
+				return fmt.Errorf("takes %q, since %q, lacks %q; want %q, %q, %q",
+					got, s.Passed, lacking, tc.want, tc.passed, tc.lacks)
 			}
 			return nil
 		})
@@ -73,7 +77,8 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// TestManyQueues: streams that wait for the host are kept apart, in as many queues as the user says.
+// TestManyQueues: streams that wait for the host are kept apart, in as
+// many queues as the user says.
 func TestManyQueues(t *testing.T) {
 	const name = "CUDA_DEVICE_MAX_CONNECTIONS"
 	for _, tc := range []struct {
@@ -102,7 +107,9 @@ func TestRegistry(t *testing.T) {
 		}
 		seen[name] = true
 	}
-	for name, want := range map[string]bool{"auto": false, "nccl": true, "mpi": false, "host-staged": true, "mpi-fast": false} {
+	for name, want := range map[string]bool{
+		"auto": false, "nccl": true, "mpi": false, "host-staged": true, "mpi-fast": false,
+	} {
 		if got := ForDevicesOnly(name); got != want {
 			t.Errorf("%s carries memory of devices only: %v, want %v", name, got, want)
 		}

@@ -32,9 +32,10 @@ type Router struct {
 	second     transport.Opened    // the host beside opened, where both are compared
 }
 
-// Route says what carries a call. It is decided when the call is issued, be it for now or for a graph: transports add up
-// in another order, and a graph is to have the bits of what was captured. Every rank finds the same: symmetric memory is
-// the same on all of them, and both ends of a message know its length.
+// Route says what carries a call. It is decided when the call is issued, be it for now or for a
+// graph: transports add up in another order, and a graph is to have the bits of what was
+// captured. Every rank finds the same: symmetric memory is the same on all of them, and both ends
+// of a message know its length.
 type Route struct {
 	By    transport.Transport
 	Host  bool  // By carries host memory
@@ -80,7 +81,8 @@ type Env struct {
 	First       *Router // the world's
 }
 
-// New returns the router of a communicator. It carries host memory; UseDevice has it carry that of a device too.
+// New returns the router of a communicator. It carries host memory; UseDevice has it
+// carry that of a device too.
 func New(env *Env, h transport.Host) Router {
 	return Router{env: env, host: h, hostKinds: h.Caps().Kinds, rank: h.Rank(), size: h.Size()}
 }
@@ -88,8 +90,9 @@ func New(env *Env, h transport.Host) Router {
 // UseDevice has the router carry calls on device memory, at first of one rank alone.
 func (r *Router) UseDevice() { r.device = self.Transport{} }
 
-// Choose decides what carries a call that is not in a group; g is its calls where it is one. memory is what the call does
-// with memory. enqueued says that the call is: the barrier of the hosts themselves is MPI's.
+// Choose decides what carries a call that is not in a group; g is its calls where it is one.
+// memory is what the call does with memory. enqueued says that the call is: the barrier of
+// the hosts themselves is MPI's.
 func (r *Router) Choose(to *Route, c *coll.Call, g Group, memory transport.Memory, enqueued bool) {
 	if r.device == nil || c.Kind == coll.Barrier && !enqueued {
 		to.By, to.Host, to.Whole = r.host, true, r.hostKinds.Has(c.Kind)
@@ -130,8 +133,8 @@ func (r *Router) routeOnHost(to *Route, c *coll.Call, g Group) {
 	}
 }
 
-// better returns the transport for the steps of a call that the device's transport does not have. Another transport takes
-// them where they are a single collective which it carries better.
+// better returns the transport for the steps of a call that the device's transport does not have.
+// Another transport takes them where they are a single collective which it carries better.
 func (r *Router) better(c *coll.Call) transport.Transport {
 	lib := &r.device.Caps().Library
 	if lib.Kinds.Has(c.Kind) {
@@ -177,8 +180,8 @@ func (r *Router) routeGroup(to *Route, g Group) {
 	r.split(to, short)
 }
 
-// take notes the memory for copies of a call that goes to the device's transport. It returns how many short messages
-// there are in it that peers would carry.
+// take notes the memory for copies of a call that goes to the device's transport. It returns how
+// many short messages there are in it that peers would carry.
 func (r *Router) take(to *Route, c *coll.Call) (short int) {
 	lib := &to.By.Caps().Library
 	to.Work += Units(c.Scratch(r.rank, r.size, lib))
@@ -204,7 +207,8 @@ func (r *Router) split(to *Route, short int) {
 	}
 }
 
-// chosen is the transport that is better for a collective than the device's; nil where that is none.
+// chosen is the transport that is better for a collective than the
+// device's; nil where that is none.
 func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transport {
 	if r.sym != nil {
 		if by, ok := r.bySymmetric(c, memory); ok {
@@ -220,7 +224,8 @@ func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transpo
 	return nil
 }
 
-// bySymmetric is what carries a call on symmetric memory, as was measured; not ok for what has no such choice.
+// bySymmetric is what carries a call on symmetric memory, as was measured; not ok
+// for what has no such choice.
 func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transport.Transport, ok bool) {
 	way := plainWay
 	switch memory &^ transport.InPlace {
@@ -259,7 +264,8 @@ func (r *Router) Name() string {
 	return r.device.Name()
 }
 
-// Describe adds to the start line the versions of the libraries that are loaded, and what carries short calls.
+// Describe adds to the start line the versions of the libraries that are loaded,
+// and what carries short calls.
 func (r *Router) Describe(line *zerolog.Event) {
 	for _, b := range backends {
 		if b, ok := b.(transport.Versioned); ok && r.OnDevice() && r.size > 1 && b.Version() != "" {
@@ -272,7 +278,8 @@ func (r *Router) Describe(line *zerolog.Event) {
 	}
 }
 
-// Handed reports whether the host makes calls on device memory, which then may hold for a while what is not the result.
+// Handed reports whether the host makes calls on device memory, which then may hold for a
+// while what is not the result.
 func (r *Router) Handed() bool { return r.device != nil && r.device.Caps().Hands }
 
 // NoGraph is why a graph cannot hold calls of the communicator; nil where it can.

@@ -11,8 +11,8 @@ import (
 // Registrar is the communicator's transport, where that takes symmetric memory; else nil.
 func (r *Router) Registrar() transport.Registrar { return r.registrar }
 
-// OwnsSymmetric says whether the communicator registers symmetric memory for itself. One of the world's ranks may use what
-// the world has.
+// OwnsSymmetric says whether the communicator registers symmetric memory for itself. One of the
+// world's ranks may use what the world has.
 func (r *Router) OwnsSymmetric() bool { return r.registrar != nil && r.owns }
 
 // known is memory that the communicators have registered.
@@ -24,7 +24,8 @@ type known struct {
 // Register has both communicators, the second of which the first memory makes, know the
 // bytes at ptr. It closes nothing where it fails: Unregister does.
 //
-// Collective over the communicator, in a turn; no collective is in flight. Nobody else enqueues collectives.
+// Collective over the communicator, in a turn; no collective is in flight.
+// Nobody else enqueues collectives.
 func (r *Router) Register(ptr unsafe.Pointer, n int) error {
 	plain, err := r.registrar.Register(ptr, n)
 	if err != nil {
@@ -56,7 +57,9 @@ func (r *Router) Register(ptr unsafe.Pointer, n int) error {
 	case r.sym.windows == nil && r.peers == nil:
 		r.sym, r.noSym = nil, true
 		if r.env.First == r {
-			r.env.Log.Info().Str(r.env.Backend.Name(), r.registrar.Version()).Msg("AllocSymmetric: collectives have no faster path: there are no windows of NCCL (from 2.27), or several nodes, and no GPUs that reach each other")
+			r.env.Log.Info().Str(r.env.Backend.Name(),
+				r.registrar.Version()).Msg("AllocSymmetric: collectives have no faster path: there are no windows " +
+				"of NCCL (from 2.27), or several nodes, and no GPUs that reach each other")
 		}
 	case first:
 		return r.choosePaths()
@@ -64,7 +67,8 @@ func (r *Router) Register(ptr unsafe.Pointer, n int) error {
 	return nil
 }
 
-// openSym makes what carries calls on symmetric memory. Collective over the communicator, in a turn.
+// openSym makes what carries calls on symmetric memory. Collective over
+// the communicator, in a turn.
 func (r *Router) openSym() error {
 	r.sym = &symComm{}
 	// Nothing is wrong with GPUs that do not reach each other: all ranks learn it alike.
@@ -73,8 +77,8 @@ func (r *Router) openSym() error {
 			r.env.Log.Debug().Err(err).Msg("small collectives on symmetric memory take no kernel between peers")
 		}
 	}
-	// NCCL's symmetric kernels reach as far as NVLink does. Its other algorithms take the same time with windows as without, and
-	// to measure them over a network would take long.
+	// NCCL's symmetric kernels reach as far as NVLink does. Its other algorithms take the same time
+	// with windows as without, and to measure them over a network would take long.
 	if several, err := r.onSeveralNodes(); err != nil || several && r.env.Symmetric != "always" {
 		return err
 	}

@@ -14,7 +14,8 @@ import (
 type Transport struct{}
 
 var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll,
-	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.AllToAllV, coll.Send, coll.Recv, coll.SendRecv, coll.Scan, coll.ExScan, coll.Barrier)
+	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.AllToAllV,
+	coll.Send, coll.Recv, coll.SendRecv, coll.Scan, coll.ExScan, coll.Barrier)
 
 var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Alone: true, Ordered: true}
 
@@ -27,8 +28,8 @@ func (Transport) Caps() *transport.Caps { return &caps }
 // Scratch implements transport.Transport.
 func (Transport) Scratch(int) int { return 0 }
 
-// Do implements transport.Transport: a call is a copy, or nothing. Avg, like the other operations, leaves one rank's values
-// as they are.
+// Do implements transport.Transport: a call is a copy, or nothing. Avg, like the other operations,
+// leaves one rank's values as they are.
 func (Transport) Do(q transport.Queue, c coll.Call) error {
 	switch c.Kind {
 	case coll.Barrier, coll.Broadcast:

@@ -12,7 +12,8 @@ import (
 
 var _ transport.Transport = Transport{}
 
-// TestInPlace: what has nothing to move needs no stream, whatever the call; and there is no call that is not known.
+// TestInPlace: what has nothing to move needs no stream, whatever the call; and there
+// is no call that is not known.
 func TestInPlace(t *testing.T) {
 	x := make([]float32, 8)
 	p := unsafe.Pointer(&x[0])
@@ -20,12 +21,14 @@ func TestInPlace(t *testing.T) {
 		if !kinds.Has(k) || k == coll.Send || k == coll.Recv {
 			continue
 		}
-		c := coll.Call{Kind: k, Dst: p, Src: p, N: 8, RecvN: 8, Counts: []int{8}, RecvCounts: []int{8}, Type: elem.Float32, Op: elem.Avg}
+		c := coll.Call{Kind: k, Dst: p, Src: p, N: 8, RecvN: 8, Counts: []int{8}, RecvCounts: []int{8},
+			Type: elem.Float32, Op: elem.Avg}
 		if err := (Transport{}).Do(nil, c); err != nil {
 			t.Errorf("%v: %v", k, err)
 		}
 	}
-	pair := []coll.Call{{Kind: coll.Send, Src: p, N: 8, Type: elem.Float32}, {Kind: coll.Recv, Dst: p, N: 8, Type: elem.Float32}}
+	pair := []coll.Call{{Kind: coll.Send, Src: p, N: 8, Type: elem.Float32},
+		{Kind: coll.Recv, Dst: p, N: 8, Type: elem.Float32}}
 	if err := (Transport{}).Group(nil, pair, nil); err != nil {
 		t.Error(err)
 	}

@@ -11,8 +11,8 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// slots are memory for so many pieces: of one the device copies the operands in, the host has the next, and of the third the
-// device copies the result out.
+// slots are memory for so many pieces: of one the device copies the operands in, the host has the
+// next, and of the third the device copies the result out.
 const slots = 3
 
 type slot struct {
@@ -58,8 +58,8 @@ func (p *pieces) of(k, n int) (lo, m int) {
 	return lo, min(n-lo, p.each)
 }
 
-// Make makes a collective. in is for copies from the device, and out for those to it, of which the last may be under way in
-// the end. agreed says that Agree has been called.
+// Make makes a collective. in is for copies from the device, and out for those to it, of which the
+// last may be under way in the end. agreed says that Agree has been called.
 func (t *Transport) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error {
 	if c.Kind == coll.Barrier {
 		if err := transport.Wait(t.host, in.Query); err != nil {
@@ -119,8 +119,8 @@ func (t *Transport) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error 
 	return nil
 }
 
-// begin enqueues the copies from the device of steps from begun on, before step most, as far as there is room, and returns the
-// next step.
+// begin enqueues the copies from the device of steps from begun on, before step most, as far as
+// there is room, and returns the next step.
 func (t *Transport) begin(c *coll.Call, p *pieces, begun, most, first int, in *cuda.Stream) (next int, err error) {
 	for ; begun < most && (!t.whole || t.behind(fetched, first+begun+1-slots) < 0); begun++ {
 		if err := t.copyIn(c, p, begun, first+begun, in); err != nil {
@@ -133,11 +133,13 @@ func (t *Transport) begin(c *coll.Call, p *pieces, begun, most, first int, in *c
 // signed is how many numbers of a rank Agree compares.
 const signed = 2
 
-// Agree fails on all ranks where one makes another call: they would make other steps, and wait for ever.
+// Agree fails on all ranks where one makes another call: they would make
+// other steps, and wait for ever.
 func (t *Transport) Agree(c *coll.Call) error {
 	mine := t.brought[signed*t.host.Size():]
 	mine[0], mine[1] = int64(transport.What(c)), int64(transport.Alike(c))
-	if err := t.host.AllGather(unsafe.Pointer(&t.brought[0]), unsafe.Pointer(&mine[0]), signed, elem.Int64); err != nil {
+	err := t.host.AllGather(unsafe.Pointer(&t.brought[0]), unsafe.Pointer(&mine[0]), signed, elem.Int64)
+	if err != nil {
 		return err
 	}
 	for r := range t.host.Size() {
@@ -209,9 +211,10 @@ func (t *Transport) copyOut(c *coll.Call, p *pieces, k int, at *slot, s *cuda.St
 	})
 }
 
-// each calls fn with what a buffer of a call has in a step: its offset there, its offset in the slot, and its bytes. skip leaves
-// out this rank's own part.
-func (t *Transport) each(c *coll.Call, p *pieces, k int, side coll.Side, skip bool, fn func(off, packed, bytes int) error) error {
+// each calls fn with what a buffer of a call has in a step: its offset there, its offset in the
+// slot, and its bytes. skip leaves out this rank's own part.
+func (t *Transport) each(c *coll.Call, p *pieces, k int, side coll.Side, skip bool,
+	fn func(off, packed, bytes int) error) error {
 	size, rank := c.Type.Size(), t.host.Rank()
 	part := func(off, packed, r int) (n int, err error) {
 		lo, n := p.of(k, c.Share(r))

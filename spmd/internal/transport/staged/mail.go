@@ -10,12 +10,13 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// mail is messages of device memory through host memory. A message goes in chunks through the buffers of its channel, that is
-// of its peer and direction. The devices copy chunks while others are on their way. All channels go on independently: no
-// message holds up another.
+// mail is messages of device memory through host memory. A message goes in chunks through the
+// buffers of its channel, that is of its peer and direction. The devices copy chunks while others
+// are on their way. All channels go on independently: no message holds up another.
 //
-// Where the receiver reaches the sender's buffers, its device copies out of them, and two counters say how far both are. A
-// message that fits the buffers then leaves the sender before the receiver asks for it. Else the host moves each chunk.
+// Where the receiver reaches the sender's buffers, its device copies out of them, and two counters
+// say how far both are. A message that fits the buffers then leaves the sender before the receiver
+// asks for it. Else the host moves each chunk.
 type mail struct {
 	host     transport.Host
 	dev      *cuda.Device
@@ -25,12 +26,14 @@ type mail struct {
 }
 
 const (
-	// headBytes stand before every chunk. They hold the bytes of the whole message, and keep what follows aligned.
+	// headBytes stand before every chunk. They hold the bytes of the whole message,
+	// and keep what follows aligned.
 	headBytes = 64
 	buffers   = 4 // of a channel
 )
 
-// channel is the messages in one direction between this rank and a peer, in their order. Counters count chunks, since the start.
+// channel is the messages in one direction between this rank and a peer, in their order. Counters
+// count chunks, since the start.
 type channel struct {
 	queue  []coll.Call
 	next   int // in queue
@@ -64,7 +67,8 @@ func (m *mail) init(h transport.Host, d *cuda.Device) {
 // bytes is the pinned memory of a rank for mail.
 func (m *mail) bytes() int { return len(m.channels) * buffers * (headBytes + m.chunk) }
 
-// use gives the mail that memory of all ranks, with the counters; nil of those that this rank does not reach.
+// use gives the mail that memory of all ranks, with the counters; nil of those
+// that this rank does not reach.
 func (m *mail) use(words, at []unsafe.Pointer) {
 	me := m.host.Rank()
 	for i := range m.channels {
@@ -121,8 +125,8 @@ func (h *channel) end() {
 	h.first, h.total = h.begun, -1
 }
 
-// exchange makes messages that start together. One of another length than expected is taken to its end, and is the error in the
-// end. On return the copies of out may still be under way.
+// exchange makes messages that start together. One of another length than expected is taken to its
+// end, and is the error in the end. On return the copies of out may still be under way.
 func (m *mail) exchange(list []coll.Call, in, out *cuda.Stream) error {
 	defer m.forget()
 	for i := range list {
@@ -169,8 +173,8 @@ func (m *mail) forget() {
 	m.busy = m.busy[:0]
 }
 
-// divide returns how many chunks a message has, and the bytes of one. One without elements has one too. A long one has at least
-// eight, so that the copies of both ends overlap.
+// divide returns how many chunks a message has, and the bytes of one. One without elements has one
+// too. A long one has at least eight, so that the copies of both ends overlap.
 func (m *mail) divide(bytes int) (count, each int) {
 	each = min(max((bytes/8+4095)/4096*4096, Sizes.Short), m.chunk)
 	return max((bytes+each-1)/each, 1), each

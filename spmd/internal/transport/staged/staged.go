@@ -1,5 +1,6 @@
-// Package staged carries calls on device memory through host memory, by the communicator that the ranks have there in any
-// case. It needs neither CUDA in MPI nor NCCL, and several ranks may share a GPU.
+// Package staged carries calls on device memory through host memory, by the communicator
+// that the ranks have there in any case. It needs neither CUDA in MPI nor NCCL, and
+// several ranks may share a GPU.
 package staged
 
 import (
@@ -41,12 +42,14 @@ var Sizes = struct {
 	Message int // of memory for chunks, about
 }{2 << 20, 16 << 10, 256 << 10, 2 << 20, 16 << 20}
 
-// Transport is a communicator in host memory that carries device memory, in pieces: the device copies one to the host while
-// the host has the one before, and the device copies the one before that back. Their memory is pinned when the transport is
-// opened: later the driver might wait for streams that wait for a call.
+// Transport is a communicator in host memory that carries device memory, in pieces: the device
+// copies one to the host while the host has the one before, and the device copies the one before
+// that back. Their memory is pinned when the transport is opened: later the driver might wait for
+// streams that wait for a call.
 //
-// Ranks of one node share that memory. What a rank gives others, their devices copy from there, and of a reduction each rank
-// computes a slice for all. Between nodes the host communicator makes the calls, piece by piece.
+// Ranks of one node share that memory. What a rank gives others, their devices copy from there,
+// and of a reduction each rank computes a slice for all. Between nodes the host communicator
+// makes the calls, piece by piece.
 type Transport struct {
 	host    transport.Host
 	dev     *cuda.Device
@@ -73,7 +76,8 @@ type Transport struct {
 func Open(at transport.Site) (t *Transport, err error) {
 	// Of an AllToAllV only two ranks know what they give each other.
 	kinds := at.Host.Caps().Kinds &^ coll.SetOf(coll.SendRecv, coll.AllToAllV)
-	t = &Transport{host: at.Host, dev: at.Dev, instead: at.Else, counts: make([]int, at.Host.Size()), brought: make([]int64, signed*(at.Host.Size()+1))}
+	t = &Transport{host: at.Host, dev: at.Dev, instead: at.Else, counts: make([]int, at.Host.Size()),
+		brought: make([]int64, signed*(at.Host.Size()+1))}
 	t.caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Ordered: true, Hands: true, Now: true,
 		NoGraph: fmt.Errorf("collectives through %s cannot be captured", Backend.Name())}
 	if err := t.alloc(); err != nil {
@@ -85,7 +89,8 @@ func Open(at transport.Site) (t *Transport, err error) {
 // signalBytes is the place of a word that held streams wait for.
 const signalBytes = 64
 
-// lettersAt, slotsAt and mailAt are where the counters of the mail, the slots and the chunks lie in the memory of a rank.
+// lettersAt, slotsAt and mailAt are where the counters of the mail, the slots and the chunks
+// lie in the memory of a rank.
 func (t *Transport) lettersAt() int { return signalBytes + progressBytes }
 func (t *Transport) slotsAt() int {
 	return (t.lettersAt() + t.host.Size()*countersBytes + 4095) / 4096 * 4096
@@ -161,8 +166,9 @@ func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) e
 	return t.hand(q, bytes <= Sizes.Short, func(in, out *cuda.Stream) error { return t.mail.exchange(list, in, out) })
 }
 
-// hand has run make a call when q has got there. It is given streams for copies from the device and to it. These are one
-// where a call is short, if nothing is held that of q: what follows in q then needs no event.
+// hand has run make a call when q has got there. It is given streams for copies from the
+// device and to it. These are one where a call is short, if nothing is held that of q: what
+// follows in q then needs no event.
 func (t *Transport) hand(q transport.Queue, short bool, run func(in, out *cuda.Stream) error) error {
 	s, held := q.Stream(), hold{}
 	return q.Hand(transport.Job{
@@ -243,7 +249,8 @@ func (t *Transport) Close() error {
 		}
 	}
 	if t.opened {
-		err = errors.Join(err, t.host.Make(&coll.Call{Kind: coll.Barrier})) // nobody copies from this rank's memory any more
+		// nobody copies from this rank's memory any more
+		err = errors.Join(err, t.host.Make(&coll.Call{Kind: coll.Barrier}))
 	}
 	if t.pinned != nil {
 		err = errors.Join(err, t.pinned.Free())

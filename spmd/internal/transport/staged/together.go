@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// progress is what a rank tells the others of its steps, where all reach the memory of all: how many have their operands in the
-// slot, have the slice reduced, and have been copied out.
+// progress is what a rank tells the others of its steps, where all reach the memory of all: how
+// many have their operands in the slot, have the slice reduced, and have been copied out.
 type progress [3]struct {
 	n atomic.Int64
 	_ [56]byte
@@ -79,8 +79,8 @@ func (t *Transport) place(rank, number int) (from, to unsafe.Pointer) {
 	return from, unsafe.Add(from, Sizes.Piece)
 }
 
-// together makes a step of a call, which on is on the host, where the ranks read each other's slots: a reduction there, and other
-// calls by copies from there to the devices.
+// together makes a step of a call, which on is on the host, where the ranks read each other's
+// slots: a reduction there, and other calls by copies from there to the devices.
 func (t *Transport) together(c, on *coll.Call, p *pieces, k, number int, out *cuda.Stream) error {
 	t.tell(given, number+1)
 	if err := t.await(c, given, number+1); err != nil {
@@ -131,7 +131,8 @@ func (t *Transport) fetch(c, on *coll.Call, p *pieces, k, number int, out *cuda.
 // foldGrain is the bytes of each operand that are worth a goroutine: it takes time to wake up.
 const foldGrain = 256 << 10
 
-// fold reduces this rank's share of a step, and returns where the result is. Of long ones each rank reduces a slice for all.
+// fold reduces this rank's share of a step, and returns where the result is. Of long ones each
+// rank reduces a slice for all.
 func (t *Transport) fold(on *coll.Call, number int) (unsafe.Pointer, error) {
 	me, ranks, size := t.host.Rank(), t.host.Size(), on.Type.Size()
 	_, to := t.place(me, number)
