@@ -25,6 +25,7 @@ type Summary struct {
 	Late    []sample         `json:"late"`
 	Start   []Part           `json:"start"`
 	Memory  []Memory         `json:"memory"`
+	Lines   int              `json:"lines"` // that events were on: streams and what calls
 }
 
 // SizeTotal is what the calls of one kind add up to whose bytes lie in one power of two.
@@ -80,7 +81,8 @@ func (t *Tracer) Summary(rank int, start []Part, memory []Memory) *Summary {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := &Summary{Rank: rank, Elapsed: Now() - t.began, Called: t.called, Host: t.host, Streams: t.streams,
-		Regions: map[string]Total{}, Works: map[string]Total{}, Start: start, Memory: memory}
+		Regions: map[string]Total{}, Works: map[string]Total{}, Start: start, Memory: memory,
+		Lines: len(t.threads)}
 	for name, r := range t.regions {
 		s.Regions[t.named[name]] = *r
 	}
@@ -256,19 +258,30 @@ func named(all []*Summary, of func(*Summary) map[string]Total) (rows []Row) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		r, _ := row(name, all, func(s *Summary) Total { return of(s)[name] })
+		r, _ := row(name, all, func(s *Summary) Total { return s.possible(of(s)[name]) })
 		rows = append(rows, r)
 	}
 	longestFirst(rows)
 	return rows
 }
 
-// ofAll is the total with the time of all calls, where those that were timed are more than a small part of them.
-func (t Total) ofAll() Total {
-	if 4*t.Timed >= float64(t.Count) {
-		part := float64(t.Count) / t.Timed
-		t.Nanos, t.Moved, t.Timed = t.Nanos*part, t.Moved*part, float64(t.Count)
+// possible is a total without a time if that of calls in graphs is an estimate that cannot be: each
+// line of events had but the time of the run.
+func (s *Summary) possible(t Total) Total {
+	if t.InGraph > 0 && s.Lines > 0 && t.Nanos > 1.05*float64(s.Elapsed)*float64(s.Lines) {
+		t.Nanos, t.Moved, t.Timed = 0, 0, 0
 	}
+	return t
+}
+
+// ofAll is the total with the time of all calls, where those that were timed are more than a small
+// part of them, and else with none.
+func (t Total) ofAll() Total {
+	part := 0.0
+	if t.Timed > 0 && 4*t.Timed >= float64(t.Count) {
+		part = float64(t.Count) / t.Timed
+	}
+	t.Nanos, t.Moved, t.Timed = t.Nanos*part, t.Moved*part, t.Timed*part
 	return t
 }
 
@@ -284,11 +297,13 @@ func (t *Table) calls(all []*Summary) {
 		is := func(z *SizeTotal) bool { return z.Kind == k.kind && z.Log == k.log }
 		r, _ := row(k.String(), all, func(s *Summary) Total {
 			if i := slices.IndexFunc(s.Sizes, func(z SizeTotal) bool { return is(&z) }); i >= 0 {
-				return s.Sizes[i].Total
+				return s.possible(s.Sizes[i].Total)
 			}
 			return Total{}
 		})
-		r.OfBest = ofBest(all, is)
+		if r.Seconds > 0 {
+			r.OfBest = ofBest(all, is)
+		}
 		t.Calls = append(t.Calls, r)
 	}
 	slices.SortFunc(t.Calls, func(a, b Row) int { return cmp.Compare(a.What, b.What) })

@@ -320,16 +320,36 @@ func TestManyWorks(t *testing.T) {
 	}
 }
 
-// What takes long but is timed in part stands for all of its kind. Where too little is timed, it stands for itself.
+// What takes long but is timed in part stands for all of its kind. Where too little is timed, there is no time.
 func TestOfAll(t *testing.T) {
 	for _, tc := range []struct{ in, want Total }{
 		{Total{Count: 8, Nanos: 30, Timed: 6, Moved: 60}, Total{Count: 8, Nanos: 40, Timed: 8, Moved: 80}},
-		{Total{Count: 100, Nanos: 30, Timed: 6, Moved: 60, InGraph: 94}, Total{Count: 100, Nanos: 30, Timed: 6, Moved: 60, InGraph: 94}},
+		{Total{Count: 100, Nanos: 30, Timed: 6, Moved: 60, InGraph: 94}, Total{Count: 100, InGraph: 94}},
 		{Total{Count: 5, InGraph: 5}, Total{Count: 5, InGraph: 5}},
 	} {
 		if got := tc.in.ofAll(); got != tc.want {
 			t.Errorf("%+v: %+v, want %+v", tc.in, got, tc.want)
 		}
+	}
+}
+
+// A row of calls in graphs has no time that its streams did not have.
+func TestPossible(t *testing.T) {
+	s := &Summary{Elapsed: 1e9, Lines: 2, Works: map[string]Total{
+		"can be":       {Count: 4, InGraph: 4, Timed: 4, Nanos: 2e9, Moved: 8e9, Bytes: 8e9},
+		"cannot be":    {Count: 4, InGraph: 4, Timed: 4, Nanos: 2.2e9, Moved: 8e9, Bytes: 8e9},
+		"of the host":  {Count: 4, Timed: 4, Nanos: 3e9},
+		"of no stream": {Count: 4, InGraph: 4},
+	}, Sizes: []SizeTotal{{coll.AllReduce, 11, Total{Count: 3, InGraph: 3, Timed: 3, Nanos: 9e9, Least: 1e9}}}}
+	tb := Compare([]*Summary{s}, 1)
+	for what, want := range map[string]float64{"can be": 2, "cannot be": 0, "of the host": 3, "of no stream": 0} {
+		i := slices.IndexFunc(tb.Works, func(r Row) bool { return r.What == what })
+		if r := tb.Works[i]; r.Seconds != want || r.Share != want || (r.Rate > 0) != (what == "can be") {
+			t.Errorf("%+v, want %v s", r, want)
+		}
+	}
+	if c := tb.Calls[0]; c.Count != 3 || c.Seconds != 0 || c.OfBest != 0 {
+		t.Errorf("%+v", c)
 	}
 }
 
