@@ -1,7 +1,8 @@
 // Package devtest gives the ranks of a test devices.
 //
-// They run on the double of libcuda, whose memory several processes share; the kernels run on the host, from the same source.
-// With SPMDTEST_DEVICE=cuda they run on the GPUs of this machine, of which ranks may share one.
+// They run on the double of libcuda, whose memory several processes share; the kernels run on
+// the host, from the same source. With SPMDTEST_DEVICE=cuda they run on the GPUs of this
+// machine, of which ranks may share one.
 package devtest
 
 import (
@@ -46,8 +47,8 @@ func NeedsDouble(t *testing.T) {
 
 const awareEnv = "LOCKSTEP_MPI_CUDA" // of cudampi.CUDAAware
 
-// OnDevices runs fn on each number of ranks with MPI running, with a device on each rank, in a job that may run other tests. env is for the double, beside what
-// all tests need.
+// OnDevices runs fn on each number of ranks with MPI running, with a device on each rank, in a job
+// that may run other tests. env is for the double, beside what all tests need.
 func OnDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *testing.T, c *shm.Comm, d *cuda.Device)) {
 	t.Helper()
 	const ready = "LOCKSTEP_DEVTEST_DOUBLE"
@@ -90,7 +91,8 @@ func OnDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *test
 	})
 }
 
-// held is the rank's device for as long as its job runs tests: the context of a GPU takes longer to make than most tests.
+// held is the rank's device for as long as its job runs tests: the context of a GPU takes
+// longer to make than most tests.
 var held *cuda.Device
 
 // hold opens held. MPI, which may know the context, stops before it is given up.
@@ -117,8 +119,8 @@ func NoCompiler() {
 // doubles is where the libraries are.
 var doubles string
 
-// Double builds the double of libcuda and the kernels for the host, once, and returns the folder. The test runs in a folder
-// two below the root of the module, or one.
+// Double builds the double of libcuda and the kernels for the host, once, and returns the folder.
+// The test runs in a folder two below the root of the module, or one.
 func Double(t *testing.T) string {
 	t.Helper()
 	if doubles == "" {

@@ -1,5 +1,5 @@
-// Package peer has the kernels by which GPUs of a node that reach each other's memory exchange data. A Comm does collectives and
-// messages by them, without NCCL and MPI, and without the host.
+// Package peer has the kernels by which GPUs of a node that reach each other's memory exchange
+// data. A Comm does collectives and messages by them, without NCCL and MPI, and without the host.
 package peer
 
 import (
@@ -20,22 +20,26 @@ const (
 	inboxOffset = 4*smallBlocks + 4*peerBlocks*peerRanks // after the epochs of the blocks and their flags
 )
 
-// peersAtOnce is the most bytes that a rank sends all others in a collective that is one kernel; tests lower it.
+// peersAtOnce is the most bytes that a rank sends all others in a collective that is
+// one kernel; tests lower it.
 var peersAtOnce = smallBlocks * smallBlock
 
 // peerRoom is the default of Open; tests lower it.
 var peerRoom = 16 << 20
 
-// Comm is ranks on one node whose devices reach each other's memory. Its calls are copies and kernels, which the host only
-// enqueues. All ranks make the same calls in the same order. The caller has a call begin when the one before is over, also on
-// another stream and in a graph. Calls can be captured, since the devices themselves count what orders the ranks. Ranks that bring
+// Comm is ranks on one node whose devices reach each other's memory. Its calls are copies and
+// kernels, which the host only enqueues. All ranks make the same calls in the same order. The
+// caller has a call begin when the one before is over, also on another stream and in a graph. Calls
+// can be captured, since the devices themselves count what orders the ranks. Ranks that bring
 // different lengths wait for ever, as with NCCL.
 //
-// A collective whose messages from one rank to another have up to AtOnce bytes is one kernel, in which each rank writes to all
-// others once. Up to 16 KiB that takes about 3 us. A collective whose parts have different lengths is messages, and these are
-// one kernel, too. A larger all-reduce of n bytes on p ranks moves 4 n bytes in the memory of each device, and 2 (p-1)/p n over
-// its link in each direction: with 4 ranks, 64 MiB and 350 GB/s it takes about 0.4 ms. Each other collective is a copy to
-// scratch memory, a barrier of the devices, copies from the others' scratch memory, and a barrier.
+// A collective whose messages from one rank to another have up to AtOnce bytes is one kernel, in
+// which each rank writes to all others once. Up to 16 KiB that takes about 3 us. A collective
+// whose parts have different lengths is messages, and these are one kernel, too. A larger
+// all-reduce of n bytes on p ranks moves 4 n bytes in the memory of each device, and 2 (p-1)/p n
+// over its link in each direction: with 4 ranks, 64 MiB and 350 GB/s it takes about 0.4 ms. Each
+// other collective is a copy to scratch memory, a barrier of the devices, copies from the others'
+// scratch memory, and a barrier.
 type Comm struct {
 	c      Ranks
 	dev    *cuda.Device
@@ -50,10 +54,11 @@ type Comm struct {
 	x      Transfer
 }
 
-// Open allocates device memory for collectives, and opens it to all ranks: room bytes for what goes out and as much for what
-// comes in (0 stands for 16 MiB), 2 to 4 MiB for small collectives, and 2 MiB for the messages of each rank. It fails where Share
-// does, where the kernels cannot be compiled, and where ranks share a device: there kernels wait for each other in turns of
-// milliseconds.
+// Open allocates device memory for collectives, and opens it to all ranks: room bytes for what
+// goes out and as much for what comes in (0 stands for 16 MiB), 2 to 4 MiB for small
+// collectives, and 2 MiB for the messages of each rank. It fails where Share does, where the
+// kernels cannot be compiled, and where ranks share a device: there kernels wait for each
+// other in turns of milliseconds.
 //
 // Collective; it blocks.
 func Open(c Ranks, d *cuda.Device, room int) (*Comm, error) {
@@ -99,8 +104,8 @@ func open(c Ranks, d *cuda.Device, room int) (_ *Comm, err error) {
 func (p *Comm) lanes() int   { return inboxOffset + inboxBytes(p.c.Size(), p.inbox.room) }
 func (p *Comm) scratch() int { return p.lanes() + lanesBytes(p.c.Size()) }
 
-// AtOnce is the most bytes of a message from one rank to another in a collective that is one kernel: 512 KiB of 2 ranks,
-// and 512 KiB / (p - 1) of p, in whole 2 KiB.
+// AtOnce is the most bytes of a message from one rank to another in a collective that is one
+// kernel: 512 KiB of 2 ranks, and 512 KiB / (p - 1) of p, in whole 2 KiB.
 func (p *Comm) AtOnce() int { return p.atOnce }
 
 func (p *Comm) alloc() (err error) {
@@ -120,8 +125,8 @@ func (p *Comm) free() error {
 	return err
 }
 
-// Close gives the memory back; a second Close does nothing. Collective; it blocks. Work of this rank must have finished,
-// and no graph that holds calls may be launched any more.
+// Close gives the memory back; a second Close does nothing. Collective; it blocks. Work of this
+// rank must have finished, and no graph that holds calls may be launched any more.
 func (p *Comm) Close() error {
 	if p.mem == nil {
 		return nil
@@ -172,10 +177,11 @@ func (p *Comm) allReduce(x *Transfer, s *cuda.Stream) error {
 	for lo := 0; lo < x.N; lo += limit {
 		bytes := min(limit, x.N-lo) * x.Type.Size()
 		dst, src := elem.At(x.Dst, lo, x.N-lo, x.Type), elem.At(x.Src, lo, x.N-lo, x.Type)
-		args := [...]uint64{uint64(ccall.Address(dst)), uint64(ccall.Address(src)), uint64(bytes), uint64(x.Type), uint64(x.Op), p.table(),
-			uint64(p.c.Rank()), uint64(p.c.Size()), uint64(p.scratch()), uint64(p.room)}
+		args := [...]uint64{uint64(ccall.Address(dst)), uint64(ccall.Address(src)), uint64(bytes), uint64(x.Type),
+			uint64(x.Op), p.table(), uint64(p.c.Rank()), uint64(p.c.Size()), uint64(p.scratch()), uint64(p.room)}
 		blocks := min(p.blocks, (bytes/p.c.Size()+each-1)/each)
-		if err := s.Launch(p.k.peerAllReduce, [3]int{max(blocks, 1), 1, 1}, [3]int{allReduceThreads, 1, 1}, 0, args[:]); err != nil {
+		err := s.Launch(p.k.peerAllReduce, [3]int{max(blocks, 1), 1, 1}, [3]int{allReduceThreads, 1, 1}, 0, args[:])
+		if err != nil {
 			return err
 		}
 	}

@@ -16,37 +16,40 @@ import (
 	"lockstep/internal/shm"
 )
 
-// TestSmallCollectives is about the kernel of small collectives at its own sizes: packs, blocks and their ends, of which
-// calls take turns, so that the halves of the inbox are used again after calls of other lengths. Package transport has the other
-// kinds of calls.
+// TestSmallCollectives is about the kernel of small collectives at its own sizes: packs, blocks and
+// their ends, of which calls take turns, so that the halves of the inbox are used again after calls
+// of other lengths. Package transport has the other kinds of calls.
 func TestSmallCollectives(t *testing.T) {
-	ranks := campaign.Some(t, "numbers of ranks of small collectives of devices", []int{1, 2, 3, 4, 5}, func(n int) bool { return n == 3 })
-	devtest.OnDevices(t, ranks, map[string]string{"FAKECUDA_DELAY": "100", "FAKECUDA_DEVICES": "5"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		at, p := newSite(t, c, d), devtest.Must1(open(c, d, 0))(t)
-		var results []*buffer[int32]
-		most := p.AtOnce() / 4
-		sizes := []int{most, 1, most, most - 1, 3, 513, 512, 511, most + 1, 4, 5, 1025, most}
-		for round, n := range sizes {
-			x := filled(t, at, commtest.Input[int32](c.Rank()+100*round, n))
-			commtest.Must(t, p.Do(at.s, Transfer{What: AllReduce, Dst: x.ptr(0), Src: x.ptr(0), N: n, Type: elem.Int32, Op: elem.Sum}))
-			results = append(results, x)
-		}
-		for round, x := range results {
-			want := make([]int32, sizes[round])
-			for r := range c.Size() {
-				for i, v := range commtest.Input[int32](r+100*round, len(want)) {
-					want[i] += v
-				}
+	ranks := campaign.Some(t, "numbers of ranks of small collectives of devices", []int{1, 2, 3, 4, 5},
+		func(n int) bool { return n == 3 })
+	devtest.OnDevices(t, ranks, map[string]string{"FAKECUDA_DELAY": "100", "FAKECUDA_DEVICES": "5"},
+		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+			at, p := newSite(t, c, d), devtest.Must1(open(c, d, 0))(t)
+			var results []*buffer[int32]
+			most := p.AtOnce() / 4
+			sizes := []int{most, 1, most, most - 1, 3, 513, 512, 511, most + 1, 4, 5, 1025, most}
+			for round, n := range sizes {
+				x := filled(t, at, commtest.Input[int32](c.Rank()+100*round, n))
+				commtest.Must(t, p.Do(at.s, Transfer{What: AllReduce, Dst: x.ptr(0), Src: x.ptr(0), N: n,
+					Type: elem.Int32, Op: elem.Sum}))
+				results = append(results, x)
 			}
-			x.same(t, want, fmt.Sprintf("small AllReduce %d", round))
-		}
-		commtest.Must(t, at.s.Close())
-		commtest.Must(t, p.Close())
-	})
+			for round, x := range results {
+				want := make([]int32, sizes[round])
+				for r := range c.Size() {
+					for i, v := range commtest.Input[int32](r+100*round, len(want)) {
+						want[i] += v
+					}
+				}
+				x.same(t, want, fmt.Sprintf("small AllReduce %d", round))
+			}
+			commtest.Must(t, at.s.Close())
+			commtest.Must(t, p.Close())
+		})
 }
 
-// TestSmallRankFails: rank 1 cannot launch its kernel, and the others wait for it on their devices. When it ends the job,
-// as a program does that gets an error, all ranks end.
+// TestSmallRankFails: rank 1 cannot launch its kernel, and the others wait for it on their devices.
+// When it ends the job, as a program does that gets an error, all ranks end.
 func TestSmallRankFails(t *testing.T) {
 	devtest.NeedsDouble(t)
 	const env = "LOCKSTEP_PEER_FAILS"
@@ -72,11 +75,14 @@ func TestSmallRankFails(t *testing.T) {
 	dir := devtest.Double(t)
 	ctx := mpirun.Patience(t)
 	cmd := mpirun.Command(ctx, 3, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout="+mpirun.Limit(t).String())
-	cmd.Env = append(cmd.Env, env+"=1", "FAKECUDA_KERNELS="+dir+"/libemulate.so", "FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1",
-		"LD_LIBRARY_PATH="+dir+":"+os.Getenv("LD_LIBRARY_PATH"), "FAKECUDA_DEVICES=4", "FAKECUDA_DELAY=0", "LOCKSTEP_MPI_CUDA=no")
+	cmd.Env = append(cmd.Env, env+"=1", "FAKECUDA_KERNELS="+dir+"/libemulate.so", "FAKECUDA_SHARED=1",
+		"FAKECUDA_PEERS=1",
+		"LD_LIBRARY_PATH="+dir+":"+os.Getenv("LD_LIBRARY_PATH"), "FAKECUDA_DEVICES=4", "FAKECUDA_DELAY=0",
+		"LOCKSTEP_MPI_CUDA=no")
 	out, err := cmd.CombinedOutput()
 	text := string(out)
-	if err == nil || ctx.Err() != nil || !strings.Contains(text, "rank 1 has:") || !strings.Contains(text, "CUDA_ERROR_ILLEGAL_ADDRESS") ||
+	if err == nil || ctx.Err() != nil || !strings.Contains(text, "rank 1 has:") ||
+		!strings.Contains(text, "CUDA_ERROR_ILLEGAL_ADDRESS") ||
 		strings.Contains(text, "gone on") || strings.Contains(text, "timed out") {
 		t.Fatalf("%v\n%s", err, text)
 	}

@@ -22,8 +22,8 @@ type Message struct {
 	Recv bool // from Peer into Buf; else to Peer from Buf
 }
 
-// MessageMost is the most bytes of a message that NCCL does not carry as fast or faster, since stamps halve the bandwidth: 2 MiB
-// of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB.
+// MessageMost is the most bytes of a message that NCCL does not carry as fast or faster, since
+// stamps halve the bandwidth: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB.
 func (p *Comm) MessageMost() int {
 	return (2 << 20) / max(1, p.c.Size()-1) / smallBlock * smallBlock
 }
@@ -31,13 +31,15 @@ func (p *Comm) MessageMost() int {
 // Of peers.cu.
 const (
 	messageQueues = 256
-	messageWords  = 2     // of struct Message
-	messageBits   = 40    // of the bytes of a message
-	wrongBytes    = 4 * 4 // a flag, the low words of the bytes that came and of those that were to come, and their high ones
+	messageWords  = 2  // of struct Message
+	messageBits   = 40 // of the bytes of a message
+	// a flag, the low words of the bytes that came and of those that were
+	// to come, and their high ones
+	wrongBytes = 4 * 4
 )
 
-// lanesBytes is the memory of a rank for messages from and to all ranks (peers.cu): for each queue of each rank three
-// counts, and two places, in all 2 MiB for each rank.
+// lanesBytes is the memory of a rank for messages from and to all ranks (peers.cu): for each queue
+// of each rank three counts, and two places, in all 2 MiB for each rank.
 func lanesBytes(ranks int) int {
 	const placeBytes = 2*16 + 2*smallBlock
 	return ranks * messageQueues * (3*4 + 2*placeBytes)
@@ -52,16 +54,19 @@ func ListBytes(n int) int {
 }
 
 // Exchange enqueues on s several messages. They start together, so no order among them can
-// deadlock. Messages from one rank to another match in their order, whatever calls they are in. A rank may also send to itself.
+// deadlock. Messages from one rank to another match in their order, whatever calls they are in. A
+// rank may also send to itself.
 //
-// A message is sent when the kernel before it on s is over, also when nobody has asked for it yet. Two messages to a rank, or 1
-// MiB, may be on their way like that. What follows waits until the first of them is received and the next is asked for.
+// A message is sent when the kernel before it on s is over, also when nobody has asked for it yet.
+// Two messages to a rank, or 1 MiB, may be on their way like that. What follows waits until the
+// first of them is received and the next is asked for.
 //
-// list is device memory of ListBytes of the number of messages, nil for few. It must remain until the messages have been
-// exchanged, and as long as a graph that holds them. Where Recv has another length than what came, the kernel waits for ever,
-// and Failure says why.
+// list is device memory of ListBytes of the number of messages, nil for few. It must remain until
+// the messages have been exchanged, and as long as a graph that holds them. Where Recv has another
+// length than what came, the kernel waits for ever, and Failure says why.
 func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {
-	// Lanes that send have the lowest numbers, which blocks that wait for others must not keep off the device.
+	// Lanes that send have the lowest numbers, which blocks that wait for others
+	// must not keep off the device.
 	var lanes [2][peerRanks]uint8
 	used, most := 0, 0
 	for dir, recv := range [...]bool{false, true} {
@@ -92,7 +97,8 @@ func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message)
 				recv = 1
 			}
 			at[messageWords*i] = uint64(ccall.Address(m.Buf))
-			at[messageWords*i+1] = uint64(m.N*m.Type.Size()) | uint64(lanes[recv][m.Peer]-1)<<messageBits | uint64(m.Peer)<<48 | recv<<56
+			at[messageWords*i+1] = uint64(m.N*m.Type.Size()) | uint64(lanes[recv][m.Peer]-1)<<messageBits |
+				uint64(m.Peer)<<48 | recv<<56
 		}
 	}
 	per := messageQueues // blocks of a lane: they divide the queues among them
@@ -107,7 +113,8 @@ func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message)
 		args[7] = uint64(ccall.Address(list))
 		for lo := 0; lo < len(messages); lo += manyMessages {
 			part := messages[lo:min(lo+manyMessages, len(messages))]
-			many := [2 + messageWords*manyMessages]uint64{uint64(ccall.Address(list)) + uint64(8*messageWords*lo), uint64(len(part))}
+			many := [2 + messageWords*manyMessages]uint64{uint64(ccall.Address(list)) + uint64(8*messageWords*lo),
+				uint64(len(part))}
 			put(many[2:], part)
 			if err := s.Launch(p.k.listMessages, [3]int{1, 1, 1}, [3]int{listThreads, 1, 1}, 0, many[:]); err != nil {
 				return err
@@ -146,13 +153,14 @@ func (p *Comm) complaints() []uint32 {
 	return unsafe.Slice((*uint32)(p.wrong), wrongBytes/4*p.c.Size())
 }
 
-// Failure is what a kernel has found wrong, for which it waits for ever: a message of another length than its Recv. It
-// costs the host a few nanoseconds.
+// Failure is what a kernel has found wrong, for which it waits for ever: a message of another
+// length than its Recv. It costs the host a few nanoseconds.
 func (p *Comm) Failure() error {
 	words := p.complaints()
 	for r := range p.c.Size() {
 		if w := words[wrongBytes/4*r:]; atomic.LoadUint32(&w[0]) != 0 {
-			return fmt.Errorf("a message from rank %d has %d bytes, and Recv takes %d", r, uint64(w[1])|uint64(w[3]>>16)<<32, uint64(w[2])|uint64(w[3]&0xffff)<<32)
+			return fmt.Errorf("a message from rank %d has %d bytes, and Recv takes %d",
+				r, uint64(w[1])|uint64(w[3]>>16)<<32, uint64(w[2])|uint64(w[3]&0xffff)<<32)
 		}
 	}
 	return nil

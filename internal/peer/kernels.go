@@ -82,7 +82,8 @@ type smallCall struct {
 // smallOf says what the ranks send each other; not ok where parts are of different lengths.
 func smallOf(x *Transfer) (m smallCall, ok bool) {
 	size := x.Type.Size()
-	m = smallCall{dst: x.Dst, src: x.Src, bytes: x.N * size, t: x.Type, op: x.Op, reduces: x.isReduction(), to: allRanks, from: allRanks}
+	m = smallCall{dst: x.Dst, src: x.Src, bytes: x.N * size, t: x.Type, op: x.Op, reduces: x.isReduction(),
+		to: allRanks, from: allRanks}
 	if x.isSplit() {
 		m.srcStep = m.bytes
 	}
@@ -98,22 +99,24 @@ func smallOf(x *Transfer) (m smallCall, ok bool) {
 	return m, x.Send.Counts == nil && x.Recv.Counts == nil
 }
 
-// place is where the kernels of small collectives exchange: table is in device memory and names memory of each rank, in which
-// the inbox, of inboxBytes(ranks, room), lies at offset; epochs is a word of device memory for each block, at first 0 as the
-// inboxes are.
+// place is where the kernels of small collectives exchange: table is in device memory and names
+// memory of each rank, in which the inbox, of inboxBytes(ranks, room), lies at offset; epochs is a
+// word of device memory for each block, at first 0 as the inboxes are.
 type place struct {
 	table, epochs unsafe.Pointer
 	offset, room  int
 }
 
-// smallOn enqueues a small collective, of which no message is longer than the place has room for. Started early, the few
-// blocks wait for the work ahead of them and for no rank: they keep nothing from coming to its end.
+// smallOn enqueues a small collective, of which no message is longer than the place has room for.
+// Started early, the few blocks wait for the work ahead of them and for no rank: they keep
+// nothing from coming to its end.
 func (k *kernels) smallOn(s *cuda.Stream, rank, size int, m *smallCall, at *place) error {
 	f := k.smallMoves
 	if m.reduces {
 		f = k.smallReduction
 	}
-	args := [...]uint64{uint64(ccall.Address(m.dst)), uint64(m.dstStep), uint64(ccall.Address(m.src)), uint64(m.srcStep), uint64(m.bytes),
+	args := [...]uint64{uint64(ccall.Address(m.dst)), uint64(m.dstStep), uint64(ccall.Address(m.src)),
+		uint64(m.srcStep), uint64(m.bytes),
 		uint64(m.t), uint64(m.op), m.to, m.from, uint64(ccall.Address(at.table)), uint64(at.offset), uint64(at.room),
 		uint64(ccall.Address(at.epochs)), uint64(rank), uint64(size)}
 	blocks := (m.bytes + smallBlock - 1) / smallBlock

@@ -14,15 +14,16 @@ import (
 	"lockstep/internal/devkernel"
 )
 
-// TestKernelsCompile compiles with the real compiler, which needs no GPU, and checks that the blocks that kernels are
-// launched with find the registers they need.
+// TestKernelsCompile compiles with the real compiler, which needs no GPU, and checks that the
+// blocks that kernels are launched with find the registers they need.
 func TestKernelsCompile(t *testing.T) {
 	if err := nvrtc.Load(); err != nil {
 		t.Skip(err)
 	}
 	for _, capability := range []int{80, 90} {
 		t.Run(fmt.Sprintf("sm_%d", capability), func(t *testing.T) {
-			image, _, err := nvrtc.DefaultCache().Compile("device.cu", devkernel.FoldSource+peersSource, nvrtc.Options{Capability: capability})
+			image, _, err := nvrtc.DefaultCache().Compile("device.cu", devkernel.FoldSource+peersSource,
+				nvrtc.Options{Capability: capability})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -31,22 +32,26 @@ func TestKernelsCompile(t *testing.T) {
 				const all = 65536 // of a multiprocessor
 				n, ok := registers[k.Name]
 				if each := (n + 7) / 8 * 8; !ok || n == 0 || each*k.Threads > all {
-					t.Errorf("%s needs %d registers (in the binary: %v): blocks of %d threads cannot be launched", k.Name, n, ok, k.Threads)
+					t.Errorf("%s needs %d registers (in the binary: %v): blocks of %d threads cannot be launched",
+						k.Name, n, ok, k.Threads)
 				}
 				if threads[k.Name] != k.Threads {
-					t.Errorf("%s is compiled for blocks of %d threads, and launched with %d", k.Name, threads[k.Name], k.Threads)
+					t.Errorf("%s is compiled for blocks of %d threads, and launched with %d",
+						k.Name, threads[k.Name], k.Threads)
 				}
 			}
 		})
 	}
 }
 
-// TestEarlyKernelWaits: a kernel that is launched early touches no memory before it has waited for earlier work.
+// TestEarlyKernelWaits: a kernel that is launched early touches no memory before it
+// has waited for earlier work.
 func TestEarlyKernelWaits(t *testing.T) {
 	if err := nvrtc.Load(); err != nil {
 		t.Skip(err)
 	}
-	image, err := nvrtc.Compile("device.cu", devkernel.FoldSource+peersSource, nvrtc.Options{Capability: 1 << 20}) // which it does not know: PTX
+	// which it does not know: PTX
+	image, err := nvrtc.Compile("device.cu", devkernel.FoldSource+peersSource, nvrtc.Options{Capability: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,15 +68,16 @@ func TestEarlyKernelWaits(t *testing.T) {
 			}
 		}
 		const wait, next = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
-		if !found || len(steps) < 4 || steps[0] != wait || strings.Count(text, wait) != 1 || strings.Count(text, next) != 1 {
+		if !found || len(steps) < 4 || steps[0] != wait || strings.Count(text, wait) != 1 ||
+			strings.Count(text, next) != 1 {
 			t.Errorf("%s (found: %v) does, in this order: %q", kernel, found, steps)
 		}
 	}
 }
 
-// needs returns the registers that each kernel of a binary needs, and the largest block that it is compiled for.
-// Source: the attributes REGCOUNT and MAX_THREADS as cuobjdump -elf shows them; each has a format, a kind, and for format 4
-// a length and as many bytes.
+// needs returns the registers that each kernel of a binary needs, and the largest block that it is
+// compiled for. Source: the attributes REGCOUNT and MAX_THREADS as cuobjdump -elf shows them; each
+// has a format, a kind, and for format 4 a length and as many bytes.
 func needs(t *testing.T, image []byte) (registers, threads map[string]int) {
 	t.Helper()
 	image = bytes.Clone(image)

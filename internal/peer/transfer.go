@@ -23,9 +23,9 @@ const (
 	Scatter
 )
 
-// Transfer is a collective. Each rank puts out pieces of its Src: one for all ranks, or
-// one for each. It takes pieces of others in, into its Dst, as they are or reduced. This goes on in steps. A step moves at most
-// window elements of every part.
+// Transfer is a collective. Each rank puts out pieces of its Src: one for all ranks, or one for
+// each. It takes pieces of others in, into its Dst, as they are or reduced. This goes on in steps.
+// A step moves at most window elements of every part.
 type Transfer struct {
 	What       Kind
 	Dst, Src   unsafe.Pointer
@@ -68,7 +68,8 @@ func (x *Transfer) sends(rank int) bool {
 	return rank == x.Root || x.What != Broadcast && x.What != Scatter
 }
 func (x *Transfer) receives(rank int) bool {
-	return rank == x.Root && x.What != Broadcast || rank != x.Root && x.What != Reduce && x.What != Gather || !x.isRooted()
+	return rank == x.Root && x.What != Broadcast || rank != x.Root && x.What != Reduce && x.What != Gather ||
+		!x.isRooted()
 }
 
 // cut sets the window so that the pieces that a rank puts out in a step fit bytes.
@@ -115,8 +116,8 @@ func (x *Transfer) out(k int) []piece {
 	return list
 }
 
-// in returns what this rank takes in in step k, empty pieces and its own included. For a reduction it is one piece, which
-// comes from all ranks.
+// in returns what this rank takes in in step k, empty pieces and its own included. For a reduction
+// it is one piece, which comes from all ranks.
 func (x *Transfer) in(k int) []piece {
 	list := x.pieces[1][:0]
 	switch {
@@ -154,7 +155,8 @@ func (x *Transfer) stays(p piece) bool {
 	return p.Slot == x.rank && (x.What == AllToAll || x.What == Scatter)
 }
 
-// own returns where the part lies that this rank sends to itself, and where it goes; n is 0 where there is none.
+// own returns where the part lies that this rank sends to itself, and where it goes;
+// n is 0 where there is none.
 func (x *Transfer) own() (dst, src unsafe.Pointer, n int) {
 	me := x.rank
 	switch {
@@ -163,7 +165,8 @@ func (x *Transfer) own() (dst, src unsafe.Pointer, n int) {
 	case x.What == Scatter:
 		return x.Dst, elem.At(x.Src, x.Send.Offset(me), x.Send.Len(me), x.Type), x.Send.Len(me)
 	case x.What == AllToAll:
-		return elem.At(x.Dst, x.Recv.Offset(me), x.Recv.Len(me), x.Type), elem.At(x.Src, x.Send.Offset(me), x.Recv.Len(me), x.Type), x.Recv.Len(me)
+		return elem.At(x.Dst, x.Recv.Offset(me), x.Recv.Len(me), x.Type),
+			elem.At(x.Src, x.Send.Offset(me), x.Recv.Len(me), x.Type), x.Recv.Len(me)
 	default:
 		return elem.At(x.Dst, x.Recv.Offset(me), x.Recv.Len(me), x.Type), x.Src, x.Recv.Len(me)
 	}

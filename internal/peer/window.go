@@ -14,9 +14,9 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Window is device memory of every rank of a node, opened to all of them: each rank has an address of its own for it. Copies
-// and kernels read and write it over the link between the devices. The ranks order what they do themselves, for example by
-// Comm.Barrier.
+// Window is device memory of every rank of a node, opened to all of them: each rank has an address
+// of its own for it. Copies and kernels read and write it over the link between the devices. The
+// ranks order what they do themselves, for example by Comm.Barrier.
 type Window struct {
 	c       Ranks
 	dev     *cuda.Device
@@ -51,25 +51,28 @@ var process = func() (name [16]byte) {
 	return name
 }()
 
-// Share opens a window on memory that each rank has from cuda.Malloc, or on a place in it; it may be of another size on
-// every rank, and nil with no bytes. It fails, on all ranks and with the reason of the first that failed, where the ranks
-// are on several nodes, or where the device of one does not reach that of another: without peer access between them, or
-// where the other is not visible to the process.
+// Share opens a window on memory that each rank has from cuda.Malloc, or on a place in it; it
+// may be of another size on every rank, and nil with no bytes. It fails, on all ranks and with
+// the reason of the first that failed, where the ranks are on several nodes, or where the device
+// of one does not reach that of another: without peer access between them, or where the other is
+// not visible to the process.
 //
-// Collective; it blocks. The memory must not be freed before Close. Source: cuda.h, cuIpcGetMemHandle, cuIpcOpenMemHandle; of ranks of this
-// process cuCtxEnablePeerAccess.
+// Collective; it blocks. The memory must not be freed before Close. Source: cuda.h,
+// cuIpcGetMemHandle, cuIpcOpenMemHandle; of ranks of this process cuCtxEnablePeerAccess.
 func Share(c Ranks, d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window, error) {
 	here, err := c.Here()
 	if err != nil {
 		return nil, err
 	}
 	if here != c.Size() {
-		err = fmt.Errorf("peer: device memory is shared within a node, and %d of %d ranks are on this one", here, c.Size())
+		err = fmt.Errorf("peer: device memory is shared within a node, and %d of %d ranks are on this one",
+			here, c.Size())
 	}
 	w := &Window{c: c, dev: d, base: make([]unsafe.Pointer, c.Size()), foreign: make([]*cuda.Foreign, c.Size())}
 	all := make([]windowInfo, c.Size()+1)
 	mine := &all[c.Size()]
-	mine.bytes, mine.process, mine.mem, mine.context = bytes, process, ccall.Address(mem), ccall.Address(d.Bind().Context)
+	mine.bytes, mine.process, mine.mem = bytes, process, ccall.Address(mem)
+	mine.context = ccall.Address(d.Bind().Context)
 	copy(mine.uuid[:], d.UUID())
 	others, e := elsewhere(c)
 	if e != nil {
@@ -81,7 +84,8 @@ func Share(c Ranks, d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window, err
 	if err := c.FirstFailure(err); err != nil {
 		return nil, err
 	}
-	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), int(unsafe.Sizeof(*mine)), elem.Uint8); err != nil {
+	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), int(unsafe.Sizeof(*mine)),
+		elem.Uint8); err != nil {
 		return nil, err
 	}
 	if err := c.FirstFailure(w.open(mem, all)); err != nil {
@@ -167,9 +171,11 @@ func (w *Window) At(rank int) unsafe.Pointer { return w.base[rank] }
 // Table returns an array in device memory of the addresses of all ranks, for kernels.
 func (w *Window) Table() unsafe.Pointer { return w.table }
 
-// Close unmaps the memory of the others. Afterwards each rank may free its own. A second Close does nothing.
+// Close unmaps the memory of the others. Afterwards each rank may free its own.
+// A second Close does nothing.
 //
-// Collective; it blocks until all ranks have called it. Each rank calls it when its own work on the window is over.
+// Collective; it blocks until all ranks have called it. Each rank calls it when its own
+// work on the window is over.
 func (w *Window) Close() error {
 	if w.base == nil {
 		return nil

@@ -14,11 +14,12 @@ import (
 // TestSharedDevice: kernels that wait for each other are not for ranks that share a device.
 func TestSharedDevice(t *testing.T) {
 	devtest.NeedsDouble(t)
-	devtest.OnDevices(t, []int{2}, map[string]string{"FAKECUDA_DEVICES": "1"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		if _, err := Open(c, d, 0); err == nil || !strings.Contains(err.Error(), "ranks share a device") {
-			t.Fatal(err)
-		}
-	})
+	devtest.OnDevices(t, []int{2}, map[string]string{"FAKECUDA_DEVICES": "1"},
+		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+			if _, err := Open(c, d, 0); err == nil || !strings.Contains(err.Error(), "ranks share a device") {
+				t.Fatal(err)
+			}
+		})
 }
 
 // TestShare: every rank reads and writes the memory of the others.

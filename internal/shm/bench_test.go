@@ -49,7 +49,10 @@ func TestMain(m *testing.M) {
 }
 
 func BenchmarkAllReduce8(b *testing.B) {
-	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error { return c.AllReduce(dst, src, 1, elem.Float64, elem.Sum) })
+	benchmark(b, func(c *Comm, dst,
+		src unsafe.Pointer) error {
+		return c.AllReduce(dst, src, 1, elem.Float64, elem.Sum)
+	})
 }
 
 func BenchmarkAllGather8(b *testing.B) {

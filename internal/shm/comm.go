@@ -1,5 +1,5 @@
-// Package shm carries collectives and messages through memory that ranks of a node share. Its Comm is one of package cudampi
-// in which small calls take that way: MPI costs more.
+// Package shm carries collectives and messages through memory that ranks of a node share. Its Comm
+// is one of package cudampi in which small calls take that way: MPI costs more.
 package shm
 
 import (
@@ -15,21 +15,22 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Comm is a cudampi.Comm whose small calls go through memory that its ranks share. What is true of the calls of
-// cudampi.Comm is true of these.
+// Comm is a cudampi.Comm whose small calls go through memory that its ranks share. What is true of
+// the calls of cudampi.Comm is true of these.
 //
-// Memory carries AllReduce, ReduceScatter, Scan, ExScan, AllGather and AllToAll of up to 32 KiB, counted over all parts,
-// Broadcast of up to 16 KiB, and messages to other ranks of up to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64. A rank that
-// brings another count, type or operation than the others is then an error on every rank, or in a Broadcast where it differs
-// from the root's.
+// Memory carries AllReduce, ReduceScatter, Scan, ExScan, AllGather and AllToAll of up to 32 KiB,
+// counted over all parts, Broadcast of up to 16 KiB, and messages to other ranks of up to 8 KiB on
+// 2 to 4 ranks, 4 on 8 and 0.5 on 64. A rank that brings another count, type or operation than the
+// others is then an error on every rank, or in a Broadcast where it differs from the root's.
 type Comm struct {
 	*cudampi.Comm
 	s   *shared // nil where nothing is shared
 	mem []byte  // that all ranks share
 }
 
-// Share takes c over, and has its ranks share memory, 0.9 MiB for each, where there are 2 to 8 of them, or up to 64 that share
-// cores, all on one node. Elsewhere MPI carries all. After an error it does so, too, and the Comm can be used.
+// Share takes c over, and has its ranks share memory, 0.9 MiB for each, where there are 2 to 8 of
+// them, or up to 64 that share cores, all on one node. Elsewhere MPI carries all. After an error it
+// does so, too, and the Comm can be used.
 //
 // Collective; it blocks. Source: memfd_create(2).
 func Share(c *cudampi.Comm) (*Comm, error) {
@@ -105,7 +106,8 @@ func yields() bool {
 	return told && err == nil
 }
 
-// coresOf returns, the same on all ranks of a node, how many cores they may use together. Collective.
+// coresOf returns, the same on all ranks of a node, how many cores they
+// may use together. Collective.
 func coresOf(node *cudampi.Comm) (int, error) {
 	mine := new(unix.CPUSet)
 	if unix.SchedGetaffinity(0, mine) != nil { // there are more than it holds
@@ -131,9 +133,9 @@ func together(ranks []unix.CPUSet) int {
 	return all.Count()
 }
 
-// Map returns bytes of memory, zeros, that all ranks of c share: a file of rank 0 without a name, which the others open
-// through /proc. So it needs no folder with room for it, and no process leaves it behind. The caller unmaps it. It fails
-// where the ranks are on several nodes.
+// Map returns bytes of memory, zeros, that all ranks of c share: a file of rank 0 without a name,
+// which the others open through /proc. So it needs no folder with room for it, and no process
+// leaves it behind. The caller unmaps it. It fails where the ranks are on several nodes.
 //
 // Collective; it blocks. It may fail on some ranks only.
 func Map(c *cudampi.Comm, bytes int) (mem []byte, err error) {
@@ -154,7 +156,8 @@ func Map(c *cudampi.Comm, bytes int) (mem []byte, err error) {
 		if fd, err = unix.Open(name, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 			err = fmt.Errorf("open %s, of rank 0: %w: it may be in another container", name, err)
 		} else if err = unix.Fstat(fd, &file); err == nil && (int64(file.Dev) != id[2] || int64(file.Ino) != id[3]) {
-			err = fmt.Errorf("process %d here is not rank 0: that is in another container, with another numbering of processes", id[0])
+			err = fmt.Errorf("process %d here is not rank 0: that is in another container, with another numbering "+
+				"of processes", id[0])
 		}
 	}
 	if err == nil {
@@ -198,7 +201,8 @@ func (c *Comm) Here() (int, error) {
 
 // Barrier is cudampi.Comm.Barrier. Collective; it blocks.
 func (c *Comm) Barrier() error {
-	// MPI, which does not yield where each rank has a core, makes the system move apart ranks that it has put on one.
+	// MPI, which does not yield where each rank has a core, makes the system move apart
+	// ranks that it has put on one.
 	if c.s == nil || c.s.spins != 0 {
 		return c.Comm.Barrier()
 	}
@@ -214,7 +218,8 @@ func (c *Comm) fits(n int, t elem.Type, limit int) bool {
 	return c.s != nil && uint(n-1) < slotBytes && t < elem.Types && n*t.Size() <= limit
 }
 
-// judge is the error of a collective through slots, of n elements of type t by op on this rank; elem.HostOps is none.
+// judge is the error of a collective through slots, of n elements of type t by op on this
+// rank; elem.HostOps is none.
 func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
 	if m.rank < 0 {
 		return c.Check(name, m.code)
@@ -223,7 +228,8 @@ func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
 	if op < elem.HostOps {
 		by = op.String() + " of "
 	}
-	return c.Differ(name, fmt.Sprintf("%s%d %v here, but rank %d brought another operation, type or count: %d elements", by, n, t, m.rank, m.got))
+	return c.Differ(name, fmt.Sprintf("%s%d %v here, but rank %d brought another operation, type or count: %d elements",
+		by, n, t, m.rank, m.got))
 }
 
 // AllReduce is cudampi.Comm.AllReduce. Collective; it blocks.
@@ -307,7 +313,8 @@ func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	return c.judge(name, m, n, t, elem.HostOps)
 }
 
-// Broadcast is cudampi.Comm.Broadcast. Collective; it blocks, but on the root only where that is 16 broadcasts ahead.
+// Broadcast is cudampi.Comm.Broadcast. Collective; it blocks, but on the root only where
+// that is 16 broadcasts ahead.
 func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	if !c.fits(n, t, bcastBytes) {
 		return c.Comm.Broadcast(buf, n, t, root)

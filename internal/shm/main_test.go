@@ -11,8 +11,8 @@ import (
 
 var counts = []int{1, 2, 3, 4} // of ranks
 
-// onComms runs fn on each number of ranks with MPI running, in a job that may run other tests. A rank that fails ends the job
-// through MPI.
+// onComms runs fn on each number of ranks with MPI running, in a job that may run other tests. A
+// rank that fails ends the job through MPI.
 func onComms(t *testing.T, ranks []int, fn func(t *testing.T, c *cudampi.Comm)) {
 	t.Helper()
 	mpirun.Run(t, ranks, func(t *testing.T) {
@@ -49,7 +49,8 @@ func TestMessages(t *testing.T) {
 	commtest.TypesLeft(t, len(counts), "messages through shared memory")
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		var g P2P
-		for _, n := range append(commtest.Lengths, 7, 49, 1022, 1023, 20000) { // 1022 of 8 bytes are the most through a ring
+		// 1022 of 8 bytes are the most through a ring
+		for _, n := range append(commtest.Lengths, 7, 49, 1022, 1023, 20000) {
 			commtest.EveryMessage(t, c, &g, n)
 		}
 	})
@@ -80,7 +81,8 @@ func TestNoAllocation(t *testing.T) {
 	onRanks(t, []int{1, 2}, func(t *testing.T, c *Comm) { commtest.NoAllocation(t, c, &P2P{}) })
 }
 
-// TestRefusals calls what shared memory carries wrongly. Nothing is sent: an odd one out would hang.
+// TestRefusals calls what shared memory carries wrongly. Nothing is
+// sent: an odd one out would hang.
 func TestRefusals(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		x := make([]float32, 16)
@@ -109,8 +111,10 @@ func TestRefusals(t *testing.T) {
 			for _, rank := range []int{-2, -1, 2} {
 				refused(c.Send(p, 1, f, rank), "MPI_Send", cudampi.ErrRank, "2 ranks")
 				refused(c.Recv(p, 1, f, rank), "MPI_Recv", cudampi.ErrRank, "2 ranks")
-				refused(c.SendRecv(p, 1, rank, commtest.Ptr(x[8:]), 1, 1, f), "MPI_Sendrecv", cudampi.ErrRank, "2 ranks")
-				refused(c.SendRecv(p, 1, 1, commtest.Ptr(x[8:]), 1, rank, f), "MPI_Sendrecv", cudampi.ErrRank, "2 ranks")
+				refused(c.SendRecv(p, 1, rank, commtest.Ptr(x[8:]), 1, 1, f), "MPI_Sendrecv", cudampi.ErrRank,
+					"2 ranks")
+				refused(c.SendRecv(p, 1, 1, commtest.Ptr(x[8:]), 1, rank, f), "MPI_Sendrecv", cudampi.ErrRank,
+					"2 ranks")
 				refused(g.Send(c, p, 1, f, rank), "MPI_Isend", cudampi.ErrRank, "2 ranks")
 				refused(g.Recv(c, p, 1, f, rank), "MPI_Irecv", cudampi.ErrRank, "2 ranks")
 			}

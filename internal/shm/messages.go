@@ -22,7 +22,8 @@ func (c *Comm) out(to int) *ringEnd {
 	return &c.s.out[to]
 }
 
-// Send is cudampi.Comm.Send. It may also block in a small message that follows many which the receiver has not taken.
+// Send is cudampi.Comm.Send. It may also block in a small message that follows many which
+// the receiver has not taken.
 func (c *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	x := c.out(to)
 	if x == nil {

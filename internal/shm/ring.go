@@ -5,10 +5,11 @@ import (
 	"unsafe"
 )
 
-// The protocol of ring.h in Go, where nothing is to be waited for or to be skipped: a call from Go to C takes as long as the
-// message.
+// The protocol of ring.h in Go, where nothing is to be waited for or to be skipped: a call from Go
+// to C takes as long as the message.
 
-// recordOf returns where the next message lies in a ring, and how many units one of so many bytes takes.
+// recordOf returns where the next message lies in a ring, and how many units
+// one of so many bytes takes.
 func recordOf(x *ringEnd, bytes int) (r *record, need uint64) {
 	at := unsafe.Add(unsafe.Pointer(x.ring), uint64(x.next&(x.size-1))*unit)
 	return (*record)(at), (recordHead + uint64(bytes) + unit - 1) / unit
@@ -30,7 +31,8 @@ func put(x *ringEnd, src unsafe.Pointer, bytes int) bool {
 	return true
 }
 
-// take receives a message if it comes soon, in the ring, and has the length expected, and says whether it did.
+// take receives a message if it comes soon, in the ring, and has the length
+// expected, and says whether it did.
 func take(x *ringEnd, dst unsafe.Pointer, bytes int) bool {
 	r, need := recordOf(x, bytes)
 	if !appears((*uint64)(&r.there), 1, x.of) || int(r.bytes) != bytes || bytes > int(x.most) {

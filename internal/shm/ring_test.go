@@ -11,8 +11,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// TestRingOrder sends messages of all lengths, which go through the ring and beside it, so many that the ring ends and is
-// full many times: in groups of any order, by SendRecv, and singly.
+// TestRingOrder sends messages of all lengths, which go through the ring and beside it, so many
+// that the ring ends and is full many times: in groups of any order, by SendRecv, and singly.
 func TestRingOrder(t *testing.T) {
 	const messages, most = 3000, 3 << 10 // of float32: beyond what fits a ring of 2 and 3 ranks
 	onRanks(t, []int{2, 3}, func(t *testing.T, c *Comm) {
@@ -80,7 +80,8 @@ func TestRingOrder(t *testing.T) {
 	})
 }
 
-// TestRingHoldsNothingUp has a group whose short messages wait for room that there is only when its long one has arrived.
+// TestRingHoldsNothingUp has a group whose short messages wait for room that there is only
+// when its long one has arrived.
 func TestRingHoldsNothingUp(t *testing.T) {
 	const short, long, f = 5000, 1 << 20, elem.Float32 // 5000 do not fit a ring
 	onRanks(t, []int{3}, func(t *testing.T, c *Comm) {
@@ -125,9 +126,9 @@ func ends(t *testing.T) (mem []byte, out, in *ringEnd) {
 	return mem, &from.out[1], &to.in[0]
 }
 
-// TestRingInGoAndInC runs the two halves of the protocol one against the other: whichever sends and whichever receives, the
-// messages arrive, and the memory that the ranks share is the same, byte by byte, after each step. The reference is the
-// messages themselves.
+// TestRingInGoAndInC runs the two halves of the protocol one against the other: whichever sends and
+// whichever receives, the messages arrive, and the memory that the ranks share is the same, byte by
+// byte, after each step. The reference is the messages themselves.
 func TestRingInGoAndInC(t *testing.T) {
 	const u8 = elem.Uint8
 	sendC := func(x *ringEnd, p []byte) { check(t, sysRingSend(x, commtest.Ptr(p), len(p), u8, 1)) }
@@ -139,7 +140,8 @@ func TestRingInGoAndInC(t *testing.T) {
 	}
 	skipped := 0
 	sendGo := func(x *ringEnd, p []byte) {
-		if !put(x, commtest.Ptr(p), len(p)) { // at the end of the ring, or where it has not looked how far the receiver is
+		// at the end of the ring, or where it has not looked how far the receiver is
+		if !put(x, commtest.Ptr(p), len(p)) {
 			skipped++
 			sendC(x, p)
 		}

@@ -7,12 +7,14 @@ import (
 	"lockstep/internal/elem"
 )
 
-// The protocol of slots.h in Go, for what only moves bytes: a call from Go to C takes as long as the exchange of a few bytes.
-// C is called where a rank is not there soon.
+// The protocol of slots.h in Go, for what only moves bytes: a call from Go to C takes as long as
+// the exchange of a few bytes. C is called where a rank is not there soon.
 
-// exchange shows what this rank brings, and sets each part of dst, of n elements, to those that lie skip bytes into what
-// the rank has brought; this rank's own part to mine, which may be where it belongs already.
-func exchange(s *shared, meeting int, dst unsafe.Pointer, brings []byte, mine unsafe.Pointer, skip, n int, t elem.Type) met {
+// exchange shows what this rank brings, and sets each part of dst, of n elements, to those
+// that lie skip bytes into what the rank has brought; this rank's own part to mine, which may
+// be where it belongs already.
+func exchange(s *shared, meeting int, dst unsafe.Pointer, brings []byte, mine unsafe.Pointer, skip, n int,
+	t elem.Type) met {
 	bytes, size, own := n*t.Size(), int(s.size), int(s.rank)
 	s.rounds[meeting]++
 	round := uint64(s.rounds[meeting])
@@ -39,8 +41,9 @@ func exchange(s *shared, meeting int, dst unsafe.Pointer, brings []byte, mine un
 	return met{success, -1, 0}
 }
 
-// broadcast is a broadcast of at most bcastBytes. The root goes on at once, unless it is bcasts ahead. Where it brought
-// another count or type than a rank expects, the outcome names the root, on that rank.
+// broadcast is a broadcast of at most bcastBytes. The root goes on at once, unless it is
+// bcasts ahead. Where it brought another count or type than a rank expects, the outcome
+// names the root, on that rank.
 func broadcast(s *shared, buf unsafe.Pointer, n int, t elem.Type, root int) met {
 	how := met{success, -1, 0}
 	s.bcasts++

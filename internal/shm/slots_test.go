@@ -17,14 +17,16 @@ import (
 	"lockstep/internal/elem"
 )
 
-// TestCollectives runs all collectives again on a Comm that shares memory, with lengths on both sides of its limits.
+// TestCollectives runs all collectives again on a Comm that shares memory, with lengths
+// on both sides of its limits.
 func TestCollectives(t *testing.T) {
 	commtest.TypesLeft(t, len(counts), "collectives through shared memory")
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		if has := c.s != nil; has != (c.Size() > 1) {
 			t.Fatalf("%d ranks share memory: %v", c.Size(), has)
 		}
-		for _, n := range append(commtest.Lengths, slotBytes/8, slotBytes/8+1, slotBytes/8/c.Size(), bcastBytes/8, bcastBytes/8+1) {
+		for _, n := range append(commtest.Lengths, slotBytes/8, slotBytes/8+1, slotBytes/8/c.Size(), bcastBytes/8,
+			bcastBytes/8+1) {
 			commtest.EveryReduction(t, c, n)
 			commtest.EveryMove(t, c, n)
 		}
@@ -101,15 +103,16 @@ func TestManyRanks(t *testing.T) {
 	})
 }
 
-// TestRounds runs many rounds of different lengths back to back, in which fast ranks overtake slow ones as
-// far as they may.
+// TestRounds runs many rounds of different lengths back to back, in which fast ranks overtake
+// slow ones as far as they may.
 func TestRounds(t *testing.T) {
 	const rounds, most = 5000, 257
 	value := func(round, rank, i int) int64 { return int64(round + 1000*rank + i) }
 	onRanks(t, []int{2, 3}, func(t *testing.T, c *Comm) {
 		src, dst := commtest.Alloc[int64](most*c.Size()), commtest.Alloc[int64](most*c.Size())
 		// check runs one collective, of n elements, of which length come, the i-th of value want.
-		check := func(name string, call func(round, n int) error, length func(n int) int, want func(round, n, i int) int64) {
+		check := func(name string, call func(round, n int) error, length func(n int) int,
+			want func(round, n, i int) int64) {
 			for round := range rounds {
 				for i := range src.Data() {
 					src.Data()[i] = value(round, c.Rank(), i)
@@ -155,7 +158,8 @@ func TestMismatch(t *testing.T) {
 		check := func(err error, want string) {
 			t.Helper()
 			var e *ccall.Error
-			if !errors.As(err, &e) || e.Err != cudampi.ErrCount || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "brought another") {
+			if !errors.As(err, &e) || e.Err != cudampi.ErrCount || !strings.Contains(err.Error(), want) ||
+				!strings.Contains(err.Error(), "brought another") {
 				t.Fatalf("rank %d: %v, want %q", c.Rank(), err, want)
 			}
 		}
@@ -182,7 +186,8 @@ func TestMismatch(t *testing.T) {
 	})
 }
 
-// TestBarrier: who leaves finds that all have come. Every rank notes its round in memory of all first.
+// TestBarrier: who leaves finds that all have come. Every rank notes its
+// round in memory of all first.
 func TestBarrier(t *testing.T) {
 	onRanks(t, []int{2, 4}, func(t *testing.T, c *Comm) {
 		mem, err := Map(c.Comm, 8*c.Size())
@@ -192,7 +197,8 @@ func TestBarrier(t *testing.T) {
 			commtest.Must(t, c.Barrier())
 			for r := range c.Size() {
 				if got := atomic.LoadInt64((*int64)(unsafe.Pointer(&mem[8*r]))); got < round {
-					t.Fatalf("rank %d has left barrier %d, and rank %d has not come: it is at %d", c.Rank(), round, r, got)
+					t.Fatalf("rank %d has left barrier %d, and rank %d has not come: it is at %d",
+						c.Rank(), round, r, got)
 				}
 			}
 		}
@@ -201,9 +207,9 @@ func TestBarrier(t *testing.T) {
 	})
 }
 
-// TestWaitLetsMessagesThrough has rank 0 wait in a small all-reduce for rank 1, which first takes so many messages
-// of rank 0 that MPI cannot have delivered all of them when it said that they may be forgotten: the waiting must let MPI
-// progress.
+// TestWaitLetsMessagesThrough has rank 0 wait in a small all-reduce for rank 1, which first takes
+// so many messages of rank 0 that MPI cannot have delivered all of them when it said that they may
+// be forgotten: the waiting must let MPI progress.
 func TestWaitLetsMessagesThrough(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		const n, messages = 100, 20_000

@@ -9,8 +9,9 @@ import (
 	"lockstep/internal/elem"
 )
 
-// TestOperandsOnStacks: as in package cudampi, of what goes through memory that the ranks share. The two have no
-// form in common: through an interface or a type parameter every operand is on the heap, whatever the method does with it.
+// TestOperandsOnStacks: as in package cudampi, of what goes through memory that the ranks share.
+// The two have no form in common: through an interface or a type parameter every operand is on the
+// heap, whatever the method does with it.
 func TestOperandsOnStacks(t *testing.T) {
 	onRanks(t, []int{3}, func(t *testing.T, c *Comm) {
 		type P = unsafe.Pointer

@@ -66,11 +66,12 @@ const (
 	success = 0 // MPI_SUCCESS
 )
 
-// met is how a collective through slots went: the code, or the rank that brought something else, and its count; -1 for none.
+// met is how a collective through slots went: the code, or the rank that brought something else,
+// and its count; -1 for none.
 type met struct{ code, rank, got int }
 
-// address passes memory to calls that take a few hundred nanoseconds. outcome, after the call, is what the collector sees of
-// it.
+// address passes memory to calls that take a few hundred nanoseconds. outcome, after the call, is
+// what the collector sees of it.
 func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
 func outcome(o C.struct_outcome, dst, src unsafe.Pointer) met {
@@ -86,7 +87,8 @@ func sysOpenShared(mpi unsafe.Pointer, comm uintptr, rank, size int, sharesCores
 	if sharesCores {
 		shares = 1
 	}
-	return C.open_shared((*C.struct_calls)(mpi), C.uintptr_t(comm), C.int(rank), C.int(size), shares, unsafe.Pointer(&mem[0]))
+	return C.open_shared((*C.struct_calls)(mpi), C.uintptr_t(comm), C.int(rank), C.int(size), shares,
+		unsafe.Pointer(&mem[0]))
 }
 
 func sysCloseShared(s *shared) { C.free(unsafe.Pointer(s)) }
@@ -125,8 +127,10 @@ func sysRingRecv(x *ringEnd, dst unsafe.Pointer, n int, t elem.Type, from int) (
 	return o.code, o.got
 }
 
-// Reduce sets n elements at dst to op over all src, in their order, the 16-bit floats in float32 and rounded once. In Min
-// and Max a NaN wins. It is for memory of C. It needs none of its own, so several goroutines may work on parts.
+// Reduce sets n elements at dst to op over all src, in their order, the 16-bit floats in float32
+// and rounded once. In Min and Max a NaN wins. It is for memory of C. It needs none of its own, so
+// several goroutines may work on parts.
 func Reduce(dst unsafe.Pointer, src []uintptr, n int, t elem.Type, op elem.Op) {
-	C.reduce_many(address(dst), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(src))), C.int(len(src)), C.int64_t(n), C.int(t), C.int(op))
+	C.reduce_many(address(dst), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(src))), C.int(len(src)), C.int64_t(n),
+		C.int(t), C.int(op))
 }

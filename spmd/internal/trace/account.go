@@ -14,10 +14,12 @@ import (
 	"lockstep/internal/outfile"
 )
 
-// mostLast is how many events of all ranks are told where the job ends before its program does, and there is not much time.
+// mostLast is how many events of all ranks are told where the job ends before its program does,
+// and there is not much time.
 const mostLast = 1 << 18
 
-// Account is what a rank has noted, where the others are not asked all together: the job has failed, or a signal ends it.
+// Account is what a rank has noted, where the others are not asked all together: the job has
+// failed, or a signal ends it.
 type Account struct {
 	Summary *Summary `json:"summary"`
 	Log     *Log     `json:"log"` // nil where no events are kept
@@ -32,7 +34,8 @@ func (t *Tracer) Account(s *Summary, ranks int) *Account {
 	return a
 }
 
-// Pack returns the account as bytes: the length of a head, the head as JSON, and behind it the events, compressed.
+// Pack returns the account as bytes: the length of a head, the head as JSON, and
+// behind it the events, compressed.
 func (a *Account) Pack() ([]byte, error) {
 	head, err := json.Marshal(a)
 	if err != nil {
@@ -91,9 +94,11 @@ func (a *Account) Align(c Clock) {
 	}
 }
 
-// WriteLast is WriteFile where it has to end at a time. It keeps the newest events, as many as it has time for.
+// WriteLast is WriteFile where it has to end at a time. It keeps the newest events,
+// as many as it has time for.
 func WriteLast(f *outfile.File, name string, logs []*Log, of int, until time.Time) error {
-	const perEvent, perCompressed = 2 * time.Microsecond, 6 * time.Microsecond // twice what a core takes that does nothing else
+	// twice what a core takes that does nothing else
+	const perEvent, perCompressed = 2 * time.Microsecond, 6 * time.Microsecond
 	within := time.Until(until)
 	cost := perEvent
 	if compressed(name) {

@@ -19,13 +19,14 @@ import (
 // compressed says whether a file of this name is compressed.
 func compressed(name string) bool { return strings.HasSuffix(name, ".gz") }
 
-// Write writes what ranks of a job have noted in the trace event format of Chrome, which ui.perfetto.dev and Chromium's viewer
-// open. Each rank is a process, each of its lines of events a thread. Where events of a line overlap without one being
-// inside of the other, as those of several goroutines do, the line has several threads.
+// Write writes what ranks of a job have noted in the trace event format of Chrome, which
+// ui.perfetto.dev and Chromium's viewer open. Each rank is a process, each of its lines of events a
+// thread. Where events of a line overlap without one being inside of the other, as those of several
+// goroutines do, the line has several threads.
 //
-// Calls of one number on one communicator are joined by arrows, from the rank that began first to the one that began
-// last; a message by one from its sender to its receiver.
-// Source: Trace Event Format, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+// Calls of one number on one communicator are joined by arrows, from the rank that began first to
+// the one that began last; a message by one from its sender to its receiver. Source: Trace Event
+// Format, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 //
 // Where there is a time until which it has to be done, what has no room then is dropped.
 func Write(to io.Writer, logs []*Log, of int, compress bool, until time.Time) error {
@@ -159,7 +160,10 @@ func (w *writer) rank(l *Log) error {
 
 // line writes a line of events as one thread, or several.
 func (w *writer) line(l *Log, i int, line []*Event) {
-	slices.SortStableFunc(line, func(a, b *Event) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(b.End, a.End)) })
+	slices.SortStableFunc(line, func(a,
+		b *Event) int {
+		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(b.End, a.End))
+	})
 	var open [][]int64 // for each thread the ends of the events that are open, the outermost first
 	for n, e := range line {
 		if w.overdue(n) {
@@ -244,7 +248,8 @@ func (w *writer) event(l *Log, e *Event, tid int) {
 			number("from", int64(e.From))
 			number("received", int64(e.Received))
 			k := flowKey{c.Name, e.From, me, e.Received}
-			end.receives, end.at = true, max(e.End-3, e.Start) // inside of the event, also for who rounds both of its times down
+			end.receives = true
+			end.at = max(e.End-3, e.Start) // inside of the event, also for who rounds both of its times down
 			w.flows[k] = append(w.flows[k], end)
 		}
 	}
@@ -266,14 +271,17 @@ func (w *writer) arrows() {
 		}
 	}
 	slices.SortFunc(keys, func(a, b flowKey) int {
-		return cmp.Or(cmp.Compare(a.comm, b.comm), cmp.Compare(a.seq, b.seq), cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
+		return cmp.Or(cmp.Compare(a.comm, b.comm), cmp.Compare(a.seq, b.seq), cmp.Compare(a.from, b.from),
+			cmp.Compare(a.to, b.to))
 	})
 	for _, k := range keys {
 		ends := w.flows[k]
 		if k.from >= 0 && (len(ends) != 2 || ends[0].receives == ends[1].receives) {
 			continue // its other end was dropped, or is in a group of another form
 		}
-		slices.SortFunc(ends, func(a, b flowEnd) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.pid, b.pid)) })
+		slices.SortFunc(ends, func(a, b flowEnd) int {
+			return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.pid, b.pid))
+		})
 		if k.from >= 0 && ends[0].receives {
 			continue // by clocks that are not known well enough
 		}

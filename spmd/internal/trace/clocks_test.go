@@ -23,7 +23,8 @@ func TestClocks(t *testing.T) {
 	for _, n := range []int{2, 3} {
 		must(t, inproc.Run(n, func(c *inproc.Comm) error {
 			r := int64(c.Rank())
-			clock := func() int64 { return trace.Now() + r*hour + trace.Now()/1000*r } // a thousandth faster for each rank
+			// a thousandth faster for each rank
+			clock := func() int64 { return trace.Now() + r*hour + trace.Now()/1000*r }
 			first, err := trace.CompareClocks(c, c.Rank(), clock)
 			if err != nil {
 				return err
@@ -38,14 +39,17 @@ func TestClocks(t *testing.T) {
 				return err
 			}
 			all := make([]int64, 3*n)
-			if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&before[0]), 3, elem.Int64); err != nil || c.Rank() != 0 {
+			if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&before[0]), 3, elem.Int64); err != nil ||
+				c.Rank() != 0 {
 				return err
 			}
 			for i := range first {
-				k := trace.Clock{[2]int64{first[i].At, last[i].At}, [2]int64{first[i].Ahead, last[i].Ahead}, max(first[i].Within, last[i].Within)}
+				k := trace.Clock{[2]int64{first[i].At, last[i].At}, [2]int64{first[i].Ahead, last[i].Ahead},
+					max(first[i].Within, last[i].Within)}
 				off, most := k.ToFirst(all[3*i+1])-all[3*i], k.Within+all[3*i+2]+2000
 				if off < -most || off > most {
-					t.Errorf("rank %d of %d: %d ns wrong, and within %d, of which the test's own %d", i, n, off, most, all[3*i+2])
+					t.Errorf("rank %d of %d: %d ns wrong, and within %d, of which the test's own %d",
+						i, n, off, most, all[3*i+2])
 				}
 			}
 			return nil

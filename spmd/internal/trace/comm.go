@@ -66,8 +66,8 @@ func (c *Comm) Rename(name string) {
 	c.name = name
 }
 
-// Begin begins a call on the host, on a line of events. g is its calls where it is a coll.Group. The caller is in its turn
-// in MPI, until End.
+// Begin begins a call on the host, on a line of events. g is its calls where it is a coll.Group.
+// The caller is in its turn in MPI, until End.
 func (c *Comm) Begin(on *Thread, call *coll.Call, g Group) {
 	if c == nil {
 		return
@@ -79,7 +79,8 @@ func (c *Comm) Begin(on *Thread, call *coll.Call, g Group) {
 	}
 }
 
-// End ends the call that was begun last. One that has failed has no number, since it did not wait for the others.
+// End ends the call that was begun last. One that has failed has no number, since it
+// did not wait for the others.
 func (c *Comm) End(err error) {
 	if c == nil {
 		return
@@ -95,7 +96,8 @@ func (c *Comm) End(err error) {
 	c.note(&c.now)
 }
 
-// Issue begins a call that a device carries, on a line of events, and says whether it is to be timed.
+// Issue begins a call that a device carries, on a line of events, and
+// says whether it is to be timed.
 func (c *Comm) Issue(to *Call, on *Thread, call *coll.Call, g Group) Mark {
 	if c == nil {
 		return Mark{}
@@ -117,7 +119,8 @@ func (c *Comm) Note(call *Call) {
 // Replay begins the replay of a graph with calls of the communicator, on a device.
 func (c *Comm) Replay(to *Call, on *Thread, holds *Content) Mark {
 	to.Parts = to.Parts[:0]
-	to.Event = Event{Comm: c.id, Seq: c.calls.Add(1), Bytes: holds.moved, Peer: -1, From: -1, Class: Replay, Kind: coll.Graph}
+	to.Event = Event{Comm: c.id, Seq: c.calls.Add(1), Bytes: holds.moved, Peer: -1, From: -1, Class: Replay,
+		Kind: coll.Graph}
 	to.on, to.mark = on, on.Choose(Replay)
 	c.t.Holds(holds)
 	return to.mark
@@ -191,7 +194,8 @@ func (c *Comm) describe(to *Call, call *coll.Call, g Group) {
 	to.Event = e
 }
 
-// describeOne is describe of a call that is no group. A message has its numbers. It is written in place, not copied.
+// describeOne is describe of a call that is no group. A message has its numbers. It is
+// written in place, not copied.
 func (c *Comm) describeOne(e *Event, call *coll.Call) {
 	e.Start, e.End, e.Seq, e.Received, e.Thread, e.Name = 0, 0, 0, 0, 0, 0
 	e.Comm, e.Peer, e.From, e.Kind, e.Bytes, e.Class = c.id, -1, -1, call.Kind, call.Bytes(c.size), Collective
@@ -211,16 +215,16 @@ func (c *Comm) describeOne(e *Event, call *coll.Call) {
 // logOf is the power of two in which a number of bytes lies.
 func logOf(bytes int64) uint8 { return uint8(bits.Len64(uint64(bytes))) }
 
-// BusFactor is how many times its bytes a call of a kind has to move over the slowest link of some ranks, at least: what
-// makes the bandwidth of different calls, and of different numbers of ranks, comparable.
-// Source: nccl-tests, doc/PERFORMANCE.md.
+// BusFactor is how many times its bytes a call of a kind has to move over the slowest link of some
+// ranks, at least: what makes the bandwidth of different calls, and of different numbers of ranks,
+// comparable. Source: nccl-tests, doc/PERFORMANCE.md.
 func BusFactor(k coll.Kind, ranks int) float64 {
 	n := float64(max(ranks, 1))
 	switch k {
 	case coll.AllReduce:
 		return 2 * (n - 1) / n
-	case coll.AllGather, coll.ReduceScatter, coll.AllToAll, coll.AllGatherV, coll.ReduceScatterV, coll.AllToAllV, coll.Gather,
-		coll.GatherV, coll.Scatter, coll.ScatterV:
+	case coll.AllGather, coll.ReduceScatter, coll.AllToAll, coll.AllGatherV, coll.ReduceScatterV, coll.AllToAllV,
+		coll.Gather, coll.GatherV, coll.Scatter, coll.ScatterV:
 		return (n - 1) / n
 	}
 	return 1

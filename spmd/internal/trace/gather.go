@@ -20,14 +20,16 @@ type Ranks interface {
 	Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error
 }
 
-// Clock is how far the clock of a rank is ahead of that of rank 0, in ns, at two times of the rank's own clock.
+// Clock is how far the clock of a rank is ahead of that of rank 0, in ns, at two
+// times of the rank's own clock.
 type Clock struct {
 	At     [2]int64 `json:"at"`
 	Ahead  [2]int64 `json:"ahead"`
 	Within int64    `json:"within"` // ns by which that may be wrong; 0 where both are one clock
 }
 
-// ToFirst returns a time of the rank as rank 0 would have it. Between the two looks a clock runs evenly.
+// ToFirst returns a time of the rank as rank 0 would have it. Between the
+// two looks a clock runs evenly.
 func (c *Clock) ToFirst(at int64) int64 {
 	span := c.At[1] - c.At[0]
 	if span <= 0 {
@@ -40,8 +42,9 @@ func (c *Clock) ToFirst(at int64) int64 {
 // Look is one comparison of a clock with that of rank 0.
 type Look struct{ At, Ahead, Within int64 }
 
-// CompareClocks has rank 0 ask each rank on another node for its time, several times. The quickest answer counts: the time
-// in it was read within half of the time that the answer took. On other ranks it returns nothing. Collective over all ranks.
+// CompareClocks has rank 0 ask each rank on another node for its time, several times. The quickest
+// answer counts: the time in it was read within half of the time that the answer took. On other
+// ranks it returns nothing. Collective over all ranks.
 func CompareClocks(m Ranks, node int, now func() int64) ([]Look, error) {
 	nodes := make([]int64, m.Size())
 	mine := int64(node)
@@ -92,8 +95,8 @@ func CompareClocks(m Ranks, node int, now func() int64) ([]Look, error) {
 // Clocks compares the clocks of all ranks, at the start and at the end of what they note.
 type Clocks struct{ first []Look }
 
-// Start compares them the first time, and has every rank know. node is the number of this rank's node. Collective over all
-// ranks.
+// Start compares them the first time, and has every rank know. node is the number of this rank's
+// node. Collective over all ranks.
 func (c *Clocks) Start(m Ranks, node int) error {
 	first, err := CompareClocks(m, node, Now)
 	if err != nil {
@@ -107,7 +110,8 @@ func (c *Clocks) Start(m Ranks, node int) error {
 // apart is by how much the clocks of two computers may come apart in a second.
 const apart = 1e-4
 
-// Since returns how each is ahead of rank 0's where they are not compared again. It may be called on any rank.
+// Since returns how each is ahead of rank 0's where they are not compared again.
+// It may be called on any rank.
 func (c *Clocks) Since() []Clock {
 	list := make([]Clock, len(c.first))
 	now := Now()
@@ -120,7 +124,8 @@ func (c *Clocks) Since() []Clock {
 	return list
 }
 
-// End compares them again, and returns how each is ahead of rank 0's, on rank 0. Collective over all ranks.
+// End compares them again, and returns how each is ahead of rank 0's, on rank
+// 0. Collective over all ranks.
 func (c *Clocks) End(m Ranks, node int) ([]Clock, error) {
 	last, err := CompareClocks(m, node, Now)
 	list := make([]Clock, len(last))
@@ -183,7 +188,8 @@ func (t *Tracer) log(rank, most int) *Log {
 	return l
 }
 
-// Gather returns on rank 0 what all ranks have noted, whose clocks it has compared. Collective over all ranks.
+// Gather returns on rank 0 what all ranks have noted, whose clocks it has
+// compared. Collective over all ranks.
 func (t *Tracer) Gather(m Ranks, clocks []Clock) ([]*Log, error) {
 	mine := t.log(m.Rank(), mostKept)
 	head, err := json.Marshal(mine)

@@ -105,7 +105,8 @@ func (t *Tracer) Summary(rank int, start []Part, memory []Memory) *Summary {
 	return s
 }
 
-// Gather returns on rank 0 the summaries of all ranks, with the times of all by rank 0's clock. Collective over the ranks.
+// Gather returns on rank 0 the summaries of all ranks, with the times of all by rank 0's
+// clock. Collective over the ranks.
 func (s *Summary) Gather(c control.Comm, clocks []Clock) ([]*Summary, error) {
 	mine, err := json.Marshal(s)
 	if err != nil {
@@ -142,8 +143,10 @@ type Row struct {
 	Share   float64 `json:"share"`   // of the run there
 	Ratio   float64 `json:"ratio"`   // of that to the time of the fastest rank; 0 where that is none
 	Slowest int     `json:"slowest"`
-	Rate    float64 `json:"rate"`     // bytes that go over a link in a second, on all ranks; 0 where none are known
-	OfBest  float64 `json:"of_best"`  // what it would take if all calls were as fast as the fastest of their kind and size, by what it took; 0 where unknown
+	Rate    float64 `json:"rate"` // bytes that go over a link in a second, on all ranks; 0 where none are known
+	// what it would take if all calls were as fast as the fastest of their kind and size, by
+	// what it took; 0 where unknown
+	OfBest  float64 `json:"of_best"`
 	InGraph uint64  `json:"in_graph"` // of Count: calls in graphs, whose time is the graphs'
 }
 
@@ -180,7 +183,8 @@ func row(what string, all []*Summary, of func(s *Summary) Total) (r Row, some bo
 }
 
 func plus(a, b Total) Total {
-	a.Count, a.Bytes, a.Nanos, a.Timed, a.Moved, a.InGraph = a.Count+b.Count, a.Bytes+b.Bytes, a.Nanos+b.Nanos, a.Timed+b.Timed, a.Moved+b.Moved, a.InGraph+b.InGraph
+	a.Count, a.Bytes, a.Nanos, a.Timed, a.Moved, a.InGraph = a.Count+b.Count, a.Bytes+b.Bytes, a.Nanos+b.Nanos,
+		a.Timed+b.Timed, a.Moved+b.Moved, a.InGraph+b.InGraph
 	return a
 }
 
@@ -200,7 +204,8 @@ type Table struct {
 	first   int      // rank that is compared
 }
 
-// Late is how long ranks waited in collectives for those that came last, as far as the ranks have timed the same calls.
+// Late is how long ranks waited in collectives for those that came last, as far as the
+// ranks have timed the same calls.
 type Late struct {
 	Compared int     `json:"compared"` // collectives
 	Seconds  float64 `json:"seconds"`  // that the rank which waited longest has waited in all of its collectives
@@ -229,14 +234,16 @@ func Compare(all []*Summary, of int) *Table {
 	add("compute", both(Compute))
 	add("collectives", both(Collective))
 	if n := len(t.Rows); n > 0 && t.Rows[n-1].What == "collectives" {
-		t.Rows[n-1].OfBest = ofBest(all, func(z *SizeTotal) bool { return !z.Kind.Traits().Message && z.Kind != coll.Group })
+		t.Rows[n-1].OfBest = ofBest(all,
+			func(z *SizeTotal) bool { return !z.Kind.Traits().Message && z.Kind != coll.Group })
 	}
 	add("messages", both(Message))
 	add("copies", both(Copy))
 	add("graphs", both(Replay))
 	add("streams wait", func(s *Summary) Total { return s.Streams[Wait] })
 	add("program waits", func(s *Summary) Total { return s.Host[Wait] })
-	// Where several goroutines call at the same time it is not known what one of them does meanwhile.
+	// Where several goroutines call at the same time it is not known what
+	// one of them does meanwhile.
 	if !slices.ContainsFunc(all, func(s *Summary) bool { return s.Called > float64(s.Elapsed) }) {
 		add(itself, func(s *Summary) Total { return Total{Count: 1, Nanos: float64(s.Elapsed) - s.Called} })
 	}
@@ -324,8 +331,9 @@ func longestFirst(rows []Row) {
 	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Seconds, a.Seconds) })
 }
 
-// ofBest is how long calls would take if each were as fast as the fastest of its kind and size on any rank, by what they
-// took. The rank that comes last to a collective finds all others there, so its time is that of the collective itself.
+// ofBest is how long calls would take if each were as fast as the fastest of its kind and size on
+// any rank, by what they took. The rank that comes last to a collective finds all others there, so
+// its time is that of the collective itself.
 func ofBest(all []*Summary, is func(*SizeTotal) bool) float64 {
 	least := map[sizeKey]int64{}
 	for _, s := range all {

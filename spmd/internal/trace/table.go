@@ -77,9 +77,11 @@ func (t *Table) Text(facts []Fact) string {
 				count += fmt.Sprintf(" (%s in graphs)", Count(r.InGraph))
 			}
 			fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", title, pad(r.What, width-len(title)), count,
-				orNone(r.Bytes > 0, Bytes(int64(r.Bytes))), orNone(r.Seconds > 0, Seconds(r.Seconds)), orNone(r.Seconds > 0, percent(r.Share)),
+				orNone(r.Bytes > 0, Bytes(int64(r.Bytes))), orNone(r.Seconds > 0, Seconds(r.Seconds)),
+				orNone(r.Seconds > 0, percent(r.Share)),
 				orNone(r.Ratio > 0 && t.Ranks > 1, ratio(r.Ratio)), orNone(t.Ranks > 1, strconv.Itoa(r.Slowest)),
-				orNone(r.Rate > 0, fmt.Sprintf("%.3g", r.Rate/1e9)), orNone(r.OfBest > 0, fmt.Sprintf("%.0f %%", 100*r.OfBest)))
+				orNone(r.Rate > 0, fmt.Sprintf("%.3g", r.Rate/1e9)),
+				orNone(r.OfBest > 0, fmt.Sprintf("%.0f %%", 100*r.OfBest)))
 		}
 	}
 	group("", t.Rows)
@@ -88,7 +90,8 @@ func (t *Table) Text(facts []Fact) string {
 	group(region, t.Regions)
 	_ = w.Flush() // a strings.Builder takes all
 	if l := &t.Late; l.Compared > 0 {
-		fmt.Fprintf(&b, "  late ranks: rank %d waited %s for the last to come; rank %d came last most often: in %.0f %% of %s collectives\n",
+		fmt.Fprintf(&b, "  late ranks: rank %d waited %s for the last to come; rank %d came last most often: in "+
+			"%.0f %% of %s collectives\n",
 			l.Waited, Seconds(l.Seconds), l.Last, 100*l.Share, Count(uint64(l.Compared)))
 	}
 	list := func(title string, parts []string) {
@@ -128,7 +131,8 @@ func (t *Table) shortened() []Row {
 	rest := Row{What: fmt.Sprintf("%d others, of their slowest ranks", len(t.Works)-mostWorks+1)}
 	for i := range t.Works[mostWorks-1:] {
 		r := &t.Works[mostWorks-1+i]
-		rest.Count, rest.Seconds, rest.Share, rest.InGraph = rest.Count+r.Count, rest.Seconds+r.Seconds, rest.Share+r.Share, rest.InGraph+r.InGraph
+		rest.Count, rest.Seconds, rest.Share, rest.InGraph = rest.Count+r.Count, rest.Seconds+r.Seconds,
+			rest.Share+r.Share, rest.InGraph+r.InGraph
 	}
 	rows[mostWorks-1] = rest
 	return rows

@@ -1,11 +1,14 @@
-// Package trace notes what a rank does and when: the calls of its program, the commands of its streams, collectives and
-// messages. Of that come the summary at the end of a run (--summary), and the file of --trace that Perfetto opens.
+// Package trace notes what a rank does and when: the calls of its program, the commands of its
+// streams, collectives and messages. Of that come the summary at the end of a run (--summary), and
+// the file of --trace that Perfetto opens.
 //
-// A Tracer belongs to one rank. It has a Thread for what the program calls, and one for each stream, and a Comm for each
-// communicator. All are pointers whose methods do nothing where they are nil: what traces nothing pays a comparison.
+// A Tracer belongs to one rank. It has a Thread for what the program calls, and one for each
+// stream, and a Comm for each communicator. All are pointers whose methods do nothing where they
+// are nil: what traces nothing pays a comparison.
 //
-// For a summary alone not each short call is timed: where there are more in a second than costs little, a part of them
-// is, chosen by chance, and stands for the others. With --trace each is timed and kept in a ring of fixed size.
+// For a summary alone not each short call is timed: where there are more in a second than costs
+// little, a part of them is, chosen by chance, and stands for the others. With --trace each is
+// timed and kept in a ring of fixed size.
 package trace
 
 import (
@@ -40,8 +43,10 @@ func (c Class) String() string { return classNames[c] }
 
 // Event is something that had a beginning and an end.
 type Event struct {
-	Start, End int64  // ns of this node's clock, as Now has it
-	Seq        uint64 // of a collective: its number in the communicator. Of a message: among those to Peer. Of a part of a replay, which has no Comm: how many replays it stands for
+	Start, End int64 // ns of this node's clock, as Now has it
+	// of a collective: its number in the communicator. Of a message: among those to Peer. Of a part
+	// of a replay, which has no Comm: how many replays it stands for
+	Seq        uint64
 	Received   uint64 // of a message: its number among those received from From
 	Bytes      int64
 	Thread     int32 // in the order in which the rank's threads were made
@@ -71,17 +76,20 @@ var clock = func() (c struct {
 	return c
 }()
 
-// Now is the time in ns by a clock that all processes of a node share, where the system has such a one.
+// Now is the time in ns by a clock that all processes of a node share,
+// where the system has such a one.
 func Now() int64 { return clock.at + int64(time.Since(clock.start)) }
 
-// How many calls of a class are timed in a second for a summary. It costs 0.1 % of the time at most.
+// How many calls of a class are timed in a second for a summary. It
+// costs 0.1 % of the time at most.
 const (
 	perSecondHost   = 10_000
 	perSecondDevice = 250 // two events of the driver each
 )
 
-// Events kept of all ranks, where the file is compressed, and of a rank at least. An event takes 72 bytes of memory, and
-// some 170 in the file, compressed 20. A file that is not compressed has a quarter of them.
+// Events kept of all ranks, where the file is compressed, and of a rank at least. An event
+// takes 72 bytes of memory, and some 170 in the file, compressed 20. A file that is not
+// compressed has a quarter of them.
 const (
 	mostKept  = 1 << 20
 	leastKept = 1 << 14
@@ -131,8 +139,8 @@ type Total struct {
 	InGraph uint64  `json:"in_graph,omitempty"` // of Count: calls in graphs, which nobody times
 }
 
-// sizes are the totals of the calls of a kind, by the power of two in which their bytes lie. No map has them: it would be asked
-// in every call, at a tenth of the price of a short one.
+// sizes are the totals of the calls of a kind, by the power of two in which their bytes lie. No map
+// has them: it would be asked in every call, at a tenth of the price of a short one.
 type sizes [1 + 64]Total
 
 // sizeKey is a kind of call, and the power of two in which its bytes lie.
@@ -160,7 +168,8 @@ func New(o Options) *Tracer {
 	if !o.Summary && o.File == "" {
 		return nil
 	}
-	t := &Tracer{keeps: o.File != "", began: Now(), names: map[string]int32{}, regions: map[int32]*Total{}, late: make([]sample, samples)}
+	t := &Tracer{keeps: o.File != "", began: Now(), names: map[string]int32{}, regions: map[int32]*Total{},
+		late: make([]sample, samples)}
 	if t.keeps {
 		n := mostKept
 		if !compressed(o.File) {
@@ -187,8 +196,8 @@ type known struct {
 	number int32
 }
 
-// name returns the number of a name. Most names come again and again, and lie where they lay: a map takes longer. The caller
-// holds t.mu.
+// name returns the number of a name. Most names come again and again, and lie where they lay: a map
+// takes longer. The caller holds t.mu.
 func (t *Tracer) name(s string) int32 {
 	k := &t.recent[uintptr(unsafe.Pointer(unsafe.StringData(s)))>>3%uintptr(len(t.recent))]
 	if k.name != s || s == "" {
@@ -291,7 +300,8 @@ func (t *Total) time(e *Event, bytes int64, m Mark, factor float64) {
 	}
 }
 
-// Thread is a line of events of a rank: what its program calls, or a stream. A nil Thread notes nothing.
+// Thread is a line of events of a rank: what its program calls, or a stream.
+// A nil Thread notes nothing.
 type Thread struct {
 	t       *Tracer
 	id      int32

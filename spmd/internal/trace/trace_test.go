@@ -27,7 +27,8 @@ func TestNothing(t *testing.T) {
 	tr := New(Options{})
 	th, c := tr.Thread("x", false), tr.Comm("world", 0, 2)
 	call := coll.Call{Kind: coll.AllReduce, N: 1}
-	if tr != nil || th != nil || c != nil || tr.Keeps() || th.Keeps() || th.Begin(Compute).Timed() || th.Choose(Copy).Timed() {
+	if tr != nil || th != nil || c != nil || tr.Keeps() || th.Keeps() || th.Begin(Compute).Timed() ||
+		th.Choose(Copy).Timed() {
 		t.Error("something is noted")
 	}
 	th.End(Mark{}, Compute, "x", 1)
@@ -51,8 +52,10 @@ func TestDropped(t *testing.T) {
 		th.Note(Mark{weight: 1}, &Event{Start: int64(i), End: int64(i + 1), Comm: -1, Peer: -1, From: -1}, "k")
 	}
 	l := tr.log(0, mostKept)
-	if l.Dropped != more || l.Count != leastKept || l.Events[0].Start != more || l.Events[leastKept-1].Start != leastKept+more-1 {
-		t.Errorf("%d dropped, %d kept, from %d to %d", l.Dropped, l.Count, l.Events[0].Start, l.Events[leastKept-1].Start)
+	if l.Dropped != more || l.Count != leastKept || l.Events[0].Start != more ||
+		l.Events[leastKept-1].Start != leastKept+more-1 {
+		t.Errorf("%d dropped, %d kept, from %d to %d",
+			l.Dropped, l.Count, l.Events[0].Start, l.Events[leastKept-1].Start)
 	}
 	var b bytes.Buffer
 	must(t, Write(&b, []*Log{l}, 1, false, time.Time{}))
@@ -70,10 +73,12 @@ func TestDropped(t *testing.T) {
 	}
 }
 
-// Events that overlap are on threads of their own; those that lie in one another, or behind one another, are not.
+// Events that overlap are on threads of their own; those that lie in one another, or
+// behind one another, are not.
 func TestThreadsOfLine(t *testing.T) {
 	ev := func(start, end int64) Event { return Event{Start: start, End: end, Comm: -1, Peer: -1, From: -1} }
-	l := &Log{Names: []string{"a \"b\"\n"}, Threads: []ThreadInfo{{Name: "calls"}}, Events: []Event{ev(0, 100), ev(10, 20), ev(20, 30), ev(15, 40), ev(90, 120), ev(100, 110)}}
+	l := &Log{Names: []string{"a \"b\"\n"}, Threads: []ThreadInfo{{Name: "calls"}},
+		Events: []Event{ev(0, 100), ev(10, 20), ev(20, 30), ev(15, 40), ev(90, 120), ev(100, 110)}}
 	var b bytes.Buffer
 	must(t, Write(&b, []*Log{l}, 1, false, time.Time{}))
 	var f struct {
@@ -116,7 +121,8 @@ func TestSampler(t *testing.T) {
 	if got.Count != n || got.Bytes != 8*n {
 		t.Errorf("%d calls of %d bytes are counted", got.Count, got.Bytes)
 	}
-	// How long those took that are timed says nothing here: where one was interrupted, it stands for many that were not.
+	// How long those took that are timed says nothing here: where one was interrupted, it
+	// stands for many that were not.
 	if got.Timed < 0.5*n || got.Timed > 2*n || got.Nanos <= 0 {
 		t.Errorf("%.0f of %d are stood for, with %.0f ns", got.Timed, n, got.Nanos)
 	}
@@ -125,9 +131,11 @@ func TestSampler(t *testing.T) {
 	}
 }
 
-// summaryOf is the summary of a rank with collectives of a length each, that it began at a time each.
+// summaryOf is the summary of a rank with collectives of a length each,
+// that it began at a time each.
 func summaryOf(rank int, compute float64, starts, ends []int64) *Summary {
-	s := &Summary{Rank: rank, Elapsed: 10e9, Called: 4e9, Comms: []CommInfo{{"world", rank, 3}}, Regions: map[string]Total{"step": {Count: 2, Nanos: 1e9 * float64(rank+1)}}}
+	s := &Summary{Rank: rank, Elapsed: 10e9, Called: 4e9, Comms: []CommInfo{{"world", rank, 3}},
+		Regions: map[string]Total{"step": {Count: 2, Nanos: 1e9 * float64(rank+1)}}}
 	s.Streams[Compute] = Total{Count: 5, Nanos: compute, Timed: 5}
 	z := SizeTotal{Kind: coll.AllReduce, Log: logOf(1 << 20)}
 	for i := range starts {
@@ -146,8 +154,8 @@ func summaryOf(rank int, compute float64, starts, ends []int64) *Summary {
 	return s
 }
 
-// A table of three ranks, against what a person works out. Rank 2 comes last to each of two collectives, which take 1 ms
-// from there on.
+// A table of three ranks, against what a person works out. Rank 2 comes last to each of two
+// collectives, which take 1 ms from there on.
 func TestCompare(t *testing.T) {
 	const ms = int64(1e6)
 	all := []*Summary{
@@ -184,23 +192,28 @@ func TestCompare(t *testing.T) {
 	if r := find(tb.Regions, "step"); r.Seconds != 3 || r.Slowest != 2 || r.Ratio != 3 {
 		t.Errorf("%+v", r)
 	}
-	if !slices.Equal(tb.Start, []Part{{"mpi", 200}}) || !slices.Equal(tb.Memory, []Memory{{"host memory", 3000}}) || tb.On[0] != 0 {
+	if !slices.Equal(tb.Start, []Part{{"mpi", 200}}) || !slices.Equal(tb.Memory, []Memory{{"host memory", 3000}}) ||
+		tb.On[0] != 0 {
 		t.Errorf("%+v, %+v on %v", tb.Start, tb.Memory, tb.On)
 	}
 	text := tb.Text([]Fact{{"tokens a second", "1,234"}})
-	for _, want := range []string{"summary of 3 ranks in 10 s", "rank 0 waited 12 ms for the last to come; rank 2 came last most often: in 100 % of 2 collectives",
+	for _, want := range []string{"summary of 3 ranks in 10 s",
+		"rank 0 waited 12 ms for the last to come; rank 2 came last most often: in 100 % of 2 collectives",
 		"start: mpi 200 ms", "host memory 2.93 KiB (rank 0)", "  tokens a second: 1,234\n", "  region step"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the text lacks %q:\n%s", want, text)
 		}
 	}
-	long := &Table{Ranks: 2, Rows: []Row{{What: "compute"}}, Calls: []Row{{What: "ReduceScatterV, 256 KiB or more"}}, Regions: []Row{{What: "evaluation of all that was kept"}}}
+	long := &Table{Ranks: 2, Rows: []Row{{What: "compute"}}, Calls: []Row{{What: "ReduceScatterV, 256 KiB or more"}},
+		Regions: []Row{{What: "evaluation of all that was kept"}}}
 	for _, want := range []string{"\n  compute  ", "\n    ReduceScatterV", "\n    region evaluation"} {
 		if text := long.Text(nil); !strings.Contains(text, want) {
 			t.Errorf("a name does not begin where it should, at %q:\n%s", want, text)
 		}
 	}
-	for x, want := range map[float64]string{1: "1.00", 1.335: "1.33", 9.996: "10.0", 99.94: "99.9", 99.96: "100", 15819.25: "15,819"} {
+	for x, want := range map[float64]string{
+		1: "1.00", 1.335: "1.33", 9.996: "10.0", 99.94: "99.9", 99.96: "100", 15819.25: "15,819",
+	} {
 		if got := ratio(x); got != want {
 			t.Errorf("a ratio of %g is shown as %s, want %s", x, got, want)
 		}
@@ -212,8 +225,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// The parts of a replay that was timed stand for those of others, by name or by kind and size. The file has them, and for how
-// many they stand; what the streams did is not counted twice.
+// The parts of a replay that was timed stand for those of others, by name or by kind and size. The
+// file has them, and for how many they stand; what the streams did is not counted twice.
 func TestSplit(t *testing.T) {
 	tr := New(Options{File: "x.json", Ranks: 1 << 20})
 	tr.Thread("calls", false)
@@ -240,7 +253,8 @@ func TestSplit(t *testing.T) {
 	if !maps.Equal(s.Works, want) {
 		t.Errorf("%+v\nwant\n%+v", s.Works, want)
 	}
-	if len(s.Sizes) != 1 || s.Sizes[0].Total != (Total{Count: 10, Bytes: 10240, InGraph: 10, Timed: 10, Nanos: 10000, Least: 1000, Moved: 10240}) {
+	if len(s.Sizes) != 1 || s.Sizes[0].Total !=
+		(Total{Count: 10, Bytes: 10240, InGraph: 10, Timed: 10, Nanos: 10000, Least: 1000, Moved: 10240}) {
 		t.Errorf("%+v", s.Sizes)
 	}
 	if c := s.Streams[Compute]; c != (Total{Count: 20, InGraph: 20}) {
@@ -248,7 +262,8 @@ func TestSplit(t *testing.T) {
 	}
 	var b bytes.Buffer
 	must(t, Write(&b, []*Log{tr.log(0, mostKept)}, 1, false, time.Time{}))
-	for _, want := range []string{`"dur":0.200,"name":"scale","cat":"compute","args":{"bytes":768,"replays":8}}`, // on average
+	// on average
+	for _, want := range []string{`"dur":0.200,"name":"scale","cat":"compute","args":{"bytes":768,"replays":8}}`,
 		`"dur":1.000,"name":"AllReduce","cat":"collective","args":{"bytes":1024,"replays":8}}`} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the file lacks %s:\n%s", want, b.String())
@@ -256,18 +271,21 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// Each name has its row: what it was called for, what it moved, and its part of the run. Ranks that do not have it count as none.
+// Each name has its row: what it was called for, what it moved, and its part of the run. Ranks that
+// do not have it count as none.
 func TestWorks(t *testing.T) {
 	var all []*Summary
 	for rank := range 3 {
 		tr := New(Options{Summary: true})
 		host, stream := tr.Thread("calls", false), tr.Thread("stream work", true)
 		note := func(on *Thread, c Class, name string, bytes, took int64, weight uint32) {
-			on.Note(Mark{weight: weight}, &Event{Start: 1000, End: 1000 + took, Class: c, Bytes: bytes, Comm: -1, Peer: -1, From: -1}, name)
+			on.Note(Mark{weight: weight}, &Event{Start: 1000, End: 1000 + took, Class: c, Bytes: bytes, Comm: -1,
+				Peer: -1, From: -1}, name)
 		}
 		for range 4 {
 			note(stream, Compute, "scale", 1<<20, int64(1e6*(rank+1)), 1)
-			note(stream, Compute, strings.Clone("scale"), 1<<20, 0, 0) // counted alone, and of a name that lies elsewhere
+			// counted alone, and of a name that lies elsewhere
+			note(stream, Compute, strings.Clone("scale"), 1<<20, 0, 0)
 			note(stream, Copy, "Copy", 1<<10, 5e5, 1)
 		}
 		note(host, Copy, "Copy", 1<<10, 5e5, 1)
@@ -281,7 +299,8 @@ func TestWorks(t *testing.T) {
 	}
 	works := Compare(all, 3).Works
 	want := []Row{
-		{What: "scale", Count: 8, Bytes: 8 << 20, Seconds: 0.024, Share: 0.024, Ratio: 3, Slowest: 2, Rate: 3 * 8 * (1 << 20) / 0.048},
+		{What: "scale", Count: 8, Bytes: 8 << 20, Seconds: 0.024, Share: 0.024, Ratio: 3, Slowest: 2,
+			Rate: 3 * 8 * (1 << 20) / 0.048},
 		{What: "seldom", Count: 1, Seconds: 0.007, Share: 0.007, Slowest: 1},
 		{What: "Copy", Count: 5, Bytes: 5 << 10, Seconds: 0.0025, Share: 0.0025, Ratio: 1, Slowest: 0},
 	}
@@ -311,16 +330,19 @@ func TestManyWorks(t *testing.T) {
 		t.Errorf("%q\n%s", got, text)
 	}
 	// 11 + 10 + ... + 1 ms, and what has no time.
-	if got := strings.Join(fields["12 others,"], " "); got != "of their slowest ranks 16 (5 in graphs) - 66 ms 6.6 % - - - -" || fields["kernel 19"] != nil {
+	if got := strings.Join(fields["12 others,"],
+		" "); got != "of their slowest ranks 16 (5 in graphs) - 66 ms 6.6 % - - - -" || fields["kernel 19"] != nil {
 		t.Errorf("%q\n%s", got, text)
 	}
 	s.Works = map[string]Total{"in a graph": s.Works["in a graph"]}
-	if text := Compare([]*Summary{s}, 1).Text(nil); !strings.Contains(strings.Join(strings.Fields(text), " "), "in a graph 5 (5 in graphs) - - - - - - -") {
+	if text := Compare([]*Summary{s}, 1).Text(nil); !strings.Contains(strings.Join(strings.Fields(text), " "),
+		"in a graph 5 (5 in graphs) - - - - - - -") {
 		t.Error(text)
 	}
 }
 
-// What takes long but is timed in part stands for all of its kind. Where too little is timed, there is no time.
+// What takes long but is timed in part stands for all of its kind. Where too little
+// is timed, there is no time.
 func TestOfAll(t *testing.T) {
 	for _, tc := range []struct{ in, want Total }{
 		{Total{Count: 8, Nanos: 30, Timed: 6, Moved: 60}, Total{Count: 8, Nanos: 40, Timed: 8, Moved: 80}},
@@ -386,17 +408,21 @@ func TestHolds(t *testing.T) {
 		c.Note(&call)
 	}
 	s := tr.Summary(1, nil, nil)
-	want := map[Class]Total{Compute: {Count: 8, InGraph: 8}, Collective: {Count: 12, Bytes: 4 * (2*1024 + 3*1024), InGraph: 12},
-		Message: {Count: 4, Bytes: 16, InGraph: 4}, Replay: {Count: 4, Bytes: 4 * (5*1024 + 4), Nanos: 2000, Least: 500, Timed: 4}}
+	want := map[Class]Total{Compute: {Count: 8, InGraph: 8},
+		Collective: {Count: 12, Bytes: 4 * (2*1024 + 3*1024), InGraph: 12},
+		Message:    {Count: 4, Bytes: 16, InGraph: 4},
+		Replay:     {Count: 4, Bytes: 4 * (5*1024 + 4), Nanos: 2000, Least: 500, Timed: 4}}
 	for class, total := range want {
 		if s.Streams[class] != total {
 			t.Errorf("%v: %+v, want %+v", class, s.Streams[class], total)
 		}
 	}
-	if got, want := s.Works["scale"], (Total{Count: 8, Bytes: 4 * 2 * 512, InGraph: 8}); got != want || len(s.Works) != 1 {
+	if got, want := s.Works["scale"], (Total{Count: 8, Bytes: 4 * 2 * 512, InGraph: 8}); got != want ||
+		len(s.Works) != 1 {
 		t.Errorf("%+v, want %+v", s.Works, want)
 	}
-	if text := Compare([]*Summary{s}, 1).Text(nil); !strings.Contains(text, "12 (12 in graphs)") || strings.Count(text, "AllReduce, 1 KiB or more") != 1 {
+	if text := Compare([]*Summary{s}, 1).Text(nil); !strings.Contains(text, "12 (12 in graphs)") ||
+		strings.Count(text, "AllReduce, 1 KiB or more") != 1 {
 		t.Errorf("%s", text)
 	}
 	if text := Compare([]*Summary{s}, 3).Text(nil); !strings.HasPrefix(text, "summary of rank 1 of 3 in ") {
