@@ -112,7 +112,7 @@ var setups = []struct {
 		if err != nil {
 			s.t.Skip(err)
 		}
-		s.cmd.Path, s.cmd.Args[0] = path, path
+		s.cmd.Path, s.cmd.Args = path, append([]string{path}, s.cmd.Args[2:]...) // it knows no --noprefix
 	}, want: []want{{Fail, []int{0, 1, 2}, []string{"3 worlds of one", "PMI_SIZE", "mpirun.openmpi", "openmpi-bin"}}}},
 	{name: "libmpi is missing", ranks: 3, prepare: func(s *set) {
 		s.replace("launch-probe", "launch-probe", func(b []byte) []byte {
