@@ -21,7 +21,7 @@ type Config struct {
 	Seed        uint64
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
 	Symmetric   string        // auto, always or never: what is beside the plain algorithms of NCCL
-	Check       string        // off, sample, on or both: compare collectives over the ranks, and NCCL with MPI
+	Check       string        // off, sample or on: compare calls over the ranks; bounds: indices in kernels
 	Ranks       int           // that Main runs as goroutines of this process, as Local does, if more than one
 	Summary     string        // auto (after 10 s of Main), on or off: a table of where the time went, at the end
 	Trace       string        // file, written at the end, of what each rank did and when; "-" is standard output

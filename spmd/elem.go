@@ -61,7 +61,7 @@ type Op = elem.Op
 //
 // In Min and Max a NaN wins, whichever rank has it, and -0 is less than 0, as in IEEE 754-2019,
 // NumPy and PyTorch. NCCL, which carries long ones between GPUs, drops a NaN if another rank has a
-// number: --check=both finds that.
+// number: host-staged does not.
 const (
 	Sum  = elem.Sum
 	Prod = elem.Prod

@@ -73,8 +73,6 @@ func app(what string) {
 			return shown(ctx, w)
 		case "one fails":
 			return oneFails(w)
-		case "cross check":
-			return crossChecked(w)
 		case "checked groups":
 			return checkedGroups(w)
 		case "paths":
@@ -250,18 +248,14 @@ func TestBadInput(t *testing.T) {
 			"want auto, nccl, mpi, mpi-peer, mpi-aware, host-staged"},
 		{"a way that is gone", 0, "sum", nil, []string{"--collectives", "mpi-staged"},
 			"--collectives mpi-staged is gone: host-staged is"},
-		{"two paths to compare on the host", 2, "sum", nil, []string{"--device", "host", "--check=both"},
-			"--check both does not go with --device host"},
-		{"two paths to compare, one chosen", 0, "sum", nil,
-			[]string{"--device", "auto", "--check=both", "--collectives", "host-staged"},
-			"--check both does not go with --collectives host-staged"},
+		{"a check that is gone", 0, "sum", nil, []string{"--check=both"}, "--check both is gone: run again with"},
 		{"a device that is not there", 2, "sum", nil, []string{"--device", "cuda"}, "--device cuda"},
 		{"a list of ranks", 0, "sum", nil, []string{"--log-ranks", "3-1"}, "--log-ranks 3-1"},
 		{"more ranks than rows", 3, "sum", nil, []string{"--rows", "2"}, "--rows 2: fewer than the 3 ranks"},
 		{"an error that run marks", 3, "usage", nil, nil, "no such data"},
 		{"a result file that cannot be made", 2, "sum", nil, []string{"--json", "/dev/null/x"},
 			"--json: open /dev/null/x"},
-		{"a mode of --check", 0, "sum", nil, []string{"--check=often"}, "want off, sample, on, both"},
+		{"a mode of --check", 0, "sum", nil, []string{"--check=often"}, "want off, sample, on, bounds"},
 		{"no time", 0, "sum", nil, []string{"--timeout", "1ms"}, "--timeout 1ms: must be at least 100ms"},
 		{"N worlds of one", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_NTASKS=4"}, nil,
 			"SLURM_NTASKS says 4 tasks, but MPI has a world of 1"},

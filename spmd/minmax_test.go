@@ -1,14 +1,11 @@
 package spmd_test
 
 import (
-	"errors"
 	"math"
-	"strings"
 	"testing"
 
 	"lockstep/internal/campaign"
 	"lockstep/spmd"
-	"lockstep/spmd/spmdtest"
 )
 
 // TestNaNWins: Min and Max give a NaN if any rank has one, and -0 is less than 0, in every type,
@@ -133,35 +130,4 @@ func minMax[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], len
 			}
 		}
 	}
-}
-
-// TestNCCLLosesNaN: --check both finds a NaN that NCCL has dropped.
-func TestNCCLLosesNaN(t *testing.T) {
-	if spmdtest.Device() == "host" {
-		t.Skip("it needs NCCL")
-	}
-	spmdtest.RunAlone(t, []int{2}, func(t *testing.T, _ *spmd.World) {
-		cfg := spmdtest.Config()
-		cfg.Check = "both"
-		w, err := spmd.Open(cfg)
-		must(t, err)
-		if w.Collectives() != "nccl" {
-			t.Skipf("%s carries collectives", w.Collectives())
-		}
-		const n = 1 << 22 // which NCCL carries
-		in := make([]float32, n)
-		if w.Rank() == 1 {
-			in[n/2] = float32(math.NaN())
-		}
-		x := alloc[float32](t, w, n)
-		must(t, x.CopyFrom(in))
-		err = spmd.AllReduce(w.Comm(), x, x, spmd.Max)
-		if math.IsNaN(float64(x.At(n / 2))) {
-			must(t, err) // this NCCL follows the rule
-		} else if !errors.Is(err, spmd.ErrDiffer) || !strings.Contains(err.Error(), "NaN") {
-			t.Fatalf("NCCL has dropped a NaN: %v", err)
-		}
-		must(t, x.Free())
-		must(t, w.Close())
-	})
 }

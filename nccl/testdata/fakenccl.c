@@ -6,7 +6,6 @@
 //                     ncclCommGetAsyncError gives 6
 //   FAKENCCL_HANG     a function that does not come back, or stays in progress, while the file
 //                     $FAKENCCL_LOG.hang exists
-//   FAKENCCL_WRONG    "ncclAllReduce=5": that element of the function's result is wrong
 //   FAKENCCL_VERSION  the version of ncclGetVersion, and of the ncclConfig_t that is read (22803)
 //   FAKENCCL_JOIN     a number: ncclCommInitRankConfig returns when so many ranks of this process
 //                     have called it
@@ -338,16 +337,6 @@ static void copy(void *dst, size_t at, const void *src, size_t from, size_t byte
     if (dst && src && bytes) memmove((char *)dst + at, (const char *)src + from, bytes);
 }
 
-// spoil makes the element of the result wrong that FAKENCCL_WRONG names.
-static int spoil(int status, const char *name, void *dst, size_t n, int type) {
-    const char *p = getenv("FAKENCCL_WRONG");
-    size_t len = strlen(name);
-    if (!p || strncmp(p, name, len) != 0 || p[len] != '=' || !dst) return status;
-    size_t i = strtoul(p + len + 1, NULL, 10);
-    if (i < n) ((unsigned char *)dst)[(i + 1) * width[type] - 1] ^= 0x40; // little-endian
-    return status;
-}
-
 static int collective(const char *name, const void *src, void *dst, size_t n, int type, int op, int peer, comm *c,
     void *stream) {
     line(name, " src=%p dst=%p n=%zu type=%d op=%d peer=%d comm=%d stream=%p", src, dst, n, type, op, peer,
@@ -366,42 +355,42 @@ static int collective(const char *name, const void *src, void *dst, size_t n, in
 int ncclAllReduce(const void *src, void *dst, size_t n, int type, int op, comm *c, void *s) {
     int status = collective("ncclAllReduce", src, dst, n, type, op, -1, c, s);
     if (TOOK) copy(dst, 0, src, 0, n * width[type]);
-    return spoil(status, "ncclAllReduce", dst, n, type);
+    return status;
 }
 int ncclReduce(const void *src, void *dst, size_t n, int type, int op, int root, comm *c, void *s) {
     int status = collective("ncclReduce", src, dst, n, type, op, root, c, s);
     if (TOOK && root == c->rank) copy(dst, 0, src, 0, n * width[type]);
-    return root == c->rank ? spoil(status, "ncclReduce", dst, n, type) : status;
+    return status;
 }
 int ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, comm *c, void *s) {
     int status = collective("ncclBroadcast", src, dst, n, type, -1, root, c, s);
     if (TOOK && root == c->rank) copy(dst, 0, src, 0, n * width[type]);
-    return spoil(status, "ncclBroadcast", dst, n, type);
+    return status;
 }
 int ncclAllGather(const void *src, void *dst, size_t n, int type, comm *c, void *s) {
     int status = collective("ncclAllGather", src, dst, n, type, -1, -1, c, s);
     if (TOOK) copy(dst, c->rank * n * width[type], src, 0, n * width[type]);
-    return spoil(status, "ncclAllGather", dst, n * c->size, type);
+    return status;
 }
 int ncclReduceScatter(const void *src, void *dst, size_t n, int type, int op, comm *c, void *s) {
     int status = collective("ncclReduceScatter", src, dst, n, type, op, -1, c, s);
     if (TOOK) copy(dst, 0, src, c->rank * n * width[type], n * width[type]);
-    return spoil(status, "ncclReduceScatter", dst, n, type);
+    return status;
 }
 int ncclAlltoAll(const void *src, void *dst, size_t n, int type, comm *c, void *s) {
     int status = collective("ncclAlltoAll", src, dst, n, type, -1, -1, c, s);
     if (TOOK) copy(dst, c->rank * n * width[type], src, c->rank * n * width[type], n * width[type]);
-    return spoil(status, "ncclAlltoAll", dst, n * c->size, type);
+    return status;
 }
 int ncclGather(const void *src, void *dst, size_t n, int type, int root, comm *c, void *s) {
     int status = collective("ncclGather", src, dst, n, type, -1, root, c, s);
     if (TOOK && root == c->rank) copy(dst, c->rank * n * width[type], src, 0, n * width[type]);
-    return root == c->rank ? spoil(status, "ncclGather", dst, n * c->size, type) : status;
+    return status;
 }
 int ncclScatter(const void *src, void *dst, size_t n, int type, int root, comm *c, void *s) {
     int status = collective("ncclScatter", src, dst, n, type, -1, root, c, s);
     if (TOOK && root == c->rank) copy(dst, 0, src, c->rank * n * width[type], n * width[type]);
-    return spoil(status, "ncclScatter", dst, n, type);
+    return status;
 }
 int ncclSend(const void *src, size_t n, int type, int peer, comm *c, void *s) {
     int status = collective("ncclSend", src, NULL, n, type, -1, peer, c, s);
@@ -417,5 +406,5 @@ int ncclRecv(void *dst, size_t n, int type, int peer, comm *c, void *s) {
         copy(dst, 0, sent[recvs].p, 0, n * width[type] < sent[recvs].bytes ? n * width[type] : sent[recvs].bytes);
         recvs++;
     }
-    return spoil(status, "ncclRecv", dst, n, type);
+    return status;
 }

@@ -86,13 +86,10 @@ func (c *Call) choose(enqueued bool) {
 	c.comm.routes.Choose(&c.route, &c.Call, c.group, c.memory(), enqueued)
 }
 
-// submit enqueues a call on q, which --check both makes twice.
+// submit checks the blocks of a call, and enqueues it on q.
 func (c *Call) submit(q exec.Queue) error {
 	if err := c.checkBlocks(); err != nil {
 		return err // before anything that other ranks take part in
-	}
-	if x := c.comm.r.cross; x != nil {
-		return x.submit(q, c)
 	}
 	return c.enqueue(q)
 }

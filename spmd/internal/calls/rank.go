@@ -46,9 +46,8 @@ type Rank struct {
 	Control *Comm            // of all ranks, for the framework's own traffic
 	Channel *control.Channel // over it
 
-	symmetric *symmetric  // nil where there is none
-	cross     *crossCheck // nil unless NCCL and MPI are compared
-	blocking  exec.Queue  // of collectives that block, on a GPU
+	symmetric *symmetric // nil where there is none
+	blocking  exec.Queue // of collectives that block, on a GPU
 	parts     parts
 	capturing atomic.Int32
 	events    atomic.Int64 // that are open

@@ -31,7 +31,7 @@ type Config struct {
 	Seed        uint64
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
 	Symmetric   string        // auto, always or never
-	Check       string        // off, sample, on or both
+	Check       string        // off, sample, on or bounds
 	Ranks       int           // that are goroutines of this process, if there is more than one
 	Summary     string        // auto, on or off
 	Trace       string        // file
@@ -53,7 +53,7 @@ func (c *Config) Limit() time.Duration {
 }
 
 // CheckModes are the values of --check.
-var CheckModes = []string{"off", "sample", "on", "both", "bounds"}
+var CheckModes = []string{"off", "sample", "on", "bounds"}
 
 // Compares is the place of --check among the modes that compare calls; 0 for a mode that compares
 // none.
@@ -97,8 +97,7 @@ func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 		"how long a collective, the start and the end may take, such as 90s or 10m; then the job ends "+
 			"and says who is missing where")
 	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it "+
-		"runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those "+
-		"of MPI; bounds instead finds indices out of range in kernels in Go, on a GPU too")
+		"runs: off, sample (one of 64) or on; bounds instead finds indices out of range in kernels in Go, on a GPU too")
 	fs.Lookup("check").NoOptDefVal = "on"
 	fs.StringVar(&c.Summary, "summary", "auto",
 		"say at the end where the time went: on, off, or auto, which does after 10 s")
@@ -145,6 +144,9 @@ func (c *Config) Complete(collectives []string) error {
 	if c.Collectives == "mpi-staged" {
 		return errors.New("--collectives mpi-staged is gone: host-staged is the way through host memory")
 	}
+	if c.Check == "both" {
+		return errors.New("--check both is gone: run again with --collectives host-staged, and compare what comes out")
+	}
 	for _, f := range c.choices(collectives) {
 		*f.value = cmp.Or(*f.value, f.initial)
 		if !slices.Contains(f.known, *f.value) {
@@ -158,13 +160,6 @@ func (c *Config) Complete(collectives []string) error {
 	if c.OnHost() && without && c.Collectives != "mpi" {
 		return fmt.Errorf("--collectives %s does not go with --device %s: it is a way for GPU memory",
 			c.Collectives, c.Device)
-	}
-	if c.Check == "both" && (c.OnHost() || without) {
-		other := "--device " + c.Device
-		if without {
-			other = "--collectives " + c.Collectives
-		}
-		return fmt.Errorf("--check both does not go with %s: it compares NCCL with MPI", other)
 	}
 	if err := c.checkRanks(); err != nil {
 		return err
@@ -195,9 +190,6 @@ func (c *Config) checkRanks() error {
 	if c.throughMPI() {
 		return fmt.Errorf("--collectives %s does not go with --ranks %d: MPI joins processes, not ranks "+
 			"that are goroutines of one", c.Collectives, c.Ranks)
-	}
-	if c.Check == "both" {
-		return fmt.Errorf("--check both does not go with --ranks %d: it compares NCCL with MPI", c.Ranks)
 	}
 	return nil
 }

@@ -19,7 +19,6 @@ const (
 	Off    Mode = iota
 	Sample      // of the collectives of a communicator the first, and then every 64th
 	On
-	Both // and NCCL is compared with MPI
 )
 
 const sampleEvery = 64

@@ -3,8 +3,7 @@
 // Heartbeats bring that to rank 0. There an Analyzer finds ranks that have made different calls,
 // and ranks that wait for something that cannot come any more.
 //
-// With --check a Checker compares every call before it is made. With --check both a Reference makes
-// it again by MPI, and compares the results with those of NCCL.
+// With --check a Checker compares every call before it is made.
 package verify
 
 import (

@@ -13,9 +13,6 @@ import (
 	"lockstep/spmd/internal/transport/route"
 )
 
-// nothingToCompare is added to the start line if --check both finds one path only.
-const nothingToCompare = "; --check both has nothing to compare without NCCL: it is as --check on"
-
 // chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
 //
 // Collective over all ranks.
@@ -71,9 +68,6 @@ func (w *World) chooseDevice(node control.Comm) error {
 	if w.fellBack {
 		w.why = "the GPU is not used: " + what
 	}
-	if w.start.Config.Check == "both" {
-		w.why += nothingToCompare
-	}
 	w.useHost()
 	return nil
 }
@@ -127,11 +121,7 @@ func (w *World) startGPU(node control.Comm) error {
 	if err := w.mustAgree(err); err != nil || w.All.Size() == 1 {
 		return err
 	}
-	compares, joins := w.start.Config.Check == "both", w.Env.Backend.Joins()
-	if compares && !joins {
-		w.why += nothingToCompare
-	}
-	if err := w.openTransports(); err != nil || !joins {
+	if err := w.openTransports(); err != nil || !w.Env.Backend.Joins() {
 		return err
 	}
 	defer w.startup.Begin(w.Env.Backend.Name())()
@@ -140,21 +130,7 @@ func (w *World) startGPU(node control.Comm) error {
 	if w.nodes > 1 {
 		w.ncclSockets = job.Sockets()
 	}
-	if err == nil && compares {
-		err = w.openCross()
-	}
 	return err
-}
-
-// openCross starts to compare NCCL with MPI. Collective over all ranks, in the caller's turn.
-func (w *World) openCross() error {
-	if err := w.OpenCross(); err != nil {
-		return err
-	}
-	if err := w.mustAgree(w.OpenSecond()); err != nil {
-		return fmt.Errorf("--check both: %w", err)
-	}
-	return nil
 }
 
 // mustAgree returns an error on every rank if one has failed in the start, which has not gone wrong

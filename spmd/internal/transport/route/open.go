@@ -7,6 +7,7 @@ import (
 
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/staged"
 )
 
 // OpenWorld has the communicators of all ranks and of the node carry calls on device memory by the
@@ -21,7 +22,7 @@ func OpenWorld(world, node *Router) (agreed bool, err error) {
 	}
 	if err := world.open(env.Backend); err != nil {
 		return false, fmt.Errorf("%w; --collectives %s does without %s",
-			err, second.Name(), strings.ToUpper(env.Backend.Name()))
+			err, staged.Backend.Name(), strings.ToUpper(env.Backend.Name()))
 	}
 	defer env.Begin(env.Backend.Name())()
 	if env.Nodes == 1 {
@@ -48,14 +49,6 @@ func agree(h control.Comm, mine error, next func() error) (agreed bool, err erro
 	}
 }
 
-// OpenSecond has MPI make the calls of the world's communicators again, to be compared, and those
-// of the communicators that are made from then on. A rank may fail alone. Collective over all
-// ranks, in the caller's turn.
-func OpenSecond(world, node *Router) error {
-	world.env.Twice = true
-	return errors.Join(world.openSecond(), node.openSecond())
-}
-
 // open has the communicator carry calls on device memory between its ranks by a backend.
 // Collective, in the caller's turn.
 func (r *Router) open(b transport.Backend) error {
@@ -77,19 +70,6 @@ func (r *Router) open(b transport.Backend) error {
 		return r.openPeers()
 	}
 	return nil
-}
-
-// openSecond has MPI make again what the communicator's transport has made.
-// Collective, in the caller's turn.
-func (r *Router) openSecond() error {
-	if !r.needsBackend() {
-		return nil
-	}
-	t, err := r.openBy(second)
-	if err == nil {
-		r.second = t
-	}
-	return err
 }
 
 // needsBackend says whether there is a device, and another rank.
@@ -123,11 +103,6 @@ func (r *Router) use(t transport.Opened) {
 func (r *Router) Split(parent *Router, color, key int) error {
 	env := parent.env
 	whole, splits := parent.opened.(transport.Splitter)
-	if env.Twice {
-		if err := r.openSecond(); err != nil {
-			return err
-		}
-	}
 	switch {
 	case parent.opened == nil:
 		return nil
@@ -159,24 +134,18 @@ func (r *Router) Why() (why string, doubtful bool, err error) {
 	return r.opened.Why()
 }
 
-// Second is what makes the communicator's calls again, where they are compared.
-func (r *Router) Second() (t transport.Transport, ok bool) { return r.second, r.second != nil }
-
 // Close gives back all that carries calls on device memory. No graph may hold any of it any more.
 // Collective, in the caller's turn.
 func (r *Router) Close() error {
-	var err error
-	if t := r.opened; t != nil && !r.owns {
-		r.opened, r.registrar, r.sym, r.peers, r.atOnce = nil, nil, nil, nil, 0
-		r.UseDevice()
-	} else if t != nil {
-		err = r.closeOpened(t)
+	switch t := r.opened; {
+	case t == nil:
+		return nil
+	case r.owns:
+		return r.closeOpened(t)
 	}
-	if r.second != nil {
-		err = errors.Join(err, r.second.Close())
-		r.second = nil
-	}
-	return err
+	r.opened, r.registrar, r.sym, r.peers, r.atOnce = nil, nil, nil, nil, 0
+	r.UseDevice()
+	return nil
 }
 
 // closeOpened closes the communicator's own transport, and what came with it.

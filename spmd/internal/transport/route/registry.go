@@ -26,9 +26,6 @@ var backends = []transport.Backend{
 	staged.Backend,
 }
 
-// second is the backend whose results --check both compares with those of one that Joins.
-var second = staged.Backend
-
 // auto is the value of --collectives that leaves the choice to the registry.
 const auto = "auto"
 

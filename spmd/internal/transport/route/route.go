@@ -29,7 +29,6 @@ type Router struct {
 	sym        *symComm            // carries some collectives on symmetric memory; nil where there is none
 	noSym      bool                // and there will be none
 	known      []known             // memory that registrar, if it is its own, and sym have registered
-	second     transport.Opened    // the host beside opened, where both are compared
 }
 
 // Route says what carries a call. It is decided when the call is issued, be it for now or for a
@@ -76,7 +75,6 @@ type Env struct {
 	Quiesce     func() error                    // returns when no collective is in flight
 	Symmetric   string                          // --symmetric
 	Backend     transport.Backend               // carries calls between ranks; nil where there is one
-	Twice       bool                            // MPI makes again what NCCL has made, to be compared
 	Node, Nodes int
 	First       *Router // the world's
 }
