@@ -100,10 +100,12 @@ type Options struct {
 	Summary bool
 	File    string // of --trace; "" where events are not kept
 	Ranks   int    // of the job: each has its part of the file
+	Parts   bool   // some replays of graphs on GPUs are timed command by command
 }
 
 // Tracer notes what a rank does.
 type Tracer struct {
+	Parts bool // as in Options
 	keeps bool
 	began int64
 
@@ -168,7 +170,7 @@ func New(o Options) *Tracer {
 	if !o.Summary && o.File == "" {
 		return nil
 	}
-	t := &Tracer{keeps: o.File != "", began: Now(), names: map[string]int32{}, regions: map[int32]*Total{},
+	t := &Tracer{Parts: o.Parts, keeps: o.File != "", began: Now(), names: map[string]int32{}, regions: map[int32]*Total{},
 		late: make([]sample, samples)}
 	if t.keeps {
 		n := mostKept

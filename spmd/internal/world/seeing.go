@@ -23,7 +23,8 @@ import (
 func (w *World) startTrace(ranks int) {
 	c := &w.start.Config
 	summary := c.Summary == "on" || c.Summary == "auto" && w.start.Flags != nil || c.Dashboard != ""
-	w.Trace = trace.New(trace.Options{Summary: summary, File: c.Trace, Ranks: ranks})
+	parts := c.Summary == "on" || c.Trace != "" // which a program that nobody asked is not to pay for
+	w.Trace = trace.New(trace.Options{Summary: summary, File: c.Trace, Ranks: ranks, Parts: parts})
 	w.Calls = w.Trace.Thread("calls", false)
 }
 

@@ -32,7 +32,7 @@ type builder struct {
 // NewBuilder implements exec.Device.
 func (d *Device) NewBuilder() exec.Builder {
 	b := &builder{d: d, g: &graph{}}
-	if d.Trace != nil {
+	if d.Trace != nil && d.Trace.Parts {
 		b.track = graphparts.NewTracker()
 	}
 	return b

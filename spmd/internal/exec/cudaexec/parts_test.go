@@ -39,7 +39,7 @@ func partsOfGraph(t *testing.T, env, why string) {
 	const replays = 100 // of which 8, 16, 32 and 64 are timed
 	g, err := Open(0)
 	must(t, err)
-	tr := trace.New(trace.Options{Summary: true})
+	tr := trace.New(trace.Options{Summary: true, Parts: true})
 	tr.Thread("calls", false)
 	d := NewDevice(g, &exec.Kernel{Name: "fill"}, control.NewTickets(), func(error) {})
 	var said bytes.Buffer
