@@ -170,8 +170,8 @@ func New(o Options) *Tracer {
 	if !o.Summary && o.File == "" {
 		return nil
 	}
-	t := &Tracer{Parts: o.Parts, keeps: o.File != "", began: Now(), names: map[string]int32{}, regions: map[int32]*Total{},
-		late: make([]sample, samples)}
+	t := &Tracer{Parts: o.Parts, keeps: o.File != "", began: Now(), names: map[string]int32{},
+		regions: map[int32]*Total{}, late: make([]sample, samples)}
 	if t.keeps {
 		n := mostKept
 		if !compressed(o.File) {
