@@ -45,7 +45,7 @@ func TestPlaces(t *testing.T) {
 				t.Errorf("%+v\nwant %+v", all, want)
 			}
 			j.said(t, fmt.Sprintf("nodes=%d ", tc.nodes), fmt.Sprintf("ranks=%d ", tc.nodes*tc.per),
-				"rank_order=\"by node\"", `mpi_tcp="eth0 (10.77.0.1)"`)
+				`mpi_tcp="eth0 (10.77.0.1)"`)
 			c.settled(t, patience, "h0", "h1", "h2")
 		})
 	}

@@ -153,7 +153,7 @@ func TestRequeue(t *testing.T) {
 			}
 			j.end(t, "COMPLETED")
 			for _, want := range []string{"start 1, on", "start 2, on", "ended early by a signal",
-				fmt.Sprintf("resumed from=runs/%s ", j.id)} {
+				fmt.Sprintf(" from=runs/%s ", j.id)} {
 				if n := strings.Count(j.log(t), want); n != 1 {
 					t.Errorf("%q is %d times in the log, want it once", want, n)
 				}

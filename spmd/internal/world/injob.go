@@ -116,6 +116,9 @@ func (w *World) logStart() {
 		line = line.Str("why", w.why)
 	}
 	line = line.Int("threads", w.threads)
+	if w.nodes > 1 {
+		line = w.describeNodes(line)
+	}
 	if whole {
 		line = w.describe(line).Dict("startup_ms", w.startup.Log())
 	} else {
@@ -136,20 +139,17 @@ func (w *World) describe(line *zerolog.Event) *zerolog.Event {
 	}
 	w.Dev.Describe(line)
 	w.All.Routes().Describe(line)
-	if w.nodes > 1 {
-		line = w.describeNodes(line)
-	}
 	return line
 }
 
-// describeNodes adds facts about several nodes: the order in which they hold the ranks, and the
-// interfaces by which this rank's connections leave the node. Fabrics other than TCP show none.
+// describeNodes adds facts about several nodes: the order in which they hold the ranks, if they take
+// turns, and the interfaces by which this rank's connections leave the node. Fabrics other than TCP
+// show none.
 func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
-	order := "by node"
 	if !w.byNode {
-		order = "mixed: neighbours in rank are on different nodes"
+		line = line.Str("rank_order", "mixed: neighbours in rank are on different nodes")
 	}
-	line = line.Str("rank_order", order).Str("mpi_tcp", cmp.Or(job.Interfaces(w.mpiSockets), "none"))
+	line = line.Str("mpi_tcp", cmp.Or(job.Interfaces(w.mpiSockets), "none"))
 	if !w.OnHost() {
 		now := slices.DeleteFunc(w.ncclSockets, func(s job.Socket) bool { return slices.Contains(w.mpiSockets, s) })
 		line = line.Str("nccl_tcp", cmp.Or(job.Interfaces(now), "none"))
