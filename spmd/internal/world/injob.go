@@ -142,8 +142,8 @@ func (w *World) describe(line *zerolog.Event) *zerolog.Event {
 	return line
 }
 
-// describeNodes adds facts about several nodes: the order in which they hold the ranks, if they take
-// turns, and the interfaces by which this rank's connections leave the node. Fabrics other than TCP
+// describeNodes adds facts about several nodes: the order in which they hold the ranks, if it is
+// mixed, and the interfaces by which this rank's connections leave the node. Fabrics other than TCP
 // show none.
 func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
 	if !w.byNode {
