@@ -47,6 +47,14 @@ FN u32 flag(const u32 *p) {
 	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
 	return v;
 }
+// fence_system orders what the block wrote or saw before a barrier, and what is written or seen after, for all devices.
+FN void fence_system() { __threadfence_system(); }
+// peek looks at a flag that tells of nothing that was written before.
+FN u32 peek(const u32 *p) {
+	u32 v;
+	asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+	return v;
+}
 // post sets a flag of another device whose reader needs nothing that was written before.
 FN void post(u32 *p, u32 v) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 FN void relax() {}

@@ -10,8 +10,10 @@ import (
 	"lockstep/internal/elem"
 )
 
-// exchangeBlocks is about the most blocks of a kernel of messages; tests lower it.
-var exchangeBlocks = 512
+var (
+	exchangeBlocks = 512     // about the most blocks of a kernel of messages; tests lower it
+	messagesMost   = 2 << 20 // bytes of a message with stamps to each of one rank; tests lower it
+)
 
 // Message is a message of device memory to or from a rank.
 type Message struct {
@@ -25,14 +27,15 @@ type Message struct {
 // MessageMost is the most bytes of a message that NCCL does not carry as fast or faster, since
 // stamps halve the bandwidth: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB.
 func (p *Comm) MessageMost() int {
-	return (2 << 20) / max(1, p.c.Size()-1) / smallBlock * smallBlock
+	return messagesMost / max(1, p.c.Size()-1) / smallBlock * smallBlock
 }
 
 // Of peers.cu.
 const (
 	messageQueues = 256
-	messageWords  = 2  // of struct Message
-	messageBits   = 40 // of the bytes of a message
+	messageWords  = 2        // of struct Message
+	messageBits   = 40       // of the bytes of a message
+	bulkMost      = 32 << 10 // of a chunk of a long message
 	// a flag, the low words of the bytes that came and of those that were
 	// to come, and their high ones
 	wrongBytes = 4 * 4
@@ -59,7 +62,8 @@ func ListBytes(n int) int {
 //
 // A message is sent when the kernel before it on s is over, also when nobody has asked for it yet.
 // Two messages to a rank, or 1 MiB, may be on their way like that. What follows waits until the
-// first of them is received and the next is asked for.
+// first of them is received and the next is asked for, as do messages of more than MessageMost
+// where the scratch memory carries them.
 //
 // list is device memory of ListBytes of the number of messages, nil for few. It must remain until
 // the messages have been exchanged, and as long as a graph that holds them. Where Recv has another
@@ -105,10 +109,12 @@ func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message)
 	for per > 1 && (per/2*smallBlock >= most || per*used > exchangeBlocks) {
 		per /= 2
 	}
-	args := [8 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), uint64(ccall.Address(p.wrong)),
-		uint64(p.c.Rank()), uint64(p.c.Size()), uint64(per), uint64(len(messages))}
+	each, stamped := p.bulk()
+	args := [11 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), uint64(ccall.Address(p.wrong)),
+		uint64(p.c.Rank()), uint64(p.c.Size()), uint64(per), uint64(len(messages)), 0, uint64(p.scratch()),
+		uint64(each), uint64(stamped)}
 	if len(messages) <= fewMessages {
-		put(args[8:], messages)
+		put(args[11:], messages)
 	} else {
 		args[7] = uint64(ccall.Address(list))
 		for lo := 0; lo < len(messages); lo += manyMessages {
@@ -122,6 +128,17 @@ func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message)
 		}
 	}
 	return s.LaunchEarly(p.k.exchange, [3]int{used * per, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
+}
+
+// bulk returns the bytes of a chunk of a long message, for which there is a place in the scratch
+// memory for each rank and queue, and the most bytes of a message that is not long. If there is
+// little memory, no message is long.
+func (p *Comm) bulk() (each, most int) {
+	each = min(2*p.room/p.c.Size()/messageQueues/smallThreads/16*smallThreads*16, bulkMost)
+	if each == 0 {
+		return 0, 1 << messageBits
+	}
+	return each, max(p.MessageMost(), p.atOnce) // beyond those of exchangeParts, whose list lies there
 }
 
 // exchangeParts does a transfer as messages. All ranks know the lengths of all of them.

@@ -24,10 +24,16 @@ type exchanger struct {
 
 func openExchanger(t *testing.T, c *shm.Comm, d *cuda.Device) exchanger {
 	t.Helper()
+	return openRoom(t, c, d, 4096)
+}
+
+// openRoom is openExchanger where there is room for bulk.
+func openRoom(t *testing.T, c *shm.Comm, d *cuda.Device, room int) exchanger {
+	t.Helper()
 	if !devtest.OnGPU() {
 		exchangeBlocks = 4 + c.Rank() // threads in the double, where each rank may have other ones
 	}
-	return exchanger{devtest.Must1(open(c, d, 4096))(t), newSite(t, c, d)} // slow, and right, where ranks share a GPU
+	return exchanger{devtest.Must1(open(c, d, room))(t), newSite(t, c, d)} // slow, and right, where ranks share a GPU
 }
 
 func (x exchanger) close(t *testing.T) {
@@ -56,45 +62,52 @@ func TestExchange(t *testing.T) {
 	devtest.CountsLeft(t)
 	devtest.OnDevices(t, devtest.Counts, map[string]string{"FAKECUDA_DELAY": "100"},
 		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-			x := openExchanger(t, c, d)
-			next, prev := (c.Rank()+1)%c.Size(), (c.Rank()+c.Size()-1)%c.Size()
-			most := x.MessageMost()
-			for round, n := range []int{
-				most, 1, 0, 15, 16, 17, 2047, 2048, 2049, most - 1, 3, 5000, 5000, 2 * messageQueues * smallBlock / 3,
-				most,
-			} {
-				shift := round % 3 // where nothing is aligned
-				src := filled(t, x.site, commtest.Input[int8](c.Rank()+round, n+shift))
-				dst := alloc[int8](t, x.site, n+shift)
-				x.do(t, receives(dst, shift, n, prev), sends(src, shift, n, next))
-				want := commtest.Input[int8](prev+round, n+shift)
-				copy(want, commtest.Alloc[int8](shift).Data())
-				dst.same(t, want, fmt.Sprintf("round a ring, %d bytes", n))
-				src.same(t, commtest.Input[int8](c.Rank()+round, n+shift), "what was sent")
-			}
-			for _, times := range []int{1, 5, 40} {
-				const n = 700 // elements, more than a chunk
-				var list []Message
-				out := filled(t, x.site, commtest.Input[float32](c.Rank(), c.Size()*times*n))
-				in := alloc[float32](t, x.site, c.Size()*times*n)
-				for r := range c.Size() {
-					for k := range times {
-						list = append(list, sends(out, (r*times+k)*n, n-k, r), receives(in, (r*times+k)*n, n-k, r))
-					}
-				}
-				x.do(t, list...)
-				want := slices.Clone(in.host.Data())
-				for r := range c.Size() {
-					theirs := commtest.Input[float32](r, c.Size()*times*n)
-					for k := range times {
-						copy(want[(r*times+k)*n:][:n-k], theirs[(c.Rank()*times+k)*n:])
-					}
-				}
-				in.same(t, want, fmt.Sprintf("everyone with everyone, %d times", times))
-				out.free(t)
-			}
-			x.close(t)
+			roundRings(t, c, openExchanger(t, c, d))
+			messagesMost, peersAtOnce = 8000, smallBlock
+			roundRings(t, c, openRoom(t, c, d, 2<<20))
+			messagesMost, peersAtOnce = 2<<20, smallBlocks*smallBlock
 		})
+}
+
+func roundRings(t *testing.T, c *shm.Comm, x exchanger) {
+	t.Helper()
+	next, prev := (c.Rank()+1)%c.Size(), (c.Rank()+c.Size()-1)%c.Size()
+	most := x.MessageMost()
+	for round, n := range []int{
+		most, 1, 0, 15, 16, 17, 2047, 2048, 2049, most - 1, 3, 5000, 5000, 2 * messageQueues * smallBlock / 3,
+		3*messageQueues*smallBlock + 5, most,
+	} {
+		shift := round % 3 // where nothing is aligned
+		src := filled(t, x.site, commtest.Input[int8](c.Rank()+round, n+shift))
+		dst := alloc[int8](t, x.site, n+shift)
+		x.do(t, receives(dst, shift, n, prev), sends(src, shift, n, next))
+		want := commtest.Input[int8](prev+round, n+shift)
+		copy(want, commtest.Alloc[int8](shift).Data())
+		dst.same(t, want, fmt.Sprintf("round a ring, %d bytes", n))
+		src.same(t, commtest.Input[int8](c.Rank()+round, n+shift), "what was sent")
+	}
+	for _, times := range []int{1, 5, 40} {
+		const n = 1100 // elements, more than two chunks
+		var list []Message
+		out := filled(t, x.site, commtest.Input[float32](c.Rank(), c.Size()*times*n))
+		in := alloc[float32](t, x.site, c.Size()*times*n)
+		for r := range c.Size() {
+			for k := range times {
+				list = append(list, sends(out, (r*times+k)*n, n-k, r), receives(in, (r*times+k)*n, n-k, r))
+			}
+		}
+		x.do(t, list...)
+		want := slices.Clone(in.host.Data())
+		for r := range c.Size() {
+			theirs := commtest.Input[float32](r, c.Size()*times*n)
+			for k := range times {
+				copy(want[(r*times+k)*n:][:n-k], theirs[(c.Rank()*times+k)*n:])
+			}
+		}
+		in.same(t, want, fmt.Sprintf("everyone with everyone, %d times", times))
+		out.free(t)
+	}
+	x.close(t)
 }
 
 // TestExchangeOrder: two messages are sent when nobody asks for them; messages match in their
@@ -203,11 +216,12 @@ func TestExchangeGraph(t *testing.T) {
 func TestExchangeLengths(t *testing.T) {
 	devtest.OnDevices(t, []int{2}, map[string]string{"FAKECUDA_DELAY": "100"},
 		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+			messagesMost, peersAtOnce = 32<<10, smallBlock // what is longer is bulk
 			for _, tc := range []struct{ sent, taken int }{
-				{5, 4}, {4, 5}, {0, 1}, {1, 0}, {2 * smallBlock, smallBlock}, {smallBlock, 3 * smallBlock},
-				{64 << 10, 64<<10 - 1},
+				{40 << 10, 40<<10 - 1}, {5, 4}, {4, 5}, {0, 1}, {1, 0}, {2 * smallBlock, smallBlock},
+				{smallBlock, 3 * smallBlock}, {30 << 10, 30<<10 - 1},
 			} {
-				x := openExchanger(t, c, d)
+				x := openRoom(t, c, d, 1<<20)
 				b := alloc[int8](t, x.site, 64<<10)
 				commtest.Must(t, x.s.Synchronize())
 				commtest.Must(t, x.Failure())

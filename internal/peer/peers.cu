@@ -200,6 +200,10 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_moves(cha
 // taken. A queue has two places, for even and odd counts. A receiver that begins to take a chunk acknowledges the ones
 // before, so the third waits until the first is taken; the others are put before anyone asks for them.
 //
+// Stamps take half of what the link carries. So messages of more than most bytes go by chunks of up to each bytes, without stamps,
+// of which a queue has one place, at base[receiver] + bulk: the receiver acknowledges the chunk before when it is ready for the
+// next, and the length, with its stamp, comes behind every chunk.
+//
 // A block does every per-th chunk of the messages of one lane, one after the other; per divides QUEUES, so that all of a
 // queue is one block's. No lane waits for another, and the blocks that send have the lowest numbers: whatever ranks send
 // each other at once, it gets through, as in one group of NCCL. With the first chunk goes the length. A receiver that
@@ -208,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_moves(cha
 // What a rank has for it lies at base[rank] + offset: the counts of its queues, and the places of what comes. The n messages
 // are those of few, or where list is not null those there.
 //
-//	exchange(base, offset I64, wrong, rank I32, size I32, per I32, n I32, list, few Few)
+//	exchange(base, offset I64, wrong, rank I32, size I32, per I32, n I32, list, bulk I64, each I64, most I64, few Few)
 struct Message {
 	char *at;
 	u64 bytes : 40, lane : 8, peer : 8, receives : 8;
@@ -228,19 +232,20 @@ FN char *place_of(char *at, int size, int sender, u32 now, int c) {
 FN void put_chunk(char *const *base, i64 offset, int rank, int size, const Message &m, int c) {
 	u32 *put = count_of(base[rank] + offset, size, PUT, m.peer, c), now = *put + 1;
 	const u32 *acknowledged = count_of(base[rank] + offset, size, ACKNOWLEDGED, m.peer, c);
-	char *place = place_of(base[m.peer] + offset, size, rank, now, c);
+	u32 seen = peek(acknowledged); // on its way with what this thread loads
 	bool in = is_aligned(m.at);
 	i64 lo = (i64)c * EACH, end = ((i64)m.bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
+	char *place = place_of(base[m.peer] + offset, size, rank, now, c);
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		Raw x = load(m.at, i, m.bytes, in);
-		while ((int)(flag(acknowledged) - (now - 2)) < 0) relax();
+		for (; (int)(seen - (now - 2)) < 0; seen = peek(acknowledged)) relax();
 		if (i == 0) put_stamped((u32 *)place, (u32)m.bytes, (u32)(m.bytes >> 32), now);
 		u32 *to = (u32 *)(place + 2 * PACK + (i - lo) * PACK);
 		put_stamped(to, x.w[0], x.w[1], now);
 		put_stamped(to + SECOND, x.w[2], x.w[3], now);
 	}
 	if (end == 0 && threadIdx.x == 0) {
-		while ((int)(flag(acknowledged) - (now - 2)) < 0) relax();
+		for (; (int)(seen - (now - 2)) < 0; seen = peek(acknowledged)) relax();
 		put_stamped((u32 *)place, 0, 0, now);
 	}
 	__syncthreads();
@@ -289,8 +294,76 @@ FN void take_chunk(char *const *base, i64 offset, int rank, int size, const Mess
 	__syncthreads();
 }
 
+// copy_packs copies packs from lo to hi of a message of so many bytes, several of a thread at once. dst and src are where the
+// message begins, or would.
+enum { BATCH = 8 };
+FN void copy_packs(char *dst, const char *src, i64 bytes, i64 lo, i64 hi) {
+	bool in = is_aligned(src), out = is_aligned(dst);
+	for (i64 i = lo + threadIdx.x; i < hi; i += BATCH * blockDim.x) {
+		Raw x[BATCH];
+#pragma unroll
+		for (int k = 0; k < BATCH; k++) {
+			i64 at = i + k * (i64)blockDim.x;
+			if (at < hi) x[k] = load(src, at, bytes, in);
+		}
+#pragma unroll
+		for (int k = 0; k < BATCH; k++) {
+			i64 at = i + k * (i64)blockDim.x;
+			if (at < hi) store(dst, at, bytes, out, x[k]);
+		}
+	}
+}
+
+// Bulk is the places of long messages, and the chunks of one: two for each queue, unless they are longer than a place.
+struct Bulk {
+	i64 offset, each, chunk;
+};
+FN i64 bulk_chunk(i64 bytes, i64 each) {
+	i64 chunk = (bytes / (2 * QUEUES) + SMALL_BLOCK - 1) / SMALL_BLOCK * SMALL_BLOCK;
+	return chunk < each ? chunk : each;
+}
+// bulk_of is where a message would begin of which a chunk is in its place.
+FN char *bulk_of(char *at, int sender, const Bulk &b, int c) {
+	return at + b.offset + ((i64)sender * QUEUES + c % QUEUES) * b.each - c * b.chunk;
+}
+FN i64 bulk_end(const Message &m, const Bulk &b, int c) {
+	i64 end = ((i64)m.bytes + PACK - 1) / PACK, hi = (c + 1) * b.chunk / PACK;
+	return hi < end ? hi : end;
+}
+
+FN void put_bulk(char *const *base, i64 offset, const Bulk &b, int rank, int size, const Message &m, int c) {
+	u32 *put = count_of(base[rank] + offset, size, PUT, m.peer, c), now = *put + 1;
+	const u32 *acknowledged = count_of(base[rank] + offset, size, ACKNOWLEDGED, m.peer, c);
+	while ((int)(peek(acknowledged) - (now - 1)) < 0) relax();
+	copy_packs(bulk_of(base[m.peer], rank, b, c), m.at, m.bytes, c * b.chunk / PACK, bulk_end(m, b, c));
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		fence_system();
+		put_stamped((u32 *)place_of(base[m.peer] + offset, size, rank, now, c), (u32)m.bytes, (u32)(m.bytes >> 32), now);
+		*put = now;
+	}
+	__syncthreads();
+}
+
+FN void take_bulk(char *const *base, i64 offset, const Bulk &b, int rank, int size, const Message &m, int c, u32 *wrong) {
+	u32 *taken = count_of(base[rank] + offset, size, TAKEN, m.peer, c), now = *taken + 1;
+	if (threadIdx.x == 0) {
+		post(count_of(base[m.peer] + offset, size, ACKNOWLEDGED, rank, c), now - 1);
+		const u32 *place = (const u32 *)place_of(base[rank] + offset, size, m.peer, now, c);
+		u32 low, high;
+		while (!get_stamped(place, &low, &high, now)) relax();
+		if (c == 0 && (low | (u64)high << 32) != m.bytes) complain(wrong, m, low, high);
+		fence_system();
+	}
+	__syncthreads();
+	copy_packs(m.at, bulk_of(base[rank], m.peer, b, c), m.bytes, c * b.chunk / PACK, bulk_end(m, b, c));
+	__syncthreads();
+	if (threadIdx.x == 0) *taken = now;
+	__syncthreads();
+}
+
 extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) exchange(char *const *base, i64 offset, u32 *wrong,
-		int rank, int size, int per, int n, const Message *list, Few few) {
+		int rank, int size, int per, int n, const Message *list, i64 bulk, i64 each, i64 most, Few few) {
 	int lane = blockIdx.x / per;
 	await_earlier_work();
 	start_next();
@@ -302,9 +375,16 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) exchange(char *
 			m = few.of[k];
 		}
 		if (m.lane != lane) continue;
-		int chunks = m.bytes == 0 ? 1 : (int)((m.bytes + SMALL_BLOCK - 1) / SMALL_BLOCK);
+		bool stamped = (i64)m.bytes <= most;
+		i64 chunk = stamped ? SMALL_BLOCK : bulk_chunk(m.bytes, each);
+		Bulk b = {bulk, each, chunk};
+		int chunks = m.bytes == 0 ? 1 : (int)((m.bytes + chunk - 1) / chunk);
 		for (int c = blockIdx.x % per; c < chunks; c += per) {
-			if (m.receives) {
+			if (!stamped && m.receives) {
+				take_bulk(base, offset, b, rank, size, m, c, wrong);
+			} else if (!stamped) {
+				put_bulk(base, offset, b, rank, size, m, c);
+			} else if (m.receives) {
 				take_chunk(base, offset, rank, size, m, c, wrong);
 			} else {
 				put_chunk(base, offset, rank, size, m, c);

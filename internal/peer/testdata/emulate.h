@@ -30,6 +30,8 @@ static uint64_t as_bits(double f) { uint64_t u; memcpy(&u, &f, 8); return u; }
 static void set_flag(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static void post(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static uint32_t flag(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static uint32_t peek(const uint32_t *p) { return flag(p); }
+static void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 // relax comes between two looks at what another process writes, which may need this core.
 static void relax() {
 	static thread_local unsigned looks;
