@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"lockstep/internal/ending"
 	"lockstep/internal/terminal"
 	"lockstep/launch/exit"
 )
@@ -50,7 +52,7 @@ type output struct {
 	heardAll bool        // what the launcher writes to its standard error comes through here
 	folder   string      // of the ranks' files, if they have any
 	screen   *terminal.Screen
-	listener
+	ending.Listener
 }
 
 // Values of --logs, beside the name of a folder.
@@ -200,7 +202,7 @@ type noted struct {
 
 func (n *noted) Write(b []byte) (int, error) {
 	n.out.spoke.Store(true)
-	n.out.listen(b)
+	n.out.Listen(b)
 	return n.Writer.Write(b)
 }
 
@@ -228,7 +230,7 @@ func (out *output) stdout() (*os.File, error) {
 
 func (out *output) stderr() (*os.File, error) {
 	return out.relay(func(r io.Reader) {
-		out.endings = withoutEndings(&noted{&shared{os.Stderr, out}, out}, r)
+		out.endings = ending.Frames(&noted{&shared{os.Stderr, out}, out}, r)
 	})
 }
 
@@ -247,6 +249,23 @@ func (out *output) close() {
 	for _, r := range out.opened {
 		r.Close()
 	}
+}
+
+// why adds the cause to the outcome of a failed job. It does not repeat a launcher's frame if a
+// rank has said more, or the launcher has said it outside of its frames. If nobody has said
+// anything, it says the status.
+func (out *output) why(e outcome, err error, ranks int) outcome {
+	launcher := ending.OfLauncher(out.endings, ranks)
+	said := out.Cause()
+	e.cause = said.Or(launcher)
+	status, _ := err.(exit.Status)
+	signalled := (strings.HasPrefix(launcher.What, ending.BySignal) || status > 128) && e.asked == 0
+	switch {
+	case said != (ending.Cause{}), out.spoke.Load() && !signalled:
+	case len(out.endings) > 0, out.heardAll && e.asked == 0:
+		e.unsaid = "launch: " + e.words(err, 0) + "\n"
+	}
+	return e
 }
 
 // maxLine is how many bytes a line has before it is cut in two.

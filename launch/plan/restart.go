@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"lockstep/internal/ending"
 	"lockstep/internal/signals"
 	"lockstep/internal/stepdir"
 	"lockstep/launch/exit"
@@ -275,7 +276,7 @@ func (s *supervisor) start(n int) (outcome, error) {
 type outcome struct {
 	asked  request // what has asked it to
 	heard  bool    // all that the ranks have said came through here, or lies in files of this host
-	cause  heard
+	cause  ending.Cause
 	unsaid string // what only the launcher has said of it, and is not printed yet; "" where a rank has said why
 }
 
@@ -283,7 +284,7 @@ type outcome struct {
 // Go panic has the same status, so it is unknown for a program that nobody has heard.
 func (e outcome) refused(err error) bool {
 	status, ok := err.(exit.Status)
-	return ok && (status == statusLater || status == statusUsage && e.heard && !e.cause.own)
+	return ok && (status == statusLater || status == statusUsage && e.heard && !e.cause.Own)
 }
 
 // words says on one line why a job has failed after some time.

@@ -335,31 +335,6 @@ exec "$@"
 	}
 }
 
-func TestHear(t *testing.T) {
-	for _, tc := range []struct {
-		line string
-		want string
-	}{
-		{"07:15:52 INF checkpoint saved host=vm rank=0", ""},
-		{"07:15:52 ERR the rank died: killed (by what) host=vm pid=19382 rank=2\n",
-			"rank 2 on vm: the rank died: killed (by what)"},
-		{"12: 07:15:52 ERR a=b fails host=n1.x rank=12\n", "rank 12 on n1.x: a=b fails"},
-		{"07:15:52 ERR the program's own, of no rank", ""},
-		{`{"level":"error","rank":3,"host":"n2","pid":7,"time":"x","message":"it \u001b[2J failed"}`,
-			`rank 3 on n2: it \x1b[2J failed`},
-		{`{"level":"error","message":"the program's own"}`, ""},
-		{`{"level":"error",`, ""},
-		{"1: panic: runtime error: index out of range", "panic: runtime error: index out of range"},
-		{"fatal error: all goroutines are asleep", "fatal error: all goroutines are asleep"},
-		{"no panic: here", ""},
-	} {
-		h, ok := hear([]byte(tc.line))
-		if h.String() != tc.want || ok != (tc.want != "") {
-			t.Errorf("%q: heard %q, want %q", tc.line, h, tc.want)
-		}
-	}
-}
-
 func TestFlagOf(t *testing.T) {
 	for args, want := range map[string]string{
 		"": "", "--checkpoint a": "a", "--checkpoint=a=b": "a=b", "--checkpoint a --checkpoint b": "b",

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"lockstep/internal/ending"
 	"lockstep/internal/help"
 	"lockstep/internal/launcher"
 	"lockstep/internal/procfs"
@@ -234,12 +235,12 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	}
 	if err != nil {
 		if out.folder != "" {
-			out.listenTo(out.folder, begun)
+			out.ListenTo(out.folder, begun)
 		}
 		e.heard = out.heardAll && (out.folder == "" || j.here)
 		e = out.why(e, err, j.ranks)
-		if why != "" && e.cause == (heard{}) {
-			e.cause, e.unsaid = heard{what: why}, ""
+		if why != "" && e.cause == (ending.Cause{}) {
+			e.cause, e.unsaid = ending.Cause{What: why}, ""
 		}
 	}
 	return e, err

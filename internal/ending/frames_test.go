@@ -1,4 +1,4 @@
-package plan
+package ending
 
 import (
 	"bytes"
@@ -7,7 +7,7 @@ import (
 )
 
 // What Open MPI 4.1.4 and MPICH 4.0.2 print when a job fails, and what is left of it.
-func TestWithoutEndings(t *testing.T) {
+func TestFrames(t *testing.T) {
 	const (
 		dashes = "--------------------------------------------------------------------------\n"
 		abort  = dashes + "MPI_ABORT was invoked on rank 1 in communicator MPI COMMUNICATOR 3 DUP FROM 0\n" +
@@ -54,7 +54,7 @@ func TestWithoutEndings(t *testing.T) {
 			dashes + strings.Repeat("x\n", mostFramed) + dashes, 0},
 	} {
 		var to bytes.Buffer
-		endings := withoutEndings(&to, strings.NewReader(tc.from))
+		endings := Frames(&to, strings.NewReader(tc.from))
 		if to.String() != tc.to || len(endings) != tc.endings {
 			t.Errorf("%s: passed on %q and kept %q, want %q and %d bytes", tc.name, &to, endings, tc.to, tc.endings)
 		}

@@ -1,4 +1,4 @@
-package plan
+package ending
 
 import (
 	"bufio"
@@ -23,9 +23,9 @@ var (
 // mostFramed is how many bytes a frame may hold; what is longer is none.
 const mostFramed = 16 << 10
 
-// withoutEndings copies from to to, by lines. It leaves out the frames in which a launcher tells
+// Frames copies from to to, by lines. It leaves out the frames in which a launcher tells
 // how the job ended, and returns them.
-func withoutEndings(to io.Writer, from io.Reader) (endings []byte) {
+func Frames(to io.Writer, from io.Reader) (endings []byte) {
 	pass := func(b []byte) {
 		if len(b) > 0 {
 			_, _ = to.Write(b) // where nobody reads any more the job goes on

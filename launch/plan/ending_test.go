@@ -13,35 +13,10 @@ import (
 const (
 	onePrimary = "--------------------------\nPrimary job  terminated normally, but 1 process returned\n" +
 		"a non-zero exit code. Per user-direction, the job has been aborted.\n--------------------------\n"
-	manyPrimary = "--------------------------\nPrimary job  terminated normally, but 2 processes returned\n" +
-		"non-zero exit codes. Per user-direction, the job has been aborted.\n--------------------------\n"
 	whichRank = "--------------------------\nmpirun detected that one or more processes exited with non-zero " +
 		"status, thus causing\nthe job to be terminated. The first process to do so was:\n\n" +
 		"  Process name: [[21446,1],5]\n  Exit code:    7\n--------------------------\n"
 )
-
-func TestLauncherSays(t *testing.T) {
-	for _, tc := range []struct {
-		text  string
-		ranks int
-		want  string
-	}{
-		{"mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).", 2,
-			"rank 1 on n1: ended by signal 9 (Killed)"},
-		{whichRank, 8, "rank 5: exited"},
-		{onePrimary + whichRank, 8, "rank 5: exited"},
-		{onePrimary, 1, "rank 0: exited"},
-		{onePrimary, 8, "a rank exited"},
-		{manyPrimary, 8, "2 ranks exited"},
-		{"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 9\n====",
-			2, "a rank on n1 ended with 9"},
-		{"MPI_ABORT was invoked on rank 1", 2, ""},
-	} {
-		if got := launcherSays([]byte(tc.text), tc.ranks).String(); got != tc.want {
-			t.Errorf("%q: %q, want %q", tc.text, got, tc.want)
-		}
-	}
-}
 
 // A job that fails is not silent, however little its launcher says. The double of mpirun says
 // what is in a file, and ends.
