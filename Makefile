@@ -87,7 +87,7 @@ test-load: deps nvrtc
 	$(if $(filter-out 1 2,$(shell nproc)),taskset -c 0$(comma)1) go run ./internal/suite --load 8 -- $(TESTS)
 
 # Which statements of these packages the tests of all of them run, in %, of every process: but of ranks that a test has ended.
-COVERED := ./spmd ./spmd/internal/... ./spmd/ddp ./spmd/checkpoint ./cudampi ./internal/shm ./launch/...
+COVERED := ./spmd ./spmd/internal/... ./spmd/parallel ./spmd/checkpoint ./cudampi ./internal/shm ./launch/...
 cover: deps nvrtc
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && mkdir "$$dir/counters" && export GOCOVERDIR="$$dir/counters" && \
 	{ go test -count=1 -p 2 -parallel 8 -timeout 1h -vet=off -covermode=atomic -coverpkg=$$(go list $(COVERED) | paste -sd,) $(COVERED) \

@@ -83,7 +83,7 @@ func typeName(x ast.Expr) string {
 var letters = map[string][]string{
 	"w": {"spmd.World"}, "c": {"spmd.Comm"}, "s": {"spmd.Stream"}, "b": {"spmd.Buffer"}, "e": {"spmd.Event"},
 	"g": {"spmd.Graph"},
-	"k": {"spmd.Kernel"}, "m": {"spmd.Mesh", "spmd.Layout"}, "r": {"ddp.Reducer"}, "p": {"checkpoint.Manager"},
+	"k": {"spmd.Kernel"}, "m": {"spmd.Mesh", "spmd.Layout"}, "r": {"parallel.Reducer"}, "p": {"checkpoint.Manager"},
 }
 
 // find returns what x.name is, where x is a package or a letter.
@@ -176,8 +176,8 @@ func packages(t *testing.T) names {
 	t.Helper()
 	n := names{}
 	for _, dir := range []string{
-		"spmd", "spmd/ddp", "spmd/checkpoint", "spmd/timing", "spmd/blas", "spmd/vector", "spmd/radix", "spmd/random",
-		"spmd/fft", "spmd/sparse", "spmd/arrayfile", "spmd/matrix",
+		"spmd", "spmd/parallel", "spmd/checkpoint", "spmd/timing", "spmd/blas", "spmd/vector", "spmd/radix",
+		"spmd/random", "spmd/fft", "spmd/sparse", "spmd/arrayfile", "spmd/matrix",
 	} {
 		for _, file := range sources(t, filepath.Join("..", dir)) {
 			for _, d := range file.Decls {

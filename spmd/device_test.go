@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -207,7 +207,7 @@ func TestBeyond2GiB(t *testing.T) {
 		give(x)
 		must(t, spmd.AllReduce(on, y, x, spmd.Sum))
 		check("AllReduce", y, sum)
-		must(t, ddp.CheckSame(w.Comm(), "the sum", y)) // all of it, on all ranks
+		must(t, parallel.CheckSame(w.Comm(), "the sum", y)) // all of it, on all ranks
 		must(t, x.SetAll(uint8(size*(size+1)/2)))
 		for _, i := range ends {
 			x.Set(i, sum(i))

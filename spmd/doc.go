@@ -104,7 +104,7 @@
 // Free gives back the memory of a Buffer, and Close ends whatever else was opened. A second
 // call of either does nothing. Main and World.Close end what a program has left.
 //
-// Package checkpoint saves and loads a program's state. Package ddp has what a
-// data-parallel training loop needs, package timing measures steps. Package spmdtest runs
+// Package checkpoint saves and loads a program's state. Package parallel has what a
+// training loop on several ranks needs, package timing measures steps. Package spmdtest runs
 // tests on several ranks. Package host has what the host function of a Kernel is made of.
 package spmd

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -152,7 +152,7 @@ func together(_ context.Context, w *spmd.World, victim bool) error {
 	if victim {
 		happens()
 	}
-	for range ddp.Together(only, slices.Values([]int{1, 2})) {
+	for range parallel.Together(only, slices.Values([]int{1, 2})) {
 	}
 	return spmd.Barrier(w.Comm())
 }

@@ -28,7 +28,7 @@ func copyKernels(t *testing.T, dir string) (one string) {
 // gpuKernels: the first rank of the node compiles what is missing and the others receive. A
 // compiled kernel is used again, unless it is damaged.
 func gpuKernels(t *testing.T) {
-	sources := len(kernels.All()) // of the framework, of ddp, and of these tests
+	sources := len(kernels.All()) // of the framework, of parallel, and of these tests
 	cache := t.TempDir()
 	missing := copyKernels(t, filepath.Join(cache, "0"))
 	must(t, os.Remove(filepath.Join(cache, "0", missing)))

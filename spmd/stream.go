@@ -20,7 +20,7 @@ import (
 //
 // The methods, Capture excepted, are safe for use by several goroutines; but
 // collectives must be enqueued in the same order on every rank, so one goroutine
-// should drive them, and library calls, such as blas.Gemm, and ddp.ClipNorm share scratch
+// should drive them, and library calls, such as blas.Gemm, and parallel.ClipNorm share scratch
 // memory of the stream, so on one stream they come from one goroutine. The queue has no
 // bound: a program that enqueues for ever synchronizes now and then.
 type Stream struct {

@@ -2,7 +2,7 @@ package cost
 
 import (
 	"lockstep/apps/train/layout"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // rates are the speeds of one H200. Those that are not of kernels were fitted to whole steps of
@@ -157,11 +157,11 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 // length returns how long a step of so many micro-batches takes through stages, and the part of it
 // in which they wait for each other.
 func length(stages []times, micro int) (seconds, bubble float64) {
-	passes := make([]ddp.PassTime, len(stages))
+	passes := make([]parallel.PassTime, len(stages))
 	for i, t := range stages {
-		passes[i] = ddp.PassTime{Forward: t.forward, Backward: t.backward}
+		passes[i] = parallel.PassTime{Forward: t.forward, Backward: t.backward}
 	}
-	s := ddp.NewSchedule(passes, micro)
+	s := parallel.NewSchedule(passes, micro)
 	// A stage that begins later than its first micro-batch comes delays the others. A stage that is
 	// done goes on to its update.
 	late, first := 0.0, 0.0

@@ -14,9 +14,9 @@ type use struct {
 	waits   bool    // what comes behind it waits until all that was to go has gone
 }
 
-// lanes are two sequences that go on beside each other on a rank: computation, and messages
-// between replicas. Each is in the order in which gpt.Sharder, ddp.Gatherer, ddp.Scatterer and
-// ddp.Reducer enqueue it.
+// lanes are two sequences that go on beside each other on a rank: computation, and messages between
+// replicas. Each is in the order in which gpt.Sharder, parallel.Gatherer, parallel.Scatterer and
+// parallel.Reducer enqueue it.
 type lanes struct {
 	gather []float64 // seconds in which the weights of a section come; nil if all ranks have them
 	// sections that have memory for weights and gradients at a time: section i takes

@@ -9,7 +9,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Check refuses a device or a type without products of 8-bit floats. asked is the flag that
@@ -116,7 +116,7 @@ func (e *State) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
 // If turns is above 0 no rank has all weights: those of layers come a group at a time, and so many
 // groups have memory.
 func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int,
-	rows ddp.Rows, columns *spmd.Buffer[float32]) {
+	rows parallel.Rows, columns *spmd.Buffer[float32]) {
 	sites, lens := cfg.FP8Sites(), e.matrices(cfg, params, groups, turns)
 	layout.Take(sp, sites, &e.Up, &e.Peak)
 	layout.Take(sp, kernels.Apart8*sites, &e.down)

@@ -11,7 +11,7 @@ import (
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
 	"lockstep/spmd/blas"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Model is a decoder with activations of type A on the rank's device. Its methods with a stream
@@ -27,11 +27,11 @@ type Model[A kernels.Act] struct {
 	att  *attention.Attention[A]
 	at   Memory[A]
 	par  *Weights[A]
-	kept []microActs[A]   // of each micro-batch in flight
-	act  []layerActs[A]   // of each layer, of one of them
-	pipe *ddp.Pipeline[A] // nil without --pp
-	with spmd.Comm        // the ranks with the other parts of these layers, on side
-	side *spmd.Stream     // nil without --tp
+	kept []microActs[A]        // of each micro-batch in flight
+	act  []layerActs[A]        // of each layer, of one of them
+	pipe *parallel.Pipeline[A] // nil without --pp
+	with spmd.Comm             // the ranks with the other parts of these layers, on side
+	side *spmd.Stream          // nil without --tp
 
 	// (n,C): the first residual stream, of the same micro-batch as act; the input of the head
 	emb, lnf         spmd.Buffer[A]
@@ -284,8 +284,8 @@ func (m *Model[A]) checkBatch(b Batch) error {
 type enqueue[A kernels.Act] struct {
 	kernels.Launcher[A]
 	m     *Model[A]
-	b     int      // sequences
-	rows  ddp.Rows // of the micro-batch
+	b     int           // sequences
+	rows  parallel.Rows // of the micro-batch
 	mode8 fp8.Mode
 }
 

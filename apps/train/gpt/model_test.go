@@ -12,7 +12,7 @@ import (
 	"lockstep/apps/train/traintest"
 	"lockstep/host"
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -232,7 +232,7 @@ func testModelDataParallel[A kernels.Act](t *testing.T, w *spmd.World) {
 	wantLoss := traintest.Reference(cfg, p).Batch(in, targets, T, want)
 
 	m, s := testModel[A](t, w, cfg, p, batch)
-	r, err := ddp.NewReducer(w.Comm(), m.GradGroups(), ddp.ReducerConfig{BucketBytes: 1 << 14})
+	r, err := parallel.NewReducer(w.Comm(), m.GradGroups(), parallel.ReducerConfig{BucketBytes: 1 << 14})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func testModelDataParallel[A kernels.Act](t *testing.T, w *spmd.World) {
 		t.Errorf("loss %v, reference %v", m.Loss.At(0), wantLoss)
 	}
 	compareGrads(t, &m.State, want, bound.Grad)
-	if err := ddp.CheckSame(w.Comm(), "gradients", m.Grads); err != nil {
+	if err := parallel.CheckSame(w.Comm(), "gradients", m.Grads); err != nil {
 		t.Error(err)
 	}
 }

@@ -3,7 +3,7 @@ package gpt
 import (
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Passes is what a Model does, for any type of activations.
@@ -16,7 +16,7 @@ type Passes interface {
 	RowsFit(rows, ranks int) bool
 	NewSharder(c spmd.Comm) (*Sharder, error)
 	OpenPipeline(c spmd.Comm) error
-	StageTime(s *spmd.Stream) (ddp.StageTime, error)
+	StageTime(s *spmd.Stream) (parallel.StageTime, error)
 	ForgetTime(s *spmd.Stream) error
 	ShareLayers(c spmd.Comm) error
 	Step(s *spmd.Stream, batches []Batch, h StepHooks) error

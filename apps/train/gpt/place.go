@@ -4,7 +4,7 @@ import (
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Gradient returns where passes leave the gradient of a parameter.
@@ -53,8 +53,8 @@ func (e *enqueue[A]) call(hook func(int) error, section int) {
 
 // sharded is what a rank has if the ranks share a part of the training state.
 type sharded struct {
-	ddp.Partition                       // of the groups
-	Weights, Grads spmd.Buffer[float32] // this rank's shards; empty where State has all
+	parallel.Partition                      // of the groups
+	Weights, Grads     spmd.Buffer[float32] // this rank's shards; empty where State has all
 
 	keptWeights spmd.Buffer[float32] // weights of the groups that are not layers', if operands are rounded copies
 	working     slots[float32]       // gradients before they are reduced

@@ -4,7 +4,7 @@ import (
 	"lockstep/apps/train/kernels"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Ranks that divide layers (--tp) also share the rows of the LayerNorms and of the residual stream,
@@ -23,12 +23,12 @@ import (
 
 // rowsOf returns how this rank sees n rows. The number of pieces is that of the largest
 // micro-batch, so that a smaller one never needs more memory.
-func (m *Model[A]) rowsOf(n int) ddp.Rows {
+func (m *Model[A]) rowsOf(n int) parallel.Rows {
 	x, pieces := m.Cfg.Tensor, 1
 	if x.Parts() > 1 {
 		pieces = max(2, min(m.rows/pieceRows, mostPieces))
 	}
-	return ddp.NewRows(n, pieces, x.Rank, x.Parts())
+	return parallel.NewRows(n, pieces, x.Rank, x.Parts())
 }
 
 // Products of pieceRows rows are nearly as fast as larger ones. With mostPieces pieces the one that
@@ -58,7 +58,7 @@ func (e *enqueue[A]) arrived() {
 // gatherPiece enqueues whole = all ranks' rows of a piece of x(n,C), if there is such a piece.
 func (e *enqueue[A]) gatherPiece(x spmd.Buffer[A], i int) {
 	if e.Err == nil && i < e.rows.Pieces() {
-		e.Err = ddp.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, e.m.whole, x)
+		e.Err = parallel.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, e.m.whole, x)
 	}
 }
 
@@ -70,7 +70,7 @@ func (e *enqueue[A]) scatterPiece(y spmd.Buffer[A], i int) {
 	}
 	e.begin()
 	if e.Err == nil {
-		e.Err = ddp.ScatterRows(e.m.with, e.rows, i, e.m.Cfg.Channels, y, e.m.partial)
+		e.Err = parallel.ScatterRows(e.m.with, e.rows, i, e.m.Cfg.Channels, y, e.m.partial)
 	}
 }
 

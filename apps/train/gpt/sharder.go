@@ -6,7 +6,7 @@ import (
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Sharder moves the shared parts of the training state: weights to the passes that read them,
@@ -16,17 +16,17 @@ import (
 // of a step. If each rank has a shard, the layers' weights come in every pass.
 type Sharder struct {
 	state   *State
-	kept    *ddp.Gatherer[float32] // of the groups that are not layers'
+	kept    *parallel.Gatherer[float32] // of the groups that are not layers'
 	layers  layerGatherer
-	Scatter *ddp.Scatterer
+	Scatter *parallel.Scatterer
 
-	keptPass, Training, Forward *ddp.Pass
+	keptPass, Training, Forward *parallel.Pass
 }
 
 // layerGatherer is a Gatherer of the groups of layers, whatever the type of their elements.
 type layerGatherer interface {
-	Pass(groups ...int) (*ddp.Pass, error)
-	Begin(p *ddp.Pass, s *spmd.Stream) error
+	Pass(groups ...int) (*parallel.Pass, error)
+	Begin(p *parallel.Pass, s *spmd.Stream) error
 	Need(group int, s *spmd.Stream) error
 	Done(group int, s *spmd.Stream) error
 	End(s *spmd.Stream) error
@@ -69,20 +69,20 @@ func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training
 			return m.FP8.CastGroup(s, first+i, mats[first+i])
 		}
 	}
-	kept := ddp.GathererConfig[float32]{After: rounds(layers)}
+	kept := parallel.GathererConfig[float32]{After: rounds(layers)}
 	if !all {
 		kept.Before = func(i int, to spmd.Buffer[float32], s *spmd.Stream) error {
 			return spmd.Copy(s, to, part.Weights.Slice(part.Shard(layers+i)))
 		}
 	}
-	if x.kept, err = ddp.NewGatherer(c, at.Weights[layers:], kept); err != nil {
+	if x.kept, err = parallel.NewGatherer(c, at.Weights[layers:], kept); err != nil {
 		return err
 	}
 	if all {
-		x.layers, err = ddp.NewGatherer(c, at.Weights[:layers], ddp.GathererConfig[float32]{After: rounds(0)})
+		x.layers, err = parallel.NewGatherer(c, at.Weights[:layers], parallel.GathererConfig[float32]{After: rounds(0)})
 	} else {
-		x.layers, err = ddp.NewGatherer(c, at.Mats[:layers],
-			ddp.GathererConfig[A]{Before: func(i int, to spmd.Buffer[A], s *spmd.Stream) error {
+		x.layers, err = parallel.NewGatherer(c, at.Mats[:layers],
+			parallel.GathererConfig[A]{Before: func(i int, to spmd.Buffer[A], s *spmd.Stream) error {
 				own := part.Weights.Slice(part.Shard(i))
 				if half, ok := any(to).(spmd.Buffer[spmd.BF16]); ok {
 					return kernels.RoundWeights(s, half, own)
@@ -106,7 +106,7 @@ func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training
 			shards[i] = m.Grads.Slice(part.Part(i))
 		}
 	}
-	if x.Scatter, err = ddp.NewScatterer(c, m.grads, shards, spmd.Sum); err != nil {
+	if x.Scatter, err = parallel.NewScatterer(c, m.grads, shards, spmd.Sum); err != nil {
 		return err
 	}
 	// A pass begins with the embeddings.
@@ -177,7 +177,7 @@ func (x *Sharder) getKept(s *spmd.Stream) error {
 // Around runs a pass on s with the weights that it needs. pass is the layers' pass. changed says
 // that weights may have changed since they were gathered. reduces says that each section's
 // gradients are going to be ready.
-func (x *Sharder) Around(s *spmd.Stream, pass *ddp.Pass, changed, reduces bool, commands func() error) error {
+func (x *Sharder) Around(s *spmd.Stream, pass *parallel.Pass, changed, reduces bool, commands func() error) error {
 	st := x.state
 	defer func() { st.around = hooks{} }()
 	switch {

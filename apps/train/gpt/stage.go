@@ -7,7 +7,7 @@ import (
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // microActs is what forward keeps of a micro-batch.
@@ -39,7 +39,7 @@ func (m *Model[A]) pipelineBytes() int {
 
 // OpenPipeline makes this model a stage of a pipeline. Every rank of c calls it.
 func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
-	m.pipe, err = ddp.NewPipeline[A](c, m.rowsOf(m.rows).Held()*m.Cfg.Channels, m.Cfg.Stage.Micro)
+	m.pipe, err = parallel.NewPipeline[A](c, m.rowsOf(m.rows).Held()*m.Cfg.Channels, m.Cfg.Stage.Micro)
 	if err == nil {
 		m.space.Frees = append(m.space.Frees, m.pipe.Close)
 	}
@@ -47,9 +47,9 @@ func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
 }
 
 // StageTime is Time of the pipeline, ForgetTime its ForgetTime. They do nothing without a pipeline.
-func (m *Model[A]) StageTime(s *spmd.Stream) (ddp.StageTime, error) {
+func (m *Model[A]) StageTime(s *spmd.Stream) (parallel.StageTime, error) {
 	if m.pipe == nil {
-		return ddp.StageTime{}, nil
+		return parallel.StageTime{}, nil
 	}
 	return m.pipe.Time(s)
 }
@@ -123,7 +123,7 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 		}
 		return e
 	}
-	return m.pipe.Run(s, ddp.Stage[A]{
+	return m.pipe.Run(s, parallel.Stage[A]{
 		Forward: func(micro, slot int, in, out spmd.Buffer[A]) error {
 			e := on(micro)
 			m.use(slot, in)

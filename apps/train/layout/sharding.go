@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // ShardMode says which part of the training state the ranks share, instead of each having all of
@@ -52,16 +52,16 @@ func (s Sharding) Turns() int {
 }
 
 // partition divides groups of so many elements among the ranks that share them.
-func (cfg Config) partition(lens []int) ddp.Partition {
+func (cfg Config) partition(lens []int) parallel.Partition {
 	rank, ranks := 0, 1
 	if cfg.Shard.Mode != ShardOff {
 		rank, ranks = cfg.Shard.Rank, cfg.Shard.Ranks
 	}
-	return ddp.NewPartition(rank, ranks, ArenaAlign, lens...)
+	return parallel.NewPartition(rank, ranks, ArenaAlign, lens...)
 }
 
 // PartitionOf divides groups from Of among the ranks that share them.
-func (cfg Config) PartitionOf(groups []Group) ddp.Partition {
+func (cfg Config) PartitionOf(groups []Group) parallel.Partition {
 	lens := make([]int, len(groups))
 	for i, g := range groups {
 		lens[i] = g.Len

@@ -11,7 +11,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Model is a decoder with activations of type A on the rank's device, as gpt.Model is.
@@ -191,7 +191,7 @@ func (m *Model[A]) takeAll(seq int) {
 	}
 	if cfg.FP8 != layout.FP8Off {
 		m.FP8 = new(fp8.State)
-		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, ddp.Rows{}, nil)
+		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, parallel.Rows{}, nil)
 	}
 }
 
@@ -288,8 +288,8 @@ var errWhole = errors.New("model: the layers of a modern one are whole, and all 
 // The methods below are for models with divided layers, which a modern model is not.
 
 func (m *Model[A]) OpenPipeline(spmd.Comm) error { return errWhole }
-func (m *Model[A]) StageTime(*spmd.Stream) (ddp.StageTime, error) {
-	return ddp.StageTime{}, errWhole
+func (m *Model[A]) StageTime(*spmd.Stream) (parallel.StageTime, error) {
+	return parallel.StageTime{}, errWhole
 }
 func (m *Model[A]) ForgetTime(*spmd.Stream) error                       { return nil }
 func (m *Model[A]) ShareLayers(spmd.Comm) error                         { return nil }

@@ -11,7 +11,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -175,7 +175,7 @@ func TestModelDataParallel(t *testing.T) {
 		want := traintest.ZeroLike(p)
 		wantLoss := traintest.ModernReference(cfg, p).Batch(in, targets, T, want)
 		m, s := testModel[float32](t, w, cfg, p, batch)
-		r, err := ddp.NewReducer(w.Comm(), m.GradGroups(), ddp.ReducerConfig{BucketBytes: 1 << 14})
+		r, err := parallel.NewReducer(w.Comm(), m.GradGroups(), parallel.ReducerConfig{BucketBytes: 1 << 14})
 		traintest.NoError(t, err)
 		mine := spmd.ShardOf(batch, w.Rank(), w.Size())
 		lo, hi := mine.Off*T, (mine.Off+mine.Len)*T

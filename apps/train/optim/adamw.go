@@ -9,7 +9,7 @@ import (
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Schedule is a learning rate. It rises in a line for Warmup steps to Peak, falls along a cosine to
@@ -301,7 +301,7 @@ func (o *AdamW) Apply(s *spmd.Stream) error {
 		if err := o.MeasureNorm(s, o.Norm); err != nil {
 			return err
 		}
-	} else if err := ddp.ClipNorm(s, o.state.Grads, 0, o.Norm); err != nil {
+	} else if err := parallel.ClipNorm(s, o.state.Grads, 0, o.Norm); err != nil {
 		return err
 	}
 	if err := judgeStep(s, o.Gate, o.hyper, o.Counts, o.Norm, o.state.Loss, o.Cfg, o.SkipBad); err != nil {

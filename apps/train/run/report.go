@@ -14,7 +14,7 @@ import (
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/progress"
 )
 
@@ -210,11 +210,11 @@ func idleOf(w *spmd.World, t *trainer.Trainer) ([]float64, error) {
 	if slices.Max(all[0]) == 0 {
 		return nil, nil
 	}
-	times := make([]ddp.StageTime, len(all[0]))
+	times := make([]parallel.StageTime, len(all[0]))
 	for i := range times {
-		times[i] = ddp.StageTime{Whole: time.Duration(all[0][i]), Waiting: time.Duration(all[1][i])}
+		times[i] = parallel.StageTime{Whole: time.Duration(all[0][i]), Waiting: time.Duration(all[1][i])}
 	}
-	ranks, idle := ddp.Idle(times), []float64(nil)
+	ranks, idle := parallel.Idle(times), []float64(nil)
 	n := len(ranks) / t.State.Cfg.Stage.Stages
 	for stage := range slices.Chunk(ranks, n) {
 		idle = append(idle, mean(stage))

@@ -6,7 +6,7 @@ import (
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd/checkpoint"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // replicas returns the arenas that are the same on all ranks.
@@ -68,13 +68,13 @@ func (t *Trainer) Audit(steps int) error {
 		return err
 	}
 	if t.sharder != nil || t.divided() {
-		if err := ddp.CheckSame(t.all, fmt.Sprintf("the number of updates after %d steps", steps),
+		if err := parallel.CheckSame(t.all, fmt.Sprintf("the number of updates after %d steps", steps),
 			t.Optimizer.Counts); err != nil {
 			return err
 		}
 	}
 	if e := t.State.FP8; e != nil {
-		if err := ddp.CheckSame(t.all, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps),
+		if err := parallel.CheckSame(t.all, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps),
 			e.Up); err != nil {
 			return err
 		}
@@ -83,13 +83,13 @@ func (t *Trainer) Audit(steps int) error {
 		return err
 	}
 	for _, a := range t.replicas() {
-		err := ddp.CheckSame(t.c, fmt.Sprintf("%sweights after %d steps", a.Prefix, steps), a.Buffer)
+		err := parallel.CheckSame(t.c, fmt.Sprintf("%sweights after %d steps", a.Prefix, steps), a.Buffer)
 		if err == nil {
 			continue
 		}
 		for _, p := range t.State.Params {
 			name := fmt.Sprintf("%s%s after %d steps", a.Prefix, p.Name, steps)
-			if err := ddp.CheckSame(t.c, name, a.Slice(p.Off, p.Off+p.Len)); err != nil {
+			if err := parallel.CheckSame(t.c, name, a.Slice(p.Off, p.Off+p.Len)); err != nil {
 				return err
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // divided says whether ranks have different parts of the model.
@@ -136,7 +136,7 @@ func (t *Trainer) auditCopies(steps int) error {
 					continue
 				}
 				_, have := t.State.Of(a, p)
-				if err := ddp.CheckSame(c, fmt.Sprintf("%s%s after %d steps", a.Prefix, p.Name, steps),
+				if err := parallel.CheckSame(c, fmt.Sprintf("%s%s after %d steps", a.Prefix, p.Name, steps),
 					have); err != nil {
 					return err
 				}

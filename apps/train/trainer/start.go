@@ -7,7 +7,7 @@ import (
 	"lockstep/apps/train/weights"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Begin draws the start weights from seed, or reads them, and gives all ranks those of rank 0. The
@@ -30,7 +30,7 @@ func (t *Trainer) Begin(seed uint64) error {
 		return err
 	}
 	if !shared {
-		if err := ddp.SyncStart(t.c, t.State.Weights); err != nil {
+		if err := parallel.SyncStart(t.c, t.State.Weights); err != nil {
 			return err
 		}
 	}

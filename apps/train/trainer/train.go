@@ -11,7 +11,7 @@ import (
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/weights"
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // Config is the settings of a trainer.
@@ -52,15 +52,15 @@ type Trainer struct {
 	State     *gpt.State // of model
 	Model     gpt.Passes
 	Optimizer *optim.AdamW
-	reducer   *ddp.Reducer[float32]  // nil with --shard
-	tables    *ddp.Reducer[float32]  // for a modern model's tables, which reducer then leaves out, or nil
-	sharder   *gpt.Sharder           // nil without
-	byRows    []spmd.Buffer[float32] // see sumRows
-	Stream    *spmd.Stream           // everything but what goes between ranks
-	train     *batches.Feed          // nil before StartAt
-	First     int                    // the step that train begins with
-	Skipped   int                    // steps before it that were left out
-	BadRow    int                    // how many of the last steps in a row were left out
+	reducer   *parallel.Reducer[float32] // nil with --shard
+	tables    *parallel.Reducer[float32] // for a modern model's tables, which reducer then leaves out, or nil
+	sharder   *gpt.Sharder               // nil without
+	byRows    []spmd.Buffer[float32]     // see sumRows
+	Stream    *spmd.Stream               // everything but what goes between ranks
+	train     *batches.Feed              // nil before StartAt
+	First     int                        // the step that train begins with
+	Skipped   int                        // steps before it that were left out
+	BadRow    int                        // how many of the last steps in a row were left out
 	// scales of 8-bit floats at that step, from the checkpoint; nil if it has none that fit
 	Scales  []int
 	loaders [2]*batches.Loader        // of training and validation
@@ -165,7 +165,7 @@ func (t *Trainer) connect() (err error) {
 		}
 	}
 	if t.divided() {
-		n, err := ddp.NewNorm(t.all, t.counted()...)
+		n, err := parallel.NewNorm(t.all, t.counted()...)
 		if err != nil {
 			return err
 		}
@@ -189,13 +189,14 @@ func (t *Trainer) connect() (err error) {
 	}
 	groups := t.State.GradGroups()
 	if tables := len(groups) - 1; t.State.Cfg.Parts != 0 {
-		if t.tables, err = ddp.NewReducer(t.c, groups[tables:], ddp.ReducerConfig{Op: spmd.Sum}); err != nil {
+		if t.tables, err = parallel.NewReducer(t.c, groups[tables:], parallel.ReducerConfig{Op: spmd.Sum}); err != nil {
 			return err
 		}
 		t.keep(t.tables.Close)
 		groups = groups[:tables]
 	}
-	if t.reducer, err = ddp.NewReducer(t.c, groups, ddp.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
+	t.reducer, err = parallel.NewReducer(t.c, groups, parallel.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum})
+	if err != nil {
 		return err
 	}
 	t.keep(t.reducer.Close)

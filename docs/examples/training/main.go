@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 func main() {
@@ -43,12 +43,12 @@ func training(_ context.Context, w *spmd.World) error {
 	}
 	p, g := mem.Slice(0, 2), mem.Slice(2, 4)
 	mine := spmd.ShardOf(48, w.Rank(), w.Size())
-	err = errors.Join(p.SetAll(float32(w.Rank())), ddp.SyncStart(w.Comm(), p)) // rank 0's weights
+	err = errors.Join(p.SetAll(float32(w.Rank())), parallel.SyncStart(w.Comm(), p)) // rank 0's weights
 	for n := 0; err == nil && n < 60; n++ {
 		err = errors.Join(launchTrainingGrad(s, 2, g, p, mine.Off, mine.Len),
 			spmd.AllReduce(w.Comm().On(s), g, g, spmd.Sum), launchTrainingStep(s, 2, p, g))
 	}
-	if err := errors.Join(err, s.Synchronize(), ddp.CheckSame(w.Comm(), "the weights", p)); err != nil ||
+	if err := errors.Join(err, s.Synchronize(), parallel.CheckSame(w.Comm(), "the weights", p)); err != nil ||
 		w.Rank() != 0 {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/progress"
 )
 
@@ -91,7 +91,7 @@ func run(ctx context.Context, w *spmd.World, c config) (loss float64, err error)
 		}
 		save = func() error { return m.Save(done, loss, state...) }
 	}
-	if err := ddp.SyncStart(w.Comm(), n.p); err != nil { // all ranks begin with rank 0's
+	if err := parallel.SyncStart(w.Comm(), n.p); err != nil { // all ranks begin with rank 0's
 		return 0, err
 	}
 	p := progress.Start(w, "training", int64(c.Steps-done), "steps")
@@ -119,5 +119,5 @@ func run(ctx context.Context, w *spmd.World, c config) (loss float64, err error)
 			}
 		}
 	}
-	return loss, ddp.CheckSame(w.Comm(), "the parameters", n.p)
+	return loss, parallel.CheckSame(w.Comm(), "the parameters", n.p)
 }

@@ -1,4 +1,4 @@
-// Package ddp's use of a GPU that Go does not have.
+// Package parallel's use of a GPU that Go does not have.
 #include "spmd.cuh"
 
 // times[point] = the time in nanoseconds. If point is odd, the time since the point before is added

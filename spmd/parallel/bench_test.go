@@ -1,4 +1,4 @@
-package ddp_test
+package parallel_test
 
 import (
 	"context"
@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/timing"
 )
 
 // BenchmarkKernels times the kernels on the parameters of GPT-2 124M, on the host on fewer:
 //
-//	SPMDTEST_DEVICE=cuda go test ./spmd/ddp -run '^$' -bench Kernels
+//	SPMDTEST_DEVICE=cuda go test ./spmd/parallel -run '^$' -bench Kernels
 func BenchmarkKernels(b *testing.B) {
 	if err := spmd.Local(b.Context(), spmdtest.Config(), 1, func(_ context.Context, w *spmd.World) error {
 		n := 124 << 20
@@ -26,7 +26,7 @@ func BenchmarkKernels(b *testing.B) {
 		clip := func(limit float64) func(b *testing.B) {
 			return func(b *testing.B) {
 				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20),
-					func() error { return ddp.ClipNorm(s, x, limit, norm) })
+					func() error { return parallel.ClipNorm(s, x, limit, norm) })
 				spmdtest.Must(b, err)
 				b.ReportMetric(0, "ns/op")
 				b.ReportMetric(stats.MedianUS, "us")
@@ -38,7 +38,7 @@ func BenchmarkKernels(b *testing.B) {
 		b.Run("same", func(b *testing.B) {
 			var err error
 			for range b.N {
-				err = errors.Join(err, ddp.CheckSame(w.Comm(), "x", x))
+				err = errors.Join(err, parallel.CheckSame(w.Comm(), "x", x))
 			}
 			spmdtest.Must(b, err)
 		})

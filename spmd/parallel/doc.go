@@ -1,5 +1,5 @@
-// Package ddp holds the parts of a distributed training loop: data parallelism, sharding, pipelines
-// and tensor parallelism. Each part stands alone.
+// Package parallel holds the parts of a distributed training loop: data parallelism, sharding,
+// pipelines and tensor parallelism. Each part stands alone.
 //
 // Data parallelism: SyncStart and CheckSame make replicas start alike and check that they stay so.
 // A Reducer reduces gradients while the backward pass goes on. ClipNorm clips their norm. Together
@@ -14,4 +14,4 @@
 //
 // Tensor parallelism: Rows says how ranks that divide the products inside a layer share the rows
 // between the products.
-package ddp
+package parallel

@@ -1,4 +1,4 @@
-package ddp_test
+package parallel_test
 
 import (
 	"testing"

@@ -3,7 +3,7 @@
 // Of: addTo hashOf hashWord root scale squares sumOf
 // Sum: a57d0e2b0eaa22f904663923bcb62798
 
-package ddp
+package parallel
 
 import (
 	"lockstep/spmd"

@@ -1,4 +1,4 @@
-package ddp_test
+package parallel_test
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -17,8 +17,8 @@ func TestSyncStartAndCheckSame(t *testing.T) {
 		x, y := spmdtest.Alloc[float32](t, w, 100_003), spmdtest.Alloc[uint8](t, w, 13)
 		spmdtest.Must(t, x.SetAll(float32(w.Rank())))
 		spmdtest.Must(t, y.SetAll(uint8(w.Rank())))
-		spmdtest.Must(t, ddp.SyncStart(w.Comm(), x))
-		spmdtest.Must(t, ddp.SyncStart(w.Comm(), y))
+		spmdtest.Must(t, parallel.SyncStart(w.Comm(), x))
+		spmdtest.Must(t, parallel.SyncStart(w.Comm(), y))
 		if x.At(100_002) != 0 || y.At(12) != 0 {
 			t.Fatal("rank 0's values did not arrive")
 		}
@@ -28,7 +28,7 @@ func TestSyncStartAndCheckSame(t *testing.T) {
 			if w.Rank() == last {
 				x.Set(i, math.Float32frombits(1))
 			}
-			err := ddp.CheckSame(w.Comm(), "x", x)
+			err := parallel.CheckSame(w.Comm(), "x", x)
 			if last == 0 {
 				spmdtest.Must(t, err)
 			} else if err == nil || !strings.Contains(err.Error(), "x differs between ranks: ") ||
@@ -43,7 +43,7 @@ func TestSyncStartAndCheckSame(t *testing.T) {
 			x.Set(7, 2)
 			x.Set(8, 1)
 		}
-		if err := ddp.CheckSame(w.Comm(), "x", x); (err == nil) != (last == 0) {
+		if err := parallel.CheckSame(w.Comm(), "x", x); (err == nil) != (last == 0) {
 			t.Fatalf("elements that changed places: %v", err)
 		}
 	})
@@ -58,7 +58,7 @@ func TestTogether(t *testing.T) {
 				items[i] = i
 			}
 			steps := 0
-			for i := range ddp.Together(w.Comm(), slices.Values(items)) {
+			for i := range parallel.Together(w.Comm(), slices.Values(items)) {
 				if i != steps {
 					t.Fatalf("item %d in step %d", i, steps)
 				}
@@ -73,7 +73,7 @@ func TestTogether(t *testing.T) {
 				t.Fatalf("%d steps, want %d", steps, least)
 			}
 		}
-		for i := range ddp.Together(w.Comm(), slices.Values([]int{0, 1, 2})) {
+		for i := range parallel.Together(w.Comm(), slices.Values([]int{0, 1, 2})) {
 			if i == 1 {
 				break
 			}
@@ -97,7 +97,7 @@ func TestReducer(t *testing.T) {
 		}
 		grads = append(grads, loose)
 		for _, bytes := range []int{0, 4, 400, 1 << 20} {
-			r, err := ddp.NewReducer(w.Comm(), grads, ddp.ReducerConfig{BucketBytes: bytes, Op: spmd.Sum})
+			r, err := parallel.NewReducer(w.Comm(), grads, parallel.ReducerConfig{BucketBytes: bytes, Op: spmd.Sum})
 			spmdtest.Must(t, err)
 			for step := range 3 {
 				for i, g := range grads {
@@ -131,9 +131,9 @@ func TestReducer(t *testing.T) {
 
 		// The elements between two gradients are not a gradient.
 		between := arena.Slice(100, 110)
-		apart, err := ddp.NewReducer(w.Comm(),
+		apart, err := parallel.NewReducer(w.Comm(),
 			[]spmd.Buffer[float32]{arena.Slice(0, 100), arena.Slice(110, 200), between},
-			ddp.ReducerConfig{BucketBytes: 1})
+			parallel.ReducerConfig{BucketBytes: 1})
 		spmdtest.Must(t, err)
 		spmdtest.Must(t, arena.SetAll(1))
 		for i := range 3 {
@@ -147,14 +147,14 @@ func TestReducer(t *testing.T) {
 			}
 		}
 		spmdtest.Must(t, apart.Close())
-		if _, err := ddp.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 10), arena.Slice(9, 20)},
-			ddp.ReducerConfig{}); err == nil ||
+		if _, err := parallel.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 10), arena.Slice(9, 20)},
+			parallel.ReducerConfig{}); err == nil ||
 			!strings.Contains(err.Error(), "gradients 0 and 1 overlap") {
 			t.Errorf("gradients that overlap: %v", err)
 		}
 
 		// The first bucket is reduced while the stream that computes is still held up.
-		r, err := ddp.NewReducer(w.Comm(), grads[:2], ddp.ReducerConfig{BucketBytes: 4, Op: spmd.Avg})
+		r, err := parallel.NewReducer(w.Comm(), grads[:2], parallel.ReducerConfig{BucketBytes: 4, Op: spmd.Avg})
 		spmdtest.Must(t, err)
 		spmdtest.Must(t, spmd.Fill(compute, grads[0], float32(w.Rank())))
 		spmdtest.Must(t, r.Ready(0, compute))
@@ -190,7 +190,7 @@ func TestClipNorm(t *testing.T) {
 			want = math.Sqrt(want)
 			for _, limit := range []float64{0, want / 2, 2 * want} {
 				spmdtest.Must(t, g.CopyFrom(h))
-				spmdtest.Must(t, ddp.ClipNorm(s, g, limit, norm))
+				spmdtest.Must(t, parallel.ClipNorm(s, g, limit, norm))
 				spmdtest.Must(t, s.Synchronize())
 				if got := float64(norm.At(0)); math.Abs(got-want) > 1e-6*want {
 					t.Errorf("norm of %d elements is %v, want %v", n, got, want)

@@ -1,4 +1,4 @@
-package ddp
+package parallel
 
 import (
 	"fmt"
@@ -27,7 +27,7 @@ type Rows struct {
 // numbers is not above 0, or rank is none of the ranks.
 func NewRows(n, pieces, rank, ranks int) Rows {
 	if n <= 0 || pieces <= 0 || rank < 0 || rank >= ranks {
-		panic(fmt.Sprintf("ddp: %d rows in %d pieces for rank %d of %d", n, pieces, rank, ranks))
+		panic(fmt.Sprintf("parallel: %d rows in %d pieces for rank %d of %d", n, pieces, rank, ranks))
 	}
 	return Rows{n, pieces, (n + pieces*ranks - 1) / (pieces * ranks), rank, ranks}
 }

@@ -1,4 +1,4 @@
-package ddp
+package parallel
 
 import (
 	"errors"

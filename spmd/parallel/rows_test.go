@@ -1,11 +1,11 @@
-package ddp_test
+package parallel_test
 
 import (
 	"errors"
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -24,7 +24,7 @@ func TestRows(t *testing.T) {
 			for ranks := 1; ranks <= 5; ranks++ {
 				total := 0
 				for rank := range ranks {
-					r := ddp.NewRows(n, pieces, rank, ranks)
+					r := parallel.NewRows(n, pieces, rank, ranks)
 					total += r.Own()
 					if r.Own() < 0 || r.Own() > r.Held() || r.All() != ranks*r.Held() || r.All() < n ||
 						r.All() >= n+pieces*ranks {
@@ -61,7 +61,7 @@ func TestGatherScatterRows(t *testing.T) {
 		noError(t, err)
 		for _, n := range []int{1, 2, 7, 24, 31} {
 			for _, pieces := range []int{1, 2, 3} {
-				r := ddp.NewRows(n, pieces, w.Rank(), w.Size())
+				r := parallel.NewRows(n, pieces, w.Rank(), w.Size())
 				all, err := spmd.Alloc[float32](w, r.All()*width)
 				noError(t, err)
 				own, err := spmd.Alloc[float32](w, r.Held()*width)
@@ -72,10 +72,10 @@ func TestGatherScatterRows(t *testing.T) {
 				}
 				noError(t, all.CopyFrom(x), own.SetAll(-1))
 				for i := range r.Pieces() {
-					noError(t, ddp.ScatterRows(w.Comm().On(s), r, i, width, own, all))
+					noError(t, parallel.ScatterRows(w.Comm().On(s), r, i, width, own, all))
 				}
 				for i := range r.Pieces() {
-					noError(t, ddp.GatherRows(w.Comm().On(s), r, i, width, all, own))
+					noError(t, parallel.GatherRows(w.Comm().On(s), r, i, width, all, own))
 				}
 				noError(t, s.Synchronize(), all.CopyTo(x))
 				sum := w.Size() * (w.Size() + 1) / 2

@@ -1,4 +1,4 @@
-package ddp_test
+package parallel_test
 
 import (
 	"math"
@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -17,13 +17,13 @@ func TestPartition(t *testing.T) {
 	for _, lens := range [][]int{nil, {0}, {1}, {5, 0, 64, 1000, 3}, {7, 7, 7}} {
 		for ranks := 1; ranks <= 5; ranks++ {
 			for _, align := range []int{1, 4, 64} {
-				p := ddp.NewPartition(0, ranks, align, lens...)
+				p := parallel.NewPartition(0, ranks, align, lens...)
 				owner := make([]int, p.Len())
 				for i := range owner {
 					owner[i] = -1
 				}
 				for rank := range ranks {
-					q := ddp.NewPartition(rank, ranks, align, lens...)
+					q := parallel.NewPartition(rank, ranks, align, lens...)
 					if q.Len() != p.Len() || q.ShardLen()*ranks != q.Len() || q.Buckets() != len(lens) {
 						t.Fatalf("%v over %d ranks: %d elements, %d on rank %d", lens, ranks, q.Len(),
 							q.ShardLen(), rank)
@@ -72,7 +72,7 @@ func TestPartition(t *testing.T) {
 
 // shardedBuckets is four layers that take turns in two places, and one that has its own.
 type shardedBuckets struct {
-	ddp.Partition
+	parallel.Partition
 	own     spmd.Buffer[float32] // the shard
 	buckets []spmd.Buffer[float32]
 }
@@ -80,7 +80,7 @@ type shardedBuckets struct {
 var bucketLens = []int{10, 7, 10, 3, 129}
 
 func newBuckets(t *testing.T, w *spmd.World) *shardedBuckets {
-	x := &shardedBuckets{Partition: ddp.NewPartition(w.Rank(), w.Size(), 4, bucketLens...)}
+	x := &shardedBuckets{Partition: parallel.NewPartition(w.Rank(), w.Size(), 4, bucketLens...)}
 	x.own = spmdtest.Alloc[float32](t, w, x.ShardLen())
 	a, b, c := spmdtest.Alloc[float32](t, w, 64), spmdtest.Alloc[float32](t, w, 64), spmdtest.Alloc[float32](t, w, 256)
 	for i, m := range []spmd.Buffer[float32]{a, b, a, b, c} {
@@ -108,7 +108,7 @@ func TestGatherer(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		x := newBuckets(t, w)
 		after := make([]int, len(x.buckets))
-		g, err := ddp.NewGatherer(w.Comm(), x.buckets, ddp.GathererConfig[float32]{
+		g, err := parallel.NewGatherer(w.Comm(), x.buckets, parallel.GathererConfig[float32]{
 			Before: func(i int, part spmd.Buffer[float32], s *spmd.Stream) error {
 				return spmd.Copy(s, part, x.own.Slice(x.Shard(i)))
 			},
@@ -211,8 +211,8 @@ func TestGatherer(t *testing.T) {
 		spmdtest.Must(t, compute.Synchronize())
 		spmdtest.Must(t, g.Close())
 		if w.Size() > 1 {
-			if _, err := ddp.NewGatherer(w.Comm(), []spmd.Buffer[float32]{x.own.Slice(0, 1)},
-				ddp.GathererConfig[float32]{}); err == nil {
+			if _, err := parallel.NewGatherer(w.Comm(), []spmd.Buffer[float32]{x.own.Slice(0, 1)},
+				parallel.GathererConfig[float32]{}); err == nil {
 				t.Error("a bucket that the ranks cannot divide is taken")
 			}
 		}
@@ -234,7 +234,7 @@ func TestScatterer(t *testing.T) {
 		for i := range x.buckets {
 			shards = append(shards, x.own.Slice(x.Shard(i)))
 		}
-		r, err := ddp.NewScatterer(w.Comm(), x.buckets, shards, spmd.Sum)
+		r, err := parallel.NewScatterer(w.Comm(), x.buckets, shards, spmd.Sum)
 		spmdtest.Must(t, err)
 		values := make([]spmd.Buffer[float32], len(x.buckets)) // what this rank's passes find
 		for i, b := range x.buckets {
@@ -331,7 +331,7 @@ func TestScatterer(t *testing.T) {
 			grads = append(grads, whole.Slice(x.Bucket(i)))
 			parts = append(parts, whole.Slice(x.Part(i)))
 		}
-		in, err := ddp.NewScatterer(w.Comm(), grads, parts, spmd.Avg)
+		in, err := parallel.NewScatterer(w.Comm(), grads, parts, spmd.Avg)
 		spmdtest.Must(t, err)
 		spmdtest.Must(t, whole.SetAll(float32(w.Rank())))
 		for i := range grads {
@@ -362,8 +362,8 @@ func TestScatterer(t *testing.T) {
 			{r.Use(0, compute), "gradient 1 of 5 is the next"},
 			{r.Wait(compute), "only 1 of 5"},
 			{in.Ready(0, true, compute), "nothing can be added"},
-			{second(ddp.NewScatterer(w.Comm(), grads, grads[1:], spmd.Sum)), "5 gradients and 4 shards"},
-			{second(ddp.NewScatterer(w.Comm(), x.buckets, partsOf(x), spmd.Sum)), "in the way of gradient"},
+			{second(parallel.NewScatterer(w.Comm(), grads, grads[1:], spmd.Sum)), "5 gradients and 4 shards"},
+			{second(parallel.NewScatterer(w.Comm(), x.buckets, partsOf(x), spmd.Sum)), "in the way of gradient"},
 		} {
 			if tc.err == nil || !strings.Contains(tc.err.Error(), tc.want) {
 				t.Errorf("error %v, want %q in it", tc.err, tc.want)
@@ -393,13 +393,13 @@ func TestShardNoAllocation(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		x := newBuckets(t, w)
 		compute := spmdtest.Stream(t, w, "compute")
-		g, err := ddp.NewGatherer(w.Comm(), x.buckets, ddp.GathererConfig[float32]{})
+		g, err := parallel.NewGatherer(w.Comm(), x.buckets, parallel.GathererConfig[float32]{})
 		spmdtest.Must(t, err)
 		shards := make([]spmd.Buffer[float32], len(x.buckets))
 		for i := range shards {
 			shards[i] = x.own.Slice(x.Shard(i))
 		}
-		r, err := ddp.NewScatterer(w.Comm(), x.buckets, shards, spmd.Sum)
+		r, err := parallel.NewScatterer(w.Comm(), x.buckets, shards, spmd.Sum)
 		spmdtest.Must(t, err)
 		order := []int{0, 1, 2, 3, 4}
 		pass, err := g.Pass(order...)

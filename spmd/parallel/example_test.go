@@ -1,4 +1,4 @@
-package ddp_test
+package parallel_test
 
 import (
 	"context"
@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 )
 
 // The gradients of two layers are added over the ranks while the backward pass goes on: the last
@@ -20,7 +20,7 @@ func ExampleReducer() {
 		if err := errors.Join(err, err2, err3); err != nil {
 			return err
 		}
-		r, err := ddp.NewReducer(w.Comm(), []spmd.Buffer[float32]{last, first}, ddp.ReducerConfig{})
+		r, err := parallel.NewReducer(w.Comm(), []spmd.Buffer[float32]{last, first}, parallel.ReducerConfig{})
 		if err != nil {
 			return err
 		}
@@ -47,7 +47,7 @@ func ExampleReducer() {
 func ExampleGatherer() {
 	cfg := spmd.Config{Device: "host", LogLevel: "error"}
 	err := spmd.Local(context.Background(), cfg, 2, func(_ context.Context, w *spmd.World) error {
-		part := ddp.NewPartition(w.Rank(), w.Size(), 1, 3, 4)
+		part := parallel.NewPartition(w.Rank(), w.Size(), 1, 3, 4)
 		shard, err := spmd.Alloc[float32](w, part.ShardLen()) // what this rank keeps, and updates
 		arena, err2 := spmd.Alloc[float32](w, part.Len())     // both layers; of many only some have memory at a time
 		s, err3 := w.NewStream("forward")
@@ -59,8 +59,8 @@ func ExampleGatherer() {
 			return err
 		}
 		layers := []spmd.Buffer[float32]{arena.Slice(part.Bucket(0)), arena.Slice(part.Bucket(1))}
-		g, err := ddp.NewGatherer(w.Comm(), layers,
-			ddp.GathererConfig[float32]{Before: func(i int, own spmd.Buffer[float32], s *spmd.Stream) error {
+		g, err := parallel.NewGatherer(w.Comm(), layers,
+			parallel.GathererConfig[float32]{Before: func(i int, own spmd.Buffer[float32], s *spmd.Stream) error {
 				return spmd.Copy(s, own, shard.Slice(part.Shard(i)))
 			}})
 		if err != nil {
@@ -98,7 +98,7 @@ func ExampleScatterer() {
 		if err := errors.Join(err, err2, err3); err != nil {
 			return err
 		}
-		r, err := ddp.NewScatterer(w.Comm(), []spmd.Buffer[float32]{grad}, []spmd.Buffer[float32]{shard}, spmd.Sum)
+		r, err := parallel.NewScatterer(w.Comm(), []spmd.Buffer[float32]{grad}, []spmd.Buffer[float32]{shard}, spmd.Sum)
 		if err != nil {
 			return err
 		}
@@ -122,7 +122,7 @@ func ExamplePipeline() {
 	all := [2][micro]float32{}
 	cfg := spmd.Config{Device: "host", LogLevel: "error"}
 	err := spmd.Local(context.Background(), cfg, 2, func(_ context.Context, w *spmd.World) error {
-		p, err := ddp.NewPipeline[float32](w.Comm(), 1, micro)
+		p, err := parallel.NewPipeline[float32](w.Comm(), 1, micro)
 		data, err2 := spmd.Alloc[float32](w, micro)
 		found, err3 := spmd.Alloc[float32](w, micro)
 		s, err4 := w.NewStream("step")
@@ -130,7 +130,7 @@ func ExamplePipeline() {
 			return err
 		}
 		at := func(b spmd.Buffer[float32], m int) spmd.Buffer[float32] { return b.Slice(m, m+1) }
-		err = p.Run(s, ddp.Stage[float32]{
+		err = p.Run(s, parallel.Stage[float32]{
 			Forward: func(m, slot int, in, out spmd.Buffer[float32]) error {
 				if w.Rank() == 0 {
 					return spmd.Copy(s, out, at(data, m))

@@ -1,4 +1,4 @@
-package ddp_test
+package parallel_test
 
 import (
 	"math"
@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -25,7 +25,7 @@ func TestBalance(t *testing.T) {
 		{[]float64{0, 0, 0}, 3, []int{1, 2, 3}},
 		{[]float64{9, 1, 1, 1}, 3, []int{1, 2, 4}},
 	} {
-		got := ddp.Balance(tc.costs, tc.stages)
+		got := parallel.Balance(tc.costs, tc.stages)
 		if a, b := worth(tc.costs, got), worth(tc.costs, tc.want); slices.Compare(a[:], b[:]) != 0 {
 			t.Errorf("%v in %d stages end at %v, worth %v; %v is worth %v", tc.costs, tc.stages, got, a, tc.want, b)
 		}
@@ -37,7 +37,7 @@ func TestBalance(t *testing.T) {
 			costs[i] = float64(rng.IntN(10))
 		}
 		stages := 1 + rng.IntN(len(costs))
-		got := worth(costs, ddp.Balance(costs, stages))
+		got := worth(costs, parallel.Balance(costs, stages))
 		divisions(len(costs), stages, nil, func(ends []int) {
 			if w := worth(costs, ends); slices.Compare(w[:], got[:]) < 0 {
 				t.Errorf("%v in %d stages: worth %v, but %v is worth %v", costs, stages, got, ends, w)
@@ -45,8 +45,8 @@ func TestBalance(t *testing.T) {
 		})
 	}
 	for _, bad := range []func(){
-		func() { ddp.Balance([]float64{1}, 2) }, func() { ddp.Balance(nil, 0) },
-		func() { ddp.Balance([]float64{math.NaN()}, 1) },
+		func() { parallel.Balance([]float64{1}, 2) }, func() { parallel.Balance(nil, 0) },
+		func() { parallel.Balance([]float64{math.NaN()}, 1) },
 	} {
 		func() {
 			defer func() {
@@ -120,7 +120,7 @@ func testNorm(t *testing.T, w *spmd.World) {
 		if w.Rank() == 1 {
 			parts = nil
 		}
-		whole, err := ddp.NewNorm(w.Comm(), parts...)
+		whole, err := parallel.NewNorm(w.Comm(), parts...)
 		spmdtest.Must(t, err)
 		spmdtest.Must(t, whole.Clip(limit, norm, s))
 		spmdtest.Must(t, s.Synchronize())

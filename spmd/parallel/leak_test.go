@@ -1,4 +1,4 @@
-package ddp
+package parallel
 
 import (
 	"errors"
@@ -8,7 +8,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The test opens and closes everything of spmd and ddp that a program opens, 10,000 times, and
+// The test opens and closes everything of spmd and parallel that a program opens, 10,000 times, and
 // counts what is left.
 func TestNothingIsLeft(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {

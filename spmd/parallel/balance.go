@@ -1,4 +1,4 @@
-package ddp
+package parallel
 
 import (
 	"fmt"
@@ -16,12 +16,12 @@ import (
 func Balance(costs []float64, stages int) (ends []int) {
 	n := len(costs)
 	if stages < 1 || n < stages {
-		panic(fmt.Sprintf("ddp: %d layers for %d stages", n, stages))
+		panic(fmt.Sprintf("parallel: %d layers for %d stages", n, stages))
 	}
 	sums := make([]float64, n+1) // of the layers before
 	for i, c := range costs {
 		if !(c >= 0) || math.IsInf(c, 1) {
-			panic(fmt.Sprintf("ddp: layer %d takes the time %g", i, c))
+			panic(fmt.Sprintf("parallel: layer %d takes the time %g", i, c))
 		}
 		sums[i+1] = sums[i] + c
 	}

@@ -1,4 +1,4 @@
-package ddp
+package parallel
 
 import "fmt"
 
@@ -18,13 +18,13 @@ type Partition struct {
 // are not above 0, rank is none of the ranks, or a length is below 0.
 func NewPartition(rank, ranks, align int, lens ...int) Partition {
 	if rank < 0 || rank >= ranks || align <= 0 {
-		panic(fmt.Sprintf("ddp: a partition for rank %d of %d, by %d elements", rank, ranks, align))
+		panic(fmt.Sprintf("parallel: a partition for rank %d of %d, by %d elements", rank, ranks, align))
 	}
 	p := Partition{rank: rank, ranks: ranks, ends: make([]int, len(lens))}
 	end := 0
 	for i, n := range lens {
 		if n < 0 {
-			panic(fmt.Sprintf("ddp: bucket %d of a partition has %d elements", i, n))
+			panic(fmt.Sprintf("parallel: bucket %d of a partition has %d elements", i, n))
 		}
 		unit := ranks * align
 		end += (n + unit - 1) / unit * unit

@@ -1,4 +1,4 @@
-package ddp_test
+package parallel_test
 
 import (
 	"fmt"
@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/ddp"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -46,7 +46,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 	}
 	s := spmdtest.Stream(t, w, "compute")
 	for _, micro := range runs {
-		p, err := ddp.NewPipeline[float32](w.Comm(), n, micro)
+		p, err := parallel.NewPipeline[float32](w.Comm(), n, micro)
 		spmdtest.Must(t, err)
 		if want := min(w.Size()-rank, micro); p.InFlight() != want {
 			t.Fatalf("stage %d has %d micro-batches in flight, want %d", rank, p.InFlight(), want)
@@ -64,7 +64,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 		launch := func(y, x spmd.Buffer[float32], a, b float32) error {
 			return affine.Launch(s, spmd.Cover1D(n, 32), y.Arg(), x.Arg(), spmd.I64(n), spmd.F32(a), spmd.F32(b))
 		}
-		stage := ddp.Stage[float32]{
+		stage := parallel.Stage[float32]{
 			Forward: func(m, slot int, in, out spmd.Buffer[float32]) error {
 				order = append(order, fmt.Sprint("F", m))
 				if (in.Len() == 0) != (rank == 0) || (out.Len() == 0) != (rank == last) || slot != m%p.InFlight() {
@@ -179,7 +179,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 		}
 		spmdtest.Must(t, p.Close())
 	}
-	if _, err := ddp.NewPipeline[float32](w.Comm(), n, 0); err == nil ||
+	if _, err := parallel.NewPipeline[float32](w.Comm(), n, 0); err == nil ||
 		!strings.Contains(err.Error(), "0 micro-batches") {
 		t.Errorf("no micro-batches: %v", err)
 	}

@@ -1,4 +1,4 @@
-package ddp
+package parallel
 
 import (
 	"fmt"
@@ -22,11 +22,11 @@ type Schedule struct {
 func NewSchedule(stages []PassTime, micro int) Schedule {
 	n := len(stages)
 	if n < 1 || micro < 1 {
-		panic(fmt.Sprintf("ddp: %d micro-batches for %d stages", micro, n))
+		panic(fmt.Sprintf("parallel: %d micro-batches for %d stages", micro, n))
 	}
 	for r, x := range stages {
 		if !(x.Forward >= 0 && x.Backward >= 0) || math.IsInf(x.Forward+x.Backward, 1) {
-			panic(fmt.Sprintf("ddp: stage %d takes the times %g and %g", r, x.Forward, x.Backward))
+			panic(fmt.Sprintf("parallel: stage %d takes the times %g and %g", r, x.Forward, x.Backward))
 		}
 	}
 	s := Schedule{Ends: make([]float64, n), Idle: make([]float64, n)}
