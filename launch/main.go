@@ -12,7 +12,7 @@ import (
 
 	"lockstep/internal/help"
 	"lockstep/internal/nearest"
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/internal/version"
 	"lockstep/launch/completion"
 	"lockstep/launch/doctor"
@@ -31,7 +31,7 @@ func main() {
 	}
 	code, say, err := run(root)
 	if say {
-		fmt.Fprintln(os.Stderr, "launch:", plain.Text(err.Error()))
+		fmt.Fprintln(os.Stderr, "launch:", readable.Text(err.Error()))
 	}
 	os.Exit(code)
 }

@@ -1,6 +1,6 @@
 package spmd
 
-import "lockstep/internal/amount"
+import "lockstep/internal/readable"
 
 // Amount writes x, of a unit, for a line of the log: with three digits, and with the prefix that
 // suits a unit that is a symbol.
@@ -13,5 +13,5 @@ import "lockstep/internal/amount"
 //
 // Fields stand in the order of the call. A unit that is a word, such as "steps/s", has no prefix.
 func Amount[N int | int64 | uint64 | float32 | float64](x N, unit string) string {
-	return amount.Of(float64(x), unit)
+	return readable.Amount(float64(x), unit)
 }

@@ -13,7 +13,7 @@ import (
 	"lockstep/apps/train/cost"
 	"lockstep/apps/train/run"
 	"lockstep/internal/help"
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 )
 
 // planned is the first line of --help, and of completion.
@@ -47,7 +47,7 @@ func runPlan(args []string) {
 		err = fmt.Errorf("--format %s: unknown, want text or json", *format)
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "train plan: %s\n", plain.Text(err.Error()))
+		fmt.Fprintf(os.Stderr, "train plan: %s\n", readable.Text(err.Error()))
 		os.Exit(2)
 	}
 	os.Exit(0)

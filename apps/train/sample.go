@@ -15,7 +15,7 @@ import (
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/modern"
 	"lockstep/apps/train/run"
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/spmd"
 )
 
@@ -155,7 +155,7 @@ func (s *sampler) write(ctx context.Context, w *spmd.World, t *decode.Writer, re
 		if !all {
 			n = wholeRunes(pending)
 		}
-		_, err := io.WriteString(out, plain.Text(string(pending[:n])))
+		_, err := io.WriteString(out, readable.Text(string(pending[:n])))
 		pending = pending[n:]
 		return err
 	}

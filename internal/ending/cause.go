@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 )
 
 // Cause is what a job has said about its failure: a rank that spmd.Main has ended, or the launcher.
@@ -70,7 +70,7 @@ func Hear(line []byte) (c Cause, ok bool) {
 	switch {
 	case bytes.Contains(line, []byte(" ERR ")):
 		if m := errorLine.FindSubmatch(line); m != nil {
-			return Cause{string(m[3]), string(m[2]), plain.Line(string(m[1])), true}, true
+			return Cause{string(m[3]), string(m[2]), readable.Line(string(m[1])), true}, true
 		}
 	case bytes.HasPrefix(line, []byte("{")) && bytes.Contains(line, []byte(`"level":"error"`)):
 		var said struct {
@@ -78,11 +78,11 @@ func Hear(line []byte) (c Cause, ok bool) {
 			Rank          *int
 		}
 		if json.Unmarshal(line, &said) == nil && said.Rank != nil && said.Host != "" {
-			return Cause{strconv.Itoa(*said.Rank), plain.Line(said.Host), plain.Line(said.Message), true}, true
+			return Cause{strconv.Itoa(*said.Rank), readable.Line(said.Host), readable.Line(said.Message), true}, true
 		}
 	default:
 		if m := goDied.Find(line); m != nil {
-			return Cause{What: plain.Line(string(m)), Own: true}, true
+			return Cause{What: readable.Line(string(m)), Own: true}, true
 		}
 	}
 	return Cause{}, false

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"lockstep/internal/nearest"
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 )
 
 // These are the groups of flags that every program has. A flag without a group is the
@@ -88,7 +88,7 @@ func Parse(fs *pflag.FlagSet, args []string) {
 	case errors.Is(err, pflag.ErrHelp):
 		os.Exit(0)
 	case err != nil:
-		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), plain.Text(nearest.Flag(fs, err).Error()))
+		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), readable.Text(nearest.Flag(fs, err).Error()))
 		os.Exit(2)
 	}
 }

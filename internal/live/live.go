@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 )
 
 // These are the requests.
@@ -121,6 +121,6 @@ func AskWho(pid int, limit time.Duration) (Rank, error) {
 	if r.PID != pid {
 		return r, fmt.Errorf("process %d says that it is process %d", pid, r.PID)
 	}
-	r.Job, r.Program, r.Phase, r.UID = plain.Line(r.Job), plain.Line(r.Program), plain.Line(r.Phase), uid
+	r.Job, r.Program, r.Phase, r.UID = readable.Line(r.Job), readable.Line(r.Program), readable.Line(r.Phase), uid
 	return r, nil
 }

@@ -4,8 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"lockstep/internal/plain"
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 )
 
 // hostsOf names ranks by their hosts: "ranks 2-3 on h1, rank 5 on h2".
@@ -21,7 +20,7 @@ func hostsOf(ranks []Hello) string {
 	}
 	var parts []string
 	for _, host := range hosts[:min(shown, len(hosts))] {
-		parts = append(parts, ranges.Ranks(on[host])+" on "+plain.Line(host))
+		parts = append(parts, readable.Ranks(on[host])+" on "+readable.Line(host))
 	}
 	if more := len(hosts) - shown; more > 0 {
 		word := "hosts"

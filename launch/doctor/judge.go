@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"lockstep/internal/launcher"
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 )
 
 // Levels of a Finding. A failure makes a job fail, or slows it severely; a warning may be meant so.
@@ -102,7 +102,7 @@ func (j *judge) where(of []int) string {
 }
 
 // spans writes numbers as "0-3,8".
-func spans(numbers []int) string { return ranges.Text(numbers, ",") }
+func spans(numbers []int) string { return readable.Ranges(numbers, ",") }
 
 // those returns the ranks of which a condition holds.
 func (j *judge) those(holds func(f *Facts) bool) (of []int) {

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lockstep/internal/live"
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/launch/exit"
 )
 
@@ -83,10 +83,10 @@ func run(out io.Writer, args []string, asJSON bool) error {
 		switch {
 		case err != nil:
 		case !asJSON:
-			_, err = io.WriteString(out, plain.Text(string(report)))
+			_, err = io.WriteString(out, readable.Text(string(report)))
 			return err
 		case json.Valid(report):
-			_, err = out.Write(plain.JSON(report))
+			_, err = out.Write(readable.JSON(report))
 			return err
 		default:
 			err = fmt.Errorf("process %d answers with %d bytes that are not JSON", r.PID, len(report))

@@ -16,7 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/launch/exit"
 )
 
@@ -270,7 +270,8 @@ func (f *file) showWork(t *tabwriter.Writer, n int) {
 	fmt.Fprintln(t, "worked\trank\tcount\tlongest\tin")
 	for i := range list[:min(n, len(list))] {
 		w := &list[i]
-		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\n", micros(w.took), w.rank, w.count, micros(w.longest), plain.Text(w.name))
+		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\n", micros(w.took), w.rank, w.count, micros(w.longest),
+			readable.Text(w.name))
 	}
 	fmt.Fprintln(t)
 }
@@ -284,7 +285,7 @@ func (f *file) show(out io.Writer, works, n int) error {
 	}
 	for _, rank := range slices.Sorted(keys(f.Other.Dropped)) {
 		fmt.Fprintf(out, "rank %s: %d events were dropped, and are not looked at\n",
-			plain.Text(rank), f.Other.Dropped[rank])
+			readable.Text(rank), f.Other.Dropped[rank])
 	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	f.showWork(t, works)
@@ -305,7 +306,7 @@ func (f *file) show(out io.Writer, works, n int) error {
 			what += fmt.Sprintf(", number %d", e.Args.Seq)
 		}
 		fmt.Fprintf(t, "%s\t%d\t%s\t%.6f s\t%d\t%s\n",
-			micros(w.long), e.Rank, plain.Text(what), e.At/1e6, w.cause.Rank, plain.Text(f.meanwhile(w)))
+			micros(w.long), e.Rank, readable.Text(what), e.At/1e6, w.cause.Rank, readable.Text(f.meanwhile(w)))
 	}
 	waited, caused := map[int]float64{}, map[int]float64{}
 	for i := range list {

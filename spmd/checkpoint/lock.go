@@ -20,8 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lockstep/internal/plain"
 	"lockstep/internal/procfs"
+	"lockstep/internal/readable"
 )
 
 // A folder of checkpoints is locked by a file that names its owner. It comes into being whole, by
@@ -80,7 +80,7 @@ func (o *lockOwner) String() string {
 	if o.Slurm != "" {
 		s += ", Slurm job " + o.Slurm
 	}
-	return plain.Line(s + ", since " + o.Since.Format(time.DateTime))
+	return readable.Line(s + ", since " + o.Since.Format(time.DateTime))
 }
 
 func readOwner(path string) (*lockOwner, error) {
@@ -206,7 +206,7 @@ func (b *lockBusy) Error() string {
 	dir := filepath.Dir(b.path)
 	if b.owner == nil {
 		return fmt.Sprintf("%s is locked, and who has it cannot be read (%s): if no program saves there, remove %s",
-			dir, plain.Line(b.cause.Error()), b.path)
+			dir, readable.Line(b.cause.Error()), b.path)
 	}
 	s := fmt.Sprintf("%s is in use by %v: one program at a time saves into a folder", dir, b.owner)
 	if b.fate == unknown {

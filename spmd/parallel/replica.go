@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"lockstep/internal/ccall"
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 	"lockstep/spmd"
 )
 
@@ -88,7 +88,7 @@ func difference(all []uint64) string {
 		if len(ranks[h]) == 1 {
 			verb = "has"
 		}
-		parts = append(parts, fmt.Sprintf("%s %s hash %016x", ranges.Ranks(ranks[h]), verb, h))
+		parts = append(parts, fmt.Sprintf("%s %s hash %016x", readable.Ranks(ranks[h]), verb, h))
 	}
 	if most := order[0]; 2*len(ranks[most]) > len(all) { // the others have drifted
 		return fmt.Sprintf("%s, the %d others have %016x", strings.Join(parts[1:], ", "), len(ranks[most]), most)

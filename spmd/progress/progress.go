@@ -28,7 +28,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/internal/terminal"
 	"lockstep/spmd"
 )
@@ -147,7 +147,7 @@ func (p *Work) Note(format string, args ...any) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.note = plain.Line(fmt.Sprintf(format, args...))
+	p.note = readable.Line(fmt.Sprintf(format, args...))
 	p.tell()
 }
 
@@ -219,9 +219,9 @@ func (p *Work) line(now time.Time, columns int) string {
 func (p *Work) amounts() string {
 	switch {
 	case p.unit == Bytes && p.total > 0:
-		return size(float64(p.done)) + " of " + size(float64(p.total))
+		return spmd.Amount(p.done, "B") + " of " + spmd.Amount(p.total, "B")
 	case p.unit == Bytes:
-		return size(float64(p.done))
+		return spmd.Amount(p.done, "B")
 	case p.total > 0:
 		return fmt.Sprintf("%d/%d %s", p.done, p.total, p.unit)
 	}
@@ -231,24 +231,13 @@ func (p *Work) amounts() string {
 func (p *Work) rate(r float64) string {
 	switch {
 	case p.unit == Bytes:
-		return size(r) + "/s"
+		return spmd.Amount(r, "B/s")
 	case r >= 10:
 		return fmt.Sprintf("%.0f %s/s", r, p.unit)
 	case r >= 0.1:
 		return fmt.Sprintf("%.2g %s/s", r, p.unit)
 	}
 	return duration(time.Duration(float64(time.Second)/r)) + " each"
-}
-
-// size is an amount of bytes: 1 kB is 1000.
-func size(n float64) string {
-	for _, unit := range []string{"B", "kB", "MB", "GB"} {
-		if n < 999.5 {
-			return fmt.Sprintf("%.3g %s", n, unit)
-		}
-		n /= 1000
-	}
-	return fmt.Sprintf("%.4g TB", n)
 }
 
 // duration has at most two units.

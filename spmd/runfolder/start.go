@@ -17,8 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/outfile"
-	"lockstep/internal/plain"
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 	"lockstep/internal/runlog"
 	"lockstep/internal/version"
 	"lockstep/spmd"
@@ -70,7 +69,7 @@ func (f *Folder) start(now time.Time, hosts []string) *start {
 		ranks[name] = append(ranks[name], r)
 	}
 	for _, name := range names {
-		s.Hosts = append(s.Hosts, host{name, ranges.Text(ranks[name], ",")})
+		s.Hosts = append(s.Hosts, host{name, readable.Ranges(ranks[name], ",")})
 	}
 	return s
 }
@@ -143,7 +142,7 @@ func suits(dir, state string) (begun bool, err error) {
 		return false, err
 	case state == "" || last.State != state:
 		return false, refused{fmt.Errorf("%s holds a run of %s already, begun at %s: name another folder",
-			dir, plain.Line(last.Program), last.Begun.Format(time.DateTime))}
+			dir, readable.Line(last.Program), last.Begun.Format(time.DateTime))}
 	}
 	return true, nil
 }

@@ -12,7 +12,7 @@ import (
 	"lockstep/apps/train/input"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/spmd"
 	"lockstep/spmd/progress"
 	"lockstep/spmd/runfolder"
@@ -99,7 +99,7 @@ func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 		out = os.Stderr
 	}
 	w.Log().Info().Int("tokens", o.sample).Msg("what the model writes:")
-	_, err = fmt.Fprintf(out, "\n%s\n", plain.Text(string(text)))
+	_, err = fmt.Fprintf(out, "\n%s\n", readable.Text(string(text)))
 	return err
 }
 

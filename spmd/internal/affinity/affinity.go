@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 	"lockstep/spmd/internal/control"
 )
 
@@ -96,7 +96,7 @@ func Share(node control.Comm) (cores int, shared bool, err error) {
 // parseCores reads a list of cores such as "0-3,8". It returns nothing for other text.
 func parseCores(list string) (set unix.CPUSet) {
 	for _, part := range strings.Split(list, ",") {
-		lo, hi, ok := ranges.Span(part)
+		lo, hi, ok := readable.Span(part)
 		if !ok || hi >= 64*len(set) {
 			return unix.CPUSet{}
 		}

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 )
 
 // BindTo is an environment variable. It says where ranks that are goroutines of a process compute.
@@ -41,7 +41,7 @@ func Own(sys string, rank, ranks int) (list string, own unix.CPUSet) {
 	for _, core := range part {
 		own.Set(core)
 	}
-	return ranges.Text(part, ","), own
+	return readable.Ranges(part, ","), own
 }
 
 // part is a rank's part of some cores.

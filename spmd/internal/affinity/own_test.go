@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 )
 
 // allowed is the cores of this process.
@@ -40,14 +40,14 @@ func online(t *testing.T, cores string) (sys string) {
 // Ranks share all cores out, if the process has not been bound and there is one for each.
 func TestOwn(t *testing.T) {
 	_, cores := allowed(t)
-	all := ranges.Text(slices.Clone(cores), ",")
+	all := readable.Ranges(slices.Clone(cores), ",")
 	free := online(t, all)
 	for ranks := 2; ranks <= min(len(cores), procs, 8); ranks++ {
 		var got []int
 		for r := range ranks {
 			list, own := Own(free, r, ranks)
 			mine := part(&own, 0, 1)
-			if len(mine) == 0 || list != ranges.Text(slices.Clone(mine), ",") {
+			if len(mine) == 0 || list != readable.Ranges(slices.Clone(mine), ",") {
 				t.Errorf("rank %d of %d: %q, which is %v", r, ranks, list, mine)
 			}
 			got = append(got, mine...)

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/help"
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 	"lockstep/internal/terminal"
 	"lockstep/spmd/internal/dashboard"
 )
@@ -206,7 +206,7 @@ func parseRanks(list string) (map[int]bool, error) {
 	listed := 0
 	ranks := map[int]bool{}
 	for _, part := range strings.Split(list, ",") {
-		lo, hi, ok := ranges.Span(part)
+		lo, hi, ok := readable.Span(part)
 		if !ok || hi >= most || hi-lo >= most-listed {
 			return nil, fmt.Errorf("--log-ranks %s: want 0, all, or a list such as 0,3,8-11", list)
 		}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/internal/terminal"
 )
 
@@ -69,7 +69,7 @@ func plainLine(line map[string]any) error {
 func plainValue(value any) any {
 	switch v := value.(type) {
 	case string:
-		return plain.Text(v)
+		return readable.Text(v)
 	case []any:
 		for i := range v {
 			v[i] = plainValue(v[i])

@@ -12,7 +12,7 @@ import (
 
 	"lockstep/internal/help"
 	"lockstep/internal/launcher"
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/internal/signals"
 	_ "lockstep/internal/stdio" // what cannot be written is an error
 	"lockstep/internal/terminal"
@@ -118,7 +118,7 @@ func (p *Program) rank(env launcher.Job, received chan os.Signal) int {
 			return refuse(fs.Name(), env.Rank, env.Size, err)
 		}
 		leaveToFirst(env.Rank)
-		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), plain.Text(err.Error()))
+		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), readable.Text(err.Error()))
 		p.Abort(exitFailed) // the others may be waiting for this rank
 		return exitFailed
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 	"lockstep/internal/watch"
 	"lockstep/spmd/internal/control"
 )
@@ -46,7 +46,7 @@ func Render(what string, states []watch.RankState, asJSON bool) string {
 		groups = append(groups, group{text, []int{ranks[i].Hello.Rank}})
 	}
 	for _, g := range groups {
-		fmt.Fprintf(&b, "%s (%s): %s", ranges.Ranks(g.ranks), processes(g.ranks, ranks), g.text)
+		fmt.Fprintf(&b, "%s (%s): %s", readable.Ranks(g.ranks), processes(g.ranks, ranks), g.text)
 	}
 	b.WriteString("---\n")
 	return b.String()
@@ -73,7 +73,7 @@ func processes(some []int, ranks []rankState) string {
 		if len(pids[host]) == 1 {
 			word = "pid"
 		}
-		parts = append(parts, fmt.Sprintf("host %s, %s %s", host, word, ranges.Text(pids[host], ", ")))
+		parts = append(parts, fmt.Sprintf("host %s, %s %s", host, word, readable.Ranges(pids[host], ", ")))
 	}
 	if more := len(hosts) - shown; more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", more))
@@ -166,12 +166,12 @@ func missing(id string, ranks []rankState) string {
 	if furthest == 0 {
 		return fmt.Sprintf("on %q some ranks wait for messages:\n%s", id, b.String())
 	}
-	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, place, ranges.Ranks(in))
+	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, place, readable.Ranks(in))
 	if id == control.ID {
-		head = fmt.Sprintf("%s: %s in it", place, ranges.Ranks(in))
+		head = fmt.Sprintf("%s: %s in it", place, readable.Ranks(in))
 	}
 	if len(out) > 0 {
-		head += "; NOT ARRIVED: " + ranges.Ranks(out)
+		head += "; NOT ARRIVED: " + readable.Ranks(out)
 	}
 	return head + "\n" + b.String()
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/ranges"
+	"lockstep/internal/readable"
 )
 
 // All ranks have to be started with the same settings: a seed or a size that differs ends in wrong
@@ -125,7 +125,7 @@ func Differences(lists [][]Setting) string {
 			continue
 		}
 		for i, v := range values {
-			values[i] = fmt.Sprintf("%s on %s", shortened(v), ranges.Ranks(ranks[v]))
+			values[i] = fmt.Sprintf("%s on %s", shortened(v), readable.Ranks(ranks[v]))
 		}
 		text := fmt.Sprintf("%s is %s", name, strings.Join(values, ", "))
 		if name == programSetting {

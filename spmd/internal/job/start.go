@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"lockstep/internal/launcher"
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/internal/terminal"
 )
 
@@ -48,7 +48,7 @@ func speak(name string, rank int, err error) {
 		return // each is a job of its own, but one speaks for all
 	}
 	terminal.Stderr.Close()
-	fmt.Fprintf(os.Stderr, "%s: %s\n", name, plain.Line(strings.ReplaceAll(err.Error(), "\n", "; ")))
+	fmt.Fprintf(os.Stderr, "%s: %s\n", name, readable.Line(strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
 
 // leaveToFirst waits until rank 0, and then rank 1, have had the time to report the same.

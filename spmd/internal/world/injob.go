@@ -8,7 +8,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/host"
-	"lockstep/internal/amount"
+	"lockstep/internal/readable"
 	"lockstep/internal/watch"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
@@ -122,7 +122,7 @@ func (w *World) logStart() {
 	if whole {
 		line = w.describe(line).Dict("startup_ms", w.startup.Log())
 	} else {
-		line = line.Str("took", amount.Of(time.Since(w.startup.Started).Seconds(), "s"))
+		line = line.Str("took", readable.Amount(time.Since(w.startup.Started).Seconds(), "s"))
 	}
 	line.Msg("start")
 	if w.apartBy != "" {

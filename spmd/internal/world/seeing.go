@@ -10,8 +10,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/internal/outfile"
-	"lockstep/internal/plain"
 	"lockstep/internal/procfs"
+	"lockstep/internal/readable"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
@@ -165,7 +165,7 @@ func (w *World) showSummary(t *trace.Table) {
 		w.Log.WithLevel(zerolog.InfoLevel).Interface("summary", t).Interface("added", facts).Msg("summary")
 		return
 	}
-	fmt.Fprint(os.Stderr, plain.Text(t.Text(facts)))
+	fmt.Fprint(os.Stderr, readable.Text(t.Text(facts)))
 }
 
 // showTrace says that the file of --trace is written.

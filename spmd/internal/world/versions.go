@@ -7,7 +7,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/cudnn"
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/plain"
+	"lockstep/internal/readable"
 	"lockstep/internal/version"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/transport/mpi"
@@ -33,7 +33,7 @@ func each(f func(library, found string)) {
 	f("MPI", mpi.Processes.Library())
 	line := func(library string, err error, found string) {
 		if err != nil {
-			found = "not found: " + plain.Line(err.Error())
+			found = "not found: " + readable.Line(err.Error())
 		}
 		f(library, found)
 	}

@@ -1,13 +1,13 @@
-package ranges
+package readable
 
 import "testing"
 
-func TestText(t *testing.T) {
+func TestRanges(t *testing.T) {
 	for _, tc := range []struct {
 		numbers []int
 		want    string
 	}{{nil, ""}, {[]int{7}, "7"}, {[]int{5, 1, 0, 2}, "0-2, 5"}, {[]int{4, 3}, "3-4"}, {[]int{2, 2, 3}, "2, 2-3"}} {
-		if got := Text(tc.numbers, ", "); got != tc.want {
+		if got := Ranges(tc.numbers, ", "); got != tc.want {
 			t.Errorf("%v: %q, want %q", tc.numbers, got, tc.want)
 		}
 	}

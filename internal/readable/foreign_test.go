@@ -1,4 +1,4 @@
-package plain
+package readable
 
 import (
 	"encoding/json"

@@ -1,6 +1,4 @@
-// Package plain makes text of unknown origin safe to print: from files, from other processes, or
-// from a model.
-package plain
+package readable
 
 import (
 	"bytes"

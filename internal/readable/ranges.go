@@ -1,5 +1,4 @@
-// Package ranges writes and reads lists of numbers such as "0-2,5".
-package ranges
+package readable
 
 import (
 	"slices"
@@ -7,9 +6,9 @@ import (
 	"strings"
 )
 
-// Text returns numbers in ascending order, with a separator such as ", ":
+// Ranges returns numbers in ascending order, with a separator such as ", ":
 // "0-2, 5". It sorts numbers.
-func Text(numbers []int, separator string) string {
+func Ranges(numbers []int, separator string) string {
 	slices.Sort(numbers)
 	var parts []string
 	for i := 0; i < len(numbers); {
@@ -35,7 +34,7 @@ func Ranks(ranks []int) string {
 	case 1:
 		return "rank " + strconv.Itoa(ranks[0])
 	default:
-		return "ranks " + Text(slices.Clone(ranks), ", ")
+		return "ranks " + Ranges(slices.Clone(ranks), ", ")
 	}
 }
 
