@@ -46,9 +46,12 @@ func (c Cause) Or(launcher Cause) Cause {
 	return cmp.Or(c, launcher)
 }
 
-// BySignal begins a launcher's words about a rank that a signal has ended, which the rank itself
+// bySignal begins a launcher's words about a rank that a signal has ended.
+const bySignal = "ended by "
+
+// Signalled says whether a launcher says that a signal has ended the rank, which the rank itself
 // cannot have said.
-const BySignal = "ended by "
+func (c Cause) Signalled() bool { return !c.Own && strings.HasPrefix(c.What, bySignal) }
 
 var (
 	// The last line of a program, with the log's own fields behind the message.
@@ -58,8 +61,10 @@ var (
 	goDied   = regexp.MustCompile(`^(panic: |fatal error: ).*`)
 	// What Open MPI's mpirun and Hydra's mpiexec say where no rank could.
 	signalled = regexp.MustCompile(`process rank (\d+) with PID \d+ on node (\S+) exited on (signal \d+ \([^)]*\))`)
-	exited    = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+\d+`)
-	returned  = regexp.MustCompile(
+	// A rank that has called os.Exit: the status may be 0.
+	improper = regexp.MustCompile(`due to process rank (\d+) with PID \d+ on\s+node (\S+) exiting improperly`)
+	exited   = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+\d+`)
+	returned = regexp.MustCompile(
 		`(?s)Primary job +terminated normally, but (\d+) process(?:es)? returned\s+(?:a )?non-zero exit code`)
 	hydraEnd = regexp.MustCompile(`PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)`)
 )
@@ -94,7 +99,10 @@ func Hear(line []byte) (c Cause, ok bool) {
 // state RUNNING.
 func OfLauncher(text []byte, ranks int) Cause {
 	if m := signalled.FindSubmatch(text); m != nil {
-		return Cause{Rank: string(m[1]), Host: string(m[2]), What: BySignal + string(m[3])}
+		return Cause{Rank: string(m[1]), Host: string(m[2]), What: bySignal + string(m[3])}
+	}
+	if m := improper.FindSubmatch(text); m != nil {
+		return Cause{Rank: string(m[1]), Host: string(m[2]), What: "exited without leaving MPI"}
 	}
 	if m := exited.FindSubmatch(text); m != nil {
 		return Cause{Rank: string(m[1]), What: "exited"}

@@ -22,6 +22,8 @@ func TestOfLauncher(t *testing.T) {
 	}{
 		{"mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).", 2,
 			"rank 1 on n1: ended by signal 9 (Killed)"},
+		{"mpirun has exited due to process rank 1 with PID 0 on\nnode n1 exiting improperly. There are three", 2,
+			"rank 1 on n1: exited without leaving MPI"},
 		{whichRank, 8, "rank 5: exited"},
 		{onePrimary + whichRank, 8, "rank 5: exited"},
 		{onePrimary, 1, "rank 0: exited"},

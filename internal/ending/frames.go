@@ -12,20 +12,24 @@ import (
 var (
 	rule   = regexp.MustCompile(`^[-=]{20,}\s*$`)
 	ending = regexp.MustCompile(`MPI_ABORT was invoked on|Primary job +terminated normally|detected that one or ` +
-		`more processes exited|noticed that process rank|BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES`)
+		`more processes exited|noticed that process rank|mpirun has exited due to process rank|` +
+		`BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES`)
 	// Behind the frame Open MPI counts the ranks that would have printed it, and Hydra goes on.
 	ended = regexp.MustCompile(`^(\[[^]]*\] (\d+ more process(es)? ha(s|ve) sent help message help-mpi-api\.txt / ` +
 		`mpi-abort|Set MCA parameter "orte_base_help_aggregate" to 0)|YOUR APPLICATION TERMINATED WITH THE EXIT ` +
 		`STRING|This typically refers to a problem with your application|Please see the FAQ page for debugging ` +
 		`suggestions)`)
+	// What fails in Open MPI itself while it ends a job, such as the text of a frame.
+	inner = regexp.MustCompile(`^\[[^]]*\] (\[\[\d+,\d+\],\d+\] ORTE_ERROR_LOG: |PMIX ERROR: ).* in file `)
 )
 
 // mostFramed is how many bytes a frame may hold; what is longer is none.
 const mostFramed = 16 << 10
 
-// Frames copies from to to, by lines. It leaves out the frames in which a launcher tells
-// how the job ended, and returns them.
-func Frames(to io.Writer, from io.Reader) (endings []byte) {
+// Split copies from to to, by lines. It leaves out the frames in which a launcher tells how the job
+// ended, and errors within the launcher, and returns both. The errors are only worth showing where
+// nobody says why the job has failed.
+func Split(to io.Writer, from io.Reader) (endings, errors []byte) {
 	pass := func(b []byte) {
 		if len(b) > 0 {
 			_, _ = to.Write(b) // where nobody reads any more the job goes on
@@ -51,12 +55,14 @@ func Frames(to io.Writer, from io.Reader) (endings []byte) {
 			}
 		case ended.Match(line), len(endings) > 0 && len(bytes.TrimSpace(line)) == 0:
 			endings = append(endings, line...)
+		case inner.Match(line):
+			errors = append(errors, line...)
 		default:
 			pass(line)
 		}
 		if err != nil {
 			pass(frame)
-			return endings
+			return endings, errors
 		}
 	}
 }

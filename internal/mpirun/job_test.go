@@ -317,8 +317,8 @@ func TestJobEnd(t *testing.T) {
 		{"well", "", "", "", "PASS"},
 		{"an error", "an error", "", "rank 1| it does not end well", ""},
 		{"a rank that exits", "exit", "", "rank 1 did not say that it ended well", ""},
-		{"a rank that exits, seen", "exit", "echo '" + missed + "'; exit 1", "mpirun| node here exiting improperly",
-			""},
+		{"a rank that exits, seen", "exit", "echo '" + missed + "'; exit 1",
+			"mpirun| rank 1 on here: exited without leaving MPI", ""},
 		{"missed", "", "echo '" + missed + "'; exit 1", "", "mpirun may have missed the end of a rank"},
 		{"missed three times", "3 jobs", "echo '" + missed + "'; exit 1",
 			"Open MPI's own, 3 times: mpirun may have missed the end of a rank", ""},
@@ -326,8 +326,8 @@ func TestJobEnd(t *testing.T) {
 		{"missed, and another status", "", "echo '" + missed + "'; exit 3", "exit status 3", ""},
 		{"another reason", "", "echo 'no more room'; exit 1", "mpirun| no more room", ""},
 		{"without AtEnd", "without AtEnd", "", "", "PASS"},
-		{"MPI without AtEnd", "without AtEnd", "echo '" + missed + "'; exit 1", "mpirun| node here exiting improperly",
-			""},
+		{"MPI without AtEnd", "without AtEnd", "echo '" + missed + "'; exit 1",
+			"mpirun| rank 1 on here: exited without leaving MPI", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

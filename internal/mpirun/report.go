@@ -7,6 +7,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"lockstep/internal/ending"
+	"lockstep/internal/readable"
 )
 
 // These limit the output of a failing job.
@@ -44,7 +47,8 @@ func readEnds(file string, n int64) (string, error) {
 func hasLine(out, line string) bool { return strings.Contains("\n"+out, "\n"+line+"\n") }
 
 // report returns what a person needs of a failed job: the output of the ranks that failed, or of
-// all if none could say so, and then mpirun's own words, which name a killed rank.
+// all if none could say so, and then what mpirun adds, which names a killed rank. What several
+// ranks say alike stands there once.
 func report(out []string, own string) string {
 	var ranks []int
 	for r := range out {
@@ -52,35 +56,64 @@ func report(out []string, own string) string {
 			ranks = append(ranks, r)
 		}
 	}
-	said := clean(own)
-	if len(ranks) == 0 {
-		if len(said) == 0 { // only mpirun knows why, so that nothing of it is noise
-			said = slices.DeleteFunc(strings.Split(own, "\n"),
-				func(line string) bool { return strings.TrimSpace(line) == "" })
-		}
+	told := len(ranks) > 0
+	if !told {
 		for r := range out {
 			ranks = append(ranks, r)
 		}
 	}
 	var b strings.Builder
-	for _, r := range ranks {
-		for _, line := range ends(clean(out[r]), max(shownLines/len(ranks), 8)) {
-			fmt.Fprintf(&b, "rank %d| %s\n", r, line)
+	speakers := alike(out, ranks)
+	for _, those := range speakers {
+		for _, line := range ends(clean(out[those[0]]), max(shownLines/len(speakers), 8)) {
+			fmt.Fprintf(&b, "%s| %s\n", readable.Ranks(those), line)
 		}
 	}
-	for _, line := range ends(said, shownLines/3) {
+	for _, line := range ends(adds(own, len(out), told), shownLines/3) {
 		fmt.Fprintf(&b, "mpirun| %s\n", line)
 	}
 	return b.String()
 }
 
-// noise matches lines that neither explain a failure nor come from the test: the frames of go test
-// and of mpirun.
-var noise = regexp.MustCompile(`^(=== (RUN|CONT|PAUSE|NAME) .*|lockstep-mpirun: .*|-{20,}|={20,}|\s*|` +
-	`MPI_ABORT was invoked on .*|with errorcode .*|NOTE: invoking MPI_ABORT .*|You may or may not see .*|` +
-	`exactly when Open MPI kills them\.|Primary job  ?terminated normally.*|a non-zero exit code.*|mpirun detected ` +
-	`that one or more ` +
-	`processes exited.*|thus causing the job to be terminated.*|the job to be terminated\. The first process.*)$`)
+// differs matches what differs between ranks that do the same.
+var differs = regexp.MustCompile(`0x[0-9a-f]+|goroutine \d+ `)
+
+// alike returns the ranks in groups that have said the same, in the order of their first.
+func alike(out []string, ranks []int) (groups [][]int) {
+	first := map[string]int{}
+	for _, r := range ranks {
+		said := differs.ReplaceAllString(strings.Join(clean(out[r]), "\n"), "")
+		if i, ok := first[said]; ok {
+			groups[i] = append(groups[i], r)
+			continue
+		}
+		first[said] = len(groups)
+		groups = append(groups, []int{r})
+	}
+	return groups
+}
+
+// adds returns what mpirun says about a job of a number of ranks, beside what a rank has told.
+func adds(own string, ranks int, told bool) []string {
+	var rest strings.Builder
+	frames, errors := ending.Split(&rest, strings.NewReader(own))
+	said := clean(rest.String())
+	if cause := ending.OfLauncher(frames, ranks); !told && cause.What != "" || cause.Signalled() {
+		said = append(said, cause.String())
+	}
+	if !told {
+		said = append(said, clean(string(errors))...)
+	}
+	if !told && len(said) == 0 { // only mpirun knows why, so that nothing of it is noise
+		said = slices.DeleteFunc(strings.Split(own, "\n"),
+			func(line string) bool { return strings.TrimSpace(line) == "" })
+	}
+	return said
+}
+
+// noise matches lines of go test and of the harness, and rules of frames
+// of which a part is missing.
+var noise = regexp.MustCompile(`^(=== (RUN|CONT|PAUSE|NAME) .*|lockstep-mpirun: .*|-{20,}|={20,}|\s*)$`)
 
 // frame matches the first line of a stack frame of the harness. The second begins with a tab.
 var frame = regexp.MustCompile(

@@ -18,6 +18,11 @@ const (
 		"  Process name: [[21446,1],5]\n  Exit code:    7\n--------------------------\n"
 )
 
+const (
+	inner = "[n1:7] [[2,0],0] ORTE_ERROR_LOG: Out of resource in file ../../../orte/util/show_help.c at line 507\n"
+	cause = "0: 07:15:52 ERR it fails host=n1 rank=2\n"
+)
+
 // A job that fails is not silent, however little its launcher says. The double of mpirun says
 // what is in a file, and ends.
 func TestLittleSaid(t *testing.T) {
@@ -38,6 +43,8 @@ exit "$STATUS"
 		{"one of two", onePrimary, "137", "2", "pipe", "launch: a rank exited; status 137 (SIGKILL)\n"},
 		{"which", onePrimary + whichRank, "7", "8", "pipe", "launch: rank 5: exited; status 7\n"},
 		{"something else", "no slots\n", "1", "2", "pipe", "no slots\n"},
+		{"an error within, and a cause", inner + cause, "1", "3", "pipe", cause},
+		{"an error within", inner, "1", "3", "pipe", inner + "launch: the job has failed; status 1\n"},
 		{"as it comes", onePrimary, "5", "1", "plain", onePrimary},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

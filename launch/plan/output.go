@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,14 +43,15 @@ const (
 
 // output reads the ranks' output if it does not go where the launcher's goes.
 type output struct {
-	writers  []*os.File
-	readers  sync.WaitGroup
-	opened   []*os.File
-	spoke    atomic.Bool // a rank has written to its standard error, or the launcher anything but how the job ended
-	endings  []byte      // that, for when nobody else says anything; valid after close
-	heardAll bool        // what the launcher writes to its standard error comes through here
-	folder   string      // of the ranks' files, if they have any
-	screen   *terminal.Screen
+	writers []*os.File
+	readers sync.WaitGroup
+	opened  []*os.File
+	spoke   atomic.Bool // a rank has written to its standard error, or the launcher anything but how the job ended
+	// That, and errors within the launcher, for when nobody else says anything; valid after close.
+	endings, errors []byte
+	heardAll        bool   // what the launcher writes to its standard error comes through here
+	folder          string // of the ranks' files, if they have any
+	screen          *terminal.Screen
 	ending.Listener
 }
 
@@ -230,7 +230,7 @@ func (out *output) stdout() (*os.File, error) {
 
 func (out *output) stderr() (*os.File, error) {
 	return out.relay(func(r io.Reader) {
-		out.endings = ending.Frames(&noted{&shared{os.Stderr, out}, out}, r)
+		out.endings, out.errors = ending.Split(&noted{&shared{os.Stderr, out}, out}, r)
 	})
 }
 
@@ -259,7 +259,7 @@ func (out *output) why(e outcome, err error, ranks int) outcome {
 	said := out.Cause()
 	e.cause = said.Or(launcher)
 	status, _ := err.(exit.Status)
-	signalled := (strings.HasPrefix(launcher.What, ending.BySignal) || status > 128) && e.asked == 0
+	signalled := (launcher.Signalled() || status > 128) && e.asked == 0
 	switch {
 	case said != (ending.Cause{}), out.spoke.Load() && !signalled:
 	case len(out.endings) > 0, out.heardAll && e.asked == 0:

@@ -243,6 +243,9 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 			e.cause, e.unsaid = ending.Cause{What: why}, ""
 		}
 	}
+	if e.cause == (ending.Cause{}) && e.asked == 0 {
+		os.Stderr.Write(out.errors)
+	}
 	return e, err
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/ending"
 	"lockstep/internal/mpirun"
 )
 
@@ -46,8 +47,9 @@ func Main(m *testing.M, program func()) {
 type Ended struct {
 	// of mpirun, which passes on that of the first rank that failed; -1 after a signal, which
 	// Stderr names
-	Status         int
-	Stdout, Stderr string
+	Status int
+	Stdout string
+	Stderr string // without mpirun's own words, where the ranks say why they fail
 }
 
 // Command returns the command that runs the program given to Main, with args, on a number of ranks;
@@ -136,7 +138,18 @@ func program(t *testing.T, ranks int, env []string, args []string) (e Ended, own
 	if cmd.ProcessState.ExitCode() < 0 {
 		fmt.Fprintf(&errs, "ended by %v\n", cmd.ProcessState) // a signal
 	}
-	return Ended{cmd.ProcessState.ExitCode(), out.String(), errs.String()}, own
+	return Ended{cmd.ProcessState.ExitCode(), out.String(), said(errs.String(), ranks)}, own
+}
+
+// said returns what the ranks of a program have written, without mpirun's words about the job's
+// end, unless these say more.
+func said(errs string, ranks int) string {
+	var own strings.Builder
+	frames, _ := ending.Split(&own, strings.NewReader(errs))
+	if own.Len() == 0 || ending.OfLauncher(frames, ranks).Signalled() {
+		return errs
+	}
+	return own.String()
 }
 
 // turns limits how many programs are in their start.
