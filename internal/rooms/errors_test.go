@@ -16,6 +16,7 @@ var (
 	verb = regexp.MustCompile(`%[-+# 0]*[0-9.*]*[a-zA-Z]`)
 	dots = regexp.MustCompile(`\.{4,}`)
 	word = regexp.MustCompile(`[A-Za-z]{2,}`)
+	says = regexp.MustCompile(`\| (as|what) (it says|above|below)[^|]*\|$`) // is no answer
 )
 
 // shown returns a format as docs/errors.md shows it: "..." stands for what differs. It returns ""
@@ -114,7 +115,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: %d rows of a message, why, and what to do, of %d", title, len(listed), rows)
 		}
 		for _, line := range strings.Split(section, "\n") {
-			if strings.HasSuffix(line, "| as it says |") {
+			if says.MatchString(line) {
 				t.Errorf("%s: what to do is not said: %s", title, line)
 			}
 		}
