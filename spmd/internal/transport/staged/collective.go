@@ -28,26 +28,40 @@ type pieces struct {
 	inPlace       bool // on the host
 	reads, writes bool // this rank
 	keeps         bool // this rank's own part does not go to the host
+	packed        bool // and has no place in the slot
 }
 
 func (t *Transport) pieces(c *coll.Call) pieces {
 	traits := c.Kind.Traits()
 	writes, reads := c.Extents(t.host.Rank(), t.host.Size())
 	whole := traits.Dst.Extent == coll.Whole || traits.Src.Extent == coll.Whole
-	p := pieces{each: Sizes.Piece / c.Type.Size(), inPlace: !whole, reads: reads > 0, writes: writes > 0}
-	if whole {
-		p.each = max(p.each/t.host.Size(), 1)
-	}
-	if line := 256 / c.Type.Size(); p.each > line {
-		p.each -= p.each % line // so that pieces begin where accesses are fast
-	}
+	p := pieces{inPlace: !whole, reads: reads > 0, writes: writes > 0}
 	if c.Kind == coll.Broadcast {
 		p.reads = t.isRoot(c) && writes > 0
 		p.writes = !p.reads && writes > 0
 	}
-	p.steps = (c.Longest() + p.each - 1) / p.each
+	// Where others read a slot it has what this rank gives; else also what it gets.
+	given := t.whole && !traits.Reduces
+	switch {
+	case given && traits.Src.Extent != coll.Whole || !whole:
+		p.cut(c, 1)
+	default:
+		p.cut(c, t.host.Size())
+		if p.packed = given && p.steps > 1; p.packed {
+			p.cut(c, t.host.Size()-1)
+		}
+	}
 	p.keeps = c.Kind == coll.Broadcast || (p.steps > 1 || t.whole) && whole && !traits.Reduces
 	return p
+}
+
+// cut divides a call into steps that have so many parts in a slot.
+func (p *pieces) cut(c *coll.Call, parts int) {
+	p.each = max(Sizes.Piece/c.Type.Size()/max(parts, 1), 1)
+	if line := 256 / c.Type.Size(); p.each > line {
+		p.each -= p.each % line // so that pieces begin where accesses are fast
+	}
+	p.steps = (c.Longest() + p.each - 1) / p.each
 }
 
 func (t *Transport) isRoot(c *coll.Call) bool { return t.host.Rank() == int(c.Root) }
@@ -73,8 +87,8 @@ func (t *Transport) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error 
 	}
 	first, begun := t.used, 0
 	err := t.settle()
-	if err == nil {
-		begun, err = t.begin(c, &p, begun, 1, first, in)
+	if err == nil && (!t.whole || t.behind(fetched, first+1-slots) < 0) {
+		err, begun = t.copyIn(c, &p, 0, first, in), 1
 	}
 	if err != nil {
 		return err
@@ -88,46 +102,37 @@ func (t *Transport) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error 
 	if err := t.keep(c, &p, out); err != nil {
 		return err
 	}
+	if t.whole {
+		return t.together(&course{c: c, p: &p, first: first, begun: begun, in: in, out: out})
+	}
 	for k := range p.steps {
-		if begun == k {
-			if err := t.await(c, fetched, first+k+1-slots); err != nil {
+		for ; begun < min(k+slots, p.steps); begun++ {
+			if err := t.copyIn(c, &p, begun, first+begun, in); err != nil {
 				return err
 			}
-		}
-		if begun, err = t.begin(c, &p, begun, min(k+slots, p.steps), first, in); err != nil {
-			return err
 		}
 		at := &t.slots[(first+k)%slots]
 		if err := transport.Wait(t.host, at.here.Query); err != nil {
 			return err
 		}
 		on := t.step(c, &p, k, at)
-		if t.whole {
-			err = t.together(c, &on, &p, k, first+k, out)
-		} else if err = t.host.Make(&on); err == nil {
-			err = t.copyOut(c, &p, k, at, out)
-		}
-		if err != nil {
+		if err := t.host.Make(&on); err != nil {
 			return err
 		}
-		at.last = out
-		if err := at.gone.Record(out); err != nil {
+		if err := t.copyOut(c, &p, k, at, out); err != nil {
 			return err
 		}
-		t.leaving = first + k + 1
+		if err := at.leave(out); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// begin enqueues the copies from the device of steps from begun on, before step most, as far as
-// there is room, and returns the next step.
-func (t *Transport) begin(c *coll.Call, p *pieces, begun, most, first int, in *cuda.Stream) (next int, err error) {
-	for ; begun < most && (!t.whole || t.behind(fetched, first+begun+1-slots) < 0); begun++ {
-		if err := t.copyIn(c, p, begun, first+begun, in); err != nil {
-			return begun, err
-		}
-	}
-	return begun, nil
+// leave says that the last copy out of a slot has been enqueued.
+func (at *slot) leave(out *cuda.Stream) error {
+	at.last = out
+	return at.gone.Record(out)
 }
 
 // signed is how many numbers of a rank Agree compares.
@@ -227,7 +232,7 @@ func (t *Transport) each(c *coll.Call, p *pieces, k int, side coll.Side, skip bo
 	case side.Extent == coll.Part:
 		_, err := part(0, 0, rank)
 		return err
-	case p.steps == 1:
+	case p.steps == 1 && !p.packed:
 		if n := c.Offset(t.host.Size()); n > 0 {
 			return fn(0, 0, n*size)
 		}
@@ -239,7 +244,10 @@ func (t *Transport) each(c *coll.Call, p *pieces, k int, side coll.Side, skip bo
 		if err != nil {
 			return err
 		}
-		off, packed = off+c.Share(r), packed+n
+		off += c.Share(r)
+		if !p.packed || r != rank {
+			packed += n
+		}
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package staged
 
 import (
 	"encoding/binary"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -70,7 +71,11 @@ func (m *mail) bytes() int { return len(m.channels) * buffers * (headBytes + m.c
 // use gives the mail that memory of all ranks, with the counters; nil of those
 // that this rank does not reach.
 func (m *mail) use(words, at []unsafe.Pointer) {
-	me := m.host.Rank()
+	me, halves := m.host.Rank(), 1
+	if !slices.Contains(at, nil) { // what comes needs no buffers of its own
+		halves = 2
+		m.chunk = min(Sizes.Chunk, halves*m.chunk+headBytes)
+	}
 	for i := range m.channels {
 		h, peer, from := &m.channels[i], i/2, me
 		h.total = -1
@@ -83,7 +88,7 @@ func (m *mail) use(words, at []unsafe.Pointer) {
 			h.shared = (*counters)(unsafe.Add(words[from], to*countersBytes))
 		}
 		for k := range buffers {
-			h.buf[k] = unsafe.Add(at[from], (buffers*number+k)*(headBytes+m.chunk))
+			h.buf[k] = unsafe.Add(at[from], (buffers*(number/halves)+k)*(headBytes+m.chunk))
 		}
 	}
 }

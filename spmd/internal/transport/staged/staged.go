@@ -66,10 +66,12 @@ type Transport struct {
 	leaving int // of which the copies to the device are enqueued
 	settled int // and over
 	counts  []int
-	brought []int64 // by all ranks, and by this one
-	mail    mail
-	holds   holds
-	instead string
+	// operands are addresses of what a step reduces.
+	operands []uintptr
+	brought  []int64 // by all ranks, and by this one
+	mail     mail
+	holds    holds
+	instead  string
 }
 
 // Open opens the transport of a communicator. Collective.
@@ -77,7 +79,7 @@ func Open(at transport.Site) (t *Transport, err error) {
 	// Of an AllToAllV only two ranks know what they give each other.
 	kinds := at.Host.Caps().Kinds &^ coll.SetOf(coll.SendRecv, coll.AllToAllV)
 	t = &Transport{host: at.Host, dev: at.Dev, instead: at.Else, counts: make([]int, at.Host.Size()),
-		brought: make([]int64, signed*(at.Host.Size()+1))}
+		operands: make([]uintptr, at.Host.Size()), brought: make([]int64, signed*(at.Host.Size()+1))}
 	t.caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Ordered: true, Hands: true, Now: true,
 		NoGraph: fmt.Errorf("collectives through %s cannot be captured", Backend.Name())}
 	if err := t.alloc(); err != nil {

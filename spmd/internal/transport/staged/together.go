@@ -1,6 +1,7 @@
 package staged
 
 import (
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -40,27 +41,6 @@ func (t *Transport) behind(what, want int) int {
 // tell says that this rank has come to n.
 func (t *Transport) tell(what, n int) { t.ranks[t.host.Rank()][what].n.Store(int64(n)) }
 
-// await waits until all ranks have come as far as want.
-func (t *Transport) await(c *coll.Call, what, want int) error {
-	for looks := 1; ; looks++ {
-		r := t.behind(what, want)
-		if r < 0 {
-			return nil
-		}
-		if err := t.settle(); err != nil {
-			return err
-		}
-		if looks%transport.Looks == 0 {
-			if err := t.host.Lost(r); err != nil && t.behind(what, want) == r {
-				return transport.Failed(c, t.host.Rank(), err)
-			}
-		}
-		if err := t.host.Pause(looks); err != nil {
-			return err
-		}
-	}
-}
-
 // settle tells the others which copies to this rank's device are over.
 func (t *Transport) settle() error {
 	for t.whole && t.settled < t.leaving {
@@ -79,44 +59,131 @@ func (t *Transport) place(rank, number int) (from, to unsafe.Pointer) {
 	return from, unsafe.Add(from, Sizes.Piece)
 }
 
-// together makes a step of a call, which on is on the host, where the ranks read each other's
-// slots: a reduction there, and other calls by copies from there to the devices.
-func (t *Transport) together(c, on *coll.Call, p *pieces, k, number int, out *cuda.Stream) error {
-	t.tell(given, number+1)
-	if err := t.await(c, given, number+1); err != nil {
-		return err
-	}
-	if !c.Kind.Traits().Reduces {
-		return t.fetch(c, on, p, k, number, out)
-	}
-	result, err := t.fold(on, number)
-	if err != nil || !p.writes {
-		return err
-	}
-	size := c.Type.Size()
-	lo, n := p.of(k, c.Share(t.host.Rank()))
-	return out.Copy(unsafe.Add(c.Dst, lo*size), result, n*size)
+// course is a call that is being made, where the ranks read each other's slots: a reduction
+// there, and other calls by copies from there to the devices.
+type course struct {
+	c       *coll.Call
+	p       *pieces
+	first   int // the number of its first step
+	in, out *cuda.Stream
+
+	begun  int // steps whose copies from the device are enqueued
+	given  int // and over
+	folded int // and whose share of this rank is reduced
+	left   int // and whose copies to the device are enqueued
+	late   int // a rank that a step waits for; -1 where none does
 }
 
-// fetch enqueues the copies of what the others give this rank.
-func (t *Transport) fetch(c, on *coll.Call, p *pieces, k, number int, out *cuda.Stream) error {
-	me, ranks, size, traits := t.host.Rank(), t.host.Size(), c.Type.Size(), c.Kind.Traits()
-	if !p.writes {
+// together makes a call. Each step goes on when what it needs itself is there: while one waits for
+// another rank, the devices copy others.
+func (t *Transport) together(x *course) error {
+	var lost error
+	for looks, asked := 1, -1; x.left < x.p.steps; looks++ {
+		moved, err := t.goOn(x)
+		switch {
+		case err != nil:
+			return err
+		case moved:
+			looks, lost = 0, nil
+			continue
+		case lost != nil && x.late == asked:
+			return transport.Failed(x.c, t.host.Rank(), lost)
+		}
+		if lost = nil; looks%transport.Looks == 0 && x.late >= 0 {
+			asked = x.late
+			lost = t.host.Lost(asked)
+		}
+		if err := t.host.Pause(looks); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// goOn takes a call on by what can be done now.
+func (t *Transport) goOn(x *course) (moved bool, err error) {
+	x.late = -1
+	have := func(what, want int) bool {
+		r := t.behind(what, want)
+		x.late = max(x.late, r)
+		return r < 0
+	}
+	if err := t.settle(); err != nil {
+		return false, err
+	}
+	if number := x.first + x.begun; x.begun < x.p.steps && have(fetched, number+1-slots) {
+		if err := t.copyIn(x.c, x.p, x.begun, number, x.in); err != nil {
+			return false, err
+		}
+		x.begun++
+		moved = true
+	}
+	if x.given < x.begun {
+		there, err := t.slots[(x.first+x.given)%slots].here.Query()
+		if err != nil {
+			return false, err
+		}
+		if there {
+			x.given++
+			t.tell(given, x.first+x.given)
+			moved = true
+		}
+	}
+	if x.folded < x.given && have(given, x.first+x.folded+1) {
+		if x.c.Kind.Traits().Reduces {
+			s := t.share(x, x.folded)
+			s.reduce(x.c)
+		}
+		x.folded++
+		t.tell(folded, x.first+x.folded)
+		moved = true
+	}
+	if number := x.first + x.left; x.left < x.folded && (!t.slicing(x, x.left) || have(folded, number+1)) {
+		if err := t.takeOut(x, x.left); err != nil {
+			return false, err
+		}
+		if err := t.slots[number%slots].leave(x.out); err != nil {
+			return false, err
+		}
+		x.left++
+		t.leaving = x.first + x.left
+		moved = true
+	}
+	return moved, nil
+}
+
+// takeOut enqueues the copies of what this rank gets in a step.
+func (t *Transport) takeOut(x *course, k int) error {
+	if !x.p.writes {
 		return nil
 	}
-	skip := 0
-	if traits.Src.Extent == coll.Whole {
-		skip = on.Offset(me) * size
+	if !x.c.Kind.Traits().Reduces {
+		return t.fetch(x, k)
 	}
+	size := x.c.Type.Size()
+	lo, n := x.p.of(k, x.c.Share(t.host.Rank()))
+	return x.out.Copy(unsafe.Add(x.c.Dst, lo*size), t.share(x, k).result, n*size)
+}
+
+// fetch is takeOut of what the others give this rank as it is.
+func (t *Transport) fetch(x *course, k int) error {
+	c, p, me, ranks, size := x.c, x.p, t.host.Rank(), t.host.Size(), x.c.Type.Size()
+	on := t.step(c, p, k, &t.slots[(x.first+k)%slots])
 	take := func(from, off, n int) error {
 		lo, n := p.of(k, n)
 		if n == 0 || from == me {
 			return nil
 		}
-		at, _ := t.place(from, number)
-		return out.Copy(unsafe.Add(c.Dst, (off+lo)*size), unsafe.Add(at, skip), n*size)
+		skip := 0
+		if c.Kind.Traits().Src.Extent == coll.Whole {
+			if skip = on.Offset(me); p.packed && from < me {
+				skip -= on.Share(from)
+			}
+		}
+		at, _ := t.place(from, x.first+k)
+		return x.out.Copy(unsafe.Add(c.Dst, (off+lo)*size), unsafe.Add(at, skip*size), n*size)
 	}
-	if traits.Dst.Extent != coll.Whole {
+	if c.Kind.Traits().Dst.Extent != coll.Whole {
 		return take(int(c.Root), 0, c.Share(me))
 	}
 	for i := range ranks { // not all from the same rank at once
@@ -128,51 +195,71 @@ func (t *Transport) fetch(c, on *coll.Call, p *pieces, k, number int, out *cuda.
 	return nil
 }
 
+// share is what this rank reduces in a step.
+type share struct {
+	from   []uintptr      // the operands
+	n      int            // elements of each
+	to     unsafe.Pointer // where the result goes
+	result unsafe.Pointer // what this rank gets, which may be of others
+}
+
+// slicing says whether each rank reduces a slice of a step for all.
+func (t *Transport) slicing(x *course, k int) bool {
+	_, n := x.p.of(k, x.c.N)
+	return (x.c.Kind == coll.AllReduce || x.c.Kind == coll.Reduce) && n*x.c.Type.Size() > Sizes.Alone &&
+		t.host.Size() > 1
+}
+
+func (t *Transport) share(x *course, k int) share {
+	me, ranks, size, number := t.host.Rank(), t.host.Size(), x.c.Type.Size(), x.first+k
+	on := t.step(x.c, x.p, k, &t.slots[number%slots])
+	_, to := t.place(me, number)
+	s := share{n: on.N, to: to, result: to}
+	off := 0
+	switch on.Kind {
+	case coll.ReduceScatter, coll.ReduceScatterV:
+		off, s.n = on.Offset(me), on.Share(me)
+	case coll.Scan:
+		ranks = me + 1
+	case coll.ExScan:
+		ranks = me
+	default:
+		if t.slicing(x, k) {
+			each := ((s.n+ranks-1)/ranks + 63) / 64 * 64
+			off = min(me*each, s.n)
+			s.n = min(each, s.n-off)
+			_, s.result = t.place(number%ranks, number)
+			s.to = unsafe.Add(s.result, off*size)
+		} else if on.Kind == coll.Reduce && !t.isRoot(&on) {
+			s.n = 0
+		}
+	}
+	s.from = t.operands[:ranks]
+	for r := range s.from {
+		from, _ := t.place(r, number)
+		s.from[r] = ccall.Address(from) + uintptr(off*size)
+	}
+	if ranks == 1 {
+		from, _ := t.place(0, number)
+		s.result = unsafe.Add(from, off*size)
+	}
+	return s
+}
+
 // foldGrain is the bytes of each operand that are worth a goroutine: it takes time to wake up.
 const foldGrain = 256 << 10
 
-// fold reduces this rank's share of a step, and returns where the result is. Of long ones each
-// rank reduces a slice for all.
-func (t *Transport) fold(on *coll.Call, number int) (unsafe.Pointer, error) {
-	me, ranks, size := t.host.Rank(), t.host.Size(), on.Type.Size()
-	_, to := t.place(me, number)
-	off, n, of := 0, on.N, ranks
-	sliced := false
-	switch on.Kind {
-	case coll.ReduceScatter, coll.ReduceScatterV:
-		off, n = on.Offset(me), on.Share(me)
-	case coll.Scan:
-		of = me + 1
-	case coll.ExScan:
-		of = me
-	default:
-		if sliced = n*size > Sizes.Alone && ranks > 1; sliced {
-			each := ((n+ranks-1)/ranks + 63) / 64 * 64
-			off = min(me*each, n)
-			n = min(each, n-off)
-			_, to = t.place(number%ranks, number)
-			to = unsafe.Add(to, off*size)
-		} else if on.Kind == coll.Reduce && !t.isRoot(on) {
-			return nil, nil
+// reduce reduces the share, if there is more than one operand.
+func (s *share) reduce(c *coll.Call) {
+	if len(s.from) < 2 {
+		return
+	}
+	size := c.Type.Size()
+	host.Parallel(s.n, foldGrain/size, func(lo, hi int) {
+		from := slices.Clone(s.from)
+		for r := range from {
+			from[r] += uintptr(lo * size)
 		}
-	}
-	if of == 1 {
-		from, _ := t.place(0, number)
-		return unsafe.Add(from, off*size), nil
-	}
-	if of > 1 {
-		host.Parallel(n, foldGrain/size, func(lo, hi int) {
-			src := make([]uintptr, of)
-			for r := range src {
-				from, _ := t.place(r, number)
-				src[r] = ccall.Address(from) + uintptr((off+lo)*size)
-			}
-			shm.Reduce(unsafe.Add(to, lo*size), src, hi-lo, on.Type, on.Op)
-		})
-	}
-	if !sliced {
-		return to, nil
-	}
-	t.tell(folded, number+1)
-	return unsafe.Add(to, -off*size), t.await(on, folded, number+1)
+		shm.Reduce(unsafe.Add(s.to, lo*size), from, hi-lo, c.Type, c.Op)
+	})
 }
