@@ -36,7 +36,7 @@ import (
 	"lockstep/bench/rank"
 	"lockstep/bench/sweep"
 	"lockstep/bench/train"
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/spmd/runfolder"
 )
 
@@ -45,7 +45,7 @@ func main() {
 		panic(err)
 	}
 	run := runner
-	if args := os.Args[1:]; help.Asked(args) && len(args) > 2 && !strings.HasPrefix(args[1], "-") {
+	if args := os.Args[1:]; cli.CompletionAsked(args) && len(args) > 2 && !strings.HasPrefix(args[1], "-") {
 		args[0], args[1] = args[1], args[0] // the command first
 	}
 	if len(os.Args) > 1 {

@@ -10,8 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
-	"lockstep/internal/nearest"
+	"lockstep/internal/cli"
 	"lockstep/internal/readable"
 	"lockstep/internal/version"
 	"lockstep/launch/completion"
@@ -54,7 +53,7 @@ func unknown(root *cobra.Command, err error) error {
 	for _, c := range root.Commands() {
 		names = append(names, c.Name())
 	}
-	if near := nearest.Word(names, strings.Trim(strings.TrimPrefix(what, "unknown command "), `"`)); near != "" {
+	if near := cli.Nearest(names, strings.Trim(strings.TrimPrefix(what, "unknown command "), `"`)); near != "" {
 		return fmt.Errorf("%s; did you mean %s?", what, near)
 	}
 	return fmt.Errorf("%s: launch --help lists all", what)
@@ -74,9 +73,9 @@ func command() *cobra.Command {
 	}
 	root.SetVersionTemplate("launch, of {{.Version}}\nlaunch doctor says which MPI, CUDA and NCCL are here\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return exit.Usage{Err: nearest.Flag(cmd.Flags(), err)}
+		return exit.Usage{Err: cli.Advise(cmd.Flags(), err)}
 	})
-	cobra.AddTemplateFunc("grouped", func(fs *pflag.FlagSet) string { return help.Flags(fs, "Flags") })
+	cobra.AddTemplateFunc("grouped", func(fs *pflag.FlagSet) string { return cli.Flags(fs, "Flags") })
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(),
 		"Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}",
 		"{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))

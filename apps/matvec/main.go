@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/host"
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/spmd"
 	"lockstep/spmd/timing"
 )
@@ -57,11 +57,11 @@ func (c *config) flags(fs *pflag.FlagSet) {
 		"what multiplies: own, cublas (on the host its BLAS), or auto: the faster of both")
 	fs.IntVar(&c.Overlap, "overlap", 0,
 		"`N` parts of the rows: one is all-reduced while the next is multiplied; 0: as many as are fastest")
-	help.Choices(fs, "split", splits...)
-	help.Choices(fs, "layout", layouts...)
-	help.Choices(fs, "dtype", dtypes...)
-	help.Choices(fs, "kernel", kernelFrom...)
-	help.About(fs, "matvec multiplies a matrix, which the ranks share, by a vector, and measures how long it takes.",
+	cli.Choices(fs, "split", splits...)
+	cli.Choices(fs, "layout", layouts...)
+	cli.Choices(fs, "dtype", dtypes...)
+	cli.Choices(fs, "kernel", kernelFrom...)
+	cli.About(fs, "matvec multiplies a matrix, which the ranks share, by a vector, and measures how long it takes.",
 		"mpirun -np 4 bin/matvec",
 		"mpirun -np 4 bin/matvec --rows 4096 --cols 65536 --split rows --dtype bfloat16",
 		"bin/launch run -np 4 -- bin/matvec --json - | jq .gbps")

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/spmd"
 	"lockstep/spmd/random"
 	"lockstep/spmd/timing"
@@ -46,9 +46,9 @@ func (c *config) flags(fs *pflag.FlagSet) {
 		"the numbers: uniform (from 0 to 1), or wide (of either sign and 97 magnitudes; only with --exact)")
 	fs.BoolVar(&c.Cold, "cold", false, "sum copies of the numbers in turn, so that none is left in a cache")
 	fs.BoolVar(&c.Samples, "samples", false, "write the time of every iteration, too: samples_us in the line of --json")
-	help.Choices(fs, "parts", "equal", "unequal")
-	help.Choices(fs, "values", "uniform", "wide")
-	help.About(fs, "reduce sums numbers that the ranks hold in parts, and measures how long it takes.",
+	cli.Choices(fs, "parts", "equal", "unequal")
+	cli.Choices(fs, "values", "uniform", "wide")
+	cli.About(fs, "reduce sums numbers that the ranks hold in parts, and measures how long it takes.",
 		"mpirun -np 4 bin/reduce",
 		"mpirun -np 4 bin/reduce --elements 100000000 --parts unequal --graph",
 		"mpirun -np 4 bin/reduce --exact --values wide --json sums.json")

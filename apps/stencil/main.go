@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/spmd"
 	"lockstep/spmd/timing"
 )
@@ -89,9 +89,9 @@ func (c *config) flags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Overlap, "overlap", true, "compute the inside while halos travel; false: after that")
 	fs.StringVar(&c.Image, "image", "",
 		"write the result to `FILE` as a PNG, of a grid of three dimensions its middle plane")
-	help.Choices(fs, "edges", edgesOf...)
-	help.Choices(fs, "dtype", dtypes...)
-	help.About(fs, "stencil computes how heat spreads on a grid that the ranks share, and measures how long it takes.",
+	cli.Choices(fs, "edges", edgesOf...)
+	cli.Choices(fs, "dtype", dtypes...)
+	cli.About(fs, "stencil computes how heat spreads on a grid that the ranks share, and measures how long it takes.",
 		"mpirun -np 4 bin/stencil",
 		"mpirun -np 4 bin/stencil --size 512x512x512 --mesh 1x2x2 --dtype float64",
 		"mpirun -np 4 bin/stencil --size 1000x1000 --edges periodic --image heat.png")

@@ -9,8 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
-	"lockstep/internal/nearest"
+	"lockstep/internal/cli"
 	"lockstep/spmd"
 )
 
@@ -33,7 +32,7 @@ var commands = []command{
 // runCommand runs the command that the command line begins with. It returns false if there is none.
 func runCommand() bool {
 	at := 1
-	asked := help.Asked(os.Args[1:])
+	asked := cli.CompletionAsked(os.Args[1:])
 	if asked { // behind what the shell asks with
 		at = 2
 	}
@@ -41,7 +40,7 @@ func runCommand() bool {
 		return false
 	}
 	if asked && len(os.Args) == at+1 && os.Args[at] != "" {
-		help.Print(os.Stdout, completed(os.Args[at]), help.None, os.Args[1] == help.Request)
+		cli.PrintCompletions(os.Stdout, completed(os.Args[at]), cli.Nothing, os.Args[1] == cli.CompleteRequest)
 		return true
 	}
 	for _, c := range commands {
@@ -84,7 +83,7 @@ func misspelt() error {
 		names = append(names, c.name)
 	}
 	typed := os.Args[1]
-	near := nearest.Word(names, typed)
+	near := cli.Nearest(names, typed)
 	if near == "" {
 		return nil
 	}

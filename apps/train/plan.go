@@ -12,7 +12,7 @@ import (
 
 	"lockstep/apps/train/cost"
 	"lockstep/apps/train/run"
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/internal/readable"
 )
 
@@ -22,7 +22,7 @@ const planned = "proposes how the GPUs of a machine divide a run, with the memor
 // runPlan runs `train plan`, which starts no ranks and uses no GPU. It ends the process.
 func runPlan(args []string) {
 	fs := pflag.NewFlagSet("train plan", pflag.ContinueOnError)
-	help.About(fs, "train plan "+planned+
+	cli.About(fs, "train plan "+planned+
 		".\nAll flags of train may stand beside these; what they fix is left as it is.",
 		"train plan --model gpt2-xl --gpus-per-node 8",
 		"train plan --model gpt2-xl --gpu A100:40 --nodes 8 --gpus-per-node 8 --global-batch 1024")
@@ -30,12 +30,12 @@ func runPlan(args []string) {
 	perNode := fs.Int("gpus-per-node", 1, "GPUs of each node")
 	name := fs.String("gpu", "H200", "kind of the GPUs, such as H100, or A100:40 for another memory in GB")
 	format := fs.String("format", "text", "how the proposals are printed: text, or json")
-	help.Group(fs, "Flags of the machine", "nodes", "gpus-per-node", "gpu", "format")
-	help.Choices(fs, "format", "text", "json")
+	cli.Group(fs, "Flags of the machine", "nodes", "gpus-per-node", "gpu", "format")
+	cli.Choices(fs, "format", "text", "json")
 	o := run.New()
 	o.Flags(fs)
 	fs.ParseErrorsAllowlist.UnknownFlags = true // those that every program has play no part
-	help.Parse(fs, args)
+	cli.Parse(fs, args)
 	out, err := propose(o, *nodes, *perNode, *name)
 	switch {
 	case err != nil:

@@ -6,7 +6,7 @@ import (
 	"os"
 	"time"
 
-	"lockstep/internal/terminal"
+	"lockstep/internal/cli"
 )
 
 // seldom is the time between progress lines without a terminal.
@@ -15,7 +15,7 @@ const seldom = 30 * time.Second
 // Doing says what is being measured. On a terminal it keeps one line of standard error up to date.
 // Elsewhere it prints a line now and then. The zero value is ready for use by one goroutine.
 type Doing struct {
-	screen  *terminal.Screen
+	screen  *cli.Screen
 	columns func() int
 	plain   io.Writer
 	now     func() time.Time
@@ -25,7 +25,7 @@ type Doing struct {
 // Say says that the kth of n measurements is going on, and how many rows there are so far.
 func (d *Doing) Say(what string, k, n, rows int) {
 	if d.screen == nil {
-		d.screen, d.columns, d.plain, d.now = terminal.Stderr, terminal.Columns, os.Stderr, time.Now
+		d.screen, d.columns, d.plain, d.now = cli.Stderr, cli.Columns, os.Stderr, time.Now
 	}
 	text := fmt.Sprintf("%d of %d  %s", k, n, what)
 	switch rows {

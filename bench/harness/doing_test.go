@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/pty"
-	"lockstep/internal/terminal"
 )
 
 // On a terminal there is one line, which disappears. Elsewhere there is a line every half minute.
@@ -20,7 +20,7 @@ func TestDoing(t *testing.T) {
 	} {
 		var screen, plain bytes.Buffer
 		clock := time.Unix(1e9, 0)
-		d := Doing{screen: &terminal.Screen{To: &screen}, columns: func() int { return tc.columns }, plain: &plain,
+		d := Doing{screen: &cli.Screen{To: &screen}, columns: func() int { return tc.columns }, plain: &plain,
 			now: func() time.Time { return clock }}
 		last := func() string {
 			lines := pty.Lines(screen.String())

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 )
 
 // The sets of groups, each with a file of results of its name.
@@ -216,7 +216,7 @@ func (b *Harness) command(group string) string {
 
 // Parse reads this program's command line for a command whose settings are all flags.
 func Parse(fs *pflag.FlagSet) error {
-	help.Parse(fs, os.Args[1:])
+	cli.Parse(fs, os.Args[1:])
 	if fs.NArg() > 0 {
 		return fmt.Errorf("unknown command or argument %q: %s --help shows the flags, and bench/README.md the commands",
 			fs.Arg(0), fs.Name())

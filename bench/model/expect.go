@@ -19,8 +19,8 @@ import (
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
 	"lockstep/bench/plots"
+	"lockstep/internal/cli"
 	"lockstep/internal/figure"
-	"lockstep/internal/help"
 )
 
 // network joins the nodes. Each rank has its own bandwidth, also while all of them send.
@@ -109,7 +109,7 @@ func Command() error {
 	fs.Float64Var(&f.gbps, "network-gbps", 50, "bandwidth between nodes of each rank, in 1e9 bytes a second")
 	fs.Float64Var(&f.stepUS, "network-us", 5, "time of a step between nodes, in us")
 	fs.StringVar(&f.out, "out", "", "`DIR` for plots (default none)")
-	help.Parse(fs, os.Args[1:])
+	cli.Parse(fs, os.Args[1:])
 	if err := f.check(); err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/launch/exit"
 )
 
@@ -106,7 +106,7 @@ const answerTime = 3 * time.Second
 // Answer prints the completions of the last of args, if that belongs to a command that reads its
 // own flags and then a program with arguments. It returns false if the rest of launch is to answer.
 func Answer(w io.Writer, root *cobra.Command, args []string) bool {
-	if !help.Asked(args) || len(args) < 3 {
+	if !cli.CompletionAsked(args) || len(args) < 3 {
 		return false
 	}
 	cmd, _, err := root.Find(args[1:2])
@@ -115,13 +115,13 @@ func Answer(w io.Writer, root *cobra.Command, args []string) bool {
 	}
 	cmd.InitDefaultHelpFlag()
 	words := args[2:]
-	lines, directive := help.Complete(cmd.Flags(), words)
+	lines, directive := cli.Complete(cmd.Flags(), words)
 	if at := slices.Index(words[:len(words)-1], "--"); at >= 0 {
 		lines, directive = behind(words[at+1:])
-	} else if last := words[len(words)-1]; directive == help.None && last != "" && strings.HasPrefix("--", last) {
+	} else if last := words[len(words)-1]; directive == cli.Nothing && last != "" && strings.HasPrefix("--", last) {
 		lines = append(lines, "--\tthe program and its arguments stand behind it")
 	}
-	help.Print(w, lines, directive, args[0] == help.Request)
+	cli.PrintCompletions(w, lines, directive, args[0] == cli.CompleteRequest)
 	return true
 }
 
@@ -129,21 +129,21 @@ func Answer(w io.Writer, root *cobra.Command, args []string) bool {
 // is not started: it would not know that it is only asked.
 func behind(words []string) (lines []string, directive int) {
 	if len(words) == 1 || !UsesLockstep(words[0]) {
-		return nil, help.AnyFile
+		return nil, cli.AnyFile
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, words[0], slices.Insert(words[1:], 0, help.Request)...)
+	cmd := exec.CommandContext(ctx, words[0], slices.Insert(words[1:], 0, cli.CompleteRequest)...)
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, help.AnyFile
+		return nil, cli.AnyFile
 	}
 	lines = strings.Split(strings.TrimRight(string(out), "\n"), "\n")
 	code, ok := strings.CutPrefix(lines[len(lines)-1], ":")
 	directive, err = strconv.Atoi(code)
 	if !ok || err != nil {
-		return nil, help.AnyFile
+		return nil, cli.AnyFile
 	}
 	return lines[:len(lines)-1], directive
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/internal/mpirun"
 	"lockstep/internal/pty"
 )
@@ -27,15 +27,15 @@ const argsTo = "HEAT_ARGS_TO"
 // arguments.
 func TestMain(m *testing.M) {
 	args := os.Args[1:]
-	if help.Asked(args) {
+	if cli.CompletionAsked(args) {
 		fs := pflag.NewFlagSet("heat", pflag.ContinueOnError)
 		fs.SortFlags = false
 		fs.Int("rows", 0, "rows of the plate")
 		fs.Int("rounds", 0, "steps in time")
 		fs.String("device", "auto", "where buffers live")
 		fs.String("out", "", "`DIR` for pictures")
-		help.Choices(fs, "device", "auto", "cuda", "host")
-		help.Answer(os.Stdout, fs, args)
+		cli.Choices(fs, "device", "auto", "cuda", "host")
+		cli.AnswerCompletion(os.Stdout, fs, args)
 		return
 	}
 	if path := os.Getenv(argsTo); path != "" {
@@ -208,7 +208,7 @@ func TestAnswer(t *testing.T) {
 		"run -- no-such-program --x":                 ":0\n",
 	} {
 		var out bytes.Buffer
-		if !Answer(&out, launch(), append([]string{help.RequestNames}, strings.Split(words, " ")...)) ||
+		if !Answer(&out, launch(), append([]string{cli.CompleteNamesRequest}, strings.Split(words, " ")...)) ||
 			out.String() != want {
 			t.Errorf("%s: %q, want %q", words, &out, want)
 		}
@@ -217,7 +217,7 @@ func TestAnswer(t *testing.T) {
 		t.Error("a program that does not use Lockstep was started")
 	}
 	for _, words := range []string{"completion b", "ru", "none --x", ""} {
-		if Answer(new(bytes.Buffer), launch(), append([]string{help.Request}, strings.Split(words, " ")...)) {
+		if Answer(new(bytes.Buffer), launch(), append([]string{cli.CompleteRequest}, strings.Split(words, " ")...)) {
 			t.Errorf("%q is not left to the others", words)
 		}
 	}

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/launch/batch"
 )
 
@@ -32,7 +32,7 @@ func (o *options) batchFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.het, "het", "",
 		"Slurm: nodes of several kinds in one job, as NODES:RANKS[:CONSTRAINT],... such as 2:8:h100,4:4")
 	fs.StringVar(&o.image, "image", "", "Kubernetes: container image with the program")
-	help.Group(fs, "Batch systems", "cpus-per-task", "time", "partition", "array", "het", "image")
+	cli.Group(fs, "Batch systems", "cpus-per-task", "time", "partition", "array", "het", "image")
 }
 
 // inFile settles what only a batch file has. Errors are exit.Usage.

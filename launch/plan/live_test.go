@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/pty"
-	"lockstep/internal/terminal"
 )
 
 // A live line of a rank stays below the lines of all, and is gone at the end. What the
@@ -31,7 +31,7 @@ func TestLive(t *testing.T) {
 		!slices.Equal(lines, []string{"", "0: a line", "1: another", "not live"}) {
 		t.Errorf("%q on the screen, want %q; written %q", lines, want, seen)
 	}
-	for _, want := range []string{terminal.Live("a half of 66"), terminal.Live("all") + terminal.Live("")} {
+	for _, want := range []string{cli.Live("a half of 66"), cli.Live("all") + cli.Live("")} {
 		if !strings.Contains(seen, want) {
 			t.Errorf("%q is not in %q", want, seen)
 		}
@@ -43,8 +43,8 @@ func TestNotLive(t *testing.T) {
 	need(t, "openmpi4")
 	out, errs, status := result(t,
 		launchCommand(t, "run", "--launcher", "openmpi4", "-np", "1", "--", self(t), "program", "live"))
-	want := "0: " + terminal.Live("a half of ") + "a line\n0: " + terminal.Live("most") + "\rnot live\n0: " +
-		terminal.Live("all") + "\n"
+	want := "0: " + cli.Live("a half of ") + "a line\n0: " + cli.Live("most") + "\rnot live\n0: " +
+		cli.Live("all") + "\n"
 	if status != 0 || out != "" || errs != want {
 		t.Errorf("status %d, %q and %q, want %q", status, out, errs, want)
 	}

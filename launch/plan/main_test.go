@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/mpirun"
-	"lockstep/internal/terminal"
 	"lockstep/launch/exit"
 )
 
@@ -122,13 +122,13 @@ func program(name string, args []string) {
 	case "live": // a live line of rank 0, in the middle of lines of both
 		if myRank() == "0" {
 			for _, text := range []string{
-				terminal.Live("a half of " + os.Getenv(terminal.Variable)), "a line\n", terminal.Live("most"),
-				"\rnot live\n", terminal.Live("all"),
+				cli.Live("a half of " + os.Getenv(cli.TerminalVariable)), "a line\n", cli.Live("most"),
+				"\rnot live\n", cli.Live("all"),
 			} {
 				os.Stderr.WriteString(text)
 			}
 		} else {
-			os.Stderr.WriteString(terminal.Live("") + "another\n")
+			os.Stderr.WriteString(cli.Live("") + "another\n")
 		}
 	case "attempt":
 		attempt(args)

@@ -15,8 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
-	"lockstep/internal/nearest"
+	"lockstep/internal/cli"
 	"lockstep/launch/batch"
 	"lockstep/launch/exit"
 )
@@ -63,11 +62,11 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.agent, "agent", "", "program that mpirun starts processes on other hosts with (default: ssh)")
 	fs.IntVar(&o.grace, "grace", 0,
 		"Open MPI: seconds between SIGTERM to mpirun and SIGKILL for the ranks (default: 1)")
-	help.Group(fs, "How many ranks, and where", "np", "nodes", "gpus-per-node", "ranks-per-node", "host", "hostfile",
+	cli.Group(fs, "How many ranks, and where", "np", "nodes", "gpus-per-node", "ranks-per-node", "host", "hostfile",
 		"oversubscribe")
-	help.Group(fs, "What starts them, and how", "launcher", "cpus-per-task", "time", "partition", "interface", "agent",
+	cli.Group(fs, "What starts them, and how", "launcher", "cpus-per-task", "time", "partition", "interface", "agent",
 		"grace")
-	help.Choices(fs, "launcher", launchers...)
+	cli.Choices(fs, "launcher", launchers...)
 }
 
 // parse reads the flags of cmd and returns the program with its arguments. Errors are exit.Usage.
@@ -87,7 +86,7 @@ func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err err
 			return nil, true, cmd.Help()
 		}
 		return nil, false, exit.Usage{Err: fmt.Errorf("%w (flags of the program stand behind --)",
-			nearest.Flag(fs, err))}
+			cli.Advise(fs, err))}
 	}
 	if help, _ := fs.GetBool("help"); help {
 		return nil, true, cmd.Help()

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/ending"
-	"lockstep/internal/terminal"
 	"lockstep/launch/exit"
 )
 
@@ -51,7 +51,7 @@ type output struct {
 	endings, errors []byte
 	heardAll        bool   // what the launcher writes to its standard error comes through here
 	folder          string // of the ranks' files, if they have any
-	screen          *terminal.Screen
+	screen          *cli.Screen
 	ending.Listener
 }
 
@@ -65,7 +65,7 @@ const (
 
 // openOutput adds to l what brings the ranks' output to the place of logs, which is not auto.
 func openOutput(l *Line, j job, logs string) (*output, error) {
-	out := &output{screen: &terminal.Screen{To: os.Stderr}}
+	out := &output{screen: &cli.Screen{To: os.Stderr}}
 	program := len(l.Groups) - 1
 	insert := func(why string, words ...string) {
 		l.Groups = append(l.Groups[:program:program], Group{words, why}, l.Groups[program])
@@ -129,9 +129,9 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 			err = fmt.Errorf("%w: %d ranks need %d files: raise ulimit -n, or give --logs plain", err, ranks, 6*ranks)
 		}
 	}()
-	live := term.IsTerminal(int(os.Stderr.Fd())) && !terminal.Dumb()
+	live := term.IsTerminal(int(os.Stderr.Fd())) && !cli.Dumb()
 	if live {
-		if err := os.Setenv(terminal.Variable, strconv.Itoa(columns())); err != nil {
+		if err := os.Setenv(cli.TerminalVariable, strconv.Itoa(columns())); err != nil {
 			return 0, err
 		}
 	}
@@ -281,14 +281,14 @@ func prefix(w io.Writer, r io.Reader, mark string, live func(text string)) {
 		n, err := r.Read(buf)
 		data := buf[:n]
 		begun := line[len(mark):]
-		if live != nil && len(begun) > 0 && begun[0] == '\r' && len(begun) < terminal.Most { // perhaps a live line
+		if live != nil && len(begun) > 0 && begun[0] == '\r' && len(begun) < cli.MostLive { // perhaps a live line
 			data = append(slices.Clone(begun), data...)
 			line = line[:len(mark)]
 		}
 		var whole []byte
 		for len(data) > 0 {
 			if live != nil && len(line) == len(mark) {
-				text, found, rest := terminal.Cut(data)
+				text, found, rest := cli.CutLive(data)
 				if data = rest; found {
 					live(text)
 					continue

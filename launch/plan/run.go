@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/ending"
-	"lockstep/internal/help"
 	"lockstep/internal/launcher"
 	"lockstep/internal/procfs"
 	"lockstep/launch/exit"
@@ -58,10 +58,10 @@ the program goes on from its checkpoint on fewer ranks, and on all of them once 
 			"where standard output is a terminal, else pipe")
 	cmd.Flags().BoolVar(&s.noPreflight, "no-preflight", false, "start without looking whether it can work")
 	s.flags(cmd.Flags())
-	help.Group(cmd.Flags(), "Before the start, and after a failure", "no-preflight", "restarts", "min-ranks",
+	cli.Group(cmd.Flags(), "Before the start, and after a failure", "no-preflight", "restarts", "min-ranks",
 		"checkpoints")
-	help.Group(cmd.Flags(), help.Output, "logs")
-	help.Choices(cmd.Flags(), "logs", logsAuto, logsPrefix, logsPipe, logsPlain)
+	cli.Group(cmd.Flags(), cli.Output, "logs")
+	cli.Choices(cmd.Flags(), "logs", logsAuto, logsPrefix, logsPipe, logsPlain)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch { // what run starts of itself
 		case len(args) == 2 && args[0] == tellFacts:

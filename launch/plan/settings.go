@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/launch/completion"
 )
 
@@ -51,7 +51,7 @@ func plans(prog []string) bool {
 	if len(prog) > 1 && !strings.HasPrefix(prog[1], "-") || !completion.UsesLockstep(prog[0]) {
 		return false
 	}
-	out, _ := answer(prog[0], help.Request, "plan")
+	out, _ := answer(prog[0], cli.CompleteRequest, "plan")
 	return strings.HasPrefix(string(out), "plan\t")
 }
 

@@ -28,8 +28,8 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/readable"
-	"lockstep/internal/terminal"
 	"lockstep/spmd"
 )
 
@@ -48,7 +48,7 @@ const (
 // methods.
 type Work struct {
 	log     *zerolog.Logger
-	screen  *terminal.Screen
+	screen  *cli.Screen
 	columns func() int // 0: no terminal
 	now     func() time.Time
 	slowest func() (rank int, known bool)
@@ -80,11 +80,11 @@ func Start(w *spmd.World, what string, total int64, unit string) *Work {
 	if w.Rank() != 0 || w.Log().GetLevel() > zerolog.InfoLevel {
 		return nil
 	}
-	columns := terminal.Columns
+	columns := cli.Columns
 	if columns() == 0 {
 		columns = func() int { return 0 }
 	}
-	return start(&Work{log: w.Log(), screen: terminal.Stderr, columns: columns, now: time.Now, slowest: w.Slowest,
+	return start(&Work{log: w.Log(), screen: cli.Stderr, columns: columns, now: time.Now, slowest: w.Slowest,
 		what: what, total: total, unit: unit})
 }
 

@@ -35,7 +35,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/internal/runlog"
 	"lockstep/spmd"
 )
@@ -53,7 +53,7 @@ func Flag(fs *pflag.FlagSet) *string {
 	dir := fs.String("run-dir", "", "`DIR` for what is to be known of the run later: flags, versions, "+
 		"measurements; off is none (default runs/<date>-<program>-<time>)")
 	spmd.MayDiffer(fs, "run-dir") // rank 0's counts
-	help.Group(fs, help.Output, "run-dir")
+	cli.Group(fs, cli.Output, "run-dir")
 	return dir
 }
 

@@ -15,7 +15,7 @@ import (
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/apps/train/weights"
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/spmd"
 	"lockstep/spmd/runfolder"
 )
@@ -209,17 +209,17 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 		"text that the sample goes on from; without --data, where that is Go's sources, the head of a function")
 	fs.Float64Var(&o.temperature, "temperature", o.temperature,
 		"of the sample: 0 takes the likeliest token, 1 the model's own distribution")
-	help.Group(fs, "Flags of the model", "model", "without", "layers", "heads", "channels", "seq", "dtype", "fp8",
+	cli.Group(fs, "Flags of the model", "model", "without", "layers", "heads", "channels", "seq", "dtype", "fp8",
 		"init-from")
-	help.Group(fs, "Flags of the text", "data", "val-data", "tokens", "cache")
-	help.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "grow-batch", "optimizer", "schedule",
+	cli.Group(fs, "Flags of the text", "data", "val-data", "tokens", "cache")
+	cli.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "grow-batch", "optimizer", "schedule",
 		"lr", "embed-lr", "head-lr", "vector-lr", "min-lr", "warmup-steps", "weight-decay", "beta1", "beta2", "clip",
 		"skip-bad-steps")
-	help.Group(fs, "Flags of how the ranks divide the run", "dp", "tp", "pp", "shard", "balance")
-	help.Group(fs, "Flags of memory and speed", "graph", "recompute", "bucket-mib")
-	help.Group(fs, "Flags of checkpoints", "checkpoint", "save-every", "keep", "resume", "requeue-status", "audit")
-	help.Group(fs, "Flags of the sample at the end", "sample", "prompt", "temperature")
-	help.Group(fs, help.Output, "val-every", "val-batches", "log-every")
+	cli.Group(fs, "Flags of how the ranks divide the run", "dp", "tp", "pp", "shard", "balance")
+	cli.Group(fs, "Flags of memory and speed", "graph", "recompute", "bucket-mib")
+	cli.Group(fs, "Flags of checkpoints", "checkpoint", "save-every", "keep", "resume", "requeue-status", "audit")
+	cli.Group(fs, "Flags of the sample at the end", "sample", "prompt", "temperature")
+	cli.Group(fs, cli.Output, "val-every", "val-batches", "log-every")
 	for flag, values := range map[string][]string{
 		"model": layout.ModelNames, "optimizer": {"adamw", "muon"}, "schedule": {"cosine", "wsd"},
 		"without": layout.PartNames(), "dtype": {"float32", "bfloat16"}, "fp8": {"off", "head", "all"},
@@ -227,7 +227,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 		"recompute": {"off", "gelu", "block"}, "balance": {"auto", "measured", "rates"},
 		"resume": {"auto", "must", "never"}, "tokens": {"bytes", "gpt2"},
 	} {
-		help.Choices(fs, flag, values...)
+		cli.Choices(fs, flag, values...)
 	}
 	o.json = func() string { return fs.Lookup("json").Value.String() }
 	o.Given = fs.Changed

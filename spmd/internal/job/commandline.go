@@ -9,8 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
-	"lockstep/internal/nearest"
+	"lockstep/internal/cli"
 )
 
 // parse reads the command line. --help prints once for the job.
@@ -28,13 +27,13 @@ func parse(fs *pflag.FlagSet, args []string, rank int) error {
 			fs.SetOutput(out)
 			preface()
 		}
-		fmt.Fprint(out, help.Flags(fs, "Flags of "+fs.Name()))
+		fmt.Fprint(out, cli.Flags(fs, "Flags of "+fs.Name()))
 	}
 	if err := fs.Parse(args); err != nil {
 		if hint := misplaced(fs, args); hint != nil {
 			return hint
 		}
-		return nearest.Flag(fs, err)
+		return cli.Advise(fs, err)
 	}
 	if fs.NArg() > 0 {
 		if flag := withoutEquals(fs, args); flag != "" {

@@ -13,9 +13,8 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/internal/readable"
-	"lockstep/internal/terminal"
 	"lockstep/spmd/internal/dashboard"
 )
 
@@ -108,11 +107,11 @@ func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 		"serve a page that shows the run while it goes on, and /metrics, at `[HOST]:PORT` of rank 0; "+
 			"without HOST its own machine alone gets it")
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
-	help.Group(fs, help.Framework, "device", "collectives", "symmetric", "ranks", "seed", "timeout", "check")
-	help.Group(fs, help.Output, "summary", "trace", "overwrite", "dashboard", "json", "log-level",
+	cli.Group(fs, cli.Framework, "device", "collectives", "symmetric", "ranks", "seed", "timeout", "check")
+	cli.Group(fs, cli.Output, "summary", "trace", "overwrite", "dashboard", "json", "log-level",
 		"log-format", "log-ranks")
 	for _, f := range c.choices(collectives) {
-		help.Choices(fs, f.flag, f.known...)
+		cli.Choices(fs, f.flag, f.known...)
 	}
 }
 
@@ -222,9 +221,9 @@ func parseRanks(list string) (map[int]bool, error) {
 func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
 	var w io.Writer = out
 	if out == os.Stderr { // where a live line may stand
-		w = terminal.Stderr
-		if size > 1 && rank != 0 && terminal.Columns() > 0 {
-			terminal.Stderr.Beside()
+		w = cli.Stderr
+		if size > 1 && rank != 0 && cli.Columns() > 0 {
+			cli.Stderr.Beside()
 		}
 	}
 	if c.LogFormat != "json" {

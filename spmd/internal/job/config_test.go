@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 )
 
 // A quotation in the log, from a file or another process, cannot control the terminal on which it
@@ -89,7 +89,7 @@ func TestFlagsHaveHeadings(t *testing.T) {
 	fs := pflag.NewFlagSet("app", pflag.ContinueOnError)
 	new(Config).Flags(fs, nil)
 	fs.VisitAll(func(f *pflag.Flag) {
-		if h := help.Heading(f); h != help.Framework && h != help.Output {
+		if h := cli.Heading(f); h != cli.Framework && h != cli.Output {
 			t.Errorf("--%s stands under %q", f.Name, h)
 		}
 	})

@@ -9,8 +9,8 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/readable"
-	"lockstep/internal/terminal"
 )
 
 // console writes lines of the log for people: fields stand in the order of who logs them, behind
@@ -19,7 +19,7 @@ type console struct{ zerolog.ConsoleWriter }
 
 // newConsole returns the console that writes to w, which is in front of a file.
 func newConsole(w io.Writer, out *os.File) console {
-	return console{zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !terminal.Colours(out),
+	return console{zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !cli.Colours(out),
 		FormatPrepare: plainLine}}
 }
 

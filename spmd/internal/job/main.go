@@ -10,12 +10,11 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/help"
+	"lockstep/internal/cli"
 	"lockstep/internal/launcher"
 	"lockstep/internal/readable"
 	"lockstep/internal/signals"
 	_ "lockstep/internal/stdio" // what cannot be written is an error
-	"lockstep/internal/terminal"
 	"lockstep/internal/watch"
 )
 
@@ -66,10 +65,10 @@ func Main(p *Program) int {
 	fs, cfg := p.Flags, p.Config
 	cfg.Flags(fs, p.Carriers)
 	version := fs.Bool("version", false, "print the versions of the framework and of the libraries found, and end")
-	help.Group(fs, help.Output, "version")
-	if args := os.Args[1:]; help.Asked(args) {
-		help.Choices(fs, "collectives", p.Carriers...)
-		help.Answer(os.Stdout, fs, args)
+	cli.Group(fs, cli.Output, "version")
+	if args := os.Args[1:]; cli.CompletionAsked(args) {
+		cli.Choices(fs, "collectives", p.Carriers...)
+		cli.AnswerCompletion(os.Stdout, fs, args)
 		return 0
 	}
 	env := launcher.Environment()
@@ -146,7 +145,7 @@ func (p *Program) rank(env launcher.Job, received chan os.Signal) int {
 
 // end takes the job down in order. Collective.
 func (j *Job) end() int {
-	terminal.Stderr.Close()
+	cli.Stderr.Close()
 	j.Enter("ending")
 	j.ended.Store(true)
 	j.Leaving()
@@ -165,7 +164,7 @@ func (j *Job) end() int {
 // of a panic is printed here. Nothing is taken down in order: the other ranks are usually inside a
 // collective and would wait for ever.
 func (j *Job) abort(err error, code int) int {
-	terminal.Stderr.Close()
+	cli.Stderr.Close()
 	kind := watch.KindError
 	var p panicked
 	if errors.As(err, &p) {

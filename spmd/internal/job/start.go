@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/launcher"
 	"lockstep/internal/readable"
-	"lockstep/internal/terminal"
 )
 
 const (
@@ -47,7 +47,7 @@ func speak(name string, rank int, err error) {
 	if rank != 0 && errors.As(err, new(launcher.AloneError)) {
 		return // each is a job of its own, but one speaks for all
 	}
-	terminal.Stderr.Close()
+	cli.Stderr.Close()
 	fmt.Fprintf(os.Stderr, "%s: %s\n", name, readable.Line(strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
 

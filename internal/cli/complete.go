@@ -1,4 +1,4 @@
-package help
+package cli
 
 import (
 	"fmt"
@@ -12,32 +12,32 @@ import (
 // A script of `launch completion` asks a program for completions by its first argument: with
 // descriptions, or without.
 const (
-	Request      = "__complete"
-	RequestNames = "__completeNoDesc"
+	CompleteRequest      = "__complete"
+	CompleteNamesRequest = "__completeNoDesc"
 )
 
 // Directives tell the shell what to do with the completions. Source: cobra's completions.go,
 // ShellCompDirective.
 const (
 	AnyFile = 0 // names of files, if there are none
-	None    = 4
+	Nothing = 4
 	Folders = 16 // names of folders only
 )
 
-// Asked says whether the arguments of a program ask for completions.
-func Asked(args []string) bool {
-	return len(args) > 1 && (args[0] == Request || args[0] == RequestNames)
+// CompletionAsked says whether the arguments of a program ask for completions.
+func CompletionAsked(args []string) bool {
+	return len(args) > 1 && (args[0] == CompleteRequest || args[0] == CompleteNamesRequest)
 }
 
-// Answer prints the completions of the last of args, for which Asked is true, as the scripts of
-// cobra read them.
-func Answer(w io.Writer, fs *pflag.FlagSet, args []string) {
+// AnswerCompletion prints the completions of the last of args, for which CompletionAsked is true,
+// as the scripts of cobra read them.
+func AnswerCompletion(w io.Writer, fs *pflag.FlagSet, args []string) {
 	lines, directive := Complete(fs, args[1:])
-	Print(w, lines, directive, args[0] == Request)
+	PrintCompletions(w, lines, directive, args[0] == CompleteRequest)
 }
 
-// Print prints completions, each a word and, behind a tabulator, its description.
-func Print(w io.Writer, lines []string, directive int, described bool) {
+// PrintCompletions prints completions, each a word and, behind a tabulator, its description.
+func PrintCompletions(w io.Writer, lines []string, directive int, described bool) {
 	for _, line := range lines {
 		if !described {
 			line, _, _ = strings.Cut(line, "\t")
@@ -60,7 +60,7 @@ func Complete(fs *pflag.FlagSet, words []string) (lines []string, directive int)
 		}
 	}
 	if last != "" && last[0] != '-' {
-		return nil, None
+		return nil, Nothing
 	}
 	fs.VisitAll(func(f *pflag.Flag) {
 		name := "--" + f.Name
@@ -73,7 +73,7 @@ func Complete(fs *pflag.FlagSet, words []string) (lines []string, directive int)
 	if fs.Lookup("help") == nil && strings.HasPrefix("--help", last) {
 		lines = append(lines, "--help\tshow all flags")
 	}
-	return lines, None
+	return lines, Nothing
 }
 
 // lookup returns the flag that a word names, or nil.
@@ -90,7 +90,7 @@ func lookup(fs *pflag.FlagSet, word string) *pflag.Flag {
 // values completes the value of a flag.
 func values(f *pflag.Flag, typed string) (lines []string, directive int) {
 	if f == nil {
-		return nil, None
+		return nil, Nothing
 	}
 	choices := f.Annotations[choicesOf]
 	if f.Value.Type() == "bool" {
@@ -103,13 +103,13 @@ func values(f *pflag.Flag, typed string) (lines []string, directive int) {
 	}
 	switch kind, _ := pflag.UnquoteUsage(f); {
 	case len(choices) > 0:
-		return lines, None
+		return lines, Nothing
 	case kind == "FILE":
 		return nil, AnyFile
 	case kind == "DIR" || kind == "FOLDER":
 		return nil, Folders
 	default:
-		return nil, None
+		return nil, Nothing
 	}
 }
 

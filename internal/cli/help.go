@@ -1,6 +1,7 @@
-// Package help shows the flags of a program to a person at a terminal: in groups for --help, and as
-// completions for the shell.
-package help
+// Package cli is what a person meets who types a program's name in a terminal: its
+// flags in groups for --help, completions for the shell, advice for what is misspelt,
+// and one live line below the log.
+package cli
 
 import (
 	"errors"
@@ -12,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
-	"lockstep/internal/nearest"
 	"lockstep/internal/readable"
 )
 
@@ -44,7 +44,7 @@ func Choices(fs *pflag.FlagSet, name string, values ...string) {
 
 func annotate(fs *pflag.FlagSet, name, key string, values ...string) {
 	if err := fs.SetAnnotation(name, key, values); err != nil {
-		panic("help: " + err.Error())
+		panic("cli: " + err.Error())
 	}
 }
 
@@ -72,8 +72,8 @@ func About(fs *pflag.FlagSet, does string, examples ...string) {
 func Parse(fs *pflag.FlagSet, args []string) {
 	fs.Init(fs.Name(), pflag.ContinueOnError)
 	fs.SortFlags = false
-	if Asked(args) {
-		Answer(os.Stdout, fs, args)
+	if CompletionAsked(args) {
+		AnswerCompletion(os.Stdout, fs, args)
 		os.Exit(0)
 	}
 	preface := fs.Usage
@@ -88,22 +88,22 @@ func Parse(fs *pflag.FlagSet, args []string) {
 	case errors.Is(err, pflag.ErrHelp):
 		os.Exit(0)
 	case err != nil:
-		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), readable.Text(nearest.Flag(fs, err).Error()))
+		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), readable.Text(Advise(fs, err).Error()))
 		os.Exit(2)
 	}
 }
 
 // Flags describes the flags of fs, by groups and as wide as the terminal. own is the heading of
 // those without a group.
-func Flags(fs *pflag.FlagSet, own string) string { return render(fs, own, width()) }
+func Flags(fs *pflag.FlagSet, own string) string { return render(fs, own, flagsWidth()) }
 
 const (
 	widest    = 120 // columns
 	narrowest = 60
 )
 
-// width returns how wide a line may be.
-func width() int {
+// flagsWidth returns how wide a line may be.
+func flagsWidth() int {
 	if columns, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && columns > 0 {
 		return min(max(columns, narrowest), widest)
 	}

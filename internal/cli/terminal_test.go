@@ -1,4 +1,4 @@
-package terminal
+package cli
 
 import (
 	"bytes"
@@ -25,7 +25,8 @@ func TestCut(t *testing.T) {
 		Live("") + "12:00:00 ERR\n":             {"", true, "12:00:00 ERR\n"},
 		"\r" + strings.Repeat("x", 9) + "\x1b[": {"", false, "\r" + strings.Repeat("x", 9) + "\x1b["},
 	} {
-		if text, found, rest := Cut([]byte(in)); text != want.text || found != want.found || string(rest) != want.rest {
+		if text, found, rest := CutLive([]byte(in)); text != want.text || found != want.found ||
+			string(rest) != want.rest {
 			t.Errorf("%q: %q, %v, %q", in, text, found, rest)
 		}
 	}
@@ -61,7 +62,7 @@ func TestScreen(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	long := strings.Repeat("é", 9000)
-	if n := len(Live(fit(long, 10000))); n > Most || n < Most-2 {
+	if n := len(Live(fit(long, 10000))); n > MostLive || n < MostLive-2 {
 		t.Errorf("a live line of %d bytes", n)
 	}
 }

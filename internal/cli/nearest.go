@@ -1,5 +1,4 @@
-// Package nearest guesses which flag or word was meant by one that does not exist.
-package nearest
+package cli
 
 import (
 	"errors"
@@ -9,9 +8,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Flag returns an error of fs.Parse with advice. For an unknown flag it is the flag that was
+// Advise returns an error of fs.Parse with advice. For an unknown flag it is the flag that was
 // probably meant, or how to see all. For a flag without its value it is what that may be.
-func Flag(fs *pflag.FlagSet, err error) error {
+func Advise(fs *pflag.FlagSet, err error) error {
 	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
 		if near := nearest(fs, unknown.GetSpecifiedName()); near != "" {
 			return fmt.Errorf("%w; did you mean --%s?", err, near)
@@ -29,12 +28,12 @@ func Flag(fs *pflag.FlagSet, err error) error {
 func nearest(fs *pflag.FlagSet, name string) string {
 	var names []string
 	fs.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	return Word(names, name)
+	return Nearest(names, name)
 }
 
-// Word returns the one of some names that a name was probably meant for, or "". It differs in at
+// Nearest returns the one of some names that a name was probably meant for, or "". It differs in at
 // most two letters and in at most half of them, or begins as the name does.
-func Word(names []string, name string) string {
+func Nearest(names []string, name string) string {
 	best, least := "", 3
 	for _, n := range names {
 		d := distance(name, n)

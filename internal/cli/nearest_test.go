@@ -1,4 +1,4 @@
-package nearest
+package cli
 
 import (
 	"strings"
@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func TestFlag(t *testing.T) {
+func TestAdvise(t *testing.T) {
 	fs := pflag.NewFlagSet("app", pflag.ContinueOnError)
 	for _, name := range []string{"rows", "cols", "global-batch", "batch", "timeout", "json"} {
 		fs.Int(name, 0, "")
@@ -17,7 +17,7 @@ func TestFlag(t *testing.T) {
 		"--global_batch=1": "global-batch",
 		"--time=1":         "timeout", "--colour=1": "", "--x=1": "", "--jsn=1": "json", "--ab=1": "",
 	} {
-		err := Flag(fs, fs.Parse([]string{arg}))
+		err := Advise(fs, fs.Parse([]string{arg}))
 		_, got, near := strings.Cut(err.Error(), "; did you mean --")
 		if all := strings.HasSuffix(err.Error(), ": --help shows all"); all == near {
 			t.Errorf("%s: %v, want what is near or what shows all", arg, err)
@@ -26,11 +26,11 @@ func TestFlag(t *testing.T) {
 			t.Errorf("%s: %v, want --%s", arg, err, want)
 		}
 	}
-	if err := Flag(fs, fs.Parse([]string{"--rows=many"})); err == nil || strings.Contains(err.Error(), "mean") {
+	if err := Advise(fs, fs.Parse([]string{"--rows=many"})); err == nil || strings.Contains(err.Error(), "mean") {
 		t.Errorf("a value of the wrong type: %v", err)
 	}
 	fs.String("summary", "auto", "say it: `MODE` on or off")
-	if err := Flag(fs, fs.Parse([]string{"--summary"})); err == nil ||
+	if err := Advise(fs, fs.Parse([]string{"--summary"})); err == nil ||
 		err.Error() != "flag needs an argument: --summary (say it: MODE on or off)" {
 		t.Errorf("no value: %v", err)
 	}

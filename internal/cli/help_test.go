@@ -1,4 +1,4 @@
-package help
+package cli
 
 import (
 	"bytes"
@@ -63,24 +63,24 @@ func TestComplete(t *testing.T) {
 		want      string // names, with blanks between them
 		directive int
 	}{
-		{"--d", "--device --data", None},
-		{"--data x --d", "--device --data", None}, // may be given again
-		{"--device host --d", "--data", None},
-		{"--device=host --rows=3 --d", "--data", None},
-		{"--device ", "auto cuda host", None},
-		{"--device c", "cuda", None},
-		{"--device=h", "host", None},
-		{"--graph --r", "--rows", None}, // takes no value
-		{"--graph=", "true false", None},
-		{"-g --r", "--rows", None},
+		{"--d", "--device --data", Nothing},
+		{"--data x --d", "--device --data", Nothing}, // may be given again
+		{"--device host --d", "--data", Nothing},
+		{"--device=host --rows=3 --d", "--data", Nothing},
+		{"--device ", "auto cuda host", Nothing},
+		{"--device c", "cuda", Nothing},
+		{"--device=h", "host", Nothing},
+		{"--graph --r", "--rows", Nothing}, // takes no value
+		{"--graph=", "true false", Nothing},
+		{"-g --r", "--rows", Nothing},
 		{"--json r", "", AnyFile},
 		{"--json=r", "", AnyFile},
 		{"--checkpoint ", "", Folders},
-		{"--rows ", "", None},
-		{"--unknown=", "", None},
-		{"word", "", None},
-		{"--h", "--help", None},
-		{"", "--rows --lr --device --data --timeout --json --checkpoint --graph --help", None},
+		{"--rows ", "", Nothing},
+		{"--unknown=", "", Nothing},
+		{"word", "", Nothing},
+		{"--h", "--help", Nothing},
+		{"", "--rows --lr --device --data --timeout --json --checkpoint --graph --help", Nothing},
 	} {
 		lines, directive := Complete(flags(), strings.Split(tc.words, " "))
 		var names []string
@@ -115,18 +115,18 @@ func TestDescribed(t *testing.T) {
 
 func TestAnswer(t *testing.T) {
 	for request, want := range map[string]string{
-		Request: "--graph\tcapture the step\n:4\n", RequestNames: "--graph\n:4\n",
+		CompleteRequest: "--graph\tcapture the step\n:4\n", CompleteNamesRequest: "--graph\n:4\n",
 	} {
 		args := []string{request, "--g"}
 		var out bytes.Buffer
-		if !Asked(args) {
+		if !CompletionAsked(args) {
 			t.Errorf("%q does not ask", args)
 		}
-		if Answer(&out, flags(), args); out.String() != want {
+		if AnswerCompletion(&out, flags(), args); out.String() != want {
 			t.Errorf("%s: %q, want %q", request, &out, want)
 		}
 	}
-	if args := []string{Request}; Asked(args) || Asked(slices.Insert(args, 0, "--rows")) {
+	if args := []string{CompleteRequest}; CompletionAsked(args) || CompletionAsked(slices.Insert(args, 0, "--rows")) {
 		t.Error("a program is asked for completions without a word to complete")
 	}
 }

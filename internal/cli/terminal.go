@@ -1,8 +1,9 @@
-// Package terminal keeps one live line below the lines of a log, if a person looks at standard
-// error: in a terminal, also behind mpirun or launch run. It changes no mode of the terminal.
+package cli
+
+// A live line stays below the lines of a log, if a person looks at standard error: in a terminal,
+// also behind mpirun or launch run. No mode of the terminal changes.
 //
 // The line is sent as one write: "\r", the text, "\x1b[K". The same without a text removes it.
-package terminal
 
 import (
 	"bytes"
@@ -17,25 +18,25 @@ import (
 	"golang.org/x/term"
 )
 
-// Variable is set by launch run for the ranks whose standard error it brings to a terminal: its
-// number of columns.
-const Variable = "LOCKSTEP_TERMINAL"
+// TerminalVariable is set by launch run for the ranks whose standard error it brings to a
+// terminal: its number of columns.
+const TerminalVariable = "LOCKSTEP_TERMINAL"
 
 const (
 	begin = "\r"
 	end   = "\x1b[K" // clears the rest of the line
 )
 
-// Most is the largest number of bytes of a live line. A pipe never mixes a write of so many with
-// others (PIPE_BUF).
-const Most = 4096
+// MostLive is the largest number of bytes of a live line. A pipe never mixes a write of so
+// many with others (PIPE_BUF).
+const MostLive = 4096
 
 // Live returns the bytes that show text as the live line. "" removes it.
 func Live(text string) string { return begin + text + end }
 
-// Cut removes live lines from the beginning of what a program has written so far, and returns the
-// text of the last. rest is what stands behind them; it may begin with an incomplete live line.
-func Cut(b []byte) (text string, found bool, rest []byte) {
+// CutLive removes live lines from the beginning of what a program has written so far, and returns
+// the text of the last. rest is what stands behind them; it may begin with an incomplete live line.
+func CutLive(b []byte) (text string, found bool, rest []byte) {
 	for {
 		if !bytes.HasPrefix(b, []byte(begin)) {
 			return text, found, b
@@ -54,7 +55,7 @@ func Columns() int {
 	if Dumb() {
 		return 0
 	}
-	return columnsOf(os.Stderr, os.Getenv(Variable), "/proc", os.Getppid())
+	return columnsOf(os.Stderr, os.Getenv(TerminalVariable), "/proc", os.Getppid())
 }
 
 // Dumb says whether the terminal knows no control sequences.
@@ -149,7 +150,7 @@ func fit(text string, columns int) string {
 	if room := max(columns-1, 0); len(r) > room {
 		r = r[:room]
 	}
-	for len(Live(string(r))) > Most {
+	for len(Live(string(r))) > MostLive {
 		r = r[:len(r)-1]
 	}
 	return string(r)
