@@ -25,6 +25,10 @@ type Job struct {
 	Parts        []Part
 	Tasks        int // of an array; 0 is none
 
+	// What says that the program saves and goes on from that, such as --checkpoint; "" where
+	// nothing does, and the job would begin anew.
+	Saves string
+
 	Time      string // as Slurm has it; "" is what the site gives
 	Partition string // or queue
 	Image     string // of the container
@@ -102,6 +106,15 @@ func (j Job) clock() (hours, minutes, seconds int) {
 	d, _ := ReadTime(j.Time)
 	n := int(d.Seconds())
 	return n / 3600, n / 60 % 60, n % 60
+}
+
+// again is why a job that has failed may be started again, or may not.
+func (j Job) again(where string) string {
+	if j.Saves == "" {
+		return "not again from the beginning: nothing says that the program saves (--checkpoint, --run-dir, or " +
+			"--checkpoints of launch plan)"
+	}
+	return where + ": it goes on from what it has saved, since " + j.Saves + " says where"
 }
 
 // index is what stands in arguments of the program for the number of a task, from 0 on.

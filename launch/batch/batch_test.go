@@ -69,6 +69,7 @@ func TestScripts(t *testing.T) {
 		Line: `mpirun -np 16 --hostfile "$PBS_NODEFILE$LSB_DJOB_HOSTFILE" prog 'a b' '{}'`}
 	full := plain
 	full.GPUs, full.CPUs, full.Tasks, full.Time, full.Partition = 8, 4, 3, "1:30", "gpu"
+	full.Saves = "--checkpoint"
 	for _, tc := range []struct {
 		name  string
 		write func(Job) string
@@ -79,14 +80,14 @@ func TestScripts(t *testing.T) {
 		last  string // the program's argument
 	}{
 		{"pbs", PBS, "#PBS", plain, []string{"PBS_NODEFILE=/the hosts", "PBS_O_WORKDIR=" + dir},
-			[]string{"-N prog", "-l select=2:ncpus=8:mpiprocs=8", "-l place=scatter:excl", "-j oe", "-V", "-r y"},
+			[]string{"-N prog", "-l select=2:ncpus=8:mpiprocs=8", "-l place=scatter:excl", "-j oe", "-V", "-r n"},
 			"{}"},
 		{"pbs, all", PBS, "#PBS", full,
 			[]string{"PBS_NODEFILE=/the hosts", "PBS_O_WORKDIR=" + dir, "PBS_ARRAY_INDEX=2"},
 			[]string{"-N prog", "-l select=2:ncpus=32:mpiprocs=8:ngpus=8", "-l place=scatter",
 				"-l walltime=0:01:30", "-q gpu", "-J 0-2", "-j oe", "-V", "-r y"}, "2"},
 		{"lsf", LSF, "#BSUB", plain, []string{"LSB_DJOB_HOSTFILE=/the hosts"},
-			[]string{"-J prog", "-o prog-%J.out", "-n 16", `-R "span[ptile=8]"`, "-x", "-r"}, "{}"},
+			[]string{"-J prog", "-o prog-%J.out", "-n 16", `-R "span[ptile=8]"`, "-x", "-rn"}, "{}"},
 		{"lsf, all", LSF, "#BSUB", full, []string{"LSB_DJOB_HOSTFILE=/the hosts", "LSB_JOBINDEX=3"},
 			[]string{"-J prog[1-3]", "-o prog-%J_%I.out", "-n 16", `-R "span[ptile=8]"`, `-R "affinity[core(4)]"`,
 				`-gpu "num=8:j_exclusive=yes"`, "-W 0:02", "-q gpu", "-r"}, "2"},
@@ -107,7 +108,8 @@ func TestScripts(t *testing.T) {
 
 // Of nodes of several kinds each has resources of its own, and srun starts all ranks as one world.
 func TestSlurmParts(t *testing.T) {
-	j := Job{Name: "prog", Line: "srun prog", GPUs: 8, Time: "1:00:00", Parts: []Part{{2, 8, "h100"}, {4, 4, ""}}}
+	j := Job{Name: "prog", Line: "srun prog", GPUs: 8, Time: "1:00:00", Saves: "--run-dir",
+		Parts: []Part{{2, 8, "h100"}, {4, 4, ""}}}
 	_, parts, _ := strings.Cut(Slurm(j), "--signal=B:USR1@120")
 	first, second, ok := strings.Cut(parts, "#SBATCH hetjob\n")
 	if !ok {

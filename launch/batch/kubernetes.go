@@ -50,8 +50,12 @@ func Kubernetes(j Job) string {
 	}
 	line(1, "mpiImplementation: "+implementation, "of the image, and of the program")
 	line(1, "runPolicy:", "")
-	line(2, "cleanPodPolicy: Running", "at the end no pod holds a GPU")
-	line(2, "backoffLimit: 3", "started again as often; a program with checkpoints goes on")
+	line(2, "cleanPodPolicy: Running", "at the end no pod holds cores or GPUs")
+	tries := 0
+	if j.Saves != "" {
+		tries = 3
+	}
+	line(2, fmt.Sprintf("backoffLimit: %d", tries), j.again("started again as often"))
 	if j.Time != "" {
 		h, m, s := j.clock()
 		line(2, fmt.Sprintf("activeDeadlineSeconds: %d", 3600*h+60*m+s), "the job is ended then")
@@ -75,8 +79,12 @@ func Kubernetes(j Job) string {
 	line(5, "containers:", "")
 	line(5, "- name: worker", "")
 	line(6, "image: "+scalar(j.Image), "the same, and sshd, which the operator starts")
+	line(6, "resources:", "")
+	if j.CPUs == 0 {
+		line(7, "requests:", "")
+		line(8, fmt.Sprintf("cpu: %d", j.PerNode), "a core for each rank at least; --cpus-per-task says how many")
+	}
 	if j.GPUs+j.CPUs > 0 {
-		line(6, "resources:", "")
 		line(7, "limits:", "")
 	}
 	if j.GPUs > 0 {
@@ -87,7 +95,7 @@ func Kubernetes(j Job) string {
 	}
 	line(6, "volumeMounts:", "")
 	line(6, "- name: shared", "")
-	line(7, "mountPath: /dev/shm", "NCCL and MPI want more than the 64 MB of a pod")
+	line(7, "mountPath: /dev/shm", "MPI, and NCCL on GPUs, want more than the 64 MB of a pod")
 	line(5, "volumes:", "")
 	line(5, "- name: shared", "")
 	line(6, "emptyDir:", "")

@@ -93,6 +93,7 @@ var podFields = map[string]string{
 	"containers[0].name":                            "text",
 	"containers[0].image":                           "text",
 	"containers[0].command":                         "text",
+	"containers[0].resources.requests.cpu":          "number",
 	"containers[0].resources.limits.cpu":            "number",
 	"containers[0].resources.limits.nvidia.com/gpu": "number",
 	"containers[0].volumeMounts[0].name":            "text",
@@ -109,6 +110,7 @@ func TestKubernetes(t *testing.T) {
 		Words: []string{"mpirun", "-np", "16", "prog", `a "b" # c`, "é\n- x: y"}}
 	full := j
 	full.GPUs, full.CPUs, full.Time, full.Partition, full.MPI = 8, 4, "2-0", "team", "mpich"
+	full.Saves = "--checkpoint"
 	for _, j := range []Job{j, full} {
 		text := Kubernetes(j)
 		values := map[string]string{}
@@ -153,11 +155,15 @@ func TestKubernetes(t *testing.T) {
 			"spec.mpiReplicaSpecs.Worker.replicas": "2",
 			"spec.runPolicy.cleanPodPolicy":        "Running",
 			container + "image":                    "me/train:1",
+			"spec.runPolicy.backoffLimit":          "0",
+			container + "resources.requests.cpu":   "8",
 			worker + "volumes[0].name":             values[container+"volumeMounts[0].name"],
 		}
 		if j.GPUs > 0 {
 			maps.Copy(want, map[string]string{
 				"spec.mpiImplementation":                      "MPICH",
+				"spec.runPolicy.backoffLimit":                 "3",
+				container + "resources.requests.cpu":          "", // that is the limit
 				"metadata.labels.kueue.x-k8s.io/queue-name":   "team",
 				"spec.runPolicy.activeDeadlineSeconds":        "172800",
 				container + "resources.limits.nvidia.com/gpu": "8",

@@ -30,7 +30,11 @@ func PBS(j Job) string {
 	}
 	s.note("-j oe", "one log, in the folder where qsub is typed")
 	s.note("-V", "the variables that are set where qsub is typed")
-	s.note("-r y", "the job may be started again where a node fails")
+	rerun := "-r n"
+	if j.Saves != "" {
+		rerun = "-r y"
+	}
+	s.note(rerun, j.again("started again where a node fails"))
 	s.WriteString("\ncd \"$PBS_O_WORKDIR\" || exit 1\n")
 	if j.Tasks > 0 {
 		s.WriteString("index=$PBS_ARRAY_INDEX\n")
@@ -71,7 +75,11 @@ func LSF(j Job) string {
 	if j.Partition != "" {
 		s.note("-q "+j.Partition, "the queue that was asked for")
 	}
-	s.note("-r", "the job may be started again where a node fails")
+	rerun := "-rn"
+	if j.Saves != "" {
+		rerun = "-r"
+	}
+	s.note(rerun, j.again("started again where a node fails"))
 	s.WriteString("\n")
 	if j.Tasks > 0 {
 		s.WriteString("index=$((LSB_JOBINDEX - 1)) # LSF counts from 1\n")

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Slurm returns a file for sbatch: of a job that goes on after preemption, and again when its time
-// is up.
+// Slurm returns a file for sbatch. A program that saves goes on after preemption,
+// and again when its time is up.
 func Slurm(j Job) string {
 	s := script{mark: "#SBATCH"}
 	s.WriteString("#!/bin/bash\n")
@@ -17,12 +17,18 @@ func Slurm(j Job) string {
 	} else {
 		s.set("--output=%x-%j.out", "the log, in the folder where sbatch is typed")
 	}
-	s.set("--open-mode=append", "the same log goes on after a requeue")
+	if j.Saves != "" {
+		s.set("--open-mode=append", "the same log goes on after a requeue")
+	}
 	if len(j.Parts) == 0 {
 		s.resources(j, Part{Nodes: j.Nodes, PerNode: j.PerNode}, j.Why)
 	}
-	s.set("--requeue", "the job may be put back into the queue")
-	s.set("--signal=B:USR1@120", "two minutes before the end this script is told")
+	if j.Saves != "" {
+		s.set("--requeue", j.again("the job may be put back into the queue"))
+		s.set("--signal=B:USR1@120", "two minutes before the end this script is told")
+	} else {
+		s.set("--no-requeue", j.again(""))
+	}
 	for i, p := range j.Parts {
 		if i > 0 {
 			s.WriteString("#SBATCH hetjob\n")
@@ -32,9 +38,12 @@ func Slurm(j Job) string {
 	if j.Tasks > 0 {
 		s.WriteString("\nindex=$SLURM_ARRAY_TASK_ID\n")
 	}
+	if j.Saves == "" {
+		fmt.Fprintf(&s, "\nexec %s\n", j.line())
+		return s.String()
+	}
 	s.WriteString(`
-# A program that listens (spmd.Preempted; train --checkpoint DIR, which by itself resumes from what it finds there) saves,
-# ends with status 0, and goes on after the requeue. For a program that cannot go on leave --requeue and --signal out.
+# A program that listens (spmd.Preempted; train by itself) saves, ends with status 0, and goes on after the requeue.
 trap 'again=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1
 
 `)
@@ -78,7 +87,7 @@ func (s *script) resources(j Job, p Part, why string) {
 		s.set("--constraint="+p.Constraint, "a feature of these nodes, as sinfo -o %f shows it")
 	}
 	if j.Time != "" {
-		s.set("--time="+j.Time, "a short time starts sooner: the job goes on after it")
+		s.set("--time="+j.Time, "the job is ended then; a short time starts sooner")
 	}
 	if j.Partition != "" {
 		s.set("--partition="+j.Partition, "as asked for")

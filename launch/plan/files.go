@@ -2,6 +2,7 @@ package plan
 
 import (
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -32,7 +33,7 @@ func (o *options) batchFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.het, "het", "",
 		"Slurm: nodes of several kinds in one job, as NODES:RANKS[:CONSTRAINT],... such as 2:8:h100,4:4")
 	fs.StringVar(&o.image, "image", "", "Kubernetes: container image with the program")
-	cli.Group(fs, "Batch systems", "cpus-per-task", "time", "partition", "array", "het", "image")
+	cli.Group(fs, "Batch systems", "cpus-per-task", "time", "partition", "checkpoints", "array", "het", "image")
 }
 
 // inFile settles what only a batch file has. Errors are exit.Usage.
@@ -41,6 +42,9 @@ func (o *options) inFile(j *job) error {
 	elsewhere := isBatch && o.launcher != "slurm"
 	var err error
 	switch {
+	case o.launcher == "kubernetes" && strings.Contains(j.prog[0], "/") && !strings.HasPrefix(j.prog[0], "/"):
+		return usage("--launcher kubernetes: %s is a path from this folder, which the container does not have: give "+
+			"the program's path there, such as /opt/%s", j.prog[0], filepath.Base(j.prog[0]))
 	case elsewhere && len(j.hosts) > 0:
 		return usage("--launcher %s: it says itself which hosts a job has: give --nodes instead", o.launcher)
 	case o.launcher == "kubernetes" && o.image == "":
@@ -64,6 +68,7 @@ func (o *options) inFile(j *job) error {
 	}
 	if elsewhere { // what this machine has, and has set, does not count
 		j.hostsIn, j.here, j.dense = there.hostsIn, false, o.oversubscribe
+		j.onGPUs = j.onGPUs && o.gpus > 0
 	}
 	if o.het == "" {
 		return nil
@@ -116,7 +121,7 @@ func (o *options) file(lines []Line, j job) file {
 	}
 	l := lines[len(lines)-1] // that of Slurm is the last
 	d := batch.Job{Name: filepath.Base(j.prog[0]), Why: j.why(), Line: l.String(), Words: l.Words(), MPI: l.MPI,
-		Nodes: j.nodes, Ranks: j.ranks, GPUs: j.gpus, CPUs: j.cpus, Parts: j.parts, Tasks: o.array,
+		Nodes: j.nodes, Ranks: j.ranks, Saves: j.saves, GPUs: j.gpus, CPUs: j.cpus, Parts: j.parts, Tasks: o.array,
 		Time: o.time, Partition: o.partition, Image: o.image}
 	if j.even {
 		d.PerNode = j.most

@@ -31,7 +31,16 @@ func (j job) why() string {
 	if !j.even {
 		return fmt.Sprintf("%d ranks on %d nodes, as many on each as it has slots", j.ranks, j.nodes)
 	}
-	return fmt.Sprintf("%d ranks: %d on each of %d nodes%s", j.ranks, j.most, j.nodes, j.perGPU())
+	rest := j.ranks - j.most*(j.nodes-1) // on the last node, where the others are full
+	switch {
+	case rest == j.most:
+		return fmt.Sprintf("%d ranks: %d on each of %d nodes%s", j.ranks, j.most, j.nodes, j.perGPU())
+	case rest < 1:
+		return fmt.Sprintf("%d ranks: at most %d on each of %d nodes", j.ranks, j.most, j.nodes)
+	case j.nodes == 2:
+		return fmt.Sprintf("%d ranks: %d on one node, %d on the other", j.ranks, j.most, rest)
+	}
+	return fmt.Sprintf("%d ranks: %d on each of %d nodes, %d on another", j.ranks, j.most, j.nodes-1, rest)
 }
 
 func (j job) perGPU() string {
@@ -52,8 +61,21 @@ func (j job) hostWords() string {
 // noBinding is why ranks are left unbound. With ppr:N:node and --bind-to numa Open MPI 4.1 binds
 // ranks to NUMA nodes in turn, while a node's GPUs are numbered along them: every second rank would
 // be far from its GPU.
-const noBinding = "a rank's threads use several cores; bound to NUMA nodes in turn, ranks would sit far from their " +
-	"GPUs; NCCL places its threads itself"
+func (j job) noBinding() string {
+	why := "a rank's threads use several cores"
+	if j.onGPUs {
+		why += "; bound to NUMA nodes in turn, ranks would sit far from their GPUs; NCCL places its threads itself"
+	}
+	return why
+}
+
+// onEach is why a node gets as many ranks as it does, in order.
+func (j job) onEach() string {
+	if j.onGPUs {
+		return "as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree"
+	}
+	return "as many ranks on each node as it is to run, in order: neighbours share a node"
+}
 
 const yield = "a waiting rank must not hold the core of one that works"
 
@@ -79,7 +101,7 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 			"allocation)", j.most), "--hostfile", "hosts")
 	}
 	mapping := fmt.Sprintf("ppr:%d:node", j.most)
-	why := "as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree"
+	why := j.onEach()
 	if !j.even {
 		mapping, why = "slot", "fills the slots of one host after the other"
 	}
@@ -90,7 +112,7 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 	if j.dense && !five {
 		l.add("more ranks than slots, which are the cores unless given", "--oversubscribe")
 	}
-	l.add(noBinding, "--bind-to", "none")
+	l.add(j.noBinding(), "--bind-to", "none")
 	if j.dense {
 		l.add(yield, "--mca", "mpi_yield_when_idle", "1")
 	}
@@ -101,7 +123,7 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 		} else {
 			l.add("as does what starts and watches the ranks", runtime, "oob_tcp_if_include", j.iface)
 		}
-		l.add("and NCCL's bootstrap and sockets", "-x", "NCCL_SOCKET_IFNAME="+j.iface)
+		l.add("and NCCL's bootstrap and sockets, on GPUs", "-x", "NCCL_SOCKET_IFNAME="+j.iface)
 	}
 	if names := passed(s.env, j.iface != ""); j.nodes > 1 && len(names) > 0 {
 		var words []string
@@ -158,13 +180,12 @@ func hydra(l *Line, w launcherHere, j job) {
 			j.most), "-f", "hosts")
 	}
 	if j.even {
-		l.add("as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree",
-			"-ppn", strconv.Itoa(j.most))
+		l.add(j.onEach(), "-ppn", strconv.Itoa(j.most))
 	}
-	l.add(noBinding, "-bind-to", "none")
+	l.add(j.noBinding(), "-bind-to", "none")
 	if j.iface != "" {
 		l.add("MPI's messages go over this interface", "-iface", j.iface)
-		l.add("and NCCL's bootstrap and sockets", "-genv", "NCCL_SOCKET_IFNAME", j.iface)
+		l.add("and NCCL's bootstrap and sockets, on GPUs", "-genv", "NCCL_SOCKET_IFNAME", j.iface)
 	}
 	if j.agent != "" {
 		l.add("starts processes on other hosts, in place of ssh", "-launcher", "ssh", "-launcher-exec", j.agent)
@@ -181,7 +202,7 @@ func srun(l *Line, w launcherHere, j job, s site) {
 		l.add(j.why(), fmt.Sprintf("--nodes=%d", j.nodes), fmt.Sprintf("--ntasks=%d", j.ranks))
 	}
 	if j.even && j.nodes > 1 {
-		l.add("in order, so that local rank and GPU agree", fmt.Sprintf("--ntasks-per-node=%d", j.most))
+		l.add(j.onEach(), fmt.Sprintf("--ntasks-per-node=%d", j.most))
 	}
 	if len(j.hosts) > 0 {
 		names := make([]string, len(j.hosts))
@@ -198,12 +219,12 @@ func srun(l *Line, w launcherHere, j job, s site) {
 	if j.cpus > 0 {
 		l.add("srun does not take this from sbatch", fmt.Sprintf("--cpus-per-task=%d", j.cpus))
 	}
-	l.add(noBinding, "--cpu-bind=none")
+	l.add(j.noBinding(), "--cpu-bind=none")
 	if j.dense {
 		l.add("more tasks than cores", "--overcommit")
 	}
 	if j.iface != "" {
-		l.add("the whole environment; MPI, NCCL's bootstrap and its sockets use this interface",
+		l.add("the whole environment; MPI and, on GPUs, NCCL's bootstrap and sockets use this interface",
 			"--export=ALL,NCCL_SOCKET_IFNAME="+j.iface+",OMPI_MCA_btl_tcp_if_include="+j.iface)
 	}
 	l.add("a rank that fails ends all of them", "--kill-on-bad-exit=1")

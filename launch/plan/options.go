@@ -41,6 +41,8 @@ type options struct {
 	array int // tasks
 	het   string
 	image string
+
+	checkpoints string // a folder
 }
 
 func (o *options) flags(fs *pflag.FlagSet) {
@@ -62,6 +64,8 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.agent, "agent", "", "program that mpirun starts processes on other hosts with (default: ssh)")
 	fs.IntVar(&o.grace, "grace", 0,
 		"Open MPI: seconds between SIGTERM to mpirun and SIGKILL for the ranks (default: 1)")
+	fs.StringVar(&o.checkpoints, "checkpoints", "",
+		"folder of the program's checkpoints (default: its --checkpoint, or its --run-dir)")
 	cli.Group(fs, "How many ranks, and where", "np", "nodes", "gpus-per-node", "ranks-per-node", "host", "hostfile",
 		"oversubscribe")
 	cli.Group(fs, "What starts them, and how", "launcher", "cpus-per-task", "time", "partition", "interface", "agent",
@@ -162,6 +166,10 @@ type job struct {
 	even  bool         // most on each node but the last
 	here  bool         // all of it on this machine
 	parts []batch.Part // nodes of several kinds
+	saves string       // the flag that says where the program saves, or ""
+	saved string       // the folder that it says
+	// The ranks use GPUs, as far as this machine and the flags tell.
+	onGPUs bool
 	// a file with the hosts, or the variable that has its name, or ""
 	hostsIn string
 	dense   bool // more ranks than cores are wanted: --oversubscribe, or here and Open MPI's variable for it
@@ -243,8 +251,27 @@ func (o *options) job(s site, prog []string) (job, error) {
 			j.hosts[i].slots = j.most
 		}
 	}
+	j.onGPUs = (o.gpus > 0 || s.gpus > 0) && !onHost(prog)
+	j.saves, j.saved = o.savesIn(prog)
 	j.dense = o.oversubscribe || j.here && j.ranks > s.cores && s.oversubscribes()
 	return j, nil
+}
+
+// onHost says whether a program is told to leave GPUs alone.
+func onHost(prog []string) bool { return flagOf(prog[1:], "--device") == "host" }
+
+// savesIn returns the folder of the program's checkpoints and the flag that says it, or nothing.
+func (o *options) savesIn(prog []string) (flag, folder string) {
+	if o.checkpoints != "" {
+		return "--checkpoints", o.checkpoints
+	}
+	if folder = flagOf(prog[1:], "--checkpoint"); folder != "" {
+		return "--checkpoint", folder
+	}
+	if folder = flagOf(prog[1:], "--run-dir"); folder != "" && folder != "off" {
+		return "--run-dir", folder
+	}
+	return "", ""
 }
 
 // oversubscribes says whether the environment lets mpirun start more ranks than cores, in the words

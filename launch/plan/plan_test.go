@@ -129,6 +129,28 @@ func TestJob(t *testing.T) {
 	}
 }
 
+// The number of ranks on each node is said as it is.
+func TestWhy(t *testing.T) {
+	for _, tc := range []struct {
+		o    options
+		want string
+	}{
+		{options{np: 4, nodes: 2}, "4 ranks: 2 on each of 2 nodes"},
+		{options{np: 3, nodes: 2}, "3 ranks: 2 on one node, 1 on the other"},
+		{options{np: 8, nodes: 3}, "8 ranks: 3 on each of 2 nodes, 2 on another"},
+		{options{np: 5, nodes: 4}, "5 ranks: at most 2 on each of 4 nodes"},
+		{options{np: 3, nodes: 2, gpus: 2}, "3 ranks: 2 on one node, 1 on the other"},
+		{options{nodes: 2, gpus: 2}, "4 ranks: 2 on each of 2 nodes, one for each GPU"},
+		{options{hosts: "a:1,b:3"}, "4 ranks on 2 nodes, as many on each as it has slots"},
+	} {
+		tc.o.launcher = "auto"
+		j, err := tc.o.job(site{cores: 8}, []string{"prog"})
+		if err != nil || j.why() != tc.want {
+			t.Errorf("%+v: %q, %v, want %q", tc.o, j.why(), err, tc.want)
+		}
+	}
+}
+
 func TestHostfile(t *testing.T) {
 	o := options{hostfile: writeFile(t, filepath.Join(t.TempDir(), "hosts"),
 		"# nodes\n\na slots=2\nb:3 # the second\nc\n", 0o644)}
@@ -213,7 +235,7 @@ func TestPrintedLines(t *testing.T) {
 // TestText compares what plan prints with what it prints as JSON.
 func TestText(t *testing.T) {
 	args := []string{"--nodes", "2", "--gpus-per-node", "8", "--launcher", "all", "--time", "1:00:00", "--partition",
-		"gpu", "--", "bin/train"}
+		"gpu", "--", "bin/train", "--checkpoint", "runs/a"}
 	out, _, status := result(t, launchCommand(t, append([]string{"plan"}, args...)...))
 	doc, _, _ := result(t, launchCommand(t, append([]string{"plan", "--json"}, args...)...))
 	var p struct {
@@ -277,7 +299,7 @@ func TestBatchFile(t *testing.T) {
 		dir := t.TempDir()
 		writeFile(t, dir+"/srun", "#!/bin/bash\n"+tc.srun+"\n", 0o755)
 		writeFile(t, dir+"/scontrol", "#!/bin/sh\necho scontrol $*\n", 0o755)
-		j, err := o.job(s, []string{"prog"})
+		j, err := o.job(s, []string{"prog", "--checkpoint=runs/a"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -58,12 +58,8 @@ func checkRoom(j job, s site) error {
 	if !j.here || len(j.hosts) > 0 || j.oversubscribe {
 		return nil
 	}
-	onHost := slices.Contains(j.prog, "--device=host")
-	for i, w := range j.prog[1:] {
-		onHost = onHost || w == "host" && j.prog[i] == "--device"
-	}
 	switch {
-	case s.gpus > 0 && j.ranks > s.gpus && !onHost:
+	case s.gpus > 0 && j.ranks > s.gpus && !onHost(j.prog):
 		return usage("%d ranks, but %d GPUs here: give -np %d, or --oversubscribe", j.ranks, s.gpus, s.gpus)
 	case j.ranks > s.cores && !j.dense:
 		return usage("%d ranks, but %d cores here: give -np %d, or --oversubscribe", j.ranks, s.cores, s.cores)

@@ -23,17 +23,14 @@ import (
 
 // recovery is the flags of run that say what follows a failed job.
 type recovery struct {
-	restarts    int
-	minRanks    int
-	checkpoints string
+	restarts int
+	minRanks int
 }
 
 func (r *recovery) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&r.restarts, "restarts", 0, "how many times a job that has failed is started again (default: never)")
 	fs.IntVar(&r.minRanks, "min-ranks", 0,
 		"start without the hosts that do not answer, where this many ranks are left (default: all of them)")
-	fs.StringVar(&r.checkpoints, "checkpoints", "",
-		"folder of the program's checkpoints (default: its --checkpoint, or its --run-dir)")
 }
 
 // check settles the flags for j. Errors are exit.Usage.
@@ -48,12 +45,6 @@ func (r *recovery) check(fs *pflag.FlagSet, j job) error {
 	case r.minRanks > 0 && j.here:
 		return usage("--min-ranks is for several hosts, of which one may be left out: add -H NAME,NAME or " +
 			"--hostfile FILE")
-	}
-	if r.checkpoints == "" {
-		r.checkpoints = flagOf(j.prog[1:], "--checkpoint")
-		if dir := flagOf(j.prog[1:], "--run-dir"); r.checkpoints == "" && dir != "off" {
-			r.checkpoints = dir
-		}
 	}
 	return nil
 }
@@ -122,7 +113,7 @@ func (s *supervisor) run() error {
 	backoff := firstBackoff
 	for n := 0; ; n++ {
 		s.before = -1
-		if newest, _ := newestIn(s.checkpoints); newest != nil {
+		if newest, _ := newestIn(s.job.saved); newest != nil {
 			s.before = newest.Serial
 		}
 		begun := time.Now()
@@ -165,7 +156,7 @@ func (s *supervisor) giveUp(err error, format string, args ...any) error {
 // progress says whether the last start has come further than the one before, and counts those
 // that have not.
 func (s *supervisor) progress(e outcome, err error) bool {
-	newest, seen := newestIn(s.checkpoints)
+	newest, seen := newestIn(s.job.saved)
 	was := s.cause
 	s.cause = e.words(err, 0)
 	switch {
@@ -182,19 +173,19 @@ func (s *supervisor) progress(e outcome, err error) bool {
 
 // from says where the next start begins.
 func (s *supervisor) from() string {
-	newest, _ := newestIn(s.checkpoints)
+	newest, _ := newestIn(s.job.saved)
 	switch {
-	case s.checkpoints == "":
+	case s.job.saved == "":
 		return "from what the program has saved, if anything: no --checkpoint or --run-dir says where"
 	case newest == nil:
-		return "from the beginning: there is no checkpoint in " + s.checkpoints
+		return "from the beginning: there is no checkpoint in " + s.job.saved
 	}
-	return fmt.Sprintf("from step %d, the newest checkpoint in %s", newest.Step, s.checkpoints)
+	return fmt.Sprintf("from step %d, the newest checkpoint in %s", newest.Step, s.job.saved)
 }
 
 // where says at which point the job fails again and again.
 func (s *supervisor) where() string {
-	if newest, seen := newestIn(s.checkpoints); seen && newest != nil {
+	if newest, seen := newestIn(s.job.saved); seen && newest != nil {
 		return fmt.Sprintf("without a checkpoint after step %d", newest.Step)
 	}
 	return "without a checkpoint"
