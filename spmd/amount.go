@@ -2,8 +2,8 @@ package spmd
 
 import "lockstep/internal/readable"
 
-// Amount writes x, of a unit, for a line of the log: with three digits, and with the prefix that
-// suits a unit that is a symbol.
+// Amount writes x and its unit for a line of the log, with three digits. A unit that is a symbol
+// gets a prefix that suits x.
 //
 //	w.Log().Info().Str("residual", spmd.Amount(r, "")).Str("moved", spmd.Amount(rate, "B/s")).Msg("relaxed")
 //

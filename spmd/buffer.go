@@ -12,33 +12,29 @@ import (
 	"lockstep/spmd/internal/exec/hostexec"
 )
 
-// Buffer is n elements of T in the memory of the rank's device: GPU memory, or
-// host memory where the device is the host. It is a handle, like a slice: copies
-// and slices share the memory, and freeing it through one frees it for all.
-// The zero Buffer has no elements and is valid wherever a length of 0 is.
+// Buffer is n elements of T in the memory of the rank's device, which is a GPU or the host. It is a
+// handle, like a slice: copies and slices share the memory, and freeing it through one frees it for
+// all. The zero Buffer has no elements and is valid wherever a length of 0 is.
 type Buffer[T Stored] struct {
 	blk *exec.Block
 	off int // elements
 	n   int
 }
 
-// Alloc returns a buffer of n elements in device memory. Its contents are
-// undefined. Not collective. The memory comes from a pool: it is fast, does not
-// synchronise with any stream, and is aligned to 256 bytes. It fails on a
-// negative n and when memory is exhausted, saying how much was asked for, is in
-// use and is held by the pool.
+// Alloc returns a buffer of n elements in device memory. Its contents are undefined. Not
+// collective. The memory comes from a pool, and is aligned to 256 bytes. Alloc is fast, and
+// synchronises with no stream. It fails on a negative n and when memory is exhausted. The error
+// says how much was asked for, is in use and is held by the pool.
 //
-// Where the pool has to ask the driver for more GPU memory it first waits for the
-// collectives in flight, since the driver may wait for them: allocate before they
-// start.
+// If the pool has to ask the driver for more GPU memory, it first waits for the collectives in
+// flight, since the driver may wait for them. So allocate before they start.
 func Alloc[T Stored](w *World, n int) (Buffer[T], error) {
 	return allocFrom[T](w, w.in.Dev.Pools().Device, n)
 }
 
-// AllocSize returns how many bytes of device memory a buffer of n elements takes. It is
-// more than n elements have, since Alloc rounds up, so that freed memory can be used
-// again: by at most a quarter, from 32 MiB on by 3 %. Where memory is short Alloc rounds
-// up less.
+// AllocSize returns how many bytes of device memory a buffer of n elements takes. Alloc rounds up,
+// so that freed memory can be used again: by at most a quarter, and from 32 MiB on by 3 %. If
+// memory is short Alloc rounds up less.
 func AllocSize[T Stored](n int) int {
 	if n == 0 {
 		return 0
@@ -71,29 +67,32 @@ func allocFrom[T Stored](w *World, p *exec.Pool, n int) (Buffer[T], error) {
 	return Buffer[T]{blk: blk, n: n}, nil
 }
 
-// AllocPinned returns host memory that the device can copy from and to without
-// the host's help; Host gives it as a slice. Otherwise as Alloc.
+// AllocPinned returns host memory that the device can copy from and to without the host's help.
+// Host gives it as a slice. Otherwise it is as Alloc.
 func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) {
 	return allocFrom[T](w, w.in.Dev.Pools().Pinned, n)
 }
 
-// AllocSymmetric returns device memory that is registered with all communicators.
-// Between two such buffers AllReduce, AllGather and ReduceScatter take the fastest of
-// several ways: NCCL's symmetric kernels, its others and, where the GPUs reach each
-// other, a kernel between them for messages of up to 512 KiB / (ranks - 1) from rank to
-// rank; dst of an AllReduce may then also be of AllocPinned. The first call measures
-// them once for each kind of machine and takes about a second for it; the log says which
-// way a size takes, --symmetric decides otherwise. Ranks on several nodes have NCCL's other
-// ways alone, and nothing to measure, unless --symmetric always says that NVLink joins these.
+// AllocSymmetric returns device memory that is registered with all communicators. Between two such
+// buffers AllReduce, AllGather and ReduceScatter take the fastest of several ways:
 //
-// In one collective either all ranks give such buffers, which they got together, or
-// none does; and all give an AllReduce one buffer as src and dst, or none: NCCL might
+//   - NCCL's symmetric kernels
+//   - NCCL's other kernels
+//   - a kernel between GPUs that reach each other, for messages of up to 512 KiB / (ranks - 1)
+//     from rank to rank; dst of an AllReduce may then also be of AllocPinned
+//
+// The first call measures the ways once for each kind of machine, which takes about a second. The
+// log says which way a size takes, and --symmetric decides otherwise. Ranks on several nodes have
+// only NCCL's other kernels, and measure nothing, unless --symmetric always says that NVLink joins
+// the nodes.
+//
+// In one collective either all ranks give such buffers, which they got together, or none does.
+// Either all ranks give an AllReduce one buffer as src and dst, or none does. Otherwise NCCL might
 // wait for ever. Ranks that differ are found as other mismatches are.
 //
-// Collective, blocking: every rank of w calls it in the same order with the same n;
-// different n are an error on every rank. Ranks free such buffers in the same
-// order, too, or the memory is not used again. Otherwise as Alloc.
-// Source: nccl.h, ncclMemAlloc and ncclCommWindowRegister.
+// Collective, blocking: every rank of w calls it in the same order with the same n. Different n are
+// an error on every rank. Ranks free such buffers in the same order, too, or the memory is not used
+// again. Otherwise it is as Alloc. Source: nccl.h, ncclMemAlloc and ncclCommWindowRegister.
 func AllocSymmetric[T Stored](w *World, n int) (Buffer[T], error) {
 	lengths, err := w.in.Channel.Range(control.AllocSymmetric, int64(n))
 	if err != nil {
@@ -122,7 +121,7 @@ func (b Buffer[T]) Len() int { return b.n }
 // Bytes returns the size in bytes.
 func (b Buffer[T]) Bytes() int { return b.n * sizeOf[T]() }
 
-// Address returns where the first element lies in the memory of the device; 0 if b has none. It
+// Address returns the address of the first element in the memory of the device; 0 if b has none. It
 // shows how memory is aligned, and whether buffers overlap.
 func (b Buffer[T]) Address() uintptr { return uintptr(b.addr()) }
 
@@ -135,7 +134,8 @@ func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 	return Buffer[T]{b.blk, b.off + i, j - i}
 }
 
-// Usable returns nil where w can use b, else why not: b was freed, or is another world's.
+// Usable returns nil if w can use b. Else the error says why not: b was freed, or is another
+// world's.
 func (b Buffer[T]) Usable(w *World) error { return w.in.CheckBlock(b.blk) }
 
 // Overlap says whether two buffers share memory.
@@ -143,8 +143,8 @@ func Overlap[T, U Stored](a Buffer[T], b Buffer[U]) bool {
 	return exec.Overlap(a.addr(), a.Bytes(), b.addr(), b.Bytes())
 }
 
-// Join returns the buffer of two that follow each other in one allocation, in either order; false
-// if they do not.
+// Join returns one buffer of two that follow each other in one allocation, in either order. It
+// returns false if they do not.
 func Join[T Stored](a, b Buffer[T]) (Buffer[T], bool) {
 	if a.blk != b.blk || b.off+b.n != a.off && a.off+a.n != b.off {
 		return Buffer[T]{}, false
@@ -152,10 +152,10 @@ func Join[T Stored](a, b Buffer[T]) (Buffer[T], bool) {
 	return Buffer[T]{a.blk, min(a.off, b.off), a.n + b.n}, true
 }
 
-// View returns the memory of b as elements of another type: codes of 8 bits that a kernel writes as
-// one format and later as the other, uint8 for collectives and messages, or pairs of numbers as
-// complex ones. It shares b's memory. It panics if b does not begin and end with an element of that
-// type, as NumPy's view fails.
+// View returns the memory of b as elements of another type. It suits 8-bit floats that a kernel
+// writes in either format, bytes for collectives and messages, and pairs of numbers as complex
+// ones. It shares b's memory. It panics if b does not begin and end with an element of that type,
+// as NumPy's view fails.
 func View[U, T Stored](b Buffer[T]) Buffer[U] {
 	from, to := sizeOf[T](), sizeOf[U]()
 	if from == to {
@@ -168,10 +168,9 @@ func View[U, T Stored](b Buffer[T]) Buffer[U] {
 	return Buffer[U]{b.blk, b.off * from / to, b.n * from / to}
 }
 
-// Free gives the memory back to the pool; a second Free does nothing. Work that
-// streams already hold may go on using it: it is not handed out again before all
-// of them have passed this point. Using the buffer later is an error of that
-// use. Only what Alloc returned may be freed, not a part of it.
+// Free gives the memory back to the pool; a second Free does nothing. Work that streams already
+// hold may go on using the memory: the pool hands it out again only after that work. A later use of
+// the buffer is an error of that use. Free takes a whole buffer, as Alloc returned it, not a part.
 func (b Buffer[T]) Free() error {
 	if b.blk == nil || b.blk.Freed.Load() {
 		return nil
@@ -184,9 +183,9 @@ func (b Buffer[T]) Free() error {
 
 // CopyFrom copies src, of equal length, into b, and returns when b holds the values.
 //
-// It waits for what streams of this rank have enqueued that uses the buffer, or a part of it. So do
-// CopyTo, SetAll, At, Set and Host. They fail while a stream that uses it is being captured. In a
-// function of HostFunc they do not wait.
+// It waits for the enqueued work of this rank's streams that uses the buffer, or a part of it. So
+// do CopyTo, SetAll, At, Set and Host. They fail while a stream that uses the buffer is being
+// captured. In a function of HostFunc they do not wait.
 func (b Buffer[T]) CopyFrom(src []T) error {
 	err := b.access("CopyFrom", len(src))
 	switch {
@@ -227,9 +226,9 @@ func (b Buffer[T]) SetAll(v T) error {
 	return err
 }
 
-// At returns element i. It waits as CopyFrom does; from a GPU's memory it takes
-// microseconds. It panics out of range, when the buffer has been freed, and when
-// the GPU, or a stream that it waits for, has failed.
+// At returns element i. It waits as CopyFrom does; from a GPU's memory it takes microseconds. It
+// panics if i is out of range, if the buffer has been freed, and if the GPU, or a stream that it
+// waits for, has failed.
 func (b Buffer[T]) At(i int) T {
 	one := b.Slice(i, i+1)
 	one.mustAccess("At")
@@ -254,11 +253,11 @@ func (b Buffer[T]) Set(i int, v T) {
 	}
 }
 
-// Host returns the elements in place, of memory that the host addresses: what AllocPinned and
-// AllocManaged returned. It waits as CopyFrom does, and does not know what is enqueued while the
-// program has the slice. It panics if the buffer has been freed. It also panics for memory of Alloc
-// and AllocSymmetric, which a GPU has in its own memory: on the host too, so that what runs there
-// runs on a GPU.
+// Host returns the elements in place, for memory of AllocPinned and AllocManaged, which the host
+// addresses. It waits as CopyFrom does, but not for work that is enqueued later, while the program
+// has the slice. It panics if the buffer has been freed. It also panics for memory of Alloc and
+// AllocSymmetric, which a GPU has in its own memory. It does so on the host too, so that a program
+// that runs there runs on a GPU.
 func (b Buffer[T]) Host() []T {
 	b.mustAccess("Host")
 	if !open(b.blk) {
@@ -281,7 +280,7 @@ func (b Buffer[T]) mustAccess(op string) {
 	}
 }
 
-// reach refuses what is freed, and a copy that a GPU refuses in a function of HostFunc. It waits
+// reach refuses a freed buffer, and a copy that a GPU refuses in a function of HostFunc. It waits
 // for the streams that use the buffer.
 func (b Buffer[T]) reach(op string) error {
 	if !open(b.blk) {

@@ -7,10 +7,10 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// Choose calls choose on rank 0 and returns on every rank what it returned there. It is for a
-// choice that all ranks have to make alike, such as the fastest algorithm. An error of choose is
-// one on every rank, and so is a choice that BroadcastValue would not carry. op, the name of the
-// calling function, appears in errors.
+// Choose calls choose on rank 0 and returns its result on every rank. It is for a choice that all
+// ranks have to make alike, such as the fastest algorithm. An error of choose is an error on every
+// rank. So is a choice that BroadcastValue would not carry. op, the name of the calling function,
+// appears in errors.
 //
 // Collective over all ranks, blocking: it is refused while a stream is being captured.
 func Choose[T any](w *World, op string, choose func() (T, error)) (T, error) {

@@ -43,10 +43,9 @@ func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
 	return collective(c, &cmd, buf, Buffer[T]{}, root)
 }
 
-// AllGather sets dst to the src of rank 0, then that of rank 1, and so on, on
-// every rank: dst has Size times the elements of src. In place, src is
-// dst.Slice(rank*n, (rank+1)*n).
-// Source: mpi.h, MPI_Allgather; nccl.h, ncclAllGather.
+// AllGather sets dst on every rank to the src of all ranks, in rank order: dst has Size times the
+// elements of src. In place, src is dst.Slice(rank*n, (rank+1)*n). Source: mpi.h, MPI_Allgather;
+// nccl.h, ncclAllGather.
 func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.n != src.n*c.Size() {
 		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks",
@@ -68,9 +67,8 @@ func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	return collective(c, &cmd, dst, src, 0)
 }
 
-// AllToAll sends the r-th of Size equal parts of src to rank r, and puts what
-// comes from rank r into the r-th part of dst. dst may be src.
-// Source: mpi.h, MPI_Alltoall; nccl.h, ncclAlltoAll.
+// AllToAll sends the r-th of Size equal parts of src to rank r, and puts the part from rank r into
+// the r-th part of dst. dst may be src. Source: mpi.h, MPI_Alltoall; nccl.h, ncclAlltoAll.
 func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.n != src.n {
 		return lengthError("AllToAll", "dst", dst.n, "src", src.n)
@@ -85,10 +83,9 @@ func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 	return collective(c, &cmd, dst, src, 0)
 }
 
-// Gather sets dst on root to the src of rank 0, then that of rank 1, and so on:
-// dst has Size times the elements of src there. Elsewhere dst is not used and may
-// be the zero Buffer. In place on root, src is dst.Slice(root*n, (root+1)*n).
-// Source: mpi.h, MPI_Gather; nccl.h, ncclGather.
+// Gather sets dst on root to the src of all ranks, in rank order: dst has Size times the elements
+// of src there. Elsewhere dst is not used and may be the zero Buffer. In place on root, src is
+// dst.Slice(root*n, (root+1)*n). Source: mpi.h, MPI_Gather; nccl.h, ncclGather.
 func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	if c.Rank() != root {
 		dst = Buffer[T]{}
@@ -195,9 +192,8 @@ func Scan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	return scan(c, coll.Scan, dst, src, op)
 }
 
-// ExScan sets dst[i] on rank r to op over the ranks before r of src[i]. On rank 0 dst stays as it
-// is. dst may be src. There is no Avg. It takes memory as Scan.
-// Source: mpi.h, MPI_Exscan.
+// ExScan sets dst[i] on rank r to op over the ranks before r of src[i]. On rank 0 dst is unchanged.
+// dst may be src. There is no Avg. It takes memory as Scan does. Source: mpi.h, MPI_Exscan.
 func ExScan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	return scan(c, coll.ExScan, dst, src, op)
 }
@@ -214,12 +210,11 @@ func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 	return collective(c, &cmd, dst, src, 0)
 }
 
-// Send sends src to rank to, which receives it by Recv or SendRecv of equal
-// length. It may be over before that. Messages between two ranks arrive in the order sent,
-// those of no elements among them: each is one message, for which there is one Recv. Two ranks that
-// both send first and receive afterwards may wait for each other for ever, unless
-// they do so in a Group or by SendRecv. Where to is None nothing is sent.
-// Source: mpi.h, MPI_Send; nccl.h, ncclSend.
+// Send sends src to rank to, which receives it by Recv or SendRecv of equal length. It may return
+// before that. Messages between two ranks arrive in the order sent, messages of no elements too:
+// each Send needs one Recv. Two ranks that both send first and then receive may wait for each other
+// for ever: use a Group or SendRecv. If to is None nothing is sent. Source: mpi.h, MPI_Send;
+// nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	if c.c.Plain(c.q, src.blk, to) {
 		return c.c.Message(coll.Send, src.addr(), src.n, elem.Of[T](), to)
@@ -231,12 +226,13 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	return collective(c, &cmd, Buffer[T]{}, src, to)
 }
 
-// Recv receives dst from rank from. It waits for the message also if dst has no elements. On the
-// host, and where kernels between GPUs carry it, a message of another length is an error that names
-// both lengths. NCCL does not see lengths, and may wait for ever. Two ranks that both receive first
-// wait for each other, on the host also on different streams, since calls enter MPI one at a time:
-// use a Group. If from is None, dst stays as it is.
-// Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
+// Recv receives dst from rank from. It waits for the message also if dst has no elements. If from
+// is None, dst is unchanged.
+//
+// A message of another length is an error that names both lengths, on the host and if kernels
+// between GPUs carry it. NCCL does not see lengths, and may wait for ever. Two ranks that both
+// receive first wait for each other: use a Group. On the host they do so on different streams too,
+// since calls enter MPI one at a time. Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if c.c.Plain(c.q, dst.blk, from) {
 		return c.c.Message(coll.Recv, dst.addr(), dst.n, elem.Of[T](), from)
@@ -249,9 +245,8 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 }
 
 // SendRecv sends src to rank to and receives dst from rank from at the same time. dst and src must
-// not overlap. It sends and receives what has no elements all the same. If to or from is None, that
-// half of it is left out.
-// Source: mpi.h, MPI_Sendrecv.
+// not overlap. It sends and receives messages of no elements too. If to or from is None, that half
+// is left out. Source: mpi.h, MPI_Sendrecv.
 func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) error {
 	if from != None && (from < 0 || from >= c.Size()) {
 		return c.c.Refuse("SendRecv", "from", from)

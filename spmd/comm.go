@@ -5,23 +5,21 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// Comm is a communicator: a group of ranks and the channel between them. It is a
-// small value. A collective on it is finished when the call returns; on what On
-// returns, it is only enqueued.
+// Comm is a communicator: a group of ranks and the channel between them. It is a small value. A
+// collective on it is finished when the call returns. On the Comm that On returns, a collective is
+// only enqueued.
 type Comm struct {
 	c *calls.Comm
 	q exec.Queue // of the stream; nil where calls block
 }
 
-// Rank returns this process's number in the communicator, from 0; -1 where it is
-// not in it.
+// Rank returns this rank's number in the communicator, from 0; -1 if it is not a member.
 func (c Comm) Rank() int { return c.c.Rank() }
 
-// Size returns the number of ranks in the communicator; 0 where this process is
-// not in it.
+// Size returns the number of ranks in the communicator; 0 if this rank is not a member.
 func (c Comm) Size() int { return c.c.Size() }
 
-// World returns the world that the communicator is of; nil for the zero Comm.
+// World returns the communicator's world; nil for the zero Comm.
 func (c Comm) World() *World {
 	if c.c == nil {
 		return nil
@@ -29,14 +27,14 @@ func (c Comm) World() *World {
 	return worldOf(c.c.Of())
 }
 
-// Usable returns nil if this rank can make calls on c. Else it says why not: c is the zero Comm, or
-// closed, or without this rank. call is what the error names, for packages that have calls of their
-// own.
+// Usable returns nil if this rank can make calls on c. Else the error says why not: c is the zero
+// Comm, or closed, or without this rank. The error names call. It is for packages that have calls
+// of their own.
 func (c Comm) Usable(call string) error { return c.c.Usable(call) }
 
-// On returns the same communicator for use in stream order: collectives on it
-// are enqueued on s and return at once. Their input must be valid in s, their
-// result is valid for later work in s, and for the host after s.Synchronize.
+// On returns the same communicator for use in stream order: collectives on it are enqueued on s and
+// return at once. Their input must be valid in s. Their result is valid for later work in s, and
+// for the host after s.Synchronize.
 func (c Comm) On(s *Stream) Comm {
 	if s == nil {
 		return Comm{c: c.c}
@@ -44,9 +42,8 @@ func (c Comm) On(s *Stream) Comm {
 	return Comm{c.c, s.q}
 }
 
-// Capturable returns nil where a Graph can hold collectives of c, else why it cannot:
-// where MPI carries GPU memory, but not between GPUs that reach each other, a replay
-// would have no host to call MPI.
+// Capturable returns nil if a Graph can hold collectives of c, else why it cannot. MPI carries the
+// memory of GPUs that do not reach each other, and a replay has no host to call MPI.
 func (c Comm) Capturable() error {
 	if c.c == nil {
 		return nil

@@ -2,7 +2,6 @@ package spmd
 
 import "lockstep/spmd/internal/verify"
 
-// ErrContract is what a collective returns on every rank when the ranks called
-// different ones, and with --check what a Recv returns when the message is another than
-// it expects.
+// ErrContract is the error of a collective, on every rank, if the ranks called different ones. With
+// --check it is also the error of a Recv that expects another message.
 var ErrContract = verify.ErrMismatch

@@ -11,8 +11,8 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// Event is a point in a stream, to be waited for by other streams or by the
-// host. A second Record moves it, for those who wait from then on.
+// Event is a point in a stream for which other streams or the host can wait. A second Record moves
+// it for later waits.
 type Event struct {
 	w      *World
 	timer  exec.Timer
@@ -33,8 +33,8 @@ func (w *World) NewEvent() (*Event, error) {
 	return &Event{w: w, timer: w.in.Dev.NewTimer()}, nil
 }
 
-// Record moves the event to the present end of s. It does not block the host. It
-// fails where s has failed or is closed, and the event stays where it was.
+// Record moves the event to the present end of s. It does not block the host. It fails if s has
+// failed or is closed, and the event then stays where it was.
 //
 //go:noinline
 func (e *Event) Record(s *Stream) error {
@@ -67,9 +67,9 @@ func (e *Event) last() (exec.Point, *exec.Capture, int) {
 	return e.at, e.in, e.node
 }
 
-// Synchronize blocks the host until the last Record has been reached, and returns
-// the error of the stream where that failed before it. An event recorded in a
-// capture is a point of the graph, not of a stream: it cannot be synchronized with.
+// Synchronize blocks the host until the last Record has been reached. It returns the error of the
+// stream if that failed before. It refuses an event that was recorded in a capture, which is a
+// point of the graph, not of a stream.
 func (e *Event) Synchronize() error {
 	if err := exec.RefuseInHostFunc("Synchronize"); err != nil {
 		return err

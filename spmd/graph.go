@@ -15,14 +15,13 @@ type Graph struct {
 	c *exec.Capture
 }
 
-// Capture records what fn enqueues on s as a graph, without running it. Streams
-// that wait in fn for an event of s, or for each other, are captured too; s must
-// wait for all of them before fn returns. Everything that takes a stream may be
-// captured; a HostFunc then runs at each replay. What blocks the host may not: no
-// Synchronize, no collective without On, no Split.
+// Capture records what fn enqueues on s as a graph, without running it. Streams that wait in fn for
+// an event of s, or for each other, are captured too; s must wait for all of them before fn
+// returns. Every call that takes a stream may be captured; a HostFunc then runs at each replay.
+// Calls that block the host may not: Synchronize, a collective without On, Split.
 //
-// Collectives in the capture must be the same on every rank. If fn fails, nothing
-// is left of the capture and the streams are usable again.
+// The capture has the same collectives on every rank. If fn fails, nothing is left of the capture
+// and the streams are usable again.
 func (s *Stream) Capture(fn func() error) (*Graph, error) {
 	c, err := s.w.in.Capture(s.q, fn)
 	if err != nil {
@@ -31,10 +30,10 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 	return &Graph{s.w, c}, nil
 }
 
-// Launch enqueues a replay of g on s: it starts when what s holds has run, and
-// what comes later waits for all of it. Streams captured beside the origin run at
-// the same time as it does. Replays of one graph never overlap. Where the graph
-// holds collectives every rank launches it, in the same order.
+// Launch enqueues a replay of g on s. The replay starts when all work before it on s has run, and
+// later work on s waits for all of the replay. Streams that were captured beside s in Capture run
+// at the same time. Replays of one graph never overlap. If the graph holds collectives every rank
+// launches it, in the same order.
 //
 // It fails when the graph, or a communicator or a Library in it, is closed, or a buffer
 // it uses has been freed.

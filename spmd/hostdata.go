@@ -8,9 +8,9 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// The functions of this file and of values.go reduce, broadcast and gather what a program itself
-// has on the host: counts, decisions, settings. They take no Buffer and no stream, and block. They
-// are host traffic also if the device is a GPU: they wait neither for it nor for what is enqueued
+// The functions of this file and of values.go reduce, broadcast and gather a program's own values
+// on the host: counts, decisions, settings. They take no Buffer and no stream, and block. With a
+// GPU they go through the host too: they wait neither for the GPU nor for work that is enqueued
 // there.
 
 // Number is the set of types that are reduced in the memory of the host, such as time.Duration.
@@ -18,7 +18,7 @@ type Number interface {
 	Ordered | ~complex64 | ~complex128
 }
 
-// Ordered is the set of those of Number that have an order.
+// Ordered is the set of types of Number that have an order.
 type Ordered interface {
 	~int8 | ~uint8 | ~int32 | ~uint32 | ~int64 | ~uint64 | F16 | BF16 | ~float32 | ~float64 | ~int | ~uint
 }
@@ -81,8 +81,8 @@ func AllGatherNumber[T Number](c Comm, x T) ([]T, error) {
 //		return err // on every rank: nobody has anything to say
 //	}
 //
-// It waits for no stream: while the device computes, it costs no time of it. For a few numbers in
-// host memory AllReduceIf asks and reduces in one go.
+// It waits for no stream, and costs no time of the device. For a few numbers in host memory
+// AllReduceIf asks and reduces in one go.
 //
 // Collective, blocking. A stream of c has no part in it.
 func Any(c Comm, have bool) (bool, error) { return calls.Any(c.c, have) }
@@ -108,10 +108,10 @@ func ReduceSlice[T Number](c Comm, dst, src []T, op Op, root int) error {
 	return calls.ReduceSlice(c.c, "ReduceSlice", coll.Reduce, dst, src, op, root)
 }
 
-// AllReduceIf is AllReduceSlice over only those ranks that have something. any says on every rank
-// whether there was one; if not, dst stays as it is. src has the length of dst if have is true;
-// else it is not used and may be nil. dst has the same length on every rank, and may be src. There
-// is no Avg.
+// AllReduceIf is AllReduceSlice over only the ranks whose have is true. any says on every rank
+// whether there was one; if not, dst is unchanged. src has the length of dst if have is true; else
+// it is not used and may be nil. dst has the same length on every rank, and may be src. There is no
+// Avg.
 //
 // Up to 4 KiB the question and the numbers are one message: it costs what AllReduceSlice does.
 // Longer numbers are not sent if no rank has anything.

@@ -42,26 +42,26 @@ type KernelOption func(*kernels.Source)
 // Define defines a macro, as #define name value does.
 func Define(name, value string) KernelOption { return CompilerFlag("-D" + name + "=" + value) }
 
-// CompilerFlag passes a flag to NVRTC, such as "--use_fast_math". The architecture is
-// that of the device; the language is C++14 where no flag says other.
-// Source: NVRTC, Supported Compile Options.
+// CompilerFlag passes a flag to NVRTC, such as "--use_fast_math". NVRTC compiles for the device's
+// architecture, and C++14 unless a flag says otherwise. Source: NVRTC, Supported Compile Options.
 func CompilerFlag(flag string) KernelOption {
 	return func(s *kernels.Source) { s.Flags = append(s.Flags, flag) }
 }
 
-// ArchSpecific compiles for the device's architecture with what only it has, such as
-// sm_90a with its wgmma instructions, where NVRTC can. The macro __CUDA_ARCH_FEAT_SM90_ALL
-// is then defined, and the like for others: without it the source does without.
+// ArchSpecific compiles for the device's architecture with the features that only this one has,
+// such as sm_90a with its wgmma instructions. If NVRTC can do that, it defines the macro
+// __CUDA_ARCH_FEAT_SM90_ALL, and the like for other architectures. Without the macro the source has
+// to do without the features.
 func ArchSpecific() KernelOption { return func(s *kernels.Source) { s.ArchSpecific = true } }
 
-// Tolerance says by how much the results of the CUDA source may differ from those of the host
-// function, as a part of them. spmdtest.CompareKernels wants the same bits without it.
+// Tolerance says by which part of them the results of the CUDA source may differ from the host
+// function's. Without it spmdtest.CompareKernels wants the same bits.
 func Tolerance(part float64) KernelOption {
 	return func(s *kernels.Source) { s.Tolerance = part }
 }
 
-// Scratch says that what some arguments hold behind a launch means nothing, such as parts of sums
-// on a GPU.
+// Scratch says that some arguments hold nothing for others after a launch, such as parts of sums on
+// a GPU.
 func Scratch(args ...int) KernelOption {
 	return func(s *kernels.Source) {
 		for _, i := range args {
@@ -70,9 +70,9 @@ func Scratch(args ...int) KernelOption {
 	}
 }
 
-// EachOnce says that the kernel is called for all indices below its first dims arguments, and
-// touches the element of each index once in every buffer that has as many. The summary then shows
-// how many bytes it moves.
+// EachOnce says that the kernel is called for all indices below its first dims arguments. In every
+// buffer with as many elements it touches the element of each index once. The summary then shows
+// how many bytes the kernel moves.
 func EachOnce(dims int) KernelOption { return func(s *kernels.Source) { s.Indices = dims } }
 
 // Grid is the shape of a launch in blocks and threads; the host function does
@@ -81,15 +81,14 @@ type Grid struct {
 	Blocks  [3]int
 	Threads [3]int
 	Shared  int // dynamic shared memory of a block, in bytes
-	// Cluster is the blocks of a thread block cluster, which divide Blocks; zero for
-	// none. Clusters exist from compute capability 9.0 on: elsewhere the launch fails.
+	// Cluster is the blocks of a thread block cluster, which divide Blocks; zero for none. Clusters
+	// exist from compute capability 9.0 on: before, the launch fails.
 	Cluster [3]int
-	// Programmatic lets the GPU start the kernel before the one ahead of it in the
-	// stream is over, as soon as all blocks of that one have called start_next or ended
-	// and there is room. Every thread of the kernel calls wait_previous (spmd.cuh) before
-	// it touches memory that earlier work touches. Without hardware for it, before compute
-	// capability 9.0, it changes nothing.
-	// Source: CUDA C++ Programming Guide, Programmatic Dependent Launch.
+	// Programmatic lets the GPU start the kernel before the previous one in the stream is over. The
+	// kernel starts when there is room and all blocks of the previous one have called start_next or
+	// ended. Every thread of the kernel calls wait_previous (spmd.cuh) before it touches memory
+	// that earlier work touches. Before compute capability 9.0 it changes nothing. Source: CUDA C++
+	// Programming Guide, Programmatic Dependent Launch.
 	Programmatic bool
 }
 
@@ -100,18 +99,18 @@ func Cover1D(n, block int) Grid {
 }
 
 // Arg is one argument of a kernel: a buffer, or a number of stated width. Its String says which.
-// For packages on top of this one, Len returns how many elements a buffer has, -1 of another
-// argument. Int returns the number that I64 passes, 0 of another. x.Overlaps(&y) says whether two
-// buffers share memory.
+//
+// For packages on top of this one, Len returns how many elements a buffer has, and -1 for another
+// argument. Int returns the number that I64 passes, and 0 for another argument. x.Overlaps(&y) says
+// whether two buffers share memory.
 type Arg = exec.Arg
 
-// Arg passes the buffer to a kernel: a pointer there, a slice for the host
-// function.
+// Arg passes the buffer to a kernel, as a pointer, and to the host function, as a slice.
 func (b Buffer[T]) Arg() Arg {
 	return Arg{Block: b.blk, Ptr: b.addr(), N: b.n, Type: elem.Of[T](), Kind: exec.BufferArg}
 }
 
-// ArgBuffer returns the buffer that a was made of by its Arg; false where a is none of T.
+// ArgBuffer returns the buffer whose Arg a is; false if a is no buffer of T.
 func ArgBuffer[T Stored](a Arg) (b Buffer[T], ok bool) {
 	switch {
 	case a.Kind != exec.BufferArg || a.Type != elem.Of[T]() || a.Block == nil && a.N > 0:
@@ -153,17 +152,17 @@ func Bool(v bool) Arg {
 // Scalar passes v to a parameter of the type in C++ that Elem names, such as uint8_t or bf16.
 func Scalar[T Elem](v T) Arg { return exec.Number(elem.Of[T](), v) }
 
-// ScratchArg returns one element of the workspace of s as an argument of its next kernels. skip is
-// how many elements before it kernels and libraries among them may overwrite.
+// ScratchArg returns one element of the workspace of s as an argument of its next kernels. These
+// kernels, and libraries between them, may overwrite the skip elements before it.
 func ScratchArg[T Elem](s *Stream, skip int) (Arg, error) {
 	t := elem.Of[T]()
 	p, err := s.q.Scratch((skip + 1) * t.Size())
 	return Arg{Ptr: unsafe.Add(p, skip*t.Size()), N: 1, Type: t, Kind: exec.BufferArg}, err
 }
 
-// Struct passes a copy of v to a parameter that is a struct of the same layout, of at
-// most 4,096 bytes, best declared const __grid_constant__. It allocates: make it once
-// for many launches. It panics where v is larger, or holds Go's pointers.
+// Struct passes a copy of v to a parameter that is a struct of the same layout, of at most 4,096
+// bytes. Declare the parameter const __grid_constant__. Struct allocates: make it once for many
+// launches. It panics if v is larger, or holds Go's pointers.
 func Struct[T any](v T) Arg { return exec.Struct(v) }
 
 // Args are the arguments of one launch, as the host function of a kernel sees
@@ -191,8 +190,8 @@ func (a Args) Bool(i int) bool { return value[uint8](a, i) != 0 }
 // ArgScalar returns argument i, passed by Scalar.
 func ArgScalar[T Elem](a Args, i int) T { return value[T](a, i) }
 
-// EachOnce is how many bytes a call moves that touches once in each buffer the element of every
-// index below the first dims arguments; 0 if buffers have other lengths.
+// EachOnce returns how many bytes a call moves if it touches the element of every index below the
+// first dims arguments, once in each buffer. It returns 0 if buffers have other lengths.
 func (a Args) EachOnce(dims int) int { return exec.EachOnce(a.list, dims) }
 
 func value[T Elem](a Args, i int) T { return exec.Value[T](a.list, i, elem.Of[T]()) }
@@ -203,11 +202,12 @@ func ArgStruct[T any](a Args, i int) T { return exec.StructAt[T](a.list, i) }
 // ArgSlice returns argument i, a buffer of T, as a slice of its elements.
 func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a.list, i, elem.Of[T]()) }
 
-// Launch enqueues k on s. On a GPU the number and sizes of arguments must be those of the
-// parameters in the CUDA source, which drivers from CUDA 12.4 on know. In tests (spmdtest.Main)
-// launches on the host are compared with the source, their types too. Call it from the one
-// typed function that stands beside the kernel. Freed buffers and those of another
-// world are refused. It allocates nothing.
+// Launch enqueues k on s. Call it from the one typed function that stands beside the kernel. It
+// fails for freed buffers and buffers of another world, and allocates nothing.
+//
+// On a GPU the arguments must have the number and the sizes of the parameters in the CUDA source,
+// which drivers from CUDA 12.4 on know. In tests (spmdtest.Main) launches on the host are compared
+// with the source, types too.
 func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 	if err := exec.CheckGrid(k.k.Name, (*exec.Grid)(&g)); err != nil {
 		return err

@@ -11,18 +11,17 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// Library is a call into a library that works on streams, such as a plan of cuDNN's:
-// one computation in two forms, as a Kernel, the one for GPUs by a Go function that
-// has the library enqueue its work.
+// Library is a call into a library that works on streams, such as a plan of cuDNN's. Like a Kernel
+// it is one computation in two forms. The form for GPUs is a Go function that has the library
+// enqueue its work.
 type Library struct{ lib exec.Library }
 
 // NewLibrary declares a call of a library. The name appears in errors.
 //
-// gpu enqueues the work on the call's stream and returns: it neither blocks nor
-// allocates on the device, and keeps no argument. It may be called inside of a
-// capture. host does the same to the same arguments in host memory. Either is nil
-// where there is no such form; a call there is an error. What gpu returns is the
-// error of Call, what host returns fails the stream. kernels are those that gpu launches
+// gpu enqueues the work on the call's stream and returns: it neither blocks nor allocates on the
+// device, and keeps no argument. It may be called inside of a capture. host does the same to the
+// same arguments in host memory. A function is nil if there is no such form; a call then fails. An
+// error of gpu is the error of Call, and an error of host fails the stream. gpu launches kernels
 // beside the library's own.
 func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error, kernels ...*Kernel) *Library {
 	l := &Library{lib: exec.Library{Name: name}}
@@ -51,27 +50,27 @@ func (l *Library) OnlyKernels() *Library {
 	return l
 }
 
-// Describe has fn say by which name a call stands in the summary and in the trace, such as that of
-// a product with its shape, and how many bytes it moves, 0 if that is not known. fn is called when
-// either is wanted, and returns the same string for equal calls. Describe returns l.
+// Describe has fn give the name of a call for the summary and the trace, such as a product with its
+// shape. fn also returns how many bytes the call moves, 0 if that is not known. It is called if a
+// summary or a trace is wanted, and returns the same string for equal calls. Describe returns l.
 func (l *Library) Describe(fn func(Args) (name string, bytes int)) *Library {
 	l.lib.Describe = func(args []Arg) (string, int) { return fn(Args{args}) }
 	return l
 }
 
-// LibraryCall is one call of a Library on a GPU. It is valid until the function that
-// was given it returns.
+// LibraryCall is one call of a Library on a GPU. It is valid until the function that got it
+// returns.
 type LibraryCall struct {
 	Args
-	Stream    any            // as the package has it that drives the device: a *cuda.Stream (cuda.StreamOf)
-	Workspace unsafe.Pointer // device memory aligned to 256 bytes; nil where none was asked for
+	Stream    any            // of the package that drives the device: a *cuda.Stream (cuda.StreamOf)
+	Workspace unsafe.Pointer // device memory aligned to 256 bytes; nil if none was asked for
 	Bytes     int            // of Workspace, as asked for
 	queue     exec.Queue
 	lib       *Library
 }
 
-// Pointer returns the address of argument i, a buffer, in the memory of the device;
-// nil where it has no elements. It panics where the argument is a number.
+// Pointer returns the address of argument i, a buffer, in the memory of the device; nil if it has
+// no elements. It panics if the argument is a number.
 func (c LibraryCall) Pointer(i int) unsafe.Pointer {
 	x := &c.list[i]
 	if x.Kind != exec.BufferArg {
@@ -88,9 +87,9 @@ func (c LibraryCall) WorkspaceArg() Arg {
 	return Arg{Ptr: c.Workspace, N: c.Bytes, Type: elem.Uint8, Kind: exec.BufferArg}
 }
 
-// Launch enqueues k, one of the kernels of the Library, behind what the call has enqueued
-// on its stream. The arguments are those of the call, the workspace, and numbers: other
-// buffers are not protected from being freed. It neither blocks nor allocates.
+// Launch enqueues k, one of the kernels of the Library, on the stream of the call. Its arguments
+// are arguments of the call, the workspace, and numbers: other buffers are not protected from being
+// freed. It neither blocks nor allocates.
 func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
 	if err := exec.CheckGrid(k.k.Name, (*exec.Grid)(&g)); err != nil {
 		return err
@@ -101,20 +100,20 @@ func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
 	return calls.LaunchAtOnce(c.queue, &k.k, exec.Grid(g), args)
 }
 
-// Call enqueues the library's work on s with so many bytes of workspace, which belongs to
-// the stream, or to the graph in a capture, and is overwritten by its next command that
-// needs some: such commands of one stream come from one goroutine. Freed
-// buffers and those of another world are refused. The first call on a GPU waits for the
-// collectives in flight, since the library may load code; later ones do not block and
-// allocate nothing.
+// Call enqueues the library's work on s with so many bytes of workspace. It fails for freed buffers
+// and buffers of another world. The first call on a GPU waits for the collectives in flight, since
+// the library may load code. Later ones do not block and allocate nothing.
+//
+// The workspace belongs to the stream, or to the graph in a capture. The next command that needs a
+// workspace overwrites it: such commands of one stream come from one goroutine.
 //
 //go:noinline
 func (l *Library) Call(s *Stream, workspace int, args ...Arg) error {
 	return s.w.in.CallLibrary(s.q, &l.lib, workspace, args)
 }
 
-// Close ends the use of l, whose calls have run: what it stands for is about to go. Graphs
-// that hold a call of it cannot be launched any more. It does nothing else, and returns nil.
+// Close ends the use of l, whose calls have run. Graphs that hold a call of l cannot be launched
+// any more. It does nothing else, and returns nil.
 func (l *Library) Close() error {
 	l.lib.Closed.Store(true)
 	return nil

@@ -8,21 +8,21 @@ import (
 )
 
 // Local runs run on a number of ranks that are goroutines of this process. Each has a World of its
-// own, with a device, streams and memory, and run is the same as Main's. If the machine has GPUs,
-// each rank has one of its own, or Local fails for want of GPUs; otherwise, or with Config.Device
-// "host", it has host memory. There is no MPI. On the host a job starts and ends in less than a
-// millisecond, and a process may run several, one after another or at the same time.
+// own, with a device, streams and memory, and run is the same as Main's. There is no MPI. If the
+// machine has GPUs, each rank has one of its own; Local fails if there are too few. Without GPUs,
+// or with Config.Device "host", a rank has host memory. On the host a job starts and ends in less
+// than a millisecond. A process may run several jobs, one after another or at the same time.
 //
-// A rank that fails or panics ends all. Ranks that wait for it get an error from their calls. run
-// gets a ctx that ends with the job, and says why. So does a rank that returns while another waits
-// for it, ranks that wait for each other, and a collective that does not end within Config.Timeout.
-// Local returns the error of the first rank that failed, with its number, when all have returned.
+// A rank that fails or panics ends all ranks. The others get an error from calls that wait for it,
+// and the ctx of run ends and says why. The job also ends if a rank returns while another waits for
+// it, if ranks wait for each other, and if a collective does not end within Config.Timeout. When
+// all ranks have returned, Local returns the error of the first rank that failed, with its number.
 //
 // Local leaves behind ranks that do not return within five seconds after a failure. Until all have
-// returned the memory of each stays, since calls read the others'. What failed ranks had on GPUs
-// stays taken until the process ends.
+// returned the memory of each rank stays, since calls read the memory of other ranks. Memory of
+// failed ranks on GPUs stays taken until the process ends.
 //
-// The ranks share what belongs to a process, such as the working folder, and divide its cores.
+// The ranks share the resources of the process, such as the working folder, and divide its cores.
 func Local(ctx context.Context, cfg Config, ranks int, run func(ctx context.Context, w *World) error) error {
 	if ranks < 1 {
 		return Usage(fmt.Errorf("%d ranks: want 1 or more", ranks))

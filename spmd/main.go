@@ -10,26 +10,26 @@ import (
 	"lockstep/spmd/internal/world"
 )
 
-// Main is the whole of a program's main function: it parses the command line into fs and the common
-// flags, starts MPI, calls run on every rank, takes everything down again, and exits the process if
-// anything failed.
+// Main is the whole of a program's main function. It parses the command line into fs and the common
+// flags, starts MPI, and calls run on every rank. Then it takes everything down again, and exits
+// the process if anything failed.
 //
 // With --ranks Main calls run on several goroutines of one process at the same time. run changes
-// only what is its own: if it fills in settings, it works on a copy of those that fs has set.
+// only its own variables: if it fills in settings, it works on a copy of the settings of fs.
 //
 // Main calls checks after the flags are parsed and before MPI starts, with the number of ranks.
-// They refuse flags that do not fit each other. Bad input is what they return, an unknown flag, an
-// argument that is no flag, ranks that were started with different flags (see MayDiffer), and an
-// error of run marked by Usage: one line on standard error for the whole job, exit status 2.
+// They refuse flags that do not fit each other. Bad input gives one line on standard error for the
+// whole job, and exit status 2. It is an error of checks, an unknown flag, an argument that is no
+// flag, ranks with different flags (see MayDiffer), or an error of run marked by Usage.
 //
 // ctx ends at SIGINT, SIGTERM and SIGHUP. run then has five seconds to return, or 0.25 s under Open
-// MPI's mpirun, which kills after one. The exit status is 128 plus the signal. Any other error of
-// run, a panic in it, or a failed stream on any rank ends the job on every rank, with that rank's
-// message and exit status 1. What run left enqueued is waited for.
+// MPI's mpirun, which kills after one. The exit status is 128 plus the signal. Main waits for work
+// that run has left enqueued. An error of run, a panic in it, or a failed stream on any rank ends
+// the job on every rank, with that rank's message and exit status 1.
 //
 // --version prints the versions of Lockstep and of the libraries found, once, and ends. fs must not
-// define the names of the common flags (see Config), nor version. What fs.Usage, if it is set,
-// writes to fs.Output() stands in --help before the flags.
+// define the names of the common flags (see Config), nor version. If fs.Usage is set, --help shows
+// its output to fs.Output() before the flags.
 func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, checks ...func(ranks int) error) {
 	var cfg Config
 	var w *world.World
@@ -56,16 +56,18 @@ func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, chec
 	}
 }
 
-// Usage marks err as bad input: the job ends with one line, err's, and exit
-// status 2. Every rank should find it, before any work. Usage(nil) is nil.
+// Usage marks err as bad input: the job ends with err in one line, and exit status 2. Every rank
+// should find the error, before any work. Usage(nil) is nil.
 func Usage(err error) error { return job.Usage(err) }
 
-// Preempted returns a channel that is closed when this rank receives SIGTERM, SIGHUP or SIGUSR1,
-// the warning that batch systems give before they take a job's machines. From the first call on the
-// first such signal does nothing else: the program saves what it has and returns, on all ranks in
-// the same step. A second one, and SIGINT, end the job as without. ctx is what Main gave to run. A
-// SIGUSR1 that comes before that call, during the start too, waits for it, up to five seconds from
-// the beginning of run.
+// Preempted returns a channel that is closed when this rank receives SIGTERM, SIGHUP or SIGUSR1.
+// Batch systems send these before they take a job's machines. ctx is the context that Main gave to
+// run.
+//
+// After a call of Preempted the first such signal does nothing else: the program saves its state
+// and returns, on all ranks in the same step. A second signal, and SIGINT, end the job as without
+// Preempted. A SIGUSR1 that comes before the call, during the start too, waits for it, up to five
+// seconds from the beginning of run.
 func Preempted(ctx context.Context) <-chan struct{} { return job.Preempted(ctx) }
 
 // AnyPreempted says whether any rank of c has been asked to end, by a signal that Preempted listens
@@ -76,7 +78,7 @@ func Preempted(ctx context.Context) <-chan struct{} { return job.Preempted(ctx) 
 //			return errors.Join(err, save(step))
 //		}
 //
-// The first call listens, as that of Preempted does. Collective, blocking. A stream of c has no
+// The first call listens to signals, as Preempted does. Collective, blocking. A stream of c has no
 // part in it.
 func AnyPreempted(ctx context.Context, c Comm) (bool, error) {
 	asked := ctx.Err() != nil

@@ -9,11 +9,12 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// AllocManaged returns memory that host and device both address, the driver moving
-// pages between them; Host gives it as a slice. Prefetch moves them ahead of their use,
-// and Advise tells the driver of it. One buffer is never larger than what is free on the
-// device, and all of them never than the device: the driver would let them be, and be slow.
-// Otherwise as Alloc.
+// AllocManaged returns memory that host and device both address; the driver moves its pages between
+// them. Host gives it as a slice. Prefetch moves pages ahead of their use, and Advise tells the
+// driver how they are used.
+//
+// It refuses a buffer that is larger than the free memory of the device, and buffers that together
+// are larger than the device. The driver would allow both, and be slow. Otherwise it is as Alloc.
 func AllocManaged[T Stored](w *World, n int) (Buffer[T], error) {
 	b, err := allocFrom[T](w, w.in.Dev.Pools().Managed, n)
 	if err != nil || n == 0 {
@@ -35,17 +36,18 @@ const (
 	ToHost   Place = exec.ToHost   // the host's memory
 )
 
-// Prefetch enqueues on s that the pages of b, which AllocManaged returned, or of a part of
-// it, move to a place. Its use there then meets them, and takes no page fault for each:
-// prefetch what a kernel reads before the kernel, and what the host reads behind it. It
-// changes no value, and what is not prefetched moves all the same, later. Pages are moved
-// whole, of 4 KiB on most machines: the ends of b may take neighbours along, as buffers of
-// up to 256 KiB may share pages.
+// Prefetch enqueues on s that the pages of b move to a place. b is of AllocManaged, or a part of
+// that. A later use there takes no page faults: prefetch what a kernel reads before the kernel, and
+// what the host reads behind it. Prefetch changes no value, and other pages still move when they
+// are used.
 //
-// On the host there is one memory, and it does nothing. A graph holds no prefetch: it is
-// refused in a capture, on the host too. It fails for other kinds of memory of a GPU, for
-// freed buffers and those of another world, and where the driver is older than CUDA 12.2.
-// Source: cuda.h, cuMemPrefetchAsync.
+// Whole pages move, of 4 KiB on most machines. The ends of b may take neighbours along, since
+// buffers of up to 256 KiB may share pages.
+//
+// On the host there is one memory, and Prefetch does nothing. A graph holds no prefetch: it is
+// refused in a capture, on the host too. It fails for other kinds of memory of a GPU, for freed
+// buffers and buffers of another world, and with a driver older than CUDA 12.2. Source: cuda.h,
+// cuMemPrefetchAsync.
 func (b Buffer[T]) Prefetch(s *Stream, to Place) error {
 	if to > ToHost {
 		return fmt.Errorf("%s: Prefetch: no such place: %d", ccall.At(), to)
@@ -71,15 +73,16 @@ func (b Buffer[T]) Prefetch(s *Stream, to Place) error {
 // Advice says how managed memory will be used.
 type Advice = exec.Advice
 
-// What there is to say. The device is this rank's GPU.
+// The advice. The device is this rank's GPU.
 const (
-	// ReadMostly: who reads gets a copy of the page, and a write ends all copies but the writer's.
+	// ReadMostly: each reader gets a copy of the page, and a write ends all copies but the
+	// writer's.
 	ReadMostly Advice = exec.ReadMostly
 	// NotReadMostly undoes ReadMostly.
 	NotReadMostly Advice = exec.NotReadMostly
 	// PreferDevice: pages stay on the device, and the host reaches them from afar where it can.
 	PreferDevice Advice = exec.PreferDevice
-	// PreferHost: they stay on the host, and the device reaches them from afar.
+	// PreferHost: pages stay on the host, and the device reaches them from afar.
 	PreferHost Advice = exec.PreferHost
 	// PreferNone undoes PreferDevice and PreferHost.
 	PreferNone Advice = exec.PreferNone
@@ -89,14 +92,13 @@ const (
 	NotAccessedByDevice Advice = exec.NotAccessedByDevice
 )
 
-// Advise tells the driver how b, which AllocManaged returned, or a part of it, will be
-// used, until other advice or Free. It changes where pages lie and when they are copied,
-// never a value. It is in the order of no stream, and like Alloc it first waits for the
-// collectives in flight. Pages are those that Prefetch moves: advice on the ends of b may
-// concern neighbours too.
+// Advise tells the driver how b will be used, until other advice or Free. b is of AllocManaged, or
+// a part of that. Advise changes where pages lie and when they are copied, never a value. It is in
+// the order of no stream, and like Alloc it first waits for the collectives in flight. It concerns
+// whole pages, as Prefetch does: advice on the ends of b may concern neighbours too.
 //
-// On the host it does nothing. It fails for other kinds of memory of a GPU, for freed
-// buffers, and where the driver is older than CUDA 12.2. Source: cuda.h, cuMemAdvise.
+// On the host it does nothing. It fails for other kinds of memory of a GPU, for freed buffers, and
+// with a driver older than CUDA 12.2. Source: cuda.h, cuMemAdvise.
 func (b Buffer[T]) Advise(a Advice) error {
 	if a < ReadMostly || a > NotAccessedByDevice {
 		return fmt.Errorf("%s: Advise: no such advice: %d", ccall.At(), a)

@@ -12,15 +12,16 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// Axis is one direction of a Mesh: its name, and how many ranks follow each other along it. Fit is
-// any size that fits. Along a Periodic axis the first rank comes after the last (see Layout.Shift).
+// Axis is one direction of a Mesh: its name, and how many ranks follow each other along it. A size
+// of Fit is any size that fits. Along a Periodic axis the first rank comes after the last (see
+// Layout.Shift).
 type Axis struct {
 	Name     string
 	Size     int
 	Periodic bool
 }
 
-// Fit is the size of an axis that takes what the others leave (see FitAxes).
+// Fit is the size of an axis that takes the ranks that other axes leave (see FitAxes).
 const Fit = -1
 
 func (a Axis) String() string {
@@ -72,8 +73,8 @@ type Mesh struct {
 //
 //	w.Mesh(spmd.Axis{Name: "data", Size: spmd.Fit}, spmd.Axis{Name: "model", Size: 2})
 //
-// ranks 0 and 1 are one row of "model". The product of the sizes must be the number
-// of ranks; those that are Fit share what the others leave. All ranks give the same axes.
+// ranks 0 and 1 are one row of "model". The product of the sizes must be the number of ranks. Axes
+// of size Fit share the ranks that the others leave. All ranks give the same axes.
 //
 // Collective, blocking.
 func (w *World) Mesh(axes ...Axis) (*Mesh, error) {
@@ -97,7 +98,7 @@ func (w *World) Mesh(axes ...Axis) (*Mesh, error) {
 	return m, nil
 }
 
-// sameAxes refuses axes that are not those of every rank. Collective.
+// sameAxes refuses axes that differ between ranks. Collective.
 func (w *World) sameAxes(axes []Axis) error {
 	mine := fmt.Sprint(axes)
 	h := fnv.New64a()
@@ -114,29 +115,26 @@ func (w *World) sameAxes(axes []Axis) error {
 	return fmt.Errorf("%s: Mesh: %w: rank 0 has the axes %s, rank %d %s", ccall.At(), ErrContract, said[0], r, said[r])
 }
 
-// Comm returns the communicator along the named axis: the ranks that differ from
-// this one in that coordinate alone. It panics where there is no such axis.
+// Comm returns the communicator along the named axis: the ranks that differ from this one only in
+// that coordinate. It panics if there is no such axis.
 func (m *Mesh) Comm(axis string) Comm { return m.comms[m.mustIndex(axis)] }
 
-// Coord returns this rank's coordinate on the named axis. It panics where there
-// is no such axis.
+// Coord returns this rank's coordinate on the named axis. It panics if there is no such axis.
 func (g *Layout) Coord(axis string) int { return g.coord[g.mustIndex(axis)] }
 
 // Axes returns the axes with their sizes.
 func (g *Layout) Axes() []Axis { return slices.Clone(g.axes) }
 
-// Shift returns the ranks of w.Comm() that are by steps away from this one along the named axis. to
-// is that many steps ahead, and from as many behind, so that a SendRecv with them moves data by
-// steps along the axis. On an axis that is Periodic the first follows the last rank; else None
-// stands for what is beyond the ends. by may be negative. It panics if there is no such axis. Not
-// collective.
-// Source: mpi.h, MPI_Cart_shift.
+// Shift returns the ranks of w.Comm() that are by steps away from this one along the named axis: to
+// is ahead, and from is behind. A SendRecv with them moves data by steps along the axis. On a
+// Periodic axis the first follows the last rank; else a rank beyond the ends is None. by may be
+// negative. It panics if there is no such axis. Not collective. Source: mpi.h, MPI_Cart_shift.
 func (g *Layout) Shift(axis string, by int) (from, to int) {
 	i := g.mustIndex(axis)
 	return g.along(i, -by), g.along(i, by)
 }
 
-// along is the rank some steps ahead of this one along axis i.
+// along returns the rank some steps ahead of this one along axis i.
 func (g *Layout) along(i, steps int) int {
 	size, here := g.axes[i].Size, g.coord[i]
 	there := here + steps%size // steps may be any number: no sum of it is beyond an int
@@ -153,7 +151,7 @@ func (g *Layout) along(i, steps int) int {
 	return g.rank + (there-here)*stride
 }
 
-// indexOf returns the first axis of a name, -1 where there is none.
+// indexOf returns the first axis of a name, -1 if there is none.
 func indexOf(axes []Axis, name string) int {
 	return slices.IndexFunc(axes, func(a Axis) bool { return a.Name == name })
 }
@@ -170,14 +168,13 @@ func (g *Layout) mustIndex(name string) int {
 	return i
 }
 
-// FitAxes returns axes with sizes that multiply to the number of ranks. Several axes whose size is
-// Fit share what the others leave as evenly as can be, earlier ones more: of 12 ranks two axes are
-// 4 and 3. Mesh does the same; a program that wants to know before the job starts asks here. It is
-// an error if no sizes fit. Not collective.
-// Source: mpi.h, MPI_Dims_create.
+// FitAxes returns axes with sizes that multiply to the number of ranks. Several axes of size Fit
+// share the ranks that the others leave as evenly as can be, earlier axes more: two axes of 12
+// ranks are 4 and 3. Mesh does the same; a program that wants to know before the job starts asks
+// here. It is an error if no sizes fit. Not collective. Source: mpi.h, MPI_Dims_create.
 func FitAxes(ranks int, axes ...Axis) ([]Axis, error) {
 	fitted := slices.Clone(axes)
-	// What is left of the ranks for the axes to come, and those that share it in the end.
+	// The ranks that are left for the axes to come, and the axes that share them in the end.
 	rest, open := ranks, []*Axis(nil)
 	for i := range fitted {
 		a := &fitted[i]
@@ -205,7 +202,7 @@ func misfit(ranks int, axes []Axis) error {
 	return fmt.Errorf("the sizes of the axes %v do not multiply to the %d ranks of the world", axes, ranks)
 }
 
-// share gives axes sizes that multiply to n, the greatest first: those with the least sum.
+// share gives axes the sizes with the least sum that multiply to n, the greatest first.
 func share(n int, axes []*Axis) {
 	best := math.MaxInt
 	sizes := make([]int, len(axes))

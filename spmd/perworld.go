@@ -2,16 +2,15 @@ package spmd
 
 import "sync"
 
-// PerWorld is what a package on top of this one keeps for each world, such as the handle of
-// a library: a package variable whose Open makes it when a world is first asked for it. What
-// has to be closed Open registers with World.AtClose; the value itself lives as long as the
-// world.
+// PerWorld keeps a value for each world, such as the handle of a library, for a package on top of
+// this one. It is a package variable. Open makes the value at the first call of Of for a world, and
+// registers with World.AtClose how to close it. The value lives as long as the world.
 type PerWorld[T any] struct {
 	Open func(*World) *T
 }
 
-// Of returns what p keeps for w. Not collective. It is safe for use by several goroutines,
-// and allocates nothing but the first time.
+// Of returns the value that p keeps for w. Not collective. It is safe for use by several
+// goroutines, and allocates only the first time.
 func (p *PerWorld[T]) Of(w *World) *T {
 	v, ok := w.kept.Load(p)
 	if !ok {

@@ -21,12 +21,13 @@ type Stage struct {
 //		spmd.Stage{s, func(k int) error { return kernel.Launch(s, ...) }},
 //		spmd.Stage{sums, func(k int) error { return spmd.AllReduce(c.On(sums), y.Slice(...), y.Slice(...), spmd.Sum) }})
 //
-// A stage begins a piece when it has done the one before it and the stage ahead has done this one.
-// The first begins after what s holds, and what is enqueued on s afterwards waits for all of it.
+// A stage begins a piece when it has done the piece before and the stage ahead has done this piece.
+// The first stage begins after the earlier work on s, and later work on s waits for all stages.
 // Stages do not wait for later ones: each piece has memory of its own.
 //
 // Pipeline only enqueues, in a capture too, and in the same order on every rank: stages may hold
-// collectives. The first error of a Do ends it and is returned. What was enqueued before remains.
+// collectives. The first error of a Do ends it and is returned. Work that was enqueued before
+// remains.
 //
 // Collective if stages are.
 func Pipeline(s *Stream, pieces int, stages ...Stage) error {
@@ -44,9 +45,9 @@ func Pipeline(s *Stream, pieces int, stages ...Stage) error {
 			return err
 		}
 	}
-	// Later stages come first among those that are issued at the same time. A stage then waits for
-	// all that the stage ahead holds, and that is no more than this piece. On one communicator the
-	// collectives that the next piece needs do not hold up those of a stage.
+	// Later stages come first among stages that are issued at the same time. A stage then waits for
+	// all work of the stage ahead, and that is no more than this piece. On one communicator the
+	// collectives of the next piece do not hold up the collectives of a later stage.
 	for turn := range pieces + len(stages) - 1 {
 		for i := len(stages) - 1; i >= 0; i-- {
 			piece, stage := turn-i, stages[i]

@@ -20,9 +20,9 @@ type Region struct {
 //	defer w.Region("forward").End()
 //
 // Regions lie inside of one another. A region is the time of the goroutine that begins and ends it:
-// what it enqueues on streams may run later. Go's own tracer gets the region too, if it runs, and
-// so does a tool such as Nsight Systems that listens (NVTX_INJECTION64_PATH). Else a Region costs a
-// comparison.
+// work that it enqueues on streams may run later. Go's own tracer gets the region too, if it runs,
+// and so does a tool such as Nsight Systems that listens (NVTX_INJECTION64_PATH). Else a Region
+// costs a comparison.
 func (w *World) Region(name string) Region {
 	r := Region{w: w, name: name, mark: w.in.Calls.Begin(trace.Region)}
 	if rtrace.IsEnabled() {
@@ -39,7 +39,7 @@ func (r Region) End() {
 	r.w.in.Calls.End(r.mark, trace.Region, r.name, 0)
 }
 
-// Summarize adds a line to the summary at the end of the run (--summary), such as a rate that the
-// program knows: its name and its value. What rank 0 adds is shown. A name that was added before
-// gets another value. It does not block.
+// Summarize adds a line with a name and a value to the summary at the end of the run (--summary),
+// such as a rate that the program knows. The summary shows the lines of rank 0. A name that was
+// added before gets another value. It does not block.
 func (w *World) Summarize(name, value string) { w.in.Trace.Add(name, value) }

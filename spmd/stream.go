@@ -8,28 +8,26 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// Stream is an ordered queue of work on the rank's device: what is enqueued on
-// one stream runs in that order, what is enqueued on two may run at the same
-// time. Enqueueing returns at once. On a GPU it is a CUDA stream, on the host a
-// queue with one goroutine.
+// Stream is an ordered queue of work on the rank's device. Work on one stream runs in the order in
+// which it was enqueued; work on two streams may run at the same time. Enqueueing returns at once.
+// On a GPU it is a CUDA stream, on the host a queue with one goroutine.
 //
-// A command that fails stops its stream: the error comes back from Synchronize and
-// from every later call on the stream, and spmd.Main ends the job with it. On the
-// host the commands behind it are not run; on a GPU those that were enqueued
-// before the failure showed may still run.
+// A command that fails stops its stream: the error comes back from Synchronize and from every later
+// call on the stream, and spmd.Main ends the job with it. On the host the commands behind it do not
+// run. On a GPU commands that were enqueued before the failure showed may still run.
 //
-// The methods, Capture excepted, are safe for use by several goroutines; but
-// collectives must be enqueued in the same order on every rank, so one goroutine
-// should drive them, and library calls, such as blas.Gemm, and parallel.ClipNorm share scratch
-// memory of the stream, so on one stream they come from one goroutine. The queue has no
-// bound: a program that enqueues for ever synchronizes now and then.
+// All methods but Capture are safe for use by several goroutines. But collectives must be enqueued
+// in the same order on every rank, so one goroutine should issue them. Library calls, such as
+// blas.Gemm, and parallel.ClipNorm share scratch memory of the stream, so on one stream they come
+// from one goroutine. The queue has no bound: a program that enqueues for ever synchronizes now and
+// then.
 type Stream struct {
 	w *World
 	q exec.Queue
 }
 
-// Priority orders streams on a GPU: where kernels of several are ready, those of
-// the stream with the higher priority start first. The host ignores it.
+// Priority orders streams on a GPU: if kernels of several streams are ready, the kernels of the
+// stream with the higher priority start first. The host ignores it.
 type Priority = exec.Priority
 
 // The priorities.
@@ -69,8 +67,8 @@ func (s *Stream) Synchronize() error { return s.w.in.Synchronize(s.q) }
 // returns the error of the stream again, if it has one.
 func (s *Stream) Close() error { return s.w.in.CloseQueue(s.q) }
 
-// After makes what is enqueued on s from now on wait for everything enqueued on
-// other so far. It does not block the host. It fails where other has failed.
+// After makes later work on s wait for everything enqueued on other so far. It does not block the
+// host. It fails if other has failed.
 //
 //go:noinline
 func (s *Stream) After(other *Stream) error {
@@ -86,9 +84,8 @@ func (s *Stream) After(other *Stream) error {
 	return calls.After(s.q, other.q)
 }
 
-// Wait makes what is enqueued on s from now on wait for the point of the last
-// Record of e; a later Record does not change it. An event that was never recorded
-// is not waited for. It does not block the host.
+// Wait makes later work on s wait for the point of the last Record of e; a later Record does not
+// change it. It does not wait for an event that was never recorded. It does not block the host.
 //
 //go:noinline
 func (s *Stream) Wait(e *Event) error {
@@ -105,12 +102,13 @@ func (s *Stream) Wait(e *Event) error {
 	return calls.WaitFor(s.q, p, e.timer)
 }
 
-// HostFunc enqueues fn on s: it runs on the host when what was enqueued before it
-// has finished, and what comes after waits for it. It must not wait for another one: on
-// a GPU those of all streams may run one after the other. Calls of streams, events, graphs
-// and communicators are refused in it, and Alloc, Free, and copies from and to what Alloc
-// returned, on the host as on a GPU. An error or a panic fails the stream, and so does
-// runtime.Goexit.
+// HostFunc enqueues fn on s. fn runs on the host when all work before it on s has finished, and
+// later work waits for it. It must not wait for another function of HostFunc: on a GPU the
+// functions of all streams may run one after the other. An error, a panic or runtime.Goexit fails
+// the stream.
+//
+// On the host and on GPUs fn may not call streams, events, graphs, communicators, Alloc and Free,
+// nor copy from and to memory of Alloc.
 //
 //go:noinline
 func (s *Stream) HostFunc(fn func() error) error {

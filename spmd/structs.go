@@ -9,10 +9,10 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// Structs is n values of a struct type without pointers, in device memory: a handle as a Buffer is.
-// Kernels in Go take it for a slice of T. Collectives and messages that move take Bytes, with
-// lengths and counts in bytes; nothing reduces structs. T is laid out alike on all ranks, as they
-// run one program, and on a GPU. The zero value has no elements.
+// Structs is n values of a struct type without pointers, in device memory. It is a handle as a
+// Buffer is. Kernels in Go take it for a slice of T. Collectives and messages that move data take
+// Bytes, with lengths and counts in bytes; nothing reduces structs. T has the same layout on all
+// ranks, which run one program, and on a GPU. The zero value has no elements.
 type Structs[T any] struct{ bytes Buffer[uint8] }
 
 // AllocStructs returns n structs in device memory, as Alloc returns elements. It refuses a T that
@@ -30,8 +30,8 @@ func AllocStructs[T any](w *World, n int) (Structs[T], error) {
 // Len returns the number of structs.
 func (x Structs[T]) Len() int { return x.bytes.n / int(unsafe.Sizeof(*new(T))) }
 
-// Bytes is the memory, for what moves or frees it, or passes it to a kernel (Arg). Each struct is
-// unsafe.Sizeof bytes.
+// Bytes returns the memory as bytes, to move it, to free it, or to pass it to a kernel (Arg). Each
+// struct has unsafe.Sizeof bytes.
 func (x Structs[T]) Bytes() Buffer[uint8] { return x.bytes }
 
 // CopyFrom copies src, of equal length, into x, as Buffer.CopyFrom does.

@@ -2,12 +2,12 @@ package spmd
 
 import "lockstep/spmd/internal/calls"
 
-// BroadcastValue returns on every rank a copy of the v that root has. It carries numbers, strings,
-// slices, arrays, maps, pointers, and of structs the exported fields; no functions and channels but
-// nil. Types that encode themselves for encoding/gob do so. What an interface holds must be
-// registered by gob.Register. The result is a copy on root too, so that all ranks have the same. A
-// value that cannot be carried is an error on every rank. For one number BroadcastNumber is
-// quicker.
+// BroadcastValue returns a copy of root's v on every rank, also on root. A value that cannot be
+// carried is an error on every rank. For one number BroadcastNumber is quicker.
+//
+// It carries numbers, strings, slices, arrays, maps, pointers, and the exported fields of structs;
+// functions and channels only if they are nil. Types that encode themselves for encoding/gob do so.
+// gob.Register must have registered the type of a value in an interface.
 //
 //	settings, err := spmd.BroadcastValue(w.Comm(), settings, 0)
 //

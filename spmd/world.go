@@ -24,14 +24,14 @@ func init() {
 	control.ChannelOf = func(w any) *control.Channel { return w.(*World).in.Channel }
 }
 
-// newWorld is the handle of a world.
+// newWorld returns the handle of a world.
 func newWorld(in *world.World) *World {
 	w := &World{in: in}
 	in.Owner = w
 	return w
 }
 
-// worldOf is the handle of the world that a communicator or a stream is of.
+// worldOf returns the world of a communicator or a stream.
 func worldOf(r *calls.Rank) *World { return r.Owner.(*World) }
 
 // Comm returns the communicator of all ranks.
@@ -69,31 +69,30 @@ func (w *World) Nodes() int {
 	return nodes
 }
 
-// Threads returns how many cores this rank may keep busy: its share of those that
-// it is bound to.
+// Threads returns how many cores this rank may keep busy: its share of the cores that it is bound
+// to.
 func (w *World) Threads() int { return w.in.Threads() }
 
-// Multiprocessors returns how many of them the GPU has; 0 on the host.
+// Multiprocessors returns the number of the GPU's multiprocessors; 0 on the host.
 func (w *World) Multiprocessors() int {
 	return w.in.Dev.Limits().Multiprocessors
 }
 
-// SharedMemory returns the most shared memory that a block of a kernel may have, in
-// bytes, what the kernel declares itself included; 0 on the host.
+// SharedMemory returns the most bytes of shared memory that a block of a kernel may have, declared
+// memory included; 0 on the host.
 func (w *World) SharedMemory() int {
 	return w.in.Dev.Limits().SharedMemory
 }
 
-// Memory returns how many bytes of the rank's device are free, and how many it has. On the
-// host these are what processes can still have and what there is, of the machine or, where
-// it is less, of the control groups that this process is in; the ranks of a node share them.
-// What Buffers that were freed have left with the World counts as taken.
+// Memory returns how many bytes of the rank's device are free, and how many it has. Memory of freed
+// Buffers that the World keeps counts as taken. On the host the numbers are the machine's, or those
+// of this process's control groups if they are less. The ranks of a node share them.
 func (w *World) Memory() (free, total int, err error) {
 	return w.in.Dev.Room()
 }
 
-// MemoryPeak returns the most bytes of device memory that this rank's buffers took at one
-// time, each as AllocSize counts it. What libraries take for themselves is not among them.
+// MemoryPeak returns the most bytes of device memory that this rank's buffers took at one time,
+// each as AllocSize counts it. Memory that libraries take for themselves does not count.
 func (w *World) MemoryPeak() int { return w.in.Dev.Pools().Device.Peak() }
 
 // Seed returns --seed, the same on every rank.
@@ -104,10 +103,16 @@ func (w *World) Device() string {
 	return w.in.Dev.Name()
 }
 
-// Collectives says what carries them: "mpi-host" for host memory; for that of GPUs
-// "nccl", "mpi-peer" between GPUs that reach each other, "mpi-aware" through an MPI that
-// takes their memory, which makes the calls on streams before they return, "host-staged"
-// through host memory; "none" for one rank with a GPU, which has nobody to talk to.
+// Collectives returns the name of what carries them:
+//
+//   - "mpi-host": MPI, in host memory
+//   - "inproc": goroutines, in host memory
+//   - "nccl": NCCL
+//   - "mpi-peer": kernels between GPUs that reach each other
+//   - "mpi-aware": an MPI that takes GPU memory; it makes the calls on streams before they
+//     return
+//   - "host-staged": copies of GPU memory through host memory
+//   - "none": nothing, for one rank with a GPU
 func (w *World) Collectives() string {
 	return w.in.All.Routes().Name()
 }
@@ -116,14 +121,13 @@ func (w *World) Collectives() string {
 // default sizes, not to choose code.
 func (w *World) OnHost() bool { return w.in.OnHost() }
 
-// Open joins this process to the job and returns its world. Programs call Main
-// instead, which calls Open; tests and tools that cannot use Main call Open and,
-// at the end, Close. It starts MPI if it is not running; after the last world of
-// a process was closed MPI cannot start again.
+// Open joins this process to the job and returns its world. Programs call Main instead. Tests and
+// tools that cannot use Main call Open and, at the end, Close. Open starts MPI if it is not
+// running. After the last world of a process was closed MPI cannot start again.
 //
-// Collective over all processes of the job, blocking. It fails when the device or
-// the collectives that cfg demands are not to be had, and when the environment
-// speaks of several tasks but each of them is alone.
+// Collective over all processes of the job, blocking. It fails if the device or the collectives
+// that cfg demands are not there. It also fails if the environment speaks of several tasks but each
+// of them is alone.
 func Open(cfg Config) (*World, error) {
 	in, err := world.Open(cfg.start(nil))
 	if err != nil {
@@ -132,24 +136,25 @@ func Open(cfg Config) (*World, error) {
 	return newWorld(in), nil
 }
 
-// Emit gives a measurement, as an object of JSON: a struct, or a map. It becomes a line of the file
-// of --json and of the run's folder (package runfolder), which `launch plot` draws. The page of
-// --dashboard draws its numbers while the program runs, of 32 names at most, and /metrics has the
-// newest; not those of an object that has "summary": true, a result of the whole run.
+// Emit writes a measurement, a struct or a map, as an object of JSON. The object becomes a line of
+// the file of --json and of the run's folder (package runfolder), which `launch plot` draws. The
+// page of --dashboard draws its numbers while the program runs, of 32 names at most, and /metrics
+// has the newest. Both leave out an object with "summary": true, which is a result of the whole
+// run.
 //
-// Fields may tell their units, which stand in the first line of the type:
+// Tags of fields may tell their units, which stand in the first line of the type:
 //
 //	type step struct {
 //		Step     int     `json:"step"`
 //		Residual float64 `json:"residual" unit:"K"`
 //	}
 //
-// JSON has no infinite numbers, and no NaN: Emit fails where there is one. It does nothing on ranks
-// other than 0, nor where nobody asks for it. Not collective.
+// JSON has no infinite numbers, and no NaN: Emit fails if there is one. It does nothing on ranks
+// other than 0, nor if nobody asks for it. Not collective.
 func (w *World) Emit(v any) error { return w.in.Emit(v) }
 
-// Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of
-// its bytes.
+// Emitted has Emit on this rank give each line to fn, with its end, until cancel is called. fn
+// keeps no bytes of the line.
 func (w *World) Emitted(fn func(line []byte)) (cancel func()) { return w.in.Emitted(fn) }
 
 // Slowest returns, on rank 0, the rank that the others have waited for lately. It is false if none
@@ -160,28 +165,29 @@ func (w *World) Slowest() (rank int, known bool) { return w.in.Slowest() }
 // Measures says whether --summary or --trace have this rank see where its time goes.
 func (w *World) Measures() bool { return w.in.Trace != nil }
 
-// Opened returns how many of what has to be closed, or freed, is not, by kind.
+// Opened returns, by kind, how many objects are open that have to be closed, or freed.
 func (w *World) Opened() map[string]int { return w.in.Opened() }
 
-// Flags returns those of the command line that Main has parsed; nil for a world of Open and Local.
+// Flags returns the flags of the command line that Main has parsed; nil for a world of Open and
+// Local.
 func (w *World) Flags() *pflag.FlagSet { return w.in.Flags() }
 
-// Timeout returns how long the watch gives a collective.
+// Timeout returns the longest time that the watch gives a collective.
 func (w *World) Timeout() time.Duration { return w.in.Timeout() }
 
-// Files is what a rank does with files that may be slow, or never answer. A rank that is between
-// Enter and what it returns, or in Do, is not missing from a collective: it has a limit of its own,
-// and a report says in which step it is.
+// Files watches a rank's work with files that may be slow, or never answer. A rank in Do, or
+// between Enter and the call of the function that this returns, is not missing from a collective.
+// Its step has a limit of its own, and a report names the step.
 type Files = files.Work
 
-// Files returns those of this rank.
+// Files returns this rank's Files.
 func (w *World) Files() *Files { return w.in.Files() }
 
 // Fail ends the job as a stream that has failed does. It returns.
 func (w *World) Fail(err error) { w.in.Fail(err) }
 
-// Explain has what fn returns, if that is not empty, stand before the failures of the device's
-// streams: for packages whose kernels say why they have failed.
+// Explain puts the text that fn returns before the failures of the device's streams, if it is not
+// empty. It is for packages whose kernels say why they have failed.
 func (w *World) Explain(fn func() string) { w.in.Explain(fn) }
 
 // Abort ends the job on every rank with the given exit status, at once and without
@@ -189,12 +195,11 @@ func (w *World) Explain(fn func() string) { w.in.Explain(fn) }
 // Source: mpi.h, MPI_Abort.
 func (w *World) Abort(status int) { w.in.Abort(status) }
 
-// Watch starts the watch that Main keeps over its job, for a world of Open's. If a collective has
-// not ended within Config.Timeout, or a rank dies, the processes of all ranks end with status 1. A
-// report on standard error says which ranks have not arrived, and where in the program they are
-// instead. So it is with a Close that some ranks do not call within that time. The report shows the
-// stack of the calling goroutine. Close ends the watch. For one rank there is none, and Watch does
-// nothing.
+// Watch starts, for a world of Open, the watch that Main keeps over its job. If a collective or
+// Close has not ended on all ranks within Config.Timeout, or a rank dies, the processes of all
+// ranks end with status 1. A report on standard error says which ranks have not arrived, and where
+// in the program they are instead. It shows the stack of the goroutine that called Watch. Close
+// ends the watch. For one rank Watch does nothing.
 //
 // Collective over all ranks, blocking.
 func (w *World) Watch() error { return w.in.Watch() }
@@ -203,22 +208,21 @@ func (w *World) Watch() error { return w.in.Watch() }
 // opened for it: a *cuda.Device for a GPU (cuda.DeviceOf), nil for the host.
 func (w *World) Native() any { return w.in.Dev.Native() }
 
-// Quiet waits until no collective that this rank enqueued is in flight. Call it before
-// what may wait for the device, as loading code and allocating memory by the driver's own
-// means do: a collective there waits for other ranks, which may be waiting for this one.
-// On the host there is nothing to wait for.
+// Quiet waits until no collective that this rank enqueued is in flight. Call it before an operation
+// that may wait for the device, such as loading code, or allocating memory by the driver. A
+// collective on the device waits for other ranks, which may be waiting for this one. On the host
+// there is nothing to wait for.
 func (w *World) Quiet() error { return w.in.Dev.Quiesce() }
 
-// AtClose has Close call fn when the streams are through and the graphs are closed, while
-// all else is still there: what was opened for the GPU is closed then. fn makes no
-// collective calls. What was registered last is called first. The returned function takes
-// fn back.
+// AtClose has Close call fn when the streams are through and the graphs are closed, while all else
+// is still there. fn closes what was opened for the GPU, and makes no collective calls. The
+// function that was registered last is called first. cancel takes fn back.
 func (w *World) AtClose(fn func() error) (cancel func()) { return w.in.AtClose(fn) }
 
-// Close takes the world down in the order graphs, what AtClose was given, communicators, streams,
-// memory, the GPU, MPI, the watch. It waits for the streams. If one has failed it returns the
-// errors of all of them. With several ranks it then leaves the rest as it is, since the others may
-// be waiting for what this one did not do: end the job. A second Close does nothing.
+// Close takes the world down in this order: graphs, the functions of AtClose, communicators,
+// streams, memory, the GPU, MPI, the watch. It waits for the streams. If one has failed it returns
+// the errors of all of them. With several ranks it then leaves the rest alone, since the others may
+// be waiting for this rank: end the job. A second Close does nothing.
 //
 // Collective over all ranks, blocking.
 func (w *World) Close() error { return w.in.Close() }
