@@ -19,7 +19,7 @@ import (
 // exporter is the command export.
 type exporter struct {
 	checkpoint, to string
-	force          bool
+	overwrite      func() bool
 }
 
 func openExport(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func(int) error) {
@@ -27,8 +27,7 @@ func openExport(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, fu
 	fs.StringVar(&e.checkpoint, "checkpoint", "", "`DIR` that the run has saved to; the newest checkpoint counts")
 	fs.StringVar(&e.to, "to", "", "`FOLDER` to write: Hugging Face's GPT-2, config.json and model.safetensors, and "+
 		"the files of the tokenizer where the tokens are GPT-2's")
-	fs.BoolVar(&e.force, "force", false,
-		"write to a folder that is not empty, replacing the files of a model that is there")
+	e.overwrite = func() bool { return fs.Lookup("overwrite").Value.String() == "true" }
 	return e.run, func(ranks int) error {
 		if err := onHost(fs); err != nil {
 			return err
@@ -50,7 +49,7 @@ func (e *exporter) check(ranks int) error {
 	return e.checkTarget()
 }
 
-// checkTarget refuses a folder that is not empty, unless --force is given.
+// checkTarget refuses a folder that is not empty, unless --overwrite is given.
 func (e *exporter) checkTarget() error {
 	entries, err := os.ReadDir(e.to)
 	switch {
@@ -60,9 +59,9 @@ func (e *exporter) checkTarget() error {
 		return fmt.Errorf("--to %s: %w", e.to, errors.Unwrap(err))
 	}
 	for _, f := range entries {
-		if !e.force && !strings.HasPrefix(f.Name(), weights.Leftover) {
+		if !e.overwrite() && !strings.HasPrefix(f.Name(), weights.Leftover) {
 			return fmt.Errorf("--to %s: the folder holds %s, and may hold more: name another one, or replace files "+
-				"with --force", e.to, f.Name())
+				"with --overwrite", e.to, f.Name())
 		}
 	}
 	return nil

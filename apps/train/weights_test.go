@@ -81,16 +81,16 @@ func TestExport(t *testing.T) {
 	for _, name := range left { // of another model
 		traintest.Write(t, filepath.Dir(other), name, "old")
 	}
-	if p := export(filepath.Join(dir, "a"), "--to", filepath.Dir(other), "--force"); p.Status != 0 {
-		t.Errorf("--force: status %d:\n%s", p.Status, p.Stderr)
+	if p := export(filepath.Join(dir, "a"), "--to", filepath.Dir(other), "--overwrite"); p.Status != 0 {
+		t.Errorf("--overwrite: status %d:\n%s", p.Status, p.Stderr)
 	}
 	if b, err := os.ReadFile(other); err != nil || string(b) != "mine" ||
 		!bytes.Equal(read(filepath.Dir(other)), read(first)) {
-		t.Errorf("after --force the other file holds %q, error %v", b, err)
+		t.Errorf("after --overwrite the other file holds %q, error %v", b, err)
 	}
 	for _, name := range left {
 		if _, err := os.Stat(filepath.Join(filepath.Dir(other), name)); err == nil {
-			t.Errorf("--force leaves %s of the model that was there", name)
+			t.Errorf("--overwrite leaves %s of the model that was there", name)
 		}
 	}
 }

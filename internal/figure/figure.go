@@ -130,26 +130,41 @@ func plainTicks(lo, hi float64) []plot.Tick {
 	return ticks
 }
 
-// LogTicks marks 1, 2 and 5 of each decade. Over many decades it names every 1; over more than
-// eight it names every other 1, and so on.
+// fewNames is how many names a logarithmic axis has at least.
+const fewNames = 4
+
+// LogTicks names every 1 of the decades, or 1, 2 and 5, or every multiple, or round numbers in
+// between, until that is enough. Over more than eight decades it names every other 1, and so on.
+// The multiples without a name have a small tick.
 func LogTicks(lo, hi float64) []plot.Tick {
-	var ticks []plot.Tick
-	decades := math.Log10(hi) - math.Log10(lo)
-	named := max(1, math.Ceil(decades/8))
-	for e := math.Floor(math.Log10(lo)); e <= math.Ceil(math.Log10(hi)); e++ {
-		for _, m := range []float64{1, 2, 5} {
-			v := m * math.Pow(10, e)
+	for _, named := range []string{"1", "125", "123456789"} {
+		if ticks, names := multiples(lo, hi, named); names >= fewNames {
+			return ticks
+		}
+	}
+	return plainTicks(lo, hi)
+}
+
+// multiples returns a tick for each multiple of the powers of ten, those of named digits with a
+// name, and how many have one.
+func multiples(lo, hi float64, named string) (ticks []plot.Tick, names int) {
+	first, last := math.Floor(math.Log10(lo)), math.Ceil(math.Log10(hi))
+	every := max(1, math.Ceil((math.Log10(hi)-math.Log10(lo))/8))
+	for e := first; e <= last; e++ {
+		for m := 1; m <= 9 && (m == 1 || every == 1); m++ {
+			v := float64(m) * math.Pow(10, e)
 			if v < lo || v > hi {
 				continue
 			}
 			t := plot.Tick{Value: v}
-			if m == 1 && math.Mod(e, named) == 0 || decades < 2.5 {
+			if math.Mod(e, every) == 0 && strings.Contains(named, strconv.Itoa(m)) {
 				t.Label = strconv.FormatFloat(v, 'g', 6, 64)
+				names++
 			}
 			ticks = append(ticks, t)
 		}
 	}
-	return ticks
+	return ticks, names
 }
 
 // The size of a panel, and of a line of the legend, which stands below the panels.

@@ -58,3 +58,32 @@ func TestPlainTicks(t *testing.T) {
 		}
 	}
 }
+
+// A logarithmic axis has names enough, and small ticks between them.
+func TestLogTicks(t *testing.T) {
+	for _, tc := range []struct {
+		lo, hi float64
+		want   string
+		small  int
+	}{
+		{1, 1e4, "1 10 100 1000 10000", 32},
+		{0.9, 220, "1 2 5 10 20 50 100 200", 13},
+		{2.5, 32, "3 4 5 6 7 8 9 10 20 30", 0},
+		{3e-7, 2, "1e-06 1e-05 0.0001 0.001 0.01 0.1 1", 7 + 6*8 + 1},
+		{1e-20, 1, "1e-18 1e-15 1e-12 1e-09 1e-06 0.001 1", 14},
+		{52, 58, "52 54 56 58", 3},
+	} {
+		var names []string
+		small := 0
+		for _, tick := range LogTicks(tc.lo, tc.hi) {
+			if tick.IsMinor() {
+				small++
+			} else {
+				names = append(names, tick.Label)
+			}
+		}
+		if got := strings.Join(names, " "); got != tc.want || small != tc.small {
+			t.Errorf("%v to %v: %s and %d small ones, want %s and %d", tc.lo, tc.hi, got, small, tc.want, tc.small)
+		}
+	}
+}

@@ -62,17 +62,19 @@ func (a *axes) complete(runs []*run) error {
 	return nil
 }
 
-// panels returns the pictures of the runs, one for each number, and how many points a logarithmic
-// axis has left out.
-func (a *axes) panels(runs []*run) (list []figure.Panel, left int) {
+// panels returns the pictures of the runs, one for each number, how many points a logarithmic axis
+// has left out, and the numbers that no line has together with that of x.
+func (a *axes) panels(runs []*run) (list []figure.Panel, left int, apart []string) {
 	for _, y := range a.y {
 		p := figure.Panel{Title: y, X: a.label(a.x, runs), Y: a.label(y, runs), LinearX: !a.logX, LinearY: !a.logY,
 			Tight: true}
+		together := false
 		for _, r := range runs {
 			var points []map[string]float64
 			for _, rec := range r.records {
 				x, hasX := rec[a.x]
 				v, hasY := rec[y]
+				together = together || hasX && hasY
 				switch {
 				case !hasX || !hasY:
 				case a.logX && x <= 0 || a.logY && v <= 0:
@@ -90,8 +92,11 @@ func (a *axes) panels(runs []*run) (list []figure.Panel, left int) {
 			}
 		}
 		list = append(list, p)
+		if !together {
+			apart = append(apart, y)
+		}
 	}
-	return list, left
+	return list, left, apart
 }
 
 // label returns the name of a number with its unit, from the first run that has one.
@@ -107,15 +112,20 @@ func (a *axes) label(name string, runs []*run) string {
 // picture draws the runs into a file: a PNG if its name ends in .png, else an SVG. replace says
 // whether it may replace an existing file. note is a remark on the picture, or "".
 func (a *axes) picture(file string, replace bool, runs []*run) (note string, err error) {
-	panels, left := a.panels(runs)
+	panels, left, apart := a.panels(runs)
 	if !slices.ContainsFunc(panels, func(p figure.Panel) bool {
 		return slices.ContainsFunc(p.Curves, func(c figure.Curve) bool { return len(c.Points) > 0 })
 	}) {
 		return "", usage("nothing to draw: no line has %s and one of %s%s", a.x, strings.Join(a.y, ", "),
 			map[bool]string{true: " above 0, as a logarithmic axis wants it"}[left > 0])
 	}
-	if left > 0 {
-		note = fmt.Sprintf("%d points are not above 0, and not on a logarithmic axis", left)
+	var notes []string
+	if len(apart) > 0 {
+		notes = append(notes, fmt.Sprintf("not drawn: %s, which no line has together with %s (--x %s draws all)",
+			strings.Join(apart, ", "), a.x, lineField))
 	}
-	return note, figure.Write(file, replace, panels...)
+	if left > 0 {
+		notes = append(notes, fmt.Sprintf("%d points are not above 0, and not on a logarithmic axis", left))
+	}
+	return strings.Join(notes, "\n"), figure.Write(file, replace, panels...)
 }

@@ -65,7 +65,7 @@ func TestAxes(t *testing.T) {
 		t.Error(err)
 	}
 	a := axes{x: "step", y: []string{"residual", "error"}, logY: true}
-	list, left := a.panels(runs)
+	list, left, _ := a.panels(runs)
 	if len(list) != 2 || left != 3 || list[0].Y != "residual, K" || list[1].Y != "error" ||
 		list[0].LinearY || !list[0].LinearX {
 		t.Fatalf("%d left out: %+v", left, list)
@@ -76,7 +76,7 @@ func TestAxes(t *testing.T) {
 	if n := len(list[1].Curves); n != 0 {
 		t.Errorf("%d curves of what is not above 0", n)
 	}
-	many, _ := (&axes{x: "step", y: []string{"step"}}).panels([]*run{fall("long", 5000)})
+	many, _, _ := (&axes{x: "step", y: []string{"step"}}).panels([]*run{fall("long", 5000)})
 	if p := many[0].Curves[0].Points; len(p) > mostPoints || p[len(p)-1].X != 5000 {
 		t.Errorf("%d points, to %v", len(p), p[len(p)-1].X)
 	}

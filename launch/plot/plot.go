@@ -16,7 +16,7 @@ import (
 func Command() *cobra.Command {
 	var a axes
 	var out, log string
-	var force bool
+	var overwrite bool
 	cmd := &cobra.Command{
 		Use:   "plot [flags] RUN...",
 		Short: "Draw what runs have measured, to compare them",
@@ -40,7 +40,7 @@ where a run has none, by the lines of its log.`,
 					return usage("--log %s: want x, y or xy", log)
 				}
 			}
-			note, err := draw(out, force, a, args)
+			note, err := draw(out, overwrite, a, args)
 			if err != nil {
 				return err
 			}
@@ -56,7 +56,7 @@ where a run has none, by the lines of its log.`,
 	fs := cmd.Flags()
 	fs.StringVarP(&out, "out", "o", "plot.svg",
 		"`FILE` to write: SVG, or PNG where its name ends in .png; - is standard output")
-	fs.BoolVar(&force, "force", false, "replace a file that is there")
+	fs.BoolVar(&overwrite, "overwrite", false, "replace a file that is there")
 	fs.StringVar(&a.x, "x", "", "`FIELD` of the horizontal axis (default step or, where a run has none, the line)")
 	fs.StringSliceVar(&a.y, "y", nil, "`FIELD,...` to draw (default those that change)")
 	fs.StringVar(&log, "log", "", "`AXES` that are logarithmic: x, y or xy")
@@ -65,7 +65,7 @@ where a run has none, by the lines of its log.`,
 
 // draw writes the picture of the runs, and returns a remark on it. Errors of the input
 // are exit.Usage.
-func draw(out string, force bool, a axes, paths []string) (note string, err error) {
+func draw(out string, overwrite bool, a axes, paths []string) (note string, err error) {
 	if len(paths) == 0 {
 		return "", usage("no run is named: launch plot runs/a runs/b")
 	}
@@ -89,10 +89,10 @@ func draw(out string, force bool, a axes, paths []string) (note string, err erro
 	if err := a.complete(runs); err != nil {
 		return "", err
 	}
-	if err := outfile.Check(out, force); err != nil {
-		return "", exit.Usage{Err: outfile.About("--out", err, "--force")}
+	if err := outfile.Check(out, overwrite); err != nil {
+		return "", exit.Usage{Err: outfile.About("--out", err, "--overwrite")}
 	}
-	return a.picture(out, force, runs)
+	return a.picture(out, overwrite, runs)
 }
 
 func usage(format string, args ...any) error { return exit.Usage{Err: fmt.Errorf(format, args...)} }

@@ -34,6 +34,9 @@ func TestDraw(t *testing.T) {
 		{filepath.Join(dir, "x.pdf"), runs, "want a name that ends in .svg or .png"},
 		{filepath.Join(dir, "x.png"), nil, "no run is named"},
 		{filepath.Join(dir, "x.png"), []string{dir + "/none"}, "no such file"},
+		{filepath.Join(dir, "x.png"), []string{filepath.Dir(filepath.Dir(one))},
+			"a is no folder of --run-dir, since it has " + "no log.jsonl: give one, or a file that --json has written"},
+		{filepath.Join(dir, "x.png"), []string{filepath.Dir(write(t, "b.jsonl", log))}, "name files in it, such as "},
 		{out, []string{dir + "/none"}, "no such file"}, // the more useful of two messages
 		{filepath.Join(dir, "x.png"), []string{write(t, "empty", "")}, "no number in it"},
 	} {
@@ -59,14 +62,19 @@ func TestDraw(t *testing.T) {
 // The flags say what is drawn, and how.
 func TestFlags(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "x.svg")
-	log := write(t, "solver.jsonl", `{"step":1,"residual":1}
+	log := write(t, "solver.jsonl", `{"ms":4}
+{"step":1,"residual":1}
 {"step":2,"residual":1e-6}
 {"step":3,"residual":0}
 `)
 	for args, want := range map[string]string{
-		"--y residual --log y": "1 points are not above 0, and not on a logarithmic axis\n" + out + "\n",
-		"--log z":              "--log z: want x, y or xy",
-		"--y loss":             "--y loss: no run has it; there are: step, residual",
+		"--y residual --log y --overwrite": "1 points are not above 0, and not on a logarithmic axis\n" + out + "\n",
+		"--log z":                          "--log z: want x, y or xy",
+		"--y loss":                         "--y loss: no run has it; there are: ms, step, residual",
+		"--y ms":                           "nothing to draw: no line has step and one of ms",
+		"--y residual,ms --log y --overwrite": "not drawn: ms, which no line has together with step " +
+			"(--x line draws all)\n" +
+			"1 points are not above 0, and not on a logarithmic axis\n" + out + "\n",
 	} {
 		c := Command()
 		var text strings.Builder

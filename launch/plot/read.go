@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -36,6 +38,9 @@ func read(path string) (*run, error) {
 		file = filepath.Join(path, runlog.Log)
 	}
 	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) && file != path {
+		return nil, noRun(path)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -58,6 +63,16 @@ func read(path string) (*run, error) {
 		return nil, fmt.Errorf("%s: no number in it: give the folder of a run, or a file that --json has written", file)
 	}
 	return r, nil
+}
+
+// noRun is the error of a folder without the log of a run. It names the logs that there are.
+func noRun(folder string) error {
+	if logs, err := filepath.Glob(filepath.Join(folder, "*.jsonl")); err == nil && len(logs) > 0 {
+		return fmt.Errorf("%s is no folder of --run-dir, since it has no %s: name files in it, such as %s", folder,
+			runlog.Log, logs[0])
+	}
+	return fmt.Errorf("%s is no folder of --run-dir, since it has no %s: give one, or a file that --json has written",
+		folder, runlog.Log)
 }
 
 // line takes line number n.
