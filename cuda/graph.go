@@ -39,17 +39,16 @@ func (s *Stream) CaptureEnds(ends []Node) (int, error) {
 }
 
 // Followers puts into list the nodes of g that wait for one of its nodes, and returns their number.
-// It refuses more than list has room for, and more than 256. Of node 0 those are the nodes that
+// It refuses more than list has room for, and more than 256. For node 0 it gives the nodes that
 // wait for none. Source: cuda.h, cuGraphNodeGetDependentNodes, cuGraphGetRootNodes.
 func (g *Graph) Followers(of Node, list []Node) (int, error) {
 	n, status := sysGraphFollowers(g, of, list)
 	return n, check("cuGraphNodeGetDependentNodes", status)
 }
 
-// Records adds a node to g that waits for some nodes of g, and for which others wait beside what
-// they wait for anyway. It records e when a run of g has come there. What the driver does with a
-// node that none waits for comes late: such a record says little. Source: cuda.h,
-// cuGraphAddEventRecordNode, cuGraphAddDependencies.
+// Records adds a node to g that waits for some nodes of g; other nodes also wait for it. It records
+// e when a run of g has come there. The driver runs a node that none waits for late, so such a
+// record says little. Source: cuda.h, cuGraphAddEventRecordNode, cuGraphAddDependencies.
 func (g *Graph) Records(e *Event, after, before []Node) error {
 	return check("cuGraphAddEventRecordNode", sysGraphAddRecord(g, after, before, e))
 }

@@ -69,10 +69,10 @@ func (d *Device) CanAccess(uuid string) (ok bool, why string, err error) {
 	return d.to(uuid, "cuDeviceCanAccessPeer", sysCanAccessPeer, "no peer access", "r")
 }
 
-// Reach lets copies and kernels of d reach all memory, also later one, of a device of this process,
-// at its addresses there, until d or the other is closed. context is from that device's Bind.
-// OpenIPC is for other processes. A second Reach does nothing. Source: cuda.h,
-// cuCtxEnablePeerAccess.
+// Reach lets copies and kernels of d reach all memory of another device of this process, memory of
+// later calls too, until d or the other is closed. They use the addresses that the memory has
+// there. context is from that device's Bind. OpenIPC is for other processes. A second Reach does
+// nothing. Source: cuda.h, cuCtxEnablePeerAccess.
 func (d *Device) Reach(context unsafe.Pointer) error {
 	if context == d.ctx {
 		return nil
@@ -80,8 +80,8 @@ func (d *Device) Reach(context unsafe.Pointer) error {
 	return check("cuCtxEnablePeerAccess", sysEnablePeer(d, context))
 }
 
-// NativeAtomics says whether the link between d and the device with the UUID, such as NVLink and
-// not PCIe, carries every atomic operation of d on that device's memory, and if not, why. d's own
+// NativeAtomics says whether the link between d and the device with the UUID carries every atomic
+// operation of d on that device's memory, and if not, why. NVLink does, and PCIe does not. d's own
 // memory has them all. Source: cuda.h, cuDeviceGetP2PAttribute,
 // CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.
 func (d *Device) NativeAtomics(uuid string) (ok bool, why string, err error) {

@@ -53,7 +53,7 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 }
 
 // RegisterHost pins host memory that CUDA has not allocated, such as memory that processes share.
-// Copies from and to it then run as those of MallocHost's memory do. Source: cuda.h,
+// Copies from and to it then run as copies of MallocHost's memory do. Source: cuda.h,
 // cuMemHostRegister.
 func (d *Device) RegisterHost(p unsafe.Pointer, bytes int) error {
 	if bytes <= 0 {

@@ -140,9 +140,9 @@ func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []
 // touches. It returns when all kernels ahead are over and their writes are seen. f waits for
 // copies, fills and events on s as ever, and later commands wait for f.
 //
-// It is Launch if that does not exist: on a device of less than compute capability 9.0, with a
-// driver from before CUDA 12.3, and for a function that Load was not called for, or that was
-// compiled for an older architecture without griddepcontrol. Source: cuda.h, cuLaunchKernelEx with
+// It is Launch if the device or the driver cannot do that: before compute capability 9.0 or CUDA
+// 12.3. It is also Launch for a function that Load was not called for, or that was compiled for an
+// older architecture without griddepcontrol. Source: cuda.h, cuLaunchKernelEx with
 // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX ISA, griddepcontrol.
 func (s *Stream) LaunchEarly(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
 	shape := Shape{Blocks: blocks, Threads: threads, Shared: shared, Programmatic: true}
@@ -243,8 +243,8 @@ type CaptureMode int
 // Source: cuda.h, CUstreamCaptureMode.
 const (
 	Global      CaptureMode = iota // allocations and the like of any thread are refused meanwhile
-	ThreadLocal                    // those of the capturing thread are
-	Relaxed                        // none is
+	ThreadLocal                    // calls of the capturing thread are
+	Relaxed                        // no call is
 )
 
 // BeginCapture makes s record commands instead of running them, until EndCapture or Abandon. So do
@@ -268,11 +268,10 @@ func (s *Stream) BeginCapture(m CaptureMode) error {
 	return nil
 }
 
-// EndCapture ends the capture and returns its graph. After a call that a capture does not allow, or
-// with work on other streams that s has not waited for, there is no graph, but an error; the
-// capture is over then too. Another goroutine than that of BeginCapture gets ErrCaptureWrongThread,
-// and the capture is lost: the first one still has to call Abandon. Source: cuda.h,
-// cuStreamEndCapture.
+// EndCapture ends the capture and returns its graph. It fails after a call that a capture does not
+// allow, and with work on other streams that s has not waited for; the capture is over then too. On
+// another goroutine than BeginCapture's it returns ErrCaptureWrongThread, and the capture is lost:
+// the first goroutine still has to call Abandon. Source: cuda.h, cuStreamEndCapture.
 func (s *Stream) EndCapture() (*Graph, error) {
 	h, status := s.endCapture()
 	if status != 0 {

@@ -86,8 +86,8 @@ func sysDevicePCI(dev int) (id string, status int) {
 	return C.GoString(&buf[0]), status
 }
 
-// sysDeviceUUID returns the device's UUID, and that of the whole GPU, which differs for a part of
-// one.
+// sysDeviceUUID returns the UUIDs of the device and of the whole GPU. They differ for a part of a
+// GPU.
 func sysDeviceUUID(dev int) (id, physical [16]byte, status int) {
 	var u, p C.uuid
 	if status = int(C.device_uuid(C.int(dev), &u)); status == 0 {

@@ -33,7 +33,7 @@ func CUDAAware() (Aware, error) {
 	return awareness(os.Getenv(awareEnv), kinds, known, sysQueryCUDA(), sysQueryGPU(), Version())
 }
 
-// awareness is CUDAAware for given answers; those of the two queries are 1, 0, or -1 for none.
+// awareness is CUDAAware for given answers; a query's answer is 1, 0, or -1 for none.
 func awareness(env, kinds string, known bool, query, gpu int, library string) (Aware, error) {
 	switch env {
 	case "yes", "no":

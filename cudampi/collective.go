@@ -99,7 +99,7 @@ func (c *Comm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) err
 	return c.scan(nameScan, dst, src, n, t, op, false)
 }
 
-// ExScan sets dst[i] to op over the ranks before this one of src[i]. On rank 0 dst stays as it is.
+// ExScan sets dst[i] to op over the ranks before this one of src[i]. On rank 0 dst is unchanged.
 // There is no Avg.
 //
 // Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Exscan.

@@ -15,8 +15,8 @@ const (
 // maxElems keeps the bytes of a call within an int, whatever the type and the number of ranks.
 const maxElems = 1 << 44
 
-// Comm is a group of ranks that communicate with each other and with no other group. A rank that
-// takes part in no group gets a nil *Comm (see Split), which has no methods to call.
+// Comm is a group of ranks that communicate only with each other. A rank that takes part in no
+// group gets a nil *Comm (see Split), which has no methods to call.
 type Comm struct {
 	h     handle
 	rank  int
@@ -47,7 +47,7 @@ func (c *Comm) Rank() int { return c.rank }
 // Size returns the number of ranks in c. Source: mpi.h, MPI_Comm_size.
 func (c *Comm) Size() int { return c.size }
 
-// Dup returns a Comm of the same ranks, whose communication never mixes with that of c.
+// Dup returns a Comm of the same ranks, whose communication never mixes with c's.
 //
 // Collective; it blocks until every rank of c has called it. Source: mpi.h, MPI_Comm_dup.
 func (c *Comm) Dup() (*Comm, error) {

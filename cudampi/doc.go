@@ -9,8 +9,8 @@
 //	...
 //	err = cudampi.Stop()
 //
-// Messages of a P2P may be those of a GPU's memory from cuda.Malloc, if the MPI library takes it:
-// see CUDAAware.
+// Messages of a P2P may come from and go to a GPU's memory of cuda.Malloc, if the MPI library takes
+// it: see CUDAAware.
 //
 // Every call of a Comm keeps these rules:
 //

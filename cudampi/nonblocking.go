@@ -24,7 +24,7 @@ const (
 	Steps  Stream = 7 // of collectives on device memory
 )
 
-// StartSend begins to send bytes at src to rank to. It does not block. src must stay as it is until
+// StartSend begins to send bytes at src to rank to. It does not block. src must not change until
 // Test says that r is over. Source: mpi.h, MPI_Isend.
 func (c *Comm) StartSend(r *Request, src unsafe.Pointer, bytes, to int, s Stream) error {
 	return c.start(r, "MPI_Isend", src, bytes, to, s, false)

@@ -63,7 +63,7 @@ func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer,
 	return c.CheckMessage(opSendRecv, code, got, recvN, t, from)
 }
 
-// Carriers are those of a SendRecvBy, each as by of P2P.SendBy.
+// Carriers has the carriers of a SendRecvBy, each as by of P2P.SendBy.
 type Carriers struct{ In, Out unsafe.Pointer }
 
 // SendRecvBy is SendRecv after CheckSendRecv, by way of carriers.
@@ -85,8 +85,8 @@ type P2P struct {
 	pins   runtime.Pinner
 }
 
-// Send adds the sending of n elements to rank to. Nothing is sent before Wait; src must stay as it
-// is until Wait returns. A refused message (a bad count, type or rank) is not added.
+// Send adds the sending of n elements to rank to. Nothing is sent before Wait; src must not change
+// until Wait returns. A refused message (a bad count, type or rank) is not added.
 func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) error {
 	return p.SendBy(c, src, n, t, to, nil)
 }
@@ -136,9 +136,9 @@ func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int
 
 // Wait starts all messages of the group, blocks until they are done, and empties the group.
 //
-// The error is that of the first message that failed; a received message of the wrong length fails
-// as in Recv. After an error inside MPI other messages may be incomplete and their memory still in
-// MPI's hands: end the job. Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Wait.
+// The error is the first failed message's; a received message of the wrong length fails as in Recv.
+// After an error inside MPI other messages may be incomplete and their memory still in MPI's hands:
+// end the job. Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Wait.
 func (p *P2P) Wait() error {
 	if len(p.comms) == 0 {
 		return nil

@@ -24,7 +24,7 @@ func SetThreads(n int) {
 	threads.Store(int64(n))
 }
 
-// shares are those of the ranks that this process has now.
+// shares has the shares of the ranks that this process has now.
 var shares struct {
 	mu   sync.Mutex
 	list []*int
@@ -222,7 +222,8 @@ func (h *helper) loop() {
 	}
 }
 
-// workerPanic is the value of Parallel's panic: that of the panic in fn, and where it happened.
+// workerPanic is the value of Parallel's panic: the value of the panic in fn, and where it
+// happened.
 type workerPanic struct {
 	value any
 	stack []byte

@@ -30,7 +30,7 @@ import (
 // depends on the data alone.
 const chunk = 1 << 14
 
-// Sum returns the sum of x, accumulated in float64: the error is that of about len(x)/16384 + 512
+// Sum returns the sum of x, accumulated in float64: the error is as of about len(x)/16384 + 512
 // float64 additions, not of len(x) float32 ones. One thread. The result has the same bits on every
 // machine.
 func Sum(x []float32) float64 { return inChunks(x, false) }

@@ -372,7 +372,7 @@ func (c *Comm) Finalize(ctx context.Context) error {
 
 // Close finalises c, if Finalize has not, and frees it. A second Close, and one after Abort, does
 // nothing. Once c has met an error after which the ranks cannot end together, Close aborts. Every
-// error but that of a wrong argument is such.
+// error but a wrong argument is such.
 //
 // Collective, and blocking the host, as Finalize. Close registrations and windows of c first, and
 // graphs that hold its collectives; streams may be closed before or after, memory after. Source:

@@ -179,7 +179,7 @@ var epilogues = [...]C.int{
 	DGELU:    C.EPILOGUE_DGELU,
 }
 
-// choiceOf is the algorithm of an answer, sysSetAlgorithm makes it that of a plan.
+// choiceOf is the algorithm of an answer, sysSetAlgorithm gives it to a plan.
 func choiceOf(a *algorithm) (c Choice) {
 	for i, x := range a.algo.data {
 		c.Algo[i] = uint64(x)

@@ -39,8 +39,8 @@ type Timing struct {
 	Tried       int
 }
 
-// Shapes returns those of the products so far, in their order, without those whose epilogue the
-// library does not have.
+// Shapes returns the shapes of the products so far, in their order, without those whose epilogue
+// the library does not have.
 func (l *Lt) Shapes() []Shape {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -213,7 +213,7 @@ func (b *trial) open(sh Shape) error {
 	if atBias > 0 {
 		b.x.Bias = at(atBias)
 	}
-	if k.ab != k.c { // the filled memory has the type of A: that of C's type would hold anything
+	if k.ab != k.c { // the filled memory has the type of A; memory of the type of C would hold anything
 		if err := b.s.Fill(b.c, 1, 0, random-atC); err != nil {
 			return err
 		}

@@ -13,7 +13,7 @@ import (
 const (
 	mostEngines = 4                     // of those proposed, that are timed
 	tuneFor     = 10 * time.Millisecond // of runs in a row, once at least
-	tuneTurns   = 3                     // of these, of which the fastest counts
+	tuneTurns   = 3                     // the fastest of these counts
 	tuneGain    = 0.98                  // of the first engine's time, which another must stay below
 	tunePeriod  = 1 << 20               // bytes of random numbers, which repeat
 )

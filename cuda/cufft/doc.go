@@ -15,7 +15,7 @@ import (
 // Result is a failing cufftResult. It is comparable, as syscall.Errno is.
 type Result int32
 
-// names are those of the statuses. Source: cufft.h, cufftResult.
+// names has the names of the statuses. Source: cufft.h, cufftResult.
 var names = map[Result]string{1: "CUFFT_INVALID_PLAN", 2: "CUFFT_ALLOC_FAILED", 3: "CUFFT_INVALID_TYPE",
 	4: "CUFFT_INVALID_VALUE",
 	5: "CUFFT_INTERNAL_ERROR", 6: "CUFFT_EXEC_FAILED", 7: "CUFFT_SETUP_FAILED", 8: "CUFFT_INVALID_SIZE",

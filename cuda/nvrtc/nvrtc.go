@@ -81,10 +81,10 @@ func files() []string {
 
 // Load loads NVRTC, once, and returns why it cannot be used, or nil. It looks for libnvrtc in the
 // loader's folders, then in the lib64 and targets folders of $CUDA_HOME, $CUDA_PATH and
-// /usr/local/cuda. The oldest version that serves is that of CUDA 11.2.
+// /usr/local/cuda. CUDA 11.2 has the oldest version that serves.
 func Load() error { return load().err }
 
-// Version returns the version of NVRTC, which is that of its CUDA; 0, 0 if Load fails.
+// Version returns the version of NVRTC, which is its CUDA's version; 0, 0 if Load fails.
 func Version() (major, minor int) {
 	l := load()
 	return l.major, l.minor

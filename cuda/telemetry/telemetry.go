@@ -57,7 +57,7 @@ func Open(uuid string) (*Meter, error) {
 	device, status := sysFind(uuid)
 	if status != 0 {
 		err := failed("nvmlDeviceGetHandleByUUID", status, uuid)
-		sysShutdown() // the failure above is what counts
+		sysShutdown() // the failure above counts
 		return nil, err
 	}
 	return &Meter{device}, nil

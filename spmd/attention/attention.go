@@ -391,7 +391,7 @@ func (a *Attention[T]) check(what string, out, lse, qkv int) error {
 }
 
 // Forward enqueues on s the attention of qkv into out, and the input of Backward into lse. Buffers
-// may be longer than the shape; they begin at multiples of 16 bytes, as those of Alloc do. It
+// may be longer than the shape; they begin at multiples of 16 bytes, as buffers of Alloc do. It
 // allocates nothing and may be captured. It fails on buffers that are too short, freed or of
 // another world.
 func (a *Attention[T]) Forward(s *spmd.Stream, out spmd.Buffer[T], lse spmd.Buffer[float32], qkv spmd.Buffer[T]) error {

@@ -44,7 +44,7 @@ type mmaPath struct {
 	forward, backwardQueries, backwardKeys mmaKernel
 }
 
-// The sizes are those of the wrappers in mma.cu, as newMMAKernel takes them.
+// The sizes of the wrappers in mma.cu, as newMMAKernel takes them.
 var mmaPaths = [...]mmaPath{
 	{
 		width:           64,
@@ -60,8 +60,8 @@ var mmaPaths = [...]mmaPath{
 	},
 }
 
-// newMMAKernel declares a kernel of mma.cu. Its blocks hold own matrices of rows rows, and two
-// tiles each of two more, in rows of width elements, with 8 bytes for each row of a tile.
+// newMMAKernel declares a kernel of mma.cu. A block holds own matrices of rows rows, and two tiles
+// each of two more matrices. A row has width elements, and a row of a tile 8 bytes more.
 func newMMAKernel(name string, width, own, rows, tile int, fn func(*mmaHost)) mmaKernel {
 	k := spmd.NewKernel("mma_"+name, windowSource+tensorSource+tilesSource+mmaSource, onHost(fn))
 	return mmaKernel{k, rows, 2*width*(own*rows+2*2*tile) + 2*8*tile}
@@ -130,8 +130,8 @@ func mmaForward(
 // mmaScratch is how many elements mmaBackward needs as scratch.
 func mmaScratch(b, t, nh int) int { return 2 * b * nh * t }
 
-// mmaBackward enqueues dqkv, the gradient of qkv, from dout, that of out, and the results of
-// mmaForward. It computes probabilities again, and overwrites scratch.
+// mmaBackward enqueues dqkv, the gradient of qkv. It takes dout, the gradient of out, and the
+// results of mmaForward. It computes probabilities again, and overwrites scratch.
 func mmaBackward(
 	s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32],
 	qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape,

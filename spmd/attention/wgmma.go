@@ -27,7 +27,7 @@ var wgmmaTilesSource string
 const wgmmaMaxHead = 64
 
 // The sizes of wgmma.cuh: the rows of a tile, which a block computes with wgmmaThreads threads, and
-// the bytes of shared memory beside the rows' own matrices, of which the kernels have one to four.
+// the bytes of shared memory beside the rows' own matrices. A kernel has one to four of these.
 const (
 	wgmmaRows    = 128
 	wgmmaSquare  = wgmmaRows / 2
@@ -44,8 +44,8 @@ var (
 	wgmmaKeys    = newWGMMAKernel("backward_keys", wgmmaSource, 4, wgmmaHostBackwardKeys)
 )
 
-// newWGMMAKernel declares a kernel of a source. Its first arguments are those of mma's kernel of
-// that name: the host does the same for both.
+// newWGMMAKernel declares a kernel of a source. It has first the arguments of mma's kernel of that
+// name: the host does the same for both.
 func newWGMMAKernel(name, source string, own int, fn func(*mmaHost)) mmaKernel {
 	k := spmd.NewKernel("wgmma_"+name, windowSource+tensorSource+warpgroupSource+wgmmaTilesSource+source,
 		onHost(fn), spmd.ArchSpecific())
@@ -180,7 +180,7 @@ func wgmmaHostBackwardKeys(a *mmaHost) {
 }
 
 // sumColumns leaves the sums of dqkv's thirds from lo to hi in argument i, unless it is missing:
-// those of all rows in the first row, zeros in the others.
+// the sums of all rows in the first row, zeros in the others.
 func (a *mmaHost) sumColumns(i, lo, hi int) {
 	columns := spmd.ArgSlice[float32](a.Args, i)
 	if len(columns) == 0 {

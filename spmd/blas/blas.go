@@ -64,8 +64,8 @@ type Options struct {
 	// values times a scale, ScaleA is 1 over it.
 	ScaleA, ScaleB spmd.Arg
 	// Batch makes C, A and B stacks of so many matrices each; Gemm makes their products one by one.
-	// The rows of a stack are those of all its matrices. 0 is 1. Its only epilogue is Residual, a
-	// stack as C is; and it has no 8-bit floats.
+	// A stack has the rows of all its matrices. 0 is 1. Its only epilogue is Residual, a stack as C
+	// is; and it has no 8-bit floats.
 	Batch int
 	// FastAccum sums products of 8-bit floats in the fewer bits that a GPU does fastest, a rounding
 	// of about 2^-13 each, towards zero: long sums of small numbers beside a large one lose them.
@@ -73,10 +73,10 @@ type Options struct {
 	FastAccum bool
 }
 
-// Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s, where op(A) is (m, k),
-// op(B) (k, n) and C (m, n). C must not overlap A or B. Gemm refuses shapes that do not fit,
-// buffers too small for their shape, freed buffers and those of another world. It uses scratch
-// memory of the stream, as Library.Call does.
+// Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s. op(A) is (m, k), op(B) is
+// (k, n), and C is (m, n). C must not overlap A or B. Gemm refuses shapes that do not fit, buffers
+// too small for their shape, freed buffers and buffers of another world. It uses scratch memory of
+// the stream, as Library.Call does.
 //
 // C has the type of A and B, or is float32 if these are BF16 or F16; another pair is refused.
 // float32 is computed in float32. BF16 and F16 are multiplied and summed in float32, C included,

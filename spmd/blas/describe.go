@@ -17,7 +17,7 @@ type shape struct {
 	ops            operands
 }
 
-// names are those of products that were called.
+// names keeps the names of products that were called.
 type names struct {
 	mu sync.Mutex
 	of map[shape]string

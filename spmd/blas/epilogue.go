@@ -150,7 +150,7 @@ type region struct {
 	rows  bool // of C's shape, so that others of it may lie between its rows
 }
 
-// overlaps says whether r and o share memory; stride and width are those of C, in bytes.
+// overlaps says whether r and o share memory; stride and width are C's, in bytes.
 func (r *region) overlaps(o *region, stride, width int) bool {
 	d := int(o.at) - int(r.at)
 	if r.bytes == 0 || o.bytes == 0 || d >= r.bytes || -d >= o.bytes {

@@ -12,7 +12,7 @@ import (
 	"lockstep/spmd"
 )
 
-// handle is what a world needs for products.
+// handle has a world's libraries and memory for products.
 type handle struct {
 	w          *spmd.World
 	gemm, gemv *spmd.Library

@@ -19,10 +19,10 @@ import (
 // step does so, calls Tune, closes the graph and captures it anew. Another program runs its first
 // step first.
 //
-// Rank 0 times the algorithms that cuBLASLt proposes, each with its epilogue, on random numbers in
-// memory of its own, for up to 0.1 s a shape. All ranks take its choice. The choice is kept in the
-// cache folder by device, version of the library and shape, and found there the next time. The log
-// says what was timed, and how long that took.
+// Rank 0 times the algorithms that cuBLASLt proposes, each with its epilogue, for up to 0.1 s a
+// shape. The operands are random numbers in memory of its own. All ranks take its choice. The
+// choice is kept in the cache folder by device, version of the library and shape, and found there
+// the next time. The log says what was timed, and how long that took.
 //
 // A shape keeps the library's first choice if there is no room for its operands beside the
 // allocated memory. So does a shape that no Tune has seen, whatever is in the folder.

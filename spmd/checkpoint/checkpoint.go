@@ -447,8 +447,8 @@ func (m *Manager) Close() error {
 	return nil
 }
 
-// agree returns an error on every rank if err is one on any: the rank's own, or that of the first
-// rank that has one. Collective.
+// agree returns an error on every rank if err is one on any: the rank's own, or the error of the
+// first rank that has one. Collective.
 func (m *Manager) agree(err error) error { return m.channel.Agree(m.op, err) }
 
 // enter says that this rank is in a call that works on files, until leave. on is the call that the

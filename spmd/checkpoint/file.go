@@ -21,8 +21,8 @@ import (
 	"lockstep/spmd"
 )
 
-// A checkpoint is a folder step-00000100 with one safetensors file of every rank, an index of their
-// contents, and, written last, a marker that holds the index's checksum.
+// A checkpoint is a folder step-00000100 with one safetensors file of every rank, and an index of
+// their contents. A marker with the index's checksum is written last.
 const (
 	indexName  = "index.json"
 	markerName = "COMPLETE"
@@ -411,8 +411,8 @@ func (s *savedFolder) serial() int {
 }
 
 // removeFolder removes a checkpoint, or the rest of a save, marker first: if the program ends in
-// the middle, the remains are not complete. It leaves a folder that holds anything else as it is,
-// and so the target of a link.
+// the middle, the remains are not complete. It does not touch a folder that holds anything else,
+// nor the target of a link.
 func (d disk) removeFolder(folder string) error {
 	if info, err := os.Lstat(folder); err == nil && info.Mode().Type() == fs.ModeSymlink {
 		return d.remove(folder)

@@ -86,7 +86,7 @@ func (m *Manager) load(meta any, items []Item) (int, error) {
 }
 
 // tryLoad loads one checkpoint, on all ranks or on none. damage is why this checkpoint cannot be
-// used. err is a failure that no other checkpoint would avoid.
+// used. err is a failure that another checkpoint would not avoid.
 func (m *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, damage, err error) {
 	x, checksum, err := m.disk.readIndex(folder)
 	if damage := m.agree(err); damage != nil {

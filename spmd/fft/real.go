@@ -79,8 +79,8 @@ func (p *Real[F, C]) Forward(s *spmd.Stream, dst spmd.Buffer[C], src spmd.Buffer
 	return p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg())
 }
 
-// Inverse enqueues on s the dst of which src is the first half of the transform, for each array. It
-// overwrites src. dst and src do not overlap.
+// Inverse enqueues dst on s, for each array: src is the first half of its transform. It overwrites
+// src. dst and src do not overlap.
 func (p *Real[F, C]) Inverse(s *spmd.Stream, dst spmd.Buffer[F], src spmd.Buffer[C]) error {
 	if err := fits("Inverse", dst.Len(), p.size, " of complex ones", src.Len(), p.half); err != nil {
 		return err

@@ -37,10 +37,10 @@ func init() {
 // Lanes is the number of results that a reduction keeps side by side, as the threads of a block do.
 const Lanes = 256
 
-// Shape is what a launch has to know of a kernel.
+// Shape has the facts about a kernel that a launch needs.
 type Shape struct {
 	Dims    int    // indices
-	Each    int    // of which a thread of a GPU takes so many
+	Each    int    // indices that a thread of a GPU takes
 	Grain   int    // indices that are worth a goroutine
 	Args    int    // arguments in CUDA
 	Written uint64 // which of them the kernel writes to, as bits

@@ -35,13 +35,13 @@ type Reduction[T Number] struct {
 	by           func(a, b T) T
 	host         func(a spmd.Args, lo, hi int, acc *[Lanes]T)
 	fast, others *spmd.Kernel // each block writes its part
-	parts        *spmd.Kernel // of which this makes one
+	parts        *spmd.Kernel // makes one result of the parts
 	library      *spmd.Library
 }
 
 // NewReduction declares a kernel. source has it as for New, and under name_parts the reduction of
-// the blocks' parts. host enters its results for the indices from lo to hi-1 in acc, that of lo+i
-// in place i modulo Lanes.
+// the blocks' parts. host enters its results for the indices from lo to hi-1 in acc, the result of
+// lo+i in place i modulo Lanes.
 func NewReduction[T Number](
 	name, source string, shape Shape, op Op, host func(a spmd.Args, lo, hi int, acc *[Lanes]T),
 ) *Reduction[T] {

@@ -8,7 +8,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Gatherer gathers buckets of which each rank has one part: the sharded parameters of a layer, when
+// Gatherer gathers buckets whose parts lie on the ranks: the sharded parameters of a layer, when
 // the layer needs them. It gathers ahead of their use, on a stream of its own, in the order of a
 // Pass. Buckets may share memory, so that only some of them are whole at a time.
 //

@@ -8,8 +8,8 @@ import (
 	"lockstep/spmd"
 )
 
-// Norm measures a vector whose elements the ranks share, such as the gradient of a model of which
-// each rank has a part.
+// Norm measures a vector whose elements the ranks share, such as the gradient of a model that is
+// divided over the ranks.
 type Norm struct {
 	c      spmd.Comm
 	ranges []spmd.Buffer[float32] // this rank's, as few contiguous ranges as possible

@@ -30,9 +30,9 @@ func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {
 }
 
 // CheckSame compares a 64-bit hash of b over the ranks of c. If the hashes differ it returns an
-// error on every rank. The error names the ranks whose hash is not that of more than half; without
-// such a hash, it shows every rank's hash. name says what was compared. b must be valid for the
-// host.
+// error on every rank. The error names the ranks whose hash differs from the hash of more than half
+// of the ranks; without such a hash, it shows every rank's hash. name says what was compared. b
+// must be valid for the host.
 //
 // Collective over c, blocking.
 func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
@@ -68,7 +68,7 @@ func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
 	return nil
 }
 
-// difference names the ranks whose hashes are not those of most; "" if all are equal.
+// difference names the ranks whose hashes differ from those of most ranks; "" if all are equal.
 func difference(all []uint64) string {
 	ranks := map[uint64][]int{}
 	var order []uint64 // by the first rank that has it

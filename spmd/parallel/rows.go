@@ -15,8 +15,8 @@ import (
 // another. Source: Korthikanti and others: Reducing Activation Recomputation in Large Transformer
 // Models, sequence parallelism.
 //
-// The ranks have equally many rows of each piece, those of rank 0 first. Any number of rows will
-// do. Rows beyond the last one are padding: they are in memory and go between the ranks, and nobody
+// The ranks have equally many rows of each piece, rank 0's rows first. Any number of rows will do.
+// Rows beyond the last one are padding: they are in memory and go between the ranks, and nobody
 // computes or reads them.
 type Rows struct {
 	n, pieces, part int

@@ -152,7 +152,7 @@ func (r *Scatterer) reduce(i int, add bool) error {
 		if err := spmd.ReduceScatter(r.c, to, r.grads[i], r.op); err != nil {
 			return err
 		}
-	case !add && !r.inPlace[i]: // every operation over one rank leaves the gradient as it is
+	case !add && !r.inPlace[i]: // no operation over one rank changes the gradient
 		return spmd.Copy(r.s, to, r.parts[i])
 	}
 	if !add {

@@ -49,7 +49,7 @@ type sorter struct {
 	library            *spmd.Library
 }
 
-// sorters are by the words of keys, and by those of values.
+// sorters has sorters by the words of keys and of values.
 var sorters = [2][3]*sorter{
 	{newSorter[uint32, uint32](false, 0), newSorter[uint32, uint32](true, 0), newSorter[uint32, uint64](true, 0)},
 	{newSorter[uint64, uint32](false, 0), newSorter[uint64, uint32](true, 0), newSorter[uint64, uint64](true, 0)},

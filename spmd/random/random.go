@@ -65,7 +65,7 @@ func uniform64(i int, dst []float64, seed uint64, offset int) {
 	dst[i] = float64(spmd.RandomBits(seed, uint64(offset+i))>>11) / (1 << 53)
 }
 
-// other makes the sequence of Normal differ from that of Uniform.
+// other makes the sequences of Normal and Uniform differ.
 const other = 0x6e6f726d616c
 
 // normal64 makes two numbers of a pair of places; the first place is even.

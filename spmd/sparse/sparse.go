@@ -70,9 +70,9 @@ type Matrix[T Float] struct {
 // neighbour is a rank that elements are exchanged with: parts of halo and given.
 type neighbour struct{ rank, needLo, needHi, giveLo, giveHi int }
 
-// New returns the matrix of which this rank has the rows of a. The vectors that it multiplies are
-// divided over the ranks of c, in rank order: this rank has own elements. For a square matrix own
-// is its number of rows.
+// New returns a matrix; this rank has the rows of a. The vectors that it multiplies are divided
+// over the ranks of c, in rank order: this rank has own elements. For a square matrix own is its
+// number of rows.
 //
 // Collective. A bad matrix on one rank is an error on all.
 func New[T Float](w *spmd.World, c spmd.Comm, a CSR[T], own int) (m *Matrix[T], err error) {

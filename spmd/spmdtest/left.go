@@ -41,7 +41,7 @@ func NothingIsLeft(t *testing.T, w *spmd.World, rounds int, round func() error) 
 	}
 }
 
-// counted is what is open at a moment. Only rank 0 knows the process's part.
+// counted counts what is open at a moment. Only rank 0 knows the process's part.
 type counted struct {
 	opened                            map[string]int
 	files, goroutines, objects, bytes int

@@ -45,8 +45,7 @@ func Main(m *testing.M, program func()) {
 
 // Ended is how a program ended and what it wrote.
 type Ended struct {
-	// of mpirun, which passes on that of the first rank that failed; -1 after a signal, which
-	// Stderr names
+	// mpirun's status, which is the first failed rank's; -1 after a signal, which Stderr names
 	Status int
 	Stdout string
 	Stderr string // without mpirun's own words, where the ranks say why they fail

@@ -60,8 +60,8 @@ func Device() string {
 	return "host"
 }
 
-// Ranks returns those of ranks that SPMDTEST_RANKS allows: all if it is not set. If none is left it
-// skips the test.
+// Ranks returns the numbers of ranks that SPMDTEST_RANKS allows: all if it is not set. If none is
+// left it skips the test.
 func Ranks(t *testing.T, ranks ...int) []int {
 	t.Helper()
 	return mpirun.Ranks(t, ranks...)

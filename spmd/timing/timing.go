@@ -1,5 +1,5 @@
-// Package timing measures how long a step takes on all ranks of a communicator. The time of a
-// repetition is that of its slowest rank.
+// Package timing measures how long a step takes on all ranks of a communicator. The slowest rank
+// sets the time of a repetition.
 package timing
 
 import (
@@ -13,8 +13,8 @@ import (
 	"lockstep/spmd"
 )
 
-// Stats is how long a step took, over its repetitions. The time of a repetition is that of the
-// slowest rank. Times are in microseconds of host time.
+// Stats is how long a step took, over its repetitions. The slowest rank sets the time of a
+// repetition. Times are in microseconds of host time.
 type Stats struct {
 	Iters    int     `json:"iters"`
 	MinUS    float64 `json:"min_us"`
@@ -73,7 +73,7 @@ func measure(
 		if i >= 0 {
 			whole[i] = float64(time.Since(start).Nanoseconds()) / 1e3
 			enqueued[i] = float64(after.Nanoseconds()) / 1e3
-			fastest[i] = -whole[i] // the greatest of these is that of the least
+			fastest[i] = -whole[i] // the least time is the greatest of these
 		}
 	}
 	if err := times.CopyFrom(us); err != nil {

@@ -2,9 +2,9 @@ package vector
 
 import "lockstep/spmd"
 
-// The functions below are over the vectors of all ranks of a communicator, of which each rank has a
-// part. Each is a kernel of the rank's part, and an all-reduce of one number. c is on s (Comm.On).
-// They are collective, and dst is the same on every rank.
+// The functions below are over the vectors of all ranks of a communicator, which are divided over
+// the ranks. Each is a kernel of the rank's part, and an all-reduce of one number. c is on s
+// (Comm.On). They are collective, and dst is the same on every rank.
 
 // SumOver enqueues dst[0] = the sum of the x of all ranks.
 func SumOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
@@ -68,7 +68,7 @@ func findOver[T Number](
 	if err = launchPlace(s, 1, at, best, x, first); err != nil {
 		return err
 	}
-	index := spmd.View[uint64](at) // of which -1 is the largest
+	index := spmd.View[uint64](at) // here -1 is the largest
 	return reduceOver(c, index, spmd.Min, nil)
 }
 

@@ -112,7 +112,7 @@ func (h *hostScan[T]) scan(p shape, dst, x, first []T, exclusive bool) {
 	if len(first) > 0 {
 		before = first[0]
 	}
-	if T(1)/2 == 0 { // integers, of which the order does not matter
+	if T(1)/2 == 0 { // integers: their order does not matter
 		for i, v := range x {
 			after := before + v
 			dst[i] = after
@@ -132,7 +132,7 @@ func (h *hostScan[T]) scan(p shape, dst, x, first []T, exclusive bool) {
 		h.write(dst, before)
 		return
 	}
-	var tiles, groups [32]T // the sums of those of a group, and of a field
+	var tiles, groups [32]T // the sums of the tiles of a group, and of a field
 	tile := p.tile(bytes)
 	for t := 0; t*tile < len(x); t++ {
 		lo, hi := t*tile, min((t+1)*tile, len(x))
@@ -167,7 +167,7 @@ type hostScan[T Number] struct {
 	each, rounds int
 	exclusive    bool
 	all          [smallBlock / 32]warpScan[T]
-	warps        []warpScan[T] // those of a tile
+	warps        []warpScan[T] // of a tile
 	x            []T
 }
 

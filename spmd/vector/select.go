@@ -17,7 +17,7 @@ var (
 	histogramSource string
 )
 
-// selector selects elements of a type. Its kernels are those of the unsigned integers of the same
+// selector selects elements of a type. It has the kernels of the unsigned integers of the same
 // size.
 type selector struct {
 	tile           int // elements that a block selects from
@@ -132,8 +132,8 @@ func (c *counter) onGPU(call spmd.LibraryCall) error {
 
 // Histogram enqueues counts[k] = the number of elements of x in bin k. counts.Len() bins divide lo
 // to hi into equal parts. The bin of v is (v-lo) scale, rounded down, in float64, with scale =
-// counts.Len()/(hi-lo); that of hi is the last. Elements outside, and NaNs, are not counted. As
-// NumPy's histogram with a range.
+// counts.Len()/(hi-lo); hi is in the last bin. Elements outside, and NaNs, are not counted. It is
+// as NumPy's histogram with a range.
 func Histogram[T Number](s *spmd.Stream, counts spmd.Buffer[int64], x spmd.Buffer[T], lo, hi float64) error {
 	bins := counts.Len()
 	if bins < 1 || bins > math.MaxInt32 || !(lo < hi) || math.IsInf(hi-lo, 0) {

@@ -36,7 +36,7 @@ func typeOf[T Number]() int {
 	return 5
 }
 
-// device declares a kernel in CUDA C++ whose host function is that of its Library.
+// device declares a kernel in CUDA C++. The host function is its Library's.
 func device(name, source string, options ...spmd.KernelOption) *spmd.Kernel {
 	return spmd.NewKernel(name, source, nil, options...)
 }
