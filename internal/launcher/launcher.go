@@ -79,6 +79,16 @@ func (j Job) CheckWorld(size int) error {
 		j.Source, j.Size, hint)}
 }
 
+// AllowsRoot says whether the environment lets Open MPI's mpirun start as root, which it refuses
+// otherwise. Open MPI 5 has names of its own. Source: mpirun(1), prterun(1).
+func AllowsRoot(getenv func(string) string, five bool) bool {
+	name := "OMPI_ALLOW_RUN_AS_ROOT"
+	if five {
+		name = "PRTE_ALLOW_RUN_AS_ROOT"
+	}
+	return getenv(name) == "1" && getenv(name+"_CONFIRM") == "1"
+}
+
 // KillVariable has the seconds from the launcher's SIGTERM to its SIGKILL, if they are not the
 // launcher's default.
 const KillVariable = "LOCKSTEP_SIGKILL_AFTER"

@@ -145,3 +145,25 @@ func TestKillAfter(t *testing.T) {
 		}
 	}
 }
+
+// mpirun starts as root where both variables of its own say so.
+func TestAllowsRoot(t *testing.T) {
+	for env, want := range map[string][2]bool{
+		"": {}, "OMPI_ALLOW_RUN_AS_ROOT=1": {},
+		"OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1": {true, false},
+		"PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1": {false, true},
+		"OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=0": {},
+	} {
+		getenv := func(name string) string {
+			for kv := range strings.FieldsSeq(env) {
+				if k, v, _ := strings.Cut(kv, "="); k == name {
+					return v
+				}
+			}
+			return ""
+		}
+		if got := [2]bool{AllowsRoot(getenv, false), AllowsRoot(getenv, true)}; got != want {
+			t.Errorf("%s: %v, want %v", env, got, want)
+		}
+	}
+}

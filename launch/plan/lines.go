@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"lockstep/internal/launcher"
 	"lockstep/launch/batch"
 )
 
@@ -87,7 +88,7 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 		runtime, agent = "--prtemca", "plm_ssh_agent"
 	}
 	l.add("starts the ranks and connects them", w.command)
-	if s.root {
+	if s.root && !launcher.AllowsRoot(s.getenv, five) {
 		l.add("you are root, which mpirun refuses unless told", "--allow-run-as-root")
 	}
 	l.add(j.why(), "-np", strconv.Itoa(j.ranks))

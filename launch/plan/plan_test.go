@@ -129,6 +129,21 @@ func TestJob(t *testing.T) {
 	}
 }
 
+// Root needs no flag where the environment allows it already.
+func TestRoot(t *testing.T) {
+	s := site{cores: 8, root: true}
+	for _, allowed := range []bool{false, true} {
+		if allowed {
+			s.env = []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"}
+		}
+		j, err := (&options{np: 2, launcher: "auto"}).job(s, []string{"prog"})
+		l := build(launcherHere{name: "openmpi4", command: "mpirun"}, j, s).String()
+		if err != nil || strings.Contains(l, "--allow-run-as-root") == allowed {
+			t.Errorf("allowed is %v, %v: %s", allowed, err, l)
+		}
+	}
+}
+
 // The number of ranks on each node is said as it is.
 func TestWhy(t *testing.T) {
 	for _, tc := range []struct {

@@ -21,6 +21,7 @@ type run struct {
 	names   []string // of numbers, as they came
 	units   map[string]string
 	records []map[string]float64
+	whole   *run // lines that tell of a whole run: they count where a log has no others
 }
 
 // These are the default names of the horizontal axis: the field step, or the number of the line in
@@ -45,7 +46,7 @@ func read(path string) (*run, error) {
 		return nil, err
 	}
 	defer f.Close()
-	r := &run{name: filepath.Base(filepath.Clean(path)), units: map[string]string{}}
+	r := &run{name: filepath.Base(filepath.Clean(path)), units: map[string]string{}, whole: &run{}}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 16<<20)
 	for n := 1; lines.Scan(); n++ {
@@ -58,6 +59,9 @@ func read(path string) (*run, error) {
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if len(r.records) == 0 {
+		r.names, r.records = r.whole.names, r.whole.records
 	}
 	if len(r.records) == 0 {
 		return nil, fmt.Errorf("%s: no number in it: give the folder of a run, or a file that --json has written", file)
@@ -116,18 +120,22 @@ func (r *run) line(text []byte, n int) error {
 	if _, err := d.Token(); err != nil { // its end
 		return err
 	}
-	if summary || len(rec) == 0 {
+	if len(rec) == 0 {
 		return nil
 	}
+	to := r
+	if summary {
+		to = r.whole
+	}
 	for _, name := range names {
-		if !r.has(name) {
-			r.names = append(r.names, name)
+		if !to.has(name) {
+			to.names = append(to.names, name)
 		}
 	}
 	if _, ok := rec[lineField]; !ok {
 		rec[lineField] = float64(n)
 	}
-	r.add(rec)
+	to.add(rec)
 	return nil
 }
 

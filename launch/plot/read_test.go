@@ -50,6 +50,11 @@ func TestRead(t *testing.T) {
 			t.Errorf("%v, want %v", r.records[tc.at], tc.want)
 		}
 	}
+	// Where there are but results of whole runs these are drawn.
+	r, err = read(write(t, "log", `{"summary":true,"ranks":1,"ms":9}`+"\n"+`{"summary":true,"ranks":2,"ms":5}`+"\n"))
+	if err != nil || !slices.Equal(r.names, []string{"ranks", "ms"}) || len(r.records) != 2 || r.records[1]["ms"] != 5 {
+		t.Errorf("%v, %+v", err, r)
+	}
 	// The run is writing a last line that is not finished. A killed process left one in the middle.
 	for _, half := range []string{"{", `{"st`, `{"step":`, `{"step":4,"loss":1.`} {
 		for _, text := range []string{"{\"n\":1}\n{\"n\":2}\n" + half, "{\"n\":1}\n" + half + "\n{\"n\":2}\n"} {

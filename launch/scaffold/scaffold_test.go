@@ -184,6 +184,20 @@ func TestModule(t *testing.T) {
 	}
 }
 
+// What is printed to type next has a flag for root only where mpirun needs it.
+func TestReport(t *testing.T) {
+	for _, allowed := range []string{"", "1"} {
+		t.Setenv("OMPI_ALLOW_RUN_AS_ROOT", allowed)
+		t.Setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", allowed)
+		var out strings.Builder
+		app{Binary: "./heat", dir: "/heat"}.report(&out)
+		got, want := strings.Contains(out.String(), "--allow-run-as-root"), allowed == "" && os.Geteuid() == 0
+		if got != want {
+			t.Errorf("allowed is %q:\n%s", allowed, &out)
+		}
+	}
+}
+
 // TestKinds writes every kind of application. Its program and tests are built and run where
 // they stand, under another name.
 func TestKinds(t *testing.T) {

@@ -3,6 +3,7 @@ package spmdtest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -49,6 +50,19 @@ type Ended struct {
 	Status int
 	Stdout string
 	Stderr string // without mpirun's own words, where the ranks say why they fail
+}
+
+// Result decodes the result of a run that --json - has written: the line of Stdout that has
+// "summary": true, beside what the program has emitted on its way.
+func (e Ended) Result(v any) error {
+	for line := range strings.Lines(e.Stdout) {
+		var mark struct{ Summary any }
+		if json.Unmarshal([]byte(line), &mark) == nil && mark.Summary == true {
+			return json.Unmarshal([]byte(line), v)
+		}
+	}
+	return fmt.Errorf(`no line with "summary": true; status %d, standard output %q, standard error %q`, e.Status,
+		e.Stdout, e.Stderr)
 }
 
 // Command returns the command that runs the program given to Main, with args, on a number of ranks;

@@ -1,6 +1,9 @@
 package spmdtest
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // Of what a failed program writes its own words are left, but for a rank that a signal has ended.
 func TestSaid(t *testing.T) {
@@ -18,5 +21,24 @@ func TestSaid(t *testing.T) {
 		if got := said(errs, 2); got != want {
 			t.Errorf("%q: %q, want %q", errs, got, want)
 		}
+	}
+}
+
+// The result of a run is found among the lines of its steps.
+func TestResult(t *testing.T) {
+	var r struct{ Step, Points int }
+	e := Ended{Status: 0, Stdout: "text\n{\"step\":1,\"summary\":false}\n{\"step\":2,\"summary\":{\"ranks\":2}}\n" +
+		"{\"summary\":true,\"points\":7}\n{\"step\":3}\n"}
+	if err := e.Result(&r); err != nil || r.Points != 7 || r.Step != 0 {
+		t.Errorf("%v, %+v", err, r)
+	}
+	e = Ended{Status: 2, Stdout: "{\"step\":1}\n", Stderr: "app: unknown flag"}
+	if err := e.Result(&r); err == nil || !strings.Contains(err.Error(), "status 2") ||
+		!strings.Contains(err.Error(), "app: unknown flag") {
+		t.Error(err)
+	}
+	e.Stdout = "{\"summary\":true,\"points\":\"many\"}\n"
+	if err := e.Result(&r); err == nil {
+		t.Error("a text is a number of points")
 	}
 }

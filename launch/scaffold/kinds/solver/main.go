@@ -56,8 +56,9 @@ func main() {
 	}, c.check)
 }
 
-// result is one line of --json.
+// result is the line of --json that tells of the whole run, behind those of its steps.
 type result struct {
+	Summary  bool    `json:"summary"`
 	App      string  `json:"app"`
 	Ranks    int     `json:"ranks"`
 	Device   string  `json:"device"`
@@ -71,7 +72,7 @@ type result struct {
 
 // run solves the system whose answer is known, and compares.
 func run(w *spmd.World, c config) (result, error) {
-	r := result{App: "anapp", Ranks: w.Size(), Device: w.Device(), Side: c.Side}
+	r := result{Summary: true, App: "anapp", Ranks: w.Size(), Device: w.Device(), Side: c.Side}
 	mine := spmd.ShardOf(c.Side, w.Rank(), w.Size()) // the rows that this rank holds
 	want, right := system(c.Side, mine)
 	v, err := newSolver(w, c.Side, mine.Len)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"math"
 	"strings"
 	"testing"
@@ -77,8 +76,7 @@ func TestApply(t *testing.T) {
 func TestProgram(t *testing.T) {
 	p := spmdtest.Program(t, 2, nil, "--side", "40", "--json", "-")
 	var r result
-	lines := strings.Split(strings.TrimSpace(p.Stdout), "\n") // of steps, and the result
-	err := json.Unmarshal([]byte(lines[len(lines)-1]), &r)
+	err := p.Result(&r) // beside the lines of steps
 	if err != nil || p.Status != 0 || r.App != "anapp" || r.Ranks != 2 || !r.OK {
 		t.Fatalf("status %d, %v: %s\n%s", p.Status, err, p.Stdout, p.Stderr)
 	}

@@ -54,8 +54,10 @@ func main() {
 	}, c.check)
 }
 
-// result is one line of --json.
+// result is the line of --json that tells of the whole run. What the program emits on its way, as
+// w.Emit(step{...}) in a loop, is lines of its own.
 type result struct {
+	Summary     bool   `json:"summary"`
 	App         string `json:"app"`
 	Ranks       int    `json:"ranks"`
 	Nodes       int    `json:"nodes"`
@@ -78,8 +80,8 @@ const warmup = 3
 // run lets the heat of a sine flow, times it, and compares what is left with the exact answer. An
 // iteration reads and writes each point twice.
 func run(w *spmd.World, c config) (result, error) {
-	r := result{App: "anapp", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
-		Graph: c.Graph, Dtype: "float64", Elements: c.Points, Bytes: 4 * 8 * c.Points}
+	r := result{Summary: true, App: "anapp", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(),
+		Collectives: w.Collectives(), Graph: c.Graph, Dtype: "float64", Elements: c.Points, Bytes: 4 * 8 * c.Points}
 	mine := spmd.ShardOf(c.Points, w.Rank(), w.Size()) // the points that this rank holds
 	s, err := w.NewStream("anapp")
 	if err != nil {

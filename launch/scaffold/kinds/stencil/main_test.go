@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"math"
 	"slices"
 	"strings"
@@ -95,12 +94,9 @@ func TestErrorIsSeen(t *testing.T) {
 // TestProgram starts the program itself, as a user does.
 func TestProgram(t *testing.T) {
 	p := spmdtest.Program(t, 2, nil, "--points", "1000", "--json", "-")
-	if p.Status != 0 {
-		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
-	}
 	var r result
-	if err := json.Unmarshal([]byte(p.Stdout), &r); err != nil {
-		t.Fatalf("%v: %s", err, p.Stdout)
+	if err := p.Result(&r); err != nil {
+		t.Fatal(err)
 	}
 	if r.App != "anapp" || r.Ranks != 2 || r.Elements != 1000 || r.Iters != 100 || r.MedianUS <= 0 || !r.OK {
 		t.Errorf("%s", p.Stdout)
