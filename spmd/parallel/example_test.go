@@ -102,11 +102,13 @@ func ExampleScatterer() {
 		if err != nil {
 			return err
 		}
-		for micro := range 2 { // the second micro-batch is added to the first
+		ready := r.Ready
+		for range 2 {
 			err = errors.Join(err, r.Use(0, s),
 				spmd.Fill(s, grad, float32(1+w.Rank())), // stands for the layer's backward pass
-				r.Ready(0, micro > 0, s),
+				ready(0, s),
 				r.Wait(s))
+			ready = r.Add // the second micro-batch is added to the first
 		}
 		return errors.Join(err, s.Synchronize(), shard.CopyTo(sums[w.Rank()][:]), r.Close())
 	})

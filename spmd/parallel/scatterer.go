@@ -14,8 +14,8 @@ import (
 // some layers exist at a time.
 //
 // In a pass, call Use for each bucket before the first command that writes it, and Ready when the
-// command that completes it has been enqueued. Then call Wait before the commands that use the
-// shards. These calls do not block, and may be captured in a graph.
+// command that completes it has been enqueued, or Add. Then call Wait before the commands that use
+// the shards. These calls do not block, and may be captured in a graph.
 type Scatterer struct {
 	c       spmd.Comm
 	s       *spmd.Stream
@@ -117,16 +117,22 @@ func (r *Scatterer) Use(i int, s *spmd.Stream) error {
 }
 
 // Ready says that gradient i is complete when the commands in s have run. The gradients become
-// ready in their order, 0 first. It enqueues the reduction into shard i. With add the result is
-// added to the shard, as for micro-batches after the first. The memory of the gradient is then
-// free.
-func (r *Scatterer) Ready(i int, add bool, s *spmd.Stream) error {
-	if i != r.next || i >= len(r.grads) {
-		return fmt.Errorf("%s: Ready(%d): gradient %d of %d is next", ccall.At(), i, r.next, len(r.grads))
+// ready in their order, 0 first. It enqueues the reduction into shard i. The memory of the gradient
+// is then free.
+func (r *Scatterer) Ready(i int, s *spmd.Stream) error { return r.ready("Ready", i, s, r.reduce) }
+
+// Add is Ready for micro-batches after the first: the result is added to the shard.
+func (r *Scatterer) Add(i int, s *spmd.Stream) error {
+	if i == r.next && i < len(r.grads) && r.inPlace[i] {
+		return fmt.Errorf("%s: Add(%d): nothing can be added to a shard that is a part of its gradient", ccall.At(), i)
 	}
-	if add && r.inPlace[i] {
-		return fmt.Errorf("%s: Ready(%d): nothing can be added to a shard that is a part of its gradient",
-			ccall.At(), i)
+	return r.ready("Add", i, s, r.add)
+}
+
+// ready enqueues what becomes of gradient i after the commands in s.
+func (r *Scatterer) ready(name string, i int, s *spmd.Stream, reduce func(i int) error) error {
+	if i != r.next || i >= len(r.grads) {
+		return fmt.Errorf("%s: %s(%d): gradient %d of %d is next", ccall.At(), name, i, r.next, len(r.grads))
 	}
 	r.next++
 	if r.grads[i].Len() == 0 {
@@ -135,30 +141,31 @@ func (r *Scatterer) Ready(i int, add bool, s *spmd.Stream) error {
 	if err := r.s.After(s); err != nil {
 		return err
 	}
-	if err := r.reduce(i, add); err != nil {
+	if err := reduce(i); err != nil {
 		return err
 	}
 	return r.free[i].Record(r.s)
 }
 
-// reduce enqueues the reduction of a gradient.
-func (r *Scatterer) reduce(i int, add bool) error {
-	to := r.shards[i]
-	if add {
-		to = r.parts[i]
-	}
+// reduce enqueues the reduction of a gradient into its shard.
+func (r *Scatterer) reduce(i int) error {
 	switch {
 	case r.c.Size() > 1:
-		if err := spmd.ReduceScatter(r.c, to, r.grads[i], r.op); err != nil {
+		return spmd.ReduceScatter(r.c, r.shards[i], r.grads[i], r.op)
+	case !r.inPlace[i]: // no operation over one rank changes the gradient
+		return spmd.Copy(r.s, r.shards[i], r.parts[i])
+	}
+	return nil
+}
+
+// add enqueues the reduction of a gradient, and its sum with the shard.
+func (r *Scatterer) add(i int) error {
+	if r.c.Size() > 1 {
+		if err := spmd.ReduceScatter(r.c, r.parts[i], r.grads[i], r.op); err != nil {
 			return err
 		}
-	case !add && !r.inPlace[i]: // no operation over one rank changes the gradient
-		return spmd.Copy(r.s, to, r.parts[i])
 	}
-	if !add {
-		return nil
-	}
-	return launchAddTo(r.s, to.Len(), r.shards[i], to)
+	return launchAddTo(r.s, r.parts[i].Len(), r.shards[i], r.parts[i])
 }
 
 // Wait makes s wait until all gradients of this pass are reduced, without blocking the host, and

@@ -248,7 +248,7 @@ func TestScatterer(t *testing.T) {
 				}
 			}
 		}
-		commands := func(add bool) error {
+		commands := func(ready func(i int, s *spmd.Stream) error) error {
 			for i, b := range x.buckets {
 				if err := r.Use(i, compute); err != nil {
 					return err
@@ -256,7 +256,7 @@ func TestScatterer(t *testing.T) {
 				if err := spmd.Copy(compute, b, values[i]); err != nil {
 					return err
 				}
-				if err := r.Ready(i, add, compute); err != nil {
+				if err := ready(i, compute); err != nil {
 					return err
 				}
 			}
@@ -277,15 +277,15 @@ func TestScatterer(t *testing.T) {
 			}
 		}
 		set(1)
-		spmdtest.Must(t, commands(false))
+		spmdtest.Must(t, commands(r.Ready))
 		check(1)
 		set(2)
-		spmdtest.Must(t, commands(true))
+		spmdtest.Must(t, commands(r.Add))
 		check(3)
-		spmdtest.Must(t, commands(false))
+		spmdtest.Must(t, commands(r.Ready))
 		check(2)
 		if w.Comm().Capturable() == nil {
-			graph, err := compute.Capture(func() error { return commands(true) })
+			graph, err := compute.Capture(func() error { return commands(r.Add) })
 			spmdtest.Must(t, err)
 			spmdtest.Must(t, graph.Launch(compute))
 			spmdtest.Must(t, graph.Launch(compute))
@@ -335,7 +335,7 @@ func TestScatterer(t *testing.T) {
 		spmdtest.Must(t, err)
 		spmdtest.Must(t, whole.SetAll(float32(w.Rank())))
 		for i := range grads {
-			spmdtest.Must(t, in.Ready(i, false, compute))
+			spmdtest.Must(t, in.Ready(i, compute))
 		}
 		spmdtest.Must(t, in.Wait(compute))
 		spmdtest.Must(t, in.ClipNorm(0, norm, compute))
@@ -352,16 +352,16 @@ func TestScatterer(t *testing.T) {
 			t.Errorf("norm %v, want %v", got, want)
 		}
 
-		spmdtest.Must(t, r.Ready(0, false, compute))
+		spmdtest.Must(t, r.Ready(0, compute))
 		for _, tc := range []struct {
 			err  error
 			want string
 		}{
-			{r.Ready(2, false, compute), "gradient 1 of 5 is next"},
+			{r.Ready(2, compute), "gradient 1 of 5 is next"},
 			{r.Use(3, compute), "its memory is that of gradient 1, which is not ready"},
 			{r.Use(0, compute), "gradient 1 of 5 is the next"},
 			{r.Wait(compute), "only 1 of 5"},
-			{in.Ready(0, true, compute), "nothing can be added"},
+			{in.Add(0, compute), "nothing can be added"},
 			{second(parallel.NewScatterer(w.Comm(), grads, grads[1:], spmd.Sum)), "5 gradients and 4 shards"},
 			{second(parallel.NewScatterer(w.Comm(), x.buckets, partsOf(x), spmd.Sum)), "in the way of gradient"},
 		} {
@@ -370,7 +370,7 @@ func TestScatterer(t *testing.T) {
 			}
 		}
 		r.Abandon()
-		spmdtest.Must(t, commands(false))
+		spmdtest.Must(t, commands(r.Ready))
 		spmdtest.Must(t, compute.Synchronize())
 		spmdtest.Must(t, r.Close())
 		spmdtest.Must(t, in.Close())
@@ -413,7 +413,7 @@ func TestShardNoAllocation(t *testing.T) {
 			spmdtest.Must(t, g.End(compute))
 			for i := range order {
 				spmdtest.Must(t, r.Use(i, compute))
-				spmdtest.Must(t, r.Ready(i, false, compute))
+				spmdtest.Must(t, r.Ready(i, compute))
 			}
 			spmdtest.Must(t, r.Wait(compute))
 			spmdtest.Must(t, compute.Synchronize())

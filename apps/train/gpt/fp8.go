@@ -49,7 +49,7 @@ func (e *enqueue[A]) gathersCopies(p *Linear[A]) bool {
 // gatherCopies is gatherPiece for copies, which become the operand of the next product.
 func (e *enqueue[A]) gatherCopies(i int) {
 	if e.Err == nil && i < e.rows.Pieces() {
-		e.Err = parallel.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, spmd.View[uint8](e.m.FP8.Operand),
+		e.Err = parallel.GatherRows(e.m.tensor.with, e.rows, i, e.m.Cfg.Channels, spmd.View[uint8](e.m.FP8.Operand),
 			spmd.View[uint8](e.m.FP8.Own))
 	}
 }

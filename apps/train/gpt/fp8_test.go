@@ -236,12 +236,12 @@ func TestFP8GatheredCopies(t *testing.T) {
 				for i := range x {
 					x[i] = spmd.ToBF16(float32(r.NormFloat64()))
 				}
-				sentinel := make([]spmd.BF16, m.whole.Len())
+				sentinel := make([]spmd.BF16, m.tensor.whole.Len())
 				for i := range sentinel {
 					sentinel[i] = spmd.ToBF16(-7)
 				}
 				own := traintest.BufferOf(t, w, x)
-				traintest.NoError(t, m.FP8.Up.SetAll(16), m.FP8.Peak.SetAll(0), m.whole.CopyFrom(sentinel),
+				traintest.NoError(t, m.FP8.Up.SetAll(16), m.FP8.Peak.SetAll(0), m.tensor.whole.CopyFrom(sentinel),
 					spmd.Barrier(w.Comm()))
 				y := traintest.BufferOf(t, w, make([]spmd.BF16, n*p.Out))
 				want := traintest.BufferOf(t, w, make([]spmd.BF16, n*p.Out))
@@ -256,7 +256,7 @@ func TestFP8GatheredCopies(t *testing.T) {
 				e.norm(a.ln1, a.mean1, a.rstd1, own, &m.par.Layers[0].LN1, e.inputCast(p))
 				e.linearOfAll(y, a.ln1, p)
 				traintest.NoError(t, e.Err, s.Synchronize())
-				if kept := slices.Equal(traintest.ValuesOf(t, m.whole), sentinel); kept != products {
+				if kept := slices.Equal(traintest.ValuesOf(t, m.tensor.whole), sentinel); kept != products {
 					t.Errorf("%d rows, 8-bit products %v: rows of 16-bit floats were gathered: %v", n, products, !kept)
 				}
 				got, top := traintest.ValuesOf(t, y), peak()
@@ -264,8 +264,8 @@ func TestFP8GatheredCopies(t *testing.T) {
 				traintest.NoError(t, p.eight.X.Peak.SetAll(0), p.eight.X.Codes.SetAll(0))
 				e.gatherBeside(a.ln1)
 				e.arrived()
-				e.Cast(m.whole, n*C, p.eight.X)
-				e.linear(want, m.whole, p)
+				e.Cast(m.tensor.whole, n*C, p.eight.X)
+				e.linear(want, m.tensor.whole, p)
 				traintest.NoError(t, e.Err, s.Synchronize())
 				if !slices.Equal(got, traintest.ValuesOf(t, want)) {
 					t.Errorf("%d rows, 8-bit products %v: the product is not that of gathered rows", n, products)

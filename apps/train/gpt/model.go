@@ -27,30 +27,26 @@ type Model[A kernels.Act] struct {
 	att  *attention.Attention[A]
 	at   Memory[A]
 	par  *Weights[A]
-	kept []microActs[A]        // of each micro-batch in flight
-	act  []layerActs[A]        // of each layer, of one of them
-	pipe *parallel.Pipeline[A] // nil without --pp
-	with spmd.Comm             // the ranks with the other parts of these layers, on side
-	side *spmd.Stream          // nil without --tp
+	kept []microActs[A] // of each micro-batch in flight
+	act  []layerActs[A] // of each layer, of one of them
+
+	pipe   *parallel.Pipeline[A] // nil without --pp
+	tensor *tensorParts[A]       // nil without --tp
 
 	// (n,C): the first residual stream, of the same micro-batch as act; the input of the head
 	emb, lnf         spmd.Buffer[A]
 	lnfMean, lnfRstd spmd.Buffer[float32] // (n)
 	// (HeadRows,v): logits of this rank's v rows of the head, then their gradient
-	logits spmd.Buffer[A]
-	// (HeadRows,3) of each rank that divides the head, see kernels.Launcher.LogitSums;
-	// empty without --tp
-	maxima    spmd.Buffer[float32]
+	logits    spmd.Buffer[A]
 	next      spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses    spmd.Buffer[float32] // (N)
 	tmp, dres spmd.Buffer[A]       // (n,C): gradient of a LayerNorm's output; gradient of the residual stream
-	// (N,C): rows of all ranks, and this rank's part of a sum, see sequence.go; partial is
-	// tmp without --tp
-	whole, partial spmd.Buffer[A]
-	dwide          spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; shares the memory of logits
-	scratch        spmd.Buffer[A]       // of logits and dwide
-	sums           spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
-	parts          kernels.Scratch      // of kernels
+	// (N,C): this rank's part of a sum, see sequence.go; tmp without --tp
+	partial spmd.Buffer[A]
+	dwide   spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; shares the memory of logits
+	scratch spmd.Buffer[A]       // of logits and dwide
+	sums    spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
+	parts   kernels.Scratch      // of kernels
 }
 
 // layerActs is what forward keeps of one layer for backward. It holds this rank's part of NH heads,
@@ -112,7 +108,8 @@ func (m *Model[A]) takeAll() {
 	rows := m.rowsOf(N)
 	layout.Take(sp, rows.Held()*C, &m.tmp, &m.dres)
 	if cfg.Tensor.Parts() > 1 {
-		layout.Take(sp, rows.All()*C, &m.whole, &m.partial)
+		m.tensor = &tensorParts[A]{}
+		layout.Take(sp, rows.All()*C, &m.tensor.whole, &m.partial)
 	}
 	wide := 4 * N * cfg.OwnChannels()
 	if cfg.Ends() {
@@ -121,8 +118,8 @@ func (m *Model[A]) takeAll() {
 		layout.Take(sp, N, &m.losses)
 		layout.Take(sp, own, &m.next)
 		wide = max(wide, min(N, layout.HeadRows)*own)
-		if parts := cfg.Tensor.Parts(); parts > 1 {
-			layout.Take(sp, parts*kernels.LogitNumbers*min(N, layout.HeadRows), &m.maxima)
+		if m.tensor != nil {
+			layout.Take(sp, cfg.Tensor.Parts()*kernels.LogitNumbers*min(N, layout.HeadRows), &m.tensor.maxima)
 		}
 	}
 	layout.Take(sp, wide, &m.scratch)
@@ -258,7 +255,7 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], _ int) (spm
 		return spmd.Buffer[float32]{}, err
 	}
 	e := enqueueOn(s, m, batch, false, fp8.Mode{})
-	if m.Cfg.Tensor.Parts() > 1 || !m.Cfg.Begins() || !m.Cfg.Ends() {
+	if m.tensor != nil || !m.Cfg.Begins() || !m.Cfg.Ends() {
 		return spmd.Buffer[float32]{}, errors.New("model: Logits is for a rank that has the whole model")
 	}
 	e.forward(tokens)

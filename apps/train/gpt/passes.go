@@ -9,24 +9,28 @@ import (
 // Passes is what a Model does, for any type of activations.
 type Passes interface {
 	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
-	Calibrate(s *spmd.Stream, batch Batch, scale float32) error
 	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
 	Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)
 	Attention() (path, why string)
-	RowsFit(rows, ranks int) bool
+	// NewSharder is for --shard, Calibrate for --fp8.
 	NewSharder(c spmd.Comm) (*Sharder, error)
+	Calibrate(s *spmd.Stream, batch Batch, scale float32) error
+}
+
+// StagePasses is what a Model does as a stage of a pipeline (--pp).
+type StagePasses interface {
 	OpenPipeline(c spmd.Comm) error
-	StageTime(s *spmd.Stream) (parallel.StageTime, error)
-	ForgetTime(s *spmd.Stream) error
-	ShareLayers(c spmd.Comm) error
 	Step(s *spmd.Stream, batches []Batch, h StepHooks) error
 	EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error),
 		around func(func() error) error) error
+	StageTime(s *spmd.Stream) (parallel.StageTime, error)
+	ForgetTime(s *spmd.Stream) error
 }
 
-// RowsFit says whether the tables' gradients come faster from the rows of all ranks than from sums.
-// Here the table of tokens is the head, whose gradient has no rows.
-func (m *Model[A]) RowsFit(int, int) bool { return false }
+// TensorPasses is what a Model does more if ranks divide its layers (--tp).
+type TensorPasses interface {
+	ShareLayers(c spmd.Comm) error
+}
 
 // Open makes a Model with bfloat16 or float32 activations.
 func Open(w *spmd.World, half bool, cfg layout.Config, maxBatch, maxSeq int) (*State, Passes, error) {

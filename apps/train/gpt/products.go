@@ -48,7 +48,7 @@ func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer
 	for lo := 0; lo < e.N; lo += half {
 		n := min(half, e.N-lo)
 		own := logits.Slice(lo*head.Out, (lo+n)*head.Out)
-		all := m.maxima.Slice(parts*lo*kernels.LogitNumbers, parts*(lo+n)*kernels.LogitNumbers)
+		all := m.tensor.maxima.Slice(parts*lo*kernels.LogitNumbers, parts*(lo+n)*kernels.LogitNumbers)
 		mine := all.Slice(rank*n*kernels.LogitNumbers, (rank+1)*n*kernels.LogitNumbers)
 		e.ofRows(n, func(part *enqueue[A]) {
 			part.product(own, x.Slice(lo*head.In, (lo+n)*head.In), head, blas.Options{}, lo*head.In)
@@ -57,7 +57,7 @@ func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer
 		e.arrived() // those of the half before
 		e.begin()
 		if e.Err == nil {
-			e.Err = spmd.AllGather(m.with, all, mine)
+			e.Err = spmd.AllGather(m.tensor.with, all, mine)
 		}
 		before()
 		before = func() {

@@ -21,6 +21,25 @@ import (
 // Gradients of a LayerNorm's parameters, and of the biases of scattered sums, are then sums over a
 // rank's rows: State.ByRows.
 
+// tensorParts is what a rank has more if ranks divide its layers.
+type tensorParts[A kernels.Act] struct {
+	with   spmd.Comm            // the ranks with the other parts of these layers, on side
+	side   *spmd.Stream         // of what goes between them
+	whole  spmd.Buffer[A]       // (N,C): rows of all ranks
+	maxima spmd.Buffer[float32] // (HeadRows,3) of each rank, see kernels.Launcher.LogitSums
+}
+
+// ShareLayers names the ranks with the other parts of each layer. Call it before any pass.
+func (m *Model[A]) ShareLayers(c spmd.Comm) (err error) {
+	x := m.tensor
+	if x.side, err = m.World.NewStreamPriority("tensor", spmd.High); err != nil {
+		return err
+	}
+	m.space.Frees = append(m.space.Frees, x.side.Close)
+	x.with = c.On(x.side)
+	return nil
+}
+
 // rowsOf returns how this rank sees n rows. The number of pieces is that of the largest
 // micro-batch, so that a smaller one never needs more memory.
 func (m *Model[A]) rowsOf(n int) parallel.Rows {
@@ -39,26 +58,26 @@ const (
 )
 
 // alone says whether this rank has all rows.
-func (e *enqueue[A]) alone() bool { return e.m.Cfg.Tensor.Parts() == 1 }
+func (e *enqueue[A]) alone() bool { return e.m.tensor == nil }
 
 // begin makes the stream between the ranks wait for the commands so far.
 func (e *enqueue[A]) begin() {
 	if e.Err == nil {
-		e.Err = e.m.side.After(e.S)
+		e.Err = e.m.tensor.side.After(e.S)
 	}
 }
 
 // arrived enqueues a wait for everything that is on its way between the ranks.
 func (e *enqueue[A]) arrived() {
 	if e.Err == nil && !e.alone() {
-		e.Err = e.S.After(e.m.side)
+		e.Err = e.S.After(e.m.tensor.side)
 	}
 }
 
 // gatherPiece enqueues whole = all ranks' rows of a piece of x(n,C), if there is such a piece.
 func (e *enqueue[A]) gatherPiece(x spmd.Buffer[A], i int) {
 	if e.Err == nil && i < e.rows.Pieces() {
-		e.Err = parallel.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, e.m.whole, x)
+		e.Err = parallel.GatherRows(e.m.tensor.with, e.rows, i, e.m.Cfg.Channels, e.m.tensor.whole, x)
 	}
 }
 
@@ -70,7 +89,7 @@ func (e *enqueue[A]) scatterPiece(y spmd.Buffer[A], i int) {
 	}
 	e.begin()
 	if e.Err == nil {
-		e.Err = parallel.ScatterRows(e.m.with, e.rows, i, e.m.Cfg.Channels, y, e.m.partial)
+		e.Err = parallel.ScatterRows(e.m.tensor.with, e.rows, i, e.m.Cfg.Channels, y, e.m.partial)
 	}
 }
 
@@ -98,7 +117,7 @@ func (e *enqueue[A]) all(x spmd.Buffer[A]) spmd.Buffer[A] {
 	if e.alone() {
 		return x
 	}
-	return e.m.whole
+	return e.m.tensor.whole
 }
 
 // eachPiece gathers x(n,C) and calls fn for each piece of its rows, [lo, hi) of N. fn enqueues the
@@ -109,7 +128,8 @@ func (e *enqueue[A]) eachPiece(x spmd.Buffer[A], fn func(i, lo, hi int, rows spm
 		fn(0, 0, e.N, x.Slice(0, e.N*C))
 		return
 	}
-	e.inPieces(func(i int) { e.gatherPiece(x, i) }, func(i, lo, hi int) { fn(i, lo, hi, e.m.whole.Slice(lo*C, hi*C)) })
+	e.inPieces(func(i int) { e.gatherPiece(x, i) },
+		func(i, lo, hi int) { fn(i, lo, hi, e.m.tensor.whole.Slice(lo*C, hi*C)) })
 }
 
 // inPieces calls gather to enqueue the arrival of each piece of the rows, and fn for each piece.

@@ -20,7 +20,7 @@ type Sharder struct {
 	layers  layerGatherer
 	Scatter *parallel.Scatterer
 
-	keptPass, Training, Forward *parallel.Pass
+	keptPass, training, forward *parallel.Pass
 }
 
 // layerGatherer is a Gatherer of the groups of layers, whatever the type of their elements.
@@ -113,10 +113,10 @@ func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training
 	if x.keptPass, err = x.kept.Pass(1, 0); err != nil {
 		return err
 	}
-	if x.Forward, err = x.layers.Pass(m.Cfg.GroupsThere()...); err != nil {
+	if x.forward, err = x.layers.Pass(m.Cfg.GroupsThere()...); err != nil {
 		return err
 	}
-	x.Training, err = x.layers.Pass(training...)
+	x.training, err = x.layers.Pass(training...)
 	return err
 }
 
@@ -147,7 +147,7 @@ func (x *Sharder) Gather(s *spmd.Stream) error {
 	if err := x.getKept(s); err != nil || x.EveryPass() {
 		return err
 	}
-	if err := x.layers.Begin(x.Forward, s); err != nil {
+	if err := x.layers.Begin(x.forward, s); err != nil {
 		return err
 	}
 	for i := layout.VectorGroup(x.state.Groups) - 1; i >= 0; i-- {
@@ -174,12 +174,25 @@ func (x *Sharder) getKept(s *spmd.Stream) error {
 	return x.kept.End(s)
 }
 
-// Around runs a pass on s with the weights that it needs. pass is the layers' pass. changed says
-// that weights may have changed since they were gathered. reduces says that each section's
-// gradients are going to be ready.
-func (x *Sharder) Around(s *spmd.Stream, pass *parallel.Pass, changed, reduces bool, commands func() error) error {
+// Buckets returns how many parts the gradients go in between the ranks.
+func (x *Sharder) Buckets() int { return len(x.state.Groups) }
+
+// Pass says what a pass is that Around runs. The zero value is both passes of a micro-step, with
+// the weights that were gathered before.
+type Pass struct {
+	Forward bool // the forward pass alone
+	Changed bool // weights may have changed since they were gathered
+	Reduces bool // each section's gradients are going to be ready
+}
+
+// Around runs a pass on s with the weights that it needs.
+func (x *Sharder) Around(s *spmd.Stream, p Pass, commands func() error) error {
 	st := x.state
 	defer func() { st.around = hooks{} }()
+	order, changed := x.training, p.Changed
+	if p.Forward {
+		order = x.forward
+	}
 	switch {
 	// weights are cast together, or passes interleave
 	case changed && (st.FP8 != nil || st.Cfg.Stage.Stages > 1):
@@ -194,7 +207,7 @@ func (x *Sharder) Around(s *spmd.Stream, pass *parallel.Pass, changed, reduces b
 	}
 	moving := x.EveryPass() || changed
 	if moving {
-		if err := x.layers.Begin(pass, s); err != nil {
+		if err := x.layers.Begin(order, s); err != nil {
 			return err
 		}
 		st.around.need = func(section int) error {
@@ -208,7 +221,7 @@ func (x *Sharder) Around(s *spmd.Stream, pass *parallel.Pass, changed, reduces b
 		}
 		st.around.done = func(section int) error { return x.layers.Done(layout.LayerGroup(section), s) }
 	}
-	if reduces {
+	if p.Reduces {
 		st.around.write = func(section int) error { return x.Scatter.Use(layout.LayerGroup(section), s) }
 	}
 	if err := commands(); err != nil || !moving {
@@ -217,19 +230,27 @@ func (x *Sharder) Around(s *spmd.Stream, pass *parallel.Pass, changed, reduces b
 	return x.layers.End(s)
 }
 
-// Ready tells the scatterer that a section's gradients are complete. add says that they are added
-// to those of earlier micro-batches.
-func (x *Sharder) Ready(section int, add bool, s *spmd.Stream) error {
-	add = add && x.state.Cfg.Shard.ScattersGrads()
+// Ready tells the scatterer that a section's gradients are complete.
+func (x *Sharder) Ready(section int, s *spmd.Stream) error {
+	return x.complete(section, s, x.Scatter.Ready)
+}
+
+// Add is Ready for gradients that are added to those of earlier micro-batches.
+func (x *Sharder) Add(section int, s *spmd.Stream) error {
+	return x.complete(section, s, x.Scatter.Add)
+}
+
+// complete calls ready for the groups that a section completes.
+func (x *Sharder) complete(section int, s *spmd.Stream, ready func(group int, s *spmd.Stream) error) error {
 	switch {
 	case section == 0: // a LayerNorm, which is among the vectors
 		return nil
 	case section < x.state.Cfg.Embeddings():
-		return x.Scatter.Ready(layout.LayerGroup(section), add, s)
+		return ready(layout.LayerGroup(section), s)
 	}
 	groups := x.state.Groups
-	if err := x.Scatter.Ready(layout.VectorGroup(groups), add, s); err != nil {
+	if err := ready(layout.VectorGroup(groups), s); err != nil {
 		return err
 	}
-	return x.Scatter.Ready(layout.EmbeddingGroup(groups), add, s)
+	return ready(layout.EmbeddingGroup(groups), s)
 }

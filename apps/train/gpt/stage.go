@@ -46,34 +46,9 @@ func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
 	return err
 }
 
-// StageTime is Time of the pipeline, ForgetTime its ForgetTime. They do nothing without a pipeline.
-func (m *Model[A]) StageTime(s *spmd.Stream) (parallel.StageTime, error) {
-	if m.pipe == nil {
-		return parallel.StageTime{}, nil
-	}
-	return m.pipe.Time(s)
-}
-
-func (m *Model[A]) ForgetTime(s *spmd.Stream) error {
-	if m.pipe == nil {
-		return nil
-	}
-	return m.pipe.ForgetTime(s)
-}
-
-// ShareLayers names the ranks with the other parts of each layer, if --tp divides layers. Call it
-// before any pass.
-func (m *Model[A]) ShareLayers(c spmd.Comm) (err error) {
-	if m.Cfg.Tensor.Parts() == 1 {
-		return nil
-	}
-	if m.side, err = m.World.NewStreamPriority("tensor", spmd.High); err != nil {
-		return err
-	}
-	m.space.Frees = append(m.space.Frees, m.side.Close)
-	m.with = c.On(m.side)
-	return nil
-}
+// StageTime is Time of the pipeline, ForgetTime its ForgetTime.
+func (m *Model[A]) StageTime(s *spmd.Stream) (parallel.StageTime, error) { return m.pipe.Time(s) }
+func (m *Model[A]) ForgetTime(s *spmd.Stream) error                      { return m.pipe.ForgetTime(s) }
 
 // pipelinePass lists the groups of layers in the order in which a step uses them.
 func (m *Model[A]) pipelinePass(forward []int) []int {

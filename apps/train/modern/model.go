@@ -284,17 +284,3 @@ func (m *Model[A]) NewSharder(c spmd.Comm) (*gpt.Sharder, error) {
 }
 
 var errWhole = errors.New("model: the layers of a modern one are whole, and all on each rank")
-
-// The methods below are for models with divided layers, which a modern model is not.
-
-func (m *Model[A]) OpenPipeline(spmd.Comm) error { return errWhole }
-func (m *Model[A]) StageTime(*spmd.Stream) (parallel.StageTime, error) {
-	return parallel.StageTime{}, errWhole
-}
-func (m *Model[A]) ForgetTime(*spmd.Stream) error                       { return nil }
-func (m *Model[A]) ShareLayers(spmd.Comm) error                         { return nil }
-func (m *Model[A]) Step(*spmd.Stream, []gpt.Batch, gpt.StepHooks) error { return errWhole }
-func (m *Model[A]) EvaluateAll(*spmd.Stream, int, func(i int) (gpt.Batch, float32, error),
-	func(func() error) error) error {
-	return errWhole
-}

@@ -93,7 +93,7 @@ func (l *loop) step(step int) (early bool, err error) {
 		return false, err
 	}
 	if step == l.t.First { // what tunes and compiles is not to count
-		if err := l.t.Model.ForgetTime(l.t.Stream); err != nil {
+		if err := l.t.ForgetTime(); err != nil {
 			return false, err
 		}
 	}

@@ -197,7 +197,7 @@ func (r *report) interrupted(how string) {
 // idleOf returns the part of the time that each stage of the pipeline waited, over all replicas and
 // without the first step. It returns none if nothing was measured. Every rank calls it.
 func idleOf(w *spmd.World, t *trainer.Trainer) ([]float64, error) {
-	own, err := t.Model.StageTime(t.Stream)
+	own, err := t.StageTime()
 	if err != nil {
 		return nil, err
 	}

@@ -61,13 +61,13 @@ func (t *Trainer) Items(save bool) []checkpoint.Item {
 // Audit fails if the weights or moments that all ranks hold differ between ranks after a number of
 // steps. It names the first tensor that differs. It blocks. Every rank of c calls it.
 func (t *Trainer) Audit(steps int) error {
-	if err := t.gather(); err != nil {
+	if err := t.sums.gather(); err != nil {
 		return err
 	}
 	if err := t.Stream.Synchronize(); err != nil {
 		return err
 	}
-	if t.sharder != nil || t.divided() {
+	if t.State.Cfg.Shard.Mode != layout.ShardOff || t.divided() {
 		if err := parallel.CheckSame(t.all, fmt.Sprintf("the number of updates after %d steps", steps),
 			t.Optimizer.Counts); err != nil {
 			return err

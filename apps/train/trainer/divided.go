@@ -10,8 +10,17 @@ import (
 	"lockstep/spmd/parallel"
 )
 
+// division is how the ranks divide the model and the data.
+type division struct {
+	all    spmd.Comm // the ranks of the run
+	c      spmd.Comm // the ranks that share each batch; others have other parts of the model
+	stages spmd.Comm // those with the other stages of the model
+	parts  spmd.Comm // those with the other parts of the same layers
+	tied   spmd.Comm // the two with a copy of the embeddings each; no rank elsewhere
+}
+
 // divided says whether ranks have different parts of the model.
-func (t *Trainer) divided() bool { return t.all.Size() > t.c.Size() }
+func (d *division) divided() bool { return d.all.Size() > d.c.Size() }
 
 // divide gives each rank its part of the model and of the data. Every rank of the run calls it.
 //
@@ -30,12 +39,12 @@ func (t *Trainer) divide() error {
 		if err != nil {
 			return err
 		}
-		t.pipe, t.c, t.tensor = mesh.Comm("pipe"), mesh.Comm("data"), mesh.Comm("tensor")
-		m.Tensor.Rank = t.tensor.Rank()
-		index := t.pipe.Rank()
+		t.stages, t.c, t.parts = mesh.Comm("pipe"), mesh.Comm("data"), mesh.Comm("tensor")
+		m.Tensor.Rank = t.parts.Rank()
+		index := t.stages.Rank()
 		color := -1
 		if stages > 1 && (index == 0 || index == stages-1) {
-			color = t.c.Rank()*parts + t.tensor.Rank()
+			color = t.c.Rank()*parts + t.parts.Rank()
 		}
 		if t.tied, err = t.all.Split(color, index); err != nil {
 			return err
@@ -48,35 +57,20 @@ func (t *Trainer) divide() error {
 	return nil
 }
 
-// countLoss enqueues that the loss becomes 0 on all but one of the ranks that
-// have computed the same loss.
-func (t *Trainer) countLoss() error {
-	if t.State.Cfg.Tensor.Rank == 0 {
-		return nil
+// openNorm makes the optimizer measure the gradient over all parts of the model.
+func (t *Trainer) openNorm() error {
+	n, err := parallel.NewNorm(t.all, t.counted()...)
+	if err != nil {
+		return err
 	}
-	return spmd.Fill(t.Stream, t.State.Loss, 0)
-}
-
-// sumRows enqueues the sums of gradients to which each rank that divides layers has added its rows
-// of the batch. These gradients are vectors, and go together.
-func (t *Trainer) sumRows() error {
-	if len(t.byRows) == 0 {
-		return nil
-	}
-	on := t.tensor.On(t.Stream)
-	return on.Group(func() error {
-		for _, g := range t.byRows {
-			if err := spmd.AllReduce(on, g, g, spmd.Sum); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	t.keep(n.Close)
+	t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return n.Clip(0, norm, s) }
+	return nil
 }
 
 // counted returns the gradients that this rank, and no other, adds to the norm.
 func (t *Trainer) counted() []spmd.Buffer[float32] {
-	if t.sharder == nil && t.c.Rank() > 0 {
+	if t.State.Cfg.Shard.Mode == layout.ShardOff && t.c.Rank() > 0 { // the first replica counts
 		return nil
 	}
 	return t.State.Counted()
@@ -106,8 +100,8 @@ func (t *Trainer) partItems(save bool) []checkpoint.Item {
 				if save && !a.Shared {
 					skip, have = partOf(skip, have, t.c)
 				}
-				if save && q.Cut.Run == 0 && t.tensor.Size() > 1 {
-					skip, have = partOf(skip, have, t.tensor)
+				if save && q.Cut.Run == 0 && t.parts.Size() > 1 {
+					skip, have = partOf(skip, have, t.parts)
 				}
 			}
 			items = append(items, checkpoint.Strided(a.Prefix+p.Name, have, skip, q.Cut, p.Len))
@@ -149,5 +143,5 @@ func (t *Trainer) auditCopies(steps int) error {
 	}); err != nil {
 		return err
 	}
-	return same(t.tensor, func(p layout.Param) bool { return p.Cut.Run == 0 })
+	return same(t.parts, func(p layout.Param) bool { return p.Cut.Run == 0 })
 }

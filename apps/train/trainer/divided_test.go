@@ -178,7 +178,7 @@ func TestDividedAudit(t *testing.T) {
 				t.Fatal(err)
 			}
 			// The last rank of each replica differs, so that replicas agree.
-			if tr.tensor.Rank() == form[0]-1 && tr.pipe.Rank() == form[1]-1 {
+			if tr.parts.Rank() == form[0]-1 && tr.stages.Rank() == form[1]-1 {
 				for _, p := range tr.State.Params {
 					if p.Name == name {
 						tr.State.Weights.Set(p.Off, 3)

@@ -2,7 +2,11 @@
 // batch. The package runs a step, sums gradients over the ranks, validates, and finds the rank and
 // the tensor of a bad number.
 //
-// Read train.go first: it says what a Trainer has. start.go prepares the first step. micro.go
-// divides a step into micro-batches, step.go enqueues it. results.go and validate.go read the
-// results. divided.go and pipelined.go are for ranks with parts of the model.
+// Read train.go first: it says what a Trainer has. start.go prepares the first step, step.go
+// enqueues one, micro.go and order.go divide it into micro-batches, replicas.go sums gradients.
+// results.go and validate.go read the results.
+//
+// Each mode of a run has a file of its own, which can be left out at first: graphs.go, shards.go,
+// pipeline.go, tensor.go, scales.go (8-bit floats), tables.go (of modern models), divided.go (who
+// has which part of a model).
 package trainer

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"lockstep/apps/train/decode"
+	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/text"
 	"lockstep/spmd"
 )
@@ -12,7 +13,7 @@ import (
 // ToGenerate prepares this rank to generate. It says whether all ranks have to generate together;
 // otherwise one rank alone may. Every rank of the trainer calls it.
 func (t *Trainer) ToGenerate() (together bool, err error) {
-	return t.sharder != nil && t.sharder.EveryPass(), t.gather()
+	return t.sums.together(), t.sums.gather()
 }
 
 // Generate returns the prompt and n more tokens of text, which begins a document. It blocks.
@@ -22,7 +23,7 @@ func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt strin
 	var d decode.Decoder
 	cfg := t.State.Cfg
 	switch {
-	case t.sharder != nil && t.sharder.EveryPass():
+	case t.sums.together():
 		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab, t.logitsOfAll)
 	case cfg.Parts != 0:
 		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab,
@@ -47,8 +48,7 @@ func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt strin
 // logitsOfAll enqueues the logits of the next token if no rank has all weights. All ranks go
 // through the text together, and take the logits of rank 0.
 func (t *Trainer) logitsOfAll(tokens spmd.Buffer[int32], before int) (logits spmd.Buffer[float32], err error) {
-	x := t.sharder
-	err = x.Around(t.Stream, x.Forward, false, false, func() (err error) {
+	err = t.sums.around(gpt.Pass{Forward: true}, func() (err error) {
 		logits, err = t.Model.Logits(t.Stream, tokens, before)
 		return err
 	})

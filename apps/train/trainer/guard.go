@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"lockstep/apps/train/agree"
-	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 )
@@ -74,7 +73,7 @@ func (t *Trainer) firstBadWeight() (int, error) {
 	weights := t.arenas()[0]
 	for i, p := range t.State.Params {
 		_, own := t.State.Of(weights, p)
-		if t.sharder != nil && !weights.Shared { // others' are copies
+		if !weights.Shared { // others' are copies
 			skip, _, n := t.State.Sharded.Own(p.Group, p.Off, p.Off+p.Len)
 			own = own.Slice(skip, skip+n)
 		}
@@ -105,18 +104,7 @@ func (t *Trainer) firstBadGradient(step int) (int, error) {
 		}
 		return nil
 	}
-	if t.pipelined() {
-		if err := t.lookThrough(step, look); err != nil {
-			return 0, err
-		}
-		return first, t.Stream.Synchronize()
-	}
-	err := t.passes(step, func(k microKind, batch gpt.Batch) error {
-		return t.around(k.first, func() error {
-			return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, look)
-		})
-	})
-	if err != nil {
+	if err := t.order.lookThrough(step, look); err != nil {
 		return 0, err
 	}
 	return first, t.Stream.Synchronize()

@@ -58,7 +58,7 @@ func testBadStepEnds[A kernels.Act](t *testing.T, w *spmd.World) {
 		if err := tr.Stream.Synchronize(); err != nil {
 			t.Fatal(err)
 		}
-		if loss := tr.results[0].totals.At(0); !kernels.Finite(loss) {
+		if loss := tr.results.steps[0].totals.At(0); !kernels.Finite(loss) {
 			t.Fatalf("the step after has loss %g", loss)
 		}
 		if w.Rank() == last {
@@ -123,7 +123,7 @@ func testSkipBadStep[A kernels.Act](t *testing.T, w *spmd.World) {
 			continue
 		}
 		for range passes.microSteps(cfg.GlobalBatch) {
-			if _, err := passes.train.Next(passes.Stream); err != nil {
+			if _, err := passes.feeds.steps.Next(passes.Stream); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -45,7 +45,7 @@ func testModernShardedFor[A kernels.Act](t *testing.T, w *spmd.World, global int
 	cfg.Half, cfg.Batch, cfg.GlobalBatch, cfg.Graph = kernels.IsHalf[A](), 2, global, "off"
 	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 	wants, wantVal := stepAll(t, plain, steps)
-	if gathers := plain.gathersRows(global); gathers != (global == 6 && w.Size() == 3) {
+	if gathers := plain.sums.(*replicas).tables.gathersRows(global); gathers != (global == 6 && w.Size() == 3) {
 		t.Errorf("steps of %d sequences on %d ranks gather rows: %v", global, w.Size(), gathers)
 	}
 	for _, x := range []struct {

@@ -15,10 +15,19 @@ type result struct {
 	begin, end *spmd.Event
 }
 
-// openResults allocates the results of steps and validations.
-func (t *Trainer) openResults() (err error) {
-	for i := range t.results {
-		r := &t.results[i]
+// results is what steps and validations leave for the host.
+type results struct {
+	steps   [2]result            // of the last two steps, by step number
+	valLoss spmd.Buffer[float64] // (1), pinned
+}
+
+// of returns the result of a step.
+func (x *results) of(step int) *result { return &x.steps[step%len(x.steps)] }
+
+// open allocates them.
+func (x *results) open(t *Trainer) (err error) {
+	for i := range x.steps {
+		r := x.of(i)
 		if r.totals, err = spmd.AllocPinned[float64](t.World, 2); err != nil {
 			return err
 		}
@@ -34,10 +43,10 @@ func (t *Trainer) openResults() (err error) {
 			t.keep((*e).Close)
 		}
 	}
-	if t.valLoss, err = spmd.AllocPinned[float64](t.World, 1); err != nil {
+	if x.valLoss, err = spmd.AllocPinned[float64](t.World, 1); err != nil {
 		return err
 	}
-	t.keep(t.valLoss.Free)
+	t.keep(x.valLoss.Free)
 	return nil
 }
 
@@ -47,7 +56,7 @@ func (t *Trainer) AskToEnd() error { return spmd.Fill(t.Stream, t.State.Totals.S
 
 // Ended says whether any rank had asked to end when the step was enqueued. The step is one of the
 // last two, and was read. All ranks get the same answer.
-func (t *Trainer) Ended(step int) bool { return t.results[step%len(t.results)].totals.At(1) > 0 }
+func (t *Trainer) Ended(step int) bool { return t.results.of(step).totals.At(1) > 0 }
 
 // Read waits for a step, one of the last two. It returns the loss before the update,
 // the norm of the gradient before clipping, and the time of the step. Every rank of c
@@ -55,7 +64,7 @@ func (t *Trainer) Ended(step int) bool { return t.results[step%len(t.results)].t
 //
 // If loss or norm is not finite the error is Diverged, unless such steps are skipped.
 func (t *Trainer) Read(step int) (loss, norm float64, took time.Duration, err error) {
-	r := &t.results[step%len(t.results)]
+	r := t.results.of(step)
 	if err := r.end.Synchronize(); err != nil {
 		return 0, 0, 0, err
 	}

@@ -57,7 +57,7 @@ func wholeOf(t *testing.T, tr *Trainer, a gpt.Arena) map[string][]float32 {
 func compareArenas(t *testing.T, what string, got, want *Trainer, bound float64) {
 	t.Helper()
 	for _, tr := range []*Trainer{got, want} {
-		if err := tr.gather(); err != nil {
+		if err := tr.sums.gather(); err != nil {
 			t.Fatal(err)
 		}
 		if err := tr.Stream.Synchronize(); err != nil {
@@ -178,7 +178,7 @@ func testShardedGraphs[A kernels.Act](t *testing.T, w *spmd.World) {
 			}
 		}
 		compareArenas(t, fmt.Sprint("--shard ", mode), graphs, plain, 0)
-		for _, g := range graphs.graphs {
+		for _, g := range graphs.graphs.made {
 			if g == nil {
 				t.Errorf("--shard %v: a kind of micro-step has no graph", mode)
 			}
@@ -206,7 +206,7 @@ func TestShardedBadSteps(t *testing.T) {
 					continue
 				}
 				for range passes.microSteps(cfg.GlobalBatch) {
-					if _, err := passes.train.Next(passes.Stream); err != nil {
+					if _, err := passes.feeds.steps.Next(passes.Stream); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -2,7 +2,6 @@ package trainer
 
 import (
 	"lockstep/apps/train/agree"
-	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/weights"
 	"lockstep/spmd"
@@ -86,18 +85,12 @@ func (t *Trainer) StartAt(step int) error {
 	if err := t.State.Refresh(t.Stream); err != nil {
 		return err
 	}
-	if e := t.State.FP8; e != nil {
-		err := error(nil)
-		if t.Scales != nil {
-			err = e.SetScales(t.Scales)
-		} else {
-			err = t.calibrate(step)
-		}
-		if err != nil {
+	if t.scales != nil {
+		if err := t.scales.start(step); err != nil {
 			return err
 		}
 	}
-	t.train = t.loaders[0].Feed(t.trainBatches(step))
+	t.feeds.steps = t.feeds.training.Feed(t.trainBatches(step))
 	return nil
 }
 
@@ -113,89 +106,13 @@ func (t *Trainer) tune() error {
 	if err := t.State.Refresh(t.Stream); err != nil {
 		return err
 	}
-	if t.pipelined() {
-		return t.tuneStep()
+	if err := t.order.rehearse(); err != nil {
+		return err
 	}
-	met := map[microKind]bool{}
-	for _, step := range t.Data.Growth.Begins() {
-		err := t.passes(step, func(k microKind, batch gpt.Batch) error {
-			if met[k] {
-				return nil
-			}
-			met[k] = true
-			return t.Model.ForwardBackward(t.Stream, batch, t.lossScale(k.of), k.first, nil)
-		})
-		if err != nil {
+	if t.scales != nil {
+		if err := t.scales.forget(); err != nil {
 			return err
 		}
-	}
-	if err := t.forgetPeaks(); err != nil {
-		return err
 	}
 	return blas.Tune(t.World)
-}
-
-// forgetPeaks enqueues that the passes so far do not count for the scales of 8-bit floats.
-func (t *Trainer) forgetPeaks() error {
-	if t.State.FP8 == nil {
-		return nil
-	}
-	return spmd.Fill(t.Stream, t.State.FP8.Peak, 0)
-}
-
-// calibrate finds the scales of 8-bit floats for a step from its first micro-steps on all ranks,
-// with products of bfloat16. Every rank of c calls it.
-func (t *Trainer) calibrate(step int) error {
-	if step >= t.Steps {
-		return nil
-	}
-	if err := t.calibrating(step); err != nil {
-		return err
-	}
-	// A batch without good numbers leaves the scales as they are, and the first step fails.
-	gate := t.Optimizer.Gate
-	if err := spmd.Fill(t.Stream, gate, 0); err != nil {
-		return err
-	}
-	return t.nextScales(gate)
-}
-
-// calibrating enqueues the passes of calibrate.
-func (t *Trainer) calibrating(step int) error {
-	if t.pipelined() {
-		if err := t.holdStep(step); err != nil {
-			return err
-		}
-		h := t.noHooks()
-		h.Calibrate = true
-		return t.apart(h)
-	}
-	return t.passes(step, func(k microKind, batch gpt.Batch) error {
-		if !k.first {
-			return nil
-		}
-		commands := func() error { return t.Model.Calibrate(t.Stream, batch, t.lossScale(k.of)) }
-		if x := t.sharder; x != nil && x.EveryPass() {
-			return x.Around(t.Stream, x.Training, true, false, commands)
-		}
-		return commands()
-	})
-}
-
-// passes calls do for each micro-step of a step. It loads the batches apart
-// from those of the training.
-func (t *Trainer) passes(step int, do func(k microKind, batch gpt.Batch) error) error {
-	n := t.Data.Growth.At(step)
-	f := t.loaders[1].Feed(t.micro(n, func(j int) int { return t.Data.Start(step, j) }))
-	defer f.Stop()
-	for i := range t.microSteps(n) {
-		batch, err := f.Next(t.Stream)
-		if err != nil {
-			return err
-		}
-		if err := do(microKind{b: batch.B, first: i == 0, idle: t.idle(n, i), of: n}, batch); err != nil {
-			return err
-		}
-	}
-	return nil
 }

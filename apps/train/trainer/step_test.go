@@ -37,7 +37,7 @@ func testGraphSteps[A kernels.Act](t *testing.T, w *spmd.World) {
 		}
 	}
 	made := 0
-	for kind, g := range graphs.graphs {
+	for kind, g := range graphs.graphs.made {
 		if g == nil {
 			t.Errorf("micro-steps of kind %+v have no graph after %d steps", kind, steps)
 		}

@@ -2,7 +2,6 @@ package trainer
 
 import (
 	"errors"
-	"fmt"
 
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/gpt"
@@ -11,7 +10,6 @@ import (
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/weights"
 	"lockstep/spmd"
-	"lockstep/spmd/parallel"
 )
 
 // Config is the settings of a trainer.
@@ -38,43 +36,43 @@ type Config struct {
 //	g  = Σ over the ranks' micro-batches of ∇ loss/(global tokens)
 //	p -= AdamW(g)
 //
-// The reducer's stream sums over the ranks, bucket by bucket, while the backward pass
-// goes on to produce gradients.
+// The gradients are summed over the ranks on a stream of their own, bucket by bucket, while the
+// backward pass goes on to produce others.
 type Trainer struct {
 	Config
+	Position
+	division  // of the ranks
 	World     *spmd.World
-	all       spmd.Comm // the ranks of the run
-	c         spmd.Comm // the ranks that share each batch; others have other parts of the model
-	pipe      spmd.Comm // those with the other stages of the model
-	tensor    spmd.Comm // those with the other parts of the same layers
-	tied      spmd.Comm // the two with a copy of the embeddings each; no rank elsewhere
 	Data      *batches.Dataset
-	State     *gpt.State // of model
+	Stream    *spmd.Stream // everything but what goes between ranks
+	State     *gpt.State   // of Model
 	Model     gpt.Passes
 	Optimizer *optim.AdamW
-	reducer   *parallel.Reducer[float32] // nil with --shard
-	tables    *parallel.Reducer[float32] // for a modern model's tables, which reducer then leaves out, or nil
-	sharder   *gpt.Sharder               // nil without
-	byRows    []spmd.Buffer[float32]     // see sumRows
-	Stream    *spmd.Stream               // everything but what goes between ranks
-	train     *batches.Feed              // nil before StartAt
-	First     int                        // the step that train begins with
-	Skipped   int                        // steps before it that were left out
-	BadRow    int                        // how many of the last steps in a row were left out
+	order     order    // of a step's micro-batches: turns, or with --pp a pipeline
+	sums      exchange // of gradients: replicas, or with --shard shards
+	feeds     feeds
+	results   results
+
+	graphs *graphs // nil without --graph
+	tensor *tensor // nil without --tp
+	scales *scales // nil without --fp8
+
+	close []func() error // in the order of making
+}
+
+// Position is where in a run a trainer is.
+type Position struct {
+	First   int // the step that begins the training
+	Skipped int // steps before it that were left out
+	BadRow  int // how many of the last steps in a row were left out
 	// scales of 8-bit floats at that step, from the checkpoint; nil if it has none that fit
-	Scales  []int
-	loaders [2]*batches.Loader        // of training and validation
-	results [2]result                 // of the last two steps, by step number
-	valLoss spmd.Buffer[float64]      // (1), pinned
-	graphs  map[microKind]*spmd.Graph // of the kinds met so far; nil without graphs
-	held    []gpt.Batch               // all micro-batches of a pipelined step
-	close   []func() error            // in the order of making
+	Scales []int
 }
 
 // New allocates everything. The weights are zero until Begin, or until a checkpoint is loaded and
 // StartAt called. Every rank of c calls it.
 func New(w *spmd.World, c spmd.Comm, cfg Config, data *batches.Dataset) (*Trainer, error) {
-	t := &Trainer{Config: cfg, World: w, all: c, c: c, Data: data}
+	t := &Trainer{Config: cfg, division: division{all: c, c: c}, World: w, Data: data}
 	if err := t.divide(); err != nil {
 		return nil, err
 	}
@@ -106,21 +104,13 @@ func (t *Trainer) open() (err error) {
 	if err := t.connect(); err != nil {
 		return err
 	}
-	if err := t.openResults(); err != nil {
+	if err := t.results.open(t); err != nil {
 		return err
 	}
-	if graphs, err := t.wantGraphs(); err != nil {
+	if t.graphs, err = openGraphs(t); err != nil {
 		return err
-	} else if graphs {
-		t.graphs = map[microKind]*spmd.Graph{}
-		t.keep(t.closeGraphs)
 	}
-	t.keep(func() error {
-		if t.train != nil {
-			t.train.Stop()
-		}
-		return nil
-	})
+	t.keep(t.feeds.stop)
 	return nil
 }
 
@@ -132,110 +122,33 @@ func (t *Trainer) openModel() (err error) {
 		return err
 	}
 	t.keep(t.State.Close)
-	if err := t.Model.ShareLayers(t.tensor); err != nil {
+	if t.tensor, err = openTensor(t); err != nil {
 		return err
 	}
-	if t.pipelined() {
-		if err := t.openPipeline(batch); err != nil {
-			return err
-		}
+	if t.order, err = openOrder(t, batch); err != nil {
+		return err
 	}
-	for i := range t.loaders {
-		if t.loaders[i], err = batches.NewLoader(t.World, t.Data, batch, t.Config.Model.Vocab); err != nil {
-			return err
-		}
-		t.keep(t.loaders[i].Close)
+	if t.State.FP8 != nil {
+		t.scales = &scales{t: t, state: t.State.FP8}
 	}
-	return nil
+	return t.feeds.open(t, batch)
 }
 
 // connect opens what moves gradients between the ranks, and weights with --shard.
 func (t *Trainer) connect() (err error) {
-	t.byRows = t.State.ByRows()
-	if t.Config.Model.Shard.Mode != layout.ShardOff {
-		if t.sharder, err = t.Model.NewSharder(t.c); err != nil {
-			return err
-		}
-		t.keep(t.sharder.Close)
-		if !t.divided() {
-			t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error {
-				return t.sharder.Scatter.ClipNorm(0, norm, s)
-			}
-			return nil
-		}
+	if t.Config.Model.Shard.Mode == layout.ShardOff {
+		t.sums, err = openReplicas(t)
+	} else {
+		t.sums, err = openShards(t)
 	}
-	if t.divided() {
-		n, err := parallel.NewNorm(t.all, t.counted()...)
-		if err != nil {
-			return err
-		}
-		t.keep(n.Close)
-		t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return n.Clip(0, norm, s) }
-	}
-	if t.sharder != nil {
-		return nil
-	}
-	bucket := t.BucketMiB << 20
-	switch {
-	case bucket > 0:
-	case t.World.OnHost(): // A small model, too, has several: the first are under way while backward goes on.
-		bucket = min(4<<20, t.State.Grads.Bytes()/4)
-	case t.World.Nodes() > 1, t.State.Cfg.Parts != 0:
-		// A network is slower than GPUs compute, and a modern model's steps are short, so most
-		// of the time is to be hidden.
-		bucket = 64 << 20
-	default: // An all-reduce beside matrix products takes multiprocessors from them, which costs more than it hides.
-		bucket = 1 << 30
-	}
-	groups := t.State.GradGroups()
-	if tables := len(groups) - 1; t.State.Cfg.Parts != 0 {
-		if t.tables, err = parallel.NewReducer(t.c, groups[tables:], parallel.ReducerConfig{Op: spmd.Sum}); err != nil {
-			return err
-		}
-		t.keep(t.tables.Close)
-		groups = groups[:tables]
-	}
-	t.reducer, err = parallel.NewReducer(t.c, groups, parallel.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum})
-	if err != nil {
+	if err != nil || !t.divided() {
 		return err
 	}
-	t.keep(t.reducer.Close)
-	return nil
-}
-
-// wantGraphs says whether micro-steps become graphs. By default they do on a GPU: a replay
-// costs the host less than enqueuing again. It fails if --graph on asks for graphs that
-// the communicator cannot be in.
-func (t *Trainer) wantGraphs() (bool, error) {
-	switch t.Graph {
-	case "off":
-		return false, nil
-	case "on":
-		if err := t.all.Capturable(); err != nil {
-			return false, spmd.Usage(fmt.Errorf("--graph on: %w", err))
-		}
-		return true, nil
-	}
-	if t.World.OnHost() {
-		return false, nil
-	}
-	if err := t.all.Capturable(); err != nil {
-		t.World.Log().Info().AnErr("why", err).Msg("steps are not graphs")
-		return false, nil
-	}
-	return true, nil
+	return t.openNorm()
 }
 
 // Buckets returns how many parts the gradients go in between the ranks.
-func (t *Trainer) Buckets() int {
-	if t.sharder != nil {
-		return len(t.State.Groups)
-	}
-	if t.tables != nil {
-		return t.reducer.Buckets() + t.tables.Buckets()
-	}
-	return t.reducer.Buckets()
-}
+func (t *Trainer) Buckets() int { return t.sums.buckets() }
 
 // Close ends the loader and frees everything, the last made first.
 func (t *Trainer) Close() error {
