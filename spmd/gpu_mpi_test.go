@@ -20,7 +20,7 @@ import (
 // have threads of their own, and the real MPI, so that data really moves.
 func TestGPUThroughMPI(t *testing.T) {
 	if os.Getenv(doublesEnv) == "" {
-		dir := carriers(t)
+		dir := peerDoubles(t)
 		for name, v := range map[string]string{
 			"SPMDTEST_DEVICE": "cuda", "SPMDTEST_COLLECTIVES": "mpi", "FAKECUDA_DEVICES": "3", "FAKECUDA_DELAY": "50",
 			doublesEnv: dir, "LD_LIBRARY_PATH": dir,
@@ -110,9 +110,9 @@ func mpiQueues(t *testing.T) {
 	}
 }
 
-// carriers is doubles with the kernels by which package peer moves and reduces GPU memory, compiled
-// for the host. It sets LOCKSTEP_CACHE.
-func carriers(t *testing.T) (dir string) {
+// peerDoubles is doubles with the kernels by which package peer moves and reduces GPU memory,
+// compiled for the host. It sets LOCKSTEP_CACHE.
+func peerDoubles(t *testing.T) (dir string) {
 	t.Helper()
 	dir = doubles(t)
 	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas",

@@ -21,7 +21,7 @@ import (
 // share it, through host memory.
 func TestGPUsOfOneProcess(t *testing.T) {
 	if spmdtest.Device() != "cuda" && os.Getenv(doublesEnv) == "" {
-		dir := carriers(t)
+		dir := peerDoubles(t)
 		for name, v := range map[string]string{
 			"FAKECUDA_DEVICES": "3", "FAKECUDA_DELAY": "50", doublesEnv: dir, "LD_LIBRARY_PATH": dir,
 		} {

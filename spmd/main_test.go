@@ -19,7 +19,7 @@ import (
 
 	"lockstep/internal/mpirun"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/transport/staged"
+	"lockstep/spmd/internal/transport/carriers"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -28,7 +28,7 @@ const appEnv = "SPMD_TEST_APP"
 
 func TestMain(m *testing.M) {
 	if os.Getenv("FAKECUDA_DEVICES") != "" { // a rank on test doubles. Each start would clear tens of megabytes
-		staged.Sizes.Piece, staged.Sizes.Message = 256<<10, 1<<20
+		carriers.StagedSizes.Piece, carriers.StagedSizes.Message = 256<<10, 1<<20
 	}
 	spmdtest.Main(m, func() { app(os.Getenv(appEnv)) })
 }

@@ -210,7 +210,7 @@ func (s *settings) state(rank int) []byte {
 			Calls: 4711, Last: "AllReduce of 124475904 float32 (sum)"}}}
 	for i := range 20 {
 		said.Run.Stack = append(said.Run.Stack,
-			fmt.Sprintf("lockstep/spmd/internal/transport/nccl.(*Transport).Make nccl/nccl.go:%d", 40+i))
+			fmt.Sprintf("lockstep/spmd/internal/transport/carriers.(*NCCL).Do carriers/nccl.go:%d", 40+i))
 	}
 	b, err := json.Marshal(said)
 	if err != nil {

@@ -1,7 +1,6 @@
 // Package transport says what carries the calls of a communicator: MPI on host memory, NCCL,
-// kernels between GPUs that reach each other, MPI on device memory. Each of them is a package below
-// this one. Which of them carries a call is decided once, when the call is issued, by who has
-// several (the router of package spmd).
+// kernels between GPUs that reach each other, MPI on device memory. Package carriers has them.
+// Which of them carries a call is decided once, when the call is issued, by route.Router.
 package transport
 
 import (

@@ -22,13 +22,8 @@ import (
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/aware"
+	"lockstep/spmd/internal/transport/carriers"
 	"lockstep/spmd/internal/transport/inproc"
-	"lockstep/spmd/internal/transport/mpi"
-	"lockstep/spmd/internal/transport/nccl"
-	"lockstep/spmd/internal/transport/peers"
-	"lockstep/spmd/internal/transport/self"
-	"lockstep/spmd/internal/transport/staged"
 )
 
 func TestMain(m *testing.M) { devtest.Main(m) }
@@ -57,8 +52,8 @@ func open(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Device)
 // TestMPI is host memory through MPI, and through memory that the ranks share.
 func TestMPI(t *testing.T) {
 	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.Comm, _ *cuda.Device) {
-		walk(onHost(t, mpi.New(c)))
-		hosts(t, mpi.New(c))
+		walk(onHost(t, carriers.NewMPI(c)))
+		hosts(t, carriers.NewMPI(c))
 	})
 }
 
@@ -70,7 +65,7 @@ func TestAware(t *testing.T) {
 			if said, err := cudampi.CUDAAware(); devtest.OnGPU() && !said.Yes {
 				t.Skip(said.Reason, err)
 			}
-			disagree(t, aware.Backend, mpi.New(c), dev)
+			disagree(t, carriers.AwareBackend, carriers.NewMPI(c), dev)
 		})
 }
 
@@ -82,30 +77,30 @@ func TestPeer(t *testing.T) {
 			t.Skip(err) // ranks share a device
 		}
 		commtest.Must(t, err)
-		onDevice(t, mpi.New(c), dev, func(s *side, _ unsafe.Pointer) {
-			s.by = peers.New(p, true)
+		onDevice(t, carriers.NewMPI(c), dev, func(s *side, _ unsafe.Pointer) {
+			s.by = carriers.NewPeerKernels(p, true)
 			each[int8](s, 2047) // around blocks
 			each[int8](s, 2049)
 			each[elem.F16](s, 4097) // and the scratch memory
 		})
 		commtest.Must(t, p.Close())
-		open(t, peers.Backend, mpi.New(c), dev)
+		open(t, carriers.PeersBackend, carriers.NewMPI(c), dev)
 	})
 }
 
 // TestNCCL is device memory through NCCL, of ranks that are goroutines: the
 // double moves it between them.
 func TestNCCL(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, nccl.Backend, h, dev) })
+	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, carriers.NCCLBackend, h, dev) })
 }
 
 // TestStaged is device memory through that of the host, where pieces are short: of ranks that are
 // goroutines, on one node and on several.
 func TestStaged(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
-		disagree(t, staged.Backend, h, dev)
+		disagree(t, carriers.StagedBackend, h, dev)
 		for node := range h.Size() - 1 {
-			disagree(t, staged.Backend, onNodes{h, node}, dev)
+			disagree(t, carriers.StagedBackend, onNodes{h, node}, dev)
 		}
 	}, smallPieces+"=yes")
 }
@@ -136,7 +131,7 @@ func TestStagedLost(t *testing.T) {
 			return
 		}
 		onDevice(t, h, dev, func(s *side, word unsafe.Pointer) {
-			by, err := staged.Open(site(h, dev, word))
+			by, err := carriers.OpenStaged(site(h, dev, word))
 			commtest.Must(t, err)
 			if h.Rank() == 1 {
 				return
@@ -159,7 +154,7 @@ func TestStagedLost(t *testing.T) {
 func TestStagedByMPI(t *testing.T) {
 	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"},
 		func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
-			disagree(t, staged.Backend, mpi.New(c), dev)
+			disagree(t, carriers.StagedBackend, carriers.NewMPI(c), dev)
 		})
 }
 
@@ -168,8 +163,9 @@ const smallPieces = "LOCKSTEP_TEST_SMALL_PIECES"
 
 func init() {
 	if os.Getenv(smallPieces) != "" {
-		staged.Sizes.Piece, staged.Sizes.Alone, staged.Sizes.Short, staged.Sizes.Chunk = 1024, 100, 128, 512
-		aware.Sizes.Direct, aware.Sizes.Room = 256, 16<<10
+		carriers.StagedSizes.Piece, carriers.StagedSizes.Alone, carriers.StagedSizes.Short = 1024, 100, 128
+		carriers.StagedSizes.Chunk = 512
+		carriers.AwareSizes.Direct, carriers.AwareSizes.Room = 256, 16<<10
 	}
 }
 
@@ -207,7 +203,7 @@ func disagree(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Dev
 					err := by.Do(s.q, coll.Call{Kind: coll.Recv, Type: elem.Int32, Dst: s.mem, N: m.want})
 					if want := fmt.Sprintf("%d int32 elements", m.want); err == nil ||
 						!strings.Contains(err.Error(), "message from rank 0 has ") ||
-						b == staged.Backend && !strings.Contains(err.Error(), want) {
+						b == carriers.StagedBackend && !strings.Contains(err.Error(), want) {
 						t.Errorf("%v instead of %s", err, want)
 					}
 				}
@@ -227,7 +223,7 @@ func TestStagedHeld(t *testing.T) {
 			return
 		}
 		onDevice(t, h, dev, func(s *side, word unsafe.Pointer) {
-			by, err := staged.Backend.Open(site(h, dev, word))
+			by, err := carriers.StagedBackend.Open(site(h, dev, word))
 			commtest.Must(t, err)
 			s.by, s.q = by, held{s.q.Stream()}
 			each[int32](s, 7)
@@ -266,7 +262,7 @@ func TestSelf(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
 		if h.Size() == 1 {
 			onDevice(t, h, dev, func(s *side, _ unsafe.Pointer) {
-				s.by = self.Transport{}
+				s.by = carriers.Self{}
 				walk(s)
 			})
 		}

@@ -10,7 +10,7 @@ import (
 	"lockstep/internal/readable"
 	"lockstep/internal/version"
 	"lockstep/nccl"
-	"lockstep/spmd/internal/transport/mpi"
+	"lockstep/spmd/internal/transport/carriers"
 )
 
 // Versions is the text of --version: the build, and the libraries that are found here, or why not.
@@ -30,7 +30,7 @@ func Libraries() map[string]string {
 
 // each calls f with the finding for each library.
 func each(f func(library, found string)) {
-	f("MPI", mpi.Processes.Library())
+	f("MPI", carriers.Processes.Library())
 	line := func(library string, err error, found string) {
 		if err != nil {
 			found = "not found: " + readable.Line(err.Error())

@@ -31,7 +31,7 @@ import (
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/mpi"
+	"lockstep/spmd/internal/transport/carriers"
 	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
 )
@@ -86,7 +86,7 @@ type World struct {
 // Open joins this process to the job and returns its world.
 //
 // Collective over all processes of the job, blocking.
-func Open(s Start) (*World, error) { return open(mpi.Processes, s) }
+func Open(s Start) (*World, error) { return open(carriers.Processes, s) }
 
 // open is Open for one of some ranks.
 func open(ranks transport.Ranks, s Start) (*World, error) {
@@ -189,7 +189,7 @@ func (w *World) Abort(status int) {
 
 // AbortProcesses ends the processes of all ranks after Open has failed. It returns if MPI does not
 // run.
-func AbortProcesses(status int) { mpi.Processes.Abort(status) }
+func AbortProcesses(status int) { carriers.Processes.Abort(status) }
 
 // Watch starts the watch over the job. Collective over all ranks, blocking.
 func (w *World) Watch() error {

@@ -4,10 +4,7 @@ import (
 	"strings"
 
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/aware"
-	"lockstep/spmd/internal/transport/mpi"
-	"lockstep/spmd/internal/transport/peers"
-	"lockstep/spmd/internal/transport/staged"
+	"lockstep/spmd/internal/transport/carriers"
 )
 
 // byMPI is the backend of processes that MPI joins: the best of the ways that do without NCCL.
@@ -18,7 +15,7 @@ func (byMPI) Name() string { return "mpi" }
 
 // Probe implements transport.Backend.
 func (byMPI) Probe(h transport.Host) error {
-	_, err := mpi.CommOf(h)
+	_, err := carriers.CommOf(h)
 	return err
 }
 
@@ -27,11 +24,11 @@ func (byMPI) Joins() bool { return false }
 
 // Open implements transport.Backend. What one way lacks is the same on all ranks.
 func (byMPI) Open(at transport.Site) (transport.Opened, error) {
-	c, err := mpi.CommOf(at.Host)
+	c, err := carriers.CommOf(at.Host)
 	if err != nil {
 		return nil, err
 	}
-	t, err := peers.Backend.Open(at)
+	t, err := carriers.PeersBackend.Open(at)
 	if err == nil {
 		return t, nil
 	}
@@ -42,10 +39,10 @@ func (byMPI) Open(at transport.Site) (transport.Opened, error) {
 	}
 	at.Else += "; " + said.Reason
 	if said.Yes {
-		if t, err = aware.Backend.Open(at); err == nil {
+		if t, err = carriers.AwareBackend.Open(at); err == nil {
 			return t, nil
 		}
 		at.Else += ", but " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
-	return staged.Backend.Open(at)
+	return carriers.StagedBackend.Open(at)
 }

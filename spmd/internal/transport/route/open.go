@@ -7,7 +7,7 @@ import (
 
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/staged"
+	"lockstep/spmd/internal/transport/carriers"
 )
 
 // OpenWorld has the communicators of all ranks and of the node carry calls on device memory by the
@@ -22,7 +22,7 @@ func OpenWorld(world, node *Router) (agreed bool, err error) {
 	}
 	if err := world.open(env.Backend); err != nil {
 		return false, fmt.Errorf("%w; --collectives %s does without %s",
-			err, staged.Backend.Name(), strings.ToUpper(env.Backend.Name()))
+			err, carriers.StagedBackend.Name(), strings.ToUpper(env.Backend.Name()))
 	}
 	defer env.Begin(env.Backend.Name())()
 	if env.Nodes == 1 {

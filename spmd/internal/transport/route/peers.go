@@ -2,7 +2,7 @@ package route
 
 import (
 	"lockstep/internal/peer"
-	"lockstep/spmd/internal/transport/peers"
+	"lockstep/spmd/internal/transport/carriers"
 )
 
 // openPeers has kernels between peers carry small collectives and messages of any memory from now
@@ -24,7 +24,7 @@ func (r *Router) startPeers() error {
 // reachPeers opens the peers, or fails on all ranks alike. Collective over
 // the communicator, in a turn.
 func (r *Router) reachPeers() error {
-	p, err := peers.Open(r.host, r.env.GPU.Dev, peerRoom)
+	p, err := carriers.OpenPeers(r.host, r.env.GPU.Dev, peerRoom)
 	if err == nil {
 		r.usePeers(p)
 	}
@@ -33,7 +33,7 @@ func (r *Router) reachPeers() error {
 
 // usePeers has the communicator know peers, and who waits hear of their failures.
 func (r *Router) usePeers(p *peer.Comm) {
-	r.peers = peers.New(p, r.lent)
+	r.peers = carriers.NewPeerKernels(p, r.lent)
 	r.env.GPU.Watch(p, p.Failure)
 }
 

@@ -10,20 +10,16 @@ import (
 
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/aware"
-	"lockstep/spmd/internal/transport/mpi"
-	"lockstep/spmd/internal/transport/nccl"
-	"lockstep/spmd/internal/transport/peers"
-	"lockstep/spmd/internal/transport/staged"
+	"lockstep/spmd/internal/transport/carriers"
 )
 
 // backends is the registry: what can carry calls on device memory, the preferred first.
 var backends = []transport.Backend{
-	nccl.Backend,
+	carriers.NCCLBackend,
 	byMPI{},
-	peers.Backend,
-	aware.Backend,
-	staged.Backend,
+	carriers.PeersBackend,
+	carriers.AwareBackend,
+	carriers.StagedBackend,
 }
 
 // auto is the value of --collectives that leaves the choice to the registry.
@@ -47,7 +43,7 @@ func ForDevicesOnly(asked string) bool {
 
 // SharesGPUs says whether ranks may share a GPU with a value of --collectives. NCCL refuses that,
 // and kernels that wait for each other on one GPU do so in turns of milliseconds.
-func SharesGPUs(asked string) bool { return asked == staged.Backend.Name() }
+func SharesGPUs(asked string) bool { return asked == carriers.StagedBackend.Name() }
 
 // Selection is the backend of a job.
 type Selection struct {
@@ -87,7 +83,7 @@ func choose(list []transport.Backend, h transport.Host, asked string) (Selection
 			s.Lacking = lacking
 			return s, nil
 		}
-		if !errors.Is(mine, mpi.ErrNone) { // else it is no way at all, as it is meant
+		if !errors.Is(mine, carriers.ErrNone) { // else it is no way at all, as it is meant
 			passed = append(passed, fmt.Sprintf("%s is not used: %v", strings.ToUpper(b.Name()), lacking))
 		}
 	}

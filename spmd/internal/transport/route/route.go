@@ -9,8 +9,7 @@ import (
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/peers"
-	"lockstep/spmd/internal/transport/self"
+	"lockstep/spmd/internal/transport/carriers"
 )
 
 // Router has the transports of a communicator, and decides which of them carries a call.
@@ -18,17 +17,17 @@ type Router struct {
 	env        *Env
 	rank, size int
 	host       transport.Host
-	hostKinds  coll.Set            // that host has itself
-	device     transport.Transport // carries what no other does on device memory; nil on the host
-	opened     transport.Opened    // the device's transport; nil on the host, and for one rank
-	owns       bool                // opened is not the world's
-	registrar  transport.Registrar // opened, where that takes memory; else nil
-	peers      *peers.Transport    // of ranks whose GPUs reach each other, if it is opened; else nil
-	lent       bool                // peers are those of opened
-	atOnce     int                 // the most bytes of a message of a collective, of any memory, that peers carry
-	sym        *symComm            // carries some collectives on symmetric memory; nil where there is none
-	noSym      bool                // and there will be none
-	known      []known             // memory that registrar, if it is its own, and sym have registered
+	hostKinds  coll.Set              // that host has itself
+	device     transport.Transport   // carries what no other does on device memory; nil on the host
+	opened     transport.Opened      // the device's transport; nil on the host, and for one rank
+	owns       bool                  // opened is not the world's
+	registrar  transport.Registrar   // opened, where that takes memory; else nil
+	peers      *carriers.PeerKernels // of ranks whose GPUs reach each other, if it is opened; else nil
+	lent       bool                  // peers are those of opened
+	atOnce     int                   // the most bytes of a message of a collective, of any memory, that peers carry
+	sym        *symComm              // carries some collectives on symmetric memory; nil where there is none
+	noSym      bool                  // and there will be none
+	known      []known               // memory that registrar, if it is its own, and sym have registered
 }
 
 // Route says what carries a call. It is decided when the call is issued, be it for now or for a
@@ -86,7 +85,7 @@ func New(env *Env, h transport.Host) Router {
 }
 
 // UseDevice has the router carry calls on device memory, at first of one rank alone.
-func (r *Router) UseDevice() { r.device = self.Transport{} }
+func (r *Router) UseDevice() { r.device = carriers.Self{} }
 
 // Choose decides what carries a call that is not in a group; g is its calls where it is one.
 // memory is what the call does with memory. enqueued says that the call is: the barrier of
@@ -216,7 +215,7 @@ func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transpo
 	switch {
 	case r.atOnce == 0:
 		return nil
-	case r.lent && r.peers.Caps().Kinds.Has(c.Kind), peers.AtOnce(c, r.atOnce):
+	case r.lent && r.peers.Caps().Kinds.Has(c.Kind), carriers.AtOnce(c, r.atOnce):
 		return r.peers
 	}
 	return nil
@@ -232,7 +231,7 @@ func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transpor
 	case transport.FromSymmetric | transport.IntoPinned:
 		way, ok = r.sym.paths.of(c, r.size, true)
 	}
-	if way == peerWay && !peers.AtOnce(c, r.peers.Most()) { // a bit more than the size that was measured
+	if way == peerWay && !carriers.AtOnce(c, r.peers.Most()) { // a bit more than the size that was measured
 		way = plainWay
 	}
 	return r.of(way), ok

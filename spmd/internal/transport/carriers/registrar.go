@@ -1,4 +1,4 @@
-package nccl
+package carriers
 
 import (
 	"context"
@@ -13,19 +13,19 @@ import (
 )
 
 // Registers implements transport.Registrar: from 2.19 on NCCL allocates and registers memory.
-func (t *Transport) Registers() bool { return nccl.Version() >= 21900 }
+func (t *NCCL) Registers() bool { return nccl.Version() >= 21900 }
 
 // Version implements transport.Registrar.
-func (t *Transport) Version() string { return nccl.VersionString() }
+func (t *NCCL) Version() string { return nccl.VersionString() }
 
 // AllocMemory implements transport.Registrar.
-func (t *Transport) AllocMemory(n int) (unsafe.Pointer, error) { return nccl.MemAlloc(t.dev, n) }
+func (t *NCCL) AllocMemory(n int) (unsafe.Pointer, error) { return nccl.MemAlloc(t.dev, n) }
 
 // FreeMemory implements transport.Registrar.
-func (t *Transport) FreeMemory(p unsafe.Pointer) error { return nccl.MemFree(t.dev, p) }
+func (t *NCCL) FreeMemory(p unsafe.Pointer) error { return nccl.MemFree(t.dev, p) }
 
 // Register implements transport.Registrar.
-func (t *Transport) Register(p unsafe.Pointer, n int) (transport.Registration, error) {
+func (t *NCCL) Register(p unsafe.Pointer, n int) (transport.Registration, error) {
 	if t.windows {
 		w, err := t.Comm.RegisterWindow(p, n)
 		if err != nil {
@@ -55,7 +55,7 @@ func (w window) Used() bool { return w.Registered() }
 // Symmetric implements transport.Registrar. Windows exist from 2.27 on. NCCL takes its symmetric
 // kernels wherever the buffers of a call lie in windows of the communicator, also at sizes at which
 // its other algorithms are faster. So windows belong to a communicator of their own.
-func (t *Transport) Symmetric(rank int) (transport.Registrar, error) {
+func (t *NCCL) Symmetric(rank int) (transport.Registrar, error) {
 	if nccl.Version() < 22700 {
 		return nil, nil
 	}
@@ -65,13 +65,13 @@ func (t *Transport) Symmetric(rank int) (transport.Registrar, error) {
 	if err != nil {
 		return nil, fmt.Errorf("a second communicator, for symmetric memory: %w", err)
 	}
-	s := New(c, t.dev, t.word)
+	s := NewNCCL(c, t.dev, t.word)
 	s.windows = true
 	return s, nil
 }
 
 // Gains implements transport.Registrar.
 // Source: NCCL 2.28, src/sym_kernels.cc, ncclSymkImplemented.
-func (t *Transport) Gains(k coll.Kind, e elem.Type, op elem.Op) bool {
+func (t *NCCL) Gains(k coll.Kind, e elem.Type, op elem.Op) bool {
 	return k == coll.AllGather || op == elem.Sum && (e == elem.Float32 || e.Half())
 }

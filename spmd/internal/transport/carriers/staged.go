@@ -1,7 +1,4 @@
-// Package staged carries calls on device memory through host memory, by the communicator
-// that the ranks have there in any case. It needs neither CUDA in MPI nor NCCL, and
-// several ranks may share a GPU.
-package staged
+package carriers
 
 import (
 	"errors"
@@ -16,25 +13,25 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// Backend is host memory as the way between GPUs.
-var Backend transport.Backend = backend{}
+// StagedBackend is host memory as the way between GPUs.
+var StagedBackend transport.Backend = stagedBackend{}
 
-type backend struct{}
+type stagedBackend struct{}
 
 // Name implements transport.Backend.
-func (backend) Name() string { return "host-staged" }
+func (stagedBackend) Name() string { return "host-staged" }
 
 // Probe implements transport.Backend. Host memory there always is.
-func (backend) Probe(transport.Host) error { return nil }
+func (stagedBackend) Probe(transport.Host) error { return nil }
 
 // Joins implements transport.Backend.
-func (backend) Joins() bool { return false }
+func (stagedBackend) Joins() bool { return false }
 
 // Open implements transport.Backend.
-func (backend) Open(at transport.Site) (transport.Opened, error) { return Open(at) }
+func (stagedBackend) Open(at transport.Site) (transport.Opened, error) { return OpenStaged(at) }
 
-// Sizes are bytes, the same on all ranks. Only tests change them.
-var Sizes = struct {
+// StagedSizes are bytes, the same on all ranks. Only tests change them.
+var StagedSizes = struct {
 	Piece   int // of a collective that are on the host at a time
 	Alone   int // of a result that each rank computes whole, at most
 	Short   int // of a message that is not divided
@@ -42,7 +39,7 @@ var Sizes = struct {
 	Message int // of memory for chunks, about
 }{2 << 20, 16 << 10, 256 << 10, 2 << 20, 16 << 20}
 
-// Transport is a communicator in host memory that carries device memory, in pieces: the device
+// Staged is a communicator in host memory that carries device memory, in pieces: the device
 // copies one to the host while the host has the one before, and the device copies the one before
 // that back. Their memory is pinned when the transport is opened: later the driver might wait for
 // streams that wait for a call.
@@ -50,7 +47,7 @@ var Sizes = struct {
 // Ranks of one node share that memory. What a rank gives others, their devices copy from there,
 // and of a reduction each rank computes a slice for all. Between nodes the host communicator
 // makes the calls, piece by piece.
-type Transport struct {
+type Staged struct {
 	host    transport.Host
 	dev     *cuda.Device
 	caps    transport.Caps
@@ -74,14 +71,14 @@ type Transport struct {
 	instead  string
 }
 
-// Open opens the transport of a communicator. Collective.
-func Open(at transport.Site) (t *Transport, err error) {
+// OpenStaged opens the transport of a communicator. Collective.
+func OpenStaged(at transport.Site) (t *Staged, err error) {
 	// Of an AllToAllV only two ranks know what they give each other.
 	kinds := at.Host.Caps().Kinds &^ coll.SetOf(coll.SendRecv, coll.AllToAllV)
-	t = &Transport{host: at.Host, dev: at.Dev, instead: at.Else, counts: make([]int, at.Host.Size()),
+	t = &Staged{host: at.Host, dev: at.Dev, instead: at.Else, counts: make([]int, at.Host.Size()),
 		operands: make([]uintptr, at.Host.Size()), brought: make([]int64, signed*(at.Host.Size()+1))}
 	t.caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Ordered: true, Hands: true, Now: true,
-		NoGraph: fmt.Errorf("collectives through %s cannot be captured", Backend.Name())}
+		NoGraph: fmt.Errorf("collectives through %s cannot be captured", StagedBackend.Name())}
 	if err := t.alloc(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -93,13 +90,13 @@ const signalBytes = 64
 
 // lettersAt, slotsAt and mailAt are where the counters of the mail, the slots and the chunks
 // lie in the memory of a rank.
-func (t *Transport) lettersAt() int { return signalBytes + progressBytes }
-func (t *Transport) slotsAt() int {
+func (t *Staged) lettersAt() int { return signalBytes + progressBytes }
+func (t *Staged) slotsAt() int {
 	return (t.lettersAt() + t.host.Size()*countersBytes + 4095) / 4096 * 4096
 }
-func (t *Transport) mailAt() int { return t.slotsAt() + 2*slots*Sizes.Piece }
+func (t *Staged) mailAt() int { return t.slotsAt() + 2*slots*StagedSizes.Piece }
 
-func (t *Transport) alloc() (err error) {
+func (t *Staged) alloc() (err error) {
 	t.mail.init(t.host, t.dev)
 	if t.pinned, err = t.host.Pin(t.dev, t.mailAt()+t.mail.bytes()); err != nil {
 		return err
@@ -139,16 +136,16 @@ func (t *Transport) alloc() (err error) {
 }
 
 // Name implements transport.Transport.
-func (t *Transport) Name() string { return Backend.Name() }
+func (t *Staged) Name() string { return StagedBackend.Name() }
 
 // Caps implements transport.Transport.
-func (t *Transport) Caps() *transport.Caps { return &t.caps }
+func (t *Staged) Caps() *transport.Caps { return &t.caps }
 
 // Scratch implements transport.Transport.
-func (t *Transport) Scratch(int) int { return 0 }
+func (t *Staged) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
-func (t *Transport) Do(q transport.Queue, c coll.Call) error {
+func (t *Staged) Do(q transport.Queue, c coll.Call) error {
 	if c.Kind.Traits().Message {
 		return t.Group(q, []coll.Call{c}, nil)
 	}
@@ -157,7 +154,7 @@ func (t *Transport) Do(q transport.Queue, c coll.Call) error {
 }
 
 // Group implements transport.Transport.
-func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+func (t *Staged) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
 	if len(cs) == 0 {
 		return nil
 	}
@@ -165,13 +162,14 @@ func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) e
 	for i := range list {
 		bytes += list[i].N * list[i].Type.Size()
 	}
-	return t.hand(q, bytes <= Sizes.Short, func(in, out *cuda.Stream) error { return t.mail.exchange(list, in, out) })
+	return t.hand(q, bytes <= StagedSizes.Short,
+		func(in, out *cuda.Stream) error { return t.mail.exchange(list, in, out) })
 }
 
 // hand has run make a call when q has got there. It is given streams for copies from the
 // device and to it. These are one where a call is short, if nothing is held that of q: what
 // follows in q then needs no event.
-func (t *Transport) hand(q transport.Queue, short bool, run func(in, out *cuda.Stream) error) error {
+func (t *Staged) hand(q transport.Queue, short bool, run func(in, out *cuda.Stream) error) error {
 	s, held := q.Stream(), hold{}
 	return q.Hand(transport.Job{
 		By:   t.Name(),
@@ -192,7 +190,7 @@ func (t *Transport) hand(q transport.Queue, short bool, run func(in, out *cuda.S
 }
 
 // between has run make copies after what is enqueued on s, and s wait for them.
-func (t *Transport) between(s *cuda.Stream, run func(in, out *cuda.Stream) error) error {
+func (t *Staged) between(s *cuda.Stream, run func(in, out *cuda.Stream) error) error {
 	err := t.ready.Record(s)
 	if err == nil {
 		err = t.after(t.ready, t.in, t.out)
@@ -209,7 +207,7 @@ func (t *Transport) between(s *cuda.Stream, run func(in, out *cuda.Stream) error
 	return s.Wait(t.done)
 }
 
-func (t *Transport) after(e *cuda.Event, streams ...*cuda.Stream) error {
+func (t *Staged) after(e *cuda.Event, streams ...*cuda.Stream) error {
 	for _, s := range streams {
 		if err := s.Wait(e); err != nil {
 			return err
@@ -219,7 +217,7 @@ func (t *Transport) after(e *cuda.Event, streams ...*cuda.Stream) error {
 }
 
 // Why implements transport.Opened.
-func (t *Transport) Why() (why string, doubtful bool, err error) {
+func (t *Staged) Why() (why string, doubtful bool, err error) {
 	why = "copies through host memory"
 	if err := t.pinned.Apart; err != nil {
 		why += ", which ranks do not share: " + strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -228,13 +226,13 @@ func (t *Transport) Why() (why string, doubtful bool, err error) {
 }
 
 // Linked implements transport.Opened.
-func (t *Transport) Linked() bool { return false }
+func (t *Staged) Linked() bool { return false }
 
 // Peers implements transport.Opened.
-func (t *Transport) Peers() *peer.Comm { return nil }
+func (t *Staged) Peers() *peer.Comm { return nil }
 
 // Close implements transport.Opened.
-func (t *Transport) Close() error {
+func (t *Staged) Close() error {
 	var err error
 	for _, s := range []*cuda.Stream{t.in, t.out} {
 		if s != nil {
@@ -257,6 +255,6 @@ func (t *Transport) Close() error {
 	if t.pinned != nil {
 		err = errors.Join(err, t.pinned.Free())
 	}
-	*t = Transport{host: t.host, dev: t.dev, caps: t.caps}
+	*t = Staged{host: t.host, dev: t.dev, caps: t.caps}
 	return err
 }

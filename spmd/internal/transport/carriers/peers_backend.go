@@ -1,71 +1,70 @@
-package peers
+package carriers
 
 import (
 	"lockstep/internal/peer"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/mpi"
 )
 
-// Backend is kernels between GPUs as what carries all calls.
-var Backend transport.Backend = backend{}
+// PeersBackend is kernels between GPUs as what carries all calls.
+var PeersBackend transport.Backend = peersBackend{}
 
-type backend struct{}
+type peersBackend struct{}
 
 // Name implements transport.Backend.
-func (backend) Name() string { return "mpi-peer" }
+func (peersBackend) Name() string { return "mpi-peer" }
 
 // Probe implements transport.Backend. What the kernels need of the devices Open finds.
-func (backend) Probe(h transport.Host) error {
-	_, err := mpi.CommOf(h)
+func (peersBackend) Probe(h transport.Host) error {
+	_, err := CommOf(h)
 	return err
 }
 
 // Joins implements transport.Backend.
-func (backend) Joins() bool { return false }
+func (peersBackend) Joins() bool { return false }
 
 // Open implements transport.Backend.
-func (backend) Open(at transport.Site) (transport.Opened, error) {
-	p, err := Open(at.Host, at.Dev, 0)
+func (peersBackend) Open(at transport.Site) (transport.Opened, error) {
+	p, err := OpenPeers(at.Host, at.Dev, 0)
 	if err != nil {
 		return nil, err
 	}
-	return &opened{*New(p, true)}, nil
+	return &openedPeers{*NewPeerKernels(p, true)}, nil
 }
 
-// opened is a Transport that has its peer.Comm itself, and messages as calls.
-type opened struct{ Transport }
+// openedPeers is a PeerKernels that has its peer.Comm itself, and messages as calls.
+type openedPeers struct{ PeerKernels }
 
-var openedCaps = transport.Caps{Library: coll.Library{Kinds: caps.Kinds | coll.SetOf(coll.Send, coll.Recv)}}
+var openedPeersCaps = transport.Caps{Library: coll.Library{Kinds: peersCaps.Kinds | coll.SetOf(coll.Send, coll.Recv)}}
 
 // Name implements transport.Transport.
-func (*opened) Name() string { return Backend.Name() }
+func (*openedPeers) Name() string { return PeersBackend.Name() }
 
 // Caps implements transport.Transport.
-func (*opened) Caps() *transport.Caps { return &openedCaps }
+func (*openedPeers) Caps() *transport.Caps { return &openedPeersCaps }
 
 // Do implements transport.Transport.
-func (t *opened) Do(q transport.Queue, c coll.Call) error {
+func (t *openedPeers) Do(q transport.Queue, c coll.Call) error {
 	if c.Kind.Traits().Message {
 		return t.Group(q, []coll.Call{c}, nil)
 	}
-	return t.Transport.Do(q, c)
+	return t.PeerKernels.Do(q, c)
 }
 
 // Why implements transport.Opened.
-func (*opened) Why() (why string, doubtful bool, err error) {
+func (*openedPeers) Why() (why string, doubtful bool, err error) {
 	return "the devices reach each other", false, nil
 }
 
 // Linked implements transport.Opened.
-func (*opened) Linked() bool { return false }
+func (*openedPeers) Linked() bool { return false }
 
 // Peers implements transport.Opened.
-func (t *opened) Peers() *peer.Comm { return t.Comm }
+func (t *openedPeers) Peers() *peer.Comm { return t.Comm }
 
 // Close implements transport.Opened. It closes the peers.
-func (t *opened) Close() error { return t.Comm.Close() }
+func (t *openedPeers) Close() error { return t.Comm.Close() }
 
 // inProcess is ranks that have no communicator of MPI's, as peers need them.
 type inProcess struct{ transport.Host }

@@ -1,4 +1,4 @@
-package staged
+package carriers
 
 import (
 	"errors"
@@ -31,7 +31,7 @@ type pieces struct {
 	packed        bool // and has no place in the slot
 }
 
-func (t *Transport) pieces(c *coll.Call) pieces {
+func (t *Staged) pieces(c *coll.Call) pieces {
 	traits := c.Kind.Traits()
 	writes, reads := c.Extents(t.host.Rank(), t.host.Size())
 	whole := traits.Dst.Extent == coll.Whole || traits.Src.Extent == coll.Whole
@@ -57,14 +57,14 @@ func (t *Transport) pieces(c *coll.Call) pieces {
 
 // cut divides a call into steps that have so many parts in a slot.
 func (p *pieces) cut(c *coll.Call, parts int) {
-	p.each = max(Sizes.Piece/c.Type.Size()/max(parts, 1), 1)
+	p.each = max(StagedSizes.Piece/c.Type.Size()/max(parts, 1), 1)
 	if line := 256 / c.Type.Size(); p.each > line {
 		p.each -= p.each % line // so that pieces begin where accesses are fast
 	}
 	p.steps = (c.Longest() + p.each - 1) / p.each
 }
 
-func (t *Transport) isRoot(c *coll.Call) bool { return t.host.Rank() == int(c.Root) }
+func (t *Staged) isRoot(c *coll.Call) bool { return t.host.Rank() == int(c.Root) }
 
 // of returns the elements of a part of n that belong to step k.
 func (p *pieces) of(k, n int) (lo, m int) {
@@ -74,7 +74,7 @@ func (p *pieces) of(k, n int) (lo, m int) {
 
 // Make makes a collective. in is for copies from the device, and out for those to it, of which the
 // last may be under way in the end. agreed says that Agree has been called.
-func (t *Transport) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error {
+func (t *Staged) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error {
 	if c.Kind == coll.Barrier {
 		if err := transport.Wait(t.host, in.Query); err != nil {
 			return err
@@ -140,7 +140,7 @@ const signed = 2
 
 // Agree fails on all ranks where one makes another call: they would make
 // other steps, and wait for ever.
-func (t *Transport) Agree(c *coll.Call) error {
+func (t *Staged) Agree(c *coll.Call) error {
 	mine := t.brought[signed*t.host.Size():]
 	mine[0], mine[1] = int64(transport.What(c)), int64(transport.Alike(c))
 	err := t.host.AllGather(unsafe.Pointer(&t.brought[0]), unsafe.Pointer(&mine[0]), signed, elem.Int64)
@@ -156,7 +156,7 @@ func (t *Transport) Agree(c *coll.Call) error {
 }
 
 // step is a piece of a call on the host.
-func (t *Transport) step(c *coll.Call, p *pieces, k int, at *slot) coll.Call {
+func (t *Staged) step(c *coll.Call, p *pieces, k int, at *slot) coll.Call {
 	on := *c
 	_, on.N = p.of(k, c.N)
 	if len(c.Counts) > 0 {
@@ -176,7 +176,7 @@ func (t *Transport) step(c *coll.Call, p *pieces, k int, at *slot) coll.Call {
 }
 
 // copyIn enqueues the copies of what this rank gives in a step.
-func (t *Transport) copyIn(c *coll.Call, p *pieces, k, number int, s *cuda.Stream) error {
+func (t *Staged) copyIn(c *coll.Call, p *pieces, k, number int, s *cuda.Stream) error {
 	at := &t.slots[number%slots]
 	if at.last != nil && at.last != s {
 		if err := s.Wait(at.gone); err != nil {
@@ -202,7 +202,7 @@ func (t *Transport) copyIn(c *coll.Call, p *pieces, k, number int, s *cuda.Strea
 }
 
 // copyOut enqueues the copies of what this rank gets in a step.
-func (t *Transport) copyOut(c *coll.Call, p *pieces, k int, at *slot, s *cuda.Stream) error {
+func (t *Staged) copyOut(c *coll.Call, p *pieces, k int, at *slot, s *cuda.Stream) error {
 	if !p.writes {
 		return nil
 	}
@@ -218,7 +218,7 @@ func (t *Transport) copyOut(c *coll.Call, p *pieces, k int, at *slot, s *cuda.St
 
 // each calls fn with what a buffer of a call has in a step: its offset there, its offset in the
 // slot, and its bytes. skip leaves out this rank's own part.
-func (t *Transport) each(c *coll.Call, p *pieces, k int, side coll.Side, skip bool,
+func (t *Staged) each(c *coll.Call, p *pieces, k int, side coll.Side, skip bool,
 	fn func(off, packed, bytes int) error) error {
 	size, rank := c.Type.Size(), t.host.Rank()
 	part := func(off, packed, r int) (n int, err error) {
@@ -253,7 +253,7 @@ func (t *Transport) each(c *coll.Call, p *pieces, k int, side coll.Side, skip bo
 }
 
 // keep enqueues the copy of what this rank gives itself, where that does not go to the host.
-func (t *Transport) keep(c *coll.Call, p *pieces, s *cuda.Stream) error {
+func (t *Staged) keep(c *coll.Call, p *pieces, s *cuda.Stream) error {
 	rank, traits := t.host.Rank(), c.Kind.Traits()
 	dst, src, n := c.Dst, c.Src, c.Share(rank)
 	switch {

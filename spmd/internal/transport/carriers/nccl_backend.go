@@ -1,4 +1,4 @@
-package nccl
+package carriers
 
 import (
 	"context"
@@ -13,25 +13,25 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// Backend is NCCL.
-var Backend transport.Backend = backend{}
+// NCCLBackend is NCCL.
+var NCCLBackend transport.Backend = ncclBackend{}
 
-type backend struct{}
+type ncclBackend struct{}
 
 // Name implements transport.Backend.
-func (backend) Name() string { return "nccl" }
+func (ncclBackend) Name() string { return "nccl" }
 
 // Probe implements transport.Backend.
-func (backend) Probe(transport.Host) error { return nccl.Load() }
+func (ncclBackend) Probe(transport.Host) error { return nccl.Load() }
 
 // Version implements transport.Versioned.
-func (backend) Version() string { return nccl.VersionString() }
+func (ncclBackend) Version() string { return nccl.VersionString() }
 
 // Joins implements transport.Backend.
-func (backend) Joins() bool { return true }
+func (ncclBackend) Joins() bool { return true }
 
 // Open implements transport.Backend: the ranks join by an id that travels by MPI.
-func (backend) Open(at transport.Site) (transport.Opened, error) {
+func (ncclBackend) Open(at transport.Site) (transport.Opened, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), exec.Patience)
 	defer cancel()
 	linked, err := linked(&at)
@@ -62,36 +62,36 @@ func (backend) Open(at transport.Site) (transport.Opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := New(c, at.Dev, at.Word)
+	t := NewNCCL(c, at.Dev, at.Word)
 	t.linked = linked
 	return t, nil
 }
 
 // Split implements transport.Splitter. The part shares the resources of t.
-func (t *Transport) Split(color, key int) (transport.Opened, error) {
+func (t *NCCL) Split(color, key int) (transport.Opened, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), exec.Patience)
 	defer cancel()
 	c, err := t.Comm.Split(ctx, color, key, nccl.Config{})
 	if c == nil || err != nil {
 		return nil, err
 	}
-	return New(c, t.dev, t.word), nil
+	return NewNCCL(c, t.dev, t.word), nil
 }
 
 // Why implements transport.Opened.
-func (t *Transport) Why() (why string, doubtful bool, err error) { return "", false, nil }
+func (t *NCCL) Why() (why string, doubtful bool, err error) { return "", false, nil }
 
 // Linked implements transport.Opened.
-func (t *Transport) Linked() bool { return t.linked }
+func (t *NCCL) Linked() bool { return t.linked }
 
 // Peers implements transport.Opened.
-func (t *Transport) Peers() *peer.Comm { return nil }
+func (t *NCCL) Peers() *peer.Comm { return nil }
 
 // Failure implements transport.Splitter.
-func (t *Transport) Failure() error { return t.Comm.AsyncError() }
+func (t *NCCL) Failure() error { return t.Comm.AsyncError() }
 
 // Close implements transport.Opened.
-func (t *Transport) Close() error { return t.Comm.Close() }
+func (t *NCCL) Close() error { return t.Comm.Close() }
 
 // linked says whether NVLink joins all GPUs. Then kernels between peers are faster than NCCL, and
 // the order of a GPU's streams is all that keeps the collectives of a graph apart from others: NCCL

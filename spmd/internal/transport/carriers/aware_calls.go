@@ -1,4 +1,4 @@
-package aware
+package carriers
 
 import (
 	"unsafe"
@@ -9,7 +9,7 @@ import (
 )
 
 // make makes a collective, once what s holds is over.
-func (t *Transport) make(s *cuda.Stream, c *coll.Call) error {
+func (t *Aware) make(s *cuda.Stream, c *coll.Call) error {
 	if c.Kind == coll.Barrier {
 		return t.short.Make(s, s, c, true)
 	}
@@ -19,7 +19,7 @@ func (t *Transport) make(s *cuda.Stream, c *coll.Call) error {
 	if err := t.short.Agree(c); err != nil { // or ranks would choose differently
 		return err
 	}
-	switch long := c.Longest()*c.Type.Size() >= Sizes.Direct; {
+	switch long := c.Longest()*c.Type.Size() >= AwareSizes.Direct; {
 	case !long, c.Kind == coll.Scan, c.Kind == coll.ExScan, c.Kind == coll.AllToAll && c.Dst == c.Src:
 		return t.short.Make(s, s, c, true)
 	}
@@ -36,14 +36,14 @@ func (t *Transport) make(s *cuda.Stream, c *coll.Call) error {
 }
 
 // send and receive add steps; one of no elements is none.
-func (t *Transport) send(p unsafe.Pointer, n int, c *coll.Call, to int) error {
+func (t *Aware) send(p unsafe.Pointer, n int, c *coll.Call, to int) error {
 	if n == 0 {
 		return nil
 	}
 	return t.steps.Send(t.c.Comm, p, n, c.Type, to)
 }
 
-func (t *Transport) receive(p unsafe.Pointer, n int, c *coll.Call, from int) error {
+func (t *Aware) receive(p unsafe.Pointer, n int, c *coll.Call, from int) error {
 	if n == 0 {
 		return nil
 	}
@@ -51,7 +51,7 @@ func (t *Transport) receive(p unsafe.Pointer, n int, c *coll.Call, from int) err
 }
 
 // others calls fn with each other rank, until it fails, and then makes the steps that were added.
-func (t *Transport) others(fn func(r int) error) error {
+func (t *Aware) others(fn func(r int) error) error {
 	for r := range t.c.Size() {
 		if r != t.c.Rank() {
 			if err := fn(r); err != nil {
@@ -63,7 +63,7 @@ func (t *Transport) others(fn func(r int) error) error {
 }
 
 // exchange makes a call in which each rank gives others what is theirs.
-func (t *Transport) exchange(s *cuda.Stream, c *coll.Call) error {
+func (t *Aware) exchange(s *cuda.Stream, c *coll.Call) error {
 	rank, root, traits := t.c.Rank(), int(c.Root), c.Kind.Traits()
 	given := func(from, to int) bool {
 		return !traits.Rooted || traits.FromRoot && from == root || !traits.FromRoot && to == root
@@ -98,7 +98,7 @@ func (t *Transport) exchange(s *cuda.Stream, c *coll.Call) error {
 }
 
 // slice is the elements of rank r when n are shared out.
-func (t *Transport) slice(n, r int) (lo, m int) {
+func (t *Aware) slice(n, r int) (lo, m int) {
 	each := (n + t.c.Size() - 1) / t.c.Size()
 	each = (each + 15) / 16 * 16
 	lo = min(r*each, n)
@@ -107,7 +107,7 @@ func (t *Transport) slice(n, r int) (lo, m int) {
 
 // broadcast sends each rank a slice, which it sends on to the others: the root alone
 // could not fill their links.
-func (t *Transport) broadcast(s *cuda.Stream, c *coll.Call) error {
+func (t *Aware) broadcast(s *cuda.Stream, c *coll.Call) error {
 	rank, root, from := t.c.Rank(), int(c.Root), c.Dst
 	slice := func(r int) (unsafe.Pointer, int) {
 		lo, n := t.slice(c.N, r)
@@ -151,7 +151,7 @@ func (t *Transport) broadcast(s *cuda.Stream, c *coll.Call) error {
 // reduce sends every rank its slice of each step, folds what comes in the order of the ranks, and
 // sends the results on. In an all-reduce of n bytes on p ranks each rank sends 2 (p-1)/p n bytes,
 // as in a ring, but in two rounds of messages.
-func (t *Transport) reduce(s *cuda.Stream, c *coll.Call) error {
+func (t *Aware) reduce(s *cuda.Stream, c *coll.Call) error {
 	rank, ranks, size, scatters := t.c.Rank(), t.c.Size(), c.Type.Size(), c.Kind.Traits().Src.Extent == coll.Whole
 	each, longest := t.stride/size/16*16, 0
 	whole := func(r int) (lo, n int) { return t.slice(c.N, r) }

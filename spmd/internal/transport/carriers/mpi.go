@@ -1,6 +1,4 @@
-// Package mpi carries calls on host memory through MPI, small ones through memory
-// that the ranks of a node share.
-package mpi
+package carriers
 
 import (
 	"errors"
@@ -16,39 +14,39 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// Transport is MPI on host memory. Its calls are made in their turn in MPI.
-type Transport struct {
+// MPI is MPI on host memory. Its calls are made in their turn in MPI.
+type MPI struct {
 	*shm.Comm
 	messages shm.P2P
 	slow     error // why small calls do not go through memory
 }
 
-// New returns the transport of a communicator.
-func New(c *shm.Comm) *Transport { return &Transport{Comm: c} }
+// NewMPI returns the transport of a communicator.
+func NewMPI(c *shm.Comm) *MPI { return &MPI{Comm: c} }
 
-// Kinds are the calls that the transport has itself.
-const Kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<
+// MPIKinds are the calls that MPI has itself.
+const MPIKinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<
 	coll.ReduceScatter | 1<<coll.AllToAll |
 	1<<coll.Gather | 1<<coll.Scatter | 1<<coll.AllGatherV | 1<<coll.ReduceScatterV | 1<<coll.GatherV | 1<<
 	coll.ScatterV | 1<<coll.AllToAllV |
 	1<<coll.Scan | 1<<coll.ExScan | 1<<coll.Send | 1<<coll.Recv | 1<<coll.SendRecv | 1<<coll.Barrier
 
-var caps = transport.Caps{Library: coll.Library{Kinds: Kinds}, Host: true, Ordered: true}
+var mpiCaps = transport.Caps{Library: coll.Library{Kinds: MPIKinds}, Host: true, Ordered: true}
 
 // Name implements transport.Transport.
-func (t *Transport) Name() string { return "mpi-host" }
+func (t *MPI) Name() string { return "mpi-host" }
 
 // Caps implements transport.Transport.
-func (t *Transport) Caps() *transport.Caps { return &caps }
+func (t *MPI) Caps() *transport.Caps { return &mpiCaps }
 
 // Scratch implements transport.Transport.
-func (t *Transport) Scratch(int) int { return 0 }
+func (t *MPI) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
-func (t *Transport) Do(_ transport.Queue, c coll.Call) error { return t.Make(&c) }
+func (t *MPI) Do(_ transport.Queue, c coll.Call) error { return t.Make(&c) }
 
 // Make implements transport.Host.
-func (t *Transport) Make(c *coll.Call) error {
+func (t *MPI) Make(c *coll.Call) error {
 	m, root := t.Comm, int(c.Root)
 	switch c.Kind {
 	case coll.AllReduce:
@@ -93,7 +91,7 @@ func (t *Transport) Make(c *coll.Call) error {
 }
 
 // Group implements transport.Transport.
-func (t *Transport) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) (err error) {
+func (t *MPI) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) (err error) {
 	for i := range cs {
 		cs[i].Messages(func(m coll.Call) bool {
 			if m.Kind == coll.Recv {
@@ -111,10 +109,10 @@ func (t *Transport) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) (
 }
 
 // Lost implements transport.Host. With a process that dies the launcher ends the job.
-func (t *Transport) Lost(int) error { return nil }
+func (t *MPI) Lost(int) error { return nil }
 
 // Pin implements transport.Host: the ranks of a node map one file.
-func (t *Transport) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
+func (t *MPI) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
 	bytes = (bytes + pageBytes - 1) / pageBytes * pageBytes
 	node, err := t.Comm.SplitShared()
 	if err != nil {
@@ -126,7 +124,7 @@ func (t *Transport) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) 
 
 const pageBytes = 4096
 
-func (t *Transport) pinOn(node *cudampi.Comm, dev *cuda.Device, bytes int) (*transport.Pinned, error) {
+func (t *MPI) pinOn(node *cudampi.Comm, dev *cuda.Device, bytes int) (*transport.Pinned, error) {
 	size := node.Size()
 	ranks := make([]int64, size+1)
 	ranks[size] = int64(t.Rank())
@@ -172,20 +170,20 @@ func (t *Transport) pinOn(node *cudampi.Comm, dev *cuda.Device, bytes int) (*tra
 }
 
 // NewMessage implements transport.Host.
-func (t *Transport) NewMessage() transport.Message { return &message{c: t.Comm.Comm} }
+func (t *MPI) NewMessage() transport.Message { return &mpiMessage{c: t.Comm.Comm} }
 
-// message is a transport.Message.
-type message struct {
+// mpiMessage is a transport.Message.
+type mpiMessage struct {
 	cudampi.Request
 	c *cudampi.Comm
 }
 
 // Send implements transport.Message.
-func (m *message) Send(src unsafe.Pointer, bytes, to int) error {
+func (m *mpiMessage) Send(src unsafe.Pointer, bytes, to int) error {
 	return m.c.StartSend(&m.Request, src, bytes, to, cudampi.Pieces)
 }
 
 // Recv implements transport.Message.
-func (m *message) Recv(dst unsafe.Pointer, bytes, from int) error {
+func (m *mpiMessage) Recv(dst unsafe.Pointer, bytes, from int) error {
 	return m.c.StartRecv(&m.Request, dst, bytes, from, cudampi.Pieces)
 }

@@ -1,4 +1,4 @@
-package mpi
+package carriers
 
 import (
 	"errors"
@@ -33,7 +33,7 @@ func (p *processes) Join() (transport.Host, error) {
 		return nil, err
 	}
 	p.joined++
-	return New(&shm.Comm{Comm: base}), nil
+	return NewMPI(&shm.Comm{Comm: base}), nil
 }
 
 // Leave implements transport.Ranks: the last one stops MPI. The caller has the lock.
@@ -55,12 +55,12 @@ func (p *processes) Here() int { return 1 }
 
 // share makes the transport of a communicator of MPI, whose small calls go through memory where
 // that is possible. A nil one gives nil.
-func share(c *cudampi.Comm, err error) (transport.Host, error) {
+func shareMemory(c *cudampi.Comm, err error) (transport.Host, error) {
 	if c == nil || err != nil {
 		return nil, err
 	}
 	shared, err := shm.Share(c)
-	t := New(shared)
+	t := NewMPI(shared)
 	if apart := (*shm.Apart)(nil); errors.As(err, &apart) { // on all ranks, which are to say the same
 		first, e := control.First(t, apart.Mine)
 		if e != nil {
@@ -73,25 +73,25 @@ func share(c *cudampi.Comm, err error) (transport.Host, error) {
 }
 
 // Dup implements transport.Host.
-func (t *Transport) Dup() (transport.Host, error) { return share(t.Comm.Dup()) }
+func (t *MPI) Dup() (transport.Host, error) { return shareMemory(t.Comm.Dup()) }
 
 // Split implements transport.Host.
-func (t *Transport) Split(color, key int) (transport.Host, error) {
-	return share(t.Comm.Split(color, key))
+func (t *MPI) Split(color, key int) (transport.Host, error) {
+	return shareMemory(t.Comm.Split(color, key))
 }
 
 // SplitShared implements transport.Host.
-func (t *Transport) SplitShared() (transport.Host, error) { return share(t.Comm.SplitShared()) }
+func (t *MPI) SplitShared() (transport.Host, error) { return shareMemory(t.Comm.SplitShared()) }
 
 // Slow implements transport.Host.
-func (t *Transport) Slow() error { return t.slow }
+func (t *MPI) Slow() error { return t.slow }
 
 // ErrNone is why MPI does not carry something.
 var ErrNone = errors.New("the ranks are goroutines of one process, which MPI does not join")
 
 // CommOf is the communicator of MPI that h is.
 func CommOf(h transport.Host) (*shm.Comm, error) {
-	if t, ok := h.(*Transport); ok {
+	if t, ok := h.(*MPI); ok {
 		return t.Comm, nil
 	}
 	return nil, ErrNone

@@ -1,4 +1,4 @@
-package self
+package carriers
 
 import (
 	"strings"
@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-var _ transport.Transport = Transport{}
+var _ transport.Transport = Self{}
 
 // TestInPlace: what has nothing to move needs no stream, whatever the call; and there
 // is no call that is not known.
@@ -18,18 +18,18 @@ func TestInPlace(t *testing.T) {
 	x := make([]float32, 8)
 	p := unsafe.Pointer(&x[0])
 	for k := range coll.Kind(64) {
-		if !kinds.Has(k) || k == coll.Send || k == coll.Recv {
+		if !selfKinds.Has(k) || k == coll.Send || k == coll.Recv {
 			continue
 		}
 		c := coll.Call{Kind: k, Dst: p, Src: p, N: 8, RecvN: 8, Counts: []int{8}, RecvCounts: []int{8},
 			Type: elem.Float32, Op: elem.Avg}
-		if err := (Transport{}).Do(nil, c); err != nil {
+		if err := (Self{}).Do(nil, c); err != nil {
 			t.Errorf("%v: %v", k, err)
 		}
 	}
 	pair := []coll.Call{{Kind: coll.Send, Src: p, N: 8, Type: elem.Float32},
 		{Kind: coll.Recv, Dst: p, N: 8, Type: elem.Float32}}
-	if err := (Transport{}).Group(nil, pair, nil); err != nil {
+	if err := (Self{}).Group(nil, pair, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -51,9 +51,9 @@ func TestRefused(t *testing.T) {
 	} {
 		err := error(nil)
 		if tc.group {
-			err = (Transport{}).Group(nil, tc.calls, nil)
+			err = (Self{}).Group(nil, tc.calls, nil)
 		} else {
-			err = (Transport{}).Do(nil, tc.calls[0])
+			err = (Self{}).Do(nil, tc.calls[0])
 		}
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%v, want %q", err, tc.want)

@@ -1,4 +1,4 @@
-package staged
+package carriers
 
 import (
 	"slices"
@@ -29,7 +29,7 @@ const (
 )
 
 // behind is a rank that has not come as far as want; -1 where all have.
-func (t *Transport) behind(what, want int) int {
+func (t *Staged) behind(what, want int) int {
 	for r, w := range t.ranks {
 		if w[what].n.Load() < int64(want) {
 			return r
@@ -39,10 +39,10 @@ func (t *Transport) behind(what, want int) int {
 }
 
 // tell says that this rank has come to n.
-func (t *Transport) tell(what, n int) { t.ranks[t.host.Rank()][what].n.Store(int64(n)) }
+func (t *Staged) tell(what, n int) { t.ranks[t.host.Rank()][what].n.Store(int64(n)) }
 
 // settle tells the others which copies to this rank's device are over.
-func (t *Transport) settle() error {
+func (t *Staged) settle() error {
 	for t.whole && t.settled < t.leaving {
 		if over, err := t.slots[t.settled%slots].gone.Query(); err != nil || !over {
 			return err
@@ -54,9 +54,9 @@ func (t *Transport) settle() error {
 }
 
 // place is where the slot of a rank for a step lies, and the result beside it.
-func (t *Transport) place(rank, number int) (from, to unsafe.Pointer) {
-	from = unsafe.Add(t.pinned.Parts[rank], t.slotsAt()+2*(number%slots)*Sizes.Piece)
-	return from, unsafe.Add(from, Sizes.Piece)
+func (t *Staged) place(rank, number int) (from, to unsafe.Pointer) {
+	from = unsafe.Add(t.pinned.Parts[rank], t.slotsAt()+2*(number%slots)*StagedSizes.Piece)
+	return from, unsafe.Add(from, StagedSizes.Piece)
 }
 
 // course is a call that is being made, where the ranks read each other's slots: a reduction
@@ -76,7 +76,7 @@ type course struct {
 
 // together makes a call. Each step goes on when what it needs itself is there: while one waits for
 // another rank, the devices copy others.
-func (t *Transport) together(x *course) error {
+func (t *Staged) together(x *course) error {
 	var lost error
 	for looks, asked := 1, -1; x.left < x.p.steps; looks++ {
 		moved, err := t.goOn(x)
@@ -101,7 +101,7 @@ func (t *Transport) together(x *course) error {
 }
 
 // goOn takes a call on by what can be done now.
-func (t *Transport) goOn(x *course) (moved bool, err error) {
+func (t *Staged) goOn(x *course) (moved bool, err error) {
 	x.late = -1
 	have := func(what, want int) bool {
 		r := t.behind(what, want)
@@ -153,7 +153,7 @@ func (t *Transport) goOn(x *course) (moved bool, err error) {
 }
 
 // takeOut enqueues the copies of what this rank gets in a step.
-func (t *Transport) takeOut(x *course, k int) error {
+func (t *Staged) takeOut(x *course, k int) error {
 	if !x.p.writes {
 		return nil
 	}
@@ -166,7 +166,7 @@ func (t *Transport) takeOut(x *course, k int) error {
 }
 
 // fetch is takeOut of what the others give this rank as it is.
-func (t *Transport) fetch(x *course, k int) error {
+func (t *Staged) fetch(x *course, k int) error {
 	c, p, me, ranks, size := x.c, x.p, t.host.Rank(), t.host.Size(), x.c.Type.Size()
 	on := t.step(c, p, k, &t.slots[(x.first+k)%slots])
 	take := func(from, off, n int) error {
@@ -204,13 +204,13 @@ type share struct {
 }
 
 // slicing says whether each rank reduces a slice of a step for all.
-func (t *Transport) slicing(x *course, k int) bool {
+func (t *Staged) slicing(x *course, k int) bool {
 	_, n := x.p.of(k, x.c.N)
-	return (x.c.Kind == coll.AllReduce || x.c.Kind == coll.Reduce) && n*x.c.Type.Size() > Sizes.Alone &&
+	return (x.c.Kind == coll.AllReduce || x.c.Kind == coll.Reduce) && n*x.c.Type.Size() > StagedSizes.Alone &&
 		t.host.Size() > 1
 }
 
-func (t *Transport) share(x *course, k int) share {
+func (t *Staged) share(x *course, k int) share {
 	me, ranks, size, number := t.host.Rank(), t.host.Size(), x.c.Type.Size(), x.first+k
 	on := t.step(x.c, x.p, k, &t.slots[number%slots])
 	_, to := t.place(me, number)

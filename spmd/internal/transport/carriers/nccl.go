@@ -1,5 +1,4 @@
-// Package nccl carries calls on device memory through NCCL.
-package nccl
+package carriers
 
 import (
 	"unsafe"
@@ -11,8 +10,8 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// Transport is a communicator of NCCL.
-type Transport struct {
+// NCCL is a communicator of NCCL.
+type NCCL struct {
 	Comm    *nccl.Comm
 	dev     *cuda.Device
 	word    unsafe.Pointer
@@ -21,19 +20,19 @@ type Transport struct {
 	windows bool // memory is registered as windows, which symmetric kernels reach
 }
 
-// New returns the transport of a communicator of NCCL, which remains its caller's. word is a word
-// of device memory that is never read.
-func New(c *nccl.Comm, dev *cuda.Device, word unsafe.Pointer) *Transport {
-	return &Transport{Comm: c, dev: dev, word: word}
+// NewNCCL returns the transport of a communicator of NCCL, which remains its caller's. word is a
+// word of device memory that is never read.
+func NewNCCL(c *nccl.Comm, dev *cuda.Device, word unsafe.Pointer) *NCCL {
+	return &NCCL{Comm: c, dev: dev, word: word}
 }
 
-// kinds are those that NCCL has. AllToAll needs different buffers.
-var kinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce,
+// ncclKinds are those that NCCL has. AllToAll needs different buffers.
+var ncclKinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce,
 	coll.Broadcast: nccl.Broadcast,
 	coll.AllGather: nccl.AllGather, coll.ReduceScatter: nccl.ReduceScatter, coll.AllToAll: nccl.AllToAll,
 	coll.Send: nccl.Send, coll.Recv: nccl.Recv, coll.Barrier: nccl.AllReduce}
 
-var caps = transport.Caps{
+var ncclCaps = transport.Caps{
 	Library: coll.Library{
 		Kinds: coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter,
 			coll.AllToAll, coll.Send, coll.Recv, coll.Barrier),
@@ -43,22 +42,22 @@ var caps = transport.Caps{
 }
 
 // Name implements transport.Transport.
-func (t *Transport) Name() string { return "nccl" }
+func (t *NCCL) Name() string { return "nccl" }
 
 // Caps implements transport.Transport.
-func (t *Transport) Caps() *transport.Caps { return &caps }
+func (t *NCCL) Caps() *transport.Caps { return &ncclCaps }
 
 // Scratch implements transport.Transport.
-func (t *Transport) Scratch(int) int { return 0 }
+func (t *NCCL) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
-func (t *Transport) Do(q transport.Queue, c coll.Call) error {
+func (t *NCCL) Do(q transport.Queue, c coll.Call) error {
 	t.calls = t.append(t.calls[:0], c)
 	return t.Comm.Group(q.Stream(), t.calls)
 }
 
 // Group implements transport.Transport.
-func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+func (t *NCCL) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
 	t.calls = t.calls[:0]
 	for _, c := range cs {
 		t.calls = t.append(t.calls, c)
@@ -67,8 +66,8 @@ func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) e
 }
 
 // append appends a call in NCCL's terms.
-func (t *Transport) append(to []nccl.Call, c coll.Call) []nccl.Call {
-	k := nccl.Call{Kind: kinds[c.Kind], Type: c.Type, Op: c.Op, Peer: c.Root, Dst: c.Dst, Src: c.Src, N: c.N}
+func (t *NCCL) append(to []nccl.Call, c coll.Call) []nccl.Call {
+	k := nccl.Call{Kind: ncclKinds[c.Kind], Type: c.Type, Op: c.Op, Peer: c.Root, Dst: c.Dst, Src: c.Src, N: c.N}
 	switch {
 	case c.Kind == coll.Barrier:
 		k.Type, k.Op, k.Dst, k.Src, k.N = elem.Int32, elem.Sum, t.word, t.word, 1

@@ -1,7 +1,4 @@
-// Package aware carries calls on device memory through an MPI that takes it. They are messages
-// between the devices, and the arithmetic is done on the device: MPI's own collectives would do it
-// on the host. Short collectives go through host memory, which is faster.
-package aware
+package carriers
 
 import (
 	"errors"
@@ -16,40 +13,38 @@ import (
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/mpi"
-	"lockstep/spmd/internal/transport/staged"
 )
 
-// Backend is an MPI that takes device memory.
-var Backend transport.Backend = backend{}
+// AwareBackend is an MPI that takes device memory.
+var AwareBackend transport.Backend = awareBackend{}
 
-type backend struct{}
+type awareBackend struct{}
 
 // Name implements transport.Backend.
-func (backend) Name() string { return "mpi-aware" }
+func (awareBackend) Name() string { return "mpi-aware" }
 
 // Probe implements transport.Backend.
-func (backend) Probe(h transport.Host) error {
-	_, err := mpi.CommOf(h)
+func (awareBackend) Probe(h transport.Host) error {
+	_, err := CommOf(h)
 	return err
 }
 
 // Joins implements transport.Backend.
-func (backend) Joins() bool { return false }
+func (awareBackend) Joins() bool { return false }
 
-// Sizes are bytes, the same on all ranks. Only tests change them.
-var Sizes = struct {
+// AwareSizes are bytes, the same on all ranks. Only tests change them.
+var AwareSizes = struct {
 	Direct int // the least of a collective that MPI is given device addresses for: below, copies are faster
 	Room   int // of scratch memory
 }{128 << 10, 32 << 20}
 
-// Transport is an MPI that takes device memory, of cuda.Malloc. Since it knows no streams, who
+// Aware is an MPI that takes device memory, of cuda.Malloc. Since it knows no streams, who
 // issues a call waits for the stream and makes it.
-type Transport struct {
+type Aware struct {
 	host     transport.Host
 	c        *shm.Comm
 	dev      *cuda.Device
-	short    *staged.Transport
+	short    *Staged
 	said     cudampi.Aware
 	caps     transport.Caps
 	messages cudampi.P2P // of the program
@@ -62,12 +57,12 @@ type Transport struct {
 }
 
 // Open implements transport.Backend.
-func (backend) Open(at transport.Site) (transport.Opened, error) {
-	c, err := mpi.CommOf(at.Host)
+func (awareBackend) Open(at transport.Site) (transport.Opened, error) {
+	c, err := CommOf(at.Host)
 	if err != nil {
 		return nil, err
 	}
-	t := &Transport{host: at.Host, c: c, dev: at.Dev}
+	t := &Aware{host: at.Host, c: c, dev: at.Dev}
 	t.messages.Stream, t.steps.Stream = cudampi.Device, cudampi.Steps
 	if t.said, err = c.AwareOnAll(); err != nil {
 		return nil, err
@@ -83,12 +78,12 @@ func (backend) Open(at transport.Site) (transport.Opened, error) {
 	return t, nil
 }
 
-func (t *Transport) alloc(at transport.Site) (err error) {
-	if t.short, err = staged.Open(at); err != nil {
+func (t *Aware) alloc(at transport.Site) (err error) {
+	if t.short, err = OpenStaged(at); err != nil {
 		return err
 	}
 	size := t.c.Size()
-	if t.scratch, err = t.dev.Malloc(Sizes.Room); err != nil {
+	if t.scratch, err = t.dev.Malloc(AwareSizes.Room); err != nil {
 		return err
 	}
 	if t.table, err = t.dev.Malloc(8 * size); err != nil {
@@ -97,7 +92,7 @@ func (t *Transport) alloc(at transport.Site) (err error) {
 	if t.tabled, err = t.dev.MallocHost(8 * size); err != nil {
 		return err
 	}
-	t.stride = Sizes.Room / (size + 1) / 256 * 256
+	t.stride = AwareSizes.Room / (size + 1) / 256 * 256
 	for r := range size {
 		unsafe.Slice((*unsafe.Pointer)(t.tabled), size)[r] = t.slot(r)
 	}
@@ -109,19 +104,19 @@ func (t *Transport) alloc(at transport.Site) (err error) {
 }
 
 // slot is the scratch memory for what a rank sent.
-func (t *Transport) slot(rank int) unsafe.Pointer { return unsafe.Add(t.scratch, rank*t.stride) }
+func (t *Aware) slot(rank int) unsafe.Pointer { return unsafe.Add(t.scratch, rank*t.stride) }
 
 // Name implements transport.Transport.
-func (t *Transport) Name() string { return Backend.Name() }
+func (t *Aware) Name() string { return AwareBackend.Name() }
 
 // Caps implements transport.Transport.
-func (t *Transport) Caps() *transport.Caps { return &t.caps }
+func (t *Aware) Caps() *transport.Caps { return &t.caps }
 
 // Scratch implements transport.Transport.
-func (t *Transport) Scratch(int) int { return 0 }
+func (t *Aware) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
-func (t *Transport) Do(q transport.Queue, c coll.Call) error {
+func (t *Aware) Do(q transport.Queue, c coll.Call) error {
 	if c.Kind.Traits().Message {
 		return t.Group(q, []coll.Call{c}, nil)
 	}
@@ -130,7 +125,7 @@ func (t *Transport) Do(q transport.Queue, c coll.Call) error {
 }
 
 // Group implements transport.Transport.
-func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+func (t *Aware) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
 	if len(cs) == 0 {
 		return nil
 	}
@@ -157,7 +152,7 @@ func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) e
 // hand has run make a call at once. No stream may wait for it: at the first use of an allocation
 // the library shares it between processes, and what it calls for that may wait for all streams of
 // the device. Source: Open MPI 4.1, common_cuda.c.
-func (t *Transport) hand(q transport.Queue, run func(s *cuda.Stream) error) error {
+func (t *Aware) hand(q transport.Queue, run func(s *cuda.Stream) error) error {
 	return q.Hand(transport.Job{
 		By: t.Name(),
 		Hold: func() error {
@@ -169,21 +164,21 @@ func (t *Transport) hand(q transport.Queue, run func(s *cuda.Stream) error) erro
 }
 
 // passed waits until the device has come to the end of s.
-func (t *Transport) passed(s *cuda.Stream) error { return transport.Wait(t.host, s.Query) }
+func (t *Aware) passed(s *cuda.Stream) error { return transport.Wait(t.host, s.Query) }
 
 // Why implements transport.Opened.
-func (t *Transport) Why() (why string, doubtful bool, err error) {
+func (t *Aware) Why() (why string, doubtful bool, err error) {
 	return t.said.Reason, !t.said.Yes, nil
 }
 
 // Linked implements transport.Opened.
-func (t *Transport) Linked() bool { return false }
+func (t *Aware) Linked() bool { return false }
 
 // Peers implements transport.Opened.
-func (t *Transport) Peers() *peer.Comm { return nil }
+func (t *Aware) Peers() *peer.Comm { return nil }
 
 // Close implements transport.Opened. It waits for nobody.
-func (t *Transport) Close() error {
+func (t *Aware) Close() error {
 	err := errors.Join(t.fold.Close(), t.dev.Free(t.scratch), t.dev.Free(t.table), t.dev.FreeHost(t.tabled))
 	if t.short != nil {
 		err = errors.Join(err, t.short.Close())

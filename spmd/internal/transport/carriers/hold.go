@@ -1,4 +1,4 @@
-package staged
+package carriers
 
 import (
 	"sync"

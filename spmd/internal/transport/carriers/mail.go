@@ -1,4 +1,4 @@
-package staged
+package carriers
 
 import (
 	"encoding/binary"
@@ -62,7 +62,7 @@ const countersBytes = int(unsafe.Sizeof(counters{}))
 
 func (m *mail) init(h transport.Host, d *cuda.Device) {
 	*m = mail{host: h, dev: d, channels: make([]channel, 2*h.Size())}
-	m.chunk = max(min(Sizes.Chunk, Sizes.Message/len(m.channels)/buffers/headBytes*headBytes), headBytes)
+	m.chunk = max(min(StagedSizes.Chunk, StagedSizes.Message/len(m.channels)/buffers/headBytes*headBytes), headBytes)
 }
 
 // bytes is the pinned memory of a rank for mail.
@@ -74,7 +74,7 @@ func (m *mail) use(words, at []unsafe.Pointer) {
 	me, halves := m.host.Rank(), 1
 	if !slices.Contains(at, nil) { // what comes needs no buffers of its own
 		halves = 2
-		m.chunk = min(Sizes.Chunk, halves*m.chunk+headBytes)
+		m.chunk = min(StagedSizes.Chunk, halves*m.chunk+headBytes)
 	}
 	for i := range m.channels {
 		h, peer, from := &m.channels[i], i/2, me
@@ -181,7 +181,7 @@ func (m *mail) forget() {
 // divide returns how many chunks a message has, and the bytes of one. One without elements has one
 // too. A long one has at least eight, so that the copies of both ends overlap.
 func (m *mail) divide(bytes int) (count, each int) {
-	each = min(max((bytes/8+4095)/4096*4096, Sizes.Short), m.chunk)
+	each = min(max((bytes/8+4095)/4096*4096, StagedSizes.Short), m.chunk)
 	return max((bytes+each-1)/each, 1), each
 }
 

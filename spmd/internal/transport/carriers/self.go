@@ -1,5 +1,4 @@
-// Package self carries the calls of a communicator of one rank: copies on its device.
-package self
+package carriers
 
 import (
 	"fmt"
@@ -10,27 +9,28 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// Transport is one rank alone.
-type Transport struct{}
+// Self is one rank alone.
+type Self struct{}
 
-var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll,
+var selfKinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter,
+	coll.AllToAll,
 	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.AllToAllV,
 	coll.Send, coll.Recv, coll.SendRecv, coll.Scan, coll.ExScan, coll.Barrier)
 
-var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Alone: true, Ordered: true}
+var selfCaps = transport.Caps{Library: coll.Library{Kinds: selfKinds}, Alone: true, Ordered: true}
 
 // Name implements transport.Transport: there is nobody to talk to.
-func (Transport) Name() string { return "none" }
+func (Self) Name() string { return "none" }
 
 // Caps implements transport.Transport.
-func (Transport) Caps() *transport.Caps { return &caps }
+func (Self) Caps() *transport.Caps { return &selfCaps }
 
 // Scratch implements transport.Transport.
-func (Transport) Scratch(int) int { return 0 }
+func (Self) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport: a call is a copy, or nothing. Avg, like the other operations,
 // leaves one rank's values as they are.
-func (Transport) Do(q transport.Queue, c coll.Call) error {
+func (Self) Do(q transport.Queue, c coll.Call) error {
 	switch c.Kind {
 	case coll.Barrier, coll.Broadcast:
 		return nil
@@ -53,7 +53,7 @@ func move(q transport.Queue, c *coll.Call, dst, src unsafe.Pointer, n int) error
 }
 
 // Group implements transport.Transport: it pairs the sends and receives in their order.
-func (t Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+func (t Self) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
 	sends, recvs := 0, 0
 	for i := range cs {
 		switch c := &cs[i]; c.Kind {

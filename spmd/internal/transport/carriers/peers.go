@@ -1,6 +1,4 @@
-// Package peers carries calls on device memory by kernels between GPUs of a
-// node that reach each other.
-package peers
+package carriers
 
 import (
 	"maps"
@@ -12,39 +10,40 @@ import (
 	"lockstep/internal/peer"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/mpi"
 )
 
-// Transport is kernels between GPUs. What orders its calls is the streams: two
+// PeerKernels is kernels between GPUs. What orders its calls is the streams: two
 // may not run at the same time.
-type Transport struct {
+type PeerKernels struct {
 	Comm     *peer.Comm
 	alone    bool // there is no other for long messages
 	messages []peer.Message
 }
 
-// New returns the transport of ranks whose GPUs reach each other; p remains its caller's. alone
-// says that it carries all messages, not only those that are short.
-func New(p *peer.Comm, alone bool) *Transport { return &Transport{Comm: p, alone: alone} }
+// NewPeerKernels returns the transport of ranks whose GPUs reach each other; p remains its
+// caller's. alone says that it carries all messages, not only those that are short.
+func NewPeerKernels(p *peer.Comm, alone bool) *PeerKernels {
+	return &PeerKernels{Comm: p, alone: alone}
+}
 
-// Open opens the transport of a communicator, or fails on all ranks alike. Collective.
-func Open(h transport.Host, dev *cuda.Device, room int) (*peer.Comm, error) {
-	if shared, err := mpi.CommOf(h); err == nil {
+// OpenPeers opens the kernels of a communicator, or fails on all ranks alike. Collective.
+func OpenPeers(h transport.Host, dev *cuda.Device, room int) (*peer.Comm, error) {
+	if shared, err := CommOf(h); err == nil {
 		return peer.Open(shared, dev, room)
 	}
 	return peer.Open(inProcess{h}, dev, room)
 }
 
-// does is what package peer calls the kinds. An AllToAllV is none of them: what ranks send each
-// other only two of them know.
-var does = map[coll.Kind]peer.Kind{coll.AllReduce: peer.AllReduce, coll.Reduce: peer.Reduce,
+// peersKinds is what package peer calls the kinds. An AllToAllV is none of them: what ranks send
+// each other only two of them know.
+var peersKinds = map[coll.Kind]peer.Kind{coll.AllReduce: peer.AllReduce, coll.Reduce: peer.Reduce,
 	coll.Broadcast: peer.Broadcast,
 	coll.AllGather: peer.AllGather, coll.AllGatherV: peer.AllGather, coll.Gather: peer.Gather,
 	coll.GatherV:       peer.Gather,
 	coll.ReduceScatter: peer.ReduceScatter, coll.ReduceScatterV: peer.ReduceScatter, coll.Scatter: peer.Scatter,
 	coll.ScatterV: peer.Scatter, coll.AllToAll: peer.AllToAll}
 
-var caps = transport.Caps{Library: coll.Library{Kinds: coll.SetOf(append(slices.Collect(maps.Keys(does)),
+var peersCaps = transport.Caps{Library: coll.Library{Kinds: coll.SetOf(append(slices.Collect(maps.Keys(peersKinds)),
 	coll.Barrier)...)}}
 
 // atOnce are those that are one kernel where their parts are short: with equal parts, and of those
@@ -65,28 +64,28 @@ func AtOnce(c *coll.Call, most int) bool {
 }
 
 // Short reports whether a message is one that Group takes.
-func (t *Transport) Short(m *coll.Call) bool {
+func (t *PeerKernels) Short(m *coll.Call) bool {
 	return t.alone || m.N*m.Type.Size() <= t.Comm.MessageMost()
 }
 
 // Most is the most bytes of a part of a call that is one kernel.
-func (t *Transport) Most() int { return t.Comm.AtOnce() }
+func (t *PeerKernels) Most() int { return t.Comm.AtOnce() }
 
 // Name implements transport.Transport.
-func (t *Transport) Name() string { return "peers" }
+func (t *PeerKernels) Name() string { return "peers" }
 
 // Caps implements transport.Transport.
-func (t *Transport) Caps() *transport.Caps { return &caps }
+func (t *PeerKernels) Caps() *transport.Caps { return &peersCaps }
 
 // Scratch implements transport.Transport.
-func (t *Transport) Scratch(n int) int { return peer.ListBytes(n) }
+func (t *PeerKernels) Scratch(n int) int { return peer.ListBytes(n) }
 
 // Do implements transport.Transport.
-func (t *Transport) Do(q transport.Queue, c coll.Call) error {
+func (t *PeerKernels) Do(q transport.Queue, c coll.Call) error {
 	if c.Kind == coll.Barrier {
 		return t.Comm.Barrier(q.Stream())
 	}
-	x := peer.Transfer{What: does[c.Kind], Dst: c.Dst, Src: c.Src, N: c.Longest(), Type: c.Type, Op: c.Op,
+	x := peer.Transfer{What: peersKinds[c.Kind], Dst: c.Dst, Src: c.Src, N: c.Longest(), Type: c.Type, Op: c.Op,
 		Root: int(c.Root)}
 	traits, parts := c.Kind.Traits(), cudampi.Parts{Each: c.N}
 	if traits.Lengths == coll.Shared {
@@ -105,7 +104,7 @@ func (t *Transport) Do(q transport.Queue, c coll.Call) error {
 }
 
 // Group implements transport.Transport. It takes messages that are Short.
-func (t *Transport) Group(q transport.Queue, cs []coll.Call, work unsafe.Pointer) error {
+func (t *PeerKernels) Group(q transport.Queue, cs []coll.Call, work unsafe.Pointer) error {
 	t.messages = t.messages[:0]
 	for i := range cs {
 		m := &cs[i]
