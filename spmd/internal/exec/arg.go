@@ -157,9 +157,14 @@ func Overlap(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
 	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
 }
 
+// mostHalo is how many elements a buffer may have beyond those of the indices, as a halo around
+// them.
+func mostHalo(indices int) int { return max(2, indices/4) }
+
 // EachOnce returns how many bytes a kernel moves that is called for all indices below its first
-// dims arguments, and touches the element of each index once in every buffer. Single elements do
-// not count. It returns 0 if buffers have other lengths, or dims is 0.
+// dims arguments, and touches the element of each index once in every buffer. Single elements, and
+// the halo of a buffer that is a little longer, do not count. It returns 0 if buffers have other
+// lengths, or dims is 0.
 func EachOnce(args []Arg, dims int) (bytes int) {
 	if dims == 0 {
 		return 0
@@ -171,10 +176,11 @@ func EachOnce(args []Arg, dims int) (bytes int) {
 	for i := range args {
 		a := &args[i]
 		switch {
-		case a.Kind == StructArg || a.Kind == TensorArg, a.Kind == BufferArg && a.N > 1 && a.N != total:
+		case a.Kind == StructArg || a.Kind == TensorArg,
+			a.Kind == BufferArg && a.N > 1 && (a.N < total || a.N > total+mostHalo(total)):
 			return 0
-		case a.Kind == BufferArg && a.N == total:
-			bytes += a.N * a.Type.Size()
+		case a.Kind == BufferArg && a.N >= total:
+			bytes += total * a.Type.Size()
 		}
 	}
 	return bytes

@@ -81,7 +81,7 @@ func (t *Table) Text(facts []Fact) string {
 				orNone(r.Seconds > 0, percent(r.Share)),
 				orNone(r.Ratio > 0 && t.Ranks > 1, ratio(r.Ratio)), orNone(t.Ranks > 1, strconv.Itoa(r.Slowest)),
 				orNone(r.Rate > 0, fmt.Sprintf("%.3g", r.Rate/1e9)),
-				orNone(r.OfBest > 0, fmt.Sprintf("%.0f %%", 100*r.OfBest)))
+				orNone(r.OfBest > 0, ofBestText(r.OfBest)))
 		}
 	}
 	group("", t.Rows)
@@ -142,6 +142,14 @@ func (t *Table) shortened() []Row {
 func percent(part float64) string {
 	if part < 0.0995 {
 		return fmt.Sprintf("%.1f %%", 100*part)
+	}
+	return fmt.Sprintf("%.0f %%", 100*part)
+}
+
+// ofBestText is a part, of which less than a hundredth is no fault of the measurement.
+func ofBestText(part float64) string {
+	if part < 0.01 {
+		return "<1 %"
 	}
 	return fmt.Sprintf("%.0f %%", 100*part)
 }

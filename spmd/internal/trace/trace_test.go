@@ -429,3 +429,12 @@ func TestHolds(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 }
+
+// A part of the best below a hundredth is said as such, since 0 % looks like a fault.
+func TestOfBestText(t *testing.T) {
+	for part, want := range map[float64]string{0.0001: "<1 %", 0.0099: "<1 %", 0.01: "1 %", 0.196: "20 %", 1: "100 %"} {
+		if got := ofBestText(part); got != want {
+			t.Errorf("%v: %s, want %s", part, got, want)
+		}
+	}
+}
