@@ -219,7 +219,7 @@ func agent(t *testing.T, body string) string {
 	return writeFile(t, filepath.Join(t.TempDir(), "ssh"), `#!/bin/sh
 while case "$1" in -*) true;; *) false;; esac; do shift; done
 host=$1; shift; export host
-set -- env -i HOME=/ PATH="$PATH" TMPDIR="$(mktemp -d "$0.XXXXXX")" FAKE_HOST="$host" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"
+set -- env -i HOME=/ PATH="$PATH" GOCOVERDIR="$GOCOVERDIR" TMPDIR="$(mktemp -d "$0.XXXXXX")" FAKE_HOST="$host" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"
 if [ "$(id -u)" = 0 ]; then
 	exec unshare -u -m sh -c 'hostname "$host"; `+body+`
 	exec "$@"' sh "$@"
