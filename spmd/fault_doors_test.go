@@ -11,7 +11,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
-	"lockstep/spmd/internal/files"
+	"lockstep/spmd/internal/job"
 )
 
 // doors are the calls in which the framework has the ranks wait for each other. All ranks do before
@@ -118,7 +118,7 @@ func savesWith(
 			return err
 		}
 		if victim {
-			files.Fault = func(op, path string) error {
+			job.FileFault = func(op, path string) error {
 				if op == "sync" && strings.HasSuffix(path, ".safetensors.part") {
 					happens()
 					act()
@@ -152,7 +152,7 @@ func loadsSlowly(_ context.Context, w *spmd.World, victim bool) error {
 	}
 	if victim {
 		happens()
-		files.Fault = func(op, _ string) error {
+		job.FileFault = func(op, _ string) error {
 			if op == "read" {
 				time.Sleep(faultTimeout / 2)
 			}

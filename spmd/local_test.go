@@ -16,7 +16,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/affinity"
+	"lockstep/spmd/internal/job"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -389,7 +389,7 @@ func TestStartLine(t *testing.T) {
 func TestRanksApart(t *testing.T) {
 	t.Parallel()
 	spmdtest.HostOnly(t, "ranks with GPUs compute there")
-	first, _ := affinity.Own("/sys", 0, 2)
+	first, _ := job.OwnCores("/sys", 0, 2)
 	if first == "" {
 		t.Skip("this process is bound, or there is one core only")
 	}
@@ -403,9 +403,9 @@ func TestRanksApart(t *testing.T) {
 		{"", "2", 0, "cores=\"" + first + ", where the streams compute\"", true},
 		{"", "1", 0, " start ", false},
 		{"none", "2", 0, " start ", false},
-		{"socket", "2", 2, "app: " + affinity.BindTo + "=socket: want core or none", false},
+		{"socket", "2", 2, "app: " + job.BindTo + "=socket: want core or none", false},
 	} {
-		status, out := run(t, 0, "sum", []string{affinity.BindTo + "=" + tc.word}, "--ranks", tc.ranks,
+		status, out := run(t, 0, "sum", []string{job.BindTo + "=" + tc.word}, "--ranks", tc.ranks,
 			"--log-level", "debug")
 		if status != tc.status || !strings.Contains(out, tc.want) || strings.Contains(out, "cores=") != tc.cores {
 			t.Errorf("%q, %s ranks: status %d, want %d and %q\n%s", tc.word, tc.ranks, status, tc.status, tc.want, out)

@@ -9,7 +9,7 @@ import (
 
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/files"
+	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/world"
 )
 
@@ -178,7 +178,7 @@ func (w *World) Timeout() time.Duration { return w.in.Timeout() }
 // Files watches a rank's work with files that may be slow, or never answer. A rank in Do, or
 // between Enter and the call of the function that this returns, is not missing from a collective.
 // Its step has a limit of its own, and a report names the step.
-type Files = files.Work
+type Files = job.FileWork
 
 // Files returns this rank's Files.
 func (w *World) Files() *Files { return w.in.Files() }

@@ -29,7 +29,7 @@ var counted = []string{
 	"cuda/cublas alignment",
 	"internal/ccall Address",
 	"spmd Address",                         // of a Buffer, whose memory is not Go's
-	"spmd/internal/affinity Nudge",         // in the arguments of a call in assembly
+	"spmd/internal/job NudgeThread",        // in the arguments of a call in assembly
 	"spmd/internal/coll Hidden",            // TestMakeKeepsNoCall
 	"spmd/internal/exec Overlap",           // to find overlaps
 	"spmd/internal/exec checkTensor",       // for a message

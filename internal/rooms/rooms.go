@@ -62,7 +62,7 @@ var house = []room{
 	{"calls", "a call, from its checks to its transport", []string{"spmd/internal/calls"},
 		[]string{"verify", "transport", "exec", "trace", "control", "coll", "libraries", "basics"}},
 	{"job", "start, flags, log, watchdog, end",
-		[]string{"spmd/internal/job", "spmd/internal/affinity", "spmd/internal/files", "internal/watch",
+		[]string{"spmd/internal/job", "internal/watch",
 			"internal/live", "internal/signals", "internal/stdio"},
 		[]string{"dashboard", "control", "coll", "basics"}},
 	{"verify", "calls compared over ranks", []string{"spmd/internal/verify"},

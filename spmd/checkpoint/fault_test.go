@@ -20,14 +20,14 @@ import (
 	"lockstep/internal/mpirun"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
-	"lockstep/spmd/internal/files"
+	"lockstep/spmd/internal/job"
 	"lockstep/spmd/spmdtest"
 )
 
 // fault has fn called before every change of checkpoints on disk.
 func fault(t *testing.T, fn func(op, path string) error) {
-	files.Fault = fn
-	t.Cleanup(func() { files.Fault = nil })
+	job.FileFault = fn
+	t.Cleanup(func() { job.FileFault = nil })
 }
 
 var errFault = errors.New("injected")
@@ -69,12 +69,12 @@ func TestCheckpointFaults(t *testing.T) {
 							return nil
 						})
 						if w.Rank() != victim {
-							files.Fault = nil
+							job.FileFault = nil
 						}
 						setAll(t, all, 2)
 						spmdtest.Must(t, c.Save(second, "second", items(all)...))
 						err := c.Wait()
-						files.Fault = nil
+						job.FileFault = nil
 						hit := int64(0)
 						if w.Rank() == victim && n.Load() >= k {
 							hit = 1

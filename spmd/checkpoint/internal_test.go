@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/spmd/internal/files"
+	"lockstep/spmd/internal/job"
 )
 
 // goodIndex is an index that parses.
@@ -143,7 +143,7 @@ func FuzzMarker(f *testing.F) {
 		if err := os.WriteFile(filepath.Join(dir, markerName), b, 0o666); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := disk{new(files.Work)}.readIndex(dir)
+		_, _, err := disk{new(job.FileWork)}.readIndex(dir)
 		if (err == nil) != bytes.Equal(b, good) {
 			t.Fatalf("marker %q: %v", b, err)
 		}
@@ -155,7 +155,7 @@ func FuzzMarker(f *testing.F) {
 
 // Rank 0 waits for a rank whose file does not come, and finds that the folder is gone.
 func TestAwaitParts(t *testing.T) {
-	c := &Manager{disk: disk{new(files.Work)}, cfg: Config{Timeout: time.Millisecond}}
+	c := &Manager{disk: disk{new(job.FileWork)}, cfg: Config{Timeout: time.Millisecond}}
 	s := &saving{temp: t.TempDir(), x: goodIndex(), cancel: make(chan struct{})}
 	s.x.Files[0].fileSum, s.x.Files[1].fileSum = fileSum{}, fileSum{}
 	sum, err := c.disk.writeFile(filepath.Join(s.temp, s.x.Files[0].Name), []byte("shard"))

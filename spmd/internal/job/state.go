@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"lockstep/internal/ccall"
-	"lockstep/spmd/internal/files"
 )
 
 // State is a rank's account of itself in a report.
@@ -15,7 +14,7 @@ type State struct {
 	Phase   string        `json:"phase"`
 	Comms   []CommState   `json:"comms"`
 	Streams []StreamState `json:"streams,omitempty"`
-	Files   *files.State  `json:"files,omitempty"`
+	Files   *FileState    `json:"files,omitempty"`
 	Run     Goroutine     `json:"run"`              // the goroutine of the program's own function
 	Others  []Goroutine   `json:"others,omitempty"` // more goroutines of the program
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/internal/watch"
-	"lockstep/spmd/internal/files"
 )
 
 // testWorld is a double of a world: a rank that is a goroutine of this process, without MPI.
@@ -21,7 +20,7 @@ type testWorld struct {
 	rank    int
 	meeting *meeting
 	work    []Work
-	files   atomic.Pointer[files.State]
+	files   atomic.Pointer[FileState]
 	aborted chan int
 }
 
@@ -110,7 +109,7 @@ func (s stalled) String() string                      { return s.name }
 
 // watchedJob starts the watchdogs of three ranks. Rank 0 has work of a name that stands still, and
 // rank 1 may be at work on files. said has the lines of the logs and of the report.
-func watchedJob(t *testing.T, name string, state *files.State) (worlds []*testWorld, said <-chan string) {
+func watchedJob(t *testing.T, name string, state *FileState) (worlds []*testWorld, said <-chan string) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -135,7 +134,7 @@ func watchedJob(t *testing.T, name string, state *files.State) (worlds []*testWo
 		if rank == 1 {
 			world.files.Store(state)
 		} else if state != nil {
-			world.files.Store(&files.State{What: "nothing"})
+			world.files.Store(&FileState{What: "nothing"})
 		}
 		j := New(&Config{Timeout: 400 * time.Millisecond}, world)
 		j.Rank, j.Size, j.Nodes = rank, 3, 1
@@ -181,14 +180,14 @@ func TestStalledWork(t *testing.T) {
 // While a rank waits for files the job goes on, and says so.
 func TestStalledByFiles(t *testing.T) {
 	worlds, said := watchedJob(t, "a call of who waits for files",
-		&files.State{What: "sync of x", Seconds: 1, Waits: true})
+		&FileState{What: "sync of x", Seconds: 1, Waits: true})
 	await(t, said, "waits: rank 1 is in the sync of x, for 1.0 s")
 	select {
 	case <-worlds[0].aborted:
 		t.Error("the job has ended while a rank waits for files")
 	default:
 	}
-	worlds[1].files.Store(&files.State{What: "nothing"})
+	worlds[1].files.Store(&FileState{What: "nothing"})
 	<-worlds[0].aborted
 	await(t, said, "--- this job hangs: a call of who waits for files has not ended in 400ms")
 }

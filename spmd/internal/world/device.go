@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/exec/hostexec"
@@ -149,9 +148,9 @@ func (w *World) mustAgree(mine error) error {
 // stayNear keeps this process to the cores near its GPU, if nobody has bound it. It shares them out
 // among the ranks that have the same. Collective over the node.
 func (w *World) stayNear(node control.Comm) error {
-	list, near := affinity.NearGPU("/sys", w.GPU.GPU.Dev.PCI())
+	list, near := job.NearGPU("/sys", w.GPU.GPU.Dev.PCI())
 	if list != "" && w.ranks.Here() == 1 { // else other ranks of the process are near other GPUs
-		if err := affinity.Keep(&near); err != nil {
+		if err := job.KeepCores(&near); err != nil {
 			w.Log.Warn().Err(err).Msg("this process may run far from its GPU")
 		} else {
 			w.cores = list + ", near the GPU"

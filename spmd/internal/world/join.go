@@ -11,7 +11,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/elem"
-	"lockstep/spmd/internal/affinity"
+
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport"
@@ -165,7 +165,7 @@ func (w *World) compareSettings(m control.Comm) error {
 // findThreads shares out the cores of the node. Collective over it.
 func (w *World) findThreads(node control.Comm) (err error) {
 	shared := false
-	if w.threads, shared, err = affinity.Share(node); err != nil {
+	if w.threads, shared, err = job.ShareOfCores(node); err != nil {
 		return err
 	}
 	if w.GPU != nil {

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/exec/hostexec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport/inproc"
@@ -151,14 +150,14 @@ func (l *local) leave(w *World) {
 // takes 50 us in place of one.
 func (w *World) keepApart(i int) {
 	host, ok := w.Dev.(*hostexec.Device)
-	list, own := affinity.Own("/sys", i, w.All.Size())
+	list, own := job.OwnCores("/sys", i, w.All.Size())
 	if !ok || list == "" {
 		return
 	}
 	w.cores = list + ", where the streams compute"
 	var once sync.Once
 	host.Near = func() {
-		if err := affinity.Nudge(&own); err != nil {
+		if err := job.NudgeThread(&own); err != nil {
 			once.Do(func() { w.Log.Warn().Err(err).Msg("ranks may compute on the same cores") })
 		}
 	}

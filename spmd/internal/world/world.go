@@ -23,11 +23,11 @@ import (
 	"lockstep/internal/kernels"
 	"lockstep/internal/launcher"
 	"lockstep/internal/outfile"
-	"lockstep/spmd/internal/affinity"
+
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
-	"lockstep/spmd/internal/files"
+
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
@@ -74,7 +74,7 @@ type World struct {
 	analyzer                verify.Analyzer // has those of all ranks, on rank 0
 	carrier                 verify.Carrier  // has those of this node, if this rank carries them
 	shown                   shown           // for --dashboard and Slowest
-	files                   files.Work      // for checkpoints and arrays
+	files                   job.FileWork    // for checkpoints and arrays
 	json                    *outfile.File
 
 	mu        sync.Mutex
@@ -93,7 +93,7 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	if err := s.Config.Complete(route.Names()); err != nil {
 		return nil, job.Usage(err)
 	}
-	if err := cmp.Or(launcher.CheckLibrary(ranks.Library()), host.CheckBLAS(), affinity.CheckBindTo()); err != nil {
+	if err := cmp.Or(launcher.CheckLibrary(ranks.Library()), host.CheckBLAS(), job.CheckBindTo()); err != nil {
 		return nil, job.Usage(err)
 	}
 	w := &World{start: s, ranks: ranks, launched: ranks.Environment(), endShare: func() {}}
@@ -167,7 +167,7 @@ func (w *World) Seed() uint64 { return w.start.Config.Seed }
 func (w *World) Timeout() time.Duration { return w.start.Config.Limit() }
 
 // Files is this rank's work on files.
-func (w *World) Files() *files.Work { return &w.files }
+func (w *World) Files() *job.FileWork { return &w.files }
 
 // Flags are those of the command line; nil if there is none.
 func (w *World) Flags() *pflag.FlagSet { return w.start.Flags }

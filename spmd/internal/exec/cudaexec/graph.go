@@ -7,7 +7,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/exec"
-	"lockstep/spmd/internal/exec/graphparts"
+
 	"lockstep/spmd/internal/trace"
 )
 
@@ -18,22 +18,22 @@ type graph struct {
 	mu        sync.Mutex
 	replays   []exec.Point // launches that may not have run yet; under mu
 	holds     trace.Content
-	parts     *graphparts.Parts // nil where nobody times them
+	parts     *exec.GraphParts // nil where nobody times them
 }
 
 // builder has the driver make a graph of what is captured.
 type builder struct {
 	d     *Device
 	g     *graph
-	last  issued              // in the order of collectives, as GPU.last
-	track *graphparts.Tracker // nil where nobody notes what graphs hold
+	last  issued            // in the order of collectives, as GPU.last
+	track *exec.PartTracker // nil where nobody notes what graphs hold
 }
 
 // NewBuilder implements exec.Device.
 func (d *Device) NewBuilder() exec.Builder {
 	b := &builder{d: d, g: &graph{}}
 	if d.Trace != nil && d.Trace.Parts {
-		b.track = graphparts.NewTracker()
+		b.track = exec.NewPartTracker()
 	}
 	return b
 }

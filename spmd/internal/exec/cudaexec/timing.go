@@ -6,7 +6,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/exec"
-	"lockstep/spmd/internal/exec/graphparts"
+
 	"lockstep/spmd/internal/trace"
 )
 
@@ -19,7 +19,7 @@ type timing struct {
 	pending []*record     // timed, and not known to have run, in order
 	free    []*record
 	// splitting are the parts of the graph whose replay is issued now, if they are to be timed.
-	splitting *graphparts.Parts
+	splitting *exec.GraphParts
 }
 
 // record is a command that is noted.
@@ -32,7 +32,7 @@ type record struct {
 	issued     int64  // when it was handed to the driver
 	seq        uint64 // of the command
 	begin, end *cuda.Event
-	parts      *graphparts.Parts // of a graph
+	parts      *exec.GraphParts // of a graph
 	holds      *trace.Content
 	stands     uint32 // for how many replays, where the parts are timed
 }

@@ -1,4 +1,4 @@
-package affinity
+package job
 
 import (
 	"fmt"
@@ -25,27 +25,27 @@ func CheckBindTo() error {
 	}
 }
 
-// Own returns the cores for one of the ranks of this process, also as a list such as "0-15": an
-// equal part of those that are online. No two ranks have a core in common. It returns "" unless
+// OwnCores returns the cores for one of the ranks of this process, also as a list such as "0-15":
+// an equal part of those that are online. No two ranks have a core in common. It returns "" unless
 // this process may use all online cores, each rank gets one, and BindTo is not none.
-func Own(sys string, rank, ranks int) (list string, own unix.CPUSet) {
-	_, online := read(sys, onlineCores)
+func OwnCores(sys string, rank, ranks int) (list string, own unix.CPUSet) {
+	_, online := readCores(sys, onlineCores)
 	var mine unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &mine); err != nil || mine != online || os.Getenv(BindTo) == "none" {
 		return "", own // or the launcher has bound this process
 	}
-	if ranks < 2 || min(procs, mine.Count()) < ranks {
+	if ranks < 2 || min(coresOfGo, mine.Count()) < ranks {
 		return "", own
 	}
-	part := part(&mine, rank, ranks)
+	part := partOfCores(&mine, rank, ranks)
 	for _, core := range part {
 		own.Set(core)
 	}
 	return readable.Ranges(part, ","), own
 }
 
-// part is a rank's part of some cores.
-func part(of *unix.CPUSet, rank, ranks int) []int {
+// partOfCores is a rank's part of some cores.
+func partOfCores(of *unix.CPUSet, rank, ranks int) []int {
 	var cores []int
 	for i := range 64 * len(of) {
 		if of.IsSet(i) {
@@ -55,9 +55,9 @@ func part(of *unix.CPUSet, rank, ranks int) []int {
 	return cores[rank*len(cores)/ranks : (rank+1)*len(cores)/ranks]
 }
 
-// Nudge moves the calling thread to one of some cores if it is on none of them. The thread stays
-// free to go elsewhere, and so are the threads that it starts.
-func Nudge(to *unix.CPUSet) error {
+// NudgeThread moves the calling thread to one of some cores if it is on none of them. The thread
+// stays free to go elsewhere, and so are the threads that it starts.
+func NudgeThread(to *unix.CPUSet) error {
 	runtime.LockOSThread() // all calls are for one thread
 	defer runtime.UnlockOSThread()
 	var core uint32

@@ -1,4 +1,4 @@
-package files
+package job
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 func TestOldest(t *testing.T) {
 	before := time.Now().Add(-time.Second)
 	boom := errors.New("boom")
-	var w Work
+	var w FileWork
 	err := w.Do("outer", func() error {
 		middle := time.Now()
 		for !time.Now().After(middle) { // a clock may stand still for a while
@@ -38,10 +38,10 @@ func TestOldest(t *testing.T) {
 }
 
 func TestFault(t *testing.T) {
-	defer func() { Fault = nil }()
+	defer func() { FileFault = nil }()
 	full := errors.New("full")
-	var w Work
-	Fault = func(op, path string) error {
+	var w FileWork
+	FileFault = func(op, path string) error {
 		if s := w.Oldest(time.Time{}); s == nil || s.What != op+" of "+path {
 			t.Errorf("in the fault of %s of %s the step is %+v", op, path, s)
 		}
@@ -71,21 +71,21 @@ func TestWaiting(t *testing.T) {
 		limit, patience time.Duration
 		step            string // that the rank is in, or between two
 		meets           bool
-		want            *State
+		want            *FileState
 	}{
-		{"in a step", long, long, "sync of x", false, &State{What: "sync of x", Waits: true}},
-		{"in a step for too long", over, long, "sync of x", false, &State{What: "sync of x"}},
-		{"in a step of another goroutine", long, long, "sync of x", true, &State{What: "sync of x"}},
-		{"between two", long, long, "", false, &State{What: "work between two steps on files", Waits: true}},
-		{"between two for too long", long, over, "", false, &State{What: "work between two steps on files"}},
+		{"in a step", long, long, "sync of x", false, &FileState{What: "sync of x", Waits: true}},
+		{"in a step for too long", over, long, "sync of x", false, &FileState{What: "sync of x"}},
+		{"in a step of another goroutine", long, long, "sync of x", true, &FileState{What: "sync of x"}},
+		{"between two", long, long, "", false, &FileState{What: "work between two steps on files", Waits: true}},
+		{"between two for too long", long, over, "", false, &FileState{What: "work between two steps on files"}},
 		{"in a collective", long, long, "", true, nil},
 	} {
-		w := &Work{Patience: tc.patience}
+		w := &FileWork{Patience: tc.patience}
 		if w.Used() || w.State(false) != nil {
 			t.Fatalf("%s: used before its first call, and says %v", tc.name, w.State(false))
 		}
 		leave := w.Enter(tc.limit)
-		var got *State
+		var got *FileState
 		look := func() error { got = w.State(tc.meets); return nil }
 		if tc.step == "" {
 			_ = look()
@@ -109,7 +109,7 @@ func TestWaiting(t *testing.T) {
 
 	// The others have waited as long as a long call took: the rank has as long to come. After a
 	// short one there is nothing.
-	w := &Work{}
+	w := &FileWork{}
 	leave := w.Enter(long)
 	for start := time.Now(); !time.Now().After(start); { // longer than half of no patience
 	}
@@ -118,7 +118,7 @@ func TestWaiting(t *testing.T) {
 	if s := w.State(false); s == nil || s.What != "work after long steps on files" || !s.Waits {
 		t.Errorf("after a long call: %+v", s)
 	}
-	w = &Work{Patience: long}
+	w = &FileWork{Patience: long}
 	w.Enter(long)()
 	if s := w.State(false); s != nil {
 		t.Errorf("after a short call: %+v", s)

@@ -1,4 +1,4 @@
-package affinity
+package job
 
 import (
 	"os"
@@ -20,7 +20,7 @@ func allowed(t *testing.T) (set unix.CPUSet, cores []int) {
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		t.Fatal(err)
 	}
-	return set, part(&set, 0, 1)
+	return set, partOfCores(&set, 0, 1)
 }
 
 // online is a folder like /sys, of a machine with these cores.
@@ -42,11 +42,11 @@ func TestOwn(t *testing.T) {
 	_, cores := allowed(t)
 	all := readable.Ranges(slices.Clone(cores), ",")
 	free := online(t, all)
-	for ranks := 2; ranks <= min(len(cores), procs, 8); ranks++ {
+	for ranks := 2; ranks <= min(len(cores), coresOfGo, 8); ranks++ {
 		var got []int
 		for r := range ranks {
-			list, own := Own(free, r, ranks)
-			mine := part(&own, 0, 1)
+			list, own := OwnCores(free, r, ranks)
+			mine := partOfCores(&own, 0, 1)
 			if len(mine) == 0 || list != readable.Ranges(slices.Clone(mine), ",") {
 				t.Errorf("rank %d of %d: %q, which is %v", r, ranks, list, mine)
 			}
@@ -57,18 +57,18 @@ func TestOwn(t *testing.T) {
 		}
 	}
 	for what, list := range map[string]string{
-		"one rank":         first(Own(free, 0, 1)),
-		"too many ranks":   first(Own(free, 0, len(cores)+1)),
-		"a bound process":  first(Own(online(t, all+",900"), 0, 2)),
-		"an unknown /sys":  first(Own(t.TempDir(), 0, 2)),
-		"other cores only": first(Own(online(t, "900"), 0, 2)),
+		"one rank":         first(OwnCores(free, 0, 1)),
+		"too many ranks":   first(OwnCores(free, 0, len(cores)+1)),
+		"a bound process":  first(OwnCores(online(t, all+",900"), 0, 2)),
+		"an unknown /sys":  first(OwnCores(t.TempDir(), 0, 2)),
+		"other cores only": first(OwnCores(online(t, "900"), 0, 2)),
 	} {
 		if list != "" {
 			t.Errorf("%s: cores %s", what, list)
 		}
 	}
 	t.Setenv(BindTo, "none")
-	if list, _ := Own(free, 0, 2); list != "" {
+	if list, _ := OwnCores(free, 0, 2); list != "" {
 		t.Errorf("%s=none: cores %s", BindTo, list)
 	}
 }
@@ -83,7 +83,7 @@ func TestPart(t *testing.T) {
 		8: {{0}, {1}, {2}, {3}, {70}, {71}, {72}, {73}},
 	} {
 		for r := range ranks {
-			if got := part(&set, r, ranks); !slices.Equal(got, want[r]) {
+			if got := partOfCores(&set, r, ranks); !slices.Equal(got, want[r]) {
 				t.Errorf("rank %d of %d: %v, want %v", r, ranks, got, want[r])
 			}
 		}
@@ -108,7 +108,7 @@ func TestNudge(t *testing.T) {
 		one := parseCores(strconv.Itoa(core))
 		there := false
 		for range 1000 { // Linux may move it on at once
-			if err := Nudge(&one); err != nil {
+			if err := NudgeThread(&one); err != nil {
 				t.Fatal(err)
 			}
 			var on uint32
@@ -123,13 +123,13 @@ func TestNudge(t *testing.T) {
 			t.Errorf("never on core %d", core)
 		}
 		if now, _ := allowed(t); now != before {
-			t.Errorf("bound to %v, before that to %v", part(&now, 0, 1), cores)
+			t.Errorf("bound to %v, before that to %v", partOfCores(&now, 0, 1), cores)
 		}
 	}
-	if err := Nudge(&unix.CPUSet{}); err == nil {
+	if err := NudgeThread(&unix.CPUSet{}); err == nil {
 		t.Error("nudged to no core")
 	}
 	if now, _ := allowed(t); now != before {
-		t.Errorf("bound to %v after a failure", part(&now, 0, 1))
+		t.Errorf("bound to %v after a failure", partOfCores(&now, 0, 1))
 	}
 }

@@ -1,4 +1,4 @@
-package affinity
+package job
 
 import (
 	"os"
@@ -83,7 +83,7 @@ func TestNearGPU(t *testing.T) {
 		t.Errorf("of a device that is not there: %q", got)
 	}
 	one := parseCores(cores[1])
-	if err := Keep(&one); err != nil {
+	if err := KeepCores(&one); err != nil {
 		t.Fatal(err)
 	}
 	tasks, err := os.ReadDir("/proc/self/task")

@@ -1,10 +1,4 @@
-// Package affinity chooses the cores of a rank: those near its GPU, and its share of cores that
-// several ranks have.
-//
-// A call to the driver takes up to twice as long from a core on another NUMA node than the GPU's,
-// and so do copies through memory that was first touched there. So a rank that nobody has bound
-// keeps to the cores near its GPU.
-package affinity
+package job
 
 import (
 	"fmt"
@@ -24,10 +18,14 @@ import (
 
 // NearGPU returns the cores near the GPU at a PCI address, as a list such as "0-15,32-47". It
 // returns "" unless this process may use all cores that are online and they are some of these.
+//
+// A call to the driver takes up to twice as long from a core on another NUMA node than the GPU's,
+// and so do copies through memory that was first touched there. So a rank that nobody has bound
+// keeps to the cores near its GPU.
 // Source: Linux, Documentation/ABI/testing/sysfs-bus-pci, local_cpulist.
 func NearGPU(sys, pci string) (list string, near unix.CPUSet) {
-	_, online := read(sys, onlineCores)
-	list, near = read(sys, "bus/pci/devices/"+strings.ToLower(pci)+"/local_cpulist")
+	_, online := readCores(sys, onlineCores)
+	list, near = readCores(sys, "bus/pci/devices/"+strings.ToLower(pci)+"/local_cpulist")
 	var mine unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &mine); err != nil {
 		return "", near
@@ -47,9 +45,9 @@ func NearGPU(sys, pci string) (list string, near unix.CPUSet) {
 // Documentation/ABI/testing/sysfs-devices-system-cpu.
 const onlineCores = "devices/system/cpu/online"
 
-// read returns the list of cores in a file below /sys, and the cores; nothing if there is no such
-// file.
-func read(sys, file string) (string, unix.CPUSet) {
+// readCores returns the list of cores in a file below /sys, and the cores;
+// nothing if there is no such file.
+func readCores(sys, file string) (string, unix.CPUSet) {
 	b, err := os.ReadFile(filepath.Join(sys, file))
 	if err != nil {
 		return "", unix.CPUSet{} // not every machine tells
@@ -58,17 +56,17 @@ func read(sys, file string) (string, unix.CPUSet) {
 	return text, parseCores(text)
 }
 
-// procs is the number of cores that the Go runtime found at start, or less by a quota.
-var procs = runtime.GOMAXPROCS(0)
+// coresOfGo is the number of cores that the Go runtime found at start, or less by a quota.
+var coresOfGo = runtime.GOMAXPROCS(0)
 
-// Share returns how many cores this rank may keep busy, and whether other ranks may use them too.
-// Ranks of a node that are bound to the same cores divide them; a rank bound to its own has them
-// all. Collective over the ranks of the node.
-func Share(node control.Comm) (cores int, shared bool, err error) {
+// ShareOfCores returns how many cores this rank may keep busy, and whether other ranks may use them
+// too. Ranks of a node that are bound to the same cores divide them; a rank bound to its own has
+// them all. Collective over the ranks of the node.
+func ShareOfCores(node control.Comm) (cores int, shared bool, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		set = unix.CPUSet{} // more cores than the set holds: as if all ranks shared them
-		for i := range procs {
+		for i := range coresOfGo {
 			set.Set(i)
 		}
 	}
@@ -90,7 +88,7 @@ func Share(node control.Comm) (cores int, shared bool, err error) {
 			}
 		}
 	}
-	return max(1, min(set.Count(), procs)/sharing), sharing > 1, nil
+	return max(1, min(set.Count(), coresOfGo)/sharing), sharing > 1, nil
 }
 
 // parseCores reads a list of cores such as "0-3,8". It returns nothing for other text.
@@ -107,8 +105,8 @@ func parseCores(list string) (set unix.CPUSet) {
 	return set
 }
 
-// Keep binds all threads of this process, and those that they start, to some cores.
-func Keep(set *unix.CPUSet) error {
+// KeepCores binds all threads of this process, and those that they start, to some cores.
+func KeepCores(set *unix.CPUSet) error {
 	bound := map[int]bool{}
 	for again := true; again; { // until there was no thread that one of the unbound had started
 		again = false

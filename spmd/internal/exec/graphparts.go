@@ -1,5 +1,4 @@
-// Package graphparts tells how long the commands of a graph on a GPU take.
-package graphparts
+package exec
 
 import (
 	"errors"
@@ -13,16 +12,16 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// Parts tell how long each command of a graph takes. Of some of its replays the driver is given
-// another form of the graph, in which an event is recorded behind each command, and what follows
-// the command waits for the record, too. So it does the same in the same order. Both are made where
-// the capture ends: what allocates must not come while collectives run.
+// GraphParts tell how long each command of a graph takes. Of some of its replays the driver is
+// given another form of the graph, in which an event is recorded behind each command, and what
+// follows the command waits for the record, too. So it does the same in the same order. Both are
+// made where the capture ends: what allocates must not come while collectives run.
 //
 // No time of a replay counts against which something speaks: see judge.
-type Parts struct {
+type GraphParts struct {
 	exec   *cuda.Exec
 	events []*cuda.Event // the first at the beginning of a replay, then one behind each command
-	list   []part
+	list   []graphPart
 	log    *zerolog.Logger
 
 	mu      sync.Mutex
@@ -38,8 +37,8 @@ type Parts struct {
 	told    bool
 }
 
-// part is a command of a graph.
-type part struct {
+// graphPart is a command of a graph.
+type graphPart struct {
 	from []int32 // the events of which the last is its beginning; none if that is the graph's
 	end  int32   // the event behind it; 0 if it added nothing to the graph
 	lane int
@@ -61,10 +60,10 @@ const mostOfEvent, mostOfLane, slack = 12_000, 1.05, 2000
 // After so many replays in succession whose times do not count no other is timed.
 const mostFaults = 3
 
-// Tracker follows a capture, to know behind which nodes of the graph each command ends.
-type Tracker struct {
+// PartTracker follows a capture, to know behind which nodes of the graph each command ends.
+type PartTracker struct {
 	ends   [][]cuda.Node // in front of each event but the first
-	list   []part
+	list   []graphPart
 	at     [][]int32               // for each lane the events behind what it waits for
 	marks  map[*cuda.Event][]int32 // what at was where one was recorded
 	known  map[cuda.Node]bool
@@ -75,13 +74,13 @@ type Tracker struct {
 // maxEnds is how many nodes a command may end with, and how many may follow one.
 const maxEnds = 64
 
-// NewTracker returns what follows a capture.
-func NewTracker() *Tracker {
-	return &Tracker{marks: map[*cuda.Event][]int32{}, known: map[cuda.Node]bool{}}
+// NewPartTracker returns what follows a capture.
+func NewPartTracker() *PartTracker {
+	return &PartTracker{marks: map[*cuda.Event][]int32{}, known: map[cuda.Node]bool{}}
 }
 
 // lane returns what a lane waits for.
-func (t *Tracker) lane(l int) *[]int32 {
+func (t *PartTracker) lane(l int) *[]int32 {
 	for l >= len(t.at) {
 		t.at = append(t.at, nil)
 	}
@@ -89,7 +88,7 @@ func (t *Tracker) lane(l int) *[]int32 {
 }
 
 // Command notes a command that a lane was given, which is captured from s.
-func (t *Tracker) Command(l int, s *cuda.Stream) {
+func (t *PartTracker) Command(l int, s *cuda.Stream) {
 	if t == nil || t.failed != nil {
 		return
 	}
@@ -101,7 +100,7 @@ func (t *Tracker) Command(l int, s *cuda.Stream) {
 		return
 	}
 	at := t.lane(l)
-	p := part{from: *at, lane: l}
+	p := graphPart{from: *at, lane: l}
 	for _, node := range t.room[:n] {
 		if !t.known[node] {
 			t.known[node], p.end = true, int32(len(t.ends)+1)
@@ -115,14 +114,14 @@ func (t *Tracker) Command(l int, s *cuda.Stream) {
 }
 
 // Mark notes that e was recorded on a lane.
-func (t *Tracker) Mark(l int, e *cuda.Event) {
+func (t *PartTracker) Mark(l int, e *cuda.Event) {
 	if t != nil {
 		t.marks[e] = slices.Clone(*t.lane(l))
 	}
 }
 
 // Wait notes that a lane waits for e.
-func (t *Tracker) Wait(l int, e *cuda.Event) {
+func (t *PartTracker) Wait(l int, e *cuda.Event) {
 	if t == nil {
 		return
 	}
@@ -137,11 +136,11 @@ func (t *Tracker) Wait(l int, e *cuda.Event) {
 
 // Split makes of a graph of dev, which was captured, the form that tells of its parts. It returns
 // nil where there is nothing to tell, or the driver cannot, or there are too many others already.
-func (t *Tracker) Split(dev *cuda.Device, g *cuda.Graph, others int, log *zerolog.Logger) *Parts {
+func (t *PartTracker) Split(dev *cuda.Device, g *cuda.Graph, others int, log *zerolog.Logger) *GraphParts {
 	if t == nil || t.failed == nil && len(t.ends) == 0 {
 		return nil
 	}
-	p := &Parts{list: t.list, next: firstSplit, log: log}
+	p := &GraphParts{list: t.list, next: firstSplit, log: log}
 	err := t.failed
 	if err == nil && others >= mostSplit {
 		err = fmt.Errorf("there are %d others", mostSplit)
@@ -159,7 +158,7 @@ func (t *Tracker) Split(dev *cuda.Device, g *cuda.Graph, others int, log *zerolo
 
 // make adds the events to the graph and has the driver make it ready. What follows a command is
 // asked before the first event is added: events do not wait for each other.
-func (p *Parts) make(dev *cuda.Device, g *cuda.Graph, t *Tracker) error {
+func (p *GraphParts) make(dev *cuda.Device, g *cuda.Graph, t *PartTracker) error {
 	ends := append([][]cuda.Node{nil}, t.ends...)
 	follow := make([][]cuda.Node, len(ends))
 	for i, of := range ends {
@@ -193,7 +192,7 @@ func (p *Parts) make(dev *cuda.Device, g *cuda.Graph, t *Tracker) error {
 
 // tell logs, once, why the times of the graph's commands do not count. The caller holds p.mu, or
 // nobody else knows p.
-func (p *Parts) tell(why error) {
+func (p *GraphParts) tell(why error) {
 	if !p.told {
 		p.told = true
 		p.log.Debug().Err(why).Int("commands", len(p.list)).Msg("the parts of a graph were not timed")
@@ -201,7 +200,7 @@ func (p *Parts) tell(why error) {
 }
 
 // Close gives back what the parts have. Their replays have run.
-func (p *Parts) Close() (err error) {
+func (p *GraphParts) Close() (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
@@ -216,7 +215,7 @@ func (p *Parts) Close() (err error) {
 
 // Due counts a replay, which is timed or not, and says for how many it stands if its parts are to
 // be timed, too; else 0. It takes a replay in the graph's own form to compare it with.
-func (p *Parts) Due(timed bool) uint32 {
+func (p *GraphParts) Due(timed bool) uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.replays++
@@ -228,25 +227,25 @@ func (p *Parts) Due(timed bool) uint32 {
 }
 
 // Given says that a replay was not issued or not timed after all.
-func (p *Parts) Given() {
+func (p *GraphParts) Given() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pending = false
 }
 
 // Took notes how long a replay in the graph's own form took, in ns.
-func (p *Parts) Took(ns int64) {
+func (p *GraphParts) Took(ns int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.plain, p.plains = p.plain+float64(ns), p.plains+1
 }
 
 // Launch enqueues a replay whose parts are timed.
-func (p *Parts) Launch(s *cuda.Stream) error { return p.exec.Launch(s) }
+func (p *GraphParts) Launch(s *cuda.Stream) error { return p.exec.Launch(s) }
 
 // Spans are when each command of a replay ran, whose parts were timed. The replay began and ended
 // at times; from is an event at its beginning.
-func (p *Parts) Spans(from *cuda.Event, begin, end int64) ([]trace.Span, error) {
+func (p *GraphParts) Spans(from *cuda.Event, begin, end int64) ([]trace.Span, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pending = false
@@ -283,7 +282,7 @@ func (p *Parts) Spans(from *cuda.Event, begin, end int64) ([]trace.Span, error) 
 //
 // The events took what the replay took longer than one in the graph's own form. Each part has its
 // share of that taken off.
-func (p *Parts) judge(at []int64, begin, end int64) ([]trace.Span, error) {
+func (p *GraphParts) judge(at []int64, begin, end int64) ([]trace.Span, error) {
 	plain := p.plain / p.plains
 	ends := make([]int, 0, 4) // events of each lane
 	for i, t := range at {

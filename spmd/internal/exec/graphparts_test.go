@@ -1,4 +1,4 @@
-package graphparts
+package exec
 
 import (
 	"slices"
@@ -9,7 +9,7 @@ import (
 // Times that cannot be, or that are not like those without events, do not count.
 func TestJudge(t *testing.T) {
 	// Two lanes: the second begins behind the first command, and the last command waits for both.
-	graph := []part{{end: 1}, {from: []int32{1}, end: 2}, {from: []int32{1}, end: 3, lane: 1},
+	graph := []graphPart{{end: 1}, {from: []int32{1}, end: 2}, {from: []int32{1}, end: 3, lane: 1},
 		{from: []int32{1}, lane: 1}, {from: []int32{2, 3}, end: 4}}
 	for _, tc := range []struct {
 		name  string
@@ -43,7 +43,7 @@ func TestJudge(t *testing.T) {
 		{"more than without events", 70_000, []int64{0, 5_000, 95_000, 96_000, 100_000}, nil,
 			"the parts of a lane took ", false},
 	} {
-		p := &Parts{list: graph, plain: 2 * tc.plain, plains: 2}
+		p := &GraphParts{list: graph, plain: 2 * tc.plain, plains: 2}
 		list, err := p.judge(tc.at, 0, 100_000)
 		var got [][2]int64
 		for _, s := range list {
