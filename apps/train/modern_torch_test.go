@@ -15,9 +15,9 @@ import (
 	"testing"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/modern"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
 	"lockstep/apps/train/weights"
@@ -96,7 +96,7 @@ func TestModernGradientsInPyTorch(t *testing.T) {
 		func(t *testing.T, w *spmd.World) { gradientsInPyTorch[spmd.BF16](t, w, python, program) })
 }
 
-func gradientsInPyTorch[A kernels.Act](t *testing.T, w *spmd.World, python, program string) {
+func gradientsInPyTorch[A ops.Act](t *testing.T, w *spmd.World, python, program string) {
 	type shape struct {
 		cfg    layout.Config
 		tokens text.Tokenizer
@@ -107,7 +107,7 @@ func gradientsInPyTorch[A kernels.Act](t *testing.T, w *spmd.World, python, prog
 		shapes = append(shapes, shape{layout.Presets["modern"], text.NewGPT2()})
 	}
 	most := apartness{norm: 1e-3, turn: 1e-5, worst: 1e-2}
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		most = apartness{norm: 0.03, turn: 0.01, worst: 0.3}
 	}
 	for _, x := range shapes {
@@ -128,13 +128,13 @@ func gradientsInPyTorch[A kernels.Act](t *testing.T, w *spmd.World, python, prog
 			in = append(in, tokens[:x.cfg.SeqMax]...)
 			targets = append(targets, tokens[1:]...)
 		}
-		list := make([]int32, kernels.SortedLen(len(in), x.cfg.Vocab))
-		new(kernels.Sorter).Sort(list, in, x.cfg.Vocab)
+		list := make([]int32, ops.SortedLen(len(in), x.cfg.Vocab))
+		new(ops.Sorter).Sort(list, in, x.cfg.Vocab)
 		b := gpt.Batch{In: traintest.TokenBuffer(t, w, in), Targets: traintest.TokenBuffer(t, w, targets),
 			Sorted: traintest.TokenBuffer(t, w, list), B: batch, T: x.cfg.SeqMax}
 		traintest.NoError(t, m.ForwardBackward(s, b, 1/float32(len(in)), true, nil), s.Synchronize())
 		theirs := runInPyTorch(t, python, program, dir, sequences)
-		if !traintest.CloseTo(m.Loss.At(0), theirs.loss, traintest.BoundsOf(w, kernels.IsHalf[A]()).Loss) {
+		if !traintest.CloseTo(m.Loss.At(0), theirs.loss, traintest.BoundsOf(w, ops.IsHalf[A]()).Loss) {
 			t.Errorf("%d layers of %d channels: a loss of %v, in PyTorch %v",
 				x.cfg.Layers, x.cfg.Channels, m.Loss.At(0), theirs.loss)
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/apps/train/decode"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/modern"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/run"
 	"lockstep/internal/readable"
 	"lockstep/spmd"
@@ -71,7 +71,7 @@ func (s *sampler) check(ranks int) error {
 		return errors.New("--mid-document needs a --prompt: there would be nothing to go on from")
 	case s.topK < 0:
 		return fmt.Errorf("--top-k %d: must be at least 0", s.topK)
-	case !(s.temperature >= 0 && kernels.Finite(s.temperature)):
+	case !(s.temperature >= 0 && ops.Finite(s.temperature)):
 		return fmt.Errorf("--temperature %g: must be a number of at least 0", s.temperature)
 	}
 	if err := run.CheckDType(s.given, s.dtype); err != nil {

@@ -38,7 +38,7 @@ var house = []room{
 	{"corpus", "between texts and models", []string{"apps/train/batches", "apps/train/decode", "apps/train/weights"},
 		[]string{"model", "text", "helpers", "facade", "libraries", "basics"}},
 	{"model", "models and their optimizers",
-		[]string{"apps/train/layout", "apps/train/kernels", "apps/train/fp8", "apps/train/gpt", "apps/train/modern",
+		[]string{"apps/train/layout", "apps/train/ops", "apps/train/gpt", "apps/train/modern",
 			"apps/train/optim"},
 		[]string{"helpers", "facade", "libraries", "basics"}},
 	{"text", "texts as tokens", []string{"apps/train/input", "apps/train/agree", "apps/train/text"},

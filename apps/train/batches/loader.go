@@ -5,7 +5,7 @@ import (
 	"iter"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 )
 
@@ -39,7 +39,7 @@ func NewLoader(w *spmd.World, data *Dataset, batch, vocab int) (*Loader, error) 
 		for _, b := range []*spmd.Buffer[int32]{in, targets, sorted} {
 			size := n
 			if b == sorted {
-				size = kernels.SortedLen(n, vocab)
+				size = ops.SortedLen(n, vocab)
 			}
 			if err == nil {
 				*b, err = make(w, size)
@@ -92,7 +92,7 @@ func (l *Loader) Feed(batches iter.Seq[[]int]) *Feed {
 	go func() {
 		defer close(f.ended)
 		defer close(f.ready)
-		var rows kernels.Sorter
+		var rows ops.Sorter
 		for starts := range batches {
 			var s *slot
 			select {
@@ -116,11 +116,11 @@ func (l *Loader) Feed(batches iter.Seq[[]int]) *Feed {
 			}
 			// A kernel on a GPU could not report them.
 			n := len(starts) * t
-			f.err = errors.Join(kernels.CheckTokens(in[:n], l.vocab), kernels.CheckTokens(targets[:n], l.vocab))
+			f.err = errors.Join(ops.CheckTokens(in[:n], l.vocab), ops.CheckTokens(targets[:n], l.vocab))
 			if f.err != nil {
 				return
 			}
-			rows.Sort(sorted[:kernels.SortedLen(n, l.vocab)], in[:n], l.vocab)
+			rows.Sort(sorted[:ops.SortedLen(n, l.vocab)], in[:n], l.vocab)
 			s.b = len(starts)
 			f.ready <- s // has room for all slots
 		}
@@ -138,7 +138,7 @@ func (f *Feed) Next(s *spmd.Stream) (gpt.Batch, error) {
 		return gpt.Batch{}, errors.New("the loader has no more micro-batches")
 	}
 	n := sl.b * f.l.data.Seq
-	m := kernels.SortedLen(n, f.l.vocab)
+	m := ops.SortedLen(n, f.l.vocab)
 	b := gpt.Batch{In: f.l.in.Slice(0, n), Targets: f.l.targets.Slice(0, n), Sorted: f.l.sorted.Slice(0, m), B: sl.b,
 		T: f.l.data.Seq}
 	for _, c := range [...]struct{ dst, src spmd.Buffer[int32] }{

@@ -7,8 +7,8 @@ import (
 	"math"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/host"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
@@ -38,7 +38,7 @@ type Decoder interface {
 }
 
 // decoding is the decoder for activations of type A.
-type decoding[A kernels.Act] struct {
+type decoding[A ops.Act] struct {
 	cfg   layout.Config
 	seq   int // T: most tokens
 	count int // of the tokens so far
@@ -73,7 +73,7 @@ func New(s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], half spm
 	return openDecoding(s, cfg, arena, arena, seq)
 }
 
-func openDecoding[A kernels.Act](s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], mats spmd.Buffer[A],
+func openDecoding[A ops.Act](s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], mats spmd.Buffer[A],
 	seq int) (Decoder, error) {
 	if seq <= 0 || seq > cfg.SeqMax {
 		return nil, fmt.Errorf("sequences of %d tokens, the model has %d positions", seq, cfg.SeqMax)
@@ -153,7 +153,7 @@ func (d *decoding[A]) Next(tokens []int32) ([]float32, error) {
 // step runs some tokens through the model, and through the head if last is set. It blocks.
 func (d *decoding[A]) step(tokens []int32, last bool) error {
 	n := len(tokens)
-	if err := kernels.CheckTokens(tokens, d.cfg.Vocab); err != nil {
+	if err := ops.CheckTokens(tokens, d.cfg.Vocab); err != nil {
 		return err
 	}
 	copy(d.given.Host(), tokens)
@@ -232,18 +232,18 @@ func (d *decoding[A]) commands(n int, last bool) error {
 }
 
 // decodePass enqueues one pass. After the first error it enqueues nothing more.
-type decodePass[A kernels.Act] struct {
+type decodePass[A ops.Act] struct {
 	d   *decoding[A]
 	n   int // tokens
 	err error
 }
 
-func (e *decodePass[A]) launch(k kernels.Kernel, g spmd.Grid, args ...spmd.Arg) {
+func (e *decodePass[A]) launch(k ops.Kernel, g spmd.Grid, args ...spmd.Arg) {
 	if e.err != nil {
 		return
 	}
 	one := k.F32
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		one = k.BF16
 	}
 	e.err = one.Launch(e.d.s, g, args...)
@@ -259,10 +259,10 @@ func (e *decodePass[A]) product(y spmd.Buffer[float32], x spmd.Buffer[A], p *gpt
 
 // newKernel declares kernel name of decode.cu for each type of activations. On the host fn computes
 // both, and adds in another order.
-func newKernel(name string, fn func(a *kernels.HostArgs) error) kernels.Kernel {
-	return kernels.Kernel{F32: spmd.NewKernel(name, decodeSource, kernels.OnHost(false, fn),
+func newKernel(name string, fn func(a *ops.HostArgs) error) ops.Kernel {
+	return ops.Kernel{F32: spmd.NewKernel(name, decodeSource, ops.OnHost(false, fn),
 		spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
-		BF16: spmd.NewKernel(name, decodeSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"),
+		BF16: spmd.NewKernel(name, decodeSource, ops.OnHost(true, fn), spmd.Define("ACT", "bf16"),
 			spmd.Tolerance(1e-5))}
 }
 
@@ -275,10 +275,10 @@ func (e *decodePass[A]) embed() {
 	}
 }
 
-var decodeNormKernel = newKernel("decode_norm", func(a *kernels.HostArgs) error {
+var decodeNormKernel = newKernel("decode_norm", func(a *ops.HostArgs) error {
 	n, c := a.I32(6), a.I32(7)
 	out, x, y, ybias, weight, bias := a.Out(0, n*c), a.Floats(1), a.Floats(2), a.Floats(3), a.Floats(4), a.Floats(5)
-	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) {
+	host.Parallel(n, ops.RowGrain(c), func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			row, sum, squares := x[i*c:(i+1)*c], 0.0, 0.0
 			for j := range row {
@@ -304,7 +304,7 @@ var decodeNormKernel = newKernel("decode_norm", func(a *kernels.HostArgs) error 
 // LayerNorm of x.
 func (e *decodePass[A]) normalize(add, addBias, weight, bias spmd.Buffer[float32]) {
 	d := e.d
-	e.launch(decodeNormKernel, kernels.Blocks(e.n, 1, 1), d.norm.Arg(), d.x.Arg(), add.Arg(), addBias.Arg(),
+	e.launch(decodeNormKernel, ops.Blocks(e.n, 1, 1), d.norm.Arg(), d.x.Arg(), add.Arg(), addBias.Arg(),
 		weight.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(d.cfg.Channels))
 }
 
@@ -315,7 +315,7 @@ func (e *decodePass[A]) append(keys, values spmd.Buffer[A], bias spmd.Buffer[flo
 	}
 }
 
-var decodeAttendKernel = newKernel("decode_attend", func(a *kernels.HostArgs) error {
+var decodeAttendKernel = newKernel("decode_attend", func(a *ops.HostArgs) error {
 	n, nh, hs, seq := a.I32(5), a.I32(6), a.I32(7), a.I32(8)
 	c := nh * hs
 	out, qkv, keys, values := a.Out(0, n*c), a.Floats(1), a.In(2, seq*c), a.In(3, seq*c)
@@ -330,7 +330,7 @@ var decodeAttendKernel = newKernel("decode_attend", func(a *kernels.HostArgs) er
 func (e *decodePass[A]) attend(keys, values spmd.Buffer[A]) {
 	d := e.d
 	nh, hs := d.cfg.Heads, d.cfg.Channels/d.cfg.Heads
-	e.launch(decodeAttendKernel, kernels.Blocks(e.n*nh, (hs+255)/256, 1), d.att.Arg(), d.qkv.Arg(), keys.Arg(),
+	e.launch(decodeAttendKernel, ops.Blocks(e.n*nh, (hs+255)/256, 1), d.att.Arg(), d.qkv.Arg(), keys.Arg(),
 		values.Arg(), d.place.Arg(), spmd.I32(e.n), spmd.I32(nh), spmd.I32(hs), spmd.I32(d.seq))
 }
 

@@ -6,15 +6,15 @@ import (
 	"testing"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
 // modelOf returns a model on a stream of w, with the given weights.
-func modelOf[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config,
+func modelOf[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config,
 	p map[string][]float64) (*gpt.Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := gpt.NewModel[A](w, cfg, 1, cfg.SeqMax)
@@ -60,10 +60,10 @@ var decodeCases = []decodeCase{
 	{layout.Config{Layers: 2, Heads: 4, Channels: 64, SeqMax: 600, Vocab: 130}, 2*decodeRows + 30},
 }
 
-func testDecode[A kernels.Act](t *testing.T, w *spmd.World, cases []decodeCase) {
+func testDecode[A ops.Act](t *testing.T, w *spmd.World, cases []decodeCase) {
 	bound := 1e-5
 	switch {
-	case kernels.IsHalf[A]():
+	case ops.IsHalf[A]():
 		bound = 0.02
 	case !w.OnHost(): // whose sums go in other orders
 		bound = 1e-4
@@ -126,7 +126,7 @@ func testDecode[A kernels.Act](t *testing.T, w *spmd.World, cases []decodeCase) 
 		}
 	}
 	kind := "float32"
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		kind = "bfloat16"
 	}
 	traintest.Measured(t, "largest difference of a "+kind+

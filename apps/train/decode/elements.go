@@ -3,7 +3,7 @@ package decode
 import (
 	"math"
 
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 )
 
@@ -20,7 +20,7 @@ func embedElement(i, j int, x []float32, tokens []int32, wte, wpe []float32, pla
 // if it belongs to a key or value.
 //
 //spmd:kernel
-func appendElement[A kernels.Act](i, j int, keys, values []A, qkv, bias []float32, place *int32, c, hs, seq int) {
+func appendElement[A ops.Act](i, j int, keys, values []A, qkv, bias []float32, place *int32, c, hs, seq int) {
 	v := qkv[i*3*c+j] + bias[j]
 	qkv[i*3*c+j] = v
 	if at := slot(i+int(*place), j, c, hs, seq); j >= 2*c {
@@ -40,7 +40,7 @@ func slot(token, j, c, hs, seq int) int {
 //
 //spmd:kernel
 //spmd:tolerance 1e-5
-func geluElement[A kernels.Act](i, j int, out []A, x, bias []float32, c int) {
+func geluElement[A ops.Act](i, j int, out []A, x, bias []float32, c int) {
 	v := x[i*c+j] + bias[j]
 	out[i*c+j] = spmd.Narrow[A](v / (1 + float32(math.Exp(float64(-1.5957691216*(v+0.044715*v*v*v))))))
 }

@@ -6,7 +6,7 @@
 package decode
 
 import (
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
 )
@@ -36,11 +36,11 @@ func hostEmbedElement(args spmd.Args, lo, hi int) {
 }
 
 // launchAppendElement enqueues on s: appendElement, for i from 0 to ni-1, j from 0 to nj-1.
-func launchAppendElement[A kernels.Act](s *spmd.Stream, ni, nj int, keys, values spmd.Buffer[A], qkv, bias spmd.Buffer[float32], place spmd.Buffer[int32], c, hs, seq int) error {
+func launchAppendElement[A ops.Act](s *spmd.Stream, ni, nj int, keys, values spmd.Buffer[A], qkv, bias spmd.Buffer[float32], place spmd.Buffer[int32], c, hs, seq int) error {
 	return appendElementKernel[A]().Launch(s, [3]int{ni, nj, 1}, spmd.I64(ni), spmd.I64(nj), keys.Arg(), spmd.I64(keys.Len()), values.Arg(), spmd.I64(values.Len()), qkv.Arg(), spmd.I64(qkv.Len()), bias.Arg(), spmd.I64(bias.Len()), place.Arg(), spmd.I64(c), spmd.I64(hs), spmd.I64(seq), gokernel.Report(s))
 }
 
-func appendElementKernel[A kernels.Act]() *gokernel.Kernel {
+func appendElementKernel[A ops.Act]() *gokernel.Kernel {
 	switch any(*new(A)).(type) {
 	case float32:
 		return any(appendElementFloat32).(*gokernel.Kernel)
@@ -55,7 +55,7 @@ var (
 	appendElementBF16    = gokernel.New("appendElement_BF16", spmdgenSource, gokernel.Shape{Dims: 2, Each: 4, Grain: 4096, Args: 15, Written: 0x54, One: 0x400, Small: 0x3800}, hostAppendElement[spmd.BF16])
 )
 
-func hostAppendElement[A kernels.Act](args spmd.Args, lo, hi int) {
+func hostAppendElement[A ops.Act](args spmd.Args, lo, hi int) {
 	keys := spmd.ArgSlice[A](args, 2)
 	values := spmd.ArgSlice[A](args, 4)
 	qkv := spmd.ArgSlice[float32](args, 6)
@@ -75,11 +75,11 @@ func hostAppendElement[A kernels.Act](args spmd.Args, lo, hi int) {
 }
 
 // launchGeluElement enqueues on s: geluElement, for i from 0 to ni-1, j from 0 to nj-1.
-func launchGeluElement[A kernels.Act](s *spmd.Stream, ni, nj int, out spmd.Buffer[A], x, bias spmd.Buffer[float32], c int) error {
+func launchGeluElement[A ops.Act](s *spmd.Stream, ni, nj int, out spmd.Buffer[A], x, bias spmd.Buffer[float32], c int) error {
 	return geluElementKernel[A]().Launch(s, [3]int{ni, nj, 1}, spmd.I64(ni), spmd.I64(nj), out.Arg(), spmd.I64(out.Len()), x.Arg(), spmd.I64(x.Len()), bias.Arg(), spmd.I64(bias.Len()), spmd.I64(c), gokernel.Report(s))
 }
 
-func geluElementKernel[A kernels.Act]() *gokernel.Kernel {
+func geluElementKernel[A ops.Act]() *gokernel.Kernel {
 	switch any(*new(A)).(type) {
 	case float32:
 		return any(geluElementFloat32).(*gokernel.Kernel)
@@ -94,7 +94,7 @@ var (
 	geluElementBF16    = gokernel.New("geluElement_BF16", spmdgenSource, gokernel.Shape{Dims: 2, Each: 4, Grain: 4096, Args: 10, Written: 0x4, One: 0x0, Small: 0x100, Tolerance: 1e-5}, hostGeluElement[spmd.BF16])
 )
 
-func hostGeluElement[A kernels.Act](args spmd.Args, lo, hi int) {
+func hostGeluElement[A ops.Act](args spmd.Args, lo, hi int) {
 	out := spmd.ArgSlice[A](args, 2)
 	x := spmd.ArgSlice[float32](args, 4)
 	bias := spmd.ArgSlice[float32](args, 6)

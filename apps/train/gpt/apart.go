@@ -1,14 +1,14 @@
 package gpt
 
 import (
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 )
 
 // NewState returns the state of a model whose passes are another package's. Its memory is
 // allocated, or only counted without a world. Passes allocate from Space.
-func NewState[A kernels.Act](w *spmd.World, cfg layout.Config) (*State, *Memory[A]) {
+func NewState[A ops.Act](w *spmd.World, cfg layout.Config) (*State, *Memory[A]) {
 	m, at := &State{Cfg: cfg, World: w, space: layout.Space{W: w}}, &Memory[A]{}
 	var n int
 	m.Params, m.Groups, n = layout.Of(cfg)

@@ -4,9 +4,8 @@ import (
 	"fmt"
 	"testing"
 
-	"lockstep/apps/train/fp8"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
@@ -53,12 +52,12 @@ func benchWorld(b *testing.B) *spmd.World {
 }
 
 // bench is a model of GPT-2's shape, with a batch that it has learned from once.
-type bench[A kernels.Act] struct {
+type bench[A ops.Act] struct {
 	*enqueue[A]
 	batch Batch
 }
 
-func newBench[A kernels.Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
+func newBench[A ops.Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
 	b.Helper()
 	cfg := layout.Presets["gpt2"]
 	cfg.Vocab = 50257
@@ -85,7 +84,7 @@ func newBench[A kernels.Act](b *testing.B, w *spmd.World, sh benchShape) *bench[
 		return t
 	}
 	x.batch = batchOf(b, w, tokens(1), tokens(2), sh.b, sh.t, cfg.Vocab)
-	x.enqueue = enqueueOn(s, m, x.batch, false, fp8.Mode{})
+	x.enqueue = enqueueOn(s, m, x.batch, false, ops.FP8Mode{})
 	if err := m.Init(1); err != nil {
 		b.Fatal(err)
 	}
@@ -125,7 +124,7 @@ func onShapes(b *testing.B, f32 func(*testing.B, *bench[float32]), half func(*te
 // BenchmarkPasses times the forward and the backward pass.
 func BenchmarkPasses(b *testing.B) { onShapes(b, benchPasses[float32], benchPasses[spmd.BF16]) }
 
-func benchPasses[A kernels.Act](b *testing.B, x *bench[A]) {
+func benchPasses[A ops.Act](b *testing.B, x *bench[A]) {
 	for b.Loop() {
 		x.step(b)
 	}
@@ -136,11 +135,11 @@ func benchPasses[A kernels.Act](b *testing.B, x *bench[A]) {
 // its uses in a step.
 func BenchmarkKernels(b *testing.B) { onShapes(b, benchKernels[float32], benchKernels[spmd.BF16]) }
 
-func benchKernels[A kernels.Act](b *testing.B, x *bench[A]) {
+func benchKernels[A ops.Act](b *testing.B, x *bench[A]) {
 	e, m, L := x.enqueue, x.m, x.m.Cfg.Layers
 	a, p, wte, wpe := &m.act[0], &m.par.Layers[0], m.par.WTE, m.par.WPE
 	var size float64 = 4
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		size = 2
 	}
 	N, C, Vp := float64(e.N), float64(m.Cfg.Channels), float64(m.Cfg.PaddedVocab())
@@ -183,14 +182,14 @@ func benchKernels[A kernels.Act](b *testing.B, x *bench[A]) {
 		{"encoder backward", 1, N * C * 2 * size, 0,
 			func() { e.EncoderBackward(wte.DW, wpe.DW, m.dres, x.batch.Sorted) }},
 		{"layernorm forward", 2*L + 1, N * C * 2 * size, 0,
-			func() { e.LayerNormForward(a.ln1, a.mean1, a.rstd1, m.emb, &p.LN1, kernels.Cast{}) }},
+			func() { e.LayerNormForward(a.ln1, a.mean1, a.rstd1, m.emb, &p.LN1, ops.Cast{}) }},
 		{"layernorm backward", 2*L + 1, N * C * 4 * size, 0, func() {
-			e.LayerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, kernels.Cast{})
+			e.LayerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, ops.Cast{})
 		}},
 		{"attention forward", L, 0, 0, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
 		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv, &p.QKV) }},
 		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0,
-			func() { e.Classifier(m.losses.Slice(0, rows), logits, targets, 1, true, kernels.Cast{}) }},
+			func() { e.Classifier(m.losses.Slice(0, rows), logits, targets, 1, true, ops.Cast{}) }},
 		{"loss sum", 1, N * 4, 0, func() { e.LossSum(m.Loss, m.losses, 1) }},
 	} {
 		b.Run(k.name, func(b *testing.B) {

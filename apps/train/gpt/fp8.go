@@ -1,14 +1,13 @@
 package gpt
 
 import (
-	"lockstep/apps/train/fp8"
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
 )
 
 // bindFP8 binds the linears of p to their parts of s.
-func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
+func bindFP8[A ops.Act](s *State, p *Weights[A]) {
 	e, cfg := s.FP8, s.Cfg
 	if e == nil {
 		return
@@ -23,18 +22,18 @@ func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
 
 // inputCast returns the cast of a linear's input in this pass. gradCast returns that of its
 // output's gradient.
-func (e *enqueue[A]) inputCast(p *Linear[A]) kernels.Cast { return e.mode8.Input(p.eight) }
+func (e *enqueue[A]) inputCast(p *Linear[A]) ops.Cast { return e.mode8.Input(p.eight) }
 
-func (e *enqueue[A]) gradCast(p *Linear[A]) kernels.Cast { return e.mode8.Grad(p.eight) }
+func (e *enqueue[A]) gradCast(p *Linear[A]) ops.Cast { return e.mode8.Grad(p.eight) }
 
 // ownCast returns the cast of this rank's rows of a linear's input. Ranks that divide the linear
 // gather the copies. Only if products take the input itself are gathered rows copied.
-func (e *enqueue[A]) ownCast(to kernels.Cast) kernels.Cast {
+func (e *enqueue[A]) ownCast(to ops.Cast) ops.Cast {
 	switch {
 	case e.alone() || to.None():
 		return to
 	case !e.mode8.Products:
-		return kernels.Cast{}
+		return ops.Cast{}
 	}
 	to.Codes = e.m.FP8.Own
 	return to
@@ -55,6 +54,6 @@ func (e *enqueue[A]) gatherCopies(i int) {
 }
 
 // product8 returns the 8-bit operands of a linear's product, or nil if it has none.
-func (e *enqueue[A]) product8(p *Linear[A]) *fp8.Linear {
+func (e *enqueue[A]) product8(p *Linear[A]) *ops.FP8Linear {
 	return e.mode8.Product(p.eight)
 }

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 )
@@ -142,7 +142,7 @@ func TestFP8RecomputeRecords(t *testing.T) {
 			traintest.NoError(t, err)
 			batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
 			traintest.NoError(t, m.Init(7), m.Refresh(s))
-			e := enqueueOn(s, m, batch, false, fp8.Learns)
+			e := enqueueOn(s, m, batch, false, ops.Learns)
 			e.forward(batch.In)
 			e.head(batch.Targets, 1./(b*seq), true)
 			traintest.NoError(t, e.Err, s.Synchronize(), m.FP8.Peak.SetAll(0))
@@ -173,7 +173,7 @@ func TestFP8RecomputedGELU(t *testing.T) {
 		in := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
 		targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
-		e := enqueueOn(s, m, batch, false, fp8.Evaluates)
+		e := enqueueOn(s, m, batch, false, ops.Evaluates)
 		e.forward(batch.In)
 		traintest.NoError(t, e.Err, s.Synchronize())
 
@@ -252,7 +252,7 @@ func TestFP8GatheredCopies(t *testing.T) {
 				}
 
 				a := &m.act[0]
-				e := enqueueOn(s, m, batch, false, fp8.Mode{Casts: true, Records: true, Products: products})
+				e := enqueueOn(s, m, batch, false, ops.FP8Mode{Casts: true, Records: true, Products: products})
 				e.norm(a.ln1, a.mean1, a.rstd1, own, &m.par.Layers[0].LN1, e.inputCast(p))
 				e.linearOfAll(y, a.ln1, p)
 				traintest.NoError(t, e.Err, s.Synchronize())

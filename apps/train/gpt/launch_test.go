@@ -6,9 +6,8 @@ import (
 	rand "math/rand/v2"
 	"testing"
 
-	"lockstep/apps/train/fp8"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/internal/campaign"
 	"lockstep/spmd"
@@ -40,7 +39,7 @@ var shapes = []shape{
 }
 
 // launches is one shape on a device.
-type launches[A kernels.Act] struct {
+type launches[A ops.Act] struct {
 	*testing.T
 	w   *spmd.World
 	e   *enqueue[A]
@@ -55,7 +54,7 @@ func (l *launches[A]) random(n int, scale float64, act bool) []float64 {
 	x := make([]float64, n)
 	for i := range x {
 		v := float32(scale * l.rng.NormFloat64())
-		if act && kernels.IsHalf[A]() {
+		if act && ops.IsHalf[A]() {
 			v = spmd.ToBF16(v).Float32()
 		}
 		x[i] = float64(v)
@@ -74,7 +73,7 @@ func (l *launches[A]) floats(n int, scale float64) (spmd.Buffer[float32], []floa
 }
 
 // fresh returns a buffer of NaN to write into.
-func fresh[T kernels.Act](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
+func fresh[T ops.Act](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
 	t.Helper()
 	x := make([]float64, n)
 	for i := range x {
@@ -84,7 +83,7 @@ func fresh[T kernels.Act](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
 }
 
 // put returns a buffer of x, with a guard behind it.
-func put[T kernels.Act](t *testing.T, w *spmd.World, x []float64) spmd.Buffer[T] {
+func put[T ops.Act](t *testing.T, w *spmd.World, x []float64) spmd.Buffer[T] {
 	t.Helper()
 	b, err := spmd.Alloc[T](w, len(x)+guard)
 	if err != nil {
@@ -111,10 +110,10 @@ func put[T kernels.Act](t *testing.T, w *spmd.World, x []float64) spmd.Buffer[T]
 
 // check compares a buffer of put with the wanted values. rel and abs bound the error of float32
 // sums. A bfloat16 value may be off by another half unit of its last place, 2^-9.
-func check[T kernels.Act, A kernels.Act](l *launches[A], name string, b spmd.Buffer[T], want []float64,
+func check[T ops.Act, A ops.Act](l *launches[A], name string, b spmd.Buffer[T], want []float64,
 	rel, abs float64) {
 	l.Helper()
-	if kernels.IsHalf[T]() {
+	if ops.IsHalf[T]() {
 		rel += 1. / 256
 	}
 	if err := l.e.Err; err != nil {
@@ -149,7 +148,7 @@ func check[T kernels.Act, A kernels.Act](l *launches[A], name string, b spmd.Buf
 }
 
 // actsOf returns the present values of b.
-func actsOf[A kernels.Act](l *launches[A], b spmd.Buffer[A]) []float64 {
+func actsOf[A ops.Act](l *launches[A], b spmd.Buffer[A]) []float64 {
 	l.Helper()
 	all := make([]A, b.Len())
 	if err := errors.Join(l.e.Err, l.e.S.Synchronize(), b.CopyTo(all)); err != nil {
@@ -201,7 +200,7 @@ func TestLaunches(t *testing.T) {
 // large says whether the host computes for long. Such shapes test warps and blocks.
 func (s shape) large() bool { return s.b*s.t*max(s.channels, s.vocab) > 40_000 }
 
-func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
+func testLaunches[A ops.Act](t *testing.T, w *spmd.World) {
 	for i, sh := range shapes {
 		if sh.large() && !campaign.All() {
 			continue
@@ -209,7 +208,7 @@ func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
 		cfg := layout.Config{Layers: 1, Heads: sh.heads, Channels: sh.channels, SeqMax: sh.t + 2, Vocab: sh.vocab}
 		m, s := testModel[A](t, w, cfg, nil, sh.b)
 		for _, acc := range []bool{false, true} {
-			l := &launches[A]{t, w, enqueueOn(s, m, Batch{B: sh.b, T: sh.t}, acc, fp8.Mode{}),
+			l := &launches[A]{t, w, enqueueOn(s, m, Batch{B: sh.b, T: sh.t}, acc, ops.FP8Mode{}),
 				rand.New(rand.NewPCG(uint64(i), 1))}
 			t.Logf("%+v, accumulate %v", sh, acc)
 			l.embeddings()
@@ -234,7 +233,7 @@ func TestLayerNormOfManyRows(t *testing.T) {
 		const b, tt = 105, 101
 		m, s := testModel[spmd.BF16](t, w, layout.Config{Layers: 1, Heads: 1, Channels: 520, SeqMax: tt, Vocab: 5}, nil,
 			b)
-		l := &launches[spmd.BF16]{t, w, enqueueOn(s, m, Batch{B: b, T: tt}, false, fp8.Mode{}),
+		l := &launches[spmd.BF16]{t, w, enqueueOn(s, m, Batch{B: b, T: tt}, false, ops.FP8Mode{}),
 			rand.New(rand.NewPCG(1, 2))}
 		l.layerNorm()
 		if err := m.Close(); err != nil {
@@ -288,7 +287,7 @@ func (l *launches[A]) layerNorm() {
 		abs = 1e-3
 	}
 	out, mean, rstd := fresh[A](l.T, l.w, n*C), fresh[float32](l.T, l.w, n), fresh[float32](l.T, l.w, n)
-	e.LayerNormForward(out, mean, rstd, x, &kernels.Norm{W: weight, B: bias}, kernels.Cast{})
+	e.LayerNormForward(out, mean, rstd, x, &ops.Norm{W: weight, B: bias}, ops.Cast{})
 	mu, inv := stats(rowsOf(xv, C))
 	check(l, "layernorm forward", out, traintest.Flat(traintest.RefNorm(rowsOf(xv, C), wv, cv)), 1e-5, abs)
 	check(l, "mean", mean, mu, 1e-5, 1e-5)
@@ -301,7 +300,7 @@ func (l *launches[A]) layerNorm() {
 	gx := traintest.Flat(traintest.RefNormBack(rowsOf(dv, C), rowsOf(xv, C), wv, gw, gb))
 	dc, dcv := l.floats(C, 1)
 	e.LayerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv),
-		&kernels.Norm{W: weight, B: bias, DW: dw, DB: db}, dc.Slice(0, C), e.Acc, kernels.Cast{})
+		&ops.Norm{W: weight, B: bias, DW: dw, DB: db}, dc.Slice(0, C), e.Acc, ops.Cast{})
 	// The sums are of dx as it is stored.
 	sums, size := make([]float64, C), 0.0
 	for i, v := range actsOf(l, dx)[:n*C] {
@@ -373,12 +372,12 @@ func (l *launches[A]) loss() {
 		}
 	}
 	losses := fresh[float32](l.T, l.w, n)
-	e.Classifier(losses, logits, tb, scale, false, kernels.Cast{})
+	e.Classifier(losses, logits, tb, scale, false, ops.Cast{})
 	check(l, "loss", losses, loss, 1e-5, 1e-5)
 	losses = fresh[float32](l.T, l.w, n)
 	check(l, "logits without gradient", logits, x, 0, 0)
 	logits = put[A](l.T, l.w, x)
-	e.Classifier(losses, logits, tb, scale, true, kernels.Cast{})
+	e.Classifier(losses, logits, tb, scale, true, ops.Cast{})
 	check(l, "gradient", logits, grad, 1e-4, 1e-7)
 
 	sum, err := spmd.Alloc[float64](l.w, 1)
@@ -403,7 +402,7 @@ func TestStepsRepeat(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testStepsRepeat[float32], testStepsRepeat[spmd.BF16])
 }
 
-func testStepsRepeat[A kernels.Act](t *testing.T, w *spmd.World) {
+func testStepsRepeat[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := layout.Config{Layers: 1, Heads: 2, Channels: 64, SeqMax: 100, Vocab: 30}
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 8)
 	n := 8 * cfg.SeqMax

@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"math"
 
-	"lockstep/apps/train/fp8"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
 	"lockstep/spmd/blas"
@@ -20,7 +19,7 @@ import (
 // With BF16 the activations, their gradients and the operands of matrix products are bfloat16.
 // These stay float32: weights, biases, gradients of both, moments, sums of products, statistics of
 // LayerNorm and attention, losses.
-type Model[A kernels.Act] struct {
+type Model[A ops.Act] struct {
 	State
 	rows int             // N: most tokens of a micro-batch
 	most attention.Shape // of a micro-batch
@@ -46,12 +45,12 @@ type Model[A kernels.Act] struct {
 	dwide   spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; shares the memory of logits
 	scratch spmd.Buffer[A]       // of logits and dwide
 	sums    spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
-	parts   kernels.Scratch      // of kernels
+	parts   ops.Scratch          // of kernels
 }
 
 // layerActs is what forward keeps of one layer for backward. It holds this rank's part of NH heads,
 // C channels and N rows: nh heads of c channels, and n rows. Without --tp these are all.
-type layerActs[A kernels.Act] struct {
+type layerActs[A ops.Act] struct {
 	ln1                        spmd.Buffer[A]       // (n,C)
 	qkv                        spmd.Buffer[A]       // (N,3c): queries, keys, values, each (nh,HS)
 	lse                        spmd.Buffer[float32] // (B,nh,T): log of the softmax's denominator
@@ -65,7 +64,7 @@ type layerActs[A kernels.Act] struct {
 // NewModel allocates a model for micro-batches of up to maxBatch sequences of maxSeq tokens. The
 // weights are zero: call Init, or fill Weights and call Refresh. It is collective over w, since all
 // ranks compute attention the same way.
-func NewModel[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
+func NewModel[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
 	m, err := shapeOf[A](w, cfg, maxBatch, maxSeq)
 	if err != nil {
 		return nil, err
@@ -77,7 +76,7 @@ func NewModel[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq 
 }
 
 // shapeOf returns a model without memory.
-func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
+func shapeOf[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -88,7 +87,7 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 	if maxBatch > math.MaxInt32/maxSeq {
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
 	}
-	if cfg.FP8 != layout.FP8Off && !kernels.IsHalf[A]() {
+	if cfg.FP8 != layout.FP8Off && !ops.IsHalf[A]() {
 		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
 	}
 	return &Model[A]{State: State{Cfg: cfg, World: w, space: layout.Space{W: w}}, rows: maxBatch * maxSeq,
@@ -119,15 +118,15 @@ func (m *Model[A]) takeAll() {
 		layout.Take(sp, own, &m.next)
 		wide = max(wide, min(N, layout.HeadRows)*own)
 		if m.tensor != nil {
-			layout.Take(sp, cfg.Tensor.Parts()*kernels.LogitNumbers*min(N, layout.HeadRows), &m.tensor.maxima)
+			layout.Take(sp, cfg.Tensor.Parts()*ops.LogitNumbers*min(N, layout.HeadRows), &m.tensor.maxima)
 		}
 	}
 	layout.Take(sp, wide, &m.scratch)
 	layout.Take(sp, 4*C, &m.sums)
-	layout.Take(sp, max(kernels.NormRows*3*C, kernels.SplitRows(N)*C), &m.parts.Partial)
-	layout.Take(sp, max((4*C+31)/32, kernels.NormRows, kernels.MostSplits(N)*kernels.ChunksOf(C)), &m.parts.Arrived)
+	layout.Take(sp, max(ops.NormRows*3*C, ops.SplitRows(N)*C), &m.parts.Partial)
+	layout.Take(sp, max((4*C+31)/32, ops.NormRows, ops.MostSplits(N)*ops.ChunksOf(C)), &m.parts.Arrived)
 	if cfg.FP8 != layout.FP8Off {
-		m.FP8 = new(fp8.State)
+		m.FP8 = new(ops.FP8)
 		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, rows, &m.parts.Columns)
 	}
 }
@@ -172,7 +171,7 @@ func MemoryNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
 	return bytesOf[float32](cfg, batch, seq)
 }
 
-func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
+func bytesOf[A ops.Act](cfg layout.Config, batch, seq int) (int, error) {
 	m, err := shapeOf[A](nil, cfg, batch, seq)
 	if err != nil {
 		return 0, err
@@ -185,7 +184,7 @@ func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
 // and below Vocab.
 type Batch struct {
 	In, Targets spmd.Buffer[int32] // (B,T)
-	Sorted      spmd.Buffer[int32] // In as kernels.Sorter.Sort leaves it, for gradients
+	Sorted      spmd.Buffer[int32] // In as ops.Sorter.Sort leaves it, for gradients
 	B, T        int
 }
 
@@ -203,14 +202,14 @@ func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, f
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	if n := kernels.SortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
+	if n := ops.SortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
 		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d",
 			batch.B, batch.T, batch.Sorted.Len(), n)
 	}
 	if ready == nil {
 		ready = func(int) error { return nil }
 	}
-	return m.learn(s, batch, scale, !first, fp8.Learns, ready)
+	return m.learn(s, batch, scale, !first, ops.Learns, ready)
 }
 
 // Calibrate enqueues on s the work of ForwardBackward, with products of bfloat16 alone. The largest
@@ -219,11 +218,11 @@ func (m *Model[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error {
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	return m.learn(s, batch, scale, false, fp8.Calibrates, func(int) error { return nil })
+	return m.learn(s, batch, scale, false, ops.Calibrates, func(int) error { return nil })
 }
 
 // learn enqueues both passes.
-func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode fp8.Mode,
+func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode ops.FP8Mode,
 	ready func(group int) error) error {
 	e := enqueueOn(s, m, batch, acc, mode)
 	if m.Cfg.Shard.ScattersGrads() {
@@ -240,7 +239,7 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bo
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	e := enqueueOn(s, m, batch, !first, fp8.Evaluates)
+	e := enqueueOn(s, m, batch, !first, ops.Evaluates)
 	e.forward(batch.In)
 	e.head(batch.Targets, scale, false)
 	return e.Err
@@ -254,7 +253,7 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], _ int) (spm
 	if err := m.checkBatch(batch); err != nil {
 		return spmd.Buffer[float32]{}, err
 	}
-	e := enqueueOn(s, m, batch, false, fp8.Mode{})
+	e := enqueueOn(s, m, batch, false, ops.FP8Mode{})
 	if m.tensor != nil || !m.Cfg.Begins() || !m.Cfg.Ends() {
 		return spmd.Buffer[float32]{}, errors.New("model: Logits is for a rank that has the whole model")
 	}
@@ -278,16 +277,16 @@ func (m *Model[A]) checkBatch(b Batch) error {
 
 // enqueue puts the passes of one micro-batch on a stream. After the first error it keeps the error
 // and enqueues nothing more.
-type enqueue[A kernels.Act] struct {
-	kernels.Launcher[A]
+type enqueue[A ops.Act] struct {
+	ops.Launcher[A]
 	m     *Model[A]
 	b     int           // sequences
 	rows  parallel.Rows // of the micro-batch
-	mode8 fp8.Mode
+	mode8 ops.FP8Mode
 }
 
-func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode fp8.Mode) *enqueue[A] {
-	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc,
+func enqueueOn[A ops.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode ops.FP8Mode) *enqueue[A] {
+	return &enqueue[A]{Launcher: ops.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc,
 		Scratch: m.parts}, m: m, b: b.B, rows: m.rowsOf(b.B * b.T), mode8: mode}
 }
 
@@ -308,7 +307,7 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 			return // it is the next stage's
 		}
 		// The next layer's first LayerNorm reads this layer's output.
-		out, mean, rstd, ln, to := m.lnf, m.lnfMean, m.lnfRstd, &m.par.LNF, kernels.Cast{}
+		out, mean, rstd, ln, to := m.lnf, m.lnfMean, m.lnfRstd, &m.par.LNF, ops.Cast{}
 		if l+1 < len(m.act) {
 			o, q := &m.act[l+1], &m.par.Layers[l+1]
 			out, mean, rstd, ln, to = o.ln1, o.mean1, o.rstd1, &q.LN1, e.inputCast(&q.QKV)
@@ -368,7 +367,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		// These are the residual stream that the layer read, the bias of the linear that wrote it,
 		// and where its gradient goes.
 		var below spmd.Buffer[float32]
-		var to kernels.Cast
+		var to ops.Cast
 		x := m.emb
 		if l > 0 {
 			x, below, to = m.act[l-1].res3, m.par.Layers[l-1].Proj2.DB, e.residualCast(l-1)

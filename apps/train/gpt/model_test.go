@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/host"
 	"lockstep/spmd"
@@ -17,7 +17,7 @@ import (
 )
 
 // testModel returns a model on a stream of w, with the given weights.
-func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
+func testModel[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
 	maxBatch int) (*Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
@@ -38,8 +38,8 @@ func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p 
 }
 
 // nameOf returns the name of A in measurements.
-func nameOf[A kernels.Act]() string {
-	if kernels.IsHalf[A]() {
+func nameOf[A ops.Act]() string {
+	if ops.IsHalf[A]() {
 		return "bfloat16"
 	}
 	return "float32"
@@ -55,7 +55,7 @@ func batchOf(t testing.TB, w *spmd.World, in, targets spmd.Buffer[int32], b, n, 
 	return Batch{In: in, Targets: targets, Sorted: sortedBuffer(t, w, tokens, vocab), B: b, T: n}
 }
 
-// sortedBuffer returns tokens as kernels.Sorter.Sort leaves them. Those beyond the vocabulary
+// sortedBuffer returns tokens as ops.Sorter.Sort leaves them. Those beyond the vocabulary
 // count as token 0.
 func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.Buffer[int32] {
 	t.Helper()
@@ -65,8 +65,8 @@ func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.B
 			tokens[i] = 0
 		}
 	}
-	list := slices.Repeat([]int32{-1 << 30}, kernels.SortedLen(len(tokens), vocab))
-	new(kernels.Sorter).Sort(list, tokens, vocab)
+	list := slices.Repeat([]int32{-1 << 30}, ops.SortedLen(len(tokens), vocab))
+	new(ops.Sorter).Sort(list, tokens, vocab)
 	b, err := spmd.Alloc[int32](w, len(list))
 	if err == nil {
 		err = b.CopyFrom(list)
@@ -108,8 +108,8 @@ func TestModelAgainstReference(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testModelAgainstReference[float32], testModelAgainstReference[spmd.BF16])
 }
 
-func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
-	bound := traintest.BoundsOf(w, kernels.IsHalf[A]())
+func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
+	bound := traintest.BoundsOf(w, ops.IsHalf[A]())
 	worstLoss, worstGrad := 0.0, 0.0
 	for _, tc := range []struct {
 		cfg   layout.Config
@@ -203,7 +203,7 @@ func TestCompareKernels(t *testing.T) {
 	})
 }
 
-func stepOf[A kernels.Act](t *testing.T, w *spmd.World) {
+func stepOf[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := layout.Config{Layers: 1, Heads: 2, Channels: 32, SeqMax: 9, Vocab: 61}
 	const batch, length = 2, 9
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 7), batch)
@@ -222,8 +222,8 @@ func TestModelDataParallel(t *testing.T) {
 	traintest.OnBoth(t, []int{1, 3}, testModelDataParallel[float32], testModelDataParallel[spmd.BF16])
 }
 
-func testModelDataParallel[A kernels.Act](t *testing.T, w *spmd.World) {
-	bound := traintest.BoundsOf(w, kernels.IsHalf[A]())
+func testModelDataParallel[A ops.Act](t *testing.T, w *spmd.World) {
+	bound := traintest.BoundsOf(w, ops.IsHalf[A]())
 	const batch, T = 4, 9
 	cfg := traintest.Small
 	p := traintest.RandomParams(cfg, 1)
@@ -268,9 +268,9 @@ func TestLogits(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testLogits[float32], testLogits[spmd.BF16])
 }
 
-func testLogits[A kernels.Act](t *testing.T, w *spmd.World) {
-	bound := traintest.BoundsOf(w, kernels.IsHalf[A]()).Loss
-	if kernels.IsHalf[A]() {
+func testLogits[A ops.Act](t *testing.T, w *spmd.World) {
+	bound := traintest.BoundsOf(w, ops.IsHalf[A]()).Loss
+	if ops.IsHalf[A]() {
 		bound = 0.05 // one token's, not the mean of many
 	}
 	cfg := traintest.Small
@@ -417,11 +417,11 @@ func TestModelRefuses(t *testing.T) {
 			}
 		}
 	})
-	if err := kernels.CheckTokens([]int32{0, 60}, 61); err != nil {
+	if err := ops.CheckTokens([]int32{0, 60}, 61); err != nil {
 		t.Error(err)
 	}
 	for _, bad := range []int32{61, -1, math.MaxInt32} {
-		if err := kernels.CheckTokens([]int32{0, 60, bad}, 61); err == nil ||
+		if err := ops.CheckTokens([]int32{0, 60, bad}, 61); err == nil ||
 			!strings.Contains(err.Error(), fmt.Sprintf("token %d at place 2", bad)) {
 			t.Errorf("token %d of 61: %v", bad, err)
 		}

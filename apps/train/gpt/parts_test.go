@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -16,7 +16,7 @@ import (
 
 // part returns the launcher of a rank among so many, and the rows and tokens of its part of
 // the embedding.
-func (l *launches[A]) part(rank, parts int) (e *kernels.Launcher[A], first, rows, tokens int) {
+func (l *launches[A]) part(rank, parts int) (e *ops.Launcher[A], first, rows, tokens int) {
 	own := l.e.Launcher
 	own.Cfg.Tensor = layout.Tensor{Rank: rank, Ranks: parts}
 	first, rows, tokens = own.Cfg.OwnVocab()
@@ -24,7 +24,7 @@ func (l *launches[A]) part(rank, parts int) (e *kernels.Launcher[A], first, rows
 }
 
 // keep makes the next checks see the errors of a launcher.
-func (l *launches[A]) keep(e *kernels.Launcher[A]) {
+func (l *launches[A]) keep(e *ops.Launcher[A]) {
 	if l.e.Err == nil {
 		l.e.Err = e.Err
 	}
@@ -121,7 +121,7 @@ func (l *launches[A]) lossParts(parts int) {
 		}
 		return y
 	}
-	size := n * kernels.LogitNumbers
+	size := n * ops.LogitNumbers
 	all := fresh[float32](l.T, l.w, parts*size)
 	var logits []spmd.Buffer[A]
 	for rank := range parts {

@@ -1,8 +1,8 @@
 package gpt
 
 import (
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
 )
@@ -103,7 +103,7 @@ func keptOf[T spmd.Elem](groups []layout.Group, kept spmd.Buffer[T]) []spmd.Buff
 }
 
 // Memory is where the groups of a state are, for passes with activations of type A.
-type Memory[A kernels.Act] struct {
+type Memory[A ops.Act] struct {
 	Places[A]
 	operands slots[A] // with --shard parameters: the operands of products
 }
@@ -114,7 +114,7 @@ func (x *Memory[A]) take(m *State, n int) {
 	sp, mode := &m.space, m.Cfg.Shard.Mode
 	m.Sharded.Partition = m.Cfg.PartitionOf(m.Groups)
 	shard := m.Sharded.ShardLen()
-	if m.Rounds = kernels.IsHalf[A](); mode < layout.ShardParameters {
+	if m.Rounds = ops.IsHalf[A](); mode < layout.ShardParameters {
 		layout.Take(sp, n, &m.Weights)
 		if m.Rounds {
 			layout.Take(sp, n, &m.Half)

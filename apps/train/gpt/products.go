@@ -1,7 +1,7 @@
 package gpt
 
 import (
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
 	"lockstep/spmd/blas"
@@ -48,8 +48,8 @@ func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer
 	for lo := 0; lo < e.N; lo += half {
 		n := min(half, e.N-lo)
 		own := logits.Slice(lo*head.Out, (lo+n)*head.Out)
-		all := m.tensor.maxima.Slice(parts*lo*kernels.LogitNumbers, parts*(lo+n)*kernels.LogitNumbers)
-		mine := all.Slice(rank*n*kernels.LogitNumbers, (rank+1)*n*kernels.LogitNumbers)
+		all := m.tensor.maxima.Slice(parts*lo*ops.LogitNumbers, parts*(lo+n)*ops.LogitNumbers)
+		mine := all.Slice(rank*n*ops.LogitNumbers, (rank+1)*n*ops.LogitNumbers)
 		e.ofRows(n, func(part *enqueue[A]) {
 			part.product(own, x.Slice(lo*head.In, (lo+n)*head.In), head, blas.Options{}, lo*head.In)
 			part.LogitSums(mine, own, targets.Slice(lo, lo+n))
@@ -138,7 +138,7 @@ func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A kernels.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
+func gemm[A ops.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
 	ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
 	if e.Err == nil {
 		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)

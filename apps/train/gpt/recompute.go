@@ -1,8 +1,8 @@
 package gpt
 
 import (
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 )
 
@@ -98,9 +98,9 @@ func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 
 // residualCast returns the copy of the residual stream's gradient that a LayerNorm makes for the
 // MLP of layer l. There is none if other copies replace it before its product.
-func (e *enqueue[A]) residualCast(l int) kernels.Cast {
+func (e *enqueue[A]) residualCast(l int) ops.Cast {
 	if e.m.Cfg.Recomputes(l) {
-		return kernels.Cast{}
+		return ops.Cast{}
 	}
 	return e.gradCast(&e.m.par.Layers[l].Proj2)
 }

@@ -1,7 +1,7 @@
 package gpt
 
 import (
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/parallel"
@@ -22,11 +22,11 @@ import (
 // rank's rows: State.ByRows.
 
 // tensorParts is what a rank has more if ranks divide its layers.
-type tensorParts[A kernels.Act] struct {
+type tensorParts[A ops.Act] struct {
 	with   spmd.Comm            // the ranks with the other parts of these layers, on side
 	side   *spmd.Stream         // of what goes between them
 	whole  spmd.Buffer[A]       // (N,C): rows of all ranks
-	maxima spmd.Buffer[float32] // (HeadRows,3) of each rank, see kernels.Launcher.LogitSums
+	maxima spmd.Buffer[float32] // (HeadRows,3) of each rank, see ops.Launcher.LogitSums
 }
 
 // ShareLayers names the ranks with the other parts of each layer. Call it before any pass.
@@ -165,8 +165,8 @@ func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
 }
 
 // norm enqueues LayerNormForward of this rank's rows, and their copy.
-func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *kernels.Norm,
-	to kernels.Cast) {
+func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *ops.Norm,
+	to ops.Cast) {
 	to = e.ownCast(to)
 	if n := e.rows.Own(); n > 0 {
 		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormForward(out, mean, rstd, x, p, to) })
@@ -175,10 +175,10 @@ func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x
 
 // normBackward enqueues LayerNormBackward of this rank's rows. If these are not all rows, the copy
 // is made from the gathered rows, which the gradients of weights read.
-func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *kernels.Norm,
-	dcolumns spmd.Buffer[float32], add bool, to kernels.Cast) {
+func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *ops.Norm,
+	dcolumns spmd.Buffer[float32], add bool, to ops.Cast) {
 	if !e.alone() {
-		to = kernels.Cast{}
+		to = ops.Cast{}
 	}
 	if n := e.rows.Own(); n > 0 {
 		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormBackward(dx, dout, x, mean, rstd, p, dcolumns, add, to) })
@@ -215,7 +215,7 @@ func (e *enqueue[A]) linearOfAll(y, x spmd.Buffer[A], p *Linear[A]) {
 }
 
 // castGathered enqueues the copy of gathered rows that no LayerNorm has copied.
-func (e *enqueue[A]) castGathered(rows spmd.Buffer[A], to kernels.Cast) {
+func (e *enqueue[A]) castGathered(rows spmd.Buffer[A], to ops.Cast) {
 	if !e.alone() {
 		e.Cast(rows, rows.Len(), to)
 	}
@@ -226,7 +226,7 @@ func (e *enqueue[A]) castGathered(rows spmd.Buffer[A], to kernels.Cast) {
 func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p, next *Linear[A], multiplied bool) {
 	if to := e.inputCast(next); !to.None() { // all rows at once, since the copies of x and y take turns in one place
 		if !multiplied {
-			to = kernels.Cast{}
+			to = ops.Cast{}
 		}
 		e.linearOfAll(pre, x, p)
 		e.GELU8(y, pre, e.N*p.Out, to)

@@ -3,8 +3,8 @@ package gpt
 import (
 	"errors"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
 )
@@ -44,7 +44,7 @@ func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
 
 // NewSharder returns the sharder of a state. training lists the groups of layers in the order in
 // which the passes of a micro-step use them. Every rank of c calls it.
-func NewSharder[A kernels.Act](m *State, at *Memory[A], c spmd.Comm, training []int) (*Sharder, error) {
+func NewSharder[A ops.Act](m *State, at *Memory[A], c spmd.Comm, training []int) (*Sharder, error) {
 	x := &Sharder{state: m}
 	if err := openSharder(x, at, c, training); err != nil {
 		return nil, errors.Join(err, x.Close())
@@ -52,7 +52,7 @@ func NewSharder[A kernels.Act](m *State, at *Memory[A], c spmd.Comm, training []
 	return x, nil
 }
 
-func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training []int) (err error) {
+func openSharder[A ops.Act](x *Sharder, at *Memory[A], c spmd.Comm, training []int) (err error) {
 	m := x.state
 	part, layers := &m.Sharded, layout.VectorGroup(m.Groups)
 	all := m.Cfg.Shard.Mode < layout.ShardParameters // every rank has all weights
@@ -63,7 +63,7 @@ func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training
 			return nil
 		}
 		return func(i int, s *spmd.Stream) error {
-			if err := kernels.RoundWeights(s, mats[first+i], at.Weights[first+i]); err != nil || all || m.FP8 == nil {
+			if err := ops.RoundWeights(s, mats[first+i], at.Weights[first+i]); err != nil || all || m.FP8 == nil {
 				return err
 			}
 			return m.FP8.CastGroup(s, first+i, mats[first+i])
@@ -85,7 +85,7 @@ func openSharder[A kernels.Act](x *Sharder, at *Memory[A], c spmd.Comm, training
 			parallel.GathererConfig[A]{Before: func(i int, to spmd.Buffer[A], s *spmd.Stream) error {
 				own := part.Weights.Slice(part.Shard(i))
 				if half, ok := any(to).(spmd.Buffer[spmd.BF16]); ok {
-					return kernels.RoundWeights(s, half, own)
+					return ops.RoundWeights(s, half, own)
 				}
 				return spmd.Copy(s, any(to).(spmd.Buffer[float32]), own)
 			}, After: func(i int, s *spmd.Stream) error {

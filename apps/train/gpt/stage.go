@@ -3,15 +3,14 @@ package gpt
 import (
 	"errors"
 
-	"lockstep/apps/train/fp8"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
 )
 
 // microActs is what forward keeps of a micro-batch.
-type microActs[A kernels.Act] struct {
+type microActs[A ops.Act] struct {
 	emb spmd.Buffer[A] // (N,C): in the first stage
 	act []layerActs[A]
 }
@@ -87,9 +86,9 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 	if err := m.noLoss(s); err != nil {
 		return err
 	}
-	mode := fp8.Learns
+	mode := ops.Learns
 	if h.Calibrate {
-		mode = fp8.Calibrates
+		mode = ops.Calibrates
 	}
 	on := func(micro int) *enqueue[A] {
 		e := enqueueOn(s, m, batches[micro], micro > 0, mode)
@@ -138,7 +137,7 @@ func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batc
 		if err != nil {
 			return err
 		}
-		e := enqueueOn(s, m, batch, true, fp8.Evaluates)
+		e := enqueueOn(s, m, batch, true, ops.Evaluates)
 		m.use(0, in)
 		m.sendTo(out)
 		return around(func() error {

@@ -5,9 +5,8 @@ import (
 	"math"
 	rand "math/rand/v2"
 
-	"lockstep/apps/train/fp8"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/host"
 	"lockstep/spmd"
 )
@@ -42,7 +41,7 @@ type State struct {
 	// (2): Loss, and a number of the program's own: one all-reduce sums both over the ranks
 	Totals spmd.Buffer[float64]
 	Loss   spmd.Buffer[float64] // (1): sum over the micro-batches of scale times the tokens' losses
-	FP8    *fp8.State           // nil where Cfg.FP8 is off
+	FP8    *ops.FP8             // nil where Cfg.FP8 is off
 	// rounded weights, for the products of bfloat16 activations and their biases; else empty
 	Half   spmd.Buffer[spmd.BF16]
 	Rounds bool // activations are bfloat16
@@ -67,7 +66,7 @@ func (m *State) Refresh(s *spmd.Stream) error {
 	if m.Half.Len() == 0 {
 		return nil
 	}
-	if err := kernels.RoundWeights(s, m.Half, m.Weights); err != nil || m.FP8 == nil {
+	if err := ops.RoundWeights(s, m.Half, m.Weights); err != nil || m.FP8 == nil {
 		return err
 	}
 	return m.FP8.CastWeights(s, m.Half)

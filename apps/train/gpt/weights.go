@@ -3,52 +3,51 @@ package gpt
 import (
 	"fmt"
 
-	"lockstep/apps/train/fp8"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 )
 
 // Linear is the parameters of y(n,out) = x(n,in)·wᵀ + b, and their gradients.
-type Linear[A kernels.Act] struct {
+type Linear[A ops.Act] struct {
 	In, Out int
 	W       spmd.Buffer[A]       // (out,in), as products take it
 	DW      spmd.Buffer[float32] // (out,in)
 	B, DB   spmd.Buffer[float32] // (out); empty for the head, which adds none
 	bias    spmd.Buffer[A]       // b, as products add it
-	eight   *fp8.Linear          // nil where its products are of A
+	eight   *ops.FP8Linear       // nil where its products are of A
 }
 
 // embedding is a table of rows to look up, and its gradient.
 type embedding struct{ W, DW spmd.Buffer[float32] }
 
 // layerWeights is the parameters of one layer.
-type layerWeights[A kernels.Act] struct {
-	LN1   kernels.Norm
+type layerWeights[A ops.Act] struct {
+	LN1   ops.Norm
 	QKV   Linear[A] // C to 3C
 	Proj  Linear[A] // C to C
-	LN2   kernels.Norm
+	LN2   ops.Norm
 	FC    Linear[A] // C to 4C
 	Proj2 Linear[A] // 4C to C
 }
 
 // Weights is every parameter of a model by its place in it.
-type Weights[A kernels.Act] struct {
+type Weights[A ops.Act] struct {
 	WTE, WPE embedding         // (Vp,C), (SeqMax,C)
 	Layers   []layerWeights[A] // of this stage
-	LNF      kernels.Norm
+	LNF      ops.Norm
 	Head     Linear[A] // C to Vp: the token embedding again
 }
 
 // Places is where a model's groups have their parameters, their gradients, and the operands of
 // products. Groups may take turns in one place. A group that only products read has no Weights.
-type Places[A kernels.Act] struct {
+type Places[A ops.Act] struct {
 	Weights, Grads []spmd.Buffer[float32]
 	Mats           []spmd.Buffer[A]
 }
 
 // Bind finds the parameters in their groups.
-func Bind[A kernels.Act](cfg layout.Config, params []layout.Param, groups []layout.Group, at Places[A]) *Weights[A] {
+func Bind[A ops.Act](cfg layout.Config, params []layout.Param, groups []layout.Group, at Places[A]) *Weights[A] {
 	byName := map[string]layout.Param{}
 	for _, p := range params {
 		byName[p.Name] = p
@@ -57,7 +56,7 @@ func Bind[A kernels.Act](cfg layout.Config, params []layout.Param, groups []layo
 		p := byName[name]
 		return layout.InGroup(groups, at.Weights, p), layout.InGroup(groups, at.Grads, p)
 	}
-	normOf := func(name string) (n kernels.Norm) {
+	normOf := func(name string) (n ops.Norm) {
 		n.W, n.DW = get(name + ".weight")
 		n.B, n.DB = get(name + ".bias")
 		return n

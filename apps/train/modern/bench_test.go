@@ -4,8 +4,8 @@ import (
 	"context"
 	"testing"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/timing"
@@ -29,7 +29,7 @@ func BenchmarkKernels(b *testing.B) {
 		table := spmdtest.Alloc[float32](b, w, vocab*c)
 		tokens := spmdtest.Alloc[int32](b, w, n)
 		by := spmdtest.Alloc[float32](b, w, 1)
-		to := kernels.Cast{Codes: spmdtest.Alloc[spmd.F8E4M3](b, w, n*c), Up: by,
+		to := ops.Cast{Codes: spmdtest.Alloc[spmd.F8E4M3](b, w, n*c), Up: by,
 			Peak: spmdtest.Alloc[float32](b, w, 1)}
 		ids := make([]int32, n)
 		for i := range ids {
@@ -38,21 +38,21 @@ func BenchmarkKernels(b *testing.B) {
 		spmdtest.Must(b, table.SetAll(0.3))
 		spmdtest.Must(b, by.SetAll(0.3))
 		spmdtest.Must(b, tokens.CopyFrom(ids))
-		e := &kernels.Launcher[spmd.BF16]{S: s, N: n, T: 1024, Cfg: layout.Config{Channels: c, Vocab: vocab}}
+		e := &ops.Launcher[spmd.BF16]{S: s, N: n, T: 1024, Cfg: layout.Config{Channels: c, Vocab: vocab}}
 		for _, k := range []struct {
 			name string
 			run  func()
 		}{
 			{"embed", func() { embed(e, x[0], tokens, table) }},
 			{"embed_backward", func() { embedBackward(e, x[0], tokens, table) }},
-			{"norm", func() { norm(e, x[0], x[1], skip[spmd.BF16]{}, kernels.Cast{}) }},
+			{"norm", func() { norm(e, x[0], x[1], skip[spmd.BF16]{}, ops.Cast{}) }},
 			{"norm_8", func() { norm(e, x[0], x[1], skip[spmd.BF16]{}, to) }},
 			{"norm_skip", func() {
-				norm(e, x[0], x[1], skip[spmd.BF16]{sum: x[2], kept: x[3], by: number{w: by}}, kernels.Cast{})
+				norm(e, x[0], x[1], skip[spmd.BF16]{sum: x[2], kept: x[3], by: number{w: by}}, ops.Cast{})
 			}},
-			{"relu2", func() { relu2(e, x[0], n*c, kernels.Cast{}) }},
+			{"relu2", func() { relu2(e, x[0], n*c, ops.Cast{}) }},
 			{"relu2_8", func() { relu2(e, x[0], n*c, to) }},
-			{"relu2_backward", func() { relu2Backward(e, x[0], x[1], n*c, kernels.Cast{}) }},
+			{"relu2_backward", func() { relu2Backward(e, x[0], x[1], n*c, ops.Cast{}) }},
 			{"relu2_backward_8", func() { relu2Backward(e, x[0], x[1], n*c, to) }},
 		} {
 			b.Run(k.name, func(b *testing.B) {

@@ -5,9 +5,9 @@ import (
 	"slices"
 	"testing"
 
-	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -96,7 +96,7 @@ func TestFP8Recompute(t *testing.T) {
 			cfg := traintest.SmallModern
 			cfg.FP8, cfg.Recompute = layout.FP8All, recompute
 			m, s, batch := eightModel(t, w, cfg)
-			e := enqueueOn(s, m, batch, false, fp8.Learns)
+			e := enqueueOn(s, m, batch, false, ops.Learns)
 			e.forward()
 			e.loss(batch.Targets, 1./96, true)
 			traintest.NoError(t, e.Err, s.Synchronize())

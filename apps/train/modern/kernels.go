@@ -7,18 +7,18 @@ import (
 	"math/bits"
 	"slices"
 
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/host"
 	"lockstep/spmd"
 )
 
-// The kernels are like those of package kernels: modern.cu runs on a GPU, loops.c on the host. A
+// The kernels are like those of package ops: modern.cu runs on a GPU, loops.c on the host. A
 // part that a model lacks is an empty buffer.
 
 //go:embed modern.cu
 var modernSource string
 
-var cudaSource = kernels.CommonSource + kernels.EightSource + modernSource
+var cudaSource = ops.CommonSource + ops.EightSource + modernSource
 
 // sumBlocks is the largest number of blocks that leave sums of numbers: 6 for each multiprocessor
 // of an H100 or H200. sumSets is how many sets of 16 they make.
@@ -28,17 +28,17 @@ const (
 )
 
 // warpRows returns a grid of a warp for each of n rows.
-func warpRows(n int) spmd.Grid { return kernels.Blocks((n+7)/8, 1, 1) }
+func warpRows(n int) spmd.Grid { return ops.Blocks((n+7)/8, 1, 1) }
 
 // shared returns a grid for n warps of work whose blocks leave sums, with each blocks on a
 // multiprocessor, at most 6.
-func shared(n, each int) spmd.Grid { return kernels.Blocks(min(132*each, (n+7)/8), 1, 1) }
+func shared(n, each int) spmd.Grid { return ops.Blocks(min(132*each, (n+7)/8), 1, 1) }
 
 // newKernel declares kernel name for each type of activations; on the host fn computes both.
 // scratch are arguments that mean nothing to others.
-func newKernel(name string, fn func(a *kernels.HostArgs) error, scratch ...int) kernels.Kernel {
-	return kernels.Kernel{F32: declare(name, kernels.OnHost(false, fn), "float", scratch),
-		BF16: declare(name, kernels.OnHost(true, fn), "bf16", scratch)}
+func newKernel(name string, fn func(a *ops.HostArgs) error, scratch ...int) ops.Kernel {
+	return ops.Kernel{F32: declare(name, ops.OnHost(false, fn), "float", scratch),
+		BF16: declare(name, ops.OnHost(true, fn), "bf16", scratch)}
 }
 
 func declare(name string, fn func(spmd.Args) error, act string, scratch []int) *spmd.Kernel {
@@ -47,18 +47,18 @@ func declare(name string, fn func(spmd.Args) error, act string, scratch []int) *
 
 // newCopying declares kernel name for bfloat16: what fn computes, and a copy of what fn writes
 // first. The codes are argument i.
-func newCopying(name string, i int, fn func(a *kernels.HostArgs) error, scratch ...int) kernels.Kernel {
-	copying := kernels.Copying[spmd.F8E4M3](i, fn)
-	return kernels.Kernel{BF16: declare(name, kernels.OnHost(true, copying), "bf16", scratch)}
+func newCopying(name string, i int, fn func(a *ops.HostArgs) error, scratch ...int) ops.Kernel {
+	copying := ops.Copying[spmd.F8E4M3](i, fn)
+	return ops.Kernel{BF16: declare(name, ops.OnHost(true, copying), "bf16", scratch)}
 }
 
 // rowKernel is a kernel whose warps hold a row in registers. It has a form for each width of rows,
 // in pieces of 256 numbers.
-type rowKernel [len(rowPieces)]kernels.Kernel
+type rowKernel [len(rowPieces)]ops.Kernel
 
 var rowPieces = [...]int{1, 3, 4, 8}
 
-func newRowKernel(name string, fn func(a *kernels.HostArgs) error, scratch ...int) (k rowKernel) {
+func newRowKernel(name string, fn func(a *ops.HostArgs) error, scratch ...int) (k rowKernel) {
 	for i, pieces := range rowPieces {
 		k[i] = newKernel(fmt.Sprintf(name, pieces), fn, scratch...)
 	}
@@ -67,7 +67,7 @@ func newRowKernel(name string, fn func(a *kernels.HostArgs) error, scratch ...in
 
 // newRowKernels returns a row kernel without copies, and the one with them: its codes are argument
 // codes.
-func newRowKernels(name string, codes int, fn func(a *kernels.HostArgs) error,
+func newRowKernels(name string, codes int, fn func(a *ops.HostArgs) error,
 	scratch ...int) (plain, copying rowKernel) {
 	for i, pieces := range rowPieces {
 		copying[i] = newCopying(fmt.Sprintf(name+"<%d,true>", pieces), codes, fn, scratch...)
@@ -76,7 +76,7 @@ func newRowKernels(name string, codes int, fn func(a *kernels.HostArgs) error,
 }
 
 // of returns the kernel for rows of c numbers.
-func (k *rowKernel) of(c int) kernels.Kernel { return k[piecesOf(c)] }
+func (k *rowKernel) of(c int) ops.Kernel { return k[piecesOf(c)] }
 
 // piecesOf returns the index in rowPieces for rows of c numbers.
 func piecesOf(c int) int {
@@ -89,7 +89,7 @@ func piecesOf(c int) int {
 }
 
 // optional returns activations that may be missing.
-func optional(a *kernels.HostArgs, i, n int) []float32 {
+func optional(a *ops.HostArgs, i, n int) []float32 {
 	if !a.Has(i) {
 		return nil
 	}
@@ -98,7 +98,7 @@ func optional(a *kernels.HostArgs, i, n int) []float32 {
 
 // changed returns activations that may be missing, to be written. If added is set they
 // are also read.
-func changed(a *kernels.HostArgs, i, n int, added bool) []float32 {
+func changed(a *ops.HostArgs, i, n int, added bool) []float32 {
 	switch {
 	case !a.Has(i):
 		return nil
@@ -122,38 +122,38 @@ func total(acc bool, sums []float32, n int, to ...*float32) {
 	}
 }
 
-var embedKernel = newRowKernel("modern_embed<%d>", func(a *kernels.HostArgs) error {
+var embedKernel = newRowKernel("modern_embed<%d>", func(a *ops.HostArgs) error {
 	n, c, vocab := a.I32(3), a.I32(4), a.I32(5)
 	out, tokens, wte := a.Out(0, n*c), a.Ints(1, n), a.Floats(2)
-	if err := kernels.CheckTokens(tokens, vocab); err != nil {
+	if err := ops.CheckTokens(tokens, vocab); err != nil {
 		return err
 	}
-	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cEmbed(out, tokens, wte, c, lo, hi) })
+	host.Parallel(n, ops.RowGrain(c), func(lo, hi int) { cEmbed(out, tokens, wte, c, lo, hi) })
 	return nil
 })
 
 // embed enqueues out(n,c) = the norm of the rows of wte. A token outside the vocabulary has the
 // same effect as in kernels.Launcher.EncoderForward.
-func embed[A kernels.Act](e *kernels.Launcher[A], out spmd.Buffer[A], tokens spmd.Buffer[int32],
+func embed[A ops.Act](e *ops.Launcher[A], out spmd.Buffer[A], tokens spmd.Buffer[int32],
 	wte spmd.Buffer[float32]) {
 	c := e.Cfg.Channels
 	e.Launch(embedKernel.of(c), warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c),
 		spmd.I32(e.Cfg.Vocab))
 }
 
-var embedBackwardKernel = newRowKernel("modern_embed_backward<%d>", func(a *kernels.HostArgs) error {
+var embedBackwardKernel = newRowKernel("modern_embed_backward<%d>", func(a *ops.HostArgs) error {
 	n, c := a.I32(3), a.I32(4)
 	d, tokens, wte := a.InOut(0, n*c), a.Ints(1, n), a.Floats(2)
-	if err := kernels.CheckTokens(tokens, a.I32(5)); err != nil {
+	if err := ops.CheckTokens(tokens, a.I32(5)); err != nil {
 		return err
 	}
-	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cEmbedBackward(d, tokens, wte, c, lo, hi) })
+	host.Parallel(n, ops.RowGrain(c), func(lo, hi int) { cEmbedBackward(d, tokens, wte, c, lo, hi) })
 	return nil
 })
 
 // embedBackward enqueues the step from d, the gradient of embed's output, to the
 // gradient of the rows.
-func embedBackward[A kernels.Act](e *kernels.Launcher[A], d spmd.Buffer[A], tokens spmd.Buffer[int32],
+func embedBackward[A ops.Act](e *ops.Launcher[A], d spmd.Buffer[A], tokens spmd.Buffer[int32],
 	wte spmd.Buffer[float32]) {
 	c := e.Cfg.Channels
 	e.Launch(embedBackwardKernel.of(c), warpRows(e.N), d.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c),
@@ -165,20 +165,20 @@ type number struct{ w, dw spmd.Buffer[float32] }
 
 // skip is added to the residual stream before a norm: the output of an earlier layer,
 // times a number.
-type skip[A kernels.Act] struct {
+type skip[A ops.Act] struct {
 	sum, kept spmd.Buffer[A] // (n,c); empty if nothing is added
 	by        number         // (1)
 }
 
-var normKernel, normKernel8 = newRowKernels("modern_norm", 7, func(a *kernels.HostArgs) error {
+var normKernel, normKernel8 = newRowKernels("modern_norm", 7, func(a *ops.HostArgs) error {
 	n, c := a.I32(5), a.I32(6)
 	out, sum, x, kept, by := a.Out(0, n*c), changed(a, 1, n*c, false), a.In(2, n*c), optional(a, 3, n*c), a.Floats(4)
-	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cNorm(out, sum, x, kept, by, c, lo, hi) })
+	host.Parallel(n, ops.RowGrain(c), func(lo, hi int) { cNorm(out, sum, x, kept, by, c, lo, hi) })
 	return nil
 })
 
 // norm enqueues out(n,c) = the norm of x, with the addition of k, and its copy.
-func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], k skip[A], to kernels.Cast) {
+func norm[A ops.Act](e *ops.Launcher[A], out, x spmd.Buffer[A], k skip[A], to ops.Cast) {
 	c, form := e.Cfg.Channels, &normKernel
 	if !to.None() {
 		form = &normKernel8
@@ -189,14 +189,14 @@ func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], k skip[A
 
 var normBackwardKernel, normBackwardKernel8 = newRowKernels("modern_norm_backward", 15, hostNormBackward, 3, 4)
 
-func hostNormBackward(a *kernels.HostArgs) error {
+func hostNormBackward(a *ops.HostArgs) error {
 	n, c, add, acc := a.I32(10), a.I32(11), a.I32(12) != 0, a.I32(13) != 0
 	d, dkept, dskip, partial := changed(a, 0, n*c, add), changed(a, 1, n*c, false), a.Floats(2), a.Floats(3)
 	dnorm, x, kept, above, by := a.In(5, n*c), a.In(6, n*c), optional(a, 7, n*c), optional(a, 8, n*c), a.Floats(9)
 	if a.I32(14) != 0 {
 		above = dkept
 	}
-	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) {
+	host.Parallel(n, ops.RowGrain(c), func(lo, hi int) {
 		cNormBackward(d, dkept, partial, dnorm, x, kept, above, by, c, add, lo, hi)
 	})
 	if len(kept) > 0 {
@@ -214,8 +214,8 @@ var normBackwardBlocks = [len(rowPieces)]int{3, 2, 2, 1}
 // gradient of x, plus above if that is not empty.
 //
 // The gradient of k's kept output goes to dkept, which may be above. It makes a copy of d.
-func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A],
-	k skip[A], dkept, above spmd.Buffer[A], add bool, to kernels.Cast) {
+func normBackward[A ops.Act](e *ops.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A],
+	k skip[A], dkept, above spmd.Buffer[A], add bool, to ops.Cast) {
 	c, form := e.Cfg.Channels, &normBackwardKernel
 	if !to.None() {
 		form = &normBackwardKernel8
@@ -226,7 +226,7 @@ func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[flo
 	}
 	e.Launch(form.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), d.Arg(), dkept.Arg(),
 		k.by.dw.Arg(), partial.Arg(), e.Arrived.Arg(), dnorm.Arg(), x.Arg(), k.kept.Arg(), above.Arg(), k.by.w.Arg(),
-		spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(e.Acc), kernels.Flag(twice),
+		spmd.I32(e.N), spmd.I32(c), ops.Flag(add), ops.Flag(e.Acc), ops.Flag(twice),
 		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg())
 }
 
@@ -256,7 +256,7 @@ func (h headShape) grid(n, room int) (spmd.Grid, [6]spmd.Arg) {
 	threads := 32 * ((all + 32*parts - 1) / (32 * parts))
 	rows := min(n, max(1, 132*max(1, min(sumBlocks/132, room/threads))/parts))
 	return spmd.Grid{Blocks: [3]int{rows * parts, 1, 1}, Threads: [3]int{threads, 1, 1}},
-		[...]spmd.Arg{spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(lanes), spmd.I32(parts), kernels.Flag(h.norm),
+		[...]spmd.Arg{spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(lanes), spmd.I32(parts), ops.Flag(h.norm),
 			spmd.F32(h.scale)}
 }
 
@@ -268,16 +268,16 @@ const (
 
 var headsKernel = newKernel("modern_heads", hostHeads)
 
-func hostHeads(a *kernels.HostArgs) error {
+func hostHeads(a *ops.HostArgs) error {
 	n, t, vocab, heads, size, normed, scale := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.I32(13) != 0,
 		a.F32(14)
 	c := heads * size
 	out, qkv, tokens, table, mix, turn := a.Out(0, 3*n*c), a.In(1, 3*n*c), a.Ints(2, n), a.Floats(3), a.Floats(4),
 		a.Floats(5)
-	if err := kernels.CheckTokens(tokens, vocab); err != nil {
+	if err := ops.CheckTokens(tokens, vocab); err != nil {
 		return err
 	}
-	host.Parallel(n, kernels.RowGrain(3*c), func(lo, hi int) {
+	host.Parallel(n, ops.RowGrain(3*c), func(lo, hi int) {
 		cHeads(out, qkv, tokens, table, mix, turn, t, heads, size, normed, scale, lo, hi)
 	})
 	return nil
@@ -285,7 +285,7 @@ func hostHeads(a *kernels.HostArgs) error {
 
 // headsForward enqueues out = the input of attention, from the output of the product in qkv. Both
 // are (n,3,heads,size).
-func headsForward[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A],
+func headsForward[A ops.Act](e *ops.Launcher[A], h headShape, out, qkv spmd.Buffer[A],
 	tokens spmd.Buffer[int32], mix valueMix) {
 	grid, x := h.grid(e.N, forwardThreads)
 	e.Launch(headsKernel, grid, out.Arg(), qkv.Arg(), tokens.Arg(), mix.table.Arg(), mix.mix.w.Arg(), h.turn.Arg(),
@@ -297,16 +297,16 @@ var (
 	headsBackwardKernel8 = newCopying("modern_heads_backward<true>", 21, hostHeadsBackward, 3, 4)
 )
 
-func hostHeadsBackward(a *kernels.HostArgs) error {
+func hostHeadsBackward(a *ops.HostArgs) error {
 	n, t, heads, size, normed, scale := a.I32(10), a.I32(11), a.I32(13), a.I32(14), a.I32(17) != 0, a.F32(18)
 	fresh, acc := a.I32(19) != 0, a.I32(20) != 0
 	c := heads * size
 	d, dtable, dmix, partial := a.InOut(0, 3*n*c), changed(a, 1, n*c, !fresh), a.Floats(2), a.Floats(3)
 	qkv, tokens, table, mix, turn := a.In(5, 3*n*c), a.Ints(6, n), a.Floats(7), a.Floats(8), a.Floats(9)
-	if err := kernels.CheckTokens(tokens, a.I32(12)); err != nil {
+	if err := ops.CheckTokens(tokens, a.I32(12)); err != nil {
 		return err
 	}
-	host.Parallel(n, kernels.RowGrain(3*c), func(lo, hi int) {
+	host.Parallel(n, ops.RowGrain(3*c), func(lo, hi int) {
 		cHeadsBackward(d, dtable, partial, qkv, tokens, table, mix, turn, t, heads, size, normed, scale, fresh, lo, hi)
 	})
 	if len(table) > 0 {
@@ -317,9 +317,9 @@ func hostHeadsBackward(a *kernels.HostArgs) error {
 
 // headsBackward enqueues the step from d, the gradient of headsForward's output, to the gradient of
 // qkv, and dtable(n,c) (+)= the gradient of the table's rows. It makes a copy of d.
-func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial spmd.Buffer[float32],
+func headsBackward[A ops.Act](e *ops.Launcher[A], h headShape, partial spmd.Buffer[float32],
 	d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool,
-	to kernels.Cast) {
+	to ops.Cast) {
 	form := headsBackwardKernel
 	if !to.None() {
 		form = headsBackwardKernel8
@@ -327,14 +327,14 @@ func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial s
 	grid, x := h.grid(e.N, backwardThreads)
 	e.Launch(form, grid, d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
 		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T),
-		spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5], kernels.Flag(fresh), kernels.Flag(e.Acc),
+		spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5], ops.Flag(fresh), ops.Flag(e.Acc),
 		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg())
 }
 
 // windowStep is how many tokens share one window, as in package attention.
 const windowStep = 128
 
-var attendKernel = newKernel("modern_attend", func(a *kernels.HostArgs) error {
+var attendKernel = newKernel("modern_attend", func(a *ops.HostArgs) error {
 	before, n, heads, size, window := a.I32(2), a.I32(3), a.I32(4), a.I32(5), a.I32(6)
 	c := heads * size
 	out, qkv := a.Out(0, n*c), a.In(1, 3*c*(before+n))
@@ -377,7 +377,7 @@ func attendOne(out, qkv []float32, first, at, c int) {
 
 // attendFrom enqueues out(n,c) = the attention of n tokens behind others of one sequence. qkv has
 // their queries, keys and values.
-func attendFrom[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A], before, window int) {
-	e.Launch(attendKernel, kernels.Blocks(e.N*h.heads, 1, 1), out.Arg(), qkv.Arg(), spmd.I32(before), spmd.I32(e.N),
+func attendFrom[A ops.Act](e *ops.Launcher[A], h headShape, out, qkv spmd.Buffer[A], before, window int) {
+	e.Launch(attendKernel, ops.Blocks(e.N*h.heads, 1, 1), out.Arg(), qkv.Arg(), spmd.I32(before), spmd.I32(e.N),
 		spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(window))
 }

@@ -6,17 +6,17 @@
 package modern
 
 import (
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
 )
 
 // launchSquareElement enqueues on s: squareElement, for i from 0 to n-1.
-func launchSquareElement[A kernels.Act](s *spmd.Stream, n int, x spmd.Buffer[A]) error {
+func launchSquareElement[A ops.Act](s *spmd.Stream, n int, x spmd.Buffer[A]) error {
 	return squareElementKernel[A]().Launch(s, [3]int{n, 1, 1}, spmd.I64(n), x.Arg(), spmd.I64(x.Len()), gokernel.Report(s))
 }
 
-func squareElementKernel[A kernels.Act]() *gokernel.Kernel {
+func squareElementKernel[A ops.Act]() *gokernel.Kernel {
 	switch any(*new(A)).(type) {
 	case float32:
 		return any(squareElementFloat32).(*gokernel.Kernel)
@@ -31,7 +31,7 @@ var (
 	squareElementBF16    = gokernel.New("squareElement_BF16", spmdgenSource, gokernel.Shape{Dims: 1, Each: 16, Grain: 4096, Args: 4, Written: 0x2, One: 0x0}, hostSquareElement[spmd.BF16])
 )
 
-func hostSquareElement[A kernels.Act](args spmd.Args, lo, hi int) {
+func hostSquareElement[A ops.Act](args spmd.Args, lo, hi int) {
 	x := spmd.ArgSlice[A](args, 1)
 	for i := lo; i < hi; i++ {
 		squareElement(i, x)
@@ -39,11 +39,11 @@ func hostSquareElement[A kernels.Act](args spmd.Args, lo, hi int) {
 }
 
 // launchSquareBackElement enqueues on s: squareBackElement, for i from 0 to n-1.
-func launchSquareBackElement[A kernels.Act](s *spmd.Stream, n int, d, y spmd.Buffer[A]) error {
+func launchSquareBackElement[A ops.Act](s *spmd.Stream, n int, d, y spmd.Buffer[A]) error {
 	return squareBackElementKernel[A]().Launch(s, [3]int{n, 1, 1}, spmd.I64(n), d.Arg(), spmd.I64(d.Len()), y.Arg(), spmd.I64(y.Len()), gokernel.Report(s))
 }
 
-func squareBackElementKernel[A kernels.Act]() *gokernel.Kernel {
+func squareBackElementKernel[A ops.Act]() *gokernel.Kernel {
 	switch any(*new(A)).(type) {
 	case float32:
 		return any(squareBackElementFloat32).(*gokernel.Kernel)
@@ -58,7 +58,7 @@ var (
 	squareBackElementBF16    = gokernel.New("squareBackElement_BF16", spmdgenSource, gokernel.Shape{Dims: 1, Each: 16, Grain: 4096, Args: 6, Written: 0x2, One: 0x0, Tolerance: 1e-6}, hostSquareBackElement[spmd.BF16])
 )
 
-func hostSquareBackElement[A kernels.Act](args spmd.Args, lo, hi int) {
+func hostSquareBackElement[A ops.Act](args spmd.Args, lo, hi int) {
 	d := spmd.ArgSlice[A](args, 1)
 	y := spmd.ArgSlice[A](args, 3)
 	for i := lo; i < hi; i++ {

@@ -5,17 +5,16 @@ import (
 	"fmt"
 	"math"
 
-	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
 	"lockstep/spmd/parallel"
 )
 
 // Model is a decoder with activations of type A on the rank's device, as gpt.Model is.
-type Model[A kernels.Act] struct {
+type Model[A ops.Act] struct {
 	*gpt.State
 	at    *gpt.Memory[A]
 	rows  int             // N: most tokens of a micro-batch
@@ -38,27 +37,27 @@ type Model[A kernels.Act] struct {
 	next       spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses     spmd.Buffer[float32] // (N)
 	partial    spmd.Buffer[float32] // of sums of numbers
-	parts      kernels.Scratch      // of kernels
-	lists      spmd.Buffer[int32]   // the tokens of all ranks, each as kernels.Sorter.Sort leaves them
+	parts      ops.Scratch          // of kernels
+	lists      spmd.Buffer[int32]   // the tokens of all ranks, each as ops.Sorter.Sort leaves them
 }
 
 // linear is the parameters of y(n,out) = x(n,in)·wᵀ, and their gradient.
-type linear[A kernels.Act] struct {
+type linear[A ops.Act] struct {
 	in, out int
 	w       spmd.Buffer[A]
 	dw      spmd.Buffer[float32]
-	eight   *fp8.Linear // nil where products are not of 8-bit floats
+	eight   *ops.FP8Linear // nil where products are not of 8-bit floats
 }
 
 // table is embeddings that are mixed into values, and the gradient of the rows that a micro-batch
 // has looked up.
-type table[A kernels.Act] struct {
+type table[A ops.Act] struct {
 	w, dw spmd.Buffer[float32] // (Vp,C)
 	drows spmd.Buffer[A]       // (N,C)
 }
 
 // layer is the parameters of one layer, and what forward keeps of it for backward.
-type layer[A kernels.Act] struct {
+type layer[A ops.Act] struct {
 	qkv, proj, fc, proj2 linear[A]
 	skip, values         number
 	table                int // of tables; -1 is none
@@ -88,7 +87,7 @@ func Open(w *spmd.World, half bool, cfg layout.Config, maxBatch, maxSeq int) (*g
 	return passesOf(NewModel[float32](w, cfg, maxBatch, maxSeq))
 }
 
-func passesOf[A kernels.Act](m *Model[A], err error) (*gpt.State, gpt.Passes, error) {
+func passesOf[A ops.Act](m *Model[A], err error) (*gpt.State, gpt.Passes, error) {
 	if err != nil {
 		return nil, nil, err
 	}
@@ -106,7 +105,7 @@ func MemoryNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
 	return bytesOf[float32](cfg, batch, seq)
 }
 
-func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
+func bytesOf[A ops.Act](cfg layout.Config, batch, seq int) (int, error) {
 	m, err := shapeOf[A](nil, cfg, batch, seq)
 	if err != nil {
 		return 0, err
@@ -119,7 +118,7 @@ func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
 }
 
 // NewModel is gpt.NewModel for a modern model.
-func NewModel[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
+func NewModel[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
 	m, err := shapeOf[A](w, cfg, maxBatch, maxSeq)
 	if err != nil {
 		return nil, err
@@ -134,7 +133,7 @@ func NewModel[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq 
 var attentionOptions = attention.Options{Deterministic: true}
 
 // shapeOf returns a model with its memory, which is only counted without a world.
-func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
+func shapeOf[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -146,7 +145,7 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
 	case cfg.Tensor.Parts() > 1 || cfg.Stage.Stages > 1:
 		return nil, errWhole
-	case cfg.FP8 != layout.FP8Off && !kernels.IsHalf[A]():
+	case cfg.FP8 != layout.FP8Off && !ops.IsHalf[A]():
 		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
 	}
 	size := cfg.Channels / cfg.Heads
@@ -183,14 +182,14 @@ func (m *Model[A]) takeAll(seq int) {
 	layout.Take(sp, cfg.PaddedVocab(), &m.next)
 	layout.Take(sp, N, &m.losses)
 	layout.Take(sp, 2*max(N, sumBlocks+sumSets), &m.partial)
-	layout.Take(sp, kernels.SplitRows(N)*C, &m.parts.Partial)
-	layout.Take(sp, max(1+sumSets, kernels.MostSplits(N)*kernels.ChunksOf(C)), &m.parts.Arrived)
+	layout.Take(sp, ops.SplitRows(N)*C, &m.parts.Partial)
+	layout.Take(sp, max(1+sumSets, ops.MostSplits(N)*ops.ChunksOf(C)), &m.parts.Arrived)
 	layout.Take(sp, seq*m.heads.size/2, &m.heads.turn)
 	if cfg.Shard.Mode == layout.ShardOff && cfg.Shard.Ranks > 1 {
-		layout.Take(sp, cfg.Shard.Ranks*kernels.SortedLen(N, cfg.Vocab), &m.lists)
+		layout.Take(sp, cfg.Shard.Ranks*ops.SortedLen(N, cfg.Vocab), &m.lists)
 	}
 	if cfg.FP8 != layout.FP8Off {
-		m.FP8 = new(fp8.State)
+		m.FP8 = new(ops.FP8)
 		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, parallel.Rows{}, nil)
 	}
 }

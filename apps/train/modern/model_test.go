@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
@@ -16,7 +16,7 @@ import (
 )
 
 // testModel returns a model on a stream of w, with the given weights.
-func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
+func testModel[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
 	maxBatch int) (*Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
@@ -31,8 +31,8 @@ func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p 
 // batchOf returns a micro-batch of b sequences of n tokens.
 func batchOf(t *testing.T, w *spmd.World, in, targets []int32, b, n, vocab int) gpt.Batch {
 	t.Helper()
-	list := make([]int32, kernels.SortedLen(len(in), vocab))
-	new(kernels.Sorter).Sort(list, in, vocab)
+	list := make([]int32, ops.SortedLen(len(in), vocab))
+	new(ops.Sorter).Sort(list, in, vocab)
 	return gpt.Batch{In: traintest.TokenBuffer(t, w, in), Targets: traintest.TokenBuffer(t, w, targets),
 		Sorted: traintest.TokenBuffer(t, w, list), B: b, T: n}
 }
@@ -76,9 +76,9 @@ func TestModelAgainstReference(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testModelAgainstReference[float32], testModelAgainstReference[spmd.BF16])
 }
 
-func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
-	bound := traintest.BoundsOf(w, kernels.IsHalf[A]())
-	if kernels.IsHalf[A]() {
+func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
+	bound := traintest.BoundsOf(w, ops.IsHalf[A]())
+	if ops.IsHalf[A]() {
 		bound.Grad = 0.07 // more values are rounded than in GPT-2's form, and the tests' weights are wide
 	}
 	type row struct {
@@ -195,7 +195,7 @@ func TestModelRepeats(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testModelRepeats[float32], testModelRepeats[spmd.BF16])
 }
 
-func testModelRepeats[A kernels.Act](t *testing.T, w *spmd.World) {
+func testModelRepeats[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := traintest.SmallModern
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 4)
 	batch := batchOf(t, w, traintest.RandomTokens(96, cfg.Vocab, 2), traintest.RandomTokens(96, cfg.Vocab, 3), 4, 24,
@@ -208,7 +208,7 @@ func testModelRepeats[A kernels.Act](t *testing.T, w *spmd.World) {
 	if !slices.Equal(grads[0], grads[1]) {
 		t.Error("two passes of the same batch have different bits")
 	}
-	need, err := MemoryNeeded(cfg, 4, cfg.SeqMax, kernels.IsHalf[A]())
+	need, err := MemoryNeeded(cfg, 4, cfg.SeqMax, ops.IsHalf[A]())
 	traintest.NoError(t, err)
 	if took := m.Space().Bytes + m.att.Workspace(); need < took {
 		t.Errorf("told %d bytes, took %d", need, took)
@@ -248,11 +248,11 @@ func TestLogitsGoOn(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testLogitsGoOn[float32], testLogitsGoOn[spmd.BF16])
 }
 
-func testLogitsGoOn[A kernels.Act](t *testing.T, w *spmd.World) {
+func testLogitsGoOn[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := traintest.SmallModern
 	cfg.SeqMax = 400
 	bound := 1e-4
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		bound = 0.1 // of logits around 5
 	}
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 1)

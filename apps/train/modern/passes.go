@@ -3,10 +3,9 @@ package modern
 import (
 	"fmt"
 
-	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
 	"lockstep/spmd/blas"
@@ -18,14 +17,14 @@ func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch gpt.Batch, scale float3
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	if n := kernels.SortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
+	if n := ops.SortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
 		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d",
 			batch.B, batch.T, batch.Sorted.Len(), n)
 	}
 	if ready == nil {
 		ready = func(int) error { return nil }
 	}
-	return m.learn(s, batch, scale, !first, fp8.Learns, ready)
+	return m.learn(s, batch, scale, !first, ops.Learns, ready)
 }
 
 // Calibrate is gpt.Model's.
@@ -33,11 +32,11 @@ func (m *Model[A]) Calibrate(s *spmd.Stream, batch gpt.Batch, scale float32) err
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	return m.learn(s, batch, scale, false, fp8.Calibrates, func(int) error { return nil })
+	return m.learn(s, batch, scale, false, ops.Calibrates, func(int) error { return nil })
 }
 
 // learn enqueues both passes.
-func (m *Model[A]) learn(s *spmd.Stream, batch gpt.Batch, scale float32, acc bool, mode fp8.Mode,
+func (m *Model[A]) learn(s *spmd.Stream, batch gpt.Batch, scale float32, acc bool, mode ops.FP8Mode,
 	ready func(group int) error) error {
 	e := enqueueOn(s, m, batch, acc, mode)
 	if m.Cfg.Shard.ScattersGrads() {
@@ -54,7 +53,7 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch gpt.Batch, scale float32, firs
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	e := enqueueOn(s, m, batch, !first, fp8.Evaluates)
+	e := enqueueOn(s, m, batch, !first, ops.Evaluates)
 	e.forward()
 	e.loss(batch.Targets, scale, false)
 	return e.Err
@@ -72,7 +71,7 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int)
 	}
 	tokens = tokens.Slice(before, tokens.Len())
 	t := tokens.Len()
-	e := enqueueOn(s, m, gpt.Batch{In: tokens, B: 1, T: t}, false, fp8.Mode{})
+	e := enqueueOn(s, m, gpt.Batch{In: tokens, B: 1, T: t}, false, ops.FP8Mode{})
 	e.before = before
 	e.forward()
 	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
@@ -94,18 +93,18 @@ func (m *Model[A]) checkBatch(b gpt.Batch) error {
 
 // enqueue puts the passes of one micro-batch on a stream. After the first error it keeps the error
 // and enqueues nothing more.
-type enqueue[A kernels.Act] struct {
-	kernels.Launcher[A]
+type enqueue[A ops.Act] struct {
+	ops.Launcher[A]
 	m    *Model[A]
 	b    int // sequences
 	in   spmd.Buffer[int32]
-	mode fp8.Mode
+	mode ops.FP8Mode
 
 	before int // tokens of the one sequence whose keys and values the layers have
 }
 
-func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b gpt.Batch, acc bool, mode fp8.Mode) *enqueue[A] {
-	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc,
+func enqueueOn[A ops.Act](s *spmd.Stream, m *Model[A], b gpt.Batch, acc bool, mode ops.FP8Mode) *enqueue[A] {
+	return &enqueue[A]{Launcher: ops.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc,
 		Scratch: m.parts}, m: m, b: b.B, in: b.In, mode: mode}
 }
 
@@ -173,7 +172,7 @@ func (e *enqueue[A]) forward() {
 		e.attentionPart(l)
 		e.mlpPart(l, true)
 	}
-	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), skip[A]{}, kernels.Cast{})
+	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), skip[A]{}, ops.Cast{})
 }
 
 // loss adds the loss. With grad it also computes the gradients of the head's weights, and into tmp
@@ -290,7 +289,7 @@ func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *linear[A]) {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A kernels.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
+func gemm[A ops.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
 	ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
 	if e.Err == nil {
 		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)

@@ -1,8 +1,8 @@
 package modern
 
 import (
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd/blas"
 )
 
@@ -56,7 +56,7 @@ func (e *enqueue[A]) attentionPart(l int) {
 // mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product and the copy
 // for it, since backward does not read the result.
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
-	a, to := &e.m.layer[l], kernels.Cast{}
+	a, to := &e.m.layer[l], ops.Cast{}
 	if whole {
 		to = e.mode.Input(a.proj2.eight)
 	}
@@ -91,9 +91,9 @@ func (e *enqueue[A]) again(l int) {
 
 // residualCast returns the copy of the residual stream's gradient that a norm makes for the MLP of
 // a layer. There is none if again makes it.
-func (e *enqueue[A]) residualCast(l int) kernels.Cast {
+func (e *enqueue[A]) residualCast(l int) ops.Cast {
 	if l < 0 || e.m.Cfg.Recomputes(l) {
-		return kernels.Cast{}
+		return ops.Cast{}
 	}
 	return e.mode.Grad(e.m.layer[l].proj2.eight)
 }

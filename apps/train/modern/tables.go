@@ -3,7 +3,7 @@ package modern
 import (
 	"unsafe"
 
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 )
 
@@ -15,7 +15,7 @@ import (
 // rows of each rank, and whether there is memory for them.
 func (m *Model[A]) RowsFit(rows, ranks int) bool {
 	var x A
-	list := kernels.SortedLen(rows, m.Cfg.Vocab)
+	list := ops.SortedLen(rows, m.Cfg.Vocab)
 	return ranks*list <= m.lists.Len() && ranks*rows*m.Cfg.Channels <= m.scratch.Len() &&
 		ranks*rows*int(unsafe.Sizeof(x)) <= 4*m.Cfg.PaddedVocab()
 }

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -36,7 +36,7 @@ func TestBadLoss(t *testing.T) {
 			if err := s.Synchronize(); err != nil {
 				t.Fatal(err)
 			}
-			if same := slices.Equal(traintest.FloatsOf(t, m.Weights), before); same == kernels.Finite(loss) {
+			if same := slices.Equal(traintest.FloatsOf(t, m.Weights), before); same == ops.Finite(loss) {
 				t.Errorf("loss %g: the weights are as before: %v", loss, same)
 			}
 		}
@@ -59,7 +59,7 @@ func TestSchedule(t *testing.T) {
 }
 
 // modelWith returns a model on a stream of w, with the given weights.
-func modelWith[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
+func modelWith[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64,
 	maxBatch int) (*gpt.Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := gpt.NewModel[A](w, cfg, maxBatch, cfg.SeqMax)

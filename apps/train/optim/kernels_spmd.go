@@ -6,7 +6,7 @@
 package optim
 
 import (
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
 )
@@ -80,11 +80,11 @@ func hostMuonMomentum(args spmd.Args, lo, hi int) {
 }
 
 // launchMuonUpdate enqueues on s: muonUpdate, for i from 0 to n_-1.
-func launchMuonUpdate[A kernels.Act](s *spmd.Stream, n_ int, p spmd.Buffer[float32], half spmd.Buffer[spmd.BF16], x spmd.Buffer[A], places spmd.Buffer[int64], hyper, norm spmd.Buffer[float32], n int, factor, weightDecay float32) error {
+func launchMuonUpdate[A ops.Act](s *spmd.Stream, n_ int, p spmd.Buffer[float32], half spmd.Buffer[spmd.BF16], x spmd.Buffer[A], places spmd.Buffer[int64], hyper, norm spmd.Buffer[float32], n int, factor, weightDecay float32) error {
 	return muonUpdateKernel[A]().Launch(s, [3]int{n_, 1, 1}, spmd.I64(n_), p.Arg(), spmd.I64(p.Len()), half.Arg(), spmd.I64(half.Len()), x.Arg(), spmd.I64(x.Len()), places.Arg(), spmd.I64(places.Len()), hyper.Arg(), spmd.I64(hyper.Len()), norm.Arg(), spmd.I64(n), spmd.Scalar(factor), spmd.Scalar(weightDecay), gokernel.Report(s))
 }
 
-func muonUpdateKernel[A kernels.Act]() *gokernel.Kernel {
+func muonUpdateKernel[A ops.Act]() *gokernel.Kernel {
 	switch any(*new(A)).(type) {
 	case float32:
 		return any(muonUpdateFloat32).(*gokernel.Kernel)
@@ -99,7 +99,7 @@ var (
 	muonUpdateBF16    = gokernel.New("muonUpdate_BF16", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4, Args: 16, Written: 0xa, One: 0x800, Row: 256}, hostMuonUpdate[spmd.BF16])
 )
 
-func hostMuonUpdate[A kernels.Act](args spmd.Args, lo, hi int) {
+func hostMuonUpdate[A ops.Act](args spmd.Args, lo, hi int) {
 	p := spmd.ArgSlice[float32](args, 1)
 	half := spmd.ArgSlice[spmd.BF16](args, 3)
 	x := spmd.ArgSlice[A](args, 5)

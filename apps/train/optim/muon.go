@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 )
@@ -216,7 +216,7 @@ func (x *muon) close() error {
 }
 
 // orthogonals is an orthogonalizer by products of T.
-type orthogonals[T kernels.Act] struct {
+type orthogonals[T ops.Act] struct {
 	x    [2]spmd.Buffer[T] // matrices of a shape, which steps take from one to the other
 	all  spmd.Buffer[T]    // those of all shapes, as the last step leaves them
 	a, b spmd.Buffer[T]    // (n,side,side)
@@ -236,7 +236,7 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 		there, half = spmd.Shard{Len: len(q.at)}, spmd.Buffer[spmd.BF16]{} // parts that have come are rounded
 	}
 	direction := muonDirections.F32
-	if kernels.IsHalf[T]() {
+	if ops.IsHalf[T]() {
 		direction = muonDirections.BF16
 	}
 	if err := q.launchDirection(s, direction, o.x[0].Arg(), x.m, x.g, x.hyper, gate, x.cfg.Clip, there); err != nil {

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/modern"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -91,7 +91,7 @@ func TestMuon(t *testing.T) {
 	t.Run("bfloat16 alone", func(t *testing.T) { run(t, []int{1}, testMuon[spmd.BF16]) })
 }
 
-func testMuon[A kernels.Act](t *testing.T, w *spmd.World) {
+func testMuon[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := traintest.SmallModern
 	cfg.Channels = 80 // matrices of several chunks
 	p := traintest.RandomParams(cfg, 1)
@@ -102,7 +102,7 @@ func testMuon[A kernels.Act](t *testing.T, w *spmd.World) {
 		layout.Vectors: 0.02}
 	// Products of bfloat16 move each singular value a little away from that of float64.
 	bound := 1e-4
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		bound = 0.04
 	}
 	var weights [2][]float32
@@ -214,7 +214,7 @@ func testMuon[A kernels.Act](t *testing.T, w *spmd.World) {
 		if !slices.Equal(traintest.FloatsOf(t, m.Weights), weights[graphed]) {
 			t.Error("an infinite gradient changed the weights")
 		}
-		if need, took := MomentsNeeded(cfg, adam, kernels.IsHalf[A]()), o.space.Bytes; need != took {
+		if need, took := MomentsNeeded(cfg, adam, ops.IsHalf[A]()), o.space.Bytes; need != took {
 			t.Errorf("told %d bytes, took %d", need, took)
 		}
 	}
@@ -263,7 +263,7 @@ func TestMuonSharded(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testMuonSharded[float32], testMuonSharded[spmd.BF16])
 }
 
-func testMuonSharded[A kernels.Act](t *testing.T, w *spmd.World) {
+func testMuonSharded[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := traintest.SmallModern
 	cfg.Channels = 80
 	adam := DefaultMuonAdam
@@ -271,7 +271,7 @@ func testMuonSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 	adam.Muon = &MuonConfig{Peak: 0.04, Embeddings: 0.3, Heads: 0.005, Vectors: 0.02}
 	whole, s, o := muonOn[A](t, w, cfg, adam)
 	bound := 1e-5
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		bound = 2e-3 // of a rate of 0.04: a direction that rounds to its neighbour
 	}
 	for _, mode := range []layout.ShardMode{layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters} {
@@ -318,14 +318,14 @@ func testMuonSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 				}
 			}
 		}
-		if need, took := MomentsNeeded(cfg, adam, kernels.IsHalf[A]()), part.space.Bytes; need != took {
+		if need, took := MomentsNeeded(cfg, adam, ops.IsHalf[A]()), part.space.Bytes; need != took {
 			t.Errorf("--shard %v: told %d bytes, took %d", mode, need, took)
 		}
 	}
 }
 
 // muonOn returns a modern model and its optimizer, on a stream of w.
-func muonOn[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config,
+func muonOn[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config,
 	adam AdamConfig) (*gpt.State, *spmd.Stream, *AdamW) {
 	t.Helper()
 	m, err := modern.NewModel[A](w, cfg, 1, 8)

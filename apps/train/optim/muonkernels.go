@@ -4,7 +4,7 @@ import (
 	_ "embed"
 	"math"
 
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/host"
 	"lockstep/spmd"
 )
@@ -63,7 +63,7 @@ func muonMomentum(i int, m, squares, g []float32, places []int64, hyper []float3
 
 // muonDirection sets x to the direction before it becomes orthogonal, with Frobenius norm 1, for
 // the matrices from first on.
-func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, places []int64, hyper []float32, norm *float32,
+func muonDirection[A ops.Act](i int, x []A, squares, m, g []float32, places []int64, hyper []float32, norm *float32,
 	n int, clip float32, first int) {
 	if !finite(float64(*norm)) {
 		return
@@ -87,14 +87,14 @@ func muonDirection[A kernels.Act](i int, x []A, squares, m, g []float32, places 
 //go:embed muon.cu
 var muonSource string
 
-var muonDirections = kernels.Kernel{
+var muonDirections = ops.Kernel{
 	F32: spmd.NewKernel("muon_direction", muonSource, directionOnHost[float32], spmd.Define("ACT", "float"),
 		spmd.Tolerance(1e-5)),
 	BF16: spmd.NewKernel("muon_direction", muonSource, directionOnHost[spmd.BF16], spmd.Define("ACT", "bf16"),
 		spmd.Tolerance(1e-5)),
 }
 
-func directionOnHost[A kernels.Act](a spmd.Args) error {
+func directionOnHost[A ops.Act](a spmd.Args) error {
 	x, squares, m := spmd.ArgSlice[A](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2)
 	g := spmd.ArgSlice[float32](a, 3)
 	places, hyper, norm := spmd.ArgSlice[int64](a, 4), spmd.ArgSlice[float32](a, 5), &spmd.ArgSlice[float32](a, 6)[0]
@@ -112,14 +112,14 @@ func (q *muonShape) launchDirection(s *spmd.Stream, k *spmd.Kernel, x spmd.Arg, 
 	if of.Len == 0 {
 		return nil
 	}
-	return k.Launch(s, kernels.Blocks(q.chunks(), of.Len, 1), x, q.squares.Arg(), m.Arg(), g.Arg(), q.places.Arg(),
+	return k.Launch(s, ops.Blocks(q.chunks(), of.Len, 1), x, q.squares.Arg(), m.Arg(), g.Arg(), q.places.Arg(),
 		hyper.Arg(), norm.Arg(), spmd.I64(q.len()), spmd.F32(float32(clip)), spmd.I32(of.Off), spmd.I32(of.Len))
 }
 
 // muonUpdate also rounds the weights to half, if there is one.
 //
 //spmd:kernel rows
-func muonUpdate[A kernels.Act](i int, p []float32, half []spmd.BF16, x []A, places []int64, hyper []float32,
+func muonUpdate[A ops.Act](i int, p []float32, half []spmd.BF16, x []A, places []int64, hyper []float32,
 	norm *float32, n int, factor, weightDecay float32) {
 	if !finite(float64(*norm)) {
 		return

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 )
@@ -15,14 +15,14 @@ func TestOverfit(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testOverfit[float32], testOverfit[spmd.BF16])
 }
 
-func testOverfit[A kernels.Act](t *testing.T, w *spmd.World) {
+func testOverfit[A ops.Act](t *testing.T, w *spmd.World) {
 	const batch, T, steps = 2, 16, 60
 	cfg := traintest.Small
 	adam := AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Clip: 1}
 	ib := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 2))
 	tb := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 3))
-	rows := make([]int32, kernels.SortedLen(batch*T, cfg.Vocab))
-	new(kernels.Sorter).Sort(rows, traintest.RandomTokens(batch*T, cfg.Vocab, 2), cfg.Vocab)
+	rows := make([]int32, ops.SortedLen(batch*T, cfg.Vocab))
+	new(ops.Sorter).Sort(rows, traintest.RandomTokens(batch*T, cfg.Vocab, 2), cfg.Vocab)
 	part := gpt.Batch{In: ib, Targets: tb, Sorted: traintest.TokenBuffer(t, w, rows), B: batch, T: T}
 	var weights [2][]float32
 	for graphed := range weights {

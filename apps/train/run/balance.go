@@ -7,8 +7,8 @@ import (
 	"math"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/cuda/nvrtc"
 	"lockstep/spmd"
 	"lockstep/spmd/timing"
@@ -115,12 +115,12 @@ func (o *Options) timeHere(w *spmd.World, cfg layout.Config, batch int) (seconds
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	n := batch * o.Seq
-	list := make([]int32, kernels.SortedLen(n, cfg.Vocab))
+	list := make([]int32, ops.SortedLen(n, cfg.Vocab))
 	text := make([]int32, n)
 	for i := range text {
 		text[i] = int32(i % cfg.Vocab)
 	}
-	new(kernels.Sorter).Sort(list, text, cfg.Vocab)
+	new(ops.Sorter).Sort(list, text, cfg.Vocab)
 	var space layout.Space
 	space.W = w
 	b := gpt.Batch{B: batch, T: o.Seq}

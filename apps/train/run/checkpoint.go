@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strconv"
 
-	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/trainer"
 	"lockstep/internal/stepdir"
@@ -170,7 +170,7 @@ func (s *saver) look() error {
 		}
 		o.FP8, asked = was, fmt.Sprintf("%s has a run with --fp8 %s, which", o.Checkpoint, was)
 	}
-	if err := fp8.Check(s.w, o.Cfg.FP8, o.DType, asked); err != nil {
+	if err := ops.CheckFP8(s.w, o.Cfg.FP8, o.DType, asked); err != nil {
 		return err
 	}
 	if err := o.Cfg.Validate(); err != nil {
@@ -242,7 +242,7 @@ func (s *saver) start(t *trainer.Trainer) error {
 	same := s.found.setting("--fp8") == s.o.FP8 &&
 		s.found.Settings["--global-batch"] == strconv.Itoa(s.o.GlobalBatch) &&
 		s.found.setting("--grow-batch") == strconv.Itoa(s.o.growBatch)
-	if same && fp8.Usable(s.found.Scales, s.o.Cfg.FP8Sites()) {
+	if same && ops.ScalesFit(s.found.Scales, s.o.Cfg.FP8Sites()) {
 		t.Scales = s.found.Scales
 	}
 	t.Data.Before = s.found.Sequences - t.Data.Growth.Before(step)

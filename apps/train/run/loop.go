@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
 )
@@ -153,7 +153,7 @@ func (l *loop) do(d due, steps int) error {
 		if err != nil {
 			return err
 		}
-		if !kernels.Finite(loss) {
+		if !ops.Finite(loss) {
 			return fmt.Errorf("validation after step %d: loss %g", steps, loss)
 		}
 		valLoss = &loss

@@ -6,10 +6,9 @@ import (
 	"sort"
 
 	"lockstep/apps/train/agree"
-	"lockstep/apps/train/fp8"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/modern"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
 	"lockstep/spmd"
 )
@@ -18,7 +17,7 @@ import (
 func (o *Options) settle(w *spmd.World) error {
 	o.onHost = w.OnHost()
 	o.DType = DefaultDType(w, o.DType)
-	return fp8.Check(w, o.Cfg.FP8, o.DType, "--fp8 "+o.FP8)
+	return ops.CheckFP8(w, o.Cfg.FP8, o.DType, "--fp8 "+o.FP8)
 }
 
 // fit logs how much memory the run is going to need. It refuses a run that needs more than there
@@ -214,7 +213,7 @@ func (o *Options) needs(batch, ranks int) (int, error) {
 		batches += 4 // and what they come from: two of each loader
 	}
 	return n + batches*(2*spmd.AllocSize[int32](rows*o.Seq)+
-		spmd.AllocSize[int32](kernels.SortedLen(rows*o.Seq, o.Cfg.Vocab))), err
+		spmd.AllocSize[int32](ops.SortedLen(rows*o.Seq, o.Cfg.Vocab))), err
 }
 
 // reductions returns how much host memory MPI takes to reduce the

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/text"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
@@ -148,7 +148,7 @@ func (p *Past) ToDevice(w *spmd.World, s *spmd.Stream, half bool) (d weightsOnDe
 	}
 	if err = p.LoadWeights(d.Arena); err == nil && half {
 		if d.Half, err = spmd.Alloc[spmd.BF16](w, n); err == nil {
-			err = kernels.RoundWeights(s, d.Half, d.Arena)
+			err = ops.RoundWeights(s, d.Half, d.Arena)
 		}
 	}
 	if err != nil {

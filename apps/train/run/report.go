@@ -10,7 +10,7 @@ import (
 
 	"lockstep/apps/train/agree"
 	"lockstep/apps/train/batches"
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
@@ -168,7 +168,7 @@ func (r *report) skip(rec StepRecord) error {
 	r.Skipped++
 	r.log(r.w.Log().Warn(), rec, "step %d/%d is left out: its loss or gradient is not finite")
 	known := func(x float64) *float64 {
-		if !kernels.Finite(x) { // JSON has no such numbers
+		if !ops.Finite(x) { // JSON has no such numbers
 			return nil
 		}
 		return &x

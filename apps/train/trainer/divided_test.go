@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/internal/campaign"
 	"lockstep/spmd"
@@ -63,7 +63,7 @@ func eachMode(ranks int, fn func(layout.ShardMode)) {
 }
 
 // testDivided tests some steps with micro-batches of these sizes.
-func testDivided[A kernels.Act](steps int, batches ...int) func(t *testing.T, w *spmd.World) {
+func testDivided[A ops.Act](steps int, batches ...int) func(t *testing.T, w *spmd.World) {
 	return func(t *testing.T, w *spmd.World) {
 		for _, batch := range batches {
 			testDividedFor[A](t, w, steps, batch)
@@ -71,15 +71,15 @@ func testDivided[A kernels.Act](steps int, batches ...int) func(t *testing.T, w 
 	}
 }
 
-func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps, batch int) {
+func testDividedFor[A ops.Act](t *testing.T, w *spmd.World, steps, batch int) {
 	bound := 1e-4
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		bound = 1e-3
 	}
 	const layers, heads, channels = 5, 12, 24
 	cfg := testConfig(steps)
 	cfg.Model.Vocab = map[int]int{2: 203, 1: 130}[batch] // the last of 4 ranks has few tokens, or none
-	cfg.Seq, cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers = 16, kernels.IsHalf[A](), batch, "off", layers
+	cfg.Seq, cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers = 16, ops.IsHalf[A](), batch, "off", layers
 	cfg.Model.Heads, cfg.Model.Channels = heads, channels
 	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 	wants, wantVal := stepAll(t, plain, steps)
@@ -131,9 +131,9 @@ func TestStagesBits(t *testing.T) {
 	}
 }
 
-func testStagesBits[A kernels.Act](t *testing.T, w *spmd.World) {
+func testStagesBits[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := testConfig(1)
-	cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers = kernels.IsHalf[A](), 7, "off", 5 // one micro-batch
+	cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers = ops.IsHalf[A](), 7, "off", 5 // one micro-batch
 	own, err := w.Comm().Split(w.Rank(), 0)
 	if err != nil {
 		t.Fatal(err)

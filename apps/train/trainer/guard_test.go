@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
@@ -27,7 +27,7 @@ func TestBadStepEnds(t *testing.T) {
 	traintest.OnBoth(t, []int{1, 3}, testBadStepEnds[float32], testBadStepEnds[spmd.BF16])
 }
 
-func testBadStepEnds[A kernels.Act](t *testing.T, w *spmd.World) {
+func testBadStepEnds[A ops.Act](t *testing.T, w *spmd.World) {
 	for _, tc := range []struct {
 		value float32
 		want  string
@@ -36,7 +36,7 @@ func testBadStepEnds[A kernels.Act](t *testing.T, w *spmd.World) {
 		{math.MaxFloat32, "in the gradient of ln_f.weight"},
 	} {
 		cfg := testConfig(4)
-		cfg.Half = kernels.IsHalf[A]()
+		cfg.Half = ops.IsHalf[A]()
 		tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
 		step(t, tr, 0)
 		last := w.Size() - 1
@@ -58,7 +58,7 @@ func testBadStepEnds[A kernels.Act](t *testing.T, w *spmd.World) {
 		if err := tr.Stream.Synchronize(); err != nil {
 			t.Fatal(err)
 		}
-		if loss := tr.results.steps[0].totals.At(0); !kernels.Finite(loss) {
+		if loss := tr.results.steps[0].totals.At(0); !ops.Finite(loss) {
 			t.Fatalf("the step after has loss %g", loss)
 		}
 		if w.Rank() == last {
@@ -107,10 +107,10 @@ func TestSkipBadStep(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 3}, nil, testSkipBadStep[float32], testSkipBadStep[spmd.BF16])
 }
 
-func testSkipBadStep[A kernels.Act](t *testing.T, w *spmd.World) {
+func testSkipBadStep[A ops.Act](t *testing.T, w *spmd.World) {
 	const steps, wrong = 5, 2
 	cfg := testConfig(steps)
-	cfg.Half, cfg.SkipBad = kernels.IsHalf[A](), 1
+	cfg.Half, cfg.SkipBad = ops.IsHalf[A](), 1
 	f := wordTokens(4000)
 	skips, passes := start(t, w, w.Comm(), cfg, f), start(t, w, w.Comm(), cfg, f)
 	for i := range steps {

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
@@ -28,21 +28,21 @@ func TestModernSharded(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testModernSharded[float32], testModernSharded[spmd.BF16])
 }
 
-func testModernSharded[A kernels.Act](t *testing.T, w *spmd.World) {
+func testModernSharded[A ops.Act](t *testing.T, w *spmd.World) {
 	testModernShardedFor[A](t, w, 7)
 	// Parts of 3 ranks are as long, so they exchange rows of the tables'
 	// gradients if each has all weights.
 	testModernShardedFor[A](t, w, 6)
 }
 
-func testModernShardedFor[A kernels.Act](t *testing.T, w *spmd.World, global int) {
+func testModernShardedFor[A ops.Act](t *testing.T, w *spmd.World, global int) {
 	const steps = 4
 	bound := 1e-4
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		bound = 5e-3
 	}
 	cfg := modernConfig(steps)
-	cfg.Half, cfg.Batch, cfg.GlobalBatch, cfg.Graph = kernels.IsHalf[A](), 2, global, "off"
+	cfg.Half, cfg.Batch, cfg.GlobalBatch, cfg.Graph = ops.IsHalf[A](), 2, global, "off"
 	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 	wants, wantVal := stepAll(t, plain, steps)
 	if gathers := plain.sums.(*replicas).tables.gathersRows(global); gathers != (global == 6 && w.Size() == 3) {

@@ -3,7 +3,7 @@ package trainer
 import (
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
 )
@@ -28,7 +28,7 @@ func openPipeline(t *Trainer, batch int) (*pipeline, error) {
 		for _, x := range []struct {
 			b *spmd.Buffer[int32]
 			n int
-		}{{&b.In, n}, {&b.Targets, n}, {&b.Sorted, kernels.SortedLen(n, t.Config.Model.Vocab)}} {
+		}{{&b.In, n}, {&b.Targets, n}, {&b.Sorted, ops.SortedLen(n, t.Config.Model.Vocab)}} {
 			var err error
 			if *x.b, err = spmd.Alloc[int32](t.World, x.n); err != nil {
 				return nil, err

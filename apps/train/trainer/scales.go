@@ -1,14 +1,14 @@
 package trainer
 
 import (
-	"lockstep/apps/train/fp8"
+	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 )
 
 // scales keeps the scales of 8-bit floats (--fp8).
 type scales struct {
 	t     *Trainer
-	state *fp8.State
+	state *ops.FP8
 }
 
 // start sets the scales for a step: those of a checkpoint, or new ones. Every rank of the run calls

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
@@ -84,18 +84,18 @@ func TestSharded(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3, 4}, []int{4}, testSharded[float32], testSharded[spmd.BF16])
 }
 
-func testSharded[A kernels.Act](t *testing.T, w *spmd.World) {
+func testSharded[A ops.Act](t *testing.T, w *spmd.World) {
 	bound := 1e-4
-	if kernels.IsHalf[A]() {
+	if ops.IsHalf[A]() {
 		bound = 1e-3
 	}
 	for _, batch := range []int{2, 1, 7} { // with a batch of 1, one of 3 ranks has a micro-step less
 		steps := 6
-		if batch == 2 && !kernels.IsHalf[A]() && campaign.All() {
+		if batch == 2 && !ops.IsHalf[A]() && campaign.All() {
 			steps = 50
 		}
 		cfg := testConfig(steps)
-		cfg.Half, cfg.Batch, cfg.Graph = kernels.IsHalf[A](), batch, "off"
+		cfg.Half, cfg.Batch, cfg.Graph = ops.IsHalf[A](), batch, "off"
 		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 		wants, wantVal := stepAll(t, plain, steps)
 		for _, mode := range shardModes {
@@ -153,14 +153,14 @@ func TestShardedGraphs(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{2, 3}, nil, testShardedGraphs[float32], testShardedGraphs[spmd.BF16])
 }
 
-func testShardedGraphs[A kernels.Act](t *testing.T, w *spmd.World) {
+func testShardedGraphs[A ops.Act](t *testing.T, w *spmd.World) {
 	const steps = 5
 	if w.Comm().Capturable() != nil {
 		return
 	}
 	for _, mode := range shardModes {
 		cfg := testConfig(steps)
-		cfg.Half, cfg.Model.Shard.Mode, cfg.Batch = kernels.IsHalf[A](), mode, 1
+		cfg.Half, cfg.Model.Shard.Mode, cfg.Batch = ops.IsHalf[A](), mode, 1
 		cfg.Graph = "off"
 		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 		cfg.Graph = "on"
@@ -329,7 +329,7 @@ func TestRecompute(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 3}, nil, testRecompute[float32], testRecompute[spmd.BF16])
 }
 
-func testRecompute[A kernels.Act](t *testing.T, w *spmd.World) {
+func testRecompute[A ops.Act](t *testing.T, w *spmd.World) {
 	const steps = 4
 	for _, mode := range append([]layout.ShardMode{layout.ShardOff}, shardModes...) {
 		for _, graph := range []string{"off", "on"} {
@@ -337,7 +337,7 @@ func testRecompute[A kernels.Act](t *testing.T, w *spmd.World) {
 				continue
 			}
 			cfg := testConfig(steps)
-			cfg.Half, cfg.Graph, cfg.Model.Shard.Mode, cfg.Model.Layers = kernels.IsHalf[A](), graph, mode, 4
+			cfg.Half, cfg.Graph, cfg.Model.Shard.Mode, cfg.Model.Layers = ops.IsHalf[A](), graph, mode, 4
 			keeps := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			var wants [steps][2]float64 // loss and norm
 			for _, recompute := range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {

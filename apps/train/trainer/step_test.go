@@ -3,7 +3,7 @@ package trainer
 import (
 	"testing"
 
-	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 )
@@ -14,11 +14,11 @@ func TestGraphSteps(t *testing.T) {
 	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testGraphSteps[float32], testGraphSteps[spmd.BF16])
 }
 
-func testGraphSteps[A kernels.Act](t *testing.T, w *spmd.World) {
+func testGraphSteps[A ops.Act](t *testing.T, w *spmd.World) {
 	const steps = 6
 	f := wordTokens(4000)
 	cfg := testConfig(steps) // 7 sequences, 2 at a time: the last micro-step of one rank has 1
-	cfg.Half = kernels.IsHalf[A]()
+	cfg.Half = ops.IsHalf[A]()
 	cfg.Graph = "off"
 	plain := start(t, w, w.Comm(), cfg, f)
 	cfg.Graph = "on"

@@ -9,8 +9,8 @@ import (
 
 	"lockstep/apps/train/agree"
 	"lockstep/apps/train/batches"
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
@@ -83,10 +83,10 @@ func TestLossDoesNotDependOnRanks(t *testing.T) {
 		testLossDoesNotDependOnRanks[spmd.BF16])
 }
 
-func testLossDoesNotDependOnRanks[A kernels.Act](t *testing.T, w *spmd.World) {
+func testLossDoesNotDependOnRanks[A ops.Act](t *testing.T, w *spmd.World) {
 	const steps = 20
 	cfg := testConfig(steps)
-	cfg.Half = kernels.IsHalf[A]()
+	cfg.Half = ops.IsHalf[A]()
 	// Unequal parts make sums of unequal lengths. A difference in the last bit
 	// may round to another bfloat16.
 	bound, normBound, kind := 1e-4, 1e-2, "loss"
@@ -208,11 +208,11 @@ func TestLearnsAndWrites(t *testing.T) {
 	traintest.OnBoth(t, []int{2}, testLearnsAndWrites[float32], testLearnsAndWrites[spmd.BF16])
 }
 
-func testLearnsAndWrites[A kernels.Act](t *testing.T, w *spmd.World) {
+func testLearnsAndWrites[A ops.Act](t *testing.T, w *spmd.World) {
 	const sentence = "abcdefghijklmnop\n"
 	body := []byte(strings.Repeat(sentence, 100))
 	cfg := testConfig(80)
-	cfg.Half = kernels.IsHalf[A]()
+	cfg.Half = ops.IsHalf[A]()
 	cfg.Rate = optim.Schedule{Peak: 1e-2, Final: 1e-3, Warmup: 5, Steps: cfg.Steps}
 	tr := start(t, w, w.Comm(), cfg, text.InMemory(1, body))
 	var loss float64

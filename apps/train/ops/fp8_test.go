@@ -1,11 +1,10 @@
-package fp8
+package ops
 
 import (
 	"math"
 	"slices"
 	"testing"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 )
@@ -19,16 +18,16 @@ func TestFP8Scales(t *testing.T) {
 		inf, nan := float32(math.Inf(1)), float32(math.NaN())
 		peaks := []float32{1, 0.75, 128, 255.9, 256, 3e38, 1e-30, 1e-44, 0, inf, nan}
 		for _, gate := range []float32{0, nan} {
-			old := make([]float32, kernels.Apart8*len(peaks))
+			old := make([]float32, Apart8*len(peaks))
 			for i := range old {
 				old[i] = 32
 			}
-			e := &State{Up: traintest.BufferOf(t, w, old[:len(peaks)]), down: traintest.BufferOf(t, w, old),
+			e := &FP8{Up: traintest.BufferOf(t, w, old[:len(peaks)]), down: traintest.BufferOf(t, w, old),
 				Peak: traintest.BufferOf(t, w, peaks)}
 			traintest.NoError(t, e.NextScales(s, traintest.BufferOf(t, w, []float32{gate})), s.Synchronize())
 			up, down := traintest.ValuesOf(t, e.Up), traintest.ValuesOf(t, e.down)
 			for i := range len(peaks) {
-				down[i] = down[kernels.Apart8*i]
+				down[i] = down[Apart8*i]
 			}
 			for i, peak := range peaks {
 				if gate != gate || !(peak > 0 && peak < inf) {
@@ -40,7 +39,7 @@ func TestFP8Scales(t *testing.T) {
 				scaled := float64(peak) * float64(up[i])
 				frac, _ := math.Frexp(float64(up[i]))
 				if frac != 0.5 || up[i]*down[i] != 1 || !(scaled < 256) ||
-					scaled < 128 && up[i] != float32(math.Ldexp(1, kernels.MostPower)) {
+					scaled < 128 && up[i] != float32(math.Ldexp(1, MostPower)) {
 					t.Errorf("the scale for %v is %v and %v, which makes it %v", peak, up[i], down[i], scaled)
 				}
 			}
@@ -51,7 +50,7 @@ func TestFP8Scales(t *testing.T) {
 			}
 			exps, err := e.Scales()
 			traintest.NoError(t, err)
-			if !Usable(exps, len(peaks)) || Usable(exps, 3) || Usable([]int{kernels.MostPower + 1}, 1) {
+			if !ScalesFit(exps, len(peaks)) || ScalesFit(exps, 3) || ScalesFit([]int{MostPower + 1}, 1) {
 				t.Errorf("exponents %v", exps)
 			}
 			traintest.NoError(t, e.Up.SetAll(0), e.down.SetAll(0), e.SetScales(exps))

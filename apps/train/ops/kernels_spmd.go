@@ -3,7 +3,7 @@
 // Of: Apart8 Finite MatrixNumbers MostPower addElement addHalf castChunk castPart lossRow nextScale peakParts powerFor roundElement size8 sizeOf squarePart squareSlopePart sumRows weightPeak
 // Sum: 09b99ab9ddb918e82cd48216c76f57cd
 
-package kernels
+package ops
 
 import (
 	"lockstep/spmd"

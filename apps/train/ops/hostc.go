@@ -1,4 +1,4 @@
-package kernels
+package ops
 
 /*
 #cgo CFLAGS: -O3 -fopenmp-simd

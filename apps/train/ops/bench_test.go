@@ -1,4 +1,4 @@
-package kernels
+package ops
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 
 // BenchmarkElements times kernels of single elements beside a copy of as many bytes:
 //
-//	SPMDTEST_DEVICE=cuda go test ./apps/train/kernels -run '^$' -bench Elements
+//	SPMDTEST_DEVICE=cuda go test ./apps/train/ops -run '^$' -bench Elements
 func BenchmarkElements(b *testing.B) {
 	if err := spmd.Local(b.Context(), spmdtest.Config(), 1, func(_ context.Context, w *spmd.World) error {
 		n := 64 << 20

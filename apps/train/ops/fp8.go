@@ -1,20 +1,19 @@
-package fp8
+package ops
 
 import (
 	"errors"
 	"fmt"
 	"math"
 
-	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/parallel"
 )
 
-// Check refuses a device or a type without products of 8-bit floats. asked is the flag that
+// CheckFP8 refuses a device or a type without products of 8-bit floats. asked is the flag that
 // asked for them.
-func Check(w *spmd.World, level layout.FP8Level, dtype, asked string) error {
+func CheckFP8(w *spmd.World, level layout.FP8Level, dtype, asked string) error {
 	switch {
 	case level == layout.FP8Off:
 		return nil
@@ -29,15 +28,15 @@ func Check(w *spmd.World, level layout.FP8Level, dtype, asked string) error {
 	return nil
 }
 
-// State is a model's additional state for products of 8-bit floats.
-type State struct {
+// FP8 is a model's additional state for products of 8-bit floats.
+type FP8 struct {
 	Up   spmd.Buffer[float32] // (sites): the factor of a site's values, a power of two
 	down spmd.Buffer[float32] // (sites,Apart8): 1 over it, in the first
 	Peak spmd.Buffer[float32] // (sites): the largest size of a value in the step so far
 
-	mats   []kernels.Matrix8
+	mats   []Matrix8
 	names  []string // of these
-	sets   []set
+	sets   []castSet
 	layout spmd.Buffer[int64] // (mats,MatrixNumbers): mats as kernels read them
 	// (parts,3): matrix, counted from the first of its set, row and column of each part that
 	// a block casts
@@ -52,8 +51,8 @@ type State struct {
 	Own spmd.Buffer[spmd.F8E4M3]
 }
 
-// set is matrices that are cast together: all, or those of a group.
-type set struct {
+// castSet is matrices that are cast together: all, or those of a group.
+type castSet struct {
 	first, end           int // of mats
 	firstTile, endOfTile int
 	memory               int // which of weights
@@ -62,11 +61,11 @@ type set struct {
 // matrices lists the matrices to cast, and returns how many codes each memory has. With turns the
 // matrices of each group are a set, and those of layers take turns in so many memories. From is
 // then in the group.
-func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layout.Group, turns int) (lens []int) {
+func (e *FP8) matrices(cfg layout.Config, params []layout.Param, groups []layout.Group, turns int) (lens []int) {
 	e.mats, e.names, e.nTiles = nil, nil, 0
-	e.sets, lens = make([]set, 1), make([]int, 1)
+	e.sets, lens = make([]castSet, 1), make([]int, 1)
 	if turns > 0 {
-		e.sets, lens = make([]set, len(groups)), make([]int, turns+1)
+		e.sets, lens = make([]castSet, len(groups)), make([]int, turns+1)
 	}
 	for g := range e.sets {
 		x := &e.sets[g]
@@ -90,7 +89,7 @@ func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layo
 			if turns > 0 {
 				from -= groups[g].Off
 			}
-			m := kernels.Matrix8{From: from, To: place(p.Len), Across: place(p.Len), Rows: p.Shape[0], Cols: p.Shape[1]}
+			m := Matrix8{From: from, To: place(p.Len), Across: place(p.Len), Rows: p.Shape[0], Cols: p.Shape[1]}
 			e.mats, e.names = append(e.mats, m), append(e.names, p.Name)
 			e.nTiles += tilesOf(m.Rows) * tilesOf(m.Cols)
 		}
@@ -101,7 +100,7 @@ func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layo
 }
 
 // codesOf returns the memory of a matrix's codes.
-func (e *State) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
+func (e *FP8) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
 	for _, x := range e.sets {
 		if mat < x.end {
 			return e.weights[x.memory]
@@ -115,14 +114,14 @@ func (e *State) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
 //
 // If turns is above 0 no rank has all weights: those of layers come a group at a time, and so many
 // groups have memory.
-func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int,
+func (e *FP8) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int,
 	rows parallel.Rows, columns *spmd.Buffer[float32]) {
 	sites, lens := cfg.FP8Sites(), e.matrices(cfg, params, groups, turns)
 	layout.Take(sp, sites, &e.Up, &e.Peak)
-	layout.Take(sp, kernels.Apart8*sites, &e.down)
+	layout.Take(sp, Apart8*sites, &e.down)
 	layout.Take(sp, len(e.mats), &e.weightPeak)
-	layout.Take(sp, kernels.Apart8*len(e.mats), &e.weightBy)
-	layout.Take(sp, kernels.MatrixNumbers*len(e.mats), &e.layout)
+	layout.Take(sp, Apart8*len(e.mats), &e.weightBy)
+	layout.Take(sp, MatrixNumbers*len(e.mats), &e.layout)
 	layout.Take(sp, 3*e.nTiles, &e.tiles)
 	e.weights = make([]spmd.Buffer[spmd.F8E4M3], len(lens))
 	for i, codes := range lens {
@@ -139,24 +138,24 @@ func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Par
 			layout.Take(sp, rows.Held()*cfg.Channels, &e.Own)
 		}
 		if columns != nil {
-			layout.Take(sp, kernels.ColumnParts*4*cfg.Channels, columns)
+			layout.Take(sp, ColumnParts*4*cfg.Channels, columns)
 		}
 	}
 	layout.Take(sp, operand, &e.Operand)
 }
 
-func tilesOf(n int) int { return (n + kernels.TileSide - 1) / kernels.TileSide }
+func tilesOf(n int) int { return (n + TileSide - 1) / TileSide }
 
 // Begin writes constants, and scales of 1.
-func (e *State) Begin() error {
+func (e *FP8) Begin() error {
 	var layout []int64
 	var tiles []int32
 	for _, x := range e.sets {
 		for i, m := range e.mats[x.first:x.end] {
 			numbers := m.Numbers()
 			layout = append(layout, numbers[:]...)
-			for r := 0; r < m.Rows; r += kernels.TileSide {
-				for c := 0; c < m.Cols; c += kernels.TileSide {
+			for r := 0; r < m.Rows; r += TileSide {
+				for c := 0; c < m.Cols; c += TileSide {
 					tiles = append(tiles, int32(i), int32(r), int32(c))
 				}
 			}
@@ -167,7 +166,7 @@ func (e *State) Begin() error {
 }
 
 // Scales returns the exponents of the scales. It blocks.
-func (e *State) Scales() ([]int, error) {
+func (e *FP8) Scales() ([]int, error) {
 	up := make([]float32, e.Up.Len())
 	if err := e.Up.CopyTo(up); err != nil {
 		return nil, err
@@ -179,10 +178,10 @@ func (e *State) Scales() ([]int, error) {
 	return exps, nil
 }
 
-// Usable says whether exponents can be those of so many scales.
-func Usable(exps []int, sites int) bool {
+// ScalesFit says whether exponents can be those of so many scales.
+func ScalesFit(exps []int, sites int) bool {
 	for _, e := range exps {
-		if e < -kernels.MostPower || e > kernels.MostPower {
+		if e < -MostPower || e > MostPower {
 			return false
 		}
 	}
@@ -190,42 +189,42 @@ func Usable(exps []int, sites int) bool {
 }
 
 // SetScales is the reverse of Scales. It blocks.
-func (e *State) SetScales(exps []int) error {
-	up, down := make([]float32, len(exps)), make([]float32, kernels.Apart8*len(exps))
+func (e *FP8) SetScales(exps []int) error {
+	up, down := make([]float32, len(exps)), make([]float32, Apart8*len(exps))
 	for i, x := range exps {
-		up[i], down[kernels.Apart8*i] = float32(math.Ldexp(1, x)), float32(math.Ldexp(1, -x))
+		up[i], down[Apart8*i] = float32(math.Ldexp(1, x)), float32(math.Ldexp(1, -x))
 	}
 	return errors.Join(e.Up.CopyFrom(up), e.down.CopyFrom(down))
 }
 
 // NextScales enqueues the end of a step. Each site's scale becomes that for its largest size, which
 // is the same on all ranks. It stays if gate(1) is NaN, or if the size is 0 or not finite.
-func (e *State) NextScales(s *spmd.Stream, gate spmd.Buffer[float32]) error {
-	return kernels.NextScales(s, e.Up, e.down, e.Peak, gate)
+func (e *FP8) NextScales(s *spmd.Stream, gate spmd.Buffer[float32]) error {
+	return NextScales(s, e.Up, e.down, e.Peak, gate)
 }
 
 // CastWeights enqueues the copies of the matrices in an arena of weights, each with the scale for
 // its largest element.
-func (e *State) CastWeights(s *spmd.Stream, weights spmd.Buffer[spmd.BF16]) error {
+func (e *FP8) CastWeights(s *spmd.Stream, weights spmd.Buffer[spmd.BF16]) error {
 	return e.CastGroup(s, 0, weights)
 }
 
 // CastGroup is CastWeights for a group's weights, if groups are cast one by one.
-func (e *State) CastGroup(s *spmd.Stream, group int, weights spmd.Buffer[spmd.BF16]) error {
+func (e *FP8) CastGroup(s *spmd.Stream, group int, weights spmd.Buffer[spmd.BF16]) error {
 	x := e.sets[group]
 	if x.first == x.end {
 		return nil
 	}
-	peaks, by := e.weightPeak.Slice(x.first, x.end), e.weightBy.Slice(kernels.Apart8*x.first, kernels.Apart8*x.end)
-	mats := e.layout.Slice(kernels.MatrixNumbers*x.first, kernels.MatrixNumbers*x.end)
+	peaks, by := e.weightPeak.Slice(x.first, x.end), e.weightBy.Slice(Apart8*x.first, Apart8*x.end)
+	mats := e.layout.Slice(MatrixNumbers*x.first, MatrixNumbers*x.end)
 	tiles := e.tiles.Slice(3*x.firstTile, 3*x.endOfTile)
 	if err := spmd.Fill(s, peaks, 0); err != nil {
 		return err
 	}
-	if err := kernels.WeightPeaks(s, peaks, weights, mats); err != nil {
+	if err := WeightPeaks(s, peaks, weights, mats); err != nil {
 		return err
 	}
-	g := kernels.Blocks(x.endOfTile-x.firstTile, 1, 1)
-	return kernels.CastWeightsKernel.Launch(s, g, e.weights[x.memory].Arg(), by.Arg(), peaks.Arg(), weights.Arg(),
+	g := Blocks(x.endOfTile-x.firstTile, 1, 1)
+	return CastWeightsKernel.Launch(s, g, e.weights[x.memory].Arg(), by.Arg(), peaks.Arg(), weights.Arg(),
 		mats.Arg(), tiles.Arg())
 }
