@@ -56,7 +56,7 @@ build: deps
 	@mkdir -p bin
 	@test -e bin/launch || printf '%s\n' "The first build compiles Go's packages, the modules of go.mod and this one:" \
 		"a minute or two on 2 cores, behind the download of what is missing. Later builds take seconds."
-	go build -ldflags="-X lockstep/internal/version.stamped=$(COMMIT)" -o bin/ $(addprefix ./apps/,$(APPS)) ./launch ./launch/launch-probe
+	go build -ldflags="-X lockstep/internal/process.stamped=$(COMMIT)" -o bin/ $(addprefix ./apps/,$(APPS)) ./launch ./launch/launch-probe
 
 # Tests that may run beside others mostly wait: for a program to start, to hang, to be ended. So do whole packages, of
 # which three run at a time. Without tables for a debugger a test links in half the time. What go vet finds is for make

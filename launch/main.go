@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/cli"
+	"lockstep/internal/process"
 	"lockstep/internal/readable"
-	"lockstep/internal/version"
 	"lockstep/launch/completion"
 	"lockstep/launch/doctor"
 	"lockstep/launch/exit"
@@ -64,7 +64,7 @@ func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "launch",
 		Short:         "From a laptop to a Slurm cluster: check, plan and run programs on several ranks",
-		Version:       version.Text(),
+		Version:       process.Build(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 

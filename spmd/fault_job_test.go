@@ -19,7 +19,7 @@ import (
 	"lockstep/internal/campaign"
 	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -199,7 +199,7 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 		if gone {
 			return
 		}
-		for _, pid := range procfs.Having(procfs.Processes(), marker) { // should not be there any more, after a failure
+		for _, pid := range process.Having(process.PIDs(), marker) { // should not be there any more, after a failure
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}()
@@ -364,13 +364,13 @@ func (f *mishap) leftovers(dir string) error {
 // alone, and then looks for others.
 func awaitEnd(marker string, late time.Time) (left []int) {
 	for {
-		left = procfs.Having(procfs.Processes(), marker)
+		left = process.Having(process.PIDs(), marker)
 		if len(left) == 0 || !time.Now().Before(late) {
 			return left
 		}
 		for len(left) > 0 && time.Now().Before(late) {
 			time.Sleep(10 * time.Millisecond)
-			left = procfs.Having(left, marker)
+			left = process.Having(left, marker)
 		}
 	}
 }

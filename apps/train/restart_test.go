@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -90,7 +90,7 @@ func resumptions(j *job) (steps []string) {
 // rankOf returns the process of a rank of the job with a marker.
 func rankOf(t *testing.T, marker string, rank int) int {
 	t.Helper()
-	pids := procfs.Having(procfs.Having(procfs.Processes(), marker), fmt.Sprintf("OMPI_COMM_WORLD_RANK=%d", rank))
+	pids := process.Having(process.Having(process.PIDs(), marker), fmt.Sprintf("OMPI_COMM_WORLD_RANK=%d", rank))
 	if len(pids) > 0 {
 		return pids[0]
 	}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"lockstep/internal/mpirun"
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -191,7 +191,7 @@ func sharedMemory(pids []int) string {
 // leftovers fails if processes or files of the job are left.
 func (r *struck) leftovers(t *testing.T, marker, temp, shared string, fail func(string, ...any)) {
 	t.Helper()
-	marked := func() []int { return procfs.Having(procfs.Processes(), marker) }
+	marked := func() []int { return process.Having(process.PIDs(), marker) }
 	// Ranks end a little after mpirun.
 	for end := time.Now().Add(mpirun.Limit(t)); len(marked()) > 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {

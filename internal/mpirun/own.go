@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"lockstep/internal/launcher"
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 )
 
 const (
@@ -145,7 +145,7 @@ func hasChildren(pid int) bool {
 			return true
 		}
 		for child := range strings.FieldsSeq(string(b)) {
-			if n, err := strconv.Atoi(child); err == nil && !strings.HasPrefix(procfs.State(n), "Z") {
+			if n, err := strconv.Atoi(child); err == nil && !strings.HasPrefix(process.State(n), "Z") {
 				return true
 			}
 		}

@@ -146,7 +146,7 @@ func TestCarrierHolds(t *testing.T) {
 func TestCarrierStopped(t *testing.T) {
 	t.Parallel()
 	ranks := start(t, order{Size: 5, Silence: 4 * time.Second, Carry: true})
-	carrier := slices.IndexFunc(ranks, func(p *process) bool { return p.carrier })
+	carrier := slices.IndexFunc(ranks, func(p *childRank) bool { return p.carrier })
 	ranks[carrier].signal(syscall.SIGSTOP)
 	if w := ranks[0].hear(); w.Silent != fmt.Sprintf("rank %d on here", carrier) {
 		t.Errorf("rank 0 says %+v, want silence of rank %d", w, carrier)
@@ -166,7 +166,7 @@ func TestCarrierStopped(t *testing.T) {
 func TestCarrierDies(t *testing.T) {
 	for _, carries := range []bool{true, false} {
 		ranks := start(t, order{Size: 5, Carry: true})
-		dead := 2 + slices.IndexFunc(ranks[2:], func(p *process) bool { return p.carrier == carries })
+		dead := 2 + slices.IndexFunc(ranks[2:], func(p *childRank) bool { return p.carrier == carries })
 		ranks[dead].signal(syscall.SIGKILL)
 		for rank, p := range ranks {
 			if rank != dead {

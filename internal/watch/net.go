@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 )
 
 // Net is a rank's part in the network. Its methods may be called from any goroutine.
@@ -307,7 +307,7 @@ func (n *Net) handle(k *link, m message) {
 	case msgLook:
 		procs := map[int]string{}
 		for rank, pid := range m.PIDs {
-			procs[rank] = procfs.State(pid)
+			procs[rank] = process.State(pid)
 		}
 		k.line.send(message{Kind: msgProcs, Procs: procs})
 	default:

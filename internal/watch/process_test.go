@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 )
 
 // envRank makes this test binary a rank of a job of processes, which obeys its standard input.
@@ -107,8 +107,8 @@ func beRank() int {
 	}
 }
 
-// process is a rank of the job, as the test sees it.
-type process struct {
+// childRank is a rank of the job, as the test sees it.
+type childRank struct {
 	t    *testing.T
 	rank int
 	cmd  *exec.Cmd
@@ -118,14 +118,14 @@ type process struct {
 	out     chan word
 }
 
-func (p *process) tell(o order) {
+func (p *childRank) tell(o order) {
 	p.t.Helper()
 	if err := json.NewEncoder(p.in).Encode(o); err != nil {
 		p.t.Fatalf("rank %d: %v", p.rank, err)
 	}
 }
 
-func (p *process) hear() word {
+func (p *childRank) hear() word {
 	p.t.Helper()
 	select {
 	case w, ok := <-p.out:
@@ -139,7 +139,7 @@ func (p *process) hear() word {
 	panic("unreachable")
 }
 
-func (p *process) signal(s syscall.Signal) {
+func (p *childRank) signal(s syscall.Signal) {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(s); err != nil {
 		p.t.Fatalf("rank %d: %v", p.rank, err)
@@ -147,7 +147,7 @@ func (p *process) signal(s syscall.Signal) {
 }
 
 // dies checks that the rank is told a cause, and ends because of it.
-func (p *process) dies(rank int, kind string) {
+func (p *childRank) dies(rank int, kind string) {
 	p.t.Helper()
 	w := p.hear()
 	if w.Cause == nil || w.Cause.Rank != rank || w.Cause.Kind != kind || w.Cause.PID == 0 {
@@ -155,23 +155,23 @@ func (p *process) dies(rank int, kind string) {
 	}
 }
 
-func startProcesses(t *testing.T, size int) []*process {
+func startProcesses(t *testing.T, size int) []*childRank {
 	t.Helper()
 	return start(t, order{Size: size})
 }
 
 // startObserved starts ranks that say when others are silent, unless silence is 0.
-func startObserved(t *testing.T, size int, silence time.Duration) []*process {
+func startObserved(t *testing.T, size int, silence time.Duration) []*childRank {
 	t.Helper()
 	return start(t, order{Size: size, Silence: silence})
 }
 
-func start(t *testing.T, o order) []*process {
+func start(t *testing.T, o order) []*childRank {
 	t.Helper()
 	rand.Read(o.Key[:])
-	ranks := make([]*process, o.Size)
+	ranks := make([]*childRank, o.Size)
 	for rank := range ranks {
-		p := &process{t: t, rank: rank, cmd: exec.Command(os.Args[0]), out: make(chan word, 16)}
+		p := &childRank{t: t, rank: rank, cmd: exec.Command(os.Args[0]), out: make(chan word, 16)}
 		p.cmd.Env = append(os.Environ(), envRank+"=1")
 		p.cmd.Stderr = os.Stderr
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -229,11 +229,11 @@ func start(t *testing.T, o order) []*process {
 // If a rank dies, all others are told the same, though every rank ends as soon as it is told.
 func TestProcessDies(t *testing.T) {
 	for dead := range 4 {
-		for name, kill := range map[string]func(p *process){
-			"killed":    func(p *process) { p.signal(syscall.SIGKILL) },
-			"os.Exit":   func(p *process) { p.tell(order{Do: "exit"}) },
-			"an error":  func(p *process) { p.tell(order{Do: "fail"}) },
-			"a stopped": func(p *process) { p.signal(syscall.SIGSTOP); p.signal(syscall.SIGKILL) },
+		for name, kill := range map[string]func(p *childRank){
+			"killed":    func(p *childRank) { p.signal(syscall.SIGKILL) },
+			"os.Exit":   func(p *childRank) { p.tell(order{Do: "exit"}) },
+			"an error":  func(p *childRank) { p.tell(order{Do: "fail"}) },
+			"a stopped": func(p *childRank) { p.signal(syscall.SIGSTOP); p.signal(syscall.SIGKILL) },
 		} {
 			t.Run(fmt.Sprintf("%s rank %d", name, dead), func(t *testing.T) {
 				ranks := startProcesses(t, 4)
@@ -272,7 +272,7 @@ func TestProcessStopped(t *testing.T) {
 			ranks := startProcesses(t, 4)
 			ranks[stopped].signal(syscall.SIGSTOP)
 			eventually(t, "it stops", func() bool {
-				return procfs.State(ranks[stopped].cmd.Process.Pid) == "T (stopped)"
+				return process.State(ranks[stopped].cmd.Process.Pid) == "T (stopped)"
 			})
 			ranks[3].tell(order{Do: "report"})
 			for rank, s := range ranks[3].hear().States {
@@ -342,7 +342,7 @@ func TestFailPastStopped(t *testing.T) {
 			for _, rank := range stopped {
 				ranks[rank].signal(syscall.SIGSTOP)
 				eventually(t, "it stops", func() bool {
-					return procfs.State(ranks[rank].cmd.Process.Pid) == "T (stopped)"
+					return process.State(ranks[rank].cmd.Process.Pid) == "T (stopped)"
 				})
 			}
 			ranks[3].tell(order{Do: "fail"})

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"lockstep/internal/live"
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 	"lockstep/launch/completion"
 )
 
@@ -80,7 +80,7 @@ func (o *overseer) watch(ended <-chan struct{}) (why string) {
 		case looks < termLooks:
 			looks++
 		default:
-			procfs.KillTree(o.pid)
+			process.KillTree(o.pid)
 		}
 	}
 }
@@ -88,7 +88,7 @@ func (o *overseer) watch(ended <-chan struct{}) (why string) {
 // look says why the launcher must be ended, or "". It counts looks, since time goes on while this
 // process is stopped.
 func (o *overseer) look() (why string) {
-	o.living = slices.DeleteFunc(o.living, func(pid int) bool { _, runs := procfs.Of(pid); return !runs })
+	o.living = slices.DeleteFunc(o.living, func(pid int) bool { _, runs := process.Of(pid); return !runs })
 	if !o.joined || len(o.living) == 0 { // a look at all processes
 		for _, p := range ranksOf(o.pid) {
 			if !slices.Contains(o.living, p.PID) {
@@ -101,7 +101,7 @@ func (o *overseer) look() (why string) {
 	}
 	if len(o.living) == 0 && o.haveEnded() {
 		for _, p := range o.left() {
-			procfs.Kill(append(procfs.Below(p.PID), p), syscall.SIGKILL)
+			process.Kill(append(process.Below(p.PID), p), syscall.SIGKILL)
 		}
 		if o.alone++; o.alone > o.patience {
 			return fmt.Sprintf("the last rank has ended %v ago", time.Duration(o.patience)*lookEvery)
@@ -132,14 +132,14 @@ func (o *overseer) haveJoined() bool {
 
 // haveEnded says whether there were ranks, and none lives.
 func (o *overseer) haveEnded() bool {
-	return len(o.seen) > 0 || slices.ContainsFunc(o.left(), func(p procfs.Process) bool { return isRank(p.PID) })
+	return len(o.seen) > 0 || slices.ContainsFunc(o.left(), func(p process.Process) bool { return isRank(p.PID) })
 }
 
 // left returns what ranks have left behind: the kernel has made it a child of this process. Each
 // has the variables of its rank, unless it has removed them.
-func (o *overseer) left() (left []procfs.Process) {
+func (o *overseer) left() (left []process.Process) {
 	self := os.Getpid()
-	for _, p := range procfs.Running() {
+	for _, p := range process.Running() {
 		if p.Parent == self && p.PID != o.pid && p.PID != o.beside {
 			left = append(left, p)
 		}

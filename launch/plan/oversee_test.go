@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"testing"
 
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 )
 
 // What a rank leaves behind does not hold up the job's end, though it has descriptors of the rank.
@@ -75,7 +75,7 @@ func TestLooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		procfs.KillTree(sh.Process.Pid)
+		process.KillTree(sh.Process.Pid)
 		_ = sh.Wait()
 	})
 	looks := func(o *overseer) (n int, why string) {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/ending"
-	"lockstep/internal/signals"
+	"lockstep/internal/process"
 	"lockstep/internal/stepdir"
 	"lockstep/launch/exit"
 )
@@ -105,7 +105,7 @@ const (
 // run returns when the job has ended well, or for good. The cause is the last line.
 func (s *supervisor) run() error {
 	s.signals = make(chan os.Signal, 8)
-	signals.Notify(s.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+	process.Notify(s.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
 	// SIGQUIT ends nothing. A shell ignores it for its background processes.
 	signal.Notify(s.signals, syscall.SIGQUIT)
 	defer signal.Stop(s.signals)

@@ -19,7 +19,7 @@ import (
 	"lockstep/internal/cli"
 	"lockstep/internal/ending"
 	"lockstep/internal/launcher"
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 	"lockstep/launch/exit"
 )
 
@@ -313,7 +313,7 @@ func guard(from io.Reader) error {
 		pid = last
 	}
 	if pid > 0 {
-		procfs.KillTree(pid)
+		process.KillTree(pid)
 		defer holdSessions(launch)()
 		launcher.RemoveSession(os.TempDir(), pid)
 	}
@@ -341,9 +341,9 @@ func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 		f.asked++
 	}
 	if f.asked > 2 {
-		below := procfs.Below(f.pid)
+		below := process.Below(f.pid)
 		_ = syscall.Kill(f.pid, syscall.SIGKILL) // first, so that it has nothing to say of the others
-		procfs.Kill(below, syscall.SIGKILL)
+		process.Kill(below, syscall.SIGKILL)
 		return
 	}
 	if f.launcher == "slurm" { // srun reaches every rank
@@ -367,7 +367,7 @@ func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 	for deadline := time.Now().Add(startTime); ; {
 		ranks := ranksOf(f.pid)
 		if len(ranks) > 0 {
-			procfs.Kill(ranks, sig)
+			process.Kill(ranks, sig)
 			return
 		}
 		if ends || time.Now().After(deadline) {
@@ -385,7 +385,7 @@ func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 			select {
 			case <-ended:
 			default:
-				procfs.KillTree(f.pid)
+				process.KillTree(f.pid)
 			}
 		})
 		return
@@ -402,19 +402,19 @@ func killOrphans() {
 				break
 			}
 		}
-		left := procfs.Below(self)
+		left := process.Below(self)
 		if len(left) == 0 {
 			return
 		}
-		procfs.Kill(left, syscall.SIGKILL)
+		process.Kill(left, syscall.SIGKILL)
 	}
 }
 
 // ranksOf returns the processes below pid that MPI's launcher has started as ranks.
-func ranksOf(pid int) []procfs.Process {
-	var ranks []procfs.Process
+func ranksOf(pid int) []process.Process {
+	var ranks []process.Process
 	is := map[int]bool{}
-	for _, p := range procfs.Below(pid) { // parents first
+	for _, p := range process.Below(pid) { // parents first
 		if is[p.Parent] || isRank(p.PID) {
 			if !is[p.Parent] {
 				ranks = append(ranks, p)

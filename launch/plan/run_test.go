@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"lockstep/internal/mpirun"
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 )
 
 func TestRun(t *testing.T) {
@@ -249,7 +249,7 @@ func (r *running) status(t *testing.T) int {
 
 // alive lists the processes of the job.
 func (r *running) alive() []int {
-	return procfs.Having(procfs.Processes(), r.marker)
+	return process.Having(process.PIDs(), r.marker)
 }
 
 // awaitNone waits until no process of the job is left: the kernel and mpirun need a moment for it.
@@ -316,7 +316,7 @@ func TestSignals(t *testing.T) {
 			t.Parallel()
 			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "99")
 			r.await(t, 2, "ready")
-			for _, p := range procfs.Below(r.cmd.Process.Pid) {
+			for _, p := range process.Below(r.cmd.Process.Pid) {
 				if p.Parent == r.cmd.Process.Pid {
 					_ = syscall.Kill(p.PID, syscall.SIGKILL)
 				}

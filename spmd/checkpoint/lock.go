@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 	"lockstep/internal/readable"
 )
 
@@ -69,7 +69,7 @@ func thisOwner() *lockOwner {
 	o.Boot = strings.TrimSpace(string(boot))
 	o.PIDs, _ = os.Readlink("/proc/self/ns/pid")
 	stat, _ := os.ReadFile("/proc/self/stat")
-	o.Start, _ = procfs.StartTime(string(stat))
+	o.Start, _ = process.StartTime(string(stat))
 	o.Restarts, _ = strconv.Atoi(os.Getenv("SLURM_RESTART_COUNT")) // 0 in the first run
 	return o
 }
@@ -143,7 +143,7 @@ func (o *lockOwner) processGone() bool {
 		return false // another user's, hidden: it is there
 	}
 	stat := string(b)
-	start, ok := procfs.StartTime(stat)
+	start, ok := process.StartTime(stat)
 	state := strings.TrimSpace(stat[strings.LastIndexByte(stat, ')')+1:])
 	return ok && start != o.Start || strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
 }

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 )
 
 // deadProcess returns the number of a process that has ended.
@@ -59,7 +59,7 @@ func TestLockOwners(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Start, _ = procfs.StartTime(string(stat))
+		o.Start, _ = process.StartTime(string(stat))
 	}
 	elsewhere := func(o *lockOwner) { o.Host, o.Boot, o.PID, o.Locked = "h2", "another", 77, true }
 	slurm := func(job string, restarts int) func(*lockOwner) {

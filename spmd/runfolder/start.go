@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/outfile"
+	"lockstep/internal/process"
 	"lockstep/internal/readable"
 	"lockstep/internal/runlog"
-	"lockstep/internal/version"
 	"lockstep/spmd"
 )
 
@@ -52,7 +52,7 @@ type host struct {
 func (f *Folder) start(now time.Time, hosts []string) *start {
 	s := &start{Program: filepath.Base(os.Args[0]), Begun: now.Round(time.Second), Command: os.Args,
 		Flags:   map[string]string{},
-		Version: version.Number, Commit: version.Commit(), Libraries: spmd.Libraries(), Ranks: f.w.Size(),
+		Version: process.Version, Commit: process.Commit(), Libraries: spmd.Libraries(), Ranks: f.w.Size(),
 		Nodes:  f.w.Nodes(),
 		Device: f.w.Device(), Collectives: f.w.Collectives(), Slurm: os.Getenv("SLURM_JOB_ID")}
 	s.In, _ = os.Getwd() // empty if it is gone

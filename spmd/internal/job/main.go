@@ -12,9 +12,8 @@ import (
 
 	"lockstep/internal/cli"
 	"lockstep/internal/launcher"
+	"lockstep/internal/process"
 	"lockstep/internal/readable"
-	"lockstep/internal/signals"
-	_ "lockstep/internal/stdio" // what cannot be written is an error
 	"lockstep/internal/watch"
 )
 
@@ -61,7 +60,7 @@ type Program struct {
 // exit status.
 func Main(p *Program) int {
 	received := make(chan os.Signal, 4)
-	signals.Notify(received, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
+	process.Notify(received, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
 	fs, cfg := p.Flags, p.Config
 	cfg.Flags(fs, p.Carriers)
 	version := fs.Bool("version", false, "print the versions of the framework and of the libraries found, and end")

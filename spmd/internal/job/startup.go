@@ -6,7 +6,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 )
 
 // Startup is the uses of the time from the start of the process on, in milliseconds.
@@ -23,7 +23,7 @@ type part struct {
 // NewStartup returns the times of a start. Their first part is the time of the process before this
 // call.
 func NewStartup() Startup {
-	age := procfs.Age()
+	age := process.Age()
 	return Startup{time.Now().Add(-age), []part{{"process", float64(age.Milliseconds())}}}
 }
 

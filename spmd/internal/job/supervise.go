@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"lockstep/internal/launcher"
-	"lockstep/internal/signals"
+	"lockstep/internal/process"
 )
 
 const (
@@ -61,7 +61,7 @@ var ErrExited = errors.New("the program has ended its goroutine (runtime.Goexit)
 // supervise calls run and watches over it: for signals, and for streams that fail while run is
 // blocked elsewhere. received has the signals that came during the start.
 func (j *Job) supervise(received chan os.Signal, run func(context.Context) error) (sig os.Signal, err error) {
-	signals.Notify(received, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1)
+	process.Notify(received, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1)
 	// which ends nothing; a shell ignores it for what it starts in the background
 	signal.Notify(received, syscall.SIGQUIT)
 	defer MarkKeeper()()

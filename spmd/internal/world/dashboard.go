@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"lockstep/cuda/telemetry"
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 	"lockstep/internal/watch"
 	"lockstep/spmd/internal/dashboard"
 	"lockstep/spmd/internal/exec"
@@ -272,7 +272,7 @@ func (w *World) sample() *dashboard.Sample {
 		return s
 	}
 	s.Host, _ = os.Hostname() // empty if it has none
-	s.Process, s.GPU = procfs.Resident("/"), w.shown.gpu.Load()
+	s.Process, s.GPU = process.Resident("/"), w.shown.gpu.Load()
 	for name, r := range t.Regions {
 		s.Regions = append(s.Regions, dashboard.Phase{Name: name, Count: r.Count, Nanos: int64(r.Nanos)})
 	}
@@ -283,7 +283,7 @@ func (w *World) sample() *dashboard.Sample {
 	w.eachPool(func(kind string, p *exec.Pool) {
 		s.Pools = append(s.Pools, dashboard.Pool{Kind: kind, Used: p.InUse(), Peak: p.Peak()})
 	})
-	if free, total, err := procfs.Memory("/"); err == nil { // else a system that does not tell
+	if free, total, err := process.Memory("/"); err == nil { // else a system that does not tell
 		s.Free, s.Total = free, total
 	}
 	return s

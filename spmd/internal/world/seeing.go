@@ -10,7 +10,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/internal/outfile"
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 	"lockstep/internal/readable"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
@@ -152,7 +152,7 @@ func (w *World) eachPool(fn func(kind string, p *exec.Pool)) {
 // memoryPeaks is the most memory of each kind that was in use.
 func (w *World) memoryPeaks() (list []trace.Memory) {
 	w.eachPool(func(kind string, p *exec.Pool) { list = append(list, trace.Memory{Kind: kind, Peak: p.Peak()}) })
-	if peak := procfs.Peak("/"); peak > 0 {
+	if peak := process.Peak("/"); peak > 0 {
 		list = append(list, trace.Memory{Kind: "process", Peak: peak})
 	}
 	return list

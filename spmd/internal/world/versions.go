@@ -7,8 +7,8 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/cudnn"
 	"lockstep/cuda/nvrtc"
+	"lockstep/internal/process"
 	"lockstep/internal/readable"
-	"lockstep/internal/version"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/transport/carriers"
 )
@@ -16,7 +16,7 @@ import (
 // Versions is the text of --version: the build, and the libraries that are found here, or why not.
 func Versions(program string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, of %s\n", program, version.Text())
+	fmt.Fprintf(&b, "%s, of %s\n", program, process.Build())
 	each(func(library, found string) { fmt.Fprintf(&b, "%s: %s\n", library, found) })
 	return b.String()
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/procfs"
+	"lockstep/internal/process"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/trace"
@@ -79,7 +79,7 @@ func (d *Device) Describe(*zerolog.Event) {}
 func (d *Device) Limits() exec.Limits { return exec.Limits{} }
 
 // Room implements exec.Device: what processes can still have, and what there is.
-func (d *Device) Room() (free, total int, err error) { return procfs.Memory("/") }
+func (d *Device) Room() (free, total int, err error) { return process.Memory("/") }
 
 // ToDevice implements exec.Device.
 func (d *Device) ToDevice(dst, src unsafe.Pointer, n int) error {

@@ -1,4 +1,4 @@
-package procfs
+package process
 
 import (
 	"os"
@@ -32,7 +32,7 @@ func TestHaving(t *testing.T) {
 			others = append(others, cmd.Process.Pid)
 		}
 	}
-	all := Processes()
+	all := PIDs()
 	if !slices.Contains(all, os.Getpid()) {
 		t.Errorf("this process, %d, is not among %v", os.Getpid(), all)
 	}

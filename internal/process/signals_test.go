@@ -1,4 +1,4 @@
-package signals
+package process
 
 import (
 	"os"
@@ -6,24 +6,13 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
-const envTold = "LOCKSTEP_SIGNALS_TEST"
-
 var all = []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2}
-
-func TestMain(m *testing.M) {
-	if os.Getenv(envTold) != "" {
-		os.Stdout.WriteString(strings.Join(received(), " "))
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
 
 // received sends all signals to this process, and returns those that come.
 func received() (names []string) {
@@ -61,7 +50,7 @@ func TestIgnored(t *testing.T) {
 		`trap "" HUP INT TERM USR1 USR2`: "",
 	} {
 		cmd := exec.Command("sh", "-c", trap+`; exec "$0"`, os.Args[0])
-		cmd.Env = append(os.Environ(), envTold+"=1")
+		cmd.Env = append(os.Environ(), envSignals+"=1")
 		if got, err := cmd.Output(); string(got) != want || err != nil {
 			t.Errorf("%s: %q (%v), want %q", trap, got, err, want)
 		}

@@ -1,4 +1,4 @@
-package version
+package process
 
 import (
 	"os"
@@ -41,19 +41,19 @@ func TestStamped(t *testing.T) {
 }
 
 // The number is a semantic version, and the newest of CHANGELOG.md.
-func TestNumber(t *testing.T) {
-	if !regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)$`).MatchString(Number) {
-		t.Errorf("%q is no semantic version", Number)
+func TestVersion(t *testing.T) {
+	if !regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)$`).MatchString(Version) {
+		t.Errorf("%q is no semantic version", Version)
 	}
 	text, err := os.ReadFile("../../CHANGELOG.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, newest, _ := strings.Cut(string(text), "\n## ")
-	if !strings.HasPrefix(newest, Number+"\n") && !strings.HasPrefix(newest, Number+" ") {
-		t.Errorf("CHANGELOG.md begins with %.20q, and this is %s", newest, Number)
+	if !strings.HasPrefix(newest, Version+"\n") && !strings.HasPrefix(newest, Version+" ") {
+		t.Errorf("CHANGELOG.md begins with %.20q, and this is %s", newest, Version)
 	}
-	if !strings.HasPrefix(Text(), "Lockstep "+Number) {
-		t.Error(Text())
+	if !strings.HasPrefix(Build(), "Lockstep "+Version) {
+		t.Error(Build())
 	}
 }

@@ -1,4 +1,4 @@
-package procfs
+package process
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ func Of(pid int) (p Process, ok bool) {
 
 // Running returns the running processes, without those that end meanwhile.
 func Running() (all []Process) {
-	for _, pid := range Processes() {
+	for _, pid := range PIDs() {
 		if p, ok := Of(pid); ok {
 			all = append(all, p)
 		}

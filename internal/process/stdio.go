@@ -1,13 +1,12 @@
-// Package stdio makes a process notice that its standard output or error is closed. Go's runtime
-// opens /dev/null in their place, where results and causes would be lost without an error.
-// Importing it is enough.
-package stdio
+package process
 
-// #include "stdio_closed.h"
+// #include "closed.h"
 import "C"
 
 import "os"
 
+// Go's runtime opens /dev/null in place of closed streams, where results and causes would be lost
+// without an error.
 func init() {
 	closed := int(C.closed_at_start())
 	for fd, std := range map[int]**os.File{1: &os.Stdout, 2: &os.Stderr} {

@@ -1,6 +1,4 @@
-// Package signals keeps signals ignored that were ignored when the process started, as SIGHUP is
-// under nohup. Go's runtime and os/signal would take them over.
-package signals
+package process
 
 // #include "signals.h"
 import "C"
@@ -11,6 +9,7 @@ import (
 	"syscall"
 )
 
+// Go's runtime and os/signal would take over signals that were ignored.
 func init() {
 	for _, s := range []syscall.Signal{
 		syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,

@@ -1,4 +1,4 @@
-package procfs
+package process
 
 import (
 	"bytes"
@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// Processes returns all processes of the machine, or none without /proc.
-func Processes() (pids []int) {
+// PIDs returns all processes of the machine, or none without /proc.
+func PIDs() (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		if pid, err := strconv.Atoi(e.Name()); err == nil {

@@ -1,7 +1,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "stdio_closed.h"
+#include "closed.h"
 
 static int closed;
 

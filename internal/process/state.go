@@ -1,5 +1,9 @@
-// Package procfs reads what the kernel says about processes in /proc.
-package procfs
+// Package process tells of this process and of others: which version it was built from, what it was
+// started with that Go's runtime hides, and what /proc says.
+//
+// A signal that was ignored when the process started stays ignored, as SIGHUP does under nohup, and
+// a standard stream that was closed fails. Importing the package is enough for both.
+package process
 
 import (
 	"bytes"

@@ -1,5 +1,4 @@
-// Package version says which version of Lockstep this is, and what it was built from.
-package version
+package process
 
 import (
 	"fmt"
@@ -8,8 +7,8 @@ import (
 	"strings"
 )
 
-// Number is the semantic version. CHANGELOG.md lists the changes of each.
-const Number = "0.1.0"
+// Version is Lockstep's semantic version. CHANGELOG.md lists the changes of each.
+const Version = "0.1.0"
 
 // stamped is git describe's name of the checkout, if the build notes it by -ldflags, as
 // make build does.
@@ -31,16 +30,16 @@ func Commit() string {
 	return commitOf(info.Settings)
 }
 
-// Text returns the version of this program on one line: Lockstep's, the commit if the build has
+// Build returns the version of this program on one line: Lockstep's, the commit if the build has
 // noted it, Go's, the system.
-func Text() string {
+func Build() string {
 	commit := ""
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Path == "lockstep" { // otherwise the commit is the program's
 		if commit = Commit(); commit != "" {
 			commit = " (" + commit + ")"
 		}
 	}
-	return fmt.Sprintf("Lockstep %s%s, %s, %s/%s", Number, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("Lockstep %s%s, %s, %s/%s", Version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // commitOf returns Commit from go build's notes.
