@@ -82,8 +82,8 @@ func typeName(x ast.Expr) string {
 // letters are the variables of the page. A Mesh is a Layout with communicators.
 var letters = map[string][]string{
 	"w": {"spmd.World"}, "c": {"spmd.Comm"}, "s": {"spmd.Stream"}, "b": {"spmd.Buffer"}, "e": {"spmd.Event"},
-	"g": {"spmd.Graph"},
-	"k": {"spmd.Kernel"}, "m": {"spmd.Mesh", "spmd.Layout"}, "r": {"parallel.Reducer"}, "p": {"checkpoint.Manager"},
+	"g": {"spmd.Graph"}, "k": {"spmd.Kernel"},
+	"m": {"mesh.Mesh", "mesh.Layout"}, "r": {"parallel.Reducer"}, "p": {"checkpoint.Manager"},
 }
 
 // find returns what x.name is, where x is a package or a letter.
@@ -176,8 +176,8 @@ func packages(t *testing.T) names {
 	t.Helper()
 	n := names{}
 	for _, dir := range []string{
-		"spmd", "spmd/parallel", "spmd/checkpoint", "spmd/timing", "spmd/blas", "spmd/vector", "spmd/radix",
-		"spmd/random", "spmd/fft", "spmd/sparse", "spmd/arrayfile", "spmd/matrix",
+		"spmd", "spmd/hostdata", "spmd/managed", "spmd/mesh", "spmd/parallel", "spmd/checkpoint", "spmd/timing",
+		"spmd/blas", "spmd/vector", "spmd/radix", "spmd/random", "spmd/fft", "spmd/sparse", "spmd/arrayfile", "spmd/matrix",
 	} {
 		for _, file := range sources(t, filepath.Join("..", dir)) {
 			for _, d := range file.Decls {
@@ -238,7 +238,7 @@ func TestWrong(t *testing.T) {
 		"spmd.Alloced[float32](w, n)":             1,
 		"k.Launch(s)":                             1,
 		"k.Launch(s, grid, b.Arg(), b.Args())":    1,
-		"w.Layout(spmd.Axis{Name: x})":            0,
+		"mesh.NewLayout(w, mesh.Axis{Name: x})":   0,
 		"m.Shift(x, 1)":                           0,
 		"m.Group(f)":                              1,
 		"spmd.Sum(x)":                             1,

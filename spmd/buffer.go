@@ -42,27 +42,10 @@ func AllocSize[T Stored](n int) int {
 	return exec.SizeClass(n * sizeOf[T]())
 }
 
-// mostBytes is more than any device has, and leaves room to round up.
-const mostBytes = 1 << 56
-
-// checkSize refuses lengths that no memory holds.
-func checkSize[T Stored](n int) error {
-	if n < 0 || n > mostBytes/sizeOf[T]() {
-		return fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, elem.Of[T]())
-	}
-	return nil
-}
-
 func allocFrom[T Stored](w *World, p *exec.Pool, n int) (Buffer[T], error) {
-	if err := checkSize[T](n); err != nil {
-		return Buffer[T]{}, err
-	}
-	if n == 0 {
-		return Buffer[T]{blk: &exec.Block{Owner: &w.in.Rank}}, nil
-	}
-	blk, err := w.in.Block(p, n*sizeOf[T]())
+	blk, err := w.in.Alloc(p, elem.Of[T](), n)
 	if err != nil {
-		return Buffer[T]{}, fmt.Errorf("%s: Alloc of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
+		return Buffer[T]{}, err
 	}
 	return Buffer[T]{blk: blk, n: n}, nil
 }
@@ -105,7 +88,7 @@ func AllocSymmetric[T Stored](w *World, n int) (Buffer[T], error) {
 	if !w.in.HasSymmetric() || n == 0 {
 		return Alloc[T](w, n)
 	}
-	if err := checkSize[T](n); err != nil {
+	if err := calls.CheckSize(elem.Of[T](), n); err != nil {
 		return Buffer[T]{}, err
 	}
 	blk, err := w.in.AllocSymmetric(n * sizeOf[T]())
@@ -253,7 +236,7 @@ func (b Buffer[T]) Set(i int, v T) {
 	}
 }
 
-// Host returns the elements in place, for memory of AllocPinned and AllocManaged, which the host
+// Host returns the elements in place, for memory of AllocPinned and managed.Alloc, which the host
 // addresses. It waits as CopyFrom does, but not for work that is enqueued later, while the program
 // has the slice. It panics if the buffer has been freed. It also panics for memory of Alloc and
 // AllocSymmetric, which a GPU has in its own memory. It does so on the host too, so that a program

@@ -10,6 +10,8 @@ import (
 
 	"lockstep/internal/campaign"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
+	"lockstep/spmd/mesh"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -101,21 +103,21 @@ func TestCheckNamesCounts(t *testing.T) {
 			want string
 			call func() error
 		}{
-			{"rank 0 at *: BroadcastValue, root 0; rank 1 at *: BroadcastValue, root 1 (", func() error {
-				_, err := spmd.BroadcastValue(c, rank, min(rank, 1))
+			{"rank 0 at *: hostdata.Broadcast, root 0; rank 1 at *: hostdata.Broadcast, root 1 (", func() error {
+				_, err := hostdata.Broadcast(c, rank, min(rank, 1))
 				return err
 			}},
 			{"rank 0 at *: Broadcast of 1 int64, root 0; rank 2 at *: Broadcast of 1 int64, root 2 (", func() error {
-				_, err := spmd.BroadcastNumber(c, rank, rank/2*2)
+				_, err := hostdata.Broadcast(c, rank, rank/2*2)
 				return err
 			}},
 			{"Mesh: the ranks called different collectives: rank 0 has the axes [a 3 b 1], rank 1 [b 1 a 3]",
 				func() error {
-					axes := []spmd.Axis{{Name: "a", Size: 3}, {Name: "b", Size: 1}}
+					axes := []mesh.Axis{{Name: "a", Size: 3}, {Name: "b", Size: 1}}
 					if rank == 1 {
 						slices.Reverse(axes)
 					}
-					_, err := w.Mesh(axes...)
+					_, err := mesh.New(w, axes...)
 					return err
 				}},
 			{"rank 0 at *: Group, collective 2 of 2: Broadcast of 300 int32, root 0; rank 1 at *: Group " +

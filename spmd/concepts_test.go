@@ -7,6 +7,8 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
+	"lockstep/spmd/mesh"
 )
 
 // Four ranks in this process. Under mpirun each is a process, and they do the same. Without a
@@ -14,7 +16,7 @@ import (
 func ExampleLocal() {
 	cfg := spmd.Config{Device: "host", LogLevel: "error"}
 	err := spmd.Local(context.Background(), cfg, 4, func(_ context.Context, w *spmd.World) error {
-		sum, err := spmd.AllReduceNumber(w.Comm(), w.Rank(), spmd.Sum)
+		sum, err := hostdata.AllReduce(w.Comm(), w.Rank(), spmd.Sum)
 		if w.Rank() == 0 {
 			fmt.Println("sum of the ranks:", sum)
 		}
@@ -74,7 +76,7 @@ func ExampleAllGather() {
 func ExampleSendRecv() {
 	cfg := spmd.Config{Device: "host", LogLevel: "error"}
 	err := spmd.Local(context.Background(), cfg, 3, func(_ context.Context, w *spmd.World) error {
-		line, err := w.Layout(spmd.Axis{Name: "x", Size: spmd.Fit})
+		line, err := mesh.NewLayout(w, mesh.Axis{Name: "x", Size: mesh.Fit})
 		mine, err2 := spmd.Alloc[int32](w, 1)
 		got, err3 := spmd.Alloc[int32](w, 1)
 		if err := errors.Join(err, err2, err3); err != nil {
@@ -83,7 +85,7 @@ func ExampleSendRecv() {
 		left, right := line.Shift("x", 1)
 		err = errors.Join(mine.SetAll(int32(w.Rank()+1)), got.SetAll(-1),
 			spmd.SendRecv(w.Comm(), got, left, mine, right))
-		all, err2 := spmd.AllGatherNumber(w.Comm(), got.At(0))
+		all, err2 := hostdata.AllGather(w.Comm(), got.At(0))
 		if w.Rank() == 0 {
 			fmt.Println(all)
 		}
@@ -127,7 +129,7 @@ func ExampleComm_Split() {
 		if err != nil {
 			return err
 		}
-		sum, err := spmd.AllReduceNumber(half, w.Rank(), spmd.Sum)
+		sum, err := hostdata.AllReduce(half, w.Rank(), spmd.Sum)
 		if w.Rank() == 1 {
 			fmt.Println("rank", half.Rank(), "of", half.Size(), "with a sum of", sum)
 		}
@@ -141,15 +143,15 @@ func ExampleComm_Split() {
 
 // Two replicas of a model that two ranks share: sums of a layer go along one axis, those of
 // gradients along the other.
-func ExampleMesh() {
+func Example_mesh() {
 	cfg := spmd.Config{Device: "host", LogLevel: "error"}
 	err := spmd.Local(context.Background(), cfg, 4, func(_ context.Context, w *spmd.World) error {
-		m, err := w.Mesh(spmd.Axis{Name: "data", Size: spmd.Fit}, spmd.Axis{Name: "tensor", Size: 2})
+		m, err := mesh.New(w, mesh.Axis{Name: "data", Size: mesh.Fit}, mesh.Axis{Name: "tensor", Size: 2})
 		if err != nil {
 			return err
 		}
-		layer, err := spmd.AllGatherNumber(m.Comm("tensor"), w.Rank())
-		grads, err2 := spmd.AllGatherNumber(m.Comm("data"), w.Rank())
+		layer, err := hostdata.AllGather(m.Comm("tensor"), w.Rank())
+		grads, err2 := hostdata.AllGather(m.Comm("data"), w.Rank())
 		if w.Rank() == 3 {
 			fmt.Println("rank 3 shares layers with", layer, "and adds gradients with", grads)
 		}
@@ -246,14 +248,14 @@ extern "C" __global__ void square(double *x, int n) {
 }
 
 // A value of any type goes from one rank to all: here what rank 0 has read, say, from a file.
-func ExampleBroadcastValue() {
+func Example_settings() {
 	cfg := spmd.Config{Device: "host", LogLevel: "error"}
 	err := spmd.Local(context.Background(), cfg, 3, func(_ context.Context, w *spmd.World) error {
 		var settings map[string]int
 		if w.Rank() == 0 {
 			settings = map[string]int{"rows": 100}
 		}
-		settings, err := spmd.BroadcastValue(w.Comm(), settings, 0)
+		settings, err := hostdata.Broadcast(w.Comm(), settings, 0)
 		if w.Rank() == 2 {
 			fmt.Println(settings["rows"])
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/managed"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
@@ -251,7 +252,7 @@ func TestKindsOfMemory(t *testing.T) {
 			{"device", spmd.Alloc[int64], false},
 			{"symmetric", spmd.AllocSymmetric[int64], false},
 			{"pinned", spmd.AllocPinned[int64], true},
-			{"managed", spmd.AllocManaged[int64], true},
+			{"managed", managed.Alloc[int64], true},
 		} {
 			for round := range 2 { // the second on memory that was freed
 				for _, n := range []int{0, 1, 1001, 1<<20 + 1} {

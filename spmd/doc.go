@@ -31,8 +31,8 @@
 // function that does the same on the host.
 //
 // A program sees one difference: only the host's memory has slices. CopyFrom, CopyTo, SetAll, At
-// and Set work for all buffers, and Host for buffers of AllocPinned and AllocManaged. These methods
-// block. Functions such as Copy and Fill take a Stream, and enqueue.
+// and Set work for all buffers, and Host for buffers of AllocPinned and managed.Alloc. These
+// methods block. Functions such as Copy and Fill take a Stream, and enqueue.
 //
 // # Kinds of memory
 //
@@ -42,9 +42,9 @@
 //   - AllocSymmetric: the same, registered with NCCL, for small collectives of many ranks.
 //   - AllocPinned: the host's, which the GPU copies from and to by itself, and reads from afar.
 //     Host gives its elements.
-//   - AllocManaged: pages move to the host or GPU that uses them. Host gives the elements.
-//     Buffer.Prefetch moves pages ahead, in the order of a stream, and Buffer.Advise says how they
-//     will be used. A buffer is not larger than the free memory of the GPU.
+//   - managed.Alloc: pages move to the host or GPU that uses them. Host gives the elements.
+//     managed.Prefetch moves pages ahead, in the order of a stream, and managed.Advise says how
+//     they will be used. A buffer is not larger than the free memory of the GPU.
 //
 // # What holds for every call
 //
@@ -64,11 +64,11 @@
 // No elements: every rank makes a collective for no elements, which moves nothing and may not
 // synchronize the ranks. In a V form a rank with an empty part calls as the others do. A message of
 // no elements is a message: Recv waits for it, and it takes its place among others. None instead of
-// a rank leaves a message out on this rank. By Any or AllReduceIf the ranks ask each other whether
-// a collective is worth while.
+// a rank leaves a message out on this rank. By hostdata.Any or AllReduceIf the ranks ask each
+// other whether a collective is worth while.
 //
-// Numbers and settings of the host need no Buffers: AllReduceNumber, AllReduceSlice, BroadcastValue
-// and the like reduce, broadcast and gather them. They block, and wait for no stream.
+// Numbers and settings of the host need no Buffers: package hostdata reduces, broadcasts and gathers
+// them. Its calls block, and wait for no stream.
 //
 // Go memory: after their first call, calls of a stream and a communicator allocate none. This holds
 // on the host, and on GPUs through NCCL and kernels between peers. If the host carries the memory

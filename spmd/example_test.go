@@ -8,6 +8,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // A world of one, as in a program that is started without mpirun. It computes y += 2 x and then
@@ -69,7 +70,7 @@ extern "C" __global__ void axpy_f32(float *y, const float *x, float alpha, int n
 
 // The ranks work until none has anything left to do. Their findings are added up. If no rank has
 // found anything in a round, nothing is sent. AllReduceIf asks and adds in one message.
-func ExampleAllReduceIf() {
+func Example_sometimes() {
 	fs := pflag.NewFlagSet("rounds", pflag.ExitOnError)
 	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
 		rounds, err := addRounds(w, []float64{3, 4, 5}[w.Rank()%3:])
@@ -82,7 +83,7 @@ func ExampleAllReduceIf() {
 // that of 4 is not told.
 func addRounds(w *spmd.World, work []float64) (rounds []float64, err error) {
 	for {
-		some, err := spmd.Any(w.Comm(), len(work) > 0)
+		some, err := hostdata.Any(w.Comm(), len(work) > 0)
 		if err != nil || !some {
 			return rounds, err // on every rank: nobody has work left
 		}
@@ -94,7 +95,7 @@ func addRounds(w *spmd.World, work []float64) (rounds []float64, err error) {
 			work = work[1:]
 		}
 		sum := make([]float64, 1)
-		told, err := spmd.AllReduceIf(w.Comm(), found != nil, sum, found, spmd.Sum)
+		told, err := hostdata.AllReduceIf(w.Comm(), found != nil, sum, found, spmd.Sum)
 		if err != nil {
 			return rounds, err
 		}

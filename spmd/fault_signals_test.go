@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
@@ -241,14 +242,14 @@ func stopsTogether(ctx context.Context, w *spmd.World, victim bool) error {
 	x, err := spmd.Alloc[int32](w, 1)
 	stop := false
 	if err == nil {
-		stop, err = spmd.AnyPreempted(ctx, w.Comm()) // from here on it listens
+		stop, err = hostdata.AnyPreempted(ctx, w.Comm()) // from here on it listens
 	}
 	if err == nil {
 		err = ready(w, victim)
 	}
 	for err == nil && !stop {
 		if err = sumUp(w, x); err == nil {
-			stop, err = spmd.AnyPreempted(ctx, w.Comm())
+			stop, err = hostdata.AnyPreempted(ctx, w.Comm())
 		}
 	}
 	return errors.Join(err, spmd.Barrier(w.Comm()))

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/managed"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -158,7 +159,7 @@ func gpuPool(t *testing.T, w *spmd.World) {
 
 	// The other kinds of memory.
 	for name, get := range map[string]func(*spmd.World, int) (spmd.Buffer[float32], error){
-		"cuMemHostAlloc": spmd.AllocPinned[float32], "cuMemAllocManaged": spmd.AllocManaged[float32]} {
+		"cuMemHostAlloc": spmd.AllocPinned[float32], "cuMemAllocManaged": managed.Alloc[float32]} {
 		newCalls(t)
 		b, err := get(w, n)
 		must(t, err)
@@ -415,7 +416,7 @@ func everything(t *testing.T, w *spmd.World) (spmd.Comm, *spmd.Graph, *spmd.Stre
 	x := fill(t, w, 1<<20, 1)
 	_, err = spmd.AllocPinned[float32](w, 9)
 	must(t, err)
-	_, err = spmd.AllocManaged[float32](w, 9)
+	_, err = managed.Alloc[float32](w, 9)
 	must(t, err)
 	symmetric(t, w, 100)
 	e, err := w.NewEvent()

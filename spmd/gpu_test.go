@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/mesh"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -348,7 +349,7 @@ func gpuSplit(t *testing.T, w *spmd.World) {
 	}
 
 	os.Setenv("FAKENCCL_CHILD", fmt.Sprintf("%d/3", r))
-	m, err := w.Mesh(spmd.Axis{Name: "data", Size: 3}, spmd.Axis{Name: "model", Size: 1})
+	m, err := mesh.New(w, mesh.Axis{Name: "data", Size: 3}, mesh.Axis{Name: "model", Size: 1})
 	must(t, err)
 	split := newCalls(t, "ncclCommSplit")
 	if len(split) != 2 || !strings.Contains(split[0], fmt.Sprintf("color=0 key=%d", r)) ||

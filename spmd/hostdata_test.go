@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -28,24 +29,24 @@ func hostData(t *testing.T, w *spmd.World) {
 	reduceNumbers(t, w, brain())
 
 	ranks, me := w.Size(), w.Rank()
-	total, err := spmd.AllReduceNumber(w.Comm(), me-1, spmd.Sum)
+	total, err := hostdata.AllReduce(w.Comm(), me-1, spmd.Sum)
 	must(t, err)
 	if want := ranks*(ranks-1)/2 - ranks; total != want {
 		t.Errorf("the sum of ints is %d, want %d", total, want)
 	}
-	most, err := spmd.AllReduceNumber(w.Comm(), uint(math.MaxUint)-uint(me), spmd.Max)
+	most, err := hostdata.AllReduce(w.Comm(), uint(math.MaxUint)-uint(me), spmd.Max)
 	must(t, err)
 	if most != math.MaxUint {
 		t.Errorf("the greatest of uints is %d", most)
 	}
 	for root := range ranks {
-		got, err := spmd.BroadcastNumber(w.Comm(), 1e300*float64(me+1), root)
+		got, err := hostdata.Broadcast(w.Comm(), 1e300*float64(me+1), root)
 		must(t, err)
 		if got != 1e300*float64(root+1) {
 			t.Errorf("from rank %d came %v", root, got)
 		}
 	}
-	all, err := spmd.AllGatherNumber(w.Comm(), int32(-me))
+	all, err := hostdata.AllGather(w.Comm(), int32(-me))
 	must(t, err)
 	for r, x := range all {
 		if len(all) != ranks || int(x) != -r {
@@ -53,7 +54,7 @@ func hostData(t *testing.T, w *spmd.World) {
 		}
 	}
 	for have := range 1 << ranks { // the set of ranks that say yes
-		got, err := spmd.Any(w.Comm(), have>>me&1 != 0)
+		got, err := hostdata.Any(w.Comm(), have>>me&1 != 0)
 		must(t, err)
 		if got != (have != 0) {
 			t.Errorf("Any of the ranks %b is %v", have, got)
@@ -82,7 +83,7 @@ func reduceNumbers[T spmd.Elem](t *testing.T, w *spmd.World, num number[T]) {
 		return a + b
 	}
 	for _, op := range []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max} {
-		x, err := spmd.AllReduceNumber(w.Comm(), num.of(input(op, me, 0)), op)
+		x, err := hostdata.AllReduce(w.Comm(), num.of(input(op, me, 0)), op)
 		must(t, err)
 		want := input(op, 0, 0)
 		for r := 1; r < ranks; r++ {
@@ -101,7 +102,7 @@ func reduceNumbers[T spmd.Elem](t *testing.T, w *spmd.World, num number[T]) {
 				if !mine {
 					src = nil
 				}
-				any, err := spmd.AllReduceIf(w.Comm(), mine, dst, src, op)
+				any, err := hostdata.AllReduceIf(w.Comm(), mine, dst, src, op)
 				must(t, err)
 				if any != (have != 0) {
 					t.Fatalf("%v of %d %T of the ranks %b: any is %v", op, n, x, have, any)
@@ -141,7 +142,7 @@ func hostSlices(t *testing.T, w *spmd.World) {
 				}
 			}
 		}
-		must(t, spmd.AllReduceSlice(w.Comm(), dst, src, spmd.Sum))
+		must(t, hostdata.AllReduceSlice(w.Comm(), dst, src, spmd.Sum))
 		check("AllReduceSlice", dst, ranks*(ranks+1)/2)
 		check("src", src, me+1)
 		root := ranks - 1
@@ -150,11 +151,11 @@ func hostSlices(t *testing.T, w *spmd.World) {
 			to = nil
 		}
 		clear(dst)
-		must(t, spmd.ReduceSlice(w.Comm(), to, src, spmd.Max, root))
+		must(t, hostdata.ReduceSlice(w.Comm(), to, src, spmd.Max, root))
 		if me == root {
 			check("ReduceSlice", dst, ranks)
 		}
-		must(t, spmd.AllReduceSlice(w.Comm(), src, src, spmd.Max))
+		must(t, hostdata.AllReduceSlice(w.Comm(), src, src, spmd.Max))
 		check("AllReduceSlice in place", src, ranks)
 	}
 }
@@ -185,13 +186,13 @@ func hostValues(t *testing.T, w *spmd.World) {
 			a.Next.Text == b.Next.Text
 	}
 	for root := range ranks {
-		got, err := spmd.BroadcastValue(w.Comm(), made(me), root)
+		got, err := hostdata.Broadcast(w.Comm(), made(me), root)
 		must(t, err)
 		if !same(got, made(root)) {
 			t.Errorf("from rank %d came %.200v", root, got)
 		}
 	}
-	all, err := spmd.AllGatherValue(w.Comm(), made(me))
+	all, err := hostdata.AllGather(w.Comm(), made(me))
 	must(t, err)
 	if len(all) != ranks {
 		t.Fatalf("%d values of %d ranks", len(all), ranks)
@@ -201,39 +202,39 @@ func hostValues(t *testing.T, w *spmd.World) {
 			t.Errorf("rank %d gave %.200v", r, all[r])
 		}
 	}
-	empty, err := spmd.BroadcastValue(w.Comm(), []string{}, 0)
+	empty, err := hostdata.Broadcast(w.Comm(), []string{}, 0)
 	must(t, err)
 	if len(empty) != 0 {
 		t.Errorf("of no strings came %v", empty)
 	}
 	zero := 0
 	type pointers struct{ Zero, Nil *int }
-	if got, err := spmd.BroadcastValue(w.Comm(), pointers{Zero: &zero}, 0); err != nil ||
+	if got, err := hostdata.Broadcast(w.Comm(), pointers{Zero: &zero}, 0); err != nil ||
 		got.Zero == nil || *got.Zero != 0 || got.Nil != nil {
 		t.Errorf("of a pointer to 0 and none came %v, %v", got, err)
 	}
-	if got, err := spmd.BroadcastValue[*int](w.Comm(), nil, 0); err != nil || got != nil {
+	if got, err := hostdata.Broadcast[*int](w.Comm(), nil, 0); err != nil || got != nil {
 		t.Errorf("of a nil pointer came %v, %v", got, err)
 	}
 	// A value that cannot be carried fails alike on every rank, whoever has it, and nobody is left
 	// waiting.
 	last := ranks - 1
-	_, one := spmd.BroadcastValue(w.Comm(), func() {}, last)
-	_, two := spmd.BroadcastValue(w.Comm(), closed{me}, last)
-	_, three := spmd.BroadcastValue[shape](w.Comm(), made(0), last) // not registered
+	_, one := hostdata.Broadcast(w.Comm(), func() {}, last)
+	_, two := hostdata.Broadcast(w.Comm(), closed{me}, last)
+	_, three := hostdata.Broadcast[shape](w.Comm(), made(0), last) // not registered
 	var four error
 	if me == last {
-		_, four = spmd.AllGatherValue(w.Comm(), math.NaN)
+		_, four = hostdata.AllGather(w.Comm(), math.NaN)
 	} else {
-		_, four = spmd.AllGatherValue(w.Comm(), func(float64) float64 { return 0 })
+		_, four = hostdata.AllGather(w.Comm(), func(float64) float64 { return 0 })
 	}
 	for i, err := range []error{one, two, three} {
-		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("BroadcastValue: rank %d: ", last)) ||
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("hostdata.Broadcast: rank %d: ", last)) ||
 			!strings.Contains(err.Error(), "hostdata_test.go:") {
 			t.Errorf("value %d: %v", i, err)
 		}
 	}
-	if four == nil || !strings.Contains(four.Error(), "AllGatherValue: rank 0: a value of type func(") {
+	if four == nil || !strings.Contains(four.Error(), "hostdata.AllGather: rank 0: a value of type func(") {
 		t.Error(four)
 	}
 }
@@ -254,43 +255,43 @@ func TestRounds(t *testing.T) {
 func TestHostDataRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		c, x := w.Comm(), []int32{1, 2, 3}
-		_, zero := spmd.AllReduceNumber(spmd.Comm{}, 1, spmd.Sum)
-		_, op := spmd.AllReduceNumber(c, 1, 77)
-		_, _, location := spmd.MinLoc(spmd.Comm{}, 1)
+		_, zero := hostdata.AllReduce(spmd.Comm{}, 1, spmd.Sum)
+		_, op := hostdata.AllReduce(c, 1, 77)
+		_, _, location := hostdata.MinLoc(spmd.Comm{}, 1)
 		buffer := alloc[int32](t, w, 1)
-		_, root := spmd.BroadcastNumber(c, 1, 9)
-		_, object := spmd.BroadcastValue(c, 1, -1)
-		_, long := spmd.AllReduceIf(c, true, x, x[:2], spmd.Sum)
-		_, avg := spmd.AllReduceIf(c, true, x, x, spmd.Avg)
+		_, root := hostdata.Broadcast(c, 1, 9)
+		_, object := hostdata.Broadcast(c, 1, -1)
+		_, long := hostdata.AllReduceIf(c, true, x, x[:2], spmd.Sum)
+		_, avg := hostdata.AllReduceIf(c, true, x, x, spmd.Avg)
 		s := stream(t, w, "s")
-		_, captured := s.Capture(func() error { _, err := spmd.Any(c, true); return err })
-		_, value := s.Capture(func() error { _, err := spmd.AllGatherValue(c, 1); return err })
+		_, captured := s.Capture(func() error { _, err := hostdata.Any(c, true); return err })
+		_, value := s.Capture(func() error { _, err := hostdata.AllGather(c, 1); return err })
 		for _, tc := range []struct {
 			err  error
 			want string
 		}{
-			{zero, "AllReduceNumber: the zero Comm"},
-			{op, "AllReduceNumber: no such operation: elem.Op(77) of int64"},
-			{root, "BroadcastNumber: rank 9 is not in the communicator of"},
-			{object, "BroadcastValue: rank -1 is not in the communicator of"},
+			{zero, "hostdata.AllReduce: the zero Comm"},
+			{op, "hostdata.AllReduce: no such operation: elem.Op(77) of int64"},
+			{root, "hostdata.Broadcast: rank 9 is not in the communicator of"},
+			{object, "hostdata.Broadcast: rank -1 is not in the communicator of"},
 			{long, "dst has 3 elements, src 2"},
 			{avg, "avg is no operation of it"},
-			{captured, "Any blocks, and stands in the middle of a capture"},
-			{value, "AllGatherValue blocks, and stands in the middle of a capture"},
-			{spmd.AllReduceSlice(c, x[:2], x, spmd.Sum), "AllReduceSlice: dst has 2 elements, src 3"},
-			{spmd.AllReduceSlice(c, x[:2], x[1:], spmd.Sum), "dst of 2 elements and src of 2 overlap"},
-			{spmd.ReduceSlice(c, nil, x, spmd.Sum, -1), "rank -1 is not in the communicator"},
-			{spmd.AllReduceSlice(c, []float32{1}, []float32{1}, spmd.And),
+			{captured, "hostdata.Any blocks, and stands in the middle of a capture"},
+			{value, "hostdata.AllGather blocks, and stands in the middle of a capture"},
+			{hostdata.AllReduceSlice(c, x[:2], x, spmd.Sum), "AllReduceSlice: dst has 2 elements, src 3"},
+			{hostdata.AllReduceSlice(c, x[:2], x[1:], spmd.Sum), "dst of 2 elements and src of 2 overlap"},
+			{hostdata.ReduceSlice(c, nil, x, spmd.Sum, -1), "rank -1 is not in the communicator"},
+			{hostdata.AllReduceSlice(c, []float32{1}, []float32{1}, hostdata.And),
 				"AllReduceSlice: no such operation: and of float32"},
-			{spmd.AllReduceSlice(c, []spmd.F8E4M3{1}, []spmd.F8E4M3{1}, spmd.Sum),
+			{hostdata.AllReduceSlice(c, []spmd.F8E4M3{1}, []spmd.F8E4M3{1}, spmd.Sum),
 				"no such operation: sum of float8_e4m3"},
-			{spmd.AllReduce(c, buffer, buffer, spmd.Xor), "AllReduce: no such operation of buffers: xor"},
-			{spmd.AllGatherSlice(c, x[:0], x), "AllGatherSlice: dst has 0 elements, src 3 on each of"},
-			{spmd.GatherSlice(c, x, x[:0], c.Rank()), "GatherSlice: dst has 3 elements, src 0 on each of"},
-			{spmd.ScatterSlice(c, x, x[:2], c.Rank()), "ScatterSlice: src has 2 elements, dst 3 on each of"},
-			{spmd.ScatterSlice(c, x, nil, 7), "rank 7 is not in the communicator"},
-			{spmd.BroadcastSlice(spmd.Comm{}, x, 0), "BroadcastSlice: the zero Comm"},
-			{spmd.AllGatherSlice(spmd.Comm{}, x, nil), "AllGatherSlice: the zero Comm"},
+			{spmd.AllReduce(c, buffer, buffer, hostdata.Xor), "AllReduce: no such operation of buffers: xor"},
+			{hostdata.AllGatherSlice(c, x[:0], x), "AllGatherSlice: dst has 0 elements, src 3 on each of"},
+			{hostdata.GatherSlice(c, x, x[:0], c.Rank()), "GatherSlice: dst has 3 elements, src 0 on each of"},
+			{hostdata.ScatterSlice(c, x, x[:2], c.Rank()), "ScatterSlice: src has 2 elements, dst 3 on each of"},
+			{hostdata.ScatterSlice(c, x, nil, 7), "rank 7 is not in the communicator"},
+			{hostdata.BroadcastSlice(spmd.Comm{}, x, 0), "BroadcastSlice: the zero Comm"},
+			{hostdata.AllGatherSlice(spmd.Comm{}, x, nil), "AllGatherSlice: the zero Comm"},
 			{location, "MinLoc: the zero Comm"},
 		} {
 			if tc.err == nil || !strings.Contains(tc.err.Error(), tc.want) ||
@@ -310,7 +311,7 @@ func TestHostDataOrder(t *testing.T) {
 		must(t, x.SetAll(1))
 		for i := range 50 {
 			must(t, spmd.AllReduce(w.Comm().On(s), x, x, spmd.Max))
-			got, err := spmd.AllReduceNumber(w.Comm(), i*w.Rank(), spmd.Max)
+			got, err := hostdata.AllReduce(w.Comm(), i*w.Rank(), spmd.Max)
 			must(t, err)
 			if got != 2*i {
 				t.Fatalf("%d, want %d", got, 2*i)
@@ -328,13 +329,18 @@ func TestHostDataAllocatesNothing(t *testing.T) {
 			name string
 			call func() error
 		}{
-			{"AllReduceNumber", func() error { _, err := spmd.AllReduceNumber(w.Comm(), 1, spmd.Sum); return err }},
-			{"BroadcastNumber", func() error { _, err := spmd.BroadcastNumber(w.Comm(), 1.5, 0); return err }},
-			{"Any", func() error { _, err := spmd.Any(w.Comm(), true); return err }},
-			{"AllReduceSlice", func() error { return spmd.AllReduceSlice(w.Comm(), x, x, spmd.Max) }},
-			{"AllGatherSlice", func() error { return spmd.AllGatherSlice(w.Comm(), x, x[50*w.Rank():50*w.Rank()+50]) }},
-			{"MinLoc", func() error { _, _, err := spmd.MinLoc(w.Comm(), 1.5); return err }},
-			{"AllReduceIf", func() error { _, err := spmd.AllReduceIf(w.Comm(), true, x, x, spmd.Max); return err }},
+			{"AllReduce", func() error { _, err := hostdata.AllReduce(w.Comm(), 1, spmd.Sum); return err }},
+			{"Broadcast", func() error { _, err := hostdata.Broadcast(w.Comm(), 1.5, 0); return err }},
+			{"Any", func() error { _, err := hostdata.Any(w.Comm(), true); return err }},
+			{"AllReduceSlice", func() error { return hostdata.AllReduceSlice(w.Comm(), x, x, spmd.Max) }},
+			{"AllGatherSlice", func() error {
+				return hostdata.AllGatherSlice(w.Comm(), x, x[50*w.Rank():50*w.Rank()+50])
+			}},
+			{"MinLoc", func() error { _, _, err := hostdata.MinLoc(w.Comm(), 1.5); return err }},
+			{"AllReduceIf", func() error {
+				_, err := hostdata.AllReduceIf(w.Comm(), true, x, x, spmd.Max)
+				return err
+			}},
 		} {
 			if got := testing.AllocsPerRun(100, func() { must(t, tc.call()) }); got != 0 {
 				t.Errorf("%s allocates %v times", tc.name, got)
@@ -359,9 +365,9 @@ func TestHostDataMismatch(t *testing.T) {
 // differentNumbers makes the last rank reduce something else.
 func differentNumbers(w *spmd.World) error {
 	if w.Rank() == w.Size()-1 {
-		_, err := spmd.AllReduceNumber(w.Comm(), 1.0, spmd.Max)
+		_, err := hostdata.AllReduce(w.Comm(), 1.0, spmd.Max)
 		return err
 	}
-	_, err := spmd.AllReduceNumber(w.Comm(), 1, spmd.Sum)
+	_, err := hostdata.AllReduce(w.Comm(), 1, spmd.Sum)
 	return err
 }

@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
+	"lockstep/spmd/managed"
+	"lockstep/spmd/mesh"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -55,20 +58,20 @@ func TestHostFuncRefuses(t *testing.T) {
 			"Split":            func() error { _, err := c.Split(0, 0); return err },
 			"Close of a Comm":  half.Close,
 			"Mesh": func() error {
-				_, err := w.Mesh(spmd.Axis{Name: "all", Size: spmd.Fit})
+				_, err := mesh.New(w, mesh.Axis{Name: "all", Size: mesh.Fit})
 				return err
 			},
-			"BroadcastNumber": func() error { _, err := spmd.BroadcastNumber(c, 1, 0); return err },
-			"AllGatherNumber": func() error { _, err := spmd.AllGatherNumber(c, 1); return err },
-			"Any":             func() error { _, err := spmd.Any(c, true); return err },
-			"AllReduceSlice":  func() error { return spmd.AllReduceSlice(c, number, number, spmd.Sum) },
-			"ReduceSlice":     func() error { return spmd.ReduceSlice(c, number, number, spmd.Sum, 0) },
+			"BroadcastNumber": func() error { _, err := hostdata.Broadcast(c, 1, 0); return err },
+			"AllGatherNumber": func() error { _, err := hostdata.AllGather(c, 1); return err },
+			"Any":             func() error { _, err := hostdata.Any(c, true); return err },
+			"AllReduceSlice":  func() error { return hostdata.AllReduceSlice(c, number, number, spmd.Sum) },
+			"ReduceSlice":     func() error { return hostdata.ReduceSlice(c, number, number, spmd.Sum, 0) },
 			"AllReduceIf": func() error {
-				_, err := spmd.AllReduceIf(c, true, number, number, spmd.Sum)
+				_, err := hostdata.AllReduceIf(c, true, number, number, spmd.Sum)
 				return err
 			},
-			"BroadcastValue": func() error { _, err := spmd.BroadcastValue(c, 1, 0); return err },
-			"AllGatherValue": func() error { _, err := spmd.AllGatherValue(c, 1); return err },
+			"BroadcastValue": func() error { _, err := hostdata.Broadcast(c, 1, 0); return err },
+			"AllGatherValue": func() error { _, err := hostdata.AllGather(c, 1); return err },
 			"Choose": func() error {
 				_, err := spmd.Choose(w, "test", func() (int, error) { return 1, nil })
 				return err
@@ -92,7 +95,7 @@ func TestHostFuncRefuses(t *testing.T) {
 			"Await":                     func() error { return spmd.Await(other, x, func() error { return nil }) },
 			"Alloc":                     func() error { _, err := spmd.Alloc[int8](w, 1); return err },
 			"AllocPinned":               func() error { _, err := spmd.AllocPinned[int8](w, 1); return err },
-			"AllocManaged":              func() error { _, err := spmd.AllocManaged[int8](w, 1); return err },
+			"AllocManaged":              func() error { _, err := managed.Alloc[int8](w, 1); return err },
 			"AllocSymmetric":            func() error { _, err := spmd.AllocSymmetric[int8](w, 1); return err },
 			"Free":                      x.Free,
 			"CopyFrom":                  func() error { return x.CopyFrom(make([]float32, 4)) },
@@ -104,7 +107,7 @@ func TestHostFuncRefuses(t *testing.T) {
 			"CopyTo":                    func() error { return x.CopyTo(make([]float32, 4)) },
 			"SetAll":                    func() error { return x.SetAll(3) },
 			"HostFunc":                  func() error { return other.HostFunc(func() error { return nil }) },
-			"AllReduceNumber":           func() error { _, err := spmd.AllReduceNumber(c, 1, spmd.Sum); return err },
+			"AllReduceNumber":           func() error { _, err := hostdata.AllReduce(c, 1, spmd.Sum); return err },
 		} {
 			var got error
 			s := stream(t, w, what)
@@ -199,12 +202,12 @@ func TestBlocksInACapture(t *testing.T) {
 		for what, call := range map[string]func() error{
 			"Split": func() error { _, err := c.Split(0, 0); return err },
 			"Mesh": func() error {
-				_, err := w.Mesh(spmd.Axis{Name: "all", Size: spmd.Fit})
+				_, err := mesh.New(w, mesh.Axis{Name: "all", Size: mesh.Fit})
 				return err
 			},
 			"Close":               half.Close,
-			"BroadcastValue":      func() error { _, err := spmd.BroadcastValue(c, 1, 0); return err },
-			"AllReduceNumber":     func() error { _, err := spmd.AllReduceNumber(c, 1, spmd.Sum); return err },
+			"BroadcastValue":      func() error { _, err := hostdata.Broadcast(c, 1, 0); return err },
+			"AllReduceNumber":     func() error { _, err := hostdata.AllReduce(c, 1, spmd.Sum); return err },
 			"Barrier that blocks": func() error { return spmd.Barrier(c) },
 		} {
 			_, err := s.Capture(call)

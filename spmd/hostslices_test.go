@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // hostMoves compares the slices of all ranks after a call with each rank's elements before it: 100
@@ -33,7 +34,7 @@ func hostMoves(t *testing.T, w *spmd.World) {
 			}
 		}
 		x, whole := part(me), make([]time.Duration, n*ranks)
-		must(t, spmd.AllGatherSlice(c, whole, x))
+		must(t, hostdata.AllGatherSlice(c, whole, x))
 		same("AllGatherSlice", whole, all)
 		for root := range ranks {
 			clear(whole)
@@ -41,18 +42,18 @@ func hostMoves(t *testing.T, w *spmd.World) {
 			if me != root {
 				to, want = nil, make([]time.Duration, n*ranks)
 			}
-			must(t, spmd.GatherSlice(c, to, x, root))
+			must(t, hostdata.GatherSlice(c, to, x, root))
 			same("GatherSlice", whole, want)
-			must(t, spmd.ScatterSlice(c, x, to, root))
+			must(t, hostdata.ScatterSlice(c, x, to, root))
 			same("ScatterSlice", x, part(me))
 			y := part(me)
-			must(t, spmd.BroadcastSlice(c, y, root))
+			must(t, hostdata.BroadcastSlice(c, y, root))
 			same("BroadcastSlice", y, part(root))
 		}
 		clear(whole)
 		mine := whole[me*n : (me+1)*n]
 		copy(mine, x)
-		must(t, spmd.AllGatherSlice(c, whole, mine))
+		must(t, hostdata.AllGatherSlice(c, whole, mine))
 		same("AllGatherSlice in place", whole, all)
 	}
 }
@@ -74,7 +75,7 @@ func hostBits(t *testing.T, w *spmd.World) {
 func bits[T flags | int8 | int32 | uint32 | int | uint64](t *testing.T, w *spmd.World, of func(r, i int) T) {
 	t.Helper()
 	c, ranks, me := w.Comm(), w.Size(), w.Rank()
-	for k, op := range []spmd.Op{spmd.And, spmd.Or, spmd.Xor} {
+	for k, op := range []spmd.Op{hostdata.And, hostdata.Or, hostdata.Xor} {
 		both := func(a, b T) T { return [...]T{a & b, a | b, a ^ b}[k] }
 		for _, n := range []int{1, 3, 2000} {
 			x, want := make([]T, n), make([]T, n)
@@ -85,11 +86,11 @@ func bits[T flags | int8 | int32 | uint32 | int | uint64](t *testing.T, w *spmd.
 				}
 			}
 			got := make([]T, n)
-			must(t, spmd.AllReduceSlice(c, got, x, op))
+			must(t, hostdata.AllReduceSlice(c, got, x, op))
 			if !slices.Equal(got, want) {
 				t.Errorf("%v of %d %T: %v, want %v", op, n, x[0], got, want)
 			}
-			any, err := spmd.AllReduceIf(c, me > 0, got, x, op) // of the ranks from 1 on
+			any, err := hostdata.AllReduceIf(c, me > 0, got, x, op) // of the ranks from 1 on
 			must(t, err)
 			for i := range want {
 				if ranks > 1 {
@@ -103,7 +104,7 @@ func bits[T flags | int8 | int32 | uint32 | int | uint64](t *testing.T, w *spmd.
 				t.Errorf("%v of %d %T of ranks from 1 on: %v %v, want %v", op, n, x[0], any, got, want)
 			}
 		}
-		one, err := spmd.AllReduceNumber(c, of(me, 5), op)
+		one, err := hostdata.AllReduce(c, of(me, 5), op)
 		must(t, err)
 		want := of(0, 5)
 		for r := 1; r < ranks; r++ {
@@ -125,22 +126,22 @@ func hostLocations(t *testing.T, w *spmd.World) {
 			t.Errorf("%s: rank %d, the number is right: %v, %v; want rank %d", what, rank, right, err, want)
 		}
 	}
-	d, r, err := spmd.MaxLoc(c, time.Duration(me)*time.Second)
+	d, r, err := hostdata.MaxLoc(c, time.Duration(me)*time.Second)
 	check("MaxLoc", r, last, d == time.Duration(last)*time.Second, err)
-	d, r, err = spmd.MinLoc(c, -time.Duration(me)*time.Second)
+	d, r, err = hostdata.MinLoc(c, -time.Duration(me)*time.Second)
 	check("MinLoc", r, last, d == -time.Duration(last)*time.Second, err)
-	f, r, err := spmd.MaxLoc(c, float32(7))
+	f, r, err := hostdata.MaxLoc(c, float32(7))
 	check("MaxLoc of equal numbers", r, 0, f == 7, err)
 	x := float64(me)
 	if me == last/2 {
 		x = math.NaN()
 	}
-	x, r, err = spmd.MaxLoc(c, x)
+	x, r, err = hostdata.MaxLoc(c, x)
 	check("MaxLoc with a NaN", r, last/2, x != x, err)
-	h, r, err := spmd.MinLoc(c, spmd.ToBF16(float32(5-me)))
+	h, r, err := hostdata.MinLoc(c, spmd.ToBF16(float32(5-me)))
 	check("MinLoc of bfloat16", r, last, h == spmd.ToBF16(float32(5-last)), err)
-	z, r, err := spmd.MinLoc(c, math.Copysign(0, float64(last-me)-0.5))
+	z, r, err := hostdata.MinLoc(c, math.Copysign(0, float64(last-me)-0.5))
 	check("MinLoc of zeros", r, last, math.Signbit(z), err)
-	u, r, err := spmd.MaxLoc(c, uint64(math.MaxUint64)-uint64(me))
+	u, r, err := hostdata.MaxLoc(c, uint64(math.MaxUint64)-uint64(me))
 	check("MaxLoc of uint64", r, 0, u == math.MaxUint64, err)
 }

@@ -9,6 +9,7 @@ import (
 	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
 	"lockstep/spmd"
+	"lockstep/spmd/managed"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -73,7 +74,7 @@ func fillIsEnqueued[T spmd.Stored](t *testing.T, w *spmd.World, v T) {
 	want := slices.Concat(make([]T, lo), slices.Repeat([]T{v}, hi-lo), make([]T, n-hi))
 	s := stream(t, w, "fills")
 	for kind, alloc := range map[string]func(*spmd.World, int) (spmd.Buffer[T], error){
-		"device": spmd.Alloc[T], "pinned": spmd.AllocPinned[T], "managed": spmd.AllocManaged[T],
+		"device": spmd.Alloc[T], "pinned": spmd.AllocPinned[T], "managed": managed.Alloc[T],
 	} {
 		x, err := alloc(w, n)
 		must(t, err)

@@ -69,23 +69,3 @@ func Usage(err error) error { return job.Usage(err) }
 // Preempted. A SIGUSR1 that comes before the call, during the start too, waits for it, up to five
 // seconds from the beginning of run.
 func Preempted(ctx context.Context) <-chan struct{} { return job.Preempted(ctx) }
-
-// AnyPreempted says whether any rank of c has been asked to end, by a signal that Preempted listens
-// to or by the end of ctx. All ranks get the same answer, so they stop after the same step:
-//
-//	for step := range steps {
-//		if stop, err := spmd.AnyPreempted(ctx, w.Comm()); err != nil || stop {
-//			return errors.Join(err, save(step))
-//		}
-//
-// The first call listens to signals, as Preempted does. Collective, blocking. A stream of c has no
-// part in it.
-func AnyPreempted(ctx context.Context, c Comm) (bool, error) {
-	asked := ctx.Err() != nil
-	select {
-	case <-job.Preempted(ctx):
-		asked = true
-	default:
-	}
-	return Any(c, asked)
-}

@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/managed"
 	"lockstep/spmd/spmdtest"
 )
 
-var allAdvice = []spmd.Advice{
-	spmd.ReadMostly, spmd.NotReadMostly, spmd.PreferDevice, spmd.PreferHost, spmd.PreferNone,
-	spmd.AccessedByDevice, spmd.NotAccessedByDevice,
+var allAdvice = []managed.Advice{
+	managed.ReadMostly, managed.NotReadMostly, managed.PreferDevice, managed.PreferHost, managed.PreferNone,
+	managed.AccessedByDevice, managed.NotAccessedByDevice,
 }
 
 // TestManaged: a program may prefetch and advise wherever it runs. Memory keeps its contents, and
@@ -21,17 +22,17 @@ func TestManaged(t *testing.T) {
 	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
 		const n, from, to = 1<<18 + 7, 1000, 200001
 		s := stream(t, w, "s")
-		x, err := spmd.AllocManaged[int32](w, n)
+		x, err := managed.Alloc[int32](w, n)
 		must(t, err)
 		for i := range x.Host() {
 			x.Host()[i] = int32(i)
 		}
 		part := x.Slice(from, to)
-		must(t, x.Prefetch(s, spmd.ToDevice))
+		must(t, managed.Prefetch(s, x, managed.ToDevice))
 		for _, a := range allAdvice {
-			must(t, part.Advise(a))
+			must(t, managed.Advise(part, a))
 			must(t, spmd.Fill(s, part, int32(a)))
-			must(t, part.Prefetch(s, spmd.ToHost))
+			must(t, managed.Prefetch(s, part, managed.ToHost))
 			must(t, s.Synchronize())
 			for i, v := range x.Host() {
 				want := int32(i)
@@ -43,18 +44,18 @@ func TestManaged(t *testing.T) {
 				}
 			}
 		}
-		must(t, x.Slice(5, 5).Prefetch(s, spmd.ToDevice))
-		must(t, x.Slice(5, 5).Advise(spmd.ReadMostly))
-		must(t, spmd.Buffer[int32]{}.Advise(spmd.ReadMostly))
-		must(t, spmd.Buffer[int32]{}.Prefetch(s, spmd.ToHost))
+		must(t, managed.Prefetch(s, x.Slice(5, 5), managed.ToDevice))
+		must(t, managed.Advise(x.Slice(5, 5), managed.ReadMostly))
+		must(t, managed.Advise(spmd.Buffer[int32]{}, managed.ReadMostly))
+		must(t, managed.Prefetch(s, spmd.Buffer[int32]{}, managed.ToHost))
 
-		wantText(t, x.Prefetch(s, 2), "managed_test.go", "no such place: 2")
-		wantText(t, x.Advise(0), "managed_test.go", "no such advice: 0")
-		wantText(t, x.Advise(8), "managed_test.go", "no such advice: 8")
+		wantText(t, managed.Prefetch(s, x, 2), "managed_test.go", "no such place: 2")
+		wantText(t, managed.Advise(x, 0), "managed_test.go", "no such advice: 0")
+		wantText(t, managed.Advise(x, 8), "managed_test.go", "no such advice: 8")
 		refusedInCapture(t, s, x)
 		must(t, x.Free())
-		wantText(t, part.Prefetch(s, spmd.ToDevice), "managed_test.go", "was freed at spmd/managed_test.go")
-		wantText(t, part.Advise(spmd.ReadMostly), "managed_test.go", "was freed at spmd/managed_test.go")
+		wantText(t, managed.Prefetch(s, part, managed.ToDevice), "managed_test.go", "was freed at spmd/managed_test.go")
+		wantText(t, managed.Advise(part, managed.ReadMostly), "managed_test.go", "was freed at spmd/managed_test.go")
 	})
 }
 
@@ -62,7 +63,7 @@ func TestManaged(t *testing.T) {
 func refusedInCapture(t *testing.T, s *spmd.Stream, x spmd.Buffer[int32]) {
 	t.Helper()
 	g, err := s.Capture(func() error {
-		wantText(t, x.Prefetch(s, spmd.ToDevice), "managed_test.go", `stream "s" is being captured`,
+		wantText(t, managed.Prefetch(s, x, managed.ToDevice), "managed_test.go", `stream "s" is being captured`,
 			"call it before Launch")
 		return spmd.Fill(s, x, 7)
 	})
@@ -79,7 +80,7 @@ func refusedInCapture(t *testing.T, s *spmd.Stream, x spmd.Buffer[int32]) {
 func gpuManaged(t *testing.T, w *spmd.World) {
 	s := stream(t, w, "s")
 	const n = 1 << 20 // elements: a block of its own
-	x, err := spmd.AllocManaged[int32](w, n)
+	x, err := managed.Alloc[int32](w, n)
 	must(t, err)
 	wantTold := func(what string, want ...string) {
 		t.Helper()
@@ -98,14 +99,14 @@ func gpuManaged(t *testing.T, w *spmd.World) {
 		}
 	}
 	newCalls(t)
-	must(t, x.Prefetch(s, spmd.ToDevice))
-	must(t, x.Slice(3, 1003).Prefetch(s, spmd.ToHost))
-	must(t, x.Slice(3, 3).Prefetch(s, spmd.ToHost))
+	must(t, managed.Prefetch(s, x, managed.ToDevice))
+	must(t, managed.Prefetch(s, x.Slice(3, 1003), managed.ToHost))
+	must(t, managed.Prefetch(s, x.Slice(3, 3), managed.ToHost))
 	wantTold("prefetches", "to 1:0 0 4194304", "to 2:0 12 4000")
 	for _, a := range allAdvice {
-		must(t, x.Slice(100, 200).Advise(a))
+		must(t, managed.Advise(x.Slice(100, 200), a))
 	}
-	must(t, x.Slice(3, 3).Advise(spmd.ReadMostly))
+	must(t, managed.Advise(x.Slice(3, 3), managed.ReadMostly))
 	wantTold("advice", "advice 1 1:0 400 400", "advice 2 1:0 400 400", "advice 3 1:0 400 400", "advice 3 2:0 400 400",
 		"advice 4 1:0 400 400", "advice 5 1:0 400 400", "advice 6 1:0 400 400")
 	must(t, s.Synchronize())
@@ -116,7 +117,7 @@ func gpuManaged(t *testing.T, w *spmd.World) {
 	y := alloc[float32](t, w, n)
 	must(t, spmd.AllReduce(w.Comm().On(s), y, y, spmd.Sum))
 	newCalls(t)
-	injected("cuEventQuery=600@1,cuEventQuery=600@2", func() { must(t, x.Advise(spmd.ReadMostly)) })
+	injected("cuEventQuery=600@1,cuEventQuery=600@2", func() { must(t, managed.Advise(x, managed.ReadMostly)) })
 	if got := newCalls(t, "cuEventQuery", "cuMemAdvise"); len(got) != 4 ||
 		!strings.HasPrefix(got[3], "cuMemAdvise_v2 ") {
 		t.Errorf("%q, want it to wait until the collective is over", got)
@@ -127,7 +128,7 @@ func gpuManaged(t *testing.T, w *spmd.World) {
 	must(t, x.Free())
 	for _, want := range [][]string{{"advice 2 1:0 0 4194304", "advice 4 1:0 0 4194304",
 		"advice 6 1:0 0 4194304"}, nil} {
-		x, err = spmd.AllocManaged[int32](w, n)
+		x, err = managed.Alloc[int32](w, n)
 		must(t, err)
 		if x.Address() != was {
 			t.Fatal("the block is not used again")
@@ -140,18 +141,21 @@ func gpuManaged(t *testing.T, w *spmd.World) {
 	pinned, err := spmd.AllocPinned[float32](w, 9)
 	must(t, err)
 	for _, b := range []spmd.Buffer[float32]{y, pinned} {
-		wantText(t, b.Prefetch(s, spmd.ToDevice), "managed_test.go", "Prefetch: the buffer is not of AllocManaged")
-		wantText(t, b.Advise(spmd.ReadMostly), "managed_test.go", "Advise: the buffer is not of AllocManaged")
+		wantText(t, managed.Prefetch(s, b, managed.ToDevice), "managed_test.go",
+			"managed.Prefetch: the buffer is not of managed.Alloc")
+		wantText(t, managed.Advise(b, managed.ReadMostly), "managed_test.go",
+			"managed.Advise: the buffer is not of managed.Alloc")
 	}
 	wantTold("other memory")
-	x, err = spmd.AllocManaged[int32](w, n)
+	x, err = managed.Alloc[int32](w, n)
 	must(t, err)
 	injected("cuMemPrefetchAsync_v2=801,cuMemAdvise_v2=801", func() {
-		wantText(t, x.Prefetch(s, spmd.ToHost), "managed_test.go", "cuMemPrefetchAsync",
+		wantText(t, managed.Prefetch(s, x, managed.ToHost), "managed_test.go", "cuMemPrefetchAsync",
 			"CUDA_ERROR_NOT_SUPPORTED (801)", "4194304 bytes to the host")
-		wantText(t, x.Advise(spmd.PreferHost), "managed_test.go", "cuMemAdvise", "CUDA_ERROR_NOT_SUPPORTED (801)")
+		wantText(t, managed.Advise(x, managed.PreferHost), "managed_test.go", "cuMemAdvise",
+			"CUDA_ERROR_NOT_SUPPORTED (801)")
 		must(t, x.Free())
-		_, err = spmd.AllocManaged[int32](w, n)
+		_, err = managed.Alloc[int32](w, n)
 		wantText(t, err, "managed_test.go", "Alloc of 1048576 int32", "cuMemAdvise")
 	})
 	must(t, errors.Join(s.Synchronize(), y.Free(), pinned.Free()))

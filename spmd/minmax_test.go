@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/campaign"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // TestNaNWins: Min and Max give a NaN if any rank has one, and -0 is less than 0, in every type,
@@ -124,7 +125,7 @@ func minMax[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], len
 				continue
 			}
 			for i := range 3 {
-				x, err := spmd.AllReduceNumber(w.Comm(), num.of(extremeInput(op, rank, odd, i)), op)
+				x, err := hostdata.AllReduce(w.Comm(), num.of(extremeInput(op, rank, odd, i)), op)
 				must(t, err)
 				check("AllReduceNumber", []T{x}, func(int) float64 { return want(size, i) })
 			}

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -259,8 +260,8 @@ func seen(w *spmd.World) (err error) {
 	}()
 	for range rounds {
 		step := w.Region("step")
-		all, one := spmd.AllReduceNumber(w.Comm(), r, spmd.Sum)
-		word, two := spmd.BroadcastValue(w.Comm(), fmt.Sprint(all), 0)
+		all, one := hostdata.AllReduce(w.Comm(), r, spmd.Sum)
+		word, two := hostdata.Broadcast(w.Comm(), fmt.Sprint(all), 0)
 		if err := errors.Join(one, two); err != nil || word != fmt.Sprint(n*(n-1)/2) {
 			return fmt.Errorf("%q: %w", word, err)
 		}

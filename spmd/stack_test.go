@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/commtest"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // TestOperandsOnStacks: operands of a call may be variables of a function, though the stack that
@@ -108,47 +109,47 @@ func TestOperandsOnStacks(t *testing.T) {
 				return cmp.Or(spmd.Barrier(c), spmd.Barrier(c.On(s)), s.Synchronize())
 			}},
 			{Name: "AllReduceNumber", Call: func() error {
-				sum, err := spmd.AllReduceNumber(c, me, spmd.Sum)
+				sum, err := hostdata.AllReduce(c, me, spmd.Sum)
 				return cmp.Or(err, commtest.Is(sum, 3))
 			}},
 			{Name: "BroadcastNumber", Call: func() error {
-				x, err := spmd.BroadcastNumber(c, me, 2)
+				x, err := hostdata.Broadcast(c, me, 2)
 				return cmp.Or(err, commtest.Is(x, 2))
 			}},
 			{Name: "AllGatherNumber", Call: func() error {
-				all, err := spmd.AllGatherNumber(c, me)
+				all, err := hostdata.AllGather(c, me)
 				return cmp.Or(err, commtest.Is([3]int(all), [3]int{0, 1, 2}))
 			}},
 			{Name: "Any", Call: func() error {
-				any, err := spmd.Any(c, me == 2)
+				any, err := hostdata.Any(c, me == 2)
 				return cmp.Or(err, commtest.Is(any, true))
 			}},
 			{Name: "AllReduceSlice", Call: func() error {
 				x, y := [1]int{me}, [1]int{}
-				err := spmd.AllReduceSlice(c, y[:], x[:], spmd.Sum)
+				err := hostdata.AllReduceSlice(c, y[:], x[:], spmd.Sum)
 				return cmp.Or(err, commtest.Is(y, [1]int{3}))
 			}},
 			{Name: "ReduceSlice", Call: func() error {
 				x, y := [1]int32{2}, [1]int32{}
-				err := spmd.ReduceSlice(c, y[:], x[:], spmd.Sum, 1)
+				err := hostdata.ReduceSlice(c, y[:], x[:], spmd.Sum, 1)
 				return cmp.Or(err, commtest.Is(int64(y[0]), root(6)))
 			}},
 			{Name: "AllReduceIf", Call: func() error {
 				x, y := [1]float64{float64(me)}, [1]float64{}
-				any, err := spmd.AllReduceIf(c, me > 0, y[:], x[:], spmd.Sum)
+				any, err := hostdata.AllReduceIf(c, me > 0, y[:], x[:], spmd.Sum)
 				return cmp.Or(err, commtest.Is(any, true), commtest.Is(y, [1]float64{3}))
 			}},
 			{Name: "AllReduceIf of bytes", Call: func() error {
 				x, y := [1]uint8{uint8(me)}, [1]uint8{}
-				any, err := spmd.AllReduceIf(c, me > 0, y[:], x[:], spmd.Max)
+				any, err := hostdata.AllReduceIf(c, me > 0, y[:], x[:], spmd.Max)
 				return cmp.Or(err, commtest.Is(any, true), commtest.Is(y, [1]uint8{2}))
 			}},
 			{Name: "values", Call: func() error {
-				x, err := spmd.BroadcastValue(c, [1]int{me}, 2)
+				x, err := hostdata.Broadcast(c, [1]int{me}, 2)
 				if err != nil {
 					return err
 				}
-				all, err := spmd.AllGatherValue(c, [1]int{me})
+				all, err := hostdata.AllGather(c, [1]int{me})
 				return cmp.Or(err, commtest.Is(x, [1]int{2}), commtest.Is([3][1]int(all), [3][1]int{{0}, {1}, {2}}))
 			}},
 			{Name: "Split", Call: func() error {

@@ -2,6 +2,7 @@ package spmd
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"unsafe"
 
@@ -19,7 +20,7 @@ type Structs[T any] struct{ bytes Buffer[uint8] }
 // holds pointers, such as a string or a slice: they mean nothing on another rank, nor on a GPU.
 func AllocStructs[T any](w *World, n int) (Structs[T], error) {
 	t := reflect.TypeFor[T]()
-	if size := int(t.Size()); exec.HasPointers(t) || size == 0 || n > mostBytes/size {
+	if size := int(t.Size()); exec.HasPointers(t) || size == 0 || n > math.MaxInt/size {
 		return Structs[T]{}, fmt.Errorf("%s: AllocStructs of %d %v: it holds pointers or nothing, "+
 			"or more than any memory", ccall.At(), n, t)
 	}

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -69,7 +70,7 @@ func complexCalls[T complex64 | complex128](t *testing.T, w *spmd.World, of func
 	if want := input(0)[6]; me == 1 && dst.At(6) != want {
 		t.Errorf("ExScan gave %v, not %v", dst.At(6), want)
 	}
-	product, err := spmd.AllReduceNumber(w.Comm(), of(me+1, 0), spmd.Prod)
+	product, err := hostdata.AllReduce(w.Comm(), of(me+1, 0), spmd.Prod)
 	spmdtest.Must(t, err)
 	if want := of([]int{1: 1, 3: 6}[size], 0); product != want {
 		t.Errorf("the product of numbers is %v, not %v", product, want)

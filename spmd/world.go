@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd/internal/calls"
-	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/world"
 )
@@ -18,10 +17,6 @@ import (
 type World struct {
 	in   *world.World
 	kept sync.Map // of PerWorld
-}
-
-func init() {
-	control.ChannelOf = func(w any) *control.Channel { return w.(*World).in.Channel }
 }
 
 // newWorld returns the handle of a world.

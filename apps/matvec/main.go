@@ -20,6 +20,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/cli"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/timing"
 )
 
@@ -244,7 +245,7 @@ func maxRelErr[T number](w *spmd.World, c config, sp split, y spmd.Buffer[float3
 			}
 		}
 	})
-	if err := spmd.AllReduceSlice(w.Comm(), products, products, spmd.Sum); err != nil {
+	if err := hostdata.AllReduceSlice(w.Comm(), products, products, spmd.Sum); err != nil {
 		return 0, err
 	}
 	got := make([]float32, sp.rows.Len)
@@ -263,7 +264,7 @@ func maxRelErr[T number](w *spmd.World, c config, sp split, y spmd.Buffer[float3
 	if math.IsNaN(worst) { // the worst of all
 		worst = math.Inf(1)
 	}
-	return spmd.AllReduceNumber(w.Comm(), worst, spmd.Max)
+	return hostdata.AllReduce(w.Comm(), worst, spmd.Max)
 }
 
 // report prints the table and writes the JSON line, on rank 0. A wrong product is an error on every

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"lockstep/spmd"
+	"lockstep/spmd/mesh"
 )
 
 // splits are the choices of --split. The first is the default.
@@ -25,15 +26,15 @@ type split struct {
 }
 
 // axes returns the axes of the mesh: one column of ranks, one row of them, or as even as possible.
-func (c *config) axes(ranks int) ([]spmd.Axis, error) {
-	axes := []spmd.Axis{{Name: "rows", Size: spmd.Fit}, {Name: "columns", Size: spmd.Fit}}
+func (c *config) axes(ranks int) ([]mesh.Axis, error) {
+	axes := []mesh.Axis{{Name: "rows", Size: mesh.Fit}, {Name: "columns", Size: mesh.Fit}}
 	switch c.Split {
 	case "columns":
 		axes[0].Size = 1
 	case "rows":
 		axes[1].Size = 1
 	}
-	return spmd.FitAxes(ranks, axes...)
+	return mesh.FitAxes(ranks, axes...)
 }
 
 // checkSplit refuses a W without a row for each rank.
@@ -51,7 +52,7 @@ func newSplit(w *spmd.World, c config) (s split, err error) {
 	if err != nil {
 		return s, err
 	}
-	layout, err := w.Layout(axes...)
+	layout, err := mesh.NewLayout(w, axes...)
 	if err != nil {
 		return s, err
 	}
@@ -66,7 +67,7 @@ func newSplit(w *spmd.World, c config) (s split, err error) {
 	s.wide, s.mesh = wide, fmt.Sprintf("%dx%d", high, wide)
 	s.down, s.across = w.Comm(), w.Comm()
 	if high > 1 && wide > 1 { // else all ranks are one row, or one column
-		m, err := w.Mesh(axes...)
+		m, err := mesh.New(w, axes...)
 		if err != nil {
 			return s, err
 		}

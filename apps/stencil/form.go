@@ -5,6 +5,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // form is the solution of the discrete equation in closed form. Its eigenvectors are products of
@@ -145,7 +146,7 @@ func maxRelErr[T number](h *heat[T], f *form) (float64, error) {
 	if math.IsNaN(worst[0]) {
 		worst[0] = math.Inf(1) // which every order of a maximum keeps
 	}
-	if err := spmd.AllReduceSlice(h.w.Comm(), worst[:], worst[:], spmd.Max); err != nil {
+	if err := hostdata.AllReduceSlice(h.w.Comm(), worst[:], worst[:], spmd.Max); err != nil {
 		return 0, err
 	}
 	return worst[0] / max(worst[1], tiny), nil

@@ -10,6 +10,7 @@ import (
 
 	"lockstep/internal/outfile"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // checkImage checks on rank 0 that a picture can be written to a file, before there is one. If not,
@@ -24,7 +25,7 @@ func checkImage(w *spmd.World, c config) error {
 			why = outfile.About("--image", err, "--overwrite").Error()
 		}
 	}
-	why, err := spmd.BroadcastValue(w.Comm(), why, 0)
+	why, err := hostdata.Broadcast(w.Comm(), why, 0)
 	if err == nil && why != "" {
 		err = spmd.Usage(errors.New(why))
 	}
@@ -132,7 +133,7 @@ func draw[T number](h *heat[T], c config) error {
 	if err != nil {
 		return err
 	}
-	if err := spmd.ReduceSlice(h.w.Comm(), p.sum, p.sum, spmd.Sum, 0); err != nil {
+	if err := hostdata.ReduceSlice(h.w.Comm(), p.sum, p.sum, spmd.Sum, 0); err != nil {
 		return err
 	}
 	failed := ""
@@ -141,7 +142,7 @@ func draw[T number](h *heat[T], c config) error {
 			failed = fmt.Sprintf("--image: %v", err)
 		}
 	}
-	if failed, err = spmd.BroadcastValue(h.w.Comm(), failed, 0); err == nil && failed != "" {
+	if failed, err = hostdata.Broadcast(h.w.Comm(), failed, 0); err == nil && failed != "" {
 		err = errors.New(failed)
 	}
 	return err

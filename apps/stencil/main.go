@@ -17,6 +17,7 @@ import (
 
 	"lockstep/internal/cli"
 	"lockstep/spmd"
+	"lockstep/spmd/mesh"
 	"lockstep/spmd/timing"
 )
 
@@ -151,14 +152,14 @@ func (c *config) checkSize(ranks int) error {
 const mostElements = math.MaxInt / 1024
 
 // axes returns the axes of the mesh, with their sizes.
-func (c *config) axes(ranks int) ([]spmd.Axis, error) {
+func (c *config) axes(ranks int) ([]mesh.Axis, error) {
 	dims := len(c.Size)
 	if len(c.Mesh) > 0 && len(c.Mesh) != dims {
 		return nil, fmt.Errorf("the grid has %d dimensions", dims)
 	}
-	var axes []spmd.Axis
+	var axes []mesh.Axis
 	for i, axis := range axesOf(dims) {
-		a := spmd.Axis{Name: axisNames[axis], Size: spmd.Fit, Periodic: c.Edges == "periodic"}
+		a := mesh.Axis{Name: axisNames[axis], Size: mesh.Fit, Periodic: c.Edges == "periodic"}
 		if dims == 2 && axis == planes { // a plane is one row
 			a.Name = axisNames[rows]
 		}
@@ -167,7 +168,7 @@ func (c *config) axes(ranks int) ([]spmd.Axis, error) {
 		}
 		axes = append(axes, a)
 	}
-	return spmd.FitAxes(ranks, axes...)
+	return mesh.FitAxes(ranks, axes...)
 }
 
 // The default sizes.

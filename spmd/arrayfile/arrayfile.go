@@ -17,6 +17,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/outfile"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // limit is how long one read or write of a piece may take before the job counts as hanging.
@@ -76,7 +77,7 @@ func agree(c spmd.Comm, op string, err error) error {
 	if err != nil {
 		text = err.Error()
 	}
-	all, failed := spmd.AllGatherValue(c, text)
+	all, failed := hostdata.AllGather(c, text)
 	if failed != nil {
 		return failed
 	}
@@ -170,7 +171,7 @@ func save[T spmd.Elem](c spmd.Comm, f whole, b spmd.Buffer[T], off int, wrong er
 	}
 	err = agree(c, f.op, err)
 	if err == nil {
-		part, err = spmd.BroadcastValue(c, part, 0)
+		part, err = hostdata.Broadcast(c, part, 0)
 	}
 	if err == nil {
 		err = agree(c, f.op, write(work, part, len(f.head), b, off))
@@ -216,11 +217,11 @@ func write[T spmd.Elem](work *spmd.Files, part string, head int, b spmd.Buffer[T
 
 // covered says why the parts of all ranks do not have each element of the array once.
 func covered(c spmd.Comm, off, n, total int) error {
-	offs, err := spmd.AllGatherNumber(c, off)
+	offs, err := hostdata.AllGather(c, off)
 	if err != nil {
 		return err
 	}
-	counts, err := spmd.AllGatherNumber(c, n)
+	counts, err := hostdata.AllGather(c, n)
 	if err != nil {
 		return err
 	}

@@ -120,7 +120,7 @@ func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	m := &Manager{w: w, channel: control.ChannelOf(w), disk: disk{w.Files()}, cfg: cfg, damaged: make(map[string]bool)}
+	m := &Manager{w: w, channel: w.Inside().Channel, disk: disk{w.Files()}, cfg: cfg, damaged: make(map[string]bool)}
 	defer m.enter(control.OpenCheckpoints)()
 	err := m.open(dir)
 	if err := m.agree(err); err != nil {

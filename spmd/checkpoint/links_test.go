@@ -14,6 +14,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -99,7 +100,7 @@ func TestCheckpointAside(t *testing.T) {
 					spmdtest.Must(t, os.RemoveAll(filepath.Join(dir, "step-00000002")))
 				}
 				spmdtest.Must(t, spmd.Barrier(w.Comm()))
-				aside, err := spmd.BroadcastValue(w.Comm(), aside, 0)
+				aside, err := hostdata.Broadcast(w.Comm(), aside, 0)
 				spmdtest.Must(t, err)
 				var log bytes.Buffer
 				*w.Log() = zerolog.New(&log)

@@ -38,6 +38,7 @@ import (
 	"lockstep/internal/cli"
 	"lockstep/internal/runlog"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // Off as Config.Dir, and as the value of --run-dir, means no folder.
@@ -99,7 +100,7 @@ type opened struct {
 //
 // Collective over all ranks, blocking. Config counts on rank 0.
 func Open(w *spmd.World, c Config) (*Folder, error) {
-	hosts, err := spmd.AllGatherValue(w.Comm(), hostname())
+	hosts, err := hostdata.AllGather(w.Comm(), hostname())
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +116,7 @@ func Open(w *spmd.World, c Config) (*Folder, error) {
 			said.Error, said.Full = c.about(err).Error(), isFull(err)
 		}
 	}
-	if said, err = spmd.BroadcastValue(w.Comm(), said, 0); err != nil {
+	if said, err = hostdata.Broadcast(w.Comm(), said, 0); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	switch {

@@ -18,6 +18,7 @@ import (
 	"lockstep/internal/fakelib"
 	"lockstep/internal/runlog"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -78,7 +79,7 @@ func TestNew(t *testing.T) {
 		if !regexp.MustCompile(`^runs/\d{4}-\d\d-\d\d-runfolder\.test-\d{6}(-\d+)?$`).MatchString(a) || a == b {
 			t.Errorf("rank %d: %q and then %q", w.Rank(), a, b)
 		}
-		if all, err := spmd.AllGatherValue(w.Comm(), a); err != nil || all[0] != all[w.Size()-1] {
+		if all, err := hostdata.AllGather(w.Comm(), a); err != nil || all[0] != all[w.Size()-1] {
 			t.Errorf("%v, %q", err, all)
 		}
 		if w.Rank() != 0 {

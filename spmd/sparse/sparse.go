@@ -14,6 +14,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // Float is the set of element types.
@@ -76,7 +77,7 @@ type neighbour struct{ rank, needLo, needHi, giveLo, giveHi int }
 //
 // Collective. A bad matrix on one rank is an error on all.
 func New[T Float](w *spmd.World, c spmd.Comm, a CSR[T], own int) (m *Matrix[T], err error) {
-	owns, err := spmd.AllGatherNumber(c, own)
+	owns, err := hostdata.AllGather(c, own)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +89,7 @@ func New[T Float](w *spmd.World, c spmd.Comm, a CSR[T], own int) (m *Matrix[T], 
 	if own < 0 || own > math.MaxInt32 {
 		wrong = fmt.Errorf("%d elements of a vector", own)
 	}
-	if any, err := spmd.Any(c, wrong != nil); err != nil || any {
+	if any, err := hostdata.Any(c, wrong != nil); err != nil || any {
 		return nil, errors.Join(err, fmt.Errorf("%s: sparse.New: rank %d: %w", ccall.At(), c.Rank(), cause(wrong)))
 	}
 	rows := len(a.Start) - 1

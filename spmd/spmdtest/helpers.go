@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // Must fails the test if there is an error.
@@ -40,7 +41,7 @@ func TempDir(t testing.TB, w *spmd.World) string {
 	if w.Rank() == 0 {
 		dir = t.TempDir() // rank 0 removes it when the world is closed: then no rank uses it
 	}
-	dir, err := spmd.BroadcastValue(w.Comm(), dir, 0)
+	dir, err := hostdata.Broadcast(w.Comm(), dir, 0)
 	Must(t, err)
 	return dir
 }

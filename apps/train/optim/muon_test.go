@@ -12,6 +12,7 @@ import (
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -204,7 +205,7 @@ func testMuon[A ops.Act](t *testing.T, w *spmd.World) {
 				}
 			}
 		}
-		all, err := spmd.AllGatherValue(w.Comm(), weights[graphed])
+		all, err := hostdata.AllGather(w.Comm(), weights[graphed])
 		traintest.NoError(t, err)
 		if !slices.Equal(all[0], weights[graphed]) {
 			t.Error("the weights differ from rank 0's")

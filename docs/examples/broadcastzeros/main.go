@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 func main() {
@@ -33,7 +34,7 @@ func broadcastZeros(_ context.Context, w *spmd.World) error {
 		s.Synchronize()); err != nil {
 		return err
 	}
-	onStream, err := spmd.AllGatherNumber(w.Comm(), x.At(999))
+	onStream, err := hostdata.AllGather(w.Comm(), x.At(999))
 	if err != nil {
 		return err
 	}
@@ -44,7 +45,7 @@ func broadcastZeros(_ context.Context, w *spmd.World) error {
 		spmd.Broadcast(w.Comm(), x, 0)); err != nil {
 		return err
 	}
-	blocking, err := spmd.AllGatherNumber(w.Comm(), x.At(999))
+	blocking, err := hostdata.AllGather(w.Comm(), x.At(999))
 	if err == nil && w.Rank() == 0 {
 		fmt.Println("on a stream:", onStream, "blocking:", blocking)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 func main() {
@@ -23,7 +24,7 @@ func conditional(_ context.Context, w *spmd.World) error {
 	for round := range 6 {
 		// in every other round one rank, which the others do not know
 		mine := round%2 == 1 && round/2%w.Size() == w.Rank()
-		any, err := spmd.Any(w.Comm(), mine)
+		any, err := hostdata.Any(w.Comm(), mine)
 		if err != nil {
 			return err
 		}

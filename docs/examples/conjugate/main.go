@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/mesh"
 )
 
 func main() {
@@ -38,13 +39,13 @@ func conjugate(_ context.Context, w *spmd.World) error {
 	n := spmd.ShardOf(12_000, w.Rank(), w.Size()).Len
 	mem, err := spmd.Alloc[float64](w, 4*n+84)
 	s, err2 := w.NewStream("conjugate")
-	mesh, err3 := w.Mesh(spmd.Axis{Name: "line", Size: spmd.Fit})
+	line, err3 := mesh.New(w, mesh.Axis{Name: "line", Size: mesh.Fit})
 	if err = errors.Join(err, err2, err3); err != nil {
 		return err
 	}
 	x, r, q, p := mem.Slice(0, n), mem.Slice(n, 2*n), mem.Slice(2*n, 3*n), mem.Slice(3*n, 4*n+2)
 	pq, rrs, c := mem.Slice(4*n+2, 4*n+3), mem.Slice(4*n+3, mem.Len()), w.Comm().On(s)
-	left, right := mesh.Shift("line", 1) // nobody at the ends
+	left, right := line.Shift("line", 1) // nobody at the ends
 	halo := func() error {
 		return errors.Join(spmd.SendRecv(c, p.Slice(0, 1), left, p.Slice(n, n+1), right),
 			spmd.SendRecv(c, p.Slice(n+1, n+2), right, p.Slice(1, 2), left))

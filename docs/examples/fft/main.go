@@ -13,6 +13,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/fft"
+	"lockstep/spmd/hostdata"
 )
 
 func main() {
@@ -31,19 +32,18 @@ func fftJoin(i, j int, to, x []complex128, rows, side int) {
 
 func waves(_ context.Context, w *spmd.World) error {
 	const side = 48 // a multiple of the number of ranks
-	rows := side / w.Size()
-	n, wave := rows*side, make([]complex128, rows*side)
+	rows, wave := side/w.Size(), make([]complex128, side*side/w.Size())
 	for k := range wave {
 		i, j := w.Rank()*rows+k/side, k%side
 		wave[k] = complex(math.Cos(2*math.Pi*float64(3*i+5*j)/side), 0)
 	}
-	mem, err := spmd.Alloc[complex128](w, 2*n)
+	mem, err := spmd.Alloc[complex128](w, 2*rows*side)
 	p, err2 := fft.New[complex128](w, []int{side}, rows)
 	s, err3 := w.NewStream("fft")
 	if err = errors.Join(err, err2, err3); err != nil {
 		return err
 	}
-	x, y, c := mem.Slice(0, n), mem.Slice(n, 2*n), w.Comm().On(s)
+	x, y, c := mem.Slice(0, rows*side), mem.Slice(rows*side, mem.Len()), w.Comm().On(s)
 	err = errors.Join(x.CopyFrom(wave), p.Forward(s, x, x), launchFftTurn(s, rows, side, y, x, rows, side),
 		spmd.AllToAll(c, y, y), launchFftJoin(s, rows, side, x, y, rows, side), p.Forward(s, x, x),
 		s.Synchronize(), x.CopyTo(wave))
@@ -54,8 +54,8 @@ func waves(_ context.Context, w *spmd.World) error {
 			peaks++
 		}
 	}
-	peaks, err2 = spmd.AllReduceNumber(w.Comm(), peaks, spmd.Sum)
-	err = errors.Join(err, err2, spmd.AllReduceSlice(w.Comm(), most, most, spmd.Max), p.Close())
+	peaks, err2 = hostdata.AllReduce(w.Comm(), peaks, spmd.Sum)
+	err = errors.Join(err, err2, hostdata.AllReduceSlice(w.Comm(), most, most, spmd.Max), p.Close())
 	for j := 0; err == nil && j < side; j++ {
 		err = w.Emit(map[string]any{"column": j, "amplitude": most[j]})
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 func main() {
@@ -52,7 +53,7 @@ func graphMessages(_ context.Context, w *spmd.World) error {
 	if err := errors.Join(s.Synchronize(), <-allocated); err != nil {
 		return err
 	}
-	held, err := spmd.AllGatherNumber(w.Comm(), x.At(0))
+	held, err := hostdata.AllGather(w.Comm(), x.At(0))
 	if err == nil && w.Rank() == 0 {
 		fmt.Println("after 5 replays the ranks hold the numbers of", held)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 func main() {
@@ -20,7 +21,7 @@ type place struct{ Rank, LocalRank, Node int }
 
 func hello(_ context.Context, w *spmd.World) error {
 	w.Log().Info().Str("device", w.Device()).Msg("mine") // of each rank with --log-ranks all
-	places, err := spmd.AllGatherValue(w.Comm(), place{w.Rank(), w.LocalRank(), w.Node()})
+	places, err := hostdata.AllGather(w.Comm(), place{w.Rank(), w.LocalRank(), w.Node()})
 	if err != nil || w.Rank() != 0 {
 		return err
 	}

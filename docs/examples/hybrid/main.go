@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
+	"lockstep/spmd/mesh"
 )
 
 func main() {
@@ -20,11 +22,11 @@ func hybrid(_ context.Context, w *spmd.World) error {
 	if w.Size()%2 == 0 {
 		parts = 2
 	}
-	mesh, err := w.Mesh(spmd.Axis{Name: "data", Size: spmd.Fit}, spmd.Axis{Name: "model", Size: parts})
+	grid, err := mesh.New(w, mesh.Axis{Name: "data", Size: mesh.Fit}, mesh.Axis{Name: "model", Size: parts})
 	if err != nil {
 		return err
 	}
-	data, model := mesh.Comm("data"), mesh.Comm("model")
+	data, model := grid.Comm("data"), grid.Comm("model")
 	weights, err := spmd.Alloc[float32](w, 8)
 	if err != nil {
 		return err
@@ -41,7 +43,7 @@ func hybrid(_ context.Context, w *spmd.World) error {
 	if err := spmd.AllGather(model, weights, mine); err != nil { // the whole model, from the ranks with the same data
 		return err
 	}
-	places, err := spmd.AllGatherValue(w.Comm(), [2]int{data.Rank(), model.Rank()})
+	places, err := hostdata.AllGather(w.Comm(), [2]int{data.Rank(), model.Rank()})
 	if err == nil && w.Rank() == 0 {
 		fmt.Printf("%d x %d ranks at %v: %v ... %v\n", data.Size(), model.Size(), places, weights.At(0), weights.At(7))
 	}

@@ -10,10 +10,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/managed"
 )
 
 func main() {
-	spmd.Main(pflag.NewFlagSet("managed", pflag.ExitOnError), managed)
+	spmd.Main(pflag.NewFlagSet("managed", pflag.ExitOnError), squares)
 }
 
 //go:generate go run lockstep/spmd/spmdgen
@@ -21,9 +22,9 @@ func main() {
 //spmd:kernel
 func managedSquare(i int, x []int64) { x[i] *= x[i] }
 
-func managed(_ context.Context, w *spmd.World) error {
+func squares(_ context.Context, w *spmd.World) error {
 	const n = 1 << 20
-	x, err := spmd.AllocManaged[int64](w, n)
+	x, err := managed.Alloc[int64](w, n)
 	if err != nil {
 		return err
 	}
@@ -37,13 +38,13 @@ func managed(_ context.Context, w *spmd.World) error {
 	}
 	low, high := x.Slice(0, n/2), x.Slice(n/2, n)
 	err = errors.Join( // in this order
-		x.Advise(spmd.AccessedByDevice), // its pages are mapped there, wherever they are
-		low.Prefetch(moves, spmd.ToDevice), s.After(moves),
+		managed.Advise(x, managed.AccessedByDevice), // its pages are mapped there, wherever they are
+		managed.Prefetch(moves, low, managed.ToDevice), s.After(moves),
 		launchManagedSquare(s, n/2, low),
-		high.Prefetch(moves, spmd.ToDevice), s.After(moves),
+		managed.Prefetch(moves, high, managed.ToDevice), s.After(moves),
 		launchManagedSquare(s, n/2, high),
 		spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum),
-		x.Prefetch(s, spmd.ToHost),
+		managed.Prefetch(s, x, managed.ToHost),
 		s.Synchronize(), // before the host looks
 	)
 	if err == nil && w.Rank() == 0 {

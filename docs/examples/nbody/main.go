@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/random"
 )
 
@@ -50,7 +51,7 @@ func nbody(_ context.Context, w *spmd.World) error {
 		err = errors.Join(launchNbodyKick(s, energy, mine.Len, v, places, mine.Off, dt),
 			launchNbodyDrift(s, 3*mine.Len, x, v, dt), spmd.AllGather(c, places, x))
 		if step%10 == 0 && err == nil {
-			sum, err2 := spmd.AllReduceNumber(w.Comm(), energy.At(0)/n, spmd.Sum)
+			sum, err2 := hostdata.AllReduce(w.Comm(), energy.At(0)/n, spmd.Sum)
 			err = errors.Join(err2, w.Emit(map[string]any{"time": dt * float64(step), "energy": sum}))
 			if step%100 == 0 && w.Rank() == 0 {
 				fmt.Printf("step %d: energy %.4f\n", step, sum)

@@ -13,6 +13,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/hostdata"
 )
 
 var recoverFolder string
@@ -44,7 +45,7 @@ func recovered(_ context.Context, w *spmd.World) (err error) {
 		if step == 3 && begun == 0 {
 			return errors.New("it fails in its fourth step")
 		}
-		sum, err := spmd.AllReduceNumber(w.Comm(), int64(step), spmd.Sum)
+		sum, err := hostdata.AllReduce(w.Comm(), int64(step), spmd.Sum)
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
+	"lockstep/spmd/mesh"
 )
 
 func main() {
@@ -16,11 +18,11 @@ func main() {
 }
 
 func ring(_ context.Context, w *spmd.World) error {
-	mesh, err := w.Mesh(spmd.Axis{Name: "ring", Size: spmd.Fit, Periodic: true})
+	around, err := mesh.New(w, mesh.Axis{Name: "ring", Size: mesh.Fit, Periodic: true})
 	if err != nil {
 		return err
 	}
-	left, right := mesh.Shift("ring", 1)
+	left, right := around.Shift("ring", 1)
 	x, err := spmd.Alloc[int32](w, 4)
 	if err != nil {
 		return err
@@ -37,7 +39,7 @@ func ring(_ context.Context, w *spmd.World) error {
 			return err
 		}
 		x, got = got, x
-		held, err := spmd.AllGatherNumber(w.Comm(), x.At(0))
+		held, err := hostdata.AllGather(w.Comm(), x.At(0))
 		if err != nil {
 			return err
 		}

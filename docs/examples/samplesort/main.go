@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/radix"
 	"lockstep/spmd/random"
 )
@@ -32,7 +33,7 @@ func sortOverRanks(_ context.Context, w *spmd.World) error {
 	for r := range sample {
 		sample[r] = x.At(r * mine.Len / size)
 	}
-	err = errors.Join(err, spmd.AllGatherSlice(c, samples, sample))
+	err = errors.Join(err, hostdata.AllGatherSlice(c, samples, sample))
 	slices.Sort(samples)
 	send, below, all := make([]int, size), 0, make([]int, size*size)
 	for r := range size - 1 { // rank r gets the numbers below the first sample of the next
@@ -40,7 +41,7 @@ func sortOverRanks(_ context.Context, w *spmd.World) error {
 		send[r], below = end-below, end
 	}
 	send[size-1] = mine.Len - below
-	err = errors.Join(err, spmd.AllGatherSlice(c, all, send))
+	err = errors.Join(err, hostdata.AllGatherSlice(c, all, send))
 	receive, total := make([]int, size), 0
 	for r := range receive {
 		receive[r] = all[r*size+w.Rank()]
@@ -49,8 +50,8 @@ func sortOverRanks(_ context.Context, w *spmd.World) error {
 	y, err2 := spmd.Alloc[float32](w, total)
 	err = errors.Join(err, err2, spmd.AllToAllV(c.On(s), y, x, receive, send), radix.Sort(s, y, y))
 	ends, totals, sum := make([]float32, 2*size), make([]int, size), 0
-	err = errors.Join(err, spmd.AllGatherSlice(c, ends, []float32{y.At(0), y.At(total - 1)}),
-		spmd.AllGatherSlice(c, totals, []int{total}))
+	err = errors.Join(err, hostdata.AllGatherSlice(c, ends, []float32{y.At(0), y.At(total - 1)}),
+		hostdata.AllGatherSlice(c, totals, []int{total}))
 	for r, elements := range totals {
 		sum += elements
 		err = errors.Join(err, w.Emit(map[string]any{"rank": r, "elements": elements}))

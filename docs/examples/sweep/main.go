@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/random"
 )
 
@@ -51,7 +52,7 @@ func sweep(_ context.Context, w *spmd.World) error {
 		}
 	}
 	all := make([]float64, jobs)
-	err = errors.Join(err, spmd.AllReduceSlice(w.Comm(), all, found, spmd.Sum))
+	err = errors.Join(err, hostdata.AllReduceSlice(w.Comm(), all, found, spmd.Sum))
 	for job := 0; err == nil && job < jobs && w.Rank() == 0; job++ {
 		rate := 3.45 + 0.05*float64(job)
 		fmt.Printf("rate %.2f: above a half in %.2f of the steps\n", rate, all[job])

@@ -17,6 +17,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
@@ -67,14 +68,32 @@ func (r *Rank) OnHost() bool { return r.GPU == nil }
 // Capturing says whether a stream is being captured.
 func (r *Rank) Capturing() bool { return r.capturing.Load() != 0 }
 
-// Block allocates n bytes of p.
-func (r *Rank) Block(p *exec.Pool, n int) (*exec.Block, error) {
-	if err := exec.RefuseInHostFunc("Alloc"); err != nil {
+// mostBytes is more than any device has, and leaves room to round up.
+const mostBytes = 1 << 56
+
+// CheckSize refuses numbers of elements that no memory holds.
+func CheckSize(t elem.Type, n int) error {
+	if n < 0 || n > mostBytes/t.Size() {
+		return fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, t)
+	}
+	return nil
+}
+
+// Alloc returns memory of a pool for n elements; a block without memory for none.
+func (r *Rank) Alloc(p *exec.Pool, t elem.Type, n int) (*exec.Block, error) {
+	if err := CheckSize(t, n); err != nil {
 		return nil, err
 	}
 	b := &exec.Block{Owner: r}
-	if err := p.Alloc(b, n); err != nil {
-		return nil, err
+	if n == 0 {
+		return b, nil
+	}
+	err := exec.RefuseInHostFunc("Alloc")
+	if err == nil {
+		err = p.Alloc(b, n*t.Size())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: Alloc of %d %v: %w", ccall.At(), n, t, err)
 	}
 	return b, nil
 }

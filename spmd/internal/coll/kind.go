@@ -151,8 +151,8 @@ var table = [256]Traits{
 	Load:            {Name: "Load", Own: true},
 	WaitSave:        {Name: "Wait for a save", Own: true},
 	Choose:          {Name: "Choose", Own: true},
-	BroadcastValue:  {Name: "BroadcastValue", Own: true, Rooted: true},
-	AllGatherValue:  {Name: "AllGatherValue", Own: true},
+	BroadcastValue:  {Name: "hostdata.Broadcast", Own: true, Rooted: true},
+	AllGatherValue:  {Name: "hostdata.AllGather", Own: true},
 	Start:           {Name: "the start", Own: true},
 	End:             {Name: "the end", Own: true},
 

@@ -46,10 +46,6 @@ type Channel struct {
 	guard Guard
 }
 
-// ChannelOf returns the channel of a *spmd.World, for package checkpoint. Package spmd sets it when
-// it is initialised.
-var ChannelOf func(w any) *Channel
-
 // NewChannel returns the channel over c, on which nothing else may talk.
 func NewChannel(c Comm, g Guard) *Channel { return &Channel{c, g} }
 

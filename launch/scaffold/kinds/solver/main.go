@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // config is every setting of a run.
@@ -92,7 +93,7 @@ func run(w *spmd.World, c config) (result, error) {
 	for i := range want {
 		worst[0] = max(worst[0], math.Abs(got[i]-want[i]))
 	}
-	if err := spmd.AllReduceSlice(w.Comm(), worst, worst, spmd.Max); err != nil {
+	if err := hostdata.AllReduceSlice(w.Comm(), worst, worst, spmd.Max); err != nil {
 		return r, err
 	}
 	// What is left of the residual, and rounding, grow in the answer as the square of the side. The

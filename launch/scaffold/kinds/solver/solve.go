@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // The command writes kernels_spmd.go: the kernels in CUDA C++, for GPUs, and what launches them.
@@ -103,7 +104,7 @@ func (v *solver) solve(right []float64, tolerance float64, most int) (steps int,
 	}
 	c := v.w.Comm()
 	err = errors.Join(v.x.SetAll(0), v.p.SetAll(0), v.r.CopyFrom(right), v.p.Slice(v.side, v.side+v.n).CopyFrom(right),
-		spmd.AllReduceSlice(c, square, square, spmd.Sum), v.rr.SetAll(square[0]))
+		hostdata.AllReduceSlice(c, square, square, spmd.Sum), v.rr.SetAll(square[0]))
 	for err == nil && steps < most {
 		for range min(checkEach, most-steps) { // nothing waits in here
 			if err := v.step(c.On(v.s)); err != nil {
@@ -115,7 +116,7 @@ func (v *solver) solve(right []float64, tolerance float64, most int) (steps int,
 		if err := v.w.Emit(progress{steps, residual}); err != nil {
 			return steps, residual, err
 		}
-		above, err := spmd.Any(c, residual > tolerance) // on every rank the same
+		above, err := hostdata.Any(c, residual > tolerance) // on every rank the same
 		if err != nil || !above {
 			return steps, residual, err
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/progress"
 	"lockstep/spmd/random"
 )
@@ -140,7 +141,7 @@ func run(w *spmd.World, c config) (all []result, err error) {
 			return nil, err
 		}
 	}
-	if err := spmd.AllReduceSlice(w.Comm(), counts, counts, spmd.Sum); err != nil {
+	if err := hostdata.AllReduceSlice(w.Comm(), counts, counts, spmd.Sum); err != nil {
 		return nil, err
 	}
 	for job, n := range counts {

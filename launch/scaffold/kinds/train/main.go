@@ -11,6 +11,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/progress"
 )
@@ -110,7 +111,7 @@ func run(ctx context.Context, w *spmd.World, c config) (loss float64, err error)
 		if err := w.Emit(record{done, loss}); err != nil {
 			return 0, err
 		}
-		if stop, err = spmd.AnyPreempted(ctx, w.Comm()); err != nil { // Slurm's warning, or Ctrl-C
+		if stop, err = hostdata.AnyPreempted(ctx, w.Comm()); err != nil { // Slurm's warning, or Ctrl-C
 			return 0, err
 		}
 		if done%c.SaveEvery == 0 || done == c.Steps || stop {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -47,7 +48,7 @@ func TestGradient(t *testing.T) {
 		spmdtest.Must(t, n.x.CopyTo(mine))
 		inputs := make([]float32, batch)
 		copy(inputs[n.mine.Off:], mine)
-		spmdtest.Must(t, spmd.AllReduceSlice(w.Comm(), inputs, inputs, spmd.Sum))
+		spmdtest.Must(t, hostdata.AllReduceSlice(w.Comm(), inputs, inputs, spmd.Sum))
 
 		p := make([]float64, params)
 		for i, v := range before {

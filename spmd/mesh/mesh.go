@@ -1,4 +1,5 @@
-package spmd
+// Package mesh arranges the ranks of a world in a grid, with a communicator along each axis.
+package mesh
 
 import (
 	"fmt"
@@ -9,7 +10,8 @@ import (
 	"strings"
 
 	"lockstep/internal/ccall"
-	"lockstep/spmd/internal/control"
+	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
 )
 
 // Axis is one direction of a Mesh: its name, and how many ranks follow each other along it. A size
@@ -39,19 +41,19 @@ type Layout struct {
 	coord []int
 }
 
-// Layout arranges the ranks as Mesh does, without communicators. It is for programs that exchange
+// NewLayout arranges the ranks as New does, without communicators. It is for programs that exchange
 // messages with their neighbours on w.Comm(), and need no collectives along an axis. Not
 // collective.
 // Source: mpi.h, MPI_Cart_create.
-func (w *World) Layout(axes ...Axis) (*Layout, error) {
-	g, err := w.layout(axes)
+func NewLayout(w *spmd.World, axes ...Axis) (*Layout, error) {
+	g, err := layout(w, axes)
 	if err != nil {
-		return nil, fmt.Errorf("%s: Layout: %w", ccall.At(), err)
+		return nil, fmt.Errorf("%s: mesh.NewLayout: %w", ccall.At(), err)
 	}
 	return &g, nil
 }
 
-func (w *World) layout(axes []Axis) (Layout, error) {
+func layout(w *spmd.World, axes []Axis) (Layout, error) {
 	axes, err := FitAxes(w.Size(), axes...)
 	if err != nil {
 		return Layout{}, err
@@ -66,23 +68,23 @@ func (w *World) layout(axes []Axis) (Layout, error) {
 // Mesh is a Layout with one communicator along each axis.
 type Mesh struct {
 	Layout
-	comms []Comm
+	comms []spmd.Comm
 }
 
-// Mesh arranges the ranks in a grid, the last axis varying fastest: of
+// New arranges the ranks in a grid, the last axis varying fastest: of
 //
-//	w.Mesh(spmd.Axis{Name: "data", Size: spmd.Fit}, spmd.Axis{Name: "model", Size: 2})
+//	mesh.New(w, mesh.Axis{Name: "data", Size: mesh.Fit}, mesh.Axis{Name: "model", Size: 2})
 //
 // ranks 0 and 1 are one row of "model". The product of the sizes must be the number of ranks. Axes
 // of size Fit share the ranks that the others leave. All ranks give the same axes.
 //
 // Collective, blocking.
-func (w *World) Mesh(axes ...Axis) (*Mesh, error) {
-	g, err := w.layout(axes)
+func New(w *spmd.World, axes ...Axis) (*Mesh, error) {
+	g, err := layout(w, axes)
 	if err != nil {
-		return nil, fmt.Errorf("%s: Mesh: %w", ccall.At(), err)
+		return nil, fmt.Errorf("%s: mesh.New: %w", ccall.At(), err)
 	}
-	if err := w.sameAxes(g.axes); err != nil {
+	if err := sameAxes(w, g.axes); err != nil {
 		return nil, err
 	}
 	m := &Mesh{Layout: g}
@@ -99,25 +101,26 @@ func (w *World) Mesh(axes ...Axis) (*Mesh, error) {
 }
 
 // sameAxes refuses axes that differ between ranks. Collective.
-func (w *World) sameAxes(axes []Axis) error {
+func sameAxes(w *spmd.World, axes []Axis) error {
 	mine := fmt.Sprint(axes)
 	h := fnv.New64a()
 	io.WriteString(h, mine)
-	all, err := w.in.Channel.Range(control.Split, int64(h.Sum64()))
-	if err != nil || all.One() {
+	hashes, err := hostdata.AllGather(w.Comm(), h.Sum64())
+	if err != nil || !slices.ContainsFunc(hashes, func(x uint64) bool { return x != hashes[0] }) {
 		return err
 	}
-	said, err := AllGatherValue(w.Comm(), mine)
+	said, err := hostdata.AllGather(w.Comm(), mine)
 	if err != nil {
 		return err
 	}
 	r := slices.IndexFunc(said, func(s string) bool { return s != said[0] })
-	return fmt.Errorf("%s: Mesh: %w: rank 0 has the axes %s, rank %d %s", ccall.At(), ErrContract, said[0], r, said[r])
+	return fmt.Errorf("%s: mesh.New: %w: rank 0 has the axes %s, rank %d %s",
+		ccall.At(), spmd.ErrContract, said[0], r, said[r])
 }
 
 // Comm returns the communicator along the named axis: the ranks that differ from this one only in
 // that coordinate. It panics if there is no such axis.
-func (m *Mesh) Comm(axis string) Comm { return m.comms[m.mustIndex(axis)] }
+func (m *Mesh) Comm(axis string) spmd.Comm { return m.comms[m.mustIndex(axis)] }
 
 // Coord returns this rank's coordinate on the named axis. It panics if there is no such axis.
 func (g *Layout) Coord(axis string) int { return g.coord[g.mustIndex(axis)] }
@@ -127,7 +130,7 @@ func (g *Layout) Axes() []Axis { return slices.Clone(g.axes) }
 
 // Shift returns the ranks of w.Comm() that are by steps away from this one along the named axis: to
 // is ahead, and from is behind. A SendRecv with them moves data by steps along the axis. On a
-// Periodic axis the first follows the last rank; else a rank beyond the ends is None. by may be
+// Periodic axis the first follows the last rank; else a rank beyond the ends is spmd.None. by may be
 // negative. It panics if there is no such axis. Not collective. Source: mpi.h, MPI_Cart_shift.
 func (g *Layout) Shift(axis string, by int) (from, to int) {
 	i := g.mustIndex(axis)
@@ -142,7 +145,7 @@ func (g *Layout) along(i, steps int) int {
 	case g.axes[i].Periodic:
 		there = (there + size) % size
 	case steps <= -size || steps >= size || there < 0 || there >= size:
-		return None
+		return spmd.None
 	}
 	stride := 1
 	for _, a := range g.axes[i+1:] {
@@ -163,14 +166,14 @@ func (g *Layout) mustIndex(name string) int {
 		for _, a := range g.axes {
 			names = append(names, a.Name)
 		}
-		panic(fmt.Sprintf("spmd: the layout has no axis %q, only %s", name, strings.Join(names, ", ")))
+		panic(fmt.Sprintf("mesh: the layout has no axis %q, only %s", name, strings.Join(names, ", ")))
 	}
 	return i
 }
 
 // FitAxes returns axes with sizes that multiply to the number of ranks. Several axes of size Fit
 // share the ranks that the others leave as evenly as can be, earlier axes more: two axes of 12
-// ranks are 4 and 3. Mesh does the same; a program that wants to know before the job starts asks
+// ranks are 4 and 3. New does the same; a program that wants to know before the job starts asks
 // here. It is an error if no sizes fit. Not collective. Source: mpi.h, MPI_Dims_create.
 func FitAxes(ranks int, axes ...Axis) ([]Axis, error) {
 	fitted := slices.Clone(axes)
