@@ -9,8 +9,8 @@ import (
 
 // Choose calls choose on rank 0 and returns its result on every rank. It is for a choice that all
 // ranks have to make alike, such as the fastest algorithm. An error of choose is an error on every
-// rank. So is a choice that hostdata.Broadcast would not carry. op, the name of the calling function,
-// appears in errors.
+// rank. So is a choice that hostdata.Broadcast would not carry. op, the name of the calling
+// function, appears in errors.
 //
 // Collective over all ranks, blocking: it is refused while a stream is being captured.
 func Choose[T any](w *World, op string, choose func() (T, error)) (T, error) {

@@ -67,8 +67,8 @@
 // a rank leaves a message out on this rank. By hostdata.Any or AllReduceIf the ranks ask each
 // other whether a collective is worth while.
 //
-// Numbers and settings of the host need no Buffers: package hostdata reduces, broadcasts and gathers
-// them. Its calls block, and wait for no stream.
+// Numbers and settings of the host need no Buffers: package hostdata reduces, broadcasts and
+// gathers them. Its calls block, and wait for no stream.
 //
 // Go memory: after their first call, calls of a stream and a communicator allocate none. This holds
 // on the host, and on GPUs through NCCL and kernels between peers. If the host carries the memory

@@ -61,17 +61,17 @@ func TestHostFuncRefuses(t *testing.T) {
 				_, err := mesh.New(w, mesh.Axis{Name: "all", Size: mesh.Fit})
 				return err
 			},
-			"BroadcastNumber": func() error { _, err := hostdata.Broadcast(c, 1, 0); return err },
-			"AllGatherNumber": func() error { _, err := hostdata.AllGather(c, 1); return err },
-			"Any":             func() error { _, err := hostdata.Any(c, true); return err },
-			"AllReduceSlice":  func() error { return hostdata.AllReduceSlice(c, number, number, spmd.Sum) },
-			"ReduceSlice":     func() error { return hostdata.ReduceSlice(c, number, number, spmd.Sum, 0) },
+			"Broadcast of a number": func() error { _, err := hostdata.Broadcast(c, 1, 0); return err },
+			"AllGather of numbers":  func() error { _, err := hostdata.AllGather(c, 1); return err },
+			"Any":                   func() error { _, err := hostdata.Any(c, true); return err },
+			"AllReduceSlice":        func() error { return hostdata.AllReduceSlice(c, number, number, spmd.Sum) },
+			"ReduceSlice":           func() error { return hostdata.ReduceSlice(c, number, number, spmd.Sum, 0) },
 			"AllReduceIf": func() error {
 				_, err := hostdata.AllReduceIf(c, true, number, number, spmd.Sum)
 				return err
 			},
-			"BroadcastValue": func() error { _, err := hostdata.Broadcast(c, 1, 0); return err },
-			"AllGatherValue": func() error { _, err := hostdata.AllGather(c, 1); return err },
+			"Broadcast of a value": func() error { _, err := hostdata.Broadcast(c, "1", 0); return err },
+			"AllGather of values":  func() error { _, err := hostdata.AllGather(c, "1"); return err },
 			"Choose": func() error {
 				_, err := spmd.Choose(w, "test", func() (int, error) { return 1, nil })
 				return err
@@ -107,7 +107,7 @@ func TestHostFuncRefuses(t *testing.T) {
 			"CopyTo":                    func() error { return x.CopyTo(make([]float32, 4)) },
 			"SetAll":                    func() error { return x.SetAll(3) },
 			"HostFunc":                  func() error { return other.HostFunc(func() error { return nil }) },
-			"AllReduceNumber":           func() error { _, err := hostdata.AllReduce(c, 1, spmd.Sum); return err },
+			"AllReduce of a number":     func() error { _, err := hostdata.AllReduce(c, 1, spmd.Sum); return err },
 		} {
 			var got error
 			s := stream(t, w, what)
@@ -205,10 +205,10 @@ func TestBlocksInACapture(t *testing.T) {
 				_, err := mesh.New(w, mesh.Axis{Name: "all", Size: mesh.Fit})
 				return err
 			},
-			"Close":               half.Close,
-			"BroadcastValue":      func() error { _, err := hostdata.Broadcast(c, 1, 0); return err },
-			"AllReduceNumber":     func() error { _, err := hostdata.AllReduce(c, 1, spmd.Sum); return err },
-			"Barrier that blocks": func() error { return spmd.Barrier(c) },
+			"Close":                 half.Close,
+			"Broadcast of a value":  func() error { _, err := hostdata.Broadcast(c, "1", 0); return err },
+			"AllReduce of a number": func() error { _, err := hostdata.AllReduce(c, 1, spmd.Sum); return err },
+			"Barrier that blocks":   func() error { return spmd.Barrier(c) },
 		} {
 			_, err := s.Capture(call)
 			if err == nil || !strings.Contains(err.Error(), "in the middle of a capture") {

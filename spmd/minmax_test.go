@@ -127,7 +127,7 @@ func minMax[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], len
 			for i := range 3 {
 				x, err := hostdata.AllReduce(w.Comm(), num.of(extremeInput(op, rank, odd, i)), op)
 				must(t, err)
-				check("AllReduceNumber", []T{x}, func(int) float64 { return want(size, i) })
+				check("hostdata.AllReduce", []T{x}, func(int) float64 { return want(size, i) })
 			}
 		}
 	}

@@ -346,7 +346,7 @@ func traceProcesses(t *testing.T, ranks []int) {
 			}
 			const rounds = 5
 			for what, least := range map[string]int{"AllReduce": 2 * n * rounds,
-				"BroadcastValue": n * rounds, "AllGather": n * rounds, "SendRecv": n * rounds,
+				"hostdata.Broadcast": n * rounds, "AllGather": n * rounds, "SendRecv": n * rounds,
 				"Group": n * rounds, "Copy": n * rounds, "HostFunc": n * rounds} {
 				if got := f.count(func(e *traceEvent) bool { return e.Ph == "X" && e.Name == what }); got < least {
 					t.Errorf("%d of %s, want %d or more", got, what, least)
@@ -374,7 +374,7 @@ func checkSeen(t *testing.T, f *traceFile, n int) {
 	}
 	want := map[string]int{
 		"region all": n, "region step": n * rounds,
-		"collective AllReduce": 3 * n * rounds, "collective BroadcastValue": n * rounds,
+		"collective AllReduce": 3 * n * rounds, "collective hostdata.Broadcast": n * rounds,
 		"collective AllGather": n * rounds, "collective Barrier": n * rounds,
 		"message SendRecv": n * rounds, "message Group": n * rounds, "message Send": rounds * (2*n - 1),
 		"message Recv": rounds * (2*n - 1),

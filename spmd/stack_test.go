@@ -108,7 +108,7 @@ func TestOperandsOnStacks(t *testing.T) {
 			{Name: "Barrier", Call: func() error {
 				return cmp.Or(spmd.Barrier(c), spmd.Barrier(c.On(s)), s.Synchronize())
 			}},
-			{Name: "AllReduceNumber", Call: func() error {
+			{Name: "hostdata.AllReduce", Call: func() error {
 				sum, err := hostdata.AllReduce(c, me, spmd.Sum)
 				return cmp.Or(err, commtest.Is(sum, 3))
 			}},

@@ -130,8 +130,8 @@ func (g *Layout) Axes() []Axis { return slices.Clone(g.axes) }
 
 // Shift returns the ranks of w.Comm() that are by steps away from this one along the named axis: to
 // is ahead, and from is behind. A SendRecv with them moves data by steps along the axis. On a
-// Periodic axis the first follows the last rank; else a rank beyond the ends is spmd.None. by may be
-// negative. It panics if there is no such axis. Not collective. Source: mpi.h, MPI_Cart_shift.
+// Periodic axis the first follows the last rank; else a rank beyond the ends is spmd.None. by may
+// be negative. It panics if there is no such axis. Not collective. Source: mpi.h, MPI_Cart_shift.
 func (g *Layout) Shift(axis string, by int) (from, to int) {
 	i := g.mustIndex(axis)
 	return g.along(i, -by), g.along(i, by)
