@@ -27,8 +27,8 @@ func (e *Event) Record(s *Stream) error {
 	return check("cuEventRecord", sysEventRecord(e, s))
 }
 
-// Query says whether the device has passed the last record of e; an event never recorded is done.
-// Source: cuda.h, cuEventQuery.
+// Query reports whether the device has passed the last record of e; an event never recorded is
+// done. Source: cuda.h, cuEventQuery.
 func (e *Event) Query() (bool, error) { return done(sysEventQuery(e)) }
 
 // Synchronize blocks until the device has passed the last record of e. Source: cuda.h,

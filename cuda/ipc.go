@@ -63,8 +63,8 @@ func (f *Foreign) Close() error {
 	return check("cuIpcCloseMemHandle", status)
 }
 
-// CanAccess says whether copies and kernels of d can reach the memory of the device with the UUID,
-// and if not, why. A device always reaches its own. Source: cuda.h, cuDeviceCanAccessPeer.
+// CanAccess reports whether copies and kernels of d can reach the memory of the device with the
+// UUID, and if not, why. A device always reaches its own. Source: cuda.h, cuDeviceCanAccessPeer.
 func (d *Device) CanAccess(uuid string) (ok bool, why string, err error) {
 	return d.to(uuid, "cuDeviceCanAccessPeer", sysCanAccessPeer, "no peer access", "r")
 }
@@ -80,9 +80,9 @@ func (d *Device) Reach(context unsafe.Pointer) error {
 	return check("cuCtxEnablePeerAccess", sysEnablePeer(d, context))
 }
 
-// NativeAtomics says whether the link between d and the device with the UUID carries every atomic
-// operation of d on that device's memory, and if not, why. NVLink does, and PCIe does not. d's own
-// memory has them all. Source: cuda.h, cuDeviceGetP2PAttribute,
+// NativeAtomics reports whether the link between d and the device with the UUID carries every
+// atomic operation of d on that device's memory, and if not, why. NVLink does, and PCIe does not.
+// d's own memory has them all. Source: cuda.h, cuDeviceGetP2PAttribute,
 // CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.
 func (d *Device) NativeAtomics(uuid string) (ok bool, why string, err error) {
 	return d.to(uuid, "cuDeviceGetP2PAttribute", sysNativeAtomics, "no native atomic operations", "a")

@@ -74,7 +74,7 @@ const (
 	atHost   = 2
 )
 
-// place is the driver's name of a device; nil is the host.
+// place returns the driver's name of a device; nil is the host.
 func place(of *Device) (kind, id int) {
 	if of == nil {
 		return atHost, 0
@@ -130,7 +130,7 @@ func (d *Device) Advise(p unsafe.Pointer, bytes int, a Advice, of *Device) error
 	return nil
 }
 
-// tooOld is the error of a driver that lacks a function.
+// tooOld returns the error of a driver that lacks a function.
 func tooOld(op string) error {
 	return failed(op, int(ErrNotSupported), fmt.Sprintf("the NVIDIA driver supports CUDA %s, this call "+
 		"needs %s or later",

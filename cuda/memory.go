@@ -97,7 +97,7 @@ func (d *Device) MallocManaged(bytes int) (unsafe.Pointer, error) {
 	return p, d.checkMemory("cuMemAllocManaged", bytes, status)
 }
 
-// size is the error of a length that is not positive, nil for 0.
+// size returns the error of a length that is not positive, nil for 0.
 func size(op string, bytes int) error {
 	if bytes < 0 {
 		return refused(op, "%d bytes", bytes)

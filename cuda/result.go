@@ -189,9 +189,9 @@ func check(op string, status int) error {
 	return failed(op, status, "")
 }
 
-// failed is the error of a failing status. op is the function as cuda.h documents it, without the
-// version in the library's symbol. The status may say that not op failed, but making the context
-// current.
+// failed returns the error of a failing status. op is the function as cuda.h documents it, without
+// the version in the library's symbol. The status may say that not op failed, but making the
+// context current.
 func failed(op string, status int, detail string) error {
 	switch {
 	case status&fromGetCurrent != 0:
@@ -203,7 +203,7 @@ func failed(op string, status int, detail string) error {
 		Detail: detail}
 }
 
-// refused is the error of an argument that is not handed to the driver.
+// refused returns the error of an argument that is not handed to the driver.
 func refused(op, format string, args ...any) error {
 	return failed(op, int(ErrInvalidValue), fmt.Sprintf(format, args...))
 }

@@ -31,7 +31,7 @@ func (s *Stream) Handle() unsafe.Pointer { return s.h }
 // Device returns the device that the stream belongs to.
 func (s *Stream) Device() *Device { return s.d }
 
-// StreamOf returns the stream of a LibraryCall of package spmd, from its field Stream; nil where
+// StreamOf returns the stream of a LibraryCall of package spmd, from its field Stream; nil if
 // kernels are emulated.
 func StreamOf(native any) *Stream {
 	s, _ := native.(*Stream)
@@ -50,7 +50,7 @@ func (s *Stream) Close() error {
 	return check("cuStreamDestroy", status)
 }
 
-// Query says whether all work enqueued on s has finished. Source: cuda.h, cuStreamQuery.
+// Query reports whether all work enqueued on s has finished. Source: cuda.h, cuStreamQuery.
 func (s *Stream) Query() (done bool, err error) {
 	status := sysStreamQuery(s)
 	if status == int(ErrNotReady) {
@@ -296,8 +296,8 @@ func (s *Stream) unlock() {
 	}
 }
 
-// Capturing says whether s is between BeginCapture and its end, in a valid capture or not. Source:
-// cuda.h, cuStreamIsCapturing.
+// Capturing reports whether s is between BeginCapture and its end, in a valid capture or not.
+// Source: cuda.h, cuStreamIsCapturing.
 func (s *Stream) Capturing() (bool, error) {
 	state, status := sysIsCapturing(s)
 	return state != 0, check("cuStreamIsCapturing", status)

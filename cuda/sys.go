@@ -38,7 +38,7 @@ const (
 // addr passes a handle or an address to C. A copy may read or write memory of Go.
 func addr(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
-// sysTable is the table of entry points. Those that say how old the driver is come first.
+// sysTable returns the table of entry points. Those that say how old the driver is come first.
 func sysTable() (first, all []dl.Sym) {
 	for i := 0; ; i++ {
 		r := C.row_at(C.int(i))

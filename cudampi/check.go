@@ -115,8 +115,8 @@ func (c *Comm) Check(op string, code int) error {
 	return c.failed(op, code, "")
 }
 
-// failed is the error of a failing code. detail replaces the library's text, which is left out if
-// it says no more than the class does.
+// failed returns the error of a failing code. detail replaces the library's text, which is left out
+// if it says no more than the class does.
 func (c *Comm) failed(op string, code int, detail string) error {
 	class, text := sysError(code)
 	r := Result(class)
@@ -166,7 +166,7 @@ func (c *Comm) CheckMessage(op string, code, got, n int, t elem.Type, from int) 
 	}
 }
 
-// All says whether every rank says yes. Collective.
+// All reports whether every rank says yes. Collective.
 func (c *Comm) All(yes bool) (bool, error) {
 	n := new(int32)
 	if yes {

@@ -14,7 +14,7 @@ var (
 	maxSwap  = 1 << 20 // of one exchange within an in-place AllToAll, which MPI buffers
 )
 
-// reduceCount is the most elements of one reduction.
+// reduceCount returns the most elements of one reduction.
 func reduceCount(t elem.Type) int {
 	if t.Half() {
 		return min(maxCount, maxHalf)
@@ -167,8 +167,8 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 // ReduceScatter sets dst to this rank's part of op over all ranks of src. dst has n elements, src
 // Size()*n: the part of rank r is src[r*n:(r+1)*n].
 //
-// Collective; it blocks. In place: dst is this rank's part of src; the other parts of src stay as
-// they are. Source: mpi.h, MPI_Reduce_scatter_block.
+// Collective; it blocks. In place: dst is this rank's part of src; the other parts of src are
+// unchanged. Source: mpi.h, MPI_Reduce_scatter_block.
 func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	const name = "MPI_Reduce_scatter_block"
 	if err := c.Ready(name, n, t, dst, src); err != nil {

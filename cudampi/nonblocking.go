@@ -55,7 +55,7 @@ func (c *Comm) start(r *Request, op string, buf unsafe.Pointer, bytes, peer int,
 // MostBytes is the most bytes of a message of StartSend.
 const MostBytes = 1 << 30
 
-// Test says whether a message is over, and how many bytes have been received. It does not block,
+// Test reports whether a message is over, and how many bytes have been received. It does not block,
 // and lets MPI go on with others. It must not be called again after it has said so. Source: mpi.h,
 // MPI_Test.
 func (r *Request) Test() (over bool, got int, err error) {

@@ -7,7 +7,7 @@ type Parts struct {
 	Counts []int // nil when all are equal
 }
 
-// Len is the number of elements of rank r's part.
+// Len returns the number of elements of rank r's part.
 func (p Parts) Len(r int) int {
 	if p.Counts == nil {
 		return p.Each
@@ -15,7 +15,7 @@ func (p Parts) Len(r int) int {
 	return p.Counts[r]
 }
 
-// Offset is the first element of rank r's part; for Size() it is the number of all elements.
+// Offset returns the first element of rank r's part; for Size() it is the number of all elements.
 func (p Parts) Offset(r int) int {
 	if p.Counts == nil {
 		return r * p.Each
@@ -27,7 +27,7 @@ func (p Parts) Offset(r int) int {
 	return sum
 }
 
-// Longest is the number of elements of the longest part of p.
+// Longest returns the number of elements of the longest part of p.
 func (p Parts) Longest() int {
 	n := p.Each
 	for _, c := range p.Counts {

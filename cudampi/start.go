@@ -36,9 +36,9 @@ var startEnv = []setting{
 	{"HWLOC_COMPONENTS", "-opencl,-gl"},
 }
 
-// withoutShell says whether this is a job of one process, on a machine without a program by which
-// Open MPI 4 would start others on other machines. The daemon that it starts for such a job looks
-// for that all the same, and ends the job if it finds none. Source: Open MPI 4.1,
+// withoutShell reports whether this is a job of one process, on a machine without a program by
+// which Open MPI 4 would start others on other machines. The daemon that it starts for such a job
+// looks for that all the same, and ends the job if it finds none. Source: Open MPI 4.1,
 // orte/mca/plm/rsh/plm_rsh_component.c, orte_plm_rsh_component_query.
 func withoutShell() bool {
 	if launcher.Environment().Name != "none" || os.Getenv("OMPI_MCA_plm_rsh_agent") != "" {
@@ -111,7 +111,7 @@ func worldComm() (*Comm, error) {
 	return newComm(h)
 }
 
-// outside is the error of a call without a Comm.
+// outside returns the error of a call without a Comm.
 func outside(op string, code int) error { return (&Comm{rank: -1}).failed(op, code, "") }
 
 // Stop frees the Comm that Start returned and stops MPI; a second call, or one without Start, does
@@ -135,7 +135,7 @@ func Stop() error {
 	return err
 }
 
-// Running says whether MPI runs in this process: between Start and Stop.
+// Running reports whether MPI runs in this process: between Start and Stop.
 func Running() bool {
 	world.Lock()
 	defer world.Unlock()

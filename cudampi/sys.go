@@ -94,7 +94,7 @@ func keep(p, q unsafe.Pointer) {
 	runtime.KeepAlive(q)
 }
 
-// kept is the code of a call to which address has passed both.
+// kept returns the code of a call to which address has passed both.
 func kept(code C.int, p, q unsafe.Pointer) int {
 	keep(p, q)
 	return int(code)

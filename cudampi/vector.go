@@ -54,8 +54,8 @@ func (c *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) er
 // ReduceScatterV sets dst to this rank's part of op over all ranks of src. dst has counts[Rank()]
 // elements, src as many as all counts together: the parts lie in rank order.
 //
-// Collective; it blocks. In place: dst is this rank's part of src; the other parts of src stay as
-// they are. Source: mpi.h, MPI_Reduce_scatter.
+// Collective; it blocks. In place: dst is this rank's part of src; the other parts of src are
+// unchanged. Source: mpi.h, MPI_Reduce_scatter.
 func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, op elem.Op) error {
 	const name = "MPI_Reduce_scatter"
 	total, err := c.total(name, counts)

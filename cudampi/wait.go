@@ -12,9 +12,9 @@ const (
 // too few cores: a rank that looks on keeps them from the work that it waits for.
 func (c *Comm) SleepSoon() { c.soon = true }
 
-// Pause is a rank's pause between two looks at a device, or another thing that it waits for. It
-// lets MPI progress: another rank may wait for a message of this one, and the device for that rank.
-// Only the thread that may enter MPI calls it. Source: mpi.h, MPI_Iprobe.
+// Pause makes a pause between two looks at a device, or another thing that it waits for.
+// It lets MPI progress: another rank may wait for a message of this one, and the device for that
+// rank. Only the thread that may enter MPI calls it. Source: mpi.h, MPI_Iprobe.
 func (c *Comm) Pause(looks int) error {
 	switch {
 	case !c.soon && looks < spinsBeforePump:

@@ -138,7 +138,7 @@ func part(n, parts, p int) (lo, hi int) {
 	return min(n, units*p/parts*unit), min(n, units*(p+1)/parts*unit)
 }
 
-// offset is the place of row i (or, not by rows, column i) of a matrix with row stride ld.
+// offset returns the place of row i (or, not by rows, column i) of a matrix with row stride ld.
 func offset(rows bool, i, ld int) int {
 	if rows {
 		return i * ld

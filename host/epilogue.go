@@ -232,7 +232,7 @@ func finishHalf[T half](e *Epilogue[T], bias, wide []float32, c []T, lo, hi, n, 
 	}
 }
 
-// fromHalf is x in float32, nil where x is.
+// fromHalf is x in float32, nil if x is.
 func fromHalf[T half](x []T) []float32 {
 	if x == nil {
 		return nil

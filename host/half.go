@@ -163,7 +163,7 @@ func widenRows[T narrow](dst []float32, src []T, rows, cols, ld int) {
 	})
 }
 
-// rowGrain is the number of rows of cols elements that is worth a goroutine.
+// rowGrain returns the number of rows of cols elements that is worth a goroutine.
 func rowGrain(cols int) int { return max(1, chunk/max(cols, 1)) }
 
 // scratches keeps the float32 copies: making them anew takes longer than filling them.

@@ -231,7 +231,7 @@ func (c *Comm) create(ctx context.Context, op, waitsFor string, from *Comm, call
 	}
 }
 
-// late is the error of a call that was given up.
+// late returns the error of a call that was given up.
 func (c *Comm) late(ctx context.Context, op, waitsFor string, start time.Time) *ccall.Error {
 	c.broken.Store(true)
 	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: context.Cause(ctx),

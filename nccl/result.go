@@ -96,7 +96,7 @@ func joinDetail(a, b string) string {
 	return a + ": " + b
 }
 
-// refused is the error of an argument that NCCL does not get to see.
+// refused returns the error of an argument that NCCL does not get to see.
 func (c *Comm) refused(op, format string, args ...any) error {
 	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: ErrInvalidArgument,
 		Detail: fmt.Sprintf(format, args...)}

@@ -10,7 +10,7 @@ import (
 // only enqueued.
 type Comm struct {
 	c *calls.Comm
-	q exec.Queue // of the stream; nil where calls block
+	q exec.Queue // of the stream; nil if calls block
 }
 
 // Rank returns this rank's number in the communicator, from 0; -1 if it is not a member.

@@ -29,7 +29,7 @@ type Config struct {
 	Dashboard   string        // [HOST]:PORT of a page that shows the run; without HOST for its own machine alone
 }
 
-// forJob is the configuration as package job has it.
+// forJob returns the configuration as package job has it.
 func (c *Config) forJob() *job.Config { return (*job.Config)(c) }
 
 // start returns how to open a world. The flags fs have set the configuration; they may be nil.

@@ -92,8 +92,8 @@ type Grid struct {
 	Programmatic bool
 }
 
-// Cover1D is a grid of blocks of the given number of threads, just enough for one
-// thread for each of n.
+// Cover1D returns a grid of blocks of the given number of threads, just enough for one thread for
+// each of n.
 func Cover1D(n, block int) Grid {
 	return Grid{Blocks: [3]int{max(1, (n+block-1)/block), 1, 1}, Threads: [3]int{block, 1, 1}}
 }

@@ -101,7 +101,7 @@ func ofLogs(x []float64, of []algorithm, points []sample) model {
 	return m
 }
 
-// same says whether all points have one value.
+// same reports whether all points have one value.
 func same(points []sample, of func(sample) float64) bool {
 	return !slices.ContainsFunc(points, func(p sample) bool { return of(p) != of(points[0]) })
 }

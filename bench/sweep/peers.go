@@ -347,7 +347,7 @@ func cycles(lines []collective.Measured, warmup, iters int) ([]collective.Measur
 	return all, nil
 }
 
-// usesMPI says whether a program is linked to an MPI library.
+// usesMPI reports whether a program is linked to an MPI library.
 func usesMPI(program string) bool {
 	f, err := elf.Open(program)
 	if err != nil {

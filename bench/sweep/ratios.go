@@ -63,8 +63,8 @@ const (
 	smallSpeedUpRanks     = 4
 )
 
-// ncclGoal is the ratio asked for against one of nccl-tests' lines: eager calls have
-// some of the host's time on top.
+// ncclGoal returns the ratio asked for against one of nccl-tests' lines: eager calls have some of
+// the host's time on top.
 func (s *sweep) ncclGoal(m, theirs collective.Measured) float64 {
 	goal := s.goal
 	if m.Op == "allreduce" && m.Bytes >= largeBytes {

@@ -109,7 +109,7 @@ func (g *Gemm) check(c, a, b unsafe.Pointer) error {
 	return nil
 }
 
-// count is the number of products.
+// count returns the number of products.
 func (g *Gemm) count() int { return max(1, g.Count) }
 
 // empty reports whether there is nothing to compute.
@@ -124,7 +124,7 @@ func supported(ab, c elem.Type) bool {
 		ab.Eight() && c == elem.BFloat16
 }
 
-// typeB is the type of B beside an A of a type.
+// typeB returns the type of B beside an A of a type.
 func typeB(a elem.Type) elem.Type {
 	if a == elem.Float8E5M2 {
 		return elem.Float8E4M3

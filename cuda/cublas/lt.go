@@ -20,8 +20,8 @@ var loadLt = sync.OnceValue(func() error {
 	return nil
 })
 
-// unusable is the error of a library that does not load, in one line though the loader has a reason
-// for each file.
+// unusable returns the error of a library that does not load, in one line though the loader has a
+// reason for each file.
 func unusable(library string, err error) error {
 	return fmt.Errorf("cublas: %s cannot be used: %s", library, strings.ReplaceAll(err.Error(), "\n", "; "))
 }
@@ -167,7 +167,7 @@ func (l *Lt) GemmBeside(
 	return nil
 }
 
-// aligned says whether the operands of an epilogue lie as the library wants them.
+// aligned reports whether the operands of an epilogue lie as the library wants them.
 func (g *Gemm) aligned(x *Beside) bool {
 	const line = 16
 	return uintptr(x.Bias)%line == 0 && uintptr(x.Aux)%line == 0 && (x.Aux == nil || g.LdC*g.C.Size()%line == 0)

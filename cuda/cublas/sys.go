@@ -29,7 +29,8 @@ const (
 	r8F5  = C.R_8F_E5M2
 )
 
-// slot is the place of an entry point in one of C's tables, whose fields are pointers to functions.
+// slot returns the place of an entry point in one of C's tables, whose fields are pointers to
+// functions.
 func slot[T any](p *T) *unsafe.Pointer { return (*unsafe.Pointer)(unsafe.Pointer(p)) }
 
 func openLtLibrary(files []string) (string, error) {
@@ -179,7 +180,7 @@ var epilogues = [...]C.int{
 	DGELU:    C.EPILOGUE_DGELU,
 }
 
-// choiceOf is the algorithm of an answer, sysSetAlgorithm gives it to a plan.
+// choiceOf returns the algorithm of an answer, sysSetAlgorithm gives it to a plan.
 func choiceOf(a *algorithm) (c Choice) {
 	for i, x := range a.algo.data {
 		c.Algo[i] = uint64(x)

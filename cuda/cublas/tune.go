@@ -20,7 +20,7 @@ type Shape struct{ key planKey }
 // String names a shape: two are the same if their names are.
 func (s Shape) String() string { return fmt.Sprintf("%+v", s.key) }
 
-// Flops is the number of floating-point operations of a product.
+// Flops returns the number of floating-point operations of a product.
 func (s Shape) Flops() float64 {
 	return 2 * float64(s.key.count) * float64(s.key.m) * float64(s.key.n) * float64(s.key.k)
 }

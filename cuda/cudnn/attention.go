@@ -109,7 +109,7 @@ func (s Shape) layouts() layouts {
 	return l
 }
 
-// hidden is the value of a score whose key comes after the query.
+// hidden returns the value of a score whose key comes after the query.
 func hidden() float32 {
 	if sysVersion() < 91000 {
 		return -math.MaxFloat32 // what those versions recognise

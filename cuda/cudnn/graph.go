@@ -114,7 +114,7 @@ func (g *graph) addTensor(typ int32, dims, strides [4]int64, r role) tensor {
 	return t
 }
 
-// swapped is a tensor's dims and strides with the last two changed places.
+// swapped returns a tensor's dims and strides with the last two changed places.
 func swapped(v [4]int64) [4]int64 { return [4]int64{v[0], v[1], v[3], v[2]} }
 
 // packed returns the strides of a tensor without gaps whose last dimension comes first.

@@ -60,9 +60,9 @@ func (r Result) Is(target error) bool {
 	return ok && (r == kind || kind >= 2000 && kind%1000 == 0 && r/1000 == kind/1000)
 }
 
-// failed is the error of a call with a code other than 0. A negative one is the driver's: it was
-// asked to make the device's context current before the call. The library's words may be several
-// lines.
+// failed returns the error of a call with a code other than 0. A negative one is the driver's: it
+// was asked to make the device's context current before the call. The library's words may be
+// several lines.
 func failed(op string, code int, detail string) error {
 	if code < 0 {
 		return &ccall.Error{Op: op, Rank: -1, At: ccall.At(), Err: cuda.Result(-code)}

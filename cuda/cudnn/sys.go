@@ -15,7 +15,7 @@ import (
 	"lockstep/internal/dl"
 )
 
-// slot is the place of an entry point in C's table, whose fields are pointers to functions.
+// slot returns the place of an entry point in C's table, whose fields are pointers to functions.
 func slot[T any](p *T) *unsafe.Pointer { return (*unsafe.Pointer)(unsafe.Pointer(p)) }
 
 func openLibrary(files []string) (string, error) {

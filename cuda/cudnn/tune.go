@@ -47,7 +47,7 @@ func (h *Handle) TuneAttention(s Shape, deterministic bool) (c Choice, err error
 	return Choice{fastest(forward), fastest(backward)}, nil
 }
 
-// fastest is the place of the least time; 0 if none is much less than the first.
+// fastest returns the place of the least time; 0 if none is much less than the first.
 func fastest(times []time.Duration) int {
 	best := 0
 	for i, t := range times {

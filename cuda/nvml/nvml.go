@@ -82,7 +82,7 @@ func Facts(uuid string) (info Info, err error) {
 // asker gathers the facts that are told, and those that are not.
 type asker struct{ info Info }
 
-// has says whether the library has a function. Calling one that it lacks would end the process.
+// has reports whether the library has a function. Calling one that it lacks would end the process.
 func (q *asker) has(symbols ...string) bool {
 	for _, s := range symbols {
 		if nvml.Extensions().LookupSymbol(s) != nil {

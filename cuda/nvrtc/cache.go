@@ -44,8 +44,8 @@ func DefaultCache() Cache {
 // changes an image.
 const magic = "lockstep nvrtc 2\n"
 
-// Compile is the function Compile, and says whether the image came from the cache. A folder that
-// cannot be read or written is no error: the image is compiled every time, and Check says why.
+// Compile is the function Compile, and says whether the image came from the cache. A folder
+// that cannot be read or written is no error: the image is compiled every time, and Check says why.
 func (c Cache) Compile(name, source string, o Options) (image Image, hit bool, err error) {
 	if c.Dir == "" {
 		image, err = Compile(name, source, o)

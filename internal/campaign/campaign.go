@@ -11,7 +11,7 @@ import (
 // variable is "all" if all cases are wanted.
 const variable = "LOCKSTEP_TESTS"
 
-// All says whether all cases are wanted.
+// All reports whether all cases are wanted.
 func All() bool { return os.Getenv(variable) == "all" }
 
 // Only skips a test that only make test-all has. what describes it in a few words.

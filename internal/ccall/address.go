@@ -6,7 +6,7 @@ import "unsafe"
 // and what it points to, which takes a tenth of a short call.
 //
 // p must point to the heap, or to memory that is not Go's: a stack moves when it grows, also on the
-// way into C, and a number stays as it is. The caller keeps the memory from the collector until the
+// way into C, and a number is unchanged. The caller keeps the memory from the collector until the
 // call is over, by runtime.KeepAlive.
 func Address(p unsafe.Pointer) uintptr {
 	Escape(p)

@@ -26,7 +26,7 @@ type Error struct {
 // ErrMismatch is spmd.ErrContract, whichever package finds it.
 var ErrMismatch = errors.New("the ranks called different collectives")
 
-// Is says whether the target is ErrMismatch, and the ranks differ.
+// Is reports whether the target is ErrMismatch, and the ranks differ.
 func (e *Error) Is(target error) bool { return e.Differ && target == ErrMismatch }
 
 // Error returns one line with the place first: sorted logs of 64 ranks then group the causes.
@@ -94,8 +94,8 @@ func place(pcs []uintptr) string {
 	}
 }
 
-// inFramework says whether a frame belongs to the framework itself. Its tests do not: they are its
-// first applications.
+// inFramework reports whether a frame belongs to the framework itself. Its tests do not: they are
+// its first applications.
 func inFramework(function, file string) bool {
 	if strings.HasSuffix(file, "_test.go") {
 		return false
@@ -145,9 +145,9 @@ func Frames(body string) []Frame {
 	return frames
 }
 
-// ofGo says whether a function belongs to one of Go's own packages. go build -trimpath leaves only
-// the package's path of a file's folder. Paths of modules have a dot or a version before the first
-// slash, or the name of the program's module.
+// ofGo reports whether a function belongs to one of Go's own packages. go build -trimpath leaves
+// only the package's path of a file's folder. Paths of modules have a dot or a version before the
+// first slash, or the name of the program's module.
 func ofGo(function, file string) bool {
 	if goSources != "" {
 		return strings.HasPrefix(file, goSources)

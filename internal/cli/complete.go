@@ -24,7 +24,7 @@ const (
 	Folders = 16 // names of folders only
 )
 
-// CompletionAsked says whether the arguments of a program ask for completions.
+// CompletionAsked reports whether the arguments of a program ask for completions.
 func CompletionAsked(args []string) bool {
 	return len(args) > 1 && (args[0] == CompleteRequest || args[0] == CompleteNamesRequest)
 }

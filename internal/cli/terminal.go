@@ -58,10 +58,10 @@ func Columns() int {
 	return columnsOf(os.Stderr, os.Getenv(TerminalVariable), "/proc", os.Getppid())
 }
 
-// Dumb says whether the terminal knows no control sequences.
+// Dumb reports whether the terminal knows no control sequences.
 func Dumb() bool { return os.Getenv("TERM") == "dumb" }
 
-// Colours says whether a file is a terminal that may show colours. Source: no-color.org.
+// Colours reports whether a file is a terminal that may show colours. Source: no-color.org.
 func Colours(f *os.File) bool {
 	return term.IsTerminal(int(f.Fd())) && !Dumb() && os.Getenv("NO_COLOR") == ""
 }

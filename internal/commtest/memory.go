@@ -50,7 +50,7 @@ func Ptr[T any](s []T) unsafe.Pointer {
 	return unsafe.Pointer(&s[0])
 }
 
-// Intact says whether nothing was written to the guards.
+// Intact reports whether nothing was written to the guards.
 func (m Memory[T]) Intact() bool {
 	for i := range Guards {
 		if m.All[i] != T(99) || m.All[Guards+m.N+i] != T(99) {
@@ -63,7 +63,7 @@ func (m Memory[T]) Intact() bool {
 // bits returns the bits of an element.
 func bits[T elem.Elem](x T) elem.Bits { return elem.BitsOf(x) }
 
-// isNaN says whether an element is a NaN.
+// isNaN reports whether an element is a NaN.
 func isNaN[T elem.Elem](x T) bool {
 	switch x := any(x).(type) {
 	case elem.F16:
@@ -156,7 +156,7 @@ func Input[T elem.Elem](rank, n int) []T {
 // Values returns the input of each rank: n elements. Input is the most common.
 type Values[T elem.Elem] func(rank, n int) []T
 
-// HasExtremes says whether Extremes are input for an operation: for Min and Max of floats.
+// HasExtremes reports whether Extremes are input for an operation: for Min and Max of floats.
 func HasExtremes[T elem.Elem](op elem.Op) bool {
 	return (op == elem.Min || op == elem.Max) && elem.Of[T]() >= elem.Float16
 }

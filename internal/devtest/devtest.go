@@ -35,7 +35,7 @@ func CountsLeft(t *testing.T) {
 	campaign.More(t, 2, "numbers of ranks whose devices exchange")
 }
 
-// OnGPU says whether the tests are to run on GPUs.
+// OnGPU reports whether the tests are to run on GPUs.
 func OnGPU() bool { return os.Getenv("SPMDTEST_DEVICE") == "cuda" }
 
 // NeedsDouble skips a test on GPUs.

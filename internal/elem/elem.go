@@ -112,7 +112,7 @@ func At(p unsafe.Pointer, i, n int, t Type) unsafe.Pointer {
 	return unsafe.Add(p, i*t.Size())
 }
 
-// IsAt says whether part is where element i of memory at p lies, or would lie.
+// IsAt reports whether part is where element i of memory at p lies, or would lie.
 func IsAt(part, p unsafe.Pointer, i int, t Type) bool {
 	return uintptr(part)-uintptr(p) == uintptr(i*t.Size())
 }
@@ -222,7 +222,7 @@ var opNames = [HostOps]string{Sum: "sum", Prod: "prod", Min: "min", Max: "max", 
 // On reports whether there is such an operation on elements of type t.
 func (o Op) On(t Type) bool { return o < Ops && !(t.Complex() && (o == Min || o == Max)) }
 
-// Has says whether there is o for elements of type t in the memory of the host.
+// Has reports whether there is o for elements of type t in the memory of the host.
 func (o Op) Has(t Type) bool { return t < Types && (o.On(t) || o >= Ops && o < HostOps && t < Float16) }
 
 // String returns "sum", "prod", "min", "max", "avg", "and", "or" or "xor".

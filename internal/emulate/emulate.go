@@ -215,5 +215,5 @@ func (p *Program) line(place uint64) string {
 	return ""
 }
 
-// Has says whether a kernel is in the program.
+// Has reports whether a kernel is in the program.
 func (p *Program) Has(name string) bool { return p.kernels[name] != nil }

@@ -49,7 +49,7 @@ func (c Cause) Or(launcher Cause) Cause {
 // bySignal begins a launcher's words about a rank that a signal has ended.
 const bySignal = "ended by "
 
-// Signalled says whether a launcher says that a signal has ended the rank, which the rank itself
+// Signalled reports whether a launcher says that a signal has ended the rank, which the rank itself
 // cannot have said.
 func (c Cause) Signalled() bool { return !c.Own && strings.HasPrefix(c.What, bySignal) }
 

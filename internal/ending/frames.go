@@ -27,12 +27,12 @@ var (
 const mostFramed = 16 << 10
 
 // Split copies from to to, by lines. It leaves out the frames in which a launcher tells how the job
-// ended, and errors within the launcher, and returns both. The errors are only worth showing where
+// ended, and errors within the launcher, and returns both. The errors are only worth showing if
 // nobody says why the job has failed.
 func Split(to io.Writer, from io.Reader) (endings, errors []byte) {
 	pass := func(b []byte) {
 		if len(b) > 0 {
-			_, _ = to.Write(b) // where nobody reads any more the job goes on
+			_, _ = to.Write(b) // if nobody reads any more the job goes on
 		}
 	}
 	var frame []byte // from its first rule on

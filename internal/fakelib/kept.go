@@ -110,7 +110,7 @@ func keep(kept, path string) {
 	}
 }
 
-// whole says whether a file ends with the checksum of the bytes before. A machine that went down
+// whole reports whether a file ends with the checksum of the bytes before. A machine that went down
 // may have left a part of it.
 func whole(b []byte) bool {
 	n := len(b) - sha256.Size

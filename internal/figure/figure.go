@@ -31,7 +31,7 @@ var hues = []color.Color{
 	color.RGBA{0x00, 0x00, 0x00, 255}, color.RGBA{0xc0, 0x68, 0x96, 255}, color.RGBA{0x7f, 0x3c, 0x8d, 255},
 }
 
-// hue is the colour of the i-th name of a figure.
+// hue returns the colour of the i-th name of a figure.
 func hue(i int) color.Color { return hues[i%len(hues)] }
 
 // Panel is one pair of axes with its lines.

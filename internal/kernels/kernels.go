@@ -56,7 +56,7 @@ var bounds atomic.Bool
 // CheckBounds makes kernels in Go that are compiled from now on compare their indices with lengths.
 func CheckBounds() { bounds.Store(true) }
 
-// Bounds says whether CheckBounds was called.
+// Bounds reports whether CheckBounds was called.
 func Bounds() bool { return bounds.Load() }
 
 // comparing says whether launches on the host are compared with the parameters of the CUDA source.
@@ -66,7 +66,7 @@ var comparing atomic.Bool
 // CUDA source, as a GPU does. It is for tests, since it takes a C++ compiler.
 func CompareLaunches() { comparing.Store(true) }
 
-// Comparing says whether CompareLaunches was called.
+// Comparing reports whether CompareLaunches was called.
 func Comparing() bool { return comparing.Load() }
 
 // both counts the callers who want launches on the host to run both ways.
@@ -79,7 +79,7 @@ func RunBoth() (done func()) {
 	return sync.OnceFunc(func() { both.Add(-1) })
 }
 
-// RunningBoth says whether RunBoth is in force.
+// RunningBoth reports whether RunBoth is in force.
 func RunningBoth() bool { return both.Load() > 0 }
 
 // AllFlags returns the compiler's flags.
@@ -90,7 +90,7 @@ func (s *Source) AllFlags() []string {
 	return s.Flags
 }
 
-// IsExpression says whether the name of a kernel is a name expression of NVRTC.
+// IsExpression reports whether the name of a kernel is a name expression of NVRTC.
 func IsExpression(name string) bool { return strings.Contains(name, "<") }
 
 // Headers are what any source may include, by name. Package spmd sets them.

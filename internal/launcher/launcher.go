@@ -34,8 +34,8 @@ var launchers = []struct{ name, rank, size, also string }{
 // allTasks has the tasks of a Slurm job, also in its batch script, where no step has begun.
 const allTasks = "SLURM_NTASKS"
 
-// Script says whether this process is the batch script of a job of several tasks, or was started by
-// it, and so is none of the tasks.
+// Script reports whether this process is the batch script of a job of several tasks, or was started
+// by it, and so is none of the tasks.
 func (j Job) Script(getenv func(string) string) bool {
 	return j.Source == allTasks && j.Rank == 0 && getenv("SLURM_STEP_ID") == "" && getenv("SLURM_STEPID") == ""
 }
@@ -79,7 +79,7 @@ func (j Job) CheckWorld(size int) error {
 		j.Source, j.Size, hint)}
 }
 
-// AllowsRoot says whether the environment lets Open MPI's mpirun start as root, which it refuses
+// AllowsRoot reports whether the environment lets Open MPI's mpirun start as root, which it refuses
 // otherwise. Open MPI 5 has names of its own. Source: mpirun(1), prterun(1).
 func AllowsRoot(getenv func(string) string, five bool) bool {
 	name := "OMPI_ALLOW_RUN_AS_ROOT"

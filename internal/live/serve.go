@@ -22,7 +22,7 @@ const (
 	maxPause   = time.Second // between two tries to accept without a free descriptor
 )
 
-// Listen listens where this process can be asked. Its name is taken while another process holds it.
+// Listen listens if this process can be asked. Its name is taken while another process holds it.
 func Listen() (net.Listener, error) {
 	ln, err := net.Listen("unix", Address(os.Getpid()))
 	if errors.Is(err, unix.EADDRINUSE) {

@@ -81,14 +81,14 @@ var keepSessions = sync.OnceFunc(func() { KeepSessions(os.TempDir()) })
 // launcher.HoldSessions.
 func KeepSessions(tmp string) { launcher.HoldSessions(tmp, "kept-for-tests") }
 
-// MissedEnd says whether mpirun may have missed that a rank ended well. On a busy machine Open MPI
-// 4 may see a process end before it has read that the process left MPI. Source:
+// MissedEnd reports whether mpirun may have missed that a rank ended well. On a busy machine Open
+// MPI 4 may see a process end before it has read that the process left MPI. Source:
 // github.com/open-mpi/ompi, issues 7833, 9389 and 12607.
 func MissedEnd(stderr string) bool {
 	return strings.Contains(stderr, "exiting improperly. There are three reasons")
 }
 
-// onlyMissedEnd says whether an mpirun that ended with err and wrote own complained of nothing
+// onlyMissedEnd reports whether an mpirun that ended with err and wrote own complained of nothing
 // but MissedEnd.
 func onlyMissedEnd(err error, own string) bool {
 	exit := (*exec.ExitError)(nil)

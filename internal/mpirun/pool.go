@@ -38,8 +38,8 @@ func init() { pool.free.L = &pool.mu }
 // hasMain is true if Main ends the jobs.
 var hasMain bool
 
-// Main is the TestMain of packages whose tests share jobs. It runs the tests and returns
-// the exit status.
+// Main is the TestMain of packages whose tests share jobs. It runs the tests and returns the
+// exit status.
 func Main(m *testing.M) int {
 	if address := os.Getenv(envJob); address != "" {
 		return serve(m, address)
@@ -64,7 +64,7 @@ func together(t *testing.T, test string, n int) outcome {
 	return j.run(test, limitOf(t))
 }
 
-// full says whether a job of n ranks has no room beside others.
+// full reports whether a job of n ranks has no room beside others.
 func full(jobs []*job, n int) bool {
 	ranks := n
 	for _, j := range jobs {

@@ -194,7 +194,7 @@ func rankArgs() []string {
 	return append(args, campaign.CoverFlags()...)
 }
 
-// exactly is the pattern of -test.run for one test.
+// exactly returns the pattern of -test.run for one test.
 func exactly(test string) string {
 	parts := strings.Split(test, "/")
 	for i, p := range parts {

@@ -77,7 +77,7 @@ func Check(name string, replace bool) error {
 	return f.Drop()
 }
 
-// IsFile says whether a name stands for a file or a folder, which may not exist yet. It is false
+// IsFile reports whether a name stands for a file or a folder, which may not exist yet. It is false
 // for a device, a pipe, or an open stream.
 func IsFile(name string) bool {
 	info, err := os.Stat(name)

@@ -54,11 +54,10 @@ type Comm struct {
 	x      Transfer
 }
 
-// Open allocates device memory for collectives, and opens it to all ranks: room bytes for what
-// goes out and as much for what comes in (0 stands for 16 MiB), 2 to 4 MiB for small
-// collectives, and 2 MiB for the messages of each rank. It fails where Share does, where the
-// kernels cannot be compiled, and where ranks share a device: there kernels wait for each
-// other in turns of milliseconds.
+// Open allocates device memory for collectives, and opens it to all ranks: room bytes for what goes
+// out and as much for what comes in (0 stands for 16 MiB), 2 to 4 MiB for small collectives, and 2
+// MiB for the messages of each rank. It fails if Share does, where the kernels cannot be compiled,
+// and where ranks share a device: there kernels wait for each other in turns of milliseconds.
 //
 // Collective; it blocks.
 func Open(c Ranks, d *cuda.Device, room int) (*Comm, error) {
@@ -104,7 +103,7 @@ func open(c Ranks, d *cuda.Device, room int) (_ *Comm, err error) {
 func (p *Comm) lanes() int   { return inboxOffset + inboxBytes(p.c.Size(), p.inbox.room) }
 func (p *Comm) scratch() int { return p.lanes() + lanesBytes(p.c.Size()) }
 
-// AtOnce is the most bytes of a message from one rank to another in a collective that is one
+// AtOnce returns the most bytes of a message from one rank to another in a collective that is one
 // kernel: 512 KiB of 2 ranks, and 512 KiB / (p - 1) of p, in whole 2 KiB.
 func (p *Comm) AtOnce() int { return p.atOnce }
 
@@ -170,7 +169,7 @@ func (p *Comm) Do(s *cuda.Stream, call Transfer) error {
 	return nil
 }
 
-// allReduce is an all-reduce that is not small, as far as the scratch memory goes at a time.
+// allReduce makes an all-reduce that is not small, as far as the scratch memory goes at a time.
 func (p *Comm) allReduce(x *Transfer, s *cuda.Stream) error {
 	const each = 16 * allReduceThreads
 	limit := p.room / x.Type.Size()

@@ -24,7 +24,7 @@ type Message struct {
 	Recv bool // from Peer into Buf; else to Peer from Buf
 }
 
-// MessageMost is the most bytes of a message that NCCL does not carry as fast or faster, since
+// MessageMost returns the most bytes of a message that NCCL does not carry as fast or faster, since
 // stamps halve the bandwidth: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB.
 func (p *Comm) MessageMost() int {
 	return messagesMost / max(1, p.c.Size()-1) / smallBlock * smallBlock
@@ -41,14 +41,14 @@ const (
 	wrongBytes = 4 * 4
 )
 
-// lanesBytes is the memory of a rank for messages from and to all ranks (peers.cu): for each queue
-// of each rank three counts, and two places, in all 2 MiB for each rank.
+// lanesBytes returns the memory of a rank for messages from and to all ranks (peers.cu): for each
+// queue of each rank three counts, and two places, in all 2 MiB for each rank.
 func lanesBytes(ranks int) int {
 	const placeBytes = 2*16 + 2*smallBlock
 	return ranks * messageQueues * (3*4 + 2*placeBytes)
 }
 
-// ListBytes is the device memory that Exchange needs for n messages, 0 for few.
+// ListBytes returns the device memory that Exchange needs for n messages, 0 for few.
 func ListBytes(n int) int {
 	if n <= fewMessages {
 		return 0
@@ -170,7 +170,7 @@ func (p *Comm) complaints() []uint32 {
 	return unsafe.Slice((*uint32)(p.wrong), wrongBytes/4*p.c.Size())
 }
 
-// Failure is what a kernel has found wrong, for which it waits for ever: a message of another
+// Failure returns what a kernel has found wrong, for which it waits for ever: a message of another
 // length than its Recv. It costs the host a few nanoseconds.
 func (p *Comm) Failure() error {
 	words := p.complaints()

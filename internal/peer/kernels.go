@@ -66,7 +66,7 @@ func (k *kernels) close() error {
 	return k.Module.Close()
 }
 
-// inboxBytes is the size of an inbox of small collectives with messages of at most room bytes.
+// inboxBytes returns the size of an inbox of small collectives with messages of at most room bytes.
 func inboxBytes(ranks, room int) int { return 2 * ranks * 2 * room }
 
 // smallCall is a collective as the kernels of small ones see it (peers.cu).

@@ -48,17 +48,17 @@ type piece struct {
 	Slot int // its number among the pieces that the sender puts out
 }
 
-// isReduction says whether what comes in is reduced.
+// isReduction reports whether what comes in is reduced.
 func (x *Transfer) isReduction() bool {
 	return x.What == AllReduce || x.What == Reduce || x.What == ReduceScatter
 }
 
-// isSplit says whether every rank gets a piece of its own from a sender.
+// isSplit reports whether every rank gets a piece of its own from a sender.
 func (x *Transfer) isSplit() bool {
 	return x.What == ReduceScatter || x.What == AllToAll || x.What == Scatter
 }
 
-// isRooted says whether the root does something else than the others.
+// isRooted reports whether the root does something else than the others.
 func (x *Transfer) isRooted() bool {
 	return x.What == Reduce || x.What == Broadcast || x.What == Gather || x.What == Scatter
 }
@@ -84,10 +84,10 @@ func (x *Transfer) cut(bytes int) {
 	x.window = max(each, 1)
 }
 
-// steps is how many steps there are.
+// steps returns how many steps there are.
 func (x *Transfer) steps() int { return (x.N + x.window - 1) / x.window }
 
-// span is the elements of a part of n elements that belong to step k.
+// span returns the elements of a part of n elements that belong to step k.
 func (x *Transfer) span(k, n int) (lo, m int) {
 	lo = min(k*x.window, n)
 	return lo, min(n-lo, x.window)
@@ -150,13 +150,13 @@ func (x *Transfer) in(k int) []piece {
 	return list
 }
 
-// stays says whether a piece that this rank puts out is for itself alone.
+// stays reports whether a piece that this rank puts out is for itself alone.
 func (x *Transfer) stays(p piece) bool {
 	return p.Slot == x.rank && (x.What == AllToAll || x.What == Scatter)
 }
 
-// own returns where the part lies that this rank sends to itself, and where it goes;
-// n is 0 where there is none.
+// own returns where the part lies that this rank sends to itself, and where it goes; n is 0 if
+// there is none.
 func (x *Transfer) own() (dst, src unsafe.Pointer, n int) {
 	me := x.rank
 	switch {

@@ -125,10 +125,10 @@ func (w *Window) open(mem unsafe.Pointer, all []windowInfo) error {
 	return w.tabulate()
 }
 
-// pointer is an address of the driver's that came as a number.
+// pointer returns an address of the driver's that came as a number.
 func pointer(p uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&p)) }
 
-// elsewhere says whether some of the ranks are in other processes. Collective.
+// elsewhere reports whether some of the ranks are in other processes. Collective.
 func elsewhere(c Ranks) (bool, error) {
 	all := make([][16]byte, c.Size())
 	mine := process
@@ -165,7 +165,7 @@ func onStream(d *cuda.Device, fn func(s *cuda.Stream) error) error {
 	return errors.Join(err, s.Close())
 }
 
-// At returns the address, on this rank's device, of the memory of a rank; nil where it has none.
+// At returns the address, on this rank's device, of the memory of a rank; nil if it has none.
 func (w *Window) At(rank int) unsafe.Pointer { return w.base[rank] }
 
 // Table returns an array in device memory of the addresses of all ranks, for kernels.

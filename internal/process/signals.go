@@ -20,7 +20,7 @@ func init() {
 	}
 }
 
-// Ignored says whether a signal was ignored when the process started.
+// Ignored reports whether a signal was ignored when the process started.
 func Ignored(s syscall.Signal) bool { return C.ignored_at_start()>>s&1 != 0 }
 
 // Notify is signal.Notify, without the signals that are to stay ignored.

@@ -24,11 +24,11 @@ import (
 // others is then an error on every rank, or in a Broadcast where it differs from the root's.
 type Comm struct {
 	*cudampi.Comm
-	s   *shared // nil where nothing is shared
+	s   *shared // nil if nothing is shared
 	mem []byte  // that all ranks share
 }
 
-// Share takes c over, and has its ranks share memory, 0.9 MiB for each, where there are 2 to 8 of
+// Share takes c over, and has its ranks share memory, 0.9 MiB for each, if there are 2 to 8 of
 // them, or up to 64 that share cores, all on one node. Elsewhere MPI carries all. After an error it
 // does so, too, and the Comm can be used.
 //
@@ -62,7 +62,7 @@ func Share(c *cudampi.Comm) (*Comm, error) {
 }
 
 // Apart is the error of Share, on all ranks, where one of them cannot reach the memory of another.
-type Apart struct{ Mine error } // of this rank; nil where it is another that cannot
+type Apart struct{ Mine error } // of this rank; nil if it is another that cannot
 
 // Error says this rank's cause.
 func (a *Apart) Error() string {
@@ -72,8 +72,8 @@ func (a *Apart) Error() string {
 	return a.Mine.Error()
 }
 
-// worthIt says whether the ranks of c are to share memory, and whether they share cores, or have so
-// few that what works for a device needs them. Ranks that were all told to yield wait as if they
+// worthIt reports whether the ranks of c are to share memory, and whether they share cores, or have
+// so few that what works for a device needs them. Ranks that were all told to yield wait as if they
 // shared cores. Ranks on several nodes share no memory, nor do too many: how many depends on
 // whether they share cores, since there a message costs a wait for the core, and everybody's
 // reading of everybody's part does not. Collective.
@@ -99,8 +99,8 @@ func worthIt(c *cudampi.Comm) (yes, sharesCores, few bool, err error) {
 
 const yieldEnv = "OMPI_MCA_mpi_yield_when_idle"
 
-// yields says whether MPI was told that others need the cores of its ranks. Source: Open MPI, FAQ,
-// "Can I oversubscribe nodes".
+// yields reports whether MPI was told that others need the cores of its ranks. Source: Open MPI,
+// FAQ, "Can I oversubscribe nodes".
 func yields() bool {
 	told, err := strconv.ParseBool(os.Getenv(yieldEnv))
 	return told && err == nil
@@ -122,7 +122,7 @@ func coresOf(node *cudampi.Comm) (int, error) {
 	return together(all), nil
 }
 
-// together is how many cores ranks have that may use these.
+// together returns how many cores ranks have that may use these.
 func together(ranks []unix.CPUSet) int {
 	var all unix.CPUSet
 	for _, set := range ranks {
@@ -135,7 +135,7 @@ func together(ranks []unix.CPUSet) int {
 
 // Map returns bytes of memory, zeros, that all ranks of c share: a file of rank 0 without a name,
 // which the others open through /proc. So it needs no folder with room for it, and no process
-// leaves it behind. The caller unmaps it. It fails where the ranks are on several nodes.
+// leaves it behind. The caller unmaps it. It fails if the ranks are on several nodes.
 //
 // Collective; it blocks. It may fail on some ranks only.
 func Map(c *cudampi.Comm, bytes int) (mem []byte, err error) {
@@ -213,12 +213,12 @@ func (c *Comm) Barrier() error {
 	return c.Check(name, sysBarrier(c.s))
 }
 
-// fits says whether a collective of n elements goes through slots, which take limit bytes of it.
+// fits reports whether a collective of n elements goes through slots, which take limit bytes of it.
 func (c *Comm) fits(n int, t elem.Type, limit int) bool {
 	return c.s != nil && uint(n-1) < slotBytes && t < elem.Types && n*t.Size() <= limit
 }
 
-// judge is the error of a collective through slots, of n elements of type t by op on this
+// judge returns the error of a collective through slots, of n elements of type t by op on this
 // rank; elem.HostOps is none.
 func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
 	if m.rank < 0 {
@@ -313,8 +313,8 @@ func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	return c.judge(name, m, n, t, elem.HostOps)
 }
 
-// Broadcast is cudampi.Comm.Broadcast. Collective; it blocks, but on the root only where
-// that is 16 broadcasts ahead.
+// Broadcast is cudampi.Comm.Broadcast. Collective; it blocks, but on the root only if that is 16
+// broadcasts ahead.
 func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	if !c.fits(n, t, bcastBytes) {
 		return c.Comm.Broadcast(buf, n, t, root)

@@ -7,7 +7,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// in and out are the rings from and to a rank; nil where MPI alone carries messages.
+// in and out are the rings from and to a rank; nil if MPI alone carries messages.
 func (c *Comm) in(from int) *ringEnd {
 	if c.s == nil || from == int(c.s.rank) || uint(from) >= uint(c.s.size) {
 		return nil

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// The protocol of ring.h in Go, where nothing is to be waited for or to be skipped: a call from Go
-// to C takes as long as the message.
+// The protocol of ring.h in Go, if nothing is to be waited for or to be skipped: a call from Go to
+// C takes as long as the message.
 
 // recordOf returns where the next message lies in a ring, and how many units
 // one of so many bytes takes.

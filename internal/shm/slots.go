@@ -41,9 +41,9 @@ func exchange(s *shared, meeting int, dst unsafe.Pointer, brings []byte, mine un
 	return met{success, -1, 0}
 }
 
-// broadcast is a broadcast of at most bcastBytes. The root goes on at once, unless it is
-// bcasts ahead. Where it brought another count or type than a rank expects, the outcome
-// names the root, on that rank.
+// broadcast makes a broadcast of at most bcastBytes. The root goes on at once, unless it is
+// bcasts ahead. If it brought another count or type than a rank expects, the outcome names the
+// root, on that rank.
 func broadcast(s *shared, buf unsafe.Pointer, n int, t elem.Type, root int) met {
 	how := met{success, -1, 0}
 	s.bcasts++
@@ -87,7 +87,7 @@ func await(its *uint64, round uint64, s *shared) (code int) {
 	return sysAwait(s, unsafe.Pointer(its), round)
 }
 
-// appears says whether a rank comes to the round soon: sooner than a wait gives the core away.
+// appears reports whether a rank comes to the round soon: sooner than a wait gives the core away.
 func appears(its *uint64, round uint64, s *shared) bool {
 	for looks := uint64(0); atomic.LoadUint64(its) < round; looks++ {
 		if looks >= 2*uint64(s.spins) {

@@ -167,7 +167,7 @@ func proof(key *[32]byte, what string, said ...[]byte) []byte {
 	return h.Sum(nil)
 }
 
-// greet is the rank's side.
+// greet does the rank's side.
 func greet(conn io.ReadWriter, key *[32]byte, rank, hub int) error {
 	intro := make([]byte, 0, introBytes)
 	intro = append(intro, magic...)
@@ -189,7 +189,7 @@ func greet(conn io.ReadWriter, key *[32]byte, rank, hub int) error {
 	return err
 }
 
-// welcome is the hub's side. It returns the rank at the other end.
+// welcome does the hub's side. It returns the rank at the other end.
 func welcome(conn io.ReadWriter, key *[32]byte, hub, size int) (int, error) {
 	first := make([]byte, introBytes+sha256.Size)
 	// A caller with other words is a stranger at once. The hub need not wait for it.

@@ -19,14 +19,14 @@ type Job struct {
 	MPI   string   // openmpi4, openmpi5 or mpich
 
 	Nodes, Ranks int
-	PerNode      int // ranks on each node; 0 where nodes have unequal numbers
+	PerNode      int // ranks on each node; 0 if nodes have unequal numbers
 	GPUs         int // of each node
 	CPUs         int // of each rank; 0 is whole nodes
 	Parts        []Part
 	Tasks        int // of an array; 0 is none
 
-	// What says that the program saves and goes on from that, such as --checkpoint; "" where
-	// nothing does, and the job would begin anew.
+	// What says that the program saves and goes on from that, such as --checkpoint; "" if nothing
+	// does, and the job would begin anew.
 	Saves string
 
 	Time      string // as Slurm has it; "" is what the site gives
@@ -101,14 +101,14 @@ func ReadTime(text string) (time.Duration, error) {
 	return sum, nil
 }
 
-// clock is a time as hours:minutes:seconds. It was read before.
+// clock returns a time as hours:minutes:seconds. It was read before.
 func (j Job) clock() (hours, minutes, seconds int) {
 	d, _ := ReadTime(j.Time)
 	n := int(d.Seconds())
 	return n / 3600, n / 60 % 60, n % 60
 }
 
-// again is why a job that has failed may be started again, or may not.
+// again returns why a job that has failed may be started again, or may not.
 func (j Job) again(where string) string {
 	if j.Saves == "" {
 		return "not again from the beginning: nothing says that the program saves (--checkpoint, --run-dir, or " +
@@ -128,7 +128,7 @@ func (j Job) line() string {
 	return strings.ReplaceAll(j.Line, index, `'"$index"'`)
 }
 
-// Takes says whether the words of a program have a place for the number of a task.
+// Takes reports whether the words of a program have a place for the number of a task.
 func Takes(prog []string) bool {
 	return slices.ContainsFunc(prog, func(word string) bool { return strings.Contains(word, index) })
 }

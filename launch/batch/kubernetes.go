@@ -14,7 +14,7 @@ const HostsOfPods = "/etc/mpi/hostfile"
 // notInName are letters that a name in Kubernetes cannot have.
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// podName is a name as Kubernetes takes it, and has room for what the operator appends to it.
+// podName returns a name as Kubernetes takes it, and has room for what the operator appends to it.
 func podName(name string) string {
 	name = strings.TrimLeft(notInName.ReplaceAllString(strings.ToLower(name), "-"), "-0123456789")
 	name = strings.TrimRight(name[:min(len(name), 40)], "-")
@@ -103,7 +103,7 @@ func Kubernetes(j Job) string {
 	return b.String()
 }
 
-// scalar is a text as YAML has it, in quotes: JSON's are YAML's.
+// scalar returns a text as YAML has it, in quotes: JSON's are YAML's.
 func scalar(text string) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)

@@ -94,7 +94,7 @@ func (s *script) resources(j Job, p Part, why string) {
 	}
 }
 
-// Together is the option by which srun starts the ranks of all parts of a job as one world.
+// Together returns the option by which srun starts the ranks of all parts of a job as one world.
 func Together(parts []Part) string {
 	groups := make([]string, len(parts))
 	for i := range groups {

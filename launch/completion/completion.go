@@ -148,8 +148,8 @@ func behind(words []string) (lines []string, directive int) {
 	return lines[:len(lines)-1], directive
 }
 
-// UsesLockstep says whether a file is a program whose main function is spmd.Main, as far as one can
-// tell without starting it.
+// UsesLockstep reports whether a file is a program whose main function is spmd.Main, as far as one
+// can tell without starting it.
 func UsesLockstep(program string) bool {
 	path, err := exec.LookPath(program)
 	// a test would take its arguments for names of tests

@@ -58,9 +58,9 @@ const (
 	PhaseDone  = "its end"
 )
 
-// GPUTime is how long a node may test GPU memory through MPI, while other ranks wait for it. It
-// comes on top of Timeout: a test that hangs, behind a slow start, is not taken for ranks that do
-// not meet.
+// GPUTime returns how long a node may test GPU memory through MPI, while other ranks wait for it.
+// It comes on top of Timeout: a test that hangs, behind a slow start, is not taken for ranks that
+// do not meet.
 func (job *Job) GPUTime() time.Duration { return job.Timeout / 3 }
 
 // Extension is launch-probe's time on top of Timeout once it has come to PhaseGPU.
@@ -272,7 +272,7 @@ func (job *Job) start(path string) ended {
 	return e
 }
 
-// state is a process's state in ps's letters: "T" for stopped; "" if it is gone.
+// state returns a process's state in ps's letters: "T" for stopped; "" if it is gone.
 func state(pid int) string {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(fields) > 0 {

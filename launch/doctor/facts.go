@@ -85,7 +85,7 @@ type Awareness struct {
 	Failure string `json:"failure,omitempty"` // the failure then: "crashed with signal SIGSEGV"
 }
 
-// Rank is the rank's number in MPI, or else the launcher's.
+// Rank returns the rank's number in MPI, or else the launcher's.
 func (f *Facts) Rank() int {
 	if f.MPI != nil && f.MPI.Size > 1 {
 		return f.MPI.Rank

@@ -33,7 +33,7 @@ func (f Finding) String() string {
 	return fmt.Sprintf("%s %s: %s: %s", f.Level, f.Where, f.What, f.Do)
 }
 
-// Failed says whether there is a failure among findings.
+// Failed reports whether there is a failure among findings.
 func Failed(findings []Finding) bool {
 	return slices.ContainsFunc(findings, func(f Finding) bool { return f.Level == Fail })
 }

@@ -50,7 +50,7 @@ func (j *judge) gpus() {
 	})
 }
 
-// has says whether a variable is set at all.
+// has reports whether a variable is set at all.
 func (f *Facts) has(name string) bool {
 	return slices.ContainsFunc(f.Settings, func(s string) bool { return strings.HasPrefix(s, name+"=") })
 }

@@ -102,7 +102,7 @@ func avoid(name string, working []string) string {
 		"NCCL_SOCKET_IFNAME=^lo,%s", name, name, name, name, name)
 }
 
-// uses says whether MPI, or with GPUs NCCL, takes an interface by the environment. (Files of
+// uses reports whether MPI, or with GPUs NCCL, takes an interface by the environment. (Files of
 // settings that mpirun reads do not show.)
 func (f *Facts) uses(name, addr string) bool {
 	mpi := true
@@ -114,7 +114,7 @@ func (f *Facts) uses(name, addr string) bool {
 	return mpi || len(f.GPU.Devices) > 0 && ncclUses(f.setting("NCCL_SOCKET_IFNAME"), name)
 }
 
-// listed says whether an interface is in a list of names and networks.
+// listed reports whether an interface is in a list of names and networks.
 func listed(list, name, addr string) bool {
 	return slices.ContainsFunc(strings.Split(list, ","), func(e string) bool {
 		_, network, err := net.ParseCIDR(e)

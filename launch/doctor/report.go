@@ -18,7 +18,7 @@ type Result struct {
 	NotChecked []string  `json:"not_checked,omitempty"`
 }
 
-// Status is the exit status that goes with it: 1 with a failure, else 0.
+// Status returns the exit status that goes with it: 1 with a failure, else 0.
 func (r *Result) Status() int {
 	if Failed(r.Findings) {
 		return 1

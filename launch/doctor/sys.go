@@ -38,7 +38,7 @@ func deviceName(device int) string {
 	return C.GoString(&buf[0])
 }
 
-// canAccessPeer says whether device reaches peer's memory; known is false if the driver does not
+// canAccessPeer reports whether device reaches peer's memory; known is false if the driver does not
 // tell. Source: cuda.h, cuDeviceCanAccessPeer.
 func canAccessPeer(device, peer int) (can, known bool) {
 	if driver.peer == nil {

@@ -92,8 +92,8 @@ var transports = regexp.MustCompile(`^OMPI_MCA_(pml|btl|mtl|osc|smsc|accelerator
 // launchers are the variables that tell a process that it is one of a job.
 var launchers = regexp.MustCompile(`^(OMPI|PMIX|PMI2?|PRTE|ORTE|SLURM|HYDI|HYDRA)_`)
 
-// alone is an environment without the launcher: a process started in it is a job of its own, with
-// the same transports.
+// alone returns an environment without the launcher: a process started in it is a job of its own,
+// with the same transports.
 func alone(env []string) []string {
 	var kept []string
 	for _, kv := range env {

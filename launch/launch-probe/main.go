@@ -106,7 +106,7 @@ func progress(to phase) {
 	}
 }
 
-// now is the present phase.
+// now returns the present phase.
 func now() phase {
 	progressMu.Lock()
 	defer progressMu.Unlock()

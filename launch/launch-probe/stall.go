@@ -34,7 +34,7 @@ const (
 	telling = 15 * time.Second      // for all the rest when MPI has got nowhere, and then there is launch's deadline
 )
 
-// patience is how long MPI may take before it is said to get nowhere.
+// patience returns how long MPI may take before it is said to get nowhere.
 func patience(deadline time.Duration) time.Duration { return max(deadline-telling, deadline/3) }
 
 func beside(job doctor.Job, at doctor.Address) *sideline {

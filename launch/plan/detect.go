@@ -13,7 +13,7 @@ import (
 type launcherHere struct {
 	name    string // openmpi4, openmpi5, mpich, slurm
 	command string
-	version string // "" where it is not installed
+	version string // "" if it is not installed
 }
 
 // askTime is how long a launcher may take to say its version.

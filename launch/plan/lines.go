@@ -59,9 +59,9 @@ func (j job) hostWords() string {
 	return strings.Join(words, ",")
 }
 
-// noBinding is why ranks are left unbound. With ppr:N:node and --bind-to numa Open MPI 4.1 binds
-// ranks to NUMA nodes in turn, while a node's GPUs are numbered along them: every second rank would
-// be far from its GPU.
+// noBinding returns why ranks are left unbound. With ppr:N:node and --bind-to numa Open MPI 4.1
+// binds ranks to NUMA nodes in turn, while a node's GPUs are numbered along them: every second rank
+// would be far from its GPU.
 func (j job) noBinding() string {
 	why := "a rank's threads use several cores"
 	if j.onGPUs {
@@ -70,7 +70,7 @@ func (j job) noBinding() string {
 	return why
 }
 
-// onEach is why a node gets as many ranks as it does, in order.
+// onEach returns why a node gets as many ranks as it does, in order.
 func (j job) onEach() string {
 	if j.onGPUs {
 		return "as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree"

@@ -257,7 +257,7 @@ func (o *options) job(s site, prog []string) (job, error) {
 	return j, nil
 }
 
-// onHost says whether a program is told to leave GPUs alone.
+// onHost reports whether a program is told to leave GPUs alone.
 func onHost(prog []string) bool { return flagOf(prog[1:], "--device") == "host" }
 
 // savesIn returns the folder of the program's checkpoints and the flag that says it, or nothing.
@@ -274,8 +274,8 @@ func (o *options) savesIn(prog []string) (flag, folder string) {
 	return "", ""
 }
 
-// oversubscribes says whether the environment lets mpirun start more ranks than cores, in the words
-// of Open MPI 4 or 5.
+// oversubscribes reports whether the environment lets mpirun start more ranks than cores, in the
+// words of Open MPI 4 or 5.
 func (s site) oversubscribes() bool {
 	switch strings.ToLower(s.getenv("OMPI_MCA_rmaps_base_oversubscribe")) {
 	case "1", "true", "yes":

@@ -31,7 +31,7 @@ var (
 // The launchers' own marks are worse: all put tags into long lines, Open MPI 4 loses bytes of short
 // lines (iof_base_output.c), and Open MPI 5 mixes both streams. srun's --label marks whole lines.
 const (
-	// mpirun stops to pass standard input on where both are closed
+	// mpirun stops to pass standard input on if both are closed
 	shellOpens = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@" 3>&1 4>&2 >>%s 2>>%s`
 	// On other hosts sed prefixes the lines. It outlives signals to the rank.
 	shellPrefixes = shellMarks + `(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/o") & exec ` +
@@ -217,7 +217,7 @@ func (out *output) relay(pass func(r io.Reader)) (*os.File, error) {
 	out.opened, out.writers = append(out.opened, r), append(out.writers, w)
 	out.readers.Go(func() {
 		pass(r)
-		_, _ = io.Copy(io.Discard, r) // where nobody takes it, the job goes on
+		_, _ = io.Copy(io.Discard, r) // if nobody takes it, the job goes on
 	})
 	return w, nil
 }
@@ -317,7 +317,7 @@ func prefix(w io.Writer, r io.Reader, mark string, live func(text string)) {
 			}
 		}
 		if len(whole) > 0 {
-			_, _ = w.Write(whole) // where nobody reads any more the ranks go on, as under mpirun itself
+			_, _ = w.Write(whole) // if nobody reads any more the ranks go on, as under mpirun itself
 		}
 		if err != nil {
 			return

@@ -22,7 +22,7 @@ type Group struct {
 // Line is a command line.
 type Line struct {
 	Launcher string  `json:"launcher"` // openmpi4, openmpi5, mpich, slurm
-	Version  string  `json:"version"`  // as the launcher here says it; "" where it is not installed
+	Version  string  `json:"version"`  // as the launcher here says it; "" if it is not installed
 	Groups   []Group `json:"groups"`
 	Refused  string  `json:"refused,omitempty"` // why launch run would not start it on this machine
 	MPI      string  `json:"mpi,omitempty"`     // openmpi4, openmpi5 or mpich, where Launcher is a batch system
@@ -110,7 +110,7 @@ func (o *options) lines(j job, s site) []Line {
 	case "all":
 		names = []string{"openmpi4", "openmpi5", "mpich", "slurm"}
 	case "auto":
-		names = []string{"openmpi4"} // the most common, where none is installed
+		names = []string{"openmpi4"} // the most common, if none is installed
 		if here, ok := findMPI(""); ok {
 			names = []string{here.name}
 		}

@@ -45,7 +45,7 @@ func (j job) settings(s site, asJSON bool) []byte {
 	return out
 }
 
-// plans says whether a program has a command plan, and is not given another. It asks the program
+// plans reports whether a program has a command plan, and is not given another. It asks the program
 // for completions.
 func plans(prog []string) bool {
 	if len(prog) > 1 && !strings.HasPrefix(prog[1], "-") || !completion.UsesLockstep(prog[0]) {

@@ -69,7 +69,7 @@ func read(path string) (*run, error) {
 	return r, nil
 }
 
-// noRun is the error of a folder without the log of a run. It names the logs that there are.
+// noRun returns the error of a folder without the log of a run. It names the logs that there are.
 func noRun(folder string) error {
 	if logs, err := filepath.Glob(filepath.Join(folder, "*.jsonl")); err == nil && len(logs) > 0 {
 		return fmt.Errorf("%s is no folder of --run-dir, since it has no %s: name files in it, such as %s", folder,
@@ -157,10 +157,10 @@ func (r *run) add(rec map[string]float64) {
 	r.records = append(r.records, rec)
 }
 
-// has says whether any line of the run has a number.
+// has reports whether any line of the run has a number.
 func (r *run) has(name string) bool { return name == lineField || slices.Contains(r.names, name) }
 
-// varies says whether a number has more than one value.
+// varies reports whether a number has more than one value.
 func (r *run) varies(name string) bool {
 	first, some := 0.0, false
 	for _, rec := range r.records {
@@ -175,8 +175,8 @@ func (r *run) varies(name string) bool {
 	return false
 }
 
-// isHalf says whether a line is only the beginning of an object. The run is writing it now,
-// or was killed.
+// isHalf reports whether a line is only the beginning of an object. The run is writing it now, or
+// was killed.
 func isHalf(line []byte) bool {
 	return bytes.HasPrefix(line, []byte{'{'}) && !bytes.HasSuffix(line, []byte{'}'})
 }

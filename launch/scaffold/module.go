@@ -32,7 +32,7 @@ func checkoutAbove(dir string) (string, bool) {
 	}
 }
 
-// isCheckout says whether dir is the root of a checkout.
+// isCheckout reports whether dir is the root of a checkout.
 func isCheckout(dir string) bool {
 	text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
 	return err == nil && moduleLine.Match(text)
@@ -42,8 +42,8 @@ func isCheckout(dir string) bool {
 // Otherwise the paths of its sources tell, unless it was built with -trimpath.
 var builtFrom string
 
-// checkout returns the checkout that a module of its own uses: flag, the value of --lockstep, where
-// it is given, else the one that this program lies in, else the one that it was built from.
+// checkout returns the checkout that a module of its own uses: flag, the value of --lockstep, if it
+// is given, else the one that this program lies in, else the one that it was built from.
 func checkout(flag string) (string, error) {
 	if flag != "" {
 		dir, err := filepath.Abs(flag)
@@ -90,7 +90,7 @@ func module(name, from string) (map[string][]byte, error) {
 }
 
 // tidy leaves in the go.mod and go.sum in dir what the program there needs, in the versions of the
-// checkout. Nothing is fetched where that has been built.
+// checkout. Nothing is fetched if that has been built.
 func tidy(dir string) error {
 	cmd := exec.Command("go", "mod", "tidy")
 	cmd.Dir = dir

@@ -125,8 +125,8 @@ func who(pids []int) (jobs []job, silent []string) {
 	return jobs, unanswered(pids, errs)
 }
 
-// unanswered is the words on processes that do not answer. Those that have ended meanwhile are left
-// out. Those of other users, of whom a node may have many, are counted.
+// unanswered returns the words on processes that do not answer. Those that have ended meanwhile are
+// left out. Those of other users, of whom a node may have many, are counted.
 func unanswered(pids []int, errs []error) (silent []string) {
 	others := 0
 	for i, pid := range pids {
@@ -148,7 +148,7 @@ func unanswered(pids []int, errs []error) (silent []string) {
 	return silent
 }
 
-// named says whether a person means this job: by its name, or by a process of it, or by one that
+// named reports whether a person means this job: by its name, or by a process of it, or by one that
 // has started these here, such as mpirun.
 func (j job) named(by string) bool {
 	if j.name == by {
@@ -158,7 +158,7 @@ func (j job) named(by string) bool {
 	return err == nil && pid > 1 && slices.ContainsFunc(j.ranks, func(r live.Rank) bool { return descends(r.PID, pid) })
 }
 
-// descends says whether a process is another one, or was started by that or by one of its
+// descends reports whether a process is another one, or was started by that or by one of its
 // descendants. Source: proc(5), /proc/PID/stat.
 func descends(pid, from int) bool {
 	for pid > 1 && pid != from {

@@ -127,7 +127,7 @@ func Stat(name string) (info Info, err error) {
 	return info, err
 }
 
-// sizeOf is the size of a type that NumPy writes like "<f4".
+// sizeOf returns the size of a type that NumPy writes like "<f4".
 func sizeOf(descr string) int {
 	n, err := strconv.Atoi(strings.TrimLeft(descr, "<>|=iufcbOSUV"))
 	if err != nil {

@@ -66,7 +66,7 @@ type family[T Elem] struct {
 	w       *spmd.World
 	o       Options
 	most    Shape
-	lib     *cudnnLibrary // nil where cudnn is not to be had
+	lib     *cudnnLibrary // nil if cudnn is not to be had
 	noCuDNN string        // why it is not
 	noMMA   string
 	noWGMMA string                 // why mma's kernels are not wgmma's
@@ -167,18 +167,18 @@ func (f *family[T]) first() (*Attention[T], error) {
 	return f.member(f.most, plan, noPlan)
 }
 
-// backwardByMMA says whether mma's backward pass stands beside cuDNN's forward pass.
+// backwardByMMA reports whether mma's backward pass stands beside cuDNN's forward pass.
 func (f *family[T]) backwardByMMA() bool {
 	return f.o.Path == pathAuto && f.noMMA == "" && f.most.fitsMMA() && f.o.Deterministic
 }
 
-// byWGMMA says whether mma's kernels for a shape are wgmma's.
+// byWGMMA reports whether mma's kernels for a shape are wgmma's.
 func (f *family[T]) byWGMMA(s Shape) bool {
 	return f.noMMA == "" && s.fitsMMA() && f.noWGMMA == "" && s.Size <= wgmmaMaxHead
 }
 
-// planDeterministic says whether cuDNN's backward pass has to be deterministic, which takes memory.
-// An unused one need not be.
+// planDeterministic reports whether cuDNN's backward pass has to be deterministic, which takes
+// memory. An unused one need not be.
 func (f *family[T]) planDeterministic() bool { return f.o.Deterministic && !f.backwardByMMA() }
 
 // agree returns, for each path that a rank may have, why not all ranks have it, or "". The choice
@@ -439,8 +439,8 @@ func (a *Attention[T]) Backward(
 	}
 }
 
-// SumsBias says whether there is BackwardBias: with compute capability 9.0, Size up to 64, and the
-// path mma.
+// SumsBias reports whether there is BackwardBias: with compute capability 9.0, Size up to 64, and
+// the path mma.
 func (a *Attention[T]) SumsBias() bool { return a.wgmma != nil }
 
 // BackwardBias is Backward, and leaves in dbias, (3, Heads, Size), the sums of dqkv over all
@@ -463,7 +463,7 @@ func (a *Attention[T]) BackwardBias(
 	return a.wgmma.backward(s, half(dqkv), dbias, half(dout), half(out), lse, half(qkv), a.work)
 }
 
-// half is a buffer of bfloat16 in its own type.
+// half returns a buffer of bfloat16 in its own type.
 func half[T Elem](b spmd.Buffer[T]) spmd.Buffer[spmd.BF16] { return any(b).(spmd.Buffer[spmd.BF16]) }
 
 // Close gives back the memory of a and of all that For returned; their work has run. Graphs that

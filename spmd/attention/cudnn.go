@@ -85,7 +85,7 @@ type cudnnPath struct {
 	version           string
 }
 
-// notSupported says whether cuDNN has nothing for a shape.
+// notSupported reports whether cuDNN has nothing for a shape.
 func notSupported(err error) bool { return errors.Is(err, cudnn.ErrNotSupported) }
 
 func (l *cudnnLibrary) plan(s Shape, deterministic bool) (*cudnnPath, error) {

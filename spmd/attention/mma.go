@@ -67,7 +67,7 @@ func newMMAKernel(name string, width, own, rows, tile int, fn func(*mmaHost)) mm
 	return mmaKernel{k, rows, 2*width*(own*rows+2*2*tile) + 2*8*tile}
 }
 
-// onHost is a kernel's work on the host.
+// onHost returns a kernel's work on the host.
 func onHost(fn func(*mmaHost)) func(spmd.Args) error {
 	return func(args spmd.Args) error {
 		fn(&mmaHost{Args: args})
@@ -94,7 +94,7 @@ func (x mmaShape) grid(k *mmaKernel) spmd.Grid {
 
 func (x mmaShape) scale() float32 { return float32(1 / math.Sqrt(float64(x.hs))) }
 
-// elements is the length of out.
+// elements returns the length of out.
 func (x mmaShape) elements() int { return x.b * x.t * x.nh * x.hs }
 
 // check refuses shapes that the kernels do not have and buffers that are too short.
@@ -127,7 +127,7 @@ func mmaForward(
 		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window))
 }
 
-// mmaScratch is how many elements mmaBackward needs as scratch.
+// mmaScratch returns how many elements mmaBackward needs as scratch.
 func mmaScratch(b, t, nh int) int { return 2 * b * nh * t }
 
 // mmaBackward enqueues dqkv, the gradient of qkv. It takes dout, the gradient of out, and the
@@ -184,7 +184,7 @@ func (a *mmaHost) heads(i int, fn func(in, out, lse int)) {
 	}
 }
 
-// width is the length of a row of out.
+// width returns the length of a row of out.
 func (a *mmaHost) width() int { return a.nh * a.hs }
 
 // read returns the t rows of a head, widened; rows of argument i are stride apart.
@@ -218,7 +218,7 @@ func (a *mmaHost) weighted(transposed bool, factor float32, w, x []float32) []fl
 	return y
 }
 
-// firstKey is the first key that a query sees.
+// firstKey returns the first key that a query sees.
 func (x mmaShape) firstKey(query int) int {
 	if x.window == 0 {
 		return 0

@@ -37,7 +37,7 @@ func (s Shape) check() error {
 	return nil
 }
 
-// fitsMMA says whether the kernels for tensor cores have heads of this size.
+// fitsMMA reports whether the kernels for tensor cores have heads of this size.
 func (s Shape) fitsMMA() bool { return s.Size <= mmaMaxHead && s.Size%mmaHeadStep == 0 }
 
 func (s Shape) dims() dims { return dims{s.Batch, s.Tokens, s.Heads, s.Size, s.Window} }

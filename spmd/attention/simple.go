@@ -21,10 +21,10 @@ var windowSource string // goes before it, and before sources for tensor cores
 // dims are the sizes of one call.
 type dims struct{ b, t, nh, hs, window int }
 
-// elements is the length of out.
+// elements returns the length of out.
 func (x dims) elements() int { return x.b * x.t * x.nh * x.hs }
 
-// rows is the length of lse.
+// rows returns the length of lse.
 func (x dims) rows() int { return x.b * x.nh * x.t }
 
 // simplePair are the kernels for one type of elements.
@@ -53,7 +53,7 @@ func simpleOf[T Elem]() *simplePair {
 	return &simpleFloat32
 }
 
-// simpleGrid is a grid of blocks of 256 threads for heads, tiles of 64 tokens, twice in the
+// simpleGrid returns a grid of blocks of 256 threads for heads, tiles of 64 tokens, twice in the
 // backward pass, and 64 channels.
 func simpleGrid(x dims, times int) spmd.Grid {
 	return spmd.Grid{Blocks: [3]int{x.b * x.nh, times * ((x.t + 63) / 64), (x.hs + 63) / 64},
@@ -119,7 +119,7 @@ func written[T Elem](x []T) (wide []float32, done func()) {
 	}
 }
 
-// isHalf says whether T is bfloat16.
+// isHalf reports whether T is bfloat16.
 func isHalf[T Elem]() bool {
 	var z T
 	_, half := any(z).(spmd.BF16)

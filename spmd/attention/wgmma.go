@@ -104,12 +104,12 @@ func (x *wgmmaShape) forward(
 		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window))
 }
 
-// scratch is the number of elements that backward needs as scratch.
+// scratch returns the number of elements that backward needs as scratch.
 func (x *wgmmaShape) scratch() int {
 	return mmaScratch(x.b, x.t, x.nh) + x.columnRows()*3*x.nh*x.hs
 }
 
-// columnRows is the number of rows of sums that the kernels leave, each over 64 rows of dqkv.
+// columnRows returns the number of rows of sums that the kernels leave, each over 64 rows of dqkv.
 func (x mmaShape) columnRows() int { return x.b * ((x.t + wgmmaSquare - 1) / wgmmaSquare) }
 
 // backward is mmaBackward, as forward is mmaForward. It leaves the sums of dqkv over its tokens,
@@ -162,7 +162,7 @@ var wgmmaSumColumns = spmd.NewKernel("wgmma_sum_columns",
 		return nil
 	}, spmd.ArchSpecific())
 
-// wgmmaGrid is a block for each multiprocessor, or for each pair of tiles if these are fewer.
+// wgmmaGrid returns a block for each multiprocessor, or for each pair of tiles if these are fewer.
 func (x mmaShape) wgmmaGrid(k *mmaKernel, multiprocessors int) spmd.Grid {
 	tiles := (x.t + k.rows - 1) / k.rows
 	blocks := min(max(1, multiprocessors), x.b*x.nh*((tiles+1)/2))

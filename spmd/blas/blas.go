@@ -173,7 +173,7 @@ func (p *product) checkEight(w *spmd.World, o *Options, at [3]uintptr) error {
 	return nil
 }
 
-// SupportsF8 says whether Gemm takes 8-bit floats in a world: the host does, and GPUs from
+// SupportsF8 reports whether Gemm takes 8-bit floats in a world: the host does, and GPUs from
 // compute capability 8.9 on.
 func SupportsF8(w *spmd.World) bool {
 	if w.OnHost() {

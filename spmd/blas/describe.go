@@ -47,7 +47,7 @@ func (h *handle) describeGemv(a spmd.Args) (string, int) {
 	return h.names.name("Gemv", s), (p.m*p.n + p.m + p.n) * p.typ.Size()
 }
 
-// name is the name of a product of a shape, such as "Gemm 8x768x3072 bfloat16 to float32 A^T,
+// name returns the name of a product of a shape, such as "Gemm 8x768x3072 bfloat16 to float32 A^T,
 // Bias".
 func (l *names) name(op string, s shape) string {
 	l.mu.Lock()

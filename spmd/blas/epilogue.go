@@ -34,14 +34,14 @@ const (
 	hasRowSums
 )
 
-// extended says whether there is more to do than a plain product.
+// extended reports whether there is more to do than a plain product.
 func (o *Options) extended() bool {
 	return o.Bias != spmd.Arg{} || o.Residual != spmd.Arg{} || o.GELU != spmd.Arg{} ||
 		o.DGELU != spmd.Arg{} || o.BiasGrad != spmd.Arg{} || o.RowSums != spmd.Arg{} ||
 		o.ScaleA != spmd.Arg{} || o.ScaleB != spmd.Arg{}
 }
 
-// batches says whether a batch may have the epilogue.
+// batches reports whether a batch may have the epilogue.
 func (o *Options) batches() bool {
 	plain := *o
 	plain.Residual = spmd.Arg{}
@@ -110,7 +110,7 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 	return nil
 }
 
-// possible says whether the operands go together.
+// possible reports whether the operands go together.
 func (ops operands) possible(accumulate bool) bool {
 	switch ops {
 	case hasBias, hasRowSums:
@@ -134,7 +134,8 @@ func (ops operands) String() string {
 	return text
 }
 
-// extent is the number of elements from the first to the last of a matrix whose rows are ld apart.
+// extent returns the number of elements from the first to the last of a matrix whose rows are ld
+// apart.
 func extent(rows, cols, ld int) int {
 	if rows == 0 || cols == 0 {
 		return 0
@@ -150,7 +151,7 @@ type region struct {
 	rows  bool // of C's shape, so that others of it may lie between its rows
 }
 
-// overlaps says whether r and o share memory; stride and width are C's, in bytes.
+// overlaps reports whether r and o share memory; stride and width are C's, in bytes.
 func (r *region) overlaps(o *region, stride, width int) bool {
 	d := int(o.at) - int(r.at)
 	if r.bytes == 0 || o.bytes == 0 || d >= r.bytes || -d >= o.bytes {
@@ -163,7 +164,7 @@ func (r *region) overlaps(o *region, stride, width int) bool {
 	return d < width || stride-d < width
 }
 
-// hostEpilogue is the epilogue of a product on the host.
+// hostEpilogue returns the epilogue of a product on the host.
 func hostEpilogue[C float32 | float64 | spmd.BF16 | spmd.F16](p *product, args spmd.Args) host.Epilogue[C] {
 	of := func(i int) []C {
 		if p.ops&(1<<i) == 0 {

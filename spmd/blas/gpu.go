@@ -153,9 +153,10 @@ func rowKernel(typ, ctyp elem.Type) *spmd.Kernel {
 	return rowWideKernels[typ]
 }
 
-// inLibrary is the epilogues that cuBLASLt is asked for, one after the other until it has one. Its
-// gelu is approximate: it is asked only if the type of C does not show that. Its sums (DGELU_BGRAD,
-// BGRADB) are slower than the kernels here, threefold in the product that GPT-2 has them in.
+// inLibrary returns the epilogues that cuBLASLt is asked for, one after the other until it has one.
+// Its gelu is approximate: it is asked only if the type of C does not show that. Its sums
+// (DGELU_BGRAD, BGRADB) are slower than the kernels here, threefold in the product that GPT-2 has
+// them in.
 func (p *product) inLibrary() (list [2]cublas.Epilogue, n int) {
 	e := cublas.NoEpilogue
 	switch half := p.ctyp.Half(); {
@@ -173,7 +174,7 @@ func (p *product) inLibrary() (list [2]cublas.Epilogue, n int) {
 	return [...]cublas.Epilogue{e, cublas.NoEpilogue}, 2
 }
 
-// inProduct is the part of an epilogue that cuBLASLt does; it reads a residual in any case.
+// inProduct returns the part of an epilogue that cuBLASLt does; it reads a residual in any case.
 func inProduct(e cublas.Epilogue) operands {
 	return hasResidual | [...]operands{cublas.NoEpilogue: 0, cublas.Bias: hasBias, cublas.GELU: hasGELU,
 		cublas.BiasGELU: hasBias | hasGELU, cublas.DGELU: hasDGELU}[e]
@@ -282,7 +283,7 @@ func sumColumns(c spmd.LibraryCall, sum int, typ, ctyp elem.Type, x, rows, cols,
 	return c.Launch(totalKernels[ctyp], grid, c.Arg(sum), c.WorkspaceArg(), spmd.I64(parts), spmd.I64(cols))
 }
 
-// workspace is the scratch memory of a product.
+// workspace returns the scratch memory of a product.
 func (p *product) workspace() int {
 	n := ownWorkspace
 	if p.ops&hasBiasGrad != 0 {

@@ -161,7 +161,7 @@ func gemvAs[T float32 | float64](p *product, args spmd.Args) {
 		spmd.ArgSlice[T](args, argB), T(p.beta), spmd.ArgSlice[T](args, argC))
 }
 
-// matrixArg is the memory of a matrix whose rows are ld apart.
+// matrixArg returns the memory of a matrix whose rows are ld apart.
 func matrixArg[T Elem](args spmd.Args, i, rows, cols, ld int) []T {
 	return spmd.ArgSlice[T](args, i)[:extent(rows, cols, ld)]
 }

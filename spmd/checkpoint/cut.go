@@ -27,7 +27,7 @@ func Strided[T spmd.Elem](name string, b spmd.Buffer[T], off int, cut Cut, total
 	return i
 }
 
-// inside says whether the elements of a part are in an array of n elements.
+// inside reports whether the elements of a part are in an array of n elements.
 func (p part) inside(n int) bool {
 	if p.Off < 0 || p.Len < 0 || p.Len > n || p.Off > n-p.Len {
 		return false
@@ -43,7 +43,7 @@ func (p part) inside(n int) bool {
 	return last/c.Run <= (n-1-c.First)/c.Stride && c.First+last/c.Run*c.Stride+last%c.Run < n
 }
 
-// runs is the most runs that a part has.
+// runs returns the most runs that a part has.
 func (p part) runs() int {
 	if p.Run == 0 {
 		return 1

@@ -164,7 +164,7 @@ func (f *fileSum) check() error {
 	return nil
 }
 
-// marker is the whole contents of the marker of an index.
+// marker returns the whole contents of the marker of an index.
 func marker(index []byte) []byte {
 	return fmt.Appendf(nil, "%s\n%d bytes of %s, SHA-256 %x\n", format, len(index), indexName, sha256.Sum256(index))
 }

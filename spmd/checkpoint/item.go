@@ -24,8 +24,8 @@ type Item struct {
 	share      func(c spmd.Comm, counts []int) error // makes whole what every rank has a part of
 }
 
-// Replicated is an array that is the same on every rank. Each rank saves and loads an equal part of
-// it.
+// Replicated returns an array that is the same on every rank. Each rank saves and loads an equal
+// part of it.
 func Replicated[T spmd.Elem](name string, b spmd.Buffer[T]) Item {
 	i := Sharded(name, b, 0, b.Len())
 	i.replicated = true
@@ -39,7 +39,7 @@ func Replicated[T spmd.Elem](name string, b spmd.Buffer[T]) Item {
 	return i
 }
 
-// Sharded is an array of total elements that the ranks share. This rank has the elements [off,
+// Sharded returns an array of total elements that the ranks share. This rank has the elements [off,
 // off+b.Len()). In a save the parts of all ranks cover the array and do not overlap. In a load they
 // may be any.
 func Sharded[T spmd.Elem](name string, b spmd.Buffer[T], off, total int) Item {

@@ -40,7 +40,7 @@ func (m *Manager) writePart(s *saving) error {
 	return err
 }
 
-// bytes is how long this rank's file is.
+// bytes returns how long this rank's file is.
 func (s *saving) bytes() int64 { return int64(len(s.header) + len(s.data)) }
 
 // finish waits for the files of all ranks and makes them a checkpoint.

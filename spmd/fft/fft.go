@@ -82,7 +82,7 @@ func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
 	return p, nil
 }
 
-// slice is an argument as the host's functions take it.
+// slice returns an argument as the host's functions take it.
 func slice[C Complex](a spmd.Args, i int) view {
 	if double[C]() {
 		return view{double: spmd.ArgSlice[complex128](a, i)}

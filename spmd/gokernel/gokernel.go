@@ -59,7 +59,7 @@ type Shape struct {
 
 func (s *Shape) pack() int { return max(1, s.Pack) }
 
-// total is the number of indices of a launch, as the host function sees it.
+// total returns the number of indices of a launch, as the host function sees it.
 func (s *Shape) total(a spmd.Args) int {
 	n := 1
 	for i := range s.Dims {
@@ -87,7 +87,7 @@ func (s *Shape) check(name string, extent [3]int, args []spmd.Arg) error {
 	return nil
 }
 
-// narrow says whether 32 bits hold the arguments' addresses and the numbers that addresses are
+// narrow reports whether 32 bits hold the arguments' addresses and the numbers that addresses are
 // computed from, and no written memory overlaps another argument's.
 func (s *Shape) narrow(total int, args []spmd.Arg) bool {
 	if total > math.MaxInt32 {
@@ -121,8 +121,8 @@ const threads = 256
 // begin in two microseconds.
 const mostThatLoop = 2 * 8 * 132
 
-// grid is the shape of a launch whose threads take each indices, the last along x. It says whether
-// it has a block for all.
+// grid returns the shape of a launch whose threads take each indices, the last along x. It says
+// whether it has a block for all.
 func (s *Shape) grid(extent [3]int, each int) (g spmd.Grid, whole bool) {
 	const most = 65_535 // blocks along y and z
 	over := func(n, d int) int { return (n + d - 1) / d }

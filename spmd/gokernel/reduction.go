@@ -81,8 +81,8 @@ func (r *Reduction[T]) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) e
 // MostParts is the most numbers that the workspace of a reduction has.
 const MostParts = 4096
 
-// share is how many of n indices a block takes, as in spmd_go.cuh: for up to 1,024 blocks until
-// these have enough to do.
+// share returns how many of n indices a block takes, as in spmd_go.cuh: for up to 1,024 blocks
+// until these have enough to do.
 func share(n int) int {
 	each := max(8*Lanes, min((n+1023)/1024, 64*Lanes), (n+MostParts-1)/MostParts)
 	return (each + Lanes - 1) / Lanes * Lanes
@@ -174,7 +174,7 @@ func (r *Reduction[T]) ranges(a spmd.Args, total int) error {
 	return nil
 }
 
-// none is the value that changes nothing, for each lane.
+// none returns the value that changes nothing, for each lane.
 func (r *Reduction[T]) none() (acc [Lanes]T) {
 	v := T(0)
 	switch r.op {
@@ -193,7 +193,7 @@ func (r *Reduction[T]) none() (acc [Lanes]T) {
 	return acc
 }
 
-// Extreme is the largest value of T, or with sign -1 the smallest.
+// Extreme returns the largest value of T, or with sign -1 the smallest.
 func Extreme[T Number](sign int) T {
 	var v any
 	switch any(T(0)).(type) {
@@ -241,7 +241,7 @@ func (r *Reduction[T]) of(a, b T) T {
 	return either(a, b, false)
 }
 
-// either is the least or the largest of two numbers. Complex numbers have neither.
+// either returns the least or the largest of two numbers. Complex numbers have neither.
 func either[T Number](a, b T, least bool) T {
 	switch p := any(&a).(type) {
 	case *int32:

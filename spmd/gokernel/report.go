@@ -50,7 +50,7 @@ var reports = spmd.PerWorld[report]{Open: func(w *spmd.World) *report {
 	return &r
 }}
 
-// Report is the last argument of every kernel: the place of its report with --check=bounds.
+// Report returns the last argument of every kernel: the place of its report with --check=bounds.
 func Report(s *spmd.Stream) spmd.Arg {
 	if !kernels.Bounds() || s.World().Device() == "host" {
 		return spmd.U64(0)

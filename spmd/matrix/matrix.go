@@ -36,7 +36,7 @@ func (v View[T]) Part(row, rows, col, cols int) View[T] {
 	return p
 }
 
-// extent is the number of elements of the buffer from the matrix's first to its last.
+// extent returns the number of elements of the buffer from the matrix's first to its last.
 func (v *View[T]) extent() int {
 	if v.Rows == 0 || v.Cols == 0 {
 		return 0
@@ -52,7 +52,7 @@ func (v *View[T]) check(op, name string) error {
 	return nil
 }
 
-// overlap says whether two views share elements, or may. It compares rows of one stride, and
+// overlap reports whether two views share elements, or may. It compares rows of one stride, and
 // otherwise whole extents.
 func overlap[T spmd.Elem](a, b *View[T]) bool {
 	size := uintptr(unsafe.Sizeof(*new(T)))

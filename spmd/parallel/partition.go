@@ -14,8 +14,8 @@ type Partition struct {
 }
 
 // NewPartition returns the partition of buckets with so many elements each, as rank of ranks sees
-// it. A rank's part of a bucket is a multiple of align elements. It panics where ranks or align
-// are not above 0, rank is none of the ranks, or a length is below 0.
+// it. A rank's part of a bucket is a multiple of align elements. It panics if ranks or align are
+// not above 0, rank is none of the ranks, or a length is below 0.
 func NewPartition(rank, ranks, align int, lens ...int) Partition {
 	if rank < 0 || rank >= ranks || align <= 0 {
 		panic(fmt.Sprintf("parallel: a partition for rank %d of %d, by %d elements", rank, ranks, align))

@@ -22,7 +22,7 @@ type Pipeline[T spmd.Elem] struct {
 	out, dout spmd.Buffer[T]   // none in the last stage
 	din       spmd.Buffer[T]   // none in the first stage
 
-	times spmd.Buffer[int64]                    // see idle.go; none where runs are not measured
+	times spmd.Buffer[int64]                    // see idle.go; none if runs are not measured
 	note  func(s *spmd.Stream, point int) error // enters a point of a run there, else nil
 }
 
@@ -194,7 +194,7 @@ func (r *run[T]) withNext(b spmd.Buffer[T]) parcel[T] {
 // toBefore of a first stage is to rank -1.
 func (r *run[T]) toBefore() parcel[T] { return parcel[T]{r.din, r.c.Rank() - 1} }
 
-// fromBefore is the input of a micro-batch, or none if there is no such micro-batch.
+// fromBefore returns the input of a micro-batch, or none if there is no such micro-batch.
 func (r *run[T]) fromBefore(micro int) parcel[T] {
 	if micro >= r.micro {
 		return r.nothing()

@@ -56,8 +56,8 @@ func (r Rows) Piece(i int) (lo, hi int) {
 	return lo, min(lo+r.ranks*r.part, r.n)
 }
 
-// all is the place of a piece in memory for all rows of width elements, own its place in memory for
-// this rank's.
+// all returns the place of a piece in memory for all rows of width elements, own its place in
+// memory for this rank's.
 func (r Rows) all(i, width int) (lo, hi int) {
 	n := r.ranks * r.part * width
 	return i * n, (i + 1) * n

@@ -75,7 +75,7 @@ func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op)
 	return r, r.open(w, c)
 }
 
-// shared says whether another gradient has the memory of gradient i.
+// shared reports whether another gradient has the memory of gradient i.
 func (r *Scatterer) shared(i int) bool {
 	for j, g := range r.grads {
 		if j != i && spmd.Overlap(g, r.grads[i]) {

@@ -22,7 +22,7 @@ func (m *scratch[K, V]) onHost(dst, x []K, valuesDst, values []V, kind int) {
 	passes := int(unsafe.Sizeof(*new(K)))
 	in, out := halves(&m.keys, len(x))
 	valuesOut, spare := halves(&m.values, len(values))
-	valuesIn := values // which may be the destination, and stay as they are
+	valuesIn := values // which may be the destination, and are unchanged
 	var counts [8][digits]int
 	for i, k := range x {
 		k = into(k, kind)

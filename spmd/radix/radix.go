@@ -135,7 +135,7 @@ func (c *sorter) onGPU(call spmd.LibraryCall) error {
 	return nil
 }
 
-// kindOf is the kind of a type of keys.
+// kindOf returns the kind of a type of keys.
 func kindOf[K Key]() int {
 	switch any(*new(K)).(type) {
 	case int32, int64:

@@ -86,7 +86,7 @@ func normal64(i int, dst []float64, seed uint64, offset int) {
 	}
 }
 
-// log64 is the logarithm of a number from 2^-53 to 1, by the series for (1+s)/(1-s). Like the
+// log64 returns the logarithm of a number from 2^-53 to 1, by the series for (1+s)/(1-s). Like the
 // functions below it only uses operations that give the same bits everywhere.
 func log64(x float64) float64 {
 	const fraction = 1<<52 - 1
@@ -110,7 +110,7 @@ func log64(x float64) float64 {
 	return math.FMA(e, math.Ln2, 2*s*p)
 }
 
-// turned64 is the cosine and sine of t, from -pi/4 to pi/4, plus quarters of a turn.
+// turned64 returns the cosine and sine of t, from -pi/4 to pi/4, plus quarters of a turn.
 func turned64(quarters uint64, t float64) (x, y float64) {
 	z := -t * t
 	p := math.FMA(z, 1.0/355_687_428_096_000, 1.0/1_307_674_368_000)
@@ -198,7 +198,7 @@ func squared32(u float32) float32 {
 	return float32(halvings*(2*math.Ln2)) + float32(f*p)
 }
 
-// turned32 is the cosine and sine of t, from -pi/4 to pi/4, by such polynomials.
+// turned32 returns the cosine and sine of t, from -pi/4 to pi/4, by such polynomials.
 func turned32(t float32) (cos, sin float32) {
 	z := -t * t
 	p := float32(z*0.0001958789) + 0.008332748

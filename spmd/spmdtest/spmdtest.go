@@ -75,8 +75,8 @@ func HostOnly(t *testing.T, why string) {
 	}
 }
 
-// Timeout is how long a collective may take in tests: five minutes, or SPMDTEST_TIMEOUT, such as
-// 1h.
+// Timeout returns how long a collective may take in tests: five minutes, or SPMDTEST_TIMEOUT, such
+// as 1h.
 func Timeout() time.Duration {
 	text := os.Getenv("SPMDTEST_TIMEOUT")
 	if text == "" {
@@ -89,7 +89,7 @@ func Timeout() time.Duration {
 	return d
 }
 
-// Config is the configuration of a world for tests.
+// Config returns the configuration of a world for tests.
 func Config() spmd.Config {
 	return spmd.Config{Timeout: Timeout(), Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"),
 		Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42,

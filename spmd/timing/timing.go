@@ -164,5 +164,5 @@ func measureStream(
 	return t, err
 }
 
-// GBps is the rate at which the median moves bytes, in 1e9 bytes a second.
+// GBps returns the rate at which the median moves bytes, in 1e9 bytes a second.
 func (t Stats) GBps(bytes int) float64 { return float64(bytes) / t.MedianUS / 1e3 }

@@ -53,8 +53,8 @@ func newFinder[T Number](most bool) *finder {
 	return f
 }
 
-// wins says whether a is another value than b, and the wanted one. A NaN wins, and -0 is less than
-// 0.
+// wins reports whether a is another value than b, and the wanted one. A NaN wins, and -0 is less
+// than 0.
 func wins[T Number](a, b T, most bool) bool {
 	switch x, y := float64(a), float64(b); {
 	case math.IsNaN(x) || math.IsNaN(y):

@@ -58,10 +58,10 @@ func newScanner[T Number](p shape) *scanner {
 	return c
 }
 
-// tile is the number of elements that a block scans.
+// tile returns the number of elements that a block scans.
 func (p *shape) tile(bytes int) int { return p.threads * p.rounds * 16 / bytes }
 
-// words is the workspace of a scan of n elements.
+// words returns the workspace of a scan of n elements.
 func (c *scanner) words(n int) int {
 	if n <= smallBlock*smallItems {
 		return 0
@@ -205,7 +205,7 @@ func (h *hostScan[T]) tile(x []T) (all T) {
 	return all
 }
 
-// part is the scan of a lane's elements from i on.
+// part returns the scan of a lane's elements from i on.
 func (h *hostScan[T]) part(i int) (v [4]T) {
 	for k := range h.each {
 		if i+k < len(h.x) {

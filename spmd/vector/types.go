@@ -41,17 +41,17 @@ func device(name, source string, options ...spmd.KernelOption) *spmd.Kernel {
 	return spmd.NewKernel(name, source, nil, options...)
 }
 
-// clearGrid is a grid that clears n words.
+// clearGrid returns a grid that clears n words.
 func clearGrid(n int) spmd.Grid { return spmd.Cover1D(min(n, 132*threads), threads) }
 
-// after is a grid of one dimension whose kernel begins while the launch ahead ends.
+// after returns a grid of one dimension whose kernel begins while the launch ahead ends.
 func after(blocks, shared int) spmd.Grid {
 	return spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{threads, 1, 1}, Shared: shared, Programmatic: true}
 }
 
 func over(n, d int) int { return (n + d - 1) / d }
 
-// chained is the words of memory that chain.cuh needs for a launch of so many tiles.
+// chained returns the words of memory that chain.cuh needs for a launch of so many tiles.
 func chained(tiles, group, bytes int) int {
 	groups := over(tiles, group)
 	return 2 + (tiles+groups+over(groups, group)+1)*bytes/4

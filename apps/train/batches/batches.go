@@ -7,8 +7,8 @@ import (
 	"lockstep/apps/train/text"
 )
 
-// splitmix is the SplitMix64 generator's output function. It turns numbers that differ in any bit
-// into numbers that look independent.
+// splitmix is the SplitMix64 generator's output function. It turns numbers that differ in any
+// bit into numbers that look independent.
 func splitmix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

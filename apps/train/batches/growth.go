@@ -6,7 +6,7 @@ import "math"
 // each of equal parts of Steps, up to Last. If First is 0 all steps take Last.
 type Growth struct{ First, Last, Steps int }
 
-// grows says whether there is more than one size.
+// grows reports whether there is more than one size.
 func (g Growth) grows() bool { return 0 < g.First && g.First < g.Last }
 
 // parts returns the number of sizes.

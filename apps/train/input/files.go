@@ -220,7 +220,7 @@ var kernelTypes = []int64{
 	unix.SELINUX_MAGIC, unix.DEVPTS_SUPER_MAGIC,
 }
 
-// ofKernel says whether a file belongs to the kernel and is no data. It asks once for each file
+// ofKernel reports whether a file belongs to the kernel and is no data. It asks once for each file
 // system, which seen remembers.
 func ofKernel(path string, st fs.FileInfo, seen map[uint64]bool) bool {
 	dev := st.Sys().(*syscall.Stat_t).Dev

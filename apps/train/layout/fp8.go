@@ -7,7 +7,7 @@ import (
 // Products of 8-bit floats are those forward and those for the gradients of inputs. The gradients
 // of weights stay bfloat16. The type is E4M3, but E5M2 for the gradient of the logits.
 //
-// Each operand is cast where it is computed, by a power of two that brings the largest value of the
+// Each operand is cast if it is computed, by a power of two that brings the largest value of the
 // step before below 256. Values that grow by less than 1.75 from step to step fit. Weights are cast
 // at the end of a step, by their own largest value. The scales lie in device memory, so that graphs
 // replay.

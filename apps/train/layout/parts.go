@@ -29,7 +29,7 @@ var partNames = []struct {
 	name string
 }{{NormQK, "qk-norm"}, {Values, "values"}, {Skips, "skips"}, {Windows, "windows"}}
 
-// Has says whether a model has a part.
+// Has reports whether a model has a part.
 func (c Config) Has(p Parts) bool { return c.Parts&p != 0 }
 
 // String lists the parts, as ParseParts reads them.
@@ -46,7 +46,7 @@ func (p Parts) String() string {
 	return strings.Join(names, ",")
 }
 
-// ParseParts is the reverse of String.
+// ParseParts reverses String.
 func ParseParts(s string) (Parts, error) {
 	if s == "gpt2" {
 		return 0, nil
@@ -215,8 +215,8 @@ func (c Config) Family(p Param) Family {
 	return Embeddings
 }
 
-// InVocab says whether the rows of a parameter are tokens, so that those beyond the
-// vocabulary are padding.
+// InVocab reports whether the rows of a parameter are tokens, so that those beyond the vocabulary
+// are padding.
 func (p Param) InVocab() bool {
 	return p.Name == "wte.weight" || p.Name == "head.weight" || slices.Contains(tableNames, p.Name)
 }

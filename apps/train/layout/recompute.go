@@ -27,7 +27,7 @@ func ParseRecompute(name string) (Recomputation, error) {
 	return 0, fmt.Errorf("--recompute %s: unknown, want off, gelu or block", name)
 }
 
-// Recomputes says whether backward recomputes activations of layer l of this stage.
+// Recomputes reports whether backward recomputes activations of layer l of this stage.
 func (cfg Config) Recomputes(l int) bool { return cfg.Recompute != RecomputeOff && cfg.Again(l) }
 
 // GroupsThere lists the groups of layers, with --shard, in the order in which forward uses them.

@@ -36,7 +36,7 @@ type Sharding struct {
 	Rank, Ranks int // of those that learn from a part of each batch
 }
 
-// ScattersGrads says whether gradients are reduced to their ranks in every micro-step.
+// ScattersGrads reports whether gradients are reduced to their ranks in every micro-step.
 func (s Sharding) ScattersGrads() bool { return s.Mode >= ShardGradients }
 
 // LayerTurns is how many groups of layers have memory at a time: two layers'. While one computes,

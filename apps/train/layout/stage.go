@@ -78,7 +78,7 @@ func (cfg Config) OwnLayers() int {
 	return end - first
 }
 
-// Begins says whether this rank looks up the tokens, Ends whether it computes the loss, Embeds
+// Begins reports whether this rank looks up the tokens, Ends whether it computes the loss, Embeds
 // whether it does one of them.
 func (cfg Config) Begins() bool { return cfg.Stage.Index == 0 }
 func (cfg Config) Ends() bool   { return cfg.Stage.Stages == 0 || cfg.Stage.Index == cfg.Stage.Stages-1 }
@@ -92,8 +92,8 @@ func (cfg Config) InFlight() int {
 	return min(cfg.Stage.Stages-cfg.Stage.Index, cfg.Stage.Micro)
 }
 
-// Again says whether activations of layer l of this stage that are not kept are overwritten before
-// backward, by another layer's or micro-batch's.
+// Again reports whether activations of layer l of this stage that are not kept are overwritten
+// before backward, by another layer's or micro-batch's.
 func (cfg Config) Again(l int) bool { return l < cfg.OwnLayers()-1 || cfg.InFlight() > 1 }
 
 // Whole returns the configuration of the whole model.

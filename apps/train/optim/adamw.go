@@ -152,7 +152,7 @@ func (o *AdamW) alloc() error {
 	return o.decay.CopyFrom(mask)
 }
 
-// HasV says whether the optimizer keeps a second moment of a parameter: Muon does not.
+// HasV reports whether the optimizer keeps a second moment of a parameter: Muon does not.
 func (o *AdamW) HasV(p layout.Param) bool {
 	return o.muon == nil || o.state.Cfg.Family(p) != layout.Matrices
 }
@@ -177,7 +177,7 @@ func (o *AdamW) Start(steps, skipped int) error {
 }
 
 // Step enqueues one update on s with rate lr. The gradients and Loss must be the whole batch's, on
-// every rank, and stay as they are. If Loss or the norm of the gradients is not finite, nothing
+// every rank, and are unchanged. If Loss or the norm of the gradients is not finite, nothing
 // changes: look at Norm, and see SkipBad.
 func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
 	if err := o.Prepare(s, lr); err != nil {

@@ -9,7 +9,7 @@ import (
 // A step whose loss or gradient norm is not finite changes nothing. The device decides this. The
 // host learns of it when the next step is already enqueued.
 
-// Bad says whether a step with this loss and norm changes nothing.
+// Bad reports whether a step with this loss and norm changes nothing.
 func Bad(loss, norm float64) bool { return !finite(loss) || !finite(norm) }
 
 //go:generate go run lockstep/spmd/spmdgen

@@ -57,7 +57,7 @@ type Options struct {
 
 	// Check computes these from the above.
 	Inputs    []input.Place
-	valInputs []input.Place   // empty where validation takes a part of inputs
+	valInputs []input.Place   // empty if validation takes a part of inputs
 	weights   *weights.Folder // to begin with; nil if they are drawn
 	noTokens  string          // files that weights lacks, so that its tokens are unknown
 	Tok       text.Tokenizer
@@ -99,7 +99,7 @@ func New() *Options {
 	}
 }
 
-// Early says whether Run has ended before the last step because of a signal.
+// Early reports whether Run has ended before the last step because of a signal.
 func (o *Options) Early() bool { return o.early.Load() }
 
 // Flags adds the flags of a run to fs.

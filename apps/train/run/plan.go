@@ -18,7 +18,7 @@ type Proposal struct {
 	Bytes int      `json:"bytes"` // that a rank needs, without what libraries take
 	// estimated tokens a second if no message is hidden; 0 if there is no estimate
 	Low    float64 `json:"tok_s"`
-	High   float64 `json:"most"`   // and where all is that can be
+	High   float64 `json:"most"`   // if all messages are hidden that can be
 	Bubble float64 `json:"bubble"` // the part of the time in which stages of a pipeline wait
 
 	// Messages are the parts of the time that messages between ranks add: if all are hidden
@@ -110,7 +110,7 @@ type candidate struct {
 	estimate cost.Estimate
 }
 
-// fixedBatch says whether --batch is given and not 0, which asks for a search.
+// fixedBatch reports whether --batch is given and not 0, which asks for a search.
 func (o *Options) fixedBatch() bool { return o.Given("batch") && o.Batch > 0 }
 
 // roomOf returns how many bytes of a GPU a candidate may have. Libraries take the rest, and NCCL

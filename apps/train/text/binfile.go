@@ -26,12 +26,12 @@ const (
 	binHeaderBytes = 256 * 4
 )
 
-// IsBin says whether an input is a token file of llm.c: one that the user names and that
-// ends in .bin.
+// IsBin reports whether an input is a token file of llm.c: one that the user names and that ends in
+// .bin.
 func IsBin(in input.Place) bool { return in.From == input.Named && filepath.Ext(in.Path) == ".bin" }
 
-// BinInputs says whether the inputs are token files of llm.c, and reads their headers. It refuses a
-// mixture with texts.
+// BinInputs reports whether the inputs are token files of llm.c, and reads their headers. It
+// refuses a mixture with texts.
 func BinInputs(inputs []input.Place) (bool, error) {
 	bins := 0
 	for _, in := range inputs {

@@ -104,7 +104,7 @@ func NewGPT2() *GPT2 {
 	return t
 }
 
-// printsInLatin1 says whether Latin-1 has a visible character for a byte.
+// printsInLatin1 reports whether Latin-1 has a visible character for a byte.
 func printsInLatin1(b int) bool { return b >= '!' && b <= '~' || b >= 0xa1 && b != 0xad }
 
 // GPT2Name is the Name of GPT-2's tokens.

@@ -19,7 +19,7 @@ type exchange interface {
 	// gather makes this rank get the weights after the last step, including those that other ranks
 	// update, as far as it has memory for them.
 	gather() error
-	// together says whether every pass moves weights, so that all ranks take part in it.
+	// together reports whether every pass moves weights, so that all ranks take part in it.
 	together() bool
 	// buckets returns how many parts the gradients go in between the ranks.
 	buckets() int

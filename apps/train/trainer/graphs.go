@@ -23,9 +23,9 @@ func openGraphs(t *Trainer) (*graphs, error) {
 	return x, nil
 }
 
-// wantGraphs says whether micro-steps become graphs. By default they do on a GPU: a replay
-// costs the host less than enqueuing again. It fails if --graph on asks for graphs that
-// the communicator cannot be in.
+// wantGraphs reports whether micro-steps become graphs. By default they do on a GPU: a replay costs
+// the host less than enqueuing again. It fails if --graph on asks for graphs that the communicator
+// cannot be in.
 func (t *Trainer) wantGraphs() (bool, error) {
 	switch t.Graph {
 	case "off":

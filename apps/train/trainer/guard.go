@@ -110,7 +110,7 @@ func (t *Trainer) firstBadGradient(step int) (int, error) {
 	return first, t.Stream.Synchronize()
 }
 
-// holdsBad says whether a buffer holds a number that is not finite. It blocks.
+// holdsBad reports whether a buffer holds a number that is not finite. It blocks.
 func holdsBad(b spmd.Buffer[float32]) (bool, error) {
 	x := make([]float32, b.Len())
 	if err := b.CopyTo(x); err != nil {

@@ -51,8 +51,8 @@ func (t *Trainer) microStepsOf(n, rank int) int {
 	return (spmd.ShardOf(n, rank, t.c.Size()).Len + t.Batch - 1) / t.Batch
 }
 
-// idle says whether this rank takes part in a micro-step only because others do.
-// Its loss then has the scale 0.
+// idle reports whether this rank takes part in a micro-step only because others do. Its loss then
+// has the scale 0.
 func (t *Trainer) idle(n, micro int) bool { return micro >= t.microStepsOf(n, t.c.Rank()) }
 
 // scaleOf returns the scale of the loss in a micro-step.

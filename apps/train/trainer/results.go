@@ -54,8 +54,8 @@ func (x *results) open(t *Trainer) (err error) {
 // once the step has been read.
 func (t *Trainer) AskToEnd() error { return spmd.Fill(t.Stream, t.State.Totals.Slice(1, 2), 1) }
 
-// Ended says whether any rank had asked to end when the step was enqueued. The step is one of the
-// last two, and was read. All ranks get the same answer.
+// Ended reports whether any rank had asked to end when the step was enqueued. The step is one of
+// the last two, and was read. All ranks get the same answer.
 func (t *Trainer) Ended(step int) bool { return t.results.of(step).totals.At(1) > 0 }
 
 // Read waits for a step, one of the last two. It returns the loss before the update,

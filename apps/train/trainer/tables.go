@@ -8,8 +8,8 @@ import (
 
 // tableModel is a model with tables of embeddings, of which a batch looks up few rows.
 type tableModel interface {
-	// RowsFit says whether the tables' gradients come faster from the rows of all ranks than from
-	// sums of whole tables.
+	// RowsFit reports whether the tables' gradients come faster from the rows of all ranks than
+	// from sums of whole tables.
 	RowsFit(rows, ranks int) bool
 }
 
@@ -57,7 +57,7 @@ func (x *tables) learn(k microKind, others func(section int) error,
 	return x.reducer.Wait(x.s)
 }
 
-// gathersRows says whether each rank sums the gradients of a step of n sequences by itself, from
+// gathersRows reports whether each rank sums the gradients of a step of n sequences by itself, from
 // the rows of all ranks.
 func (x *tables) gathersRows(n int) bool {
 	ranks := x.c.Size()

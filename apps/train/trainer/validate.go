@@ -5,7 +5,7 @@ import (
 	"lockstep/spmd"
 )
 
-// ValSequences is the number of sequences in a validation.
+// ValSequences returns the number of sequences in a validation.
 func (t *Trainer) ValSequences() int {
 	return min(t.ValBatches*t.GlobalBatch, t.Data.ValWindows())
 }

@@ -52,5 +52,5 @@ func BoundsOf(w *spmd.World, half bool) bounds {
 	return bounds{1e-4, 1e-4}
 }
 
-// CloseTo says whether a and b differ by at most bound.
+// CloseTo reports whether a and b differ by at most bound.
 func CloseTo(a, b, bound float64) bool { return math.Abs(a-b) <= bound } // false for NaN

@@ -251,7 +251,7 @@ func (h *Folder) list(name string) error {
 	return nil
 }
 
-// isMask says whether a tensor is the causal mask of a layer, which older files hold.
+// isMask reports whether a tensor is the causal mask of a layer, which older files hold.
 func isMask(name string) bool {
 	var l int
 	var what string
@@ -319,7 +319,7 @@ func Len(p layout.Param, cfg layout.Config) int {
 	return n
 }
 
-// transposed says whether a folder has the transpose of a parameter.
+// transposed reports whether a folder has the transpose of a parameter.
 func transposed(p layout.Param, cfg layout.Config) bool {
 	return cfg.Parts == 0 && len(p.Shape) == 2 && p.Name != "wte.weight" && p.Name != "wpe.weight"
 }

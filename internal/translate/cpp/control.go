@@ -67,8 +67,8 @@ func (w *writer) body(t *target, b *ast.BlockStmt) {
 	w.line("}")
 }
 
-// continues says whether a loop's body has a continue for it out of an inner loop, or a
-// labelled one.
+// continues reports whether a loop's body has a continue for it out of an inner loop, or a labelled
+// one.
 func (w *writer) continues(b *ast.BlockStmt, label string) (found bool) {
 	if label == "" {
 		return false

@@ -77,7 +77,7 @@ func float(v constant.Value, single bool) string {
 	return text
 }
 
-// plain says whether C++ computes x op y of two values of a type as Go does, with the same type.
+// plain reports whether C++ computes x op y of two values of a type as Go does, with the same type.
 func plain(t types.Type, op token.Token) bool {
 	b, ok := t.Underlying().(*types.Basic)
 	if _, small := SmallFloat(t); !ok || small {

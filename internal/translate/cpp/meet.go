@@ -36,7 +36,7 @@ func (a *accesses) join(b accesses) {
 	}
 }
 
-// conflict says whether b, behind a, uses what a wrote or writes what a used.
+// conflict reports whether b, behind a, uses what a wrote or writes what a used.
 func (a *accesses) conflict(b accesses) bool {
 	meets := func(x, y map[any]types.Object) bool {
 		for root, via := range x {
@@ -149,7 +149,7 @@ func (w *writer) scan(nodes ...ast.Node) (a accesses) {
 	return a
 }
 
-// memory says whether an expression lies in memory that threads share.
+// memory reports whether an expression lies in memory that threads share.
 func (w *writer) memory(e ast.Expr) bool {
 	switch x := e.(type) {
 	case *ast.ParenExpr:

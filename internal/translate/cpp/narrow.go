@@ -49,7 +49,7 @@ func (w *writer) settled(body *ast.BlockStmt) {
 	}
 }
 
-// multiplies says whether an index has a product, in itself or in a variable with a twin.
+// multiplies reports whether an index has a product, in itself or in a variable with a twin.
 func (w *writer) multiplies(e ast.Expr) bool {
 	if w.Info.Types[e].Value != nil {
 		return false

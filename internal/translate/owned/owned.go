@@ -150,8 +150,8 @@ func (o *ownership) visit(n ast.Node) bool {
 	return true
 }
 
-// follows says whether an index differs for each index of the kernel, and neighbours
-// stay neighbours.
+// follows reports whether an index differs for each index of the kernel, and neighbours stay
+// neighbours.
 func (o *ownership) follows(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.ParenExpr:
@@ -170,7 +170,7 @@ func (o *ownership) changed(e ast.Expr) {
 	}
 }
 
-// sets says whether statements assign v's element on every way, before they return.
+// sets reports whether statements assign v's element on every way, before they return.
 func (o *ownership) sets(list []ast.Stmt, v types.Object) bool {
 	for _, s := range list {
 		switch s := s.(type) {
@@ -208,7 +208,7 @@ func (o *ownership) sets(list []ast.Stmt, v types.Object) bool {
 	return false
 }
 
-// given says whether a condition is len(v) > 0: nothing is stored in a slice of no elements.
+// given reports whether a condition is len(v) > 0: nothing is stored in a slice of no elements.
 func (o *ownership) given(e ast.Expr, v types.Object) bool {
 	b, ok := e.(*ast.BinaryExpr)
 	if !ok || b.Op != token.GTR || o.Types[b.Y].Value == nil || o.Types[b.Y].Value.String() != "0" {
@@ -223,7 +223,7 @@ func (o *ownership) given(e ast.Expr, v types.Object) bool {
 	return ok && ok2 && fun.Name == "len" && o.Uses[x] == v
 }
 
-// leaves says whether a statement has a return or a branch in it.
+// leaves reports whether a statement has a return or a branch in it.
 func leaves(s ast.Stmt) (found bool) {
 	ast.Inspect(s, func(n ast.Node) bool {
 		switch n.(type) {

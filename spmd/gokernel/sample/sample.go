@@ -260,7 +260,7 @@ outer:
 	out[i] = n
 }
 
-// furthest is the number that is furthest from 0, with its sign; of two the first.
+// furthest returns the number that is furthest from 0, with its sign; of two the first.
 //
 //spmd:kernel reduce=further
 func furthest[T float](i int, x []T) (most T) { return x[i] }

@@ -101,7 +101,7 @@ func (c *Call) verify() error {
 	return c.check()
 }
 
-// check is verify where there is a checker. The start is not compared: it is one turn in MPI.
+// check is verify if there is a checker. The start is not compared: it is one turn in MPI.
 func (c *Call) check() error {
 	r := c.comm.r
 	if r.Check == verify.Off {

@@ -24,7 +24,7 @@ type Comm struct {
 	recorder *verify.Recorder
 	checker  *verify.Checker // for --check; else nil
 	trace    *trace.Comm     // for --summary and --trace; else nil
-	rank     int             // in it; -1 where this process is not
+	rank     int             // in it; -1 if this process is not
 	size     int
 	host     transport.Host
 	byHost   transport.Transport // host, converted once
@@ -37,7 +37,7 @@ type Comm struct {
 	work     []uint64 // see hostWork
 }
 
-// Rank returns this process's number in the communicator; -1 where it is not in it.
+// Rank returns this process's number in the communicator; -1 if it is not in it.
 func (c *Comm) Rank() int {
 	if c == nil {
 		return -1
@@ -45,7 +45,7 @@ func (c *Comm) Rank() int {
 	return c.rank
 }
 
-// Size returns the number of ranks; 0 where this process is not one.
+// Size returns the number of ranks; 0 if this process is not one.
 func (c *Comm) Size() int {
 	if c == nil {
 		return 0
@@ -53,10 +53,10 @@ func (c *Comm) Size() int {
 	return c.size
 }
 
-// Of is the rank whose communicator it is.
+// Of returns the rank whose communicator it is.
 func (c *Comm) Of() *Rank { return c.r }
 
-// ID is the name of the communicator, the same on all its ranks.
+// ID returns the name of the communicator, the same on all its ranks.
 func (c *Comm) ID() string { return c.id }
 
 // Rename gives it another name.
@@ -65,10 +65,10 @@ func (c *Comm) Rename(id string) {
 	c.trace.Rename(id)
 }
 
-// Recorder is what keeps how far this rank has got on it.
+// Recorder returns what keeps how far this rank has got on it.
 func (c *Comm) Recorder() *verify.Recorder { return c.recorder }
 
-// Host is the communicator in host memory.
+// Host returns the communicator in host memory.
 func (c *Comm) Host() transport.Host { return c.host }
 
 // Routes has its transports.

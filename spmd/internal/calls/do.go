@@ -192,8 +192,8 @@ func (c *Call) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
 	return c.issueParts(q, work)
 }
 
-// make has the transports of its route make the call on the host, where q is nil, or enqueue it on
-// a bare queue. On the host its result is then valid. A group is its collectives, one after the
+// make has the transports of its route make the call on the host, if q is nil, or enqueue it on a
+// bare queue. On the host its result is then valid. A group is its collectives, one after the
 // other, and then its messages together. work is memory of the route's bytes.
 func (c *Call) make(q transport.Queue, work unsafe.Pointer) error {
 	if c.route.Whole {

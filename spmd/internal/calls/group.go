@@ -108,9 +108,9 @@ func (g *group) Member(i int) (*coll.Call, *route.Route) { return &g.cmds[i].Cal
 // Call returns a call of the group, and what it does with its memory.
 func (g *group) Call(i int) (*coll.Call, verify.Memory) { return &g.cmds[i].Call, g.cmds[i].memory() }
 
-// Plain says whether a message between this rank and peer is only a blocking call in host memory,
-// with nothing to refuse. A message costs little more than a call from Go to C, and the way through
-// Do is long.
+// Plain reports whether a message between this rank and peer is only a blocking call in host
+// memory, with nothing to refuse. A message costs little more than a call from Go to C, and the way
+// through Do is long.
 func (c *Comm) Plain(q exec.Queue, b *exec.Block, peer int) bool {
 	return q == nil && c != nil && c.checker == nil && c.open == nil && !c.freed &&
 		uint(peer) < uint(c.size) && b != nil && c.r.has(b) && !c.routes.OnDevice() &&
@@ -139,7 +139,7 @@ func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer i
 	return err
 }
 
-// LeaveOut is a message that has no other end: it refuses what any message refuses.
+// LeaveOut checks a message that has no other end: it refuses what any message refuses.
 func (c *Comm) LeaveOut(q exec.Queue, op string, a, b *exec.Block) error {
 	if err := cmp.Or(c.Usable(op), exec.RefuseInHostFunc(op)); err != nil {
 		return err

@@ -44,8 +44,8 @@ func (y *symmetric) alloc(n int) (*exec.Block, error) {
 	return b, nil
 }
 
-// get allocates a chunk and registers it with every communicator. Collective over all
-// ranks, which all fail where one does.
+// get allocates a chunk and registers it with every communicator. Collective over all ranks, which
+// all fail if one does.
 func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 	r := y.r
 	var c unsafe.Pointer
@@ -114,10 +114,10 @@ func (r *Rank) OpenSymmetric() {
 	}
 }
 
-// HasSymmetric says whether there is symmetric memory.
+// HasSymmetric reports whether there is symmetric memory.
 func (r *Rank) HasSymmetric() bool { return r.symmetric != nil }
 
-// SymmetricPool is where it comes from; nil where there is none.
+// SymmetricPool is where it comes from; nil if there is none.
 func (r *Rank) SymmetricPool() *exec.Pool {
 	if r.symmetric == nil {
 		return nil

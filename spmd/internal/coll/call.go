@@ -35,7 +35,7 @@ func (c *Call) Hidden() *Call {
 	return *(**Call)(unsafe.Pointer(&address))
 }
 
-// Share is the number of rank r's elements.
+// Share returns the number of rank r's elements.
 func (c *Call) Share(r int) int {
 	if c.Kind.Traits().Lengths == Equal {
 		return c.N
@@ -43,7 +43,7 @@ func (c *Call) Share(r int) int {
 	return c.Counts[r]
 }
 
-// Offset is the number of elements before rank r's.
+// Offset returns the number of elements before rank r's.
 func (c *Call) Offset(r int) int {
 	if c.Kind.Traits().Lengths == Equal {
 		return r * c.N
@@ -83,8 +83,8 @@ func (c *Call) extent(s Side, rank, size int) int {
 	return 0
 }
 
-// Bytes is the size of a call as bandwidths count it: that of the larger of the two sides, on the
-// rank with the largest.
+// Bytes returns the size of a call as bandwidths count it: that of the larger of the two sides, on
+// the rank with the largest.
 func (c *Call) Bytes(size int) int64 {
 	t := c.Kind.Traits()
 	n := 0
@@ -115,7 +115,7 @@ func (c *Call) InPlace(rank int) bool {
 	return elem.IsAt(part, whole, c.Offset(rank), c.Type)
 }
 
-// at is the address of n elements at p, from the i-th on; nil for no elements.
+// at returns the address of n elements at p, from the i-th on; nil for no elements.
 func (c *Call) at(p unsafe.Pointer, i, n int) unsafe.Pointer { return elem.At(p, i, n, c.Type) }
 
 // Peers returns the ranks that a message goes to, and comes from; -1 if there is none.
@@ -131,8 +131,8 @@ func (c *Call) Peers() (to, from int) {
 	return -1, -1
 }
 
-// Common is the number of elements that all ranks bring alike. It is the sum of all for a V form,
-// and 0 if each rank has its own number.
+// Common returns the number of elements that all ranks bring alike. It is the sum of all for a V
+// form, and 0 if each rank has its own number.
 func (c *Call) Common() int {
 	switch c.Kind.Traits().Lengths {
 	case Shared:

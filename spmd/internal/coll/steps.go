@@ -50,7 +50,7 @@ func (c Call) Steps(rank, size int, lib *Library, work unsafe.Pointer, yield fun
 	}
 }
 
-// Scratch is the bytes of memory that Steps needs beside the operands.
+// Scratch returns the bytes of memory that Steps needs beside the operands.
 func (c *Call) Scratch(rank, size int, lib *Library) int {
 	switch {
 	case lib.Kinds.Has(c.Kind):
@@ -62,8 +62,8 @@ func (c *Call) Scratch(rank, size int, lib *Library) int {
 	return c.staged(rank, size, lib) * c.Type.Size()
 }
 
-// staged is how many elements of src are copied first, since the library does not do the call in
-// place.
+// staged returns how many elements of src are copied first, since the library does not do the call
+// in place.
 func (c *Call) staged(rank, size int, lib *Library) int {
 	if !lib.Apart.Has(c.Kind) || !c.InPlace(rank) {
 		return 0
@@ -72,8 +72,8 @@ func (c *Call) staged(rank, size int, lib *Library) int {
 	return src
 }
 
-// Longest is the elements of the longest part of any rank, as far as this rank knows. It is 0 if no
-// rank gives or gets anything.
+// Longest returns the elements of the longest part of any rank, as far as this rank knows. It is 0
+// if no rank gives or gets anything.
 func (c *Call) Longest() int {
 	if len(c.Counts) == 0 {
 		return c.N
@@ -88,7 +88,7 @@ func (c *Call) Longest() int {
 	return n
 }
 
-// message is a step between two ranks.
+// message returns a step between two ranks.
 func (c *Call) message(kind Kind, buf unsafe.Pointer, n int, peer int32) Call {
 	m := Call{Kind: kind, Type: c.Type, N: n, Root: peer}
 	if kind == Send {

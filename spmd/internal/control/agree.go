@@ -43,7 +43,7 @@ type RankError struct {
 	Err  error
 }
 
-// Error is the text of the rank's error, with its number.
+// Error returns the text of the rank's error, with its number.
 func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %v", e.Rank, e.Err) }
 
 // Unwrap returns the rank's error.

@@ -28,7 +28,7 @@ type Span struct{ Lo, Hi int64 }
 // Of returns the span of v alone.
 func Of(v int64) Span { return Span{v, v} }
 
-// One says whether the span has one value, and so all ranks the same.
+// One reports whether the span has one value, and so all ranks the same.
 func (s Span) One() bool { return s.Lo == s.Hi }
 
 // Union widens each span to the least that holds those of all ranks. It allocates nothing.

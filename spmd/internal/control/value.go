@@ -90,7 +90,7 @@ func self(v reflect.Value) (encode func() ([]byte, error), decode func([]byte) e
 	return nil, nil
 }
 
-// anyField says whether a struct has a field that is sent, or has no fields.
+// anyField reports whether a struct has a field that is sent, or has no fields.
 func anyField(t reflect.Type) bool {
 	for i := range t.NumField() {
 		if t.Field(i).IsExported() {

@@ -189,7 +189,7 @@ func (b *Board) Slowest() *Slowest {
 	return found
 }
 
-// row is a rank's row of a page. The caller holds b.mu, here and below.
+// row returns a rank's row of a page. The caller holds b.mu, here and below.
 func (b *Board) row(r int, spent *spending, v *View, now time.Time) Row {
 	row := Row{Rank: r, Age: -1, Shares: make([]float64, len(v.Phases)), Regions: make([]float64, len(v.Regions)),
 		Pools: []Pool{}}
@@ -225,7 +225,7 @@ func (b *Board) hosts() []Host {
 	return hosts
 }
 
-// last is the latest sample; nil if there is none.
+// last returns the latest sample; nil if there is none.
 func (h *history) last() *Sample {
 	if len(h.samples) == 0 {
 		return nil

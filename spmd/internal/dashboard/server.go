@@ -150,7 +150,7 @@ func (s *Server) find(what string, folder bool) answer {
 	return answer{status: "404 Not Found", body: "there is no such page\n"}
 }
 
-// made is the answer that is a text, or why there is none.
+// made returns the answer that is a text, or why there is none.
 func made(kind string, text []byte, err error) answer {
 	if err != nil {
 		return answer{status: "500 Internal Server Error", body: err.Error() + "\n"}

@@ -58,7 +58,7 @@ func between(first, last []Phase) []spent {
 	return list
 }
 
-// of is the share of a phase.
+// of returns the share of a phase.
 func (s *spending) of(list []spent, name string) float64 {
 	for _, p := range list {
 		if p.name == name && s.over > 0 {

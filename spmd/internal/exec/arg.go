@@ -66,7 +66,7 @@ func Struct[T any](v T) Arg {
 	return Arg{Ptr: unsafe.Pointer(unsafe.SliceData(words)), N: int(size), Kind: StructArg}
 }
 
-// HasPointers says whether values of a type hold anything that the collector follows.
+// HasPointers reports whether values of a type hold anything that the collector follows.
 func HasPointers(t reflect.Type) bool {
 	switch k := t.Kind(); k {
 	case reflect.Array:
@@ -114,7 +114,7 @@ func SliceAt[T any](list []Arg, i int, t elem.Type) []T {
 	return unsafe.Slice((*T)(x.Ptr), x.N)
 }
 
-// Bytes is the size of the parameter for an argument.
+// Bytes returns the size of the parameter for an argument.
 func (a *Arg) Bytes() int {
 	switch a.Kind {
 	case BufferArg:
@@ -127,10 +127,10 @@ func (a *Arg) Bytes() int {
 	return a.Type.Size()
 }
 
-// Slots is the size of the parameter for an argument, in words.
+// Slots returns the size of the parameter for an argument, in words.
 func (a *Arg) Slots() int { return (a.Bytes() + 7) / 8 }
 
-// Len returns how many elements a has, which is made of a buffer; -1 where it is not.
+// Len returns how many elements a has, which is made of a buffer; -1 if it is not.
 func (a *Arg) Len() int {
 	if a.Kind != BufferArg {
 		return -1
@@ -138,7 +138,7 @@ func (a *Arg) Len() int {
 	return a.N
 }
 
-// Int returns the number that I64 of package spmd passes; 0 where the argument is another.
+// Int returns the number that I64 of package spmd passes; 0 if the argument is another.
 func (a *Arg) Int() int {
 	if a.Kind != NumberArg {
 		return 0
@@ -146,19 +146,19 @@ func (a *Arg) Int() int {
 	return int(a.Bits[0])
 }
 
-// Overlaps says whether a and b are made of buffers that share memory.
+// Overlaps reports whether a and b are made of buffers that share memory.
 func (a *Arg) Overlaps(b *Arg) bool {
 	return a.Len() > 0 && b.Len() > 0 && Overlap(a.Ptr, a.N*a.Type.Size(), b.Ptr, b.N*b.Type.Size())
 }
 
-// Overlap says whether [a, a+n) and [b, b+m) share a byte.
+// Overlap reports whether [a, a+n) and [b, b+m) share a byte.
 func Overlap(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
 	x, y := uintptr(a), uintptr(b)
 	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
 }
 
-// mostHalo is how many elements a buffer may have beyond those of the indices, as a halo around
-// them.
+// mostHalo returns how many elements a buffer may have beyond those of the indices, as a halo
+// around them.
 func mostHalo(indices int) int { return max(2, indices/4) }
 
 // EachOnce returns how many bytes a kernel moves that is called for all indices below its first
@@ -186,7 +186,7 @@ func EachOnce(args []Arg, dims int) (bytes int) {
 	return bytes
 }
 
-// Words is the copy of a struct argument.
+// Words returns the copy of a struct argument.
 func (a *Arg) Words() []uint64 { return unsafe.Slice((*uint64)(a.Ptr), (a.N+7)/8) }
 
 // String says what an argument is, for messages.

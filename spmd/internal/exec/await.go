@@ -7,7 +7,7 @@ import (
 
 // Written is a queue of which the host sees what it writes before it knows how far the queue is.
 type Written interface {
-	// Tail is how many commands were enqueued.
+	// Tail returns how many commands were enqueued.
 	Tail() uint64
 	// Pass notes that the first seq commands have run.
 	Pass(seq uint64)
@@ -18,7 +18,7 @@ type Written interface {
 // Await looks at memory that a device writes, again and again.
 type Await struct {
 	Q     Written
-	Words []uint32 // of the memory; none where there is nothing to see
+	Words []uint32 // of the memory; none if there is nothing to see
 	Block *Block   // that they lie in
 	seen  int
 	// What the queue held before the work, which is over when that has written.
@@ -26,7 +26,7 @@ type Await struct {
 }
 
 const (
-	// unwritten marks words. Where the work writes just that, the end of the queue tells.
+	// unwritten marks words. If the work writes just that, the end of the queue tells.
 	unwritten = 0x7ff7a55a
 	// awaitFor is how long to look before to wait for the end gains nothing that counts.
 	awaitFor = time.Millisecond
@@ -52,7 +52,7 @@ func (a *Await) Wait(end func() error) error {
 				a.seen++
 			}
 			if a.seen == len(a.Words) {
-				a.Q.Pass(a.before) // or what was issued would pile up where nobody synchronizes
+				a.Q.Pass(a.before) // or what was issued would pile up if nobody synchronizes
 				a.Q.Written(a.Block)
 				return nil
 			}

@@ -120,7 +120,7 @@ func (l *Lane) Record() (int, error) {
 	return len(c.nodes) - 1, nil
 }
 
-// Wait makes q wait for a node, joining q to the capture where it is not in it.
+// Wait makes q wait for a node, joining q to the capture if it is not in it.
 func (c *Capture) Wait(q Queue, n int) error {
 	l := q.Lane()
 	switch {
@@ -193,7 +193,7 @@ func (c *Capture) Launch(q Queue) error {
 	return err
 }
 
-// Runs says whether a command replays the capture.
+// Runs reports whether a command replays the capture.
 func (c *Capture) Runs(cmd *Command) bool { return cmd.Kind == DoGraph && cmd.Capture == c }
 
 // Drop gives up what the capture has of d, when its replays have run.

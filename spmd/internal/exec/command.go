@@ -108,11 +108,11 @@ type Issuer interface {
 
 // Plan is what a queue of a GPU knows of a call before it issues it.
 type Plan struct {
-	By    any  // whoever has the calls that are by it in one order; nil where nobody has
+	By    any  // whoever has the calls that are by it in one order; nil if nobody has
 	Alone bool // no other rank takes part
 	Fills bool // memory is filled with values of 8 bytes
 	Bytes int  // of scratch memory
-	// For traces: the call, its calls where it is a group, and the ranks of its communicator.
+	// For traces: the call, its calls if it is a group, and the ranks of its communicator.
 	What  *coll.Call
 	Group trace.Group
 	Size  int
@@ -137,7 +137,7 @@ type Direct interface {
 type Party interface {
 	// Replays says that a replay of its calls is about to be handed to a GPU, as number seq of q.
 	Replays(q Queue, seq uint64, site *ccall.Site)
-	// Traced is the communicator as traces have it; nil where there is no trace.
+	// Traced returns the communicator as traces have it; nil if there is no trace.
 	Traced() *trace.Comm
 	// Closed says that it makes no more calls.
 	Closed() bool

@@ -17,7 +17,7 @@ import (
 type Device interface {
 	// Name is "host", or that of the GPU.
 	Name() string
-	// Native is the device as the package has it that drives it; nil for the host.
+	// Native returns the device as the package has it that drives it; nil for the host.
 	Native() any
 	// Pools are the device's memory.
 	Pools() Pools
@@ -172,7 +172,7 @@ func (s *Scratch) Get(p *Pool, n int, retire func(*Block)) (*Block, error) {
 	return b, nil
 }
 
-// Take returns the memory, which the Scratch then has no more; nil where there is none.
+// Take returns the memory, which the Scratch then has no more; nil if there is none.
 func (s *Scratch) Take() *Block {
 	b := s.block
 	s.block = nil

@@ -40,8 +40,8 @@ func Guard(fn func() error) (err error) {
 	return fn()
 }
 
-// Exited is the error of a function that has ended its goroutine by runtime.Goexit. Functions that
-// are deferred there return it.
+// Exited returns the error of a function that has ended its goroutine by runtime.Goexit. Functions
+// that are deferred there return it.
 func Exited() error { return &panicError{value: errExited, stack: debug.Stack()} }
 
 var errExited = errors.New("runtime.Goexit ended the goroutine, as t.Fatal of a test does: return an error")

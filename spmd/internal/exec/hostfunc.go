@@ -59,7 +59,7 @@ func HostFuncApart(fn func() error) error {
 	return <-done
 }
 
-// HostFuncRuns says whether a function of HostFunc runs, of whichever rank of this process.
+// HostFuncRuns reports whether a function of HostFunc runs, of whichever rank of this process.
 func HostFuncRuns() bool { return hostFuncs.running.Load() != 0 }
 
 // RefuseInHostFunc refuses op if a function of HostFunc calls it. CUDA refuses calls there or waits
@@ -72,7 +72,7 @@ func RefuseInHostFunc(op string) error {
 	return refuse(op)
 }
 
-// InHostFunc says whether a function of HostFunc calls it.
+// InHostFunc reports whether a function of HostFunc calls it.
 func InHostFunc() bool {
 	if !HostFuncRuns() {
 		return false

@@ -37,11 +37,9 @@ type Source struct {
 	SlabSize int    // of such a chunk
 	Get      func(n int) (unsafe.Pointer, error)
 	Put      func(p unsafe.Pointer, n int) error
-	// Quiesce returns when Get and Put cannot disturb collectives in flight; nil
-	// where they never do.
+	// Quiesce returns when Get and Put cannot disturb collectives in flight; nil if they never do.
 	Quiesce func() error
-	// Room says what is free for the message of an allocation that failed; nil
-	// where nobody knows.
+	// Room says what is free for the message of an allocation that failed; nil if nobody knows.
 	Room func() string
 }
 
@@ -102,8 +100,8 @@ func SizeClass(n int) int {
 	return (n + step - 1) / step * step
 }
 
-// Alloc makes b a block of n bytes. Their contents are undefined. Where it has to ask
-// the source it waits without the lock: others go on allocating and freeing.
+// Alloc makes b a block of n bytes. Their contents are undefined. If it has to ask the source it
+// waits without the lock: others go on allocating and freeing.
 func (p *Pool) Alloc(b *Block, n int) error {
 	class := SizeClass(n)
 	p.mu.Lock()
@@ -159,14 +157,14 @@ func (p *Pool) took(n int) {
 	p.peak = max(p.peak, p.inUse)
 }
 
-// Peak is the most bytes that were handed out at one time.
+// Peak returns the most bytes that were handed out at one time.
 func (p *Pool) Peak() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.peak
 }
 
-// InUse is the bytes that are handed out.
+// InUse returns the bytes that are handed out.
 func (p *Pool) InUse() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -258,7 +256,7 @@ func (p *Pool) AllocAgreed(b *Block, n int, agree func(place int64) (same bool, 
 	return nil
 }
 
-// place is a block's chunk and its offset there, as one number.
+// place returns a block's chunk and its offset there, as one number.
 func (p *Pool) place(ptr unsafe.Pointer) int64 {
 	for i, c := range p.order {
 		if off := uintptr(ptr) - uintptr(c); uintptr(ptr) >= uintptr(c) && off < uintptr(p.chunks[c]) {
@@ -281,8 +279,8 @@ func (p *Pool) EachChunk(fn func(c unsafe.Pointer, n int) error) error {
 	return nil
 }
 
-// chunk gets memory from the source. Where that has none, what lies unused in
-// other size classes is given back first.
+// chunk gets memory from the source. If that has none, what lies unused in other size classes is
+// given back first.
 func (p *Pool) chunk(n int) (unsafe.Pointer, error) {
 	ptr, err := p.Get(n)
 	if err != nil {
@@ -322,7 +320,7 @@ func (p *Pool) trim() bool {
 	return given
 }
 
-// Closed says whether Close was called.
+// Closed reports whether Close was called.
 func (p *Pool) Closed() bool { return p.closed.Load() }
 
 // Release takes a block back, which queues may be using up to their marks.

@@ -14,7 +14,7 @@ type Queue interface {
 	Name() string
 	// End returns the present end.
 	End() Point
-	// Idle says whether everything is known to have run. It never blocks.
+	// Idle reports whether everything is known to have run. It never blocks.
 	Idle() bool
 	// Begin locks the queue and returns its slot for the next command, for Enqueue. The caller
 	// fills the fields that commands of this kind have.
@@ -31,9 +31,9 @@ type Queue interface {
 	// After makes what is enqueued from now on wait for a point of another queue of the device.
 	// e was recorded there, or is nil. The queue is not being captured.
 	After(p Point, e Timer) error
-	// Passed is how many commands are known to have run. It only reads memory.
+	// Passed returns how many commands are known to have run. It only reads memory.
 	Passed() uint64
-	// Lane returns the part of a capture that the queue is; nil where it is not being captured.
+	// Lane returns the part of a capture that the queue is; nil if it is not being captured.
 	Lane() *Lane
 	// Scratch returns memory of at least n bytes for the next command. What follows that in the
 	// queue may use it again. A capture has its own, since a graph may be replayed on another
@@ -46,7 +46,7 @@ type Queue interface {
 	State() (State, bool)
 	// Close ends the queue, whose work is over.
 	Close() error
-	// Place is the queue's among those of its device, for Block.
+	// Place returns the queue's among those of its device, for Block.
 	Place() *Seat
 }
 
@@ -73,7 +73,7 @@ type Timer interface {
 	// Wait blocks until the point of the last Record, p, is reached. It returns the failure of a
 	// queue that failed before.
 	Wait(p Point) error
-	// Passed says whether p is reached.
+	// Passed reports whether p is reached.
 	Passed(p Point) (bool, error)
 	// Since returns the time from another timer of the device. Both have been reached.
 	Since(o Timer) (time.Duration, error)
@@ -89,8 +89,8 @@ type Replay interface {
 
 // Order is a queue, as those see it who wait for points in it.
 type Order interface {
-	// Reached says whether the first seq commands have run. It never blocks; false
-	// may mean that this cannot be told at present.
+	// Reached reports whether the first seq commands have run. It never blocks; false may mean that
+	// this cannot be told at present.
 	Reached(seq uint64) bool
 	// Wait blocks until the first seq commands have run, or never will.
 	Wait(seq uint64)
@@ -104,7 +104,7 @@ type Point struct {
 	Seq uint64
 }
 
-// Passed says whether the queue has got there, or never will, and then why.
+// Passed reports whether the queue has got there, or never will, and then why.
 func (p Point) Passed() (bool, error) {
 	if p.Q == nil || p.Q.Reached(p.Seq) {
 		return true, p.Failure()

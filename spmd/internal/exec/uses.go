@@ -23,7 +23,7 @@ type Seat struct{ n uint8 }
 // Place implements Queue.
 func (s *Seat) Place() *Seat { return s }
 
-// bit is the seat's of those that a block may have.
+// bit returns the seat's of those that a block may have.
 func (s *Seat) bit() uint32 { return 1 << (s.n % seats) }
 
 // uses is what a block knows of queues.
@@ -33,7 +33,7 @@ type uses struct {
 	last     [seats]uint64 // for each seat the number of the last command
 }
 
-// Busy says whether queues may still use the block, or captures do. It costs two loads.
+// Busy reports whether queues may still use the block, or captures do. It costs two loads.
 func (b *Block) Busy() bool { return b.uses.by.Load() != 0 || b.uses.captures.Load() != 0 }
 
 // UsedBy notes that command seq of the queue uses the block, which may be nil. The caller holds the

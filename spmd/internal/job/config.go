@@ -54,8 +54,8 @@ func (c *Config) Limit() time.Duration {
 // CheckModes are the values of --check.
 var CheckModes = []string{"off", "sample", "on", "bounds"}
 
-// Compares is the place of --check among the modes that compare calls; 0 for a mode that compares
-// none.
+// Compares returns the place of --check among the modes that compare calls; 0 for a mode that
+// compares none.
 func (c *Config) Compares() int {
 	if c.Check == "bounds" {
 		return 0
@@ -63,10 +63,10 @@ func (c *Config) Compares() int {
 	return slices.Index(CheckModes, c.Check)
 }
 
-// OnHost says whether --device asks for host memory.
+// OnHost reports whether --device asks for host memory.
 func (c *Config) OnHost() bool { return c.Device == "host" || c.Device == "emulate" }
 
-// throughMPI says whether --collectives asks for MPI.
+// throughMPI reports whether --collectives asks for MPI.
 func (c *Config) throughMPI() bool { return strings.HasPrefix(c.Collectives, "mpi") }
 
 // Flags adds the common flags to an application's. collectives are the values that --collectives

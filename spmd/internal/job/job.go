@@ -32,12 +32,12 @@ type Control interface {
 // Watched is the watchdog's view of a rank. Its methods are not collective. They are called while
 // the rank hangs, so they do not enter MPI or wait, but KeepSigning may wait for the driver.
 type Watched interface {
-	// Work is the things that may stand still.
+	// Work returns the things that may stand still.
 	Work() []Work
-	// State is the rank's account of its communicators, streams and files.
+	// State returns the rank's account of its communicators, streams and files.
 	State() State
-	// Heartbeat is the message for rank 0 with the next sign of life, as JSON; nil for nothing. One
-	// goroutine calls it.
+	// Heartbeat returns the message for rank 0 with the next sign of life, as JSON; nil for
+	// nothing. One goroutine calls it.
 	Heartbeat() []byte
 	// Carry turns heartbeats of this node's ranks into the message for rank 0. One goroutine calls
 	// it, in a job of many ranks.
@@ -45,7 +45,7 @@ type Watched interface {
 	// Heard takes a heartbeat, on rank 0. It returns why the job has to end, or "". hang says that
 	// it ends because ranks wait for each other.
 	Heard(rank int, heartbeat []byte) (why string, hang bool)
-	// WritesFiles says whether ranks may wait for files, which have a limit of their own.
+	// WritesFiles reports whether ranks may wait for files, which have a limit of their own.
 	WritesFiles() bool
 	// KeepSigning has streams note how far they have got, again and again until stop is closed.
 	KeepSigning(every time.Duration, stop <-chan struct{})
@@ -54,10 +54,10 @@ type Watched interface {
 // Work is something that may stand still: the calls of a communicator, or a stream. Two values for
 // the same one are equal.
 type Work interface {
-	// Position is how far the work has got, and whether it is busy: something has begun and is not
-	// over.
+	// Position returns how far the work has got, and whether it is busy: something has begun and is
+	// not over.
 	Position() (at uint64, busy bool)
-	// Stuck says whether the host has waited for the work longer than limit.
+	// Stuck reports whether the host has waited for the work longer than limit.
 	Stuck(now time.Time, limit time.Duration) bool
 	// String names the work that is not over.
 	String() string
@@ -121,5 +121,5 @@ func (j *Job) Fail(err error) { j.fail(err) }
 // Failed returns a context that ends with the first failure of a stream as its cause.
 func (j *Job) Failed() context.Context { return j.failed }
 
-// Ended says whether the program's own function has returned.
+// Ended reports whether the program's own function has returned.
 func (j *Job) Ended() bool { return j.ended.Load() }

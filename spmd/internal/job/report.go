@@ -176,10 +176,10 @@ func missing(id string, ranks []rankState) string {
 	return head + "\n" + b.String()
 }
 
-// waits says whether a call is not over.
+// waits reports whether a call is not over.
 func (c *CommState) waits() bool { return c.Entered > c.Left }
 
-// place is the last call, with its place if that is known.
+// place returns the last call, with its place if that is known.
 func (c *CommState) place() string {
 	if c.At == "" {
 		return c.Last

@@ -62,8 +62,8 @@ func (c *Config) Settings(fs *pflag.FlagSet) []Setting {
 // programSetting names the program. If it differs, other differences say nothing.
 const programSetting = "program"
 
-// buildID is the Go linker's identifier of the program's contents; "" if it cannot be read. Source:
-// cmd/internal/buildid.
+// buildID returns the Go linker's identifier of the program's contents; "" if it cannot be read.
+// Source: cmd/internal/buildid.
 func buildID() string {
 	f, err := elf.Open("/proc/self/exe")
 	if err != nil {
@@ -83,7 +83,7 @@ func buildID() string {
 	return id[strings.LastIndexByte(id, '/')+1:]
 }
 
-// Sum is a hash of the settings that were given. It is the same on ranks that have the same.
+// Sum returns a hash of the settings that were given. It is the same on ranks that have the same.
 func Sum(list []Setting) int64 {
 	h := fnv.New64a()
 	for _, s := range list {

@@ -46,7 +46,7 @@ type Hang struct {
 	Report string // what every rank does
 }
 
-// Error is the report, whose head says what hangs.
+// Error returns the report, whose head says what hangs.
 func (h *Hang) Error() string { return h.Report }
 
 const heartbeatEvery = time.Second
@@ -132,7 +132,7 @@ func (t *Team) standing(seen map[Work]standstill, now time.Time, limit time.Dura
 	return 0, ""
 }
 
-// waitsForFiles says whether a rank waits for files, which has a limit of its own.
+// waitsForFiles reports whether a rank waits for files, which has a limit of its own.
 func (t *Team) waitsForFiles() bool {
 	for _, j := range t.jobs {
 		if j.world.WritesFiles() {
@@ -142,7 +142,7 @@ func (t *Team) waitsForFiles() bool {
 	return false
 }
 
-// states is the state of every rank.
+// states returns the state of every rank.
 func (t *Team) states() []watch.RankState {
 	host, _ := os.Hostname() // empty if it has none
 	t.mu.Lock()

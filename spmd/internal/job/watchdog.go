@@ -134,7 +134,7 @@ func (j *Job) meet(cfg *watch.Config) (err error) {
 	return nil
 }
 
-// lookEvery is the time between two looks.
+// lookEvery returns the time between two looks.
 func (d *Watchdog) lookEvery() time.Duration { return min(time.Second/4, d.job.Limit()/8) }
 
 // look finds work that does not end. It only reads counters.
@@ -180,7 +180,7 @@ type standstill struct {
 	since time.Time
 }
 
-// stalls says whether work has been at the same place for longer than the limit.
+// stalls reports whether work has been at the same place for longer than the limit.
 func stalls(seen map[Work]standstill, w Work, at uint64, now time.Time, limit time.Duration) bool {
 	s, ok := seen[w]
 	if !ok || s.at != at {
@@ -311,18 +311,19 @@ func (d *Watchdog) onSilent(who string) {
 	d.log().Warn().Msg("nothing heard from " + who + " for 10s: stopped, or its host is down or cut off")
 }
 
-// log is a log that has warnings also if --log-ranks leaves this rank out.
+// log returns a log that has warnings also if --log-ranks leaves this rank out.
 func (d *Watchdog) log() *zerolog.Logger {
 	log := d.job.Log.Level(min(d.job.Log.GetLevel(), zerolog.WarnLevel))
 	return &log
 }
 
-// stoodStill says whether look has not looked for so long that this process must have been stopped.
+// stoodStill reports whether look has not looked for so long that this process must have been
+// stopped.
 func (d *Watchdog) stoodStill(now time.Time) bool {
 	return now.UnixNano()-d.tick.Load() > int64(stopped)
 }
 
-// wasStopped says whether this process was stopped until a moment ago.
+// wasStopped reports whether this process was stopped until a moment ago.
 func (d *Watchdog) wasStopped(now time.Time) bool {
 	return d.stoodStill(now) || now.UnixNano()-d.woken.Load() < int64(stopped)
 }

@@ -173,7 +173,7 @@ func report(n *watch.Net) word {
 	return w
 }
 
-// cpu is how long this process has had a core so far, in seconds.
+// cpu returns how long this process has had a core so far, in seconds.
 func cpu() float64 {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

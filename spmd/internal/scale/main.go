@@ -203,7 +203,7 @@ func (n *network) speak(rank int) {
 	}
 }
 
-// state is the state of a rank in a collective, in its own words.
+// state returns the state of a rank in a collective, in its own words.
 func (s *settings) state(rank int) []byte {
 	said := job.State{Phase: "running", Run: job.Goroutine{State: "sync.Cond.Wait", At: "train/trainer/step.go:41"},
 		Comms: []job.CommState{{ID: "world", Rank: rank, Size: s.Ranks, Entered: 4711, Left: 4710,

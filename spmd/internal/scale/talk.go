@@ -32,7 +32,7 @@ func (t *talk) heartbeat() []byte {
 	return t.reports.Heartbeat()
 }
 
-// carry is the news that a carrier of its node's heartbeats passes on.
+// carry returns the news that a carrier of its node's heartbeats passes on.
 func (t *talk) carry(beats []watch.Beat) (on []watch.Beat) {
 	for _, b := range beats {
 		if said := t.carrier.Hear(b.Rank, b.State); said != nil {

@@ -22,7 +22,7 @@ const mostLast = 1 << 18
 // failed, or a signal ends it.
 type Account struct {
 	Summary *Summary `json:"summary"`
-	Log     *Log     `json:"log"` // nil where no events are kept
+	Log     *Log     `json:"log"` // nil if no events are kept
 }
 
 // Account returns what a rank of some has noted, of which s is the summary.
@@ -81,7 +81,7 @@ func Unpack(b []byte) (*Account, error) {
 	return a, nil
 }
 
-// raw is the memory of events.
+// raw returns the memory of events.
 func raw(e []Event) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(e))), len(e)*int(unsafe.Sizeof(Event{})))
 }
@@ -94,8 +94,8 @@ func (a *Account) Align(c Clock) {
 	}
 }
 
-// WriteLast is WriteFile where it has to end at a time. It keeps the newest events,
-// as many as it has time for.
+// WriteLast is WriteFile if it has to end at a time. It keeps the newest events, as many as it has
+// time for.
 func WriteLast(f *outfile.File, name string, logs []*Log, of int, until time.Time) error {
 	// twice what a core takes that does nothing else
 	const perEvent, perCompressed = 2 * time.Microsecond, 6 * time.Microsecond

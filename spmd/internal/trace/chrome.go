@@ -16,7 +16,7 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// compressed says whether a file of this name is compressed.
+// compressed reports whether a file of this name is compressed.
 func compressed(name string) bool { return strings.HasSuffix(name, ".gz") }
 
 // Write writes what ranks of a job have noted in the trace event format of Chrome, which
@@ -28,7 +28,7 @@ func compressed(name string) bool { return strings.HasSuffix(name, ".gz") }
 // the one that began last; a message by one from its sender to its receiver. Source: Trace Event
 // Format, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 //
-// Where there is a time until which it has to be done, what has no room then is dropped.
+// If there is a time until which it has to be done, what has no room then is dropped.
 func Write(to io.Writer, logs []*Log, of int, compress bool, until time.Time) error {
 	var packed *gzip.Writer
 	if compress {
@@ -55,7 +55,7 @@ type writer struct {
 	late  bool      // that has passed
 }
 
-// overdue says whether nothing more is to be written. The clock is read for one of many events.
+// overdue reports whether nothing more is to be written. The clock is read for one of many events.
 func (w *writer) overdue(i int) bool {
 	if i%256 == 0 && !w.until.IsZero() && time.Now().After(w.until) {
 		w.late = true

@@ -66,8 +66,8 @@ func (c *Comm) Rename(name string) {
 	c.name = name
 }
 
-// Begin begins a call on the host, on a line of events. g is its calls where it is a coll.Group.
-// The caller is in its turn in MPI, until End.
+// Begin begins a call on the host, on a line of events. g is its calls if it is a coll.Group. The
+// caller is in its turn in MPI, until End.
 func (c *Comm) Begin(on *Thread, call *coll.Call, g Group) {
 	if c == nil {
 		return
@@ -109,7 +109,7 @@ func (c *Comm) Issue(to *Call, on *Thread, call *coll.Call, g Group) Mark {
 	return to.mark
 }
 
-// Note notes a call that was issued, and timed where it was to be.
+// Note notes a call that was issued, and timed if it was to be.
 func (c *Comm) Note(call *Call) {
 	if c != nil {
 		c.note(call)
@@ -212,12 +212,12 @@ func (c *Comm) describeOne(e *Event, call *coll.Call) {
 	}
 }
 
-// logOf is the power of two in which a number of bytes lies.
+// logOf returns the power of two in which a number of bytes lies.
 func logOf(bytes int64) uint8 { return uint8(bits.Len64(uint64(bytes))) }
 
-// BusFactor is how many times its bytes a call of a kind has to move over the slowest link of some
-// ranks, at least: what makes the bandwidth of different calls, and of different numbers of ranks,
-// comparable. Source: nccl-tests, doc/PERFORMANCE.md.
+// BusFactor returns how many times its bytes a call of a kind has to move over the slowest link of
+// some ranks, at least: what makes the bandwidth of different calls, and of different numbers of
+// ranks, comparable. Source: nccl-tests, doc/PERFORMANCE.md.
 func BusFactor(k coll.Kind, ranks int) float64 {
 	n := float64(max(ranks, 1))
 	switch k {

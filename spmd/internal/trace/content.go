@@ -23,7 +23,7 @@ type held struct {
 // Span is when a part of a replay began and ended, by Now.
 type Span struct{ Start, End int64 }
 
-// Parts is how many commands the graph holds.
+// Parts returns how many commands the graph holds.
 func (h *Content) Parts() int { return len(h.parts) }
 
 // Add adds a command, which has a name as Describe has it.
@@ -31,7 +31,7 @@ func (h *Content) Add(class Class, name string, bytes int64) {
 	h.parts = append(h.parts, h.add(held{class: class, name: name}, bytes))
 }
 
-// AddCall adds a call of a communicator of some ranks; g is its calls where it is a coll.Group.
+// AddCall adds a call of a communicator of some ranks; g is its calls if it is a coll.Group.
 func (h *Content) AddCall(c *coll.Call, g Group, size int) {
 	if c.Kind != coll.Group {
 		h.parts = append(h.parts, h.addCall(c, size))
@@ -66,8 +66,8 @@ func (h *Content) add(what held, bytes int64) int32 {
 	return int32(len(h.calls) - 1)
 }
 
-// total is where the commands count by name, or by kind and size; nil where they have none. The
-// caller holds t.mu.
+// total is where the commands count by name, or by kind and size; nil if they have none. The caller
+// holds t.mu.
 func (t *Tracer) total(h *held) *Total {
 	switch h.class {
 	case Compute, Copy:

@@ -25,7 +25,7 @@ type Ranks interface {
 type Clock struct {
 	At     [2]int64 `json:"at"`
 	Ahead  [2]int64 `json:"ahead"`
-	Within int64    `json:"within"` // ns by which that may be wrong; 0 where both are one clock
+	Within int64    `json:"within"` // ns by which that may be wrong; 0 if both are one clock
 }
 
 // ToFirst returns a time of the rank as rank 0 would have it. Between the
@@ -110,8 +110,8 @@ func (c *Clocks) Start(m Ranks, node int) error {
 // apart is by how much the clocks of two computers may come apart in a second.
 const apart = 1e-4
 
-// Since returns how each is ahead of rank 0's where they are not compared again.
-// It may be called on any rank.
+// Since returns how each is ahead of rank 0's if they are not compared again. It may be called on
+// any rank.
 func (c *Clocks) Since() []Clock {
 	list := make([]Clock, len(c.first))
 	now := Now()
@@ -167,7 +167,7 @@ type CommInfo struct {
 func (t *Tracer) log(rank, most int) *Log {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	host, _ := os.Hostname() // empty where it has none
+	host, _ := os.Hostname() // empty if it has none
 	l := &Log{Rank: rank, Host: host, Names: t.named, Dropped: t.lost, Within: t.within}
 	for _, th := range t.threads {
 		l.Threads = append(l.Threads, ThreadInfo{th.name, th.device})
@@ -230,7 +230,7 @@ func (t *Tracer) Gather(m Ranks, clocks []Clock) ([]*Log, error) {
 	return logs, nil
 }
 
-// Dropped is how many events the rings of all ranks had no room for.
+// Dropped returns how many events the rings of all ranks had no room for.
 func Dropped(logs []*Log) (n uint64) {
 	for _, l := range logs {
 		n += l.Dropped

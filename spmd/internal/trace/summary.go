@@ -141,11 +141,11 @@ type Row struct {
 	Bytes   uint64  `json:"bytes"`   // there
 	Seconds float64 `json:"seconds"` // there
 	Share   float64 `json:"share"`   // of the run there
-	Ratio   float64 `json:"ratio"`   // of that to the time of the fastest rank; 0 where that is none
+	Ratio   float64 `json:"ratio"`   // of that to the time of the fastest rank; 0 if that is none
 	Slowest int     `json:"slowest"`
-	Rate    float64 `json:"rate"` // bytes that go over a link in a second, on all ranks; 0 where none are known
-	// what it would take if all calls were as fast as the fastest of their kind and size, by
-	// what it took; 0 where unknown
+	Rate    float64 `json:"rate"` // bytes that go over a link in a second, on all ranks; 0 if none are known
+	// what it would take if all calls were as fast as the fastest of their kind and size, by what
+	// it took; 0 if unknown
 	OfBest  float64 `json:"of_best"`
 	InGraph uint64  `json:"in_graph"` // of Count: calls in graphs, whose time is the graphs'
 }
@@ -242,8 +242,7 @@ func Compare(all []*Summary, of int) *Table {
 	add("graphs", both(Replay))
 	add("streams wait", func(s *Summary) Total { return s.Streams[Wait] })
 	add("program waits", func(s *Summary) Total { return s.Host[Wait] })
-	// Where several goroutines call at the same time it is not known what
-	// one of them does meanwhile.
+	// If several goroutines call at the same time it is not known what one of them does meanwhile.
 	if !slices.ContainsFunc(all, func(s *Summary) bool { return s.Called > float64(s.Elapsed) }) {
 		add(itself, func(s *Summary) Total { return Total{Count: 1, Nanos: float64(s.Elapsed) - s.Called} })
 	}
@@ -256,7 +255,7 @@ func Compare(all []*Summary, of int) *Table {
 	return t
 }
 
-// named is a row for each name that some ranks have, of which the longest is first.
+// named returns a row for each name that some ranks have, of which the longest is first.
 func named(all []*Summary, of func(*Summary) map[string]Total) (rows []Row) {
 	names := map[string]bool{}
 	for _, s := range all {
@@ -272,8 +271,8 @@ func named(all []*Summary, of func(*Summary) map[string]Total) (rows []Row) {
 	return rows
 }
 
-// possible is a total without a time if that of calls in graphs is an estimate that cannot be: each
-// line of events had but the time of the run.
+// possible returns a total without a time if that of calls in graphs is an estimate that cannot be:
+// each line of events had but the time of the run.
 func (s *Summary) possible(t Total) Total {
 	if t.InGraph > 0 && s.Lines > 0 && t.Nanos > 1.05*float64(s.Elapsed)*float64(s.Lines) {
 		t.Nanos, t.Moved, t.Timed = 0, 0, 0
@@ -281,8 +280,8 @@ func (s *Summary) possible(t Total) Total {
 	return t
 }
 
-// ofAll is the total with the time of all calls, where those that were timed are more than a small
-// part of them, and else with none.
+// ofAll returns the total with the time of all calls, where those that were timed are more than a
+// small part of them, and else with none.
 func (t Total) ofAll() Total {
 	part := 0.0
 	if t.Timed > 0 && 4*t.Timed >= float64(t.Count) {
@@ -331,9 +330,9 @@ func longestFirst(rows []Row) {
 	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Seconds, a.Seconds) })
 }
 
-// ofBest is how long calls would take if each were as fast as the fastest of its kind and size on
-// any rank, by what they took. The rank that comes last to a collective finds all others there, so
-// its time is that of the collective itself.
+// ofBest returns how long calls would take if each were as fast as the fastest of its kind and size
+// on any rank, by what they took. The rank that comes last to a collective finds all others there,
+// so its time is that of the collective itself.
 func ofBest(all []*Summary, is func(*SizeTotal) bool) float64 {
 	least := map[sizeKey]int64{}
 	for _, s := range all {

@@ -38,7 +38,7 @@ func (t *Tracer) Facts() []Fact {
 	return t.facts
 }
 
-// Text is the table for people, without more than a screen has.
+// Text returns the table for people, without more than a screen has.
 func (t *Table) Text(facts []Fact) string {
 	var b strings.Builder
 	ranks := "1 rank"
@@ -122,7 +122,7 @@ func (t *Table) Text(facts []Fact) string {
 // mostWorks is how many kernels and products a table for people has.
 const mostWorks = 20
 
-// shortened is the works that took longest, and one row for the others.
+// shortened returns the works that took longest, and one row for the others.
 func (t *Table) shortened() []Row {
 	if len(t.Works) <= mostWorks {
 		return t.Works
@@ -138,7 +138,7 @@ func (t *Table) shortened() []Row {
 	return rows
 }
 
-// percent is a part of something.
+// percent returns a part of something.
 func percent(part float64) string {
 	if part < 0.0995 {
 		return fmt.Sprintf("%.1f %%", 100*part)
@@ -146,7 +146,7 @@ func percent(part float64) string {
 	return fmt.Sprintf("%.0f %%", 100*part)
 }
 
-// ofBestText is a part, of which less than a hundredth is no fault of the measurement.
+// ofBestText returns a part, of which less than a hundredth is no fault of the measurement.
 func ofBestText(part float64) string {
 	if part < 0.01 {
 		return "<1 %"
@@ -175,7 +175,7 @@ func ratio(x float64) string {
 	return Count(uint64(x + 0.5))
 }
 
-// Seconds is a time in a unit that suits it.
+// Seconds returns a time in a unit that suits it.
 func Seconds(s float64) string {
 	switch {
 	case s == 0:
@@ -190,7 +190,7 @@ func Seconds(s float64) string {
 	return fmt.Sprintf("%.0f s", s)
 }
 
-// Bytes is a number of bytes in a unit that suits it.
+// Bytes returns a number of bytes in a unit that suits it.
 func Bytes(n int64) string {
 	const units = "KMGTPE"
 	if n < 1<<10 {
@@ -203,7 +203,7 @@ func Bytes(n int64) string {
 	return fmt.Sprintf("%.3g %ciB", x, units[i])
 }
 
-// Count is a number with its thousands apart.
+// Count returns a number with its thousands apart.
 func Count(n uint64) string {
 	s := strconv.FormatUint(n, 10)
 	for i := len(s) - 3; i > 0; i -= 3 {

@@ -3,10 +3,10 @@
 // the file of --trace that Perfetto opens.
 //
 // A Tracer belongs to one rank. It has a Thread for what the program calls, and one for each
-// stream, and a Comm for each communicator. All are pointers whose methods do nothing where they
-// are nil: what traces nothing pays a comparison.
+// stream, and a Comm for each communicator. All are pointers whose methods do nothing if they are
+// nil: what traces nothing pays a comparison.
 //
-// For a summary alone not each short call is timed: where there are more in a second than costs
+// For a summary alone not each short call is timed: if there are more in a second than costs
 // little, a part of them is, chosen by chance, and stands for the others. With --trace each is
 // timed and kept in a ring of fixed size.
 package trace
@@ -76,8 +76,8 @@ var clock = func() (c struct {
 	return c
 }()
 
-// Now is the time in ns by a clock that all processes of a node share,
-// where the system has such a one.
+// Now returns the time in ns by a clock that all processes of a node share, where the system has
+// such a one.
 func Now() int64 { return clock.at + int64(time.Since(clock.start)) }
 
 // How many calls of a class are timed in a second for a summary. It
@@ -135,7 +135,7 @@ type Total struct {
 	Count   uint64  `json:"count"`
 	Bytes   uint64  `json:"bytes"`
 	Nanos   float64 `json:"ns"`                 // of all, as those that were timed have it
-	Least   int64   `json:"least,omitempty"`    // ns of the shortest that was timed; 0 where none was
+	Least   int64   `json:"least,omitempty"`    // ns of the shortest that was timed; 0 if none was
 	Timed   float64 `json:"timed"`              // calls that Nanos stands for
 	Moved   float64 `json:"moved,omitempty"`    // bytes that these have to move over a link; see BusFactor
 	InGraph uint64  `json:"in_graph,omitempty"` // of Count: calls in graphs, which nobody times
@@ -165,7 +165,7 @@ const samples = 1024
 // mostNames bounds what is kept of names that a program may make up as it goes.
 const mostNames = 1 << 12
 
-// New returns the Tracer of a rank; nil where nothing is to be noted.
+// New returns the Tracer of a rank; nil if nothing is to be noted.
 func New(o Options) *Tracer {
 	if !o.Summary && o.File == "" {
 		return nil
@@ -182,7 +182,7 @@ func New(o Options) *Tracer {
 	return t
 }
 
-// Keeps says whether events are kept, each of which is to be timed.
+// Keeps reports whether events are kept, each of which is to be timed.
 func (t *Tracer) Keeps() bool { return t != nil && t.keeps }
 
 // KnownWithin says within how many ns the times of a device are known.
@@ -253,7 +253,7 @@ func (t *Tracer) note(e *Event, m Mark, factor float64) {
 	t.keep(e, m)
 }
 
-// work is the total of a name. The caller holds t.mu.
+// work returns the total of a name. The caller holds t.mu.
 func (t *Tracer) work(name int32) *Total {
 	for int(name) >= len(t.works) {
 		t.works = append(t.works, Total{})
@@ -261,7 +261,7 @@ func (t *Tracer) work(name int32) *Total {
 	return &t.works[name]
 }
 
-// size is the total of a kind of calls of a size. The caller holds t.mu.
+// size returns the total of a kind of calls of a size. The caller holds t.mu.
 func (t *Tracer) size(kind coll.Kind, log uint8) *Total {
 	if t.sizes[kind] == nil {
 		t.sizes[kind] = &sizes{}
@@ -341,16 +341,16 @@ func (th *Thread) Close() {
 	th.closed = true
 }
 
-// Keeps says whether events are kept.
+// Keeps reports whether events are kept.
 func (th *Thread) Keeps() bool { return th != nil && th.t.keeps }
 
 // Mark is the beginning of an event. The zero Mark is of one that is only counted.
 type Mark struct {
 	At     int64
-	weight uint32 // how many events this one stands for; 0 where it is not timed
+	weight uint32 // how many events this one stands for; 0 if it is not timed
 }
 
-// Timed says whether the event is timed.
+// Timed reports whether the event is timed.
 func (m Mark) Timed() bool { return m.weight != 0 }
 
 // Begin begins an event.
@@ -365,7 +365,7 @@ func (th *Thread) Begin(c Class) Mark {
 	return m
 }
 
-// Choose says whether an event whose time another clock tells is to be timed.
+// Choose reports whether an event whose time another clock tells is to be timed.
 func (th *Thread) Choose(c Class) Mark {
 	if th == nil {
 		return Mark{}
@@ -397,7 +397,7 @@ func (th *Thread) End(m Mark, c Class, name string, bytes int) {
 	th.Note(m, &e, name)
 }
 
-// EndLong is End for a wait that is nothing where it was short.
+// EndLong is End for a wait that is nothing if it was short.
 func (th *Thread) EndLong(m Mark, name string) {
 	const short = 2000 // ns
 	if th == nil || m.weight == 0 || Now()-m.At < short {
@@ -447,7 +447,7 @@ func (s *sampler) count(limit uint32) {
 	}
 }
 
-// weight is how many events one with a random number stands for; 0 where it is not to be timed.
+// weight returns how many events one with a random number stands for; 0 if it is not to be timed.
 func (s *sampler) weight(random uint32) uint32 {
 	if random&(1<<s.shift-1) != 0 {
 		return 0

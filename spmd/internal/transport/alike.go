@@ -9,13 +9,14 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// What is what ranks that make a call together have to call alike: kind, type, operation and root.
+// What packs the parts of a call that all ranks have to call alike: kind, type, operation and
+// root.
 func What(c *coll.Call) uint64 {
 	return uint64(c.Kind) | uint64(c.Type)<<8 | uint64(c.Op)<<16 | uint64(uint32(c.Root))<<32
 }
 
-// Alike is a number that they have to bring alike: the elements of a part, or one
-// that stands for all counts.
+// Alike returns a number that they have to bring alike: the elements of a part, or one that stands
+// for all counts.
 func Alike(c *coll.Call) int {
 	if len(c.Counts) == 0 {
 		return c.N
@@ -38,14 +39,14 @@ func Differs(rank int, what uint64, n int) error {
 	return fmt.Errorf("%w: rank %d brought %v%s", ccall.ErrMismatch, rank, &its, other)
 }
 
-// WrongLength is the error of a message that has another length than its receiver expects.
+// WrongLength returns the error of a message that has another length than its receiver expects.
 func WrongLength(m *coll.Call, bytes int) error {
 	want := m.N * m.Type.Size()
 	return fmt.Errorf("message from rank %d has %d bytes, %d (%d %v elements) expected",
 		m.Root, bytes, want, m.N, m.Type)
 }
 
-// Failed is the error of a call on a rank.
+// Failed returns the error of a call on a rank.
 func Failed(c *coll.Call, rank int, err error) error {
 	return &ccall.Error{Op: c.String(), Rank: rank, At: ccall.At(), Err: err}
 }

@@ -14,7 +14,7 @@ import (
 type Backend interface {
 	// Name is its value of --collectives.
 	Name() string
-	// Probe is why this rank, whose communicators are like h, cannot use it; nil where it can. It
+	// Probe returns why this rank, whose communicators are like h, cannot use it; nil if it can. It
 	// is asked before a device is open.
 	Probe(h Host) error
 	// Joins says that it connects the ranks itself. Then ranks may wait in Open for one that
@@ -27,7 +27,7 @@ type Backend interface {
 	Open(at Site) (Opened, error)
 }
 
-// Versioned is a Backend of a library with a version; "" where it is not loaded.
+// Versioned is a Backend of a library with a version; "" if it is not loaded.
 type Versioned interface {
 	Backend
 	Version() string
@@ -47,13 +47,13 @@ type Site struct {
 // Opened is a transport that a backend has opened.
 type Opened interface {
 	Transport
-	// Why is why it carries calls in the way that it does; "" where there is one way. doubtful says
-	// that the way was asked for, though it may not work.
+	// Why returns why it carries calls in the way that it does; "" if there is one way. doubtful
+	// says that the way was asked for, though it may not work.
 	Why() (why string, doubtful bool, err error)
 	// Linked says that NVLink joins all GPUs, and that the transport leaves it to its caller to
 	// keep its calls apart from those of others.
 	Linked() bool
-	// Peers are kernels between GPUs that it has itself, and closes; nil where it has none.
+	// Peers are kernels between GPUs that it has itself, and closes; nil if it has none.
 	Peers() *peer.Comm
 	// Close gives it back. No graph may hold its calls any more. Collective.
 	Close() error
@@ -62,9 +62,9 @@ type Opened interface {
 // Splitter is an Opened of a backend that Joins.
 type Splitter interface {
 	Opened
-	// Split makes the transport of a part, as the Split of its communicator does;
-	// nil where color is below zero.
+	// Split makes the transport of a part, as the Split of its communicator does; nil if color is
+	// below zero.
 	Split(color, key int) (Opened, error)
-	// Failure is what has gone wrong on the device since a call returned; nil where nothing has.
+	// Failure returns what has gone wrong on the device since a call returned; nil if nothing has.
 	Failure() error
 }

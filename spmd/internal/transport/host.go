@@ -31,15 +31,15 @@ type Host interface {
 	Split(color, key int) (Host, error)
 	// SplitShared returns a communicator of the ranks of this node. Collective, blocking.
 	SplitShared() (Host, error)
-	// Slow is why the communicator is slower than communicators are here; nil where it is not.
+	// Slow returns why the communicator is slower than communicators are here; nil if it is not.
 	Slow() error
 	// BroadcastID copies an id of NCCL from root to every rank. Collective, blocking.
 	BroadcastID(id *[128]byte, root int) error
-	// Pause is what a rank does between two looks at what it waits for. It lets
-	// messages that are under way go on.
+	// Pause returns what a rank does between two looks at what it waits for. It lets messages that
+	// are under way go on.
 	Pause(looks int) error
-	// Lost is why a rank that is waited for will never come; nil where it may. Who
-	// asks looks once more after it.
+	// Lost returns why a rank that is waited for will never come; nil if it may. Who asks looks
+	// once more after it.
 	Lost(rank int) error
 	// Pin returns memory for so many bytes of each rank, pinned for dev, with
 	// zeros. Collective, blocking.
@@ -49,8 +49,8 @@ type Host interface {
 	NewMessage() Message
 	// Close gives the communicator back. Collective, blocking. A second call does nothing.
 	Close() error
-	// Abort ends the processes of all ranks of the job. It returns where there is
-	// nothing to end but this process.
+	// Abort ends the processes of all ranks of the job. It returns if there is nothing to end but
+	// this process.
 	Abort(status int)
 }
 
@@ -62,8 +62,8 @@ type Message interface {
 	// Recv begins to receive at most so many bytes from rank from at dst, which is valid
 	// when Test says that it is over.
 	Recv(dst unsafe.Pointer, bytes, from int) error
-	// Test says whether the message is over, and how many bytes it had. It does not block. Messages
-	// from one rank are asked for in their order, and none again once it is over.
+	// Test reports whether the message is over, and how many bytes it had. It does not block.
+	// Messages from one rank are asked for in their order, and none again once it is over.
 	Test() (over bool, bytes int, err error)
 }
 
@@ -74,7 +74,7 @@ type Pinned struct {
 	Free  func() error     // gives the memory back. Nobody uses this rank's part any more.
 }
 
-// Whole says whether each rank reaches all parts. It is the same on all ranks.
+// Whole reports whether each rank reaches all parts. It is the same on all ranks.
 func (p *Pinned) Whole() bool { return !slices.Contains(p.Parts, nil) }
 
 // PinAlone returns the memory of a rank that reaches no other's.
@@ -109,22 +109,22 @@ func Wait(h Host, done func() (bool, error)) error {
 // Ranks is where the ranks of a job come from: processes that MPI joins, or goroutines of one
 // process. One value stands for this rank in all of its worlds.
 type Ranks interface {
-	// Environment is what is known of this rank before Join.
+	// Environment returns what is known of this rank before Join.
 	Environment() launcher.Job
 	// Join returns the communicator of all ranks, which is not closed. Each call is undone by
 	// Leave, after what was made of the communicator was closed; after the last Leave there may be
 	// no Join any more. Collective, blocking.
 	Join() (Host, error)
 	Leave() error
-	// Abort ends the processes of all ranks, where Join was called. It returns
-	// where there is nothing to end.
+	// Abort ends the processes of all ranks, where Join was called. It returns if there is nothing
+	// to end.
 	Abort(status int)
-	// Order is the order of this rank's calls.
+	// Order returns the order of this rank's calls.
 	Order() *control.Tickets
 	// Locker is held while a world starts or ends: one at a time.
 	sync.Locker
-	// Library is what joins the ranks, for the log.
+	// Library returns what joins the ranks, for the log.
 	Library() string
-	// Here is how many of the ranks this process has.
+	// Here returns how many of the ranks this process has.
 	Here() int
 }

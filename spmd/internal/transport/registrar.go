@@ -12,8 +12,8 @@ import (
 // registered with the transport of each communicator.
 type Registrar interface {
 	Splitter
-	// Registers says that the library, as it is here, takes memory. Nothing below
-	// is called where it does not.
+	// Registers says that the library, as it is here, takes memory. Nothing below is called if it
+	// does not.
 	Registers() bool
 	// Version is that of the library. What was measured with one says nothing of another.
 	Version() string
@@ -27,18 +27,18 @@ type Registrar interface {
 	Register(p unsafe.Pointer, n int) (Registration, error)
 	// Symmetric makes a second transport of the communicator, in which this process is rank. It
 	// takes kernels of its own for calls on memory that is registered with it, which lies at the
-	// same place of it on all ranks. It is nil where the library has none.
+	// same place of it on all ranks. It is nil if the library has none.
 	//
 	// Collective as Register.
 	Symmetric(rank int) (Registrar, error)
-	// Gains says whether a transport that Symmetric made has such a kernel for calls of a
-	// kind, a type and an operation.
+	// Gains reports whether a transport that Symmetric made has such a kernel for calls of a kind,
+	// a type and an operation.
 	Gains(k coll.Kind, t elem.Type, op elem.Op) bool
 }
 
 // Registration is memory that a transport knows.
 type Registration interface {
 	io.Closer
-	// Used says whether the library makes use of it. It is the same on all ranks.
+	// Used reports whether the library makes use of it. It is the same on all ranks.
 	Used() bool
 }

@@ -14,7 +14,7 @@ import (
 // Transport carries calls of one communicator. Every rank gives it the same collectives in the same
 // order. It is used by one goroutine at a time.
 type Transport interface {
-	// Name is what users and logs call it.
+	// Name returns what users and logs call it.
 	Name() string
 	// Caps returns what the transport can do. It is the same at all times, and on all ranks.
 	Caps() *Caps
@@ -25,7 +25,7 @@ type Transport interface {
 	// start together. work is device memory of Scratch bytes, which remains until they
 	// are over. It keeps none of cs.
 	Group(q Queue, cs []coll.Call, work unsafe.Pointer) error
-	// Scratch is the bytes of device memory that Group needs for n messages.
+	// Scratch returns the bytes of device memory that Group needs for n messages.
 	Scratch(n int) int
 }
 

@@ -62,7 +62,7 @@ func (k *Checker) mismatch(at, what string) error {
 	return fmt.Errorf("%s: %w: %s (%s, %d ranks)", at, ErrMismatch, what, k.rec.ID, k.rec.Size)
 }
 
-// where is the place of a call.
+// where returns the place of a call.
 func where(site *ccall.Site) string {
 	if site != nil {
 		return site.String()
@@ -143,8 +143,8 @@ func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Si
 	return nil
 }
 
-// sampled says whether Sample compares the first of the messages that are left of a call. Both ends
-// find it by its number between them.
+// sampled reports whether Sample compares the first of the messages that are left of a call. Both
+// ends find it by its number between them.
 func (k *Checker) sampled(left []message) bool {
 	v := k.rec.peers[left[0].peer].Load()
 	number := uint32(v)
@@ -169,7 +169,7 @@ func (r *Recorder) sent(peer int, what string) {
 	r.sends[peer] = what
 }
 
-// lastSent is the last message to a rank, if --check has noted it.
+// lastSent returns the last message to a rank, if --check has noted it.
 func (r *Recorder) lastSent(peer int) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// parts is the number of calls that a call is made of.
+// parts returns the number of calls that a call is made of.
 func parts(c *coll.Call, g Group) int {
 	if c.Kind == coll.Group {
 		return g.Len()
@@ -143,7 +143,8 @@ func (k *Checker) differ(c *coll.Call, g Group, memory Memory, at string) error 
 	return k.mismatch(at, fmt.Sprintf("rank 0 %s; rank %d %s", all[0].text(i, &all[r]), r, all[r].text(i, &all[0])))
 }
 
-// first is the first of the calls that another rank has not brought; -1 if it has all, and no more.
+// first returns the first of the calls that another rank has not brought; -1 if it has all, and no
+// more.
 func (b *brought) first(o *brought) int {
 	for i := range max(len(b.Calls), len(o.Calls)) {
 		if i >= len(b.Calls) || i >= len(o.Calls) || b.Calls[i].Signature != o.Calls[i].Signature {

@@ -31,7 +31,7 @@ const (
 // longMessage is the length in bytes from which on a Send surely waits for its receiver.
 const longMessage = 1 << 20
 
-// needs is the needs of this rank's call; nil if they are not sure, and on a GPU.
+// needs returns the needs of this rank's call; nil if they are not sure, and on a GPU.
 func (r *Recorder) needs() []need {
 	if r.device != nil {
 		return nil

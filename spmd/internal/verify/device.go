@@ -10,7 +10,7 @@ import (
 
 // Progress is how far a stream on a GPU has got. Values of Progress are compared.
 type Progress interface {
-	// Passed is how many commands of the stream are known to have run. It only reads memory.
+	// Passed returns how many commands of the stream are known to have run. It only reads memory.
 	Passed() uint64
 }
 
@@ -102,7 +102,7 @@ func (r *Recorder) On(stream Progress) (what, place string, ok bool) {
 	return "", "", false
 }
 
-// over is how many of the calls that the host has left are known to be over.
+// over returns how many of the calls that the host has left are known to be over.
 func (f *inFlight) over(left *atomic.Uint64) uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -122,7 +122,7 @@ func (f *inFlight) retire() {
 	}
 }
 
-// lastGroup is the calls of the last call, if that is a group; else "".
+// lastGroup returns the calls of the last call, if that is a group; else "".
 func (f *inFlight) lastGroup() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -142,7 +142,7 @@ func (f *inFlight) lastPlace() string {
 	return ""
 }
 
-// last is the last call; nil before the first. The caller holds f.mu.
+// last returns the last call; nil before the first. The caller holds f.mu.
 func (f *inFlight) last() *issued {
 	if f.next == 0 {
 		return nil

@@ -215,9 +215,9 @@ func (c *Carrier) Hear(rank int, said []byte) []byte {
 	return encode(heartbeat{Stand: news.Stand})
 }
 
-// Pages is a heartbeat with one page of each communicator that has had calls since the last one. It
-// is nil if no communicator has, or if the last one was a heartbeat ago and all ranks get on. It is
-// called once a heartbeat.
+// Pages returns a heartbeat with one page of each communicator that has had calls since the last
+// one. It is nil if no communicator has, or if the last one was a heartbeat ago and all ranks get
+// on. It is called once a heartbeat.
 func (c *Carrier) Pages() []byte {
 	c.rest--
 	if c.newest == nil || c.rest > 0 {
@@ -244,8 +244,8 @@ func AtEnd(ch *control.Channel, recorders []*Recorder) error {
 	})
 }
 
-// balance is a number for each rank. The numbers add up to 0 if all ranks of the communicator have
-// made the same calls, and every message that was sent was received.
+// balance returns a number for each rank. The numbers add up to 0 if all ranks of the communicator
+// have made the same calls, and every message that was sent was received.
 func (r *Recorder) balance() (sum uint64) {
 	name := fnv.New64a()
 	name.Write([]byte(r.ID))

@@ -74,7 +74,7 @@ type page struct {
 	From   int         `json:"f,omitempty"` // 1 more than the rank of the page, if another rank carries it
 }
 
-// of is the rank of the page, which sender has sent.
+// of returns the rank of the page, which sender has sent.
 func (p *page) of(sender int) int {
 	if p.From > 0 {
 		return p.From - 1
@@ -82,7 +82,7 @@ func (p *page) of(sender int) int {
 	return sender
 }
 
-// count is the number of calls so far.
+// count returns the number of calls so far.
 func (p *page) count() uint64 { return p.Last[len(p.Last)-1].Number }
 
 // line is one call of a page.
@@ -145,7 +145,7 @@ func differ(a, b *page, rankA, rankB int) string {
 		same+1, other, a.Comm, rankB, rankA, rankA, a.Last[len(a.Last)-1].Text, rankB, b.Last[len(b.Last)-1].Text)
 }
 
-// withoutPlace is the text of a line without the place of the call.
+// withoutPlace returns the text of a line without the place of the call.
 func withoutPlace(text string) string {
 	_, what, _ := strings.Cut(text, ": ")
 	return what

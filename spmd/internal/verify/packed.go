@@ -14,7 +14,7 @@ type Group interface {
 	Call(i int) (c *coll.Call, memory Memory)
 }
 
-// everyone says whether all ranks of the communicator make the call: not messages, nor groups of
+// everyone reports whether all ranks of the communicator make the call: not messages, nor groups of
 // only these.
 func everyone(c *coll.Call, g Group) bool {
 	if c.Kind != coll.Group {
@@ -61,15 +61,15 @@ func packMessage(kind coll.Kind, t elem.Type, peer, n int) Packed {
 	return Packed{uint64(kind) | uint64(t)<<8 | uint64(uint32(peer))<<32, int64(n)}
 }
 
-// Everyone says whether every rank of the communicator takes part in the call.
+// Everyone reports whether every rank of the communicator takes part in the call.
 func (p Packed) Everyone() bool { return p.what&ofEveryone != 0 }
 
-// Alone is the call as one that other ranks need not make.
+// Alone returns the call as one that other ranks need not make.
 func (p Packed) Alone() Packed { return Packed{p.what &^ ofEveryone, p.n} }
 
 func (p Packed) kind() coll.Kind { return coll.Kind(p.what) }
 
-// call is the call without the parts that a Packed does not keep.
+// call returns the call without the parts that a Packed does not keep.
 func (p Packed) call() coll.Call {
 	c := coll.Call{Kind: p.kind(), Type: elem.Type(p.what >> 8), Op: elem.Op(uint8(p.what >> 16)),
 		Root: int32(p.what >> 32), N: int(p.n)}

@@ -34,7 +34,7 @@ type exchanged struct {
 	Last           string `json:",omitempty"` // the last that was sent; with --check
 }
 
-// positions is where this rank stands on all its communicators of several ranks.
+// positions returns where this rank stands on all its communicators of several ranks.
 func positions(recorders []*Recorder, ended bool) *standing {
 	s := &standing{Ended: ended}
 	for _, r := range recorders {
@@ -58,7 +58,7 @@ func (r *Recorder) position() position {
 	return p
 }
 
-// inside is the call that this rank is in, with its place.
+// inside returns the call that this rank is in, with its place.
 func (r *Recorder) inside() string {
 	what, at := r.last(), ""
 	if r.device != nil {

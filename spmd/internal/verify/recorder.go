@@ -153,10 +153,10 @@ func (r *Recorder) Forget(g Group) {
 
 func (r *Recorder) packed() Packed { return Packed{r.what.Load(), r.n.Load()} }
 
-// Meets says whether this rank is in a call that is not known to be over.
+// Meets reports whether this rank is in a call that is not known to be over.
 func (r *Recorder) Meets() bool { return r.entered.Load() > r.over() }
 
-// over is how many calls are known to be over.
+// over returns how many calls are known to be over.
 func (r *Recorder) over() uint64 {
 	if r.device == nil {
 		return r.left.Load()

@@ -52,7 +52,7 @@ func signatureOf(c *coll.Call, memory Memory) signature {
 	return s
 }
 
-// sharedCounts is a number for the counts that all ranks bring alike; 0 if there are none.
+// sharedCounts returns a number for the counts that all ranks bring alike; 0 if there are none.
 func sharedCounts(c *coll.Call) (h uint64) {
 	if c.Kind.Traits().Lengths == coll.Shared {
 		for _, n := range c.Counts {

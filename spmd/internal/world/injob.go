@@ -52,7 +52,7 @@ func (in inJob) KeepSigning(every time.Duration, stop <-chan struct{}) {
 	in.w.Dev.KeepSigning(every, stop)
 }
 
-// Work is the communicators, and the streams whose work ends later than their calls.
+// Work returns the communicators, and the streams whose work ends later than their calls.
 func (in inJob) Work() []job.Work {
 	recorders := in.w.Recorders()
 	list := make([]job.Work, 0, len(recorders))
@@ -91,7 +91,8 @@ func (in inJob) State() job.State {
 	return s
 }
 
-// firstCall is the first call on a stream of a GPU that is not known to be over, and its place.
+// firstCall returns the first call on a stream of a GPU that is not known to be over, and its
+// place.
 func firstCall(recorders []*verify.Recorder, q exec.Queue) (what, place string) {
 	for _, r := range recorders {
 		if what, place, ok := r.On(q); ok {
@@ -101,8 +102,8 @@ func firstCall(recorders []*verify.Recorder, q exec.Queue) (what, place string) 
 	return "", ""
 }
 
-// logStart logs the job's configuration, and why it was chosen where it was asked for or is a
-// warning. More is for programs, and for who asks for it.
+// logStart logs the job's configuration, and why it was chosen if it was asked for or is a warning.
+// More is for programs, and for who asks for it.
 func (w *World) logStart() {
 	line := w.Log.Info()
 	if w.fellBack {

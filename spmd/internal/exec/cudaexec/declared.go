@@ -36,8 +36,8 @@ func (g *GPU) LoadDeclared(node control.Comm, threads int) error {
 	return g.loadAll(sources, images)
 }
 
-// sameSources says whether all ranks of the node have the same sources and the
-// same architecture.
+// sameSources reports whether all ranks of the node have the same sources and the same
+// architecture.
 func (g *GPU) sameSources(node control.Comm, sources []kernels.Source) (bool, error) {
 	h := fnv.New64a()
 	for _, s := range sources {

@@ -37,7 +37,7 @@ type Device struct {
 	base      base
 	Crowded   bool // other ranks need the cores of this one: a host that waits does not spin
 	Log       *zerolog.Logger
-	Trace     *trace.Tracer // notes what queues do, from before the first is made; nil where nobody does
+	Trace     *trace.Tracer // notes what queues do, from before the first is made; nil if nobody does
 
 	mu     sync.Mutex
 	timers []*timer                // that hold an event of the driver
@@ -119,8 +119,7 @@ func (d *Device) Quiesce() error {
 	return nil
 }
 
-// inFlight returns the end of the queue's last collective, where it is not known
-// to have run.
+// inFlight returns the end of the queue's last collective, if it is not known to have run.
 func (q *Queue) inFlight() (uint64, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

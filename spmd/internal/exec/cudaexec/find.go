@@ -23,14 +23,14 @@ func (e NoGPU) Error() string { return e.Reason.Error() }
 // Unwrap returns the reason.
 func (e NoGPU) Unwrap() error { return e.Reason }
 
-// FailureCode is how other ranks know the reason.
+// FailureCode returns how other ranks know the reason.
 func (NoGPU) FailureCode() int64 { return CodeNoGPU }
 
 // tooManyRanks is refused, not turned into a run on the host: it is nearly always
 // a mistake in the command line.
 type tooManyRanks struct{ error }
 
-// FailureCode is how other ranks know the reason.
+// FailureCode returns how other ranks know the reason.
 func (tooManyRanks) FailureCode() int64 { return CodeTooMany }
 
 // The codes of these reasons in a control.Failure.
@@ -78,7 +78,7 @@ func Find(node control.Comm, share bool) (index int, err error) {
 		index = node.Rank() % n
 	}
 	if index < 0 {
-		host, _ := os.Hostname() // empty where it has none
+		host, _ := os.Hostname() // empty if it has none
 		return -1, tooManyRanks{fmt.Errorf("node %s has %d ranks, and local rank %d sees %d GPUs, "+
 			"all taken by the ranks before it",
 			host, node.Size(), node.Rank(), n)}
@@ -86,8 +86,8 @@ func Find(node control.Comm, share bool) (index int, err error) {
 	return index, nvrtc.Load()
 }
 
-// firstFree returns the index of the GPU of the last of the ranks: each in turn takes
-// the first that it sees and nobody has; -1 where none is left.
+// firstFree returns the index of the GPU of the last of the ranks: each in turn takes the first
+// that it sees and nobody has; -1 if none is left.
 func firstFree(seen [][]string) int {
 	taken := map[string]bool{}
 	index := -1

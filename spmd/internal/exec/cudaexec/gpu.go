@@ -86,10 +86,10 @@ func (g *GPU) Close() error {
 	return errors.Join(err, g.Dev.Close())
 }
 
-// Word is a word of device memory that is never read.
+// Word returns a word of device memory that is never read.
 func (g *GPU) Word() unsafe.Pointer { return g.word }
 
-// Capability is the GPU's compute capability, major*10 + minor.
+// Capability returns the GPU's compute capability, major*10 + minor.
 func (g *GPU) Capability() int {
 	major, minor := g.Dev.Capability()
 	return 10*major + minor

@@ -37,7 +37,7 @@ func (f *function) raise(bytes int) error {
 	return nil
 }
 
-// fits says whether arguments are what the source of k has as parameters.
+// fits reports whether arguments are what the source of k has as parameters.
 func (f *function) fits(k *exec.Kernel, args []exec.Arg) error {
 	if !f.known {
 		return nil
@@ -59,7 +59,7 @@ func (f *function) fits(k *exec.Kernel, args []exec.Arg) error {
 	return nil
 }
 
-// on returns k on the GPU; nil where it is not there yet.
+// on returns k on the GPU; nil if it is not there yet.
 func (g *GPU) on(k *exec.Kernel) *function {
 	if list := g.functions.Load(); list != nil && k.ID < len(*list) {
 		return (*list)[k.ID]
@@ -151,7 +151,7 @@ func (m *module) end(name string) int {
 	return -1
 }
 
-// has says whether a kernel is in the program, unless it is a function without template
+// has reports whether a kernel is in the program, unless it is a function without template
 // arguments, which every program of its source has.
 func (m *module) has(name string) bool {
 	return !kernels.IsExpression(name) || m.image.Kernel(name) != name

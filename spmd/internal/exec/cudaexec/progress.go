@@ -33,7 +33,7 @@ func splitWords(base unsafe.Pointer) []*uint32 {
 	return words
 }
 
-// takeWord returns a word that is 0; nil where so many streams have none left.
+// takeWord returns a word that is 0; nil if so many streams have none left.
 func (g *GPU) takeWord() *uint32 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -158,14 +158,14 @@ func (q *Queue) Position() (at uint64, busy bool) {
 	return passed, passed < q.wrote.Load()
 }
 
-// Stuck says whether the host has waited for collectives of the stream, or has been
-// handing one over, for longer than limit.
+// Stuck reports whether the host has waited for collectives of the stream, or has been handing one
+// over, for longer than limit.
 func (q *Queue) Stuck(now time.Time, limit time.Duration) bool {
 	long := func(since int64) bool { return since != 0 && now.Sub(time.Unix(0, since)) > limit }
 	return long(q.issuing.Load()) || long(q.waiting.Load()) && q.coll.Load() > q.Passed()
 }
 
-// String is what reports call the work of the queue.
+// String returns what reports call the work of the queue.
 func (q *Queue) String() string {
 	return fmt.Sprintf("what was enqueued on stream %q, collectives among it,", q.name)
 }

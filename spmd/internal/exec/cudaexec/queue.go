@@ -98,7 +98,7 @@ func (d *Device) NewQueue(name string, p exec.Priority) (exec.Queue, error) {
 // Name implements exec.Queue.
 func (q *Queue) Name() string { return q.name }
 
-// Stream is the queue as the driver has it.
+// Stream returns the queue as the driver has it.
 func (q *Queue) Stream() *cuda.Stream { return q.h }
 
 // Lane implements exec.Queue.
@@ -161,7 +161,7 @@ func (q *Queue) Written(b *exec.Block) {
 	b.Unused(&q.Seat)
 }
 
-// Tail is how many commands have been enqueued.
+// Tail returns how many commands have been enqueued.
 func (q *Queue) Tail() uint64 { return q.tail.Load() }
 
 // Pass notes that the first seq commands have run.
@@ -186,8 +186,8 @@ func (q *Queue) Scratch(n int) (unsafe.Pointer, error) {
 	return b.Ptr, nil
 }
 
-// behind returns the first mark behind seq commands or more; nil where there is none.
-// The caller holds q.mu.
+// behind returns the first mark behind seq commands or more; nil if there is none. The caller holds
+// q.mu.
 func (q *Queue) behind(seq uint64) *Mark {
 	for _, m := range q.marks {
 		if m.seq >= seq {
@@ -197,8 +197,8 @@ func (q *Queue) behind(seq uint64) *Mark {
 	return nil
 }
 
-// at returns a mark behind seq commands or more, recording one where there is
-// none; nil while the stream is being captured. The caller holds q.mu.
+// at returns a mark behind seq commands or more, recording one if there is none; nil while the
+// stream is being captured. The caller holds q.mu.
 func (q *Queue) at(seq uint64) (*Mark, error) {
 	if m := q.behind(seq); m != nil {
 		return m, nil

@@ -27,8 +27,8 @@ func (i *issuing) Hand(j exec.Job) error { return i.q.hand(j, i.seq, i.c) }
 
 // issued is a command that communicates.
 type issued struct {
-	q  *Queue // nil where no other rank takes part
-	by any    // who orders its calls itself; nil where nobody does for all of it
+	q  *Queue // nil if no other rank takes part
+	by any    // who orders its calls itself; nil if nobody does for all of it
 }
 
 // Begin implements exec.Queue.
@@ -252,7 +252,7 @@ func (q *Queue) open(l *exec.Library) error {
 	return nil
 }
 
-// workFor returns the scratch memory of a command; nil where it needs none.
+// workFor returns the scratch memory of a command; nil if it needs none.
 func (q *Queue) workFor(c *exec.Command) (unsafe.Pointer, error) {
 	n := 0
 	switch c.Kind {
@@ -302,7 +302,7 @@ func (q *Queue) issue(c *exec.Command, seq uint64, work unsafe.Pointer) error {
 	}
 }
 
-// byKernel says whether a kernel fills elements, and not the driver. The driver knows none of 8
+// byKernel reports whether a kernel fills elements, and not the driver. The driver knows none of 8
 // bytes. In memory that the host addresses, pinned or managed, it waits until the stream is there.
 // Source: CUDA Driver API, API synchronization behavior, Memset.
 func byKernel(t elem.Type, hosted bool) bool { return hosted || t.Size() >= 8 }
@@ -402,7 +402,8 @@ var tensorTypes = [elem.StoredTypes]cuda.TensorType{
 	elem.Float32: cuda.TensorFloat32, elem.Float64: cuda.TensorFloat64,
 }
 
-// tensorMap is what a kernel is given of a tensor. The driver has the contiguous dimension first.
+// tensorMap returns what a kernel is given of a tensor. The driver has the contiguous dimension
+// first.
 func (g *GPU) tensorMap(a *exec.Arg) (cuda.TensorMap, error) {
 	if c := g.Capability(); c < 90 {
 		return cuda.TensorMap{}, fmt.Errorf("a tensor map: the GPU has compute capability %d.%d, "+

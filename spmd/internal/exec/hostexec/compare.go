@@ -26,8 +26,8 @@ var beside = NewEmulator()
 // notEmulated are the kernels that only NVIDIA's compiler understands.
 var notEmulated sync.Map
 
-// emulates says whether a kernel with these arguments can run from its source: addresses in it must
-// be those of buffers.
+// emulates reports whether a kernel with these arguments can run from its source: addresses in it
+// must be those of buffers.
 func emulates(k *exec.Kernel, args []exec.Arg) bool {
 	if _, no := notEmulated.Load(k); no || k.Source.Text == "" {
 		return false
@@ -46,7 +46,7 @@ func emulates(k *exec.Kernel, args []exec.Arg) bool {
 	return true
 }
 
-// compareKernel runs a kernel both ways. It fails where they differ.
+// compareKernel runs a kernel both ways. It fails if they differ.
 func compareKernel(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
 	host := func(args []exec.Arg) error { return exec.GuardKernel(k.Name, func() error { return k.Host(args) }) }
 	if !emulates(k, args) {
@@ -299,7 +299,7 @@ var rounding = [elem.StoredTypes]float64{
 var least = [elem.StoredTypes]float64{
 	elem.Float16: 1.0 / (1 << 24), elem.Float8E4M3: 1.0 / 512, elem.Float8E5M2: 1.0 / (1 << 16)}
 
-// number returns an element as a number; false where it is none with a fraction.
+// number returns an element as a number; false if it is none with a fraction.
 func number(t elem.Type, p unsafe.Pointer) (float64, bool) {
 	switch t {
 	case elem.Float32:

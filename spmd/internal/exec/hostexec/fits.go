@@ -74,8 +74,8 @@ var kinds = [elem.StoredTypes]byte{
 	elem.Float16: 'h', elem.BFloat16: 'b', elem.Float8E4M3: 'e', elem.Float8E5M2: 'w',
 	elem.Float32: 'f', elem.Float64: 'f', elem.Complex64: 's', elem.Complex128: 's'}
 
-// fits says whether an argument is good for a parameter. It does not compare whether integers have
-// a sign. Bytes may be anything, and floats of 16 and 8 bits integers of that size.
+// fits reports whether an argument is good for a parameter. It does not compare whether integers
+// have a sign. Bytes may be anything, and floats of 16 and 8 bits integers of that size.
 func fits(a *exec.Arg, p emulate.Param) bool {
 	switch a.Kind {
 	case exec.BufferArg:

@@ -32,7 +32,7 @@ type queue struct {
 	closed   bool
 	scratch  exec.Scratch
 	lane     atomic.Pointer[exec.Lane] // while it is captured; written under mu
-	events   *trace.Thread             // nil where nobody notes them
+	events   *trace.Thread             // nil if nobody notes them
 	looked   atomic.Int64              // when stayNear last did, in ns; graphs run commands of the queue beside it
 }
 
@@ -87,7 +87,7 @@ func (q *queue) begin(k exec.Kind) (*slot, error) {
 	return s, nil
 }
 
-// refusal is why the queue takes no more commands.
+// refusal returns why the queue takes no more commands.
 func (q *queue) refusal() error {
 	if q.err != nil {
 		return q.err
@@ -166,8 +166,7 @@ func (q *queue) Using(b *exec.Block) (p exec.Point, pending bool) {
 	return exec.Point{Q: q, Seq: seq}, true
 }
 
-// grow doubles the ring. The worker may be running a command in the old array,
-// which stays as it is.
+// grow doubles the ring. The worker may be running a command in the old array, which is unchanged.
 func (q *queue) grow() {
 	ring := make([]slot, 2*len(q.ring))
 	for i := q.done.Load(); i < q.tail; i++ {

@@ -103,7 +103,7 @@ func (t *Aware) alloc(at transport.Site) (err error) {
 	return errors.Join(s.Copy(t.table, t.tabled, 8*size), s.Synchronize(), s.Close())
 }
 
-// slot is the scratch memory for what a rank sent.
+// slot returns the scratch memory for what a rank sent.
 func (t *Aware) slot(rank int) unsafe.Pointer { return unsafe.Add(t.scratch, rank*t.stride) }
 
 // Name implements transport.Transport.

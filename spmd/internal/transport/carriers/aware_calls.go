@@ -97,7 +97,7 @@ func (t *Aware) exchange(s *cuda.Stream, c *coll.Call) error {
 	})
 }
 
-// slice is the elements of rank r when n are shared out.
+// slice returns the elements of rank r when n are shared out.
 func (t *Aware) slice(n, r int) (lo, m int) {
 	each := (n + t.c.Size() - 1) / t.c.Size()
 	each = (each + 15) / 16 * 16

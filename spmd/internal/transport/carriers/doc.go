@@ -1,5 +1,5 @@
 // Package carriers has what carries the calls of a communicator, each with the transport.Backend
-// that opens it where that is chosen by its name:
+// that opens it if that is chosen by its name:
 //
 //   - MPI: host memory through MPI, small calls through memory that the ranks of a node share
 //   - NCCL: device memory through NCCL

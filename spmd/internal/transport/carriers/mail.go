@@ -15,9 +15,9 @@ import (
 // buffers of its channel, that is of its peer and direction. The devices copy chunks while others
 // are on their way. All channels go on independently: no message holds up another.
 //
-// Where the receiver reaches the sender's buffers, its device copies out of them, and two counters
-// say how far both are. A message that fits the buffers then leaves the sender before the receiver
-// asks for it. Else the host moves each chunk.
+// If the receiver reaches the sender's buffers, its device copies out of them, and two counters say
+// how far both are. A message that fits the buffers then leaves the sender before the receiver asks
+// for it. Else the host moves each chunk.
 type mail struct {
 	host     transport.Host
 	dev      *cuda.Device
@@ -65,7 +65,7 @@ func (m *mail) init(h transport.Host, d *cuda.Device) {
 	m.chunk = max(min(StagedSizes.Chunk, StagedSizes.Message/len(m.channels)/buffers/headBytes*headBytes), headBytes)
 }
 
-// bytes is the pinned memory of a rank for mail.
+// bytes returns the pinned memory of a rank for mail.
 func (m *mail) bytes() int { return len(m.channels) * buffers * (headBytes + m.chunk) }
 
 // use gives the mail that memory of all ranks, with the counters; nil of those
@@ -237,7 +237,7 @@ func (m *mail) send(h *channel, in *cuda.Stream) (moved bool, err error) {
 	return moved, nil
 }
 
-// free says whether the buffer of the next chunk that is sent is free.
+// free reports whether the buffer of the next chunk that is sent is free.
 func (m *mail) free(h *channel, c *coll.Call) (yes bool, err error) {
 	if h.shared == nil {
 		return h.begun < h.over+buffers, nil
@@ -257,7 +257,7 @@ func (m *mail) copyIn(h *channel, c *coll.Call, off, each int, in *cuda.Stream) 
 	return h.copied[i].Record(in)
 }
 
-// come says whether what the other end of a channel does has come, and fails where it never will.
+// come reports whether what the other end of a channel does has come, and fails if it never will.
 func (m *mail) come(h *channel, c *coll.Call, has func() bool) (yes bool, err error) {
 	if has() {
 		h.looks = 0

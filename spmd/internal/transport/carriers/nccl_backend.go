@@ -93,13 +93,13 @@ func (t *NCCL) Failure() error { return t.Comm.AsyncError() }
 // Close implements transport.Opened.
 func (t *NCCL) Close() error { return t.Comm.Close() }
 
-// linked says whether NVLink joins all GPUs. Then kernels between peers are faster than NCCL, and
-// the order of a GPU's streams is all that keeps the collectives of a graph apart from others: NCCL
-// need not do it too, for which an all-reduce in a graph took 1 us more on 4 H200s. NCCL must where
-// a network carries them, since its network threads follow no stream: between nodes, and within one
-// where GPUs are nearer to network cards than to each other. Nothing is nearer than NVLink. Source:
-// NCCL 2.28.3, strongstream.cc; enqueue.cc, ncclLaunchPrepare; topo.cc, ncclTopoCheckNet;
-// transport/p2p.cc and shm.cc, proxyProgress.
+// linked reports whether NVLink joins all GPUs. Then kernels between peers are faster than NCCL,
+// and the order of a GPU's streams is all that keeps the collectives of a graph apart from others:
+// NCCL need not do it too, for which an all-reduce in a graph took 1 us more on 4 H200s. NCCL must
+// where a network carries them, since its network threads follow no stream: between nodes, and
+// within one where GPUs are nearer to network cards than to each other. Nothing is nearer than
+// NVLink. Source: NCCL 2.28.3, strongstream.cc; enqueue.cc, ncclLaunchPrepare; topo.cc,
+// ncclTopoCheckNet; transport/p2p.cc and shm.cc, proxyProgress.
 //
 // Collective over the communicator, which is the world's.
 func linked(at *transport.Site) (bool, error) {

@@ -68,7 +68,7 @@ func (t *PeerKernels) Short(m *coll.Call) bool {
 	return t.alone || m.N*m.Type.Size() <= t.Comm.MessageMost()
 }
 
-// Most is the most bytes of a part of a call that is one kernel.
+// Most returns the most bytes of a part of a call that is one kernel.
 func (t *PeerKernels) Most() int { return t.Comm.AtOnce() }
 
 // Name implements transport.Transport.

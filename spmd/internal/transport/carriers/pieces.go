@@ -155,7 +155,7 @@ func (t *Staged) Agree(c *coll.Call) error {
 	return nil
 }
 
-// step is a piece of a call on the host.
+// step returns a piece of a call on the host.
 func (t *Staged) step(c *coll.Call, p *pieces, k int, at *slot) coll.Call {
 	on := *c
 	_, on.N = p.of(k, c.N)
@@ -252,7 +252,7 @@ func (t *Staged) each(c *coll.Call, p *pieces, k int, side coll.Side, skip bool,
 	return nil
 }
 
-// keep enqueues the copy of what this rank gives itself, where that does not go to the host.
+// keep enqueues the copy of what this rank gives itself, if that does not go to the host.
 func (t *Staged) keep(c *coll.Call, p *pieces, s *cuda.Stream) error {
 	rank, traits := t.host.Rank(), c.Kind.Traits()
 	dst, src, n := c.Dst, c.Src, c.Share(rank)

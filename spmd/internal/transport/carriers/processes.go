@@ -89,7 +89,7 @@ func (t *MPI) Slow() error { return t.slow }
 // ErrNone is why MPI does not carry something.
 var ErrNone = errors.New("the ranks are goroutines of one process, which MPI does not join")
 
-// CommOf is the communicator of MPI that h is.
+// CommOf returns the communicator of MPI that h is.
 func CommOf(h transport.Host) (*shm.Comm, error) {
 	if t, ok := h.(*MPI); ok {
 		return t.Comm, nil

@@ -13,8 +13,8 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// progress is what a rank tells the others of its steps, where all reach the memory of all: how
-// many have their operands in the slot, have the slice reduced, and have been copied out.
+// progress is what a rank tells the others of its steps, if all reach the memory of all: how many
+// have their operands in the slot, have the slice reduced, and have been copied out.
 type progress [3]struct {
 	n atomic.Int64
 	_ [56]byte
@@ -28,7 +28,7 @@ const (
 	progressBytes = int(unsafe.Sizeof(progress{}))
 )
 
-// behind is a rank that has not come as far as want; -1 where all have.
+// behind returns a rank that has not come as far as want; -1 if all have.
 func (t *Staged) behind(what, want int) int {
 	for r, w := range t.ranks {
 		if w[what].n.Load() < int64(want) {
@@ -71,7 +71,7 @@ type course struct {
 	given  int // and over
 	folded int // and whose share of this rank is reduced
 	left   int // and whose copies to the device are enqueued
-	late   int // a rank that a step waits for; -1 where none does
+	late   int // a rank that a step waits for; -1 if none does
 }
 
 // together makes a call. Each step goes on when what it needs itself is there: while one waits for
@@ -203,7 +203,7 @@ type share struct {
 	result unsafe.Pointer // what this rank gets, which may be of others
 }
 
-// slicing says whether each rank reduces a slice of a step for all.
+// slicing reports whether each rank reduces a slice of a step for all.
 func (t *Staged) slicing(x *course, k int) bool {
 	_, n := x.p.of(k, x.c.N)
 	return (x.c.Kind == coll.AllReduce || x.c.Kind == coll.Reduce) && n*x.c.Type.Size() > StagedSizes.Alone &&

@@ -74,8 +74,8 @@ func (r *Comm) wait(v *atomic.Uint64, want uint64, rank int) error {
 	return r.team.sleep(v, want, rank)
 }
 
-// tryAll looks, now and then, as often as a rank does that has a core of its own. Where that
-// is enough, it has one again.
+// tryAll looks, now and then, as often as a rank does that has a core of its own. If that is
+// enough, it has one again.
 func (r *Comm) tryAll(v *atomic.Uint64, want uint64) bool {
 	p := &r.patience
 	if p.spins == r.team.spins {

@@ -64,7 +64,7 @@ func (*Comm) Slow() error { return nil }
 // Close implements transport.Host. It waits for nobody.
 func (*Comm) Close() error { return nil }
 
-// failed is the error of a call on this rank.
+// failed returns the error of a call on this rank.
 func (r *Comm) failed(c *coll.Call, err error) error {
 	return transport.Failed(c, r.rank, err)
 }

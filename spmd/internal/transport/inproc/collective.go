@@ -82,8 +82,8 @@ func (r *Comm) byMessages(c *coll.Call) error {
 }
 
 // meet brings a call, of which n must be the same on all ranks, and waits until all ranks have
-// brought theirs. The others read the bytes at src from the desk; where there are none they may
-// read them where they are, until the next meeting.
+// brought theirs. The others read the bytes at src from the desk; if there are none they may read
+// them where they are, until the next meeting.
 func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	r.meetings++
 	now := r.meetings
@@ -118,7 +118,7 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	return nil
 }
 
-// brought is what a rank has brought to the meeting of now.
+// brought returns what a rank has brought to the meeting of now.
 func (r *Comm) brought(rank int, short bool) unsafe.Pointer {
 	p := &r.g.desks[rank][r.meetings%posts]
 	if short {
@@ -127,7 +127,7 @@ func (r *Comm) brought(rank int, short bool) unsafe.Pointer {
 	return p.src
 }
 
-// onDesk is the bytes of operands that go on the desk.
+// onDesk returns the bytes of operands that go on the desk.
 func onDesk(bytes int, short bool) int {
 	if short {
 		return bytes
@@ -179,7 +179,7 @@ func (r *Comm) reduceAll(c *coll.Call) error {
 	return nil
 }
 
-// slice is the part of a long result that a rank computes.
+// slice returns the part of a long result that a rank computes.
 func (r *Comm) slice(c *coll.Call, rank int) (lo, n int) {
 	each := ((c.N+r.size-1)/r.size + 63) / 64 * 64
 	lo = min(rank*each, c.N)

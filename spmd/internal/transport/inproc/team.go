@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// Team is ranks that are goroutines of one process. Where one of them fails, or returns while
-// others wait for it, those that wait get an error, and nobody waits any more.
+// Team is ranks that are goroutines of one process. If one of them fails, or returns while others
+// wait for it, those that wait get an error, and nobody waits any more.
 type Team struct {
 	ranks   []*Rank
 	world   *group
@@ -50,7 +50,7 @@ func NewTeam(n int) *Team {
 // Rank returns a rank.
 func (t *Team) Rank(i int) *Rank { return t.ranks[i] }
 
-// Err is the failure of the first rank that failed, with its number; nil where none has.
+// Err returns the failure of the first rank that failed, with its number; nil if none has.
 func (t *Team) Err() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -135,7 +135,7 @@ func (t *Team) sleep(v *atomic.Uint64, want uint64, rank int) error {
 	return nil
 }
 
-// inVain is why a rank is waited for in vain; nil where it may come. The caller has the lock.
+// inVain returns why a rank is waited for in vain; nil if it may come. The caller has the lock.
 func (t *Team) inVain(rank int) error {
 	switch {
 	case t.err != nil:

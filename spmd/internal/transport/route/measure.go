@@ -18,8 +18,8 @@ import (
 // taken is how long a call takes by each way, in a graph and without, in us.
 type taken [ways][2]float64
 
-// best is the way whose time comes nearest to the least, in a graph or
-// without, whichever is farther.
+// best returns the way whose time comes nearest to the least, in a graph or without, whichever is
+// farther.
 func (t *taken) best() way {
 	least := [2]float64{math.MaxFloat64, math.MaxFloat64}
 	for _, us := range t {
@@ -120,7 +120,7 @@ func (p *Paths) smooth(row int) {
 	}
 }
 
-// elements is the n of a call whose larger buffer has 1<<size bytes, or a little less.
+// elements returns the n of a call whose larger buffer has 1<<size bytes, or a little less.
 func (r *Router) elements(kind coll.Kind, t elem.Type, size int) int {
 	n := 1 << size / t.Size()
 	if kind == coll.AllReduce {
@@ -129,7 +129,7 @@ func (r *Router) elements(kind coll.Kind, t elem.Type, size int) int {
 	return max(1, n/r.size)
 }
 
-// has says whether calls of a row can go a way.
+// has reports whether calls of a row can go a way.
 func (r *Router) has(by way, row, size int) bool {
 	this := &pathRows[row]
 	switch by {

@@ -32,7 +32,7 @@ func OpenWorld(world, node *Router) (agreed bool, err error) {
 	return false, node.Split(world, env.Node, node.rank)
 }
 
-// agree returns an error on every rank where one has failed; next comes where none has.
+// agree returns an error on every rank if one has failed; next comes if none has.
 func agree(h control.Comm, mine error, next func() error) (agreed bool, err error) {
 	for {
 		f, err := control.First(h, mine)
@@ -72,7 +72,7 @@ func (r *Router) open(b transport.Backend) error {
 	return nil
 }
 
-// needsBackend says whether there is a device, and another rank.
+// needsBackend reports whether there is a device, and another rank.
 func (r *Router) needsBackend() bool { return r.device != nil && r.size > 1 }
 
 // openBy opens a transport of a backend.
@@ -126,7 +126,8 @@ func (r *Router) Split(parent *Router, color, key int) error {
 	return nil
 }
 
-// Why is why the communicator's transport carries calls as it does, as transport.Opened has it.
+// Why returns why the communicator's transport carries calls as it does, as transport.Opened has
+// it.
 func (r *Router) Why() (why string, doubtful bool, err error) {
 	if r.opened == nil {
 		return "", false, nil

@@ -30,7 +30,7 @@ import (
 
 // symComm is what there is for symmetric memory beside the first communicator and the peers.
 type symComm struct {
-	windows transport.Registrar // has kernels for it; nil where the library has none
+	windows transport.Registrar // has kernels for it; nil if the library has none
 	paths   Paths
 }
 
@@ -68,7 +68,7 @@ const (
 	peerRoom            = 4096 // scratch memory of the peers, which small collectives do without
 )
 
-// sizeBit is the number of the measured size that is nearest to n bytes.
+// sizeBit returns the number of the measured size that is nearest to n bytes.
 func sizeBit(n int) int {
 	i := bits.Len(uint(n)) - 1
 	if i > 0 && n>>(i-1)&1 != 0 { // beyond one and a half times 1<<i
@@ -77,8 +77,8 @@ func sizeBit(n int) int {
 	return min(max(i, leastSize), mostSize)
 }
 
-// of is the way of a call; others says that there are no symmetric kernels for it. It is
-// not ok for what has no row.
+// of returns the way of a call; others says that there are no symmetric kernels for it. It is not
+// ok for what has no row.
 func (p *Paths) of(c *coll.Call, size int, others bool) (by way, ok bool) {
 	n := c.N * c.Type.Size()
 	switch {
@@ -182,7 +182,7 @@ func (r *Router) choosePaths() error {
 	return nil
 }
 
-// onSeveralNodes says whether the ranks of st are not all on one. Collective over r.
+// onSeveralNodes reports whether the ranks of st are not all on one. Collective over r.
 func (r *Router) onSeveralNodes() (bool, error) {
 	nodes, err := control.Range(r.host, int64(r.env.Node))
 	return !nodes.One(), err
@@ -209,7 +209,7 @@ func (r *Router) pathsKey() string {
 		r.env.GPU.Dev.Name(), cuda.DriverVersion(), r.registrar.Version(), r.size, has, set)
 }
 
-// pathsFile is the file of all that earlier runs measured; "" where there is no folder for it.
+// pathsFile returns the file of all that earlier runs measured; "" if there is no folder for it.
 func pathsFile() string {
 	if dir := nvrtc.DefaultCache().Dir; dir != "" {
 		return filepath.Join(dir, "symmetric-paths")

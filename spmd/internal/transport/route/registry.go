@@ -34,22 +34,22 @@ func Names() []string {
 	return names
 }
 
-// ForDevicesOnly says whether a value of --collectives asks for what carries no
-// host memory. MPI carries both.
+// ForDevicesOnly reports whether a value of --collectives asks for what carries no host memory. MPI
+// carries both.
 func ForDevicesOnly(asked string) bool {
 	return asked != byMPI{}.Name() &&
 		slices.ContainsFunc(backends, func(b transport.Backend) bool { return b.Name() == asked })
 }
 
-// SharesGPUs says whether ranks may share a GPU with a value of --collectives. NCCL refuses that,
-// and kernels that wait for each other on one GPU do so in turns of milliseconds.
+// SharesGPUs reports whether ranks may share a GPU with a value of --collectives. NCCL refuses
+// that, and kernels that wait for each other on one GPU do so in turns of milliseconds.
 func SharesGPUs(asked string) bool { return asked == carriers.StagedBackend.Name() }
 
 // Selection is the backend of a job.
 type Selection struct {
 	Backend transport.Backend
-	Passed  string // why preferred ones are not used; "" where there are none
-	Lacking error  // why the one that was asked for cannot be used, then on all ranks alike; nil where it can
+	Passed  string // why preferred ones are not used; "" if there are none
+	Lacking error  // why the one that was asked for cannot be used, then on all ranks alike; nil if it can
 }
 
 // Select selects the backend that --collectives asks for, or the first of the registry

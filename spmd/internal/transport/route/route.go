@@ -25,7 +25,7 @@ type Router struct {
 	peers      *carriers.PeerKernels // of ranks whose GPUs reach each other, if it is opened; else nil
 	lent       bool                  // peers are those of opened
 	atOnce     int                   // the most bytes of a message of a collective, of any memory, that peers carry
-	sym        *symComm              // carries some collectives on symmetric memory; nil where there is none
+	sym        *symComm              // carries some collectives on symmetric memory; nil if there is none
 	noSym      bool                  // and there will be none
 	known      []known               // memory that registrar, if it is its own, and sym have registered
 }
@@ -45,7 +45,8 @@ type Route struct {
 	Work  int32 // and those for copies of operands
 }
 
-// Order is the transport whose own order the call has among calls of it; nil where that is none's.
+// Order returns the transport whose own order the call has among calls of it; nil if that is
+// none's.
 func (r *Route) Order() transport.Transport {
 	if r.Short || r.Mixed || !r.By.Caps().Ordered {
 		return nil
@@ -53,16 +54,16 @@ func (r *Route) Order() transport.Transport {
 	return r.By
 }
 
-// Units is a number of bytes in units of exec.Alignment.
+// Units returns a number of bytes in units of exec.Alignment.
 func Units(bytes int) int32 { return int32((bytes + exec.Alignment - 1) / exec.Alignment) }
 
-// Bytes is the bytes of some units.
+// Bytes returns the bytes of some units.
 func Bytes(units int32) int { return int(units) * exec.Alignment }
 
 // Group is calls that start together.
 type Group interface {
 	Len() int
-	// Member is a call of the group and its route.
+	// Member returns a call of the group and its route.
 	Member(i int) (*coll.Call, *Route)
 }
 
@@ -73,7 +74,7 @@ type Env struct {
 	Begin       func(part string) (done func()) // of the start, for the log
 	Quiesce     func() error                    // returns when no collective is in flight
 	Symmetric   string                          // --symmetric
-	Backend     transport.Backend               // carries calls between ranks; nil where there is one
+	Backend     transport.Backend               // carries calls between ranks; nil if there is one
 	Node, Nodes int
 	First       *Router // the world's
 }
@@ -87,9 +88,9 @@ func New(env *Env, h transport.Host) Router {
 // UseDevice has the router carry calls on device memory, at first of one rank alone.
 func (r *Router) UseDevice() { r.device = carriers.Self{} }
 
-// Choose decides what carries a call that is not in a group; g is its calls where it is one.
-// memory is what the call does with memory. enqueued says that the call is: the barrier of
-// the hosts themselves is MPI's.
+// Choose decides what carries a call that is not in a group; g is its calls if it is one. memory is
+// what the call does with memory. enqueued says that the call is: the barrier of the hosts
+// themselves is MPI's.
 func (r *Router) Choose(to *Route, c *coll.Call, g Group, memory transport.Memory, enqueued bool) {
 	if r.device == nil || c.Kind == coll.Barrier && !enqueued {
 		to.By, to.Host, to.Whole = r.host, true, r.hostKinds.Has(c.Kind)
@@ -110,7 +111,7 @@ func (r *Router) Choose(to *Route, c *coll.Call, g Group, memory transport.Memor
 	}
 }
 
-// OnDevice says whether there is a device.
+// OnDevice reports whether there is a device.
 func (r *Router) OnDevice() bool { return r.device != nil }
 
 // Peers are kernels between GPUs that reach each other, where a Route has Short.
@@ -131,7 +132,7 @@ func (r *Router) routeOnHost(to *Route, c *coll.Call, g Group) {
 }
 
 // better returns the transport for the steps of a call that the device's transport does not have.
-// Another transport takes them where they are a single collective which it carries better.
+// Another transport takes them if they are a single collective which it carries better.
 func (r *Router) better(c *coll.Call) transport.Transport {
 	lib := &r.device.Caps().Library
 	if lib.Kinds.Has(c.Kind) {
@@ -197,15 +198,15 @@ func (r *Router) take(to *Route, c *coll.Call) (short int) {
 	return short
 }
 
-// split has peers carry the short messages of a call, where there are some.
+// split has peers carry the short messages of a call, if there are some.
 func (r *Router) split(to *Route, short int) {
 	if short > 0 {
 		to.Short, to.List = true, Units(r.peers.Scratch(short))
 	}
 }
 
-// chosen is the transport that is better for a collective than the
-// device's; nil where that is none.
+// chosen returns the transport that is better for a collective than the device's; nil if that is
+// none.
 func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transport {
 	if r.sym != nil {
 		if by, ok := r.bySymmetric(c, memory); ok {
@@ -221,8 +222,8 @@ func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transpo
 	return nil
 }
 
-// bySymmetric is what carries a call on symmetric memory, as was measured; not ok
-// for what has no such choice.
+// bySymmetric returns what carries a call on symmetric memory, as was measured; not ok for what has
+// no such choice.
 func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transport.Transport, ok bool) {
 	way := plainWay
 	switch memory &^ transport.InPlace {
@@ -237,7 +238,7 @@ func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transpor
 	return r.of(way), ok
 }
 
-// of is the transport of a way.
+// of returns the transport of a way.
 func (r *Router) of(by way) transport.Transport {
 	switch by {
 	case symmetricWay:
@@ -279,7 +280,7 @@ func (r *Router) Describe(line *zerolog.Event) {
 // while what is not the result.
 func (r *Router) Handed() bool { return r.device != nil && r.device.Caps().Hands }
 
-// NoGraph is why a graph cannot hold calls of the communicator; nil where it can.
+// NoGraph returns why a graph cannot hold calls of the communicator; nil if it can.
 func (r *Router) NoGraph() error {
 	if r.device == nil {
 		return nil

@@ -8,21 +8,21 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// Registrar is the communicator's transport, where that takes symmetric memory; else nil.
+// Registrar returns the communicator's transport, where that takes symmetric memory; else nil.
 func (r *Router) Registrar() transport.Registrar { return r.registrar }
 
-// OwnsSymmetric says whether the communicator registers symmetric memory for itself. One of the
+// OwnsSymmetric reports whether the communicator registers symmetric memory for itself. One of the
 // world's ranks may use what the world has.
 func (r *Router) OwnsSymmetric() bool { return r.registrar != nil && r.owns }
 
 // known is memory that the communicators have registered.
 type known struct {
 	ptr           unsafe.Pointer
-	plain, window transport.Registration // window is nil where there are none
+	plain, window transport.Registration // window is nil if there are none
 }
 
-// Register has both communicators, the second of which the first memory makes, know the
-// bytes at ptr. It closes nothing where it fails: Unregister does.
+// Register has both communicators, the second of which the first memory makes, know the bytes at
+// ptr. It closes nothing if it fails: Unregister does.
 //
 // Collective over the communicator, in a turn; no collective is in flight.
 // Nobody else enqueues collectives.
