@@ -56,7 +56,7 @@ func TestSavingLines(t *testing.T) {
 			s.written(1, 1e9) // the next one has a clock of its own
 			s.end()
 		})
-		want := "saving  75 %  3 GB of 4 GB  100 MB/s  10s left\nsaving  100 %  4 GB of 4 GB  33.3 MB/s\n"
+		want := "saving  75 %  3.00 GB of 4.00 GB  100 MB/s  10s left\nsaving  100 %  4.00 GB of 4.00 GB  33.3 MB/s\n"
 		if log.String() != want {
 			t.Errorf("%q, want %q", &log, want)
 		}
