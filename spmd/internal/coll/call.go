@@ -83,8 +83,8 @@ func (c *Call) extent(s Side, rank, size int) int {
 	return 0
 }
 
-// Bytes returns the size of a call as bandwidths count it: that of the larger of the two sides, on
-// the rank with the largest.
+// Bytes returns the size of a call as bandwidths count it: the larger of the two sides, on the rank
+// with the largest.
 func (c *Call) Bytes(size int) int64 {
 	t := c.Kind.Traits()
 	n := 0

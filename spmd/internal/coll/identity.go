@@ -7,7 +7,7 @@ import (
 )
 
 // Identity returns the bits of the value of type t that leaves every x as it is: op(x, value) is x.
-// Avg has none. 1 leaves a complex product as it is but for the signs of zeros.
+// Avg has none. 1 may change the signs of zeros in a complex product.
 func Identity(op elem.Op, t elem.Type) elem.Bits {
 	part := identity(op, t.Real())
 	switch {

@@ -1,5 +1,5 @@
-// Package coll is the table of the calls of a communicator: the name of each, who gives data and
-// who gets it, which operands may lie in place, and how a call is made of simpler ones. It knows no
+// Package coll is the table of the calls of a communicator. It has the name of each, who gives data
+// and who gets it, and which operands may lie in place. It makes calls of simpler ones. It knows no
 // transport and no library.
 package coll
 
@@ -47,7 +47,7 @@ const (
 	Start
 	End
 
-	// Steps of a call (see Steps) in which no other rank takes part.
+	// Steps of a call (see Steps) that concern this rank alone.
 	Copy // N elements from Src to Dst
 	Fill // N elements at Dst with the value that leaves others as they are under Op
 

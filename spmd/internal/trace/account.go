@@ -18,14 +18,14 @@ import (
 // and there is not much time.
 const mostLast = 1 << 18
 
-// Account is what a rank has noted, where the others are not asked all together: the job has
-// failed, or a signal ends it.
+// Account has a rank's notes for a job that has failed, or that a signal ends. Then rank 0 does not
+// ask all ranks together.
 type Account struct {
 	Summary *Summary `json:"summary"`
 	Log     *Log     `json:"log"` // nil if no events are kept
 }
 
-// Account returns what a rank of some has noted, of which s is the summary.
+// Account returns a rank's notes; s is their summary.
 func (t *Tracer) Account(s *Summary, ranks int) *Account {
 	a := &Account{Summary: s}
 	if t.keeps {
@@ -56,7 +56,7 @@ func (a *Account) Pack() ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// Unpack returns the account that some bytes are.
+// Unpack reads an account from bytes.
 func Unpack(b []byte) (*Account, error) {
 	if len(b) < 4 || int64(binary.BigEndian.Uint32(b)) > int64(len(b)-4) {
 		return nil, errors.New("it is cut off")
@@ -86,7 +86,7 @@ func raw(e []Event) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(e))), len(e)*int(unsafe.Sizeof(Event{})))
 }
 
-// Align has an account's times by the clock of rank 0.
+// Align converts an account's times to the clock of rank 0.
 func (a *Account) Align(c Clock) {
 	a.Summary.align(&c)
 	if a.Log != nil {

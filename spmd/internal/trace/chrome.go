@@ -19,13 +19,13 @@ import (
 // compressed reports whether a file of this name is compressed.
 func compressed(name string) bool { return strings.HasSuffix(name, ".gz") }
 
-// Write writes what ranks of a job have noted in the trace event format of Chrome, which
-// ui.perfetto.dev and Chromium's viewer open. Each rank is a process, each of its lines of events a
-// thread. Where events of a line overlap without one being inside of the other, as those of several
-// goroutines do, the line has several threads.
+// Write writes the notes of a job's ranks in the trace event format of Chrome, which
+// ui.perfetto.dev and Chromium's viewer open. Each rank is a process, and each of its lines of
+// events a thread. Events of several goroutines may overlap without one being inside of the other:
+// their line has several threads.
 //
-// Calls of one number on one communicator are joined by arrows, from the rank that began first to
-// the one that began last; a message by one from its sender to its receiver. Source: Trace Event
+// An arrow joins the calls of one number on one communicator, from the rank that began first to the
+// one that began last. A message has an arrow from its sender to its receiver. Source: Trace Event
 // Format, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 //
 // If there is a time until which it has to be done, what has no room then is dropped.
@@ -81,7 +81,7 @@ type flowEnd struct {
 // deviceNoise is by how much times of a GPU may overlap that came one after the other, in ns.
 const deviceNoise = 2000
 
-// threadsOfLine is how many threads a line of events may have at most, in the numbers of threads.
+// threadsOfLine is the most threads of a line of events.
 const threadsOfLine = 100
 
 func (w *writer) all(logs []*Log, of int) error {

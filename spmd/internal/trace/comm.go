@@ -16,10 +16,10 @@ type Comm struct {
 	rank, size int
 	calls      atomic.Uint64   // of all ranks so far
 	peers      []atomic.Uint64 // for each rank the messages to it, and above them those received from it, modulo 1<<32
-	// Of calls on the host, one at a time: their caller is in its turn in MPI.
+	// For calls on the host, one at a time: their caller is in its turn in MPI.
 	host sampler
 	now  Call
-	// Of those that a device carries.
+	// For calls that a device carries.
 	mu     sync.Mutex
 	device sampler
 }
@@ -41,7 +41,7 @@ type Group interface {
 // mostComms bounds what is kept of communicators that a program makes again and again.
 const mostComms = 1 << 12
 
-// Comm returns what notes the calls of a communicator. name is the same on all its ranks.
+// Comm returns the Comm that notes the calls of a communicator. name is the same on all its ranks.
 func (t *Tracer) Comm(name string, rank, size int) *Comm {
 	if t == nil {
 		return nil
@@ -215,9 +215,9 @@ func (c *Comm) describeOne(e *Event, call *coll.Call) {
 // logOf returns the power of two in which a number of bytes lies.
 func logOf(bytes int64) uint8 { return uint8(bits.Len64(uint64(bytes))) }
 
-// BusFactor returns how many times its bytes a call of a kind has to move over the slowest link of
-// some ranks, at least: what makes the bandwidth of different calls, and of different numbers of
-// ranks, comparable. Source: nccl-tests, doc/PERFORMANCE.md.
+// BusFactor returns how many times its bytes a call of a kind must at least move over the slowest
+// link between ranks. It makes the bandwidths of different calls and numbers of ranks comparable.
+// Source: nccl-tests, doc/PERFORMANCE.md.
 func BusFactor(k coll.Kind, ranks int) float64 {
 	n := float64(max(ranks, 1))
 	switch k {

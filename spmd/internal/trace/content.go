@@ -2,14 +2,14 @@ package trace
 
 import "lockstep/spmd/internal/coll"
 
-// Content is what a graph holds.
+// Content counts the commands of a graph.
 type Content struct {
 	calls []held
 	parts []int32 // for each command its place in calls; -1 of a coll.Group
 	moved int64   // bytes of calls of communicators
 }
 
-// held is commands of one class: of one name, or of one kind and size.
+// held counts commands of one class with one name, or of one kind and size.
 type held struct {
 	class Class
 	name  string // of Compute and Copy
@@ -20,7 +20,7 @@ type held struct {
 	bytes int64
 }
 
-// Span is when a part of a replay began and ended, by Now.
+// Span has the times, by Now, at which a part of a replay began and ended.
 type Span struct{ Start, End int64 }
 
 // Parts returns how many commands the graph holds.

@@ -20,8 +20,8 @@ type Ranks interface {
 	Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error
 }
 
-// Clock is how far the clock of a rank is ahead of that of rank 0, in ns, at two
-// times of the rank's own clock.
+// Clock says how far a rank's clock is ahead of rank 0's, in ns, at two times of the rank's own
+// clock.
 type Clock struct {
 	At     [2]int64 `json:"at"`
 	Ahead  [2]int64 `json:"ahead"`
@@ -39,7 +39,7 @@ func (c *Clock) ToFirst(at int64) int64 {
 	return at - c.Ahead[0] - int64(drift*float64(at-c.At[0]))
 }
 
-// Look is one comparison of a clock with that of rank 0.
+// Look is one comparison of a clock with rank 0's.
 type Look struct{ At, Ahead, Within int64 }
 
 // CompareClocks has rank 0 ask each rank on another node for its time, several times. The quickest
@@ -107,7 +107,7 @@ func (c *Clocks) Start(m Ranks, node int) error {
 	return m.Broadcast(unsafe.Pointer(&c.first[0]), len(c.first)*int(unsafe.Sizeof(Look{}))/8, elem.Int64, 0)
 }
 
-// apart is by how much the clocks of two computers may come apart in a second.
+// apart is the most by which the clocks of two computers come apart in a second.
 const apart = 1e-4
 
 // Since returns how each is ahead of rank 0's if they are not compared again. It may be called on
@@ -136,7 +136,7 @@ func (c *Clocks) End(m Ranks, node int) ([]Clock, error) {
 	return list, err
 }
 
-// Log is what one rank has noted.
+// Log has the notes of one rank.
 type Log struct {
 	Rank    int          `json:"rank"`
 	Host    string       `json:"host"`
@@ -163,7 +163,7 @@ type CommInfo struct {
 	Size int    `json:"size"`
 }
 
-// log returns what the rank has noted, with its newest events, as many as most.
+// log returns the rank's notes, with its newest events, as many as most.
 func (t *Tracer) log(rank, most int) *Log {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,8 +188,8 @@ func (t *Tracer) log(rank, most int) *Log {
 	return l
 }
 
-// Gather returns on rank 0 what all ranks have noted, whose clocks it has
-// compared. Collective over all ranks.
+// Gather returns, on rank 0, the notes of all ranks. Clocks are compared. Collective over all
+// ranks.
 func (t *Tracer) Gather(m Ranks, clocks []Clock) ([]*Log, error) {
 	mine := t.log(m.Rank(), mostKept)
 	head, err := json.Marshal(mine)
@@ -238,7 +238,7 @@ func Dropped(logs []*Log) (n uint64) {
 	return n
 }
 
-// WriteFile writes what ranks of a job have noted into the file of a name, and ends it.
+// WriteFile writes the notes of a job's ranks into a file, and ends the file.
 func WriteFile(f *outfile.File, name string, logs []*Log, of int) error {
 	return write(f, name, logs, of, time.Time{})
 }

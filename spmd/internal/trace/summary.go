@@ -11,7 +11,7 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// Summary is what one rank has spent its time on.
+// Summary says how one rank has spent its time.
 type Summary struct {
 	Rank    int              `json:"rank"`
 	Elapsed int64            `json:"elapsed"` // ns of the run
@@ -28,7 +28,7 @@ type Summary struct {
 	Lines   int              `json:"lines"` // that events were on: streams and what calls
 }
 
-// SizeTotal is what the calls of one kind add up to whose bytes lie in one power of two.
+// SizeTotal is the total of the calls of one kind whose bytes lie in one power of two.
 type SizeTotal struct {
 	Kind coll.Kind `json:"kind"`
 	Log  uint8     `json:"log"`
@@ -47,7 +47,7 @@ type Memory struct {
 	Peak int    `json:"peak"` // bytes
 }
 
-// Opened says that the start is over: what a summary calls the run begins.
+// Opened says that the start is over. The run of a summary begins here.
 func (t *Tracer) Opened() {
 	if t == nil {
 		return
@@ -57,7 +57,7 @@ func (t *Tracer) Opened() {
 	t.began = Now()
 }
 
-// Totals is what a rank has spent its time on until now.
+// Totals say how a rank has spent its time until now.
 type Totals struct {
 	At      int64          // by Now
 	Host    [Classes]Total // what the program called
@@ -76,7 +76,7 @@ func (t *Tracer) Totals() Totals {
 	return s
 }
 
-// Summary returns what the rank has spent its time on.
+// Summary returns how the rank has spent its time.
 func (t *Tracer) Summary(rank int, start []Part, memory []Memory) *Summary {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -126,7 +126,7 @@ func (s *Summary) Gather(c control.Comm, clocks []Clock) ([]*Summary, error) {
 	return all, nil
 }
 
-// align has the times by the clock of rank 0.
+// align converts the times to the clock of rank 0.
 func (s *Summary) align(c *Clock) {
 	for i := range s.Late {
 		l := &s.Late[i]
@@ -134,7 +134,7 @@ func (s *Summary) align(c *Clock) {
 	}
 }
 
-// Row is a line of the table: what some calls took on the rank on which they took longest.
+// Row is a line of the table: the times of some calls on the rank on which they took longest.
 type Row struct {
 	What    string  `json:"what"`
 	Count   uint64  `json:"count"`   // on the slowest rank
@@ -188,7 +188,7 @@ func plus(a, b Total) Total {
 	return a
 }
 
-// Table is the summaries of all ranks, compared; or of some, where the others could not be asked.
+// Table compares the summaries of all ranks, or of some if the others could not be asked.
 type Table struct {
 	Ranks   int      `json:"ranks"`
 	Of      int      `json:"of"`      // ranks of the job
@@ -204,8 +204,8 @@ type Table struct {
 	first   int      // rank that is compared
 }
 
-// Late is how long ranks waited in collectives for those that came last, as far as the
-// ranks have timed the same calls.
+// Late says how long ranks waited in collectives for the last to come, for calls that all of them
+// have timed.
 type Late struct {
 	Compared int     `json:"compared"` // collectives
 	Seconds  float64 `json:"seconds"`  // that the rank which waited longest has waited in all of its collectives
@@ -214,7 +214,7 @@ type Late struct {
 	Share    float64 `json:"share"`    // of the collectives in which it did
 }
 
-// mostRows is how many lines there are at most of calls, and of regions.
+// mostRows is the most lines of calls, and of regions.
 const mostRows = 5
 
 // Compare compares the summaries of all ranks of a job, or of some.
@@ -255,7 +255,7 @@ func Compare(all []*Summary, of int) *Table {
 	return t
 }
 
-// named returns a row for each name that some ranks have, of which the longest is first.
+// named returns a row for each name that some ranks have, the longest first.
 func named(all []*Summary, of func(*Summary) map[string]Total) (rows []Row) {
 	names := map[string]bool{}
 	for _, s := range all {
@@ -271,8 +271,8 @@ func named(all []*Summary, of func(*Summary) map[string]Total) (rows []Row) {
 	return rows
 }
 
-// possible returns a total without a time if that of calls in graphs is an estimate that cannot be:
-// each line of events had but the time of the run.
+// possible returns a total without a time if the estimate for calls in graphs cannot be: each line
+// of events had only the time of the run.
 func (s *Summary) possible(t Total) Total {
 	if t.InGraph > 0 && s.Lines > 0 && t.Nanos > 1.05*float64(s.Elapsed)*float64(s.Lines) {
 		t.Nanos, t.Moved, t.Timed = 0, 0, 0
@@ -280,8 +280,8 @@ func (s *Summary) possible(t Total) Total {
 	return t
 }
 
-// ofAll returns the total with the time of all calls, where those that were timed are more than a
-// small part of them, and else with none.
+// ofAll returns the total with the time of all calls if more than a small part of them was timed,
+// else with none.
 func (t Total) ofAll() Total {
 	part := 0.0
 	if t.Timed > 0 && 4*t.Timed >= float64(t.Count) {
@@ -331,8 +331,8 @@ func longestFirst(rows []Row) {
 }
 
 // ofBest returns how long calls would take if each were as fast as the fastest of its kind and size
-// on any rank, by what they took. The rank that comes last to a collective finds all others there,
-// so its time is that of the collective itself.
+// on any rank, as a part of their time. The rank that comes last to a collective finds all others
+// there, so its time is the collective's own.
 func ofBest(all []*Summary, is func(*SizeTotal) bool) float64 {
 	least := map[sizeKey]int64{}
 	for _, s := range all {
@@ -359,7 +359,8 @@ func ofBest(all []*Summary, is func(*SizeTotal) bool) float64 {
 	return best / took
 }
 
-// late compares when the ranks came to collectives that all of a communicator have timed.
+// late compares the times at which ranks came to collectives that all ranks of a communicator have
+// timed.
 func (t *Table) late(all []*Summary) {
 	type call struct {
 		comm string

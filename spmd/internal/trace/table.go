@@ -146,7 +146,7 @@ func percent(part float64) string {
 	return fmt.Sprintf("%.0f %%", 100*part)
 }
 
-// ofBestText returns a part, of which less than a hundredth is no fault of the measurement.
+// ofBestText returns a part as text. Less than a hundredth is no fault of the measurement.
 func ofBestText(part float64) string {
 	if part < 0.01 {
 		return "<1 %"

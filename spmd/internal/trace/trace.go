@@ -1,10 +1,10 @@
 // Package trace notes what a rank does and when: the calls of its program, the commands of its
-// streams, collectives and messages. Of that come the summary at the end of a run (--summary), and
-// the file of --trace that Perfetto opens.
+// streams, collectives and messages. The summary at the end of a run (--summary) and the file of
+// --trace, which Perfetto opens, come from these notes.
 //
-// A Tracer belongs to one rank. It has a Thread for what the program calls, and one for each
-// stream, and a Comm for each communicator. All are pointers whose methods do nothing if they are
-// nil: what traces nothing pays a comparison.
+// A Tracer belongs to one rank. It has a Thread for the program's calls, one for each stream, and a
+// Comm for each communicator. All are pointers whose methods do nothing if they are nil: what
+// traces nothing pays a comparison.
 //
 // For a summary alone not each short call is timed: if there are more in a second than costs
 // little, a part of them is, chosen by chance, and stands for the others. With --trace each is
@@ -21,7 +21,7 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// Class is what a time is spent on.
+// Class says how a time is spent.
 type Class uint8
 
 // The classes.
@@ -57,7 +57,7 @@ type Event struct {
 	Kind       coll.Kind // of a call of a communicator
 }
 
-// clock is this process's clock against that of the node.
+// clock compares this process's clock with the node's.
 var clock = func() (c struct {
 	start time.Time
 	at    int64 // of the node's monotonic clock
@@ -130,7 +130,7 @@ type Tracer struct {
 	sampled uint64
 }
 
-// Total is what the calls of one kind add up to.
+// Total is the total of the calls of one kind.
 type Total struct {
 	Count   uint64  `json:"count"`
 	Bytes   uint64  `json:"bytes"`
@@ -182,7 +182,7 @@ func New(o Options) *Tracer {
 	return t
 }
 
-// Keeps reports whether events are kept, each of which is to be timed.
+// Keeps reports whether events are kept: then each is timed.
 func (t *Tracer) Keeps() bool { return t != nil && t.keeps }
 
 // KnownWithin says within how many ns the times of a device are known.
@@ -344,7 +344,7 @@ func (th *Thread) Close() {
 // Keeps reports whether events are kept.
 func (th *Thread) Keeps() bool { return th != nil && th.t.keeps }
 
-// Mark is the beginning of an event. The zero Mark is of one that is only counted.
+// Mark is the beginning of an event. An event with the zero Mark is only counted.
 type Mark struct {
 	At     int64
 	weight uint32 // how many events this one stands for; 0 if it is not timed

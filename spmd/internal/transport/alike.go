@@ -9,14 +9,13 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// What packs the parts of a call that all ranks have to call alike: kind, type, operation and
-// root.
+// What packs the kind, type, operation and root of a call, which all ranks have to call alike.
 func What(c *coll.Call) uint64 {
 	return uint64(c.Kind) | uint64(c.Type)<<8 | uint64(c.Op)<<16 | uint64(uint32(c.Root))<<32
 }
 
-// Alike returns a number that they have to bring alike: the elements of a part, or one that stands
-// for all counts.
+// Alike returns a number that ranks have to bring alike: the elements of a part, or a hash of all
+// counts.
 func Alike(c *coll.Call) int {
 	if len(c.Counts) == 0 {
 		return c.N

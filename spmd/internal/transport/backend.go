@@ -18,8 +18,8 @@ type Backend interface {
 	// is asked before a device is open.
 	Probe(h Host) error
 	// Joins says that it connects the ranks itself. Then ranks may wait in Open for one that
-	// failed, and the transport of a part of a communicator is split from that of the whole. Else
-	// the host makes its calls, through MPI.
+	// failed. The transport of a part of a communicator is split from the whole's transport.
+	// Without Joins the host makes the calls, through MPI.
 	Joins() bool
 	// Open makes the transport of a communicator of several ranks.
 	//
@@ -50,8 +50,8 @@ type Opened interface {
 	// Why returns why it carries calls in the way that it does; "" if there is one way. doubtful
 	// says that the way was asked for, though it may not work.
 	Why() (why string, doubtful bool, err error)
-	// Linked says that NVLink joins all GPUs, and that the transport leaves it to its caller to
-	// keep its calls apart from those of others.
+	// Linked says that NVLink joins all GPUs, and that the caller has to keep the transport's calls
+	// apart from other calls.
 	Linked() bool
 	// Peers are kernels between GPUs that it has itself, and closes; nil if it has none.
 	Peers() *peer.Comm

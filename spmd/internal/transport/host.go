@@ -18,8 +18,8 @@ import (
 type Host interface {
 	Transport
 	control.Comm
-	// Make is Do without a copy of the call. It keeps nothing of c, nor
-	// of what the slices of c hold.
+	// Make is Do without a copy of the call. It keeps nothing of c, nor of the contents of its
+	// slices.
 	Make(c *coll.Call) error
 	// Send and Recv are those calls of a communicator, with no more than they need.
 	Send(src unsafe.Pointer, n int, t elem.Type, to int) error
@@ -56,18 +56,18 @@ type Host interface {
 
 // Message is a message in host memory, one after the other.
 type Message interface {
-	// Send begins to send bytes at src to rank to. src must stay as it is until Test
-	// says that the message is over.
+	// Send begins to send bytes at src to rank to. src must not change until Test says that the
+	// message is over.
 	Send(src unsafe.Pointer, bytes, to int) error
-	// Recv begins to receive at most so many bytes from rank from at dst, which is valid
-	// when Test says that it is over.
+	// Recv begins to receive at most so many bytes from rank from at dst. dst is valid when Test
+	// says that the message is over.
 	Recv(dst unsafe.Pointer, bytes, from int) error
 	// Test reports whether the message is over, and how many bytes it had. It does not block.
 	// Messages from one rank are asked for in their order, and none again once it is over.
 	Test() (over bool, bytes int, err error)
 }
 
-// Pinned is host memory that copies of a device from and to it need no other copy for.
+// Pinned is host memory that a device copies from and to without another copy.
 type Pinned struct {
 	Parts []unsafe.Pointer // of the ranks, at a page each; nil of those whose part this rank does not reach
 	Apart error            // why it does not reach those of its own node
@@ -90,8 +90,8 @@ func PinAlone(dev *cuda.Device, bytes, rank, size int) (*Pinned, error) {
 	return p, nil
 }
 
-// Looks is after how many looks at what a rank does it is time to ask
-// whether it is Lost: some 200 us.
+// Looks is the number of looks at a rank, some 200 us, after which it is time to ask whether it is
+// Lost.
 const Looks = 2000
 
 // Wait waits until done says so, such as the Query of a stream.
@@ -106,8 +106,8 @@ func Wait(h Host, done func() (bool, error)) error {
 	}
 }
 
-// Ranks is where the ranks of a job come from: processes that MPI joins, or goroutines of one
-// process. One value stands for this rank in all of its worlds.
+// Ranks makes the ranks of a job: processes that MPI joins, or goroutines of one process. One value
+// stands for this rank in all of its worlds.
 type Ranks interface {
 	// Environment returns what is known of this rank before Join.
 	Environment() launcher.Job

@@ -8,26 +8,26 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// Registrar is a Splitter that may carry calls on memory that it knows in a better way. Memory is
+// Registrar is a Splitter that may carry calls on registered memory in a better way. Memory is
 // registered with the transport of each communicator.
 type Registrar interface {
 	Splitter
 	// Registers says that the library, as it is here, takes memory. Nothing below is called if it
 	// does not.
 	Registers() bool
-	// Version is that of the library. What was measured with one says nothing of another.
+	// Version is the library's. Measurements of one version say nothing of another.
 	Version() string
-	// AllocMemory returns device memory that Register takes. FreeMemory gives it back, which
-	// nobody has registered any more.
+	// AllocMemory returns device memory that Register takes. FreeMemory gives it back when nobody
+	// has it registered any more.
 	AllocMemory(n int) (unsafe.Pointer, error)
 	FreeMemory(p unsafe.Pointer) error
 	// Register has the transport know n bytes at p until the Registration is closed.
 	//
 	// Collective over the communicator, in a turn; no collective is in flight.
 	Register(p unsafe.Pointer, n int) (Registration, error)
-	// Symmetric makes a second transport of the communicator, in which this process is rank. It
-	// takes kernels of its own for calls on memory that is registered with it, which lies at the
-	// same place of it on all ranks. It is nil if the library has none.
+	// Symmetric makes a second transport of the communicator; rank is this process's number. The
+	// transport has kernels of its own for calls on memory that is registered with it, at the same
+	// place on all ranks. It is nil if the library has none.
 	//
 	// Collective as Register.
 	Symmetric(rank int) (Registrar, error)

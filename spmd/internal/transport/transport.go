@@ -1,6 +1,6 @@
-// Package transport says what carries the calls of a communicator: MPI on host memory, NCCL,
+// Package transport describes what carries the calls of a communicator: MPI on host memory, NCCL,
 // kernels between GPUs that reach each other, MPI on device memory. Package carriers has them.
-// Which of them carries a call is decided once, when the call is issued, by route.Router.
+// route.Router decides once, when a call is issued, which of them carries it.
 package transport
 
 import (
@@ -45,7 +45,7 @@ type Caps struct {
 // Queue is a stream of a device, as transports see it.
 type Queue = exec.Issuer
 
-// Job is what the host does for a stream.
+// Job is a stream's work for the host.
 type Job = exec.Job
 
 // Bare is a queue whose jobs the caller does at once.

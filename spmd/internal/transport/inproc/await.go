@@ -20,17 +20,16 @@ const (
 	fewYields = 20 // where ranks share cores
 )
 
-// patience is how long a rank looks at memory that another writes. Each has a core of its own, but
-// the system gives cores to other programs too. Then the Go runtime may run two ranks on one core,
-// and who looks keeps the other from it.
+// patience is how long a rank looks at memory that another rank writes. Each has a core of its own,
+// but the system gives cores to other programs too. Then the Go runtime may run two ranks on one
+// core, and the one that looks keeps the other from it.
 type patience struct {
 	spins int // looks before others may run
 	left  int // waits of few looks before one of all
 }
 
-// pause comes between what a rank writes and its first look at what another writes at the
-// same time. A look that comes before the other has written takes the line of the cache
-// away from it, and is in vain.
+// pause comes between a rank's write and its first look at the write of another rank. A look that
+// comes too early takes the line of the cache away from the other rank, and is in vain.
 func (p *patience) pause() {
 	if p.spins > fewSpins {
 		linger()

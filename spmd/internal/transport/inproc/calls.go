@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// make has Make make a call, which stays on its caller's stack: Make keeps nothing of it.
+// make calls Make with a call that stays on its caller's stack: Make keeps nothing of it.
 func (r *Comm) make(call *coll.Call) error {
 	err := r.Make(call.Hidden())
 	runtime.KeepAlive(call)

@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// messagesOnly has an AllToAllV made of messages: what ranks give each other only two of them know.
+// messagesOnly has an AllToAllV made of messages: only two ranks know the length of each part.
 var messagesOnly = coll.Library{Kinds: coll.SetOf(coll.Send, coll.Recv)}
 
 // Make implements transport.Host. The ranks meet, each with its operands, and each makes its
@@ -81,9 +81,9 @@ func (r *Comm) byMessages(c *coll.Call) error {
 	return r.start(list)
 }
 
-// meet brings a call, of which n must be the same on all ranks, and waits until all ranks have
-// brought theirs. The others read the bytes at src from the desk; if there are none they may read
-// them where they are, until the next meeting.
+// meet brings a call, and waits until all ranks have brought theirs. n must be the same on all
+// ranks. The others read the bytes at src from the desk. If the desk has none, they may read them
+// where they are, until the next meeting.
 func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	r.meetings++
 	now := r.meetings
@@ -118,7 +118,7 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	return nil
 }
 
-// brought returns what a rank has brought to the meeting of now.
+// brought returns the operand that a rank has brought to the present meeting.
 func (r *Comm) brought(rank int, short bool) unsafe.Pointer {
 	p := &r.g.desks[rank][r.meetings%posts]
 	if short {
@@ -151,8 +151,7 @@ func partOf(c *coll.Call, rank int) (off, n int) {
 	return coll.Sum(c.Counts[:rank]), c.Counts[rank]
 }
 
-// reduceAll makes an AllReduce or a Reduce. Of long ones each rank computes a
-// part of the result for all.
+// reduceAll makes an AllReduce or a Reduce. Each rank computes a part of a long result for all.
 func (r *Comm) reduceAll(c *coll.Call) error {
 	bytes := c.N * c.Type.Size()
 	short := bytes <= inline
@@ -194,8 +193,7 @@ func (r *Comm) room(bytes int) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(r.result))
 }
 
-// reduce sets n elements at dst to the result of what the first ranks have
-// brought, from element lo on.
+// reduce sets n elements at dst to the result of the first ranks' operands, from element lo on.
 func (r *Comm) reduce(dst unsafe.Pointer, c *coll.Call, ranks, lo, n int, short bool) {
 	if n == 0 {
 		return

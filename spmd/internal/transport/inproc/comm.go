@@ -14,7 +14,7 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// group is what the ranks of a communicator share.
+// group is shared by the ranks of a communicator.
 type group struct {
 	team    *Team
 	members []int // their numbers in the team
@@ -27,15 +27,15 @@ type group struct {
 // desk is where a rank puts what it brings to the meetings of a group, one after the other.
 type desk [posts]post
 
-// posts is more than a rank may be ahead of who still reads, which is one meeting, so that it can
-// make a post its own for the next meeting during this one.
+// posts is the number of posts of a desk. A rank may be one meeting ahead of ranks that still read,
+// and prepares a post for the next meeting during this one.
 const posts = 4
 
 // inline is the most bytes of operands that lie in a post. The first of them lie in
 // its first line of the cache.
 const inline = 1088 - 32
 
-// post is what a rank brings to a meeting.
+// post has a rank's part of a meeting.
 type post struct {
 	meeting atomic.Uint64 // its number; the rest belongs to it
 	call    uint64        // kind, type, operation and root
@@ -44,7 +44,7 @@ type post struct {
 	data    [inline]byte
 }
 
-// part names a group that is made of another: the how many-th, and of the ranks of which color.
+// part names a group that is made of another: its number, and the color of its ranks.
 type part struct{ number, color int }
 
 type making struct {

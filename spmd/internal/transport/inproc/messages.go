@@ -38,7 +38,7 @@ func (b *box) put(data []byte) {
 	b.sent.Add(1)
 }
 
-// take takes the first message out, of which there is one.
+// take takes the first message out. There is one.
 func (b *box) take() []byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()

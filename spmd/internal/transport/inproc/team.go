@@ -28,7 +28,7 @@ type Team struct {
 	err     error     // that ends the team, with the rank
 }
 
-// cores is what the Go runtime found at start.
+// cores is the number of cores that the Go runtime found at start.
 var cores = runtime.GOMAXPROCS(0)
 
 // NewTeam returns n ranks.
@@ -83,9 +83,9 @@ func (t *Team) Fail(rank int, err error) {
 	t.stop(&control.RankError{Rank: rank, Err: err})
 }
 
-// Finish says that a rank has returned from its program, for which others must not wait
-// any more, and waits until all have. It returns nil then, and the ranks may go on
-// together; else what ends the team.
+// Finish says that a rank has returned from its program: others must not wait for it any more. It
+// waits until all ranks have returned. It returns nil then, and the ranks may go on together; else
+// the error that ends the team.
 func (t *Team) Finish(rank int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +109,7 @@ func (t *Team) Finish(rank int) error {
 	return t.err
 }
 
-// wake has who waits look again.
+// wake has all waiting ranks look again.
 func (t *Team) wake() {
 	if t.waiting.Load() != 0 {
 		t.mu.Lock() // a waiter between its look and its Wait holds it

@@ -22,7 +22,7 @@ func (byMPI) Probe(h transport.Host) error {
 // Joins implements transport.Backend.
 func (byMPI) Joins() bool { return false }
 
-// Open implements transport.Backend. What one way lacks is the same on all ranks.
+// Open implements transport.Backend. All ranks find the same ways.
 func (byMPI) Open(at transport.Site) (transport.Opened, error) {
 	c, err := carriers.CommOf(at.Host)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// taken is how long a call takes by each way, in a graph and without, in us.
+// taken has the times of a call by each way, in a graph and without, in us.
 type taken [ways][2]float64
 
 // best returns the way whose time comes nearest to the least, in a graph or without, whichever is
@@ -34,7 +34,7 @@ func (t *taken) best() way {
 	return best
 }
 
-// measurePaths times each way with each call and size, of which the slowest rank counts.
+// measurePaths times each way with each call and size. The slowest rank counts.
 func (r *Router) measurePaths() error {
 	dev, most := r.env.GPU.Dev, mostSize
 	free, _, err := dev.MemInfo()
@@ -110,8 +110,8 @@ func (r *Router) measurePaths() error {
 	return nil
 }
 
-// smooth has a size that would go another way than both of its neighbours go theirs: that
-// is an accident of measuring.
+// smooth gives a size the way of its two neighbours if both go another one: that is an accident of
+// measuring.
 func (p *Paths) smooth(row int) {
 	for size := leastSize + 1; size < mostSize; size++ {
 		if by := p[row][size-1]; by == p[row][size+1] {
@@ -181,7 +181,7 @@ func (t *timer) close() {
 	}
 }
 
-// time returns the least time of a few rounds of so many calls, eager or in a graph, in us.
+// time returns the least time of a few rounds of so many calls, in us, in a graph or without.
 func (t *timer) time(call func() error, eager bool, calls int) (us float64, err error) {
 	const rounds = 4 // beside the first
 	all := func() error {

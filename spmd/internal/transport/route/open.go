@@ -85,7 +85,7 @@ func (r *Router) openBy(b transport.Backend) (transport.Opened, error) {
 		Begin: r.env.Begin})
 }
 
-// use has a transport carry what no other does.
+// use has a transport carry all calls that no other one carries.
 func (r *Router) use(t transport.Opened) {
 	r.opened, r.device, r.owns = t, t, true
 	if g, ok := t.(transport.Registrar); ok && g.Registers() {

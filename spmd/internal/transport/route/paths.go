@@ -18,23 +18,23 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// What carries a collective: NCCL's plain algorithms, its symmetric kernels, or one kernel
+// A collective has three ways: NCCL's plain algorithms, NCCL's symmetric kernels, or one kernel
 // that reads and writes the memory of the other ranks' GPUs.
 //
 // NCCL's symmetric kernels belong to a transport of their own (transport.Registrar, Symmetric),
 // beside the one that carries everything else. NCCL has none for float64, integers and other
-// operations than sums, and takes longer to be called than a kernel between peers, which
-// small collectives have. On symmetric memory it is measured, size by size, which of them
-// carries a call of pathRows, when the first such memory is asked for. Else a kernel between
-// peers carries small collectives, and small messages, where NVLink joins the GPUs.
+// operations than sums. It takes longer to be called than a kernel between peers. When a program
+// first asks for symmetric memory, the ways of the calls of pathRows are measured on it, size by
+// size. On other memory a kernel between peers carries small collectives, and small messages, if
+// NVLink joins the GPUs.
 
-// symComm is what there is for symmetric memory beside the first communicator and the peers.
+// symComm has the second transport for symmetric memory, and its measured paths.
 type symComm struct {
 	windows transport.Registrar // has kernels for it; nil if the library has none
 	paths   Paths
 }
 
-// way is what carries a call.
+// way names one of the ways of a call.
 type way byte
 
 const (
@@ -56,12 +56,11 @@ var pathRows = [...]struct {
 	{"reducescatter", coll.ReduceScatter, elem.Float32},
 }
 
-// Paths says for each of pathRows, and a number of bytes of the larger buffer near each
-// power of two, what carries the call.
+// Paths has the way of each call of pathRows, for sizes of the larger buffer near each power of
+// two.
 type Paths [len(pathRows)][mostSize + 1]way
 
-// These are the sizes that are measured: 8 bytes to 256 MiB. What is larger goes the
-// way of the largest.
+// The measured sizes go from 8 bytes to 256 MiB. Larger calls go the way of the largest.
 const (
 	leastSize, mostSize = 3, 28
 	hostSize            = 19   // from here on a call takes the GPUs longer than the host
@@ -120,9 +119,9 @@ func byteSize(i int) string {
 	return fmt.Sprintf("%d%s", 1<<(i%10), []string{"B", "KiB", "MiB"}[i/10])
 }
 
-// choosePaths sets what carries what: NCCL's symmetric kernels all that they can with
-// --symmetric always, else as an earlier run on the same kind of machine found, or as
-// is measured now.
+// choosePaths sets the way of each call. With --symmetric always NCCL's symmetric kernels carry all
+// that they can. Else it takes what an earlier run on the same kind of machine has found, or
+// measures now.
 //
 // Collective over the communicator, in a turn; no collective is in
 // flight. The caller holds g.issue.
@@ -139,7 +138,7 @@ func (r *Router) choosePaths() error {
 		return nil
 	}
 	key := r.pathsKey()
-	// What the ranks have of earlier runs may differ: that of the first counts.
+	// The ranks may have different results of earlier runs: the first rank's count.
 	var stored struct {
 		Paths
 		found bool

@@ -67,7 +67,7 @@ type Group interface {
 	Member(i int) (*coll.Call, *Route)
 }
 
-// Env is what the routers of a rank have in common.
+// Env has the values that the routers of a rank share.
 type Env struct {
 	GPU         *cudaexec.GPU
 	Log         *zerolog.Logger
@@ -79,8 +79,8 @@ type Env struct {
 	First       *Router // the world's
 }
 
-// New returns the router of a communicator. It carries host memory; UseDevice has it
-// carry that of a device too.
+// New returns the router of a communicator. It carries host memory; UseDevice adds the memory of a
+// device.
 func New(env *Env, h transport.Host) Router {
 	return Router{env: env, host: h, hostKinds: h.Caps().Kinds, rank: h.Rank(), size: h.Size()}
 }
@@ -222,8 +222,8 @@ func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transpo
 	return nil
 }
 
-// bySymmetric returns what carries a call on symmetric memory, as was measured; not ok for what has
-// no such choice.
+// bySymmetric returns the transport that carries a call on symmetric memory, as measured; not ok
+// for calls without such a choice.
 func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transport.Transport, ok bool) {
 	way := plainWay
 	switch memory &^ transport.InPlace {
@@ -276,8 +276,8 @@ func (r *Router) Describe(line *zerolog.Event) {
 	}
 }
 
-// Handed reports whether the host makes calls on device memory, which then may hold for a
-// while what is not the result.
+// Handed reports whether the host makes calls on device memory. The memory may then hold other
+// values for a while.
 func (r *Router) Handed() bool { return r.device != nil && r.device.Caps().Hands }
 
 // NoGraph returns why a graph cannot hold calls of the communicator; nil if it can.

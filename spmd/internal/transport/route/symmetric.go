@@ -21,8 +21,8 @@ type known struct {
 	plain, window transport.Registration // window is nil if there are none
 }
 
-// Register has both communicators, the second of which the first memory makes, know the bytes at
-// ptr. It closes nothing if it fails: Unregister does.
+// Register has both communicators know the bytes at ptr. The first memory makes the second
+// communicator. It closes nothing if it fails: Unregister does.
 //
 // Collective over the communicator, in a turn; no collective is in flight.
 // Nobody else enqueues collectives.
