@@ -24,8 +24,9 @@ type Message struct {
 	Recv bool // from Peer into Buf; else to Peer from Buf
 }
 
-// MessageMost returns the most bytes of a message that NCCL does not carry as fast or faster, since
-// stamps halve the bandwidth: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB.
+// MessageMost returns the most bytes of a message that is faster here than by NCCL: 2 MiB for 2
+// ranks, and 2 MiB / (p - 1) for p, in whole 2 KiB. Longer ones are not, since stamps halve the
+// bandwidth.
 func (p *Comm) MessageMost() int {
 	return messagesMost / max(1, p.c.Size()-1) / smallBlock * smallBlock
 }
@@ -61,13 +62,13 @@ func ListBytes(n int) int {
 // rank may also send to itself.
 //
 // A message is sent when the kernel before it on s is over, also when nobody has asked for it yet.
-// Two messages to a rank, or 1 MiB, may be on their way like that. What follows waits until the
-// first of them is received and the next is asked for, as do messages of more than MessageMost
-// where the scratch memory carries them.
+// Two messages to a rank, or 1 MiB, may be on their way like that. Later messages wait until the
+// first is received and the next is asked for. So do messages of more than MessageMost, which the
+// scratch memory carries.
 //
 // list is device memory of ListBytes of the number of messages, nil for few. It must remain until
-// the messages have been exchanged, and as long as a graph that holds them. Where Recv has another
-// length than what came, the kernel waits for ever, and Failure says why.
+// the messages have been exchanged, and as long as a graph that holds them. If Recv has another
+// length than the message, the kernel waits for ever, and Failure says why.
 func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {
 	// Lanes that send have the lowest numbers, which blocks that wait for others
 	// must not keep off the device.
@@ -130,9 +131,9 @@ func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message)
 	return s.LaunchEarly(p.k.exchange, [3]int{used * per, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 
-// bulk returns the bytes of a chunk of a long message, for which there is a place in the scratch
-// memory for each rank and queue, and the most bytes of a message that is not long. If there is
-// little memory, no message is long.
+// bulk returns the bytes of a chunk of a long message, and the most bytes of a message that is not
+// long. Chunks have a place in the scratch memory for each rank and queue. If there is little
+// memory, no message is long.
 func (p *Comm) bulk() (each, most int) {
 	each = min(2*p.room/p.c.Size()/messageQueues/smallThreads/16*smallThreads*16, bulkMost)
 	if each == 0 {
@@ -170,8 +171,8 @@ func (p *Comm) complaints() []uint32 {
 	return unsafe.Slice((*uint32)(p.wrong), wrongBytes/4*p.c.Size())
 }
 
-// Failure returns what a kernel has found wrong, for which it waits for ever: a message of another
-// length than its Recv. It costs the host a few nanoseconds.
+// Failure returns the error of a kernel that waits for ever: a message has another length than its
+// Recv. It costs the host a few nanoseconds.
 func (p *Comm) Failure() error {
 	words := p.complaints()
 	for r := range p.c.Size() {

@@ -14,7 +14,7 @@ import (
 //go:embed peers.cu
 var peersSource string
 
-// kernels are those of peers.cu on a device.
+// kernels are the kernels of peers.cu on a device.
 type kernels struct {
 	*devkernel.Module
 	barrier, peerAllReduce     *cuda.Function
@@ -79,7 +79,7 @@ type smallCall struct {
 	to, from                uint64
 }
 
-// smallOf says what the ranks send each other; not ok where parts are of different lengths.
+// smallOf says what the ranks send each other; not ok if parts have different lengths.
 func smallOf(x *Transfer) (m smallCall, ok bool) {
 	size := x.Type.Size()
 	m = smallCall{dst: x.Dst, src: x.Src, bytes: x.N * size, t: x.Type, op: x.Op, reduces: x.isReduction(),
@@ -99,17 +99,17 @@ func smallOf(x *Transfer) (m smallCall, ok bool) {
 	return m, x.Send.Counts == nil && x.Recv.Counts == nil
 }
 
-// place is where the kernels of small collectives exchange: table is in device memory and names
-// memory of each rank, in which the inbox, of inboxBytes(ranks, room), lies at offset; epochs is a
+// place is where the kernels of small collectives exchange. table is in device memory and names
+// memory of each rank. The inbox, of inboxBytes(ranks, room), lies there at offset. epochs is a
 // word of device memory for each block, at first 0 as the inboxes are.
 type place struct {
 	table, epochs unsafe.Pointer
 	offset, room  int
 }
 
-// smallOn enqueues a small collective, of which no message is longer than the place has room for.
-// Started early, the few blocks wait for the work ahead of them and for no rank: they keep
-// nothing from coming to its end.
+// smallOn enqueues a small collective. The place has room for its longest message. If the kernel
+// starts early, its few blocks wait for the work ahead of them and for no rank, so they hold up
+// nothing.
 func (k *kernels) smallOn(s *cuda.Stream, rank, size int, m *smallCall, at *place) error {
 	f := k.smallMoves
 	if m.reduces {
@@ -129,7 +129,7 @@ type gatherer interface {
 	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
 }
 
-// UUIDs returns the UUIDs of the ranks' devices, of which d is this rank's. Collective; it blocks.
+// UUIDs returns the UUIDs of the ranks' devices. d is this rank's device. Collective; it blocks.
 func UUIDs(c gatherer, d *cuda.Device) ([]string, error) {
 	const room = 48
 	all := make([][room]byte, c.Size()+1)

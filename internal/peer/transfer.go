@@ -8,7 +8,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Kind is what a transfer does, as the methods of cudampi.Comm do it.
+// Kind says what a transfer does, by the names of cudampi.Comm's methods.
 type Kind uint8
 
 // The kinds.
@@ -172,7 +172,7 @@ func (x *Transfer) own() (dst, src unsafe.Pointer, n int) {
 	}
 }
 
-// keep copies what this rank sends to itself; of one rank that is all.
+// keep copies this rank's part for itself; with one rank that is all.
 func (x *Transfer) keep(s *cuda.Stream) error {
 	dst, src, n := x.own()
 	if x.size == 1 && x.isReduction() {

@@ -35,7 +35,7 @@ type Ranks interface {
 	Here() (int, error)
 }
 
-// windowInfo is what a rank tells the others of its memory.
+// windowInfo describes a rank's memory for the others.
 type windowInfo struct {
 	handle  cuda.IPCHandle // for other processes
 	process [16]byte       // whose memory it is
@@ -45,17 +45,18 @@ type windowInfo struct {
 	uuid    [48]byte
 }
 
-// process names this process among those of the node.
+// process names this process on the node.
 var process = func() (name [16]byte) {
 	rand.Read(name[:]) // never fails
 	return name
 }()
 
-// Share opens a window on memory that each rank has from cuda.Malloc, or on a place in it; it
-// may be of another size on every rank, and nil with no bytes. It fails, on all ranks and with
-// the reason of the first that failed, where the ranks are on several nodes, or where the device
-// of one does not reach that of another: without peer access between them, or where the other is
-// not visible to the process.
+// Share opens a window on memory that each rank has from cuda.Malloc, or on a place in it. The
+// memory may have another size on every rank, and is nil with no bytes.
+//
+// It fails on all ranks, with the reason of the first that failed. Reasons are ranks on several
+// nodes, devices without peer access between them, and a device that is not visible to another
+// rank's process.
 //
 // Collective; it blocks. The memory must not be freed before Close. Source: cuda.h,
 // cuIpcGetMemHandle, cuIpcOpenMemHandle; of ranks of this process cuCtxEnablePeerAccess.

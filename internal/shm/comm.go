@@ -15,22 +15,23 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Comm is a cudampi.Comm whose small calls go through memory that its ranks share. What is true of
-// the calls of cudampi.Comm is true of these.
+// Comm is a cudampi.Comm whose small calls go through memory that its ranks share. Its calls keep
+// the rules of cudampi.Comm's.
 //
 // Memory carries AllReduce, ReduceScatter, Scan, ExScan, AllGather and AllToAll of up to 32 KiB,
-// counted over all parts, Broadcast of up to 16 KiB, and messages to other ranks of up to 8 KiB on
-// 2 to 4 ranks, 4 on 8 and 0.5 on 64. A rank that brings another count, type or operation than the
-// others is then an error on every rank, or in a Broadcast where it differs from the root's.
+// counted over all parts, and Broadcast of up to 16 KiB. It carries messages to other ranks of up
+// to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64. If a rank brings another count, type or operation
+// than the others, that is an error on every rank. In a Broadcast it is an error on ranks that
+// differ from the root.
 type Comm struct {
 	*cudampi.Comm
 	s   *shared // nil if nothing is shared
 	mem []byte  // that all ranks share
 }
 
-// Share takes c over, and has its ranks share memory, 0.9 MiB for each, if there are 2 to 8 of
-// them, or up to 64 that share cores, all on one node. Elsewhere MPI carries all. After an error it
-// does so, too, and the Comm can be used.
+// Share takes c over, and has its ranks share memory, 0.9 MiB for each. They must be on one node, 2
+// to 8 of them, or up to 64 that share cores. Otherwise, and after an error, MPI carries all calls,
+// and the Comm can be used.
 //
 // Collective; it blocks. Source: memfd_create(2).
 func Share(c *cudampi.Comm) (*Comm, error) {
@@ -72,11 +73,12 @@ func (a *Apart) Error() string {
 	return a.Mine.Error()
 }
 
-// worthIt reports whether the ranks of c are to share memory, and whether they share cores, or have
-// so few that what works for a device needs them. Ranks that were all told to yield wait as if they
-// shared cores. Ranks on several nodes share no memory, nor do too many: how many depends on
-// whether they share cores, since there a message costs a wait for the core, and everybody's
-// reading of everybody's part does not. Collective.
+// worthIt reports whether the ranks of c are to share memory. It also reports whether they share
+// cores, or have so few that threads for a device need them. Ranks that were all told to yield wait
+// as if they shared cores. Collective.
+//
+// Ranks on several nodes share no memory, nor do too many ranks. Ranks that share cores may be
+// more: a message costs them a wait for the core, and reading everybody's part does not.
 func worthIt(c *cudampi.Comm) (yes, sharesCores, few bool, err error) {
 	if c.Size() < 2 || c.Size() > mostRanks {
 		return false, false, false, nil

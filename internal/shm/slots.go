@@ -7,12 +7,12 @@ import (
 	"lockstep/internal/elem"
 )
 
-// The protocol of slots.h in Go, for what only moves bytes: a call from Go to C takes as long as
-// the exchange of a few bytes. C is called where a rank is not there soon.
+// The protocol of slots.h in Go, for calls that only move bytes: a call from Go to C takes as long
+// as the exchange of a few bytes. C is called if a rank is not there soon.
 
-// exchange shows what this rank brings, and sets each part of dst, of n elements, to those
-// that lie skip bytes into what the rank has brought; this rank's own part to mine, which may
-// be where it belongs already.
+// exchange shows this rank's operand to the others. It sets each part of dst, n elements, from the
+// operand of its rank, skip bytes from the start. This rank's own part comes from mine, which may
+// be in its place already.
 func exchange(s *shared, meeting int, dst unsafe.Pointer, brings []byte, mine unsafe.Pointer, skip, n int,
 	t elem.Type) met {
 	bytes, size, own := n*t.Size(), int(s.size), int(s.rank)

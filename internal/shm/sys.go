@@ -35,7 +35,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// What slots.h and ring.h have, by the names of Go.
+// The constants of slots.h and ring.h, by their names in Go.
 type (
 	shared  = C.struct_shared
 	slot    = C.struct_slot
@@ -70,8 +70,8 @@ const (
 // and its count; -1 for none.
 type met struct{ code, rank, got int }
 
-// address passes memory to calls that take a few hundred nanoseconds. outcome, after the call, is
-// what the collector sees of it.
+// address passes memory as a number to calls that take a few hundred nanoseconds. outcome, after
+// the call, shows the memory to the collector.
 func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
 func outcome(o C.struct_outcome, dst, src unsafe.Pointer) met {

@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// Written is a queue of which the host sees what it writes before it knows how far the queue is.
+// Written is a queue whose results the host sees before it knows how far the queue is.
 type Written interface {
 	// Tail returns how many commands were enqueued.
 	Tail() uint64
 	// Pass notes that the first seq commands have run.
 	Pass(seq uint64)
-	// Written notes that what used a block has written it.
+	// Written notes that the command that used a block has written it.
 	Written(b *Block)
 }
 
@@ -21,14 +21,14 @@ type Await struct {
 	Words []uint32 // of the memory; none if there is nothing to see
 	Block *Block   // that they lie in
 	seen  int
-	// What the queue held before the work, which is over when that has written.
+	// The commands before the work, which are over when the work has written.
 	before uint64
 }
 
 const (
 	// unwritten marks words. If the work writes just that, the end of the queue tells.
 	unwritten = 0x7ff7a55a
-	// awaitFor is how long to look before to wait for the end gains nothing that counts.
+	// awaitFor is how long to look. After that, waiting for the end costs hardly more.
 	awaitFor = time.Millisecond
 )
 

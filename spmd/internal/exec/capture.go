@@ -7,8 +7,8 @@ import (
 	"lockstep/internal/ccall"
 )
 
-// Capture is what was captured of queues, until End or afterwards. Queues that wait for a point in
-// it join it. It knows what its commands use.
+// Capture has the captured commands of queues, before End and after it. Queues that wait for a
+// point in it join it. It knows the memory that its commands use.
 type Capture struct {
 	Blocks    []*Block
 	Libraries []*Library
@@ -40,7 +40,7 @@ type node struct {
 	at   any   // of the Builder
 }
 
-// Builder makes a graph of what is captured, on one kind of device.
+// Builder makes a graph of captured commands, on one kind of device.
 type Builder interface {
 	// Start has a queue give its commands to the graph from now on. The first that starts is the
 	// origin.
@@ -196,7 +196,7 @@ func (c *Capture) Launch(q Queue) error {
 // Runs reports whether a command replays the capture.
 func (c *Capture) Runs(cmd *Command) bool { return cmd.Kind == DoGraph && cmd.Capture == c }
 
-// Drop gives up what the capture has of d, when its replays have run.
+// Drop gives up the capture's resources of d, when its replays have run.
 func (c *Capture) Drop(d Device) (err error) {
 	if c.Replay != nil {
 		err = c.Replay.Close(c.Last)

@@ -13,7 +13,7 @@ import (
 // Kind says what a command is.
 type Kind uint8
 
-// The kinds. What a command of a kind has of the fields of Command stands behind it.
+// The kinds. The fields of Command that a kind uses stand behind it.
 const (
 	DoCopy     Kind = iota // Dst, Src, N bytes
 	DoFill                 // Dst, N, Type, Bits, Hosted
@@ -92,8 +92,8 @@ func (c *Command) Describe() (class trace.Class, name string, bytes int) {
 type Call interface {
 	// Run makes the call on the host, in its turn in MPI. It notes the call among the events of on.
 	Run(on *trace.Thread) error
-	// Issue hands the call to what carries it on a GPU, as command number seq of the queue. seq is
-	// 0 in a capture. work is the scratch memory of the plan.
+	// Issue hands the call to its transport on a GPU, as command number seq of the queue. seq is 0
+	// in a capture. work is the scratch memory of the plan.
 	Issue(q Issuer, seq uint64, work unsafe.Pointer) error
 	// String describes the call in reports.
 	String() string
@@ -106,7 +106,7 @@ type Issuer interface {
 	Hand(j Job) error
 }
 
-// Plan is what a queue of a GPU knows of a call before it issues it.
+// Plan has what a queue of a GPU must know of a call before it issues the call.
 type Plan struct {
 	By    any  // whoever has the calls that are by it in one order; nil if nobody has
 	Alone bool // no other rank takes part

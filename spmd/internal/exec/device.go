@@ -13,15 +13,15 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Device is what the queues, events and graphs of one world work on.
+// Device runs the queues, events and graphs of one world.
 type Device interface {
 	// Name is "host", or that of the GPU.
 	Name() string
-	// Native returns the device as the package has it that drives it; nil for the host.
+	// Native returns the device of the package that drives it; nil for the host.
 	Native() any
 	// Pools are the device's memory.
 	Pools() Pools
-	// Describe adds to the start line what is known of the device and its libraries.
+	// Describe adds the device and its libraries to the start line.
 	Describe(line *zerolog.Event)
 	// Limits are what kernels may use; none on the host.
 	Limits() Limits
@@ -44,7 +44,7 @@ type Device interface {
 	NewQueue(name string, p Priority) (Queue, error)
 	// NewTimer returns a new timer.
 	NewTimer() Timer
-	// NewBuilder returns what makes a graph of a capture.
+	// NewBuilder returns a Builder, which makes a graph of a capture.
 	NewBuilder() Builder
 	// All returns the queues that are not closed.
 	All() []Queue
@@ -54,8 +54,7 @@ type Device interface {
 	Settle(b *Block) error
 	// KeepSigning has the queues tell how far they are, now and then, until stop.
 	KeepSigning(every time.Duration, stop <-chan struct{})
-	// EndJobs returns when the host has done all that queues wait for it to do. No more of that
-	// comes.
+	// EndJobs returns when the host has done all jobs that queues wait for. No more jobs come.
 	EndJobs()
 	// Close ends events and queues, whose work is over, gives the memory back, and the device up.
 	Close() error
@@ -156,7 +155,7 @@ func (e *Explanation) Of(err error) error {
 // other.
 type Scratch struct{ block *Block }
 
-// Get returns memory of at least n bytes. What it had before goes to retire, if that was too small.
+// Get returns memory of at least n bytes. Earlier memory that is too small goes to retire.
 func (s *Scratch) Get(p *Pool, n int, retire func(*Block)) (*Block, error) {
 	if s.block != nil && s.block.Size >= n {
 		return s.block, nil

@@ -12,12 +12,12 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// GraphParts tell how long each command of a graph takes. Of some of its replays the driver is
-// given another form of the graph, in which an event is recorded behind each command, and what
-// follows the command waits for the record, too. So it does the same in the same order. Both are
-// made where the capture ends: what allocates must not come while collectives run.
+// GraphParts tell how long each command of a graph takes. For some replays the driver gets another
+// form of the graph. It does the same in the same order, but records an event behind each command,
+// for which the next commands wait. Both forms are made at the end of the capture: they allocate,
+// which must not happen while collectives run.
 //
-// No time of a replay counts against which something speaks: see judge.
+// judge says which replays count.
 type GraphParts struct {
 	exec   *cuda.Exec
 	events []*cuda.Event // the first at the beginning of a replay, then one behind each command
@@ -44,20 +44,21 @@ type graphPart struct {
 	lane int
 }
 
-// Which replays are timed part by part: at first one when there were twice as many, in the end one
-// of so many. Graphs that are replayed less than the first have no times of their parts.
+// The replays that are timed part by part: first one each time the number of replays has doubled,
+// in the end one of so many. Graphs that are replayed less often than the first have no times of
+// their parts.
 const firstSplit, seldomSplit = 8, 256
 
 // Limits of what is kept to time parts: graphs of a device, and commands of a graph.
 const mostSplit, mostParts = 64, 1 << 13
 
-// What a replay may do whose times count: each event may take so many ns, and the parts of a lane
-// so many times as long as a replay in the graph's own form. Two events may be so many ns apart in
-// the wrong order. An event between two kernels takes 6 to 9 us on an H100: the second kernel is no
+// Limits for a replay whose times count: the ns of each event, the time of a lane's parts as a
+// multiple of a replay in the graph's own form, and the ns that two events may be apart in the
+// wrong order. An event between two kernels takes 6 to 9 us on an H100: the second kernel is no
 // longer started ahead.
 const mostOfEvent, mostOfLane, slack = 12_000, 1.05, 2000
 
-// After so many replays in succession whose times do not count no other is timed.
+// After so many replays in a row whose times do not count, no other is timed.
 const mostFaults = 3
 
 // PartTracker follows a capture, to know behind which nodes of the graph each command ends.
@@ -74,12 +75,12 @@ type PartTracker struct {
 // maxEnds is how many nodes a command may end with, and how many may follow one.
 const maxEnds = 64
 
-// NewPartTracker returns what follows a capture.
+// NewPartTracker returns a PartTracker.
 func NewPartTracker() *PartTracker {
 	return &PartTracker{marks: map[*cuda.Event][]int32{}, known: map[cuda.Node]bool{}}
 }
 
-// lane returns what a lane waits for.
+// lane returns the events that a lane waits for.
 func (t *PartTracker) lane(l int) *[]int32 {
 	for l >= len(t.at) {
 		t.at = append(t.at, nil)
@@ -134,8 +135,8 @@ func (t *PartTracker) Wait(l int, e *cuda.Event) {
 	}
 }
 
-// Split makes of a graph of dev, which was captured, the form that tells of its parts. It returns
-// nil where there is nothing to tell, or the driver cannot, or there are too many others already.
+// Split makes the form of a captured graph of dev that tells of its parts. It returns nil if there
+// is nothing to tell, if the driver cannot do it, or if there are too many others already.
 func (t *PartTracker) Split(dev *cuda.Device, g *cuda.Graph, others int, log *zerolog.Logger) *GraphParts {
 	if t == nil || t.failed == nil && len(t.ends) == 0 {
 		return nil
@@ -156,8 +157,8 @@ func (t *PartTracker) Split(dev *cuda.Device, g *cuda.Graph, others int, log *ze
 	return p
 }
 
-// make adds the events to the graph and has the driver make it ready. What follows a command is
-// asked before the first event is added: events do not wait for each other.
+// make adds the events to the graph and has the driver make it ready. It first asks which nodes
+// follow each command, so that events do not wait for each other.
 func (p *GraphParts) make(dev *cuda.Device, g *cuda.Graph, t *PartTracker) error {
 	ends := append([][]cuda.Node{nil}, t.ends...)
 	follow := make([][]cuda.Node, len(ends))
@@ -199,7 +200,7 @@ func (p *GraphParts) tell(why error) {
 	}
 }
 
-// Close gives back what the parts have. Their replays have run.
+// Close gives back the resources of the parts. Their replays have run.
 func (p *GraphParts) Close() (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -242,7 +242,7 @@ func Compare(all []*Summary, of int) *Table {
 	add("graphs", both(Replay))
 	add("streams wait", func(s *Summary) Total { return s.Streams[Wait] })
 	add("program waits", func(s *Summary) Total { return s.Host[Wait] })
-	// If several goroutines call at the same time it is not known what one of them does meanwhile.
+	// If several goroutines call at the same time, nobody knows what one of them does meanwhile.
 	if !slices.ContainsFunc(all, func(s *Summary) bool { return s.Called > float64(s.Elapsed) }) {
 		add(itself, func(s *Summary) Total { return Total{Count: 1, Nanos: float64(s.Elapsed) - s.Called} })
 	}

@@ -6,9 +6,9 @@
 // Comm for each communicator. All are pointers whose methods do nothing if they are nil: what
 // traces nothing pays a comparison.
 //
-// For a summary alone not each short call is timed: if there are more in a second than costs
-// little, a part of them is, chosen by chance, and stands for the others. With --trace each is
-// timed and kept in a ring of fixed size.
+// For a summary alone not each short call is timed, since timing very many would cost too much.
+// Then a part of them, chosen by chance, is timed and stands for the others. With --trace each call
+// is timed and kept in a ring of fixed size.
 package trace
 
 import (

@@ -143,7 +143,7 @@ func (g *GPU) load(key, name string, image nvrtc.Image) (*module, error) {
 	return g.modules[key], nil
 }
 
-// end is where the parameters of a kernel end, -1 where the code does not say.
+// end returns where the parameters of a kernel end; -1 if the code does not say.
 func (m *module) end(name string) int {
 	if n, known := m.ends[m.image.Kernel(name)]; known {
 		return n
@@ -157,8 +157,8 @@ func (m *module) has(name string) bool {
 	return !kernels.IsExpression(name) || m.image.Kernel(name) != name
 }
 
-// function returns a kernel whose code is on the GPU: loaded lazily, at its first
-// launch, it could wait for a collective in flight.
+// function returns a kernel whose code is on the GPU. If its code were loaded at its first launch,
+// that could wait for a collective in flight.
 func (m *module) function(name string) (*cuda.Function, error) {
 	f, err := m.Function(m.image.Kernel(name))
 	if err == nil {

@@ -7,7 +7,7 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// advice is what the driver is told, and whether of the device.
+// advice has the driver's words for an Advice, and whether they concern the device.
 var advice = [...]struct {
 	a      cuda.Advice
 	device bool
@@ -21,7 +21,7 @@ var advice = [...]struct {
 	exec.NotAccessedByDevice: {cuda.UnsetAccessedBy, true},
 }
 
-// Advise implements exec.Device. What the driver moves then may wait for the device.
+// Advise implements exec.Device. The driver may move pages then, and wait for the device.
 func (d *Device) Advise(b *exec.Block, p unsafe.Pointer, n int, a exec.Advice) error {
 	if err := d.Quiesce(); err != nil {
 		return err

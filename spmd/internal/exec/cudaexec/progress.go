@@ -8,9 +8,9 @@ import (
 	"unsafe"
 )
 
-// progress is how far a stream on a GPU has got, for who watches it without a call to
-// the driver, which may hang with the stream: a word in host memory that the stream
-// itself writes, where KeepSigning has enqueued that.
+// progress says how far a stream on a GPU has got. It is a word in host memory that the stream
+// itself writes, if KeepSigning has enqueued that. The watch reads it without a call to the driver,
+// which may hang with the stream.
 type progress struct {
 	reading sync.Mutex // of word, by who watches, while the queue closes
 	// word is the low half of a number of commands, which have run. It is nil if there was none
@@ -60,8 +60,8 @@ func (q *Queue) giveWord() {
 	}
 }
 
-// sign has the stream write its word behind what was issued, if that has collectives
-// that it was not written behind.
+// sign has the stream write its word behind all issued commands, if there are collectives since the
+// last word.
 func (q *Queue) sign() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -73,17 +73,16 @@ func (q *Queue) sign() {
 	q.broken(q.write(seq))
 }
 
-// write has the stream write its word behind what was issued. The caller holds q.mu.
+// write has the stream write its word behind all issued commands. The caller holds q.mu.
 func (q *Queue) write(seq uint64) error {
 	q.wrote.Store(seq)
 	return q.h.WriteValue(unsafe.Pointer(q.word), uint32(seq))
 }
 
-// signFor has the stream write its word behind seq commands or more, for a host that
-// waits: to look at memory takes less, and notices the end sooner, than to ask the
-// driver for an event. It returns how many commands that is; not ok where the stream
-// has no word, is being captured, or has an event for them already, before its end.
-// The caller holds q.mu.
+// signFor has the stream write its word behind seq commands or more, for a host that waits. Looking
+// at memory takes less, and notices the end sooner, than asking the driver for an event. It returns
+// how many commands that is. It is not ok if the stream has no word, is being captured, or has an
+// event for them already, before its end. The caller holds q.mu.
 func (q *Queue) signFor(seq uint64) (end uint64, ok bool) {
 	if q.word == nil || q.lane.Load() != nil || q.behind(seq) != nil {
 		return 0, false
@@ -99,8 +98,7 @@ func (q *Queue) signFor(seq uint64) (end uint64, ok bool) {
 	return end, true
 }
 
-// watch looks at the word for a moment, and then asks the driver once, which knows of
-// failures.
+// watch looks at the word for a moment. Then it asks the driver once, which knows of failures.
 func (q *Queue) watch(seq uint64, slice time.Duration) (bool, error) {
 	if q.Passed() >= seq {
 		return true, nil
@@ -121,7 +119,7 @@ func (q *Queue) watch(seq uint64, slice time.Duration) (bool, error) {
 }
 
 // KeepSigning implements exec.Device: it signs all streams now and then, until stop. It runs apart
-// from who watches, since the driver may hold it up.
+// from the watch, since the driver may hold it up.
 func (d *Device) KeepSigning(every time.Duration, stop <-chan struct{}) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()

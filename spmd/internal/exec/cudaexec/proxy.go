@@ -8,9 +8,9 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// proxy does the jobs that streams wait for, one after the other, in the
-// order in which they were issued: MPI knows no streams, so somebody on the host has to
-// wait for the stream, make the call, and let the stream go on.
+// proxy does the jobs that streams wait for, one after the other, in the order in which they were
+// issued. MPI knows no streams, so the host has to wait for the stream, make the call, and let the
+// stream go on.
 type proxy struct {
 	start sync.Once
 	mu    sync.Mutex
@@ -91,8 +91,8 @@ func (p *proxy) work() {
 	}
 }
 
-// do does the job in its turn. After a failure it lets the stream go on all the same:
-// nobody may wait for what will not come.
+// do does the job in its turn. After a failure it still lets the stream go on: nobody may wait for
+// a job that does not come.
 func (j *job) do() {
 	order := j.q.d.tickets
 	if err := order.Enter(j.turn); err != nil {

@@ -14,10 +14,9 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// Queue is a stream on a GPU. Commands go to the driver when they are enqueued;
-// the queue counts them, and records an event where somebody wants to know how far
-// the GPU has got. So a command costs nothing beyond the driver's call, and a
-// point is as cheap here as on the host.
+// Queue is a stream on a GPU. Commands go to the driver when they are enqueued, and the queue
+// counts them. It records an event when somebody wants to know how far the GPU has got. So a
+// command costs nothing beyond the driver's call, and a point is as cheap here as on the host.
 type Queue struct {
 	exec.Seat
 	d     *Device
@@ -43,7 +42,7 @@ type Queue struct {
 	timing
 }
 
-// failure is that of a queue: what lies behind seq is not valid.
+// failure is a queue's failure: results behind seq are not valid.
 type failure struct {
 	err error
 	seq uint64
@@ -57,10 +56,9 @@ type Mark struct {
 	gone  bool // no longer in the list
 }
 
-// These bound how a waiting host spends its time: it spins, since what it waits
-// for takes microseconds, and after each slice lets others run on its core; only
-// after long does it sleep between looks. Where ranks share cores it lets others run
-// after each look, and soon sleeps.
+// These bound how a waiting host spends its time. It spins, since the wait takes microseconds, and
+// after each slice lets others run on its core. Only after a long time does it sleep between looks.
+// If ranks share cores it lets others run after each look, and soon sleeps.
 const (
 	spinSlice   = 100 * time.Microsecond
 	spinAtMost  = 20 * time.Millisecond
@@ -453,7 +451,7 @@ func (q *Queue) After(p exec.Point, e exec.Timer) error {
 	return err
 }
 
-// afterEvent makes the queue wait for an event; nil is not waited for.
+// afterEvent makes the queue wait for an event, unless that is nil.
 func (q *Queue) afterEvent(e *cuda.Event) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()

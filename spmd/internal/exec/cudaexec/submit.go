@@ -12,7 +12,7 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// issuing is a command that is being issued, for what carries a call.
+// issuing is a command that is being issued, as the transport of a call sees it.
 type issuing struct {
 	q   *Queue
 	c   *exec.Command
@@ -119,7 +119,7 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 	return nil
 }
 
-// ended makes seq the end, whose command uses what Uses has noted. The caller holds q.mu.
+// ended makes seq the end. Its command uses the blocks that Uses has noted. The caller holds q.mu.
 func (q *Queue) ended(seq uint64) {
 	q.tail.Store(seq)
 	for _, b := range q.using {
@@ -135,10 +135,10 @@ func (q *Queue) as(p *exec.Plan) issued {
 	return issued{q, p.By}
 }
 
-// orderAfterOthers keeps collectives of different communicators from running at the same time, in
-// another order on every rank: each would hold what the other needs. NCCL orders those of one
-// communicator itself, and what is handed to the host has its order. Graphs and kernels between
-// peers have none. now is what as returns for the command on q. The caller holds g.issue.
+// orderAfterOthers keeps collectives of different communicators apart. In another order on every
+// rank they would wait for each other for ever. NCCL orders the collectives of one communicator
+// itself, and jobs of the host have their order. Graphs and kernels between peers have none. now is
+// what as returns for the command on q. The caller holds g.issue.
 func (q *Queue) orderAfterOthers(now issued) error {
 	last := q.g.last
 	if q.lane.Load() != nil { // what is captured runs with the graph, not now
@@ -200,7 +200,7 @@ func (g *GPU) Exclusive(fn func() error) error {
 	return fn()
 }
 
-// Forget has nothing wait for collectives by who is about to go.
+// Forget drops the collectives of an orderer that is about to go: nothing waits for them.
 func (g *GPU) Forget(by any) {
 	g.issue.Lock()
 	defer g.issue.Unlock()
@@ -209,7 +209,7 @@ func (g *GPU) Forget(by any) {
 	}
 }
 
-// prepare opens what c is the first to need, before any lock is taken.
+// prepare opens a library or kernel that c is the first to need, before any lock is taken.
 func (q *Queue) prepare(c *exec.Command) error {
 	var k *exec.Kernel
 	switch c.Kind {
@@ -302,9 +302,9 @@ func (q *Queue) issue(c *exec.Command, seq uint64, work unsafe.Pointer) error {
 	}
 }
 
-// byKernel reports whether a kernel fills elements, and not the driver. The driver knows none of 8
-// bytes. In memory that the host addresses, pinned or managed, it waits until the stream is there.
-// Source: CUDA Driver API, API synchronization behavior, Memset.
+// byKernel reports whether a kernel fills elements, not the driver. The driver knows no elements of
+// 8 bytes. In memory that the host addresses, pinned or managed, the driver waits until the stream
+// is there. Source: CUDA Driver API, API synchronization behavior, Memset.
 func byKernel(t elem.Type, hosted bool) bool { return hosted || t.Size() >= 8 }
 
 // Fill enqueues that n elements become bits. hosted says that the host addresses them.
@@ -392,7 +392,7 @@ func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid,
 	return nil
 }
 
-// tensorTypes are the elements of tensors as the copy engine knows them: those of 8 bits are bytes.
+// tensorTypes are the copy engine's names of elements: 8-bit floats are bytes.
 var tensorTypes = [elem.StoredTypes]cuda.TensorType{
 	elem.Int8: cuda.TensorUint8, elem.Uint8: cuda.TensorUint8,
 	elem.Float8E4M3: cuda.TensorUint8, elem.Float8E5M2: cuda.TensorUint8,
@@ -402,7 +402,7 @@ var tensorTypes = [elem.StoredTypes]cuda.TensorType{
 	elem.Float32: cuda.TensorFloat32, elem.Float64: cuda.TensorFloat64,
 }
 
-// tensorMap returns what a kernel is given of a tensor. The driver has the contiguous dimension
+// tensorMap returns a kernel's parameter for a tensor. The driver has the contiguous dimension
 // first.
 func (g *GPU) tensorMap(a *exec.Arg) (cuda.TensorMap, error) {
 	if c := g.Capability(); c < 90 {
@@ -438,7 +438,7 @@ func (q *Queue) library(c *exec.Command, work unsafe.Pointer) error {
 	return nil
 }
 
-// hostFunc enqueues fn. Its failure fails the stream, and what follows it runs.
+// hostFunc enqueues fn. Its failure fails the stream, and later commands still run.
 func (q *Queue) hostFunc(fn func() error) error {
 	seq := q.tail.Load() + 1
 	site := ccall.At()

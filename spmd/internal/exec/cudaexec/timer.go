@@ -61,7 +61,8 @@ func (e *timer) Wait(p exec.Point) error {
 	return p.Failure()
 }
 
-// Passed implements exec.Timer: it asks once. What is closed, or was never recorded, has no time.
+// Passed implements exec.Timer: it asks once. A timer that is closed, or was never recorded, has no
+// time.
 func (e *timer) Passed(p exec.Point) (bool, error) {
 	at := e.at()
 	if err := p.Failure(); err != nil || at == nil {

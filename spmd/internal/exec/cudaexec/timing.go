@@ -10,10 +10,10 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// timing is what a queue has to tell how long its commands take: events of the driver around those
-// that are to be timed, from a pool. Nothing waits for them. The queue reads them when its word, or
-// an event that somebody waits for, says that the commands have run, when others are enqueued, and
-// now and then. Under mu of the queue.
+// timing times the commands of a queue by events of the driver around them, from a pool. Nothing
+// waits for these events. The queue reads them when its word, or an event that somebody waits for,
+// says that the commands have run. It also does so when other commands are enqueued, and now and
+// then. Under mu of the queue.
 type timing struct {
 	events  *trace.Thread // nil where nobody notes them
 	pending []*record     // timed, and not known to have run, in order
@@ -41,15 +41,15 @@ type record struct {
 // is only counted.
 const mostPending = 4096
 
-// base is an event of which it is known when it was.
+// base is an event whose time is known.
 type base struct {
 	mu sync.Mutex
 	e  *cuda.Event
 	at float64 // ns, by trace.Now
 }
 
-// rebase is after how many ns another event becomes the base: the driver tells the time between two
-// as a float32.
+// rebase is the ns after which another event becomes the base: the driver tells the time between
+// two events as a float32.
 const rebase = 1e9
 
 // open finds the base on a stream that is idle, and returns within how many ns it is known. It
@@ -112,7 +112,7 @@ func (b *base) times(r *record) (begin, end int64, err error) {
 	return int64(at), int64(at) + int64(took), nil
 }
 
-// observe has the queue's commands noted.
+// observe begins to note the queue's commands.
 func (q *Queue) observe() error {
 	if q.d.Trace == nil {
 		return nil
@@ -278,7 +278,7 @@ func (q *Queue) note(r *record) {
 	t.free = append(t.free, r)
 }
 
-// catchUp notes what has run of a queue that nobody enqueues on.
+// catchUp notes the commands that have run on a queue that nobody enqueues on.
 func (q *Queue) catchUp() {
 	if q.timing.events == nil {
 		return
@@ -290,7 +290,7 @@ func (q *Queue) catchUp() {
 	}
 }
 
-// Harvest notes what the queues have timed. Those have run what they hold, or it is left out.
+// Harvest notes the timed commands of all queues. It leaves out commands that have not run.
 func (d *Device) Harvest() {
 	for _, q := range d.All() {
 		q := q.(*Queue)

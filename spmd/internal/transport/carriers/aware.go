@@ -38,8 +38,8 @@ var AwareSizes = struct {
 	Room   int // of scratch memory
 }{128 << 10, 32 << 20}
 
-// Aware is an MPI that takes device memory, of cuda.Malloc. Since it knows no streams, who
-// issues a call waits for the stream and makes it.
+// Aware is an MPI that takes device memory of cuda.Malloc. MPI knows no streams: whoever issues a
+// call waits for the stream and makes the call.
 type Aware struct {
 	host     transport.Host
 	c        *shm.Comm
@@ -149,9 +149,9 @@ func (t *Aware) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error
 	})
 }
 
-// hand has run make a call at once. No stream may wait for it: at the first use of an allocation
-// the library shares it between processes, and what it calls for that may wait for all streams of
-// the device. Source: Open MPI 4.1, common_cuda.c.
+// hand has run make a call at once. No stream may wait for it. At the first use of an allocation
+// the library shares it between processes, by calls that may wait for all streams of the device.
+// Source: Open MPI 4.1, common_cuda.c.
 func (t *Aware) hand(q transport.Queue, run func(s *cuda.Stream) error) error {
 	return q.Hand(transport.Job{
 		By: t.Name(),

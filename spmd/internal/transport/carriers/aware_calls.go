@@ -62,7 +62,7 @@ func (t *Aware) others(fn func(r int) error) error {
 	return t.steps.Wait()
 }
 
-// exchange makes a call in which each rank gives others what is theirs.
+// exchange makes a call in which each rank gives the others their parts.
 func (t *Aware) exchange(s *cuda.Stream, c *coll.Call) error {
 	rank, root, traits := t.c.Rank(), int(c.Root), c.Kind.Traits()
 	given := func(from, to int) bool {
@@ -148,9 +148,9 @@ func (t *Aware) broadcast(s *cuda.Stream, c *coll.Call) error {
 	})
 }
 
-// reduce sends every rank its slice of each step, folds what comes in the order of the ranks, and
-// sends the results on. In an all-reduce of n bytes on p ranks each rank sends 2 (p-1)/p n bytes,
-// as in a ring, but in two rounds of messages.
+// reduce sends every rank its slice of each step, folds the received slices in the order of the
+// ranks, and sends the results on. In an all-reduce of n bytes on p ranks each rank sends 2 (p-1)/p
+// n bytes. That is as in a ring, but in two rounds of messages.
 func (t *Aware) reduce(s *cuda.Stream, c *coll.Call) error {
 	rank, ranks, size, scatters := t.c.Rank(), t.c.Size(), c.Type.Size(), c.Kind.Traits().Src.Extent == coll.Whole
 	each, longest := t.stride/size/16*16, 0

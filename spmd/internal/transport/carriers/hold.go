@@ -24,7 +24,7 @@ type hold struct {
 	turn  uint32
 }
 
-// hold has what follows in s wait for a call.
+// hold has later work on s wait for a call.
 func (t *holds) hold(s *cuda.Stream) (h hold, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

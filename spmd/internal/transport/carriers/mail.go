@@ -11,9 +11,9 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// mail is messages of device memory through host memory. A message goes in chunks through the
-// buffers of its channel, that is of its peer and direction. The devices copy chunks while others
-// are on their way. All channels go on independently: no message holds up another.
+// mail carries messages of device memory through host memory. A message goes in chunks through the
+// buffers of its channel: one peer, one direction. The devices copy chunks while others are on
+// their way. The channels are independent, so no message holds up another.
 //
 // If the receiver reaches the sender's buffers, its device copies out of them, and two counters say
 // how far both are. A message that fits the buffers then leaves the sender before the receiver asks
@@ -27,8 +27,8 @@ type mail struct {
 }
 
 const (
-	// headBytes stand before every chunk. They hold the bytes of the whole message,
-	// and keep what follows aligned.
+	// headBytes stand before every chunk. They hold the bytes of the whole message, and keep the
+	// chunk aligned.
 	headBytes = 64
 	buffers   = 4 // of a channel
 )
@@ -50,7 +50,7 @@ type channel struct {
 	looks  int // in vain
 }
 
-// counters are what the ends of a channel in shared memory tell each other.
+// counters are the counts that the ends of a channel in shared memory tell each other.
 type counters struct {
 	sent  atomic.Int64
 	_     [56]byte
@@ -68,8 +68,8 @@ func (m *mail) init(h transport.Host, d *cuda.Device) {
 // bytes returns the pinned memory of a rank for mail.
 func (m *mail) bytes() int { return len(m.channels) * buffers * (headBytes + m.chunk) }
 
-// use gives the mail that memory of all ranks, with the counters; nil of those
-// that this rank does not reach.
+// use gives the mail the memory of all ranks, with the counters; nil for ranks that this rank does
+// not reach.
 func (m *mail) use(words, at []unsafe.Pointer) {
 	me, halves := m.host.Rank(), 1
 	if !slices.Contains(at, nil) { // what comes needs no buffers of its own
@@ -130,8 +130,8 @@ func (h *channel) end() {
 	h.first, h.total = h.begun, -1
 }
 
-// exchange makes messages that start together. One of another length than expected is taken to its
-// end, and is the error in the end. On return the copies of out may still be under way.
+// exchange makes messages that start together. A message of another length than expected is taken
+// to its end, and then is the error. On return the copies of out may still be under way.
 func (m *mail) exchange(list []coll.Call, in, out *cuda.Stream) error {
 	defer m.forget()
 	for i := range list {
@@ -185,7 +185,7 @@ func (m *mail) divide(bytes int) (count, each int) {
 	return max((bytes+each-1)/each, 1), each
 }
 
-// send takes the message at hand on by what can be done now.
+// send moves the present message on as far as it can now.
 func (m *mail) send(h *channel, in *cuda.Stream) (moved bool, err error) {
 	c := &h.queue[h.next]
 	bytes := c.N * c.Type.Size()
@@ -257,7 +257,7 @@ func (m *mail) copyIn(h *channel, c *coll.Call, off, each int, in *cuda.Stream) 
 	return h.copied[i].Record(in)
 }
 
-// come reports whether what the other end of a channel does has come, and fails if it never will.
+// come reports whether the other end of a channel has done its part, and fails if it never will.
 func (m *mail) come(h *channel, c *coll.Call, has func() bool) (yes bool, err error) {
 	if has() {
 		h.looks = 0

@@ -26,7 +26,7 @@ func NewNCCL(c *nccl.Comm, dev *cuda.Device, word unsafe.Pointer) *NCCL {
 	return &NCCL{Comm: c, dev: dev, word: word}
 }
 
-// ncclKinds are those that NCCL has. AllToAll needs different buffers.
+// ncclKinds are the kinds that NCCL has. AllToAll needs different buffers.
 var ncclKinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce,
 	coll.Broadcast: nccl.Broadcast,
 	coll.AllGather: nccl.AllGather, coll.ReduceScatter: nccl.ReduceScatter, coll.AllToAll: nccl.AllToAll,

@@ -12,16 +12,16 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// PeerKernels is kernels between GPUs. What orders its calls is the streams: two
-// may not run at the same time.
+// PeerKernels carries calls by kernels between GPUs. Streams order its calls: two may not run at
+// the same time.
 type PeerKernels struct {
 	Comm     *peer.Comm
 	alone    bool // there is no other for long messages
 	messages []peer.Message
 }
 
-// NewPeerKernels returns the transport of ranks whose GPUs reach each other; p remains its
-// caller's. alone says that it carries all messages, not only those that are short.
+// NewPeerKernels returns the transport of ranks whose GPUs reach each other; the caller keeps p.
+// alone says that it carries all messages, not only short ones.
 func NewPeerKernels(p *peer.Comm, alone bool) *PeerKernels {
 	return &PeerKernels{Comm: p, alone: alone}
 }
@@ -34,8 +34,8 @@ func OpenPeers(h transport.Host, dev *cuda.Device, room int) (*peer.Comm, error)
 	return peer.Open(inProcess{h}, dev, room)
 }
 
-// peersKinds is what package peer calls the kinds. An AllToAllV is none of them: what ranks send
-// each other only two of them know.
+// peersKinds has package peer's names of the kinds. An AllToAllV is none of them: only two ranks
+// know the length of each part.
 var peersKinds = map[coll.Kind]peer.Kind{coll.AllReduce: peer.AllReduce, coll.Reduce: peer.Reduce,
 	coll.Broadcast: peer.Broadcast,
 	coll.AllGather: peer.AllGather, coll.AllGatherV: peer.AllGather, coll.Gather: peer.Gather,
@@ -46,8 +46,8 @@ var peersKinds = map[coll.Kind]peer.Kind{coll.AllReduce: peer.AllReduce, coll.Re
 var peersCaps = transport.Caps{Library: coll.Library{Kinds: coll.SetOf(append(slices.Collect(maps.Keys(peersKinds)),
 	coll.Barrier)...)}}
 
-// atOnce are those that are one kernel where their parts are short: with equal parts, and of those
-// with other parts the one that is not made of messages in any case and has no arithmetic.
+// atOnce are the kinds that are one kernel if their parts are short: those with equal parts, and
+// the AllGatherV, which is not made of messages and has no arithmetic.
 var atOnce = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.Gather, coll.ReduceScatter,
 	coll.Scatter, coll.AllToAll, coll.Barrier, coll.AllGatherV)
 

@@ -7,7 +7,7 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// PeersBackend is kernels between GPUs as what carries all calls.
+// PeersBackend has kernels between GPUs carry all calls.
 var PeersBackend transport.Backend = peersBackend{}
 
 type peersBackend struct{}
@@ -15,7 +15,7 @@ type peersBackend struct{}
 // Name implements transport.Backend.
 func (peersBackend) Name() string { return "mpi-peer" }
 
-// Probe implements transport.Backend. What the kernels need of the devices Open finds.
+// Probe implements transport.Backend. Open finds whether the devices can run the kernels.
 func (peersBackend) Probe(h transport.Host) error {
 	_, err := CommOf(h)
 	return err
@@ -66,7 +66,7 @@ func (t *openedPeers) Peers() *peer.Comm { return t.Comm }
 // Close implements transport.Opened. It closes the peers.
 func (t *openedPeers) Close() error { return t.Comm.Close() }
 
-// inProcess is ranks that have no communicator of MPI's, as peers need them.
+// inProcess has ranks without a communicator of MPI's, as peers need them.
 type inProcess struct{ transport.Host }
 
 // FirstFailure implements devkernel.Comm.

@@ -11,8 +11,8 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// slots are memory for so many pieces: of one the device copies the operands in, the host has the
-// next, and of the third the device copies the result out.
+// slots is the number of pieces that have memory. The device copies the operands of one in, the
+// host works on the next, and the device copies the result of the third out.
 const slots = 3
 
 type slot struct {
@@ -40,7 +40,7 @@ func (t *Staged) pieces(c *coll.Call) pieces {
 		p.reads = t.isRoot(c) && writes > 0
 		p.writes = !p.reads && writes > 0
 	}
-	// Where others read a slot it has what this rank gives; else also what it gets.
+	// If others read a slot it has this rank's operands, else also its results.
 	given := t.whole && !traits.Reduces
 	switch {
 	case given && traits.Src.Extent != coll.Whole || !whole:
@@ -72,8 +72,8 @@ func (p *pieces) of(k, n int) (lo, m int) {
 	return lo, min(n-lo, p.each)
 }
 
-// Make makes a collective. in is for copies from the device, and out for those to it, of which the
-// last may be under way in the end. agreed says that Agree has been called.
+// Make makes a collective. Stream in has the copies from the device, and out the copies to it. On
+// return the last copies may be under way. agreed says that Agree has been called.
 func (t *Staged) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error {
 	if c.Kind == coll.Barrier {
 		if err := transport.Wait(t.host, in.Query); err != nil {
@@ -138,8 +138,8 @@ func (at *slot) leave(out *cuda.Stream) error {
 // signed is how many numbers of a rank Agree compares.
 const signed = 2
 
-// Agree fails on all ranks where one makes another call: they would make
-// other steps, and wait for ever.
+// Agree fails on all ranks if one makes another call: they would make other steps, and wait for
+// ever.
 func (t *Staged) Agree(c *coll.Call) error {
 	mine := t.brought[signed*t.host.Size():]
 	mine[0], mine[1] = int64(transport.What(c)), int64(transport.Alike(c))
@@ -175,7 +175,7 @@ func (t *Staged) step(c *coll.Call, p *pieces, k int, at *slot) coll.Call {
 	return on
 }
 
-// copyIn enqueues the copies of what this rank gives in a step.
+// copyIn enqueues the copies of this rank's operands in a step.
 func (t *Staged) copyIn(c *coll.Call, p *pieces, k, number int, s *cuda.Stream) error {
 	at := &t.slots[number%slots]
 	if at.last != nil && at.last != s {
@@ -201,7 +201,7 @@ func (t *Staged) copyIn(c *coll.Call, p *pieces, k, number int, s *cuda.Stream) 
 	return at.here.Record(s)
 }
 
-// copyOut enqueues the copies of what this rank gets in a step.
+// copyOut enqueues the copies of this rank's results in a step.
 func (t *Staged) copyOut(c *coll.Call, p *pieces, k int, at *slot, s *cuda.Stream) error {
 	if !p.writes {
 		return nil
@@ -252,7 +252,7 @@ func (t *Staged) each(c *coll.Call, p *pieces, k int, side coll.Side, skip bool,
 	return nil
 }
 
-// keep enqueues the copy of what this rank gives itself, if that does not go to the host.
+// keep enqueues the copy of this rank's own part, if that does not go to the host.
 func (t *Staged) keep(c *coll.Call, p *pieces, s *cuda.Stream) error {
 	rank, traits := t.host.Rank(), c.Kind.Traits()
 	dst, src, n := c.Dst, c.Src, c.Share(rank)

@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// Team is ranks that are goroutines of one process. If one of them fails, or returns while others
-// wait for it, those that wait get an error, and nobody waits any more.
+// Team has the ranks of a job that are goroutines of one process. If a rank fails, or returns while
+// others wait for it, the others get an error, and nobody waits any more.
 type Team struct {
 	ranks   []*Rank
 	world   *group

@@ -254,7 +254,7 @@ func (r *Router) shareDevice(o *Router) {
 	r.opened, r.registrar, r.device, r.peers, r.atOnce = o.opened, o.registrar, o.device, o.peers, o.atOnce
 }
 
-// Name is that of the transport which carries most calls.
+// Name returns the name of the transport which carries most calls.
 func (r *Router) Name() string {
 	if r.device == nil {
 		return r.host.Name()
