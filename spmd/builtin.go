@@ -3,8 +3,8 @@ package spmd
 import (
 	_ "embed"
 
+	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
-	"lockstep/internal/mix"
 )
 
 // The framework's own kernels: kernels.cu, and beside it what the host does.
@@ -28,7 +28,7 @@ var fillKernel = NewKernel("fill_bytes", cudaSource, func(a Args) error {
 })
 
 // RandomBits returns 64 random bits for place i of the sequence that seed names.
-func RandomBits(seed, i uint64) uint64 { return mix.Bits(mix.Bits(seed) + i) }
+func RandomBits(seed, i uint64) uint64 { return elem.MixBits(elem.MixBits(seed) + i) }
 
 // UniformBits returns 24 random bits for place i of the sequence that seed names: the upper ones of
 // RandomBits.

@@ -8,7 +8,7 @@ import (
 	"image/png"
 	"math"
 
-	"lockstep/internal/outfile"
+	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 )
@@ -21,8 +21,8 @@ func checkImage(w *spmd.World, c config) error {
 	}
 	why := ""
 	if w.Rank() == 0 {
-		if err := outfile.Check(c.Image, c.overwrite); err != nil {
-			why = outfile.About("--image", err, "--overwrite").Error()
+		if err := runfiles.Check(c.Image, c.overwrite); err != nil {
+			why = runfiles.About("--image", err, "--overwrite").Error()
 		}
 	}
 	why, err := hostdata.Broadcast(w.Comm(), why, 0)
@@ -34,7 +34,7 @@ func checkImage(w *spmd.World, c config) error {
 
 // writeImage writes a picture to a file.
 func writeImage(c config, m image.Image) error {
-	f, err := outfile.Create(c.Image, c.overwrite)
+	f, err := runfiles.Create(c.Image, c.overwrite)
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/text"
-	"lockstep/internal/outfile"
+	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/progress"
 )
@@ -44,8 +44,8 @@ func (e *tokenizing) check(ranks int) (err error) {
 	case e.to == "":
 		return errors.New("--to is missing: the file to write")
 	}
-	if err := outfile.Check(e.to, e.overwrite()); err != nil {
-		return outfile.About("--to", err, "--overwrite")
+	if err := runfiles.Check(e.to, e.overwrite()); err != nil {
+		return runfiles.About("--to", err, "--overwrite")
 	}
 	e.Tok = text.NewGPT2()
 	e.Inputs, _, err = run.InputsOf(e.Data)
@@ -58,9 +58,9 @@ func (e *tokenizing) run(_ context.Context, w *spmd.World) (err error) {
 		return run.Usage(err)
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
-	f, err := outfile.Create(e.to, e.overwrite())
+	f, err := runfiles.Create(e.to, e.overwrite())
 	if err != nil {
-		return outfile.About("--to", err, "--overwrite")
+		return runfiles.About("--to", err, "--overwrite")
 	}
 	told := progress.Start(w, "writing", 2*int64(data.Len()), progress.Bytes)
 	defer told.Done()

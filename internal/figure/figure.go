@@ -20,7 +20,7 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
 
-	"lockstep/internal/outfile"
+	"lockstep/internal/runfiles"
 )
 
 // hues tell curves apart for people with any kind of colour vision, and stand out from white three
@@ -177,7 +177,7 @@ const (
 // inRow is the number of panels side by side.
 const inRow = 4
 
-// Write writes the panels that have points, in rows, into a file, as package outfile does. It is a
+// Write writes the panels that have points, in rows, into a file, as package runfiles does. It is a
 // PNG if its name ends in .png, else an SVG. Without points there is no file.
 func Write(file string, replace bool, panels ...Panel) error {
 	var names []string
@@ -238,7 +238,7 @@ func Write(file string, replace bool, panels ...Panel) error {
 		}
 	}
 	legend.Draw(draw.Crop(c, 2*pad, 0, 0, -height))
-	f, err := outfile.Create(file, replace)
+	f, err := runfiles.Create(file, replace)
 	if err != nil {
 		return err
 	}

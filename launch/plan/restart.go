@@ -17,7 +17,7 @@ import (
 
 	"lockstep/internal/ending"
 	"lockstep/internal/process"
-	"lockstep/internal/stepdir"
+	"lockstep/internal/runfiles"
 	"lockstep/launch/exit"
 )
 
@@ -66,8 +66,8 @@ func flagOf(args []string, flag string) (value string) {
 
 // newestIn returns the checkpoint with the greatest serial, or nil. ok says whether the folder can
 // be seen from this host. Times of files count for nothing: a clock may have been ahead.
-func newestIn(folder string) (newest *stepdir.Saved, ok bool) {
-	all, err := stepdir.List(folder)
+func newestIn(folder string) (newest *runfiles.Checkpoint, ok bool) {
+	all, err := runfiles.Checkpoints(folder)
 	if err != nil || len(all) == 0 {
 		return nil, err == nil
 	}

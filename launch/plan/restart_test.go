@@ -346,7 +346,7 @@ func TestFlagOf(t *testing.T) {
 	}
 }
 
-// It is known of a folder that is missing that it says nothing; package stepdir has the rest.
+// It is known of a folder that is missing that it says nothing; package runfiles has the rest.
 func TestNewestIn(t *testing.T) {
 	dir := t.TempDir()
 	if _, ok := newestIn(dir + "/missing"); ok {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"lockstep/internal/outfile"
+	"lockstep/internal/runfiles"
 	"lockstep/launch/exit"
 )
 
@@ -47,7 +47,7 @@ where a run has none, by the lines of its log.`,
 			if note != "" {
 				fmt.Fprintln(cmd.ErrOrStderr(), note)
 			}
-			if outfile.IsFile(out) {
+			if runfiles.IsFile(out) {
 				fmt.Fprintln(cmd.OutOrStdout(), out)
 			}
 			return nil
@@ -70,7 +70,7 @@ func draw(out string, overwrite bool, a axes, paths []string) (note string, err 
 		return "", usage("no run is named: launch plot runs/a runs/b")
 	}
 	// A device or a pipe gets an SVG, whatever its name.
-	if ext := strings.ToLower(filepath.Ext(out)); ext != ".svg" && ext != ".png" && outfile.IsFile(out) {
+	if ext := strings.ToLower(filepath.Ext(out)); ext != ".svg" && ext != ".png" && runfiles.IsFile(out) {
 		return "", usage("--out %s: want a name that ends in .svg or .png", out)
 	}
 	var runs []*run
@@ -89,8 +89,8 @@ func draw(out string, overwrite bool, a axes, paths []string) (note string, err 
 	if err := a.complete(runs); err != nil {
 		return "", err
 	}
-	if err := outfile.Check(out, overwrite); err != nil {
-		return "", exit.Usage{Err: outfile.About("--out", err, "--overwrite")}
+	if err := runfiles.Check(out, overwrite); err != nil {
+		return "", exit.Usage{Err: runfiles.About("--out", err, "--overwrite")}
 	}
 	return a.picture(out, overwrite, runs)
 }

@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"lockstep/internal/runlog"
+	"lockstep/internal/runfiles"
 )
 
 // run is the measurements of a program: the numbers of each line of its log, by their names.
@@ -36,7 +36,7 @@ const (
 func read(path string) (*run, error) {
 	file := path
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		file = filepath.Join(path, runlog.Log)
+		file = filepath.Join(path, runfiles.Log)
 	}
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) && file != path {
@@ -73,10 +73,10 @@ func read(path string) (*run, error) {
 func noRun(folder string) error {
 	if logs, err := filepath.Glob(filepath.Join(folder, "*.jsonl")); err == nil && len(logs) > 0 {
 		return fmt.Errorf("%s is no folder of --run-dir, since it has no %s: name files in it, such as %s", folder,
-			runlog.Log, logs[0])
+			runfiles.Log, logs[0])
 	}
 	return fmt.Errorf("%s is no folder of --run-dir, since it has no %s: give one, or a file that --json has written",
-		folder, runlog.Log)
+		folder, runfiles.Log)
 }
 
 // line takes line number n.

@@ -15,7 +15,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/ccall"
-	"lockstep/internal/outfile"
+	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 )
@@ -155,14 +155,14 @@ func save[T spmd.Elem](c spmd.Comm, f whole, b spmd.Buffer[T], off int, wrong er
 	if err := agree(c, f.op, errors.Join(wrong, covered(c, off, b.Len(), f.total))); err != nil {
 		return err
 	}
-	var out *outfile.File
+	var out *runfiles.File
 	part := ""
 	if c.Rank() == 0 {
 		err = work.Do("open of "+f.name, func() (err error) {
-			if !outfile.IsFile(f.name) {
+			if !runfiles.IsFile(f.name) {
 				return fmt.Errorf("%s is no file: ranks write their parts of one", f.name)
 			}
-			if out, err = outfile.Create(f.name, f.replace); err == nil {
+			if out, err = runfiles.Create(f.name, f.replace); err == nil {
 				part = out.Name()
 				_, err = out.WriteAt(f.head, 0)
 			}

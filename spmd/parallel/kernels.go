@@ -7,7 +7,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
-	"lockstep/internal/mix"
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
 )
@@ -74,13 +74,13 @@ func hashOf(i int, b []uint8) (sum uint64) {
 			word |= uint64(b[k]) << (8 * uint(k-at))
 		}
 	}
-	return mix.Bits(word + mix.Bits(uint64(i)))
+	return elem.MixBits(word + elem.MixBits(uint64(i)))
 }
 
 func hashOnHost(lo, hi int, b []uint8) (sum uint64) {
 	i := lo
 	for ; i < min(hi, len(b)/8); i++ {
-		sum += mix.Bits(binary.LittleEndian.Uint64(b[8*i:]) + mix.Bits(uint64(i)))
+		sum += elem.MixBits(binary.LittleEndian.Uint64(b[8*i:]) + elem.MixBits(uint64(i)))
 	}
 	for ; i < hi; i++ {
 		sum += hashOf(i, b)
@@ -97,7 +97,7 @@ func hashWord(i int, words []uint64, last uint64) (sum uint64) {
 	if i == 0 {
 		sum = last
 	}
-	return sum + mix.Bits(words[i]+mix.Bits(uint64(i)))
+	return sum + elem.MixBits(words[i]+elem.MixBits(uint64(i)))
 }
 
 func hashWordsOnHost(lo, hi int, words []uint64, last uint64) (sum uint64) {
@@ -105,7 +105,7 @@ func hashWordsOnHost(lo, hi int, words []uint64, last uint64) (sum uint64) {
 		sum = last
 	}
 	for i, w := range words[lo:hi] {
-		sum += mix.Bits(w + mix.Bits(uint64(lo+i)))
+		sum += elem.MixBits(w + elem.MixBits(uint64(lo+i)))
 	}
 	return sum
 }
@@ -113,7 +113,7 @@ func hashWordsOnHost(lo, hi int, words []uint64, last uint64) (sum uint64) {
 // hash enqueues on s: sum[0] = a hash of the bytes of b.
 func hash(s *spmd.Stream, sum spmd.Buffer[uint64], b spmd.Buffer[uint8]) error {
 	if n := b.Len(); n > 0 && n%8 == 0 && b.Address()%8 == 0 {
-		return launchHashWord(s, sum, n/8, spmd.View[uint64](b), mix.Bits(uint64(n)<<56+mix.Bits(uint64(n/8))))
+		return launchHashWord(s, sum, n/8, spmd.View[uint64](b), elem.MixBits(uint64(n)<<56+elem.MixBits(uint64(n/8))))
 	}
 	return launchHashOf(s, sum, b.Len()/8+1, b)
 }

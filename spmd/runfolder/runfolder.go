@@ -36,7 +36,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/runlog"
+	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 )
@@ -195,7 +195,7 @@ func (f *Folder) open(c Config, hosts []string) (dir string, err error) {
 	if err := s.note(dir); err != nil {
 		return "", err
 	}
-	if f.log, err = appendTo(filepath.Join(dir, runlog.Log)); err != nil {
+	if f.log, err = appendTo(filepath.Join(dir, runfiles.Log)); err != nil {
 		return "", err
 	}
 	f.dir = dir

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/fakelib"
-	"lockstep/internal/runlog"
+	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
@@ -85,10 +85,10 @@ func TestNew(t *testing.T) {
 		if w.Rank() != 0 {
 			return
 		}
-		if steps := lines[step](t, filepath.Join(a, runlog.Log)); len(steps) != 3 || steps[1] != (step{2, 0.5}) {
+		if steps := lines[step](t, filepath.Join(a, runfiles.Log)); len(steps) != 3 || steps[1] != (step{2, 0.5}) {
 			t.Errorf("the log has %v", steps)
 		}
-		starts := lines[start](t, filepath.Join(a, runlog.Starts))
+		starts := lines[start](t, filepath.Join(a, runfiles.Starts))
 		host, _ := os.Hostname()
 		want := map[int]string{1: "0", 3: "0-2"}[w.Size()]
 		if len(starts) != 1 || starts[0].Ranks != w.Size() || len(starts[0].Hosts) != 1 ||
@@ -109,7 +109,7 @@ func TestGoesOn(t *testing.T) {
 		same := Config{Dir: "a", State: "a"}
 		emit(t, w, same, 1, 4)
 		if w.Rank() == 0 {
-			for _, name := range []string{runlog.Log, runlog.Starts} {
+			for _, name := range []string{runfiles.Log, runfiles.Starts} {
 				f, err := os.OpenFile(filepath.Join("a", name), os.O_APPEND|os.O_WRONLY, 0)
 				if err != nil {
 					t.Fatal(err)
@@ -145,10 +145,10 @@ func TestGoesOn(t *testing.T) {
 		if w.Rank() != 0 {
 			return
 		}
-		if got := lines[step](t, "b/"+runlog.Log); len(got) != 7 || got[4].Step != 4 {
+		if got := lines[step](t, "b/"+runfiles.Log); len(got) != 7 || got[4].Step != 4 {
 			t.Errorf("the log has %v", got)
 		}
-		if got := lines[start](t, "b/"+runlog.Starts); len(got) != 2 || got[1].State != "." {
+		if got := lines[start](t, "b/"+runfiles.Starts); len(got) != 2 || got[1].State != "." {
 			t.Errorf("%d starts: %+v", len(got), got)
 		}
 	})
@@ -214,7 +214,7 @@ func TestTornStarts(t *testing.T) {
 			if err := os.MkdirAll(dir, 0o777); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(dir, runlog.Starts), []byte(text), 0o666); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, runfiles.Starts), []byte(text), 0o666); err != nil {
 				t.Fatal(err)
 			}
 			if c.State == dir {
@@ -226,14 +226,14 @@ func TestTornStarts(t *testing.T) {
 				t.Errorf("%s: %v", dir, err)
 			}
 			spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) { emit(t, w, c, 1, 2) })
-			if last, err := lastStart(filepath.Join(dir, runlog.Starts)); err != nil || last.Ranks != 3 {
+			if last, err := lastStart(filepath.Join(dir, runfiles.Starts)); err != nil || last.Ranks != 3 {
 				t.Errorf("%s: %+v, %v", dir, last, err)
 			}
 		}
 		if err := os.MkdirAll(name+"/e", 0o777); err != nil {
 			t.Fatal(err)
 		}
-		for _, file := range []string{runlog.Starts, "mine"} {
+		for _, file := range []string{runfiles.Starts, "mine"} {
 			if err := os.WriteFile(filepath.Join(name, "e", file), []byte(text), 0o666); err != nil {
 				t.Fatal(err)
 			}
@@ -262,7 +262,7 @@ func noRoomForStart(t *testing.T) {
 		if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
 			t.Fatal(err)
 		}
-		before, _ := os.ReadFile("a/" + runlog.Starts)
+		before, _ := os.ReadFile("a/" + runfiles.Starts)
 		err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: uint64(len(before)) + 100, Max: was.Max})
 		if err != nil {
 			t.Fatal(err)
@@ -276,14 +276,14 @@ func noRoomForStart(t *testing.T) {
 		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
 			t.Fatal(err)
 		}
-		if after, _ := os.ReadFile("a/" + runlog.Starts); string(after) != string(before) {
+		if after, _ := os.ReadFile("a/" + runfiles.Starts); string(after) != string(before) {
 			t.Errorf("start %d leaves %d bytes, and there were %d", n, len(after), len(before))
 		}
 		if left, err := os.ReadDir("a"); err != nil || len(left) != 2*n {
 			t.Errorf("start %d: %v, %v", n, left, err)
 		}
 		spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) { emit(t, w, same, 1, 2) })
-		if got := lines[start](t, "a/"+runlog.Starts); len(got) != n+1 {
+		if got := lines[start](t, "a/"+runfiles.Starts); len(got) != n+1 {
 			t.Errorf("%d starts", len(got))
 		}
 	}

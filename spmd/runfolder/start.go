@@ -16,10 +16,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/outfile"
 	"lockstep/internal/process"
 	"lockstep/internal/readable"
-	"lockstep/internal/runlog"
+	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 )
 
@@ -86,9 +85,9 @@ func (s *start) note(dir string) error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(dir, runlog.Starts)
+	file := filepath.Join(dir, runfiles.Starts)
 	if !begun { // another run may do the same now
-		f, err := outfile.Create(file, false)
+		f, err := runfiles.Create(file, false)
 		if err != nil {
 			return err
 		}
@@ -115,7 +114,7 @@ var errSaysNothing = errors.New("does not say of which run it is")
 // suits refuses a folder that does not suit a run with this state. It says whether such a run has
 // begun there. A lost or empty file of starts decides nothing about state.
 func suits(dir, state string) (begun bool, err error) {
-	file := filepath.Join(dir, runlog.Starts)
+	file := filepath.Join(dir, runfiles.Starts)
 	last, err := lastStart(file)
 	begun = errors.Is(err, errSaysNothing)
 	switch {
@@ -128,8 +127,8 @@ func suits(dir, state string) (begun bool, err error) {
 			return false, nil
 		}
 		others := slices.DeleteFunc(there, func(e fs.DirEntry) bool {
-			name := strings.TrimSuffix(e.Name(), outfile.Partial)
-			return name == runlog.Starts || state != "" && name == runlog.Log
+			name := strings.TrimSuffix(e.Name(), runfiles.Partial)
+			return name == runfiles.Starts || state != "" && name == runfiles.Log
 		})
 		switch {
 		case err != nil || len(others) == 0:

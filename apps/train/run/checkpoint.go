@@ -12,7 +12,7 @@ import (
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/trainer"
-	"lockstep/internal/stepdir"
+	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
 )
@@ -269,8 +269,9 @@ func (s *saver) blame(err error, begun bool) error {
 	if s == nil || s.found == nil || !begun {
 		return fmt.Errorf("%w; try a lower --lr, or --skip-bad-steps", err)
 	}
-	all, lerr := stepdir.List(s.o.Checkpoint)
-	if at := slices.IndexFunc(all, func(k stepdir.Saved) bool { return k.Step == s.step }); lerr == nil && at >= 0 {
+	all, lerr := runfiles.Checkpoints(s.o.Checkpoint)
+	at := slices.IndexFunc(all, func(k runfiles.Checkpoint) bool { return k.Step == s.step })
+	if lerr == nil && at >= 0 {
 		err = fmt.Errorf("%w; no step from %s on is a good one", err, all[at].Path)
 		if at+1 < len(all) {
 			return fmt.Errorf("%w; the checkpoint before it is %s: move %s away to go on from there",

@@ -10,7 +10,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/watch"
+	"lockstep/spmd/internal/watch"
 )
 
 // World is a rank's world, as its job sees it.

@@ -14,7 +14,7 @@ import (
 	"lockstep/internal/launcher"
 	"lockstep/internal/process"
 	"lockstep/internal/readable"
-	"lockstep/internal/watch"
+	"lockstep/spmd/internal/watch"
 )
 
 // Exit statuses of Main. A signal gives 128 plus its number.

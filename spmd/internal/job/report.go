@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"lockstep/internal/readable"
-	"lockstep/internal/watch"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/watch"
 )
 
 // rankState is the state of a rank, and the rank's own words.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/watch"
+	"lockstep/spmd/internal/watch"
 )
 
 // Ranks that do the same stand together, with all their processes; one command waits, several wait.

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"lockstep/internal/watch"
+	"lockstep/spmd/internal/watch"
 )
 
 // Team watches over ranks that are goroutines of this process, as a Watchdog does over processes.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/watch"
+	"lockstep/spmd/internal/watch"
 )
 
 // Watchdog ends a job of several ranks with one cause, which one of them prints. If the job hangs

@@ -12,7 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/watch"
+	"lockstep/spmd/internal/watch"
 )
 
 // testWorld is a double of a world: a rank that is a goroutine of this process, without MPI.

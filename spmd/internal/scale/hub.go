@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lockstep/internal/watch"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/verify"
+	"lockstep/spmd/internal/watch"
 )
 
 // envHub makes this program rank 0, which does what its standard input says.

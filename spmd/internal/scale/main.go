@@ -22,8 +22,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"lockstep/internal/watch"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/watch"
 )
 
 // settings are those of a measurement, for rank 0, too.

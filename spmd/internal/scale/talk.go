@@ -2,9 +2,9 @@ package main
 
 import (
 	"lockstep/internal/elem"
-	"lockstep/internal/watch"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/verify"
+	"lockstep/spmd/internal/watch"
 )
 
 // talk is a rank's news of its calls: those of a job that has made as many since the heartbeat

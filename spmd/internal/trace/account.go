@@ -11,7 +11,7 @@ import (
 	"time"
 	"unsafe"
 
-	"lockstep/internal/outfile"
+	"lockstep/internal/runfiles"
 )
 
 // mostLast is how many events of all ranks are told where the job ends before its program does,
@@ -96,7 +96,7 @@ func (a *Account) Align(c Clock) {
 
 // WriteLast is WriteFile if it has to end at a time. It keeps the newest events, as many as it has
 // time for.
-func WriteLast(f *outfile.File, name string, logs []*Log, of int, until time.Time) error {
+func WriteLast(f *runfiles.File, name string, logs []*Log, of int, until time.Time) error {
 	// twice what a core takes that does nothing else
 	const perEvent, perCompressed = 2 * time.Microsecond, 6 * time.Microsecond
 	within := time.Until(until)

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/outfile"
+	"lockstep/internal/runfiles"
 	"lockstep/spmd/internal/control"
 )
 
@@ -239,11 +239,11 @@ func Dropped(logs []*Log) (n uint64) {
 }
 
 // WriteFile writes the notes of a job's ranks into a file, and ends the file.
-func WriteFile(f *outfile.File, name string, logs []*Log, of int) error {
+func WriteFile(f *runfiles.File, name string, logs []*Log, of int) error {
 	return write(f, name, logs, of, time.Time{})
 }
 
-func write(f *outfile.File, name string, logs []*Log, of int, until time.Time) error {
+func write(f *runfiles.File, name string, logs []*Log, of int, until time.Time) error {
 	if err := Write(f, logs, of, compressed(name), until); err != nil {
 		return errors.Join(err, f.Drop())
 	}

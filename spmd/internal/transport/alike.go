@@ -5,7 +5,6 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/mix"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -22,7 +21,7 @@ func Alike(c *coll.Call) int {
 	}
 	h := uint64(0)
 	for _, k := range c.Counts {
-		h = mix.Bits(h + uint64(k) + 1) // counts that differ give another number, but for accidents
+		h = elem.MixBits(h + uint64(k) + 1) // counts that differ give another number, but for accidents
 	}
 	return int(h)
 }

@@ -8,7 +8,6 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/mix"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
@@ -43,7 +42,7 @@ func (k *Checker) checkCollectives(mode Mode, c *coll.Call, g Group, memory Memo
 			continue
 		}
 		s := signatureOf(in, memory)
-		hash = mix.Bits(hash + s.hash())
+		hash = elem.MixBits(hash + s.hash())
 		pairs = pairs || in.Kind == coll.AllToAllV
 	}
 	k.hash[0] = control.Of(int64(hash))

@@ -10,7 +10,6 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/mix"
 	"lockstep/spmd/internal/control"
 )
 
@@ -249,8 +248,8 @@ func AtEnd(ch *control.Channel, recorders []*Recorder) error {
 func (r *Recorder) balance() (sum uint64) {
 	name := fnv.New64a()
 	name.Write([]byte(r.ID))
-	id := mix.Bits(name.Sum64())
-	sum = mix.Bits(mix.Bits(id+r.history.count) + r.history.sum)
+	id := elem.MixBits(name.Sum64())
+	sum = elem.MixBits(elem.MixBits(id+r.history.count) + r.history.sum)
 	if r.Rank == 0 {
 		sum *= -uint64(r.Size - 1)
 	}
@@ -258,7 +257,7 @@ func (r *Recorder) balance() (sum uint64) {
 		if n == 0 {
 			return 0
 		}
-		return mix.Bits(mix.Bits(id+uint64(from)<<32+uint64(to)) + uint64(n))
+		return elem.MixBits(elem.MixBits(id+uint64(from)<<32+uint64(to)) + uint64(n))
 	}
 	for peer := range r.peers {
 		v := r.peers[peer].Load()

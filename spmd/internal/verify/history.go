@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"lockstep/internal/ccall"
-	"lockstep/internal/mix"
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -42,17 +42,17 @@ func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *cca
 		for i := range g.Len() {
 			if in, memory := g.Call(i); !in.Kind.Traits().Message {
 				s := signatureOf(in, memory)
-				h = mix.Bits(h + s.hash())
+				h = elem.MixBits(h + s.hash())
 			}
 		}
 	}
 	if len(c.Counts) > 0 && c.Kind != coll.AllToAllV { // whose counts are each rank's own
-		h = mix.Bits(h + sharedCounts(c))
+		h = elem.MixBits(h + sharedCounts(c))
 	}
-	h = mix.Bits(h + p.what + uint64(n)*0x9e3779b97f4a7c15)
+	h = elem.MixBits(h + p.what + uint64(n)*0x9e3779b97f4a7c15)
 	l.mu.Lock()
 	l.count++
-	l.sum = mix.Bits(l.sum + h)
+	l.sum = elem.MixBits(l.sum + h)
 	e := &l.recent[l.count%recentCalls]
 	e.sum, e.what, e.n = l.sum, p.what, int64(n)
 	if site != nil {

@@ -8,7 +8,6 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/mix"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
@@ -56,7 +55,7 @@ func signatureOf(c *coll.Call, memory Memory) signature {
 func sharedCounts(c *coll.Call) (h uint64) {
 	if c.Kind.Traits().Lengths == coll.Shared {
 		for _, n := range c.Counts {
-			h = mix.Bits(h + uint64(n) + 1)
+			h = elem.MixBits(h + uint64(n) + 1)
 		}
 	}
 	return h
@@ -65,7 +64,7 @@ func sharedCounts(c *coll.Call) (h uint64) {
 func (s *signature) hash() uint64 {
 	h := uint64(0)
 	for _, v := range [...]int64{s.kind, s.typ, s.op, s.root, s.n, s.memory, s.counts} {
-		h = mix.Bits(h + uint64(v))
+		h = elem.MixBits(h + uint64(v))
 	}
 	return h
 }

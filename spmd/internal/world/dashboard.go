@@ -15,11 +15,11 @@ import (
 
 	"lockstep/cuda/telemetry"
 	"lockstep/internal/process"
-	"lockstep/internal/watch"
 	"lockstep/spmd/internal/dashboard"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/trace"
+	"lockstep/spmd/internal/watch"
 )
 
 // shown is the samples and numbers of the ranks while the job runs: on rank 0 those of all ranks,

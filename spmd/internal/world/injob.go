@@ -9,11 +9,11 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/readable"
-	"lockstep/internal/watch"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/verify"
+	"lockstep/spmd/internal/watch"
 )
 
 // inJob is a world as its job sees it.

@@ -9,9 +9,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/outfile"
 	"lockstep/internal/process"
 	"lockstep/internal/readable"
+	"lockstep/internal/runfiles"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
@@ -52,9 +52,9 @@ func (w *World) openTrace() (err error) {
 
 // createTrace makes the file of --trace.
 func (w *World) createTrace() error {
-	f, err := outfile.Create(w.start.Config.Trace, w.start.Config.Overwrite)
+	f, err := runfiles.Create(w.start.Config.Trace, w.start.Config.Overwrite)
 	if err != nil {
-		return outfile.About("--trace", err, "--overwrite")
+		return runfiles.About("--trace", err, "--overwrite")
 	}
 	w.traced.Store(f)
 	return nil
@@ -177,7 +177,7 @@ func (w *World) showTrace(logs []*trace.Log) {
 	if dropped := trace.Dropped(logs); dropped > 0 {
 		line = line.Uint64("dropped", dropped)
 	}
-	if outfile.IsFile(w.start.Config.Trace) {
+	if runfiles.IsFile(w.start.Config.Trace) {
 		line.Msg("trace: open it at ui.perfetto.dev, or type launch trace " + w.start.Config.Trace)
 	} else {
 		line.Msg("trace: a file of it opens at ui.perfetto.dev")

@@ -22,7 +22,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/kernels"
 	"lockstep/internal/launcher"
-	"lockstep/internal/outfile"
+	"lockstep/internal/runfiles"
 
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/control"
@@ -58,11 +58,11 @@ type World struct {
 	threads  int
 	endShare func() // of these threads; does nothing a second time
 	apart    launcher.Apart
-	apartBy  string                       // what MPI was told because of that; "" for nothing
-	why      string                       // why the device and the collectives are what they are
-	clocks   trace.Clocks                 // for --trace
-	traced   atomic.Pointer[outfile.File] // of --trace, on rank 0
-	told     atomic.Bool                  // where the time went is said, or is being said
+	apartBy  string                        // what MPI was told because of that; "" for nothing
+	why      string                        // why the device and the collectives are what they are
+	clocks   trace.Clocks                  // for --trace
+	traced   atomic.Pointer[runfiles.File] // of --trace, on rank 0
+	told     atomic.Bool                   // where the time went is said, or is being said
 	// to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
 	fellBack bool
 	agreed   bool // the failure of the start is every rank's
@@ -75,7 +75,7 @@ type World struct {
 	carrier                 verify.Carrier  // has those of this node, if this rank carries them
 	shown                   shown           // for --dashboard and Slowest
 	files                   job.FileWork    // for checkpoints and arrays
-	json                    *outfile.File
+	json                    *runfiles.File
 
 	mu        sync.Mutex
 	closers   []*func() error // of AtClose
@@ -121,7 +121,7 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	w.startup = job.NewStartup()
 	if s.Config.JSON != "" && w.launched.Rank == 0 {
 		var err error
-		if w.json, err = outfile.Append(s.Config.JSON); err != nil {
+		if w.json, err = runfiles.Append(s.Config.JSON); err != nil {
 			return nil, job.Usage(fmt.Errorf("--json: %w", err))
 		}
 	}

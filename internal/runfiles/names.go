@@ -1,5 +1,4 @@
-// Package runlog names the files in the folder of a run, for their writer and their readers.
-package runlog
+package runfiles
 
 // These are names of files in the folder of a run.
 const (

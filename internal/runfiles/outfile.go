@@ -1,12 +1,12 @@
-// Package outfile writes the files that a program is asked for: a trace, a picture. One
-// rule holds for all of them.
+// Package runfiles writes the files that a program is asked for, such as a trace or a picture, and
+// finds what a run has left: its log and its checkpoints. One rule holds for all that it writes.
 //
 //   - "-", /dev/stdout and /dev/stderr are the open streams; devices and pipes are written to
 //   - links are followed
 //   - a folder is refused
 //   - an existing file is replaced only on request, and once the new one is complete; lines are
 //     appended
-package outfile
+package runfiles
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package stepdir
+package runfiles
 
 import (
 	"errors"
@@ -10,24 +10,17 @@ import (
 	"testing"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// save writes the files of a checkpoint that List reads.
+// save writes the files of a checkpoint that Checkpoints reads.
 func save(t *testing.T, folder, index string) {
 	t.Helper()
 	must(t, os.MkdirAll(folder, 0o777))
-	must(t, os.WriteFile(filepath.Join(folder, Index), []byte(index), 0o666))
-	must(t, os.WriteFile(filepath.Join(folder, Marker), nil, 0o666))
+	must(t, os.WriteFile(filepath.Join(folder, CheckpointIndex), []byte(index), 0o666))
+	must(t, os.WriteFile(filepath.Join(folder, CompleteMarker), nil, 0o666))
 }
 
 // The newest is the one that was saved last, whatever its step and the time of its files.
 // Incomplete checkpoints, and other folders, are left out.
-func TestList(t *testing.T) {
+func TestCheckpoints(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for name, serial := range map[string]int{
@@ -42,14 +35,14 @@ func TestList(t *testing.T) {
 	save(t, at("step-00000007"), `{"format":"x","ser`)
 	save(t, at("step-00000008"), `{"serial":"many"}`)
 	save(t, at("step-00000009"), `{"serial":20}`)
-	must(t, os.Remove(filepath.Join(at("step-00000009"), Marker)))
+	must(t, os.Remove(filepath.Join(at("step-00000009"), CompleteMarker)))
 	must(t, os.WriteFile(at("step-00000011"), nil, 0o666))
-	want := []Saved{{at("step-00000005"), 5, 9}, {at("step-00000010"), 10, 6}, {at("step-00000020"), 20, 5},
+	want := []Checkpoint{{at("step-00000005"), 5, 9}, {at("step-00000010"), 10, 6}, {at("step-00000020"), 20, 5},
 		{at("step-00000030"), 30, 4}}
-	if got, err := List(dir); err != nil || !slices.Equal(got, want) {
+	if got, err := Checkpoints(dir); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
-	if _, err := List(at("none")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Checkpoints(at("none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }
