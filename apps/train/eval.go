@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/apps/train/batches"
-	"lockstep/apps/train/input"
 	"lockstep/apps/train/modern"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/run"
@@ -146,7 +145,7 @@ func (e *evaluator) sequences(f text.Data) (c chosen, err error) {
 	}
 	c.at, c.of = part.At, (part.Len-1)/e.Seq
 	if c.of == 0 {
-		return c, input.Bad("--data: %d tokens are too few for a sequence of %d and the token after it",
+		return c, text.BadInput("--data: %d tokens are too few for a sequence of %d and the token after it",
 			part.Len, e.Seq)
 	}
 	if c.n = c.of; e.most > 0 {

@@ -41,7 +41,7 @@ var house = []room{
 		[]string{"apps/train/layout", "apps/train/ops", "apps/train/gpt", "apps/train/modern",
 			"apps/train/optim"},
 		[]string{"helpers", "facade", "libraries", "basics"}},
-	{"text", "texts as tokens", []string{"apps/train/input", "apps/train/agree", "apps/train/text"},
+	{"text", "texts as tokens", []string{"apps/train/text"},
 		[]string{"helpers", "facade", "basics"}},
 	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
 		[]string{"job", "mpi", "libraries", "basics"}},

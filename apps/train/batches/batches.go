@@ -3,7 +3,6 @@ package batches
 import (
 	"math/bits"
 
-	"lockstep/apps/train/input"
 	"lockstep/apps/train/text"
 )
 
@@ -54,16 +53,16 @@ func NewDataset(f text.Data, seq, globalBatch int, seed uint64) (*Dataset, error
 	batch := globalBatch*seq + 1 // the last target is one token further
 	if v, ok := f.(text.WithVal); ok {
 		if v.Train.Len() < batch || v.Val.Len() < seq+1 {
-			return nil, input.Bad("--data of %d tokens, --val-data of %d: one batch of %d sequences of %d tokens to "+
-				"learn from needs %d, "+
-				"one sequence to validate on %d", v.Train.Len(), v.Val.Len(), globalBatch, seq, uint64(batch), seq+1)
+			return nil, text.BadInput("--data of %d tokens, --val-data of %d: one batch of %d sequences of %d "+
+				"tokens to learn from needs %d, one sequence to validate on %d",
+				v.Train.Len(), v.Val.Len(), globalBatch, seq, uint64(batch), seq+1)
 		}
 		return &Dataset{File: f, Train: Span{0, v.Train.Len()}, Val: Span{v.Train.Len(), v.Val.Len()}, Seq: seq,
 			Global: globalBatch, Growth: Growth{Last: globalBatch}, seed: seed}, nil
 	}
 	if f.Len()/2 < batch {
-		return nil, input.Bad("--data: %d tokens are too few: one batch of %d sequences of %d tokens to learn from "+
-			"and one to validate on need %d", f.Len(), globalBatch, seq, 2*uint64(batch))
+		return nil, text.BadInput("--data: %d tokens are too few: one batch of %d sequences of %d tokens to learn "+
+			"from and one to validate on need %d", f.Len(), globalBatch, seq, 2*uint64(batch))
 	}
 	val := max(f.Len()/20, batch)
 	return &Dataset{File: f, Train: Span{0, f.Len() - val}, Val: Span{f.Len() - val, val}, Seq: seq,

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/input"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
@@ -118,7 +117,7 @@ func TestDataTooSmall(t *testing.T) {
 		t.Errorf("%d validation sequences, want %d", n, global)
 	}
 	_, err = NewDataset(flatFile(need-1), seq, global, 1)
-	if !errors.As(err, new(input.Error)) || !strings.Contains(err.Error(), fmt.Sprint(need-1)) ||
+	if !errors.As(err, new(text.InputError)) || !strings.Contains(err.Error(), fmt.Sprint(need-1)) ||
 		!strings.Contains(err.Error(), fmt.Sprint(need)) {
 		t.Errorf("error %v, want bad input that names %d and %d", err, need-1, need)
 	}

@@ -8,8 +8,6 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/apps/train/agree"
-	"lockstep/apps/train/input"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
 )
@@ -33,9 +31,9 @@ func TestDocumentsArePacked(t *testing.T) {
 		wants[string(x)] = true
 		traintest.Write(t, dir, fmt.Sprintf("%d/%03d.txt", i*2/texts, i), string(x))
 	}
-	inputs, err := input.Resolve([]string{dir})
+	inputs, err := text.Resolve([]string{dir})
 	traintest.NoError(t, err)
-	alone := agree.Group{Size: 1, Exchange: func(mine []byte) ([][]byte, error) { return [][]byte{mine}, nil }}
+	alone := text.Group{Size: 1, Exchange: func(mine []byte) ([][]byte, error) { return [][]byte{mine}, nil }}
 	f, err := text.Open(alone, text.Options{Inputs: inputs, Tokens: text.Bytes{}, Cache: t.TempDir(), Threads: 1,
 		Log: zerolog.Nop()})
 	traintest.NoError(t, err)

@@ -4,8 +4,8 @@ import (
 	"math"
 	"testing"
 
-	"lockstep/apps/train/agree"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -52,7 +52,7 @@ func TestMeasureLayers(t *testing.T) {
 		o.Seq, o.onHost, o.DType = 32, w.OnHost(), "float32"
 		seconds, err := o.timeHere(w, layout.Config{Layers: 1, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300}, 2)
 		traintest.NoError(t, err)
-		all, err := agree.GatherOne(w, w.Comm(), int64(math.Float64bits(seconds)))
+		all, err := text.GatherOne(w, w.Comm(), int64(math.Float64bits(seconds)))
 		traintest.NoError(t, err)
 		for rank, bits := range all {
 			if v := math.Float64frombits(uint64(bits)); v <= 0 || v != seconds {

@@ -5,11 +5,11 @@ import (
 	"math"
 	"sort"
 
-	"lockstep/apps/train/agree"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/modern"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
+	"lockstep/apps/train/text"
 	"lockstep/spmd"
 )
 
@@ -32,7 +32,7 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 	if w.OnHost() {
 		ranks = w.LocalSize()
 	}
-	all, err := agree.GatherOne(w, w.Comm(), int64(free/ranks))
+	all, err := text.GatherOne(w, w.Comm(), int64(free/ranks))
 	if err != nil {
 		return err
 	}

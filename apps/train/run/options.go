@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/apps/train/input"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
@@ -56,8 +55,8 @@ type Options struct {
 	early       *atomic.Bool // of all ranks of the process: see Early
 
 	// Check computes these from the above.
-	Inputs    []input.Place
-	valInputs []input.Place   // empty if validation takes a part of inputs
+	Inputs    []text.Place
+	valInputs []text.Place    // empty if validation takes a part of inputs
 	weights   *weights.Folder // to begin with; nil if they are drawn
 	noTokens  string          // files that weights lacks, so that its tokens are unknown
 	Tok       text.Tokenizer
@@ -411,8 +410,8 @@ func (o *Options) checkData() error {
 }
 
 // InputsOf finds data, and says whether it consists of llm.c's token files.
-func InputsOf(patterns []string) ([]input.Place, bool, error) {
-	inputs, err := input.Resolve(patterns)
+func InputsOf(patterns []string) ([]text.Place, bool, error) {
+	inputs, err := text.Resolve(patterns)
 	if err != nil {
 		return nil, false, err
 	}

@@ -8,10 +8,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/apps/train/agree"
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
+	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
@@ -203,7 +203,7 @@ func idleOf(w *spmd.World, t *trainer.Trainer) ([]float64, error) {
 	}
 	var all [2][]int64 // of the ranks, those of a stage together
 	for i, d := range [...]time.Duration{own.Whole, own.Waiting} {
-		if all[i], err = agree.GatherOne(w, w.Comm(), int64(d)); err != nil {
+		if all[i], err = text.GatherOne(w, w.Comm(), int64(d)); err != nil {
 			return nil, err
 		}
 	}
@@ -247,7 +247,7 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 			r.w.Summarize("MFU", fmt.Sprintf("%.1f %%", 100*s.MFU))
 		}
 	}
-	peaks, err := agree.GatherOne(r.w, r.w.Comm(), int64(r.w.MemoryPeak()))
+	peaks, err := text.GatherOne(r.w, r.w.Comm(), int64(r.w.MemoryPeak()))
 	if err != nil {
 		return err
 	}

@@ -7,9 +7,7 @@ import (
 	"io"
 	"os"
 
-	"lockstep/apps/train/agree"
 	"lockstep/apps/train/batches"
-	"lockstep/apps/train/input"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/internal/readable"
@@ -105,7 +103,7 @@ func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 
 // Usage marks an error of bad input for spmd.Main.
 func Usage(err error) error {
-	if errors.As(err, new(input.Error)) {
+	if errors.As(err, new(text.InputError)) {
 		return spmd.Usage(err)
 	}
 	return err
@@ -122,7 +120,7 @@ func (o *Options) OpenTokens(w *spmd.World) (text.Data, error) {
 		}
 		f = text.WithVal{Train: f, Val: v}
 	}
-	all := agree.Among(w, w.Comm())
+	all := text.Among(w, w.Comm())
 	var key []byte
 	if err == nil {
 		key = f.Key()
@@ -133,16 +131,16 @@ func (o *Options) OpenTokens(w *spmd.World) (text.Data, error) {
 	}
 	for r, k := range keys {
 		if string(k) != string(keys[0]) {
-			return nil, errors.Join(input.Bad("--data: rank 0 and rank %d, on another node, read different contents",
-				r), f.Close())
+			return nil, errors.Join(text.BadInput(
+				"--data: rank 0 and rank %d, on another node, read different contents", r), f.Close())
 		}
 	}
 	return f, nil
 }
 
 // readTokens reads inputs that are texts, or token files of llm.c.
-func (o *Options) readTokens(w *spmd.World, inputs []input.Place) (text.Data, error) {
-	g, d := agree.Among(w, w.NodeComm()), text.Options{
+func (o *Options) readTokens(w *spmd.World, inputs []text.Place) (text.Data, error) {
+	g, d := text.Among(w, w.NodeComm()), text.Options{
 		Inputs: inputs, Tokens: o.Tok, Cache: o.Cache, Threads: w.Threads(), Log: *w.Log(),
 		Progress: func(what string, total int64) *progress.Work {
 			return progress.Start(w, what, total, progress.Bytes)

@@ -3,8 +3,8 @@ package run
 import (
 	"fmt"
 
-	"lockstep/apps/train/agree"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/text"
 	"lockstep/spmd"
 )
 
@@ -54,7 +54,7 @@ func (o *Options) warnApart(w *spmd.World) error {
 	if o.tp == 1 || w.Nodes() == 1 {
 		return nil
 	}
-	nodes, err := agree.GatherOne(w, w.Comm(), int64(w.Node()))
+	nodes, err := text.GatherOne(w, w.Comm(), int64(w.Node()))
 	if err != nil {
 		return err
 	}

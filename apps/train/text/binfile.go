@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"lockstep/apps/train/agree"
-	"lockstep/apps/train/input"
 	"lockstep/spmd/progress"
 )
 
@@ -28,11 +26,11 @@ const (
 
 // IsBin reports whether an input is a token file of llm.c: one that the user names and that ends in
 // .bin.
-func IsBin(in input.Place) bool { return in.From == input.Named && filepath.Ext(in.Path) == ".bin" }
+func IsBin(in Place) bool { return in.From == Named && filepath.Ext(in.Path) == ".bin" }
 
 // BinInputs reports whether the inputs are token files of llm.c, and reads their headers. It
 // refuses a mixture with texts.
-func BinInputs(inputs []input.Place) (bool, error) {
+func BinInputs(inputs []Place) (bool, error) {
 	bins := 0
 	for _, in := range inputs {
 		if !IsBin(in) {
@@ -48,29 +46,29 @@ func BinInputs(inputs []input.Place) (bool, error) {
 		}
 	}
 	if bins > 0 && bins < len(inputs) {
-		return false, input.Bad("--data: token files (.bin) and texts do not go together")
+		return false, BadInput("--data: token files (.bin) and texts do not go together")
 	}
 	return bins > 0, nil
 }
 
 // openBin maps a token file of llm.c.
 func openBin(path string) (*File, error) {
-	f, st, err := input.OpenRegular(path)
+	f, st, err := OpenRegular(path)
 	if err != nil {
-		return nil, input.Bad("--data %s: %w", path, input.ShortPath(err, path))
+		return nil, BadInput("--data %s: %w", path, ShortPath(err, path))
 	}
 	defer f.Close()
 	head := make([]byte, binHeaderBytes)
 	if _, err := io.ReadFull(f, head); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil, input.Bad("--data %s: %w", path, err)
+		return nil, BadInput("--data %s: %w", path, err)
 	}
 	count, err := binHeader(head, st.Size())
 	if err != nil {
-		return nil, input.Bad("--data %s: %w", path, err)
+		return nil, BadInput("--data %s: %w", path, err)
 	}
 	mem, err := syscall.Mmap(int(f.Fd()), 0, int(st.Size()), syscall.PROT_READ, syscall.MAP_SHARED)
 	if err != nil {
-		return nil, input.Bad("--data %s: mmap: %w", path, err)
+		return nil, BadInput("--data %s: mmap: %w", path, err)
 	}
 	return &File{path, tokenHeader{width: 2, ids: GPT2End + 1, count: uint64(count)}, mem, mem[binHeaderBytes:]}, nil
 }
@@ -128,16 +126,16 @@ func WriteBin(to io.Writer, data Data, wrote func(bytes int64)) error {
 
 // OpenBins returns the tokens of llm.c's files, one after the other. It reads all of them once,
 // since the key is of their contents and no token may be outside the vocabulary. Collective over g.
-func OpenBins(g agree.Group, o Options) (Data, error) {
+func OpenBins(g Group, o Options) (Data, error) {
 	begin := time.Now()
 	j, err := mapBins(o.Inputs)
 	if _, err = g.Gather(nil, err); err != nil {
 		return nil, errors.Join(err, j.Close())
 	}
-	var files []input.Source
+	var files []Source
 	var order []int
 	for i, f := range j.parts {
-		files, order = append(files, input.Source{Path: f.path, Size: int64(len(f.body))}), append(order, i)
+		files, order = append(files, Source{Path: f.path, Size: int64(len(f.body))}), append(order, i)
 	}
 	todo, before := pieces(files, order)
 	lo, hi := share(before, g.Rank, g.Size)
@@ -157,7 +155,7 @@ func OpenBins(g agree.Group, o Options) (Data, error) {
 			copy(sums[i*sha256.Size:], sum[:])
 			for k := 0; k < len(b); k += 2 {
 				if id := binary.LittleEndian.Uint16(b[k:]); id > GPT2End {
-					return input.Bad("--data %s: token %d at place %d is outside GPT-2's vocabulary of %d",
+					return BadInput("--data %s: token %d at place %d is outside GPT-2's vocabulary of %d",
 						f.path, id, (from+k)/2, GPT2End+1)
 				}
 			}
@@ -180,7 +178,7 @@ func OpenBins(g agree.Group, o Options) (Data, error) {
 	return j, nil
 }
 
-func mapBins(inputs []input.Place) (*joined, error) {
+func mapBins(inputs []Place) (*joined, error) {
 	j := &joined{}
 	for _, in := range inputs {
 		f, err := openBin(in.Path)
@@ -285,8 +283,8 @@ func (d WithVal) Close() error { return errors.Join(d.Train.Close(), d.Val.Close
 
 // AboutVal turns an error about --data into one about --val-data.
 func AboutVal(err error) error {
-	if err == nil || !errors.As(err, new(input.Error)) {
+	if err == nil || !errors.As(err, new(InputError)) {
 		return err
 	}
-	return input.Wrap(errors.New(strings.Replace(err.Error(), "--data", "--val-data", 1)))
+	return AsInput(errors.New(strings.Replace(err.Error(), "--data", "--val-data", 1)))
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/input"
 	"lockstep/apps/train/traintest"
 )
 
@@ -25,7 +24,7 @@ func TestBinHeader(t *testing.T) {
 	} {
 		path := traintest.Write(t, t.TempDir(), "x.bin", text)
 		if _, err := openBin(path); err == nil || !strings.Contains(err.Error(), want) ||
-			!errors.As(err, new(input.Error)) {
+			!errors.As(err, new(InputError)) {
 			t.Errorf("error %v, want %q in it", err, want)
 		}
 	}

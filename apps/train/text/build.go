@@ -18,14 +18,12 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/apps/train/agree"
-	"lockstep/apps/train/input"
 	"lockstep/spmd/progress"
 )
 
 // Options says which data to read, and how.
 type Options struct {
-	Inputs  []input.Place
+	Inputs  []Place
 	Tokens  Tokenizer
 	Cache   string // folder, "" for the user's own
 	Threads int    // goroutines of this rank
@@ -39,7 +37,7 @@ const roundBytes = 64 << 20
 
 // Open returns the tokens of the inputs, from the cache or made by all ranks of g together.
 // Collective over g.
-func Open(g agree.Group, o Options) (*File, error) {
+func Open(g Group, o Options) (*File, error) {
 	b := &builder{Group: g, Options: o}
 	if err := b.list(); err != nil {
 		return nil, err
@@ -62,9 +60,9 @@ func Open(g agree.Group, o Options) (*File, error) {
 
 // builder makes one token file. The first rank of the group decides; all ranks work.
 type builder struct {
-	agree.Group
+	Group
 	Options
-	files []input.Source
+	files []Source
 	docs  []document
 	key   [sha256.Size]byte
 	start time.Time
@@ -93,13 +91,13 @@ func (b *builder) nameIn(dir string) string {
 func (b *builder) list() error {
 	b.start = time.Now()
 	var listed struct {
-		Files   []input.Source
-		Skipped input.Skips
+		Files   []Source
+		Skipped Skips
 	}
 	var msg []byte
 	var err error
 	if b.Rank == 0 {
-		if listed.Files, listed.Skipped, err = input.List(b.Inputs); err == nil {
+		if listed.Files, listed.Skipped, err = List(b.Inputs); err == nil {
 			msg, err = encodeGob(listed)
 		}
 	}
@@ -138,7 +136,7 @@ func (b *builder) list() error {
 	b.docs = documents(b.files, todo, every, &listed.Skipped)
 	b.key = contentKey(b.Tokens, b.docs)
 	if len(b.docs) == 0 {
-		return input.Bad("--data: no text files found (skipped: %s)", listed.Skipped)
+		return BadInput("--data: no text files found (skipped: %s)", listed.Skipped)
 	}
 	var size int64
 	for _, d := range b.docs {
@@ -150,7 +148,7 @@ func (b *builder) list() error {
 }
 
 // from names the inputs for the log.
-func from(inputs []input.Place) string {
+func from(inputs []Place) string {
 	if n := len(inputs); n > 1 {
 		return fmt.Sprintf("%s and %d more", inputs[0].Path, n-1)
 	}

@@ -15,8 +15,6 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/apps/train/agree"
-	"lockstep/apps/train/input"
 	"lockstep/apps/train/traintest"
 )
 
@@ -24,12 +22,12 @@ import (
 // tokens and the path of the token file.
 func load(t *testing.T, n int, tok Tokenizer, cache string, patterns ...string) ([]int32, string) {
 	t.Helper()
-	inputs, err := input.Resolve(patterns)
+	inputs, err := Resolve(patterns)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tokens, paths := make([][]int32, n), make([]string, n)
-	for r, err := range traintest.Together(n, func(g agree.Group) error {
+	for r, err := range together(n, func(g Group) error {
 		f, err := Open(g, Options{Inputs: inputs, Tokens: tok, Cache: cache, Threads: 2, Log: zerolog.Nop()})
 		if err != nil {
 			return err
@@ -100,12 +98,12 @@ func TestKernelFiles(t *testing.T) {
 	if got := texts(Bytes{}, tokens); !slices.Equal(got, []string{"some text\n"}) {
 		t.Errorf("documents %q", got)
 	}
-	_, skipped, err := input.List([]input.Place{{Path: dir, Folder: true, From: input.InFolder}})
+	_, skipped, err := List([]Place{{Path: dir, Folder: true, From: InFolder}})
 	if err != nil || skipped.String() != "2 of the kernel" {
 		t.Errorf("skipped: %v, %v", skipped, err)
 	}
 	for _, path := range []string{made, "/proc/self/status", filepath.Join(dir, "b")} {
-		if _, err := input.Resolve([]string{path}); !errors.As(err, new(input.Error)) ||
+		if _, err := Resolve([]string{path}); !errors.As(err, new(InputError)) ||
 			!strings.Contains(err.Error(), "copy it first") {
 			t.Errorf("%s by name: %v", path, err)
 		}
@@ -155,23 +153,23 @@ func TestBadData(t *testing.T) {
 		{hollow, "holds no files"},
 		{"/dev/null", "neither a regular file nor a folder"},
 	} {
-		_, err := input.Resolve([]string{c.pattern})
-		if !errors.As(err, new(input.Error)) || !strings.Contains(err.Error(), c.want) ||
+		_, err := Resolve([]string{c.pattern})
+		if !errors.As(err, new(InputError)) || !strings.Contains(err.Error(), c.want) ||
 			!strings.Contains(err.Error(), c.pattern) {
 			t.Errorf("%s: error %v, want one with %q", c.pattern, err, c.want)
 		}
 	}
 	// A folder has only binaries, which all ranks find when they read them.
 	traintest.Write(t, dir, "bin/x", "\x00\x01")
-	inputs, err := input.Resolve([]string{filepath.Join(dir, "bin")})
+	inputs, err := Resolve([]string{filepath.Join(dir, "bin")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for r, err := range traintest.Together(3, func(g agree.Group) error {
+	for r, err := range together(3, func(g Group) error {
 		_, err := Open(g, Options{Inputs: inputs, Tokens: Bytes{}, Cache: t.TempDir(), Threads: 1, Log: zerolog.Nop()})
 		return err
 	}) {
-		if !errors.As(err, new(input.Error)) || !strings.Contains(err.Error(), "1 binary") {
+		if !errors.As(err, new(InputError)) || !strings.Contains(err.Error(), "1 binary") {
 			t.Errorf("rank %d: error %v, want bad input that counts 1 binary", r, err)
 		}
 	}
@@ -310,7 +308,7 @@ func TestAbsurdHeaders(t *testing.T) {
 func TestJobsBuildTheSameFileAtOnce(t *testing.T) {
 	dir, cache := t.TempDir(), t.TempDir()
 	corpus(t, dir)
-	inputs, err := input.Resolve([]string{dir})
+	inputs, err := Resolve([]string{dir})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +316,7 @@ func TestJobsBuildTheSameFileAtOnce(t *testing.T) {
 	sums := make([]uint32, 4)
 	for job := range sums {
 		wg.Go(func() {
-			for _, err := range traintest.Together(2, func(g agree.Group) error {
+			for _, err := range together(2, func(g Group) error {
 				f, err := Open(g, Options{Inputs: inputs, Tokens: Bytes{}, Cache: cache, Threads: 2,
 					Log: zerolog.Nop()})
 				if err != nil {
@@ -387,16 +385,16 @@ func TestCacheFolders(t *testing.T) {
 			t.Errorf("cache %q: token file %s, want it below %s", home, path, tmp)
 		}
 	}
-	inputs, err := input.Resolve([]string{filepath.Join(dir, "a")})
+	inputs, err := Resolve([]string{filepath.Join(dir, "a")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for r, err := range traintest.Together(2, func(g agree.Group) error {
+	for r, err := range together(2, func(g Group) error {
 		_, err := Open(g, Options{Inputs: inputs, Tokens: Bytes{}, Cache: filepath.Join(blocked, "cache"), Threads: 1,
 			Log: zerolog.Nop()})
 		return err
 	}) {
-		if !errors.As(err, new(input.Error)) || !strings.Contains(err.Error(), "--cache") {
+		if !errors.As(err, new(InputError)) || !strings.Contains(err.Error(), "--cache") {
 			t.Errorf("rank %d: error %v, want bad input that names --cache", r, err)
 		}
 	}
@@ -415,8 +413,8 @@ func TestCacheFolders(t *testing.T) {
 func TestFileThatChangesIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	path := traintest.Write(t, dir, "a", "before")
-	in := input.Place{Path: path, Folder: false, From: input.Named}
-	files, _, err := input.List([]input.Place{in})
+	in := Place{Path: path, Folder: false, From: Named}
+	files, _, err := List([]Place{in})
 	if err != nil {
 		t.Fatal(err)
 	}

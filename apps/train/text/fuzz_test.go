@@ -17,10 +17,6 @@ import (
 	"testing"
 
 	"github.com/rs/zerolog"
-
-	"lockstep/apps/train/agree"
-	"lockstep/apps/train/input"
-	"lockstep/apps/train/traintest"
 )
 
 // resealHeader corrects the checksum of a header, which no fuzzer guesses.
@@ -161,7 +157,7 @@ func FuzzData(f *testing.F) {
 	root := f.TempDir()
 	paths := []string{filepath.Join(root, "a.go"), filepath.Join(root, "b.go")}
 	f.Fuzz(func(t *testing.T, a, b []byte, from uint8) {
-		how := input.Origin(from % 3)
+		how := Origin(from % 3)
 		contents := [][]byte{a, b}
 		var want []string // as tokens
 		for i, c := range contents {
@@ -172,14 +168,14 @@ func FuzzData(f *testing.F) {
 				want = append(want, string(c)+"\x00")
 			}
 		}
-		in := []input.Place{{Path: root, Folder: true, From: how}}
-		if how == input.Named {
-			in = []input.Place{{Path: paths[0], Folder: false, From: input.Named},
-				{Path: paths[1], Folder: false, From: input.Named}}
+		in := []Place{{Path: root, Folder: true, From: how}}
+		if how == Named {
+			in = []Place{{Path: paths[0], Folder: false, From: Named},
+				{Path: paths[1], Folder: false, From: Named}}
 			want = slices.Compact([]string{string(a) + "\x00", string(b) + "\x00"})
 			want = slices.DeleteFunc(want, func(s string) bool { return s == "\x00" })
 		}
-		files, skipped, err := input.List(in)
+		files, skipped, err := List(in)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,12 +212,12 @@ func FuzzShare(f *testing.F) {
 	f.Add([]byte{1}, uint16(0), int64(math.MaxInt64))
 	f.Add([]byte{1, 1, 1}, uint16(500), int64(-1))
 	f.Fuzz(func(t *testing.T, lengths []byte, ranks uint16, unit int64) {
-		var list input.Listing
+		var list Listing
 		var sum uint64
 		for _, n := range lengths[:min(len(lengths), 64)] {
 			size := int64(n) * unit // may be anything
-			err := list.Add(input.Source{Size: size})
-			if ok := size >= 0 && uint64(size) <= input.MaxDataBytes-sum; ok != (err == nil) {
+			err := list.Add(Source{Size: size})
+			if ok := size >= 0 && uint64(size) <= MaxDataBytes-sum; ok != (err == nil) {
 				t.Fatalf("%d bytes after %d: %v", size, sum, err)
 			}
 			if err == nil {
@@ -257,12 +253,12 @@ func FuzzShare(f *testing.F) {
 // refused at once.
 func TestAbsurdDataIsRefused(t *testing.T) {
 	for _, sizes := range [][]int64{
-		{math.MaxInt64}, {input.MaxDataBytes, 1}, {input.MaxDataBytes - 1, math.MaxInt64}, {-1},
+		{math.MaxInt64}, {MaxDataBytes, 1}, {MaxDataBytes - 1, math.MaxInt64}, {-1},
 	} {
-		var list input.Listing
+		var list Listing
 		var err error
 		for _, n := range sizes {
-			err = errors.Join(err, list.Add(input.Source{Path: "big", Size: n}))
+			err = errors.Join(err, list.Add(Source{Path: "big", Size: n}))
 		}
 		if err == nil || !strings.Contains(err.Error(), "big of") {
 			t.Errorf("sizes %d: error %v, want one that names the file", sizes, err)
@@ -276,18 +272,18 @@ func TestAbsurdDataIsRefused(t *testing.T) {
 	for os.Truncate(path, size) != nil { // the largest that this file system has
 		size /= 2
 	}
-	if size <= input.MaxDataBytes/4 {
+	if size <= MaxDataBytes/4 {
 		t.Skipf("files here hold at most %d bytes", size)
 	}
-	inputs, err := input.Resolve([]string{path, path, path, path})
+	inputs, err := Resolve([]string{path, path, path, path})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for r, err := range traintest.Together(2, func(g agree.Group) error {
+	for r, err := range together(2, func(g Group) error {
 		_, err := Open(g, Options{Inputs: inputs, Tokens: Bytes{}, Cache: t.TempDir(), Threads: 1, Log: zerolog.Nop()})
 		return err
 	}) {
-		if !errors.As(err, new(input.Error)) || !strings.Contains(err.Error(), path) {
+		if !errors.As(err, new(InputError)) || !strings.Contains(err.Error(), path) {
 			t.Errorf("rank %d: error %v, want bad input that names %s", r, err, path)
 		}
 	}
@@ -307,7 +303,7 @@ func TestPipesAreRefused(t *testing.T) {
 	if _, err := OpenFile(path, Bytes{}, [sha256.Size]byte{}, true); err == nil || err.Error() != want {
 		t.Errorf("token file: error %v, want %s", err, want)
 	}
-	if _, err := readPiece(input.Source{Path: path, Size: st.Size(), Mtime: st.ModTime().UnixNano()}, 0,
+	if _, err := readPiece(Source{Path: path, Size: st.Size(), Mtime: st.ModTime().UnixNano()}, 0,
 		0); err == nil || err.Error() != want {
 		t.Errorf("data: error %v, want %s", err, want)
 	}

@@ -10,8 +10,6 @@ import (
 	"io/fs"
 	"regexp"
 	"slices"
-
-	"lockstep/apps/train/input"
 )
 
 // pieceBytes is how much of a file one reading takes. Several goroutines and ranks hash and
@@ -26,7 +24,7 @@ type piece struct {
 
 // pieces cuts files, in the given order. before is how many bytes come before each piece; its last
 // entry is the total.
-func pieces(files []input.Source, order []int) (all []piece, before []int64) {
+func pieces(files []Source, order []int) (all []piece, before []int64) {
 	var sum int64
 	for _, f := range order {
 		for i := 0; int64(i)*pieceBytes < files[f].Size; i++ {
@@ -60,8 +58,8 @@ var errChanged = errors.New("the file changed while it was read")
 
 // readPiece returns bytes [from, to) of a file, after a check that the file is the one
 // that was listed.
-func readPiece(s input.Source, from, to int64) ([]byte, error) {
-	f, st, err := input.OpenRegular(s.Path)
+func readPiece(s Source, from, to int64) ([]byte, error) {
+	f, st, err := OpenRegular(s.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -91,14 +89,14 @@ var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
 // classify looks at the beginning of a file: a NUL byte in the first 8 KiB makes it binary, the Go
 // tools' mark makes it generated.
-func classify(b []byte, from input.Origin) byte {
+func classify(b []byte, from Origin) byte {
 	head := b[:min(len(b), 8<<10)]
 	switch {
-	case from == input.Named:
+	case from == Named:
 		return textFile
 	case bytes.IndexByte(head, 0) >= 0:
 		return binaryFile
-	case from == input.GoTree && generated.Match(head):
+	case from == GoTree && generated.Match(head):
 		return generatedFile
 	}
 	return textFile
@@ -109,11 +107,11 @@ type pieceSum [sha256.Size + 1]byte
 
 // hashPiece reads and sums one piece. It skips a file of a folder that cannot be read: somebody
 // else's file must not stop the run.
-func hashPiece(s input.Source, index int) (sum pieceSum, err error) {
+func hashPiece(s Source, index int) (sum pieceSum, err error) {
 	from := int64(index) * pieceBytes
 	b, err := readPiece(s, from, min(from+pieceBytes, s.Size))
 	if err != nil {
-		if s.From != input.Named && (errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist)) {
+		if s.From != Named && (errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist)) {
 			sum[sha256.Size] = unreadableFile
 			return sum, nil
 		}
@@ -136,7 +134,7 @@ type document struct {
 // documents returns the files that are text, each contents once, in the order of their hashes. That
 // order depends only on contents, not on names and places. It mixes the files, so that the end of
 // the data, which is for validation, is a fair sample.
-func documents(files []input.Source, all []piece, sums []pieceSum, skipped *input.Skips) []document {
+func documents(files []Source, all []piece, sums []pieceSum, skipped *Skips) []document {
 	var docs []document
 	for lo := 0; lo < len(all); {
 		hi := lo + 1
@@ -179,7 +177,7 @@ func contentKey(t Tokenizer, docs []document) (key [sha256.Size]byte) {
 }
 
 // encodePiece returns the tokens of one piece, with the separator after the last piece of a file.
-func encodePiece(t Tokenizer, s input.Source, index int) ([]byte, error) {
+func encodePiece(t Tokenizer, s Source, index int) ([]byte, error) {
 	nominal := func(i int) int64 { return min(int64(i)*pieceBytes, s.Size) }
 	look := func(i int) int64 { return min(nominal(i)+int64(t.lookahead()), s.Size) }
 	start := max(0, nominal(index)-2) // where b begins in the file

@@ -17,8 +17,6 @@ import (
 	"unsafe"
 
 	"github.com/rs/zerolog"
-
-	"lockstep/apps/train/input"
 )
 
 // A token file is this header and then count tokens of width bytes, all
@@ -106,7 +104,7 @@ type File struct {
 // OpenFile maps the token file at path. It must be for this tokenizer and key, undamaged, and not
 // written by another user. With verify it reads all of the file to check that it is whole.
 func OpenFile(path string, t Tokenizer, key [sha256.Size]byte, verify bool) (*File, error) {
-	f, st, err := input.OpenRegular(path)
+	f, st, err := OpenRegular(path)
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +269,7 @@ func newTemp(cache, name string, log zerolog.Logger) (*os.File, error) {
 			why = err
 		}
 	}
-	return nil, input.Bad("no folder for the token file: %w; give one with --cache", err)
+	return nil, BadInput("no folder for the token file: %w; give one with --cache", err)
 }
 
 // removeStale removes the unfinished files of runs that were killed a day ago.

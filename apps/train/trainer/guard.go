@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	"lockstep/apps/train/agree"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/text"
 	"lockstep/spmd"
 )
 
@@ -49,7 +49,7 @@ func (t *Trainer) firstBad(step int) (string, error) {
 		} else {
 			found = beyond
 		}
-		all, err := agree.GatherOne(t.World, t.all, int64(found))
+		all, err := text.GatherOne(t.World, t.all, int64(found))
 		if err != nil {
 			return "", err
 		}

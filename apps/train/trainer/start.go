@@ -1,8 +1,8 @@
 package trainer
 
 import (
-	"lockstep/apps/train/agree"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/text"
 	"lockstep/apps/train/weights"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
@@ -50,7 +50,7 @@ func (t *Trainer) dealOut(h *weights.Folder) error {
 		if t.c.Rank() == 0 {
 			x, err = h.Tensor(p.Uncut())
 		}
-		if _, err := agree.Among(t.World, t.c).Gather(nil, err); err != nil {
+		if _, err := text.Among(t.World, t.c).Gather(nil, err); err != nil {
 			return err
 		}
 		if t.c.Rank() != 0 {

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/agree"
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
@@ -147,7 +146,7 @@ func TestDataOrderDoesNotDependOnRanks(t *testing.T) {
 				mine = fmt.Appendf(mine, "%d ", at)
 			}
 		}
-		all, err := agree.Among(w, w.Comm()).Gather(mine, nil)
+		all, err := text.Among(w, w.Comm()).Gather(mine, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,8 +15,8 @@ import (
 	"strings"
 
 	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/input"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/text"
 	"lockstep/host"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
@@ -103,7 +103,7 @@ const hfHead = "lm_head.weight"
 func Open(dir string) (*Folder, error) {
 	h := &Folder{Dir: dir}
 	if err := h.open(); err != nil {
-		return nil, input.Bad("--init-from %s: %v", dir, err)
+		return nil, text.BadInput("--init-from %s: %v", dir, err)
 	}
 	return h, nil
 }
@@ -174,9 +174,9 @@ func notLFS(head []byte, path string) error {
 // readText reads a small file. The error does not repeat the folder.
 func readText(path string) ([]byte, error) {
 	const most = 64 << 20
-	f, st, err := input.OpenRegular(path)
+	f, st, err := text.OpenRegular(path)
 	if err != nil {
-		return nil, input.ShortPath(err, path)
+		return nil, text.ShortPath(err, path)
 	}
 	defer f.Close()
 	if st.Size() > most {
@@ -221,15 +221,15 @@ func (h *Folder) files() ([]string, error) {
 // list adds the tensors of one file.
 func (h *Folder) list(name string) error {
 	path := filepath.Join(h.Dir, name)
-	f, st, err := input.OpenRegular(path)
+	f, st, err := text.OpenRegular(path)
 	if err != nil {
-		return input.ShortPath(err, path)
+		return text.ShortPath(err, path)
 	}
 	defer f.Close()
 	head := make([]byte, 64)
 	n, err := f.ReadAt(head, 0)
 	if err != nil && err != io.EOF {
-		return input.ShortPath(err, path)
+		return text.ShortPath(err, path)
 	}
 	if err := notLFS(head[:n], path); err != nil {
 		return err
@@ -350,7 +350,7 @@ func (h *Folder) Tensor(p layout.Param) ([]float32, error) {
 			return nil, err
 		}
 		if !slices.EqualFunc(x, y, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
-			return nil, input.Bad("--init-from %s: %s is not %s: the output weights are the token embedding here",
+			return nil, text.BadInput("--init-from %s: %s is not %s: the output weights are the token embedding here",
 				h.Dir, hfHead, p.Name)
 		}
 	}

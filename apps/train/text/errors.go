@@ -1,4 +1,4 @@
-package input
+package text
 
 import (
 	"errors"
@@ -9,14 +9,14 @@ import (
 	"syscall"
 )
 
-// Error marks an error that is about the user's input, not about the program or the machine.
-type Error struct{ error }
+// InputError marks an error that is about the user's input, not about the program or the machine.
+type InputError struct{ error }
 
-// Wrap marks an error as one about the input.
-func Wrap(err error) error { return Error{err} }
+// AsInput marks an error as one about the input.
+func AsInput(err error) error { return InputError{err} }
 
-// Bad is fmt.Errorf for errors about the input.
-func Bad(format string, args ...any) error { return Wrap(fmt.Errorf(format, args...)) }
+// BadInput is fmt.Errorf for errors about the input.
+func BadInput(format string, args ...any) error { return AsInput(fmt.Errorf(format, args...)) }
 
 // OpenRegular opens a file to read it. A name that has become a pipe or a folder is an error:
 // opening a pipe would wait for its writer.

@@ -1,4 +1,4 @@
-package input
+package text
 
 import (
 	"context"
@@ -38,7 +38,7 @@ func Resolve(patterns []string) ([]Place, error) {
 	if len(patterns) == 0 {
 		root := goSource()
 		if root == "" {
-			return nil, Bad("no --data given and no Go source tree found to use instead " +
+			return nil, BadInput("no --data given and no Go source tree found to use instead " +
 				"(looked at GOROOT, go env GOROOT, /usr/local/go, /usr/lib/go*): give --data FILE, FOLDER or GLOB")
 		}
 		return []Place{{root, true, GoTree}}, nil
@@ -48,10 +48,10 @@ func Resolve(patterns []string) ([]Place, error) {
 		paths := []string{p} // a name that exists is no pattern, whatever is in it
 		if _, err := os.Stat(p); errors.Is(err, fs.ErrNotExist) && strings.ContainsAny(p, `*?[`) {
 			if paths, err = filepath.Glob(p); err != nil {
-				return nil, Bad("--data %s: %v", p, err)
+				return nil, BadInput("--data %s: %v", p, err)
 			}
 			if len(paths) == 0 {
-				return nil, Bad("--data %s: no file matches", p)
+				return nil, BadInput("--data %s: no file matches", p)
 			}
 		}
 		for _, path := range paths {
@@ -70,21 +70,21 @@ func resolvePath(path string) (Place, error) {
 	st, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return Place{}, Bad("--data %s: no such file or folder", path)
+		return Place{}, BadInput("--data %s: no such file or folder", path)
 	case err != nil:
-		return Place{}, Bad("--data %s: %v", path, errors.Unwrap(err))
+		return Place{}, BadInput("--data %s: %v", path, errors.Unwrap(err))
 	case st.Mode().IsRegular() && ofKernel(path, st, map[uint64]bool{}):
-		return Place{}, Bad("--data %s: the kernel makes this file as it is read: copy it first", path)
+		return Place{}, BadInput("--data %s: the kernel makes this file as it is read: copy it first", path)
 	case st.Mode().IsRegular() && st.Size() == 0:
-		return Place{}, Bad("--data %s: the file is empty", path)
+		return Place{}, BadInput("--data %s: the file is empty", path)
 	case !st.Mode().IsRegular() && !st.IsDir():
-		return Place{}, Bad("--data %s: neither a regular file nor a folder", path)
+		return Place{}, BadInput("--data %s: neither a regular file nor a folder", path)
 	}
 	if path, err = filepath.EvalSymlinks(path); err == nil {
 		path, err = filepath.Abs(path)
 	}
 	if err != nil {
-		return Place{}, Bad("--data %s: %v", path, err)
+		return Place{}, BadInput("--data %s: %v", path, err)
 	}
 	if !st.IsDir() {
 		return Place{path, false, Named}, nil
@@ -96,10 +96,10 @@ func resolvePath(path string) (Place, error) {
 		return fs.SkipAll
 	}, &skipped)
 	if err != nil {
-		return Place{}, Bad("--data %s: %v", path, err)
+		return Place{}, BadInput("--data %s: %v", path, err)
 	}
 	if !found {
-		return Place{}, Bad("--data %s: the folder holds no files that can be read (left out: %v)", path, skipped)
+		return Place{}, BadInput("--data %s: the folder holds no files that can be read (left out: %v)", path, skipped)
 	}
 	return Place{path, true, InFolder}, nil
 }
@@ -198,15 +198,15 @@ func List(inputs []Place) ([]Source, Skips, error) {
 		if !in.Folder {
 			st, err := os.Stat(in.Path)
 			if err != nil {
-				return nil, skipped, Bad("--data %s: %v", in.Path, errors.Unwrap(err))
+				return nil, skipped, BadInput("--data %s: %v", in.Path, errors.Unwrap(err))
 			}
 			if err := list.Add(Source{in.Path, st.Size(), st.ModTime().UnixNano(), in.From}); err != nil {
-				return nil, skipped, Bad("--data: %v", err)
+				return nil, skipped, BadInput("--data: %v", err)
 			}
 			continue
 		}
 		if err := walk(in, list.Add, &skipped); err != nil {
-			return nil, skipped, Bad("--data %s: %v", in.Path, err)
+			return nil, skipped, BadInput("--data %s: %v", in.Path, err)
 		}
 	}
 	return list.Files, skipped, nil

@@ -1,13 +1,10 @@
-package agree_test
+package text
 
 import (
 	"errors"
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/agree"
-	"lockstep/apps/train/input"
-	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -15,7 +12,7 @@ import (
 // An error of one rank ends all ranks, with its text.
 func TestGatherSpreadsErrors(t *testing.T) {
 	disk := errors.New("disk full")
-	for r, err := range traintest.Together(3, func(g agree.Group) error {
+	for r, err := range together(3, func(g Group) error {
 		var mine error
 		if g.Rank == 1 {
 			mine = disk
@@ -32,7 +29,7 @@ func TestGatherSpreadsErrors(t *testing.T) {
 // Byte strings of any lengths reach every rank, and one rank's error reaches all.
 func TestCommGroup(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
-		g := agree.Among(w, w.Comm())
+		g := Among(w, w.Comm())
 		all, err := g.Gather([]byte(strings.Repeat("x", 5*w.Rank())), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -44,7 +41,7 @@ func TestCommGroup(t *testing.T) {
 		}
 		var mine error
 		if w.Rank() == w.Size()-1 {
-			mine = input.Bad("no such thing")
+			mine = BadInput("no such thing")
 		}
 		if _, err := g.Gather(nil, mine); err == nil || err.Error() != "no such thing" {
 			t.Errorf("error %v, want the last rank's", err)

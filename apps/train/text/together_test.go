@@ -1,15 +1,13 @@
-package traintest
+package text
 
 import (
 	"bytes"
 	"slices"
 	"sync"
-
-	"lockstep/apps/train/agree"
 )
 
-// Together runs fn as n ranks of one group, in goroutines, and returns each one's error.
-func Together(n int, fn func(g agree.Group) error) []error {
+// together runs fn as n ranks of one group, in goroutines, and returns each one's error.
+func together(n int, fn func(g Group) error) []error {
 	var mu sync.Mutex
 	cond := sync.NewCond(&mu)
 	slots, taken, round := make([][]byte, n), 0, 0
@@ -34,7 +32,7 @@ func Together(n int, fn func(g agree.Group) error) []error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for r := range n {
-		wg.Go(func() { errs[r] = fn(agree.Group{Rank: r, Size: n, Exchange: exchange(r)}) })
+		wg.Go(func() { errs[r] = fn(Group{Rank: r, Size: n, Exchange: exchange(r)}) })
 	}
 	wg.Wait()
 	return errs

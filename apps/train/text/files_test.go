@@ -1,4 +1,4 @@
-package input
+package text
 
 import (
 	"errors"
@@ -19,7 +19,7 @@ func TestNoGoTree(t *testing.T) {
 	t.Setenv("GOROOT", "")
 	t.Setenv("PATH", "")
 	_, err := Resolve(nil)
-	if !errors.As(err, new(Error)) || !strings.Contains(err.Error(), "give --data") {
+	if !errors.As(err, new(InputError)) || !strings.Contains(err.Error(), "give --data") {
 		t.Errorf("error %v, want bad input that asks for --data", err)
 	}
 }
@@ -43,7 +43,7 @@ func TestLeftOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = "1 empty, 1 unreadable, 2 hidden, 2 links to folders, 2 pipes, sockets or devices"
-	if _, err := Resolve([]string{dir}); !errors.As(err, new(Error)) ||
+	if _, err := Resolve([]string{dir}); !errors.As(err, new(InputError)) ||
 		!strings.Contains(err.Error(), "the folder holds no files that can be read (left out: "+want+")") {
 		t.Errorf("%v", err)
 	}

@@ -1,14 +1,13 @@
-package agree
+package text
 
 import (
 	"errors"
 	"fmt"
 
-	"lockstep/apps/train/input"
 	"lockstep/spmd"
 )
 
-// Group is the ranks that build a token file together: those of one node.
+// Group is ranks that work at one thing, such as those of a node that build a token file.
 type Group struct {
 	Rank, Size int
 	// Exchange gives every rank the bytes of all ranks, in rank order.
@@ -22,7 +21,7 @@ func (g Group) Gather(mine []byte, err error) ([][]byte, error) {
 	msg := append([]byte{ok}, mine...)
 	if err != nil {
 		msg = append([]byte{bad}, err.Error()...)
-		if errors.As(err, new(input.Error)) {
+		if errors.As(err, new(InputError)) {
 			msg[0] = theirs
 		}
 	}
@@ -37,7 +36,7 @@ func (g Group) Gather(mine []byte, err error) ([][]byte, error) {
 		case r == g.Rank:
 			return nil, err // whole, with what it wraps
 		case m[0] == theirs:
-			return nil, input.Wrap(errors.New(string(m[1:])))
+			return nil, AsInput(errors.New(string(m[1:])))
 		default:
 			return nil, fmt.Errorf("rank %d: %s", r, m[1:])
 		}
