@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/apps/train/cost"
+	"lockstep/apps/train/layout"
 	"lockstep/apps/train/run"
 	"lockstep/internal/cli"
 	"lockstep/internal/readable"
@@ -60,11 +60,11 @@ func propose(o *run.Options, nodes, perNode int, name string) (*run.Planned, err
 	if nodes < 1 || perNode < 1 || nodes > mostGPUs || perNode > mostGPUs || nodes*perNode > mostGPUs {
 		return nil, fmt.Errorf("--nodes %d --gpus-per-node %d: want from 1 to %d GPUs in all", nodes, perNode, mostGPUs)
 	}
-	g, err := cost.Parse(name)
+	g, err := layout.ParseGPU(name)
 	if err != nil {
 		return nil, err
 	}
-	return o.Plan(cost.On(g, perNode), nodes*perNode)
+	return o.Plan(layout.NodesOf(g, perNode), nodes*perNode)
 }
 
 // showPlan prints proposals for people.

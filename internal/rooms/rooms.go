@@ -33,7 +33,7 @@ var house = []room{
 	{"measuring", "what bench is made of", []string{"bench/*", "bench/plots/*"},
 		[]string{"helpers", "facade", "libraries", "tests", "basics"}},
 	{"training", "a training run of apps/train",
-		[]string{"apps/train/cost", "apps/train/run", "apps/train/trainer", "apps/train/traintest"},
+		[]string{"apps/train/run", "apps/train/trainer", "apps/train/traintest"},
 		[]string{"corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
 	{"corpus", "between texts and models", []string{"apps/train/batches", "apps/train/decode", "apps/train/weights"},
 		[]string{"model", "text", "helpers", "facade", "libraries", "basics"}},

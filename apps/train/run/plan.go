@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 
-	"lockstep/apps/train/cost"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/text"
 )
@@ -47,7 +46,7 @@ const mostBatch = 64
 
 // Plan proposes how ranks, each with a GPU of m, divide the run. It chooses those of --dp, --tp,
 // --pp, --shard, --recompute, --batch and --global-batch that are not given. It looks at no data.
-func (o *Options) Plan(m cost.Machine, ranks int) (*Planned, error) {
+func (o *Options) Plan(m layout.Machine, ranks int) (*Planned, error) {
 	if err := o.takeModel(); err != nil {
 		return nil, err
 	}
@@ -105,9 +104,9 @@ func (o *Options) Plan(m cost.Machine, ranks int) (*Planned, error) {
 // candidate is one way to divide a run.
 type candidate struct {
 	o        *Options
-	job      cost.Job
+	job      layout.Job
 	fixed    bool // --batch is given
-	estimate cost.Estimate
+	estimate layout.Estimate
 }
 
 // fixedBatch reports whether --batch is given and not 0, which asks for a search.
@@ -115,7 +114,7 @@ func (o *Options) fixedBatch() bool { return o.Given("batch") && o.Batch > 0 }
 
 // roomOf returns how many bytes of a GPU a candidate may have. Libraries take the rest, and NCCL
 // takes some for each kind of communicator.
-func roomOf(m cost.Machine, c candidate) int {
+func roomOf(m layout.Machine, c candidate) int {
 	room := m.Memory - m.Memory/50 - 1<<30
 	for _, n := range []int{c.job.Replicas, c.o.tp, c.o.pp} {
 		if n > 1 {
@@ -127,7 +126,7 @@ func roomOf(m cost.Machine, c candidate) int {
 
 // candidates returns all ways that agree with the flags and have room for the parameters. The
 // fastest come first, and the simplest among equally fast ones.
-func (o *Options) candidates(m cost.Machine, ranks int) []candidate {
+func (o *Options) candidates(m layout.Machine, ranks int) []candidate {
 	var all []candidate
 	for tp := 1; tp <= min(ranks, o.heads, m.PerNode); tp++ {
 		if o.Given("tp") && tp != o.tp || o.heads%tp != 0 || ranks%tp != 0 || m.PerNode%tp != 0 {
@@ -149,7 +148,7 @@ func (o *Options) candidates(m cost.Machine, ranks int) []candidate {
 }
 
 // divided returns the candidates with so many parts, stages and replicas.
-func (o *Options) divided(m cost.Machine, tp, pp, replicas int) (all []candidate) {
+func (o *Options) divided(m layout.Machine, tp, pp, replicas int) (all []candidate) {
 	modes, again := []layout.ShardMode{o.Cfg.Shard.Mode}, []layout.Recomputation{o.Cfg.Recompute}
 	if !o.Given("shard") && replicas > 1 {
 		modes = []layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients,
@@ -164,7 +163,7 @@ func (o *Options) divided(m cost.Machine, tp, pp, replicas int) (all []candidate
 		sizes = []int{o.Batch}
 	}
 	for _, batch := range sizes {
-		job := cost.Job{Replicas: replicas, Batch: batch, Global: o.GlobalBatch, Seq: o.Seq}
+		job := layout.Job{Replicas: replicas, Batch: batch, Global: o.GlobalBatch, Seq: o.Seq}
 		cfg := o.Cfg
 		cfg.Tensor.Ranks = tp
 		if pp > 1 {
@@ -180,7 +179,7 @@ func (o *Options) divided(m cost.Machine, tp, pp, replicas int) (all []candidate
 				if tp == 1 {
 					c.Cfg.Tensor = layout.Tensor{}
 				}
-				x := candidate{&c, job, o.fixedBatch(), cost.Estimate{}}
+				x := candidate{&c, job, o.fixedBatch(), layout.Estimate{}}
 				if c.Cfg.CheckParts8() != nil || c.least(replicas) > roomOf(m, x) {
 					continue
 				}

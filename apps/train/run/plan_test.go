@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/apps/train/cost"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
 )
@@ -25,13 +24,13 @@ func typed(t *testing.T, args ...string) *Options {
 	return o
 }
 
-func machine(t *testing.T, gpu string, perNode int) cost.Machine {
+func machine(t *testing.T, gpu string, perNode int) layout.Machine {
 	t.Helper()
-	g, err := cost.Parse(gpu)
+	g, err := layout.ParseGPU(gpu)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return cost.On(g, perNode)
+	return layout.NodesOf(g, perNode)
 }
 
 // planOf returns the plan for a command line.

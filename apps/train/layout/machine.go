@@ -1,4 +1,4 @@
-package cost
+package layout
 
 import (
 	"fmt"
@@ -33,8 +33,8 @@ var gpus = []GPU{
 	{"A10", 24e9, 125e12, 0.6e12, 10e9},
 }
 
-// Find returns the GPU of a device's name.
-func Find(device string) (GPU, bool) {
+// FindGPU returns the GPU of a device's name.
+func FindGPU(device string) (GPU, bool) {
 	for _, g := range gpus {
 		for _, word := range []string{" " + g.Name + " ", " " + g.Name + "-"} {
 			if strings.Contains(" "+device+" ", word) {
@@ -45,10 +45,10 @@ func Find(device string) (GPU, bool) {
 	return GPU{}, false
 }
 
-// Parse returns the GPU that a person has named: NAME, or NAME:GB with another memory.
-func Parse(text string) (GPU, error) {
+// ParseGPU returns the GPU that a person has named: NAME, or NAME:GB with another memory.
+func ParseGPU(text string) (GPU, error) {
 	name, memory, given := strings.Cut(text, ":")
-	g, ok := Find(name)
+	g, ok := FindGPU(name)
 	if !ok {
 		var names []string
 		for _, g := range gpus {
@@ -74,9 +74,9 @@ type Machine struct {
 	Latency float64 // seconds of a step of an algorithm there
 }
 
-// On returns a machine of nodes with perNode GPUs each, and with a usual network, which was
+// NodesOf returns a machine of nodes with perNode GPUs each, and with a usual network, which was
 // not measured.
-func On(g GPU, perNode int) Machine {
+func NodesOf(g GPU, perNode int) Machine {
 	return Machine{GPU: g, PerNode: perNode, Network: 50e9, Latency: 5e-6}
 }
 

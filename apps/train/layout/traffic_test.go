@@ -1,10 +1,8 @@
-package cost
+package layout
 
 import (
 	"math"
 	"testing"
-
-	"lockstep/apps/train/layout"
 )
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(b)) }
@@ -45,18 +43,18 @@ func TestLanesClosed(t *testing.T) {
 }
 
 // uniform returns replicas whose layers have sections of equal times.
-func uniform(mode layout.ShardMode, stages, layers int, forward, backward, gather, send float64) replicas {
+func uniform(mode ShardMode, stages, layers int, forward, backward, gather, send float64) replicas {
 	r := replicas{kept: 0.25, rest: 0.125}
 	r.cfg.Shard.Mode, r.cfg.Stage.Stages = mode, stages
 	r.share.head = section{forward: 7, backward: 9}
 	for range 2 * layers {
 		r.share.sections = append(r.share.sections, section{forward: forward, backward: backward})
 		r.send = append(r.send, send)
-		if mode != layout.ShardOff {
+		if mode != ShardOff {
 			r.gather = append(r.gather, gather)
 		}
 	}
-	if mode == layout.ShardOff {
+	if mode == ShardOff {
 		r.kept = 0
 	}
 	return r
@@ -68,7 +66,7 @@ func TestTimesClosed(t *testing.T) {
 	const n, there = 2.0 * layers, 4.0 // all sections; sections whose weights the last pass has left
 	for _, tc := range []struct {
 		what         string
-		mode         layout.ShardMode
+		mode         ShardMode
 		stages       int
 		f, b, g, s   float64
 		hides        bool
@@ -76,41 +74,41 @@ func TestTimesClosed(t *testing.T) {
 		wantSum      float64 // of a micro-batch, where its parts are not told
 		fp8, recompu bool
 	}{
-		{what: "sums behind each section", mode: layout.ShardOff, f: 2, b: 4, s: 3, hides: true,
+		{what: "sums behind each section", mode: ShardOff, f: 2, b: 4, s: 3, hides: true,
 			want: times{n*2 + headF, headB + n*4, 0, 3 + rest}},
-		{what: "sums that take longer", mode: layout.ShardOff, f: 2, b: 4, s: 6, hides: true,
+		{what: "sums that take longer", mode: ShardOff, f: 2, b: 4, s: 6, hides: true,
 			want: times{n*2 + headF, headB + n*4, 0, n*6 - (n-1)*4 + rest}},
-		{what: "sums, nothing hidden", mode: layout.ShardOff, f: 2, b: 4, s: 3,
+		{what: "sums, nothing hidden", mode: ShardOff, f: 2, b: 4, s: 3,
 			want: times{n*2 + headF, headB + n*4, 0, n*3 + rest}},
-		{what: "optimizer", mode: layout.ShardOptimizer, f: 2, b: 4, g: 1, s: 3, hides: true,
+		{what: "optimizer", mode: ShardOptimizer, f: 2, b: 4, g: 1, s: 3, hides: true,
 			want: times{n*2 + headF, headB + n*4, kept + 1, 3 + rest}},
-		{what: "optimizer, slow", mode: layout.ShardOptimizer, f: 2, b: 4, g: 5, s: 6, hides: true,
+		{what: "optimizer, slow", mode: ShardOptimizer, f: 2, b: 4, g: 5, s: 6, hides: true,
 			want: times{n*2 + headF, headB + n*4, kept + n*5 - (n-1)*2, n*6 - (n-1)*4 + rest}},
-		{what: "optimizer, weights first", mode: layout.ShardOptimizer, f: 2, b: 4, g: 1, s: 3, hides: true, fp8: true,
+		{what: "optimizer, weights first", mode: ShardOptimizer, f: 2, b: 4, g: 1, s: 3, hides: true, fp8: true,
 			want: times{n*2 + headF, headB + n*4, kept + n, 3 + rest}},
-		{what: "optimizer in stages", mode: layout.ShardOptimizer, stages: 2, f: 2, b: 4, g: 1, s: 3, hides: true,
+		{what: "optimizer in stages", mode: ShardOptimizer, stages: 2, f: 2, b: 4, g: 1, s: 3, hides: true,
 			want: times{n*2 + headF, headB + n*4, kept + n, 3 + rest}},
-		{what: "optimizer, nothing hidden", mode: layout.ShardOptimizer, f: 2, b: 4, g: 1, s: 3,
+		{what: "optimizer, nothing hidden", mode: ShardOptimizer, f: 2, b: 4, g: 1, s: 3,
 			want: times{n*2 + headF, headB + n*4, kept + n, n*3 + rest}},
-		{what: "gradients", mode: layout.ShardGradients, f: 2, b: 4, g: 1, s: 3, hides: true,
+		{what: "gradients", mode: ShardGradients, f: 2, b: 4, g: 1, s: 3, hides: true,
 			want: times{n*2 + headF, headB + n*4 + 3 + rest, kept + 1, 0}},
-		{what: "gradients, slow", mode: layout.ShardGradients, f: 2, b: 4, g: 5, s: 6, hides: true,
+		{what: "gradients, slow", mode: ShardGradients, f: 2, b: 4, g: 5, s: 6, hides: true,
 			want: times{n*2 + headF, headB + 4 + n*6 + rest, kept + n*5 - (n-1)*2, 0}},
-		{what: "parameters", mode: layout.ShardParameters, f: 2, b: 4, g: 1, s: 3, hides: true,
+		{what: "parameters", mode: ShardParameters, f: 2, b: 4, g: 1, s: 3, hides: true,
 			want: times{1 + n*2 + headF, headB + n*4 + 3 + rest, kept, 0}},
-		{what: "parameters, only messages", mode: layout.ShardParameters, g: 2, s: 3, hides: true,
+		{what: "parameters, only messages", mode: ShardParameters, g: 2, s: 3, hides: true,
 			want: times{n*2 + headF, headB + (n-there)*2 + n*3 + rest, kept, 0}},
-		{what: "parameters, nothing hidden", mode: layout.ShardParameters, f: 2, b: 4, g: 1, s: 3,
+		{what: "parameters, nothing hidden", mode: ShardParameters, f: 2, b: 4, g: 1, s: 3,
 			want: times{n + n*2 + headF, headB + n*4 + n - there + n*3 + rest, kept, 0}},
 		// In a pipeline the weights of a pass come during the pass before.
-		{what: "parameters in stages", mode: layout.ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3, hides: true,
+		{what: "parameters in stages", mode: ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3, hides: true,
 			want: times{n*2 + headF, headB + n*4 + 3 + rest, kept + 1, 0}},
-		{what: "parameters in stages, nothing hidden", mode: layout.ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3,
+		{what: "parameters in stages, nothing hidden", mode: ShardParameters, stages: 2, f: 2, b: 4, g: 1, s: 3,
 			want: times{n - there + n*2 + headF, headB + n*4 + n - there + n*3 + rest, kept + there, 0}},
 	} {
 		r := uniform(tc.mode, tc.stages, layers, tc.f, tc.b, tc.g, tc.s)
 		if tc.fp8 {
-			r.cfg.FP8 = layout.FP8All
+			r.cfg.FP8 = FP8All
 		}
 		got := r.times(1, tc.hides)
 		if !near(got.forward, tc.want.forward) || !near(got.backward, tc.want.backward) ||
@@ -122,8 +120,8 @@ func TestTimesClosed(t *testing.T) {
 
 // In a recomputed block the weights of attention come first, and stay for its gradients.
 func TestTimesRecomputed(t *testing.T) {
-	r := uniform(layout.ShardParameters, 0, 5, 0, 0, 2, 3)
-	r.cfg.Recompute = layout.RecomputeBlock
+	r := uniform(ShardParameters, 0, 5, 0, 0, 2, 3)
+	r.cfg.Recompute = RecomputeBlock
 	for i := range r.share.sections {
 		r.share.sections[i].again = 1
 	}
@@ -166,16 +164,16 @@ func TestLength(t *testing.T) {
 // all of the time, a mode takes the time of all bytes between the nodes: 4 bytes of each gradient,
 // and of each weight 4 once, or 2 in each pass whose weights have to come.
 func TestOnlyMessages(t *testing.T) {
-	g, err := Parse("H200")
+	g, err := ParseGPU("H200")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := layout.Presets["gpt2-medium"]
+	cfg := Presets["gpt2-medium"]
 	cfg.Vocab = 50257
 	const replicas, micro = 4, 3
 	j := Job{Replicas: replicas, Batch: 2, Global: 2 * replicas * micro, Seq: 1024}
-	at := func(mode layout.ShardMode, network float64) Estimate {
-		m := On(g, 1)
+	at := func(mode ShardMode, network float64) Estimate {
+		m := NodesOf(g, 1)
 		m.Network, m.Latency = network, 0
 		c := cfg
 		c.Shard.Mode = mode
@@ -184,11 +182,11 @@ func TestOnlyMessages(t *testing.T) {
 	L, C := float64(cfg.Layers), float64(cfg.Channels)
 	matrices := L * 12 * C * C
 	rest := L*13*C + embeddings(cfg)
-	for mode, bytes := range map[layout.ShardMode]float64{
-		layout.ShardOff:        8 * (matrices + rest),
-		layout.ShardOptimizer:  8 * (matrices + rest),
-		layout.ShardGradients:  4*(matrices+rest) + micro*4*(matrices+rest),
-		layout.ShardParameters: 4*rest + micro*(2*(2*matrices-24*C*C)+4*(matrices+rest)),
+	for mode, bytes := range map[ShardMode]float64{
+		ShardOff:        8 * (matrices + rest),
+		ShardOptimizer:  8 * (matrices + rest),
+		ShardGradients:  4*(matrices+rest) + micro*4*(matrices+rest),
+		ShardParameters: 4*rest + micro*(2*(2*matrices-24*C*C)+4*(matrices+rest)),
 	} {
 		free := at(mode, math.Inf(1))
 		if low, high := free.Messages(); !near(free.Low, free.High) || !near(low, 0) || !near(high, 0) {
@@ -213,19 +211,19 @@ func TestOnlyMessages(t *testing.T) {
 // Messages of a stage's replicas in every micro-batch are part of its passes, and count as often
 // in a pipeline.
 func TestStagesSay(t *testing.T) {
-	g, err := Parse("H200")
+	g, err := ParseGPU("H200")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := layout.Presets["gpt2-xl"]
+	cfg := Presets["gpt2-xl"]
 	cfg.Vocab, cfg.Stage.Stages = 50257, 4
 	const replicas = 8
-	for _, mode := range []layout.ShardMode{
-		layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters,
+	for _, mode := range []ShardMode{
+		ShardOff, ShardOptimizer, ShardGradients, ShardParameters,
 	} {
 		cfg.Shard.Mode = mode
 		more := func(network float64) (low float64) { // what 10 micro-batches more take
-			m := On(g, 1)
+			m := NodesOf(g, 1)
 			m.Network, m.Latency = network, 0
 			e := func(micro int) Estimate {
 				return m.Step(cfg, Job{Replicas: replicas, Batch: 4, Global: 4 * replicas * micro, Seq: 1024})
@@ -234,12 +232,12 @@ func TestStagesSay(t *testing.T) {
 		}
 		// The first stage has the most messages. The weights of its last two layers are still there
 		// when the next pass begins with them.
-		stage := layout.StagesOf(cfg, 4, 30, 1024)[0]
+		stage := StagesOf(cfg, 4, 30, 1024)[0]
 		layers, embedded := float64(stage.End), embeddings(cfg)
 		section := 12. * 1600 * 1600
-		bytes := map[layout.ShardMode]float64{
-			layout.ShardGradients:  4 * (layers*section + embedded),
-			layout.ShardParameters: 4*(layers*section+embedded) + 2*2*(layers-2)*section,
+		bytes := map[ShardMode]float64{
+			ShardGradients:  4 * (layers*section + embedded),
+			ShardParameters: 4*(layers*section+embedded) + 2*2*(layers-2)*section,
 		}[mode]
 		const network = 2e9
 		free, slow := more(math.Inf(1)), more(network)

@@ -1,40 +1,39 @@
-package cost
+package layout
 
 import (
-	"lockstep/apps/train/layout"
 	"lockstep/spmd/parallel"
 )
 
 // rates are the speeds of one H200. Those that are not of kernels were fitted to whole steps of
 // gpt2 with 64 sequences and with 8. Source: bench/results/train.
 type rates struct {
-	layout.Rates
+	Rates
 	products8 float64 // operations a second of products of 8-bit floats, with the casts
 	update    float64 // seconds for a parameter that a rank updates
 	layer     float64 // seconds of a layer and micro-batch that no kernel accounts for
 }
 
 var (
-	measured = rates{layout.Measured, 895e12, 8e-12, 70e-6}
+	measured = rates{Measured, 895e12, 8e-12, 70e-6}
 	h200     = GPU{Flops: 989.4e12, Bandwidth: 4.8e12}
 )
 
 // on returns the rates of another GPU, in proportion to its peaks.
 func (r rates) on(g GPU) rates {
 	compute, memory := g.Flops/h200.Flops, g.Bandwidth/h200.Bandwidth
-	kernels := layout.Rates{Products: r.Products * compute, Attention: r.Attention * compute, Norm: r.Norm / memory,
+	kernels := Rates{Products: r.Products * compute, Attention: r.Attention * compute, Norm: r.Norm / memory,
 		Logit: r.Logit / memory}
 	return rates{kernels, r.products8 * compute, r.update / memory, r.layer}
 }
 
-// Job is how a step is divided, beside what layout.Config says.
+// Job is how a step is divided, beside what Config says.
 type Job struct {
 	Replicas int // D
 	Batch    int // sequences of a micro-batch
 	Global   int // sequences of a step, over all replicas
 	Seq      int // tokens of each
 
-	Stages []layout.Staging // of a pipeline; nil to find them
+	Stages []Staging // of a pipeline; nil to find them
 }
 
 // Estimate is how long a step takes, in seconds. The lower end hides all messages that can be
@@ -58,7 +57,7 @@ func (e Estimate) Rates(j Job) (low, high float64) {
 
 // Step estimates a step of a model with bfloat16 activations. cfg has the parts of layers in
 // Tensor.Ranks, and the stages in Stage.Stages.
-func (m Machine) Step(cfg layout.Config, j Job) Estimate { return m.step(measured.on(m.GPU), cfg, j) }
+func (m Machine) Step(cfg Config, j Job) Estimate { return m.step(measured.on(m.GPU), cfg, j) }
 
 // section is the attention or the MLP of a layer, on a rank that may have a part of it.
 type section struct {
@@ -100,7 +99,7 @@ func (s share) params() float64 {
 	return n
 }
 
-func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
+func (m Machine) step(r rates, cfg Config, j Job) Estimate {
 	stages := max(1, cfg.Stage.Stages)
 	micro := ceil(ceil(j.Global, j.Replicas), j.Batch)
 	parts := cfg.Tensor.Parts()
@@ -112,9 +111,9 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 	all := j.Stages
 	switch {
 	case stages == 1:
-		all = []layout.Staging{{}}
+		all = []Staging{{}}
 	case all == nil:
-		all = layout.StagesOf(cfg, stages, micro, j.Seq)
+		all = StagesOf(cfg, stages, micro, j.Seq)
 	}
 	fast, slow, alone := make([]times, len(all)), make([]times, len(all)), make([]times, len(all))
 	for i, stage := range all {
@@ -122,7 +121,7 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 		s := m.shareOf(r, cfg, j)
 		x := m.among(cfg, j, s, here, j.Replicas*parts*stages > m.PerNode)
 		own := s.params()
-		if cfg.Shard.Mode != layout.ShardOff {
+		if cfg.Shard.Mode != ShardOff {
 			own /= float64(j.Replicas)
 		}
 		// Messages between parts of layers go with the passes, in proportion. A message to another
@@ -142,7 +141,7 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 	e.High, e.Bubble = length(slow, micro)
 	if stages > 1 {
 		bytes := 4 * embeddings(cfg)
-		if cfg.Shard.Mode != layout.ShardOff {
+		if cfg.Shard.Mode != ShardOff {
 			bytes /= float64(j.Replicas)
 		}
 		tied := m.allReduce(bytes, 2, 1)
@@ -177,7 +176,7 @@ func length(stages []times, micro int) (seconds, bubble float64) {
 }
 
 // shareOf returns the share of a rank of a stage.
-func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
+func (m Machine) shareOf(r rates, cfg Config, j Job) share {
 	rows, C, T := float64(j.Batch*j.Seq), float64(cfg.Channels), float64(j.Seq)
 	layers, parts := cfg.OwnLayers(), float64(cfg.Tensor.Parts())
 	product := func(weights float64, eight bool) (forward, backward float64) {
@@ -187,7 +186,7 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 		t8 := 2 * rows * weights / r.products8
 		return t8, t8 + 2*rows*weights/r.Products // the gradients of weights stay bfloat16
 	}
-	eight := cfg.FP8 == layout.FP8All
+	eight := cfg.FP8 == FP8All
 	products := r.Products
 	if eight {
 		products = r.products8
@@ -205,7 +204,7 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 		a, b := attn, mlp
 		if cfg.Recomputes(l) {
 			b.again = 2 * rows * 4 * C * C / parts / products
-			if cfg.Recompute == layout.RecomputeBlock {
+			if cfg.Recompute == RecomputeBlock {
 				a.again = b.again + 2*flash + 2*beside/3
 			}
 		}
@@ -213,7 +212,7 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 	}
 	if cfg.Ends() {
 		_, own, _ := cfg.OwnVocab()
-		f, b := product(float64(own)*C, cfg.FP8 != layout.FP8Off)
+		f, b := product(float64(own)*C, cfg.FP8 != FP8Off)
 		s.head = section{forward: f + rows*float64(own)*r.Logit, backward: b}
 	}
 	if parts > 1 {
@@ -233,14 +232,14 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 // Backward, scatters go beside the product for the weights' gradient, and inputs are gathered again
 // beside another product. Forward products of 8-bit floats gather their operands, in half of the
 // bytes. The head hides the exchange about logits. Nothing hides the embeddings' messages.
-func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
+func (m Machine) sums(r rates, cfg Config, rows float64) Estimate {
 	C, layers := float64(cfg.Channels), float64(cfg.OwnLayers())
 	one := m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode) / 2
 	pieces := max(2, min(rows/4096, 4))
 	product := func(weights float64) float64 { return 2 * rows * weights / float64(cfg.Tensor.Ranks) }
 	// input is the time to gather a forward product's input, at products operations a second.
 	input, products := one, r.Products
-	if cfg.FP8 == layout.FP8All {
+	if cfg.FP8 == FP8All {
 		input, products = one/2, r.products8
 	}
 	inPieces := func(t, weights float64) float64 { return max(t/pieces, t-product(weights)/products*(pieces-1)/pieces) }
@@ -256,7 +255,7 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	for l := range cfg.OwnLayers() {
 		switch {
 		case !cfg.Recomputes(l):
-		case cfg.Recompute == layout.RecomputeGELU:
+		case cfg.Recompute == RecomputeGELU:
 			e.Low, e.High = e.Low+inPieces(input, 4*C*C), e.High+input
 		default:
 			e.Low, e.High = e.Low+inPieces(input, 3*C*C)+inPieces(one, C*C)+inPieces(input, 4*C*C), e.High+2*input+one
@@ -269,7 +268,7 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 		_, own, _ := cfg.OwnVocab()
 		head := float64(own) * C * float64(cfg.Tensor.Ranks)
 		told := m.allReduce(4*3*rows*float64(cfg.Tensor.Ranks), cfg.Tensor.Ranks, m.PerNode) / 2 // an all-gather
-		if cfg.FP8 == layout.FP8Head {
+		if cfg.FP8 == FP8Head {
 			products = r.products8
 		}
 		e.Low, e.High = e.Low+inPieces(one, head)+beside(head), e.High+told+2*one
@@ -278,7 +277,7 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 }
 
 // embeddings returns how many parameters of the embeddings a rank has.
-func embeddings(cfg layout.Config) float64 {
+func embeddings(cfg Config) float64 {
 	_, rows, _ := cfg.OwnVocab()
 	return float64((rows + cfg.SeqMax) * cfg.Channels)
 }

@@ -1,9 +1,7 @@
-package cost
+package layout
 
 import (
 	"slices"
-
-	"lockstep/apps/train/layout"
 )
 
 // use is one use of a section of the layers by a pass.
@@ -91,7 +89,7 @@ func (x lanes) turns(uses []use) (before []int, comes []bool) {
 
 // replicas is how the replicas of a stage share their work, and how long each message takes.
 type replicas struct {
-	cfg    layout.Config
+	cfg    Config
 	share  share
 	gather []float64 // of the matrices of each section
 	send   []float64 // of gradients; if every rank updates everything, by the section that they follow
@@ -107,7 +105,7 @@ const (
 )
 
 // among returns the messages among replicas of a stage, of which here are in a node.
-func (m Machine) among(cfg layout.Config, j Job, s share, here int, manyNodes bool) replicas {
+func (m Machine) among(cfg Config, j Job, s share, here int, manyNodes bool) replicas {
 	n := len(s.sections)
 	r := replicas{cfg: cfg, share: s, send: make([]float64, n)}
 	if j.Replicas == 1 {
@@ -116,7 +114,7 @@ func (m Machine) among(cfg layout.Config, j Job, s share, here int, manyNodes bo
 	// half is a reduce-scatter, or an all-gather.
 	half := func(bytes float64) float64 { return m.allReduce(bytes, j.Replicas, here) / 2 }
 	mode := cfg.Shard.Mode
-	if mode == layout.ShardOff {
+	if mode == ShardOff {
 		most, bytes := float64(bucketInNode), 0.0
 		if manyNodes {
 			most = bucketOver
@@ -132,7 +130,7 @@ func (m Machine) among(cfg layout.Config, j Job, s share, here int, manyNodes bo
 		return r
 	}
 	size := 4.0
-	if mode == layout.ShardParameters {
+	if mode == ShardParameters {
 		size = 2
 	}
 	r.gather = make([]float64, n)
@@ -162,7 +160,7 @@ func (r replicas) pass(slower float64, sends bool) (forward, backward []use) {
 	backward = append(backward, use{section: -1, work: s.head.backward * slower})
 	for l := len(s.sections)/2 - 1; l >= 0; l-- {
 		attn, mlp := s.sections[2*l], s.sections[2*l+1]
-		if mlp.again+attn.again > 0 && r.cfg.Recompute == layout.RecomputeBlock {
+		if mlp.again+attn.again > 0 && r.cfg.Recompute == RecomputeBlock {
 			backward = append(backward, use{section: 2 * l, work: attn.again * slower})
 		}
 		uses := []use{{section: 2*l + 1, work: (mlp.again + mlp.backward) * slower},
@@ -210,7 +208,7 @@ func (r replicas) times(slower float64, hides bool) times {
 	}
 	var t times
 	switch mode {
-	case layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients:
+	case ShardOff, ShardOptimizer, ShardGradients:
 		t.forward, t.backward = both(x, scatters, false)
 		_, last := both(x, true, false)
 		t.end = last - t.backward
@@ -221,13 +219,13 @@ func (r replicas) times(slower float64, hides bool) times {
 	if r.gather == nil {
 		return t
 	}
-	if t.begin = r.kept; mode == layout.ShardParameters {
+	if t.begin = r.kept; mode == ShardParameters {
 		if first, _ := both(x, true, false); staged {
 			t.begin += first - t.forward
 		}
 		return t
 	}
-	if staged || r.cfg.FP8 != layout.FP8Off { // all weights are there before the first pass
+	if staged || r.cfg.FP8 != FP8Off { // all weights are there before the first pass
 		for _, g := range r.gather {
 			t.begin += g
 		}
