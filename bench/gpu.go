@@ -145,9 +145,9 @@ func (b *bench) replay() error {
 	return failed
 }
 
-// lossGoals bound the difference between a loss on GPUs and that of the same training in float32 on
-// the host. Training is smooth at this rate. At three times the rate the host's own float32 and
-// bfloat16 part, by 0.34 in a step.
+// lossGoals bound the difference between a loss on GPUs and the loss of the same training in
+// float32 on the host. Training is smooth at this rate. At three times the rate the host's own
+// float32 and bfloat16 part, by 0.34 in a step.
 var lossGoals = []struct {
 	DType string
 	goal  float64

@@ -165,7 +165,7 @@ func machine() (string, error) {
 	return fmt.Sprintf("%s, %d cores", model, cores), nil
 }
 
-// Compare adds a row with a peer. The ratio of times is ours over theirs, that of rates
+// Compare adds a row with a peer. The ratio of times is ours over theirs, and the ratio of rates
 // theirs over ours.
 func (b *Harness) Compare(r Row, peer string, theirs float64, rate bool) {
 	ratio := r.Ours / theirs

@@ -52,7 +52,7 @@ func (w network) expect(m model, bytes, ranks int) (best, worst float64) {
 	return max(within, over), within + over
 }
 
-// series is what the points of one model share.
+// series has the properties that the points of one model share.
 type series struct {
 	collective.Kind
 	Device string

@@ -43,7 +43,7 @@ type trainCase struct {
 	batch int
 }
 
-// trained is what one side measured of a case on a number of ranks.
+// trained has one side's measurements of a case on a number of ranks.
 type trained struct {
 	trainCase
 	ranks  int
@@ -241,8 +241,8 @@ func writeTokens(name string, n int, token func(i int) uint16) (string, error) {
 	return name, os.WriteFile(name, b, 0o666)
 }
 
-// ours runs bin/train once. Its rate is by the wall clock, from the line of one step to
-// that of the last.
+// ours runs bin/train once. Its rate is by the wall clock, from the line of one step to the line of
+// the last.
 func (t *trainBench) ours(m *trained, tokens string) error {
 	cmd := append(harness.MPIRun(m.ranks, t.Program("train"), "--model", m.model, "--tokens", "gpt2", "--data", tokens,
 		"--cache", t.Dir, "--dtype", "bfloat16", "--seq", strconv.Itoa(t.seq), "--batch", strconv.Itoa(m.batch),

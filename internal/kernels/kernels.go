@@ -144,7 +144,7 @@ func Package(skip int) string {
 	return frame.Function[:folder] + strings.TrimSuffix(name, "_test")
 }
 
-// DeclaredBy returns those of All with a kernel that a package has declared.
+// DeclaredBy returns the sources of All with a kernel that a package has declared.
 func DeclaredBy(pkg string) []Source {
 	return slices.DeleteFunc(All(), func(s Source) bool { return !slices.Contains(s.declared, pkg) })
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Job is what the environment says about this process.
+// Job has what the environment says about this process.
 type Job struct {
 	Name   string // openmpi4, openmpi5, mpich, slurm-pmix, slurm-pmi2, slurm, torchrun, none
 	Rank   int
@@ -35,7 +35,7 @@ var launchers = []struct{ name, rank, size, also string }{
 const allTasks = "SLURM_NTASKS"
 
 // Script reports whether this process is the batch script of a job of several tasks, or was started
-// by it, and so is none of the tasks.
+// by it. It is then none of the tasks.
 func (j Job) Script(getenv func(string) string) bool {
 	return j.Source == allTasks && j.Rank == 0 && getenv("SLURM_STEP_ID") == "" && getenv("SLURM_STEPID") == ""
 }

@@ -37,7 +37,7 @@ func CheckName(host string) (what, do string) {
 
 // Temp returns the folder for the files of Open MPI.
 func Temp(getenv func(string) string) string {
-	// The first is that of a rank.
+	// The first is a rank's.
 	for _, name := range []string{"PMIX_SERVER_TMPDIR", "OMPI_MCA_orte_tmpdir_base", "TMPDIR", "TEMP", "TMP"} {
 		if dir := getenv(name); dir != "" {
 			return dir

@@ -51,7 +51,7 @@ type job struct {
 	used      time.Time // last
 }
 
-// output is what mpirun writes.
+// output collects the output of mpirun.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

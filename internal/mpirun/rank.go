@@ -39,20 +39,20 @@ const (
 	saidEnded = "ended" // there was nothing to do
 )
 
-// order is what the parent tells a rank of a shared job, as one JSON value.
+// order is the parent's message to a rank of a shared job, as one JSON value.
 type order struct {
 	Test    string   // full name; "" ends the rank, and once more lets it exit
 	Timeout string   // of the rank
 	Env     []string // the test's own variables
 }
 
-// answer is what a rank says: who it is, and then how each test ended.
+// answer is a rank's message: who it is, and then how each test ended.
 type answer struct {
 	Rank int
 	Mark string // one of the marks, or of its last words; "" if the test did not reach Run
 }
 
-// served is what this process runs as a rank of a shared job.
+// served has the tests that this process runs as a rank of a shared job.
 var served struct {
 	test  string
 	mark  string

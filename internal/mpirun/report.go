@@ -47,8 +47,8 @@ func readEnds(file string, n int64) (string, error) {
 func hasLine(out, line string) bool { return strings.Contains("\n"+out, "\n"+line+"\n") }
 
 // report returns what a person needs of a failed job: the output of the ranks that failed, or of
-// all if none could say so, and then what mpirun adds, which names a killed rank. What several
-// ranks say alike stands there once.
+// all if none could say so, and then what mpirun adds, which names a killed rank. Words that
+// several ranks say alike stand there once.
 func report(out []string, own string) string {
 	var ranks []int
 	for r := range out {

@@ -26,8 +26,8 @@ var Timeout time.Duration
 // a test begins.
 var OnFail func()
 
-// Ranks returns those of ranks that SPMDTEST_RANKS allows, or all if it is not set. It skips the
-// test if none is left.
+// Ranks returns the numbers of ranks that SPMDTEST_RANKS allows, or all if it is not set. It skips
+// the test if none is left.
 func Ranks(t *testing.T, ranks ...int) []int {
 	t.Helper()
 	only := os.Getenv("SPMDTEST_RANKS")

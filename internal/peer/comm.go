@@ -13,7 +13,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Of peers.cu.
+// The constants of peers.cu.
 const (
 	smallBlocks = 256
 	peerBlocks  = 64                                     // that meet
@@ -33,13 +33,13 @@ var peerRoom = 16 << 20
 // can be captured, since the devices themselves count what orders the ranks. Ranks that bring
 // different lengths wait for ever, as with NCCL.
 //
-// A collective whose messages from one rank to another have up to AtOnce bytes is one kernel, in
-// which each rank writes to all others once. Up to 16 KiB that takes about 3 us. A collective
-// whose parts have different lengths is messages, and these are one kernel, too. A larger
-// all-reduce of n bytes on p ranks moves 4 n bytes in the memory of each device, and 2 (p-1)/p n
-// over its link in each direction: with 4 ranks, 64 MiB and 350 GB/s it takes about 0.4 ms. Each
-// other collective is a copy to scratch memory, a barrier of the devices, copies from the others'
-// scratch memory, and a barrier.
+// If the messages of a collective from one rank to another have up to AtOnce bytes, it is one
+// kernel. In it each rank writes to all others once. Up to 16 KiB that takes about 3 us. A
+// collective whose parts have different lengths is messages, and these are one kernel, too. A
+// larger all-reduce of n bytes on p ranks moves 4 n bytes in the memory of each device, and 2
+// (p-1)/p n over its link in each direction: with 4 ranks, 64 MiB and 350 GB/s it takes about 0.4
+// ms. Each other collective is a copy to scratch memory, a barrier of the devices, copies from the
+// others' scratch memory, and a barrier.
 type Comm struct {
 	c      Ranks
 	dev    *cuda.Device

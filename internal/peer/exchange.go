@@ -31,7 +31,7 @@ func (p *Comm) MessageMost() int {
 	return messagesMost / max(1, p.c.Size()-1) / smallBlock * smallBlock
 }
 
-// Of peers.cu.
+// The constants of peers.cu.
 const (
 	messageQueues = 256
 	messageWords  = 2        // of struct Message

@@ -30,7 +30,7 @@ const (
 	listThreads      = manyMessages
 )
 
-// Of peers.cu.
+// The constants of peers.cu.
 const (
 	peerRanks  = 16
 	smallBlock = 2 << 10   // bytes that a block of a small collective does

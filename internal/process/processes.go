@@ -18,7 +18,7 @@ func PIDs() (pids []int) {
 	return pids
 }
 
-// Having returns those of some processes that were started with a variable in their environment, as
+// Having returns the processes of a list that were started with a variable in their environment, as
 // in "NAME=VALUE". Processes that have ended, or are another user's, have none. Source:
 // proc_pid_environ(5).
 func Having(pids []int, variable string) (having []int) {

@@ -22,7 +22,7 @@ type Terminal struct {
 	seen written
 }
 
-// written is what programs have written so far.
+// written is the output of programs so far.
 type written struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -22,7 +22,7 @@ func ThreeDigits(x float64) string {
 	return s
 }
 
-// prefixes are those of powers of 1,000, from 1e-9 on.
+// prefixes are the prefixes of powers of 1,000, from 1e-9 on.
 var prefixes = [...]string{"n", "u", "m", "", "k", "M", "G", "T", "P", "E"}
 
 // Amount returns x of a unit with three digits: 1.23 GB/s, 45.6 ms, 475233 tokens/s, 5.00 %. A

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Job is what a file asks for.
+// Job describes the job of a file.
 type Job struct {
 	Name  string
 	Why   string   // ranks and nodes in words

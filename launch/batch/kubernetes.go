@@ -21,9 +21,8 @@ func podName(name string) string {
 	return cmp.Or(name, "job")
 }
 
-// Kubernetes returns a file for kubectl apply -f: a job of Kubeflow's MPI operator, of which a pod
-// is what a node is elsewhere.
-// Source: kubeflow/mpi-operator v0.8, the schema of MPIJob v2beta1.
+// Kubernetes returns a file for kubectl apply -f: a job of Kubeflow's MPI operator. A pod stands
+// for a node. Source: kubeflow/mpi-operator v0.8, the schema of MPIJob v2beta1.
 func Kubernetes(j Job) string {
 	var b strings.Builder
 	line := func(depth int, text, why string) {

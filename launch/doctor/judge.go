@@ -104,7 +104,7 @@ func (j *judge) where(of []int) string {
 // spans writes numbers as "0-3,8".
 func spans(numbers []int) string { return readable.Ranges(numbers, ",") }
 
-// those returns the ranks of which a condition holds.
+// those returns the ranks for which a condition holds.
 func (j *judge) those(holds func(f *Facts) bool) (of []int) {
 	for i := range j.facts {
 		if holds(&j.facts[i]) {
@@ -134,7 +134,7 @@ func (j *judge) each(level string, fault func(f *Facts) (what, do string)) {
 	}
 }
 
-// differ reports the ranks whose value is not that of most. Empty values do not count.
+// differ reports the ranks whose value differs from most ranks' value. Empty values do not count.
 func (j *judge) differ(level, what, do string, value func(f *Facts) string) {
 	var values []string
 	count := map[string]int{}

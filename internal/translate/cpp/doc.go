@@ -1,2 +1,2 @@
-// Package cpp writes functions of Go in CUDA C++: those of kernels, and what they call.
+// Package cpp writes functions of Go in CUDA C++: kernels, and the functions that they call.
 package cpp

@@ -200,7 +200,7 @@ var Reserved = strings.Fields(
 	threadIdx blockIdx blockDim gridDim warpSize int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t bf16 f16 f8e4m3 f8e5m2 mix
 	to_float from_float AT AT_NARROW slot_`)
 
-// TakenInC are functions of C whose names no other function may have.
+// TakenInC are functions of C. Other functions may not have their names.
 var TakenInC = strings.Fields(
 	`abs labs min max exp exp2 expm1 log log2 log10 log1p pow sqrt cbrt hypot sin cos tan asin acos atan atan2 sinh cosh
 	tanh asinh acosh atanh floor ceil trunc round rint fmod remainder fma erf erfc tgamma lgamma copysign ldexp frexp modf j0 j1 y0 y1 norm

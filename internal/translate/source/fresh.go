@@ -52,7 +52,7 @@ func (s *Source) Sum(names []string) string {
 }
 
 // Fresh says why the file of Generate in a folder does not belong to the present kernels, or
-// returns nil. It runs no other program.
+// returns nil. It runs no program.
 func Fresh(dir string) error {
 	s, err := Parse(dir)
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 // Output is the name of the file that Generate makes for a package.
 const Output = "kernels_spmd.go"
 
-// Mark is the comment that makes a kernel of a function, HostMark one that names what runs on the
-// host in its place, and ToleranceMark one that says by how much its results may differ there.
+// Mark is the comment that makes a kernel of a function. HostMark names the function that runs on
+// the host in its place. ToleranceMark says by how much its results may differ there.
 const (
 	Mark          = "//spmd:kernel"
 	HostMark      = "//spmd:host"

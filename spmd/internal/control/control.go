@@ -31,7 +31,7 @@ func Of(v int64) Span { return Span{v, v} }
 // One reports whether the span has one value, and so all ranks the same.
 func (s Span) One() bool { return s.Lo == s.Hi }
 
-// Union widens each span to the least that holds those of all ranks. It allocates nothing.
+// Union widens each span to the least that holds the spans of all ranks. It allocates nothing.
 func Union(c Comm, spans []Span) error {
 	if len(spans) == 0 {
 		return nil

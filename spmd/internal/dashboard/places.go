@@ -15,8 +15,8 @@ const (
 )
 
 // places is a listener that holds few connections. If all places are taken, the next connection
-// takes that of the one that came first: a request gets an answer, however many hold a connection
-// and say nothing.
+// takes the place of the one that came first: a request gets an answer, however many hold a
+// connection and say nothing.
 type places struct {
 	net.Listener
 	closed chan struct{}

@@ -46,7 +46,7 @@ func Number[T any](t elem.Type, v T) Arg {
 	return a
 }
 
-// maxStruct is what CUDA takes of parameters since compute capability 2.0, in bytes.
+// maxStruct is the most bytes of parameters that CUDA takes, since compute capability 2.0.
 const maxStruct = 4096
 
 // Struct returns a copy of v as an argument. It panics if v is larger than CUDA takes, or holds
@@ -157,14 +157,14 @@ func Overlap(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
 	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
 }
 
-// mostHalo returns how many elements a buffer may have beyond those of the indices, as a halo
-// around them.
+// mostHalo returns how many elements a buffer may have beyond the elements of the indices, as a
+// halo around them.
 func mostHalo(indices int) int { return max(2, indices/4) }
 
-// EachOnce returns how many bytes a kernel moves that is called for all indices below its first
-// dims arguments, and touches the element of each index once in every buffer. Single elements, and
-// the halo of a buffer that is a little longer, do not count. It returns 0 if buffers have other
-// lengths, or dims is 0.
+// EachOnce returns how many bytes a kernel moves. The kernel is called for all indices below its
+// first dims arguments, and touches the element of each index once in every buffer. Single
+// elements, and the halo of a buffer that is a little longer, do not count. It returns 0 if buffers
+// have other lengths, or dims is 0.
 func EachOnce(args []Arg, dims int) (bytes int) {
 	if dims == 0 {
 		return 0

@@ -15,7 +15,7 @@ import (
 
 // Device runs the queues, events and graphs of one world.
 type Device interface {
-	// Name is "host", or that of the GPU.
+	// Name is "host", or the GPU's name.
 	Name() string
 	// Native returns the device of the package that drives it; nil for the host.
 	Native() any
@@ -85,7 +85,7 @@ const (
 	High   Priority = 1
 )
 
-// Queues are those of one device.
+// Queues has the queues of one device.
 type Queues struct {
 	mu    sync.Mutex
 	list  []Queue
@@ -141,7 +141,7 @@ type Explanation struct{ fn atomic.Pointer[func() string] }
 // Set has fn say what was found; "" is nothing.
 func (e *Explanation) Set(fn func() string) { e.fn.Store(&fn) }
 
-// Of returns a failure with what was found.
+// Of adds the kernel's finding to a failure.
 func (e *Explanation) Of(err error) error {
 	if fn := e.fn.Load(); fn != nil {
 		if text := (*fn)(); text != "" {

@@ -17,8 +17,7 @@ type Library struct {
 	// OnlyKernels says that Device does nothing but launch Kernels.
 	OnlyKernels bool
 	// Describe says by which name a call stands in the summary, and how many bytes it moves, 0 if
-	// that is not known; nil if all calls have Name. What it returns for equal calls lies at one
-	// place.
+	// that is not known; nil if all calls have Name. Its result for equal calls lies at one place.
 	Describe func([]Arg) (name string, bytes int)
 	Closed   atomic.Bool
 	ready    atomic.Pointer[[]any]

@@ -43,9 +43,9 @@ type Source struct {
 	Room func() string
 }
 
-// Pool hands out memory by size class and never gives a block out again before
-// every stream has passed the point where it was freed. What it got it keeps: the
-// driver's allocator is asked only for more.
+// Pool hands out memory by size class and never gives a block out again before every stream has
+// passed the point where it was freed. It keeps what it got: the driver's allocator is asked only
+// for more.
 type Pool struct {
 	Source
 	mu      sync.Mutex
@@ -215,12 +215,11 @@ func (p *Pool) grow(class int) (unsafe.Pointer, error) {
 	return ptr, nil
 }
 
-// AllocAgreed is Alloc for memory that has to lie at the same place on all ranks, so that
-// nothing depends on how far the queues of this rank have got: the block of the class
-// that was released first is taken again, if agree says that all ranks mean the same one,
-// and the wait for the queues comes after the choice. agree is given the block's chunk, by
-// the order of Get, and the offset there as one number, -1 for none. A pool serves Alloc
-// or AllocAgreed, not both. Collective as agree is.
+// AllocAgreed is Alloc for memory that has to lie at the same place on all ranks. Nothing depends
+// on how far the queues of this rank have got: the block of the class that was released first is
+// taken again, if agree says that all ranks mean the same one, and the wait for the queues comes
+// after the choice. agree is given the block's chunk, by the order of Get, and the offset there as
+// one number, -1 for none. A pool serves Alloc or AllocAgreed, not both. Collective as agree is.
 func (p *Pool) AllocAgreed(b *Block, n int, agree func(place int64) (same bool, err error)) error {
 	class := SizeClass(n)
 	p.mu.Lock()

@@ -35,9 +35,8 @@ type Queue interface {
 	Passed() uint64
 	// Lane returns the part of a capture that the queue is; nil if it is not being captured.
 	Lane() *Lane
-	// Scratch returns memory of at least n bytes for the next command. What follows that in the
-	// queue may use it again. A capture has its own, since a graph may be replayed on another
-	// queue.
+	// Scratch returns memory of at least n bytes for the next command. Later commands of the queue
+	// may use it again. A capture has its own, since a graph may be replayed on another queue.
 	Scratch(n int) (unsafe.Pointer, error)
 	// Running returns where the command was enqueued that the host runs at present, if is says that
 	// it is meant.
@@ -46,11 +45,11 @@ type Queue interface {
 	State() (State, bool)
 	// Close ends the queue, whose work is over.
 	Close() error
-	// Place returns the queue's among those of its device, for Block.
+	// Place returns the queue's place among the queues of its device, for Block.
 	Place() *Seat
 }
 
-// State is what a report shows of a queue.
+// State describes a queue for a report.
 type State struct {
 	Waiting uint64 // commands that are not known to have run
 	Command string // the first of them, on the host
@@ -58,7 +57,7 @@ type State struct {
 	Device  bool   // the queue is one of a GPU
 }
 
-// Job is what the host does for a queue of a device.
+// Job is work of the host for a queue of a device.
 type Job struct {
 	By      string       // who needs the host, for errors
 	Hold    func() error // makes the queue wait
@@ -66,7 +65,7 @@ type Job struct {
 	Release func() error // lets it go on, instead of Run
 }
 
-// Timer tells when a queue got to a point. It is what an event has of its device.
+// Timer tells when a queue got to a point. An event has one of its device.
 type Timer interface {
 	// Record moves the timer to the present end of q, which is not being captured.
 	Record(q Queue) (Point, error)
@@ -81,7 +80,7 @@ type Timer interface {
 	Close() error
 }
 
-// Replay is what a device has made of a capture. A command of its queues runs it.
+// Replay is a device's form of a capture. A command of its queues runs it.
 type Replay interface {
 	// Close gives up what the replay has of the device, once it has run. It last ran up to last.
 	Close(last Point) error
@@ -133,7 +132,7 @@ func (p Point) Failure() error {
 // Patience bounds waits that hardly a program ever meets.
 const Patience = 2 * time.Minute
 
-// ErrImpatient is what waiting beyond Patience ends with.
+// ErrImpatient is the error of waiting beyond Patience.
 var ErrImpatient = fmt.Errorf("what is in flight did not finish in %v", Patience)
 
 // WaitFor looks, without blocking in a library, until all points are reached, one of

@@ -14,10 +14,10 @@ import (
 // for to their ends.
 const seats = 8
 
-// shared is the seat of queues for which there is no other.
+// shared is the seat of queues that got none of their own.
 const shared = seats - 1
 
-// Seat is the place of a queue among those of its device; queues embed it.
+// Seat is the place of a queue among the queues of its device; queues embed it.
 type Seat struct{ n uint8 }
 
 // Place implements Queue.
@@ -26,7 +26,7 @@ func (s *Seat) Place() *Seat { return s }
 // bit returns the seat's of those that a block may have.
 func (s *Seat) bit() uint32 { return 1 << (s.n % seats) }
 
-// uses is what a block knows of queues.
+// uses has what a block knows of queues.
 type uses struct {
 	by       atomic.Uint32 // a bit for each seat whose queue may still use the block
 	captures atomic.Int32  // under way, that use it

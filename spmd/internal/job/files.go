@@ -47,7 +47,8 @@ func (w *FileWork) Do(what string, fn func() error) error {
 	return fn()
 }
 
-// FileFault is called before every Change; its error becomes that of the change. Only tests set it.
+// FileFault is called before every Change; its error becomes the error of the change. Only tests
+// set it.
 var FileFault func(op, path string) error
 
 // Change is Do for an operation that tests can have fail.

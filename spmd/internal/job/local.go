@@ -52,7 +52,7 @@ func (p *Program) local(received chan os.Signal) int {
 	return status
 }
 
-// Lead makes the job stand for the ranks of a team, of which rank 0 has started.
+// Lead makes the job stand for the ranks of a team. Rank 0 has started.
 func (j *Job) Lead(t *Team, first *Job) {
 	j.starting()
 	j.led.Store(t)

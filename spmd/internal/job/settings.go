@@ -41,8 +41,8 @@ func setting(name, value string, given bool) Setting {
 	return Setting{name, strconv.Quote(value), given}
 }
 
-// Settings are this rank's settings: the program, and those of its flags that may not differ.
-// Without a command line fs is nil, and the same fields of c count.
+// Settings are this rank's settings: the program, and its flags that may not differ. Without a
+// command line fs is nil, and the same fields of c count.
 func (c *Config) Settings(fs *pflag.FlagSet) []Setting {
 	list := []Setting{setting("build", buildID(), true)}
 	if fs == nil {

@@ -25,7 +25,7 @@ func (j *Job) serveLive() (stop func()) {
 	return func() { ln.Close() }
 }
 
-// answer serves one request. A report is that of the whole job.
+// answer serves one request. A report is about the whole job.
 func (j *Job) answer(me live.Rank, request string) string {
 	switch request {
 	case live.Who:

@@ -387,8 +387,8 @@ func (d *Watchdog) close() error {
 	default:
 	}
 	d.net.Done()
-	// A rank that stands still at the end of MPI holds up no other. So ranks 0 and 1 stay, to
-	// report it.
+	// A rank that stands still at the end of MPI holds up nobody. So ranks 0 and 1 stay, to report
+	// it.
 	for !d.net.AllLeft(d.lookEvery()) {
 		now := time.Now()
 		if d.stoodStill(now) {

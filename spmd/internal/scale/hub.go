@@ -38,7 +38,7 @@ type word struct {
 	Error   string
 }
 
-// startHub starts rank 0 and returns its addresses. others are those of rank 1.
+// startHub starts rank 0 and returns its addresses. others are rank 1's.
 func (n *network) startHub(others []string) ([]string, error) {
 	self, err := os.Executable()
 	if err != nil {

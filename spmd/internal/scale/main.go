@@ -26,7 +26,7 @@ import (
 	"lockstep/spmd/internal/watch"
 )
 
-// settings are those of a measurement, for rank 0, too.
+// settings are the settings of a measurement, for rank 0, too.
 type settings struct {
 	Ranks, PerNode, Files int
 	Idle, Beat, Silence   time.Duration

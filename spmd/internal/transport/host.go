@@ -77,7 +77,7 @@ type Pinned struct {
 // Whole reports whether each rank reaches all parts. It is the same on all ranks.
 func (p *Pinned) Whole() bool { return !slices.Contains(p.Parts, nil) }
 
-// PinAlone returns the memory of a rank that reaches no other's.
+// PinAlone returns the memory of a rank that reaches no other rank's memory.
 func PinAlone(dev *cuda.Device, bytes, rank, size int) (*Pinned, error) {
 	p := &Pinned{Parts: make([]unsafe.Pointer, size)}
 	mem, err := dev.MallocHost(bytes)

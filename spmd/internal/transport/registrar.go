@@ -12,8 +12,7 @@ import (
 // registered with the transport of each communicator.
 type Registrar interface {
 	Splitter
-	// Registers says that the library, as it is here, takes memory. Nothing below is called if it
-	// does not.
+	// Registers says that the present library takes memory. Nothing below is called if it does not.
 	Registers() bool
 	// Version is the library's. Measurements of one version say nothing of another.
 	Version() string

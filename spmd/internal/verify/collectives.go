@@ -28,7 +28,7 @@ func part(c *coll.Call, g Group, memory Memory, i int) (*coll.Call, Memory, bool
 	return c, memory, !c.Kind.Traits().Message
 }
 
-// checkCollectives compares a collective, or those of a group, with those of the other ranks.
+// checkCollectives compares a collective, or the collectives of a group, with the other ranks'.
 // Collective.
 func (k *Checker) checkCollectives(mode Mode, c *coll.Call, g Group, memory Memory, site *ccall.Site) error {
 	k.seen++

@@ -8,12 +8,12 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// On the host a rank is in one call of MPI at a time, and makes no other before that is over. So
-// ranks that wait in a circle wait for ever: each is in a call that ends only when the next one
-// makes another call.
+// On the host a rank is in one call of MPI at a time, and makes the next one only when that is
+// over. So ranks that wait in a circle wait for ever: each is in a call that ends only when the
+// next one makes another call.
 
-// need is what a call waits for: that a rank of its communicator makes another call, sends to this
-// rank or receives from it.
+// need describes what a call waits for: that a rank of its communicator makes another call, sends
+// to this rank or receives from it.
 type need struct {
 	Kind needKind `json:"k"`
 	Peer int      `json:"p,omitempty"`

@@ -126,8 +126,8 @@ func parse(said []byte) (news heartbeat) {
 	return news
 }
 
-// compare says where the calls of a rank differ from those of another rank, or what it waits for in
-// vain; "" for neither.
+// compare says where the calls of two ranks differ, or what a rank waits for in vain; "" for
+// neither.
 func (l *Analyzer) compare(rank int, news heartbeat) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,8 +174,8 @@ func (l *Analyzer) stuck(rank int) string {
 }
 
 // Carrier hears the ranks of a node in place of rank 0, in a job of many ranks. It compares their
-// calls, and passes on those of one of them. A page has the sums of all calls: one that agrees with
-// it agrees with the others. The zero value is ready for use, by one goroutine.
+// calls, and passes on the calls of one rank. A page has the sums of all calls: one that agrees
+// with it agrees with the others. The zero value is ready for use, by one goroutine.
 type Carrier struct {
 	analyzer Analyzer
 	newest   []page // of each communicator, since Pages returned some

@@ -7,7 +7,7 @@ type pages struct {
 	most int               // sums before those are forgotten that only old pages had
 }
 
-// hear takes a page of a rank. It says where it differs from that of another, or "".
+// hear takes a page of a rank. It says where the page differs from another rank's, or "".
 //
 // Comparing each page with each other would fill rank 0's time in a large job. So hear compares
 // sums. It looks at the pages only if a sum is not the one that was told before. A page that is
@@ -39,7 +39,7 @@ func (p *pages) hear(rank int, said *page) string {
 	return ""
 }
 
-// note notes the sums of a page, and says whether one is not that of a page before.
+// note notes the sums of a page, and says whether one differs from a page before.
 func (p *pages) note(said *page) (other bool) {
 	for _, at := range said.Levels {
 		sum, known := p.sums[at[0]]

@@ -31,8 +31,8 @@ const (
 var memoryNames = [...]string{", from symmetric memory", ", into symmetric memory",
 	", into pinned memory", ", in place"}
 
-// signature is the part of a collective in which all ranks must agree. counts stands for those of a
-// V form.
+// signature is the part of a collective in which all ranks must agree. counts stands for the counts
+// of a V form.
 type signature struct{ kind, typ, op, root, n, memory, counts int64 }
 
 func signatureOf(c *coll.Call, memory Memory) signature {

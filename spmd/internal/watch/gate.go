@@ -341,7 +341,7 @@ func (g *gate) leave(conn net.Conn) bool {
 	return len(g.guests) < n
 }
 
-// close sends every guest away and lets no other in.
+// close sends every guest away and lets nobody in any more.
 func (g *gate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 // trebles as JSON.
 const maxFrame = 512 << 10
 
-// These are the kinds of messages. A rank sends those of the first group, a hub those of the
-// second, both those of the third.
+// These are the kinds of messages. A rank sends messages of the first group, a hub of the second,
+// and both of the third.
 const (
 	msgJoin   = "join"  // Hello, NS: the first message of a rank
 	msgFail   = "fail"  // Cause

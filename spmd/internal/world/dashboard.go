@@ -22,8 +22,8 @@ import (
 	"lockstep/spmd/internal/watch"
 )
 
-// shown is the samples and numbers of the ranks while the job runs: on rank 0 those of all ranks,
-// elsewhere with --dashboard those of this one.
+// shown is the samples and numbers of the ranks while the job runs: on rank 0 for all ranks,
+// elsewhere with --dashboard for this rank.
 type shown struct {
 	beats  int              // heartbeats so far
 	board  *dashboard.Board // on rank 0: with --dashboard, and of several ranks

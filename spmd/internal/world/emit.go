@@ -12,8 +12,8 @@ import (
 	"lockstep/spmd/internal/dashboard"
 )
 
-// Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to those
-// of Emitted. Its numbers are on the page of --dashboard.
+// Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to the
+// functions of Emitted. Its numbers are on the page of --dashboard.
 func (w *World) Emit(v any) error {
 	w.mu.Lock()
 	listeners := w.listeners
@@ -57,7 +57,7 @@ func (w *World) Emitted(fn func(line []byte)) (cancel func()) {
 	}
 }
 
-// show puts the numbers of an object on the page, but for those of a summary: they come once.
+// show puts the numbers of an object on the page. It leaves out a summary, which comes once.
 func show(board *dashboard.Board, line []byte) {
 	type number struct {
 		name  string

@@ -169,7 +169,7 @@ func (w *World) Timeout() time.Duration { return w.start.Config.Limit() }
 // Files is this rank's work on files.
 func (w *World) Files() *job.FileWork { return &w.files }
 
-// Flags are those of the command line; nil if there is none.
+// Flags are the flags of the command line; nil if there is none.
 func (w *World) Flags() *pflag.FlagSet { return w.start.Flags }
 
 // Fail records the first failure of a stream. Nobody may wait for its results, and Main ends the
@@ -252,8 +252,8 @@ func (w *World) Close() error {
 	if f := w.traced.Swap(nil); f != nil {
 		err = errors.Join(err, f.Drop())
 	}
-	// The watch ends after any failure but that of a stream, too: the other ranks wait for this one
-	// to leave.
+	// The watch also ends after any failure but a stream's: the other ranks wait for this one to
+	// leave.
 	return errors.Join(err, w.takeDown(), w.Job.EndWatch())
 }
 

@@ -50,8 +50,7 @@ func (g *GPU) sameSources(node control.Comm, sources []kernels.Source) (bool, er
 	return v.One(), err
 }
 
-// shareImages copies rank 0's images to the other ranks of the node; failure is
-// that of rank 0.
+// shareImages copies rank 0's images to the other ranks of the node; failure is rank 0's.
 func shareImages(node control.Comm, images [][]byte, failure error) error {
 	sizes := make([]int64, len(images)+1)
 	for i, b := range images {

@@ -163,7 +163,7 @@ func (g *GPU) OpenBeside() (err error) {
 }
 
 // OnBoth has two parts of a call run at the same time: it enqueues first on h, and then second on a
-// stream of its own. What comes behind on h waits for both. The caller is enqueueing a call.
+// stream of its own. Later work on h waits for both. The caller is enqueueing a call.
 func (g *GPU) OnBoth(h *cuda.Stream, first func() error, second func(beside *cuda.Stream) error) error {
 	m, err := g.mark()
 	if err != nil {

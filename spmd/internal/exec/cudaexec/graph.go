@@ -38,8 +38,8 @@ func (d *Device) NewBuilder() exec.Builder {
 	return b
 }
 
-// Start implements exec.Builder. What was issued before gets its mark now: it can be waited for
-// during the capture.
+// Start implements exec.Builder. Commands that were issued before get their mark now: they can be
+// waited for during the capture.
 func (b *builder) Start(l *exec.Lane) error {
 	q := l.Q.(*Queue)
 	q.mu.Lock()
@@ -133,7 +133,7 @@ func (g *graph) Close(last exec.Point) (err error) {
 	return err
 }
 
-// captured is what the summary has of a command that is captured.
+// captured describes a captured command for the summary.
 type captured struct {
 	plan  *exec.Plan // of a call; nil where it is none
 	class trace.Class
@@ -141,8 +141,8 @@ type captured struct {
 	bytes int
 }
 
-// describe is what the summary will have of a command. It is asked before the command is issued,
-// which may clear it.
+// describe describes a command for the summary. It is asked before the command is issued, which may
+// clear it.
 func describe(c *exec.Command) (what captured) {
 	if c.Kind == exec.DoCall {
 		what.plan = c.Plan
@@ -179,7 +179,7 @@ func (g *graph) launched(p exec.Point) (waiting int) {
 	return waiting
 }
 
-// replaying returns the replays of which one is running.
+// replaying returns the replays that may be running.
 func (g *graph) replaying() []exec.Point {
 	g.mu.Lock()
 	defer g.mu.Unlock()

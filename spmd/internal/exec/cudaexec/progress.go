@@ -24,7 +24,7 @@ type progress struct {
 
 const signBytes = 4096 // of all words of a GPU
 
-// splitWords makes words of pinned memory, of which each stream takes one.
+// splitWords makes words of pinned memory. Each stream takes one.
 func splitWords(base unsafe.Pointer) []*uint32 {
 	var words []*uint32
 	for i := 0; i < signBytes; i += 4 {

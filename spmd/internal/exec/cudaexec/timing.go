@@ -85,8 +85,8 @@ func (b *base) open(q *Queue) (within int64, err error) {
 }
 
 // times returns when a record began and ended, by trace.Now. Both of its events have been reached.
-// What the host knows for certain corrects the base: a command does not begin before it was issued,
-// nor end after it was seen to have ended.
+// Facts of the host correct the base: a command does not begin before it was issued, nor end after
+// it was seen to have ended.
 func (b *base) times(r *record) (begin, end int64, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

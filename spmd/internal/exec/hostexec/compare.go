@@ -27,7 +27,7 @@ var beside = NewEmulator()
 var notEmulated sync.Map
 
 // emulates reports whether a kernel with these arguments can run from its source: addresses in it
-// must be those of buffers.
+// must point to buffers.
 func emulates(k *exec.Kernel, args []exec.Arg) bool {
 	if _, no := notEmulated.Load(k); no || k.Source.Text == "" {
 		return false
@@ -225,7 +225,7 @@ func (c *copies) overrun() int {
 	return -1
 }
 
-// describe says of which argument an address is what element; "" of an address that is near none.
+// describe names the argument and the element of an address; "" if the address is near no argument.
 func (c *copies) describe(address uintptr) string {
 	for _, r := range c.regions {
 		begin := uintptr(unsafe.Pointer(unsafe.SliceData(r.memory)))

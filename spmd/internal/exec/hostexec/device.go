@@ -108,7 +108,7 @@ func (d *Device) Quiesce() error { return nil }
 // KeepSigning implements exec.Device: what is done is known.
 func (d *Device) KeepSigning(time.Duration, <-chan struct{}) {}
 
-// EndJobs implements exec.Device: the host waits for no other.
+// EndJobs implements exec.Device: the host has no such jobs.
 func (d *Device) EndJobs() {}
 
 // Close implements exec.Device.

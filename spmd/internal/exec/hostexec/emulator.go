@@ -84,7 +84,7 @@ func (e *Emulator) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error
 	})
 }
 
-// emulated is what a Library has of a queue that emulates.
+// emulated is the stream of a LibraryCall on a queue that emulates.
 type emulated struct {
 	*Emulator
 	exec.Queue

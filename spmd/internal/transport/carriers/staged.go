@@ -44,9 +44,9 @@ var StagedSizes = struct {
 // that back. Their memory is pinned when the transport is opened: later the driver might wait for
 // streams that wait for a call.
 //
-// Ranks of one node share that memory. What a rank gives others, their devices copy from there,
-// and of a reduction each rank computes a slice for all. Between nodes the host communicator
-// makes the calls, piece by piece.
+// Ranks of one node share that memory. Their devices copy a rank's data for others from there, and
+// of a reduction each rank computes a slice for all. Between nodes the host communicator makes the
+// calls, piece by piece.
 type Staged struct {
 	host    transport.Host
 	dev     *cuda.Device
@@ -73,7 +73,7 @@ type Staged struct {
 
 // OpenStaged opens the transport of a communicator. Collective.
 func OpenStaged(at transport.Site) (t *Staged, err error) {
-	// Of an AllToAllV only two ranks know what they give each other.
+	// In an AllToAllV only two ranks know what they give each other.
 	kinds := at.Host.Caps().Kinds &^ coll.SetOf(coll.SendRecv, coll.AllToAllV)
 	t = &Staged{host: at.Host, dev: at.Dev, instead: at.Else, counts: make([]int, at.Host.Size()),
 		operands: make([]uintptr, at.Host.Size()), brought: make([]int64, signed*(at.Host.Size()+1))}

@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// progress is what a rank tells the others of its steps, if all reach the memory of all: how many
+// progress is a rank's report of its steps to the others, if all reach the memory of all: how many
 // have their operands in the slot, have the slice reduced, and have been copied out.
 type progress [3]struct {
 	n atomic.Int64
@@ -165,7 +165,7 @@ func (t *Staged) takeOut(x *course, k int) error {
 	return x.out.Copy(unsafe.Add(x.c.Dst, lo*size), t.share(x, k).result, n*size)
 }
 
-// fetch is takeOut of what the others give this rank as it is.
+// fetch is takeOut for data of the others that this rank only copies.
 func (t *Staged) fetch(x *course, k int) error {
 	c, p, me, ranks, size := x.c, x.p, t.host.Rank(), t.host.Size(), x.c.Type.Size()
 	on := t.step(c, p, k, &t.slots[(x.first+k)%slots])
@@ -195,7 +195,7 @@ func (t *Staged) fetch(x *course, k int) error {
 	return nil
 }
 
-// share is what this rank reduces in a step.
+// share is this rank's part of a step's reduction.
 type share struct {
 	from   []uintptr      // the operands
 	n      int            // elements of each
