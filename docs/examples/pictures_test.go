@@ -3,12 +3,14 @@ package examples
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -163,6 +165,23 @@ func checkPicture(t *testing.T, name string, ranks int, lines []byte) {
 				t.Errorf("%s has no label %s", file, label)
 			}
 		}
+	}
+}
+
+// The loop that docs/runs.md shows is that of an example.
+func TestLoop(t *testing.T) {
+	page, err := os.ReadFile("../runs.md")
+	source, err2 := os.ReadFile("kmeans/main.go")
+	if err = errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	begin := []byte("for round := 0;")
+	_, shown, ok := bytes.Cut(page, begin)
+	_, real, ok2 := bytes.Cut(source, begin)
+	shown, _, ok3 := bytes.Cut(shown, []byte("\n    }\n"))
+	real, _, ok4 := bytes.Cut(real, []byte("\n\t}\n"))
+	if !ok || !ok2 || !ok3 || !ok4 || !slices.Equal(strings.Fields(string(shown)), strings.Fields(string(real))) {
+		t.Errorf("docs/runs.md shows\n%s\nand kmeans has\n%s", shown, real)
 	}
 }
 
