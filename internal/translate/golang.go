@@ -17,6 +17,11 @@ import (
 func (u *unit) golang(all [][]*kernel) string {
 	g := &goFile{unit: u, imports: map[string]bool{"lockstep/spmd": true, "lockstep/spmd/gokernel": true}}
 	cuda := u.source(all)
+	g.line("\nfunc _() { // the functions of the kernels as they were")
+	for _, list := range all {
+		g.asItWas(list[0])
+	}
+	g.line("}")
 	for _, list := range all {
 		g.kernel(list)
 	}
@@ -35,6 +40,27 @@ func (u *unit) golang(all [][]*kernel) string {
 	}
 	fmt.Fprintf(&b, ")\n%s\n// What runs on a GPU.\nconst spmdgenSource = `%s`\n", g.text.String(), cuda)
 	return b.String()
+}
+
+// asItWas writes a line that does not compile where a kernel gets other parameters. It is not run.
+func (g *goFile) asItWas(k *kernel) {
+	sig, of := k.fn.Signature(), ""
+	if k.instance != nil {
+		one, err := types.Instantiate(nil, sig, []types.Type{k.instance}, false)
+		if err != nil {
+			panic(err) // the kernel has been translated for this type
+		}
+		sig, of = one.(*types.Signature), "["+g.typeText(k.instance)+"]"
+	}
+	unnamed := func(of *types.Tuple) *types.Tuple {
+		var all []*types.Var
+		for v := range of.Variables() {
+			all = append(all, types.NewParam(v.Pos(), v.Pkg(), "", v.Type()))
+		}
+		return types.NewTuple(all...)
+	}
+	was := types.NewSignatureType(nil, nil, nil, unnamed(sig.Params()), unnamed(sig.Results()), false)
+	g.line("gokernel.GoGenerateIsNeeded[%s](%s%s)", g.typeText(was), k.fn.Name(), of)
 }
 
 // goFile is the Go code for a package.
@@ -153,13 +179,6 @@ func (g *goFile) kernel(list []*kernel) {
 			g.line("\t%s = %s", i.variable(), g.declaration(i, p, "host"+title(name)+"["+g.typeText(i.instance)+"]"))
 		}
 		g.line(")")
-	}
-	if k.onHost != "" {
-		of := ""
-		if k.instance != nil {
-			of = "[" + g.typeText(k.instance) + "]"
-		}
-		g.line("\nvar _ = %s%s // on GPUs only", name, of)
 	}
 	g.line("")
 	g.host(k, p, tparams)

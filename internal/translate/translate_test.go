@@ -259,3 +259,29 @@ func TestIndicesAfterOne(t *testing.T) {
 		t.Errorf("%v\n%s", err, got)
 	}
 }
+
+// The file has the types of the kernels as they were, so that the compiler names what to type where
+// they have changed.
+func TestAsItWas(t *testing.T) {
+	text, err := Generate(folder(t, `package p
+
+type pair struct{ a, b int32 }
+
+//spmd:kernel
+func move(i int, x []pair, by float32) { x[i].a += int32(by) }
+
+//spmd:kernel
+func scale[T float32 | float64](i, j int, x []T, to []uint8) T { return x[i] }
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\tgokernel.GoGenerateIsNeeded[func(int, []pair, float32)](move)\n",
+		"\tgokernel.GoGenerateIsNeeded[func(int, int, []float32, []uint8) float32](scale[float32])\n",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+}
