@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"lockstep/internal/translate/source"
 )
@@ -106,36 +104,6 @@ func TestHouse(t *testing.T) {
 				t.Errorf("%s imports from %s, which is no room", r.name, name)
 			}
 		}
-	}
-}
-
-// Lines of pages are no longer than 120 characters, but for rows of tables.
-func TestPageWidth(t *testing.T) {
-	pages := 0
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() && (d.Name() == ".git" || d.Name() == "bin") {
-			return filepath.SkipDir
-		}
-		if !strings.HasSuffix(strings.TrimSuffix(path, ".tmpl"), ".md") {
-			return nil
-		}
-		pages++
-		text, err := os.ReadFile(path)
-		n := 0
-		for line := range strings.Lines(string(text)) {
-			n++
-			line = strings.TrimSuffix(line, "\n")
-			if utf8.RuneCountInString(line) > 120 && !strings.HasPrefix(line, "|") {
-				t.Errorf("%s, line %d has %d characters", path, n, utf8.RuneCountInString(line))
-			}
-		}
-		return err
-	})
-	if err != nil || pages < 10 {
-		t.Errorf("%d pages: %v", pages, err)
 	}
 }
 
