@@ -259,8 +259,8 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 		if o.Name() == "Narrow" {
 			name, ok = "from_float<"+w.CType(e.Pos(), w.typeOf(e))+">", true
 		}
-	case "lockstep/internal/mix":
-		name, ok = "mix", o.Name() == "Bits"
+	case "lockstep/internal/elem":
+		name, ok = "mix", o.Name() == "MixBits"
 	}
 	if !ok {
 		w.Refuse(e.Pos(), "a kernel cannot call %s.%s: functions of this package, and of math, math/bits, "+
