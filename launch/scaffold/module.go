@@ -18,7 +18,7 @@ var (
 	goLine     = regexp.MustCompile(`(?m)^go[ \t].*\n`)
 )
 
-// checkoutAbove returns the folder at dir or above it whose go.mod is that of the checkout.
+// checkoutAbove returns the folder at dir or above it whose go.mod is the checkout's.
 func checkoutAbove(dir string) (string, bool) {
 	for {
 		if isCheckout(dir) {

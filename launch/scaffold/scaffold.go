@@ -36,7 +36,7 @@ const (
 // kind is a sort of application to start from.
 type kind struct{ name, what string }
 
-// The first is what --kind is by default.
+// The first is the default of --kind.
 var kinds = []kind{
 	{"stencil", "heat in a rod: a kernel that reads neighbours, a halo exchange, a graph"},
 	{"train", "a small net: data-parallel gradients, Adam, checkpoints to go on from"},

@@ -1,4 +1,4 @@
-// Reduce adds up a vector of which each rank holds a part.
+// Reduce adds up a vector that is divided over the ranks.
 package main
 
 import (

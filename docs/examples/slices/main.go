@@ -1,5 +1,4 @@
-// Slices adds two arrays of which each rank holds one slice, the outermost
-// dimension, and gathers the sum.
+// Slices adds two arrays. Each rank holds one slice, the outermost dimension, and gathers the sum.
 package main
 
 import (

@@ -19,8 +19,8 @@ func main() {
 
 //go:generate go run lockstep/spmd/spmdgen
 
-// trainingGrad computes element i of the gradient over n points from off on, which are those of the
-// line 3x + 2.
+// trainingGrad computes element i of the gradient over n points from off on, which lie on the line
+// 3x + 2.
 //
 //spmd:kernel
 func trainingGrad(i int, g, p []float32, off, n int) {

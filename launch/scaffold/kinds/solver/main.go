@@ -1,4 +1,4 @@
-// Command anapp solves a linear system of which each rank holds some rows. See README.md.
+// Command anapp solves a linear system whose rows are divided over the ranks. See README.md.
 package main
 
 import (
@@ -57,7 +57,7 @@ func main() {
 	}, c.check)
 }
 
-// result is the line of --json that tells of the whole run, behind those of its steps.
+// result is the line of --json about the whole run, behind the lines of its steps.
 type result struct {
 	Summary  bool    `json:"summary"`
 	App      string  `json:"app"`
@@ -96,7 +96,7 @@ func run(w *spmd.World, c config) (result, error) {
 	if err := hostdata.AllReduceSlice(w.Comm(), worst, worst, spmd.Max); err != nil {
 		return r, err
 	}
-	// What is left of the residual, and rounding, grow in the answer as the square of the side. The
+	// The rest of the residual, and rounding, grow in the answer as the square of the side. The
 	// first residual is as one over the side.
 	bound := c.Tolerance*float64(c.Side) + 1e-15*float64(c.Side*c.Side)
 	r.MaxErr = worst[0]
@@ -107,7 +107,7 @@ func run(w *spmd.World, c config) (result, error) {
 }
 
 // system returns the answer at the points of some rows, and the right side that belongs to it. The
-// answer is x(1-x) y(1-y): of such a polynomial the sums of differences are exact.
+// answer is x(1-x) y(1-y): the sums of differences of such a polynomial are exact.
 func system(side int, rows spmd.Shard) (want, right []float64) {
 	h := 1 / float64(side+1)
 	for row := range rows.Len {

@@ -9,13 +9,13 @@ import (
 	"lockstep/spmd/hostdata"
 )
 
-// The command writes kernels_spmd.go: the kernels in CUDA C++, for GPUs, and what launches them.
-// What a kernel returns is added up over all i.
+// The command writes kernels_spmd.go: the kernels in CUDA C++ for GPUs, and the functions that
+// launch them. The results of a kernel are added up over all i.
 //
 //go:generate go run lockstep/spmd/spmdgen
 
-// apply computes element i of q = A p, and of the product of p and q. p has a row more above and
-// below, of the neighbours; beyond the sides of the grid all is 0.
+// apply computes element i of q = A p, and of the product of p and q. p has the neighbours' rows
+// above and below; beyond the sides of the grid all is 0.
 //
 //spmd:kernel
 func apply(i int, q, p []float64, side int) (pq float64) {
@@ -93,8 +93,8 @@ type progress struct {
 // checkEach is how many steps are enqueued before the host looks at the residual.
 const checkEach = 25
 
-// solve leaves in v.x what gives right, and returns the steps, and the residual as a part of the
-// first.
+// solve leaves the solution for right in v.x. It returns the steps, and the residual as a part of
+// the first.
 //
 // Collective, blocking.
 func (v *solver) solve(right []float64, tolerance float64, most int) (steps int, residual float64, err error) {

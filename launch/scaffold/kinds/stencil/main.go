@@ -1,4 +1,4 @@
-// Command anapp computes how heat spreads in a rod of which each rank holds a part. See README.md.
+// Command anapp computes how heat spreads in a rod that is divided over the ranks. See README.md.
 package main
 
 import (
@@ -54,8 +54,8 @@ func main() {
 	}, c.check)
 }
 
-// result is the line of --json that tells of the whole run. What the program emits on its way, as
-// w.Emit(step{...}) in a loop, is lines of its own.
+// result is the line of --json about the whole run. Measurements on the way, by w.Emit(step{...})
+// in a loop, have lines of their own.
 type result struct {
 	Summary     bool   `json:"summary"`
 	App         string `json:"app"`
@@ -73,11 +73,11 @@ type result struct {
 	OK     bool    `json:"ok"`
 }
 
-// warmup is the number of iterations before timing: on a GPU the first waits for the kernel to be
-// compiled.
+// warmup is the number of iterations before timing: on a GPU the first one waits until the kernel
+// is compiled.
 const warmup = 3
 
-// run lets the heat of a sine flow, times it, and compares what is left with the exact answer. An
+// run lets the heat of a sine flow, times it, and compares the result with the exact answer. An
 // iteration reads and writes each point twice.
 func run(w *spmd.World, c config) (result, error) {
 	r := result{Summary: true, App: "anapp", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(),

@@ -19,9 +19,9 @@ func flow(i int, next, u []float64) {
 	next[at] = u[at] + rate*(u[at-1]-2*u[at]+u[at+1])
 }
 
-// newRod returns room for n points of a rod, and for one more on either side, the halo: there the
-// ranks on the left and right put copies of theirs. All are 0, and stay so in the halo beyond the
-// ends of the rod, which are kept cold.
+// newRod returns room for n points of a rod, and for one more on either side, the halo. The ranks
+// on the left and right put copies of their points there. All points are 0. In the halo beyond the
+// ends of the rod they stay 0: the ends are kept cold.
 func newRod(w *spmd.World, n int) (spmd.Buffer[float64], error) {
 	u, err := spmd.Alloc[float64](w, n+2)
 	if err != nil {
@@ -30,7 +30,7 @@ func newRod(w *spmd.World, n int) (spmd.Buffer[float64], error) {
 	return u, u.SetAll(0)
 }
 
-// step enqueues on s, which c is on: next = u one step later. It fills the halo of u first.
+// step enqueues next = u one step later, on s, the stream of c. It fills the halo of u first.
 //
 // Collective over c.
 func step(c spmd.Comm, s *spmd.Stream, next, u spmd.Buffer[float64]) error {

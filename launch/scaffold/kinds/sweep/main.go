@@ -78,8 +78,8 @@ type result struct {
 	Above float64 `json:"above"`
 }
 
-// The command writes kernels_spmd.go: the kernel in CUDA C++, for GPUs, and what launches it. What
-// a kernel returns is added up over all i.
+// The command writes kernels_spmd.go: the kernel in CUDA C++ for GPUs, and the function that
+// launches it. The results of a kernel are added up over all i.
 //
 //go:generate go run lockstep/spmd/spmdgen
 
@@ -96,7 +96,7 @@ func spread(i int, start []float64, rate float64, steps int) (above int64) {
 	return above
 }
 
-// run computes all jobs, and returns what came out on every rank. Groups of ranks take the jobs in
+// run computes all jobs, and returns their results on every rank. Groups of ranks take the jobs in
 // turn.
 func run(w *spmd.World, c config) (all []result, err error) {
 	groups := (w.Size() + c.Group - 1) / c.Group // the last one may have fewer ranks
@@ -134,7 +134,7 @@ func run(w *spmd.World, c config) (all []result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The first rank of a group has the sum of a job, and no other rank anything of that job.
+	// Only the first rank of a group has the sum of a job.
 	counts := make([]int64, c.Jobs)
 	if group.Rank() == 0 {
 		if err := above.CopyTo(counts); err != nil {

@@ -15,8 +15,8 @@ const (
 	params = 3*hidden + 1
 )
 
-// The command writes kernels_spmd.go: the kernels in CUDA C++, for GPUs, and what launches them.
-// What a kernel returns is added up over all i.
+// The command writes kernels_spmd.go: the kernels in CUDA C++ for GPUs, and the functions that
+// launch them. The results of a kernel are added up over all i.
 //
 //go:generate go run lockstep/spmd/spmdgen
 
@@ -34,13 +34,13 @@ func forward(i int, e, x, p []float32) (loss float32) {
 	return e[i] * e[i] / 2
 }
 
-// unit is what hidden unit j says of an input.
+// unit returns the output of hidden unit j for an input.
 func unit(p []float32, j int, x float32) float32 {
 	return float32(math.Tanh(float64(p[j]*x + p[hidden+j])))
 }
 
-// backward computes the gradient of hidden unit i's parameters, of the sum of losses times scale.
-// The index behind the last unit is that of the output's bias.
+// backward computes the gradient of the sum of losses times scale by hidden unit i's parameters.
+// The index behind the last unit stands for the output's bias.
 //
 //spmd:kernel
 //spmd:tolerance 1e-4
@@ -111,9 +111,9 @@ func newNet(w *spmd.World, batch int) (*net, error) {
 	return n, errors.Join(n.p.CopyFrom(begin), n.m.SetAll(0), n.v.SetAll(0))
 }
 
-// step enqueues a step, which has a number from 1 on: the gradient of this rank's examples, the sum
-// over all ranks, and the update, which is the same on each. The examples of a step depend on the
-// seed and its number alone, and not on how many ranks there are.
+// step enqueues a step with a number from 1 on: the gradient of this rank's examples, the sum over
+// all ranks, and the update, which is the same on each. The examples of a step depend only on the
+// seed and its number, not on how many ranks there are.
 //
 // Collective over c, which is on n.s.
 func (n *net) step(c spmd.Comm, number int, rate float64) error {
