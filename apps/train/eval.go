@@ -9,11 +9,11 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/apps/train/batches"
 	"lockstep/apps/train/modern"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/text"
+	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
 	"lockstep/spmd/progress"
 )
@@ -123,7 +123,7 @@ func (e *evaluator) run(ctx context.Context, w *spmd.World) (err error) {
 
 // chosen is n sequences, spread evenly over a part of the data.
 type chosen struct {
-	data  *batches.Dataset
+	data  *trainer.Dataset
 	at    int // where the part begins, in tokens
 	of, n int
 }
@@ -133,10 +133,10 @@ func (c chosen) start(i int) int { return c.at + i*c.of/c.n*c.data.Seq }
 
 // sequences chooses among the sequences of the data.
 func (e *evaluator) sequences(f text.Data) (c chosen, err error) {
-	part := batches.Span{At: 0, Len: f.Len()}
-	c.data = &batches.Dataset{File: f, Seq: e.Seq}
+	part := trainer.Span{At: 0, Len: f.Len()}
+	c.data = &trainer.Dataset{File: f, Seq: e.Seq}
 	if e.part != "all" {
-		if c.data, err = batches.NewDataset(f, e.Seq, e.GlobalBatch, 0); err != nil {
+		if c.data, err = trainer.NewDataset(f, e.Seq, e.GlobalBatch, 0); err != nil {
 			return c, err
 		}
 		if part = c.data.Train; e.part == "val" {
@@ -174,7 +174,7 @@ func (e *evaluator) measure(ctx context.Context, w *spmd.World, p *run.Past, c c
 	if err := state.Refresh(s); err != nil {
 		return 0, err
 	}
-	l, err := batches.NewLoader(w, c.data, batch, e.Cfg.Vocab)
+	l, err := trainer.NewLoader(w, c.data, batch, e.Cfg.Vocab)
 	if err != nil {
 		return 0, err
 	}

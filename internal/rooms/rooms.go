@@ -35,7 +35,7 @@ var house = []room{
 	{"training", "a training run of apps/train",
 		[]string{"apps/train/run", "apps/train/trainer", "apps/train/traintest"},
 		[]string{"corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
-	{"corpus", "between texts and models", []string{"apps/train/batches", "apps/train/decode", "apps/train/weights"},
+	{"corpus", "between texts and models", []string{"apps/train/decode", "apps/train/weights"},
 		[]string{"model", "text", "helpers", "facade", "libraries", "basics"}},
 	{"model", "models and their optimizers",
 		[]string{"apps/train/layout", "apps/train/ops", "apps/train/gpt", "apps/train/modern",

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/batches"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
@@ -112,7 +111,7 @@ func runConfig(steps int) trainer.Config {
 // newTrainerOf returns a trainer on words.
 func newTrainerOf(t *testing.T, w *spmd.World, cfg trainer.Config) *trainer.Trainer {
 	t.Helper()
-	data, err := batches.NewDataset(text.InMemory(1, traintest.RandomWords(4000)), cfg.Seq, cfg.GlobalBatch, 5)
+	data, err := trainer.NewDataset(text.InMemory(1, traintest.RandomWords(4000)), cfg.Seq, cfg.GlobalBatch, 5)
 	if err != nil {
 		t.Fatal(err)
 	}

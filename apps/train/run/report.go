@@ -8,7 +8,6 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/apps/train/batches"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
@@ -80,7 +79,7 @@ type report struct {
 	o     *Options
 	w     *spmd.World
 	bar   *progress.Work
-	data  *batches.Dataset
+	data  *trainer.Dataset
 	from  int           // steps of runs before this one
 	steps int           // reported so far, those included
 	good  int           // of this start that have changed the weights

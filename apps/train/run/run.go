@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 
-	"lockstep/apps/train/batches"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/internal/readable"
@@ -56,11 +55,11 @@ func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 	if err := o.fit(w, learned); err != nil {
 		return err
 	}
-	data, err := batches.NewDataset(f, o.Seq, o.GlobalBatch, w.Seed())
+	data, err := trainer.NewDataset(f, o.Seq, o.GlobalBatch, w.Seed())
 	if err != nil {
 		return Usage(err) // the same on every rank: they have the same data
 	}
-	data.Growth = batches.Growth{First: o.growBatch, Last: o.GlobalBatch, Steps: o.steps}
+	data.Growth = trainer.Growth{First: o.growBatch, Last: o.GlobalBatch, Steps: o.steps}
 	t, err := trainer.New(w, w.Comm(), o.trainConfig(), data)
 	if err != nil {
 		return err

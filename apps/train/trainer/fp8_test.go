@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/batches"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
 	"lockstep/internal/campaign"
@@ -29,7 +28,7 @@ func TestFP8Steps(t *testing.T) {
 				cfg.Graph = "on"
 			}
 			graphs := start(t, w, w.Comm(), cfg, f)
-			data, err := batches.NewDataset(f, cfg.Seq, cfg.GlobalBatch, 5)
+			data, err := NewDataset(f, cfg.Seq, cfg.GlobalBatch, 5)
 			traintest.NoError(t, err)
 			resumed, err := New(w, w.Comm(), cfg, data)
 			traintest.NoError(t, err)

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"testing"
 
-	"lockstep/apps/train/batches"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -19,9 +18,9 @@ func TestGrowth(t *testing.T) {
 		run := func(c spmd.Comm, graph string) (all [][2]float64) {
 			cfg := testConfig(12)
 			cfg.Graph = graph
-			data, err := batches.NewDataset(wordTokens(4000), cfg.Seq, cfg.GlobalBatch, 5)
+			data, err := NewDataset(wordTokens(4000), cfg.Seq, cfg.GlobalBatch, 5)
 			traintest.NoError(t, err)
-			data.Growth = batches.Growth{First: 3, Last: cfg.GlobalBatch, Steps: cfg.Steps}
+			data.Growth = Growth{First: 3, Last: cfg.GlobalBatch, Steps: cfg.Steps}
 			tr, err := New(w, c, cfg, data)
 			traintest.NoError(t, err, tr.Begin(5))
 			all, _ = stepAll(t, tr, cfg.Steps)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"testing"
 
-	"lockstep/apps/train/batches"
 	"lockstep/internal/campaign"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -17,7 +16,7 @@ func TestNothingIsLeft(t *testing.T) {
 		cfg := testConfig(10)
 		cfg.Model.Layers, cfg.Model.Channels, cfg.Model.SeqMax, cfg.Seq = 1, 8, 4, 4
 		cfg.GlobalBatch, cfg.ValBatches, cfg.Graph = 4, 1, "on"
-		data, err := batches.NewDataset(wordTokens(1000), cfg.Seq, cfg.GlobalBatch, 5)
+		data, err := NewDataset(wordTokens(1000), cfg.Seq, cfg.GlobalBatch, 5)
 		spmdtest.Must(t, err)
 		spmdtest.NothingIsLeft(t, w, rounds, func() error {
 			tr, err := New(w, w.Comm(), cfg, data)

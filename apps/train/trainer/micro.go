@@ -3,7 +3,6 @@ package trainer
 import (
 	"iter"
 
-	"lockstep/apps/train/batches"
 	"lockstep/spmd"
 )
 
@@ -81,14 +80,14 @@ func (t *Trainer) trainBatches(first int) iter.Seq[[]int] {
 
 // feeds brings micro-batches to the device.
 type feeds struct {
-	training *batches.Loader
-	apart    *batches.Loader // of validation, and of steps that are not trained
-	steps    *batches.Feed   // of training from First on; nil before StartAt
+	training *Loader
+	apart    *Loader // of validation, and of steps that are not trained
+	steps    *Feed   // of training from First on; nil before StartAt
 }
 
 func (f *feeds) open(t *Trainer, batch int) (err error) {
-	for _, l := range []**batches.Loader{&f.training, &f.apart} {
-		if *l, err = batches.NewLoader(t.World, t.Data, batch, t.Config.Model.Vocab); err != nil {
+	for _, l := range []**Loader{&f.training, &f.apart} {
+		if *l, err = NewLoader(t.World, t.Data, batch, t.Config.Model.Vocab); err != nil {
 			return err
 		}
 		t.keep((*l).Close)
@@ -104,6 +103,6 @@ func (f *feeds) stop() error {
 }
 
 // feedOf returns the micro-batches of a step, apart from those of the training.
-func (t *Trainer) feedOf(step int) *batches.Feed {
+func (t *Trainer) feedOf(step int) *Feed {
 	return t.feeds.apart.Feed(t.micro(t.Data.Growth.At(step), func(j int) int { return t.Data.Start(step, j) }))
 }

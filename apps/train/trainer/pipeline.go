@@ -1,7 +1,6 @@
 package trainer
 
 import (
-	"lockstep/apps/train/batches"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/ops"
 	"lockstep/spmd"
@@ -60,7 +59,7 @@ func (x *pipeline) enqueue(int) error {
 func (x *pipeline) passes(h gpt.StepHooks) error { return x.model.Step(x.t.Stream, x.held, h) }
 
 // hold enqueues copies of the micro-batches of a step, which stay until its end.
-func (x *pipeline) hold(f *batches.Feed) error {
+func (x *pipeline) hold(f *Feed) error {
 	s := x.t.Stream
 	for i := range x.held {
 		b, err := f.Next(s)

@@ -3,7 +3,6 @@ package trainer
 import (
 	"errors"
 
-	"lockstep/apps/train/batches"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/modern"
@@ -43,7 +42,7 @@ type Trainer struct {
 	Position
 	division  // of the ranks
 	World     *spmd.World
-	Data      *batches.Dataset
+	Data      *Dataset
 	Stream    *spmd.Stream // everything but what goes between ranks
 	State     *gpt.State   // of Model
 	Model     gpt.Passes
@@ -71,7 +70,7 @@ type Position struct {
 
 // New allocates everything. The weights are zero until Begin, or until a checkpoint is loaded and
 // StartAt called. Every rank of c calls it.
-func New(w *spmd.World, c spmd.Comm, cfg Config, data *batches.Dataset) (*Trainer, error) {
+func New(w *spmd.World, c spmd.Comm, cfg Config, data *Dataset) (*Trainer, error) {
 	t := &Trainer{Config: cfg, division: division{all: c, c: c}, World: w, Data: data}
 	if err := t.divide(); err != nil {
 		return nil, err

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/batches"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/optim"
@@ -33,7 +32,7 @@ func testConfig(steps int) Config {
 // start returns a trainer that is ready for step 0.
 func start(t *testing.T, w *spmd.World, c spmd.Comm, cfg Config, f *text.File) *Trainer {
 	t.Helper()
-	data, err := batches.NewDataset(f, cfg.Seq, cfg.GlobalBatch, 5)
+	data, err := NewDataset(f, cfg.Seq, cfg.GlobalBatch, 5)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package batches
+package trainer
 
 import "math"
 

@@ -1,4 +1,4 @@
-package batches
+package trainer
 
 import (
 	"fmt"
@@ -7,7 +7,7 @@ import (
 )
 
 // Steps take twice as many sequences from part to part. Before is the sum over the earlier steps.
-func TestGrowth(t *testing.T) {
+func TestGrowthParts(t *testing.T) {
 	for _, c := range []struct {
 		g    Growth
 		want string

@@ -1,4 +1,4 @@
-package batches
+package trainer
 
 import (
 	"errors"
@@ -206,7 +206,7 @@ func TestLoader(t *testing.T) {
 }
 
 // A loader leaves nothing behind, even if its feed is stopped early.
-func TestNothingIsLeft(t *testing.T) {
+func TestLoaderLeavesNothing(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		data := &Dataset{File: flatFile(1000), Train: Span{0, 1000}, Seq: 4}
 		s := spmdtest.Stream(t, w, "test")
