@@ -121,7 +121,7 @@ func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 // world's.
 func (b Buffer[T]) Usable(w *World) error { return w.in.CheckBlock(b.blk) }
 
-// Overlap says whether two buffers share memory.
+// Overlap reports whether two buffers share memory.
 func Overlap[T, U Stored](a Buffer[T], b Buffer[U]) bool {
 	return exec.Overlap(a.addr(), a.Bytes(), b.addr(), b.Bytes())
 }
@@ -277,10 +277,10 @@ func (b Buffer[T]) reach(op string) error {
 	return calls.Settle(b.blk, op)
 }
 
-// open says whether a program addresses the memory, on every device.
+// open reports whether a program addresses the memory, on every device.
 func open(b *exec.Block) bool { return addressed(b) && (b == nil || b.Pool == nil || !b.Pool.Private) }
 
-// addressed says whether the host addresses the memory.
+// addressed reports whether the host addresses the memory.
 func addressed(b *exec.Block) bool { return b == nil || b.Pool == nil || b.Pool.Host }
 
 // addr returns the address of the first element; nil when there is none.
@@ -318,8 +318,8 @@ func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
 	return s.q.Enqueue(c)
 }
 
-// lengthError is the refusal of unequal lengths: both numbers, both names, and
-// the caller's place.
+// lengthError returns the refusal of unequal lengths: both numbers, both names, and the caller's
+// place.
 func lengthError(op, a string, na int, b string, nb int) error {
 	return fmt.Errorf("%s: %s: %s has %d elements, %s %d", ccall.At(), op, a, na, b, nb)
 }

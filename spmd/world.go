@@ -112,8 +112,8 @@ func (w *World) Collectives() string {
 	return w.in.All.Routes().Name()
 }
 
-// OnHost says whether the device is the host. Applications need it to choose
-// default sizes, not to choose code.
+// OnHost reports whether the device is the host. Applications need it to choose default sizes, not
+// to choose code.
 func (w *World) OnHost() bool { return w.in.OnHost() }
 
 // Open joins this process to the job and returns its world. Programs call Main instead. Tests and
@@ -157,7 +157,7 @@ func (w *World) Emitted(fn func(line []byte)) (cancel func()) { return w.in.Emit
 // collectives in graphs.
 func (w *World) Slowest() (rank int, known bool) { return w.in.Slowest() }
 
-// Measures says whether --summary or --trace have this rank see where its time goes.
+// Measures reports whether --summary or --trace have this rank see where its time goes.
 func (w *World) Measures() bool { return w.in.Trace != nil }
 
 // Opened returns, by kind, how many objects are open that have to be closed, or freed.

@@ -132,8 +132,8 @@ func endLone(pid int, limit time.Duration, ended <-chan struct{}) (killed bool) 
 	}
 }
 
-// hasChildren says whether a process has children that have not ended. Source:
-// proc_pid_task(5), children.
+// hasChildren reports whether a process has children that have not ended. Source: proc_pid_task(5),
+// children.
 func hasChildren(pid int) bool {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil || len(files) == 0 {

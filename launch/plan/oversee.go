@@ -124,13 +124,13 @@ func (o *overseer) look() (why string) {
 	return ""
 }
 
-// haveJoined says whether a rank answers launch status, which it does once it has joined.
+// haveJoined reports whether a rank answers launch status, which it does once it has joined.
 func (o *overseer) haveJoined() bool {
 	answering, _ := live.List() // without it nothing is known of the ranks, and o.limit holds
 	return slices.ContainsFunc(answering, func(pid int) bool { return slices.Contains(o.living, pid) })
 }
 
-// haveEnded says whether there were ranks, and none lives.
+// haveEnded reports whether there were ranks, and none lives.
 func (o *overseer) haveEnded() bool {
 	return len(o.seen) > 0 || slices.ContainsFunc(o.left(), func(p process.Process) bool { return isRank(p.PID) })
 }

@@ -86,7 +86,7 @@ type supervisor struct {
 
 	without []string // hosts that the start before had to do without
 	stuck   int      // starts in a row that no later checkpoint has come of
-	before  int      // the serial of the newest checkpoint when the last start began; -1 where there was none
+	before  int      // the serial of the newest checkpoint when the last start began; -1 if there was none
 	cause   string   // of the last failure
 }
 
@@ -153,7 +153,7 @@ func (s *supervisor) giveUp(err error, format string, args ...any) error {
 	return exit.Status(1)
 }
 
-// progress says whether the last start has come further than the one before, and counts those
+// progress reports whether the last start has come further than the one before, and counts those
 // that have not.
 func (s *supervisor) progress(e outcome, err error) bool {
 	newest, seen := newestIn(s.job.saved)
@@ -210,7 +210,7 @@ func (s *supervisor) wait(d time.Duration) request {
 // request is a signal to launch run; 0 is none.
 type request syscall.Signal
 
-// endsJob says whether a signal asks a job to end, at once or after it has saved its state.
+// endsJob reports whether a signal asks a job to end, at once or after it has saved its state.
 func (r request) endsJob() bool {
 	return slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1},
 		syscall.Signal(r))
@@ -271,8 +271,8 @@ type outcome struct {
 	unsaid string // what only the launcher has said of it, and is not printed yet; "" where a rank has said why
 }
 
-// refused says whether a program has refused its input: another start would end in the same way. A
-// Go panic has the same status, so it is unknown for a program that nobody has heard.
+// refused reports whether a program has refused its input: another start would end in the same way.
+// A Go panic has the same status, so it is unknown for a program that nobody has heard.
 func (e outcome) refused(err error) bool {
 	status, ok := err.(exit.Status)
 	return ok && (status == statusLater || status == statusUsage && e.heard && !e.cause.Own)

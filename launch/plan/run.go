@@ -226,7 +226,7 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	watch.dismiss()
 	killOrphans()
 	if l.Launcher == "openmpi4" {
-		launcher.RemoveSession(os.TempDir(), cmd.Process.Pid) // where it has crashed or was killed
+		launcher.RemoveSession(os.TempDir(), cmd.Process.Pid) // if it has crashed or was killed
 	}
 	out.close()
 	err = status(words[0], err)
@@ -301,8 +301,8 @@ func (w watcher) dismiss() {
 }
 
 // guard is the watcher's process. It reads process ids until one is 0, or until nobody is left
-// to write one. Then it kills the last process and all below it, and removes the rest of its
-// Open MPI session.
+// to write one. Then it kills the last process and all below it, and removes the rest of its Open
+// MPI session.
 func guard(from io.Reader) error {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	pid, last, launch := 0, 0, os.Getppid()
@@ -425,7 +425,7 @@ func ranksOf(pid int) []process.Process {
 	return ranks
 }
 
-// isRank says whether a process has the variables of a rank in its environment.
+// isRank reports whether a process has the variables of a rank in its environment.
 func isRank(pid int) bool {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {

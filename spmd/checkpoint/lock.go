@@ -127,13 +127,13 @@ func (o *lockOwner) fateOf(path string, me *lockOwner) fate {
 	return unknown
 }
 
-// formerRunOf says whether o is this very job of Slurm, before it was requeued. Slurm starts it
+// formerRunOf reports whether o is this very job of Slurm, before it was requeued. Slurm starts it
 // again when it has ended the run before.
 func (o *lockOwner) formerRunOf(me *lockOwner) bool {
 	return o.Slurm != "" && o.Slurm == me.Slurm && o.Cluster == me.Cluster && o.Restarts < me.Restarts
 }
 
-// processGone says whether the owner, a process of this PID namespace, has ended.
+// processGone reports whether the owner, a process of this PID namespace, has ended.
 func (o *lockOwner) processGone() bool {
 	if o.PID <= 0 || errors.Is(syscall.Kill(o.PID, 0), syscall.ESRCH) {
 		return true
@@ -148,8 +148,8 @@ func (o *lockOwner) processGone() bool {
 	return ok && start != o.Start || strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
 }
 
-// kernelLock says whether another process holds the kernel's lock on a file; known is whether the
-// file system can tell.
+// kernelLock reports whether another process holds the kernel's lock on a file; known is whether
+// the file system can tell.
 func kernelLock(path string) (held, known bool) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -194,7 +194,7 @@ type lockBusy struct {
 	cause  error // of no owner
 }
 
-// patience is how long to wait for the owner.
+// patience returns how long to wait for the owner.
 func (b *lockBusy) patience(most time.Duration) time.Duration {
 	if b.former {
 		return most
@@ -269,7 +269,7 @@ func (o *lockOwner) replace(path string, from *lockOwner) (*os.File, error) {
 	return f, nil
 }
 
-// temp is a name of the owner's own beside path.
+// temp returns a name of the owner's own beside path.
 func (o *lockOwner) temp(path string) string { return path + "-" + o.Session }
 
 // hardLink is os.Link; tests have it fail as on a file system without links.

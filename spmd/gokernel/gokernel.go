@@ -37,8 +37,8 @@ func init() {
 // Lanes is the number of results that a reduction keeps side by side, as the threads of a block do.
 const Lanes = 256
 
-// GoGenerateIsNeeded takes the Go function of a kernel as it was when it was translated. Where a
-// call of it does not compile, the function has got other parameters since: type go generate.
+// GoGenerateIsNeeded takes the Go function of a kernel as it was when it was translated. If a call
+// of it does not compile, the function has got other parameters since: type go generate.
 func GoGenerateIsNeeded[F any](F) {}
 
 // Shape has the facts about a kernel that a launch needs.

@@ -75,7 +75,7 @@ func Any(c spmd.Comm, have bool) (bool, error) {
 	return have, err
 }
 
-// AnyPreempted says whether any rank of c has been asked to end, by a signal that spmd.Preempted
+// AnyPreempted reports whether any rank of c has been asked to end, by a signal that spmd.Preempted
 // listens to or by the end of ctx. All ranks get the same answer, so they stop after the same step:
 //
 //	for step := range steps {
@@ -130,7 +130,7 @@ func locate[T Ordered](c spmd.Comm, op string, x T, o elem.Op) (T, int, error) {
 	return best, at, err
 }
 
-// before says whether a is less than b, which -0 is than 0.
+// before reports whether a is less than b, which -0 is than 0.
 func before[T Ordered](a, b T) bool {
 	switch p := any(&a).(type) {
 	case *spmd.F16:

@@ -150,7 +150,7 @@ func Check(c Config) error {
 	return c.about(err)
 }
 
-// isFull says whether a write failed for want of room: another start may have it.
+// isFull reports whether a write failed for want of room: another start may have it.
 func isFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 }
@@ -218,7 +218,8 @@ func newFolder(parent, program string, now time.Time) (string, error) {
 	}
 }
 
-// relative is a path as seen from a folder, so that both may be moved together. That of "" is "".
+// relative returns a path as seen from a folder, so that both may be moved together. That of "" is
+// "".
 func relative(dir, path string) (string, error) {
 	if path == "" {
 		return "", nil

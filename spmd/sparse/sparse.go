@@ -62,7 +62,7 @@ type Matrix[T Float] struct {
 	value      spmd.Buffer[T]
 	halo       spmd.Buffer[T]     // elements of other ranks' vectors, by rank
 	given      spmd.Buffer[T]     // this rank's elements that others need, by rank
-	index      spmd.Buffer[int32] // where these are in the vector
+	index      spmd.Buffer[int32] // if these are in the vector
 	neighbours []neighbour
 	on         spmd.Comm // of the product that is being enqueued
 	exchange   func() error

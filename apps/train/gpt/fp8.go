@@ -39,8 +39,8 @@ func (e *enqueue[A]) ownCast(to ops.Cast) ops.Cast {
 	return to
 }
 
-// gathersCopies says whether the ranks that divide a linear gather the copies of its input, in half
-// of the bytes.
+// gathersCopies reports whether the ranks that divide a linear gather the copies of its input, in
+// half of the bytes.
 func (e *enqueue[A]) gathersCopies(p *Linear[A]) bool {
 	return !e.alone() && e.mode8.Casts && e.product8(p) != nil
 }

@@ -12,8 +12,8 @@ func (m *State) Gradient(p layout.Param) spmd.Buffer[float32] {
 	return layout.InGroup(m.Groups, m.grads, p)
 }
 
-// Completes says whether a section, and not one before it, completes the gradient of a parameter.
-// If a group is complete later than its sections, the last section completes it.
+// Completes reports whether a section, and not one before it, completes the gradient of a
+// parameter. If a group is complete later than its sections, the last section completes it.
 func (m *State) Completes(section int, p layout.Param) bool {
 	if m.Cfg.Shard.Mode == layout.ShardOff {
 		return p.Group == section
@@ -54,7 +54,7 @@ func (e *enqueue[A]) call(hook func(int) error, section int) {
 // sharded is what a rank has if the ranks share a part of the training state.
 type sharded struct {
 	parallel.Partition                      // of the groups
-	Weights, Grads     spmd.Buffer[float32] // this rank's shards; empty where State has all
+	Weights, Grads     spmd.Buffer[float32] // this rank's shards; empty if State has all
 
 	keptWeights spmd.Buffer[float32] // weights of the groups that are not layers', if operands are rounded copies
 	working     slots[float32]       // gradients before they are reduced

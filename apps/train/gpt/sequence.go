@@ -57,7 +57,7 @@ const (
 	mostPieces = 4
 )
 
-// alone says whether this rank has all rows.
+// alone reports whether this rank has all rows.
 func (e *enqueue[A]) alone() bool { return e.m.tensor == nil }
 
 // begin makes the stream between the ranks wait for the commands so far.
@@ -112,7 +112,7 @@ func (e *enqueue[A]) gatherBeside(x spmd.Buffer[A]) {
 	}
 }
 
-// all returns where all rows of x are, which was gathered last.
+// all returns all rows of x, which was gathered last.
 func (e *enqueue[A]) all(x spmd.Buffer[A]) spmd.Buffer[A] {
 	if e.alone() {
 		return x

@@ -135,7 +135,7 @@ func (x *Sharder) Close() error {
 	return errors.Join(errs...)
 }
 
-// EveryPass says whether every pass moves weights, and so concerns all ranks.
+// EveryPass reports whether every pass moves weights, and so concerns all ranks.
 func (x *Sharder) EveryPass() bool { return x.state.Cfg.Shard.Mode == layout.ShardParameters }
 
 // Gather enqueues on s that this rank gets the weights after the last step, all that the state

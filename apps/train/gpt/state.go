@@ -41,7 +41,7 @@ type State struct {
 	// (2): Loss, and a number of the program's own: one all-reduce sums both over the ranks
 	Totals spmd.Buffer[float64]
 	Loss   spmd.Buffer[float64] // (1): sum over the micro-batches of scale times the tokens' losses
-	FP8    *ops.FP8             // nil where Cfg.FP8 is off
+	FP8    *ops.FP8             // nil if Cfg.FP8 is off
 	// rounded weights, for the products of bfloat16 activations and their biases; else empty
 	Half   spmd.Buffer[spmd.BF16]
 	Rounds bool // activations are bfloat16

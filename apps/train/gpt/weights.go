@@ -15,7 +15,7 @@ type Linear[A ops.Act] struct {
 	DW      spmd.Buffer[float32] // (out,in)
 	B, DB   spmd.Buffer[float32] // (out); empty for the head, which adds none
 	bias    spmd.Buffer[A]       // b, as products add it
-	eight   *ops.FP8Linear       // nil where its products are of A
+	eight   *ops.FP8Linear       // nil if its products are of A
 }
 
 // embedding is a table of rows to look up, and its gradient.

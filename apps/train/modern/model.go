@@ -46,7 +46,7 @@ type linear[A ops.Act] struct {
 	in, out int
 	w       spmd.Buffer[A]
 	dw      spmd.Buffer[float32]
-	eight   *ops.FP8Linear // nil where products are not of 8-bit floats
+	eight   *ops.FP8Linear // nil if products are not of 8-bit floats
 }
 
 // table is embeddings that are mixed into values, and the gradient of the rows that a micro-batch

@@ -11,8 +11,8 @@ import (
 // with one micro-batch of the same size each give each other the gradients of the rows that they
 // have looked up. Each adds all of them up in the order of the ranks, for the same bits on all.
 
-// RowsFit says whether rows move less than half of the bytes of sums of whole tables, for so many
-// rows of each rank, and whether there is memory for them.
+// RowsFit reports whether rows move less than half of the bytes of sums of whole tables, for so
+// many rows of each rank, and whether there is memory for them.
 func (m *Model[A]) RowsFit(rows, ranks int) bool {
 	var x A
 	list := ops.SortedLen(rows, m.Cfg.Vocab)

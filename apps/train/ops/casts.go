@@ -26,7 +26,7 @@ func (m Matrix8) Numbers() [MatrixNumbers]int64 {
 	return [...]int64{int64(m.From), int64(m.To), int64(m.Across), int64(m.Rows), int64(m.Cols)}
 }
 
-// matrix8Of is the reverse of Numbers.
+// matrix8Of reverses Numbers.
 func matrix8Of(n [MatrixNumbers]int64) Matrix8 {
 	return Matrix8{From: int(n[0]), To: int(n[1]), Across: int(n[2]), Rows: int(n[3]), Cols: int(n[4])}
 }
@@ -44,7 +44,7 @@ type Cast struct {
 	Up, Down, Peak spmd.Buffer[float32] // (1) each; without Peak the largest size is not recorded
 }
 
-// None says whether the cast makes no copy.
+// None reports whether the cast makes no copy.
 func (c Cast) None() bool { return c.Codes.Len()+c.Wide.Len() == 0 }
 
 // MostPower bounds the exponent of a scale.
@@ -68,7 +68,7 @@ func powerFor(peak float32) int {
 	return min(MostPower, 7-(int(math.Float32bits(peak)>>23)-127))
 }
 
-// size8 says whether the largest size of values determines their scale.
+// size8 reports whether the largest size of values determines their scale.
 func size8(peak float32) bool { return peak > 0 && Finite(float64(peak)) }
 
 // eight is the set of 8-bit floats.

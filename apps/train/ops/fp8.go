@@ -178,7 +178,7 @@ func (e *FP8) Scales() ([]int, error) {
 	return exps, nil
 }
 
-// ScalesFit says whether exponents can be those of so many scales.
+// ScalesFit reports whether exponents can be those of so many scales.
 func ScalesFit(exps []int, sites int) bool {
 	for _, e := range exps {
 		if e < -MostPower || e > MostPower {
@@ -188,7 +188,7 @@ func ScalesFit(exps []int, sites int) bool {
 	return len(exps) == sites
 }
 
-// SetScales is the reverse of Scales. It blocks.
+// SetScales reverses Scales. It blocks.
 func (e *FP8) SetScales(exps []int) error {
 	up, down := make([]float32, len(exps)), make([]float32, Apart8*len(exps))
 	for i, x := range exps {

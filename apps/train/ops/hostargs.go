@@ -46,7 +46,7 @@ type rounding struct {
 	from []float32
 }
 
-// Has says whether argument i, activations, is not empty.
+// Has reports whether argument i, activations, is not empty.
 func (a *HostArgs) Has(i int) bool {
 	if a.half {
 		return len(spmd.ArgSlice[spmd.BF16](a.Args, i)) > 0

@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Finite says whether x is neither infinite nor NaN.
+// Finite reports whether x is neither infinite nor NaN.
 func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // These are the kernels of the model. Beside each stands the one function that launches it. It does

@@ -36,7 +36,7 @@ func (e *Launcher[A]) Launch(k Kernel, g spmd.Grid, args ...spmd.Arg) {
 	}
 }
 
-// IsHalf says whether A is bfloat16.
+// IsHalf reports whether A is bfloat16.
 func IsHalf[A Act]() bool {
 	_, half := any(*new(A)).(spmd.BF16)
 	return half

@@ -72,7 +72,7 @@ var orthogonalScale = func() float64 {
 type muon struct {
 	cfg    AdamConfig
 	state  *gpt.State
-	w, g   spmd.Buffer[float32] // where this rank's parts of weights and gradients are
+	w, g   spmd.Buffer[float32] // if this rank's parts of weights and gradients are
 	m      spmd.Buffer[float32] // AdamW's
 	hyper  spmd.Buffer[float32] // (2): rate, momentum
 	shapes []*muonShape

@@ -89,7 +89,7 @@ type saver struct {
 	o     *Options
 	w     *spmd.World
 	key   []byte // of the data
-	found *saved // in the checkpoint to go on from; nil where a run begins
+	found *saved // in the checkpoint to go on from; nil if a run begins
 	step  int    // that it is of
 	begun bool   // a save of this run was
 	good  bool   // and one is complete

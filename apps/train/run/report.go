@@ -52,7 +52,7 @@ type SummaryRecord struct {
 	Steps       int      `json:"steps"`
 	Tokens      int      `json:"tokens"`
 	TokS        float64  `json:"tok_s"` // of this run's steps but the first
-	MFU         float64  `json:"mfu"`   // 0 where the device's peak is unknown
+	MFU         float64  `json:"mfu"`   // 0 if the device's peak is unknown
 	LossFirst   float64  `json:"loss_first"`
 	LossLast    float64  `json:"loss_last"`
 	ValLoss     *float64 `json:"val_loss"`      // null without validation

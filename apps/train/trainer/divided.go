@@ -20,7 +20,7 @@ type division struct {
 	tied   spmd.Comm // the two with a copy of the embeddings each; no rank elsewhere
 }
 
-// divided says whether ranks have different parts of the model.
+// divided reports whether ranks have different parts of the model.
 func (d *division) divided() bool { return d.all.Size() > d.c.Size() }
 
 // divide gives each rank its part of the model and of the data. Every rank of the run calls it.

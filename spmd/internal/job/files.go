@@ -91,7 +91,7 @@ func (w *FileWork) Enter(limit time.Duration) (leave func()) {
 	}
 }
 
-// Used says whether there has been such a call.
+// Used reports whether there has been such a call.
 func (w *FileWork) Used() bool { return w.used.Load() }
 
 // FileState is a rank's work on files, as a report shows it.

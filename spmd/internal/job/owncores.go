@@ -44,7 +44,7 @@ func OwnCores(sys string, rank, ranks int) (list string, own unix.CPUSet) {
 	return readable.Ranges(part, ","), own
 }
 
-// partOfCores is a rank's part of some cores.
+// partOfCores returns a rank's part of some cores.
 func partOfCores(of *unix.CPUSet, rank, ranks int) []int {
 	var cores []int
 	for i := range 64 * len(of) {

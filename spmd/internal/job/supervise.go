@@ -25,8 +25,8 @@ const (
 	saveCause = 200 * time.Millisecond
 )
 
-// patience is how long the program may take to return after a signal. It is less than grace if the
-// launcher kills it before, and nobody would say why.
+// patience returns how long the program may take to return after a signal. It is less than grace if
+// the launcher kills it before, and nobody would say why.
 func patience() time.Duration {
 	if kill := launcher.Environment().KillAfter(os.Getenv); kill > 0 {
 		return min(grace, kill-lastWords)
@@ -164,7 +164,7 @@ func (j *Job) leaveSignals(received chan os.Signal, early *preemption) {
 
 func signalError(s os.Signal) error { return fmt.Errorf("ended by signal: %v", s) }
 
-// signalStatus is the exit status of a job that a signal has ended.
+// signalStatus returns the exit status of a job that a signal has ended.
 func signalStatus(s os.Signal) int { return 128 + int(s.(syscall.Signal)) }
 
 // preemption is the request to end early, for a program that has said that it listens.

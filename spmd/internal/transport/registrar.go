@@ -14,7 +14,7 @@ type Registrar interface {
 	Splitter
 	// Registers says that the present library takes memory. Nothing below is called if it does not.
 	Registers() bool
-	// Version is the library's. Measurements of one version say nothing of another.
+	// Version returns the library's. Measurements of one version say nothing of another.
 	Version() string
 	// AllocMemory returns device memory that Register takes. FreeMemory gives it back when nobody
 	// has it registered any more.

@@ -132,7 +132,7 @@ func (f *inFlight) lastGroup() string {
 	return ""
 }
 
-// lastPlace is the place of the last call; "" before the first.
+// lastPlace returns the place of the last call; "" before the first.
 func (f *inFlight) lastPlace() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

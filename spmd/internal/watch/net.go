@@ -247,7 +247,7 @@ func (n *Net) heartbeat() []byte {
 	return n.cfg.Heartbeat()
 }
 
-// free says whether the beat before was answered.
+// free reports whether the beat before was answered.
 func (n *Net) free(k *link) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

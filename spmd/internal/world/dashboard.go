@@ -167,7 +167,7 @@ func (w *World) endDashboard() error {
 	return server.Close()
 }
 
-// heartbeat is the message for rank 0 with this rank's next sign of life; nil for nothing.
+// heartbeat returns the message for rank 0 with this rank's next sign of life; nil for nothing.
 func (w *World) heartbeat() []byte {
 	h := heartbeat{Calls: w.reporter.Heartbeat()}
 	if w.Trace != nil && w.shown.beats%(w.All.Size()/mostSamples+1) == 0 {
@@ -289,8 +289,8 @@ func (w *World) sample() *dashboard.Sample {
 	return s
 }
 
-// Slowest is the rank that the others wait for. It is false if no rank is, or it is not known. Only
-// rank 0 knows.
+// Slowest returns the rank that the others wait for. It is false if no rank is, or it is not known.
+// Only rank 0 knows.
 func (w *World) Slowest() (rank int, known bool) {
 	if w.shown.board == nil {
 		return 0, false

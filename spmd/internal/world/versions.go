@@ -13,7 +13,8 @@ import (
 	"lockstep/spmd/internal/transport/carriers"
 )
 
-// Versions is the text of --version: the build, and the libraries that are found here, or why not.
+// Versions returns the text of --version: the build, and the libraries that are found here, or why
+// not.
 func Versions(program string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, of %s\n", program, process.Build())
