@@ -51,8 +51,8 @@ type method struct {
 
 func (m method) String() string { return fmt.Sprintf("%s, rows in %d", m.kernel, m.overlap) }
 
-// enqueue enqueues the gathering of x from the ranks with shares of it, and y = the sum of W x over
-// the ranks with parts of it.
+// enqueue enqueues two steps: x is gathered from the ranks with shares of it, and y = the sum of W
+// x over the ranks with parts of it.
 func (p *product[T]) enqueue(m method) error {
 	if err := gather(p.s, p.sp, p.x); err != nil {
 		return err

@@ -115,7 +115,7 @@ func bound[T number](steps int) float64 {
 	return 6 * float64(steps+1) * unit
 }
 
-// tiny is what values that have almost vanished are compared with.
+// tiny is the least value that errors are compared with: others have almost vanished.
 const tiny = 1e-30
 
 // maxRelErr returns the largest difference between the first field and the closed form, over the

@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd"
 )
 
-// command is what the first argument asks for: what to do with a run's checkpoint.
+// command is the command that the first argument asks for: what to do with a run's checkpoint.
 // Without one the program trains.
 type command struct {
 	name, does string // one line, for --help

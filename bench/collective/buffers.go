@@ -57,7 +57,7 @@ func number[T real](v int) T {
 	return x
 }
 
-// buffers are those of one case on this rank.
+// buffers are the buffers of one case on this rank.
 type buffers[T real] struct {
 	w        *spmd.World
 	s        *spmd.Stream // of the copies that fill src

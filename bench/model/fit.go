@@ -83,8 +83,8 @@ func (m model) us(bytes, ranks float64) (us float64, term int) {
 }
 
 // ofLogs returns the model with parameters given as logarithms: for each term the start, the time
-// of a step and the time of a byte. What the points cannot tell is 0: the start if all are on one
-// number of ranks, and the time of a byte if all have one size.
+// of a step and the time of a byte. A term that the points cannot tell is 0: the start if all are
+// on one number of ranks, and the time of a byte if all have one size.
 func ofLogs(x []float64, of []algorithm, points []sample) model {
 	var m model
 	for i, a := range of {

@@ -14,8 +14,8 @@ import (
 //
 // of row-major matrices: op(A) is (M, K), op(B) is (K, N), C is (M, N). With TransA the stored
 // matrix is A' of (K, M), with TransB B' of (N, K). A stride is at least the width of the stored
-// matrix. As in BLAS, C is not read if Beta is 0 (it may hold NaN), and A and B are not read if
-// Alpha or K is 0.
+// matrix. As in BLAS, C is not read if Beta is 0 (it may hold NaN). A and B are not read if Alpha
+// or K is 0.
 type Gemm struct {
 	M, N, K        int
 	TransA, TransB bool

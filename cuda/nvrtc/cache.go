@@ -15,8 +15,8 @@ import (
 	"syscall"
 )
 
-// Cache keeps compiled images, and other results that take long to find out (Put), in the files of
-// one folder, for later runs and for other processes.
+// Cache keeps compiled images, and other results that take long to find out (Put), for later runs
+// and other processes. They are files of one folder.
 //
 // A file is named for everything its image depends on: the source and its name, headers, flags,
 // name expressions, capability and the version of NVRTC. Processes may share the folder: a file is

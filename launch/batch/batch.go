@@ -117,7 +117,7 @@ func (j Job) again(where string) string {
 	return where + ": it goes on from what it has saved, since " + j.Saves + " says where"
 }
 
-// index is what stands in arguments of the program for the number of a task, from 0 on.
+// index stands in arguments of the program for the number of a task, from 0 on.
 const index = "{}"
 
 // line is j.Line, in which the shell puts the number of the task: words with braces are quoted.

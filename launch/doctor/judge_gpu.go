@@ -135,7 +135,7 @@ func (j *judge) aware() {
 	}
 }
 
-// packages are those of Debian and Ubuntu, or NVIDIA's.
+// packages are packages of Debian and Ubuntu, or NVIDIA's.
 var packages = []struct{ library, install, without string }{
 	{"NVRTC", "libnvrtc12, or NVIDIA's cuda-nvrtc-13-0", "no kernel can be compiled"},
 	{"cuBLAS", "libcublas12, or NVIDIA's libcublas-13-0", "no matrix product runs on the GPU"},

@@ -84,7 +84,8 @@ func launcherOf(text string) (name, version string) {
 	return "", ""
 }
 
-// find returns the launcher name as it is installed, or with the command that it would have.
+// find returns the launcher of a name: the installed one, or one with the command that it would
+// have.
 func find(name string) launcherHere {
 	if name == "slurm" {
 		w := launcherHere{name: name, command: "srun"}

@@ -116,7 +116,7 @@ func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err err
 
 func usage(format string, args ...any) error { return exit.Usage{Err: fmt.Errorf(format, args...)} }
 
-// site is what a line depends on beside the flags: this machine and its environment.
+// site has what a line depends on beside the flags: this machine and its environment.
 type site struct {
 	cores int
 	gpus  int
@@ -155,7 +155,7 @@ type host struct {
 	slots int
 }
 
-// job is what to start where.
+// job says what to start on which hosts.
 type job struct {
 	*options
 	prog  []string

@@ -192,7 +192,7 @@ func checkMPI(launcher, prog string, needed []string, ldd func() string) error {
 		prog, lib, built, launcher, built)
 }
 
-// facts is what a host says about the program.
+// facts has a host's answers about the program.
 type facts struct {
 	Host   string `json:"host"`
 	Launch bool   `json:"launch"` // false: there is no launch to look

@@ -62,8 +62,8 @@ func (a *axes) complete(runs []*run) error {
 	return nil
 }
 
-// panels returns the pictures of the runs, one for each number, how many points a logarithmic axis
-// has left out, and the numbers that no line has together with that of x.
+// panels returns the pictures of the runs, one for each number. It also returns how many points a
+// logarithmic axis has left out, and the numbers that stand in no line with x.
 func (a *axes) panels(runs []*run) (list []figure.Panel, left int, apart []string) {
 	for _, y := range a.y {
 		p := figure.Panel{Title: y, X: a.label(a.x, runs), Y: a.label(y, runs), LinearX: !a.logX, LinearY: !a.logY,

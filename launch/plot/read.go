@@ -139,7 +139,7 @@ func (r *run) line(text []byte, n int) error {
 	return nil
 }
 
-// add adds a record behind those of earlier steps.
+// add adds a record behind the records of earlier steps.
 func (r *run) add(rec map[string]float64) {
 	step, ok := rec[stepField]
 	for ok && len(r.records) > 0 {

@@ -42,9 +42,9 @@ type Config struct {
 	// counts to Keep from the next Save on, or from Proven. Until then one more is kept.
 	OnTrial bool
 	// Timeout is how long one step of the work on a file may take, as a sync; then the save fails.
-	// Rank 0 also waits that long for the next file of another rank, and Open for the former run of
-	// the same Slurm job to end. 0 means 5 minutes. A rank that waits for files is not missing from
-	// a collective.
+	// Rank 0 also waits that long for the next file of another rank. Open waits that long for the
+	// former run of the same Slurm job to end. 0 means 5 minutes. A rank that waits for files is
+	// not missing from a collective.
 	Timeout time.Duration
 	// ReadOnly is for a program that only loads, also while another one saves. The folder must
 	// exist. It is not locked, and Save fails.

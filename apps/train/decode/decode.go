@@ -63,8 +63,8 @@ type decoding[A ops.Act] struct {
 }
 
 // New returns a decoder of up to seq tokens with the weights of arenas laid out for cfg. half has
-// those of bfloat16 activations, and is empty for float32. The decoder uses the weights where they
-// are, and leaves them when it is closed.
+// the weights for bfloat16 activations, and is empty for float32. The decoder uses the weights
+// where they are, and leaves them when it is closed.
 func New(s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], half spmd.Buffer[spmd.BF16],
 	seq int) (Decoder, error) {
 	if half.Len() > 0 {

@@ -20,7 +20,7 @@ func bindFP8[A ops.Act](s *State, p *Weights[A]) {
 	}
 }
 
-// inputCast returns the cast of a linear's input in this pass. gradCast returns that of its
+// inputCast returns the cast of a linear's input in this pass. gradCast returns the cast of its
 // output's gradient.
 func (e *enqueue[A]) inputCast(p *Linear[A]) ops.Cast { return e.mode8.Input(p.eight) }
 

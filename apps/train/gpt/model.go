@@ -48,8 +48,9 @@ type Model[A ops.Act] struct {
 	parts   ops.Scratch          // of kernels
 }
 
-// layerActs is what forward keeps of one layer for backward. It holds this rank's part of NH heads,
-// C channels and N rows: nh heads of c channels, and n rows. Without --tp these are all.
+// layerActs are the activations of one layer that forward keeps for backward. It holds this rank's
+// part of NH heads, C channels and N rows: nh heads of c channels, and n rows. Without --tp these
+// are all.
 type layerActs[A ops.Act] struct {
 	ln1                        spmd.Buffer[A]       // (n,C)
 	qkv                        spmd.Buffer[A]       // (N,3c): queries, keys, values, each (nh,HS)

@@ -6,7 +6,7 @@ import (
 	"lockstep/spmd/parallel"
 )
 
-// Passes is what a Model does, for any type of activations.
+// Passes are the passes of a Model, for any type of activations.
 type Passes interface {
 	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
 	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
@@ -17,7 +17,7 @@ type Passes interface {
 	Calibrate(s *spmd.Stream, batch Batch, scale float32) error
 }
 
-// StagePasses is what a Model does as a stage of a pipeline (--pp).
+// StagePasses are the passes of a Model as a stage of a pipeline (--pp).
 type StagePasses interface {
 	OpenPipeline(c spmd.Comm) error
 	Step(s *spmd.Stream, batches []Batch, h StepHooks) error
@@ -27,7 +27,7 @@ type StagePasses interface {
 	ForgetTime(s *spmd.Stream) error
 }
 
-// TensorPasses is what a Model does more if ranks divide its layers (--tp).
+// TensorPasses are the further passes of a Model if ranks divide its layers (--tp).
 type TensorPasses interface {
 	ShareLayers(c spmd.Comm) error
 }

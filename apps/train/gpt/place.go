@@ -51,7 +51,7 @@ func (e *enqueue[A]) call(hook func(int) error, section int) {
 	}
 }
 
-// sharded is what a rank has if the ranks share a part of the training state.
+// sharded is the state of a rank if the ranks share a part of the training state.
 type sharded struct {
 	parallel.Partition                      // of the groups
 	Weights, Grads     spmd.Buffer[float32] // this rank's shards; empty if State has all

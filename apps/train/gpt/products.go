@@ -31,9 +31,9 @@ func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, 
 // classify enqueues logits of the head's input x(n,C), and losses(n). With grad it replaces the
 // logits by their gradient.
 //
-// If ranks divide the head, logits are those of this rank's rows of the head. The ranks then
-// exchange three numbers a row, half of the rows at a time. The first half's exchange goes beside
-// the second half's product, and the second half's beside the losses of the first.
+// If ranks divide the head, logits belong to this rank's rows of the head. The ranks then exchange
+// three numbers a row, half of the rows at a time. The first half's exchange goes beside the second
+// half's product, and the second half's beside the losses of the first.
 func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer[A], targets spmd.Buffer[int32],
 	scale float32, grad bool) {
 	m, head := e.m, &e.m.par.Head

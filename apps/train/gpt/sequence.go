@@ -21,7 +21,7 @@ import (
 // Gradients of a LayerNorm's parameters, and of the biases of scattered sums, are then sums over a
 // rank's rows: State.ByRows.
 
-// tensorParts is what a rank has more if ranks divide its layers.
+// tensorParts is the further state of a rank if ranks divide its layers.
 type tensorParts[A ops.Act] struct {
 	with   spmd.Comm            // the ranks with the other parts of these layers, on side
 	side   *spmd.Stream         // of what goes between them
@@ -40,8 +40,8 @@ func (m *Model[A]) ShareLayers(c spmd.Comm) (err error) {
 	return nil
 }
 
-// rowsOf returns how this rank sees n rows. The number of pieces is that of the largest
-// micro-batch, so that a smaller one never needs more memory.
+// rowsOf returns how this rank sees n rows. The largest micro-batch sets the number of pieces, so
+// that a smaller one never needs more memory.
 func (m *Model[A]) rowsOf(n int) parallel.Rows {
 	x, pieces := m.Cfg.Tensor, 1
 	if x.Parts() > 1 {

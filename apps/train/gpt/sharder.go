@@ -235,7 +235,7 @@ func (x *Sharder) Ready(section int, s *spmd.Stream) error {
 	return x.complete(section, s, x.Scatter.Ready)
 }
 
-// Add is Ready for gradients that are added to those of earlier micro-batches.
+// Add is Ready for gradients that are added to earlier micro-batches' gradients.
 func (x *Sharder) Add(section int, s *spmd.Stream) error {
 	return x.complete(section, s, x.Scatter.Add)
 }

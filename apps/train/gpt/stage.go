@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd/parallel"
 )
 
-// microActs is what forward keeps of a micro-batch.
+// microActs are the activations of a micro-batch that forward keeps.
 type microActs[A ops.Act] struct {
 	emb spmd.Buffer[A] // (N,C): in the first stage
 	act []layerActs[A]

@@ -52,7 +52,7 @@ type State struct {
 	space  layout.Space // of the buffers
 }
 
-// Close frees the buffers, also those of the activations.
+// Close frees the buffers, also the activations.
 func (m *State) Close() error { return m.space.Free() }
 
 // GradGroups returns the gradients of each of Groups.

@@ -109,8 +109,8 @@ func (c Config) FlopsPerToken(t int) float64 {
 }
 
 // HeadRows is how many rows the head works on at a time, so that the logits of all rows never exist
-// together. Products of so many rows are as fast as those of more.
+// together. Products of so many rows are as fast as products of more.
 const HeadRows = 8192
 
-// NormEpsilon is what the kernels add to a variance.
+// NormEpsilon is the number that kernels add to a variance.
 const NormEpsilon = 1e-5

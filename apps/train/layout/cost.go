@@ -66,7 +66,7 @@ type section struct {
 	params            float64 // of its matrices
 }
 
-// share is what a rank computes for one micro-batch, and what it holds.
+// share has a rank's work for one micro-batch, and its memory.
 type share struct {
 	sections   []section // in the order of the forward pass
 	head       section

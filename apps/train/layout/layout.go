@@ -105,8 +105,7 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 		add(h+"ln_1.bias", C)
 		group(h + "attn")
 	}
-	// The token embedding is also the head, so its gradient is complete with that of
-	// the embeddings.
+	// The token embedding is also the head, so its gradient is complete when the embeddings' is.
 	if cfg.Embeds() {
 		add("wpe.weight", cfg.SeqMax, C)
 		params = append(params, cfg.vocabulary(whole("wte.weight", cfg.PaddedVocab(), C)))
@@ -147,7 +146,7 @@ func GroupsOf[T spmd.Elem](groups []Group, arena spmd.Buffer[T]) []spmd.Buffer[T
 	return bs
 }
 
-// InGroup returns the memory of a parameter, from that of its group, or none.
+// InGroup returns the memory of a parameter inside its group's memory, or none.
 func InGroup[T spmd.Elem](groups []Group, mem []spmd.Buffer[T], p Param) spmd.Buffer[T] {
 	if mem[p.Group].Len() == 0 {
 		return spmd.Buffer[T]{}

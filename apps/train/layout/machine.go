@@ -80,8 +80,8 @@ func NodesOf(g GPU, perNode int) Machine {
 	return Machine{GPU: g, PerNode: perNode, Network: 50e9, Latency: 5e-6}
 }
 
-// allReduce returns how long a sum of n bytes takes over ranks, of which here are in each node. The
-// fit to 2 and 4 GPUs is that of docs/speed.md. Between nodes it is the network's best.
+// allReduce returns how long a sum of n bytes takes over ranks; here is the number in each node.
+// The fit to 2 and 4 GPUs is from docs/speed.md. Between nodes it is the network's best.
 func (m Machine) allReduce(n float64, ranks, here int) float64 {
 	here = max(1, min(here, ranks))
 	nodes := float64((ranks + here - 1) / here)

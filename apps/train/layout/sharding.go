@@ -90,7 +90,7 @@ func (cfg Config) Embeddings() int { return 2*cfg.OwnLayers() + 1 }
 // LayerGroup returns the group of a layer's section.
 func LayerGroup(section int) int { return section - 1 }
 
-// VectorGroup returns the group of the vectors. The groups before it are those of layers.
+// VectorGroup returns the group of the vectors. The groups before it belong to layers.
 func VectorGroup(groups []Group) int { return len(groups) - 2 }
 
 // EmbeddingGroup returns the group of the embeddings, with or without sharing.

@@ -24,7 +24,7 @@ func StageOf(cfg Config, index, stages, micro, seq int) Staging {
 }
 
 // StagesOf returns all stages of such a model. They take about equally long, by the Times of a
-// layer, of which each rank may have a part, and of the head in the last stage.
+// layer and, in the last stage, of the head. Each rank may have a part of a layer.
 func StagesOf(cfg Config, stages, micro, seq int) []Staging {
 	costs := make([]float64, cfg.Layers)
 	for l := range costs {

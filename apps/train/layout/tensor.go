@@ -119,7 +119,7 @@ func (p Param) Own(own, x []float32) []float32 {
 	return own
 }
 
-// Uncut returns the whole tensor of which p may be a part.
+// Uncut returns the whole tensor; p may be a part of it.
 func (p Param) Uncut() Param {
 	p.Shape, p.Cut, p.Len = p.Whole, checkpoint.Cut{}, 1
 	for _, n := range p.Shape {

@@ -104,7 +104,7 @@ const (
 	bucketOver   = 64 << 20
 )
 
-// among returns the messages among replicas of a stage, of which here are in a node.
+// among returns the messages among replicas of a stage; here is the number in a node.
 func (m Machine) among(cfg Config, j Job, s share, here int, manyNodes bool) replicas {
 	n := len(s.sections)
 	r := replicas{cfg: cfg, share: s, send: make([]float64, n)}

@@ -230,7 +230,7 @@ func normBackward[A ops.Act](e *ops.Launcher[A], partial spmd.Buffer[float32], d
 		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg())
 }
 
-// valueMix is what a layer mixes into its values: nothing if table is empty.
+// valueMix is the table that a layer mixes into its values, nothing if it is empty.
 type valueMix struct {
 	table spmd.Buffer[float32] // (Vp,c)
 	mix   number               // (2)

@@ -12,7 +12,7 @@ import (
 // aligned to 16 bytes.
 const Apart8 = 4
 
-// Matrix8 is a matrix of weights: where its codes begin, and those of its transpose.
+// Matrix8 is a matrix of weights. It says where its codes and its transpose's begin.
 type Matrix8 struct {
 	From, To, Across int // elements; From is in the arena of weights
 	Rows, Cols       int

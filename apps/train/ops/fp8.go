@@ -51,7 +51,7 @@ type FP8 struct {
 	Own spmd.Buffer[spmd.F8E4M3]
 }
 
-// castSet is matrices that are cast together: all, or those of a group.
+// castSet has matrices that are cast together: all, or a group's.
 type castSet struct {
 	first, end           int // of mats
 	firstTile, endOfTile int
@@ -178,7 +178,7 @@ func (e *FP8) Scales() ([]int, error) {
 	return exps, nil
 }
 
-// ScalesFit reports whether exponents can be those of so many scales.
+// ScalesFit reports whether exponents can belong to so many scales.
 func ScalesFit(exps []int, sites int) bool {
 	for _, e := range exps {
 		if e < -MostPower || e > MostPower {

@@ -69,7 +69,7 @@ var (
 	Evaluates  = FP8Mode{Casts: true, Products: true}
 )
 
-// Input returns the cast of a linear's input in such a pass. Grad returns that of its output's
+// Input returns the cast of a linear's input in such a pass. Grad returns the cast of its output's
 // gradient. q may be nil.
 func (m FP8Mode) Input(q *FP8Linear) Cast {
 	return m.castOf(q, func(q *FP8Linear) Cast { return q.X })

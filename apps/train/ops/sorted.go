@@ -6,8 +6,8 @@ import (
 )
 
 // The token embedding's gradient for a token is the sum of the rows with that token. The loader
-// sorts the rows of a micro-batch by token while the device works on the one before, so that no
-// kernel has to look for them. The list has a fixed length, and the device uses the valid part.
+// sorts the rows of a micro-batch by token while the device works on the one before. So no kernel
+// has to look for them. The list has a fixed length, and the device uses the valid part.
 
 // partRows is how many rows of a token one warp of a GPU adds up. A token with more is split into
 // parts, so that frequent tokens do not take longer than all others.

@@ -57,8 +57,8 @@ func (o *Options) settings(seed uint64, key []byte) []setting {
 	}
 }
 
-// saved is what a checkpoint holds beside the tensors. The number of sequences is the place in the
-// data: the seed and this number give epoch, order, offset, and everything random.
+// saved is the content of a checkpoint beside the tensors. The number of sequences is the place in
+// the data: the seed and this number give epoch, order, offset, and everything random.
 type saved struct {
 	Sequences int               `json:"sequences"` // learned from
 	Settings  map[string]string `json:"settings"`
@@ -67,7 +67,7 @@ type saved struct {
 	record
 }
 
-// setting returns one of Settings. If the saving run did not know it, the value is that of settled.
+// setting returns one of Settings. If the saving run did not know it, the value is from settled.
 func (s *saved) setting(name string) string {
 	if was, ok := s.Settings[name]; ok {
 		return was

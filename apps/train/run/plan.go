@@ -44,8 +44,8 @@ const stepTokens = 1 << 19
 // mostBatch is the largest proposed micro-batch: larger ones are hardly faster.
 const mostBatch = 64
 
-// Plan proposes how ranks, each with a GPU of m, divide the run. It chooses those of --dp, --tp,
-// --pp, --shard, --recompute, --batch and --global-batch that are not given. It looks at no data.
+// Plan proposes how ranks, each with a GPU of m, divide the run. It chooses --dp, --tp, --pp,
+// --shard, --recompute, --batch and --global-batch unless they are given. It looks at no data.
 func (o *Options) Plan(m layout.Machine, ranks int) (*Planned, error) {
 	if err := o.takeModel(); err != nil {
 		return nil, err

@@ -89,7 +89,7 @@ type report struct {
 	saving *saving // nil without checkpoints
 }
 
-// record is what a report remembers of a run from one start to the next.
+// record is a report's memory of a run from one start to the next.
 type record struct {
 	First float64  `json:"loss_first"`
 	Last  float64  `json:"loss_last"`

@@ -7,7 +7,7 @@ import (
 	"lockstep/spmd"
 )
 
-// Group is ranks that work at one thing, such as those of a node that build a token file.
+// Group is a group of ranks with one task, such as the ranks of a node that build a token file.
 type Group struct {
 	Rank, Size int
 	// Exchange gives every rank the bytes of all ranks, in rank order.

@@ -307,8 +307,8 @@ func writeAll(f *os.File, parts [][]byte, at int64) error {
 	return nil
 }
 
-// finish sums the tokens, writes the header and gives the file its name, in this order, so that a
-// file of that name is whole, also after a power cut.
+// finish sums the tokens, writes the header and gives the file its name, in this order. So a file
+// of that name is whole, also after a power cut.
 func (b *builder) finish(f *os.File, path string, count int64) error {
 	size := count * int64(b.Tokens.Width())
 	crc := crc32.New(castagnoli)

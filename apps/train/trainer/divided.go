@@ -69,7 +69,7 @@ func (t *Trainer) openNorm() error {
 	return nil
 }
 
-// counted returns the gradients that this rank, and no other, adds to the norm.
+// counted returns the gradients that only this rank adds to the norm.
 func (t *Trainer) counted() []spmd.Buffer[float32] {
 	if t.State.Cfg.Shard.Mode == layout.ShardOff && t.c.Rank() > 0 { // the first replica counts
 		return nil
@@ -77,8 +77,8 @@ func (t *Trainer) counted() []spmd.Buffer[float32] {
 	return t.State.Counted()
 }
 
-// partItems returns the tensors of a checkpoint if each rank has a part of the model. They are
-// those of an undivided model. A rank without elements of a tensor takes part all the same. Ranks
+// partItems returns the tensors of a checkpoint if each rank has a part of the model. An undivided
+// model has the same tensors. A rank without elements of a tensor takes part all the same. Ranks
 // that have the same tensor each save a part of it.
 func (t *Trainer) partItems(save bool) []checkpoint.Item {
 	own := map[string]layout.Param{}

@@ -102,7 +102,7 @@ func (f *feeds) stop() error {
 	return nil
 }
 
-// feedOf returns the micro-batches of a step, apart from those of the training.
+// feedOf returns the micro-batches of a step, apart from the training's.
 func (t *Trainer) feedOf(step int) *Feed {
 	return t.feeds.apart.Feed(t.micro(t.Data.Growth.At(step), func(j int) int { return t.Data.Start(step, j) }))
 }

@@ -134,8 +134,7 @@ func (x turns) evaluate(micro int, next func(i int) (gpt.Batch, float32, error))
 func (turns) stageTime() (parallel.StageTime, error) { return parallel.StageTime{}, nil }
 func (turns) forgetTime() error                      { return nil }
 
-// passes calls do for each micro-step of a step. It loads the batches apart
-// from those of the training.
+// passes calls do for each micro-step of a step. It loads the batches apart from the training's.
 func (x turns) passes(step int, do func(k microKind, batch gpt.Batch) error) error {
 	t := x.t
 	n := t.Data.Growth.At(step)

@@ -7,15 +7,15 @@ import (
 	"lockstep/spmd"
 )
 
-// result is what a step leaves for the host. The host reads it when the next step is already
-// enqueued, so that the device never waits for the host.
+// result has the numbers that a step leaves for the host. The host reads it when the next step is
+// already enqueued, so that the device never waits for the host.
 type result struct {
 	totals     spmd.Buffer[float64] // (2), pinned: the loss; more than 0 if a rank was asked to end
 	norm       spmd.Buffer[float32] // (1), pinned
 	begin, end *spmd.Event
 }
 
-// results is what steps and validations leave for the host.
+// results has the numbers that steps and validations leave for the host.
 type results struct {
 	steps   [2]result            // of the last two steps, by step number
 	valLoss spmd.Buffer[float64] // (1), pinned

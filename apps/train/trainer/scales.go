@@ -11,8 +11,7 @@ type scales struct {
 	state *ops.FP8
 }
 
-// start sets the scales for a step: those of a checkpoint, or new ones. Every rank of the run calls
-// it.
+// start sets the scales for a step: a checkpoint's, or new ones. Every rank of the run calls it.
 func (x *scales) start(step int) error {
 	if x.t.Scales != nil {
 		return x.state.SetScales(x.t.Scales)

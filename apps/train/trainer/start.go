@@ -9,8 +9,8 @@ import (
 	"lockstep/spmd/parallel"
 )
 
-// Begin draws the start weights from seed, or reads them, and gives all ranks those of rank 0. The
-// first step is then 0. It blocks. Every rank of c calls it.
+// Begin draws the start weights from seed, or reads them, and gives all ranks the weights of rank
+// 0. The first step is then 0. It blocks. Every rank of c calls it.
 func (t *Trainer) Begin(seed uint64) error {
 	shared := t.State.Cfg.Shard.Mode == layout.ShardParameters
 	var err error

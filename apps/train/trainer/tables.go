@@ -6,7 +6,7 @@ import (
 	"lockstep/spmd/parallel"
 )
 
-// tableModel is a model with tables of embeddings, of which a batch looks up few rows.
+// tableModel is a model with tables of embeddings. A batch looks up few of their rows.
 type tableModel interface {
 	// RowsFit reports whether the tables' gradients come faster from the rows of all ranks than
 	// from sums of whole tables.

@@ -30,7 +30,7 @@ type refModel struct {
 	p                              map[string][]float64
 }
 
-// refLayer is what the forward pass of a layer leaves for the backward pass.
+// refLayer has the results that the forward pass of a layer leaves for the backward pass.
 type refLayer struct {
 	x, ln1, qkv, att, res, ln2, fc, act [][]float64
 	prob                                [][][]float64 // [head][query][key]
@@ -259,7 +259,8 @@ func RefNorm(x [][]float64, w, b []float64) [][]float64 {
 	return y
 }
 
-// RefNormBack returns the gradient of RefNorm's input rows, and adds those of its parameters.
+// RefNormBack returns the gradient of RefNorm's input rows, and adds the gradients of its
+// parameters.
 func RefNormBack(dy, x [][]float64, w, dw, db []float64) [][]float64 {
 	dx := refRows(len(x), len(x[0]))
 	for t := range x {

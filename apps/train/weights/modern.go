@@ -14,7 +14,7 @@ import (
 // modernType is model_type in config.json.
 const modernType = "lockstep_modern"
 
-// modernConfig is what config.json says beside the sizes. Parts lists the model's parts.
+// modernConfig has the fields of config.json beside the sizes. Parts lists the model's parts.
 type modernConfig struct {
 	Parts          string  `json:"parts"`
 	NormEpsilon    float64 `json:"rms_norm_epsilon"`

@@ -25,8 +25,8 @@ import (
 // A folder of weights is a modern model, see modern.go, or GPT-2 as Hugging Face's transformers
 // keep it: config.json and model.safetensors, or several such files and their index.
 //
-// The names of the tensors are those of Params. Matrices of layers are stored (inputs, outputs),
-// the embeddings (tokens, channels) without padding.
+// The tensors have the names of Params. Matrices of layers are stored (inputs, outputs), the
+// embeddings (tokens, channels) without padding.
 const (
 	hfConfigFile  = "config.json"
 	hfWeightsFile = "model.safetensors"
