@@ -9,12 +9,12 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Kind says which collective a Call is.
-type Kind uint8
+// Function says which function of NCCL a GroupCall is.
+type Function uint8
 
 // The collectives, in the order of sys.h.
 const (
-	AllReduce Kind = iota
+	AllReduce Function = iota
 	Reduce
 	Broadcast
 	AllGather
@@ -34,16 +34,17 @@ var functions = [...]string{"ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncc
 	"ncclGather", "ncclScatter", "ncclSend", "ncclRecv", kindGroupStart: "ncclGroupStart", kindGroupEnd: "ncclGroupEnd"}
 
 // String returns the name of the C function.
-func (k Kind) String() string {
+func (k Function) String() string {
 	if k < Kinds {
 		return functions[k]
 	}
-	return fmt.Sprintf("nccl.Kind(%d)", uint8(k))
+	return fmt.Sprintf("nccl.Function(%d)", uint8(k))
 }
 
-// Call is one collective of a group: the arguments of the method of Comm with the name of its Kind.
-type Call struct {
-	Kind     Kind
+// GroupCall is one collective of a group: the arguments of the method of Comm with the name of its
+// Kind.
+type GroupCall struct {
+	Kind     Function
 	Type     elem.Type
 	Op       elem.Op // of AllReduce, Reduce and ReduceScatter
 	Peer     int32   // the root, or the other side of Send and Recv
@@ -59,13 +60,13 @@ type Call struct {
 // at every step between ranks. Avg divides the sum by the number of ranks, towards zero for
 // integers. Source: nccl.h, ncclAllReduce.
 func (c *Comm) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return c.one(s, Call{Kind: AllReduce, Type: t, Op: op, Dst: dst, Src: src, N: n})
+	return c.one(s, GroupCall{Kind: AllReduce, Type: t, Op: op, Dst: dst, Src: src, N: n})
 }
 
 // Reduce is AllReduce with the result on root alone; dst is not used elsewhere and may be nil
 // there. Source: nccl.h, ncclReduce.
 func (c *Comm) Reduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
-	return c.one(s, Call{Kind: Reduce, Type: t, Op: op, Peer: peer(root), Dst: dst, Src: src, N: n})
+	return c.one(s, GroupCall{Kind: Reduce, Type: t, Op: op, Peer: peer(root), Dst: dst, Src: src, N: n})
 }
 
 // Broadcast copies n elements of root's src to dst of every rank. src is not used elsewhere. On
@@ -74,7 +75,7 @@ func (c *Comm) Reduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Typ
 // Collective: all ranks, with the same n, t and root.
 // Source: nccl.h, ncclBroadcast.
 func (c *Comm) Broadcast(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return c.one(s, Call{Kind: Broadcast, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
+	return c.one(s, GroupCall{Kind: Broadcast, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
 }
 
 // AllGather copies the n elements of src of every rank r to dst[r*n:] of every rank; dst has
@@ -84,7 +85,7 @@ func (c *Comm) Broadcast(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.
 // Collective: all ranks, with the same n and t.
 // Source: nccl.h, ncclAllGather.
 func (c *Comm) AllGather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return c.one(s, Call{Kind: AllGather, Type: t, Dst: dst, Src: src, N: n})
+	return c.one(s, GroupCall{Kind: AllGather, Type: t, Dst: dst, Src: src, N: n})
 }
 
 // ReduceScatter leaves block r of the reduction of src over all ranks in dst of rank r; src has
@@ -94,7 +95,7 @@ func (c *Comm) AllGather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.
 // Collective: all ranks, with the same n, t and op, as in AllReduce. Source: nccl.h,
 // ncclReduceScatter.
 func (c *Comm) ReduceScatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return c.one(s, Call{Kind: ReduceScatter, Type: t, Op: op, Dst: dst, Src: src, N: n})
+	return c.one(s, GroupCall{Kind: ReduceScatter, Type: t, Op: op, Dst: dst, Src: src, N: n})
 }
 
 // AllToAll copies block q of src of rank r to block r of dst of rank q, for all r and q. A block
@@ -104,7 +105,7 @@ func (c *Comm) ReduceScatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t e
 // Collective: all ranks, with the same n and t. Before NCCL 2.28 it is a group of sends and
 // receives. Source: nccl.h, ncclAlltoAll.
 func (c *Comm) AllToAll(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return c.one(s, Call{Kind: AllToAll, Type: t, Dst: dst, Src: src, N: n})
+	return c.one(s, GroupCall{Kind: AllToAll, Type: t, Dst: dst, Src: src, N: n})
 }
 
 // Gather copies the n elements of src of every rank r to dst[r*n:] of root; dst is not used
@@ -114,7 +115,7 @@ func (c *Comm) AllToAll(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.T
 // Collective: all ranks, with the same n, t and root. Before NCCL 2.28 it is a group of sends and
 // receives. Source: nccl.h, ncclGather.
 func (c *Comm) Gather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return c.one(s, Call{Kind: Gather, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
+	return c.one(s, GroupCall{Kind: Gather, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
 }
 
 // Scatter copies src[r*n:] of root to the n elements of dst of every rank r; src is not used
@@ -124,20 +125,20 @@ func (c *Comm) Gather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Typ
 // Collective: all ranks, with the same n, t and root. Before NCCL 2.28 it is a group of sends and
 // receives. Source: nccl.h, ncclScatter.
 func (c *Comm) Scatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return c.one(s, Call{Kind: Scatter, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
+	return c.one(s, GroupCall{Kind: Scatter, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
 }
 
 // Send sends n elements to rank to, which receives as many. It is enqueued on s and occupies s
 // until that rank receives: sends and receives that need each other go into one Group. Source:
 // nccl.h, ncclSend.
 func (c *Comm) Send(s *cuda.Stream, src unsafe.Pointer, n int, t elem.Type, to int) error {
-	return c.one(s, Call{Kind: Send, Type: t, Peer: peer(to), Src: src, N: n})
+	return c.one(s, GroupCall{Kind: Send, Type: t, Peer: peer(to), Src: src, N: n})
 }
 
 // Recv receives n elements from rank from. It is enqueued on s as Send is.
 // Source: nccl.h, ncclRecv.
 func (c *Comm) Recv(s *cuda.Stream, dst unsafe.Pointer, n int, t elem.Type, from int) error {
-	return c.one(s, Call{Kind: Recv, Type: t, Peer: peer(from), Dst: dst, N: n})
+	return c.one(s, GroupCall{Kind: Recv, Type: t, Peer: peer(from), Dst: dst, N: n})
 }
 
 // peer keeps a rank that no int32 holds from looking like another.
@@ -150,7 +151,7 @@ func peer(r int) int32 {
 
 // wrong says what is wrong with a call, if NCCL would not refuse it, or only after a part of a
 // group was issued.
-func (c *Comm) wrong(x *Call) string {
+func (c *Comm) wrong(x *GroupCall) string {
 	switch {
 	case x.Kind >= Kinds:
 		return "no such kind"
@@ -173,7 +174,7 @@ func (c *Comm) wrong(x *Call) string {
 // closedStream is refused because NCCL would take its handle, 0, for the default stream.
 const closedStream = "the stream is closed"
 
-func (c *Comm) one(s *cuda.Stream, x Call) error {
+func (c *Comm) one(s *cuda.Stream, x GroupCall) error {
 	wrong := c.wrong(&x)
 	if s.Handle() == nil {
 		wrong = closedStream
@@ -189,7 +190,7 @@ func (c *Comm) one(s *cuda.Stream, x Call) error {
 	return nil
 }
 
-func (x *Call) about() string { return fmt.Sprintf("%d %v elements", x.N, x.Type) }
+func (x *GroupCall) about() string { return fmt.Sprintf("%d %v elements", x.N, x.Type) }
 
 // scratch holds the C form of groups, which may have hundreds of calls.
 var scratch = sync.Pool{New: func() any { return new([]cCall) }}
@@ -198,7 +199,7 @@ var scratch = sync.Pool{New: func() any { return new([]cCall) }}
 // progress together. The order among the calls carries no meaning, but is the same on all ranks.
 // All are enqueued on s. An error means that none is. No calls do nothing. Source: nccl.h,
 // ncclGroupStart and ncclGroupEnd.
-func (c *Comm) Group(s *cuda.Stream, calls []Call) error {
+func (c *Comm) Group(s *cuda.Stream, calls []GroupCall) error {
 	if len(calls) == 0 {
 		return nil
 	}

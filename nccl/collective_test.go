@@ -21,41 +21,43 @@ var (
 // collectives is every method, called with the arguments of a Call, and the arguments of the C
 // function.
 var collectives = []struct {
-	kind               Kind
+	kind               Function
 	name               string
 	src, dst, op, peer bool
-	call               func(c *Comm, s *cuda.Stream, x Call) error
+	call               func(c *Comm, s *cuda.Stream, x GroupCall) error
 }{
 	{AllReduce, "ncclAllReduce", true, true, true, false,
-		func(c *Comm, s *cuda.Stream, x Call) error { return c.AllReduce(s, x.Dst, x.Src, x.N, x.Type, x.Op) }},
+		func(c *Comm, s *cuda.Stream, x GroupCall) error {
+			return c.AllReduce(s, x.Dst, x.Src, x.N, x.Type, x.Op)
+		}},
 	{Reduce, "ncclReduce", true, true, true, true,
-		func(c *Comm, s *cuda.Stream, x Call) error {
+		func(c *Comm, s *cuda.Stream, x GroupCall) error {
 			return c.Reduce(s, x.Dst, x.Src, x.N, x.Type, x.Op, int(x.Peer))
 		}},
 	{Broadcast, "ncclBroadcast", true, true, false, true,
-		func(c *Comm, s *cuda.Stream, x Call) error {
+		func(c *Comm, s *cuda.Stream, x GroupCall) error {
 			return c.Broadcast(s, x.Dst, x.Src, x.N, x.Type, int(x.Peer))
 		}},
 	{AllGather, "ncclAllGather", true, true, false, false,
-		func(c *Comm, s *cuda.Stream, x Call) error { return c.AllGather(s, x.Dst, x.Src, x.N, x.Type) }},
+		func(c *Comm, s *cuda.Stream, x GroupCall) error { return c.AllGather(s, x.Dst, x.Src, x.N, x.Type) }},
 	{ReduceScatter, "ncclReduceScatter", true, true, true, false,
-		func(c *Comm, s *cuda.Stream, x Call) error {
+		func(c *Comm, s *cuda.Stream, x GroupCall) error {
 			return c.ReduceScatter(s, x.Dst, x.Src, x.N, x.Type, x.Op)
 		}},
 	{AllToAll, "ncclAlltoAll", true, true, false, false,
-		func(c *Comm, s *cuda.Stream, x Call) error { return c.AllToAll(s, x.Dst, x.Src, x.N, x.Type) }},
+		func(c *Comm, s *cuda.Stream, x GroupCall) error { return c.AllToAll(s, x.Dst, x.Src, x.N, x.Type) }},
 	{Gather, "ncclGather", true, true, false, true,
-		func(c *Comm, s *cuda.Stream, x Call) error {
+		func(c *Comm, s *cuda.Stream, x GroupCall) error {
 			return c.Gather(s, x.Dst, x.Src, x.N, x.Type, int(x.Peer))
 		}},
 	{Scatter, "ncclScatter", true, true, false, true,
-		func(c *Comm, s *cuda.Stream, x Call) error {
+		func(c *Comm, s *cuda.Stream, x GroupCall) error {
 			return c.Scatter(s, x.Dst, x.Src, x.N, x.Type, int(x.Peer))
 		}},
 	{Send, "ncclSend", true, false, false, true,
-		func(c *Comm, s *cuda.Stream, x Call) error { return c.Send(s, x.Src, x.N, x.Type, int(x.Peer)) }},
+		func(c *Comm, s *cuda.Stream, x GroupCall) error { return c.Send(s, x.Src, x.N, x.Type, int(x.Peer)) }},
 	{Recv, "ncclRecv", false, true, false, true,
-		func(c *Comm, s *cuda.Stream, x Call) error { return c.Recv(s, x.Dst, x.N, x.Type, int(x.Peer)) }},
+		func(c *Comm, s *cuda.Stream, x GroupCall) error { return c.Recv(s, x.Dst, x.N, x.Type, int(x.Peer)) }},
 }
 
 // memory returns n bytes of the double's device, which the host reaches, and frees them with the
@@ -96,7 +98,7 @@ func TestArguments(t *testing.T) {
 		}
 		for ty, tn := range typeNumbers {
 			for op, on := range opNumbers {
-				x := Call{Kind: k.kind, Type: ty, Op: op, Peer: 2, N: 5}
+				x := GroupCall{Kind: k.kind, Type: ty, Op: op, Peer: 2, N: 5}
 				want := []int{-1, -1}
 				if k.src {
 					x.Src = src
@@ -113,7 +115,7 @@ func TestArguments(t *testing.T) {
 				expect := line(k.name, x.Src, x.Dst, 5, tn, want[0], want[1], s)
 				check(t, k.call(c, s, x))
 				wantCalls(t, expect)
-				check(t, c.Group(s, []Call{x}))
+				check(t, c.Group(s, []GroupCall{x}))
 				wantCalls(t, expect)
 			}
 		}
@@ -134,7 +136,8 @@ func TestEveryStatus(t *testing.T) {
 	for _, k := range collectives {
 		for status := Result(1); status <= 9; status++ {
 			fail(t, fmt.Sprintf("%s=%d", k.name, status))
-			wantError(t, k.call(c, s, Call{Peer: 2}), k.name, status, "rank 1: ", "0 int8 elements", "was told to fail")
+			wantError(t, k.call(c, s, GroupCall{Peer: 2}), k.name, status, "rank 1: ", "0 int8 elements",
+				"was told to fail")
 		}
 	}
 }
@@ -145,14 +148,15 @@ func TestRefused(t *testing.T) {
 	}
 	c, s := comm(t, 1, 3)
 	for _, k := range collectives {
-		wantError(t, k.call(c, s, Call{N: -2}), k.name, ErrInvalidArgument, "-2 elements")
-		wantError(t, k.call(c, s, Call{Type: elem.Type(200)}), k.name, ErrInvalidArgument, "elem.Type(200)")
+		wantError(t, k.call(c, s, GroupCall{N: -2}), k.name, ErrInvalidArgument, "-2 elements")
+		wantError(t, k.call(c, s, GroupCall{Type: elem.Type(200)}), k.name, ErrInvalidArgument, "elem.Type(200)")
 		if k.op {
-			wantError(t, k.call(c, s, Call{Op: elem.Ops}), k.name, ErrInvalidArgument, "no such operation: and")
+			wantError(t, k.call(c, s, GroupCall{Op: elem.Ops}), k.name, ErrInvalidArgument, "no such operation: and")
 		}
 		if k.peer {
-			wantError(t, k.call(c, s, Call{Peer: 3}), k.name, ErrInvalidArgument, "rank 3 of a communicator of 3 ranks")
-			wantError(t, k.call(c, s, Call{Peer: -1}), k.name, ErrInvalidArgument, "rank -1 of")
+			wantError(t, k.call(c, s, GroupCall{Peer: 3}), k.name, ErrInvalidArgument,
+				"rank 3 of a communicator of 3 ranks")
+			wantError(t, k.call(c, s, GroupCall{Peer: -1}), k.name, ErrInvalidArgument, "rank -1 of")
 		}
 	}
 	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Complex64, elem.Prod), "ncclAllReduce",
@@ -160,13 +164,13 @@ func TestRefused(t *testing.T) {
 	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Complex128, elem.Max), "ncclAllReduce",
 		ErrInvalidArgument, "max of complex128")
 	wantError(t, c.Send(s, nil, 0, elem.Int8, 1<<32+1), "ncclSend", ErrInvalidArgument)
-	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Kinds}}), "nccl.Kind(10)", ErrInvalidArgument,
+	wantError(t, c.Group(s, []GroupCall{{Kind: Send}, {Kind: Kinds}}), "nccl.Function(10)", ErrInvalidArgument,
 		"call 2 of 2", "no such kind")
-	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv, Peer: 9}}), "ncclRecv", ErrInvalidArgument,
+	wantError(t, c.Group(s, []GroupCall{{Kind: Send}, {Kind: Recv, Peer: 9}}), "ncclRecv", ErrInvalidArgument,
 		"call 2 of 2 in a group", "rank 9 of")
 	check(t, s.Close())
 	wantError(t, c.Recv(s, nil, 0, elem.Int8, 0), "ncclRecv", ErrInvalidArgument, "the stream is closed")
-	wantError(t, c.Group(s, []Call{{Kind: Send}}), "ncclSend", ErrInvalidArgument, "the stream is closed")
+	wantError(t, c.Group(s, []GroupCall{{Kind: Send}}), "ncclSend", ErrInvalidArgument, "the stream is closed")
 	wantCalls(t)
 }
 
@@ -222,13 +226,13 @@ func TestOneRank(t *testing.T) {
 			}
 			for _, k := range collectives[:Send] {
 				clear(dst)
-				check(t, k.call(c, s, Call{Src: srcp, Dst: dstp, N: 5, Type: elem.Int32}))
+				check(t, k.call(c, s, GroupCall{Src: srcp, Dst: dstp, N: 5, Type: elem.Int32}))
 				if !bytes.Equal(dst[:20], src[:20]) || dst[20] != 0 {
 					t.Errorf("%v left % x", k.kind, dst[:24])
 				}
 			}
 			clear(dst)
-			check(t, c.Group(s, []Call{{Kind: Send, Src: srcp, N: 3, Type: elem.Uint8},
+			check(t, c.Group(s, []GroupCall{{Kind: Send, Src: srcp, N: 3, Type: elem.Uint8},
 				{Kind: Recv, Dst: dstp, N: 3, Type: elem.Uint8}}))
 			if !bytes.Equal(dst[:4], []byte{1, 2, 3, 0}) {
 				t.Errorf("sent to itself: % x", dst[:4])
@@ -244,7 +248,7 @@ func TestGroup(t *testing.T) {
 	c, s := comm(t, 0, 3)
 	p, _ := memory(t, c.Device(), 4096)
 	newCalls(t)
-	calls := []Call{
+	calls := []GroupCall{
 		{Kind: AllReduce, Type: elem.Float32, Op: elem.Avg, Dst: p, Src: p, N: 7},
 		{Kind: Recv, Type: elem.Int8, Peer: 2, Dst: p, N: 1},
 		{Kind: Send, Type: elem.BFloat16, Peer: 1, Src: p, N: 9},
@@ -289,9 +293,9 @@ func TestGroup(t *testing.T) {
 	check(t, c.Group(s, calls)) // no group is left open
 	wantCalls(t, want...)
 
-	many := make([]Call, 200) // beyond what a group usually has
+	many := make([]GroupCall, 200) // beyond what a group usually has
 	for i := range many {
-		many[i] = Call{Kind: AllReduce, Dst: p, Src: p, N: i}
+		many[i] = GroupCall{Kind: AllReduce, Dst: p, Src: p, N: i}
 	}
 	check(t, c.Group(s, many))
 	got = newCalls(t)
@@ -309,7 +313,7 @@ func TestNoAllocation(t *testing.T) {
 	c, s := comm(t, 0, 2)
 	p, _ := memory(t, c.Device(), 4096)
 	for _, k := range collectives {
-		x := Call{Kind: k.kind, Type: elem.Float32, Src: p, Dst: p, N: 7}
+		x := GroupCall{Kind: k.kind, Type: elem.Float32, Src: p, Dst: p, N: 7}
 		if a := testing.AllocsPerRun(100, func() {
 			if err := k.call(c, s, x); err != nil {
 				t.Error(err)
@@ -318,9 +322,9 @@ func TestNoAllocation(t *testing.T) {
 			t.Errorf("%v allocates %v times", k.kind, a)
 		}
 	}
-	calls := make([]Call, 64)
+	calls := make([]GroupCall, 64)
 	for i := range calls {
-		calls[i] = Call{Kind: AllReduce, Type: elem.Float32, Src: p, Dst: p, N: 7}
+		calls[i] = GroupCall{Kind: AllReduce, Type: elem.Float32, Src: p, Dst: p, N: 7}
 	}
 	for _, n := range []int{1, 2, 64} {
 		if a := testing.AllocsPerRun(100, func() {

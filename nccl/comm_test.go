@@ -173,7 +173,7 @@ func TestCloseOrder(t *testing.T) {
 	wantCalls(t)
 	wantError(t, c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum), "ncclAllReduce",
 		ErrInvalidUsage, "closed")
-	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv}}), "ncclSend", ErrInvalidUsage, "closed")
+	wantError(t, c.Group(s, []GroupCall{{Kind: Send}, {Kind: Recv}}), "ncclSend", ErrInvalidUsage, "closed")
 	wantError(t, c.AsyncError(), "ncclCommGetAsyncError", ErrInvalidUsage, "closed")
 	_, err := c.Split(context.Background(), 0, 0, Config{})
 	wantError(t, err, "ncclCommSplit", ErrInvalidUsage, "closed")
@@ -402,7 +402,7 @@ func TestNonBlocking(t *testing.T) {
 	for range 3 {
 		check(t, c.AllReduce(s, nil, nil, 0, elem.Int8, elem.Sum))
 	}
-	check(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv}}))
+	check(t, c.Group(s, []GroupCall{{Kind: Send}, {Kind: Recv}}))
 	check(t, c.AllReduce(s, nil, nil, 0, elem.Int8, elem.Sum))
 	fail(t, "async=2")
 	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Int8, elem.Sum), "ncclAllReduce", ErrSystem)
@@ -429,7 +429,7 @@ func TestContext(t *testing.T) {
 	t.Setenv("FAKECUDA_FAIL", "cuCtxGetCurrent=201,cuCtxSetCurrent=201")
 	err := c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum)
 	wantError(t, err, "cuCtxSetCurrent", cuda.Result(201), "rank 0: ")
-	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv}}), "cuCtxSetCurrent", cuda.Result(201))
+	wantError(t, c.Group(s, []GroupCall{{Kind: Send}, {Kind: Recv}}), "cuCtxSetCurrent", cuda.Result(201))
 	_, err = MemAlloc(c.Device(), 8)
 	wantError(t, err, "cuCtxSetCurrent", cuda.Result(201))
 	wantCalls(t)

@@ -305,7 +305,7 @@ func TestGPU(t *testing.T) {
 				return err
 			}
 			if err := r.result(ty, 2*size, 0, want, func(dst unsafe.Pointer) error {
-				return r.Group(r.s, []Call{
+				return r.Group(r.s, []GroupCall{
 					{Kind: Send, Type: ty, Peer: int32(to), Src: r.src, N: size},
 					{Kind: Recv, Type: ty, Peer: int32(from), Dst: dst, N: size},
 					{Kind: AllReduce, Type: ty, Op: elem.Max, Dst: unsafe.Add(dst, size*ty.Size()),
@@ -338,7 +338,7 @@ func TestGPU(t *testing.T) {
 				block := func(p unsafe.Pointer, q int) unsafe.Pointer { return unsafe.Add(p, q*size*4) }
 				root := n - 1
 				for _, x := range []struct {
-					kind Kind
+					kind Function
 					n    int               // elements of the result
 					at   unsafe.Pointer    // where it lies
 					fill func(want []byte) // what it is

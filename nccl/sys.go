@@ -33,8 +33,8 @@ const (
 	statusInProgress = C.IN_PROGRESS
 	statusClosed     = C.CLOSED
 
-	kindGroupStart Kind = C.GROUP_START
-	kindGroupEnd   Kind = C.GROUP_END
+	kindGroupStart Function = C.GROUP_START
+	kindGroupEnd   Function = C.GROUP_END
 )
 
 // The tables are in the order of package elem. Source: nccl.h, ncclDataType_t and ncclRedOp_t.
@@ -241,15 +241,15 @@ func sysWindow(l *link, p unsafe.Pointer, bytes int) (handle uintptr, status int
 }
 func sysCloseWindow(l *link, h uintptr) int { return int(C.close_window(l, C.uintptr_t(h))) }
 
-func setCall(c *cCall, x *Call) {
+func setCall(c *cCall, x *GroupCall) {
 	n := x.N * (x.Type.Size() / x.Type.Real().Size())
 	*c = cCall{dst: address(x.Dst), src: address(x.Src), n: C.uint64_t(n),
 		kind: C.int32_t(x.Kind), _type: ncclTypes[x.Type], op: ncclOps[x.Op], peer: C.int32_t(x.Peer)}
 }
 
 // sysRun issues calls on s. After a failure it says where it was.
-func sysRun(c *Comm, s *cuda.Stream, calls []cCall) (status int, kind Kind, index int) {
+func sysRun(c *Comm, s *cuda.Stream, calls []cCall) (status int, kind Function, index int) {
 	o := C.run_calls(&c.link, address(s.Handle()), &calls[0], C.int(len(calls)))
 	runtime.KeepAlive(s)
-	return int(o.status), Kind(o.kind), int(o.index)
+	return int(o.status), Function(o.kind), int(o.index)
 }

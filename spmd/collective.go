@@ -19,7 +19,7 @@ func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if dst.n != src.n {
 		return lengthError("AllReduce", "dst", dst.n, "src", src.n)
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.AllReduce, Op: op, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.AllReduce, Op: op, N: src.n}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -32,14 +32,14 @@ func Reduce[T Elem](c Comm, dst, src Buffer[T], op Op, root int) error {
 	} else if dst.n != src.n {
 		return lengthError("Reduce", "dst", dst.n, "src", src.n)
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.Reduce, Op: op, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Reduce, Op: op, N: src.n}}
 	return collective(c, &cmd, dst, src, root)
 }
 
 // Broadcast copies root's buf to buf on every other rank.
 // Source: mpi.h, MPI_Bcast; nccl.h, ncclBroadcast.
 func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
-	cmd := calls.Call{Call: coll.Call{Kind: coll.Broadcast, N: buf.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Broadcast, N: buf.n}}
 	return collective(c, &cmd, buf, Buffer[T]{}, root)
 }
 
@@ -51,7 +51,7 @@ func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks",
 			ccall.At(), dst.n, src.n, c.Size())
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.AllGather, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.AllGather, N: src.n}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -63,7 +63,7 @@ func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks",
 			ccall.At(), src.n, dst.n, c.Size())
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.n}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -79,7 +79,7 @@ func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 	if src.n%c.Size() != 0 {
 		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.n, c.Size())
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.AllToAll, N: src.n / c.Size()}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.AllToAll, N: src.n / c.Size()}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -93,7 +93,7 @@ func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks",
 			ccall.At(), dst.n, src.n, c.Size())
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.Gather, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Gather, N: src.n}}
 	return collective(c, &cmd, dst, src, root)
 }
 
@@ -108,7 +108,7 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks",
 			ccall.At(), src.n, dst.n, c.Size())
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.Scatter, N: dst.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Scatter, N: dst.n}}
 	return collective(c, &cmd, dst, src, root)
 }
 
@@ -120,7 +120,7 @@ func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
 	if err := c.c.CheckParts("AllGatherV", counts, "dst", dst.n, "src", src.n); err != nil {
 		return err
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.AllGatherV, Counts: counts}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.AllGatherV, Counts: counts}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -132,7 +132,7 @@ func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) err
 	if err := c.c.CheckParts("ReduceScatterV", counts, "src", src.n, "dst", dst.n); err != nil {
 		return err
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.ReduceScatterV, Op: op, Counts: counts}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.ReduceScatterV, Op: op, Counts: counts}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -147,7 +147,7 @@ func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	if err := c.c.CheckParts("GatherV", counts, "dst", whole, "src", src.n); err != nil {
 		return err
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.GatherV, Counts: counts}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.GatherV, Counts: counts}}
 	return collective(c, &cmd, dst, src, root)
 }
 
@@ -162,7 +162,7 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 	if err := c.c.CheckParts("ScatterV", counts, "src", whole, "dst", dst.n); err != nil {
 		return err
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.ScatterV, Counts: counts}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.ScatterV, Counts: counts}}
 	return collective(c, &cmd, dst, src, root)
 }
 
@@ -181,7 +181,7 @@ func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int)
 		return fmt.Errorf("%s: AllToAllV: rank %d sends itself %d elements and receives %d",
 			ccall.At(), r, sendCounts[r], recvCounts[r])
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.AllToAllV, Counts: sendCounts, RecvCounts: recvCounts}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.AllToAllV, Counts: sendCounts, RecvCounts: recvCounts}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -206,7 +206,7 @@ func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 		return fmt.Errorf("%s: %s: %v is no operation of it: ranks add up different numbers of values",
 			ccall.At(), kind, op)
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: kind, Op: op, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: kind, Op: op, N: src.n}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -222,7 +222,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	if to == None {
 		return c.c.LeaveOut(c.q, "Send", src.blk, nil)
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.Send, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Send, N: src.n}}
 	return collective(c, &cmd, Buffer[T]{}, src, to)
 }
 
@@ -240,7 +240,7 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if from == None {
 		return c.c.LeaveOut(c.q, "Recv", dst.blk, nil)
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.Recv, N: dst.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Recv, N: dst.n}}
 	return collective(c, &cmd, dst, Buffer[T]{}, from)
 }
 
@@ -257,7 +257,7 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 	if from == None || to == None {
 		return half(c, dst, from, src, to)
 	}
-	cmd := calls.Call{Call: coll.Call{Kind: coll.SendRecv, N: src.n, RecvN: dst.n, From: int32(from)}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.SendRecv, N: src.n, RecvN: dst.n, From: int32(from)}}
 	return collective(c, &cmd, dst, src, to)
 }
 
@@ -267,12 +267,12 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 //
 //go:noinline
 func Barrier(c Comm) error {
-	cmd := calls.Call{Call: coll.Call{Kind: coll.Barrier}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Barrier}}
 	return collective(c, &cmd, Buffer[uint8]{}, Buffer[uint8]{}, 0)
 }
 
 // collective completes a command with what all of them share, and hands it to the communicator.
-func collective[T Elem](c Comm, cmd *calls.Call, dst, src Buffer[T], root int) error {
+func collective[T Elem](c Comm, cmd *calls.Request, dst, src Buffer[T], root int) error {
 	cmd.Type = elem.Of[T]()
 	cmd.Dst, cmd.Src, cmd.DstBlock, cmd.SrcBlock = dst.addr(), src.addr(), dst.blk, src.blk
 	return c.c.Do(c.q, cmd, root, dst.Bytes(), src.Bytes())

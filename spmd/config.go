@@ -30,7 +30,7 @@ type Config struct {
 }
 
 // forJob returns the configuration as package job has it.
-func (c *Config) forJob() *job.Config { return (*job.Config)(c) }
+func (c *Config) forJob() *job.Flags { return (*job.Flags)(c) }
 
 // start returns how to open a world. The flags fs have set the configuration; they may be nil.
 func (c *Config) start(fs *pflag.FlagSet) world.Start {

@@ -8,8 +8,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Comm is a communicator of package cudampi, or one that wraps it.
-type Comm interface {
+// Communicator is one of package cudampi, or one that wraps it.
+type Communicator interface {
 	Ranks
 	Barrier() error
 	AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
@@ -53,7 +53,7 @@ func TypesLeft(t *testing.T, ranks int, what string) {
 }
 
 // EveryReduction runs the reductions of n elements of every type by every operation.
-func EveryReduction(t *testing.T, c Comm, n int) {
+func EveryReduction(t *testing.T, c Communicator, n int) {
 	for op := elem.Op(0); op < elem.Ops; op++ {
 		eachType(c.Size(),
 			func() { Reductions[int8](t, c, n, op) },
@@ -74,7 +74,7 @@ func EveryReduction(t *testing.T, c Comm, n int) {
 
 // Reductions runs the reductions of n elements by op, for Min and Max of floats also with Extremes.
 // It does nothing if the type lacks the operation.
-func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
+func Reductions[T elem.Elem](t *testing.T, c Communicator, n int, op elem.Op) {
 	if !op.On(elem.Of[T]()) {
 		return
 	}
@@ -84,7 +84,7 @@ func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
 	}
 }
 
-func reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op, values Values[T]) {
+func reductions[T elem.Elem](t *testing.T, c Communicator, n int, op elem.Op, values Values[T]) {
 	ty := elem.Of[T]()
 	in := values(c.Rank(), n)
 	want := values.Reduced(c.Size(), n, op)
@@ -144,7 +144,7 @@ func reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op, values Val
 }
 
 // alike fails the test unless all ranks have the same bits.
-func alike[T elem.Elem](t *testing.T, c Comm, result []T, op elem.Op) {
+func alike[T elem.Elem](t *testing.T, c Communicator, result []T, op elem.Op) {
 	t.Helper()
 	n := len(result)
 	all := make([]T, n*c.Size())
@@ -158,7 +158,7 @@ func alike[T elem.Elem](t *testing.T, c Comm, result []T, op elem.Op) {
 }
 
 // scans runs the scans of in, this rank's input.
-func scans[T elem.Elem](t *testing.T, c Comm, in []T, op elem.Op, values Values[T]) {
+func scans[T elem.Elem](t *testing.T, c Communicator, in []T, op elem.Op, values Values[T]) {
 	n, ty, before := len(in), elem.Of[T](), Alloc[T](len(in)).Data() // rank 0 keeps this in dst
 	if c.Rank() > 0 {
 		before = values.Reduced(c.Rank(), n, op)
@@ -182,7 +182,7 @@ func scans[T elem.Elem](t *testing.T, c Comm, in []T, op elem.Op, values Values[
 }
 
 // Uneven returns a list of counts, some of them zero, their sum, and where this rank's part begins.
-func Uneven(c Comm, n, shift int) (counts []int, total, offset int) {
+func Uneven(c Communicator, n, shift int) (counts []int, total, offset int) {
 	for r := range c.Size() {
 		if r == c.Rank() {
 			offset = total
@@ -195,7 +195,7 @@ func Uneven(c Comm, n, shift int) (counts []int, total, offset int) {
 }
 
 // EveryMove runs the collectives that only move data on n elements of every type.
-func EveryMove(t *testing.T, c Comm, n int) {
+func EveryMove(t *testing.T, c Communicator, n int) {
 	eachType(c.Size(),
 		func() { Moves[int8](t, c, n) },
 		func() { Moves[uint8](t, c, n) },
@@ -214,7 +214,7 @@ func EveryMove(t *testing.T, c Comm, n int) {
 
 // Moves runs the collectives that only move data on n elements, and on lengths around n if
 // ranks differ.
-func Moves[T elem.Elem](t *testing.T, c Comm, n int) {
+func Moves[T elem.Elem](t *testing.T, c Communicator, n int) {
 	ty := elem.Of[T]()
 	all, lo := n*c.Size(), c.Rank()*n
 	in := Input[T](c.Rank(), n)
@@ -284,7 +284,7 @@ func Moves[T elem.Elem](t *testing.T, c Comm, n int) {
 	}
 }
 
-func vectors[T elem.Elem](t *testing.T, c Comm, n, shift int) {
+func vectors[T elem.Elem](t *testing.T, c Communicator, n, shift int) {
 	ty := elem.Of[T]()
 	counts, total, lo := Uneven(c, n, shift)
 	n = counts[c.Rank()]

@@ -21,7 +21,7 @@ type Group[C any] interface {
 type Classes struct{ Buffer, Count, Truncate error }
 
 // EveryMessage is Messages of every type.
-func EveryMessage[C Comm](t *testing.T, c C, g Group[C], n int) {
+func EveryMessage[C Communicator](t *testing.T, c C, g Group[C], n int) {
 	eachType(c.Size(),
 		func() { Messages[int8](t, c, g, n) },
 		func() { Messages[uint8](t, c, g, n) },
@@ -39,7 +39,7 @@ func EveryMessage[C Comm](t *testing.T, c C, g Group[C], n int) {
 }
 
 // Messages sends n elements round a ring, from everyone to everyone, and twice in order.
-func Messages[T elem.Elem, C Comm](t *testing.T, c C, g Group[C], n int) {
+func Messages[T elem.Elem, C Communicator](t *testing.T, c C, g Group[C], n int) {
 	ty := elem.Of[T]()
 	next, prev := (c.Rank()+1)%c.Size(), (c.Rank()+c.Size()-1)%c.Size()
 
@@ -84,7 +84,7 @@ func Messages[T elem.Elem, C Comm](t *testing.T, c C, g Group[C], n int) {
 
 // GroupOverComms has messages of two communicators in one group. Messages of one do not match those
 // of the other.
-func GroupOverComms[C Comm](t *testing.T, c, d C, g Group[C]) {
+func GroupOverComms[C Communicator](t *testing.T, c, d C, g Group[C]) {
 	x, y, a, b := []int32{1}, []int32{2}, []int32{0}, []int32{0}
 	Must(t, g.Send(d, Ptr(y), 1, elem.Int32, 1-c.Rank()))
 	Must(t, g.Send(c, Ptr(x), 1, elem.Int32, 1-c.Rank()))
@@ -98,7 +98,7 @@ func GroupOverComms[C Comm](t *testing.T, c, d C, g Group[C]) {
 
 // WrongLength sends messages of another length than is expected, between two ranks. Both numbers
 // are in the error, and the next message arrives well.
-func WrongLength[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
+func WrongLength[C Communicator](t *testing.T, c C, g Group[C], errs Classes) {
 	x, y := make([]float32, 4096), make([]float32, 4096)
 	px, py := Ptr(x), Ptr(y)
 	const f = elem.Float32
@@ -151,7 +151,7 @@ func WrongLength[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 }
 
 // GroupIsReusable uses a group again after refused messages, and after a failed one.
-func GroupIsReusable[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
+func GroupIsReusable[C Communicator](t *testing.T, c C, g Group[C], errs Classes) {
 	x, y := []int64{int64(c.Rank())}, []int64{-1, -1}
 	peer := 1 - c.Rank()
 	Must(t, g.Send(c, Ptr(x), 1, elem.Int64, peer))
@@ -171,7 +171,7 @@ func GroupIsReusable[C Comm](t *testing.T, c C, g Group[C], errs Classes) {
 
 // NoAllocation makes every call that moves data, on Go memory and with warm groups,
 // without allocating.
-func NoAllocation[C Comm](t *testing.T, c C, g Group[C]) {
+func NoAllocation[C Communicator](t *testing.T, c C, g Group[C]) {
 	n, peer := 8, c.Size()-1-c.Rank()
 	x, y := make([]float32, n*c.Size()), make([]float32, n*c.Size())
 	h := make([]elem.BF16, n)

@@ -40,8 +40,9 @@ var Compile = func(source string, capability int) ([]byte, error) {
 	return image, err
 }
 
-// Comm moves host memory between the ranks. *cudampi.Comm is one.
-type Comm interface {
+// Loaders are the ranks that load kernels together. They move host memory between
+// them. A *cudampi.Comm is one.
+type Loaders interface {
 	Rank() int
 	AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
 	Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
@@ -93,7 +94,7 @@ func InUse(d *cuda.Device) (n int) {
 // must be of one kind. A module whose source begins with this one serves as well.
 //
 // Collective; it blocks.
-func Load(c Comm, d *cuda.Device, source string, kernels ...Kernel) (*Module, error) {
+func Load(c Loaders, d *cuda.Device, source string, kernels ...Kernel) (*Module, error) {
 	m := find(d, source)
 	major, minor := d.Capability()
 	kind := int64(10*major + minor)
@@ -115,7 +116,7 @@ func Load(c Comm, d *cuda.Device, source string, kernels ...Kernel) (*Module, er
 }
 
 // loadImage compiles on rank 0, or finds the image on disk, and loads it if m is nil. Collective.
-func loadImage(c Comm, d *cuda.Device, m *Module, source string, kernels []Kernel) (*Module, error) {
+func loadImage(c Loaders, d *cuda.Device, m *Module, source string, kernels []Kernel) (*Module, error) {
 	var image []byte
 	var err error
 	if c.Rank() == 0 {

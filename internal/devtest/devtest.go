@@ -49,7 +49,8 @@ const awareEnv = "LOCKSTEP_MPI_CUDA" // of cudampi.CUDAAware
 
 // OnDevices runs fn on each number of ranks with MPI running, with a device on each rank, in a job
 // that may run other tests. env is for the double, beside what all tests need.
-func OnDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *testing.T, c *shm.Comm, d *cuda.Device)) {
+func OnDevices(t *testing.T, ranks []int, env map[string]string,
+	fn func(t *testing.T, c *shm.NodeComm, d *cuda.Device)) {
 	t.Helper()
 	const ready = "LOCKSTEP_DEVTEST_DOUBLE"
 	if !OnGPU() && os.Getenv(ready) == "" { // not in the processes that mpirun starts

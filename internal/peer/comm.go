@@ -1,5 +1,5 @@
 // Package peer has the kernels by which GPUs of a node that reach each other's memory exchange
-// data. A Comm does collectives and messages by them, without NCCL and MPI, and without the host.
+// data. A Clique does collectives and messages by them, without NCCL and MPI, and without the host.
 package peer
 
 import (
@@ -27,7 +27,7 @@ var peersAtOnce = smallBlocks * smallBlock
 // peerRoom is the default of Open; tests lower it.
 var peerRoom = 16 << 20
 
-// Comm is ranks on one node whose devices reach each other's memory. Its calls are copies and
+// Clique is ranks on one node whose devices reach each other's memory. Its calls are copies and
 // kernels, which the host only enqueues. All ranks make the same calls in the same order. The
 // caller has a call begin when the one before is over, also on another stream and in a graph. Calls
 // can be captured, since the devices themselves count what orders the ranks. Ranks that bring
@@ -40,7 +40,7 @@ var peerRoom = 16 << 20
 // (p-1)/p n over its link in each direction: with 4 ranks, 64 MiB and 350 GB/s it takes about 0.4
 // ms. Each other collective is a copy to scratch memory, a barrier of the devices, copies from the
 // others' scratch memory, and a barrier.
-type Comm struct {
+type Clique struct {
 	c      Ranks
 	dev    *cuda.Device
 	k      *kernels
@@ -60,7 +60,7 @@ type Comm struct {
 // and where ranks share a device: there kernels wait for each other in turns of milliseconds.
 //
 // Collective; it blocks.
-func Open(c Ranks, d *cuda.Device, room int) (*Comm, error) {
+func Open(c Ranks, d *cuda.Device, room int) (*Clique, error) {
 	if ids, err := UUIDs(c, d); err != nil {
 		return nil, err
 	} else if slices.Sort(ids); len(slices.Compact(ids)) < c.Size() {
@@ -69,14 +69,14 @@ func Open(c Ranks, d *cuda.Device, room int) (*Comm, error) {
 	return open(c, d, room)
 }
 
-func open(c Ranks, d *cuda.Device, room int) (_ *Comm, err error) {
+func open(c Ranks, d *cuda.Device, room int) (_ *Clique, err error) {
 	if c.Size() > peerRanks {
 		return nil, fmt.Errorf("peer: %d ranks, at most %d reach each other's memory", c.Size(), peerRanks)
 	}
 	if room <= 0 {
 		room = peerRoom
 	}
-	p := &Comm{c: c, dev: d, room: (room + 4095) / 4096 * 4096}
+	p := &Clique{c: c, dev: d, room: (room + 4095) / 4096 * 4096}
 	most := smallBlocks * smallBlock / max(1, c.Size()-1) / smallBlock * smallBlock
 	p.atOnce = min(most, peersAtOnce/max(1, c.Size()-1))
 	p.inbox = place{offset: inboxOffset, room: most}
@@ -100,14 +100,14 @@ func open(c Ranks, d *cuda.Device, room int) (_ *Comm, err error) {
 }
 
 // lanes is where the memory for messages begins, scratch where the scratch memory does.
-func (p *Comm) lanes() int   { return inboxOffset + inboxBytes(p.c.Size(), p.inbox.room) }
-func (p *Comm) scratch() int { return p.lanes() + lanesBytes(p.c.Size()) }
+func (p *Clique) lanes() int   { return inboxOffset + inboxBytes(p.c.Size(), p.inbox.room) }
+func (p *Clique) scratch() int { return p.lanes() + lanesBytes(p.c.Size()) }
 
 // AtOnce returns the most bytes of a message from one rank to another in a collective that is one
 // kernel: 512 KiB of 2 ranks, and 512 KiB / (p - 1) of p, in whole 2 KiB.
-func (p *Comm) AtOnce() int { return p.atOnce }
+func (p *Clique) AtOnce() int { return p.atOnce }
 
-func (p *Comm) alloc() (err error) {
+func (p *Clique) alloc() (err error) {
 	if p.mem, err = p.dev.Malloc(p.scratch() + 2*p.room); err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (p *Comm) alloc() (err error) {
 	return onStream(p.dev, func(s *cuda.Stream) error { return s.Fill(p.mem, 4, 0, p.scratch()/4) })
 }
 
-func (p *Comm) free() error {
+func (p *Clique) free() error {
 	err := errors.Join(p.dev.Free(p.mem), p.dev.FreeHost(p.wrong), p.k.close())
 	p.mem, p.wrong, p.k = nil, nil, nil
 	return err
@@ -126,7 +126,7 @@ func (p *Comm) free() error {
 
 // Close gives the memory back; a second Close does nothing. Collective; it blocks. Work of this
 // rank must have finished, and no graph that holds calls may be launched any more.
-func (p *Comm) Close() error {
+func (p *Clique) Close() error {
 	if p.mem == nil {
 		return nil
 	}
@@ -134,15 +134,15 @@ func (p *Comm) Close() error {
 }
 
 // Barrier enqueues on s a wait of the device until all ranks have come to it.
-func (p *Comm) Barrier(s *cuda.Stream) error {
+func (p *Clique) Barrier(s *cuda.Stream) error {
 	args := [...]uint64{p.table(), uint64(p.c.Rank()), uint64(p.c.Size())}
 	return s.Launch(p.k.barrier, [3]int{1, 1, 1}, [3]int{barrierThreads, 1, 1}, 0, args[:])
 }
 
-func (p *Comm) table() uint64 { return uint64(ccall.Address(p.win.table)) }
+func (p *Clique) table() uint64 { return uint64(ccall.Address(p.win.table)) }
 
 // Do enqueues a transfer on s.
-func (p *Comm) Do(s *cuda.Stream, call Transfer) error {
+func (p *Clique) Do(s *cuda.Stream, call Transfer) error {
 	call.pieces = p.x.pieces
 	p.x = call
 	x := &p.x
@@ -170,7 +170,7 @@ func (p *Comm) Do(s *cuda.Stream, call Transfer) error {
 }
 
 // allReduce makes an all-reduce that is not small, as far as the scratch memory goes at a time.
-func (p *Comm) allReduce(x *Transfer, s *cuda.Stream) error {
+func (p *Clique) allReduce(x *Transfer, s *cuda.Stream) error {
 	const each = 16 * allReduceThreads
 	limit := p.room / x.Type.Size()
 	for lo := 0; lo < x.N; lo += limit {
@@ -187,7 +187,7 @@ func (p *Comm) allReduce(x *Transfer, s *cuda.Stream) error {
 	return nil
 }
 
-func (p *Comm) step(x *Transfer, k int, s *cuda.Stream) error {
+func (p *Clique) step(x *Transfer, k int, s *cuda.Stream) error {
 	size := x.Type.Size()
 	stride := (x.window*size + 15) / 16 * 16
 	for _, o := range x.out(k) {

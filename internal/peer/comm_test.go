@@ -23,7 +23,7 @@ func TestSmallCollectives(t *testing.T) {
 	ranks := campaign.Some(t, "numbers of ranks of small collectives of devices", []int{1, 2, 3, 4, 5},
 		func(n int) bool { return n == 3 })
 	devtest.OnDevices(t, ranks, map[string]string{"FAKECUDA_DELAY": "100", "FAKECUDA_DEVICES": "5"},
-		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			at, p := newSite(t, c, d), devtest.Must1(open(c, d, 0))(t)
 			var results []*buffer[int32]
 			most := p.AtOnce() / 4

@@ -27,7 +27,7 @@ type Message struct {
 // MessageMost returns the most bytes of a message that is faster here than by NCCL: 2 MiB for 2
 // ranks, and 2 MiB / (p - 1) for p, in whole 2 KiB. Longer ones are not, since stamps halve the
 // bandwidth.
-func (p *Comm) MessageMost() int {
+func (p *Clique) MessageMost() int {
 	return messagesMost / max(1, p.c.Size()-1) / smallBlock * smallBlock
 }
 
@@ -69,7 +69,7 @@ func ListBytes(n int) int {
 // list is device memory of ListBytes of the number of messages, nil for few. It must remain until
 // the messages have been exchanged, and as long as a graph that holds them. If Recv has another
 // length than the message, the kernel waits for ever, and Failure says why.
-func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {
+func (p *Clique) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {
 	// Lanes that send have the lowest numbers, which blocks that wait for others
 	// must not keep off the device.
 	var lanes [2][peerRanks]uint8
@@ -134,7 +134,7 @@ func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message)
 // bulk returns the bytes of a chunk of a long message, and the most bytes of a message that is not
 // long. Chunks have a place in the scratch memory for each rank and queue. If there is little
 // memory, no message is long.
-func (p *Comm) bulk() (each, most int) {
+func (p *Clique) bulk() (each, most int) {
 	each = min(2*p.room/p.c.Size()/messageQueues/smallThreads/16*smallThreads*16, bulkMost)
 	if each == 0 {
 		return 0, 1 << messageBits
@@ -143,7 +143,7 @@ func (p *Comm) bulk() (each, most int) {
 }
 
 // exchangeParts does a transfer as messages. All ranks know the lengths of all of them.
-func (p *Comm) exchangeParts(x *Transfer, s *cuda.Stream) error {
+func (p *Clique) exchangeParts(x *Transfer, s *cuda.Stream) error {
 	x.window = max(x.N, 1) // one step
 	var room [2 * peerRanks]Message
 	messages := room[:0]
@@ -167,13 +167,13 @@ func (p *Comm) exchangeParts(x *Transfer, s *cuda.Stream) error {
 }
 
 // complaints are the words that exchange writes.
-func (p *Comm) complaints() []uint32 {
+func (p *Clique) complaints() []uint32 {
 	return unsafe.Slice((*uint32)(p.wrong), wrongBytes/4*p.c.Size())
 }
 
 // Failure returns the error of a kernel that waits for ever: a message has another length than its
 // Recv. It costs the host a few nanoseconds.
-func (p *Comm) Failure() error {
+func (p *Clique) Failure() error {
 	words := p.complaints()
 	for r := range p.c.Size() {
 		if w := words[wrongBytes/4*r:]; atomic.LoadUint32(&w[0]) != 0 {

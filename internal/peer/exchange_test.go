@@ -18,17 +18,17 @@ import (
 
 // exchanger is the peers of a Comm, and a stream.
 type exchanger struct {
-	*Comm
+	*Clique
 	site
 }
 
-func openExchanger(t *testing.T, c *shm.Comm, d *cuda.Device) exchanger {
+func openExchanger(t *testing.T, c *shm.NodeComm, d *cuda.Device) exchanger {
 	t.Helper()
 	return openRoom(t, c, d, 4096)
 }
 
 // openRoom is openExchanger where there is room for bulk.
-func openRoom(t *testing.T, c *shm.Comm, d *cuda.Device, room int) exchanger {
+func openRoom(t *testing.T, c *shm.NodeComm, d *cuda.Device, room int) exchanger {
 	t.Helper()
 	if !devtest.OnGPU() {
 		exchangeBlocks = 4 + c.Rank() // threads in the double, where each rank may have other ones
@@ -41,7 +41,7 @@ func (x exchanger) close(t *testing.T) {
 	commtest.Must(t, x.s.Synchronize())
 	commtest.Must(t, x.Failure())
 	commtest.Must(t, x.s.Close())
-	commtest.Must(t, x.Comm.Close())
+	commtest.Must(t, x.Clique.Close())
 }
 
 // do exchanges, with the memory for a list where it is long.
@@ -52,7 +52,7 @@ func (x exchanger) do(t *testing.T, messages ...Message) {
 		list = devtest.Must1(x.site.dev.Malloc(n))(t)
 		defer func() { commtest.Must(t, x.site.dev.Free(list)) }() // waits
 	}
-	commtest.Must(t, x.Comm.Exchange(x.s, list, messages))
+	commtest.Must(t, x.Clique.Exchange(x.s, list, messages))
 }
 
 // TestExchange: round rings, in lengths around packs and chunks, which take turns; everyone
@@ -61,7 +61,7 @@ func (x exchanger) do(t *testing.T, messages ...Message) {
 func TestExchange(t *testing.T) {
 	devtest.CountsLeft(t)
 	devtest.OnDevices(t, devtest.Counts, map[string]string{"FAKECUDA_DELAY": "100"},
-		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			roundRings(t, c, openExchanger(t, c, d))
 			messagesMost, peersAtOnce = 8000, smallBlock
 			roundRings(t, c, openRoom(t, c, d, 2<<20))
@@ -69,7 +69,7 @@ func TestExchange(t *testing.T) {
 		})
 }
 
-func roundRings(t *testing.T, c *shm.Comm, x exchanger) {
+func roundRings(t *testing.T, c *shm.NodeComm, x exchanger) {
 	t.Helper()
 	next, prev := (c.Rank()+1)%c.Size(), (c.Rank()+c.Size()-1)%c.Size()
 	most := x.MessageMost()
@@ -115,7 +115,7 @@ func roundRings(t *testing.T, c *shm.Comm, x exchanger) {
 // message would wait for one that comes later.
 func TestExchangeOrder(t *testing.T) {
 	devtest.OnDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "100"},
-		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			x := openExchanger(t, c, d)
 			const n, each = 3000, 5
 			if c.Rank() == 2 { // between them, and in nobody's way
@@ -169,7 +169,7 @@ func TestExchangeOrder(t *testing.T) {
 // TestExchangeGraph: a graph counts on the device, so it may be replayed, and calls come between.
 func TestExchangeGraph(t *testing.T) {
 	devtest.OnDevices(t, []int{1, 3}, map[string]string{"FAKECUDA_DELAY": "100"},
-		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			x := openExchanger(t, c, d)
 			const n, times = 2500, 20 // more messages than parameters hold
 			src, dst := filled(t, x.site, commtest.Input[int32](c.Rank(), n)), alloc[int32](t, x.site, times*n)
@@ -180,7 +180,7 @@ func TestExchangeGraph(t *testing.T) {
 			}
 			list := devtest.Must1(d.Malloc(ListBytes(len(messages))))(t)
 			commtest.Must(t, x.s.BeginCapture(cuda.Relaxed))
-			commtest.Must(t, x.Comm.Exchange(x.s, list, messages))
+			commtest.Must(t, x.Clique.Exchange(x.s, list, messages))
 			g := devtest.Must1(x.s.EndCapture())(t)
 			exec := devtest.Must1(g.Instantiate())(t)
 			commtest.Must(t, g.Close())
@@ -215,7 +215,7 @@ func TestExchangeGraph(t *testing.T) {
 // also by whole chunks, is found.
 func TestExchangeLengths(t *testing.T) {
 	devtest.OnDevices(t, []int{2}, map[string]string{"FAKECUDA_DELAY": "100"},
-		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			messagesMost, peersAtOnce = 32<<10, smallBlock // what is longer is bulk
 			for _, tc := range []struct{ sent, taken int }{
 				{40 << 10, 40<<10 - 1}, {5, 4}, {4, 5}, {0, 1}, {1, 0}, {2 * smallBlock, smallBlock},
@@ -252,17 +252,17 @@ func TestExchangeLengths(t *testing.T) {
 
 // TestExchangeRefusals: what no kernel between peers carries is refused with nothing enqueued.
 func TestExchangeRefusals(t *testing.T) {
-	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 		x := openExchanger(t, c, d)
 		b := alloc[int8](t, x.site, 16)
 		for _, m := range []Message{
 			sends(b, 0, 1<<messageBits, 0), receives(b, 0, -1, 0), sends(b, 0, 1, 2), receives(b, 0, 1, -1),
 		} {
-			if err := x.Comm.Exchange(x.s, nil, []Message{sends(b, 0, 1, 1-c.Rank()), m}); err == nil {
+			if err := x.Clique.Exchange(x.s, nil, []Message{sends(b, 0, 1, 1-c.Rank()), m}); err == nil {
 				t.Errorf("%+v was taken", m)
 			}
 		}
-		commtest.Must(t, x.Comm.Exchange(x.s, nil, nil))
+		commtest.Must(t, x.Clique.Exchange(x.s, nil, nil))
 		b.free(t)
 		x.close(t)
 	})
@@ -271,7 +271,7 @@ func TestExchangeRefusals(t *testing.T) {
 // TestKernelsOfSeveral: what is opened on one device has its kernels in common, until
 // the last of them is closed.
 func TestKernelsOfSeveral(t *testing.T) {
-	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 		first, second := openExchanger(t, c, d), openExchanger(t, c, d)
 		if first.k.Module != second.k.Module || first.mem == second.mem {
 			t.Errorf("kernels %p and %p, memory %p and %p", first.k, second.k, first.mem, second.mem)

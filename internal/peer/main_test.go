@@ -15,12 +15,12 @@ func TestMain(m *testing.M) { devtest.Main(m) }
 
 // site is where a rank of a test makes its calls.
 type site struct {
-	c   *shm.Comm
+	c   *shm.NodeComm
 	dev *cuda.Device
 	s   *cuda.Stream
 }
 
-func newSite(t *testing.T, c *shm.Comm, d *cuda.Device) site {
+func newSite(t *testing.T, c *shm.NodeComm, d *cuda.Device) site {
 	t.Helper()
 	return site{c, d, devtest.Must1(d.NewStream(0))(t)}
 }

@@ -8,12 +8,12 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Kind says what a transfer does, by the names of cudampi.Comm's methods.
-type Kind uint8
+// Pattern says what a transfer does, by the names of cudampi.Comm's methods.
+type Pattern uint8
 
 // The kinds.
 const (
-	AllReduce Kind = iota
+	AllReduce Pattern = iota
 	Reduce
 	Broadcast
 	AllGather
@@ -27,7 +27,7 @@ const (
 // each. It takes pieces of others in, into its Dst, as they are or reduced. This goes on in steps.
 // A step moves at most window elements of every part.
 type Transfer struct {
-	What       Kind
+	What       Pattern
 	Dst, Src   unsafe.Pointer
 	Send, Recv cudampi.Parts // what each rank gets of Src, or puts into Dst
 	N          int           // elements of the longest part of any rank

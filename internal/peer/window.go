@@ -25,9 +25,9 @@ type Window struct {
 	table   unsafe.Pointer
 }
 
-// Ranks moves host memory between ranks, which are on one node. *shm.Comm is one.
+// Ranks moves host memory between ranks, which are on one node. *shm.NodeComm is one.
 type Ranks interface {
-	devkernel.Comm
+	devkernel.Loaders
 	Size() int
 	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
 	Barrier() error

@@ -15,7 +15,7 @@ import (
 func TestSharedDevice(t *testing.T) {
 	devtest.NeedsDouble(t)
 	devtest.OnDevices(t, []int{2}, map[string]string{"FAKECUDA_DEVICES": "1"},
-		func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			if _, err := Open(c, d, 0); err == nil || !strings.Contains(err.Error(), "ranks share a device") {
 				t.Fatal(err)
 			}
@@ -24,7 +24,7 @@ func TestSharedDevice(t *testing.T) {
 
 // TestShare: every rank reads and writes the memory of the others.
 func TestShare(t *testing.T) {
-	devtest.OnDevices(t, []int{1, 3}, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
+	devtest.OnDevices(t, []int{1, 3}, nil, func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 		s := devtest.Must1(d.NewStream(0))(t)
 		bytes := 64 * (c.Rank() + 1) // of another size each
 		mem := devtest.Must1(d.Malloc(256 + bytes))(t)

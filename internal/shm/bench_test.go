@@ -16,7 +16,7 @@ import (
 //	go test -c ./internal/shm && mpirun -np 2 ./shm.test -test.run '^$' -test.bench . -test.benchtime 50000x
 //
 // The number of iterations must be given, so that all ranks make as many calls.
-func benchmark(b *testing.B, call func(c *Comm, dst, src unsafe.Pointer) error) {
+func benchmark(b *testing.B, call func(c *NodeComm, dst, src unsafe.Pointer) error) {
 	if bench == nil {
 		c, err := cudampi.Start()
 		if err != nil {
@@ -36,7 +36,7 @@ func benchmark(b *testing.B, call func(c *Comm, dst, src unsafe.Pointer) error) 
 	}
 }
 
-var bench *Comm // of the benchmarks
+var bench *NodeComm // of the benchmarks
 
 func TestMain(m *testing.M) {
 	code := mpirun.Main(m)
@@ -49,23 +49,23 @@ func TestMain(m *testing.M) {
 }
 
 func BenchmarkAllReduce8(b *testing.B) {
-	benchmark(b, func(c *Comm, dst,
+	benchmark(b, func(c *NodeComm, dst,
 		src unsafe.Pointer) error {
 		return c.AllReduce(dst, src, 1, elem.Float64, elem.Sum)
 	})
 }
 
 func BenchmarkAllGather8(b *testing.B) {
-	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error { return c.AllGather(dst, src, 1, elem.Float64) })
+	benchmark(b, func(c *NodeComm, dst, src unsafe.Pointer) error { return c.AllGather(dst, src, 1, elem.Float64) })
 }
 
 func BenchmarkBroadcast8(b *testing.B) {
-	benchmark(b, func(c *Comm, dst, _ unsafe.Pointer) error { return c.Broadcast(dst, 1, elem.Float64, 0) })
+	benchmark(b, func(c *NodeComm, dst, _ unsafe.Pointer) error { return c.Broadcast(dst, 1, elem.Float64, 0) })
 }
 
 // BenchmarkPingPong8 is there and back for ranks 0 and 1; the latency is half of it.
 func BenchmarkPingPong8(b *testing.B) {
-	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error {
+	benchmark(b, func(c *NodeComm, dst, src unsafe.Pointer) error {
 		if c.Size() < 2 || c.Rank() > 1 {
 			return nil
 		}
@@ -85,7 +85,7 @@ func BenchmarkPingPong8(b *testing.B) {
 
 func BenchmarkP2P8(b *testing.B) {
 	var g P2P
-	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error {
+	benchmark(b, func(c *NodeComm, dst, src unsafe.Pointer) error {
 		peer := c.Size() - 1 - c.Rank()
 		if err := g.Send(c, src, 1, elem.Float64, peer); err != nil {
 			return err

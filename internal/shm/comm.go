@@ -1,5 +1,5 @@
-// Package shm carries collectives and messages through memory that ranks of a node share. Its Comm
-// is one of package cudampi in which small calls take that way: MPI costs more.
+// Package shm carries collectives and messages through memory that ranks of a node share. Its
+// NodeComm is one of package cudampi in which small calls take that way: MPI costs more.
 package shm
 
 import (
@@ -15,15 +15,15 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Comm is a cudampi.Comm whose small calls go through memory that its ranks share. Its calls keep
-// the rules of cudampi.Comm's.
+// NodeComm is a cudampi.Comm whose small calls go through memory that its ranks share. Its calls
+// keep the rules of cudampi.Comm's.
 //
 // Memory carries AllReduce, ReduceScatter, Scan, ExScan, AllGather and AllToAll of up to 32 KiB,
 // counted over all parts, and Broadcast of up to 16 KiB. It carries messages to other ranks of up
 // to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64. If a rank brings another count, type or operation
 // than the others, that is an error on every rank. In a Broadcast it is an error on ranks that
 // differ from the root.
-type Comm struct {
+type NodeComm struct {
 	*cudampi.Comm
 	s   *shared // nil if nothing is shared
 	mem []byte  // that all ranks share
@@ -34,8 +34,8 @@ type Comm struct {
 // and the Comm can be used.
 //
 // Collective; it blocks. Source: memfd_create(2).
-func Share(c *cudampi.Comm) (*Comm, error) {
-	m := &Comm{Comm: c}
+func Share(c *cudampi.Comm) (*NodeComm, error) {
+	m := &NodeComm{Comm: c}
 	yes, sharesCores, few, err := worthIt(c)
 	if few {
 		c.SleepSoon()
@@ -186,14 +186,14 @@ func release(s *shared, mem []byte) error {
 // Close gives the Comm back; a second call does nothing, nor does one after cudampi.Stop.
 //
 // Collective: every rank calls it, when no communication on the Comm is under way.
-func (c *Comm) Close() error {
+func (c *NodeComm) Close() error {
 	s, mem := c.s, c.mem
 	c.s, c.mem = nil, nil
 	return errors.Join(release(s, mem), c.Comm.Close())
 }
 
 // Here returns how many of the ranks are on this node. Collective; it blocks.
-func (c *Comm) Here() (int, error) {
+func (c *NodeComm) Here() (int, error) {
 	node, err := c.SplitShared()
 	if err != nil {
 		return 0, err
@@ -202,7 +202,7 @@ func (c *Comm) Here() (int, error) {
 }
 
 // Barrier is cudampi.Comm.Barrier. Collective; it blocks.
-func (c *Comm) Barrier() error {
+func (c *NodeComm) Barrier() error {
 	// MPI, which does not yield where each rank has a core, makes the system move apart
 	// ranks that it has put on one.
 	if c.s == nil || c.s.spins != 0 {
@@ -216,13 +216,13 @@ func (c *Comm) Barrier() error {
 }
 
 // fits reports whether a collective of n elements goes through slots, which take limit bytes of it.
-func (c *Comm) fits(n int, t elem.Type, limit int) bool {
+func (c *NodeComm) fits(n int, t elem.Type, limit int) bool {
 	return c.s != nil && uint(n-1) < slotBytes && t < elem.Types && n*t.Size() <= limit
 }
 
 // judge returns the error of a collective through slots, of n elements of type t by op on this
 // rank; elem.HostOps is none.
-func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
+func (c *NodeComm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
 	if m.rank < 0 {
 		return c.Check(name, m.code)
 	}
@@ -235,7 +235,7 @@ func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
 }
 
 // AllReduce is cudampi.Comm.AllReduce. Collective; it blocks.
-func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+func (c *NodeComm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	if !c.fits(n, t, slotBytes) {
 		return c.Comm.AllReduce(dst, src, n, t, op)
 	}
@@ -250,7 +250,7 @@ func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op
 }
 
 // ReduceScatter is cudampi.Comm.ReduceScatter. Collective; it blocks.
-func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+func (c *NodeComm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	if !c.fits(n*c.Size(), t, slotBytes) {
 		return c.Comm.ReduceScatter(dst, src, n, t, op)
 	}
@@ -265,7 +265,7 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 }
 
 // Scan is cudampi.Comm.Scan. Collective; it blocks.
-func (c *Comm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+func (c *NodeComm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	if !c.fits(n, t, slotBytes) {
 		return c.Comm.Scan(dst, src, n, t, op)
 	}
@@ -273,14 +273,14 @@ func (c *Comm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) err
 }
 
 // ExScan is cudampi.Comm.ExScan. Collective; it blocks.
-func (c *Comm) ExScan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+func (c *NodeComm) ExScan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	if !c.fits(n, t, slotBytes) {
 		return c.Comm.ExScan(dst, src, n, t, op)
 	}
 	return c.scan("MPI_Exscan", exScan, dst, src, n, t, op)
 }
 
-func (c *Comm) scan(name string, meeting int, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+func (c *NodeComm) scan(name string, meeting int, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	if err := c.CheckScan(name, dst, src, n, t, op); err != nil {
 		return err
 	}
@@ -288,7 +288,7 @@ func (c *Comm) scan(name string, meeting int, dst, src unsafe.Pointer, n int, t 
 }
 
 // AllGather is cudampi.Comm.AllGather. Collective; it blocks.
-func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
+func (c *NodeComm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	if !c.fits(n*c.Size(), t, slotBytes) {
 		return c.Comm.AllGather(dst, src, n, t)
 	}
@@ -301,7 +301,7 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 }
 
 // AllToAll is cudampi.Comm.AllToAll. Collective; it blocks.
-func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
+func (c *NodeComm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	if !c.fits(n*c.Size(), t, slotBytes) {
 		return c.Comm.AllToAll(dst, src, n, t)
 	}
@@ -317,7 +317,7 @@ func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 
 // Broadcast is cudampi.Comm.Broadcast. Collective; it blocks, but on the root only if that is 16
 // broadcasts ahead.
-func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
+func (c *NodeComm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	if !c.fits(n, t, bcastBytes) {
 		return c.Comm.Broadcast(buf, n, t, root)
 	}

@@ -29,7 +29,7 @@ func onComms(t *testing.T, ranks []int, fn func(t *testing.T, c *cudampi.Comm)) 
 
 // onRanks is onComms with memory that is shared. Where each rank has a core it waits as it does
 // outside of tests.
-func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *Comm)) {
+func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *NodeComm)) {
 	t.Helper()
 	onComms(t, ranks, func(t *testing.T, c *cudampi.Comm) {
 		t.Setenv(yieldEnv, "0")
@@ -47,7 +47,7 @@ var classes = commtest.Classes{Buffer: cudampi.ErrBuffer, Count: cudampi.ErrCoun
 
 func TestMessages(t *testing.T) {
 	commtest.TypesLeft(t, len(counts), "messages through shared memory")
-	onRanks(t, counts, func(t *testing.T, c *Comm) {
+	onRanks(t, counts, func(t *testing.T, c *NodeComm) {
 		var g P2P
 		// 1022 of 8 bytes are the most through a ring
 		for _, n := range append(commtest.Lengths, 7, 49, 1022, 1023, 20000) {
@@ -58,10 +58,10 @@ func TestMessages(t *testing.T) {
 
 // TestGroupOverComms has groups of messages through two rings, and through a ring and MPI.
 func TestGroupOverComms(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *NodeComm) {
 		d, err := c.Dup()
 		commtest.Must(t, err)
-		commtest.GroupOverComms(t, c, &Comm{Comm: d}, &P2P{})
+		commtest.GroupOverComms(t, c, &NodeComm{Comm: d}, &P2P{})
 		s, err := Share(d)
 		commtest.Must(t, err)
 		commtest.GroupOverComms(t, c, s, &P2P{})
@@ -70,21 +70,21 @@ func TestGroupOverComms(t *testing.T) {
 }
 
 func TestWrongLength(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) { commtest.WrongLength(t, c, &P2P{}, classes) })
+	onRanks(t, []int{2}, func(t *testing.T, c *NodeComm) { commtest.WrongLength(t, c, &P2P{}, classes) })
 }
 
 func TestGroupIsReusable(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) { commtest.GroupIsReusable(t, c, &P2P{}, classes) })
+	onRanks(t, []int{2}, func(t *testing.T, c *NodeComm) { commtest.GroupIsReusable(t, c, &P2P{}, classes) })
 }
 
 func TestNoAllocation(t *testing.T) {
-	onRanks(t, []int{1, 2}, func(t *testing.T, c *Comm) { commtest.NoAllocation(t, c, &P2P{}) })
+	onRanks(t, []int{1, 2}, func(t *testing.T, c *NodeComm) { commtest.NoAllocation(t, c, &P2P{}) })
 }
 
 // TestRefusals calls what shared memory carries wrongly. Nothing is
 // sent: an odd one out would hang.
 func TestRefusals(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *NodeComm) {
 		x := make([]float32, 16)
 		p, f := commtest.Ptr(x), elem.Float32
 		refused := func(err error, op string, want error, texts ...string) {

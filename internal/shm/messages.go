@@ -8,14 +8,14 @@ import (
 )
 
 // in and out are the rings from and to a rank; nil if MPI alone carries messages.
-func (c *Comm) in(from int) *ringEnd {
+func (c *NodeComm) in(from int) *ringEnd {
 	if c.s == nil || from == int(c.s.rank) || uint(from) >= uint(c.s.size) {
 		return nil
 	}
 	return &c.s.in[from]
 }
 
-func (c *Comm) out(to int) *ringEnd {
+func (c *NodeComm) out(to int) *ringEnd {
 	if c.s == nil || to == int(c.s.rank) || uint(to) >= uint(c.s.size) {
 		return nil
 	}
@@ -24,7 +24,7 @@ func (c *Comm) out(to int) *ringEnd {
 
 // Send is cudampi.Comm.Send. It may also block in a small message that follows many which
 // the receiver has not taken.
-func (c *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
+func (c *NodeComm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	x := c.out(to)
 	if x == nil {
 		return c.Comm.Send(src, n, t, to)
@@ -40,7 +40,7 @@ func (c *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 }
 
 // Recv is cudampi.Comm.Recv.
-func (c *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
+func (c *NodeComm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	x := c.in(from)
 	if x == nil {
 		return c.Comm.Recv(dst, n, t, from)
@@ -52,7 +52,7 @@ func (c *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	return c.receive(name, x, dst, n, t, from)
 }
 
-func (c *Comm) receive(op string, x *ringEnd, dst unsafe.Pointer, n int, t elem.Type, from int) error {
+func (c *NodeComm) receive(op string, x *ringEnd, dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	if take(x, dst, n*t.Size()) {
 		return nil
 	}
@@ -61,7 +61,7 @@ func (c *Comm) receive(op string, x *ringEnd, dst unsafe.Pointer, n int, t elem.
 }
 
 // SendRecv is cudampi.Comm.SendRecv.
-func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
+func (c *NodeComm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
 	in, out := c.in(from), c.out(to)
 	if in == nil && out == nil {
 		return c.Comm.SendRecv(dst, recvN, from, src, sendN, to, t)
@@ -81,12 +81,12 @@ func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer,
 type P2P struct{ group cudampi.P2P }
 
 // Send is cudampi.P2P.Send.
-func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) error {
+func (p *P2P) Send(c *NodeComm, src unsafe.Pointer, n int, t elem.Type, to int) error {
 	return p.group.SendBy(c.Comm, src, n, t, to, unsafe.Pointer(c.out(to)))
 }
 
 // Recv is cudampi.P2P.Recv.
-func (p *P2P) Recv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) error {
+func (p *P2P) Recv(c *NodeComm, dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	return p.group.RecvBy(c.Comm, dst, n, t, from, unsafe.Pointer(c.in(from)))
 }
 

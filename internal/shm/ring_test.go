@@ -15,7 +15,7 @@ import (
 // that the ring ends and is full many times: in groups of any order, by SendRecv, and singly.
 func TestRingOrder(t *testing.T) {
 	const messages, most = 3000, 3 << 10 // of float32: beyond what fits a ring of 2 and 3 ranks
-	onRanks(t, []int{2, 3}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2, 3}, func(t *testing.T, c *NodeComm) {
 		next, prev := (c.Rank()+1)%c.Size(), (c.Rank()+c.Size()-1)%c.Size()
 		length := func(i int) int { // mostly short
 			r := rand.New(rand.NewPCG(7, uint64(i)))
@@ -84,7 +84,7 @@ func TestRingOrder(t *testing.T) {
 // when its long one has arrived.
 func TestRingHoldsNothingUp(t *testing.T) {
 	const short, long, f = 5000, 1 << 20, elem.Float32 // 5000 do not fit a ring
-	onRanks(t, []int{3}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{3}, func(t *testing.T, c *NodeComm) {
 		x, one := commtest.Filled[float32](0, long), commtest.Filled[float32](0, 1)
 		switch c.Rank() {
 		case 0:

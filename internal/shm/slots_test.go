@@ -21,7 +21,7 @@ import (
 // on both sides of its limits.
 func TestCollectives(t *testing.T) {
 	commtest.TypesLeft(t, len(counts), "collectives through shared memory")
-	onRanks(t, counts, func(t *testing.T, c *Comm) {
+	onRanks(t, counts, func(t *testing.T, c *NodeComm) {
 		if has := c.s != nil; has != (c.Size() > 1) {
 			t.Fatalf("%d ranks share memory: %v", c.Size(), has)
 		}
@@ -108,7 +108,7 @@ func TestManyRanks(t *testing.T) {
 func TestRounds(t *testing.T) {
 	const rounds, most = 5000, 257
 	value := func(round, rank, i int) int64 { return int64(round + 1000*rank + i) }
-	onRanks(t, []int{2, 3}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2, 3}, func(t *testing.T, c *NodeComm) {
 		src, dst := commtest.Alloc[int64](most*c.Size()), commtest.Alloc[int64](most*c.Size())
 		// check runs one collective, of n elements, of which length come, the i-th of value want.
 		check := func(name string, call func(round, n int) error, length func(n int) int,
@@ -152,7 +152,7 @@ func TestRounds(t *testing.T) {
 
 // TestMismatch: ranks that bring different things learn it, all of them, and the Comm works on.
 func TestMismatch(t *testing.T) {
-	onRanks(t, []int{3}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{3}, func(t *testing.T, c *NodeComm) {
 		x, y := commtest.Filled[float32](c.Rank(), 24), commtest.Filled[float32](c.Rank(), 24)
 		odd := c.Rank() / 2 // rank 2 brings something else
 		check := func(err error, want string) {
@@ -189,7 +189,7 @@ func TestMismatch(t *testing.T) {
 // TestBarrier: who leaves finds that all have come. Every rank notes its
 // round in memory of all first.
 func TestBarrier(t *testing.T) {
-	onRanks(t, []int{2, 4}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2, 4}, func(t *testing.T, c *NodeComm) {
 		mem, err := Map(c.Comm, 8*c.Size())
 		commtest.Must(t, err)
 		for round := range int64(2000) {
@@ -211,7 +211,7 @@ func TestBarrier(t *testing.T) {
 // so many messages of rank 0 that MPI cannot have delivered all of them when it said that they may
 // be forgotten: the waiting must let MPI progress.
 func TestWaitLetsMessagesThrough(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *NodeComm) {
 		const n, messages = 100, 20_000
 		x, one := commtest.Filled[float64](c.Rank(), n), commtest.Filled[float64](c.Rank(), 1)
 		for range messages {

@@ -13,7 +13,7 @@ import (
 // The two have no form in common: through an interface or a type parameter every operand is on the
 // heap, whatever the method does with it.
 func TestOperandsOnStacks(t *testing.T) {
-	onRanks(t, []int{3}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{3}, func(t *testing.T, c *NodeComm) {
 		type P = unsafe.Pointer
 		me, next, prev := c.Rank(), (c.Rank()+1)%3, (c.Rank()+2)%3
 		mine, int64s, is := int64(me+1), elem.Int64, commtest.Is[int64]

@@ -77,7 +77,7 @@ type Manager struct {
 	w       *spmd.World
 	channel *control.Channel
 	disk    disk
-	op      control.Call // on whose behalf the ranks talk to each other
+	op      control.Kind // on whose behalf the ranks talk to each other
 	dir     string
 	cfg     Config
 	session uint64   // makes the names of temporary folders unique
@@ -305,7 +305,7 @@ func (m *Manager) layOut(x *index, items []Item) error {
 		x.Arrays = append(x.Arrays, array{i.name, typeNames[i.typ], i.total})
 	}
 	all := make([]int64, len(mine)*size)
-	err := m.channel.Exchange(m.op, func(m control.Comm) error {
+	err := m.channel.Exchange(m.op, func(m control.Exchange) error {
 		return m.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Int64)
 	})
 	if err != nil {
@@ -453,7 +453,7 @@ func (m *Manager) agree(err error) error { return m.channel.Agree(m.op, err) }
 
 // enter says that this rank is in a call that works on files, until leave. on is the call that the
 // ranks meet in.
-func (m *Manager) enter(on control.Call) (leave func()) {
+func (m *Manager) enter(on control.Kind) (leave func()) {
 	m.op = on
 	return m.disk.Enter(m.cfg.Timeout)
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // now makes a call on a stream that its transport makes at once, unless the stream is captured.
-func (c *Call) now(q exec.Direct) (done bool, err error) {
+func (c *Request) now(q exec.Direct) (done bool, err error) {
 	err = q.Ready()
 	if q.Lane() != nil {
 		return false, nil
@@ -21,7 +21,7 @@ func (c *Call) now(q exec.Direct) (done bool, err error) {
 }
 
 // checkBefore is verify for a call on a stream of a GPU, in a turn of its own.
-func (c *Call) checkBefore(q exec.Queue) error {
+func (c *Request) checkBefore(q exec.Queue) error {
 	order := c.comm.r.Order
 	if err := order.Enter(order.Take(1)); err != nil {
 		return err
@@ -43,7 +43,7 @@ func (c *Call) checkBefore(q exec.Queue) error {
 
 // onDeviceNow makes a call from the goroutine that issues it. It waits for a call that blocks,
 // which is on the stream of those.
-func (c *Call) onDeviceNow(q exec.Direct) (err error) {
+func (c *Request) onDeviceNow(q exec.Direct) (err error) {
 	on, r := c.comm, c.comm.r
 	now := *c
 	var turn uint64

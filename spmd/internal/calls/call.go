@@ -10,10 +10,10 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Call is what a command asks of a communicator. A blocking collective needs no more than this, and
-// keeps it on its caller's stack. The program sets the coll.Call and its blocks, and Comm.Do the
-// rest.
-type Call struct {
+// Request is what a command asks of a communicator. A blocking collective needs no more
+// than this, and keeps it on its caller's stack. The program sets the coll.Call and its
+// blocks, and Comm.Do the rest.
+type Request struct {
 	coll.Call
 	DstBlock *exec.Block // what Dst lies in
 	SrcBlock *exec.Block
@@ -28,7 +28,7 @@ type Call struct {
 }
 
 // copyFrom makes c a copy of o with slices and a plan of its own, reusing those it has.
-func (c *Call) copyFrom(o *Call) {
+func (c *Request) copyFrom(o *Request) {
 	counts, received, plan := c.Counts[:0], c.RecvCounts[:0], c.plan
 	*c = *o
 	c.plan = plan
@@ -38,7 +38,7 @@ func (c *Call) copyFrom(o *Call) {
 }
 
 // uses calls fn with the blocks that the call uses, of which any may be nil.
-func (c *Call) uses(fn func(*exec.Block)) {
+func (c *Request) uses(fn func(*exec.Block)) {
 	fn(c.DstBlock)
 	fn(c.SrcBlock)
 	if c.group == nil {
@@ -51,7 +51,7 @@ func (c *Call) uses(fn func(*exec.Block)) {
 }
 
 // checkBlocks refuses freed buffers and those of another world.
-func (c *Call) checkBlocks() error {
+func (c *Request) checkBlocks() error {
 	r := c.comm.r
 	if b := c.DstBlock; b != nil && !r.has(b) {
 		return r.blockError(b)
@@ -63,7 +63,7 @@ func (c *Call) checkBlocks() error {
 }
 
 // memory says what NCCL does differently for the memory of a call.
-func (c *Call) memory() verify.Memory {
+func (c *Request) memory() verify.Memory {
 	if c.comm == nil || c.comm.r.symmetric == nil {
 		return 0
 	}
@@ -71,7 +71,7 @@ func (c *Call) memory() verify.Memory {
 }
 
 // memoryOfNCCL is memory where there is symmetric memory.
-func (c *Call) memoryOfNCCL() (m verify.Memory) {
+func (c *Request) memoryOfNCCL() (m verify.Memory) {
 	if c.Kind != coll.AllReduce && c.Kind != coll.AllGather && c.Kind != coll.ReduceScatter {
 		return 0
 	}
@@ -94,7 +94,7 @@ func (c *Call) memoryOfNCCL() (m verify.Memory) {
 
 // verify compares the call over the ranks of its communicator, if --check asks for it. The caller
 // has its turn in MPI.
-func (c *Call) verify() error {
+func (c *Request) verify() error {
 	if c.comm.checker == nil {
 		return nil
 	}
@@ -102,7 +102,7 @@ func (c *Call) verify() error {
 }
 
 // check is verify if there is a checker. The start is not compared: it is one turn in MPI.
-func (c *Call) check() error {
+func (c *Request) check() error {
 	r := c.comm.r
 	if r.Check == verify.Off {
 		return nil
@@ -116,7 +116,7 @@ func (c *Comm) place() string {
 	r := c.r
 	captures := r.capturesOf(c)
 	is := func(cmd *exec.Command) bool {
-		return cmd.Kind == exec.DoCall && cmd.Call.(*Call).comm == c ||
+		return cmd.Kind == exec.DoCall && cmd.Call.(*Request).comm == c ||
 			slices.ContainsFunc(captures, func(g *exec.Capture) bool { return g.Runs(cmd) })
 	}
 	for _, q := range r.Queues() {

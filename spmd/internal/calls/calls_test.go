@@ -28,7 +28,7 @@ func (c comm) do(k coll.Kind, call coll.Call) error {
 	call.Kind = k
 	dst, src := call.Extents(c.Rank(), c.Size())
 	one := func() error {
-		return c.Do(c.q, &calls.Call{Call: call}, int(call.Root), dst*call.Type.Size(), src*call.Type.Size())
+		return c.Do(c.q, &calls.Request{Call: call}, int(call.Root), dst*call.Type.Size(), src*call.Type.Size())
 	}
 	err := error(nil)
 	if c.grouped {
@@ -102,7 +102,7 @@ func (c comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, 
 // onRanks runs fn on ranks that are goroutines.
 func onRanks(t *testing.T, ranks int, fn func(w *world.World) error) {
 	t.Helper()
-	start := world.Start{Config: job.Config{Device: "host", LogLevel: "error"}}
+	start := world.Start{Config: job.Flags{Device: "host", LogLevel: "error"}}
 	run := func(_ context.Context, w *world.World) error { return fn(w) }
 	if err := world.Local(t.Context(), start, ranks, nil, run); err != nil {
 		t.Errorf("%d ranks: %v", ranks, err)
@@ -159,7 +159,7 @@ func TestRefused(t *testing.T) {
 			{w.All, over, 0, "AllReduce: dst of 4 elements and src of 4 overlap"},
 			{w.All, unknown, 0, "no such operation of buffers"},
 		} {
-			err := tc.c.Do(nil, &calls.Call{Call: tc.call}, tc.root, 16, 16)
+			err := tc.c.Do(nil, &calls.Request{Call: tc.call}, tc.root, 16, 16)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}

@@ -131,7 +131,7 @@ func (c *Comm) Replays(q exec.Queue, seq uint64, site *ccall.Site) {
 }
 
 // Traced implements exec.Party.
-func (c *Comm) Traced() *trace.Comm { return c.trace }
+func (c *Comm) Traced() *trace.Ledger { return c.trace }
 
 // Closed implements exec.Party.
 func (c *Comm) Closed() bool { return c.freed }

@@ -23,7 +23,7 @@ type Comm struct {
 	splits   int    // made of it so far
 	recorder *verify.Recorder
 	checker  *verify.Checker // for --check; else nil
-	trace    *trace.Comm     // for --summary and --trace; else nil
+	trace    *trace.Ledger   // for --summary and --trace; else nil
 	rank     int             // in it; -1 if this process is not
 	size     int
 	host     transport.Host
@@ -248,10 +248,10 @@ func (c *Comm) free() error {
 // call.
 //
 // Collective over c, blocking.
-func (c *Comm) Pass(on control.Call, fn func() error) error { return c.pass(on, 0, fn) }
+func (c *Comm) Pass(on control.Kind, fn func() error) error { return c.pass(on, 0, fn) }
 
 // pass is Pass of a call that has a root.
-func (c *Comm) pass(on control.Call, root int, fn func() error) (err error) {
+func (c *Comm) pass(on control.Kind, root int, fn func() error) (err error) {
 	if err := exec.RefuseInHostFunc(on.String()); err != nil {
 		return err
 	}
@@ -263,7 +263,7 @@ func (c *Comm) pass(on control.Call, root int, fn func() error) (err error) {
 	if on == control.End { // which is no call of the program: the watch knows without
 		return fn()
 	}
-	call := Call{Call: coll.Call{Kind: on, Root: int32(root)}, comm: c}
+	call := Request{Call: coll.Call{Kind: on, Root: int32(root)}, comm: c}
 	p := c.recorder.Begin(&call.Call, nil)
 	defer c.recorder.Leave()
 	if on != control.Start { // no call of the program either, and before what a summary calls the run
@@ -278,7 +278,7 @@ func (c *Comm) pass(on control.Call, root int, fn func() error) (err error) {
 }
 
 // Strangers implements control.Guard.
-func (c *Comm) Strangers(on control.Call) error { return verify.Strangers(c.host, on) }
+func (c *Comm) Strangers(on control.Kind) error { return verify.Strangers(c.host, on) }
 
 // Exchange runs fn in its turn in MPI. fn talks to all ranks in host memory. op is the caller's
 // name.

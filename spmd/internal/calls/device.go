@@ -18,7 +18,7 @@ func LaunchAtOnce(q exec.Queue, k *exec.Kernel, g exec.Grid, args []exec.Arg) er
 }
 
 // issueParts is Issue of a call that is made of several.
-func (c *Call) issueParts(q exec.Issuer, work unsafe.Pointer) error {
+func (c *Request) issueParts(q exec.Issuer, work unsafe.Pointer) error {
 	to, p := &c.route, &c.comm.r.parts
 	p.together, p.short = p.together[:0], p.short[:0]
 	staging := unsafe.Add(work, route.Bytes(to.List))
@@ -58,7 +58,7 @@ type parts struct {
 
 // divide lists the steps of a call: short messages, and the others. work is the memory that is left
 // for copies of operands.
-func (c *Call) divide(q exec.Issuer, to *route.Route, work *unsafe.Pointer) (err error) {
+func (c *Request) divide(q exec.Issuer, to *route.Route, work *unsafe.Pointer) (err error) {
 	r, lib := c.comm.r, &to.By.Caps().Library
 	rank, size := c.comm.rank, c.comm.size
 	c.Steps(rank, size, lib, *work, func(s coll.Call) bool {
@@ -84,7 +84,7 @@ func (c *Call) divide(q exec.Issuer, to *route.Route, work *unsafe.Pointer) (err
 
 // exchange enqueues what divide has listed: the short messages by peers. work is device memory for
 // the list of the short messages.
-func (c *Call) exchange(q exec.Issuer, work unsafe.Pointer) error {
+func (c *Request) exchange(q exec.Issuer, work unsafe.Pointer) error {
 	r, to := c.comm.r, &c.route
 	p, peers := &r.parts, c.comm.routes.Peers()
 	switch {

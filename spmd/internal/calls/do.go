@@ -18,7 +18,7 @@ import (
 
 // Do refuses what cannot be called, and runs, enqueues or groups the rest. cmd has the program's
 // part, but for the root. Its memory has dst and src bytes. q is nil for a call that blocks.
-func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
+func (c *Comm) Do(q exec.Queue, cmd *Request, root, dst, src int) error {
 	if c == nil || c.freed || uint(root) >= uint(c.size) {
 		return c.Refuse(cmd.Kind.String(), "rank", root)
 	}
@@ -82,12 +82,12 @@ func (c *Comm) Do(q exec.Queue, cmd *Call, root, dst, src int) error {
 }
 
 // choose decides what carries the call, which is not in a group.
-func (c *Call) choose(enqueued bool) {
+func (c *Request) choose(enqueued bool) {
 	c.comm.routes.Choose(&c.route, &c.Call, c.group, c.memory(), enqueued)
 }
 
 // submit checks the blocks of a call, and enqueues it on q.
-func (c *Call) submit(q exec.Queue) error {
+func (c *Request) submit(q exec.Queue) error {
 	if err := c.checkBlocks(); err != nil {
 		return err // before anything that other ranks take part in
 	}
@@ -95,7 +95,7 @@ func (c *Call) submit(q exec.Queue) error {
 }
 
 // enqueue enqueues a call whose blocks have been checked. The slot's own is used again.
-func (c *Call) enqueue(q exec.Queue) error {
+func (c *Request) enqueue(q exec.Queue) error {
 	if !c.route.Host {
 		if done, err := c.beforeDevice(q); done || err != nil {
 			return err
@@ -105,9 +105,9 @@ func (c *Call) enqueue(q exec.Queue) error {
 	if err != nil {
 		return err
 	}
-	own, _ := cmd.Call.(*Call)
+	own, _ := cmd.Call.(*Request)
 	if own == nil {
-		own = new(Call)
+		own = new(Request)
 		cmd.Call = own
 	}
 	own.copyFrom(c)
@@ -127,7 +127,7 @@ func (c *Call) enqueue(q exec.Queue) error {
 
 // beforeDevice does what comes before a call on device memory is enqueued. The call is done then if
 // its transport makes it at once. With --check it is compared with those of the other ranks.
-func (c *Call) beforeDevice(q exec.Queue) (done bool, err error) {
+func (c *Request) beforeDevice(q exec.Queue) (done bool, err error) {
 	if c.route.By.Caps().Blocks {
 		if done, err := c.now(q.(exec.Direct)); done {
 			return true, err
@@ -140,7 +140,7 @@ func (c *Call) beforeDevice(q exec.Queue) (done bool, err error) {
 }
 
 // planned returns what the queue of a GPU has to know of the call before it issues it.
-func (c *Call) planned() *exec.Plan {
+func (c *Request) planned() *exec.Plan {
 	if c.plan == nil {
 		c.plan = new(exec.Plan)
 	}
@@ -156,8 +156,8 @@ func (c *Call) planned() *exec.Plan {
 	return p
 }
 
-// Run implements exec.Call. Who calls it has the turn.
-func (c *Call) Run(on *trace.Thread) error {
+// Run implements exec.CollectiveCall. Who calls it has the turn.
+func (c *Request) Run(on *trace.Thread) error {
 	r := c.comm.recorder
 	p := r.Begin(&c.Call, c.group)
 	t := c.comm.trace
@@ -181,8 +181,8 @@ func (c *Call) Run(on *trace.Thread) error {
 	return err
 }
 
-// Issue implements exec.Call: it hands the call to what its route says.
-func (c *Call) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
+// Issue implements exec.CollectiveCall: it hands the call to what its route says.
+func (c *Request) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
 	if seq != 0 { // else it counts when the graph is replayed
 		c.comm.recorder.Issue(c.q, seq, &c.Call, c.group, c.memory(), c.site, c.begun)
 	}
@@ -195,7 +195,7 @@ func (c *Call) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
 // make has the transports of its route make the call on the host, if q is nil, or enqueue it on a
 // bare queue. On the host its result is then valid. A group is its collectives, one after the
 // other, and then its messages together. work is memory of the route's bytes.
-func (c *Call) make(q transport.Queue, work unsafe.Pointer) error {
+func (c *Request) make(q transport.Issuer, work unsafe.Pointer) error {
 	if c.route.Whole {
 		return c.route.By.Do(q, c.Call)
 	}
@@ -224,7 +224,7 @@ func (c *Call) make(q transport.Queue, work unsafe.Pointer) error {
 }
 
 // local does a step that concerns this rank alone, on the host or on a stream of the GPU.
-func (r *Rank) local(q transport.Queue, s coll.Call) error {
+func (r *Rank) local(q transport.Issuer, s coll.Call) error {
 	if q != nil {
 		return r.onStream(q.Stream(), &s)
 	}

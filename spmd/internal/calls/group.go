@@ -17,7 +17,7 @@ import (
 // group is the calls between the start and the end of Comm.Group.
 type group struct {
 	q    exec.Queue // that all of it is enqueued on; nil for a blocking group
-	cmds []Call
+	cmds []Request
 	list []coll.Call // those of them that start together
 	keep bool        // a graph owns it
 }
@@ -41,7 +41,7 @@ func (c *Comm) Group(q exec.Queue, fn func() error) error {
 		return err
 	}
 	g.keep = q != nil && q.Lane() != nil
-	return c.Do(q, &Call{Call: coll.Call{Kind: coll.Group}, group: g}, 0, 0, 0)
+	return c.Do(q, &Request{Call: coll.Call{Kind: coll.Group}, group: g}, 0, 0, 0)
 }
 
 // collect has g get what fn asks of c.
@@ -74,7 +74,7 @@ func (c *Comm) recycle(g *group) {
 }
 
 // join takes a call into the group; q is the queue that it was asked for on.
-func (g *group) join(q exec.Queue, c *Call) error {
+func (g *group) join(q exec.Queue, c *Request) error {
 	if q != g.q {
 		return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
 	}
@@ -87,11 +87,11 @@ func (g *group) join(q exec.Queue, c *Call) error {
 }
 
 // add copies a call into the group, reusing the slices of earlier ones.
-func (g *group) add(c *Call) {
+func (g *group) add(c *Request) {
 	if len(g.cmds) < cap(g.cmds) {
 		g.cmds = g.cmds[:len(g.cmds)+1]
 	} else {
-		g.cmds = append(g.cmds, Call{})
+		g.cmds = append(g.cmds, Request{})
 	}
 	g.cmds[len(g.cmds)-1].copyFrom(c)
 }

@@ -51,7 +51,7 @@ func (c *Comm) EnterHost(op string, root int, t elem.Type, o elem.Op, n int) (un
 // MakeHost makes a call on host memory between EnterHost and LeaveHost. The watchdog, --check,
 // --summary and --trace see it.
 func (c *Comm) MakeHost(made coll.Call) error {
-	cmd := Call{Call: made, comm: c}
+	cmd := Request{Call: made, comm: c}
 	p := c.recorder.Begin(&cmd.Call, nil)
 	c.trace.Begin(c.r.Calls, &cmd.Call, nil)
 	err := cmd.verify()

@@ -85,7 +85,7 @@ func WaitFor(q exec.Queue, p exec.Point, t exec.Timer) error {
 
 // Begin returns the queue's own slot for its next command, which uses two blocks. It refuses blocks
 // that are freed or another world's.
-func (r *Rank) Begin(q exec.Queue, k exec.Kind, a, b *exec.Block) (*exec.Command, error) {
+func (r *Rank) Begin(q exec.Queue, k exec.CommandKind, a, b *exec.Block) (*exec.Command, error) {
 	if err := exec.RefuseInHostFunc(k.String()); err != nil {
 		return nil, err
 	}
@@ -103,7 +103,7 @@ func (r *Rank) Begin(q exec.Queue, k exec.Kind, a, b *exec.Block) (*exec.Command
 }
 
 // BeginArgs is Begin for a command with arguments.
-func (r *Rank) BeginArgs(q exec.Queue, k exec.Kind, args []exec.Arg) (*exec.Command, error) {
+func (r *Rank) BeginArgs(q exec.Queue, k exec.CommandKind, args []exec.Arg) (*exec.Command, error) {
 	if err := exec.RefuseInHostFunc(k.String()); err != nil {
 		return nil, err
 	}

@@ -34,13 +34,13 @@ type Rank struct {
 	Order   *control.Tickets // of this rank's calls, in all of its worlds
 	Log     *zerolog.Logger
 	Dev     exec.Device
-	GPU     *cudaexec.Device // Dev; nil where that is the host
-	Env     route.Env        // of routers on a GPU
-	Compare bool             // --check is not off: communicators have a Checker
-	Check   verify.Mode      // Off during the start, which is one turn in MPI
-	Trace   *trace.Tracer    // nil without --summary and --trace
-	Calls   *trace.Thread    // what the program calls, among the events of Trace
-	Where   func() string    // where the program's goroutine is; "" where that cannot be told
+	GPU     *cudaexec.CUDA // Dev; nil where that is the host
+	Env     route.Env      // of routers on a GPU
+	Compare bool           // --check is not off: communicators have a Checker
+	Check   verify.Mode    // Off during the start, which is one turn in MPI
+	Trace   *trace.Tracer  // nil without --summary and --trace
+	Calls   *trace.Thread  // what the program calls, among the events of Trace
+	Where   func() string  // where the program's goroutine is; "" where that cannot be told
 
 	All     *Comm            // of all ranks
 	Node    *Comm            // of the ranks on this node
@@ -236,7 +236,7 @@ func (r *Rank) OpenBlocking() (err error) {
 //
 // Collective over all ranks, blocking.
 func (r *Rank) WarmUp() error {
-	var c Call
+	var c Request
 	c.Kind = coll.Barrier
 	err := r.All.Do(r.blocking, &c, 0, 0, 0)
 	return errors.Join(err, r.Synchronize(r.blocking))

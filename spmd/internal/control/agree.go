@@ -52,7 +52,7 @@ func (e *RankError) Unwrap() error { return e.Err }
 var namesRank = regexp.MustCompile(`^rank [0-9]+: `)
 
 // First returns the failure of the first rank that has one, the same on every rank, or nil.
-func First(c Comm, mine error) (*Failure, error) {
+func First(c Exchange, mine error) (*Failure, error) {
 	s, err := Range(c, bid(c, mine))
 	if err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func First(c Comm, mine error) (*Failure, error) {
 }
 
 // bid returns a rank's bid in the search for the first that fails: the least wins.
-func bid(c Comm, mine error) int64 {
+func bid(c Exchange, mine error) int64 {
 	if mine == nil {
 		return int64(c.Size())
 	}
@@ -69,7 +69,7 @@ func bid(c Comm, mine error) int64 {
 }
 
 // relay tells every rank the failure of rank first, or returns nil if first is no rank.
-func relay(c Comm, mine error, first int) (*Failure, error) {
+func relay(c Exchange, mine error, first int) (*Failure, error) {
 	if first >= c.Size() {
 		return nil, nil
 	}

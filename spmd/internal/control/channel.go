@@ -6,8 +6,8 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// Call is the framework's own call for which the ranks of a program meet on a Channel.
-type Call = coll.Kind
+// Kind says which is the framework's own call for which the ranks of a program meet on a Channel.
+type Kind = coll.Kind
 
 // These are the calls that talk over a Channel, and those that make or end what it serves.
 const (
@@ -30,10 +30,10 @@ const ID = "control"
 type Guard interface {
 	// Pass runs fn, in which this rank waits on behalf of a call: in its order in MPI, and visible
 	// to the watch.
-	Pass(on Call, fn func() error) error
+	Pass(on Kind, fn func() error) error
 	// Strangers returns, on every rank, why the ranks that have come did so for different calls. It
 	// is collective, and called in Pass.
-	Strangers(on Call) error
+	Strangers(on Kind) error
 }
 
 // Channel is the framework's own traffic between the ranks of a job, on a communicator of its own.
@@ -42,16 +42,16 @@ type Guard interface {
 //
 // Every method is collective over all ranks, and blocks.
 type Channel struct {
-	comm  Comm
+	comm  Exchange
 	guard Guard
 }
 
 // NewChannel returns the channel over c, on which nothing else may talk.
-func NewChannel(c Comm, g Guard) *Channel { return &Channel{c, g} }
+func NewChannel(c Exchange, g Guard) *Channel { return &Channel{c, g} }
 
 // meet returns the range of v over the ranks, which have all come for the same call. It is
 // called in Pass.
-func (ch *Channel) meet(on Call, v int64) (Span, error) {
+func (ch *Channel) meet(on Kind, v int64) (Span, error) {
 	s := []Span{Of(int64(on)), Of(v)}
 	if err := Union(ch.comm, s); err != nil {
 		return Span{}, err
@@ -63,7 +63,7 @@ func (ch *Channel) meet(on Call, v int64) (Span, error) {
 }
 
 // Exchange runs fn, which talks to all ranks over c.
-func (ch *Channel) Exchange(on Call, fn func(c Comm) error) error {
+func (ch *Channel) Exchange(on Kind, fn func(c Exchange) error) error {
 	return ch.guard.Pass(on, func() error {
 		if _, err := ch.meet(on, 0); err != nil {
 			return err
@@ -73,7 +73,7 @@ func (ch *Channel) Exchange(on Call, fn func(c Comm) error) error {
 }
 
 // Range returns the least and the greatest v over the ranks.
-func (ch *Channel) Range(on Call, v int64) (s Span, err error) {
+func (ch *Channel) Range(on Kind, v int64) (s Span, err error) {
 	err = ch.guard.Pass(on, func() error {
 		s, err = ch.meet(on, v)
 		return err
@@ -83,7 +83,7 @@ func (ch *Channel) Range(on Call, v int64) (s Span, err error) {
 
 // Agree returns an error on every rank if mine is one on any: its own, or the Failure of the first
 // rank that has one.
-func (ch *Channel) Agree(on Call, mine error) error {
+func (ch *Channel) Agree(on Kind, mine error) error {
 	var f *Failure
 	err := ch.guard.Pass(on, func() error {
 		s, err := ch.meet(on, bid(ch.comm, mine))
@@ -99,8 +99,8 @@ func (ch *Channel) Agree(on Call, mine error) error {
 }
 
 // Broadcast returns root's b on every rank.
-func (ch *Channel) Broadcast(on Call, b []byte, root int) ([]byte, error) {
-	err := ch.Exchange(on, func(c Comm) (err error) {
+func (ch *Channel) Broadcast(on Kind, b []byte, root int) ([]byte, error) {
+	err := ch.Exchange(on, func(c Exchange) (err error) {
 		b, err = Broadcast(c, b, root)
 		return err
 	})
@@ -109,7 +109,7 @@ func (ch *Channel) Broadcast(on Call, b []byte, root int) ([]byte, error) {
 
 // Tell sets *v on every rank to root's value. A value that cannot be sent is an error
 // on every rank.
-func (ch *Channel) Tell(on Call, v any, root int) error {
+func (ch *Channel) Tell(on Kind, v any, root int) error {
 	var b []byte
 	if ch.comm.Rank() == root {
 		b = Encode(v)

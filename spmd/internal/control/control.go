@@ -12,8 +12,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Comm moves host memory between the ranks of a communicator. A transport.Host is one.
-type Comm interface {
+// Exchange moves host memory between the ranks of a communicator. A transport.Host is one.
+type Exchange interface {
 	Rank() int
 	Size() int
 	AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
@@ -32,7 +32,7 @@ func Of(v int64) Span { return Span{v, v} }
 func (s Span) One() bool { return s.Lo == s.Hi }
 
 // Union widens each span to the least that holds the spans of all ranks. It allocates nothing.
-func Union(c Comm, spans []Span) error {
+func Union(c Exchange, spans []Span) error {
 	if len(spans) == 0 {
 		return nil
 	}
@@ -52,14 +52,14 @@ func flip(spans []Span) {
 }
 
 // Range returns the least and the greatest v over the ranks.
-func Range(c Comm, v int64) (Span, error) {
+func Range(c Exchange, v int64) (Span, error) {
 	s := []Span{Of(v)}
 	err := Union(c, s)
 	return s[0], err
 }
 
 // Broadcast returns root's b on every rank. The others' may have any length.
-func Broadcast(c Comm, b []byte, root int) ([]byte, error) {
+func Broadcast(c Exchange, b []byte, root int) ([]byte, error) {
 	n := int64(len(b))
 	if err := c.Broadcast(unsafe.Pointer(&n), 1, elem.Int64, root); err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func Broadcast(c Comm, b []byte, root int) ([]byte, error) {
 }
 
 // Gather returns each rank's bytes, in rank order. The lengths may differ.
-func Gather(c Comm, mine []byte) ([][]byte, error) {
+func Gather(c Exchange, mine []byte) ([][]byte, error) {
 	n := int64(len(mine))
 	lengths := make([]int64, c.Size())
 	if err := c.AllGather(unsafe.Pointer(&lengths[0]), unsafe.Pointer(&n), 1, elem.Int64); err != nil {

@@ -13,11 +13,11 @@ import (
 )
 
 // onRanks runs fn on 1, 2 and 3 ranks, which are goroutines.
-func onRanks(t *testing.T, fn func(t *testing.T, c control.Comm)) {
+func onRanks(t *testing.T, fn func(t *testing.T, c control.Exchange)) {
 	t.Helper()
 	for n := 1; n <= 3; n++ {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
-			must(t, inproc.Run(n, func(c *inproc.Comm) error { fn(t, c); return nil }))
+			must(t, inproc.Run(n, func(c *inproc.Member) error { fn(t, c); return nil }))
 		})
 	}
 }
@@ -30,7 +30,7 @@ func must(t *testing.T, err error) {
 }
 
 // perRank returns f of each rank.
-func perRank[T any](c control.Comm, f func(rank int) T) (all []T) {
+func perRank[T any](c control.Exchange, f func(rank int) T) (all []T) {
 	for r := range c.Size() {
 		all = append(all, f(r))
 	}
@@ -39,7 +39,7 @@ func perRank[T any](c control.Comm, f func(rank int) T) (all []T) {
 
 // Ranks agree on what one process finds that knows each rank's input.
 func TestAgreement(t *testing.T) {
-	onRanks(t, func(t *testing.T, c control.Comm) {
+	onRanks(t, func(t *testing.T, c control.Exchange) {
 		for i, f := range []func(rank int) int64{
 			func(int) int64 { return -7 },
 			func(r int) int64 { return int64(r) * 1e12 },
@@ -91,7 +91,7 @@ func (c coded) FailureCode() int64 { return c.code }
 // Every rank learns of the same failure, the first rank's, with its code. Each rank that failed
 // keeps its own.
 func TestFirst(t *testing.T) {
-	onRanks(t, func(t *testing.T, c control.Comm) {
+	onRanks(t, func(t *testing.T, c control.Exchange) {
 		for failing := range 1 << c.Size() { // the set of ranks that fail
 			said := func(r int) string { return fmt.Sprintf("no %d%s", r, strings.Repeat(" at all", 50*r)) }
 			var mine error
@@ -142,20 +142,20 @@ func TestFailureNamesRank(t *testing.T) {
 
 // guard is a test double of a Guard: it notes what passes.
 type guard struct {
-	passed []control.Call
+	passed []control.Kind
 	inside bool
 }
 
 var errStrangers = errors.New("strangers")
 
-func (g *guard) Pass(on control.Call, fn func() error) error {
+func (g *guard) Pass(on control.Kind, fn func() error) error {
 	g.passed = append(g.passed, on)
 	g.inside = true
 	defer func() { g.inside = false }()
 	return fn()
 }
 
-func (g *guard) Strangers(on control.Call) error {
+func (g *guard) Strangers(on control.Kind) error {
 	if !g.inside {
 		return errors.New("called outside of Pass")
 	}
@@ -163,7 +163,7 @@ func (g *guard) Strangers(on control.Call) error {
 }
 
 func TestChannel(t *testing.T) {
-	onRanks(t, func(t *testing.T, c control.Comm) {
+	onRanks(t, func(t *testing.T, c control.Exchange) {
 		g := &guard{}
 		ch := control.NewChannel(c, g)
 		last := c.Size() - 1
@@ -196,8 +196,8 @@ func TestChannel(t *testing.T) {
 			t.Errorf("told %v", v)
 		}
 		inside := false
-		must(t, ch.Exchange(control.End, func(control.Comm) error { inside = g.inside; return nil }))
-		want := []control.Call{control.Save, control.Load, control.Load, control.Start, control.Choose, control.End}
+		must(t, ch.Exchange(control.End, func(control.Exchange) error { inside = g.inside; return nil }))
+		want := []control.Kind{control.Save, control.Load, control.Load, control.Start, control.Choose, control.End}
 		if !inside || !slices.Equal(g.passed, want) {
 			t.Errorf("passed %v, want %v", g.passed, want)
 		}
@@ -208,7 +208,7 @@ func TestChannel(t *testing.T) {
 			on = control.End
 		}
 		called := false
-		err = ch.Exchange(on, func(control.Comm) error { called = true; return nil })
+		err = ch.Exchange(on, func(control.Exchange) error { called = true; return nil })
 		if apart := last > 0; apart != errors.Is(err, errStrangers) || apart == called {
 			t.Errorf("%v, exchanged: %v", err, called)
 		}

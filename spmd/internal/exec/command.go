@@ -10,34 +10,34 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// Kind says what a command is.
-type Kind uint8
+// CommandKind says what a command is.
+type CommandKind uint8
 
 // The kinds. The fields of Command that a kind uses stand behind it.
 const (
-	DoCopy     Kind = iota // Dst, Src, N bytes
-	DoFill                 // Dst, N, Type, Bits, Hosted
-	DoPrefetch             // Dst, N bytes, Place
-	DoKernel               // Kernel, Grid, Args
-	DoLibrary              // Library, Args, N bytes of workspace
-	DoFunc                 // Func
-	DoGraph                // Capture
-	DoCall                 // Call, Party; on a GPU Plan
-	DoRecord               // of the queue alone
-	DoWait                 // of the queue alone
+	DoCopy     CommandKind = iota // Dst, Src, N bytes
+	DoFill                        // Dst, N, Type, Bits, Hosted
+	DoPrefetch                    // Dst, N bytes, Place
+	DoKernel                      // Kernel, Grid, Args
+	DoLibrary                     // Library, Args, N bytes of workspace
+	DoFunc                        // Func
+	DoGraph                       // Capture
+	DoCall                        // Call, Party; on a GPU Plan
+	DoRecord                      // of the queue alone
+	DoWait                        // of the queue alone
 )
 
 var kindNames = [...]string{DoCopy: "Copy", DoFill: "Fill", DoPrefetch: "Prefetch", DoKernel: "kernel",
 	DoLibrary: "library", DoFunc: "HostFunc", DoGraph: "graph",
 	DoCall: "call", DoRecord: "Record", DoWait: "Wait"}
 
-func (k Kind) String() string { return kindNames[k] }
+func (k CommandKind) String() string { return kindNames[k] }
 
 // Command is one unit of work of a queue. One struct serves all kinds, so that a queue is an array
 // of them and enqueueing allocates nothing. Fields that its kind does not have hold what an earlier
 // command left.
 type Command struct {
-	Kind     Kind
+	Kind     CommandKind
 	Type     elem.Type
 	Dst, Src unsafe.Pointer
 	N        int
@@ -50,7 +50,7 @@ type Command struct {
 	Library  *Library
 	Func     func() error
 	Capture  *Capture
-	Call     Call // the slot's own, to be used again by who enqueues another; nil before the first
+	Call     CollectiveCall // the slot's own, to be used again by who enqueues another; nil before the first
 	Party    Party
 	Plan     *Plan      // of Call
 	Site     ccall.Site // where it was enqueued, if the queue needs that
@@ -88,8 +88,8 @@ func (c *Command) Describe() (class trace.Class, name string, bytes int) {
 	return trace.Classes, "", 0
 }
 
-// Call is a call of a communicator, as queues have it.
-type Call interface {
+// CollectiveCall is a call of a communicator, as queues have it.
+type CollectiveCall interface {
 	// Run makes the call on the host, in its turn in MPI. It notes the call among the events of on.
 	Run(on *trace.Thread) error
 	// Issue hands the call to its transport on a GPU, as command number seq of the queue. seq is 0
@@ -103,7 +103,7 @@ type Call interface {
 type Issuer interface {
 	Stream() *cuda.Stream
 	// Hand has the host do a job while the stream waits for it.
-	Hand(j Job) error
+	Hand(j HostJob) error
 }
 
 // Plan has what a queue of a GPU must know of a call before it issues the call.
@@ -138,7 +138,7 @@ type Party interface {
 	// Replays says that a replay of its calls is about to be handed to a GPU, as number seq of q.
 	Replays(q Queue, seq uint64, site *ccall.Site)
 	// Traced returns the communicator as traces have it; nil if there is no trace.
-	Traced() *trace.Comm
+	Traced() *trace.Ledger
 	// Closed says that it makes no more calls.
 	Closed() bool
 }

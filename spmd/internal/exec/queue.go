@@ -18,7 +18,7 @@ type Queue interface {
 	Idle() bool
 	// Begin locks the queue and returns its slot for the next command, for Enqueue. The caller
 	// fills the fields that commands of this kind have.
-	Begin(k Kind) (*Command, error)
+	Begin(k CommandKind) (*Command, error)
 	// Enqueue enqueues the command that Begin returned, and unlocks the queue. In a capture the
 	// command is recorded.
 	Enqueue(c *Command) error
@@ -57,8 +57,8 @@ type State struct {
 	Device  bool   // the queue is one of a GPU
 }
 
-// Job is work of the host for a queue of a device.
-type Job struct {
+// HostJob is work of the host for a queue of a device.
+type HostJob struct {
 	By      string       // who needs the host, for errors
 	Hold    func() error // makes the queue wait
 	Run     func() error // does the work, and lets the queue go on

@@ -18,9 +18,9 @@ import (
 	"lockstep/spmd/internal/dashboard"
 )
 
-// Config is the values of the common flags. spmd.Config has the same fields and says what they
+// Flags is the values of the common flags. spmd.Config has the same fields and says what they
 // mean.
-type Config struct {
+type Flags struct {
 	Device      string // auto, cuda, host or emulate
 	Collectives string // auto, nccl, mpi, mpi-peer, mpi-aware or host-staged
 	JSON        string // file that Emit appends to; "-" is standard output
@@ -44,7 +44,7 @@ const (
 )
 
 // Limit is --timeout, or its default.
-func (c *Config) Limit() time.Duration {
+func (c *Flags) Limit() time.Duration {
 	if c.Timeout == 0 {
 		return defaultTimeout
 	}
@@ -56,7 +56,7 @@ var CheckModes = []string{"off", "sample", "on", "bounds"}
 
 // Compares returns the place of --check among the modes that compare calls; 0 for a mode that
 // compares none.
-func (c *Config) Compares() int {
+func (c *Flags) Compares() int {
 	if c.Check == "bounds" {
 		return 0
 	}
@@ -64,14 +64,14 @@ func (c *Config) Compares() int {
 }
 
 // OnHost reports whether --device asks for host memory.
-func (c *Config) OnHost() bool { return c.Device == "host" || c.Device == "emulate" }
+func (c *Flags) OnHost() bool { return c.Device == "host" || c.Device == "emulate" }
 
 // throughMPI reports whether --collectives asks for MPI.
-func (c *Config) throughMPI() bool { return strings.HasPrefix(c.Collectives, "mpi") }
+func (c *Flags) throughMPI() bool { return strings.HasPrefix(c.Collectives, "mpi") }
 
 // Flags adds the common flags to an application's. collectives are the values that --collectives
 // may have.
-func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
+func (c *Flags) Flags(fs *pflag.FlagSet, collectives []string) {
 	fs.StringVar(&c.Device, "device", "auto",
 		"where buffers live: auto, cuda or host; emulate is host, with kernels run from their CUDA "+
 			"source, slowly: for tests")
@@ -125,7 +125,7 @@ type choice struct {
 
 // choices are the flags with a list of values. collectives are the values that --collectives may
 // have.
-func (c *Config) choices(collectives []string) []choice {
+func (c *Flags) choices(collectives []string) []choice {
 	return []choice{
 		{"device", &c.Device, "auto", []string{"auto", "cuda", "host", "emulate"}},
 		{"collectives", &c.Collectives, "auto", collectives},
@@ -139,7 +139,7 @@ func (c *Config) choices(collectives []string) []choice {
 
 // Complete sets empty fields to their defaults, and refuses values that no machine could satisfy.
 // collectives are the values that --collectives may have.
-func (c *Config) Complete(collectives []string) error {
+func (c *Flags) Complete(collectives []string) error {
 	if c.Collectives == "mpi-staged" {
 		return errors.New("--collectives mpi-staged is gone: host-staged is the way through host memory")
 	}
@@ -179,7 +179,7 @@ func (c *Config) Complete(collectives []string) error {
 const mostRanks = 1024
 
 // checkRanks refuses a number of ranks, and settings that do not go with ranks that are goroutines.
-func (c *Config) checkRanks() error {
+func (c *Flags) checkRanks() error {
 	if c.Ranks < 0 || c.Ranks > mostRanks {
 		return fmt.Errorf("--ranks %d: want 1 to %d", c.Ranks, mostRanks)
 	}
@@ -218,7 +218,7 @@ func parseRanks(list string) (map[int]bool, error) {
 }
 
 // Logger returns the logger of a rank. Ranks that are not to log still log errors.
-func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
+func (c *Flags) Logger(rank, size int, out *os.File) zerolog.Logger {
 	var w io.Writer = out
 	if out == os.Stderr { // where a live line may stand
 		w = cli.Stderr

@@ -23,7 +23,7 @@ func TestLogIsPlain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	log := (&Config{}).Logger(0, 1, f)
+	log := (&Flags{}).Logger(0, 1, f)
 	const evil = "a\x1b[2J\u009bb\u202ec"
 	log.Error().Str("field", evil).Err(errors.New(evil)).Strs("list", []string{evil}).Msg(evil + "\nnext")
 	b, err := os.ReadFile(f.Name())
@@ -87,7 +87,7 @@ func TestAbsurdRanks(t *testing.T) {
 // Every common flag stands under a heading of its own in --help, apart from the program's.
 func TestFlagsHaveHeadings(t *testing.T) {
 	fs := pflag.NewFlagSet("app", pflag.ContinueOnError)
-	new(Config).Flags(fs, nil)
+	new(Flags).Flags(fs, nil)
 	fs.VisitAll(func(f *pflag.Flag) {
 		if h := cli.Heading(f); h != cli.Framework && h != cli.Output {
 			t.Errorf("--%s stands under %q", f.Name, h)

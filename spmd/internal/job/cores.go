@@ -62,7 +62,7 @@ var coresOfGo = runtime.GOMAXPROCS(0)
 // ShareOfCores returns how many cores this rank may keep busy, and whether other ranks may use them
 // too. Ranks of a node that are bound to the same cores divide them; a rank bound to its own has
 // them all. Collective over the ranks of the node.
-func ShareOfCores(node control.Comm) (cores int, shared bool, err error) {
+func ShareOfCores(node control.Exchange) (cores int, shared bool, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		set = unix.CPUSet{} // more cores than the set holds: as if all ranks shared them

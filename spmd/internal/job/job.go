@@ -84,7 +84,7 @@ type Ends interface {
 
 // Job is this rank's part in its job.
 type Job struct {
-	Config      // of the command line
+	Flags       // of the command line
 	Rank, Size  int
 	Node, Nodes int
 	Log         zerolog.Logger
@@ -105,8 +105,8 @@ type Job struct {
 }
 
 // New returns the part of a rank whose world is about to start.
-func New(cfg *Config, world World) *Job {
-	j := &Job{Config: *cfg, world: world}
+func New(cfg *Flags, world World) *Job {
+	j := &Job{Flags: *cfg, world: world}
 	j.failed, j.fail = context.WithCancelCause(context.Background())
 	j.Enter("starting")
 	return j

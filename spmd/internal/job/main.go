@@ -45,7 +45,7 @@ type panicked interface {
 // Program is what Main runs on every rank.
 type Program struct {
 	Flags    *pflag.FlagSet
-	Config   *Config                 // set by the common flags
+	Config   *Flags                  // set by the common flags
 	Carriers []string                // values that --collectives may have
 	Checks   []func(ranks int) error // refuse flags that do not fit each other
 	Versions func() string           // what --version prints

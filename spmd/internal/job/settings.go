@@ -43,7 +43,7 @@ func setting(name, value string, given bool) Setting {
 
 // Settings are this rank's settings: the program, and its flags that may not differ. Without a
 // command line fs is nil, and the same fields of c count.
-func (c *Config) Settings(fs *pflag.FlagSet) []Setting {
+func (c *Flags) Settings(fs *pflag.FlagSet) []Setting {
 	list := []Setting{setting("build", buildID(), true)}
 	if fs == nil {
 		return append(list, setting("Device", c.Device, true), setting("Collectives", c.Collectives, true),

@@ -54,7 +54,7 @@ func TestBuildID(t *testing.T) {
 }
 
 func BenchmarkSettings(b *testing.B) {
-	var c Config
+	var c Flags
 	for b.Loop() {
 		Sum(c.Settings(nil))
 	}

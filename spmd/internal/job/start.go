@@ -57,7 +57,7 @@ func leaveToFirst(rank int) { time.Sleep(time.Duration(min(rank, 2)) * speakFirs
 // limitStart ends this process when the start takes longer than --timeout, and than a minute if a
 // GPU may have to start. MPI and the other ranks would wait for ever. Rank 0 says so, or the next
 // rank that can. stop must be called when the start is over.
-func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
+func limitStart(name string, cfg *Flags, rank int) (stop func() bool) {
 	limit := cfg.Limit()
 	if !cfg.OnHost() {
 		limit = max(limit, time.Minute)

@@ -15,7 +15,7 @@ func TestProgramGoroutine(t *testing.T) {
 	go waitsAside(idle)
 	var run Goroutine
 	var others []Goroutine
-	j := New(&Config{}, nil)
+	j := New(&Flags{}, nil)
 	defer j.Unmark()
 	sig, err := j.supervise(make(chan os.Signal, 1), func(context.Context) error {
 		run, others = theProgram(j)

@@ -136,7 +136,7 @@ func watchedJob(t *testing.T, name string, state *FileState) (worlds []*testWorl
 		} else if state != nil {
 			world.files.Store(&FileState{What: "nothing"})
 		}
-		j := New(&Config{Timeout: 400 * time.Millisecond}, world)
+		j := New(&Flags{Timeout: 400 * time.Millisecond}, world)
 		j.Rank, j.Size, j.Nodes = rank, 3, 1
 		j.Log = zerolog.New(w).Level(zerolog.ErrorLevel)
 		worlds = append(worlds, world)

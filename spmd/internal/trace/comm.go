@@ -8,8 +8,8 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// Comm is a communicator of a rank. A nil Comm notes nothing.
-type Comm struct {
+// Ledger notes the calls of a communicator of a rank. A nil Ledger notes nothing.
+type Ledger struct {
 	t          *Tracer
 	id         int32
 	name       string
@@ -18,14 +18,14 @@ type Comm struct {
 	peers      []atomic.Uint64 // for each rank the messages to it, and above them those received from it, modulo 1<<32
 	// For calls on the host, one at a time: their caller is in its turn in MPI.
 	host sampler
-	now  Call
+	now  Entry
 	// For calls that a device carries.
 	mu     sync.Mutex
 	device sampler
 }
 
-// Call is a call of a communicator that was begun. It is used again and again.
-type Call struct {
+// Entry is a call of a communicator that was begun. It is used again and again.
+type Entry struct {
 	Event
 	Parts []Event // of a group, where events are kept
 	mark  Mark
@@ -41,8 +41,9 @@ type Group interface {
 // mostComms bounds what is kept of communicators that a program makes again and again.
 const mostComms = 1 << 12
 
-// Comm returns the Comm that notes the calls of a communicator. name is the same on all its ranks.
-func (t *Tracer) Comm(name string, rank, size int) *Comm {
+// Comm returns the Ledger that notes the calls of a communicator. name is the same on all its
+// ranks.
+func (t *Tracer) Comm(name string, rank, size int) *Ledger {
 	if t == nil {
 		return nil
 	}
@@ -51,13 +52,13 @@ func (t *Tracer) Comm(name string, rank, size int) *Comm {
 	if len(t.comms) == mostComms {
 		return nil
 	}
-	c := &Comm{t: t, id: int32(len(t.comms)), name: name, rank: rank, size: size, peers: make([]atomic.Uint64, size)}
+	c := &Ledger{t: t, id: int32(len(t.comms)), name: name, rank: rank, size: size, peers: make([]atomic.Uint64, size)}
 	t.comms = append(t.comms, c)
 	return c
 }
 
 // Rename gives the communicator its name, where that was not known before.
-func (c *Comm) Rename(name string) {
+func (c *Ledger) Rename(name string) {
 	if c == nil {
 		return
 	}
@@ -68,7 +69,7 @@ func (c *Comm) Rename(name string) {
 
 // Begin begins a call on the host, on a line of events. g is its calls if it is a coll.Group. The
 // caller is in its turn in MPI, until End.
-func (c *Comm) Begin(on *Thread, call *coll.Call, g Group) {
+func (c *Ledger) Begin(on *Thread, call *coll.Call, g Group) {
 	if c == nil {
 		return
 	}
@@ -81,7 +82,7 @@ func (c *Comm) Begin(on *Thread, call *coll.Call, g Group) {
 
 // End ends the call that was begun last. One that has failed has no number, since it
 // did not wait for the others.
-func (c *Comm) End(err error) {
+func (c *Ledger) End(err error) {
 	if c == nil {
 		return
 	}
@@ -98,7 +99,7 @@ func (c *Comm) End(err error) {
 
 // Issue begins a call that a device carries, on a line of events, and
 // says whether it is to be timed.
-func (c *Comm) Issue(to *Call, on *Thread, call *coll.Call, g Group) Mark {
+func (c *Ledger) Issue(to *Entry, on *Thread, call *coll.Call, g Group) Mark {
 	if c == nil {
 		return Mark{}
 	}
@@ -110,14 +111,14 @@ func (c *Comm) Issue(to *Call, on *Thread, call *coll.Call, g Group) Mark {
 }
 
 // Note notes a call that was issued, and timed if it was to be.
-func (c *Comm) Note(call *Call) {
+func (c *Ledger) Note(call *Entry) {
 	if c != nil {
 		c.note(call)
 	}
 }
 
 // Replay begins the replay of a graph with calls of the communicator, on a device.
-func (c *Comm) Replay(to *Call, on *Thread, holds *Content) Mark {
+func (c *Ledger) Replay(to *Entry, on *Thread, holds *Content) Mark {
 	to.Parts = to.Parts[:0]
 	to.Event = Event{Comm: c.id, Seq: c.calls.Add(1), Bytes: holds.moved, Peer: -1, From: -1, Class: Replay,
 		Kind: coll.Graph}
@@ -127,10 +128,10 @@ func (c *Comm) Replay(to *Call, on *Thread, holds *Content) Mark {
 }
 
 // Untimed says that the times of a call are not known.
-func (c *Call) Untimed() { c.mark = Mark{} }
+func (c *Entry) Untimed() { c.mark = Mark{} }
 
 // choose has all ranks choose the same calls, as far as they have equally many in a second.
-func (c *Comm) choose(s *sampler, seq uint64, limit uint32) Mark {
+func (c *Ledger) choose(s *sampler, seq uint64, limit uint32) Mark {
 	if c.t.keeps {
 		return Mark{weight: 1}
 	}
@@ -139,7 +140,7 @@ func (c *Comm) choose(s *sampler, seq uint64, limit uint32) Mark {
 }
 
 // note counts a call, and keeps it.
-func (c *Comm) note(call *Call) {
+func (c *Ledger) note(call *Entry) {
 	t, e := c.t, &call.Event
 	if call.on == nil {
 		return
@@ -167,7 +168,7 @@ func (c *Comm) note(call *Call) {
 }
 
 // describe says what a call is, and gives it its numbers.
-func (c *Comm) describe(to *Call, call *coll.Call, g Group) {
+func (c *Ledger) describe(to *Entry, call *coll.Call, g Group) {
 	to.Parts = to.Parts[:0]
 	if call.Kind != coll.Group {
 		c.describeOne(&to.Event, call)
@@ -196,7 +197,7 @@ func (c *Comm) describe(to *Call, call *coll.Call, g Group) {
 
 // describeOne is describe of a call that is no group. A message has its numbers. It is
 // written in place, not copied.
-func (c *Comm) describeOne(e *Event, call *coll.Call) {
+func (c *Ledger) describeOne(e *Event, call *coll.Call) {
 	e.Start, e.End, e.Seq, e.Received, e.Thread, e.Name = 0, 0, 0, 0, 0, 0
 	e.Comm, e.Peer, e.From, e.Kind, e.Bytes, e.Class = c.id, -1, -1, call.Kind, call.Bytes(c.size), Collective
 	if !call.Kind.Traits().Message {

@@ -15,7 +15,7 @@ import (
 
 // Ranks moves host memory between the ranks of a job.
 type Ranks interface {
-	control.Comm
+	control.Exchange
 	Send(src unsafe.Pointer, n int, t elem.Type, to int) error
 	Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error
 }

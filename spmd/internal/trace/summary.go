@@ -107,7 +107,7 @@ func (t *Tracer) Summary(rank int, start []Part, memory []Memory) *Summary {
 
 // Gather returns on rank 0 the summaries of all ranks, with the times of all by rank 0's
 // clock. Collective over the ranks.
-func (s *Summary) Gather(c control.Comm, clocks []Clock) ([]*Summary, error) {
+func (s *Summary) Gather(c control.Exchange, clocks []Clock) ([]*Summary, error) {
 	mine, err := json.Marshal(s)
 	if err != nil {
 		return nil, err

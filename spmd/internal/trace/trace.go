@@ -118,7 +118,7 @@ type Tracer struct {
 	named   []string
 	recent  [64]known // names that were looked up, by where they lie
 	threads []*Thread
-	comms   []*Comm
+	comms   []*Ledger
 	host    [Classes]Total // of the first thread, which is what the program calls
 	streams [Classes]Total // of the others
 	called  float64        // ns in calls that block

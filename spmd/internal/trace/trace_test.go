@@ -38,7 +38,7 @@ func TestNothing(t *testing.T) {
 	c.Begin(th, &call, nil)
 	c.End(nil)
 	c.Rename("y")
-	c.Note(&Call{})
+	c.Note(&Entry{})
 	tr.Add("a", "b")
 	tr.Opened()
 }
@@ -398,7 +398,7 @@ func TestHolds(t *testing.T) {
 	}
 	g.AddCall(&coll.Call{Kind: coll.AllGather, Type: elem.Float32, N: 256}, nil, 3)
 	g.AddCall(&coll.Call{Kind: coll.Send, Type: elem.Float32, N: 1, Root: 2}, nil, 3)
-	var call Call
+	var call Entry
 	for i := range 4 {
 		m := c.Replay(&call, stream, &g)
 		if !m.Timed() || call.Seq != uint64(i+1) {

@@ -54,7 +54,7 @@ type Opened interface {
 	// apart from other calls.
 	Linked() bool
 	// Peers are kernels between GPUs that it has itself, and closes; nil if it has none.
-	Peers() *peer.Comm
+	Peers() *peer.Clique
 	// Close gives it back. No graph may hold its calls any more. Collective.
 	Close() error
 }

@@ -20,9 +20,9 @@ type side struct {
 	t          *testing.T
 	by         transport.Transport
 	rank, size int
-	q          transport.Queue // nil where the transport carries host memory
-	mem, work  unsafe.Pointer  // of the device: operands, and what calls need beside them
-	pinned     unsafe.Pointer  // twice room: what goes to the device, and what fills it
+	q          transport.Issuer // nil where the transport carries host memory
+	mem, work  unsafe.Pointer   // of the device: operands, and what calls need beside them
+	pinned     unsafe.Pointer   // twice room: what goes to the device, and what fills it
 }
 
 // Rank and Size are for messages of package commtest.
@@ -272,7 +272,7 @@ func run[T elem.Elem](s *side, m commtest.Memory[T], call func(at func(i, n int)
 }
 
 // local makes the steps of a call that concern this rank alone.
-func (s *side) local(q transport.Queue, c coll.Call) error {
+func (s *side) local(q transport.Issuer, c coll.Call) error {
 	if c.Kind == coll.Copy {
 		return q.Stream().Copy(c.Dst, c.Src, c.N*c.Type.Size())
 	}

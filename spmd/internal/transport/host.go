@@ -17,7 +17,7 @@ import (
 // made in the order of its Ranks.
 type Host interface {
 	Transport
-	control.Comm
+	control.Exchange
 	// Make is Do without a copy of the call. It keeps nothing of c, nor of the contents of its
 	// slices.
 	Make(c *coll.Call) error

@@ -8,8 +8,8 @@ import (
 
 // Make has t make a call that it does not have itself, of its steps: on the host, or on a Bare
 // queue. local does the steps that concern this rank alone. work is memory of the call's Scratch.
-func Make(t Transport, q Queue, c *coll.Call, rank, size int, work unsafe.Pointer,
-	local func(q Queue, s coll.Call) error) (err error) {
+func Make(t Transport, q Issuer, c *coll.Call, rank, size int, work unsafe.Pointer,
+	local func(q Issuer, s coll.Call) error) (err error) {
 	var messages []coll.Call
 	c.Steps(rank, size, &t.Caps().Library, work, func(s coll.Call) bool {
 		switch kind := s.Kind.Traits(); {

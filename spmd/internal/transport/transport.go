@@ -20,11 +20,11 @@ type Transport interface {
 	Caps() *Caps
 	// Do makes a call that Caps.Kinds has. One that is enqueued on q runs after what q
 	// holds, and Do returns at once.
-	Do(q Queue, c coll.Call) error
+	Do(q Issuer, c coll.Call) error
 	// Group makes messages that need each other and, where Caps.Merges, collectives: they
 	// start together. work is device memory of Scratch bytes, which remains until they
 	// are over. It keeps none of cs.
-	Group(q Queue, cs []coll.Call, work unsafe.Pointer) error
+	Group(q Issuer, cs []coll.Call, work unsafe.Pointer) error
 	// Scratch returns the bytes of device memory that Group needs for n messages.
 	Scratch(n int) int
 }
@@ -42,11 +42,11 @@ type Caps struct {
 	NoGraph      error // why graphs cannot hold its calls
 }
 
-// Queue is a stream of a device, as transports see it.
-type Queue = exec.Issuer
+// Issuer is a stream of a device, as transports see it.
+type Issuer = exec.Issuer
 
-// Job is a stream's work for the host.
-type Job = exec.Job
+// HostJob is a stream's work for the host.
+type HostJob = exec.HostJob
 
 // Bare is a queue whose jobs the caller does at once.
 type Bare struct{ S *cuda.Stream }
@@ -55,7 +55,7 @@ type Bare struct{ S *cuda.Stream }
 func (b Bare) Stream() *cuda.Stream { return b.S }
 
 // Hand implements Queue. Nothing holds the stream.
-func (b Bare) Hand(j Job) error { return j.Run() }
+func (b Bare) Hand(j HostJob) error { return j.Run() }
 
 // Memory says what a call does with memory that NCCL knows, or that may be faster.
 type Memory uint8

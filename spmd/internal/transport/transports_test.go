@@ -51,7 +51,7 @@ func open(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Device)
 
 // TestMPI is host memory through MPI, and through memory that the ranks share.
 func TestMPI(t *testing.T) {
-	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.Comm, _ *cuda.Device) {
+	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.NodeComm, _ *cuda.Device) {
 		walk(onHost(t, carriers.NewMPI(c)))
 		hosts(t, carriers.NewMPI(c))
 	})
@@ -61,7 +61,7 @@ func TestMPI(t *testing.T) {
 // One that does not would crash.
 func TestAware(t *testing.T) {
 	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"},
-		func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
+		func(t *testing.T, c *shm.NodeComm, dev *cuda.Device) {
 			if said, err := cudampi.CUDAAware(); devtest.OnGPU() && !said.Yes {
 				t.Skip(said.Reason, err)
 			}
@@ -71,7 +71,7 @@ func TestAware(t *testing.T) {
 
 // TestPeer is kernels between devices.
 func TestPeer(t *testing.T) {
-	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
+	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.NodeComm, dev *cuda.Device) {
 		p, err := peer.Open(c, dev, 4096)
 		if err != nil && devtest.OnGPU() {
 			t.Skip(err) // ranks share a device
@@ -91,13 +91,13 @@ func TestPeer(t *testing.T) {
 // TestNCCL is device memory through NCCL, of ranks that are goroutines: the
 // double moves it between them.
 func TestNCCL(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) { open(t, carriers.NCCLBackend, h, dev) })
+	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) { open(t, carriers.NCCLBackend, h, dev) })
 }
 
 // TestStaged is device memory through that of the host, where pieces are short: of ranks that are
 // goroutines, on one node and on several.
 func TestStaged(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
+	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) {
 		disagree(t, carriers.StagedBackend, h, dev)
 		for node := range h.Size() - 1 {
 			disagree(t, carriers.StagedBackend, onNodes{h, node}, dev)
@@ -108,12 +108,12 @@ func TestStaged(t *testing.T) {
 // onNodes is a communicator of ranks of which those up to last are on one
 // node, and each other on its own.
 type onNodes struct {
-	*inproc.Comm
+	*inproc.Member
 	last int
 }
 
 func (h onNodes) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
-	p, err := h.Comm.Pin(dev, bytes)
+	p, err := h.Member.Pin(dev, bytes)
 	if err == nil {
 		for r := range p.Parts {
 			if r != h.Rank() && max(r, h.Rank()) > h.last {
@@ -126,7 +126,7 @@ func (h onNodes) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
 
 // TestStagedLost is a rank that returns while another waits for it, in each place where that waits.
 func TestStagedLost(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
+	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) {
 		if h.Size() != 2 {
 			return
 		}
@@ -153,7 +153,7 @@ func TestStagedLost(t *testing.T) {
 // TestStagedByMPI is the same of ranks that are processes.
 func TestStagedByMPI(t *testing.T) {
 	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"},
-		func(t *testing.T, c *shm.Comm, dev *cuda.Device) {
+		func(t *testing.T, c *shm.NodeComm, dev *cuda.Device) {
 			disagree(t, carriers.StagedBackend, carriers.NewMPI(c), dev)
 		})
 }
@@ -218,7 +218,7 @@ func disagree(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Dev
 // TestStagedHeld is the same where streams run beside the host, and wait
 // for the calls that it makes.
 func TestStagedHeld(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
+	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) {
 		if h.Size() != 3 {
 			return
 		}
@@ -240,7 +240,7 @@ type held struct{ s *cuda.Stream }
 
 func (q held) Stream() *cuda.Stream { return q.s }
 
-func (q held) Hand(j transport.Job) error {
+func (q held) Hand(j transport.HostJob) error {
 	if err := j.Hold(); err != nil {
 		return err
 	}
@@ -255,11 +255,11 @@ type forgotten struct{ s *cuda.Stream }
 
 func (q forgotten) Stream() *cuda.Stream { return q.s }
 
-func (q forgotten) Hand(j transport.Job) error { return errors.Join(j.Hold(), j.Release()) }
+func (q forgotten) Hand(j transport.HostJob) error { return errors.Join(j.Hold(), j.Release()) }
 
 // TestSelf is the device memory of one rank.
 func TestSelf(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Comm, dev *cuda.Device) {
+	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) {
 		if h.Size() == 1 {
 			onDevice(t, h, dev, func(s *side, _ unsafe.Pointer) {
 				s.by = carriers.Self{}
@@ -272,13 +272,13 @@ func TestSelf(t *testing.T) {
 // TestHost is what ranks that are goroutines agree by.
 func TestHost(t *testing.T) {
 	for _, n := range ranks {
-		commtest.Must(t, inproc.Run(n, func(c *inproc.Comm) error { hosts(t, c); return nil }))
+		commtest.Must(t, inproc.Run(n, func(c *inproc.Member) error { hosts(t, c); return nil }))
 	}
 }
 
 // inDoubles runs fn on ranks that are goroutines of a process with the doubles of CUDA
 // and NCCL, each with a device.
-func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Comm, dev *cuda.Device), env ...string) {
+func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Member, dev *cuda.Device), env ...string) {
 	t.Helper()
 	fakelib.Run(t, func(dir string) {
 		fakelib.CUDA(t, dir)
@@ -286,7 +286,7 @@ func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Comm, dev *cuda.Dev
 			filepath.Join("..", "..", "..", "nccl", "testdata", "fakenccl.c"))
 	}, append(env, "FAKECUDA_DEVICES=3"), func(t *testing.T) {
 		for _, n := range ranks {
-			commtest.Must(t, inproc.Run(n, func(c *inproc.Comm) error {
+			commtest.Must(t, inproc.Run(n, func(c *inproc.Member) error {
 				dev, err := cuda.Open(c.Rank())
 				if err != nil {
 					return err

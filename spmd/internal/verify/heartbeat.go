@@ -230,7 +230,7 @@ func (c *Carrier) Pages() []byte {
 // AtEnd compares the calls and messages of the whole run. Collective over all ranks, which have
 // nothing in flight.
 func AtEnd(ch *control.Channel, recorders []*Recorder) error {
-	return ch.Exchange(control.End, func(c control.Comm) error {
+	return ch.Exchange(control.End, func(c control.Exchange) error {
 		over := uint64(0)
 		for _, r := range recorders {
 			over += r.balance()
@@ -267,7 +267,7 @@ func (r *Recorder) balance() (sum uint64) {
 }
 
 // uneven says in what the ranks differ at the end. Collective.
-func uneven(c control.Comm, recorders []*Recorder) error {
+func uneven(c control.Exchange, recorders []*Recorder) error {
 	mine := heartbeat{Stand: positions(recorders, true)}
 	for _, r := range recorders {
 		if p, ok := r.history.read(r.ID, 0); ok && r.Size > 1 {

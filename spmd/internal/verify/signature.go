@@ -116,7 +116,7 @@ func (p *placed) at() []byte {
 }
 
 // gather returns what all ranks give. Collective.
-func gather(c control.Comm, mine placed) ([]placed, error) {
+func gather(c control.Exchange, mine placed) ([]placed, error) {
 	all := make([]placed, c.Size())
 	err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine), int(unsafe.Sizeof(mine)), elem.Uint8)
 	return all, err
@@ -124,7 +124,7 @@ func gather(c control.Comm, mine placed) ([]placed, error) {
 
 // Strangers returns, on every rank, why ranks that have met did so on behalf of different calls: it
 // names two of them. Collective.
-func Strangers(c control.Comm, on coll.Kind) error {
+func Strangers(c control.Exchange, on coll.Kind) error {
 	all, err := gather(c, place(signature{kind: int64(on)}, ccall.At()))
 	if err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 // chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
 //
 // Collective over all ranks.
-func (w *World) chooseDevice(node control.Comm) error {
+func (w *World) chooseDevice(node control.Exchange) error {
 	if w.start.Config.OnHost() {
 		w.why = "--device " + w.start.Config.Device
 		w.useHost()
@@ -100,7 +100,7 @@ func (w *World) firstFailure(mine error) (*control.Failure, error) {
 // startGPU makes all parts of a world with a GPU. A failure of one rank is every rank's.
 //
 // Collective over all ranks.
-func (w *World) startGPU(node control.Comm) error {
+func (w *World) startGPU(node control.Exchange) error {
 	w.Env = route.Env{GPU: w.GPU.GPU, Log: w.Log, Begin: w.startup.Begin, Quiesce: w.Dev.Quiesce,
 		Symmetric: w.start.Config.Symmetric,
 		Backend:   w.Env.Backend, Node: w.node, Nodes: w.nodes, First: w.All.Routes()}
@@ -147,7 +147,7 @@ func (w *World) mustAgree(mine error) error {
 
 // stayNear keeps this process to the cores near its GPU, if nobody has bound it. It shares them out
 // among the ranks that have the same. Collective over the node.
-func (w *World) stayNear(node control.Comm) error {
+func (w *World) stayNear(node control.Exchange) error {
 	list, near := job.NearGPU("/sys", w.GPU.GPU.Dev.PCI())
 	if list != "" && w.ranks.Here() == 1 { // else other ranks of the process are near other GPUs
 		if err := job.KeepCores(&near); err != nil {
@@ -223,9 +223,9 @@ func (w *World) openTransports() error {
 // Explain makes fn say what kernels have found, after a stream of the device has failed.
 func (w *World) Explain(fn func() string) {
 	switch d := w.Dev.(type) {
-	case *hostexec.Device:
+	case *hostexec.Host:
 		d.Found.Set(fn)
-	case *cudaexec.Device:
+	case *cudaexec.CUDA:
 		d.Found.Set(fn)
 	}
 }

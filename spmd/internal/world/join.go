@@ -96,7 +96,7 @@ func (w *World) join(base transport.Host) error {
 
 // findNode numbers the nodes by their lowest rank: node leaders count those before them and tell
 // the others. On the way the ranks compare their settings.
-func (w *World) findNode(world, node control.Comm) error {
+func (w *World) findNode(world, node control.Exchange) error {
 	type facts struct{ leads, sum int64 }
 	all := make([]facts, world.Size())
 	mine := facts{sum: job.Sum(w.start.Config.Settings(w.start.Flags))}
@@ -140,7 +140,7 @@ func (w *World) findNode(world, node control.Comm) error {
 // compareSettings fails on all ranks alike if their settings differ.
 //
 // Collective over the ranks of m, which are all.
-func (w *World) compareSettings(m control.Comm) error {
+func (w *World) compareSettings(m control.Exchange) error {
 	mine, err := json.Marshal(w.start.Config.Settings(w.start.Flags))
 	if err != nil {
 		return err
@@ -163,7 +163,7 @@ func (w *World) compareSettings(m control.Comm) error {
 }
 
 // findThreads shares out the cores of the node. Collective over it.
-func (w *World) findThreads(node control.Comm) (err error) {
+func (w *World) findThreads(node control.Exchange) (err error) {
 	shared := false
 	if w.threads, shared, err = job.ShareOfCores(node); err != nil {
 		return err

@@ -149,7 +149,7 @@ func (l *local) leave(w *World) {
 // bound: a goroutine with a thread of its own would be handed to that for each short call, which
 // takes 50 us in place of one.
 func (w *World) keepApart(i int) {
-	host, ok := w.Dev.(*hostexec.Device)
+	host, ok := w.Dev.(*hostexec.Host)
 	list, own := job.OwnCores("/sys", i, w.All.Size())
 	if !ok || list == "" {
 		return

@@ -75,7 +75,7 @@ func (w *World) tell() error {
 	}
 	var all []*trace.Summary
 	var logs []*trace.Log
-	err := w.Channel.Exchange(control.End, func(c control.Comm) error {
+	err := w.Channel.Exchange(control.End, func(c control.Exchange) error {
 		// Rank 0 decides: ranks take different times.
 		mine := []byte{0}
 		if w.wantsSummary() {

@@ -38,7 +38,7 @@ import (
 
 // Start is the arguments of Open.
 type Start struct {
-	Config job.Config
+	Config job.Flags
 	Flags  *pflag.FlagSet // of the command line, which has set Config; nil if there is none
 	Fill   *exec.Kernel   // fills memory of a GPU, and memory that it shares with the host
 }

@@ -15,7 +15,7 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-var onHost = Start{Config: job.Config{Device: "host", LogLevel: "error", Seed: 7}}
+var onHost = Start{Config: job.Flags{Device: "host", LogLevel: "error", Seed: 7}}
 
 // Ranks that are goroutines are one node and one process, and divide its cores.
 func TestPlace(t *testing.T) {

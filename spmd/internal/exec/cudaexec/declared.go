@@ -17,7 +17,7 @@ import (
 // binary on disk; the others receive it.
 //
 // Collective over the ranks of the node.
-func (g *GPU) LoadDeclared(node control.Comm, threads int) error {
+func (g *GPU) LoadDeclared(node control.Exchange, threads int) error {
 	sources := kernels.All()
 	same, err := g.sameSources(node, sources)
 	if err != nil {
@@ -38,7 +38,7 @@ func (g *GPU) LoadDeclared(node control.Comm, threads int) error {
 
 // sameSources reports whether all ranks of the node have the same sources and the same
 // architecture.
-func (g *GPU) sameSources(node control.Comm, sources []kernels.Source) (bool, error) {
+func (g *GPU) sameSources(node control.Exchange, sources []kernels.Source) (bool, error) {
 	h := fnv.New64a()
 	for _, s := range sources {
 		for _, text := range append([]string{s.Key()}, s.Names...) {
@@ -51,7 +51,7 @@ func (g *GPU) sameSources(node control.Comm, sources []kernels.Source) (bool, er
 }
 
 // shareImages copies rank 0's images to the other ranks of the node; failure is rank 0's.
-func shareImages(node control.Comm, images [][]byte, failure error) error {
+func shareImages(node control.Exchange, images [][]byte, failure error) error {
 	sizes := make([]int64, len(images)+1)
 	for i, b := range images {
 		sizes[i+1] = int64(len(b))

@@ -20,8 +20,8 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// Device is a GPU, as one world works on it.
-type Device struct {
+// CUDA is a GPU, as one world works on it.
+type CUDA struct {
 	exec.Queues
 	GPU       *GPU
 	fill      *exec.Kernel
@@ -47,8 +47,8 @@ type Device struct {
 // NewDevice returns the GPU for one world. fill is the kernel that fills memory with values of 8
 // bytes. Its parameters are the address, the number of values, and the value. What the host does
 // for queues takes its turns among tickets.
-func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(error)) *Device {
-	d := &Device{GPU: g, fill: fill, tickets: tickets, fail: fail, Log: &zerolog.Logger{}}
+func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(error)) *CUDA {
+	d := &CUDA{GPU: g, fill: fill, tickets: tickets, fail: fail, Log: &zerolog.Logger{}}
 	dev := g.Dev
 	room := func() string {
 		free, total, err := dev.MemInfo()
@@ -71,16 +71,16 @@ func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(er
 }
 
 // Name implements exec.Device.
-func (d *Device) Name() string { return d.GPU.Dev.Name() }
+func (d *CUDA) Name() string { return d.GPU.Dev.Name() }
 
 // Native implements exec.Device: a *cuda.Device.
-func (d *Device) Native() any { return d.GPU.Dev }
+func (d *CUDA) Native() any { return d.GPU.Dev }
 
 // Pools implements exec.Device.
-func (d *Device) Pools() exec.Pools { return d.pools }
+func (d *CUDA) Pools() exec.Pools { return d.pools }
 
 // Describe implements exec.Device.
-func (d *Device) Describe(line *zerolog.Event) {
+func (d *CUDA) Describe(line *zerolog.Event) {
 	dev := d.GPU.Dev
 	major, minor := nvrtc.Version()
 	v := cuda.DriverVersion()
@@ -92,20 +92,20 @@ func (d *Device) Describe(line *zerolog.Event) {
 }
 
 // Own has Close close a pool of the device's memory.
-func (d *Device) Own(p *exec.Pool) { d.own = append(d.own, p) }
+func (d *CUDA) Own(p *exec.Pool) { d.own = append(d.own, p) }
 
 // Limits implements exec.Device.
-func (d *Device) Limits() exec.Limits {
+func (d *CUDA) Limits() exec.Limits {
 	return exec.Limits{Multiprocessors: d.GPU.Dev.Multiprocessors(), SharedMemory: d.GPU.Dev.SharedMemory()}
 }
 
 // Room implements exec.Device.
-func (d *Device) Room() (free, total int, err error) { return d.GPU.Dev.MemInfo() }
+func (d *CUDA) Room() (free, total int, err error) { return d.GPU.Dev.MemInfo() }
 
 // Quiesce implements exec.Device. It waits until no collective of the world is in flight, by
 // looking and not by synchronising the device. The driver's allocator, and whatever loads code, may
 // wait for kernels. A kernel of NCCL waits for other ranks, which may be waiting for this one.
-func (d *Device) Quiesce() error {
+func (d *CUDA) Quiesce() error {
 	var ends []exec.Point
 	for _, q := range d.All() {
 		q := q.(*Queue)
@@ -128,7 +128,7 @@ func (q *Queue) inFlight() (uint64, bool) {
 }
 
 // Close implements exec.Device.
-func (d *Device) Close() error {
+func (d *CUDA) Close() error {
 	d.mu.Lock()
 	timers := slices.Clone(d.timers)
 	d.mu.Unlock()
@@ -159,7 +159,7 @@ type staging struct {
 const stageBytes = 2 << 20 // of each half of the staging buffer
 
 // OpenStaging makes what ToDevice and ToHost need.
-func (d *Device) OpenStaging() error {
+func (d *CUDA) OpenStaging() error {
 	q, err := d.NewQueue("copies", exec.High)
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func (d *Device) OpenStaging() error {
 }
 
 // ToDevice implements exec.Device.
-func (d *Device) ToDevice(dst, src unsafe.Pointer, n int) error {
+func (d *CUDA) ToDevice(dst, src unsafe.Pointer, n int) error {
 	st := &d.stage
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -194,7 +194,7 @@ func (d *Device) ToDevice(dst, src unsafe.Pointer, n int) error {
 }
 
 // ToHost implements exec.Device.
-func (d *Device) ToHost(dst, src unsafe.Pointer, n int) error {
+func (d *CUDA) ToHost(dst, src unsafe.Pointer, n int) error {
 	st := &d.stage
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -224,7 +224,7 @@ func (d *Device) ToHost(dst, src unsafe.Pointer, n int) error {
 }
 
 // SetAll implements exec.Device.
-func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error {
+func (d *CUDA) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error {
 	q := d.stage.q
 	c, err := q.Begin(exec.DoFill)
 	if err != nil {

@@ -50,7 +50,7 @@ func must(t *testing.T, err error) {
 }
 
 // world returns a GPU as a world of its own works on it, until the test ends.
-func world(t *testing.T, index int) *Device {
+func world(t *testing.T, index int) *CUDA {
 	t.Helper()
 	g, err := Open(index)
 	must(t, err)
@@ -60,7 +60,7 @@ func world(t *testing.T, index int) *Device {
 	return d
 }
 
-func queueOf(t *testing.T, d *Device, name string) *Queue {
+func queueOf(t *testing.T, d *CUDA, name string) *Queue {
 	t.Helper()
 	q, err := d.NewQueue(name, exec.Normal)
 	must(t, err)
@@ -68,7 +68,7 @@ func queueOf(t *testing.T, d *Device, name string) *Queue {
 }
 
 // memory returns n numbers of device memory, which are v.
-func memory(t *testing.T, d *Device, n int, v float32) unsafe.Pointer {
+func memory(t *testing.T, d *CUDA, n int, v float32) unsafe.Pointer {
 	t.Helper()
 	var b exec.Block
 	must(t, d.Pools().Device.Alloc(&b, 4*n))
@@ -76,7 +76,7 @@ func memory(t *testing.T, d *Device, n int, v float32) unsafe.Pointer {
 	return b.Ptr
 }
 
-func read(t *testing.T, d *Device, p unsafe.Pointer, n int) []float32 {
+func read(t *testing.T, d *CUDA, p unsafe.Pointer, n int) []float32 {
 	t.Helper()
 	got := make([]float32, n)
 	must(t, d.ToHost(unsafe.Pointer(&got[0]), p, 4*n))
@@ -188,7 +188,7 @@ type fakeCall struct {
 
 func (c *fakeCall) Run(*trace.Thread) error { return errors.New("this is no host") }
 func (c *fakeCall) String() string          { return "a call" }
-func (c *fakeCall) Traced() *trace.Comm     { return nil }
+func (c *fakeCall) Traced() *trace.Ledger   { return nil }
 func (c *fakeCall) Closed() bool            { return false }
 func (c *fakeCall) Replays(q exec.Queue, seq uint64, site *ccall.Site) {
 	c.replays = append(c.replays, q.Name()+" from "+site.String())

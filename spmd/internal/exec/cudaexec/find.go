@@ -46,7 +46,7 @@ const (
 //
 // Collective over the ranks of the node. A failure has a code of control.Failure: CodeNoGPU or
 // CodeTooMany.
-func Find(node control.Comm, share bool) (index int, err error) {
+func Find(node control.Exchange, share bool) (index int, err error) {
 	const most, idBytes = 64, 48
 	var mine [most * idBytes]byte
 	n, err := visibleGPUs(func(i int, id string) {

@@ -23,14 +23,14 @@ type graph struct {
 
 // builder has the driver make a graph of what is captured.
 type builder struct {
-	d     *Device
+	d     *CUDA
 	g     *graph
 	last  issued            // in the order of collectives, as GPU.last
 	track *exec.PartTracker // nil where nobody notes what graphs hold
 }
 
 // NewBuilder implements exec.Device.
-func (d *Device) NewBuilder() exec.Builder {
+func (d *CUDA) NewBuilder() exec.Builder {
 	b := &builder{d: d, g: &graph{}}
 	if d.Trace != nil && d.Trace.Parts {
 		b.track = exec.NewPartTracker()

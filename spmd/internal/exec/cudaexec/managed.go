@@ -22,7 +22,7 @@ var advice = [...]struct {
 }
 
 // Advise implements exec.Device. The driver may move pages then, and wait for the device.
-func (d *Device) Advise(b *exec.Block, p unsafe.Pointer, n int, a exec.Advice) error {
+func (d *CUDA) Advise(b *exec.Block, p unsafe.Pointer, n int, a exec.Advice) error {
 	if err := d.Quiesce(); err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func (d *Device) Advise(b *exec.Block, p unsafe.Pointer, n int, a exec.Advice) e
 	return d.advise(p, n, a)
 }
 
-func (d *Device) advise(p unsafe.Pointer, n int, a exec.Advice) error {
+func (d *CUDA) advise(p unsafe.Pointer, n int, a exec.Advice) error {
 	say := advice[a]
 	if !say.device {
 		return d.GPU.Dev.Advise(p, n, say.a, nil)
@@ -44,7 +44,7 @@ func (d *Device) advise(p unsafe.Pointer, n int, a exec.Advice) error {
 }
 
 // Unadvise implements exec.Device.
-func (d *Device) Unadvise(b *exec.Block) error {
+func (d *CUDA) Unadvise(b *exec.Block) error {
 	d.mu.Lock()
 	told := d.told[b.Ptr]
 	d.mu.Unlock()

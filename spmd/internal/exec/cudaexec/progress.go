@@ -120,7 +120,7 @@ func (q *Queue) watch(seq uint64, slice time.Duration) (bool, error) {
 
 // KeepSigning implements exec.Device: it signs all streams now and then, until stop. It runs apart
 // from the watch, since the driver may hold it up.
-func (d *Device) KeepSigning(every time.Duration, stop <-chan struct{}) {
+func (d *CUDA) KeepSigning(every time.Duration, stop <-chan struct{}) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {

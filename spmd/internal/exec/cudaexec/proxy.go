@@ -22,7 +22,7 @@ type proxy struct {
 
 // job is a job whose stream waits for it.
 type job struct {
-	exec.Job
+	exec.HostJob
 	turn uint64
 	q    *Queue
 	seq  uint64
@@ -32,7 +32,7 @@ type job struct {
 
 // hand has the host do a job in its turn among the calls of this rank, while the queue waits for
 // it. It is part of c, the command number seq, which the caller is issuing.
-func (q *Queue) hand(j exec.Job, seq uint64, c *exec.Command) error {
+func (q *Queue) hand(j exec.HostJob, seq uint64, c *exec.Command) error {
 	if q.lane.Load() != nil {
 		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI",
 			c.Call, j.By)
@@ -42,7 +42,7 @@ func (q *Queue) hand(j exec.Job, seq uint64, c *exec.Command) error {
 		q.d.fail(err) // the turn is lost
 		return err
 	}
-	q.d.proxy.push(job{Job: j, turn: turn, q: q, seq: seq, what: c.Call.String(), site: c.Site})
+	q.d.proxy.push(job{HostJob: j, turn: turn, q: q, seq: seq, what: c.Call.String(), site: c.Site})
 	return nil
 }
 
@@ -58,7 +58,7 @@ func (p *proxy) push(j job) {
 }
 
 // EndJobs implements exec.Device.
-func (d *Device) EndJobs() {
+func (d *CUDA) EndJobs() {
 	p := &d.proxy
 	if p.ended == nil {
 		return

@@ -19,7 +19,7 @@ import (
 // command costs nothing beyond the driver's call, and a point is as cheap here as on the host.
 type Queue struct {
 	exec.Seat
-	d     *Device
+	d     *CUDA
 	g     *GPU
 	name  string
 	h     *cuda.Stream
@@ -72,7 +72,7 @@ const (
 const pile = 32
 
 // NewQueue implements exec.Device.
-func (d *Device) NewQueue(name string, p exec.Priority) (exec.Queue, error) {
+func (d *CUDA) NewQueue(name string, p exec.Priority) (exec.Queue, error) {
 	least, greatest := d.GPU.Dev.Priorities()
 	level := (least + greatest) / 2
 	switch p {

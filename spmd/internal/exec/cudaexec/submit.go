@@ -23,7 +23,7 @@ type issuing struct {
 func (i *issuing) Stream() *cuda.Stream { return i.q.h }
 
 // Hand implements exec.Issuer.
-func (i *issuing) Hand(j exec.Job) error { return i.q.hand(j, i.seq, i.c) }
+func (i *issuing) Hand(j exec.HostJob) error { return i.q.hand(j, i.seq, i.c) }
 
 // issued is a command that communicates.
 type issued struct {
@@ -32,7 +32,7 @@ type issued struct {
 }
 
 // Begin implements exec.Queue.
-func (q *Queue) Begin(k exec.Kind) (*exec.Command, error) {
+func (q *Queue) Begin(k exec.CommandKind) (*exec.Command, error) {
 	q.front.Lock()
 	q.slot.Kind = k
 	return &q.slot, nil
@@ -308,7 +308,7 @@ func (q *Queue) issue(c *exec.Command, seq uint64, work unsafe.Pointer) error {
 func byKernel(t elem.Type, hosted bool) bool { return hosted || t.Size() >= 8 }
 
 // Fill enqueues that n elements become bits. hosted says that the host addresses them.
-func (d *Device) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits elem.Bits, hosted bool) error {
+func (d *CUDA) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits elem.Bits, hosted bool) error {
 	size := t.Size()
 	switch {
 	case n == 0:

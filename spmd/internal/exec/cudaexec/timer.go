@@ -11,13 +11,13 @@ import (
 
 // timer is an event with timing.
 type timer struct {
-	d   *Device
+	d   *CUDA
 	mu  sync.Mutex
 	gpu *cuda.Event // nil before the first Record
 }
 
 // NewTimer implements exec.Device.
-func (d *Device) NewTimer() exec.Timer { return &timer{d: d} }
+func (d *CUDA) NewTimer() exec.Timer { return &timer{d: d} }
 
 func (e *timer) at() *cuda.Event {
 	e.mu.Lock()

@@ -24,9 +24,9 @@ type timing struct {
 
 // record is a command that is noted.
 type record struct {
-	call       trace.Call
-	comm       *trace.Comm // whose call or graph it is
-	noted      bool        // by comm
+	call       trace.Entry
+	comm       *trace.Ledger // whose call or graph it is
+	noted      bool          // by comm
 	mark       trace.Mark
 	name       string
 	issued     int64  // when it was handed to the driver
@@ -291,7 +291,7 @@ func (q *Queue) catchUp() {
 }
 
 // Harvest notes the timed commands of all queues. It leaves out commands that have not run.
-func (d *Device) Harvest() {
+func (d *CUDA) Harvest() {
 	for _, q := range d.All() {
 		q := q.(*Queue)
 		q.mu.Lock()

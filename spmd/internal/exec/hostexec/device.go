@@ -16,8 +16,8 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// Device is the host, as one world works on it.
-type Device struct {
+// Host is the host, as one world works on it.
+type Host struct {
 	exec.Queues
 	pool    *exec.Pool       // of Alloc, which programs only copy from and to, as on a GPU
 	open    *exec.Pool       // that programs address
@@ -32,8 +32,8 @@ type Device struct {
 }
 
 // NewDevice returns the host. Calls of communicators take their turns among tickets.
-func NewDevice(tickets *control.Tickets, fail func(error)) *Device {
-	d := &Device{pool: &exec.Pool{}, open: &exec.Pool{}, tickets: tickets, fail: fail}
+func NewDevice(tickets *control.Tickets, fail func(error)) *Host {
+	d := &Host{pool: &exec.Pool{}, open: &exec.Pool{}, tickets: tickets, fail: fail}
 	source := exec.HostSource()
 	d.open.Init(source)
 	source = exec.HostSource()
@@ -43,7 +43,7 @@ func NewDevice(tickets *control.Tickets, fail func(error)) *Device {
 }
 
 // NewQueue implements exec.Device.
-func (d *Device) NewQueue(name string, _ exec.Priority) (exec.Queue, error) {
+func (d *Host) NewQueue(name string, _ exec.Priority) (exec.Queue, error) {
 	q := newQueue(d, name)
 	d.Add(q)
 	go q.work()
@@ -51,13 +51,13 @@ func (d *Device) NewQueue(name string, _ exec.Priority) (exec.Queue, error) {
 }
 
 // NewTimer implements exec.Device.
-func (d *Device) NewTimer() exec.Timer { return &timer{} }
+func (d *Host) NewTimer() exec.Timer { return &timer{} }
 
 // NewBuilder implements exec.Device.
-func (d *Device) NewBuilder() exec.Builder { return &builder{d: d} }
+func (d *Host) NewBuilder() exec.Builder { return &builder{d: d} }
 
 // Name implements exec.Device.
-func (d *Device) Name() string {
+func (d *Host) Name() string {
 	if d.Emulator != nil {
 		return "emulate"
 	}
@@ -65,54 +65,54 @@ func (d *Device) Name() string {
 }
 
 // Native implements exec.Device.
-func (d *Device) Native() any { return nil }
+func (d *Host) Native() any { return nil }
 
 // Pools implements exec.Device.
-func (d *Device) Pools() exec.Pools {
+func (d *Host) Pools() exec.Pools {
 	return exec.Pools{Device: d.pool, Pinned: d.open, Managed: d.open}
 }
 
 // Describe implements exec.Device: there is nothing to say.
-func (d *Device) Describe(*zerolog.Event) {}
+func (d *Host) Describe(*zerolog.Event) {}
 
 // Limits implements exec.Device.
-func (d *Device) Limits() exec.Limits { return exec.Limits{} }
+func (d *Host) Limits() exec.Limits { return exec.Limits{} }
 
 // Room implements exec.Device: what processes can still have, and what there is.
-func (d *Device) Room() (free, total int, err error) { return process.Memory("/") }
+func (d *Host) Room() (free, total int, err error) { return process.Memory("/") }
 
 // ToDevice implements exec.Device.
-func (d *Device) ToDevice(dst, src unsafe.Pointer, n int) error {
+func (d *Host) ToDevice(dst, src unsafe.Pointer, n int) error {
 	copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
 	return nil
 }
 
 // ToHost implements exec.Device.
-func (d *Device) ToHost(dst, src unsafe.Pointer, n int) error { return d.ToDevice(dst, src, n) }
+func (d *Host) ToHost(dst, src unsafe.Pointer, n int) error { return d.ToDevice(dst, src, n) }
 
 // SetAll implements exec.Device.
-func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error {
+func (d *Host) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error {
 	FillAs(t, dst, n, v)
 	return nil
 }
 
 // Advise implements exec.Device: there is one memory.
-func (d *Device) Advise(*exec.Block, unsafe.Pointer, int, exec.Advice) error { return nil }
+func (d *Host) Advise(*exec.Block, unsafe.Pointer, int, exec.Advice) error { return nil }
 
 // Unadvise implements exec.Device.
-func (d *Device) Unadvise(*exec.Block) error { return nil }
+func (d *Host) Unadvise(*exec.Block) error { return nil }
 
 // Quiesce implements exec.Device: nothing here waits for the device.
-func (d *Device) Quiesce() error { return nil }
+func (d *Host) Quiesce() error { return nil }
 
 // KeepSigning implements exec.Device: what is done is known.
-func (d *Device) KeepSigning(time.Duration, <-chan struct{}) {}
+func (d *Host) KeepSigning(time.Duration, <-chan struct{}) {}
 
 // EndJobs implements exec.Device: the host has no such jobs.
-func (d *Device) EndJobs() {}
+func (d *Host) EndJobs() {}
 
 // Close implements exec.Device.
-func (d *Device) Close() (err error) {
+func (d *Host) Close() (err error) {
 	for _, q := range d.All() {
 		err = errors.Join(err, q.Close())
 	}

@@ -9,7 +9,7 @@ import (
 
 // graph is commands that were captured: a track for each queue.
 type graph struct {
-	d      *Device
+	d      *Host
 	tracks []*track // the first is the origin's
 	turns  uint64   // commands that enter MPI
 
@@ -47,7 +47,7 @@ func (t *track) add(s *slot) {
 
 // builder makes a graph of what is captured.
 type builder struct {
-	d *Device
+	d *Host
 	g *graph
 }
 

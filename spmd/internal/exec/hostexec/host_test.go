@@ -16,7 +16,7 @@ import (
 )
 
 // device returns a device for a test, and where it keeps the failures that it is told of.
-func device(t *testing.T) (*Device, *[]error) {
+func device(t *testing.T) (*Host, *[]error) {
 	t.Helper()
 	var mu sync.Mutex
 	failures := &[]error{}
@@ -36,7 +36,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func newQueueOf(t *testing.T, d *Device, name string) exec.Queue {
+func newQueueOf(t *testing.T, d *Host, name string) exec.Queue {
 	t.Helper()
 	q, err := d.NewQueue(name, exec.Normal)
 	must(t, err)

@@ -18,7 +18,7 @@ import (
 // queue is a stream in host memory: a ring of commands and one goroutine.
 type queue struct {
 	exec.Seat
-	d     *Device
+	d     *Host
 	name  string
 	mu    sync.Mutex
 	more  sync.Cond // commands were enqueued
@@ -46,7 +46,7 @@ type slot struct {
 	as     *Emulator  // runs kernels, and libraries that only launch kernels; nil for their host functions
 }
 
-func newQueue(d *Device, name string) *queue {
+func newQueue(d *Host, name string) *queue {
 	q := &queue{d: d, name: name, ring: make([]slot, 16), events: d.Trace.Thread("stream "+name, false)}
 	q.more.L, q.moved.L = &q.mu, &q.mu
 	return q
@@ -59,7 +59,7 @@ func (q *queue) Name() string { return q.name }
 func (q *queue) Lane() *exec.Lane { return q.lane.Load() }
 
 // Begin implements exec.Queue.
-func (q *queue) Begin(k exec.Kind) (*exec.Command, error) {
+func (q *queue) Begin(k exec.CommandKind) (*exec.Command, error) {
 	s, err := q.begin(k)
 	if err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func (q *queue) Begin(k exec.Kind) (*exec.Command, error) {
 }
 
 // begin is Begin for any kind.
-func (q *queue) begin(k exec.Kind) (*slot, error) {
+func (q *queue) begin(k exec.CommandKind) (*slot, error) {
 	q.mu.Lock()
 	if l := q.lane.Load(); l != nil {
 		s := l.Track.(*track).next()

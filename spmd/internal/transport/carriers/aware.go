@@ -42,7 +42,7 @@ var AwareSizes = struct {
 // call waits for the stream and makes the call.
 type Aware struct {
 	host     transport.Host
-	c        *shm.Comm
+	c        *shm.NodeComm
 	dev      *cuda.Device
 	short    *Staged
 	said     cudampi.Aware
@@ -116,7 +116,7 @@ func (t *Aware) Caps() *transport.Caps { return &t.caps }
 func (t *Aware) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
-func (t *Aware) Do(q transport.Queue, c coll.Call) error {
+func (t *Aware) Do(q transport.Issuer, c coll.Call) error {
 	if c.Kind.Traits().Message {
 		return t.Group(q, []coll.Call{c}, nil)
 	}
@@ -125,7 +125,7 @@ func (t *Aware) Do(q transport.Queue, c coll.Call) error {
 }
 
 // Group implements transport.Transport.
-func (t *Aware) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+func (t *Aware) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 	if len(cs) == 0 {
 		return nil
 	}
@@ -152,8 +152,8 @@ func (t *Aware) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error
 // hand has run make a call at once. No stream may wait for it. At the first use of an allocation
 // the library shares it between processes, by calls that may wait for all streams of the device.
 // Source: Open MPI 4.1, common_cuda.c.
-func (t *Aware) hand(q transport.Queue, run func(s *cuda.Stream) error) error {
-	return q.Hand(transport.Job{
+func (t *Aware) hand(q transport.Issuer, run func(s *cuda.Stream) error) error {
+	return q.Hand(transport.HostJob{
 		By: t.Name(),
 		Hold: func() error {
 			return errors.New("an MPI that takes device memory may wait for the stream that is held")
@@ -175,7 +175,7 @@ func (t *Aware) Why() (why string, doubtful bool, err error) {
 func (t *Aware) Linked() bool { return false }
 
 // Peers implements transport.Opened.
-func (t *Aware) Peers() *peer.Comm { return nil }
+func (t *Aware) Peers() *peer.Clique { return nil }
 
 // Close implements transport.Opened. It waits for nobody.
 func (t *Aware) Close() error {

@@ -16,13 +16,13 @@ import (
 
 // MPI is MPI on host memory. Its calls are made in their turn in MPI.
 type MPI struct {
-	*shm.Comm
+	*shm.NodeComm
 	messages shm.P2P
 	slow     error // why small calls do not go through memory
 }
 
 // NewMPI returns the transport of a communicator.
-func NewMPI(c *shm.Comm) *MPI { return &MPI{Comm: c} }
+func NewMPI(c *shm.NodeComm) *MPI { return &MPI{NodeComm: c} }
 
 // MPIKinds are the calls that MPI has itself.
 const MPIKinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<
@@ -43,11 +43,11 @@ func (t *MPI) Caps() *transport.Caps { return &mpiCaps }
 func (t *MPI) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
-func (t *MPI) Do(_ transport.Queue, c coll.Call) error { return t.Make(&c) }
+func (t *MPI) Do(_ transport.Issuer, c coll.Call) error { return t.Make(&c) }
 
 // Make implements transport.Host.
 func (t *MPI) Make(c *coll.Call) error {
-	m, root := t.Comm, int(c.Root)
+	m, root := t.NodeComm, int(c.Root)
 	switch c.Kind {
 	case coll.AllReduce:
 		return m.AllReduce(c.Dst, c.Src, c.N, c.Type, c.Op)
@@ -91,13 +91,13 @@ func (t *MPI) Make(c *coll.Call) error {
 }
 
 // Group implements transport.Transport.
-func (t *MPI) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) (err error) {
+func (t *MPI) Group(_ transport.Issuer, cs []coll.Call, _ unsafe.Pointer) (err error) {
 	for i := range cs {
 		cs[i].Messages(func(m coll.Call) bool {
 			if m.Kind == coll.Recv {
-				err = t.messages.Recv(t.Comm, m.Dst, m.N, m.Type, int(m.Root))
+				err = t.messages.Recv(t.NodeComm, m.Dst, m.N, m.Type, int(m.Root))
 			} else {
-				err = t.messages.Send(t.Comm, m.Src, m.N, m.Type, int(m.Root))
+				err = t.messages.Send(t.NodeComm, m.Src, m.N, m.Type, int(m.Root))
 			}
 			return err == nil
 		})
@@ -114,7 +114,7 @@ func (t *MPI) Lost(int) error { return nil }
 // Pin implements transport.Host: the ranks of a node map one file.
 func (t *MPI) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
 	bytes = (bytes + pageBytes - 1) / pageBytes * pageBytes
-	node, err := t.Comm.SplitShared()
+	node, err := t.NodeComm.SplitShared()
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func (t *MPI) pinOn(node *cudampi.Comm, dev *cuda.Device, bytes int) (*transport
 }
 
 // NewMessage implements transport.Host.
-func (t *MPI) NewMessage() transport.Message { return &mpiMessage{c: t.Comm.Comm} }
+func (t *MPI) NewMessage() transport.Message { return &mpiMessage{c: t.NodeComm.Comm} }
 
 // mpiMessage is a transport.Message.
 type mpiMessage struct {

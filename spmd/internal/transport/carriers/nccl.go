@@ -15,7 +15,7 @@ type NCCL struct {
 	Comm    *nccl.Comm
 	dev     *cuda.Device
 	word    unsafe.Pointer
-	calls   []nccl.Call
+	calls   []nccl.GroupCall
 	linked  bool // see Linked
 	windows bool // memory is registered as windows, which symmetric kernels reach
 }
@@ -27,7 +27,7 @@ func NewNCCL(c *nccl.Comm, dev *cuda.Device, word unsafe.Pointer) *NCCL {
 }
 
 // ncclKinds are the kinds that NCCL has. AllToAll needs different buffers.
-var ncclKinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce,
+var ncclKinds = [coll.Kinds]nccl.Function{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce,
 	coll.Broadcast: nccl.Broadcast,
 	coll.AllGather: nccl.AllGather, coll.ReduceScatter: nccl.ReduceScatter, coll.AllToAll: nccl.AllToAll,
 	coll.Send: nccl.Send, coll.Recv: nccl.Recv, coll.Barrier: nccl.AllReduce}
@@ -51,13 +51,13 @@ func (t *NCCL) Caps() *transport.Caps { return &ncclCaps }
 func (t *NCCL) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
-func (t *NCCL) Do(q transport.Queue, c coll.Call) error {
+func (t *NCCL) Do(q transport.Issuer, c coll.Call) error {
 	t.calls = t.append(t.calls[:0], c)
 	return t.Comm.Group(q.Stream(), t.calls)
 }
 
 // Group implements transport.Transport.
-func (t *NCCL) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+func (t *NCCL) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 	t.calls = t.calls[:0]
 	for _, c := range cs {
 		t.calls = t.append(t.calls, c)
@@ -66,8 +66,8 @@ func (t *NCCL) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error 
 }
 
 // append appends a call in NCCL's terms.
-func (t *NCCL) append(to []nccl.Call, c coll.Call) []nccl.Call {
-	k := nccl.Call{Kind: ncclKinds[c.Kind], Type: c.Type, Op: c.Op, Peer: c.Root, Dst: c.Dst, Src: c.Src, N: c.N}
+func (t *NCCL) append(to []nccl.GroupCall, c coll.Call) []nccl.GroupCall {
+	k := nccl.GroupCall{Kind: ncclKinds[c.Kind], Type: c.Type, Op: c.Op, Peer: c.Root, Dst: c.Dst, Src: c.Src, N: c.N}
 	switch {
 	case c.Kind == coll.Barrier:
 		k.Type, k.Op, k.Dst, k.Src, k.N = elem.Int32, elem.Sum, t.word, t.word, 1

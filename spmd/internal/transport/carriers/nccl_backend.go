@@ -85,7 +85,7 @@ func (t *NCCL) Why() (why string, doubtful bool, err error) { return "", false, 
 func (t *NCCL) Linked() bool { return t.linked }
 
 // Peers implements transport.Opened.
-func (t *NCCL) Peers() *peer.Comm { return nil }
+func (t *NCCL) Peers() *peer.Clique { return nil }
 
 // Failure implements transport.Splitter.
 func (t *NCCL) Failure() error { return t.Comm.AsyncError() }

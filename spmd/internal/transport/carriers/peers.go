@@ -15,19 +15,19 @@ import (
 // PeerKernels carries calls by kernels between GPUs. Streams order its calls: two may not run at
 // the same time.
 type PeerKernels struct {
-	Comm     *peer.Comm
+	Comm     *peer.Clique
 	alone    bool // there is no other for long messages
 	messages []peer.Message
 }
 
 // NewPeerKernels returns the transport of ranks whose GPUs reach each other; the caller keeps p.
 // alone says that it carries all messages, not only short ones.
-func NewPeerKernels(p *peer.Comm, alone bool) *PeerKernels {
+func NewPeerKernels(p *peer.Clique, alone bool) *PeerKernels {
 	return &PeerKernels{Comm: p, alone: alone}
 }
 
 // OpenPeers opens the kernels of a communicator, or fails on all ranks alike. Collective.
-func OpenPeers(h transport.Host, dev *cuda.Device, room int) (*peer.Comm, error) {
+func OpenPeers(h transport.Host, dev *cuda.Device, room int) (*peer.Clique, error) {
 	if shared, err := CommOf(h); err == nil {
 		return peer.Open(shared, dev, room)
 	}
@@ -36,7 +36,7 @@ func OpenPeers(h transport.Host, dev *cuda.Device, room int) (*peer.Comm, error)
 
 // peersKinds has package peer's names of the kinds. An AllToAllV is none of them: only two ranks
 // know the length of each part.
-var peersKinds = map[coll.Kind]peer.Kind{coll.AllReduce: peer.AllReduce, coll.Reduce: peer.Reduce,
+var peersKinds = map[coll.Kind]peer.Pattern{coll.AllReduce: peer.AllReduce, coll.Reduce: peer.Reduce,
 	coll.Broadcast: peer.Broadcast,
 	coll.AllGather: peer.AllGather, coll.AllGatherV: peer.AllGather, coll.Gather: peer.Gather,
 	coll.GatherV:       peer.Gather,
@@ -81,7 +81,7 @@ func (t *PeerKernels) Caps() *transport.Caps { return &peersCaps }
 func (t *PeerKernels) Scratch(n int) int { return peer.ListBytes(n) }
 
 // Do implements transport.Transport.
-func (t *PeerKernels) Do(q transport.Queue, c coll.Call) error {
+func (t *PeerKernels) Do(q transport.Issuer, c coll.Call) error {
 	if c.Kind == coll.Barrier {
 		return t.Comm.Barrier(q.Stream())
 	}
@@ -104,7 +104,7 @@ func (t *PeerKernels) Do(q transport.Queue, c coll.Call) error {
 }
 
 // Group implements transport.Transport. It takes messages that are Short.
-func (t *PeerKernels) Group(q transport.Queue, cs []coll.Call, work unsafe.Pointer) error {
+func (t *PeerKernels) Group(q transport.Issuer, cs []coll.Call, work unsafe.Pointer) error {
 	t.messages = t.messages[:0]
 	for i := range cs {
 		m := &cs[i]

@@ -33,7 +33,7 @@ func (peersBackend) Open(at transport.Site) (transport.Opened, error) {
 	return &openedPeers{*NewPeerKernels(p, true)}, nil
 }
 
-// openedPeers is a PeerKernels that has its peer.Comm itself, and messages as calls.
+// openedPeers is a PeerKernels that has its peer.Clique itself, and messages as calls.
 type openedPeers struct{ PeerKernels }
 
 var openedPeersCaps = transport.Caps{Library: coll.Library{Kinds: peersCaps.Kinds | coll.SetOf(coll.Send, coll.Recv)}}
@@ -45,7 +45,7 @@ func (*openedPeers) Name() string { return PeersBackend.Name() }
 func (*openedPeers) Caps() *transport.Caps { return &openedPeersCaps }
 
 // Do implements transport.Transport.
-func (t *openedPeers) Do(q transport.Queue, c coll.Call) error {
+func (t *openedPeers) Do(q transport.Issuer, c coll.Call) error {
 	if c.Kind.Traits().Message {
 		return t.Group(q, []coll.Call{c}, nil)
 	}
@@ -61,7 +61,7 @@ func (*openedPeers) Why() (why string, doubtful bool, err error) {
 func (*openedPeers) Linked() bool { return false }
 
 // Peers implements transport.Opened.
-func (t *openedPeers) Peers() *peer.Comm { return t.Comm }
+func (t *openedPeers) Peers() *peer.Clique { return t.Comm }
 
 // Close implements transport.Opened. It closes the peers.
 func (t *openedPeers) Close() error { return t.Comm.Close() }

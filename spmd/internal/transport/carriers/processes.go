@@ -33,7 +33,7 @@ func (p *processes) Join() (transport.Host, error) {
 		return nil, err
 	}
 	p.joined++
-	return NewMPI(&shm.Comm{Comm: base}), nil
+	return NewMPI(&shm.NodeComm{Comm: base}), nil
 }
 
 // Leave implements transport.Ranks: the last one stops MPI. The caller has the lock.
@@ -73,15 +73,15 @@ func shareMemory(c *cudampi.Comm, err error) (transport.Host, error) {
 }
 
 // Dup implements transport.Host.
-func (t *MPI) Dup() (transport.Host, error) { return shareMemory(t.Comm.Dup()) }
+func (t *MPI) Dup() (transport.Host, error) { return shareMemory(t.NodeComm.Dup()) }
 
 // Split implements transport.Host.
 func (t *MPI) Split(color, key int) (transport.Host, error) {
-	return shareMemory(t.Comm.Split(color, key))
+	return shareMemory(t.NodeComm.Split(color, key))
 }
 
 // SplitShared implements transport.Host.
-func (t *MPI) SplitShared() (transport.Host, error) { return shareMemory(t.Comm.SplitShared()) }
+func (t *MPI) SplitShared() (transport.Host, error) { return shareMemory(t.NodeComm.SplitShared()) }
 
 // Slow implements transport.Host.
 func (t *MPI) Slow() error { return t.slow }
@@ -90,9 +90,9 @@ func (t *MPI) Slow() error { return t.slow }
 var ErrNone = errors.New("the ranks are goroutines of one process, which MPI does not join")
 
 // CommOf returns the communicator of MPI that h is.
-func CommOf(h transport.Host) (*shm.Comm, error) {
+func CommOf(h transport.Host) (*shm.NodeComm, error) {
 	if t, ok := h.(*MPI); ok {
-		return t.Comm, nil
+		return t.NodeComm, nil
 	}
 	return nil, ErrNone
 }

@@ -30,7 +30,7 @@ func (Self) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport: a call is a copy, or nothing. Avg, like the other operations,
 // leaves one rank's values as they are.
-func (Self) Do(q transport.Queue, c coll.Call) error {
+func (Self) Do(q transport.Issuer, c coll.Call) error {
 	switch c.Kind {
 	case coll.Barrier, coll.Broadcast:
 		return nil
@@ -45,7 +45,7 @@ func (Self) Do(q transport.Queue, c coll.Call) error {
 	return move(q, &c, c.Dst, c.Src, n)
 }
 
-func move(q transport.Queue, c *coll.Call, dst, src unsafe.Pointer, n int) error {
+func move(q transport.Issuer, c *coll.Call, dst, src unsafe.Pointer, n int) error {
 	if n == 0 || dst == src {
 		return nil
 	}
@@ -53,7 +53,7 @@ func move(q transport.Queue, c *coll.Call, dst, src unsafe.Pointer, n int) error
 }
 
 // Group implements transport.Transport: it pairs the sends and receives in their order.
-func (t Self) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+func (t Self) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 	sends, recvs := 0, 0
 	for i := range cs {
 		switch c := &cs[i]; c.Kind {

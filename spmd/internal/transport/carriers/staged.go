@@ -145,7 +145,7 @@ func (t *Staged) Caps() *transport.Caps { return &t.caps }
 func (t *Staged) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
-func (t *Staged) Do(q transport.Queue, c coll.Call) error {
+func (t *Staged) Do(q transport.Issuer, c coll.Call) error {
 	if c.Kind.Traits().Message {
 		return t.Group(q, []coll.Call{c}, nil)
 	}
@@ -154,7 +154,7 @@ func (t *Staged) Do(q transport.Queue, c coll.Call) error {
 }
 
 // Group implements transport.Transport.
-func (t *Staged) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+func (t *Staged) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 	if len(cs) == 0 {
 		return nil
 	}
@@ -169,9 +169,9 @@ func (t *Staged) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) erro
 // hand has run make a call when q has got there. It is given streams for copies from the
 // device and to it. These are one where a call is short, if nothing is held that of q: what
 // follows in q then needs no event.
-func (t *Staged) hand(q transport.Queue, short bool, run func(in, out *cuda.Stream) error) error {
+func (t *Staged) hand(q transport.Issuer, short bool, run func(in, out *cuda.Stream) error) error {
 	s, held := q.Stream(), hold{}
-	return q.Hand(transport.Job{
+	return q.Hand(transport.HostJob{
 		By:   t.Name(),
 		Hold: func() (err error) { held, err = t.holds.hold(s); return err },
 		Run: func() error {
@@ -229,7 +229,7 @@ func (t *Staged) Why() (why string, doubtful bool, err error) {
 func (t *Staged) Linked() bool { return false }
 
 // Peers implements transport.Opened.
-func (t *Staged) Peers() *peer.Comm { return nil }
+func (t *Staged) Peers() *peer.Clique { return nil }
 
 // Close implements transport.Opened.
 func (t *Staged) Close() error {

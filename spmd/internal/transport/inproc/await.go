@@ -46,7 +46,7 @@ func linger() {
 }
 
 // await waits until v is at least want, which rank sees to.
-func (r *Comm) await(v *atomic.Uint64, want uint64, rank int) error {
+func (r *Member) await(v *atomic.Uint64, want uint64, rank int) error {
 	for range r.patience.spins {
 		if v.Load() >= want {
 			return nil
@@ -56,7 +56,7 @@ func (r *Comm) await(v *atomic.Uint64, want uint64, rank int) error {
 }
 
 // wait is await for what takes longer.
-func (r *Comm) wait(v *atomic.Uint64, want uint64, rank int) error {
+func (r *Member) wait(v *atomic.Uint64, want uint64, rank int) error {
 	if r.tryAll(v, want) {
 		return nil
 	}
@@ -75,7 +75,7 @@ func (r *Comm) wait(v *atomic.Uint64, want uint64, rank int) error {
 
 // tryAll looks, now and then, as often as a rank does that has a core of its own. If that is
 // enough, it has one again.
-func (r *Comm) tryAll(v *atomic.Uint64, want uint64) bool {
+func (r *Member) tryAll(v *atomic.Uint64, want uint64) bool {
 	p := &r.patience
 	if p.spins == r.team.spins {
 		return false

@@ -15,7 +15,7 @@ func BenchmarkAllReduce(b *testing.B) {
 		for _, n := range []int{2, 200, 1 << 20} {
 			b.Run(fmt.Sprintf("%d ranks, %d B", ranks, 4*n), func(b *testing.B) {
 				b.SetBytes(int64(4 * n))
-				err := inproc.Run(ranks, func(c *inproc.Comm) error {
+				err := inproc.Run(ranks, func(c *inproc.Member) error {
 					x := make([]float32, n)
 					return commtest.Turns(b, c.Rank(), func() error {
 						return c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), n, elem.Float32, elem.Max)
@@ -31,7 +31,7 @@ func BenchmarkAllReduce(b *testing.B) {
 
 // BenchmarkPingPong is a message from rank 0 to rank 1 and one back.
 func BenchmarkPingPong(b *testing.B) {
-	err := inproc.Run(2, func(c *inproc.Comm) error {
+	err := inproc.Run(2, func(c *inproc.Member) error {
 		x := make([]float32, 2)
 		p, other := commtest.Ptr(x), 1-c.Rank()
 		for range b.N {

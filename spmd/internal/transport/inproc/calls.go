@@ -11,66 +11,66 @@ import (
 )
 
 // make calls Make with a call that stays on its caller's stack: Make keeps nothing of it.
-func (r *Comm) make(call *coll.Call) error {
+func (r *Member) make(call *coll.Call) error {
 	err := r.Make(call.Hidden())
 	runtime.KeepAlive(call)
 	return err
 }
 
 // Do implements transport.Transport.
-func (r *Comm) Do(_ transport.Queue, call coll.Call) error { return r.make(&call) }
+func (r *Member) Do(_ transport.Issuer, call coll.Call) error { return r.make(&call) }
 
 // Scratch implements transport.Transport: the host needs none.
-func (*Comm) Scratch(int) int { return 0 }
+func (*Member) Scratch(int) int { return 0 }
 
-// AllReduce implements control.Comm.
-func (r *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+// AllReduce implements control.Exchange.
+func (r *Member) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	return r.make(&coll.Call{Kind: coll.AllReduce, Dst: dst, Src: src, N: n, Type: t, Op: op})
 }
 
-// Broadcast implements control.Comm.
-func (r *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
+// Broadcast implements control.Exchange.
+func (r *Member) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	return r.make(&coll.Call{Kind: coll.Broadcast, Dst: buf, N: n, Type: t, Root: int32(root)})
 }
 
 // BroadcastID implements transport.Host.
-func (r *Comm) BroadcastID(id *[128]byte, root int) error {
+func (r *Member) BroadcastID(id *[128]byte, root int) error {
 	return r.Broadcast(unsafe.Pointer(id), len(id), elem.Uint8, root)
 }
 
-// AllGather implements control.Comm.
-func (r *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
+// AllGather implements control.Exchange.
+func (r *Member) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	return r.make(&coll.Call{Kind: coll.AllGather, Dst: dst, Src: src, N: n, Type: t})
 }
 
-// AllGatherV implements control.Comm.
-func (r *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error {
+// AllGatherV implements control.Exchange.
+func (r *Member) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error {
 	return r.make(&coll.Call{Kind: coll.AllGatherV, Dst: dst, Src: src, Counts: counts, Type: t})
 }
 
 // Send implements transport.Host.
-func (r *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
+func (r *Member) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	return r.make(&coll.Call{Kind: coll.Send, Src: src, N: n, Type: t, Root: int32(to)})
 }
 
 // Recv implements transport.Host.
-func (r *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
+func (r *Member) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	return r.make(&coll.Call{Kind: coll.Recv, Dst: dst, N: n, Type: t, Root: int32(from)})
 }
 
 // Slow implements transport.Host: goroutines have one way.
-func (*Comm) Slow() error { return nil }
+func (*Member) Slow() error { return nil }
 
 // Close implements transport.Host. It waits for nobody.
-func (*Comm) Close() error { return nil }
+func (*Member) Close() error { return nil }
 
 // failed returns the error of a call on this rank.
-func (r *Comm) failed(c *coll.Call, err error) error {
+func (r *Member) failed(c *coll.Call, err error) error {
 	return transport.Failed(c, r.rank, err)
 }
 
 // checkPeer refuses a message with no rank.
-func (r *Comm) checkPeer(m *coll.Call) error {
+func (r *Member) checkPeer(m *coll.Call) error {
 	if uint(m.Root) >= uint(r.size) {
 		return r.failed(m, errors.New("there is no such rank"))
 	}

@@ -16,7 +16,7 @@ var messagesOnly = coll.Library{Kinds: coll.SetOf(coll.Send, coll.Recv)}
 // Make implements transport.Host. The ranks meet, each with its operands, and each makes its
 // own result. Long operands stay where they are, and the ranks meet again before one may use
 // their memory for something else.
-func (r *Comm) Make(c *coll.Call) error {
+func (r *Member) Make(c *coll.Call) error {
 	switch c.Kind {
 	case coll.Send:
 		return r.send(c)
@@ -51,7 +51,7 @@ func (r *Comm) Make(c *coll.Call) error {
 }
 
 // alone makes a collective of one rank: a copy, or nothing.
-func (r *Comm) alone(c *coll.Call) error {
+func (r *Member) alone(c *coll.Call) error {
 	if c.Src != nil && c.Kind != coll.ExScan && c.Kind != coll.Barrier {
 		n, _ := c.Extents(0, 1)
 		move(c.Dst, c.Src, n*c.Type.Size())
@@ -59,7 +59,7 @@ func (r *Comm) alone(c *coll.Call) error {
 	return nil
 }
 
-func (r *Comm) exchange(c *coll.Call) (err error) {
+func (r *Member) exchange(c *coll.Call) (err error) {
 	c.Messages(func(m coll.Call) bool {
 		if m.Kind == coll.Send {
 			err = r.send(&m)
@@ -71,7 +71,7 @@ func (r *Comm) exchange(c *coll.Call) (err error) {
 	return err
 }
 
-func (r *Comm) byMessages(c *coll.Call) error {
+func (r *Member) byMessages(c *coll.Call) error {
 	list := r.messages[:0]
 	c.Steps(r.rank, r.size, &messagesOnly, nil, func(m coll.Call) bool {
 		list = append(list, m)
@@ -84,7 +84,7 @@ func (r *Comm) byMessages(c *coll.Call) error {
 // meet brings a call, and waits until all ranks have brought theirs. n must be the same on all
 // ranks. The others read the bytes at src from the desk. If the desk has none, they may read them
 // where they are, until the next meeting.
-func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
+func (r *Member) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	r.meetings++
 	now := r.meetings
 	mine := &r.g.desks[r.rank][now%posts]
@@ -119,7 +119,7 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 }
 
 // brought returns the operand that a rank has brought to the present meeting.
-func (r *Comm) brought(rank int, short bool) unsafe.Pointer {
+func (r *Member) brought(rank int, short bool) unsafe.Pointer {
 	p := &r.g.desks[rank][r.meetings%posts]
 	if short {
 		return unsafe.Pointer(&p.data)
@@ -152,7 +152,7 @@ func partOf(c *coll.Call, rank int) (off, n int) {
 }
 
 // reduceAll makes an AllReduce or a Reduce. Each rank computes a part of a long result for all.
-func (r *Comm) reduceAll(c *coll.Call) error {
+func (r *Member) reduceAll(c *coll.Call) error {
 	bytes := c.N * c.Type.Size()
 	short := bytes <= inline
 	gets := c.Kind == coll.AllReduce || int(c.Root) == r.rank
@@ -179,14 +179,14 @@ func (r *Comm) reduceAll(c *coll.Call) error {
 }
 
 // slice returns the part of a long result that a rank computes.
-func (r *Comm) slice(c *coll.Call, rank int) (lo, n int) {
+func (r *Member) slice(c *coll.Call, rank int) (lo, n int) {
 	each := ((c.N+r.size-1)/r.size + 63) / 64 * 64
 	lo = min(rank*each, c.N)
 	return lo, min(each, c.N-lo)
 }
 
 // room is memory for a result that others read, between the first and the second meeting of a call.
-func (r *Comm) room(bytes int) unsafe.Pointer {
+func (r *Member) room(bytes int) unsafe.Pointer {
 	if len(r.result) < bytes {
 		r.result = make([]byte, bytes)
 	}
@@ -194,7 +194,7 @@ func (r *Comm) room(bytes int) unsafe.Pointer {
 }
 
 // reduce sets n elements at dst to the result of the first ranks' operands, from element lo on.
-func (r *Comm) reduce(dst unsafe.Pointer, c *coll.Call, ranks, lo, n int, short bool) {
+func (r *Member) reduce(dst unsafe.Pointer, c *coll.Call, ranks, lo, n int, short bool) {
 	if n == 0 {
 		return
 	}
@@ -212,7 +212,7 @@ func (r *Comm) reduce(dst unsafe.Pointer, c *coll.Call, ranks, lo, n int, short 
 	shm.Reduce(dst, unsafe.Slice((*uintptr)(unsafe.Pointer(&src[0])), ranks), n, c.Type, c.Op)
 }
 
-func (r *Comm) broadcast(c *coll.Call) error {
+func (r *Member) broadcast(c *coll.Call) error {
 	bytes, root := c.N*c.Type.Size(), int(c.Root)
 	short, src := bytes <= inline, c.Src
 	if src == nil {
@@ -232,14 +232,14 @@ func (r *Comm) broadcast(c *coll.Call) error {
 }
 
 // over lets ranks whose operands others have read go on.
-func (r *Comm) over(c *coll.Call, n int, short bool) error {
+func (r *Member) over(c *coll.Call, n int, short bool) error {
 	if short {
 		return nil
 	}
 	return r.meet(c, n, nil, 0)
 }
 
-func (r *Comm) gather(c *coll.Call) error {
+func (r *Member) gather(c *coll.Call) error {
 	n, size := transport.Alike(c), c.Type.Size()
 	_, longest := parts(c, r.size)
 	short := longest*size <= inline
@@ -263,7 +263,7 @@ func (r *Comm) gather(c *coll.Call) error {
 	return r.over(c, n, short)
 }
 
-func (r *Comm) scatter(c *coll.Call) error {
+func (r *Member) scatter(c *coll.Call) error {
 	n, size := transport.Alike(c), c.Type.Size()
 	whole, _ := parts(c, r.size)
 	short, gives := whole*size <= inline, 0
@@ -281,7 +281,7 @@ func (r *Comm) scatter(c *coll.Call) error {
 }
 
 // reduceParts makes a ReduceScatter or a ReduceScatterV.
-func (r *Comm) reduceParts(c *coll.Call) error {
+func (r *Member) reduceParts(c *coll.Call) error {
 	n, size := transport.Alike(c), c.Type.Size()
 	whole, _ := parts(c, r.size)
 	short := whole*size <= inline
@@ -300,7 +300,7 @@ func (r *Comm) reduceParts(c *coll.Call) error {
 }
 
 // transpose makes an AllToAll.
-func (r *Comm) transpose(c *coll.Call) error {
+func (r *Member) transpose(c *coll.Call) error {
 	part := c.N * c.Type.Size()
 	whole, src := r.size*part, c.Src
 	short := whole <= inline
@@ -320,7 +320,7 @@ func (r *Comm) transpose(c *coll.Call) error {
 	return r.over(c, c.N, short)
 }
 
-func (r *Comm) scan(c *coll.Call) error {
+func (r *Member) scan(c *coll.Call) error {
 	bytes := c.N * c.Type.Size()
 	short := bytes <= inline
 	if err := r.meet(c, c.N, c.Src, onDesk(bytes, short)); err != nil {

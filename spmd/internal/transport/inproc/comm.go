@@ -57,9 +57,9 @@ func newGroup(t *Team, members []int) *group {
 	return &group{team: t, members: members, desks: make([]desk, n), boxes: make([]box, n*n), parts: map[part]*making{}}
 }
 
-// Comm is a communicator of ranks of a Team, on one of them. It is a transport.Host, used
+// Member is a communicator of ranks of a Team, on one of them. It is a transport.Host, used
 // by one goroutine at a time.
-type Comm struct {
+type Member struct {
 	_          line // a rank writes to its Comm in every call: no other's shares the line
 	g          *group
 	rank, size int
@@ -77,29 +77,29 @@ type Comm struct {
 // line is a line of the cache.
 type line [64]byte
 
-func newComm(g *group, rank int) *Comm {
+func newComm(g *group, rank int) *Member {
 	n := len(g.members)
 	sources := make([]unsafe.Pointer, n, max(n, len(line{})/8)) // as much as a line
-	return &Comm{g: g, team: g.team, rank: rank, size: n, sources: sources, patience: patience{spins: g.team.spins}}
+	return &Member{g: g, team: g.team, rank: rank, size: n, sources: sources, patience: patience{spins: g.team.spins}}
 }
 
 // Rank returns this rank's number.
-func (r *Comm) Rank() int { return r.rank }
+func (r *Member) Rank() int { return r.rank }
 
 // Size returns the number of ranks.
-func (r *Comm) Size() int { return r.size }
+func (r *Member) Size() int { return r.size }
 
 // Dup implements transport.Host. It waits for nobody.
-func (r *Comm) Dup() (transport.Host, error) {
+func (r *Member) Dup() (transport.Host, error) {
 	r.splits++
 	return newComm(r.g.part(part{number: r.splits}, r.g.members), r.rank), nil
 }
 
 // SplitShared implements transport.Host: all ranks are on this node.
-func (r *Comm) SplitShared() (transport.Host, error) { return r.Dup() }
+func (r *Member) SplitShared() (transport.Host, error) { return r.Dup() }
 
 // Split implements transport.Host.
-func (r *Comm) Split(color, key int) (transport.Host, error) {
+func (r *Member) Split(color, key int) (transport.Host, error) {
 	type asked struct{ color, key, rank int64 }
 	all := make([]asked, r.size)
 	mine := asked{int64(color), int64(key), int64(r.rank)}
@@ -135,10 +135,10 @@ func (g *group) part(p part, members []int) *group {
 }
 
 // Abort implements transport.Host: this process is all there is.
-func (r *Comm) Abort(int) {}
+func (r *Member) Abort(int) {}
 
 // Name implements transport.Transport.
-func (r *Comm) Name() string { return "inproc" }
+func (r *Member) Name() string { return "inproc" }
 
 const kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<
 	coll.ReduceScatter | 1<<coll.AllToAll |
@@ -149,4 +149,4 @@ const kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 
 var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}
 
 // Caps implements transport.Transport.
-func (r *Comm) Caps() *transport.Caps { return &caps }
+func (r *Member) Caps() *transport.Caps { return &caps }

@@ -65,17 +65,17 @@ func (b *box) recycle(m []byte) {
 	}
 }
 
-func (r *Comm) box(from, to int) *box { return &r.g.boxes[from*r.size+to] }
+func (r *Member) box(from, to int) *box { return &r.g.boxes[from*r.size+to] }
 
 // Group implements transport.Transport: all messages that are sent are on their
 // way before one is waited for.
-func (r *Comm) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+func (r *Member) Group(_ transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 	r.messages = transport.AppendMessages(r.messages[:0], cs)
 	return r.start(r.messages)
 }
 
 // start sends and receives messages.
-func (r *Comm) start(messages []coll.Call) error {
+func (r *Member) start(messages []coll.Call) error {
 	for i := range messages {
 		if m := &messages[i]; m.Kind == coll.Send {
 			if err := r.send(m); err != nil {
@@ -94,7 +94,7 @@ func (r *Comm) start(messages []coll.Call) error {
 	return failure
 }
 
-func (r *Comm) send(c *coll.Call) error {
+func (r *Member) send(c *coll.Call) error {
 	if err := r.checkPeer(c); err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (r *Comm) send(c *coll.Call) error {
 	return nil
 }
 
-func (r *Comm) receive(c *coll.Call) error {
+func (r *Member) receive(c *coll.Call) error {
 	if err := r.checkPeer(c); err != nil {
 		return err
 	}

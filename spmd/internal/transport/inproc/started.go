@@ -19,7 +19,7 @@ const (
 )
 
 // Pause implements transport.Host.
-func (r *Comm) Pause(looks int) error {
+func (r *Member) Pause(looks int) error {
 	if looks < looksAwake {
 		runtime.Gosched()
 	} else {
@@ -29,14 +29,14 @@ func (r *Comm) Pause(looks int) error {
 }
 
 // Lost implements transport.Host.
-func (r *Comm) Lost(rank int) error {
+func (r *Member) Lost(rank int) error {
 	r.team.mu.Lock()
 	defer r.team.mu.Unlock()
 	return r.team.inVain(r.g.members[rank])
 }
 
 // Pin implements transport.Host: all memory of a process is every rank's.
-func (r *Comm) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
+func (r *Member) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
 	p, err := transport.PinAlone(dev, bytes, r.rank, r.size)
 	mine := unsafe.Pointer(nil)
 	if err == nil {
@@ -55,11 +55,11 @@ func (r *Comm) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
 }
 
 // NewMessage implements transport.Host.
-func (r *Comm) NewMessage() transport.Message { return &message{r: r} }
+func (r *Member) NewMessage() transport.Message { return &message{r: r} }
 
 // message is a transport.Message.
 type message struct {
-	r     *Comm
+	r     *Member
 	from  int // -1 of one that is sent: that is a copy, and over
 	to    []byte
 	sent  int

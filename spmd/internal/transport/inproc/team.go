@@ -15,7 +15,7 @@ import (
 // Team has the ranks of a job that are goroutines of one process. If a rank fails, or returns while
 // others wait for it, the others get an error, and nobody waits any more.
 type Team struct {
-	ranks   []*Rank
+	ranks   []*Goroutine
 	world   *group
 	spins   int // looks at memory before a rank that waits lets others run
 	yields  int // times that it does, before it sleeps
@@ -41,14 +41,14 @@ func NewTeam(n int) *Team {
 	members := make([]int, n)
 	for i := range n {
 		members[i] = i
-		t.ranks = append(t.ranks, &Rank{team: t, number: i, order: control.NewTickets()})
+		t.ranks = append(t.ranks, &Goroutine{team: t, number: i, order: control.NewTickets()})
 	}
 	t.world = newGroup(t, members)
 	return t
 }
 
 // Rank returns a rank.
-func (t *Team) Rank(i int) *Rank { return t.ranks[i] }
+func (t *Team) Rank(i int) *Goroutine { return t.ranks[i] }
 
 // Err returns the failure of the first rank that failed, with its number; nil if none has.
 func (t *Team) Err() error {
@@ -146,8 +146,8 @@ func (t *Team) inVain(rank int) error {
 	return nil
 }
 
-// Rank is a goroutine of a Team. It is a transport.Ranks.
-type Rank struct {
+// Goroutine is a rank of a Team. It is a transport.Ranks.
+type Goroutine struct {
 	sync.Mutex
 	team   *Team
 	number int
@@ -155,32 +155,32 @@ type Rank struct {
 }
 
 // Environment implements transport.Ranks.
-func (r *Rank) Environment() launcher.Job {
+func (r *Goroutine) Environment() launcher.Job {
 	return launcher.Job{Name: "none", Rank: r.number, Size: len(r.team.ranks)}
 }
 
 // Join implements transport.Ranks. It waits for nobody.
-func (r *Rank) Join() (transport.Host, error) { return newComm(r.team.world, r.number), nil }
+func (r *Goroutine) Join() (transport.Host, error) { return newComm(r.team.world, r.number), nil }
 
 // Leave implements transport.Ranks.
-func (r *Rank) Leave() error { return nil }
+func (r *Goroutine) Leave() error { return nil }
 
 // Abort implements transport.Ranks.
-func (r *Rank) Abort(int) {}
+func (r *Goroutine) Abort(int) {}
 
 // Order implements transport.Ranks.
-func (r *Rank) Order() *control.Tickets { return r.order }
+func (r *Goroutine) Order() *control.Tickets { return r.order }
 
 // Library implements transport.Ranks.
-func (r *Rank) Library() string { return "none" }
+func (r *Goroutine) Library() string { return "none" }
 
 // Here implements transport.Ranks.
-func (r *Rank) Here() int { return len(r.team.ranks) }
+func (r *Goroutine) Here() int { return len(r.team.ranks) }
 
 // Run runs fn on each of n ranks and returns when all have returned: the error of the first rank
 // that failed, with its number. When one fails, panics or returns too early, those that wait for it
 // get an error. A panic goes on in this goroutine.
-func Run(n int, fn func(c *Comm) error) error {
+func Run(n int, fn func(c *Member) error) error {
 	t := NewTeam(n)
 	var wait sync.WaitGroup
 	panics := make(chan any, n)

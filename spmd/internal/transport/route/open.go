@@ -33,7 +33,7 @@ func OpenWorld(world, node *Router) (agreed bool, err error) {
 }
 
 // agree returns an error on every rank if one has failed; next comes if none has.
-func agree(h control.Comm, mine error, next func() error) (agreed bool, err error) {
+func agree(h control.Exchange, mine error, next func() error) (agreed bool, err error) {
 	for {
 		f, err := control.First(h, mine)
 		if err != nil {

@@ -32,13 +32,13 @@ func (r *Router) reachPeers() error {
 }
 
 // usePeers has the communicator know peers, and who waits hear of their failures.
-func (r *Router) usePeers(p *peer.Comm) {
+func (r *Router) usePeers(p *peer.Clique) {
 	r.peers = carriers.NewPeerKernels(p, r.lent)
 	r.env.GPU.Watch(p, p.Failure)
 }
 
 // leavePeers ends the use of peers that are about to be closed, and returns them.
-func (r *Router) leavePeers() *peer.Comm {
+func (r *Router) leavePeers() *peer.Clique {
 	p := r.peers.Comm
 	r.peers, r.atOnce = nil, 0
 	r.env.GPU.Unwatch(p)
