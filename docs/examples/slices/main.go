@@ -39,8 +39,8 @@ func addSlices(_ context.Context, w *spmd.World) error {
 		host[i] = float32(i % 100)
 	}
 	a, b, sum, on := mine.Slice(0, n), mine.Slice(n, 2*n), all.Slice(0, n*w.Size()), w.Comm().On(s)
-	err = errors.Join( // in this order, all but the first in that of the stream
-		all.CopyFrom(host), // that of rank 0 counts
+	err = errors.Join( // in this order; all but the first in the stream's
+		all.CopyFrom(host), // rank 0's counts
 		spmd.Scatter(on, mine, all, 0),
 		launchSlicesAdd(s, n, a, b),
 		spmd.Gather(on, sum, a, 0),
