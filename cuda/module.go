@@ -72,7 +72,7 @@ const (
 func (f *Function) Name() string { return f.name }
 
 // Load brings the code to the device now, with as much local memory as its threads need. The first
-// launch would do so, and wait until the device is idle, which it never is while a stream waits for
+// launch would do so, and wait until the device is idle. It is never idle while a stream waits for
 // this process or for another device. A first launch cannot be captured, either. Load may wait for
 // the device itself. It also finds out whether LaunchEarly can start f early.
 //

@@ -9,8 +9,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// The checks below are also for packages that carry the calls of a Comm by other means than MPI, so
-// that their checks and errors are the same.
+// Packages that carry the calls of a Comm by other means than MPI use the checks below, too. So
+// their checks and errors are the same.
 
 // Usable refuses a call on a freed Comm, or after Stop.
 func (c *Comm) Usable(op string) error {

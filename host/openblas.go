@@ -82,7 +82,7 @@ var openblas struct {
 func openOpenBLAS() (string, error) {
 	// OpenBLAS reads its environment while it is being loaded. It needs no threads of its own,
 	// which would spin on the cores that Parallel uses. If it does not know a CPU (0.3.21 and Zen
-	// 5) it falls back to Haswell's kernels although the CPU has AVX-512, which costs a third of
+	// 5) it falls back to Haswell's kernels, although the CPU has AVX-512. This costs a third of
 	// the speed.
 	defer setenv("OPENBLAS_NUM_THREADS", "1")()
 	chosen := ""

@@ -140,8 +140,8 @@ func (w *workers) run(fn func(lo, hi int), lo, hi int, h *helper) {
 	finished = true
 }
 
-// standby are the goroutines that wait for the next Parallel. A new goroutine is as quick to make,
-// but the system often starts its thread on the core that the caller is busy on, and takes a
+// standby are the goroutines that wait for the next Parallel. A new goroutine is as quick to make.
+// But the system often starts its thread on the core that the caller is busy on, and takes a
 // millisecond to move it. A thread that keeps looking for work for a while stays on its core.
 var standby crew
 

@@ -12,8 +12,9 @@ import (
 // the layer needs them. It gathers ahead of their use, on a stream of its own, in the order of a
 // Pass. Buckets may share memory, so that only some of them are whole at a time.
 //
-// In a pass, call Begin, then for each use in its order Need before the commands that read the
-// bucket and Done after them, and End. These calls do not block, and may be captured in a graph.
+// In a pass, call Begin first, and End last. For each use in its order call Need before the
+// commands that read the bucket, and Done after them. These calls do not block, and may be captured
+// in a graph.
 type Gatherer[T spmd.Elem] struct {
 	c       spmd.Comm
 	s       *spmd.Stream

@@ -13,7 +13,7 @@ import (
 // bucket by bucket, on a stream of its own. Buckets may share memory, so that the gradients of only
 // some layers exist at a time.
 //
-// In a pass, call Use for each bucket before the first command that writes it, and Ready when the
+// In a pass, call Use for each bucket before the first command that writes it. Call Ready when the
 // command that completes it has been enqueued, or Add. Then call Wait before the commands that use
 // the shards. These calls do not block, and may be captured in a graph.
 type Scatterer struct {

@@ -76,8 +76,8 @@ func NewSchedule(stages []PassTime, micro int) Schedule {
 // inFlight returns the most micro-batches that stage r of n has begun and not ended.
 func inFlight(n, r, micro int) int { return min(n-r, micro) }
 
-// task returns a stage's task k of a run, counted from 0, if it takes ahead micro-batches forward
-// before it takes one forward and one backward in turn.
+// task returns a stage's task k of a run, counted from 0. The stage takes ahead micro-batches
+// forward, then one forward and one backward in turn.
 func task(k, ahead, micro int) Task {
 	turn := k - ahead
 	switch {
