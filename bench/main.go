@@ -32,7 +32,6 @@ import (
 
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
-	"lockstep/bench/model"
 	"lockstep/bench/rank"
 	"lockstep/bench/sweep"
 	"lockstep/bench/train"
@@ -63,7 +62,7 @@ func main() {
 		case "ttl":
 			run = train.TTL
 		case "model":
-			run = model.Command
+			run = sweep.Model
 		case "gemm":
 			run = train.Gemm
 		default:

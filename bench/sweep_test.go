@@ -9,7 +9,6 @@ import (
 
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
-	"lockstep/bench/plots/plotstest"
 	"lockstep/internal/campaign"
 	"lockstep/internal/mpirun"
 	"lockstep/spmd/spmdtest"
@@ -94,6 +93,8 @@ func TestSweepCommand(t *testing.T) {
 		t.Errorf("%d plots, want %d: %v", len(plots), figures, err)
 	}
 	for _, p := range plots {
-		plotstest.CheckSVG(t, p)
+		if text, err := os.ReadFile(p); err != nil || !strings.Contains(string(text), "</svg>") {
+			t.Errorf("%s is no figure: %v", p, err)
+		}
 	}
 }

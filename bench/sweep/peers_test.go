@@ -14,7 +14,6 @@ import (
 
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
-	"lockstep/bench/plots/plotstest"
 	"lockstep/internal/figure"
 	"lockstep/spmd/spmdtest"
 )
@@ -300,7 +299,7 @@ func TestPlots(t *testing.T) {
 			}
 			continue
 		}
-		text := plotstest.CheckSVG(t, file)
+		text := checkSVG(t, file)
 		for _, want := range tc.want {
 			if !strings.Contains(text, want) {
 				t.Errorf("%s: the plot lacks %q", tc.name, want)

@@ -11,7 +11,6 @@ import (
 	"gonum.org/v1/plot/plotter"
 
 	"lockstep/bench/collective"
-	"lockstep/bench/plots"
 	"lockstep/internal/figure"
 )
 
@@ -42,7 +41,7 @@ func (s *sweep) plot() error {
 				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]),
 					func(m collective.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
 				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), true,
-					bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, plots.OnRanks(n)), machine)...); err !=
+					bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, onRanks(n)), machine)...); err !=
 					nil {
 					return err
 				}
@@ -62,8 +61,8 @@ func (s *sweep) plot() error {
 
 // bySize returns the latency and the bus bandwidth of one collective.
 func bySize(lines []collective.Measured, title, machine string) []figure.Panel {
-	us := figure.Panel{Title: title, X: "bytes", Y: "time of a call, us", XTicks: plot.TickerFunc(plots.SizeTicks)}
-	bus := figure.Panel{Title: machine, X: "bytes", Y: "bus bandwidth, GB/s", XTicks: plot.TickerFunc(plots.SizeTicks)}
+	us := figure.Panel{Title: title, X: "bytes", Y: "time of a call, us", XTicks: plot.TickerFunc(sizeTicks)}
+	bus := figure.Panel{Title: machine, X: "bytes", Y: "bus bandwidth, GB/s", XTicks: plot.TickerFunc(sizeTicks)}
 	slices.SortStableFunc(lines, func(a, b collective.Measured) int { return a.Bytes - b.Bytes })
 	for _, m := range lines {
 		us.Add(m.Label(), float64(m.Bytes), m.MedianUS)
@@ -107,7 +106,7 @@ func distribution(lines []collective.Measured, machine string) figure.Panel {
 			continue
 		}
 		name := fmt.Sprintf("%s, %s: p50 %.1f us, p99 %.1f us, max %.1f us",
-			m.Label(), plots.OnRanks(m.Ranks), m.MedianUS, m.P99US, m.MaxUS)
+			m.Label(), onRanks(m.Ranks), m.MedianUS, m.P99US, m.MaxUS)
 		if len(m.SamplesUS) == 0 {
 			for _, q := range []plotter.XY{
 				{X: m.MinUS, Y: 0}, {X: m.MedianUS, Y: 0.5}, {X: m.P99US, Y: 0.99}, {X: m.MaxUS, Y: 1},

@@ -30,7 +30,7 @@ var house = []room{
 		"launch/scaffold/kinds/*"},
 		[]string{"measuring", "training", "corpus", "model", "text", "helpers", "facade", "libraries", "tests",
 			"basics"}},
-	{"measuring", "what bench is made of", []string{"bench/*", "bench/plots/*"},
+	{"measuring", "what bench is made of", []string{"bench/*"},
 		[]string{"helpers", "facade", "libraries", "tests", "basics"}},
 	{"training", "a training run of apps/train",
 		[]string{"apps/train/run", "apps/train/trainer", "apps/train/traintest"},

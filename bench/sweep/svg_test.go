@@ -1,4 +1,4 @@
-package plotstest
+package sweep
 
 import (
 	"encoding/xml"
@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// CheckSVG checks that an SVG file is well formed, and returns its text.
-func CheckSVG(t *testing.T, file string) string {
+// checkSVG checks that an SVG file is well formed, and returns its text.
+func checkSVG(t *testing.T, file string) string {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {

@@ -1,4 +1,4 @@
-package model
+package sweep
 
 import (
 	"cmp"
@@ -18,7 +18,6 @@ import (
 
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
-	"lockstep/bench/plots"
 	"lockstep/internal/cli"
 	"lockstep/internal/figure"
 )
@@ -96,8 +95,9 @@ type modelFlags struct {
 	bytes []int
 }
 
-// Command is bench model.
-func Command() error {
+// Model is bench model. It fits a model of time to measured all-reduces, and predicts times on more
+// ranks and nodes.
+func Model() error {
 	var f modelFlags
 	fs := pflag.NewFlagSet("bench model", pflag.ExitOnError)
 	fs.StringVar(&f.side, "side", collective.Ours, "whose measurements, such as \"nccl-tests -R 2\"")
@@ -288,7 +288,7 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	points = slices.SortedStableFunc(slices.Values(points),
 		func(a, b sample) int { return cmp.Compare(a.bytes, b.bytes) })
 	bySize := figure.Panel{Title: k.calls(), X: "bytes", Y: "us (dashed: model)",
-		XTicks: plot.TickerFunc(plots.SizeTicks)}
+		XTicks: plot.TickerFunc(sizeTicks)}
 	for _, n := range ranks {
 		var line figure.Curve
 		for _, p := range points {

@@ -1,4 +1,4 @@
-package model
+package sweep
 
 import (
 	"math"
@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"lockstep/bench/collective"
-	"lockstep/bench/plots/plotstest"
 )
 
 // points returns points of a model with known parameters, each off by up to noise, the
@@ -209,7 +208,7 @@ func TestModelReport(t *testing.T) {
 		t.Fatalf("%q, %v", plots, err)
 	}
 	for _, p := range plots {
-		text := plotstest.CheckSVG(t, p)
+		text := checkSVG(t, p)
 		if !strings.Contains(text, "measured, 2 ranks") || !strings.Contains(text, "expected of 64MiB") {
 			t.Errorf("%s lacks a line", p)
 		}

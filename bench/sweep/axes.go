@@ -1,4 +1,4 @@
-package plots
+package sweep
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// SizeTicks marks powers of two, with about eight of them named.
-func SizeTicks(lo, hi float64) []plot.Tick {
+// sizeTicks marks powers of two, with about eight of them named.
+func sizeTicks(lo, hi float64) []plot.Tick {
 	var ticks []plot.Tick
 	first, last := int(math.Ceil(math.Log2(lo))), int(math.Floor(math.Log2(hi)))
 	every := (last-first)/8 + 1
@@ -24,8 +24,8 @@ func SizeTicks(lo, hi float64) []plot.Tick {
 	return ticks
 }
 
-// OnRanks returns a number of ranks in words.
-func OnRanks(n int) string {
+// onRanks returns a number of ranks in words.
+func onRanks(n int) string {
 	if n == 1 {
 		return "1 rank"
 	}

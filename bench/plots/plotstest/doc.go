@@ -1,2 +1,0 @@
-// Package plotstest checks figures in SVG files.
-package plotstest
