@@ -48,7 +48,7 @@ FN u32 flag(const u32 *p) {
 	return v;
 }
 // fence_system orders what the block wrote or saw before a barrier, and what is written or seen after, for all devices.
-FN void fence_system() { __threadfence_system(); }
+FN void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 // peek looks at a flag that tells of nothing that was written before.
 FN u32 peek(const u32 *p) {
 	u32 v;

@@ -132,10 +132,10 @@ func (p *Clique) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Messag
 }
 
 // bulk returns the bytes of a chunk of a long message, and the most bytes of a message that is not
-// long. Chunks have a place in the scratch memory for each rank and queue. If there is little
+// long. Chunks have two places in the scratch memory for each rank and queue. If there is little
 // memory, no message is long.
 func (p *Clique) bulk() (each, most int) {
-	each = min(2*p.room/p.c.Size()/messageQueues/smallThreads/16*smallThreads*16, bulkMost)
+	each = min(p.room/p.c.Size()/messageQueues/smallBlock*smallBlock, bulkMost)
 	if each == 0 {
 		return 0, 1 << messageBits
 	}

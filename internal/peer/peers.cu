@@ -200,9 +200,9 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_moves(cha
 // taken. A queue has two places, for even and odd counts. A receiver that begins to take a chunk acknowledges the ones
 // before, so the third waits until the first is taken; the others are put before anyone asks for them.
 //
-// Stamps take half of what the link carries. So messages of more than most bytes go by chunks of up to each bytes, without stamps,
-// of which a queue has one place, at base[receiver] + bulk: the receiver acknowledges the chunk before when it is ready for the
-// next, and the length, with its stamp, comes behind every chunk.
+// Stamps take half of what the link carries. So messages of more than most bytes go by chunks of up to each bytes, without
+// stamps, in two other places of a queue, at base[receiver] + bulk. The length, with its stamp, comes behind every chunk. These
+// places are scratch memory of other calls, too: the first chunk of a message waits until the receiver has begun to take it.
 //
 // A block does every per-th chunk of the messages of one lane, one after the other; per divides QUEUES, so that all of a
 // queue is one block's. No lane waits for another, and the blocks that send have the lowest numbers: whatever ranks send
@@ -295,26 +295,38 @@ FN void take_chunk(char *const *base, i64 offset, int rank, int size, const Mess
 }
 
 // copy_packs copies packs from lo to hi of a message of so many bytes, several of a thread at once. dst and src are where the
-// message begins, or would.
+// message begins, or would. WHOLE says that all of them are aligned and whole.
 enum { BATCH = 8 };
-FN void copy_packs(char *dst, const char *src, i64 bytes, i64 lo, i64 hi) {
+template <bool WHOLE> FN void copy_packs(char *dst, const char *src, i64 bytes, i64 lo, i64 hi) {
 	bool in = is_aligned(src), out = is_aligned(dst);
 	for (i64 i = lo + threadIdx.x; i < hi; i += BATCH * blockDim.x) {
 		Raw x[BATCH];
 #pragma unroll
 		for (int k = 0; k < BATCH; k++) {
 			i64 at = i + k * (i64)blockDim.x;
-			if (at < hi) x[k] = load(src, at, bytes, in);
+			if (at < hi) x[k] = WHOLE ? ((const Raw *)src)[at] : load(src, at, bytes, in);
 		}
 #pragma unroll
 		for (int k = 0; k < BATCH; k++) {
 			i64 at = i + k * (i64)blockDim.x;
-			if (at < hi) store(dst, at, bytes, out, x[k]);
+			if (at >= hi) break;
+			if (WHOLE) {
+				((Raw *)dst)[at] = x[k];
+			} else {
+				store(dst, at, bytes, out, x[k]);
+			}
 		}
 	}
 }
+FN void copy_packs(char *dst, const char *src, i64 bytes, i64 lo, i64 hi) {
+	if (is_aligned(src) && is_aligned(dst) && hi * PACK <= bytes) {
+		copy_packs<true>(dst, src, bytes, lo, hi);
+	} else {
+		copy_packs<false>(dst, src, bytes, lo, hi);
+	}
+}
 
-// Bulk is the places of long messages, and the chunks of one: two for each queue, unless they are longer than a place.
+// Bulk is the places of long messages, and the chunks of one: at least two for each queue.
 struct Bulk {
 	i64 offset, each, chunk;
 };
@@ -323,8 +335,8 @@ FN i64 bulk_chunk(i64 bytes, i64 each) {
 	return chunk < each ? chunk : each;
 }
 // bulk_of is where a message would begin of which a chunk is in its place.
-FN char *bulk_of(char *at, int sender, const Bulk &b, int c) {
-	return at + b.offset + ((i64)sender * QUEUES + c % QUEUES) * b.each - c * b.chunk;
+FN char *bulk_of(char *at, int sender, const Bulk &b, u32 now, int c) {
+	return at + b.offset + (((i64)sender * 2 + (now & 1)) * QUEUES + c % QUEUES) * b.each - c * b.chunk;
 }
 FN i64 bulk_end(const Message &m, const Bulk &b, int c) {
 	i64 end = ((i64)m.bytes + PACK - 1) / PACK, hi = (c + 1) * b.chunk / PACK;
@@ -334,8 +346,9 @@ FN i64 bulk_end(const Message &m, const Bulk &b, int c) {
 FN void put_bulk(char *const *base, i64 offset, const Bulk &b, int rank, int size, const Message &m, int c) {
 	u32 *put = count_of(base[rank] + offset, size, PUT, m.peer, c), now = *put + 1;
 	const u32 *acknowledged = count_of(base[rank] + offset, size, ACKNOWLEDGED, m.peer, c);
-	while ((int)(peek(acknowledged) - (now - 1)) < 0) relax();
-	copy_packs(bulk_of(base[m.peer], rank, b, c), m.at, m.bytes, c * b.chunk / PACK, bulk_end(m, b, c));
+	u32 free = c < QUEUES ? now - 1 : now - 2;
+	while ((int)(peek(acknowledged) - free) < 0) relax();
+	copy_packs(bulk_of(base[m.peer], rank, b, now, c), m.at, m.bytes, c * b.chunk / PACK, bulk_end(m, b, c));
 	__syncthreads();
 	if (threadIdx.x == 0) {
 		fence_system();
@@ -356,7 +369,7 @@ FN void take_bulk(char *const *base, i64 offset, const Bulk &b, int rank, int si
 		fence_system();
 	}
 	__syncthreads();
-	copy_packs(m.at, bulk_of(base[rank], m.peer, b, c), m.bytes, c * b.chunk / PACK, bulk_end(m, b, c));
+	copy_packs(m.at, bulk_of(base[rank], m.peer, b, now, c), m.bytes, c * b.chunk / PACK, bulk_end(m, b, c));
 	__syncthreads();
 	if (threadIdx.x == 0) *taken = now;
 	__syncthreads();
