@@ -34,12 +34,12 @@ var peerRoom = 16 << 20
 // different lengths wait for ever, as with NCCL.
 //
 // If the messages of a collective from one rank to another have up to AtOnce bytes, it is one
-// kernel. In it each rank writes to all others once. Up to 16 KiB that takes about 3 us. A
-// collective whose parts have different lengths is messages, and these are one kernel, too. A
-// larger all-reduce of n bytes on p ranks moves 4 n bytes in the memory of each device, and 2
-// (p-1)/p n over its link in each direction: with 4 ranks, 64 MiB and 350 GB/s it takes about 0.4
-// ms. Each other collective is a copy to scratch memory, a barrier of the devices, copies from the
-// others' scratch memory, and a barrier.
+// kernel. In it each rank writes to all others once. Up to 16 KiB that takes about 3 us. Every
+// other collective that does not reduce is messages, and these are one kernel, too. A larger
+// all-reduce of n bytes on p ranks moves 4 n bytes in the memory of each device, and 2 (p-1)/p n
+// over its link in each direction: with 4 ranks, 64 MiB and 350 GB/s it takes about 0.4 ms. Reduce
+// and ReduceScatter are a copy to scratch memory, a barrier of the devices, sums of the others'
+// scratch memory, and a barrier.
 type Clique struct {
 	c      Ranks
 	dev    *cuda.Device
@@ -99,9 +99,11 @@ func open(c Ranks, d *cuda.Device, room int) (_ *Clique, err error) {
 	return p, nil
 }
 
-// lanes is where the memory for messages begins, scratch where the scratch memory does.
+// lanes is where the memory for messages begins, list where that for their list in a collective
+// does, and scratch where the scratch memory does.
 func (p *Clique) lanes() int   { return inboxOffset + inboxBytes(p.c.Size(), p.inbox.room) }
-func (p *Clique) scratch() int { return p.lanes() + lanesBytes(p.c.Size()) }
+func (p *Clique) list() int    { return p.lanes() + lanesBytes(p.c.Size()) }
+func (p *Clique) scratch() int { return p.list() + ListBytes(2*peerRanks) }
 
 // AtOnce returns the most bytes of a message from one rank to another in a collective that is one
 // kernel: 512 KiB of 2 ranks, and 512 KiB / (p - 1) of p, in whole 2 KiB.
@@ -154,11 +156,10 @@ func (p *Clique) Do(s *cuda.Stream, call Transfer) error {
 		return p.k.smallOn(s, x.rank, x.size, &m, &p.inbox)
 	case x.What == AllReduce:
 		return p.allReduce(x, s)
-	case !ok && !x.isReduction() && x.N*x.Type.Size() <= p.atOnce:
+	case !x.isReduction():
 		return p.exchangeParts(x, s)
-	}
-	if err := x.keep(s); err != nil {
-		return err
+	case x.size == 1:
+		return x.keep(s)
 	}
 	x.cut(p.room)
 	for k := range x.steps() {
@@ -187,13 +188,11 @@ func (p *Clique) allReduce(x *Transfer, s *cuda.Stream) error {
 	return nil
 }
 
+// step makes one step of a reduction to one rank, or of a part to each.
 func (p *Clique) step(x *Transfer, k int, s *cuda.Stream) error {
 	size := x.Type.Size()
 	stride := (x.window*size + 15) / 16 * 16
 	for _, o := range x.out(k) {
-		if x.stays(o) {
-			continue
-		}
 		if err := s.Copy(unsafe.Add(p.mem, p.scratch()+o.Slot*stride), o.At, o.N*size); err != nil {
 			return err
 		}
@@ -202,13 +201,8 @@ func (p *Clique) step(x *Transfer, k int, s *cuda.Stream) error {
 		return err
 	}
 	for _, i := range x.in(k) {
-		var err error
-		if offset := p.scratch() + i.Slot*stride; x.isReduction() {
-			err = p.k.Fold(s, i.At, p.win.table, offset, i.N, x.Type, x.Op, p.c.Size())
-		} else if i.Peer != p.c.Rank() {
-			err = s.Copy(i.At, unsafe.Add(p.win.base[i.Peer], offset), i.N*size)
-		}
-		if err != nil {
+		offset := p.scratch() + i.Slot*stride
+		if err := p.k.Fold(s, i.At, p.win.table, offset, i.N, x.Type, x.Op, p.c.Size()); err != nil {
 			return err
 		}
 	}

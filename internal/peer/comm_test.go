@@ -3,6 +3,7 @@ package peer
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,6 +46,56 @@ func TestSmallCollectives(t *testing.T) {
 			}
 			commtest.Must(t, at.s.Close())
 			commtest.Must(t, p.Close())
+		})
+}
+
+// TestLongCollectives has parts that are longer than what one kernel of small collectives takes.
+func TestLongCollectives(t *testing.T) {
+	const n, root = 2500, 1
+	devtest.OnDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "100"},
+		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
+			peersAtOnce, messagesMost = 2*smallBlock, 8000
+			x := openRoom(t, c, d, 2<<20)
+			me, parts := c.Rank(), cudampi.Parts{Each: n}
+			input := func(r int) []int32 { return commtest.Input[int32](r, c.Size()*n) }
+			sum := make([]int32, c.Size()*n)
+			for r := range c.Size() {
+				for i, v := range input(r) {
+					sum[i] += v
+				}
+			}
+			for what := Reduce; what <= Scatter; what++ {
+				src, dst := filled(t, x.site, input(me)), alloc[int32](t, x.site, c.Size()*n)
+				call := Transfer{What: what, Dst: dst.ptr(0), Src: src.ptr(0), Send: parts, Recv: parts, N: n,
+					Type: elem.Int32, Op: elem.Sum, Root: root}
+				if what == Broadcast && me == root {
+					call.Dst = call.Src
+				}
+				want := slices.Clone(dst.host.Data())
+				switch {
+				case what == Reduce && me == root:
+					copy(want, sum[:n])
+				case what == ReduceScatter:
+					copy(want, sum[me*n:][:n])
+				case what == Broadcast && me != root:
+					copy(want, input(root)[:n])
+				case what == Scatter:
+					copy(want, input(root)[me*n:][:n])
+				}
+				for r := range c.Size() {
+					switch {
+					case what == AllGather || what == Gather && me == root:
+						copy(want[r*n:], input(r)[:n])
+					case what == AllToAll:
+						copy(want[r*n:], input(r)[me*n:][:n])
+					}
+				}
+				commtest.Must(t, x.Do(x.s, call))
+				dst.same(t, want, fmt.Sprintf("collective %d", what))
+				src.same(t, input(me), "what was given")
+			}
+			x.close(t)
+			peersAtOnce, messagesMost = smallBlocks*smallBlock, 2<<20
 		})
 }
 

@@ -139,7 +139,7 @@ func (p *Clique) bulk() (each, most int) {
 	if each == 0 {
 		return 0, 1 << messageBits
 	}
-	return each, max(p.MessageMost(), p.atOnce) // beyond those of exchangeParts, whose list lies there
+	return each, p.MessageMost()
 }
 
 // exchangeParts does a transfer as messages. All ranks know the lengths of all of them.
@@ -148,8 +148,15 @@ func (p *Clique) exchangeParts(x *Transfer, s *cuda.Stream) error {
 	var room [2 * peerRanks]Message
 	messages := room[:0]
 	ownDst, ownSrc, _ := x.own()
+	own := ownDst != ownSrc
+	if x.N*x.Type.Size() > p.atOnce { // a copy is faster
+		if err := x.keep(s); err != nil {
+			return err
+		}
+		own = false
+	}
 	add := func(i piece, peer int, recv bool) {
-		if i.N > 0 && (peer != x.rank || ownDst != ownSrc) {
+		if i.N > 0 && (peer != x.rank || own) {
 			messages = append(messages, Message{Buf: i.At, N: i.N, Type: x.Type, Peer: peer, Recv: recv})
 		}
 	}
@@ -163,7 +170,7 @@ func (p *Clique) exchangeParts(x *Transfer, s *cuda.Stream) error {
 	for _, i := range x.in(0) {
 		add(i, i.Peer, true)
 	}
-	return p.Exchange(s, unsafe.Add(p.mem, p.scratch()), messages)
+	return p.Exchange(s, unsafe.Add(p.mem, p.list()), messages)
 }
 
 // complaints are the words that exchange writes.

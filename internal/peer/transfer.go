@@ -150,11 +150,6 @@ func (x *Transfer) in(k int) []piece {
 	return list
 }
 
-// stays reports whether a piece that this rank puts out is for itself alone.
-func (x *Transfer) stays(p piece) bool {
-	return p.Slot == x.rank && (x.What == AllToAll || x.What == Scatter)
-}
-
 // own returns where the part lies that this rank sends to itself, and where it goes; n is 0 if
 // there is none.
 func (x *Transfer) own() (dst, src unsafe.Pointer, n int) {
