@@ -104,14 +104,14 @@ func TestCheckNamesCounts(t *testing.T) {
 			call func() error
 		}{
 			{"rank 0 at *: hostdata.Broadcast, root 0; rank 1 at *: hostdata.Broadcast, root 1 (", func() error {
-				_, err := hostdata.Broadcast(c, rank, min(rank, 1))
+				_, err := hostdata.Broadcast(c, fmt.Sprint(rank), min(rank, 1))
 				return err
 			}},
 			{"rank 0 at *: Broadcast of 1 int64, root 0; rank 2 at *: Broadcast of 1 int64, root 2 (", func() error {
 				_, err := hostdata.Broadcast(c, rank, rank/2*2)
 				return err
 			}},
-			{"Mesh: the ranks called different collectives: rank 0 has the axes [a 3 b 1], rank 1 [b 1 a 3]",
+			{"mesh.New: the ranks called different collectives: rank 0 has the axes [a 3 b 1], rank 1 [b 1 a 3]",
 				func() error {
 					axes := []mesh.Axis{{Name: "a", Size: 3}, {Name: "b", Size: 1}}
 					if rank == 1 {
