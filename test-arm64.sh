@@ -85,8 +85,9 @@ if [ -n "$missing" ]; then
 fi
 [ -e /proc/sys/fs/binfmt_misc/register ] || mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
 [ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ] || update-binfmts --enable qemu-aarch64
-# iproute2 and ssh are what tests of several hosts, and mpirun, look for.
-wanted=gcc,g++,libc6-dev,libopenmpi-dev,openmpi-bin,libopenblas0-pthread,openssh-client,make,procps,iproute2,ca-certificates
+# iproute2 and ssh are what tests of several hosts, and mpirun, look for. automake is what libltdl-dev means by
+# automake-1.16, which debootstrap does not find.
+wanted=automake,gcc,g++,libc6-dev,libopenmpi-dev,openmpi-bin,libopenblas0-pthread,openssh-client,make,procps,iproute2,ca-certificates
 if [ ! -e "$root/complete" ]; then
     echo "a Debian for arm64 goes to $root, which takes some minutes"
     rm -rf "$root"
