@@ -10,7 +10,7 @@ import (
 	"strconv"
 
 	"lockstep/bench/harness"
-	"lockstep/bench/rank"
+	"lockstep/bench/measure"
 )
 
 // cuda returns the compiler's flags for CUDA. CPATH and LIBRARY_PATH add folders.
@@ -86,7 +86,7 @@ func (b *bench) startup() error {
 			if err != nil {
 				return err
 			}
-			total, err := harness.Exactly[rank.Started](out, 1)
+			total, err := harness.Exactly[measure.Started](out, 1)
 			if err != nil {
 				return fmt.Errorf("%v: %w", cmd, err)
 			}
@@ -136,7 +136,7 @@ func (b *bench) replay() error {
 			return err
 		}
 		r := harness.Row{What: fmt.Sprintf("failures of %d replays of a graph with collectives, and of the exit",
-			rank.Replays), Ranks: n, Unit: "failures"}
+			measure.Replays), Ranks: n, Unit: "failures"}
 		if _, err := harness.Output(cmd...); err != nil {
 			r.Ours, failed = 1, err
 		}

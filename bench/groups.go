@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"lockstep/bench/harness"
-	"lockstep/bench/rank"
+	"lockstep/bench/measure"
 )
 
 // group is the rows of one --only name.
@@ -57,7 +57,7 @@ func names() []string {
 
 // turns runs the two sides in turn. It returns their times, and our point with the most
 // allocations. Each run prints one point.
-func (b *bench) turns(theirs, ours []string) (theirUS, ourUS []float64, worst rank.Point, err error) {
+func (b *bench) turns(theirs, ours []string) (theirUS, ourUS []float64, worst measure.Point, err error) {
 	for range b.Rounds {
 		p, err := onePoint(theirs)
 		if err != nil {
@@ -75,14 +75,14 @@ func (b *bench) turns(theirs, ours []string) (theirUS, ourUS []float64, worst ra
 	return theirUS, ourUS, worst, nil
 }
 
-func onePoint(cmd []string) (rank.Point, error) {
+func onePoint(cmd []string) (measure.Point, error) {
 	out, err := harness.Output(cmd...)
 	if err != nil {
-		return rank.Point{}, err
+		return measure.Point{}, err
 	}
-	points, err := harness.Exactly[rank.Point](out, 1)
+	points, err := harness.Exactly[measure.Point](out, 1)
 	if err != nil {
-		return rank.Point{}, fmt.Errorf("%v: %w", cmd, err)
+		return measure.Point{}, fmt.Errorf("%v: %w", cmd, err)
 	}
 	return points[0], nil
 }
@@ -94,7 +94,7 @@ func (b *bench) watch() error {
 		return err
 	}
 	without := slices.Clone(with)
-	without[slices.Index(without, "--what")] = rank.Unwatched
+	without[slices.Index(without, "--what")] = measure.Unwatched
 	theirUS, ourUS, _, err := b.turns(without, with)
 	if err != nil {
 		return err
@@ -144,7 +144,7 @@ func (b *bench) pingPong() error {
 		if err != nil {
 			return err
 		}
-		points, err := harness.Exactly[rank.Point](out, 2)
+		points, err := harness.Exactly[measure.Point](out, 2)
 		if err != nil {
 			return err
 		}

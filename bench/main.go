@@ -30,9 +30,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
-	"lockstep/bench/rank"
+	"lockstep/bench/measure"
 	"lockstep/bench/sweep"
 	"lockstep/bench/train"
 	"lockstep/internal/cli"
@@ -52,9 +51,9 @@ func main() {
 		case "sweep":
 			run = sweep.Command
 		case "rank":
-			run = func() error { rank.Main(); return nil }
+			run = func() error { measure.Calls(); return nil }
 		case "sweep-rank":
-			run = func() error { collective.Main(); return nil }
+			run = func() error { measure.Collectives(); return nil }
 		case "train":
 			run = train.Command
 		case "loss":

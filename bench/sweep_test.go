@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 	"lockstep/internal/campaign"
 	"lockstep/internal/mpirun"
 	"lockstep/spmd/spmdtest"
@@ -44,7 +44,7 @@ func TestSweepCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := harness.Lines[collective.Measured](string(data))
+	all, err := harness.Lines[measure.Measured](string(data))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,18 +54,18 @@ func TestSweepCommand(t *testing.T) {
 		if !m.OK || m.MedianUS <= 0 || m.Commit != "abc" || m.Machine == "" || m.Wrong != nil && *m.Wrong != 0 {
 			t.Errorf("%+v", m)
 		}
-		if m.App == "cost" && m.Side == collective.Ours && (m.StartupMS <= 0 || m.PeakMiB <= 0 || m.USPerRank <= 0) {
+		if m.App == "cost" && m.Side == measure.Ours && (m.StartupMS <= 0 || m.PeakMiB <= 0 || m.USPerRank <= 0) {
 			t.Errorf("%+v", m)
 		}
 	}
 	const sweeps = 2*9 + 2*10 // sizes by operations: on 1 rank there is no ping-pong
 	for name, want := range map[string]int{
-		"sweep " + collective.Ours: sweeps, "sweep MPI from C": sweeps, "cost " + collective.Ours: 1,
-		"cost MPI from C": 1, "reduce strong " + collective.Ours: 2, "reduce weak " + collective.Ours: 2,
-		"matvec strong " + collective.Ours: 2, "matvec weak " + collective.Ours: 2,
-		"stencil strong " + collective.Ours: 2, "stencil weak " + collective.Ours: 2,
+		"sweep " + measure.Ours: sweeps, "sweep MPI from C": sweeps, "cost " + measure.Ours: 1,
+		"cost MPI from C": 1, "reduce strong " + measure.Ours: 2, "reduce weak " + measure.Ours: 2,
+		"matvec strong " + measure.Ours: 2, "matvec weak " + measure.Ours: 2,
+		"stencil strong " + measure.Ours: 2, "stencil weak " + measure.Ours: 2,
 		"stencil strong " + harness.StencilPeer: 2, "stencil weak " + harness.StencilPeer: 2,
-		"train strong " + collective.Ours: 2, "train weak " + collective.Ours: 2,
+		"train strong " + measure.Ours: 2, "train weak " + measure.Ours: 2,
 	} {
 		if !campaign.All() && (strings.Contains(name, "strong") || strings.Contains(name, "weak")) {
 			want = 0

@@ -16,8 +16,8 @@ import (
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 	"lockstep/internal/cli"
 	"lockstep/internal/figure"
 )
@@ -53,7 +53,7 @@ func (w network) expect(m model, bytes, ranks int) (best, worst float64) {
 
 // series has the properties that the points of one model share.
 type series struct {
-	collective.Kind
+	measure.Kind
 	Device string
 }
 
@@ -61,13 +61,13 @@ func (k series) what() string { return k.calls() + " on " + k.Device }
 
 // calls names the side, the collective and how it is called.
 func (k series) calls() string {
-	m := collective.Measured{Kind: k.Kind}
+	m := measure.Measured{Kind: k.Kind}
 	return fmt.Sprintf("%s: %s, %s", k.Side, k.Op, strings.TrimPrefix(m.What(), fmt.Sprintf("%s of 0B, ", k.Op)))
 }
 
 // pointsOf returns the all-reduces on two ranks or more by their series, and the series in the
 // order of the lines.
-func pointsOf(lines []collective.Measured) ([]series, map[series][]sample) {
+func pointsOf(lines []measure.Measured) ([]series, map[series][]sample) {
 	of := map[series][]sample{}
 	var order []series
 	for _, m := range lines {
@@ -100,7 +100,7 @@ type modelFlags struct {
 func Model() error {
 	var f modelFlags
 	fs := pflag.NewFlagSet("bench model", pflag.ExitOnError)
-	fs.StringVar(&f.side, "side", collective.Ours, "whose measurements, such as \"nccl-tests -R 2\"")
+	fs.StringVar(&f.side, "side", measure.Ours, "whose measurements, such as \"nccl-tests -R 2\"")
 	fs.IntSliceVar(&f.ranks, "ranks", []int{64, 1024}, "numbers of ranks to say what to expect on")
 	fs.IntSliceVar(&f.fitRanks, "fit-ranks", nil,
 		"numbers of ranks to fit to (default all measured), such as only those with, or without, a core for each")
@@ -116,13 +116,13 @@ func Model() error {
 	if fs.NArg() == 0 {
 		return errors.New("model wants files of measurements, such as bench/results/sweep/gpu-measured.jsonl")
 	}
-	var all []collective.Measured
+	var all []measure.Measured
 	for _, name := range fs.Args() {
 		data, err := os.ReadFile(name)
 		if err != nil {
 			return err
 		}
-		more, err := harness.Lines[collective.Measured](string(data))
+		more, err := harness.Lines[measure.Measured](string(data))
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -157,8 +157,8 @@ func (f *modelFlags) check() error {
 }
 
 // run fits a model to each series and reports its predictions.
-func (f *modelFlags) run(out io.Writer, all []collective.Measured) error {
-	order, of := pointsOf(slices.DeleteFunc(slices.Clone(all), func(m collective.Measured) bool {
+func (f *modelFlags) run(out io.Writer, all []measure.Measured) error {
+	order, of := pointsOf(slices.DeleteFunc(slices.Clone(all), func(m measure.Measured) bool {
 		return m.Side != f.side || len(f.fitRanks) > 0 && !slices.Contains(f.fitRanks, m.Ranks)
 	}))
 	fits := 0

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/bench/collective"
+	"lockstep/bench/measure"
 )
 
 // points returns points of a model with known parameters, each off by up to noise, the
@@ -102,13 +102,13 @@ func TestFitOneNumberOfRanks(t *testing.T) {
 // prediction of other sizes. The report says if points follow no such model.
 func TestModelOfCost(t *testing.T) {
 	of := func(us func(p float64) float64) string {
-		var all []collective.Measured
+		var all []measure.Measured
 		for _, p := range []int{1, 2, 4, 8, 16, 32, 64} {
-			m := timeOf(collective.Ours, p, us(float64(p)), 0)
+			m := timeOf(measure.Ours, p, us(float64(p)), 0)
 			m.App, m.Device = "cost", "host"
 			all = append(all, m)
 		}
-		f := modelFlags{side: collective.Ours, fitRanks: []int{2, 4, 16, 32, 64}, ranks: []int{48, 1024},
+		f := modelFlags{side: measure.Ours, fitRanks: []int{2, 4, 16, 32, 64}, ranks: []int{48, 1024},
 			sizes: []string{"1MiB"}, out: t.TempDir(), network: network{gbps: 50, stepUS: 5}}
 		if err := f.check(); err != nil {
 			t.Fatal(err)
@@ -165,21 +165,21 @@ func TestExpect(t *testing.T) {
 // The command's text has the model, the error and the predictions, for each way of calling. The
 // host's nodes are as large as the measured ones.
 func TestModelReport(t *testing.T) {
-	var all []collective.Measured
+	var all []measure.Measured
 	add := func(device string, graph bool, m model, ranks ...int) {
 		for _, p := range points(m, ranks, 0) {
-			l := timeOf(collective.Ours, int(p.ranks), p.us, 0)
+			l := timeOf(measure.Ours, int(p.ranks), p.us, 0)
 			l.Bytes, l.Elements, l.Graph, l.Device = int(p.bytes), int(p.bytes)/4, graph, device
 			all = append(all, l)
 		}
 	}
 	add("NVIDIA H200", true, known(1, fittedTerm{algorithm: ring, stepUS: 1, gbps: 300}), 1, 2, 4)
 	add("host", false, known(1, fittedTerm{algorithm: ring, stepUS: 5, gbps: 3}), 2, 16)
-	few := timeOf(collective.Ours, 2, 3, 0)
+	few := timeOf(measure.Ours, 2, 3, 0)
 	few.Symmetric, few.Device = true, "NVIDIA H200"
 	other := timeOf("nccl-tests -R 0", 2, 3, 0)
 	all = append(all, few, other)
-	f := modelFlags{side: collective.Ours, ranks: []int{8, 64, 1024}, sizes: []string{"8B", "64MiB"}, out: t.TempDir(),
+	f := modelFlags{side: measure.Ours, ranks: []int{8, 64, 1024}, sizes: []string{"8B", "64MiB"}, out: t.TempDir(),
 		network: network{gbps: 50, stepUS: 5}}
 	if err := f.check(); err != nil {
 		t.Fatal(err)
@@ -213,7 +213,7 @@ func TestModelReport(t *testing.T) {
 			t.Errorf("%s lacks a line", p)
 		}
 	}
-	if err := f.run(&out, []collective.Measured{few}); err == nil ||
+	if err := f.run(&out, []measure.Measured{few}); err == nil ||
 		!strings.Contains(err.Error(), `no all-reduces of "lockstep"`) {
 		t.Errorf("too few points for any model: %v", err)
 	}
@@ -243,8 +243,8 @@ func TestModelCheck(t *testing.T) {
 }
 
 // timeOf returns a measurement of one time.
-func timeOf(side string, ranks int, us float64, wrong int) collective.Measured {
-	m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2,
+func timeOf(side string, ranks int, us float64, wrong int) measure.Measured {
+	m := measure.Measured{Kind: measure.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2,
 		Bytes: 8}, Wrong: &wrong, OK: wrong == 0}
 	m.Side, m.Ranks, m.MedianUS = side, ranks, us
 	return m

@@ -9,26 +9,26 @@ import (
 	"strconv"
 	"strings"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 	"lockstep/spmd/timing"
 )
 
 // ranksCommand returns the command line of this program as a rank of the sweep, on n of them, with
 // the flags of the sweep.
-func (s *sweep) ranksCommand(n int, list []collective.Case) ([]string, error) {
+func (s *sweep) ranksCommand(n int, list []measure.Case) ([]string, error) {
 	cmd, err := s.Self(n, "sweep-rank", s.Flags.Args()...)
 	cmd = append(cmd, "--collectives", s.collectives)
-	return append(cmd, collective.CaseArgs(list)...), err
+	return append(cmd, measure.CaseArgs(list)...), err
 }
 
 // measurements runs a program and returns its JSON lines.
-func (s *sweep) measurements(cmd []string) ([]collective.Measured, error) {
+func (s *sweep) measurements(cmd []string) ([]measure.Measured, error) {
 	out, err := harness.Output(cmd...)
 	if err != nil {
 		return nil, err
 	}
-	all, err := harness.Lines[collective.Measured](out)
+	all, err := harness.Lines[measure.Measured](out)
 	if err == nil && len(all) == 0 {
 		err = fmt.Errorf("%s printed no measurement: %q", cmd[0], out)
 	}
@@ -37,11 +37,11 @@ func (s *sweep) measurements(cmd []string) ([]collective.Measured, error) {
 
 // collectiveSides returns this framework and the peers on this machine, each measuring the
 // cases on n ranks.
-func (s *sweep) collectiveSides(n int, list []collective.Case) []side {
+func (s *sweep) collectiveSides(n int, list []measure.Case) []side {
 	if len(list) == 0 {
 		return nil
 	}
-	sides := []side{{collective.Ours, n, func() ([]collective.Measured, error) {
+	sides := []side{{measure.Ours, n, func() ([]measure.Measured, error) {
 		cmd, err := s.ranksCommand(n, list)
 		if err != nil {
 			return nil, err
@@ -60,7 +60,7 @@ type peer struct {
 	name        string // that those of its sides begin with
 	graphs      bool   // whether it can be captured in a graph
 	missing     func(s *sweep) error
-	collectives func(s *sweep, n int, list []collective.Case) []side
+	collectives func(s *sweep, n int, list []measure.Case) []side
 }
 
 // ncclTests is the flag of a peer that has goals of its own.
@@ -115,16 +115,16 @@ func (s *sweep) noC() error {
 var cTypes = []string{"float32", "float64", "int32", "int64"}
 
 // ofTypes returns the cases whose types a peer knows.
-func ofTypes(list []collective.Case, known []string) []collective.Case {
+func ofTypes(list []measure.Case, known []string) []measure.Case {
 	return slices.DeleteFunc(slices.Clone(list),
-		func(c collective.Case) bool { return !slices.Contains(known, c.DType.Name) })
+		func(c measure.Case) bool { return !slices.Contains(known, c.DType.Name) })
 }
 
-func (s *sweep) cSides(n int, list []collective.Case) []side {
+func (s *sweep) cSides(n int, list []measure.Case) []side {
 	if list = ofTypes(list, cTypes); len(list) == 0 {
 		return nil
 	}
-	return []side{{"MPI from C", n, func() ([]collective.Measured, error) {
+	return []side{{"MPI from C", n, func() ([]measure.Measured, error) {
 		program, err := s.C("collectives", "mpicc")
 		if err != nil {
 			return nil, err
@@ -162,25 +162,25 @@ func (s *sweep) torchGraph() string {
 // torchTypes are the element types of torch_peer.py.
 var torchTypes = []string{"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}
 
-func (s *sweep) torchSides(n int, list []collective.Case) []side {
-	list = slices.DeleteFunc(ofTypes(list, torchTypes), func(c collective.Case) bool {
+func (s *sweep) torchSides(n int, list []measure.Case) []side {
+	list = slices.DeleteFunc(ofTypes(list, torchTypes), func(c measure.Case) bool {
 		return !c.Op.Torch(s.onHost())
 	})
 	if len(list) == 0 {
 		return nil
 	}
-	return []side{{"PyTorch", n, func() ([]collective.Measured, error) {
+	return []side{{"PyTorch", n, func() ([]measure.Measured, error) {
 		return s.measurements(s.torchrun(n, "collectives",
 			append([]string{fmt.Sprintf("--iters=%d", s.Iters), fmt.Sprintf("--warmup=%d", s.Warmup),
-				fmt.Sprintf("--graph-calls=%d", collective.GraphCalls), "--graph=" + s.torchGraph()},
-				collective.CaseArgs(list)...)...))
+				fmt.Sprintf("--graph-calls=%d", measure.GraphCalls), "--graph=" + s.torchGraph()},
+				measure.CaseArgs(list)...)...))
 	}}}
 }
 
 // mpi4pyTypes are the element types of mpi4py_peer.py.
 var mpi4pyTypes = []string{"float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"}
 
-func (s *sweep) mpi4pySides(n int, list []collective.Case) []side {
+func (s *sweep) mpi4pySides(n int, list []measure.Case) []side {
 	if list = ofTypes(list, mpi4pyTypes); len(list) == 0 {
 		return nil
 	}
@@ -206,11 +206,11 @@ func (s *sweep) mpi4pySides(n int, list []collective.Case) []side {
 		if memory != "host" {
 			name += " " + memory
 		}
-		sides = append(sides, side{name, n, func() ([]collective.Measured, error) {
+		sides = append(sides, side{name, n, func() ([]measure.Measured, error) {
 			return s.measurements(harness.MPIRun(n,
 				append([]string{s.python, filepath.Join(s.pythonDir, "mpi4py_peer.py"), "--memory", memory,
 					fmt.Sprintf("--iters=%d", s.Iters), fmt.Sprintf("--warmup=%d", s.Warmup)},
-					collective.CaseArgs(list)...)...))
+					measure.CaseArgs(list)...)...))
 		}})
 	}
 	return sides
@@ -229,11 +229,11 @@ func (s *sweep) noNCCLTests() error {
 
 // ncclSides returns nccl-tests on plain and on symmetric memory. Without MPI it drives all GPUs
 // from one process.
-func (s *sweep) ncclSides(n int, list []collective.Case) []side {
+func (s *sweep) ncclSides(n int, list []measure.Case) []side {
 	var sides []side
 	for _, registered := range []string{"0", "2"} {
-		sides = append(sides, side{"nccl-tests -R " + registered, n, func() ([]collective.Measured, error) {
-			var all []collective.Measured
+		sides = append(sides, side{"nccl-tests -R " + registered, n, func() ([]measure.Measured, error) {
+			var all []measure.Measured
 			for _, op := range s.ops {
 				program := filepath.Join(s.ncclTests, op.NCCL)
 				if _, err := os.Stat(program); op.NCCL == "" || err != nil {
@@ -241,7 +241,7 @@ func (s *sweep) ncclSides(n int, list []collective.Case) []side {
 				}
 				for _, t := range s.types {
 					mine := slices.DeleteFunc(slices.Clone(list),
-						func(c collective.Case) bool { return c.Op.Name != op.Name || c.DType.Name != t.Name })
+						func(c measure.Case) bool { return c.Op.Name != op.Name || c.DType.Name != t.Name })
 					if len(mine) == 0 {
 						continue
 					}
@@ -278,8 +278,8 @@ func (s *sweep) ncclRuns() [][]int {
 // ncclTest runs one of nccl-tests' programs over sizes of one number of calls. Each of its cycles
 // is an iteration of ours: the calls back to back, then one wait. It has as many iterations as
 // ours, and as many for the warm-up.
-func (s *sweep) ncclTest(n int, program, registered string, op collective.Operation, t collective.DType, graph bool,
-	sizes []int) ([]collective.Measured, error) {
+func (s *sweep) ncclTest(n int, program, registered string, op measure.Operation, t measure.DType, graph bool,
+	sizes []int) ([]measure.Measured, error) {
 	cmd := []string{program, "-b", strconv.Itoa(sizes[0]), "-e", strconv.Itoa(sizes[len(sizes)-1]), "-f",
 		strconv.Itoa(s.factor),
 		// -a 3 takes the slowest rank
@@ -287,7 +287,7 @@ func (s *sweep) ncclTest(n int, program, registered string, op collective.Operat
 		strconv.Itoa(s.Warmup + s.Iters)}
 	calls := s.callsOf(sizes[0])
 	if graph {
-		each, launches := collective.InGraph(calls)
+		each, launches := measure.InGraph(calls)
 		cmd, calls = append(cmd, "-n", strconv.Itoa(each), "-G", strconv.Itoa(launches)), each*launches
 	} else {
 		cmd = append(cmd, "-n", strconv.Itoa(calls))
@@ -308,7 +308,7 @@ func (s *sweep) ncclTest(n int, program, registered string, op collective.Operat
 	if all, err = cycles(all, s.Warmup, s.Iters); err != nil {
 		return nil, fmt.Errorf("%s: %w", strings.Join(cmd, " "), err)
 	}
-	all = slices.DeleteFunc(all, func(m collective.Measured) bool {
+	all = slices.DeleteFunc(all, func(m measure.Measured) bool {
 		return !slices.Contains(s.InPlace, m.InPlace) && slices.Contains(op.Places, !m.InPlace)
 	})
 	for i := range all {
@@ -320,16 +320,16 @@ func (s *sweep) ncclTest(n int, program, registered string, op collective.Operat
 
 // cycles groups the lines by size and place. The first cycles are the warm-up. Several given sizes
 // may have become one through the division of the elements among the ranks.
-func cycles(lines []collective.Measured, warmup, iters int) ([]collective.Measured, error) {
-	of := map[collective.Kind][]collective.Measured{}
-	var order []collective.Kind
+func cycles(lines []measure.Measured, warmup, iters int) ([]measure.Measured, error) {
+	of := map[measure.Kind][]measure.Measured{}
+	var order []measure.Kind
 	for _, m := range lines {
 		if of[m.Kind] == nil {
 			order = append(order, m.Kind)
 		}
 		of[m.Kind] = append(of[m.Kind], m)
 	}
-	var all []collective.Measured
+	var all []measure.Measured
 	for _, k := range order {
 		same := of[k]
 		if len(same)%(warmup+iters) != 0 {
@@ -361,12 +361,12 @@ func usesMPI(program string) bool {
 // ncclTable reads the table of one of nccl-tests' programs: a line for out of place and one for in
 // place of each size. They have one time, the mean of the calls. A size without data is left out.
 // Source: nccl-tests, src/util.cu: writeBenchmarkLinePreamble and writeBenchmarkLineBody.
-func ncclTable(out string, op collective.Operation, t collective.DType) ([]collective.Measured, error) {
+func ncclTable(out string, op measure.Operation, t measure.DType) ([]measure.Measured, error) {
 	const (
 		place   = 5 // the column of the first time, behind size, count, type, redop and root
 		columns = 4 // time, algbw, busbw, #wrong
 	)
-	var all []collective.Measured
+	var all []measure.Measured
 	for line := range strings.Lines(out) {
 		f := strings.Fields(line)
 		if len(f) < place+2*columns {
@@ -385,7 +385,7 @@ func ncclTable(out string, op collective.Operation, t collective.DType) ([]colle
 			if err != nil || !(us > 0) {
 				return nil, fmt.Errorf("%s printed %q: %q is no time", op.NCCL, strings.TrimSpace(line), body[0])
 			}
-			m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: op.Name, Dtype: t.Name,
+			m := measure.Measured{Kind: measure.Kind{App: "sweep", Op: op.Name, Dtype: t.Name,
 				Elements: bytes / t.Size, Bytes: bytes, InPlace: inPlace}, OK: true}
 			m.MinUS, m.MedianUS, m.P99US, m.MaxUS = us, us, us, us
 			if body[3] != "N/A" {

@@ -12,8 +12,8 @@ import (
 
 	"gonum.org/v1/plot/plotter"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 	"lockstep/internal/figure"
 	"lockstep/spmd/spmdtest"
 )
@@ -39,7 +39,7 @@ const ncclSample = `# nccl-tests version 2.19.0 nccl-headers=22803 nccl-library=
 `
 
 func TestNCCLTable(t *testing.T) {
-	op, float := collective.Operations[0], collective.DTypes[0]
+	op, float := measure.Operations[0], measure.DTypes[0]
 	all, err := ncclTable(ncclSample, op, float)
 	if err != nil || len(all) != 4 {
 		t.Fatalf("%d lines, %v", len(all), err)
@@ -83,10 +83,10 @@ func TestNCCLSides(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "all_reduce_perf"), []byte(script), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	s.ncclTests, s.peers, s.ops = dir, []string{"nccl-tests"}, collective.Operations
-	s.types, s.factor, s.Graph, s.Rounds = collective.DTypes[:1], 2, collective.Choice{false, true}, 1
+	s.ncclTests, s.peers, s.ops = dir, []string{"nccl-tests"}, measure.Operations
+	s.types, s.factor, s.Graph, s.Rounds = measure.DTypes[:1], 2, measure.Choice{false, true}, 1
 	s.sizes, s.calls, s.Warmup = []int{8, 16, 128 << 20}, 100, 1
-	sides := s.collectiveSides(4, collective.Cases(s.ops, s.types, s.sizes, 4, s.callsOf))
+	sides := s.collectiveSides(4, measure.Cases(s.ops, s.types, s.sizes, 4, s.callsOf))
 	if len(sides) != 3 {
 		t.Fatalf("%d sides, want ours and two of nccl-tests", len(sides))
 	}
@@ -120,8 +120,8 @@ func TestNCCLSides(t *testing.T) {
 // Each cycle of nccl-tests has every size once. Sizes that became one through the division among
 // the ranks are one line. A missing one is an error.
 func TestCycles(t *testing.T) {
-	of := func(bytes int, us ...float64) []collective.Measured {
-		var all []collective.Measured
+	of := func(bytes int, us ...float64) []measure.Measured {
+		var all []measure.Measured
 		for _, u := range us {
 			m := line("", 2, u, 1)
 			m.Bytes = bytes
@@ -168,7 +168,7 @@ func TestPresent(t *testing.T) {
 
 // A double of PyTorch's lines is read with all samples.
 func TestTorchLines(t *testing.T) {
-	all, err := harness.Lines[collective.Measured](`W1121 a warning of torchrun
+	all, err := harness.Lines[measure.Measured](`W1121 a warning of torchrun
 {"graph": true, "ok": true, "app": "reduce", "dtype": "float32", "elements": 1000, "bytes": 4000, "samples_us": [3.0, 1.0, 2.0], "ranks": 2, "iters": 3, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0, "max_us": 3.0}
 `)
 	if err != nil || len(all) != 1 {
@@ -213,7 +213,7 @@ func TestMPI4Py(t *testing.T) {
 	spmdtest.HostOnly(t, "mpi4py's buffers are the host's")
 	s := testSweep(harness.HostSet)
 	s.python, s.pythonDir, s.Rounds = pythonWith(t, "mpi4py"), "../peers", 1
-	list := collective.Cases(collective.Operations, []collective.DType{collective.DTypes[0], collective.DTypes[4]},
+	list := measure.Cases(measure.Operations, []measure.DType{measure.DTypes[0], measure.DTypes[4]},
 		[]int{64, 5000}, 3, twice)
 	all, err := s.turnsOf(s.mpi4pySides(3, list))
 	if err != nil {
@@ -226,16 +226,16 @@ func TestMPI4Py(t *testing.T) {
 func TestCProgram(t *testing.T) {
 	spmdtest.HostOnly(t, "the C program's buffers are the host's")
 	s := testSweep(harness.HostSet)
-	s.CSources, s.Dir, s.Rounds, s.InPlace = "../c", t.TempDir(), 1, collective.Choice{false, true}
-	list := collective.Cases(collective.Operations,
-		[]collective.DType{collective.DTypes[0], collective.DTypes[1], collective.DTypes[6], collective.DTypes[8]},
+	s.CSources, s.Dir, s.Rounds, s.InPlace = "../c", t.TempDir(), 1, measure.Choice{false, true}
+	list := measure.Cases(measure.Operations,
+		[]measure.DType{measure.DTypes[0], measure.DTypes[1], measure.DTypes[6], measure.DTypes[8]},
 		[]int{64, 5000}, 3, twice)
 	all, err := s.turnsOf(s.cSides(3, list))
 	if err != nil {
 		t.Fatal(err)
 	}
 	checkPeer(t, slices.DeleteFunc(slices.Clone(all),
-		func(m collective.Measured) bool { return m.InPlace && m.Op != "broadcast" }), list)
+		func(m measure.Measured) bool { return m.InPlace && m.Op != "broadcast" }), list)
 	both := 0
 	for _, c := range list {
 		both += len(c.Op.Places)
@@ -251,7 +251,7 @@ func TestCProgram(t *testing.T) {
 }
 
 // checkPeer checks that each case has one right line, under the key of our own line.
-func checkPeer(t *testing.T, all []collective.Measured, list []collective.Case) {
+func checkPeer(t *testing.T, all []measure.Measured, list []measure.Case) {
 	t.Helper()
 	if len(all) != len(list) {
 		t.Fatalf("%d lines for %d cases", len(all), len(list))
@@ -267,9 +267,9 @@ func checkPeer(t *testing.T, all []collective.Measured, list []collective.Case) 
 
 func TestPlots(t *testing.T) {
 	dir := t.TempDir()
-	of := func(side string, samples []float64) collective.Measured {
+	of := func(side string, samples []float64) measure.Measured {
 		m := line(side, 4, 40, 0)
-		m.Kind = collective.Kind{App: "reduce", Side: side, Scaling: strong, Ranks: 4}
+		m.Kind = measure.Kind{App: "reduce", Side: side, Scaling: strong, Ranks: 4}
 		m.MinUS, m.P99US, m.MaxUS, m.SamplesUS = 30, 55, 1300, samples
 		return m
 	}
@@ -278,14 +278,14 @@ func TestPlots(t *testing.T) {
 		panels []figure.Panel
 		want   []string // texts; nil if there is nothing to draw
 	}{
-		{"times", []figure.Panel{distribution([]collective.Measured{of(collective.Ours, nil),
+		{"times", []figure.Panel{distribution([]measure.Measured{of(measure.Ours, nil),
 			of("PyTorch", []float64{30, 40, 1300})}, "a machine")},
 			[]string{"lockstep, 4 ranks: p50 40.0 us, p99 55.0 us, max 1300.0 us", "PyTorch, 4 ranks",
 				"times of reduce; a machine"}},
 		// no bus bandwidth: one panel
-		{"one point", bySize([]collective.Measured{line(collective.Ours, 2, 3, 0)}, "allreduce", "a machine"),
+		{"one point", bySize([]measure.Measured{line(measure.Ours, 2, 3, 0)}, "allreduce", "a machine"),
 			[]string{"time of a call, us", "8B"}},
-		{"ranks", byRanks("reduce", []collective.Measured{of(collective.Ours, nil)}), nil}, // no speed-up yet
+		{"ranks", byRanks("reduce", []measure.Measured{of(measure.Ours, nil)}), nil}, // no speed-up yet
 		{"nothing", bySize(nil, "allreduce", ""), nil},
 	} {
 		file := filepath.Join(dir, tc.name+".svg")
@@ -311,11 +311,11 @@ func TestPlots(t *testing.T) {
 // The ends of the cumulative curve are the least and the greatest time, whether all
 // times are known or four of them.
 func TestDistribution(t *testing.T) {
-	m := line(collective.Ours, 1, 4, 0)
+	m := line(measure.Ours, 1, 4, 0)
 	m.Scaling, m.MinUS, m.P99US, m.MaxUS = strong, 1, 8, 9
 	all := m
 	all.Side, all.SamplesUS = "PyTorch", []float64{9, 1, 4, 8}
-	for _, c := range distribution([]collective.Measured{m, all}, "").Curves {
+	for _, c := range distribution([]measure.Measured{m, all}, "").Curves {
 		first, last := c.Points[0], c.Points[len(c.Points)-1]
 		if first.X != 1 || first.Y != 0 || last.X != 9 || last.Y != 1 ||
 			!slices.IsSortedFunc(c.Points, func(a, b plotter.XY) int { return int(a.X - b.X) }) {
@@ -326,13 +326,13 @@ func TestDistribution(t *testing.T) {
 
 // Few of many equal times are drawn, and the curve goes where it would go with all of them.
 func TestDistributionOfMany(t *testing.T) {
-	m := line(collective.Ours, 1, 4, 0)
+	m := line(measure.Ours, 1, 4, 0)
 	m.Scaling = strong
 	for i := range 9000 {
 		m.SamplesUS = append(m.SamplesUS, 30+float64(i)*1e-6) // within 0.3 %
 	}
 	m.SamplesUS = append(m.SamplesUS, slices.Repeat([]float64{60}, 1000)...)
-	points := distribution([]collective.Measured{m}, "").Curves[0].Points
+	points := distribution([]measure.Measured{m}, "").Curves[0].Points
 	last := points[len(points)-1]
 	if len(points) > 20 || points[0].X != 30 || points[0].Y != 0 || last.X != 60 || last.Y != 1 {
 		t.Fatalf("%v", points)
@@ -349,7 +349,7 @@ func TestDistributionOfMany(t *testing.T) {
 
 // A rank writes the fields of the format in which measurements are kept.
 func TestMeasuredFields(t *testing.T) {
-	data, err := json.Marshal(line(collective.Ours, 2, 3, 0))
+	data, err := json.Marshal(line(measure.Ours, 2, 3, 0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,12 +10,12 @@ import (
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 
-	"lockstep/bench/collective"
+	"lockstep/bench/measure"
 	"lockstep/internal/figure"
 )
 
 // rankTicks marks the measured numbers of ranks.
-func rankTicks(lines []collective.Measured) plot.Ticker {
+func rankTicks(lines []measure.Measured) plot.Ticker {
 	at := map[int]bool{}
 	for _, m := range lines {
 		at[m.Ranks] = true
@@ -31,7 +31,7 @@ func rankTicks(lines []collective.Measured) plot.Ticker {
 func (s *sweep) plot() error {
 	at := func(name string) string { return filepath.Join(s.Out, s.Set+"-"+name+".svg") }
 	_, machine := s.Hardware()
-	apps := map[string][]collective.Measured{}
+	apps := map[string][]measure.Measured{}
 	for _, m := range s.all {
 		apps[m.App] = append(apps[m.App], m)
 	}
@@ -39,7 +39,7 @@ func (s *sweep) plot() error {
 		for _, t := range s.types {
 			for _, n := range s.ranks {
 				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]),
-					func(m collective.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
+					func(m measure.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
 				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), true,
 					bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, onRanks(n)), machine)...); err !=
 					nil {
@@ -60,10 +60,10 @@ func (s *sweep) plot() error {
 }
 
 // bySize returns the latency and the bus bandwidth of one collective.
-func bySize(lines []collective.Measured, title, machine string) []figure.Panel {
+func bySize(lines []measure.Measured, title, machine string) []figure.Panel {
 	us := figure.Panel{Title: title, X: "bytes", Y: "time of a call, us", XTicks: plot.TickerFunc(sizeTicks)}
 	bus := figure.Panel{Title: machine, X: "bytes", Y: "bus bandwidth, GB/s", XTicks: plot.TickerFunc(sizeTicks)}
-	slices.SortStableFunc(lines, func(a, b collective.Measured) int { return a.Bytes - b.Bytes })
+	slices.SortStableFunc(lines, func(a, b measure.Measured) int { return a.Bytes - b.Bytes })
 	for _, m := range lines {
 		us.Add(m.Label(), float64(m.Bytes), m.MedianUS)
 		bus.Add(m.Label(), float64(m.Bytes), m.BusGBps)
@@ -72,11 +72,11 @@ func bySize(lines []collective.Measured, title, machine string) []figure.Panel {
 }
 
 // byRanks returns the speed-up at the same work, and the efficiency at growing work.
-func byRanks(app string, lines []collective.Measured) []figure.Panel {
+func byRanks(app string, lines []measure.Measured) []figure.Panel {
 	up := figure.Panel{Title: app + ", strong scaling", X: "ranks", Y: "speed-up", XTicks: rankTicks(lines)}
 	efficiency := figure.Panel{Title: app + ", weak scaling", X: "ranks", Y: "efficiency", XTicks: rankTicks(lines),
 		LinearY: true}
-	slices.SortStableFunc(lines, func(a, b collective.Measured) int { return a.Ranks - b.Ranks })
+	slices.SortStableFunc(lines, func(a, b measure.Measured) int { return a.Ranks - b.Ranks })
 	var ideal, one figure.Curve
 	for _, m := range lines {
 		n, least := float64(m.Ranks), float64(lines[0].Ranks)
@@ -98,7 +98,7 @@ const apart = 1.002
 
 // distribution returns the cumulative distribution of reduce's times. A side that does not give
 // every time is drawn by its least, its median, its 99th percentile and its greatest.
-func distribution(lines []collective.Measured, machine string) figure.Panel {
+func distribution(lines []measure.Measured, machine string) figure.Panel {
 	p := figure.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true,
 		NoMarks: true}
 	for _, m := range lines {
@@ -133,14 +133,14 @@ func distribution(lines []collective.Measured, machine string) figure.Panel {
 }
 
 // costs returns the time of the smallest all-reduce, of the start, and the memory of a rank.
-func costs(lines []collective.Measured) []figure.Panel {
+func costs(lines []measure.Measured) []figure.Panel {
 	ticks := rankTicks(lines)
 	us := figure.Panel{Title: "all-reduce of 8 bytes", X: "ranks", Y: "us", XTicks: ticks}
 	start := figure.Panel{Title: "start to the end of the first collective", X: "ranks", Y: "ms", XTicks: ticks}
 	memory := figure.Panel{Title: "peak memory of a rank", X: "ranks", Y: "MiB", XTicks: ticks, LinearY: true}
 	for _, m := range lines {
 		us.Add(m.Label(), float64(m.Ranks), m.MedianUS)
-		if m.Side == collective.Ours && !m.Graph {
+		if m.Side == measure.Ours && !m.Graph {
 			start.Add(m.Label(), float64(m.Ranks), m.StartupMS)
 			memory.Add(m.Label(), float64(m.Ranks), m.PeakMiB)
 		}

@@ -6,21 +6,21 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // ratios adds a row for each of our lines and each peer that measured the same. The fastest of a
 // peer's sides counts: they are the same collective on several kinds of memory, and ours may take
 // any. But ours on plain memory is not compared with NCCL's symmetric memory, which it cannot have.
 // A peer without graphs is compared with ours in one.
-func (s *sweep) ratios(lines []collective.Measured) {
+func (s *sweep) ratios(lines []measure.Measured) {
 	for _, m := range lines {
-		if m.Side != collective.Ours {
+		if m.Side != measure.Ours {
 			continue
 		}
 		for _, peer := range peers {
-			var theirs []collective.Measured
+			var theirs []measure.Measured
 			for _, p := range lines {
 				k := p.Kind
 				k.Side, k.Stream, k.Symmetric = m.Side, m.Stream, m.Symmetric
@@ -35,7 +35,7 @@ func (s *sweep) ratios(lines []collective.Measured) {
 				continue
 			}
 			best := slices.MinFunc(theirs,
-				func(a, b collective.Measured) int { return cmp.Compare(a.MedianUS, b.MedianUS) })
+				func(a, b measure.Measured) int { return cmp.Compare(a.MedianUS, b.MedianUS) })
 			r := harness.Row{What: m.What(), Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: s.goal}
 			if peer.flag == ncclTests {
 				if m.Symmetric && len(theirs) > 1 {
@@ -65,7 +65,7 @@ const (
 
 // ncclGoal returns the ratio asked for against one of nccl-tests' lines: eager calls have some of
 // the host's time on top.
-func (s *sweep) ncclGoal(m, theirs collective.Measured) float64 {
+func (s *sweep) ncclGoal(m, theirs measure.Measured) float64 {
 	goal := s.goal
 	if m.Op == "allreduce" && m.Bytes >= largeBytes {
 		goal = min(goal, largeGoal)
@@ -77,7 +77,7 @@ func (s *sweep) ncclGoal(m, theirs collective.Measured) float64 {
 }
 
 // smallGoals adds the rows of a small all-reduce in a graph and on symmetric memory.
-func (s *sweep) smallGoals(m collective.Measured, theirs []collective.Measured) {
+func (s *sweep) smallGoals(m measure.Measured, theirs []measure.Measured) {
 	if m.Op != "allreduce" || m.Bytes > smallBytes || !m.Graph || !m.Symmetric || m.Ranks < 2 {
 		return
 	}

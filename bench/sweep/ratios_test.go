@@ -6,17 +6,17 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // Each way of calling is compared with the better of a peer's sides; a peer without
 // graphs with ours in one, too.
 func TestRatios(t *testing.T) {
 	s := testSweep(harness.GPUSet)
-	graph := func(m collective.Measured) collective.Measured { m.Graph, m.Stream = true, true; return m }
-	s.ratios([]collective.Measured{
-		line(collective.Ours, 4, 6, 0), graph(line(collective.Ours, 4, 3, 0)), line(collective.Ours, 2, 4, 0),
+	graph := func(m measure.Measured) measure.Measured { m.Graph, m.Stream = true, true; return m }
+	s.ratios([]measure.Measured{
+		line(measure.Ours, 4, 6, 0), graph(line(measure.Ours, 4, 3, 0)), line(measure.Ours, 2, 4, 0),
 		line("nccl-tests -R 0", 4, 8, 0), line("nccl-tests -R 2", 4, 5, 0), graph(line("nccl-tests -R 0", 4, 7, 0)),
 		line("mpi4py staged", 4, 60, 0), line("nccl-tests -R 0", 1, 1, 0),
 	})
@@ -72,13 +72,13 @@ func TestNCCLRatios(t *testing.T) {
 				"1.0116"}},
 	} {
 		s := testSweep(harness.GPUSet)
-		s.goal = collective.GPUGoal
-		of := func(side string, us float64, symmetric bool) collective.Measured {
+		s.goal = measure.GPUGoal
+		of := func(side string, us float64, symmetric bool) measure.Measured {
 			m := line(side, tc.ranks, us, 0)
 			m.Bytes, m.Elements, m.Graph, m.Symmetric, m.Stream = tc.bytes, tc.bytes/4, tc.graph, symmetric, true
 			return m
 		}
-		s.ratios([]collective.Measured{of(collective.Ours, tc.plain, false), of(collective.Ours, tc.symmetric, true),
+		s.ratios([]measure.Measured{of(measure.Ours, tc.plain, false), of(measure.Ours, tc.symmetric, true),
 			of("nccl-tests -R 0", tc.plainNC, false), of("nccl-tests -R 2", tc.symmetricN, true)})
 		var got []string
 		for _, r := range s.Rows {

@@ -12,9 +12,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
-	"lockstep/bench/rank"
+	"lockstep/bench/measure"
 	"lockstep/spmd/timing"
 )
 
@@ -107,7 +106,7 @@ func (s *sweep) scaling() error {
 	speedUps(all)
 	s.all = append(s.all, all...)
 	s.ratios(slices.DeleteFunc(slices.Clone(all),
-		func(m collective.Measured) bool { return m.Ranks == 1 && m.Scaling == weak }))
+		func(m measure.Measured) bool { return m.Ranks == 1 && m.Scaling == weak }))
 	s.appGoals(all)
 	printScaling(all)
 	return err
@@ -129,7 +128,7 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 		samples = nil
 		size = []string{"--rows", strconv.Itoa(s.app.rows), "--cols", strconv.Itoa(cols)}
 	}
-	scaled := func(all []collective.Measured, err error) ([]collective.Measured, error) {
+	scaled := func(all []measure.Measured, err error) ([]measure.Measured, error) {
 		for i := range all {
 			all[i].Scaling = kind
 		}
@@ -138,16 +137,16 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 	program := append(harness.MPIRun(n, s.Program(app)), "--device", s.DeviceName(), "--collectives", s.collectives,
 		"--json", "-", "--log-level", "warn")
 	if app == "train" {
-		return []side{{collective.Ours, n, func() ([]collective.Measured, error) {
+		return []side{{measure.Ours, n, func() ([]measure.Measured, error) {
 			m, err := s.trainTurn(append(program, "--global-batch", strconv.Itoa(max(batch, n))))
-			return scaled([]collective.Measured{m}, err)
+			return scaled([]measure.Measured{m}, err)
 		}}}
 	}
 	if app == "stencil" {
 		return s.stencilSides(program, n, each, scaled)
 	}
-	sides := []side{{collective.Ours, n, func() ([]collective.Measured, error) {
-		var all []collective.Measured
+	sides := []side{{measure.Ours, n, func() ([]measure.Measured, error) {
+		var all []measure.Measured
 		for _, graph := range s.Graph {
 			lines, err := s.measurements(slices.Concat(program, size, samples,
 				[]string{"--graph=" + strconv.FormatBool(graph), "--iters", strconv.Itoa(s.app.iters)}))
@@ -159,7 +158,7 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 		return scaled(all, nil)
 	}}}
 	if s.has("torch") {
-		sides = append(sides, side{"PyTorch", n, func() ([]collective.Measured, error) {
+		sides = append(sides, side{"PyTorch", n, func() ([]measure.Measured, error) {
 			return scaled(s.measurements(s.torchrun(n, app,
 				append(size, "--graph="+s.torchGraph(), "--iters", strconv.Itoa(s.app.iters))...)))
 		}})
@@ -168,8 +167,8 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 }
 
 // trainTurn runs the training and returns the times of its steps.
-func (s *sweep) trainTurn(cmd []string) (collective.Measured, error) {
-	m := collective.Measured{Kind: collective.Kind{App: "train"}, OK: true}
+func (s *sweep) trainTurn(cmd []string) (measure.Measured, error) {
+	m := measure.Measured{Kind: measure.Kind{App: "train"}, OK: true}
 	out, err := harness.Output(append(append(cmd, "--data", s.text(), "--cache", s.Dir, "--steps",
 		strconv.Itoa(s.app.steps), "--val-batches", "0", "--sample", "0"), s.app.train...)...)
 	if err != nil {
@@ -192,7 +191,7 @@ func (s *sweep) trainTurn(cmd []string) (collective.Measured, error) {
 // speedUps computes how much faster the lines are than those on the fewest ranks, and which part of
 // the ranks' speed that is. In weak scaling the work grows with the ranks, and at equal times so
 // does the speed.
-func speedUps(all []collective.Measured) {
+func speedUps(all []measure.Measured) {
 	for i := range all {
 		m := &all[i]
 		base := m
@@ -226,12 +225,12 @@ const (
 )
 
 // appGoals adds the rows without a peer, on GPUs.
-func (s *sweep) appGoals(all []collective.Measured) {
+func (s *sweep) appGoals(all []measure.Measured) {
 	if s.onHost() {
 		return
 	}
 	for _, m := range all {
-		if m.Side != collective.Ours || m.Scaling != strong {
+		if m.Side != measure.Ours || m.Scaling != strong {
 			continue
 		}
 		usual := m.App == "reduce" && m.Elements == 30_000_000 ||
@@ -248,7 +247,7 @@ func (s *sweep) appGoals(all []collective.Measured) {
 			s.Limit(harness.Row{What: m.What() + ": maximum", Ranks: m.Ranks, Ours: m.MaxUS / m.MedianUS,
 				Unit: "medians", Goal: maxGoal})
 		}
-		if m.App == "matvec" && m.Ranks == 4 && slices.ContainsFunc(all, func(o collective.Measured) bool {
+		if m.App == "matvec" && m.Ranks == 4 && slices.ContainsFunc(all, func(o measure.Measured) bool {
 			return o.Ranks == 1 && o.Series() == m.Series()
 		}) {
 			s.Limit(harness.Row{What: m.What() + ": time, as a part of that on 1 rank", Ranks: 4, Ours: 1 / m.SpeedUp,
@@ -258,11 +257,11 @@ func (s *sweep) appGoals(all []collective.Measured) {
 }
 
 // printScaling prints the table for people.
-func printScaling(all []collective.Measured) {
+func printScaling(all []measure.Measured) {
 	t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "app\tside\tscaling\tgraph\tranks\tmedian us\tp99 us\tspeed-up\tefficiency\t")
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b collective.Measured) int {
+	slices.SortStableFunc(all, func(a, b measure.Measured) int {
 		return cmp.Or(cmp.Compare(slices.Index(appNames, a.App), slices.Index(appNames, b.App)),
 			cmp.Compare(a.Scaling, b.Scaling), cmp.Compare(a.Side, b.Side), cmp.Compare(a.Ranks, b.Ranks))
 	})
@@ -276,24 +275,24 @@ func printScaling(all []collective.Measured) {
 // cost measures what a rank costs: the time of the smallest all-reduce, of the start, and the
 // memory. There may be more ranks than cores.
 func (s *sweep) cost() error {
-	t, err := collective.DTypeOf("float32")
+	t, err := measure.DTypeOf("float32")
 	if err != nil {
 		return err
 	}
 	const calls = 5
-	c := []collective.Case{{Op: collective.Operations[0], DType: t, Elements: 2, Calls: calls}}
+	c := []measure.Case{{Op: measure.Operations[0], DType: t, Elements: 2, Calls: calls}}
 	var sides []side
 	for _, n := range s.costRanks {
 		for _, p := range s.collectiveSides(n, c) {
-			if p.name != collective.Ours && p.name != "MPI from C" {
+			if p.name != measure.Ours && p.name != "MPI from C" {
 				continue
 			}
-			sides = append(sides, side{p.name, n, func() ([]collective.Measured, error) {
+			sides = append(sides, side{p.name, n, func() ([]measure.Measured, error) {
 				all, err := p.run()
 				for i := range all {
 					all[i].App, all[i].Bytes, all[i].USPerRank = "cost", c[0].Bytes(), all[i].MedianUS/float64(n)
 				}
-				if err != nil || p.name != collective.Ours {
+				if err != nil || p.name != measure.Ours {
 					return all, err
 				}
 				begun, err := s.start(n)
@@ -312,28 +311,28 @@ func (s *sweep) cost() error {
 }
 
 // start starts n ranks that make one collective.
-func (s *sweep) start(n int) (rank.Started, error) {
+func (s *sweep) start(n int) (measure.Started, error) {
 	cmd, err := s.Rank(n, "startup")
 	if err != nil {
-		return rank.Started{}, err
+		return measure.Started{}, err
 	}
 	out, err := harness.Output(cmd...)
 	if err != nil {
-		return rank.Started{}, err
+		return measure.Started{}, err
 	}
-	all, err := harness.Exactly[rank.Started](out, 1)
+	all, err := harness.Exactly[measure.Started](out, 1)
 	if err != nil {
-		return rank.Started{}, fmt.Errorf("startup: %w", err)
+		return measure.Started{}, fmt.Errorf("startup: %w", err)
 	}
 	return all[0], nil
 }
 
-func printCost(all []collective.Measured) {
+func printCost(all []measure.Measured) {
 	t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "cost\tranks\tall-reduce of 8 bytes, us\tus a rank\tstart ms\tms a rank\tpeak MiB of a rank\t")
 	for _, m := range all {
 		fmt.Fprintf(t, "%s\t%d\t%.2f\t%.2f\t", m.Side, m.Ranks, m.MedianUS, m.USPerRank)
-		if m.Side == collective.Ours {
+		if m.Side == measure.Ours {
 			fmt.Fprintf(t, "%.0f\t%.1f\t%.1f\t\n", m.StartupMS, m.StartupMS/float64(m.Ranks), m.PeakMiB)
 		} else {
 			fmt.Fprintln(t, "-\t-\t-\t")

@@ -5,17 +5,17 @@ import (
 	"slices"
 	"strconv"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // stencilSides returns this framework and, on the host, the C program, with the grid of
 // scaling on n ranks.
 func (s *sweep) stencilSides(program []string, n, each int,
-	scaled func([]collective.Measured, error) ([]collective.Measured, error)) []side {
+	scaled func([]measure.Measured, error) ([]measure.Measured, error)) []side {
 	rows := s.app.grid * each
-	sides := []side{{collective.Ours, n, func() ([]collective.Measured, error) {
-		var all []collective.Measured
+	sides := []side{{measure.Ours, n, func() ([]measure.Measured, error) {
+		var all []measure.Measured
 		for _, graph := range s.Graph {
 			lines, err := s.measurements(slices.Concat(program,
 				[]string{"--size", fmt.Sprintf("%dx%d", rows, s.app.grid),
@@ -28,7 +28,7 @@ func (s *sweep) stencilSides(program []string, n, each int,
 		return scaled(all, nil)
 	}}}
 	if s.has("c") {
-		sides = append(sides, side{harness.StencilPeer, n, func() ([]collective.Measured, error) {
+		sides = append(sides, side{harness.StencilPeer, n, func() ([]measure.Measured, error) {
 			const steps, warmup = 10, 3 // the application's own
 			cmd, err := s.CStencil(n, rows, s.app.grid, steps, s.app.iters, warmup)
 			if err != nil {

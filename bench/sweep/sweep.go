@@ -17,14 +17,14 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // sweep is one run of bench sweep.
 type sweep struct {
 	harness.Harness
-	collective.Flags
+	measure.Flags
 	parts       []string
 	opNames     []string
 	typeNames   []string
@@ -43,10 +43,10 @@ type sweep struct {
 	within      time.Duration
 	app         appFlags
 
-	ops   []collective.Operation
-	types []collective.DType
+	ops   []measure.Operation
+	types []measure.DType
 	sizes []int
-	all   []collective.Measured
+	all   []measure.Measured
 	found []peer // on this machine; nil before the first look
 	begun time.Time
 }
@@ -92,9 +92,9 @@ func Command() error {
 	fs := pflag.NewFlagSet("bench sweep", pflag.ExitOnError)
 	s.Flags.Register(fs, "symmetric")
 	fs.StringSliceVar(&s.parts, "only", sweepParts, "what to run")
-	fs.StringSliceVar(&s.opNames, "ops", collective.OperationNames(), "collectives")
+	fs.StringSliceVar(&s.opNames, "ops", measure.OperationNames(), "collectives")
 	fs.StringSliceVar(&s.typeNames, "types", []string{"float32"},
-		"element types: "+strings.Join(collective.DTypeNames(), ", "))
+		"element types: "+strings.Join(measure.DTypeNames(), ", "))
 	fs.Var(&s.from, "from", "smallest size, of the larger of a rank's two buffers: bytes, or such as 64KiB")
 	fs.Var(&s.to, "to", "largest size: bytes, or such as 1GiB")
 	fs.IntVar(&s.factor, "factor", 2, "how many times as large one size is as the one before")
@@ -119,7 +119,7 @@ func Command() error {
 	fs.StringVar(&s.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
 	fs.Float64Var(&s.goal, "goal", 0,
 		fmt.Sprintf("ratio to peers that counts as met (default %v on GPUs, %v on the host)",
-			collective.GPUGoal, collective.HostGoal))
+			measure.GPUGoal, measure.HostGoal))
 	fs.StringVar(&s.Out, "out", "bench/results/sweep", "`DIR` for the results")
 	fs.StringVar(&s.Bin, "bin", "bin", "`DIR` of the built programs reduce, matvec, stencil and train")
 	fs.StringVar(&s.CSources, "c-sources", "bench/c", "`DIR` of the C programs' sources")
@@ -148,14 +148,14 @@ func Command() error {
 // check refuses flags that do not fit.
 func (s *sweep) check() error {
 	for _, o := range s.opNames {
-		op, err := collective.OperationOf(o)
+		op, err := measure.OperationOf(o)
 		if err != nil {
 			return fmt.Errorf("--ops: %w", err)
 		}
 		s.ops = append(s.ops, op)
 	}
 	for _, name := range s.typeNames {
-		t, err := collective.DTypeOf(name)
+		t, err := measure.DTypeOf(name)
 		if err != nil {
 			return fmt.Errorf("--types: %w", err)
 		}
@@ -197,7 +197,7 @@ func (s *sweep) check() error {
 		return fmt.Errorf("--goal %v: must not be negative", s.goal)
 	}
 	var err error
-	if s.sizes, err = collective.Sizes(int(s.from), int(s.to), s.factor); err != nil {
+	if s.sizes, err = measure.Sizes(int(s.from), int(s.to), s.factor); err != nil {
 		return err
 	}
 	if err := s.app.check(); err != nil {
@@ -230,9 +230,9 @@ func (s *sweep) place(given func(flag string) bool) error {
 		slices.Sort(ranks)
 	}
 	s.ranks, s.costRanks = slices.Compact(s.ranks), slices.Compact(s.costRanks)
-	goal, iters, warmup := collective.HostGoal, collective.HostIters, collective.HostWarmup
+	goal, iters, warmup := measure.HostGoal, measure.HostIters, measure.HostWarmup
 	if set == harness.GPUSet {
-		goal, iters, warmup = collective.GPUGoal, collective.GPUIters, collective.GPUWarmup
+		goal, iters, warmup = measure.GPUGoal, measure.GPUIters, measure.GPUWarmup
 	}
 	s.goal = cmp.Or(s.goal, goal)
 	if !given("iters") {
@@ -316,7 +316,7 @@ func (s *sweep) file(name string) string { return filepath.Join(s.Out, s.Set+"-"
 func (s *sweep) sweepCollectives() error {
 	var sides []side
 	for _, n := range s.ranks {
-		sides = append(sides, s.collectiveSides(n, collective.Cases(s.ops, s.types, s.sizes, n, s.callsOf))...)
+		sides = append(sides, s.collectiveSides(n, measure.Cases(s.ops, s.types, s.sizes, n, s.callsOf))...)
 	}
 	all, err := s.turnsOf(sides)
 	s.all = append(s.all, all...)
@@ -328,15 +328,15 @@ func (s *sweep) sweepCollectives() error {
 type side struct {
 	name  string
 	ranks int
-	run   func() ([]collective.Measured, error)
+	run   func() ([]measure.Measured, error)
 }
 
 // turnsOf runs the sides in turn and returns the medians of their lines. A side that fails is
 // not run again, and the error says so. After --limit no turn begins. An interrupt ends the
 // present turn.
-func (s *sweep) turnsOf(sides []side) ([]collective.Measured, error) {
-	measurements := map[collective.Kind][]collective.Measured{}
-	var order []collective.Kind
+func (s *sweep) turnsOf(sides []side) ([]measure.Measured, error) {
+	measurements := map[measure.Kind][]measure.Measured{}
+	var order []measure.Kind
 	failed := make([]error, len(sides))
 turns:
 	for round := range s.Rounds {
@@ -369,7 +369,7 @@ turns:
 			}
 		}
 	}
-	var all []collective.Measured
+	var all []measure.Measured
 	for _, k := range order {
 		m := middle(measurements[k])
 		m.Device, m.Machine = s.Hardware()
@@ -381,16 +381,16 @@ turns:
 
 // middle returns the line of several rounds: the medians of their measurements, the least and the
 // greatest time, the sum of wrong elements, and the rates that follow.
-func middle(turns []collective.Measured) collective.Measured {
+func middle(turns []measure.Measured) measure.Measured {
 	m := turns[0]
 	m.Rounds, m.SamplesUS, m.Slow, m.Wrong = len(turns), nil, nil, nil
-	for _, f := range []func(*collective.Measured) *float64{
-		func(t *collective.Measured) *float64 { return &t.MedianUS },
-		func(t *collective.Measured) *float64 { return &t.P99US },
-		func(t *collective.Measured) *float64 { return &t.TokS },
-		func(t *collective.Measured) *float64 { return &t.USPerRank },
-		func(t *collective.Measured) *float64 { return &t.StartupMS },
-		func(t *collective.Measured) *float64 { return &t.PeakMiB },
+	for _, f := range []func(*measure.Measured) *float64{
+		func(t *measure.Measured) *float64 { return &t.MedianUS },
+		func(t *measure.Measured) *float64 { return &t.P99US },
+		func(t *measure.Measured) *float64 { return &t.TokS },
+		func(t *measure.Measured) *float64 { return &t.USPerRank },
+		func(t *measure.Measured) *float64 { return &t.StartupMS },
+		func(t *measure.Measured) *float64 { return &t.PeakMiB },
 	} {
 		var x []float64
 		for i := range turns {
@@ -412,7 +412,7 @@ func middle(turns []collective.Measured) collective.Measured {
 	if m.Bytes > 0 {
 		m.GBps = m.Stats.GBps(m.Bytes)
 	}
-	if op, err := collective.OperationOf(m.Op); err == nil {
+	if op, err := measure.OperationOf(m.Op); err == nil {
 		m.BusGBps = m.GBps * op.Bus(m.Ranks)
 	}
 	return m

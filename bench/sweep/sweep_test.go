@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/bench/collective"
 	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // The bytes that a rank sends and receives are counted by hand for 4 ranks, by nccl-tests'
@@ -24,21 +24,21 @@ func TestBandwidths(t *testing.T) {
 		"gather": {0.5, 0.75}, "scatter": {0.5, 0.75},
 		"broadcast": {1, 1}, "reduce": {1, 1}, "sendrecv": {1, 1}, "pingpong": {1, 1},
 	} {
-		op, err := collective.OperationOf(name)
+		op, err := measure.OperationOf(name)
 		if err != nil || op.Bus(2) != want[0] || op.Bus(4) != want[1] {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	m := collective.Measured{Kind: collective.Kind{Op: "allreduce", Ranks: 4, Bytes: 64 << 20}}
+	m := measure.Measured{Kind: measure.Kind{Op: "allreduce", Ranks: 4, Bytes: 64 << 20}}
 	m.MedianUS = 320.9
-	if got := middle([]collective.Measured{m}); math.Round(got.BusGBps) != 314 || math.Round(got.GBps) != 209 {
+	if got := middle([]measure.Measured{m}); math.Round(got.BusGBps) != 314 || math.Round(got.GBps) != 209 {
 		t.Errorf("%v and %v GB/s", got.GBps, got.BusGBps)
 	}
 }
 
 // line returns a measurement for tests.
-func line(side string, ranks int, us float64, wrong int) collective.Measured {
-	m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2,
+func line(side string, ranks int, us float64, wrong int) measure.Measured {
+	m := measure.Measured{Kind: measure.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2,
 		Bytes: 8}, Wrong: &wrong, OK: wrong == 0}
 	m.Side, m.Ranks, m.MinUS, m.MedianUS, m.P99US, m.MaxUS = side, ranks, us, us, us, us
 	return m
@@ -47,8 +47,8 @@ func line(side string, ranks int, us float64, wrong int) collective.Measured {
 func testSweep(set string) *sweep {
 	s := &sweep{Harness: harness.Harness{Rounds: 3, GPUs: []string{"H200"}, Set: set, Group: collectivesPart,
 		Line: "bin/bench sweep"}, goal: 1.05}
-	s.Graph, s.Symmetric = collective.Choice{false}, collective.Choice{false}
-	s.InPlace, s.Stream, s.Iters = collective.Choice{false}, "auto", 2
+	s.Graph, s.Symmetric = measure.Choice{false}, measure.Choice{false}
+	s.InPlace, s.Stream, s.Iters = measure.Choice{false}, "auto", 2
 	return s
 }
 
@@ -57,16 +57,16 @@ func TestTurnsOf(t *testing.T) {
 	s, order := testSweep(harness.HostSet), ""
 	times := map[string][]float64{"a": {3, 1, 2}, "b": {9, 8, 10}}
 	of := func(name string, wrong int) side {
-		return side{name, 2, func() ([]collective.Measured, error) {
+		return side{name, 2, func() ([]measure.Measured, error) {
 			order += name
 			us := times[name][0]
 			times[name] = times[name][1:]
 			m := line(name, 2, us, wrong)
 			m.Slow = []json.RawMessage{[]byte(fmt.Sprintf(`{"us":%v}`, us))}
-			return []collective.Measured{m}, nil
+			return []measure.Measured{m}, nil
 		}}
 	}
-	bad := side{"c", 2, func() ([]collective.Measured, error) {
+	bad := side{"c", 2, func() ([]measure.Measured, error) {
 		order += "c"
 		return nil, errors.New("no such library")
 	}}
@@ -95,11 +95,11 @@ func TestLimit(t *testing.T) {
 	s, order := testSweep(harness.HostSet), ""
 	s.begun, s.within = time.Now(), time.Minute
 	of := func(name string) side {
-		return side{name, 2, func() ([]collective.Measured, error) {
+		return side{name, 2, func() ([]measure.Measured, error) {
 			if order += name; order == "ab" {
 				s.begun = s.begun.Add(-time.Hour)
 			}
-			return []collective.Measured{line(name, 2, 1, 0)}, nil
+			return []measure.Measured{line(name, 2, 1, 0)}, nil
 		}}
 	}
 	all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
@@ -115,13 +115,13 @@ func TestInterrupt(t *testing.T) {
 	t.Cleanup(func() { harness.Interrupted = context.Background() })
 	s, order := testSweep(harness.HostSet), ""
 	of := func(name string) side {
-		return side{name, 2, func() ([]collective.Measured, error) {
+		return side{name, 2, func() ([]measure.Measured, error) {
 			if order += name; order == "ab" {
 				interrupt()
 				_, err := harness.Output("sleep", "60")
 				return nil, err
 			}
-			return []collective.Measured{line(name, 2, 1, 0)}, nil
+			return []measure.Measured{line(name, 2, 1, 0)}, nil
 		}}
 	}
 	all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
@@ -138,7 +138,7 @@ func TestInterrupt(t *testing.T) {
 // On GPUs there are as many calls as nccl-tests can make in few runs. The clock decides on the
 // host, and for calls that are waited for one by one.
 func TestCallsOf(t *testing.T) {
-	all, err := collective.Sizes(8, 1<<30, 2)
+	all, err := measure.Sizes(8, 1<<30, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestCallsOf(t *testing.T) {
 		}
 	}
 	for calls, want := range map[int][2]int{1: {1, 1}, 20: {20, 1}, 21: {20, 2}, 1000: {20, 50}} {
-		if each, launches := collective.InGraph(calls); each != want[0] || launches != want[1] {
+		if each, launches := measure.InGraph(calls); each != want[0] || launches != want[1] {
 			t.Errorf("%d calls: a graph of %d, launched %d times, want %v", calls, each, launches, want)
 		}
 	}
@@ -206,12 +206,12 @@ func TestPlace(t *testing.T) {
 }
 
 func TestSpeedUps(t *testing.T) {
-	of := func(scaling string, ranks int, us float64) collective.Measured {
-		m := line(collective.Ours, ranks, us, 0)
-		m.Kind = collective.Kind{App: "matvec", Side: collective.Ours, Scaling: scaling, Ranks: ranks}
+	of := func(scaling string, ranks int, us float64) measure.Measured {
+		m := line(measure.Ours, ranks, us, 0)
+		m.Kind = measure.Kind{App: "matvec", Side: measure.Ours, Scaling: scaling, Ranks: ranks}
 		return m
 	}
-	all := []collective.Measured{of(strong, 1, 800), of(strong, 4, 250), of(weak, 1, 800), of(weak, 4, 1000)}
+	all := []measure.Measured{of(strong, 1, 800), of(strong, 4, 250), of(weak, 1, 800), of(weak, 4, 1000)}
 	speedUps(all)
 	for i, want := range [][2]float64{{1, 1}, {3.2, 0.8}, {1, 1}, {3.2, 0.8}} {
 		if all[i].SpeedUp != want[0] || all[i].Efficiency != want[1] {
@@ -223,22 +223,22 @@ func TestSpeedUps(t *testing.T) {
 
 // The goals without a peer hold on GPUs, for the sizes that they were set for.
 func TestAppGoals(t *testing.T) {
-	m := line(collective.Ours, 4, 17, 0)
-	m.Kind = collective.Kind{App: "reduce", Side: collective.Ours, Scaling: strong, Ranks: 4, Elements: 30_000_000,
+	m := line(measure.Ours, 4, 17, 0)
+	m.Kind = measure.Kind{App: "reduce", Side: measure.Ours, Scaling: strong, Ranks: 4, Elements: 30_000_000,
 		Dtype: "float32"}
 	m.P99US, m.MaxUS = 34, 51
 	small := m
 	small.Elements = 1000
 	for _, tc := range []struct {
 		set  string
-		m    collective.Measured
+		m    measure.Measured
 		want []bool // met
 	}{
 		{harness.GPUSet, m, []bool{true, false, true}}, {harness.GPUSet, small, []bool{false, true}},
 		{harness.HostSet, m, nil},
 	} {
 		s := testSweep(tc.set)
-		s.appGoals([]collective.Measured{tc.m})
+		s.appGoals([]measure.Measured{tc.m})
 		var got []bool
 		for _, r := range s.Rows {
 			got = append(got, r.Met)
@@ -277,7 +277,7 @@ func TestSweepCheck(t *testing.T) {
 		{"negative goal", func(s *sweep) { s.goal = -1 }, "--goal -1: must not be negative"},
 	} {
 		s := testSweep(harness.HostSet)
-		s.opNames, s.typeNames, s.parts = collective.OperationNames(), collective.DTypeNames(), sweepParts
+		s.opNames, s.typeNames, s.parts = measure.OperationNames(), measure.DTypeNames(), sweepParts
 		s.device, s.collectives, s.from, s.to, s.factor = "auto", "auto", 8, 64, 2
 		s.app = appFlags{elements: 1, iters: 1, globalBatch: 1, steps: 3}
 		tc.change(s)

@@ -1,4 +1,4 @@
-package collective
+package measure
 
 import (
 	"context"
@@ -197,9 +197,9 @@ func (f *Flags) variants(op Operation, onHost bool) []variant {
 	return all
 }
 
-// Main runs this program under mpirun for the sweep. It writes a JSON line for each
+// Collectives runs this program under mpirun for the sweep. It writes a JSON line for each
 // case and variant.
-func Main() {
+func Collectives() {
 	var f Flags
 	fs := pflag.NewFlagSet("bench sweep-rank", pflag.ExitOnError)
 	f.Register(fs, rankSymmetric)

@@ -1,4 +1,4 @@
-package rank
+package measure
 
 import (
 	"context"
@@ -25,9 +25,9 @@ var measures = []struct {
 	name string
 	run  func(w *spmd.World, bytes int) error
 }{
-	{"allreduce", allReduce},
-	{"alltoall", allToAll},
-	{"pingpong", pingPong},
+	{"allreduce", timeAllReduce},
+	{"alltoall", timeAllToAll},
+	{"pingpong", timePingPong},
 	{"step", smallStep},
 	{"enqueue", enqueue},
 	{"launch", launch},
@@ -35,9 +35,9 @@ var measures = []struct {
 	{"replay", replay},
 }
 
-// Main runs this program under mpirun. It measures the calls of the framework, and
+// Calls runs this program under mpirun. It measures the calls of the framework, and
 // writes JSON lines.
-func Main() {
+func Calls() {
 	fs := pflag.NewFlagSet("bench rank", pflag.ExitOnError)
 	what := fs.String("what", "", strings.Join(measureNames(), ", "))
 	sizes := fs.IntSlice("bytes", []int{8}, "sizes in bytes")
@@ -251,7 +251,7 @@ func checkSums(w *spmd.World, dst spmd.Buffer[float32]) error {
 	return nil
 }
 
-func allReduce(w *spmd.World, bytes int) error {
+func timeAllReduce(w *spmd.World, bytes int) error {
 	dst, src, err := operands(w, bytes/4, spmd.AllocPinned[float32])
 	if err != nil {
 		return err
@@ -269,8 +269,8 @@ func allReduce(w *spmd.World, bytes int) error {
 	return emit(w, points...)
 }
 
-// allToAll measures an all-to-all of so many bytes from each rank to each.
-func allToAll(w *spmd.World, bytes int) error {
+// timeAllToAll measures an all-to-all of so many bytes from each rank to each.
+func timeAllToAll(w *spmd.World, bytes int) error {
 	n := bytes / 4
 	dst, src, err := operands(w, n*w.Size(), spmd.AllocPinned[float32])
 	if err != nil {
@@ -295,9 +295,9 @@ func allToAll(w *spmd.World, bytes int) error {
 	return emit(w, points...)
 }
 
-// pingPong measures half a round trip between ranks 0 and 1, through spmd and through
+// timePingPong measures half a round trip between ranks 0 and 1, through spmd and through
 // gompi, in turn.
-func pingPong(w *spmd.World, bytes int) error {
+func timePingPong(w *spmd.World, bytes int) error {
 	n, peer := bytes/8, 1-w.Rank()
 	x, err := spmd.AllocPinned[float64](w, n)
 	if err != nil {

@@ -1,9 +1,0 @@
-package collective
-
-import (
-	"testing"
-
-	"lockstep/spmd/spmdtest"
-)
-
-func TestMain(m *testing.M) { spmdtest.Main(m, Main) }
