@@ -41,8 +41,8 @@ func (c *Request) checkBefore(q exec.Queue) error {
 	return c.verify()
 }
 
-// onDeviceNow makes a call from the goroutine that issues it. It waits for a call that blocks,
-// which is on the stream of those.
+// onDeviceNow makes a call from the goroutine that issues it. It waits for a blocking call, which
+// is on the stream of blocking calls.
 func (c *Request) onDeviceNow(q exec.Direct) (err error) {
 	on, r := c.comm, c.comm.r
 	now := *c

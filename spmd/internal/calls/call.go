@@ -10,9 +10,8 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Request is what a command asks of a communicator. A blocking collective needs no more
-// than this, and keeps it on its caller's stack. The program sets the coll.Call and its
-// blocks, and Comm.Do the rest.
+// Request is a command's call of a communicator. A blocking collective needs no more, and keeps it
+// on its caller's stack. The program sets the coll.Call and its blocks, and Comm.Do the rest.
 type Request struct {
 	coll.Call
 	DstBlock *exec.Block // what Dst lies in
@@ -37,7 +36,7 @@ func (c *Request) copyFrom(o *Request) {
 	}
 }
 
-// uses calls fn with the blocks that the call uses, of which any may be nil.
+// uses calls fn with the blocks that the call uses. They may be nil.
 func (c *Request) uses(fn func(*exec.Block)) {
 	fn(c.DstBlock)
 	fn(c.SrcBlock)
@@ -50,7 +49,7 @@ func (c *Request) uses(fn func(*exec.Block)) {
 	}
 }
 
-// checkBlocks refuses freed buffers and those of another world.
+// checkBlocks refuses freed buffers and buffers of another world.
 func (c *Request) checkBlocks() error {
 	r := c.comm.r
 	if b := c.DstBlock; b != nil && !r.has(b) {
@@ -70,7 +69,7 @@ func (c *Request) memory() verify.Memory {
 	return c.memoryOfNCCL()
 }
 
-// memoryOfNCCL is memory where there is symmetric memory.
+// memoryOfNCCL is memory if there is symmetric memory.
 func (c *Request) memoryOfNCCL() (m verify.Memory) {
 	if c.Kind != coll.AllReduce && c.Kind != coll.AllGather && c.Kind != coll.ReduceScatter {
 		return 0
@@ -110,8 +109,8 @@ func (c *Request) check() error {
 	return c.comm.checker.Check(r.Check, &c.Call, c.group, c.memory(), c.captured, c.site)
 }
 
-// place says where a program is in a call on the host: where it enqueued the call, or where its
-// goroutine is.
+// place returns the program's place in a call on the host: the place where it enqueued the call, or
+// its goroutine's place.
 func (c *Comm) place() string {
 	r := c.r
 	captures := r.capturesOf(c)

@@ -11,7 +11,8 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// Capture returns what fn enqueues on q. If it fails, nothing is left of the capture.
+// Capture returns a capture of the commands that fn enqueues on q. If fn fails, nothing is left of
+// the capture.
 func (r *Rank) Capture(q exec.Queue, fn func() error) (*exec.Capture, error) {
 	if err := exec.RefuseInHostFunc("Capture"); err != nil {
 		return nil, err
@@ -32,7 +33,7 @@ func (r *Rank) Capture(q exec.Queue, fn func() error) (*exec.Capture, error) {
 	return c, nil
 }
 
-// record has c get what fn enqueues, and ends it.
+// record has c take the commands that fn enqueues, and ends it.
 func (r *Rank) record(c *exec.Capture, fn func() error) (err error) {
 	r.capturing.Add(1)
 	whole := false // fn has returned, and has not ended the goroutine
@@ -95,8 +96,8 @@ func (r *Rank) CloseCapture(c *exec.Capture) error {
 	return c.Drop(r.Dev)
 }
 
-// dropCaptures ends what holds collectives of c, which NCCL wants gone before the communicator. The
-// captures remain to be closed.
+// dropCaptures ends the graphs that hold collectives of c: NCCL wants them gone before the
+// communicator. The captures remain to be closed.
 func (r *Rank) dropCaptures(of *Comm) (err error) {
 	for _, c := range r.capturesOf(of) {
 		err = errors.Join(err, c.Drop(r.Dev))
@@ -104,7 +105,7 @@ func (r *Rank) dropCaptures(of *Comm) (err error) {
 	return err
 }
 
-// capturesOf returns what holds collectives of a communicator.
+// capturesOf returns the captures that hold collectives of a communicator.
 func (r *Rank) capturesOf(of *Comm) []*exec.Capture {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,7 +114,7 @@ func (r *Rank) capturesOf(of *Comm) []*exec.Capture {
 	})
 }
 
-// CloseCaptures closes what captures are left.
+// CloseCaptures closes the captures that are left.
 func (r *Rank) CloseCaptures() (err error) {
 	r.mu.Lock()
 	left := slices.Clone(r.captures)

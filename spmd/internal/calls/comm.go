@@ -16,7 +16,7 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Comm is what all handles of a communicator share. A nil Comm is that of the zero handle.
+// Comm is shared by all handles of a communicator. The zero handle has a nil Comm.
 type Comm struct {
 	r        *Rank
 	id       string // the same on all its ranks
@@ -65,7 +65,7 @@ func (c *Comm) Rename(id string) {
 	c.trace.Rename(id)
 }
 
-// Recorder returns what keeps how far this rank has got on it.
+// Recorder returns the recorder, which keeps how far this rank has got on it.
 func (c *Comm) Recorder() *verify.Recorder { return c.recorder }
 
 // Host returns the communicator in host memory.
@@ -82,7 +82,8 @@ func (c *Comm) Usable(op string) error {
 	return nil
 }
 
-// Refuse says why op cannot be called on the communicator with a rank, which is given as what.
+// Refuse says why op cannot be called on the communicator with a rank; what is the rank's name in
+// the error.
 func (c *Comm) Refuse(op, what string, rank int) error {
 	switch {
 	case c == nil:
@@ -230,7 +231,7 @@ func (c *Comm) Close() error {
 	})
 }
 
-// free gives back what the communicator has. Collective, in the caller's turn.
+// free gives back the communicator's resources. Collective, in the caller's turn.
 func (c *Comm) free() error {
 	err := c.routes.Close()
 	if c.checker != nil {
@@ -239,8 +240,8 @@ func (c *Comm) free() error {
 	return errors.Join(err, c.host.Close())
 }
 
-// Pass is where a rank waits for others of a communicator, except in the calls of the program. The
-// watch sees what the program called, and compares it with what the other ranks called. The
+// In Pass a rank waits for others of a communicator, outside of the calls of the program. The watch
+// sees which function the program called, and compares it with the other ranks' calls. The
 // framework's own traffic between all ranks goes over a control.Channel. Its guard is the
 // communicator control.ID.
 

@@ -16,8 +16,9 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Do refuses what cannot be called, and runs, enqueues or groups the rest. cmd has the program's
-// part, but for the root. Its memory has dst and src bytes. q is nil for a call that blocks.
+// Do refuses calls that cannot be made, and runs, enqueues or groups the others. cmd has the
+// program's part, but for the root. Its memory has dst and src bytes. q is nil for a call that
+// blocks.
 func (c *Comm) Do(q exec.Queue, cmd *Request, root, dst, src int) error {
 	if c == nil || c.freed || uint(root) >= uint(c.size) {
 		return c.Refuse(cmd.Kind.String(), "rank", root)
@@ -81,7 +82,7 @@ func (c *Comm) Do(q exec.Queue, cmd *Request, root, dst, src int) error {
 	return err
 }
 
-// choose decides what carries the call, which is not in a group.
+// choose decides which transport carries the call, which is not in a group.
 func (c *Request) choose(enqueued bool) {
 	c.comm.routes.Choose(&c.route, &c.Call, c.group, c.memory(), enqueued)
 }
@@ -94,7 +95,7 @@ func (c *Request) submit(q exec.Queue) error {
 	return c.enqueue(q)
 }
 
-// enqueue enqueues a call whose blocks have been checked. The slot's own is used again.
+// enqueue enqueues a call whose blocks have been checked. It uses the slot's own call again.
 func (c *Request) enqueue(q exec.Queue) error {
 	if !c.route.Host {
 		if done, err := c.beforeDevice(q); done || err != nil {
@@ -125,8 +126,8 @@ func (c *Request) enqueue(q exec.Queue) error {
 	return q.Enqueue(cmd)
 }
 
-// beforeDevice does what comes before a call on device memory is enqueued. The call is done then if
-// its transport makes it at once. With --check it is compared with those of the other ranks.
+// beforeDevice prepares a call on device memory, before it is enqueued. The call is done then if
+// its transport makes it at once. With --check it is compared with the other ranks' calls.
 func (c *Request) beforeDevice(q exec.Queue) (done bool, err error) {
 	if c.route.By.Caps().Blocks {
 		if done, err := c.now(q.(exec.Direct)); done {
@@ -139,7 +140,8 @@ func (c *Request) beforeDevice(q exec.Queue) (done bool, err error) {
 	return false, nil
 }
 
-// planned returns what the queue of a GPU has to know of the call before it issues it.
+// planned returns the plan of the call, which the queue of a GPU has to know before it issues the
+// call.
 func (c *Request) planned() *exec.Plan {
 	if c.plan == nil {
 		c.plan = new(exec.Plan)
@@ -156,7 +158,7 @@ func (c *Request) planned() *exec.Plan {
 	return p
 }
 
-// Run implements exec.CollectiveCall. Who calls it has the turn.
+// Run implements exec.CollectiveCall. The caller has the turn.
 func (c *Request) Run(on *trace.Thread) error {
 	r := c.comm.recorder
 	p := r.Begin(&c.Call, c.group)
@@ -181,7 +183,7 @@ func (c *Request) Run(on *trace.Thread) error {
 	return err
 }
 
-// Issue implements exec.CollectiveCall: it hands the call to what its route says.
+// Issue implements exec.CollectiveCall: it hands the call to the transport of its route.
 func (c *Request) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
 	if seq != 0 { // else it counts when the graph is replayed
 		c.comm.recorder.Issue(c.q, seq, &c.Call, c.group, c.memory(), c.site, c.begun)
@@ -192,9 +194,9 @@ func (c *Request) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
 	return c.issueParts(q, work)
 }
 
-// make has the transports of its route make the call on the host, if q is nil, or enqueue it on a
-// bare queue. On the host its result is then valid. A group is its collectives, one after the
-// other, and then its messages together. work is memory of the route's bytes.
+// make has the transports of the route make the call on the host, if q is nil, or enqueue it on a
+// bare queue. On the host the result is then valid. Of a group it makes the collectives, one after
+// the other, and then the messages together. work is memory of the route's bytes.
 func (c *Request) make(q transport.Issuer, work unsafe.Pointer) error {
 	if c.route.Whole {
 		return c.route.By.Do(q, c.Call)

@@ -22,7 +22,7 @@ type group struct {
 	keep bool        // a graph owns it
 }
 
-// Group runs fn, and starts together what that asks of c, on q. q is nil for a group that blocks.
+// Group runs fn, and starts its calls of c together, on q. q is nil for a group that blocks.
 func (c *Comm) Group(q exec.Queue, fn func() error) error {
 	if err := c.Usable("Group"); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (c *Comm) Group(q exec.Queue, fn func() error) error {
 	return c.Do(q, &Request{Call: coll.Call{Kind: coll.Group}, group: g}, 0, 0, 0)
 }
 
-// collect has g get what fn asks of c.
+// collect has g take the calls of c that fn makes.
 func (c *Comm) collect(g *group, fn func() error) error {
 	c.open = g
 	defer func() { c.open = nil }() // also where fn ends the goroutine
@@ -109,8 +109,8 @@ func (g *group) Member(i int) (*coll.Call, *route.Route) { return &g.cmds[i].Cal
 func (g *group) Call(i int) (*coll.Call, verify.Memory) { return &g.cmds[i].Call, g.cmds[i].memory() }
 
 // Plain reports whether a message between this rank and peer is only a blocking call in host
-// memory, with nothing to refuse. A message costs little more than a call from Go to C, and the way
-// through Do is long.
+// memory, with nothing to refuse. Such a message costs little more than a call from Go to C, so it
+// does not take the long way through Do.
 func (c *Comm) Plain(q exec.Queue, b *exec.Block, peer int) bool {
 	return q == nil && c != nil && c.checker == nil && c.open == nil && !c.freed &&
 		uint(peer) < uint(c.size) && b != nil && c.r.has(b) && !c.routes.OnDevice() &&
@@ -139,7 +139,7 @@ func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer i
 	return err
 }
 
-// LeaveOut checks a message that has no other end: it refuses what any message refuses.
+// LeaveOut checks a message that has no other end. It refuses what Send and Recv refuse.
 func (c *Comm) LeaveOut(q exec.Queue, op string, a, b *exec.Block) error {
 	if err := cmp.Or(c.Usable(op), exec.RefuseInHostFunc(op)); err != nil {
 		return err

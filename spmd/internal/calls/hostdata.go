@@ -26,9 +26,9 @@ func (c *Comm) hostWork(n int) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(c.work))
 }
 
-// EnterHost refuses what a call on host memory cannot be made with, and takes its turn in MPI. It
-// returns memory of at least n bytes, which the caller has until LeaveHost. LeaveHost follows
-// unless there is an error.
+// EnterHost refuses a communicator or length with which a call on host memory cannot be made, and
+// takes its turn in MPI. It returns memory of at least n bytes, which the caller has until
+// LeaveHost. LeaveHost follows unless there is an error.
 func (c *Comm) EnterHost(op string, root int, t elem.Type, o elem.Op, n int) (unsafe.Pointer, error) {
 	switch {
 	case c == nil || c.freed || root < 0 || root >= c.size:

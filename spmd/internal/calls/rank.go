@@ -1,9 +1,9 @@
-// Package calls decides and checks: it refuses what a program asks of communicators, queues and
-// memory, or gives it a transport. Package spmd adds element types, and package exec runs what is
-// enqueued.
+// Package calls decides and checks: it refuses a program's calls of communicators, queues and
+// memory, or gives them a transport. Package spmd adds element types, and package exec runs
+// enqueued commands.
 //
-// Every collective comes by Comm.Do, which routes it. Call.Run makes those on host memory, and
-// Call.Issue hands those on device memory to what carries them.
+// Every collective comes by Comm.Do, which routes it. Request.Run makes a collective on host
+// memory. Request.Issue hands a collective on device memory to its transport.
 package calls
 
 import (
@@ -27,7 +27,7 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Rank is what all calls of one rank in one world share. Whoever starts the world sets its fields,
+// Rank is shared by all calls of one rank in one world. Whoever starts the world sets its fields,
 // and changes none later.
 type Rank struct {
 	Owner   any              // the World that package spmd has for it
@@ -170,7 +170,7 @@ func Free(b *exec.Block) error {
 // CountEvents notes that so many events more, or fewer, are open.
 func (r *Rank) CountEvents(n int64) { r.events.Add(n) }
 
-// Queues are those of all streams, which there are none of before the device is chosen.
+// Queues returns the queues of all streams; none before the device is chosen.
 func (r *Rank) Queues() []exec.Queue {
 	if r.Dev == nil {
 		return nil
@@ -185,7 +185,7 @@ func (r *Rank) Comms() []*Comm {
 	return slices.Clone(r.comms)
 }
 
-// Opened is how many of what has to be closed, or freed, is not.
+// Opened returns, by kind, how many objects are open that have to be closed, or freed.
 func (r *Rank) Opened() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -195,7 +195,7 @@ func (r *Rank) Opened() map[string]int {
 		"bytes": pools.Device.InUse() + pools.Pinned.InUse()}
 }
 
-// Recorders are those of all communicators.
+// Recorders returns the recorders of all communicators.
 func (r *Rank) Recorders() []*verify.Recorder {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,11 +10,10 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// symmetric hands out memory that the backend knows: each chunk is allocated by it and
-// registered with each communicator once. A buffer must lie at the same
-// place of the same chunk on every rank, so nothing here depends on how far this
-// rank's streams have got: blocks are used again in the order in which they were
-// freed, and the wait for the streams comes after the choice.
+// symmetric hands out memory that the backend knows: each chunk is allocated by it and registered
+// with each communicator once. A buffer must lie at the same place of the same chunk on every rank,
+// so nothing depends on how far this rank's streams have got. Blocks are used again in the order in
+// which they were freed, and the wait for the streams comes after the choice.
 type symmetric struct {
 	r    *Rank
 	mem  transport.Registrar // the world's
@@ -87,12 +86,12 @@ func (y *symmetric) register(c unsafe.Pointer, n int) error {
 	})
 }
 
-// enter has a new communicator know what there is. Collective over it, in a turn.
+// enter registers all chunks with a new communicator. Collective over it, in a turn.
 func (y *symmetric) enter(c *Comm) error {
 	return y.r.GPU.GPU.Exclusive(func() error { return y.pool.EachChunk(c.routes.Register) })
 }
 
-// agreed gives the chunk back, and returns an error, where a rank failed. Collective.
+// agreed gives the chunk back, and returns an error, if a rank failed. Collective.
 func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
 	err := y.r.Channel.Agree(control.AllocSymmetric, failure)
 	if err == nil {
@@ -107,7 +106,7 @@ func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
 	return err
 }
 
-// OpenSymmetric has the world hand out symmetric memory, where its backend has any.
+// OpenSymmetric has the world hand out symmetric memory, if its backend has any.
 func (r *Rank) OpenSymmetric() {
 	if mem := r.All.routes.Registrar(); mem != nil {
 		r.symmetric = newSymmetric(r, mem)
@@ -117,7 +116,7 @@ func (r *Rank) OpenSymmetric() {
 // HasSymmetric reports whether there is symmetric memory.
 func (r *Rank) HasSymmetric() bool { return r.symmetric != nil }
 
-// SymmetricPool is where it comes from; nil if there is none.
+// SymmetricPool returns the pool of symmetric memory; nil if there is none.
 func (r *Rank) SymmetricPool() *exec.Pool {
 	if r.symmetric == nil {
 		return nil
