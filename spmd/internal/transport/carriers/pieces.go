@@ -57,8 +57,12 @@ func (t *Staged) pieces(c *coll.Call) pieces {
 
 // cut divides a call into steps that have so many parts in a slot.
 func (p *pieces) cut(c *coll.Call, parts int) {
-	p.each = max(StagedSizes.Piece/c.Type.Size()/max(parts, 1), 1)
-	if line := 256 / c.Type.Size(); p.each > line {
+	parts = max(parts, 1)
+	size := c.Type.Size()
+	// A long call has many pieces, so that copies overlap; short pieces take turns too often.
+	bytes := min(StagedSizes.Piece, max(StagedSizes.Least, c.Longest()*size*parts/32))
+	p.each = max(bytes/size/parts, 1)
+	if line := 256 / size; p.each > line {
 		p.each -= p.each % line // so that pieces begin where accesses are fast
 	}
 	p.steps = (c.Longest() + p.each - 1) / p.each

@@ -32,12 +32,13 @@ func (stagedBackend) Open(at transport.Site) (transport.Opened, error) { return 
 
 // StagedSizes are bytes, the same on all ranks. Only tests change them.
 var StagedSizes = struct {
-	Piece   int // of a collective that are on the host at a time
+	Piece   int // of a collective that are on the host at a time, at most
+	Least   int // of a collective that has several pieces
 	Alone   int // of a result that each rank computes whole, at most
 	Short   int // of a message that is not divided
 	Chunk   int // of a message, at most
 	Message int // of memory for chunks, about
-}{2 << 20, 16 << 10, 256 << 10, 2 << 20, 16 << 20}
+}{8 << 20, 1 << 20, 16 << 10, 256 << 10, 2 << 20, 16 << 20}
 
 // Staged is a communicator in host memory that carries device memory, in pieces: the device
 // copies one to the host while the host has the one before, and the device copies the one before
