@@ -6,7 +6,6 @@ import (
 	"unsafe"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
 	"lockstep/spmd"
 	"lockstep/spmd/managed"
@@ -23,8 +22,9 @@ func TestFillKernel(t *testing.T) {
 	if i < 0 {
 		t.Fatalf("no kernel %s is declared", name)
 	}
-	p, err := emulate.Compile(nvrtc.DefaultCache().Dir,
-		emulate.Source{Text: all[i].Text, Flags: all[i].AllFlags(), Names: all[i].Names, Headers: kernels.Headers})
+	p, err := kernels.Emulate(nvrtc.DefaultCache().Dir,
+		kernels.EmulatedSource{Text: all[i].Text, Flags: all[i].AllFlags(), Names: all[i].Names,
+			Headers: kernels.Headers})
 	if err != nil {
 		t.Skip(err)
 	}

@@ -1,6 +1,10 @@
-// Package kernels lists the CUDA sources of the program. Declarations in package variables are
-// known before main starts. So all sources are compiled once, at start, and a test can compile them
-// without a GPU.
+// Package kernels lists the CUDA sources of the program, and runs them without a GPU.
+//
+// Declarations in package variables are known before main starts. So all sources are compiled once,
+// at start, and a test can compile them without a GPU.
+//
+// Emulate runs kernels from their source on the processors of the host. A C++ compiler translates
+// them behind a header in which the threads of a block are fibers. It is for tests, and slow.
 package kernels
 
 import (

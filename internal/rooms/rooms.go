@@ -82,7 +82,7 @@ var house = []room{
 	{"mpi", "MPI on host and device memory", []string{"cudampi", "internal/devkernel"},
 		[]string{"libraries", "basics"}},
 	{"libraries", "bound at run time, and the host's kernels",
-		[]string{"cuda", "cuda/*", "nccl", "host", "internal/kernels", "internal/emulate"},
+		[]string{"cuda", "cuda/*", "nccl", "host", "internal/kernels"},
 		[]string{"basics"}},
 	{"basics", "element types, errors, loading, text",
 		[]string{"internal/*", "internal/translate/*"}, // but those of the rooms above

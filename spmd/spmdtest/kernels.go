@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
 	"lockstep/internal/translate/source"
 )
@@ -72,7 +71,7 @@ func CompareKernels(t *testing.T) {
 	if Device() != "host" {
 		return
 	}
-	if err := emulate.Compiler(); err != nil {
+	if err := kernels.HostCompiler(); err != nil {
 		t.Log(err)
 		return
 	}
@@ -109,8 +108,8 @@ func describeKernels() {
 	}
 }
 
-func describe(s kernels.Source) (map[string][]emulate.Param, error) {
-	return emulate.Describe(compiled.Dir, emulate.Source{Text: s.Text, Flags: s.AllFlags(), Names: s.Names,
+func describe(s kernels.Source) (map[string][]kernels.Param, error) {
+	return kernels.Describe(compiled.Dir, kernels.EmulatedSource{Text: s.Text, Flags: s.AllFlags(), Names: s.Names,
 		Headers: kernels.Headers})
 }
 

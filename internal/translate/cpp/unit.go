@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/internal/translate/owned"
 	"lockstep/internal/translate/source"
 )
 
@@ -59,7 +58,7 @@ type Function struct {
 	Written []bool // the parameters, slices and pointers, that it writes through; a receiver comes first
 	Loops   bool   // it, or what it calls, has a loop
 	Size    int    // nodes of its syntax, with those of what it calls
-	Own     map[int]*owned.Use
+	Own     map[int]*source.OwnedUse
 	Guarded bool // there is a function that says whether it does nothing
 }
 

@@ -9,7 +9,6 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
 )
 
@@ -233,5 +232,5 @@ type Kernel struct {
 	ID     int // from 0, in the order in which the kernels of a process were declared
 	// Params are the parameters in the CUDA source, once tests have found them; none if they are
 	// not known.
-	Params atomic.Pointer[[]emulate.Param]
+	Params atomic.Pointer[[]kernels.Param]
 }

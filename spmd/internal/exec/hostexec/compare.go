@@ -11,7 +11,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/emulate"
+	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
 )
 
@@ -94,7 +94,7 @@ func compare(name string, args []exec.Arg, tolerance float64, scratch uint64,
 	if err != nil {
 		return err
 	}
-	var f *emulate.Fault
+	var f *kernels.Fault
 	if errors.As(failed, &f) {
 		if what := c.describe(f.Address); what != "" {
 			return errors.New(f.Describe(what))

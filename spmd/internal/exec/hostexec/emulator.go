@@ -8,7 +8,6 @@ import (
 	"lockstep/cuda/nvrtc"
 	"lockstep/host"
 	"lockstep/internal/ccall"
-	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
 )
@@ -16,14 +15,14 @@ import (
 // Emulator runs kernels from their CUDA source on the host's processors.
 type Emulator struct {
 	mu       sync.Mutex
-	programs map[string]*emulate.Program // by the keys of their sources
+	programs map[string]*kernels.Emulated // by the keys of their sources
 }
 
 // NewEmulator returns an Emulator, which compiles a source when a kernel of it is first launched.
-func NewEmulator() *Emulator { return &Emulator{programs: map[string]*emulate.Program{}} }
+func NewEmulator() *Emulator { return &Emulator{programs: map[string]*kernels.Emulated{}} }
 
 // program returns the program of a kernel.
-func (e *Emulator) program(k *exec.Kernel) (*emulate.Program, error) {
+func (e *Emulator) program(k *exec.Kernel) (*kernels.Emulated, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	key := k.Source.Key()
@@ -40,7 +39,7 @@ func (e *Emulator) program(k *exec.Kernel) (*emulate.Program, error) {
 	if source.Text == "" {
 		return nil, fmt.Errorf("kernel %s has no CUDA source: it runs on the host only", k.Name)
 	}
-	p, err := emulate.Compile(nvrtc.DefaultCache().Dir, emulate.Source{
+	p, err := kernels.Emulate(nvrtc.DefaultCache().Dir, kernels.EmulatedSource{
 		Text: source.Text, Flags: source.AllFlags(), Names: source.Names, Headers: kernels.Headers})
 	if err != nil {
 		return nil, fmt.Errorf("kernel %s cannot be emulated: %w", k.Name, err)

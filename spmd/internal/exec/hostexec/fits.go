@@ -6,7 +6,6 @@ import (
 
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
-	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
 )
@@ -17,20 +16,20 @@ var described sync.Map
 
 // params returns the parameters of k in its CUDA source. They are not known without a source or a
 // compiler, or if the source is for NVIDIA's alone.
-func params(k *exec.Kernel) (list []emulate.Param, known bool) {
+func params(k *exec.Kernel) (list []kernels.Param, known bool) {
 	if k.Source.Text == "" {
 		return nil, false
 	}
 	key := k.Source.Key()
 	all, ok := described.Load(key)
-	if found, _ := all.(map[string][]emulate.Param); !ok || found != nil && found[k.Name] == nil {
+	if found, _ := all.(map[string][]kernels.Param); !ok || found != nil && found[k.Name] == nil {
 		source := k.Source
 		for _, s := range kernels.All() {
 			if s.Key() == key {
 				source = s
 			}
 		}
-		got, err := emulate.Describe(nvrtc.DefaultCache().Dir, emulate.Source{
+		got, err := kernels.Describe(nvrtc.DefaultCache().Dir, kernels.EmulatedSource{
 			Text: source.Text, Flags: source.AllFlags(), Names: source.Names, Headers: kernels.Headers})
 		if err != nil {
 			got = nil
@@ -38,7 +37,7 @@ func params(k *exec.Kernel) (list []emulate.Param, known bool) {
 		described.Store(key, got)
 		all = got
 	}
-	list, known = all.(map[string][]emulate.Param)[k.Name]
+	list, known = all.(map[string][]kernels.Param)[k.Name]
 	return list, known
 }
 
@@ -76,7 +75,7 @@ var kinds = [elem.StoredTypes]byte{
 
 // fits reports whether an argument is good for a parameter. It does not compare whether integers
 // have a sign. Bytes may be anything, and floats of 16 and 8 bits integers of that size.
-func fits(a *exec.Arg, p emulate.Param) bool {
+func fits(a *exec.Arg, p kernels.Param) bool {
 	switch a.Kind {
 	case exec.BufferArg:
 		if !p.Pointer || p.Kind == 's' || p.Kind == 'v' || a.Type == elem.Uint8 {

@@ -1,4 +1,4 @@
-package emulate
+package kernels
 
 import (
 	"os/exec"
@@ -27,7 +27,7 @@ func TestVotes(t *testing.T) {
 	if _, err := exec.LookPath("c++"); err != nil {
 		t.Skip(err)
 	}
-	p, err := Compile(t.TempDir(), Source{Text: votes, Names: []string{"advance"}})
+	p, err := Emulate(t.TempDir(), EmulatedSource{Text: votes, Names: []string{"advance"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package emulate
+package kernels
 
 /*
 #cgo linux LDFLAGS: -ldl

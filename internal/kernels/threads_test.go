@@ -1,4 +1,4 @@
-package emulate
+package kernels
 
 import (
 	"slices"
@@ -44,9 +44,9 @@ extern "C" __global__ void many(const float *x, unsigned char *bytes, bool flag,
 
 const ptx = `extern "C" __global__ void ptx(int *x) { asm volatile("mov.u32 %0, %%laneid;" : "=r"(x[0])); }`
 
-func compile(t *testing.T, names ...string) *Program {
+func compile(t *testing.T, names ...string) *Emulated {
 	t.Helper()
-	p, err := Compile(t.TempDir(), Source{Text: source, Names: names})
+	p, err := Emulate(t.TempDir(), EmulatedSource{Text: source, Names: names})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestFault(t *testing.T) {
 		x[by * threadIdx.x] += 1;
 	__syncthreads();
 }`
-	p, err := Compile(t.TempDir(), Source{Text: far, Names: []string{"far"}})
+	p, err := Emulate(t.TempDir(), EmulatedSource{Text: far, Names: []string{"far"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,12 +143,12 @@ func TestFault(t *testing.T) {
 
 // Code that cannot be emulated is refused in one line.
 func TestRefused(t *testing.T) {
-	_, err := Compile(t.TempDir(), Source{Text: ptx, Names: []string{"ptx"}})
+	_, err := Emulate(t.TempDir(), EmulatedSource{Text: ptx, Names: []string{"ptx"}})
 	if err == nil || strings.Count(err.Error(), "\n") > 0 || !strings.Contains(err.Error(), "kernel.cu:") {
 		t.Errorf("PTX: %v", err)
 	}
 	t.Setenv("CXX", "no-such-compiler")
-	_, err = Compile(t.TempDir(), Source{Text: source})
+	_, err = Emulate(t.TempDir(), EmulatedSource{Text: source})
 	if err == nil || !strings.Contains(err.Error(), "needs a C++ compiler, no-such-compiler or what CXX names") {
 		t.Errorf("no compiler: %v", err)
 	}
@@ -156,7 +156,8 @@ func TestRefused(t *testing.T) {
 
 // The parameters of a kernel are known without a look at its body.
 func TestDescribe(t *testing.T) {
-	got, err := Describe(t.TempDir(), Source{Text: source + ptx, Names: []string{"many", "scale<float, 2>", "ptx"}})
+	got, err := Describe(t.TempDir(),
+		EmulatedSource{Text: source + ptx, Names: []string{"many", "scale<float, 2>", "ptx"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,13 +1,11 @@
-// Package inkernel has the functions of package spmd that kernels in Go call, as they
-// run on the host.
-package inkernel
+package elem
+
+// Kernels in Go call these functions of package spmd on elements. So they run on the host.
 
 import (
 	"math"
 	"sync/atomic"
 	"unsafe"
-
-	"lockstep/internal/elem"
 )
 
 // AtomicAdd adds v to *p.
@@ -50,19 +48,19 @@ func AtomicMax[T int32 | uint32 | float32](p *T, v T) {
 
 // Real is float32 and the floats for storage that hold parts of one.
 type Real interface {
-	float32 | elem.BF16 | elem.F16 | elem.F8E4M3 | elem.F8E5M2
+	float32 | BF16 | F16 | F8E4M3 | F8E5M2
 }
 
 // Widen returns the value of x.
 func Widen[T Real](x T) float32 {
 	switch x := any(x).(type) {
-	case elem.BF16:
+	case BF16:
 		return x.Float32()
-	case elem.F16:
+	case F16:
 		return x.Float32()
-	case elem.F8E4M3:
+	case F8E4M3:
 		return x.Float32()
-	case elem.F8E5M2:
+	case F8E5M2:
 		return x.Float32()
 	}
 	return any(x).(float32)
@@ -73,14 +71,14 @@ func Narrow[T Real](v float32) (x T) {
 	switch x := any(&x).(type) {
 	case *float32:
 		*x = v
-	case *elem.BF16:
-		*x = elem.ToBF16(v)
-	case *elem.F16:
-		*x = elem.ToF16(v)
-	case *elem.F8E4M3:
-		*x = elem.ToF8E4M3(v)
-	case *elem.F8E5M2:
-		*x = elem.ToF8E5M2(v)
+	case *BF16:
+		*x = ToBF16(v)
+	case *F16:
+		*x = ToF16(v)
+	case *F8E4M3:
+		*x = ToF8E4M3(v)
+	case *F8E5M2:
+		*x = ToF8E5M2(v)
 	}
 	return x
 }

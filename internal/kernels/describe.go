@@ -1,4 +1,4 @@
-package emulate
+package kernels
 
 import (
 	"fmt"
@@ -54,7 +54,7 @@ template <> struct described<f8e5m2> { static void to(char *&p) { p += sprintf(p
 // Describe returns the parameters of the kernels of a source by their names, as a C++ compiler
 // understands their declarations. It makes no code of their bodies, which may have instructions of
 // GPUs. dir keeps the results.
-func Describe(dir string, s Source) (map[string][]Param, error) {
+func Describe(dir string, s EmulatedSource) (map[string][]Param, error) {
 	text := "#define EMULATE_NO_BODIES\n" + declared(s)
 	if strings.Contains(s.Text, "#include \"spmd") {
 		text += small

@@ -1,7 +1,4 @@
-// Package emulate runs kernels from their CUDA source on the processors of the host. A C++
-// compiler translates them behind a header in which the threads of a block are fibers. It is for
-// tests, and slow.
-package emulate
+package kernels
 
 import (
 	"crypto/sha256"
@@ -23,16 +20,16 @@ import (
 //go:embed emulate.h
 var header string
 
-// Program is a compiled source.
-type Program struct {
+// Emulated is a compiled source.
+type Emulated struct {
 	kernels map[string]unsafe.Pointer
 	stop    unsafe.Pointer // where a thread goes on whose access to memory has failed
 	file    string         // the library
 	text    string         // the source
 }
 
-// Source is CUDA C++ and how it is compiled.
-type Source struct {
+// EmulatedSource is CUDA C++ and how it is compiled.
+type EmulatedSource struct {
 	Text    string
 	Flags   []string          // of NVRTC; definitions count
 	Names   []string          // of kernels, and name expressions such as "scale<float>"
@@ -42,8 +39,8 @@ type Source struct {
 // dynamic matches shared memory whose size the launch gives, of a function or of the whole source.
 var dynamic = regexp.MustCompile(`extern\s+__shared__\s+(?:(?:__align__|alignas)\(\d+\)\s+)?([\w ]*\w)\s+(\w+)\[\]\s*;`)
 
-// Compile translates a source, or finds it in a folder where it was kept before.
-func Compile(dir string, s Source) (*Program, error) {
+// Emulate translates a source, or finds it in a folder where it was kept before.
+func Emulate(dir string, s EmulatedSource) (*Emulated, error) {
 	text := declared(s)
 	for i, name := range s.Names {
 		text += fmt.Sprintf("EMULATE(emulate_%d, (%s))\n", i, name)
@@ -55,7 +52,7 @@ func Compile(dir string, s Source) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Program{kernels: map[string]unsafe.Pointer{}, file: file, text: s.Text}
+	p := &Emulated{kernels: map[string]unsafe.Pointer{}, file: file, text: s.Text}
 	if p.stop, err = sysSymbol(lib, "emulate_fault"); err != nil {
 		return nil, err
 	}
@@ -68,14 +65,14 @@ func Compile(dir string, s Source) (*Program, error) {
 }
 
 // declared returns a source behind the header.
-func declared(s Source) string {
+func declared(s EmulatedSource) string {
 	return "#include \"emulate.h\"\n#line 1 \"kernel.cu\"\n" +
 		dynamic.ReplaceAllString(s.Text, "static const emulated::dynamic_shared<$1> $2;") + "\n"
 }
 
 // load opens the library of a text, whose name begins with kind, and also returns its file. It
 // compiles the library if dir lacks it.
-func load(dir, kind, text string, s Source, flags ...string) (lib unsafe.Pointer, file string, err error) {
+func load(dir, kind, text string, s EmulatedSource, flags ...string) (lib unsafe.Pointer, file string, err error) {
 	cxx := append(append(compiler(), "-std=c++14", "-w", "-shared", "-fPIC", "-Wl,-Bsymbolic"), flags...)
 	for _, f := range s.Flags {
 		if strings.HasPrefix(f, "-D") {
@@ -108,8 +105,8 @@ func compiler() []string {
 	return []string{"c++"}
 }
 
-// Compiler says why there is no C++ compiler.
-func Compiler() error {
+// HostCompiler says why there is no C++ compiler.
+func HostCompiler() error {
 	cxx := compiler()
 	if _, err := exec.LookPath(cxx[0]); err != nil {
 		return fmt.Errorf("emulation of GPUs needs a C++ compiler, %s or what CXX names: %w", cxx[0], err)
@@ -119,7 +116,7 @@ func Compiler() error {
 
 // build calls the compiler, and puts the result in its place at once.
 func build(cxx []string, kept, text string, headers map[string]string) (err error) {
-	if err := Compiler(); err != nil {
+	if err := HostCompiler(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(kept), 0o777); err != nil {
@@ -158,7 +155,7 @@ func firstError(out string) string {
 
 // Launch runs blocks first to last-1 of a launch. words are the arguments one after the other; at
 // says where each begins.
-func (p *Program) Launch(name string, blocks, threads [3]int, first, last, shared int, words []uint64,
+func (p *Emulated) Launch(name string, blocks, threads [3]int, first, last, shared int, words []uint64,
 	at []uint32) error {
 	f := p.kernels[name]
 	if f == nil {
@@ -199,7 +196,7 @@ func (f *Fault) Describe(what string) string {
 
 // line returns the line of the source for a place in the library, and its text. A tool of the
 // compiler knows it.
-func (p *Program) line(place uint64) string {
+func (p *Emulated) line(place uint64) string {
 	out, err := exec.Command("addr2line", "-i", "-e", p.file, fmt.Sprintf("%#x", place)).Output()
 	if err != nil {
 		return ""
@@ -216,4 +213,4 @@ func (p *Program) line(place uint64) string {
 }
 
 // Has reports whether a kernel is in the program.
-func (p *Program) Has(name string) bool { return p.kernels[name] != nil }
+func (p *Emulated) Has(name string) bool { return p.kernels[name] != nil }

@@ -1,25 +1,22 @@
-// Package owned finds the slices that a kernel, or a loop over the elements of a row, uses only at
-// its own index.
-package owned
+package source
 
 import (
 	"go/ast"
 	"go/token"
 	"go/types"
 	"slices"
-
-	"lockstep/internal/translate/source"
 )
 
-// Use is how a function or a loop uses such a slice.
-type Use struct {
+// OwnedUse is how a function or a loop uses a slice of which it touches only the element of its own
+// index.
+type OwnedUse struct {
 	Read    bool // what it holds before matters
 	Written bool
 }
 
-// Parameters finds the parameters of a kernel that are such slices, by their places.
-func Parameters(info *types.Info, d *ast.FuncDecl, sig *types.Signature) map[int]*Use {
-	if _, ok := source.Directive(d); !ok || d.Recv != nil || sig.Params().Len() < 2 ||
+// OwnedParameters finds the parameters of a kernel that are such slices, by their places.
+func OwnedParameters(info *types.Info, d *ast.FuncDecl, sig *types.Signature) map[int]*OwnedUse {
+	if _, ok := Directive(d); !ok || d.Recv != nil || sig.Params().Len() < 2 ||
 		sig.Params().At(0).Name() != "i" || sig.Params().At(1).Name() == "j" {
 		return nil
 	}
@@ -30,14 +27,14 @@ func Parameters(info *types.Info, d *ast.FuncDecl, sig *types.Signature) map[int
 		}
 	}
 	of, o := find(info, sig.Params().At(0), slices, d.Body)
-	all := map[int]*Use{}
+	all := map[int]*OwnedUse{}
 	for i := 1; i < sig.Params().Len(); i++ {
 		if x := of[sig.Params().At(i)]; x != nil && !o.moves && !o.apart {
 			all[i] = x
 		}
 	}
 	body := d.Body.List
-	if Guard(info, d, sig, all) != nil {
+	if OwnedGuard(info, d, sig, all) != nil {
 		body = body[1:]
 	}
 	for i, x := range all {
@@ -46,10 +43,10 @@ func Parameters(info *types.Info, d *ast.FuncDecl, sig *types.Signature) map[int
 	return all
 }
 
-// InLoop finds such slices among those that a loop over index uses. apart says that it reads
+// OwnedInLoop finds such slices among those that a loop over index uses. apart says that it reads
 // neighbouring elements of others.
-func InLoop(info *types.Info, index types.Object, slices []types.Object,
-	body *ast.BlockStmt) (all map[types.Object]*Use, apart bool) {
+func OwnedInLoop(info *types.Info, index types.Object, slices []types.Object,
+	body *ast.BlockStmt) (all map[types.Object]*OwnedUse, apart bool) {
 	all, o := find(info, index, slices, body)
 	for x, use := range all {
 		use.Read = use.Read || !o.sets(body.List, x)
@@ -61,10 +58,10 @@ func InLoop(info *types.Info, index types.Object, slices []types.Object,
 }
 
 func find(info *types.Info, index types.Object, slices []types.Object,
-	body *ast.BlockStmt) (map[types.Object]*Use, *ownership) {
-	o := &ownership{Info: info, index: index, of: map[types.Object]*Use{}}
+	body *ast.BlockStmt) (map[types.Object]*OwnedUse, *ownership) {
+	o := &ownership{Info: info, index: index, of: map[types.Object]*OwnedUse{}}
 	for _, s := range slices {
-		o.of[s] = &Use{}
+		o.of[s] = &OwnedUse{}
 	}
 	ast.Inspect(body, o.visit)
 	for s, use := range o.of {
@@ -79,7 +76,7 @@ func find(info *types.Info, index types.Object, slices []types.Object,
 type ownership struct {
 	*types.Info
 	index types.Object
-	of    map[types.Object]*Use
+	of    map[types.Object]*OwnedUse
 	moves bool // the index changes
 	apart bool // neighbouring threads read neighbouring elements of another slice, and would not any more
 }
@@ -117,7 +114,7 @@ func (o *ownership) visit(n ast.Node) bool {
 		return false
 	case *ast.IncDecStmt:
 		if v := o.element(n.X); v != nil {
-			*o.of[v] = Use{Read: true, Written: true}
+			*o.of[v] = OwnedUse{Read: true, Written: true}
 			return false
 		}
 		o.changed(n.X)
@@ -235,9 +232,9 @@ func leaves(s ast.Stmt) (found bool) {
 	return found
 }
 
-// Guard returns the condition c under which a kernel does nothing, for any index, if it begins with
-// if c { return }.
-func Guard(info *types.Info, d *ast.FuncDecl, sig *types.Signature, own map[int]*Use) ast.Expr {
+// OwnedGuard returns the condition c under which a kernel does nothing, for any index, if it
+// begins with if c { return }.
+func OwnedGuard(info *types.Info, d *ast.FuncDecl, sig *types.Signature, own map[int]*OwnedUse) ast.Expr {
 	if len(own) == 0 || len(d.Body.List) == 0 {
 		return nil
 	}
