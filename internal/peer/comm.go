@@ -27,19 +27,20 @@ var peersAtOnce = smallBlocks * smallBlock
 // peerRoom is the default of Open; tests lower it.
 var peerRoom = 16 << 20
 
-// Clique is ranks on one node whose devices reach each other's memory. Its calls are copies and
-// kernels, which the host only enqueues. All ranks make the same calls in the same order. The
-// caller has a call begin when the one before is over, also on another stream and in a graph. Calls
-// can be captured, since the devices themselves count what orders the ranks. Ranks that bring
+// Clique has the ranks of one node whose devices reach each other's memory. Its calls are copies
+// and kernels, which the host only enqueues. All ranks make the same calls in the same order. The
+// caller begins a call when the one before is over, also on another stream and in a graph. Calls
+// can be captured, since the devices keep the counts that order the ranks. Ranks that bring
 // different lengths wait for ever, as with NCCL.
 //
 // If the messages of a collective from one rank to another have up to AtOnce bytes, it is one
 // kernel. In it each rank writes to all others once. Up to 16 KiB that takes about 3 us. Every
-// other collective that does not reduce is messages, and these are one kernel, too. A larger
-// all-reduce of n bytes on p ranks moves 4 n bytes in the memory of each device, and 2 (p-1)/p n
-// over its link in each direction: with 4 ranks, 64 MiB and 350 GB/s it takes about 0.4 ms. Reduce
-// and ReduceScatter are a copy to scratch memory, a barrier of the devices, sums of the others'
-// scratch memory, and a barrier.
+// other collective that does not reduce is messages, and these are one kernel, too.
+//
+// A larger all-reduce of n bytes on p ranks moves 4 n bytes in the memory of each device, and 2
+// (p-1)/p n over its link in each direction. With 4 ranks, 64 MiB and 350 GB/s it takes about 0.4
+// ms. Reduce and ReduceScatter are a copy to scratch memory, a barrier of the devices, sums of the
+// others' scratch memory, and a barrier.
 type Clique struct {
 	c      Ranks
 	dev    *cuda.Device
@@ -48,16 +49,18 @@ type Clique struct {
 	room   int // of the scratch memory, which lies behind the inbox
 	atOnce int
 	inbox  place
-	wrong  unsafe.Pointer // in host memory, four words for each rank, of which exchange says what is wrong
+	wrong  unsafe.Pointer // in host memory, four words for each rank: exchange says there what is wrong
 	blocks int
 	win    *Window
 	x      Transfer
 }
 
-// Open allocates device memory for collectives, and opens it to all ranks: room bytes for what goes
-// out and as much for what comes in (0 stands for 16 MiB), 2 to 4 MiB for small collectives, and 2
-// MiB for the messages of each rank. It fails if Share does, where the kernels cannot be compiled,
-// and where ranks share a device: there kernels wait for each other in turns of milliseconds.
+// Open allocates device memory for collectives, and opens it to all ranks. It takes room bytes for
+// outgoing data and as much for incoming data (0 stands for 16 MiB), 2 to 4 MiB for small
+// collectives, and 2 MiB for the messages of each rank.
+//
+// It fails if Share does, if the kernels cannot be compiled, and if ranks share a device: kernels
+// would wait for each other in turns of milliseconds.
 //
 // Collective; it blocks.
 func Open(c Ranks, d *cuda.Device, room int) (*Clique, error) {
