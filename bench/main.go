@@ -33,7 +33,7 @@ import (
 	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 	"lockstep/bench/sweep"
-	"lockstep/bench/train"
+	"lockstep/bench/training"
 	"lockstep/internal/cli"
 	"lockstep/spmd/runfolder"
 )
@@ -55,15 +55,15 @@ func main() {
 		case "sweep-rank":
 			run = func() error { measure.Collectives(); return nil }
 		case "train":
-			run = train.Command
+			run = training.Command
 		case "loss":
-			run = train.Loss
+			run = training.Loss
 		case "ttl":
-			run = train.TTL
+			run = training.TTL
 		case "model":
 			run = sweep.Model
 		case "gemm":
-			run = train.Gemm
+			run = training.Gemm
 		default:
 			os.Args = slices.Insert(os.Args, 1, "")
 		}

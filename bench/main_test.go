@@ -8,7 +8,7 @@ import (
 
 	"lockstep/bench/harness"
 	"lockstep/bench/sweep"
-	"lockstep/bench/train"
+	"lockstep/bench/training"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -108,8 +108,8 @@ func TestUnknownCommand(t *testing.T) {
 	args := os.Args
 	defer func() { os.Args = args }()
 	for command, run := range map[string]func() error{
-		"bench": runner, "bench sweep": sweep.Command, "bench train": train.Command, "bench loss": train.Loss,
-		"bench ttl": train.TTL,
+		"bench": runner, "bench sweep": sweep.Command, "bench train": training.Command, "bench loss": training.Loss,
+		"bench ttl": training.TTL,
 	} {
 		os.Args = []string{"bench", "foo"}
 		err := run()

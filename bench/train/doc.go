@@ -1,3 +1,0 @@
-// Package train measures training on GPUs: its speed and its losses beside PyTorch, and the matrix
-// products in it.
-package train
