@@ -15,12 +15,10 @@ import (
 	"lockstep/internal/readable"
 	"lockstep/launch/completion"
 	"lockstep/launch/doctor"
-	"lockstep/launch/exit"
+	"lockstep/launch/inspect"
 	"lockstep/launch/plan"
 	"lockstep/launch/plot"
 	"lockstep/launch/scaffold"
-	"lockstep/launch/status"
-	"lockstep/launch/trace"
 )
 
 func main() {
@@ -40,9 +38,9 @@ func main() {
 func run(root *cobra.Command) (code int, say bool, err error) {
 	err = root.Execute()
 	if err != nil && strings.HasPrefix(err.Error(), "unknown command ") { // cobra has no type for it
-		err = exit.Usage{Err: unknown(root, err)}
+		err = cli.Usage{Err: unknown(root, err)}
 	}
-	code, say = exit.Of(err)
+	code, say = cli.ExitStatus(err)
 	return code, say, err
 }
 
@@ -73,13 +71,13 @@ func command() *cobra.Command {
 	}
 	root.SetVersionTemplate("launch, of {{.Version}}\nlaunch doctor says which MPI, CUDA and NCCL are here\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return exit.Usage{Err: cli.Advise(cmd.Flags(), err)}
+		return cli.Usage{Err: cli.Advise(cmd.Flags(), err)}
 	})
 	cobra.AddTemplateFunc("grouped", func(fs *pflag.FlagSet) string { return cli.Flags(fs, "Flags") })
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(),
 		"Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}",
 		"{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
 	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(),
-		plot.Command(), scaffold.Command(), status.Command(), trace.Command())
+		plot.Command(), scaffold.Command(), inspect.StatusCommand(), inspect.TraceCommand())
 	return root
 }

@@ -1,5 +1,6 @@
 // Package fakelib builds test doubles of libraries that are bound at run time, and runs a test in a
-// process that finds them in place of the real ones.
+// process that finds them in place of the real ones. It also makes terminals for tests, and shows
+// what a person would see there.
 package fakelib
 
 import (

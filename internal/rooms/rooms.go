@@ -51,7 +51,7 @@ var house = []room{
 		[]string{"facade", "control", "libraries", "basics"}},
 	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen"}, []string{"basics"}},
 	{"tests", "tests on several ranks",
-		[]string{"spmd/spmdtest", "internal/mpirun", "internal/pty", "internal/fakelib", "internal/commtest",
+		[]string{"spmd/spmdtest", "internal/mpirun", "internal/fakelib", "internal/commtest",
 			"internal/devtest", "internal/rooms", "internal/campaign", "internal/suite"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},
 	{"facade", "what applications import", []string{"spmd", "spmd/hostdata", "spmd/managed"},

@@ -19,7 +19,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"lockstep/internal/cli"
-	"lockstep/launch/exit"
 )
 
 // programs are completed if no others are named.
@@ -66,7 +65,7 @@ is for ` + strings.Join(programs, ", ") + `. A program is found by its name, in 
 		ValidArgs: []string{"bash", "zsh", "fish"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 || shells[args[0]] == nil {
-				return exit.Usage{Err: fmt.Errorf("launch completion: want bash, zsh or fish, and then " +
+				return cli.Usage{Err: fmt.Errorf("launch completion: want bash, zsh or fish, and then " +
 					"names of programs")}
 			}
 			return write(cmd.OutOrStdout(), cmd.Root(), args[0], args[1:])
@@ -89,7 +88,7 @@ func write(w io.Writer, root *cobra.Command, shell string, names []string) error
 	for _, name := range names {
 		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") !=
 			"" || name[0] == '-' {
-			return exit.Usage{Err: fmt.Errorf("launch completion: %q is no name of a program: leave "+
+			return cli.Usage{Err: fmt.Errorf("launch completion: %q is no name of a program: leave "+
 				"out its folder", name)}
 		}
 		if err := shells[shell](&cobra.Command{Use: name}, &script); err != nil {

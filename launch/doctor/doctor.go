@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
-	"lockstep/launch/exit"
+	"lockstep/internal/cli"
 )
 
 // Job is launch's message to launch-probe, as JSON on its standard input.
@@ -90,7 +90,7 @@ The exit status is 1 if something FAILs, on all ranks.`,
 				args = args[:1] // the program's own arguments do not matter
 			}
 			if timeout <= 0 {
-				return exit.Usage{Err: fmt.Errorf("--timeout %v: a time above 0 is meant, such as 60s", timeout)}
+				return cli.Usage{Err: fmt.Errorf("--timeout %v: a time above 0 is meant, such as 60s", timeout)}
 			}
 			return run(strings.Join(args, ""), asJSON, timeout)
 		},
@@ -105,7 +105,7 @@ func run(program string, asJSON bool, timeout time.Duration) error {
 	status, failure := job.probe()
 	if failure == nil {
 		if status != 0 {
-			return exit.Status(status)
+			return cli.Status(status)
 		}
 		return nil
 	}
@@ -133,7 +133,7 @@ func (job *Job) explain(why *failure) error {
 	f := job.Facts
 	time.Sleep(time.Duration(why.delay) * Grace)
 	if why.all && f.Rank() > 0 {
-		return exit.Status(1)
+		return cli.Status(1)
 	}
 	r := Result{Ranks: []Facts{f}, Findings: Judge([]Facts{f})}
 	finding := Finding{Fail, []int{f.Rank()}, fmt.Sprintf("rank %d on %s", f.Rank(), f.Host), why.what, why.do}
@@ -150,7 +150,7 @@ func (job *Job) explain(why *failure) error {
 	} else if err := job.Show(&r); err != nil {
 		return err
 	}
-	return exit.Status(1)
+	return cli.Status(1)
 }
 
 // ended is how launch-probe ended.

@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"testing"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/mpirun"
-	"lockstep/launch/exit"
 )
 
 // launchEnv makes this test binary the launch command: a copy of it lies beside launch-probe, as
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	cmd := Command()
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetArgs(os.Args[2:]) // behind "launch doctor"
-	code, say := exit.Of(cmd.Execute())
+	code, say := cli.ExitStatus(cmd.Execute())
 	if say {
 		fmt.Fprintln(os.Stderr, "launch: an error that is no status")
 	}

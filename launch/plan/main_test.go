@@ -18,7 +18,6 @@ import (
 
 	"lockstep/internal/cli"
 	"lockstep/internal/mpirun"
-	"lockstep/launch/exit"
 )
 
 // TestMain makes this binary launch, or a program that launch starts, where
@@ -31,10 +30,10 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case "plan", "run":
 			root := &cobra.Command{Use: "launch", SilenceErrors: true, SilenceUsage: true}
-			root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit.Usage{Err: err} })
+			root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.Usage{Err: err} })
 			root.AddCommand(Command(), RunCommand())
 			err := root.Execute()
-			code, say := exit.Of(err)
+			code, say := cli.ExitStatus(err)
 			if say {
 				fmt.Fprintln(os.Stderr, "launch:", err)
 			}

@@ -17,7 +17,6 @@ import (
 
 	"lockstep/internal/cli"
 	"lockstep/launch/batch"
-	"lockstep/launch/exit"
 )
 
 // options are the flags that plan and run share.
@@ -89,7 +88,7 @@ func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err err
 		if errors.Is(err, pflag.ErrHelp) {
 			return nil, true, cmd.Help()
 		}
-		return nil, false, exit.Usage{Err: fmt.Errorf("%w (flags of the program stand behind --)",
+		return nil, false, cli.Usage{Err: fmt.Errorf("%w (flags of the program stand behind --)",
 			cli.Advise(fs, err))}
 	}
 	if help, _ := fs.GetBool("help"); help {
@@ -114,7 +113,7 @@ func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err err
 	return prog, false, nil
 }
 
-func usage(format string, args ...any) error { return exit.Usage{Err: fmt.Errorf(format, args...)} }
+func usage(format string, args ...any) error { return cli.Usage{Err: fmt.Errorf(format, args...)} }
 
 // site has what a line depends on beside the flags: this machine and its environment.
 type site struct {
@@ -315,7 +314,7 @@ func (o *options) hostList() ([]host, error) {
 		source = o.hostfile
 		f, err := os.Open(o.hostfile)
 		if err != nil {
-			return nil, exit.Usage{Err: fmt.Errorf("--hostfile: %w", err)}
+			return nil, cli.Usage{Err: fmt.Errorf("--hostfile: %w", err)}
 		}
 		defer f.Close()
 		lines := bufio.NewScanner(f)
@@ -326,7 +325,7 @@ func (o *options) hostList() ([]host, error) {
 			}
 		}
 		if err := lines.Err(); err != nil {
-			return nil, exit.Usage{Err: fmt.Errorf("--hostfile %s: %w", o.hostfile, err)}
+			return nil, cli.Usage{Err: fmt.Errorf("--hostfile %s: %w", o.hostfile, err)}
 		}
 		if len(entries) == 0 {
 			return nil, usage("--hostfile %s names no host: write one on each line, as NAME slots=8", o.hostfile)
@@ -336,7 +335,7 @@ func (o *options) hostList() ([]host, error) {
 	for _, e := range entries {
 		h, err := parseHost(e)
 		if err != nil {
-			return nil, exit.Usage{Err: fmt.Errorf("%s: %w", source, err)}
+			return nil, cli.Usage{Err: fmt.Errorf("%s: %w", source, err)}
 		}
 		// A host that is named twice has the slots of both, as Open MPI counts them.
 		if i := slices.IndexFunc(hosts, func(o host) bool { return o.name == h.name }); i >= 0 {

@@ -19,7 +19,6 @@ import (
 
 	"lockstep/internal/cli"
 	"lockstep/internal/ending"
-	"lockstep/launch/exit"
 )
 
 var (
@@ -101,7 +100,7 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 			err = os.MkdirAll(dir, 0o777)
 		}
 		if err != nil {
-			return nil, exit.Usage{Err: fmt.Errorf("--logs: %w", err)}
+			return nil, cli.Usage{Err: fmt.Errorf("--logs: %w", err)}
 		}
 		out.folder = dir
 		if slurm {
@@ -258,7 +257,7 @@ func (out *output) why(e outcome, err error, ranks int) outcome {
 	launcher := ending.OfLauncher(out.endings, ranks)
 	said := out.Cause()
 	e.cause = said.Or(launcher)
-	status, _ := err.(exit.Status)
+	status, _ := err.(cli.Status)
 	signalled := (launcher.Signalled() || status > 128) && e.asked == 0
 	switch {
 	case said != (ending.Cause{}), out.spoke.Load() && !signalled:

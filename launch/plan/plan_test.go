@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/launch/exit"
+	"lockstep/internal/cli"
 )
 
 func TestLines(t *testing.T) {
@@ -398,7 +398,7 @@ func TestCheckRoom(t *testing.T) {
 		got := ""
 		if err := checkRoom(j, s); err != nil {
 			got = err.Error()
-			if !errors.As(err, new(exit.Usage)) {
+			if !errors.As(err, new(cli.Usage)) {
 				t.Errorf("%v is no exit.Usage", err)
 			}
 		}

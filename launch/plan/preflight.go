@@ -22,20 +22,20 @@ import (
 	"syscall"
 	"time"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/launcher"
-	"lockstep/launch/exit"
 )
 
 // preflight looks for what would keep the line from working. Errors are exit.Usage, on one line. It
 // does not ask hosts again that were already asked.
 func preflight(ctx context.Context, w launcherHere, j job, s site, asked bool) error {
 	if err := checkProgram(w.name, j.prog[0]); err != nil {
-		return exit.Usage{Err: err}
+		return cli.Usage{Err: err}
 	}
 	if w.name != "slurm" && j.agent == "" {
 		for _, h := range j.hosts {
 			if err := resolves(h.name); err != nil {
-				return exit.Usage{Err: err}
+				return cli.Usage{Err: err}
 			}
 		}
 	}
@@ -44,7 +44,7 @@ func preflight(ctx context.Context, w launcherHere, j job, s site, asked bool) e
 	}
 	if strings.HasPrefix(w.name, "openmpi") {
 		if err := launcher.CheckRoom(s.getenv); err != nil {
-			return exit.Usage{Err: err}
+			return cli.Usage{Err: err}
 		}
 	}
 	if !j.here && !asked {
@@ -294,7 +294,7 @@ func judge(prog string, known []facts) error {
 		fmt.Fprintln(os.Stderr, "launch: warning:", warning)
 	}
 	if err != nil {
-		return exit.Usage{Err: err}
+		return cli.Usage{Err: err}
 	}
 	return nil
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/ending"
 	"lockstep/internal/process"
 	"lockstep/internal/runfiles"
-	"lockstep/launch/exit"
 )
 
 // recovery is the flags of run that say what follows a failed job.
@@ -119,7 +119,7 @@ func (s *supervisor) run() error {
 		begun := time.Now()
 		e, err := s.start(n)
 		switch {
-		case err == nil, e.asked != 0, s.restarts == 0, n == 0 && errors.As(err, new(exit.Usage)), e.refused(err):
+		case err == nil, e.asked != 0, s.restarts == 0, n == 0 && errors.As(err, new(cli.Usage)), e.refused(err):
 			fmt.Fprint(os.Stderr, e.unsaid)
 			e.asked.say()
 			return err
@@ -137,7 +137,7 @@ func (s *supervisor) run() error {
 		fmt.Fprintf(os.Stderr, "launch: %s; restart %d of %d in %v, %s\n", why, n+1, s.restarts, backoff, s.from())
 		if sig := s.wait(backoff); sig != 0 {
 			sig.say()
-			return exit.Status(128 + int(sig))
+			return cli.Status(128 + int(sig))
 		}
 		backoff = min(2*backoff, mostBackoff)
 	}
@@ -146,11 +146,11 @@ func (s *supervisor) run() error {
 // giveUp prints the last line, and returns err without a line of its own.
 func (s *supervisor) giveUp(err error, format string, args ...any) error {
 	fmt.Fprintf(os.Stderr, "launch: "+format+"\n", args...)
-	var status exit.Status
+	var status cli.Status
 	if errors.As(err, &status) {
 		return status
 	}
-	return exit.Status(1)
+	return cli.Status(1)
 }
 
 // progress reports whether the last start has come further than the one before, and counts those
@@ -251,7 +251,7 @@ func (s *supervisor) start(n int) (outcome, error) {
 				if sig := request(sig.(syscall.Signal)); sig.endsJob() {
 					cancel()
 					<-looked
-					return outcome{asked: sig}, exit.Status(128 + int(sig))
+					return outcome{asked: sig}, cli.Status(128 + int(sig))
 				}
 			}
 		}
@@ -274,14 +274,14 @@ type outcome struct {
 // refused reports whether a program has refused its input: another start would end in the same way.
 // A Go panic has the same status, so it is unknown for a program that nobody has heard.
 func (e outcome) refused(err error) bool {
-	status, ok := err.(exit.Status)
+	status, ok := err.(cli.Status)
 	return ok && (status == statusLater || status == statusUsage && e.heard && !e.cause.Own)
 }
 
 // words says on one line why a job has failed after some time.
 func (e outcome) words(err error, ran time.Duration) string {
 	var how string
-	status, ended := err.(exit.Status)
+	status, ended := err.(cli.Status)
 	switch {
 	case !ended:
 		return "the job cannot start: " + err.Error()

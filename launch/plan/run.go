@@ -20,7 +20,6 @@ import (
 	"lockstep/internal/ending"
 	"lockstep/internal/launcher"
 	"lockstep/internal/process"
-	"lockstep/launch/exit"
 )
 
 // RunCommand is `launch run`.
@@ -231,7 +230,7 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	out.close()
 	err = status(words[0], err)
 	if why != "" && err == nil {
-		err = exit.Status(1) // how the ranks have ended is not known
+		err = cli.Status(1) // how the ranks have ended is not known
 	}
 	if err != nil {
 		if out.folder != "" {
@@ -261,11 +260,11 @@ func status(launcher string, err error) error {
 	case err == nil || !errors.As(err, &failed):
 		return err
 	case failed.Exited():
-		return exit.Status(failed.ExitCode())
+		return cli.Status(failed.ExitCode())
 	default:
 		sig := failed.Sys().(syscall.WaitStatus).Signal()
 		fmt.Fprintf(os.Stderr, "launch: %s was ended by %s\n", launcher, unix.SignalName(sig))
-		return exit.Status(128 + int(sig))
+		return cli.Status(128 + int(sig))
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/launch/exit"
+	"lockstep/internal/cli"
 )
 
 // fall returns a run whose residual falls to a tenth in each step. Another number never changes,
@@ -49,7 +49,7 @@ func TestAxes(t *testing.T) {
 		a := tc.in
 		err := a.complete(runs)
 		if tc.err != "" {
-			if err == nil || err.Error() != tc.err || !errors.As(err, new(exit.Usage)) {
+			if err == nil || err.Error() != tc.err || !errors.As(err, new(cli.Usage)) {
 				t.Errorf("%+v: %v, want %s", tc.in, err, tc.err)
 			}
 			continue

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/runfiles"
-	"lockstep/launch/exit"
 )
 
 // Command is `launch plot`.
@@ -78,7 +78,7 @@ func draw(out string, overwrite bool, a axes, paths []string) (note string, err 
 	for _, path := range paths {
 		r, err := read(path)
 		if err != nil {
-			return "", exit.Usage{Err: err}
+			return "", cli.Usage{Err: err}
 		}
 		if names[r.name] { // runs of one name in several folders
 			r.name = path
@@ -90,9 +90,9 @@ func draw(out string, overwrite bool, a axes, paths []string) (note string, err 
 		return "", err
 	}
 	if err := runfiles.Check(out, overwrite); err != nil {
-		return "", exit.Usage{Err: runfiles.About("--out", err, "--overwrite")}
+		return "", cli.Usage{Err: runfiles.About("--out", err, "--overwrite")}
 	}
 	return a.picture(out, overwrite, runs)
 }
 
-func usage(format string, args ...any) error { return exit.Usage{Err: fmt.Errorf(format, args...)} }
+func usage(format string, args ...any) error { return cli.Usage{Err: fmt.Errorf(format, args...)} }

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"lockstep/launch/exit"
+	"lockstep/internal/cli"
 )
 
 func TestDraw(t *testing.T) {
@@ -41,7 +41,7 @@ func TestDraw(t *testing.T) {
 		{filepath.Join(dir, "x.png"), []string{write(t, "empty", "")}, "no number in it"},
 	} {
 		if _, err := draw(tc.out, false, axes{}, tc.runs); err == nil || !strings.Contains(err.Error(), tc.want) ||
-			!errors.As(err, new(exit.Usage)) {
+			!errors.As(err, new(cli.Usage)) {
 			t.Errorf("%v: %v, want %s", tc.runs, err, tc.want)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"lockstep/launch/exit"
+	"lockstep/internal/cli"
 )
 
 var (
@@ -51,7 +51,7 @@ func checkout(flag string) (string, error) {
 			return "", err
 		}
 		if !isCheckout(dir) {
-			return "", exit.Usage{Err: fmt.Errorf(
+			return "", cli.Usage{Err: fmt.Errorf(
 				"--lockstep %s is no checkout of Lockstep: there is no go.mod with the line \"module lockstep\"", flag)}
 		}
 		return dir, nil
@@ -68,7 +68,7 @@ func checkout(flag string) (string, error) {
 	if from != "" && isCheckout(from) {
 		return from, nil
 	}
-	return "", exit.Usage{Err: fmt.Errorf(
+	return "", cli.Usage{Err: fmt.Errorf(
 		"the checkout of Lockstep that this program was built from is not there any more: say where one is, with " +
 			"--lockstep DIR")}
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/launch/exit"
+	"lockstep/internal/cli"
 )
 
 // maxName leaves room in a file name for what is added to one.
@@ -28,7 +28,7 @@ var (
 // checkName refuses what cannot be the name of a folder, a module and a command.
 func checkName(name string) error {
 	refuse := func(format string, args ...any) error {
-		return exit.Usage{Err: fmt.Errorf("%q is no name for an application: "+format, append([]any{name}, args...)...)}
+		return cli.Usage{Err: fmt.Errorf("%q is no name for an application: "+format, append([]any{name}, args...)...)}
 	}
 	switch {
 	case len(name) > maxName:

@@ -18,8 +18,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/launcher"
-	"lockstep/launch/exit"
 )
 
 // Each kind of application is a program of this module, with its tests and its page, whose name is
@@ -64,10 +64,10 @@ Inside the checkout of Lockstep it becomes apps/NAME. Elsewhere it becomes the f
 the checkout that this program was built from, or the one that --lockstep says.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return exit.Usage{Err: fmt.Errorf("new takes one name, such as: launch new heat")}
+				return cli.Usage{Err: fmt.Errorf("new takes one name, such as: launch new heat")}
 			}
 			if !slices.Contains(names, sort) {
-				return exit.Usage{Err: fmt.Errorf("--kind %s: want %s", sort, strings.Join(names, ", "))}
+				return cli.Usage{Err: fmt.Errorf("--kind %s: want %s", sort, strings.Join(names, ", "))}
 			}
 			return checkName(args[0])
 		},
@@ -115,7 +115,7 @@ func plan(name, kind, lockstep string) (app, error) {
 	a := app{Name: name, kind: kind}
 	if root, ok := checkoutAbove(wd); ok {
 		if lockstep != "" {
-			return a, exit.Usage{Err: fmt.Errorf(
+			return a, cli.Usage{Err: fmt.Errorf(
 				"--lockstep does not go with a folder of a checkout (%s): leave it out, or change to a folder "+
 					"elsewhere", root)}
 		}
@@ -133,7 +133,7 @@ func plan(name, kind, lockstep string) (app, error) {
 		}
 	}
 	if _, err := os.Lstat(a.dir); err == nil {
-		return a, exit.Usage{Err: fmt.Errorf("%s exists: type another name, or remove it", a.dir)}
+		return a, cli.Usage{Err: fmt.Errorf("%s exists: type another name, or remove it", a.dir)}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return a, err
 	}

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"lockstep/internal/campaign"
+	"lockstep/internal/cli"
 	"lockstep/internal/mpirun"
-	"lockstep/launch/exit"
 )
 
 // The tests may have been built with -trimpath.
@@ -338,7 +338,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%q: no error", tc.args)
 			continue
 		}
-		code, say := exit.Of(err)
+		code, say := cli.ExitStatus(err)
 		if code != 2 || !say || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: status %d, %v, want status 2 and one line with %q", tc.args, code, err, tc.want)
 		}
@@ -383,7 +383,8 @@ func TestExisting(t *testing.T) {
 	}
 	for _, name := range []string{"folder", "file", "link"} {
 		_, err := newApp(t, dir, name)
-		if code, _ := exit.Of(err); code != 2 || !strings.Contains(err.Error(), filepath.Join(dir, name)+" exists") {
+		code, _ := cli.ExitStatus(err)
+		if code != 2 || !strings.Contains(err.Error(), filepath.Join(dir, name)+" exists") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -399,7 +400,7 @@ func TestExisting(t *testing.T) {
 // TestUnwritable: nobody may write in /proc, root neither.
 func TestUnwritable(t *testing.T) {
 	_, err := newApp(t, "/proc", "heat")
-	code, _ := exit.Of(err)
+	code, _ := cli.ExitStatus(err)
 	if code != 1 || !strings.HasPrefix(err.Error(), "cannot write in /proc (") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("%v", err)
 	}

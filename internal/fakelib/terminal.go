@@ -1,5 +1,4 @@
-// Package pty makes terminals for tests, and shows what a person would see there.
-package pty
+package fakelib
 
 import (
 	"bytes"
@@ -40,9 +39,9 @@ func (w *written) String() string {
 	return w.b.String()
 }
 
-// Open makes a terminal of so many columns, which is closed when the test ends. It skips the test
-// if there can be no terminal.
-func Open(t *testing.T, columns int) *Terminal {
+// OpenTerminal makes a terminal of so many columns, which is closed when the test ends. It skips
+// the test if there can be no terminal.
+func OpenTerminal(t *testing.T, columns int) *Terminal {
 	t.Helper()
 	near, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -101,9 +100,9 @@ func (p *Terminal) Close() string {
 	return p.seen.String()
 }
 
-// Lines returns what a terminal shows of written text: a carriage return goes to the beginning of
-// the line, and ESC [ K clears the rest.
-func Lines(written string) []string {
+// ScreenLines returns what a terminal shows of written text: a carriage return goes to the
+// beginning of the line, and ESC [ K clears the rest.
+func ScreenLines(written string) []string {
 	var lines []string
 	var line []rune
 	at := 0

@@ -1,6 +1,4 @@
-// Package trace is the command that reads a file of --trace, and says what took longest, and who
-// waited for whom.
-package trace
+package inspect
 
 import (
 	"bufio"
@@ -16,15 +14,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/readable"
-	"lockstep/launch/exit"
 )
 
 // mostWaits and mostWork are how many waits, and how many kernels and the like, are shown.
 const mostWaits, mostWork = 10, 10
 
-// Command is `launch trace`.
-func Command() *cobra.Command {
+// TraceCommand is `launch trace`.
+func TraceCommand() *cobra.Command {
 	var waits, work int
 	c := &cobra.Command{
 		Use:   "trace FILE",
@@ -39,14 +37,14 @@ long others waited for it.
 The file itself opens at ui.perfetto.dev, which shows it without sending it anywhere.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return exit.Usage{Err: errors.New("trace takes one file, such as: launch trace run.json")}
+				return cli.Usage{Err: errors.New("trace takes one file, such as: launch trace run.json")}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f, err := read(args[0])
 			if err != nil {
-				return exit.Usage{Err: err}
+				return cli.Usage{Err: err}
 			}
 			return f.show(cmd.OutOrStdout(), work, waits)
 		},

@@ -1,4 +1,4 @@
-package trace
+package inspect
 
 import (
 	"bytes"
@@ -47,7 +47,7 @@ rank  waited for others  others waited for it
 
 func shown(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	c := Command()
+	c := TraceCommand()
 	var out bytes.Buffer
 	c.SetOut(&out)
 	c.SetErr(&out)

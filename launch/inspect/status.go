@@ -1,5 +1,6 @@
-// Package status is the command that shows the state of a running job.
-package status
+// Package inspect looks at a job from outside: it asks the ranks of one that runs, and reads the
+// trace of one that has ended.
+package inspect
 
 import (
 	"cmp"
@@ -17,16 +18,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/live"
 	"lockstep/internal/readable"
-	"lockstep/launch/exit"
 )
 
 // whoLimit is how long a rank that is well may take to say who it is.
 const whoLimit = 3 * time.Second
 
-// Command is `launch status`.
-func Command() *cobra.Command {
+// StatusCommand is `launch status`.
+func StatusCommand() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "status [JOB|PID]",
@@ -60,7 +61,7 @@ func run(out io.Writer, args []string, asJSON bool) error {
 	if len(args) > 0 {
 		jobs = slices.DeleteFunc(jobs, func(j job) bool { return !j.named(args[0]) })
 		if len(jobs) == 0 {
-			return exit.Usage{Err: fmt.Errorf("no job or process %s answers here: launch status without "+
+			return cli.Usage{Err: fmt.Errorf("no job or process %s answers here: launch status without "+
 				"it lists what does", args[0])}
 		}
 	}

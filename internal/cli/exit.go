@@ -1,10 +1,9 @@
-// Package exit decides the exit status of the launch command.
-package exit
+package cli
 
 import "strconv"
 
 // Bad input, as opposed to an attempt that failed (status 1).
-const usage = 2
+const badUsage = 2
 
 // Status ends the command with this status and prints nothing: all has been said.
 type Status int
@@ -18,15 +17,15 @@ func (u Usage) Error() string { return u.Err.Error() }
 
 func (u Usage) Unwrap() error { return u.Err }
 
-// Of returns the status for an error of a command, and whether to print it.
-func Of(err error) (status int, say bool) {
+// ExitStatus returns the status for an error of a command of launch, and whether to print it.
+func ExitStatus(err error) (status int, say bool) {
 	switch e := err.(type) {
 	case nil:
 		return 0, false
 	case Status:
 		return int(e), false
 	case Usage:
-		return usage, true
+		return badUsage, true
 	default:
 		return 1, true
 	}

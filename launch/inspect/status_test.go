@@ -1,4 +1,4 @@
-package status
+package inspect
 
 import (
 	"bufio"
@@ -20,9 +20,9 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"lockstep/internal/cli"
 	"lockstep/internal/live"
 	"lockstep/internal/mpirun"
-	"lockstep/launch/exit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -178,7 +178,7 @@ func TestSeveralJobs(t *testing.T) {
 func TestNobody(t *testing.T) {
 	var out bytes.Buffer
 	err := run(&out, []string{"no-such-job"}, false)
-	if !errors.As(err, new(exit.Usage)) || !strings.Contains(err.Error(), "no-such-job") {
+	if !errors.As(err, new(cli.Usage)) || !strings.Contains(err.Error(), "no-such-job") {
 		t.Errorf("a job that is not there: %v", err)
 	}
 	if _, err := live.AskWho(1, time.Second); err == nil {
