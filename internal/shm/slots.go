@@ -7,8 +7,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// The protocol of slots.h in Go, for calls that only move bytes: a call from Go to C takes as long
-// as the exchange of a few bytes. C is called if a rank is not there soon.
+// What of slots.h moves bytes alone is here. A broadcast waits in Go: a call from Go to C takes as
+// long as the exchange of a few bytes. C is called if a rank is not there soon.
 
 // exchange shows this rank's operand to the others. It sets each part of dst, n elements, from the
 // operand of its rank, skip bytes from the start. This rank's own part comes from mine, which may
@@ -19,17 +19,9 @@ func exchange(s *shared, meeting int, dst unsafe.Pointer, brings []byte, mine un
 	s.rounds[meeting]++
 	round := uint64(s.rounds[meeting])
 	brought := func(rank int) *slot { return &s.slots[rank].collective[meeting][round&1] }
-	part := brought(own)
-	copy(bytesAt(unsafe.Pointer(&part.data), len(brings)), brings)
-	part.n, part.t, part.op = cInt32(n), cUint8(t), 0
-	atomic.StoreUint64((*uint64)(&part.round), round)
-	for r := range size {
-		p := brought(r)
-		if !appears((*uint64)(&p.round), round, s) || p.n != part.n || p.t != part.t || p.op != 0 {
-			if how := sysMeet(s, meeting, n, t); how.code != success || how.rank >= 0 {
-				return how
-			}
-		}
+	copy(bytesAt(unsafe.Pointer(&brought(own).data), len(brings)), brings)
+	if how := sysMeet(s, meeting, n, t); how.code != success || how.rank >= 0 {
+		return how
 	}
 	for r := range size {
 		from := unsafe.Add(unsafe.Pointer(&brought(r).data), skip)
