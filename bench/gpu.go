@@ -60,8 +60,8 @@ func (b *bench) hostTime(ranks int, measure, what, peer string, program []string
 		return err
 	}
 	theirs, ours := slices.Min(theirUS), slices.Min(ourUS)
-	b.Compare(harness.Row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us",
-		Goal: (theirs + harness.HostOverhead) / theirs}, peer, theirs, false)
+	b.CompareTimes(harness.Row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us",
+		Goal: (theirs + harness.HostOverhead) / theirs}, peer, theirs)
 	b.Limit(harness.Row{What: "Go allocations of " + what, Ranks: ranks, Ours: float64(worst.Allocs),
 		Unit: "allocations", Goal: 0})
 	return nil

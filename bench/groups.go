@@ -99,9 +99,8 @@ func (b *bench) watch() error {
 	if err != nil {
 		return err
 	}
-	b.Compare(harness.Row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks",
-		Ranks: 2, Ours: harness.Median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", harness.Median(theirUS),
-		false)
+	b.CompareTimes(harness.Row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks",
+		Ranks: 2, Ours: harness.Median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", harness.Median(theirUS))
 	return nil
 }
 
@@ -126,8 +125,8 @@ func (b *bench) allReduce() error {
 		if bytes == 8 {
 			goal = (theirs + 0.15) / theirs // at most 0.15 us more
 		}
-		b.Compare(harness.Row{What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
-			Ours: ours, Unit: "us", Goal: goal}, "MPI_Allreduce from C", theirs, false)
+		b.CompareTimes(harness.Row{What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
+			Ours: ours, Unit: "us", Goal: goal}, "MPI_Allreduce from C", theirs)
 	}
 	return nil
 }
@@ -150,9 +149,9 @@ func (b *bench) pingPong() error {
 		}
 		ours, theirs = append(ours, points[0].MedianUS), append(theirs, points[1].MedianUS)
 	}
-	b.Compare(harness.Row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: harness.Median(ours), Unit: "us",
+	b.CompareTimes(harness.Row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: harness.Median(ours), Unit: "us",
 		Goal: 1},
-		"gompi SendFloat64s and RecvPreallocFloat64s", harness.Median(theirs), false)
+		"gompi SendFloat64s and RecvPreallocFloat64s", harness.Median(theirs))
 	return nil
 }
 
@@ -192,8 +191,8 @@ func (b *bench) bandwidth(app string, bytes int) error {
 		}
 		ours, theirs = append(ours, r[0].GBps), append(theirs, loop[0].GBps)
 	}
-	b.Compare(harness.Row{What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()),
-		Ranks: 1, Ours: harness.Median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", harness.Median(theirs), true)
+	b.CompareRates(harness.Row{What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()),
+		Ranks: 1, Ours: harness.Median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", harness.Median(theirs))
 	return nil
 }
 
@@ -326,8 +325,8 @@ func (b *bench) train() error {
 			return err
 		}
 		r.Goal = 0.2
-		b.Compare(r, "llm.c train_gpt2.c, -Ofast -march=native -fopenmp", harness.Median(theirs[harness.TrainDiscard:]),
-			false)
+		b.CompareTimes(r, "llm.c train_gpt2.c, -Ofast -march=native -fopenmp",
+			harness.Median(theirs[harness.TrainDiscard:]))
 	}
 	if ours, err = b.trainStep(); err != nil {
 		return err

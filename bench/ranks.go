@@ -62,9 +62,9 @@ func (b *bench) layouts(measure, what string, bytes int) error {
 		}
 	}
 	for i, l := range layouts[1:] {
-		b.Compare(harness.Row{What: what + ", " + l.what, Ranks: 4, Ours: slices.Min(us[i+1]), Unit: "us",
+		b.CompareTimes(harness.Row{What: what + ", " + l.what, Ranks: 4, Ours: slices.Min(us[i+1]), Unit: "us",
 			Goal: l.goal},
-			layouts[0].what, slices.Min(us[0]), false)
+			layouts[0].what, slices.Min(us[0]))
 	}
 	return nil
 }
@@ -86,8 +86,8 @@ func (b *bench) trainLayouts() error {
 			*side.ms = append(*side.ms, steps[len(steps)/8].MS) // the median of the faster quarter
 		}
 	}
-	b.Compare(harness.Row{What: "step of the default training, 1 process of 2 ranks", Ranks: 2,
+	b.CompareTimes(harness.Row{What: "step of the default training, 1 process of 2 ranks", Ranks: 2,
 		Ours: harness.Median(ours), Unit: "ms", Goal: 1.05},
-		"mpirun -np 2", harness.Median(theirs), false)
+		"mpirun -np 2", harness.Median(theirs))
 	return nil
 }

@@ -51,9 +51,9 @@ func (b *bench) seeing() error {
 		}
 	}
 	for i, way := range ways[1:] {
-		b.Compare(harness.Row{What: "tokens a second of train, " + way.what, Ranks: 2, Ours: harness.Median(rates[i+1]),
-			Unit: "tokens/s", Goal: way.goal},
-			"the same "+ways[0].what, harness.Median(rates[0]), true)
+		b.CompareRates(harness.Row{What: "tokens a second of train, " + way.what, Ranks: 2,
+			Ours: harness.Median(rates[i+1]), Unit: "tokens/s", Goal: way.goal},
+			"the same "+ways[0].what, harness.Median(rates[0]))
 	}
 	for _, ext := range []string{".json", ".json.gz"} {
 		if err := b.traceSize(ext); err != nil {

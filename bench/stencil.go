@@ -29,9 +29,9 @@ func (b *bench) stencil() error {
 		if err != nil {
 			return err
 		}
-		b.Compare(harness.Row{What: fmt.Sprintf("%d steps of %d x %d cells, float32%s",
+		b.CompareTimes(harness.Row{What: fmt.Sprintf("%d steps of %d x %d cells, float32%s",
 			steps, tc.rows, columns, tc.what), Ranks: tc.ranks,
-			Ours: harness.Median(ourUS), Unit: "us", Goal: 1}, harness.StencilPeer, harness.Median(theirUS), false)
+			Ours: harness.Median(ourUS), Unit: "us", Goal: 1}, harness.StencilPeer, harness.Median(theirUS))
 	}
 	return nil
 }

@@ -165,13 +165,17 @@ func machine() (string, error) {
 	return fmt.Sprintf("%s, %d cores", model, cores), nil
 }
 
-// Compare adds a row with a peer. The ratio of times is ours over theirs, and the ratio of rates
-// theirs over ours.
-func (b *Harness) Compare(r Row, peer string, theirs float64, rate bool) {
-	ratio := r.Ours / theirs
-	if rate {
-		ratio = 1 / ratio
-	}
+// CompareTimes adds a row with the time of a peer. The ratio is ours over theirs.
+func (b *Harness) CompareTimes(r Row, peer string, theirs float64) {
+	b.compare(r, peer, theirs, r.Ours/theirs)
+}
+
+// CompareRates adds a row with the rate of a peer. The ratio is theirs over ours.
+func (b *Harness) CompareRates(r Row, peer string, theirs float64) {
+	b.compare(r, peer, theirs, theirs/r.Ours)
+}
+
+func (b *Harness) compare(r Row, peer string, theirs, ratio float64) {
 	r.Theirs, r.Peer, r.Ratio = &theirs, &peer, &ratio
 	r.Met = ratio <= r.Goal
 	b.add(r)

@@ -42,8 +42,8 @@ func TestGPUNames(t *testing.T) {
 func TestRows(t *testing.T) {
 	b := Harness{machine: "two cores", Rounds: DefaultRounds, GPUs: []string{"H200", "H200"}, Set: GPUSet,
 		Group: "launch"}
-	b.Compare(Row{What: "slow", Ours: 3, Goal: 1.2}, "C", 2, false)
-	b.Compare(Row{What: "fast", Ours: 3, Goal: 1}, "C", 2, true)
+	b.CompareTimes(Row{What: "slow", Ours: 3, Goal: 1.2}, "C", 2)
+	b.CompareRates(Row{What: "fast", Ours: 3, Goal: 1}, "C", 2)
 	b.Limit(Row{What: "zero", Ours: 0, Goal: 0})
 	b.Limit(Row{What: "nan", Ours: math.NaN(), Goal: 1})
 	for i, met := range []bool{false, true, true, false} {

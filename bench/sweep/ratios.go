@@ -43,7 +43,7 @@ func (s *sweep) ratios(lines []measure.Measured) {
 				}
 				r.Goal = s.ncclGoal(m, best)
 			}
-			s.Compare(r, best.Side, best.MedianUS, false)
+			s.CompareTimes(r, best.Side, best.MedianUS)
 			if peer.flag == ncclTests {
 				s.smallGoals(m, theirs)
 			}
@@ -90,6 +90,6 @@ func (s *sweep) smallGoals(m measure.Measured, theirs []measure.Measured) {
 			}
 			r.What, r.Goal = fmt.Sprintf("%s: time, as a part of that of plain NCCL", m.What()), 1/smallSpeedUp
 		}
-		s.Compare(r, p.Side, p.MedianUS, false)
+		s.CompareTimes(r, p.Side, p.MedianUS)
 	}
 }

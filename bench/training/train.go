@@ -425,7 +425,7 @@ func (t *trainBench) rowsOf(m trained) {
 	r := harness.Row{What: name + ": tokens a second", Ranks: m.ranks, Ours: harness.Median(m.tokS), Unit: "tok/s",
 		Goal: goal}
 	if w := m.best(); w != nil {
-		t.Compare(r, w.peer, harness.Median(w.tokS), true)
+		t.CompareRates(r, w.peer, harness.Median(w.tokS))
 	}
 	t.Limit(harness.Row{What: name + ": 99th percentile of a step", Ranks: m.ranks, Ours: harness.Median(m.p99),
 		Unit: "medians", Goal: stepP99Goal})

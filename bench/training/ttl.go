@@ -127,16 +127,16 @@ func (t *ttlBench) rows(ours, theirs [][]reached) {
 	}
 	a, b := pace(ours[len(ours)-1]), pace(theirs[len(theirs)-1])
 	fmt.Fprintf(os.Stderr, "%.0f tokens/s, PyTorch %.0f: %.3f\n", a, b, a/b)
-	t.Compare(harness.Row{What: "tokens a second, " + of, Ranks: 1, Ours: a, Unit: "tok/s",
-		Goal: 1 / ttlRates[t.model]}, peer, b, true)
+	t.CompareRates(harness.Row{What: "tokens a second, " + of, Ranks: 1, Ours: a, Unit: "tok/s",
+		Goal: 1 / ttlRates[t.model]}, peer, b)
 	for _, loss := range t.losses {
 		a, b := secondsTo(loss, ours), secondsTo(loss, theirs)
 		fmt.Fprintf(os.Stderr, "to %g: %.2f s, PyTorch %.2f s\n", loss, a, b)
 		if math.IsInf(a, 1) || math.IsInf(b, 1) {
 			continue // no run has come so far
 		}
-		t.Compare(harness.Row{What: fmt.Sprintf("seconds to a validation loss of %g, %s", loss, of), Ranks: 1, Ours: a,
-			Unit: "s", Goal: ttlGoal}, peer, b, false)
+		t.CompareTimes(harness.Row{What: fmt.Sprintf("seconds to a validation loss of %g, %s", loss, of), Ranks: 1,
+			Ours: a, Unit: "s", Goal: ttlGoal}, peer, b)
 	}
 }
 

@@ -84,6 +84,9 @@ func (c *scanner) onGPU(call spmd.LibraryCall) error {
 		call.Arg(4), call.WorkspaceArg(), spmd.I64(tiles))
 }
 
+// A sum is inclusive if element i is part of the i-th, and exclusive if only those before it are.
+const inclusive, exclusive = false, true
+
 func scan[T Number](op string, s *spmd.Stream, c *scanner, dst, x, first spmd.Buffer[T], exclusive bool) error {
 	if err := same(op, dst, x); err != nil {
 		return err
@@ -98,12 +101,12 @@ func scan[T Number](op string, s *spmd.Stream, c *scanner, dst, x, first spmd.Bu
 // Scan enqueues dst[i] = x[0] + ... + x[i], in T. dst may be x. As NumPy's cumsum, and MPI_Scan
 // over elements.
 func Scan[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return scan("Scan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, false)
+	return scan("Scan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, inclusive)
 }
 
 // ExScan enqueues dst[i] = x[0] + ... + x[i-1], in T, and dst[0] = 0. dst may be x.
 func ExScan[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return scan("ExScan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, true)
+	return scan("ExScan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, exclusive)
 }
 
 // scan does the work of scan.cu. Floats are added in its order.

@@ -242,7 +242,7 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 	if err := q.launchDirection(s, direction, o.x[0].Arg(), x.m, x.g, x.hyper, gate, x.cfg.Clip, there); err != nil {
 		return err
 	}
-	if err := o.exchange(s, o.x[0], q, c, true); err != nil {
+	if err := o.exchange(s, o.x[0], q, c, toOwners); err != nil {
 		return err
 	}
 	lo, hi := mine.Off*n, (mine.Off+mine.Len)*n
@@ -266,7 +266,7 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 		return err
 	}
 	if q.parts != nil {
-		if err := o.exchange(x.beside, all, q, c, false); err != nil {
+		if err := o.exchange(x.beside, all, q, c, fromOwners); err != nil {
 			return err
 		}
 	} else if c.Size() > 1 {
@@ -279,9 +279,16 @@ func (o *orthogonals[T]) update(s *spmd.Stream, x *muon, q *muonShape, gate spmd
 		float32(x.cfg.WeightDecay))
 }
 
-// exchange enqueues the exchange of the parts of matrices: there, from the ranks that have them to
-// those that make them orthogonal, or back.
-func (o *orthogonals[T]) exchange(s *spmd.Stream, x spmd.Buffer[T], q *muonShape, c spmd.Comm, there bool) error {
+// direction is which way parts of matrices go: to the ranks that make them orthogonal, or back.
+type direction bool
+
+const (
+	toOwners   direction = true
+	fromOwners direction = false
+)
+
+// exchange enqueues the exchange of the parts of matrices.
+func (o *orthogonals[T]) exchange(s *spmd.Stream, x spmd.Buffer[T], q *muonShape, c spmd.Comm, way direction) error {
 	if q.parts == nil || c.Size() == 1 {
 		return nil
 	}
@@ -296,7 +303,7 @@ func (o *orthogonals[T]) exchange(s *spmd.Stream, x spmd.Buffer[T], q *muonShape
 						continue
 					}
 					b, from, to := x.Slice(i*q.len()+p.from, i*q.len()+p.to), r, owner
-					if !there {
+					if way == fromOwners {
 						from, to = owner, r
 					}
 					var err error

@@ -221,7 +221,7 @@ func (s *saver) start(t *trainer.Trainer) error {
 		return t.Begin(t.World.Seed())
 	}
 	found := new(saved) // it may be one before: the files are read again
-	step, err := s.Load(found, t.Items(false)...)
+	step, err := s.Load(found, t.ItemsToLoad()...)
 	if err != nil {
 		return err
 	}
@@ -317,7 +317,7 @@ func (s *saver) save(t *trainer.Trainer, steps int, rec record) error {
 			return err
 		}
 	}
-	if err := s.Save(steps, meta, t.Items(true)...); err != nil {
+	if err := s.Save(steps, meta, t.ItemsToSave()...); err != nil {
 		return err
 	}
 	s.begun = true

@@ -51,7 +51,7 @@ func Open(g Group, o Options) (*File, error) {
 			return nil, err
 		}
 	}
-	f, err := OpenFile(path, o.Tokens, b.key, false)
+	f, err := OpenFile(path, o.Tokens, b.key)
 	if _, err = g.Gather(nil, err); err != nil {
 		return nil, err
 	}
@@ -180,7 +180,7 @@ func (b *builder) find() (string, error) {
 func (b *builder) findIn(dir string) (found string) {
 	for _, name := range []string{b.ownName(), b.fileName()} {
 		path := filepath.Join(dir, name)
-		f, err := OpenFile(path, b.Tokens, b.key, true)
+		f, err := OpenWhole(path, b.Tokens, b.key)
 		if err == nil {
 			found = path
 			err = f.Close()

@@ -79,7 +79,7 @@ func FuzzTokenFile(f *testing.F) {
 				t.Fatal(err)
 			}
 			for _, tok := range []Tokenizer{Bytes{}, gpt2} {
-				tf, err := OpenFile(path, tok, key, true)
+				tf, err := OpenWhole(path, tok, key)
 				if err != nil {
 					continue
 				}
@@ -300,7 +300,7 @@ func TestPipesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := fmt.Sprintf("%s: not a regular file", path)
-	if _, err := OpenFile(path, Bytes{}, [sha256.Size]byte{}, true); err == nil || err.Error() != want {
+	if _, err := OpenWhole(path, Bytes{}, [sha256.Size]byte{}); err == nil || err.Error() != want {
 		t.Errorf("token file: error %v, want %s", err, want)
 	}
 	if _, err := readPiece(Source{Path: path, Size: st.Size(), Mtime: st.ModTime().UnixNano()}, 0,

@@ -101,9 +101,31 @@ type File struct {
 	body   []byte // the tokens
 }
 
-// OpenFile maps the token file at path. It must be for this tokenizer and key, undamaged, and not
-// written by another user. With verify it reads all of the file to check that it is whole.
-func OpenFile(path string, t Tokenizer, key [sha256.Size]byte, verify bool) (*File, error) {
+// OpenWhole is OpenFile, and reads all of the file to check that it is whole.
+func OpenWhole(path string, t Tokenizer, key [sha256.Size]byte) (*File, error) {
+	f, err := OpenFile(path, t, key)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.check(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// check fails if the tokens are not those that were written.
+func (f *File) check() error {
+	return f.Guard(func() error {
+		if crc32.Checksum(f.body, castagnoli) != f.header.crc {
+			return fmt.Errorf("%s: the tokens are damaged", f.path)
+		}
+		return nil
+	})
+}
+
+// OpenFile maps the token file at path. It must be for this tokenizer and key, and not written by
+// another user.
+func OpenFile(path string, t Tokenizer, key [sha256.Size]byte) (*File, error) {
 	f, st, err := OpenRegular(path)
 	if err != nil {
 		return nil, err
@@ -130,19 +152,7 @@ func OpenFile(path string, t Tokenizer, key [sha256.Size]byte, verify bool) (*Fi
 	if err != nil {
 		return nil, &fs.PathError{Op: "mmap", Path: path, Err: err}
 	}
-	tf := &File{path, h, mem, mem[tokenHeaderBytes:]}
-	if verify {
-		err := tf.Guard(func() error {
-			if crc32.Checksum(tf.body, castagnoli) != h.crc {
-				return fmt.Errorf("%s: the tokens are damaged", path)
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, errors.Join(err, tf.Close())
-		}
-	}
-	return tf, nil
+	return &File{path, h, mem, mem[tokenHeaderBytes:]}, nil
 }
 
 // believable returns an error if another user could have written a token file. Its sums say that it

@@ -77,7 +77,7 @@ func TestForeignTokenFile(t *testing.T) {
 		if err := os.Chmod(cache, mode); err != nil {
 			t.Fatal(err)
 		}
-		f, err := OpenFile(path, Bytes{}, keyOf(t, path), true)
+		f, err := OpenWhole(path, Bytes{}, keyOf(t, path))
 		if (err == nil) != believed ||
 			err != nil && !strings.Contains(err.Error(), fmt.Sprintf("the work of user %d", nobody)) {
 			t.Errorf("in its owner's folder of mode %o: %v", mode, err)

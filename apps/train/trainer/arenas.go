@@ -33,14 +33,27 @@ func (t *Trainer) arenas() []gpt.Arena {
 		{Prefix: secondMoments, Shared: mode != layout.ShardOff, Buffer: t.Optimizer.V}}
 }
 
-// Items returns the tensors of a checkpoint. With the number of steps and of sequences, they are
-// all that the next step depends on. They are the same for every --shard, --tp and --pp.
+// ItemsToSave returns the tensors of a checkpoint. With the number of steps and of sequences, they
+// are all that the next step depends on. They are the same for every --shard, --tp and --pp.
 //
-// The parts to be saved may differ from the parts to be loaded.
-func (t *Trainer) Items(save bool) []checkpoint.Item {
+// The parts of ItemsToSave may differ from those of ItemsToLoad.
+func (t *Trainer) ItemsToSave() []checkpoint.Item {
 	if t.divided() {
-		return t.partItems(save)
+		return t.partItems(t.partToSave)
 	}
+	return t.items()
+}
+
+// ItemsToLoad returns the tensors of ItemsToSave, as they are to be loaded.
+func (t *Trainer) ItemsToLoad() []checkpoint.Item {
+	if t.divided() {
+		return t.partItems(t.State.Of)
+	}
+	return t.items()
+}
+
+// items returns the tensors of a checkpoint if each rank has the whole model.
+func (t *Trainer) items() []checkpoint.Item {
 	var items []checkpoint.Item
 	for _, a := range t.arenas() {
 		for _, p := range t.State.Params {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
@@ -78,9 +79,11 @@ func (t *Trainer) counted() []spmd.Buffer[float32] {
 }
 
 // partItems returns the tensors of a checkpoint if each rank has a part of the model. An undivided
-// model has the same tensors. A rank without elements of a tensor takes part all the same. Ranks
-// that have the same tensor each save a part of it.
-func (t *Trainer) partItems(save bool) []checkpoint.Item {
+// model has the same tensors. A rank without elements of a tensor takes part all the same.
+//
+// of returns which elements of a tensor this rank saves or loads: those from skip on.
+func (t *Trainer) partItems(of func(a gpt.Arena, p layout.Param) (skip int, have spmd.Buffer[float32]),
+) []checkpoint.Item {
 	own := map[string]layout.Param{}
 	for _, p := range t.State.Params {
 		own[p.Name] = p
@@ -94,21 +97,28 @@ func (t *Trainer) partItems(save bool) []checkpoint.Item {
 			}
 			skip, have := 0, spmd.Buffer[float32]{}
 			q, ok := own[p.Name]
-			// the first stage also has it
-			twice := ok && q.Group == layout.EmbeddingGroup(t.State.Groups) && !t.State.Cfg.Begins()
-			if ok && !(save && twice) {
-				skip, have = t.State.Of(a, q)
-				if save && !a.Shared {
-					skip, have = partOf(skip, have, t.c)
-				}
-				if save && q.Cut.Run == 0 && t.parts.Size() > 1 {
-					skip, have = partOf(skip, have, t.parts)
-				}
+			if ok {
+				skip, have = of(a, q)
 			}
 			items = append(items, checkpoint.Strided(a.Prefix+p.Name, have, skip, q.Cut, p.Len))
 		}
 	}
 	return items
+}
+
+// partToSave returns which elements of a tensor this rank saves. Ranks that have the same tensor
+// each save a part of it.
+func (t *Trainer) partToSave(a gpt.Arena, p layout.Param) (skip int, have spmd.Buffer[float32]) {
+	if p.Group == layout.EmbeddingGroup(t.State.Groups) && !t.State.Cfg.Begins() { // the first stage also has it
+		return 0, have
+	}
+	if skip, have = t.State.Of(a, p); !a.Shared {
+		skip, have = partOf(skip, have, t.c)
+	}
+	if p.Cut.Run == 0 && t.parts.Size() > 1 {
+		skip, have = partOf(skip, have, t.parts)
+	}
+	return skip, have
 }
 
 // partOf returns this rank's part of elements from skip on that all ranks of c have.
