@@ -68,7 +68,7 @@ func killedInCollective(_ context.Context, w *spmd.World, victim bool) error {
 		return err
 	}
 	if victim {
-		when("shm.(*Comm).AllReduce(", die)
+		when("shm.(*NodeComm).AllReduce(", die)
 	}
 	if w.Rank() == 1 {
 		oversleep()
