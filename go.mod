@@ -3,7 +3,6 @@ module lockstep
 go 1.26.0
 
 require (
-	github.com/NVIDIA/go-nvml v0.13.0-1
 	github.com/rs/zerolog v1.35.1
 	github.com/sbromberger/gompi v0.2.0
 	github.com/spf13/cobra v1.10.2

@@ -117,7 +117,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, struct process
     p[1] = (struct process){102, ~0ull, ~0u, ~0u};
     return OK;
 }
-// The first form, which go-nvml looks up and calls.
+// The first form, of drivers before 470.
 int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *n, void *p) {
     DEVICE;
     (void)p;

@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"lockstep/cuda/telemetry"
+	"lockstep/cuda/nvml"
 	"lockstep/internal/process"
 	"lockstep/spmd/internal/dashboard"
 	"lockstep/spmd/internal/exec"
@@ -133,7 +133,7 @@ func (s *shown) each(fn func()) {
 func (w *World) readGPU() {
 	defer job.MarkKeeper()()
 	d := w.GPU.GPU.Dev
-	meter, err := telemetry.Open(d.UUID())
+	meter, err := nvml.Open(d.UUID())
 	if err != nil {
 		w.Log.Warn().Err(err).Msg("dashboard: nothing of the GPU")
 		return

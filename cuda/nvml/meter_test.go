@@ -1,8 +1,7 @@
-package telemetry
+package nvml
 
 import (
 	"errors"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -10,20 +9,6 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/fakelib"
 )
-
-const uuid = "GPU-11111111-2222-3333-4444-555555555555"
-
-// fake runs body in a process that finds the test double of NVML.
-func fake(t *testing.T, body func(t *testing.T), flags ...string) {
-	t.Helper()
-	source, err := filepath.Abs("../nvml/testdata/fakenvml.c")
-	if err != nil {
-		t.Fatal(err)
-	}
-	fakelib.Run(t, func(dir string) {
-		fakelib.Build(t, dir, "libnvidia-ml.so.1", append(flags, source)...)
-	}, nil, body)
-}
 
 func opened(t *testing.T) *Meter {
 	t.Helper()
@@ -46,7 +31,7 @@ func TestNoSuchDevice(t *testing.T) {
 	}
 }
 
-var whole = Reading{MemoryUsed: 300, MemoryTotal: 1000, Clock: 1200, MostClock: 1980, MemoryClock: 3201,
+var reading = Reading{MemoryUsed: 300, MemoryTotal: 1000, Clock: 1200, MostClock: 1980, MemoryClock: 3201,
 	Power: 650.5, PowerLimit: 700,
 	Temperature: 71, Busy: 97, Slowed: []string{"power limit", "heat"}}
 
@@ -59,8 +44,8 @@ func TestFakeMeter(t *testing.T) {
 		if err := other.Close(); err != nil {
 			t.Error(err)
 		}
-		if got := m.Read(); !reflect.DeepEqual(got, whole) {
-			t.Errorf("got  %+v\nwant %+v", got, whole)
+		if got := m.Read(); !reflect.DeepEqual(got, reading) {
+			t.Errorf("got  %+v\nwant %+v", got, reading)
 		}
 		for fn, clear := range map[string]func(r *Reading){
 			"nvmlDeviceGetClockInfo":                 func(r *Reading) { r.Clock, r.MemoryClock = 0, 0 },
@@ -73,15 +58,15 @@ func TestFakeMeter(t *testing.T) {
 			"nvmlDeviceGetMemoryInfo_v2":             func(r *Reading) { r.MemoryUsed = 400 },
 		} {
 			t.Setenv("FAKENVML_FAIL", fn+"=3")
-			want := whole
+			want := reading
 			clear(&want)
 			if got := m.Read(); !reflect.DeepEqual(got, want) {
 				t.Errorf("without %s\ngot  %+v\nwant %+v", fn, got, want)
 			}
 		}
 		t.Setenv("FAKENVML_FAIL", "")
-		if got := m.Read(); !reflect.DeepEqual(got, whole) {
-			t.Errorf("got  %+v\nwant %+v", got, whole)
+		if got := m.Read(); !reflect.DeepEqual(got, reading) {
+			t.Errorf("got  %+v\nwant %+v", got, reading)
 		}
 		if err := m.Close(); err != nil {
 			t.Error(err)
@@ -101,7 +86,7 @@ func TestFakeMeter(t *testing.T) {
 }
 
 // An old driver has another name for the reasons of a lower clock, and lacks newer calls.
-func TestFakeOldDriver(t *testing.T) {
+func TestFakeMeterOfOldDriver(t *testing.T) {
 	fake(t, func(t *testing.T) {
 		want := Reading{MemoryUsed: 400, MemoryTotal: 1000, Clock: 1200, MemoryClock: 3201, Power: 650.5,
 			Temperature: 71, Busy: 97, Slowed: []string{"power supply"}}

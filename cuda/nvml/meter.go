@@ -1,9 +1,4 @@
-// Package telemetry reads the state of a GPU while it works: memory, clocks, power, heat, and why
-// its clock is low.
-//
-// It takes a few calls of NVML (libnvidia-ml.so.1, part of the driver), which is looked for when
-// Open is called; a program that imports this package builds and runs without it.
-package telemetry
+package nvml
 
 import (
 	"sync"
@@ -14,6 +9,14 @@ import (
 
 // Result is a failing nvmlReturn_t. It is comparable.
 type Result int
+
+// These are results. Source: nvml.h, nvmlReturn_t.
+const (
+	invalidArgument  = 2
+	notSupported     = 3
+	insufficientSize = 7
+	notFound         = 13 // of a function that the library lacks
+)
 
 // Error is NVML's text for it.
 func (r Result) Error() string { return sysText(int(r)) }
@@ -100,11 +103,14 @@ var slowdowns = []struct {
 // Source: nvml.h, nvmlDeviceGetClockInfo and the calls named after each value.
 func (m *Meter) Read() (r Reading) {
 	d := m.device
-	r.MemoryUsed, r.MemoryTotal = sysMemory(d)
-	r.Clock, r.MemoryClock = sysNumberOf(lib.clock, d, clockSM), sysNumberOf(lib.clock, d, clockMemory)
-	r.MostClock = sysNumberOf(lib.mostClock, d, clockSM)
-	r.Power, r.PowerLimit = float64(sysNumber(lib.power, d))/1e3, float64(sysNumber(lib.powerLimit, d))/1e3
-	r.Temperature = sysNumberOf(lib.temperature, d, sensorGPU)
+	r.MemoryUsed, r.MemoryTotal, _ = sysMemory(d)
+	r.Clock, _ = sysNumberOf(lib.clock, d, clockSM)
+	r.MemoryClock, _ = sysNumberOf(lib.clock, d, clockMemory)
+	r.MostClock, _ = sysNumberOf(lib.mostClock, d, clockSM)
+	power, _ := sysNumber(lib.power, d)
+	limit, _ := sysNumber(lib.powerLimit, d)
+	r.Power, r.PowerLimit = float64(power)/1e3, float64(limit)/1e3
+	r.Temperature, _ = sysNumberOf(lib.temperature, d, sensorGPU)
 	r.Busy = sysBusy(d)
 	reasons := lib.reasons
 	if reasons == nil {
