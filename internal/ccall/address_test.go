@@ -33,7 +33,7 @@ var counted = []string{
 	"spmd/internal/coll Hidden",            // TestMakeKeepsNoCall
 	"spmd/internal/exec Overlap",           // to find overlaps
 	"spmd/internal/exec checkTensor",       // for a message
-	"spmd/internal/exec/hostexec copyOf",   // to sort, and to find overlaps
+	"spmd/internal/exec/hostexec copiesOf", // to sort, and to find overlaps
 	"spmd/internal/exec/hostexec describe", // for a message
 	"spmd/internal/trace name",             // a hash
 	"spmd/internal/transport/inproc reduce",

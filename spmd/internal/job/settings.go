@@ -37,23 +37,30 @@ type Setting struct {
 	Given bool
 }
 
-func setting(name, value string, given bool) Setting {
-	return Setting{name, strconv.Quote(value), given}
+func setting(name, value string) Setting { return Setting{Name: name, Value: strconv.Quote(value)} }
+
+// given is a setting that somebody has chosen.
+func given(name, value string) Setting {
+	s := setting(name, value)
+	s.Given = true
+	return s
 }
 
 // Settings are this rank's settings: the program, and its flags that may not differ. Without a
 // command line fs is nil, and the same fields of c count.
 func (c *Flags) Settings(fs *pflag.FlagSet) []Setting {
-	list := []Setting{setting("build", buildID(), true)}
+	list := []Setting{given("build", buildID())}
 	if fs == nil {
-		return append(list, setting("Device", c.Device, true), setting("Collectives", c.Collectives, true),
-			setting("Symmetric", c.Symmetric, true), setting("Check", c.Check, true),
-			setting("Seed", strconv.FormatUint(c.Seed, 10), true), setting("Timeout", c.Timeout.String(), true))
+		return append(list, given("Device", c.Device), given("Collectives", c.Collectives),
+			given("Symmetric", c.Symmetric), given("Check", c.Check),
+			given("Seed", strconv.FormatUint(c.Seed, 10)), given("Timeout", c.Timeout.String()))
 	}
-	list = append(list, setting(programSetting, fs.Name(), true))
+	list = append(list, given(programSetting, fs.Name()))
 	fs.VisitAll(func(f *pflag.Flag) {
 		if f.Annotations[mayDiffer] == nil {
-			list = append(list, setting("--"+f.Name, f.Value.String(), f.Changed))
+			s := setting("--"+f.Name, f.Value.String())
+			s.Given = f.Changed
+			list = append(list, s)
 		}
 	})
 	return list

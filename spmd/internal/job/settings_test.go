@@ -4,26 +4,26 @@ import "testing"
 
 func TestDifferences(t *testing.T) {
 	list := func(program string, more ...Setting) []Setting {
-		return append([]Setting{setting("build", "x", true), setting(programSetting, program, true)}, more...)
+		return append([]Setting{given("build", "x"), given(programSetting, program)}, more...)
 	}
 	for _, tc := range []struct {
 		name  string
 		lists [][]Setting
 		want  string
 	}{
-		{"the same", [][]Setting{list("a", setting("--n", "1", true)), list("a", setting("--n", "1", false))}, ""},
-		{"defaults of machines", [][]Setting{list("a", setting("--threads", "8", false)),
-			list("a", setting("--threads", "16", false))}, ""},
+		{"the same", [][]Setting{list("a", given("--n", "1")), list("a", setting("--n", "1"))}, ""},
+		{"defaults of machines", [][]Setting{list("a", setting("--threads", "8")),
+			list("a", setting("--threads", "16"))}, ""},
 		{"a default of a machine, and a choice",
-			[][]Setting{list("a", setting("--threads", "8", false)), list("a", setting("--threads", "16", true))},
+			[][]Setting{list("a", setting("--threads", "8")), list("a", given("--threads", "16"))},
 			different + "--threads is 8 on rank 0, 16 on rank 1"},
-		{"another program", [][]Setting{list("a", setting("--n", "1", true)),
-			list("b", setting("--m", "2", true)), list("a")},
+		{"another program", [][]Setting{list("a", given("--n", "1")),
+			list("b", given("--m", "2")), list("a")},
 			different + "program is a on ranks 0, 2, b on rank 1"},
-		{"text that is no word", [][]Setting{list("a", setting("--prompt", "", true)),
-			list("a", setting("--prompt", "a b", true)), list("a", setting("--prompt", "\x1b[31m", true))},
+		{"text that is no word", [][]Setting{list("a", given("--prompt", "")),
+			list("a", given("--prompt", "a b")), list("a", given("--prompt", "\x1b[31m"))},
 			different + `--prompt is "" on rank 0, "a b" on rank 1, "\x1b[31m" on rank 2`},
-		{"one that only some have", [][]Setting{list("a"), list("a", setting("--new", "1", true))},
+		{"one that only some have", [][]Setting{list("a"), list("a", given("--new", "1"))},
 			different + "--new is unknown on rank 0, 1 on rank 1"},
 	} {
 		if got := Differences(tc.lists); got != tc.want {
@@ -41,7 +41,7 @@ func TestLongDifferences(t *testing.T) {
 		}
 		return string(text) + middle + string(text)
 	}
-	got := Differences([][]Setting{{setting("--data", long("1"), true)}, {setting("--data", long("2"), true)}})
+	got := Differences([][]Setting{{given("--data", long("1"))}, {given("--data", long("2"))}})
 	if len(got) > 400 || got == "" {
 		t.Errorf("%q", got)
 	}

@@ -313,8 +313,13 @@ type Thread struct {
 	sampler [Classes]sampler
 }
 
-// Thread returns a new line of events. device says that a GPU tells the times.
-func (t *Tracer) Thread(name string, device bool) *Thread {
+// Thread returns a new line of events.
+func (t *Tracer) Thread(name string) *Thread { return t.thread(name, false) }
+
+// DeviceThread returns a new line of events whose times a GPU tells.
+func (t *Tracer) DeviceThread(name string) *Thread { return t.thread(name, true) }
+
+func (t *Tracer) thread(name string, device bool) *Thread {
 	if t == nil {
 		return nil
 	}

@@ -25,7 +25,7 @@ func must(t *testing.T, err error) {
 // Who traces nothing has nothing but nil, and may call all of it.
 func TestNothing(t *testing.T) {
 	tr := New(Options{})
-	th, c := tr.Thread("x", false), tr.Comm("world", 0, 2)
+	th, c := tr.Thread("x"), tr.Comm("world", 0, 2)
 	call := coll.Call{Kind: coll.AllReduce, N: 1}
 	if tr != nil || th != nil || c != nil || tr.Keeps() || th.Keeps() || th.Begin(Compute).Timed() ||
 		th.Choose(Copy).Timed() {
@@ -46,7 +46,7 @@ func TestNothing(t *testing.T) {
 // A ring that is full drops the oldest events, and says how many.
 func TestDropped(t *testing.T) {
 	tr := New(Options{File: "x.json", Ranks: 1 << 20})
-	th := tr.Thread("work", false)
+	th := tr.Thread("work")
 	const more = 100
 	for i := range leastKept + more {
 		th.Note(Mark{weight: 1}, &Event{Start: int64(i), End: int64(i + 1), Comm: -1, Peer: -1, From: -1}, "k")
@@ -110,7 +110,7 @@ func TestThreadsOfLine(t *testing.T) {
 func TestSampler(t *testing.T) {
 	tr := New(Options{Summary: true})
 	c := tr.Comm("world", 0, 2)
-	th := tr.Thread("calls", false)
+	th := tr.Thread("calls")
 	call := coll.Call{Kind: coll.AllReduce, Type: elem.Float32, N: 2}
 	const n = 200_000
 	for range n {
@@ -229,8 +229,8 @@ func TestCompare(t *testing.T) {
 // file has them, and for how many they stand; what the streams did is not counted twice.
 func TestSplit(t *testing.T) {
 	tr := New(Options{File: "x.json", Ranks: 1 << 20})
-	tr.Thread("calls", false)
-	stream := tr.Thread("stream work", true)
+	tr.Thread("calls")
+	stream := tr.DeviceThread("stream work")
 	var g Content
 	g.Add(Compute, "scale", 512)
 	g.Add(Replay, "", 0) // what has no row
@@ -277,7 +277,7 @@ func TestWorks(t *testing.T) {
 	var all []*Summary
 	for rank := range 3 {
 		tr := New(Options{Summary: true})
-		host, stream := tr.Thread("calls", false), tr.Thread("stream work", true)
+		host, stream := tr.Thread("calls"), tr.DeviceThread("stream work")
 		note := func(on *Thread, c Class, name string, bytes, took int64, weight uint32) {
 			on.Note(Mark{weight: weight}, &Event{Start: 1000, End: 1000 + took, Class: c, Bytes: bytes, Comm: -1,
 				Peer: -1, From: -1}, name)
@@ -389,8 +389,8 @@ func TestLateOfSome(t *testing.T) {
 func TestHolds(t *testing.T) {
 	tr := New(Options{Summary: true})
 	c := tr.Comm("world", 1, 3)
-	tr.Thread("calls", false)
-	stream := tr.Thread("stream work", true)
+	tr.Thread("calls")
+	stream := tr.DeviceThread("stream work")
 	var g Content
 	for range 2 {
 		g.Add(Compute, "scale", 512)

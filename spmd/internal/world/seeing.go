@@ -25,7 +25,7 @@ func (w *World) startTrace(ranks int) {
 	summary := c.Summary == "on" || c.Summary == "auto" && w.start.Flags != nil || c.Dashboard != ""
 	parts := c.Summary == "on" || c.Trace != "" // which a program that nobody asked is not to pay for
 	w.Trace = trace.New(trace.Options{Summary: summary, File: c.Trace, Ranks: ranks, Parts: parts})
-	w.Calls = w.Trace.Thread("calls", false)
+	w.Calls = w.Trace.Thread("calls")
 }
 
 // openTrace has rank 0 make the file of --trace, and compares the clocks of the ranks. A failure of

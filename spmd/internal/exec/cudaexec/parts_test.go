@@ -40,7 +40,7 @@ func partsOfGraph(t *testing.T, env, why string) {
 	g, err := Open(0)
 	must(t, err)
 	tr := trace.New(trace.Options{Summary: true, Parts: true})
-	tr.Thread("calls", false)
+	tr.Thread("calls")
 	d := NewDevice(g, &exec.Kernel{Name: "fill"}, control.NewTickets(), func(error) {})
 	var said bytes.Buffer
 	log := zerolog.New(&said)

@@ -117,7 +117,7 @@ func (q *Queue) observe() error {
 	if q.d.Trace == nil {
 		return nil
 	}
-	q.timing.events = q.d.Trace.Thread("stream "+q.name, true)
+	q.timing.events = q.d.Trace.DeviceThread("stream " + q.name)
 	within, err := q.d.base.open(q)
 	q.d.Trace.KnownWithin(within)
 	return err

@@ -71,17 +71,17 @@ func compareLibrary(l *exec.Library, args []exec.Arg, workspace int) error {
 
 func compare(name string, args []exec.Arg, tolerance float64, scratch uint64,
 	host, device func([]exec.Arg) error) (err error) {
-	before, err := copyOf(args, false)
+	before, err := copyOf(args)
 	defer func() { err = errors.Join(err, before.free()) }()
 	if err != nil {
 		return err
 	}
-	h, err := copyOf(before.args, false)
+	h, err := copyOf(before.args)
 	defer func() { err = errors.Join(err, h.free()) }()
 	if err != nil {
 		return err
 	}
-	c, err := copyOf(before.args, true)
+	c, err := fencedCopyOf(before.args)
 	defer func() { err = errors.Join(err, c.free()) }()
 	if err != nil {
 		return err
@@ -132,8 +132,13 @@ type region struct {
 
 const unwritten = 0xa5
 
-// copyOf makes copies; with fence what lies around their pages cannot be accessed.
-func copyOf(args []exec.Arg, fence bool) (*copies, error) {
+// copyOf makes copies.
+func copyOf(args []exec.Arg) (*copies, error) { return copiesOf(args, false) }
+
+// fencedCopyOf makes copies, around whose pages nothing can be accessed.
+func fencedCopyOf(args []exec.Arg) (*copies, error) { return copiesOf(args, true) }
+
+func copiesOf(args []exec.Arg, fence bool) (*copies, error) {
 	c := &copies{args: slices.Clone(args)}
 	var order []int
 	for i := range args {

@@ -47,7 +47,7 @@ type slot struct {
 }
 
 func newQueue(d *Host, name string) *queue {
-	q := &queue{d: d, name: name, ring: make([]slot, 16), events: d.Trace.Thread("stream "+name, false)}
+	q := &queue{d: d, name: name, ring: make([]slot, 16), events: d.Trace.Thread("stream " + name)}
 	q.more.L, q.moved.L = &q.mu, &q.mu
 	return q
 }
