@@ -184,7 +184,8 @@ func benchKernels[A ops.Act](b *testing.B, x *bench[A]) {
 		{"layernorm forward", 2*L + 1, N * C * 2 * size, 0,
 			func() { e.LayerNormForward(a.ln1, a.mean1, a.rstd1, m.emb, &p.LN1, ops.Cast{}) }},
 		{"layernorm backward", 2*L + 1, N * C * 4 * size, 0, func() {
-			e.LayerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, ops.Cast{})
+			e.LayerNormBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: a.res2, Mean: a.mean2, Rstd: a.rstd2,
+				Norm: &p.LN2, DColumns: p.Proj.DB, Adds: true})
 		}},
 		{"attention forward", L, 0, 0, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
 		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv, &p.QKV) }},

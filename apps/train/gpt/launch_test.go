@@ -299,8 +299,9 @@ func (l *launches[A]) layerNorm() {
 	gw, gb := make([]float64, C), make([]float64, C)
 	gx := traintest.Flat(traintest.RefNormBack(rowsOf(dv, C), rowsOf(xv, C), wv, gw, gb))
 	dc, dcv := l.floats(C, 1)
-	e.LayerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv),
-		&ops.Norm{W: weight, B: bias, DW: dw, DB: db}, dc.Slice(0, C), e.Acc, ops.Cast{})
+	e.LayerNormBackward(ops.NormGrad[A]{DX: dx, DOut: dout, X: x, Mean: put[float32](l.T, l.w, mu),
+		Rstd: put[float32](l.T, l.w, inv), Norm: &ops.Norm{W: weight, B: bias, DW: dw, DB: db},
+		DColumns: dc.Slice(0, C), Adds: e.Acc})
 	// The sums are of dx as it is stored.
 	sums, size := make([]float64, C), 0.0
 	for i, v := range actsOf(l, dx)[:n*C] {

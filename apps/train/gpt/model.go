@@ -359,8 +359,9 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 	}
 	last := &m.par.Layers[len(m.act)-1]
 	if m.Cfg.Ends() {
-		e.normBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false,
-			e.residualCast(len(m.act)-1))
+		e.normBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: m.act[len(m.act)-1].res3,
+			Mean: m.lnfMean, Rstd: m.lnfRstd, Norm: &m.par.LNF, DColumns: last.Proj2.DB,
+			To: e.residualCast(len(m.act) - 1)})
 	}
 	done()
 	for l := len(m.act) - 1; l >= 0; l-- {
@@ -383,7 +384,8 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		e.gatherBeside(a.ln2)
 		e.grads(m.tmp, m.dwide, a.ln2, &p.FC, false)
 		e.call(m.Done, mlp)
-		e.normBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, e.gradCast(&p.Proj))
+		e.normBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: a.res2, Mean: a.mean2, Rstd: a.rstd2, Norm: &p.LN2,
+			DColumns: p.Proj.DB, Adds: true, To: e.gradCast(&p.Proj)})
 		done()
 
 		e.call(m.Need, attn)
@@ -395,7 +397,8 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		e.CastColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.QKV), p.QKV.DB)
 		e.grads(m.tmp, m.dwide, a.ln1, &p.QKV, summed)
 		e.call(m.Done, attn)
-		e.normBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.LN1, below, true, to)
+		e.normBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: x, Mean: a.mean1, Rstd: a.rstd1, Norm: &p.LN1,
+			DColumns: below, Adds: true, To: to})
 		done()
 	}
 	e.embeddingsBackward(batch.Sorted)

@@ -175,16 +175,15 @@ func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x
 
 // normBackward enqueues LayerNormBackward of this rank's rows. If these are not all rows, the copy
 // is made from the gathered rows, which the gradients of weights read.
-func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *ops.Norm,
-	dcolumns spmd.Buffer[float32], add bool, to ops.Cast) {
+func (e *enqueue[A]) normBackward(g ops.NormGrad[A]) {
 	if !e.alone() {
-		to = ops.Cast{}
+		g.To = ops.Cast{}
 	}
 	if n := e.rows.Own(); n > 0 {
-		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormBackward(dx, dout, x, mean, rstd, p, dcolumns, add, to) })
+		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormBackward(g) })
 		return
 	}
-	for _, sums := range [...]spmd.Buffer[float32]{p.DW, p.DB, dcolumns} {
+	for _, sums := range [...]spmd.Buffer[float32]{g.Norm.DW, g.Norm.DB, g.DColumns} {
 		e.zero(sums)
 	}
 }

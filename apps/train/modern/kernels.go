@@ -209,24 +209,30 @@ func hostNormBackward(a *ops.HostArgs) error {
 // row. modern.cu has the same numbers.
 var normBackwardBlocks = [len(rowPieces)]int{3, 2, 2, 1}
 
-// normBackward enqueues the backward pass of the norm of x, to which k is added already. d(n,c) is
-// the gradient of the residual stream behind the norm. With add it is added, and d becomes the
-// gradient of x, plus above if that is not empty.
-//
-// The gradient of k's kept output goes to dkept, which may be above. It makes a copy of d.
-func normBackward[A ops.Act](e *ops.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A],
-	k skip[A], dkept, above spmd.Buffer[A], add bool, to ops.Cast) {
-	c, form := e.Cfg.Channels, &normBackwardKernel
+// normGrad is the backward pass of a norm.
+type normGrad[A ops.Act] struct {
+	d        spmd.Buffer[A] // (n,c): the gradient of the residual stream behind the norm
+	dnorm, x spmd.Buffer[A] // (n,c): the gradient of the norm; its input, to which k is added already
+	k        skip[A]
+	dkept    spmd.Buffer[A] // receives the gradient of k's kept output; may be above
+	above    spmd.Buffer[A] // is added to the gradient of x, if it is not empty
+	adds     bool           // d is added
+	to       ops.Cast       // the copy of d
+}
+
+// normBackward enqueues the backward pass of a norm. d becomes the gradient of x.
+func normBackward[A ops.Act](e *ops.Launcher[A], partial spmd.Buffer[float32], g normGrad[A]) {
+	c, form, above, to := e.Cfg.Channels, &normBackwardKernel, g.above, g.to
 	if !to.None() {
 		form = &normBackwardKernel8
 	}
-	twice := above.Len() > 0 && above == dkept
+	twice := above.Len() > 0 && above == g.dkept
 	if twice {
 		above = spmd.Buffer[A]{}
 	}
-	e.Launch(form.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), d.Arg(), dkept.Arg(),
-		k.by.dw.Arg(), partial.Arg(), e.Arrived.Arg(), dnorm.Arg(), x.Arg(), k.kept.Arg(), above.Arg(), k.by.w.Arg(),
-		spmd.I32(e.N), spmd.I32(c), ops.Flag(add), ops.Flag(e.Acc), ops.Flag(twice),
+	e.Launch(form.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), g.d.Arg(), g.dkept.Arg(),
+		g.k.by.dw.Arg(), partial.Arg(), e.Arrived.Arg(), g.dnorm.Arg(), g.x.Arg(), g.k.kept.Arg(), above.Arg(),
+		g.k.by.w.Arg(), spmd.I32(e.N), spmd.I32(c), ops.Flag(g.adds), ops.Flag(e.Acc), ops.Flag(twice),
 		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg())
 }
 

@@ -208,8 +208,8 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		group++
 	}
 	last := len(m.layer) - 1
-	normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.below(last+1), skip[A]{}, none, none, false,
-		e.residualCast(last))
+	normBackward(&e.Launcher, m.partial, normGrad[A]{d: m.dres, dnorm: m.tmp, x: e.below(last + 1),
+		to: e.residualCast(last)})
 	done()
 	met := make([]bool, len(m.tables))
 	for l := last; l >= 0; l-- {
@@ -224,8 +224,8 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		e.inputGrad(m.tmp, m.wide, &a.fc)
 		e.weightGrad(m.wide, a.ln2, &a.fc)
 		e.call(m.Done, mlp)
-		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, a.res2, skip[A]{}, none, none, true,
-			e.mode.Grad(a.proj.eight))
+		normBackward(&e.Launcher, m.partial, normGrad[A]{d: m.dres, dnorm: m.tmp, x: a.res2, adds: true,
+			to: e.mode.Grad(a.proj.eight)})
 		done()
 
 		e.call(m.Need, attn)
@@ -252,8 +252,8 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		if l > 0 {
 			above = m.dkept[l-1]
 		}
-		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.stream(l), e.skip(a), dkept, above, true,
-			e.residualCast(l-1))
+		normBackward(&e.Launcher, m.partial, normGrad[A]{d: m.dres, dnorm: m.tmp, x: e.stream(l), k: e.skip(a),
+			dkept: dkept, above: above, adds: true, to: e.residualCast(l - 1)})
 		done()
 	}
 	embedBackward(&e.Launcher, m.dres, e.in, m.wteWeights)

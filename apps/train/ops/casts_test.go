@@ -234,7 +234,7 @@ func TestFP8LayerNorm(t *testing.T) {
 				t.Helper()
 				y, d := traintest.BufferOf(t, w, halves(5)), traintest.BufferOf(t, w, halves(6))
 				e.LayerNormForward(y, mean, rstd, x, p, forward)
-				e.LayerNormBackward(d, dout, x, mean, rstd, p, sums, true, backward)
+				e.LayerNormBackward(NormGrad[spmd.BF16]{d, dout, x, mean, rstd, p, sums, true, backward})
 				traintest.NoError(t, e.Err, s.Synchronize())
 				return traintest.ValuesOf(t, y), traintest.ValuesOf(t, d),
 					slices.Concat(traintest.ValuesOf(t, p.DW), traintest.ValuesOf(t, p.DB), traintest.ValuesOf(t, sums))

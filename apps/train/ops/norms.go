@@ -113,17 +113,27 @@ func hostLayerNormBackward(a *HostArgs) error {
 	return nil
 }
 
-// LayerNormBackward enqueues dx(n,c) = the gradient of the LayerNorm's input, added with add, its
-// copy, and the gradients of the parameters.
+// NormGrad is the backward pass of a LayerNorm.
+type NormGrad[A Act] struct {
+	DX         spmd.Buffer[A]       // (n,c): the gradient of the input
+	DOut, X    spmd.Buffer[A]       // (n,c): the gradient of the output; the input
+	Mean, Rstd spmd.Buffer[float32] // (n)
+	Norm       *Norm
+	DColumns   spmd.Buffer[float32] // (c): sums of the new DX over its rows; may be empty
+	Adds       bool                 // DX has the gradient of the residual stream, which is added
+	To         Cast                 // the copy of DX
+}
+
+// LayerNormBackward enqueues the gradient of a LayerNorm's input, its copy, and the gradients of
+// the parameters.
 //
-// If dcolumns(c) is not empty it also enqueues dcolumns (+)= the sums of the new dx over its rows.
-// dx is the gradient of the residual stream, and so of the bias of the projection that wrote there.
-func (e *Launcher[A]) LayerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *Norm,
-	dcolumns spmd.Buffer[float32], add bool, to Cast) {
+// DColumns receives the gradient of the bias of the projection that wrote the residual stream.
+func (e *Launcher[A]) LayerNormBackward(g NormGrad[A]) {
 	c := e.Cfg.Channels
-	args := [18]spmd.Arg{dx.Arg(), p.DW.Arg(), p.DB.Arg(), dcolumns.Arg(),
-		e.Partial.Arg(), e.Arrived.Arg(), dout.Arg(), x.Arg(), p.W.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.N),
-		spmd.I32(c), Flag(add), Flag(e.Acc), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
+	p, to := g.Norm, g.To
+	args := [18]spmd.Arg{g.DX.Arg(), p.DW.Arg(), p.DB.Arg(), g.DColumns.Arg(),
+		e.Partial.Arg(), e.Arrived.Arg(), g.DOut.Arg(), g.X.Arg(), p.W.Arg(), g.Mean.Arg(), g.Rstd.Arg(), spmd.I32(e.N),
+		spmd.I32(c), Flag(g.Adds), Flag(e.Acc), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
 	switch grid, ok := e.normByWarps(e.N, c, 3, normParts/2); {
 	case ok && to.None():
 		e.Launch(layerNormBackwardWarps, grid, args[:15]...)
@@ -131,7 +141,7 @@ func (e *Launcher[A]) LayerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd s
 		e.Launch(layerNormBackwardWarps8, grid, args[:]...)
 	default:
 		e.Launch(layerNormBackwardKernel, tileGrid(e.N, c, 1, normParts), args[:15]...)
-		e.Cast(dx, e.N*c, to)
+		e.Cast(g.DX, e.N*c, to)
 	}
 }
 
