@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"context"
 	"errors"
 	"log"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -116,6 +118,9 @@ func table() []mishap {
 		{name: "panic", local: true, gpu: true, within: atOnce,
 			run: failing(func() error { panic("the victim panics") }), cause: "panic: the victim panics",
 			want: []string{"rank={rank}", "fault_table_test.go:", "goroutine "}},
+		{name: "panic on every rank", more: true, within: atOnce,
+			run:   func(context.Context, *spmd.World, bool) error { happens(); panic("all panic") },
+			cause: "ERR panic: all panic", want: []string{"fault_table_test.go:"}},
 		{name: "nil pointer", more: true, gpu: true, within: atOnce,
 			run:   failing(func() error { var p *int; *p = 1; return nil }),
 			cause: "panic: runtime error: invalid memory address or nil pointer dereference",

@@ -159,22 +159,25 @@ func (j *Job) end() int {
 	return 0
 }
 
-// abort ends the job on every rank with err as its cause, which is printed last and once. The stack
-// of a panic is printed here. Nothing is taken down in order: the other ranks are usually inside a
+// abort ends the job on every rank with err as its cause, which is printed last and once, behind
+// the stack of a panic. Nothing is taken down in order: the other ranks are usually inside a
 // collective and would wait for ever.
 func (j *Job) abort(err error, code int) int {
 	cli.Stderr.Close()
 	kind := watch.KindError
 	var p panicked
+	stack := ""
 	if errors.As(err, &p) {
-		kind = watch.KindPanic
-		fmt.Fprintf(os.Stderr, "%s\n", p.Stack())
+		kind, stack = watch.KindPanic, string(p.Stack())
 	}
 	if code > 128 {
 		kind = watch.KindSignal
 	}
 	if j.watchdog != nil {
-		j.watchdog.fail(kind, code, err.Error())
+		j.watchdog.fail(kind, failure{code, err.Error(), stack})
+	}
+	if stack != "" {
+		fmt.Fprintf(os.Stderr, "%s\n", stack)
 	}
 	j.tellLast(kind != watch.KindSignal, func(time.Duration) [][]byte { return [][]byte{j.world.Account()} })
 	host, _ := os.Hostname() // empty if it has none

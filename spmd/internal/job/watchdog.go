@@ -39,7 +39,11 @@ type Watchdog struct {
 type failure struct {
 	Status  int    `json:"status"`
 	Message string `json:"message"`
+	Stack   string `json:"stack,omitempty"` // of a panic
 }
+
+// mostOfPanic is how many bytes of a stack go with a cause.
+const mostOfPanic = 6 << 10
 
 const (
 	// printFirst is how long the other ranks wait for rank 0 to print the cause and end the job. A
@@ -75,7 +79,7 @@ func (j *Job) Watch() error {
 			if hang {
 				d.hang(why)
 			} else {
-				d.fail(watch.KindError, exitFailed, why)
+				d.fail(watch.KindError, failure{Status: exitFailed, Message: why})
 			}
 		}()
 	}
@@ -218,7 +222,9 @@ func (d *Watchdog) suspect(what string, still func() bool) {
 	}()
 }
 
-func (d *Watchdog) hang(what string) { d.fail(watch.KindHang, exitFailed, "this job hangs: "+what) }
+func (d *Watchdog) hang(what string) {
+	d.fail(watch.KindHang, failure{Status: exitFailed, Message: "this job hangs: " + what})
+}
 
 func (d *Watchdog) notEnded() string { return notEndedIn(d.job.Limit()) }
 
@@ -228,21 +234,22 @@ func notEndedIn(limit time.Duration) string {
 
 // fail makes this rank's failure the job's, unless there was an earlier one. It does not return:
 // onEnd ends the process.
-func (d *Watchdog) fail(kind string, status int, message string) {
-	d.net.Fail(causeOf(kind, status, message))
+func (d *Watchdog) fail(kind string, f failure) {
+	d.net.Fail(causeOf(kind, f))
 	<-d.ended
 	select {}
 }
 
 // warn says that this rank is about to end by a signal, which is the cause of all that follows.
 func (d *Watchdog) warn(sig os.Signal) {
-	d.net.Warn(causeOf(watch.KindSignal, signalStatus(sig), signalError(sig).Error()))
+	d.net.Warn(causeOf(watch.KindSignal, failure{Status: signalStatus(sig), Message: signalError(sig).Error()}))
 }
 
-func causeOf(kind string, status int, message string) watch.Cause {
-	text, err := json.Marshal(failure{status, message})
+func causeOf(kind string, f failure) watch.Cause {
+	f.Stack = f.Stack[:min(len(f.Stack), mostOfPanic)]
+	text, err := json.Marshal(f)
 	if err != nil {
-		text = []byte(message)
+		text = []byte(f.Message)
 	}
 	return watch.Cause{Kind: kind, Text: string(text), Time: time.Now()}
 }
@@ -277,9 +284,12 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 		}
 		time.Sleep(patience + time.Duration(rank)*100*time.Millisecond)
 	}
-	f := failure{exitFailed, c.Text}
+	f := failure{Status: exitFailed, Message: c.Text}
 	if err := json.Unmarshal([]byte(c.Text), &f); err != nil {
-		f = failure{exitFailed, c.Text}
+		f = failure{Status: exitFailed, Message: c.Text}
+	}
+	if f.Stack != "" {
+		fmt.Fprintf(os.Stderr, "%s\n", f.Stack)
 	}
 	if c.Kind == watch.KindHang {
 		if states == nil {
