@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -91,10 +92,16 @@ func TestLightPrograms(t *testing.T) {
 	}
 }
 
-// Rooms stand in an order in which all arrows go down.
+// Rooms stand in an order in which all arrows go down, and none has a package that is gone.
 func TestHouse(t *testing.T) {
+	pkgs := packages(t)
 	above := map[string]bool{}
 	for _, r := range house {
+		for _, pattern := range r.packages {
+			if !slices.ContainsFunc(pkgs, func(p pkg) bool { ok, _ := path.Match(pattern, p.path); return ok }) {
+				t.Errorf("%s: no package is named %s", r.name, pattern)
+			}
+		}
 		above[r.name] = true
 		for _, name := range r.below {
 			if above[name] && name != r.name {

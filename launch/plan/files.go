@@ -36,7 +36,7 @@ func (o *options) batchFlags(fs *pflag.FlagSet) {
 	cli.Group(fs, "Batch systems", "cpus-per-task", "time", "partition", "checkpoints", "array", "het", "image")
 }
 
-// inFile settles what only a batch file has. Errors are exit.Usage.
+// inFile settles what only a batch file has. Errors are cli.Usage.
 func (o *options) inFile(j *job) error {
 	there, isBatch := systems[o.launcher]
 	elsewhere := isBatch && o.launcher != "slurm"

@@ -15,7 +15,7 @@ const (
 	askedOnce = 32               // hosts asked at a time
 )
 
-// leaveOut returns the job on the hosts that answer. It asks each by itself. Errors are exit.Usage
+// leaveOut returns the job on the hosts that answer. It asks each by itself. Errors are cli.Usage
 // if too few are left.
 func (s *supervisor) leaveOut(ctx context.Context) (job, error) {
 	j := s.job

@@ -72,7 +72,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	cli.Choices(fs, "launcher", launchers...)
 }
 
-// parse reads the flags of cmd and returns the program with its arguments. Errors are exit.Usage.
+// parse reads the flags of cmd and returns the program with its arguments. Errors are cli.Usage.
 func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err error) {
 	words := slices.Clone(args)
 	for i, a := range words {
@@ -177,7 +177,7 @@ type job struct {
 // launchers are the values of --launcher.
 var launchers = []string{"auto", "openmpi4", "openmpi5", "mpich", "slurm", "pbs", "lsf", "kubernetes", "all"}
 
-// job settles how many ranks run where. Errors are exit.Usage.
+// job settles how many ranks run where. Errors are cli.Usage.
 func (o *options) job(s site, prog []string) (job, error) {
 	j := job{options: o, prog: prog, even: true}
 	for _, f := range []struct {

@@ -271,7 +271,7 @@ func (out *output) why(e outcome, err error, ranks int) outcome {
 const maxLine = 1 << 20
 
 // prefix copies r to w by whole lines, with mark before each, until r ends. An unfinished line gets
-// an end, unless mark is empty: then w has the bytes of r. Live lines (see package terminal) go to
+// an end, unless mark is empty: then w has the bytes of r. Live lines (see package cli) go to
 // live, if that is not nil.
 func prefix(w io.Writer, r io.Reader, mark string, live func(text string)) {
 	line := []byte(mark)

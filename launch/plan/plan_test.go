@@ -399,7 +399,7 @@ func TestCheckRoom(t *testing.T) {
 		if err := checkRoom(j, s); err != nil {
 			got = err.Error()
 			if !errors.As(err, new(cli.Usage)) {
-				t.Errorf("%v is no exit.Usage", err)
+				t.Errorf("%v is no cli.Usage", err)
 			}
 		}
 		if got != tc.want {

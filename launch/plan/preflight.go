@@ -26,7 +26,7 @@ import (
 	"lockstep/internal/launcher"
 )
 
-// preflight looks for what would keep the line from working. Errors are exit.Usage, on one line. It
+// preflight looks for what would keep the line from working. Errors are cli.Usage, on one line. It
 // does not ask hosts again that were already asked.
 func preflight(ctx context.Context, w launcherHere, j job, s site, asked bool) error {
 	if err := checkProgram(w.name, j.prog[0]); err != nil {
@@ -287,7 +287,7 @@ func compareHosts(ctx context.Context, w launcherHere, j job, s site) error {
 	return judge(j.prog[0], known)
 }
 
-// judge says what keeps a program from running on some hosts, as exit.Usage.
+// judge says what keeps a program from running on some hosts, as cli.Usage.
 func judge(prog string, known []facts) error {
 	warning, err := judgeFacts(prog, known)
 	if warning != "" {

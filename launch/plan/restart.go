@@ -33,7 +33,7 @@ func (r *recovery) flags(fs *pflag.FlagSet) {
 		"start without the hosts that do not answer, where this many ranks are left (default: all of them)")
 }
 
-// check settles the flags for j. Errors are exit.Usage.
+// check settles the flags for j. Errors are cli.Usage.
 func (r *recovery) check(fs *pflag.FlagSet, j job) error {
 	switch {
 	case r.restarts < 0:

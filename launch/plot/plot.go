@@ -64,7 +64,7 @@ where a run has none, by the lines of its log.`,
 }
 
 // draw writes the picture of the runs, and returns a remark on it. Errors of the input
-// are exit.Usage.
+// are cli.Usage.
 func draw(out string, overwrite bool, a axes, paths []string) (note string, err error) {
 	if len(paths) == 0 {
 		return "", usage("no run is named: launch plot runs/a runs/b")
