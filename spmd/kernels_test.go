@@ -39,7 +39,8 @@ func TestFillKernel(t *testing.T) {
 			}
 			words := []uint64{uint64(uintptr(unsafe.Pointer(&bytes[16+off]))), uint64(n), even, odd}
 			for block := range 2 { // of 2 threads: the loops go on
-				must(t, p.Launch(name, [3]int{2, 1, 1}, [3]int{2, 1, 1}, block, block+1, 0, words,
+				must(t, p.Launch(name, kernels.Part{Blocks: [3]int{2, 1, 1}, Threads: [3]int{2, 1, 1}, First: block,
+					Last: block + 1}, words,
 					[]uint32{0, 1, 2, 3}))
 			}
 			for i, got := range bytes {

@@ -153,18 +153,24 @@ func firstError(out string) string {
 	return first
 }
 
-// Launch runs blocks first to last-1 of a launch. words are the arguments one after the other; at
-// says where each begins.
-func (p *Emulated) Launch(name string, blocks, threads [3]int, first, last, shared int, words []uint64,
-	at []uint32) error {
+// Part is some blocks of a launch.
+type Part struct {
+	Blocks, Threads [3]int // of the whole launch, and of a block
+	First, Last     int    // the blocks from First to Last-1
+	Shared          int    // bytes of dynamic shared memory
+}
+
+// Launch runs a part of a launch. words are the arguments one after the other; at says where each
+// begins.
+func (p *Emulated) Launch(name string, part Part, words []uint64, at []uint32) error {
 	f := p.kernels[name]
 	if f == nil {
 		return fmt.Errorf("no kernel %s", name)
 	}
-	if n := threads[0] * threads[1] * threads[2]; n > 1024 {
+	if n := part.Threads[0] * part.Threads[1] * part.Threads[2]; n > 1024 {
 		return fmt.Errorf("kernel %s: %d threads in a block, at most 1024", name, n)
 	}
-	address, place, err := sysCall(f, p.stop, blocks, threads, first, last, shared, words, at)
+	address, place, err := sysCall(f, p.stop, part, words, at)
 	switch {
 	case place != 0:
 		return &Fault{Kernel: name, Line: p.line(place), Thread: strings.TrimSuffix(err.Error(), ": trap"),

@@ -32,7 +32,7 @@ func TestVotes(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := &voted
-	if err := p.Launch("advance", [3]int{1, 1, 1}, [3]int{threads, 1, 1}, 0, 1, 0,
+	if err := p.Launch("advance", Part{[3]int{1, 1, 1}, [3]int{threads, 1, 1}, 0, 1, 0},
 		[]uint64{uint64(uintptr(unsafe.Pointer(out))), 10}, []uint32{0, 1}); err != nil {
 		t.Fatal(err)
 	}

@@ -82,14 +82,15 @@ func sysDescribe(f unsafe.Pointer) string {
 	return C.GoString((*C.char)(unsafe.Pointer(&text[0])))
 }
 
-// sysCall runs blocks of a launch. It keeps neither words nor at. After a failed access it returns
+// sysCall runs a part of a launch. It keeps neither words nor at. After a failed access it returns
 // the address, and the place in the library.
-func sysCall(f, stop unsafe.Pointer, blocks, threads [3]int, first, last, shared int, words []uint64,
-	at []uint32) (address uintptr, place uint64, err error) {
+func sysCall(f, stop unsafe.Pointer, part Part, words []uint64, at []uint32) (address uintptr, place uint64,
+	err error) {
 	C.guard_install()
-	c := C.struct_launch{first: C.uint32_t(first), last: C.uint32_t(last), shared: C.uint64_t(shared)}
+	c := C.struct_launch{first: C.uint32_t(part.First), last: C.uint32_t(part.Last),
+		shared: C.uint64_t(part.Shared)}
 	for i := range 3 {
-		c.blocks[i], c.threads[i] = C.uint32_t(blocks[i]), C.uint32_t(threads[i])
+		c.blocks[i], c.threads[i] = C.uint32_t(part.Blocks[i]), C.uint32_t(part.Threads[i])
 	}
 	var g C.struct_guard
 	var text [256]byte

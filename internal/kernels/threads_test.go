@@ -69,8 +69,8 @@ func TestThreads(t *testing.T) {
 	for _, shape := range [][3]int{{64, 1, 1}, {8, 8, 1}} {
 		out := make([]int32, n+1)
 		for from := range 5 { // blocks on their own
-			err := p.Launch("pass", [3]int{5, 1, 1}, shape, from, from+1, 4*threads, []uint64{address(out), n},
-				[]uint32{0, 1})
+			err := p.Launch("pass", Part{[3]int{5, 1, 1}, shape, from, from + 1, 4 * threads},
+				[]uint64{address(out), n}, []uint32{0, 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -95,13 +95,13 @@ func TestThreads(t *testing.T) {
 func TestBarrier(t *testing.T) {
 	p := compile(t, "halved", "scale<double, 3>")
 	out := make([]int32, 1)
-	err := p.Launch("halved", [3]int{1, 1, 1}, [3]int{64, 1, 1}, 0, 1, 0, []uint64{address(out)}, []uint32{0})
+	err := p.Launch("halved", Part{[3]int{1, 1, 1}, [3]int{64, 1, 1}, 0, 1, 0}, []uint64{address(out)}, []uint32{0})
 	if err == nil || !strings.Contains(err.Error(),
 		"kernel halved: block (0, 0, 0): a barrier that not all threads of the block reach") || out[0] != 0 {
 		t.Errorf("%v, and %d is written", err, out[0])
 	}
 	x := []float64{1, 2, 3}
-	if err := p.Launch("scale<double, 3>", [3]int{2, 1, 1}, [3]int{2, 1, 1}, 0, 2, 0, []uint64{address(x), 3},
+	if err := p.Launch("scale<double, 3>", Part{[3]int{2, 1, 1}, [3]int{2, 1, 1}, 0, 2, 0}, []uint64{address(x), 3},
 		[]uint32{0, 1}); err != nil || !slices.Equal(x, []float64{3, 6, 9}) {
 		t.Errorf("%v, %v", x, err)
 	}
@@ -120,14 +120,14 @@ func TestFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		err = p.Launch("far", [3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0, []uint64{64, 0}, []uint32{0, 1})
+		err = p.Launch("far", Part{[3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0}, []uint64{64, 0}, []uint32{0, 1})
 		want := "kernel far: kernel.cu:3: x[by * threadIdx.x] += 1;: block (0, 0, 0), thread (5, 0, 0): no memory " +
 			"at 0x40"
 		if err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 		x := []float32{1}
-		if err := p.Launch("far", [3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0, []uint64{address(x), 0},
+		if err := p.Launch("far", Part{[3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0}, []uint64{address(x), 0},
 			[]uint32{0, 1}); err != nil || x[0] != 3 {
 			t.Errorf("%v, %v", err, x)
 		}

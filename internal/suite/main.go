@@ -28,11 +28,12 @@ func main() {
 	fs.Usage = func() {
 		fmt.Fprintf(os.Stderr, "go run ./internal/suite [flags] -- [flags of go test] PACKAGES\n%s", fs.FlagUsages())
 	}
-	all := fs.Bool("all", false, "all cases, as make test-all")
-	costs := fs.Bool("costs", false, "show the slowest tests, and the processor time of each package")
-	load := fs.Int("load", 0, "how many processes compute beside the tests")
+	var o options
+	fs.BoolVar(&o.all, "all", false, "all cases, as make test-all")
+	fs.BoolVar(&o.costs, "costs", false, "show the slowest tests, and the processor time of each package")
+	fs.IntVar(&o.load, "load", 0, "how many processes compute beside the tests")
 	_ = fs.Parse(os.Args[1:]) // pflag.ExitOnError
-	if err := run(os.Stdout, *all, *costs, *load, fs.Args()); err != nil {
+	if err := run(os.Stdout, o, fs.Args()); err != nil {
 		if !errors.As(err, new(*exec.ExitError)) {
 			fmt.Fprintln(os.Stderr, "suite:", err)
 		}
@@ -40,8 +41,13 @@ func main() {
 	}
 }
 
+type options struct {
+	all, costs bool
+	load       int
+}
+
 // run runs go test with args.
-func run(out io.Writer, all, costs bool, load int, args []string) (err error) {
+func run(out io.Writer, o options, args []string) (err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -54,7 +60,7 @@ func run(out io.Writer, all, costs bool, load int, args []string) (err error) {
 	cmd := exec.Command("go", append([]string{"test", "-json", "-exec",
 		fmt.Sprintf("'%s' %s '%s'", self, measure, dir)}, args...)...)
 	cmd.Env, cmd.Stderr = os.Environ(), os.Stderr
-	if all {
+	if o.all {
 		cmd.Env = append(cmd.Env, "LOCKSTEP_TESTS=all")
 	}
 	events, err := cmd.StdoutPipe()
@@ -63,7 +69,7 @@ func run(out io.Writer, all, costs bool, load int, args []string) (err error) {
 	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM) // go test also gets a Ctrl-C, and ends
-	stop, err := busy(load)
+	stop, err := busy(o.load)
 	if err != nil {
 		return err
 	}
@@ -90,7 +96,7 @@ func run(out io.Writer, all, costs bool, load int, args []string) (err error) {
 	}
 	err = cmd.Wait()
 	used, uerr := usages(dir)
-	r.end(used, costs, time.Since(begun), cpu(cmd.ProcessState.SysUsage()))
+	r.end(used, o.costs, time.Since(begun), cpu(cmd.ProcessState.SysUsage()))
 	return errors.Join(err, uerr)
 }
 

@@ -73,7 +73,8 @@ func (e *Emulator) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error
 		var mu sync.Mutex
 		var failed error
 		host.Parallel(grid.Blocks[0]*grid.Blocks[1]*grid.Blocks[2], 1, func(lo, hi int) {
-			if err := p.Launch(k.Name, grid.Blocks, grid.Threads, lo, hi, grid.Shared, words, at); err != nil {
+			part := kernels.Part{Blocks: grid.Blocks, Threads: grid.Threads, First: lo, Last: hi, Shared: grid.Shared}
+			if err := p.Launch(k.Name, part, words, at); err != nil {
 				mu.Lock()
 				failed = err
 				mu.Unlock()
