@@ -35,7 +35,7 @@ def mixed(x):
 
 
 class Order:
-    """Where the sequences begin, as apps/train/batches/batches.go chooses them among n tokens."""
+    """Where the sequences begin, as apps/train/trainer/dataset.go chooses them among n tokens."""
 
     def __init__(self, n, seq, batch, seed):
         learned = n - max(n // 20, batch * seq + 1)  # the rest is for validation
