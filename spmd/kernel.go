@@ -124,13 +124,16 @@ func ArgBuffer[T Stored](a Arg) (b Buffer[T], ok bool) {
 // I32 passes v to a parameter of type int. It panics when v does not fit.
 func I32(v int) Arg {
 	if int(int32(v)) != v {
-		panic(fmt.Sprintf("spmd: I32(%d) does not fit 32 bits", v))
+		tooLarge(v)
 	}
-	return Scalar(int32(v))
+	return Arg{Type: elem.Int32, Bits: elem.Bits{uint64(uint32(v))}}
 }
 
+//go:noinline
+func tooLarge(v int) { panic(fmt.Sprintf("spmd: I32(%d) does not fit 32 bits", v)) }
+
 // I64 passes v to a parameter of type long long.
-func I64(v int) Arg { return Scalar(int64(v)) }
+func I64(v int) Arg { return Arg{Type: elem.Int64, Bits: elem.Bits{uint64(v)}} }
 
 // U64 passes v to a parameter of type unsigned long long.
 func U64(v uint64) Arg { return Scalar(v) }

@@ -108,8 +108,8 @@ func (r *Rank) BeginArgs(q exec.Queue, k exec.CommandKind, args []exec.Arg) (*ex
 		return nil, err
 	}
 	for i := range args {
-		if err := r.CheckBlock(args[i].Block); err != nil {
-			return nil, err
+		if b := args[i].Block; b != nil && !r.has(b) {
+			return nil, r.blockError(b)
 		}
 		if err := args[i].Check(); err != nil {
 			return nil, fmt.Errorf("%s: argument %d is %w", ccall.At(), i, err)
