@@ -117,12 +117,19 @@ func (s *Stream) Fill(dst unsafe.Pointer, size int, v uint64, n int) error {
 	return check(op, sysFill(s, dst, size, uint32(v), n))
 }
 
-// Shape is how a kernel is launched.
+// Shape is how a kernel is launched, in blocks and threads.
 type Shape struct {
 	Blocks, Threads [3]int
-	Shared          int    // bytes of dynamic shared memory of a block
-	Cluster         [3]int // blocks of a cluster, which divide Blocks; zero for none. From compute capability 9.0 on
-	Programmatic    bool   // as LaunchEarly has it
+	Shared          int // dynamic shared memory of a block, in bytes
+	// Cluster is the blocks of a thread block cluster, which divide Blocks; zero for none. Clusters
+	// exist from compute capability 9.0 on: before, the launch fails.
+	Cluster [3]int
+	// Programmatic lets the GPU start the kernel before the previous one in the stream is over. The
+	// kernel starts when there is room and all blocks of the previous one have called start_next or
+	// ended. Every thread of the kernel calls wait_previous (spmd.cuh) before it touches memory
+	// that earlier work touches. Before compute capability 9.0 it changes nothing. Source: CUDA C++
+	// Programming Guide, Programmatic Dependent Launch.
+	Programmatic bool
 }
 
 // Launch enqueues f on s with a grid of blocks times threads, and shared bytes of dynamic shared

@@ -15,7 +15,7 @@ import (
 // Kernel is one computation in two forms: CUDA C++ for GPUs, and the Go function
 // that does the same on the host. Declare it as a package variable beside its
 // source; it holds nothing that belongs to a world.
-type Kernel struct{ k exec.Kernel }
+type Kernel struct{ k exec.Code }
 
 // declared counts the kernels of this process.
 var declared atomic.Int32
@@ -26,71 +26,54 @@ var declared atomic.Int32
 // the same arguments. An error or a panic of host fails the stream.
 //
 // Kernels of one source with the same options are compiled as one program.
-func NewKernel(name, source string, host func(Args) error, options ...KernelOption) *Kernel {
-	k := &Kernel{exec.Kernel{Name: name, Source: kernels.Source{Text: source, Names: []string{name}},
-		ID: int(declared.Add(1)) - 1, Host: func(list []Arg) error { return host(Args{list}) }}}
-	for _, o := range options {
-		o(&k.k.Source)
+func NewKernel(name, source string, host func(Args) error, options ...KernelOptions) *Kernel {
+	k := &Kernel{exec.Code{Name: name, Source: kernels.Source{Text: source, Names: []string{name}},
+		ID: int(declared.Add(1)) - 1, Host: host}}
+	for i := range options {
+		options[i].set(&k.k.Source)
 	}
 	kernels.Add(k.k.Source)
 	return k
 }
 
-// KernelOption says how the source of a kernel is compiled.
-type KernelOption func(*kernels.Source)
+// KernelOptions say how the source of a kernel is compiled, and what it does.
+type KernelOptions struct {
+	// Flags are passed to NVRTC, such as "-DWIDTH=4" or "--use_fast_math". NVRTC compiles for the
+	// device's architecture, and C++14 unless a flag says otherwise.
+	// Source: NVRTC, Supported Compile Options.
+	Flags []string
 
-// Define defines a macro, as #define name value does.
-func Define(name, value string) KernelOption { return CompilerFlag("-D" + name + "=" + value) }
+	// ArchSpecific compiles for the device's architecture with the features that only this one has,
+	// such as sm_90a with its wgmma instructions. If NVRTC can do that, it defines the macro
+	// __CUDA_ARCH_FEAT_SM90_ALL, and the like for other architectures. Without the macro the source
+	// has to do without the features.
+	ArchSpecific bool
 
-// CompilerFlag passes a flag to NVRTC, such as "--use_fast_math". NVRTC compiles for the device's
-// architecture, and C++14 unless a flag says otherwise. Source: NVRTC, Supported Compile Options.
-func CompilerFlag(flag string) KernelOption {
-	return func(s *kernels.Source) { s.Flags = append(s.Flags, flag) }
+	// Tolerance is the part of them by which the results of the CUDA source may differ from the
+	// host function's. At 0 spmdtest.CompareKernels wants the same bits.
+	Tolerance float64
+
+	// Scratch are arguments that hold nothing for others after a launch, such as parts of sums on a
+	// GPU.
+	Scratch []int
+
+	// EachOnce says that the kernel is called for all indices below its first so many arguments. In
+	// every buffer with as many elements it touches the element of each index once. The summary
+	// then shows how many bytes the kernel moves.
+	EachOnce int
 }
 
-// ArchSpecific compiles for the device's architecture with the features that only this one has,
-// such as sm_90a with its wgmma instructions. If NVRTC can do that, it defines the macro
-// __CUDA_ARCH_FEAT_SM90_ALL, and the like for other architectures. Without the macro the source has
-// to do without the features.
-func ArchSpecific() KernelOption { return func(s *kernels.Source) { s.ArchSpecific = true } }
-
-// Tolerance says by which part of them the results of the CUDA source may differ from the host
-// function's. Without it spmdtest.CompareKernels wants the same bits.
-func Tolerance(part float64) KernelOption {
-	return func(s *kernels.Source) { s.Tolerance = part }
-}
-
-// Scratch says that some arguments hold nothing for others after a launch, such as parts of sums on
-// a GPU.
-func Scratch(args ...int) KernelOption {
-	return func(s *kernels.Source) {
-		for _, i := range args {
-			s.Scratch |= 1 << i
-		}
+func (o *KernelOptions) set(s *kernels.Source) {
+	s.Flags = append(s.Flags, o.Flags...)
+	s.ArchSpecific, s.Tolerance, s.Indices = o.ArchSpecific, o.Tolerance, o.EachOnce
+	for _, i := range o.Scratch {
+		s.Scratch |= 1 << i
 	}
 }
 
-// EachOnce says that the kernel is called for all indices below its first dims arguments. In every
-// buffer with as many elements it touches the element of each index once. The summary then shows
-// how many bytes the kernel moves.
-func EachOnce(dims int) KernelOption { return func(s *kernels.Source) { s.Indices = dims } }
-
-// Grid is the shape of a launch in blocks and threads; the host function does
-// not see it.
-type Grid struct {
-	Blocks  [3]int
-	Threads [3]int
-	Shared  int // dynamic shared memory of a block, in bytes
-	// Cluster is the blocks of a thread block cluster, which divide Blocks; zero for none. Clusters
-	// exist from compute capability 9.0 on: before, the launch fails.
-	Cluster [3]int
-	// Programmatic lets the GPU start the kernel before the previous one in the stream is over. The
-	// kernel starts when there is room and all blocks of the previous one have called start_next or
-	// ended. Every thread of the kernel calls wait_previous (spmd.cuh) before it touches memory
-	// that earlier work touches. Before compute capability 9.0 it changes nothing. Source: CUDA C++
-	// Programming Guide, Programmatic Dependent Launch.
-	Programmatic bool
-}
+// Grid is the shape of a launch: blocks and threads, the shared memory of a block, clusters, and
+// whether the kernel may start before the previous one is over. The host function does not see it.
+type Grid = exec.Grid
 
 // Cover1D returns a grid of blocks of the given number of threads, just enough for one thread for
 // each of n.
@@ -168,42 +151,22 @@ func ScratchArg[T Elem](s *Stream, skip int) (Arg, error) {
 // launches. It panics if v is larger, or holds Go's pointers.
 func Struct[T any](v T) Arg { return exec.Struct(v) }
 
-// Args are the arguments of one launch, as the host function of a kernel sees
-// them. Asking for another type than was passed panics with both types.
-type Args struct{ list []Arg }
-
-// I32 returns argument i, passed by I32.
-func (a Args) I32(i int) int { return int(value[int32](a, i)) }
-
-// I64 returns argument i, passed by I64.
-func (a Args) I64(i int) int { return int(value[int64](a, i)) }
-
-// U64 returns argument i, passed by U64.
-func (a Args) U64(i int) uint64 { return value[uint64](a, i) }
-
-// F32 returns argument i, passed by F32.
-func (a Args) F32(i int) float32 { return value[float32](a, i) }
-
-// F64 returns argument i, passed by F64.
-func (a Args) F64(i int) float64 { return value[float64](a, i) }
-
-// Bool returns argument i, passed by Bool.
-func (a Args) Bool(i int) bool { return value[uint8](a, i) != 0 }
+// Args are the arguments of one launch, as the host function of a kernel sees them. The methods
+// I32, I64, U64, F32, F64 and Bool return argument i, which the function of that name passed.
+// Asking for another type than was passed panics with both types.
+//
+// EachOnce(dims) returns how many bytes a call moves that touches the element of every index below
+// its first dims arguments once in each buffer.
+type Args = exec.Args
 
 // ArgScalar returns argument i, passed by Scalar.
-func ArgScalar[T Elem](a Args, i int) T { return value[T](a, i) }
-
-// EachOnce returns how many bytes a call moves if it touches the element of every index below the
-// first dims arguments, once in each buffer. It returns 0 if buffers have other lengths.
-func (a Args) EachOnce(dims int) int { return exec.EachOnce(a.list, dims) }
-
-func value[T Elem](a Args, i int) T { return exec.Value[T](a.list, i, elem.Of[T]()) }
+func ArgScalar[T Elem](a Args, i int) T { return exec.Value[T](a, i, elem.Of[T]()) }
 
 // ArgStruct returns argument i, passed by Struct.
-func ArgStruct[T any](a Args, i int) T { return exec.StructAt[T](a.list, i) }
+func ArgStruct[T any](a Args, i int) T { return exec.StructAt[T](a, i) }
 
 // ArgSlice returns argument i, a buffer of T, as a slice of its elements.
-func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a.list, i, elem.Of[T]()) }
+func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a, i, elem.Of[T]()) }
 
 // Launch enqueues k on s. Call it from the one typed function that stands beside the kernel. It
 // fails for freed buffers and buffers of another world, and allocates nothing.
@@ -212,7 +175,7 @@ func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a.list, i, e
 // which drivers from CUDA 12.4 on know. In tests (spmdtest.Main) launches on the host are compared
 // with the source, types too.
 func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
-	if err := exec.CheckGrid(k.k.Name, (*exec.Grid)(&g)); err != nil {
+	if err := exec.CheckGrid(k.k.Name, &g); err != nil {
 		return err
 	}
 	if kernels.Comparing() && s.w.in.OnHost() {
@@ -224,6 +187,6 @@ func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 	if err != nil {
 		return err
 	}
-	c.Kernel, c.Grid = &k.k, exec.Grid(g)
+	c.Kernel, c.Grid = &k.k, g
 	return s.q.Enqueue(c)
 }

@@ -34,7 +34,7 @@ func form[T float32 | float64](name string) *spmd.Kernel {
 			x[i] = x[i]*9 + T(t.Add[i%int(t.N)])
 		}
 		return nil
-	}, spmd.Define("FACTOR", "3"))
+	}, spmd.KernelOptions{Flags: []string{"-DFACTOR=3"}})
 }
 
 var (
@@ -42,7 +42,8 @@ var (
 	weighDouble = form[float64]("weigh<double, 3>")
 )
 
-var takes = spmd.NewKernel("takes", formSource, func(spmd.Args) error { return nil }, spmd.Define("FACTOR", "3"))
+var takes = spmd.NewKernel("takes", formSource, func(spmd.Args) error { return nil },
+	spmd.KernelOptions{Flags: []string{"-DFACTOR=3"}})
 
 // kernelArguments: a launch whose arguments are not the parameters of the CUDA source is refused.
 func kernelArguments(t *testing.T, w *spmd.World) {

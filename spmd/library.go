@@ -24,21 +24,18 @@ type Library struct{ lib exec.Library }
 // error of gpu is the error of Call, and an error of host fails the stream. gpu launches kernels
 // beside the library's own.
 func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error, kernels ...*Kernel) *Library {
-	l := &Library{lib: exec.Library{Name: name}}
+	l := &Library{lib: exec.Library{Name: name, Host: host}}
 	for _, k := range kernels {
 		l.lib.Kernels = append(l.lib.Kernels, &k.k)
 	}
 	if gpu != nil {
 		l.lib.Device = func(q exec.Queue, args []Arg, work unsafe.Pointer, bytes int) error {
-			c := LibraryCall{Args: Args{args}, Workspace: work, Bytes: bytes, queue: q, lib: l}
+			c := LibraryCall{Args: args, Workspace: work, Bytes: bytes, queue: q, lib: l}
 			if on, ok := q.(exec.Direct); ok { // else kernels are emulated
 				c.Stream = on.Stream()
 			}
 			return gpu(c)
 		}
-	}
-	if host != nil {
-		l.lib.Host = func(args []Arg) error { return host(Args{args}) }
 	}
 	return l
 }
@@ -54,7 +51,7 @@ func (l *Library) OnlyKernels() *Library {
 // shape. fn also returns how many bytes the call moves, 0 if that is not known. It is called if a
 // summary or a trace is wanted, and returns the same string for equal calls. Describe returns l.
 func (l *Library) Describe(fn func(Args) (name string, bytes int)) *Library {
-	l.lib.Describe = func(args []Arg) (string, int) { return fn(Args{args}) }
+	l.lib.Describe = fn
 	return l
 }
 
@@ -72,7 +69,7 @@ type LibraryCall struct {
 // Pointer returns the address of argument i, a buffer, in the memory of the device; nil if it has
 // no elements. It panics if the argument is a number.
 func (c LibraryCall) Pointer(i int) unsafe.Pointer {
-	x := &c.list[i]
+	x := &c.Args[i]
 	if x.Kind != exec.BufferArg {
 		panic(fmt.Sprintf("argument %d is %v, the call wants a buffer", i, x))
 	}
@@ -80,7 +77,7 @@ func (c LibraryCall) Pointer(i int) unsafe.Pointer {
 }
 
 // Arg returns argument i, for a kernel.
-func (c LibraryCall) Arg(i int) Arg { return c.list[i] }
+func (c LibraryCall) Arg(i int) Arg { return c.Args[i] }
 
 // WorkspaceArg returns the workspace as an argument of kernels, a buffer of its bytes.
 func (c LibraryCall) WorkspaceArg() Arg {
@@ -91,13 +88,13 @@ func (c LibraryCall) WorkspaceArg() Arg {
 // are arguments of the call, the workspace, and numbers: other buffers are not protected from being
 // freed. It neither blocks nor allocates.
 func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
-	if err := exec.CheckGrid(k.k.Name, (*exec.Grid)(&g)); err != nil {
+	if err := exec.CheckGrid(k.k.Name, &g); err != nil {
 		return err
 	}
 	if !slices.Contains(c.lib.lib.Kernels, &k.k) {
 		return fmt.Errorf("%s: Launch of %s: NewLibrary was not given this kernel", ccall.At(), k.k.Name)
 	}
-	return calls.LaunchAtOnce(c.queue, &k.k, exec.Grid(g), args)
+	return calls.LaunchAtOnce(c.queue, &k.k, g, args)
 }
 
 // Call enqueues the library's work on s with so many bytes of workspace. It fails for freed buffers

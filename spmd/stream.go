@@ -30,21 +30,21 @@ type Stream struct {
 // stream with the higher priority start first. The host ignores it.
 type Priority = exec.Priority
 
-// The priorities.
+// The priorities of streams that are not as others. One without is between the two.
 const (
-	Low    Priority = exec.Low
-	Normal Priority = exec.Normal
-	High   Priority = exec.High
+	Low  Priority = exec.Low
+	High Priority = exec.High
 )
 
-// NewStream returns a new stream. The name appears in errors and reports.
-func (w *World) NewStream(name string) (*Stream, error) { return w.NewStreamPriority(name, Normal) }
-
-// NewStreamPriority is NewStream with a priority.
+// NewStream returns a new stream, of a priority if one is given. The name appears in errors and
+// reports.
 // Source: cuda.h, cuStreamCreateWithPriority.
-func (w *World) NewStreamPriority(name string, p Priority) (*Stream, error) {
-	if p < Low || p > High {
-		return nil, fmt.Errorf("%s: NewStreamPriority: no such priority: %d", ccall.At(), p)
+func (w *World) NewStream(name string, priority ...Priority) (*Stream, error) {
+	p := exec.Normal
+	for _, p = range priority {
+		if p < Low || p > High {
+			return nil, fmt.Errorf("%s: NewStream: no such priority: %d", ccall.At(), p)
+		}
 	}
 	q, err := w.in.NewQueue(name, p)
 	if err != nil {

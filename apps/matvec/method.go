@@ -27,7 +27,7 @@ func newProduct[T number](w *spmd.World, sp split, byColumns bool) (*product[T],
 	if p.s, err = w.NewStream("matvec"); err != nil {
 		return nil, err
 	}
-	if p.sum, err = w.NewStreamPriority("all-reduce", spmd.High); err != nil {
+	if p.sum, err = w.NewStream("all-reduce", spmd.High); err != nil {
 		return nil, err
 	}
 	if p.m, err = newMatrix[T](w, sp.rows.Len, sp.cols.Len, byColumns); err != nil {

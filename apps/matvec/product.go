@@ -58,10 +58,10 @@ type kernels struct {
 
 func newKernels[T number](t tuning, suffix string) *kernels {
 	text := t.defines() + source
-	sums, work := spmd.Tolerance(1e-5), spmd.Scratch(3, 4) // in other orders; parts of them
+	sums := spmd.KernelOptions{Tolerance: 1e-5, Scratch: []int{3, 4}} // in other orders; parts of them
 	return &kernels{t,
-		spmd.NewKernel("matvec_rows_"+suffix, text, rowsOnHost[T], sums, work),
-		spmd.NewKernel("matvec_columns_"+suffix, text, columnsOnHost[T], sums, work)}
+		spmd.NewKernel("matvec_rows_"+suffix, text, rowsOnHost[T], sums),
+		spmd.NewKernel("matvec_columns_"+suffix, text, columnsOnHost[T], sums)}
 }
 
 var float32Kernels, bfloat16Kernels = newKernels[float32](tuned, "f32"), newKernels[spmd.BF16](tuned, "bf16")

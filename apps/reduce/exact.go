@@ -112,7 +112,7 @@ var exactKernel = spmd.NewKernel("exact_f32", exactSource, func(a spmd.Args) err
 	total.carry()
 	*out = total
 	return nil
-}, spmd.Scratch(1, 2))
+}, spmd.KernelOptions{Scratch: []int{1, 2}})
 
 //go:generate go run lockstep/spmd/spmdgen
 

@@ -31,7 +31,7 @@ func newSumKernel(t sumTuning) *spmd.Kernel {
 		sum, x := spmd.ArgSlice[float64](a, 0), spmd.ArgSlice[float32](a, 3)
 		sum[0] = host.SumParallel(x)
 		return nil
-	}, spmd.Tolerance(1e-12), spmd.Scratch(1, 2))
+	}, spmd.KernelOptions{Tolerance: 1e-12, Scratch: []int{1, 2}})
 }
 
 var sumKernel = newSumKernel(sumTuned)

@@ -76,7 +76,7 @@ func newHeat[T number](w *spmd.World, c config) (*heat[T], error) {
 		return nil, err
 	}
 	// its kernels go first, and the inside takes the rest of the GPU
-	h.comm, err = w.NewStreamPriority("halos", spmd.High)
+	h.comm, err = w.NewStream("halos", spmd.High)
 	return h, err
 }
 

@@ -33,15 +33,15 @@ type simplePair struct{ forward, backward *spmd.Kernel }
 var (
 	simpleFloat32 = simplePair{
 		spmd.NewKernel("simple_forward<float>", windowSource+simpleSource,
-			func(a spmd.Args) error { return simpleForward[float32](a) }, spmd.Tolerance(1e-5)),
+			func(a spmd.Args) error { return simpleForward[float32](a) }, spmd.KernelOptions{Tolerance: 1e-5}),
 		spmd.NewKernel("simple_backward<float>", windowSource+simpleSource,
-			func(a spmd.Args) error { return simpleBackward[float32](a) }, spmd.Tolerance(1e-5)),
+			func(a spmd.Args) error { return simpleBackward[float32](a) }, spmd.KernelOptions{Tolerance: 1e-5}),
 	}
 	simpleBF16 = simplePair{
 		spmd.NewKernel("simple_forward<bf16>", windowSource+simpleSource,
-			func(a spmd.Args) error { return simpleForward[spmd.BF16](a) }, spmd.Tolerance(1e-5)),
+			func(a spmd.Args) error { return simpleForward[spmd.BF16](a) }, spmd.KernelOptions{Tolerance: 1e-5}),
 		spmd.NewKernel("simple_backward<bf16>", windowSource+simpleSource,
-			func(a spmd.Args) error { return simpleBackward[spmd.BF16](a) }, spmd.Tolerance(1e-5)),
+			func(a spmd.Args) error { return simpleBackward[spmd.BF16](a) }, spmd.KernelOptions{Tolerance: 1e-5}),
 	}
 )
 

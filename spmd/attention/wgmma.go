@@ -48,7 +48,7 @@ var (
 // name: the host does the same for both.
 func newWGMMAKernel(name, source string, own int, fn func(*mmaHost)) mmaKernel {
 	k := spmd.NewKernel("wgmma_"+name, windowSource+tensorSource+warpgroupSource+wgmmaTilesSource+source,
-		onHost(fn), spmd.ArchSpecific())
+		onHost(fn), spmd.KernelOptions{ArchSpecific: true})
 	return mmaKernel{k, wgmmaRows, own*wgmmaMatrix + wgmmaShared}
 }
 
@@ -160,7 +160,7 @@ var wgmmaSumColumns = spmd.NewKernel("wgmma_sum_columns",
 			sums[i%width] += v
 		}
 		return nil
-	}, spmd.ArchSpecific())
+	}, spmd.KernelOptions{ArchSpecific: true})
 
 // wgmmaGrid returns a block for each multiprocessor, or for each pair of tiles if these are fewer.
 func (x mmaShape) wgmmaGrid(k *mmaKernel, multiprocessors int) spmd.Grid {

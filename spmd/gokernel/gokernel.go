@@ -57,7 +57,7 @@ type Shape struct {
 	// AtOnce says that the host's function of a reduction takes a range at once, and enters one
 	// value.
 	AtOnce bool
-	// Tolerance is spmd.Tolerance's.
+	// Tolerance is that of spmd.KernelOptions.
 	Tolerance float64
 }
 
@@ -175,9 +175,9 @@ func New(name, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *
 // declare declares one form. Products and sums are rounded one by one, as the host rounds them.
 // Lambdas in templates are for the host if nothing else is said.
 func declare(name, source string, shape *Shape, run func(spmd.Args) error) *spmd.Kernel {
-	return spmd.NewKernel(name, source, run, spmd.CompilerFlag("--fmad=false"),
-		spmd.CompilerFlag("--device-as-default-execution-space"),
-		spmd.Tolerance(shape.Tolerance), spmd.EachOnce(shape.Dims))
+	return spmd.NewKernel(name, source, run, spmd.KernelOptions{
+		Flags:     []string{"--fmad=false", "--device-as-default-execution-space"},
+		Tolerance: shape.Tolerance, EachOnce: shape.Dims})
 }
 
 // run computes all indices on the host.

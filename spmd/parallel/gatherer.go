@@ -69,7 +69,7 @@ func NewGatherer[T spmd.Elem](c spmd.Comm, buckets []spmd.Buffer[T], cfg Gathere
 	if g.whole, err = events(w, len(buckets)); err != nil {
 		return nil, err
 	}
-	if g.s, err = w.NewStreamPriority("gatherer", spmd.High); err != nil {
+	if g.s, err = w.NewStream("gatherer", spmd.High); err != nil {
 		return nil, errors.Join(err, closeEvents(g.whole))
 	}
 	g.c = c.On(g.s)

@@ -65,7 +65,7 @@ func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerCon
 	if cfg.BucketBytes == 0 {
 		cfg.BucketBytes = 4 << 20
 	}
-	s, err := w.NewStreamPriority("reducer", spmd.High)
+	s, err := w.NewStream("reducer", spmd.High)
 	if err != nil {
 		return nil, err
 	}

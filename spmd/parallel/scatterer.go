@@ -93,7 +93,7 @@ func (r *Scatterer) open(w *spmd.World, c spmd.Comm) (err error) {
 	if r.norm, err = NewNorm(c, r.shards...); err != nil {
 		return errors.Join(err, closeEvents(r.free))
 	}
-	if r.s, err = w.NewStreamPriority("scatterer", spmd.High); err != nil {
+	if r.s, err = w.NewStream("scatterer", spmd.High); err != nil {
 		return errors.Join(err, r.norm.Close(), closeEvents(r.free))
 	}
 	r.c = c.On(r.s)

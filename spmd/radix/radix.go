@@ -61,9 +61,9 @@ func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
 	if pairs {
 		c.value = int(unsafe.Sizeof(*new(V)))
 	}
-	var options []spmd.KernelOption
+	var options spmd.KernelOptions
 	if items > 0 {
-		options = append(options, spmd.Define("ITEMS", fmt.Sprint(items)))
+		options.Flags = []string{fmt.Sprint("-DITEMS=", items)}
 	} else if items = 16; max(c.key, c.value) == 8 {
 		items = 10
 	} else if pairs {
@@ -71,10 +71,10 @@ func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
 	}
 	c.tile = threads * items
 	c.most = (1<<countBits - 1) / c.tile * c.tile
-	c.clear = spmd.NewKernel("clear_words", source, nil, options...)
-	c.count = spmd.NewKernel(fmt.Sprintf("count_digits<uint%d_t>", 8*c.key), source, nil, options...)
+	c.clear = spmd.NewKernel("clear_words", source, nil, options)
+	c.count = spmd.NewKernel(fmt.Sprintf("count_digits<uint%d_t>", 8*c.key), source, nil, options)
 	c.pass = spmd.NewKernel(fmt.Sprintf("sort_pass<uint%d_t, uint%d_t, %v>", 8*c.key, 8*unsafe.Sizeof(*new(V)), pairs),
-		source, nil, options...)
+		source, nil, options)
 	kept := sync.Pool{New: func() any { return new(scratch[K, V]) }}
 	c.library = spmd.NewLibrary("sort", c.onGPU, func(a spmd.Args) error {
 		m := kept.Get().(*scratch[K, V])

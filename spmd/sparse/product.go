@@ -33,7 +33,8 @@ func productKernels[T Float](name string) (list [lanesBits]*spmd.Kernel) {
 	for i := range list {
 		lanes := 1 << i
 		list[i] = spmd.NewKernel(fmt.Sprintf("csr_product<%s, %d>", name, lanes), productSource,
-			func(a spmd.Args) error { return productOnHost[T](a, lanes) }, spmd.CompilerFlag("--fmad=false"))
+			func(a spmd.Args) error { return productOnHost[T](a, lanes) },
+			spmd.KernelOptions{Flags: []string{"--fmad=false"}})
 	}
 	return list
 }

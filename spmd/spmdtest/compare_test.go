@@ -27,9 +27,12 @@ extern "C" __global__ void waits(float *x) {
 extern "C" __global__ void before(float *x) { x[-1] = 1; }
 `
 
+// both are options for sums that differ, and an argument that holds nothing afterwards.
+var both = spmd.KernelOptions{Tolerance: 1e-6, Scratch: []int{1}}
+
 // sumsOf declares the kernel sums. Its host function adds in another order, and adds err to the
 // result.
-func sumsOf(err float32, options ...spmd.KernelOption) *spmd.Kernel {
+func sumsOf(err float32, options spmd.KernelOptions) *spmd.Kernel {
 	return spmd.NewKernel("sums", twoWays, func(a spmd.Args) error {
 		sum, x, c := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 2), a.I32(3)
 		for i := range sum {
@@ -39,7 +42,7 @@ func sumsOf(err float32, options ...spmd.KernelOption) *spmd.Kernel {
 			}
 		}
 		return nil
-	}, options...)
+	}, options)
 }
 
 // The two forms of a kernel are compared, and accesses of the CUDA source outside of its buffers
@@ -58,14 +61,14 @@ func TestCompareKernels(t *testing.T) {
 		other  bool // a kernel of x alone
 		want   string
 	}{
-		"equal": {kernel: sumsOf(0, spmd.Tolerance(1e-6), spmd.Scratch(1))},
-		"scratch": {kernel: sumsOf(0, spmd.Tolerance(1e-6)),
+		"equal": {kernel: sumsOf(0, both)},
+		"scratch": {kernel: sumsOf(0, spmd.KernelOptions{Tolerance: 1e-6}),
 			want: "kernel sums: the host function and the CUDA source differ in argument 1, a buffer of " +
 				"3 float32: element 0 is 0 and "},
-		"different": {kernel: sumsOf(1, spmd.Tolerance(1e-6), spmd.Scratch(1)),
+		"different": {kernel: sumsOf(1, both),
 			want: "differ in argument 0, a buffer of 3 float32: element 0 is "},
-		"bits": {kernel: sumsOf(1e-6, spmd.Scratch(1)), want: "differ in argument 0"},
-		"behind": {kernel: sumsOf(0, spmd.Tolerance(1e-6), spmd.Scratch(1)), off: 1,
+		"bits": {kernel: sumsOf(1e-6, spmd.KernelOptions{Scratch: []int{1}}), want: "differ in argument 0"},
+		"behind": {kernel: sumsOf(0, both), off: 1,
 			want: "kernel sums: kernel.cu:6: v += x[blockIdx.x * c + j];: block (2, 0, 0), thread (4, 0, " +
 				"0): element 300 of argument 2, a buffer of 300 float32"},
 		"barrier": {kernel: spmd.NewKernel("waits", twoWays, nothing), other: true,

@@ -42,12 +42,11 @@ func newScanner[T Number](p shape) *scanner {
 	if name[0] == 'i' {
 		name = "u" + name
 	}
-	options := []spmd.KernelOption{spmd.Define("ROUNDS", strconv.Itoa(p.rounds)),
-		spmd.Define("GROUP", strconv.Itoa(p.group))}
+	flags := []string{"-DROUNDS=" + strconv.Itoa(p.rounds), "-DGROUP=" + strconv.Itoa(p.group)}
 	c := &scanner{shape: p, bytes: int(unsafe.Sizeof(*new(T)))}
-	c.clear = device("clear_words", source, options...)
-	c.tiles = device("scan<"+name+">", source, options...)
-	c.single = device("scan_small<"+name+">", source, options...)
+	c.clear = device("clear_words", source, flags...)
+	c.tiles = device("scan<"+name+">", source, flags...)
+	c.single = device("scan_small<"+name+">", source, flags...)
 	kept := sync.Pool{New: func() any { return new(hostScan[T]) }}
 	c.library = spmd.NewLibrary("scan", c.onGPU, func(a spmd.Args) error {
 		h := kept.Get().(*hostScan[T])

@@ -101,7 +101,7 @@ var counters = []*counter{newCounter[int32](), newCounter[uint32](), newCounter[
 func newCounter[T Number]() *counter {
 	source := chainSource + histogramSource
 	c := &counter{each: 4 * other.tile(int(unsafe.Sizeof(*new(T))))}
-	unfused := spmd.CompilerFlag("--fmad=false")
+	const unfused = "--fmad=false"
 	c.clear, c.count = device("clear_words", source, unfused),
 		device("histogram<"+cTypes[typeOf[T]()]+">", source, unfused)
 	c.library = spmd.NewLibrary("histogram", c.onGPU, func(a spmd.Args) error {

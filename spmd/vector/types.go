@@ -37,8 +37,8 @@ func typeOf[T Number]() int {
 }
 
 // device declares a kernel in CUDA C++. The host function is its Library's.
-func device(name, source string, options ...spmd.KernelOption) *spmd.Kernel {
-	return spmd.NewKernel(name, source, nil, options...)
+func device(name, source string, flags ...string) *spmd.Kernel {
+	return spmd.NewKernel(name, source, nil, spmd.KernelOptions{Flags: flags})
 }
 
 // clearGrid returns a grid that clears n words.

@@ -261,9 +261,9 @@ func (e *decodePass[A]) product(y spmd.Buffer[float32], x spmd.Buffer[A], p *gpt
 // both, and adds in another order.
 func newKernel(name string, fn func(a *ops.HostArgs) error) ops.Kernel {
 	return ops.Kernel{F32: spmd.NewKernel(name, decodeSource, ops.OnHost(false, fn),
-		spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
-		BF16: spmd.NewKernel(name, decodeSource, ops.OnHost(true, fn), spmd.Define("ACT", "bf16"),
-			spmd.Tolerance(1e-5))}
+		spmd.KernelOptions{Flags: []string{"-DACT=float"}, Tolerance: 1e-5}),
+		BF16: spmd.NewKernel(name, decodeSource, ops.OnHost(true, fn),
+			spmd.KernelOptions{Flags: []string{"-DACT=bf16"}, Tolerance: 1e-5})}
 }
 
 // embed enqueues x = wte[token] + wpe[position].

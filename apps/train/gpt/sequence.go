@@ -32,7 +32,7 @@ type tensorParts[A ops.Act] struct {
 // ShareLayers names the ranks with the other parts of each layer. Call it before any pass.
 func (m *Model[A]) ShareLayers(c spmd.Comm) (err error) {
 	x := m.tensor
-	if x.side, err = m.World.NewStreamPriority("tensor", spmd.High); err != nil {
+	if x.side, err = m.World.NewStream("tensor", spmd.High); err != nil {
 		return err
 	}
 	m.space.Frees = append(m.space.Frees, x.side.Close)

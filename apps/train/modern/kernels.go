@@ -42,7 +42,8 @@ func newKernel(name string, fn func(a *ops.HostArgs) error, scratch ...int) ops.
 }
 
 func declare(name string, fn func(spmd.Args) error, act string, scratch []int) *spmd.Kernel {
-	return spmd.NewKernel(name, cudaSource, fn, spmd.Define("ACT", act), spmd.Tolerance(1e-5), spmd.Scratch(scratch...))
+	return spmd.NewKernel(name, cudaSource, fn,
+		spmd.KernelOptions{Flags: []string{"-DACT=" + act}, Tolerance: 1e-5, Scratch: scratch})
 }
 
 // newCopying declares kernel name for bfloat16: what fn computes, and a copy of what fn writes

@@ -118,7 +118,7 @@ func widened(x []spmd.BF16) []float32 {
 
 // newKernel8 declares a kernel of fp8.cu.
 func newKernel8(name string, fn func(spmd.Args) error, scratch ...int) *spmd.Kernel {
-	return spmd.NewKernel(name, fp8Source, fn, spmd.Tolerance(1e-5), spmd.Scratch(scratch...))
+	return spmd.NewKernel(name, fp8Source, fn, spmd.KernelOptions{Tolerance: 1e-5, Scratch: scratch})
 }
 
 // loop8 returns a grid for kernels that loop over n elements, 8 at a time.

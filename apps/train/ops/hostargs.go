@@ -16,7 +16,8 @@ func newKernel(source, name string, fn func(a *HostArgs) error, scratch ...int) 
 }
 
 func declare(source, name string, fn func(spmd.Args) error, act string, scratch []int) *spmd.Kernel {
-	return spmd.NewKernel(name, source, fn, spmd.Define("ACT", act), spmd.Tolerance(1e-5), spmd.Scratch(scratch...))
+	return spmd.NewKernel(name, source, fn,
+		spmd.KernelOptions{Flags: []string{"-DACT=" + act}, Tolerance: 1e-5, Scratch: scratch})
 }
 
 // OnHost returns the host's function for a kernel that fn computes.

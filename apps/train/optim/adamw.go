@@ -137,7 +137,7 @@ func (o *AdamW) alloc() error {
 			return err
 		}
 		var err error
-		if o.beside, err = o.state.World.NewStreamPriority("adamw", spmd.Low); err != nil {
+		if o.beside, err = o.state.World.NewStream("adamw", spmd.Low); err != nil {
 			return err
 		}
 	}

@@ -144,7 +144,7 @@ func (x *muon) open(c spmd.Comm) error {
 	var errs []error
 	st := x.state
 	var err error
-	if x.beside, err = st.World.NewStreamPriority("muon", spmd.High); err != nil {
+	if x.beside, err = st.World.NewStream("muon", spmd.High); err != nil {
 		return err
 	}
 	x.w, x.g = st.Weights, st.Grads

@@ -88,10 +88,10 @@ func muonDirection[A ops.Act](i int, x []A, squares, m, g []float32, places []in
 var muonSource string
 
 var muonDirections = ops.Kernel{
-	F32: spmd.NewKernel("muon_direction", muonSource, directionOnHost[float32], spmd.Define("ACT", "float"),
-		spmd.Tolerance(1e-5)),
-	BF16: spmd.NewKernel("muon_direction", muonSource, directionOnHost[spmd.BF16], spmd.Define("ACT", "bf16"),
-		spmd.Tolerance(1e-5)),
+	F32: spmd.NewKernel("muon_direction", muonSource, directionOnHost[float32], spmd.KernelOptions{
+		Flags: []string{"-DACT=float"}, Tolerance: 1e-5}),
+	BF16: spmd.NewKernel("muon_direction", muonSource, directionOnHost[spmd.BF16], spmd.KernelOptions{
+		Flags: []string{"-DACT=bf16"}, Tolerance: 1e-5}),
 }
 
 func directionOnHost[A ops.Act](a spmd.Args) error {

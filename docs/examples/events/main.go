@@ -20,7 +20,7 @@ func events(_ context.Context, w *spmd.World) error {
 	if err != nil {
 		return err
 	}
-	communicate, err := w.NewStreamPriority("communicate", spmd.High)
+	communicate, err := w.NewStream("communicate", spmd.High)
 	if err != nil {
 		return err
 	}

@@ -82,6 +82,27 @@ func HasPointers(t reflect.Type) bool {
 	}
 }
 
+// Args are the arguments of one launch, as a function on the host sees them.
+type Args []Arg
+
+// I32 returns argument i, passed by I32 of package spmd.
+func (a Args) I32(i int) int { return int(Value[int32](a, i, elem.Int32)) }
+
+// I64 returns argument i, passed by I64.
+func (a Args) I64(i int) int { return int(Value[int64](a, i, elem.Int64)) }
+
+// U64 returns argument i, passed by U64.
+func (a Args) U64(i int) uint64 { return Value[uint64](a, i, elem.Uint64) }
+
+// F32 returns argument i, passed by F32.
+func (a Args) F32(i int) float32 { return Value[float32](a, i, elem.Float32) }
+
+// F64 returns argument i, passed by F64.
+func (a Args) F64(i int) float64 { return Value[float64](a, i, elem.Float64) }
+
+// Bool returns argument i, passed by Bool.
+func (a Args) Bool(i int) bool { return Value[uint8](a, i, elem.Uint8) != 0 }
+
 // Value returns argument i, a number of type t. It panics if the argument is another, as StructAt
 // and SliceAt do.
 func Value[T any](list []Arg, i int, t elem.Type) T {
@@ -164,22 +185,22 @@ func mostHalo(indices int) int { return max(2, indices/4) }
 // first dims arguments, and touches the element of each index once in every buffer. Single
 // elements, and the halo of a buffer that is a little longer, do not count. It returns 0 if buffers
 // have other lengths, or dims is 0.
-func EachOnce(args []Arg, dims int) (bytes int) {
+func (a Args) EachOnce(dims int) (bytes int) {
 	if dims == 0 {
 		return 0
 	}
 	total := 1
 	for i := range dims {
-		total *= int(args[i].Bits[0])
+		total *= int(a[i].Bits[0])
 	}
-	for i := range args {
-		a := &args[i]
+	for i := range a {
+		x := &a[i]
 		switch {
-		case a.Kind == StructArg || a.Kind == TensorArg,
-			a.Kind == BufferArg && a.N > 1 && (a.N < total || a.N > total+mostHalo(total)):
+		case x.Kind == StructArg || x.Kind == TensorArg,
+			x.Kind == BufferArg && x.N > 1 && (x.N < total || x.N > total+mostHalo(total)):
 			return 0
-		case a.Kind == BufferArg && a.N >= total:
-			bytes += total * a.Type.Size()
+		case x.Kind == BufferArg && x.N >= total:
+			bytes += total * x.Type.Size()
 		}
 	}
 	return bytes
@@ -223,12 +244,11 @@ func CheckGrid(kernel string, g *Grid) error {
 	return nil
 }
 
-// Kernel is one computation in two forms: a CUDA source, and a function that does the same on the
-// host.
-type Kernel struct {
+// Code is what a kernel runs: a CUDA source, and a function that does the same on the host.
+type Code struct {
 	Name   string
 	Source kernels.Source // of this kernel alone
-	Host   func([]Arg) error
+	Host   func(Args) error
 	ID     int // from 0, in the order in which the kernels of a process were declared
 	// Params are the parameters in the CUDA source, once tests have found them; none if they are
 	// not known.

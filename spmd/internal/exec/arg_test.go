@@ -25,7 +25,7 @@ func TestEachOnce(t *testing.T) {
 		{"a struct", []Arg{number(100), buffer(100), {Kind: StructArg, N: 8}}, 1, 0},
 		{"not known", []Arg{number(100), buffer(100)}, 0, 0},
 	} {
-		if got := EachOnce(tc.args, tc.dims); got != tc.want {
+		if got := Args(tc.args).EachOnce(tc.dims); got != tc.want {
 			t.Errorf("%s: %d bytes, want %d", tc.name, got, tc.want)
 		}
 	}

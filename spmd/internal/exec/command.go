@@ -44,9 +44,9 @@ type Command struct {
 	Bits     elem.Bits
 	Hosted   bool // the host addresses Dst
 	Place    Place
-	Kernel   *Kernel
+	Kernel   *Code
 	Grid     Grid
-	Args     []Arg // the slot's own
+	Args     Args // the slot's own
 	Library  *Library
 	Func     func() error
 	Capture  *Capture
@@ -71,7 +71,7 @@ func (c *Command) Describe() (class trace.Class, name string, bytes int) {
 	case DoPrefetch:
 		return trace.Copy, "Prefetch", c.N
 	case DoKernel:
-		return trace.Compute, c.Kernel.Name, EachOnce(c.Args, c.Kernel.Source.Indices)
+		return trace.Compute, c.Kernel.Name, c.Args.EachOnce(c.Kernel.Source.Indices)
 	case DoLibrary:
 		if c.Library.Describe != nil {
 			name, bytes = c.Library.Describe(c.Args)

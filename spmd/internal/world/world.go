@@ -40,7 +40,7 @@ import (
 type Start struct {
 	Config job.Flags
 	Flags  *pflag.FlagSet // of the command line, which has set Config; nil if there is none
-	Fill   *exec.Kernel   // fills memory of a GPU, and memory that it shares with the host
+	Fill   *exec.Code     // fills memory of a GPU, and memory that it shares with the host
 }
 
 // World is this rank's place in the job.

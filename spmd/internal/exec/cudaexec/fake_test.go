@@ -54,7 +54,7 @@ func world(t *testing.T, index int) *CUDA {
 	t.Helper()
 	g, err := Open(index)
 	must(t, err)
-	d := NewDevice(g, &exec.Kernel{Name: "fill"}, control.NewTickets(), func(error) {})
+	d := NewDevice(g, &exec.Code{Name: "fill"}, control.NewTickets(), func(error) {})
 	must(t, d.OpenStaging())
 	t.Cleanup(func() { must(t, d.Close()) })
 	return d

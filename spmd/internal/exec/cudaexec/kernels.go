@@ -38,7 +38,7 @@ func (f *function) raise(bytes int) error {
 }
 
 // fits reports whether arguments are what the source of k has as parameters.
-func (f *function) fits(k *exec.Kernel, args []exec.Arg) error {
+func (f *function) fits(k *exec.Code, args []exec.Arg) error {
 	if !f.known {
 		return nil
 	}
@@ -60,7 +60,7 @@ func (f *function) fits(k *exec.Kernel, args []exec.Arg) error {
 }
 
 // on returns k on the GPU; nil if it is not there yet.
-func (g *GPU) on(k *exec.Kernel) *function {
+func (g *GPU) on(k *exec.Code) *function {
 	if list := g.functions.Load(); list != nil && k.ID < len(*list) {
 		return (*list)[k.ID]
 	}
@@ -69,7 +69,7 @@ func (g *GPU) on(k *exec.Kernel) *function {
 
 // function returns k on the GPU. A kernel that was declared after the world was
 // opened is compiled now, by each rank.
-func (g *GPU) function(k *exec.Kernel) (*function, error) {
+func (g *GPU) function(k *exec.Code) (*function, error) {
 	if f := g.on(k); f != nil {
 		return f, nil
 	}
@@ -102,7 +102,7 @@ func (g *GPU) function(k *exec.Kernel) (*function, error) {
 }
 
 // moduleOf returns the program that has k, which it compiles if need be. The caller holds g.mu.
-func (g *GPU) moduleOf(k *exec.Kernel) (*module, error) {
+func (g *GPU) moduleOf(k *exec.Code) (*module, error) {
 	m := g.modules[k.Source.Key()]
 	if m != nil && !m.has(k.Name) {
 		// An instance of a template that the program was compiled without.
@@ -118,7 +118,7 @@ func (g *GPU) moduleOf(k *exec.Kernel) (*module, error) {
 }
 
 // compileOne compiles the source of k for k alone. The caller holds g.mu.
-func (g *GPU) compileOne(k *exec.Kernel, key string) (*module, error) {
+func (g *GPU) compileOne(k *exec.Code, key string) (*module, error) {
 	image, err := g.compile(nvrtc.DefaultCache(), &k.Source)
 	if err != nil {
 		return nil, fmt.Errorf("kernel %s: %w", k.Name, err)

@@ -41,7 +41,7 @@ func partsOfGraph(t *testing.T, env, why string) {
 	must(t, err)
 	tr := trace.New(trace.Options{Summary: true, Parts: true})
 	tr.Thread("calls")
-	d := NewDevice(g, &exec.Kernel{Name: "fill"}, control.NewTickets(), func(error) {})
+	d := NewDevice(g, &exec.Code{Name: "fill"}, control.NewTickets(), func(error) {})
 	var said bytes.Buffer
 	log := zerolog.New(&said)
 	d.Log, d.Trace = &log, tr
@@ -57,7 +57,7 @@ func partsOfGraph(t *testing.T, env, why string) {
 				return q.(*Queue).h.LaunchEarly(f, one, one, 0, nil)
 			}
 			return q.(*Queue).h.Launch(f, one, one, 0, nil)
-		}, Describe: func([]exec.Arg) (string, int) { return name, 1000 * seconds }}
+		}, Describe: func(exec.Args) (string, int) { return name, 1000 * seconds }}
 	}
 	three, five := library("three", 3), library("five", 5)
 	call := func(q *Queue, l *exec.Library, early int) {

@@ -28,7 +28,7 @@ var notEmulated sync.Map
 
 // emulates reports whether a kernel with these arguments can run from its source: addresses in it
 // must point to buffers.
-func emulates(k *exec.Kernel, args []exec.Arg) bool {
+func emulates(k *exec.Code, args []exec.Arg) bool {
 	if _, no := notEmulated.Load(k); no || k.Source.Text == "" {
 		return false
 	}
@@ -47,7 +47,7 @@ func emulates(k *exec.Kernel, args []exec.Arg) bool {
 }
 
 // compareKernel runs a kernel both ways. It fails if they differ.
-func compareKernel(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
+func compareKernel(k *exec.Code, grid exec.Grid, args []exec.Arg) error {
 	host := func(args []exec.Arg) error { return exec.GuardKernel(k.Name, func() error { return k.Host(args) }) }
 	if !emulates(k, args) {
 		return host(args)

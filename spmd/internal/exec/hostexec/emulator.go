@@ -22,7 +22,7 @@ type Emulator struct {
 func NewEmulator() *Emulator { return &Emulator{programs: map[string]*kernels.Emulated{}} }
 
 // program returns the program of a kernel.
-func (e *Emulator) program(k *exec.Kernel) (*kernels.Emulated, error) {
+func (e *Emulator) program(k *exec.Code) (*kernels.Emulated, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	key := k.Source.Key()
@@ -49,7 +49,7 @@ func (e *Emulator) program(k *exec.Kernel) (*kernels.Emulated, error) {
 }
 
 // Launch runs a kernel, its blocks on the cores of this rank.
-func (e *Emulator) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
+func (e *Emulator) Launch(k *exec.Code, grid exec.Grid, args []exec.Arg) error {
 	p, err := e.program(k)
 	if err != nil {
 		return err

@@ -16,7 +16,7 @@ var described sync.Map
 
 // params returns the parameters of k in its CUDA source. They are not known without a source or a
 // compiler, or if the source is for NVIDIA's alone.
-func params(k *exec.Kernel) (list []kernels.Param, known bool) {
+func params(k *exec.Code) (list []kernels.Param, known bool) {
 	if k.Source.Text == "" {
 		return nil, false
 	}
@@ -43,7 +43,7 @@ func params(k *exec.Kernel) (list []kernels.Param, known bool) {
 
 // Fits says why arguments are not the parameters that k has in its CUDA source, as far as these are
 // known.
-func Fits(k *exec.Kernel, args []exec.Arg) error {
+func Fits(k *exec.Code, args []exec.Arg) error {
 	found := k.Params.Load()
 	if found == nil {
 		list, _ := params(k)

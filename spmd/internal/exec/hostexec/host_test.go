@@ -299,7 +299,7 @@ func TestNear(t *testing.T) {
 	compute := func() {
 		c, err := q.Begin(exec.DoKernel)
 		must(t, err)
-		c.Kernel = &exec.Kernel{Name: "nothing", Host: func([]exec.Arg) error { return nil }}
+		c.Kernel = &exec.Code{Name: "nothing", Host: func(exec.Args) error { return nil }}
 		must(t, q.Enqueue(c))
 	}
 	do(t, q, func() error { return nil })
