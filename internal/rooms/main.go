@@ -89,7 +89,7 @@ func draw(pkgs []pkg) string {
 // lines puts names of packages on lines of a box. Packages of one folder stand together, behind the
 // folder's name. A folder with many packages shows their number.
 func lines(names []string) []string {
-	const most, many = 48, 12 // bytes of a line, packages
+	const most, many = 48, 20 // bytes of a line, packages
 	slices.Sort(names)
 	count := map[string]int{}
 	for _, name := range names {

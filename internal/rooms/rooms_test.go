@@ -241,12 +241,12 @@ func TestPage(t *testing.T) {
 // Packages of one folder share lines. A folder of many shows only their number.
 func TestLines(t *testing.T) {
 	few, many := []string{"b/y", "a", "b/x"}, []string{"c/other"}
-	for _, base := range strings.Split("abcdefghijklm", "") {
+	for _, base := range strings.Split("abcdefghijklmnopqrstu", "") {
 		many = append(many, "d/"+base)
 	}
 	for _, tc := range []struct{ names, want []string }{
 		{few, []string{"a", "b/x, y"}},
-		{many, []string{"c/other", "d (13)"}},
+		{many, []string{"c/other", "d (21)"}},
 	} {
 		if got := lines(slices.Clone(tc.names)); !slices.Equal(got, tc.want) {
 			t.Errorf("%q are drawn as %q, want %q", tc.names, got, tc.want)
