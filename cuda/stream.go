@@ -4,6 +4,7 @@ import (
 	"math"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -11,7 +12,8 @@ import (
 type Stream struct {
 	d      *Device
 	h      unsafe.Pointer
-	locked bool // the capturing goroutine is tied to its thread
+	locked bool        // the capturing goroutine is tied to its thread
+	joined atomic.Bool // the next launch also waits for an event
 }
 
 // NewStream makes a stream that does not wait for the legacy default stream. Priorities gives the
@@ -68,6 +70,7 @@ func (s *Stream) Synchronize() error {
 // Wait makes later commands on s wait for the last record of e; the host does not wait. An event
 // that was never recorded is no reason to wait. Source: cuda.h, cuStreamWaitEvent.
 func (s *Stream) Wait(e *Event) error {
+	s.joined.Store(true)
 	return check("cuStreamWaitEvent", sysStreamWait(s, e))
 }
 
@@ -149,8 +152,10 @@ func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []
 //
 // It is Launch if the device or the driver cannot do that: before compute capability 9.0 or CUDA
 // 12.3. It is also Launch for a function that Load was not called for, or that was compiled for an
-// older architecture without griddepcontrol. Source: cuda.h, cuLaunchKernelEx with
-// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX ISA, griddepcontrol.
+// older architecture without griddepcontrol, and for the first kernel behind a Wait. In a capture
+// several kernels may be ahead of that one, and griddepcontrol.wait does not wait for all of them.
+// Source: cuda.h, cuLaunchKernelEx with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX
+// ISA, griddepcontrol.
 func (s *Stream) LaunchEarly(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
 	shape := Shape{Blocks: blocks, Threads: threads, Shared: shared, Programmatic: true}
 	return s.launch(f, &shape, args, nil, len(args))
@@ -174,7 +179,9 @@ func (s *Stream) LaunchShape(f *Function, g *Shape, words []uint64, at []uint32)
 
 func (s *Stream) launch(f *Function, g *Shape, words []uint64, at []uint32, n int) error {
 	op := "cuLaunchKernel"
-	if g.Programmatic && f.early || g.Cluster[0] != 0 {
+	joined := s.joined.Load()
+	early := g.Programmatic && f.early && !joined
+	if early || g.Cluster[0] != 0 {
 		op = "cuLaunchKernelEx"
 	}
 	all := g.Shared
@@ -190,8 +197,11 @@ func (s *Stream) launch(f *Function, g *Shape, words []uint64, at []uint32, n in
 	if n > maxArgs {
 		return refused(op, "%s: %d arguments, at most %d", f.name, n, maxArgs)
 	}
-	if status := sysLaunch(s, f, g, words, at, n); status != 0 {
+	if status := sysLaunch(s, f, g, early, words, at, n); status != 0 {
 		return failed(op, status, f.launchText(g))
+	}
+	if joined {
+		s.joined.Store(false)
 	}
 	return nil
 }

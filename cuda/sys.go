@@ -193,12 +193,12 @@ func sysFill(s *Stream, dst unsafe.Pointer, size int, v uint32, n int) int {
 	return int(C.fill(addr(s.d.ctx), addr(s.h), addr(dst), C.int(size), C.uint32_t(v), C.size_t(n)))
 }
 
-func sysLaunch(s *Stream, f *Function, g *Shape, words []uint64, at []uint32, n int) int {
+func sysLaunch(s *Stream, f *Function, g *Shape, early bool, words []uint64, at []uint32, n int) int {
 	c := C.struct_shape{shared: C.uint(g.Shared)}
 	for i := range 3 {
 		c.blocks[i], c.threads[i], c.cluster[i] = C.uint(g.Blocks[i]), C.uint(g.Threads[i]), C.uint(g.Cluster[i])
 	}
-	if g.Programmatic && f.early {
+	if early {
 		c.early = 1
 	}
 	return int(C.launch(addr(s.d.ctx), addr(s.h), addr(f.h), c, (*C.uint64_t)(unsafe.SliceData(words)),

@@ -94,6 +94,9 @@ func partsOfGraph(t *testing.T, env, why string) {
 	must(t, capture.End(true))
 	call(a, five, 0) // and once outside of it
 	must(t, a.End().Wait())
+	if got := tr.Summary(0, nil, nil).Works["five"].Count; got != 1 {
+		t.Errorf("after the wait the summary has five %d times, want once", got)
+	}
 	for i := range replays {
 		q := []*Queue{a, b}[i%2]
 		must(t, capture.Launch(q))

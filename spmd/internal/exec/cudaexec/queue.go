@@ -317,6 +317,7 @@ func (q *Queue) Wait(seq uint64) {
 	m.users--
 	if done && !m.gone {
 		q.pass(m.seq)
+		q.read()
 	} else {
 		q.release(m)
 	}
@@ -354,6 +355,7 @@ func (q *Queue) spin(e *cuda.Event, seq uint64) bool {
 			if seq != 0 {
 				q.mu.Lock()
 				q.pass(seq)
+				q.read()
 				q.mu.Unlock()
 			}
 			return true

@@ -280,12 +280,14 @@ func (q *Queue) note(r *record) {
 
 // catchUp notes the commands that have run on a queue that nobody enqueues on.
 func (q *Queue) catchUp() {
-	if q.timing.events == nil {
-		return
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.closed {
+	q.read()
+}
+
+// read notes the timed commands that are known to have run. The caller holds q.mu.
+func (q *Queue) read() {
+	if q.timing.events != nil && !q.closed {
 		q.harvest(false)
 	}
 }
