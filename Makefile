@@ -59,12 +59,13 @@ build: deps
 	go build -ldflags="-X lockstep/internal/process.stamped=$(COMMIT)" -o bin/ $(addprefix ./apps/,$(APPS)) ./launch ./launch/launch-probe
 
 # Tests that may run beside others mostly wait: for a program to start, to hang, to be ended. So do whole packages, of
-# which three run at a time. Without tables for a debugger a test links in half the time. What go vet finds is for make
+# which four run at a time. Without tables for a debugger a test links in half the time. What go vet finds is for make
 # lint, which looks for more than go test would. The packages that wait the longest begin first, beside those that
 # compute. Compiler, linker and tests take a tenth less of the processors where garbage is collected less often, and a
 # start of ranks a tenth less where Open MPI does not look for other networks than the one that it would find.
 # No test has a limit but that of a hang: 30 minutes are for a machine that is slow and busy.
-TESTS = -count=1 -p 3 -parallel 8 -timeout 30m -vet=off -ldflags=-w ./spmd ./apps/train ./apps/train/trainer ./...
+TESTS = -count=1 -p 4 -parallel 8 -timeout 30m -vet=off -ldflags=-w ./spmd ./launch/plan ./spmd/internal/watch ./apps/train \
+	./apps/train/trainer ./...
 QUICK := test test-all test-load test-costs
 $(QUICK): export GOGC ?= 400
 $(QUICK): export OMPI_MCA_pml ?= ob1

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -58,10 +59,14 @@ func logOf(t *testing.T) func() []string {
 	}
 }
 
+// openFake opens the first device. The test stays on its thread: the first call of any other
+// thread makes the context current.
 func openFake(t *testing.T) *Device {
 	t.Helper()
 	d := try(Open(0))(t)
+	runtime.LockOSThread()
 	t.Cleanup(func() {
+		runtime.UnlockOSThread()
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}
