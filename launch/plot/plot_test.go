@@ -71,7 +71,7 @@ func TestFlags(t *testing.T) {
 		"--y residual --log y --overwrite": "1 points are not above 0, and not on a logarithmic axis\n" + out + "\n",
 		"--log z":                          "--log z: want x, y or xy",
 		"--y loss":                         "--y loss: no run has it; there are: ms, step, residual",
-		"--y ms":                           "nothing to draw: no line has step and one of ms",
+		"--y ms --overwrite":               "nothing to draw: no line has step and one of ms",
 		"--y residual,ms --log y --overwrite": "not drawn: ms, which no line has together with step " +
 			"(--x line draws all)\n" +
 			"1 points are not above 0, and not on a logarithmic axis\n" + out + "\n",
