@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // divisionRanks are the ranks of every way to divide a run. divisionSteps are the steps whose
@@ -49,26 +49,26 @@ func (d division) flags(ranks int) []string {
 // also compares the memory that each run announced with what its buffers then took.
 func (b *bench) division() error {
 	text := filepath.Join(b.Dir, "division.txt")
-	if err := os.WriteFile(text, []byte(harness.Numbers(100_000)), 0o666); err != nil {
+	if err := os.WriteFile(text, []byte(measure.Numbers(100_000)), 0o666); err != nil {
 		return err
 	}
-	run := func(d division, steps int, more ...string) ([]harness.TrainStep, harness.TrainStep, error) {
+	run := func(d division, steps int, more ...string) ([]measure.TrainStep, measure.TrainStep, error) {
 		flags := slices.Concat([]string{b.Program("train"), "--device", "host", "--data", text, "--layers", "5",
 			"--heads", "4", "--channels", "64", "--batch", "2", "--global-batch", "16", "--val-batches", "0",
 			"--sample", "0", "--json", "-", "--log-level", "warn", "--steps", strconv.Itoa(steps)},
 			d.flags(divisionRanks), more)
-		out, err := harness.Output(harness.MPIRun(divisionRanks, flags...)...)
+		out, err := measure.Output(measure.MPIRun(divisionRanks, flags...)...)
 		if err != nil {
-			return nil, harness.TrainStep{}, err
+			return nil, measure.TrainStep{}, err
 		}
-		lines, err := harness.Exactly[harness.TrainStep](out, steps+1)
+		lines, err := measure.Exactly[measure.TrainStep](out, steps+1)
 		if err != nil {
-			return nil, harness.TrainStep{}, err
+			return nil, measure.TrainStep{}, err
 		}
 		return lines[:steps], lines[steps], nil
 	}
 	differ, memory := map[string]float64{}, map[string]float64{}
-	var plain []harness.TrainStep
+	var plain []measure.TrainStep
 	for _, d := range divisions(divisionRanks) {
 		what := strings.Join(d.flags(divisionRanks), " ")
 		steps, summary, err := run(d, divisionSteps, "--dtype", "float32")
@@ -102,14 +102,14 @@ func (b *bench) division() error {
 		for _, v := range r.parts {
 			worst = max(worst, v)
 		}
-		b.Limit(harness.Row{What: r.what, Ranks: divisionRanks, Ours: worst, Unit: r.unit, Goal: r.goal,
+		b.Limit(measure.Row{What: r.what, Ranks: divisionRanks, Ours: worst, Unit: r.unit, Goal: r.goal,
 			Parts: r.parts})
 	}
 	return nil
 }
 
 // largestDifference returns the largest difference of two runs' losses in the same step.
-func largestDifference(a, b []harness.TrainStep) float64 {
+func largestDifference(a, b []measure.TrainStep) float64 {
 	worst := 0.0
 	for i := range a {
 		worst = max(worst, math.Abs(a[i].Loss-b[i].Loss))

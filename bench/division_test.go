@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // Every D x M x P with every mode is there once, plain data parallel first.
@@ -28,9 +28,9 @@ func TestDivisions(t *testing.T) {
 }
 
 func TestLargestDifference(t *testing.T) {
-	losses := func(all ...float64) (steps []harness.TrainStep) {
+	losses := func(all ...float64) (steps []measure.TrainStep) {
 		for _, x := range all {
-			steps = append(steps, harness.TrainStep{Loss: x})
+			steps = append(steps, measure.TrainStep{Loss: x})
 		}
 		return steps
 	}
@@ -41,7 +41,7 @@ func TestLargestDifference(t *testing.T) {
 		t.Errorf("a loss that is no number differs by %v", got)
 	}
 	for peak, want := range map[int]float64{100: 0, 110: 0.1, 90: 0.1} {
-		if got := (harness.TrainStep{Needs: 100, Peak: peak}).Unforeseen(); math.Abs(got-want) > 1e-12 {
+		if got := (measure.TrainStep{Needs: 100, Peak: peak}).Unforeseen(); math.Abs(got-want) > 1e-12 {
 			t.Errorf("%d of 100 bytes: %v, want %v", peak, got, want)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 )
 
@@ -31,7 +30,7 @@ func (b *bench) enqueue() error {
 	}
 	for _, n := range b.jobs() {
 		if err := b.hostTime(n, "enqueue", "an all-reduce of 8 bytes on a stream", "ncclAllReduce from C",
-			harness.MPIRun(n, program)); err != nil {
+			measure.MPIRun(n, program)); err != nil {
 			return err
 		}
 	}
@@ -40,7 +39,7 @@ func (b *bench) enqueue() error {
 
 // launch compares the launch of a kernel with cuLaunchKernel called from C.
 func (b *bench) launch() error {
-	program, err := b.C("launch", append([]string{harness.CC()}, cuda("-lcuda")...)...)
+	program, err := b.C("launch", append([]string{measure.CC()}, cuda("-lcuda")...)...)
 	if err != nil {
 		return err
 	}
@@ -50,8 +49,8 @@ func (b *bench) launch() error {
 // hostTime compares the host's time for a call, and counts its allocations. The best turn of each
 // side counts: a process that the system puts far from its GPU is slow from start to end, by more
 // than the difference of the sides.
-func (b *bench) hostTime(ranks int, measure, what, peer string, program []string) error {
-	rank, err := b.Rank(ranks, measure)
+func (b *bench) hostTime(ranks int, call, what, peer string, program []string) error {
+	rank, err := b.Rank(ranks, call)
 	if err != nil {
 		return err
 	}
@@ -60,9 +59,9 @@ func (b *bench) hostTime(ranks int, measure, what, peer string, program []string
 		return err
 	}
 	theirs, ours := slices.Min(theirUS), slices.Min(ourUS)
-	b.CompareTimes(harness.Row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us",
-		Goal: (theirs + harness.HostOverhead) / theirs}, peer, theirs)
-	b.Limit(harness.Row{What: "Go allocations of " + what, Ranks: ranks, Ours: float64(worst.Allocs),
+	b.CompareTimes(measure.Row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us",
+		Goal: (theirs + measure.HostOverhead) / theirs}, peer, theirs)
+	b.Limit(measure.Row{What: "Go allocations of " + what, Ranks: ranks, Ours: float64(worst.Allocs),
 		Unit: "allocations", Goal: 0})
 	return nil
 }
@@ -82,11 +81,11 @@ func (b *bench) startup() error {
 		}
 		var runs []run
 		for i := range b.Rounds + 1 {
-			out, log, err := harness.Outputs(nil, cmd...)
+			out, log, err := measure.Outputs(nil, cmd...)
 			if err != nil {
 				return err
 			}
-			total, err := harness.Exactly[measure.Started](out, 1)
+			total, err := measure.Exactly[measure.Started](out, 1)
 			if err != nil {
 				return fmt.Errorf("%v: %w", cmd, err)
 			}
@@ -100,7 +99,7 @@ func (b *bench) startup() error {
 		}
 		slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.total, b.total) })
 		r := runs[len(runs)/2]
-		b.Limit(harness.Row{What: "process start to the end of the first collective, warm", Ranks: n, Ours: r.total,
+		b.Limit(measure.Row{What: "process start to the end of the first collective, warm", Ranks: n, Ours: r.total,
 			Unit: "s", Goal: limit, Parts: r.parts})
 	}
 	return nil
@@ -109,7 +108,7 @@ func (b *bench) startup() error {
 // startupParts returns the parts of the startup, in s. Rank 0's log has them in ms in
 // its first line.
 func startupParts(log string) (map[string]float64, error) {
-	all, err := harness.Lines[struct {
+	all, err := measure.Lines[struct {
 		Startup map[string]float64 `json:"startup_ms"`
 	}](log)
 	if err != nil {
@@ -135,9 +134,9 @@ func (b *bench) replay() error {
 		if err != nil {
 			return err
 		}
-		r := harness.Row{What: fmt.Sprintf("failures of %d replays of a graph with collectives, and of the exit",
+		r := measure.Row{What: fmt.Sprintf("failures of %d replays of a graph with collectives, and of the exit",
 			measure.Replays), Ranks: n, Unit: "failures"}
-		if _, err := harness.Output(cmd...); err != nil {
+		if _, err := measure.Output(cmd...); err != nil {
 			r.Ours, failed = 1, err
 		}
 		b.Limit(r)
@@ -158,11 +157,11 @@ const lossSteps = 10
 // losses compares the losses of a short training on GPUs and on the host, from the same sequences.
 func (b *bench) losses() error {
 	data := filepath.Join(b.Dir, "numbers.txt")
-	if err := os.WriteFile(data, []byte(harness.Numbers(100_000)), 0o666); err != nil {
+	if err := os.WriteFile(data, []byte(measure.Numbers(100_000)), 0o666); err != nil {
 		return err
 	}
 	train := func(n int, flags ...string) ([]float64, error) {
-		out, err := harness.Output(harness.MPIRun(n,
+		out, err := measure.Output(measure.MPIRun(n,
 			append([]string{b.Program("train"), "--data", data, "--cache", b.Dir, "--steps", strconv.Itoa(lossSteps),
 				"--batch", "1", "--global-batch", "24", "--lr", "1e-3", "--val-batches", "0", "--sample", "0", "--json",
 				"-", "--log-level", "warn"}, flags...)...)...)
@@ -185,7 +184,7 @@ func (b *bench) losses() error {
 			for i := range want {
 				worst = max(worst, math.Abs(got[i]-want[i]))
 			}
-			b.Limit(harness.Row{What: fmt.Sprintf(
+			b.Limit(measure.Row{What: fmt.Sprintf(
 				"largest difference of a loss from the host's in float32, %s, %d steps", g.DType, lossSteps), Ranks: n,
 				Ours: worst, Unit: "nats", Goal: g.goal})
 		}
@@ -195,7 +194,7 @@ func (b *bench) losses() error {
 
 // stepLosses returns the losses of all steps that train printed.
 func stepLosses(out string) ([]float64, error) {
-	steps, err := harness.Steps(out, lossSteps)
+	steps, err := measure.Steps(out, lossSteps)
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +218,7 @@ func (b *bench) errors() error {
 		}
 		for n := 1; n <= len(b.GPUs); n++ {
 			env := []string{"LOCKSTEP_MEASURED=" + file, "SPMDTEST_DEVICE=cuda", "SPMDTEST_RANKS=" + strconv.Itoa(n)}
-			if _, _, err := harness.Outputs(env, "sh", "-c",
+			if _, _, err := measure.Outputs(env, "sh", "-c",
 				"cd "+t.folder+" && exec "+test+" -test.run '^"+t.name+"$'"); err != nil {
 				return err
 			}

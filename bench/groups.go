@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 )
 
@@ -25,26 +24,26 @@ type group struct {
 }
 
 var groups = []group{
-	{harness.HostSet, "allreduce", (*bench).allReduce},
-	{harness.HostSet, "pingpong", (*bench).pingPong},
-	{harness.HostSet, "ranks", (*bench).ranks},
-	{harness.HostSet, "watch", (*bench).watch},
-	{harness.HostSet, "reduce", (*bench).reduce},
-	{harness.HostSet, "matvec", (*bench).matvec},
-	{harness.HostSet, "stencil", (*bench).stencil},
-	{harness.HostSet, "gradients", (*bench).gradients},
-	{harness.HostSet, "learn", (*bench).learn},
-	{harness.HostSet, "division", (*bench).division},
-	{harness.HostSet, "restart", (*bench).restart},
-	{harness.HostSet, "train", (*bench).train},
-	{harness.HostSet, "seeing", (*bench).seeing},
-	{harness.GPUSet, "enqueue", (*bench).enqueue},
-	{harness.GPUSet, "launch", (*bench).launch},
-	{harness.GPUSet, "startup", (*bench).startup},
-	{harness.GPUSet, "replay", (*bench).replay},
-	{harness.GPUSet, "losses", (*bench).losses},
-	{harness.GPUSet, "errors", (*bench).errors},
-	{harness.GPUSet, "memcheck", (*bench).memcheck},
+	{measure.HostSet, "allreduce", (*bench).allReduce},
+	{measure.HostSet, "pingpong", (*bench).pingPong},
+	{measure.HostSet, "ranks", (*bench).ranks},
+	{measure.HostSet, "watch", (*bench).watch},
+	{measure.HostSet, "reduce", (*bench).reduce},
+	{measure.HostSet, "matvec", (*bench).matvec},
+	{measure.HostSet, "stencil", (*bench).stencil},
+	{measure.HostSet, "gradients", (*bench).gradients},
+	{measure.HostSet, "learn", (*bench).learn},
+	{measure.HostSet, "division", (*bench).division},
+	{measure.HostSet, "restart", (*bench).restart},
+	{measure.HostSet, "train", (*bench).train},
+	{measure.HostSet, "seeing", (*bench).seeing},
+	{measure.GPUSet, "enqueue", (*bench).enqueue},
+	{measure.GPUSet, "launch", (*bench).launch},
+	{measure.GPUSet, "startup", (*bench).startup},
+	{measure.GPUSet, "replay", (*bench).replay},
+	{measure.GPUSet, "losses", (*bench).losses},
+	{measure.GPUSet, "errors", (*bench).errors},
+	{measure.GPUSet, "memcheck", (*bench).memcheck},
 }
 
 func names() []string {
@@ -76,11 +75,11 @@ func (b *bench) turns(theirs, ours []string) (theirUS, ourUS []float64, worst me
 }
 
 func onePoint(cmd []string) (measure.Point, error) {
-	out, err := harness.Output(cmd...)
+	out, err := measure.Output(cmd...)
 	if err != nil {
 		return measure.Point{}, err
 	}
-	points, err := harness.Exactly[measure.Point](out, 1)
+	points, err := measure.Exactly[measure.Point](out, 1)
 	if err != nil {
 		return measure.Point{}, fmt.Errorf("%v: %w", cmd, err)
 	}
@@ -99,8 +98,8 @@ func (b *bench) watch() error {
 	if err != nil {
 		return err
 	}
-	b.CompareTimes(harness.Row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks",
-		Ranks: 2, Ours: harness.Median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", harness.Median(theirUS))
+	b.CompareTimes(measure.Row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks",
+		Ranks: 2, Ours: measure.Median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", measure.Median(theirUS))
 	return nil
 }
 
@@ -116,16 +115,16 @@ func (b *bench) allReduce() error {
 		if err != nil {
 			return err
 		}
-		theirUS, ourUS, _, err := b.turns(harness.MPIRun(2, program, size), rank)
+		theirUS, ourUS, _, err := b.turns(measure.MPIRun(2, program, size), rank)
 		if err != nil {
 			return err
 		}
-		theirs, ours := harness.Median(theirUS), harness.Median(ourUS)
+		theirs, ours := measure.Median(theirUS), measure.Median(ourUS)
 		goal := 1.05
 		if bytes == 8 {
 			goal = (theirs + 0.15) / theirs // at most 0.15 us more
 		}
-		b.CompareTimes(harness.Row{What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
+		b.CompareTimes(measure.Row{What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
 			Ours: ours, Unit: "us", Goal: goal}, "MPI_Allreduce from C", theirs)
 	}
 	return nil
@@ -139,19 +138,19 @@ func (b *bench) pingPong() error {
 		if err != nil {
 			return err
 		}
-		out, err := harness.Output(cmd...)
+		out, err := measure.Output(cmd...)
 		if err != nil {
 			return err
 		}
-		points, err := harness.Exactly[measure.Point](out, 2)
+		points, err := measure.Exactly[measure.Point](out, 2)
 		if err != nil {
 			return err
 		}
 		ours, theirs = append(ours, points[0].MedianUS), append(theirs, points[1].MedianUS)
 	}
-	b.CompareTimes(harness.Row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: harness.Median(ours), Unit: "us",
+	b.CompareTimes(measure.Row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: measure.Median(ours), Unit: "us",
 		Goal: 1},
-		"gompi SendFloat64s and RecvPreallocFloat64s", harness.Median(theirs))
+		"gompi SendFloat64s and RecvPreallocFloat64s", measure.Median(theirs))
 	return nil
 }
 
@@ -161,25 +160,25 @@ func (b *bench) matvec() error { return b.bandwidth("matvec", 4*2_000*60_000) }
 
 // bandwidth compares an app on one rank with a C loop that reads as many bytes with all cores.
 func (b *bench) bandwidth(app string, bytes int) error {
-	readloop, err := b.C("readloop", harness.CC(), "-march=native", "-pthread")
+	readloop, err := b.C("readloop", measure.CC(), "-march=native", "-pthread")
 	if err != nil {
 		return err
 	}
 	var ours, theirs []float64
 	for range b.Rounds {
-		out, err := harness.Output(readloop, strconv.Itoa(bytes))
+		out, err := measure.Output(readloop, strconv.Itoa(bytes))
 		if err != nil {
 			return err
 		}
-		loop, err := harness.Exactly[struct{ GBps float64 }](out, 1)
+		loop, err := measure.Exactly[struct{ GBps float64 }](out, 1)
 		if err != nil {
 			return fmt.Errorf("readloop: %w", err)
 		}
-		out, err = harness.Output(b.Program(app), "--device", "host", "--json", "-", "--log-level", "warn")
+		out, err = measure.Output(b.Program(app), "--device", "host", "--json", "-", "--log-level", "warn")
 		if err != nil {
 			return err
 		}
-		r, err := harness.Exactly[struct {
+		r, err := measure.Exactly[struct {
 			GBps float64
 			OK   bool
 		}](out, 1)
@@ -191,8 +190,8 @@ func (b *bench) bandwidth(app string, bytes int) error {
 		}
 		ours, theirs = append(ours, r[0].GBps), append(theirs, loop[0].GBps)
 	}
-	b.CompareRates(harness.Row{What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()),
-		Ranks: 1, Ours: harness.Median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", harness.Median(theirs))
+	b.CompareRates(measure.Row{What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()),
+		Ranks: 1, Ours: measure.Median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", measure.Median(theirs))
 	return nil
 }
 
@@ -214,7 +213,7 @@ var errorGoals = []errorGoal{
 // gradients reports the largest errors that the tests of apps/train find.
 func (b *bench) gradients() error {
 	file := filepath.Join(b.Dir, "measured")
-	_, _, err := harness.Outputs([]string{"LOCKSTEP_MEASURED=" + file}, "go", "test", "-buildvcs=false", "-count=1",
+	_, _, err := measure.Outputs([]string{"LOCKSTEP_MEASURED=" + file}, "go", "test", "-buildvcs=false", "-count=1",
 		"-run", "^(TestReferenceGradients|TestModelAgainstReference|TestLossDoesNotDependOnRanks)$",
 		"./apps/train/traintest", "./apps/train/gpt", "./apps/train/trainer")
 	if err != nil {
@@ -238,7 +237,7 @@ func (b *bench) judge(file string, goals []errorGoal) error {
 		if !ok {
 			return fmt.Errorf("no test measured %q", g.what)
 		}
-		b.Limit(harness.Row{What: g.what, Ranks: g.ranks, Ours: v, Unit: "error", Goal: g.goal})
+		b.Limit(measure.Row{What: g.what, Ranks: g.ranks, Ours: v, Unit: "error", Goal: g.goal})
 	}
 	return nil
 }
@@ -263,12 +262,12 @@ func (b *bench) learn() error {
 	if err := b.learnModern(); err != nil {
 		return err
 	}
-	out, err := harness.Output(harness.MPIRun(4, b.Program("train"), "--device", "host", "--sample", "0", "--json", "-",
+	out, err := measure.Output(measure.MPIRun(4, b.Program("train"), "--device", "host", "--sample", "0", "--json", "-",
 		"--log-level", "warn")...)
 	if err != nil {
 		return err
 	}
-	steps, err := harness.Lines[harness.TrainStep](out)
+	steps, err := measure.Lines[measure.TrainStep](out)
 	if err != nil {
 		return err
 	}
@@ -277,31 +276,31 @@ func (b *bench) learn() error {
 	}
 	s := steps[len(steps)-1]
 	first := s.LossFirst - 5.545177
-	b.Limit(harness.Row{What: "first loss of the default training, distance from ln 256", Ranks: 4,
+	b.Limit(measure.Row{What: "first loss of the default training, distance from ln 256", Ranks: 4,
 		Ours: max(first, -first), Unit: "nats", Goal: 0.1})
-	b.Limit(harness.Row{What: "last loss of the default training", Ranks: 4, Ours: s.LossLast, Unit: "nats", Goal: 2.3})
+	b.Limit(measure.Row{What: "last loss of the default training", Ranks: 4, Ours: s.LossLast, Unit: "nats", Goal: 2.3})
 	return nil
 }
 
 // learnModern runs the training of make run.
 func (b *bench) learnModern() error {
 	start := time.Now()
-	out, err := harness.Output(harness.MPIRun(4, b.Program("train"), "--device", "host", "--model", "modern-tiny",
+	out, err := measure.Output(measure.MPIRun(4, b.Program("train"), "--device", "host", "--model", "modern-tiny",
 		"--steps", "300", "--json", "-", "--log-level", "warn")...)
 	if err != nil {
 		return err
 	}
 	took := time.Since(start).Seconds()
-	steps, err := harness.Lines[harness.TrainStep](out)
+	steps, err := measure.Lines[measure.TrainStep](out)
 	if err != nil {
 		return err
 	}
 	if len(steps) == 0 || !steps[len(steps)-1].Summary {
 		return fmt.Errorf("train printed no summary: %q", out)
 	}
-	b.Limit(harness.Row{What: "validation loss after make run", Ranks: 4, Ours: steps[len(steps)-1].ValLoss,
+	b.Limit(measure.Row{What: "validation loss after make run", Ranks: 4, Ours: steps[len(steps)-1].ValLoss,
 		Unit: "nats", Goal: 1.91})
-	b.Limit(harness.Row{What: "make run, when all is built", Ranks: 4, Ours: took, Unit: "s", Goal: 30})
+	b.Limit(measure.Row{What: "make run, when all is built", Ranks: 4, Ours: took, Unit: "s", Goal: 30})
 	return nil
 }
 
@@ -316,43 +315,43 @@ func (b *bench) train() error {
 		return err
 	}
 	const limit = 1100 // ms
-	r := harness.Row{What: "step of GPT-2 124M, B=4, T=64, float32", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit}
+	r := measure.Row{What: "step of GPT-2 124M, B=4, T=64, float32", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit}
 	if b.LLMC == "" {
 		b.Limit(r)
 	} else {
-		theirs, err := llmcSteps(b.LLMC, harness.TrainSteps)
+		theirs, err := llmcSteps(b.LLMC, measure.TrainSteps)
 		if err != nil {
 			return err
 		}
 		r.Goal = 0.2
 		b.CompareTimes(r, "llm.c train_gpt2.c, -Ofast -march=native -fopenmp",
-			harness.Median(theirs[harness.TrainDiscard:]))
+			measure.Median(theirs[measure.TrainDiscard:]))
 	}
 	if ours, err = b.trainStep(); err != nil {
 		return err
 	}
-	b.Limit(harness.Row{What: "step of train --model gpt2 --batch 4 --seq 64 (bytes, 86M)", Ranks: 1, Ours: ours,
+	b.Limit(measure.Row{What: "step of train --model gpt2 --batch 4 --seq 64 (bytes, 86M)", Ranks: 1, Ours: ours,
 		Unit: "ms", Goal: limit})
 	return nil
 }
 
 // trainStep returns the median time of a step, in ms.
 func (b *bench) trainStep(flags ...string) (float64, error) {
-	out, err := harness.Output(append([]string{b.Program("train"), "--device", "host", "--model", "gpt2", "--batch",
-		"4", "--seq", "64", "--steps", strconv.Itoa(harness.TrainSteps), "--val-batches", "0", "--sample", "0",
+	out, err := measure.Output(append([]string{b.Program("train"), "--device", "host", "--model", "gpt2", "--batch",
+		"4", "--seq", "64", "--steps", strconv.Itoa(measure.TrainSteps), "--val-batches", "0", "--sample", "0",
 		"--json", "-", "--log-level", "warn"}, flags...)...)
 	if err != nil {
 		return 0, err
 	}
-	steps, err := harness.Steps(out, harness.TrainSteps)
+	steps, err := measure.Steps(out, measure.TrainSteps)
 	if err != nil {
 		return 0, err
 	}
 	var ms []float64
-	for _, s := range steps[harness.TrainDiscard:] {
+	for _, s := range steps[measure.TrainDiscard:] {
 		ms = append(ms, s.MS)
 	}
-	return harness.Median(ms), nil
+	return measure.Median(ms), nil
 }
 
 // llmcSteps returns the times of the first n steps of llm.c's program, in ms. It then ends the

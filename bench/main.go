@@ -30,10 +30,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 	"lockstep/bench/sweep"
-	"lockstep/bench/training"
 	"lockstep/internal/cli"
 	"lockstep/spmd/runfolder"
 )
@@ -55,15 +53,15 @@ func main() {
 		case "sweep-rank":
 			run = func() error { measure.Collectives(); return nil }
 		case "train":
-			run = training.Command
+			run = trainCommand
 		case "loss":
-			run = training.Loss
+			run = lossCommand
 		case "ttl":
-			run = training.TTL
+			run = ttlCommand
 		case "model":
 			run = sweep.Model
 		case "gemm":
-			run = training.Gemm
+			run = gemmCommand
 		default:
 			os.Args = slices.Insert(os.Args, 1, "")
 		}
@@ -76,29 +74,29 @@ func main() {
 }
 
 // bench is one run of this command without a subcommand.
-type bench struct{ harness.Harness }
+type bench struct{ measure.Harness }
 
 func runner() error {
 	var only []string
 	var b bench
 	fs := pflag.NewFlagSet("bench", pflag.ExitOnError)
 	fs.StringSliceVar(&only, "only", nil,
-		"what to run: "+strings.Join(harness.Sets, ", ")+", or groups: "+strings.Join(names(), ", ")+" (default all)")
+		"what to run: "+strings.Join(measure.Sets, ", ")+", or groups: "+strings.Join(names(), ", ")+" (default all)")
 	fs.StringVar(&b.Out, "out", "bench/results",
 		"`DIR` for host.jsonl and gpu.jsonl; rows of groups that are not run are kept")
 	fs.StringVar(&b.Bin, "bin", "bin", "`DIR` of the built programs reduce, matvec, stencil and train")
 	fs.StringVar(&b.CSources, "c-sources", "bench/c", "`DIR` of the C programs' sources")
 	fs.StringVar(&b.Commit, "commit", "", "what the programs were built from (default what git says here)")
-	fs.IntVar(&b.Rounds, "rounds", harness.DefaultRounds, "turns of each side; the median counts")
+	fs.IntVar(&b.Rounds, "rounds", measure.DefaultRounds, "turns of each side; the median counts")
 	fs.StringVar(&b.LLMC, "llmc", "",
 		"llm.c's train_gpt2, built for this machine, to compare training with; it is run in its folder")
-	if err := harness.Parse(fs); err != nil {
+	if err := measure.Parse(fs); err != nil {
 		return err
 	}
 	for _, o := range only {
-		if !slices.Contains(names(), o) && !slices.Contains(harness.Sets, o) {
+		if !slices.Contains(names(), o) && !slices.Contains(measure.Sets, o) {
 			return fmt.Errorf("--only %s: want %s, %s",
-				o, strings.Join(harness.Sets, ", "), strings.Join(names(), ", "))
+				o, strings.Join(measure.Sets, ", "), strings.Join(names(), ", "))
 		}
 	}
 	if b.Rounds < 1 {
@@ -110,9 +108,9 @@ func runner() error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	context.AfterFunc(ctx, stop) // the next signal ends this process
-	harness.Interrupted = ctx
+	measure.Interrupted = ctx
 	var failed []error
-	for _, set := range harness.Sets {
+	for _, set := range measure.Sets {
 		if err := b.runSet(set, only); err != nil {
 			failed = append(failed, err)
 		}
@@ -131,12 +129,12 @@ func (b *bench) runSet(set string, only []string) error {
 	switch {
 	case len(run) == 0:
 		return nil
-	case set == harness.GPUSet && len(b.GPUs) == 0:
+	case set == measure.GPUSet && len(b.GPUs) == 0:
 		fmt.Fprintf(os.Stderr, "bench: %s is skipped: %s\n", set, b.WhyNoGPU)
 		return nil
 	}
 	file := filepath.Join(b.Out, set+".jsonl")
-	rows, err := harness.ReadRows(file)
+	rows, err := measure.ReadRows(file)
 	if err != nil {
 		return err
 	}
@@ -144,7 +142,7 @@ func (b *bench) runSet(set string, only []string) error {
 	defer b.Doing.Done()
 	measured := 0
 	for i, g := range run {
-		if harness.Interrupted.Err() != nil {
+		if measure.Interrupted.Err() != nil {
 			failed = append(failed, fmt.Errorf("interrupted: what had been measured before is in %s", file))
 			break
 		}
@@ -156,26 +154,26 @@ func (b *bench) runSet(set string, only []string) error {
 			failed = append(failed, fmt.Errorf("%s: %w", g.name, err))
 		}
 		rows = merge(rows, b.Rows, g.name, err == nil)
-		if err := harness.WriteRows(file, rows); err != nil {
+		if err := measure.WriteRows(file, rows); err != nil {
 			return errors.Join(append(failed, err)...)
 		}
 	}
 	b.Doing.Done()
-	harness.Print(rows)
+	measure.Print(rows)
 	return errors.Join(failed...)
 }
 
 // merge puts the new rows of a group among the others, in the order of groups. A group that
 // ended well keeps only its new rows. A group that failed keeps the old rows that it did not
 // measure again.
-func merge(rows, measured []harness.Row, name string, whole bool) []harness.Row {
-	rows = slices.DeleteFunc(slices.Clone(rows), func(r harness.Row) bool {
+func merge(rows, measured []measure.Row, name string, whole bool) []measure.Row {
+	rows = slices.DeleteFunc(slices.Clone(rows), func(r measure.Row) bool {
 		return r.Bench == name && (whole ||
-			slices.ContainsFunc(measured, func(m harness.Row) bool { return m.What == r.What }))
+			slices.ContainsFunc(measured, func(m measure.Row) bool { return m.What == r.What }))
 	})
 	rows = append(rows, measured...)
 	place := names()
-	slices.SortStableFunc(rows, func(a, b harness.Row) int {
+	slices.SortStableFunc(rows, func(a, b measure.Row) int {
 		return cmp.Compare(slices.Index(place, a.Bench), slices.Index(place, b.Bench))
 	})
 	return rows

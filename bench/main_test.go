@@ -6,9 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 	"lockstep/bench/sweep"
-	"lockstep/bench/training"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -16,18 +15,18 @@ func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
 // A group that failed keeps the rows that were not measured again. The groups stay in their order.
 func TestMerge(t *testing.T) {
-	old := []harness.Row{{Bench: "allreduce", What: "a"}, {Bench: "reduce", What: "b"}, {Bench: "reduce", What: "c"},
+	old := []measure.Row{{Bench: "allreduce", What: "a"}, {Bench: "reduce", What: "b"}, {Bench: "reduce", What: "c"},
 		{Bench: "train", What: "d"}}
 	for _, tc := range []struct {
 		name     string
-		measured []harness.Row
+		measured []measure.Row
 		whole    bool
 		want     string
 	}{
-		{"reduce", []harness.Row{{Bench: "reduce", What: "c", Ours: 1}}, true, "a0 c1 d0"},
-		{"reduce", []harness.Row{{Bench: "reduce", What: "c", Ours: 1}}, false, "a0 b0 c1 d0"},
+		{"reduce", []measure.Row{{Bench: "reduce", What: "c", Ours: 1}}, true, "a0 c1 d0"},
+		{"reduce", []measure.Row{{Bench: "reduce", What: "c", Ours: 1}}, false, "a0 b0 c1 d0"},
 		{"reduce", nil, false, "a0 b0 c0 d0"},
-		{"pingpong", []harness.Row{{Bench: "pingpong", What: "e", Ours: 1}}, true, "a0 e1 b0 c0 d0"},
+		{"pingpong", []measure.Row{{Bench: "pingpong", What: "e", Ours: 1}}, true, "a0 e1 b0 c0 d0"},
 	} {
 		got := ""
 		for _, r := range merge(old, tc.measured, tc.name, tc.whole) {
@@ -108,8 +107,8 @@ func TestUnknownCommand(t *testing.T) {
 	args := os.Args
 	defer func() { os.Args = args }()
 	for command, run := range map[string]func() error{
-		"bench": runner, "bench sweep": sweep.Command, "bench train": training.Command, "bench loss": training.Loss,
-		"bench ttl": training.TTL,
+		"bench": runner, "bench sweep": sweep.Command, "bench train": trainCommand, "bench loss": lossCommand,
+		"bench ttl": ttlCommand,
 	} {
 		os.Args = []string{"bench", "foo"}
 		err := run()

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // The command reads the file of a sweep.
@@ -34,7 +34,7 @@ func TestModelCommand(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, errs, err := harness.Outputs([]string{"SPMDTEST_PROGRAM=1"},
+		out, errs, err := measure.Outputs([]string{"SPMDTEST_PROGRAM=1"},
 			append([]string{self, "model"}, tc.args...)...)
 		text := out + errs
 		if err != nil {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strconv"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // layouts are the ways to start four ranks: the number of processes, 0 without mpirun, and the
@@ -46,11 +46,11 @@ func (b *bench) ranks() error {
 }
 
 // layouts compares a collective over all layouts.
-func (b *bench) layouts(measure, what string, bytes int) error {
+func (b *bench) layouts(call, what string, bytes int) error {
 	us := make([][]float64, len(layouts))
 	for range b.Rounds {
 		for i, l := range layouts {
-			cmd, err := b.Rank(l.processes, measure, append([]string{"--bytes", strconv.Itoa(bytes)}, l.flags...)...)
+			cmd, err := b.Rank(l.processes, call, append([]string{"--bytes", strconv.Itoa(bytes)}, l.flags...)...)
 			if err != nil {
 				return err
 			}
@@ -62,7 +62,7 @@ func (b *bench) layouts(measure, what string, bytes int) error {
 		}
 	}
 	for i, l := range layouts[1:] {
-		b.CompareTimes(harness.Row{What: what + ", " + l.what, Ranks: 4, Ours: slices.Min(us[i+1]), Unit: "us",
+		b.CompareTimes(measure.Row{What: what + ", " + l.what, Ranks: 4, Ours: slices.Min(us[i+1]), Unit: "us",
 			Goal: l.goal},
 			layouts[0].what, slices.Min(us[0]))
 	}
@@ -82,12 +82,12 @@ func (b *bench) trainLayouts() error {
 			if err != nil {
 				return err
 			}
-			slices.SortFunc(steps, func(x, y harness.TrainStep) int { return cmp.Compare(x.MS, y.MS) })
+			slices.SortFunc(steps, func(x, y measure.TrainStep) int { return cmp.Compare(x.MS, y.MS) })
 			*side.ms = append(*side.ms, steps[len(steps)/8].MS) // the median of the faster quarter
 		}
 	}
-	b.CompareTimes(harness.Row{What: "step of the default training, 1 process of 2 ranks", Ranks: 2,
-		Ours: harness.Median(ours), Unit: "ms", Goal: 1.05},
-		"mpirun -np 2", harness.Median(theirs))
+	b.CompareTimes(measure.Row{What: "step of the default training, 1 process of 2 ranks", Ranks: 2,
+		Ours: measure.Median(ours), Unit: "ms", Goal: 1.05},
+		"mpirun -np 2", measure.Median(theirs))
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 	"lockstep/internal/launcher"
 )
 
@@ -27,16 +27,16 @@ const (
 // when training makes its next step, and compares the losses with those of an undisturbed run.
 func (b *bench) restart() error {
 	text := filepath.Join(b.Dir, "restart.txt")
-	if err := os.WriteFile(text, []byte(harness.Numbers(100_000)), 0o666); err != nil {
+	if err := os.WriteFile(text, []byte(measure.Numbers(100_000)), 0o666); err != nil {
 		return err
 	}
 	train := []string{b.Program("train"), "--device", "host", "--data", text, "--steps", strconv.Itoa(restartSteps),
 		"--val-batches", "0", "--sample", "0", "--json", "-"}
-	out, err := harness.Output(harness.MPIRun(restartRanks, append(train, "--log-level", "warn")...)...)
+	out, err := measure.Output(measure.MPIRun(restartRanks, append(train, "--log-level", "warn")...)...)
 	if err != nil {
 		return err
 	}
-	plain, err := harness.Steps(out, restartSteps)
+	plain, err := measure.Steps(out, restartSteps)
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (b *bench) restart() error {
 		k := &killing{now: time.Now, kill: func() error {
 			return killRank(b.Program("train"), folder, round%restartRanks)
 		}}
-		if err := harness.Follow(k.hear, run...); err != nil {
+		if err := measure.Follow(k.hear, run...); err != nil {
 			return err
 		}
 		worst, err := k.difference(plain)
@@ -61,13 +61,13 @@ func (b *bench) restart() error {
 	}
 	slices.SortFunc(rounds, func(x, y *killing) int { return cmp.Compare(x.took(), y.took()) })
 	slowest := rounds[len(rounds)-1]
-	b.Limit(harness.Row{What: "from kill -9 of a rank to the next step of training, launch run --restarts 3, " +
+	b.Limit(measure.Row{What: "from kill -9 of a rank to the next step of training, launch run --restarts 3, " +
 		"slowest round", Ranks: restartRanks,
 		Ours: slowest.took().Seconds(), Unit: "s", Goal: 10, Parts: map[string]float64{
 			"until the job has ended": slowest.ended.Sub(slowest.killed).Seconds(),
 			"from then on":            slowest.stepped.Sub(slowest.ended).Seconds(),
 			"median of the rounds":    rounds[len(rounds)/2].took().Seconds()}})
-	b.Limit(harness.Row{What: "largest difference of a loss from the undisturbed run, a rank killed and the job " +
+	b.Limit(measure.Row{What: "largest difference of a loss from the undisturbed run, a rank killed and the job " +
 		"started again", Ranks: restartRanks,
 		Ours: differ, Unit: "nats", Goal: 0})
 	return nil
@@ -81,7 +81,7 @@ type killing struct {
 	saved                  bool // there is a checkpoint to go on from
 	from                   int  // the step of the one that it went on from
 	killed, ended, stepped time.Time
-	steps                  []harness.TrainStep // of both starts
+	steps                  []measure.TrainStep // of both starts
 }
 
 // restarted matches launch run's line after a job has ended and before it starts again.
@@ -97,7 +97,7 @@ func (k *killing) hear(errs bool, line string) error {
 		}
 		return nil
 	}
-	all, err := harness.Lines[harness.TrainStep](line)
+	all, err := measure.Lines[measure.TrainStep](line)
 	if err != nil || len(all) == 0 || all[0].Summary {
 		return err
 	}
@@ -117,7 +117,7 @@ func (k *killing) took() time.Duration { return k.stepped.Sub(k.killed) }
 
 // difference returns the largest difference of a loss from that of the same step of plain. Both
 // losses of a repeated step count.
-func (k *killing) difference(plain []harness.TrainStep) (float64, error) {
+func (k *killing) difference(plain []measure.TrainStep) (float64, error) {
 	if k.stepped.IsZero() {
 		return 0, errors.New("the job was not killed and started again: it has ended too soon")
 	}

@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // The time without training goes from the kill to the first step of the next start, by
 // the run's lines.
 func TestKilling(t *testing.T) {
-	plain := []harness.TrainStep{{Step: 1, Loss: 5}, {Step: 2, Loss: 4}, {Step: 3, Loss: 3}, {Step: 4, Loss: 2}}
+	plain := []measure.TrainStep{{Step: 1, Loss: 5}, {Step: 2, Loss: 4}, {Step: 3, Loss: 3}, {Step: 4, Loss: 2}}
 	const (
 		saved = "!0: 02:22:37 INF checkpoint saved bytes=9 steps=2"
 		again = "!launch: rank 1 on vm: the rank died; status 137 (SIGKILL) after 3 s; restart 1 of 3 in 1s, from " +

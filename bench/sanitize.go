@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // sanitizers are the tools of compute-sanitizer. memcheck finds accesses out of bounds and failing
@@ -30,7 +30,7 @@ type sanitized struct {
 // examples if `make test-gpu` has built their test.
 func (b *bench) memcheck() error {
 	data := filepath.Join(b.Dir, "numbers.txt")
-	if err := os.WriteFile(data, []byte(harness.Numbers(100_000)), 0o666); err != nil {
+	if err := os.WriteFile(data, []byte(measure.Numbers(100_000)), 0o666); err != nil {
 		return err
 	}
 	train := []string{"train", "--data", data, "--cache", b.Dir, "--val-batches", "1"}
@@ -83,7 +83,7 @@ func (b *bench) memcheck() error {
 		if r.err != nil {
 			return r.err
 		}
-		b.Limit(harness.Row{What: "errors that compute-sanitizer's " + sanitizers[i%len(sanitizers)] + " finds in " +
+		b.Limit(measure.Row{What: "errors that compute-sanitizer's " + sanitizers[i%len(sanitizers)] + " finds in " +
 			programs[i/len(sanitizers)].name, Ranks: 1, Ours: float64(r.found), Unit: "errors", Goal: 0})
 	}
 	return nil
@@ -107,7 +107,7 @@ func (p sanitized) under(tool string) (found int, err error) {
 	if p.dir != "" {
 		cmd = append([]string{"env", "-C", p.dir}, cmd...)
 	}
-	out, errs, err := harness.Outputs(p.env, cmd...)
+	out, errs, err := measure.Outputs(p.env, cmd...)
 	if err != nil {
 		return 0, err
 	}

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // seeingSteps are the compared steps of a run of train. They follow some slower steps.
@@ -51,9 +51,9 @@ func (b *bench) seeing() error {
 		}
 	}
 	for i, way := range ways[1:] {
-		b.CompareRates(harness.Row{What: "tokens a second of train, " + way.what, Ranks: 2,
-			Ours: harness.Median(rates[i+1]), Unit: "tokens/s", Goal: way.goal},
-			"the same "+ways[0].what, harness.Median(rates[0]))
+		b.CompareRates(measure.Row{What: "tokens a second of train, " + way.what, Ranks: 2,
+			Ours: measure.Median(rates[i+1]), Unit: "tokens/s", Goal: way.goal},
+			"the same "+ways[0].what, measure.Median(rates[0]))
 	}
 	for _, ext := range []string{".json", ".json.gz"} {
 		if err := b.traceSize(ext); err != nil {
@@ -78,14 +78,14 @@ func (b *bench) tokenRate(flags []string) (float64, error) {
 }
 
 // trainSteps runs the default training, and returns its steps.
-func (b *bench) trainSteps(ranks, steps int, flags []string) ([]harness.TrainStep, error) {
-	cmd := append(harness.MPIRun(ranks, b.Program("train"), "--device", "host", "--steps", strconv.Itoa(steps),
+func (b *bench) trainSteps(ranks, steps int, flags []string) ([]measure.TrainStep, error) {
+	cmd := append(measure.MPIRun(ranks, b.Program("train"), "--device", "host", "--steps", strconv.Itoa(steps),
 		"--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"), flags...)
-	out, err := harness.Output(cmd...)
+	out, err := measure.Output(cmd...)
 	if err != nil {
 		return nil, err
 	}
-	return harness.Steps(out, steps)
+	return measure.Steps(out, steps)
 }
 
 // traceSize measures the trace of 1,000 steps on 4 ranks.
@@ -103,7 +103,7 @@ func (b *bench) traceSize(ext string) error {
 	if err != nil {
 		return err
 	}
-	b.Limit(harness.Row{What: fmt.Sprintf("trace of %d steps of train, %s", steps, strings.TrimPrefix(ext, ".")),
+	b.Limit(measure.Row{What: fmt.Sprintf("trace of %d steps of train, %s", steps, strings.TrimPrefix(ext, ".")),
 		Ranks: ranks, Ours: float64(info.Size()) / 1e6, Unit: "MB", Goal: 50,
 		Parts: map[string]float64{"dropped_events": dropped}})
 	return nil

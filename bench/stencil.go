@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strconv"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // stencil compares the steps of apps/stencil with those of a C program, on one rank with all cores
@@ -22,16 +22,16 @@ func (b *bench) stencil() error {
 		if err != nil {
 			return err
 		}
-		ours := append(harness.Unbound(tc.ranks), b.Program("stencil"), "--device", "host", "--json", "-",
+		ours := append(measure.Unbound(tc.ranks), b.Program("stencil"), "--device", "host", "--json", "-",
 			"--log-level", "warn", "--size", fmt.Sprintf("%dx%d", tc.rows, columns), "--steps", strconv.Itoa(steps),
 			"--iters", strconv.Itoa(iters), "--warmup", strconv.Itoa(warmup))
 		theirUS, ourUS, _, err := b.turns(theirs, ours)
 		if err != nil {
 			return err
 		}
-		b.CompareTimes(harness.Row{What: fmt.Sprintf("%d steps of %d x %d cells, float32%s",
+		b.CompareTimes(measure.Row{What: fmt.Sprintf("%d steps of %d x %d cells, float32%s",
 			steps, tc.rows, columns, tc.what), Ranks: tc.ranks,
-			Ours: harness.Median(ourUS), Unit: "us", Goal: 1}, harness.StencilPeer, harness.Median(theirUS))
+			Ours: measure.Median(ourUS), Unit: "us", Goal: 1}, measure.StencilPeer, measure.Median(theirUS))
 	}
 	return nil
 }

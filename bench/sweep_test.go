@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 	"lockstep/internal/campaign"
 	"lockstep/internal/mpirun"
@@ -44,7 +43,7 @@ func TestSweepCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := harness.Lines[measure.Measured](string(data))
+	all, err := measure.Lines[measure.Measured](string(data))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +63,7 @@ func TestSweepCommand(t *testing.T) {
 		"cost MPI from C": 1, "reduce strong " + measure.Ours: 2, "reduce weak " + measure.Ours: 2,
 		"matvec strong " + measure.Ours: 2, "matvec weak " + measure.Ours: 2,
 		"stencil strong " + measure.Ours: 2, "stencil weak " + measure.Ours: 2,
-		"stencil strong " + harness.StencilPeer: 2, "stencil weak " + harness.StencilPeer: 2,
+		"stencil strong " + measure.StencilPeer: 2, "stencil weak " + measure.StencilPeer: 2,
 		"train strong " + measure.Ours: 2, "train weak " + measure.Ours: 2,
 	} {
 		if !campaign.All() && (strings.Contains(name, "strong") || strings.Contains(name, "weak")) {
@@ -74,7 +73,7 @@ func TestSweepCommand(t *testing.T) {
 			t.Errorf("%s: %d lines, want %d", name, count[name], want)
 		}
 	}
-	rows, err := harness.ReadRows(filepath.Join(out, "host-ratios.jsonl"))
+	rows, err := measure.ReadRows(filepath.Join(out, "host-ratios.jsonl"))
 	ratios, figures := sweeps+1, 10+9+1
 	if campaign.All() {
 		ratios, figures = ratios+3, figures+5 // stencil on 1 rank, and on 2 in both ways

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/bench/harness"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -42,7 +41,7 @@ func testRank(t *testing.T, flag, what string, ranks int) {
 	if p.Status != 0 {
 		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 	}
-	points, err := harness.Lines[struct {
+	points, err := Lines[struct {
 		What  string
 		Ranks int
 		US    float64 `json:"median_us"`
@@ -95,7 +94,7 @@ func TestProcessAge(t *testing.T) {
 	p := spmdtest.Program(t, 1, nil, "--device="+spmdtest.Device(), "--what", "startup", "--json", "-", "--log-level",
 		"warn")
 	most := time.Since(start)
-	all, err := harness.Lines[Started](p.Stdout)
+	all, err := Lines[Started](p.Stdout)
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%v: %q\n%s", err, p.Stdout, p.Stderr)
 	}

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 
-	"lockstep/bench/harness"
 	"lockstep/spmd"
 )
 
@@ -140,7 +139,7 @@ func Sizes(from, to, factor int) ([]int, error) {
 	case factor < 2:
 		return nil, fmt.Errorf("--factor %d: must be at least 2", factor)
 	case to < from:
-		return nil, fmt.Errorf("--to %s: is less than --from %s", harness.SizeText(to), harness.SizeText(from))
+		return nil, fmt.Errorf("--to %s: is less than --from %s", SizeText(to), SizeText(from))
 	}
 	all := []int{from}
 	for last := from; last <= to/factor; {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/bench/harness"
 	"lockstep/spmd"
 	"lockstep/spmd/timing"
 )
@@ -49,7 +48,7 @@ func (m Measured) What() string {
 	var b strings.Builder
 	switch {
 	case m.Op != "":
-		fmt.Fprintf(&b, "%s of %s, %s", m.Op, harness.SizeText(m.Bytes), m.Dtype)
+		fmt.Fprintf(&b, "%s of %s, %s", m.Op, SizeText(m.Bytes), m.Dtype)
 	case m.App == "reduce":
 		fmt.Fprintf(&b, "reduce of %d %s", m.Elements, m.Dtype)
 	case m.App == "matvec":

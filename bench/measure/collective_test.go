@@ -5,7 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	"lockstep/bench/harness"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -19,7 +18,7 @@ func TestSizes(t *testing.T) {
 		{8, 63, 2, []int{8, 16, 32}},
 		{10, 1000, 10, []int{10, 100, 1000}},
 		{8, 8, 2, []int{8}},
-		{1, harness.MostBytes, 1 << 20, []int{1, 1 << 20, 1 << 40}},
+		{1, MostBytes, 1 << 20, []int{1, 1 << 20, 1 << 40}},
 		{8, 7, 2, nil},
 		{8, 64, 1, nil},
 		{8, 64, 0, nil},
@@ -84,7 +83,7 @@ func TestSweepRank(t *testing.T) {
 			if p.Status != 0 {
 				t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 			}
-			all, err := harness.Lines[Measured](p.Stdout)
+			all, err := Lines[Measured](p.Stdout)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,3 +1,4 @@
-// Package measure is the parts of bench that run under mpirun. They time the framework's calls, and
-// collectives by size, on the ranks of a job. They check results before and after.
+// Package measure has what every measurement of bench needs: the programs that run under mpirun and
+// time calls and collectives, the Harness that runs them in turn with those of peers, and the rows
+// of bench/results.
 package measure

@@ -6,7 +6,7 @@ import (
 
 	"gonum.org/v1/plot"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // sizeTicks marks powers of two, with about eight of them named.
@@ -17,7 +17,7 @@ func sizeTicks(lo, hi float64) []plot.Tick {
 	for e := first; e <= last; e++ {
 		t := plot.Tick{Value: math.Exp2(float64(e))}
 		if (e-first)%every == 0 && e >= 0 {
-			t.Label = harness.SizeText(1 << e)
+			t.Label = measure.SizeText(1 << e)
 		}
 		ticks = append(ticks, t)
 	}

@@ -16,7 +16,6 @@ import (
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 	"lockstep/internal/cli"
 	"lockstep/internal/figure"
@@ -122,7 +121,7 @@ func Model() error {
 		if err != nil {
 			return err
 		}
-		more, err := harness.Lines[measure.Measured](string(data))
+		more, err := measure.Lines[measure.Measured](string(data))
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -147,7 +146,7 @@ func (f *modelFlags) check() error {
 		return fmt.Errorf("--network-us %v: must not be negative", f.stepUS)
 	}
 	for _, text := range f.sizes {
-		var b harness.ByteSize
+		var b measure.ByteSize
 		if err := b.Set(text); err != nil {
 			return fmt.Errorf("--sizes %s: %w", text, err)
 		}
@@ -213,8 +212,8 @@ func (f *modelFlags) report(out io.Writer, k series, points []sample, m model, w
 	ranks := measuredRanks(points)
 	bytes := slices.MinFunc(points, func(a, b sample) int { return cmp.Compare(a.bytes, b.bytes) }).bytes
 	most := slices.MaxFunc(points, func(a, b sample) int { return cmp.Compare(a.bytes, b.bytes) }).bytes
-	fmt.Fprintf(out, "%s\n%d points, %s to %s, on %s ranks\n", k.what(), len(points), harness.SizeText(int(bytes)),
-		harness.SizeText(int(most)), strings.Trim(fmt.Sprint(ranks), "[]"))
+	fmt.Fprintf(out, "%s\n%d points, %s to %s, on %s ranks\n", k.what(), len(points), measure.SizeText(int(bytes)),
+		measure.SizeText(int(most)), strings.Trim(fmt.Sprint(ranks), "[]"))
 	fmt.Fprintln(out, "  T(n, p) = the least of")
 	for _, t := range m.terms {
 		perByte := ""
@@ -225,7 +224,7 @@ func (f *modelFlags) report(out io.Writer, k series, points []sample, m model, w
 			t.startUS, t.stepUS, t.formula[0], perByte, t.name, t.points)
 	}
 	fmt.Fprintf(out, "  error: %.1f %% typical (root mean square), %.1f %% at most, at %s on %.0f ranks\n",
-		100*math.Expm1(m.rms), 100*math.Expm1(m.worst), harness.SizeText(int(m.at.bytes)), m.at.ranks)
+		100*math.Expm1(m.rms), 100*math.Expm1(m.worst), measure.SizeText(int(m.at.bytes)), m.at.ranks)
 	if m.rms > poorFit {
 		_, err := fmt.Fprint(out, "  The points do not follow the model: no word on what was not measured.\n\n")
 		return err
@@ -244,7 +243,7 @@ func (f *modelFlags) report(out io.Writer, k series, points []sample, m model, w
 		sizes = []int{int(most)}
 	}
 	for _, b := range sizes {
-		fmt.Fprintf(t, "%s\t", harness.SizeText(b))
+		fmt.Fprintf(t, "%s\t", measure.SizeText(b))
 	}
 	fmt.Fprintln(t)
 	for _, n := range f.ranks {
@@ -309,7 +308,7 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	for _, b := range sizes {
 		for n := 2; n <= most; n *= 2 {
 			_, us := w.expect(m, b, n)
-			byRanks.Add("expected of "+harness.SizeText(b), float64(n), us)
+			byRanks.Add("expected of "+measure.SizeText(b), float64(n), us)
 		}
 	}
 	name := strings.Join(strings.FieldsFunc(k.what(), func(r rune) bool {

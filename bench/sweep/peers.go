@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 	"lockstep/spmd/timing"
 )
@@ -24,11 +23,11 @@ func (s *sweep) ranksCommand(n int, list []measure.Case) ([]string, error) {
 
 // measurements runs a program and returns its JSON lines.
 func (s *sweep) measurements(cmd []string) ([]measure.Measured, error) {
-	out, err := harness.Output(cmd...)
+	out, err := measure.Output(cmd...)
 	if err != nil {
 		return nil, err
 	}
-	all, err := harness.Lines[measure.Measured](out)
+	all, err := measure.Lines[measure.Measured](out)
 	if err == nil && len(all) == 0 {
 		err = fmt.Errorf("%s printed no measurement: %q", cmd[0], out)
 	}
@@ -129,7 +128,7 @@ func (s *sweep) cSides(n int, list []measure.Case) []side {
 		if err != nil {
 			return nil, err
 		}
-		cmd := harness.MPIRun(n, program, strconv.Itoa(s.Iters), strconv.Itoa(s.Warmup), s.InPlace.String())
+		cmd := measure.MPIRun(n, program, strconv.Itoa(s.Iters), strconv.Itoa(s.Warmup), s.InPlace.String())
 		for _, c := range list {
 			cmd = append(cmd, c.String())
 		}
@@ -139,7 +138,7 @@ func (s *sweep) cSides(n int, list []measure.Case) []side {
 
 // noModule says why Python lacks a module.
 func (s *sweep) noModule(name string) error {
-	if _, err := harness.Output(s.python, "-c", "import "+name); err != nil {
+	if _, err := measure.Output(s.python, "-c", "import "+name); err != nil {
 		return fmt.Errorf("%s cannot import %s: install it, or name another Python by --python", s.python, name)
 	}
 	return nil
@@ -194,7 +193,7 @@ func (s *sweep) mpi4pySides(n int, list []measure.Case) []side {
 		if s.noModule("cupy") == nil {
 			memories = append(memories, "staged")
 			// Source: the parsable output of ompi_info(1), of a build with CUDA.
-			info, err := harness.Output("ompi_info", "--parsable", "--all")
+			info, err := measure.Output("ompi_info", "--parsable", "--all")
 			if err == nil && strings.Contains(info, "mpi_built_with_cuda_support:value:true") {
 				memories = append(memories, "aware")
 			}
@@ -207,7 +206,7 @@ func (s *sweep) mpi4pySides(n int, list []measure.Case) []side {
 			name += " " + memory
 		}
 		sides = append(sides, side{name, n, func() ([]measure.Measured, error) {
-			return s.measurements(harness.MPIRun(n,
+			return s.measurements(measure.MPIRun(n,
 				append([]string{s.python, filepath.Join(s.pythonDir, "mpi4py_peer.py"), "--memory", memory,
 					fmt.Sprintf("--iters=%d", s.Iters), fmt.Sprintf("--warmup=%d", s.Warmup)},
 					measure.CaseArgs(list)...)...))
@@ -293,11 +292,11 @@ func (s *sweep) ncclTest(n int, program, registered string, op measure.Operation
 		cmd = append(cmd, "-n", strconv.Itoa(calls))
 	}
 	if usesMPI(program) {
-		cmd = harness.MPIRun(n, append(cmd, "-g", "1")...)
+		cmd = measure.MPIRun(n, append(cmd, "-g", "1")...)
 	} else {
 		cmd = append(cmd, "-g", strconv.Itoa(n))
 	}
-	out, err := harness.Output(cmd...)
+	out, err := measure.Output(cmd...)
 	if err != nil {
 		return nil, err
 	}

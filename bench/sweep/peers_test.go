@@ -12,7 +12,6 @@ import (
 
 	"gonum.org/v1/plot/plotter"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 	"lockstep/internal/figure"
 	"lockstep/spmd/spmdtest"
@@ -74,7 +73,7 @@ func TestNCCLTable(t *testing.T) {
 // nccl-tests runs on plain and symmetric memory, in and out of a graph, with its own numbers of
 // iterations. The program is a double: a script that notes its flags and prints the sample.
 func TestNCCLSides(t *testing.T) {
-	s, dir := testSweep(harness.GPUSet), t.TempDir()
+	s, dir := testSweep(measure.GPUSet), t.TempDir()
 	flags := filepath.Join(dir, "flags")
 	// The first of three cycles is the warm-up. Each is slower than the one before, from 8.2 us.
 	right := strings.Replace(ncclSample, "313.11       3", "313.11       0", 1)
@@ -150,7 +149,7 @@ func twice(int) int { return 2 }
 
 // Peers that this machine lacks, or that do not fit the device, are left out.
 func TestPresent(t *testing.T) {
-	s := testSweep(harness.GPUSet)
+	s := testSweep(measure.GPUSet)
 	s.peers, s.python = peerNames(), "/nonexistent/python3"
 	if p := s.present(); len(p) != 0 {
 		t.Errorf("%d peers: %+v", len(p), p)
@@ -168,7 +167,7 @@ func TestPresent(t *testing.T) {
 
 // A double of PyTorch's lines is read with all samples.
 func TestTorchLines(t *testing.T) {
-	all, err := harness.Lines[measure.Measured](`W1121 a warning of torchrun
+	all, err := measure.Lines[measure.Measured](`W1121 a warning of torchrun
 {"graph": true, "ok": true, "app": "reduce", "dtype": "float32", "elements": 1000, "bytes": 4000, "samples_us": [3.0, 1.0, 2.0], "ranks": 2, "iters": 3, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0, "max_us": 3.0}
 `)
 	if err != nil || len(all) != 1 {
@@ -211,7 +210,7 @@ func pythonWith(t *testing.T, module string) string {
 // mpi4py measures the same cases as the framework, with right results.
 func TestMPI4Py(t *testing.T) {
 	spmdtest.HostOnly(t, "mpi4py's buffers are the host's")
-	s := testSweep(harness.HostSet)
+	s := testSweep(measure.HostSet)
 	s.python, s.pythonDir, s.Rounds = pythonWith(t, "mpi4py"), "../peers", 1
 	list := measure.Cases(measure.Operations, []measure.DType{measure.DTypes[0], measure.DTypes[4]},
 		[]int{64, 5000}, 3, twice)
@@ -225,7 +224,7 @@ func TestMPI4Py(t *testing.T) {
 // The C program measures the same cases as the framework, with right results.
 func TestCProgram(t *testing.T) {
 	spmdtest.HostOnly(t, "the C program's buffers are the host's")
-	s := testSweep(harness.HostSet)
+	s := testSweep(measure.HostSet)
 	s.CSources, s.Dir, s.Rounds, s.InPlace = "../c", t.TempDir(), 1, measure.Choice{false, true}
 	list := measure.Cases(measure.Operations,
 		[]measure.DType{measure.DTypes[0], measure.DTypes[1], measure.DTypes[6], measure.DTypes[8]},
@@ -243,8 +242,8 @@ func TestCProgram(t *testing.T) {
 	if len(all) != both {
 		t.Errorf("%d lines, want %d", len(all), both)
 	}
-	if _, _, err := harness.Outputs(nil,
-		harness.MPIRun(1, filepath.Join(s.Dir, "collectives"), "1", "0", "off", "scan:float32:1:1")...); err == nil ||
+	if _, _, err := measure.Outputs(nil,
+		measure.MPIRun(1, filepath.Join(s.Dir, "collectives"), "1", "0", "off", "scan:float32:1:1")...); err == nil ||
 		!strings.Contains(err.Error(), "scan:float32:1:1: is no case") {
 		t.Errorf("a case that is none: %v", err)
 	}

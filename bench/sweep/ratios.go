@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 )
 
@@ -36,7 +35,7 @@ func (s *sweep) ratios(lines []measure.Measured) {
 			}
 			best := slices.MinFunc(theirs,
 				func(a, b measure.Measured) int { return cmp.Compare(a.MedianUS, b.MedianUS) })
-			r := harness.Row{What: m.What(), Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: s.goal}
+			r := measure.Row{What: m.What(), Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: s.goal}
 			if peer.flag == ncclTests {
 				if m.Symmetric && len(theirs) > 1 {
 					r.What += ", against the better of plain and symmetric NCCL"
@@ -49,7 +48,7 @@ func (s *sweep) ratios(lines []measure.Measured) {
 			}
 		}
 	}
-	slices.SortStableFunc(s.Rows, func(a, b harness.Row) int { return cmp.Compare(a.Ranks, b.Ranks) })
+	slices.SortStableFunc(s.Rows, func(a, b measure.Row) int { return cmp.Compare(a.Ranks, b.Ranks) })
 }
 
 // The goals against nccl-tests: of an all-reduce of largeBytes and more, and of one of at most
@@ -71,7 +70,7 @@ func (s *sweep) ncclGoal(m, theirs measure.Measured) float64 {
 		goal = min(goal, largeGoal)
 	}
 	if !m.Graph {
-		goal += harness.HostOverhead / theirs.MedianUS
+		goal += measure.HostOverhead / theirs.MedianUS
 	}
 	return goal
 }
@@ -82,7 +81,7 @@ func (s *sweep) smallGoals(m measure.Measured, theirs []measure.Measured) {
 		return
 	}
 	for _, p := range theirs {
-		r := harness.Row{What: m.What() + ", against symmetric NCCL", Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us",
+		r := measure.Row{What: m.What() + ", against symmetric NCCL", Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us",
 			Goal: smallGoal}
 		if !p.Symmetric {
 			if m.Ranks < smallSpeedUpRanks {

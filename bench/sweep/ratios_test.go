@@ -6,14 +6,13 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 )
 
 // Each way of calling is compared with the better of a peer's sides; a peer without
 // graphs with ours in one, too.
 func TestRatios(t *testing.T) {
-	s := testSweep(harness.GPUSet)
+	s := testSweep(measure.GPUSet)
 	graph := func(m measure.Measured) measure.Measured { m.Graph, m.Stream = true, true; return m }
 	s.ratios([]measure.Measured{
 		line(measure.Ours, 4, 6, 0), graph(line(measure.Ours, 4, 3, 0)), line(measure.Ours, 2, 4, 0),
@@ -71,7 +70,7 @@ func TestNCCLRatios(t *testing.T) {
 			"symmetric, on a stream, against the better of plain and symmetric NCCL, nccl-tests -R 0, 1.0000, goal " +
 				"1.0116"}},
 	} {
-		s := testSweep(harness.GPUSet)
+		s := testSweep(measure.GPUSet)
 		s.goal = measure.GPUGoal
 		of := func(side string, us float64, symmetric bool) measure.Measured {
 			m := line(side, tc.ranks, us, 0)
@@ -82,7 +81,7 @@ func TestNCCLRatios(t *testing.T) {
 			of("nccl-tests -R 0", tc.plainNC, false), of("nccl-tests -R 2", tc.symmetricN, true)})
 		var got []string
 		for _, r := range s.Rows {
-			what, _ := strings.CutPrefix(r.What, fmt.Sprintf("allreduce of %s, float32, ", harness.SizeText(tc.bytes)))
+			what, _ := strings.CutPrefix(r.What, fmt.Sprintf("allreduce of %s, float32, ", measure.SizeText(tc.bytes)))
 			got = append(got, fmt.Sprintf("%s, %s, %.4f, goal %.4f", what, *r.Peer, *r.Ratio, r.Goal))
 			if r.Met != (*r.Ratio <= r.Goal) || r.Ranks != tc.ranks {
 				t.Errorf("%s: %+v", tc.name, r)

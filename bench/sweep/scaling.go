@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 	"lockstep/spmd/timing"
 )
@@ -40,8 +39,8 @@ func (f *appFlags) flags(fs *pflag.FlagSet) {
 		"(default 4,096 on the host, 16,384 on GPUs)")
 	fs.IntVar(&f.iters, "app-iters", 100, "reduce, matvec and stencil: timed iterations")
 	fs.IntVar(&f.globalBatch, "global-batch", 16, "train: sequences of a step; with weak scaling, for each rank")
-	fs.IntVar(&f.steps, "steps", harness.TrainSteps,
-		fmt.Sprintf("train: steps, of which the first %d do not count", harness.TrainDiscard))
+	fs.IntVar(&f.steps, "steps", measure.TrainSteps,
+		fmt.Sprintf("train: steps, of which the first %d do not count", measure.TrainDiscard))
 	fs.StringSliceVar(&f.train, "train", nil, "train: more of its flags, such as --train=--model=gpt2,--dtype=bfloat16")
 }
 
@@ -56,7 +55,7 @@ func (f *appFlags) check() error {
 		value, min int
 	}{
 		{"elements", f.elements, 1}, {"rows", f.rows, 0}, {"cols", f.cols, 0}, {"grid", f.grid, 0},
-		{"app-iters", f.iters, 1}, {"global-batch", f.globalBatch, 1}, {"steps", f.steps, harness.TrainDiscard + 1},
+		{"app-iters", f.iters, 1}, {"global-batch", f.globalBatch, 1}, {"steps", f.steps, measure.TrainDiscard + 1},
 	} {
 		if n.value < n.min {
 			return fmt.Errorf("--%s %d: must be at least %d", n.flag, n.value, n.min)
@@ -83,7 +82,7 @@ func (s *sweep) scaling() error {
 	if s.app.grid == 0 {
 		s.app.grid = map[bool]int{true: 4096, false: 16384}[s.onHost()]
 	}
-	if err := os.WriteFile(s.text(), []byte(harness.Numbers(100_000)), 0o666); err != nil {
+	if err := os.WriteFile(s.text(), []byte(measure.Numbers(100_000)), 0o666); err != nil {
 		return err
 	}
 	var sides []side
@@ -134,7 +133,7 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 		}
 		return all, err
 	}
-	program := append(harness.MPIRun(n, s.Program(app)), "--device", s.DeviceName(), "--collectives", s.collectives,
+	program := append(measure.MPIRun(n, s.Program(app)), "--device", s.DeviceName(), "--collectives", s.collectives,
 		"--json", "-", "--log-level", "warn")
 	if app == "train" {
 		return []side{{measure.Ours, n, func() ([]measure.Measured, error) {
@@ -169,12 +168,12 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 // trainTurn runs the training and returns the times of its steps.
 func (s *sweep) trainTurn(cmd []string) (measure.Measured, error) {
 	m := measure.Measured{Kind: measure.Kind{App: "train"}, OK: true}
-	out, err := harness.Output(append(append(cmd, "--data", s.text(), "--cache", s.Dir, "--steps",
+	out, err := measure.Output(append(append(cmd, "--data", s.text(), "--cache", s.Dir, "--steps",
 		strconv.Itoa(s.app.steps), "--val-batches", "0", "--sample", "0"), s.app.train...)...)
 	if err != nil {
 		return m, err
 	}
-	steps, err := harness.Steps(out, s.app.steps)
+	steps, err := measure.Steps(out, s.app.steps)
 	if err != nil {
 		return m, err
 	}
@@ -183,7 +182,7 @@ func (s *sweep) trainTurn(cmd []string) (measure.Measured, error) {
 		us = append(us, st.MS*1e3)
 		m.TokS = st.TokS * st.MS // of one step; over the median below
 	}
-	m.Stats = timing.StatsOf(us[harness.TrainDiscard:])
+	m.Stats = timing.StatsOf(us[measure.TrainDiscard:])
 	m.TokS /= m.MedianUS / 1e3
 	return m, nil
 }
@@ -237,20 +236,20 @@ func (s *sweep) appGoals(all []measure.Measured) {
 			m.App == "matvec" && m.Rows == 10_000 && m.Cols == 300_000
 		for _, g := range appGoals {
 			if usual && g.app == m.App && g.ranks == m.Ranks {
-				s.Limit(harness.Row{What: m.What() + ": median", Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us",
+				s.Limit(measure.Row{What: m.What() + ": median", Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us",
 					Goal: g.us})
 			}
 		}
 		if m.App == "reduce" {
-			s.Limit(harness.Row{What: m.What() + ": 99th percentile", Ranks: m.Ranks, Ours: m.P99US / m.MedianUS,
+			s.Limit(measure.Row{What: m.What() + ": 99th percentile", Ranks: m.Ranks, Ours: m.P99US / m.MedianUS,
 				Unit: "medians", Goal: p99Goal})
-			s.Limit(harness.Row{What: m.What() + ": maximum", Ranks: m.Ranks, Ours: m.MaxUS / m.MedianUS,
+			s.Limit(measure.Row{What: m.What() + ": maximum", Ranks: m.Ranks, Ours: m.MaxUS / m.MedianUS,
 				Unit: "medians", Goal: maxGoal})
 		}
 		if m.App == "matvec" && m.Ranks == 4 && slices.ContainsFunc(all, func(o measure.Measured) bool {
 			return o.Ranks == 1 && o.Series() == m.Series()
 		}) {
-			s.Limit(harness.Row{What: m.What() + ": time, as a part of that on 1 rank", Ranks: 4, Ours: 1 / m.SpeedUp,
+			s.Limit(measure.Row{What: m.What() + ": time, as a part of that on 1 rank", Ranks: 4, Ours: 1 / m.SpeedUp,
 				Unit: "times", Goal: 1 / speedUpGoal})
 		}
 	}
@@ -316,11 +315,11 @@ func (s *sweep) start(n int) (measure.Started, error) {
 	if err != nil {
 		return measure.Started{}, err
 	}
-	out, err := harness.Output(cmd...)
+	out, err := measure.Output(cmd...)
 	if err != nil {
 		return measure.Started{}, err
 	}
-	all, err := harness.Exactly[measure.Started](out, 1)
+	all, err := measure.Exactly[measure.Started](out, 1)
 	if err != nil {
 		return measure.Started{}, fmt.Errorf("startup: %w", err)
 	}

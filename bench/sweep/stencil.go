@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 )
 
@@ -28,7 +27,7 @@ func (s *sweep) stencilSides(program []string, n, each int,
 		return scaled(all, nil)
 	}}}
 	if s.has("c") {
-		sides = append(sides, side{harness.StencilPeer, n, func() ([]measure.Measured, error) {
+		sides = append(sides, side{measure.StencilPeer, n, func() ([]measure.Measured, error) {
 			const steps, warmup = 10, 3 // the application's own
 			cmd, err := s.CStencil(n, rows, s.app.grid, steps, s.app.iters, warmup)
 			if err != nil {

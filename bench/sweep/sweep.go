@@ -17,18 +17,17 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 )
 
 // sweep is one run of bench sweep.
 type sweep struct {
-	harness.Harness
+	measure.Harness
 	measure.Flags
 	parts       []string
 	opNames     []string
 	typeNames   []string
-	from, to    harness.ByteSize
+	from, to    measure.ByteSize
 	factor      int
 	calls       int // at most, in a timed iteration; 0: as many as is usual
 	ranks       []int
@@ -69,7 +68,7 @@ const hostCalls, hostMoved = 200, 64 << 20
 // gpuCalls is the number of calls on GPUs, by size. The start, the first launch of a graph and the
 // wait at the end are then about a hundredth of their time or less. nccl-tests takes one number for
 // all sizes of a run, and its start takes as long as the run, so there are only two.
-var gpuCalls = []struct{ upTo, calls int }{{8 << 20, 1000}, {harness.MostBytes, 60}}
+var gpuCalls = []struct{ upTo, calls int }{{8 << 20, 1000}, {measure.MostBytes, 60}}
 
 // callsOf returns the number of calls of a timed iteration at a size.
 func (s *sweep) callsOf(bytes int) int {
@@ -125,7 +124,7 @@ func Command() error {
 	fs.StringVar(&s.CSources, "c-sources", "bench/c", "`DIR` of the C programs' sources")
 	fs.StringVar(&s.Commit, "commit", "", "what the programs were built from (default what git says here)")
 	s.app.flags(fs)
-	if err := harness.Parse(fs); err != nil {
+	if err := measure.Parse(fs); err != nil {
 		return err
 	}
 	if err := s.check(); err != nil {
@@ -138,10 +137,10 @@ func Command() error {
 	if err := s.place(fs.Changed); err != nil {
 		return err
 	}
-	s.Line = "bin/bench sweep" + harness.Repeatable(fs)
+	s.Line = "bin/bench sweep" + measure.Repeatable(fs)
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	context.AfterFunc(ctx, stop) // the next signal ends this process
-	harness.Interrupted = ctx
+	measure.Interrupted = ctx
 	return s.run()
 }
 
@@ -208,16 +207,16 @@ func (s *sweep) check() error {
 
 // place sets the values that depend on the machine. given says whether a flag was given.
 func (s *sweep) place(given func(flag string) bool) error {
-	set := harness.HostSet
+	set := measure.HostSet
 	switch {
 	case s.device == "cuda" && len(s.GPUs) == 0:
 		return fmt.Errorf("--device cuda: %s", s.WhyNoGPU)
 	case s.device != "host" && len(s.GPUs) > 0:
-		set = harness.GPUSet
+		set = measure.GPUSet
 	}
 	s.Set = set
 	most := 4
-	if set == harness.GPUSet {
+	if set == measure.GPUSet {
 		most = len(s.GPUs)
 		s.costRanks = slices.DeleteFunc(s.costRanks, func(n int) bool { return n > most })
 	}
@@ -231,7 +230,7 @@ func (s *sweep) place(given func(flag string) bool) error {
 	}
 	s.ranks, s.costRanks = slices.Compact(s.ranks), slices.Compact(s.costRanks)
 	goal, iters, warmup := measure.HostGoal, measure.HostIters, measure.HostWarmup
-	if set == harness.GPUSet {
+	if set == measure.GPUSet {
 		goal, iters, warmup = measure.GPUGoal, measure.GPUIters, measure.GPUWarmup
 	}
 	s.goal = cmp.Or(s.goal, goal)
@@ -244,16 +243,16 @@ func (s *sweep) place(given func(flag string) bool) error {
 	return nil
 }
 
-func (s *sweep) onHost() bool { return s.Set == harness.HostSet }
+func (s *sweep) onHost() bool { return s.Set == measure.HostSet }
 
 // run measures the parts, and writes the files after each.
 func (s *sweep) run() error {
 	s.begun = time.Now()
 	defer s.Doing.Done()
 	var failed []error
-	var rows []harness.Row
+	var rows []measure.Row
 	for _, part := range sweepParts {
-		if !slices.Contains(s.parts, part) || harness.Interrupted.Err() != nil {
+		if !slices.Contains(s.parts, part) || measure.Interrupted.Err() != nil {
 			continue
 		}
 		s.Group, s.Rows = part, nil
@@ -275,8 +274,8 @@ func (s *sweep) run() error {
 		}
 	}
 	s.Doing.Done()
-	harness.Print(rows)
-	if harness.Interrupted.Err() != nil {
+	measure.Print(rows)
+	if measure.Interrupted.Err() != nil {
 		failed = append(failed, fmt.Errorf("interrupted: what had been measured before is in %s", s.Out))
 	}
 	for _, m := range s.all {
@@ -288,7 +287,7 @@ func (s *sweep) run() error {
 }
 
 // write writes the measurements, the rows and the plots so far.
-func (s *sweep) write(rows []harness.Row) error {
+func (s *sweep) write(rows []measure.Row) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	for _, m := range s.all {
@@ -303,7 +302,7 @@ func (s *sweep) write(rows []harness.Row) error {
 	if err := os.WriteFile(s.file("measured.jsonl"), b.Bytes(), 0o666); err != nil {
 		return err
 	}
-	if err := harness.WriteRows(s.file("ratios.jsonl"), rows); err != nil {
+	if err := measure.WriteRows(s.file("ratios.jsonl"), rows); err != nil {
 		return err
 	}
 	return s.plot()
@@ -353,7 +352,7 @@ turns:
 			s.Doing.Say(fmt.Sprintf("%s: %s on %d ranks", s.Group, side.name, side.ranks), round*len(sides)+i+1,
 				s.Rounds*len(sides), len(s.all))
 			lines, err := side.run()
-			if err != nil && harness.Interrupted.Err() != nil {
+			if err != nil && measure.Interrupted.Err() != nil {
 				break turns // it ended this side, and would end the next ones at once
 			}
 			if err != nil {
@@ -396,7 +395,7 @@ func middle(turns []measure.Measured) measure.Measured {
 		for i := range turns {
 			x = append(x, *f(&turns[i]))
 		}
-		*f(&m) = harness.Median(x)
+		*f(&m) = measure.Median(x)
 	}
 	for _, t := range turns {
 		m.MinUS, m.MaxUS, m.OK = min(m.MinUS, t.MinUS), max(m.MaxUS, t.MaxUS), m.OK && t.OK

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/bench/harness"
 	"lockstep/bench/measure"
 )
 
@@ -45,7 +44,7 @@ func line(side string, ranks int, us float64, wrong int) measure.Measured {
 }
 
 func testSweep(set string) *sweep {
-	s := &sweep{Harness: harness.Harness{Rounds: 3, GPUs: []string{"H200"}, Set: set, Group: collectivesPart,
+	s := &sweep{Harness: measure.Harness{Rounds: 3, GPUs: []string{"H200"}, Set: set, Group: collectivesPart,
 		Line: "bin/bench sweep"}, goal: 1.05}
 	s.Graph, s.Symmetric = measure.Choice{false}, measure.Choice{false}
 	s.InPlace, s.Stream, s.Iters = measure.Choice{false}, "auto", 2
@@ -54,7 +53,7 @@ func testSweep(set string) *sweep {
 
 // Sides run in turn. Medians count, wrong elements add up, and a side that fails is not run again.
 func TestTurnsOf(t *testing.T) {
-	s, order := testSweep(harness.HostSet), ""
+	s, order := testSweep(measure.HostSet), ""
 	times := map[string][]float64{"a": {3, 1, 2}, "b": {9, 8, 10}}
 	of := func(name string, wrong int) side {
 		return side{name, 2, func() ([]measure.Measured, error) {
@@ -92,7 +91,7 @@ func TestTurnsOf(t *testing.T) {
 
 // After --limit no turn begins, and the measurements before count.
 func TestLimit(t *testing.T) {
-	s, order := testSweep(harness.HostSet), ""
+	s, order := testSweep(measure.HostSet), ""
 	s.begun, s.within = time.Now(), time.Minute
 	of := func(name string) side {
 		return side{name, 2, func() ([]measure.Measured, error) {
@@ -111,14 +110,14 @@ func TestLimit(t *testing.T) {
 // An interrupt ends the present turn, and the measurements before count.
 func TestInterrupt(t *testing.T) {
 	ctx, interrupt := context.WithCancel(context.Background())
-	harness.Interrupted = ctx
-	t.Cleanup(func() { harness.Interrupted = context.Background() })
-	s, order := testSweep(harness.HostSet), ""
+	measure.Interrupted = ctx
+	t.Cleanup(func() { measure.Interrupted = context.Background() })
+	s, order := testSweep(measure.HostSet), ""
 	of := func(name string) side {
 		return side{name, 2, func() ([]measure.Measured, error) {
 			if order += name; order == "ab" {
 				interrupt()
-				_, err := harness.Output("sleep", "60")
+				_, err := measure.Output("sleep", "60")
 				return nil, err
 			}
 			return []measure.Measured{line(name, 2, 1, 0)}, nil
@@ -148,18 +147,18 @@ func TestCallsOf(t *testing.T) {
 		want                   map[int]int // at a size
 		runs                   int         // of nccl-tests; 0 if it has no part
 	}{
-		{"GPUs", harness.GPUSet, "auto", 0, map[int]int{8: 1000, 8 << 20: 1000, 16 << 20: 60, 1 << 30: 60}, 2},
-		{"what a caller waits", harness.GPUSet, "auto", 1, map[int]int{8: 1, 1 << 30: 1}, 1},
-		{"given", harness.GPUSet, "nccl", 100, map[int]int{8: 100, 8 << 20: 100, 1 << 30: 60}, 2},
-		{"GPUs through MPI, staged", harness.GPUSet, "host-staged", 0, map[int]int{8: 200, 1 << 30: 1}, 0},
-		{"GPUs through MPI", harness.GPUSet, "mpi", 0, map[int]int{8: 200, 1 << 20: 64, 64 << 20: 1, 1 << 30: 1}, 0},
-		{"host", harness.HostSet, "auto", 0, map[int]int{8: 200, 256 << 10: 200, 1 << 20: 64, 1 << 30: 1}, 0},
+		{"GPUs", measure.GPUSet, "auto", 0, map[int]int{8: 1000, 8 << 20: 1000, 16 << 20: 60, 1 << 30: 60}, 2},
+		{"what a caller waits", measure.GPUSet, "auto", 1, map[int]int{8: 1, 1 << 30: 1}, 1},
+		{"given", measure.GPUSet, "nccl", 100, map[int]int{8: 100, 8 << 20: 100, 1 << 30: 60}, 2},
+		{"GPUs through MPI, staged", measure.GPUSet, "host-staged", 0, map[int]int{8: 200, 1 << 30: 1}, 0},
+		{"GPUs through MPI", measure.GPUSet, "mpi", 0, map[int]int{8: 200, 1 << 20: 64, 64 << 20: 1, 1 << 30: 1}, 0},
+		{"host", measure.HostSet, "auto", 0, map[int]int{8: 200, 256 << 10: 200, 1 << 20: 64, 1 << 30: 1}, 0},
 	} {
 		s := testSweep(tc.set)
 		s.collectives, s.calls, s.sizes = tc.collectives, tc.calls, all
 		for bytes, want := range tc.want {
 			if got := s.callsOf(bytes); got != want {
-				t.Errorf("%s, %s: %d calls, want %d", tc.name, harness.SizeText(bytes), got, want)
+				t.Errorf("%s, %s: %d calls, want %d", tc.name, measure.SizeText(bytes), got, want)
 			}
 		}
 		runs := s.ncclRuns()
@@ -185,11 +184,11 @@ func TestPlace(t *testing.T) {
 		iters, warmup int
 		goal          float64
 	}{
-		{harness.HostSet, nil, 20, 5, 1.05}, {harness.GPUSet, nil, 4, 1, 1.03},
-		{harness.GPUSet, []string{"iters", "warmup"}, 2, 0, 1.03},
+		{measure.HostSet, nil, 20, 5, 1.05}, {measure.GPUSet, nil, 4, 1, 1.03},
+		{measure.GPUSet, []string{"iters", "warmup"}, 2, 0, 1.03},
 	} {
 		s := testSweep(tc.set)
-		s.device, s.goal = map[string]string{harness.HostSet: "host", harness.GPUSet: "cuda"}[tc.set], 0
+		s.device, s.goal = map[string]string{measure.HostSet: "host", measure.GPUSet: "cuda"}[tc.set], 0
 		s.ranks, s.costRanks = []int{4, 1, 4}, []int{1, 4}
 		if err := s.place(given(tc.given...)); err != nil {
 			t.Fatal(err)
@@ -198,7 +197,7 @@ func TestPlace(t *testing.T) {
 			t.Errorf("%s, given %v: %d iterations after %d, goal %v, ranks %v",
 				tc.set, tc.given, s.Iters, s.Warmup, s.goal, s.ranks)
 		}
-		want := map[string]int{harness.HostSet: 2, harness.GPUSet: 1}[tc.set]
+		want := map[string]int{measure.HostSet: 2, measure.GPUSet: 1}[tc.set]
 		if len(s.costRanks) != want { // there is one GPU
 			t.Errorf("%s: cost on %v", tc.set, s.costRanks)
 		}
@@ -234,8 +233,8 @@ func TestAppGoals(t *testing.T) {
 		m    measure.Measured
 		want []bool // met
 	}{
-		{harness.GPUSet, m, []bool{true, false, true}}, {harness.GPUSet, small, []bool{false, true}},
-		{harness.HostSet, m, nil},
+		{measure.GPUSet, m, []bool{true, false, true}}, {measure.GPUSet, small, []bool{false, true}},
+		{measure.HostSet, m, nil},
 	} {
 		s := testSweep(tc.set)
 		s.appGoals([]measure.Measured{tc.m})
@@ -276,7 +275,7 @@ func TestSweepCheck(t *testing.T) {
 		{"goal", func(s *sweep) { s.goal = math.NaN() }, "--goal NaN"},
 		{"negative goal", func(s *sweep) { s.goal = -1 }, "--goal -1: must not be negative"},
 	} {
-		s := testSweep(harness.HostSet)
+		s := testSweep(measure.HostSet)
 		s.opNames, s.typeNames, s.parts = measure.OperationNames(), measure.DTypeNames(), sweepParts
 		s.device, s.collectives, s.from, s.to, s.factor = "auto", "auto", 8, 64, 2
 		s.app = appFlags{elements: 1, iters: 1, globalBatch: 1, steps: 3}

@@ -1,4 +1,4 @@
-package training
+package main
 
 import (
 	"bufio"
@@ -18,13 +18,13 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 	"lockstep/spmd/timing"
 )
 
 // trainBench is one run of bench train: GPT-2s of several sizes on GPUs, beside PyTorch.
 type trainBench struct {
-	harness.Harness
+	measure.Harness
 	cases     []trainCase
 	ranks     []int
 	steps     int
@@ -81,7 +81,7 @@ type byTorch struct {
 func (m *trained) best() *byTorch {
 	var best *byTorch
 	for i := range m.theirs {
-		if w := &m.theirs[i]; best == nil || harness.Median(w.tokS) > harness.Median(best.tokS) {
+		if w := &m.theirs[i]; best == nil || measure.Median(w.tokS) > measure.Median(best.tokS) {
 			best = w
 		}
 	}
@@ -115,8 +115,8 @@ const (
 	trainGroup     = "train"
 )
 
-// Command is bench train.
-func Command() error {
+// trainCommand is bench train.
+func trainCommand() error {
 	t := trainBench{}
 	var cases []string
 	fs := pflag.NewFlagSet("bench train", pflag.ExitOnError)
@@ -135,7 +135,7 @@ func Command() error {
 	fs.StringVar(&t.Out, "out", "bench/results/train", "`DIR` for the results")
 	fs.StringVar(&t.Bin, "bin", "bin", "`DIR` of the built program train")
 	fs.StringVar(&t.Commit, "commit", "", "what the program was built from (default what git says here)")
-	if err := harness.Parse(fs); err != nil {
+	if err := measure.Parse(fs); err != nil {
 		return err
 	}
 	for _, c := range cases {
@@ -164,14 +164,14 @@ func Command() error {
 	if len(t.GPUs) == 0 {
 		return fmt.Errorf("bench train measures GPUs: %s", t.WhyNoGPU)
 	}
-	t.Set, t.Group = harness.GPUSet, trainGroup
-	t.Line = "bin/bench train" + harness.Repeatable(fs)
+	t.Set, t.Group = measure.GPUSet, trainGroup
+	t.Line = "bin/bench train" + measure.Repeatable(fs)
 	return t.run()
 }
 
 func (t *trainBench) run() error {
 	if t.torch {
-		if _, err := harness.Output(t.python, "-c", "import torch"); err != nil {
+		if _, err := measure.Output(t.python, "-c", "import torch"); err != nil {
 			fmt.Fprintf(os.Stderr, "bench: PyTorch is left out: %s cannot import torch\n", t.python)
 			t.torch = false
 		}
@@ -210,14 +210,14 @@ func (t *trainBench) run() error {
 // keep writes the rows so far among the file's rows of other cases.
 func (t *trainBench) keep() error {
 	file := filepath.Join(t.Out, "gpu.jsonl")
-	rows, err := harness.ReadRows(file)
+	rows, err := measure.ReadRows(file)
 	if err != nil {
 		return err
 	}
-	rows = slices.DeleteFunc(rows, func(r harness.Row) bool {
-		return slices.ContainsFunc(t.Rows, func(m harness.Row) bool { return m.What == r.What && m.Ranks == r.Ranks })
+	rows = slices.DeleteFunc(rows, func(r measure.Row) bool {
+		return slices.ContainsFunc(t.Rows, func(m measure.Row) bool { return m.What == r.What && m.Ranks == r.Ranks })
 	})
-	return harness.WriteRows(file, append(rows, t.Rows...))
+	return measure.WriteRows(file, append(rows, t.Rows...))
 }
 
 // randomTokens writes n random tokens of GPT-2's vocabulary.
@@ -244,7 +244,7 @@ func writeTokens(name string, n int, token func(i int) uint16) (string, error) {
 // ours runs bin/train once. Its rate is by the wall clock, from the line of one step to the line of
 // the last.
 func (t *trainBench) ours(m *trained, tokens string) error {
-	cmd := append(harness.MPIRun(m.ranks, t.Program("train"), "--model", m.model, "--tokens", "gpt2", "--data", tokens,
+	cmd := append(measure.MPIRun(m.ranks, t.Program("train"), "--model", m.model, "--tokens", "gpt2", "--data", tokens,
 		"--cache", t.Dir, "--dtype", "bfloat16", "--seq", strconv.Itoa(t.seq), "--batch", strconv.Itoa(m.batch),
 		"--global-batch", strconv.Itoa(m.batch*m.ranks), "--steps", strconv.Itoa(t.steps), "--val-batches", "0",
 		"--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), t.more...)
@@ -266,7 +266,7 @@ func (t *trainBench) ours(m *trained, tokens string) error {
 
 // timedStep is a step that bin/train printed, and when its line came.
 type timedStep struct {
-	harness.TrainStep
+	measure.TrainStep
 	at time.Time
 }
 
@@ -330,7 +330,7 @@ func (t *trainBench) theirs(m *trained) error {
 }
 
 func (t *trainBench) torchRun(m *trained, w *byTorch) error {
-	out, err := harness.Output(t.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+	out, err := measure.Output(t.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
 		strconv.Itoa(m.ranks), filepath.Join(t.pythonDir, "torch_train.py"), "--parallel", w.parallel, "--model",
 		m.model, "--batch", strconv.Itoa(m.batch), "--seq", strconv.Itoa(t.seq), "--steps",
 		strconv.Itoa(t.steps-trainWarmSteps), "--warmup", strconv.Itoa(trainWarmSteps))
@@ -342,7 +342,7 @@ func (t *trainBench) torchRun(m *trained, w *byTorch) error {
 		TokS     float64 `json:"tok_s"`
 		MemGB    float64 `json:"mem_gb"`
 	}
-	all, err := harness.Lines[result](out)
+	all, err := measure.Lines[result](out)
 	if err != nil {
 		return err
 	}
@@ -357,7 +357,7 @@ func (t *trainBench) torchRun(m *trained, w *byTorch) error {
 // stream runs a command and gives fn each line of its standard output as it comes.
 func stream(cmd []string, fn func(line string) error) error {
 	c := exec.Command(cmd[0], cmd[1:]...)
-	c.Env = harness.ProgramEnv()
+	c.Env = measure.ProgramEnv()
 	var errs strings.Builder
 	c.Stderr = &errs
 	out, err := c.StdoutPipe()
@@ -367,7 +367,7 @@ func stream(cmd []string, fn func(line string) error) error {
 	if err := c.Start(); err != nil {
 		return err
 	}
-	limit := time.AfterFunc(harness.Longest, func() { _ = c.Process.Kill() }) // it may have ended
+	limit := time.AfterFunc(measure.Longest, func() { _ = c.Process.Kill() }) // it may have ended
 	defer limit.Stop()
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
@@ -422,21 +422,21 @@ func (t *trainBench) rowsOf(m trained) {
 	if slices.Contains(t.more, "--fp8=all") && m.trainCase == (trainCase{"gpt2", 64}) && m.ranks == 1 {
 		goal = 1 / fp8Goal
 	}
-	r := harness.Row{What: name + ": tokens a second", Ranks: m.ranks, Ours: harness.Median(m.tokS), Unit: "tok/s",
+	r := measure.Row{What: name + ": tokens a second", Ranks: m.ranks, Ours: measure.Median(m.tokS), Unit: "tok/s",
 		Goal: goal}
 	if w := m.best(); w != nil {
-		t.CompareRates(r, w.peer, harness.Median(w.tokS))
+		t.CompareRates(r, w.peer, measure.Median(w.tokS))
 	}
-	t.Limit(harness.Row{What: name + ": 99th percentile of a step", Ranks: m.ranks, Ours: harness.Median(m.p99),
+	t.Limit(measure.Row{What: name + ": 99th percentile of a step", Ranks: m.ranks, Ours: measure.Median(m.p99),
 		Unit: "medians", Goal: stepP99Goal})
 	if m.trainCase == (trainCase{"gpt2", 64}) && m.memory > 0 {
-		t.Limit(harness.Row{What: name + ": memory in use on a GPU", Ranks: m.ranks, Ours: m.memory, Unit: "GB",
+		t.Limit(measure.Row{What: name + ": memory in use on a GPU", Ranks: m.ranks, Ours: m.memory, Unit: "GB",
 			Goal: memoryGoalGB})
 	}
 	for _, one := range t.measured {
 		if part, ok := scalingGoals[m.batch]; ok && one.trainCase == m.trainCase && one.ranks == 1 && m.ranks > 1 {
-			t.Limit(harness.Row{What: name + ": time of a token, in parts of that on one GPU over the GPUs",
-				Ranks: m.ranks, Ours: float64(m.ranks) * harness.Median(one.tokS) / harness.Median(m.tokS),
+			t.Limit(measure.Row{What: name + ": time of a token, in parts of that on one GPU over the GPUs",
+				Ranks: m.ranks, Ours: float64(m.ranks) * measure.Median(one.tokS) / measure.Median(m.tokS),
 				Unit: "times", Goal: 1 / part})
 		}
 	}
@@ -447,13 +447,13 @@ func (t *trainBench) print() {
 	w := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "model\tB a GPU\tGPUs\ttok/s\tPyTorch\ttimes\tp99/median\tGB\tPyTorch GB\tpeer\t")
 	for _, m := range t.measured {
-		ours := harness.Median(m.tokS)
+		ours := measure.Median(m.tokS)
 		line := func(theirs, times string, theirGB float64, peer string) {
 			fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%s\t%s\t%.3f\t%.1f\t%.1f\t%s\t\n",
-				m.model, m.batch, m.ranks, ours, theirs, times, harness.Median(m.p99), m.memory, theirGB, peer)
+				m.model, m.batch, m.ranks, ours, theirs, times, measure.Median(m.p99), m.memory, theirGB, peer)
 		}
 		for _, one := range m.theirs {
-			rate := harness.Median(one.tokS)
+			rate := measure.Median(one.tokS)
 			line(fmt.Sprintf("%.0f", rate), fmt.Sprintf("%.3f", ours/rate), one.memory, one.peer)
 		}
 		if len(m.theirs) == 0 {

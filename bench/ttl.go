@@ -1,4 +1,4 @@
-package training
+package main
 
 import (
 	"errors"
@@ -11,13 +11,13 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // ttlBench compares the seconds to a loss, and the tokens a second, with PyTorch's. Both train a
 // modern decoder by Muon on the same sequences.
 type ttlBench struct {
-	harness.Harness
+	measure.Harness
 	text, python, pythonDir, mode string
 	model                         string
 	batch, checks                 int // sequences of a step; validations of a run
@@ -43,8 +43,8 @@ type reached struct {
 	Tokens  int
 }
 
-// TTL is bench ttl.
-func TTL() error {
+// ttlCommand is bench ttl.
+func ttlCommand() error {
 	t := ttlBench{}
 	fs := pflag.NewFlagSet("bench ttl", pflag.ExitOnError)
 	fs.StringVar(&t.text, "text", "",
@@ -63,7 +63,7 @@ func TTL() error {
 	fs.StringVar(&t.Out, "out", "bench/results/train", "`DIR` for the results")
 	fs.StringVar(&t.Bin, "bin", "bin", "`DIR` of the built program train")
 	fs.StringVar(&t.Commit, "commit", "", "what the program was built from (default what git says here)")
-	if err := harness.Parse(fs); err != nil {
+	if err := measure.Parse(fs); err != nil {
 		return err
 	}
 	if t.text == "" {
@@ -87,8 +87,8 @@ func TTL() error {
 	if len(t.GPUs) == 0 {
 		return fmt.Errorf("bench ttl measures GPUs: %s", t.WhyNoGPU)
 	}
-	t.Set, t.Group = harness.GPUSet, "ttl"
-	t.Line = "bin/bench ttl" + harness.Repeatable(fs)
+	t.Set, t.Group = measure.GPUSet, "ttl"
+	t.Line = "bin/bench ttl" + measure.Repeatable(fs)
 	return t.run()
 }
 
@@ -115,7 +115,7 @@ func (t *ttlBench) run() error {
 			float64(last.Tokens)/last.Seconds, peer.Seconds, peer.Loss, float64(peer.Tokens)/peer.Seconds)
 	}
 	t.rows(ours, theirs)
-	return harness.WriteRows(filepath.Join(t.Out, "ttl.jsonl"), t.Rows)
+	return measure.WriteRows(filepath.Join(t.Out, "ttl.jsonl"), t.Rows)
 }
 
 // rows adds the results of the runs.
@@ -127,7 +127,7 @@ func (t *ttlBench) rows(ours, theirs [][]reached) {
 	}
 	a, b := pace(ours[len(ours)-1]), pace(theirs[len(theirs)-1])
 	fmt.Fprintf(os.Stderr, "%.0f tokens/s, PyTorch %.0f: %.3f\n", a, b, a/b)
-	t.CompareRates(harness.Row{What: "tokens a second, " + of, Ranks: 1, Ours: a, Unit: "tok/s",
+	t.CompareRates(measure.Row{What: "tokens a second, " + of, Ranks: 1, Ours: a, Unit: "tok/s",
 		Goal: 1 / ttlRates[t.model]}, peer, b)
 	for _, loss := range t.losses {
 		a, b := secondsTo(loss, ours), secondsTo(loss, theirs)
@@ -135,7 +135,7 @@ func (t *ttlBench) rows(ours, theirs [][]reached) {
 		if math.IsInf(a, 1) || math.IsInf(b, 1) {
 			continue // no run has come so far
 		}
-		t.CompareTimes(harness.Row{What: fmt.Sprintf("seconds to a validation loss of %g, %s", loss, of), Ranks: 1,
+		t.CompareTimes(measure.Row{What: fmt.Sprintf("seconds to a validation loss of %g, %s", loss, of), Ranks: 1,
 			Ours: a, Unit: "s", Goal: ttlGoal}, peer, b)
 	}
 }
@@ -148,7 +148,7 @@ func pace(run []reached) float64 {
 
 // ours runs bin/train once. The seconds do not contain validation.
 func (t *ttlBench) ours(tokens string, steps int) (all []reached, err error) {
-	cmd := append(harness.MPIRun(1, t.Program("train"), "--model", t.model, "--tokens", "gpt2", "--data", tokens,
+	cmd := append(measure.MPIRun(1, t.Program("train"), "--model", t.model, "--tokens", "gpt2", "--data", tokens,
 		"--cache", t.Dir, "--dtype", "bfloat16", "--seq", strconv.Itoa(ttlSeq), "--batch", strconv.Itoa(t.batch),
 		"--global-batch", strconv.Itoa(t.batch), "--steps", strconv.Itoa(steps), "--val-every",
 		strconv.Itoa(steps/t.checks), "--val-batches", strconv.Itoa(max(ttlValidation/t.batch, 1)), "--seed",
@@ -172,14 +172,14 @@ func (t *ttlBench) ours(tokens string, steps int) (all []reached, err error) {
 }
 
 func (t *ttlBench) theirs(tokens string, steps int) ([]reached, error) {
-	out, err := harness.Output(t.python, filepath.Join(t.pythonDir, "torch_ttl.py"), "--model", t.model, "--tokens",
+	out, err := measure.Output(t.python, filepath.Join(t.pythonDir, "torch_ttl.py"), "--model", t.model, "--tokens",
 		tokens, "--steps", strconv.Itoa(steps), "--batch", strconv.Itoa(t.batch), "--seed",
 		strconv.FormatUint(t.seed, 10), "--val-every", strconv.Itoa(steps/t.checks),
 		"--val-sequences", strconv.Itoa(ttlValidation), "--mode", t.mode)
 	if err != nil {
 		return nil, err
 	}
-	all, err := harness.Lines[reached](out)
+	all, err := measure.Lines[reached](out)
 	if err == nil && len(all) < 2 {
 		err = fmt.Errorf("torch_ttl.py told %d validations", len(all))
 	}

@@ -1,4 +1,4 @@
-package training
+package main
 
 import (
 	"bytes"
@@ -7,15 +7,15 @@ import (
 
 	"github.com/tiktoken-go/tokenizer/codec"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // The signed difference of the last losses counts, those before do not. Several seeds
 // give their mean.
 func TestLossRow(t *testing.T) {
 	l := lossBench{model: "gpt2", batch: 8, seq: 1024, steps: 300}
-	l.Set, l.Group, l.GPUs = harness.GPUSet, "loss", []string{"a GPU"}
-	theirs := make([]harness.TrainStep, 300)
+	l.Set, l.Group, l.GPUs = measure.GPUSet, "loss", []string{"a GPU"}
+	theirs := make([]measure.TrainStep, 300)
 	for i := range theirs {
 		theirs[i].Loss = 3
 	}

@@ -1,4 +1,4 @@
-package training
+package main
 
 import (
 	"context"
@@ -36,8 +36,8 @@ type gemmLine struct {
 	before, after  *spmd.Graph
 }
 
-// Gemm is bench gemm.
-func Gemm() error {
+// gemmCommand is bench gemm.
+func gemmCommand() error {
 	fs := pflag.NewFlagSet("bench gemm", pflag.ExitOnError)
 	rows := fs.IntSlice("rows", []int{65536, 8192}, "tokens of a step")
 	channels := fs.Int("channels", 768, "width of the model")

@@ -1,17 +1,17 @@
-package training
+package main
 
 import (
 	"math"
 	"testing"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // Two runs of each side give the right rows. A side without a loss has no time for it. Tokens a
 // second are those between the validations of the last run.
 func TestTTLRows(t *testing.T) {
 	b := ttlBench{model: "modern", batch: 16, losses: []float64{4, 3, 2}}
-	b.Set, b.Group, b.GPUs = harness.GPUSet, "ttl", []string{"a GPU"}
+	b.Set, b.Group, b.GPUs = measure.GPUSet, "ttl", []string{"a GPU"}
 	ours := [][]reached{{{2, 5, 100}, {4, 3, 200}}, {{3, 3.5, 150}, {7, 1.5, 550}}}
 	theirs := [][]reached{{{4, 4.5, 100}, {8, 3.5, 200}}, {{6, 3, 150}, {10, 2.5, 470}}}
 	b.rows(ours, theirs)

@@ -1,4 +1,4 @@
-package training
+package main
 
 import (
 	"bytes"
@@ -16,12 +16,12 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/tiktoken-go/tokenizer/codec"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // lossBench compares a model's learning with PyTorch's, from the same weights, sequences and rates.
 type lossBench struct {
-	harness.Harness
+	measure.Harness
 	model, text, python, pythonDir string
 	batch, seq, steps, seeds       int
 	seed                           uint64
@@ -35,8 +35,8 @@ const (
 	lossGoalFP8 = 0.02
 )
 
-// Loss is bench loss.
-func Loss() error {
+// lossCommand is bench loss.
+func lossCommand() error {
 	l := lossBench{}
 	fs := pflag.NewFlagSet("bench loss", pflag.ExitOnError)
 	fs.StringVar(&l.model, "model", "gpt2", "shape of the model: gpt2, gpt2-medium, gpt2-large or gpt2-xl")
@@ -55,7 +55,7 @@ func Loss() error {
 	fs.StringVar(&l.Out, "out", "bench/results/train", "`DIR` for the results")
 	fs.StringVar(&l.Bin, "bin", "bin", "`DIR` of the built program train")
 	fs.StringVar(&l.Commit, "commit", "", "what the program was built from (default what git says here)")
-	if err := harness.Parse(fs); err != nil {
+	if err := measure.Parse(fs); err != nil {
 		return err
 	}
 	switch {
@@ -73,8 +73,8 @@ func Loss() error {
 	if len(l.GPUs) == 0 {
 		return fmt.Errorf("bench loss measures GPUs: %s", l.WhyNoGPU)
 	}
-	l.Set, l.Group = harness.GPUSet, "loss"
-	l.Line = "bin/bench loss" + harness.Repeatable(fs)
+	l.Set, l.Group = measure.GPUSet, "loss"
+	l.Line = "bin/bench loss" + measure.Repeatable(fs)
 	return l.run()
 }
 
@@ -86,7 +86,7 @@ func (l *lossBench) run() error {
 	}
 	weights, rates := filepath.Join(l.Dir, "start"), filepath.Join(l.Dir, "rates")
 	program := filepath.Join(l.pythonDir, "torch_loss.py")
-	if _, err := harness.Output(l.python, program, "start", "--model", l.model, "--seq", strconv.Itoa(l.seq), "--to",
+	if _, err := measure.Output(l.python, program, "start", "--model", l.model, "--seq", strconv.Itoa(l.seq), "--to",
 		weights); err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (l *lossBench) run() error {
 	for i, flags := range runs {
 		l.rowOf(flags, differences[i])
 	}
-	return harness.WriteRows(filepath.Join(l.Out, "loss.jsonl"), l.Rows)
+	return measure.WriteRows(filepath.Join(l.Out, "loss.jsonl"), l.Rows)
 }
 
 // tokenFile returns the file of tokens that both sides read: text itself if it is one. Otherwise it
@@ -167,7 +167,7 @@ func encode(text []byte, most int) ([]uint, error) {
 
 // train is one run of bin/train.
 func (l *lossBench) train(tokens, weights string, seed uint64, flags []string) ([]timedStep, error) {
-	cmd := append(harness.MPIRun(1, l.Program("train"), "--init-from", weights, "--data", tokens, "--cache", l.Dir,
+	cmd := append(measure.MPIRun(1, l.Program("train"), "--init-from", weights, "--data", tokens, "--cache", l.Dir,
 		"--dtype", "bfloat16", "--seq", strconv.Itoa(l.seq), "--batch", strconv.Itoa(l.batch), "--global-batch",
 		strconv.Itoa(l.batch), "--steps", strconv.Itoa(l.steps), "--lr", strconv.FormatFloat(l.lr, 'g', -1, 64),
 		"--beta2", "0.95", "--seed", strconv.FormatUint(seed, 10), "--val-batches", "0", "--sample", "0", "--json", "-",
@@ -177,7 +177,7 @@ func (l *lossBench) train(tokens, weights string, seed uint64, flags []string) (
 
 // follow runs PyTorch with our weights, sequences and rates.
 func (l *lossBench) follow(program, tokens, weights, rates string, seed uint64,
-	ours []timedStep) ([]harness.TrainStep, error) {
+	ours []timedStep) ([]measure.TrainStep, error) {
 	var list strings.Builder
 	for _, s := range ours {
 		fmt.Fprintln(&list, s.LR)
@@ -185,12 +185,12 @@ func (l *lossBench) follow(program, tokens, weights, rates string, seed uint64,
 	if err := os.WriteFile(rates, []byte(list.String()), 0o666); err != nil {
 		return nil, err
 	}
-	out, err := harness.Output(l.python, program, "follow", "--from", weights, "--tokens", tokens, "--rates", rates,
+	out, err := measure.Output(l.python, program, "follow", "--from", weights, "--tokens", tokens, "--rates", rates,
 		"--batch", strconv.Itoa(l.batch), "--seq", strconv.Itoa(l.seq), "--seed", strconv.FormatUint(seed, 10))
 	if err != nil {
 		return nil, err
 	}
-	return harness.Lines[harness.TrainStep](out)
+	return measure.Lines[measure.TrainStep](out)
 }
 
 // learned is the difference of two runs in the mean of the last losses: ours less theirs.
@@ -200,7 +200,7 @@ type learned struct {
 	theirs            float64 // PyTorch's mean loss
 }
 
-func compareLosses(ours []timedStep, theirs []harness.TrainStep) (d learned, err error) {
+func compareLosses(ours []timedStep, theirs []measure.TrainStep) (d learned, err error) {
 	if len(theirs) != len(ours) {
 		return d, fmt.Errorf("torch_loss.py printed %d losses, want %d", len(theirs), len(ours))
 	}
@@ -235,7 +235,7 @@ func (l *lossBench) rowOf(flags string, seeds []learned) {
 	if strings.Contains(flags, "--fp8") {
 		goal = lossGoalFP8
 	}
-	l.Limit(harness.Row{What: what, Ranks: 1, Ours: math.Abs(mean.difference), Unit: "nat", Goal: goal,
+	l.Limit(measure.Row{What: what, Ranks: 1, Ours: math.Abs(mean.difference), Unit: "nat", Goal: goal,
 		Parts: map[string]float64{"mean_of_sizes": mean.sizes, "first": mean.first, "pytorch": mean.theirs,
 			"signed": mean.difference}})
 	fmt.Fprintf(os.Stderr, "%s: %+.5f of %.4f\n", what, mean.difference, mean.theirs)

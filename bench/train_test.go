@@ -1,4 +1,4 @@
-package training
+package main
 
 import (
 	"encoding/binary"
@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/bench/harness"
+	"lockstep/bench/measure"
 )
 
 // llm.c's data loader would accept the file: its size follows from the header, and its tokens are
@@ -46,7 +46,7 @@ func TestRandomTokens(t *testing.T) {
 // Two measurements give the right rows, which the right goals judge.
 func TestTrainRows(t *testing.T) {
 	b := trainBench{seq: 1024}
-	b.Set, b.Group, b.GPUs = harness.GPUSet, trainGroup, []string{"a GPU"}
+	b.Set, b.Group, b.GPUs = measure.GPUSet, trainGroup, []string{"a GPU"}
 	gpt2 := trainCase{"gpt2", 64}
 	for _, m := range []trained{
 		{trainCase: gpt2, ranks: 1, tokS: []float64{900, 1000, 1100}, p99: []float64{1.02}, memory: 25,
@@ -89,11 +89,11 @@ func TestTrainRows(t *testing.T) {
 	// Each row stands once, though it is written twice and beside another case's rows.
 	b.Out = t.TempDir()
 	other := b
-	other.Rows = []harness.Row{{What: "another", Ranks: 1}}
+	other.Rows = []measure.Row{{What: "another", Ranks: 1}}
 	if err := errors.Join(other.keep(), b.keep(), b.keep()); err != nil {
 		t.Fatal(err)
 	}
-	kept, err := harness.ReadRows(filepath.Join(b.Out, "gpu.jsonl"))
+	kept, err := measure.ReadRows(filepath.Join(b.Out, "gpu.jsonl"))
 	if err != nil || len(kept) != len(want)+1 || kept[0].What != "another" {
 		t.Errorf("%d rows kept, error %v: %+v", len(kept), err, kept)
 	}
@@ -163,7 +163,7 @@ echo "{\"parallel\": \"$way\", \"tok_s\": $([ $way = ddp ] && echo 200 || echo 9
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := trainBench{seq: 1024, steps: 40, torch: true, parallel: tc.parallel, python: python(t, tc.body)}
-			b.Set, b.Group, b.GPUs = harness.GPUSet, trainGroup, []string{"a GPU"}
+			b.Set, b.Group, b.GPUs = measure.GPUSet, trainGroup, []string{"a GPU"}
 			m := trained{trainCase: trainCase{"gpt2-xl", 8}, ranks: tc.ranks, tokS: []float64{230}, p99: []float64{1},
 				theirs: b.peers(tc.ranks)}
 			said := stderr(t, func() {
@@ -214,7 +214,7 @@ func TestLargestGoal(t *testing.T) {
 	for _, batch := range []int{4, 8, 16} {
 		for rate, met := range map[float64]bool{116: true, 114: false} {
 			b := trainBench{seq: 1024}
-			b.Set, b.Group, b.GPUs = harness.GPUSet, trainGroup, []string{"a GPU"}
+			b.Set, b.Group, b.GPUs = measure.GPUSet, trainGroup, []string{"a GPU"}
 			b.rowsOf(trained{trainCase: trainCase{"gpt2-xl", batch}, ranks: 2, tokS: []float64{rate}, p99: []float64{1},
 				theirs: []byTorch{{torchWay: torchWays[1], tokS: []float64{100}}}})
 			if r := b.Rows[0]; r.Met != met {
@@ -233,7 +233,7 @@ func TestTorchParallelFlag(t *testing.T) {
 		"":         "--torch-parallel is empty: --torch=false compares with nobody",
 	} {
 		os.Args = []string{"bench", "--torch-parallel=" + flag}
-		if err := Command(); err == nil || err.Error() != want {
+		if err := trainCommand(); err == nil || err.Error() != want {
 			t.Errorf("%q: %v, want %q", flag, err, want)
 		}
 	}
