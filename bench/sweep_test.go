@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"lockstep/bench/measure"
-	"lockstep/internal/campaign"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -23,7 +23,7 @@ func TestSweepCommand(t *testing.T) {
 	ctx := mpirun.Patience(t)
 	bin, out := t.TempDir(), t.TempDir()
 	only := "collectives,cost"
-	if campaign.More(t, 1, "parts of a sweep: the applications on more and more ranks"); campaign.All() {
+	if testkit.More(t, 1, "parts of a sweep: the applications on more and more ranks"); testkit.AllCases() {
 		only += ",scaling"
 		build := exec.CommandContext(ctx, goTool, "build", "-buildvcs=false", "-o", bin, "../apps/reduce",
 			"../apps/matvec", "../apps/stencil", "../apps/train")
@@ -66,7 +66,7 @@ func TestSweepCommand(t *testing.T) {
 		"stencil strong " + measure.StencilPeer: 2, "stencil weak " + measure.StencilPeer: 2,
 		"train strong " + measure.Ours: 2, "train weak " + measure.Ours: 2,
 	} {
-		if !campaign.All() && (strings.Contains(name, "strong") || strings.Contains(name, "weak")) {
+		if !testkit.AllCases() && (strings.Contains(name, "strong") || strings.Contains(name, "weak")) {
 			want = 0
 		}
 		if count[name] != want {
@@ -75,7 +75,7 @@ func TestSweepCommand(t *testing.T) {
 	}
 	rows, err := measure.ReadRows(filepath.Join(out, "host-ratios.jsonl"))
 	ratios, figures := sweeps+1, 10+9+1
-	if campaign.All() {
+	if testkit.AllCases() {
 		ratios, figures = ratios+3, figures+5 // stencil on 1 rank, and on 2 in both ways
 	}
 	if err != nil || len(rows) != ratios {

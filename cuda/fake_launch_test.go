@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 func fakeLaunch(t *testing.T) {
@@ -55,7 +55,7 @@ func fakeLaunchEarly(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("FAKECUDA_MAJOR", c.major)
 			t.Setenv("FAKECUDA_VERSION", c.version)
-			must(t, open(fakelib.CUDA(t, t.TempDir(), fakelib.Without(c.without...)...)))
+			must(t, open(testkit.BuildCUDA(t, t.TempDir(), testkit.WithoutSymbols(c.without...)...)))
 			d := openFake(t)
 			s, m := try(d.NewStream(0))(t), try(d.LoadModule([]byte("image")))(t)
 			f := try(m.Function(c.function))(t)
@@ -219,7 +219,7 @@ func fakeBind(t *testing.T) {
 	}
 	must(t, onFreshThread(func() error {
 		log := logOf(t)
-		if r := fakelib.Call(b.Enter, b.Context); r != 0 {
+		if r := testkit.CallC(b.Enter, b.Context); r != 0 {
 			t.Errorf("Enter returns %d", r)
 		}
 		if got := log(); len(got) != 1 || !strings.HasPrefix(got[0], "cuCtxSetCurrent device=0") {
@@ -229,7 +229,7 @@ func fakeBind(t *testing.T) {
 	}))
 	must(t, onFreshThread(func() error {
 		t.Setenv("FAKECUDA_FAIL", "cuCtxSetCurrent=201")
-		if r := fakelib.Call(b.Enter, b.Context); r != int(ErrInvalidContext) {
+		if r := testkit.CallC(b.Enter, b.Context); r != int(ErrInvalidContext) {
 			t.Errorf("Enter returns %d, want the status alone", r)
 		}
 		return nil

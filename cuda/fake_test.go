@@ -12,13 +12,13 @@ import (
 	"time"
 	"unsafe"
 
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 // TestFake runs against the double of libcuda, in a process of its own: this one's may have the
 // real driver.
 func TestFake(t *testing.T) {
-	fakelib.Run(t, func(dir string) { fakelib.CUDA(t, dir) }, nil, func(t *testing.T) {
+	testkit.RunWithLibraries(t, func(dir string) { testkit.BuildCUDA(t, dir) }, nil, func(t *testing.T) {
 		must(t, Load())
 		for _, c := range []struct {
 			name string
@@ -95,19 +95,19 @@ func fakeLoading(t *testing.T) {
 		t.Errorf("without a library the result prints as %q", text)
 	}
 
-	lib := fakelib.CUDA(t, t.TempDir(), fakelib.Without("cuMemAlloc_v2", "cuGraphLaunch")...)
+	lib := testkit.BuildCUDA(t, t.TempDir(), testkit.WithoutSymbols("cuMemAlloc_v2", "cuGraphLaunch")...)
 	said(open(lib), "lacks cuMemAlloc_v2", "lacks cuGraphLaunch", "13.0")
-	lib = fakelib.CUDA(t, t.TempDir(), fakelib.Without("cuDriverGetVersion")...)
+	lib = testkit.BuildCUDA(t, t.TempDir(), testkit.WithoutSymbols("cuDriverGetVersion")...)
 	said(open(lib), "lacks cuDriverGetVersion")
 
 	// An old driver also lacks symbols: its age is the better explanation.
-	lib = fakelib.CUDA(t, t.TempDir(), fakelib.Without("cuGraphExecUpdate_v2")...)
+	lib = testkit.BuildCUDA(t, t.TempDir(), testkit.WithoutSymbols("cuGraphExecUpdate_v2")...)
 	t.Setenv("FAKECUDA_VERSION", "11080")
 	said(open(lib), "11.8", "12.0")
 	t.Setenv("FAKECUDA_VERSION", "12020")
 
-	lib = fakelib.CUDA(t, t.TempDir(),
-		fakelib.Without("cuFuncLoad", "cuEventElapsedTime_v2", "cuGetErrorName", "cuGetErrorString",
+	lib = testkit.BuildCUDA(t, t.TempDir(),
+		testkit.WithoutSymbols("cuFuncLoad", "cuEventElapsedTime_v2", "cuGetErrorName", "cuGetErrorString",
 			"cuDeviceGetUuid")...)
 	must(t, open(lib))
 	if v := version.Load(); v != 12020 {

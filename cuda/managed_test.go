@@ -7,7 +7,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 // fakeManagedRoom: managed memory never adds up to more than the device has, though the driver says
@@ -104,7 +104,8 @@ func fakeManaged(t *testing.T) {
 	// A driver from before these functions works, without them.
 	t.Cleanup(func() { must(t, open(libFiles...)) })
 	t.Setenv("FAKECUDA_VERSION", "12000")
-	must(t, open(fakelib.CUDA(t, t.TempDir(), fakelib.Without("cuMemPrefetchAsync_v2", "cuMemAdvise_v2")...)))
+	must(t, open(testkit.BuildCUDA(t, t.TempDir(),
+		testkit.WithoutSymbols("cuMemPrefetchAsync_v2", "cuMemAdvise_v2")...)))
 	old := try(Open(0))(t)
 	s, m = try(old.NewStream(0))(t), try(old.MallocManaged(n))(t)
 	const text = "the NVIDIA driver supports CUDA 12.0, this call needs 12.2 or later"

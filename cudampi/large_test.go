@@ -9,16 +9,16 @@ import (
 	"testing"
 	"unsafe"
 
-	"lockstep/internal/campaign"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 )
 
 // TestBeyondInt makes calls of more elements than an int of C counts: a message, which is one of a
 // derived datatype, and an all-reduce, which is done in parts. TestReductions, TestMoves and
 // TestMessages show with few elements that the other collectives are right in parts.
 func TestBeyondInt(t *testing.T) {
-	campaign.Only(t, "messages and collectives of more elements than an int of C counts")
+	testkit.Only(t, "messages and collectives of more elements than an int of C counts")
 	const need = 12 << 20 // kB, for two ranks and what MPI buffers
 	if kb, err := available(); err != nil || kb < need {
 		t.Skipf("%d MB of memory available, %d MB needed (%v)", kb>>10, need>>10, err)

@@ -12,8 +12,8 @@ import (
 
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
-	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 )
 
 // onRanks runs fn on each number of ranks with MPI running, in a job that may run other tests. A
@@ -122,7 +122,7 @@ func TestPanicsStayGo(t *testing.T) {
 func TestSignalsStayGo(t *testing.T) {
 	const double = "libsignals.so"
 	if others := os.Getenv("LD_PRELOAD"); !strings.Contains(others, double) { // else a rank
-		t.Setenv("LD_PRELOAD", strings.TrimSpace(fakelib.Build(t, t.TempDir(), double,
+		t.Setenv("LD_PRELOAD", strings.TrimSpace(testkit.BuildLibrary(t, t.TempDir(), double,
 			filepath.Join("testdata", "signals.c"))+" "+others))
 	}
 	onRanks(t, []int{1}, func(t *testing.T, c *Comm) {

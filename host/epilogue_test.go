@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 )
 
 // geluTanh and its derivative by the definition, in float64.
@@ -79,7 +79,7 @@ func testEpilogueOf[C, T anyElem](t *testing.T, eps float64, to func(float64) T,
 	gemm func(ta, tb bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []C,
 		ldc int, e Epilogue[C])) {
 	left := 0
-	defer func() { campaign.More(t, left, "products with something behind them on the host") }()
+	defer func() { testkit.More(t, left, "products with something behind them on the host") }()
 	r := rand.New(rand.NewPCG(1, 2))
 	nan := toC(math.NaN())
 	// fresh returns rows of n random numbers, ld apart, or NaN throughout.
@@ -99,7 +99,7 @@ func testEpilogueOf[C, T anyElem](t *testing.T, eps float64, to func(float64) T,
 		for i, names := range []string{"", "Bias", "Residual", "Bias Residual", "GELU", "Bias GELU",
 			"DGELU", "DGELU BiasGrad", "RowSums"} {
 			for flags := i % 2; flags < 16; flags += 2 {
-				if (m+i+flags/2)%4 != 0 && !campaign.All() {
+				if (m+i+flags/2)%4 != 0 && !testkit.AllCases() {
 					left++
 					continue
 				}

@@ -13,7 +13,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 // double is a test's wishes for the test doubles of NCCL and the driver.
@@ -54,12 +54,12 @@ func once(t *testing.T, key, dir string, build func(dir string) (path string)) {
 func (d double) in(t *testing.T) bool {
 	t.Helper()
 	prepare := func(dir string) {
-		fakelib.HostOnly(t)
-		once(t, "cuda", dir, func(dir string) string { return fakelib.CUDA(t, dir) })
+		testkit.HostOnly(t)
+		once(t, "cuda", dir, func(dir string) string { return testkit.BuildCUDA(t, dir) })
 		if !d.broken {
 			once(t, strings.Join(d.missing, "-"), dir, func(dir string) string {
-				return fakelib.Build(t, dir, "libnccl.so.2",
-					append(fakelib.Without(d.missing...), filepath.Join("testdata", "fakenccl.c"))...)
+				return testkit.BuildLibrary(t, dir, "libnccl.so.2",
+					append(testkit.WithoutSymbols(d.missing...), filepath.Join("testdata", "fakenccl.c"))...)
 			})
 			return
 		}
@@ -74,7 +74,7 @@ func (d double) in(t *testing.T) bool {
 		env = append(env, "FAKENCCL_VERSION="+strconv.Itoa(d.version))
 	}
 	inside := false
-	fakelib.Run(t, prepare, append(env, d.env...), func(*testing.T) { inside = true })
+	testkit.RunWithLibraries(t, prepare, append(env, d.env...), func(*testing.T) { inside = true })
 	return inside
 }
 

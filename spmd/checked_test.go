@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 	"lockstep/spmd/mesh"
@@ -159,13 +159,13 @@ func TestCheckedGroups(t *testing.T) {
 	t.Parallel()
 	spmdtest.HostOnly(t, "what is compared is the same on a GPU")
 	spmdtest.Ranks(t, 3)
-	campaign.More(t, 3, "modes of --check by ways of having ranks")
+	testkit.More(t, 3, "modes of --check by ways of having ranks")
 	for k, mode := range []string{"--check=on", "--check=sample"} {
 		for i, tc := range []struct {
 			processes int
 			args      []string
 		}{{3, nil}, {0, []string{"--ranks", "3"}}} {
-			if !campaign.All() && (i+k)%2 == 1 {
+			if !testkit.AllCases() && (i+k)%2 == 1 {
 				continue
 			}
 			if status, out := run(t, tc.processes, "checked groups", nil,

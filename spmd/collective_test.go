@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/mesh"
 	"lockstep/spmd/spmdtest"
@@ -17,7 +17,7 @@ import (
 var everyRanks = []int{1, 2, 3, 4}
 
 func TestCollectives(t *testing.T) {
-	campaign.More(t, 2*len(everyRanks)*len(modes)*10*2/3, "types by modes and numbers of ranks of collectives")
+	testkit.More(t, 2*len(everyRanks)*len(modes)*10*2/3, "types by modes and numbers of ranks of collectives")
 	everyWay(t, func(t *testing.T, w *spmd.World) {
 		for k, m := range modesOf(w) {
 			each(w.Size()+k,
@@ -66,7 +66,7 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 	mine := func(op spmd.Op) func(int) float64 { return func(i int) float64 { return input(op, rank, i) } }
 	ops, lengths, moved := []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg},
 		[]int{0, 1, 2, 1<<10 + 1}, []int{0, 1, 3, 1<<9 + 1}
-	if os.Getenv(doublesEnv) != "" && !campaign.All() { // each call there takes as long as a hundred on the host
+	if os.Getenv(doublesEnv) != "" && !testkit.AllCases() { // each call there takes as long as a hundred on the host
 		ops, lengths, moved = []spmd.Op{spmd.Sum, spmd.Avg}, []int{1<<10 + 1}, []int{1<<9 + 1}
 	}
 	for _, op := range ops {

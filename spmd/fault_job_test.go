@@ -16,10 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/internal/campaign"
-	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
 	"lockstep/internal/process"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -79,10 +78,10 @@ func TestFaults(t *testing.T) {
 	}
 	rows := table()
 	if !many {
-		rows = campaign.Some(t, "rows of the table of faults", rows, func(f mishap) bool { return !f.more })
+		rows = testkit.Some(t, "rows of the table of faults", rows, func(f mishap) bool { return !f.more })
 	}
 	for i := range rows {
-		rows[i].local = rows[i].local && !many && !campaign.All() && spmdtest.Device() == "host"
+		rows[i].local = rows[i].local && !many && !testkit.AllCases() && spmdtest.Device() == "host"
 	}
 	tallies := make([]tally, len(rows))
 	t.Run("table", func(t *testing.T) {
@@ -165,7 +164,7 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 	marker := faultEnv + "=" + dir
 	env := []string{appEnv + "=fault " + f.name, marker, "TMPDIR=" + temp, timeoutEnv + "=" + f.timeout.String()}
 	if f.double != "" {
-		lib := fakelib.Build(t, dir, "libdouble.so", filepath.Join("testdata", f.double))
+		lib := testkit.BuildLibrary(t, dir, "libdouble.so", filepath.Join("testdata", f.double))
 		env = append(env, strings.TrimSpace("LD_PRELOAD="+lib+" "+os.Getenv("LD_PRELOAD")),
 			fmt.Sprintf("%s_RANK=%d", faultEnv, f.victim()))
 	}

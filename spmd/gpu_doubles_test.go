@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -26,27 +26,27 @@ func doubles(t *testing.T) (dir string) {
 		t.Skip(err)
 	}
 	dir = t.TempDir()
-	fakelib.CUDA(t, dir)
-	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "nccl", "testdata", "fakenccl.c"))
-	fakelib.Build(t, dir, "libfill.so", filepath.Join("testdata", "fill.cc"))
+	testkit.BuildCUDA(t, dir)
+	testkit.BuildLibrary(t, dir, "libnccl.so.2", filepath.Join("..", "nccl", "testdata", "fakenccl.c"))
+	testkit.BuildLibrary(t, dir, "libfill.so", filepath.Join("testdata", "fill.cc"))
 	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libfill.so"))
 	return dir
 }
 
 // calls is the log of this rank's doubles.
-var calls fakelib.Log
+var calls testkit.CallLog
 
 func openLog(file string) { calls.Open(file) }
 
-// newCalls returns the calls since the last newCalls, see fakelib.Log.
+// newCalls returns the calls since the last newCalls, see testkit.CallLog.
 func newCalls(t *testing.T, prefixes ...string) []string {
 	t.Helper()
 	return calls.New(t, prefixes...)
 }
 
-func value(line, key string) string { return fakelib.Value(line, key) }
+func value(line, key string) string { return testkit.LogValue(line, key) }
 
-func injected(what string, fn func()) { fakelib.Injected(what, fn) }
+func injected(what string, fn func()) { testkit.Injected(what, fn) }
 
 func number64(t *testing.T, line, key string) uint64 {
 	t.Helper()

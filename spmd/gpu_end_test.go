@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/fakelib"
 	"lockstep/internal/kernels"
+	"lockstep/internal/testkit"
 )
 
 // copyKernels copies all kernels, compiled, into a folder, and returns the name of one.
@@ -154,7 +154,7 @@ func gpuAfterError(t *testing.T) {
 		for r := range max(n, 1) {
 			log, err := os.ReadFile(filepath.Join(logs, fmt.Sprint(r)))
 			must(t, err)
-			lines := fakelib.Lines(string(log))
+			lines := testkit.LogLines(string(log))
 			if count(lines, "cuGraphInstantiateWithFlags") == 0 {
 				t.Errorf("rank %d of %d made no graph", r, n)
 			}

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"lockstep/cuda"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/nccl"
 	"lockstep/spmd"
 )
@@ -253,7 +253,7 @@ func folders(t *testing.T, both string) map[string]string {
 		}
 	}
 	link("driver", "libcuda.so.1")
-	fakelib.CUDA(t, f["part"], fakelib.Without("cuGraphLaunch")...)
+	testkit.BuildCUDA(t, f["part"], testkit.WithoutSymbols("cuGraphLaunch")...)
 	link("no NVRTC", "libcuda.so.1", "libnccl.so.2")
 	for _, name := range []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"} {
 		must(t, os.WriteFile(filepath.Join(f["no NVRTC"], name), []byte("no library"), 0o644))

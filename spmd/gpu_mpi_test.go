@@ -10,8 +10,7 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/campaign"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -38,9 +37,9 @@ func TestGPUThroughMPI(t *testing.T) {
 		t.Run("peers without NCCL", peersWithoutNCCL)
 		t.Run("messages of other lengths", messagesOfOtherLengths)
 	}
-	campaign.More(t, 12, "kinds of calls by ways between GPUs")
-	campaign.More(t, 9, "ways to ask for a way between GPUs")
-	campaign.More(t, 4*(5*4-2), "operations by lengths on doubles of GPUs")
+	testkit.More(t, 12, "kinds of calls by ways between GPUs")
+	testkit.More(t, 9, "ways to ask for a way between GPUs")
+	testkit.More(t, 4*(5*4-2), "operations by lengths on doubles of GPUs")
 	for _, tc := range []struct {
 		name  string
 		ranks []int
@@ -55,7 +54,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		{"capture", []int{2}, mpiCapture},
 	} {
 		t.Run(tc.name, func(t *testing.T) { spmdtest.Run(t, tc.ranks, tc.body) })
-		if !campaign.All() && tc.name != "capture" { // calls of which the transports have tests of their own
+		if !testkit.AllCases() && tc.name != "capture" { // calls of which the transports have tests of their own
 			continue
 		}
 		t.Run(tc.name+", MPI takes the memory", func(t *testing.T) {
@@ -91,7 +90,7 @@ func mpiStart(t *testing.T) {
 // number of queues when it is initialised.
 func mpiQueues(t *testing.T) {
 	for collectives, want := range map[string]string{"mpi": "32", "host-staged": "32", "auto": "", "nccl": ""} {
-		if !campaign.All() && collectives != "mpi" && collectives != "auto" {
+		if !testkit.AllCases() && collectives != "mpi" && collectives != "auto" {
 			continue
 		}
 		logs := t.TempDir()
@@ -102,8 +101,8 @@ func mpiQueues(t *testing.T) {
 			continue
 		}
 		for rank := range 3 {
-			log := fakelib.Log{File: filepath.Join(logs, strconv.Itoa(rank))}
-			if calls := log.New(t, "cuInit "); len(calls) == 0 || fakelib.Value(calls[0], "queues") != want {
+			log := testkit.CallLog{File: filepath.Join(logs, strconv.Itoa(rank))}
+			if calls := log.New(t, "cuInit "); len(calls) == 0 || testkit.LogValue(calls[0], "queues") != want {
 				t.Errorf("--collectives %s, rank %d: %q, want %q queues", collectives, rank, calls, want)
 			}
 		}
@@ -115,7 +114,7 @@ func mpiQueues(t *testing.T) {
 func peerDoubles(t *testing.T) (dir string) {
 	t.Helper()
 	dir = doubles(t)
-	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas",
+	testkit.BuildLibrary(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas",
 		filepath.Join("..", "internal", "peer", "testdata", "emulate.cc"), filepath.Join("testdata", "fill.cc"))
 	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libemulate.so"))
 	spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
@@ -164,7 +163,7 @@ func mpiWays(t *testing.T) {
 		{"mpi-aware", []string{none, "LOCKSTEP_MPI_CUDA=no"}, 0,
 			[]string{" WRN start", "collectives=mpi-aware", "--collectives mpi-aware, though LOCKSTEP_MPI_CUDA=no"}},
 	} {
-		if !campaign.All() && i%2 == 1 && tc.status == 0 { // one of each name, and the refusals
+		if !testkit.AllCases() && i%2 == 1 && tc.status == 0 { // one of each name, and the refusals
 			continue
 		}
 		t.Run(tc.ask, func(t *testing.T) {
@@ -221,7 +220,7 @@ func mpiSeveral(t *testing.T, w *spmd.World) {
 	}
 	must(t, x.CopyFrom(one))
 	rounds := 20
-	if os.Getenv(doublesEnv) != "" && !campaign.All() {
+	if os.Getenv(doublesEnv) != "" && !testkit.AllCases() {
 		rounds = 4
 	}
 	for range rounds {

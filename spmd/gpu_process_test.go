@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"lockstep/cuda"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -34,7 +34,7 @@ func TestGPUsOfOneProcess(t *testing.T) {
 	// This test asks for the GPUs before Local does. The driver then reads how many queues a GPU
 	// has, and ranks that share one need many.
 	env := []string{"SPMDTEST_DEVICE=cuda", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
-	fakelib.Run(t, func(string) {}, env, func(t *testing.T) {
+	testkit.RunWithLibraries(t, func(string) {}, env, func(t *testing.T) {
 		if err := cuda.Load(); err != nil {
 			t.Fatal(err)
 		}

@@ -7,8 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -59,7 +58,7 @@ func gpuPaths(t *testing.T) {
 		}
 		log, err := os.ReadFile(filepath.Join(logs, "1"))
 		must(t, err)
-		for _, line := range fakelib.Lines(string(log)) {
+		for _, line := range testkit.LogLines(string(log)) {
 			switch name, _, _ := strings.Cut(line, " "); name {
 			case "ncclAllReduce", "ncclAllGather":
 				comms = append(comms, name[4:]+" "+value(line, "comm"))
@@ -80,7 +79,7 @@ func gpuPaths(t *testing.T) {
 			t.Errorf("the key is %q, want %q in it", key, want)
 		}
 	}
-	campaign.More(t, 7, "files of measured paths")
+	testkit.More(t, 7, "files of measured paths")
 	for i, tc := range []struct {
 		name string
 		set  map[int]int // row of paths: the size that goes to the symmetric kernels, as a power of two
@@ -99,7 +98,7 @@ func gpuPaths(t *testing.T) {
 		{"never", nil, []string{"--symmetric", "never"}, "",
 			[]string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
 	} {
-		if !campaign.All() && i%2 == 0 {
+		if !testkit.AllCases() && i%2 == 0 {
 			continue
 		}
 		must(t, os.WriteFile(file, []byte(pathsLine(tc.set, '1')+"\t"+key), 0o666))
@@ -113,7 +112,7 @@ func gpuPaths(t *testing.T) {
 		"of another version": "0 0 0\t" + key, "no way": pathsLine(map[int]int{0: 8}, '7') + "\t" + key,
 		"a way that is not to be had":          pathsLine(map[int]int{2: 8}, '2') + "\t" + key,
 		"symmetric kernels that there are not": pathsLine(map[int]int{1: 8}, '1') + "\t" + key} {
-		if !campaign.All() && name != "cut" && name != "a way that is not to be had" {
+		if !testkit.AllCases() && name != "cut" && name != "a way that is not to be had" {
 			continue
 		}
 		must(t, os.WriteFile(file, []byte(damage), 0o666))

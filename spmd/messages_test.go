@@ -11,8 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -347,7 +346,7 @@ func gatherMuch(w *spmd.World, n int) error {
 // its way, beside the other.
 func messagesBetweenPeers(t *testing.T) {
 	for ranks, calls := range map[int]int{2: 0, 3: (3 + 2 + 3) * 3} { // of the last groups, to each rank
-		if ranks == 2 && !campaign.All() {
+		if ranks == 2 && !testkit.AllCases() {
 			continue
 		}
 		logs := t.TempDir()
@@ -411,7 +410,7 @@ func groupsBesideNCCL(t *testing.T) {
 	type mark struct{ call, event, stream string }
 	var between []mark // the first two sums: there is a group on the other stream
 	sums := 0
-	for _, line := range fakelib.Lines(string(log)) {
+	for _, line := range testkit.LogLines(string(log)) {
 		switch call, _, _ := strings.Cut(line, " "); {
 		case call == "ncclAllReduce":
 			sums++

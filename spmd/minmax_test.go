@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 )
@@ -12,11 +12,11 @@ import (
 // TestNaNWins: Min and Max give a NaN if any rank has one, and -0 is less than 0, in every type,
 // length, call and way, whichever rank it is.
 func TestNaNWins(t *testing.T) {
-	campaign.More(t, 2*len(everyRanks)*(len(modes)*4-1), "types by modes and numbers of ranks of NaN in Min and Max")
+	testkit.More(t, 2*len(everyRanks)*(len(modes)*4-1), "types by modes and numbers of ranks of NaN in Min and Max")
 	everyWay(t, func(t *testing.T, w *spmd.World) {
 		for k, m := range modesOf(w) {
 			// the same transport, whose own tests have all types
-			if w.OnHost() && m.name != "blocking" && !campaign.All() {
+			if w.OnHost() && m.name != "blocking" && !testkit.AllCases() {
 				continue
 			}
 			each(w.Size()+k,
@@ -25,7 +25,7 @@ func TestNaNWins(t *testing.T) {
 				func() { minMax(t, w, m, half(), 1, 1<<10+1) },
 				func() { minMax(t, w, m, brain(), 1, 1<<10+1) },
 			)
-			if m.name == "blocking" && (campaign.All() || w.Size() == 3) {
+			if m.name == "blocking" && (testkit.AllCases() || w.Size() == 3) {
 				minMax(t, w, m, plain[float32](), 300_000)
 			}
 		}

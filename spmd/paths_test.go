@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/random"
 	"lockstep/spmd/spmdtest"
@@ -330,7 +330,7 @@ func peersBesideNCCL(t *testing.T) {
 			t.Errorf("reach %s, --symmetric %s: NCCL reduces %d times, want %d\n%s", tc.reach,
 				tc.symmetric, reduces, tc.reduces, out)
 		}
-		if !campaign.All() {
+		if !testkit.AllCases() {
 			break
 		}
 	}

@@ -15,8 +15,8 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cuda/nvml"
-	"lockstep/internal/campaign"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/spmdtest"
@@ -325,7 +325,7 @@ func least(samples []soakSample) soakSample {
 // LOCKSTEP_SOAK, and then prints rank 0's samples. LOCKSTEP_SOAK_KIND makes one kind of step alone.
 func TestSoak(t *testing.T) {
 	limit, long := time.Second, os.Getenv(soakEnv)
-	if campaign.All() {
+	if testkit.AllCases() {
 		limit *= 3
 	}
 	if long != "" {

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"lockstep/cudampi"
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -76,7 +76,7 @@ func everyKind(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) 
 		if slices.Contains(ranks, 3) {
 			one = 3
 		}
-		processes = campaign.Some(t, "numbers of processes, of tests that goroutines run on each", ranks,
+		processes = testkit.Some(t, "numbers of processes, of tests that goroutines run on each", ranks,
 			func(n int) bool { return n == one })
 	}
 	t.Run("processes", func(t *testing.T) { spmdtest.Run(t, processes, fn) })
@@ -87,7 +87,7 @@ func everyKind(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) 
 // numbers of ranks and the modes each has its turn.
 func each(k int, fns ...func()) {
 	for i, fn := range fns {
-		if campaign.All() || (i+k)%3 == 0 {
+		if testkit.AllCases() || (i+k)%3 == 0 {
 			fn()
 		}
 	}

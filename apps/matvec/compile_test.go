@@ -3,7 +3,7 @@ package main
 import (
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -28,8 +28,8 @@ func TestCompareKernels(t *testing.T) {
 			{260, 513}}},
 		"wide": {wide, [][2]int{{2, 3}, {19, 1500}, {2100, 17}}},
 	} {
-		if name != "small" && !campaign.All() {
-			campaign.More(t, 1, "sizes of a product's kernels that are emulated")
+		if name != "small" && !testkit.AllCases() {
+			testkit.More(t, 1, "sizes of a product's kernels that are emulated")
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -6,8 +6,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/campaign"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -26,10 +25,10 @@ func TestBoxLayout(t *testing.T) {
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	few := 1
-	if campaign.All() {
+	if testkit.AllCases() {
 		few = 0
 	}
-	campaign.More(t, 180, "boxes and neighbours whose kernels run both ways")
+	testkit.More(t, 180, "boxes and neighbours whose kernels run both ways")
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for i, n := range [][3]int{
 			{1, 1, 1}, {1, 1, 9}, {9, 1, 1}, {2, 1, 2}, {70, 1, 130}, {5, 1, 1030}, {131, 1, 17},
@@ -67,8 +66,8 @@ func TestOnDoubles(t *testing.T) {
 		t.Skip(err)
 	}
 	dir := t.TempDir()
-	fakelib.CUDA(t, dir)
-	kernels := fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-w", "-I../../spmd", "testdata/double.cc",
+	testkit.BuildCUDA(t, dir)
+	kernels := testkit.BuildLibrary(t, dir, "libemulate.so", "-std=c++14", "-w", "-I../../spmd", "testdata/double.cc",
 		"../../internal/peer/testdata/emulate.cc", "../../spmd/testdata/fill.cc")
 	env := []string{"LD_LIBRARY_PATH=" + dir, "FAKECUDA_KERNELS=" + kernels, "FAKECUDA_DEVICES=3", "FAKECUDA_DELAY=20",
 		"FAKECUDA_SHARED=1"}

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"lockstep/apps/train/traintest"
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -32,7 +32,7 @@ func TestDividedResume(t *testing.T) {
 		{4, false, "--pp 2 --shard parameters"}, {2, false, "--tp 2"}, {4, true, "--dp 2 --tp 2 --shard parameters"},
 		{4, true, "--tp 2 --pp 2 --recompute block"}, {3, true, "--tp 3"}, {4, false, "--tp 2 --shard optimizer"}}
 	kinds := []string{"--pp 3 --recompute block", "--tp 2 --pp 2 --recompute block", "--tp 2 --shard optimizer"}
-	for i, form := range campaign.Some(t, "divisions of a run that resumes", forms,
+	for i, form := range testkit.Some(t, "divisions of a run that resumes", forms,
 		func(f form) bool { return slices.Contains(kinds, f.flags) }) {
 		t.Run(fmt.Sprintf("%s on %d", form.flags, form.ranks), func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")

@@ -18,8 +18,8 @@ import (
 
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/traintest"
-	"lockstep/internal/campaign"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -260,7 +260,7 @@ func faults(t *testing.T, what string, few, usual int) int {
 	t.Helper()
 	text := os.Getenv("LOCKSTEP_FAULTS")
 	if text == "" {
-		return campaign.Few(t, what, few, usual)
+		return testkit.Few(t, what, few, usual)
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {

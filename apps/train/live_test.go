@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -30,7 +30,7 @@ func TestLive(t *testing.T) {
 		status int
 	}{{"alone", 0, 4, false, 0}, {"mpirun", 2, 4, false, 0}, {"Ctrl-C", 0, 1_000_000, true, 130}} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := fakelib.OpenTerminal(t, 150)
+			p := testkit.OpenTerminal(t, 150)
 			before := p.Modes(t)
 			cmd := spmdtest.Command(t.Context(), t, tc.ranks, nil,
 				smallRun(t, tc.steps, "--log-every", "1000", "--val-batches", "0")...)
@@ -71,7 +71,7 @@ func TestLive(t *testing.T) {
 				!strings.Contains(seen, "loss ") {
 				t.Errorf("no live line in %q", seen)
 			}
-			lines := fakelib.ScreenLines(seen)
+			lines := testkit.ScreenLines(seen)
 			if slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "training") }) ||
 				lines[len(lines)-1] != "" {
 				t.Errorf("left on the screen: %q", lines)

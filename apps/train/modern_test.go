@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"lockstep/apps/train/traintest"
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -24,7 +24,7 @@ func TestModern(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	const sentence = "abcdefghijklmnop\n"
 	text := traintest.Write(t, t.TempDir(), "text.txt", strings.Repeat(sentence, 400))
-	for _, dtype := range campaign.Some(t, "types of a modern model", []string{"float32", "bfloat16"},
+	for _, dtype := range testkit.Some(t, "types of a modern model", []string{"float32", "bfloat16"},
 		func(dtype string) bool { return dtype == "float32" }) {
 		args := append([]string{"--data", text, "--steps", "40", "--val-every", "20", "--dtype", dtype, "--grow-batch",
 			"3"}, modernRun...)

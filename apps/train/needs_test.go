@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -19,7 +19,7 @@ func TestMemoryTaken(t *testing.T) {
 		flags string
 		every bool // in make test too, of one type
 	}
-	forms := campaign.Some(t, "divisions of a run whose memory is told", []form{
+	forms := testkit.Some(t, "divisions of a run whose memory is told", []form{
 		{1, "", false}, {2, "", false}, {2, "--shard optimizer", false}, {2, "--shard gradients", false},
 		{3, "--shard parameters", true}, {2, "--tp 2", false}, {2, "--pp 2", false},
 		{3, "--pp 3", false}, {2, "--pp 2 --balance measured", true}, {4, "--dp 2 --tp 2 --shard parameters", true},
@@ -28,7 +28,7 @@ func TestMemoryTaken(t *testing.T) {
 	}, func(f form) bool { return f.every })
 	for i, form := range forms {
 		for k, dtype := range []string{"float32", "bfloat16"} {
-			if !campaign.All() && i%2 != k {
+			if !testkit.AllCases() && i%2 != k {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s, %s on %d", dtype, form.flags, form.ranks), func(t *testing.T) {

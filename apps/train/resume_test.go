@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"lockstep/apps/train/traintest"
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -45,10 +45,10 @@ func TestResume(t *testing.T) {
 	}
 	cases := []resumption{{"float32", []int{2, 3}, 1e-4}, {"float32", []int{1, 2, 3}, 1e-4},
 		{"bfloat16", []int{2, 3}, 1e-3}}
-	if campaign.All() {
+	if testkit.AllCases() {
 		cases = cases[1:] // which have the first
 	}
-	for _, tc := range campaign.Some(t, "types and numbers of ranks that resume", cases,
+	for _, tc := range testkit.Some(t, "types and numbers of ranks that resume", cases,
 		func(c resumption) bool { return len(c.ranks) == 2 && c.dtype == "float32" }) {
 		args := smallRun(t, 12, "--dtype", tc.dtype, "--val-every", "4")
 		for _, n := range tc.ranks {
@@ -301,7 +301,7 @@ func TestPreempted(t *testing.T) {
 		{"SIGTERM to a rank", syscall.SIGTERM, 2, 0, 2},
 		{"SIGUSR1 to a rank", syscall.SIGUSR1, 0, 0, 2},
 	}
-	for _, tc := range campaign.Some(t, "ways to ask a run to end early", cases,
+	for _, tc := range testkit.Some(t, "ways to ask a run to end early", cases,
 		func(p preemption) bool { return p.status == 75 || p.signal == syscall.SIGTERM }) {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()

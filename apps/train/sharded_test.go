@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -15,7 +15,7 @@ import (
 // with the same bits in the same mode on as many ranks. Runs with float32 go through MPI.
 func TestShardedResume(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
-	campaign.More(t, 4, "types and modes of sharing of a run that resumes")
+	testkit.More(t, 4, "types and modes of sharing of a run that resumes")
 	for _, dtype := range []string{"float32", "bfloat16"} {
 		bound := 1e-4
 		if dtype == "bfloat16" {
@@ -26,7 +26,7 @@ func TestShardedResume(t *testing.T) {
 		modes := []string{"off", "optimizer", "gradients", "parameters"}
 		for i, mode := range modes {
 			processes, ranks, next, others := dtype == "float32", 2+i%2, modes[(i+1)%len(modes)], 4-i
-			if !campaign.All() && (i+b2i(processes))%2 == 0 { // every other case, with one type of each mode
+			if !testkit.AllCases() && (i+b2i(processes))%2 == 0 { // every other case, with one type of each mode
 				continue
 			}
 			t.Run(fmt.Sprintf("%s, %s on %d ranks, then %s on %d", dtype, mode, ranks, next, others),

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 // On a terminal there is one line, which disappears. Elsewhere there is a line every half minute.
@@ -23,7 +23,7 @@ func TestDoing(t *testing.T) {
 		d := Doing{screen: &cli.Screen{To: &screen}, columns: func() int { return tc.columns }, plain: &plain,
 			now: func() time.Time { return clock }}
 		last := func() string {
-			lines := fakelib.ScreenLines(screen.String())
+			lines := testkit.ScreenLines(screen.String())
 			return lines[len(lines)-1]
 		}
 		for i, what := range []string{"allreduce", "reduce", "stencil"} {

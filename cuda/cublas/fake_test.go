@@ -14,7 +14,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 type ptr = unsafe.Pointer
@@ -26,11 +26,11 @@ func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fakelib.Run(t, func(dir string) {
-		fakelib.CUDA(t, dir)
+	testkit.RunWithLibraries(t, func(dir string) {
+		testkit.BuildCUDA(t, dir)
 		args := append(append([]string{}, flags...), source, "-lm")
-		fakelib.Build(t, dir, "libcublasLt.so.13", args...)
-		fakelib.Build(t, dir, "libcublas.so.13", args...)
+		testkit.BuildLibrary(t, dir, "libcublasLt.so.13", args...)
+		testkit.BuildLibrary(t, dir, "libcublas.so.13", args...)
 	}, nil, body)
 }
 
@@ -448,7 +448,7 @@ func TestFakeWithout64Bits(t *testing.T) {
 			wantError(t, err, "32 bits", "4294967296")
 		}
 		m.table(plainPairs, [][3]int{{3, 5, 7}}, h.Gemm)
-	}, fakelib.Without("cublasSgemm_v2_64", "cublasDgeam_64")...)
+	}, testkit.WithoutSymbols("cublasSgemm_v2_64", "cublasDgeam_64")...)
 }
 
 func TestFakeMissingSymbols(t *testing.T) {
@@ -460,7 +460,7 @@ func TestFakeMissingSymbols(t *testing.T) {
 			_, err = Open(m.d)
 			wantError(t, err, "libcublas.so.13", "cublasSgemv_v2")
 		}
-	}, fakelib.Without("cublasLtMatmulAlgoGetHeuristic", "cublasSgemv_v2")...)
+	}, testkit.WithoutSymbols("cublasLtMatmulAlgoGetHeuristic", "cublasSgemv_v2")...)
 }
 
 func TestWithoutLibraries(t *testing.T) {

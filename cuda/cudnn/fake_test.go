@@ -16,7 +16,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 // fake runs body in a process with the test doubles of the driver and of cuDNN.
@@ -26,9 +26,9 @@ func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fakelib.Run(t, func(dir string) {
-		fakelib.CUDA(t, dir)
-		fakelib.Build(t, dir, "libcudnn.so.9", append(append([]string{}, flags...), source, "-lm", "-O2")...)
+	testkit.RunWithLibraries(t, func(dir string) {
+		testkit.BuildCUDA(t, dir)
+		testkit.BuildLibrary(t, dir, "libcudnn.so.9", append(append([]string{}, flags...), source, "-lm", "-O2")...)
 	}, nil, body)
 }
 
@@ -383,7 +383,7 @@ func fakeAllocations(t *testing.T) {
 func TestLoad(t *testing.T) {
 	t.Run("lacks", func(t *testing.T) {
 		fake(t, func(t *testing.T) { wantError(t, Load(), nil, "cuDNN 9 cannot be used", "cudnnBackendExecute") },
-			fakelib.Without("cudnnBackendExecute")...)
+			testkit.WithoutSymbols("cudnnBackendExecute")...)
 	})
 	t.Run("old", func(t *testing.T) {
 		fake(t, func(t *testing.T) {
@@ -395,7 +395,7 @@ func TestLoad(t *testing.T) {
 		})
 	})
 	t.Run("absent", func(t *testing.T) {
-		fakelib.Run(t, func(dir string) { fakelib.CUDA(t, dir) }, nil, func(t *testing.T) {
+		testkit.RunWithLibraries(t, func(dir string) { testkit.BuildCUDA(t, dir) }, nil, func(t *testing.T) {
 			names9 = []string{"libcudnn-nowhere.so.9"}
 			err := Load()
 			wantError(t, err, nil, "cuDNN 9 cannot be used", "libcudnn-nowhere.so.9")

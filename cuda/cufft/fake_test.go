@@ -7,7 +7,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 func fake(t *testing.T, body func(t *testing.T), flags ...string) {
@@ -16,9 +16,9 @@ func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fakelib.Run(t, func(dir string) {
-		fakelib.CUDA(t, dir)
-		fakelib.Build(t, dir, "libcufft.so.12", append(flags, source, "-lm")...)
+	testkit.RunWithLibraries(t, func(dir string) {
+		testkit.BuildCUDA(t, dir)
+		testkit.BuildLibrary(t, dir, "libcufft.so.12", append(flags, source, "-lm")...)
 	}, nil, body)
 }
 

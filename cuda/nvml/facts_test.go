@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"lockstep/internal/ccall"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 const uuid = "GPU-11111111-2222-3333-4444-555555555555"
@@ -21,8 +21,8 @@ func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fakelib.Run(t, func(dir string) {
-		fakelib.Build(t, dir, "libnvidia-ml.so.1", append(flags, source)...)
+	testkit.RunWithLibraries(t, func(dir string) {
+		testkit.BuildLibrary(t, dir, "libnvidia-ml.so.1", append(flags, source)...)
 	}, nil, body)
 }
 
@@ -130,7 +130,7 @@ func TestFakeOldDriver(t *testing.T) {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
-	}, fakelib.Without("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeMode", "nvmlDeviceGetMemoryAffinity",
+	}, testkit.WithoutSymbols("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeMode", "nvmlDeviceGetMemoryAffinity",
 		"nvmlDeviceGetNvLinkState", "nvmlDeviceGetComputeRunningProcesses_v3")...)
 }
 
@@ -140,7 +140,7 @@ func TestFakeNoLookup(t *testing.T) {
 		if _, err := Facts(uuid); err == nil || !strings.Contains(err.Error(), lookup) {
 			t.Error(err)
 		}
-	}, fakelib.Without(lookup)...)
+	}, testkit.WithoutSymbols(lookup)...)
 }
 
 func TestSet(t *testing.T) {

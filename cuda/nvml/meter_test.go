@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"lockstep/internal/ccall"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 func opened(t *testing.T) *Meter {
@@ -93,6 +93,6 @@ func TestFakeMeterOfOldDriver(t *testing.T) {
 		if got := opened(t).Read(); !reflect.DeepEqual(got, want) {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
-	}, fakelib.Without("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMaxClockInfo",
+	}, testkit.WithoutSymbols("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMaxClockInfo",
 		"nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetCurrentClocksEventReasons")...)
 }

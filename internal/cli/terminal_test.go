@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 func TestCut(t *testing.T) {
@@ -49,7 +49,7 @@ func TestScreen(t *testing.T) {
 	print("first\n")
 	print("x\n")
 	s.Show("1é", 6)
-	if got := fakelib.ScreenLines(out.String()); !slices.Equal(got, []string{"begun", "first", "x", "1é"}) {
+	if got := testkit.ScreenLines(out.String()); !slices.Equal(got, []string{"begun", "first", "x", "1é"}) {
 		t.Errorf("%q", got)
 	}
 	if !strings.Contains(out.String(), Live("12345")) {
@@ -58,7 +58,7 @@ func TestScreen(t *testing.T) {
 	s.Close()
 	s.Show("late", 6)
 	print("end\n")
-	if got := fakelib.ScreenLines(out.String()); !slices.Equal(got, []string{"begun", "first", "x", "end", ""}) {
+	if got := testkit.ScreenLines(out.String()); !slices.Equal(got, []string{"begun", "first", "x", "end", ""}) {
 		t.Errorf("%q", got)
 	}
 	long := strings.Repeat("é", 9000)
@@ -70,7 +70,7 @@ func TestScreen(t *testing.T) {
 // Standard error ends at a terminal directly, as launch run says, or behind an mpirun that passes
 // lines on unchanged.
 func TestColumns(t *testing.T) {
-	far := fakelib.OpenTerminal(t, 77).Far
+	far := testkit.OpenTerminal(t, 77).Far
 	r, pipe, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func TestColumns(t *testing.T) {
 // Colours and the live line are for terminals that know control sequences, and for people
 // who want them.
 func TestDumb(t *testing.T) {
-	far := fakelib.OpenTerminal(t, 80).Far
+	far := testkit.OpenTerminal(t, 80).Far
 	for _, tc := range []struct {
 		term, noColor string
 		want          bool

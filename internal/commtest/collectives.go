@@ -4,8 +4,8 @@ import (
 	"testing"
 	"unsafe"
 
-	"lockstep/internal/campaign"
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 )
 
 // Communicator is one of package cudampi, or one that wraps it.
@@ -40,7 +40,7 @@ var Lengths = []int{0, 1, 3, 67}
 // up to 3, make test-all on all.
 func eachType(ranks int, calls ...func()) {
 	for k, call := range calls {
-		if campaign.All() || k%3 == ranks%3 {
+		if testkit.AllCases() || k%3 == ranks%3 {
 			call()
 		}
 	}
@@ -49,7 +49,7 @@ func eachType(ranks int, calls ...func()) {
 // TypesLeft says what eachType leaves out of a test on so many numbers of ranks.
 func TypesLeft(t *testing.T, ranks int, what string) {
 	t.Helper()
-	campaign.More(t, ranks*int(elem.Types)*len(Lengths)*2/3, "types by lengths and numbers of ranks of "+what)
+	testkit.More(t, ranks*int(elem.Types)*len(Lengths)*2/3, "types by lengths and numbers of ranks of "+what)
 }
 
 // EveryReduction runs the reductions of n elements of every type by every operation.

@@ -13,17 +13,16 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
-	"lockstep/internal/campaign"
 	"lockstep/internal/commtest"
 	"lockstep/internal/devkernel"
-	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
 	"lockstep/internal/shm"
+	"lockstep/internal/testkit"
 )
 
 // Counts are numbers of ranks: in make test those that find the most.
 var Counts = func() []int {
-	if campaign.All() {
+	if testkit.AllCases() {
 		return []int{1, 2, 3, 4}
 	}
 	return []int{1, 3}
@@ -32,7 +31,7 @@ var Counts = func() []int {
 // CountsLeft says what Counts leave out of a test.
 func CountsLeft(t *testing.T) {
 	t.Helper()
-	campaign.More(t, 2, "numbers of ranks whose devices exchange")
+	testkit.More(t, 2, "numbers of ranks whose devices exchange")
 }
 
 // OnGPU reports whether the tests are to run on GPUs.
@@ -128,7 +127,7 @@ func Double(t *testing.T) string {
 		dir, err := os.MkdirTemp("", "lockstep-double")
 		commtest.Must(t, err)
 		doubles = dir
-		fakelib.CUDA(t, dir)
+		testkit.BuildCUDA(t, dir)
 		Kernels(t, dir)
 	}
 	return doubles
@@ -144,7 +143,7 @@ func Kernels(t *testing.T, dir string) {
 		}
 		source = filepath.Join("..", source)
 	}
-	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", source)
+	testkit.BuildLibrary(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", source)
 }
 
 // Clean removes the doubles after all tests.

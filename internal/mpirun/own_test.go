@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 // If mpirun crashes in its own end, after its ranks, Wait says so, and leaves no session of it.
@@ -19,7 +19,7 @@ func TestWaitCrash(t *testing.T) {
 		!strings.Contains(string(out), "Open MPI) 4.") {
 		t.Skipf("not Open MPI 4: %v, %s", err, out)
 	}
-	double := fakelib.Build(t, t.TempDir(), "libcrash.so", filepath.Join("testdata", "crashatend.c"))
+	double := testkit.BuildLibrary(t, t.TempDir(), "libcrash.so", filepath.Join("testdata", "crashatend.c"))
 	for _, tc := range []struct{ crash, prog, want string }{
 		{"1", "true", "mpirun crashed in PMIx_server_finalize"},
 		{"0", "true", ""},

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 )
 
 // The parent sets these variables for the ranks that it starts.
@@ -109,7 +109,7 @@ func serve(m *testing.M, address string) int {
 			if err := out.Encode(answer{rank(), said}); err != nil {
 				return 1
 			}
-			if dir := campaign.CoverDir(); dir != "" { // package testing has written the first test's coverage
+			if dir := testkit.CoverDir(); dir != "" { // package testing has written the first test's coverage
 				if err := errors.Join(coverage.WriteMetaDir(dir), coverage.WriteCountersDir(dir)); err != nil {
 					fmt.Println(err)
 					return 1

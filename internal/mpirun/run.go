@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 )
 
 // Timeout is how long one job may run a test; 0 is its Limit. A rank that is inside fn then prints
@@ -191,7 +191,7 @@ func rankArgs() []string {
 	if testing.Short() {
 		args = append(args, "-test.short")
 	}
-	return append(args, campaign.CoverFlags()...)
+	return append(args, testkit.CoverFlags()...)
 }
 
 // exactly returns the pattern of -test.run for one test.

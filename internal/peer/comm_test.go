@@ -9,19 +9,19 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
-	"lockstep/internal/campaign"
 	"lockstep/internal/commtest"
 	"lockstep/internal/devtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/mpirun"
 	"lockstep/internal/shm"
+	"lockstep/internal/testkit"
 )
 
 // TestSmallCollectives is about the kernel of small collectives at its own sizes: packs, blocks and
 // their ends, of which calls take turns, so that the halves of the inbox are used again after calls
 // of other lengths. Package transport has the other kinds of calls.
 func TestSmallCollectives(t *testing.T) {
-	ranks := campaign.Some(t, "numbers of ranks of small collectives of devices", []int{1, 2, 3, 4, 5},
+	ranks := testkit.Some(t, "numbers of ranks of small collectives of devices", []int{1, 2, 3, 4, 5},
 		func(n int) bool { return n == 3 })
 	devtest.OnDevices(t, ranks, map[string]string{"FAKECUDA_DELAY": "100", "FAKECUDA_DEVICES": "5"},
 		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {

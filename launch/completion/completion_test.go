@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 )
 
 // argsTo names the file to which the program heat adds a line with its arguments.
@@ -98,7 +98,7 @@ func typedAtBash(t *testing.T, lines []string, scripts ...string) []string {
 	if err := os.WriteFile(filepath.Join(dir, "plan"), nil, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	p := fakelib.OpenTerminal(t, 100)
+	p := testkit.OpenTerminal(t, 100)
 	bash := exec.CommandContext(ctx, "bash", "--noprofile", "--norc", "-i")
 	bash.Dir = dir
 	bash.Env = append(os.Environ(), "TERM=dumb", "PS1=$ ", "INPUTRC=/dev/null", "HISTFILE=",

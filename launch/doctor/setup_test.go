@@ -8,8 +8,8 @@ import (
 	"sync"
 	"testing"
 
-	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 )
 
 var binaries struct {
@@ -121,8 +121,8 @@ func (s *set) gpus(n int, env ...string) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		fakelib.CUDA(s.t, shared)
-		fakelib.Build(s.t, shared, "libnccl.so.2", nccl)
+		testkit.BuildCUDA(s.t, shared)
+		testkit.BuildLibrary(s.t, shared, "libnccl.so.2", nccl)
 	})
 	path := filepath.Join(s.dir, "lib") + ":" + shared // a row's files in its own folder come first
 	if old := os.Getenv("LD_LIBRARY_PATH"); old != "" {
@@ -168,6 +168,6 @@ func (s *set) prefix(name string, args ...string) {
 func (s *set) preload(text string) {
 	s.t.Helper()
 	s.write("before.c", text)
-	fakelib.Build(s.t, s.dir, "before.so", filepath.Join(s.dir, "before.c"))
+	testkit.BuildLibrary(s.t, s.dir, "before.so", filepath.Join(s.dir, "before.c"))
 	s.env("LD_PRELOAD=" + filepath.Join(s.dir, "before.so"))
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 // layouts are ranks on hosts, and how many there are.
@@ -63,8 +63,8 @@ func TestSymmetricMemory(t *testing.T) {
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	fakelib.CUDA(t, dir)
-	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
+	testkit.BuildCUDA(t, dir)
+	testkit.BuildLibrary(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
 	for _, tc := range []struct {
 		hosts    string
 		measured bool

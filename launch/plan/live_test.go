@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 )
 
 // A live line of a rank stays below the lines of all, and is gone at the end. What the
 // terminal had as modes it has still.
 func TestLive(t *testing.T) {
 	need(t, "openmpi4")
-	p := fakelib.OpenTerminal(t, 66)
+	p := testkit.OpenTerminal(t, 66)
 	before := p.Modes(t)
 	cmd := launchCommand(t, "run", "--launcher", "openmpi4", "-np", "2", "--oversubscribe", "--", self(t), "program",
 		"live")
@@ -25,7 +25,7 @@ func TestLive(t *testing.T) {
 		t.Error("the modes of the terminal have changed")
 	}
 	seen := p.Close()
-	lines := fakelib.ScreenLines(seen)
+	lines := testkit.ScreenLines(seen)
 	slices.Sort(lines)
 	if want := []string{"", "0: \rnot live", "0: a line", "1: another"}; !slices.Equal(lines, want) &&
 		!slices.Equal(lines, []string{"", "0: a line", "1: another", "not live"}) {

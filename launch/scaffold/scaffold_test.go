@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/internal/campaign"
 	"lockstep/internal/cli"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 )
 
 // The tests may have been built with -trimpath.
@@ -151,7 +151,7 @@ func TestModule(t *testing.T) {
 	// Its tests pass here, too: what may be different elsewhere is how the
 	// kernels and the program are found.
 	check := "go test -v -run 'TestKernelsCompile|TestProgram'"
-	if campaign.More(t, 1, "programs of launch new of which all tests run"); campaign.All() {
+	if testkit.More(t, 1, "programs of launch new of which all tests run"); testkit.AllCases() {
 		check = "go vet . && go test -v"
 	}
 	sh(t, app, "go list -deps >/dev/null")

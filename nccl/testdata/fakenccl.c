@@ -13,7 +13,7 @@
 //   FAKENCCL_HEAPS    file that ncclCommDestroy writes the state of the process's heaps to, as
 //                     malloc_info has it
 //
-// A function is left out by -Dncclx=absent_ncclx, as fakelib.Without gives it.
+// A function is left out by -Dncclx=absent_ncclx, as testkit.WithoutSymbols gives it.
 
 #define _GNU_SOURCE
 #include <limits.h>

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -22,10 +22,10 @@ func TestCuDNN(t *testing.T) {
 			t.Skip(err)
 		}
 		dir := t.TempDir()
-		fakelib.CUDA(t, dir)
-		fakelib.Build(t, dir, "libcudnn.so.9", "-O2",
+		testkit.BuildCUDA(t, dir)
+		testkit.BuildLibrary(t, dir, "libcudnn.so.9", "-O2",
 			filepath.Join("..", "..", "cuda", "cudnn", "testdata", "fakecudnn.c"), "-lm")
-		fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
+		testkit.BuildLibrary(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
 		t.Setenv(doublesEnv, dir)
 		t.Setenv("SPMDTEST_DEVICE", "cuda")
 		t.Setenv("SPMDTEST_COLLECTIVES", "mpi") // the doubles of NCCL talk to no other rank

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"lockstep/host"
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -19,10 +19,10 @@ func TestMMACompiles(t *testing.T) { spmdtest.CompileKernels(t) }
 // Lengths around the tiles, one head and several, both widths of tiles and heads that do not fill
 // them, and scores far beyond the range of float32's exp.
 func TestMMA(t *testing.T) {
-	lengths := campaign.Some(t, "lengths of attention on tensor cores",
+	lengths := testkit.Some(t, "lengths of attention on tensor cores",
 		[]int{1, 2, 63, 64, 65, 100, 127, 128, 129, 191, 193, 257, 449, 1000, 1024},
 		func(n int) bool { return n == 1 || n == 65 || n == 193 })
-	windows := campaign.Some(t, "windows of attention on tensor cores", []int{128, 256, 512},
+	windows := testkit.Some(t, "windows of attention on tensor cores", []int{128, 256, 512},
 		func(n int) bool { return n == 128 })
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, hs := range []int{64, 128} {

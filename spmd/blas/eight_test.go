@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/spmdtest"
@@ -15,7 +15,7 @@ import (
 // Products of 8-bit floats with all their epilogues, with scales and without, against float64:
 // eagerly and in a graph, which reads the scales when it runs.
 func TestGemmEight(t *testing.T) {
-	campaign.More(t, 2*6*10*3, "products of 8-bit floats with an epilogue")
+	testkit.More(t, 2*6*10*3, "products of 8-bit floats with an epilogue")
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		if !blas.SupportsF8(w) {
 			t.Skip("no tensor cores for it")

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/spmdtest"
@@ -38,7 +38,7 @@ var (
 // like, both transpositions, rows apart, factors, empty products. Results were NaN before. Each
 // runs eagerly and, captured, twice in a graph.
 func TestGemmEpilogue(t *testing.T) {
-	campaign.More(t, 6*7*len(epilogues)*3, "products with an epilogue")
+	testkit.More(t, 6*7*len(epilogues)*3, "products with an epilogue")
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		testEpilogues(t, w, inF32, inF32)
 		testEpilogues(t, w, inF64, inF64)
@@ -55,7 +55,7 @@ var epilogues = []string{"", "Accumulate", "Bias", "Bias Accumulate", "Residual"
 // One of fraction combinations of sizes, epilogues and transpositions is tried: half of them is
 // enough, or an eighth if not all cases are asked for.
 func fraction() int {
-	if campaign.All() {
+	if testkit.AllCases() {
 		return 2
 	}
 	return 8

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/spmdtest"
@@ -20,7 +20,7 @@ import (
 const doublesEnv = "BLAS_TEST_DOUBLES"
 
 // calls is the log of this rank's doubles.
-var calls fakelib.Log
+var calls testkit.CallLog
 
 // TestGPU is products on GPUs, with test doubles of the driver, of NCCL and of cuBLASLt. Kernels
 // are compiled by the real compiler.
@@ -62,9 +62,9 @@ func doubles(t *testing.T) (dir string) {
 		t.Skip(err)
 	}
 	dir = t.TempDir()
-	fakelib.CUDA(t, dir)
-	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
-	fakelib.Build(t, dir, "libcublasLt.so.13",
+	testkit.BuildCUDA(t, dir)
+	testkit.BuildLibrary(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
+	testkit.BuildLibrary(t, dir, "libcublasLt.so.13",
 		filepath.Join("..", "..", "cuda", "cublas", "testdata", "fakecublas.c"), "-lm")
 	return dir
 }
@@ -227,7 +227,7 @@ func gpuProducts(t *testing.T, w *spmd.World) {
 		}
 		var got []string
 		for _, line := range calls.New(t, "cublasLtMatmul ", "cuLaunchKernel") {
-			if e := fakelib.Value(line, "epilogue"); e != "" {
+			if e := testkit.LogValue(line, "epilogue"); e != "" {
 				got = append(got, e)
 				continue
 			}
@@ -270,11 +270,11 @@ func gpuTune(t *testing.T, w *spmd.World) {
 		if len(lines) != 1 {
 			t.Fatalf("%q, want one product", lines)
 		}
-		return fakelib.Value(lines[0], "algo")
+		return testkit.LogValue(lines[0], "algo")
 	}
 	timed := func() (n int) {
 		for _, line := range calls.New(t, "cublasLtMatmulAlgoGetHeuristic") {
-			if fakelib.Value(line, "want") != "1" {
+			if testkit.LogValue(line, "want") != "1" {
 				n++
 			}
 		}
@@ -316,7 +316,7 @@ func gpuTune(t *testing.T, w *spmd.World) {
 	// Without memory the shape keeps its algorithm. A failure on rank 0 is one on all.
 	spmdtest.Must(t, gemm(40)())
 	if w.Rank() == 0 {
-		fakelib.Injected("cuMemAlloc_v2=2", func() { spmdtest.Must(t, blas.Tune(w)) })
+		testkit.Injected("cuMemAlloc_v2=2", func() { spmdtest.Must(t, blas.Tune(w)) })
 	} else {
 		spmdtest.Must(t, blas.Tune(w))
 	}
@@ -324,7 +324,7 @@ func gpuTune(t *testing.T, w *spmd.World) {
 		t.Errorf("algorithm %s, want the library's first", got)
 	}
 	if w.Rank() == 0 {
-		fakelib.Injected("cuEventElapsedTime_v2=700,cuEventElapsedTime=700",
+		testkit.Injected("cuEventElapsedTime_v2=700,cuEventElapsedTime=700",
 			func() { wantText(t, blas.Tune(w), "Tune: rank 0", "cuEventElapsedTime") })
 	} else {
 		wantText(t, blas.Tune(w), "Tune: rank 0", "cuEventElapsedTime")

@@ -16,7 +16,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/spmdtest"
@@ -25,7 +25,7 @@ import (
 // Every number of ranks loads what every number of ranks saved.
 func TestCheckpointRanks(t *testing.T) {
 	dir := sharedDir(t)
-	ranks := campaign.Some(t, "numbers of ranks that save a checkpoint, and that load it",
+	ranks := testkit.Some(t, "numbers of ranks that save a checkpoint, and that load it",
 		[]int{1, 2, 3, 4}, func(n int) bool { return n == 2 || n == 3 })
 	meta := someMeta{math.Nextafter(0.1, 1), math.MaxUint64, []int{3, 1, 2}}
 	t.Run("save", func(t *testing.T) {
@@ -246,7 +246,7 @@ func TestCheckpointKeep(t *testing.T) {
 // The test flips a bit or truncates at 200 random places, removes files, and breaks their contents.
 func TestCheckpointDamage(t *testing.T) {
 	dir := sharedDir(t)
-	rounds := campaign.Few(t, "damaged files", 40, 200)
+	rounds := testkit.Few(t, "damaged files", 40, 200)
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		dir := filepath.Join(dir, strconv.Itoa(w.Size()))
 		c := open(t, w, dir, 0)

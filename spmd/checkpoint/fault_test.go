@@ -16,8 +16,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/campaign"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/internal/job"
@@ -37,7 +37,7 @@ var errFault = errors.New("injected")
 func TestCheckpointFaults(t *testing.T) {
 	dir := sharedDir(t)
 	every := int64(4) // of the changes
-	if campaign.More(t, 3, "quarters of the changes on disk that fail"); campaign.All() {
+	if testkit.More(t, 3, "quarters of the changes on disk that fail"); testkit.AllCases() {
 		every = 1
 	}
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {

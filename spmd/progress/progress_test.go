@@ -11,7 +11,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -34,7 +34,7 @@ func (o *told) start(columns int, what string, total int64, unit string) *Work {
 
 // shows is the last line of the screen.
 func (o *told) shows() string {
-	lines := fakelib.ScreenLines(o.screen.String())
+	lines := testkit.ScreenLines(o.screen.String())
 	return lines[len(lines)-1]
 }
 

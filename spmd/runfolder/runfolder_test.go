@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lockstep/internal/fakelib"
 	"lockstep/internal/runfiles"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
@@ -249,7 +249,7 @@ func TestTornStarts(t *testing.T) {
 // The next start succeeds.
 func TestNoRoomForStart(t *testing.T) {
 	// In a process of its own: go test, too, has a test write a file.
-	fakelib.Run(t, func(string) {}, nil, noRoomForStart)
+	testkit.RunWithLibraries(t, func(string) {}, nil, noRoomForStart)
 }
 
 func noRoomForStart(t *testing.T) {

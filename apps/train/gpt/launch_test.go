@@ -9,7 +9,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -193,7 +193,7 @@ func TestLaunches(t *testing.T) {
 			left += 2
 		}
 	}
-	campaign.More(t, left, "shapes of a model's kernels")
+	testkit.More(t, left, "shapes of a model's kernels")
 	traintest.OnBoth(t, []int{1}, testLaunches[float32], testLaunches[spmd.BF16])
 }
 
@@ -202,7 +202,7 @@ func (s shape) large() bool { return s.b*s.t*max(s.channels, s.vocab) > 40_000 }
 
 func testLaunches[A ops.Act](t *testing.T, w *spmd.World) {
 	for i, sh := range shapes {
-		if sh.large() && !campaign.All() {
+		if sh.large() && !testkit.AllCases() {
 			continue
 		}
 		cfg := layout.Config{Layers: 1, Heads: sh.heads, Channels: sh.channels, SeqMax: sh.t + 2, Vocab: sh.vocab}

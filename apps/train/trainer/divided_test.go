@@ -10,7 +10,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -18,7 +18,7 @@ import (
 // Divided layers, a pipeline of stages, and both beside replicas train as plain data parallel does.
 // This holds over uneven parts of a batch and micro-batches, with every mode of sharing.
 func TestDivided(t *testing.T) {
-	campaign.More(t, 2*2*(9*4-12), "divisions of a model, by type, micro-batch and mode of sharing")
+	testkit.More(t, 2*2*(9*4-12), "divisions of a model, by type, micro-batch and mode of sharing")
 	traintest.OnBothQuickly(t, []int{2, 3, 4}, nil, testDivided[float32](4, 2, 1), testDivided[spmd.BF16](4, 2, 1))
 }
 
@@ -30,7 +30,7 @@ func TestDividedProcesses(t *testing.T) {
 
 // Losses stay close over many steps.
 func TestDividedLong(t *testing.T) {
-	campaign.Only(t, "run of 50 steps in each division of a model")
+	testkit.Only(t, "run of 50 steps in each division of a model")
 	ranks := []int{2, 3, 4}
 	if spmdtest.Device() == "host" {
 		ranks = ranks[1:] // 4 ranks have the forms of 2
@@ -45,7 +45,7 @@ func eachForm(ranks int, fn func(tensor, stages int)) {
 	for tensor := 1; tensor <= ranks; tensor++ {
 		for stages := 1; stages <= ranks; stages++ {
 			if tensor*stages > 1 && ranks%(tensor*stages) == 0 &&
-				(campaign.All() || ranks == 3 || tensor == 2 && stages*2 == ranks) {
+				(testkit.AllCases() || ranks == 3 || tensor == 2 && stages*2 == ranks) {
 				fn(tensor, stages)
 			}
 		}
@@ -56,7 +56,7 @@ func eachForm(ranks int, fn func(tensor, stages int)) {
 // most, and on 3 ranks all modes.
 func eachMode(ranks int, fn func(layout.ShardMode)) {
 	for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
-		if campaign.All() || ranks == 3 || mode == layout.ShardOff || mode == layout.ShardParameters {
+		if testkit.AllCases() || ranks == 3 || mode == layout.ShardOff || mode == layout.ShardParameters {
 			fn(mode)
 		}
 	}
@@ -197,10 +197,10 @@ func TestDividedAudit(t *testing.T) {
 
 // A divided step as a graph has the bits of its commands. So has recomputation.
 func TestDividedGraphs(t *testing.T) {
-	modes := campaign.Some(t, "modes of sharing of divided graphs",
+	modes := testkit.Some(t, "modes of sharing of divided graphs",
 		[]layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters},
 		func(m layout.ShardMode) bool { return m == layout.ShardOff || m == layout.ShardParameters })
-	ranks := campaign.Some(t, "numbers of ranks of divided graphs", []int{2, 3}, func(n int) bool { return n == 3 })
+	ranks := testkit.Some(t, "numbers of ranks of divided graphs", []int{2, 3}, func(n int) bool { return n == 3 })
 	traintest.RunQuickly(t, ranks, nil, func(t *testing.T, w *spmd.World) {
 		for _, mode := range modes {
 			testDividedGraphs(t, w, mode, 1, w.Size())

@@ -8,7 +8,7 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -85,9 +85,9 @@ func TestFP8Steps(t *testing.T) {
 // same scales. Graphs have the bits of commands. Shared weights have the bits of unshared
 // ones if sums have one order.
 func TestFP8Divided(t *testing.T) {
-	levels := campaign.Some(t, "parts of a model in 8-bit floats", []layout.FP8Level{layout.FP8Head, layout.FP8All},
+	levels := testkit.Some(t, "parts of a model in 8-bit floats", []layout.FP8Level{layout.FP8Head, layout.FP8All},
 		func(l layout.FP8Level) bool { return l == layout.FP8All })
-	ranks := campaign.Some(t, "numbers of ranks of a divided model in 8-bit floats", []int{2, 3, 4},
+	ranks := testkit.Some(t, "numbers of ranks of a divided model in 8-bit floats", []int{2, 3, 4},
 		func(n int) bool { return n < 4 })
 	traintest.On8Quickly(t, ranks, []int{2}, func(t *testing.T, w *spmd.World) {
 		const steps = 6
@@ -158,7 +158,7 @@ func TestFP8Divided(t *testing.T) {
 // Recomputed activations have the copies, and so the bits, of kept ones, and leave the same scales.
 // This holds on one rank and in every division, over micro-steps and in graphs.
 func TestFP8Recompute(t *testing.T) {
-	ranks := campaign.Some(t, "numbers of ranks that recompute in 8-bit floats", []int{1, 2, 3},
+	ranks := testkit.Some(t, "numbers of ranks that recompute in 8-bit floats", []int{1, 2, 3},
 		func(n int) bool { return n == 3 })
 	traintest.On8Quickly(t, ranks, nil, func(t *testing.T, w *spmd.World) {
 		const steps = 4

@@ -13,7 +13,7 @@ import (
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
-	"lockstep/internal/campaign"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -80,7 +80,7 @@ func compareArenas(t *testing.T, what string, got, want *Trainer, bound float64)
 // micro-steps. On two ranks, where a sum has one order, it has the same bits as long as the order
 // of micro-steps and ranks is the same.
 func TestSharded(t *testing.T) {
-	campaign.More(t, 44, "steps of sharded training")
+	testkit.More(t, 44, "steps of sharded training")
 	traintest.OnBothQuickly(t, []int{1, 2, 3, 4}, []int{4}, testSharded[float32], testSharded[spmd.BF16])
 }
 
@@ -91,7 +91,7 @@ func testSharded[A ops.Act](t *testing.T, w *spmd.World) {
 	}
 	for _, batch := range []int{2, 1, 7} { // with a batch of 1, one of 3 ranks has a micro-step less
 		steps := 6
-		if batch == 2 && !ops.IsHalf[A]() && campaign.All() {
+		if batch == 2 && !ops.IsHalf[A]() && testkit.AllCases() {
 			steps = 50
 		}
 		cfg := testConfig(steps)

@@ -17,9 +17,9 @@ import (
 	"lockstep/internal/commtest"
 	"lockstep/internal/devtest"
 	"lockstep/internal/elem"
-	"lockstep/internal/fakelib"
 	"lockstep/internal/peer"
 	"lockstep/internal/shm"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/carriers"
@@ -280,9 +280,9 @@ func TestHost(t *testing.T) {
 // and NCCL, each with a device.
 func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Member, dev *cuda.Device), env ...string) {
 	t.Helper()
-	fakelib.Run(t, func(dir string) {
-		fakelib.CUDA(t, dir)
-		fakelib.Build(t, dir, "libnccl.so.2", "-DMOVES",
+	testkit.RunWithLibraries(t, func(dir string) {
+		testkit.BuildCUDA(t, dir)
+		testkit.BuildLibrary(t, dir, "libnccl.so.2", "-DMOVES",
 			filepath.Join("..", "..", "..", "nccl", "testdata", "fakenccl.c"))
 	}, append(env, "FAKECUDA_DEVICES=3"), func(t *testing.T) {
 		for _, n := range ranks {

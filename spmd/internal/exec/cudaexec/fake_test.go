@@ -14,7 +14,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/fakelib"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
@@ -28,7 +28,7 @@ const here = ", command enqueued at cudaexec/fake_test.go:"
 // own.
 func TestFake(t *testing.T) {
 	env := []string{"FAKECUDA_DEVICES=2", "FAKECUDA_DELAY=200"}
-	fakelib.Run(t, func(dir string) { fakelib.CUDA(t, dir) }, env, func(t *testing.T) {
+	testkit.RunWithLibraries(t, func(dir string) { testkit.BuildCUDA(t, dir) }, env, func(t *testing.T) {
 		must(t, cuda.Load())
 		t.Run("several GPUs", severalGPUs)
 		t.Run("calls in order", callsInOrder)

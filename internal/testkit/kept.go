@@ -1,4 +1,4 @@
-package fakelib
+package testkit
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ const keptFor = 5 * 24 * time.Hour
 
 // keptEnv names the folder of kept libraries; "off" keeps none. By default it is in the user's
 // folder for caches.
-const keptEnv = "LOCKSTEP_FAKELIB_KEPT"
+const keptEnv = "LOCKSTEP_TESTKIT_KEPT"
 
 // A dozen packages build the same doubles, in many tests. So libraries are kept, as a compiler
 // cache does: by the compiler, its flags, and the preprocessor's output, wherever the sources are.

@@ -1,4 +1,4 @@
-package fakelib
+package testkit
 
 import (
 	"bytes"
@@ -16,29 +16,29 @@ func TestRun(t *testing.T) {
 	for _, name := range []string{"one", "a.b (c)"} {
 		t.Run(name, func(t *testing.T) {
 			parent := os.Getpid()
-			Run(t, func(dir string) {
+			RunWithLibraries(t, func(dir string) {
 				source := filepath.Join(dir, "answer.c")
 				if err := os.WriteFile(source, []byte("int answer(void *p) { return *(int *)p + ADD; }"),
 					0o644); err != nil {
 					t.Fatal(err)
 				}
-				path := Build(t, dir, "libanswer.so.1", "-DADD=2", source)
+				path := BuildLibrary(t, dir, "libanswer.so.1", "-DADD=2", source)
 				if path != filepath.Join(dir, "libanswer.so.1") {
 					t.Errorf("built %s", path)
 				}
-			}, []string{"FAKELIB_TEST=set"}, func(t *testing.T) {
+			}, []string{"TESTKIT_TEST=set"}, func(t *testing.T) {
 				if os.Getpid() == parent && os.Getenv(child) == "" {
 					t.Error("not in a process of its own")
 				}
-				if v := os.Getenv("FAKELIB_TEST"); v != "set" {
-					t.Errorf("FAKELIB_TEST is %q", v)
+				if v := os.Getenv("TESTKIT_TEST"); v != "set" {
+					t.Errorf("TESTKIT_TEST is %q", v)
 				}
 				var answer unsafe.Pointer
 				if _, err := dl.Open([]dl.Sym{{Name: "answer", Slot: &answer}}, "libanswer.so.1"); err != nil {
 					t.Fatal(err)
 				}
 				n := int32(40)
-				if got := Call(answer, unsafe.Pointer(&n)); got != 42 {
+				if got := CallC(answer, unsafe.Pointer(&n)); got != 42 {
 					t.Errorf("answer is %d", got)
 				}
 			})
@@ -48,11 +48,11 @@ func TestRun(t *testing.T) {
 
 // TestOutcome runs in a child process. TestOutcomes checks that its results reach the parent.
 func TestOutcome(t *testing.T) {
-	outcome := os.Getenv("FAKELIB_OUTCOME")
+	outcome := os.Getenv("TESTKIT_OUTCOME")
 	if outcome == "" {
 		t.Skip("run by TestOutcomes")
 	}
-	Run(t, func(string) {}, nil, func(t *testing.T) {
+	RunWithLibraries(t, func(string) {}, nil, func(t *testing.T) {
 		switch outcome {
 		case "fail":
 			t.Error("reason 4711")
@@ -68,7 +68,7 @@ func TestOutcomes(t *testing.T) {
 	for outcome, want := range map[string]string{"pass": "--- PASS: TestOutcome ", "skip": "--- SKIP: TestOutcome ",
 		"fail": "--- FAIL: TestOutcome ", "exit": "--- FAIL: TestOutcome "} {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestOutcome$", "-test.v")
-		cmd.Env = append(os.Environ(), "FAKELIB_OUTCOME="+outcome)
+		cmd.Env = append(os.Environ(), "TESTKIT_OUTCOME="+outcome)
 		out, err := cmd.CombinedOutput()
 		text := string(out)
 		if !strings.Contains(text, "\n"+want) || (err != nil) != strings.Contains(want, "FAIL") {
@@ -81,7 +81,7 @@ func TestOutcomes(t *testing.T) {
 }
 
 func TestWithout(t *testing.T) {
-	got := strings.Join(Without("a", "b_v2"), " ")
+	got := strings.Join(WithoutSymbols("a", "b_v2"), " ")
 	if want := "-Da=absent_a -Db_v2=absent_b_v2"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
@@ -108,7 +108,7 @@ func TestKept(t *testing.T) {
 	want := 0
 	build := func(what string, compiled int, args ...string) string {
 		t.Helper()
-		path := Build(t, t.TempDir(), "libanswer.so.1", append(args, source)...)
+		path := BuildLibrary(t, t.TempDir(), "libanswer.so.1", append(args, source)...)
 		b, err := os.ReadFile(ran)
 		if want += compiled; err != nil || len(b) != want {
 			t.Errorf("%s: compiled %d times so far, want %d; %v", what, len(b), want, err)

@@ -1,7 +1,10 @@
-// Package fakelib builds test doubles of libraries that are bound at run time, and runs a test in a
-// process that finds them in place of the real ones. It also makes terminals for tests, and shows
-// what a person would see there.
-package fakelib
+// Package testkit has what a test needs beside package testing: which cases are wanted, doubles of
+// libraries that are bound at run time, and terminals.
+//
+// make test, for which every change waits, has one case of every kind. make test-all has all
+// cases: each fault, each division of a model, each type by each size by each way.
+// LOCKSTEP_TESTS=all asks for these.
+package testkit
 
 import (
 	"os"
@@ -11,17 +14,15 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"lockstep/internal/campaign"
 )
 
-// Build compiles a shared library into dir under the name that dlopen looks for, such as
+// BuildLibrary compiles a shared library into dir under the name that dlopen looks for, such as
 // "libcuda.so.1", and returns its path. args are C sources and flags for the compiler, $CC or cc. A
 // process started with LD_LIBRARY_PATH=dir finds it.
 //
 // Without a compiler the test fails, since nothing here builds without one. A library that was
 // built before from the same text is copied.
-func Build(t testing.TB, dir, soname string, args ...string) string {
+func BuildLibrary(t testing.TB, dir, soname string, args ...string) string {
 	t.Helper()
 	cc := strings.Fields(os.Getenv("CC"))
 	if len(cc) == 0 {
@@ -42,12 +43,13 @@ func Build(t testing.TB, dir, soname string, args ...string) string {
 	return path
 }
 
-// CUDA builds the test double of the CUDA driver, libcuda.so.1, from cuda/testdata/fakecuda.c,
+// BuildCUDA builds the test double of the CUDA driver, libcuda.so.1, from cuda/testdata/fakecuda.c,
 // which says what it can do. See HostOnly.
-func CUDA(t testing.TB, dir string, flags ...string) string {
+func BuildCUDA(t testing.TB, dir string, flags ...string) string {
 	t.Helper()
 	HostOnly(t)
-	return Build(t, dir, "libcuda.so.1", append(flags, filepath.Join(root(t), "cuda", "testdata", "fakecuda.c"))...)
+	return BuildLibrary(t, dir, "libcuda.so.1",
+		append(flags, filepath.Join(root(t), "cuda", "testdata", "fakecuda.c"))...)
 }
 
 // HostOnly skips a test with doubles if tests are to run on GPUs: it is the same on any machine.
@@ -76,8 +78,9 @@ func root(t testing.TB) string {
 	}
 }
 
-// Without returns flags that leave symbols out of a double: each is defined under another name.
-func Without(symbols ...string) []string {
+// WithoutSymbols returns flags that leave symbols out of a double: each is
+// defined under another name.
+func WithoutSymbols(symbols ...string) []string {
 	flags := make([]string, len(symbols))
 	for i, s := range symbols {
 		flags[i] = "-D" + s + "=absent_" + s
@@ -86,14 +89,14 @@ func Without(symbols ...string) []string {
 }
 
 // child is set to the name of the test that a child process runs.
-const child = "LOCKSTEP_FAKELIB_CHILD"
+const child = "LOCKSTEP_TEST_CHILD"
 
-// Run runs body in a child process that finds the libraries in dir before all others. env has
-// additional variables, KEY=VALUE. prepare builds the libraries into dir.
+// RunWithLibraries runs body in a child process that finds the libraries in dir before all others.
+// env has additional variables, KEY=VALUE. prepare builds the libraries into dir.
 //
-// The child is this test binary with the one test selected: it comes to the same Run, without
+// The child is this test binary with the one test selected: it comes to the same call, without
 // prepare. The child's failure, with its output, becomes t's. A skip there is one here.
-func Run(t *testing.T, prepare func(dir string), env []string, body func(t *testing.T)) {
+func RunWithLibraries(t *testing.T, prepare func(dir string), env []string, body func(t *testing.T)) {
 	t.Helper()
 	if os.Getenv(child) == t.Name() {
 		body(t)
@@ -116,7 +119,7 @@ func Run(t *testing.T, prepare func(dir string), env []string, body func(t *test
 	if deadline, ok := t.Deadline(); ok {
 		args = append(args, "-test.timeout="+timeLeft(deadline).String())
 	}
-	cmd := exec.Command(os.Args[0], append(args, campaign.CoverFlags()...)...)
+	cmd := exec.Command(os.Args[0], append(args, CoverFlags()...)...)
 	cmd.Env = append(append(os.Environ(), env...), "LD_LIBRARY_PATH="+path, child+"="+t.Name())
 	out, err := cmd.CombinedOutput()
 	text := string(out)

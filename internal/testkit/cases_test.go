@@ -1,4 +1,4 @@
-package campaign
+package testkit
 
 import (
 	"slices"
@@ -10,7 +10,7 @@ type quiet struct{ testing.TB }
 
 func (quiet) Logf(string, ...any) {}
 
-// Without the variable the cases are the kept ones, with it all.
+// WithoutSymbols the variable the cases are the kept ones, with it all.
 func TestSome(t *testing.T) {
 	cases := []int{1, 2, 3, 4}
 	even := func(n int) bool { return n%2 == 0 }

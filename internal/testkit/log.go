@@ -1,4 +1,4 @@
-package fakelib
+package testkit
 
 import (
 	"os"
@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// Log is the file in which the doubles of a process write about calls, and how many of its
+// CallLog is the file in which the doubles of a process write about calls, and how many of its
 // lines were read.
-type Log struct {
+type CallLog struct {
 	File string
 	Read int
 }
 
 // Open makes the doubles of this process write to a file from now on.
-func (l *Log) Open(file string) {
+func (l *CallLog) Open(file string) {
 	l.File = file
 	for _, name := range []string{"FAKECUDA_LOG", "FAKENCCL_LOG", "FAKECUBLAS_LOG"} {
 		os.Setenv(name, file)
@@ -24,13 +24,13 @@ func (l *Log) Open(file string) {
 
 // New returns the calls since the last New whose names begin with one of the prefixes,
 // or all calls.
-func (l *Log) New(t testing.TB, prefixes ...string) []string {
+func (l *CallLog) New(t testing.TB, prefixes ...string) []string {
 	t.Helper()
 	text, err := os.ReadFile(l.File)
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := Lines(string(text))
+	lines := LogLines(string(text))
 	var list []string
 	for _, line := range lines[l.Read:] {
 		if len(prefixes) == 0 || slices.ContainsFunc(prefixes,
@@ -42,8 +42,8 @@ func (l *Log) New(t testing.TB, prefixes ...string) []string {
 	return list
 }
 
-// Lines returns the lines of a log, without the numbers of threads.
-func Lines(text string) []string {
+// LogLines returns the lines of a log, without the numbers of threads.
+func LogLines(text string) []string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	for i, line := range lines {
 		if thread, call, _ := strings.Cut(line, " "); thread != "" && thread[0] >= '0' && thread[0] <= '9' {
@@ -53,8 +53,8 @@ func Lines(text string) []string {
 	return lines
 }
 
-// Value returns the value of a key in a line of a log, or "".
-func Value(line, key string) string {
+// LogValue returns the value of a key in a line of a log, or "".
+func LogValue(line, key string) string {
 	_, rest, _ := strings.Cut(line, " "+key+"=")
 	v, _, _ := strings.Cut(rest, " ")
 	return v

@@ -1,4 +1,4 @@
-package fakelib
+package testkit
 
 import (
 	"bytes"

@@ -1,7 +1,4 @@
-// Package campaign divides the tests. make test, for which every change waits, has one case of
-// every kind. make test-all has all cases: each fault, each division of a model, each type by each
-// size by each way. LOCKSTEP_TESTS=all asks for these.
-package campaign
+package testkit
 
 import (
 	"os"
@@ -11,13 +8,13 @@ import (
 // variable is "all" if all cases are wanted.
 const variable = "LOCKSTEP_TESTS"
 
-// All reports whether all cases are wanted.
-func All() bool { return os.Getenv(variable) == "all" }
+// AllCases reports whether all cases are wanted.
+func AllCases() bool { return os.Getenv(variable) == "all" }
 
 // Only skips a test that only make test-all has. what describes it in a few words.
 func Only(t testing.TB, what string) {
 	t.Helper()
-	if !All() {
+	if !AllCases() {
 		More(t, 1, what)
 		t.Skip("for make test-all")
 	}
@@ -27,7 +24,7 @@ func Only(t testing.TB, what string) {
 // describes the cases in a few words.
 func Some[T any](t testing.TB, what string, cases []T, keep func(c T) bool) []T {
 	t.Helper()
-	if All() {
+	if AllCases() {
 		return cases
 	}
 	var some []T
@@ -48,18 +45,18 @@ func Some[T any](t testing.TB, what string, cases []T, keep func(c T) bool) []T 
 // Few returns how often something random is tried: few times, or many if all cases are wanted.
 func Few(t testing.TB, what string, few, many int) int {
 	t.Helper()
-	if All() {
+	if AllCases() {
 		return many
 	}
 	More(t, many-few, what)
 	return few
 }
 
-// More says how many cases a test leaves out by itself, unless All. The suite shows these
+// More says how many cases a test leaves out by itself, unless AllCases. The suite shows these
 // lines at its end.
 func More(t testing.TB, n int, what string) {
 	t.Helper()
-	if All() {
+	if AllCases() {
 		return
 	}
 	t.Logf("make test-all has more: %d %s", n, what)

@@ -1,9 +1,0 @@
-package fakelib
-
-// static int call(void *f, void *p) { return ((int (*)(void *))f)(p); }
-import "C"
-
-import "unsafe"
-
-// Call calls the C function int f(void *), as the C code of another package would.
-func Call(f, p unsafe.Pointer) int { return int(C.call(f, p)) }
