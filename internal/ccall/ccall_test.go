@@ -45,6 +45,8 @@ func TestFrameworkFrames(t *testing.T) {
 		{"lockstep/spmd_test.TestX", "/x/spmd/x_test.go", false},
 		{"lockstep/apps/train.main", "/x/main.go", false},
 		{"main.run", "/x/main.go", false},
+		{"main.launchStep", "/x/kernels_spmd.go", true},
+		{"main_test.launchStep", "/x/kernels_spmd_test.go", true},
 		{"github.com/someone/app.Run[go.shape.float32]", "/x/a.go", false},
 	} {
 		if got := inFramework(tc.function, tc.file); got != tc.want {

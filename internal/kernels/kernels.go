@@ -114,10 +114,11 @@ func Add(s Source) {
 	if s.Text == "" {
 		return
 	}
-	by := Package(2)
+	by := packageOf(2)
 	for skip := 3; by == between; skip++ {
-		by = Package(skip)
+		by = packageOf(skip)
 	}
+	by = strings.TrimSuffix(by, "_test")
 	mu.Lock()
 	defer mu.Unlock()
 	for i := range list {
@@ -139,13 +140,15 @@ func Add(s Source) {
 
 // Package returns the import path of the package of the caller's caller (skip 1), or of one further
 // away. A package of tests, such as spmd_test, counts as the one that it tests.
-func Package(skip int) string {
+func Package(skip int) string { return strings.TrimSuffix(packageOf(skip+1), "_test") }
+
+func packageOf(skip int) string {
 	var pc [1]uintptr
 	runtime.Callers(skip+2, pc[:])
 	frame, _ := runtime.CallersFrames(pc[:]).Next()
 	folder := strings.LastIndex(frame.Function, "/") + 1
 	name, _, _ := strings.Cut(frame.Function[folder:], ".")
-	return frame.Function[:folder] + strings.TrimSuffix(name, "_test")
+	return frame.Function[:folder] + name
 }
 
 // DeclaredBy returns the sources of All with a kernel that a package has declared.

@@ -66,10 +66,10 @@ var indices = []string{"i", "j", "k"}
 // operations are the reductions of a kernel's results.
 var operations = []string{"sum", "prod", "min", "max"}
 
-// Generate returns the text of source.Output for the package in a folder, or nil if it
-// has no kernels.
-func Generate(dir string) (text []byte, err error) {
-	src, err := source.Parse(dir)
+// Generate returns the text of output, which is source.Output or source.TestOutput, for the package
+// in a folder, or nil if it has no kernels.
+func Generate(dir, output string) (text []byte, err error) {
+	src, err := source.Parse(dir, output)
 	if err != nil {
 		return nil, err
 	}
@@ -105,24 +105,32 @@ func Generate(dir string) (text []byte, err error) {
 	return text, nil
 }
 
-// Write makes or removes source.Output in a folder, and says whether it changed.
-func Write(dir string) (bool, error) {
-	text, err := Generate(dir)
-	if err != nil {
-		return false, err
+// Write makes or removes source.Output and source.TestOutput in a folder, and says whether one
+// changed.
+func Write(dir string) (changed bool, err error) {
+	for _, output := range []string{source.Output, source.TestOutput} {
+		text, err := Generate(dir, output)
+		if err != nil {
+			return changed, err
+		}
+		path := filepath.Join(dir, output)
+		old, err := os.ReadFile(path)
+		switch {
+		case err != nil && !os.IsNotExist(err):
+			return changed, err
+		case bytes.Equal(old, text):
+			continue
+		case text == nil:
+			err = os.Remove(path)
+		default:
+			err = os.WriteFile(path, text, 0o666)
+		}
+		changed = true
+		if err != nil {
+			return changed, err
+		}
 	}
-	path := filepath.Join(dir, source.Output)
-	old, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		return false, err
-	}
-	switch {
-	case bytes.Equal(old, text):
-		return false, nil
-	case text == nil:
-		return true, os.Remove(path)
-	}
-	return true, os.WriteFile(path, text, 0o666)
+	return changed, nil
 }
 
 // instances translates a kernel for each of its types.

@@ -13,7 +13,7 @@ import (
 	"lockstep/internal/translate/source"
 )
 
-// golang writes the text of source.Output.
+// golang writes the text of the output.
 func (u *unit) golang(all [][]*kernel) string {
 	g := &goFile{unit: u, imports: map[string]bool{"lockstep/spmd": true, "lockstep/spmd/gokernel": true}}
 	cuda := u.source(all)

@@ -25,6 +25,8 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
+func generate(dir string) ([]byte, error) { return Generate(dir, source.Output) }
+
 // Code that GPUs do not have is refused in one line, with its line in Go. Line 5 is the first
 // of each body.
 func TestRefused(t *testing.T) {
@@ -64,7 +66,7 @@ func TestRefused(t *testing.T) {
 				}
 				write(t, dir, "kernels.go", strings.Replace(string(text), "\n\n", "; import \"os\"\n\n", 1))
 			}
-			got, err := Generate(dir)
+			got, err := generate(dir)
 			if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v, want %q\n%s", err, want, got)
 			}
@@ -85,7 +87,7 @@ func TestMarks(t *testing.T) {
 			kernel: "kernels.go:3: //spmd:tolerance belongs to no function: leave no empty line behind it",
 		"// The comment //spmd:kernel makes a kernel, spmd: is a prefix.\n\n// spmd: the package\n" + kernel: "",
 	} {
-		_, err := Generate(folder(t, "package p\n\n"+text+"\n"))
+		_, err := generate(folder(t, "package p\n\n"+text+"\n"))
 		if got := fmt.Sprint(err); got != want && (want != "" || err != nil) {
 			t.Errorf("%q: %s, want %s", text, got, want)
 		}
@@ -111,7 +113,7 @@ func TestRefusedKernels(t *testing.T) {
 	} {
 		t.Run(head, func(t *testing.T) {
 			t.Parallel()
-			_, err := Generate(folder(t, "package p\n\n//spmd:kernel\n"+head+"\n"))
+			_, err := generate(folder(t, "package p\n\n//spmd:kernel\n"+head+"\n"))
 			if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v, want %q", err, want)
 			}
@@ -124,7 +126,7 @@ func TestRefusedKernels(t *testing.T) {
 		"loop":     "a kernel that loops has one index i, uses x[i] of a slice, and begins with if c { return }",
 		"average":  "//spmd:kernel average: want one of sum, prod, min, max",
 	} {
-		if _, err := Generate(folder(t,
+		if _, err := generate(folder(t,
 			"package p\n\n//spmd:kernel "+words+"\nfunc k(i int) int64 { return 1 }\n")); err == nil ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -159,7 +161,7 @@ func TestRefusedRows(t *testing.T) {
 		body, want := tc[0], tc[1]
 		t.Run(body, func(t *testing.T) {
 			t.Parallel()
-			got, err := Generate(folder(t,
+			got, err := generate(folder(t,
 				"package p\n\n//spmd:kernel rows\nfunc k(i int, x []float64) {\n\t"+body+
 					"\n}\n\n//spmd:kernel rows\nfunc other(i int, x []float64) {}\n"))
 			if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
@@ -172,7 +174,7 @@ func TestRefusedRows(t *testing.T) {
 		"rows\nfunc k(i, j int, x []float64) {}":              "k: a kernel of rows has one index",
 		"rows\nfunc k(i int, x []float64) int64 { return 1 }": "and returns nothing",
 	} {
-		if _, err := Generate(folder(t, "package p\n\n//spmd:kernel "+head+"\n")); err == nil ||
+		if _, err := generate(folder(t, "package p\n\n//spmd:kernel "+head+"\n")); err == nil ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -220,6 +222,36 @@ func TestFresh(t *testing.T) {
 	want("")
 }
 
+// Kernels in tests go into a file of the tests' package, also beside kernels of the package itself.
+func TestKernelsInTests(t *testing.T) {
+	const kernel = "\n\n//spmd:kernel\nfunc k(i int, x []float64) { x[i] = 1 }\n"
+	for _, text := range []string{"package p\n", "package p" + kernel} {
+		dir := folder(t, text)
+		write(t, dir, "kernels_test.go", "package p_test"+kernel)
+		write(t, dir, "inside_test.go", "package p\n\nfunc k(i int) {}\n")
+		if _, err := Write(dir); err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range map[string]bool{source.Output: strings.Contains(text, kernel), source.TestOutput: true} {
+			got, err := os.ReadFile(filepath.Join(dir, name))
+			if there := err == nil; there != want {
+				t.Errorf("beside %q: %s: %v", text, name, err)
+			}
+			if pkg := strings.TrimSuffix(name, ".go")[len("kernels_spmd"):]; want &&
+				!strings.Contains(string(got), "\npackage p"+pkg+"\n") {
+				t.Errorf("%s is not of package p%s:\n%s", name, pkg, got)
+			}
+		}
+		if err := source.Fresh(dir); err != nil {
+			t.Error(err)
+		}
+		write(t, dir, "kernels_test.go", "package p_test\n"+kernel)
+		if err := source.Fresh(dir); err == nil || !strings.HasPrefix(err.Error(), source.TestOutput+" is old") {
+			t.Errorf("a kernel of the tests has moved: %v", err)
+		}
+	}
+}
+
 // Names with a meaning in C++, or in the output, work. Two variables of one name in Go stay two.
 func TestNames(t *testing.T) {
 	dir := folder(t, `package p
@@ -235,7 +267,7 @@ func update(i int, register, this []float64, lo, hi, s, n, args, at float64) (ou
 	return double + π
 }
 `)
-	text, err := Generate(dir)
+	text, err := generate(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +283,7 @@ func update(i int, register, this []float64, lo, hi, s, n, args, at float64) (ou
 
 // Indices keep their names also after kernels of one index.
 func TestIndicesAfterOne(t *testing.T) {
-	got, err := Generate(folder(t,
+	got, err := generate(folder(t,
 		"package p\n\n//spmd:kernel\nfunc scale(i int, z, by []float64) { z[i] *= by[0] }\n\n"+
 			"//spmd:kernel\nfunc both(i, j int, x []float64, n int) { x[i*n+j]++ }\n"))
 	if err != nil || !strings.Contains(string(got), "both(i, j, x, n)") ||
@@ -263,7 +295,7 @@ func TestIndicesAfterOne(t *testing.T) {
 // The file has the types of the kernels as they were, so that the compiler names what to type where
 // they have changed.
 func TestAsItWas(t *testing.T) {
-	text, err := Generate(folder(t, `package p
+	text, err := generate(folder(t, `package p
 
 type pair struct{ a, b int32 }
 

@@ -1,5 +1,6 @@
 // Command spmdgen translates kernels that are Go functions with the comment //spmd:kernel. It
 // writes their CUDA source, and the functions that launch them, into kernels_spmd.go beside them.
+// Those of a test package x_test go into kernels_spmd_test.go.
 //
 //	//go:generate go run lockstep/spmd/spmdgen
 //

@@ -51,25 +51,34 @@ func (s *Source) Sum(names []string) string {
 	return hex.EncodeToString(h.Sum(nil))[:32]
 }
 
-// Fresh says why the file of Generate in a folder does not belong to the present kernels, or
-// returns nil. It runs no program.
+// Fresh says why the files of Generate in a folder do not belong to the present kernels, or returns
+// nil. It runs no program.
 func Fresh(dir string) error {
-	s, err := Parse(dir)
-	if err != nil {
-		return err
+	for _, output := range []string{Output, TestOutput} {
+		s, err := Parse(dir, output)
+		if err != nil {
+			return err
+		}
+		if err := s.fresh(dir); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+func (s *Source) fresh(dir string) error {
 	const renew = ": type go generate there"
 	all := s.Kernels()
-	text, err := os.ReadFile(filepath.Join(dir, Output))
+	text, err := os.ReadFile(filepath.Join(dir, s.Output))
 	switch {
 	case errors.Is(err, os.ErrNotExist) && len(all) == 0:
 		return nil
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("%s is missing, for %s%s", Output, s.place(all[0]), renew)
+		return fmt.Errorf("%s is missing, for %s%s", s.Output, s.place(all[0]), renew)
 	case err != nil:
 		return err
 	case len(all) == 0:
-		return fmt.Errorf("%s is left over: the package has no kernels%s", Output, renew)
+		return fmt.Errorf("%s is left over: the package has no kernels%s", s.Output, renew)
 	}
 	var names []string
 	sum := ""
@@ -87,11 +96,11 @@ func Fresh(dir string) error {
 	}
 	for _, k := range all {
 		if !known[k.Name.Name] {
-			return fmt.Errorf("%s is old: it has no kernel %s%s", Output, s.place(k), renew)
+			return fmt.Errorf("%s is old: it has no kernel %s%s", s.Output, s.place(k), renew)
 		}
 	}
 	if s.Sum(names) != sum {
-		return fmt.Errorf("%s is old: one of %s has changed or moved since%s", Output, strings.Join(names, ", "), renew)
+		return fmt.Errorf("%s is old: one of %s has changed or moved since%s", s.Output, strings.Join(names, ", "), renew)
 	}
 	return nil
 }

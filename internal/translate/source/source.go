@@ -18,8 +18,12 @@ import (
 	"strings"
 )
 
-// Output is the name of the file that Generate makes for a package.
-const Output = "kernels_spmd.go"
+// Output is the name of the file that Generate makes for the kernels of a package. TestOutput is
+// that for kernels in its tests, which are a package of their own: x_test beside x.
+const (
+	Output     = "kernels_spmd.go"
+	TestOutput = "kernels_spmd_test.go"
+)
 
 // Mark is the comment that makes a kernel of a function. HostMark names the function that runs on
 // the host in its place. ToleranceMark says by how much its results may differ there.
@@ -39,11 +43,12 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("%s:%d: %s", filepath.Base(r.At.Filename), r.At.Line, r.What)
 }
 
-// Source is a parsed package, without tests and without the file of Generate.
+// Source is a parsed package, without the file of Generate.
 type Source struct {
-	Fset  *token.FileSet
-	Files []*ast.File
-	Decls map[string]Decl // functions, types, constants and variables by name, methods as Type.Method
+	Output string
+	Fset   *token.FileSet
+	Files  []*ast.File
+	Decls  map[string]Decl // functions, types, constants and variables by name, methods as Type.Method
 }
 
 // Decl is one declaration at the level of the package.
@@ -52,21 +57,25 @@ type Decl struct {
 	name string
 }
 
-// Parse reads the Go files of a folder.
-func Parse(dir string) (*Source, error) {
-	s := &Source{Fset: token.NewFileSet(), Decls: map[string]Decl{}}
+// Parse reads the Go files of a folder whose kernels go to output: those of the package, or those of
+// the package x_test of its tests.
+func Parse(dir, output string) (*Source, error) {
+	s := &Source{Output: output, Fset: token.NewFileSet(), Decls: map[string]Decl{}}
 	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
 		return nil, err
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		if base := filepath.Base(name); base == Output || strings.HasSuffix(base, "_test.go") {
+		if filepath.Base(name) == output || strings.HasSuffix(name, "_test.go") != (output == TestOutput) {
 			continue
 		}
 		f, err := parser.ParseFile(s.Fset, name, nil, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			return nil, err
+		}
+		if output == TestOutput && !strings.HasSuffix(f.Name.Name, "_test") {
+			continue
 		}
 		s.Files = append(s.Files, f)
 		for _, d := range f.Decls {

@@ -1,4 +1,4 @@
-package sample
+package gokernel_test
 
 import (
 	"math"

@@ -1,6 +1,4 @@
-// Package sample has a kernel for each part of the Go that kernels may use. Its tests run each as
-// Go and as the CUDA source that was made of it.
-package sample
+package gokernel_test
 
 import (
 	"math"
@@ -10,6 +8,9 @@ import (
 	"lockstep/spmd"
 )
 
+// There is a kernel for each part of the Go that kernels may use. Tests run each as Go and as the
+// CUDA source that was made of it.
+//
 //go:generate go run lockstep/spmd/spmdgen
 
 const (

@@ -1,4 +1,4 @@
-package sample
+package gokernel_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 
 // The benchmarks compare kernels in Go with a copy, and with kernels written by hand. On a GPU:
 //
-//	SPMDTEST_DEVICE=cuda go test -run '^$' -bench . ./spmd/gokernel/sample
+//	SPMDTEST_DEVICE=cuda go test -run '^$' -bench . ./spmd/gokernel
 //
 // Sizes are large for a GPU, so that memory sets the speed; on the host they are small.
 

@@ -1,4 +1,4 @@
-package sample
+package gokernel_test
 
 import (
 	"context"
@@ -364,7 +364,7 @@ func TestLanguage(t *testing.T) {
 func TestBounds(t *testing.T) {
 	for device, want := range map[string][]string{
 		"host": {"slice bounds out of range [:8] with capacity 7"},
-		"emulate": {"rank 1: kernel rows, sample.go:", "index 8 is out of range, the length is 8",
+		"emulate": {"rank 1: kernel rows, kernels_test.go:", "index 8 is out of range, the length is 8",
 			"stream \"kernels\""},
 	} {
 		c := spmdtest.Config()
@@ -401,7 +401,7 @@ func TestRefused(t *testing.T) {
 	run(t, "host", func(w *spmd.World, s *spmd.Stream) {
 		x, one := of(t, w, make([]float64, 4)), of(t, w, make([]float64, 1))
 		for what, err := range map[string]error{
-			"sample_test.go:":                           launchAxpy(s, -1, x, 1, x),
+			"language_test.go:":                         launchAxpy(s, -1, x, 1, x),
 			"Launch of axpy_float64: [-1] indices":      launchAxpy(s, -1, x, 1, x),
 			"a buffer of 4 float64 where it has a poin": launchUpdate(s, one, 4, x, x, x, x, x, one),
 			"Launch of heat: [2 -3 1] indices": launchHeat(s, 2, -3, 1, spmd.Buffer[float32]{},
