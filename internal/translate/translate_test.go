@@ -232,7 +232,9 @@ func TestKernelsInTests(t *testing.T) {
 		if _, err := Write(dir); err != nil {
 			t.Fatal(err)
 		}
-		for name, want := range map[string]bool{source.Output: strings.Contains(text, kernel), source.TestOutput: true} {
+		for name, want := range map[string]bool{
+			source.Output: strings.Contains(text, kernel), source.TestOutput: true,
+		} {
 			got, err := os.ReadFile(filepath.Join(dir, name))
 			if there := err == nil; there != want {
 				t.Errorf("beside %q: %s: %v", text, name, err)

@@ -100,7 +100,8 @@ func (s *Source) fresh(dir string) error {
 		}
 	}
 	if s.Sum(names) != sum {
-		return fmt.Errorf("%s is old: one of %s has changed or moved since%s", s.Output, strings.Join(names, ", "), renew)
+		return fmt.Errorf("%s is old: one of %s has changed or moved since%s", s.Output,
+			strings.Join(names, ", "), renew)
 	}
 	return nil
 }

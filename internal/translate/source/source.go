@@ -57,8 +57,8 @@ type Decl struct {
 	name string
 }
 
-// Parse reads the Go files of a folder whose kernels go to output: those of the package, or those of
-// the package x_test of its tests.
+// Parse reads the Go files of a folder whose kernels go to output: those of the package, or those
+// of the package x_test of its tests.
 func Parse(dir, output string) (*Source, error) {
 	s := &Source{Output: output, Fset: token.NewFileSet(), Decls: map[string]Decl{}}
 	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
