@@ -94,8 +94,8 @@ func place(pcs []uintptr) string {
 	}
 }
 
-// inFramework reports whether a frame belongs to the framework itself. What spmdgen writes beside an
-// application's kernels does. The framework's tests do not: they are its first applications.
+// inFramework reports whether a frame belongs to the framework itself. What spmdgen writes beside
+// an application's kernels does. The framework's tests do not: they are its first applications.
 func inFramework(function, file string) bool {
 	if base := filepath.Base(file); base == "kernels_spmd.go" || base == "kernels_spmd_test.go" {
 		return true
