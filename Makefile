@@ -88,7 +88,7 @@ test-load: deps nvrtc
 	$(if $(filter-out 1 2,$(shell nproc)),taskset -c 0$(comma)1) go run ./internal/suite --load 8 -- $(TESTS)
 
 # Which statements of these packages the tests of all of them run, in %, of every process: but of ranks that a test has ended.
-COVERED := ./spmd ./spmd/internal/... ./spmd/parallel ./spmd/checkpoint ./cudampi ./internal/shm ./launch/...
+COVERED := ./spmd ./spmd/internal/... ./spmd/parallel ./spmd/checkpoint ./cudampi ./launch/...
 cover: deps nvrtc
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && mkdir "$$dir/counters" && export GOCOVERDIR="$$dir/counters" && \
 	{ go test -count=1 -p 2 -parallel 8 -timeout 1h -vet=off -covermode=atomic -coverpkg=$$(go list $(COVERED) | paste -sd,) $(COVERED) \
@@ -101,7 +101,7 @@ cover: deps nvrtc
 # bin/test, since its tests read files there.
 test-gpu: deps
 	@rm -rf bin/test
-	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./spmd/... ./cuda/... ./internal/peer ./nccl ./apps/... ./bench/... ./launch/scaffold/kinds/... | while read -r p; do \
+	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./spmd/... ./cuda/... ./nccl ./apps/... ./bench/... ./launch/scaffold/kinds/... | while read -r p; do \
 		dir=bin/test/$${p#lockstep/}; echo "$$dir"; \
 		go test -c -ldflags='-s -w' -o "$$dir/$${p##*/}.test" "$$p" || exit 1; \
 	done
@@ -137,7 +137,7 @@ test-hosts: build
 	LOCKSTEP_HOSTS=1 go test -count=1 -timeout 30m ./launch/hosts
 
 # Everything built for linux/arm64, and its tests, emulated: hours on two cores.
-# PACKAGES="./internal/shm ./spmd" make test-arm64 takes some of them.
+# PACKAGES="./cudampi ./spmd" make test-arm64 takes some of them.
 test-arm64: deps
 	./test-arm64.sh $(PACKAGES)
 

@@ -57,7 +57,7 @@ seesAll() {
 # highest: a job starts once, and each of its ranks keeps its context for as long as the program runs.
 shares() {
     case $1 in
-    internal/peer | spmd/internal/transport) return 0 ;;
+    spmd/internal/peer | spmd/internal/transport) return 0 ;;
     *) return 1 ;;
     esac
 }
@@ -80,7 +80,7 @@ if [ -z "${RANKS:-}" ]; then
 fi
 # The longest begin first, and others run beside them.
 programs="$(cd bin/test 2>/dev/null && find . -name '*.test' | sed 's|^\./||' | sort |
-    awk '/^(internal\/peer|apps\/train|spmd)\/[a-z]*[.]test$/ { print; next } { rest = rest $0 "\n" } END { printf "%s", rest }')"
+    awk '/^(spmd\/internal\/peer|apps\/train|spmd)\/[a-z]*[.]test$/ { print; next } { rest = rest $0 "\n" } END { printf "%s", rest }')"
 if [ -n "${PACKAGES:-}" ]; then
     programs=
     for package in $PACKAGES; do programs="$programs $package/${package##*/}.test"; done

@@ -1,8 +1,9 @@
-package cudampi
+package cudampi_test
 
 import (
 	"testing"
 
+	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
@@ -11,10 +12,10 @@ import (
 // parts.
 func TestReductions(t *testing.T) {
 	commtest.TypesLeft(t, len(counts), "reductions by MPI")
-	onRanks(t, counts, func(t *testing.T, c *Comm) {
+	onRanks(t, counts, func(t *testing.T, c *cudampi.Comm) {
 		for _, inParts := range []bool{false, true} {
 			if inParts {
-				lower(t)
+				cudampi.Lower(t)
 			}
 			for _, n := range commtest.Lengths {
 				commtest.EveryReduction(t, c, n)
@@ -27,10 +28,10 @@ func TestReductions(t *testing.T) {
 // parts.
 func TestMoves(t *testing.T) {
 	commtest.TypesLeft(t, len(counts), "collectives by MPI")
-	onRanks(t, counts, func(t *testing.T, c *Comm) {
+	onRanks(t, counts, func(t *testing.T, c *cudampi.Comm) {
 		for _, inParts := range []bool{false, true} {
 			if inParts {
-				lower(t)
+				cudampi.Lower(t)
 			}
 			for _, n := range commtest.Lengths {
 				commtest.EveryMove(t, c, n)
@@ -42,7 +43,7 @@ func TestMoves(t *testing.T) {
 // TestHalfConversions takes every 16-bit float through float32 and back, and rounds sums that
 // neither type holds.
 func TestHalfConversions(t *testing.T) {
-	onRanks(t, []int{1, 2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{1, 2}, func(t *testing.T, c *cudampi.Comm) {
 		const n = 1 << 16
 		f, b := commtest.Alloc[elem.F16](n), commtest.Alloc[elem.BF16](n)
 		for i := range n {
@@ -61,7 +62,7 @@ func TestHalfConversions(t *testing.T) {
 				t.Fatalf("bfloat16 %#04x comes back as %#04x", i, b.Data()[i])
 			}
 		}
-		if c.size == 1 {
+		if c.Size() == 1 {
 			return
 		}
 		// Sums of any two: one that float32 holds exactly (checked in float64) has one right
@@ -69,7 +70,7 @@ func TestHalfConversions(t *testing.T) {
 		for _, step := range []int{1, 257, 4099, 30011} {
 			for i := range n {
 				j := i
-				if c.rank == 1 {
+				if c.Rank() == 1 {
 					j = (i*step + 12345) & (n - 1)
 				}
 				f.Data()[i], b.Data()[i] = elem.F16(j), elem.BF16(j)

@@ -1,4 +1,4 @@
-package cudampi
+package cudampi_test
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 
 	mpi "github.com/sbromberger/gompi"
 
+	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
@@ -19,17 +20,17 @@ import (
 
 // TestRawBroadcastOverwrites: BcastBytes counts bytes and sends 32-bit integers.
 func TestRawBroadcastOverwrites(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		const n, room = 16, 64
 		buf := make([]byte, room)
 		fill := func() {
 			for i := range buf {
-				buf[i] = byte(100 + c.rank)
+				buf[i] = byte(100 + c.Rank())
 			}
 		}
 		changed := func() (k int) {
 			for _, b := range buf {
-				if b != byte(100+c.rank) {
+				if b != byte(100+c.Rank()) {
 					k++
 				}
 			}
@@ -37,12 +38,12 @@ func TestRawBroadcastOverwrites(t *testing.T) {
 		}
 		fill()
 		mpi.NewCommunicator(nil).BcastBytes(buf[:n], 0)
-		if k := changed(); c.rank == 1 && k != 4*n {
+		if k := changed(); c.Rank() == 1 && k != 4*n {
 			t.Errorf("gompi's broadcast of %d bytes changes %d, it used to be %d", n, k, 4*n)
 		}
 		fill()
 		commtest.Must(t, c.Broadcast(commtest.Ptr(buf), n, elem.Uint8, 0))
-		if k := changed(); c.rank == 1 && k != n {
+		if k := changed(); c.Rank() == 1 && k != n {
 			t.Errorf("a broadcast of %d bytes changes %d", n, k)
 		}
 	})
@@ -50,8 +51,8 @@ func TestRawBroadcastOverwrites(t *testing.T) {
 
 // TestRawMaxTag: MaxTag is the address of the value. This package leaves no tag to its caller.
 func TestRawMaxTag(t *testing.T) {
-	onRanks(t, []int{4}, func(t *testing.T, c *Comm) {
-		tag, all := int64(mpi.NewCommunicator(nil).MaxTag), make([]int64, c.size)
+	onRanks(t, []int{4}, func(t *testing.T, c *cudampi.Comm) {
+		tag, all := int64(mpi.NewCommunicator(nil).MaxTag), make([]int64, c.Size())
 		commtest.Must(t, c.AllGather(commtest.Ptr(all), unsafe.Pointer(&tag), 1, elem.Int64))
 		right := all[0] <= math.MaxInt32 // a tag is a C int, and its limit the same for all ranks
 		for _, x := range all {
@@ -65,7 +66,7 @@ func TestRawMaxTag(t *testing.T) {
 
 // TestRawEmptySlice: gompi takes the address of the first element of a slice that has none.
 func TestRawEmptySlice(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		panics := func() (p bool) {
 			defer func() { p = recover() != nil }()
 			mpi.NewCommunicator(nil).BcastFloat64s(nil, 0)
@@ -82,7 +83,7 @@ func TestRawEmptySlice(t *testing.T) {
 // TestRawLengths: gompi takes the count from dst and reads beyond a shorter src. It takes any root
 // for a call that has none.
 func TestRawLengths(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		src, dst := []float64{1, 2, 3, 4}, make([]float64, 4)
 		const noRoot = 99
 		if err := mpi.NewCommunicator(nil).AllreduceFloat64s(dst, src[:1:1], mpi.OpSum, noRoot); err != nil {
@@ -98,11 +99,11 @@ func TestRawLengths(t *testing.T) {
 			t.Errorf("all-reduce of one element gives %v, want %v", dst, want)
 		}
 		commtest.Refused(t, c, c.AllGatherV(commtest.Ptr(dst), commtest.Ptr(src), []int{1, 1, 1}, elem.Float64),
-			"MPI_Allgatherv", ErrCount, "3 counts", "2 ranks")
-		if c.rank == 0 {
+			"MPI_Allgatherv", cudampi.ErrCount, "3 counts", "2 ranks")
+		if c.Rank() == 0 {
 			commtest.Must(t, c.Send(commtest.Ptr(src), 4, elem.Float64, 1))
 		} else {
-			commtest.Refused(t, c, c.Recv(commtest.Ptr(dst), 2, elem.Float64, 0), "MPI_Recv", ErrTruncate,
+			commtest.Refused(t, c, c.Recv(commtest.Ptr(dst), 2, elem.Float64, 0), "MPI_Recv", cudampi.ErrTruncate,
 				"4 float64 elements, 2 expected")
 		}
 	})
@@ -111,17 +112,17 @@ func TestRawLengths(t *testing.T) {
 // TestRawCount: a count above 2^32 loses its upper half on the way to C. The memory is only
 // reserved, never touched.
 func TestRawCount(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		mem, err := syscall.Mmap(-1, 0, 1<<32+4, syscall.PROT_READ|syscall.PROT_WRITE,
 			syscall.MAP_PRIVATE|syscall.MAP_ANON|syscall.MAP_NORESERVE)
 		if err != nil {
 			t.Skipf("no 4 GiB of addresses: %v", err)
 		}
-		if c.rank == 0 {
+		if c.Rank() == 0 {
 			mem[0], mem[16] = 1, 1
 		}
 		mpi.NewCommunicator(nil).BcastBytes(mem, 0)
-		if c.rank == 1 && (mem[0] != 1 || mem[16] != 0) {
+		if c.Rank() == 1 && (mem[0] != 1 || mem[16] != 0) {
 			t.Errorf("gompi's broadcast of 2^32+4 bytes sent %d and %d", mem[0], mem[16])
 		}
 		commtest.Must(t, syscall.Munmap(mem))
@@ -132,10 +133,10 @@ func TestRawCount(t *testing.T) {
 // TestRawStatus: gompi reads no status, so that MPI has to end the process for a failure to be
 // noticed at all.
 func TestRawStatus(t *testing.T) {
-	out, err := alone(t, func(t *testing.T, c *Comm) {
+	out, err := alone(t, func(t *testing.T, c *cudampi.Comm) {
 		x := []float64{1}
-		commtest.Refused(t, c, c.send(commtest.Ptr(x), 1, elem.Float64, 99, tagUser), "MPI_Send", ErrRank)
-		commtest.Refused(t, c, c.Send(commtest.Ptr(x), 1, elem.Float64, 99), "MPI_Send", ErrRank,
+		commtest.Refused(t, c, c.SendRaw(commtest.Ptr(x), 1, elem.Float64, 99), "MPI_Send", cudampi.ErrRank)
+		commtest.Refused(t, c, c.Send(commtest.Ptr(x), 1, elem.Float64, 99), "MPI_Send", cudampi.ErrRank,
 			"rank 99 in a communicator of 1 ranks")
 		fmt.Println("cudampi returned its errors")
 		mpi.NewCommunicator(nil).SendFloat64s(x, 99, 0)

@@ -1,4 +1,4 @@
-package cudampi
+package cudampi_test
 
 import (
 	"bufio"
@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/testkit"
@@ -26,7 +27,7 @@ func TestBeyondInt(t *testing.T) {
 	if testing.Short() {
 		t.Skip("moves 2 GiB twice")
 	}
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		const n = 1<<31 + 11
 		mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 		commtest.Must(t, err)
@@ -50,7 +51,7 @@ func TestBeyondInt(t *testing.T) {
 			})
 		}
 
-		if c.rank == 0 {
+		if c.Rank() == 0 {
 			set(1)
 			commtest.Must(t, c.Send(p, n, elem.Uint8, 1))
 		} else {

@@ -1,20 +1,21 @@
-package cudampi
+package cudampi_test
 
 import (
 	"testing"
 	"unsafe"
 
+	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
 
 func TestMessages(t *testing.T) {
 	commtest.TypesLeft(t, len(counts), "messages by MPI")
-	onRanks(t, counts, func(t *testing.T, c *Comm) {
-		var g P2P
+	onRanks(t, counts, func(t *testing.T, c *cudampi.Comm) {
+		var g cudampi.P2P
 		for _, inParts := range []bool{false, true} {
 			if inParts {
-				lower(t)
+				cudampi.Lower(t)
 			}
 			for _, n := range append(commtest.Lengths, 7, 49, 1022, 20000) { // 20000 is no eager message
 				commtest.EveryMessage(t, c, &g, n)
@@ -24,30 +25,32 @@ func TestMessages(t *testing.T) {
 }
 
 func TestGroupOverComms(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		d, err := c.Dup()
 		commtest.Must(t, err)
-		commtest.GroupOverComms(t, c, d, &P2P{})
+		commtest.GroupOverComms(t, c, d, &cudampi.P2P{})
 		commtest.Must(t, d.Close())
 	})
 }
 
-var classes = commtest.Classes{Buffer: ErrBuffer, Count: ErrCount, Truncate: ErrTruncate}
+var classes = commtest.Classes{Buffer: cudampi.ErrBuffer, Count: cudampi.ErrCount, Truncate: cudampi.ErrTruncate}
 
 func TestWrongLength(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
-		commtest.WrongLength(t, c, &P2P{}, classes)
-		lower(t)
-		commtest.WrongLength(t, c, &P2P{}, classes)
+	onRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
+		commtest.WrongLength(t, c, &cudampi.P2P{}, classes)
+		cudampi.Lower(t)
+		commtest.WrongLength(t, c, &cudampi.P2P{}, classes)
 	})
 }
 
 func TestGroupIsReusable(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) { commtest.GroupIsReusable(t, c, &P2P{}, classes) })
+	onRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
+		commtest.GroupIsReusable(t, c, &cudampi.P2P{}, classes)
+	})
 }
 
 func TestNoAllocation(t *testing.T) {
-	onRanks(t, []int{1, 2}, func(t *testing.T, c *Comm) { commtest.NoAllocation(t, c, &P2P{}) })
+	onRanks(t, []int{1, 2}, func(t *testing.T, c *cudampi.Comm) { commtest.NoAllocation(t, c, &cudampi.P2P{}) })
 }
 
 // The benchmarks measure one rank's overhead, or with more ranks the latency of 8 bytes:
@@ -56,12 +59,12 @@ func TestNoAllocation(t *testing.T) {
 //	mpirun -np 2 ./cudampi.test -test.run '^$' -test.bench . -test.benchtime 50000x
 //
 // The number of iterations must be given, so that all ranks make as many calls.
-func benchmark(b *testing.B, call func(c *Comm, dst, src unsafe.Pointer) error) {
-	c, err := Start()
+func benchmark(b *testing.B, call func(c *cudampi.Comm, dst, src unsafe.Pointer) error) {
+	c, err := cudampi.Start()
 	if err != nil {
 		b.Fatal(err)
 	}
-	src, dst := make([]float64, c.size), make([]float64, c.size)
+	src, dst := make([]float64, c.Size()), make([]float64, c.Size())
 	ps, pd := commtest.Ptr(src), commtest.Ptr(dst)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -72,19 +75,19 @@ func benchmark(b *testing.B, call func(c *Comm, dst, src unsafe.Pointer) error) 
 }
 
 func BenchmarkAllReduce8(b *testing.B) {
-	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error {
+	benchmark(b, func(c *cudampi.Comm, dst, src unsafe.Pointer) error {
 		return c.AllReduce(dst, src, 1, elem.Float64, elem.Sum)
 	})
 }
 
 // BenchmarkPingPong8 is there and back for ranks 0 and 1; the latency is half of it.
 func BenchmarkPingPong8(b *testing.B) {
-	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error {
-		if c.size < 2 || c.rank > 1 {
+	benchmark(b, func(c *cudampi.Comm, dst, src unsafe.Pointer) error {
+		if c.Size() < 2 || c.Rank() > 1 {
 			return nil
 		}
-		peer := 1 - c.rank
-		if c.rank == 0 {
+		peer := 1 - c.Rank()
+		if c.Rank() == 0 {
 			if err := c.Send(src, 1, elem.Float64, peer); err != nil {
 				return err
 			}
@@ -98,13 +101,13 @@ func BenchmarkPingPong8(b *testing.B) {
 }
 
 func BenchmarkAllGather8(b *testing.B) {
-	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error { return c.AllGather(dst, src, 1, elem.Float64) })
+	benchmark(b, func(c *cudampi.Comm, dst, src unsafe.Pointer) error { return c.AllGather(dst, src, 1, elem.Float64) })
 }
 
 func BenchmarkP2P8(b *testing.B) {
-	var g P2P
-	benchmark(b, func(c *Comm, dst, src unsafe.Pointer) error {
-		peer := c.size - 1 - c.rank
+	var g cudampi.P2P
+	benchmark(b, func(c *cudampi.Comm, dst, src unsafe.Pointer) error {
+		peer := c.Size() - 1 - c.Rank()
 		if err := g.Send(c, src, 1, elem.Float64, peer); err != nil {
 			return err
 		}

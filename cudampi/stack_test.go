@@ -1,4 +1,4 @@
-package cudampi
+package cudampi_test
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
@@ -14,14 +15,14 @@ import (
 // TestOperandsOnStacks: a variable of a function may be an operand, though the stack that it would
 // lie on moves.
 func TestOperandsOnStacks(t *testing.T) {
-	onRanks(t, []int{3}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{3}, func(t *testing.T, c *cudampi.Comm) {
 		type P = unsafe.Pointer
 		me, next, prev := c.Rank(), (c.Rank()+1)%3, (c.Rank()+2)%3
 		mine, int64s, is := int64(me+1), elem.Int64, commtest.Is[int64]
 		whole := [3]int64{mine, 10 * mine, 100 * mine} // rank r's parts are 1, 10 and 100 times r+1
 		weight := []int64{1, 10, 100}[me]
 		ones := []int{1, 1, 1}
-		var g P2P
+		var g cudampi.P2P
 		commtest.AtDepths(t, []commtest.Case{
 			{Name: "All", Call: func() error {
 				yes, err := c.All(me != 2)

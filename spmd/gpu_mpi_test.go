@@ -115,7 +115,7 @@ func peerDoubles(t *testing.T) (dir string) {
 	t.Helper()
 	dir = doubles(t)
 	testkit.BuildLibrary(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas",
-		filepath.Join("..", "internal", "peer", "testdata", "emulate.cc"), filepath.Join("testdata", "fill.cc"))
+		filepath.Join("internal", "peer", "testdata", "emulate.cc"), filepath.Join("testdata", "fill.cc"))
 	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libemulate.so"))
 	spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
 	compileCarriers(t)
@@ -127,8 +127,8 @@ func peerDoubles(t *testing.T) (dir string) {
 func compileCarriers(t *testing.T) {
 	t.Helper()
 	var source []byte
-	for _, file := range []string{"devkernel/fold.cu", "peer/peers.cu"} {
-		part, err := os.ReadFile(filepath.Join("..", "internal", file))
+	for _, file := range []string{"fold.cu", "peers.cu"} {
+		part, err := os.ReadFile(filepath.Join("internal", "peer", file))
 		must(t, err)
 		source = append(source, part...)
 	}

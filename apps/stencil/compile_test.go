@@ -68,7 +68,7 @@ func TestOnDoubles(t *testing.T) {
 	dir := t.TempDir()
 	testkit.BuildCUDA(t, dir)
 	kernels := testkit.BuildLibrary(t, dir, "libemulate.so", "-std=c++14", "-w", "-I../../spmd", "testdata/double.cc",
-		"../../internal/peer/testdata/emulate.cc", "../../spmd/testdata/fill.cc")
+		"../../spmd/internal/peer/testdata/emulate.cc", "../../spmd/testdata/fill.cc")
 	env := []string{"LD_LIBRARY_PATH=" + dir, "FAKECUDA_KERNELS=" + kernels, "FAKECUDA_DEVICES=3", "FAKECUDA_DELAY=20",
 		"FAKECUDA_SHARED=1"}
 	for _, tc := range []struct{ peers, args string }{

@@ -1,5 +1,6 @@
 // Package commtest has what tests of collectives and messages share: memory with guards, input of
-// ranks, references in Go's own arithmetic, and runs of all calls of a communicator.
+// ranks, references in Go's own arithmetic, runs of all calls of a communicator, and devices of
+// ranks.
 package commtest
 
 import (

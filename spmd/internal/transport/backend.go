@@ -6,7 +6,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/cuda"
-	"lockstep/internal/peer"
+	"lockstep/spmd/internal/peer"
 )
 
 // Backend opens transports that carry calls on device memory between ranks. The registry of

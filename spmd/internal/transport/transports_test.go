@@ -15,18 +15,35 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/commtest"
-	"lockstep/internal/devtest"
 	"lockstep/internal/elem"
-	"lockstep/internal/peer"
-	"lockstep/internal/shm"
 	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/peer"
+	"lockstep/spmd/internal/shm"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/carriers"
 	"lockstep/spmd/internal/transport/inproc"
 )
 
-func TestMain(m *testing.M) { devtest.Main(m) }
+// TestMain has the kernels of package peer be those that the double knows.
+func TestMain(m *testing.M) {
+	if !commtest.OnGPU() {
+		peer.Compile = func(string, int) ([]byte, error) { return []byte("image"), nil }
+	}
+	commtest.Main(m)
+}
+
+// onDevices is commtest.OnDevices with ranks that share memory of the host.
+func onDevices(t *testing.T, ranks []int, env map[string]string,
+	fn func(t *testing.T, c *shm.NodeComm, d *cuda.Device)) {
+	t.Helper()
+	commtest.OnDevices(t, ranks, env, func(t *testing.T, base *cudampi.Comm, d *cuda.Device) {
+		c, err := shm.Share(base)
+		commtest.Must(t, err)
+		fn(t, c, d)
+		commtest.Must(t, c.Close())
+	})
+}
 
 var ranks = []int{1, 2, 3}
 
@@ -51,7 +68,7 @@ func open(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Device)
 
 // TestMPI is host memory through MPI, and through memory that the ranks share.
 func TestMPI(t *testing.T) {
-	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.NodeComm, _ *cuda.Device) {
+	onDevices(t, ranks, nil, func(t *testing.T, c *shm.NodeComm, _ *cuda.Device) {
 		walk(onHost(t, carriers.NewMPI(c)))
 		hosts(t, carriers.NewMPI(c))
 	})
@@ -60,9 +77,9 @@ func TestMPI(t *testing.T) {
 // TestAware is an MPI that takes device memory: that of the double is the host's.
 // One that does not would crash.
 func TestAware(t *testing.T) {
-	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"},
+	onDevices(t, ranks, map[string]string{smallPieces: "yes"},
 		func(t *testing.T, c *shm.NodeComm, dev *cuda.Device) {
-			if said, err := cudampi.CUDAAware(); devtest.OnGPU() && !said.Yes {
+			if said, err := cudampi.CUDAAware(); commtest.OnGPU() && !said.Yes {
 				t.Skip(said.Reason, err)
 			}
 			disagree(t, carriers.AwareBackend, carriers.NewMPI(c), dev)
@@ -71,9 +88,9 @@ func TestAware(t *testing.T) {
 
 // TestPeer is kernels between devices.
 func TestPeer(t *testing.T) {
-	devtest.OnDevices(t, ranks, nil, func(t *testing.T, c *shm.NodeComm, dev *cuda.Device) {
+	onDevices(t, ranks, nil, func(t *testing.T, c *shm.NodeComm, dev *cuda.Device) {
 		p, err := peer.Open(c, dev, 4096)
-		if err != nil && devtest.OnGPU() {
+		if err != nil && commtest.OnGPU() {
 			t.Skip(err) // ranks share a device
 		}
 		commtest.Must(t, err)
@@ -152,7 +169,7 @@ func TestStagedLost(t *testing.T) {
 
 // TestStagedByMPI is the same of ranks that are processes.
 func TestStagedByMPI(t *testing.T) {
-	devtest.OnDevices(t, ranks, map[string]string{smallPieces: "yes"},
+	onDevices(t, ranks, map[string]string{smallPieces: "yes"},
 		func(t *testing.T, c *shm.NodeComm, dev *cuda.Device) {
 			disagree(t, carriers.StagedBackend, carriers.NewMPI(c), dev)
 		})

@@ -8,10 +8,9 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
-	"lockstep/internal/devkernel"
-	"lockstep/internal/peer"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/peer"
+	"lockstep/spmd/internal/shm"
 	"lockstep/spmd/internal/transport"
 )
 
@@ -49,7 +48,7 @@ type Aware struct {
 	caps     transport.Caps
 	messages cudampi.P2P // of the program
 	steps    cudampi.P2P // that collectives are made of
-	fold     *devkernel.Module
+	fold     *peer.Module
 	scratch  unsafe.Pointer // in pieces of stride bytes: what each rank sent, and a result
 	stride   int
 	table    unsafe.Pointer // the addresses of what the ranks sent, for folding
@@ -70,7 +69,7 @@ func (awareBackend) Open(at transport.Site) (transport.Opened, error) {
 	if err := c.FirstFailure(t.alloc(at)); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	if t.fold, err = devkernel.Load(c, at.Dev, devkernel.FoldSource); err != nil {
+	if t.fold, err = peer.Load(c, at.Dev, peer.FoldSource); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
 	t.caps = *t.short.Caps()

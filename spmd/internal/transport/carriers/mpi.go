@@ -9,8 +9,8 @@ import (
 	"lockstep/cuda"
 	"lockstep/cudampi"
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/shm"
 	"lockstep/spmd/internal/transport"
 )
 

@@ -6,10 +6,10 @@ import (
 	"os"
 
 	"lockstep/cuda"
-	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/peer"
 	"lockstep/spmd/internal/transport"
 )
 

@@ -7,8 +7,8 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
-	"lockstep/internal/peer"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/peer"
 	"lockstep/spmd/internal/transport"
 )
 

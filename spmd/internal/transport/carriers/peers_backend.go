@@ -1,9 +1,9 @@
 package carriers
 
 import (
-	"lockstep/internal/peer"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/peer"
 	"lockstep/spmd/internal/transport"
 )
 
@@ -69,7 +69,7 @@ func (t *openedPeers) Close() error { return t.Comm.Close() }
 // inProcess has ranks without a communicator of MPI's, as peers need them.
 type inProcess struct{ transport.Host }
 
-// FirstFailure implements devkernel.Comm.
+// FirstFailure implements peer.Comm.
 func (c inProcess) FirstFailure(mine error) error {
 	f, err := control.First(c.Host, mine)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/launcher"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/shm"
 	"lockstep/spmd/internal/transport"
 )
 

@@ -8,8 +8,8 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/internal/peer"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/peer"
 	"lockstep/spmd/internal/transport"
 )
 

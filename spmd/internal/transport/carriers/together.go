@@ -8,8 +8,8 @@ import (
 	"lockstep/cuda"
 	"lockstep/host"
 	"lockstep/internal/ccall"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/shm"
 	"lockstep/spmd/internal/transport"
 )
 

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/shm"
 	"lockstep/spmd/internal/transport"
 )
 

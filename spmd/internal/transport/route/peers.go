@@ -1,7 +1,7 @@
 package route
 
 import (
-	"lockstep/internal/peer"
+	"lockstep/spmd/internal/peer"
 	"lockstep/spmd/internal/transport/carriers"
 )
 

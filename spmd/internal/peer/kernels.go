@@ -7,7 +7,6 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
-	"lockstep/internal/devkernel"
 	"lockstep/internal/elem"
 )
 
@@ -16,7 +15,7 @@ var peersSource string
 
 // kernels are the kernels of peers.cu on a device.
 type kernels struct {
-	*devkernel.Module
+	*Module
 	barrier, peerAllReduce     *cuda.Function
 	smallReduction, smallMoves *cuda.Function
 	exchange, listMessages     *cuda.Function
@@ -39,7 +38,7 @@ const (
 	fewMessages, manyMessages = 16, 128
 )
 
-var table = []devkernel.Kernel{
+var table = []Kernel{
 	{Name: "peer_barrier", Threads: barrierThreads}, {Name: "peer_all_reduce", Threads: allReduceThreads},
 	{Name: "small_reduction", Threads: smallThreads}, {Name: "small_moves", Threads: smallThreads},
 	{Name: "exchange", Threads: smallThreads}, {Name: "list_messages", Threads: listThreads},
@@ -47,7 +46,7 @@ var table = []devkernel.Kernel{
 
 // loadKernels loads the kernels on all ranks. Their devices must be of one kind. Collective.
 func loadKernels(c Ranks, d *cuda.Device) (*kernels, error) {
-	m, err := devkernel.Load(c, d, devkernel.FoldSource+peersSource, table...)
+	m, err := Load(c, d, FoldSource+peersSource, table...)
 	if err != nil {
 		return nil, err
 	}

@@ -5,13 +5,31 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/cudampi"
 	"lockstep/internal/commtest"
-	"lockstep/internal/devtest"
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
+	"lockstep/spmd/internal/shm"
 )
 
-func TestMain(m *testing.M) { devtest.Main(m) }
+// TestMain has the kernels be those that the double knows.
+func TestMain(m *testing.M) {
+	if !commtest.OnGPU() {
+		Compile = func(string, int) ([]byte, error) { return []byte("image"), nil }
+	}
+	commtest.Main(m)
+}
+
+// onDevices is commtest.OnDevices with ranks that share memory of the host.
+func onDevices(t *testing.T, ranks []int, env map[string]string,
+	fn func(t *testing.T, c *shm.NodeComm, d *cuda.Device)) {
+	t.Helper()
+	commtest.OnDevices(t, ranks, env, func(t *testing.T, base *cudampi.Comm, d *cuda.Device) {
+		c, err := shm.Share(base)
+		commtest.Must(t, err)
+		fn(t, c, d)
+		commtest.Must(t, c.Close())
+	})
+}
 
 // site is where a rank of a test makes its calls.
 type site struct {
@@ -22,7 +40,7 @@ type site struct {
 
 func newSite(t *testing.T, c *shm.NodeComm, d *cuda.Device) site {
 	t.Helper()
-	return site{c, d, devtest.Must1(d.NewStream(0))(t)}
+	return site{c, d, commtest.Must1(d.NewStream(0))(t)}
 }
 
 // buffer is n elements in device memory between guards, and host memory to set and see them.
@@ -46,7 +64,7 @@ func filled[T elem.Elem](t *testing.T, at site, values []T) *buffer[T] {
 	t.Helper()
 	b := &buffer[T]{host: commtest.Alloc[T](len(values)), at: at}
 	copy(b.host.Data(), values)
-	b.mem = devtest.Must1(at.dev.Malloc(b.bytes()))(t)
+	b.mem = commtest.Must1(at.dev.Malloc(b.bytes()))(t)
 	b.move(t, true)
 	return b
 }
@@ -54,7 +72,7 @@ func filled[T elem.Elem](t *testing.T, at site, values []T) *buffer[T] {
 // move goes through pinned memory, in stream order, and waits.
 func (b *buffer[T]) move(t *testing.T, in bool) {
 	t.Helper()
-	pinned := devtest.Must1(b.at.dev.MallocHost(b.bytes()))(t)
+	pinned := commtest.Must1(b.at.dev.MallocHost(b.bytes()))(t)
 	all := unsafe.Slice((*T)(pinned), len(b.host.All))
 	if in {
 		copy(all, b.host.All)

@@ -1,5 +1,5 @@
 #include "emulate.h"
-#include "../../devkernel/fold.cu"
+#include "../fold.cu"
 #include "../peers.cu"
 
 static float wide(f16 x) {

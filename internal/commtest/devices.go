@@ -1,9 +1,4 @@
-// Package devtest gives the ranks of a test devices.
-//
-// They run on the double of libcuda, whose memory several processes share; the kernels run on
-// the host, from the same source. With SPMDTEST_DEVICE=cuda they run on the GPUs of this
-// machine, of which ranks may share one.
-package devtest
+package commtest
 
 import (
 	"os"
@@ -13,10 +8,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
-	"lockstep/internal/devkernel"
 	"lockstep/internal/mpirun"
-	"lockstep/internal/shm"
 	"lockstep/internal/testkit"
 )
 
@@ -47,9 +39,13 @@ func NeedsDouble(t *testing.T) {
 const awareEnv = "LOCKSTEP_MPI_CUDA" // of cudampi.CUDAAware
 
 // OnDevices runs fn on each number of ranks with MPI running, with a device on each rank, in a job
-// that may run other tests. env is for the double, beside what all tests need.
+// that may run other tests. env is for the double, beside what all tests need. fn may close c.
+//
+// The devices are of the double of libcuda, whose memory several processes share; the kernels run
+// on the host, from the same source. With SPMDTEST_DEVICE=cuda they are the GPUs of this machine,
+// of which ranks may share one.
 func OnDevices(t *testing.T, ranks []int, env map[string]string,
-	fn func(t *testing.T, c *shm.NodeComm, d *cuda.Device)) {
+	fn func(t *testing.T, c *cudampi.Comm, d *cuda.Device)) {
 	t.Helper()
 	const ready = "LOCKSTEP_DEVTEST_DOUBLE"
 	if !OnGPU() && os.Getenv(ready) == "" { // not in the processes that mpirun starts
@@ -72,21 +68,17 @@ func OnDevices(t *testing.T, ranks []int, env map[string]string,
 		t.Setenv(ready, "1")
 		defer os.Unsetenv(ready)
 	}
-	if !OnGPU() {
-		NoCompiler()
-	}
 	mpirun.Run(t, ranks, func(t *testing.T) {
 		base, err := cudampi.Start()
-		commtest.Must(t, err)
+		Must(t, err)
 		mpirun.OnFail = func() { base.Abort(1) }
-		c, err := shm.Share(Must1(base.Dup())(t))
-		commtest.Must(t, err)
+		c := Must1(base.Dup())(t)
 		index := c.Rank() % Must1(cuda.Count())(t)
-		commtest.Must(t, hold(index))
+		Must(t, hold(index))
 		d := Must1(cuda.Open(index))(t)
 		fn(t, c, d)
-		commtest.Must(t, d.Close())
-		commtest.Must(t, c.Close())
+		Must(t, d.Close())
+		Must(t, c.Close())
 		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
 	})
 }
@@ -111,11 +103,6 @@ func hold(index int) error {
 	return nil
 }
 
-// NoCompiler has the kernels be those that the double knows.
-func NoCompiler() {
-	devkernel.Compile = func(string, int) ([]byte, error) { return []byte("image"), nil }
-}
-
 // doubles is where the libraries are.
 var doubles string
 
@@ -125,7 +112,7 @@ func Double(t *testing.T) string {
 	t.Helper()
 	if doubles == "" {
 		dir, err := os.MkdirTemp("", "lockstep-double")
-		commtest.Must(t, err)
+		Must(t, err)
 		doubles = dir
 		testkit.BuildCUDA(t, dir)
 		Kernels(t, dir)
@@ -133,10 +120,10 @@ func Double(t *testing.T) string {
 	return doubles
 }
 
-// Kernels builds libemulate.so in dir: the kernels of packages devkernel and peer for the host.
+// Kernels builds libemulate.so in dir: the kernels of package peer for the host.
 func Kernels(t *testing.T, dir string) {
 	t.Helper()
-	source := filepath.Join("internal", "peer", "testdata", "emulate.cc")
+	source := filepath.Join("spmd", "internal", "peer", "testdata", "emulate.cc")
 	for {
 		if _, err := os.Stat(source); err == nil || len(source) > 100 {
 			break
@@ -160,5 +147,5 @@ func Main(m *testing.M) {
 
 // Must1 is for a call of two results: Must1(f())(t).
 func Must1[T any](v T, err error) func(t *testing.T) T {
-	return func(t *testing.T) T { t.Helper(); commtest.Must(t, err); return v }
+	return func(t *testing.T) T { t.Helper(); Must(t, err); return v }
 }

@@ -1,7 +1,4 @@
-// Package devkernel loads kernels on the devices of all ranks of a communicator. It has the
-// kernel that reduces (fold.cu), which collectives on device memory need without NCCL. NVRTC
-// compiles the kernels.
-package devkernel
+package peer
 
 import (
 	_ "embed"
@@ -138,13 +135,13 @@ func loadImage(c Loaders, d *cuda.Device, m *Module, source string, kernels []Ke
 		return m, err
 	}
 	if m == nil {
-		m, err = open(d, source, image, kernels)
+		m, err = openModule(d, source, image, kernels)
 	}
 	return m, c.FirstFailure(err)
 }
 
-// open returns a module that must be closed, also with an error.
-func open(d *cuda.Device, source string, image []byte, kernels []Kernel) (m *Module, err error) {
+// openModule returns a module that must be closed, also with an error.
+func openModule(d *cuda.Device, source string, image []byte, kernels []Kernel) (m *Module, err error) {
 	m = &Module{dev: d, source: source, users: 1, functions: make(map[string]*cuda.Function)}
 	if m.module, err = d.LoadModule(image); err != nil {
 		return m, err

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/devkernel"
 )
 
 // TestKernelsCompile compiles with the real compiler, which needs no GPU, and checks that the
@@ -22,13 +21,13 @@ func TestKernelsCompile(t *testing.T) {
 	}
 	for _, capability := range []int{80, 90} {
 		t.Run(fmt.Sprintf("sm_%d", capability), func(t *testing.T) {
-			image, _, err := nvrtc.DefaultCache().Compile("device.cu", devkernel.FoldSource+peersSource,
+			image, _, err := nvrtc.DefaultCache().Compile("device.cu", FoldSource+peersSource,
 				nvrtc.Options{Capability: capability})
 			if err != nil {
 				t.Fatal(err)
 			}
 			registers, threads := needs(t, image)
-			for _, k := range append(slices.Clone(table), devkernel.FoldKernel) {
+			for _, k := range append(slices.Clone(table), FoldKernel) {
 				const all = 65536 // of a multiprocessor
 				n, ok := registers[k.Name]
 				if each := (n + 7) / 8 * 8; !ok || n == 0 || each*k.Threads > all {
@@ -51,7 +50,7 @@ func TestEarlyKernelWaits(t *testing.T) {
 		t.Skip(err)
 	}
 	// which it does not know: PTX
-	image, err := nvrtc.Compile("device.cu", devkernel.FoldSource+peersSource, nvrtc.Options{Capability: 1 << 20})
+	image, err := nvrtc.Compile("device.cu", FoldSource+peersSource, nvrtc.Options{Capability: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,10 +10,8 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/commtest"
-	"lockstep/internal/devkernel"
-	"lockstep/internal/devtest"
 	"lockstep/internal/mpirun"
-	"lockstep/internal/shm"
+	"lockstep/spmd/internal/shm"
 )
 
 // exchanger is the peers of a Comm, and a stream.
@@ -30,10 +28,10 @@ func openExchanger(t *testing.T, c *shm.NodeComm, d *cuda.Device) exchanger {
 // openRoom is openExchanger where there is room for bulk.
 func openRoom(t *testing.T, c *shm.NodeComm, d *cuda.Device, room int) exchanger {
 	t.Helper()
-	if !devtest.OnGPU() {
+	if !commtest.OnGPU() {
 		exchangeBlocks = 4 + c.Rank() // threads in the double, where each rank may have other ones
 	}
-	return exchanger{devtest.Must1(open(c, d, room))(t), newSite(t, c, d)} // slow, and right, where ranks share a GPU
+	return exchanger{commtest.Must1(open(c, d, room))(t), newSite(t, c, d)} // slow, and right, where ranks share a GPU
 }
 
 func (x exchanger) close(t *testing.T) {
@@ -49,7 +47,7 @@ func (x exchanger) do(t *testing.T, messages ...Message) {
 	t.Helper()
 	var list unsafe.Pointer
 	if n := ListBytes(len(messages)); n > 0 {
-		list = devtest.Must1(x.site.dev.Malloc(n))(t)
+		list = commtest.Must1(x.site.dev.Malloc(n))(t)
 		defer func() { commtest.Must(t, x.site.dev.Free(list)) }() // waits
 	}
 	commtest.Must(t, x.Clique.Exchange(x.s, list, messages))
@@ -59,8 +57,8 @@ func (x exchanger) do(t *testing.T, messages ...Message) {
 // with everyone, several times at once, in lists that go by parameters, and in those that go
 // by one kernel and by several.
 func TestExchange(t *testing.T) {
-	devtest.CountsLeft(t)
-	devtest.OnDevices(t, devtest.Counts, map[string]string{"FAKECUDA_DELAY": "100"},
+	commtest.CountsLeft(t)
+	onDevices(t, commtest.Counts, map[string]string{"FAKECUDA_DELAY": "100"},
 		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			roundRings(t, c, openExchanger(t, c, d))
 			messagesMost, peersAtOnce = 8000, smallBlock
@@ -114,7 +112,7 @@ func roundRings(t *testing.T, c *shm.NodeComm, x exchanger) {
 // order, whatever calls they are in; and a call does all that is in it at once, or the third
 // message would wait for one that comes later.
 func TestExchangeOrder(t *testing.T) {
-	devtest.OnDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "100"},
+	onDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "100"},
 		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			x := openExchanger(t, c, d)
 			const n, each = 3000, 5
@@ -168,7 +166,7 @@ func TestExchangeOrder(t *testing.T) {
 
 // TestExchangeGraph: a graph counts on the device, so it may be replayed, and calls come between.
 func TestExchangeGraph(t *testing.T) {
-	devtest.OnDevices(t, []int{1, 3}, map[string]string{"FAKECUDA_DELAY": "100"},
+	onDevices(t, []int{1, 3}, map[string]string{"FAKECUDA_DELAY": "100"},
 		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			x := openExchanger(t, c, d)
 			const n, times = 2500, 20 // more messages than parameters hold
@@ -178,11 +176,11 @@ func TestExchangeGraph(t *testing.T) {
 			for k := range times {
 				messages = append(messages, sends(src, 0, n, next), receives(dst, k*n, n, prev))
 			}
-			list := devtest.Must1(d.Malloc(ListBytes(len(messages))))(t)
+			list := commtest.Must1(d.Malloc(ListBytes(len(messages))))(t)
 			commtest.Must(t, x.s.BeginCapture(cuda.Relaxed))
 			commtest.Must(t, x.Clique.Exchange(x.s, list, messages))
-			g := devtest.Must1(x.s.EndCapture())(t)
-			exec := devtest.Must1(g.Instantiate())(t)
+			g := commtest.Must1(x.s.EndCapture())(t)
+			exec := commtest.Must1(g.Instantiate())(t)
 			commtest.Must(t, g.Close())
 			for round := range 3 {
 				if round > 0 {
@@ -214,7 +212,7 @@ func TestExchangeGraph(t *testing.T) {
 // TestExchangeLengths: a message of another length than its Recv, shorter or longer,
 // also by whole chunks, is found.
 func TestExchangeLengths(t *testing.T) {
-	devtest.OnDevices(t, []int{2}, map[string]string{"FAKECUDA_DELAY": "100"},
+	onDevices(t, []int{2}, map[string]string{"FAKECUDA_DELAY": "100"},
 		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			messagesMost, peersAtOnce = 32<<10, smallBlock // what is longer is bulk
 			for _, tc := range []struct{ sent, taken int }{
@@ -252,7 +250,7 @@ func TestExchangeLengths(t *testing.T) {
 
 // TestExchangeRefusals: what no kernel between peers carries is refused with nothing enqueued.
 func TestExchangeRefusals(t *testing.T) {
-	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
+	onDevices(t, []int{2}, nil, func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 		x := openExchanger(t, c, d)
 		b := alloc[int8](t, x.site, 16)
 		for _, m := range []Message{
@@ -271,7 +269,7 @@ func TestExchangeRefusals(t *testing.T) {
 // TestKernelsOfSeveral: what is opened on one device has its kernels in common, until
 // the last of them is closed.
 func TestKernelsOfSeveral(t *testing.T) {
-	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
+	onDevices(t, []int{2}, nil, func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 		first, second := openExchanger(t, c, d), openExchanger(t, c, d)
 		if first.k.Module != second.k.Module || first.mem == second.mem {
 			t.Errorf("kernels %p and %p, memory %p and %p", first.k, second.k, first.mem, second.mem)
@@ -282,7 +280,7 @@ func TestKernelsOfSeveral(t *testing.T) {
 		b.same(t, commtest.Input[int32](1-c.Rank(), 9), "after the others are closed")
 		a.free(t)
 		second.close(t)
-		if n := devkernel.InUse(d); n != 0 {
+		if n := InUse(d); n != 0 {
 			t.Errorf("%d modules are left", n)
 		}
 	})

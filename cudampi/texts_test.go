@@ -38,11 +38,33 @@ func TestAwareness(t *testing.T) {
 	if _, err := CUDAAware(); err == nil {
 		t.Error("MPI answers before it runs")
 	}
-	// the library at hand has an answer, and is not hurt by the question
-	onRanks(t, []int{1}, func(t *testing.T, c *Comm) {
-		a, err := CUDAAware()
-		if err != nil || a.Reason == "" {
-			t.Fatalf("%+v, %v", a, err)
+}
+
+func TestVersion(t *testing.T) {
+	for _, tc := range []struct{ library, want string }{
+		{"Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022", "Open MPI 4.1.4"},
+		{"MPICH Version:      4.0.2\nMPICH Release date: Thu Apr  7 12:34:45 CDT 2022\n", "MPICH 4.0.2"},
+		{"Intel(R) MPI Library 2021.9 for Linux* OS\n", "Intel(R) MPI Library 2021.9 for Linux* OS"},
+	} {
+		if got := shortVersion(tc.library); got != tc.want {
+			t.Errorf("%q is short for %q", got, tc.library)
 		}
-	})
+	}
+	if v := Version(); v == "" {
+		t.Error("the library has no version")
+	}
+}
+
+func TestClasses(t *testing.T) {
+	for _, r := range []Result{ErrBuffer, ErrCount, ErrType, ErrTag,
+		ErrComm, ErrRank, ErrRequest, ErrRoot,
+		ErrOp, ErrArg, ErrTruncate, ErrOther, ErrIntern, ErrInStatus,
+		ErrPending, ErrNoMem, ErrUnknown} {
+		if s := r.Error(); !strings.HasPrefix(s, "MPI_ERR_") || !strings.Contains(s, ": ") {
+			t.Errorf("class %d is %q", int(r), s)
+		}
+	}
+	if got := Result(9999).Error(); got != "MPI error class 9999" {
+		t.Errorf("an unknown class is %q", got)
+	}
 }

@@ -10,8 +10,8 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#include "../elem/arith.h"
-#include "../../cudampi/calls.h"
+#include "../../../internal/elem/arith.h"
+#include "../../../cudampi/calls.h"
 
 enum {
     LINE = 64,               // bytes of a cache line

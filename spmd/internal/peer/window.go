@@ -10,7 +10,6 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
-	"lockstep/internal/devkernel"
 	"lockstep/internal/elem"
 )
 
@@ -27,7 +26,7 @@ type Window struct {
 
 // Ranks moves host memory between ranks, which are on one node. *shm.NodeComm is one.
 type Ranks interface {
-	devkernel.Loaders
+	Loaders
 	Size() int
 	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
 	Barrier() error

@@ -13,7 +13,7 @@ import (
 
 // The benchmarks measure the latency of 8 bytes on two or more ranks:
 //
-//	go test -c ./internal/shm && mpirun -np 2 ./shm.test -test.run '^$' -test.bench . -test.benchtime 50000x
+//	go test -c ./spmd/internal/shm && mpirun -np 2 ./shm.test -test.run '^$' -test.bench . -test.benchtime 50000x
 //
 // The number of iterations must be given, so that all ranks make as many calls.
 func benchmark(b *testing.B, call func(c *NodeComm, dst, src unsafe.Pointer) error) {

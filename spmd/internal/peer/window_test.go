@@ -7,14 +7,13 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/commtest"
-	"lockstep/internal/devtest"
-	"lockstep/internal/shm"
+	"lockstep/spmd/internal/shm"
 )
 
 // TestSharedDevice: kernels that wait for each other are not for ranks that share a device.
 func TestSharedDevice(t *testing.T) {
-	devtest.NeedsDouble(t)
-	devtest.OnDevices(t, []int{2}, map[string]string{"FAKECUDA_DEVICES": "1"},
+	commtest.NeedsDouble(t)
+	onDevices(t, []int{2}, map[string]string{"FAKECUDA_DEVICES": "1"},
 		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			if _, err := Open(c, d, 0); err == nil || !strings.Contains(err.Error(), "ranks share a device") {
 				t.Fatal(err)
@@ -24,10 +23,10 @@ func TestSharedDevice(t *testing.T) {
 
 // TestShare: every rank reads and writes the memory of the others.
 func TestShare(t *testing.T) {
-	devtest.OnDevices(t, []int{1, 3}, nil, func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
-		s := devtest.Must1(d.NewStream(0))(t)
+	onDevices(t, []int{1, 3}, nil, func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
+		s := commtest.Must1(d.NewStream(0))(t)
 		bytes := 64 * (c.Rank() + 1) // of another size each
-		mem := devtest.Must1(d.Malloc(256 + bytes))(t)
+		mem := commtest.Must1(d.Malloc(256 + bytes))(t)
 		mine := unsafe.Add(mem, 256) // not where the allocation begins
 		commtest.Must(t, s.Fill(mine, 4, uint64(c.Rank()+1), bytes/4))
 		commtest.Must(t, s.Synchronize())
@@ -36,7 +35,7 @@ func TestShare(t *testing.T) {
 		p, err := open(c, d, 0)
 		commtest.Must(t, err)
 		commtest.Must(t, p.Barrier(s))
-		seen := devtest.Must1(d.MallocHost(4))(t)
+		seen := commtest.Must1(d.MallocHost(4))(t)
 		for r := range c.Size() {
 			commtest.Must(t, s.Copy(seen, unsafe.Add(w.At(r), 64*r+60), 4)) // its last word
 			commtest.Must(t, s.Synchronize())
@@ -59,11 +58,11 @@ func TestShare(t *testing.T) {
 		commtest.Must(t, d.Free(mem))
 
 		// One rank has memory that cannot be shared: all learn it.
-		if c.Size() > 1 && !devtest.OnGPU() {
+		if c.Size() > 1 && !commtest.OnGPU() {
 			if c.Rank() == 1 {
 				t.Setenv("FAKECUDA_SHARED", "0")
 			}
-			mem = devtest.Must1(d.Malloc(64))(t)
+			mem = commtest.Must1(d.Malloc(64))(t)
 			if _, err := Share(c, d, mem, 64); err == nil || !strings.Contains(err.Error(), "cuIpcGetMemHandle") {
 				t.Fatalf("rank %d: %v", c.Rank(), err)
 			}

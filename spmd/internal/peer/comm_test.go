@@ -10,11 +10,10 @@ import (
 	"lockstep/cuda"
 	"lockstep/cudampi"
 	"lockstep/internal/commtest"
-	"lockstep/internal/devtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/mpirun"
-	"lockstep/internal/shm"
 	"lockstep/internal/testkit"
+	"lockstep/spmd/internal/shm"
 )
 
 // TestSmallCollectives is about the kernel of small collectives at its own sizes: packs, blocks and
@@ -23,9 +22,9 @@ import (
 func TestSmallCollectives(t *testing.T) {
 	ranks := testkit.Some(t, "numbers of ranks of small collectives of devices", []int{1, 2, 3, 4, 5},
 		func(n int) bool { return n == 3 })
-	devtest.OnDevices(t, ranks, map[string]string{"FAKECUDA_DELAY": "100", "FAKECUDA_DEVICES": "5"},
+	onDevices(t, ranks, map[string]string{"FAKECUDA_DELAY": "100", "FAKECUDA_DEVICES": "5"},
 		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
-			at, p := newSite(t, c, d), devtest.Must1(open(c, d, 0))(t)
+			at, p := newSite(t, c, d), commtest.Must1(open(c, d, 0))(t)
 			var results []*buffer[int32]
 			most := p.AtOnce() / 4
 			sizes := []int{most, 1, most, most - 1, 3, 513, 512, 511, most + 1, 4, 5, 1025, most}
@@ -52,7 +51,7 @@ func TestSmallCollectives(t *testing.T) {
 // TestLongCollectives has parts that are longer than what one kernel of small collectives takes.
 func TestLongCollectives(t *testing.T) {
 	const n, root = 2500, 1
-	devtest.OnDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "100"},
+	onDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "100"},
 		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			peersAtOnce, messagesMost = 2*smallBlock, 8000
 			x := openRoom(t, c, d, 2<<20)
@@ -102,15 +101,14 @@ func TestLongCollectives(t *testing.T) {
 // TestSmallRankFails: rank 1 cannot launch its kernel, and the others wait for it on their devices.
 // When it ends the job, as a program does that gets an error, all ranks end.
 func TestSmallRankFails(t *testing.T) {
-	devtest.NeedsDouble(t)
+	commtest.NeedsDouble(t)
 	const env = "LOCKSTEP_PEER_FAILS"
 	if os.Getenv(env) != "" { // a rank of the job below
-		devtest.NoCompiler()
-		c := devtest.Must1(shm.Share(devtest.Must1(cudampi.Start())(t)))(t)
-		d := devtest.Must1(cuda.Open(c.Rank()))(t)
-		p := devtest.Must1(Open(c, d, 0))(t)
-		s := devtest.Must1(d.NewStream(0))(t)
-		x := devtest.Must1(d.Malloc(64))(t)
+		c := commtest.Must1(shm.Share(commtest.Must1(cudampi.Start())(t)))(t)
+		d := commtest.Must1(cuda.Open(c.Rank()))(t)
+		p := commtest.Must1(Open(c, d, 0))(t)
+		s := commtest.Must1(d.NewStream(0))(t)
+		x := commtest.Must1(d.Malloc(64))(t)
 		if c.Rank() == 1 {
 			t.Setenv("FAKECUDA_FAIL", "cuLaunchKernelEx=700")
 		}
@@ -123,7 +121,7 @@ func TestSmallRankFails(t *testing.T) {
 		commtest.Must(t, s.Synchronize())
 		t.Fatal("the others have gone on without rank 1")
 	}
-	dir := devtest.Double(t)
+	dir := commtest.Double(t)
 	ctx := mpirun.Patience(t)
 	cmd := mpirun.Command(ctx, 3, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout="+mpirun.Limit(t).String())
 	cmd.Env = append(cmd.Env, env+"=1", "FAKECUDA_KERNELS="+dir+"/libemulate.so", "FAKECUDA_SHARED=1",

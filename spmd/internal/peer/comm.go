@@ -1,5 +1,8 @@
-// Package peer has the kernels by which GPUs of a node that reach each other's memory exchange
-// data. A Clique does collectives and messages by them, without NCCL and MPI, and without the host.
+// Package peer has the kernels by which GPUs exchange data without NCCL, and loads them on all
+// ranks of a communicator. NVRTC compiles them.
+//
+// A Clique has the GPUs of a node that reach each other's memory. It does collectives and messages
+// without MPI and without the host. Others need the kernel that reduces (fold.cu).
 package peer
 
 import (

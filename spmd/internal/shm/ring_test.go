@@ -3,10 +3,13 @@ package shm
 import (
 	"bytes"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
@@ -208,4 +211,29 @@ func check(t *testing.T, code int) {
 	if code != success {
 		t.Fatalf("code %d", code)
 	}
+}
+
+// TestPauseLetsMessagesThrough has rank 0 wait for a word. Rank 1 writes it after it has taken more
+// messages of rank 0 than MPI can have delivered when it said that they may be forgotten.
+func TestPauseLetsMessagesThrough(t *testing.T) {
+	onComms(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
+		mem, err := Map(c, 4096)
+		commtest.Must(t, err)
+		word := (*atomic.Uint32)(unsafe.Pointer(&mem[0]))
+		const n, messages = 100, 20_000
+		x := commtest.Filled[float64](c.Rank(), n)
+		for range messages {
+			if c.Rank() == 0 {
+				commtest.Must(t, c.Send(x.Ptr(), n, elem.Float64, 1))
+			} else {
+				commtest.Must(t, c.Recv(x.Ptr(), n, elem.Float64, 0))
+			}
+		}
+		if c.Rank() == 1 {
+			word.Store(1)
+		}
+		for looks := 0; word.Load() == 0; looks++ {
+			commtest.Must(t, c.Pause(looks))
+		}
+	})
 }
