@@ -47,7 +47,7 @@ var house = []room{
 		[]string{"job", "mpi", "libraries", "basics"}},
 	{"helpers", "on top of spmd", []string{"spmd/arrayfile", "spmd/attention", "spmd/blas", "spmd/checkpoint",
 		"spmd/parallel", "spmd/fft", "spmd/gokernel", "spmd/matrix", "spmd/mesh",
-		"spmd/progress", "spmd/runfolder", "spmd/sparse", "spmd/timing", "spmd/vector", "spmd/radix", "spmd/random"},
+		"spmd/progress", "spmd/runfolder", "spmd/sparse", "spmd/timing", "spmd/vector", "spmd/random"},
 		[]string{"facade", "control", "libraries", "basics"}},
 	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen"}, []string{"basics"}},
 	{"tests", "tests on several ranks",

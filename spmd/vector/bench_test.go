@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/radix"
 	"lockstep/spmd/random"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/timing"
@@ -134,16 +133,16 @@ func sorts(b *testing.B, w *spmd.World, n int) {
 	defer free(b, y)
 	defer free(b, x8)
 	defer free(b, y8)
-	measure(b, w, "sort_float32", n, func(s *spmd.Stream) error { return radix.Sort(s, y, x) })
+	measure(b, w, "sort_float32", n, func(s *spmd.Stream) error { return vector.Sort(s, y, x) })
 	measure(b, w, "sort_uint32", n, func(s *spmd.Stream) error {
-		return radix.Sort(s, spmd.View[uint32](y), spmd.View[uint32](x))
+		return vector.Sort(s, spmd.View[uint32](y), spmd.View[uint32](x))
 	})
-	measure(b, w, "sort_float64", n, func(s *spmd.Stream) error { return radix.Sort(s, y8, x8) })
+	measure(b, w, "sort_float64", n, func(s *spmd.Stream) error { return vector.Sort(s, y8, x8) })
 	measure(b, w, "sort_int64", n, func(s *spmd.Stream) error {
-		return radix.Sort(s, spmd.View[int64](y8), spmd.View[int64](x8))
+		return vector.Sort(s, spmd.View[int64](y8), spmd.View[int64](x8))
 	})
 	measure(b, w, "argsort_float32", n, func(s *spmd.Stream) error {
-		return radix.SortPairs(s, y, spmd.View[int64](y8), x, spmd.View[int64](x8))
+		return vector.SortPairs(s, y, spmd.View[int64](y8), x, spmd.View[int64](x8))
 	})
 }
 

@@ -20,10 +20,10 @@ var (
 	tinyDoubles = newScanner[float64](tiny)
 )
 
-// everywhere runs fn on the device of the tests, on 1 and 3 ranks, and emulated.
-func everywhere(t *testing.T, fn func(t *testing.T, w *spmd.World)) {
+// everywhere runs fn on the device of the tests, on so many ranks, and emulated.
+func everywhere(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
-	spmdtest.RunInProcess(t, []int{1, 3}, fn)
+	spmdtest.RunInProcess(t, ranks, fn)
 	t.Run("emulated", func(t *testing.T) {
 		c := spmdtest.Config()
 		if c.Device != "host" && c.Device != "auto" && c.Device != "" {
@@ -92,7 +92,7 @@ func scans[T Number](t *testing.T, w *spmd.World, c *scanner, eps float64, lengt
 }
 
 func TestScan(t *testing.T) {
-	everywhere(t, func(t *testing.T, w *spmd.World) {
+	everywhere(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		lengths := []int{1, 16_384, 16_385, 25_000}
 		scans[int32](t, w, tinyInts, 0, lengths...)
 		scans[float32](t, w, tinyFloats, 1e-6, lengths...)

@@ -1,8 +1,8 @@
-// Package vector has sums, products and the like of whole buffers, on their device. Each function
-// enqueues its work on a stream, and allocates nothing.
+// Package vector has sums, products, scans, selections and sorts of whole buffers, on their device.
+// Each function enqueues its work on a stream, and allocates nothing.
 //
 // The order of additions depends on the length alone: equal inputs give equal bits, on a GPU the
-// same as on the host. On one stream the functions that reduce come from one goroutine.
+// same as on the host. On one stream the functions that reduce or sort come from one goroutine.
 package vector
 
 import (

@@ -12,8 +12,8 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
-	"lockstep/spmd/radix"
 	"lockstep/spmd/random"
+	"lockstep/spmd/vector"
 )
 
 func main() {
@@ -28,7 +28,7 @@ func sortOverRanks(_ context.Context, w *spmd.World) error {
 	if err = errors.Join(err, err2); err != nil {
 		return err
 	}
-	err = errors.Join(random.Normal(s, x, 1, mine.Off), radix.Sort(s, x, x))
+	err = errors.Join(random.Normal(s, x, 1, mine.Off), vector.Sort(s, x, x))
 	sample, samples := make([]float32, size), make([]float32, size*size)
 	for r := range sample {
 		sample[r] = x.At(r * mine.Len / size)
@@ -48,7 +48,7 @@ func sortOverRanks(_ context.Context, w *spmd.World) error {
 		total += receive[r]
 	}
 	y, err2 := spmd.Alloc[float32](w, total)
-	err = errors.Join(err, err2, spmd.AllToAllV(c.On(s), y, x, receive, send), radix.Sort(s, y, y))
+	err = errors.Join(err, err2, spmd.AllToAllV(c.On(s), y, x, receive, send), vector.Sort(s, y, y))
 	ends, totals, sum := make([]float32, 2*size), make([]int, size), 0
 	err = errors.Join(err, hostdata.AllGatherSlice(c, ends, []float32{y.At(0), y.At(total - 1)}),
 		hostdata.AllGatherSlice(c, totals, []int{total}))

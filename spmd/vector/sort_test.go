@@ -1,8 +1,7 @@
-package radix
+package vector
 
 import (
 	"cmp"
-	"context"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -14,50 +13,14 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
-
-func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
-
 // The smallest tiles that there are.
 var (
 	tinyKeys  = newSorter[uint32, uint32](false, 1)
 	tinyPairs = newSorter[uint32, uint64](true, 1)
 )
 
-func everywhere(t *testing.T, fn func(t *testing.T, w *spmd.World)) {
-	t.Helper()
-	spmdtest.RunInProcess(t, []int{1}, fn)
-	t.Run("emulated", func(t *testing.T) {
-		c := spmdtest.Config()
-		if c.Device == "cuda" {
-			t.Skip("the tests are of a GPU")
-		}
-		c.Device = "emulate"
-		if err := spmd.Local(t.Context(), c, 1, func(_ context.Context, w *spmd.World) error {
-			fn(t, w)
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-	})
-}
-
-func of[T spmd.Elem](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {
-	t.Helper()
-	b := spmdtest.Alloc[T](t, w, len(v))
-	spmdtest.Must(t, b.CopyFrom(v))
-	return b
-}
-
-func back[T spmd.Elem](t *testing.T, b spmd.Buffer[T]) []T {
-	t.Helper()
-	v := make([]T, b.Len())
-	spmdtest.Must(t, b.CopyTo(v))
-	return v
-}
-
-// keys are of all sizes, and many are equal.
-func keys[K Key](n int) []K {
+// sortKeys are of all sizes, and many are equal.
+func sortKeys[K Number](n int) []K {
 	r := rand.New(rand.NewPCG(uint64(n), 1))
 	v := make([]K, n)
 	for i := range v {
@@ -81,7 +44,7 @@ func keys[K Key](n int) []K {
 }
 
 // before is the order: -0 before 0, and NaNs last, by their bits.
-func before[K Key](a, b K) int {
+func before[K Number](a, b K) int {
 	if a == a && b == b && a != b {
 		return cmp.Compare(a, b)
 	}
@@ -108,7 +71,7 @@ func order(a, b, infinity uint64) int {
 	return cmp.Compare(b>>63, a>>63) // of zeros
 }
 
-func unsign[K Key](k K) K {
+func unsign[K Number](k K) K {
 	if k != k {
 		switch p := any(&k).(type) {
 		case *float32:
@@ -120,15 +83,15 @@ func unsign[K Key](k K) K {
 	return k
 }
 
-func bytes[T any](v []T) string {
+func asBytes[T any](v []T) string {
 	return string(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(*new(T)))))
 }
 
-// sorts compares with a stable sort of indices by comparisons.
-func sorts[K, V Key](t *testing.T, w *spmd.World, n int) {
+// sorted compares with a stable sort of indices by comparisons.
+func sorted[K, V Number](t *testing.T, w *spmd.World, n int) {
 	t.Helper()
 	s := spmdtest.Stream(t, w, "sort")
-	whole, values := keys[K](n+1), make([]V, n)
+	whole, values := sortKeys[K](n+1), make([]V, n)
 	x := whole[1:]
 	index := make([]int, n)
 	for i := range index {
@@ -142,16 +105,16 @@ func sorts[K, V Key](t *testing.T, w *spmd.World, n int) {
 	bx, dst := of(t, w, whole).Slice(1, n+1), spmdtest.Alloc[K](t, w, n)
 	spmdtest.Must(t, Sort(s, dst, bx))
 	spmdtest.Must(t, s.Synchronize())
-	if got := back(t, dst); bytes(got) != bytes(want) {
+	if got := back(t, dst); asBytes(got) != asBytes(want) {
 		t.Errorf("%d %T on %s are not in order", n, x[:0], w.Device())
 	}
-	if bytes(back(t, bx)) != bytes(x) {
+	if asBytes(back(t, bx)) != asBytes(x) {
 		t.Errorf("%d %T on %s are other than before", n, x[:0], w.Device())
 	}
 	bv := of(t, w, values)
 	spmdtest.Must(t, SortPairs(s, bx, bv, bx, bv)) // in place
 	spmdtest.Must(t, s.Synchronize())
-	if got := back(t, bx); bytes(got) != bytes(want) {
+	if got := back(t, bx); asBytes(got) != asBytes(want) {
 		t.Errorf("%d %T with %T on %s are not in order", n, x[:0], values[:0], w.Device())
 	}
 	if got := back(t, bv); !slices.Equal(got, wantValues) {
@@ -160,28 +123,28 @@ func sorts[K, V Key](t *testing.T, w *spmd.World, n int) {
 }
 
 func TestSort(t *testing.T) {
-	everywhere(t, func(t *testing.T, w *spmd.World) {
-		sorts[uint32, int32](t, w, 0)
-		sorts[int32, int64](t, w, 1)
-		sorts[float32, int32](t, w, 300)
-		sorts[float64, float64](t, w, 200)
-		sorts[int64, uint32](t, w, 100)
-		sorts[uint64, float32](t, w, 10)
+	everywhere(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		sorted[uint32, int32](t, w, 0)
+		sorted[int32, int64](t, w, 1)
+		sorted[float32, int32](t, w, 300)
+		sorted[float64, float64](t, w, 200)
+		sorted[int64, uint32](t, w, 100)
+		sorted[uint64, float32](t, w, 10)
 		if w.Device() != "emulate" {
-			sorts[float32, uint64](t, w, 100_003)
-			sorts[float64, int32](t, w, 100_003)
-			sorts[int32, int32](t, w, 100_003)
+			sorted[float32, uint64](t, w, 100_003)
+			sorted[float64, int32](t, w, 100_003)
+			sorted[int32, int32](t, w, 100_003)
 		}
 		if !w.OnHost() {
-			sorts[float32, int64](t, w, 3_000_017)
-			sorts[int64, int32](t, w, 2_000_017)
+			sorted[float32, int64](t, w, 3_000_017)
+			sorted[int64, int32](t, w, 2_000_017)
 		}
 	})
 }
 
 // Many tiles and many launches use words of tiles again, and clear them when they are used up.
-func TestPortions(t *testing.T) {
-	everywhere(t, func(t *testing.T, w *spmd.World) {
+func TestSortPortions(t *testing.T) {
+	everywhere(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "sort")
 		n := 6001
 		if w.Device() == "emulate" {
@@ -196,7 +159,7 @@ func TestPortions(t *testing.T) {
 				if w.OnHost() && w.Device() != "emulate" {
 					portions.library = c.library
 				}
-				x, values := keys[uint32](n), make([]uint64, n)
+				x, values := sortKeys[uint32](n), make([]uint64, n)
 				for i := range values {
 					values[i] = uint64(x[i])<<32 | uint64(i)
 				}
@@ -220,7 +183,7 @@ func TestPortions(t *testing.T) {
 }
 
 // A sort works in a graph, and allocates nothing after the first.
-func TestGraph(t *testing.T) {
+func TestSortGraph(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "sort")
 		x, values := of(t, w, []float32{3, 1, 2}), of(t, w, []int64{3, 1, 2})
@@ -256,7 +219,7 @@ func TestGraph(t *testing.T) {
 	}
 }
 
-func TestRefused(t *testing.T) {
+func TestSortRefused(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "s")
 		x, v := of(t, w, make([]float32, 8)), of(t, w, make([]int64, 8))
@@ -269,7 +232,7 @@ func TestRefused(t *testing.T) {
 			"SortPairs: the destination overlaps the values": SortPairs(s, x.Slice(0, 2), v.Slice(1, 3),
 				x.Slice(0, 2), v.Slice(0, 2)),
 		} {
-			if err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "radix_test.go:") {
+			if err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "sort_test.go:") {
 				t.Errorf("%v, want %q", err, what)
 			}
 		}

@@ -1,10 +1,4 @@
-// Package radix sorts buffers of numbers on their device, alone or with a value for each, such as
-// an index. Each function enqueues its work on a stream. Sorts are stable: equal keys stay in their
-// order. Among floats, -0 comes before 0, and NaNs come last, without their sign.
-//
-// A sort takes workspace of the stream, a little more than the size of the keys and values. Sorts
-// on one stream come from one goroutine.
-package radix
+package vector
 
 import (
 	_ "embed"
@@ -16,18 +10,13 @@ import (
 	"lockstep/spmd"
 )
 
-// Key is the set of types of keys and of their values.
-type Key interface {
-	int32 | uint32 | int64 | uint64 | float32 | float64
-}
+//go:embed sort.cu
+var sortSource string
 
-//go:embed radix.cu
-var source string
-
-// As in radix.cu.
+// As in sort.cu.
 const (
-	threads   = 384
-	counters  = 512
+	sorting   = 384 // threads of a block that sorts
+	counting  = 512 // and of one that counts
 	digits    = 256
 	head      = 16
 	countBits = 27
@@ -55,9 +44,9 @@ var sorters = [2][3]*sorter{
 	{newSorter[uint64, uint32](false, 0), newSorter[uint64, uint32](true, 0), newSorter[uint64, uint64](true, 0)},
 }
 
-// newSorter declares a sort. items is the number of keys of a thread; 0 leaves it to radix.cu.
+// newSorter declares a sort. items is the number of keys of a thread; 0 leaves it to sort.cu.
 func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
-	c := &sorter{block: threads, key: int(unsafe.Sizeof(*new(K)))}
+	c := &sorter{block: sorting, key: int(unsafe.Sizeof(*new(K)))}
 	if pairs {
 		c.value = int(unsafe.Sizeof(*new(V)))
 	}
@@ -69,12 +58,12 @@ func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
 	} else if pairs {
 		items = 20
 	}
-	c.tile = threads * items
+	c.tile = sorting * items
 	c.most = (1<<countBits - 1) / c.tile * c.tile
-	c.clear = spmd.NewKernel("clear_words", source, nil, options)
-	c.count = spmd.NewKernel(fmt.Sprintf("count_digits<uint%d_t>", 8*c.key), source, nil, options)
+	c.clear = spmd.NewKernel("clear_words", sortSource, nil, options)
+	c.count = spmd.NewKernel(fmt.Sprintf("count_digits<uint%d_t>", 8*c.key), sortSource, nil, options)
 	c.pass = spmd.NewKernel(fmt.Sprintf("sort_pass<uint%d_t, uint%d_t, %v>", 8*c.key, 8*unsafe.Sizeof(*new(V)), pairs),
-		source, nil, options)
+		sortSource, nil, options)
 	kept := sync.Pool{New: func() any { return new(scratch[K, V]) }}
 	c.library = spmd.NewLibrary("sort", c.onGPU, func(a spmd.Args) error {
 		m := kept.Get().(*scratch[K, V])
@@ -93,8 +82,6 @@ func (c *sorter) words(n int) (cleared, all int) {
 	return cleared, cleared + over(n*c.key, 8) + over(n*c.value, 8)
 }
 
-func over(n, d int) int { return (n + d - 1) / d }
-
 func (c *sorter) onGPU(call spmd.LibraryCall) error {
 	n, kind := call.I64(4), call.Arg(5)
 	cleared, _ := c.words(n)
@@ -106,7 +93,7 @@ func (c *sorter) onGPU(call spmd.LibraryCall) error {
 		spmd.I64(cleared)); err != nil {
 		return err
 	}
-	if err := call.Launch(c.count, grid(max(1, min(over(n, 16*counters), 2*132)), counters), work,
+	if err := call.Launch(c.count, grid(max(1, min(over(n, 16*counting), 2*132)), counting), work,
 		call.Arg(1), call.Arg(4), kind); err != nil {
 		return err
 	}
@@ -136,7 +123,7 @@ func (c *sorter) onGPU(call spmd.LibraryCall) error {
 }
 
 // kindOf returns the kind of a type of keys.
-func kindOf[K Key]() int {
+func kindOf[K Number]() int {
 	switch any(*new(K)).(type) {
 	case int32, int64:
 		return signed
@@ -147,8 +134,10 @@ func kindOf[K Key]() int {
 }
 
 // Sort enqueues that dst has the elements of x from the smallest to the largest, as NumPy's sort.
-// dst may be x.
-func Sort[K Key](s *spmd.Stream, dst, x spmd.Buffer[K]) error {
+// dst may be x. Among floats, -0 comes before 0, and NaNs come last, without their sign.
+//
+// A sort takes workspace of the stream, a little more than the size of the keys and values.
+func Sort[K Number](s *spmd.Stream, dst, x spmd.Buffer[K]) error {
 	if err := fits("Sort", "keys", dst, x); err != nil {
 		return err
 	}
@@ -161,9 +150,9 @@ func Sort[K Key](s *spmd.Stream, dst, x spmd.Buffer[K]) error {
 }
 
 // SortPairs enqueues that keysDst has keys from the smallest to the largest, and valuesDst the
-// values in the order of their keys. Destinations may be the sources. With 0, 1, 2 ... as values it
-// is NumPy's argsort.
-func SortPairs[K, V Key](
+// values in the order of their keys. Equal keys stay in their order. Destinations may be the
+// sources. With 0, 1, 2 ... as values it is NumPy's argsort.
+func SortPairs[K, V Number](
 	s *spmd.Stream, keysDst spmd.Buffer[K], valuesDst spmd.Buffer[V], keys spmd.Buffer[K], values spmd.Buffer[V],
 ) error {
 	if err := fits("SortPairs", "keys", keysDst, keys); err != nil {
@@ -185,7 +174,7 @@ func SortPairs[K, V Key](
 	return pairs(s, sorters[1], spmd.View[uint64](keysDst), spmd.View[uint64](keys), valuesDst, values, kindOf[K]())
 }
 
-func pairs[K uint32 | uint64, V Key](
+func pairs[K uint32 | uint64, V Number](
 	s *spmd.Stream, by [3]*sorter, dst, x spmd.Buffer[K], valuesDst, values spmd.Buffer[V], kind int,
 ) error {
 	if unsafe.Sizeof(*new(V)) == 4 {
@@ -207,7 +196,7 @@ func enqueue[K, V uint32 | uint64](
 
 // fits refuses a destination of another length, or one that shares only a part of its memory with
 // x.
-func fits[T Key](op, what string, dst, x spmd.Buffer[T]) error {
+func fits[T Number](op, what string, dst, x spmd.Buffer[T]) error {
 	if dst.Len() != x.Len() {
 		return fmt.Errorf("%s: %s: %d %s are sorted to %d", ccall.At(), op, x.Len(), what, dst.Len())
 	}

@@ -1,4 +1,4 @@
-package radix
+package vector
 
 import (
 	"slices"
@@ -17,7 +17,7 @@ func halves[T any](m *[]T, n int) (a, b []T) {
 	return (*m)[:n], (*m)[n:]
 }
 
-// onHost does the work of radix.cu, but leaves out a pass in which all keys have one digit.
+// onHost does the work of sort.cu, but leaves out a pass in which all keys have one digit.
 func (m *scratch[K, V]) onHost(dst, x []K, valuesDst, values []V, kind int) {
 	passes := int(unsafe.Sizeof(*new(K)))
 	in, out := halves(&m.keys, len(x))

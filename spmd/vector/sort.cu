@@ -5,7 +5,7 @@
 // Source: Adinets, Merrill: Onesweep: a faster least significant digit radix sort for GPUs (2022).
 #include "spmd.cuh"
 
-enum { UNSIGNED, SIGNED, FLOATS }; // kinds of keys, as in radix.go
+enum { UNSIGNED, SIGNED, FLOATS }; // kinds of keys, as in sort.go
 enum { DIGITS = 256, THREADS = 384, WARPS = THREADS / 32, COUNTERS = 512, HEAD = 16 };
 
 // tuned has, for the bytes of the larger of key and value, how many keys of a tile a thread has,
