@@ -9,21 +9,20 @@ import (
 	"lockstep/spmd"
 )
 
-// Elem is the set of element types of matrices.
+// Elem is the set of element types that products take.
 type Elem interface {
 	float32 | float64 | spmd.BF16 | spmd.F16 | spmd.F8E4M3 | spmd.F8E5M2
 }
 
-// Matrix is a row-major matrix in a buffer: element (i, j) is element
-// i*Stride + j.
-type Matrix[T Elem] struct {
+// Matrix is a row-major matrix in a buffer: element (i, j) is element i*Stride + j.
+type Matrix[T spmd.Stored] struct {
 	spmd.Buffer[T]
 	Rows, Cols int
 	Stride     int // elements from one row to the next, at least Cols
 }
 
 // MatrixOf returns the buffer as a (rows, cols) matrix, row-major and packed.
-func MatrixOf[T Elem](b spmd.Buffer[T], rows, cols int) Matrix[T] {
+func MatrixOf[T spmd.Stored](b spmd.Buffer[T], rows, cols int) Matrix[T] {
 	return Matrix[T]{b, rows, cols, cols}
 }
 

@@ -1,4 +1,4 @@
-package matrix
+package blas_test
 
 import (
 	"strings"
@@ -9,18 +9,14 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
-
-func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
-
 // moves copies and transposes parts of matrices, and looks at every element of the destination.
 func moves[T spmd.Elem](t *testing.T, w *spmd.World, of func(i int) T) {
-	s, err := w.NewStream("matrix")
+	s, err := w.NewStream("parts")
 	spmdtest.Must(t, err)
 	for _, c := range []struct{ rows, cols, row, col, toRow, toCol int }{{1, 1, 0, 0, 0, 0},
 		{3, 5, 2, 1, 0, 4}, {40, 33, 1, 2, 3, 0}, {7, 90, 0, 0, 0, 0}, {0, 4, 1, 1, 1, 1}} {
-		src := Of(spmdtest.Alloc[T](t, w, 60*95), 60, 95)
-		dst := Of(spmdtest.Alloc[T](t, w, 100*101), 100, 101)
+		src := blas.MatrixOf(spmdtest.Alloc[T](t, w, 60*95), 60, 95)
+		dst := blas.MatrixOf(spmdtest.Alloc[T](t, w, 100*101), 100, 101)
 		h := make([]T, src.Len())
 		for i := range h {
 			h[i] = of(i)
@@ -29,9 +25,9 @@ func moves[T spmd.Elem](t *testing.T, w *spmd.World, of func(i int) T) {
 		from := src.Part(c.row, c.rows, c.col, c.cols)
 		for _, turn := range []bool{false, true} {
 			spmdtest.Must(t, dst.SetAll(of(-1)))
-			step := func() error { return Copy(s, dst.Part(c.toRow, c.rows, c.toCol, c.cols), from) }
+			step := func() error { return blas.Copy(s, dst.Part(c.toRow, c.rows, c.toCol, c.cols), from) }
 			if turn {
-				step = func() error { return Transpose(s, dst.Part(c.toRow, c.cols, c.toCol, c.rows), from) }
+				step = func() error { return blas.Transpose(s, dst.Part(c.toRow, c.cols, c.toCol, c.rows), from) }
 			}
 			g, err := s.Capture(step)
 			spmdtest.Must(t, err)
@@ -72,9 +68,9 @@ func TestMoves(t *testing.T) {
 // part is an operand of a product.
 func TestParts(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s, err := w.NewStream("matrix")
+		s, err := w.NewStream("parts")
 		spmdtest.Must(t, err)
-		a := Of(spmdtest.Alloc[float32](t, w, 24), 4, 6)
+		a := blas.MatrixOf(spmdtest.Alloc[float32](t, w, 24), 4, 6)
 		h := make([]float32, 24)
 		for i := range h {
 			h[i] = float32(i)
@@ -86,15 +82,15 @@ func TestParts(t *testing.T) {
 				t.Errorf("%v, want %q", err, want)
 			}
 		}
-		refused(Copy(s, a.Part(0, 2, 0, 4), a.Part(1, 2, 2, 4)), "overlap")
-		refused(Transpose(s, a.Part(0, 3, 0, 3), a.Part(0, 3, 0, 3)), "overlap")
-		refused(Copy(s, a.Part(0, 2, 0, 2), a.Part(0, 2, 2, 3)), "dst is 2x2, src 2x3")
-		refused(Copy(s, a, View[float32]{a.Buffer, 4, 6, 7}),
-			"src is 4x6 with rows 7 apart, in a buffer of 24 elements")
-		spmdtest.Must(t, Copy(s, a.Part(0, 4, 0, 3), a.Part(0, 4, 3, 3)))
-		c := Of(spmdtest.Alloc[float32](t, w, 4), 2, 2)
-		spmdtest.Must(t, blas.Gemm(s, blas.Matrix[float32](c), blas.Matrix[float32](a.Part(0, 2, 0, 2)),
-			blas.Matrix[float32](a.Part(2, 2, 4, 2)), blas.Options{}))
+		refused(blas.Copy(s, a.Part(0, 2, 0, 4), a.Part(1, 2, 2, 4)), "overlap")
+		refused(blas.Transpose(s, a.Part(0, 3, 0, 3), a.Part(0, 3, 0, 3)), "overlap")
+		refused(blas.Copy(s, a.Part(0, 2, 0, 2), a.Part(0, 2, 2, 3)), "dst is 2x2, src 2x3")
+		refused(blas.Copy(s, a, blas.Matrix[float32]{a.Buffer, 4, 6, 7}),
+			"src is 4x6 with rows 7 apart, its buffer has 24 elements")
+		spmdtest.Must(t, blas.Copy(s, a.Part(0, 4, 0, 3), a.Part(0, 4, 3, 3)))
+		c := blas.MatrixOf(spmdtest.Alloc[float32](t, w, 4), 2, 2)
+		spmdtest.Must(t, blas.Gemm(s, c, a.Part(0, 2, 0, 2),
+			a.Part(2, 2, 4, 2), blas.Options{}))
 		spmdtest.Must(t, s.Synchronize())
 		for i, want := range []float32{3*16 + 4*22, 3*17 + 4*23, 9*16 + 10*22, 9*17 + 10*23} {
 			if got := c.At(i); got != want {

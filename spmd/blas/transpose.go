@@ -1,4 +1,4 @@
-package matrix
+package blas
 
 import (
 	_ "embed"
@@ -59,7 +59,7 @@ var (
 	transpose128 = spmd.NewKernel("transpose<pair>", transposeSource, transposeOnHost[complex128])
 )
 
-func launchTranspose[T bits](s *spmd.Stream, dst, src View[T]) error {
+func launchTranspose[T bits](s *spmd.Stream, dst, src Matrix[T]) error {
 	across, down := (src.Cols+tile-1)/tile, (src.Rows+tile-1)/tile
 	var k *spmd.Kernel
 	switch any(*new(T)).(type) {

@@ -1,17 +1,18 @@
-package matrix
+package blas_test
 
 import (
 	"context"
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/timing"
 )
 
 // BenchmarkTranspose times the transpose of a matrix for each size of elements:
 //
-//	SPMDTEST_DEVICE=cuda go test -run '^$' -bench . ./spmd/matrix
+//	SPMDTEST_DEVICE=cuda go test -run '^$' -bench . ./spmd/blas
 func BenchmarkTranspose(b *testing.B) {
 	if err := spmd.Local(b.Context(), spmdtest.Config(), 1, func(_ context.Context, w *spmd.World) error {
 		benchTranspose[uint8](b, w, "uint8")
@@ -34,7 +35,7 @@ func benchTranspose[T spmd.Elem](b *testing.B, w *spmd.World, name string) {
 	x, y := spmdtest.Alloc[T](b, w, rows*cols), spmdtest.Alloc[T](b, w, rows*cols)
 	b.Run(name, func(b *testing.B) {
 		stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20),
-			func() error { return Transpose(s, Of(y, cols, rows), Of(x, rows, cols)) })
+			func() error { return blas.Transpose(s, blas.MatrixOf(y, cols, rows), blas.MatrixOf(x, rows, cols)) })
 		spmdtest.Must(b, err)
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(stats.MedianUS, "us")

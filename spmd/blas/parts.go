@@ -1,0 +1,97 @@
+package blas
+
+import (
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd"
+)
+
+// Part returns the (rows, cols) matrix that begins at (row, col). It shares m's memory. It panics
+// if that is out of range.
+func (m Matrix[T]) Part(row, rows, col, cols int) Matrix[T] {
+	if row < 0 || rows < 0 || row+rows > m.Rows || col < 0 || cols < 0 || col+cols > m.Cols {
+		panic(fmt.Sprintf("blas: Part of %dx%d at (%d, %d) of a matrix of %dx%d", rows, cols, row, col,
+			m.Rows, m.Cols))
+	}
+	p := Matrix[T]{Rows: rows, Cols: cols, Stride: m.Stride}
+	if rows > 0 {
+		at := row*m.Stride + col
+		p.Buffer = m.Buffer.Slice(at, at+(rows-1)*m.Stride+cols)
+	}
+	return p
+}
+
+func (m *Matrix[T]) extent() int { return extent(m.Rows, m.Cols, m.Stride) }
+
+// overlap reports whether two matrices share elements, or may. It compares rows of one stride, and
+// otherwise whole extents.
+func overlap[T spmd.Stored](a, b *Matrix[T]) bool {
+	size := uintptr(unsafe.Sizeof(*new(T)))
+	from, to, n, m := a.Address(), b.Address(), a.extent(), b.extent()
+	if n == 0 || m == 0 || from >= to+uintptr(m)*size || to >= from+uintptr(n)*size {
+		return false
+	}
+	if a.Stride != b.Stride || (from-to)%size != 0 {
+		return true
+	}
+	apart := (int(from)-int(to))/int(size)%a.Stride + a.Stride
+	apart %= a.Stride // columns from the first of b to the first of a
+	return apart < b.Cols || apart+a.Cols > a.Stride
+}
+
+// Copy enqueues dst = src on s. They have one shape, and no elements in common.
+func Copy[T spmd.Stored](s *spmd.Stream, dst, src Matrix[T]) error {
+	return move(s, "Copy", &dst, &src, src.Rows, src.Cols, false)
+}
+
+// Transpose enqueues dst = the transpose of src on s: dst has as many rows as src has columns. They
+// have no elements in common.
+func Transpose[T spmd.Stored](s *spmd.Stream, dst, src Matrix[T]) error {
+	return move(s, "Transpose", &dst, &src, src.Cols, src.Rows, true)
+}
+
+func move[T spmd.Stored](s *spmd.Stream, op string, dst, src *Matrix[T], rows, cols int, turn bool) error {
+	if err := dst.check(op, "dst"); err != nil {
+		return err
+	}
+	if err := src.check(op, "src"); err != nil {
+		return err
+	}
+	switch {
+	case dst.Rows != rows || dst.Cols != cols:
+		return fmt.Errorf("%s: %s: dst is %dx%d, src %dx%d", ccall.At(), op, dst.Rows, dst.Cols,
+			src.Rows, src.Cols)
+	case overlap(dst, src):
+		return fmt.Errorf("%s: %s: dst and src overlap", ccall.At(), op)
+	case src.extent() == 0:
+		return nil
+	}
+	switch unsafe.Sizeof(*new(T)) { // bits are moved
+	case 1:
+		return moveBits(s, bitsOf[uint8](dst), bitsOf[uint8](src), turn)
+	case 2:
+		return moveBits(s, bitsOf[spmd.F16](dst), bitsOf[spmd.F16](src), turn)
+	case 4:
+		return moveBits(s, bitsOf[uint32](dst), bitsOf[uint32](src), turn)
+	case 8:
+		return moveBits(s, bitsOf[uint64](dst), bitsOf[uint64](src), turn)
+	}
+	return moveBits(s, bitsOf[complex128](dst), bitsOf[complex128](src), turn)
+}
+
+func bitsOf[U, T spmd.Stored](m *Matrix[T]) Matrix[U] {
+	return Matrix[U]{spmd.View[U](m.Buffer), m.Rows, m.Cols, m.Stride}
+}
+
+func moveBits[T bits](s *spmd.Stream, dst, src Matrix[T], turn bool) error {
+	switch {
+	case turn:
+		return launchTranspose(s, dst, src)
+	case dst.Stride == dst.Cols && src.Stride == src.Cols:
+		n := src.extent()
+		return spmd.Copy(s, dst.Slice(0, n), src.Slice(0, n))
+	}
+	return launchCopyRows(s, src.Rows, src.Cols, dst.Buffer, src.Buffer, dst.Stride, src.Stride)
+}
