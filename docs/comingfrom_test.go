@@ -83,7 +83,7 @@ func typeName(x ast.Expr) string {
 var letters = map[string][]string{
 	"w": {"spmd.World"}, "c": {"spmd.Comm"}, "s": {"spmd.Stream"}, "b": {"spmd.Buffer"}, "e": {"spmd.Event"},
 	"g": {"spmd.Graph"}, "k": {"spmd.Kernel"},
-	"m": {"mesh.Mesh", "mesh.Layout"}, "r": {"parallel.Reducer"}, "p": {"checkpoint.Manager"},
+	"m": {"parallel.Mesh", "parallel.Layout"}, "r": {"parallel.Reducer"}, "p": {"checkpoint.Manager"},
 }
 
 // find returns what x.name is, where x is a package or a letter.
@@ -176,7 +176,7 @@ func packages(t *testing.T) names {
 	t.Helper()
 	n := names{}
 	for _, dir := range []string{
-		"spmd", "spmd/hostdata", "spmd/managed", "spmd/mesh", "spmd/parallel", "spmd/checkpoint", "spmd/timing",
+		"spmd", "spmd/hostdata", "spmd/managed", "spmd/parallel", "spmd/checkpoint", "spmd/timing",
 		"spmd/blas", "spmd/vector", "spmd/random", "spmd/fft", "spmd/sparse", "spmd/arrayfile",
 	} {
 		for _, file := range sources(t, filepath.Join("..", dir)) {
@@ -231,19 +231,19 @@ func TestComingFrom(t *testing.T) {
 func TestWrong(t *testing.T) {
 	n := packages(t)
 	for code, want := range map[string]int{
-		"spmd.AllReduce(c.On(s), b, b, spmd.Sum)": 0,
-		"spmd.AllReduce(c, b, spmd.Sum)":          1,
-		"spmd.Alloc[float32](w)":                  1,
-		"spmd.Alloc[float32](w, n)":               0,
-		"spmd.Alloced[float32](w, n)":             1,
-		"k.Launch(s)":                             1,
-		"k.Launch(s, grid, b.Arg(), b.Args())":    1,
-		"mesh.NewLayout(w, mesh.Axis{Name: x})":   0,
-		"m.Shift(x, 1)":                           0,
-		"m.Group(f)":                              1,
-		"spmd.Sum(x)":                             1,
-		"v.Free()":                                1,
-		"... b.Nothing":                           1,
+		"spmd.AllReduce(c.On(s), b, b, spmd.Sum)":       0,
+		"spmd.AllReduce(c, b, spmd.Sum)":                1,
+		"spmd.Alloc[float32](w)":                        1,
+		"spmd.Alloc[float32](w, n)":                     0,
+		"spmd.Alloced[float32](w, n)":                   1,
+		"k.Launch(s)":                                   1,
+		"k.Launch(s, grid, b.Arg(), b.Args())":          1,
+		"parallel.NewLayout(w, parallel.Axis{Name: x})": 0,
+		"m.Shift(x, 1)":                                 0,
+		"m.Group(f)":                                    1,
+		"spmd.Sum(x)":                                   1,
+		"v.Free()":                                      1,
+		"... b.Nothing":                                 1,
 	} {
 		if got := n.wrong(code); len(got) != want {
 			t.Errorf("%s: %q, want %d", code, got, want)

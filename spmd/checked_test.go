@@ -11,7 +11,7 @@ import (
 	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -111,13 +111,14 @@ func TestCheckNamesCounts(t *testing.T) {
 				_, err := hostdata.Broadcast(c, rank, rank/2*2)
 				return err
 			}},
-			{"mesh.New: the ranks called different collectives: rank 0 has the axes [a 3 b 1], rank 1 [b 1 a 3]",
+			{"parallel.NewMesh: the ranks called different collectives: rank 0 has the axes [a 3 b 1], rank 1 [b 1 " +
+				"a 3]",
 				func() error {
-					axes := []mesh.Axis{{Name: "a", Size: 3}, {Name: "b", Size: 1}}
+					axes := []parallel.Axis{{Name: "a", Size: 3}, {Name: "b", Size: 1}}
 					if rank == 1 {
 						slices.Reverse(axes)
 					}
-					_, err := mesh.New(w, axes...)
+					_, err := parallel.NewMesh(w, axes...)
 					return err
 				}},
 			{"rank 0 at *: Group, collective 2 of 2: Broadcast of 300 int32, root 0; rank 1 at *: Group " +

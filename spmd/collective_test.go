@@ -10,7 +10,7 @@ import (
 
 	"lockstep/internal/testkit"
 	"lockstep/spmd"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -278,7 +278,8 @@ func TestSplitAndMesh(t *testing.T) {
 			t.Fatalf("Barrier outside: %v", err)
 		}
 
-		m, err := mesh.New(w, mesh.Axis{Name: "data", Size: mesh.Fit}, mesh.Axis{Name: "model", Size: 2 - size%2})
+		m, err := parallel.NewMesh(w, parallel.Axis{Name: "data", Size: parallel.Fit},
+			parallel.Axis{Name: "model", Size: 2 - size%2})
 		must(t, err)
 		model := 2 - size%2
 		if m.Comm("model").Size() != model || m.Coord("model") != rank%model || m.Comm("data").Size() != size/model ||
@@ -293,19 +294,20 @@ func TestSplitAndMesh(t *testing.T) {
 		}
 		for _, tc := range []struct {
 			want string
-			axes []mesh.Axis
+			axes []parallel.Axis
 		}{
 			{"do not multiply to", nil},
 			{fmt.Sprintf("[data %d] do not multiply to the %d ranks", size+1, size),
-				[]mesh.Axis{{Name: "data", Size: size + 1}}},
-			{"do not multiply to", []mesh.Axis{{Name: "data", Size: size}, {Name: "model", Size: 2}}},
-			{"do not multiply to", []mesh.Axis{{Name: "data", Size: mesh.Fit}, {Name: "model", Size: size + 1}}},
-			{"do not multiply to", []mesh.Axis{{Name: "a", Size: 1 << 32}, {Name: "b", Size: 1 << 32}}},
-			{`axis "data" of 0 ranks`, []mesh.Axis{{Name: "data"}}},
-			{`axis "data" of -2 ranks`, []mesh.Axis{{Name: "data", Size: -2}}},
-			{`two axes are named "data"`, []mesh.Axis{{Name: "data", Size: mesh.Fit}, {Name: "data", Size: 1}}},
+				[]parallel.Axis{{Name: "data", Size: size + 1}}},
+			{"do not multiply to", []parallel.Axis{{Name: "data", Size: size}, {Name: "model", Size: 2}}},
+			{"do not multiply to", []parallel.Axis{{Name: "data", Size: parallel.Fit},
+				{Name: "model", Size: size + 1}}},
+			{"do not multiply to", []parallel.Axis{{Name: "a", Size: 1 << 32}, {Name: "b", Size: 1 << 32}}},
+			{`axis "data" of 0 ranks`, []parallel.Axis{{Name: "data"}}},
+			{`axis "data" of -2 ranks`, []parallel.Axis{{Name: "data", Size: -2}}},
+			{`two axes are named "data"`, []parallel.Axis{{Name: "data", Size: parallel.Fit}, {Name: "data", Size: 1}}},
 		} {
-			if _, err := mesh.New(w, tc.axes...); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := parallel.NewMesh(w, tc.axes...); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("axes %v: %v, want %q", tc.axes, err, tc.want)
 			}
 		}

@@ -8,7 +8,7 @@ import (
 	"lockstep/host"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 )
 
 // Four ranks in this process. Under mpirun each is a process, and they do the same. Without a
@@ -76,7 +76,7 @@ func ExampleAllGather() {
 func ExampleSendRecv() {
 	cfg := spmd.Config{Device: "host", LogLevel: "error"}
 	err := spmd.Local(context.Background(), cfg, 3, func(_ context.Context, w *spmd.World) error {
-		line, err := mesh.NewLayout(w, mesh.Axis{Name: "x", Size: mesh.Fit})
+		line, err := parallel.NewLayout(w, parallel.Axis{Name: "x", Size: parallel.Fit})
 		mine, err2 := spmd.Alloc[int32](w, 1)
 		got, err3 := spmd.Alloc[int32](w, 1)
 		if err := errors.Join(err, err2, err3); err != nil {
@@ -146,7 +146,8 @@ func ExampleComm_Split() {
 func Example_mesh() {
 	cfg := spmd.Config{Device: "host", LogLevel: "error"}
 	err := spmd.Local(context.Background(), cfg, 4, func(_ context.Context, w *spmd.World) error {
-		m, err := mesh.New(w, mesh.Axis{Name: "data", Size: mesh.Fit}, mesh.Axis{Name: "tensor", Size: 2})
+		m, err := parallel.NewMesh(w, parallel.Axis{Name: "data", Size: parallel.Fit},
+			parallel.Axis{Name: "tensor", Size: 2})
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -349,7 +349,7 @@ func gpuSplit(t *testing.T, w *spmd.World) {
 	}
 
 	os.Setenv("FAKENCCL_CHILD", fmt.Sprintf("%d/3", r))
-	m, err := mesh.New(w, mesh.Axis{Name: "data", Size: 3}, mesh.Axis{Name: "model", Size: 1})
+	m, err := parallel.NewMesh(w, parallel.Axis{Name: "data", Size: 3}, parallel.Axis{Name: "model", Size: 1})
 	must(t, err)
 	split := newCalls(t, "ncclCommSplit")
 	if len(split) != 2 || !strings.Contains(split[0], fmt.Sprintf("color=0 key=%d", r)) ||

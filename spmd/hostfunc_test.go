@@ -10,7 +10,7 @@ import (
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 	"lockstep/spmd/managed"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -58,7 +58,7 @@ func TestHostFuncRefuses(t *testing.T) {
 			"Split":            func() error { _, err := c.Split(0, 0); return err },
 			"Close of a Comm":  half.Close,
 			"Mesh": func() error {
-				_, err := mesh.New(w, mesh.Axis{Name: "all", Size: mesh.Fit})
+				_, err := parallel.NewMesh(w, parallel.Axis{Name: "all", Size: parallel.Fit})
 				return err
 			},
 			"Broadcast of a number": func() error { _, err := hostdata.Broadcast(c, 1, 0); return err },
@@ -202,7 +202,7 @@ func TestBlocksInACapture(t *testing.T) {
 		for what, call := range map[string]func() error{
 			"Split": func() error { _, err := c.Split(0, 0); return err },
 			"Mesh": func() error {
-				_, err := mesh.New(w, mesh.Axis{Name: "all", Size: mesh.Fit})
+				_, err := parallel.NewMesh(w, parallel.Axis{Name: "all", Size: parallel.Fit})
 				return err
 			},
 			"Close":                 half.Close,

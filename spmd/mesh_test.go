@@ -8,15 +8,15 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
 // TestFitAxes compares the sizes with all that multiply to the ranks.
 func TestFitAxes(t *testing.T) {
 	for ranks := 1; ranks <= 60; ranks++ {
-		axes, err := mesh.FitAxes(ranks, mesh.Axis{Name: "z", Size: mesh.Fit}, mesh.Axis{Name: "y", Size: mesh.Fit},
-			mesh.Axis{Name: "x", Size: mesh.Fit})
+		axes, err := parallel.FitAxes(ranks, parallel.Axis{Name: "z", Size: parallel.Fit},
+			parallel.Axis{Name: "y", Size: parallel.Fit}, parallel.Axis{Name: "x", Size: parallel.Fit})
 		must(t, err)
 		z, y, x := axes[0].Size, axes[1].Size, axes[2].Size
 		if z*y*x != ranks || z < y || y < x {
@@ -30,23 +30,24 @@ func TestFitAxes(t *testing.T) {
 			}
 		}
 	}
-	axes, err := mesh.FitAxes(24, mesh.Axis{Name: "z", Size: mesh.Fit}, mesh.Axis{Name: "y", Size: 2, Periodic: true},
-		mesh.Axis{Name: "x", Size: mesh.Fit})
+	axes, err := parallel.FitAxes(24, parallel.Axis{Name: "z", Size: parallel.Fit},
+		parallel.Axis{Name: "y", Size: 2, Periodic: true}, parallel.Axis{Name: "x", Size: parallel.Fit})
 	must(t, err)
 	if got := fmt.Sprint(axes, axes[1].Periodic); got != "[z 4 y 2 periodic x 3] true" {
 		t.Error(got)
 	}
 	for _, tc := range []struct {
 		want string
-		axes []mesh.Axis
+		axes []parallel.Axis
 	}{
 		{"[] do not multiply to the 6 ranks", nil},
-		{"[z 2 y 2] do not multiply to the 6 ranks", []mesh.Axis{{Name: "z", Size: 2}, {Name: "y", Size: 2}}},
-		{"[z 4 y -1] do not multiply to the 6 ranks", []mesh.Axis{{Name: "z", Size: 4}, {Name: "y", Size: mesh.Fit}}},
-		{`axis "z" of 0 ranks`, []mesh.Axis{{Name: "z"}}},
-		{`two axes are named "z"`, []mesh.Axis{{Name: "z", Size: mesh.Fit}, {Name: "z", Size: 1}}},
+		{"[z 2 y 2] do not multiply to the 6 ranks", []parallel.Axis{{Name: "z", Size: 2}, {Name: "y", Size: 2}}},
+		{"[z 4 y -1] do not multiply to the 6 ranks",
+			[]parallel.Axis{{Name: "z", Size: 4}, {Name: "y", Size: parallel.Fit}}},
+		{`axis "z" of 0 ranks`, []parallel.Axis{{Name: "z"}}},
+		{`two axes are named "z"`, []parallel.Axis{{Name: "z", Size: parallel.Fit}, {Name: "z", Size: 1}}},
 	} {
-		if _, err := mesh.FitAxes(6, tc.axes...); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := parallel.FitAxes(6, tc.axes...); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("axes %v: %v, want %q", tc.axes, err, tc.want)
 		}
 	}
@@ -57,8 +58,8 @@ func TestFitAxes(t *testing.T) {
 func TestShift(t *testing.T) {
 	everyKind(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		for _, periodic := range []bool{false, true} {
-			m, err := mesh.NewLayout(w, mesh.Axis{Name: "y", Size: mesh.Fit},
-				mesh.Axis{Name: "x", Size: mesh.Fit, Periodic: periodic})
+			m, err := parallel.NewLayout(w, parallel.Axis{Name: "y", Size: parallel.Fit},
+				parallel.Axis{Name: "x", Size: parallel.Fit, Periodic: periodic})
 			must(t, err)
 			axes := m.Axes()
 			ny, nx := axes[0].Size, axes[1].Size
@@ -99,7 +100,7 @@ func TestShift(t *testing.T) {
 func TestNone(t *testing.T) { everyWay(t, leftOut) }
 
 func leftOut(t *testing.T, w *spmd.World) {
-	m, err := mesh.New(w, mesh.Axis{Name: "line", Size: mesh.Fit})
+	m, err := parallel.NewMesh(w, parallel.Axis{Name: "line", Size: parallel.Fit})
 	must(t, err)
 	me := w.Rank()
 	from, to := m.Shift("line", 1)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"lockstep/spmd"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 )
 
 // splits are the choices of --split. The first is the default.
@@ -26,15 +26,15 @@ type split struct {
 }
 
 // axes returns the axes of the mesh: one column of ranks, one row of them, or as even as possible.
-func (c *config) axes(ranks int) ([]mesh.Axis, error) {
-	axes := []mesh.Axis{{Name: "rows", Size: mesh.Fit}, {Name: "columns", Size: mesh.Fit}}
+func (c *config) axes(ranks int) ([]parallel.Axis, error) {
+	axes := []parallel.Axis{{Name: "rows", Size: parallel.Fit}, {Name: "columns", Size: parallel.Fit}}
 	switch c.Split {
 	case "columns":
 		axes[0].Size = 1
 	case "rows":
 		axes[1].Size = 1
 	}
-	return mesh.FitAxes(ranks, axes...)
+	return parallel.FitAxes(ranks, axes...)
 }
 
 // checkSplit refuses a W without a row for each rank.
@@ -52,7 +52,7 @@ func newSplit(w *spmd.World, c config) (s split, err error) {
 	if err != nil {
 		return s, err
 	}
-	layout, err := mesh.NewLayout(w, axes...)
+	layout, err := parallel.NewLayout(w, axes...)
 	if err != nil {
 		return s, err
 	}
@@ -67,7 +67,7 @@ func newSplit(w *spmd.World, c config) (s split, err error) {
 	s.wide, s.mesh = wide, fmt.Sprintf("%dx%d", high, wide)
 	s.down, s.across = w.Comm(), w.Comm()
 	if high > 1 && wide > 1 { // else all ranks are one row, or one column
-		m, err := mesh.New(w, axes...)
+		m, err := parallel.NewMesh(w, axes...)
 		if err != nil {
 			return s, err
 		}

@@ -2,7 +2,7 @@ package main
 
 import (
 	"lockstep/spmd"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 )
 
 // heat is the heat equation on this rank's part of the grid.
@@ -11,8 +11,8 @@ type heat[T number] struct {
 	dims    int
 	size    [3]int        // of the whole grid
 	part    [3]spmd.Shard // this rank's
-	mesh    *mesh.Layout
-	axes    []mesh.Axis // of the mesh
+	mesh    *parallel.Layout
+	axes    []parallel.Axis // of the mesh
 	overlap bool
 
 	*launcher[T]
@@ -40,7 +40,7 @@ func newHeat[T number](w *spmd.World, c config) (*heat[T], error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.mesh, err = mesh.NewLayout(w, axes...); err != nil {
+	if h.mesh, err = parallel.NewLayout(w, axes...); err != nil {
 		return nil, err
 	}
 	h.axes = axes

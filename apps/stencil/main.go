@@ -17,7 +17,7 @@ import (
 
 	"lockstep/internal/cli"
 	"lockstep/spmd"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 	"lockstep/spmd/timing"
 )
 
@@ -152,14 +152,14 @@ func (c *config) checkSize(ranks int) error {
 const mostElements = math.MaxInt / 1024
 
 // axes returns the axes of the mesh, with their sizes.
-func (c *config) axes(ranks int) ([]mesh.Axis, error) {
+func (c *config) axes(ranks int) ([]parallel.Axis, error) {
 	dims := len(c.Size)
 	if len(c.Mesh) > 0 && len(c.Mesh) != dims {
 		return nil, fmt.Errorf("the grid has %d dimensions", dims)
 	}
-	var axes []mesh.Axis
+	var axes []parallel.Axis
 	for i, axis := range axesOf(dims) {
-		a := mesh.Axis{Name: axisNames[axis], Size: mesh.Fit, Periodic: c.Edges == "periodic"}
+		a := parallel.Axis{Name: axisNames[axis], Size: parallel.Fit, Periodic: c.Edges == "periodic"}
 		if dims == 2 && axis == planes { // a plane is one row
 			a.Name = axisNames[rows]
 		}
@@ -168,7 +168,7 @@ func (c *config) axes(ranks int) ([]mesh.Axis, error) {
 		}
 		axes = append(axes, a)
 	}
-	return mesh.FitAxes(ranks, axes...)
+	return parallel.FitAxes(ranks, axes...)
 }
 
 // The default sizes.

@@ -1,5 +1,8 @@
-// Package parallel holds the parts of a distributed training loop: data parallelism, sharding,
-// pipelines and tensor parallelism. Each part stands alone.
+// Package parallel divides a program's work among ranks: in a grid, and as the parts of a
+// distributed training loop do, which are data parallelism, sharding, pipelines and tensor
+// parallelism. Each part stands alone.
+//
+// Grids: a Mesh arranges the ranks along axes, with a communicator for each; a Layout does without.
 //
 // Data parallelism: SyncStart and CheckSame make replicas start alike and check that they stay so.
 // A Reducer reduces gradients while the backward pass goes on. ClipNorm clips their norm. Together

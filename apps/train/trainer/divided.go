@@ -8,7 +8,6 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
-	"lockstep/spmd/mesh"
 	"lockstep/spmd/parallel"
 )
 
@@ -36,8 +35,8 @@ func (t *Trainer) divide() error {
 		if t.all.Size() != t.World.Size() {
 			return errors.New("the parts of a model are of all ranks")
 		}
-		mesh, err := mesh.New(t.World, mesh.Axis{Name: "pipe", Size: stages}, mesh.Axis{Name: "data", Size: mesh.Fit},
-			mesh.Axis{Name: "tensor", Size: parts})
+		mesh, err := parallel.NewMesh(t.World, parallel.Axis{Name: "pipe", Size: stages},
+			parallel.Axis{Name: "data", Size: parallel.Fit}, parallel.Axis{Name: "tensor", Size: parts})
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 )
 
 func main() {
@@ -39,7 +39,7 @@ func conjugate(_ context.Context, w *spmd.World) error {
 	n := spmd.ShardOf(12_000, w.Rank(), w.Size()).Len
 	mem, err := spmd.Alloc[float64](w, 4*n+84)
 	s, err2 := w.NewStream("conjugate")
-	line, err3 := mesh.New(w, mesh.Axis{Name: "line", Size: mesh.Fit})
+	line, err3 := parallel.NewMesh(w, parallel.Axis{Name: "line", Size: parallel.Fit})
 	if err = errors.Join(err, err2, err3); err != nil {
 		return err
 	}

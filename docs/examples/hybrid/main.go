@@ -10,7 +10,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 )
 
 func main() {
@@ -22,7 +22,8 @@ func hybrid(_ context.Context, w *spmd.World) error {
 	if w.Size()%2 == 0 {
 		parts = 2
 	}
-	grid, err := mesh.New(w, mesh.Axis{Name: "data", Size: mesh.Fit}, mesh.Axis{Name: "model", Size: parts})
+	grid, err := parallel.NewMesh(w, parallel.Axis{Name: "data", Size: parallel.Fit},
+		parallel.Axis{Name: "model", Size: parts})
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
-	"lockstep/spmd/mesh"
+	"lockstep/spmd/parallel"
 )
 
 func main() {
@@ -18,7 +18,7 @@ func main() {
 }
 
 func ring(_ context.Context, w *spmd.World) error {
-	around, err := mesh.New(w, mesh.Axis{Name: "ring", Size: mesh.Fit, Periodic: true})
+	around, err := parallel.NewMesh(w, parallel.Axis{Name: "ring", Size: parallel.Fit, Periodic: true})
 	if err != nil {
 		return err
 	}

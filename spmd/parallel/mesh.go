@@ -1,5 +1,4 @@
-// Package mesh arranges the ranks of a world in a grid, with a communicator along each axis.
-package mesh
+package parallel
 
 import (
 	"fmt"
@@ -41,14 +40,14 @@ type Layout struct {
 	coord []int
 }
 
-// NewLayout arranges the ranks as New does, without communicators. It is for programs that exchange
-// messages with their neighbours on w.Comm(), and need no collectives along an axis. Not
+// NewLayout arranges the ranks as NewMesh does, without communicators. It is for programs that
+// exchange messages with their neighbours on w.Comm(), and need no collectives along an axis. Not
 // collective.
 // Source: mpi.h, MPI_Cart_create.
 func NewLayout(w *spmd.World, axes ...Axis) (*Layout, error) {
 	g, err := layout(w, axes)
 	if err != nil {
-		return nil, fmt.Errorf("%s: mesh.NewLayout: %w", ccall.At(), err)
+		return nil, fmt.Errorf("%s: parallel.NewLayout: %w", ccall.At(), err)
 	}
 	return &g, nil
 }
@@ -71,18 +70,19 @@ type Mesh struct {
 	comms []spmd.Comm
 }
 
-// New arranges the ranks in a grid, the last axis varying fastest: of
+// NewMesh arranges the ranks in a grid, the last axis varying fastest: of
 //
-//	mesh.New(w, mesh.Axis{Name: "data", Size: mesh.Fit}, mesh.Axis{Name: "model", Size: 2})
+//	parallel.NewMesh(w, parallel.Axis{Name: "data", Size: parallel.Fit},
+//		parallel.Axis{Name: "model", Size: 2})
 //
 // ranks 0 and 1 are one row of "model". The product of the sizes must be the number of ranks. Axes
 // of size Fit share the ranks that the others leave. All ranks give the same axes.
 //
 // Collective, blocking.
-func New(w *spmd.World, axes ...Axis) (*Mesh, error) {
+func NewMesh(w *spmd.World, axes ...Axis) (*Mesh, error) {
 	g, err := layout(w, axes)
 	if err != nil {
-		return nil, fmt.Errorf("%s: mesh.New: %w", ccall.At(), err)
+		return nil, fmt.Errorf("%s: parallel.NewMesh: %w", ccall.At(), err)
 	}
 	if err := sameAxes(w, g.axes); err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func sameAxes(w *spmd.World, axes []Axis) error {
 		return err
 	}
 	r := slices.IndexFunc(said, func(s string) bool { return s != said[0] })
-	return fmt.Errorf("%s: mesh.New: %w: rank 0 has the axes %s, rank %d %s",
+	return fmt.Errorf("%s: parallel.NewMesh: %w: rank 0 has the axes %s, rank %d %s",
 		ccall.At(), spmd.ErrContract, said[0], r, said[r])
 }
 
@@ -166,14 +166,14 @@ func (g *Layout) mustIndex(name string) int {
 		for _, a := range g.axes {
 			names = append(names, a.Name)
 		}
-		panic(fmt.Sprintf("mesh: the layout has no axis %q, only %s", name, strings.Join(names, ", ")))
+		panic(fmt.Sprintf("parallel: the layout has no axis %q, only %s", name, strings.Join(names, ", ")))
 	}
 	return i
 }
 
 // FitAxes returns axes with sizes that multiply to the number of ranks. Several axes of size Fit
 // share the ranks that the others leave as evenly as can be, earlier axes more: two axes of 12
-// ranks are 4 and 3. New does the same; a program that wants to know before the job starts asks
+// ranks are 4 and 3. NewMesh does the same; a program that wants to know before the job starts asks
 // here. It is an error if no sizes fit. Not collective. Source: mpi.h, MPI_Dims_create.
 func FitAxes(ranks int, axes ...Axis) ([]Axis, error) {
 	fitted := slices.Clone(axes)
