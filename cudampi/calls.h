@@ -1,6 +1,6 @@
 // The part of this package that the C code of spmd/internal/shm shares. calls has the calls that it
 // makes of MPI. A group of messages makes those of carrier. go build does not notice there that
-// this file has changed: touch its sys.go too, or build with -a.
+// this file has changed: touch its collective.go too, or build with -a.
 #ifndef LOCKSTEP_CALLS_H
 #define LOCKSTEP_CALLS_H
 

@@ -1,5 +1,6 @@
 // Arithmetic on elements in C. Packages cudampi and spmd/internal/shm include it by its path from
-// theirs; go build does not notice a change of it there: touch their sys.go, too, or build with -a.
+// theirs; go build does not notice a change of it there: touch their files with import "C", too, or
+// build with -a.
 #ifndef LOCKSTEP_ARITH_H
 #define LOCKSTEP_ARITH_H
 

@@ -1,6 +1,6 @@
 // Message rings: the messages from one rank to another go, in order, through a ring in memory that both see. A short message
 // lies in the ring as a whole. For a longer one there is a notice, and MPI brings the message. A head and a few bytes fit the
-// one cache line that goes from core to core. ring.go has the same protocol in Go. Included once, by sys.go, after slots.h.
+// one cache line that goes from core to core. ring.go has the same protocol in Go. Included once, by collective.go, after slots.h.
 
 enum { HEAD = sizeof(struct record), SKIPPED = -1 };
 

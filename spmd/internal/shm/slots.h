@@ -1,6 +1,6 @@
 // Shared slots: memory that all ranks of a communicator on one node share. Each rank writes what it brings to a small
 // collective into slots of its own, and reads those of the others. That costs two transfers of a cache line, where messages
-// cost several, and no lock. slots.go has broadcasts. Included once, by sys.go.
+// cost several, and no lock. slots.go has broadcasts. Included once, by collective.go.
 //
 // Processors of ARM reorder what x86-64 does not. So each word that tells another rank something is stored with release: all
 // that this rank read and wrote before is over by then. It is loaded with acquire: what comes behind sees all of that. Nothing
