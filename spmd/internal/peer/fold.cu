@@ -121,6 +121,7 @@ template <> struct Wrap<int> { typedef u32 type; };
 template <> struct Wrap<i64> { typedef u64 type; };
 
 enum { SUM, PROD, MIN, MAX, AVG };
+enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, COMPLEX64 };
 
 // Of floats a NaN wins, and -0 is less than 0 (minimum and maximum of IEEE 754-2019), by their bits: those are ordered as the
 // numbers are once those of negative ones are flipped. The result has one NaN, whichever went in.
@@ -254,17 +255,17 @@ template <typename T> FN Raw fold_complex(int op, int size, const char *const *b
 // fold_packs is one function for all kernels, or it would take minutes to compile. It is bound by memory, not by calls.
 static __device__ __noinline__ Raw fold_packs(int type, int op, int size, const char *const *base, i64 at) {
 	switch (type) {
-	case 0: return fold_as<i8>(op, size, base, at);
-	case 1: return fold_as<u8>(op, size, base, at);
-	case 2: return fold_as<int>(op, size, base, at);
-	case 3: return fold_as<u32>(op, size, base, at);
-	case 4: return fold_as<i64>(op, size, base, at);
-	case 5: return fold_as<u64>(op, size, base, at);
-	case 6: return fold_as<f16>(op, size, base, at);
-	case 7: return fold_as<bf16>(op, size, base, at);
-	case 8: return fold_as<float>(op, size, base, at);
-	case 9: return fold_as<double>(op, size, base, at);
-	case 10: return fold_complex<float>(op, size, base, at);
+	case INT8: return fold_as<i8>(op, size, base, at);
+	case UINT8: return fold_as<u8>(op, size, base, at);
+	case INT32: return fold_as<int>(op, size, base, at);
+	case UINT32: return fold_as<u32>(op, size, base, at);
+	case INT64: return fold_as<i64>(op, size, base, at);
+	case UINT64: return fold_as<u64>(op, size, base, at);
+	case FLOAT16: return fold_as<f16>(op, size, base, at);
+	case BFLOAT16: return fold_as<bf16>(op, size, base, at);
+	case FLOAT32: return fold_as<float>(op, size, base, at);
+	case FLOAT64: return fold_as<double>(op, size, base, at);
+	case COMPLEX64: return fold_complex<float>(op, size, base, at);
 	default: return fold_complex<double>(op, size, base, at);
 	}
 }

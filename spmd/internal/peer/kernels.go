@@ -16,9 +16,9 @@ var peersSource string
 // kernels are the kernels of peers.cu on a device.
 type kernels struct {
 	*Module
-	barrier, peerAllReduce     *cuda.Function
-	smallReduction, smallMoves *cuda.Function
-	exchange, listMessages     *cuda.Function
+	barrier, peerAllReduce               *cuda.Function
+	smallSum, smallReduction, smallMoves *cuda.Function
+	exchange, listMessages               *cuda.Function
 }
 
 // Threads of the blocks that the kernels are launched with: their launch bounds.
@@ -40,7 +40,8 @@ const (
 
 var table = []Kernel{
 	{Name: "peer_barrier", Threads: barrierThreads}, {Name: "peer_all_reduce", Threads: allReduceThreads},
-	{Name: "small_reduction", Threads: smallThreads}, {Name: "small_moves", Threads: smallThreads},
+	{Name: "small_sum", Threads: smallThreads}, {Name: "small_reduction", Threads: smallThreads},
+	{Name: "small_moves", Threads: smallThreads},
 	{Name: "exchange", Threads: smallThreads}, {Name: "list_messages", Threads: listThreads},
 }
 
@@ -51,8 +52,8 @@ func loadKernels(c Ranks, d *cuda.Device) (*kernels, error) {
 		return nil, err
 	}
 	k := &kernels{Module: m}
-	for i, f := range []**cuda.Function{&k.barrier, &k.peerAllReduce, &k.smallReduction, &k.smallMoves,
-		&k.exchange, &k.listMessages} {
+	for i, f := range []**cuda.Function{&k.barrier, &k.peerAllReduce, &k.smallSum, &k.smallReduction,
+		&k.smallMoves, &k.exchange, &k.listMessages} {
 		*f = m.Function(table[i].Name)
 	}
 	return k, nil
@@ -111,7 +112,10 @@ type place struct {
 // nothing.
 func (k *kernels) smallOn(s *cuda.Stream, rank, size int, m *smallCall, at *place) error {
 	f := k.smallMoves
-	if m.reduces {
+	switch {
+	case m.reduces && m.op == elem.Sum && m.t.Size() > 1:
+		f = k.smallSum
+	case m.reduces:
 		f = k.smallReduction
 	}
 	args := [...]uint64{uint64(ccall.Address(m.dst)), uint64(m.dstStep), uint64(ccall.Address(m.src)),

@@ -55,7 +55,7 @@ func TestEarlyKernelWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	access := regexp.MustCompile(`\b(ld|st|atom|red)\.(volatile\.)?(global\.)?[^ ]*`)
-	for _, kernel := range []string{"small_reduction", "small_moves", "exchange"} {
+	for _, kernel := range []string{"small_sum", "small_reduction", "small_moves", "exchange"} {
 		_, text, found := strings.Cut(string(image), ".entry "+kernel+"(")
 		text, _, _ = strings.Cut(text, ".entry ")
 		var steps []string

@@ -44,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char 
 // first halves of its packs lie side by side, and then the second ones, so that what a warp stores at once are whole
 // sectors. It may be launched early.
 //
-// Both kernels have the same parameters; small_moves uses neither type nor op, small_reduction neither dst_step nor from:
+// All three kernels have the same parameters; small_moves uses neither type nor op, the others neither dst_step nor from:
 //
-//	small_reduction, small_moves(dst, dst_step I64, src, src_step I64, bytes I64, type I32, op I32, to I32, from I32,
+//	small_sum, small_reduction, small_moves(dst, dst_step I64, src, src_step I64, bytes I64, type I32, op I32, to I32, from I32,
 //		base, offset I64, room I64, epochs, rank I32, size I32)
 enum { EACH = SMALL_BLOCK / PACK, AHEAD = 4, SECOND = EACH * 4 };
 
@@ -129,47 +129,60 @@ template <typename T> FN Raw sum_small(const u64 *sum) {
 	return y.raw;
 }
 
-extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_reduction(char *dst, i64 dst_step, const char *src, i64 src_step, i64 bytes,
-		int type, int op, int to, int from, char *const *base, i64 offset, i64 room, u32 *epochs, int rank, int size) {
+template <typename T> FN void sum_packs(char *dst, i64 bytes, bool out, const char *mine, i64 room, u32 now, int size, bool takes, i64 lo, i64 hi) {
+	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
+		u64 sum[4] = {};
+		for (int first = 0; first < size; first += AHEAD) {
+			Raw x[AHEAD];
+			take_small(x, mine, room, now, size, first, takes, -1, lo, i);
+			add_small<T>(sum, x, first, size);
+		}
+		if (takes) store(dst, i, bytes, out, sum_small<T>(sum));
+	}
+}
+
+template <bool SUMS> FN void reduce_small(char *dst, const char *src, i64 src_step, i64 bytes,
+		int type, int op, int to, char *const *base, i64 offset, i64 room, u32 *epochs, int rank, int size) {
 	bool out = is_aligned(dst), takes = to < 0 || to == rank;
 	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	await_earlier_work();
 	u32 now = epochs[blockIdx.x] + 1;
 	const char *mine = put_small(src, src_step, bytes, true, to, base, offset, room, now, rank, size, lo, hi);
 	start_next();
-	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
-		Raw y = {};
-		if (op == SUM && type >= 2) {
-			u64 sum[4] = {};
-			for (int first = 0; first < size; first += AHEAD) {
-				Raw x[AHEAD];
-				take_small(x, mine, room, now, size, first, takes, -1, lo, i);
-				if (type == 8 || type == 10) {
-					add_small<float>(sum, x, first, size);
-				} else if (type == 7) {
-					add_small<bf16>(sum, x, first, size);
-				} else if (type == 6) {
-					add_small<f16>(sum, x, first, size);
-				} else if (type == 9 || type == 11) {
-					add_small<double>(sum, x, first, size);
-				} else if (type < 4) {
-					add_small<u32>(sum, x, first, size);
-				} else {
-					add_small<u64>(sum, x, first, size);
-				}
-			}
-			y = type == 6 ? sum_small<f16>(sum) : type == 7 ? sum_small<bf16>(sum) : *(const Raw *)sum;
-		} else {
+	if (SUMS) {
+		switch (type) {
+		case INT32:
+		case UINT32: sum_packs<u32>(dst, bytes, out, mine, room, now, size, takes, lo, hi); break;
+		case INT64:
+		case UINT64: sum_packs<u64>(dst, bytes, out, mine, room, now, size, takes, lo, hi); break;
+		case FLOAT16: sum_packs<f16>(dst, bytes, out, mine, room, now, size, takes, lo, hi); break;
+		case BFLOAT16: sum_packs<bf16>(dst, bytes, out, mine, room, now, size, takes, lo, hi); break;
+		case FLOAT32:
+		case COMPLEX64: sum_packs<float>(dst, bytes, out, mine, room, now, size, takes, lo, hi); break;
+		default: sum_packs<double>(dst, bytes, out, mine, room, now, size, takes, lo, hi);
+		}
+	} else {
+		for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 			Raw x[RANKS];
 			const char *each[RANKS];
 			for (int r = 0; r < size; r += AHEAD) take_small(x + r, mine, room, now, size, r, takes, -1, lo, i);
 			for (int r = 0; r < size; r++) each[r] = (const char *)&x[r];
-			if (takes) y = fold_packs(type, op, size, each, 0);
+			if (takes) store(dst, i, bytes, out, fold_packs(type, op, size, each, 0));
 		}
-		if (takes) store(dst, i, bytes, out, y);
 	}
 	__syncthreads();
 	if (threadIdx.x == 0) epochs[blockIdx.x] = now;
+}
+
+// Sums of all types but those of one byte. It has no stack, for it calls no function: so it starts sooner.
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_sum(char *dst, i64 dst_step, const char *src, i64 src_step, i64 bytes,
+		int type, int op, int to, int from, char *const *base, i64 offset, i64 room, u32 *epochs, int rank, int size) {
+	reduce_small<true>(dst, src, src_step, bytes, type, op, to, base, offset, room, epochs, rank, size);
+}
+
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_reduction(char *dst, i64 dst_step, const char *src, i64 src_step, i64 bytes,
+		int type, int op, int to, int from, char *const *base, i64 offset, i64 room, u32 *epochs, int rank, int size) {
+	reduce_small<false>(dst, src, src_step, bytes, type, op, to, base, offset, room, epochs, rank, size);
 }
 
 extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_moves(char *dst, i64 dst_step, const char *src, i64 src_step, i64 bytes,

@@ -21,6 +21,7 @@ static unsigned short rounded_f16(float x) {
 
 EMULATE(fold)
 EMULATE(peer_barrier)
+EMULATE(small_sum)
 EMULATE(small_reduction)
 EMULATE(small_moves)
 EMULATE_AT_ONCE(exchange)
