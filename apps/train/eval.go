@@ -9,8 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/apps/train/modern"
-	"lockstep/apps/train/optim"
+	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
@@ -114,7 +113,7 @@ func (e *evaluator) run(ctx context.Context, w *spmd.World) (err error) {
 	}
 	w.Log().Info().Str("loss", fmt.Sprintf("%.4f", loss)).Str("perplexity", fmt.Sprintf("%.4g", math.Exp(loss))).
 		Msg("done")
-	if optim.Bad(loss, math.Exp(loss)) { // JSON has no such numbers
+	if trainer.Bad(loss, math.Exp(loss)) { // JSON has no such numbers
 		return errors.New("the loss is " + strconv.FormatFloat(loss, 'g', -1, 64))
 	}
 	return w.Emit(evalRecord{true, "eval", e.DType, p.Step, e.part, where.n, where.n * e.Seq, loss, math.Exp(loss),
@@ -163,7 +162,7 @@ func (e *evaluator) measure(ctx context.Context, w *spmd.World, p *run.Past, c c
 	defer func() { err = errors.Join(err, s.Close()) }()
 	part := spmd.ShardOf(c.n, w.Rank(), w.Size())
 	batch := min(e.Batch, spmd.ShardOf(c.n, 0, w.Size()).Len)
-	state, model, err := modern.Open(w, e.DType == "bfloat16", e.Cfg, batch, e.Seq)
+	state, model, err := gpt.Open(w, e.DType == "bfloat16", e.Cfg, batch, e.Seq)
 	if err != nil {
 		return 0, err
 	}

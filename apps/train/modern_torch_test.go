@@ -16,7 +16,6 @@ import (
 
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
-	"lockstep/apps/train/modern"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
@@ -113,7 +112,7 @@ func gradientsInPyTorch[A ops.Act](t *testing.T, w *spmd.World, python, program 
 	for _, x := range shapes {
 		x.cfg.Vocab = x.tokens.IDs()
 		const batch = 2
-		m, err := modern.NewModel[A](w, x.cfg, batch, x.cfg.SeqMax)
+		m, err := gpt.NewModern[A](w, x.cfg, batch, x.cfg.SeqMax)
 		traintest.NoError(t, err)
 		s := spmdtest.Stream(t, w, "test")
 		traintest.NoError(t, m.Init(1), m.Refresh(s), s.Synchronize())

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/apps/train/decode"
-	"lockstep/apps/train/modern"
+	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/run"
+	"lockstep/apps/train/text"
 	"lockstep/internal/readable"
 	"lockstep/spmd"
 )
@@ -104,7 +104,7 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 	defer func() { err = errors.Join(err, d.Close(), free()) }()
 	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int("seq", seq).Str("tokens", p.Tok.Name()).
 		Str("dtype", dtype).Msg("model")
-	writer := decode.NewWriter(d, p.Tok, seq, s.temperature, s.topK, w.Seed())
+	writer := text.NewWriter(d, p.Tok, seq, s.temperature, s.topK, w.Seed())
 	writer.Within = s.within
 	return s.write(ctx, w, writer, sampleRecord{Summary: true, App: "sample",
 		DType: dtype, Steps: p.Step, Ranks: w.Size(), Device: w.Device()})
@@ -112,18 +112,18 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 
 // openDecoder opens a decoder with the weights of a checkpoint. Call free after closing it.
 func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int,
-	half bool) (d decode.Decoder, free func() error, err error) {
+	half bool) (d gpt.Decoder, free func() error, err error) {
 	if p.Cfg.Parts == 0 {
 		weights, err := p.ToDevice(w, s, half)
 		if err != nil {
 			return nil, nil, err
 		}
-		if d, err = decode.New(s, p.Cfg, weights.Arena, weights.Half, seq); err != nil {
+		if d, err = gpt.NewDecoder(s, p.Cfg, weights.Arena, weights.Half, seq); err != nil {
 			return nil, nil, errors.Join(err, weights.Free())
 		}
 		return d, weights.Free, nil
 	}
-	state, model, err := modern.Open(w, half, p.Cfg, 1, seq)
+	state, model, err := gpt.Open(w, half, p.Cfg, 1, seq)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -131,7 +131,7 @@ func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int,
 		err = state.Refresh(s)
 	}
 	if err == nil {
-		d, err = decode.Repeat(s, seq, p.Cfg.Vocab,
+		d, err = gpt.Repeat(s, seq, p.Cfg.Vocab,
 			func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
 				return model.Logits(s, tokens, before)
 			})
@@ -143,7 +143,7 @@ func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int,
 }
 
 // write writes the text as it comes, and then the measurements.
-func (s *sampler) write(ctx context.Context, w *spmd.World, t *decode.Writer, rec sampleRecord) error {
+func (s *sampler) write(ctx context.Context, w *spmd.World, t *text.Writer, rec sampleRecord) error {
 	out := io.Writer(os.Stdout)
 	if s.json() == "-" { // standard output is for the measurements
 		out = os.Stderr

@@ -142,11 +142,11 @@ func TestFP8RecomputeRecords(t *testing.T) {
 			traintest.NoError(t, err)
 			batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
 			traintest.NoError(t, m.Init(7), m.Refresh(s))
-			e := enqueueOn(s, m, batch, false, ops.Learns)
-			e.forward(batch.In)
-			e.head(batch.Targets, 1./(b*seq), true)
+			e := m.on(s, batch, fromZero, ops.Learns)
+			e.forward()
+			e.head(1. / (b * seq))
 			traintest.NoError(t, e.Err, s.Synchronize(), m.FP8.Peak.SetAll(0))
-			e.backward(batch, func(int) error { return nil })
+			e.backward(func(int) error { return nil })
 			traintest.NoError(t, e.Err, s.Synchronize())
 			for i, peak := range traintest.ValuesOf(t, m.FP8.Peak)[layout.HeadSites:] {
 				if gradient := i%2 == 1; gradient != (peak > 0) {
@@ -173,8 +173,8 @@ func TestFP8RecomputedGELU(t *testing.T) {
 		in := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
 		targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
-		e := enqueueOn(s, m, batch, false, ops.Evaluates)
-		e.forward(batch.In)
+		e := m.on(s, batch, fromZero, ops.Evaluates)
+		e.forward()
 		traintest.NoError(t, e.Err, s.Synchronize())
 
 		a, codes := &m.act[0], spmd.View[uint8](m.FP8.Operand)
@@ -252,7 +252,7 @@ func TestFP8GatheredCopies(t *testing.T) {
 				}
 
 				a := &m.act[0]
-				e := enqueueOn(s, m, batch, false, ops.FP8Mode{Casts: true, Records: true, Products: products})
+				e := m.on(s, batch, fromZero, ops.Mode{Casts: true, Records: true, Products: products})
 				e.norm(a.ln1, a.mean1, a.rstd1, own, &m.par.Layers[0].LN1, e.inputCast(p))
 				e.linearOfAll(y, a.ln1, p)
 				traintest.NoError(t, e.Err, s.Synchronize())

@@ -2,8 +2,6 @@ package gpt
 
 import (
 	"errors"
-	"fmt"
-	"math"
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
@@ -13,18 +11,9 @@ import (
 	"lockstep/spmd/parallel"
 )
 
-// Model is a decoder with activations of type A on the rank's device. Its methods with a stream
-// only enqueue. One stream at a time may use a Model.
-//
-// With BF16 the activations, their gradients and the operands of matrix products are bfloat16.
-// These stay float32: weights, biases, gradients of both, moments, sums of products, statistics of
-// LayerNorm and attention, losses.
+// Model is a decoder of GPT-2's form with activations of type A on the rank's device.
 type Model[A ops.Act] struct {
-	State
-	rows int             // N: most tokens of a micro-batch
-	most attention.Shape // of a micro-batch
-	att  *attention.Attention[A]
-	at   Memory[A]
+	decoder[A]
 	par  *Weights[A]
 	kept []microActs[A] // of each micro-batch in flight
 	act  []layerActs[A] // of each layer, of one of them
@@ -45,7 +34,6 @@ type Model[A ops.Act] struct {
 	dwide   spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; shares the memory of logits
 	scratch spmd.Buffer[A]       // of logits and dwide
 	sums    spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
-	parts   ops.Scratch          // of kernels
 }
 
 // layerActs are the activations of one layer that forward keeps for backward. It holds this rank's
@@ -66,44 +54,31 @@ type layerActs[A ops.Act] struct {
 // weights are zero: call Init, or fill Weights and call Refresh. It is collective over w, since all
 // ranks compute attention the same way.
 func NewModel[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
-	m, err := shapeOf[A](w, cfg, maxBatch, maxSeq)
+	m, err := takeModel[A](w, cfg, maxBatch, maxSeq)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.alloc(); err != nil {
+	if err := m.bind(); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
 
-// shapeOf returns a model without memory.
-func shapeOf[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
-	if err := cfg.Validate(); err != nil {
+// takeModel returns a model with its memory, which is only counted without a world.
+func takeModel[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
+	m := &Model[A]{}
+	m.begin = func(s *spmd.Stream, b Batch, acc accumulation, mode ops.Mode) work { return m.on(s, b, acc, mode) }
+	if err := m.take(w, cfg, maxBatch, maxSeq); err != nil {
 		return nil, err
 	}
-	if maxBatch <= 0 || maxSeq <= 0 || maxSeq > cfg.SeqMax {
-		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d",
-			maxBatch, maxSeq, cfg.SeqMax)
-	}
-	if maxBatch > math.MaxInt32/maxSeq {
-		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
-	}
-	if cfg.FP8 != layout.FP8Off && !ops.IsHalf[A]() {
-		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
-	}
-	return &Model[A]{State: State{Cfg: cfg, World: w, space: layout.Space{W: w}}, rows: maxBatch * maxSeq,
-			most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.OwnHeads(),
-				Size: cfg.Channels / cfg.Heads}},
-		nil
+	m.takeAll()
+	return m, nil
 }
 
-// takeAll allocates, or counts, all memory of the model.
+// takeAll allocates, or counts, the memory of the activations.
 func (m *Model[A]) takeAll() {
 	sp, cfg, N, C := &m.space, m.Cfg, m.rows, m.Cfg.Channels
 	_, own, _ := cfg.OwnVocab()
-	var n int
-	m.Params, m.Groups, n = layout.Of(cfg)
-	m.at.take(&m.State, n)
 	m.takeActs()
 	rows := m.rowsOf(N)
 	layout.Take(sp, rows.Held()*C, &m.tmp, &m.dres)
@@ -132,118 +107,31 @@ func (m *Model[A]) takeAll() {
 	}
 }
 
-// attentionOptions give equal bits for equal inputs.
-var attentionOptions = attention.Options{Deterministic: true}
+// bytes returns how many bytes the model takes.
+func (m *Model[A]) bytes() int {
+	return m.space.Bytes + m.pipelineBytes() + attention.Workspace[A](m.most, attentionOptions)
+}
 
-func (m *Model[A]) alloc() error {
-	m.takeAll()
-	if m.space.Err != nil {
-		return m.space.Err
-	}
-	att, err := attention.New[A](m.World, m.most, attentionOptions)
-	if err != nil {
+// bind finds the parameters in the memory.
+func (m *Model[A]) bind() error {
+	if err := m.open(); err != nil {
 		return err
 	}
-	m.att = att
-	m.space.Frees = append(m.space.Frees, att.Close)
 	m.logits, m.dwide = m.scratch, m.scratch // never needed at once
 	if m.partial.Len() == 0 {
 		m.partial = m.tmp
 	}
-	m.at.place(&m.State)
 	m.par = Bind(m.Cfg, m.Params, m.Groups, m.at.Places)
-	if m.FP8 != nil {
-		bindFP8(&m.State, m.par)
-		if err := m.FP8.Begin(); err != nil {
-			return err
-		}
+	if m.FP8 == nil {
+		return nil
 	}
-	return nil
-}
-
-// Attention returns the way that attention is computed, and the reason.
-func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
-
-// MemoryNeeded returns how many bytes of the device a model takes, without the memory of libraries.
-func MemoryNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
-	if half {
-		return bytesOf[spmd.BF16](cfg, batch, seq)
+	m.par.Head.eight = m.FP8.Head(m.Cfg.HeadName(), 0)
+	first, _ := m.Cfg.Own()
+	for l := range m.par.Layers {
+		q, of := &m.par.Layers[l], m.FP8.Layer(first+l)
+		q.QKV.eight, q.Proj.eight, q.FC.eight, q.Proj2.eight = of[0], of[1], of[2], of[3]
 	}
-	return bytesOf[float32](cfg, batch, seq)
-}
-
-func bytesOf[A ops.Act](cfg layout.Config, batch, seq int) (int, error) {
-	m, err := shapeOf[A](nil, cfg, batch, seq)
-	if err != nil {
-		return 0, err
-	}
-	m.takeAll()
-	return m.space.Bytes + m.pipelineBytes() + attention.Workspace[A](m.most, attentionOptions), nil
-}
-
-// Batch is a micro-batch on the device: B sequences of T tokens. Tokens are at least 0
-// and below Vocab.
-type Batch struct {
-	In, Targets spmd.Buffer[int32] // (B,T)
-	Sorted      spmd.Buffer[int32] // In as ops.Sorter.Sort leaves it, for gradients
-	B, T        int
-}
-
-// ForwardBackward enqueues on s a micro-batch: its loss and the gradients of all parameters. The
-// batch's buffers may be reused once s has passed this point.
-//
-// scale is 1 over the number of tokens of the whole batch, over all micro-batches and ranks, so
-// that gradients and Loss are to be summed. With first they start from zero; otherwise they are
-// added to the present values.
-//
-// ready, if not nil, is called with i = 0, 1, ... as soon as everything that Groups[i]'s gradients
-// depend on is enqueued. Pass it with the last micro-batch.
-func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool,
-	ready func(group int) error) error {
-	if err := m.checkBatch(batch); err != nil {
-		return err
-	}
-	if n := ops.SortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
-		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d",
-			batch.B, batch.T, batch.Sorted.Len(), n)
-	}
-	if ready == nil {
-		ready = func(int) error { return nil }
-	}
-	return m.learn(s, batch, scale, !first, ops.Learns, ready)
-}
-
-// Calibrate enqueues on s the work of ForwardBackward, with products of bfloat16 alone. The largest
-// sizes of the casts then give the scales. Beside these only the gradients and the loss change.
-func (m *Model[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error {
-	if err := m.checkBatch(batch); err != nil {
-		return err
-	}
-	return m.learn(s, batch, scale, false, ops.Calibrates, func(int) error { return nil })
-}
-
-// learn enqueues both passes.
-func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode ops.FP8Mode,
-	ready func(group int) error) error {
-	e := enqueueOn(s, m, batch, acc, mode)
-	if m.Cfg.Shard.ScattersGrads() {
-		e.Acc, e.AccLoss = false, acc // the reduced gradients are added up
-	}
-	e.forward(batch.In)
-	e.head(batch.Targets, scale, true)
-	e.backward(batch, ready)
-	return e.Err
-}
-
-// Evaluate enqueues on s the loss of a micro-batch as ForwardBackward does, without gradients.
-func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error {
-	if err := m.checkBatch(batch); err != nil {
-		return err
-	}
-	e := enqueueOn(s, m, batch, !first, ops.Evaluates)
-	e.forward(batch.In)
-	e.head(batch.Targets, scale, false)
-	return e.Err
+	return m.FP8.Begin()
 }
 
 // Logits enqueues on s the forward pass of one sequence. It returns the buffer for the (Vocab)
@@ -254,55 +142,39 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], _ int) (spm
 	if err := m.checkBatch(batch); err != nil {
 		return spmd.Buffer[float32]{}, err
 	}
-	e := enqueueOn(s, m, batch, false, ops.FP8Mode{})
+	e := m.on(s, batch, fromZero, ops.Mode{})
 	if m.tensor != nil || !m.Cfg.Begins() || !m.Cfg.Ends() {
 		return spmd.Buffer[float32]{}, errors.New("model: Logits is for a rank that has the whole model")
 	}
-	e.forward(tokens)
+	e.forward()
 	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
-	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.par.Head.W, Vp, C, blas.Options{TransB: true})
+	gemm(&e.pass, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.par.Head.W, Vp, C, blas.Options{TransB: true})
 	return m.next.Slice(0, m.Cfg.Vocab), e.Err
 }
 
-func (m *Model[A]) checkBatch(b Batch) error {
-	switch {
-	case b.B <= 0 || b.T <= 0 || b.T > m.Cfg.SeqMax || b.B*b.T > m.rows:
-		return fmt.Errorf("model: micro-batch of %d sequences of %d tokens, made for up to %d positions and %d tokens",
-			b.B, b.T, m.Cfg.SeqMax, m.rows)
-	case b.In.Len() != b.B*b.T || b.Targets.Len() != b.B*b.T:
-		return fmt.Errorf("model: micro-batch of %d×%d, but %d tokens and %d targets",
-			b.B, b.T, b.In.Len(), b.Targets.Len())
-	}
-	return nil
-}
-
-// enqueue puts the passes of one micro-batch on a stream. After the first error it keeps the error
-// and enqueues nothing more.
+// enqueue is the pass of a Model.
 type enqueue[A ops.Act] struct {
-	ops.Launcher[A]
-	m     *Model[A]
-	b     int           // sequences
-	rows  parallel.Rows // of the micro-batch
-	mode8 ops.FP8Mode
+	pass[A]
+	m    *Model[A]
+	rows parallel.Rows // of the micro-batch
 }
 
-func enqueueOn[A ops.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode ops.FP8Mode) *enqueue[A] {
-	return &enqueue[A]{Launcher: ops.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc,
-		Scratch: m.parts}, m: m, b: b.B, rows: m.rowsOf(b.B * b.T), mode8: mode}
+func (m *Model[A]) on(s *spmd.Stream, b Batch, acc accumulation, mode ops.Mode) *enqueue[A] {
+	return &enqueue[A]{pass: m.pass(s, b, acc, mode), m: m, rows: m.rowsOf(b.B * b.T)}
 }
 
 // forward runs the decoder up to the final LayerNorm, or to the last layer of a stage.
-func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
+func (e *enqueue[A]) forward() {
 	m := e.m
 	if m.Cfg.Begins() {
 		e.call(m.Need, m.Cfg.Embeddings())
-		e.embed(m.emb, in)
+		e.embed(m.emb, e.batch.In)
 	}
 	x := m.emb
 	e.norm(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.Layers[0].LN1, e.inputCast(&m.par.Layers[0].QKV))
 	for l := range m.act {
 		e.attentionPart(l, x)
-		e.mlpPart(l, true)
+		e.mlpPart(l, wholeMLP)
 		x = m.act[l].res3
 		if l+1 == len(m.act) && !m.Cfg.Ends() {
 			return // it is the next stage's
@@ -317,12 +189,12 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	}
 }
 
-// head adds the loss. With grad it also computes the gradients of the head's weights, and into tmp
+// head adds the loss. For gradients it also computes those of the head's weights, and into tmp
 // the gradient of the final LayerNorm's output.
 //
 // If ranks divide the head, each has the logits of its rows. The sums over the ranks go on beside
 // the products.
-func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) {
+func (e *enqueue[A]) head(scale float32) {
 	m, C, head := e.m, e.m.Cfg.Channels, &e.m.par.Head
 	e.eachPiece(m.lnf, func(i, from, to int, x spmd.Buffer[A]) {
 		for lo := from; lo < to; lo += layout.HeadRows {
@@ -330,8 +202,8 @@ func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) 
 			part := *e // of these rows
 			part.N, part.Acc = hi-lo, e.Acc || lo > 0
 			lnf, logits := x.Slice((lo-from)*C, (hi-from)*C), m.logits.Slice(0, part.N*head.Out)
-			part.classify(m.losses.Slice(lo, hi), logits, lnf, targets.Slice(lo, hi), scale, grad)
-			if grad {
+			part.classify(m.losses.Slice(lo, hi), logits, lnf, e.batch.Targets.Slice(lo, hi), scale)
+			if e.mode.Grads {
 				part.inputGrad(m.partial.Slice(lo*C, hi*C), logits, head)
 				if hi == to {
 					part.scatterPiece(m.tmp, i)
@@ -348,15 +220,8 @@ func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) 
 // backward computes the other gradients. It begins with the gradient in tmp, or with that in
 // dres if another stage has the final LayerNorm. It leaves the gradient of the first residual
 // stream in dres.
-func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
-	m := e.m
-	group := 0
-	done := func() {
-		if e.Err == nil {
-			e.Err = ready(group)
-		}
-		group++
-	}
+func (e *enqueue[A]) backward(ready func(section int) error) {
+	m, done := e.m, e.sections(ready)
 	last := &m.par.Layers[len(m.act)-1]
 	if m.Cfg.Ends() {
 		e.normBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: m.act[len(m.act)-1].res3,
@@ -401,6 +266,6 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 			DColumns: below, Adds: true, To: to})
 		done()
 	}
-	e.embeddingsBackward(batch.Sorted)
+	e.embeddingsBackward()
 	done()
 }

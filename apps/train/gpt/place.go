@@ -44,13 +44,6 @@ func call(hook func(int) error, section int) error {
 	return hook(section)
 }
 
-// call calls a hook.
-func (e *enqueue[A]) call(hook func(int) error, section int) {
-	if e.Err == nil {
-		e.Err = hook(section)
-	}
-}
-
 // sharded is the state of a rank if the ranks share a part of the training state.
 type sharded struct {
 	parallel.Partition                      // of the groups

@@ -19,8 +19,8 @@ func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A]) {
 
 // product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue. If the copy of x is multiplied, it
 // begins at element from of the operand.
-func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, from int) {
-	if q := e.product8(p); q != nil {
+func (e *pass[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, from int) {
+	if q := e.mode.Product(p.eight); q != nil {
 		gemm(e, y, e.N, p.Out, q.X.Codes.Slice(from, q.X.Codes.Len()), e.N, p.In, q.W, p.Out, p.In, q.Scaled(o, q.X))
 		return
 	}
@@ -28,19 +28,19 @@ func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, 
 	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
 }
 
-// classify enqueues logits of the head's input x(n,C), and losses(n). With grad it replaces the
-// logits by their gradient.
+// classify enqueues logits of the head's input x(n,C), and losses(n). For gradients it replaces the
+// logits by theirs.
 //
 // If ranks divide the head, logits belong to this rank's rows of the head. The ranks then exchange
 // three numbers a row, half of the rows at a time. The first half's exchange goes beside the second
 // half's product, and the second half's beside the losses of the first.
 func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer[A], targets spmd.Buffer[int32],
-	scale float32, grad bool) {
+	scale float32) {
 	m, head := e.m, &e.m.par.Head
 	e.Cast(x, e.N*head.In, e.inputCast(head))
 	if e.alone() {
 		e.linear(logits, x, head)
-		e.Classifier(losses, logits, targets, scale, grad, e.gradCast(head))
+		e.Classifier(losses, logits, targets, scale, e.mode.Grads, e.gradCast(head))
 		return
 	}
 	parts, rank, half := m.Cfg.Tensor.Parts(), m.Cfg.Tensor.Rank, (e.N+1)/2
@@ -62,20 +62,20 @@ func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer
 		before()
 		before = func() {
 			e.ofRows(n, func(part *enqueue[A]) {
-				part.ClassifierOfParts(losses.Slice(lo, lo+n), own, targets.Slice(lo, lo+n), all, scale, grad)
+				part.ClassifierOfParts(losses.Slice(lo, lo+n), own, targets.Slice(lo, lo+n), all, scale, e.mode.Grads)
 			})
 		}
 	}
 	e.arrived()
 	before()
-	if grad {
+	if e.mode.Grads {
 		e.Cast(logits, e.N*head.Out, e.gradCast(head))
 	}
 }
 
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
-func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
-	switch q := e.product8(p); {
+func (e *pass[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
+	switch q := e.mode.Product(p.eight); {
 	case q == nil:
 		gemm(e, dx, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{})
 	case q.DY.Wide.Len() > 0:
@@ -87,11 +87,11 @@ func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
 
 // inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)).
 func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A]) {
-	gemm(e, dpre, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{DGELU: pre.Arg()})
+	gemm(&e.pass, dpre, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{DGELU: pre.Arg()})
 }
 
 // weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ·x(n,in).
-func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
+func (e *pass[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
 	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
 }
 
@@ -109,7 +109,7 @@ func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], summed b
 // sums of rows.
 func (e *enqueue[A]) weightAndSums(dy, x spmd.Buffer[A], p *Linear[A]) {
 	sums := e.sumsOf(p)
-	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In,
+	gemm(&e.pass, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In,
 		blas.Options{TransA: true, Accumulate: e.Acc, RowSums: sums.Arg()})
 	e.addSums(p, sums)
 }
@@ -138,7 +138,7 @@ func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A ops.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
+func gemm[A ops.Act, C, TA, TB blas.Elem](e *pass[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
 	ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
 	if e.Err == nil {
 		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
@@ -148,7 +148,7 @@ func gemm[A ops.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, c
 // attention returns the attention of the micro-batch.
 func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
 	if e.Err == nil {
-		a, e.Err = e.m.att.For(e.b, e.T)
+		a, e.Err = e.m.att.For(e.batch.B, e.T)
 	}
 	return a
 }

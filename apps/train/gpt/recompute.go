@@ -60,14 +60,13 @@ func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	e.norm(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
 }
 
-// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product and the copy
-// for it, since backward does not read the result.
-func (e *enqueue[A]) mlpPart(l int, whole bool) {
+// mlpPart computes a layer from ln2 on.
+func (e *enqueue[A]) mlpPart(l int, much mlpPart) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	mlp, _ := m.Cfg.Sections(l)
 	e.call(m.Need, mlp)
-	e.linearGELUOfAll(a.gelu, a.fc, a.ln2, &p.FC, &p.Proj2, whole)
-	if whole {
+	e.linearGELUOfAll(a.gelu, a.fc, a.ln2, &p.FC, &p.Proj2, much)
+	if much == wholeMLP {
 		e.linearResidual(a.res3, a.gelu, &p.Proj2, a.res2)
 	}
 	e.call(m.Done, mlp)
@@ -85,14 +84,14 @@ func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 		return
 	}
 	a, p, part := &m.act[l], &m.par.Layers[l], *e
-	part.mode8.Records = false
+	part.mode.Records = false
 	if m.Cfg.Recompute == layout.RecomputeBlock {
 		part.norm(a.ln1, a.mean1, a.rstd1, x, &p.LN1, part.inputCast(&p.QKV))
 		part.attentionPart(l, x)
 	} else if n := e.rows.Own() * p.FC.In; n > 0 {
 		part.Cast(a.ln2, n, part.ownCast(part.inputCast(&p.FC)))
 	}
-	part.mlpPart(l, false)
+	part.mlpPart(l, upToActivation)
 	e.Err = part.Err
 }
 

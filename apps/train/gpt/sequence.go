@@ -221,10 +221,10 @@ func (e *enqueue[A]) castGathered(rows spmd.Buffer[A], to ops.Cast) {
 }
 
 // linearGELUOfAll enqueues linearGELU of all rows of x(n,in). y is the input of next. Its copy is
-// made if next is multiplied.
-func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p, next *Linear[A], multiplied bool) {
+// made if the whole MLP is computed.
+func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p, next *Linear[A], much mlpPart) {
 	if to := e.inputCast(next); !to.None() { // all rows at once, since the copies of x and y take turns in one place
-		if !multiplied {
+		if much != wholeMLP {
 			to = ops.Cast{}
 		}
 		e.linearOfAll(pre, x, p)

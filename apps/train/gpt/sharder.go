@@ -33,18 +33,9 @@ type layerGatherer interface {
 	Close() error
 }
 
-// NewSharder returns the sharder of a model's state. Every rank of c calls it.
-func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
-	training := m.Cfg.GroupsOfStep()
-	if m.pipe != nil {
-		training = m.pipelinePass(m.Cfg.GroupsThere())
-	}
-	return NewSharder(&m.State, &m.at, c, training)
-}
-
-// NewSharder returns the sharder of a state. training lists the groups of layers in the order in
+// newSharder returns the sharder of a state. training lists the groups of layers in the order in
 // which the passes of a micro-step use them. Every rank of c calls it.
-func NewSharder[A ops.Act](m *State, at *Memory[A], c spmd.Comm, training []int) (*Sharder, error) {
+func newSharder[A ops.Act](m *State, at *Memory[A], c spmd.Comm, training []int) (*Sharder, error) {
 	x := &Sharder{state: m}
 	if err := openSharder(x, at, c, training); err != nil {
 		return nil, errors.Join(err, x.Close())

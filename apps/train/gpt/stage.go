@@ -49,6 +49,14 @@ func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
 func (m *Model[A]) StageTime(s *spmd.Stream) (parallel.StageTime, error) { return m.pipe.Time(s) }
 func (m *Model[A]) ForgetTime(s *spmd.Stream) error                      { return m.pipe.ForgetTime(s) }
 
+// NewSharder returns the sharder of the model's state. Every rank of c calls it.
+func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
+	if m.pipe == nil {
+		return m.decoder.NewSharder(c)
+	}
+	return newSharder(&m.State, &m.at, c, m.pipelinePass(m.Cfg.GroupsThere()))
+}
+
 // pipelinePass lists the groups of layers in the order in which a step uses them.
 func (m *Model[A]) pipelinePass(forward []int) []int {
 	var order []int
@@ -90,21 +98,15 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 	if h.Calibrate {
 		mode = ops.Calibrates
 	}
-	on := func(micro int) *enqueue[A] {
-		e := enqueueOn(s, m, batches[micro], micro > 0, mode)
-		if m.Cfg.Shard.ScattersGrads() {
-			e.Acc, e.AccLoss = false, micro > 0
-		}
-		return e
-	}
+	on := func(micro int) *enqueue[A] { return m.on(s, batches[micro], after(micro == 0), mode) }
 	return m.pipe.Run(s, parallel.Stage[A]{
 		Forward: func(micro, slot int, in, out spmd.Buffer[A]) error {
 			e := on(micro)
 			m.use(slot, in)
 			m.sendTo(out)
-			e.forward(batches[micro].In)
+			e.forward()
 			if m.Cfg.Ends() {
-				e.head(batches[micro].Targets, h.Scale(micro), true)
+				e.head(h.Scale(micro))
 			}
 			return e.Err
 		},
@@ -115,7 +117,7 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 			if !m.Cfg.Ends() {
 				e.Err = spmd.Copy(s, m.dres.Slice(0, n), dout.Slice(0, n))
 			}
-			e.backward(batches[micro], func(section int) error { return h.Ready(micro, section) })
+			e.backward(func(section int) error { return h.Ready(micro, section) })
 			if e.Err == nil && !m.Cfg.Begins() {
 				e.Err = spmd.Copy(s, din.Slice(0, n), m.dres.Slice(0, n))
 			}
@@ -137,13 +139,13 @@ func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batc
 		if err != nil {
 			return err
 		}
-		e := enqueueOn(s, m, batch, true, ops.Evaluates)
+		e := m.on(s, batch, onTop, ops.Evaluates)
 		m.use(0, in)
 		m.sendTo(out)
 		return around(func() error {
-			e.forward(batch.In)
+			e.forward()
 			if m.Cfg.Ends() {
-				e.head(batch.Targets, scale, false)
+				e.head(scale)
 			}
 			return e.Err
 		})
@@ -168,7 +170,7 @@ func (m *Model[A]) noLoss(s *spmd.Stream) error {
 // embeddingsBackward enqueues the gradient of the embeddings from the gradient in dres, if this
 // stage begins with them. If this stage has the head, the head has set the tokens' gradient. The
 // other stage computes the rest.
-func (e *enqueue[A]) embeddingsBackward(sorted spmd.Buffer[int32]) {
+func (e *enqueue[A]) embeddingsBackward() {
 	m, wte, wpe := e.m, e.m.par.WTE.DW, e.m.par.WPE.DW
 	if !m.Cfg.Begins() {
 		if m.Cfg.Ends() {
@@ -181,7 +183,7 @@ func (e *enqueue[A]) embeddingsBackward(sorted spmd.Buffer[int32]) {
 	}
 	e.gatherBeside(m.dres)
 	e.arrived()
-	e.EncoderBackward(wte, wpe, e.all(m.dres), sorted)
+	e.EncoderBackward(wte, wpe, e.all(m.dres), e.batch.Sorted)
 }
 
 // EmbeddingGrads returns this rank's part of the reduced gradient of the embeddings.

@@ -53,15 +53,15 @@ const MostPower = 126
 // fp8.cu has the kernels of products of 8-bit floats for a GPU. Those that make a copy of a tensor
 // beside other work are in kernels.go and norms.go.
 
-// EightSource follows CommonSource in sources of such kernels.
+// eightSource follows commonSource in sources of such kernels.
 //
 //go:embed eight.cuh
-var EightSource string
+var eightSource string
 
 //go:embed fp8.cu
 var fp8CUDA string
 
-var fp8Source = EightSource + fp8CUDA
+var fp8Source = eightSource + fp8CUDA
 
 // powerFor returns the exponent of the scale for a largest size, above 0 and finite.
 func powerFor(peak float32) int {
@@ -162,22 +162,6 @@ func (e *Launcher[A]) GELU8(y, x spmd.Buffer[A], n int, c Cast) {
 	if e.Err == nil {
 		e.Err = geluKernel8.Launch(e.S, loop8(n), y.Arg(), c.Codes.Arg(), c.Up.Arg(), c.Peak.Arg(), x.Arg(),
 			spmd.I64(n))
-	}
-}
-
-// Square8 enqueues x = max(x, 0)² of the first n elements, and the copy of x.
-func (e *Launcher[A]) Square8(x spmd.Buffer[A], n int, to Cast) {
-	if e.Err == nil {
-		e.Err = launchSquarePart(e.S, castParts(n), to.Codes, to.Up, to.Peak, any(x).(spmd.Buffer[spmd.BF16]), n)
-	}
-}
-
-// SquareSlope8 enqueues d *= 2·√y of the first n elements, and the copy of d. y is the output
-// of Square8.
-func (e *Launcher[A]) SquareSlope8(d, y spmd.Buffer[A], n int, to Cast) {
-	if e.Err == nil {
-		e.Err = launchSquareSlopePart(e.S, castParts(n), to.Codes, to.Up, to.Peak, any(d).(spmd.Buffer[spmd.BF16]),
-			any(y).(spmd.Buffer[spmd.BF16]), n)
 	}
 }
 

@@ -98,3 +98,44 @@ func nextScale(i int, up, down, peak []float32, gate *float32) {
 func NextScales(s *spmd.Stream, up, down, peak, gate spmd.Buffer[float32]) error {
 	return launchNextScale(s, peak.Len(), up, down, peak, gate)
 }
+
+//spmd:kernel
+func squareElement[A Act](i int, x []A) {
+	v := spmd.Widen(x[i])
+	if !(v > 0) {
+		v *= 0 // a NaN stays one
+	}
+	x[i] = spmd.Narrow[A](v * v)
+}
+
+//spmd:kernel
+//spmd:tolerance 1e-6
+func squareBackElement[A Act](i int, d, y []A) {
+	d[i] = spmd.Narrow[A](spmd.Widen(d[i]) * (2 * float32(math.Sqrt(float64(spmd.Widen(y[i]))))))
+}
+
+// ReLU2 enqueues x = max(x, 0)² for the first n elements, and their copy.
+func (e *Launcher[A]) ReLU2(x spmd.Buffer[A], n int, to Cast) {
+	if e.Err != nil {
+		return
+	}
+	if to.None() {
+		e.Err = launchSquareElement(e.S, n, x)
+	} else {
+		e.Err = launchSquarePart(e.S, castParts(n), to.Codes, to.Up, to.Peak, any(x).(spmd.Buffer[spmd.BF16]), n)
+	}
+}
+
+// ReLU2Backward enqueues d *= 2·√y for the first n elements, and their copy. y is the output of
+// ReLU2.
+func (e *Launcher[A]) ReLU2Backward(d, y spmd.Buffer[A], n int, to Cast) {
+	if e.Err != nil {
+		return
+	}
+	if to.None() {
+		e.Err = launchSquareBackElement(e.S, n, d, y)
+	} else {
+		e.Err = launchSquareSlopePart(e.S, castParts(n), to.Codes, to.Up, to.Peak, any(d).(spmd.Buffer[spmd.BF16]),
+			any(y).(spmd.Buffer[spmd.BF16]), n)
+	}
+}

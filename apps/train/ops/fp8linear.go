@@ -54,8 +54,9 @@ func (e *FP8) Layer(l int) (of [4]*FP8Linear) {
 	return of
 }
 
-// FP8Mode says what a pass does with 8-bit floats, if its model has any.
-type FP8Mode struct {
+// Mode says what a pass computes, and what it does with 8-bit floats if its model has any.
+type Mode struct {
+	Grads    bool // computes gradients
 	Casts    bool // makes the copies
 	Records  bool // and enters their largest sizes, for the next step
 	Products bool // multiplies the copies
@@ -64,22 +65,22 @@ type FP8Mode struct {
 // These are the modes of passes. Learns uses the scales of the step before, Calibrates finds the
 // first ones, Evaluates leaves them alone.
 var (
-	Learns     = FP8Mode{Casts: true, Records: true, Products: true}
-	Calibrates = FP8Mode{Casts: true, Records: true}
-	Evaluates  = FP8Mode{Casts: true, Products: true}
+	Learns     = Mode{Grads: true, Casts: true, Records: true, Products: true}
+	Calibrates = Mode{Grads: true, Casts: true, Records: true}
+	Evaluates  = Mode{Casts: true, Products: true}
 )
 
 // Input returns the cast of a linear's input in such a pass. Grad returns the cast of its output's
 // gradient. q may be nil.
-func (m FP8Mode) Input(q *FP8Linear) Cast {
+func (m Mode) Input(q *FP8Linear) Cast {
 	return m.castOf(q, func(q *FP8Linear) Cast { return q.X })
 }
 
-func (m FP8Mode) Grad(q *FP8Linear) Cast {
+func (m Mode) Grad(q *FP8Linear) Cast {
 	return m.castOf(q, func(q *FP8Linear) Cast { return q.DY })
 }
 
-func (m FP8Mode) castOf(q *FP8Linear, which func(*FP8Linear) Cast) Cast {
+func (m Mode) castOf(q *FP8Linear, which func(*FP8Linear) Cast) Cast {
 	if q == nil || !m.Casts {
 		return Cast{}
 	}
@@ -91,7 +92,7 @@ func (m FP8Mode) castOf(q *FP8Linear, which func(*FP8Linear) Cast) Cast {
 }
 
 // Product returns q if such a pass multiplies the copies, else nil.
-func (m FP8Mode) Product(q *FP8Linear) *FP8Linear {
+func (m Mode) Product(q *FP8Linear) *FP8Linear {
 	if !m.Products {
 		return nil
 	}

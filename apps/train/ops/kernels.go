@@ -20,10 +20,10 @@ func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 //
 // kernels.cu runs on a GPU, after common.cuh and eight.cuh. kernels.c has the loops of the host.
 
-// CommonSource begins the sources of kernels, also of other packages.
+// commonSource begins the sources of kernels, also of other packages.
 //
 //go:embed common.cuh
-var CommonSource string
+var commonSource string
 
 //go:embed loss.cuh
 var lossSource string
@@ -31,7 +31,7 @@ var lossSource string
 //go:embed kernels.cu
 var kernelsSource string
 
-var cudaSource = CommonSource + EightSource + lossSource + kernelsSource
+var cudaSource = commonSource + eightSource + lossSource + kernelsSource
 
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }

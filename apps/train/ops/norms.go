@@ -10,7 +10,7 @@ import (
 //go:embed norms.cu
 var normsCUDA string
 
-var normsSource = CommonSource + EightSource + normsCUDA
+var normsSource = commonSource + eightSource + normsCUDA
 
 // The backward pass of a LayerNorm has up to normParts blocks, two for each multiprocessor of an
 // H100 or H200. Each leaves sums of three kinds for each column. So does each set of sumSet blocks.

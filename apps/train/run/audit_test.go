@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"lockstep/apps/train/layout"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/apps/train/traintest"
@@ -103,7 +102,7 @@ func TestEndsByItself(t *testing.T) {
 func runConfig(steps int) trainer.Config {
 	return trainer.Config{
 		Model: layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 256},
-		Adam:  optim.DefaultAdam, Rate: optim.Schedule{Peak: 3e-3, Final: 3e-4, Warmup: 2, Steps: steps},
+		Adam:  trainer.DefaultAdam, Rate: trainer.Schedule{Peak: 3e-3, Final: 3e-4, Warmup: 2, Steps: steps},
 		Batch: 2, Seq: 24, GlobalBatch: 7, Steps: steps, ValBatches: 2,
 	}
 }

@@ -10,7 +10,6 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/trainer"
 	"lockstep/internal/runfiles"
 	"lockstep/spmd"
@@ -79,8 +78,8 @@ func (s *saved) setting(name string) string {
 var settled = func() map[string]string {
 	float := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	return map[string]string{"--fp8": layout.FP8Off.String(), "parts": layout.Parts(0).String(), "--grow-batch": "0",
-		"--optimizer": adamW, "--schedule": cosine, "--embed-lr": float(optim.DefaultMuon.Embeddings),
-		"--head-lr": float(optim.DefaultMuon.Heads), "--vector-lr": float(optim.DefaultMuon.Vectors)}
+		"--optimizer": adamW, "--schedule": cosine, "--embed-lr": float(trainer.DefaultMuon.Embeddings),
+		"--head-lr": float(trainer.DefaultMuon.Heads), "--vector-lr": float(trainer.DefaultMuon.Vectors)}
 }()
 
 // saver keeps the checkpoints of a run. The nil saver keeps none.

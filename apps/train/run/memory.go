@@ -5,11 +5,11 @@ import (
 	"math"
 	"sort"
 
+	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
-	"lockstep/apps/train/modern"
 	"lockstep/apps/train/ops"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
+	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
 )
 
@@ -227,6 +227,6 @@ func (o *Options) reductions(ranks int) int {
 
 // stateNeeded returns how many bytes of the device a model and its optimizer take.
 func (o *Options) stateNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
-	n, err := modern.MemoryNeeded(cfg, batch, seq, half)
-	return n + optim.MomentsNeeded(cfg, o.adam, half), err
+	n, err := gpt.MemoryNeeded(cfg, batch, seq, half)
+	return n + trainer.MomentsNeeded(cfg, o.adam, half), err
 }

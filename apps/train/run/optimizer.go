@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"lockstep/apps/train/layout"
-	"lockstep/apps/train/optim"
+	"lockstep/apps/train/trainer"
 )
 
 // The names of optimizers and schedules.
@@ -53,13 +53,13 @@ func (o *Options) takeOptimizer(parts layout.Parts, lr, beta2 float64) error {
 			return fmt.Errorf("--%s is for --optimizer muon: AdamW has one rate, --lr", flag)
 		}
 	}
-	usual, warmup, last := optim.DefaultAdam, o.steps/20, 0.1
+	usual, warmup, last := trainer.DefaultAdam, o.steps/20, 0.1
 	if o.optimizer == muon {
-		usual, warmup = optim.DefaultMuonAdam, 0
+		usual, warmup = trainer.DefaultMuonAdam, 0
 	}
 	switch { // the other optimizer than the model's
 	case o.optimizer == muon && parts == 0:
-		lr, beta2 = optim.DefaultMuon.Peak, usual.Beta2
+		lr, beta2 = trainer.DefaultMuon.Peak, usual.Beta2
 	case o.optimizer == adamW && parts != 0:
 		lr = modernAdamRate
 	}
@@ -118,13 +118,13 @@ func (o *Options) takeRate() {
 }
 
 // optimizerConfig returns the trainer's settings of optimizer and schedule.
-func (o *Options) optimizerConfig() (optim.AdamConfig, optim.Schedule) {
-	adam := optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay,
+func (o *Options) optimizerConfig() (trainer.AdamConfig, trainer.Schedule) {
+	adam := trainer.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: trainer.DefaultAdam.Eps, WeightDecay: o.weightDecay,
 		Clip: o.clip}
 	if o.optimizer == muon {
-		adam.Eps = optim.DefaultMuonAdam.Eps
-		adam.Muon = &optim.MuonConfig{Peak: o.lr, Embeddings: o.embedLR, Heads: o.headLR, Vectors: o.vectorLR}
+		adam.Eps = trainer.DefaultMuonAdam.Eps
+		adam.Muon = &trainer.MuonConfig{Peak: o.lr, Embeddings: o.embedLR, Heads: o.headLR, Vectors: o.vectorLR}
 	}
-	return adam, optim.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps,
+	return adam, trainer.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps,
 		Stable: o.schedule == wsd}
 }

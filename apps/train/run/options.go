@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/apps/train/layout"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/apps/train/weights"
@@ -61,8 +60,8 @@ type Options struct {
 	noTokens  string          // files that weights lacks, so that its tokens are unknown
 	Tok       text.Tokenizer
 	Cfg       layout.Config
-	adam      optim.AdamConfig
-	rate      optim.Schedule
+	adam      trainer.AdamConfig
+	rate      trainer.Schedule
 	usual     string                 // of habits
 	Given     func(flag string) bool // whether the command line has the flag
 	json      func() string          // --json, which belongs to the common flags
@@ -92,8 +91,8 @@ var habits = map[string]struct {
 func New() *Options {
 	return &Options{
 		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", balance: "auto", tp: 1, pp: 1,
-		steps: 1500, embedLR: optim.DefaultMuon.Embeddings, headLR: optim.DefaultMuon.Heads,
-		vectorLR: optim.DefaultMuon.Vectors, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
+		steps: 1500, embedLR: trainer.DefaultMuon.Embeddings, headLR: trainer.DefaultMuon.Heads,
+		vectorLR: trainer.DefaultMuon.Vectors, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3, early: new(atomic.Bool),
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/apps/train/ops"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
@@ -128,7 +127,7 @@ func (r *report) upTo(t *trainer.Trainer, n int, val *float64) error {
 		if val != nil && r.steps == n-1 {
 			rec.ValLoss, r.Val = val, val
 		}
-		if optim.Bad(loss, norm) {
+		if trainer.Bad(loss, norm) {
 			err = r.skip(rec)
 		} else {
 			err = r.step(rec)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"lockstep/apps/train/decode"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/text"
 	"lockstep/spmd"
@@ -19,30 +18,30 @@ func (t *Trainer) ToGenerate() (together bool, err error) {
 // Generate returns the prompt and n more tokens of text, which begins a document. It blocks.
 // ToGenerate says who calls it. All callers get the same text.
 func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt string, n int, temperature float64,
-	seed uint64) (text []byte, err error) {
-	var d decode.Decoder
+	seed uint64) (written []byte, err error) {
+	var d gpt.Decoder
 	cfg := t.State.Cfg
 	switch {
 	case t.sums.together():
-		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab, t.logitsOfAll)
+		d, err = gpt.Repeat(t.Stream, t.Seq, cfg.Vocab, t.logitsOfAll)
 	case cfg.Parts != 0:
-		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab,
+		d, err = gpt.Repeat(t.Stream, t.Seq, cfg.Vocab,
 			func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
 				return t.Model.Logits(t.Stream, tokens, before)
 			})
 	default:
-		d, err = decode.New(t.Stream, cfg, t.State.Weights, t.State.Half, t.Seq)
+		d, err = gpt.NewDecoder(t.Stream, cfg, t.State.Weights, t.State.Half, t.Seq)
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	text = []byte(prompt)
-	err = decode.NewWriter(d, tok, t.Seq, temperature, 0, seed).Write(ctx, prompt, n, false, func(more []byte) error {
-		text = append(text, more...)
+	written = []byte(prompt)
+	err = text.NewWriter(d, tok, t.Seq, temperature, 0, seed).Write(ctx, prompt, n, false, func(more []byte) error {
+		written = append(written, more...)
 		return nil
 	})
-	return text, err
+	return written, err
 }
 
 // logitsOfAll enqueues the logits of the next token if no rank has all weights. All ranks go

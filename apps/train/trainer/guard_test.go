@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"lockstep/apps/train/ops"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -131,7 +130,7 @@ func testSkipBadStep[A ops.Act](t *testing.T, w *spmd.World) {
 		if w.Rank() == w.Size()-1 {
 			weight(skips).Set(1, float32(math.Inf(-1)))
 		}
-		if loss, norm := step(t, skips, i); !optim.Bad(loss, norm) {
+		if loss, norm := step(t, skips, i); !Bad(loss, norm) {
 			t.Fatalf("loss %g, norm %g of a step that is to be bad", loss, norm)
 		}
 		weight(skips).Set(1, was)

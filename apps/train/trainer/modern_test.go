@@ -6,7 +6,6 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
 )
@@ -15,9 +14,9 @@ import (
 func modernConfig(steps int) Config {
 	cfg := testConfig(steps)
 	cfg.Model.Layers, cfg.Model.Channels, cfg.Model.Parts = 3, 32, layout.Presets["modern"].Parts
-	cfg.Adam = optim.DefaultMuonAdam
-	muon := optim.DefaultMuon
-	cfg.Adam.Muon, cfg.Rate = &muon, optim.Schedule{Peak: muon.Peak, Final: muon.Peak / 20, Steps: steps, Stable: true}
+	cfg.Adam = DefaultMuonAdam
+	muon := DefaultMuon
+	cfg.Adam.Muon, cfg.Rate = &muon, Schedule{Peak: muon.Peak, Final: muon.Peak / 20, Steps: steps, Stable: true}
 	return cfg
 }
 

@@ -3,7 +3,6 @@ package trainer
 import (
 	"time"
 
-	"lockstep/apps/train/optim"
 	"lockstep/spmd"
 )
 
@@ -70,7 +69,7 @@ func (t *Trainer) Read(step int) (loss, norm float64, took time.Duration, err er
 	}
 	loss, norm = r.totals.At(0), float64(r.norm.At(0))
 	switch {
-	case !optim.Bad(loss, norm):
+	case !Bad(loss, norm):
 		t.BadRow = 0
 	case t.BadRow >= t.SkipBad:
 		return loss, norm, 0, t.blame(step, loss, norm)

@@ -10,7 +10,6 @@ import (
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
 	"lockstep/internal/testkit"
@@ -217,7 +216,7 @@ func TestShardedBadSteps(t *testing.T) {
 				if w.Rank() == w.Size()-1 {
 					weights.Set(at, float32(math.Inf(1)))
 				}
-				if loss, norm := step(t, skips, i); !optim.Bad(loss, norm) {
+				if loss, norm := step(t, skips, i); !Bad(loss, norm) {
 					t.Fatalf("--shard %v: loss %g, norm %g of a step that is to be bad", mode, loss, norm)
 				}
 				where, err := skips.firstBad(i)

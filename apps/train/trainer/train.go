@@ -5,8 +5,6 @@ import (
 
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
-	"lockstep/apps/train/modern"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/weights"
 	"lockstep/spmd"
 )
@@ -14,8 +12,8 @@ import (
 // Config is the settings of a trainer.
 type Config struct {
 	Model       layout.Config
-	Adam        optim.AdamConfig
-	Rate        optim.Schedule
+	Adam        AdamConfig
+	Rate        Schedule
 	Batch       int             // sequences of a micro-step
 	Seq         int             // T
 	GlobalBatch int             // sequences of a step, over all ranks
@@ -46,7 +44,7 @@ type Trainer struct {
 	Stream    *spmd.Stream // everything but what goes between ranks
 	State     *gpt.State   // of Model
 	Model     gpt.Passes
-	Optimizer *optim.AdamW
+	Optimizer *AdamW
 	order     order    // of a step's micro-batches: turns, or with --pp a pipeline
 	sums      exchange // of gradients: replicas, or with --shard shards
 	feeds     feeds
@@ -95,7 +93,7 @@ func (t *Trainer) open() (err error) {
 	if err := t.tune(); err != nil {
 		return err
 	}
-	if t.Optimizer, err = optim.NewAdamW(t.State, t.c, t.Config.Adam); err != nil {
+	if t.Optimizer, err = NewAdamW(t.State, t.c, t.Config.Adam); err != nil {
 		return err
 	}
 	t.Optimizer.SkipBad = t.SkipBad > 0
@@ -117,7 +115,7 @@ func (t *Trainer) open() (err error) {
 func (t *Trainer) openModel() (err error) {
 	// No micro-step is larger than the largest rank's part of a batch.
 	batch := min(t.Batch, spmd.ShardOf(max(t.GlobalBatch, t.ValSequences()), 0, t.c.Size()).Len)
-	if t.State, t.Model, err = modern.Open(t.World, t.Half, t.Config.Model, batch, t.Seq); err != nil {
+	if t.State, t.Model, err = gpt.Open(t.World, t.Half, t.Config.Model, batch, t.Seq); err != nil {
 		return err
 	}
 	t.keep(t.State.Close)

@@ -9,7 +9,6 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
-	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
@@ -21,10 +20,10 @@ func wordTokens(n int) *text.File { return text.InMemory(1, traintest.RandomWord
 
 // testConfig is a small model with 7 sequences a step, which no number of ranks but 1 divides.
 func testConfig(steps int) Config {
-	adam := optim.DefaultAdam
+	adam := DefaultAdam
 	return Config{
 		Model: layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 256},
-		Adam:  adam, Rate: optim.Schedule{Peak: 3e-3, Final: 3e-4, Warmup: 2, Steps: steps},
+		Adam:  adam, Rate: Schedule{Peak: 3e-3, Final: 3e-4, Warmup: 2, Steps: steps},
 		Batch: 2, Seq: 24, GlobalBatch: 7, Steps: steps, ValBatches: 2,
 	}
 }
@@ -211,7 +210,7 @@ func testLearnsAndWrites[A ops.Act](t *testing.T, w *spmd.World) {
 	body := []byte(strings.Repeat(sentence, 100))
 	cfg := testConfig(80)
 	cfg.Half = ops.IsHalf[A]()
-	cfg.Rate = optim.Schedule{Peak: 1e-2, Final: 1e-3, Warmup: 5, Steps: cfg.Steps}
+	cfg.Rate = Schedule{Peak: 1e-2, Final: 1e-3, Warmup: 5, Steps: cfg.Steps}
 	tr := start(t, w, w.Comm(), cfg, text.InMemory(1, body))
 	var loss float64
 	for i := range cfg.Steps {
