@@ -50,9 +50,9 @@ type decoding[A ops.Act] struct {
 	frees        []func() error       // of pinned memory
 }
 
-// NewDecoder returns a decoder of up to seq tokens with the weights of arenas laid out for cfg. half has
-// the weights for bfloat16 activations, and is empty for float32. The decoder uses the weights
-// where they are, and leaves them when it is closed.
+// NewDecoder returns a decoder of up to seq tokens with the weights of arenas laid out for cfg.
+// half has the weights for bfloat16 activations, and is empty for float32. The decoder uses the
+// weights where they are, and leaves them when it is closed.
 func NewDecoder(s *spmd.Stream, cfg layout.Config, arena spmd.Buffer[float32], half spmd.Buffer[spmd.BF16],
 	seq int) (Decoder, error) {
 	if half.Len() > 0 {

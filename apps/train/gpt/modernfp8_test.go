@@ -18,8 +18,8 @@ func eightModel(t *testing.T, w *spmd.World, cfg layout.Config) (*Modern[spmd.BF
 	t.Helper()
 	const b, n = 4, 24
 	m, s := testModern[spmd.BF16](t, w, cfg, traintest.RandomParams(cfg, 1), b)
-	batch := tokenBatch(t, w, traintest.RandomTokens(b*n, cfg.Vocab, 2), traintest.RandomTokens(b*n, cfg.Vocab, 3), b, n,
-		cfg.Vocab)
+	batch := tokenBatch(t, w, traintest.RandomTokens(b*n, cfg.Vocab, 2), traintest.RandomTokens(b*n, cfg.Vocab, 3), b,
+		n, cfg.Vocab)
 	if cfg.FP8 != layout.FP8Off {
 		traintest.NoError(t, m.Calibrate(s, batch, 1./(b*n)),
 			m.FP8.NextScales(s, traintest.BufferOf(t, w, []float32{0})))

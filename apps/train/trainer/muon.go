@@ -322,7 +322,8 @@ func (o *orthogonals[T]) exchange(s *spmd.Stream, x spmd.Buffer[T], q *muonShape
 
 // step enqueues, for each matrix with X = scale·from and A = X·Xᵀ, to = (a·X + (b·A +
 // c·A²)·X)/(a·scale). If X is higher than wide, it computes the same as X·(...) with A = Xᵀ·X.
-func (o *orthogonals[T]) step(s *spmd.Stream, to, from spmd.Buffer[T], q *muonShape, scale float64, p polynomial) error {
+func (o *orthogonals[T]) step(s *spmd.Stream, to, from spmd.Buffer[T], q *muonShape, scale float64,
+	p polynomial) error {
 	n, rows, cols := from.Len()/q.Len, q.rows, q.cols
 	high, side := rows > cols, min(rows, cols)
 	x, y := blas.MatrixOf(from, n*rows, cols), blas.MatrixOf(to, n*rows, cols)

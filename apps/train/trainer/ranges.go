@@ -57,7 +57,8 @@ func (o *AdamW) cut() (rs []ops.AdamRange) {
 	case o.muon != nil:
 		return o.cutFamilies()
 	case mode == layout.ShardOff:
-		return []ops.AdamRange{{W: st.Weights, G: st.Grads, M: o.M, V: o.V, Half: st.Half, Decay: o.decay, Hyper: o.hyper}}
+		return []ops.AdamRange{{W: st.Weights, G: st.Grads, M: o.M, V: o.V, Half: st.Half, Decay: o.decay,
+			Hyper: o.hyper}}
 	case mode == layout.ShardParameters:
 		return []ops.AdamRange{{W: x.Weights, G: x.Grads, M: o.M, V: o.V, Decay: o.decay, Hyper: o.hyper}}
 	}
