@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -64,7 +65,7 @@ func noAllocation(t *testing.T) {
 				})
 			}},
 		} {
-			if got := testing.AllocsPerRun(100, func() {
+			if got := testkit.Allocations(func() {
 				if err := tc.call(w.Comm()); err != nil {
 					t.Error(err)
 				}
@@ -72,7 +73,7 @@ func noAllocation(t *testing.T) {
 				t.Errorf("%s allocates %v times", tc.name, got)
 			}
 			on := w.Comm().On(s)
-			if got := testing.AllocsPerRun(100, func() {
+			if got := testkit.Allocations(func() {
 				for range 8 {
 					if err := tc.call(on); err != nil {
 						t.Error(err)

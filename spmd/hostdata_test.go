@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 	"lockstep/spmd/spmdtest"
@@ -342,7 +343,7 @@ func TestHostDataAllocatesNothing(t *testing.T) {
 				return err
 			}},
 		} {
-			if got := testing.AllocsPerRun(100, func() { must(t, tc.call()) }); got != 0 {
+			if got := testkit.Allocations(func() { must(t, tc.call()) }); got != 0 {
 				t.Errorf("%s allocates %v times", tc.name, got)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
@@ -421,7 +422,7 @@ func TestShardNoAllocation(t *testing.T) {
 		for range 200 { // until queues are as long as they get
 			once()
 		}
-		if n := testing.AllocsPerRun(100, once); n != 0 {
+		if n := testkit.Allocations(once); n != 0 {
 			t.Errorf("%v allocations in a pass, want none", n)
 		}
 		spmdtest.Must(t, g.Close())
