@@ -28,7 +28,7 @@ type Awaiter struct {
 
 // NewAwaiter returns an Awaiter for b, which work on s writes.
 func NewAwaiter[T Elem](s *Stream, b Buffer[T]) (Awaiter, error) {
-	a, err := s.w.in.Awaited(s.q, b.blk, b.addr(), b.Bytes(), sizeOf[T]())
+	a, err := s.rank().Awaited(s.queue(), b.block(), b.addr(), b.Bytes(), sizeOf[T]())
 	return Awaiter{s, a}, err
 }
 

@@ -15,11 +15,7 @@ import (
 // Buffer is n elements of T in the memory of the rank's device, which is a GPU or the host. It is a
 // handle, like a slice: copies and slices share the memory, and freeing it through one frees it for
 // all. The zero Buffer has no elements and is valid wherever a length of 0 is.
-type Buffer[T Stored] struct {
-	blk *exec.Block
-	off int // elements
-	n   int
-}
+type Buffer[T Stored] exec.Part
 
 // Alloc returns a buffer of n elements in device memory. Its contents are undefined. Not
 // collective. The memory comes from a pool, and is aligned to 256 bytes. Alloc is fast, and
@@ -29,7 +25,7 @@ type Buffer[T Stored] struct {
 // If the pool has to ask the driver for more GPU memory, it first waits for the collectives in
 // flight, since the driver may wait for them. So allocate before they start.
 func Alloc[T Stored](w *World, n int) (Buffer[T], error) {
-	return allocFrom[T](w, w.in.Dev.Pools().Device, n)
+	return allocFrom[T](w, w.rank().Dev.Pools().Device, n)
 }
 
 // AllocSize returns how many bytes of device memory a buffer of n elements takes. Alloc rounds up,
@@ -43,17 +39,17 @@ func AllocSize[T Stored](n int) int {
 }
 
 func allocFrom[T Stored](w *World, p *exec.Pool, n int) (Buffer[T], error) {
-	blk, err := w.in.Alloc(p, elem.Of[T](), n)
+	blk, err := w.rank().Alloc(p, elem.Of[T](), n)
 	if err != nil {
 		return Buffer[T]{}, err
 	}
-	return Buffer[T]{blk: blk, n: n}, nil
+	return bufferOf[T](blk, 0, n), nil
 }
 
 // AllocPinned returns host memory that the device can copy from and to without the host's help.
 // Host gives it as a slice. Otherwise it is as Alloc.
 func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) {
-	return allocFrom[T](w, w.in.Dev.Pools().Pinned, n)
+	return allocFrom[T](w, w.rank().Dev.Pools().Pinned, n)
 }
 
 // AllocSymmetric returns device memory that is registered with all communicators. Between two such
@@ -77,7 +73,7 @@ func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) {
 // an error on every rank. Ranks free such buffers in the same order, too, or the memory is not used
 // again. Otherwise it is as Alloc. Source: nccl.h, ncclMemAlloc and ncclCommWindowRegister.
 func AllocSymmetric[T Stored](w *World, n int) (Buffer[T], error) {
-	lengths, err := w.in.Channel.Range(control.AllocSymmetric, int64(n))
+	lengths, err := w.rank().Channel.Range(control.AllocSymmetric, int64(n))
 	if err != nil {
 		return Buffer[T]{}, err
 	}
@@ -85,24 +81,24 @@ func AllocSymmetric[T Stored](w *World, n int) (Buffer[T], error) {
 		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d elements on rank %d, but from %d to %d over the ranks",
 			ccall.At(), n, w.Rank(), lengths.Lo, lengths.Hi)
 	}
-	if !w.in.HasSymmetric() || n == 0 {
+	if !w.rank().HasSymmetric() || n == 0 {
 		return Alloc[T](w, n)
 	}
 	if err := calls.CheckSize(elem.Of[T](), n); err != nil {
 		return Buffer[T]{}, err
 	}
-	blk, err := w.in.AllocSymmetric(n * sizeOf[T]())
+	blk, err := w.rank().AllocSymmetric(n * sizeOf[T]())
 	if err != nil {
 		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
 	}
-	return Buffer[T]{blk: blk, n: n}, nil
+	return bufferOf[T](blk, 0, n), nil
 }
 
 // Len returns the number of elements, never bytes.
-func (b Buffer[T]) Len() int { return b.n }
+func (b Buffer[T]) Len() int { return exec.Part(b).Len() }
 
 // Bytes returns the size in bytes.
-func (b Buffer[T]) Bytes() int { return b.n * sizeOf[T]() }
+func (b Buffer[T]) Bytes() int { return b.Len() * sizeOf[T]() }
 
 // Address returns the address of the first element in the memory of the device; 0 if b has none. It
 // shows how memory is aligned, and whether buffers overlap.
@@ -111,15 +107,15 @@ func (b Buffer[T]) Address() uintptr { return uintptr(b.addr()) }
 // Slice returns elements [i, j) of b; they share its memory. It panics out of
 // range, as b[i:j] would.
 func (b Buffer[T]) Slice(i, j int) Buffer[T] {
-	if i < 0 || j < i || j > b.n {
-		panic(fmt.Sprintf("spmd: Slice [%d:%d] of a buffer of %d", i, j, b.n))
+	if i < 0 || j < i || j > b.Len() {
+		panic(fmt.Sprintf("spmd: Slice [%d:%d] of a buffer of %d", i, j, b.Len()))
 	}
-	return Buffer[T]{b.blk, b.off + i, j - i}
+	return bufferOf[T](b.block(), b.first()+i, j-i)
 }
 
 // Usable returns nil if w can use b. Else the error says why not: b was freed, or is another
 // world's.
-func (b Buffer[T]) Usable(w *World) error { return w.in.CheckBlock(b.blk) }
+func (b Buffer[T]) Usable(w *World) error { return w.rank().CheckBlock(b.block()) }
 
 // Overlap reports whether two buffers share memory.
 func Overlap[T, U Stored](a Buffer[T], b Buffer[U]) bool {
@@ -129,10 +125,8 @@ func Overlap[T, U Stored](a Buffer[T], b Buffer[U]) bool {
 // Join returns one buffer of two that follow each other in one allocation, in either order. It
 // returns false if they do not.
 func Join[T Stored](a, b Buffer[T]) (Buffer[T], bool) {
-	if a.blk != b.blk || b.off+b.n != a.off && a.off+a.n != b.off {
-		return Buffer[T]{}, false
-	}
-	return Buffer[T]{a.blk, min(a.off, b.off), a.n + b.n}, true
+	whole, ok := exec.Join(exec.Part(a), exec.Part(b))
+	return Buffer[T](whole), ok
 }
 
 // View returns the memory of b as elements of another type. It suits 8-bit floats that a kernel
@@ -144,24 +138,24 @@ func View[U, T Stored](b Buffer[T]) Buffer[U] {
 	if from == to {
 		return Buffer[U](b)
 	}
-	if b.off*from%to != 0 || b.n*from%to != 0 {
+	if b.first()*from%to != 0 || b.Len()*from%to != 0 {
 		panic(fmt.Sprintf("spmd: View of %d of %v, from %d on, as %v: they are parts of elements",
-			b.n, elem.Of[T](), b.off, elem.Of[U]()))
+			b.Len(), elem.Of[T](), b.first(), elem.Of[U]()))
 	}
-	return Buffer[U]{b.blk, b.off * from / to, b.n * from / to}
+	return bufferOf[U](b.block(), b.first()*from/to, b.Len()*from/to)
 }
 
 // Free gives the memory back to the pool; a second Free does nothing. Work that streams already
 // hold may go on using the memory: the pool hands it out again only after that work. A later use of
 // the buffer is an error of that use. Free takes a whole buffer, as Alloc returned it, not a part.
 func (b Buffer[T]) Free() error {
-	if b.blk == nil || b.blk.Freed.Load() {
+	if b.block() == nil || b.block().Freed.Load() {
 		return nil
 	}
-	if b.Bytes() != b.blk.Bytes {
-		return fmt.Errorf("%s: Free of a part: elements [%d:%d] of a buffer", ccall.At(), b.off, b.off+b.n)
+	if b.Bytes() != b.block().Bytes {
+		return fmt.Errorf("%s: Free of a part: elements [%d:%d] of a buffer", ccall.At(), b.first(), b.first()+b.Len())
 	}
-	return calls.Free(b.blk)
+	return calls.Free(b.block())
 }
 
 // CopyFrom copies src, of equal length, into b, and returns when b holds the values.
@@ -172,11 +166,11 @@ func (b Buffer[T]) Free() error {
 func (b Buffer[T]) CopyFrom(src []T) error {
 	err := b.access("CopyFrom", len(src))
 	switch {
-	case err != nil || b.n == 0:
-	case addressed(b.blk):
+	case err != nil || b.Len() == 0:
+	case addressed(b.block()):
 		copy(b.slice(), src)
 	default:
-		err = calls.Of(b.blk).Dev.ToDevice(b.addr(), unsafe.Pointer(unsafe.SliceData(src)), b.Bytes())
+		err = calls.Of(b.block()).Dev.ToDevice(b.addr(), unsafe.Pointer(unsafe.SliceData(src)), b.Bytes())
 	}
 	return err
 }
@@ -186,11 +180,11 @@ func (b Buffer[T]) CopyFrom(src []T) error {
 func (b Buffer[T]) CopyTo(dst []T) error {
 	err := b.access("CopyTo", len(dst))
 	switch {
-	case err != nil || b.n == 0:
-	case addressed(b.blk):
+	case err != nil || b.Len() == 0:
+	case addressed(b.block()):
 		copy(dst, b.slice())
 	default:
-		err = calls.Of(b.blk).Dev.ToHost(unsafe.Pointer(unsafe.SliceData(dst)), b.addr(), b.Bytes())
+		err = calls.Of(b.block()).Dev.ToHost(unsafe.Pointer(unsafe.SliceData(dst)), b.addr(), b.Bytes())
 	}
 	return err
 }
@@ -198,13 +192,13 @@ func (b Buffer[T]) CopyTo(dst []T) error {
 // SetAll sets every element to v and returns when it is done. It waits as CopyFrom
 // does. Fill does it in the order of a stream.
 func (b Buffer[T]) SetAll(v T) error {
-	err := b.access("SetAll", b.n)
+	err := b.access("SetAll", b.Len())
 	switch {
-	case err != nil || b.n == 0:
-	case addressed(b.blk):
+	case err != nil || b.Len() == 0:
+	case addressed(b.block()):
 		hostexec.Fill(b.slice(), v)
 	default:
-		err = calls.Of(b.blk).Dev.SetAll(elem.Of[T](), b.addr(), b.n, elem.BitsOf(v))
+		err = calls.Of(b.block()).Dev.SetAll(elem.Of[T](), b.addr(), b.Len(), elem.BitsOf(v))
 	}
 	return err
 }
@@ -215,7 +209,7 @@ func (b Buffer[T]) SetAll(v T) error {
 func (b Buffer[T]) At(i int) T {
 	one := b.Slice(i, i+1)
 	one.mustAccess("At")
-	if addressed(b.blk) {
+	if addressed(b.block()) {
 		return one.slice()[0]
 	}
 	v := make([]T, 1)
@@ -229,7 +223,7 @@ func (b Buffer[T]) At(i int) T {
 func (b Buffer[T]) Set(i int, v T) {
 	one := b.Slice(i, i+1)
 	one.mustAccess("Set")
-	if addressed(b.blk) {
+	if addressed(b.block()) {
 		one.slice()[0] = v
 	} else if err := one.CopyFrom([]T{v}); err != nil {
 		panic(err)
@@ -243,7 +237,7 @@ func (b Buffer[T]) Set(i int, v T) {
 // that runs there runs on a GPU.
 func (b Buffer[T]) Host() []T {
 	b.mustAccess("Host")
-	if !open(b.blk) {
+	if !open(b.block()) {
 		panic(fmt.Errorf("%s: Host: the buffer is of Alloc, which a GPU has in its own memory: "+
 			"use CopyTo, or AllocPinned", ccall.At()))
 	}
@@ -251,8 +245,8 @@ func (b Buffer[T]) Host() []T {
 }
 
 func (b Buffer[T]) access(op string, n int) error {
-	if n != b.n {
-		return fmt.Errorf("%s: %s: buffer has %d elements, slice %d", ccall.At(), op, b.n, n)
+	if n != b.Len() {
+		return fmt.Errorf("%s: %s: buffer has %d elements, slice %d", ccall.At(), op, b.Len(), n)
 	}
 	return b.reach(op)
 }
@@ -266,15 +260,15 @@ func (b Buffer[T]) mustAccess(op string) {
 // reach refuses a freed buffer, and a copy that a GPU refuses in a function of HostFunc. It waits
 // for the streams that use the buffer.
 func (b Buffer[T]) reach(op string) error {
-	if !open(b.blk) {
+	if !open(b.block()) {
 		if err := exec.RefuseInHostFunc(op); err != nil {
 			return err
 		}
 	}
-	if err := calls.Gone(b.blk, op); err != nil {
+	if err := calls.Gone(b.block(), op); err != nil {
 		return err
 	}
-	return calls.Settle(b.blk, op)
+	return calls.Settle(b.block(), op)
 }
 
 // open reports whether a program addresses the memory, on every device.
@@ -285,37 +279,43 @@ func addressed(b *exec.Block) bool { return b == nil || b.Pool == nil || b.Pool.
 
 // addr returns the address of the first element; nil when there is none.
 func (b Buffer[T]) addr() unsafe.Pointer {
-	if b.n == 0 {
-		return nil
-	}
-	return unsafe.Add(b.blk.Ptr, b.off*sizeOf[T]())
+	return exec.Part(b).Pointer(sizeOf[T]())
 }
 
-func (b Buffer[T]) slice() []T { return unsafe.Slice((*T)(b.addr()), b.n) }
+func (b Buffer[T]) block() *exec.Block { return exec.Part(b).Block() }
+
+// first returns the number of the first element in the block.
+func (b Buffer[T]) first() int { return exec.Part(b).First() }
+
+func bufferOf[T Stored](blk *exec.Block, first, n int) Buffer[T] {
+	return Buffer[T](exec.NewPart(blk, first, n))
+}
+
+func (b Buffer[T]) slice() []T { return unsafe.Slice((*T)(b.addr()), b.Len()) }
 
 // Copy enqueues dst = src on s. The lengths must be equal; dst and src may lie in
 // different kinds of memory, and may be the same but not otherwise overlap. It
 // fails on unequal lengths, freed buffers and buffers of another world.
 func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
-	if dst.n != src.n {
-		return lengthError("Copy", "dst", dst.n, "src", src.n)
+	if dst.Len() != src.Len() {
+		return lengthError("Copy", "dst", dst.Len(), "src", src.Len())
 	}
-	c, err := s.w.in.Begin(s.q, exec.DoCopy, dst.blk, src.blk)
+	c, err := s.rank().Begin(s.queue(), exec.DoCopy, dst.block(), src.block())
 	if err != nil {
 		return err
 	}
 	c.Dst, c.Src, c.N = dst.addr(), src.addr(), dst.Bytes()
-	return s.q.Enqueue(c)
+	return s.queue().Enqueue(c)
 }
 
 // Fill enqueues dst[i] = v on s. SetAll does it at once.
 func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
-	c, err := s.w.in.Begin(s.q, exec.DoFill, dst.blk, nil)
+	c, err := s.rank().Begin(s.queue(), exec.DoFill, dst.block(), nil)
 	if err != nil {
 		return err
 	}
-	c.Dst, c.N, c.Type, c.Bits, c.Hosted = dst.addr(), dst.n, elem.Of[T](), elem.BitsOf(v), addressed(dst.blk)
-	return s.q.Enqueue(c)
+	c.Dst, c.N, c.Type, c.Bits, c.Hosted = dst.addr(), dst.Len(), elem.Of[T](), elem.BitsOf(v), addressed(dst.block())
+	return s.queue().Enqueue(c)
 }
 
 // lengthError returns the refusal of unequal lengths: both numbers, both names, and the caller's

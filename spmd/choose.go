@@ -15,7 +15,7 @@ import (
 // Collective over all ranks, blocking: it is refused while a stream is being captured.
 func Choose[T any](w *World, op string, choose func() (T, error)) (T, error) {
 	var none T
-	if w.in.Capturing() {
+	if w.rank().Capturing() {
 		return none, fmt.Errorf("%s: %s: a stream is being captured", ccall.At(), op)
 	}
 	var told struct {
@@ -28,7 +28,7 @@ func Choose[T any](w *World, op string, choose func() (T, error)) (T, error) {
 			told.Choice, told.Failure = none, err.Error()
 		}
 	}
-	if err := w.in.Channel.Tell(control.Choose, &told, 0); err != nil {
+	if err := w.rank().Channel.Tell(control.Choose, &told, 0); err != nil {
 		return none, fmt.Errorf("%s: %s: %w", ccall.At(), op, err)
 	}
 	if told.Failure != "" {

@@ -16,10 +16,10 @@ import (
 //
 //go:noinline
 func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
-	if dst.n != src.n {
-		return lengthError("AllReduce", "dst", dst.n, "src", src.n)
+	if dst.Len() != src.Len() {
+		return lengthError("AllReduce", "dst", dst.Len(), "src", src.Len())
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.AllReduce, Op: op, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.AllReduce, Op: op, N: src.Len()}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -29,17 +29,17 @@ func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 func Reduce[T Elem](c Comm, dst, src Buffer[T], op Op, root int) error {
 	if c.Rank() != root {
 		dst = Buffer[T]{}
-	} else if dst.n != src.n {
-		return lengthError("Reduce", "dst", dst.n, "src", src.n)
+	} else if dst.Len() != src.Len() {
+		return lengthError("Reduce", "dst", dst.Len(), "src", src.Len())
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.Reduce, Op: op, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Reduce, Op: op, N: src.Len()}}
 	return collective(c, &cmd, dst, src, root)
 }
 
 // Broadcast copies root's buf to buf on every other rank.
 // Source: mpi.h, MPI_Bcast; nccl.h, ncclBroadcast.
 func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
-	cmd := calls.Request{Call: coll.Call{Kind: coll.Broadcast, N: buf.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Broadcast, N: buf.Len()}}
 	return collective(c, &cmd, buf, Buffer[T]{}, root)
 }
 
@@ -47,11 +47,11 @@ func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
 // elements of src. In place, src is dst.Slice(rank*n, (rank+1)*n). Source: mpi.h, MPI_Allgather;
 // nccl.h, ncclAllGather.
 func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
-	if dst.n != src.n*c.Size() {
+	if dst.Len() != src.Len()*c.Size() {
 		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks",
-			ccall.At(), dst.n, src.n, c.Size())
+			ccall.At(), dst.Len(), src.Len(), c.Size())
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.AllGather, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.AllGather, N: src.Len()}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -59,27 +59,27 @@ func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 // ranks of src. In place, dst is src.Slice(rank*n, (rank+1)*n).
 // Source: mpi.h, MPI_Reduce_scatter_block; nccl.h, ncclReduceScatter.
 func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
-	if src.n != dst.n*c.Size() {
+	if src.Len() != dst.Len()*c.Size() {
 		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks",
-			ccall.At(), src.n, dst.n, c.Size())
+			ccall.At(), src.Len(), dst.Len(), c.Size())
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.Len()}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
 // AllToAll sends the r-th of Size equal parts of src to rank r, and puts the part from rank r into
 // the r-th part of dst. dst may be src. Source: mpi.h, MPI_Alltoall; nccl.h, ncclAlltoAll.
 func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
-	if dst.n != src.n {
-		return lengthError("AllToAll", "dst", dst.n, "src", src.n)
+	if dst.Len() != src.Len() {
+		return lengthError("AllToAll", "dst", dst.Len(), "src", src.Len())
 	}
-	if err := c.c.Usable("AllToAll"); err != nil {
+	if err := c.in().Usable("AllToAll"); err != nil {
 		return err
 	}
-	if src.n%c.Size() != 0 {
-		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.n, c.Size())
+	if src.Len()%c.Size() != 0 {
+		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.Len(), c.Size())
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.AllToAll, N: src.n / c.Size()}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.AllToAll, N: src.Len() / c.Size()}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -89,11 +89,11 @@ func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	if c.Rank() != root {
 		dst = Buffer[T]{}
-	} else if dst.n != src.n*c.Size() {
+	} else if dst.Len() != src.Len()*c.Size() {
 		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks",
-			ccall.At(), dst.n, src.n, c.Size())
+			ccall.At(), dst.Len(), src.Len(), c.Size())
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.Gather, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Gather, N: src.Len()}}
 	return collective(c, &cmd, dst, src, root)
 }
 
@@ -104,11 +104,11 @@ func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	if c.Rank() != root {
 		src = Buffer[T]{}
-	} else if src.n != dst.n*c.Size() {
+	} else if src.Len() != dst.Len()*c.Size() {
 		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks",
-			ccall.At(), src.n, dst.n, c.Size())
+			ccall.At(), src.Len(), dst.Len(), c.Size())
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.Scatter, N: dst.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Scatter, N: dst.Len()}}
 	return collective(c, &cmd, dst, src, root)
 }
 
@@ -117,7 +117,7 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 // rank's part of dst.
 // Source: mpi.h, MPI_Allgatherv.
 func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
-	if err := c.c.CheckParts("AllGatherV", counts, "dst", dst.n, "src", src.n); err != nil {
+	if err := c.in().CheckParts("AllGatherV", counts, "dst", dst.Len(), "src", src.Len()); err != nil {
 		return err
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.AllGatherV, Counts: counts}}
@@ -129,7 +129,7 @@ func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
 // the rank's part of src.
 // Source: mpi.h, MPI_Reduce_scatter.
 func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) error {
-	if err := c.c.CheckParts("ReduceScatterV", counts, "src", src.n, "dst", dst.n); err != nil {
+	if err := c.in().CheckParts("ReduceScatterV", counts, "src", src.Len(), "dst", dst.Len()); err != nil {
 		return err
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.ReduceScatterV, Op: op, Counts: counts}}
@@ -140,11 +140,11 @@ func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) err
 // the same on every rank; on root dst has their sum. In place as Gather.
 // Source: mpi.h, MPI_Gatherv.
 func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
-	whole := dst.n
+	whole := dst.Len()
 	if c.Rank() != root {
 		dst, whole = Buffer[T]{}, coll.Sum(counts)
 	}
-	if err := c.c.CheckParts("GatherV", counts, "dst", whole, "src", src.n); err != nil {
+	if err := c.in().CheckParts("GatherV", counts, "dst", whole, "src", src.Len()); err != nil {
 		return err
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.GatherV, Counts: counts}}
@@ -155,11 +155,11 @@ func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 // counts is the same on every rank; on root src has their sum. In place as Scatter.
 // Source: mpi.h, MPI_Scatterv.
 func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
-	whole := src.n
+	whole := src.Len()
 	if c.Rank() != root {
 		src, whole = Buffer[T]{}, coll.Sum(counts)
 	}
-	if err := c.c.CheckParts("ScatterV", counts, "src", whole, "dst", dst.n); err != nil {
+	if err := c.in().CheckParts("ScatterV", counts, "src", whole, "dst", dst.Len()); err != nil {
 		return err
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.ScatterV, Counts: counts}}
@@ -171,10 +171,10 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 // of this rank there. dst and src must not overlap: there is no in-place form.
 // Source: mpi.h, MPI_Isend and MPI_Irecv.
 func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int) error {
-	if err := c.c.CheckCounts("AllToAllV", "dst", dst.n, recvCounts); err != nil {
+	if err := c.in().CheckCounts("AllToAllV", "dst", dst.Len(), recvCounts); err != nil {
 		return err
 	}
-	if err := c.c.CheckCounts("AllToAllV", "src", src.n, sendCounts); err != nil {
+	if err := c.in().CheckCounts("AllToAllV", "src", src.Len(), sendCounts); err != nil {
 		return err
 	}
 	if r := c.Rank(); sendCounts[r] != recvCounts[r] {
@@ -200,13 +200,13 @@ func ExScan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 
 func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 	switch {
-	case dst.n != src.n:
-		return lengthError(kind.String(), "dst", dst.n, "src", src.n)
+	case dst.Len() != src.Len():
+		return lengthError(kind.String(), "dst", dst.Len(), "src", src.Len())
 	case op == Avg:
 		return fmt.Errorf("%s: %s: %v is no operation of it: ranks add up different numbers of values",
 			ccall.At(), kind, op)
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: kind, Op: op, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: kind, Op: op, N: src.Len()}}
 	return collective(c, &cmd, dst, src, 0)
 }
 
@@ -216,13 +216,13 @@ func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 // for ever: use a Group or SendRecv. If to is None nothing is sent. Source: mpi.h, MPI_Send;
 // nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
-	if c.c.Plain(c.q, src.blk, to) {
-		return c.c.Message(coll.Send, src.addr(), src.n, elem.Of[T](), to)
+	if c.in().Plain(c.queue(), src.block(), to) {
+		return c.in().Message(coll.Send, src.addr(), src.Len(), elem.Of[T](), to)
 	}
 	if to == None {
-		return c.c.LeaveOut(c.q, "Send", src.blk, nil)
+		return c.in().LeaveOut(c.queue(), "Send", src.block(), nil)
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.Send, N: src.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Send, N: src.Len()}}
 	return collective(c, &cmd, Buffer[T]{}, src, to)
 }
 
@@ -234,13 +234,13 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // receive first wait for each other: use a Group. On the host they do so on different streams too,
 // since calls enter MPI one at a time. Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
-	if c.c.Plain(c.q, dst.blk, from) {
-		return c.c.Message(coll.Recv, dst.addr(), dst.n, elem.Of[T](), from)
+	if c.in().Plain(c.queue(), dst.block(), from) {
+		return c.in().Message(coll.Recv, dst.addr(), dst.Len(), elem.Of[T](), from)
 	}
 	if from == None {
-		return c.c.LeaveOut(c.q, "Recv", dst.blk, nil)
+		return c.in().LeaveOut(c.queue(), "Recv", dst.block(), nil)
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.Recv, N: dst.n}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.Recv, N: dst.Len()}}
 	return collective(c, &cmd, dst, Buffer[T]{}, from)
 }
 
@@ -249,15 +249,15 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 // is left out. Source: mpi.h, MPI_Sendrecv.
 func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) error {
 	if from != None && (from < 0 || from >= c.Size()) {
-		return c.c.Refuse("SendRecv", "from", from)
+		return c.in().Refuse("SendRecv", "from", from)
 	}
 	if exec.Overlap(dst.addr(), dst.Bytes(), src.addr(), src.Bytes()) {
-		return fmt.Errorf("%s: SendRecv: dst of %d elements and src of %d overlap", ccall.At(), dst.n, src.n)
+		return fmt.Errorf("%s: SendRecv: dst of %d elements and src of %d overlap", ccall.At(), dst.Len(), src.Len())
 	}
 	if from == None || to == None {
 		return half(c, dst, from, src, to)
 	}
-	cmd := calls.Request{Call: coll.Call{Kind: coll.SendRecv, N: src.n, RecvN: dst.n, From: int32(from)}}
+	cmd := calls.Request{Call: coll.Call{Kind: coll.SendRecv, N: src.Len(), RecvN: dst.Len(), From: int32(from)}}
 	return collective(c, &cmd, dst, src, to)
 }
 
@@ -274,6 +274,6 @@ func Barrier(c Comm) error {
 // collective completes a command with what all of them share, and hands it to the communicator.
 func collective[T Elem](c Comm, cmd *calls.Request, dst, src Buffer[T], root int) error {
 	cmd.Type = elem.Of[T]()
-	cmd.Dst, cmd.Src, cmd.DstBlock, cmd.SrcBlock = dst.addr(), src.addr(), dst.blk, src.blk
-	return c.c.Do(c.q, cmd, root, dst.Bytes(), src.Bytes())
+	cmd.Dst, cmd.Src, cmd.DstBlock, cmd.SrcBlock = dst.addr(), src.addr(), dst.block(), src.block()
+	return c.in().Do(c.queue(), cmd, root, dst.Bytes(), src.Bytes())
 }

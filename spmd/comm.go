@@ -3,52 +3,58 @@ package spmd
 import (
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/world"
 )
 
 // Comm is a communicator: a group of ranks and the channel between them. It is a small value. A
 // collective on it is finished when the call returns. On the Comm that On returns, a collective is
 // only enqueued.
-type Comm struct {
-	c *calls.Comm
-	q exec.Queue // of the stream; nil if calls block
-}
+type Comm world.Comm
+
+// in returns what all values of the communicator share; nil for the zero Comm.
+func (c Comm) in() *calls.Comm { return world.Comm(c).Comm() }
+
+// queue returns the queue of the stream that calls are enqueued on; nil if they block.
+func (c Comm) queue() exec.Queue { return world.Comm(c).Queue() }
+
+func commOf(c *calls.Comm, q exec.Queue) Comm { return Comm(world.NewComm(c, q)) }
 
 // Rank returns this rank's number in the communicator, from 0; -1 if it is not a member.
-func (c Comm) Rank() int { return c.c.Rank() }
+func (c Comm) Rank() int { return c.in().Rank() }
 
 // Size returns the number of ranks in the communicator; 0 if this rank is not a member.
-func (c Comm) Size() int { return c.c.Size() }
+func (c Comm) Size() int { return c.in().Size() }
 
 // World returns the communicator's world; nil for the zero Comm.
 func (c Comm) World() *World {
-	if c.c == nil {
+	if c.in() == nil {
 		return nil
 	}
-	return worldOf(c.c.Of())
+	return (*World)(c.in().Of().Owner.(*world.World))
 }
 
 // Usable returns nil if this rank can make calls on c. Else the error says why not: c is the zero
 // Comm, or closed, or without this rank. The error names call. It is for packages that have calls
 // of their own.
-func (c Comm) Usable(call string) error { return c.c.Usable(call) }
+func (c Comm) Usable(call string) error { return c.in().Usable(call) }
 
 // On returns the same communicator for use in stream order: collectives on it are enqueued on s and
 // return at once. Their input must be valid in s. Their result is valid for later work in s, and
 // for the host after s.Synchronize.
 func (c Comm) On(s *Stream) Comm {
 	if s == nil {
-		return Comm{c: c.c}
+		return commOf(c.in(), nil)
 	}
-	return Comm{c.c, s.q}
+	return commOf(c.in(), s.queue())
 }
 
 // Capturable returns nil if a Graph can hold collectives of c, else why it cannot. MPI carries the
 // memory of GPUs that do not reach each other, and a replay has no host to call MPI.
 func (c Comm) Capturable() error {
-	if c.c == nil {
+	if c.in() == nil {
 		return nil
 	}
-	return c.c.Routes().NoGraph()
+	return c.in().Routes().NoGraph()
 }
 
 // Split divides the communicator: ranks that give the same color are in one new
@@ -59,8 +65,8 @@ func (c Comm) Capturable() error {
 //
 //go:noinline
 func (c Comm) Split(color, key int) (Comm, error) {
-	part, err := c.c.Split(color, key)
-	return Comm{c: part}, err
+	part, err := c.in().Split(color, key)
+	return commOf(part, nil), err
 }
 
 // Close gives up a communicator that Split made; the world closes what is left.
@@ -69,7 +75,7 @@ func (c Comm) Split(color, key int) (Comm, error) {
 // Collective over its ranks, blocking.
 //
 //go:noinline
-func (c Comm) Close() error { return c.c.Close() }
+func (c Comm) Close() error { return c.in().Close() }
 
 // Group runs fn, which issues collectives and point to point on this same c, and
 // starts them together when fn returns: sends and receives between the same ranks in any
@@ -81,4 +87,4 @@ func (c Comm) Close() error { return c.c.Close() }
 // group too. If fn fails, nothing of the group is done and its error returned.
 //
 //go:noinline
-func (c Comm) Group(fn func() error) error { return c.c.Group(c.q, fn) }
+func (c Comm) Group(fn func() error) error { return c.in().Group(c.queue(), fn) }

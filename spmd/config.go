@@ -34,7 +34,7 @@ func (c *Config) forJob() *job.Flags { return (*job.Flags)(c) }
 
 // start returns how to open a world. The flags fs have set the configuration; they may be nil.
 func (c *Config) start(fs *pflag.FlagSet) world.Start {
-	return world.Start{Config: *c.forJob(), Flags: fs, Fill: &fillKernel.k}
+	return world.Start{Config: *c.forJob(), Flags: fs, Fill: fillKernel.in()}
 }
 
 // MayDiffer says that ranks may be started with different values of these flags of fs, such as a

@@ -29,8 +29,8 @@ func (w *World) NewEvent() (*Event, error) {
 	if err := exec.RefuseInHostFunc("NewEvent"); err != nil {
 		return nil, err
 	}
-	w.in.CountEvents(1)
-	return &Event{w: w, timer: w.in.Dev.NewTimer()}, nil
+	w.rank().CountEvents(1)
+	return &Event{w: w, timer: w.rank().Dev.NewTimer()}, nil
 }
 
 // Record moves the event to the present end of s. It does not block the host. It fails if s has
@@ -41,19 +41,19 @@ func (e *Event) Record(s *Stream) error {
 	if err := exec.RefuseInHostFunc("Record"); err != nil {
 		return err
 	}
-	if s.w != e.w {
+	if s.World() != e.w {
 		return fmt.Errorf("%s: Record: the event belongs to another world", ccall.At())
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if l := s.q.Lane(); l != nil {
+	if l := s.queue().Lane(); l != nil {
 		node, err := l.Record()
 		if err == nil {
 			e.in, e.node = l.C, node
 		}
 		return err
 	}
-	p, err := e.timer.Record(s.q)
+	p, err := e.timer.Record(s.queue())
 	if err == nil {
 		e.at, e.in = p, nil
 	}
@@ -78,9 +78,9 @@ func (e *Event) Synchronize() error {
 	if in != nil {
 		return fmt.Errorf("%s: Synchronize: the event was recorded in a capture", ccall.At())
 	}
-	m := e.w.in.Calls.Begin(trace.Wait)
+	m := e.w.rank().Calls.Begin(trace.Wait)
 	err := e.timer.Wait(p)
-	e.w.in.Calls.EndLong(m, "Synchronize")
+	e.w.rank().Calls.EndLong(m, "Synchronize")
 	return err
 }
 
@@ -110,7 +110,7 @@ func (e *Event) Close() error {
 		return err
 	}
 	if !e.closed.Swap(true) {
-		e.w.in.CountEvents(-1)
+		e.w.rank().CountEvents(-1)
 	}
 	return e.timer.Close()
 }

@@ -23,11 +23,11 @@ type Graph struct {
 // The capture has the same collectives on every rank. If fn fails, nothing is left of the capture
 // and the streams are usable again.
 func (s *Stream) Capture(fn func() error) (*Graph, error) {
-	c, err := s.w.in.Capture(s.q, fn)
+	c, err := s.rank().Capture(s.queue(), fn)
 	if err != nil {
 		return nil, err
 	}
-	return &Graph{s.w, c}, nil
+	return &Graph{s.World(), c}, nil
 }
 
 // Launch enqueues a replay of g on s. The replay starts when all work before it on s has run, and
@@ -40,12 +40,12 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 //
 //go:noinline
 func (g *Graph) Launch(s *Stream) error {
-	if s.w != g.w {
+	if s.World() != g.w {
 		return fmt.Errorf("%s: Launch: the graph belongs to another world than stream %q", ccall.At(), s.Name())
 	}
-	return g.w.in.Launch(s.q, g.c)
+	return g.w.rank().Launch(s.queue(), g.c)
 }
 
 // Close ends the use of g, on a GPU when its replays have run. A second Close does
 // nothing. The world closes what is left.
-func (g *Graph) Close() error { return g.w.in.CloseCapture(g.c) }
+func (g *Graph) Close() error { return g.w.rank().CloseCapture(g.c) }

@@ -2,7 +2,6 @@ package spmd
 
 import (
 	"fmt"
-	"sync/atomic"
 	"unsafe"
 
 	"lockstep/internal/ccall"
@@ -15,10 +14,9 @@ import (
 // Kernel is one computation in two forms: CUDA C++ for GPUs, and the Go function
 // that does the same on the host. Declare it as a package variable beside its
 // source; it holds nothing that belongs to a world.
-type Kernel struct{ k exec.Code }
+type Kernel exec.Kernel
 
-// declared counts the kernels of this process.
-var declared atomic.Int32
+func (k *Kernel) in() *exec.Kernel { return (*exec.Kernel)(k) }
 
 // NewKernel declares a kernel. source is CUDA C++, usually an embedded file (see
 // package embed). In it name is an extern "C" __global__ function, or an instance of a
@@ -27,13 +25,12 @@ var declared atomic.Int32
 //
 // Kernels of one source with the same options are compiled as one program.
 func NewKernel(name, source string, host func(Args) error, options ...KernelOptions) *Kernel {
-	k := &Kernel{exec.Code{Name: name, Source: kernels.Source{Text: source, Names: []string{name}},
-		ID: int(declared.Add(1)) - 1, Host: host}}
+	s := kernels.Source{Text: source, Names: []string{name}}
 	for i := range options {
-		options[i].set(&k.k.Source)
+		options[i].set(&s)
 	}
-	kernels.Add(k.k.Source)
-	return k
+	kernels.Add(s)
+	return (*Kernel)(exec.NewKernel(name, s, host))
 }
 
 // KernelOptions say how the source of a kernel is compiled, and what it does.
@@ -90,18 +87,16 @@ type Arg = exec.Arg
 
 // Arg passes the buffer to a kernel, as a pointer, and to the host function, as a slice.
 func (b Buffer[T]) Arg() Arg {
-	return Arg{Block: b.blk, Ptr: b.addr(), N: b.n, Type: elem.Of[T](), Kind: exec.BufferArg}
+	return Arg{Block: b.block(), Ptr: b.addr(), N: b.Len(), Type: elem.Of[T](), Kind: exec.BufferArg}
 }
 
 // ArgBuffer returns the buffer whose Arg a is; false if a is no buffer of T.
 func ArgBuffer[T Stored](a Arg) (b Buffer[T], ok bool) {
-	switch {
-	case a.Kind != exec.BufferArg || a.Type != elem.Of[T]() || a.Block == nil && a.N > 0:
+	if a.Type != elem.Of[T]() {
 		return b, false
-	case a.N == 0:
-		return Buffer[T]{blk: a.Block}, true
 	}
-	return Buffer[T]{a.Block, int(uintptr(a.Ptr)-uintptr(a.Block.Ptr)) / sizeOf[T](), a.N}, true
+	part, ok := exec.PartOf(&a)
+	return Buffer[T](part), ok
 }
 
 // I32 passes v to a parameter of type int. It panics when v does not fit.
@@ -142,7 +137,7 @@ func Scalar[T Elem](v T) Arg { return exec.Number(elem.Of[T](), v) }
 // kernels, and libraries between them, may overwrite the skip elements before it.
 func ScratchArg[T Elem](s *Stream, skip int) (Arg, error) {
 	t := elem.Of[T]()
-	p, err := s.q.Scratch((skip + 1) * t.Size())
+	p, err := s.queue().Scratch((skip + 1) * t.Size())
 	return Arg{Ptr: unsafe.Add(p, skip*t.Size()), N: 1, Type: t, Kind: exec.BufferArg}, err
 }
 
@@ -175,18 +170,18 @@ func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a, i, elem.O
 // which drivers from CUDA 12.4 on know. In tests (spmdtest.Main) launches on the host are compared
 // with the source, types too.
 func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
-	if err := exec.CheckGrid(k.k.Name, &g); err != nil {
+	if err := exec.CheckGrid(k.in().Name(), &g); err != nil {
 		return err
 	}
-	if kernels.Comparing() && s.w.in.OnHost() {
-		if err := hostexec.Fits(&k.k, args); err != nil {
+	if kernels.Comparing() && s.rank().OnHost() {
+		if err := hostexec.Fits(k.in(), args); err != nil {
 			return fmt.Errorf("%s: %w", ccall.At(), err)
 		}
 	}
-	c, err := s.w.in.BeginArgs(s.q, exec.DoKernel, args)
+	c, err := s.rank().BeginArgs(s.queue(), exec.DoKernel, args)
 	if err != nil {
 		return err
 	}
-	c.Kernel, c.Grid = &k.k, g
-	return s.q.Enqueue(c)
+	c.Kernel, c.Grid = k.in(), g
+	return s.queue().Enqueue(c)
 }

@@ -26,7 +26,7 @@ type Library struct{ lib exec.Library }
 func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error, kernels ...*Kernel) *Library {
 	l := &Library{lib: exec.Library{Name: name, Host: host}}
 	for _, k := range kernels {
-		l.lib.Kernels = append(l.lib.Kernels, &k.k)
+		l.lib.Kernels = append(l.lib.Kernels, k.in())
 	}
 	if gpu != nil {
 		l.lib.Device = func(q exec.Queue, args []Arg, work unsafe.Pointer, bytes int) error {
@@ -88,13 +88,13 @@ func (c LibraryCall) WorkspaceArg() Arg {
 // are arguments of the call, the workspace, and numbers: other buffers are not protected from being
 // freed. It neither blocks nor allocates.
 func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
-	if err := exec.CheckGrid(k.k.Name, &g); err != nil {
+	if err := exec.CheckGrid(k.in().Name(), &g); err != nil {
 		return err
 	}
-	if !slices.Contains(c.lib.lib.Kernels, &k.k) {
-		return fmt.Errorf("%s: Launch of %s: NewLibrary was not given this kernel", ccall.At(), k.k.Name)
+	if !slices.Contains(c.lib.lib.Kernels, k.in()) {
+		return fmt.Errorf("%s: Launch of %s: NewLibrary was not given this kernel", ccall.At(), k.in().Name())
 	}
-	return calls.LaunchAtOnce(c.queue, &k.k, g, args)
+	return calls.LaunchAtOnce(c.queue, k.in(), g, args)
 }
 
 // Call enqueues the library's work on s with so many bytes of workspace. It fails for freed buffers
@@ -106,7 +106,7 @@ func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
 //
 //go:noinline
 func (l *Library) Call(s *Stream, workspace int, args ...Arg) error {
-	return s.w.in.CallLibrary(s.q, &l.lib, workspace, args)
+	return s.rank().CallLibrary(s.queue(), &l.lib, workspace, args)
 }
 
 // Close ends the use of l, whose calls have run. Graphs that hold a call of l cannot be launched

@@ -47,7 +47,7 @@ func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, chec
 			if w, err = world.Open(cfg.start(fs)); err != nil {
 				return nil, err
 			}
-			return w.Job, nil
+			return w.Job(), nil
 		},
 		Run: func(ctx context.Context) error { return w.Run(ctx, inWorld(run)) },
 	})

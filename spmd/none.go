@@ -15,7 +15,7 @@ const None = math.MinInt32
 
 // half makes the messages of a SendRecv that None has not left out.
 func half[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) error {
-	if err := c.c.LeaveOut(c.q, "SendRecv", dst.blk, src.blk); err != nil {
+	if err := c.in().LeaveOut(c.queue(), "SendRecv", dst.block(), src.block()); err != nil {
 		return err
 	}
 	switch {

@@ -12,9 +12,10 @@ type PerWorld[T any] struct {
 // Of returns the value that p keeps for w. Not collective. It is safe for use by several
 // goroutines, and allocates only the first time.
 func (p *PerWorld[T]) Of(w *World) *T {
-	v, ok := w.kept.Load(p)
+	kept := w.in().Kept()
+	v, ok := kept.Load(p)
 	if !ok {
-		v, _ = w.kept.LoadOrStore(p, sync.OnceValue(func() *T { return p.Open(w) }))
+		v, _ = kept.LoadOrStore(p, sync.OnceValue(func() *T { return p.Open(w) }))
 	}
 	return v.(func() *T)()
 }

@@ -24,7 +24,7 @@ type Region struct {
 // and so does a tool such as Nsight Systems that listens (NVTX_INJECTION64_PATH). Else a Region
 // costs a comparison.
 func (w *World) Region(name string) Region {
-	r := Region{w: w, name: name, mark: w.in.Calls.Begin(trace.Region)}
+	r := Region{w: w, name: name, mark: w.rank().Calls.Begin(trace.Region)}
 	if rtrace.IsEnabled() {
 		r.task = rtrace.StartRegion(context.Background(), name)
 	}
@@ -36,10 +36,10 @@ func (r Region) End() {
 	if r.task != nil {
 		r.task.End()
 	}
-	r.w.in.Calls.End(r.mark, trace.Region, r.name, 0)
+	r.w.rank().Calls.End(r.mark, trace.Region, r.name, 0)
 }
 
 // Summarize adds a line with a name and a value to the summary at the end of the run (--summary),
 // such as a rate that the program knows. The summary shows the lines of rank 0. A name that was
 // added before gets another value. It does not block.
-func (w *World) Summarize(name, value string) { w.in.Trace.Add(name, value) }
+func (w *World) Summarize(name, value string) { w.rank().Trace.Add(name, value) }

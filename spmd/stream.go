@@ -6,6 +6,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/world"
 )
 
 // Stream is an ordered queue of work on the rank's device. Work on one stream runs in the order in
@@ -21,10 +22,11 @@ import (
 // blas.Gemm, and parallel.ClipNorm share scratch memory of the stream, so on one stream they come
 // from one goroutine. The queue has no bound: a program that enqueues for ever synchronizes now and
 // then.
-type Stream struct {
-	w *World
-	q exec.Queue
-}
+type Stream world.Stream
+
+func (s *Stream) rank() *calls.Rank { return (*world.Stream)(s).Rank() }
+
+func (s *Stream) queue() exec.Queue { return (*world.Stream)(s).Queue() }
 
 // Priority orders streams on a GPU: if kernels of several streams are ready, the kernels of the
 // stream with the higher priority start first. The host ignores it.
@@ -46,26 +48,23 @@ func (w *World) NewStream(name string, priority ...Priority) (*Stream, error) {
 			return nil, fmt.Errorf("%s: NewStream: no such priority: %d", ccall.At(), p)
 		}
 	}
-	q, err := w.in.NewQueue(name, p)
-	if err != nil {
-		return nil, err
-	}
-	return &Stream{w, q}, nil
+	s, err := w.in().NewStream(name, p)
+	return (*Stream)(s), err
 }
 
 // World returns the world that the stream belongs to.
-func (s *Stream) World() *World { return s.w }
+func (s *Stream) World() *World { return (*World)((*world.Stream)(s).World()) }
 
 // Name returns the name given to NewStream.
-func (s *Stream) Name() string { return s.q.Name() }
+func (s *Stream) Name() string { return s.queue().Name() }
 
 // Synchronize blocks the host until everything enqueued on s has run, and returns
 // the first error of the stream.
-func (s *Stream) Synchronize() error { return s.w.in.Synchronize(s.q) }
+func (s *Stream) Synchronize() error { return s.rank().Synchronize(s.queue()) }
 
 // Close waits for the work of s and ends it. The world closes what is left. A second Close only
 // returns the error of the stream again, if it has one.
-func (s *Stream) Close() error { return s.w.in.CloseQueue(s.q) }
+func (s *Stream) Close() error { return s.rank().CloseQueue(s.queue()) }
 
 // After makes later work on s wait for everything enqueued on other so far. It does not block the
 // host. It fails if other has failed.
@@ -78,10 +77,10 @@ func (s *Stream) After(other *Stream) error {
 	switch {
 	case s == other:
 		return nil
-	case s.w != other.w:
+	case s.World() != other.World():
 		return fmt.Errorf("%s: After: stream %q belongs to another world than %q", ccall.At(), other.Name(), s.Name())
 	}
-	return calls.After(s.q, other.q)
+	return calls.After(s.queue(), other.queue())
 }
 
 // Wait makes later work on s wait for the point of the last Record of e; a later Record does not
@@ -92,14 +91,14 @@ func (s *Stream) Wait(e *Event) error {
 	if err := exec.RefuseInHostFunc("Wait"); err != nil {
 		return err
 	}
-	if s.w != e.w {
+	if s.World() != e.w {
 		return fmt.Errorf("%s: Wait: the event belongs to another world", ccall.At())
 	}
 	p, in, node := e.last()
 	if in != nil {
-		return in.Wait(s.q, node)
+		return in.Wait(s.queue(), node)
 	}
-	return calls.WaitFor(s.q, p, e.timer)
+	return calls.WaitFor(s.queue(), p, e.timer)
 }
 
 // HostFunc enqueues fn on s. fn runs on the host when all work before it on s has finished, and
@@ -112,10 +111,10 @@ func (s *Stream) Wait(e *Event) error {
 //
 //go:noinline
 func (s *Stream) HostFunc(fn func() error) error {
-	c, err := s.w.in.Begin(s.q, exec.DoFunc, nil, nil)
+	c, err := s.rank().Begin(s.queue(), exec.DoFunc, nil, nil)
 	if err != nil {
 		return err
 	}
 	c.Func = fn
-	return s.q.Enqueue(c)
+	return s.queue().Enqueue(c)
 }

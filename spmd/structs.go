@@ -29,7 +29,7 @@ func AllocStructs[T any](w *World, n int) (Structs[T], error) {
 }
 
 // Len returns the number of structs.
-func (x Structs[T]) Len() int { return x.bytes.n / int(unsafe.Sizeof(*new(T))) }
+func (x Structs[T]) Len() int { return x.bytes.Len() / int(unsafe.Sizeof(*new(T))) }
 
 // Bytes returns the memory as bytes, to move it, to free it, or to pass it to a kernel (Arg). Each
 // struct has unsafe.Sizeof bytes.

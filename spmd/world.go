@@ -1,7 +1,6 @@
 package spmd
 
 import (
-	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -14,88 +13,79 @@ import (
 
 // World is this rank's place in the job: who it is, its device, and the
 // communicator of all ranks. Main makes it and takes it down.
-type World struct {
-	in   *world.World
-	kept sync.Map // of PerWorld
-}
+type World world.World
 
-// newWorld returns the handle of a world.
-func newWorld(in *world.World) *World {
-	w := &World{in: in}
-	in.Owner = w
-	return w
-}
+func (w *World) in() *world.World { return (*world.World)(w) }
 
-// worldOf returns the world of a communicator or a stream.
-func worldOf(r *calls.Rank) *World { return r.Owner.(*World) }
+func (w *World) rank() *calls.Rank { return w.in().Rank() }
 
 // Comm returns the communicator of all ranks.
-func (w *World) Comm() Comm { return Comm{c: w.in.All} }
+func (w *World) Comm() Comm { return commOf(w.rank().All, nil) }
 
 // NodeComm returns the communicator of the ranks on this node, by local rank.
-func (w *World) NodeComm() Comm { return Comm{c: w.in.Node} }
+func (w *World) NodeComm() Comm { return commOf(w.rank().Node, nil) }
 
 // Log returns the rank's logger: rank 0 logs, the others only errors, unless
 // --log-ranks says otherwise.
-func (w *World) Log() *zerolog.Logger { return w.in.Log }
+func (w *World) Log() *zerolog.Logger { return w.rank().Log }
 
 // Rank returns this process's number in the job, from 0.
-func (w *World) Rank() int { return w.in.All.Rank() }
+func (w *World) Rank() int { return w.rank().All.Rank() }
 
 // Size returns the number of ranks in the job.
-func (w *World) Size() int { return w.in.All.Size() }
+func (w *World) Size() int { return w.rank().All.Size() }
 
 // LocalRank returns this process's number among the ranks of its node.
-func (w *World) LocalRank() int { return w.in.Node.Rank() }
+func (w *World) LocalRank() int { return w.rank().Node.Rank() }
 
 // LocalSize returns the number of ranks on this node.
-func (w *World) LocalSize() int { return w.in.Node.Size() }
+func (w *World) LocalSize() int { return w.rank().Node.Size() }
 
 // Node returns the number of this rank's node, from 0, in the order of the lowest
 // rank on each. A node is a set of ranks that can share memory.
 func (w *World) Node() int {
-	node, _ := w.in.Place()
+	node, _ := w.in().Place()
 	return node
 }
 
 // Nodes returns the number of nodes.
 func (w *World) Nodes() int {
-	_, nodes := w.in.Place()
+	_, nodes := w.in().Place()
 	return nodes
 }
 
 // Threads returns how many cores this rank may keep busy: its share of the cores that it is bound
 // to.
-func (w *World) Threads() int { return w.in.Threads() }
+func (w *World) Threads() int { return w.in().Threads() }
 
 // Multiprocessors returns the number of the GPU's multiprocessors; 0 on the host.
 func (w *World) Multiprocessors() int {
-	return w.in.Dev.Limits().Multiprocessors
+	return w.rank().Dev.Limits().Multiprocessors
 }
 
 // SharedMemory returns the most bytes of shared memory that a block of a kernel may have, declared
 // memory included; 0 on the host.
 func (w *World) SharedMemory() int {
-	return w.in.Dev.Limits().SharedMemory
+	return w.rank().Dev.Limits().SharedMemory
 }
 
 // Memory returns how many bytes of the rank's device are free, and how many it has. Memory of freed
 // Buffers that the World keeps counts as taken. On the host the numbers are the machine's, or those
 // of this process's control groups if they are less. The ranks of a node share them.
 func (w *World) Memory() (free, total int, err error) {
-	return w.in.Dev.Room()
+	return w.rank().Dev.Room()
 }
 
 // MemoryPeak returns the most bytes of device memory that this rank's buffers took at one time,
 // each as AllocSize counts it. Memory that libraries take for themselves does not count.
-func (w *World) MemoryPeak() int { return w.in.Dev.Pools().Device.Peak() }
+func (w *World) MemoryPeak() int { return w.rank().Dev.Pools().Device.Peak() }
 
 // Seed returns --seed, the same on every rank.
-func (w *World) Seed() uint64 { return w.in.Seed() }
+func (w *World) Seed() uint64 { return w.in().Seed() }
 
 // Device says where buffers live: "host", or the name of the GPU.
 func (w *World) Device() string {
-	return w.in.Dev.Name()
+	return w.rank().Dev.Name()
 }
 
 // Collectives returns the name of what carries them:
@@ -109,12 +99,12 @@ func (w *World) Device() string {
 //   - "host-staged": copies of GPU memory through host memory
 //   - "none": nothing, for one rank with a GPU
 func (w *World) Collectives() string {
-	return w.in.All.Routes().Name()
+	return w.rank().All.Routes().Name()
 }
 
 // OnHost reports whether the device is the host. Applications need it to choose default sizes, not
 // to choose code.
-func (w *World) OnHost() bool { return w.in.OnHost() }
+func (w *World) OnHost() bool { return w.rank().OnHost() }
 
 // Open joins this process to the job and returns its world. Programs call Main instead. Tests and
 // tools that cannot use Main call Open and, at the end, Close. Open starts MPI if it is not
@@ -124,11 +114,8 @@ func (w *World) OnHost() bool { return w.in.OnHost() }
 // that cfg demands are not there. It also fails if the environment speaks of several tasks but each
 // of them is alone.
 func Open(cfg Config) (*World, error) {
-	in, err := world.Open(cfg.start(nil))
-	if err != nil {
-		return nil, err
-	}
-	return newWorld(in), nil
+	w, err := world.Open(cfg.start(nil))
+	return (*World)(w), err
 }
 
 // Emit writes a measurement, a struct or a map, as an object of JSON. The object becomes a line of
@@ -146,29 +133,29 @@ func Open(cfg Config) (*World, error) {
 //
 // JSON has no infinite numbers, and no NaN: Emit fails if there is one. It does nothing on ranks
 // other than 0, nor if nobody asks for it. Not collective.
-func (w *World) Emit(v any) error { return w.in.Emit(v) }
+func (w *World) Emit(v any) error { return w.in().Emit(v) }
 
 // Emitted has Emit on this rank give each line to fn, with its end, until cancel is called. fn
 // keeps no bytes of the line.
-func (w *World) Emitted(fn func(line []byte)) (cancel func()) { return w.in.Emitted(fn) }
+func (w *World) Emitted(fn func(line []byte)) (cancel func()) { return w.in().Emitted(fn) }
 
 // Slowest returns, on rank 0, the rank that the others have waited for lately. It is false if none
 // clearly is, or if it is not known: on other ranks, at the start, with --summary off, and for
 // collectives in graphs.
-func (w *World) Slowest() (rank int, known bool) { return w.in.Slowest() }
+func (w *World) Slowest() (rank int, known bool) { return w.in().Slowest() }
 
 // Measures reports whether --summary or --trace have this rank see where its time goes.
-func (w *World) Measures() bool { return w.in.Trace != nil }
+func (w *World) Measures() bool { return w.rank().Trace != nil }
 
 // Opened returns, by kind, how many objects are open that have to be closed, or freed.
-func (w *World) Opened() map[string]int { return w.in.Opened() }
+func (w *World) Opened() map[string]int { return w.rank().Opened() }
 
 // Flags returns the flags of the command line that Main has parsed; nil for a world of Open and
 // Local.
-func (w *World) Flags() *pflag.FlagSet { return w.in.Flags() }
+func (w *World) Flags() *pflag.FlagSet { return w.in().Flags() }
 
 // Timeout returns the longest time that the watch gives a collective.
-func (w *World) Timeout() time.Duration { return w.in.Timeout() }
+func (w *World) Timeout() time.Duration { return w.in().Timeout() }
 
 // Files watches a rank's work with files that may be slow, or never answer. A rank in Do, or
 // between Enter and the call of the function that this returns, is not missing from a collective.
@@ -176,19 +163,19 @@ func (w *World) Timeout() time.Duration { return w.in.Timeout() }
 type Files = job.FileWork
 
 // Files returns this rank's Files.
-func (w *World) Files() *Files { return w.in.Files() }
+func (w *World) Files() *Files { return w.in().Files() }
 
 // Fail ends the job as a stream that has failed does. It returns.
-func (w *World) Fail(err error) { w.in.Fail(err) }
+func (w *World) Fail(err error) { w.in().Fail(err) }
 
 // Explain puts the text that fn returns before the failures of the device's streams, if it is not
 // empty. It is for packages whose kernels say why they have failed.
-func (w *World) Explain(fn func() string) { w.in.Explain(fn) }
+func (w *World) Explain(fn func() string) { w.in().Explain(fn) }
 
 // Abort ends the job on every rank with the given exit status, at once and without
 // taking anything down. It does not return.
 // Source: mpi.h, MPI_Abort.
-func (w *World) Abort(status int) { w.in.Abort(status) }
+func (w *World) Abort(status int) { w.in().Abort(status) }
 
 // Watch starts, for a world of Open, the watch that Main keeps over its job. If a collective or
 // Close has not ended on all ranks within Config.Timeout, or a rank dies, the processes of all
@@ -197,22 +184,22 @@ func (w *World) Abort(status int) { w.in.Abort(status) }
 // ends the watch. For one rank Watch does nothing.
 //
 // Collective over all ranks, blocking.
-func (w *World) Watch() error { return w.in.Watch() }
+func (w *World) Watch() error { return w.in().Watch() }
 
 // Native returns the device that the world's buffers and streams are on, for libraries that are
 // opened for it: a *cuda.Device for a GPU (cuda.DeviceOf), nil for the host.
-func (w *World) Native() any { return w.in.Dev.Native() }
+func (w *World) Native() any { return w.rank().Dev.Native() }
 
 // Quiet waits until no collective that this rank enqueued is in flight. Call it before an operation
 // that may wait for the device, such as loading code, or allocating memory by the driver. A
 // collective on the device waits for other ranks, which may be waiting for this one. On the host
 // there is nothing to wait for.
-func (w *World) Quiet() error { return w.in.Dev.Quiesce() }
+func (w *World) Quiet() error { return w.rank().Dev.Quiesce() }
 
 // AtClose has Close call fn when the streams are through and the graphs are closed, while all else
 // is still there. fn closes what was opened for the GPU, and makes no collective calls. The
 // function that was registered last is called first. cancel takes fn back.
-func (w *World) AtClose(fn func() error) (cancel func()) { return w.in.AtClose(fn) }
+func (w *World) AtClose(fn func() error) (cancel func()) { return w.in().AtClose(fn) }
 
 // Close takes the world down in this order: graphs, the functions of AtClose, communicators,
 // streams, memory, the GPU, MPI, the watch. It waits for the streams. If one has failed it returns
@@ -220,4 +207,4 @@ func (w *World) AtClose(fn func() error) (cancel func()) { return w.in.AtClose(f
 // be waiting for this rank: end the job. A second Close does nothing.
 //
 // Collective over all ranks, blocking.
-func (w *World) Close() error { return w.in.Close() }
+func (w *World) Close() error { return w.in().Close() }

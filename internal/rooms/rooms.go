@@ -46,7 +46,7 @@ var house = []room{
 	{"helpers", "on top of spmd", []string{"spmd/arrayfile", "spmd/attention", "spmd/blas", "spmd/checkpoint",
 		"spmd/parallel", "spmd/fft", "spmd/gokernel",
 		"spmd/progress", "spmd/runfolder", "spmd/sparse", "spmd/timing", "spmd/vector", "spmd/random"},
-		[]string{"facade", "control", "libraries", "basics"}},
+		[]string{"facade", "world", "control", "libraries", "basics"}},
 	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen"}, []string{"basics"}},
 	{"tests", "tests on several ranks",
 		[]string{"spmd/spmdtest", "internal/mpirun", "internal/testkit", "internal/commtest",

@@ -29,6 +29,7 @@ import (
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/world"
 )
 
 // ErrNotFound means that a folder holds no checkpoint, not even a damaged one.
@@ -120,7 +121,8 @@ func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	m := &Manager{w: w, channel: w.Inside().Channel, disk: disk{w.Files()}, cfg: cfg, damaged: make(map[string]bool)}
+	m := &Manager{w: w, channel: (*world.World)(w).Rank().Channel, disk: disk{w.Files()}, cfg: cfg,
+		damaged: make(map[string]bool)}
 	defer m.enter(control.OpenCheckpoints)()
 	err := m.open(dir)
 	if err := m.agree(err); err != nil {

@@ -17,7 +17,9 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/world"
 )
 
 // Number is the set of types that are reduced, such as time.Duration.
@@ -41,7 +43,7 @@ const (
 // AllReduce returns op over all ranks of x, the same bits on every rank.
 // Source: mpi.h, MPI_Allreduce.
 func AllReduce[T Number](c spmd.Comm, x T, op spmd.Op) (T, error) {
-	in := c.Inside()
+	in := inside(c)
 	p, err := in.EnterHost("hostdata.AllReduce", 0, elem.TypeOf[T](), op, 16)
 	if err != nil {
 		return x, err
@@ -63,7 +65,7 @@ func AllReduce[T Number](c spmd.Comm, x T, op spmd.Op) (T, error) {
 // It waits for no stream, and costs no time of the device. For a few numbers AllReduceIf asks and
 // reduces in one go.
 func Any(c spmd.Comm, have bool) (bool, error) {
-	in := c.Inside()
+	in := inside(c)
 	p, err := in.EnterHost("hostdata.Any", 0, elem.Uint8, elem.Sum, 8)
 	if err != nil {
 		return have, err
@@ -108,7 +110,7 @@ func MaxLoc[T Ordered](c spmd.Comm, x T) (greatest T, rank int, err error) {
 }
 
 func locate[T Ordered](c spmd.Comm, op string, x T, o elem.Op) (T, int, error) {
-	in := c.Inside()
+	in := inside(c)
 	size := int(unsafe.Sizeof(x))
 	p, err := in.EnterHost(op, 0, elem.TypeOf[T](), o, (c.Size()+1)*size)
 	if err != nil {
@@ -150,6 +152,9 @@ func isNaN[T Ordered](a T) bool {
 	}
 	return a != a
 }
+
+// inside returns what lies behind a communicator.
+func inside(c spmd.Comm) *calls.Comm { return world.Comm(c).Comm() }
 
 // number returns the type of V, if it is one of Number that does not encode itself.
 func number[V any]() (elem.Type, bool) {

@@ -39,7 +39,7 @@ func reduce[T Number](c spmd.Comm, name string, kind coll.Kind, dst, src []T, op
 	case to != from && exec.Overlap(to, len(dst)*t.Size(), from, len(src)*t.Size()):
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), name, len(dst), len(src))
 	}
-	in := c.Inside()
+	in := inside(c)
 	if _, err := in.EnterHost(name, root, t, op, 0); err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func AllReduceIf[T Number](c spmd.Comm, have bool, dst, src []T, op spmd.Op) (an
 		}
 		return true, reduce(c, "hostdata.AllReduceIf", coll.AllReduce, dst, src, op, 0)
 	}
-	in := c.Inside()
+	in := inside(c)
 	p, err := in.EnterHost("hostdata.AllReduceIf", 0, t, op, (n+1)*size)
 	if err != nil {
 		return false, err
@@ -171,7 +171,7 @@ func move[T Number](c spmd.Comm, name string, kind coll.Kind, n int, dst, src []
 	if exec.Overlap(call.Dst, len(dst)*t.Size(), call.Src, len(src)*t.Size()) && !call.InPlace(c.Rank()) {
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), name, len(dst), len(src))
 	}
-	in := c.Inside()
+	in := inside(c)
 	if _, err := in.EnterHost(name, root, t, elem.Sum, 0); err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ func Broadcast[V any](c spmd.Comm, v V, root int) (V, error) {
 	if !ok {
 		return broadcast(c, v, root)
 	}
-	in := c.Inside()
+	in := inside(c)
 	p, err := in.EnterHost("hostdata.Broadcast", root, t, elem.Sum, 16)
 	if err != nil {
 		return v, err
@@ -38,7 +38,7 @@ func Broadcast[V any](c spmd.Comm, v V, root int) (V, error) {
 
 // broadcast carries a value that is no number.
 func broadcast[V any](c spmd.Comm, v V, root int) (got V, err error) {
-	in := c.Inside()
+	in := inside(c)
 	err = in.Exchange("hostdata.Broadcast", coll.BroadcastValue, root, func() error {
 		var mine []byte
 		if c.Rank() == root {
@@ -62,7 +62,7 @@ func AllGather[V any](c spmd.Comm, v V) ([]V, error) {
 	if !ok {
 		return allGather(c, v)
 	}
-	in := c.Inside()
+	in := inside(c)
 	p, err := in.EnterHost("hostdata.AllGather", 0, t, elem.Sum, 16)
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func AllGather[V any](c spmd.Comm, v V) ([]V, error) {
 
 // allGather carries values that are no numbers.
 func allGather[V any](c spmd.Comm, v V) (all []V, err error) {
-	in := c.Inside()
+	in := inside(c)
 	err = in.Exchange("hostdata.AllGather", coll.AllGatherValue, 0, func() error {
 		sent, err := control.Gather(in.Host(), control.Encode(&v))
 		if err != nil {

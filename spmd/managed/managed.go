@@ -10,6 +10,7 @@ import (
 	"lockstep/spmd"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/world"
 )
 
 // Alloc returns n elements of managed memory; Host of the Buffer gives them as a slice.
@@ -19,7 +20,7 @@ import (
 // spmd.Alloc.
 // Source: cuda.h, cuMemAllocManaged.
 func Alloc[T spmd.Stored](w *spmd.World, n int) (spmd.Buffer[T], error) {
-	in := w.Inside()
+	in := (*world.World)(w).Rank()
 	blk, err := in.Alloc(in.Dev.Pools().Managed, elem.Of[T](), n)
 	if err != nil || n == 0 {
 		return spmd.Buffer[T]{}, err
@@ -28,8 +29,7 @@ func Alloc[T spmd.Stored](w *spmd.World, n int) (spmd.Buffer[T], error) {
 		_ = calls.Free(blk) // the error is this one
 		return spmd.Buffer[T]{}, fmt.Errorf("%s: managed.Alloc of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
 	}
-	b, _ := spmd.ArgBuffer[T](spmd.Arg{Block: blk, Ptr: blk.Ptr, N: n, Type: elem.Of[T](), Kind: exec.BufferArg})
-	return b, nil
+	return spmd.Buffer[T](exec.NewPart(blk, 0, n)), nil
 }
 
 // Place is where pages may lie.
@@ -57,7 +57,7 @@ func Prefetch[T spmd.Stored](s *spmd.Stream, b spmd.Buffer[T], to Place) error {
 	if to > ToHost {
 		return fmt.Errorf("%s: managed.Prefetch: no such place: %d", ccall.At(), to)
 	}
-	in, q, a := s.World().Inside(), s.Inside(), b.Arg()
+	in, q, a := (*world.Stream)(s).Rank(), (*world.Stream)(s).Queue(), b.Arg()
 	if err := in.CheckBlock(a.Block); err != nil {
 		return err
 	}

@@ -100,10 +100,10 @@ func (c comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, 
 }
 
 // onRanks runs fn on ranks that are goroutines.
-func onRanks(t *testing.T, ranks int, fn func(w *world.World) error) {
+func onRanks(t *testing.T, ranks int, fn func(w *calls.Rank) error) {
 	t.Helper()
 	start := world.Start{Config: job.Flags{Device: "host", LogLevel: "error"}}
-	run := func(_ context.Context, w *world.World) error { return fn(w) }
+	run := func(_ context.Context, w *world.World) error { return fn(w.Rank()) }
 	if err := world.Local(t.Context(), start, ranks, nil, run); err != nil {
 		t.Errorf("%d ranks: %v", ranks, err)
 	}
@@ -113,7 +113,7 @@ func onRanks(t *testing.T, ranks int, fn func(w *world.World) error) {
 // references.
 func TestCollectives(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3} {
-		onRanks(t, ranks, func(w *world.World) error {
+		onRanks(t, ranks, func(w *calls.Rank) error {
 			q, err := w.NewQueue("calls", exec.Normal)
 			if err != nil {
 				return err
@@ -132,7 +132,7 @@ func TestCollectives(t *testing.T) {
 
 // TestRefused: what cannot be called says so on the spot, and nothing has begun.
 func TestRefused(t *testing.T) {
-	onRanks(t, 2, func(w *world.World) error {
+	onRanks(t, 2, func(w *calls.Rank) error {
 		x := make([]int32, 8)
 		at := func(i int) unsafe.Pointer { return unsafe.Pointer(&x[i]) }
 		var none *calls.Comm
@@ -170,7 +170,7 @@ func TestRefused(t *testing.T) {
 
 // TestSplit: a part has the ranks of one color, in the order of their keys, and its own calls.
 func TestSplit(t *testing.T) {
-	onRanks(t, 5, func(w *world.World) error {
+	onRanks(t, 5, func(w *calls.Rank) error {
 		me := w.All.Rank()
 		part, err := w.All.Split(me%2, -me)
 		if err != nil {

@@ -11,9 +11,9 @@ import (
 )
 
 // LaunchAtOnce enqueues a kernel within a command of a queue of a GPU.
-func LaunchAtOnce(q exec.Queue, k *exec.Code, g exec.Grid, args []exec.Arg) error {
+func LaunchAtOnce(q exec.Queue, k *exec.Kernel, g exec.Grid, args []exec.Arg) error {
 	return q.(interface {
-		Launch(*exec.Code, exec.Grid, []exec.Arg) error
+		Launch(*exec.Kernel, exec.Grid, []exec.Arg) error
 	}).Launch(k, g, args)
 }
 

@@ -30,7 +30,7 @@ import (
 // Rank is shared by all calls of one rank in one world. Whoever starts the world sets its fields,
 // and changes none later.
 type Rank struct {
-	Owner   any              // the World that package spmd has for it
+	Owner   any              // the World whose calls they are
 	Order   *control.Tickets // of this rank's calls, in all of its worlds
 	Log     *zerolog.Logger
 	Dev     exec.Device

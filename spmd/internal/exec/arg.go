@@ -3,13 +3,11 @@ package exec
 import (
 	"fmt"
 	"reflect"
-	"sync/atomic"
 	"unsafe"
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/kernels"
 )
 
 // Arg is one argument of a kernel or a library: a buffer, a number of stated width, a struct, or a
@@ -242,15 +240,4 @@ func CheckGrid(kernel string, g *Grid) error {
 		}
 	}
 	return nil
-}
-
-// Code is what a kernel runs: a CUDA source, and a function that does the same on the host.
-type Code struct {
-	Name   string
-	Source kernels.Source // of this kernel alone
-	Host   func(Args) error
-	ID     int // from 0, in the order in which the kernels of a process were declared
-	// Params are the parameters in the CUDA source, once tests have found them; none if they are
-	// not known.
-	Params atomic.Pointer[[]kernels.Param]
 }

@@ -44,7 +44,7 @@ type Command struct {
 	Bits     elem.Bits
 	Hosted   bool // the host addresses Dst
 	Place    Place
-	Kernel   *Code
+	Kernel   *Kernel
 	Grid     Grid
 	Args     Args // the slot's own
 	Library  *Library
@@ -71,7 +71,7 @@ func (c *Command) Describe() (class trace.Class, name string, bytes int) {
 	case DoPrefetch:
 		return trace.Copy, "Prefetch", c.N
 	case DoKernel:
-		return trace.Compute, c.Kernel.Name, c.Args.EachOnce(c.Kernel.Source.Indices)
+		return trace.Compute, c.Kernel.Name(), c.Args.EachOnce(c.Kernel.Source().Indices)
 	case DoLibrary:
 		if c.Library.Describe != nil {
 			name, bytes = c.Library.Describe(c.Args)

@@ -9,7 +9,7 @@ import (
 // Library is a call into a library that works on streams.
 type Library struct {
 	Name    string
-	Kernels []*Code // that Device launches beside the library's own
+	Kernels []*Kernel // that Device launches beside the library's own
 	// Device has the library enqueue its work on q, which is a queue of a GPU. work is memory of as
 	// many bytes as the call asked for. nil if the library has no such form.
 	Device func(q Queue, args []Arg, work unsafe.Pointer, bytes int) error

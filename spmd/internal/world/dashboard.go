@@ -52,14 +52,14 @@ const mostSamples = 256
 //
 // Collective over all ranks, in the caller's turn in MPI.
 func (w *World) openDashboard() error {
-	if w.All.Rank() == 0 && (w.start.Config.Dashboard != "" || w.All.Size() > 1 && w.Trace != nil) {
-		w.shown.board = dashboard.NewBoard(w.All.Size(), w.startup.Started)
+	if w.rank.All.Rank() == 0 && (w.start.Config.Dashboard != "" || w.rank.All.Size() > 1 && w.rank.Trace != nil) {
+		w.shown.board = dashboard.NewBoard(w.rank.All.Size(), w.startup.Started)
 	}
 	if w.start.Config.Dashboard == "" {
 		return nil
 	}
 	var err error
-	if w.All.Rank() == 0 {
+	if w.rank.All.Rank() == 0 {
 		err = w.serve()
 	}
 	failure, err := w.firstFailure(err)
@@ -100,16 +100,16 @@ func (w *World) startDashboard() {
 	}
 	s := &w.shown
 	s.stop = make(chan struct{})
-	if w.GPU != nil {
+	if w.rank.GPU != nil {
 		s.wait.Go(w.readGPU)
 	}
 	if s.board == nil {
 		return
 	}
 	s.board.Describe(dashboard.Facts{Program: filepath.Base(os.Args[0]), Nodes: w.nodes,
-		Device: w.Dev.Name(), Collectives: w.All.Routes().Name()})
-	w.Log.Info().Str("url", s.server.URL).Msg("dashboard")
-	if w.All.Size() == 1 { // no heartbeats
+		Device: w.rank.Dev.Name(), Collectives: w.rank.All.Routes().Name()})
+	w.rank.Log.Info().Str("url", s.server.URL).Msg("dashboard")
+	if w.rank.All.Size() == 1 { // no heartbeats
 		s.wait.Go(func() { s.each(func() { s.board.Hear(w.sample()) }) })
 	}
 }
@@ -132,10 +132,10 @@ func (s *shown) each(fn func()) {
 // of its own.
 func (w *World) readGPU() {
 	defer job.MarkKeeper()()
-	d := w.GPU.GPU.Dev
+	d := w.rank.GPU.GPU.Dev
 	meter, err := nvml.Open(d.UUID())
 	if err != nil {
-		w.Log.Warn().Err(err).Msg("dashboard: nothing of the GPU")
+		w.rank.Log.Warn().Err(err).Msg("dashboard: nothing of the GPU")
 		return
 	}
 	w.shown.each(func() {
@@ -170,7 +170,7 @@ func (w *World) endDashboard() error {
 // heartbeat returns the message for rank 0 with this rank's next sign of life; nil for nothing.
 func (w *World) heartbeat() []byte {
 	h := heartbeat{Calls: w.reporter.Heartbeat()}
-	if w.Trace != nil && w.shown.beats%(w.All.Size()/mostSamples+1) == 0 {
+	if w.rank.Trace != nil && w.shown.beats%(w.rank.All.Size()/mostSamples+1) == 0 {
 		h.Now = w.sample()
 	}
 	w.shown.beats++
@@ -204,7 +204,7 @@ func (w *World) carry(beats []watch.Beat) (on []watch.Beat) {
 		}
 		tell(b.Rank, h)
 	}
-	tell(w.All.Rank(), heartbeat{Calls: w.carrier.Pages()})
+	tell(w.rank.All.Rank(), heartbeat{Calls: w.carrier.Pages()})
 	return on
 }
 
@@ -249,8 +249,8 @@ func (w *World) sample() *dashboard.Sample {
 		return nil
 	}
 	page := w.start.Config.Dashboard != ""
-	t := w.Trace.Totals()
-	s := &dashboard.Sample{Rank: w.All.Rank(), Node: w.node, At: t.At}
+	t := w.rank.Trace.Totals()
+	s := &dashboard.Sample{Rank: w.rank.All.Rank(), Node: w.node, At: t.At}
 	for _, p := range phases {
 		if !page && p.class != trace.Collective {
 			continue

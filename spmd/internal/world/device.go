@@ -47,7 +47,7 @@ func (w *World) chooseDevice(node control.Exchange) error {
 	}
 	w.agreed = true
 	what := failure.Text
-	if w.All.Size() > 1 {
+	if w.rank.All.Size() > 1 {
 		what = failure.Error()
 	}
 	if failure.Code == cudaexec.CodeTooMany {
@@ -72,20 +72,20 @@ func (w *World) chooseDevice(node control.Exchange) error {
 }
 
 func (w *World) useHost() {
-	d := hostexec.NewDevice(w.Order, w.Fail)
-	d.Trace = w.Trace
+	d := hostexec.NewDevice(w.rank.Order, w.Fail)
+	d.Trace = w.rank.Trace
 	if w.start.Config.Device == "emulate" {
 		d.Emulator = hostexec.NewEmulator()
 	}
-	w.Dev = d
+	w.rank.Dev = d
 }
 
 // useGPU makes the world work on a GPU; nil if it could not be opened.
 func (w *World) useGPU(g *cudaexec.GPU) {
 	if g != nil {
-		w.GPU = cudaexec.NewDevice(g, w.start.Fill, w.Order, w.Fail)
-		w.GPU.Log, w.GPU.Trace = w.Log, w.Trace
-		w.Dev = w.GPU
+		w.rank.GPU = cudaexec.NewDevice(g, w.start.Fill, w.rank.Order, w.Fail)
+		w.rank.GPU.Log, w.rank.GPU.Trace = w.rank.Log, w.rank.Trace
+		w.rank.Dev = w.rank.GPU
 	}
 }
 
@@ -94,38 +94,38 @@ func (w *World) useGPU(g *cudaexec.GPU) {
 //
 // Collective over all ranks.
 func (w *World) firstFailure(mine error) (*control.Failure, error) {
-	return control.First(w.Control.Host(), mine)
+	return control.First(w.rank.Control.Host(), mine)
 }
 
 // startGPU makes all parts of a world with a GPU. A failure of one rank is every rank's.
 //
 // Collective over all ranks.
 func (w *World) startGPU(node control.Exchange) error {
-	w.Env = route.Env{GPU: w.GPU.GPU, Log: w.Log, Begin: w.startup.Begin, Quiesce: w.Dev.Quiesce,
+	w.rank.Env = route.Env{GPU: w.rank.GPU.GPU, Log: w.rank.Log, Begin: w.startup.Begin, Quiesce: w.rank.Dev.Quiesce,
 		Symmetric: w.start.Config.Symmetric,
-		Backend:   w.Env.Backend, Node: w.node, Nodes: w.nodes, First: w.All.Routes()}
-	w.UseDevice()
+		Backend:   w.rank.Env.Backend, Node: w.node, Nodes: w.nodes, First: w.rank.All.Routes()}
+	w.rank.UseDevice()
 	if err := w.stayNear(node); err != nil {
 		return err
 	}
 	done := w.startup.Begin("kernels")
-	err := w.GPU.GPU.LoadDeclared(node, w.threads)
+	err := w.rank.GPU.GPU.LoadDeclared(node, w.threads)
 	done()
 	if err == nil {
-		err = w.GPU.OpenStaging()
+		err = w.rank.GPU.OpenStaging()
 	}
 	if err == nil {
-		err = w.OpenBlocking()
+		err = w.rank.OpenBlocking()
 	}
-	if err := w.mustAgree(err); err != nil || w.All.Size() == 1 {
+	if err := w.mustAgree(err); err != nil || w.rank.All.Size() == 1 {
 		return err
 	}
-	if err := w.openTransports(); err != nil || !w.Env.Backend.Joins() {
+	if err := w.openTransports(); err != nil || !w.rank.Env.Backend.Joins() {
 		return err
 	}
-	defer w.startup.Begin(w.Env.Backend.Name())()
-	w.OpenSymmetric()
-	err = w.WarmUp()
+	defer w.startup.Begin(w.rank.Env.Backend.Name())()
+	w.rank.OpenSymmetric()
+	err = w.rank.WarmUp()
 	if w.nodes > 1 {
 		w.ncclSockets = job.Sockets()
 	}
@@ -148,10 +148,10 @@ func (w *World) mustAgree(mine error) error {
 // stayNear keeps this process to the cores near its GPU, if nobody has bound it. It shares them out
 // among the ranks that have the same. Collective over the node.
 func (w *World) stayNear(node control.Exchange) error {
-	list, near := job.NearGPU("/sys", w.GPU.GPU.Dev.PCI())
+	list, near := job.NearGPU("/sys", w.rank.GPU.GPU.Dev.PCI())
 	if list != "" && w.ranks.Here() == 1 { // else other ranks of the process are near other GPUs
 		if err := job.KeepCores(&near); err != nil {
-			w.Log.Warn().Err(err).Msg("this process may run far from its GPU")
+			w.rank.Log.Warn().Err(err).Msg("this process may run far from its GPU")
 		} else {
 			w.cores = list + ", near the GPU"
 		}
@@ -164,10 +164,10 @@ func (w *World) stayNear(node control.Exchange) error {
 //
 // Collective over all ranks.
 func (w *World) chooseBackend() (use func() error) {
-	if w.All.Size() == 1 {
+	if w.rank.All.Size() == 1 {
 		return func() error { return nil }
 	}
-	s, err := route.Select(w.Control.Host(), w.start.Config.Collectives)
+	s, err := route.Select(w.rank.Control.Host(), w.start.Config.Collectives)
 	return func() error {
 		if err != nil {
 			return err
@@ -176,7 +176,7 @@ func (w *World) chooseBackend() (use func() error) {
 			w.agreed = true
 			return job.Usage(fmt.Errorf("--collectives %s: %w", w.start.Config.Collectives, s.Lacking))
 		}
-		w.Env.Backend = s.Backend
+		w.rank.Env.Backend = s.Backend
 		if s.Passed != "" {
 			w.fellBack, w.why = true, s.Passed
 		}
@@ -189,8 +189,8 @@ func (w *World) chooseBackend() (use func() error) {
 //
 // Collective over all ranks.
 func (w *World) openTransports() error {
-	world, asked := w.All.Routes(), w.start.Config.Collectives
-	agreed, err := route.OpenWorld(world, w.Node.Routes())
+	world, asked := w.rank.All.Routes(), w.start.Config.Collectives
+	agreed, err := route.OpenWorld(world, w.rank.Node.Routes())
 	switch {
 	case err != nil && agreed:
 		w.agreed = true
@@ -207,7 +207,7 @@ func (w *World) openTransports() error {
 		return err
 	}
 	w.why += "; "
-	if asked == w.Env.Backend.Name() {
+	if asked == w.rank.Env.Backend.Name() {
 		w.why += "--collectives " + asked
 		if doubtful {
 			w.why += ", though "
@@ -222,7 +222,7 @@ func (w *World) openTransports() error {
 
 // Explain makes fn say what kernels have found, after a stream of the device has failed.
 func (w *World) Explain(fn func() string) {
-	switch d := w.Dev.(type) {
+	switch d := w.rank.Dev.(type) {
 	case *hostexec.Host:
 		d.Found.Set(fn)
 	case *cudaexec.CUDA:

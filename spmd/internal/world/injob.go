@@ -19,13 +19,13 @@ import (
 // inJob is a world as its job sees it.
 type inJob struct{ w *World }
 
-func (in inJob) Agree(failure error) error { return in.w.Channel.Agree(control.Start, failure) }
+func (in inJob) Agree(failure error) error { return in.w.rank.Channel.Agree(control.Start, failure) }
 
-func (in inJob) Tell(root int, v any) error { return in.w.Channel.Tell(control.Start, v, root) }
+func (in inJob) Tell(root int, v any) error { return in.w.rank.Channel.Tell(control.Start, v, root) }
 
 func (in inJob) LogStart() { in.w.logStart() }
 
-func (in inJob) Compare() error { return verify.AtEnd(in.w.Channel, in.w.Recorders()) }
+func (in inJob) Compare() error { return verify.AtEnd(in.w.rank.Channel, in.w.rank.Recorders()) }
 
 func (in inJob) Account() []byte { return in.w.account() }
 
@@ -49,17 +49,17 @@ func (in inJob) Heard(rank int, heartbeat []byte) (why string, hang bool) {
 }
 
 func (in inJob) KeepSigning(every time.Duration, stop <-chan struct{}) {
-	in.w.Dev.KeepSigning(every, stop)
+	in.w.rank.Dev.KeepSigning(every, stop)
 }
 
 // Work returns the communicators, and the streams whose work ends later than their calls.
 func (in inJob) Work() []job.Work {
-	recorders := in.w.Recorders()
+	recorders := in.w.rank.Recorders()
 	list := make([]job.Work, 0, len(recorders))
 	for _, r := range recorders {
 		list = append(list, r)
 	}
-	for _, q := range in.w.Queues() {
+	for _, q := range in.w.rank.Queues() {
 		if work, ok := q.(job.Work); ok {
 			list = append(list, work)
 		}
@@ -70,14 +70,14 @@ func (in inJob) Work() []job.Work {
 // State takes no lock that a call holds while it waits.
 func (in inJob) State() job.State {
 	w := in.w
-	s := job.State{Files: w.files.State(w.Control.Recorder().Meets())}
-	recorders := w.Recorders()
+	s := job.State{Files: w.files.State(w.rank.Control.Recorder().Meets())}
+	recorders := w.rank.Recorders()
 	for _, r := range recorders {
 		now := r.Snapshot()
 		s.Comms = append(s.Comms, job.CommState{ID: r.ID, Rank: r.Rank, Size: r.Size,
 			Entered: now.Entered, Left: now.Over, Calls: now.Calls, Last: now.Last, Alone: now.Alone, At: now.At})
 	}
-	for _, q := range w.Queues() {
+	for _, q := range w.rank.Queues() {
 		r, busy := q.State()
 		if !busy {
 			continue
@@ -105,13 +105,13 @@ func firstCall(recorders []*verify.Recorder, q exec.Queue) (what, place string) 
 // logStart logs the job's configuration, and why it was chosen if it was asked for or is a warning.
 // More is for programs, and for who asks for it.
 func (w *World) logStart() {
-	line := w.Log.Info()
+	line := w.rank.Log.Info()
 	if w.fellBack {
-		line = w.Log.Warn()
+		line = w.rank.Log.Warn()
 	}
-	line = line.Str("launcher", w.launched.Name).Int("ranks", w.All.Size()).Int("nodes", w.nodes).
-		Str("device", w.Dev.Name()).Str("collectives", w.All.Routes().Name())
-	whole := w.start.Config.LogFormat == "json" || w.Log.GetLevel() <= zerolog.DebugLevel
+	line = line.Str("launcher", w.launched.Name).Int("ranks", w.rank.All.Size()).Int("nodes", w.nodes).
+		Str("device", w.rank.Dev.Name()).Str("collectives", w.rank.All.Routes().Name())
+	whole := w.start.Config.LogFormat == "json" || w.rank.Log.GetLevel() <= zerolog.DebugLevel
 	asked := w.start.Config.Collectives
 	if whole || w.fellBack || asked != "" && asked != "auto" {
 		line = line.Str("why", w.why)
@@ -127,7 +127,7 @@ func (w *World) logStart() {
 	}
 	line.Msg("start")
 	if w.apartBy != "" {
-		w.Log.Warn().Str("set", w.apartBy).Msgf("this rank is in a container of its own, with its own %v "+
+		w.rank.Log.Warn().Str("set", w.apartBy).Msgf("this rank is in a container of its own, with its own %v "+
 			"namespace: MPI's messages to ranks of this host take a slower way", w.apart)
 	}
 }
@@ -138,8 +138,8 @@ func (w *World) describe(line *zerolog.Event) *zerolog.Event {
 	if w.cores != "" {
 		line = line.Str("cores", w.cores)
 	}
-	w.Dev.Describe(line)
-	w.All.Routes().Describe(line)
+	w.rank.Dev.Describe(line)
+	w.rank.All.Routes().Describe(line)
 	return line
 }
 
@@ -151,7 +151,7 @@ func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
 		line = line.Str("rank_order", "mixed: neighbours in rank are on different nodes")
 	}
 	line = line.Str("mpi_tcp", cmp.Or(job.Interfaces(w.mpiSockets), "none"))
-	if !w.OnHost() {
+	if !w.rank.OnHost() {
 		now := slices.DeleteFunc(w.ncclSockets, func(s job.Socket) bool { return slices.Contains(w.mpiSockets, s) })
 		line = line.Str("nccl_tcp", cmp.Or(job.Interfaces(now), "none"))
 	}

@@ -36,21 +36,21 @@ func (w *World) connect() error {
 // join makes the communicators and finds the nodes and the cores. It runs in this goroutine alone,
 // but other worlds of the process may be at work.
 func (w *World) join(base transport.Host) error {
-	if err := w.Order.Enter(w.Order.Take(1)); err != nil {
+	if err := w.rank.Order.Enter(w.rank.Order.Take(1)); err != nil {
 		return err
 	}
-	defer w.Order.Leave()
+	defer w.rank.Order.Leave()
 	world, err := base.Dup()
 	if err != nil {
 		return err
 	}
-	*w.Log = w.start.Config.Logger(world.Rank(), world.Size(), os.Stderr)
-	w.Job.Rank, w.Job.Size, w.Job.Log, w.Job.Started = world.Rank(), world.Size(), *w.Log, w.startup.Started
+	*w.rank.Log = w.start.Config.Logger(world.Rank(), world.Size(), os.Stderr)
+	w.job.Rank, w.job.Size, w.job.Log, w.job.Started = world.Rank(), world.Size(), *w.rank.Log, w.startup.Started
 	w.startTrace(world.Size())
-	if w.All, err = w.AddComm(world, "world"); err != nil {
+	if w.rank.All, err = w.rank.AddComm(world, "world"); err != nil {
 		return err
 	}
-	if w.json != nil && w.All.Rank() != 0 { // the environment did not say so
+	if w.json != nil && w.rank.All.Rank() != 0 { // the environment did not say so
 		if err := w.json.Commit(); err != nil {
 			return err
 		}
@@ -60,22 +60,22 @@ func (w *World) join(base transport.Host) error {
 	if err != nil {
 		return err
 	}
-	if w.Control, err = w.AddComm(own, control.ID); err != nil {
+	if w.rank.Control, err = w.rank.AddComm(own, control.ID); err != nil {
 		return err
 	}
-	w.Channel = control.NewChannel(w.Control.Host(), w.Control)
+	w.rank.Channel = control.NewChannel(w.rank.Control.Host(), w.rank.Control)
 	node, err := base.SplitShared()
 	if err != nil {
 		return err
 	}
-	if w.Node, err = w.AddComm(node, "node"); err != nil {
+	if w.rank.Node, err = w.rank.AddComm(node, "node"); err != nil {
 		return err
 	}
-	shared := w.Node.Host()
-	if err := w.findNode(w.Control.Host(), shared); err != nil {
+	shared := w.rank.Node.Host()
+	if err := w.findNode(w.rank.Control.Host(), shared); err != nil {
 		return err
 	}
-	w.Node.Rename(fmt.Sprintf("node %d", w.node))
+	w.rank.Node.Rename(fmt.Sprintf("node %d", w.node))
 	if err := w.findThreads(shared); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (w *World) join(base transport.Host) error {
 	if err := w.chooseDevice(shared); err != nil {
 		return err
 	}
-	if w.OnHost() {
+	if w.rank.OnHost() {
 		return nil
 	}
 	return w.startGPU(shared)
@@ -123,7 +123,7 @@ func (w *World) findNode(world, node control.Exchange) error {
 		return err
 	}
 	w.node = int(lead[0])
-	w.Job.Node, w.Job.Nodes = w.node, w.nodes
+	w.job.Node, w.job.Nodes = w.node, w.nodes
 	if w.nodes == 1 {
 		return nil
 	}
@@ -168,8 +168,8 @@ func (w *World) findThreads(node control.Exchange) (err error) {
 	if w.threads, shared, err = job.ShareOfCores(node); err != nil {
 		return err
 	}
-	if w.GPU != nil {
-		w.GPU.Crowded = shared && w.threads == 1
+	if w.rank.GPU != nil {
+		w.rank.GPU.Crowded = shared && w.threads == 1
 	}
 	w.endShare()
 	w.endShare = host.Share(w.threads)

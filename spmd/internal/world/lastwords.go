@@ -9,10 +9,10 @@ import (
 // account is this rank's account of its time after the job has failed, or when a signal ends it. It
 // enters neither MPI nor CUDA.
 func (w *World) account() []byte {
-	if w.Trace == nil {
+	if w.rank.Trace == nil {
 		return nil
 	}
-	b, err := w.Trace.Account(w.summary(), w.All.Size()).Pack()
+	b, err := w.rank.Trace.Account(w.summary(), w.rank.All.Size()).Pack()
 	if err != nil { // it holds nothing that JSON has not
 		return nil
 	}
@@ -22,11 +22,11 @@ func (w *World) account() []byte {
 // tellLast says where the time went, of the ranks whose accounts ask returns, and writes their
 // trace. tell does the same of all ranks. It enters neither MPI nor CUDA.
 func (w *World) tellLast(failed bool, until time.Time, ask func() [][]byte) {
-	if w.Trace == nil {
+	if w.rank.Trace == nil {
 		return
 	}
 	shows := w.wantsSummary() && (!failed || w.start.Config.Summary == "on")
-	if !shows && !w.Trace.Keeps() || !w.told.CompareAndSwap(false, true) {
+	if !shows && !w.rank.Trace.Keeps() || !w.told.CompareAndSwap(false, true) {
 		return
 	}
 	clocks := w.clocks.Since()
@@ -44,19 +44,19 @@ func (w *World) tellLast(failed bool, until time.Time, ask func() [][]byte) {
 		}
 	}
 	if shows && len(all) > 0 {
-		w.showSummary(trace.Compare(all, w.All.Size()))
+		w.showSummary(trace.Compare(all, w.rank.All.Size()))
 	}
 	if len(logs) == 0 {
 		return
 	}
 	if w.traced.Load() == nil { // rank 0 has it, which is dead
 		if err := w.createTrace(); err != nil {
-			w.Log.Warn().Msg(err.Error())
+			w.rank.Log.Warn().Msg(err.Error())
 			return
 		}
 	}
-	if err := trace.WriteLast(w.traced.Swap(nil), w.start.Config.Trace, logs, w.All.Size(), until); err != nil {
-		w.Log.Warn().Err(err).Msg("--trace: the trace is not written")
+	if err := trace.WriteLast(w.traced.Swap(nil), w.start.Config.Trace, logs, w.rank.All.Size(), until); err != nil {
+		w.rank.Log.Warn().Err(err).Msg("--trace: the trace is not written")
 		return
 	}
 	w.showTrace(logs)

@@ -97,9 +97,9 @@ func (l *local) rank(ctx context.Context, i int) {
 		return
 	}
 	w.keepApart(i)
-	if w.GPU != nil { // who waits for the GPU may wait for a rank that has failed
-		w.GPU.GPU.Watch(l.team.Rank(i), l.team.Err)
-		defer w.GPU.GPU.Unwatch(l.team.Rank(i))
+	if w.rank.GPU != nil { // who waits for the GPU may wait for a rank that has failed
+		w.rank.GPU.GPU.Watch(l.team.Rank(i), l.team.Err)
+		defer w.rank.GPU.GPU.Unwatch(l.team.Rank(i))
 	}
 	left := job.ErrExited
 	defer func() {
@@ -110,19 +110,19 @@ func (l *local) rank(ctx context.Context, i int) {
 			l.leave(w)
 			return
 		}
-		if err := errors.Join(verify.AtEnd(w.Channel, w.Recorders()), w.Close()); err != nil {
+		if err := errors.Join(verify.AtEnd(w.rank.Channel, w.rank.Recorders()), w.Close()); err != nil {
 			l.fail(i, err)
 		}
 	}()
-	defer context.AfterFunc(w.Job.Failed(), func() { l.fail(i, context.Cause(w.Job.Failed())) })()
-	l.watch.Add(w.Job)
+	defer context.AfterFunc(w.job.Failed(), func() { l.fail(i, context.Cause(w.job.Failed())) })()
+	l.watch.Add(w.job)
 	if i == 0 && l.lead != nil {
-		l.lead.Lead(l.watch, w.Job)
+		l.lead.Lead(l.watch, w.job)
 	}
-	w.Job.MarkProgram()
-	w.Job.Enter("running")
+	w.job.MarkProgram()
+	w.job.Enter("running")
 	left = w.Run(ctx, l.run)
-	w.Job.Leaving()
+	w.job.Leaving()
 }
 
 // leave is the end of a rank after the job has failed. Others may still be in calls, in which they
@@ -138,7 +138,7 @@ func (l *local) leave(w *World) {
 		return
 	}
 	for _, w := range l.left {
-		if w != nil && w.GPU == nil { // the driver and NCCL would wait for kernels that wait for other ranks
+		if w != nil && w.rank.GPU == nil { // the driver and NCCL would wait for kernels that wait for other ranks
 			_ = w.takeDown() // what fails, fails because the job has
 		}
 	}
@@ -149,8 +149,8 @@ func (l *local) leave(w *World) {
 // bound: a goroutine with a thread of its own would be handed to that for each short call, which
 // takes 50 us in place of one.
 func (w *World) keepApart(i int) {
-	host, ok := w.Dev.(*hostexec.Host)
-	list, own := job.OwnCores("/sys", i, w.All.Size())
+	host, ok := w.rank.Dev.(*hostexec.Host)
+	list, own := job.OwnCores("/sys", i, w.rank.All.Size())
 	if !ok || list == "" {
 		return
 	}
@@ -158,7 +158,7 @@ func (w *World) keepApart(i int) {
 	var once sync.Once
 	host.Near = func() {
 		if err := job.NudgeThread(&own); err != nil {
-			once.Do(func() { w.Log.Warn().Err(err).Msg("ranks may compute on the same cores") })
+			once.Do(func() { w.rank.Log.Warn().Err(err).Msg("ranks may compute on the same cores") })
 		}
 	}
 }

@@ -24,8 +24,8 @@ func (w *World) startTrace(ranks int) {
 	c := &w.start.Config
 	summary := c.Summary == "on" || c.Summary == "auto" && w.start.Flags != nil || c.Dashboard != ""
 	parts := c.Summary == "on" || c.Trace != "" // which a program that nobody asked is not to pay for
-	w.Trace = trace.New(trace.Options{Summary: summary, File: c.Trace, Ranks: ranks, Parts: parts})
-	w.Calls = w.Trace.Thread("calls")
+	w.rank.Trace = trace.New(trace.Options{Summary: summary, File: c.Trace, Ranks: ranks, Parts: parts})
+	w.rank.Calls = w.rank.Trace.Thread("calls")
 }
 
 // openTrace has rank 0 make the file of --trace, and compares the clocks of the ranks. A failure of
@@ -33,10 +33,10 @@ func (w *World) startTrace(ranks int) {
 //
 // Collective over all ranks, in the caller's turn in MPI.
 func (w *World) openTrace() (err error) {
-	if w.Trace == nil {
+	if w.rank.Trace == nil {
 		return nil
 	}
-	if w.All.Rank() == 0 && w.start.Config.Trace != "" {
+	if w.rank.All.Rank() == 0 && w.start.Config.Trace != "" {
 		err = w.createTrace()
 	}
 	failure, err := w.firstFailure(err)
@@ -45,7 +45,7 @@ func (w *World) openTrace() (err error) {
 		return job.Usage(errors.New(failure.Text))
 	}
 	if err == nil {
-		err = w.clocks.Start(w.Control.Host(), w.node)
+		err = w.clocks.Start(w.rank.Control.Host(), w.node)
 	}
 	return err
 }
@@ -67,31 +67,31 @@ const summarizeAfter = 10 * time.Second
 //
 // Collective over all ranks, blocking.
 func (w *World) tell() error {
-	if w.Trace == nil {
+	if w.rank.Trace == nil {
 		return nil
 	}
-	if w.GPU != nil {
-		w.GPU.Harvest()
+	if w.rank.GPU != nil {
+		w.rank.GPU.Harvest()
 	}
 	var all []*trace.Summary
 	var logs []*trace.Log
-	err := w.Channel.Exchange(control.End, func(c control.Exchange) error {
+	err := w.rank.Channel.Exchange(control.End, func(c control.Exchange) error {
 		// Rank 0 decides: ranks take different times.
 		mine := []byte{0}
 		if w.wantsSummary() {
 			mine[0] = 1
 		}
 		show, err := control.Broadcast(c, mine, 0)
-		if err != nil || show[0] == 0 && !w.Trace.Keeps() {
+		if err != nil || show[0] == 0 && !w.rank.Trace.Keeps() {
 			return err
 		}
-		h := w.Control.Host()
+		h := w.rank.Control.Host()
 		clocks, err := w.clocks.End(h, w.node)
 		if err == nil && show[0] != 0 {
 			all, err = w.summary().Gather(c, clocks)
 		}
-		if err == nil && w.Trace.Keeps() {
-			logs, err = w.Trace.Gather(h, clocks)
+		if err == nil && w.rank.Trace.Keeps() {
+			logs, err = w.rank.Trace.Gather(h, clocks)
 		}
 		return err
 	})
@@ -108,7 +108,7 @@ func (w *World) tell() error {
 	if f == nil {
 		return nil
 	}
-	if err := trace.WriteFile(f, w.start.Config.Trace, logs, w.All.Size()); err != nil {
+	if err := trace.WriteFile(f, w.start.Config.Trace, logs, w.rank.All.Size()); err != nil {
 		return fmt.Errorf("--trace: the run has ended well, but its trace is not written: %w", err)
 	}
 	w.showTrace(logs)
@@ -119,7 +119,7 @@ func (w *World) tell() error {
 func (w *World) summary() *trace.Summary {
 	var start []trace.Part
 	w.startup.Each(func(name string, ms float64) { start = append(start, trace.Part{Name: name, Ms: ms}) })
-	return w.Trace.Summary(w.All.Rank(), start, w.memoryPeaks())
+	return w.rank.Trace.Summary(w.rank.All.Rank(), start, w.memoryPeaks())
 }
 
 // wantsSummary says whether to show a summary: always if the flag says so, and after a while if a
@@ -127,14 +127,14 @@ func (w *World) summary() *trace.Summary {
 func (w *World) wantsSummary() bool {
 	return w.start.Config.Summary == "on" ||
 		w.start.Config.Summary == "auto" && w.start.Flags != nil && time.Since(w.startup.Started) > summarizeAfter &&
-			w.Log.GetLevel() <= zerolog.InfoLevel
+			w.rank.Log.GetLevel() <= zerolog.InfoLevel
 }
 
 // eachPool calls fn with each kind of memory that buffers have had.
 func (w *World) eachPool(fn func(kind string, p *exec.Pool)) {
-	pools := w.Dev.Pools()
+	pools := w.rank.Dev.Pools()
 	seen := []*exec.Pool{pools.Device, pools.Pinned, pools.Managed}
-	if p := w.SymmetricPool(); p != nil {
+	if p := w.rank.SymmetricPool(); p != nil {
 		seen = append(seen, p)
 	}
 	for i, p := range seen {
@@ -143,7 +143,7 @@ func (w *World) eachPool(fn func(kind string, p *exec.Pool)) {
 		}
 		kind := p.What
 		if !p.Host {
-			kind += " of " + w.Dev.Name()
+			kind += " of " + w.rank.Dev.Name()
 		}
 		fn(kind, p)
 	}
@@ -160,9 +160,9 @@ func (w *World) memoryPeaks() (list []trace.Memory) {
 
 // showSummary writes the summary to the log's place.
 func (w *World) showSummary(t *trace.Table) {
-	facts := w.Trace.Facts()
+	facts := w.rank.Trace.Facts()
 	if w.start.Config.LogFormat == "json" {
-		w.Log.WithLevel(zerolog.InfoLevel).Interface("summary", t).Interface("added", facts).Msg("summary")
+		w.rank.Log.WithLevel(zerolog.InfoLevel).Interface("summary", t).Interface("added", facts).Msg("summary")
 		return
 	}
 	fmt.Fprint(os.Stderr, readable.Text(t.Text(facts)))
@@ -170,9 +170,9 @@ func (w *World) showSummary(t *trace.Table) {
 
 // showTrace says that the file of --trace is written.
 func (w *World) showTrace(logs []*trace.Log) {
-	line := w.Log.Info().Str("file", w.start.Config.Trace)
-	if len(logs) < w.All.Size() {
-		line = line.Int("ranks", len(logs)).Int("of", w.All.Size())
+	line := w.rank.Log.Info().Str("file", w.start.Config.Trace)
+	if len(logs) < w.rank.All.Size() {
+		line = line.Int("ranks", len(logs)).Int("of", w.rank.All.Size())
 	}
 	if dropped := trace.Dropped(logs); dropped > 0 {
 		line = line.Uint64("dropped", dropped)

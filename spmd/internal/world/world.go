@@ -40,13 +40,15 @@ import (
 type Start struct {
 	Config job.Flags
 	Flags  *pflag.FlagSet // of the command line, which has set Config; nil if there is none
-	Fill   *exec.Code     // fills memory of a GPU, and memory that it shares with the host
+	Fill   *exec.Kernel   // fills memory of a GPU, and memory that it shares with the host
 }
 
-// World is this rank's place in the job.
+// World is this rank's place in the job. Package spmd has the methods that programs call. The
+// methods here are what the rest of the module needs.
 type World struct {
-	calls.Rank
-	Job *job.Job
+	rank calls.Rank
+	job  *job.Job
+	kept sync.Map // of spmd.PerWorld
 
 	start    Start
 	ranks    transport.Ranks
@@ -100,7 +102,8 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	if s.Config.Check == "bounds" {
 		kernels.CheckBounds()
 	}
-	w.Order, w.Log, w.Compare = ranks.Order(), new(zerolog.Logger), s.Config.Compares() > 0
+	w.rank.Owner, w.rank.Order, w.rank.Log, w.rank.Compare =
+		w, ranks.Order(), new(zerolog.Logger), s.Config.Compares() > 0
 	// whose own folder it is there
 	if strings.HasPrefix(ranks.Library(), "Open MPI") && !strings.HasPrefix(w.launched.Name, "slurm") {
 		if err := launcher.CheckRoom(os.Getenv); err != nil {
@@ -111,12 +114,12 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	if ranks.Library() != "none" {
 		w.apartBy = w.launched.SetApart(w.apart)
 	}
-	w.Job = job.New(&s.Config, inJob{w})
-	w.Where = func() string {
-		run, _ := w.Job.Goroutines()
+	w.job = job.New(&s.Config, inJob{w})
+	w.rank.Where = func() string {
+		run, _ := w.job.Goroutines()
 		return run.At
 	}
-	w.reporter = verify.Reporter{Recorders: w.Recorders, Ended: w.Job.Ended}
+	w.reporter = verify.Reporter{Recorders: w.rank.Recorders, Ended: w.job.Ended}
 	w.files.Patience = s.Config.Limit()
 	w.startup = job.NewStartup()
 	if s.Config.JSON != "" && w.launched.Rank == 0 {
@@ -128,9 +131,9 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 
 	err := w.connect()
 	if err == nil {
-		w.Trace.Opened()
+		w.rank.Trace.Opened()
 		w.startDashboard()
-		w.Check = verify.Mode(s.Config.Compares()) // not before: the start is one turn in MPI
+		w.rank.Check = verify.Mode(s.Config.Compares()) // not before: the start is one turn in MPI
 		return w, nil
 	}
 	if w.agreed { // else the other ranks may be further: nothing collective any more
@@ -139,6 +142,15 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	w.endShare()
 	return nil, err
 }
+
+// Rank returns what the world's calls go through.
+func (w *World) Rank() *calls.Rank { return &w.rank }
+
+// Job returns the job that the rank is a part of.
+func (w *World) Job() *job.Job { return w.job }
+
+// Kept has what packages on top of spmd keep for the world.
+func (w *World) Kept() *sync.Map { return &w.kept }
 
 // Carriers are the values that --collectives may have.
 func Carriers() []string { return route.Names() }
@@ -150,7 +162,7 @@ func (w *World) Run(ctx context.Context, run func(context.Context, *World) error
 		if err := run(ctx, w); err != nil {
 			return err
 		}
-		return w.Drain()
+		return w.rank.Drain()
 	})
 }
 
@@ -175,14 +187,14 @@ func (w *World) Flags() *pflag.FlagSet { return w.start.Flags }
 // Fail records the first failure of a stream. Nobody may wait for its results, and Main ends the
 // job.
 func (w *World) Fail(err error) {
-	w.Job.Fail(err)
-	w.Order.Fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
+	w.job.Fail(err)
+	w.rank.Order.Fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
 }
 
 // Abort ends the job on every rank with the given exit status. It does not return.
 func (w *World) Abort(status int) {
-	if w.All.Size() > 1 { // else there is nobody to end, and MPI would print a banner behind the cause
-		w.All.Host().Abort(status)
+	if w.rank.All.Size() > 1 { // else there is nobody to end, and MPI would print a banner behind the cause
+		w.rank.All.Host().Abort(status)
 	}
 	os.Exit(status) // where the library returns, too
 }
@@ -193,13 +205,13 @@ func AbortProcesses(status int) { carriers.Processes.Abort(status) }
 
 // Watch starts the watch over the job. Collective over all ranks, blocking.
 func (w *World) Watch() error {
-	w.Job.MarkProgram()
-	err := w.Job.Watch()
+	w.job.MarkProgram()
+	err := w.job.Watch()
 	// a rank that closes the world at once, and MPI goes on, would leave before others have joined
-	if w.All.Size() > 1 {
-		err = w.Channel.Agree(control.Start, err)
+	if w.rank.All.Size() > 1 {
+		err = w.rank.Channel.Agree(control.Start, err)
 	}
-	w.Job.Enter("running")
+	w.job.Enter("running")
 	return err
 }
 
@@ -235,18 +247,18 @@ func (w *World) runClosers() error {
 //
 // Collective over all ranks, blocking.
 func (w *World) Close() error {
-	if w.MarkClosed() {
+	if w.rank.MarkClosed() {
 		return nil
 	}
-	defer w.Job.Unmark()
-	w.Job.Enter("ending")
-	w.Job.Leaving()
-	err := w.Drain()
-	if err != nil && w.All.Size() > 1 {
+	defer w.job.Unmark()
+	w.job.Enter("ending")
+	w.job.Leaving()
+	err := w.rank.Drain()
+	if err != nil && w.rank.All.Size() > 1 {
 		return err
 	}
 	err = errors.Join(err, w.endDashboard())
-	if err == nil && w.Dev != nil {
+	if err == nil && w.rank.Dev != nil {
 		err = w.tell()
 	}
 	if f := w.traced.Swap(nil); f != nil {
@@ -254,32 +266,32 @@ func (w *World) Close() error {
 	}
 	// The watch also ends after any failure but a stream's: the other ranks wait for this one to
 	// leave.
-	return errors.Join(err, w.takeDown(), w.Job.EndWatch())
+	return errors.Join(err, w.takeDown(), w.job.EndWatch())
 }
 
 // stop is the first part of Close, after the job has failed: nobody waits for other ranks any more.
 // It says whether the rest is left to do.
 func (w *World) stop() bool {
-	if w.MarkClosed() {
+	if w.rank.MarkClosed() {
 		return false
 	}
-	defer w.Job.Unmark()
-	_, _ = w.endDashboard(), w.Drain() // what fails here fails because the job has
+	defer w.job.Unmark()
+	_, _ = w.endDashboard(), w.rank.Drain() // what fails here fails because the job has
 	return true
 }
 
 // takeDown is Close but for the streams' work and the watch.
 func (w *World) takeDown() error {
-	err := errors.Join(w.CloseCaptures(), w.runClosers())
-	if w.Order.Enter(w.Order.Take(1)) == nil { // not after a failure; then nobody else is in MPI
-		defer w.Order.Leave()
+	err := errors.Join(w.rank.CloseCaptures(), w.runClosers())
+	if w.rank.Order.Enter(w.rank.Order.Take(1)) == nil { // not after a failure; then nobody else is in MPI
+		defer w.rank.Order.Leave()
 	}
-	if w.Dev != nil {
-		w.Dev.EndJobs()
+	if w.rank.Dev != nil {
+		w.rank.Dev.EndJobs()
 	}
-	err = errors.Join(err, w.CloseComms())
-	if w.Dev != nil {
-		err = errors.Join(err, w.Dev.Close())
+	err = errors.Join(err, w.rank.CloseComms())
+	if w.rank.Dev != nil {
+		err = errors.Join(err, w.rank.Dev.Close())
 	}
 	if w.json != nil {
 		err = errors.Join(err, w.json.Commit())

@@ -25,12 +25,13 @@ func TestPlace(t *testing.T) {
 		err := Local(t.Context(), onHost, ranks, nil, func(_ context.Context, w *World) error {
 			mu.Lock()
 			defer mu.Unlock()
-			seen[w.All.Rank()] = true
+			seen[w.rank.All.Rank()] = true
 			node, nodes := w.Place()
-			if w.All.Size() != ranks || w.ranks.Here() != ranks || w.Node.Size() != ranks || node != 0 ||
-				nodes != 1 || w.Threads() < 1 || w.Seed() != 7 || !w.OnHost() {
+			if w.rank.All.Size() != ranks || w.ranks.Here() != ranks || w.rank.Node.Size() != ranks || node != 0 ||
+				nodes != 1 || w.Threads() < 1 || w.Seed() != 7 || !w.rank.OnHost() {
 				return fmt.Errorf("rank %d of %d: %d here, %d on node %d of %d, %d threads, seed %d",
-					w.All.Rank(), w.All.Size(), w.ranks.Here(), w.Node.Size(), node, nodes, w.Threads(), w.Seed())
+					w.rank.All.Rank(), w.rank.All.Size(), w.ranks.Here(), w.rank.Node.Size(), node, nodes,
+					w.Threads(), w.Seed())
 			}
 			return nil
 		})
@@ -47,7 +48,7 @@ func TestEnd(t *testing.T) {
 	for _, failing := range []bool{false, true} {
 		var done [3][]string
 		err := Local(t.Context(), onHost, 3, nil, func(_ context.Context, w *World) error {
-			me := w.All.Rank()
+			me := w.rank.All.Rank()
 			say := func(what string, err error) func() error {
 				return func() error { done[me] = append(done[me], what); return err }
 			}
@@ -58,11 +59,11 @@ func TestEnd(t *testing.T) {
 				last = mine
 			}
 			w.AtClose(say("last", last))
-			q, err := w.NewQueue("s", exec.Normal)
+			q, err := w.rank.NewQueue("s", exec.Normal)
 			if err != nil {
 				return err
 			}
-			c, err := w.Begin(q, exec.DoFunc, nil, nil)
+			c, err := w.rank.Begin(q, exec.DoFunc, nil, nil)
 			if err != nil {
 				return err
 			}
@@ -89,16 +90,16 @@ func TestFails(t *testing.T) {
 	} {
 		var told [3]error
 		err := Local(t.Context(), onHost, 3, nil, func(ctx context.Context, w *World) error {
-			switch me := w.All.Rank(); me {
+			switch me := w.rank.All.Rank(); me {
 			case 2:
 				return end()
 			case 1:
-				_, told[me] = w.All.Split(0, 0)
+				_, told[me] = w.rank.All.Split(0, 0)
 			default:
 				<-ctx.Done()
 				told[me] = context.Cause(ctx)
 			}
-			return told[w.All.Rank()]
+			return told[w.rank.All.Rank()]
 		})
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%v, want %q", err, name)

@@ -24,7 +24,7 @@ import (
 type CUDA struct {
 	exec.Queues
 	GPU       *GPU
-	fill      *exec.Code
+	fill      *exec.Kernel
 	Found     exec.Explanation // of the failures of queues
 	tickets   *control.Tickets
 	fail      func(error) // is told of the first failure of a queue
@@ -47,7 +47,7 @@ type CUDA struct {
 // NewDevice returns the GPU for one world. fill is the kernel that fills memory with values of 8
 // bytes. Its parameters are the address, the number of values, and the value. What the host does
 // for queues takes its turns among tickets.
-func NewDevice(g *GPU, fill *exec.Code, tickets *control.Tickets, fail func(error)) *CUDA {
+func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(error)) *CUDA {
 	d := &CUDA{GPU: g, fill: fill, tickets: tickets, fail: fail, Log: &zerolog.Logger{}}
 	dev := g.Dev
 	room := func() string {

@@ -14,6 +14,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/kernels"
 	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
@@ -54,7 +55,7 @@ func world(t *testing.T, index int) *CUDA {
 	t.Helper()
 	g, err := Open(index)
 	must(t, err)
-	d := NewDevice(g, &exec.Code{Name: "fill"}, control.NewTickets(), func(error) {})
+	d := NewDevice(g, exec.NewKernel("fill", kernels.Source{}, nil), control.NewTickets(), func(error) {})
 	must(t, d.OpenStaging())
 	t.Cleanup(func() { must(t, d.Close()) })
 	return d

@@ -38,13 +38,13 @@ func (f *function) raise(bytes int) error {
 }
 
 // fits reports whether arguments are what the source of k has as parameters.
-func (f *function) fits(k *exec.Code, args []exec.Arg) error {
+func (f *function) fits(k *exec.Kernel, args []exec.Arg) error {
 	if !f.known {
 		return nil
 	}
 	if len(args) != len(f.params) {
 		return fmt.Errorf("kernel %s: %d arguments, but its CUDA source has %d parameters",
-			k.Name, len(args), len(f.params))
+			k.Name(), len(args), len(f.params))
 	}
 	for i := range args {
 		if n := args[i].Bytes(); n != f.params[i] {
@@ -53,28 +53,28 @@ func (f *function) fits(k *exec.Code, args []exec.Arg) error {
 				text = fmt.Sprintf("%s, of %d bytes", text, n)
 			}
 			return fmt.Errorf("kernel %s: argument %d is %s, but the parameter of its CUDA source has %d",
-				k.Name, i, text, f.params[i])
+				k.Name(), i, text, f.params[i])
 		}
 	}
 	return nil
 }
 
 // on returns k on the GPU; nil if it is not there yet.
-func (g *GPU) on(k *exec.Code) *function {
-	if list := g.functions.Load(); list != nil && k.ID < len(*list) {
-		return (*list)[k.ID]
+func (g *GPU) on(k *exec.Kernel) *function {
+	if list := g.functions.Load(); list != nil && k.ID() < len(*list) {
+		return (*list)[k.ID()]
 	}
 	return nil
 }
 
 // function returns k on the GPU. A kernel that was declared after the world was
 // opened is compiled now, by each rank.
-func (g *GPU) function(k *exec.Code) (*function, error) {
+func (g *GPU) function(k *exec.Kernel) (*function, error) {
 	if f := g.on(k); f != nil {
 		return f, nil
 	}
-	if k.Source.Text == "" {
-		return nil, fmt.Errorf("%s: kernel %s has no CUDA source: it runs on the host only", ccall.At(), k.Name)
+	if k.Source().Text == "" {
+		return nil, fmt.Errorf("%s: kernel %s has no CUDA source: it runs on the host only", ccall.At(), k.Name())
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -82,48 +82,48 @@ func (g *GPU) function(k *exec.Code) (*function, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
-	f, err := m.function(k.Name)
+	f, err := m.function(k.Name())
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
 	fn := &function{f: f}
-	if fn.params, fn.known, err = f.Params(m.end(k.Name)); err != nil {
-		return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.Name, err)
+	if fn.params, fn.known, err = f.Params(m.end(k.Name())); err != nil {
+		return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.Name(), err)
 	}
 	fn.shared.Store(defaultShared)
-	list := make([]*function, k.ID+1)
+	list := make([]*function, k.ID()+1)
 	if old := g.functions.Load(); old != nil {
-		list = make([]*function, max(len(*old), k.ID+1))
+		list = make([]*function, max(len(*old), k.ID()+1))
 		copy(list, *old)
 	}
-	list[k.ID] = fn
+	list[k.ID()] = fn
 	g.functions.Store(&list)
 	return fn, nil
 }
 
 // moduleOf returns the program that has k, which it compiles if need be. The caller holds g.mu.
-func (g *GPU) moduleOf(k *exec.Code) (*module, error) {
-	m := g.modules[k.Source.Key()]
-	if m != nil && !m.has(k.Name) {
+func (g *GPU) moduleOf(k *exec.Kernel) (*module, error) {
+	m := g.modules[k.Source().Key()]
+	if m != nil && !m.has(k.Name()) {
 		// An instance of a template that the program was compiled without.
-		key := k.Source.Key() + "\x00" + k.Name
+		key := k.Source().Key() + "\x00" + k.Name()
 		if m = g.modules[key]; m == nil {
 			return g.compileOne(k, key)
 		}
 	}
 	if m == nil {
-		return g.compileOne(k, k.Source.Key())
+		return g.compileOne(k, k.Source().Key())
 	}
 	return m, nil
 }
 
 // compileOne compiles the source of k for k alone. The caller holds g.mu.
-func (g *GPU) compileOne(k *exec.Code, key string) (*module, error) {
-	image, err := g.compile(nvrtc.DefaultCache(), &k.Source)
+func (g *GPU) compileOne(k *exec.Kernel, key string) (*module, error) {
+	image, err := g.compile(nvrtc.DefaultCache(), k.Source())
 	if err != nil {
-		return nil, fmt.Errorf("kernel %s: %w", k.Name, err)
+		return nil, fmt.Errorf("kernel %s: %w", k.Name(), err)
 	}
-	return g.load(key, k.Name, image)
+	return g.load(key, k.Name(), image)
 }
 
 // module is a compiled source on the GPU.

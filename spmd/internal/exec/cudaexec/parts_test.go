@@ -11,6 +11,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/trace"
@@ -41,7 +42,7 @@ func partsOfGraph(t *testing.T, env, why string) {
 	must(t, err)
 	tr := trace.New(trace.Options{Summary: true, Parts: true})
 	tr.Thread("calls")
-	d := NewDevice(g, &exec.Code{Name: "fill"}, control.NewTickets(), func(error) {})
+	d := NewDevice(g, exec.NewKernel("fill", kernels.Source{}, nil), control.NewTickets(), func(error) {})
 	var said bytes.Buffer
 	log := zerolog.New(&said)
 	d.Log, d.Trace = &log, tr

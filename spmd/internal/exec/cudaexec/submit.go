@@ -211,7 +211,7 @@ func (g *GPU) Forget(by any) {
 
 // prepare opens a library or kernel that c is the first to need, before any lock is taken.
 func (q *Queue) prepare(c *exec.Command) error {
-	var k *exec.Code
+	var k *exec.Kernel
 	switch c.Kind {
 	case exec.DoKernel:
 		k = c.Kernel
@@ -331,12 +331,12 @@ func (d *CUDA) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits
 }
 
 // Launch starts a kernel.
-func (q *Queue) Launch(k *exec.Code, grid exec.Grid, args []exec.Arg) error {
+func (q *Queue) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
 	return q.g.launch(q.h, k, grid, args)
 }
 
 // launch starts a kernel. A buffer is its address, a number its bits.
-func (g *GPU) launch(h *cuda.Stream, k *exec.Code, grid exec.Grid, args []exec.Arg) error {
+func (g *GPU) launch(h *cuda.Stream, k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
 	f := g.on(k)
 	if err := f.fits(k, args); err != nil {
 		return err
@@ -367,7 +367,7 @@ func (g *GPU) launch(h *cuda.Stream, k *exec.Code, grid exec.Grid, args []exec.A
 }
 
 // start is launch, with room for the arguments' words, and for the one at which each begins.
-func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Code, grid exec.Grid, args []exec.Arg,
+func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid, args []exec.Arg,
 	words []uint64, at []uint32) error {
 	for i := range args {
 		at = append(at, uint32(len(words)))
@@ -379,7 +379,7 @@ func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Code, grid exec.Grid, a
 		case exec.TensorArg:
 			m, err := g.tensorMap(&args[i])
 			if err != nil {
-				return fmt.Errorf("kernel %s, argument %d: %w", k.Name, i, err)
+				return fmt.Errorf("kernel %s, argument %d: %w", k.Name(), i, err)
 			}
 			words = append(words, m[:]...)
 		default:
@@ -387,7 +387,7 @@ func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Code, grid exec.Grid, a
 		}
 	}
 	if err := h.LaunchShape(f.f, &grid, words, at); err != nil {
-		return fmt.Errorf("kernel %s, %v blocks of %v threads: %w", k.Name, grid.Blocks, grid.Threads, err)
+		return fmt.Errorf("kernel %s, %v blocks of %v threads: %w", k.Name(), grid.Blocks, grid.Threads, err)
 	}
 	return nil
 }

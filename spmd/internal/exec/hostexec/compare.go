@@ -28,8 +28,8 @@ var notEmulated sync.Map
 
 // emulates reports whether a kernel with these arguments can run from its source: addresses in it
 // must point to buffers.
-func emulates(k *exec.Code, args []exec.Arg) bool {
-	if _, no := notEmulated.Load(k); no || k.Source.Text == "" {
+func emulates(k *exec.Kernel, args []exec.Arg) bool {
+	if _, no := notEmulated.Load(k); no || k.Source().Text == "" {
 		return false
 	}
 	list, known := params(k)
@@ -47,13 +47,13 @@ func emulates(k *exec.Code, args []exec.Arg) bool {
 }
 
 // compareKernel runs a kernel both ways. It fails if they differ.
-func compareKernel(k *exec.Code, grid exec.Grid, args []exec.Arg) error {
-	host := func(args []exec.Arg) error { return exec.GuardKernel(k.Name, func() error { return k.Host(args) }) }
+func compareKernel(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
+	host := func(args []exec.Arg) error { return exec.GuardKernel(k.Name(), func() error { return k.Host()(args) }) }
 	if !emulates(k, args) {
 		return host(args)
 	}
 	device := func(args []exec.Arg) error { return beside.Launch(k, grid, args) }
-	return compare(k.Name, args, k.Source.Tolerance, k.Source.Scratch, host, device)
+	return compare(k.Name(), args, k.Source().Tolerance, k.Source().Scratch, host, device)
 }
 
 // compareLibrary does so with a library that only launches kernels.
@@ -61,7 +61,7 @@ func compareLibrary(l *exec.Library, args []exec.Arg, workspace int) error {
 	host := func(args []exec.Arg) error { return exec.Guard(func() error { return l.Host(args) }) }
 	tolerance := 0.0
 	for _, k := range l.Kernels {
-		if tolerance = max(tolerance, k.Source.Tolerance); !emulates(k, nil) {
+		if tolerance = max(tolerance, k.Source().Tolerance); !emulates(k, nil) {
 			return host(args)
 		}
 	}

@@ -22,34 +22,34 @@ type Emulator struct {
 func NewEmulator() *Emulator { return &Emulator{programs: map[string]*kernels.Emulated{}} }
 
 // program returns the program of a kernel.
-func (e *Emulator) program(k *exec.Code) (*kernels.Emulated, error) {
+func (e *Emulator) program(k *exec.Kernel) (*kernels.Emulated, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	key := k.Source.Key()
+	key := k.Source().Key()
 	p := e.programs[key]
-	if p != nil && p.Has(k.Name) {
+	if p != nil && p.Has(k.Name()) {
 		return p, nil
 	}
-	source := k.Source
+	source := *k.Source()
 	for _, s := range kernels.All() { // with all kernels of the source
 		if s.Key() == key {
 			source = s
 		}
 	}
 	if source.Text == "" {
-		return nil, fmt.Errorf("kernel %s has no CUDA source: it runs on the host only", k.Name)
+		return nil, fmt.Errorf("kernel %s has no CUDA source: it runs on the host only", k.Name())
 	}
 	p, err := kernels.Emulate(nvrtc.DefaultCache().Dir, kernels.EmulatedSource{
 		Text: source.Text, Flags: source.AllFlags(), Names: source.Names, Headers: kernels.Headers})
 	if err != nil {
-		return nil, fmt.Errorf("kernel %s cannot be emulated: %w", k.Name, err)
+		return nil, fmt.Errorf("kernel %s cannot be emulated: %w", k.Name(), err)
 	}
 	e.programs[key] = p
 	return p, nil
 }
 
 // Launch runs a kernel, its blocks on the cores of this rank.
-func (e *Emulator) Launch(k *exec.Code, grid exec.Grid, args []exec.Arg) error {
+func (e *Emulator) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
 	p, err := e.program(k)
 	if err != nil {
 		return err
@@ -64,7 +64,7 @@ func (e *Emulator) Launch(k *exec.Code, grid exec.Grid, args []exec.Arg) error {
 		case exec.StructArg:
 			words = append(words, args[i].Words()...)
 		case exec.TensorArg:
-			return fmt.Errorf("kernel %s cannot be emulated: argument %d is %v", k.Name, i, &args[i])
+			return fmt.Errorf("kernel %s cannot be emulated: argument %d is %v", k.Name(), i, &args[i])
 		default:
 			words = append(words, args[i].Bits[:args[i].Slots()]...)
 		}
@@ -74,7 +74,7 @@ func (e *Emulator) Launch(k *exec.Code, grid exec.Grid, args []exec.Arg) error {
 		var failed error
 		host.Parallel(grid.Blocks[0]*grid.Blocks[1]*grid.Blocks[2], 1, func(lo, hi int) {
 			part := kernels.Part{Blocks: grid.Blocks, Threads: grid.Threads, First: lo, Last: hi, Shared: grid.Shared}
-			if err := p.Launch(k.Name, part, words, at); err != nil {
+			if err := p.Launch(k.Name(), part, words, at); err != nil {
 				mu.Lock()
 				failed = err
 				mu.Unlock()

@@ -16,14 +16,14 @@ var described sync.Map
 
 // params returns the parameters of k in its CUDA source. They are not known without a source or a
 // compiler, or if the source is for NVIDIA's alone.
-func params(k *exec.Code) (list []kernels.Param, known bool) {
-	if k.Source.Text == "" {
+func params(k *exec.Kernel) (list []kernels.Param, known bool) {
+	if k.Source().Text == "" {
 		return nil, false
 	}
-	key := k.Source.Key()
+	key := k.Source().Key()
 	all, ok := described.Load(key)
-	if found, _ := all.(map[string][]kernels.Param); !ok || found != nil && found[k.Name] == nil {
-		source := k.Source
+	if found, _ := all.(map[string][]kernels.Param); !ok || found != nil && found[k.Name()] == nil {
+		source := *k.Source()
 		for _, s := range kernels.All() {
 			if s.Key() == key {
 				source = s
@@ -37,18 +37,18 @@ func params(k *exec.Code) (list []kernels.Param, known bool) {
 		described.Store(key, got)
 		all = got
 	}
-	list, known = all.(map[string][]kernels.Param)[k.Name]
+	list, known = all.(map[string][]kernels.Param)[k.Name()]
 	return list, known
 }
 
 // Fits says why arguments are not the parameters that k has in its CUDA source, as far as these are
 // known.
-func Fits(k *exec.Code, args []exec.Arg) error {
-	found := k.Params.Load()
+func Fits(k *exec.Kernel, args []exec.Arg) error {
+	found := k.Params().Load()
 	if found == nil {
 		list, _ := params(k)
 		found = &list
-		k.Params.Store(found)
+		k.Params().Store(found)
 	}
 	list := *found
 	if len(list) == 0 { // not known; or of none, of which there may be a form for each architecture
@@ -56,12 +56,12 @@ func Fits(k *exec.Code, args []exec.Arg) error {
 	}
 	if len(args) != len(list) {
 		return fmt.Errorf("kernel %s: %d arguments, but its CUDA source has %d parameters",
-			k.Name, len(args), len(list))
+			k.Name(), len(args), len(list))
 	}
 	for i := range args {
 		if !fits(&args[i], list[i]) {
 			return fmt.Errorf("kernel %s: argument %d is %s, but the parameter of its CUDA source is %s",
-				k.Name, i, args[i].String(), list[i].String())
+				k.Name(), i, args[i].String(), list[i].String())
 		}
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/trace"
@@ -299,7 +300,7 @@ func TestNear(t *testing.T) {
 	compute := func() {
 		c, err := q.Begin(exec.DoKernel)
 		must(t, err)
-		c.Kernel = &exec.Code{Name: "nothing", Host: func(exec.Args) error { return nil }}
+		c.Kernel = exec.NewKernel("nothing", kernels.Source{}, func(exec.Args) error { return nil })
 		must(t, q.Enqueue(c))
 	}
 	do(t, q, func() error { return nil })

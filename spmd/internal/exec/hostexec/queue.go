@@ -391,7 +391,7 @@ func (q *queue) run(s *slot, events *trace.Thread, ticket uint64) error {
 		if kernels.RunningBoth() {
 			return compareKernel(s.Kernel, s.Grid, s.Args)
 		}
-		return exec.GuardKernel(s.Kernel.Name, func() error { return s.Kernel.Host(s.Args) })
+		return exec.GuardKernel(s.Kernel.Name(), func() error { return s.Kernel.Host()(s.Args) })
 	case exec.DoLibrary:
 		if s.as != nil && s.Library.OnlyKernels {
 			return s.as.call(s.Library, s.Args, s.N)

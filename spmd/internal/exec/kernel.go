@@ -1,0 +1,42 @@
+package exec
+
+import (
+	"sync/atomic"
+
+	"lockstep/internal/kernels"
+)
+
+// Kernel is what a kernel runs: a CUDA source, and a function that does the same on the host.
+// Programs have it as spmd.Kernel.
+type Kernel struct {
+	name   string
+	source kernels.Source // of this kernel alone
+	host   func(Args) error
+	id     int
+	params atomic.Pointer[[]kernels.Param]
+}
+
+// declared counts the kernels of this process.
+var declared atomic.Int32
+
+// NewKernel declares a kernel.
+func NewKernel(name string, source kernels.Source, host func(Args) error) *Kernel {
+	return &Kernel{name: name, source: source, host: host, id: int(declared.Add(1)) - 1}
+}
+
+// Name returns the kernel's name.
+func (k *Kernel) Name() string { return k.name }
+
+// Source returns the source in CUDA C++; its Text is empty if there is none.
+func (k *Kernel) Source() *kernels.Source { return &k.source }
+
+// Host returns the function that does the same on the host.
+func (k *Kernel) Host() func(Args) error { return k.host }
+
+// ID returns the kernel's number in this process, from 0, in the order in which kernels were
+// declared.
+func (k *Kernel) ID() int { return k.id }
+
+// Params has the parameters in the CUDA source, once tests have found them; nil if they are not
+// known.
+func (k *Kernel) Params() *atomic.Pointer[[]kernels.Param] { return &k.params }
