@@ -98,7 +98,7 @@ func fakeGraphRecords(t *testing.T) {
 	var events []*Event
 	var ends [][]Node
 	event := func() *Event {
-		events = append(events, try(o.d.NewEvent(true))(t))
+		events = append(events, try(o.d.NewTimedEvent())(t))
 		return events[len(events)-1]
 	}
 	one := [3]int{1, 1, 1}
@@ -145,7 +145,7 @@ func fakeGraphRecords(t *testing.T) {
 	if fmt.Sprint(before) != fmt.Sprint(want) {
 		t.Errorf("followers %v, want %v", before, want)
 	}
-	beside := try(o.d.NewEvent(true))(t)
+	beside := try(o.d.NewTimedEvent())(t)
 	must(t, g.Records(event(), nil, before[0]))
 	for i, after := range ends {
 		must(t, g.Records(event(), after, before[i+1]))

@@ -11,9 +11,16 @@ type Event struct {
 	h unsafe.Pointer
 }
 
-// NewEvent makes an event. Without timing it is cheaper to record and to wait for. Source: cuda.h,
-// cuEventCreate.
-func (d *Device) NewEvent(timing bool) (*Event, error) {
+// NewEvent makes an event without a time, which is cheaper to record and to wait for. Source:
+// cuda.h, cuEventCreate.
+func (d *Device) NewEvent() (*Event, error) { return d.newEvent(untimed) }
+
+// NewTimedEvent makes an event for Elapsed.
+func (d *Device) NewTimedEvent() (*Event, error) { return d.newEvent(timed) }
+
+const untimed, timed = false, true
+
+func (d *Device) newEvent(timing bool) (*Event, error) {
 	h, status := sysEventCreate(d, timing)
 	if status != 0 {
 		return nil, check("cuEventCreate", status)
@@ -51,7 +58,7 @@ func done(status int) (bool, error) {
 	return status == 0, check("cuEventQuery", status)
 }
 
-// Elapsed returns the time on the device from since to e. Both must have been made with timing,
+// Elapsed returns the time on the device from since to e. Both must be NewTimedEvent's,
 // recorded and passed; until then it is ErrNotReady. The resolution is about half a microsecond.
 // Source: cuda.h, cuEventElapsedTime.
 func (e *Event) Elapsed(since *Event) (time.Duration, error) {

@@ -85,7 +85,7 @@ func fakeLaunchEarly(t *testing.T) {
 			}
 			wantError(t, s.LaunchEarly(f, [3]int{-1, 1, 1}, [3]int{1, 1, 1}, 0, nil), c.want, ErrInvalidValue)
 			// Behind a Wait there may be several kernels ahead.
-			e := try(d.NewEvent(false))(t)
+			e := try(d.NewEvent())(t)
 			must(t, errors.Join(e.Record(s), s.Wait(e)))
 			launch()
 			launch()

@@ -121,7 +121,7 @@ func fakeLoading(t *testing.T) {
 	f := try(try(d.LoadModule([]byte("image")))(t).Function("k"))(t)
 	log()
 	must(t, f.Load())
-	a, b := try(d.NewEvent(true))(t), try(d.NewEvent(true))(t)
+	a, b := try(d.NewTimedEvent())(t), try(d.NewTimedEvent())(t)
 	s := try(d.NewStream(0))(t)
 	must(t, a.Record(s))
 	must(t, b.Record(s))
@@ -284,7 +284,7 @@ func fakeEvents(t *testing.T) {
 	d := openFake(t)
 	log := logOf(t)
 	s := try(d.NewStream(-100))(t)
-	timed, bare := try(d.NewEvent(true))(t), try(d.NewEvent(false))(t)
+	timed, bare := try(d.NewTimedEvent())(t), try(d.NewEvent())(t)
 	lines := strings.Join(log(), "\n")
 	for _, want := range []string{"flags=1 priority=-5 = 0", " flags=0 = 0", " flags=2 = 0"} {
 		if !strings.Contains(lines, want) {
@@ -297,7 +297,7 @@ func fakeEvents(t *testing.T) {
 	must(t, bare.Record(s))
 	_, err = bare.Elapsed(timed)
 	wantError(t, err, "cuEventElapsedTime", ErrInvalidHandle) // without timing
-	later := try(d.NewEvent(true))(t)
+	later := try(d.NewTimedEvent())(t)
 	start := time.Now()
 	for time.Since(start) < 2*time.Millisecond {
 	}
@@ -344,7 +344,7 @@ func fakeEvents(t *testing.T) {
 func fakeTeardown(t *testing.T) {
 	t.Setenv("FAKECUDA_DEVICES", "2")
 	d := try(Open(1))(t)
-	s, e := try(d.NewStream(0))(t), try(d.NewEvent(false))(t)
+	s, e := try(d.NewStream(0))(t), try(d.NewEvent())(t)
 	p := try(d.Malloc(64))(t)
 	m := try(d.LoadModule([]byte("image")))(t)
 	must(t, s.BeginCapture(Relaxed))

@@ -58,7 +58,7 @@ func graphRecords(t *testing.T, d *Device, k *Function, branches int, early bool
 		launch = s.LaunchEarly
 	}
 	newEvent := func() *Event {
-		e := try(d.NewEvent(true))(t)
+		e := try(d.NewTimedEvent())(t)
 		t.Cleanup(func() { must(t, e.Close()) })
 		return e
 	}

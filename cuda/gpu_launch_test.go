@@ -207,7 +207,7 @@ func TestGPULaunchEarly(t *testing.T) {
 	}
 	// In a graph the second kernel may have two ahead. The one on the other stream ends last.
 	side := newStream(t, d)
-	other, fork, join := device(t, d, s, 6), try(d.NewEvent(false))(t), try(d.NewEvent(false))(t)
+	other, fork, join := device(t, d, s, 6), try(d.NewEvent())(t), try(d.NewEvent())(t)
 	on := func(p unsafe.Pointer) []uint64 { return []uint64{uint64(uintptr(p))} }
 	must(t, errors.Join(s.Fill(p, 4, 0, 6), s.BeginCapture(ThreadLocal), fork.Record(s), side.Wait(fork),
 		s.Launch(first, one, one, 0, on(other)), side.Launch(first, one, one, 0, on(unsafe.Add(other, 24))),
@@ -243,7 +243,7 @@ func TestGPUGraph(t *testing.T) {
 	add := kernel(t, d, "add")
 	const n = 1000
 	p, h := device(t, d, s, n), pinned[uint32](t, d, n)
-	fork, join := try(d.NewEvent(false))(t), try(d.NewEvent(false))(t)
+	fork, join := try(d.NewEvent())(t), try(d.NewEvent())(t)
 	must(t, s.Synchronize())
 	calls := 0
 	c := NewCallback(func() { calls++ })
@@ -316,7 +316,7 @@ func TestGPUGraph(t *testing.T) {
 func TestGPUCaptureEnds(t *testing.T) {
 	d := openGPU(t)
 	s, side := newStream(t, d), newStream(t, d)
-	e := try(d.NewEvent(false))(t)
+	e := try(d.NewEvent())(t)
 	p := device(t, d, s, 8)
 	must(t, s.Synchronize())
 	idle := func() {

@@ -242,7 +242,7 @@ func TestGPUOrder(t *testing.T) {
 	d := openGPU(t)
 	least, greatest := d.Priorities()
 	a, b := try(d.NewStream(least))(t), try(d.NewStream(greatest))(t)
-	first, second := try(d.NewEvent(false))(t), try(d.NewEvent(true))(t)
+	first, second := try(d.NewEvent())(t), try(d.NewTimedEvent())(t)
 	const n = 1 << 16
 	p, h := device(t, d, a, n), pinned[uint32](t, d, n)
 	must(t, a.Synchronize())
@@ -291,7 +291,7 @@ func TestGPUOrder(t *testing.T) {
 func TestGPUElapsed(t *testing.T) {
 	d := openGPU(t)
 	s := newStream(t, d)
-	a, b := try(d.NewEvent(true))(t), try(d.NewEvent(true))(t)
+	a, b := try(d.NewTimedEvent())(t), try(d.NewTimedEvent())(t)
 	p := device(t, d, s, 1<<22)
 	must(t, s.Synchronize())
 	start := time.Now()
@@ -337,7 +337,7 @@ func TestGPUNoAllocation(t *testing.T) {
 	d := openGPU(t)
 	s := newStream(t, d)
 	f := kernel(t, d, "add")
-	e := try(d.NewEvent(false))(t)
+	e := try(d.NewEvent())(t)
 	p, h := device(t, d, s, 8), pinned[uint64](t, d, 8)
 	for name, call := range map[string]func() error{
 		"Launch": func() error {

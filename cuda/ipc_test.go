@@ -111,7 +111,7 @@ func fakeDelay(t *testing.T) {
 	result.Store(1)
 	must(t, a.WaitValue(word, 1))
 	must(t, a.Fill(data, 4, 5, 1))
-	e := try(d.NewEvent(false))(t)
+	e := try(d.NewEvent())(t)
 	must(t, e.Record(a))
 	must(t, b.Wait(e))
 	must(t, b.Copy(out, data, 4))
@@ -148,7 +148,7 @@ func fakeRecordsAnew(t *testing.T) {
 	held, free, afterHeld, afterFree := streams[0], streams[1], streams[2], streams[3]
 	word := try(d.MallocHost(4))(t)
 	(*atomic.Uint32)(word).Store(0)
-	e := try(d.NewEvent(false))(t)
+	e := try(d.NewEvent())(t)
 	must(t, held.WaitValue(word, 1))
 	must(t, e.Record(held))
 	must(t, afterHeld.Wait(e))

@@ -27,7 +27,7 @@ type things struct {
 func make1(t *testing.T) *things {
 	t.Helper()
 	d := try(Open(0))(t)
-	o := &things{d: d, s: try(d.NewStream(0))(t), e: try(d.NewEvent(true))(t), f: try(d.NewEvent(true))(t)}
+	o := &things{d: d, s: try(d.NewStream(0))(t), e: try(d.NewTimedEvent())(t), f: try(d.NewTimedEvent())(t)}
 	o.p, o.h = try(d.Malloc(64))(t), try(d.MallocHost(64))(t)
 	o.u = try(d.MallocManaged(64))(t)
 	o.m = try(d.LoadModule([]byte("image")))(t)
@@ -127,7 +127,7 @@ func fakeStatuses(t *testing.T) {
 			return o.s.LaunchEarly(o.k, one, one, 0, nil)
 		}},
 		{"cuLaunchHostFunc", "", func(o *things) error { return o.s.HostFunc(o.c) }},
-		{"cuEventCreate", "", func(o *things) error { return second(o.d.NewEvent(false)) }},
+		{"cuEventCreate", "", func(o *things) error { return second(o.d.NewEvent()) }},
 		{"cuEventDestroy_v2", "cuEventDestroy", func(o *things) error { return o.e.Close() }},
 		{"cuEventRecord", "", func(o *things) error { return o.e.Record(o.s) }},
 		{"cuEventQuery", "", func(o *things) error { return second(o.e.Query()) }},

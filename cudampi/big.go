@@ -94,8 +94,8 @@ func (c *Comm) exchange(dst unsafe.Pointer, recv Parts, src unsafe.Pointer, send
 	recvAt, sendAt := 0, 0
 	for r := range c.size {
 		if r != c.rank {
-			c.group.add(c, elem.At(dst, recvAt, recv.Len(r), t), recv.Len(r), t, r, tagInternal, true, nil)
-			c.group.add(c, elem.At(src, sendAt, send.Len(r), t), send.Len(r), t, r, tagInternal, false, nil)
+			c.group.add(c, elem.At(dst, recvAt, recv.Len(r), t), recv.Len(r), t, r, tagInternal, incoming, nil)
+			c.group.add(c, elem.At(src, sendAt, send.Len(r), t), send.Len(r), t, r, tagInternal, outgoing, nil)
 		}
 		recvAt += recv.Len(r)
 		sendAt += send.Len(r)

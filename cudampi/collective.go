@@ -96,7 +96,7 @@ func (c *Comm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) err
 	if err := c.CheckScan(nameScan, dst, src, n, t, op); err != nil {
 		return err
 	}
-	return c.scan(nameScan, dst, src, n, t, op, false)
+	return c.scan(nameScan, dst, src, n, t, op)
 }
 
 // ExScan sets dst[i] to op over the ranks before this one of src[i]. On rank 0 dst is unchanged.
@@ -107,16 +107,16 @@ func (c *Comm) ExScan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) e
 	if err := c.CheckScan(nameExScan, dst, src, n, t, op); err != nil {
 		return err
 	}
-	return c.scan(nameExScan, dst, src, n, t, op, true)
+	return c.scan(nameExScan, dst, src, n, t, op)
 }
 
 const nameScan, nameExScan = "MPI_Scan", "MPI_Exscan"
 
-func (c *Comm) scan(name string, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, exclusive bool) error {
+func (c *Comm) scan(name string, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
 		if err := c.Check(name, sysScan(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t),
-			min(limit, n-lo), t, op, exclusive)); err != nil {
+			min(limit, n-lo), t, op, name == nameExScan)); err != nil {
 			return err
 		}
 	}

@@ -27,13 +27,13 @@ const (
 // StartSend begins to send bytes at src to rank to. It does not block. src must not change until
 // Test says that r is over. Source: mpi.h, MPI_Isend.
 func (c *Comm) StartSend(r *Request, src unsafe.Pointer, bytes, to int, s Stream) error {
-	return c.start(r, "MPI_Isend", src, bytes, to, s, false)
+	return c.start(r, "MPI_Isend", src, bytes, to, s, outgoing)
 }
 
 // StartRecv begins to receive bytes from rank from at dst. It does not block. dst is valid when
 // Test says that r is over. Source: mpi.h, MPI_Irecv.
 func (c *Comm) StartRecv(r *Request, dst unsafe.Pointer, bytes, from int, s Stream) error {
-	return c.start(r, "MPI_Irecv", dst, bytes, from, s, true)
+	return c.start(r, "MPI_Irecv", dst, bytes, from, s, incoming)
 }
 
 func (c *Comm) start(r *Request, op string, buf unsafe.Pointer, bytes, peer int, s Stream, recv bool) error {

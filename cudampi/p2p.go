@@ -101,7 +101,7 @@ func (p *P2P) SendBy(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int, by
 	if err := c.CheckRank(name, to); err != nil {
 		return err
 	}
-	p.add(c, src, n, t, to, tagUser+int(p.Stream), false, by)
+	p.add(c, src, n, t, to, tagUser+int(p.Stream), outgoing, by)
 	return nil
 }
 
@@ -120,9 +120,12 @@ func (p *P2P) RecvBy(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int, 
 	if err := c.CheckRank(name, from); err != nil {
 		return err
 	}
-	p.add(c, dst, n, t, from, tagUser+int(p.Stream), true, by)
+	p.add(c, dst, n, t, from, tagUser+int(p.Stream), incoming, by)
 	return nil
 }
+
+// The recv of a message.
+const outgoing, incoming = false, true
 
 func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool, by unsafe.Pointer) {
 	if n == 0 {

@@ -58,6 +58,9 @@ func BLAS() string {
 	return b.name
 }
 
+// A matrix of a product is read as it is, or as its transpose.
+const NoTrans, Trans = false, true
+
 // Gemm computes
 //
 //	C = alpha op(A) op(B) + beta C

@@ -110,7 +110,7 @@ func gemmNarrow[C float32 | elem.F16 | elem.BF16, A, B narrow](
 		wideA = *wa
 		widenRows(wideA, a, rowsA, colsA, lda)
 	}
-	multiply := func(c []float32, ldc int) { Gemm(false, false, m, n, 0, alpha, nil, 0, nil, n, beta, c, ldc) }
+	multiply := func(c []float32, ldc int) { Gemm(NoTrans, NoTrans, m, n, 0, alpha, nil, 0, nil, n, beta, c, ldc) }
 	if product {
 		checkMatrix(fn, "b", len(b), rowsB, colsB, ldb)
 		wb := scratch(rowsB * colsB)

@@ -33,17 +33,17 @@ const chunk = 1 << 14
 // Sum returns the sum of x, accumulated in float64: the error is as of about len(x)/16384 + 512
 // float64 additions, not of len(x) float32 ones. One thread. The result has the same bits on every
 // machine.
-func Sum(x []float32) float64 { return inChunks(x, false) }
+func Sum(x []float32) float64 { return inChunks(x, values) }
 
 // SumParallel returns Sum(x), bit for bit, computed by Threads cores.
-func SumParallel(x []float32) float64 { return inParallelChunks(x, false) }
+func SumParallel(x []float32) float64 { return inParallelChunks(x, values) }
 
 // SumSquares returns the sum of the squares of x, accumulated in float64 as Sum does; the squares
 // are exact. One thread.
-func SumSquares(x []float32) float64 { return inChunks(x, true) }
+func SumSquares(x []float32) float64 { return inChunks(x, squares) }
 
 // SumSquaresParallel returns SumSquares(x), bit for bit, computed by Threads cores.
-func SumSquaresParallel(x []float32) float64 { return inParallelChunks(x, true) }
+func SumSquaresParallel(x []float32) float64 { return inParallelChunks(x, squares) }
 
 // Dot returns the sum of x[i] * y[i], accumulated in 32 partial sums of float32. One thread.
 // It panics unless x and y are equally long.
@@ -64,35 +64,38 @@ func Scale(x []float32, alpha float32) {
 	C.scale(floats(x), C.float(alpha), C.size_t(len(x)))
 }
 
+// What sumChunks and its callers sum up.
+const values, squares = false, true
+
 // sumChunks stores the sum of each chunk of x, or of its squares, in part.
-func sumChunks(part []float64, x []float32, squares bool) {
+func sumChunks(part []float64, x []float32, squared bool) {
 	p := (*C.double)(unsafe.SliceData(part))
-	if squares {
+	if squared {
 		C.sum_squares_chunks(p, floats(x), C.size_t(len(x)), chunk)
 	} else {
 		C.sum_chunks(p, floats(x), C.size_t(len(x)), chunk)
 	}
 }
 
-func inChunks(x []float32, squares bool) float64 {
+func inChunks(x []float32, squared bool) float64 {
 	var part [64]float64
 	total := 0.0
 	for len(x) > 0 {
 		some := x[:min(len(x), len(part)*chunk)]
-		sumChunks(part[:], some, squares)
+		sumChunks(part[:], some, squared)
 		total = addInOrder(total, part[:chunks(len(some))])
 		x = x[len(some):]
 	}
 	return total
 }
 
-func inParallelChunks(x []float32, squares bool) float64 {
+func inParallelChunks(x []float32, squared bool) float64 {
 	if Threads() == 1 {
-		return inChunks(x, squares)
+		return inChunks(x, squared)
 	}
 	part := make([]float64, chunks(len(x)))
 	Parallel(len(part), 4, func(lo, hi int) {
-		sumChunks(part[lo:hi], x[lo*chunk:min(hi*chunk, len(x))], squares)
+		sumChunks(part[lo:hi], x[lo*chunk:min(hi*chunk, len(x))], squared)
 	})
 	return addInOrder(0, part)
 }

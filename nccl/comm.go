@@ -166,7 +166,7 @@ func Init(ctx context.Context, d *cuda.Device, id ID, rank, size int, cfg Config
 		return nil, c.late(ctx, op, waitsFor, start)
 	}
 	comm, status := sysInit(&c.link, id, sys)
-	sysSetComm(&c.link, comm, true)
+	sysSetComm(&c.link, comm, cfg.NonBlocking)
 	tick := time.NewTicker(time.Millisecond / 2)
 	defer tick.Stop()
 	for status == statusInProgress {

@@ -198,7 +198,7 @@ func (b *trial) open(sh Shape) error {
 		return err
 	}
 	for i := range b.events {
-		if b.events[i], err = d.NewEvent(true); err != nil {
+		if b.events[i], err = d.NewTimedEvent(); err != nil {
 			return err
 		}
 	}

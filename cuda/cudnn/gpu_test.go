@@ -130,7 +130,7 @@ func (m *machine) median(run func() error) float64 {
 	var marks [31]*cuda.Event
 	for i := range marks {
 		var err error
-		marks[i], err = m.d.NewEvent(true)
+		marks[i], err = m.d.NewTimedEvent()
 		m.must(err)
 		defer func() { m.try(marks[i].Close()) }()
 	}

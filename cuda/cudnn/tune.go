@@ -91,7 +91,7 @@ func (t *tuning) open(s Shape) (err error) {
 		return err
 	}
 	for i := range t.events {
-		if t.events[i], err = t.d.NewEvent(true); err != nil {
+		if t.events[i], err = t.d.NewTimedEvent(); err != nil {
 			return err
 		}
 	}

@@ -56,8 +56,8 @@ func TestFake(t *testing.T) {
 			t.Errorf("it asks for %d bytes", p.Workspace())
 		}
 		work := unsafe.Add(memory, 1024)
-		refused(t, p.Run(s, memory, memory, nil, false), "cufftExecC2C", "CUFFT_NO_WORKSPACE")
-		must(t, p.Run(s, memory, memory, work, false))
+		refused(t, p.Run(s, memory, memory, nil, Forward), "cufftExecC2C", "CUFFT_NO_WORKSPACE")
+		must(t, p.Run(s, memory, memory, work, Forward))
 		must(t, s.Synchronize())
 		want := []complex64{1, 1, 1, 1, 8 + 2i, 0 + 4i, 0 - 2i, -4 - 4i}
 		for i, z := range want {
@@ -65,15 +65,15 @@ func TestFake(t *testing.T) {
 				t.Errorf("element %d is %v, want %v", i, x[i], z)
 			}
 		}
-		must(t, p.Run(s, memory, memory, work, true))
+		must(t, p.Run(s, memory, memory, work, Inverse))
 		if d := x[6] - 12; real(d)*real(d)+imag(d)*imag(d) > 1e-10 {
 			t.Errorf("there and back an element is %v", x[6])
 		}
 		t.Setenv("FAKECUFFT_FAIL", "cufftExecC2C")
-		refused(t, p.Run(s, memory, memory, work, true), "cufftExecC2C: CUFFT_EXEC_FAILED")
+		refused(t, p.Run(s, memory, memory, work, Inverse), "cufftExecC2C: CUFFT_EXEC_FAILED")
 		must(t, p.Close())
 		must(t, p.Close())
-		refused(t, p.Run(s, memory, memory, work, true), "closed")
+		refused(t, p.Run(s, memory, memory, work, Inverse), "closed")
 		for _, call := range []string{"cufftCreate", "cufftMakePlanMany64"} {
 			t.Setenv("FAKECUFFT_FAIL", call)
 			_, err = Open(d, C2C, []int{4}, 2)

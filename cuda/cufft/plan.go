@@ -56,8 +56,11 @@ func Open(d *cuda.Device, kind Kind, dims []int, batch int) (*Plan, error) {
 // Workspace returns the bytes of device memory that Run needs.
 func (p *Plan) Workspace() int { return p.bytes }
 
-// Run enqueues the transforms on s, with the sign of the exponent -1 or, if inverse, 1, and no
-// factor. work has Workspace bytes. dst may be src if both are complex. A transform to real numbers
+// The direction of Run.
+const Forward, Inverse = false, true
+
+// Run enqueues the transforms on s, with no factor. The sign of the exponent is -1 or, if inverse
+// is Inverse, 1. work has Workspace bytes. dst may be src if both are complex. A transform to real numbers
 // overwrites src. Source: cufft.h, cufftExecC2C and the like.
 func (p *Plan) Run(s *cuda.Stream, dst, src, work unsafe.Pointer, inverse bool) error {
 	if p.p == nil {

@@ -79,6 +79,9 @@ func (j Job) CheckWorld(size int) error {
 		j.Source, j.Size, hint)}
 }
 
+// The five of AllowsRoot.
+const BeforeOpenMPI5, OpenMPI5 = false, true
+
 // AllowsRoot reports whether the environment lets Open MPI's mpirun start as root, which it refuses
 // otherwise. Open MPI 5 has names of its own. Source: mpirun(1), prterun(1).
 func AllowsRoot(getenv func(string) string, five bool) bool {

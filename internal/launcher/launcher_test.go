@@ -162,7 +162,7 @@ func TestAllowsRoot(t *testing.T) {
 			}
 			return ""
 		}
-		if got := [2]bool{AllowsRoot(getenv, false), AllowsRoot(getenv, true)}; got != want {
+		if got := [2]bool{AllowsRoot(getenv, BeforeOpenMPI5), AllowsRoot(getenv, OpenMPI5)}; got != want {
 			t.Errorf("%s: %v, want %v", env, got, want)
 		}
 	}

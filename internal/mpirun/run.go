@@ -63,17 +63,21 @@ func Ranks(t *testing.T, ranks ...int) []int {
 // failed t.Run, into a collective that the others do not enter, ends only by Timeout.
 func Run(t *testing.T, ranks []int, fn func(t *testing.T)) {
 	t.Helper()
-	each(t, ranks, fn, hasMain)
+	run := alone
+	if hasMain {
+		run = together
+	}
+	each(t, ranks, fn, run)
 }
 
 // RunAlone is Run with a job for this test alone. It is for a test that ends MPI, counts what its
 // process does, or leaves the process changed.
 func RunAlone(t *testing.T, ranks []int, fn func(t *testing.T)) {
 	t.Helper()
-	each(t, ranks, fn, false)
+	each(t, ranks, fn, alone)
 }
 
-func each(t *testing.T, ranks []int, fn func(t *testing.T), shared bool) {
+func each(t *testing.T, ranks []int, fn func(*testing.T), run func(*testing.T, string, int) outcome) {
 	t.Helper()
 	if served.test == t.Name() || os.Getenv(envTest) == t.Name() {
 		child(t, fn)
@@ -86,10 +90,6 @@ func each(t *testing.T, ranks []int, fn func(t *testing.T), shared bool) {
 		}
 		test := t.Name()
 		t.Run(name, func(t *testing.T) {
-			run := alone
-			if shared {
-				run = together
-			}
 			run(t, test, n).judge(t, test)
 		})
 	}

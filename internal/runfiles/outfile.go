@@ -28,6 +28,9 @@ type File struct {
 	replace bool
 }
 
+// What Create does with a file that exists.
+const Keep, Replace = false, true
+
 // Create opens the place that a name stands for. For an existing file the error is fs.ErrExist,
 // unless replace is true. Nothing changes before Commit.
 func Create(name string, replace bool) (*File, error) {

@@ -210,7 +210,7 @@ func (p *probe) compareClocks() error {
 			for range rounds {
 				begin := time.Now()
 				var theirs int64
-				if err := p.exchange(&theirs, r, true); err != nil {
+				if err := p.ask(&theirs, r); err != nil {
 					return err
 				}
 				if took := time.Since(begin); took < best {
@@ -223,8 +223,7 @@ func (p *probe) compareClocks() error {
 		}
 	} else if leader == 1 {
 		for range rounds {
-			var now int64
-			if err := p.exchange(&now, 0, false); err != nil {
+			if err := p.answer(0); err != nil {
 				return err
 			}
 		}
@@ -240,17 +239,20 @@ func (p *probe) compareClocks() error {
 	return nil
 }
 
-// exchange asks a peer for its time, or answers with one's own.
-func (p *probe) exchange(at *int64, peer int, ask bool) error {
-	if ask {
-		return errors.Join(p.world.Send(unsafe.Pointer(at), 1, elem.Int64, peer),
-			p.world.Recv(unsafe.Pointer(at), 1, elem.Int64, peer))
-	}
-	if err := p.world.Recv(unsafe.Pointer(at), 1, elem.Int64, peer); err != nil {
+// ask gets a peer's time.
+func (p *probe) ask(theirs *int64, peer int) error {
+	return errors.Join(p.world.Send(unsafe.Pointer(theirs), 1, elem.Int64, peer),
+		p.world.Recv(unsafe.Pointer(theirs), 1, elem.Int64, peer))
+}
+
+// answer waits until a peer asks, and tells it the time.
+func (p *probe) answer(peer int) error {
+	var now int64
+	if err := p.world.Recv(unsafe.Pointer(&now), 1, elem.Int64, peer); err != nil {
 		return err
 	}
-	*at = time.Now().UnixNano()
-	return p.world.Send(unsafe.Pointer(at), 1, elem.Int64, peer)
+	now = time.Now().UnixNano()
+	return p.world.Send(unsafe.Pointer(&now), 1, elem.Int64, peer)
 }
 
 // place is where the first rank of a node waits for the others; other ranks tell no address.

@@ -211,7 +211,7 @@ func (a app) files() (map[string][]byte, error) {
 // report prints what to type next.
 func (a app) report(out io.Writer) {
 	mpirun := "mpirun"
-	if os.Geteuid() == 0 && !launcher.AllowsRoot(os.Getenv, false) {
+	if os.Geteuid() == 0 && !launcher.AllowsRoot(os.Getenv, launcher.BeforeOpenMPI5) {
 		mpirun = "mpirun --allow-run-as-root" // Open MPI refuses to otherwise
 	}
 	at := a.Root

@@ -46,7 +46,7 @@ func TestNumPy(t *testing.T) {
 			b.Set(i, float32(off+i))
 		}
 		name := filepath.Join(dir, "a.npy")
-		spmdtest.Must(t, Save(w.Comm(), name, []int{2, 3}, b, off, false))
+		spmdtest.Must(t, Save(w.Comm(), name, []int{2, 3}, b, off, Refuse))
 		text, err := os.ReadFile(name)
 		spmdtest.Must(t, err)
 		if string(text) != numpy {
@@ -59,11 +59,11 @@ func TestNumPy(t *testing.T) {
 				t.Errorf("element %d is %v", i+1, whole.At(i))
 			}
 		}
-		if err := Save(w.Comm(), name, []int{6}, b, off, false); err == nil ||
+		if err := Save(w.Comm(), name, []int{6}, b, off, Refuse); err == nil ||
 			w.Rank() == 0 && !errors.Is(err, fs.ErrExist) {
 			t.Errorf("a file that is there: %v", err)
 		}
-		spmdtest.Must(t, Save(w.Comm(), name, []int{6}, b, off, true))
+		spmdtest.Must(t, Save(w.Comm(), name, []int{6}, b, off, Replace))
 		info, err := Stat(name)
 		if err != nil || len(info.Shape) != 1 || info.Shape[0] != 6 || info.Type != "<f4" {
 			t.Errorf("%v, %v", info, err)
@@ -84,7 +84,7 @@ func TestRaw(t *testing.T) {
 			b.Set(i, complex(float64(off+i), -1))
 		}
 		name := filepath.Join(dir, "raw")
-		spmdtest.Must(t, SaveRaw(w.Comm(), name, total, b, off, false))
+		spmdtest.Must(t, SaveRaw(w.Comm(), name, total, b, off, Refuse))
 		spmdtest.Must(t, LoadRaw(w.Comm(), name, total, back, 0))
 		h := make([]complex128, total)
 		spmdtest.Must(t, back.CopyTo(h))
@@ -112,13 +112,13 @@ func TestRefused(t *testing.T) {
 		c, name := w.Comm(), filepath.Join(dir, "x.npy")
 		b := spmdtest.Alloc[float32](t, w, 2)
 		half := spmdtest.Alloc[spmd.BF16](t, w, 2)
-		refused(Save(c, name, []int{2 * w.Size()}, half, 2*w.Rank(), false), "NumPy has no type like elem.BF16")
-		refused(Save(c, name, []int{2*w.Size() + 1}, b, 2*w.Rank(), false), "of which all ranks have")
+		refused(Save(c, name, []int{2 * w.Size()}, half, 2*w.Rank(), Refuse), "NumPy has no type like elem.BF16")
+		refused(Save(c, name, []int{2*w.Size() + 1}, b, 2*w.Rank(), Refuse), "of which all ranks have")
 		if w.Size() > 1 {
-			refused(Save(c, name, []int{2 * w.Size()}, b, 0, false), "rank 0: elements 0 to 2 are also of rank 1")
+			refused(Save(c, name, []int{2 * w.Size()}, b, 0, Refuse), "rank 0: elements 0 to 2 are also of rank 1")
 		}
-		refused(Save(c, dir, []int{2 * w.Size()}, b, 2*w.Rank(), false), "folder")
-		refused(Save(c, "/dev/null", []int{2 * w.Size()}, b, 2*w.Rank(), false), "no file")
+		refused(Save(c, dir, []int{2 * w.Size()}, b, 2*w.Rank(), Refuse), "folder")
+		refused(Save(c, "/dev/null", []int{2 * w.Size()}, b, 2*w.Rank(), Refuse), "no file")
 		refused(Load(c, name, b, 0), "no such file")
 		if left, _ := filepath.Glob(name + "*"); len(left) > 0 {
 			t.Errorf("%v was left", left)

@@ -207,14 +207,14 @@ func (a *mmaHost) write(i, first, stride int, rows []float32) {
 // outer returns x yT of two heads' rows.
 func (a *mmaHost) outer(x, y []float32) []float32 {
 	s := make([]float32, a.t*a.t)
-	host.Gemm(false, true, a.t, a.t, a.hs, 1, x, a.hs, y, a.hs, 0, s, a.t)
+	host.Gemm(host.NoTrans, host.Trans, a.t, a.t, a.hs, 1, x, a.hs, y, a.hs, 0, s, a.t)
 	return s
 }
 
 // weighted returns factor w x, or factor wT x, with w(t,t).
 func (a *mmaHost) weighted(transposed bool, factor float32, w, x []float32) []float32 {
 	y := make([]float32, a.t*a.hs)
-	host.Gemm(transposed, false, a.t, a.hs, a.t, factor, w, a.t, x, a.hs, 0, y, a.hs)
+	host.Gemm(transposed, host.NoTrans, a.t, a.hs, a.t, factor, w, a.t, x, a.hs, 0, y, a.hs)
 	return y
 }
 
@@ -260,7 +260,7 @@ func mmaHostForward(a *mmaHost) {
 			clear(row[future:])
 			lse[i] = float32(top + math.Log(sum))
 		})
-		a.write(0, out, c, a.weighted(false, 1, s, v))
+		a.write(0, out, c, a.weighted(host.NoTrans, 1, s, v))
 	})
 }
 
@@ -276,7 +276,7 @@ func mmaHostBackwardQueries(a *mmaHost) {
 			kept[2*i+1] = float32(host.Dot(d[i*a.hs:][:a.hs], o[i*a.hs:][:a.hs]))
 		}
 		_, ds, _, k := a.gradients(5, in, d, kept)
-		a.write(0, in, 3*c, a.weighted(false, a.factor, ds, k))
+		a.write(0, in, 3*c, a.weighted(host.NoTrans, a.factor, ds, k))
 	})
 }
 
@@ -286,8 +286,8 @@ func mmaHostBackwardKeys(a *mmaHost) {
 		c := a.width()
 		d := a.read(2, out, c)
 		p, ds, q, _ := a.gradients(3, in, d, kept)
-		a.write(0, in+c, 3*c, a.weighted(true, a.factor, ds, q))
-		a.write(0, in+2*c, 3*c, a.weighted(true, 1, p, d))
+		a.write(0, in+c, 3*c, a.weighted(host.Trans, a.factor, ds, q))
+		a.write(0, in+2*c, 3*c, a.weighted(host.Trans, 1, p, d))
 	})
 }
 

@@ -71,7 +71,7 @@ func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
 	if p.gpu, err = open(w, kind, dims, batch); err != nil {
 		return nil, err
 	}
-	p.prepare(false)
+	p.prepare(whole)
 	p.run = spmd.NewLibrary("fft", func(c spmd.LibraryCall) error {
 		return p.gpu.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, c.Bool(2))
 	}, func(a spmd.Args) error {
@@ -136,7 +136,7 @@ func (p *Plan[C]) Forward(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
 	if err := fits("Forward", dst.Len(), p.size, "", src.Len(), p.size); err != nil {
 		return err
 	}
-	return p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg(), spmd.Bool(false))
+	return p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg(), spmd.Bool(cufft.Forward))
 }
 
 // Inverse enqueues dst = the inverse transform of src on s, for each array. dst may be src.
@@ -144,7 +144,7 @@ func (p *Plan[C]) Inverse(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
 	if err := fits("Inverse", dst.Len(), p.size, "", src.Len(), p.size); err != nil {
 		return err
 	}
-	if err := p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg(), spmd.Bool(true)); err != nil {
+	if err := p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg(), spmd.Bool(cufft.Inverse)); err != nil {
 		return err
 	}
 	return p.divide(s, any(dst))

@@ -5,6 +5,7 @@ import (
 
 	"gonum.org/v1/gonum/dsp/fourier"
 
+	"lockstep/cuda/cufft"
 	"lockstep/host"
 )
 
@@ -61,12 +62,15 @@ type worker struct {
 	values  []float64
 }
 
+// The lines of real numbers have half as many frequencies.
+const whole, half = false, true
+
 // prepare makes the lines of each dimension. With half the last dimension has lines of real
 // numbers, and the others half as many lines.
-func (p *shape) prepare(half bool) {
+func (p *shape) prepare(ofReal bool) {
 	last := len(p.dims) - 1
 	total, stride := p.size, 1
-	if half {
+	if ofReal {
 		n := p.dims[last]
 		total = p.size / n * (n/2 + 1)
 	}
@@ -74,7 +78,7 @@ func (p *shape) prepare(half bool) {
 	for d := last; d >= 0; d-- {
 		n := p.dims[d]
 		l := &lines{n: n, stride: stride}
-		isReal := half && d == last
+		isReal := ofReal && d == last
 		l.free.New = func() any {
 			if isReal {
 				return &worker{real: fourier.NewFFT(n), line: make([]complex128, n/2+1), values: make([]float64, n)}
@@ -145,14 +149,14 @@ func (p *shape) realOnHost(dst view, src realView) {
 		}
 	})
 	for d := last - 1; d >= 0; d-- {
-		p.lines[d].along(dst, dst, false)
+		p.lines[d].along(dst, dst, cufft.Forward)
 	}
 }
 
 func (p *shape) backOnHost(dst realView, src view) {
 	last := len(p.dims) - 1
 	for d := range last {
-		p.lines[d].along(src, src, true)
+		p.lines[d].along(src, src, cufft.Inverse)
 	}
 	l := p.lines[last]
 	l.each(l.n, func(w *worker, line, _ int) {

@@ -43,15 +43,15 @@ func NewReal[F Float, C Complex](w *spmd.World, dims []int, batch int) (*Real[F,
 		_ = p.gpu.Close()
 		return nil, err
 	}
-	p.prepare(true)
+	p.prepare(half)
 	p.run = spmd.NewLibrary("fft of real numbers", func(c spmd.LibraryCall) error {
-		return p.gpu.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, false)
+		return p.gpu.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, cufft.Forward)
 	}, func(a spmd.Args) error {
 		p.realOnHost(slice[C](a, 0), reals[F](a, 1))
 		return nil
 	})
 	p.back = spmd.NewLibrary("fft to real numbers", func(c spmd.LibraryCall) error {
-		return p.inverted.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, true)
+		return p.inverted.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, cufft.Inverse)
 	}, func(a spmd.Args) error {
 		p.backOnHost(reals[F](a, 0), slice[C](a, 1))
 		return nil

@@ -235,10 +235,8 @@ func (r *Reduction[T]) of(a, b T) T {
 		return a * b
 	case By:
 		return r.by(a, b)
-	case Min:
-		return either(a, b, true)
 	}
-	return either(a, b, false)
+	return either(a, b, r.op == Min)
 }
 
 // either returns the least or the largest of two numbers. Complex numbers have neither.

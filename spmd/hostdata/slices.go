@@ -93,14 +93,16 @@ func AllReduceIf[T Number](c spmd.Comm, have bool, dst, src []T, op spmd.Op) (an
 	}
 	packed[0] = vote[T](op, have)
 	err = in.MakeHost(coll.Call{Kind: coll.AllReduce, Type: t, Op: op, N: n + 1, Dst: p, Src: p})
-	if any = err == nil && packed[0] != vote[T](op, false); any {
+	if any = err == nil && packed[0] != vote[T](op, nothing); any {
 		copy(dst, packed[1:])
 	}
 	in.LeaveHost()
 	return any, err
 }
 
-// vote returns a number that says whether a rank has something. op over several is vote(op, false)
+const nothing = false
+
+// vote returns a number that says whether a rank has something. op over several is vote(op, nothing)
 // only if none has. Sums of ones of up to 2^32 ranks are not 0 in 32 bits, nor in the 16 of floats.
 func vote[T Number](op spmd.Op, have bool) T {
 	if op == elem.Prod || op == elem.Min || op == elem.And {

@@ -87,7 +87,7 @@ func (s *start) note(dir string) error {
 	}
 	file := filepath.Join(dir, runfiles.Starts)
 	if !begun { // another run may do the same now
-		f, err := runfiles.Create(file, false)
+		f, err := runfiles.Create(file, runfiles.Keep)
 		if err != nil {
 			return err
 		}

@@ -103,21 +103,21 @@ func Config() spmd.Config {
 // package.
 func Run(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
-	run(t, ranks, mpirun.Run, true, fn)
+	run(t, ranks, mpirun.Run, watched, fn)
 }
 
 // RunAlone is Run in a job of its own: for tests that change the process for good, or need one in
 // which nothing else has run.
 func RunAlone(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
-	run(t, ranks, mpirun.RunAlone, true, fn)
+	run(t, ranks, mpirun.RunAlone, watched, fn)
 }
 
 // RunUnwatched is RunAlone without the watch, whose goroutines allocate and call the driver of a
 // GPU: for tests that count these. A hang there ends with the test binary's time.
 func RunUnwatched(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
-	run(t, ranks, mpirun.RunAlone, false, fn)
+	run(t, ranks, mpirun.RunAlone, unwatched, fn)
 }
 
 // RunInProcess is Run for ranks that are goroutines of the test's process: see spmd.Local. It takes
@@ -142,8 +142,11 @@ func RunInProcess(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World
 	}
 }
 
+// The watch of a test's world.
+const unwatched, watched = false, true
+
 func run(
-	t *testing.T, ranks []int, start func(*testing.T, []int, func(*testing.T)), watched bool,
+	t *testing.T, ranks []int, start func(*testing.T, []int, func(*testing.T)), watch bool,
 	fn func(t *testing.T, w *spmd.World),
 ) {
 	t.Helper()
@@ -159,7 +162,7 @@ func run(
 			t.Fatalf("SPMDTEST_DEVICE=%s, but the device is %s", Device(), w.Device())
 		}
 		mpirun.OnFail = func() { w.Abort(1) }
-		if watched {
+		if watch {
 			if err := w.Watch(); err != nil {
 				t.Fatal(err)
 			}

@@ -23,7 +23,10 @@ type finder struct {
 	library     *spmd.Library
 }
 
-var finders = [2][]*finder{finderOf(false), finderOf(true)}
+// The most of a finder.
+const argMin, argMax = false, true
+
+var finders = [2][]*finder{finderOf(argMin), finderOf(argMax)}
 
 func finderOf(most bool) []*finder {
 	return []*finder{newFinder[int32](most), newFinder[uint32](most), newFinder[int64](most),

@@ -38,10 +38,15 @@ type sorter struct {
 	library            *spmd.Library
 }
 
+// The pairs of a sorter.
+const keysAlone, withValues = false, true
+
 // sorters has sorters by the words of keys and of values.
 var sorters = [2][3]*sorter{
-	{newSorter[uint32, uint32](false, 0), newSorter[uint32, uint32](true, 0), newSorter[uint32, uint64](true, 0)},
-	{newSorter[uint64, uint32](false, 0), newSorter[uint64, uint32](true, 0), newSorter[uint64, uint64](true, 0)},
+	{newSorter[uint32, uint32](keysAlone, 0), newSorter[uint32, uint32](withValues, 0),
+		newSorter[uint32, uint64](withValues, 0)},
+	{newSorter[uint64, uint32](keysAlone, 0), newSorter[uint64, uint32](withValues, 0),
+		newSorter[uint64, uint64](withValues, 0)},
 }
 
 // newSorter declares a sort. items is the number of keys of a thread; 0 leaves it to sort.cu.

@@ -34,6 +34,9 @@ func (w *writer) ifStmt(s *ast.IfStmt, before string) {
 	}
 }
 
+// The loop of a statement.
+const noLoop, aLoop = false, true
+
 // enter begins a statement that break may mean.
 func (w *writer) enter(loop bool) *target {
 	t := &target{label: w.label, loop: loop}
@@ -114,7 +117,7 @@ func (w *writer) branch(s *ast.BranchStmt) {
 }
 
 func (w *writer) forStmt(s *ast.ForStmt) {
-	t := w.enter(true)
+	t := w.enter(aLoop)
 	w.line("{")
 	w.depth++
 	if s.Init != nil {
@@ -151,7 +154,7 @@ func (w *writer) inline(s ast.Stmt) string {
 }
 
 func (w *writer) rangeStmt(s *ast.RangeStmt) {
-	t := w.enter(true)
+	t := w.enter(aLoop)
 	if s.Tok == token.ASSIGN {
 		w.Refuse(s.Pos(), "a kernel cannot range over variables that exist: write :=")
 	}
@@ -212,7 +215,7 @@ func (w *writer) rangeStmt(s *ast.RangeStmt) {
 }
 
 func (w *writer) switchStmt(s *ast.SwitchStmt) {
-	t := w.enter(false)
+	t := w.enter(noLoop)
 	w.line("{")
 	w.depth++
 	if s.Init != nil {

@@ -13,6 +13,9 @@ import (
 // any other access.
 type accesses struct{ reads, writes map[any]types.Object }
 
+// The write of an access.
+const reads, writes = false, true
+
 func (a *accesses) add(root any, via types.Object, write bool) {
 	set := &a.reads
 	if write {
@@ -29,10 +32,10 @@ func (a *accesses) add(root any, via types.Object, write bool) {
 
 func (a *accesses) join(b accesses) {
 	for root, via := range b.reads {
-		a.add(root, via, false)
+		a.add(root, via, reads)
 	}
 	for root, via := range b.writes {
-		a.add(root, via, true)
+		a.add(root, via, writes)
 	}
 }
 
@@ -102,7 +105,7 @@ func (w *writer) scan(nodes ...ast.Node) (a accesses) {
 				ast.Inspect(n.X, visit)
 				in = e
 				if id, ok := n.X.(*ast.Ident); ok && n.Value != nil {
-					note(&ast.IndexExpr{X: id}, false)
+					note(&ast.IndexExpr{X: id}, reads)
 				}
 				ast.Inspect(n.Body, visit)
 				in = nil
@@ -111,32 +114,32 @@ func (w *writer) scan(nodes ...ast.Node) (a accesses) {
 		case *ast.AssignStmt:
 			for _, l := range n.Lhs {
 				if w.memory(l) {
-					note(l, true)
+					note(l, writes)
 				}
 			}
 		case *ast.IncDecStmt:
 			if w.memory(n.X) {
-				note(n.X, true)
+				note(n.X, writes)
 			}
 		case *ast.UnaryExpr:
 			if n.Op == token.AND {
-				note(n.X, true)
+				note(n.X, writes)
 			}
 		case *ast.IndexExpr, *ast.StarExpr:
 			if e := n.(ast.Expr); w.memory(e) {
-				note(e, false)
+				note(e, reads)
 			}
 		case *ast.SelectorExpr:
 			if w.Info.Selections[n] != nil && w.memory(n) {
-				note(n, false)
+				note(n, reads)
 			}
 		case *ast.CallExpr:
 			if tv := w.Info.Types[n.Fun]; !tv.IsType() && !tv.IsBuiltin() {
 				for _, arg := range n.Args {
 					switch w.typeOf(arg).Underlying().(type) {
 					case *types.Slice, *types.Pointer:
-						note(arg, false)
-						note(arg, true)
+						note(arg, reads)
+						note(arg, writes)
 					}
 				}
 			}
@@ -208,7 +211,7 @@ func (w *writer) together(s ast.Stmt) bool {
 			w.rows.since = accesses{}
 		}
 	case *ast.DeclStmt:
-		w.byOne(s, false, func() { w.declaration(s.Decl.(*ast.GenDecl)) })
+		w.byOne(s, allThreads, func() { w.declaration(s.Decl.(*ast.GenDecl)) })
 	case *ast.AssignStmt:
 		inMemory := 0
 		for _, l := range s.Lhs {
@@ -227,7 +230,7 @@ func (w *writer) together(s ast.Stmt) bool {
 		}
 		w.byOne(s, w.memory(s.X), func() { w.update(s.X, op, "1", s.Pos()) })
 	case *ast.ExprStmt:
-		w.byOne(s, true, func() { w.line("%s;", w.expr(s.X)) })
+		w.byOne(s, oneThread, func() { w.line("%s;", w.expr(s.X)) })
 	case *ast.IfStmt:
 		w.compound(s, func() { w.ifStmt(s, "") }, s.Cond)
 	case *ast.SwitchStmt:
@@ -256,6 +259,9 @@ func (w *writer) together(s ast.Stmt) bool {
 	}
 	return true
 }
+
+// The one of byOne.
+const allThreads, oneThread = false, true
 
 // byOne writes a statement that one thread runs for all, or that all run.
 func (w *writer) byOne(s ast.Stmt, one bool, write func()) {

@@ -280,7 +280,7 @@ func (w *writer) placeArrays(body *ast.BlockStmt) {
 			}
 		case *ast.AssignStmt:
 			for _, l := range n.Lhs {
-				if !mark(l, true) {
+				if !mark(l, writes) {
 					ast.Inspect(l, visit)
 				}
 			}
@@ -289,17 +289,17 @@ func (w *writer) placeArrays(body *ast.BlockStmt) {
 			}
 			return false
 		case *ast.IncDecStmt:
-			return !mark(n.X, true)
+			return !mark(n.X, writes)
 		case *ast.UnaryExpr:
-			return n.Op != token.AND || !mark(n.X, true)
+			return n.Op != token.AND || !mark(n.X, writes)
 		case *ast.CallExpr:
 			if id, ok := n.Fun.(*ast.Ident); ok && id.Name == "len" {
 				return false
 			}
 		case *ast.IndexExpr:
-			return !mark(n, false)
+			return !mark(n, reads)
 		case *ast.Ident:
-			mark(n, false)
+			mark(n, reads)
 		}
 		return true
 	}
@@ -349,7 +349,7 @@ func (w *writer) array(v types.Object, value ast.Expr) bool {
 		w.line("spmd::array<%s, %d> &%s = %s[threadIdx.x / 32];", c, t.Len(), name, all)
 	}
 	var a accesses
-	a.add(v, nil, true)
+	a.add(v, nil, writes)
 	if w.rows.unset {
 		w.line("spmd::unset<%d>(%s);", w.rows.threads, name)
 		return true
@@ -404,7 +404,7 @@ func (w *writer) elements(s *ast.RangeStmt) {
 	}
 	w.line("auto %s = [&](int64_t %s, int slot_%s) {", body, key, strings.Join(params, ""))
 	w.rows.in = e
-	t := w.enter(true)
+	t := w.enter(aLoop)
 	t.element = true
 	if s.Value != nil {
 		if id, ok := s.Value.(*ast.Ident); ok && id.Name != "_" {

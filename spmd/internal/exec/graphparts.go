@@ -177,7 +177,7 @@ func (p *GraphParts) make(dev *cuda.Device, g *cuda.Graph, t *PartTracker) error
 		follow[i] = slices.Compact(follow[i])
 	}
 	for i, after := range ends {
-		e, err := dev.NewEvent(true)
+		e, err := dev.NewTimedEvent()
 		if err != nil {
 			return err
 		}

@@ -17,6 +17,9 @@ type rankState struct {
 	said State
 }
 
+// The asJSON of Render.
+const AsText, AsJSON = false, true
+
 // Render says what hangs. First it lists, for each communicator, the ranks that have not arrived
 // where others wait. Then it says what every rank does; ranks that do the same stand together. As
 // JSON it is one line with all words of the ranks.

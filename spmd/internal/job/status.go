@@ -36,9 +36,9 @@ func (j *Job) answer(me live.Rank, request string) string {
 		}
 		return string(b)
 	case live.Text:
-		return j.show(false)
+		return j.show(AsText)
 	case live.JSON:
-		return j.show(true)
+		return j.show(AsJSON)
 	}
 	return ""
 }

@@ -155,20 +155,21 @@ func (p *Clique) exchangeParts(x *Transfer, s *cuda.Stream) error {
 		}
 		own = false
 	}
-	add := func(i piece, peer int, recv bool) {
-		if i.N > 0 && (peer != x.rank || own) {
-			messages = append(messages, Message{Buf: i.At, N: i.N, Type: x.Type, Peer: peer, Recv: recv})
+	add := func(i piece, m Message) {
+		if i.N > 0 && (m.Peer != x.rank || own) {
+			m.Buf, m.N, m.Type = i.At, i.N, x.Type
+			messages = append(messages, m)
 		}
 	}
 	for _, o := range x.out(0) {
 		for r := range x.size {
 			if (!x.isSplit() || r == o.Slot) && (x.What != Gather || r == x.Root) {
-				add(o, r, false)
+				add(o, Message{Peer: r})
 			}
 		}
 	}
 	for _, i := range x.in(0) {
-		add(i, i.Peer, true)
+		add(i, Message{Peer: i.Peer, Recv: true})
 	}
 	return p.Exchange(s, unsafe.Add(p.mem, p.list()), messages)
 }

@@ -116,7 +116,7 @@ func beHub(from io.Reader, to io.Writer) error {
 	if err := limitFiles(s.Files); err != nil {
 		return err
 	}
-	listener, err := watch.Listen(true)
+	listener, err := watch.Listen(watch.Loopback)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func beHub(from io.Reader, to io.Writer) error {
 func report(n *watch.Net) word {
 	begun := time.Now()
 	states := n.Report(context.Background())
-	text := job.Render(fmt.Sprintf("this job hangs: %d ranks", len(states)), states, false)
+	text := job.Render(fmt.Sprintf("this job hangs: %d ranks", len(states)), states, job.AsText)
 	w := word{Seconds: time.Since(begun).Seconds(), Text: len(text)}
 	for _, s := range states {
 		if s.State != nil {

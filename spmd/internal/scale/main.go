@@ -141,7 +141,7 @@ func measure(s settings, out io.Writer) (err error) {
 
 // join starts rank 0 and has all ranks join.
 func (n *network) join() error {
-	listener, err := watch.Listen(true)
+	listener, err := watch.Listen(watch.Loopback)
 	if err != nil {
 		return err
 	}

@@ -165,7 +165,7 @@ func Map(c *cudampi.Comm, bytes int) (mem []byte, err error) {
 	if err == nil {
 		mem, err = unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	}
-	_, e := c.All(true) // all have opened it
+	_, e := c.All(err == nil) // all have opened it
 	if fd >= 0 {
 		err = errors.Join(err, unix.Close(fd))
 	}

@@ -313,11 +313,14 @@ type Thread struct {
 	sampler [Classes]sampler
 }
 
+// The device of a thread.
+const ofHost, ofDevice = false, true
+
 // Thread returns a new line of events.
-func (t *Tracer) Thread(name string) *Thread { return t.thread(name, false) }
+func (t *Tracer) Thread(name string) *Thread { return t.thread(name, ofHost) }
 
 // DeviceThread returns a new line of events whose times a GPU tells.
-func (t *Tracer) DeviceThread(name string) *Thread { return t.thread(name, true) }
+func (t *Tracer) DeviceThread(name string) *Thread { return t.thread(name, ofDevice) }
 
 func (t *Tracer) thread(name string, device bool) *Thread {
 	if t == nil {

@@ -95,7 +95,7 @@ func TestPeer(t *testing.T) {
 		}
 		commtest.Must(t, err)
 		onDevice(t, carriers.NewMPI(c), dev, func(s *side, _ unsafe.Pointer) {
-			s.by = carriers.NewPeerKernels(p, true)
+			s.by = carriers.NewPeerKernels(p, carriers.AllMessages)
 			each[int8](s, 2047) // around blocks
 			each[int8](s, 2049)
 			each[elem.F16](s, 4097) // and the scratch memory
@@ -155,7 +155,7 @@ func TestStagedLost(t *testing.T) {
 			}
 			call := coll.Call{Kind: coll.AllReduce, Type: elem.Int32, Dst: s.mem, Src: s.work, N: 500}
 			for _, err := range []error{
-				by.Make(s.q.Stream(), s.q.Stream(), &call, true),
+				by.Make(s.q.Stream(), s.q.Stream(), &call, carriers.Agreed),
 				by.Do(s.q, coll.Call{Kind: coll.Recv, Type: elem.Int32, Dst: s.mem, N: 500, Root: 1}),
 				by.Do(s.q, coll.Call{Kind: coll.Send, Type: elem.Int32, Src: s.mem, N: 1000, Root: 1}),
 			} {

@@ -63,11 +63,11 @@ func (b *Reporter) stand(recorders []*Recorder) *standing {
 	switch moved := steps != b.steps; {
 	case ended && !b.ended:
 		b.ended = true
-		return positions(recorders, true)
+		return positions(recorders, atEnd)
 	case ended:
 		return nil
 	case inside && !moved && !b.stood:
-		now := positions(recorders, false)
+		now := positions(recorders, underWay)
 		if n, still := count(recorders); !still || n != steps {
 			return nil // it has got on meanwhile
 		}
@@ -268,7 +268,7 @@ func (r *Recorder) balance() (sum uint64) {
 
 // uneven says in what the ranks differ at the end. Collective.
 func uneven(c control.Exchange, recorders []*Recorder) error {
-	mine := heartbeat{Stand: positions(recorders, true)}
+	mine := heartbeat{Stand: positions(recorders, atEnd)}
 	for _, r := range recorders {
 		if p, ok := r.history.read(r.ID, 0); ok && r.Size > 1 {
 			mine.Pages = append(mine.Pages, p)

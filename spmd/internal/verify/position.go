@@ -34,6 +34,9 @@ type exchanged struct {
 	Last           string `json:",omitempty"` // the last that was sent; with --check
 }
 
+// The ended of positions.
+const underWay, atEnd = false, true
+
 // positions returns where this rank stands on all its communicators of several ranks.
 func positions(recorders []*Recorder, ended bool) *standing {
 	s := &standing{Ended: ended}

@@ -33,6 +33,9 @@ type Listener struct {
 	lns []net.Listener
 }
 
+// The loopback of Listen.
+const EveryAddress, Loopback = false, true
+
 // Listen listens on random ports. A job on one node needs only the loopback address. Otherwise it
 // listens on each address of the interfaces that are up, except those that lead nowhere.
 func Listen(loopback bool) (*Listener, error) {

@@ -14,7 +14,7 @@ import (
 )
 
 func TestListen(t *testing.T) {
-	l, err := Listen(true)
+	l, err := Listen(Loopback)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestListen(t *testing.T) {
 	j := newJob(t, 3)
 	for i := range 2 {
 		j.lns[i].Close()
-		if j.lns[i], err = Listen(false); err != nil {
+		if j.lns[i], err = Listen(EveryAddress); err != nil {
 			t.Fatal(err)
 		}
 		// An address with another machine, or nobody, at the other end must
@@ -117,7 +117,7 @@ func TestTooFewFiles(t *testing.T) {
 		c := cfg
 		c.Me.Rank = rank
 		if rank < 2 {
-			l, err := Listen(true)
+			l, err := Listen(Loopback)
 			if err != nil {
 				t.Fatal(err)
 			}

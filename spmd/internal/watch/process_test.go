@@ -71,7 +71,7 @@ func beRank() int {
 		os.Exit(1) // at once, as a rank that is told to end does
 	}
 	if o.Rank < 2 {
-		l, err := Listen(true)
+		l, err := Listen(Loopback)
 		if err != nil {
 			return fail(err)
 		}

@@ -36,7 +36,7 @@ func newJob(t *testing.T, size int) *job {
 	j.base = Config{Size: size, Beat: 20 * time.Millisecond, Silence: time.Second}
 	rand.Read(j.base.Key[:])
 	for range min(2, size) {
-		l, err := Listen(true)
+		l, err := Listen(Loopback)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -104,7 +104,7 @@ func (g *GPU) mark() (*Mark, error) {
 		g.spare = g.spare[:n-1]
 		return m, nil
 	}
-	e, err := g.Dev.NewEvent(false)
+	e, err := g.Dev.NewEvent()
 	return &Mark{event: e}, err
 }
 

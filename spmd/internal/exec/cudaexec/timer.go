@@ -37,7 +37,7 @@ func (e *timer) Record(on exec.Queue) (exec.Point, error) {
 	defer e.mu.Unlock()
 	if e.gpu == nil {
 		var err error
-		if e.gpu, err = e.d.GPU.Dev.NewEvent(true); err != nil {
+		if e.gpu, err = e.d.GPU.Dev.NewTimedEvent(); err != nil {
 			return exec.Point{}, err
 		}
 		e.d.mu.Lock()

@@ -61,11 +61,11 @@ func (b *base) open(q *Queue) (within int64, err error) {
 		return 0, nil
 	}
 	const rounds, enough = 100, 30_000 // ns
-	e, err := q.g.Dev.NewEvent(true)
+	e, err := q.g.Dev.NewTimedEvent()
 	if err != nil {
 		return 0, err
 	}
-	if b.e, err = q.g.Dev.NewEvent(true); err != nil {
+	if b.e, err = q.g.Dev.NewTimedEvent(); err != nil {
 		return 0, errors.Join(err, e.Close())
 	}
 	within = 1 << 62
@@ -180,7 +180,7 @@ func (r *record) timed(q *Queue) bool {
 	for _, e := range []**cuda.Event{&r.begin, &r.end} {
 		if *e == nil {
 			var err error
-			if *e, err = q.g.Dev.NewEvent(true); err != nil {
+			if *e, err = q.g.Dev.NewTimedEvent(); err != nil {
 				return false
 			}
 		}
@@ -206,13 +206,16 @@ func (q *Queue) ends(r *record, seq uint64, failed error) {
 	case r.mark.Timed() && r.end.Record(q.h) == nil:
 		r.seq = seq
 		t.pending = append(t.pending, r)
-		q.harvest(false)
+		q.harvest(asKnown)
 	default:
 		r.mark = trace.Mark{}
 		r.call.Untimed()
 		q.note(r)
 	}
 }
+
+// The ask of harvest.
+const asKnown, asked = false, true
 
 // harvest notes the timed commands that have run. If that is not known it asks the driver, if ask
 // says so, and now and then if many wait. The caller holds q.mu.
@@ -288,7 +291,7 @@ func (q *Queue) catchUp() {
 // read notes the timed commands that are known to have run. The caller holds q.mu.
 func (q *Queue) read() {
 	if q.timing.events != nil && !q.closed {
-		q.harvest(false)
+		q.harvest(asKnown)
 	}
 }
 
@@ -298,7 +301,7 @@ func (d *CUDA) Harvest() {
 		q := q.(*Queue)
 		q.mu.Lock()
 		if !q.closed {
-			q.harvest(true)
+			q.harvest(asked)
 		}
 		q.mu.Unlock()
 	}
@@ -310,7 +313,7 @@ func (q *Queue) drop() (err error) {
 	if t.events == nil {
 		return nil
 	}
-	q.harvest(true)
+	q.harvest(asked)
 	t.events.Close()
 	for _, r := range append(t.free, t.pending...) {
 		for _, e := range []*cuda.Event{r.begin, r.end} {

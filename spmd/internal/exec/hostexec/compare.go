@@ -133,10 +133,13 @@ type region struct {
 const unwritten = 0xa5
 
 // copyOf makes copies.
-func copyOf(args []exec.Arg) (*copies, error) { return copiesOf(args, false) }
+func copyOf(args []exec.Arg) (*copies, error) { return copiesOf(args, bare) }
 
 // fencedCopyOf makes copies, around whose pages nothing can be accessed.
-func fencedCopyOf(args []exec.Arg) (*copies, error) { return copiesOf(args, true) }
+func fencedCopyOf(args []exec.Arg) (*copies, error) { return copiesOf(args, fenced) }
+
+// The fence of copies.
+const bare, fenced = false, true
 
 func copiesOf(args []exec.Arg, fence bool) (*copies, error) {
 	c := &copies{args: slices.Clone(args)}

@@ -11,7 +11,7 @@ import (
 // make makes a collective, once what s holds is over.
 func (t *Aware) make(s *cuda.Stream, c *coll.Call) error {
 	if c.Kind == coll.Barrier {
-		return t.short.Make(s, s, c, true)
+		return t.short.Make(s, s, c, Agreed)
 	}
 	if c.Longest() == 0 {
 		return nil
@@ -21,7 +21,7 @@ func (t *Aware) make(s *cuda.Stream, c *coll.Call) error {
 	}
 	switch long := c.Longest()*c.Type.Size() >= AwareSizes.Direct; {
 	case !long, c.Kind == coll.Scan, c.Kind == coll.ExScan, c.Kind == coll.AllToAll && c.Dst == c.Src:
-		return t.short.Make(s, s, c, true)
+		return t.short.Make(s, s, c, Agreed)
 	}
 	if err := t.passed(s); err != nil {
 		return err

@@ -31,7 +31,7 @@ func (t *holds) hold(s *cuda.Stream) (h hold, err error) {
 	var e *cuda.Event
 	if n := len(t.spare); n > 0 {
 		e, t.spare = t.spare[n-1], t.spare[:n-1]
-	} else if e, err = t.dev.NewEvent(false); err != nil {
+	} else if e, err = t.dev.NewEvent(); err != nil {
 		return h, err
 	}
 	if err = e.Record(s); err == nil {

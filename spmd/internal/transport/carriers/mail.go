@@ -109,7 +109,7 @@ func (m *mail) add(c *coll.Call) (err error) {
 	}
 	for i := range h.copied {
 		if h.copied[i] == nil {
-			if h.copied[i], err = m.dev.NewEvent(false); err != nil {
+			if h.copied[i], err = m.dev.NewEvent(); err != nil {
 				return err
 			}
 			if h.shared == nil {

@@ -20,8 +20,11 @@ type PeerKernels struct {
 	messages []peer.Message
 }
 
+// AllMessages is NewPeerKernels' alone for a transport that carries long messages, too.
+const AllMessages = true
+
 // NewPeerKernels returns the transport of ranks whose GPUs reach each other; the caller keeps p.
-// alone says that it carries all messages, not only short ones.
+// alone says that no other transport carries messages, so it carries AllMessages.
 func NewPeerKernels(p *peer.Clique, alone bool) *PeerKernels {
 	return &PeerKernels{Comm: p, alone: alone}
 }

@@ -30,7 +30,7 @@ func (peersBackend) Open(at transport.Site) (transport.Opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &openedPeers{*NewPeerKernels(p, true)}, nil
+	return &openedPeers{*NewPeerKernels(p, AllMessages)}, nil
 }
 
 // openedPeers is a PeerKernels that has its peer.Clique itself, and messages as calls.

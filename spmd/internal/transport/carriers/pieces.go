@@ -76,6 +76,9 @@ func (p *pieces) of(k, n int) (lo, m int) {
 	return lo, min(n-lo, p.each)
 }
 
+// Whether the ranks have agreed on a call of Staged.Make.
+const notAgreed, Agreed = false, true
+
 // Make makes a collective. Stream in has the copies from the device, and out the copies to it. On
 // return the last copies may be under way. agreed says that Agree has been called.
 func (t *Staged) Make(in, out *cuda.Stream, c *coll.Call, agreed bool) error {

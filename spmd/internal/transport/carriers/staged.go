@@ -114,7 +114,7 @@ func (t *Staged) alloc() (err error) {
 		events = append(events, &t.slots[i].here, &t.slots[i].gone)
 	}
 	for _, e := range events {
-		if *e, err = t.dev.NewEvent(false); err != nil {
+		if *e, err = t.dev.NewEvent(); err != nil {
 			return err
 		}
 	}
@@ -151,7 +151,7 @@ func (t *Staged) Do(q transport.Issuer, c coll.Call) error {
 		return t.Group(q, []coll.Call{c}, nil)
 	}
 	c.Counts, c.RecvCounts = slices.Clone(c.Counts), slices.Clone(c.RecvCounts)
-	return t.hand(q, t.pieces(&c).steps <= 1, func(in, out *cuda.Stream) error { return t.Make(in, out, &c, false) })
+	return t.hand(q, t.pieces(&c).steps <= 1, func(in, out *cuda.Stream) error { return t.Make(in, out, &c, notAgreed) })
 }
 
 // Group implements transport.Transport.

@@ -118,14 +118,17 @@ func (r *Member) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error 
 	return nil
 }
 
-// brought returns the operand that a rank has brought to the present meeting.
+// brought returns the operand that a rank has brought to the present meeting: short ones lie on
+// its desk.
 func (r *Member) brought(rank int, short bool) unsafe.Pointer {
-	p := &r.g.desks[rank][r.meetings%posts]
 	if short {
-		return unsafe.Pointer(&p.data)
+		return unsafe.Pointer(&r.g.desks[rank][r.meetings%posts].data)
 	}
-	return p.src
+	return r.lent(rank)
 }
+
+// lent returns the memory that a rank has brought to the present meeting.
+func (r *Member) lent(rank int) unsafe.Pointer { return r.g.desks[rank][r.meetings%posts].src }
 
 // onDesk returns the bytes of operands that go on the desk.
 func onDesk(bytes int, short bool) int {
@@ -173,7 +176,7 @@ func (r *Member) reduceAll(c *coll.Call) error {
 	}
 	for i := range r.size {
 		lo, n := r.slice(c, i)
-		move(elem.At(c.Dst, lo, n, c.Type), r.brought(i, false), n*c.Type.Size())
+		move(elem.At(c.Dst, lo, n, c.Type), r.lent(i), n*c.Type.Size())
 	}
 	return nil
 }

@@ -79,13 +79,13 @@ func (r *Router) measurePaths() error {
 					call := func() error { return r.of(by).Do(transport.Bare{S: t.h}, c) }
 					calls := max(2, 16>>max(0, size-20)) // of few small ones the launch would be measured
 					var err error
-					if at[0], err = t.time(call, false, calls); err != nil {
+					if at[0], err = t.time(call, inGraph, calls); err != nil {
 						return err
 					}
 					if at[1] = at[0]; size > hostSize {
 						continue // the host's time plays no part
 					}
-					if at[1], err = t.time(call, true, calls); err != nil {
+					if at[1], err = t.time(call, eagerly, calls); err != nil {
 						return err
 					}
 				}
@@ -167,7 +167,7 @@ type timer struct {
 
 func (t *timer) open() (err error) {
 	if t.h, err = t.d.NewStream(0); err == nil {
-		t.e, err = t.d.NewEvent(false)
+		t.e, err = t.d.NewEvent()
 	}
 	return err
 }
@@ -181,7 +181,10 @@ func (t *timer) close() {
 	}
 }
 
-// time returns the least time of a few rounds of so many calls, in us, in a graph or without.
+// How time makes calls.
+const inGraph, eagerly = false, true
+
+// time returns the least time of a few rounds of so many calls, in us, in a graph or eagerly.
 func (t *timer) time(call func() error, eager bool, calls int) (us float64, err error) {
 	const rounds = 4 // beside the first
 	all := func() error {

@@ -76,6 +76,9 @@ func sizeBit(n int) int {
 	return min(max(i, leastSize), mostSize)
 }
 
+// noSymmetric is the others of a call that symmetric kernels cannot carry.
+const noSymmetric = true
+
 // of returns the way of a call; others says that there are no symmetric kernels for it. It is not
 // ok for what has no row.
 func (p *Paths) of(c *coll.Call, size int, others bool) (by way, ok bool) {

@@ -230,7 +230,7 @@ func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transpor
 	case transport.FromSymmetric | transport.IntoSymmetric:
 		way, ok = r.sym.paths.of(c, r.size, !r.registrar.Gains(c.Kind, c.Type, c.Op))
 	case transport.FromSymmetric | transport.IntoPinned:
-		way, ok = r.sym.paths.of(c, r.size, true)
+		way, ok = r.sym.paths.of(c, r.size, noSymmetric)
 	}
 	if way == peerWay && !carriers.AtOnce(c, r.peers.Most()) { // a bit more than the size that was measured
 		way = plainWay
