@@ -60,8 +60,8 @@ func (p *Plan) Workspace() int { return p.bytes }
 const Forward, Inverse = false, true
 
 // Run enqueues the transforms on s, with no factor. The sign of the exponent is -1 or, if inverse
-// is Inverse, 1. work has Workspace bytes. dst may be src if both are complex. A transform to real numbers
-// overwrites src. Source: cufft.h, cufftExecC2C and the like.
+// is Inverse, 1. work has Workspace bytes. dst may be src if both are complex. A transform to real
+// numbers overwrites src. Source: cufft.h, cufftExecC2C and the like.
 func (p *Plan) Run(s *cuda.Stream, dst, src, work unsafe.Pointer, inverse bool) error {
 	if p.p == nil {
 		return fmt.Errorf("cufft: the plan is closed")

@@ -27,7 +27,8 @@ const limit = 10 * time.Minute
 const Refuse, Replace = false, true
 
 // Save writes an array of a shape. This rank has the elements of b from number off on, row by row.
-// The parts of all ranks make up the array. A file that exists is refused, unless replace is Replace.
+// The parts of all ranks make up the array. A file that exists is refused, unless replace is
+// Replace.
 //
 // Collective over c, blocking; shape and name are the same on all ranks. Save waits for the streams
 // that use b.

@@ -151,7 +151,9 @@ func (t *Staged) Do(q transport.Issuer, c coll.Call) error {
 		return t.Group(q, []coll.Call{c}, nil)
 	}
 	c.Counts, c.RecvCounts = slices.Clone(c.Counts), slices.Clone(c.RecvCounts)
-	return t.hand(q, t.pieces(&c).steps <= 1, func(in, out *cuda.Stream) error { return t.Make(in, out, &c, notAgreed) })
+	return t.hand(q, t.pieces(&c).steps <= 1, func(in, out *cuda.Stream) error {
+		return t.Make(in, out, &c, notAgreed)
+	})
 }
 
 // Group implements transport.Transport.
