@@ -103,7 +103,8 @@ func AllReduceIf[T Number](c spmd.Comm, have bool, dst, src []T, op spmd.Op) (an
 const nothing = false
 
 // vote returns a number that says whether a rank has something. op over several is
-// vote(op, nothing) only if none has. Sums of ones of up to 2^32 ranks are not 0 in 32 bits, nor in the 16 of floats.
+// vote(op, nothing) only if none has. Sums of ones of up to 2^32 ranks are not 0 in 32 bits, nor in
+// the 16 of floats.
 func vote[T Number](op spmd.Op, have bool) T {
 	if op == elem.Prod || op == elem.Min || op == elem.And {
 		have = !have // any 0 makes it 0
