@@ -419,19 +419,7 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		case k.row > 0:
 			fmt.Fprintf(b, "\tspmd::each_row<%d>(%s, %s);\n", k.row, extents[0], lambda(call(is...)))
 		case k.op == "" && k.dims == 1:
-			block, loop := "blockIdx.x", k.loops && !general
-			if loop {
-				block = unused("block_")
-				fmt.Fprintf(b, "\tfor (int64_t %s = blockIdx.x; %s * (%d * spmd::THREADS) < %s; %s += gridDim.x) {\n",
-					block, block, each, extents[0], block)
-			}
-			if !general {
-				u.packs(b, k, index, extents[0], block, unused)
-			}
-			fmt.Fprintf(b, "\tspmd::each1<%d>(%s, %s, %s);\n", each, extents[0], lambda(call(is...)), block)
-			if loop {
-				b.WriteString("\t}\n")
-			}
+			u.line(b, k, general, extents[0], is[0], call, unused)
 		case k.op == "" && !general:
 			fmt.Fprintf(b, "\tspmd::grid%d<%d>(%s, %s);\n",
 				k.dims, each, strings.Join(extents[k.dims-2:], ", "), lambda(call(is...)))
@@ -445,7 +433,7 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 	if k.op != "" {
 		t := u.CType(token.NoPos, k.result)
 		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s_parts(%s *out, const %s *part, "+
-			"int64_t n) {\n\tspmd::reduce_parts<%s, %s>(out, part, n);\n}\n",
+			"int64_t n) { spmd::reduce_parts<%s, %s>(out, part, n); }\n",
 			k.name, t, t, t, u.operation(k))
 	}
 }

@@ -49,11 +49,8 @@ func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, exten
 	call func(...string) string) {
 	t := u.CType(token.NoPos, k.result)
 	names, uses := "", ""
-	for i, p := range k.params {
-		if o := k.body.Own[i+k.dims]; o != nil && k.pack() > 1 {
-			names += ", auto " + cpp.Safe(p.v.Name())
-			uses += fmt.Sprintf(", spmd::use<%v, %v>(%s)", o.Read, o.Written, cpp.Safe(p.v.Name()))
-		}
+	if k.pack() > 1 {
+		names, uses = k.uses()
 	}
 	fmt.Fprintf(b, "\tspmd::reduce<%s, %s, %d, %d, %s>(%s, %s, [&](int64_t at_%s) {\n",
 		t, u.operation(k), k.pack(), k.deep(), index, out, strings.Join(extents, " * "), names)

@@ -36,56 +36,48 @@ func (k *kernel) wide() (elements, packs int) {
 // longer than all else.
 const loopWord = "loop"
 
-// packs writes the work of blocks whose indices all exist, if all such slices are aligned.
-func (u *unit) packs(b *strings.Builder, k *kernel, index, extent, block string, unused func(string) string) {
+// line writes the loop of a kernel of one index. index is the name that the index has.
+func (u *unit) line(
+	b *strings.Builder, k *kernel, general bool, extent, index string, call func(...string) string,
+	unused func(string) string,
+) {
 	elements, packs := k.wide()
-	if elements == 0 {
+	if general || elements == 0 {
+		each := k.each()
+		if general {
+			each = 1
+		}
+		fmt.Fprintf(b, "\tspmd::each1<%d>(%s, [&](int64_t %s) { %s; }, blockIdx.x);\n", each, extent, index, call(index))
 		return
 	}
-	first, p, e := unused("first_"), unused("p_"), unused("e_")
-	var fits, declared, loads, stores, args, plain []string
-	for i, q := range k.params {
-		n := cpp.Safe(q.v.Name())
-		plain = append(plain, n)
-		o := k.body.Own[i+k.dims]
-		if o == nil {
-			args = append(args, n)
-			continue
-		}
-		pack := unused(n + "_pack")
-		fits = append(fits, fmt.Sprintf("spmd::fits<%d>(%s, %s)", elements, n, extent))
-		declared = append(declared, fmt.Sprintf("\t\tspmd::pack<%s, %d> %s[%d];\n", q.c, elements, pack, packs))
-		at := fmt.Sprintf("%s + %s * %d", first, p, elements)
-		if o.Read {
-			loads = append(loads, fmt.Sprintf("\t\t\t%s[%s].load(%s, %s * spmd::THREADS);\n", pack, p, n, at))
-		}
-		if o.Written {
-			stores = append(stores, fmt.Sprintf("\t\t\t%s[%s].store(%s, %s * spmd::THREADS);\n", pack, p, n, at))
-		}
-		args = append(args, fmt.Sprintf("%s[%s].one(%s, %s)", pack, p, n, e))
+	var all []string
+	for _, p := range k.params {
+		all = append(all, cpp.Safe(p.v.Name()))
 	}
-	fmt.Fprintf(b, "\tif (spmd::whole<%d>(%s, %s) && %s) {\n",
-		elements*packs, extent, block, strings.Join(fits, " && "))
 	if k.body.Guarded {
-		fmt.Fprintf(b, "\t\tif (go::%s_skips_<%s>(SPMD_HERE_AND 0, %s)) return;\n",
-			k.body.Name, index, strings.Join(plain, ", "))
+		fmt.Fprintf(b, "\tif (go::%s_skips_<uint32_t>(SPMD_HERE_AND 0, %s)) return;\n",
+			k.body.Name, strings.Join(all, ", "))
 	}
-	fmt.Fprintf(b, "\t\tconst int64_t %s = (int64_t)%s * (%d * spmd::THREADS) + threadIdx.x * %d;\n%s",
-		first, block, elements*packs, elements, strings.Join(declared, ""))
-	loop := func(body []string) {
-		if len(body) > 0 {
-			fmt.Fprintf(b, "#pragma unroll\n\t\tfor (int %s = 0; %s < %d; %s++) {\n%s\t\t}\n",
-				p, p, packs, p, strings.Join(body, ""))
+	block := "blockIdx.x"
+	if k.loops {
+		block = unused("block_")
+		fmt.Fprintf(b, "\tfor (int64_t %s = blockIdx.x; %s * (%d * spmd::THREADS) < %s; %s += gridDim.x)\n\t",
+			block, block, elements*packs, extent, block)
+	}
+	names, uses := k.uses()
+	fmt.Fprintf(b, "\tspmd::each_wide<%d, %d>(%s, %s, [&](int64_t %s%s) { %s; }%s);\n",
+		elements, packs, extent, block, index, names, call(index), uses)
+}
+
+// uses returns the slices that a kernel uses only at its index, as parameters and as arguments in
+// C++.
+func (k *kernel) uses() (params, args string) {
+	for i, p := range k.params {
+		if o := k.body.Own[i+k.dims]; o != nil {
+			n := cpp.Safe(p.v.Name())
+			params += ", auto " + n
+			args += fmt.Sprintf(", spmd::use<%v, %v>(%s)", o.Read, o.Written, n)
 		}
 	}
-	loop(loads)
-	loop([]string{fmt.Sprintf("#pragma unroll\n\t\t\tfor (int %s = 0; %s < %d; %s++) go::%s<%s>(SPMD_HERE_AND %s + "+
-		"%s * %d * spmd::THREADS + %s, %s);\n",
-		e, e, elements, e, k.body.Name, index, first, p, elements, e, strings.Join(args, ", "))})
-	loop(stores)
-	if k.loops {
-		b.WriteString("\t\tcontinue;\n\t}\n")
-		return
-	}
-	b.WriteString("\t\treturn;\n\t}\n")
+	return params, args
 }

@@ -306,6 +306,33 @@ template <int EACH, typename F> SPMD_FN void each1(int64_t n, F f, int64_t block
 	}
 }
 
+// each_wide is each1 for slices of which f uses the element of its index alone. Blocks whose indices
+// all exist move V elements at a time: each thread has PACKS times V neighbours, all of which are
+// loaded before the first is used.
+template <int V, int PACKS, typename F, typename... U>
+SPMD_FN void each_wide(int64_t n, int64_t block, F f, const U &...u) {
+	const int64_t step = V * THREADS, first = block * (PACKS * step) + threadIdx.x * V;
+	if (!whole<V * PACKS>(n, block) || !all_fit<V>(n, u...)) {
+		each1<V * PACKS>(n, [&](int64_t i) { f(i, u.x...); }, block);
+		return;
+	}
+	auto call = [&](held_all<V, U...> &held, int64_t i) {
+#pragma unroll
+		for (int e = 0; e < V; e++) held.call(f, e, i + e);
+	};
+	held_all<V, U...> a(first, u...);
+	if (PACKS == 2) {
+		held_all<V, U...> b(first + step, u...);
+		call(a, first);
+		call(b, first + step);
+		a.keep();
+		b.keep();
+	} else {
+		call(a, first);
+		a.keep();
+	}
+}
+
 // each2 and each3 have a thread for each pair or triple of indices, the last index along x; blocks
 // loop over what a grid cannot hold.
 template <typename F> SPMD_FN void each2(int64_t ni, int64_t nj, F f) {
