@@ -47,7 +47,8 @@ func (u *unit) line(
 		if general {
 			each = 1
 		}
-		fmt.Fprintf(b, "\tspmd::each1<%d>(%s, [&](int64_t %s) { %s; }, blockIdx.x);\n", each, extent, index, call(index))
+		fmt.Fprintf(b, "\tspmd::each1<%d>(%s, [&](int64_t %s) { %s; }, blockIdx.x);\n",
+			each, extent, index, call(index))
 		return
 	}
 	var all []string

@@ -6,7 +6,7 @@
 package gokernel
 
 import (
-	_ "embed"
+	"embed"
 	"fmt"
 	"math"
 	"math/bits"
@@ -18,20 +18,19 @@ import (
 	"lockstep/spmd"
 )
 
-// The header that generated sources include.
+// The headers that generated sources include.
 //
-//go:embed spmd_go.cuh
-var header string
-
-//go:embed spmd_complex.cuh
-var complexHeader string
-
-//go:embed spmd_rows.cuh
-var rowsHeader string
+//go:embed *.cuh
+var headers embed.FS
 
 func init() {
-	kernels.Headers["spmd_go.cuh"], kernels.Headers["spmd_complex.cuh"], kernels.Headers["spmd_rows.cuh"] = header,
-		complexHeader, rowsHeader
+	for _, name := range []string{"spmd_go.cuh", "spmd_complex.cuh", "spmd_reduce.cuh", "spmd_rows.cuh"} {
+		text, err := headers.ReadFile(name)
+		if err != nil {
+			panic(err) // go:embed has the file
+		}
+		kernels.Headers[name] = string(text)
+	}
 }
 
 // Lanes is the number of results that a reduction keeps side by side, as the threads of a block do.
