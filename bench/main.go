@@ -33,11 +33,11 @@ import (
 	"lockstep/bench/measure"
 	"lockstep/bench/sweep"
 	"lockstep/internal/cli"
-	"lockstep/spmd/runfolder"
+	"lockstep/spmd/telemetry"
 )
 
 func main() {
-	if err := os.Setenv(runfolder.Runs, runfolder.Off); err != nil { // measured programs keep no run folders
+	if err := os.Setenv(telemetry.RunsEnv, telemetry.NoFolder); err != nil { // measured programs keep no run folders
 		panic(err)
 	}
 	run := runner

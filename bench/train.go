@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/bench/measure"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // trainBench is one run of bench train: GPT-2s of several sizes on GPUs, beside PyTorch.
@@ -259,7 +259,7 @@ func (t *trainBench) ours(m *trained, tokens string) error {
 	for _, l := range all[trainWarmSteps:] {
 		us = append(us, l.MS*1e3)
 	}
-	times := timing.StatsOf(us)
+	times := telemetry.StatsOf(us)
 	m.p99 = append(m.p99, times.P99US/times.MedianUS)
 	return nil
 }

@@ -176,7 +176,7 @@ func packages(t *testing.T) names {
 	t.Helper()
 	n := names{}
 	for _, dir := range []string{
-		"spmd", "spmd/hostdata", "spmd/managed", "spmd/parallel", "spmd/checkpoint", "spmd/timing",
+		"spmd", "spmd/hostdata", "spmd/managed", "spmd/parallel", "spmd/checkpoint", "spmd/telemetry",
 		"spmd/blas", "spmd/vector", "spmd/random", "spmd/fft", "spmd/sparse", "spmd/arrayfile",
 	} {
 		for _, file := range sources(t, filepath.Join("..", dir)) {

@@ -100,6 +100,6 @@
 // either does nothing. Main and World.Close end whatever a program has left open.
 //
 // Package checkpoint saves and loads a program's state. Package parallel has what a training loop
-// on several ranks needs, package timing measures steps. Package spmdtest runs tests on several
+// on several ranks needs, package telemetry measures steps. Package spmdtest runs tests on several
 // ranks. Package host has building blocks for the host function of a Kernel.
 package spmd

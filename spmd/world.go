@@ -119,7 +119,7 @@ func Open(cfg Config) (*World, error) {
 }
 
 // Emit writes a measurement, a struct or a map, as an object of JSON. The object becomes a line of
-// the file of --json and of the run's folder (package runfolder), which `launch plot` draws. The
+// the file of --json and of the run's folder (package telemetry), which `launch plot` draws. The
 // page of --dashboard draws its numbers while the program runs, of 32 names at most, and /metrics
 // has the newest. Both leave out an object with "summary": true, which is a result of the whole
 // run.

@@ -21,7 +21,7 @@ import (
 	"lockstep/internal/cli"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // config is every setting of a run.
@@ -155,7 +155,7 @@ type result struct {
 	Rows        int    `json:"rows"`
 	Cols        int    `json:"cols"`
 	Bytes       int    `json:"bytes"`
-	timing.Stats
+	telemetry.Stats
 	GBps      float64 `json:"gbps"`
 	MaxRelErr float64 `json:"max_rel_err"`
 	OK        bool    `json:"ok"`
@@ -197,7 +197,8 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		return r, err
 	}
 	r.Kernel, r.Overlap = m.kernel, m.overlap
-	r.Stats, err = timing.MeasureStream(w.Comm(), p.s, c.Graph, c.Warmup, c.Iters, func() error { return p.enqueue(m) })
+	r.Stats, err = telemetry.MeasureStream(w.Comm(), p.s, c.Graph, c.Warmup, c.Iters,
+		func() error { return p.enqueue(m) })
 	if err != nil {
 		return r, err
 	}

@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"lockstep/spmd"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // product is y = W x of a rank's block, with its memory and its streams.
@@ -131,7 +131,7 @@ func (p *product[T]) choose(c config) (method, error) {
 	log := p.w.Log().Info()
 	took := math.Inf(1)
 	try := func(m method, worth float64) error {
-		t, err := timing.MeasureStream(p.w.Comm(), p.s, c.Graph, trialWarmup, trialIters,
+		t, err := telemetry.MeasureStream(p.w.Comm(), p.s, c.Graph, trialWarmup, trialIters,
 			func() error { return p.enqueue(m) })
 		if err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 	"lockstep/internal/cli"
 	"lockstep/spmd"
 	"lockstep/spmd/random"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // config is every setting of a run.
@@ -104,7 +104,7 @@ type result struct {
 	Dtype       string `json:"dtype"`
 	Elements    int    `json:"elements"`
 	Bytes       int    `json:"bytes"`
-	timing.Stats
+	telemetry.Stats
 	GBps      float64   `json:"gbps"`
 	Sum       float64   `json:"sum"`
 	MaxRelErr float64   `json:"max_rel_err"`
@@ -140,7 +140,7 @@ const (
 )
 
 // slowOf returns the slowest iterations, the slowest first.
-func slowOf(t timing.Stats) []slow {
+func slowOf(t telemetry.Stats) []slow {
 	var all []slow
 	for i, us := range t.Samples {
 		if us >= slowMedians*t.MedianUS {

@@ -11,7 +11,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 func TestMain(m *testing.M) { spmdtest.Main(m, main) }
@@ -182,7 +182,7 @@ func TestClosedOutput(t *testing.T) {
 
 // Slow iterations are listed, the slowest first, with their causes.
 func TestSlow(t *testing.T) {
-	stats := timing.StatsOf([]float64{1, 1, 12, 1, 9.9, 1, 40, 1, 1, 30, 1})
+	stats := telemetry.StatsOf([]float64{1, 1, 12, 1, 9.9, 1, 40, 1, 1, 30, 1})
 	stats.Enqueued = []float64{1, 1, 1, 1, 1, 1, 39, 1, 1, 1, 1}
 	stats.Fastest = []float64{1, 1, 11, 1, 1, 1, 40, 1, 1, 2, 1}
 	var got []string
@@ -194,7 +194,7 @@ func TestSlow(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	stats = timing.StatsOf(slices.Concat(slices.Repeat([]float64{1}, 100), slices.Repeat([]float64{20}, 50)))
+	stats = telemetry.StatsOf(slices.Concat(slices.Repeat([]float64{1}, 100), slices.Repeat([]float64{20}, 50)))
 	stats.Enqueued, stats.Fastest = make([]float64, 150), make([]float64, 150)
 	if n := len(slowOf(stats)); n != slowMost {
 		t.Errorf("%d of 50 are told", n)

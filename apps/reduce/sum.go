@@ -6,7 +6,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 //go:embed sum.cu
@@ -96,15 +96,15 @@ func newPlain(w *spmd.World, k *spmd.Kernel, t sumTuning) *adder[float64] {
 type summer struct {
 	step    func(x spmd.Buffer[float32]) error
 	answer  func() float64
-	measure func(c config, steps []func() error) (timing.Stats, error)
+	measure func(c config, steps []func() error) (telemetry.Stats, error)
 }
 
 func (a *adder[T]) summer(w *spmd.World, s *spmd.Stream, answer func() float64) summer {
 	return summer{
 		step:   func(x spmd.Buffer[float32]) error { return a.global(w, s, x) },
 		answer: answer,
-		measure: func(c config, steps []func() error) (timing.Stats, error) {
-			return timing.MeasureAwait(w.Comm(), s, a.answer, c.Graph, c.Warmup, c.Iters, steps...)
+		measure: func(c config, steps []func() error) (telemetry.Stats, error) {
+			return telemetry.MeasureAwait(w.Comm(), s, a.answer, c.Graph, c.Warmup, c.Iters, steps...)
 		},
 	}
 }

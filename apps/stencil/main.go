@@ -18,7 +18,7 @@ import (
 	"lockstep/internal/cli"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // extent is the value of a flag such as 4096x2048: a number for each axis.
@@ -222,7 +222,7 @@ type result struct {
 	Elements    int    `json:"elements"`
 	Steps       int    `json:"steps"`
 	Bytes       int    `json:"bytes"`
-	timing.Stats
+	telemetry.Stats
 	GBps      float64 `json:"gbps"`
 	MaxRelErr float64 `json:"max_rel_err"`
 	OK        bool    `json:"ok"`
@@ -269,7 +269,7 @@ func run[T number](w *spmd.World, c config) (result, error) {
 	if err := h.begin(); err != nil {
 		return r, err
 	}
-	r.Stats, err = timing.MeasureStream(w.Comm(), h.main, c.Graph, c.Warmup, c.Iters,
+	r.Stats, err = telemetry.MeasureStream(w.Comm(), h.main, c.Graph, c.Warmup, c.Iters,
 		func() error { return h.advance(c.Steps) })
 	if err != nil {
 		return r, err

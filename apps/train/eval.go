@@ -14,7 +14,7 @@ import (
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
-	"lockstep/spmd/progress"
+	"lockstep/spmd/telemetry"
 )
 
 // evaluator is the command eval.
@@ -190,7 +190,7 @@ func (e *evaluator) measure(ctx context.Context, w *spmd.World, p *run.Past, c c
 		}
 	})
 	defer f.Stop()
-	bar := progress.Start(w, "evaluating", int64(part.Len), "sequences")
+	bar := telemetry.StartWork(w, "evaluating", int64(part.Len), "sequences")
 	defer bar.Done()
 	if err := spmd.Fill(s, state.Loss, 0); err != nil { // a rank may have no part
 		return 0, err

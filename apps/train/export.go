@@ -13,7 +13,7 @@ import (
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/weights"
 	"lockstep/spmd"
-	"lockstep/spmd/progress"
+	"lockstep/spmd/telemetry"
 )
 
 // exporter is the command export.
@@ -82,7 +82,7 @@ func (e *exporter) run(_ context.Context, w *spmd.World) (err error) {
 	if err := p.LoadWeights(arena); err != nil {
 		return err
 	}
-	told := progress.Start(w, "exporting", 4*int64(p.Cfg.ParamCount()), progress.Bytes)
+	told := telemetry.StartWork(w, "exporting", 4*int64(p.Cfg.ParamCount()), telemetry.Bytes)
 	defer told.Done()
 	bytes, err := weights.Write(e.to, p.Cfg, p.Tok, arena.Host(), told)
 	if err != nil {

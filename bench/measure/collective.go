@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // Label names a line in a legend.
@@ -84,7 +84,7 @@ type Measured struct {
 	Collectives string `json:"collectives,omitempty"`
 	Calls       int    `json:"calls,omitempty"` // back to back in one timed iteration, in any number of graphs
 	Rounds      int    `json:"rounds"`          // that the times are medians of
-	timing.Stats
+	telemetry.Stats
 	GBps      float64   `json:"gbps"`
 	BusGBps   float64   `json:"bus_gbps,omitempty"`
 	TokS      float64   `json:"tok_s,omitempty"`
@@ -267,7 +267,7 @@ func measure[T real](w *spmd.World, s *spmd.Stream, c Case, v variant, t times) 
 		m.Calls = each * launches
 	}
 	err = repeat(w, s, v, c.Calls, call, func(step func() error) error {
-		m.Stats, err = timing.Measure(w.Comm(), t.Warmup, t.Iters, step)
+		m.Stats, err = telemetry.Measure(w.Comm(), t.Warmup, t.Iters, step)
 		return err
 	})
 	if err != nil {
@@ -283,7 +283,7 @@ func measure[T real](w *spmd.World, s *spmd.Stream, c Case, v variant, t times) 
 	for i := range m.Samples {
 		m.Samples[i] /= float64(m.Calls * c.Op.trips)
 	}
-	m.Stats = timing.StatsOf(m.Samples)
+	m.Stats = telemetry.StatsOf(m.Samples)
 	m.Wrong, m.OK = &wrong, wrong == 0
 	return m, nil
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/spmd"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 //go:embed kernels.cu
@@ -168,7 +168,7 @@ func replay(w *spmd.World, bytes int) error {
 	}
 	c := w.Comm().On(s)
 	replays := min(Replays, mostCalls)
-	t, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 0, replays, func() error {
+	t, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 0, replays, func() error {
 		if err := addOne.Launch(s, spmd.Cover1D(1, 32), x.Arg()); err != nil {
 			return err
 		}

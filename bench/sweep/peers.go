@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"lockstep/bench/measure"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // ranksCommand returns the command line of this program as a rank of the sweep, on n of them, with
@@ -340,7 +340,7 @@ func cycles(lines []measure.Measured, warmup, iters int) ([]measure.Measured, er
 		for _, c := range same[len(same)/(warmup+iters)*warmup:] {
 			us = append(us, c.MedianUS)
 		}
-		m.Stats = timing.StatsOf(us)
+		m.Stats = telemetry.StatsOf(us)
 		all = append(all, m)
 	}
 	return all, nil

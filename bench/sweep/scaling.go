@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/bench/measure"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // appFlags are the sizes of the applications.
@@ -182,7 +182,7 @@ func (s *sweep) trainTurn(cmd []string) (measure.Measured, error) {
 		us = append(us, st.MS*1e3)
 		m.TokS = st.TokS * st.MS // of one step; over the median below
 	}
-	m.Stats = timing.StatsOf(us[measure.TrainDiscard:])
+	m.Stats = telemetry.StatsOf(us[measure.TrainDiscard:])
 	m.TokS /= m.MedianUS / 1e3
 	return m, nil
 }

@@ -84,7 +84,7 @@ func TestLightPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	packages := strings.Fields(string(out))
-	if !slices.Contains(packages, "lockstep/spmd/runfolder") {
+	if !slices.Contains(packages, "lockstep/spmd/telemetry") {
 		t.Fatalf("go list finds %d packages", len(packages))
 	}
 	for _, p := range packages {

@@ -7,7 +7,7 @@ import (
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // BenchmarkTranspose times the transpose of a matrix for each size of elements:
@@ -34,7 +34,7 @@ func benchTranspose[T spmd.Elem](b *testing.B, w *spmd.World, name string) {
 	s := spmdtest.Stream(b, w, name)
 	x, y := spmdtest.Alloc[T](b, w, rows*cols), spmdtest.Alloc[T](b, w, rows*cols)
 	b.Run(name, func(b *testing.B) {
-		stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20),
+		stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 3, max(b.N, 20),
 			func() error { return blas.Transpose(s, blas.MatrixOf(y, cols, rows), blas.MatrixOf(x, rows, cols)) })
 		spmdtest.Must(b, err)
 		b.ReportMetric(0, "ns/op")

@@ -11,7 +11,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
@@ -211,7 +211,7 @@ func BenchmarkForward(b *testing.B) {
 				spmdtest.Must(b, x.SetAll(1))
 				s, err := w.NewStream("fft")
 				spmdtest.Must(b, err)
-				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, 30, func() error {
+				stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 3, 30, func() error {
 					for range 10 {
 						if err := p.Forward(s, y, x); err != nil {
 							return err

@@ -7,7 +7,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // The benchmarks compare kernels in Go with a copy, and with kernels written by hand. On a GPU:
@@ -25,7 +25,7 @@ func measure(b *testing.B, w *spmd.World, bytes int, step func(s *spmd.Stream) e
 		b.Fatal(err)
 	}
 	const each = 10 // steps of a repetition: a launch costs the host little beside them
-	stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20), func() error {
+	stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 3, max(b.N, 20), func() error {
 		var err error
 		for range each {
 			err = errors.Join(err, step(s))

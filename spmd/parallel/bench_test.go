@@ -8,7 +8,7 @@ import (
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // BenchmarkKernels times the kernels on the parameters of GPT-2 124M, on the host on fewer:
@@ -25,7 +25,7 @@ func BenchmarkKernels(b *testing.B) {
 		s := spmdtest.Stream(b, w, "bench")
 		clip := func(limit float64) func(b *testing.B) {
 			return func(b *testing.B) {
-				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20),
+				stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 3, max(b.N, 20),
 					func() error { return parallel.ClipNorm(s, x, limit, norm) })
 				spmdtest.Must(b, err)
 				b.ReportMetric(0, "ns/op")

@@ -10,7 +10,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
@@ -214,7 +214,7 @@ func BenchmarkMultiply(b *testing.B) {
 				spmdtest.Must(b, x.SetAll(1))
 				s, err := w.NewStream("sparse")
 				spmdtest.Must(b, err)
-				stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, 30, func() error {
+				stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 3, 30, func() error {
 					for range 10 {
 						if err := m.Multiply(s, y, x); err != nil {
 							return err

@@ -22,7 +22,7 @@ import (
 // programEnv makes the test binary the program under test.
 const programEnv = "SPMDTEST_PROGRAM"
 
-// runsEnv is runfolder.Runs. Tests of a program do not leave folders of runs beside its sources.
+// runsEnv is telemetry.RunsEnv. Tests of a program do not leave folders of runs beside its sources.
 const runsEnv = "LOCKSTEP_RUNS"
 
 // Main is the TestMain of a package whose tests share jobs, see Run, or start the program itself

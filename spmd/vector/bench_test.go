@@ -9,7 +9,7 @@ import (
 	"lockstep/spmd"
 	"lockstep/spmd/random"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 	"lockstep/spmd/vector"
 )
 
@@ -46,7 +46,7 @@ func measure(b *testing.B, w *spmd.World, what string, n int, step func(s *spmd.
 			b.Fatal(err)
 		}
 		const each = 10 // steps of a repetition: a launch costs the host little beside them
-		stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, 20, func() error {
+		stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 3, 20, func() error {
 			var err error
 			for range each {
 				err = errors.Join(err, step(s))

@@ -7,7 +7,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // BenchmarkElements times kernels of single elements beside a copy of as many bytes:
@@ -97,7 +97,7 @@ func BenchmarkRows(b *testing.B) {
 // benchKernel reports the median time of what run enqueues, and its rate if it moves bytes.
 func benchKernel(b *testing.B, w *spmd.World, s *spmd.Stream, name string, bytes int, run func() error) {
 	b.Run(name, func(b *testing.B) {
-		stats, err := timing.MeasureStream(w.Comm(), s, timing.Graph, 3, max(b.N, 20), run)
+		stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 3, max(b.N, 20), run)
 		spmdtest.Must(b, err)
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(stats.MedianUS, "us")

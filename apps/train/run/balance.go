@@ -11,7 +11,7 @@ import (
 	"lockstep/apps/train/ops"
 	"lockstep/cuda/nvrtc"
 	"lockstep/spmd"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // checkBalance refuses a --balance that does not exist or does not fit.
@@ -134,7 +134,7 @@ func (o *Options) timeHere(w *spmd.World, cfg layout.Config, batch int) (seconds
 		state.Refresh(s)); err != nil {
 		return 0, err
 	}
-	t, err := timing.MeasureStream(w.Comm(), s, !o.onHost, 2, 5, func() error {
+	t, err := telemetry.MeasureStream(w.Comm(), s, !o.onHost, 2, 5, func() error {
 		return model.ForwardBackward(s, b, 1/float32(n), true, nil)
 	})
 	return t.MinUS / 1e6 / float64(n), err

@@ -15,7 +15,7 @@ import (
 	"lockstep/apps/train/weights"
 	"lockstep/internal/cli"
 	"lockstep/spmd"
-	"lockstep/spmd/runfolder"
+	"lockstep/spmd/telemetry"
 )
 
 // Options is every setting of a run. New holds the defaults.
@@ -193,7 +193,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 			"folder without any")
 	fs.IntVar(&o.RequeueStatus, "requeue-status", o.RequeueStatus,
 		"exit status where SIGTERM or SIGUSR1 has ended the run after a checkpoint")
-	o.runDir = runfolder.Flag(fs)
+	o.runDir = telemetry.FolderFlag(fs)
 	fs.StringVar(&o.tokens, "tokens", o.tokens, "bytes, or gpt2 for GPT-2's byte-pair encoding")
 	fs.StringArrayVar(&o.Data, "data", nil,
 		"text to learn from: `FILE`, folder or glob, or token files of llm.c (.bin); repeatable (default the Go "+
@@ -350,12 +350,12 @@ func (o *Options) Check(ranks int) error {
 		if !o.Given(flag) || o.Checkpoint != "" {
 			continue
 		}
-		if *o.runDir == "" || *o.runDir == runfolder.Off {
+		if *o.runDir == "" || *o.runDir == telemetry.NoFolder {
 			return fmt.Errorf("--%s needs --checkpoint, or a --run-dir to save in", flag)
 		}
 		o.Checkpoint = *o.runDir
 	}
-	if err := runfolder.Check(o.folder()); err != nil {
+	if err := telemetry.CheckFolder(o.folder()); err != nil {
 		return err
 	}
 	if err := o.checkData(); err != nil {
@@ -373,8 +373,8 @@ func (o *Options) Check(ranks int) error {
 }
 
 // folder returns the configuration of the run's folder.
-func (o *Options) folder() runfolder.Config {
-	return runfolder.Config{Dir: *o.runDir, Default: o.Checkpoint, State: o.Checkpoint}
+func (o *Options) folder() telemetry.FolderConfig {
+	return telemetry.FolderConfig{Dir: *o.runDir, Default: o.Checkpoint, State: o.Checkpoint}
 }
 
 // maxNumber is the largest value of a flag. Products of two such numbers stay at or below 2^62.

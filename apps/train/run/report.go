@@ -13,7 +13,7 @@ import (
 	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
-	"lockstep/spmd/progress"
+	"lockstep/spmd/telemetry"
 )
 
 // StepRecord is one step in the measurement file.
@@ -77,7 +77,7 @@ type report struct {
 	record
 	o     *Options
 	w     *spmd.World
-	bar   *progress.Work
+	bar   *telemetry.Work
 	data  *trainer.Dataset
 	from  int           // steps of runs before this one
 	steps int           // reported so far, those included
@@ -99,7 +99,7 @@ type record struct {
 
 // newReport returns a report that begins at t's step. c has the checkpoints, or is nil.
 func newReport(o *Options, w *spmd.World, t *trainer.Trainer, c *saver) *report {
-	bar := progress.Start(w, "training", int64(o.steps), "steps").Quiet().From(int64(t.First))
+	bar := telemetry.StartWork(w, "training", int64(o.steps), "steps").Quiet().From(int64(t.First))
 	r := &report{record: c.record(), o: o, w: w, bar: bar, data: t.Data, from: t.First, steps: t.First}
 	if c != nil {
 		r.saving = c.saving

@@ -11,8 +11,7 @@ import (
 	"lockstep/apps/train/trainer"
 	"lockstep/internal/readable"
 	"lockstep/spmd"
-	"lockstep/spmd/progress"
-	"lockstep/spmd/runfolder"
+	"lockstep/spmd/telemetry"
 )
 
 // Run runs the program on a rank. Each rank has its own options, since ranks may share the process.
@@ -68,7 +67,7 @@ func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 	if err := c.start(t); err != nil {
 		return Usage(err)
 	}
-	folder, err := runfolder.Open(w, o.folder())
+	folder, err := telemetry.OpenFolder(w, o.folder())
 	if err != nil {
 		return err
 	}
@@ -141,8 +140,8 @@ func (o *Options) OpenTokens(w *spmd.World) (text.Data, error) {
 func (o *Options) readTokens(w *spmd.World, inputs []text.Place) (text.Data, error) {
 	g, d := text.Among(w, w.NodeComm()), text.Options{
 		Inputs: inputs, Tokens: o.Tok, Cache: o.Cache, Threads: w.Threads(), Log: *w.Log(),
-		Progress: func(what string, total int64) *progress.Work {
-			return progress.Start(w, what, total, progress.Bytes)
+		Progress: func(what string, total int64) *telemetry.Work {
+			return telemetry.StartWork(w, what, total, telemetry.Bytes)
 		},
 	}
 	if text.IsBin(inputs[0]) {

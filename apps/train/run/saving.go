@@ -5,7 +5,7 @@ import (
 	"sync"
 
 	"lockstep/spmd"
-	"lockstep/spmd/progress"
+	"lockstep/spmd/telemetry"
 )
 
 // saving follows the checkpoint that rank 0 writes beside the steps. Any
@@ -15,8 +15,8 @@ type saving struct {
 
 	mu        sync.Mutex
 	bytes, of int64
-	told      *progress.Work // of the checkpoint that is being written
-	alone     bool           // nothing else goes on
+	told      *telemetry.Work // of the checkpoint that is being written
+	alone     bool            // nothing else goes on
 }
 
 // written notes that so many bytes are written.
@@ -24,7 +24,7 @@ func (s *saving) written(bytes, of int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.told == nil {
-		s.told = progress.Start(s.w, "saving", of, progress.Bytes).Beside(!s.alone)
+		s.told = telemetry.StartWork(s.w, "saving", of, telemetry.Bytes).Beside(!s.alone)
 	}
 	s.told.Add(max(bytes-s.bytes, 0))
 	s.bytes, s.of = bytes, of

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"lockstep/spmd/progress"
+	"lockstep/spmd/telemetry"
 )
 
 // A token file of llm.c is a header of 256 int32 and then count tokens of GPT-2, uint16, all
@@ -139,7 +139,7 @@ func OpenBins(g Group, o Options) (Data, error) {
 	}
 	todo, before := pieces(files, order)
 	lo, hi := share(before, g.Rank, g.Size)
-	var bar *progress.Work
+	var bar *telemetry.Work
 	if o.Progress != nil {
 		bar = o.Progress("reading", before[len(todo)])
 		defer bar.Done()

@@ -18,7 +18,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/spmd/progress"
+	"lockstep/spmd/telemetry"
 )
 
 // Options says which data to read, and how.
@@ -29,7 +29,7 @@ type Options struct {
 	Threads int    // goroutines of this rank
 	Log     zerolog.Logger
 	// Progress begins to report work on total bytes. It may be nil.
-	Progress func(what string, total int64) *progress.Work
+	Progress func(what string, total int64) *telemetry.Work
 }
 
 // roundBytes is how much text each rank tokenises before it writes.
@@ -251,7 +251,7 @@ func (b *builder) encode(f *os.File) (count int64, err error) {
 		order[i] = d.file
 	}
 	todo, before := pieces(b.files, order)
-	var bar *progress.Work
+	var bar *telemetry.Work
 	if b.Progress != nil {
 		bar = b.Progress("tokenising", before[len(todo)])
 		defer bar.Done()

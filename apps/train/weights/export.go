@@ -12,7 +12,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/text"
 	"lockstep/internal/safetensors"
-	"lockstep/spmd/progress"
+	"lockstep/spmd/telemetry"
 )
 
 // Leftover begins the names of folders that an unfinished export has left.
@@ -22,7 +22,7 @@ const Leftover = ".export-"
 // get their names when all are complete on disk. told, which may be nil, gets the bytes of
 // weights written.
 func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32,
-	told *progress.Work) (bytes int64, err error) {
+	told *telemetry.Work) (bytes int64, err error) {
 	_, err = os.Stat(dir)
 	fresh := errors.Is(err, os.ErrNotExist)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -104,7 +104,7 @@ type export struct {
 	cfg   layout.Config
 	tok   text.Tokenizer
 	arena []float32
-	told  *progress.Work
+	told  *telemetry.Work
 	names []string // of the files so far
 	bytes int64
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // config is every setting of a run.
@@ -67,7 +67,7 @@ type result struct {
 	Dtype       string `json:"dtype"`
 	Elements    int    `json:"elements"`
 	Bytes       int    `json:"bytes"`
-	timing.Stats
+	telemetry.Stats
 	GBps   float64 `json:"gbps"`
 	RMSErr float64 `json:"rms_err"`
 	OK     bool    `json:"ok"`
@@ -106,7 +106,7 @@ func run(w *spmd.World, c config) (result, error) {
 		}
 		return step(w.Comm().On(s), s, u, next) // back into u: every iteration is the same, and a graph can replay it
 	}
-	if r.Stats, err = timing.MeasureStream(w.Comm(), s, c.Graph, warmup, c.Iters, iteration); err != nil {
+	if r.Stats, err = telemetry.MeasureStream(w.Comm(), s, c.Graph, warmup, c.Iters, iteration); err != nil {
 		return r, err
 	}
 	r.GBps = r.Stats.GBps(r.Bytes)

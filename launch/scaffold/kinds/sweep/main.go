@@ -11,8 +11,8 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
-	"lockstep/spmd/progress"
 	"lockstep/spmd/random"
+	"lockstep/spmd/telemetry"
 )
 
 // config is every setting of a run.
@@ -122,7 +122,7 @@ func run(w *spmd.World, c config) (all []result, err error) {
 	}
 	defer above.Free()
 
-	p := progress.Start(w, "computing", int64((c.Jobs+groups-1)/groups), "jobs")
+	p := telemetry.StartWork(w, "computing", int64((c.Jobs+groups-1)/groups), "jobs")
 	defer p.Done()
 	err = errors.Join(above.SetAll(0), random.Uniform(s, start, w.Seed(), part.Off)) // in each job the same
 	for job := mine; err == nil && job < c.Jobs; job += groups {

@@ -13,7 +13,7 @@ import (
 	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/hostdata"
 	"lockstep/spmd/parallel"
-	"lockstep/spmd/progress"
+	"lockstep/spmd/telemetry"
 )
 
 // config is every setting of a run.
@@ -95,7 +95,7 @@ func run(ctx context.Context, w *spmd.World, c config) (loss float64, err error)
 	if err := parallel.SyncStart(w.Comm(), n.p); err != nil { // all ranks begin with rank 0's
 		return 0, err
 	}
-	p := progress.Start(w, "training", int64(c.Steps-done), "steps")
+	p := telemetry.StartWork(w, "training", int64(c.Steps-done), "steps")
 	defer p.Done()
 	for stop := false; done < c.Steps && !stop; {
 		until := min(done+look-done%look, done+c.SaveEvery-done%c.SaveEvery, c.Steps)

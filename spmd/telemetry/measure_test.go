@@ -1,4 +1,4 @@
-package timing_test
+package telemetry_test
 
 import (
 	"encoding/json"
@@ -11,7 +11,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/timing"
+	"lockstep/spmd/telemetry"
 )
 
 // A sample is at least as long as the step took on the slowest rank, in the order of the steps; the
@@ -22,7 +22,7 @@ func TestMeasureSamples(t *testing.T) {
 		const warmup, iters = 2, 7
 		took := make([]float64, iters)
 		turn := -warmup
-		stats, err := timing.Measure(w.Comm(), warmup, iters, func() error {
+		stats, err := telemetry.Measure(w.Comm(), warmup, iters, func() error {
 			start, i := time.Now(), turn
 			turn++
 			if i < 0 || i%w.Size() != w.Rank() {
@@ -79,7 +79,7 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 			}
 			return nil
 		}
-		stats, err := timing.MeasureStream(w.Comm(), s, timing.Calls, 0, 2, func() error {
+		stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Calls, 0, 2, func() error {
 			turn++
 			if turn == 1 {
 				return wait(last)
@@ -96,7 +96,7 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 				t.Errorf("the fastest rank took %v of %v", fastest, stats.Samples[i])
 			}
 		}
-		if stats, err = timing.Measure(w.Comm(), 0, 1, func() error { return wait(last) }); err != nil ||
+		if stats, err = telemetry.Measure(w.Comm(), 0, 1, func() error { return wait(last) }); err != nil ||
 			stats.Samples[0] < us || stats.Enqueued != nil {
 			t.Errorf("%+v, %v", stats, err)
 		}
@@ -112,7 +112,7 @@ func TestTimingOf(t *testing.T) {
 		for i := range us {
 			us[i] = float64(tc.n - i) // n, n-1, ... 1
 		}
-		got := timing.StatsOf(us)
+		got := telemetry.StatsOf(us)
 		if got.Iters != tc.n || got.MinUS != 1 || got.MedianUS != float64(tc.median2)/2 ||
 			got.P99US != float64(tc.p99) || got.MaxUS != float64(tc.n) || got.Samples[0] != float64(tc.n) {
 			t.Errorf("%d samples: %+v", tc.n, got)
@@ -127,7 +127,7 @@ func TestMedianDigits(t *testing.T) {
 		want string
 	}{{[]float64{109.007, 109.198}, "109.1025"}, {[]float64{0.1, 0.2}, "0.15"},
 		{[]float64{3e8 + 0.001, 3e8 + 0.002}, "300000000.0015"}, {[]float64{2.5e-5}, "0.000025"}} {
-		if got := strconv.FormatFloat(timing.StatsOf(tc.us).MedianUS, 'f', -1, 64); got != tc.want {
+		if got := strconv.FormatFloat(telemetry.StatsOf(tc.us).MedianUS, 'f', -1, 64); got != tc.want {
 			t.Errorf("%v: %s, want %s", tc.us, got, tc.want)
 		}
 	}
@@ -139,7 +139,7 @@ func TestMeasureAllocatesNothing(t *testing.T) {
 		const iters = 2000
 		var before, after runtime.MemStats
 		turn := 0
-		_, err := timing.Measure(w.Comm(), 10, iters, func() error {
+		_, err := telemetry.Measure(w.Comm(), 10, iters, func() error {
 			switch turn++; turn {
 			case 11:
 				runtime.ReadMemStats(&before)

@@ -1,22 +1,4 @@
-// Package progress tells a person how far long work is. At a terminal it keeps a line up to date
-// below the log, also through mpirun and launch run. Elsewhere it logs a line every half minute.
-//
-//	p := progress.Start(w, "relaxing", steps, "steps")
-//	defer p.Done()
-//	for range steps {
-//		...
-//		p.Add(1)
-//		p.Note("residual %.2e", residual)
-//	}
-//
-// shows
-//
-//	relaxing  42 %  4200/10000 steps  830 steps/s  7s left  residual 3.10e-05
-//
-// The line ends with "rank 2 slowest" if the other ranks have clearly waited for that rank lately.
-// Ranks tell rank 0 of their waiting beside their signs of life, which costs the program nothing.
-// Waiting in graphs is not seen, and no waiting with --summary off.
-package progress
+package telemetry
 
 import (
 	"fmt"
@@ -73,10 +55,10 @@ type point struct {
 	done int64
 }
 
-// Start begins to tell of work of total units. Only rank 0 tells: on other ranks, and if the log is
-// quiet, Start returns nil. One Work at a time has the live line: the last to change. Not
-// collective.
-func Start(w *spmd.World, what string, total int64, unit string) *Work {
+// StartWork begins to tell of work of total units. Only rank 0 tells: on other ranks, and
+// if the log is quiet, StartWork returns nil. One Work at a time has the live line: the
+// last to change. Not collective.
+func StartWork(w *spmd.World, what string, total int64, unit string) *Work {
 	if w.Rank() != 0 || w.Log().GetLevel() > zerolog.InfoLevel {
 		return nil
 	}
@@ -84,11 +66,11 @@ func Start(w *spmd.World, what string, total int64, unit string) *Work {
 	if columns() == 0 {
 		columns = func() int { return 0 }
 	}
-	return start(&Work{log: w.Log(), screen: cli.Stderr, columns: columns, now: time.Now, slowest: w.Slowest,
+	return begin(&Work{log: w.Log(), screen: cli.Stderr, columns: columns, now: time.Now, slowest: w.Slowest,
 		what: what, total: total, unit: unit})
 }
 
-func start(p *Work) *Work {
+func begin(p *Work) *Work {
 	now := p.now
 	p.before = point{at: now()}
 	p.mark, p.logged = p.before, p.before.at

@@ -1,4 +1,4 @@
-package progress
+package telemetry
 
 import (
 	"bytes"
@@ -27,7 +27,7 @@ func (o *told) start(columns int, what string, total int64, unit string) *Work {
 	log := zerolog.New(zerolog.ConsoleWriter{Out: &o.log, NoColor: true,
 		PartsOrder: []string{zerolog.MessageFieldName}})
 	o.clock, o.slowest = time.Unix(1e9, 0), -1
-	return start(&Work{log: &log, screen: &cli.Screen{To: &o.screen}, columns: func() int { return columns },
+	return begin(&Work{log: &log, screen: &cli.Screen{To: &o.screen}, columns: func() int { return columns },
 		now: func() time.Time { return o.clock }, slowest: func() (int, bool) { return o.slowest, o.slowest >= 0 },
 		what: what, total: total, unit: unit})
 }

@@ -1,4 +1,4 @@
-package runfolder
+package telemetry
 
 import (
 	"bufio"
@@ -48,8 +48,8 @@ type step struct {
 }
 
 // emit opens the folder of a run on every rank, and emits some steps. It returns the folder's path.
-func emit(t *testing.T, w *spmd.World, c Config, first, last int) string {
-	f, err := Open(w, c)
+func emit(t *testing.T, w *spmd.World, c FolderConfig, first, last int) string {
+	f, err := OpenFolder(w, c)
 	if err != nil {
 		t.Errorf("rank %d: %v", w.Rank(), err)
 		return ""
@@ -71,12 +71,12 @@ func emit(t *testing.T, w *spmd.World, c Config, first, last int) string {
 // A run without a name gets a folder of its own, known to all ranks, and no other run gets it.
 func TestNew(t *testing.T) {
 	t.Chdir(t.TempDir())
-	t.Setenv(Runs, "")
+	t.Setenv(RunsEnv, "")
 	begun := time.Now().Add(-time.Second)
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
-		a := emit(t, w, Config{}, 1, 3)
-		b := emit(t, w, Config{}, 1, 1)
-		if !regexp.MustCompile(`^runs/\d{4}-\d\d-\d\d-runfolder\.test-\d{6}(-\d+)?$`).MatchString(a) || a == b {
+		a := emit(t, w, FolderConfig{}, 1, 3)
+		b := emit(t, w, FolderConfig{}, 1, 1)
+		if !regexp.MustCompile(`^runs/\d{4}-\d\d-\d\d-telemetry\.test-\d{6}(-\d+)?$`).MatchString(a) || a == b {
 			t.Errorf("rank %d: %q and then %q", w.Rank(), a, b)
 		}
 		if all, err := hostdata.AllGather(w.Comm(), a); err != nil || all[0] != all[w.Size()-1] {
@@ -104,9 +104,9 @@ func TestNew(t *testing.T) {
 // process. No other run gets it.
 func TestGoesOn(t *testing.T) {
 	t.Chdir(t.TempDir())
-	t.Setenv(Runs, Off) // has no say where a folder is named
+	t.Setenv(RunsEnv, NoFolder) // has no say where a folder is named
 	spmdtest.RunInProcess(t, []int{2}, func(t *testing.T, w *spmd.World) {
-		same := Config{Dir: "a", State: "a"}
+		same := FolderConfig{Dir: "a", State: "a"}
 		emit(t, w, same, 1, 4)
 		if w.Rank() == 0 {
 			for _, name := range []string{runfiles.Log, runfiles.Starts} {
@@ -128,17 +128,17 @@ func TestGoesOn(t *testing.T) {
 		if err := spmd.Barrier(w.Comm()); err != nil {
 			t.Fatal(err)
 		}
-		emit(t, w, Config{Default: "b", Dir: "b", State: "./b"}, 4, 6)
-		for name, c := range map[string]Config{
+		emit(t, w, FolderConfig{Default: "b", Dir: "b", State: "./b"}, 4, 6)
+		for name, c := range map[string]FolderConfig{
 			"no state":  {Dir: "b"},
 			"other one": {Dir: "b", State: "elsewhere"},
 		} {
-			_, err := Open(w, c)
+			_, err := OpenFolder(w, c)
 			if err == nil || !strings.Contains(err.Error(),
-				"--run-dir: b holds a run of runfolder.test already, begun at 20") {
+				"--run-dir: b holds a run of telemetry.test already, begun at 20") {
 				t.Errorf("%s: rank %d: %v", name, w.Rank(), err)
 			}
-			if early := Check(c); w.Rank() == 0 && (early == nil || early.Error() != err.Error()) {
+			if early := CheckFolder(c); w.Rank() == 0 && (early == nil || early.Error() != err.Error()) {
 				t.Errorf("%s: %v, and before the start %v", name, err, early)
 			}
 		}
@@ -157,7 +157,7 @@ func TestGoesOn(t *testing.T) {
 // A folder with other contents is left alone.
 func TestRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
-	t.Setenv(Runs, "")
+	t.Setenv(RunsEnv, "")
 	if err := os.MkdirAll("full", 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -172,23 +172,23 @@ func TestRefuses(t *testing.T) {
 			{"full", "--run-dir: full is not empty, and holds no run: name another folder"},
 			{"full/mine/run", "mkdir full/mine: not a directory"},
 		} {
-			if f, err := Open(w, Config{Dir: tc.dir}); err == nil ||
+			if f, err := OpenFolder(w, FolderConfig{Dir: tc.dir}); err == nil ||
 				!strings.Contains(err.Error(), tc.want) || f != nil {
 				t.Errorf("rank %d: %v, want %s", w.Rank(), err, tc.want)
 			}
 		}
-		if err := Check(Config{Dir: "full", State: "full"}); err != nil { // the run goes on from it
+		if err := CheckFolder(FolderConfig{Dir: "full", State: "full"}); err != nil { // the run goes on from it
 			t.Error(err)
 		}
-		if f, err := Open(w, Config{Dir: Off, Default: "full"}); err != nil || f != nil ||
+		if f, err := OpenFolder(w, FolderConfig{Dir: NoFolder, Default: "full"}); err != nil || f != nil ||
 			f.Path("x") != "" || f.Close() != nil {
 			t.Errorf("rank %d: %v, %v", w.Rank(), f, err)
 		}
-		if dir := emit(t, w, Config{Default: "empty"}, 1, 1); dir != "empty" {
+		if dir := emit(t, w, FolderConfig{Default: "empty"}, 1, 1); dir != "empty" {
 			t.Errorf("rank %d: %q", w.Rank(), dir)
 		}
 		// A folder that nobody asked for does not end a run.
-		if f, err := Open(w, Config{Default: "full/mine/run"}); err != nil || f != nil {
+		if f, err := OpenFolder(w, FolderConfig{Default: "full/mine/run"}); err != nil || f != nil {
 			t.Errorf("rank %d: %v, %v", w.Rank(), f, err)
 		}
 	})
@@ -201,12 +201,12 @@ func TestRefuses(t *testing.T) {
 // state to go on from. Without state it protects the files beside it.
 func TestTornStarts(t *testing.T) {
 	t.Chdir(t.TempDir())
-	t.Setenv(Runs, "runs")
+	t.Setenv(RunsEnv, "runs")
 	for name, text := range map[string]string{
 		"empty": "", "half": `{"program":"tra`, "zeros": strings.Repeat("\x00", 5000),
 		"huge": strings.Repeat("x", 5<<20) + "\n", "other": "[1]\n\n",
 	} {
-		for _, c := range []Config{
+		for _, c := range []FolderConfig{
 			{Dir: name + "/a", State: name + "/a"}, {Default: name + "/b", State: name + "/b"},
 			{Dir: name + "/c", State: name + "/b"}, {Dir: name + "/d"},
 		} {
@@ -222,7 +222,7 @@ func TestTornStarts(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := Check(c); err != nil {
+			if err := CheckFolder(c); err != nil {
 				t.Errorf("%s: %v", dir, err)
 			}
 			spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) { emit(t, w, c, 1, 2) })
@@ -238,7 +238,7 @@ func TestTornStarts(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := Check(Config{Dir: name + "/e"}); err == nil ||
+		if err := CheckFolder(FolderConfig{Dir: name + "/e"}); err == nil ||
 			!strings.Contains(err.Error(), "does not say of which run it is") {
 			t.Errorf("%s/e: %v", name, err)
 		}
@@ -254,7 +254,7 @@ func TestNoRoomForStart(t *testing.T) {
 
 func noRoomForStart(t *testing.T) {
 	t.Chdir(t.TempDir())
-	same := Config{Dir: "a", State: "a"}
+	same := FolderConfig{Dir: "a", State: "a"}
 	signal.Ignore(unix.SIGXFSZ)
 	defer signal.Reset(unix.SIGXFSZ)
 	for n := range 2 {
@@ -268,7 +268,7 @@ func noRoomForStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
-			_, err := Open(w, same)
+			_, err := OpenFolder(w, same)
 			if err == nil || !strings.Contains(err.Error(), "file too large") {
 				t.Errorf("start %d: rank %d: %v", n, w.Rank(), err)
 			}
@@ -294,12 +294,12 @@ func TestFails(t *testing.T) {
 	t.Chdir(t.TempDir())
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, named := range []bool{true, false} {
-			c := Config{Default: "unnamed"}
-			t.Setenv(Runs, "runs")
+			c := FolderConfig{Default: "unnamed"}
+			t.Setenv(RunsEnv, "runs")
 			if named {
-				c = Config{Dir: "named"}
+				c = FolderConfig{Dir: "named"}
 			}
-			f, err := Open(w, c)
+			f, err := OpenFolder(w, c)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,6 +1,4 @@
-// Package timing measures how long a step takes on all ranks of a communicator. The slowest rank
-// sets the time of a repetition.
-package timing
+package telemetry
 
 import (
 	"errors"

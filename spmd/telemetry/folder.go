@@ -1,24 +1,4 @@
-// Package runfolder keeps a record of a run in one folder: how it was started, and its
-// measurements.
-//
-//	dir := runfolder.Flag(fs) // --run-dir
-//	...
-//	f, err := runfolder.Open(w, runfolder.Config{Dir: *dir})
-//	if err != nil {
-//		return err
-//	}
-//	defer func() { err = errors.Join(err, f.Close()) }()
-//	... w.Emit(measured) ...
-//
-// The folder holds:
-//
-//   - starts.jsonl: a line for each start: command, flags, versions, commit, hosts
-//   - log.jsonl: each value that the program gives to World.Emit from then on, as a line of JSON
-//   - the program's own files, such as checkpoints
-//
-// Only rank 0 writes, and it overwrites nothing. `launch plot` draws a picture of one run or of
-// several.
-package runfolder
+package telemetry
 
 import (
 	"bytes"
@@ -41,16 +21,16 @@ import (
 	"lockstep/spmd/hostdata"
 )
 
-// Off as Config.Dir, and as the value of --run-dir, means no folder.
-const Off = "off"
+// NoFolder as FolderConfig.Dir, and as the value of --run-dir, means no folder.
+const NoFolder = "off"
 
-// Runs is an environment variable. It names the folder for runs without a name; the default is
+// RunsEnv is an environment variable. It names the folder for runs without a name; the default is
 // "runs" in the working folder. If it is "off", a run has a folder only if --run-dir names one.
 // spmdtest sets it so for the programs that it starts.
-const Runs = "LOCKSTEP_RUNS"
+const RunsEnv = "LOCKSTEP_RUNS"
 
-// Flag adds --run-dir to the flags of a program. It returns the value, for Config.Dir.
-func Flag(fs *pflag.FlagSet) *string {
+// FolderFlag adds --run-dir to the flags of a program. It returns the value, for FolderConfig.Dir.
+func FolderFlag(fs *pflag.FlagSet) *string {
 	dir := fs.String("run-dir", "", "`DIR` for what is to be known of the run later: flags, versions, "+
 		"measurements; off is none (default runs/<date>-<program>-<time>)")
 	spmd.MayDiffer(fs, "run-dir") // rank 0's counts
@@ -58,10 +38,10 @@ func Flag(fs *pflag.FlagSet) *string {
 	return dir
 }
 
-// Config says which folder to open. The zero value is a new folder.
-type Config struct {
-	// Dir is the folder. Off is none; "" is Default. If that is "" too, it is a new folder such as
-	// runs/2026-11-23-heat-142824: the date, the program and the time of the start.
+// FolderConfig says which folder to open. The zero value is a new folder.
+type FolderConfig struct {
+	// Dir is the folder. NoFolder is none; "" is Default. If that is "" too, it is a new folder
+	// such as runs/2026-11-23-heat-142824: the date, the program and the time of the start.
 	Dir string
 	// Default is the folder if Dir is "".
 	Default string
@@ -75,7 +55,7 @@ type Config struct {
 type Folder struct {
 	w     *spmd.World
 	dir   string
-	named bool // by Config: an unwritten file is then an error
+	named bool // by FolderConfig: an unwritten file is then an error
 
 	// Fields of rank 0:
 	mu     sync.Mutex
@@ -95,11 +75,11 @@ type opened struct {
 // A line of the log says which folder it is.
 //
 // A folder that is not empty is refused, as bad input (see spmd.Usage), unless it holds a run that
-// this start goes on with: see Config.State. If an unnamed folder cannot be made, Open logs a
-// warning and returns a nil Folder.
+// this start goes on with: see FolderConfig.State. If an unnamed folder cannot be made, OpenFolder
+// logs a warning and returns a nil Folder.
 //
-// Collective over all ranks, blocking. Config counts on rank 0.
-func Open(w *spmd.World, c Config) (*Folder, error) {
+// Collective over all ranks, blocking. FolderConfig counts on rank 0.
+func OpenFolder(w *spmd.World, c FolderConfig) (*Folder, error) {
 	hosts, err := hostdata.AllGather(w.Comm(), hostname())
 	if err != nil {
 		return nil, err
@@ -133,11 +113,11 @@ func Open(w *spmd.World, c Config) (*Folder, error) {
 	return f, nil
 }
 
-// Check refuses a folder that Open would refuse, before the program has begun anything. It changes
-// nothing. Not collective.
-func Check(c Config) error {
+// CheckFolder refuses a folder that OpenFolder would refuse, before the program has begun anything.
+// It changes nothing. Not collective.
+func CheckFolder(c FolderConfig) error {
 	dir := cmp.Or(c.Dir, c.Default)
-	if dir == "" || c.Dir == Off || c.Dir == "" && os.Getenv(Runs) == Off {
+	if dir == "" || c.Dir == NoFolder || c.Dir == "" && os.Getenv(RunsEnv) == NoFolder {
 		return nil
 	}
 	state, err := relative(dir, c.State)
@@ -156,7 +136,7 @@ func isFull(err error) bool {
 }
 
 // about adds to an error the setting that names the folder.
-func (c Config) about(err error) error {
+func (c FolderConfig) about(err error) error {
 	if err == nil || c.Dir == "" {
 		return err
 	}
@@ -172,13 +152,13 @@ func hostname() string {
 type refused struct{ error }
 
 // open makes the folder and the files in it, on rank 0. It returns "" if there is to be none.
-func (f *Folder) open(c Config, hosts []string) (dir string, err error) {
-	parent := cmp.Or(os.Getenv(Runs), "runs")
+func (f *Folder) open(c FolderConfig, hosts []string) (dir string, err error) {
+	parent := cmp.Or(os.Getenv(RunsEnv), "runs")
 	now := time.Now()
 	s := f.start(now, hosts)
 	dir = cmp.Or(c.Dir, c.Default)
 	switch {
-	case c.Dir == Off, c.Dir == "" && parent == Off:
+	case c.Dir == NoFolder, c.Dir == "" && parent == NoFolder:
 		return "", nil
 	case dir == "":
 		if dir, err = newFolder(parent, s.Program, now); err != nil {
