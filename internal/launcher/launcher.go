@@ -1,5 +1,6 @@
-// Package launcher reads from the environment who started this process, before MPI has started. It
-// also holds files that Open MPI's launcher removes too early.
+// Package launcher knows what starts ranks: it reads from the environment who started this process,
+// before MPI has started, and from the output of a job why it has failed. It also holds files that
+// Open MPI's launcher removes too early.
 package launcher
 
 import (

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/internal/ending"
+	"lockstep/internal/launcher"
 	"lockstep/internal/readable"
 )
 
@@ -96,9 +96,9 @@ func alike(out []string, ranks []int) (groups [][]int) {
 // adds returns what mpirun says about a job of a number of ranks, beside what a rank has told.
 func adds(own string, ranks int, told bool) []string {
 	var rest strings.Builder
-	frames, errors := ending.Split(&rest, strings.NewReader(own))
+	frames, errors := launcher.SplitOutput(&rest, strings.NewReader(own))
 	said := clean(rest.String())
-	if cause := ending.OfLauncher(frames, ranks); !told && cause.What != "" || cause.Signalled() {
+	if cause := launcher.ReadCause(frames, ranks); !told && cause.What != "" || cause.Signalled() {
 		said = append(said, cause.String())
 	}
 	if !told {

@@ -1,5 +1,6 @@
 // Package process tells of this process and of others: which version it was built from, what it was
-// started with that Go's runtime hides, and what /proc says.
+// started with that Go's runtime hides, what /proc says, and what a rank answers to a person who
+// asks it on its node.
 //
 // A signal that was ignored when the process started stays ignored, as SIGHUP does under nohup, and
 // a standard stream that was closed fails. Importing the package is enough for both.

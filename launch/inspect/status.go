@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/live"
+	"lockstep/internal/process"
 	"lockstep/internal/readable"
 )
 
@@ -48,12 +48,12 @@ Under Slurm, from anywhere: srun --jobid=ID --overlap -n1 bin/launch status`,
 
 // job is a job, as seen on this node.
 type job struct {
-	name  string      // the job's, or the process's number for one rank
-	ranks []live.Rank // on this node, ascending
+	name  string         // the job's, or the process's number for one rank
+	ranks []process.Rank // on this node, ascending
 }
 
 func run(out io.Writer, args []string, asJSON bool) error {
-	pids, err := live.List()
+	pids, err := process.ListeningRanks()
 	if err != nil {
 		return err
 	}
@@ -74,13 +74,13 @@ func run(out io.Writer, args []string, asJSON bool) error {
 	case len(jobs) > 1:
 		return list(out, jobs, silent, asJSON)
 	}
-	request := live.Text
+	request := process.RequestText
 	if asJSON {
-		request = live.JSON
+		request = process.RequestJSON
 	}
 	var errs []error
 	for _, r := range jobs[0].ranks { // the first that can
-		report, _, err := live.Ask(r.PID, request, live.Limit)
+		report, _, err := process.Ask(r.PID, request, process.AskLimit)
 		switch {
 		case err != nil:
 		case !asJSON:
@@ -100,11 +100,11 @@ func run(out io.Writer, args []string, asJSON bool) error {
 // who asks the processes who they are. It returns the jobs, and the words on those that do not
 // answer.
 func who(pids []int) (jobs []job, silent []string) {
-	ranks := make([]live.Rank, len(pids))
+	ranks := make([]process.Rank, len(pids))
 	errs := make([]error, len(pids))
 	var wg sync.WaitGroup
 	for i, pid := range pids {
-		wg.Go(func() { ranks[i], errs[i] = live.AskWho(pid, whoLimit) })
+		wg.Go(func() { ranks[i], errs[i] = process.AskWho(pid, whoLimit) })
 	}
 	wg.Wait()
 	for i, r := range ranks {
@@ -120,7 +120,7 @@ func who(pids []int) (jobs []job, silent []string) {
 		jobs[at].ranks = append(jobs[at].ranks, r)
 	}
 	for _, j := range jobs {
-		slices.SortFunc(j.ranks, func(a, b live.Rank) int { return a.Rank - b.Rank })
+		slices.SortFunc(j.ranks, func(a, b process.Rank) int { return a.Rank - b.Rank })
 	}
 	slices.SortFunc(jobs, func(a, b job) int { return a.ranks[0].Started.Compare(b.ranks[0].Started) })
 	return jobs, unanswered(pids, errs)
@@ -137,7 +137,7 @@ func unanswered(pids []int, errs []error) (silent []string) {
 		if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err != nil {
 			continue
 		}
-		if errors.Is(errs[i], live.ErrOtherUser) {
+		if errors.Is(errs[i], process.ErrOtherUser) {
 			others++
 		} else {
 			silent = append(silent, errs[i].Error())
@@ -156,7 +156,7 @@ func (j job) named(by string) bool {
 		return true
 	}
 	pid, err := strconv.Atoi(by)
-	return err == nil && pid > 1 && slices.ContainsFunc(j.ranks, func(r live.Rank) bool { return descends(r.PID, pid) })
+	return err == nil && pid > 1 && slices.ContainsFunc(j.ranks, func(r process.Rank) bool { return descends(r.PID, pid) })
 }
 
 // descends reports whether a process is another one, or was started by that or by one of its
@@ -181,7 +181,7 @@ func descends(pid, from int) bool {
 
 func list(out io.Writer, jobs []job, silent []string, asJSON bool) error {
 	if asJSON {
-		all := [][]live.Rank{}
+		all := [][]process.Rank{}
 		for _, j := range jobs {
 			all = append(all, j.ranks)
 		}

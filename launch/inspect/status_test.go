@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/live"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/process"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -122,7 +122,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("as JSON: %+v, %v", report, err)
 	}
 	finish(t, cmd)
-	listening, err := live.List()
+	listening, err := process.ListeningRanks()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,7 @@ func TestNobody(t *testing.T) {
 	if !errors.As(err, new(cli.Usage)) || !strings.Contains(err.Error(), "no-such-job") {
 		t.Errorf("a job that is not there: %v", err)
 	}
-	if _, err := live.AskWho(1, time.Second); err == nil {
+	if _, err := process.AskWho(1, time.Second); err == nil {
 		t.Error("process 1 answers")
 	}
 }
@@ -189,16 +189,16 @@ func TestNobody(t *testing.T) {
 // The words of a process cannot control the terminal of who looks at it.
 func TestEscapes(t *testing.T) {
 	pid := os.Getpid()
-	ln, err := live.Listen()
+	ln, err := process.Listen()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	go live.Serve(ln, func(request string) string { // a stand-in for a rank that went bad
+	go process.Serve(ln, func(request string) string { // a stand-in for a rank that went bad
 		switch request {
-		case live.Who:
+		case process.RequestWho:
 			return fmt.Sprintf(`{"job":"evil\u001b[2J","pid":%d}`, pid)
-		case live.JSON:
+		case process.RequestJSON:
 			return "{\"report\":\"\u009b2J\"}\r\n"
 		}
 		return "--- \x1b]0;owned\x07\n"
@@ -231,10 +231,10 @@ func TestOtherUser(t *testing.T) {
 			got <- e
 			return
 		}
-		_, err := live.AskWho(pids[0], mpirun.Limit(t))
+		_, err := process.AskWho(pids[0], mpirun.Limit(t))
 		got <- err
 	}()
-	if err := <-got; !errors.Is(err, live.ErrOtherUser) {
+	if err := <-got; !errors.Is(err, process.ErrOtherUser) {
 		t.Errorf("another user is told: %v", err)
 	}
 	finish(t, cmd)
@@ -243,7 +243,7 @@ func TestOtherUser(t *testing.T) {
 // On a node that many share, the ranks of others are one line.
 func TestUnanswered(t *testing.T) {
 	me, gone := os.Getpid(), 1<<30
-	other := fmt.Errorf("process 7 of user 8 %w", live.ErrOtherUser)
+	other := fmt.Errorf("process 7 of user 8 %w", process.ErrOtherUser)
 	pids, errs := []int{me, me, me, me, gone}, []error{other, nil, errors.New("it is stopped"), other, other}
 	if got, want := unanswered(pids, errs), []string{"it is stopped",
 		"ranks of other users, which do not answer this one: 2"}; !slices.Equal(got, want) {

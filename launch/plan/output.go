@@ -18,7 +18,7 @@ import (
 	"golang.org/x/term"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/ending"
+	"lockstep/internal/launcher"
 )
 
 var (
@@ -51,7 +51,7 @@ type output struct {
 	heardAll        bool   // what the launcher writes to its standard error comes through here
 	folder          string // of the ranks' files, if they have any
 	screen          *cli.Screen
-	ending.Listener
+	launcher.Listener
 }
 
 // Values of --logs, beside the name of a folder.
@@ -229,7 +229,7 @@ func (out *output) stdout() (*os.File, error) {
 
 func (out *output) stderr() (*os.File, error) {
 	return out.relay(func(r io.Reader) {
-		out.endings, out.errors = ending.Split(&noted{&shared{os.Stderr, out}, out}, r)
+		out.endings, out.errors = launcher.SplitOutput(&noted{&shared{os.Stderr, out}, out}, r)
 	})
 }
 
@@ -254,13 +254,13 @@ func (out *output) close() {
 // rank has said more, or the launcher has said it outside of its frames. If nobody has said
 // anything, it says the status.
 func (out *output) why(e outcome, err error, ranks int) outcome {
-	launcher := ending.OfLauncher(out.endings, ranks)
+	own := launcher.ReadCause(out.endings, ranks)
 	said := out.Cause()
-	e.cause = said.Or(launcher)
+	e.cause = said.Or(own)
 	status, _ := err.(cli.Status)
-	signalled := (launcher.Signalled() || status > 128) && e.asked == 0
+	signalled := (own.Signalled() || status > 128) && e.asked == 0
 	switch {
-	case said != (ending.Cause{}), out.spoke.Load() && !signalled:
+	case said != (launcher.Cause{}), out.spoke.Load() && !signalled:
 	case len(out.endings) > 0, out.heardAll && e.asked == 0:
 		e.unsaid = "launch: " + e.words(err, 0) + "\n"
 	}

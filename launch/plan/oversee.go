@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"lockstep/internal/live"
 	"lockstep/internal/process"
 	"lockstep/launch/completion"
 )
@@ -126,7 +125,7 @@ func (o *overseer) look() (why string) {
 
 // haveJoined reports whether a rank answers launch status, which it does once it has joined.
 func (o *overseer) haveJoined() bool {
-	answering, _ := live.List() // without it nothing is known of the ranks, and o.limit holds
+	answering, _ := process.ListeningRanks() // without it nothing is known of the ranks, and o.limit holds
 	return slices.ContainsFunc(answering, func(pid int) bool { return slices.Contains(o.living, pid) })
 }
 

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/ending"
+	"lockstep/internal/launcher"
 	"lockstep/internal/process"
 	"lockstep/internal/runfiles"
 )
@@ -267,7 +267,7 @@ func (s *supervisor) start(n int) (outcome, error) {
 type outcome struct {
 	asked  request // what has asked it to
 	heard  bool    // all that the ranks have said came through here, or lies in files of this host
-	cause  ending.Cause
+	cause  launcher.Cause
 	unsaid string // what only the launcher has said of it, and is not printed yet; "" where a rank has said why
 }
 

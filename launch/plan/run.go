@@ -17,7 +17,6 @@ import (
 	"golang.org/x/term"
 
 	"lockstep/internal/cli"
-	"lockstep/internal/ending"
 	"lockstep/internal/launcher"
 	"lockstep/internal/process"
 )
@@ -238,11 +237,11 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 		}
 		e.heard = out.heardAll && (out.folder == "" || j.here)
 		e = out.why(e, err, j.ranks)
-		if why != "" && e.cause == (ending.Cause{}) {
-			e.cause, e.unsaid = ending.Cause{What: why}, ""
+		if why != "" && e.cause == (launcher.Cause{}) {
+			e.cause, e.unsaid = launcher.Cause{What: why}, ""
 		}
 	}
-	if e.cause == (ending.Cause{}) && e.asked == 0 {
+	if e.cause == (launcher.Cause{}) && e.asked == 0 {
 		os.Stderr.Write(out.errors)
 	}
 	return e, err

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"lockstep/internal/ending"
+	"lockstep/internal/launcher"
 	"lockstep/internal/mpirun"
 )
 
@@ -158,8 +158,8 @@ func program(t *testing.T, ranks int, env []string, args []string) (e Ended, own
 // end, unless these say more.
 func said(errs string, ranks int) string {
 	var own strings.Builder
-	frames, _ := ending.Split(&own, strings.NewReader(errs))
-	if own.Len() == 0 || ending.OfLauncher(frames, ranks).Signalled() {
+	frames, _ := launcher.SplitOutput(&own, strings.NewReader(errs))
+	if own.Len() == 0 || launcher.ReadCause(frames, ranks).Signalled() {
 		return errs
 	}
 	return own.String()

@@ -5,39 +5,39 @@ import (
 	"os"
 	"path/filepath"
 
-	"lockstep/internal/live"
+	"lockstep/internal/process"
 )
 
 // serveLive answers `launch status` until stop, on a socket without a file. Processes of this user
 // and of root on this node get an answer. If there can be no such socket the job goes on without.
 func (j *Job) serveLive() (stop func()) {
-	ln, err := live.Listen()
+	ln, err := process.Listen()
 	if err != nil {
 		j.Log.Warn().Err(err).Msg("launch status will not find this rank")
 		return func() {}
 	}
-	me := live.Rank{Program: filepath.Base(os.Args[0]), Rank: j.Rank, Size: j.Size, Node: j.Node,
+	me := process.Rank{Program: filepath.Base(os.Args[0]), Rank: j.Rank, Size: j.Size, Node: j.Node,
 		PID: os.Getpid(), Started: j.Started}
 	if j.watchdog != nil {
 		me.Job = j.watchdog.name
 	}
-	go live.Serve(ln, func(request string) string { return j.answer(me, request) })
+	go process.Serve(ln, func(request string) string { return j.answer(me, request) })
 	return func() { ln.Close() }
 }
 
 // answer serves one request. A report is about the whole job.
-func (j *Job) answer(me live.Rank, request string) string {
+func (j *Job) answer(me process.Rank, request string) string {
 	switch request {
-	case live.Who:
+	case process.RequestWho:
 		me.Phase = *j.phase.Load()
 		b, err := json.Marshal(me)
 		if err != nil {
 			return ""
 		}
 		return string(b)
-	case live.Text:
+	case process.RequestText:
 		return j.show(AsText)
-	case live.JSON:
+	case process.RequestJSON:
 		return j.show(AsJSON)
 	}
 	return ""

@@ -1,4 +1,4 @@
-package live
+package process
 
 import (
 	"bufio"
@@ -24,7 +24,7 @@ const (
 
 // Listen listens if this process can be asked. Its name is taken while another process holds it.
 func Listen() (net.Listener, error) {
-	ln, err := net.Listen("unix", Address(os.Getpid()))
+	ln, err := net.Listen("unix", RankAddress(os.Getpid()))
 	if errors.Is(err, unix.EADDRINUSE) {
 		return nil, fmt.Errorf("another process holds the name of this one: %w", err)
 	}
@@ -74,7 +74,7 @@ func reply(conn net.Conn, answer func(request string) string) {
 		return
 	}
 	text := answer(string(request))
-	if conn.SetDeadline(time.Now().Add(Limit)) == nil {
+	if conn.SetDeadline(time.Now().Add(AskLimit)) == nil {
 		_, _ = conn.Write([]byte(text)) // a reader that has gone needs none
 	}
 }

@@ -1,4 +1,4 @@
-package ending
+package launcher
 
 import "testing"
 
@@ -14,7 +14,7 @@ const (
 		"  Process name: [[21446,1],5]\n  Exit code:    7\n--------------------------\n"
 )
 
-func TestOfLauncher(t *testing.T) {
+func TestReadCause(t *testing.T) {
 	for _, tc := range []struct {
 		text  string
 		ranks int
@@ -33,7 +33,7 @@ func TestOfLauncher(t *testing.T) {
 			2, "a rank on n1 ended with 9"},
 		{"MPI_ABORT was invoked on rank 1", 2, ""},
 	} {
-		if got := OfLauncher([]byte(tc.text), tc.ranks).String(); got != tc.want {
+		if got := ReadCause([]byte(tc.text), tc.ranks).String(); got != tc.want {
 			t.Errorf("%q: %q, want %q", tc.text, got, tc.want)
 		}
 	}

@@ -1,4 +1,4 @@
-package ending
+package launcher
 
 import (
 	"bufio"
@@ -26,10 +26,10 @@ var (
 // mostFramed is how many bytes a frame may hold; what is longer is none.
 const mostFramed = 16 << 10
 
-// Split copies from to to, by lines. It leaves out the frames in which a launcher tells how the job
-// ended, and errors within the launcher, and returns both. The errors are only worth showing if
-// nobody says why the job has failed.
-func Split(to io.Writer, from io.Reader) (endings, errors []byte) {
+// SplitOutput copies from to to, by lines. It leaves out the frames in which a launcher tells how
+// the job ended, and errors within the launcher, and returns both. The errors are only worth
+// showing if nobody says why the job has failed.
+func SplitOutput(to io.Writer, from io.Reader) (endings, errors []byte) {
 	pass := func(b []byte) {
 		if len(b) > 0 {
 			_, _ = to.Write(b) // if nobody reads any more the job goes on

@@ -1,4 +1,4 @@
-package live
+package process
 
 import (
 	"fmt"
@@ -85,7 +85,7 @@ func (c *countedConn) Close() error {
 // serve answers as the process of a number that no process has.
 func serve(t *testing.T, pid int, answer func(string) string) *counted {
 	t.Helper()
-	ln, err := net.Listen("unix", Address(pid))
+	ln, err := net.Listen("unix", RankAddress(pid))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func serve(t *testing.T, pid int, answer func(string) string) *counted {
 // silent opens connections that say nothing, and returns them.
 func silent(t *testing.T, pid, n int) (conns []net.Conn) {
 	for range n {
-		conn, err := net.DialTimeout("unix", Address(pid), patience)
+		conn, err := net.DialTimeout("unix", RankAddress(pid), patience)
 		if err != nil {
 			t.Error(err)
 			break
@@ -147,7 +147,7 @@ func TestSilentCallers(t *testing.T) {
 	for _, conn := range conns {
 		defer conn.Close()
 	}
-	b, uid, err := Ask(unused, Text, patience)
+	b, uid, err := Ask(unused, RequestText, patience)
 	if string(b) != "well" || uid != os.Getuid() || err != nil {
 		t.Errorf("behind silent connections: %q, user %d, %v", b, uid, err)
 	}
@@ -162,7 +162,7 @@ func TestSilentCallers(t *testing.T) {
 }
 
 func TestAcceptAgain(t *testing.T) {
-	ln, err := net.Listen("unix", Address(unused))
+	ln, err := net.Listen("unix", RankAddress(unused))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestAcceptAgain(t *testing.T) {
 	l.fail.Store(5)
 	go Serve(l, func(string) string { return "well" })
 	defer l.Close()
-	if b, _, err := Ask(unused, Text, patience); string(b) != "well" || err != nil {
+	if b, _, err := Ask(unused, RequestText, patience); string(b) != "well" || err != nil {
 		t.Errorf("after 5 failures to accept: %q, %v", b, err)
 	}
 }
@@ -179,7 +179,7 @@ func TestAcceptAgain(t *testing.T) {
 func TestImpostor(t *testing.T) {
 	var ln net.Listener
 	var err error
-	asNobody(t, func() { ln, err = net.Listen("unix", Address(unused)) }) // its user is the listening thread's
+	asNobody(t, func() { ln, err = net.Listen("unix", RankAddress(unused)) }) // its user is the listening thread's
 	if err != nil {
 		t.Fatal(err)
 	}

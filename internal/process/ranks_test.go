@@ -1,4 +1,4 @@
-package live
+package process
 
 import (
 	"fmt"
@@ -15,10 +15,11 @@ func TestParse(t *testing.T) {
 	}{
 		{"", nil},
 		{head, nil},
-		{head + fmt.Sprintf(row, "00010000", Address(7)) + fmt.Sprintf(row, "00010000", Address(31)), []int{7, 31}},
-		{fmt.Sprintf(row, "00000000", Address(7)), nil}, // an end of a connection
-		{fmt.Sprintf(row, "00010000", Address(-7)), nil},
-		{fmt.Sprintf(row, "00010000", Address(7)+"x"), nil},
+		{head + fmt.Sprintf(row, "00010000", RankAddress(7)) + fmt.Sprintf(row, "00010000", RankAddress(31)),
+			[]int{7, 31}},
+		{fmt.Sprintf(row, "00000000", RankAddress(7)), nil}, // an end of a connection
+		{fmt.Sprintf(row, "00010000", RankAddress(-7)), nil},
+		{fmt.Sprintf(row, "00010000", RankAddress(7)+"x"), nil},
 		{fmt.Sprintf(row, "00010000", "/run/lockstep.rank.7"), nil},
 		{fmt.Sprintf(row, "00010000", "7"), nil},
 		{"00000000ba780113: 00000003 00000000 00000000 0001 03 1164\n", nil},

@@ -1,6 +1,4 @@
-// Package live lets a person reach a running rank: where it listens on its node, and which requests
-// it understands. A rank answers one request for each connection, and closes.
-package live
+package process
 
 import (
 	"encoding/json"
@@ -16,16 +14,16 @@ import (
 	"lockstep/internal/readable"
 )
 
-// These are the requests.
+// A rank understands these requests. It answers one for each connection, and closes.
 const (
-	Who  = "who\n"  // a Rank, as JSON
-	Text = "text\n" // what every rank of the job does, for people
-	JSON = "json\n" // the same, as JSON
+	RequestWho  = "who\n"  // a Rank, as JSON
+	RequestText = "text\n" // what every rank of the job does, for people
+	RequestJSON = "json\n" // the same, as JSON
 )
 
-// Limit is how long one exchange may take. A report waits some seconds for ranks that
+// AskLimit is how long one exchange may take. A report waits some seconds for ranks that
 // do not answer.
-const Limit = 15 * time.Second
+const AskLimit = 15 * time.Second
 
 const (
 	prefix  = "@lockstep.rank." // @ stands for the abstract namespace, which needs no file
@@ -45,12 +43,12 @@ type Rank struct {
 	UID     int       `json:"uid"` // whose it is, as the kernel says
 }
 
-// Address returns where the process listens, in its network namespace.
-func Address(pid int) string { return prefix + strconv.Itoa(pid) }
+// RankAddress returns where the process listens, in its network namespace.
+func RankAddress(pid int) string { return prefix + strconv.Itoa(pid) }
 
-// List returns the processes that listen on this node, in this network namespace.
+// ListeningRanks returns the processes that listen on this node, in this network namespace.
 // Source: proc(5), /proc/net/unix.
-func List() ([]int, error) {
+func ListeningRanks() ([]int, error) {
 	b, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
 		return nil, err
@@ -77,7 +75,7 @@ func parse(table string) []int {
 // Ask sends a request to a process and returns its answer, within the limit, and its user. It asks
 // only processes of this user, or any for root.
 func Ask(pid int, request string, limit time.Duration) (answer []byte, uid int, err error) {
-	conn, err := net.DialTimeout("unix", Address(pid), limit)
+	conn, err := net.DialTimeout("unix", RankAddress(pid), limit)
 	if err != nil {
 		return nil, 0, fmt.Errorf("process %d: %w", pid, err)
 	}
@@ -111,7 +109,7 @@ var ErrOtherUser = errors.New("does not answer this user")
 // AskWho asks a process who it is, within the limit. The answer can be printed.
 func AskWho(pid int, limit time.Duration) (Rank, error) {
 	var r Rank
-	b, uid, err := Ask(pid, Who, limit)
+	b, uid, err := Ask(pid, RequestWho, limit)
 	if err != nil {
 		return r, err
 	}

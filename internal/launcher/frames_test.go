@@ -1,4 +1,4 @@
-package ending
+package launcher
 
 import (
 	"bytes"
@@ -63,7 +63,7 @@ func TestSplit(t *testing.T) {
 			dashes + strings.Repeat("x\n", mostFramed) + dashes, 0, ""},
 	} {
 		var to bytes.Buffer
-		endings, errors := Split(&to, strings.NewReader(tc.from))
+		endings, errors := SplitOutput(&to, strings.NewReader(tc.from))
 		if to.String() != tc.to || len(endings) != tc.endings || string(errors) != tc.errors {
 			t.Errorf("%s: passed on %q and kept %q and %q, want %q, %d bytes and %q", tc.name, &to, endings, errors,
 				tc.to, tc.endings, tc.errors)

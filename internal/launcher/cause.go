@@ -1,6 +1,4 @@
-// Package ending reads in the output of a job why it has failed: from a rank that says so, or from
-// its launcher.
-package ending
+package launcher
 
 import (
 	"bytes"
@@ -93,11 +91,11 @@ func Hear(line []byte) (c Cause, ok bool) {
 	return Cause{}, false
 }
 
-// OfLauncher reads the frames in which a launcher tells how a job of a number of ranks ended.
+// ReadCause reads the frames in which a launcher tells how a job of a number of ranks ended.
 // Open MPI 4's mpirun says first that a rank has failed and then which. It leaves out the second
 // if the rank ends before mpirun has noted that the job runs: orte_quit passes over a job in
 // state RUNNING.
-func OfLauncher(text []byte, ranks int) Cause {
+func ReadCause(text []byte, ranks int) Cause {
 	if m := signalled.FindSubmatch(text); m != nil {
 		return Cause{Rank: string(m[1]), Host: string(m[2]), What: bySignal + string(m[3])}
 	}
