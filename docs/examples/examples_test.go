@@ -22,7 +22,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/translate/source"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -197,14 +196,5 @@ func TestComplete(t *testing.T) {
 
 // The kernels compile for GPUs, if NVRTC is here.
 func TestKernelsCompile(t *testing.T) {
-	mains, err := filepath.Glob("*/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range mains {
-		if err := source.Fresh(filepath.Dir(file)); err != nil {
-			t.Errorf("%s: %v", file, err)
-		}
-	}
 	spmdtest.CompileKernels(t)
 }

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"lockstep/internal/translate/source"
 )
 
 const root = "../.."
@@ -76,7 +74,7 @@ func TestFacadeKnowsNoGPU(t *testing.T) {
 // TLS and its cryptography with net/http, fonts and pictures, templates, parsers of Go.
 func TestLightPrograms(t *testing.T) {
 	heavy := regexp.MustCompile(`^(net/http|crypto/tls|crypto/x509|(html|text)/template|image|go/.*|` +
-		`gonum.org/v1/plot|lockstep/internal/(figure|translate))$`)
+		`gonum.org/v1/plot|lockstep/internal/(figure|source))$`)
 	list := exec.Command("go", "list", "-deps", "./docs/examples/hello", "./apps/train")
 	list.Dir = root
 	out, err := list.Output()
@@ -134,8 +132,8 @@ func TestSizes(t *testing.T) {
 			fakes[i] = filepath.Join("testdata", filepath.Base(name))
 		}
 		for i, name := range slices.Concat(p.sources, p.tests, fakes) {
-			if name == source.Output || name == source.TestOutput {
-				continue // readers see in it only what became of a kernel
+			if name == "kernels_spmd.go" || name == "kernels_spmd_test.go" {
+				continue // spmdgen's: readers see in it only what became of a kernel
 			}
 			b, err := os.ReadFile(filepath.Join(p.dir, name))
 			if err != nil {

@@ -156,7 +156,8 @@ func (j job) named(by string) bool {
 		return true
 	}
 	pid, err := strconv.Atoi(by)
-	return err == nil && pid > 1 && slices.ContainsFunc(j.ranks, func(r process.Rank) bool { return descends(r.PID, pid) })
+	return err == nil && pid > 1 &&
+		slices.ContainsFunc(j.ranks, func(r process.Rank) bool { return descends(r.PID, pid) })
 }
 
 // descends reports whether a process is another one, or was started by that or by one of its

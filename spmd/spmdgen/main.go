@@ -1,5 +1,6 @@
-// Command spmdgen translates kernels that are Go functions with the comment //spmd:kernel. It
-// writes their CUDA source, and the functions that launch them, into kernels_spmd.go beside them.
+// Command spmdgen translates kernels that are Go functions with the comment //spmd:kernel. Such a
+// function computes one element, by its indices, and itself runs on the host. spmdgen writes CUDA
+// C++ that does the same, and a typed function that launches it, into kernels_spmd.go beside it.
 // Those of a test package x_test go into kernels_spmd_test.go.
 //
 //	//go:generate go run lockstep/spmd/spmdgen
@@ -10,8 +11,6 @@ package main
 import (
 	"fmt"
 	"os"
-
-	"lockstep/internal/translate"
 )
 
 func main() {
@@ -21,7 +20,7 @@ func main() {
 	}
 	status := 0
 	for _, dir := range dirs {
-		if _, err := translate.Write(dir); err != nil {
+		if _, err := Write(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			status = 1
 		}

@@ -12,7 +12,7 @@ import (
 
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/kernels"
-	"lockstep/internal/translate/source"
+	"lockstep/internal/source"
 )
 
 // CompileKernels compiles the CUDA sources of the kernels in package variables of the package under

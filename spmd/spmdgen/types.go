@@ -1,9 +1,9 @@
-package translate
+package main
 
 import (
 	"go/types"
 
-	"lockstep/internal/translate/cpp"
+	"lockstep/spmd/spmdgen/internal/cpp"
 )
 
 func isStruct(t types.Type) bool {

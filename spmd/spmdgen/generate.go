@@ -1,4 +1,4 @@
-package translate
+package main
 
 import (
 	"bytes"
@@ -13,8 +13,8 @@ import (
 	"strconv"
 	"strings"
 
-	"lockstep/internal/translate/cpp"
-	"lockstep/internal/translate/source"
+	"lockstep/internal/source"
+	"lockstep/spmd/spmdgen/internal/cpp"
 )
 
 // unit is a package with the CUDA source that its kernels become.

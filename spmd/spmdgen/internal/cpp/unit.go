@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/internal/translate/source"
+	"lockstep/internal/source"
 )
 
 // Unit is the CUDA source of a package, as it grows.
@@ -58,7 +58,7 @@ type Function struct {
 	Written []bool // the parameters, slices and pointers, that it writes through; a receiver comes first
 	Loops   bool   // it, or what it calls, has a loop
 	Size    int    // nodes of its syntax, with those of what it calls
-	Own     map[int]*source.OwnedUse
+	Own     map[int]*OwnedUse
 	Guarded bool // there is a function that says whether it does nothing
 }
 

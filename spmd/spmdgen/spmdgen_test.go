@@ -1,4 +1,4 @@
-package translate
+package main
 
 import (
 	"fmt"
@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/translate/source"
+	"lockstep/internal/source"
 )
 
 // folder makes a package of one file.
@@ -316,6 +316,19 @@ func scale[T float32 | float64](i, j int, x []T, to []uint8) T { return x[i] }
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+}
+
+// The kernels of the examples are translated as they are: their tests see only a copy.
+func TestExamplesFresh(t *testing.T) {
+	mains, err := filepath.Glob("../../docs/examples/*/main.go")
+	if err != nil || len(mains) == 0 {
+		t.Fatal(mains, err)
+	}
+	for _, file := range mains {
+		if err := source.Fresh(filepath.Dir(file)); err != nil {
+			t.Errorf("%s: %v", file, err)
 		}
 	}
 }

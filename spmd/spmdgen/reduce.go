@@ -1,4 +1,4 @@
-package translate
+package main
 
 import (
 	"fmt"
@@ -6,8 +6,8 @@ import (
 	"go/types"
 	"strings"
 
-	"lockstep/internal/translate/cpp"
-	"lockstep/internal/translate/source"
+	"lockstep/internal/source"
+	"lockstep/spmd/spmdgen/internal/cpp"
 )
 
 // named finds the function that a kernel's comment names for the reduction of its results.

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"lockstep/internal/translate/source"
 )
 
 // writer translates one function.
@@ -110,7 +108,7 @@ func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 	if threads := RowsOf(d); threads > 0 {
 		w.startRows(d, threads)
 	} else {
-		w.fn.Own = source.OwnedParameters(w.Info, d, sig)
+		w.fn.Own = OwnedParameters(w.Info, d, sig)
 	}
 	var params []string
 	template := "typename I"
@@ -162,7 +160,7 @@ func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 	w.fn.proto = fmt.Sprintf("template <%s> SPMD_FN %s %s(%s%s)",
 		template, result, w.fn.Name, head, strings.Join(params, ", "))
 	skips := ""
-	if cond := source.OwnedGuard(w.Info, d, sig, w.fn.Own); cond != nil {
+	if cond := OwnedGuard(w.Info, d, sig, w.fn.Own); cond != nil {
 		w.fn.Guarded = true
 		skips = fmt.Sprintf("template <%s> SPMD_FN bool %s_skips_(%s%s) {\n\treturn %s;\n}\n",
 			template, w.fn.Name, head, strings.Join(params, ", "), w.expr(cond))

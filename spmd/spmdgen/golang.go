@@ -1,4 +1,4 @@
-package translate
+package main
 
 import (
 	"bytes"
@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/internal/translate/cpp"
-	"lockstep/internal/translate/source"
+	"lockstep/internal/source"
+	"lockstep/spmd/spmdgen/internal/cpp"
 )
 
 // golang writes the text of the output.

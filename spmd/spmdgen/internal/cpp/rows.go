@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/internal/translate/source"
+	"lockstep/internal/source"
 )
 
 // rows is a kernel of rows: a function of the index of a row, which a block or a warp
@@ -32,7 +32,7 @@ type rows struct {
 type elements struct {
 	stmt   *ast.RangeStmt
 	key    types.Object
-	own    map[types.Object]*source.OwnedUse // slices whose elements it uses only at its own index
+	own    map[types.Object]*OwnedUse // slices whose elements it uses only at its own index
 	result []accumulator
 }
 
@@ -92,7 +92,7 @@ func (w *writer) startRows(d *ast.FuncDecl, threads int) {
 // elementsOf examines one loop. beside says that neighbouring threads read neighbouring elements of
 // other slices.
 func (w *writer) elementsOf(s *ast.RangeStmt) (e *elements, beside bool) {
-	e = &elements{stmt: s, own: map[types.Object]*source.OwnedUse{}}
+	e = &elements{stmt: s, own: map[types.Object]*OwnedUse{}}
 	if id, ok := s.Key.(*ast.Ident); ok && id.Name != "_" {
 		e.key = w.Info.Defs[id]
 	}
@@ -110,7 +110,7 @@ func (w *writer) elementsOf(s *ast.RangeStmt) (e *elements, beside bool) {
 		return true
 	})
 	if e.key != nil {
-		e.own, beside = source.OwnedInLoop(w.Info, e.key, candidates, s.Body)
+		e.own, beside = OwnedInLoop(w.Info, e.key, candidates, s.Body)
 	}
 	if s.Value != nil {
 		id, ok := s.X.(*ast.Ident)
@@ -122,7 +122,7 @@ func (w *writer) elementsOf(s *ast.RangeStmt) (e *elements, beside bool) {
 			use.Read = true
 		case !slices.Contains(candidates, v):
 			if _, ok := v.Type().Underlying().(*types.Slice); ok {
-				e.own[v] = &source.OwnedUse{Read: true}
+				e.own[v] = &OwnedUse{Read: true}
 			}
 		}
 	}

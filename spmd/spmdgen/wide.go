@@ -1,10 +1,10 @@
-package translate
+package main
 
 import (
 	"fmt"
 	"strings"
 
-	"lockstep/internal/translate/cpp"
+	"lockstep/spmd/spmdgen/internal/cpp"
 )
 
 // If a kernel of one index uses a slice only at x[i], the slice is moved 16 bytes at a time. A

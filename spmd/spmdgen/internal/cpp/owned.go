@@ -1,10 +1,12 @@
-package source
+package cpp
 
 import (
 	"go/ast"
 	"go/token"
 	"go/types"
 	"slices"
+
+	"lockstep/internal/source"
 )
 
 // OwnedUse is how a function or a loop uses a slice of which it touches only the element of its own
@@ -16,7 +18,7 @@ type OwnedUse struct {
 
 // OwnedParameters finds the parameters of a kernel that are such slices, by their places.
 func OwnedParameters(info *types.Info, d *ast.FuncDecl, sig *types.Signature) map[int]*OwnedUse {
-	if _, ok := Directive(d); !ok || d.Recv != nil || sig.Params().Len() < 2 ||
+	if _, ok := source.Directive(d); !ok || d.Recv != nil || sig.Params().Len() < 2 ||
 		sig.Params().At(0).Name() != "i" || sig.Params().At(1).Name() == "j" {
 		return nil
 	}

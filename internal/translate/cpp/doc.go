@@ -1,2 +1,0 @@
-// Package cpp writes functions of Go in CUDA C++: kernels, and the functions that they call.
-package cpp
