@@ -54,7 +54,7 @@ var house = []room{
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},
 	{"facade", "what applications import", []string{"spmd", "spmd/hostdata", "spmd/managed"},
 		[]string{"world", "calls", "job", "verify", "exec", "trace", "control", "coll", "libraries", "basics"}},
-	{"world", "a rank, from its start to its end", []string{"spmd/internal/scale", "spmd/internal/world"},
+	{"world", "a rank, from its start to its end", []string{"spmd/internal/world"},
 		[]string{"calls", "dashboard", "job", "verify", "transport", "exec", "trace", "control", "coll", "libraries",
 			"basics"}},
 	{"calls", "a call, from its checks to its transport", []string{"spmd/internal/calls"},

@@ -1,25 +1,20 @@
-// Command scale measures the control network of a job of many ranks on one machine: what it costs
-// rank 0, and how long news takes. Rank 0 is a process of its own, which may have a limit of open
-// files. All others are goroutines of this one, over the loopback.
-//
-//	go run ./spmd/internal/scale --ranks 1024
-//	go run ./spmd/internal/scale --ranks 1024 --files 1024
-package main
+package job_test
 
 import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"lockstep/spmd/internal/job"
@@ -34,7 +29,9 @@ type settings struct {
 	Hubs                  [][]string
 }
 
-func main() {
+var many settings
+
+func TestMain(m *testing.M) {
 	if os.Getenv(envHub) != "" {
 		if err := beHub(os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -42,20 +39,25 @@ func main() {
 		}
 		return
 	}
-	var s settings
-	fs := pflag.NewFlagSet("scale", pflag.ExitOnError)
-	fs.IntVar(&s.Ranks, "ranks", 1024, "ranks of the job, at least 4")
-	fs.IntVar(&s.PerNode, "per-node", 16, "ranks that say they are of one node")
-	fs.IntVar(&s.Files, "files", 0, "files that rank 0 may open, as by ulimit -n; 0 leaves it as it is")
-	fs.DurationVar(&s.Idle, "idle", 10*time.Second, "for how long heartbeats are measured")
-	fs.DurationVar(&s.Beat, "beat", 0, "time between two heartbeats of a rank, such as 1s; 0 is as jobs have it")
-	fs.DurationVar(&s.Silence, "silence", 5*time.Second, "without a heartbeat, after which a rank is silent")
-	if err := fs.Parse(os.Args[1:]); err != nil {
-		os.Exit(2)
-	}
-	if err := measure(s, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "scale:", err)
-		os.Exit(1)
+	flag.IntVar(&many.Ranks, "ranks", 64, "ranks of the job of BenchmarkManyRanks, at least 4")
+	flag.IntVar(&many.PerNode, "per-node", 16, "ranks that say they are of one node")
+	flag.IntVar(&many.Files, "files", 0, "files that rank 0 may open, as by ulimit -n; 0 leaves it as it is")
+	flag.DurationVar(&many.Idle, "idle", 10*time.Second, "for how long heartbeats are measured")
+	flag.DurationVar(&many.Beat, "beat", 0, "time between two heartbeats of a rank, such as 1s; 0 is as jobs have it")
+	flag.DurationVar(&many.Silence, "silence", 5*time.Second, "without a heartbeat, after which a rank is silent")
+	os.Exit(m.Run())
+}
+
+// BenchmarkManyRanks measures the control network of a job of many ranks on one machine: what it
+// costs rank 0, and how long news takes. Rank 0 is a process of its own, which may have a limit of
+// open files. All others are goroutines of this one, over the loopback.
+//
+//	go test ./spmd/internal/job -run '^$' -bench ManyRanks -ranks 1024
+//	go test ./spmd/internal/job -run '^$' -bench ManyRanks -ranks 1024 -files 1024
+func BenchmarkManyRanks(b *testing.B) {
+	b.ReportMetric(0, "ns/op")
+	if err := measure(many, os.Stdout); err != nil {
+		b.Fatal(err)
 	}
 }
 
@@ -74,7 +76,7 @@ type network struct {
 // measure prints the costs of a job's network.
 func measure(s settings, out io.Writer) (err error) {
 	if s.Ranks < 4 {
-		return fmt.Errorf("--ranks %d: must be at least 4", s.Ranks)
+		return fmt.Errorf("-ranks %d: must be at least 4", s.Ranks)
 	}
 	rand.Read(s.Key[:])
 	n := &network{settings: s, nets: make([]*watch.Net, s.Ranks), words: make(chan word, 4),

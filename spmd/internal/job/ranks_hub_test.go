@@ -1,4 +1,4 @@
-package main
+package job_test
 
 import (
 	"context"
@@ -67,7 +67,7 @@ func (n *network) startHub(others []string) ([]string, error) {
 				return
 			}
 			if w.Silent != "" && n.mute.Load() < 0 {
-				fmt.Fprintf(os.Stderr, "scale: %s: nothing heard, though nothing is wrong\n", w.Silent)
+				fmt.Fprintf(os.Stderr, "%s: nothing heard, though nothing is wrong\n", w.Silent)
 				continue
 			}
 			n.words <- w

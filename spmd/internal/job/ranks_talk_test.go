@@ -1,4 +1,4 @@
-package main
+package job_test
 
 import (
 	"lockstep/internal/elem"
