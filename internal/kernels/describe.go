@@ -62,20 +62,17 @@ func Describe(dir string, s EmulatedSource) (map[string][]Param, error) {
 	for i, name := range s.Names {
 		text += fmt.Sprintf("DESCRIBE(describe_%d, (%s))\n", i, name)
 	}
-	lib, _, err := load(dir, "described-", text, s, "-O0", "-fpermissive")
-	if err != nil {
+	functions, symbols := table("describe_", s.Names)
+	if _, err := load(dir, "described-", text, s, symbols, "-O0", "-fpermissive"); err != nil {
 		return nil, err
 	}
 	all := map[string][]Param{}
 	for i, name := range s.Names {
-		f, err := sysSymbol(lib, fmt.Sprintf("describe_%d", i))
-		if err != nil {
-			return nil, err
-		}
 		params := []Param{}
-		for _, word := range strings.Fields(sysDescribe(f)) {
+		for _, word := range strings.Fields(sysDescribe(functions[i])) {
 			rest, pointer := strings.CutPrefix(word, "p")
 			p := Param{Pointer: pointer, Kind: rest[0]}
+			var err error
 			if p.Size, err = strconv.Atoi(rest[1:]); err != nil { // void, or a pointer
 				p.Kind, p.Size = 'v', 0
 			}

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"unsafe"
+
+	"lockstep/internal/dl"
 )
 
 //go:embed emulate.h
@@ -47,21 +49,28 @@ func Emulate(dir string, s EmulatedSource) (*Emulated, error) {
 	}
 	// GCC 12 drops the rounding of two neighbouring doubles to float and back, once it has made a
 	// vector of them.
-	lib, file, err := load(dir, "emulated-", text, s, "-O2", "-g1", "-ffp-contract=off", "-fno-strict-aliasing",
-		"-fno-tree-slp-vectorize")
-	if err != nil {
-		return nil, err
-	}
-	p := &Emulated{kernels: map[string]unsafe.Pointer{}, file: file, text: s.Text}
-	if p.stop, err = sysSymbol(lib, "emulate_fault"); err != nil {
+	p := &Emulated{kernels: map[string]unsafe.Pointer{}, text: s.Text}
+	functions, symbols := table("emulate_", s.Names)
+	symbols = append(symbols, dl.Sym{Name: "emulate_fault", Slot: &p.stop})
+	var err error
+	if p.file, err = load(dir, "emulated-", text, s, symbols, "-O2", "-g1", "-ffp-contract=off", "-fno-strict-aliasing",
+		"-fno-tree-slp-vectorize"); err != nil {
 		return nil, err
 	}
 	for i, name := range s.Names {
-		if p.kernels[name], err = sysSymbol(lib, fmt.Sprintf("emulate_%d", i)); err != nil {
-			return nil, err
-		}
+		p.kernels[name] = functions[i]
 	}
 	return p, nil
+}
+
+// table returns the rows for a function of each name, and where these will be. A function is called
+// by the prefix and its number.
+func table(prefix string, names []string) (functions []unsafe.Pointer, symbols []dl.Sym) {
+	functions = make([]unsafe.Pointer, len(names))
+	for i := range names {
+		symbols = append(symbols, dl.Sym{Name: fmt.Sprint(prefix, i), Slot: &functions[i]})
+	}
+	return functions, symbols
 }
 
 // declared returns a source behind the header.
@@ -70,9 +79,9 @@ func declared(s EmulatedSource) string {
 		dynamic.ReplaceAllString(s.Text, "static const emulated::dynamic_shared<$1> $2;") + "\n"
 }
 
-// load opens the library of a text, whose name begins with kind, and also returns its file. It
-// compiles the library if dir lacks it.
-func load(dir, kind, text string, s EmulatedSource, flags ...string) (lib unsafe.Pointer, file string, err error) {
+// load finds symbols in the library of a text, whose name begins with kind, and returns its file.
+// It compiles the library if dir lacks it.
+func load(dir, kind, text string, s EmulatedSource, symbols []dl.Sym, flags ...string) (file string, err error) {
 	cxx := append(append(compiler(), "-std=c++14", "-w", "-shared", "-fPIC", "-Wl,-Bsymbolic"), flags...)
 	for _, f := range s.Flags {
 		if strings.HasPrefix(f, "-D") {
@@ -90,11 +99,11 @@ func load(dir, kind, text string, s EmulatedSource, flags ...string) (lib unsafe
 	kept := filepath.Join(dir, kind+hex.EncodeToString(h.Sum(nil))[:32]+".so")
 	if _, err := os.Stat(kept); err != nil {
 		if err := build(cxx, kept, text, s.Headers); err != nil {
-			return nil, "", err
+			return "", err
 		}
 	}
-	lib, err = sysOpen(kept)
-	return lib, kept, err
+	_, err = dl.Open(symbols, kept)
+	return kept, err
 }
 
 // compiler returns the C++ compiler, with its first flags.

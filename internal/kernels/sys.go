@@ -5,8 +5,6 @@ package kernels
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include "guard.h"
 
 struct launch {
@@ -16,12 +14,6 @@ struct launch {
 	uint64_t shared;
 	char *error;
 };
-
-static void *open_library(const char *file, char **err) {
-	void *lib = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-	if (lib == NULL) *err = strdup(dlerror());
-	return lib;
-}
 
 static int call(void *f, void *out) { return ((int (*)(void *))f)(out); }
 
@@ -47,33 +39,8 @@ import "C"
 
 import (
 	"errors"
-	"fmt"
 	"unsafe"
 )
-
-// sysOpen opens a library.
-func sysOpen(file string) (unsafe.Pointer, error) {
-	name := C.CString(file)
-	defer C.free(unsafe.Pointer(name))
-	var msg *C.char
-	lib := C.open_library(name, &msg)
-	if lib == nil {
-		defer C.free(unsafe.Pointer(msg))
-		return nil, errors.New(C.GoString(msg))
-	}
-	return lib, nil
-}
-
-// sysSymbol finds a function of a library.
-func sysSymbol(lib unsafe.Pointer, name string) (unsafe.Pointer, error) {
-	c := C.CString(name)
-	defer C.free(unsafe.Pointer(c))
-	f := C.dlsym(lib, c)
-	if f == nil {
-		return nil, fmt.Errorf("no function %s", name)
-	}
-	return f, nil
-}
 
 // sysDescribe returns the text that a function of DESCRIBE writes.
 func sysDescribe(f unsafe.Pointer) string {
