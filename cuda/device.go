@@ -235,13 +235,6 @@ func (d *Device) Close() error {
 // Index returns the number of the device among those that this process sees.
 func (d *Device) Index() int { return d.index }
 
-// DeviceOf returns the GPU of a World of package spmd, from what its Native returns; nil if the
-// world is on the host.
-func DeviceOf(native any) *Device {
-	d, _ := native.(*Device)
-	return d
-}
-
 // Name returns the product name, such as "NVIDIA H200".
 func (d *Device) Name() string { return d.name }
 

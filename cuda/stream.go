@@ -33,13 +33,6 @@ func (s *Stream) Handle() unsafe.Pointer { return s.h }
 // Device returns the device that the stream belongs to.
 func (s *Stream) Device() *Device { return s.d }
 
-// StreamOf returns the stream of a LibraryCall of package spmd, from its field Stream; nil if
-// kernels are emulated.
-func StreamOf(native any) *Stream {
-	s, _ := native.(*Stream)
-	return s
-}
-
 // Close gives the stream back at once; its commands still run. A second Close does nothing. Source:
 // cuda.h, cuStreamDestroy.
 func (s *Stream) Close() error {

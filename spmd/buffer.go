@@ -113,20 +113,9 @@ func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 	return bufferOf[T](b.block(), b.first()+i, j-i)
 }
 
-// Usable returns nil if w can use b. Else the error says why not: b was freed, or is another
-// world's.
-func (b Buffer[T]) Usable(w *World) error { return w.rank().CheckBlock(b.block()) }
-
 // Overlap reports whether two buffers share memory.
 func Overlap[T, U Stored](a Buffer[T], b Buffer[U]) bool {
 	return exec.Overlap(a.addr(), a.Bytes(), b.addr(), b.Bytes())
-}
-
-// Join returns one buffer of two that follow each other in one allocation, in either order. It
-// returns false if they do not.
-func Join[T Stored](a, b Buffer[T]) (Buffer[T], bool) {
-	whole, ok := exec.Join(exec.Part(a), exec.Part(b))
-	return Buffer[T](whole), ok
 }
 
 // View returns the memory of b as elements of another type. It suits 8-bit floats that a kernel

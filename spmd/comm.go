@@ -25,19 +25,6 @@ func (c Comm) Rank() int { return c.in().Rank() }
 // Size returns the number of ranks in the communicator; 0 if this rank is not a member.
 func (c Comm) Size() int { return c.in().Size() }
 
-// World returns the communicator's world; nil for the zero Comm.
-func (c Comm) World() *World {
-	if c.in() == nil {
-		return nil
-	}
-	return (*World)(c.in().Of().Owner.(*world.World))
-}
-
-// Usable returns nil if this rank can make calls on c. Else the error says why not: c is the zero
-// Comm, or closed, or without this rank. The error names call. It is for packages that have calls
-// of their own.
-func (c Comm) Usable(call string) error { return c.in().Usable(call) }
-
 // On returns the same communicator for use in stream order: collectives on it are enqueued on s and
 // return at once. Their input must be valid in s. Their result is valid for later work in s, and
 // for the host after s.Synchronize.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -29,7 +30,7 @@ func TestEmit(t *testing.T) {
 	cfg.JSON = filepath.Join(t.TempDir(), "x.jsonl")
 	err := spmd.Local(t.Context(), cfg, 2, func(_ context.Context, w *spmd.World) error {
 		var seen []string
-		defer w.Emitted(func(line []byte) { seen = append(seen, string(line)) })()
+		defer library.Emitted(w, func(line []byte) { seen = append(seen, string(line)) })()
 		err := errors.Join(w.Emit(step{1, inner{2}, 3}), w.Emit(&step{2, inner{0}, 4}), w.Emit(map[string]int{"n": 5}),
 			w.Emit(struct {
 				A *float64 `json:",omitempty" unit:"J"`

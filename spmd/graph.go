@@ -35,7 +35,7 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 // at the same time. Replays of one graph never overlap. If the graph holds collectives every rank
 // launches it, in the same order.
 //
-// It fails when the graph, or a communicator or a Library in it, is closed, or a buffer
+// It fails when the graph, or a communicator or a call of a library in it, is closed, or a buffer
 // it uses has been freed.
 //
 //go:noinline

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
+	"lockstep/spmd/library"
 	"lockstep/spmd/managed"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
@@ -73,7 +74,7 @@ func TestHostFuncRefuses(t *testing.T) {
 			"Broadcast of a value": func() error { _, err := hostdata.Broadcast(c, "1", 0); return err },
 			"AllGather of values":  func() error { _, err := hostdata.AllGather(c, "1"); return err },
 			"Choose": func() error {
-				_, err := spmd.Choose(w, "test", func() (int, error) { return 1, nil })
+				_, err := library.Choose(w, "test", func() (int, error) { return 1, nil })
 				return err
 			},
 			"NewStream": func() error { _, err := w.NewStream("new"); return err },

@@ -2,7 +2,6 @@ package spmd
 
 import (
 	"fmt"
-	"unsafe"
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
@@ -90,15 +89,6 @@ func (b Buffer[T]) Arg() Arg {
 	return Arg{Block: b.block(), Ptr: b.addr(), N: b.Len(), Type: elem.Of[T](), Kind: exec.BufferArg}
 }
 
-// ArgBuffer returns the buffer whose Arg a is; false if a is no buffer of T.
-func ArgBuffer[T Stored](a Arg) (b Buffer[T], ok bool) {
-	if a.Type != elem.Of[T]() {
-		return b, false
-	}
-	part, ok := exec.PartOf(&a)
-	return Buffer[T](part), ok
-}
-
 // I32 passes v to a parameter of type int. It panics when v does not fit.
 func I32(v int) Arg {
 	if int(int32(v)) != v {
@@ -132,14 +122,6 @@ func Bool(v bool) Arg {
 
 // Scalar passes v to a parameter of the type in C++ that Elem names, such as uint8_t or bf16.
 func Scalar[T Elem](v T) Arg { return exec.Number(elem.Of[T](), v) }
-
-// ScratchArg returns one element of the workspace of s as an argument of its next kernels. These
-// kernels, and libraries between them, may overwrite the skip elements before it.
-func ScratchArg[T Elem](s *Stream, skip int) (Arg, error) {
-	t := elem.Of[T]()
-	p, err := s.queue().Scratch((skip + 1) * t.Size())
-	return Arg{Ptr: unsafe.Add(p, skip*t.Size()), N: 1, Type: t, Kind: exec.BufferArg}, err
-}
 
 // Struct passes a copy of v to a parameter that is a struct of the same layout, of at most 4,096
 // bytes. Declare the parameter const __grid_constant__. Struct allocates: make it once for many

@@ -13,19 +13,19 @@ import (
 	"testing"
 	"unsafe"
 
-	"lockstep/cuda"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
 )
 
 // reverse is a library that turns the halves of src round, by way of its workspace.
-func reverse(fail error) *spmd.Library {
-	return spmd.NewLibrary("reverse", func(c spmd.LibraryCall) error {
+func reverse(fail error) *library.Function {
+	return library.New("reverse", func(c library.Call) error {
 		if fail != nil {
 			return fail
 		}
 		dst, src, half := c.Pointer(0), c.Pointer(1), 4*c.I64(2)
-		on := cuda.StreamOf(c.Stream)
+		on := c.Stream
 		return errors.Join(on.Fill(c.Workspace, 1, 0xff, c.Bytes), on.Copy(c.Workspace, src, 2*half),
 			on.Copy(dst, unsafe.Add(c.Workspace, half), half), on.Copy(unsafe.Add(dst, half), c.Workspace, half))
 	}, func(a spmd.Args) error {
@@ -88,7 +88,7 @@ func testLibrary(t *testing.T, w *spmd.World) {
 		}
 	}
 	refused(l.Call(s, -1, y.Arg(), x.Arg(), spmd.I64(half)), "workspace of -1 bytes")
-	refused(spmd.NewLibrary("reverse", nil, nil).Call(s, 0), "only")
+	refused(library.New("reverse", nil, nil).Call(s, 0), "only")
 	gone := alloc[float32](t, w, 3)
 	must(t, gone.Free())
 	if err := l.Call(s, 8*half, gone.Arg(), x.Arg(), spmd.I64(1)); err == nil ||
@@ -134,7 +134,7 @@ func libraryAllocations(t *testing.T, w *spmd.World) {
 	x := alloc[float32](t, w, 64)
 	l := reverse(nil)
 	if w.OnHost() {
-		l = spmd.NewLibrary("nothing", nil, func(spmd.Args) error { return nil })
+		l = library.New("nothing", nil, func(spmd.Args) error { return nil })
 	}
 	if n := testing.AllocsPerRun(100, func() {
 		for range 8 {
@@ -158,7 +158,7 @@ func TestChoose(t *testing.T) {
 			Sizes []int
 		}
 		asked := false
-		got, err := spmd.Choose(w, "Pick", func() (choice, error) {
+		got, err := library.Choose(w, "Pick", func() (choice, error) {
 			asked = true
 			return choice{"fast", []int{3, 1}}, nil
 		})
@@ -166,17 +166,17 @@ func TestChoose(t *testing.T) {
 		if got.Name != "fast" || !slices.Equal(got.Sizes, []int{3, 1}) || asked != (w.Rank() == 0) {
 			t.Errorf("rank %d: %v, asked: %v", w.Rank(), got, asked)
 		}
-		_, err = spmd.Choose(w, "Pick", func() (int, error) { return 1, errors.New("nothing to pick") })
+		_, err = library.Choose(w, "Pick", func() (int, error) { return 1, errors.New("nothing to pick") })
 		wantText(t, err, "spmd/library_test.go:", "Pick: rank 0: nothing to pick")
-		if best, err := spmd.Choose(w, "Pick", func() (float64, error) { return math.Inf(1), nil }); err != nil ||
+		if best, err := library.Choose(w, "Pick", func() (float64, error) { return math.Inf(1), nil }); err != nil ||
 			!math.IsInf(best, 1) {
 			t.Errorf("of infinity came %v, %v", best, err)
 		}
-		_, err = spmd.Choose(w, "Pick", func() (func(), error) { return func() {}, nil })
+		_, err = library.Choose(w, "Pick", func() (func(), error) { return func() {}, nil })
 		wantText(t, err, "spmd/library_test.go:", "Pick: rank 0: a value of type func() cannot be sent")
 		s := stream(t, w, "s")
 		g, err := s.Capture(func() error {
-			_, err := spmd.Choose(w, "Pick", func() (int, error) { return 1, nil })
+			_, err := library.Choose(w, "Pick", func() (int, error) { return 1, nil })
 			wantText(t, err, "spmd/library_test.go:", "Pick: a stream is being captured")
 			return spmd.Fill(s, alloc[float32](t, w, 1), 1)
 		})
@@ -193,15 +193,15 @@ func TestArgBuffer(t *testing.T) {
 		if at := b.Address(); at%256 != 0 || part.Address() != at+3*8 || b.Slice(2, 2).Address() != 0 {
 			t.Errorf("at %#x, a part at %#x", at, part.Address())
 		}
-		if got, ok := spmd.ArgBuffer[float64](part.Arg()); !ok || got != part {
+		if got, ok := library.BufferOf[float64](part.Arg()); !ok || got != part {
 			t.Errorf("%v, %v, want %v", got, ok, part)
 		}
-		if got, ok := spmd.ArgBuffer[float64](b.Slice(2, 2).Arg()); !ok || got.Len() != 0 {
+		if got, ok := library.BufferOf[float64](b.Slice(2, 2).Arg()); !ok || got.Len() != 0 {
 			t.Errorf("of no elements: %v, %v", got, ok)
 		}
 		for what, a := range map[string]spmd.Arg{"another type": alloc[float32](t, w, 1).Arg(),
 			"a number": spmd.F64(1), "nothing": {}} {
-			if got, ok := spmd.ArgBuffer[float64](a); ok {
+			if got, ok := library.BufferOf[float64](a); ok {
 				t.Errorf("%s: %v", what, got)
 			}
 		}
@@ -214,9 +214,9 @@ func TestAtClose(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		var order []int
 		fault := errors.New("could not be closed")
-		w.AtClose(func() error { order = append(order, 1); return fault })
-		cancel := w.AtClose(func() error { order = append(order, 2); return nil })
-		w.AtClose(func() error { order = append(order, 3); return nil })
+		library.AtClose(w, func() error { order = append(order, 1); return fault })
+		cancel := library.AtClose(w, func() error { order = append(order, 2); return nil })
+		library.AtClose(w, func() error { order = append(order, 3); return nil })
 		cancel()
 		if err := w.Close(); !errors.Is(err, fault) {
 			t.Errorf("Close: %v, want %v", err, fault)
@@ -238,13 +238,13 @@ func gpuLibrary(t *testing.T, w *spmd.World) {
 	s := stream(t, w, "s")
 	x := alloc[float32](t, w, 4)
 	grid := spmd.Cover1D(1, 1)
-	call := func(c spmd.LibraryCall) error {
-		if err := cuda.StreamOf(c.Stream).Fill(c.Workspace, 1, 0, 8); err != nil {
+	call := func(c library.Call) error {
+		if err := c.Stream.Fill(c.Workspace, 1, 0, 8); err != nil {
 			return err
 		}
-		return c.Launch(nop, grid, c.Arg(0), c.WorkspaceArg(), c.Arg(1))
+		return c.Launch(nop, grid, c.Args[0], c.WorkspaceArg(), c.Args[1])
 	}
-	l := spmd.NewLibrary("with a kernel", call, nil, nop)
+	l := library.New("with a kernel", call, nil, nop)
 	enqueue := func() error { return l.Call(s, 8, x.Arg(), spmd.I32(3)) }
 	must(t, enqueue())
 	newCalls(t)
@@ -258,7 +258,7 @@ func gpuLibrary(t *testing.T, w *spmd.World) {
 			break
 		}
 	}
-	wantText(t, spmd.NewLibrary("other", call, nil).Call(s, 8, x.Arg(), spmd.I32(3)),
+	wantText(t, library.New("other", call, nil).Call(s, 8, x.Arg(), spmd.I32(3)),
 		"other: spmd/library_test.go:", "Launch of nop", "not given this kernel")
 	grid.Threads[0] = 0
 	wantText(t, enqueue(), "with a kernel: spmd/library_test.go:", "Launch of nop: grid of")
@@ -270,7 +270,7 @@ func gpuLibrary(t *testing.T, w *spmd.World) {
 		}
 	})
 	must(t, s.Close())
-	w.AtClose(func() error {
+	library.AtClose(w, func() error {
 		for _, line := range newCalls(t, "cuGraphExecDestroy", "cuMemFree", "cuDevicePrimaryCtxRelease") {
 			if !strings.HasPrefix(line, "cuGraphExecDestroy") {
 				t.Errorf("before what was registered is closed: %s", line)
@@ -289,7 +289,7 @@ func gpuLibrary(t *testing.T, w *spmd.World) {
 func TestPerWorld(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		var made atomic.Int32
-		p := spmd.PerWorld[int32]{Open: func(*spmd.World) *int32 { n := made.Add(1); return &n }}
+		p := library.PerWorld[int32]{Open: func(*spmd.World) *int32 { n := made.Add(1); return &n }}
 		var wg sync.WaitGroup
 		var got [8]*int32
 		for i := range got {

@@ -18,7 +18,7 @@ import (
 // run. On a GPU commands that were enqueued before the failure showed may still run.
 //
 // All methods but Capture are safe for use by several goroutines. But collectives must be enqueued
-// in the same order on every rank, so one goroutine should issue them. Library calls, such as
+// in the same order on every rank, so one goroutine should issue them. Calls of libraries, such as
 // blas.Gemm, and parallel.ClipNorm share scratch memory of the stream, so on one stream they come
 // from one goroutine. The queue has no bound: a program that enqueues for ever synchronizes now and
 // then.

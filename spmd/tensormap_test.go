@@ -4,9 +4,9 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -66,7 +66,7 @@ func TestTensorMap(t *testing.T) {
 		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{32, 1, 1}}
 		for _, at := range [][2]int{{0, 0}, {1, 4}, {3, 8}, {-2, -4}, {4, -8}, {-4, 0}} {
 			err := takeBox.Launch(s, g, to.Arg(), from.TensorMap(&m), spmd.I32(at[0]), spmd.I32(at[1]))
-			if gpu := cuda.DeviceOf(w.Native()); gpu != nil {
+			if gpu := library.GPU(w); gpu != nil {
 				if major, _ := nvrtc.Version(); major < 12 {
 					t.Skip("NVRTC knows no copies by the copy engine before CUDA 12")
 				}

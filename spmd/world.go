@@ -1,13 +1,9 @@
 package spmd
 
 import (
-	"time"
-
 	"github.com/rs/zerolog"
-	"github.com/spf13/pflag"
 
 	"lockstep/spmd/internal/calls"
-	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/world"
 )
 
@@ -135,43 +131,6 @@ func Open(cfg Config) (*World, error) {
 // other than 0, nor if nobody asks for it. Not collective.
 func (w *World) Emit(v any) error { return w.in().Emit(v) }
 
-// Emitted has Emit on this rank give each line to fn, with its end, until cancel is called. fn
-// keeps no bytes of the line.
-func (w *World) Emitted(fn func(line []byte)) (cancel func()) { return w.in().Emitted(fn) }
-
-// Slowest returns, on rank 0, the rank that the others have waited for lately. It is false if none
-// clearly is, or if it is not known: on other ranks, at the start, with --summary off, and for
-// collectives in graphs.
-func (w *World) Slowest() (rank int, known bool) { return w.in().Slowest() }
-
-// Measures reports whether --summary or --trace have this rank see where its time goes.
-func (w *World) Measures() bool { return w.rank().Trace != nil }
-
-// Opened returns, by kind, how many objects are open that have to be closed, or freed.
-func (w *World) Opened() map[string]int { return w.rank().Opened() }
-
-// Flags returns the flags of the command line that Main has parsed; nil for a world of Open and
-// Local.
-func (w *World) Flags() *pflag.FlagSet { return w.in().Flags() }
-
-// Timeout returns the longest time that the watch gives a collective.
-func (w *World) Timeout() time.Duration { return w.in().Timeout() }
-
-// Files watches a rank's work with files that may be slow, or never answer. A rank in Do, or
-// between Enter and the call of the function that this returns, is not missing from a collective.
-// Its step has a limit of its own, and a report names the step.
-type Files = job.FileWork
-
-// Files returns this rank's Files.
-func (w *World) Files() *Files { return w.in().Files() }
-
-// Fail ends the job as a stream that has failed does. It returns.
-func (w *World) Fail(err error) { w.in().Fail(err) }
-
-// Explain puts the text that fn returns before the failures of the device's streams, if it is not
-// empty. It is for packages whose kernels say why they have failed.
-func (w *World) Explain(fn func() string) { w.in().Explain(fn) }
-
 // Abort ends the job on every rank with the given exit status, at once and without
 // taking anything down. It does not return.
 // Source: mpi.h, MPI_Abort.
@@ -186,22 +145,7 @@ func (w *World) Abort(status int) { w.in().Abort(status) }
 // Collective over all ranks, blocking.
 func (w *World) Watch() error { return w.in().Watch() }
 
-// Native returns the device that the world's buffers and streams are on, for libraries that are
-// opened for it: a *cuda.Device for a GPU (cuda.DeviceOf), nil for the host.
-func (w *World) Native() any { return w.rank().Dev.Native() }
-
-// Quiet waits until no collective that this rank enqueued is in flight. Call it before an operation
-// that may wait for the device, such as loading code, or allocating memory by the driver. A
-// collective on the device waits for other ranks, which may be waiting for this one. On the host
-// there is nothing to wait for.
-func (w *World) Quiet() error { return w.rank().Dev.Quiesce() }
-
-// AtClose has Close call fn when the streams are through and the graphs are closed, while all else
-// is still there. fn closes what was opened for the GPU, and makes no collective calls. The
-// function that was registered last is called first. cancel takes fn back.
-func (w *World) AtClose(fn func() error) (cancel func()) { return w.in().AtClose(fn) }
-
-// Close takes the world down in this order: graphs, the functions of AtClose, communicators,
+// Close takes the world down in this order: graphs, what packages have opened, communicators,
 // streams, memory, the GPU, MPI, the watch. It waits for the streams. If one has failed it returns
 // the errors of all of them. With several ranks it then leaves the rest alone, since the others may
 // be waiting for this rank: end the job. A second Close does nothing.

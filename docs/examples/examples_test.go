@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -118,7 +119,7 @@ func TestPrograms(t *testing.T) {
 				}
 			}
 			var lines []byte
-			cancel := w.Emitted(func(line []byte) { lines = append(lines, line...) })
+			cancel := library.Emitted(w, func(line []byte) { lines = append(lines, line...) })
 			got, err := printed(t, w, p)
 			cancel()
 			if err != nil {

@@ -52,7 +52,7 @@ var house = []room{
 		[]string{"spmd/spmdtest", "internal/mpirun", "internal/testkit", "internal/commtest",
 			"internal/rooms", "internal/suite"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},
-	{"facade", "what applications import", []string{"spmd", "spmd/hostdata", "spmd/managed"},
+	{"facade", "what applications import", []string{"spmd", "spmd/hostdata", "spmd/library", "spmd/managed"},
 		[]string{"world", "calls", "job", "verify", "exec", "trace", "control", "coll", "libraries", "basics"}},
 	{"world", "a rank, from its start to its end", []string{"spmd/internal/world"},
 		[]string{"calls", "dashboard", "job", "verify", "transport", "exec", "trace", "control", "coll", "libraries",

@@ -18,6 +18,7 @@ import (
 	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
+	"lockstep/spmd/library"
 )
 
 // limit is how long one read or write of a piece may take before the job counts as hanging.
@@ -98,11 +99,11 @@ func agree(c spmd.Comm, op string, err error) error {
 }
 
 // begin says that c's rank works on files, until leave.
-func begin(c spmd.Comm, op string) (work *spmd.Files, leave func(), err error) {
-	if err := c.Usable(op); err != nil {
+func begin(c spmd.Comm, op string) (work *library.Files, leave func(), err error) {
+	if err := library.CheckComm(c, op); err != nil {
 		return nil, nil, err
 	}
-	work = c.World().Files()
+	work = library.FilesOf(library.WorldOf(c))
 	return work, work.Enter(limit), nil
 }
 
@@ -199,7 +200,7 @@ func agreeAtEnd(c spmd.Comm, op string, before, err error) error {
 }
 
 // write writes this rank's part and waits until the disk has it.
-func write[T spmd.Elem](work *spmd.Files, part string, head int, b spmd.Buffer[T], off int) error {
+func write[T spmd.Elem](work *library.Files, part string, head int, b spmd.Buffer[T], off int) error {
 	f, err := os.OpenFile(part, os.O_WRONLY, 0)
 	if err != nil {
 		return err

@@ -7,9 +7,9 @@ import (
 	"math"
 	"sync"
 
-	"lockstep/cuda"
 	"lockstep/cuda/cudnn"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Elem is the set of element types of attention.
@@ -105,7 +105,7 @@ func New[T Elem](w *spmd.World, shape Shape, o Options) (*Attention[T], error) {
 	if err != nil {
 		return nil, errors.Join(err, f.close())
 	}
-	f.cancel = w.AtClose(f.close)
+	f.cancel = library.AtClose(w, f.close)
 	return a, nil
 }
 
@@ -216,8 +216,8 @@ func (f *family[T]) lacksMMA() string {
 	switch {
 	case !isHalf[T]():
 		return "float32"
-	case cuda.DeviceOf(f.w.Native()) != nil:
-		if major, minor := cuda.DeviceOf(f.w.Native()).Capability(); major < 8 {
+	case library.GPU(f.w) != nil:
+		if major, minor := library.GPU(f.w).Capability(); major < 8 {
 			return fmt.Sprintf("compute capability %d.%d", major, minor)
 		}
 	case f.o.Path != pathMMA:
@@ -256,7 +256,7 @@ func (a *Attention[T]) For(batch, tokens int) (*Attention[T], error) {
 	var plan *cudnnPath
 	var noPlan string
 	if f.lib != nil {
-		if err := f.w.Quiet(); err != nil {
+		if err := library.Quiet(f.w); err != nil {
 			return nil, err
 		}
 		var err error

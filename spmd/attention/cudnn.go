@@ -10,7 +10,7 @@ import (
 	"lockstep/cuda/cudnn"
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
-	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // cudnnLibrary is cuDNN opened for the world's GPU.
@@ -24,21 +24,21 @@ type cudnnLibrary struct {
 // openCuDNN returns why there is no cuDNN, or "".
 func (f *family[T]) openCuDNN() string {
 	switch {
-	case cuda.DeviceOf(f.w.Native()) == nil:
+	case library.GPU(f.w) == nil:
 		return "host"
 	case !isHalf[T]():
 		return "float32"
 	case f.o.Path != pathAuto && f.o.Path != pathCuDNN:
 		return "not asked for"
 	}
-	if err := f.w.Quiet(); err != nil {
+	if err := library.Quiet(f.w); err != nil {
 		return err.Error()
 	}
-	h, err := cudnn.Open(cuda.DeviceOf(f.w.Native()))
+	h, err := cudnn.Open(library.GPU(f.w))
 	if err != nil {
 		return err.Error()
 	}
-	f.lib = &cudnnLibrary{h: h, d: cuda.DeviceOf(f.w.Native())}
+	f.lib = &cudnnLibrary{h: h, d: library.GPU(f.w)}
 	return ""
 }
 
@@ -81,7 +81,7 @@ func shapeOf(s Shape) cudnn.Shape {
 // cudnnPath is attention of one shape by cuDNN, as commands of streams.
 type cudnnPath struct {
 	a                 *cudnn.Attention
-	forward, backward *spmd.Library
+	forward, backward *library.Function
 	version           string
 }
 
@@ -95,12 +95,12 @@ func (l *cudnnLibrary) plan(s Shape, deterministic bool) (*cudnnPath, error) {
 	}
 	return &cudnnPath{
 		a: a,
-		forward: spmd.NewLibrary("attention forward", func(c spmd.LibraryCall) error {
-			return a.Forward(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
+		forward: library.New("attention forward", func(c library.Call) error {
+			return a.Forward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
 				a.ForwardWorkspace())
 		}, nil),
-		backward: spmd.NewLibrary("attention backward", func(c spmd.LibraryCall) error {
-			return a.Backward(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
+		backward: library.New("attention backward", func(c library.Call) error {
+			return a.Backward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
 				c.Pointer(4), c.Pointer(5), a.BackwardWorkspace())
 		}, nil),
 		version: cudnn.Version(),

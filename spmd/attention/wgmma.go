@@ -4,9 +4,9 @@ import (
 	_ "embed"
 	"fmt"
 
-	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // The kernels of wgmma.cu and wgmma_forward.cu: mma's by the instructions that only compute
@@ -54,10 +54,10 @@ func newWGMMAKernel(name, source string, own int, fn func(*mmaHost)) mmaKernel {
 
 // lacksWGMMA returns why a rank lacks these kernels, or "".
 func lacksWGMMA(w *spmd.World) string {
-	if cuda.DeviceOf(w.Native()) == nil {
+	if library.GPU(w) == nil {
 		return "host"
 	}
-	if major, minor := cuda.DeviceOf(w.Native()).Capability(); major != 9 || minor != 0 {
+	if major, minor := library.GPU(w).Capability(); major != 9 || minor != 0 {
 		return fmt.Sprintf("compute capability %d.%d", major, minor)
 	}
 	if major, minor := nvrtc.Version(); major < 12 {

@@ -3,10 +3,10 @@ package blas
 import (
 	"fmt"
 
-	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Elem is the set of element types that products take.
@@ -75,7 +75,7 @@ type Options struct {
 // Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s. op(A) is (m, k), op(B) is
 // (k, n), and C is (m, n). C must not overlap A or B. Gemm refuses shapes that do not fit, buffers
 // too small for their shape, freed buffers and buffers of another world. It uses scratch memory of
-// the stream, as Library.Call does.
+// the stream, as library.Function.Call does.
 //
 // C has the type of A and B, or is float32 if these are BF16 or F16; another pair is refused.
 // float32 is computed in float32. BF16 and F16 are multiplied and summed in float32, C included,
@@ -178,7 +178,7 @@ func SupportsF8(w *spmd.World) bool {
 	if w.OnHost() {
 		return true
 	}
-	major, minor := cuda.DeviceOf(w.Native()).Capability()
+	major, minor := library.GPU(w).Capability()
 	return 10*major+minor >= 89
 }
 

@@ -6,6 +6,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // The operands of an epilogue, in the order of their arguments; behind them are the scales of A and
@@ -65,7 +66,7 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 			continue
 		}
 		if i >= epilogueArgs {
-			b, ok := spmd.ArgBuffer[float32](*a)
+			b, ok := library.BufferOf[float32](*a)
 			if !p.typ.Eight() || !ok || b.Len() != 1 {
 				return fmt.Errorf("%s: Gemm: %s is %v, with A and B of %v: it is a buffer of 1 float32, "+
 					"for 8-bit floats", ccall.At(), epilogueNames[i], a.String(), p.typ)
@@ -75,7 +76,7 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 			continue
 		}
 		p.ops |= 1 << i
-		b, ok := spmd.ArgBuffer[C](*a)
+		b, ok := library.BufferOf[C](*a)
 		want, matrix := p.n, false
 		switch i {
 		case residual, gelu, dgelu:

@@ -6,16 +6,16 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"lockstep/cuda"
 	"lockstep/cuda/cublas"
 	"lockstep/internal/elem"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // handle has a world's libraries and memory for products.
 type handle struct {
 	w          *spmd.World
-	gemm, gemv *spmd.Library
+	gemm, gemv *library.Function
 	names      names
 
 	// Fields for a GPU:
@@ -28,13 +28,13 @@ type handle struct {
 	said    [1 << epilogueArgs][elem.Types]atomic.Bool // which epilogues the log has mentioned
 }
 
-var handles = spmd.PerWorld[handle]{Open: newHandle}
+var handles = library.PerWorld[handle]{Open: newHandle}
 
 func newHandle(w *spmd.World) *handle {
 	h := &handle{w: w}
-	h.gemm = spmd.NewLibrary("Gemm", h.gpuGemm, hostGemm, allKernels()...).Describe(h.describeGemm)
-	h.gemv = spmd.NewLibrary("Gemv", h.gpuGemv, hostGemv).Describe(h.describeGemv)
-	w.AtClose(h.close)
+	h.gemm = library.New("Gemm", h.gpuGemm, hostGemm, allKernels()...).Describe(h.describeGemm)
+	h.gemv = library.New("Gemv", h.gpuGemv, hostGemv).Describe(h.describeGemv)
+	library.AtClose(w, h.close)
 	return h
 }
 
@@ -54,12 +54,12 @@ func (h *handle) close() error {
 
 // openGemm opens cuBLASLt on a GPU, at the first product.
 func (h *handle) openGemm() error {
-	return h.open(&h.hasLt, func() (err error) { h.lt, err = cublas.OpenLt(cuda.DeviceOf(h.w.Native())); return err })
+	return h.open(&h.hasLt, func() (err error) { h.lt, err = cublas.OpenLt(library.GPU(h.w)); return err })
 }
 
 // openGemv opens cuBLAS on a GPU, at the first product.
 func (h *handle) openGemv() error {
-	return h.open(&h.hasGemv, func() (err error) { h.gv, err = cublas.Open(cuda.DeviceOf(h.w.Native())); return err })
+	return h.open(&h.hasGemv, func() (err error) { h.gv, err = cublas.Open(library.GPU(h.w)); return err })
 }
 
 // open calls fn on a GPU until it has succeeded once.
@@ -67,7 +67,7 @@ func (h *handle) open(done *atomic.Bool, fn func() error) error {
 	if h.w.OnHost() || done.Load() {
 		return nil
 	}
-	if err := h.w.Quiet(); err != nil {
+	if err := library.Quiet(h.w); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -85,14 +85,14 @@ func (h *handle) open(done *atomic.Bool, fn func() error) error {
 const ownWorkspace = 32 << 20
 
 // gpuGemv runs a Gemv by cuBLAS, whose handle serves one stream at a time.
-func (h *handle) gpuGemv(c spmd.LibraryCall) error {
+func (h *handle) gpuGemv(c library.Call) error {
 	p := decode(c.Args)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.gv.SetWorkspace(c.Workspace, c.Bytes); err != nil {
 		return err
 	}
-	return h.gv.Gemv(cuda.StreamOf(c.Stream), p.typ, p.ta, p.m, p.n, p.alpha, c.Pointer(argA), p.lda, c.Pointer(argB),
+	return h.gv.Gemv(c.Stream, p.typ, p.ta, p.m, p.n, p.alpha, c.Pointer(argA), p.lda, c.Pointer(argB),
 		p.beta, c.Pointer(argC))
 }
 
@@ -181,7 +181,7 @@ func inProduct(e cublas.Epilogue) operands {
 }
 
 // gpuGemm runs a Gemm by cuBLASLt, and by kernels behind it for the rest.
-func (h *handle) gpuGemm(c spmd.LibraryCall) error {
+func (h *handle) gpuGemm(c library.Call) error {
 	p := decode(c.Args)
 	g := cublas.Gemm{M: p.m, N: p.n, K: p.k, Count: p.batch, TransA: p.ta, TransB: p.tb, LdA: p.lda,
 		LdB: p.ldb, LdC: p.ldc,
@@ -195,7 +195,7 @@ func (h *handle) gpuGemm(c spmd.LibraryCall) error {
 		x.ScaleB = c.Pointer(argScaleB)
 	}
 	if p.ops == 0 {
-		return h.lt.GemmBeside(cuda.StreamOf(c.Stream), &g, &x, dst, a, b, c.Workspace, ownWorkspace)
+		return h.lt.GemmBeside(c.Stream, &g, &x, dst, a, b, c.Workspace, ownWorkspace)
 	}
 	if p.ops&hasResidual != 0 {
 		x.Add, g.Beta = c.Pointer(plainArgs+residual), 1
@@ -214,7 +214,7 @@ func (h *handle) gpuGemm(c spmd.LibraryCall) error {
 		case has&hasDGELU != 0:
 			x.Aux = c.Pointer(plainArgs + dgelu)
 		}
-		switch err := h.lt.GemmBeside(cuda.StreamOf(c.Stream), &g, &x, dst, a, b, c.Workspace, ownWorkspace); {
+		switch err := h.lt.GemmBeside(c.Stream, &g, &x, dst, a, b, c.Workspace, ownWorkspace); {
 		case err == cublas.ErrNoEpilogue:
 			continue
 		case err != nil || p.ops == has:
@@ -227,24 +227,25 @@ func (h *handle) gpuGemm(c spmd.LibraryCall) error {
 }
 
 // finish does the rest of an epilogue by kernels behind the product.
-func (p *product) finish(c spmd.LibraryCall, left operands) error {
+func (p *product) finish(c library.Call, left operands) error {
 	rows, cols, ld := spmd.I64(p.m), spmd.I64(p.n), spmd.I64(p.ldc)
 	if left&(hasBias|hasGELU|hasDGELU) != 0 && p.m > 0 && p.n > 0 {
 		none := spmd.Buffer[float32]{}.Arg()
 		what, x, b := addBias, none, none
 		if left&hasBias != 0 {
-			b = c.Arg(plainArgs + bias)
+			b = c.Args[plainArgs+bias]
 		}
 		switch {
 		case left&hasGELU != 0:
-			what, x = applyGELU, c.Arg(plainArgs+gelu)
+			what, x = applyGELU, c.Args[plainArgs+gelu]
 		case left&hasDGELU != 0:
-			what, x = applySlope, c.Arg(plainArgs+dgelu)
+			what, x = applySlope, c.Args[plainArgs+dgelu]
 		}
 		units := p.n * p.ctyp.Size() / 16
 		grid := spmd.Grid{Blocks: [3]int{max(1, min((units+127)/128, 1<<16)), min(p.m, 1<<15), 1},
 			Threads: [3]int{128, 1, 1}}
-		if err := c.Launch(finishKernels[p.ctyp], grid, c.Arg(argC), x, b, rows, cols, ld, spmd.I32(what)); err != nil {
+		err := c.Launch(finishKernels[p.ctyp], grid, c.Args[argC], x, b, rows, cols, ld, spmd.I32(what))
+		if err != nil {
 			return err
 		}
 	}
@@ -255,7 +256,7 @@ func (p *product) finish(c spmd.LibraryCall, left operands) error {
 		return sumColumns(c, plainArgs+rowSums, p.typ, p.ctyp, argA, p.k, p.m, p.lda)
 	case left&hasRowSums != 0 && p.m > 0:
 		grid := spmd.Grid{Blocks: [3]int{min(p.m, 1<<20), 1, 1}, Threads: [3]int{256, 1, 1}}
-		return c.Launch(rowKernel(p.typ, p.ctyp), grid, c.Arg(plainArgs+rowSums), c.Arg(argA), rows,
+		return c.Launch(rowKernel(p.typ, p.ctyp), grid, c.Args[plainArgs+rowSums], c.Args[argA], rows,
 			spmd.I64(p.k), spmd.I64(p.lda))
 	}
 	return nil
@@ -263,7 +264,7 @@ func (p *product) finish(c spmd.LibraryCall, left operands) error {
 
 // sumColumns sums the columns of argument x(rows, cols) of typ into argument sum of ctyp, by way of
 // the workspace.
-func sumColumns(c spmd.LibraryCall, sum int, typ, ctyp elem.Type, x, rows, cols, ld int) error {
+func sumColumns(c library.Call, sum int, typ, ctyp elem.Type, x, rows, cols, ld int) error {
 	if cols == 0 {
 		return nil
 	}
@@ -275,12 +276,12 @@ func sumColumns(c spmd.LibraryCall, sum int, typ, ctyp elem.Type, x, rows, cols,
 	tiles := (cols + tile - 1) / tile
 	parts := max(1, min((rows+31)/32, max(16, 1024/tiles), ownWorkspace/(8*cols)))
 	grid := spmd.Grid{Blocks: [3]int{min(tiles, 1<<20), parts, 1}, Threads: [3]int{256, 1, 1}}
-	if err := c.Launch(columnKernels[typ], grid, c.WorkspaceArg(), c.Arg(x), spmd.I64(rows),
+	if err := c.Launch(columnKernels[typ], grid, c.WorkspaceArg(), c.Args[x], spmd.I64(rows),
 		spmd.I64(cols), spmd.I64(ld)); err != nil {
 		return err
 	}
 	grid = spmd.Grid{Blocks: [3]int{min((cols+31)/32, 1<<20), 1, 1}, Threads: [3]int{256, 1, 1}}
-	return c.Launch(totalKernels[ctyp], grid, c.Arg(sum), c.WorkspaceArg(), spmd.I64(parts), spmd.I64(cols))
+	return c.Launch(totalKernels[ctyp], grid, c.Args[sum], c.WorkspaceArg(), spmd.I64(parts), spmd.I64(cols))
 }
 
 // workspace returns the scratch memory of a product.

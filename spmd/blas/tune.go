@@ -12,6 +12,7 @@ import (
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Tune finds the fastest algorithm for every product of w that has been enqueued or captured so
@@ -37,7 +38,7 @@ func Tune(w *spmd.World) error {
 		return nil
 	}
 	h := handles.Of(w)
-	choice, err := spmd.Choose(w, "Tune", h.tune)
+	choice, err := library.Choose(w, "Tune", h.tune)
 	if err != nil {
 		return err
 	}
@@ -64,10 +65,10 @@ func (h *handle) tune() (news tuned, err error) {
 	if !h.hasLt.Load() {
 		return news, nil
 	}
-	if err := h.w.Quiet(); err != nil {
+	if err := library.Quiet(h.w); err != nil {
 		return news, err
 	}
-	if err := cuda.DeviceOf(h.w.Native()).Synchronize(); err != nil {
+	if err := library.GPU(h.w).Synchronize(); err != nil {
 		return news, err
 	}
 	known := map[string]bool{}
@@ -80,7 +81,7 @@ func (h *handle) tune() (news tuned, err error) {
 			fresh = append(fresh, sh)
 		}
 	}
-	news.Device, news.Version = cuda.DeviceOf(h.w.Native()).Name(), h.lt.Version()
+	news.Device, news.Version = library.GPU(h.w).Name(), h.lt.Version()
 	start := time.Now()
 	cached, slow, fast := 0, time.Duration(0), time.Duration(0)
 	for _, sh := range fresh {
@@ -116,11 +117,11 @@ func (h *handle) tune() (news tuned, err error) {
 // tuneShape takes a choice from the cache, with a Timing of 0, or makes one and keeps it.
 func (h *handle) tuneShape(sh cublas.Shape) (c cublas.Choice, t cublas.Timing, err error) {
 	cache := nvrtc.DefaultCache()
-	name := fmt.Sprintf("cublasLt %d on %s: %v", h.lt.Version(), cuda.DeviceOf(h.w.Native()).Name(), sh)
+	name := fmt.Sprintf("cublasLt %d on %s: %v", h.lt.Version(), library.GPU(h.w).Name(), sh)
 	if data, ok := cache.Get(name); ok && json.Unmarshal(data, &c) == nil {
 		return c, t, nil
 	}
-	s, err := cuda.DeviceOf(h.w.Native()).NewStream(0)
+	s, err := library.GPU(h.w).NewStream(0)
 	if err != nil {
 		return c, t, err
 	}
@@ -141,9 +142,9 @@ func (h *handle) adopt(news *tuned) error {
 	if !h.hasLt.Load() || len(news.Chosen) == 0 {
 		return nil
 	}
-	if news.Device != cuda.DeviceOf(h.w.Native()).Name() || news.Version != h.lt.Version() {
+	if news.Device != library.GPU(h.w).Name() || news.Version != h.lt.Version() {
 		w.Log().Warn().Str("rank_0", fmt.Sprintf("%s, cuBLASLt %d", news.Device, news.Version)).Str("here",
-			fmt.Sprintf("%s, cuBLASLt %d", cuda.DeviceOf(h.w.Native()).Name(), h.lt.Version())).
+			fmt.Sprintf("%s, cuBLASLt %d", library.GPU(h.w).Name(), h.lt.Version())).
 			Msg("blas.Tune: another device or library than rank 0's: this rank keeps cuBLASLt's first choices")
 		return nil
 	}

@@ -30,6 +30,7 @@ import (
 	"lockstep/spmd"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/world"
+	"lockstep/spmd/library"
 )
 
 // ErrNotFound means that a folder holds no checkpoint, not even a damaged one.
@@ -121,7 +122,7 @@ func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	m := &Manager{w: w, channel: (*world.World)(w).Rank().Channel, disk: disk{w.Files()}, cfg: cfg,
+	m := &Manager{w: w, channel: (*world.World)(w).Rank().Channel, disk: disk{library.FilesOf(w)}, cfg: cfg,
 		damaged: make(map[string]bool)}
 	defer m.enter(control.OpenCheckpoints)()
 	err := m.open(dir)

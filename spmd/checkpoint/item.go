@@ -8,6 +8,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Item is one array of a program's state, made by Replicated, Sharded or Strided.
@@ -46,7 +47,8 @@ func Sharded[T spmd.Elem](name string, b spmd.Buffer[T], off, total int) Item {
 	size := elem.Of[T]().Size()
 	view := func(p []byte) []T { return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/size) }
 	return Item{
-		name: name, typ: elem.Of[T](), off: off, n: b.Len(), total: total, usable: b.Usable,
+		name: name, typ: elem.Of[T](), off: off, n: b.Len(), total: total,
+		usable: func(w *spmd.World) error { return library.CheckBuffer(b, w) },
 		read: func(dst []byte, from int) error {
 			return b.Slice(from, from+len(dst)/size).CopyTo(view(dst))
 		},

@@ -10,6 +10,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -37,7 +38,7 @@ func TestSlowFileOfRank(t *testing.T) {
 			for found, _ := filepath.Glob(own); w.Rank() == 1 && len(found) == 0; found, _ = filepath.Glob(own) {
 				time.Sleep(time.Millisecond)
 			}
-			s := fmt.Sprint(w.Files().State(false))
+			s := fmt.Sprint(library.FilesOf(w).State(false))
 			if strings.Contains(s, slow) != (w.Rank() == 2) {
 				t.Errorf("rank %d is said to be in %s", w.Rank(), s)
 			}

@@ -11,10 +11,10 @@ import (
 	"fmt"
 	"sync"
 
-	"lockstep/cuda"
 	"lockstep/cuda/cufft"
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Complex is the set of complex types.
@@ -27,7 +27,7 @@ type Float interface{ float32 | float64 }
 // stream or on streams that wait for each other.
 type Plan[C Complex] struct {
 	shape
-	run *spmd.Library
+	run *library.Function
 	gpu *cufft.Plan // nil on the host
 }
 
@@ -72,13 +72,13 @@ func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
 		return nil, err
 	}
 	p.prepare(whole)
-	p.run = spmd.NewLibrary("fft", func(c spmd.LibraryCall) error {
-		return p.gpu.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, c.Bool(2))
+	p.run = library.New("fft", func(c library.Call) error {
+		return p.gpu.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, c.Bool(2))
 	}, func(a spmd.Args) error {
 		p.complexOnHost(slice[C](a, 0), slice[C](a, 1), a.Bool(2))
 		return nil
 	})
-	w.AtClose(p.Close)
+	library.AtClose(w, p.Close)
 	return p, nil
 }
 
@@ -103,12 +103,12 @@ func open(w *spmd.World, kind cufft.Kind, dims []int, batch int) (*cufft.Plan, e
 	if w.OnHost() {
 		return nil, nil
 	}
-	if err := w.Quiet(); err != nil {
+	if err := library.Quiet(w); err != nil {
 		return nil, err
 	}
 	opening.Lock()
 	defer opening.Unlock()
-	p, err := cufft.Open(cuda.DeviceOf(w.Native()), kind, dims, batch)
+	p, err := cufft.Open(library.GPU(w), kind, dims, batch)
 	if err != nil {
 		return nil, fmt.Errorf("%s: fft: %d arrays of %v: %w", ccall.At(), batch, dims, err)
 	}
@@ -169,7 +169,7 @@ func (p *shape) divide(s *spmd.Stream, dst any) error {
 // Close ends the use of the plan, whose transforms have run. A second call does nothing.
 func (p *Plan[C]) Close() error { return closed(p.run, p.gpu) }
 
-func closed(run *spmd.Library, gpus ...*cufft.Plan) error {
+func closed(run *library.Function, gpus ...*cufft.Plan) error {
 	err := run.Close()
 	for _, p := range gpus {
 		if p != nil {

@@ -3,10 +3,10 @@ package fft
 import (
 	"fmt"
 
-	"lockstep/cuda"
 	"lockstep/cuda/cufft"
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Real is transforms of real numbers, all of one shape: float32 with complex64, float64 with
@@ -14,7 +14,7 @@ import (
 type Real[F Float, C Complex] struct {
 	shape
 	half          int // complex elements of all arrays
-	run, back     *spmd.Library
+	run, back     *library.Function
 	gpu, inverted *cufft.Plan // nil on the host
 }
 
@@ -44,19 +44,19 @@ func NewReal[F Float, C Complex](w *spmd.World, dims []int, batch int) (*Real[F,
 		return nil, err
 	}
 	p.prepare(half)
-	p.run = spmd.NewLibrary("fft of real numbers", func(c spmd.LibraryCall) error {
-		return p.gpu.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, cufft.Forward)
+	p.run = library.New("fft of real numbers", func(c library.Call) error {
+		return p.gpu.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, cufft.Forward)
 	}, func(a spmd.Args) error {
 		p.realOnHost(slice[C](a, 0), reals[F](a, 1))
 		return nil
 	})
-	p.back = spmd.NewLibrary("fft to real numbers", func(c spmd.LibraryCall) error {
-		return p.inverted.Run(cuda.StreamOf(c.Stream), c.Pointer(0), c.Pointer(1), c.Workspace, cufft.Inverse)
+	p.back = library.New("fft to real numbers", func(c library.Call) error {
+		return p.inverted.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, cufft.Inverse)
 	}, func(a spmd.Args) error {
 		p.backOnHost(reals[F](a, 0), slice[C](a, 1))
 		return nil
 	})
-	w.AtClose(p.Close)
+	library.AtClose(w, p.Close)
 	return p, nil
 }
 

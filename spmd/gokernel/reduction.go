@@ -7,6 +7,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Number is the set of types that kernels return.
@@ -36,7 +37,7 @@ type Reduction[T Number] struct {
 	host         func(a spmd.Args, lo, hi int, acc *[Lanes]T)
 	fast, others *spmd.Kernel // each block writes its part
 	parts        *spmd.Kernel // makes one result of the parts
-	library      *spmd.Library
+	library      *library.Function
 }
 
 // NewReduction declares a kernel. source has it as for New, and under name_parts the reduction of
@@ -49,7 +50,7 @@ func NewReduction[T Number](
 	run := func(a spmd.Args) error { return r.onHost(a) }
 	r.fast, r.others, r.parts = declare(name, source, &shape, run), declare(name+"_any", source, &shape, run),
 		declare(name+"_parts", source, &shape, run)
-	r.library = spmd.NewLibrary(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels().
+	r.library = library.New(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels().
 		Describe(func(a spmd.Args) (string, int) { return name, a.EachOnce(shape.Dims) })
 	return r
 }
@@ -92,11 +93,11 @@ func blocks(n int) int { return max(1, (n+share(n)-1)/share(n)) }
 
 const mostArgs = 64
 
-func (r *Reduction[T]) onGPU(c spmd.LibraryCall) error {
+func (r *Reduction[T]) onGPU(c library.Call) error {
 	var room [mostArgs]spmd.Arg
 	args := room[:r.shape.Args]
 	for i := range args {
-		args[i] = c.Arg(i)
+		args[i] = c.Args[i]
 	}
 	total := r.shape.total(c.Args)
 	n := blocks(total)

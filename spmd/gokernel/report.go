@@ -7,6 +7,7 @@ import (
 
 	"lockstep/internal/kernels"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // With --check=bounds a kernel writes the first index that is out of range into memory of the host,
@@ -28,14 +29,14 @@ type report struct {
 	err    error
 }
 
-var reports = spmd.PerWorld[report]{Open: func(w *spmd.World) *report {
+var reports = library.PerWorld[report]{Open: func(w *spmd.World) *report {
 	var r report
 	if r.memory, r.err = spmd.AllocPinned[uint8](w, reportBytes); r.err != nil {
 		return &r
 	}
 	clear(r.memory.Host())
 	rank, seen := w.Rank(), r.memory.Host()
-	w.Explain(func() string {
+	library.Explain(w, func() string {
 		if seen[0] == 0 {
 			return ""
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -161,7 +162,7 @@ func TestIdleMeasured(t *testing.T) {
 		s := spmdtest.Stream(t, w, "s")
 		p, err := NewPipeline[float32](w.Comm(), 1, micro)
 		spmdtest.Must(t, err)
-		last, measures := w.Size()-1, w.Measures()
+		last, measures := w.Size()-1, library.Measures(w)
 		own := pass
 		if w.Rank() == last {
 			own = 4 * pass

@@ -10,6 +10,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
+	"lockstep/spmd/library"
 )
 
 //go:generate go run lockstep/spmd/spmdgen
@@ -126,7 +127,7 @@ func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd
 		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
 	}
 	n := g.Len()
-	sum, err := spmd.ScratchArg[float64](s, gokernel.MostParts) // behind what the reduction uses
+	sum, err := library.Scratch[float64](s, gokernel.MostParts) // behind what the reduction uses
 	if err != nil {
 		return err
 	}

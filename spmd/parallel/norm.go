@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Norm measures a vector whose elements the ranks share, such as the gradient of a model that is
@@ -23,7 +24,7 @@ type Norm struct {
 //
 // Not collective, but Clip is.
 func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
-	w, err := c.World(), c.Usable("NewNorm")
+	w, err := library.WorldOf(c), library.CheckComm(c, "NewNorm")
 	if err != nil {
 		return nil, err
 	}

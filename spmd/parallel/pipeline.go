@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Pipeline runs micro-batches through a program whose layers the ranks share. Rank r is stage r. It
@@ -42,7 +43,7 @@ type Stage[T spmd.Elem] struct {
 //
 // Collective over c in effect: every rank gives the same numbers.
 func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
-	w, err := c.World(), c.Usable("NewPipeline")
+	w, err := library.WorldOf(c), library.CheckComm(c, "NewPipeline")
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +67,7 @@ func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
 			return nil, errors.Join(err, p.Close())
 		}
 	}
-	if w.Measures() {
+	if library.Measures(w) {
 		if err := p.measure(w); err != nil {
 			return nil, errors.Join(err, p.Close())
 		}

@@ -5,6 +5,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Reducer reduces the gradients of a data-parallel program over the ranks while the backward pass
@@ -48,7 +49,7 @@ type ReducerConfig struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and the same config.
 func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerConfig) (*Reducer[T], error) {
-	w, err := c.World(), c.Usable("NewReducer")
+	w, err := library.WorldOf(c), library.CheckComm(c, "NewReducer")
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +90,7 @@ func (b *bucket[T]) add(g spmd.Buffer[T]) {
 		return
 	}
 	if n := len(b.parts); n > 0 {
-		if whole, ok := spmd.Join(b.parts[n-1], g); ok {
+		if whole, ok := library.Join(b.parts[n-1], g); ok {
 			b.parts[n-1] = whole
 			return
 		}

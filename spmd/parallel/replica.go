@@ -10,6 +10,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/readable"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // SyncStart copies rank 0's bufs to every rank of c and checks that they arrived: replicas then
@@ -36,7 +37,7 @@ func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {
 //
 // Collective over c, blocking.
 func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
-	w, err := c.World(), c.Usable("CheckSame")
+	w, err := library.WorldOf(c), library.CheckComm(c, "CheckSame")
 	if err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func difference(all []uint64) string {
 // step. If the exchange fails the loop ends, and so does the job, as after a failed stream.
 func Together[T any](c spmd.Comm, seq iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
-		w, err := c.World(), c.Usable("Together")
+		w, err := library.WorldOf(c), library.CheckComm(c, "Together")
 		if w == nil {
 			return // of no world, whose ranks could fail
 		}
@@ -115,7 +116,7 @@ func Together[T any](c spmd.Comm, seq iter.Seq[T]) iter.Seq[T] {
 			err = together(w, c, seq, yield)
 		}
 		if err != nil {
-			w.Fail(err)
+			library.Fail(w, err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Scatterer reduces gradients over the ranks while the backward pass that produces them goes on,
@@ -39,7 +40,7 @@ type Scatterer struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and the same op.
 func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op) (*Scatterer, error) {
-	w, err := c.World(), c.Usable("NewScatterer")
+	w, err := library.WorldOf(c), library.CheckComm(c, "NewScatterer")
 	if err != nil {
 		return nil, err
 	}

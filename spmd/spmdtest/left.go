@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // NothingIsLeft calls round some times, and then so many times again. It fails if that leaves
@@ -52,7 +53,7 @@ type counted struct {
 func count(t *testing.T, w *spmd.World, before *counted) *counted {
 	t.Helper()
 	Must(t, spmd.Barrier(w.Comm()))
-	c := &counted{opened: w.Opened()}
+	c := &counted{opened: library.Opened(w)}
 	if w.Rank() == 0 {
 		late := time.Now().Add(Timeout())
 		for before != nil && runtime.NumGoroutine() > before.goroutines && time.Now().Before(late) {

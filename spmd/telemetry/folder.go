@@ -19,6 +19,7 @@ import (
 	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
+	"lockstep/spmd/library"
 )
 
 // NoFolder as FolderConfig.Dir, and as the value of --run-dir, means no folder.
@@ -179,7 +180,7 @@ func (f *Folder) open(c FolderConfig, hosts []string) (dir string, err error) {
 		return "", err
 	}
 	f.dir = dir
-	f.cancel = f.w.Emitted(f.emitted)
+	f.cancel = library.Emitted(f.w, f.emitted)
 	return dir, nil
 }
 

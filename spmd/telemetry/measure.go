@@ -9,6 +9,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Stats is how long a step took, over its repetitions. The slowest rank sets the time of a
@@ -47,8 +48,8 @@ func measure(
 	if warmup < 0 || iters < 1 {
 		return Stats{}, fmt.Errorf("%s: Measure: %d iterations after %d", ccall.At(), iters, warmup)
 	}
-	w := c.World()
-	if err := c.Usable("Measure"); err != nil {
+	w := library.WorldOf(c)
+	if err := library.CheckComm(c, "Measure"); err != nil {
 		return Stats{}, err
 	}
 	c = c.On(nil)

@@ -13,6 +13,7 @@ import (
 	"lockstep/internal/cli"
 	"lockstep/internal/readable"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Bytes as the unit of work shows amounts such as 1.2 GB.
@@ -66,8 +67,9 @@ func StartWork(w *spmd.World, what string, total int64, unit string) *Work {
 	if columns() == 0 {
 		columns = func() int { return 0 }
 	}
-	return begin(&Work{log: w.Log(), screen: cli.Stderr, columns: columns, now: time.Now, slowest: w.Slowest,
-		what: what, total: total, unit: unit})
+	return begin(&Work{log: w.Log(), screen: cli.Stderr, columns: columns, now: time.Now,
+		slowest: func() (rank int, known bool) { return library.Slowest(w) },
+		what:    what, total: total, unit: unit})
 }
 
 func begin(p *Work) *Work {

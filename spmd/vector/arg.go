@@ -7,6 +7,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
+	"lockstep/spmd/library"
 )
 
 //go:embed arg.cu
@@ -20,7 +21,7 @@ type finder struct {
 	most        bool
 	blocks      func(n int) int
 	parts, last *spmd.Kernel
-	library     *spmd.Library
+	library     *library.Function
 }
 
 // The most of a finder.
@@ -42,7 +43,7 @@ func newFinder[T Number](most bool) *finder {
 	f := &finder{most: most, parts: device("arg_best<"+name, source), last: device("arg_last<"+name, source)}
 	each := threads * 4 * 16 / int(unsafe.Sizeof(*new(T)))
 	f.blocks = func(n int) int { return max(1, min(over(n, each), mostParts)) }
-	f.library = spmd.NewLibrary("arg", f.onGPU, func(a spmd.Args) error {
+	f.library = library.New("arg", f.onGPU, func(a spmd.Args) error {
 		x := spmd.ArgSlice[T](a, 2)
 		best, at := spmd.ArgScalar[T](a, 4), -1
 		for i, v := range x {
@@ -70,15 +71,15 @@ func wins[T Number](a, b T, most bool) bool {
 	return a > b == most
 }
 
-func (f *finder) onGPU(c spmd.LibraryCall) error {
+func (f *finder) onGPU(c library.Call) error {
 	n := c.I64(3)
 	blocks := f.blocks(n)
 	g := spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{threads, 1, 1}}
-	if err := c.Launch(f.parts, g, c.Arg(0), c.Arg(1), c.WorkspaceArg(), c.Arg(2), c.Arg(3),
-		c.Arg(4)); err != nil || blocks == 1 {
+	if err := c.Launch(f.parts, g, c.Args[0], c.Args[1], c.WorkspaceArg(), c.Args[2], c.Args[3],
+		c.Args[4]); err != nil || blocks == 1 {
 		return err
 	}
-	return c.Launch(f.last, after(1, 0), c.Arg(0), c.Arg(1), c.WorkspaceArg(), spmd.I64(blocks), c.Arg(4))
+	return c.Launch(f.last, after(1, 0), c.Args[0], c.Args[1], c.WorkspaceArg(), spmd.I64(blocks), c.Args[4])
 }
 
 func find[T Number](

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 //go:embed scan.cu
@@ -23,7 +24,7 @@ type scanner struct {
 	shape
 	bytes                int
 	clear, tiles, single *spmd.Kernel
-	library              *spmd.Library
+	library              *library.Function
 }
 
 // Chosen on an H100: for scans, and for other passes over elements.
@@ -48,7 +49,7 @@ func newScanner[T Number](p shape) *scanner {
 	c.tiles = device("scan<"+name+">", source, flags...)
 	c.single = device("scan_small<"+name+">", source, flags...)
 	kept := sync.Pool{New: func() any { return new(hostScan[T]) }}
-	c.library = spmd.NewLibrary("scan", c.onGPU, func(a spmd.Args) error {
+	c.library = library.New("scan", c.onGPU, func(a spmd.Args) error {
 		h := kept.Get().(*hostScan[T])
 		defer kept.Put(h)
 		h.scan(p, spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgSlice[T](a, 3), a.Bool(4))
@@ -68,19 +69,19 @@ func (c *scanner) words(n int) int {
 	return chained(over(n, c.tile(c.bytes)), c.group, c.bytes)
 }
 
-func (c *scanner) onGPU(call spmd.LibraryCall) error {
+func (c *scanner) onGPU(call library.Call) error {
 	n := call.I64(2)
 	words := c.words(n)
 	if words == 0 {
 		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{smallBlock, 1, 1}}
-		return call.Launch(c.single, g, call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3), call.Arg(4))
+		return call.Launch(c.single, g, call.Args[0], call.Args[1], call.Args[2], call.Args[3], call.Args[4])
 	}
 	if err := call.Launch(c.clear, clearGrid(words), call.WorkspaceArg(), spmd.I64(words)); err != nil {
 		return err
 	}
 	tiles := over(n, c.tile(c.bytes))
-	return call.Launch(c.tiles, after(tiles, 0), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3),
-		call.Arg(4), call.WorkspaceArg(), spmd.I64(tiles))
+	return call.Launch(c.tiles, after(tiles, 0), call.Args[0], call.Args[1], call.Args[2], call.Args[3],
+		call.Args[4], call.WorkspaceArg(), spmd.I64(tiles))
 }
 
 // A sum is inclusive if element i is part of the i-th, and exclusive if only those before it are.

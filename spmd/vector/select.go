@@ -8,6 +8,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 var (
@@ -22,7 +23,7 @@ var (
 type selector struct {
 	tile           int // elements that a block selects from
 	clear, compact *spmd.Kernel
-	library        *spmd.Library
+	library        *library.Function
 }
 
 var selectors = []*selector{newSelector[int32](), newSelector[uint32](), newSelector[int64](),
@@ -33,7 +34,7 @@ func newSelector[T Number]() *selector {
 	bytes := int(unsafe.Sizeof(*new(T)))
 	c := &selector{tile: other.tile(bytes), clear: device("clear_words", source)}
 	c.compact = device(fmt.Sprintf("compact<uint%d_t>", 8*bytes), source)
-	c.library = spmd.NewLibrary("select", c.onGPU, func(a spmd.Args) error {
+	c.library = library.New("select", c.onGPU, func(a spmd.Args) error {
 		dst, x, n := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 2), 0
 		for i, keep := range spmd.ArgSlice[uint8](a, 3) {
 			if keep != 0 {
@@ -53,13 +54,13 @@ func (c *selector) sizes(n int) (tiles, words int) {
 	return tiles, chained(tiles, other.group, 8)
 }
 
-func (c *selector) onGPU(call spmd.LibraryCall) error {
+func (c *selector) onGPU(call library.Call) error {
 	tiles, words := c.sizes(call.I64(4))
 	if err := call.Launch(c.clear, clearGrid(words), call.WorkspaceArg(), spmd.I64(words)); err != nil {
 		return err
 	}
-	return call.Launch(c.compact, after(tiles, 0), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3),
-		call.Arg(4), call.WorkspaceArg(), spmd.I64(tiles))
+	return call.Launch(c.compact, after(tiles, 0), call.Args[0], call.Args[1], call.Args[2], call.Args[3],
+		call.Args[4], call.WorkspaceArg(), spmd.I64(tiles))
 }
 
 // Select enqueues dst = the elements x[i] for which keep[i] is not 0, in their order, and count[0]
@@ -92,7 +93,7 @@ func Select[T Number](
 type counter struct {
 	each         int // elements that a block has at least
 	clear, count *spmd.Kernel
-	library      *spmd.Library
+	library      *library.Function
 }
 
 var counters = []*counter{newCounter[int32](), newCounter[uint32](), newCounter[int64](),
@@ -104,7 +105,7 @@ func newCounter[T Number]() *counter {
 	const unfused = "--fmad=false"
 	c.clear, c.count = device("clear_words", source, unfused),
 		device("histogram<"+cTypes[typeOf[T]()]+">", source, unfused)
-	c.library = spmd.NewLibrary("histogram", c.onGPU, func(a spmd.Args) error {
+	c.library = library.New("histogram", c.onGPU, func(a spmd.Args) error {
 		counts, lo, hi, scale := spmd.ArgSlice[int64](a, 0), a.F64(3), a.F64(4), a.F64(5)
 		clear(counts)
 		for _, v := range spmd.ArgSlice[T](a, 1) {
@@ -117,17 +118,17 @@ func newCounter[T Number]() *counter {
 	return c
 }
 
-func (c *counter) onGPU(call spmd.LibraryCall) error {
+func (c *counter) onGPU(call library.Call) error {
 	const words, side, most = 12 << 10, 8, 528 // counters of a block in its own memory, side by side; blocks
 	n, bins := call.I64(2), call.I64(6)
 	copies := min(side, words/bins)
-	counts := call.Arg(0)
+	counts := call.Args[0]
 	if err := call.Launch(c.clear, clearGrid(bins), counts, spmd.I64(bins)); err != nil || n == 0 {
 		return err
 	}
 	g := after(min(over(n, c.each), most), 4*copies*bins)
-	return call.Launch(c.count, g, counts, call.Arg(1), call.Arg(2), spmd.I32(bins), spmd.I32(copies),
-		call.Arg(3), call.Arg(4), call.Arg(5))
+	return call.Launch(c.count, g, counts, call.Args[1], call.Args[2], spmd.I32(bins), spmd.I32(copies),
+		call.Args[3], call.Args[4], call.Args[5])
 }
 
 // Histogram enqueues counts[k] = the number of elements of x in bin k. counts.Len() bins divide lo

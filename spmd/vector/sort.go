@@ -8,6 +8,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 //go:embed sort.cu
@@ -35,7 +36,7 @@ type sorter struct {
 	block, tile, most  int // threads and keys of a block, and keys of a launch
 	key, value         int // bytes
 	clear, count, pass *spmd.Kernel
-	library            *spmd.Library
+	library            *library.Function
 }
 
 // The pairs of a sorter.
@@ -70,7 +71,7 @@ func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
 	c.pass = spmd.NewKernel(fmt.Sprintf("sort_pass<uint%d_t, uint%d_t, %v>", 8*c.key, 8*unsafe.Sizeof(*new(V)), pairs),
 		sortSource, nil, options)
 	kept := sync.Pool{New: func() any { return new(scratch[K, V]) }}
-	c.library = spmd.NewLibrary("sort", c.onGPU, func(a spmd.Args) error {
+	c.library = library.New("sort", c.onGPU, func(a spmd.Args) error {
 		m := kept.Get().(*scratch[K, V])
 		defer kept.Put(m)
 		m.onHost(spmd.ArgSlice[K](a, 0), spmd.ArgSlice[K](a, 1), spmd.ArgSlice[V](a, 2),
@@ -87,8 +88,8 @@ func (c *sorter) words(n int) (cleared, all int) {
 	return cleared, cleared + over(n*c.key, 8) + over(n*c.value, 8)
 }
 
-func (c *sorter) onGPU(call spmd.LibraryCall) error {
-	n, kind := call.I64(4), call.Arg(5)
+func (c *sorter) onGPU(call library.Call) error {
+	n, kind := call.I64(4), call.Args[5]
 	cleared, _ := c.words(n)
 	work := call.WorkspaceArg()
 	grid := func(blocks, threads int) spmd.Grid {
@@ -99,7 +100,7 @@ func (c *sorter) onGPU(call spmd.LibraryCall) error {
 		return err
 	}
 	if err := call.Launch(c.count, grid(max(1, min(over(n, 16*counting), 2*132)), counting), work,
-		call.Arg(1), call.Arg(4), kind); err != nil {
+		call.Args[1], call.Args[4], kind); err != nil {
 		return err
 	}
 	turn := 0
@@ -115,9 +116,9 @@ func (c *sorter) onGPU(call spmd.LibraryCall) error {
 				turn = 0
 			}
 			count := min(c.most, n-begin)
-			if err := call.Launch(c.pass, grid(over(count, c.tile), c.block), call.Arg(0), call.Arg(1),
-				call.Arg(2), call.Arg(3), work,
-				spmd.I64(cleared), call.Arg(4), kind, spmd.I32(pass), spmd.I64(begin), spmd.I64(count),
+			if err := call.Launch(c.pass, grid(over(count, c.tile), c.block), call.Args[0], call.Args[1],
+				call.Args[2], call.Args[3], work,
+				spmd.I64(cleared), call.Args[4], kind, spmd.I32(pass), spmd.I64(begin), spmd.I64(count),
 				spmd.I32(set), spmd.I32(turn)); err != nil {
 				return err
 			}

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -154,7 +155,7 @@ func TestSortPortions(t *testing.T) {
 			for _, tiles := range []int{1000, 2} {
 				portions := *c
 				portions.most = tiles * c.tile
-				portions.library = spmd.NewLibrary("sort", portions.onGPU, func(spmd.Args) error { return nil },
+				portions.library = library.New("sort", portions.onGPU, func(spmd.Args) error { return nil },
 					c.clear, c.count, c.pass).OnlyKernels()
 				if w.OnHost() && w.Device() != "emulate" {
 					portions.library = c.library

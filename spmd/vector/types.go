@@ -36,7 +36,7 @@ func typeOf[T Number]() int {
 	return 5
 }
 
-// device declares a kernel in CUDA C++. The host function is its Library's.
+// device declares a kernel in CUDA C++. The host function is its Function's.
 func device(name, source string, flags ...string) *spmd.Kernel {
 	return spmd.NewKernel(name, source, nil, spmd.KernelOptions{Flags: flags})
 }

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // results are buffers of one element that Value has used before.
@@ -12,7 +13,7 @@ type results struct {
 	free [6][]any // of spmd.Buffer[T], in the order of Number
 }
 
-var kept = spmd.PerWorld[results]{Open: func(*spmd.World) *results { return &results{} }}
+var kept = library.PerWorld[results]{Open: func(*spmd.World) *results { return &results{} }}
 
 // Value returns the number that enqueue computes. enqueue puts the work on s, into a buffer of one
 // element. Value blocks until s is done:

@@ -11,6 +11,7 @@ import (
 	"lockstep/apps/train/ops"
 	"lockstep/cuda/nvrtc"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 	"lockstep/spmd/telemetry"
 )
 
@@ -43,7 +44,7 @@ func (o *Options) measureLayers(w *spmd.World, room int, timed timePasses) error
 	const tokens = 8192 // products of more are no faster
 	batch := min(max(1, o.Batch), max(1, tokens/o.Seq))
 	cache, key := nvrtc.DefaultCache(), o.balanceKey(w, batch)
-	kept, err := spmd.Choose(w, "--balance", func() (t layout.Times, err error) {
+	kept, err := library.Choose(w, "--balance", func() (t layout.Times, err error) {
 		if data, ok := cache.Get(key); ok && json.Unmarshal(data, &t) != nil {
 			t = layout.Times{} // not what was put there: it is measured anew
 		}

@@ -17,8 +17,6 @@ import (
 type Device interface {
 	// Name is "host", or the GPU's name.
 	Name() string
-	// Native returns the device of the package that drives it; nil for the host.
-	Native() any
 	// Pools are the device's memory.
 	Pools() Pools
 	// Describe adds the device and its libraries to the start line.

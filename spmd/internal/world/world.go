@@ -48,7 +48,7 @@ type Start struct {
 type World struct {
 	rank calls.Rank
 	job  *job.Job
-	kept sync.Map // of spmd.PerWorld
+	kept sync.Map // of library.PerWorld
 
 	start    Start
 	ranks    transport.Ranks

@@ -73,9 +73,6 @@ func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(er
 // Name implements exec.Device.
 func (d *CUDA) Name() string { return d.GPU.Dev.Name() }
 
-// Native implements exec.Device: a *cuda.Device.
-func (d *CUDA) Native() any { return d.GPU.Dev }
-
 // Pools implements exec.Device.
 func (d *CUDA) Pools() exec.Pools { return d.pools }
 

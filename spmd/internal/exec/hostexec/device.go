@@ -64,9 +64,6 @@ func (d *Host) Name() string {
 	return "host"
 }
 
-// Native implements exec.Device.
-func (d *Host) Native() any { return nil }
-
 // Pools implements exec.Device.
 func (d *Host) Pools() exec.Pools {
 	return exec.Pools{Device: d.pool, Pinned: d.open, Managed: d.open}

@@ -84,13 +84,13 @@ func (e *Emulator) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error
 	})
 }
 
-// emulated is the stream of a LibraryCall on a queue that emulates.
+// emulated is the stream of a library.Call on a queue that emulates.
 type emulated struct {
 	*Emulator
 	exec.Queue
 }
 
-// call runs a Library that only launches kernels.
+// call runs a library.Function that only launches kernels.
 func (e *Emulator) call(l *exec.Library, args []exec.Arg, workspace int) error {
 	var work unsafe.Pointer
 	if workspace > 0 {

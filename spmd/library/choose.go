@@ -1,9 +1,10 @@
-package spmd
+package library
 
 import (
 	"fmt"
 
 	"lockstep/internal/ccall"
+	"lockstep/spmd"
 	"lockstep/spmd/internal/control"
 )
 
@@ -13,9 +14,9 @@ import (
 // function, appears in errors.
 //
 // Collective over all ranks, blocking: it is refused while a stream is being captured.
-func Choose[T any](w *World, op string, choose func() (T, error)) (T, error) {
+func Choose[T any](w *spmd.World, op string, choose func() (T, error)) (T, error) {
 	var none T
-	if w.rank().Capturing() {
+	if inside(w).Rank().Capturing() {
 		return none, fmt.Errorf("%s: %s: a stream is being captured", ccall.At(), op)
 	}
 	var told struct {
@@ -28,7 +29,7 @@ func Choose[T any](w *World, op string, choose func() (T, error)) (T, error) {
 			told.Choice, told.Failure = none, err.Error()
 		}
 	}
-	if err := w.rank().Channel.Tell(control.Choose, &told, 0); err != nil {
+	if err := inside(w).Rank().Channel.Tell(control.Choose, &told, 0); err != nil {
 		return none, fmt.Errorf("%s: %s: %w", ccall.At(), op, err)
 	}
 	if told.Failure != "" {
