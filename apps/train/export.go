@@ -11,7 +11,6 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/run"
-	"lockstep/apps/train/weights"
 	"lockstep/spmd"
 	"lockstep/spmd/telemetry"
 )
@@ -59,7 +58,7 @@ func (e *exporter) checkTarget() error {
 		return fmt.Errorf("--to %s: %w", e.to, errors.Unwrap(err))
 	}
 	for _, f := range entries {
-		if !e.overwrite() && !strings.HasPrefix(f.Name(), weights.Leftover) {
+		if !e.overwrite() && !strings.HasPrefix(f.Name(), layout.Leftover) {
 			return fmt.Errorf("--to %s: the folder holds %s, and may hold more: name another one, or replace files "+
 				"with --overwrite", e.to, f.Name())
 		}
@@ -84,7 +83,7 @@ func (e *exporter) run(_ context.Context, w *spmd.World) (err error) {
 	}
 	told := telemetry.StartWork(w, "exporting", 4*int64(p.Cfg.ParamCount()), telemetry.Bytes)
 	defer told.Done()
-	bytes, err := weights.Write(e.to, p.Cfg, p.Tok, arena.Host(), told)
+	bytes, err := layout.WriteFolder(e.to, p.Cfg, p.Tok, arena.Host(), told)
 	if err != nil {
 		return fmt.Errorf("--to %s: %w", e.to, err)
 	}

@@ -1,5 +1,6 @@
-// Package runfiles writes the files that a program is asked for, such as a trace or a picture, and
-// finds what a run has left: its log and its checkpoints. One rule holds for all that it writes.
+// Package runfiles writes the files that a program is asked for, such as a trace or a picture,
+// reads those that it is given, and finds what a run has left: its log and its checkpoints. One
+// rule holds for all that it writes.
 //
 //   - "-", /dev/stdout and /dev/stderr are the open streams; devices and pipes are written to
 //   - links are followed

@@ -6,14 +6,13 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/text"
-	"lockstep/apps/train/weights"
 )
 
 // takeWeights gives the model the shape and the vocabulary of the weights in
 // --init-from, and refuses flags that disagree. It returns the shape, and the name of
 // the known model that is trained alike.
 func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
-	if o.weights, err = weights.Open(o.initFrom); err != nil {
+	if o.weights, err = layout.OpenFolder(o.initFrom); err != nil {
 		return base, "", err
 	}
 	base = o.weights.Cfg
@@ -58,7 +57,7 @@ func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
 		return base, "", fmt.Errorf("--tokens %s are %d different ones, but the model in --init-from %s has %d",
 			o.tokens, tok.IDs(), o.initFrom, base.Vocab)
 	}
-	if o.noTokens, err = o.weights.CheckTokens(tok); err != nil {
+	if o.noTokens, err = text.CheckTokens(o.initFrom, tok); err != nil {
 		return base, "", err
 	}
 	alike = nearest(base)

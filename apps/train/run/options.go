@@ -12,7 +12,6 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
-	"lockstep/apps/train/weights"
 	"lockstep/internal/cli"
 	"lockstep/spmd"
 	"lockstep/spmd/telemetry"
@@ -55,9 +54,9 @@ type Options struct {
 
 	// Check computes these from the above.
 	Inputs    []text.Place
-	valInputs []text.Place    // empty if validation takes a part of inputs
-	weights   *weights.Folder // to begin with; nil if they are drawn
-	noTokens  string          // files that weights lacks, so that its tokens are unknown
+	valInputs []text.Place   // empty if validation takes a part of inputs
+	weights   *layout.Folder // to begin with; nil if they are drawn
+	noTokens  string         // files that weights lacks, so that its tokens are unknown
 	Tok       text.Tokenizer
 	Cfg       layout.Config
 	adam      trainer.AdamConfig

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"lockstep/internal/runfiles"
 	"lockstep/spmd/telemetry"
 )
 
@@ -53,9 +54,9 @@ func BinInputs(inputs []Place) (bool, error) {
 
 // openBin maps a token file of llm.c.
 func openBin(path string) (*File, error) {
-	f, st, err := OpenRegular(path)
+	f, st, err := runfiles.OpenRegular(path)
 	if err != nil {
-		return nil, BadInput("--data %s: %w", path, ShortPath(err, path))
+		return nil, BadInput("--data %s: %w", path, runfiles.ShortPath(err, path))
 	}
 	defer f.Close()
 	head := make([]byte, binHeaderBytes)

@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"regexp"
 	"slices"
+
+	"lockstep/internal/runfiles"
 )
 
 // pieceBytes is how much of a file one reading takes. Several goroutines and ranks hash and
@@ -59,7 +61,7 @@ var errChanged = errors.New("the file changed while it was read")
 // readPiece returns bytes [from, to) of a file, after a check that the file is the one
 // that was listed.
 func readPiece(s Source, from, to int64) ([]byte, error) {
-	f, st, err := OpenRegular(s.Path)
+	f, st, err := runfiles.OpenRegular(s.Path)
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,8 @@ import (
 	"unsafe"
 
 	"github.com/rs/zerolog"
+
+	"lockstep/internal/runfiles"
 )
 
 // A token file is this header and then count tokens of width bytes, all
@@ -126,7 +128,7 @@ func (f *File) check() error {
 // OpenFile maps the token file at path. It must be for this tokenizer and key, and not written by
 // another user.
 func OpenFile(path string, t Tokenizer, key [sha256.Size]byte) (*File, error) {
-	f, st, err := OpenRegular(path)
+	f, st, err := runfiles.OpenRegular(path)
 	if err != nil {
 		return nil, err
 	}

@@ -32,6 +32,8 @@ type Tokenizer interface {
 	Width() int
 	// Separator returns the token that stands after every document.
 	Separator() int32
+	// Files returns vocab.json and merges.txt, as transformers read them, or none.
+	Files() (vocab, merges []byte, err error)
 	// encode appends the tokens of text to dst, width bytes each, little-endian.
 	encode(dst, text []byte) ([]byte, error)
 	// Decode returns the text of ids. Ids without a text give none.
@@ -58,13 +60,14 @@ func NewTokenizer(name string) (Tokenizer, error) {
 // no text contains.
 type Bytes struct{}
 
-func (Bytes) Name() string                            { return "bytes-1" }
-func (Bytes) IDs() int                                { return 256 }
-func (Bytes) Width() int                              { return 1 }
-func (Bytes) Separator() int32                        { return 0 }
-func (Bytes) encode(dst, text []byte) ([]byte, error) { return append(dst, text...), nil }
-func (Bytes) lookahead() int                          { return 0 }
-func (Bytes) cut([]byte) int                          { return 2 }
+func (Bytes) Name() string                             { return "bytes-1" }
+func (Bytes) IDs() int                                 { return 256 }
+func (Bytes) Width() int                               { return 1 }
+func (Bytes) Separator() int32                         { return 0 }
+func (Bytes) Files() (vocab, merges []byte, err error) { return nil, nil, nil }
+func (Bytes) encode(dst, text []byte) ([]byte, error)  { return append(dst, text...), nil }
+func (Bytes) lookahead() int                           { return 0 }
+func (Bytes) cut([]byte) int                           { return 2 }
 
 func (Bytes) Decode(ids []int32) []byte {
 	text := make([]byte, 0, len(ids))

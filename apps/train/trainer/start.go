@@ -1,9 +1,10 @@
 package trainer
 
 import (
+	"errors"
+
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/text"
-	"lockstep/apps/train/weights"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/parallel"
@@ -21,9 +22,9 @@ func (t *Trainer) Begin(seed uint64) error {
 	case t.Weights == nil:
 		err = t.State.Init(seed) // the same numbers on every rank
 	case shared:
-		err = t.dealOut(t.Weights)
+		err = t.dealOut()
 	case t.c.Rank() == 0:
-		err = t.Weights.Load(t.State)
+		err = t.load()
 	}
 	if err != nil {
 		return err
@@ -36,9 +37,32 @@ func (t *Trainer) Begin(seed uint64) error {
 	return t.StartAt(0)
 }
 
-// dealOut reads the weights of a folder on rank 0, and gives each rank its part. It
+// load reads the weights of the folder. It blocks. One rank calls it.
+func (t *Trainer) load() error {
+	for _, p := range t.State.Params {
+		x, err := t.fromFolder(p)
+		if err != nil {
+			return err
+		}
+		if err := t.State.Set(p, x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fromFolder reads the numbers of a parameter from the folder.
+func (t *Trainer) fromFolder(p layout.Param) ([]float32, error) {
+	x, err := t.Weights.Tensor(p.Uncut())
+	if errors.As(err, new(layout.FolderError)) {
+		err = text.AsInput(err)
+	}
+	return x, err
+}
+
+// dealOut reads the weights of the folder on rank 0, and gives each rank its part. It
 // blocks. Every rank of c calls it.
-func (t *Trainer) dealOut(h *weights.Folder) error {
+func (t *Trainer) dealOut() error {
 	const chunk = 1 << 20 // elements that go between ranks at a time
 	stage, err := spmd.Alloc[float32](t.World, chunk)
 	if err != nil {
@@ -48,13 +72,13 @@ func (t *Trainer) dealOut(h *weights.Folder) error {
 	for _, p := range t.State.Params {
 		var x []float32
 		if t.c.Rank() == 0 {
-			x, err = h.Tensor(p.Uncut())
+			x, err = t.fromFolder(p)
 		}
 		if _, err := text.Among(t.World, t.c).Gather(nil, err); err != nil {
 			return err
 		}
 		if t.c.Rank() != 0 {
-			x = make([]float32, weights.Len(p.Uncut(), t.State.Cfg))
+			x = make([]float32, layout.FolderLen(p.Uncut(), t.State.Cfg))
 		}
 		for lo := 0; lo < len(x); lo += chunk {
 			piece := x[lo:min(lo+chunk, len(x))]

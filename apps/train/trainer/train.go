@@ -5,7 +5,6 @@ import (
 
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
-	"lockstep/apps/train/weights"
 	"lockstep/spmd"
 )
 
@@ -14,15 +13,15 @@ type Config struct {
 	Model       layout.Config
 	Adam        AdamConfig
 	Rate        Schedule
-	Batch       int             // sequences of a micro-step
-	Seq         int             // T
-	GlobalBatch int             // sequences of a step, over all ranks
-	Steps       int             // steps that the loader prepares
-	ValBatches  int             // global batches of a validation
-	Half        bool            // activations are bfloat16
-	Graph       string          // --graph
-	Weights     *weights.Folder // to begin with; nil if they are drawn
-	BucketMiB   int             // of gradients in an all-reduce; 0 is what the device wants
+	Batch       int            // sequences of a micro-step
+	Seq         int            // T
+	GlobalBatch int            // sequences of a step, over all ranks
+	Steps       int            // steps that the loader prepares
+	ValBatches  int            // global batches of a validation
+	Half        bool           // activations are bfloat16
+	Graph       string         // --graph
+	Weights     *layout.Folder // to begin with; nil if they are drawn
+	BucketMiB   int            // of gradients in an all-reduce; 0 is what the device wants
 	// how many steps in a row are left out if their loss or norm is not
 	// finite; one more ends the run
 	SkipBad int

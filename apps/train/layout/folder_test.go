@@ -1,8 +1,9 @@
-package weights
+package layout
 
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	rand "math/rand/v2"
@@ -12,13 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/layout"
 	"lockstep/apps/train/text"
-	"lockstep/apps/train/traintest"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
-	"lockstep/spmd/spmdtest"
 )
 
 // hfFile is a safetensors file as a short Python program would read it.
@@ -51,8 +48,8 @@ func readHF(t *testing.T, path string) hfFile {
 }
 
 // awkward returns an arena with numbers of all kinds. The padding of the vocabulary is zero.
-func awkward(cfg layout.Config, seed uint64) []float32 {
-	params, _, n := layout.Of(cfg)
+func awkward(cfg Config, seed uint64) []float32 {
+	params, _, n := Of(cfg)
 	x := make([]float32, n)
 	rng := rand.New(rand.NewPCG(seed, 9))
 	for _, p := range params {
@@ -69,6 +66,28 @@ func awkward(cfg layout.Config, seed uint64) []float32 {
 	return x
 }
 
+// loaded returns the arena of a folder's weights.
+func loaded(h *Folder) ([]float32, error) {
+	params, _, n := Of(h.Cfg)
+	arena := make([]float32, n)
+	for _, p := range params {
+		x, err := h.Tensor(p)
+		if err != nil {
+			return nil, err
+		}
+		copy(arena[p.Off:], x)
+	}
+	return arena, nil
+}
+
+// put makes a file of a folder.
+func put(t *testing.T, dir, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func sameBits(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) })
 }
@@ -76,87 +95,75 @@ func sameBits(a, b []float32) bool {
 // A folder of weights holds what transformers look for, each element in its place, and gives back
 // the same bits.
 func TestWeightsRoundTrip(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		for _, tok := range []text.Tokenizer{text.Bytes{}, text.NewGPT2()} {
-			cfg := layout.Config{Layers: 2, Heads: 3, Channels: 36, SeqMax: 10, Vocab: tok.IDs()}
-			dir := filepath.Join(t.TempDir(), "a", "b")
-			arena := awkward(cfg, 1)
-			if _, err := Write(dir, cfg, tok, arena, nil); err != nil {
-				t.Fatal(err)
+	for _, tok := range []text.Tokenizer{text.Bytes{}, text.NewGPT2()} {
+		cfg := Config{Layers: 2, Heads: 3, Channels: 36, SeqMax: 10, Vocab: tok.IDs()}
+		dir := filepath.Join(t.TempDir(), "a", "b")
+		arena := awkward(cfg, 1)
+		if _, err := WriteFolder(dir, cfg, tok, arena, nil); err != nil {
+			t.Fatal(err)
+		}
+		f := readHF(t, filepath.Join(dir, "model.safetensors"))
+		if f["__metadata__"].Format != "pt" {
+			t.Errorf("the file says of itself %+v", f["__metadata__"])
+		}
+		params, _, _ := Of(cfg)
+		if len(f) != len(params)+1 {
+			t.Errorf("%d tensors, want %d", len(f)-1, len(params))
+		}
+		for _, p := range params {
+			rows, cols := 1, p.Shape[0]
+			if len(p.Shape) == 2 {
+				rows, cols = p.Shape[0], p.Shape[1]
 			}
-			f := readHF(t, filepath.Join(dir, "model.safetensors"))
-			if f["__metadata__"].Format != "pt" {
-				t.Errorf("the file says of itself %+v", f["__metadata__"])
+			shape, at := []int{rows, cols}, func(i, j int) int { return i*cols + j }
+			switch {
+			case len(p.Shape) == 1:
+				shape = []int{cols}
+			case p.Name == "wte.weight":
+				shape[0], rows = cfg.Vocab, cfg.Vocab
+			case strings.HasPrefix(p.Name, "h."): // a Conv1D
+				shape, at = []int{cols, rows}, func(i, j int) int { return j*rows + i }
 			}
-			params, _, _ := layout.Of(cfg)
-			if len(f) != len(params)+1 {
-				t.Errorf("%d tensors, want %d", len(f)-1, len(params))
+			x, ok := f[p.Name]
+			if !ok || x.Type != "F32" || !slices.Equal(x.Shape, shape) {
+				t.Fatalf("%s is %s %v, want F32 %v", p.Name, x.Type, x.Shape, shape)
 			}
-			for _, p := range params {
-				rows, cols := 1, p.Shape[0]
-				if len(p.Shape) == 2 {
-					rows, cols = p.Shape[0], p.Shape[1]
-				}
-				shape, at := []int{rows, cols}, func(i, j int) int { return i*cols + j }
-				switch {
-				case len(p.Shape) == 1:
-					shape = []int{cols}
-				case p.Name == "wte.weight":
-					shape[0], rows = cfg.Vocab, cfg.Vocab
-				case strings.HasPrefix(p.Name, "h."): // a Conv1D
-					shape, at = []int{cols, rows}, func(i, j int) int { return j*rows + i }
-				}
-				x, ok := f[p.Name]
-				if !ok || x.Type != "F32" || !slices.Equal(x.Shape, shape) {
-					t.Fatalf("%s is %s %v, want F32 %v", p.Name, x.Type, x.Shape, shape)
-				}
-				for i := range rows {
-					for j := range cols {
-						if got, want := x.data[at(i, j)], math.Float32bits(arena[p.Off+i*cols+j]); got != want {
-							t.Fatalf("%s (%d,%d) has bits %x, want %x", p.Name, i, j, got, want)
-						}
+			for i := range rows {
+				for j := range cols {
+					if got, want := x.data[at(i, j)], math.Float32bits(arena[p.Off+i*cols+j]); got != want {
+						t.Fatalf("%s (%d,%d) has bits %x, want %x", p.Name, i, j, got, want)
 					}
 				}
 			}
-			var config map[string]any
-			b, err := os.ReadFile(filepath.Join(dir, "config.json"))
-			if err == nil {
-				err = json.Unmarshal(b, &config)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			for key, want := range map[string]any{"model_type": "gpt2", "n_layer": 2.0, "n_head": 3.0, "n_embd": 36.0,
-				"n_positions": 10.0, "vocab_size": float64(cfg.Vocab), "activation_function": "gelu_new",
-				"eos_token_id": float64(tok.Separator())} {
-				if config[key] != want {
-					t.Errorf("config.json has %s %v, want %v", key, config[key], want)
-				}
-			}
-			for _, name := range []string{"vocab.json", "merges.txt", "tokenizer_config.json"} {
-				if _, err := os.Stat(filepath.Join(dir, name)); (err == nil) != (tok.Width() == 2) {
-					t.Errorf("%s of tokens %s: %v", name, tok.Name(), err)
-				}
-			}
-			h, err := Open(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := gpt.NewModel[float32](w, h.Cfg, 1, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := h.Load(&m.State); err != nil {
-				t.Fatal(err)
-			}
-			if !sameBits(traintest.FloatsOf(t, m.Weights), arena) {
-				t.Error("the weights read are other than those written")
-			}
-			if err := m.Close(); err != nil {
-				t.Fatal(err)
+		}
+		var config map[string]any
+		b, err := os.ReadFile(filepath.Join(dir, "config.json"))
+		if err == nil {
+			err = json.Unmarshal(b, &config)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for key, want := range map[string]any{"model_type": "gpt2", "n_layer": 2.0, "n_head": 3.0, "n_embd": 36.0,
+			"n_positions": 10.0, "vocab_size": float64(cfg.Vocab), "activation_function": "gelu_new",
+			"eos_token_id": float64(tok.Separator())} {
+			if config[key] != want {
+				t.Errorf("config.json has %s %v, want %v", key, config[key], want)
 			}
 		}
-	})
+		for _, name := range []string{"vocab.json", "merges.txt", "tokenizer_config.json"} {
+			if _, err := os.Stat(filepath.Join(dir, name)); (err == nil) != (tok.Width() == 2) {
+				t.Errorf("%s of tokens %s: %v", name, tok.Name(), err)
+			}
+		}
+		h, err := OpenFolder(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := loaded(h); err != nil || !sameBits(got, arena) {
+			t.Errorf("the weights read are other than those written, error %v", err)
+		}
+	}
 }
 
 // hfSource is a folder of weights as others write it.
@@ -172,13 +179,13 @@ type hfSourceTensor struct {
 	data      []float32
 }
 
-var hfTiny = layout.Config{Layers: 2, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
+var hfTiny = Config{Layers: 2, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
 
 // hfFrom returns the folder of hfTiny's weights in an arena.
 func hfFrom(arena []float32, typ, prefix string) *hfSource {
 	s := &hfSource{config: map[string]any{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 8,
 		"n_positions": 6, "vocab_size": 256}}
-	params, _, _ := layout.Of(hfTiny)
+	params, _, _ := Of(hfTiny)
 	for _, p := range params {
 		x := arena[p.Off : p.Off+p.Len]
 		shape := []int64{int64(p.Shape[0])}
@@ -202,14 +209,14 @@ func hfFrom(arena []float32, typ, prefix string) *hfSource {
 func (s *hfSource) write(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	put := func(name string, v any) {
+	putJSON := func(name string, v any) {
 		b, err := json.Marshal(v)
 		if err != nil {
 			t.Fatal(err)
 		}
-		traintest.Write(t, dir, name, string(b))
+		put(t, dir, name, string(b))
 	}
-	put("config.json", s.config)
+	putJSON("config.json", s.config)
 	files := map[string][]hfSourceTensor{}
 	if s.shards == 0 {
 		files["model.safetensors"] = s.tensors
@@ -223,7 +230,7 @@ func (s *hfSource) write(t *testing.T) string {
 		}
 	}
 	if s.shards > 0 {
-		put("model.safetensors.index.json",
+		putJSON("model.safetensors.index.json",
 			map[string]any{"metadata": map[string]any{"total_size": 1}, "weight_map": where})
 	}
 	for name, tensors := range files {
@@ -248,64 +255,49 @@ func (s *hfSource) write(t *testing.T) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		traintest.Write(t, dir, name, string(header)+string(b))
+		put(t, dir, name, string(header)+string(b))
 	}
 	return dir
 }
 
 // Others write folders with other types, a prefix, masks, a head, or several files.
 func TestWeightsOfOthers(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		arena := awkward(hfTiny, 2)
-		for i, v := range arena { // what every type holds
-			v = max(-3, min(v, 3))
-			arena[i] = float32(math.Round(float64(v)*16) / 16)
-		}
-		for _, typ := range []string{"F32", "F16", "BF16"} {
-			for _, prefix := range []string{"", "transformer."} {
-				for _, shards := range []int{0, 3} {
-					s := hfFrom(arena, typ, prefix)
-					s.shards = shards
-					params, _, _ := layout.Of(hfTiny)
-					s.tensors = append(s.tensors,
-						hfSourceTensor{prefix + "h.1.attn.bias", "I8", []int64{1, 1, 6, 6}, make([]float32, 36)},
-						hfSourceTensor{prefix + "h.0.attn.masked_bias", "F32", nil, []float32{-1e4}},
-						hfSourceTensor{"lm_head.weight", typ, []int64{256, 8},
-							arena[params[len(params)-1].Off:][:256*8]})
-					h, err := Open(s.write(t))
-					if err != nil {
-						t.Fatalf("%s, prefix %q, %d files: %v", typ, prefix, shards, err)
-					}
-					m, err := gpt.NewModel[float32](w, h.Cfg, 1, 1)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := h.Load(&m.State); err != nil {
-						t.Fatal(err)
-					}
-					if got := traintest.FloatsOf(t, m.Weights); !slices.Equal(got, arena) {
-						t.Errorf("%s, prefix %q, %d files: other weights", typ, prefix, shards)
-					}
-					if err := m.Close(); err != nil {
-						t.Fatal(err)
-					}
+	arena := awkward(hfTiny, 2)
+	for i, v := range arena { // what every type holds
+		v = max(-3, min(v, 3))
+		arena[i] = float32(math.Round(float64(v)*16) / 16)
+	}
+	for _, typ := range []string{"F32", "F16", "BF16"} {
+		for _, prefix := range []string{"", "transformer."} {
+			for _, shards := range []int{0, 3} {
+				s := hfFrom(arena, typ, prefix)
+				s.shards = shards
+				params, _, _ := Of(hfTiny)
+				s.tensors = append(s.tensors,
+					hfSourceTensor{prefix + "h.1.attn.bias", "I8", []int64{1, 1, 6, 6}, make([]float32, 36)},
+					hfSourceTensor{prefix + "h.0.attn.masked_bias", "F32", nil, []float32{-1e4}},
+					hfSourceTensor{"lm_head.weight", typ, []int64{256, 8},
+						arena[params[len(params)-1].Off:][:256*8]})
+				h, err := OpenFolder(s.write(t))
+				if err != nil {
+					t.Fatalf("%s, prefix %q, %d files: %v", typ, prefix, shards, err)
+				}
+				if got, err := loaded(h); err != nil || !slices.Equal(got, arena) {
+					t.Errorf("%s, prefix %q, %d files: other weights, error %v", typ, prefix, shards, err)
 				}
 			}
 		}
-		s := hfFrom(arena, "F32", "")
-		s.tensors = append(s.tensors, hfSourceTensor{"lm_head.weight", "F32", []int64{256, 8}, make([]float32, 256*8)})
-		h, err := Open(s.write(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := gpt.NewModel[float32](w, h.Cfg, 1, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := h.Load(&m.State); err == nil || !strings.Contains(err.Error(), "lm_head.weight is not wte.weight") {
-			t.Errorf("a head of its own: error %v", err)
-		}
-	})
+	}
+	s := hfFrom(arena, "F32", "")
+	s.tensors = append(s.tensors, hfSourceTensor{"lm_head.weight", "F32", []int64{256, 8}, make([]float32, 256*8)})
+	h, err := OpenFolder(s.write(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := loaded(h); !errors.As(err, new(FolderError)) ||
+		!strings.Contains(err.Error(), "lm_head.weight is not wte.weight") {
+		t.Errorf("a head of its own: error %v", err)
+	}
 }
 
 // A folder with something else is refused, and the error says what is wrong.
@@ -344,7 +336,7 @@ func TestWeightsRefused(t *testing.T) {
 	} {
 		s := hfFrom(arena, "F32", "")
 		change(s)
-		if _, err := Open(s.write(t)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := OpenFolder(s.write(t)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q in it", err, want)
 		}
 	}
@@ -354,9 +346,9 @@ func TestWeightsRefused(t *testing.T) {
 			os.Remove(filepath.Join(dir, "model.safetensors"))
 		},
 		"model.safetensors: 3 bytes": func(dir string) {
-			traintest.Write(t, dir, "model.safetensors", "abc")
+			put(t, dir, "model.safetensors", "abc")
 		},
-		"config.json: invalid character":        func(dir string) { traintest.Write(t, dir, "config.json", "abc") },
+		"config.json: invalid character":        func(dir string) { put(t, dir, "config.json", "abc") },
 		"model.safetensors: not a regular file": func(dir string) { remake(t, dir, "model.safetensors") },
 		"bytes after the last tensor": func(dir string) {
 			appendTo(t, filepath.Join(dir, "model.safetensors"), "more")
@@ -366,7 +358,7 @@ func TestWeightsRefused(t *testing.T) {
 	} {
 		dir := hfFrom(arena, "F32", "").write(t)
 		change(dir)
-		if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := OpenFolder(dir); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q in it", err, want)
 		}
 	}
@@ -402,5 +394,68 @@ func indexOnly(t *testing.T, dir, file string) {
 	if err := os.Remove(filepath.Join(dir, "model.safetensors")); err != nil {
 		t.Fatal(err)
 	}
-	traintest.Write(t, dir, "model.safetensors.index.json", fmt.Sprintf(`{"weight_map":{"wte.weight":%q}}`, file))
+	put(t, dir, "model.safetensors.index.json", fmt.Sprintf(`{"weight_map":{"wte.weight":%q}}`, file))
+}
+
+// folderOf writes a folder of weights whose tokens are bytes, and returns it.
+func folderOf(t *testing.T) string {
+	t.Helper()
+	dir, cfg := t.TempDir(), Config{Layers: 1, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
+	if _, err := WriteFolder(dir, cfg, text.Bytes{}, awkward(cfg, 3), nil); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// change replaces a file of a folder by the result of fn.
+func change(t *testing.T, dir, file string, fn func(b []byte) []byte) {
+	t.Helper()
+	path := filepath.Join(dir, file)
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, fn(b), 0o666)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// config.json may have the numbers of the shape by the names that transformers accept
+// beside GPT-2's own.
+func TestOtherNames(t *testing.T) {
+	dir := folderOf(t)
+	change(t, dir, "config.json", func(b []byte) []byte {
+		s := string(b)
+		for _, n := range otherNames {
+			s = strings.Replace(s, `"`+n[0]+`"`, `"`+n[1]+`"`, 1)
+		}
+		return []byte(s)
+	})
+	h, err := OpenFolder(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Cfg.Heads != 2 || h.Cfg.Layers != 1 || h.Cfg.Channels != 8 || h.Cfg.SeqMax != 6 {
+		t.Errorf("the shape is %+v", h.Cfg)
+	}
+	change(t, dir, "config.json", func(b []byte) []byte {
+		return []byte(strings.Replace(string(b), "{", `{"n_head": 4,`, 1))
+	})
+	if _, err := OpenFolder(dir); err == nil ||
+		!strings.Contains(err.Error(), "n_head is 4, and num_attention_heads 2: they are two names of one number") {
+		t.Errorf("two values: %v", err)
+	}
+}
+
+// A file that Git LFS has not fetched is named as that.
+func TestPointerFiles(t *testing.T) {
+	for _, file := range []string{"model.safetensors", "config.json"} {
+		dir := folderOf(t)
+		change(t, dir, file, func([]byte) []byte {
+			return []byte("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 548105171\n")
+		})
+		if _, err := OpenFolder(dir); err == nil || !strings.Contains(err.Error(), file+": a pointer file of Git LFS") {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
 }

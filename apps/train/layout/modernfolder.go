@@ -1,10 +1,8 @@
-package weights
+package layout
 
 import (
 	"errors"
 	"fmt"
-
-	"lockstep/apps/train/layout"
 )
 
 // A folder of a modern model has the same files as one of GPT-2. Its config.json says
@@ -29,17 +27,17 @@ type modernConfig struct {
 }
 
 // modernOf returns the modernConfig of a model.
-func modernOf(cfg layout.Config) modernConfig {
+func modernOf(cfg Config) modernConfig {
 	c := modernConfig{Parts: cfg.Parts.String(), NormEpsilon: 1.1920929e-7, AttentionScale: 0.12, RotaryPairs: 0.5,
 		RotarySlowest: 1. / 1024, Activation: "relu2"}
 	for l := range cfg.Layers {
-		if cfg.Has(layout.Values) {
+		if cfg.Has(Values) {
 			c.ValueTables = append(c.ValueTables, cfg.ValueTable(l))
 		}
-		if cfg.Has(layout.Skips) {
+		if cfg.Has(Skips) {
 			c.SkipsFrom = append(c.SkipsFrom, cfg.SkipFrom(l))
 		}
-		if cfg.Has(layout.Windows) {
+		if cfg.Has(Windows) {
 			c.Windows = append(c.Windows, cfg.Window(l))
 		}
 	}
@@ -47,15 +45,15 @@ func modernOf(cfg layout.Config) modernConfig {
 }
 
 // modernShape returns the shape of a modern model, or why this program cannot compute it.
-func (c *hfConfig) modernShape() (layout.Config, error) {
-	parts, err := layout.ParseParts(c.Parts)
+func (c *hfConfig) modernShape() (Config, error) {
+	parts, err := ParseParts(c.Parts)
 	if err != nil {
-		return layout.Config{}, err
+		return Config{}, err
 	}
 	if parts == 0 {
-		return layout.Config{}, errors.New("parts are gpt2's")
+		return Config{}, errors.New("parts are gpt2's")
 	}
-	cfg := layout.Config{Layers: c.Layers, Heads: c.Heads, Channels: c.Channels, SeqMax: c.Positions, Vocab: c.Vocab,
+	cfg := Config{Layers: c.Layers, Heads: c.Heads, Channels: c.Channels, SeqMax: c.Positions, Vocab: c.Vocab,
 		Parts: parts}
 	if err := cfg.Validate(); err != nil {
 		return cfg, err

@@ -1,4 +1,4 @@
-package weights
+package layout
 
 import (
 	"encoding/binary"
@@ -9,8 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"lockstep/apps/train/layout"
-	"lockstep/apps/train/text"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd/telemetry"
 )
@@ -18,10 +16,16 @@ import (
 // Leftover begins the names of folders that an unfinished export has left.
 const Leftover = ".export-"
 
-// Write writes the weights of an arena to a folder, and returns the bytes of all files. Files
+// Tokens are a model's tokens, as a folder keeps them.
+type Tokens interface {
+	Separator() int32                         // the token behind each document
+	Files() (vocab, merges []byte, err error) // vocab.json and merges.txt, or none
+}
+
+// WriteFolder writes the weights of an arena to a folder, and returns the bytes of all files. Files
 // get their names when all are complete on disk. told, which may be nil, gets the bytes of
 // weights written.
-func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32,
+func WriteFolder(dir string, cfg Config, tok Tokens, arena []float32,
 	told *telemetry.Work) (bytes int64, err error) {
 	_, err = os.Stat(dir)
 	fresh := errors.Is(err, os.ErrNotExist)
@@ -101,8 +105,8 @@ func syncFolder(dir string) error {
 // export is a folder of weights that is being written.
 type export struct {
 	temp  string
-	cfg   layout.Config
-	tok   text.Tokenizer
+	cfg   Config
+	tok   Tokens
 	arena []float32
 	told  *telemetry.Work
 	names []string // of the files so far
@@ -115,11 +119,11 @@ func (x *export) write() error {
 		return err
 	}
 	end := x.tok.Separator()
-	if t, ok := x.tok.(*text.GPT2); ok {
-		vocab, merges, err := t.Files()
-		if err != nil {
-			return err
-		}
+	vocab, merges, err := x.tok.Files()
+	if err != nil {
+		return err
+	}
+	if vocab != nil {
 		const text = "<|endoftext|>"
 		err = errors.Join(x.text("vocab.json", vocab), x.text("merges.txt", merges),
 			x.json("tokenizer_config.json", map[string]any{
@@ -153,7 +157,7 @@ func (x *export) write() error {
 		"architectures": []string{"GPT2LMHeadModel"}, "model_type": "gpt2", "torch_dtype": "float32",
 		"vocab_size": x.cfg.Vocab, "n_positions": x.cfg.SeqMax, "n_ctx": x.cfg.SeqMax,
 		"n_embd": x.cfg.Channels, "n_layer": x.cfg.Layers, "n_head": x.cfg.Heads, "n_inner": nil,
-		"activation_function": "gelu_new", "layer_norm_epsilon": layout.NormEpsilon, "initializer_range": 0.02,
+		"activation_function": "gelu_new", "layer_norm_epsilon": NormEpsilon, "initializer_range": 0.02,
 		"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0,
 		"tie_word_embeddings": true, "bos_token_id": end, "eos_token_id": end,
 	})
@@ -198,7 +202,7 @@ func (x *export) file(name string, write func(io.Writer) error) (err error) {
 
 // weights writes model.safetensors.
 func (x *export) weights(w io.Writer) error {
-	params, _, _ := layout.Of(x.cfg)
+	params, _, _ := Of(x.cfg)
 	tensors := make([]safetensors.Tensor, len(params))
 	for i, p := range params {
 		tensors[i] = safetensors.Tensor{Name: p.Name, Type: "F32", Shape: hfShape(p, x.cfg)}

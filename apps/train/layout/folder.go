@@ -1,7 +1,6 @@
-package weights
+package layout
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -14,16 +13,14 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/apps/train/gpt"
-	"lockstep/apps/train/layout"
-	"lockstep/apps/train/text"
 	"lockstep/host"
+	"lockstep/internal/runfiles"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
 )
 
-// A folder of weights is a modern model, see modern.go, or GPT-2 as Hugging Face's transformers
-// keep it: config.json and model.safetensors, or several such files and their index.
+// A folder of weights is a modern model, see modernfolder.go, or GPT-2 as Hugging Face's
+// transformers keep it: config.json and model.safetensors, or several such files and their index.
 //
 // The tensors have the names of Params. Matrices of layers are stored (inputs, outputs), the
 // embeddings (tokens, channels) without padding.
@@ -53,10 +50,10 @@ type hfConfig struct {
 }
 
 var hfDefaults = hfConfig{Vocab: 50257, Positions: 1024, Channels: 768, Layers: 12, Heads: 12,
-	Epsilon: layout.NormEpsilon, Scale: true, TieEmbeddings: true, modernConfig: modernConfig{Activation: "gelu_new"}}
+	Epsilon: NormEpsilon, Scale: true, TieEmbeddings: true, modernConfig: modernConfig{Activation: "gelu_new"}}
 
 // shape returns the shape of the model, or why this program cannot compute it.
-func (c *hfConfig) shape() (layout.Config, error) {
+func (c *hfConfig) shape() (Config, error) {
 	if c.ModelType == modernType {
 		return c.modernShape()
 	}
@@ -69,18 +66,18 @@ func (c *hfConfig) shape() (layout.Config, error) {
 		// Both names are the tanh form.
 		{c.Activation != "gelu_new" && c.Activation != "gelu_pytorch_tanh",
 			fmt.Sprintf("activation_function is %q, want gelu_new", c.Activation)},
-		{c.Epsilon != layout.NormEpsilon,
-			fmt.Sprintf("layer_norm_epsilon is %g, want %g", c.Epsilon, layout.NormEpsilon)},
+		{c.Epsilon != NormEpsilon,
+			fmt.Sprintf("layer_norm_epsilon is %g, want %g", c.Epsilon, NormEpsilon)},
 		{!c.Scale, "scale_attn_weights is false"},
 		{c.ScaleByLayer, "scale_attn_by_inverse_layer_idx is true"},
 		{c.CrossAttends, "add_cross_attention is true"},
 		{!c.TieEmbeddings, "tie_word_embeddings is false: the output weights are the token embedding here"},
 	} {
 		if unlike.yes {
-			return layout.Config{}, errors.New(unlike.what)
+			return Config{}, errors.New(unlike.what)
 		}
 	}
-	cfg := layout.Config{Layers: c.Layers, Heads: c.Heads, Channels: c.Channels, SeqMax: c.Positions, Vocab: c.Vocab}
+	cfg := Config{Layers: c.Layers, Heads: c.Heads, Channels: c.Channels, SeqMax: c.Positions, Vocab: c.Vocab}
 	return cfg, cfg.Validate()
 }
 
@@ -93,23 +90,23 @@ type hfTensor struct {
 // Folder is a folder of weights that holds all of a model and nothing else.
 type Folder struct {
 	Dir     string
-	Cfg     layout.Config
+	Cfg     Config
 	tensors map[string]hfTensor // by the names of Params, and lm_head.weight if it is there
 }
 
 const hfHead = "lm_head.weight"
 
-// Open checks a folder: everything but the numbers. Errors are about the input.
-func Open(dir string) (*Folder, error) {
+// OpenFolder checks a folder: everything but the numbers. Errors are about the input.
+func OpenFolder(dir string) (*Folder, error) {
 	h := &Folder{Dir: dir}
 	if err := h.open(); err != nil {
-		return nil, text.BadInput("--init-from %s: %v", dir, err)
+		return nil, fmt.Errorf("--init-from %s: %w", dir, err)
 	}
 	return h, nil
 }
 
 func (h *Folder) open() error {
-	text, err := readText(filepath.Join(h.Dir, hfConfigFile))
+	text, err := runfiles.ReadSmall(filepath.Join(h.Dir, hfConfigFile))
 	if err != nil {
 		return err
 	}
@@ -162,39 +159,12 @@ func ownNames(text []byte) ([]byte, error) {
 	return json.Marshal(c)
 }
 
-// notLFS refuses a pointer to a file that Git LFS has not fetched.
-func notLFS(head []byte, path string) error {
-	if bytes.HasPrefix(head, []byte("version https://git-lfs.github.com/spec/")) {
-		return fmt.Errorf("%s: a pointer file of Git LFS, which stands for the file itself: git lfs pull fetches that",
-			filepath.Base(path))
-	}
-	return nil
-}
-
-// readText reads a small file. The error does not repeat the folder.
-func readText(path string) ([]byte, error) {
-	const most = 64 << 20
-	f, st, err := text.OpenRegular(path)
-	if err != nil {
-		return nil, text.ShortPath(err, path)
-	}
-	defer f.Close()
-	if st.Size() > most {
-		return nil, fmt.Errorf("%s: %d bytes, more than %d", filepath.Base(path), st.Size(), most)
-	}
-	b := make([]byte, st.Size())
-	if _, err := f.ReadAt(b, 0); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Base(path), err)
-	}
-	return b, notLFS(b, path)
-}
-
 // files returns the names of the files with the tensors.
 func (h *Folder) files() ([]string, error) {
 	if _, err := os.Stat(filepath.Join(h.Dir, hfWeightsFile)); !errors.Is(err, fs.ErrNotExist) {
 		return []string{hfWeightsFile}, nil
 	}
-	text, err := readText(filepath.Join(h.Dir, hfIndexFile))
+	text, err := runfiles.ReadSmall(filepath.Join(h.Dir, hfIndexFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("there is neither %s nor %s", hfWeightsFile, hfIndexFile)
 	}
@@ -221,17 +191,17 @@ func (h *Folder) files() ([]string, error) {
 // list adds the tensors of one file.
 func (h *Folder) list(name string) error {
 	path := filepath.Join(h.Dir, name)
-	f, st, err := text.OpenRegular(path)
+	f, st, err := runfiles.OpenRegular(path)
 	if err != nil {
-		return text.ShortPath(err, path)
+		return runfiles.ShortPath(err, path)
 	}
 	defer f.Close()
 	head := make([]byte, 64)
 	n, err := f.ReadAt(head, 0)
 	if err != nil && err != io.EOF {
-		return text.ShortPath(err, path)
+		return runfiles.ShortPath(err, path)
 	}
-	if err := notLFS(head[:n], path); err != nil {
+	if err := runfiles.NotLFS(head[:n], path); err != nil {
 		return err
 	}
 	tensors, err := safetensors.Parse(f, st.Size())
@@ -264,7 +234,7 @@ func (h *Folder) check() error {
 	if h.Cfg.Layers > len(h.tensors) { // otherwise the list of wanted tensors might not fit in memory
 		return fmt.Errorf("%s has %d layers, and there are %d tensors", hfConfigFile, h.Cfg.Layers, len(h.tensors))
 	}
-	params, _, _ := layout.Of(h.Cfg)
+	params, _, _ := Of(h.Cfg)
 	want := map[string][]int64{}
 	if h.Cfg.Parts == 0 {
 		want[hfHead] = []int64{int64(h.Cfg.Vocab), int64(h.Cfg.Channels)}
@@ -296,7 +266,7 @@ func (h *Folder) check() error {
 }
 
 // hfShape returns the shape of a parameter in a folder.
-func hfShape(p layout.Param, cfg layout.Config) []int64 {
+func hfShape(p Param, cfg Config) []int64 {
 	switch {
 	case p.InVocab():
 		return []int64{int64(cfg.Vocab), int64(cfg.Channels)}
@@ -310,8 +280,8 @@ func hfShape(p layout.Param, cfg layout.Config) []int64 {
 	return shape
 }
 
-// Len returns how many numbers of a parameter a folder has.
-func Len(p layout.Param, cfg layout.Config) int {
+// FolderLen returns how many numbers of a parameter a folder has.
+func FolderLen(p Param, cfg Config) int {
 	n := 1
 	for _, d := range hfShape(p, cfg) {
 		n *= int(d)
@@ -320,26 +290,15 @@ func Len(p layout.Param, cfg layout.Config) int {
 }
 
 // transposed reports whether a folder has the transpose of a parameter.
-func transposed(p layout.Param, cfg layout.Config) bool {
+func transposed(p Param, cfg Config) bool {
 	return cfg.Parts == 0 && len(p.Shape) == 2 && p.Name != "wte.weight" && p.Name != "wpe.weight"
 }
 
-// Load reads the weights into s's. It blocks. One rank calls it.
-func (h *Folder) Load(s *gpt.State) error {
-	for _, p := range s.Params {
-		x, err := h.Tensor(p.Uncut())
-		if err != nil {
-			return err
-		}
-		if err := s.Set(p, x); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+// FolderError is an error about what a folder holds.
+type FolderError struct{ error }
 
 // Tensor returns the numbers of a parameter in the order of an arena.
-func (h *Folder) Tensor(p layout.Param) ([]float32, error) {
+func (h *Folder) Tensor(p Param) ([]float32, error) {
 	x, err := h.read(h.tensors[p.Name])
 	if err != nil {
 		return nil, err
@@ -350,8 +309,8 @@ func (h *Folder) Tensor(p layout.Param) ([]float32, error) {
 			return nil, err
 		}
 		if !slices.EqualFunc(x, y, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
-			return nil, text.BadInput("--init-from %s: %s is not %s: the output weights are the token embedding here",
-				h.Dir, hfHead, p.Name)
+			return nil, FolderError{fmt.Errorf("--init-from %s: %s is not %s: the output weights are the token "+
+				"embedding here", h.Dir, hfHead, p.Name)}
 		}
 	}
 	if transposed(p, h.Cfg) {

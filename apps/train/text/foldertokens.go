@@ -1,4 +1,4 @@
-package weights
+package text
 
 import (
 	"cmp"
@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"lockstep/apps/train/text"
+	"lockstep/internal/runfiles"
 )
 
 // A folder of weights may name its model's tokens: in vocab.json and merges.txt, or in
@@ -22,10 +22,10 @@ const (
 	pieceFile     = "tokenizer.model"
 )
 
-// CheckTokens compares the folder's tokens with tok. A model that learned with other numbers is
-// another model. missing names the files that would say all, or is "" if they are there.
-func (h *Folder) CheckTokens(tok text.Tokenizer) (missing string, err error) {
-	gpt2, is := tok.(*text.GPT2)
+// CheckTokens compares the tokens of a folder of weights with tok. A model that learned with other
+// numbers is another model. missing names the files that would say all, or is "" if they are there.
+func CheckTokens(dir string, tok Tokenizer) (missing string, err error) {
+	gpt2, is := tok.(*GPT2)
 	var found []string
 	var vocab map[string]int // of GPT-2, once something is compared with it
 	var merges []string
@@ -46,7 +46,7 @@ func (h *Folder) CheckTokens(tok text.Tokenizer) (missing string, err error) {
 		{tokenizerFile, checkTokenizer},
 		{pieceFile, func([]byte, map[string]int, []string) error { return errors.New("it is of SentencePiece") }},
 	} {
-		b, err := readText(filepath.Join(h.Dir, f.name))
+		b, err := runfiles.ReadSmall(filepath.Join(dir, f.name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -65,7 +65,7 @@ func (h *Folder) CheckTokens(tok text.Tokenizer) (missing string, err error) {
 		}
 		if err != nil {
 			return "", fmt.Errorf("--init-from %s: the model has other tokens than --tokens %s: %w",
-				h.Dir, name(tok), err)
+				dir, flagOf(tok), err)
 		}
 		found = append(found, f.name)
 	}
@@ -81,14 +81,14 @@ func (h *Folder) CheckTokens(tok text.Tokenizer) (missing string, err error) {
 	return vocabFile + ", " + mergesFile + " and " + tokenizerFile, nil
 }
 
-// name returns the value of --tokens for a tokenizer.
-func name(tok text.Tokenizer) string {
+// flagOf returns the value of --tokens for a tokenizer.
+func flagOf(tok Tokenizer) string {
 	short, _, _ := strings.Cut(tok.Name(), "-")
 	return short
 }
 
 // tables returns the numbers of GPT-2's tokens, and the merges in their order.
-func tables(t *text.GPT2) (vocab map[string]int, merges []string, err error) {
+func tables(t *GPT2) (vocab map[string]int, merges []string, err error) {
 	v, m, err := t.Files()
 	if err == nil {
 		err = json.Unmarshal(v, &vocab)

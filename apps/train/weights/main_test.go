@@ -1,9 +1,0 @@
-package weights
-
-import (
-	"testing"
-
-	"lockstep/spmd/spmdtest"
-)
-
-func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
