@@ -36,7 +36,7 @@ var counted = []string{
 	"spmd/internal/exec/hostexec copiesOf", // to sort, and to find overlaps
 	"spmd/internal/exec/hostexec describe", // for a message
 	"spmd/internal/trace name",             // a hash
-	"spmd/internal/transport/inproc reduce",
+	"spmd/internal/transport reduce",
 }
 
 // Every pointer that is passed as a number goes through Address, which makes the compiler put its

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/transport/inproc"
+	"lockstep/spmd/internal/transport"
 )
 
 // onRanks runs fn on 1, 2 and 3 ranks, which are goroutines.
@@ -17,7 +17,7 @@ func onRanks(t *testing.T, fn func(t *testing.T, c control.Exchange)) {
 	t.Helper()
 	for n := 1; n <= 3; n++ {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
-			must(t, inproc.Run(n, func(c *inproc.Member) error { fn(t, c); return nil }))
+			must(t, transport.RunTeam(n, func(c *transport.Member) error { fn(t, c); return nil }))
 		})
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/trace"
-	"lockstep/spmd/internal/transport/inproc"
+	"lockstep/spmd/internal/transport"
 )
 
 func must(t *testing.T, err error) {
@@ -21,7 +21,7 @@ func must(t *testing.T, err error) {
 func TestClocks(t *testing.T) {
 	const hour = int64(3600e9)
 	for _, n := range []int{2, 3} {
-		must(t, inproc.Run(n, func(c *inproc.Member) error {
+		must(t, transport.RunTeam(n, func(c *transport.Member) error {
 			r := int64(c.Rank())
 			// a thousandth faster for each rank
 			clock := func() int64 { return trace.Now() + r*hour + trace.Now()/1000*r }
@@ -59,7 +59,7 @@ func TestClocks(t *testing.T) {
 
 // Ranks of one node have one clock.
 func TestOneClock(t *testing.T) {
-	must(t, inproc.Run(3, func(c *inproc.Member) error {
+	must(t, transport.RunTeam(3, func(c *transport.Member) error {
 		looks, err := trace.CompareClocks(c, 7, func() int64 { return 5 })
 		if c.Rank() == 0 && !slices.Equal(looks, []trace.Look{{At: 5}, {At: 5}, {At: 5}}) {
 			t.Errorf("%v", looks)

@@ -22,7 +22,6 @@ import (
 	"lockstep/spmd/internal/shm"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/carriers"
-	"lockstep/spmd/internal/transport/inproc"
 )
 
 // TestMain has the kernels of package peer be those that the double knows.
@@ -108,13 +107,13 @@ func TestPeer(t *testing.T) {
 // TestNCCL is device memory through NCCL, of ranks that are goroutines: the
 // double moves it between them.
 func TestNCCL(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) { open(t, carriers.NCCLBackend, h, dev) })
+	inDoubles(t, func(t *testing.T, h *transport.Member, dev *cuda.Device) { open(t, carriers.NCCLBackend, h, dev) })
 }
 
 // TestStaged is device memory through that of the host, where pieces are short: of ranks that are
 // goroutines, on one node and on several.
 func TestStaged(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) {
+	inDoubles(t, func(t *testing.T, h *transport.Member, dev *cuda.Device) {
 		disagree(t, carriers.StagedBackend, h, dev)
 		for node := range h.Size() - 1 {
 			disagree(t, carriers.StagedBackend, onNodes{h, node}, dev)
@@ -125,7 +124,7 @@ func TestStaged(t *testing.T) {
 // onNodes is a communicator of ranks of which those up to last are on one
 // node, and each other on its own.
 type onNodes struct {
-	*inproc.Member
+	*transport.Member
 	last int
 }
 
@@ -143,7 +142,7 @@ func (h onNodes) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
 
 // TestStagedLost is a rank that returns while another waits for it, in each place where that waits.
 func TestStagedLost(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) {
+	inDoubles(t, func(t *testing.T, h *transport.Member, dev *cuda.Device) {
 		if h.Size() != 2 {
 			return
 		}
@@ -235,7 +234,7 @@ func disagree(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Dev
 // TestStagedHeld is the same where streams run beside the host, and wait
 // for the calls that it makes.
 func TestStagedHeld(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) {
+	inDoubles(t, func(t *testing.T, h *transport.Member, dev *cuda.Device) {
 		if h.Size() != 3 {
 			return
 		}
@@ -276,7 +275,7 @@ func (q forgotten) Hand(j transport.HostJob) error { return errors.Join(j.Hold()
 
 // TestSelf is the device memory of one rank.
 func TestSelf(t *testing.T) {
-	inDoubles(t, func(t *testing.T, h *inproc.Member, dev *cuda.Device) {
+	inDoubles(t, func(t *testing.T, h *transport.Member, dev *cuda.Device) {
 		if h.Size() == 1 {
 			onDevice(t, h, dev, func(s *side, _ unsafe.Pointer) {
 				s.by = carriers.Self{}
@@ -289,13 +288,13 @@ func TestSelf(t *testing.T) {
 // TestHost is what ranks that are goroutines agree by.
 func TestHost(t *testing.T) {
 	for _, n := range ranks {
-		commtest.Must(t, inproc.Run(n, func(c *inproc.Member) error { hosts(t, c); return nil }))
+		commtest.Must(t, transport.RunTeam(n, func(c *transport.Member) error { hosts(t, c); return nil }))
 	}
 }
 
 // inDoubles runs fn on ranks that are goroutines of a process with the doubles of CUDA
 // and NCCL, each with a device.
-func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Member, dev *cuda.Device), env ...string) {
+func inDoubles(t *testing.T, fn func(t *testing.T, h *transport.Member, dev *cuda.Device), env ...string) {
 	t.Helper()
 	testkit.RunWithLibraries(t, func(dir string) {
 		testkit.BuildCUDA(t, dir)
@@ -303,7 +302,7 @@ func inDoubles(t *testing.T, fn func(t *testing.T, h *inproc.Member, dev *cuda.D
 			filepath.Join("..", "..", "..", "nccl", "testdata", "fakenccl.c"))
 	}, append(env, "FAKECUDA_DEVICES=3"), func(t *testing.T) {
 		for _, n := range ranks {
-			commtest.Must(t, inproc.Run(n, func(c *inproc.Member) error {
+			commtest.Must(t, transport.RunTeam(n, func(c *transport.Member) error {
 				dev, err := cuda.Open(c.Rank())
 				if err != nil {
 					return err

@@ -9,7 +9,7 @@ import (
 
 	"lockstep/spmd/internal/exec/hostexec"
 	"lockstep/spmd/internal/job"
-	"lockstep/spmd/internal/transport/inproc"
+	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -29,7 +29,7 @@ type local struct {
 	with  Start
 	lead  *job.Job
 	ranks int
-	team  *inproc.Team
+	team  *transport.Team
 	watch *job.Team
 	fail  func(rank int, err error)
 	run   func(ctx context.Context, w *World) error
@@ -41,7 +41,7 @@ type local struct {
 func (l *local) start(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	team := inproc.NewTeam(l.ranks)
+	team := transport.NewTeam(l.ranks)
 	l.team = team
 	ended := make(chan struct{})
 	l.fail = func(rank int, err error) {

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/inproc"
 )
 
 // backend is one that is nothing but what can be asked before a device is open.
@@ -51,7 +50,7 @@ func TestSelect(t *testing.T) {
 		{"what a rank lacks is asked for", 1, -1, "rail", "", "", rail, ""},
 		{"what a rank lacks is not asked for", 1, -1, "lane", "lane", "", "", ""},
 	} {
-		err := inproc.Run(3, func(c *inproc.Member) error {
+		err := transport.RunTeam(3, func(c *transport.Member) error {
 			list := []transport.Backend{backend{"rail", lacks(c.Rank(), tc.noRail, "no rail"), true},
 				backend{"lane", lacks(c.Rank(), tc.noLane, "no lane"), true}}
 			s, err := choose(list, c, tc.asked)
@@ -86,7 +85,7 @@ func TestManyQueues(t *testing.T) {
 		set, want string
 	}{{true, "", ""}, {false, "", "32"}, {false, "8", "8"}} {
 		t.Setenv(name, tc.set)
-		if err := inproc.Run(1, func(c *inproc.Member) error {
+		if err := transport.RunTeam(1, func(c *transport.Member) error {
 			_, err := choose([]transport.Backend{backend{name: "rail", joins: tc.joins}}, c, "auto")
 			return err
 		}); err != nil {

@@ -1,4 +1,4 @@
-package inproc
+package transport
 
 import (
 	"slices"
@@ -7,13 +7,12 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/shm"
-	"lockstep/spmd/internal/transport"
 )
 
 // messagesOnly has an AllToAllV made of messages: only two ranks know the length of each part.
 var messagesOnly = coll.Library{Kinds: coll.SetOf(coll.Send, coll.Recv)}
 
-// Make implements transport.Host. The ranks meet, each with its operands, and each makes its
+// Make implements Host. The ranks meet, each with its operands, and each makes its
 // own result. Long operands stay where they are, and the ranks meet again before one may use
 // their memory for something else.
 func (r *Member) Make(c *coll.Call) error {
@@ -88,7 +87,7 @@ func (r *Member) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error 
 	r.meetings++
 	now := r.meetings
 	mine := &r.g.desks[r.rank][now%posts]
-	call := transport.What(c)
+	call := What(c)
 	mine.call, mine.n, mine.src = call, n, src
 	copy(mine.data[:bytes], bytesAt(src, bytes))
 	mine.meeting.Store(now)
@@ -113,7 +112,7 @@ func (r *Member) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error 
 	}
 	if differs >= 0 {
 		o := &r.g.desks[differs][now%posts]
-		return r.failed(c, transport.Differs(differs, o.call, o.n))
+		return r.failed(c, Differs(differs, o.call, o.n))
 	}
 	return nil
 }
@@ -243,7 +242,7 @@ func (r *Member) over(c *coll.Call, n int, short bool) error {
 }
 
 func (r *Member) gather(c *coll.Call) error {
-	n, size := transport.Alike(c), c.Type.Size()
+	n, size := Alike(c), c.Type.Size()
 	_, longest := parts(c, r.size)
 	short := longest*size <= inline
 	_, own := partOf(c, r.rank)
@@ -267,7 +266,7 @@ func (r *Member) gather(c *coll.Call) error {
 }
 
 func (r *Member) scatter(c *coll.Call) error {
-	n, size := transport.Alike(c), c.Type.Size()
+	n, size := Alike(c), c.Type.Size()
 	whole, _ := parts(c, r.size)
 	short, gives := whole*size <= inline, 0
 	if r.rank == int(c.Root) {
@@ -285,7 +284,7 @@ func (r *Member) scatter(c *coll.Call) error {
 
 // reduceParts makes a ReduceScatter or a ReduceScatterV.
 func (r *Member) reduceParts(c *coll.Call) error {
-	n, size := transport.Alike(c), c.Type.Size()
+	n, size := Alike(c), c.Type.Size()
 	whole, _ := parts(c, r.size)
 	short := whole*size <= inline
 	if err := r.meet(c, n, c.Src, onDesk(whole*size, short)); err != nil {

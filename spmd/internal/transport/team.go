@@ -1,4 +1,4 @@
-package inproc
+package transport
 
 import (
 	"errors"
@@ -9,7 +9,6 @@ import (
 
 	"lockstep/internal/launcher"
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/transport"
 )
 
 // Team has the ranks of a job that are goroutines of one process. If a rank fails, or returns while
@@ -146,7 +145,7 @@ func (t *Team) inVain(rank int) error {
 	return nil
 }
 
-// Goroutine is a rank of a Team. It is a transport.Ranks.
+// Goroutine is a rank of a Team. It is a Ranks.
 type Goroutine struct {
 	sync.Mutex
 	team   *Team
@@ -154,33 +153,33 @@ type Goroutine struct {
 	order  *control.Tickets
 }
 
-// Environment implements transport.Ranks.
+// Environment implements Ranks.
 func (r *Goroutine) Environment() launcher.Job {
 	return launcher.Job{Name: "none", Rank: r.number, Size: len(r.team.ranks)}
 }
 
-// Join implements transport.Ranks. It waits for nobody.
-func (r *Goroutine) Join() (transport.Host, error) { return newComm(r.team.world, r.number), nil }
+// Join implements Ranks. It waits for nobody.
+func (r *Goroutine) Join() (Host, error) { return newComm(r.team.world, r.number), nil }
 
-// Leave implements transport.Ranks.
+// Leave implements Ranks.
 func (r *Goroutine) Leave() error { return nil }
 
-// Abort implements transport.Ranks.
+// Abort implements Ranks.
 func (r *Goroutine) Abort(int) {}
 
-// Order implements transport.Ranks.
+// Order implements Ranks.
 func (r *Goroutine) Order() *control.Tickets { return r.order }
 
-// Library implements transport.Ranks.
+// Library implements Ranks.
 func (r *Goroutine) Library() string { return "none" }
 
-// Here implements transport.Ranks.
+// Here implements Ranks.
 func (r *Goroutine) Here() int { return len(r.team.ranks) }
 
-// Run runs fn on each of n ranks and returns when all have returned: the error of the first rank
-// that failed, with its number. When one fails, panics or returns too early, those that wait for it
-// get an error. A panic goes on in this goroutine.
-func Run(n int, fn func(c *Member) error) error {
+// RunTeam runs fn on each of n ranks and returns when all have returned: the error of the first
+// rank that failed, with its number. When one fails, panics or returns too early, those that wait
+// for it get an error. A panic goes on in this goroutine.
+func RunTeam(n int, fn func(c *Member) error) error {
 	t := NewTeam(n)
 	var wait sync.WaitGroup
 	panics := make(chan any, n)

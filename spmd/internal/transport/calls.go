@@ -1,4 +1,4 @@
-package inproc
+package transport
 
 import (
 	"errors"
@@ -7,7 +7,6 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
-	"lockstep/spmd/internal/transport"
 )
 
 // make calls Make with a call that stays on its caller's stack: Make keeps nothing of it.
@@ -17,10 +16,10 @@ func (r *Member) make(call *coll.Call) error {
 	return err
 }
 
-// Do implements transport.Transport.
-func (r *Member) Do(_ transport.Issuer, call coll.Call) error { return r.make(&call) }
+// Do implements Transport.
+func (r *Member) Do(_ Issuer, call coll.Call) error { return r.make(&call) }
 
-// Scratch implements transport.Transport: the host needs none.
+// Scratch implements Transport: the host needs none.
 func (*Member) Scratch(int) int { return 0 }
 
 // AllReduce implements control.Exchange.
@@ -33,7 +32,7 @@ func (r *Member) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) err
 	return r.make(&coll.Call{Kind: coll.Broadcast, Dst: buf, N: n, Type: t, Root: int32(root)})
 }
 
-// BroadcastID implements transport.Host.
+// BroadcastID implements Host.
 func (r *Member) BroadcastID(id *[128]byte, root int) error {
 	return r.Broadcast(unsafe.Pointer(id), len(id), elem.Uint8, root)
 }
@@ -48,25 +47,25 @@ func (r *Member) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) 
 	return r.make(&coll.Call{Kind: coll.AllGatherV, Dst: dst, Src: src, Counts: counts, Type: t})
 }
 
-// Send implements transport.Host.
+// Send implements Host.
 func (r *Member) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	return r.make(&coll.Call{Kind: coll.Send, Src: src, N: n, Type: t, Root: int32(to)})
 }
 
-// Recv implements transport.Host.
+// Recv implements Host.
 func (r *Member) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	return r.make(&coll.Call{Kind: coll.Recv, Dst: dst, N: n, Type: t, Root: int32(from)})
 }
 
-// Slow implements transport.Host: goroutines have one way.
+// Slow implements Host: goroutines have one way.
 func (*Member) Slow() error { return nil }
 
-// Close implements transport.Host. It waits for nobody.
+// Close implements Host. It waits for nobody.
 func (*Member) Close() error { return nil }
 
 // failed returns the error of a call on this rank.
 func (r *Member) failed(c *coll.Call, err error) error {
-	return transport.Failed(c, r.rank, err)
+	return Failed(c, r.rank, err)
 }
 
 // checkPeer refuses a message with no rank.

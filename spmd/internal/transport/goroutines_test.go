@@ -1,4 +1,4 @@
-package inproc_test
+package transport_test
 
 import (
 	"errors"
@@ -14,17 +14,16 @@ import (
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/inproc"
 )
 
 var (
-	_ transport.Host   = (*inproc.Member)(nil)
-	_ transport.Ranks  = (*inproc.Goroutine)(nil)
-	_ control.Exchange = (*inproc.Member)(nil)
+	_ transport.Host   = (*transport.Member)(nil)
+	_ transport.Ranks  = (*transport.Goroutine)(nil)
+	_ control.Exchange = (*transport.Member)(nil)
 )
 
 // comm has the calls of a communicator of package cudampi, made by the transport.
-type comm struct{ *inproc.Member }
+type comm struct{ *transport.Member }
 
 func (c comm) Barrier() error { return c.Do(nil, coll.Call{Kind: coll.Barrier}) }
 func (c comm) Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
@@ -97,7 +96,7 @@ func (g *group) Wait() error {
 // references of package commtest.
 func TestCollectives(t *testing.T) {
 	commtest.TypesLeft(t, 4, "collectives of goroutines")
-	each(t, func(c *inproc.Member) {
+	onTeams(t, func(c *transport.Member) {
 		for _, n := range append(commtest.Lengths, 300, 2000) {
 			commtest.EveryReduction(t, comm{c}, n)
 			commtest.EveryMove(t, comm{c}, n)
@@ -105,11 +104,11 @@ func TestCollectives(t *testing.T) {
 	})
 }
 
-// each runs fn on 1 to 4 ranks.
-func each(t *testing.T, fn func(c *inproc.Member)) {
+// onTeams runs fn on 1 to 4 ranks.
+func onTeams(t *testing.T, fn func(c *transport.Member)) {
 	t.Helper()
 	for n := 1; n <= 4; n++ {
-		if err := inproc.Run(n, func(c *inproc.Member) error { fn(c); return nil }); err != nil {
+		if err := transport.RunTeam(n, func(c *transport.Member) error { fn(c); return nil }); err != nil {
 			t.Errorf("%d ranks: %v", n, err)
 		}
 	}
@@ -119,7 +118,7 @@ func each(t *testing.T, fn func(c *inproc.Member)) {
 // of memory do not matter to.
 func TestMessages(t *testing.T) {
 	commtest.TypesLeft(t, 4, "messages of goroutines")
-	each(t, func(c *inproc.Member) {
+	onTeams(t, func(c *transport.Member) {
 		g := &group{c: comm{c}}
 		for _, n := range append(commtest.Lengths, 7, 5000) {
 			commtest.EveryMessage(t, comm{c}, g, n)
@@ -130,7 +129,7 @@ func TestMessages(t *testing.T) {
 // TestMismatch: ranks that bring different calls learn it, all of them, and go on; so does
 // who receives another length.
 func TestMismatch(t *testing.T) {
-	failed := inproc.Run(3, func(r *inproc.Member) error {
+	failed := transport.RunTeam(3, func(r *transport.Member) error {
 		c, x := comm{r}, []int64{int64(r.Rank()), 0}
 		p, odd := commtest.Ptr(x), r.Rank()/2 // 1 on the last rank
 		for _, err := range []error{
@@ -175,7 +174,7 @@ func TestFailureEndsAll(t *testing.T) {
 			"message": func(c comm) error { x := [1]int8{}; return c.Recv(unsafe.Pointer(&x), 1, elem.Int8, 1) },
 		} {
 			var waited [3]error
-			err := inproc.Run(3, func(r *inproc.Member) error {
+			err := transport.RunTeam(3, func(r *transport.Member) error {
 				if r.Rank() == 1 {
 					return end()
 				}
@@ -197,7 +196,7 @@ func TestFailureEndsAll(t *testing.T) {
 			t.Errorf("recovered %v", p)
 		}
 	}()
-	_ = inproc.Run(2, func(r *inproc.Member) error {
+	_ = transport.RunTeam(2, func(r *transport.Member) error {
 		if r.Rank() == 0 {
 			panic("mine")
 		}
@@ -207,7 +206,7 @@ func TestFailureEndsAll(t *testing.T) {
 
 // TestNoAllocation: calls of warm ranks allocate nothing.
 func TestNoAllocation(t *testing.T) {
-	failed := inproc.Run(1, func(r *inproc.Member) error {
+	failed := transport.RunTeam(1, func(r *transport.Member) error {
 		c := comm{r}
 		x, y := make([]float32, 64), make([]float32, 64)
 		px, py := commtest.Ptr(x), commtest.Ptr(y)
@@ -228,7 +227,7 @@ func TestNoAllocation(t *testing.T) {
 // TestSplit: parts of a communicator, parts of these, and copies talk
 // among themselves and do not mix.
 func TestSplit(t *testing.T) {
-	each(t, func(base *inproc.Member) {
+	onTeams(t, func(base *transport.Member) {
 		sum := func(c transport.Host, mine int64) int64 {
 			x := []int64{mine}
 			commtest.Must(t, c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), 1, elem.Int64, elem.Sum))
@@ -270,7 +269,7 @@ func TestSplit(t *testing.T) {
 // ranks may read them meanwhile, and the garbage collector finds where they were.
 func TestVariables(t *testing.T) {
 	for range 10 {
-		each(t, func(c *inproc.Member) {
+		onTeams(t, func(c *transport.Member) {
 			const n = 300
 			deep(100, func() {
 				var mine, sum [n]int64

@@ -1,6 +1,4 @@
-// Package inproc carries calls between ranks that are goroutines of one process: without MPI, over
-// plain memory. A job of several ranks starts and ends in microseconds.
-package inproc
+package transport
 
 import (
 	"cmp"
@@ -11,7 +9,6 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
-	"lockstep/spmd/internal/transport"
 )
 
 // group is shared by the ranks of a communicator.
@@ -57,7 +54,7 @@ func newGroup(t *Team, members []int) *group {
 	return &group{team: t, members: members, desks: make([]desk, n), boxes: make([]box, n*n), parts: map[part]*making{}}
 }
 
-// Member is a communicator of ranks of a Team, on one of them. It is a transport.Host, used
+// Member is a communicator of ranks of a Team, on one of them. It is a Host, used
 // by one goroutine at a time.
 type Member struct {
 	_          line // a rank writes to its Comm in every call: no other's shares the line
@@ -89,17 +86,17 @@ func (r *Member) Rank() int { return r.rank }
 // Size returns the number of ranks.
 func (r *Member) Size() int { return r.size }
 
-// Dup implements transport.Host. It waits for nobody.
-func (r *Member) Dup() (transport.Host, error) {
+// Dup implements Host. It waits for nobody.
+func (r *Member) Dup() (Host, error) {
 	r.splits++
 	return newComm(r.g.part(part{number: r.splits}, r.g.members), r.rank), nil
 }
 
-// SplitShared implements transport.Host: all ranks are on this node.
-func (r *Member) SplitShared() (transport.Host, error) { return r.Dup() }
+// SplitShared implements Host: all ranks are on this node.
+func (r *Member) SplitShared() (Host, error) { return r.Dup() }
 
-// Split implements transport.Host.
-func (r *Member) Split(color, key int) (transport.Host, error) {
+// Split implements Host.
+func (r *Member) Split(color, key int) (Host, error) {
 	type asked struct{ color, key, rank int64 }
 	all := make([]asked, r.size)
 	mine := asked{int64(color), int64(key), int64(r.rank)}
@@ -134,10 +131,10 @@ func (g *group) part(p part, members []int) *group {
 	return m.g
 }
 
-// Abort implements transport.Host: this process is all there is.
+// Abort implements Host: this process is all there is.
 func (r *Member) Abort(int) {}
 
-// Name implements transport.Transport.
+// Name implements Transport.
 func (r *Member) Name() string { return "inproc" }
 
 const kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<
@@ -146,7 +143,7 @@ const kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 
 	coll.ScatterV | 1<<coll.AllToAllV |
 	1<<coll.Scan | 1<<coll.ExScan | 1<<coll.Send | 1<<coll.Recv | 1<<coll.SendRecv | 1<<coll.Barrier
 
-var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}
+var caps = Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}
 
-// Caps implements transport.Transport.
-func (r *Member) Caps() *transport.Caps { return &caps }
+// Caps implements Transport.
+func (r *Member) Caps() *Caps { return &caps }

@@ -1,4 +1,4 @@
-package inproc
+package transport
 
 import (
 	"errors"
@@ -10,15 +10,14 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
-	"lockstep/spmd/internal/transport"
 )
 
 const (
-	looksAwake = transport.Looks
+	looksAwake = Looks
 	napping    = 50 * time.Microsecond
 )
 
-// Pause implements transport.Host.
+// Pause implements Host.
 func (r *Member) Pause(looks int) error {
 	if looks < looksAwake {
 		runtime.Gosched()
@@ -28,16 +27,16 @@ func (r *Member) Pause(looks int) error {
 	return nil
 }
 
-// Lost implements transport.Host.
+// Lost implements Host.
 func (r *Member) Lost(rank int) error {
 	r.team.mu.Lock()
 	defer r.team.mu.Unlock()
 	return r.team.inVain(r.g.members[rank])
 }
 
-// Pin implements transport.Host: all memory of a process is every rank's.
-func (r *Member) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
-	p, err := transport.PinAlone(dev, bytes, r.rank, r.size)
+// Pin implements Host: all memory of a process is every rank's.
+func (r *Member) Pin(dev *cuda.Device, bytes int) (*Pinned, error) {
+	p, err := PinAlone(dev, bytes, r.rank, r.size)
 	mine := unsafe.Pointer(nil)
 	if err == nil {
 		mine = p.Parts[r.rank]
@@ -54,10 +53,10 @@ func (r *Member) Pin(dev *cuda.Device, bytes int) (*transport.Pinned, error) {
 	return p, nil
 }
 
-// NewMessage implements transport.Host.
-func (r *Member) NewMessage() transport.Message { return &message{r: r} }
+// NewMessage implements Host.
+func (r *Member) NewMessage() Message { return &message{r: r} }
 
-// message is a transport.Message.
+// message is a Message.
 type message struct {
 	r     *Member
 	from  int // -1 of one that is sent: that is a copy, and over
@@ -66,7 +65,7 @@ type message struct {
 	looks int
 }
 
-// Send implements transport.Message.
+// Send implements Message.
 func (m *message) Send(src unsafe.Pointer, bytes, to int) error {
 	m.from, m.sent = -1, bytes
 	m.r.box(m.r.rank, to).put(bytesAt(src, bytes))
@@ -74,13 +73,13 @@ func (m *message) Send(src unsafe.Pointer, bytes, to int) error {
 	return nil
 }
 
-// Recv implements transport.Message.
+// Recv implements Message.
 func (m *message) Recv(dst unsafe.Pointer, bytes, from int) error {
 	m.from, m.to = from, bytesAt(dst, bytes)
 	return nil
 }
 
-// Test implements transport.Message.
+// Test implements Message.
 func (m *message) Test() (over bool, bytes int, err error) {
 	if m.from < 0 {
 		return true, m.sent, nil

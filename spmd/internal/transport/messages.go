@@ -1,4 +1,4 @@
-package inproc
+package transport
 
 import (
 	"sync"
@@ -6,7 +6,6 @@ import (
 	"unsafe"
 
 	"lockstep/spmd/internal/coll"
-	"lockstep/spmd/internal/transport"
 )
 
 // box is the messages from one rank to another, in their order. A message is a copy: its sender
@@ -67,10 +66,10 @@ func (b *box) recycle(m []byte) {
 
 func (r *Member) box(from, to int) *box { return &r.g.boxes[from*r.size+to] }
 
-// Group implements transport.Transport: all messages that are sent are on their
+// Group implements Transport: all messages that are sent are on their
 // way before one is waited for.
-func (r *Member) Group(_ transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
-	r.messages = transport.AppendMessages(r.messages[:0], cs)
+func (r *Member) Group(_ Issuer, cs []coll.Call, _ unsafe.Pointer) error {
+	r.messages = AppendMessages(r.messages[:0], cs)
 	return r.start(r.messages)
 }
 
@@ -115,7 +114,7 @@ func (r *Member) receive(c *coll.Call) error {
 	m := b.take()
 	defer b.recycle(m)
 	if len(m) != c.N*c.Type.Size() {
-		return r.failed(c, transport.WrongLength(c, len(m)))
+		return r.failed(c, WrongLength(c, len(m)))
 	}
 	copy(bytesAt(c.Dst, len(m)), m)
 	return nil

@@ -1,4 +1,4 @@
-package inproc_test
+package transport_test
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
-	"lockstep/spmd/internal/transport/inproc"
+	"lockstep/spmd/internal/transport"
 )
 
 // BenchmarkAllReduce is an all-reduce of float32 between ranks that do nothing else.
@@ -15,7 +15,7 @@ func BenchmarkAllReduce(b *testing.B) {
 		for _, n := range []int{2, 200, 1 << 20} {
 			b.Run(fmt.Sprintf("%d ranks, %d B", ranks, 4*n), func(b *testing.B) {
 				b.SetBytes(int64(4 * n))
-				err := inproc.Run(ranks, func(c *inproc.Member) error {
+				err := transport.RunTeam(ranks, func(c *transport.Member) error {
 					x := make([]float32, n)
 					return commtest.Turns(b, c.Rank(), func() error {
 						return c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), n, elem.Float32, elem.Max)
@@ -31,7 +31,7 @@ func BenchmarkAllReduce(b *testing.B) {
 
 // BenchmarkPingPong is a message from rank 0 to rank 1 and one back.
 func BenchmarkPingPong(b *testing.B) {
-	err := inproc.Run(2, func(c *inproc.Member) error {
+	err := transport.RunTeam(2, func(c *transport.Member) error {
 		x := make([]float32, 2)
 		p, other := commtest.Ptr(x), 1-c.Rank()
 		for range b.N {
