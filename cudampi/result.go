@@ -27,45 +27,31 @@ const (
 	ErrUnknown  Result = errUnknown
 )
 
+var texts = map[Result]string{
+	ErrBuffer:   "MPI_ERR_BUFFER: invalid buffer pointer",
+	ErrCount:    "MPI_ERR_COUNT: invalid count argument",
+	ErrType:     "MPI_ERR_TYPE: invalid datatype",
+	ErrTag:      "MPI_ERR_TAG: invalid tag",
+	ErrComm:     "MPI_ERR_COMM: invalid communicator",
+	ErrRank:     "MPI_ERR_RANK: invalid rank",
+	ErrRequest:  "MPI_ERR_REQUEST: invalid request",
+	ErrRoot:     "MPI_ERR_ROOT: invalid root",
+	ErrOp:       "MPI_ERR_OP: invalid reduce operation",
+	ErrArg:      "MPI_ERR_ARG: invalid argument of some other kind",
+	ErrTruncate: "MPI_ERR_TRUNCATE: message truncated",
+	ErrOther:    "MPI_ERR_OTHER: known error not in list",
+	ErrIntern:   "MPI_ERR_INTERN: internal error",
+	ErrInStatus: "MPI_ERR_IN_STATUS: error code in status",
+	ErrPending:  "MPI_ERR_PENDING: pending request",
+	ErrNoMem:    "MPI_ERR_NO_MEM: out of memory",
+	ErrUnknown:  "MPI_ERR_UNKNOWN: unknown error",
+}
+
 // Error returns the name and the meaning of the class, such as "MPI_ERR_TRUNCATE: message
 // truncated".
 func (r Result) Error() string {
-	switch r {
-	case ErrBuffer:
-		return "MPI_ERR_BUFFER: invalid buffer pointer"
-	case ErrCount:
-		return "MPI_ERR_COUNT: invalid count argument"
-	case ErrType:
-		return "MPI_ERR_TYPE: invalid datatype"
-	case ErrTag:
-		return "MPI_ERR_TAG: invalid tag"
-	case ErrComm:
-		return "MPI_ERR_COMM: invalid communicator"
-	case ErrRank:
-		return "MPI_ERR_RANK: invalid rank"
-	case ErrRequest:
-		return "MPI_ERR_REQUEST: invalid request"
-	case ErrRoot:
-		return "MPI_ERR_ROOT: invalid root"
-	case ErrOp:
-		return "MPI_ERR_OP: invalid reduce operation"
-	case ErrArg:
-		return "MPI_ERR_ARG: invalid argument of some other kind"
-	case ErrTruncate:
-		return "MPI_ERR_TRUNCATE: message truncated"
-	case ErrOther:
-		return "MPI_ERR_OTHER: known error not in list"
-	case ErrIntern:
-		return "MPI_ERR_INTERN: internal error"
-	case ErrInStatus:
-		return "MPI_ERR_IN_STATUS: error code in status"
-	case ErrPending:
-		return "MPI_ERR_PENDING: pending request"
-	case ErrNoMem:
-		return "MPI_ERR_NO_MEM: out of memory"
-	case ErrUnknown:
-		return "MPI_ERR_UNKNOWN: unknown error"
-	default:
-		return fmt.Sprintf("MPI error class %d", int32(r))
+	if text, ok := texts[r]; ok {
+		return text
 	}
+	return fmt.Sprintf("MPI error class %d", int32(r))
 }

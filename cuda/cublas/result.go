@@ -23,30 +23,24 @@ const (
 	ErrLicense         Result = 16
 )
 
+var texts = map[Result]string{
+	ErrNotInitialized:  "CUBLAS_STATUS_NOT_INITIALIZED: the library could not be initialized, often for lack of device memory",
+	ErrAllocFailed:     "CUBLAS_STATUS_ALLOC_FAILED: out of memory",
+	ErrInvalidValue:    "CUBLAS_STATUS_INVALID_VALUE: invalid argument",
+	ErrArchMismatch:    "CUBLAS_STATUS_ARCH_MISMATCH: the device lacks what the operation needs",
+	ErrMapping:         "CUBLAS_STATUS_MAPPING_ERROR: device memory could not be accessed",
+	ErrExecutionFailed: "CUBLAS_STATUS_EXECUTION_FAILED: the kernel could not be launched",
+	ErrInternal:        "CUBLAS_STATUS_INTERNAL_ERROR: internal error",
+	ErrNotSupported:    "CUBLAS_STATUS_NOT_SUPPORTED: no algorithm for these types, shapes and alignments",
+	ErrLicense:         "CUBLAS_STATUS_LICENSE_ERROR: no licence",
+}
+
 // Error returns the name and the meaning of the status, such as "CUBLAS_STATUS_NOT_SUPPORTED: ...".
 func (r Result) Error() string {
-	switch r {
-	case ErrNotInitialized:
-		return "CUBLAS_STATUS_NOT_INITIALIZED: the library could not be initialized, often for lack of device memory"
-	case ErrAllocFailed:
-		return "CUBLAS_STATUS_ALLOC_FAILED: out of memory"
-	case ErrInvalidValue:
-		return "CUBLAS_STATUS_INVALID_VALUE: invalid argument"
-	case ErrArchMismatch:
-		return "CUBLAS_STATUS_ARCH_MISMATCH: the device lacks what the operation needs"
-	case ErrMapping:
-		return "CUBLAS_STATUS_MAPPING_ERROR: device memory could not be accessed"
-	case ErrExecutionFailed:
-		return "CUBLAS_STATUS_EXECUTION_FAILED: the kernel could not be launched"
-	case ErrInternal:
-		return "CUBLAS_STATUS_INTERNAL_ERROR: internal error"
-	case ErrNotSupported:
-		return "CUBLAS_STATUS_NOT_SUPPORTED: no algorithm for these types, shapes and alignments"
-	case ErrLicense:
-		return "CUBLAS_STATUS_LICENSE_ERROR: no licence"
-	default:
-		return fmt.Sprintf("cublasStatus_t %d", int32(r))
+	if text, ok := texts[r]; ok {
+		return text
 	}
+	return fmt.Sprintf("cublasStatus_t %d", int32(r))
 }
 
 // check turns the code of a call into an error, nil for success. A negative code is the driver's:
