@@ -171,6 +171,22 @@ func New(name, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *
 	return &Kernel{name, shape, declare(name, source, &shape, run), declare(name+"_any", source, &shape, run)}
 }
 
+// Instance is the kernel that a generic function is for one type.
+type Instance struct{ of, kernel any }
+
+// For returns the instance for T.
+func For[T any](kernel any) Instance { return Instance{*new(T), kernel} }
+
+// InstanceOf returns the kernel for T among instances.
+func InstanceOf[T, K any](all []Instance) K {
+	for i := range all {
+		if _, ok := all[i].of.(T); ok {
+			return all[i].kernel.(K)
+		}
+	}
+	panic("spmdgen has written an instance for every type of the constraint")
+}
+
 // declare declares one form. Products and sums are rounded one by one, as the host rounds them.
 // Lambdas in templates are for the host if nothing else is said.
 func declare(name, source string, shape *Shape, run func(spmd.Args) error) *spmd.Kernel {

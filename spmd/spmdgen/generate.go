@@ -24,7 +24,7 @@ type unit struct{ *cpp.Unit }
 type kernel struct {
 	fn       *types.Func
 	decl     *ast.FuncDecl
-	name     string // in CUDA, and of its variable in Go
+	name     string // in CUDA
 	dims     int
 	args     []types.Type // of its type parameter
 	params   []param

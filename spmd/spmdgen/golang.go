@@ -156,7 +156,8 @@ func (g *goFile) kernel(list []*kernel) {
 	g.line("func %s%s(%s) error {", launchName(name), tparams, grouped(p.params))
 	which := name + "Kernel"
 	if k.instance != nil {
-		which = name + "Kernel" + targs + "()"
+		which = fmt.Sprintf("gokernel.InstanceOf[%s, *gokernel.%s](%sKernels)",
+			strings.Trim(targs, "[]"), g.kernelType(k, targs), name)
 	}
 	extents := slices.Clone(p.extents)
 	for len(extents) < 3 {
@@ -168,24 +169,16 @@ func (g *goFile) kernel(list []*kernel) {
 	if k.instance == nil {
 		g.line("var %sKernel = %s", name, g.declaration(k, p, "host"+title(name)))
 	} else {
-		g.line("func %sKernel%s() *gokernel.%s {", name, tparams, g.kernelType(k, targs))
-		g.line("\tswitch any(*new(%s)).(type) {", strings.Trim(targs, "[]"))
+		g.line("var %sKernels = []gokernel.Instance{", name)
 		for _, i := range list {
-			g.line("\tcase %s:\n\t\treturn any(%s).(*gokernel.%s)",
-				g.typeText(i.instance), i.variable(), g.kernelType(k, targs))
+			of := g.typeText(i.instance)
+			g.line("\tgokernel.For[%s](%s),", of, g.declaration(i, p, "host"+title(name)+"["+of+"]"))
 		}
-		g.line("\t}\n\treturn nil\n}\n\nvar (")
-		for _, i := range list {
-			g.line("\t%s = %s", i.variable(), g.declaration(i, p, "host"+title(name)+"["+g.typeText(i.instance)+"]"))
-		}
-		g.line(")")
+		g.line("}")
 	}
 	g.line("")
 	g.host(k, p, tparams)
 }
-
-// variable returns the variable of an instance.
-func (k *kernel) variable() string { return k.fn.Name() + title(cpp.InstanceName(k.instance)) }
 
 func (g *goFile) kernelType(k *kernel, targs string) string {
 	switch {
