@@ -24,7 +24,7 @@ const (
 )
 
 var texts = map[Result]string{
-	ErrNotInitialized:  "CUBLAS_STATUS_NOT_INITIALIZED: the library could not be initialized, often for lack of device memory",
+	ErrNotInitialized:  "CUBLAS_STATUS_NOT_INITIALIZED: not initialized, often for lack of device memory",
 	ErrAllocFailed:     "CUBLAS_STATUS_ALLOC_FAILED: out of memory",
 	ErrInvalidValue:    "CUBLAS_STATUS_INVALID_VALUE: invalid argument",
 	ErrArchMismatch:    "CUBLAS_STATUS_ARCH_MISMATCH: the device lacks what the operation needs",
