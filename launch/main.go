@@ -13,7 +13,6 @@ import (
 	"lockstep/internal/cli"
 	"lockstep/internal/process"
 	"lockstep/internal/readable"
-	"lockstep/launch/completion"
 	"lockstep/launch/doctor"
 	"lockstep/launch/inspect"
 	"lockstep/launch/plan"
@@ -23,7 +22,7 @@ import (
 
 func main() {
 	root := command()
-	if completion.Answer(os.Stdout, root, os.Args[1:]) {
+	if complete(os.Stdout, root, os.Args[1:]) {
 		return
 	}
 	code, say, err := run(root)
@@ -77,7 +76,7 @@ func command() *cobra.Command {
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(),
 		"Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}",
 		"{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
-	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(),
+	root.AddCommand(completion(), doctor.Command(), plan.Command(), plan.RunCommand(),
 		plot.Command(), scaffold.Command(), inspect.StatusCommand(), inspect.TraceCommand())
 	return root
 }

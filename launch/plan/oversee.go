@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"lockstep/internal/process"
-	"lockstep/launch/completion"
 )
 
 // overseer ends a launcher on this host that goes on after its ranks. Open MPI's mpirun does so if
@@ -43,7 +42,7 @@ const (
 
 // oversee watches the processes of a job on this host.
 func oversee(name string, pid, beside int, j job) *overseer {
-	o := &overseer{name: name, pid: pid, beside: beside, lockstep: completion.UsesLockstep(j.prog[0])}
+	o := &overseer{name: name, pid: pid, beside: beside, lockstep: UsesLockstep(j.prog[0])}
 	limit := defaultTimeout
 	if d, err := time.ParseDuration(flagOf(j.prog[1:], "--timeout")); err == nil {
 		limit = d

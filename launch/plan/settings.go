@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"debug/buildinfo"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -14,7 +15,6 @@ import (
 	"time"
 
 	"lockstep/internal/cli"
-	"lockstep/launch/completion"
 )
 
 // planTime is how long a program may take to say how it would be divided.
@@ -48,7 +48,7 @@ func (j job) settings(s site, asJSON bool) []byte {
 // plans reports whether a program has a command plan, and is not given another. It asks the program
 // for completions.
 func plans(prog []string) bool {
-	if len(prog) > 1 && !strings.HasPrefix(prog[1], "-") || !completion.UsesLockstep(prog[0]) {
+	if len(prog) > 1 && !strings.HasPrefix(prog[1], "-") || !UsesLockstep(prog[0]) {
 		return false
 	}
 	out, _ := answer(prog[0], cli.CompleteRequest, "plan")
@@ -89,4 +89,28 @@ func gpuModel(proc string) string {
 		}
 	}
 	return ""
+}
+
+// UsesLockstep reports whether a file is a program whose main function is spmd.Main, as far as one
+// can tell without starting it.
+func UsesLockstep(program string) bool {
+	const module = "lockstep"
+	path, err := exec.LookPath(program)
+	// a test would take its arguments for names of tests
+	if err != nil || strings.HasSuffix(filepath.Base(path), ".test") {
+		return false
+	}
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		return false
+	}
+	if info.Main.Path == module {
+		return !strings.HasPrefix(info.Path, module+"/internal")
+	}
+	for _, d := range info.Deps {
+		if d.Path == module {
+			return true
+		}
+	}
+	return false
 }

@@ -1,16 +1,12 @@
-// Package completion is `launch completion`: shells then complete the flags of launch and of
-// programs.
-package completion
+package main
 
 import (
 	"bytes"
 	"context"
-	"debug/buildinfo"
 	_ "embed"
 	"fmt"
 	"io"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lockstep/internal/cli"
+	"lockstep/launch/plan"
 )
 
 // programs are completed if no others are named.
@@ -49,8 +46,8 @@ var shells = map[string]func(cmd *cobra.Command, w io.Writer) error{
 	"fish": func(cmd *cobra.Command, w io.Writer) error { return cmd.GenFishCompletion(w, true) },
 }
 
-// Command is `launch completion`.
-func Command() *cobra.Command {
+// completion is `launch completion`: shells then complete the flags of launch and of programs.
+func completion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish [PROGRAM...]",
 		Short: "Print a script by which the shell completes flags of launch and of programs",
@@ -68,13 +65,13 @@ is for ` + strings.Join(programs, ", ") + `. A program is found by its name, in 
 				return cli.Usage{Err: fmt.Errorf("launch completion: want bash, zsh or fish, and then " +
 					"names of programs")}
 			}
-			return write(cmd.OutOrStdout(), cmd.Root(), args[0], args[1:])
+			return writeScript(cmd.OutOrStdout(), cmd.Root(), args[0], args[1:])
 		},
 	}
 }
 
-// write prints the script of a shell for launch and the named programs.
-func write(w io.Writer, root *cobra.Command, shell string, names []string) error {
+// writeScript prints the script of a shell for launch and the named programs.
+func writeScript(w io.Writer, root *cobra.Command, shell string, names []string) error {
 	if len(names) == 0 {
 		names = programs
 	}
@@ -102,9 +99,9 @@ func write(w io.Writer, root *cobra.Command, shell string, names []string) error
 // answerTime is how long a program may take to answer what completes its arguments.
 const answerTime = 3 * time.Second
 
-// Answer prints the completions of the last of args, if that belongs to a command that reads its
+// complete prints the completions of the last of args, if that belongs to a command that reads its
 // own flags and then a program with arguments. It returns false if the rest of launch is to answer.
-func Answer(w io.Writer, root *cobra.Command, args []string) bool {
+func complete(w io.Writer, root *cobra.Command, args []string) bool {
 	if !cli.CompletionAsked(args) || len(args) < 3 {
 		return false
 	}
@@ -116,7 +113,7 @@ func Answer(w io.Writer, root *cobra.Command, args []string) bool {
 	words := args[2:]
 	lines, directive := cli.Complete(cmd.Flags(), words)
 	if at := slices.Index(words[:len(words)-1], "--"); at >= 0 {
-		lines, directive = behind(words[at+1:])
+		lines, directive = completeBehind(words[at+1:])
 	} else if last := words[len(words)-1]; directive == cli.Nothing && last != "" && strings.HasPrefix("--", last) {
 		lines = append(lines, "--\tthe program and its arguments stand behind it")
 	}
@@ -124,10 +121,10 @@ func Answer(w io.Writer, root *cobra.Command, args []string) bool {
 	return true
 }
 
-// behind completes the name of a program, then its arguments. A program that does not use Lockstep
+// completeBehind completes the name of a program, then its arguments. A program that does not use Lockstep
 // is not started: it would not know that it is only asked.
-func behind(words []string) (lines []string, directive int) {
-	if len(words) == 1 || !UsesLockstep(words[0]) {
+func completeBehind(words []string) (lines []string, directive int) {
+	if len(words) == 1 || !plan.UsesLockstep(words[0]) {
 		return nil, cli.AnyFile
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
@@ -146,28 +143,3 @@ func behind(words []string) (lines []string, directive int) {
 	}
 	return lines[:len(lines)-1], directive
 }
-
-// UsesLockstep reports whether a file is a program whose main function is spmd.Main, as far as one
-// can tell without starting it.
-func UsesLockstep(program string) bool {
-	path, err := exec.LookPath(program)
-	// a test would take its arguments for names of tests
-	if err != nil || strings.HasSuffix(filepath.Base(path), ".test") {
-		return false
-	}
-	info, err := buildinfo.ReadFile(path)
-	if err != nil {
-		return false
-	}
-	if info.Main.Path == module {
-		return !strings.HasPrefix(info.Path, module+"/internal")
-	}
-	for _, d := range info.Deps {
-		if d.Path == module {
-			return true
-		}
-	}
-	return false
-}
-
-const module = "lockstep"

@@ -1,4 +1,4 @@
-package completion
+package main
 
 import (
 	"bytes"
@@ -71,14 +71,14 @@ func launch() *cobra.Command {
 	run := &cobra.Command{Use: "run", DisableFlagParsing: true, Run: func(*cobra.Command, []string) {}}
 	run.Flags().Int("nodes", 0, "nodes")
 	run.Flags().String("logs", "", "where output goes")
-	root.AddCommand(run, Command())
+	root.AddCommand(run, completion())
 	return root
 }
 
 func script(t *testing.T, shell string, names ...string) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := write(&out, launch(), shell, names); err != nil {
+	if err := writeScript(&out, launch(), shell, names); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
@@ -157,7 +157,7 @@ func TestBash(t *testing.T) {
 // bashCompletion is Debian's path of the package.
 const bashCompletion = "/usr/share/bash-completion/bash_completion"
 
-func TestWrite(t *testing.T) {
+func TestWriteScript(t *testing.T) {
 	for shell, mark := range map[string]string{"bash": "__start_NAME NAME", "zsh": "compdef _NAME NAME",
 		"fish": "complete -c NAME"} {
 		text := script(t, shell)
@@ -191,7 +191,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-func TestAnswer(t *testing.T) {
+func TestComplete(t *testing.T) {
 	program := heat(t)
 	started := filepath.Join(t.TempDir(), "started")
 	foreign := filepath.Join(t.TempDir(), "foreign")
@@ -208,7 +208,7 @@ func TestAnswer(t *testing.T) {
 		"run -- no-such-program --x":                 ":0\n",
 	} {
 		var out bytes.Buffer
-		if !Answer(&out, launch(), append([]string{cli.CompleteNamesRequest}, strings.Split(words, " ")...)) ||
+		if !complete(&out, launch(), append([]string{cli.CompleteNamesRequest}, strings.Split(words, " ")...)) ||
 			out.String() != want {
 			t.Errorf("%s: %q, want %q", words, &out, want)
 		}
@@ -217,7 +217,7 @@ func TestAnswer(t *testing.T) {
 		t.Error("a program that does not use Lockstep was started")
 	}
 	for _, words := range []string{"completion b", "ru", "none --x", ""} {
-		if Answer(new(bytes.Buffer), launch(), append([]string{cli.CompleteRequest}, strings.Split(words, " ")...)) {
+		if complete(new(bytes.Buffer), launch(), append([]string{cli.CompleteRequest}, strings.Split(words, " ")...)) {
 			t.Errorf("%q is not left to the others", words)
 		}
 	}
