@@ -121,8 +121,8 @@ func complete(w io.Writer, root *cobra.Command, args []string) bool {
 	return true
 }
 
-// completeBehind completes the name of a program, then its arguments. A program that does not use Lockstep
-// is not started: it would not know that it is only asked.
+// completeBehind completes the name of a program, then its arguments. A program that does not use
+// Lockstep is not started: it would not know that it is only asked.
 func completeBehind(words []string) (lines []string, directive int) {
 	if len(words) == 1 || !plan.UsesLockstep(words[0]) {
 		return nil, cli.AnyFile

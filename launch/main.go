@@ -16,7 +16,6 @@ import (
 	"lockstep/launch/doctor"
 	"lockstep/launch/inspect"
 	"lockstep/launch/plan"
-	"lockstep/launch/plot"
 	"lockstep/launch/scaffold"
 )
 
@@ -76,7 +75,7 @@ func command() *cobra.Command {
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(),
 		"Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}",
 		"{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
-	root.AddCommand(completion(), doctor.Command(), plan.Command(), plan.RunCommand(),
-		plot.Command(), scaffold.Command(), inspect.StatusCommand(), inspect.TraceCommand())
+	root.AddCommand(completion(), doctor.Command(), plan.Command(), plan.RunCommand(), inspect.PlotCommand(),
+		scaffold.Command(), inspect.StatusCommand(), inspect.TraceCommand())
 	return root
 }

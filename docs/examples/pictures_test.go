@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/launch/plot"
+	"lockstep/launch/inspect"
 )
 
 // curve is what the picture of an example's page draws, at n points.
@@ -148,7 +148,7 @@ func checkPicture(t *testing.T, name string, ranks int, lines []byte) {
 		t.Error(err)
 		return
 	}
-	cmd := plot.Command()
+	cmd := inspect.PlotCommand()
 	cmd.SetOut(io.Discard)
 	cmd.SetArgs(append(strings.Fields("--x "+x+" --y "+y+string(m[3])), "--out", out, log))
 	if err := cmd.Execute(); err != nil {

@@ -1,5 +1,5 @@
-// Package inspect looks at a job from outside: it asks the ranks of one that runs, and reads the
-// trace of one that has ended.
+// Package inspect looks at jobs from outside: it asks the ranks of one that runs, reads the trace
+// of one that has ended, and draws what several have measured.
 package inspect
 
 import (
@@ -39,7 +39,7 @@ here and none named, it lists them. PID is that of a rank, or of the mpirun that
 Under Slurm, from anywhere: srun --jobid=ID --overlap -n1 bin/launch status`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return run(cmd.OutOrStdout(), args, asJSON)
+			return status(cmd.OutOrStdout(), args, asJSON)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -52,7 +52,7 @@ type job struct {
 	ranks []process.Rank // on this node, ascending
 }
 
-func run(out io.Writer, args []string, asJSON bool) error {
+func status(out io.Writer, args []string, asJSON bool) error {
 	pids, err := process.ListeningRanks()
 	if err != nil {
 		return err

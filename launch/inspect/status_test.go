@@ -91,7 +91,7 @@ func finish(t *testing.T, cmd *exec.Cmd) {
 func ask(t *testing.T, asJSON bool, args ...string) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := run(&out, args, asJSON); err != nil {
+	if err := status(&out, args, asJSON); err != nil {
 		t.Fatalf("launch status %v: %v", args, err)
 	}
 	return out.String()
@@ -177,7 +177,7 @@ func TestSeveralJobs(t *testing.T) {
 
 func TestNobody(t *testing.T) {
 	var out bytes.Buffer
-	err := run(&out, []string{"no-such-job"}, false)
+	err := status(&out, []string{"no-such-job"}, false)
 	if !errors.As(err, new(cli.Usage)) || !strings.Contains(err.Error(), "no-such-job") {
 		t.Errorf("a job that is not there: %v", err)
 	}

@@ -42,7 +42,7 @@ The file itself opens at ui.perfetto.dev, which shows it without sending it anyw
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			f, err := read(args[0])
+			f, err := readTrace(args[0])
 			if err != nil {
 				return cli.Usage{Err: err}
 			}
@@ -96,8 +96,8 @@ func (e *event) in() int {
 	return e.Rank
 }
 
-// read reads a file, which may be compressed.
-func read(name string) (*file, error) {
+// readTrace reads a file, which may be compressed.
+func readTrace(name string) (*file, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err

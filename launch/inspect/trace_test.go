@@ -3,7 +3,6 @@ package inspect
 import (
 	"bytes"
 	"compress/gzip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -55,15 +54,6 @@ func shown(t *testing.T, args ...string) (string, error) {
 	c.SilenceErrors, c.SilenceUsage = true, true
 	err := c.Execute()
 	return out.String(), err
-}
-
-func write(t *testing.T, name, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 func TestTrace(t *testing.T) {

@@ -1,4 +1,4 @@
-package plot
+package inspect
 
 import (
 	"errors"
@@ -76,7 +76,7 @@ func TestFlags(t *testing.T) {
 			"(--x line draws all)\n" +
 			"1 points are not above 0, and not on a logarithmic axis\n" + out + "\n",
 	} {
-		c := Command()
+		c := PlotCommand()
 		var text strings.Builder
 		c.SetOut(&text)
 		c.SetErr(&text)

@@ -1,5 +1,4 @@
-// Package plot is `launch plot`: the measurements of programs in one picture.
-package plot
+package inspect
 
 import (
 	"fmt"
@@ -12,8 +11,8 @@ import (
 	"lockstep/internal/runfiles"
 )
 
-// Command is `launch plot`.
-func Command() *cobra.Command {
+// PlotCommand is `launch plot`.
+func PlotCommand() *cobra.Command {
 	var a axes
 	var out, log string
 	var overwrite bool
@@ -73,10 +72,10 @@ func draw(out string, overwrite bool, a axes, paths []string) (note string, err 
 	if ext := strings.ToLower(filepath.Ext(out)); ext != ".svg" && ext != ".png" && runfiles.IsFile(out) {
 		return "", usage("--out %s: want a name that ends in .svg or .png", out)
 	}
-	var runs []*run
+	var runs []*measured
 	names := map[string]bool{}
 	for _, path := range paths {
-		r, err := read(path)
+		r, err := readRun(path)
 		if err != nil {
 			return "", cli.Usage{Err: err}
 		}

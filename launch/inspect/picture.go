@@ -1,4 +1,4 @@
-package plot
+package inspect
 
 import (
 	"fmt"
@@ -23,7 +23,7 @@ type axes struct {
 }
 
 // complete chooses the defaults, and refuses what no run has.
-func (a *axes) complete(runs []*run) error {
+func (a *axes) complete(runs []*measured) error {
 	var names []string // that there are
 	for _, r := range runs {
 		for _, n := range r.names {
@@ -33,7 +33,7 @@ func (a *axes) complete(runs []*run) error {
 		}
 	}
 	all := func(name string) bool {
-		return !slices.ContainsFunc(runs, func(r *run) bool { return !r.has(name) })
+		return !slices.ContainsFunc(runs, func(r *measured) bool { return !r.has(name) })
 	}
 	if a.x == "" {
 		if a.x = lineField; all(stepField) {
@@ -51,7 +51,8 @@ func (a *axes) complete(runs []*run) error {
 		return nil
 	}
 	for _, n := range names {
-		if n != a.x && slices.ContainsFunc(runs, func(r *run) bool { return r.varies(n) }) && len(a.y) < mostPanels {
+		if n != a.x && slices.ContainsFunc(runs, func(r *measured) bool { return r.varies(n) }) &&
+			len(a.y) < mostPanels {
 			a.y = append(a.y, n)
 		}
 	}
@@ -64,7 +65,7 @@ func (a *axes) complete(runs []*run) error {
 
 // panels returns the pictures of the runs, one for each number. It also returns how many points a
 // logarithmic axis has left out, and the numbers that stand in no line with x.
-func (a *axes) panels(runs []*run) (list []figure.Panel, left int, apart []string) {
+func (a *axes) panels(runs []*measured) (list []figure.Panel, left int, apart []string) {
 	for _, y := range a.y {
 		p := figure.Panel{Title: y, X: a.label(a.x, runs), Y: a.label(y, runs), LinearX: !a.logX, LinearY: !a.logY,
 			Tight: true}
@@ -100,7 +101,7 @@ func (a *axes) panels(runs []*run) (list []figure.Panel, left int, apart []strin
 }
 
 // label returns the name of a number with its unit, from the first run that has one.
-func (a *axes) label(name string, runs []*run) string {
+func (a *axes) label(name string, runs []*measured) string {
 	for _, r := range runs {
 		if unit := r.units[name]; unit != "" {
 			return name + ", " + unit
@@ -111,7 +112,7 @@ func (a *axes) label(name string, runs []*run) string {
 
 // picture draws the runs into a file: a PNG if its name ends in .png, else an SVG. replace says
 // whether it may replace an existing file. note is a remark on the picture, or "".
-func (a *axes) picture(file string, replace bool, runs []*run) (note string, err error) {
+func (a *axes) picture(file string, replace bool, runs []*measured) (note string, err error) {
 	panels, left, apart := a.panels(runs)
 	if !slices.ContainsFunc(panels, func(p figure.Panel) bool {
 		return slices.ContainsFunc(p.Curves, func(c figure.Curve) bool { return len(c.Points) > 0 })

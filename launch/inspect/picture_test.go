@@ -1,4 +1,4 @@
-package plot
+package inspect
 
 import (
 	"encoding/xml"
@@ -18,8 +18,8 @@ import (
 
 // fall returns a run whose residual falls to a tenth in each step. Another number never changes,
 // and a third is there only in each tenth step.
-func fall(name string, steps int) *run {
-	r := &run{name: name, names: []string{"step", "residual", "rows", "error"},
+func fall(name string, steps int) *measured {
+	r := &measured{name: name, names: []string{"step", "residual", "rows", "error"},
 		units: map[string]string{"residual": "K"}}
 	for i := 1; i <= steps; i++ {
 		n := float64(i)
@@ -34,7 +34,7 @@ func fall(name string, steps int) *run {
 
 // These are the defaults of what is drawn, and what is refused.
 func TestAxes(t *testing.T) {
-	runs := []*run{fall("a", 30), fall("b", 5)}
+	runs := []*measured{fall("a", 30), fall("b", 5)}
 	for _, tc := range []struct {
 		in   axes
 		x, y string
@@ -58,9 +58,9 @@ func TestAxes(t *testing.T) {
 			t.Errorf("%+v: %v, %s over %s, want %s over %s", tc.in, err, a.y, a.x, tc.y, tc.x)
 		}
 	}
-	still := &run{name: "c", names: []string{"rows"}}
+	still := &measured{name: "c", names: []string{"rows"}}
 	still.records = []map[string]float64{{"line": 1, "rows": 7}, {"line": 2, "rows": 7}}
-	err := (&axes{}).complete([]*run{still})
+	err := (&axes{}).complete([]*measured{still})
 	if err == nil || !strings.Contains(err.Error(), "no number of the runs changes over line") {
 		t.Error(err)
 	}
@@ -76,7 +76,7 @@ func TestAxes(t *testing.T) {
 	if n := len(list[1].Curves); n != 0 {
 		t.Errorf("%d curves of what is not above 0", n)
 	}
-	many, _, _ := (&axes{x: "step", y: []string{"step"}}).panels([]*run{fall("long", 5000)})
+	many, _, _ := (&axes{x: "step", y: []string{"step"}}).panels([]*measured{fall("long", 5000)})
 	if p := many[0].Curves[0].Points; len(p) > mostPoints || p[len(p)-1].X != 5000 {
 		t.Errorf("%d points, to %v", len(p), p[len(p)-1].X)
 	}
@@ -106,7 +106,7 @@ func texts(t *testing.T, file string) (list []string) {
 func TestPicture(t *testing.T) {
 	dir := t.TempDir()
 	svg, bitmap := filepath.Join(dir, "x.svg"), filepath.Join(dir, "x.png")
-	runs := []*run{fall("run-a", 12), fall("run-b", 3000)}
+	runs := []*measured{fall("run-a", 12), fall("run-b", 3000)}
 	for _, file := range []string{svg, bitmap} {
 		a := axes{x: "step", y: []string{"residual", "error"}, logY: true}
 		note, err := a.picture(file, false, runs)
@@ -148,11 +148,11 @@ func TestPicture(t *testing.T) {
 		}
 	}
 	b := axes{}
-	if err := b.complete([]*run{wide}); err != nil || len(b.y) != mostPanels {
+	if err := b.complete([]*measured{wide}); err != nil || len(b.y) != mostPanels {
 		t.Fatalf("%v, %v", err, b.y)
 	}
 	rows := filepath.Join(dir, "rows.png")
-	if _, err := b.picture(rows, false, []*run{wide}); err != nil {
+	if _, err := b.picture(rows, false, []*measured{wide}); err != nil {
 		t.Fatal(err)
 	}
 	g, err := os.Open(rows)

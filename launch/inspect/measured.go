@@ -1,4 +1,4 @@
-package plot
+package inspect
 
 import (
 	"bufio"
@@ -15,13 +15,13 @@ import (
 	"lockstep/internal/runfiles"
 )
 
-// run is the measurements of a program: the numbers of each line of its log, by their names.
-type run struct {
+// measured is the measurements of a program: the numbers of each line of its log, by their names.
+type measured struct {
 	name    string
 	names   []string // of numbers, as they came
 	units   map[string]string
 	records []map[string]float64
-	whole   *run // lines that tell of a whole run: they count where a log has no others
+	whole   *measured // lines that tell of a whole run: they count where a log has no others
 }
 
 // These are the default names of the horizontal axis: the field step, or the number of the line in
@@ -31,9 +31,9 @@ const (
 	lineField = "line"
 )
 
-// read reads the log of a run: a file, or the folder of a run. Lines of the same step are one. If a
-// run resumed from a checkpoint, the last time counts of a step that was taken twice.
-func read(path string) (*run, error) {
+// readRun reads the log of a run: a file, or the folder of a run. Lines of the same step are one.
+// If a run resumed from a checkpoint, the last time counts of a step that was taken twice.
+func readRun(path string) (*measured, error) {
 	file := path
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
 		file = filepath.Join(path, runfiles.Log)
@@ -46,7 +46,7 @@ func read(path string) (*run, error) {
 		return nil, err
 	}
 	defer f.Close()
-	r := &run{name: filepath.Base(filepath.Clean(path)), units: map[string]string{}, whole: &run{}}
+	r := &measured{name: filepath.Base(filepath.Clean(path)), units: map[string]string{}, whole: &measured{}}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 16<<20)
 	for n := 1; lines.Scan(); n++ {
@@ -80,7 +80,7 @@ func noRun(folder string) error {
 }
 
 // line takes line number n.
-func (r *run) line(text []byte, n int) error {
+func (r *measured) line(text []byte, n int) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	switch t, err := d.Token(); {
 	case err != nil:
@@ -140,7 +140,7 @@ func (r *run) line(text []byte, n int) error {
 }
 
 // add adds a record behind the records of earlier steps.
-func (r *run) add(rec map[string]float64) {
+func (r *measured) add(rec map[string]float64) {
 	step, ok := rec[stepField]
 	for ok && len(r.records) > 0 {
 		last := r.records[len(r.records)-1]
@@ -158,10 +158,10 @@ func (r *run) add(rec map[string]float64) {
 }
 
 // has reports whether any line of the run has a number.
-func (r *run) has(name string) bool { return name == lineField || slices.Contains(r.names, name) }
+func (r *measured) has(name string) bool { return name == lineField || slices.Contains(r.names, name) }
 
 // varies reports whether a number has more than one value.
-func (r *run) varies(name string) bool {
+func (r *measured) varies(name string) bool {
 	first, some := 0.0, false
 	for _, rec := range r.records {
 		x, ok := rec[name]

@@ -1,4 +1,4 @@
-package plot
+package inspect
 
 import (
 	"errors"
@@ -36,7 +36,7 @@ func TestRead(t *testing.T) {
 		fmt.Fprintf(&b, "}\n{\"step\":%d,\"energy\":%d}\n", i, 100-i)
 	}
 	b.WriteString(`{"step":11,"residual":7,"energy":null}` + "\n" + `{"summary":true,"steps":3}` + "\n")
-	r, err := read(filepath.Dir(write(t, "a/log.jsonl", b.String())))
+	r, err := readRun(filepath.Dir(write(t, "a/log.jsonl", b.String())))
 	if err != nil || r.name != "a" || !slices.Equal(r.names, []string{"step", "residual", "energy"}) ||
 		!maps.Equal(r.units, map[string]string{"residual": "K", "energy": "J"}) || len(r.records) != 11 {
 		t.Fatalf("%v, %+v", err, r)
@@ -51,14 +51,14 @@ func TestRead(t *testing.T) {
 		}
 	}
 	// Where there are but results of whole runs these are drawn.
-	r, err = read(write(t, "log", `{"summary":true,"ranks":1,"ms":9}`+"\n"+`{"summary":true,"ranks":2,"ms":5}`+"\n"))
+	r, err = readRun(write(t, "log", `{"summary":true,"ranks":1,"ms":9}`+"\n"+`{"summary":true,"ranks":2,"ms":5}`+"\n"))
 	if err != nil || !slices.Equal(r.names, []string{"ranks", "ms"}) || len(r.records) != 2 || r.records[1]["ms"] != 5 {
 		t.Errorf("%v, %+v", err, r)
 	}
 	// The run is writing a last line that is not finished. A killed process left one in the middle.
 	for _, half := range []string{"{", `{"st`, `{"step":`, `{"step":4,"loss":1.`} {
 		for _, text := range []string{"{\"n\":1}\n{\"n\":2}\n" + half, "{\"n\":1}\n" + half + "\n{\"n\":2}\n"} {
-			if r, err := read(write(t, "log", text)); err != nil || len(r.records) != 2 {
+			if r, err := readRun(write(t, "log", text)); err != nil || len(r.records) != 2 {
 				t.Errorf("%q: %+v, %v", text, r, err)
 			}
 		}
@@ -67,11 +67,11 @@ func TestRead(t *testing.T) {
 		"": "no number in it", "{}\n": "no number in it", "{\"n\":1}\n{]}": "line 2 is no object of JSON",
 		"{\"n\":1}\nx": "line 2 is no object of JSON", "[1]": "line 1 is no object of JSON: it begins with [",
 	} {
-		if _, err := read(write(t, "log", text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := readRun(write(t, "log", text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
-	if _, err := read(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := readRun(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 }
