@@ -123,8 +123,10 @@ type Shape struct {
 	// Programmatic lets the GPU start the kernel before the previous one in the stream is over. The
 	// kernel starts when there is room and all blocks of the previous one have called start_next or
 	// ended. Every thread of the kernel calls wait_previous (spmd.cuh) before it touches memory
-	// that earlier work touches. Before compute capability 9.0 it changes nothing. Source: CUDA C++
-	// Programming Guide, Programmatic Dependent Launch.
+	// that earlier work touches.
+	//
+	// The launch is ordinary before compute capability 9.0, and for the first kernel behind a Wait:
+	// see LaunchEarly. Source: CUDA C++ Programming Guide, Programmatic Dependent Launch.
 	Programmatic bool
 }
 

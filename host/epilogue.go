@@ -72,7 +72,8 @@ func GemmEpilogue[T float32 | float64](
 		sumRows(e.RowSums, transA, k, as[float32](a), lda)
 		finish(&e, as[float32](c), m, n, ldc)
 	case Epilogue[float64]:
-		finish64(&e, transA, m, n, k, as[float64](a), lda, as[float64](c), ldc)
+		sumRows64(e.RowSums, transA, k, as[float64](a), lda)
+		finish64(&e, as[float64](c), m, n, ldc)
 	}
 }
 
@@ -140,9 +141,9 @@ func sumRows(sum []float32, transA bool, k int, a []float32, lda int) {
 	})
 }
 
-// finish64 is the epilogue of a product in float64, in plain loops.
-func finish64(e *Epilogue[float64], transA bool, m, n, k int, a []float64, lda int, c []float64, ldc int) {
-	for i := range e.RowSums {
+// sumRows64 is sumRows in float64, in plain loops.
+func sumRows64(sums []float64, transA bool, k int, a []float64, lda int) {
+	for i := range sums {
 		sum := 0.0
 		for l := range k {
 			if transA {
@@ -151,8 +152,12 @@ func finish64(e *Epilogue[float64], transA bool, m, n, k int, a []float64, lda i
 				sum += a[i*lda+l]
 			}
 		}
-		e.RowSums[i] = sum
+		sums[i] = sum
 	}
+}
+
+// finish64 is finish in float64, in plain loops.
+func finish64(e *Epilogue[float64], c []float64, m, n, ldc int) {
 	if e.changes() {
 		Parallel(m, rowGrain(16*n), func(lo, hi int) {
 			for i := lo; i < hi; i++ {

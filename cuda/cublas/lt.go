@@ -159,7 +159,7 @@ func (l *Lt) GemmBeside(
 		return ErrNoEpilogue
 	}
 	p.mu.Lock()
-	code, op := sysMatmul(l.h, p.plan, s, g, &with, c, a, b, workspace)
+	code, op := sysMatmul(l.h, p.plan, s, g, &with, operands{c, a, b, workspace})
 	p.mu.Unlock()
 	if code != 0 {
 		return check(op, code, g.String())

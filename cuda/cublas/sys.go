@@ -205,12 +205,13 @@ func beside(x *Beside) C.struct_beside {
 
 func sysPlanFree(l light, p plan) (code int, op string) { return took(C.plan_free(l, p)) }
 
-func sysMatmul(
-	l light, p plan, s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace unsafe.Pointer,
-) (code int, op string) {
+// operands is the device memory of a product.
+type operands struct{ c, a, b, work unsafe.Pointer }
+
+func sysMatmul(l light, p plan, s *cuda.Stream, g *Gemm, x *Beside, on operands) (code int, op string) {
 	return took(C.lt_matmul(address(unsafe.Pointer(l)), address(unsafe.Pointer(p)), C.double(g.Alpha),
-		address(b), address(a),
-		C.double(g.Beta), address(c), beside(x), address(workspace), address(s.Handle())))
+		address(on.b), address(on.a),
+		C.double(g.Beta), address(on.c), beside(x), address(on.work), address(s.Handle())))
 }
 
 func sysLtScale(l light, s *cuda.Stream, g *Gemm, c unsafe.Pointer) (code int, op string) {

@@ -140,18 +140,17 @@ type candidate struct {
 
 // trial is a product with operands of its own.
 type trial struct {
-	l       *Lt
-	s       *cuda.Stream
-	g       Gemm
-	x       Beside
-	plan    plan
-	n       int
-	found   [1 + mostAlgorithms]algorithm // the first is the products' present one
-	events  [2]*cuda.Event
-	memory  unsafe.Pointer
-	host    unsafe.Pointer
-	a, b, c unsafe.Pointer
-	work    unsafe.Pointer
+	l      *Lt
+	s      *cuda.Stream
+	g      Gemm
+	x      Beside
+	plan   plan
+	n      int
+	found  [1 + mostAlgorithms]algorithm // the first is the products' present one
+	events [2]*cuda.Event
+	memory unsafe.Pointer
+	host   unsafe.Pointer
+	operands
 }
 
 func (k *planKey) gemm() Gemm {
@@ -299,7 +298,7 @@ func (b *trial) fill(bytes int) error {
 }
 
 func (b *trial) run() error {
-	code, op := sysMatmul(b.l.h, b.plan, b.s, &b.g, &b.x, b.c, b.a, b.b, b.work)
+	code, op := sysMatmul(b.l.h, b.plan, b.s, &b.g, &b.x, b.operands)
 	return check(op, code, "")
 }
 

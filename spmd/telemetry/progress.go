@@ -87,10 +87,10 @@ func (p *Work) Quiet() *Work {
 	return p
 }
 
-// Beside leaves the live line to other work, whose Note may tell of this one. p then writes lines
-// of the log alone, if there is no terminal. Beside(false) gives it its live line again. It returns
-// p.
-func (p *Work) Beside(yes bool) *Work {
+// SetBeside leaves the live line to other work, whose Note may tell of this one. p then writes
+// lines of the log alone, if there is no terminal. SetBeside(false) gives it its live line again.
+// It returns p.
+func (p *Work) SetBeside(yes bool) *Work {
 	if p != nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()

@@ -173,18 +173,18 @@ func TestLines(t *testing.T) {
 		}
 	}
 	var none *Work
-	none.Quiet().Beside(true).From(3).Add(1)
+	none.Quiet().SetBeside(true).From(3).Add(1)
 	none.Note("x")
 	none.Done()
 }
 
 // Work beside other work writes lines of the log alone; the other's live line stays.
-func TestBeside(t *testing.T) {
+func TestSetBeside(t *testing.T) {
 	for _, columns := range []int{0, 80} {
 		var o told
 		other := o.start(columns, "training", 1500, "steps").Quiet()
 		other.Add(1)
-		p := o.start(columns, "saving", 5e9, Bytes).Beside(true)
+		p := o.start(columns, "saving", 5e9, Bytes).SetBeside(true)
 		for range 20 {
 			o.clock = o.clock.Add(2 * time.Second)
 			p.Add(1e8)
@@ -199,11 +199,11 @@ func TestBeside(t *testing.T) {
 		if columns == 0 {
 			continue
 		}
-		p.Beside(false).Add(1e8)
+		p.SetBeside(false).Add(1e8)
 		if got := o.shows(); !strings.HasPrefix(got, "saving  42 %  2.10 GB of 5.00 GB") {
 			t.Errorf("alone: %q", got)
 		}
-		if p.Beside(true); o.shows() != "" {
+		if p.SetBeside(true); o.shows() != "" {
 			t.Errorf("beside again: %q", o.shows())
 		}
 	}
