@@ -9,6 +9,7 @@ import (
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/trace"
+	"lockstep/spmd/internal/verify"
 )
 
 // Capture returns a capture of the commands that fn enqueues on q. If fn fails, nothing is left of
@@ -128,7 +129,7 @@ func (r *Rank) CloseCaptures() (err error) {
 // Replays implements exec.Party.
 func (c *Comm) Replays(q exec.Queue, seq uint64, site *ccall.Site) {
 	call := coll.Call{Kind: coll.Graph}
-	c.recorder.Issue(q, seq, &call, nil, 0, site, false)
+	c.recorder.Issue(q, seq, &call, nil, 0, site, verify.NotBegun)
 }
 
 // Traced implements exec.Party.

@@ -6,6 +6,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/route"
 )
@@ -103,7 +104,7 @@ func (c *Request) exchange(q exec.Issuer, work unsafe.Pointer) error {
 // onStream enqueues a step that concerns this rank alone.
 func (r *Rank) onStream(h *cuda.Stream, s *coll.Call) error {
 	if s.Kind == coll.Fill {
-		return r.GPU.Fill(h, s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type), false)
+		return r.GPU.Fill(h, s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type), cudaexec.NotHosted)
 	}
 	return h.Copy(s.Dst, s.Src, s.N*s.Type.Size())
 }

@@ -158,6 +158,9 @@ func (t *Team) states() []watch.RankState {
 	return states
 }
 
+// Failed is the failed of TellLast if no signal ends the job.
+const Failed = true
+
 // TellLast says where the time went of ranks that have failed, or that a signal has ended.
 func (t *Team) TellLast(failed bool) {
 	t.mu.Lock()

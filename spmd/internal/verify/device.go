@@ -60,6 +60,9 @@ func (r *Recorder) BeginOnDevice(c *coll.Call, g Group) {
 	r.Begin(c, g)
 }
 
+// NotBegun is the begun of Issue for a call that BeginOnDevice did not see.
+const NotBegun = false
+
 // Issue notes a call that is about to be handed over, as command number seq of a stream. begun says
 // that it has begun already.
 func (r *Recorder) Issue(on Progress, seq uint64, c *coll.Call, g Group, memory Memory, site *ccall.Site, begun bool) {

@@ -52,7 +52,7 @@ func (l *local) start(ctx context.Context) error {
 	defer l.watch.Close()
 	defer func() {
 		if l.lead == nil && team.Err() != nil { // Main says it with the rest
-			l.watch.TellLast(true)
+			l.watch.TellLast(job.Failed)
 		}
 	}()
 	var wait sync.WaitGroup

@@ -307,6 +307,9 @@ func (q *Queue) issue(c *exec.Command, seq uint64, work unsafe.Pointer) error {
 // is there. Source: CUDA Driver API, API synchronization behavior, Memset.
 func byKernel(t elem.Type, hosted bool) bool { return hosted || t.Size() >= 8 }
 
+// NotHosted is the hosted of Fill for memory that the host does not address.
+const NotHosted = false
+
 // Fill enqueues that n elements become bits. hosted says that the host addresses them.
 func (d *CUDA) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits elem.Bits, hosted bool) error {
 	size := t.Size()

@@ -159,7 +159,8 @@ func (r *Router) ChooseMember(to *Route, c *coll.Call, memory transport.Memory) 
 		*to = Route{By: r.device}
 		return
 	}
-	r.Choose(to, c, nil, memory, true)
+	const enqueued = true
+	r.Choose(to, c, nil, memory, enqueued)
 }
 
 // routeGroup decides for a group, of whose calls that is known already.
