@@ -71,14 +71,6 @@ const (
 	Avg  = elem.Avg
 )
 
-// The operations on the bits of integers, for numbers and slices in the memory of the host. NCCL
-// has none of them, so buffers have none.
-const (
-	And = elem.And
-	Or  = elem.Or
-	Xor = elem.Xor
-)
-
 func sizeOf[T Stored]() int {
 	var z T
 	return int(unsafe.Sizeof(z))

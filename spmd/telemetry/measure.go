@@ -112,7 +112,13 @@ const (
 //
 // Collective over c, blocking.
 func MeasureStream(c spmd.Comm, s *spmd.Stream, graph bool, warmup, iters int, enqueue ...func() error) (Stats, error) {
-	return measureStream(c, s, func() {}, s.Synchronize, graph, warmup, iters, enqueue)
+	finish := func(step func() error) error {
+		if err := step(); err != nil {
+			return err
+		}
+		return s.Synchronize()
+	}
+	return measureStream(c, s, finish, graph, warmup, iters, enqueue)
 }
 
 // MeasureAwait is MeasureStream for a caller that waits for b alone, as spmd.Await does.
@@ -121,16 +127,14 @@ func MeasureStream(c spmd.Comm, s *spmd.Stream, graph bool, warmup, iters int, e
 func MeasureAwait[T spmd.Elem](
 	c spmd.Comm, s *spmd.Stream, b spmd.Buffer[T], graph bool, warmup, iters int, enqueue ...func() error,
 ) (Stats, error) {
-	a, err := spmd.NewAwaiter(s, b)
-	if err != nil {
-		return Stats{}, err
-	}
-	return measureStream(c, s, a.Mark, a.Wait, graph, warmup, iters, enqueue)
+	finish := func(step func() error) error { return spmd.Await(s, b, step) }
+	return measureStream(c, s, finish, graph, warmup, iters, enqueue)
 }
 
-// measureStream is MeasureStream with a call of mark before each step, and of wait after it.
+// measureStream is MeasureStream in which finish enqueues a step and waits for it.
 func measureStream(
-	c spmd.Comm, s *spmd.Stream, mark func(), wait func() error, graph bool, warmup, iters int, enqueue []func() error,
+	c spmd.Comm, s *spmd.Stream, finish func(step func() error) error, graph bool, warmup, iters int,
+	enqueue []func() error,
 ) (t Stats, err error) {
 	if len(enqueue) == 0 {
 		return Stats{}, fmt.Errorf("%s: MeasureStream: nothing to enqueue", ccall.At())
@@ -147,15 +151,18 @@ func measureStream(
 		}
 	}
 	turn := 0
-	t, err = measure(c, warmup, iters, func(start time.Time) (time.Duration, error) {
-		mark()
-		step := steps[turn]
+	var start time.Time
+	var enqueued time.Duration
+	step := func() error {
+		err := steps[turn]()
+		enqueued = time.Since(start)
+		return err
+	}
+	t, err = measure(c, warmup, iters, func(at time.Time) (time.Duration, error) {
+		start = at
+		err := finish(step)
 		turn = (turn + 1) % len(steps)
-		if err := step(); err != nil {
-			return 0, err
-		}
-		enqueued := time.Since(start)
-		return enqueued, wait()
+		return enqueued, err
 	})
 	if err == nil { // who waits for b alone has not seen the end
 		err = s.Synchronize()
