@@ -20,7 +20,7 @@ const (
 )
 
 // version changes with the output of Generate for the same kernels.
-const version = 8
+const version = 9
 
 // sum is over declarations with their lines, which reports name.
 func (s *Source) Sum(names []string) string {

@@ -52,23 +52,23 @@ func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, exten
 	if k.pack() > 1 {
 		names, uses = k.uses()
 	}
-	fmt.Fprintf(b, "\tspmd::reduce<%s, %s, %d, %d, %s>(%s, %s, [&](int64_t at_%s) {\n",
+	fmt.Fprintf(b, "\tspmd::reduce<%s, %s, %d, %d, %s>(%s, %s, [&](int64_t at_%s) {",
 		t, u.operation(k), k.pack(), k.deep(), index, out, strings.Join(extents, " * "), names)
 	switch k.dims {
 	case 1:
-		fmt.Fprintf(b, "\t\treturn %s;\n", call("at_"))
+		fmt.Fprintf(b, " return %s; ", call("at_"))
 	case 2:
-		fmt.Fprintf(b, "\t\t%s row_ = (%s)at_ / (%s)%s;\n", index, index, index, extents[1])
-		fmt.Fprintf(b, "\t\treturn %s;\n",
+		fmt.Fprintf(b, "\n\t\t%s row_ = (%s)at_ / (%s)%s;\n", index, index, index, extents[1])
+		fmt.Fprintf(b, "\t\treturn %s;\n\t",
 			call("(int64_t)row_", fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[1])))
 	default:
-		fmt.Fprintf(b, "\t\t%s row_ = (%s)at_ / (%s)%s, plane_ = row_ / (%s)%s;\n",
+		fmt.Fprintf(b, "\n\t\t%s row_ = (%s)at_ / (%s)%s, plane_ = row_ / (%s)%s;\n",
 			index, index, index, extents[2], index, extents[1])
-		fmt.Fprintf(b, "\t\treturn %s;\n",
+		fmt.Fprintf(b, "\t\treturn %s;\n\t",
 			call("(int64_t)plane_", fmt.Sprintf("(int64_t)(row_ - plane_ * (%s)%s)", index, extents[1]),
 				fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[2])))
 	}
-	fmt.Fprintf(b, "\t}%s);\n", uses)
+	fmt.Fprintf(b, "}%s);\n", uses)
 }
 
 // pack returns how many neighbouring indices a thread takes at once in a reduction.

@@ -126,14 +126,13 @@ func (r *Rank) CloseCaptures() (err error) {
 	return err
 }
 
-// Replays implements exec.Party.
+var _ exec.Party = (*Comm)(nil)
+
 func (c *Comm) Replays(q exec.Queue, seq uint64, site *ccall.Site) {
 	call := coll.Call{Kind: coll.Graph}
 	c.recorder.Issue(q, seq, &call, nil, 0, site, verify.NotBegun)
 }
 
-// Traced implements exec.Party.
 func (c *Comm) Traced() *trace.Ledger { return c.trace }
 
-// Closed implements exec.Party.
 func (c *Comm) Closed() bool { return c.freed }

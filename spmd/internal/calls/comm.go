@@ -278,7 +278,8 @@ func (c *Comm) pass(on control.Kind, root int, fn func() error) (err error) {
 	return fn()
 }
 
-// Strangers implements control.Guard.
+var _ control.Guard = (*Comm)(nil)
+
 func (c *Comm) Strangers(on control.Kind) error { return verify.Strangers(c.host, on) }
 
 // Exchange runs fn in its turn in MPI. fn talks to all ranks in host memory. op is the caller's

@@ -99,10 +99,10 @@ func (g *group) add(c *Request) {
 // Len and Call implement verify.Group.
 func (g *group) Len() int { return len(g.cmds) }
 
-// Part implements trace.Group.
 func (g *group) Part(i int) *coll.Call { return &g.cmds[i].Call }
 
-// Member implements route.Group.
+var _ route.Group = (*group)(nil)
+
 func (g *group) Member(i int) (*coll.Call, *route.Route) { return &g.cmds[i].Call, &g.cmds[i].route }
 
 // Call returns a call of the group, and what it does with its memory.

@@ -20,7 +20,6 @@ const shared = seats - 1
 // Seat is the place of a queue among the queues of its device; queues embed it.
 type Seat struct{ n uint8 }
 
-// Place implements Queue.
 func (s *Seat) Place() *Seat { return s }
 
 // bit returns the seat's of those that a block may have.

@@ -25,7 +25,8 @@ func newConsole(w io.Writer, out *os.File) console {
 
 const rankField = "rank"
 
-// Write implements io.Writer.
+var _ io.Writer = (*console)(nil)
+
 func (c console) Write(line []byte) (int, error) {
 	c.FieldsOrder = append([]string{zerolog.ErrorFieldName}, fieldsOf(line)...)
 	c.FieldsOrder = append(c.FieldsOrder, rankField)

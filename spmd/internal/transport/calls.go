@@ -16,43 +16,39 @@ func (r *Member) make(call *coll.Call) error {
 	return err
 }
 
-// Do implements Transport.
+var _ Transport = (*Member)(nil)
+
 func (r *Member) Do(_ Issuer, call coll.Call) error { return r.make(&call) }
 
 // Scratch implements Transport: the host needs none.
 func (*Member) Scratch(int) int { return 0 }
 
-// AllReduce implements control.Exchange.
 func (r *Member) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	return r.make(&coll.Call{Kind: coll.AllReduce, Dst: dst, Src: src, N: n, Type: t, Op: op})
 }
 
-// Broadcast implements control.Exchange.
 func (r *Member) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	return r.make(&coll.Call{Kind: coll.Broadcast, Dst: buf, N: n, Type: t, Root: int32(root)})
 }
 
-// BroadcastID implements Host.
+var _ Host = (*Member)(nil)
+
 func (r *Member) BroadcastID(id *[128]byte, root int) error {
 	return r.Broadcast(unsafe.Pointer(id), len(id), elem.Uint8, root)
 }
 
-// AllGather implements control.Exchange.
 func (r *Member) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	return r.make(&coll.Call{Kind: coll.AllGather, Dst: dst, Src: src, N: n, Type: t})
 }
 
-// AllGatherV implements control.Exchange.
 func (r *Member) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error {
 	return r.make(&coll.Call{Kind: coll.AllGatherV, Dst: dst, Src: src, Counts: counts, Type: t})
 }
 
-// Send implements Host.
 func (r *Member) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	return r.make(&coll.Call{Kind: coll.Send, Src: src, N: n, Type: t, Root: int32(to)})
 }
 
-// Recv implements Host.
 func (r *Member) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	return r.make(&coll.Call{Kind: coll.Recv, Dst: dst, N: n, Type: t, Root: int32(from)})
 }

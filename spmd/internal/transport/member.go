@@ -95,7 +95,6 @@ func (r *Member) Dup() (Host, error) {
 // SplitShared implements Host: all ranks are on this node.
 func (r *Member) SplitShared() (Host, error) { return r.Dup() }
 
-// Split implements Host.
 func (r *Member) Split(color, key int) (Host, error) {
 	type asked struct{ color, key, rank int64 }
 	all := make([]asked, r.size)
@@ -134,7 +133,6 @@ func (g *group) part(p part, members []int) *group {
 // Abort implements Host: this process is all there is.
 func (r *Member) Abort(int) {}
 
-// Name implements Transport.
 func (r *Member) Name() string { return "inproc" }
 
 const kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<
@@ -145,5 +143,4 @@ const kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 
 
 var caps = Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}
 
-// Caps implements Transport.
 func (r *Member) Caps() *Caps { return &caps }

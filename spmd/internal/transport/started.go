@@ -17,7 +17,6 @@ const (
 	napping    = 50 * time.Microsecond
 )
 
-// Pause implements Host.
 func (r *Member) Pause(looks int) error {
 	if looks < looksAwake {
 		runtime.Gosched()
@@ -27,7 +26,6 @@ func (r *Member) Pause(looks int) error {
 	return nil
 }
 
-// Lost implements Host.
 func (r *Member) Lost(rank int) error {
 	r.team.mu.Lock()
 	defer r.team.mu.Unlock()
@@ -53,7 +51,6 @@ func (r *Member) Pin(dev *cuda.Device, bytes int) (*Pinned, error) {
 	return p, nil
 }
 
-// NewMessage implements Host.
 func (r *Member) NewMessage() Message { return &message{r: r} }
 
 // message is a Message.
@@ -65,7 +62,8 @@ type message struct {
 	looks int
 }
 
-// Send implements Message.
+var _ Message = (*message)(nil)
+
 func (m *message) Send(src unsafe.Pointer, bytes, to int) error {
 	m.from, m.sent = -1, bytes
 	m.r.box(m.r.rank, to).put(bytesAt(src, bytes))
@@ -73,13 +71,11 @@ func (m *message) Send(src unsafe.Pointer, bytes, to int) error {
 	return nil
 }
 
-// Recv implements Message.
 func (m *message) Recv(dst unsafe.Pointer, bytes, from int) error {
 	m.from, m.to = from, bytesAt(dst, bytes)
 	return nil
 }
 
-// Test implements Message.
 func (m *message) Test() (over bool, bytes int, err error) {
 	if m.from < 0 {
 		return true, m.sent, nil

@@ -153,7 +153,8 @@ type Goroutine struct {
 	order  *control.Tickets
 }
 
-// Environment implements Ranks.
+var _ Ranks = (*Goroutine)(nil)
+
 func (r *Goroutine) Environment() launcher.Job {
 	return launcher.Job{Name: "none", Rank: r.number, Size: len(r.team.ranks)}
 }
@@ -161,19 +162,14 @@ func (r *Goroutine) Environment() launcher.Job {
 // Join implements Ranks. It waits for nobody.
 func (r *Goroutine) Join() (Host, error) { return newComm(r.team.world, r.number), nil }
 
-// Leave implements Ranks.
 func (r *Goroutine) Leave() error { return nil }
 
-// Abort implements Ranks.
 func (r *Goroutine) Abort(int) {}
 
-// Order implements Ranks.
 func (r *Goroutine) Order() *control.Tickets { return r.order }
 
-// Library implements Ranks.
 func (r *Goroutine) Library() string { return "none" }
 
-// Here implements Ranks.
 func (r *Goroutine) Here() int { return len(r.team.ranks) }
 
 // RunTeam runs fn on each of n ranks and returns when all have returned: the error of the first

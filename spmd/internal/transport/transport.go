@@ -55,7 +55,6 @@ type HostJob = exec.HostJob
 // Bare is a queue whose jobs the caller does at once.
 type Bare struct{ S *cuda.Stream }
 
-// Stream implements Queue.
 func (b Bare) Stream() *cuda.Stream { return b.S }
 
 // Hand implements Queue. Nothing holds the stream.

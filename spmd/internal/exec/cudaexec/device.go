@@ -70,13 +70,12 @@ func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(er
 	return d
 }
 
-// Name implements exec.Device.
+var _ exec.Device = (*CUDA)(nil)
+
 func (d *CUDA) Name() string { return d.GPU.Dev.Name() }
 
-// Pools implements exec.Device.
 func (d *CUDA) Pools() exec.Pools { return d.pools }
 
-// Describe implements exec.Device.
 func (d *CUDA) Describe(line *zerolog.Event) {
 	dev := d.GPU.Dev
 	major, minor := nvrtc.Version()
@@ -91,12 +90,10 @@ func (d *CUDA) Describe(line *zerolog.Event) {
 // Own has Close close a pool of the device's memory.
 func (d *CUDA) Own(p *exec.Pool) { d.own = append(d.own, p) }
 
-// Limits implements exec.Device.
 func (d *CUDA) Limits() exec.Limits {
 	return exec.Limits{Multiprocessors: d.GPU.Dev.Multiprocessors(), SharedMemory: d.GPU.Dev.SharedMemory()}
 }
 
-// Room implements exec.Device.
 func (d *CUDA) Room() (free, total int, err error) { return d.GPU.Dev.MemInfo() }
 
 // Quiesce implements exec.Device. It waits until no collective of the world is in flight, by
@@ -124,7 +121,6 @@ func (q *Queue) inFlight() (uint64, bool) {
 	return coll, coll > q.known.Load() && !q.closed
 }
 
-// Close implements exec.Device.
 func (d *CUDA) Close() error {
 	d.mu.Lock()
 	timers := slices.Clone(d.timers)
@@ -170,7 +166,6 @@ func (d *CUDA) OpenStaging() error {
 	return nil
 }
 
-// ToDevice implements exec.Device.
 func (d *CUDA) ToDevice(dst, src unsafe.Pointer, n int) error {
 	st := &d.stage
 	st.mu.Lock()
@@ -190,7 +185,6 @@ func (d *CUDA) ToDevice(dst, src unsafe.Pointer, n int) error {
 	return st.q.End().Wait()
 }
 
-// ToHost implements exec.Device.
 func (d *CUDA) ToHost(dst, src unsafe.Pointer, n int) error {
 	st := &d.stage
 	st.mu.Lock()
@@ -220,7 +214,6 @@ func (d *CUDA) ToHost(dst, src unsafe.Pointer, n int) error {
 	return nil
 }
 
-// SetAll implements exec.Device.
 func (d *CUDA) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error {
 	q := d.stage.q
 	c, err := q.Begin(exec.DoFill)

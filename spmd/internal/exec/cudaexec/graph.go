@@ -29,7 +29,6 @@ type builder struct {
 	track *exec.PartTracker // nil where nobody notes what graphs hold
 }
 
-// NewBuilder implements exec.Device.
 func (d *CUDA) NewBuilder() exec.Builder {
 	b := &builder{d: d, g: &graph{}}
 	if d.Trace != nil && d.Trace.Parts {
@@ -64,7 +63,8 @@ func (b *builder) Start(l *exec.Lane) error {
 	return nil
 }
 
-// Record implements exec.Builder.
+var _ exec.Builder = (*builder)(nil)
+
 func (b *builder) Record(l *exec.Lane, _ int) (any, error) {
 	g := b.d.GPU
 	m, err := g.mark()
@@ -79,13 +79,11 @@ func (b *builder) Record(l *exec.Lane, _ int) (any, error) {
 	return m, nil
 }
 
-// Wait implements exec.Builder.
 func (b *builder) Wait(l *exec.Lane, _ int, at any) error {
 	b.track.Wait(l.Index, at.(*Mark).event)
 	return l.Q.(*Queue).h.Wait(at.(*Mark).event)
 }
 
-// End implements exec.Builder.
 func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Replay, error) {
 	made, err := lanes[0].Q.(*Queue).h.EndCapture()
 	switch {
@@ -113,7 +111,8 @@ func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Replay, 
 	return b.g, err
 }
 
-// Close implements exec.Replay.
+var _ exec.Replay = (*graph)(nil)
+
 func (g *graph) Close(last exec.Point) (err error) {
 	if g.exec != nil {
 		err = errors.Join(last.Wait(), g.exec.Close())

@@ -43,7 +43,6 @@ func (d *CUDA) advise(p unsafe.Pointer, n int, a exec.Advice) error {
 	return d.GPU.Dev.Advise(p, n, say.a, d.GPU.Dev)
 }
 
-// Unadvise implements exec.Device.
 func (d *CUDA) Unadvise(b *exec.Block) error {
 	d.mu.Lock()
 	told := d.told[b.Ptr]

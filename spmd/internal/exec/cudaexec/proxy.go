@@ -57,7 +57,6 @@ func (p *proxy) push(j job) {
 	p.cond.Signal()
 }
 
-// EndJobs implements exec.Device.
 func (d *CUDA) EndJobs() {
 	p := &d.proxy
 	if p.ended == nil {

@@ -71,7 +71,6 @@ const (
 // does not.
 const pile = 32
 
-// NewQueue implements exec.Device.
 func (d *CUDA) NewQueue(name string, p exec.Priority) (exec.Queue, error) {
 	least, greatest := d.GPU.Dev.Priorities()
 	level := (least + greatest) / 2
@@ -93,22 +92,19 @@ func (d *CUDA) NewQueue(name string, p exec.Priority) (exec.Queue, error) {
 	return q, nil
 }
 
-// Name implements exec.Queue.
+var _ exec.Queue = (*Queue)(nil)
+
 func (q *Queue) Name() string { return q.name }
 
 // Stream returns the queue as the driver has it.
 func (q *Queue) Stream() *cuda.Stream { return q.h }
 
-// Lane implements exec.Queue.
 func (q *Queue) Lane() *exec.Lane { return q.lane.Load() }
 
-// End implements exec.Queue.
 func (q *Queue) End() exec.Point { return exec.Point{Q: q, Seq: q.tail.Load()} }
 
-// Idle implements exec.Queue.
 func (q *Queue) Idle() bool { return q.known.Load() >= q.tail.Load() }
 
-// State implements exec.Queue.
 func (q *Queue) State() (exec.State, bool) {
 	passed, tail := q.Passed(), q.tail.Load()
 	return exec.State{Waiting: tail - min(passed, tail), Device: true}, tail > passed
@@ -117,7 +113,6 @@ func (q *Queue) State() (exec.State, bool) {
 // Running implements exec.Queue: the host runs none.
 func (q *Queue) Running(func(*exec.Command) bool) (string, bool) { return "", false }
 
-// Uses implements exec.Queue.
 func (q *Queue) Uses(a, b *exec.Block) {
 	if l := q.Lane(); l != nil {
 		l.Uses(a, b)
@@ -127,7 +122,6 @@ func (q *Queue) Uses(a, b *exec.Block) {
 	q.uses(b)
 }
 
-// UsesArgs implements exec.Queue.
 func (q *Queue) UsesArgs(c *exec.Command) {
 	for i := range c.Args {
 		q.Uses(c.Args[i].Block, nil)
@@ -140,7 +134,6 @@ func (q *Queue) uses(b *exec.Block) {
 	}
 }
 
-// Using implements exec.Queue.
 func (q *Queue) Using(b *exec.Block) (p exec.Point, pending bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -169,7 +162,6 @@ func (q *Queue) Pass(seq uint64) {
 	q.pass(seq)
 }
 
-// Scratch implements exec.Queue.
 func (q *Queue) Scratch(n int) (unsafe.Pointer, error) {
 	var b *exec.Block
 	var err error
@@ -260,7 +252,8 @@ func (q *Queue) pass(seq uint64) {
 	q.marks = slices.Delete(q.marks, 0, n)
 }
 
-// Reached implements exec.Order.
+var _ exec.Order = (*Queue)(nil)
+
 func (q *Queue) Reached(seq uint64) bool {
 	if q.known.Load() >= seq {
 		return true
@@ -285,7 +278,6 @@ func (q *Queue) Reached(seq uint64) bool {
 	return done
 }
 
-// Wait implements exec.Order.
 func (q *Queue) Wait(seq uint64) {
 	if q.known.Load() >= seq {
 		return
@@ -391,7 +383,6 @@ func (q *Queue) failed(err error, seq uint64) {
 	}
 }
 
-// Failure implements exec.Order.
 func (q *Queue) Failure(seq uint64) error {
 	if f := q.fail.Load(); f != nil && seq >= f.seq {
 		return f.err

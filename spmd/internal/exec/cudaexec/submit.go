@@ -19,10 +19,10 @@ type issuing struct {
 	seq uint64
 }
 
-// Stream implements exec.Issuer.
+var _ exec.Issuer = (*issuing)(nil)
+
 func (i *issuing) Stream() *cuda.Stream { return i.q.h }
 
-// Hand implements exec.Issuer.
 func (i *issuing) Hand(j exec.HostJob) error { return i.q.hand(j, i.seq, i.c) }
 
 // issued is a command that communicates.
@@ -31,7 +31,6 @@ type issued struct {
 	by any    // who orders its calls itself; nil if nobody does for all of it
 }
 
-// Begin implements exec.Queue.
 func (q *Queue) Begin(k exec.CommandKind) (*exec.Command, error) {
 	q.front.Lock()
 	q.slot.Kind = k
@@ -157,7 +156,8 @@ func (q *Queue) orderAfterOthers(now issued) error {
 	return q.After(last.q.End(), nil)
 }
 
-// Now implements exec.Direct.
+var _ exec.Direct = (*Queue)(nil)
+
 func (q *Queue) Now(p *exec.Plan, take func()) (work unsafe.Pointer, err error) {
 	cmd := exec.Command{Kind: exec.DoCall, Plan: p}
 	if err := q.prepare(&cmd); err != nil {
@@ -172,21 +172,18 @@ func (q *Queue) Now(p *exec.Plan, take func()) (work unsafe.Pointer, err error) 
 	return work, q.orderAfterOthers(q.as(p))
 }
 
-// Count implements exec.Direct.
 func (q *Queue) Count() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.tail.Add(1)
 }
 
-// Used implements exec.Direct.
 func (q *Queue) Used(b *exec.Block) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	b.UsedBy(&q.Seat, q.tail.Load())
 }
 
-// Ready implements exec.Direct.
 func (q *Queue) Ready() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()

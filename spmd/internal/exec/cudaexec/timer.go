@@ -16,7 +16,6 @@ type timer struct {
 	gpu *cuda.Event // nil before the first Record
 }
 
-// NewTimer implements exec.Device.
 func (d *CUDA) NewTimer() exec.Timer { return &timer{d: d} }
 
 func (e *timer) at() *cuda.Event {
@@ -25,7 +24,8 @@ func (e *timer) at() *cuda.Event {
 	return e.gpu
 }
 
-// Record implements exec.Timer.
+var _ exec.Timer = (*timer)(nil)
+
 func (e *timer) Record(on exec.Queue) (exec.Point, error) {
 	q := on.(*Queue)
 	q.mu.Lock()
@@ -75,12 +75,10 @@ func (e *timer) Passed(p exec.Point) (bool, error) {
 	return done, err
 }
 
-// Since implements exec.Timer.
 func (e *timer) Since(o exec.Timer) (time.Duration, error) {
 	return e.at().Elapsed(o.(*timer).at())
 }
 
-// Close implements exec.Timer.
 func (e *timer) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -42,7 +42,8 @@ func NewDevice(tickets *control.Tickets, fail func(error)) *Host {
 	return d
 }
 
-// NewQueue implements exec.Device.
+var _ exec.Device = (*Host)(nil)
+
 func (d *Host) NewQueue(name string, _ exec.Priority) (exec.Queue, error) {
 	q := newQueue(d, name)
 	d.Add(q)
@@ -50,13 +51,10 @@ func (d *Host) NewQueue(name string, _ exec.Priority) (exec.Queue, error) {
 	return q, nil
 }
 
-// NewTimer implements exec.Device.
 func (d *Host) NewTimer() exec.Timer { return &timer{} }
 
-// NewBuilder implements exec.Device.
 func (d *Host) NewBuilder() exec.Builder { return &builder{d: d} }
 
-// Name implements exec.Device.
 func (d *Host) Name() string {
 	if d.Emulator != nil {
 		return "emulate"
@@ -64,7 +62,6 @@ func (d *Host) Name() string {
 	return "host"
 }
 
-// Pools implements exec.Device.
 func (d *Host) Pools() exec.Pools {
 	return exec.Pools{Device: d.pool, Pinned: d.open, Managed: d.open}
 }
@@ -72,22 +69,18 @@ func (d *Host) Pools() exec.Pools {
 // Describe implements exec.Device: there is nothing to say.
 func (d *Host) Describe(*zerolog.Event) {}
 
-// Limits implements exec.Device.
 func (d *Host) Limits() exec.Limits { return exec.Limits{} }
 
 // Room implements exec.Device: what processes can still have, and what there is.
 func (d *Host) Room() (free, total int, err error) { return process.Memory("/") }
 
-// ToDevice implements exec.Device.
 func (d *Host) ToDevice(dst, src unsafe.Pointer, n int) error {
 	copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
 	return nil
 }
 
-// ToHost implements exec.Device.
 func (d *Host) ToHost(dst, src unsafe.Pointer, n int) error { return d.ToDevice(dst, src, n) }
 
-// SetAll implements exec.Device.
 func (d *Host) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error {
 	FillAs(t, dst, n, v)
 	return nil
@@ -96,7 +89,6 @@ func (d *Host) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error
 // Advise implements exec.Device: there is one memory.
 func (d *Host) Advise(*exec.Block, unsafe.Pointer, int, exec.Advice) error { return nil }
 
-// Unadvise implements exec.Device.
 func (d *Host) Unadvise(*exec.Block) error { return nil }
 
 // Quiesce implements exec.Device: nothing here waits for the device.
@@ -108,7 +100,6 @@ func (d *Host) KeepSigning(time.Duration, <-chan struct{}) {}
 // EndJobs implements exec.Device: the host has no such jobs.
 func (d *Host) EndJobs() {}
 
-// Close implements exec.Device.
 func (d *Host) Close() (err error) {
 	for _, q := range d.All() {
 		err = errors.Join(err, q.Close())

@@ -51,7 +51,8 @@ type builder struct {
 	g *graph
 }
 
-// Start implements exec.Builder.
+var _ exec.Builder = (*builder)(nil)
+
 func (b *builder) Start(l *exec.Lane) error {
 	if b.g == nil {
 		b.g = &graph{d: b.d}
@@ -67,7 +68,6 @@ func (b *builder) Start(l *exec.Lane) error {
 	return nil
 }
 
-// Record implements exec.Builder.
 func (b *builder) Record(l *exec.Lane, n int) (any, error) {
 	t := l.Track.(*track)
 	s := t.next()
@@ -76,7 +76,6 @@ func (b *builder) Record(l *exec.Lane, n int) (any, error) {
 	return nil, nil
 }
 
-// Wait implements exec.Builder.
 func (b *builder) Wait(l *exec.Lane, n int, _ any) error {
 	t := l.Track.(*track)
 	s := t.next()
@@ -85,7 +84,6 @@ func (b *builder) Wait(l *exec.Lane, n int, _ any) error {
 	return nil
 }
 
-// End implements exec.Builder.
 func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Replay, error) {
 	for _, l := range lanes {
 		q := l.Q.(*queue)
@@ -100,7 +98,8 @@ func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Replay, 
 	return b.g, nil
 }
 
-// Close implements exec.Replay.
+var _ exec.Replay = (*graph)(nil)
+
 func (g *graph) Close(exec.Point) error { return nil }
 
 // replay runs the tracks: the origin's on the calling goroutine, the others on

@@ -52,13 +52,12 @@ func newQueue(d *Host, name string) *queue {
 	return q
 }
 
-// Name implements exec.Queue.
+var _ exec.Queue = (*queue)(nil)
+
 func (q *queue) Name() string { return q.name }
 
-// Lane implements exec.Queue.
 func (q *queue) Lane() *exec.Lane { return q.lane.Load() }
 
-// Begin implements exec.Queue.
 func (q *queue) Begin(k exec.CommandKind) (*exec.Command, error) {
 	s, err := q.begin(k)
 	if err != nil {
@@ -129,7 +128,6 @@ func (q *queue) enqueue(s *slot) uint64 {
 	return q.tail
 }
 
-// Uses implements exec.Queue.
 func (q *queue) Uses(a, b *exec.Block) {
 	if l := q.lane.Load(); l != nil {
 		l.Uses(a, b)
@@ -140,7 +138,6 @@ func (q *queue) Uses(a, b *exec.Block) {
 	b.UsedBy(&q.Seat, seq)
 }
 
-// UsesArgs implements exec.Queue.
 func (q *queue) UsesArgs(c *exec.Command) {
 	if l := q.lane.Load(); l != nil {
 		for i := range c.Args {
@@ -154,7 +151,6 @@ func (q *queue) UsesArgs(c *exec.Command) {
 	}
 }
 
-// Using implements exec.Queue.
 func (q *queue) Using(b *exec.Block) (p exec.Point, pending bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -234,20 +230,18 @@ func (q *queue) asyncError(s *slot, err error) error {
 	return fmt.Errorf("stream %q, command enqueued at %s: %w", q.name, &s.Site, err)
 }
 
-// End implements exec.Queue.
 func (q *queue) End() exec.Point {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return exec.Point{Q: q, Seq: q.tail}
 }
 
-// Idle implements exec.Queue.
 func (q *queue) Idle() bool { return q.Reached(q.End().Seq) }
 
-// Reached implements exec.Order.
+var _ exec.Order = (*queue)(nil)
+
 func (q *queue) Reached(seq uint64) bool { return q.done.Load() >= seq }
 
-// Wait implements exec.Order.
 func (q *queue) Wait(seq uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -256,7 +250,6 @@ func (q *queue) Wait(seq uint64) {
 	}
 }
 
-// Failure implements exec.Order.
 func (q *queue) Failure(seq uint64) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -266,7 +259,6 @@ func (q *queue) Failure(seq uint64) error {
 	return nil
 }
 
-// After implements exec.Queue.
 func (q *queue) After(p exec.Point, _ exec.Timer) error {
 	if done, err := p.Passed(); done {
 		return err
@@ -280,7 +272,6 @@ func (q *queue) After(p exec.Point, _ exec.Timer) error {
 	return nil
 }
 
-// Scratch implements exec.Queue.
 func (q *queue) Scratch(n int) (unsafe.Pointer, error) {
 	var b *exec.Block
 	var err error
@@ -295,10 +286,8 @@ func (q *queue) Scratch(n int) (unsafe.Pointer, error) {
 	return b.Ptr, nil
 }
 
-// Passed implements exec.Queue.
 func (q *queue) Passed() uint64 { return q.done.Load() }
 
-// Running implements exec.Queue.
 func (q *queue) Running(is func(*exec.Command) bool) (site string, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -309,7 +298,6 @@ func (q *queue) Running(is func(*exec.Command) bool) (site string, ok bool) {
 	return c.Site.String(), is(&c.Command)
 }
 
-// State implements exec.Queue.
 func (q *queue) State() (exec.State, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -328,7 +316,6 @@ func (q *queue) State() (exec.State, bool) {
 	return s, true
 }
 
-// Close implements exec.Queue.
 func (q *queue) Close() error {
 	q.d.Remove(q)
 	q.events.Close()

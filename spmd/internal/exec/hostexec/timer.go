@@ -14,7 +14,8 @@ type timer struct {
 	time time.Time // zero before
 }
 
-// Record implements exec.Timer.
+var _ exec.Timer = (*timer)(nil)
+
 func (e *timer) Record(on exec.Queue) (exec.Point, error) {
 	q := on.(*queue)
 	e.mu.Lock() // until the new point is there: the queue may get to it at once
@@ -37,13 +38,10 @@ func (e *timer) reached(p exec.Point) {
 	}
 }
 
-// Wait implements exec.Timer.
 func (e *timer) Wait(p exec.Point) error { return p.Wait() }
 
-// Passed implements exec.Timer.
 func (e *timer) Passed(p exec.Point) (bool, error) { return p.Passed() }
 
-// Since implements exec.Timer.
 func (e *timer) Since(o exec.Timer) (time.Duration, error) {
 	return e.when().Sub(o.(*timer).when()), nil
 }
@@ -54,5 +52,4 @@ func (e *timer) when() time.Time {
 	return e.time
 }
 
-// Close implements exec.Timer.
 func (e *timer) Close() error { return nil }

@@ -19,16 +19,15 @@ var AwareBackend transport.Backend = awareBackend{}
 
 type awareBackend struct{}
 
-// Name implements transport.Backend.
+var _ transport.Backend = (*awareBackend)(nil)
+
 func (awareBackend) Name() string { return "mpi-aware" }
 
-// Probe implements transport.Backend.
 func (awareBackend) Probe(h transport.Host) error {
 	_, err := CommOf(h)
 	return err
 }
 
-// Joins implements transport.Backend.
 func (awareBackend) Joins() bool { return false }
 
 // AwareSizes are bytes, the same on all ranks. Only tests change them.
@@ -55,7 +54,6 @@ type Aware struct {
 	tabled   unsafe.Pointer // where the table is made up
 }
 
-// Open implements transport.Backend.
 func (awareBackend) Open(at transport.Site) (transport.Opened, error) {
 	c, err := CommOf(at.Host)
 	if err != nil {
@@ -105,16 +103,14 @@ func (t *Aware) alloc(at transport.Site) (err error) {
 // slot returns the scratch memory for what a rank sent.
 func (t *Aware) slot(rank int) unsafe.Pointer { return unsafe.Add(t.scratch, rank*t.stride) }
 
-// Name implements transport.Transport.
+var _ transport.Transport = (*Aware)(nil)
+
 func (t *Aware) Name() string { return AwareBackend.Name() }
 
-// Caps implements transport.Transport.
 func (t *Aware) Caps() *transport.Caps { return &t.caps }
 
-// Scratch implements transport.Transport.
 func (t *Aware) Scratch(int) int { return 0 }
 
-// Do implements transport.Transport.
 func (t *Aware) Do(q transport.Issuer, c coll.Call) error {
 	if c.Kind.Traits().Message {
 		return t.Group(q, []coll.Call{c}, nil)
@@ -123,7 +119,6 @@ func (t *Aware) Do(q transport.Issuer, c coll.Call) error {
 	return t.hand(q, func(s *cuda.Stream) error { return t.make(s, &c) })
 }
 
-// Group implements transport.Transport.
 func (t *Aware) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 	if len(cs) == 0 {
 		return nil
@@ -165,15 +160,14 @@ func (t *Aware) hand(q transport.Issuer, run func(s *cuda.Stream) error) error {
 // passed waits until the device has come to the end of s.
 func (t *Aware) passed(s *cuda.Stream) error { return transport.Wait(t.host, s.Query) }
 
-// Why implements transport.Opened.
+var _ transport.Opened = (*Aware)(nil)
+
 func (t *Aware) Why() (why string, doubtful bool, err error) {
 	return t.said.Reason, !t.said.Yes, nil
 }
 
-// Linked implements transport.Opened.
 func (t *Aware) Linked() bool { return false }
 
-// Peers implements transport.Opened.
 func (t *Aware) Peers() *peer.Clique { return nil }
 
 // Close implements transport.Opened. It waits for nobody.

@@ -33,19 +33,18 @@ const MPIKinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast
 
 var mpiCaps = transport.Caps{Library: coll.Library{Kinds: MPIKinds}, Host: true, Ordered: true}
 
-// Name implements transport.Transport.
+var _ transport.Transport = (*MPI)(nil)
+
 func (t *MPI) Name() string { return "mpi-host" }
 
-// Caps implements transport.Transport.
 func (t *MPI) Caps() *transport.Caps { return &mpiCaps }
 
-// Scratch implements transport.Transport.
 func (t *MPI) Scratch(int) int { return 0 }
 
-// Do implements transport.Transport.
 func (t *MPI) Do(_ transport.Issuer, c coll.Call) error { return t.Make(&c) }
 
-// Make implements transport.Host.
+var _ transport.Host = (*MPI)(nil)
+
 func (t *MPI) Make(c *coll.Call) error {
 	m, root := t.NodeComm, int(c.Root)
 	switch c.Kind {
@@ -90,7 +89,6 @@ func (t *MPI) Make(c *coll.Call) error {
 	}
 }
 
-// Group implements transport.Transport.
 func (t *MPI) Group(_ transport.Issuer, cs []coll.Call, _ unsafe.Pointer) (err error) {
 	for i := range cs {
 		cs[i].Messages(func(m coll.Call) bool {
@@ -169,7 +167,6 @@ func (t *MPI) pinOn(node *cudampi.Comm, dev *cuda.Device, bytes int) (*transport
 	return p, nil
 }
 
-// NewMessage implements transport.Host.
 func (t *MPI) NewMessage() transport.Message { return &mpiMessage{c: t.NodeComm.Comm} }
 
 // mpiMessage is a transport.Message.
@@ -178,12 +175,12 @@ type mpiMessage struct {
 	c *cudampi.Comm
 }
 
-// Send implements transport.Message.
+var _ transport.Message = (*mpiMessage)(nil)
+
 func (m *mpiMessage) Send(src unsafe.Pointer, bytes, to int) error {
 	return m.c.StartSend(&m.Request, src, bytes, to, cudampi.Pieces)
 }
 
-// Recv implements transport.Message.
 func (m *mpiMessage) Recv(dst unsafe.Pointer, bytes, from int) error {
 	return m.c.StartRecv(&m.Request, dst, bytes, from, cudampi.Pieces)
 }

@@ -41,22 +41,19 @@ var ncclCaps = transport.Caps{
 	Merges: true, Ordered: true,
 }
 
-// Name implements transport.Transport.
+var _ transport.Transport = (*NCCL)(nil)
+
 func (t *NCCL) Name() string { return "nccl" }
 
-// Caps implements transport.Transport.
 func (t *NCCL) Caps() *transport.Caps { return &ncclCaps }
 
-// Scratch implements transport.Transport.
 func (t *NCCL) Scratch(int) int { return 0 }
 
-// Do implements transport.Transport.
 func (t *NCCL) Do(q transport.Issuer, c coll.Call) error {
 	t.calls = t.append(t.calls[:0], c)
 	return t.Comm.Group(q.Stream(), t.calls)
 }
 
-// Group implements transport.Transport.
 func (t *NCCL) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 	t.calls = t.calls[:0]
 	for _, c := range cs {

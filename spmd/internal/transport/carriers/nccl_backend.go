@@ -18,16 +18,16 @@ var NCCLBackend transport.Backend = ncclBackend{}
 
 type ncclBackend struct{}
 
-// Name implements transport.Backend.
+var _ transport.Backend = (*ncclBackend)(nil)
+
 func (ncclBackend) Name() string { return "nccl" }
 
-// Probe implements transport.Backend.
 func (ncclBackend) Probe(transport.Host) error { return nccl.Load() }
 
-// Version implements transport.Versioned.
+var _ transport.Versioned = (*ncclBackend)(nil)
+
 func (ncclBackend) Version() string { return nccl.VersionString() }
 
-// Joins implements transport.Backend.
 func (ncclBackend) Joins() bool { return true }
 
 // Open implements transport.Backend: the ranks join by an id that travels by MPI.
@@ -78,19 +78,18 @@ func (t *NCCL) Split(color, key int) (transport.Opened, error) {
 	return NewNCCL(c, t.dev, t.word), nil
 }
 
-// Why implements transport.Opened.
+var _ transport.Opened = (*NCCL)(nil)
+
 func (t *NCCL) Why() (why string, doubtful bool, err error) { return "", false, nil }
 
-// Linked implements transport.Opened.
 func (t *NCCL) Linked() bool { return t.linked }
 
-// Peers implements transport.Opened.
 func (t *NCCL) Peers() *peer.Clique { return nil }
 
-// Failure implements transport.Splitter.
+var _ transport.Splitter = (*NCCL)(nil)
+
 func (t *NCCL) Failure() error { return t.Comm.AsyncError() }
 
-// Close implements transport.Opened.
 func (t *NCCL) Close() error { return t.Comm.Close() }
 
 // linked reports whether NVLink joins all GPUs. Then kernels between peers are faster than NCCL,

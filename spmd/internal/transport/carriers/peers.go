@@ -74,16 +74,14 @@ func (t *PeerKernels) Short(m *coll.Call) bool {
 // Most returns the most bytes of a part of a call that is one kernel.
 func (t *PeerKernels) Most() int { return t.Comm.AtOnce() }
 
-// Name implements transport.Transport.
+var _ transport.Transport = (*PeerKernels)(nil)
+
 func (t *PeerKernels) Name() string { return "peers" }
 
-// Caps implements transport.Transport.
 func (t *PeerKernels) Caps() *transport.Caps { return &peersCaps }
 
-// Scratch implements transport.Transport.
 func (t *PeerKernels) Scratch(n int) int { return peer.ListBytes(n) }
 
-// Do implements transport.Transport.
 func (t *PeerKernels) Do(q transport.Issuer, c coll.Call) error {
 	if c.Kind == coll.Barrier {
 		return t.Comm.Barrier(q.Stream())

@@ -12,7 +12,8 @@ var PeersBackend transport.Backend = peersBackend{}
 
 type peersBackend struct{}
 
-// Name implements transport.Backend.
+var _ transport.Backend = (*peersBackend)(nil)
+
 func (peersBackend) Name() string { return "mpi-peer" }
 
 // Probe implements transport.Backend. Open finds whether the devices can run the kernels.
@@ -21,10 +22,8 @@ func (peersBackend) Probe(h transport.Host) error {
 	return err
 }
 
-// Joins implements transport.Backend.
 func (peersBackend) Joins() bool { return false }
 
-// Open implements transport.Backend.
 func (peersBackend) Open(at transport.Site) (transport.Opened, error) {
 	p, err := OpenPeers(at.Host, at.Dev, 0)
 	if err != nil {
@@ -38,13 +37,12 @@ type openedPeers struct{ PeerKernels }
 
 var openedPeersCaps = transport.Caps{Library: coll.Library{Kinds: peersCaps.Kinds | coll.SetOf(coll.Send, coll.Recv)}}
 
-// Name implements transport.Transport.
+var _ transport.Transport = (*openedPeers)(nil)
+
 func (*openedPeers) Name() string { return PeersBackend.Name() }
 
-// Caps implements transport.Transport.
 func (*openedPeers) Caps() *transport.Caps { return &openedPeersCaps }
 
-// Do implements transport.Transport.
 func (t *openedPeers) Do(q transport.Issuer, c coll.Call) error {
 	if c.Kind.Traits().Message {
 		return t.Group(q, []coll.Call{c}, nil)
@@ -52,15 +50,14 @@ func (t *openedPeers) Do(q transport.Issuer, c coll.Call) error {
 	return t.PeerKernels.Do(q, c)
 }
 
-// Why implements transport.Opened.
+var _ transport.Opened = (*openedPeers)(nil)
+
 func (*openedPeers) Why() (why string, doubtful bool, err error) {
 	return "the devices reach each other", false, nil
 }
 
-// Linked implements transport.Opened.
 func (*openedPeers) Linked() bool { return false }
 
-// Peers implements transport.Opened.
 func (t *openedPeers) Peers() *peer.Clique { return t.Comm }
 
 // Close implements transport.Opened. It closes the peers.
@@ -69,7 +66,6 @@ func (t *openedPeers) Close() error { return t.Comm.Close() }
 // inProcess has ranks without a communicator of MPI's, as peers need them.
 type inProcess struct{ transport.Host }
 
-// FirstFailure implements peer.Comm.
 func (c inProcess) FirstFailure(mine error) error {
 	f, err := control.First(c.Host, mine)
 	if err != nil {
@@ -78,10 +74,10 @@ func (c inProcess) FirstFailure(mine error) error {
 	return f.Or(mine)
 }
 
-// Barrier implements peer.Ranks.
+var _ peer.Ranks = (*inProcess)(nil)
+
 func (c inProcess) Barrier() error { return c.Make(&coll.Call{Kind: coll.Barrier}) }
 
-// Here implements peer.Ranks.
 func (c inProcess) Here() (int, error) {
 	node, err := c.SplitShared()
 	if err != nil {

@@ -20,10 +20,10 @@ type processes struct {
 	joined int // calls of Join less those of Leave; under the lock
 }
 
-// Environment implements transport.Ranks.
+var _ transport.Ranks = (*processes)(nil)
+
 func (p *processes) Environment() launcher.Job { return launcher.Environment() }
 
-// Order implements transport.Ranks.
 func (p *processes) Order() *control.Tickets { return p.order }
 
 // Join implements transport.Ranks: it starts MPI if it is not running. The caller has the lock.
@@ -44,13 +44,10 @@ func (p *processes) Leave() error {
 	return cudampi.Stop()
 }
 
-// Abort implements transport.Ranks.
 func (p *processes) Abort(status int) { cudampi.Abort(status) }
 
-// Library implements transport.Ranks.
 func (p *processes) Library() string { return cudampi.Version() }
 
-// Here implements transport.Ranks.
 func (p *processes) Here() int { return 1 }
 
 // share makes the transport of a communicator of MPI, whose small calls go through memory where
@@ -72,18 +69,14 @@ func shareMemory(c *cudampi.Comm, err error) (transport.Host, error) {
 	return t, nil
 }
 
-// Dup implements transport.Host.
 func (t *MPI) Dup() (transport.Host, error) { return shareMemory(t.NodeComm.Dup()) }
 
-// Split implements transport.Host.
 func (t *MPI) Split(color, key int) (transport.Host, error) {
 	return shareMemory(t.NodeComm.Split(color, key))
 }
 
-// SplitShared implements transport.Host.
 func (t *MPI) SplitShared() (transport.Host, error) { return shareMemory(t.NodeComm.SplitShared()) }
 
-// Slow implements transport.Host.
 func (t *MPI) Slow() error { return t.slow }
 
 // ErrNone is why MPI does not carry something.

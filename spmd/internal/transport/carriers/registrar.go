@@ -15,16 +15,14 @@ import (
 // Registers implements transport.Registrar: from 2.19 on NCCL allocates and registers memory.
 func (t *NCCL) Registers() bool { return nccl.Version() >= 21900 }
 
-// Version implements transport.Registrar.
+var _ transport.Registrar = (*NCCL)(nil)
+
 func (t *NCCL) Version() string { return nccl.VersionString() }
 
-// AllocMemory implements transport.Registrar.
 func (t *NCCL) AllocMemory(n int) (unsafe.Pointer, error) { return nccl.MemAlloc(t.dev, n) }
 
-// FreeMemory implements transport.Registrar.
 func (t *NCCL) FreeMemory(p unsafe.Pointer) error { return nccl.MemFree(t.dev, p) }
 
-// Register implements transport.Registrar.
 func (t *NCCL) Register(p unsafe.Pointer, n int) (transport.Registration, error) {
 	if t.windows {
 		w, err := t.Comm.RegisterWindow(p, n)
@@ -43,13 +41,15 @@ func (t *NCCL) Register(p unsafe.Pointer, n int) (transport.Registration, error)
 // registration is memory that NCCL's plain algorithms know.
 type registration struct{ *nccl.Registration }
 
-// Used implements transport.Registration.
+var _ transport.Registration = (*registration)(nil)
+
 func (registration) Used() bool { return true }
 
 // window is memory that NCCL's symmetric kernels reach on all ranks.
 type window struct{ *nccl.Window }
 
-// Used implements transport.Registration.
+var _ transport.Registration = (*window)(nil)
+
 func (w window) Used() bool { return w.Registered() }
 
 // Symmetric implements transport.Registrar. Windows exist from 2.27 on. NCCL takes its symmetric

@@ -22,10 +22,10 @@ var selfCaps = transport.Caps{Library: coll.Library{Kinds: selfKinds}, Alone: tr
 // Name implements transport.Transport: there is nobody to talk to.
 func (Self) Name() string { return "none" }
 
-// Caps implements transport.Transport.
+var _ transport.Transport = (*Self)(nil)
+
 func (Self) Caps() *transport.Caps { return &selfCaps }
 
-// Scratch implements transport.Transport.
 func (Self) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport: a call is a copy, or nothing. Avg, like the other operations,

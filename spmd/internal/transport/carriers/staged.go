@@ -18,16 +18,15 @@ var StagedBackend transport.Backend = stagedBackend{}
 
 type stagedBackend struct{}
 
-// Name implements transport.Backend.
+var _ transport.Backend = (*stagedBackend)(nil)
+
 func (stagedBackend) Name() string { return "host-staged" }
 
 // Probe implements transport.Backend. Host memory there always is.
 func (stagedBackend) Probe(transport.Host) error { return nil }
 
-// Joins implements transport.Backend.
 func (stagedBackend) Joins() bool { return false }
 
-// Open implements transport.Backend.
 func (stagedBackend) Open(at transport.Site) (transport.Opened, error) { return OpenStaged(at) }
 
 // StagedSizes are bytes, the same on all ranks. Only tests change them.
@@ -136,16 +135,14 @@ func (t *Staged) alloc() (err error) {
 	return nil
 }
 
-// Name implements transport.Transport.
+var _ transport.Transport = (*Staged)(nil)
+
 func (t *Staged) Name() string { return StagedBackend.Name() }
 
-// Caps implements transport.Transport.
 func (t *Staged) Caps() *transport.Caps { return &t.caps }
 
-// Scratch implements transport.Transport.
 func (t *Staged) Scratch(int) int { return 0 }
 
-// Do implements transport.Transport.
 func (t *Staged) Do(q transport.Issuer, c coll.Call) error {
 	if c.Kind.Traits().Message {
 		return t.Group(q, []coll.Call{c}, nil)
@@ -156,7 +153,6 @@ func (t *Staged) Do(q transport.Issuer, c coll.Call) error {
 	})
 }
 
-// Group implements transport.Transport.
 func (t *Staged) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 	if len(cs) == 0 {
 		return nil
@@ -219,7 +215,8 @@ func (t *Staged) after(e *cuda.Event, streams ...*cuda.Stream) error {
 	return nil
 }
 
-// Why implements transport.Opened.
+var _ transport.Opened = (*Staged)(nil)
+
 func (t *Staged) Why() (why string, doubtful bool, err error) {
 	why = "copies through host memory"
 	if err := t.pinned.Apart; err != nil {
@@ -228,13 +225,10 @@ func (t *Staged) Why() (why string, doubtful bool, err error) {
 	return why + t.instead, false, nil
 }
 
-// Linked implements transport.Opened.
 func (t *Staged) Linked() bool { return false }
 
-// Peers implements transport.Opened.
 func (t *Staged) Peers() *peer.Clique { return nil }
 
-// Close implements transport.Opened.
 func (t *Staged) Close() error {
 	var err error
 	for _, s := range []*cuda.Stream{t.in, t.out} {

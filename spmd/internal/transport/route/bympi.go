@@ -10,16 +10,15 @@ import (
 // byMPI is the backend of processes that MPI joins: the best of the ways that do without NCCL.
 type byMPI struct{}
 
-// Name implements transport.Backend.
+var _ transport.Backend = (*byMPI)(nil)
+
 func (byMPI) Name() string { return "mpi" }
 
-// Probe implements transport.Backend.
 func (byMPI) Probe(h transport.Host) error {
 	_, err := carriers.CommOf(h)
 	return err
 }
 
-// Joins implements transport.Backend.
 func (byMPI) Joins() bool { return false }
 
 // Open implements transport.Backend. All ranks find the same ways.
