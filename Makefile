@@ -129,12 +129,12 @@ test-faults: deps
 # A two-node Slurm on this machine, with every batch script of launch/slurm.
 test-slurm: build
 	@./deps.sh launch
-	LOCKSTEP_SLURM=1 go test -count=1 -timeout 30m ./launch/slurm
+	LOCKSTEP_SLURM=1 go test -count=1 -timeout 30m -run '^TestSlurm' ./launch
 
 # Two and three hosts, which are network namespaces of this machine.
 test-hosts: build
 	@./deps.sh launch
-	LOCKSTEP_HOSTS=1 go test -count=1 -timeout 30m ./launch/hosts
+	LOCKSTEP_HOSTS=1 go test -count=1 -timeout 30m -run '^TestHosts' ./launch
 
 # Everything built for linux/arm64, and its tests, emulated: hours on two cores.
 # PACKAGES="./cudampi ./spmd" make test-arm64 takes some of them.

@@ -23,9 +23,9 @@ import (
 // argsTo names the file to which the program heat adds a line with its arguments.
 const argsTo = "HEAT_ARGS_TO"
 
-// TestMain makes this binary the program heat, when a shell asks it, or when it is to report its
-// arguments.
-func TestMain(m *testing.M) {
+// heatMain is the program heat, when a shell asks it, or when it is to report its arguments. It
+// returns false in a test.
+func heatMain() bool {
 	args := os.Args[1:]
 	if cli.CompletionAsked(args) {
 		fs := pflag.NewFlagSet("heat", pflag.ContinueOnError)
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		fs.String("out", "", "`DIR` for pictures")
 		cli.Choices(fs, "device", "auto", "cuda", "host")
 		cli.AnswerCompletion(os.Stdout, fs, args)
-		return
+		return true
 	}
 	if path := os.Getenv(argsTo); path != "" {
 		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
@@ -46,9 +46,9 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			panic(err)
 		}
-		return
+		return true
 	}
-	os.Exit(m.Run())
+	return false
 }
 
 // heat puts the program heat into a folder and returns its path.

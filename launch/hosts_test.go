@@ -1,4 +1,4 @@
-package hosts
+package main
 
 import (
 	"fmt"
@@ -26,19 +26,19 @@ var layouts = []struct {
 }
 
 // Every rank finds its host, its place there and its share of the cores.
-func TestPlaces(t *testing.T) {
+func TestHostsPlaces(t *testing.T) {
 	t.Parallel()
-	c := start(t, 3)
+	c := startHosts(t, 3)
 	cores := runtime.GOMAXPROCS(0)
 	for _, tc := range layouts {
 		t.Run(tc.hosts, func(t *testing.T) {
-			j := c.begin(t, append(where(tc.hosts), "-x", rankEnv+"=1"), "rank", "--device", "host")
+			j := c.begin(t, append(where(tc.hosts), "-x", hostRankEnv+"=1"), "rank", "--device", "host")
 			j.end(t, true)
-			all := records[place](t, j.json.String())
-			slices.SortFunc(all, func(a, b place) int { return a.Rank - b.Rank })
-			var want []place
+			all := recordsIn[hostPlace](t, j.json.String())
+			slices.SortFunc(all, func(a, b hostPlace) int { return a.Rank - b.Rank })
+			var want []hostPlace
 			for r := range tc.nodes * tc.per {
-				want = append(want, place{fmt.Sprintf("h%d", r/tc.per), r, tc.nodes * tc.per, r % tc.per,
+				want = append(want, hostPlace{fmt.Sprintf("h%d", r/tc.per), r, tc.nodes * tc.per, r % tc.per,
 					tc.per, r / tc.per, tc.nodes, max(1, cores/tc.per)})
 			}
 			if !slices.Equal(all, want) {
@@ -53,9 +53,9 @@ func TestPlaces(t *testing.T) {
 
 // NCCL has no symmetric kernels between nodes: the carrier of symmetric memory there is not
 // measured. The driver and NCCL are test doubles.
-func TestSymmetricMemory(t *testing.T) {
+func TestHostsSymmetricMemory(t *testing.T) {
 	t.Parallel()
-	c := start(t, 2)
+	c := startHosts(t, 2)
 	if err := nvrtc.Load(); err != nil {
 		t.Skip(err)
 	}
@@ -64,13 +64,13 @@ func TestSymmetricMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	testkit.BuildCUDA(t, dir)
-	testkit.BuildLibrary(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
+	testkit.BuildLibrary(t, dir, "libnccl.so.2", filepath.Join("..", "nccl", "testdata", "fakenccl.c"))
 	for _, tc := range []struct {
 		hosts    string
 		measured bool
 	}{{"h0:1,h1:1", false}, {"h0:2", true}} {
 		options := where(tc.hosts)
-		for _, set := range []string{rankEnv + "=1", symmetricEnv + "=1", "LD_LIBRARY_PATH=" + dir,
+		for _, set := range []string{hostRankEnv + "=1", symmetricEnv + "=1", "LD_LIBRARY_PATH=" + dir,
 			"FAKECUDA_DEVICES=2", "LOCKSTEP_CACHE=" + c.path("kernels")} {
 			options = append(options, "-x", set)
 		}
@@ -93,29 +93,29 @@ type result struct {
 	Loss         float64
 }
 
-var small = map[string][]string{
+var smallApplications = map[string][]string{
 	"reduce": {"--elements", "100000", "--iters", "5", "--json", "-"},
 	"matvec": {"--rows", "100", "--cols", "1200", "--iters", "5", "--json", "-"},
 }
 
 // The applications are right on every layout.
-func TestApplications(t *testing.T) {
+func TestHostsApplications(t *testing.T) {
 	t.Parallel()
-	c := start(t, 3)
+	c := startHosts(t, 3)
 	one := losses(t, c.train(t, "h0:2", 12), 12)
 	for _, tc := range layouts {
 		for _, app := range []string{"reduce", "matvec"} {
 			t.Run(app+" "+tc.hosts, func(t *testing.T) {
-				j := c.begin(t, where(tc.hosts), app, append(small[app], "--device", "host")...)
+				j := c.begin(t, where(tc.hosts), app, append(smallApplications[app], "--device", "host")...)
 				j.end(t, true)
-				all := records[result](t, j.json.String())
+				all := recordsIn[result](t, j.json.String())
 				if len(all) != 1 || all[0] != (result{Ranks: tc.nodes * tc.per, Nodes: tc.nodes, OK: true}) {
 					t.Errorf("%+v", all)
 				}
 			})
 		}
 		t.Run("train "+tc.hosts, func(t *testing.T) {
-			same(t, one, losses(t, c.train(t, tc.hosts, 12), 12))
+			sameLosses(t, one, losses(t, c.train(t, tc.hosts, 12), 12))
 		})
 	}
 	for _, tc := range []struct {
@@ -125,7 +125,7 @@ func TestApplications(t *testing.T) {
 		{"h0:2,h1:2", "--shard parameters", false}} {
 		t.Run("train "+tc.flags+" "+tc.hosts, func(t *testing.T) {
 			j := c.train(t, tc.hosts, 12, strings.Fields(tc.flags)...)
-			same(t, one, losses(t, j, 12))
+			sameLosses(t, one, losses(t, j, 12))
 			if warned := strings.Contains(j.log.String(),
 				"divide layers, and are on several nodes"); warned != tc.apart {
 				t.Errorf("warned %v:\n%s", warned, j.log.String())
@@ -136,7 +136,7 @@ func TestApplications(t *testing.T) {
 }
 
 // steps are the arguments of a run of train whose steps take some milliseconds.
-func steps(c *cluster, n int) []string {
+func steps(c *network, n int) []string {
 	return []string{"--device", "host", "--json", "-", "--data", c.path("text"), "--cache",
 		c.path("cache"), "--layers", "2", "--channels", "64", "--heads", "2",
 		"--seq", "64", "--batch", "1", "--global-batch", "12", "--val-batches", "1", "--sample", "0",
@@ -144,7 +144,7 @@ func steps(c *cluster, n int) []string {
 }
 
 // train runs train to its end.
-func (c *cluster) train(t *testing.T, hosts string, n int, args ...string) *job {
+func (c *network) train(t *testing.T, hosts string, n int, args ...string) *remote {
 	t.Helper()
 	c.write(t)
 	j := c.begin(t, where(hosts), "train", append(steps(c, n), args...)...)
@@ -153,7 +153,7 @@ func (c *cluster) train(t *testing.T, hosts string, n int, args ...string) *job 
 }
 
 // write writes a text to learn.
-func (c *cluster) write(t *testing.T) {
+func (c *network) write(t *testing.T) {
 	t.Helper()
 	var b strings.Builder
 	for i := range 10000 {
@@ -165,10 +165,10 @@ func (c *cluster) write(t *testing.T) {
 }
 
 // losses are those of the steps that a job has made, up to step last.
-func losses(t *testing.T, j *job, last int) map[int]float64 {
+func losses(t *testing.T, j *remote, last int) map[int]float64 {
 	t.Helper()
 	m := map[int]float64{}
-	for _, r := range records[result](t, j.json.String()) {
+	for _, r := range recordsIn[result](t, j.json.String()) {
 		if r.Step > 0 && !r.Summary {
 			m[r.Step] = r.Loss
 		}
@@ -179,8 +179,8 @@ func losses(t *testing.T, j *job, last int) map[int]float64 {
 	return m
 }
 
-// same compares the losses of a run with those of another for the same steps.
-func same(t *testing.T, want, got map[int]float64) {
+// sameLosses compares the losses of a run with those of another for the same steps.
+func sameLosses(t *testing.T, want, got map[int]float64) {
 	t.Helper()
 	for step, loss := range got {
 		if math.Abs(loss-want[step]) > 1e-4 {
@@ -191,9 +191,9 @@ func same(t *testing.T, want, got map[int]float64) {
 
 // A rank on another host is killed after a checkpoint. The job ends everywhere and says who it was.
 // It goes on from the folder that the hosts share, on more of them.
-func TestKilled(t *testing.T) {
+func TestHostsKilled(t *testing.T) {
 	t.Parallel()
-	c := start(t, 3)
+	c := startHosts(t, 3)
 	const n = 100
 	whole := losses(t, c.train(t, "h0:2", n), n)
 	save := []string{"--checkpoint", c.path("run"), "--save-every", "10"}
@@ -217,7 +217,7 @@ func TestKilled(t *testing.T) {
 	if len(after) >= n-10 {
 		t.Errorf("%d steps after the checkpoint of step 20 or later", len(after))
 	}
-	same(t, whole, after)
+	sameLosses(t, whole, after)
 	c.settled(t, patience, "h0", "h1", "h2")
 }
 
@@ -241,9 +241,9 @@ func within(t *testing.T, ended, since time.Time, limit time.Duration) {
 }
 
 // A rank on another host is stopped: the report says so, as another rank of its host has seen it.
-func TestStopped(t *testing.T) {
+func TestHostsStopped(t *testing.T) {
 	t.Parallel()
-	c := start(t, 2)
+	c := startHosts(t, 2)
 	c.write(t)
 	// The start has as long, too, on a busy machine.
 	j := c.begin(t, where("h0:2,h1:2"), "train", append(steps(c, 1000000), "--timeout", "20s")...)
@@ -263,7 +263,7 @@ var noticed = []string{"--mca", "oob_tcp_keepalive_time", "10", "--mca", "oob_tc
 
 // A cable is cut in mid-run: the job ends on all hosts, on both sides of the cut, and says which of
 // them it was.
-func TestCut(t *testing.T) {
+func TestHostsCut(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name    string
@@ -283,7 +283,7 @@ func TestCut(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			c := start(t, 3)
+			c := startHosts(t, 3)
 			c.write(t)
 			j := c.begin(t, append(where(tc.hosts), tc.options...), "train",
 				append(steps(c, 1000000), "--timeout", "2m")...)
@@ -300,7 +300,7 @@ func TestCut(t *testing.T) {
 
 // An interface leads nowhere, as Docker's does: Open MPI takes it and waits. The start then has a
 // deadline. The option names the interface that leads somewhere, or the one that does not.
-func TestInterfaces(t *testing.T) {
+func TestHostsInterfaces(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, set, include, exclude string }{
 		{"the same address on each host", "ip link add docker0 type bridge; ip address add 172.17.0.1/16 " +
@@ -310,9 +310,9 @@ func TestInterfaces(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			c := start(t, 2)
+			c := startHosts(t, 2)
 			c.each(t, 2, tc.set)
-			args := append(small["reduce"], "--device", "host")
+			args := append(smallApplications["reduce"], "--device", "host")
 			j := c.begin(t, where("h0:2,h1:2"), "reduce", append(args, "--timeout", "4s")...)
 			j.end(t, false)
 			j.said(t, "the start has not ended in 4s")
@@ -327,9 +327,9 @@ func TestInterfaces(t *testing.T) {
 	}
 	t.Run("IPv6 alone", func(t *testing.T) {
 		t.Parallel()
-		c := start(t, 2)
+		c := startHosts(t, 2)
 		c.each(t, 2, "ip address flush dev eth0 scope global; ip address add fd77::$K/64 dev eth0 nodad")
-		j := c.begin(t, where("h0:2,h1:2"), "reduce", append(small["reduce"], "--device", "host")...)
+		j := c.begin(t, where("h0:2,h1:2"), "reduce", append(smallApplications["reduce"], "--device", "host")...)
 		j.end(t, true)
 		j.said(t, "nodes=2 ", `mpi_tcp="eth0 (fd77::1)"`)
 	})

@@ -93,7 +93,7 @@ held)
 		case " $OUTSIDE " in *" $(readlink /proc/self/ns/$ns) "*) exit 1 ;; esac
 	done
 	# DIR, and the checkout that this script is part of, are there too where they lie in /tmp.
-	root=$(cd "$(dirname "$0")/../../.." && pwd -P)
+	root=$(cd "$(dirname "$0")/../.." && pwd -P)
 	exec 4<"$dir" 5<"$root"
 	hostname "$1"
 	mount -t tmpfs hosts /dev/shm

@@ -1,4 +1,4 @@
-package slurm
+package main
 
 import (
 	"os"
@@ -19,15 +19,16 @@ func TestNoSlurm(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	scripts, err := filepath.Glob("*.sbatch")
+	scripts, err := filepath.Glob("slurm/*.sbatch")
 	if err != nil || len(scripts) < 6 {
 		t.Fatalf("%d scripts: %v", len(scripts), err)
 	}
-	for _, name := range scripts {
+	for _, file := range scripts {
+		name := filepath.Base(file)
 		if name == "train-mpirun.sbatch" { // its mpirun does without srun
 			continue
 		}
-		cmd := exec.Command("/bin/bash", script(t, name))
+		cmd := exec.Command("/bin/bash", batchScript(t, name))
 		cmd.Dir, cmd.Env = dir, []string{"PATH=" + t.TempDir()}
 		out, err := cmd.CombinedOutput()
 		if want := "srun is not in PATH: type sbatch launch/slurm/" + name +

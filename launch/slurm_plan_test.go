@@ -1,4 +1,4 @@
-package slurm
+package main
 
 import (
 	"encoding/json"
@@ -10,7 +10,7 @@ import (
 )
 
 // planned submits the file that launch plan prints, of the program that says where its ranks are.
-func planned(t *testing.T, c *cluster, args ...string) *job {
+func planned(t *testing.T, c *slurm, args ...string) *submitted {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -31,16 +31,16 @@ func planned(t *testing.T, c *cluster, args ...string) *job {
 	if err := os.WriteFile(file, []byte(doc.Sbatch), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	return c.submit(t, dir, "--export=ALL,"+rankEnv+"=1", file)
+	return c.submit(t, dir, "--export=ALL,"+slurmRankEnv+"=1", file)
 }
 
 // ranksIn are the ranks that have said where they are, in the log of a job.
-func ranksIn(t *testing.T, log string) map[int]place {
+func ranksIn(t *testing.T, log string) map[int]slurmPlace {
 	t.Helper()
-	ranks := map[int]place{}
+	ranks := map[int]slurmPlace{}
 	for line := range strings.Lines(log) {
 		if _, text, ok := strings.Cut(line, ": {"); ok {
-			var p place
+			var p slurmPlace
 			if err := json.Unmarshal([]byte("{"+text), &p); err != nil {
 				t.Fatalf("%v in %q", err, line)
 			}
@@ -51,8 +51,8 @@ func ranksIn(t *testing.T, log string) map[int]place {
 }
 
 // A job on nodes of two kinds is one world: of 2 ranks on a node and 3 on the other.
-func TestPlannedKinds(t *testing.T) {
-	c := start(t)
+func TestSlurmPlannedKinds(t *testing.T) {
+	c := startSlurm(t)
 	j := planned(t, c, "--cpus-per-task", "1", "--het", "1:2,1:3")
 	j.end(t, "COMPLETED")
 	got := ranksIn(t, j.log(t))
@@ -64,7 +64,7 @@ func TestPlannedKinds(t *testing.T) {
 		if node == 1 {
 			local = r - 2
 		}
-		want := place{r, local, 2 + node, node, 2, got[r].Host, got[r].GPUs}
+		want := slurmPlace{r, local, 2 + node, node, 2, got[r].Host, got[r].GPUs}
 		if got[r] != want || (got[r].Host == got[0].Host) != (node == 0) {
 			t.Errorf("rank %d: %+v, want %+v", r, got[r], want)
 		}
@@ -72,8 +72,8 @@ func TestPlannedKinds(t *testing.T) {
 }
 
 // Each job of an array has a log and a number of its own.
-func TestPlannedArray(t *testing.T) {
-	c := start(t)
+func TestSlurmPlannedArray(t *testing.T) {
+	c := startSlurm(t)
 	j := planned(t, c, "--cpus-per-task", "1", "--nodes", "1", "--ranks-per-node", "2", "--array", "3")
 	if all := j.end(t, "COMPLETED"); len(all) != 3 {
 		t.Errorf("%d jobs: %+v", len(all), all)

@@ -1,6 +1,4 @@
-// Package slurm holds batch scripts. Its tests submit them to a real Slurm of two nodes on this
-// machine, ../testdata/cluster.sh.
-package slurm
+package main
 
 import (
 	"bufio"
@@ -26,39 +24,22 @@ import (
 	"lockstep/spmd"
 )
 
-const (
-	// patience is how long anything may take: only a hang takes so long.
-	patience = 10 * time.Minute
-	// rankEnv makes the test binary a program that says where each of its ranks is.
-	rankEnv = "LOCKSTEP_SLURM_RANK"
-)
+// slurmRankEnv makes the test binary a program that says where each of its ranks is.
+const slurmRankEnv = "LOCKSTEP_SLURM_RANK"
 
-func TestMain(m *testing.M) {
-	if os.Getenv(rankEnv) != "" {
-		rankMain()
-		return
-	}
-	status := m.Run()
-	if err := stopCluster(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		status = 1
-	}
-	os.Exit(status)
-}
-
-// place is where a rank finds itself.
-type place struct {
+// slurmPlace is where a rank finds itself.
+type slurmPlace struct {
 	Rank, LocalRank, LocalSize, Node, Nodes int
 	Host, GPUs                              string
 }
 
-func rankMain() {
+func slurmRankMain() {
 	spmd.Main(pflag.NewFlagSet("rank", pflag.ContinueOnError), func(_ context.Context, w *spmd.World) error {
 		host, err := os.Hostname()
 		if err != nil {
 			return err
 		}
-		line, err := json.Marshal(place{w.Rank(), w.LocalRank(), w.LocalSize(), w.Node(), w.Nodes(), host,
+		line, err := json.Marshal(slurmPlace{w.Rank(), w.LocalRank(), w.LocalSize(), w.Node(), w.Nodes(), host,
 			os.Getenv("CUDA_VISIBLE_DEVICES")})
 		if err != nil {
 			return err
@@ -68,8 +49,8 @@ func rankMain() {
 	})
 }
 
-// cluster is the Slurm that all tests share.
-type cluster struct {
+// slurm is the Slurm that all tests share.
+type slurm struct {
 	dir string // its files
 	bin string // the programs, as make build leaves them
 	env []string
@@ -77,14 +58,14 @@ type cluster struct {
 
 var (
 	startOnce sync.Once
-	shared    *cluster
+	shared    *slurm
 	startErr  error
 	running   *exec.Cmd // cluster.sh, which stops the cluster when its input ends, so also when this process dies
 	input     io.Closer
 )
 
-// start returns the cluster, or skips the test if there cannot be one.
-func start(t *testing.T) *cluster {
+// startSlurm returns the cluster, or skips the test if there cannot be one.
+func startSlurm(t *testing.T) *slurm {
 	t.Helper()
 	if os.Getenv("LOCKSTEP_SLURM") != "1" {
 		t.Skip("starts a Slurm cluster on this machine: make test-slurm does, or LOCKSTEP_SLURM=1")
@@ -92,15 +73,15 @@ func start(t *testing.T) *cluster {
 	if os.Geteuid() != 0 {
 		t.Skip("slurmd must run as root")
 	}
-	startOnce.Do(func() { shared, startErr = startCluster() })
+	startOnce.Do(func() { shared, startErr = runSlurm() })
 	if startErr != nil {
 		t.Fatal(startErr)
 	}
 	return shared
 }
 
-func startCluster() (*cluster, error) {
-	bin, err := filepath.Abs("../../bin")
+func runSlurm() (*slurm, error) {
+	bin, err := filepath.Abs("../bin")
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +96,7 @@ func startCluster() (*cluster, error) {
 	}
 	env := append(mpirun.Env(8), "SLURM_CONF="+filepath.Join(dir, "slurm.conf"),
 		"XDG_CACHE_HOME="+filepath.Join(dir, "cache"))
-	running = exec.Command("../testdata/cluster.sh", "run", dir)
+	running = exec.Command("testdata/cluster.sh", "run", dir)
 	var said strings.Builder
 	running.Stderr = &said
 	running.WaitDelay = time.Second
@@ -133,10 +114,10 @@ func startCluster() (*cluster, error) {
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		return nil, fmt.Errorf("cluster.sh: %q, %v\n%s", line, err, &said)
 	}
-	return &cluster{dir, bin, env}, nil
+	return &slurm{dir, bin, env}, nil
 }
 
-func stopCluster() error {
+func stopSlurm() error {
 	if running == nil {
 		return nil
 	}
@@ -155,7 +136,7 @@ func stopCluster() error {
 }
 
 // command runs a command on the cluster, in dir, and returns its output, both streams.
-func (c *cluster) command(t *testing.T, dir, name string, args ...string) (string, error) {
+func (c *slurm) command(t *testing.T, dir, name string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -170,7 +151,7 @@ func (c *cluster) command(t *testing.T, dir, name string, args ...string) (strin
 
 // must is command for commands that must succeed. If Slurm's own socket has lost a question, it
 // asks again, twice.
-func (c *cluster) must(t *testing.T, name string, args ...string) string {
+func (c *slurm) must(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := c.command(t, c.dir, name, args...)
 	for range 2 {
@@ -187,7 +168,7 @@ func (c *cluster) must(t *testing.T, name string, args ...string) string {
 }
 
 // folder makes a folder like a user's: with bin/ and a text.
-func (c *cluster) folder(t *testing.T) string {
+func (c *slurm) folder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	var text strings.Builder
@@ -202,21 +183,21 @@ func (c *cluster) folder(t *testing.T) string {
 	return dir
 }
 
-// job is a job, or a job array.
-type job struct {
-	*cluster
+// submitted is a job, or a job array.
+type submitted struct {
+	*slurm
 	id, dir string
 }
 
 // submit types sbatch with args in dir. A job that is left at the end of the test is cancelled.
-func (c *cluster) submit(t *testing.T, dir string, args ...string) *job {
+func (c *slurm) submit(t *testing.T, dir string, args ...string) *submitted {
 	t.Helper()
 	out, err := c.command(t, dir, "sbatch", append([]string{"--parsable"}, args...)...)
 	id := strings.TrimSpace(out)
 	if _, bad := strconv.Atoi(id); err != nil || bad != nil {
 		t.Fatalf("sbatch %v: %v\n%s", args, err, out)
 	}
-	j := &job{c, id, dir}
+	j := &submitted{c, id, dir}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("job %s:\n%s", id, j.log(t))
@@ -234,7 +215,7 @@ func (c *cluster) submit(t *testing.T, dir string, args ...string) *job {
 }
 
 // log is the output of the job so far, the tasks of an array one after the other.
-func (j *job) log(t *testing.T) string {
+func (j *submitted) log(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
 	for _, pattern := range []string{"*-" + j.id + ".out", "*-" + j.id + "_*.out"} {
@@ -264,7 +245,7 @@ type status struct {
 	state, restarts, exit string
 }
 
-func (j *job) status(t *testing.T) []status {
+func (j *submitted) status(t *testing.T) []status {
 	t.Helper()
 	var all []status
 	for line := range strings.Lines(j.must(t, "scontrol", "--oneliner", "show", "job", j.id)) {
@@ -295,7 +276,7 @@ func await(t *testing.T, what string, ok func() bool) {
 }
 
 // end waits for the end of the job, and of each of an array, in one of the states.
-func (j *job) end(t *testing.T, states ...string) []status {
+func (j *submitted) end(t *testing.T, states ...string) []status {
 	t.Helper()
 	over := []string{"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL",
 		"OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"}
@@ -314,7 +295,7 @@ func (j *job) end(t *testing.T, states ...string) []status {
 
 // again waits until the job is in the queue for its second start, and has it begin soon rather than
 // in two minutes. It reports false if the job was done before.
-func (j *job) again(t *testing.T) bool {
+func (j *submitted) again(t *testing.T) bool {
 	t.Helper()
 	done := false
 	await(t, "requeue", func() bool {

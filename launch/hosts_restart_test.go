@@ -1,4 +1,4 @@
-package hosts
+package main
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 )
 
 // beginRun starts launch run on host h0, with its flags and a program's words.
-func (c *cluster) beginRun(t *testing.T, flags []string, program string, args ...string) *job {
+func (c *network) beginRun(t *testing.T, flags []string, program string, args ...string) *remote {
 	t.Helper()
 	line := []string{"exec", c.path("bin", "launch"), "run", "--oversubscribe", "--agent",
 		"'" + c.script + " " + c.dir + " enter'"}
@@ -20,9 +20,9 @@ func (c *cluster) beginRun(t *testing.T, flags []string, program string, args ..
 
 // A rank is killed, and a cable is cut: launch run starts the job again, first on all hosts, then
 // without the one that does not answer. The losses are those of an undisturbed run.
-func TestRestarts(t *testing.T) {
+func TestHostsRestarts(t *testing.T) {
 	t.Parallel()
-	c := start(t, 3)
+	c := startHosts(t, 3)
 	const n = 200
 	whole := losses(t, c.train(t, "h0:2", n), n)
 	args := append(steps(c, n), "--checkpoint", c.path("run"), "--save-every", "10")
@@ -43,7 +43,7 @@ func TestRestarts(t *testing.T) {
 	t.Logf("done %.1f s after the cut", time.Since(at).Seconds())
 	j.said(t, "ranks=3 ", "ranks=2 ")
 	got := map[int]float64{}
-	for _, r := range records[result](t, regexp.MustCompile(`(?m)^\d+: `).ReplaceAllString(j.json.String(), "")) {
+	for _, r := range recordsIn[result](t, regexp.MustCompile(`(?m)^\d+: `).ReplaceAllString(j.json.String(), "")) {
 		if r.Step > 0 && !r.Summary {
 			got[r.Step] = r.Loss
 		}
@@ -51,12 +51,12 @@ func TestRestarts(t *testing.T) {
 	if len(got) != n {
 		t.Errorf("%d steps, want %d", len(got), n)
 	}
-	same(t, whole, got)
+	sameLosses(t, whole, got)
 	c.settled(t, patience, "h0", "h1")
 }
 
 // after is the step from which a job was started again for the n-th time.
-func after(t *testing.T, j *job, n int) int {
+func after(t *testing.T, j *remote, n int) int {
 	t.Helper()
 	m := regexp.MustCompile(fmt.Sprintf(`; restart %d of \d+ in \w+, from step (\d+)`,
 		n)).FindStringSubmatch(j.log.String())

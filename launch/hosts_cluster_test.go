@@ -1,13 +1,10 @@
-// Package hosts tests jobs over several hosts, which testdata/hosts.sh makes of network namespaces
-// on this machine.
-package hosts
+package main
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -25,37 +22,21 @@ import (
 )
 
 const (
-	// patience is how long anything may take: only a hang takes so long.
-	patience = 10 * time.Minute
-	// rankEnv makes the test binary a program that says where each of its ranks is.
-	rankEnv = "LOCKSTEP_HOSTS_RANK"
+	// hostsEnv asks for these tests.
+	hostsEnv = "LOCKSTEP_HOSTS"
+	// hostRankEnv makes the test binary a program that says where each of its ranks is.
+	hostRankEnv = "LOCKSTEP_HOSTS_RANK"
 	// symmetricEnv makes it ask for symmetric memory.
 	symmetricEnv = "LOCKSTEP_HOSTS_SYMMETRIC"
 )
 
-func TestMain(m *testing.M) {
-	if os.Getenv(rankEnv) != "" {
-		rankMain()
-		return
-	}
-	flag.Parse()
-	if err := flag.Set("test.parallel", "6"); err != nil { // they mostly wait
-		panic(err)
-	}
-	status := m.Run()
-	if programs.dir != "" {
-		_ = os.RemoveAll(programs.dir) // of no matter if it stays
-	}
-	os.Exit(status)
-}
-
-// place is where a rank finds itself.
-type place struct {
+// hostPlace is where a rank finds itself.
+type hostPlace struct {
 	Host                                                 string
 	Rank, Size, LocalRank, LocalSize, Node, Nodes, Cores int
 }
 
-func rankMain() {
+func hostRankMain() {
 	spmd.Main(pflag.NewFlagSet("rank", pflag.ContinueOnError), func(_ context.Context, w *spmd.World) error {
 		if os.Getenv(symmetricEnv) != "" {
 			if _, err := spmd.AllocSymmetric[float32](w, 1024); err != nil {
@@ -66,7 +47,7 @@ func rankMain() {
 		if err != nil {
 			return err
 		}
-		line, err := json.Marshal(place{host, w.Rank(), w.Size(), w.LocalRank(), w.LocalSize(), w.Node(),
+		line, err := json.Marshal(hostPlace{host, w.Rank(), w.Size(), w.LocalRank(), w.LocalSize(), w.Node(),
 			w.Nodes(), w.Threads()})
 		if err != nil {
 			return err
@@ -76,44 +57,44 @@ func rankMain() {
 	})
 }
 
-// programs are the applications and, as "rank", the test binary itself.
-var programs struct {
+// built are the applications and, as "rank", the test binary itself.
+var built struct {
 	once sync.Once
 	dir  string
 	err  error
 }
 
-func build() error {
-	programs.once.Do(func() {
+func buildPrograms() error {
+	built.once.Do(func() {
 		var err error
-		if programs.dir, err = os.MkdirTemp("", "hosts"); err != nil {
-			programs.err = err
+		if built.dir, err = os.MkdirTemp("", "hosts"); err != nil {
+			built.err = err
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", programs.dir+"/",
-			"../../apps/train", "../../apps/reduce", "../../apps/matvec", "../../launch").CombinedOutput()
+		out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", built.dir+"/",
+			"../apps/train", "../apps/reduce", "../apps/matvec", ".").CombinedOutput()
 		if err != nil {
-			programs.err = fmt.Errorf("go build: %w\n%s", err, out)
+			built.err = fmt.Errorf("go build: %w\n%s", err, out)
 			return
 		}
 		self, err := os.ReadFile(os.Args[0])
-		programs.err = errors.Join(err, os.WriteFile(filepath.Join(programs.dir, "rank"), self, 0o777))
+		built.err = errors.Join(err, os.WriteFile(filepath.Join(built.dir, "rank"), self, 0o777))
 	})
-	return programs.err
+	return built.err
 }
 
-// cluster is a set of hosts.
-type cluster struct {
+// network is a set of hosts, which testdata/hosts.sh makes of network namespaces on this machine.
+type network struct {
 	dir    string // the same on all of them, with the programs in bin
 	script string
 }
 
-// start starts n hosts, which end with the test, or with this process.
-func start(t *testing.T, n int) *cluster {
+// startHosts starts n hosts, which end with the test, or with this process.
+func startHosts(t *testing.T, n int) *network {
 	t.Helper()
-	if os.Getenv("LOCKSTEP_HOSTS") == "" {
+	if os.Getenv(hostsEnv) == "" {
 		t.Skip("takes a minute or two: LOCKSTEP_HOSTS=1, or make test-hosts")
 	}
 	if os.Geteuid() != 0 {
@@ -127,7 +108,7 @@ func start(t *testing.T, n int) *cluster {
 	if out, _ := exec.Command("mpirun", "--version").CombinedOutput(); !strings.Contains(string(out), "Open MPI) 4.") {
 		t.Skipf("the options are those of Open MPI 4, and mpirun is %q", out)
 	}
-	if err := build(); err != nil {
+	if err := buildPrograms(); err != nil {
 		t.Fatal(err)
 	}
 	script, err := filepath.Abs("testdata/hosts.sh")
@@ -138,7 +119,7 @@ func start(t *testing.T, n int) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{dir: dir, script: script}
+	c := &network{dir: dir, script: script}
 	life, hold, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -160,19 +141,19 @@ func start(t *testing.T, n int) *cluster {
 		t.Fatal(err)
 	}
 	for _, p := range []string{"train", "reduce", "matvec", "launch", "rank"} {
-		if err := os.Link(filepath.Join(programs.dir, p), c.path("bin", p)); err != nil {
+		if err := os.Link(filepath.Join(built.dir, p), c.path("bin", p)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return c
 }
 
-func (c *cluster) path(name ...string) string {
+func (c *network) path(name ...string) string {
 	return filepath.Join(append([]string{c.dir}, name...)...)
 }
 
 // command runs the script.
-func (c *cluster) command(ctx context.Context, stdin *os.File, args ...string) (string, error) {
+func (c *network) command(ctx context.Context, stdin *os.File, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.script, append([]string{c.dir}, args...)...)
@@ -187,7 +168,7 @@ func (c *cluster) command(ctx context.Context, stdin *os.File, args ...string) (
 	return string(out), nil
 }
 
-func (c *cluster) must(t *testing.T, args ...string) string {
+func (c *network) must(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := c.command(t.Context(), nil, args...)
 	if err != nil {
@@ -197,7 +178,7 @@ func (c *cluster) must(t *testing.T, args ...string) string {
 }
 
 // each runs a shell command on every host, in which K is the number of the host, from 1.
-func (c *cluster) each(t *testing.T, n int, command string) {
+func (c *network) each(t *testing.T, n int, command string) {
 	t.Helper()
 	for i := range n {
 		c.must(t, "enter", fmt.Sprintf("h%d", i), fmt.Sprintf("K=%d; %s", i+1, command))
@@ -205,7 +186,7 @@ func (c *cluster) each(t *testing.T, n int, command string) {
 }
 
 // pids returns the processes of a host by their program's name.
-func (c *cluster) pids(t *testing.T, host, name string) (pids []int) {
+func (c *network) pids(t *testing.T, host, name string) (pids []int) {
 	t.Helper()
 	for line := range strings.Lines(c.must(t, "list", host)) {
 		f := strings.Fields(line)
@@ -222,8 +203,8 @@ func (c *cluster) pids(t *testing.T, host, name string) (pids []int) {
 	return pids
 }
 
-// job is one mpirun, on host h0.
-type job struct {
+// remote is one mpirun, on host h0.
+type remote struct {
 	cmd   *exec.Cmd
 	json  bytes.Buffer // standard output
 	log   transcript   // standard error
@@ -234,7 +215,7 @@ type job struct {
 func where(hosts string) []string { return []string{"-H", hosts} }
 
 // begin starts mpirun with its arguments and those of a program.
-func (c *cluster) begin(t *testing.T, options []string, program string, args ...string) *job {
+func (c *network) begin(t *testing.T, options []string, program string, args ...string) *remote {
 	t.Helper()
 	line := []string{"exec mpirun --allow-run-as-root --bind-to none --mca mpi_yield_when_idle 1",
 		"--mca plm_rsh_agent", "'" + c.script + " " + c.dir + " enter'"}
@@ -242,10 +223,10 @@ func (c *cluster) begin(t *testing.T, options []string, program string, args ...
 }
 
 // onFirst starts a shell's words on host h0.
-func (c *cluster) onFirst(t *testing.T, words []string) *job {
+func (c *network) onFirst(t *testing.T, words []string) *remote {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-	j := &job{ended: make(chan struct{})}
+	j := &remote{ended: make(chan struct{})}
 	j.cmd = exec.CommandContext(ctx, c.script, c.dir, "enter", "h0", strings.Join(words, " "))
 	j.log.news = make(chan struct{}, 1)
 	j.cmd.Stdout, j.cmd.Stderr = &j.json, &j.log
@@ -262,7 +243,7 @@ func (c *cluster) onFirst(t *testing.T, words []string) *job {
 }
 
 // end waits for the job. ok is whether it must end well.
-func (j *job) end(t *testing.T, ok bool) {
+func (j *remote) end(t *testing.T, ok bool) {
 	t.Helper()
 	<-j.ended
 	if status := j.cmd.ProcessState.ExitCode(); (status == 0) != ok {
@@ -271,7 +252,7 @@ func (j *job) end(t *testing.T, ok bool) {
 }
 
 // said fails the test unless the job has said all of it.
-func (j *job) said(t *testing.T, want ...string) {
+func (j *remote) said(t *testing.T, want ...string) {
 	t.Helper()
 	for _, w := range want {
 		if !strings.Contains(j.log.String(), w) {
@@ -280,8 +261,8 @@ func (j *job) said(t *testing.T, want ...string) {
 	}
 }
 
-// records are the lines of JSON that the program has written to standard output.
-func records[T any](t *testing.T, text string) (all []T) {
+// recordsIn are the lines of JSON that the program has written to standard output.
+func recordsIn[T any](t *testing.T, text string) (all []T) {
 	t.Helper()
 	d := json.NewDecoder(strings.NewReader(text))
 	for d.More() {
@@ -296,7 +277,7 @@ func records[T any](t *testing.T, text string) (all []T) {
 
 // settled waits until no process runs on the hosts, and returns when that was. It fails the test
 // after limit, or if files are left.
-func (c *cluster) settled(t *testing.T, limit time.Duration, hosts ...string) time.Time {
+func (c *network) settled(t *testing.T, limit time.Duration, hosts ...string) time.Time {
 	t.Helper()
 	end := time.Now().Add(limit)
 	for _, host := range hosts {
@@ -308,7 +289,7 @@ func (c *cluster) settled(t *testing.T, limit time.Duration, hosts ...string) ti
 		}
 	}
 	at := time.Now()
-	root, err := filepath.Abs("../..")
+	root, err := filepath.Abs("..")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +331,7 @@ func (t *transcript) String() string {
 }
 
 // until waits for the job to say text.
-func (j *job) until(t *testing.T, text string) {
+func (j *remote) until(t *testing.T, text string) {
 	t.Helper()
 	for !strings.Contains(j.log.String(), text) {
 		select {

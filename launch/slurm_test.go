@@ -1,4 +1,4 @@
-package slurm
+package main
 
 import (
 	"encoding/json"
@@ -13,9 +13,9 @@ import (
 	"testing"
 )
 
-func script(t *testing.T, name string) string {
+func batchScript(t *testing.T, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(name)
+	path, err := filepath.Abs(filepath.Join("slurm", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,8 +35,8 @@ var tiny = []string{"--device", "host", "--data", "text.txt", "--layers", "1", "
 	"--heads", "2", "--seq", "16", "--sample", "0", "--steps", "8"}
 
 // Each script does its work as it is, on as many ranks as it says.
-func TestScripts(t *testing.T) {
-	c := start(t)
+func TestSlurmScripts(t *testing.T) {
+	c := startSlurm(t)
 	for _, tc := range []struct {
 		script, launcher, json string
 		args                   []string
@@ -49,7 +49,7 @@ func TestScripts(t *testing.T) {
 		{"stencil.sbatch", "slurm-pmix", "stencil-ID.jsonl", []string{"--device", "host", "--size", "100x200"}},
 	} {
 		t.Run(tc.script, func(t *testing.T) {
-			j := c.submit(t, c.folder(t), append([]string{script(t, tc.script)}, tc.args...)...)
+			j := c.submit(t, c.folder(t), append([]string{batchScript(t, tc.script)}, tc.args...)...)
 			j.end(t, "COMPLETED")
 			line := regexp.MustCompile(`INF start launcher=` + tc.launcher + ` ranks=8 nodes=2 `)
 			if !line.MatchString(j.log(t)) {
@@ -67,7 +67,7 @@ func TestScripts(t *testing.T) {
 		})
 	}
 	t.Run("sweep.sbatch", func(t *testing.T) {
-		j := c.submit(t, c.folder(t), append([]string{script(t, "sweep.sbatch")}, tiny...)...)
+		j := c.submit(t, c.folder(t), append([]string{batchScript(t, "sweep.sbatch")}, tiny...)...)
 		if n := len(j.end(t, "COMPLETED")); n != 4 {
 			t.Errorf("%d jobs in the array, want 4", n)
 		}
@@ -93,10 +93,10 @@ func TestScripts(t *testing.T) {
 
 // A stopped run goes on from a checkpoint of the very step, whatever stopped it. Its losses are
 // those of an undisturbed run, to the bit.
-func TestRequeue(t *testing.T) {
-	c := start(t)
-	submit := func(t *testing.T, name string, steps int) (*job, string) {
-		j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=2", "--gpus-per-node=2", script(t, name)},
+func TestSlurmRequeue(t *testing.T) {
+	c := startSlurm(t)
+	submit := func(t *testing.T, name string, steps int) (*submitted, string) {
+		j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=2", "--gpus-per-node=2", batchScript(t, name)},
 			small(steps)...)...)
 		return j, filepath.Join(j.dir, "runs", j.id+".jsonl")
 	}
@@ -124,7 +124,7 @@ func TestRequeue(t *testing.T) {
 		{"a job that goes first", "train.sbatch", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var j *job
+			var j *submitted
 			var file string
 			for ; ; steps *= 2 { // until the run does not end before it is stopped
 				j, file = submit(t, tc.script, steps)
@@ -172,7 +172,7 @@ func same(a, b record) bool {
 }
 
 // checkpoints are the numbers of steps after which the job has saved.
-func checkpoints(t *testing.T, j *job) []int {
+func checkpoints(t *testing.T, j *submitted) []int {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(j.dir, "runs", j.id, "step-*", "COMPLETE"))
 	if err != nil {
@@ -190,14 +190,14 @@ func checkpoints(t *testing.T, j *job) []int {
 }
 
 // The signal of the script's own --signal comes before the time is up.
-func TestTimeIsUp(t *testing.T) {
-	c := start(t)
+func TestSlurmTimeIsUp(t *testing.T) {
+	c := startSlurm(t)
 	for _, tc := range []struct{ script, signal string }{{"train.sbatch", "USR1@59"},
 		{"train-mpirun.sbatch", "B:USR1@59"}} {
 		t.Run(tc.script, func(t *testing.T) {
 			t.Parallel()
 			args := []string{"--time=1", "--signal=" + tc.signal, "--ntasks-per-node=1",
-				"--gpus-per-node=1", script(t, tc.script)}
+				"--gpus-per-node=1", batchScript(t, tc.script)}
 			j := c.submit(t, c.folder(t), append(args, small(1<<30)...)...)
 			if !j.again(t) {
 				t.Fatal("a run without end has ended")
@@ -212,11 +212,11 @@ func TestTimeIsUp(t *testing.T) {
 }
 
 // scancel lets a run save, and ends it.
-func TestCancel(t *testing.T) {
-	c := start(t)
+func TestSlurmCancel(t *testing.T) {
+	c := startSlurm(t)
 	t.Parallel()
 	j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=1", "--gpus-per-node=1",
-		script(t, "train.sbatch")}, small(1<<30)...)...)
+		batchScript(t, "train.sbatch")}, small(1<<30)...)...)
 	file := filepath.Join(j.dir, "runs", j.id+".jsonl")
 	await(t, "third step", func() bool { return len(records(t, file)) >= 3 })
 	c.must(t, "scancel", j.id)
@@ -229,12 +229,13 @@ func TestCancel(t *testing.T) {
 }
 
 // The death of a rank ends the job, and the log names the rank.
-func TestKilledRank(t *testing.T) {
-	c := start(t)
+func TestSlurmKilledRank(t *testing.T) {
+	c := startSlurm(t)
 	for _, name := range []string{"train.sbatch", "train-mpirun.sbatch"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=1", "--gpus-per-node=1", script(t, name)},
+			j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=1", "--gpus-per-node=1",
+				batchScript(t, name)},
 				small(1<<30)...)...)
 			file := filepath.Join(j.dir, "runs", j.id+".jsonl")
 			await(t, "third step", func() bool { return len(records(t, file)) >= 3 })
@@ -281,8 +282,8 @@ func rankOne(t *testing.T, id string) int {
 }
 
 // Mistakes of a user, and lacks of a cluster, are said on one line, at once.
-func TestRefused(t *testing.T) {
-	c := start(t)
+func TestSlurmRefused(t *testing.T) {
+	c := startSlurm(t)
 	noPMIx := "SLURM_CONF=" + withoutPMIx(t, c)
 	for _, tc := range []struct {
 		script, env string
@@ -308,8 +309,8 @@ func TestRefused(t *testing.T) {
 				dir = c.folder(t)
 			}
 			// Slurm gives a job the SLURM_CONF of its own, so the script runs here.
-			other := &cluster{c.dir, c.bin, append(slices.Clone(c.env), tc.env)}
-			out, err := other.command(t, dir, "/bin/bash", script(t, tc.script))
+			other := &slurm{c.dir, c.bin, append(slices.Clone(c.env), tc.env)}
+			out, err := other.command(t, dir, "/bin/bash", batchScript(t, tc.script))
 			if err == nil || !strings.Contains(out, tc.want) || strings.Count(out, "\n") != 1 {
 				t.Errorf("%v, %q, want one line with %q", err, out, tc.want)
 			}
@@ -318,7 +319,7 @@ func TestRefused(t *testing.T) {
 }
 
 // withoutPMIx returns a slurm.conf with which srun does not find its plugin for PMIx.
-func withoutPMIx(t *testing.T, c *cluster) string {
+func withoutPMIx(t *testing.T, c *slurm) string {
 	t.Helper()
 	m := regexp.MustCompile(`(?m)^PluginDir\s*= (\S+)`).FindStringSubmatch(c.must(t, "scontrol", "show", "config"))
 	if m == nil {
@@ -349,8 +350,8 @@ func withoutPMIx(t *testing.T, c *cluster) string {
 }
 
 // Ranks that cannot find each other do not run as so many worlds of one, and do not hang.
-func TestAlone(t *testing.T) {
-	c := start(t)
+func TestSlurmAlone(t *testing.T) {
+	c := startSlurm(t)
 	dir := c.folder(t)
 	for _, tc := range []struct {
 		name, command, want string
@@ -373,8 +374,8 @@ func TestAlone(t *testing.T) {
 }
 
 // Local ranks count from 0 on each node, and ranks see the GPUs of the request.
-func TestPlaces(t *testing.T) {
-	c := start(t)
+func TestSlurmPlaces(t *testing.T) {
+	c := startSlurm(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -390,12 +391,12 @@ func TestPlaces(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			args := append([]string{"--nodes=2", "--ntasks-per-node=2", "--output=places-%j.out",
-				"--export=ALL," + rankEnv + "=1"}, tc.request...)
+				"--export=ALL," + slurmRankEnv + "=1"}, tc.request...)
 			j := c.submit(t, t.TempDir(), append(args, "--wrap="+tc.start+" "+self+" --device host")...)
 			j.end(t, "COMPLETED")
-			got := map[int]place{}
+			got := map[int]slurmPlace{}
 			for line := range strings.Lines(j.log(t)) {
-				var p place
+				var p slurmPlace
 				if strings.HasPrefix(line, "{") {
 					if err := json.Unmarshal([]byte(line), &p); err != nil {
 						t.Fatalf("%v in %q", err, line)
@@ -404,7 +405,7 @@ func TestPlaces(t *testing.T) {
 				}
 			}
 			for r := range 4 {
-				if want := (place{r, r % 2, 2, r / 2, 2, fmt.Sprintf("n%d", r/2+1), got[r].GPUs}); got[r] != want {
+				if want := (slurmPlace{r, r % 2, 2, r / 2, 2, fmt.Sprintf("n%d", r/2+1), got[r].GPUs}); got[r] != want {
 					t.Errorf("rank %d: %+v, want %+v", r, got[r], want)
 				}
 				if n := len(strings.Split(got[r].GPUs, ",")); n != tc.gpus {
@@ -419,8 +420,8 @@ func TestPlaces(t *testing.T) {
 }
 
 // launch doctor sees the nodes, and says what to type if srun has started it without PMIx.
-func TestDoctor(t *testing.T) {
-	c := start(t)
+func TestSlurmDoctor(t *testing.T) {
+	c := startSlurm(t)
 	for _, tc := range []struct {
 		mpi, want string
 		ok        bool
