@@ -116,7 +116,7 @@ func gradientsInPyTorch[A ops.Act](t *testing.T, w *spmd.World, python, program 
 		s := spmdtest.Stream(t, w, "test")
 		traintest.NoError(t, m.Init(1), m.Refresh(s), s.Synchronize())
 		dir := t.TempDir()
-		_, err = layout.WriteFolder(dir, x.cfg, x.tokens, traintest.FloatsOf(t, m.Weights), nil)
+		_, err = layout.WriteFolder(dir, x.cfg, x.tokens, traintest.ValuesOf(t, m.Weights), nil)
 		traintest.NoError(t, err)
 		var sequences [][]int32
 		var in, targets []int32
@@ -128,15 +128,15 @@ func gradientsInPyTorch[A ops.Act](t *testing.T, w *spmd.World, python, program 
 		}
 		list := make([]int32, ops.SortedLen(len(in), x.cfg.Vocab))
 		new(ops.Sorter).Sort(list, in, x.cfg.Vocab)
-		b := gpt.Batch{In: traintest.TokenBuffer(t, w, in), Targets: traintest.TokenBuffer(t, w, targets),
-			Sorted: traintest.TokenBuffer(t, w, list), B: batch, T: x.cfg.SeqMax}
+		b := gpt.Batch{In: traintest.BufferOf(t, w, in), Targets: traintest.BufferOf(t, w, targets),
+			Sorted: traintest.BufferOf(t, w, list), B: batch, T: x.cfg.SeqMax}
 		traintest.NoError(t, m.ForwardBackward(s, b, 1/float32(len(in)), true, nil), s.Synchronize())
 		theirs := runInPyTorch(t, python, program, dir, sequences)
 		if !traintest.CloseTo(m.Loss.At(0), theirs.loss, traintest.BoundsOf(w, ops.IsHalf[A]()).Loss) {
 			t.Errorf("%d layers of %d channels: a loss of %v, in PyTorch %v",
 				x.cfg.Layers, x.cfg.Channels, m.Loss.At(0), theirs.loss)
 		}
-		ours, mine, vectors := traintest.FloatsOf(t, m.Grads), []float32{}, []float32{}
+		ours, mine, vectors := traintest.ValuesOf(t, m.Grads), []float32{}, []float32{}
 		for _, p := range m.Params {
 			want := theirs.grads[p.Name]
 			if !p.Decay { // one by one they may be near 0 by chance

@@ -71,14 +71,14 @@ func testDecode[A ops.Act](t *testing.T, w *spmd.World, cases []decodeCase) {
 				if round > 0 {
 					continue
 				}
-				out, err := m.Logits(s, traintest.TokenBuffer(t, w, tokens[:at+n]), 0)
+				out, err := m.Logits(s, traintest.BufferOf(t, w, tokens[:at+n]), 0)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if err := s.Synchronize(); err != nil {
 					t.Fatal(err)
 				}
-				want, largest := traintest.FloatsOf(t, out), 0.0
+				want, largest := traintest.ValuesOf(t, out), 0.0
 				for _, v := range want {
 					largest = max(largest, math.Abs(float64(v)))
 				}

@@ -79,8 +79,8 @@ func TestFP8Gradients(t *testing.T) {
 		traintest.NoError(t, err)
 		cfg := layout.Config{Layers: 3, Heads: 2, Channels: 96, SeqMax: 64, Vocab: 300}
 		const b, seq = 3, 64
-		in := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
-		targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
+		in := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
+		targets := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		grads := func(level layout.FP8Level) (loss float64, g []float32) {
 			cfg := cfg
 			cfg.FP8 = level
@@ -96,7 +96,7 @@ func TestFP8Gradients(t *testing.T) {
 				traintest.NoError(t, m.ForwardBackward(s, batch, 0.5/(b*seq), i == 0, nil))
 			}
 			traintest.NoError(t, s.Synchronize())
-			loss, g = traintest.ValuesOf(t, m.Loss)[0], traintest.FloatsOf(t, m.Grads)
+			loss, g = traintest.ValuesOf(t, m.Loss)[0], traintest.ValuesOf(t, m.Grads)
 			traintest.NoError(t, m.Close())
 			return loss, g
 		}
@@ -129,8 +129,8 @@ func TestFP8RecomputeRecords(t *testing.T) {
 		traintest.NoError(t, err)
 		const b, seq = 2, 16
 		cfg := layout.Config{Layers: 3, Heads: 2, Channels: 32, SeqMax: seq, Vocab: 300, FP8: layout.FP8All}
-		in := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
-		targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
+		in := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
+		targets := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		less := traintest.Must(MemoryNeeded(cfg, b, seq, true))
 		for _, cfg.Recompute = range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {
 			n := traintest.Must(MemoryNeeded(cfg, b, seq, true))
@@ -170,8 +170,8 @@ func TestFP8RecomputedGELU(t *testing.T) {
 			Recompute: layout.RecomputeGELU}
 		m, err := NewModel[spmd.BF16](w, cfg, b, seq)
 		traintest.NoError(t, err, m.Init(7), m.Refresh(s))
-		in := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
-		targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
+		in := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
+		targets := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
 		e := m.on(s, batch, fromZero, ops.Evaluates)
 		e.forward()

@@ -246,7 +246,7 @@ func (l *launches[A]) embeddings() {
 	e, cfg := l.e, l.e.m.Cfg
 	n, C := e.N, cfg.Channels
 	tokens := traintest.RandomTokens(n, cfg.Vocab, 3)
-	tb := traintest.TokenBuffer(l.T, l.w, tokens)
+	tb := traintest.BufferOf(l.T, l.w, tokens)
 	wte, wv := l.floats(cfg.PaddedVocab()*C, 1)
 	wpe, pv := l.floats(cfg.SeqMax*C, 1)
 	out := fresh[A](l.T, l.w, n*C)
@@ -350,7 +350,7 @@ func (l *launches[A]) loss() {
 	n, v, vp := e.N, cfg.Vocab, cfg.PaddedVocab()
 	const scale = 0.25
 	targets := traintest.RandomTokens(n, v, 5)
-	tb := traintest.TokenBuffer(l.T, l.w, targets)
+	tb := traintest.BufferOf(l.T, l.w, targets)
 	logits, x := l.acts(n*vp, 4)
 	var loss, grad []float64
 	total := 0.0
@@ -407,8 +407,8 @@ func testStepsRepeat[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := layout.Config{Layers: 1, Heads: 2, Channels: 64, SeqMax: 100, Vocab: 30}
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 8)
 	n := 8 * cfg.SeqMax
-	in := traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 2))
-	targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 3))
+	in := traintest.BufferOf(t, w, traintest.RandomTokens(n, cfg.Vocab, 2))
+	targets := traintest.BufferOf(t, w, traintest.RandomTokens(n, cfg.Vocab, 3))
 	batch := batchOf(t, w, in, targets, 8, cfg.SeqMax, cfg.Vocab)
 	var first []float32
 	for i := range 5 {
@@ -418,7 +418,7 @@ func testStepsRepeat[A ops.Act](t *testing.T, w *spmd.World) {
 		if err := s.Synchronize(); err != nil {
 			t.Fatal(err)
 		}
-		got := traintest.FloatsOf(t, m.Grads)
+		got := traintest.ValuesOf(t, m.Grads)
 		if first == nil {
 			first = got
 		}
@@ -442,7 +442,7 @@ func TestBadTokens(t *testing.T) {
 				tokens := [2][]int32{make([]int32, 4), make([]int32, 4)}
 				tokens[where][2] = bad
 				if err := m.ForwardBackward(s,
-					batchOf(t, w, traintest.TokenBuffer(t, w, tokens[0]), traintest.TokenBuffer(t, w, tokens[1]), 1, 4,
+					batchOf(t, w, traintest.BufferOf(t, w, tokens[0]), traintest.BufferOf(t, w, tokens[1]), 1, 4,
 						traintest.Small.Vocab), 0.25, true, nil); err != nil {
 					t.Fatal(err)
 				}

@@ -81,7 +81,7 @@ func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.B
 // its norm. It returns the largest such distance.
 func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float64) float64 {
 	t.Helper()
-	got := traintest.FloatsOf(t, m.Grads)
+	got := traintest.ValuesOf(t, m.Grads)
 	worst, where := 0.0, ""
 	for _, p := range m.Params {
 		d, n := 0.0, 0.0
@@ -137,7 +137,7 @@ func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 		wantLoss := traintest.Reference(tc.cfg, p).Batch(in, targets, tc.t, want)
 
 		m, s := testModel[A](t, w, tc.cfg, p, batch)
-		ib, tb := traintest.TokenBuffer(t, w, in), traintest.TokenBuffer(t, w, targets)
+		ib, tb := traintest.BufferOf(t, w, in), traintest.BufferOf(t, w, targets)
 		scale := 1 / float32(batch*tc.t)
 		// A second pass must not see the first.
 		for range 2 {
@@ -207,8 +207,8 @@ func stepOf[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := layout.Config{Layers: 1, Heads: 2, Channels: 32, SeqMax: 9, Vocab: 61}
 	const batch, length = 2, 9
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 7), batch)
-	in := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 8))
-	targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 9))
+	in := traintest.BufferOf(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 8))
+	targets := traintest.BufferOf(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 9))
 	for _, first := range []bool{true, false} {
 		spmdtest.Must(t, m.ForwardBackward(s, batchOf(t, w, in, targets, batch, length, cfg.Vocab), 0.1, first, nil))
 		spmdtest.Must(t, s.Synchronize())
@@ -238,7 +238,7 @@ func testModelDataParallel[A ops.Act](t *testing.T, w *spmd.World) {
 	}
 	mine := spmd.ShardOf(batch, w.Rank(), w.Size())
 	lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
-	ib, tb := traintest.TokenBuffer(t, w, in[lo:hi]), traintest.TokenBuffer(t, w, targets[lo:hi])
+	ib, tb := traintest.BufferOf(t, w, in[lo:hi]), traintest.BufferOf(t, w, targets[lo:hi])
 	ready := func(g int) error { return r.Ready(g, s) }
 	if err := m.ForwardBackward(s, batchOf(t, w, ib, tb, mine.Len, T, cfg.Vocab), 1./(batch*T), true,
 		ready); err != nil {
@@ -277,12 +277,12 @@ func testLogits[A ops.Act](t *testing.T, w *spmd.World) {
 	p := traintest.RandomParams(cfg, 1)
 	m, s := testModel[A](t, w, cfg, p, 1)
 	in, targets := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2), traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 3)
-	ib := traintest.TokenBuffer(t, w, in)
+	ib := traintest.BufferOf(t, w, in)
 	ref := traintest.Reference(cfg, p)
 	for _, n := range []int{1, 2, 17, cfg.SeqMax} {
-		want := ref.Sequence(in[:n], targets[:n], 1, nil)
+		want := float64(n) * ref.Batch(in[:n], targets[:n], n, nil)
 		if n > 1 {
-			want -= ref.Sequence(in[:n-1], targets[:n-1], 1, nil)
+			want -= float64(n-1) * ref.Batch(in[:n-1], targets[:n-1], n-1, nil)
 		}
 		logits, err := m.Logits(s, ib.Slice(0, n), 0)
 		if err != nil {
@@ -291,7 +291,7 @@ func testLogits[A ops.Act](t *testing.T, w *spmd.World) {
 		if err := s.Synchronize(); err != nil {
 			t.Fatal(err)
 		}
-		x := traintest.FloatsOf(t, logits)
+		x := traintest.ValuesOf(t, logits)
 		sum := 0.0
 		for _, v := range x {
 			sum += math.Exp(float64(v))
@@ -406,7 +406,7 @@ func TestModelRefuses(t *testing.T) {
 	}
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		m, s := testModel[float32](t, w, traintest.Small, traintest.RandomParams(traintest.Small, 1), 2)
-		tokens := traintest.TokenBuffer(t, w, make([]int32, 3*traintest.Small.SeqMax))
+		tokens := traintest.BufferOf(t, w, make([]int32, 3*traintest.Small.SeqMax))
 		for _, tc := range []struct{ b, t, in, targets int }{
 			{3, 24, 72, 72}, {0, 24, 0, 0}, {1, 25, 25, 25}, {2, 10, 20, 19}, {2, 10, 21, 20},
 		} {

@@ -32,8 +32,8 @@ func tokenBatch(t *testing.T, w *spmd.World, in, targets []int32, b, n, vocab in
 	t.Helper()
 	list := make([]int32, ops.SortedLen(len(in), vocab))
 	new(ops.Sorter).Sort(list, in, vocab)
-	return Batch{In: traintest.TokenBuffer(t, w, in), Targets: traintest.TokenBuffer(t, w, targets),
-		Sorted: traintest.TokenBuffer(t, w, list), B: b, T: n}
+	return Batch{In: traintest.BufferOf(t, w, in), Targets: traintest.BufferOf(t, w, targets),
+		Sorted: traintest.BufferOf(t, w, list), B: b, T: n}
 }
 
 // compareModern fails if a tensor's gradient is further than bound from the reference,
@@ -41,7 +41,7 @@ func tokenBatch(t *testing.T, w *spmd.World, in, targets []int32, b, n, vocab in
 // norm of all gradients.
 func compareModern(t *testing.T, m *State, want map[string][]float64, bound float64) float64 {
 	t.Helper()
-	got := traintest.FloatsOf(t, m.Grads)
+	got := traintest.ValuesOf(t, m.Grads)
 	worst, where, all, off := 0.0, "", 0.0, 0.0
 	for _, p := range m.Params {
 		d, n := 0.0, 0.0
@@ -117,7 +117,7 @@ func testModernAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 		in := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 8)
 		targets := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 9)
 		want := traintest.ZeroLike(p)
-		wantLoss := traintest.ModernReference(tc.cfg, p).Batch(in, targets, tc.t, want)
+		wantLoss := traintest.Reference(tc.cfg, p).Batch(in, targets, tc.t, want)
 
 		m, s := testModern[A](t, w, tc.cfg, p, batch)
 		scale := 1 / float32(batch*tc.t)
@@ -172,7 +172,7 @@ func TestModernDataParallel(t *testing.T) {
 		p := traintest.RandomParams(cfg, 1)
 		in, targets := traintest.RandomTokens(batch*T, cfg.Vocab, 2), traintest.RandomTokens(batch*T, cfg.Vocab, 3)
 		want := traintest.ZeroLike(p)
-		wantLoss := traintest.ModernReference(cfg, p).Batch(in, targets, T, want)
+		wantLoss := traintest.Reference(cfg, p).Batch(in, targets, T, want)
 		m, s := testModern[float32](t, w, cfg, p, batch)
 		r, err := parallel.NewReducer(w.Comm(), m.GradGroups(), parallel.ReducerConfig{BucketBytes: 1 << 14})
 		traintest.NoError(t, err)
@@ -202,7 +202,7 @@ func testModernRepeats[A ops.Act](t *testing.T, w *spmd.World) {
 	var grads [][]float32
 	for range 2 {
 		traintest.NoError(t, m.ForwardBackward(s, batch, 1./96, true, nil), s.Synchronize())
-		grads = append(grads, traintest.FloatsOf(t, m.Grads))
+		grads = append(grads, traintest.ValuesOf(t, m.Grads))
 	}
 	if !slices.Equal(grads[0], grads[1]) {
 		t.Error("two passes of the same batch have different bits")
@@ -222,7 +222,7 @@ func TestModernLogits(t *testing.T) {
 		m, s := testModern[float32](t, w, cfg, p, 1)
 		in := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2)
 		targets := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 3)
-		ib, ref := traintest.TokenBuffer(t, w, in), traintest.ModernReference(cfg, p)
+		ib, ref := traintest.BufferOf(t, w, in), traintest.Reference(cfg, p)
 		for _, n := range []int{1, 2, 17, cfg.SeqMax} {
 			want := float64(n) * ref.Batch(in[:n], targets[:n], n, nil)
 			if n > 1 {
@@ -230,7 +230,7 @@ func TestModernLogits(t *testing.T) {
 			}
 			logits, err := m.Logits(s, ib.Slice(0, n), 0)
 			traintest.NoError(t, err, s.Synchronize())
-			x, sum := traintest.FloatsOf(t, logits), 0.0
+			x, sum := traintest.ValuesOf(t, logits), 0.0
 			for _, v := range x {
 				sum += math.Exp(float64(v))
 			}
@@ -255,11 +255,11 @@ func testLogitsGoOn[A ops.Act](t *testing.T, w *spmd.World) {
 		bound = 0.1 // of logits around 5
 	}
 	m, s := testModern[A](t, w, cfg, traintest.RandomParams(cfg, 1), 1)
-	tokens := traintest.TokenBuffer(t, w, traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2))
+	tokens := traintest.BufferOf(t, w, traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2))
 	logits := func(n, before int) []float32 {
 		x, err := m.Logits(s, tokens.Slice(0, n), before)
 		traintest.NoError(t, err, s.Synchronize())
-		return traintest.FloatsOf(t, x)
+		return traintest.ValuesOf(t, x)
 	}
 	for _, n := range []int{1, 2, 40, 385, 386, 400} {
 		want := logits(n, 0)
@@ -276,7 +276,7 @@ func testLogitsGoOn[A ops.Act](t *testing.T, w *spmd.World) {
 		}
 	}
 	for _, c := range [][2]int{{401, 0}, {5, 5}, {5, -1}} {
-		if _, err := m.Logits(s, traintest.TokenBuffer(t, w, make([]int32, c[0])), c[1]); err == nil {
+		if _, err := m.Logits(s, traintest.BufferOf(t, w, make([]int32, c[0])), c[1]); err == nil {
 			t.Errorf("%d tokens, %d of them before: no error", c[0], c[1])
 		}
 	}

@@ -51,7 +51,7 @@ func TestModernFP8Gradients(t *testing.T) {
 				t.Errorf("--fp8 %v: told %d bytes, took %d", level, need, took)
 			}
 			loss, losses = traintest.ValuesOf(t, m.Loss)[0], traintest.ValuesOf(t, m.losses)
-			g = traintest.FloatsOf(t, m.Grads)
+			g = traintest.ValuesOf(t, m.Grads)
 			traintest.NoError(t, m.Close())
 			return loss, losses, g
 		}
@@ -114,7 +114,7 @@ func TestModernFP8Recompute(t *testing.T) {
 				}
 				peaks[i] = max(peaks[i], peak)
 			}
-			got := [2][]float32{traintest.FloatsOf(t, m.Grads), peaks}
+			got := [2][]float32{traintest.ValuesOf(t, m.Grads), peaks}
 			if recompute == layout.RecomputeOff {
 				want = got
 				checkPeaks(t, m, peaks)

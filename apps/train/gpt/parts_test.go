@@ -46,7 +46,7 @@ func (l *launches[A]) embeddingParts(parts int) {
 	cfg := l.e.m.Cfg
 	n, C := l.e.N, cfg.Channels
 	tokens := traintest.RandomTokens(n, cfg.Vocab, 3)
-	tb, sorted := traintest.TokenBuffer(l.T, l.w, tokens), sortedBuffer(l.T, l.w, tokens, cfg.Vocab)
+	tb, sorted := traintest.BufferOf(l.T, l.w, tokens), sortedBuffer(l.T, l.w, tokens, cfg.Vocab)
 	wv, pv := l.random(cfg.PaddedVocab()*C, 1, false), l.random(cfg.SeqMax*C, 1, false)
 	dout, dv := l.acts(n*C, 1)
 	end := 0
@@ -95,7 +95,7 @@ func (l *launches[A]) lossParts(parts int) {
 	cfg, n := l.e.m.Cfg, l.e.N
 	const scale = 0.25
 	targets := traintest.RandomTokens(n, cfg.Vocab, 5)
-	tb := traintest.TokenBuffer(l.T, l.w, targets)
+	tb := traintest.BufferOf(l.T, l.w, targets)
 	// Numbers are far from zero and from each other, so that a part may
 	// have almost nothing of a sum.
 	x := l.random(n*cfg.PaddedVocab(), 30, true)
@@ -226,7 +226,7 @@ func TestSetPart(t *testing.T) {
 								rank, parts, shard.Mode, first)
 						}
 					}
-					if _, err := m.Logits(s, traintest.TokenBuffer(t, w, []int32{1}), 0); err == nil {
+					if _, err := m.Logits(s, traintest.BufferOf(t, w, []int32{1}), 0); err == nil {
 						t.Error("a rank with a part of the logits tells of all")
 					}
 					traintest.NoError(t, m.Close())

@@ -275,7 +275,7 @@ func TestFP8Classifier(t *testing.T) {
 		b, losses := traintest.BufferOf(t, w, logits), traintest.BufferOf(t, w, make([]float32, n))
 		to := newWide(t, w, n*vp, 9, 0)
 		e := &Launcher[spmd.BF16]{S: s, Cfg: cfg, N: n, T: n}
-		e.Classifier(losses, b, traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 5)), 0.25, true,
+		e.Classifier(losses, b, traintest.BufferOf(t, w, traintest.RandomTokens(n, cfg.Vocab, 5)), 0.25, true,
 			to.Cast)
 		traintest.NoError(t, e.Err, s.Synchronize())
 		to.check(t, "gradient", traintest.ValuesOf(t, b), 0)
@@ -301,7 +301,7 @@ func TestFP8ClassifierKeepsSmall(t *testing.T) {
 		e := &Launcher[spmd.BF16]{S: s, Cfg: cfg, N: n, T: n}
 		targets := []int32{9000, 20000, 50000}
 		e.Classifier(traintest.BufferOf(t, w, make([]float32, n)), traintest.BufferOf(t, w, logits),
-			traintest.TokenBuffer(t, w, targets), 1, true, to.Cast)
+			traintest.BufferOf(t, w, targets), 1, true, to.Cast)
 		traintest.NoError(t, e.Err, s.Synchronize())
 		codes := traintest.ValuesOf(t, to.Wide)
 		for i, target := range targets {

@@ -21,7 +21,7 @@ func TestBadLoss(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		before := traintest.FloatsOf(t, m.Weights)
+		before := traintest.ValuesOf(t, m.Weights)
 		if err := m.Grads.SetAll(0.1); err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +36,7 @@ func TestBadLoss(t *testing.T) {
 			if err := s.Synchronize(); err != nil {
 				t.Fatal(err)
 			}
-			if same := slices.Equal(traintest.FloatsOf(t, m.Weights), before); same == ops.Finite(loss) {
+			if same := slices.Equal(traintest.ValuesOf(t, m.Weights), before); same == ops.Finite(loss) {
 				t.Errorf("loss %g: the weights are as before: %v", loss, same)
 			}
 		}
@@ -139,7 +139,7 @@ func TestAdamW(t *testing.T) {
 					want[i] -= lr * (hat1/(math.Sqrt(hat2)+1e-6) + decay*want[i])
 				}
 			}
-			weights := traintest.FloatsOf(t, m.Weights)
+			weights := traintest.ValuesOf(t, m.Weights)
 			traintest.Near(t, "weights", weights, want, 2e-6, 2e-6)
 			half := make([]spmd.BF16, len(weights))
 			if err := m.Half.CopyTo(half); err != nil {
@@ -156,23 +156,23 @@ func TestAdamW(t *testing.T) {
 		}
 
 		// A gradient that is not finite changes nothing, and Norm shows it.
-		before, moment := traintest.FloatsOf(t, m.Weights), traintest.FloatsOf(t, o.M)
+		before, moment := traintest.ValuesOf(t, m.Weights), traintest.ValuesOf(t, o.M)
 		g := make([]float32, m.Grads.Len())
 		g[m.Params[3].Off] = float32(math.Inf(1))
 		step(g, 0.1)
 		if n := o.Norm.At(0); !math.IsInf(float64(n), 1) {
 			t.Errorf("norm of an infinite gradient is %v", n)
 		}
-		if !slices.Equal(traintest.FloatsOf(t, m.Weights), before) ||
-			!slices.Equal(traintest.FloatsOf(t, o.M), moment) {
+		if !slices.Equal(traintest.ValuesOf(t, m.Weights), before) ||
+			!slices.Equal(traintest.ValuesOf(t, o.M), moment) {
 			t.Error("an infinite gradient changed the weights or the moments")
 		}
 		// The steps after it change nothing either.
 		clear(g)
 		g[m.Params[3].Off] = 1
 		step(g, 0.1)
-		if !slices.Equal(traintest.FloatsOf(t, m.Weights), before) ||
-			!slices.Equal(traintest.FloatsOf(t, o.M), moment) {
+		if !slices.Equal(traintest.ValuesOf(t, m.Weights), before) ||
+			!slices.Equal(traintest.ValuesOf(t, o.M), moment) {
 			t.Error("a step after one with an infinite gradient changed the weights or the moments")
 		}
 	})

@@ -147,10 +147,10 @@ func testStagesBits[A ops.Act](t *testing.T, w *spmd.World) {
 	}
 	have := map[string][]float32{}
 	for _, p := range alone.State.Params {
-		have[p.Name] = traintest.FloatsOf(t, alone.State.Weights.Slice(p.Off, p.Off+p.Len))
+		have[p.Name] = traintest.ValuesOf(t, alone.State.Weights.Slice(p.Off, p.Off+p.Len))
 	}
 	for _, p := range staged.State.Params {
-		got := traintest.FloatsOf(t, staged.State.Weights.Slice(p.Off, p.Off+p.Len))
+		got := traintest.ValuesOf(t, staged.State.Weights.Slice(p.Off, p.Off+p.Len))
 		if p.Name != "wte.weight" && !slices.Equal(got, have[p.Name]) {
 			t.Errorf("stage %d: %s differs from that of one rank", w.Rank(), p.Name)
 		}

@@ -43,7 +43,7 @@ func testBadStepEnds[A ops.Act](t *testing.T, w *spmd.World) {
 		if w.Rank() == last {
 			weight(tr).Set(1, tc.value)
 		}
-		before, moments := traintest.FloatsOf(t, tr.State.Weights), traintest.FloatsOf(t, tr.Optimizer.V)
+		before, moments := traintest.ValuesOf(t, tr.State.Weights), traintest.ValuesOf(t, tr.Optimizer.V)
 		if err := tr.Enqueue(1); err != nil {
 			t.Fatal(err)
 		}
@@ -70,8 +70,8 @@ func testBadStepEnds[A ops.Act](t *testing.T, w *spmd.World) {
 			}
 		}
 		same := func(a, b float32) int { return int(int64(math.Float32bits(a)) - int64(math.Float32bits(b))) }
-		if slices.CompareFunc(traintest.FloatsOf(t, tr.State.Weights), before, same) != 0 ||
-			!slices.Equal(traintest.FloatsOf(t, tr.Optimizer.V), moments) {
+		if slices.CompareFunc(traintest.ValuesOf(t, tr.State.Weights), before, same) != 0 ||
+			!slices.Equal(traintest.ValuesOf(t, tr.Optimizer.V), moments) {
 			t.Error("the step, or the one after it, has changed the weights or the moments")
 		}
 		if err := tr.Close(); err != nil {
@@ -136,7 +136,7 @@ func testSkipBadStep[A ops.Act](t *testing.T, w *spmd.World) {
 		weight(skips).Set(1, was)
 	}
 	for i, a := range skips.replicas() {
-		if !slices.Equal(traintest.FloatsOf(t, a.Buffer), traintest.FloatsOf(t, passes.replicas()[i].Buffer)) {
+		if !slices.Equal(traintest.ValuesOf(t, a.Buffer), traintest.ValuesOf(t, passes.replicas()[i].Buffer)) {
 			t.Errorf("%s differs after a skipped step", a.Prefix)
 		}
 	}

@@ -182,7 +182,7 @@ func testMuon[A ops.Act](t *testing.T, w *spmd.World) {
 					wants[step][name] = slices.Clone(x)
 				}
 			}
-			weights[graphed] = traintest.FloatsOf(t, m.Weights)
+			weights[graphed] = traintest.ValuesOf(t, m.Weights)
 			for _, q := range m.Params {
 				if w.Rank() > 0 { // which has rank 0's bits
 					break
@@ -211,7 +211,7 @@ func testMuon[A ops.Act](t *testing.T, w *spmd.World) {
 		}
 		// A gradient that is not finite changes nothing.
 		traintest.NoError(t, m.Grads.SetAll(float32(math.Inf(1))), o.Prepare(s, 0.1), body(), s.Synchronize())
-		if !slices.Equal(traintest.FloatsOf(t, m.Weights), weights[graphed]) {
+		if !slices.Equal(traintest.ValuesOf(t, m.Weights), weights[graphed]) {
 			t.Error("an infinite gradient changed the weights")
 		}
 		if need, took := MomentsNeeded(cfg, adam, ops.IsHalf[A]()), o.space.Bytes; need != took {
@@ -310,7 +310,7 @@ func testMuonSharded[A ops.Act](t *testing.T, w *spmd.World) {
 			if !weights.Shared { // others' come with the next passes
 				have = have.Slice(skip, skip+n)
 			}
-			got, want := traintest.FloatsOf(t, have), traintest.FloatsOf(t, whole.Weights)[byName[p.Name].Off:]
+			got, want := traintest.ValuesOf(t, have), traintest.ValuesOf(t, whole.Weights)[byName[p.Name].Off:]
 			for i, v := range got {
 				if !traintest.CloseTo(float64(v), float64(want[skip+i]), bound) {
 					t.Fatalf("--shard %v, %s[%d]: %v, where each rank has all %v",

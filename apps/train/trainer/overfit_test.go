@@ -19,11 +19,11 @@ func testOverfit[A ops.Act](t *testing.T, w *spmd.World) {
 	const batch, T, steps = 2, 16, 60
 	cfg := traintest.Small
 	adam := AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Clip: 1}
-	ib := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 2))
-	tb := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 3))
+	ib := traintest.BufferOf(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 2))
+	tb := traintest.BufferOf(t, w, traintest.RandomTokens(batch*T, cfg.Vocab, 3))
 	rows := make([]int32, ops.SortedLen(batch*T, cfg.Vocab))
 	new(ops.Sorter).Sort(rows, traintest.RandomTokens(batch*T, cfg.Vocab, 2), cfg.Vocab)
-	part := gpt.Batch{In: ib, Targets: tb, Sorted: traintest.TokenBuffer(t, w, rows), B: batch, T: T}
+	part := gpt.Batch{In: ib, Targets: tb, Sorted: traintest.BufferOf(t, w, rows), B: batch, T: T}
 	var weights [2][]float32
 	for graphed := range weights {
 		m, s := modelWith[A](t, w, cfg, traintest.RandomParams(cfg, 1), batch)
@@ -66,7 +66,7 @@ func testOverfit[A ops.Act](t *testing.T, w *spmd.World) {
 		if loss := m.Loss.At(0); !(loss < 0.1) {
 			t.Errorf("loss after %d steps on one batch is %v", steps, loss)
 		}
-		weights[graphed] = traintest.FloatsOf(t, m.Weights)
+		weights[graphed] = traintest.ValuesOf(t, m.Weights)
 	}
 	if !slices.Equal(weights[0], weights[1]) {
 		t.Error("the steps of a graph differ from those enqueued")

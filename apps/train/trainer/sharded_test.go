@@ -28,7 +28,7 @@ func wholeOf(t *testing.T, tr *Trainer, a gpt.Arena) map[string][]float32 {
 		skip, have := tr.State.Of(a, p)
 		x := make([]float32, p.Len)
 		if !a.Shared {
-			copy(x, traintest.FloatsOf(t, have))
+			copy(x, traintest.ValuesOf(t, have))
 			whole[p.Name] = x
 			continue
 		}
@@ -36,14 +36,14 @@ func wholeOf(t *testing.T, tr *Trainer, a gpt.Arena) map[string][]float32 {
 		if err != nil {
 			t.Fatal(err)
 		}
-		copy(x[skip:], traintest.FloatsOf(t, have))
+		copy(x[skip:], traintest.ValuesOf(t, have))
 		if err := sum.CopyFrom(x); err != nil {
 			t.Fatal(err)
 		}
 		if err := spmd.AllReduce(tr.c, sum, sum, spmd.Sum); err != nil { // the other ranks have 0 there
 			t.Fatal(err)
 		}
-		whole[p.Name] = traintest.FloatsOf(t, sum)
+		whole[p.Name] = traintest.ValuesOf(t, sum)
 		if err := sum.Free(); err != nil {
 			t.Fatal(err)
 		}

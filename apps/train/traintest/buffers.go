@@ -64,26 +64,3 @@ func RunQuickly(t *testing.T, ranks, processes []int, fn func(t *testing.T, w *s
 	goroutines := slices.DeleteFunc(slices.Clone(ranks), func(n int) bool { return slices.Contains(processes, n) })
 	t.Run("goroutines", func(t *testing.T) { spmdtest.RunInProcess(t, goroutines, fn) })
 }
-
-// FloatsOf copies a buffer to the host.
-func FloatsOf(t *testing.T, b spmd.Buffer[float32]) []float32 {
-	t.Helper()
-	x := make([]float32, b.Len())
-	if err := b.CopyTo(x); err != nil {
-		t.Fatal(err)
-	}
-	return x
-}
-
-// TokenBuffer returns a buffer of tokens.
-func TokenBuffer(t *testing.T, w *spmd.World, x []int32) spmd.Buffer[int32] {
-	t.Helper()
-	b, err := spmd.Alloc[int32](w, len(x))
-	if err == nil {
-		err = b.CopyFrom(x)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}

@@ -3,14 +3,17 @@ package traintest
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"lockstep/apps/train/layout"
 )
 
+// These are the models again, in float64 and plain loops, as the reference for the fast ones. Each
+// operation leaves on a tape how gradients go back through it. They share only the names and shapes
+// of the tensors with the fast ones.
+
 // Reference returns the float64 model with the weights p, by name.
-func Reference(cfg layout.Config, p map[string][]float64) *refModel {
-	return &refModel{layers: cfg.Layers, heads: cfg.Heads, channels: cfg.Channels, vocab: cfg.Vocab, p: p}
-}
+func Reference(cfg layout.Config, p map[string][]float64) *refModel { return &refModel{cfg: cfg, p: p} }
 
 // ZeroLike returns zeros in the shapes of p.
 func ZeroLike(p map[string][]float64) map[string][]float64 {
@@ -21,169 +24,329 @@ func ZeroLike(p map[string][]float64) map[string][]float64 {
 	return g
 }
 
-// This is the model again, in float64 and plain loops, with its own hand-written backward pass, as
-// the reference for the fast one. It shares only the names and shapes of the tensors with it.
-
 // refModel holds the tensors by name; weights are (outputs, inputs).
 type refModel struct {
-	layers, heads, channels, vocab int
-	p                              map[string][]float64
+	cfg  layout.Config
+	p, g map[string][]float64 // weights, and their gradients
+	tape []func()
 }
 
-// refLayer has the results that the forward pass of a layer leaves for the backward pass.
-type refLayer struct {
-	x, ln1, qkv, att, res, ln2, fc, act [][]float64
-	prob                                [][][]float64 // [head][query][key]
+// rows are numbers and their gradients.
+type rows struct{ v, g [][]float64 }
+
+func (m *refModel) newRows(n, c int) *rows { return m.rowsOf(refRows(n, c)) }
+
+func (m *refModel) rowsOf(v [][]float64) *rows {
+	x := &rows{v: v}
+	if m.g != nil {
+		x.g = refRows(len(v), len(v[0]))
+	}
+	return x
 }
 
-const refEps = 1e-5
-
-// Sequence adds the mean loss of one sequence, times scale, to loss, and the gradient to grad
-// unless that is nil.
-func (m *refModel) Sequence(tokens, targets []int32, scale float64, grad map[string][]float64) (loss float64) {
-	T, C := len(tokens), m.channels
-	x := refRows(T, C)
-	for t := range T {
-		for c := range C {
-			x[t][c] = m.p["wte.weight"][int(tokens[t])*C+c] + m.p["wpe.weight"][t*C+c]
-		}
+func (m *refModel) behind(back func()) {
+	if m.g != nil {
+		m.tape = append(m.tape, back)
 	}
-	acts := make([]refLayer, m.layers)
-	for l := range acts {
-		h := fmt.Sprintf("h.%d.", l)
-		a := &acts[l]
-		a.x = x
-		a.ln1 = RefNorm(a.x, m.p[h+"ln_1.weight"], m.p[h+"ln_1.bias"])
-		a.qkv = refLinear(a.ln1, m.p[h+"attn.c_attn.weight"], m.p[h+"attn.c_attn.bias"], 3*C)
-		a.att, a.prob = m.attention(a.qkv)
-		a.res = refAdd(a.x, refLinear(a.att, m.p[h+"attn.c_proj.weight"], m.p[h+"attn.c_proj.bias"], C))
-		a.ln2 = RefNorm(a.res, m.p[h+"ln_2.weight"], m.p[h+"ln_2.bias"])
-		a.fc = refLinear(a.ln2, m.p[h+"mlp.c_fc.weight"], m.p[h+"mlp.c_fc.bias"], 4*C)
-		a.act = refRows(T, 4*C)
-		for t := range T {
-			for j, v := range a.fc[t] {
-				a.act[t][j] = 0.5 * v * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(v+0.044715*v*v*v)))
-			}
-		}
-		x = refAdd(a.res, refLinear(a.act, m.p[h+"mlp.c_proj.weight"], m.p[h+"mlp.c_proj.bias"], C))
-	}
-	lnf := RefNorm(x, m.p["ln_f.weight"], m.p["ln_f.bias"])
-	logits := refLinear(lnf, m.p["wte.weight"], nil, m.vocab)
-	dlogits := refRows(T, m.vocab)
-	for t := range T {
-		top := math.Inf(-1)
-		for _, v := range logits[t] {
-			top = max(top, v)
-		}
-		sum := 0.0
-		for _, v := range logits[t] {
-			sum += math.Exp(v - top)
-		}
-		loss += scale * (math.Log(sum) + top - logits[t][targets[t]])
-		for j, v := range logits[t] {
-			dlogits[t][j] = scale * math.Exp(v-top) / sum
-		}
-		dlogits[t][targets[t]] -= scale
-	}
-	if grad == nil {
-		return loss
-	}
-
-	dx := RefNormBack(refLinearBack(dlogits, lnf, m.p["wte.weight"], grad["wte.weight"], nil),
-		x, m.p["ln_f.weight"], grad["ln_f.weight"], grad["ln_f.bias"])
-	for l := m.layers - 1; l >= 0; l-- {
-		h := fmt.Sprintf("h.%d.", l)
-		a := &acts[l]
-		d := refLinearBack(dx, a.act, m.p[h+"mlp.c_proj.weight"], grad[h+"mlp.c_proj.weight"],
-			grad[h+"mlp.c_proj.bias"])
-		for t := range T {
-			for j, v := range a.fc[t] {
-				k := math.Sqrt(2 / math.Pi)
-				th := math.Tanh(k * (v + 0.044715*v*v*v))
-				d[t][j] *= 0.5*(1+th) + 0.5*v*(1-th*th)*k*(1+3*0.044715*v*v)
-			}
-		}
-		d = refLinearBack(d, a.ln2, m.p[h+"mlp.c_fc.weight"], grad[h+"mlp.c_fc.weight"], grad[h+"mlp.c_fc.bias"])
-		dx = refAdd(dx, RefNormBack(d, a.res, m.p[h+"ln_2.weight"], grad[h+"ln_2.weight"], grad[h+"ln_2.bias"]))
-
-		d = refLinearBack(dx, a.att, m.p[h+"attn.c_proj.weight"], grad[h+"attn.c_proj.weight"],
-			grad[h+"attn.c_proj.bias"])
-		d = m.attentionBack(d, a.qkv, a.prob)
-		d = refLinearBack(d, a.ln1, m.p[h+"attn.c_attn.weight"], grad[h+"attn.c_attn.weight"],
-			grad[h+"attn.c_attn.bias"])
-		dx = refAdd(dx, RefNormBack(d, a.x, m.p[h+"ln_1.weight"], grad[h+"ln_1.weight"], grad[h+"ln_1.bias"]))
-	}
-	for t := range T {
-		for c := range C {
-			grad["wte.weight"][int(tokens[t])*C+c] += dx[t][c]
-			grad["wpe.weight"][t*C+c] += dx[t][c]
-		}
-	}
-	return loss
 }
 
 // Batch returns the mean loss over (b,t) tokens, and sets its gradient unless grad is nil.
 func (m *refModel) Batch(tokens, targets []int32, t int, grad map[string][]float64) (loss float64) {
+	m.g = grad
 	for i := 0; i < len(tokens); i += t {
-		loss += m.Sequence(tokens[i:i+t], targets[i:i+t], 1/float64(len(tokens)), grad)
+		m.tape = nil
+		logits := m.modern
+		if m.cfg.Parts == 0 {
+			logits = m.gpt2
+		}
+		loss += classify(logits(tokens[i:i+t]), targets[i:i+t], 1/float64(len(tokens)))
+		for k := len(m.tape) - 1; k >= 0; k-- {
+			m.tape[k]()
+		}
 	}
 	return loss
 }
 
-func (m *refModel) attention(qkv [][]float64) (out [][]float64, prob [][][]float64) {
-	T, C := len(qkv), m.channels
-	hs := C / m.heads
-	out = refRows(T, C)
-	for h := range m.heads {
-		p := refRows(T, T)
-		for i := range T {
-			sum := 0.0
-			for j := 0; j <= i; j++ {
-				dot := 0.0
-				for c := range hs {
-					dot += qkv[i][h*hs+c] * qkv[j][C+h*hs+c]
-				}
-				p[i][j] = math.Exp(dot / math.Sqrt(float64(hs))) // in float64 these scores cannot overflow
-				sum += p[i][j]
-			}
-			for j := 0; j <= i; j++ {
-				p[i][j] /= sum
-				for c := range hs {
-					out[i][h*hs+c] += p[i][j] * qkv[j][2*C+h*hs+c]
-				}
-			}
+// classify returns the sum of the losses of logits z times scale, and sets the gradient of z.
+func classify(z *rows, targets []int32, scale float64) (loss float64) {
+	for t, target := range targets {
+		top, sum := slices.Max(z.v[t]), 0.0
+		for _, v := range z.v[t] {
+			sum += math.Exp(v - top)
 		}
-		prob = append(prob, p)
+		loss += scale * (math.Log(sum) + top - z.v[t][target])
+		if z.g == nil {
+			continue
+		}
+		for j, v := range z.v[t] {
+			z.g[t][j] = scale * math.Exp(v-top) / sum
+		}
+		z.g[t][target] -= scale
 	}
-	return out, prob
+	return loss
 }
 
-func (m *refModel) attentionBack(dout, qkv [][]float64, prob [][][]float64) [][]float64 {
-	T, C := len(qkv), m.channels
-	hs := C / m.heads
-	d := refRows(T, 3*C)
-	for h := range m.heads {
-		q, k, v := h*hs, C+h*hs, 2*C+h*hs
-		for i := range T {
-			p, dp, mean := prob[h][i], make([]float64, T), 0.0
-			for j := 0; j <= i; j++ {
-				for c := range hs {
-					dp[j] += dout[i][h*hs+c] * qkv[j][v+c]
-					d[j][v+c] += p[j] * dout[i][h*hs+c]
-				}
-				mean += p[j] * dp[j]
+// gpt2 returns the logits of GPT-2's form.
+func (m *refModel) gpt2(tokens []int32) *rows {
+	C, T := m.cfg.Channels, len(tokens)
+	head, places := C/m.cfg.Heads, make([]int32, T)
+	for t := range places {
+		places[t] = int32(t)
+	}
+	x := m.sum(m.lookUp("wte.weight", tokens), m.lookUp("wpe.weight", places))
+	for l := range m.cfg.Layers {
+		h := fmt.Sprintf("h.%d.", l)
+		qkv := m.linear(m.layerNorm(x, h+"ln_1"), h+"attn.c_attn", 3*C)
+		att := m.attend(m.columns(qkv, 0, C), m.columns(qkv, C, C), m.columns(qkv, 2*C, C), head, T,
+			1/math.Sqrt(float64(head)))
+		x = m.sum(x, m.linear(att, h+"attn.c_proj", C))
+		fc := m.linear(m.layerNorm(x, h+"ln_2"), h+"mlp.c_fc", 4*C)
+		x = m.sum(x, m.linear(m.each(fc, func(v float64) (float64, float64) {
+			k := math.Sqrt(2 / math.Pi)
+			th := math.Tanh(k * (v + 0.044715*v*v*v))
+			return 0.5 * v * (1 + th), 0.5*(1+th) + 0.5*v*(1-th*th)*k*(1+3*0.044715*v*v)
+		}), h+"mlp.c_proj", C))
+	}
+	return m.linear(m.layerNorm(x, "ln_f"), "wte", m.cfg.Vocab)
+}
+
+// modern returns the logits of a modern model.
+func (m *refModel) modern(tokens []int32) *rows {
+	cfg := m.cfg
+	L, C, T := cfg.Layers, cfg.Channels, len(tokens)
+	head := C / cfg.Heads
+	x, left := m.norm(m.lookUp("wte.weight", tokens), C), []*rows{}
+	tables := min(3, L/2)
+	for l := range L {
+		h := fmt.Sprintf("h.%d.", l)
+		if cfg.Parts&layout.Skips != 0 && l >= L-L/2 {
+			x = m.sum(x, m.times(left[L-1-l], h+"skip", 0))
+		}
+		qkv := m.linear(m.norm(x, C), h+"attn.c_attn", 3*C)
+		q, k, v := m.columns(qkv, 0, C), m.columns(qkv, C, C), m.columns(qkv, 2*C, C)
+		if cfg.Parts&layout.NormQK != 0 {
+			q, k = m.norm(q, head), m.norm(k, head)
+		}
+		if cfg.Parts&layout.Values != 0 && (l < tables || l >= L-tables) {
+			which := l
+			if l >= tables {
+				which = l - (L - tables)
 			}
-			for j := 0; j <= i; j++ {
-				ds := p[j] * (dp[j] - mean) / math.Sqrt(float64(hs))
-				for c := range hs {
-					d[i][q+c] += ds * qkv[j][k+c]
-					d[j][k+c] += ds * qkv[i][q+c]
+			table := m.lookUp(fmt.Sprintf("values.%d.weight", which), tokens)
+			v = m.sum(m.times(v, h+"attn.values", 0), m.times(table, h+"attn.values", 1))
+		}
+		window := 256
+		if cfg.Parts&layout.Windows == 0 || (L-1-l)%4 == 0 {
+			window = T
+		}
+		att := m.attend(m.turn(q, head), m.turn(k, head), v, head, window, 0.12)
+		x = m.sum(x, m.linear(att, h+"attn.c_proj", C))
+		fc := m.linear(m.norm(x, C), h+"mlp.c_fc", 4*C)
+		x = m.sum(x, m.linear(m.each(fc, func(z float64) (float64, float64) {
+			return max(z, 0) * max(z, 0), 2 * max(z, 0)
+		}), h+"mlp.c_proj", C))
+		left = append(left, x)
+	}
+	return m.linear(m.norm(x, C), "head", cfg.Vocab)
+}
+
+func (m *refModel) lookUp(name string, tokens []int32) *rows {
+	C := m.cfg.Channels
+	y := m.newRows(len(tokens), C)
+	for t, token := range tokens {
+		copy(y.v[t], m.p[name][int(token)*C:])
+	}
+	m.behind(func() {
+		for t, token := range tokens {
+			for c, d := range y.g[t] {
+				m.g[name][int(token)*C+c] += d
+			}
+		}
+	})
+	return y
+}
+
+// linear adds the bias that has the weight's name, if there is one.
+func (m *refModel) linear(x *rows, name string, out int) *rows {
+	w, dw, b, db := m.p[name+".weight"], m.g[name+".weight"], m.p[name+".bias"], m.g[name+".bias"]
+	y := m.rowsOf(refLinear(x.v, w, b, out))
+	m.behind(func() { addTo(x.g, refLinearBack(y.g, x.v, w, dw, db)) })
+	return y
+}
+
+func (m *refModel) layerNorm(x *rows, name string) *rows {
+	w, dw, b, db := m.p[name+".weight"], m.g[name+".weight"], m.p[name+".bias"], m.g[name+".bias"]
+	y := m.rowsOf(RefNorm(x.v, w, b))
+	m.behind(func() { addTo(x.g, RefNormBack(y.g, x.v, w, dw, db)) })
+	return y
+}
+
+// norm divides each piece of a row by the root of its mean square.
+func (m *refModel) norm(x *rows, size int) *rows {
+	y := m.newRows(len(x.v), len(x.v[0]))
+	pieces := func(do func(t, lo, hi int, inv float64)) {
+		for t := range x.v {
+			for lo := 0; lo < len(x.v[t]); lo += size {
+				hi, mean := lo+size, 0.0
+				for _, v := range x.v[t][lo:hi] {
+					mean += v * v / float64(size)
+				}
+				do(t, lo, hi, 1/math.Sqrt(mean+1.1920929e-7))
+			}
+		}
+	}
+	pieces(func(t, lo, hi int, inv float64) {
+		for i := lo; i < hi; i++ {
+			y.v[t][i] = x.v[t][i] * inv
+		}
+	})
+	m.behind(func() {
+		pieces(func(t, lo, hi int, inv float64) {
+			// y_i = x_i·inv, and inv changes by -inv³·x_j/size with x_j.
+			along := 0.0
+			for i := lo; i < hi; i++ {
+				along += y.g[t][i] * x.v[t][i]
+			}
+			for j := lo; j < hi; j++ {
+				x.g[t][j] += y.g[t][j]*inv - along*inv*inv*inv*x.v[t][j]/float64(size)
+			}
+		})
+	})
+	return y
+}
+
+func (m *refModel) times(x *rows, name string, i int) *rows {
+	y, k := m.newRows(len(x.v), len(x.v[0])), m.p[name][i]
+	for t := range x.v {
+		for c, v := range x.v[t] {
+			y.v[t][c] = k * v
+		}
+	}
+	m.behind(func() {
+		for t := range x.v {
+			for c, d := range y.g[t] {
+				x.g[t][c] += k * d
+				m.g[name][i] += d * x.v[t][c]
+			}
+		}
+	})
+	return y
+}
+
+func (m *refModel) sum(a, b *rows) *rows {
+	y := m.rowsOf(refAdd(a.v, b.v))
+	m.behind(func() { addTo(a.g, y.g); addTo(b.g, y.g) })
+	return y
+}
+
+func (m *refModel) columns(x *rows, first, n int) *rows {
+	y := m.newRows(len(x.v), n)
+	for t := range x.v {
+		copy(y.v[t], x.v[t][first:])
+	}
+	m.behind(func() {
+		for t := range x.v {
+			for c, d := range y.g[t] {
+				x.g[t][first+c] += d
+			}
+		}
+	})
+	return y
+}
+
+func (m *refModel) each(x *rows, f func(float64) (y, slope float64)) *rows {
+	y := m.newRows(len(x.v), len(x.v[0]))
+	for t := range x.v {
+		for c, v := range x.v[t] {
+			y.v[t][c], _ = f(v)
+		}
+	}
+	m.behind(func() {
+		for t := range x.v {
+			for c, v := range x.v[t] {
+				_, slope := f(v)
+				x.g[t][c] += slope * y.g[t][c]
+			}
+		}
+	})
+	return y
+}
+
+// turn multiplies the complex numbers of each head's halves by e^(-i·position·frequency).
+func (m *refModel) turn(x *rows, head int) *rows {
+	y := m.newRows(len(x.v), len(x.v[0]))
+	apply := func(y, x [][]float64, sign float64) {
+		for t := range x {
+			for lo := 0; lo < len(x[t]); lo += head {
+				for i := range head / 2 {
+					frequency := 0.0
+					if n := head / 4; i < n {
+						frequency = math.Exp(-math.Log(1024) * float64(i) / float64(n-1))
+					}
+					sin, cos := math.Sincos(sign * float64(t) * frequency)
+					re, im := lo+i, lo+i+head/2
+					y[t][re] += x[t][re]*cos + x[t][im]*sin
+					y[t][im] += x[t][im]*cos - x[t][re]*sin
 				}
 			}
 		}
 	}
-	return d
+	apply(y.v, x.v, 1)
+	m.behind(func() { apply(x.g, y.g, -1) })
+	return y
 }
+
+// attend multiplies scores by scale. It sees at most window tokens before the query's group of 128.
+func (m *refModel) attend(q, k, v *rows, head, window int, scale float64) *rows {
+	T := len(q.v)
+	y := m.newRows(T, len(q.v[0]))
+	for lo := 0; lo < len(q.v[0]); lo += head {
+		for i := range T {
+			p, sum := make([]float64, i+1), 0.0
+			for j := max(0, i-i%128-window); j <= i; j++ {
+				for c := lo; c < lo+head; c++ {
+					p[j] += scale * q.v[i][c] * k.v[j][c]
+				}
+				p[j] = math.Exp(p[j])
+				sum += p[j]
+			}
+			for j := range p {
+				p[j] /= sum
+				for c := lo; c < lo+head; c++ {
+					y.v[i][c] += p[j] * v.v[j][c]
+				}
+			}
+			m.behind(func() {
+				dp, mean := make([]float64, i+1), 0.0
+				for j := range p {
+					for c := lo; c < lo+head; c++ {
+						dp[j] += y.g[i][c] * v.v[j][c]
+						v.g[j][c] += p[j] * y.g[i][c]
+					}
+					mean += p[j] * dp[j]
+				}
+				for j := range p {
+					ds := scale * p[j] * (dp[j] - mean)
+					for c := lo; c < lo+head; c++ {
+						q.g[i][c] += ds * k.v[j][c]
+						k.g[j][c] += ds * q.v[i][c]
+					}
+				}
+			})
+		}
+	}
+	return y
+}
+
+func addTo(to, x [][]float64) {
+	for t := range x {
+		for c, v := range x[t] {
+			to[t][c] += v
+		}
+	}
+}
+
+const refEps = 1e-5
 
 func refRows(n, c int) [][]float64 {
 	x := make([][]float64, n)
