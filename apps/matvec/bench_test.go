@@ -70,7 +70,7 @@ func benchmarkMultiply[T number](b *testing.B, w *spmd.World, suffix string, row
 	if err := p.m.fill(p.s, 1, 0, cols); err != nil {
 		b.Fatal(err)
 	}
-	if err := launchFill(p.s, p.x, 1, cols, cols, 2, 0, 0, 1); err != nil {
+	if err := fill(p.s, p.x, filling{lines: 1, length: cols, stride: cols, seed: 2, elementStep: 1}); err != nil {
 		b.Fatal(err)
 	}
 	run := func(name string, multiply func() error) {

@@ -187,8 +187,8 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		return r, err
 	}
 	if share := p.x.Slice(sp.x.Off, sp.x.Off+sp.x.Len); share.Len() > 0 {
-		if err := launchFill(p.s, share, 1, share.Len(), share.Len(), w.Seed()+1, sp.cols.Off+sp.x.Off, 0,
-			1); err != nil {
+		if err := fill(p.s, share, filling{lines: 1, length: share.Len(), stride: share.Len(), seed: w.Seed() + 1,
+			start: sp.cols.Off + sp.x.Off, elementStep: 1}); err != nil {
 			return r, err
 		}
 	}

@@ -133,12 +133,12 @@ func (m matrix[T]) slice(lo, hi int) matrix[T] {
 // rounded to T. The matrix has columns offset, offset+1, ... of a matrix of total columns. Both
 // layouts hold the same numbers.
 func (m matrix[T]) fill(s *spmd.Stream, seed uint64, offset, total int) error {
-	lines, length := m.lines()
-	lineStep, elementStep := total, 1
+	f := filling{stride: m.stride, seed: seed, start: offset, lineStep: total, elementStep: 1}
+	f.lines, f.length = m.lines()
 	if m.byColumns {
-		lineStep, elementStep = 1, total
+		f.lineStep, f.elementStep = 1, total
 	}
-	return launchFill(s, m.buf, lines, length, m.stride, seed, offset, lineStep, elementStep)
+	return fill(s, m.buf, f)
 }
 
 // division divides the work into blocks: tiles of rows times segments. Segments are of vectors of a

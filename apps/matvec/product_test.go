@@ -168,7 +168,7 @@ func testSameBits[T number](t *testing.T, w *spmd.World, byColumns bool) {
 	if err := p.m.fill(p.s, 1, 0, cols); err != nil {
 		t.Fatal(err)
 	}
-	if err := launchFill(p.s, p.x, 1, cols, cols, 2, 0, 0, 1); err != nil {
+	if err := fill(p.s, p.x, filling{lines: 1, length: cols, stride: cols, seed: 2, elementStep: 1}); err != nil {
 		t.Fatal(err)
 	}
 	var first []float32

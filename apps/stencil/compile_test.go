@@ -109,9 +109,8 @@ func compare[T number](t *testing.T, w *spmd.World, dims int, n [3]int, behind [
 			spmdtest.Must(t, l.step(s, fields[0], fields[1]))
 		}
 	}
-	for _, pack := range []bool{false, true} {
-		spmdtest.Must(t, l.frame(s, fields[0], fields[1], faces[0], faces[1], pack))
-	}
+	spmdtest.Must(t, l.frame(s, fields[0], fields[1], faces[0], faces[1]))
+	spmdtest.Must(t, l.pack(s, fields[1], faces[0], faces[1]))
 	if err := s.Synchronize(); err != nil {
 		t.Fatalf("%T, %v cells, neighbours %v: %v", *new(T), n, behind, err)
 	}

@@ -74,12 +74,20 @@ func (f *form) add(m mode, steps int) {
 	f.modes = append(f.modes, m)
 }
 
-// row calls fn with the values of the cells of a row of the part, at the start or at the end.
-func (f *form) row(end bool, part [3]spmd.Shard, z, y int, fn func(x int, value float64)) {
+// moment is when the values of cells are asked for.
+type moment bool
+
+const (
+	atStart moment = false
+	atEnd   moment = true // of all steps
+)
+
+// row calls fn with the values of the cells of a row of the part.
+func (f *form) row(when moment, part [3]spmd.Shard, z, y int, fn func(x int, value float64)) {
 	var heights [4]float64
 	for i, m := range f.modes {
 		heights[i] = m.along[planes][z] * m.along[rows][y]
-		if end {
+		if when == atEnd {
 			heights[i] *= m.last
 		}
 	}
@@ -99,7 +107,7 @@ func start[T number](f *form, part [3]spmd.Shard, z, count int, values []T, at f
 		for i := lo; i < hi; i++ {
 			k, y := i/n, i%n
 			line := values[at(k, y):]
-			f.row(false, part, part[planes].Off+z+k, part[rows].Off+y, func(x int, v float64) { line[x] = T(v) })
+			f.row(atStart, part, part[planes].Off+z+k, part[rows].Off+y, func(x int, v float64) { line[x] = T(v) })
 		}
 	})
 }
@@ -129,7 +137,7 @@ func maxRelErr[T number](h *heat[T], f *form) (float64, error) {
 			for i := lo; i < hi; i++ {
 				k, y := i/n, i%n
 				line := values[at(k, y):]
-				f.row(true, h.part, h.part[planes].Off+z+k, h.part[rows].Off+y, func(x int, want float64) {
+				f.row(atEnd, h.part, h.part[planes].Off+z+k, h.part[rows].Off+y, func(x int, want float64) {
 					of[i][0] = larger(of[i][0], math.Abs(float64(line[x])-want))
 					of[i][1] = larger(of[i][1], math.Abs(want))
 				})

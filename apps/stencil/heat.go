@@ -119,7 +119,7 @@ func (h *heat[T]) exchange(s *spmd.Stream, f spmd.Buffer[T]) error {
 
 // begin sends the faces of the first field to the neighbours. Collective, blocking.
 func (h *heat[T]) begin() error {
-	if err := h.frame(h.main, h.fields[0], h.fields[0], h.sent, h.received, true); err != nil {
+	if err := h.pack(h.main, h.fields[0], h.sent, h.received); err != nil {
 		return err
 	}
 	if err := h.exchange(h.main, h.fields[0]); err != nil {
@@ -133,7 +133,7 @@ func (h *heat[T]) begin() error {
 func (h *heat[T]) advance(steps int) error {
 	in, out := h.fields[0], h.fields[1]
 	for range steps {
-		if err := h.frame(h.main, out, in, h.sent, h.received, false); err != nil {
+		if err := h.frame(h.main, out, in, h.sent, h.received); err != nil {
 			return err
 		}
 		s := h.main

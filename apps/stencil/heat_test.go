@@ -166,7 +166,7 @@ func TestForm(t *testing.T) {
 				u = serial(u, whole, dims, periodic, steps)
 				for z := range whole[0] {
 					for y := range whole[1] {
-						f.row(true, part, z, y, func(x int, want float64) {
+						f.row(atEnd, part, z, y, func(x int, want float64) {
 							if got := u[(z*whole[1]+y)*whole[2]+x]; math.Abs(got-want) > 1e-13 {
 								t.Errorf("%v, periodic %v, %d steps: cell %d %d %d is %v, want %v",
 									size, periodic, steps, z, y, x, got, want)
@@ -243,7 +243,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			{"halos of two steps before", true, func(h *heat[float32]) error {
 				in, out := h.fields[0], h.fields[1]
 				for i := range steps {
-					if err := h.frame(h.main, out, in, h.sent, h.received, false); err != nil {
+					if err := h.frame(h.main, out, in, h.sent, h.received); err != nil {
 						return err
 					}
 					if i%2 == 1 { // the other field keeps what came for it two steps ago

@@ -119,15 +119,20 @@ func stepOnHost[T number](a spmd.Args) error {
 }
 
 // frame enqueues out = one step from in, on the faces that have neighbours, with the received
-// cells, and sent = the faces of axes 1 and 2. With onlyPack there is no step, and sent is from in.
-func (l *launcher[T]) frame(s *spmd.Stream, out, in, sent, received spmd.Buffer[T], onlyPack bool) error {
+// cells, and sent = the faces of axes 1 and 2.
+func (l *launcher[T]) frame(s *spmd.Stream, out, in, sent, received spmd.Buffer[T]) error {
+	return l.launchFrame(s, out, in, sent, received, 0)
+}
+
+// pack enqueues sent = the faces of axes 1 and 2 of f.
+func (l *launcher[T]) pack(s *spmd.Stream, f, sent, received spmd.Buffer[T]) error {
+	return l.launchFrame(s, f, f, sent, received, 1)
+}
+
+func (l *launcher[T]) launchFrame(s *spmd.Stream, out, in, sent, received spmd.Buffer[T], pack int) error {
 	cells := int(l.box.First[6])
 	if cells == 0 {
 		return nil
-	}
-	pack := 0
-	if onlyPack {
-		pack = 1
 	}
 	return kernelsOf[T]().frame.Launch(s, spmd.Cover1D(cells, 256), out.Arg(), in.Arg(), sent.Arg(), received.Arg(),
 		arg[T](centre(l.box.Dims)), arg[T](beside), l.arg, spmd.I32(pack))

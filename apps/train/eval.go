@@ -204,7 +204,7 @@ func (e *evaluator) measure(ctx context.Context, w *spmd.World, p *run.Past, c c
 		if err != nil {
 			return 0, err
 		}
-		if err := model.Evaluate(s, b, scale, false); err != nil {
+		if err := model.Evaluate(s, b, scale); err != nil {
 			return 0, err
 		}
 		bar.Add(int64(b.B))

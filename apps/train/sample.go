@@ -105,7 +105,7 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int("seq", seq).Str("tokens", p.Tok.Name()).
 		Str("dtype", dtype).Msg("model")
 	writer := text.NewWriter(d, p.Tok, seq, s.temperature, s.topK, w.Seed())
-	writer.Within = s.within
+	writer.Within, writer.Ends = s.within, !s.ignoreEnd
 	return s.write(ctx, w, writer, sampleRecord{Summary: true, App: "sample",
 		DType: dtype, Steps: p.Step, Ranks: w.Size(), Device: w.Device()})
 }
@@ -165,7 +165,7 @@ func (s *sampler) write(ctx context.Context, w *spmd.World, t *text.Writer, rec 
 	}
 	begin := time.Now()
 	var first time.Duration
-	err := t.Write(ctx, s.prompt, s.tokens, !s.ignoreEnd, func(more []byte) error {
+	err := t.Write(ctx, s.prompt, s.tokens, func(more []byte) error {
 		if rec.Tokens++; rec.Tokens == 1 {
 			first = time.Since(begin)
 		}

@@ -129,8 +129,11 @@ func (d *decoding[A]) Next(tokens []int32) ([]float32, error) {
 	}
 	for len(tokens) > 0 {
 		n := min(len(tokens), d.tokens.Len())
-		last := n == len(tokens)
-		if err := d.step(tokens[:n], last); err != nil {
+		want := cacheOnly
+		if n == len(tokens) {
+			want = nextLogits
+		}
+		if err := d.step(tokens[:n], want); err != nil {
 			return nil, err
 		}
 		tokens = tokens[n:]
@@ -138,8 +141,16 @@ func (d *decoding[A]) Next(tokens []int32) ([]float32, error) {
 	return d.out.Host(), nil
 }
 
-// step runs some tokens through the model, and through the head if last is set. It blocks.
-func (d *decoding[A]) step(tokens []int32, last bool) error {
+// wanted is what a pass of some tokens leaves, beside their keys and values.
+type wanted bool
+
+const (
+	cacheOnly  wanted = false
+	nextLogits wanted = true // those behind the last token
+)
+
+// step runs some tokens through the model. It blocks.
+func (d *decoding[A]) step(tokens []int32, want wanted) error {
 	n := len(tokens)
 	if err := ops.CheckTokens(tokens, d.cfg.Vocab); err != nil {
 		return err
@@ -152,10 +163,10 @@ func (d *decoding[A]) step(tokens []int32, last bool) error {
 	if err := spmd.Copy(d.s, d.place, d.where); err != nil {
 		return err
 	}
-	if err := d.pass(n, last); err != nil {
+	if err := d.pass(n, want); err != nil {
 		return err
 	}
-	if last {
+	if want == nextLogits {
 		if err := spmd.Copy(d.s, d.out, d.logits.Slice(0, d.cfg.Vocab)); err != nil {
 			return err
 		}
@@ -169,25 +180,25 @@ func (d *decoding[A]) step(tokens []int32, last bool) error {
 
 // pass enqueues the pass of n tokens. From the third time on a single token is a graph, since its
 // commands are many and short.
-func (d *decoding[A]) pass(n int, last bool) error {
-	if n != 1 || !last {
-		return d.commands(n, last)
+func (d *decoding[A]) pass(n int, want wanted) error {
+	if n != 1 || want == cacheOnly {
+		return d.commands(n, want)
 	}
 	if !d.seen {
 		d.seen = true
-		return d.commands(1, true)
+		return d.commands(1, nextLogits)
 	}
 	if d.graph == nil {
 		var err error
-		if d.graph, err = d.s.Capture(func() error { return d.commands(1, true) }); err != nil {
+		if d.graph, err = d.s.Capture(func() error { return d.commands(1, nextLogits) }); err != nil {
 			return err
 		}
 	}
 	return d.graph.Launch(d.s)
 }
 
-// commands enqueues the model for n tokens, and the logits after the last one if last is set.
-func (d *decoding[A]) commands(n int, last bool) error {
+// commands enqueues the model for n tokens.
+func (d *decoding[A]) commands(n int, want wanted) error {
 	e := &pass[A]{Launcher: ops.Launcher[A]{S: d.s, Cfg: d.cfg, N: n}}
 	C, none := d.cfg.Channels, spmd.Buffer[float32]{}
 	e.DecodeEmbed(d.x, d.tokens, d.par.WTE.W, d.par.WPE.W, d.place)
@@ -208,7 +219,7 @@ func (d *decoding[A]) commands(n int, last bool) error {
 		multiply(e, d.tmp, d.gelu, &p.Proj2)
 		add, bias = d.tmp, p.Proj2.B
 	}
-	if last {
+	if want == nextLogits {
 		Vp := d.cfg.PaddedVocab()
 		e.DecodeNorm(d.norm, d.x, add, bias, &d.par.LNF)
 		gemm(e, d.logits, 1, Vp, d.norm.Slice((n-1)*C, n*C), 1, C, d.par.Head.W, Vp, C, blas.Options{TransB: true})

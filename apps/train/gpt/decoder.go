@@ -15,7 +15,7 @@ import (
 // Passes are the passes of a Model, for any type of activations.
 type Passes interface {
 	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
-	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
+	Evaluate(s *spmd.Stream, batch Batch, scale float32) error
 	Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)
 	Attention() (path, why string)
 	// NewSharder is for --shard, Calibrate for --fp8.
@@ -215,12 +215,12 @@ func (m *decoder[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error
 	return m.run(m.begin(s, batch, fromZero, ops.Calibrates), scale, func(int) error { return nil })
 }
 
-// Evaluate enqueues on s the loss of a micro-batch as ForwardBackward does, without gradients.
-func (m *decoder[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error {
+// Evaluate enqueues on s that the loss of a micro-batch is added to Loss, without gradients.
+func (m *decoder[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32) error {
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	return m.run(m.begin(s, batch, after(first), ops.Evaluates), scale, nil)
+	return m.run(m.begin(s, batch, onTop, ops.Evaluates), scale, nil)
 }
 
 // run enqueues the forward pass, and the backward pass unless ready is nil.

@@ -329,7 +329,7 @@ func (l *launches[A]) biasGrad() {
 	p.DB, dbv = l.floats(C, 1)
 	dw, db := p.DW, p.DB
 	p.DW, p.DB = dw.Slice(0, C*C), db.Slice(0, C)
-	e.weightBiasGrad(dy, x, &p, false)
+	e.weightBiasGrad(dy, x, &p, toSum)
 	w, b := make([]float64, C*C), make([]float64, C)
 	for i := range n {
 		for j := range C {

@@ -247,7 +247,7 @@ func (e *enqueue[A]) backward(ready func(section int) error) {
 		e.backThroughGELU(m.dwide, &p.Proj2, a.fc, &p.FC, fresh || m.Cfg.Recomputes(l))
 		e.proj2Grad(a.gelu, &p.Proj2, fresh)
 		e.gatherBeside(a.ln2)
-		e.grads(m.tmp, m.dwide, a.ln2, &p.FC, false)
+		e.grads(m.tmp, m.dwide, a.ln2, &p.FC, toSum)
 		e.call(m.Done, mlp)
 		e.normBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: a.res2, Mean: a.mean2, Rstd: a.rstd2, Norm: &p.LN2,
 			DColumns: p.Proj.DB, Adds: true, To: e.gradCast(&p.Proj)})
@@ -258,9 +258,9 @@ func (e *enqueue[A]) backward(ready func(section int) error) {
 		e.backThrough(m.partial, &p.Proj)
 		e.weightGrad(e.all(m.dres), a.att, &p.Proj)
 		e.gatherBeside(a.ln1)
-		summed := e.attentionBackward(m.dwide, m.partial, a.att, a.lse, a.qkv, &p.QKV)
+		bias := e.attentionBackward(m.dwide, m.partial, a.att, a.lse, a.qkv, &p.QKV)
 		e.CastColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.QKV), p.QKV.DB)
-		e.grads(m.tmp, m.dwide, a.ln1, &p.QKV, summed)
+		e.grads(m.tmp, m.dwide, a.ln1, &p.QKV, bias)
 		e.call(m.Done, attn)
 		e.normBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: x, Mean: a.mean1, Rstd: a.rstd1, Norm: &p.LN1,
 			DColumns: below, Adds: true, To: to})

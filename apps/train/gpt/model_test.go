@@ -174,7 +174,8 @@ func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 		}
 		worstLoss, worstGrad = max(worstLoss, d), max(worstGrad, compareGrads(t, &m.State, want, bound.Grad))
 
-		if err := m.Evaluate(s, batchOf(t, w, ib, tb, batch, tc.t, tc.cfg.Vocab), scale, true); err != nil {
+		traintest.NoError(t, m.Loss.SetAll(0))
+		if err := m.Evaluate(s, batchOf(t, w, ib, tb, batch, tc.t, tc.cfg.Vocab), scale); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Synchronize(); err != nil {

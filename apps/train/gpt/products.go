@@ -95,10 +95,18 @@ func (e *pass[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
 	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
 }
 
+// biasSum says whether the gradient of a linear's bias is still to be summed.
+type biasSum bool
+
+const (
+	toSum  biasSum = false
+	summed biasSum = true
+)
+
 // weightBiasGrad enqueues weightGrad, and db(out) (+)= the sum of dy over its rows unless it is
 // summed already.
-func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], summed bool) {
-	if summed || !e.gradCast(p).None() { // a copy has left the sums
+func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], bias biasSum) {
+	if bias == summed || !e.gradCast(p).None() { // a copy has left the sums
 		e.weightGrad(dy, x, p)
 		return
 	}
@@ -161,20 +169,20 @@ func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float3
 	}
 }
 
-// attentionBackward enqueues dqkv from dout and from what attentionForward kept. If it returns true
-// it also enqueues the gradient of the bias of p, which wrote qkv.
+// attentionBackward enqueues dqkv from dout and from what attentionForward kept. If it returns
+// summed it also enqueues the gradient of the bias of p, which wrote qkv.
 func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A],
-	p *Linear[A]) (summed bool) {
+	p *Linear[A]) biasSum {
 	a := e.attention()
 	switch {
 	case e.Err != nil:
-		return false
+		return toSum
 	case !a.SumsBias() || !e.gradCast(p).None(): // what makes a copy sums too
 		e.Err = a.Backward(e.S, dqkv, dout, out, lse, qkv)
-		return false
+		return toSum
 	}
 	sums := e.sumsOf(p)
 	e.Err = a.BackwardBias(e.S, dqkv, sums, dout, out, lse, qkv)
 	e.addSums(p, sums)
-	return true
+	return summed
 }

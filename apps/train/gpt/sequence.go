@@ -313,10 +313,10 @@ func (e *enqueue[A]) proj2Grad(x spmd.Buffer[A], p *Linear[A], fresh bool) {
 // grads enqueues dx(n,in) = this rank's rows of the sum of dy(N,out)·w over the ranks that
 // divide the layer. Beside that sum it enqueues weightBiasGrad with all rows of x(n,in), which
 // are being gathered.
-func (e *enqueue[A]) grads(dx, dy, x spmd.Buffer[A], p *Linear[A], summed bool) {
+func (e *enqueue[A]) grads(dx, dy, x spmd.Buffer[A], p *Linear[A], bias biasSum) {
 	e.inputGrad(e.m.partial, dy, p)
 	e.arrived()
 	e.scatterBeside(dx)
-	e.weightBiasGrad(dy, e.all(x), p, summed)
+	e.weightBiasGrad(dy, e.all(x), p, bias)
 	e.arrived()
 }

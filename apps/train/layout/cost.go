@@ -127,7 +127,7 @@ func (m Machine) step(r rates, cfg Config, j Job) Estimate {
 		// Messages between parts of layers go with the passes, in proportion. A message to another
 		// stage goes with each pass.
 		work := s.work()
-		fast[i], slow[i], alone[i] = x.times(1+s.sums.Low/work, true), x.times(1+s.sums.High/work, false), s.alone()
+		fast[i], slow[i], alone[i] = x.times(1+s.sums.Low/work, hidden), x.times(1+s.sums.High/work, shown), s.alone()
 		for _, t := range []*times{&fast[i], &slow[i]} {
 			t.forward, t.backward = t.forward+message/2, t.backward+message/2
 		}

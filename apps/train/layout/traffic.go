@@ -182,9 +182,16 @@ func (r replicas) pass(slower float64, sends bool) (forward, backward []use) {
 // beginning and at the end of a step.
 type times struct{ forward, backward, begin, end float64 }
 
-// times returns the times of passes that are slower by a factor, with the replicas' messages. If
-// hides is set, computation hides messages beside it.
-func (r replicas) times(slower float64, hides bool) times {
+// hiding says whether computation hides the messages beside it.
+type hiding bool
+
+const (
+	hidden hiding = true
+	shown  hiding = false
+)
+
+// times returns the times of passes that are slower by a factor, with the replicas' messages.
+func (r replicas) times(slower float64, messages hiding) times {
 	mode, staged := r.cfg.Shard.Mode, r.cfg.Stage.Stages > 1
 	all := len(r.share.sections) // that have memory of their own
 	both := func(x lanes, sends, going bool) (forward, backward float64) {
@@ -202,7 +209,7 @@ func (r replicas) times(slower float64, hides bool) times {
 		return middle - start, ends[last] - middle
 	}
 	scatters := r.cfg.Shard.ScattersGrads()
-	x := lanes{slots: max(1, all), hides: hides}
+	x := lanes{slots: max(1, all), hides: bool(messages)}
 	if scatters {
 		x.slots = weightSlots
 	}
@@ -231,7 +238,7 @@ func (r replicas) times(slower float64, hides bool) times {
 		}
 		return t
 	}
-	first, _ := both(lanes{gather: r.gather, slots: max(1, all), hides: hides}, false, false)
+	first, _ := both(lanes{gather: r.gather, slots: max(1, all), hides: bool(messages)}, false, false)
 	t.begin += first - t.forward
 	return t
 }

@@ -110,7 +110,7 @@ func TestTimesClosed(t *testing.T) {
 		if tc.fp8 {
 			r.cfg.FP8 = FP8All
 		}
-		got := r.times(1, tc.hides)
+		got := r.times(1, hiding(tc.hides))
 		if !near(got.forward, tc.want.forward) || !near(got.backward, tc.want.backward) ||
 			!near(got.begin, tc.want.begin) || !near(got.end, tc.want.end) {
 			t.Errorf("%s: %+v, want %+v", tc.what, got, tc.want)
@@ -127,10 +127,10 @@ func TestTimesRecomputed(t *testing.T) {
 	}
 	// The weights of 6 sections come, and gradients of 10 go. The two last layers' weights are
 	// there, and hide what one computes.
-	if got, want := r.times(1, false).backward, 9+10*1+6*2+10*3+0.125; !near(got, want) {
+	if got, want := r.times(1, shown).backward, 9+10*1+6*2+10*3+0.125; !near(got, want) {
 		t.Errorf("nothing hidden: %v, want %v", got, want)
 	}
-	hidden := r.times(1, true).backward
+	hidden := r.times(1, hidden).backward
 	if least, most := 9+2+6*2+10*3+0.125, 9+10+6*2+10*3+0.125; hidden < least || hidden >= most {
 		t.Errorf("beside messages: %v, want from %v to %v", hidden, least, most)
 	}

@@ -28,6 +28,7 @@ type Writer struct {
 	topK        int     // how many of the likeliest tokens are drawn from; 0 is all
 	rng         *rand.Rand
 	Within      bool    // the prompt comes from the middle of a document, without a separator before it
+	Ends        bool    // the text ends with the document; else it has its length, without a separator
 	IDs         []int32 // the text so far, from the separator that begins it on, if one does
 }
 
@@ -40,10 +41,7 @@ func NewWriter(d Decoder, tok Tokenizer, seq int, temperature float64, topK int,
 // Write writes up to n tokens and passes the text of each to tell. They follow the beginning of a
 // document and the prompt, or the prompt alone if Within is set, which must then have a token. Each
 // is drawn from softmax(logits/temperature). It blocks.
-//
-// Without ends the separator of documents is never drawn, so that the text has its length. With
-// ends the text ends there.
-func (t *Writer) Write(ctx context.Context, prompt string, n int, ends bool, tell func(text []byte) error) error {
+func (t *Writer) Write(ctx context.Context, prompt string, n int, tell func(text []byte) error) error {
 	ids, err := TokensOf(t.tok, prompt)
 	if err != nil {
 		return err
@@ -68,12 +66,12 @@ func (t *Writer) Write(ctx context.Context, prompt string, n int, ends bool, tel
 		if err != nil {
 			return err
 		}
-		if !ends {
+		if !t.Ends {
 			l[t.tok.Separator()] = float32(math.Inf(-1))
 		}
 		keepTop(l, t.topK)
 		id := int32(draw(l, t.temperature, t.rng.Float64()))
-		if ends && id == t.tok.Separator() {
+		if t.Ends && id == t.tok.Separator() {
 			return nil
 		}
 		t.IDs, fresh = append(t.IDs, id), 1

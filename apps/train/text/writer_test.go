@@ -57,8 +57,8 @@ func TestBeforeThePrompt(t *testing.T) {
 	for within, want := range map[bool][]int32{false: {0, 'a', 'b', 7, 7}, true: {'a', 'b', 7, 7}} {
 		d := &seen{}
 		w := NewWriter(d, Bytes{}, 10, 0, 0, 1)
-		w.Within = within
-		if err := w.Write(t.Context(), "ab", 3, true, func([]byte) error { return nil }); err != nil {
+		w.Within, w.Ends = within, true
+		if err := w.Write(t.Context(), "ab", 3, func([]byte) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(d.ids, want) || !slices.Equal(w.IDs, append(slices.Clone(want), 7)) {

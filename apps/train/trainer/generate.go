@@ -37,7 +37,7 @@ func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt strin
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	written = []byte(prompt)
-	err = text.NewWriter(d, tok, t.Seq, temperature, 0, seed).Write(ctx, prompt, n, false, func(more []byte) error {
+	err = text.NewWriter(d, tok, t.Seq, temperature, 0, seed).Write(ctx, prompt, n, func(more []byte) error {
 		written = append(written, more...)
 		return nil
 	})

@@ -122,7 +122,7 @@ func (x turns) evaluate(micro int, next func(i int) (gpt.Batch, float32, error))
 			return err
 		}
 		err = t.sums.around(gpt.Pass{Forward: true}, func() error {
-			return t.Model.Evaluate(t.Stream, batch, scale, false)
+			return t.Model.Evaluate(t.Stream, batch, scale)
 		})
 		if err != nil {
 			return err
