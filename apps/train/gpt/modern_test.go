@@ -149,8 +149,8 @@ func testModernAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 			t.Errorf("%s: loss %v, reference %v", name, m.Loss.At(0), wantLoss)
 		}
 		compareModern(t, &m.State, want, bound.Grad)
-		traintest.NoError(t, m.Loss.SetAll(0), m.Evaluate(s, tokenBatch(t, w, in, targets, batch, tc.t, tc.cfg.Vocab), scale),
-			s.Synchronize())
+		traintest.NoError(t, m.Loss.SetAll(0),
+			m.Evaluate(s, tokenBatch(t, w, in, targets, batch, tc.t, tc.cfg.Vocab), scale), s.Synchronize())
 		if !traintest.CloseTo(m.Loss.At(0), wantLoss, bound.Loss) {
 			t.Errorf("%s: Evaluate gives %v, reference %v", name, m.Loss.At(0), wantLoss)
 		}
