@@ -43,7 +43,7 @@ var house = []room{
 		[]string{"job", "mpi", "libraries", "basics"}},
 	{"helpers", "on top of spmd", []string{"spmd/arrayfile", "spmd/attention", "spmd/blas", "spmd/checkpoint",
 		"spmd/fft", "spmd/gokernel", "spmd/parallel", "spmd/random", "spmd/sparse", "spmd/telemetry", "spmd/vector"},
-		[]string{"facade", "world", "control", "libraries", "basics"}},
+		[]string{"facade", "libraries", "basics"}},
 	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen", "spmd/spmdgen/internal/cpp"},
 		[]string{"basics"}},
 	{"tests", "tests on several ranks",

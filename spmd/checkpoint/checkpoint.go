@@ -25,11 +25,8 @@ import (
 	"unsafe"
 
 	"lockstep/internal/ccall"
-	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/world"
 	"lockstep/spmd/library"
 )
 
@@ -68,6 +65,14 @@ type Info struct {
 	Took   time.Duration // since Save was called
 }
 
+// The calls in which the ranks meet.
+var (
+	openMeeting = library.NewMeeting("checkpoint.Open")
+	saveMeeting = library.NewMeeting("Save")
+	loadMeeting = library.NewMeeting("Load")
+	waitMeeting = library.NewMeeting("Wait for a save")
+)
+
 // Manager saves the state of a program to a folder, and loads it on any number of ranks. One
 // program at a time saves into a folder, which it locks. One goroutine uses a Manager.
 //
@@ -77,9 +82,8 @@ type Info struct {
 // so the program may go on.
 type Manager struct {
 	w       *spmd.World
-	channel *control.Channel
 	disk    disk
-	op      control.Kind // on whose behalf the ranks talk to each other
+	op      library.Meeting // in which the ranks talk to each other
 	dir     string
 	cfg     Config
 	session uint64   // makes the names of temporary folders unique
@@ -122,16 +126,15 @@ func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	m := &Manager{w: w, channel: (*world.World)(w).Rank().Channel, disk: disk{library.FilesOf(w)}, cfg: cfg,
-		damaged: make(map[string]bool)}
-	defer m.enter(control.OpenCheckpoints)()
+	m := &Manager{w: w, disk: disk{library.FilesOf(w)}, cfg: cfg, damaged: make(map[string]bool)}
+	defer m.enter(openMeeting)()
 	err := m.open(dir)
 	if err := m.agree(err); err != nil {
 		return nil, fmt.Errorf("%s: checkpoint.Open: %w", ccall.At(), err)
 	}
 	session := make([]byte, 8)
 	rand.Read(session) // never fails
-	session, err = m.channel.Broadcast(m.op, session, 0)
+	session, err = m.op.Broadcast(m.w, session, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +184,7 @@ func (m *Manager) checkShared() error {
 			defer os.Remove(probe)
 		}
 	}
-	if all, err := m.channel.Range(m.op, made); err != nil || all.Lo == 0 {
+	if least, _, err := m.op.Range(m.w, made); err != nil || least == 0 {
 		return err
 	}
 	// A network file system may take a moment to show it.
@@ -212,7 +215,7 @@ func (m *Manager) checkShared() error {
 // then names the file and the cause: the disk is full, the folder is gone. The program may still
 // try the next Save.
 func (m *Manager) Save(step int, meta any, items ...Item) error {
-	defer m.enter(control.Save)()
+	defer m.enter(saveMeeting)()
 	if err := m.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -283,8 +286,8 @@ func (m *Manager) checkEqual(items []Item, step int, meta []byte) error {
 	differ := func(text string) (bool, error) {
 		h := fnv.New64a()
 		io.WriteString(h, text)
-		all, err := m.channel.Range(m.op, int64(h.Sum64()))
-		return !all.One(), err
+		least, greatest, err := m.op.Range(m.w, int64(h.Sum64()))
+		return least != greatest, err
 	}
 	if yes, err := differ(strings.Join(what, "\n")); err != nil || !yes {
 		return err
@@ -300,17 +303,16 @@ func (m *Manager) checkEqual(items []Item, step int, meta []byte) error {
 // layOut finds what every rank's file will hold: larger elements first, so that all are aligned.
 func (m *Manager) layOut(x *index, items []Item) error {
 	size, rank := m.w.Size(), m.w.Rank()
-	const each = 5                           // numbers
-	mine := make([]int64, each*len(items)+1) // never empty
-	for n, i := range items {
+	const each = 5 // numbers
+	var mine []byte
+	for _, i := range items {
 		p := i.part(rank, size)
-		copy(mine[each*n:], []int64{int64(p.Off), int64(p.Len), int64(p.First), int64(p.Run), int64(p.Stride)})
+		for _, v := range [each]int{p.Off, p.Len, p.First, p.Run, p.Stride} {
+			mine = binary.LittleEndian.AppendUint64(mine, uint64(v))
+		}
 		x.Arrays = append(x.Arrays, array{i.name, typeNames[i.typ], i.total})
 	}
-	all := make([]int64, len(mine)*size)
-	err := m.channel.Exchange(m.op, func(m control.Exchange) error {
-		return m.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Int64)
-	})
+	all, err := m.op.AllGather(m.w, mine)
 	if err != nil {
 		return err
 	}
@@ -320,8 +322,8 @@ func (m *Manager) layOut(x *index, items []Item) error {
 		f := &x.Files[r]
 		f.Name, f.Parts = shardName(r, size, "safetensors"), []part{}
 		for n := range items {
-			at := all[r*len(mine)+each*n:]
-			if p := (part{n, int(at[0]), int(at[1]), Cut{int(at[2]), int(at[3]), int(at[4])}}); p.Len > 0 {
+			at := func(i int) int { return int(binary.LittleEndian.Uint64(all[r][8*(each*n+i):])) }
+			if p := (part{n, at(0), at(1), Cut{at(2), at(3), at(4)}}); p.Len > 0 {
 				f.Parts = append(f.Parts, p)
 				parts[n] = append(parts[n], p)
 			}
@@ -382,7 +384,7 @@ func wordBytes(words []uint64) []byte {
 //
 // Collective over all ranks, blocking.
 func (m *Manager) Wait() error {
-	defer m.enter(control.WaitSave)()
+	defer m.enter(waitMeeting)()
 	if err := m.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -452,11 +454,11 @@ func (m *Manager) Close() error {
 
 // agree returns an error on every rank if err is one on any: the rank's own, or the error of the
 // first rank that has one. Collective.
-func (m *Manager) agree(err error) error { return m.channel.Agree(m.op, err) }
+func (m *Manager) agree(err error) error { return m.op.Agree(m.w, err) }
 
 // enter says that this rank is in a call that works on files, until leave. on is the call that the
 // ranks meet in.
-func (m *Manager) enter(on control.Kind) (leave func()) {
+func (m *Manager) enter(on library.Meeting) (leave func()) {
 	m.op = on
 	return m.disk.Enter(m.cfg.Timeout)
 }

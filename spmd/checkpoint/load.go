@@ -12,7 +12,6 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/control"
 )
 
 // Load puts the newest checkpoint that every rank finds complete and undamaged into the items, and
@@ -27,7 +26,7 @@ import (
 //
 // Collective over all ranks, blocking: all give the same items, in one order.
 func (m *Manager) Load(meta any, items ...Item) (step int, err error) {
-	defer m.enter(control.Load)()
+	defer m.enter(loadMeeting)()
 	if err := m.wait(); err != nil {
 		return 0, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -55,7 +54,7 @@ func (m *Manager) load(meta any, items []Item) (int, error) {
 		if err := m.agree(err); err != nil {
 			return 0, err
 		}
-		said, err := m.channel.Broadcast(m.op, []byte(next), 0)
+		said, err := m.op.Broadcast(m.w, []byte(next), 0)
 		if err != nil {
 			return 0, err
 		}
@@ -92,11 +91,11 @@ func (m *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, 
 	if damage := m.agree(err); damage != nil {
 		return nil, damage, nil
 	}
-	sums, err := m.channel.Range(m.op, int64(binary.LittleEndian.Uint64(checksum[:])))
+	least, greatest, err := m.op.Range(m.w, int64(binary.LittleEndian.Uint64(checksum[:])))
 	if err != nil {
 		return nil, nil, err
 	}
-	if !sums.One() {
+	if least != greatest {
 		return nil, fmt.Errorf("%s is not the same on every rank", filepath.Join(folder, indexName)), nil
 	}
 	if damage := m.agree(m.disk.verify(x, folder, chunk, m.w.Rank(), m.w.Size())); damage != nil {

@@ -444,8 +444,8 @@ func (m *Manager) lockAll() error {
 		if err := m.agree(err); err != nil {
 			return err
 		}
-		waiting, err := m.channel.Range(m.op, waits)
-		if err != nil || waiting.Hi == 0 {
+		_, waiting, err := m.op.Range(m.w, waits)
+		if err != nil || waiting == 0 {
 			return err
 		}
 	}

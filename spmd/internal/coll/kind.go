@@ -3,6 +3,8 @@
 // transport and no library.
 package coll
 
+import "sync/atomic"
+
 // Kind says which call of a communicator a Call is.
 type Kind uint8
 
@@ -37,10 +39,6 @@ const (
 	Split
 	CloseComm
 	AllocSymmetric
-	OpenCheckpoints
-	Save
-	Load
-	WaitSave
 	Choose
 	BroadcastValue
 	AllGatherValue
@@ -51,7 +49,8 @@ const (
 	Copy // N elements from Src to Dst
 	Fill // N elements at Dst with the value that leaves others as they are under Op
 
-	Kinds = iota // number of kinds
+	Kinds = iota // number of kinds, without those of Register
+	Most  = 256  // of kinds
 )
 
 // Extent is how many elements of a buffer a call reads or writes.
@@ -119,7 +118,7 @@ var (
 	laterPart  = Side{Extent: Part, Later: true}
 )
 
-var table = [256]Traits{
+var table = [Most]Traits{
 	AllReduce:      {Name: "AllReduce", Dst: part, Src: part, InPlace: Same, Reduces: true},
 	Reduce:         {Name: "Reduce", Dst: partAtRoot, Src: part, InPlace: Same, Reduces: true, Rooted: true},
 	Broadcast:      {Name: "Broadcast", Dst: part, Rooted: true, FromRoot: true},
@@ -143,21 +142,31 @@ var table = [256]Traits{
 	Group:     {Name: "Group"},
 	Graph:     {Name: "graph"},
 
-	Split:           {Name: "Split", Own: true},
-	CloseComm:       {Name: "Close of a communicator", Own: true},
-	AllocSymmetric:  {Name: "AllocSymmetric", Own: true},
-	OpenCheckpoints: {Name: "checkpoint.Open", Own: true},
-	Save:            {Name: "Save", Own: true},
-	Load:            {Name: "Load", Own: true},
-	WaitSave:        {Name: "Wait for a save", Own: true},
-	Choose:          {Name: "Choose", Own: true},
-	BroadcastValue:  {Name: "hostdata.Broadcast", Own: true, Rooted: true},
-	AllGatherValue:  {Name: "hostdata.AllGather", Own: true},
-	Start:           {Name: "the start", Own: true},
-	End:             {Name: "the end", Own: true},
+	Split:          {Name: "Split", Own: true},
+	CloseComm:      {Name: "Close of a communicator", Own: true},
+	AllocSymmetric: {Name: "AllocSymmetric", Own: true},
+	Choose:         {Name: "Choose", Own: true},
+	BroadcastValue: {Name: "hostdata.Broadcast", Own: true, Rooted: true},
+	AllGatherValue: {Name: "hostdata.AllGather", Own: true},
+	Start:          {Name: "the start", Own: true},
+	End:            {Name: "the end", Own: true},
 
 	Copy: {Name: "Copy", Dst: part, Src: part, Local: true},
 	Fill: {Name: "Fill", Dst: part, Local: true},
+}
+
+// registered counts the kinds of Register.
+var registered atomic.Int32
+
+// Register returns the kind of another call of the framework's own. All ranks register the same
+// names in the same order, before the first call.
+func Register(name string) Kind {
+	k := Kinds + int(registered.Add(1)) - 1
+	if k >= Most {
+		panic("coll: more kinds than there are numbers for")
+	}
+	table[k] = Traits{Name: name, Own: true}
+	return Kind(k)
 }
 
 // Traits returns the properties of the kind; none for a kind that does not exist.

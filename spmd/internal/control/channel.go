@@ -11,17 +11,16 @@ type Kind = coll.Kind
 
 // These are the calls that talk over a Channel, and those that make or end what it serves.
 const (
-	Split           = coll.Split
-	CloseComm       = coll.CloseComm
-	AllocSymmetric  = coll.AllocSymmetric
-	OpenCheckpoints = coll.OpenCheckpoints
-	Save            = coll.Save
-	Load            = coll.Load
-	WaitSave        = coll.WaitSave
-	Choose          = coll.Choose
-	Start           = coll.Start
-	End             = coll.End
+	Split          = coll.Split
+	CloseComm      = coll.CloseComm
+	AllocSymmetric = coll.AllocSymmetric
+	Choose         = coll.Choose
+	Start          = coll.Start
+	End            = coll.End
 )
+
+// Register returns a Kind for a package on top of the framework, as coll.Register does.
+func Register(name string) Kind { return coll.Register(name) }
 
 // ID names the communicator under a Channel, whose calls are no program's own.
 const ID = "control"

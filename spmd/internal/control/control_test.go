@@ -168,17 +168,17 @@ func TestChannel(t *testing.T) {
 		ch := control.NewChannel(c, g)
 		last := c.Size() - 1
 
-		s, err := ch.Range(control.Save, int64(c.Rank()))
+		s, err := ch.Range(control.Split, int64(c.Rank()))
 		must(t, err)
 		if s != (control.Span{Lo: 0, Hi: int64(last)}) {
 			t.Errorf("range %v", s)
 		}
-		must(t, ch.Agree(control.Load, nil))
+		must(t, ch.Agree(control.CloseComm, nil))
 		var mine error
 		if c.Rank() == last {
 			mine = errStrangers
 		}
-		if err := ch.Agree(control.Load, mine); err == nil || (mine != nil) != (err == mine) ||
+		if err := ch.Agree(control.CloseComm, mine); err == nil || (mine != nil) != (err == mine) ||
 			!strings.HasSuffix(err.Error(), "strangers") {
 			t.Errorf("agreed on %v", err)
 		}
@@ -197,13 +197,14 @@ func TestChannel(t *testing.T) {
 		}
 		inside := false
 		must(t, ch.Exchange(control.End, func(control.Exchange) error { inside = g.inside; return nil }))
-		want := []control.Kind{control.Save, control.Load, control.Load, control.Start, control.Choose, control.End}
+		want := []control.Kind{control.Split, control.CloseComm, control.CloseComm, control.Start, control.Choose,
+			control.End}
 		if !inside || !slices.Equal(g.passed, want) {
 			t.Errorf("passed %v, want %v", g.passed, want)
 		}
 
 		// Ranks that come on behalf of different calls all learn it, and exchange nothing.
-		on := control.Save
+		on := control.Split
 		if c.Rank() == last && last > 0 {
 			on = control.End
 		}

@@ -124,9 +124,9 @@ type Tracer struct {
 	called  float64        // ns in calls that block
 	facts   []Fact
 	regions map[int32]*Total
-	works   []Total            // of kernels, libraries, host functions, copies and fills, by their names' numbers
-	sizes   [coll.Kinds]*sizes // of calls of communicators
-	late    []sample           // a ring
+	works   []Total           // of kernels, libraries, host functions, copies and fills, by their names' numbers
+	sizes   [coll.Most]*sizes // of calls of communicators
+	late    []sample          // a ring
 	sampled uint64
 }
 
