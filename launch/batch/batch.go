@@ -29,9 +29,10 @@ type Job struct {
 	// does, and the job would begin anew.
 	Saves string
 
-	Time      string // as Slurm has it; "" is what the site gives
-	Partition string // or queue
-	Image     string // of the container
+	Time      string        // for Slurm; "" is what the site gives
+	Limit     time.Duration // the same for the others
+	Partition string        // or queue
+	Image     string        // of the container
 }
 
 // Part is nodes of one kind, of a job on nodes of several kinds.
@@ -101,10 +102,9 @@ func ReadTime(text string) (time.Duration, error) {
 	return sum, nil
 }
 
-// clock returns a time as hours:minutes:seconds. It was read before.
+// clock returns the limit as hours, minutes and seconds.
 func (j Job) clock() (hours, minutes, seconds int) {
-	d, _ := ReadTime(j.Time)
-	n := int(d.Seconds())
+	n := int(j.Limit.Seconds())
 	return n / 3600, n / 60 % 60, n % 60
 }
 

@@ -68,7 +68,7 @@ func TestScripts(t *testing.T) {
 	plain := Job{Name: "prog", Why: "16 ranks", Nodes: 2, Ranks: 16, PerNode: 8,
 		Line: `mpirun -np 16 --hostfile "$PBS_NODEFILE$LSB_DJOB_HOSTFILE" prog 'a b' '{}'`}
 	full := plain
-	full.GPUs, full.CPUs, full.Tasks, full.Time, full.Partition = 8, 4, 3, "1:30", "gpu"
+	full.GPUs, full.CPUs, full.Tasks, full.Limit, full.Partition = 8, 4, 3, 90*time.Second, "gpu"
 	full.Saves = "--checkpoint"
 	for _, tc := range []struct {
 		name  string

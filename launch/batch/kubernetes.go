@@ -55,9 +55,8 @@ func Kubernetes(j Job) string {
 		tries = 3
 	}
 	line(2, fmt.Sprintf("backoffLimit: %d", tries), j.again("started again as often"))
-	if j.Time != "" {
-		h, m, s := j.clock()
-		line(2, fmt.Sprintf("activeDeadlineSeconds: %d", 3600*h+60*m+s), "the job is ended then")
+	if j.Limit > 0 {
+		line(2, fmt.Sprintf("activeDeadlineSeconds: %d", int(j.Limit.Seconds())), "the job is ended then")
 	}
 	line(1, "mpiReplicaSpecs:", "")
 	pod := func(role string, replicas int, why string) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // leaf is a value in a file, and the way to it, such as spec.runPolicy.backoffLimit, or command[1].
@@ -109,7 +110,7 @@ func TestKubernetes(t *testing.T) {
 		Image: "me/train:1",
 		Words: []string{"mpirun", "-np", "16", "prog", `a "b" # c`, "é\n- x: y"}}
 	full := j
-	full.GPUs, full.CPUs, full.Time, full.Partition, full.MPI = 8, 4, "2-0", "team", "mpich"
+	full.GPUs, full.CPUs, full.Limit, full.Partition, full.MPI = 8, 4, 48*time.Hour, "team", "mpich"
 	full.Saves = "--checkpoint"
 	for _, j := range []Job{j, full} {
 		text := Kubernetes(j)

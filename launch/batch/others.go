@@ -18,7 +18,7 @@ func PBS(j Job) string {
 	} else {
 		s.note("-l place=scatter:excl", "each chunk on a whole node: a rank's threads use all cores")
 	}
-	if j.Time != "" {
+	if j.Limit > 0 {
 		h, m, sec := j.clock()
 		s.note(fmt.Sprintf("-l walltime=%d:%02d:%02d", h, m, sec), "the job is ended then")
 	}
@@ -65,7 +65,7 @@ func LSF(j Job) string {
 	if j.GPUs > 0 {
 		s.note(fmt.Sprintf(`-gpu "num=%d:j_exclusive=yes"`, j.GPUs), "GPUs of each node, visible to all its ranks")
 	}
-	if j.Time != "" {
+	if j.Limit > 0 {
 		h, m, sec := j.clock()
 		if sec > 0 {
 			m++

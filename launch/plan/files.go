@@ -62,7 +62,7 @@ func (o *options) inFile(j *job) error {
 			"it says how many of each")
 	}
 	if elsewhere && o.time != "" {
-		if _, err = batch.ReadTime(o.time); err != nil {
+		if j.limit, err = batch.ReadTime(o.time); err != nil {
 			return usage("%w", err)
 		}
 	}
@@ -122,7 +122,7 @@ func (o *options) file(lines []Line, j job) file {
 	l := lines[len(lines)-1] // that of Slurm is the last
 	d := batch.Job{Name: filepath.Base(j.prog[0]), Why: j.why(), Line: l.String(), Words: l.Words(), MPI: l.MPI,
 		Nodes: j.nodes, Ranks: j.ranks, Saves: j.saves, GPUs: j.gpus, CPUs: j.cpus, Parts: j.parts, Tasks: o.array,
-		Time: o.time, Partition: o.partition, Image: o.image}
+		Time: o.time, Limit: j.limit, Partition: o.partition, Image: o.image}
 	if j.even {
 		d.PerNode = j.most
 	}

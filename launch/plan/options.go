@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -161,12 +162,13 @@ type job struct {
 	hosts []host // empty: this host, or those of the allocation
 	nodes int
 	ranks int
-	most  int          // ranks on a node
-	even  bool         // most on each node but the last
-	here  bool         // all of it on this machine
-	parts []batch.Part // nodes of several kinds
-	saves string       // the flag that says where the program saves, or ""
-	saved string       // the folder that it says
+	most  int           // ranks on a node
+	even  bool          // most on each node but the last
+	here  bool          // all of it on this machine
+	parts []batch.Part  // nodes of several kinds
+	limit time.Duration // --time, for a batch system other than Slurm
+	saves string        // the flag that says where the program saves, or ""
+	saved string        // the folder that it says
 	// The ranks use GPUs, as far as this machine and the flags tell.
 	onGPUs bool
 	// a file with the hosts, or the variable that has its name, or ""
