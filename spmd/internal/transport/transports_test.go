@@ -278,7 +278,7 @@ func TestSelf(t *testing.T) {
 	inDoubles(t, func(t *testing.T, h *transport.Member, dev *cuda.Device) {
 		if h.Size() == 1 {
 			onDevice(t, h, dev, func(s *side, _ unsafe.Pointer) {
-				s.by = carriers.Self{}
+				s.by = transport.Self{}
 				walk(s)
 			})
 		}

@@ -7,5 +7,4 @@
 //   - Aware: device memory through an MPI that takes it; short collectives go through host memory
 //   - Staged: device memory through host memory, by the communicator that the ranks have there in
 //     any case; several ranks may share a GPU
-//   - Self: the device memory of a communicator of one rank
 package carriers

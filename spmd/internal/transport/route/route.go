@@ -86,7 +86,7 @@ func New(env *Env, h transport.Host) Router {
 }
 
 // UseDevice has the router carry calls on device memory, at first of one rank alone.
-func (r *Router) UseDevice() { r.device = carriers.Self{} }
+func (r *Router) UseDevice() { r.device = transport.Self{} }
 
 // Choose decides what carries a call that is not in a group; g is its calls if it is one. memory is
 // what the call does with memory. enqueued says that the call is: the barrier of the hosts

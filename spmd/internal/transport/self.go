@@ -1,4 +1,4 @@
-package carriers
+package transport
 
 import (
 	"fmt"
@@ -6,7 +6,6 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
-	"lockstep/spmd/internal/transport"
 )
 
 // Self is one rank alone.
@@ -17,20 +16,20 @@ var selfKinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.All
 	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.AllToAllV,
 	coll.Send, coll.Recv, coll.SendRecv, coll.Scan, coll.ExScan, coll.Barrier)
 
-var selfCaps = transport.Caps{Library: coll.Library{Kinds: selfKinds}, Alone: true, Ordered: true}
+var selfCaps = Caps{Library: coll.Library{Kinds: selfKinds}, Alone: true, Ordered: true}
 
-// Name implements transport.Transport: there is nobody to talk to.
+// Name implements Transport: there is nobody to talk to.
 func (Self) Name() string { return "none" }
 
-var _ transport.Transport = (*Self)(nil)
+var _ Transport = (*Self)(nil)
 
-func (Self) Caps() *transport.Caps { return &selfCaps }
+func (Self) Caps() *Caps { return &selfCaps }
 
 func (Self) Scratch(int) int { return 0 }
 
-// Do implements transport.Transport: a call is a copy, or nothing. Avg, like the other operations,
+// Do implements Transport: a call is a copy, or nothing. Avg, like the other operations,
 // leaves one rank's values as they are.
-func (Self) Do(q transport.Issuer, c coll.Call) error {
+func (Self) Do(q Issuer, c coll.Call) error {
 	switch c.Kind {
 	case coll.Barrier, coll.Broadcast:
 		return nil
@@ -42,18 +41,18 @@ func (Self) Do(q transport.Issuer, c coll.Call) error {
 		}
 	}
 	n, _ := c.Extents(0, 1)
-	return move(q, &c, c.Dst, c.Src, n)
+	return copyOwn(q, &c, c.Dst, c.Src, n)
 }
 
-func move(q transport.Issuer, c *coll.Call, dst, src unsafe.Pointer, n int) error {
+func copyOwn(q Issuer, c *coll.Call, dst, src unsafe.Pointer, n int) error {
 	if n == 0 || dst == src {
 		return nil
 	}
 	return q.Stream().Copy(dst, src, n*c.Type.Size())
 }
 
-// Group implements transport.Transport: it pairs the sends and receives in their order.
-func (t Self) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
+// Group implements Transport: it pairs the sends and receives in their order.
+func (t Self) Group(q Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 	sends, recvs := 0, 0
 	for i := range cs {
 		switch c := &cs[i]; c.Kind {
@@ -84,7 +83,7 @@ func (t Self) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error 
 		if out.N != in.N {
 			return fmt.Errorf("%s: message to oneself: Send has %d elements, Recv %d", ccall.At(), out.N, in.N)
 		}
-		if err := move(q, out, in.Dst, out.Src, out.N); err != nil {
+		if err := copyOwn(q, out, in.Dst, out.Src, out.N); err != nil {
 			return err
 		}
 	}

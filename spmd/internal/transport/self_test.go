@@ -1,4 +1,4 @@
-package carriers
+package transport
 
 import (
 	"strings"
@@ -7,10 +7,9 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
-	"lockstep/spmd/internal/transport"
 )
 
-var _ transport.Transport = Self{}
+var _ Transport = Self{}
 
 // TestInPlace: what has nothing to move needs no stream, whatever the call; and there
 // is no call that is not known.
