@@ -1,7 +1,6 @@
 // Package transport describes what carries the calls of a communicator, and carries those between
 // ranks that are goroutines of one process: without MPI, over plain memory. A Team of several ranks
-// starts and ends in microseconds. Self carries those of a communicator of one rank on a
-// device.
+// starts and ends in microseconds. Self carries those of a communicator of one rank on a device.
 //
 // Package carriers has the other transports: MPI on host memory, NCCL, kernels between GPUs that
 // reach each other, MPI on device memory. route.Router decides once, when a call is issued, which
