@@ -245,7 +245,6 @@ func sysCaptureEnds(s *Stream, ends []Node) (n, status int) {
 	return number(C.capture_ends(addr(s.d.ctx), addr(s.h), nodes(ends), C.size_t(len(ends))))
 }
 
-// nodes is where a list is.
 func nodes(list []Node) *C.uintptr_t { return (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(list))) }
 
 func sysEventCreate(d *Device, timing bool) (h unsafe.Pointer, status int) {

@@ -30,7 +30,6 @@ func Local(ctx context.Context, cfg Config, ranks int, run func(ctx context.Cont
 	return world.Local(ctx, cfg.start(nil), ranks, nil, inWorld(run))
 }
 
-// inWorld is run for the inside of a world.
 func inWorld(run func(ctx context.Context, w *World) error) func(context.Context, *world.World) error {
 	return func(ctx context.Context, in *world.World) error { return run(ctx, (*World)(in)) }
 }

@@ -87,7 +87,6 @@ func lookup(fs *pflag.FlagSet, word string) *pflag.Flag {
 	return nil
 }
 
-// values completes the value of a flag.
 func values(f *pflag.Flag, typed string) (lines []string, directive int) {
 	if f == nil {
 		return nil, Nothing

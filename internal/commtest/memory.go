@@ -61,7 +61,6 @@ func (m Memory[T]) Intact() bool {
 	return true
 }
 
-// bits returns the bits of an element.
 func bits[T elem.Elem](x T) elem.Bits { return elem.BitsOf(x) }
 
 // isNaN reports whether an element is a NaN.
@@ -145,7 +144,6 @@ func fewBits(h uint64) float32 {
 	return f
 }
 
-// Input returns n elements of a rank.
 func Input[T elem.Elem](rank, n int) []T {
 	s := make([]T, n)
 	for i := range s {

@@ -86,7 +86,6 @@ func RunBoth() (done func()) {
 // RunningBoth reports whether RunBoth is in force.
 func RunningBoth() bool { return both.Load() > 0 }
 
-// AllFlags returns the compiler's flags.
 func (s *Source) AllFlags() []string {
 	if Bounds() && strings.Contains(s.Text, "\"spmd_go.cuh\"") {
 		return append(slices.Clone(s.Flags), "-DSPMD_BOUNDS")

@@ -106,7 +106,6 @@ type outcome struct {
 	before          []string // tests that the job has run
 }
 
-// judge reports the outcome as t.
 func (o outcome) judge(t *testing.T, test string) {
 	t.Helper()
 	said := report(o.out, o.own)

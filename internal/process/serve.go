@@ -64,7 +64,6 @@ func Serve(ln net.Listener, answer func(request string) string) {
 	}
 }
 
-// reply serves one request.
 func reply(conn net.Conn, answer func(request string) string) {
 	if conn.SetDeadline(time.Now().Add(askLimit)) != nil {
 		return

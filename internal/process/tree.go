@@ -7,7 +7,6 @@ import (
 	"syscall"
 )
 
-// Process is a running process.
 type Process struct{ PID, Parent, Group int }
 
 // Of returns a process that has not ended.

@@ -190,7 +190,6 @@ func Marked(fn *ast.FuncDecl, comment string) ([]string, bool) {
 	return nil, false
 }
 
-// Checked is a package with types.
 type Checked struct {
 	*Source
 	Pkg    *types.Package

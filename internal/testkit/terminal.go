@@ -79,7 +79,6 @@ func (p *Terminal) Type(t *testing.T, text string) {
 	}
 }
 
-// Modes returns the modes of the terminal.
 func (p *Terminal) Modes(t *testing.T) unix.Termios {
 	t.Helper()
 	m, err := unix.IoctlGetTermios(int(p.Far.Fd()), unix.TCGETS)

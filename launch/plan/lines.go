@@ -10,7 +10,6 @@ import (
 	"lockstep/launch/batch"
 )
 
-// build returns the line of the launcher w for j.
 func build(w launcherHere, j job, s site) Line {
 	l := Line{Launcher: w.name, Version: w.version}
 	switch w.name {

@@ -46,7 +46,6 @@ func descr[T spmd.Elem]() (string, bool) {
 	return order + kind + strconv.Itoa(size), true
 }
 
-// header returns the header of an array.
 func header[T spmd.Elem](shape []int) ([]byte, error) {
 	of, ok := descr[T]()
 	if !ok {

@@ -27,7 +27,6 @@ func (x dims) elements() int { return x.b * x.t * x.nh * x.hs }
 // rows returns the length of lse.
 func (x dims) rows() int { return x.b * x.nh * x.t }
 
-// simplePair are the kernels for one type of elements.
 type simplePair struct{ forward, backward *spmd.Kernel }
 
 var (
@@ -45,7 +44,6 @@ var (
 	}
 )
 
-// simpleOf returns the kernels for T.
 func simpleOf[T Elem]() *simplePair {
 	if isHalf[T]() {
 		return &simpleBF16

@@ -165,7 +165,6 @@ func (r *region) overlaps(o *region, stride, width int) bool {
 	return d < width || stride-d < width
 }
 
-// hostEpilogue returns the epilogue of a product on the host.
 func hostEpilogue[C float32 | float64 | spmd.BF16 | spmd.F16](p *product, args spmd.Args) host.Epilogue[C] {
 	of := func(i int) []C {
 		if p.ops&(1<<i) == 0 {

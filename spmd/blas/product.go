@@ -99,7 +99,6 @@ func (p *product) stored() (rowsA, colsA, rowsB, colsB int) {
 	return
 }
 
-// hostGemm runs a Gemm on the host.
 func hostGemm(a spmd.Args) error {
 	switch p := decode(a); {
 	case p.typ == elem.Float32:
@@ -146,7 +145,6 @@ func gemmAs[S float32 | float64, C float32 | float64 | spmd.BF16 | spmd.F16, A, 
 	}
 }
 
-// hostGemv runs a Gemv on the host.
 func hostGemv(a spmd.Args) error {
 	if p := decode(a); p.typ == elem.Float32 {
 		gemvAs[float32](&p, a)

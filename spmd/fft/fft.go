@@ -39,7 +39,6 @@ type shape struct {
 	lines []*lines
 }
 
-// newShape checks a shape.
 func newShape(dims []int, batch int) (shape, error) {
 	s := shape{dims: append([]int(nil), dims...), batch: batch, size: batch}
 	if len(dims) < 1 || len(dims) > 3 || batch < 1 {

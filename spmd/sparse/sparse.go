@@ -164,7 +164,6 @@ func int32s(v []int) []int32 {
 	return to
 }
 
-// filled returns a buffer that holds v.
 func filled[T spmd.Elem](w *spmd.World, v []T) (spmd.Buffer[T], error) {
 	b, err := spmd.Alloc[T](w, len(v))
 	if err == nil {

@@ -20,7 +20,6 @@ import (
 // unit is a package with the CUDA source that its kernels become.
 type unit struct{ *cpp.Unit }
 
-// kernel is one instance of a kernel.
 type kernel struct {
 	fn       *types.Func
 	decl     *ast.FuncDecl
@@ -186,7 +185,6 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 	return list
 }
 
-// kernel translates one instance.
 func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance types.Type) *kernel {
 	k := &kernel{fn: f, decl: d, name: f.Name(), instance: instance, row: cpp.RowsOf(d)}
 	if instance != nil {
@@ -329,7 +327,6 @@ func (k *kernel) each() int {
 	return 4
 }
 
-// threads returns the threads of a block.
 func (k *kernel) threads() int {
 	if k.row <= 32 {
 		return 256

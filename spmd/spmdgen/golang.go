@@ -215,7 +215,6 @@ func ranges(extents []string) (all []string) {
 	return all
 }
 
-// declaration returns the declaration of an instance.
 func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	grain := 1 << 12
 	switch {

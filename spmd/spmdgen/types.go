@@ -18,7 +18,6 @@ func names(list []types.Type) (all []string) {
 	return all
 }
 
-// typeSet returns the types that a constraint lists.
 func typeSet(constraint types.Type) (all []types.Type) {
 	i, ok := constraint.Underlying().(*types.Interface)
 	if !ok {

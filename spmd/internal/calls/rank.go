@@ -98,7 +98,6 @@ func (r *Rank) Alloc(p *exec.Pool, t elem.Type, n int) (*exec.Block, error) {
 	return b, nil
 }
 
-// Of is the rank that a block belongs to.
 func Of(b *exec.Block) *Rank { return b.Owner.(*Rank) }
 
 // CheckBlock refuses a freed block, and one of another world.
@@ -195,7 +194,6 @@ func (r *Rank) Opened() map[string]int {
 		"bytes": pools.Device.InUse() + pools.Pinned.InUse()}
 }
 
-// Recorders returns the recorders of all communicators.
 func (r *Rank) Recorders() []*verify.Recorder {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -172,10 +172,8 @@ func Register(name string) Kind {
 // Traits returns the properties of the kind; none for a kind that does not exist.
 func (k Kind) Traits() *Traits { return &table[k] }
 
-// String returns the name of the kind.
 func (k Kind) String() string { return table[k].Name }
 
-// Set is a set of kinds.
 type Set uint64
 
 // SetOf returns the set of some kinds.

@@ -46,7 +46,6 @@ type RankError struct {
 // Error returns the text of the rank's error, with its number.
 func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %v", e.Rank, e.Err) }
 
-// Unwrap returns the rank's error.
 func (e *RankError) Unwrap() error { return e.Err }
 
 var namesRank = regexp.MustCompile(`^rank [0-9]+: `)

@@ -87,7 +87,6 @@ func (a answer) head() string {
 		"Content-Type: " + a.kind + "\r\n" + a.more + "\r\n"
 }
 
-// answer sends the answer to a request.
 func (p *place) answer(r request, a answer) error {
 	if r.method == "HEAD" {
 		return p.send(a.head(), writeLimit)

@@ -13,7 +13,6 @@ type family struct {
 	lines            strings.Builder
 }
 
-// label is a label of a metric.
 type label struct{ name, value string }
 
 func (f *family) add(value float64, labels ...label) {

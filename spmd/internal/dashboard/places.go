@@ -96,7 +96,6 @@ func (l *places) leave(p *place) {
 	l.guests, l.members = slices.DeleteFunc(l.guests, is), slices.DeleteFunc(l.members, is)
 }
 
-// place is a connection that has a place.
 type place struct {
 	net.Conn
 	of    *places

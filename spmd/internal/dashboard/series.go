@@ -15,7 +15,6 @@ type series struct {
 
 type point struct{ at, value float64 }
 
-// add adds a point.
 func (s *series) add(at, value float64) {
 	s.last = point{at, value}
 	if n := len(s.points); n > 0 && at-s.points[n-1].at < s.every {

@@ -10,7 +10,6 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// CommandKind says what a command is.
 type CommandKind uint8
 
 // The kinds. The fields of Command that a kind uses stand behind it.

@@ -37,7 +37,6 @@ type GraphParts struct {
 	told    bool
 }
 
-// graphPart is a command of a graph.
 type graphPart struct {
 	from []int32 // the events of which the last is its beginning; none if that is the graph's
 	end  int32   // the event behind it; 0 if it added nothing to the graph
@@ -75,7 +74,6 @@ type PartTracker struct {
 // maxEnds is how many nodes a command may end with, and how many may follow one.
 const maxEnds = 64
 
-// NewPartTracker returns a PartTracker.
 func NewPartTracker() *PartTracker {
 	return &PartTracker{marks: map[*cuda.Event][]int32{}, known: map[cuda.Node]bool{}}
 }

@@ -21,7 +21,6 @@ func (p *panicError) Error() string {
 	return fmt.Sprintf("panic: %v", p.value)
 }
 
-// Stack returns the stack of the panic.
 func (p *panicError) Stack() []byte { return p.stack }
 
 // Guard turns a panic of fn into an error, which has the stack of it. It cannot do so with

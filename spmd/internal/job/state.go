@@ -33,7 +33,6 @@ type CommState struct {
 	At      string `json:"at,omitempty"`    // "from" where Last was called, for calls on a GPU; else the stack shows it
 }
 
-// StreamState is a stream with work on it.
 type StreamState struct {
 	Name    string `json:"name"`
 	Waiting uint64 `json:"waiting"`           // on a GPU those that are not known to have run

@@ -142,7 +142,6 @@ func (t *Team) waitsForFiles() bool {
 	return false
 }
 
-// states returns the state of every rank.
 func (t *Team) states() []watch.RankState {
 	host, _ := os.Hostname() // empty if it has none
 	t.mu.Lock()

@@ -149,7 +149,6 @@ func (p *Clique) Barrier(s *cuda.Stream) error {
 
 func (p *Clique) table() uint64 { return uint64(ccall.Address(p.win.table)) }
 
-// Do enqueues a transfer on s.
 func (p *Clique) Do(s *cuda.Stream, call Transfer) error {
 	call.pieces = p.x.pieces
 	p.x = call

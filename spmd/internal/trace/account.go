@@ -56,7 +56,6 @@ func (a *Account) Pack() ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// Unpack reads an account from bytes.
 func Unpack(b []byte) (*Account, error) {
 	if len(b) < 4 || int64(binary.BigEndian.Uint32(b)) > int64(len(b)-4) {
 		return nil, errors.New("it is cut off")
@@ -81,7 +80,6 @@ func Unpack(b []byte) (*Account, error) {
 	return a, nil
 }
 
-// raw returns the memory of events.
 func raw(e []Event) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(e))), len(e)*int(unsafe.Sizeof(Event{})))
 }

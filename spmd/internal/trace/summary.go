@@ -35,7 +35,6 @@ type SizeTotal struct {
 	Total
 }
 
-// Part is a part of the start.
 type Part struct {
 	Name string  `json:"name"`
 	Ms   float64 `json:"ms"`

@@ -138,7 +138,6 @@ func (t *Table) shortened() []Row {
 	return rows
 }
 
-// percent returns a part of something.
 func percent(part float64) string {
 	if part < 0.0995 {
 		return fmt.Sprintf("%.1f %%", 100*part)

@@ -361,7 +361,6 @@ type Mark struct {
 // Timed reports whether the event is timed.
 func (m Mark) Timed() bool { return m.weight != 0 }
 
-// Begin begins an event.
 func (th *Thread) Begin(c Class) Mark {
 	if th == nil {
 		return Mark{}
@@ -393,7 +392,6 @@ func (th *Thread) Choose(c Class) Mark {
 	return Mark{weight: s.weight(s.random >> 8)}
 }
 
-// End ends an event that has a name.
 func (th *Thread) End(m Mark, c Class, name string, bytes int) {
 	if th == nil {
 		return

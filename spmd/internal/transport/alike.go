@@ -44,7 +44,6 @@ func WrongLength(m *coll.Call, bytes int) error {
 		m.Root, bytes, want, m.N, m.Type)
 }
 
-// Failed returns the error of a call on a rank.
 func Failed(c *coll.Call, rank int, err error) error {
 	return &ccall.Error{Op: c.String(), Rank: rank, At: ccall.At(), Err: err}
 }

@@ -71,7 +71,6 @@ type Member struct {
 	_          line
 }
 
-// line is a line of the cache.
 type line [64]byte
 
 func newComm(g *group, rank int) *Member {

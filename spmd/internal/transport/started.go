@@ -53,7 +53,6 @@ func (r *Member) Pin(dev *cuda.Device, bytes int) (*Pinned, error) {
 
 func (r *Member) NewMessage() Message { return &message{r: r} }
 
-// message is a Message.
 type message struct {
 	r     *Member
 	from  int // -1 of one that is sent: that is a copy, and over

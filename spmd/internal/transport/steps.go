@@ -28,7 +28,6 @@ func Make(t Transport, q Issuer, c *coll.Call, rank, size int, work unsafe.Point
 	return t.Group(q, messages, nil)
 }
 
-// AppendMessages appends the messages of calls to a list.
 func AppendMessages(list, calls []coll.Call) []coll.Call {
 	for i := range calls {
 		calls[i].Messages(func(m coll.Call) bool {

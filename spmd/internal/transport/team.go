@@ -30,7 +30,6 @@ type Team struct {
 // cores is the number of cores that the Go runtime found at start.
 var cores = runtime.GOMAXPROCS(0)
 
-// NewTeam returns n ranks.
 func NewTeam(n int) *Team {
 	t := &Team{gone: make([]bool, n), here: n, spins: spins, yields: yields}
 	t.changed.L = &t.mu
@@ -46,7 +45,6 @@ func NewTeam(n int) *Team {
 	return t
 }
 
-// Rank returns a rank.
 func (t *Team) Rank(i int) *Goroutine { return t.ranks[i] }
 
 // Err returns the failure of the first rank that failed, with its number; nil if none has.

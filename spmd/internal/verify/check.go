@@ -70,7 +70,6 @@ func where(site *ccall.Site) string {
 	return ccall.At()
 }
 
-// message is one message of a call.
 type message struct {
 	placed // the sender's
 	mine   signature

@@ -27,7 +27,6 @@ type history struct {
 
 const recentCalls = 16
 
-// entry is one call.
 type entry struct {
 	Packed        // n is the number that all ranks have in common
 	sum    uint64 // of it and all before

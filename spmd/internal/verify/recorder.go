@@ -43,7 +43,6 @@ type Recorder struct {
 	told  uint64         // how many calls of all ranks rank 0 has been told of; the Reporter's
 }
 
-// NewRecorder returns the recorder of a communicator.
 func NewRecorder(id string, rank, size int) *Recorder {
 	return &Recorder{ID: id, Rank: rank, Size: size, peers: make([]atomic.Uint64, size),
 		Place: func() string { return "" }}

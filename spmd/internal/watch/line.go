@@ -141,7 +141,6 @@ func newLine(conn net.Conn, r *bufio.Reader, size int) *line {
 	}
 }
 
-// send queues m.
 func (l *line) send(m message) {
 	if f, err := frame(m); err == nil { // what could be too long was cut before
 		l.put(f)

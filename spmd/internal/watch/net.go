@@ -254,7 +254,6 @@ func (n *Net) free(k *link) bool {
 	return k.beat.IsZero()
 }
 
-// send sends a beat.
 func (n *Net) send(k *link, m message) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

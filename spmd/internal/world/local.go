@@ -24,7 +24,6 @@ func Local(
 // grace is how long ranks may take to return after one has failed.
 const grace = 5 * time.Second
 
-// local is a call of Local.
 type local struct {
 	with  Start
 	lead  *job.Job

@@ -20,7 +20,6 @@ type NoGPU struct{ Reason error }
 
 func (e NoGPU) Error() string { return e.Reason.Error() }
 
-// Unwrap returns the reason.
 func (e NoGPU) Unwrap() error { return e.Reason }
 
 // FailureCode returns how other ranks know the reason.

@@ -11,7 +11,6 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// graph is one of the driver.
 type graph struct {
 	exec      *cuda.Exec
 	callbacks []*cuda.Callback

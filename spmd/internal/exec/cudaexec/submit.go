@@ -330,7 +330,6 @@ func (d *CUDA) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits
 	return d.GPU.launch(h, d.fill, grid, args[:])
 }
 
-// Launch starts a kernel.
 func (q *Queue) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
 	return q.g.launch(q.h, k, grid, args)
 }

@@ -21,7 +21,6 @@ type Emulator struct {
 // NewEmulator returns an Emulator, which compiles a source when a kernel of it is first launched.
 func NewEmulator() *Emulator { return &Emulator{programs: map[string]*kernels.Emulated{}} }
 
-// program returns the program of a kernel.
 func (e *Emulator) program(k *exec.Kernel) (*kernels.Emulated, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

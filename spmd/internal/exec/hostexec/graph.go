@@ -27,7 +27,6 @@ type track struct {
 	free *slot // for the next command
 }
 
-// next returns the slot for the next command of a track.
 func (t *track) next() *slot {
 	if t.free == nil {
 		t.free = &slot{}

@@ -169,7 +169,6 @@ func (t *MPI) pinOn(node *cudampi.Comm, dev *cuda.Device, bytes int) (*transport
 
 func (t *MPI) NewMessage() transport.Message { return &mpiMessage{c: t.NodeComm.Comm} }
 
-// mpiMessage is a transport.Message.
 type mpiMessage struct {
 	cudampi.Request
 	c *cudampi.Comm

@@ -10,7 +10,6 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// NCCL is a communicator of NCCL.
 type NCCL struct {
 	Comm    *nccl.Comm
 	dev     *cuda.Device

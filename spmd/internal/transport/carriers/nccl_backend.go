@@ -13,7 +13,6 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
-// NCCLBackend is NCCL.
 var NCCLBackend transport.Backend = ncclBackend{}
 
 type ncclBackend struct{}

@@ -162,7 +162,6 @@ func (t *Staged) Agree(c *coll.Call) error {
 	return nil
 }
 
-// step returns a piece of a call on the host.
 func (t *Staged) step(c *coll.Call, p *pieces, k int, at *slot) coll.Call {
 	on := *c
 	_, on.N = p.of(k, c.N)

@@ -23,7 +23,6 @@ type Unit struct {
 	working []*types.Func   // functions whose bodies are being translated
 }
 
-// New returns an empty source.
 func New(c *source.Checked) *Unit {
 	return &Unit{Checked: c, funcs: map[string]*Function{}, named: map[*types.TypeName]string{},
 		used: map[string]bool{}}
