@@ -12,17 +12,19 @@ import (
 // Function says which function of NCCL a GroupCall is.
 type Function uint8
 
-// The collectives, in the order of sys.h.
+// The collectives, in the order of sys.h. src and dst are of the rank that is named, n is N, the
+// root and the other side of a message are Peer. Memory that a rank does not need may be nil there.
+// dst and src do not overlap but in place.
 const (
-	AllReduce Function = iota
-	Reduce
-	Broadcast
-	AllGather
-	ReduceScatter
-	AllToAll
-	Gather
-	Scatter
-	Send
+	AllReduce     Function = iota // dst[i] = op(src_0[i], src_1[i], ...) on every rank; in place dst is src
+	Reduce                        // the same on the root alone
+	Broadcast                     // dst of every rank has n elements of the root's src; in place dst is src there
+	AllGather                     // dst[r*n:] of every rank has src of rank r; in place src is dst[Rank()*n:]
+	ReduceScatter                 // dst of rank r has block r of the reduction of src; in place dst is src[Rank()*n:]
+	AllToAll                      // block r of dst of rank q has block q of src of rank r; not in place
+	Gather                        // AllGather on the root alone; in place src is dst[root*n:] there
+	Scatter                       // dst of every rank r has src[r*n:] of the root; in place dst is src[root*n:] there
+	Send                          // it occupies the stream until the other side receives
 	Recv
 
 	Kinds = 10 // number of kinds
@@ -41,8 +43,9 @@ func (k Function) String() string {
 	return fmt.Sprintf("nccl.Function(%d)", uint8(k))
 }
 
-// GroupCall is one collective of a group: the arguments of the method of Comm with the name of its
-// Kind.
+// GroupCall is one collective of a Group. All ranks of the communicator make it, with the same n,
+// type, operation and root. Integers wrap round; 16-bit floats are rounded at every step between
+// ranks. Avg divides the sum by the number of ranks, towards zero for integers.
 type GroupCall struct {
 	Kind     Function
 	Type     elem.Type
@@ -50,103 +53,6 @@ type GroupCall struct {
 	Peer     int32   // the root, or the other side of Send and Recv
 	Dst, Src unsafe.Pointer
 	N        int // elements; of each rank's part in AllGather, ReduceScatter, AllToAll, Gather and Scatter
-}
-
-// AllReduce leaves the reduction of src over all ranks in dst of every rank: dst[i] = op(src_0[i],
-// src_1[i], ...), n elements. dst and src are the same address or do not overlap. It is enqueued on
-// s.
-//
-// Collective: all ranks, with the same n, t and op. Integers wrap round; 16-bit floats are rounded
-// at every step between ranks. Avg divides the sum by the number of ranks, towards zero for
-// integers. Source: nccl.h, ncclAllReduce.
-func (c *Comm) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return c.one(s, GroupCall{Kind: AllReduce, Type: t, Op: op, Dst: dst, Src: src, N: n})
-}
-
-// Reduce is AllReduce with the result on root alone; dst is not used elsewhere and may be nil
-// there. Source: nccl.h, ncclReduce.
-func (c *Comm) Reduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
-	return c.one(s, GroupCall{Kind: Reduce, Type: t, Op: op, Peer: peer(root), Dst: dst, Src: src, N: n})
-}
-
-// Broadcast copies n elements of root's src to dst of every rank. src is not used elsewhere. On
-// root dst and src are the same address or do not overlap. It is enqueued on s.
-//
-// Collective: all ranks, with the same n, t and root.
-// Source: nccl.h, ncclBroadcast.
-func (c *Comm) Broadcast(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return c.one(s, GroupCall{Kind: Broadcast, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
-}
-
-// AllGather copies the n elements of src of every rank r to dst[r*n:] of every rank; dst has
-// Size()*n elements. In place, src is dst[Rank()*n:]; otherwise they do not overlap. It is enqueued
-// on s.
-//
-// Collective: all ranks, with the same n and t.
-// Source: nccl.h, ncclAllGather.
-func (c *Comm) AllGather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return c.one(s, GroupCall{Kind: AllGather, Type: t, Dst: dst, Src: src, N: n})
-}
-
-// ReduceScatter leaves block r of the reduction of src over all ranks in dst of rank r; src has
-// Size()*n elements, dst n. In place, dst is src[Rank()*n:]; otherwise they do not overlap. It is
-// enqueued on s.
-//
-// Collective: all ranks, with the same n, t and op, as in AllReduce. Source: nccl.h,
-// ncclReduceScatter.
-func (c *Comm) ReduceScatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return c.one(s, GroupCall{Kind: ReduceScatter, Type: t, Op: op, Dst: dst, Src: src, N: n})
-}
-
-// AllToAll copies block q of src of rank r to block r of dst of rank q, for all r and q. A block
-// has n elements, dst and src Size()*n. They do not overlap: there is no form in place. It is
-// enqueued on s.
-//
-// Collective: all ranks, with the same n and t. Before NCCL 2.28 it is a group of sends and
-// receives. Source: nccl.h, ncclAlltoAll.
-func (c *Comm) AllToAll(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return c.one(s, GroupCall{Kind: AllToAll, Type: t, Dst: dst, Src: src, N: n})
-}
-
-// Gather copies the n elements of src of every rank r to dst[r*n:] of root; dst is not used
-// elsewhere. In place on root, src is dst[root*n:]; otherwise they do not overlap. It is enqueued
-// on s.
-//
-// Collective: all ranks, with the same n, t and root. Before NCCL 2.28 it is a group of sends and
-// receives. Source: nccl.h, ncclGather.
-func (c *Comm) Gather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return c.one(s, GroupCall{Kind: Gather, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
-}
-
-// Scatter copies src[r*n:] of root to the n elements of dst of every rank r; src is not used
-// elsewhere. In place on root, dst is src[root*n:]; otherwise they do not overlap. It is enqueued
-// on s.
-//
-// Collective: all ranks, with the same n, t and root. Before NCCL 2.28 it is a group of sends and
-// receives. Source: nccl.h, ncclScatter.
-func (c *Comm) Scatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return c.one(s, GroupCall{Kind: Scatter, Type: t, Peer: peer(root), Dst: dst, Src: src, N: n})
-}
-
-// Send sends n elements to rank to, which receives as many. It is enqueued on s and occupies s
-// until that rank receives: sends and receives that need each other go into one Group. Source:
-// nccl.h, ncclSend.
-func (c *Comm) Send(s *cuda.Stream, src unsafe.Pointer, n int, t elem.Type, to int) error {
-	return c.one(s, GroupCall{Kind: Send, Type: t, Peer: peer(to), Src: src, N: n})
-}
-
-// Recv receives n elements from rank from. It is enqueued on s as Send is.
-// Source: nccl.h, ncclRecv.
-func (c *Comm) Recv(s *cuda.Stream, dst unsafe.Pointer, n int, t elem.Type, from int) error {
-	return c.one(s, GroupCall{Kind: Recv, Type: t, Peer: peer(from), Dst: dst, N: n})
-}
-
-// peer keeps a rank that no int32 holds from looking like another.
-func peer(r int) int32 {
-	if int(int32(r)) != r {
-		return -1
-	}
-	return int32(r)
 }
 
 // wrong says what is wrong with a call, if NCCL would not refuse it, or only after a part of a
@@ -174,22 +80,6 @@ func (c *Comm) wrong(x *GroupCall) string {
 // closedStream is refused because NCCL would take its handle, 0, for the default stream.
 const closedStream = "the stream is closed"
 
-func (c *Comm) one(s *cuda.Stream, x GroupCall) error {
-	wrong := c.wrong(&x)
-	if s.Handle() == nil {
-		wrong = closedStream
-	}
-	if wrong != "" {
-		return c.refused(x.Kind.String(), "%s", wrong)
-	}
-	var calls [1]cCall
-	setCall(&calls[0], &x)
-	if status, kind, _ := sysRun(c, s, calls[:]); status != statusOK {
-		return c.failed(functions[kind], status, x.about())
-	}
-	return nil
-}
-
 func (x *GroupCall) about() string { return fmt.Sprintf("%d %v elements", x.N, x.Type) }
 
 // scratch holds the C form of groups, which may have hundreds of calls.
@@ -197,15 +87,22 @@ var scratch = sync.Pool{New: func() any { return new([]cCall) }}
 
 // Group issues calls as one. NCCL merges them, and sends and receives that need each other make
 // progress together. The order among the calls carries no meaning, but is the same on all ranks.
-// All are enqueued on s. An error means that none is. No calls do nothing. Source: nccl.h,
-// ncclGroupStart and ncclGroupEnd.
+// All are enqueued on s. An error means that none is. No calls do nothing. Before NCCL 2.28
+// AllToAll, Gather and Scatter are sends and receives. Source: nccl.h, ncclGroupStart and
+// ncclGroupEnd, and the functions that the kinds' String names.
 func (c *Comm) Group(s *cuda.Stream, calls []GroupCall) error {
 	if len(calls) == 0 {
 		return nil
 	}
+	among := func(i int, behind string) string {
+		if len(calls) == 1 {
+			return ""
+		}
+		return fmt.Sprintf("call %d of %d in a group%s", i+1, len(calls), behind)
+	}
 	for i := range calls {
 		if wrong := c.wrong(&calls[i]); wrong != "" {
-			return c.refused(calls[i].Kind.String(), "call %d of %d in a group: %s", i+1, len(calls), wrong)
+			return c.refused(calls[i].Kind.String(), "%s%s", among(i, ": "), wrong)
 		}
 	}
 	if s.Handle() == nil {
@@ -224,10 +121,9 @@ func (c *Comm) Group(s *cuda.Stream, calls []GroupCall) error {
 	switch {
 	case status == statusOK:
 		return nil
-	case i < 0:
+	case i < 0 && len(calls) > 1:
 		return c.failed(functions[kind], status, fmt.Sprintf("a group of %d calls", len(calls)))
 	default:
-		return c.failed(functions[kind], status,
-			fmt.Sprintf("call %d of %d in a group, %s", i+1, len(calls), calls[i].about()))
+		return c.failed(functions[kind], status, among(i, ", ")+calls[max(i, 0)].about())
 	}
 }
