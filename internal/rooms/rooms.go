@@ -26,7 +26,7 @@ type room struct {
 
 // house is every room, from the programs down.
 var house = []room{
-	{"programs", "what a user starts", []string{"apps/*", "bench", "docs", "docs/examples", "docs/examples/*",
+	{"programs", "what a user starts", []string{"apps/*", "bench", "docs/examples", "docs/examples/*",
 		"launch/scaffold/kinds/*"},
 		[]string{"measuring", "training", "model", "text", "helpers", "facade", "libraries", "tests",
 			"basics"}},

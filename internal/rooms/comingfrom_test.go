@@ -1,4 +1,4 @@
-package docs
+package main
 
 import (
 	"fmt"
@@ -171,15 +171,15 @@ func literals(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// packages are the names of those that the page calls.
-func packages(t *testing.T) names {
+// calledIn returns the names of those that the page calls.
+func calledIn(t *testing.T) names {
 	t.Helper()
 	n := names{}
 	for _, dir := range []string{
 		"spmd", "spmd/hostdata", "spmd/managed", "spmd/parallel", "spmd/checkpoint", "spmd/telemetry",
 		"spmd/blas", "spmd/vector", "spmd/random", "spmd/fft", "spmd/sparse", "spmd/arrayfile",
 	} {
-		for _, file := range sources(t, filepath.Join("..", dir)) {
+		for _, file := range sources(t, filepath.Join(root, dir)) {
 			for _, d := range file.Decls {
 				n.declare(file.Name.Name, d)
 			}
@@ -191,9 +191,10 @@ func packages(t *testing.T) names {
 // Everything that coming-from.md calls is there, and takes as many arguments. In the first
 // column stands what others have.
 func TestComingFrom(t *testing.T) {
-	n := packages(t)
-	flags := slices.Concat(literals(t, "../spmd/internal/job"), literals(t, "../launch/plan"))
-	text, err := os.ReadFile("coming-from.md")
+	n := calledIn(t)
+	flags := slices.Concat(literals(t, filepath.Join(root, "spmd/internal/job")),
+		literals(t, filepath.Join(root, "launch/plan")))
+	text, err := os.ReadFile(filepath.Join(root, "docs", "coming-from.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +230,7 @@ func TestComingFrom(t *testing.T) {
 
 // What is not there is seen.
 func TestWrong(t *testing.T) {
-	n := packages(t)
+	n := calledIn(t)
 	for code, want := range map[string]int{
 		"spmd.AllReduce(c.On(s), b, b, spmd.Sum)":       0,
 		"spmd.AllReduce(c, b, spmd.Sum)":                1,

@@ -1,5 +1,4 @@
-// Package docs holds pages. Its tests do what they say, and look up the names that they use.
-package docs
+package main
 
 import (
 	"fmt"
@@ -52,8 +51,8 @@ func blocks(t *testing.T, page string) []block {
 	return all
 }
 
-// command is a line behind a $, and the lines that are to come of it.
-type command struct {
+// shownCommand is a line behind a $, and the lines that are to come of it.
+type shownCommand struct {
 	typed  string
 	want   []string
 	status string
@@ -62,13 +61,13 @@ type command struct {
 var statusIs = regexp.MustCompile(`# exit status (\d+)$`)
 
 // commands reads a console block.
-func (b block) commands(t *testing.T) []command {
+func (b block) commands(t *testing.T) []shownCommand {
 	t.Helper()
-	var all []command
+	var all []shownCommand
 	for line := range strings.Lines(b.text) {
 		line = strings.TrimSuffix(line, "\n")
 		if typed, is := strings.CutPrefix(line, "$ "); is {
-			c := command{typed: typed, status: "0"}
+			c := shownCommand{typed: typed, status: "0"}
 			if m := statusIs.FindStringSubmatch(typed); m != nil {
 				c.status = m[1]
 			}
@@ -86,7 +85,7 @@ func (b block) commands(t *testing.T) []command {
 var differs = strings.NewReplacer(`\.\.\.`, `.*`, `12:00:00`, `\d\d:\d\d:\d\d`, `1\.000s`, `\d+\.\d+s`)
 
 // printed says whether the lines of out are those that are wanted.
-func (c command) printed(out string) bool {
+func (c shownCommand) printed(out string) bool {
 	pattern := ""
 	for _, line := range c.want {
 		pattern += differs.Replace(regexp.QuoteMeta(line)) + "\n"
@@ -136,7 +135,7 @@ func TestTutorial(t *testing.T) {
 	here := strings.NewReplacer("~/lockstep/bin/launch", launch, "~/lockstep", root, "$HOME/lockstep", root,
 		"node1:2,node2:2", "localhost:4")
 	ran := 0
-	for _, b := range blocks(t, "tutorial.md") {
+	for _, b := range blocks(t, "../docs/tutorial.md") {
 		if b.kind != "console" {
 			if b.file == "" {
 				t.Fatalf("tutorial.md:%d: a block that is neither a file nor what to type", b.line)
@@ -172,7 +171,7 @@ func TestTutorial(t *testing.T) {
 
 // The programs of the page look as gofmt leaves them.
 func TestTutorialFormat(t *testing.T) {
-	for _, b := range blocks(t, "tutorial.md") {
+	for _, b := range blocks(t, "../docs/tutorial.md") {
 		if b.kind != "go" {
 			continue
 		}
@@ -184,7 +183,7 @@ func TestTutorialFormat(t *testing.T) {
 
 // A command whose output differs from the page is seen.
 func TestPrinted(t *testing.T) {
-	c := command{want: []string{"12:00:00 INF start ... ranks=2 ...", "ok  \tpi\t1.000s"}}
+	c := shownCommand{want: []string{"12:00:00 INF start ... ranks=2 ...", "ok  \tpi\t1.000s"}}
 	for out, want := range map[string]bool{
 		"08:15:03 INF start device=host ranks=2 threads=1\nok  \tpi\t0.613s\n":       true,
 		"08:15:03 INF start device=host ranks=3 threads=1\nok  \tpi\t0.613s\n":       false,

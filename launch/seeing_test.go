@@ -1,4 +1,4 @@
-package docs
+package main
 
 import (
 	"fmt"
@@ -38,7 +38,7 @@ func TestSeeing(t *testing.T) {
 	do("..", "go", "build", "-o", filepath.Join(dir, "bin")+"/", "./apps/reduce", "./launch")
 	words := func(line string) string { return strings.TrimSpace(measured.ReplaceAllString(line, " ")) }
 	ran := 0
-	for _, b := range blocks(t, "seeing.md") {
+	for _, b := range blocks(t, "../docs/seeing.md") {
 		for _, c := range b.commands(t) {
 			ran++
 			args := strings.Fields(c.typed)
