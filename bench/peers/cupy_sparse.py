@@ -2,7 +2,7 @@
 
     python3 bench/peers/cupy_sparse.py
 
-BenchmarkMultiply of spmd/sparse prints ours. The matrix is the five-point stencil of a square, in float64.
+BenchmarkMultiply of spmd/blas prints ours. The matrix is the five-point stencil of a square, in float64.
 """
 import math
 

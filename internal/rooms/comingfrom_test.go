@@ -177,7 +177,7 @@ func calledIn(t *testing.T) names {
 	n := names{}
 	for _, dir := range []string{
 		"spmd", "spmd/hostdata", "spmd/managed", "spmd/parallel", "spmd/checkpoint", "spmd/telemetry",
-		"spmd/blas", "spmd/vector", "spmd/random", "spmd/fft", "spmd/sparse", "spmd/arrayfile",
+		"spmd/blas", "spmd/vector", "spmd/random", "spmd/fft", "spmd/arrayfile",
 	} {
 		for _, file := range sources(t, filepath.Join(root, dir)) {
 			for _, d := range file.Decls {

@@ -42,7 +42,7 @@ var house = []room{
 	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
 		[]string{"job", "mpi", "libraries", "basics"}},
 	{"helpers", "on top of spmd", []string{"spmd/arrayfile", "spmd/attention", "spmd/blas", "spmd/checkpoint",
-		"spmd/fft", "spmd/gokernel", "spmd/parallel", "spmd/random", "spmd/sparse", "spmd/telemetry", "spmd/vector"},
+		"spmd/fft", "spmd/gokernel", "spmd/parallel", "spmd/random", "spmd/telemetry", "spmd/vector"},
 		[]string{"facade", "libraries", "basics"}},
 	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen", "spmd/spmdgen/internal/cpp"},
 		[]string{"basics"}},

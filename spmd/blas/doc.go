@@ -7,5 +7,6 @@
 // Gemm also does more than store a product, such as adding a bias: see Options. Tune makes later
 // products use the fastest algorithms.
 //
-// Parts of larger matrices are operands, too, and Copy and Transpose move them on the device.
+// Parts of larger matrices are operands, too, and Copy and Transpose move them on the device. A
+// Sparse multiplies a vector by a sparse matrix whose rows the ranks divide.
 package blas

@@ -88,7 +88,7 @@ func bitsOf[U, T spmd.Stored](m *Matrix[T]) Matrix[U] {
 	return Matrix[U]{spmd.View[U](m.Buffer), m.Rows, m.Cols, m.Stride}
 }
 
-func moveBits[T bits](s *spmd.Stream, dst, src Matrix[T], turn bool) error {
+func moveBits[T sized](s *spmd.Stream, dst, src Matrix[T], turn bool) error {
 	switch {
 	case turn:
 		return launchTranspose(s, dst, src)

@@ -11,13 +11,13 @@ import (
 //
 //go:generate go run lockstep/spmd/spmdgen
 
-// bits has a type of each size.
-type bits interface {
+// sized has a type of each size.
+type sized interface {
 	uint8 | spmd.F16 | uint32 | uint64 | complex128
 }
 
 //spmd:kernel
-func copyRows[T bits](i, j int, to, from []T, toStride, fromStride int) {
+func copyRows[T sized](i, j int, to, from []T, toStride, fromStride int) {
 	to[i*toStride+j] = from[i*fromStride+j]
 }
 
@@ -59,7 +59,7 @@ var (
 	transpose128 = spmd.NewKernel("transpose<pair>", transposeSource, transposeOnHost[complex128])
 )
 
-func launchTranspose[T bits](s *spmd.Stream, dst, src Matrix[T]) error {
+func launchTranspose[T sized](s *spmd.Stream, dst, src Matrix[T]) error {
 	across, down := (src.Cols+tile-1)/tile, (src.Rows+tile-1)/tile
 	var k *spmd.Kernel
 	switch any(*new(T)).(type) {
@@ -80,7 +80,7 @@ func launchTranspose[T bits](s *spmd.Stream, dst, src Matrix[T]) error {
 		spmd.I64(src.Rows), spmd.I64(src.Cols))
 }
 
-func transposeOnHost[T bits](a spmd.Args) error {
+func transposeOnHost[T sized](a spmd.Args) error {
 	to, from, rows, cols := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), a.I64(4), a.I64(5)
 	host.Parallel((rows+tile-1)/tile*((cols+tile-1)/tile), 64, func(lo, hi int) {
 		tilesOnHost(lo, hi, to, from, a.I64(2), a.I64(3), rows, cols)
@@ -89,7 +89,7 @@ func transposeOnHost[T bits](a spmd.Args) error {
 }
 
 // tilesOnHost transposes tiles lo to hi-1.
-func tilesOnHost[T bits](lo, hi int, to, from []T, toStride, fromStride, rows, cols int) {
+func tilesOnHost[T sized](lo, hi int, to, from []T, toStride, fromStride, rows, cols int) {
 	across := (cols + tile - 1) / tile
 	for i := lo; i < hi; i++ {
 		top, left := i/across*tile, i%across*tile

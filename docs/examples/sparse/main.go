@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
-	"lockstep/spmd/sparse"
+	"lockstep/spmd/blas"
 	"lockstep/spmd/vector"
 )
 
@@ -30,7 +30,7 @@ func sparseTurn(i int, p, r []float64, a, b *float64) { p[i] = r[i] + p[i]*(*a /
 
 func heat(_ context.Context, w *spmd.World) error {
 	const side = 60
-	mine, a := spmd.ShardOf(side*side, w.Rank(), w.Size()), sparse.CSR[float64]{Start: []int{0}}
+	mine, a := spmd.ShardOf(side*side, w.Rank(), w.Size()), blas.CSR[float64]{Start: []int{0}}
 	n := mine.Len
 	for row := mine.Off; row < mine.Off+n; row++ { // 4.1 for a point, and -1 for each of its neighbours
 		for k, c := range []int{row - side, row - 1, row, row + 1, row + side} {
@@ -40,7 +40,7 @@ func heat(_ context.Context, w *spmd.World) error {
 		}
 		a.Start = append(a.Start, len(a.Column))
 	}
-	m, err := sparse.New(w, w.Comm(), a, n)
+	m, err := blas.NewSparse(w, w.Comm(), a, n)
 	mem, err2 := spmd.Alloc[float64](w, 4*n+3)
 	s, err3 := w.NewStream("sparse")
 	if err = errors.Join(err, err2, err3); err != nil {

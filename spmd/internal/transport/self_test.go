@@ -9,8 +9,6 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-var _ Transport = Self{}
-
 // TestInPlace: what has nothing to move needs no stream, whatever the call; and there
 // is no call that is not known.
 func TestInPlace(t *testing.T) {

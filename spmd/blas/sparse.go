@@ -1,10 +1,4 @@
-// Package sparse multiplies sparse matrices and vectors. Each rank of a communicator has some rows.
-// New works out once which elements of other ranks' vectors a rank needs. Each product then
-// exchanges only these.
-//
-// The order of additions depends on the matrix alone: equal inputs give equal bits, on a GPU the
-// same as on the host.
-package sparse
+package blas
 
 import (
 	"errors"
@@ -17,12 +11,9 @@ import (
 	"lockstep/spmd/hostdata"
 )
 
-// Float is the set of element types.
-type Float interface{ float32 | float64 }
-
 // CSR is a sparse matrix by rows, or some rows of one, in host memory, as SciPy's csr_matrix. Row r
 // has the elements Value[k] in the columns Column[k], for k from Start[r] to Start[r+1]-1.
-type CSR[T Float] struct {
+type CSR[T float32 | float64] struct {
 	Start  []int // one more than rows, the first is 0
 	Column []int // of the whole matrix, on every rank
 	Value  []T
@@ -51,8 +42,12 @@ func (a *CSR[T]) check(columns int) error {
 	return nil
 }
 
-// Matrix is this rank's rows of a matrix, on the device.
-type Matrix[T Float] struct {
+// Sparse is this rank's rows of a sparse matrix, on the device. NewSparse works out once which
+// elements of other ranks' vectors a rank needs. Each product then exchanges only these.
+//
+// The order of additions depends on the matrix alone: equal inputs give equal bits, on a GPU the
+// same as on the host.
+type Sparse[T float32 | float64] struct {
 	c          spmd.Comm
 	rows, own  int
 	grid       spmd.Grid
@@ -71,12 +66,12 @@ type Matrix[T Float] struct {
 // neighbour is a rank that elements are exchanged with: parts of halo and given.
 type neighbour struct{ rank, needLo, needHi, giveLo, giveHi int }
 
-// New returns a matrix; this rank has the rows of a. The vectors that it multiplies are divided
-// over the ranks of c, in rank order: this rank has own elements. For a square matrix own is its
-// number of rows.
+// NewSparse returns a matrix; this rank has the rows of a. The vectors that it multiplies
+// are divided over the ranks of c, in rank order: this rank has own elements. For a square
+// matrix own is its number of rows.
 //
 // Collective. A bad matrix on one rank is an error on all.
-func New[T Float](w *spmd.World, c spmd.Comm, a CSR[T], own int) (m *Matrix[T], err error) {
+func NewSparse[T float32 | float64](w *spmd.World, c spmd.Comm, a CSR[T], own int) (m *Sparse[T], err error) {
 	owns, err := hostdata.AllGather(c, own)
 	if err != nil {
 		return nil, err
@@ -90,18 +85,18 @@ func New[T Float](w *spmd.World, c spmd.Comm, a CSR[T], own int) (m *Matrix[T], 
 		wrong = fmt.Errorf("%d elements of a vector", own)
 	}
 	if any, err := hostdata.Any(c, wrong != nil); err != nil || any {
-		return nil, errors.Join(err, fmt.Errorf("%s: sparse.New: rank %d: %w", ccall.At(), c.Rank(), cause(wrong)))
+		return nil, errors.Join(err, fmt.Errorf("%s: blas.NewSparse: rank %d: %w", ccall.At(), c.Rank(), cause(wrong)))
 	}
 	rows := len(a.Start) - 1
-	m = &Matrix[T]{c: c, rows: rows, own: own}
+	m = &Sparse[T]{c: c, rows: rows, own: own}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Free())
 		}
 	}()
 	var lanes int
-	m.kernel, lanes = kernelFor[T](rows, len(a.Value))
-	m.grid = spmd.Cover1D(rows*lanes, threads)
+	m.kernel, lanes = csrKernelFor[T](rows, len(a.Value))
+	m.grid = spmd.Cover1D(rows*lanes, csrThreads)
 	column := make([]int32, len(a.Column))
 	need, counts := needed(&a, offset, c.Rank(), column)
 	m.start, err = filled(w, int32s(a.Start))
@@ -126,7 +121,7 @@ func cause(err error) error {
 
 // needed returns the columns of other ranks in which a has elements, by the numbers of their ranks,
 // and how many there are of each rank. It sets column to the columns that the kernel uses.
-func needed[T Float](a *CSR[T], offset []int, rank int, column []int32) (need []int32, counts []int) {
+func needed[T float32 | float64](a *CSR[T], offset []int, rank int, column []int32) (need []int32, counts []int) {
 	lo, hi := offset[rank], offset[rank+1]
 	var outside []int
 	for _, c := range a.Column {
@@ -173,7 +168,7 @@ func filled[T spmd.Elem](w *spmd.World, v []T) (spmd.Buffer[T], error) {
 }
 
 // plan tells the other ranks which elements this one needs, and prepares the exchange.
-func (m *Matrix[T]) plan(w *spmd.World, need []int32, needs []int) error {
+func (m *Sparse[T]) plan(w *spmd.World, need []int32, needs []int) error {
 	asked, err := filled(w, int32s(needs))
 	answer, err2 := spmd.Alloc[int32](w, len(needs))
 	wanted, err3 := filled(w, need)
@@ -224,27 +219,27 @@ func (m *Matrix[T]) plan(w *spmd.World, need []int32, needs []int) error {
 }
 
 // Rows returns how many rows this rank has.
-func (m *Matrix[T]) Rows() int { return m.rows }
+func (m *Sparse[T]) Rows() int { return m.rows }
 
 // Halo returns how many elements of other ranks' vectors a product receives.
-func (m *Matrix[T]) Halo() int { return m.halo.Len() }
+func (m *Sparse[T]) Halo() int { return m.halo.Len() }
 
 // Multiply enqueues y = A x on s. x and y are this rank's parts. Products of one matrix share the
 // memory of the halo. So one goroutine enqueues them, on one stream or on streams that wait for
 // each other.
 //
 // Collective over the ranks that need elements of each other.
-func (m *Matrix[T]) Multiply(s *spmd.Stream, y, x spmd.Buffer[T]) error {
+func (m *Sparse[T]) Multiply(s *spmd.Stream, y, x spmd.Buffer[T]) error {
 	if y.Len() != m.rows || x.Len() != m.own {
-		return fmt.Errorf("%s: sparse: Multiply: y has %d elements and x %d, this rank's part of the "+
+		return fmt.Errorf("%s: blas: Multiply: y has %d elements and x %d, this rank's part of the "+
 			"matrix %d rows and %d columns",
 			ccall.At(), y.Len(), x.Len(), m.rows, m.own)
 	}
 	if y.Address() < x.Address()+uintptr(x.Bytes()) && x.Address() < y.Address()+uintptr(y.Bytes()) {
-		return fmt.Errorf("%s: sparse: Multiply: x and y overlap", ccall.At())
+		return fmt.Errorf("%s: blas: Multiply: x and y overlap", ccall.At())
 	}
 	if len(m.neighbours) > 0 {
-		if err := launchTake(s, m.given.Len(), m.given, x, m.index); err != nil {
+		if err := launchCollect(s, m.given.Len(), m.given, x, m.index); err != nil {
 			return err
 		}
 		m.on = m.c.On(s)
@@ -260,6 +255,6 @@ func (m *Matrix[T]) Multiply(s *spmd.Stream, y, x spmd.Buffer[T]) error {
 }
 
 // Free frees the memory of the matrix.
-func (m *Matrix[T]) Free() error {
+func (m *Sparse[T]) Free() error {
 	return errors.Join(m.start.Free(), m.column.Free(), m.value.Free(), m.halo.Free(), m.given.Free(), m.index.Free())
 }

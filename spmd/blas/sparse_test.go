@@ -1,4 +1,4 @@
-package sparse
+package blas_test
 
 import (
 	"context"
@@ -9,13 +9,10 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/telemetry"
 )
-
-func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
-
-func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
 // part is how many of n rows and columns a rank has: the second rank of three has none.
 func part(n, rank, size int) (lo, hi int) {
@@ -27,10 +24,10 @@ func part(n, rank, size int) (lo, hi int) {
 	return s.Off, s.Off + s.Len
 }
 
-// random is a matrix with up to most elements in a row, some rows without any, in no order.
-func random[T Float](n, columns, most int) CSR[T] {
+// randomCSR is a matrix with up to most elements in a row, some rows without any, in no order.
+func randomCSR[T float32 | float64](n, columns, most int) blas.CSR[T] {
 	r := rand.New(rand.NewPCG(uint64(n), uint64(most)))
-	a := CSR[T]{Start: []int{0}}
+	a := blas.CSR[T]{Start: []int{0}}
 	for row := range n {
 		for range r.IntN(most+1) * (row % 7) / 6 {
 			a.Column = append(a.Column, r.IntN(columns))
@@ -41,21 +38,21 @@ func random[T Float](n, columns, most int) CSR[T] {
 	return a
 }
 
-// rows are those of a matrix from lo to hi-1.
-func (a CSR[T]) rows(lo, hi int) CSR[T] {
+// rowsOf are the rows of a matrix from lo to hi-1.
+func rowsOf[T float32 | float64](a blas.CSR[T], lo, hi int) blas.CSR[T] {
 	first := a.Start[lo]
-	b := CSR[T]{Column: a.Column[first:a.Start[hi]], Value: a.Value[first:a.Start[hi]]}
+	b := blas.CSR[T]{Column: a.Column[first:a.Start[hi]], Value: a.Value[first:a.Start[hi]]}
 	for _, s := range a.Start[lo : hi+1] {
 		b.Start = append(b.Start, s-first)
 	}
 	return b
 }
 
-func products[T Float](t *testing.T, w *spmd.World, n, columns, most int, unit float64) {
-	a := random[T](n, columns, most)
+func products[T float32 | float64](t *testing.T, w *spmd.World, n, columns, most int, unit float64) {
+	a := randomCSR[T](n, columns, most)
 	lo, hi := part(n, w.Rank(), w.Size())
 	from, to := part(columns, w.Rank(), w.Size())
-	m, err := New(w, w.Comm(), a.rows(lo, hi), to-from)
+	m, err := blas.NewSparse(w, w.Comm(), rowsOf(a, lo, hi), to-from)
 	spmdtest.Must(t, err)
 	s, err := w.NewStream("sparse")
 	spmdtest.Must(t, err)
@@ -105,8 +102,8 @@ func TestMultiply(t *testing.T) {
 }
 
 // grid5 is a rank's rows of the five-point stencil of a square.
-func grid5(side, lo, hi int) CSR[float64] {
-	a := CSR[float64]{Start: []int{0}}
+func grid5(side, lo, hi int) blas.CSR[float64] {
+	a := blas.CSR[float64]{Start: []int{0}}
 	add := func(c int, v float64) { a.Column, a.Value = append(a.Column, c), append(a.Value, v) }
 	for row := lo; row < hi; row++ {
 		i, j := row/side, row%side
@@ -133,7 +130,7 @@ func TestHalo(t *testing.T) {
 	const side = 12
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		s := spmd.ShardOf(side*side, w.Rank(), w.Size())
-		m, err := New(w, w.Comm(), grid5(side, s.Off, s.Off+s.Len), s.Len)
+		m, err := blas.NewSparse(w, w.Comm(), grid5(side, s.Off, s.Off+s.Len), s.Len)
 		spmdtest.Must(t, err)
 		want := side * (min(w.Rank(), 1) + min(w.Size()-1-w.Rank(), 1))
 		if m.Halo() != want {
@@ -169,23 +166,23 @@ func TestHalo(t *testing.T) {
 }
 
 // A bad matrix on one rank is an error on all.
-func TestRefused(t *testing.T) {
-	wrong := map[string]func(a *CSR[float64]){
-		"element 1 is in column 9 of 9":                 func(a *CSR[float64]) { a.Column[1] = 9 },
-		"row 1 begins at element 3 and ends at 2":       func(a *CSR[float64]) { a.Start[1] = 3; a.Start[2] = 2 },
-		"the first of Start is not 0":                   func(a *CSR[float64]) { a.Start[0] = 1 },
-		"3 values and 4 columns, but Start ends with 4": func(a *CSR[float64]) { a.Value = a.Value[:3] },
+func TestSparseRefused(t *testing.T) {
+	wrong := map[string]func(a *blas.CSR[float64]){
+		"element 1 is in column 9 of 9":                 func(a *blas.CSR[float64]) { a.Column[1] = 9 },
+		"row 1 begins at element 3 and ends at 2":       func(a *blas.CSR[float64]) { a.Start[1] = 3; a.Start[2] = 2 },
+		"the first of Start is not 0":                   func(a *blas.CSR[float64]) { a.Start[0] = 1 },
+		"3 values and 4 columns, but Start ends with 4": func(a *blas.CSR[float64]) { a.Value = a.Value[:3] },
 	}
 	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		for _, text := range []string{"element 1 is in column 9 of 9", "row 1 begins at element 3 and ends at 2",
 			"the first of Start is not 0", "3 values and 4 columns, but Start ends with 4"} {
-			a := CSR[float64]{Start: []int{0, 1, 3, 4}, Column: []int{0, 1, 2, 3}, Value: []float64{1, 2, 3, 4}}
+			a := blas.CSR[float64]{Start: []int{0, 1, 3, 4}, Column: []int{0, 1, 2, 3}, Value: []float64{1, 2, 3, 4}}
 			want := "the rows of another rank are wrong"
 			if w.Rank() == 1 {
 				wrong[text](&a)
 				want = text
 			}
-			if _, err := New(w, w.Comm(), a, 3); err == nil || !strings.Contains(err.Error(), want) {
+			if _, err := blas.NewSparse(w, w.Comm(), a, 3); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("rank %d: %v, want %q", w.Rank(), err, want)
 			}
 		}
@@ -195,7 +192,7 @@ func TestRefused(t *testing.T) {
 // BenchmarkMultiply times products with five elements a row, as bench/peers/cupy_sparse.py does; on
 // the host they are small. On a GPU:
 //
-//	SPMDTEST_DEVICE=cuda go test -run '^$' -bench . ./spmd/sparse
+//	SPMDTEST_DEVICE=cuda go test -run '^$' -bench . ./spmd/blas
 func BenchmarkMultiply(b *testing.B) {
 	if err := spmd.Local(b.Context(), spmdtest.Config(), 1, func(_ context.Context, w *spmd.World) error {
 		for _, n := range []int{1e4, 1e6, 1e8} {
@@ -204,7 +201,7 @@ func BenchmarkMultiply(b *testing.B) {
 			}
 			b.Run(strconv.Itoa(n), func(b *testing.B) {
 				side := int(math.Sqrt(float64(n) / 5))
-				m, err := New(w, w.Comm(), grid5(side, 0, side*side), side*side)
+				m, err := blas.NewSparse(w, w.Comm(), grid5(side, 0, side*side), side*side)
 				spmdtest.Must(b, err)
 				defer func() { spmdtest.Must(b, m.Free()) }()
 				x, err := spmd.Alloc[float64](w, side*side)
