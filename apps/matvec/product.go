@@ -12,6 +12,9 @@ import (
 //go:embed matvec.cu
 var source string
 
+// These say how host.Gemv takes W.
+const plain, transposed = false, true
+
 // number is the type of the elements of W and x. Products are added up in float32, and
 // y is float32.
 type number interface{ float32 | spmd.BF16 }
@@ -214,7 +217,7 @@ func rowsOnHost[T number](a spmd.Args) error {
 	y, rows, cols, stride := spmd.ArgSlice[float32](a, 0), a.I64(5), a.I64(6), a.I64(7)
 	switch w := any(spmd.ArgSlice[T](a, 1)).(type) {
 	case []float32:
-		host.Gemv(false, rows, cols, 1, w, stride, spmd.ArgSlice[float32](a, 2), 0, y)
+		host.Gemv(plain, rows, cols, 1, w, stride, spmd.ArgSlice[float32](a, 2), 0, y)
 	case []spmd.BF16:
 		x := widened(spmd.ArgSlice[spmd.BF16](a, 2))
 		host.Parallel(rows, max(1, hostChunk/cols), func(lo, hi int) {
@@ -237,7 +240,7 @@ func columnsOnHost[T number](a spmd.Args) error {
 	y, rows, cols, stride := spmd.ArgSlice[float32](a, 0), a.I64(5), a.I64(6), a.I64(7)
 	switch w := any(spmd.ArgSlice[T](a, 1)).(type) {
 	case []float32:
-		host.Gemv(true, cols, rows, 1, w, stride, spmd.ArgSlice[float32](a, 2), 0, y)
+		host.Gemv(transposed, cols, rows, 1, w, stride, spmd.ArgSlice[float32](a, 2), 0, y)
 	case []spmd.BF16:
 		x := widened(spmd.ArgSlice[spmd.BF16](a, 2))
 		host.Parallel(rows, 64, func(lo, hi int) {

@@ -314,5 +314,5 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	name := strings.Join(strings.FieldsFunc(k.what(), func(r rune) bool {
 		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", r)
 	}), "-")
-	return figure.Write(filepath.Join(f.out, "model-"+name+".svg"), true, bySize, byRanks)
+	return figure.Write(filepath.Join(f.out, "model-"+name+".svg"), overwrite, bySize, byRanks)
 }

@@ -27,6 +27,9 @@ func rankTicks(lines []measure.Measured) plot.Ticker {
 	return ticks
 }
 
+// overwrite has figure.Write replace the plots of an earlier sweep.
+const overwrite = true
+
 // plot draws the measurements so far.
 func (s *sweep) plot() error {
 	at := func(name string) string { return filepath.Join(s.Out, s.Set+"-"+name+".svg") }
@@ -40,7 +43,7 @@ func (s *sweep) plot() error {
 			for _, n := range s.ranks {
 				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]),
 					func(m measure.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
-				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), true,
+				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), overwrite,
 					bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, onRanks(n)), machine)...); err !=
 					nil {
 					return err
@@ -49,14 +52,14 @@ func (s *sweep) plot() error {
 		}
 	}
 	for _, app := range appNames {
-		if err := figure.Write(at("scaling-"+app), true, byRanks(app, apps[app])...); err != nil {
+		if err := figure.Write(at("scaling-"+app), overwrite, byRanks(app, apps[app])...); err != nil {
 			return err
 		}
 	}
-	if err := figure.Write(at("reduce-times"), true, distribution(apps["reduce"], machine)); err != nil {
+	if err := figure.Write(at("reduce-times"), overwrite, distribution(apps["reduce"], machine)); err != nil {
 		return err
 	}
-	return figure.Write(at("cost"), true, costs(apps["cost"])...)
+	return figure.Write(at("cost"), overwrite, costs(apps["cost"])...)
 }
 
 // bySize returns the latency and the bus bandwidth of one collective.

@@ -84,7 +84,7 @@ func newBench[A ops.Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
 		return t
 	}
 	x.batch = batchOf(b, w, tokens(1), tokens(2), sh.b, sh.t, cfg.Vocab)
-	x.enqueue = m.on(s, x.batch, fromZero, ops.Mode{})
+	x.enqueue = m.on(s, x.batch, FromZero, ops.Mode{})
 	if err := m.Init(1); err != nil {
 		b.Fatal(err)
 	}

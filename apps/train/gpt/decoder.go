@@ -14,7 +14,7 @@ import (
 
 // Passes are the passes of a Model, for any type of activations.
 type Passes interface {
-	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
+	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, start Start, ready func(group int) error) error
 	Evaluate(s *spmd.Stream, batch Batch, scale float32) error
 	Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)
 	Attention() (path, why string)
@@ -107,7 +107,7 @@ type decoder[A ops.Act] struct {
 	most    attention.Shape // of a micro-batch
 	att     *attention.Attention[A]
 	parts   ops.Scratch // of kernels
-	begin   func(s *spmd.Stream, b Batch, acc accumulation, mode ops.Mode) work
+	begin   func(s *spmd.Stream, b Batch, start Start, mode ops.Mode) work
 }
 
 // work is the passes of one micro-batch, not enqueued yet.
@@ -118,16 +118,13 @@ type work interface {
 	failure() error
 }
 
-// accumulation says whether a pass adds to the gradients and the loss that are there.
-type accumulation bool
+// Start says what a pass adds gradients and loss to.
+type Start bool
 
 const (
-	fromZero accumulation = false
-	onTop    accumulation = true
+	FromZero Start = true
+	OnTop    Start = false // of those that are there
 )
-
-// after returns onTop, unless this micro-batch is the first.
-func after(first bool) accumulation { return accumulation(!first) }
 
 // attentionOptions give equal bits for equal inputs.
 var attentionOptions = attention.Options{Deterministic: true}
@@ -186,12 +183,11 @@ func (m *decoder[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
 // batch's buffers may be reused once s has passed this point.
 //
 // scale is 1 over the number of tokens of the whole batch, over all micro-batches and ranks, so
-// that gradients and Loss are to be summed. With first they start from zero; otherwise they are
-// added to the present values.
+// that gradients and Loss are to be summed.
 //
 // ready, if not nil, is called with i = 0, 1, ... as soon as everything that Groups[i]'s gradients
 // depend on is enqueued. Pass it with the last micro-batch.
-func (m *decoder[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool,
+func (m *decoder[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, start Start,
 	ready func(group int) error) error {
 	if err := m.checkBatch(batch); err != nil {
 		return err
@@ -203,7 +199,7 @@ func (m *decoder[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32,
 	if ready == nil {
 		ready = func(int) error { return nil }
 	}
-	return m.run(m.begin(s, batch, after(first), ops.Learns), scale, ready)
+	return m.run(m.begin(s, batch, start, ops.Learns), scale, ready)
 }
 
 // Calibrate enqueues on s the work of ForwardBackward, with products of bfloat16 alone. The largest
@@ -212,7 +208,7 @@ func (m *decoder[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	return m.run(m.begin(s, batch, fromZero, ops.Calibrates), scale, func(int) error { return nil })
+	return m.run(m.begin(s, batch, FromZero, ops.Calibrates), scale, func(int) error { return nil })
 }
 
 // Evaluate enqueues on s that the loss of a micro-batch is added to Loss, without gradients.
@@ -220,7 +216,7 @@ func (m *decoder[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32) error 
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	return m.run(m.begin(s, batch, onTop, ops.Evaluates), scale, nil)
+	return m.run(m.begin(s, batch, OnTop, ops.Evaluates), scale, nil)
 }
 
 // run enqueues the forward pass, and the backward pass unless ready is nil.
@@ -254,9 +250,10 @@ type pass[A ops.Act] struct {
 }
 
 // pass returns a pass. If gradients are reduced in every micro-step the reduced ones are added up.
-func (m *decoder[A]) pass(s *spmd.Stream, b Batch, acc accumulation, mode ops.Mode) pass[A] {
+func (m *decoder[A]) pass(s *spmd.Stream, b Batch, start Start, mode ops.Mode) pass[A] {
 	return pass[A]{Launcher: ops.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T,
-		Acc: bool(acc) && !m.Cfg.Shard.ScattersGrads(), AccLoss: bool(acc), Scratch: m.parts}, batch: b, mode: mode}
+		Acc: start == OnTop && !m.Cfg.Shard.ScattersGrads(), AccLoss: start == OnTop, Scratch: m.parts}, batch: b,
+		mode: mode}
 }
 
 func (e *pass[A]) failure() error { return e.Err }

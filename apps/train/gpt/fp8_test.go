@@ -142,7 +142,7 @@ func TestFP8RecomputeRecords(t *testing.T) {
 			traintest.NoError(t, err)
 			batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
 			traintest.NoError(t, m.Init(7), m.Refresh(s))
-			e := m.on(s, batch, fromZero, ops.Learns)
+			e := m.on(s, batch, FromZero, ops.Learns)
 			e.forward()
 			e.head(1. / (b * seq))
 			traintest.NoError(t, e.Err, s.Synchronize(), m.FP8.Peak.SetAll(0))
@@ -173,7 +173,7 @@ func TestFP8RecomputedGELU(t *testing.T) {
 		in := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
 		targets := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
-		e := m.on(s, batch, fromZero, ops.Evaluates)
+		e := m.on(s, batch, FromZero, ops.Evaluates)
 		e.forward()
 		traintest.NoError(t, e.Err, s.Synchronize())
 
@@ -252,7 +252,7 @@ func TestFP8GatheredCopies(t *testing.T) {
 				}
 
 				a := &m.act[0]
-				e := m.on(s, batch, fromZero, ops.Mode{Casts: true, Records: true, Products: products})
+				e := m.on(s, batch, FromZero, ops.Mode{Casts: true, Records: true, Products: products})
 				e.norm(a.ln1, a.mean1, a.rstd1, own, &m.par.Layers[0].LN1, e.inputCast(p))
 				e.linearOfAll(y, a.ln1, p)
 				traintest.NoError(t, e.Err, s.Synchronize())

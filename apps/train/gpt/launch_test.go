@@ -208,7 +208,7 @@ func testLaunches[A ops.Act](t *testing.T, w *spmd.World) {
 		cfg := layout.Config{Layers: 1, Heads: sh.heads, Channels: sh.channels, SeqMax: sh.t + 2, Vocab: sh.vocab}
 		m, s := testModel[A](t, w, cfg, nil, sh.b)
 		for _, acc := range []bool{false, true} {
-			l := &launches[A]{t, w, m.on(s, Batch{B: sh.b, T: sh.t}, accumulation(acc), ops.Mode{}),
+			l := &launches[A]{t, w, m.on(s, Batch{B: sh.b, T: sh.t}, Start(!acc), ops.Mode{}),
 				rand.New(rand.NewPCG(uint64(i), 1))}
 			t.Logf("%+v, accumulate %v", sh, acc)
 			l.embeddings()
@@ -233,7 +233,7 @@ func TestLayerNormOfManyRows(t *testing.T) {
 		const b, tt = 105, 101
 		m, s := testModel[spmd.BF16](t, w, layout.Config{Layers: 1, Heads: 1, Channels: 520, SeqMax: tt, Vocab: 5}, nil,
 			b)
-		l := &launches[spmd.BF16]{t, w, m.on(s, Batch{B: b, T: tt}, fromZero, ops.Mode{}),
+		l := &launches[spmd.BF16]{t, w, m.on(s, Batch{B: b, T: tt}, FromZero, ops.Mode{}),
 			rand.New(rand.NewPCG(1, 2))}
 		l.layerNorm()
 		if err := m.Close(); err != nil {

@@ -67,7 +67,7 @@ func NewModel[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int)
 // takeModel returns a model with its memory, which is only counted without a world.
 func takeModel[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
 	m := &Model[A]{}
-	m.begin = func(s *spmd.Stream, b Batch, acc accumulation, mode ops.Mode) work { return m.on(s, b, acc, mode) }
+	m.begin = func(s *spmd.Stream, b Batch, start Start, mode ops.Mode) work { return m.on(s, b, start, mode) }
 	if err := m.take(w, cfg, maxBatch, maxSeq); err != nil {
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], _ int) (spm
 	if err := m.checkBatch(batch); err != nil {
 		return spmd.Buffer[float32]{}, err
 	}
-	e := m.on(s, batch, fromZero, ops.Mode{})
+	e := m.on(s, batch, FromZero, ops.Mode{})
 	if m.tensor != nil || !m.Cfg.Begins() || !m.Cfg.Ends() {
 		return spmd.Buffer[float32]{}, errors.New("model: Logits is for a rank that has the whole model")
 	}
@@ -159,8 +159,8 @@ type enqueue[A ops.Act] struct {
 	rows parallel.Rows // of the micro-batch
 }
 
-func (m *Model[A]) on(s *spmd.Stream, b Batch, acc accumulation, mode ops.Mode) *enqueue[A] {
-	return &enqueue[A]{pass: m.pass(s, b, acc, mode), m: m, rows: m.rowsOf(b.B * b.T)}
+func (m *Model[A]) on(s *spmd.Stream, b Batch, start Start, mode ops.Mode) *enqueue[A] {
+	return &enqueue[A]{pass: m.pass(s, b, start, mode), m: m, rows: m.rowsOf(b.B * b.T)}
 }
 
 // forward runs the decoder up to the final LayerNorm, or to the last layer of a stage.

@@ -211,7 +211,8 @@ func stepOf[A ops.Act](t *testing.T, w *spmd.World) {
 	in := traintest.BufferOf(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 8))
 	targets := traintest.BufferOf(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 9))
 	for _, first := range []bool{true, false} {
-		spmdtest.Must(t, m.ForwardBackward(s, batchOf(t, w, in, targets, batch, length, cfg.Vocab), 0.1, first, nil))
+		spmdtest.Must(t, m.ForwardBackward(s, batchOf(t, w, in, targets, batch, length, cfg.Vocab), 0.1, Start(first),
+			nil))
 		spmdtest.Must(t, s.Synchronize())
 	}
 	spmdtest.Must(t, m.Close())

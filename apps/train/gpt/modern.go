@@ -77,7 +77,7 @@ func NewModern[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int
 // takeModern returns a model with its memory, which is only counted without a world.
 func takeModern[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Modern[A], error) {
 	m := &Modern[A]{}
-	m.begin = func(s *spmd.Stream, b Batch, acc accumulation, mode ops.Mode) work { return m.on(s, b, acc, mode) }
+	m.begin = func(s *spmd.Stream, b Batch, start Start, mode ops.Mode) work { return m.on(s, b, start, mode) }
 	if err := m.take(w, cfg, maxBatch, maxSeq); err != nil {
 		return nil, err
 	}

@@ -95,7 +95,7 @@ func TestModernFP8Recompute(t *testing.T) {
 			cfg := traintest.SmallModern
 			cfg.FP8, cfg.Recompute = layout.FP8All, recompute
 			m, s, batch := eightModel(t, w, cfg)
-			e := m.on(s, batch, fromZero, ops.Learns)
+			e := m.on(s, batch, FromZero, ops.Learns)
 			e.forward()
 			e.head(1. / 96)
 			traintest.NoError(t, e.Err, s.Synchronize())

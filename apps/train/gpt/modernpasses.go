@@ -22,7 +22,7 @@ func (m *Modern[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int
 	}
 	tokens = tokens.Slice(before, tokens.Len())
 	t := tokens.Len()
-	e := m.on(s, Batch{In: tokens, B: 1, T: t}, fromZero, ops.Mode{})
+	e := m.on(s, Batch{In: tokens, B: 1, T: t}, FromZero, ops.Mode{})
 	e.before = before
 	e.forward()
 	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
@@ -37,8 +37,8 @@ type modernPass[A ops.Act] struct {
 	before int // tokens of the one sequence whose keys and values the layers have
 }
 
-func (m *Modern[A]) on(s *spmd.Stream, b Batch, acc accumulation, mode ops.Mode) *modernPass[A] {
-	return &modernPass[A]{pass: m.pass(s, b, acc, mode), m: m}
+func (m *Modern[A]) on(s *spmd.Stream, b Batch, start Start, mode ops.Mode) *modernPass[A] {
+	return &modernPass[A]{pass: m.pass(s, b, start, mode), m: m}
 }
 
 // skip returns what a layer adds to the residual stream that it reads.

@@ -98,7 +98,7 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 	if h.Calibrate {
 		mode = ops.Calibrates
 	}
-	on := func(micro int) *enqueue[A] { return m.on(s, batches[micro], after(micro == 0), mode) }
+	on := func(micro int) *enqueue[A] { return m.on(s, batches[micro], micro == 0, mode) }
 	return m.pipe.Run(s, parallel.Stage[A]{
 		Forward: func(micro, slot int, in, out spmd.Buffer[A]) error {
 			e := on(micro)
@@ -139,7 +139,7 @@ func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batc
 		if err != nil {
 			return err
 		}
-		e := m.on(s, batch, onTop, ops.Evaluates)
+		e := m.on(s, batch, OnTop, ops.Evaluates)
 		m.use(0, in)
 		m.sendTo(out)
 		return around(func() error {

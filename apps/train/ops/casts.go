@@ -165,33 +165,31 @@ func (e *Launcher[A]) GELU8(y, x spmd.Buffer[A], n int, c Cast) {
 	}
 }
 
-// columns8 computes cast_columns_8, and with slope gelu_slope_8. The first row of partial gets all
-// sums, the others none.
-func columns8(slope bool) func(a spmd.Args) error {
-	return func(a spmd.Args) error {
-		n, c := a.I32(6), a.I32(7)
-		dst, partial := spmd.ArgSlice[spmd.BF16](a, 0)[:n*c], spmd.ArgSlice[float32](a, 4)
-		if slope {
-			x := widened(dst)
-			for i, z := range widened(spmd.ArgSlice[spmd.BF16](a, 5)[:n*c]) {
-				s := logistic(z)
-				x[i] *= s + z*s*(1-s)*float32(2*math.Sqrt(2/math.Pi))*(1+3*0.044715*z*z)
-			}
-			RoundAll(dst, x)
-		}
+// columns8 computes cast_columns_8, and gelu_slope_8 where there is what the GELU had. The first
+// row of partial gets all sums, the others none.
+func columns8(a spmd.Args) error {
+	n, c := a.I32(6), a.I32(7)
+	dst, partial := spmd.ArgSlice[spmd.BF16](a, 0)[:n*c], spmd.ArgSlice[float32](a, 4)
+	if pre := spmd.ArgSlice[spmd.BF16](a, 5); len(pre) > 0 {
 		x := widened(dst)
-		raise8(a, 3, codes8(spmd.ArgSlice[spmd.F8E4M3](a, 1), x, spmd.ArgSlice[float32](a, 2)[0], 0))
-		clear(partial)
-		for i, v := range x {
-			partial[i%c] += v
+		for i, z := range widened(pre[:n*c]) {
+			s := logistic(z)
+			x[i] *= s + z*s*(1-s)*float32(2*math.Sqrt(2/math.Pi))*(1+3*0.044715*z*z)
 		}
-		return nil
+		RoundAll(dst, x)
 	}
+	x := widened(dst)
+	raise8(a, 3, codes8(spmd.ArgSlice[spmd.F8E4M3](a, 1), x, spmd.ArgSlice[float32](a, 2)[0], 0))
+	clear(partial)
+	for i, v := range x {
+		partial[i%c] += v
+	}
+	return nil
 }
 
 var (
-	castColumnsKernel = newKernel8("cast_columns_8", columns8(false), 4)
-	geluSlopeKernel   = newKernel8("gelu_slope_8", columns8(true), 4)
+	castColumnsKernel = newKernel8("cast_columns_8", columns8, 4)
+	geluSlopeKernel   = newKernel8("gelu_slope_8", columns8, 4)
 )
 
 // CastColumns enqueues the copy of x(n,c), and sums (+)= the sums of its columns. c is the length

@@ -11,8 +11,8 @@ type Kernel struct{ F32, BF16 *spmd.Kernel }
 // newKernel declares kernel name of a source for each type of activations. On the host fn computes
 // both, and adds in another order. scratch lists arguments that mean nothing to others.
 func newKernel(source, name string, fn func(a *HostArgs) error, scratch ...int) Kernel {
-	return Kernel{declare(source, name, OnHost(false, fn), "float", scratch),
-		declare(source, name, OnHost(true, fn), "bf16", scratch)}
+	return Kernel{declare(source, name, onHost[float32](fn), "float", scratch),
+		declare(source, name, onHost[spmd.BF16](fn), "bf16", scratch)}
 }
 
 func declare(source, name string, fn func(spmd.Args) error, act string, scratch []int) *spmd.Kernel {
@@ -20,10 +20,10 @@ func declare(source, name string, fn func(spmd.Args) error, act string, scratch 
 		spmd.KernelOptions{Flags: []string{"-DACT=" + act}, Tolerance: 1e-5, Scratch: scratch})
 }
 
-// OnHost returns the host's function for a kernel that fn computes.
-func OnHost(half bool, fn func(a *HostArgs) error) func(spmd.Args) error {
+// onHost returns the host's function for a kernel that fn computes, with activations of type A.
+func onHost[A Act](fn func(a *HostArgs) error) func(spmd.Args) error {
 	return func(args spmd.Args) error {
-		a := HostArgs{Args: args, half: half}
+		a := HostArgs{Args: args, half: IsHalf[A]()}
 		if err := fn(&a); err != nil {
 			return err
 		}

@@ -32,7 +32,7 @@ func SumsLen(n int) int { return 2 * max(n, sumBlocks+SumSets) }
 // newCopying declares kernel name for bfloat16: what fn computes, and a copy of what fn writes
 // first. The codes are argument i.
 func newCopying(name string, i int, fn func(a *HostArgs) error, scratch ...int) Kernel {
-	return Kernel{BF16: declare(modernSource, name, OnHost(true, Copying[spmd.F8E4M3](i, fn)), "bf16", scratch)}
+	return Kernel{BF16: declare(modernSource, name, onHost[spmd.BF16](Copying[spmd.F8E4M3](i, fn)), "bf16", scratch)}
 }
 
 // rowKernel is a kernel whose warps hold a row in registers. It has a form for each width of rows,
@@ -79,16 +79,20 @@ func optional(a *HostArgs, i, n int) []float32 {
 	return a.In(i, n)
 }
 
-// changed returns activations that may be missing, to be written. If added is set they
-// are also read.
-func changed(a *HostArgs, i, n int, added bool) []float32 {
-	switch {
-	case !a.Has(i):
+// written returns activations that may be missing, to be written.
+func written(a *HostArgs, i, n int) []float32 {
+	if !a.Has(i) {
 		return nil
-	case added:
-		return a.InOut(i, n)
 	}
 	return a.Out(i, n)
+}
+
+// changed is written for activations that are also read if they are added to.
+func changed(a *HostArgs, i, n int, added bool) []float32 {
+	if added && a.Has(i) {
+		return a.InOut(i, n)
+	}
+	return written(a, i, n)
 }
 
 // total sets each of to (+)= the sum of a column of the sums of n rows.
@@ -153,7 +157,7 @@ type Skip[A Act] struct {
 
 var normKernel, normKernel8 = newRowKernels("modern_norm", 7, func(a *HostArgs) error {
 	n, c := a.I32(5), a.I32(6)
-	out, sum, x, kept, by := a.Out(0, n*c), changed(a, 1, n*c, false), a.In(2, n*c), optional(a, 3, n*c), a.Floats(4)
+	out, sum, x, kept, by := a.Out(0, n*c), written(a, 1, n*c), a.In(2, n*c), optional(a, 3, n*c), a.Floats(4)
 	host.Parallel(n, RowGrain(c), func(lo, hi int) { cNorm(out, sum, x, kept, by, c, lo, hi) })
 	return nil
 })
@@ -172,7 +176,7 @@ var normBackwardKernel, normBackwardKernel8 = newRowKernels("modern_norm_backwar
 
 func hostNormBackward(a *HostArgs) error {
 	n, c, add, acc := a.I32(10), a.I32(11), a.I32(12) != 0, a.I32(13) != 0
-	d, dkept, dskip, partial := changed(a, 0, n*c, add), changed(a, 1, n*c, false), a.Floats(2), a.Floats(3)
+	d, dkept, dskip, partial := changed(a, 0, n*c, add), written(a, 1, n*c), a.Floats(2), a.Floats(3)
 	dnorm, x, kept, above, by := a.In(5, n*c), a.In(6, n*c), optional(a, 7, n*c), optional(a, 8, n*c), a.Floats(9)
 	if a.I32(14) != 0 {
 		above = dkept

@@ -95,29 +95,6 @@ func muonMomentum(i int, m, squares, g []float32, places []int64, hyper []float3
 	squares[i] = sum
 }
 
-// muonDirection sets x to the direction before it becomes orthogonal, with Frobenius norm 1, for
-// the matrices from first on.
-func muonDirection[A Act](i int, x []A, squares, m, g []float32, places []int64, hyper []float32, norm *float32,
-	n int, clip float32, first int) {
-	if !Finite(float64(*norm)) {
-		return
-	}
-	chunks := (n + muonChunk - 1) / muonChunk
-	matrix, lo, hi := chunkOf(i+first*chunks, n, places)
-	parts, sum := squares[matrix*chunks:(matrix+1)*chunks], float32(0)
-	for _, v := range parts {
-		sum += v
-	}
-	inverse := 1 / (float32(math.Sqrt(float64(sum))) + 1e-7)
-	ofGrads, ofMoments := int(places[PlaceNumbers*matrix+3]), int(places[PlaceNumbers*matrix+4])
-	old, grad, to := m[ofMoments+lo:ofMoments+hi], g[ofGrads+lo:ofGrads+hi], x[matrix*n+lo:matrix*n+hi]
-	momentum, by := hyper[1], clipFactor(*norm, clip)
-	rest := 1 - momentum
-	for j, v := range grad {
-		to[j] = spmd.Narrow[A]((momentum*old[j] + rest*(v*by)) * inverse)
-	}
-}
-
 //go:embed muon.cu
 var muonSource string
 
@@ -128,14 +105,32 @@ var muonDirections = Kernel{
 		Flags: []string{"-DACT=bf16"}, Tolerance: 1e-5}),
 }
 
+// directionOnHost sets x to the direction before it becomes orthogonal, with Frobenius norm 1, for
+// some matrices from first on.
 func directionOnHost[A Act](a spmd.Args) error {
 	x, squares, m := spmd.ArgSlice[A](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2)
 	g := spmd.ArgSlice[float32](a, 3)
-	places, hyper, norm := spmd.ArgSlice[int64](a, 4), spmd.ArgSlice[float32](a, 5), &spmd.ArgSlice[float32](a, 6)[0]
-	n, first, matrices := a.I64(7), a.I32(9), a.I32(10)
-	host.Parallel(matrices*((n+muonChunk-1)/muonChunk), 4, func(lo, hi int) {
+	places, hyper, norm := spmd.ArgSlice[int64](a, 4), spmd.ArgSlice[float32](a, 5), spmd.ArgSlice[float32](a, 6)[0]
+	n, clip, first, matrices := a.I64(7), a.F32(8), a.I32(9), a.I32(10)
+	if !Finite(float64(norm)) {
+		return nil
+	}
+	momentum, by := hyper[1], clipFactor(norm, clip)
+	rest := 1 - momentum
+	chunks := (n + muonChunk - 1) / muonChunk
+	host.Parallel(matrices*chunks, 4, func(lo, hi int) {
 		for i := lo; i < hi; i++ {
-			muonDirection(i, x, squares, m, g, places, hyper, norm, n, a.F32(8), first)
+			matrix, lo, hi := chunkOf(i+first*chunks, n, places)
+			sum := float32(0)
+			for _, v := range squares[matrix*chunks : (matrix+1)*chunks] {
+				sum += v
+			}
+			inverse := 1 / (float32(math.Sqrt(float64(sum))) + 1e-7)
+			ofGrads, ofMoments := int(places[PlaceNumbers*matrix+3]), int(places[PlaceNumbers*matrix+4])
+			old, to := m[ofMoments+lo:ofMoments+hi], x[matrix*n+lo:matrix*n+hi]
+			for j, v := range g[ofGrads+lo : ofGrads+hi] {
+				to[j] = spmd.Narrow[A]((momentum*old[j] + rest*(v*by)) * inverse)
+			}
 		}
 	})
 	return nil

@@ -136,7 +136,7 @@ func (o *Options) timeHere(w *spmd.World, cfg layout.Config, batch int) (seconds
 		return 0, err
 	}
 	t, err := telemetry.MeasureStream(w.Comm(), s, !o.onHost, 2, 5, func() error {
-		return model.ForwardBackward(s, b, 1/float32(n), true, nil)
+		return model.ForwardBackward(s, b, 1/float32(n), gpt.FromZero, nil)
 	})
 	return t.MinUS / 1e6 / float64(n), err
 }

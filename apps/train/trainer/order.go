@@ -65,7 +65,7 @@ func (x turns) enqueue(step int) error {
 func (x turns) microStep(k microKind, batch gpt.Batch) error {
 	t := x.t
 	err := t.sums.learn(k, func(ready func(section int) error) error {
-		return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, ready)
+		return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), gpt.Start(k.first), ready)
 	})
 	if err != nil || !k.last {
 		return err
@@ -82,7 +82,7 @@ func (x turns) rehearse() error {
 				return nil
 			}
 			met[k] = true
-			return t.Model.ForwardBackward(t.Stream, batch, t.lossScale(k.of), k.first, nil)
+			return t.Model.ForwardBackward(t.Stream, batch, t.lossScale(k.of), gpt.Start(k.first), nil)
 		})
 		if err != nil {
 			return err
@@ -109,7 +109,7 @@ func (x turns) lookThrough(step int, look func(section int) error) error {
 	t := x.t
 	return x.passes(step, func(k microKind, batch gpt.Batch) error {
 		return t.sums.around(gpt.Pass{Changed: k.first}, func() error {
-			return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, look)
+			return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), gpt.Start(k.first), look)
 		})
 	})
 }
