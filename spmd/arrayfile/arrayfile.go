@@ -100,10 +100,11 @@ func agree(c spmd.Comm, op string, err error) error {
 
 // begin says that c's rank works on files, until leave.
 func begin(c spmd.Comm, op string) (work *library.Files, leave func(), err error) {
-	if err := library.CheckComm(c, op); err != nil {
+	w, err := library.WorldOf(c, op)
+	if err != nil {
 		return nil, nil, err
 	}
-	work = library.FilesOf(library.WorldOf(c))
+	work = library.FilesOf(w)
 	return work, work.Enter(limit), nil
 }
 

@@ -11,7 +11,7 @@
 //		return h
 //	}}
 //
-// A package that has collective calls of its own refuses a communicator by [CheckComm]. Its ranks
-// agree on the host in a [Meeting], and make one choice by [Choose]. It works with files under the
-// watch by [Files].
+// A package that has collective calls of its own asks [WorldOf], which refuses a communicator that
+// cannot be used. Its ranks agree on the host in a [Meeting], and make one choice by [Choose]. It
+// works with files under the watch by [Files].
 package library

@@ -7,7 +7,6 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd"
-	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/world"
 )
@@ -74,16 +73,13 @@ func FilesOf(w *spmd.World) *Files { return inside(w).Files() }
 // Versions returns the versions of the libraries that are found here, by name, or why one is not.
 func Versions() map[string]string { return world.Libraries() }
 
-// WorldOf returns the communicator's world; nil for the zero Comm.
-func WorldOf(c spmd.Comm) *spmd.World {
-	if comm(c) == nil {
-		return nil
+// WorldOf returns the world of c for a call of a package on top of spmd. If this rank cannot make
+// calls on c, the error names call and says why not: c is the zero Comm, which has no world, or
+// closed, or without this rank.
+func WorldOf(c spmd.Comm, call string) (w *spmd.World, err error) {
+	in := world.Comm(c).Comm()
+	if in != nil {
+		w = (*spmd.World)(in.Of().Owner.(*world.World))
 	}
-	return (*spmd.World)(comm(c).Of().Owner.(*world.World))
+	return w, in.Usable(call)
 }
-
-// CheckComm returns nil if this rank can make calls on c. Else the error says why not: c is the
-// zero Comm, or closed, or without this rank. The error names call, which is the package's own.
-func CheckComm(c spmd.Comm, call string) error { return comm(c).Usable(call) }
-
-func comm(c spmd.Comm) *calls.Comm { return world.Comm(c).Comm() }

@@ -55,7 +55,7 @@ type use struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and a config that does the same.
 func NewGatherer[T spmd.Elem](c spmd.Comm, buckets []spmd.Buffer[T], cfg GathererConfig[T]) (*Gatherer[T], error) {
-	w, err := library.WorldOf(c), library.CheckComm(c, "NewGatherer")
+	w, err := library.WorldOf(c, "NewGatherer")
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ type Norm struct {
 //
 // Not collective, but Clip is.
 func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
-	w, err := library.WorldOf(c), library.CheckComm(c, "NewNorm")
+	w, err := library.WorldOf(c, "NewNorm")
 	if err != nil {
 		return nil, err
 	}

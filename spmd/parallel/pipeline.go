@@ -43,7 +43,7 @@ type Stage[T spmd.Elem] struct {
 //
 // Collective over c in effect: every rank gives the same numbers.
 func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
-	w, err := library.WorldOf(c), library.CheckComm(c, "NewPipeline")
+	w, err := library.WorldOf(c, "NewPipeline")
 	if err != nil {
 		return nil, err
 	}

@@ -49,7 +49,7 @@ type ReducerConfig struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and the same config.
 func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerConfig) (*Reducer[T], error) {
-	w, err := library.WorldOf(c), library.CheckComm(c, "NewReducer")
+	w, err := library.WorldOf(c, "NewReducer")
 	if err != nil {
 		return nil, err
 	}

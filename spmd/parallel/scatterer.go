@@ -40,7 +40,7 @@ type Scatterer struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and the same op.
 func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op) (*Scatterer, error) {
-	w, err := library.WorldOf(c), library.CheckComm(c, "NewScatterer")
+	w, err := library.WorldOf(c, "NewScatterer")
 	if err != nil {
 		return nil, err
 	}

@@ -48,8 +48,8 @@ func measure(
 	if warmup < 0 || iters < 1 {
 		return Stats{}, fmt.Errorf("%s: Measure: %d iterations after %d", ccall.At(), iters, warmup)
 	}
-	w := library.WorldOf(c)
-	if err := library.CheckComm(c, "Measure"); err != nil {
+	w, err := library.WorldOf(c, "Measure")
+	if err != nil {
 		return Stats{}, err
 	}
 	c = c.On(nil)
