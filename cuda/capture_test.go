@@ -77,16 +77,7 @@ func fakeGraph(t *testing.T) {
 		}
 	}
 	g = capture(ThreadLocal, 9, 3)
-	must(t, x.Update(g))
-	must(t, x.Launch(o.s))
-	if host[0] != 9 {
-		t.Errorf("after the update the memory holds %d", host[0])
-	}
 	small := capture(Relaxed, 1, 2)
-	e := wantError(t, x.Update(small), "cuGraphExecUpdate", ErrGraphUpdate)
-	if e.Detail != "the topology has changed" {
-		t.Errorf("detail %q", e.Detail)
-	}
 	must(t, errors.Join(g.Close(), g.Close(), small.Close(), x.Close(), x.Close(), o.close()))
 }
 

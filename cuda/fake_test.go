@@ -101,7 +101,7 @@ func fakeLoading(t *testing.T) {
 	said(open(lib), "lacks cuDriverGetVersion")
 
 	// An old driver also lacks symbols: its age is the better explanation.
-	lib = testkit.BuildCUDA(t, t.TempDir(), testkit.WithoutSymbols("cuGraphExecUpdate_v2")...)
+	lib = testkit.BuildCUDA(t, t.TempDir(), testkit.WithoutSymbols("cuGraphExecDestroy")...)
 	t.Setenv("FAKECUDA_VERSION", "11080")
 	said(open(lib), "11.8", "12.0")
 	t.Setenv("FAKECUDA_VERSION", "12020")

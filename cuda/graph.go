@@ -1,9 +1,6 @@
 package cuda
 
-import (
-	"fmt"
-	"unsafe"
-)
+import "unsafe"
 
 // Graph is work that was captured. It holds the addresses and arguments of then.
 type Graph struct {
@@ -73,32 +70,6 @@ type Exec struct {
 // cuGraphLaunch.
 func (x *Exec) Launch(s *Stream) error {
 	return check("cuGraphLaunch", sysGraphLaunch(x, s))
-}
-
-// changes are the reasons why a graph does not fit. Source: cuda.h, CUgraphExecUpdateResult.
-var changes = map[int]string{
-	2: "the topology has changed",
-	3: "the type of a node has changed",
-	4: "the function of a kernel node has changed",
-	5: "parameters have changed in a way that is not supported",
-	6: "a node does not support it",
-	7: "the function of a kernel node has changed in a way that is not supported",
-	8: "attributes of a node have changed in a way that is not supported",
-}
-
-// Update gives x the parameters of g, which must have the same nodes and edges. Runs enqueued
-// before keep the old ones. A graph that does not fit is ErrGraphUpdate with the change, and x is
-// as it was. Source: cuda.h, cuGraphExecUpdate.
-func (x *Exec) Update(g *Graph) error {
-	change, status := sysGraphUpdate(x, g)
-	if status == 0 {
-		return nil
-	}
-	detail, ok := changes[change]
-	if !ok && change > 1 {
-		detail = fmt.Sprintf("update result %d", change)
-	}
-	return failed("cuGraphExecUpdate", status, detail)
 }
 
 // Close destroys x; runs that are enqueued still finish. A second Close does nothing.

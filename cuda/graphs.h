@@ -50,13 +50,6 @@ static int graph_launch(uintptr_t context, uintptr_t exec, uintptr_t stream) {
     ENTER(context);
     return cu.GraphLaunch((void *)exec, (void *)stream);
 }
-// graph_update gives in n the change, as cuda.h numbers it.
-static struct number graph_update(uintptr_t context, uintptr_t exec, uintptr_t graph) {
-    update_info info = {0, NULL, NULL};
-    int r = enter(context);
-    if (r == OK) r = cu.GraphExecUpdate((void *)exec, (void *)graph, &info);
-    return (struct number){r, info.result};
-}
 static int exec_destroy(uintptr_t context, uintptr_t exec) {
     ENTER(context);
     return cu.GraphExecDestroy((void *)exec);

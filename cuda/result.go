@@ -54,7 +54,6 @@ const (
 	ErrCaptureImplicit       Result = 906
 	ErrCapturedEvent         Result = 907
 	ErrCaptureWrongThread    Result = 908
-	ErrGraphUpdate           Result = 910
 	ErrUnknown               Result = 999
 )
 

@@ -148,7 +148,6 @@ func fakeStatuses(t *testing.T) {
 			func(o *things) error { return second(o.g.Followers(first(o)[0], nil)) }},
 		{"cuGraphDestroy", "", func(o *things) error { return o.g.Close() }},
 		{"cuGraphLaunch", "", func(o *things) error { return o.x.Launch(o.s) }},
-		{"cuGraphExecUpdate_v2", "cuGraphExecUpdate", func(o *things) error { return o.x.Update(o.g) }},
 		{"cuGraphExecDestroy", "", func(o *things) error { return o.x.Close() }},
 		{"cuModuleLoadDataEx", "", func(o *things) error { return second(o.d.LoadModule([]byte("image"))) }},
 		{"cuModuleUnload", "", func(o *things) error { return o.m.Close() }},

@@ -10,7 +10,6 @@ typedef uint64_t device_ptr;
 typedef struct { unsigned char bytes[16]; } uuid;
 typedef struct { char bytes[64]; } ipc_handle;
 typedef struct { int type, id; } mem_location;
-typedef struct { int result; void *node, *from; } update_info;
 typedef struct { unsigned char from_port, to_port, type, reserved[5]; } edge_data;
 typedef struct { int id, pad; union { int on; unsigned dim[3]; uint64_t words[8]; } value; } launch_attribute;
 typedef struct { unsigned grid[3], block[3], shared; void *stream; const launch_attribute *attributes; unsigned n;
@@ -88,7 +87,6 @@ static struct {
     int (*GraphAddDependencies)(void *, void *const *, void *const *, const edge_data *, size_t);
     int (*GraphDestroy)(void *);
     int (*GraphLaunch)(void *, void *);
-    int (*GraphExecUpdate)(void *, void *, update_info *);
     int (*GraphExecDestroy)(void *);
     int (*ModuleLoadDataEx)(void **, const void *, unsigned, int *, void **);
     int (*ModuleUnload)(void *);
@@ -179,7 +177,6 @@ static struct row row_at(int i) {
         MAY(GraphAddDependencies, "cuGraphAddDependencies_v2"),
         NEED(GraphDestroy, "cuGraphDestroy"),
         NEED(GraphLaunch, "cuGraphLaunch"),
-        NEED(GraphExecUpdate, "cuGraphExecUpdate_v2"),
         NEED(GraphExecDestroy, "cuGraphExecDestroy"),
         NEED(ModuleLoadDataEx, "cuModuleLoadDataEx"),
         NEED(ModuleUnload, "cuModuleUnload"),

@@ -285,9 +285,6 @@ func sysGraphLaunch(x *Exec, s *Stream) int {
 	return int(C.graph_launch(addr(s.d.ctx), addr(x.h), addr(s.h)))
 }
 func sysExecDestroy(x *Exec) int { return int(C.exec_destroy(addr(x.d.ctx), addr(x.h))) }
-func sysGraphUpdate(x *Exec, g *Graph) (change, status int) {
-	return number(C.graph_update(addr(x.d.ctx), addr(x.h), addr(g.h)))
-}
 
 // sysModuleLoad reads image, which must end with a zero byte. It returns the message of the
 // driver's compiler.

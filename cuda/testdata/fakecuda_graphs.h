@@ -221,18 +221,6 @@ int cuGraphLaunch(void *exec, void *stream) {
     note("%s exec=%d stream=%d = 0", name, id_of(exec), id_of(stream));
     return submit(stream, &(struct op){.type = CHILD, .child = ((struct graph *)exec)->ops.first});
 }
-int cuGraphExecUpdate_v2(void *exec, void *graph, void *info) {
-    BEGIN("cuGraphExecUpdate_v2");
-    FAIL_IF(!valid(exec, EXEC) || !valid(graph, GRAPH), INVALID_HANDLE);
-    struct graph *x = exec, *g = graph;
-    int *change = info;
-    *change = x->ops.n != g->ops.n ? 2 : 0;
-    for (struct op *a = x->ops.first, *b = g->ops.first; *change == 0 && a != NULL; a = a->next, b = b->next)
-        if (a->type != b->type) *change = 3;
-    FAIL_IF(*change != 0, UPDATE_FAILURE);
-    x->ops.first = duplicate(g->ops.first);
-    RETURN("exec=%d graph=%d", id_of(exec), id_of(graph));
-}
 int cuGraphExecDestroy(void *exec) {
     BEGIN("cuGraphExecDestroy");
     FAIL_IF(!valid(exec, EXEC), INVALID_HANDLE);
