@@ -26,12 +26,3 @@ func (p Parts) Offset(r int) int {
 	}
 	return sum
 }
-
-// Longest returns the number of elements of the longest part of p.
-func (p Parts) Longest() int {
-	n := p.Each
-	for _, c := range p.Counts {
-		n = max(n, c)
-	}
-	return n
-}

@@ -6,13 +6,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// CheckCounts refuses counts of a V form that are not one for each rank, or out of range.
-func (c *Comm) CheckCounts(op string, counts []int) error {
-	_, err := c.total(op, counts)
-	return err
-}
-
-// total adds up the counts of a V form, after it has looked at each.
+// total adds up the counts of a V form. It refuses counts that are not one for each rank, or out of
+// range.
 func (c *Comm) total(op string, counts []int) (int, error) {
 	if err := c.Usable(op); err != nil {
 		return 0, err

@@ -56,9 +56,6 @@ func (c *Comm) Size() int {
 // Of returns the rank whose communicator it is.
 func (c *Comm) Of() *Rank { return c.r }
 
-// ID returns the name of the communicator, the same on all its ranks.
-func (c *Comm) ID() string { return c.id }
-
 // Rename gives it another name.
 func (c *Comm) Rename(id string) {
 	c.id, c.recorder.ID = id, id

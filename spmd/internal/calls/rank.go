@@ -177,13 +177,6 @@ func (r *Rank) Queues() []exec.Queue {
 	return r.Dev.All()
 }
 
-// Comms are the communicators, but for those that are closed.
-func (r *Rank) Comms() []*Comm {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.comms)
-}
-
 // Opened returns, by kind, how many objects are open that have to be closed, or freed.
 func (r *Rank) Opened() map[string]int {
 	r.mu.Lock()

@@ -280,8 +280,20 @@ func TestKernelsOfSeveral(t *testing.T) {
 		b.same(t, commtest.Input[int32](1-c.Rank(), 9), "after the others are closed")
 		a.free(t)
 		second.close(t)
-		if n := InUse(d); n != 0 {
+		if n := inUse(d); n != 0 {
 			t.Errorf("%d modules are left", n)
 		}
 	})
+}
+
+// inUse returns how many modules are loaded on a device.
+func inUse(d *cuda.Device) (n int) {
+	loaded.Lock()
+	defer loaded.Unlock()
+	for _, m := range loaded.all {
+		if m.dev == d {
+			n++
+		}
+	}
+	return n
 }

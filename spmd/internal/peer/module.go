@@ -75,18 +75,6 @@ func find(d *cuda.Device, source string) *Module {
 	return nil
 }
 
-// InUse returns how many modules are loaded on a device.
-func InUse(d *cuda.Device) (n int) {
-	loaded.Lock()
-	defer loaded.Unlock()
-	for _, m := range loaded.all {
-		if m.dev == d {
-			n++
-		}
-	}
-	return n
-}
-
 // Load loads a source that begins with FoldSource, on all ranks that do not have it. Their devices
 // must be of one kind. A module whose source begins with this one serves as well.
 //

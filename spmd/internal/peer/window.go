@@ -168,9 +168,6 @@ func onStream(d *cuda.Device, fn func(s *cuda.Stream) error) error {
 // At returns the address, on this rank's device, of the memory of a rank; nil if it has none.
 func (w *Window) At(rank int) unsafe.Pointer { return w.base[rank] }
 
-// Table returns an array in device memory of the addresses of all ranks, for kernels.
-func (w *Window) Table() unsafe.Pointer { return w.table }
-
 // Close unmaps the memory of the others. Afterwards each rank may free its own.
 // A second Close does nothing.
 //

@@ -23,9 +23,6 @@ type held struct {
 // Span has the times, by Now, at which a part of a replay began and ended.
 type Span struct{ Start, End int64 }
 
-// Parts returns how many commands the graph holds.
-func (h *Content) Parts() int { return len(h.parts) }
-
 // Add adds a command, which has a name as Describe has it.
 func (h *Content) Add(class Class, name string, bytes int64) {
 	h.parts = append(h.parts, h.add(held{class: class, name: name}, bytes))

@@ -349,9 +349,6 @@ func (th *Thread) Close() {
 	th.closed = true
 }
 
-// Keeps reports whether events are kept.
-func (th *Thread) Keeps() bool { return th != nil && th.t.keeps }
-
 // Mark is the beginning of an event. An event with the zero Mark is only counted.
 type Mark struct {
 	At     int64
