@@ -38,9 +38,9 @@ func (c Call) Steps(rank, size int, lib *Library, work unsafe.Pointer, yield fun
 	case ReduceScatter, ReduceScatterV:
 		c.scatterByReductions(rank, size, yield)
 	case Gather, GatherV:
-		c.gatherByMessages(rank, size, yield)
+		c.withRoot(rank, size, Send, Recv, c.Src, c.Dst, yield)
 	case Scatter, ScatterV:
-		c.scatterByMessages(rank, size, yield)
+		c.withRoot(rank, size, Recv, Send, c.Dst, c.Src, yield)
 	case AllToAll, AllToAllV:
 		c.exchangeByMessages(size, yield)
 	case Scan, ExScan:
@@ -155,53 +155,30 @@ func (c *Call) scatterByReductions(rank, size int, yield func(Call) bool) {
 	}
 }
 
-func (c *Call) gatherByMessages(rank, size int, yield func(Call) bool) {
-	own := c.Share(rank)
+// withRoot makes up a Gather or a Scatter: every rank but the root makes one message of kind leaf
+// with its own part, and the root one of kind root with each part of the whole.
+func (c *Call) withRoot(rank, size int, leaf, root Kind, own, whole unsafe.Pointer, yield func(Call) bool) {
+	n := c.Share(rank)
 	if rank != int(c.Root) {
-		if own > 0 {
-			yield(c.message(Send, c.Src, own, c.Root))
+		if n > 0 {
+			yield(c.message(leaf, own, n, c.Root))
 		}
 		return
 	}
-	off, apart := 0, false // whether its own part is not in place
+	off, apart := 0, false // whether the root's own part is not in place
 	for r := range size {
 		n := c.Share(r)
-		part := c.at(c.Dst, off, n)
+		part := c.at(whole, off, n)
 		off += n
-		if n == 0 || r == rank && part == c.Src {
+		if n == 0 || r == rank && part == own {
 			continue
 		}
-		if apart = apart || r == rank; !yield(c.message(Recv, part, n, int32(r))) {
+		if apart = apart || r == rank; !yield(c.message(root, part, n, int32(r))) {
 			return
 		}
 	}
 	if apart {
-		yield(c.message(Send, c.Src, own, c.Root))
-	}
-}
-
-func (c *Call) scatterByMessages(rank, size int, yield func(Call) bool) {
-	own := c.Share(rank)
-	if rank != int(c.Root) {
-		if own > 0 {
-			yield(c.message(Recv, c.Dst, own, c.Root))
-		}
-		return
-	}
-	off, apart := 0, false
-	for r := range size {
-		n := c.Share(r)
-		part := c.at(c.Src, off, n)
-		off += n
-		if n == 0 || r == rank && part == c.Dst {
-			continue
-		}
-		if apart = apart || r == rank; !yield(c.message(Send, part, n, int32(r))) {
-			return
-		}
-	}
-	if apart {
-		yield(c.message(Recv, c.Dst, own, c.Root))
+		yield(c.message(leaf, own, n, c.Root))
 	}
 }
 
