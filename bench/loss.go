@@ -21,12 +21,12 @@ import (
 
 // lossBench compares a model's learning with PyTorch's, from the same weights, sequences and rates.
 type lossBench struct {
-	measure.Harness
-	model, text, python, pythonDir string
-	batch, seq, steps, seeds       int
-	seed                           uint64
-	lr                             float64
-	variants                       []string // flags of bin/train, of one more run each
+	besidePyTorch
+	model, text              string
+	batch, seq, steps, seeds int
+	seed                     uint64
+	lr                       float64
+	variants                 []string // flags of bin/train, of one more run each
 }
 
 const (
@@ -50,11 +50,7 @@ func lossCommand() error {
 		"`N` runs of each side, of --seed and the seeds after it; the mean of their differences counts")
 	fs.StringArrayVar(&l.variants, "train", nil,
 		"flags of one more run of bin/train, such as --train=--fp8=all; repeatable")
-	fs.StringVar(&l.python, "python", "python3", "the Python that has PyTorch and transformers")
-	fs.StringVar(&l.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
-	fs.StringVar(&l.Out, "out", "bench/results/train", "`DIR` for the results")
-	fs.StringVar(&l.Bin, "bin", "bin", "`DIR` of the built program train")
-	fs.StringVar(&l.Commit, "commit", "", "what the program was built from (default what git says here)")
+	l.flags(fs, "PyTorch and transformers")
 	if err := measure.Parse(fs); err != nil {
 		return err
 	}
@@ -66,16 +62,7 @@ func lossCommand() error {
 	case l.seeds < 1:
 		return fmt.Errorf("--seeds %d: must be at least 1", l.seeds)
 	}
-	defer func() { os.RemoveAll(l.Dir) }()
-	if err := l.Prepare(); err != nil {
-		return err
-	}
-	if len(l.GPUs) == 0 {
-		return fmt.Errorf("bench loss measures GPUs: %s", l.WhyNoGPU)
-	}
-	l.Set, l.Group = measure.GPUSet, "loss"
-	l.Line = "bin/bench loss" + measure.Repeatable(fs)
-	return l.run()
+	return l.onGPUs(fs, "loss", l.run)
 }
 
 func (l *lossBench) run() error {

@@ -24,17 +24,15 @@ import (
 
 // trainBench is one run of bench train: GPT-2s of several sizes on GPUs, beside PyTorch.
 type trainBench struct {
-	measure.Harness
-	cases     []trainCase
-	ranks     []int
-	steps     int
-	seq       int
-	torch     bool
-	parallel  []string // PyTorch's ways over several GPUs, of torchWays
-	more      []string // flags for bin/train
-	python    string
-	pythonDir string
-	measured  []trained
+	besidePyTorch
+	cases    []trainCase
+	ranks    []int
+	steps    int
+	seq      int
+	torch    bool
+	parallel []string // PyTorch's ways over several GPUs, of torchWays
+	more     []string // flags for bin/train
+	measured []trained
 }
 
 // trainCase is a model and the sequences of a rank, as "gpt2:64".
@@ -130,11 +128,7 @@ func trainCommand() error {
 	fs.StringSliceVar(&t.parallel, "torch-parallel", torchWayNames()[:1],
 		"PyTorch's ways over several GPUs, of which the fastest counts: "+strings.Join(torchWayNames(), ", "))
 	fs.StringSliceVar(&t.more, "train", nil, "more flags of bin/train, such as --train=--graph=off")
-	fs.StringVar(&t.python, "python", "python3", "the Python that has PyTorch")
-	fs.StringVar(&t.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
-	fs.StringVar(&t.Out, "out", "bench/results/train", "`DIR` for the results")
-	fs.StringVar(&t.Bin, "bin", "bin", "`DIR` of the built program train")
-	fs.StringVar(&t.Commit, "commit", "", "what the program was built from (default what git says here)")
+	t.flags(fs, "PyTorch")
 	if err := measure.Parse(fs); err != nil {
 		return err
 	}
@@ -157,16 +151,7 @@ func trainCommand() error {
 	if len(t.parallel) == 0 {
 		return errors.New("--torch-parallel is empty: --torch=false compares with nobody")
 	}
-	defer func() { os.RemoveAll(t.Dir) }()
-	if err := t.Prepare(); err != nil {
-		return err
-	}
-	if len(t.GPUs) == 0 {
-		return fmt.Errorf("bench train measures GPUs: %s", t.WhyNoGPU)
-	}
-	t.Set, t.Group = measure.GPUSet, trainGroup
-	t.Line = "bin/bench train" + measure.Repeatable(fs)
-	return t.run()
+	return t.onGPUs(fs, trainGroup, t.run)
 }
 
 func (t *trainBench) run() error {

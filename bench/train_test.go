@@ -162,7 +162,8 @@ echo "{\"parallel\": \"$way\", \"tok_s\": $([ $way = ddp ] && echo 200 || echo 9
 			"left out: PyTorch FSDP2, compiled: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b := trainBench{seq: 1024, steps: 40, torch: true, parallel: tc.parallel, python: python(t, tc.body)}
+			b := trainBench{seq: 1024, steps: 40, torch: true, parallel: tc.parallel}
+			b.python = python(t, tc.body)
 			b.Set, b.Group, b.GPUs = measure.GPUSet, trainGroup, []string{"a GPU"}
 			m := trained{trainCase: trainCase{"gpt2-xl", 8}, ranks: tc.ranks, tokS: []float64{230}, p99: []float64{1},
 				theirs: b.peers(tc.ranks)}
@@ -199,7 +200,8 @@ func TestTorchFails(t *testing.T) {
 			[]string{"PyTorch, compiled: ", "no memory for ddp", "PyTorch FSDP2, compiled: ", "no memory for fsdp2"}},
 		{`echo '{"parallel": "another", "tok_s": 5}'`, []string{"--parallel ddp printed", "--parallel fsdp2 printed"}},
 	} {
-		b := trainBench{steps: 40, torch: true, parallel: []string{"ddp", "fsdp2"}, python: python(t, tc.body)}
+		b := trainBench{steps: 40, torch: true, parallel: []string{"ddp", "fsdp2"}}
+		b.python = python(t, tc.body)
 		m := trained{trainCase: trainCase{"gpt2", 8}, ranks: 2, theirs: b.peers(2)}
 		err := b.theirs(&m)
 		if err == nil || slices.ContainsFunc(tc.want,

@@ -17,14 +17,13 @@ import (
 // ttlBench compares the seconds to a loss, and the tokens a second, with PyTorch's. Both train a
 // modern decoder by Muon on the same sequences.
 type ttlBench struct {
-	measure.Harness
-	text, python, pythonDir, mode string
-	model                         string
-	batch, checks                 int // sequences of a step; validations of a run
-	seed                          uint64
-	steps                         []int     // of each run
-	losses                        []float64 // to be reached
-	more                          []string  // flags of bin/train
+	besidePyTorch
+	text, model, mode string
+	batch, checks     int // sequences of a step; validations of a run
+	seed              uint64
+	steps             []int     // of each run
+	losses            []float64 // to be reached
+	more              []string  // flags of bin/train
 }
 
 const (
@@ -57,12 +56,8 @@ func ttlCommand() error {
 	fs.Float64SliceVar(&t.losses, "loss", []float64{4, 3.5, 3, 2.75}, "validation losses to be reached")
 	fs.Uint64Var(&t.seed, "seed", 42, "seed of the order of sequences")
 	fs.StringArrayVar(&t.more, "train", nil, "flag of bin/train, such as --train=--lr=0.02; repeatable")
-	fs.StringVar(&t.python, "python", "python3", "the Python that has PyTorch")
-	fs.StringVar(&t.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
+	t.flags(fs, "PyTorch")
 	fs.StringVar(&t.mode, "mode", "default", "of PyTorch's torch.compile, such as reduce-overhead")
-	fs.StringVar(&t.Out, "out", "bench/results/train", "`DIR` for the results")
-	fs.StringVar(&t.Bin, "bin", "bin", "`DIR` of the built program train")
-	fs.StringVar(&t.Commit, "commit", "", "what the program was built from (default what git says here)")
 	if err := measure.Parse(fs); err != nil {
 		return err
 	}
@@ -80,16 +75,7 @@ func ttlCommand() error {
 			return fmt.Errorf("--steps %d: must be at least --checks, %d", n, t.checks)
 		}
 	}
-	defer func() { os.RemoveAll(t.Dir) }()
-	if err := t.Prepare(); err != nil {
-		return err
-	}
-	if len(t.GPUs) == 0 {
-		return fmt.Errorf("bench ttl measures GPUs: %s", t.WhyNoGPU)
-	}
-	t.Set, t.Group = measure.GPUSet, "ttl"
-	t.Line = "bin/bench ttl" + measure.Repeatable(fs)
-	return t.run()
+	return t.onGPUs(fs, "ttl", t.run)
 }
 
 func (t *ttlBench) run() error {
