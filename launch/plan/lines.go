@@ -14,7 +14,7 @@ func build(w launcherHere, j job, s site) Line {
 	l := Line{Launcher: w.name, Version: w.version}
 	switch w.name {
 	case "slurm":
-		srun(&l, w, j, s)
+		srun(&l, w, j)
 	case "mpich":
 		hydra(&l, w, j)
 	default:
@@ -193,7 +193,7 @@ func hydra(l *Line, w launcherHere, j job) {
 }
 
 // srun adds the words of Slurm's srun, inside an allocation or a batch file.
-func srun(l *Line, w launcherHere, j job, s site) {
+func srun(l *Line, w launcherHere, j job) {
 	l.add("starts the ranks in the allocation that it is typed in", w.command)
 	l.add("Open MPI's ranks find each other by PMIx (srun --mpi=list shows whether Slurm has it)", "--mpi=pmix")
 	if len(j.parts) > 0 {

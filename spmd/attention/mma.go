@@ -196,9 +196,9 @@ func (a *mmaHost) read(i, first, stride int) []float32 {
 	return wide
 }
 
-// write rounds the rows of a head into argument i.
-func (a *mmaHost) write(i, first, stride int, rows []float32) {
-	dst := spmd.ArgSlice[spmd.BF16](a.Args, i)
+// write rounds the rows of a head into argument 0.
+func (a *mmaHost) write(first, stride int, rows []float32) {
+	dst := spmd.ArgSlice[spmd.BF16](a.Args, 0)
 	for r := range a.t {
 		host.Round(dst[first+r*stride:][:a.hs], rows[r*a.hs:][:a.hs])
 	}
@@ -260,7 +260,7 @@ func mmaHostForward(a *mmaHost) {
 			clear(row[future:])
 			lse[i] = float32(top + math.Log(sum))
 		})
-		a.write(0, out, c, a.weighted(host.NoTrans, 1, s, v))
+		a.write(out, c, a.weighted(host.NoTrans, 1, s, v))
 	})
 }
 
@@ -276,7 +276,7 @@ func mmaHostBackwardQueries(a *mmaHost) {
 			kept[2*i+1] = float32(host.Dot(d[i*a.hs:][:a.hs], o[i*a.hs:][:a.hs]))
 		}
 		_, ds, _, k := a.gradients(5, in, d, kept)
-		a.write(0, in, 3*c, a.weighted(host.NoTrans, a.factor, ds, k))
+		a.write(in, 3*c, a.weighted(host.NoTrans, a.factor, ds, k))
 	})
 }
 
@@ -286,8 +286,8 @@ func mmaHostBackwardKeys(a *mmaHost) {
 		c := a.width()
 		d := a.read(2, out, c)
 		p, ds, q, _ := a.gradients(3, in, d, kept)
-		a.write(0, in+c, 3*c, a.weighted(host.Trans, a.factor, ds, q))
-		a.write(0, in+2*c, 3*c, a.weighted(host.Trans, 1, p, d))
+		a.write(in+c, 3*c, a.weighted(host.Trans, a.factor, ds, q))
+		a.write(in+2*c, 3*c, a.weighted(host.Trans, 1, p, d))
 	})
 }
 

@@ -67,28 +67,28 @@ func (g *GPU) on(k *exec.Kernel) *function {
 	return nil
 }
 
-// function returns k on the GPU. A kernel that was declared after the world was
-// opened is compiled now, by each rank.
-func (g *GPU) function(k *exec.Kernel) (*function, error) {
-	if f := g.on(k); f != nil {
-		return f, nil
+// ready makes k ready on the GPU. A kernel that was declared after the world was opened is compiled
+// now, by each rank.
+func (g *GPU) ready(k *exec.Kernel) error {
+	if g.on(k) != nil {
+		return nil
 	}
 	if k.Source().Text == "" {
-		return nil, fmt.Errorf("%s: kernel %s has no CUDA source: it runs on the host only", ccall.At(), k.Name())
+		return fmt.Errorf("%s: kernel %s has no CUDA source: it runs on the host only", ccall.At(), k.Name())
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	m, err := g.moduleOf(k)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", ccall.At(), err)
+		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
 	f, err := m.function(k.Name())
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", ccall.At(), err)
+		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
 	fn := &function{f: f}
 	if fn.params, fn.known, err = f.Params(m.end(k.Name())); err != nil {
-		return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.Name(), err)
+		return fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.Name(), err)
 	}
 	fn.shared.Store(defaultShared)
 	list := make([]*function, k.ID()+1)
@@ -98,7 +98,7 @@ func (g *GPU) function(k *exec.Kernel) (*function, error) {
 	}
 	list[k.ID()] = fn
 	g.functions.Store(&list)
-	return fn, nil
+	return nil
 }
 
 // moduleOf returns the program that has k, which it compiles if need be. The caller holds g.mu.

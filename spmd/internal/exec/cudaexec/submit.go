@@ -231,8 +231,7 @@ func (q *Queue) prepare(c *exec.Command) error {
 	if err := q.d.Quiesce(); err != nil {
 		return err
 	}
-	_, err := q.g.function(k)
-	return err
+	return q.g.ready(k)
 }
 
 // open makes the kernels of a library ready for its first call, which may load code itself.
@@ -241,7 +240,7 @@ func (q *Queue) open(l *exec.Library) error {
 		return err
 	}
 	for _, k := range l.Kernels {
-		if _, err := q.g.function(k); err != nil {
+		if err := q.g.ready(k); err != nil {
 			return err
 		}
 	}
