@@ -20,9 +20,6 @@ import (
 // Complex is the set of complex types.
 type Complex interface{ complex64 | complex128 }
 
-// Float is the set of real types.
-type Float interface{ float32 | float64 }
-
 // Plan is transforms of complex numbers, all of one shape. One goroutine at a time uses it, on one
 // stream or on streams that wait for each other.
 type Plan[C Complex] struct {

@@ -112,7 +112,7 @@ func complexes[C Complex](t *testing.T, w *spmd.World, unit float64) {
 	}
 }
 
-func realOnes[F Float, C Complex](t *testing.T, w *spmd.World, unit float64) {
+func realOnes[F float32 | float64, C Complex](t *testing.T, w *spmd.World, unit float64) {
 	s, err := w.NewStream("fft")
 	spmdtest.Must(t, err)
 	r := rand.New(rand.NewPCG(3, 4))

@@ -20,7 +20,7 @@ func scaleComplex64(i int, x []complex64, by float32) { x[i] = complex(real(x[i]
 func scaleComplex128(i int, x []complex128, by float64) { x[i] = complex(real(x[i])*by, imag(x[i])*by) }
 
 //spmd:kernel
-func scaleReal[T Float](i int, x []T, by T) { x[i] *= by }
+func scaleReal[T float32 | float64](i int, x []T, by T) { x[i] *= by }
 
 // view is complex numbers of either size, realView real ones.
 type view struct {

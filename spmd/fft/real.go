@@ -11,7 +11,7 @@ import (
 
 // Real is transforms of real numbers, all of one shape: float32 with complex64, float64 with
 // complex128. Otherwise as Plan.
-type Real[F Float, C Complex] struct {
+type Real[F float32 | float64, C Complex] struct {
 	shape
 	half          int // complex elements of all arrays
 	run, back     *library.Function
@@ -21,7 +21,7 @@ type Real[F Float, C Complex] struct {
 // NewReal plans transforms of batch arrays of real numbers. Their sizes are dims; the last
 // dimension has neighbours in memory. A transform has dims[last]/2+1 complex elements there: the
 // others follow from these. Otherwise as New.
-func NewReal[F Float, C Complex](w *spmd.World, dims []int, batch int) (*Real[F, C], error) {
+func NewReal[F float32 | float64, C Complex](w *spmd.World, dims []int, batch int) (*Real[F, C], error) {
 	s, err := newShape(dims, batch)
 	if err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func NewReal[F Float, C Complex](w *spmd.World, dims []int, batch int) (*Real[F,
 	return p, nil
 }
 
-func reals[F Float](a spmd.Args, i int) realView {
+func reals[F float32 | float64](a spmd.Args, i int) realView {
 	if _, ok := any(F(0)).(float64); ok {
 		return realView{double: spmd.ArgSlice[float64](a, i)}
 	}

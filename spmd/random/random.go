@@ -14,16 +14,13 @@ import (
 	"lockstep/spmd"
 )
 
-// Float is the set of types that random numbers have.
-type Float interface{ float32 | float64 }
-
 // The command writes kernels_spmd.go: the kernels in CUDA C++, and the functions that launch them.
 //
 //go:generate go run lockstep/spmd/spmdgen
 
 // Uniform enqueues dst[i] = number offset+i of the sequence that seed names, from 0 to 1, 1
 // excluded. As NumPy's random. The float32 numbers are the float64 ones, with 24 bits.
-func Uniform[T Float](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error {
+func Uniform[T float32 | float64](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error {
 	if b, ok := any(dst).(spmd.Buffer[float32]); ok {
 		return launchUniform32(s, b.Len(), b, seed, offset)
 	}
@@ -35,7 +32,7 @@ func Uniform[T Float](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset in
 // ones than the float64 numbers.
 //
 // Source: Box, Muller: A note on the generation of random normal deviates (1958).
-func Normal[T Float](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error {
+func Normal[T float32 | float64](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error {
 	pairs := (offset+dst.Len()+1)/2 - offset/2
 	if dst.Len() == 0 {
 		pairs = 0

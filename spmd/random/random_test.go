@@ -29,9 +29,10 @@ func on(t *testing.T, device string, fn func(w *spmd.World, s *spmd.Stream)) {
 	}
 }
 
-type fill[T Float] func(s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error
+type fill[T float32 | float64] func(s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error
 
-func filled[T Float](t *testing.T, w *spmd.World, s *spmd.Stream, f fill[T], n int, seed uint64, offset int) []T {
+func filled[T float32 | float64](t *testing.T, w *spmd.World, s *spmd.Stream, f fill[T], n int, seed uint64,
+	offset int) []T {
 	t.Helper()
 	b, v := spmdtest.Alloc[T](t, w, n), make([]T, n)
 	spmdtest.Must(t, f(s, b, seed, offset))

@@ -72,7 +72,7 @@ func room[T spmd.Elem](b *testing.B, w *spmd.World, n int) spmd.Buffer[T] {
 }
 
 // drawn has normal numbers.
-func drawn[T random.Float](b *testing.B, w *spmd.World, n int) spmd.Buffer[T] {
+func drawn[T float32 | float64](b *testing.B, w *spmd.World, n int) spmd.Buffer[T] {
 	b.Helper()
 	x := room[T](b, w, n)
 	s, err := w.NewStream("draw")

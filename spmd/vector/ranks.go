@@ -27,7 +27,7 @@ func MaxOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error
 }
 
 // Norm2Over enqueues dst[0] = the Euclidean norm of the x of all ranks.
-func Norm2Over[T Float](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
+func Norm2Over[T float32 | float64](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
 	if err := reduceOver(c, dst, spmd.Sum, launchSquares(s, dst, x.Len(), x)); err != nil {
 		return err
 	}

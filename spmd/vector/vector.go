@@ -17,9 +17,6 @@ type Number interface {
 	int32 | uint32 | int64 | uint64 | float32 | float64
 }
 
-// Float is the set of those with roots.
-type Float interface{ float32 | float64 }
-
 // same refuses vectors of other lengths.
 func same[T Number](op string, x, y spmd.Buffer[T]) error {
 	if x.Len() != y.Len() {
@@ -41,7 +38,7 @@ func Dot[T Number](s *spmd.Stream, dst, x, y spmd.Buffer[T]) error {
 }
 
 // Norm2 enqueues dst[0] = the Euclidean norm of x. As BLAS's nrm2, but that squares may overflow.
-func Norm2[T Float](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
+func Norm2[T float32 | float64](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
 	if err := launchSquares(s, dst, x.Len(), x); err != nil {
 		return err
 	}

@@ -129,7 +129,7 @@ func all(t *testing.T, w *spmd.World) {
 	norms[float64](t, w, 1e-15)
 }
 
-func norms[T Float](t *testing.T, w *spmd.World, eps float64) {
+func norms[T float32 | float64](t *testing.T, w *spmd.World, eps float64) {
 	t.Helper()
 	s := spmdtest.Stream(t, w, "norms")
 	x := values[T](3001*w.Size(), 5)
