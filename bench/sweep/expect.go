@@ -18,7 +18,7 @@ import (
 
 	"lockstep/bench/measure"
 	"lockstep/internal/cli"
-	"lockstep/internal/figure"
+	"lockstep/launch/inspect"
 )
 
 // network joins the nodes. Each rank has its own bandwidth, also while all of them send.
@@ -286,10 +286,10 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	}
 	points = slices.SortedStableFunc(slices.Values(points),
 		func(a, b sample) int { return cmp.Compare(a.bytes, b.bytes) })
-	bySize := figure.Panel{Title: k.calls(), X: "bytes", Y: "us (dashed: model)",
+	bySize := inspect.Panel{Title: k.calls(), X: "bytes", Y: "us (dashed: model)",
 		XTicks: plot.TickerFunc(sizeTicks)}
 	for _, n := range ranks {
-		var line figure.Curve
+		var line inspect.Curve
 		for _, p := range points {
 			if int(p.ranks) == n {
 				us, _ := m.us(p.bytes, p.ranks)
@@ -303,8 +303,8 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	if len(ranks) == 1 || m.rms > poorFit || points[0].bytes == points[len(points)-1].bytes {
 		sizes = nil
 	}
-	byRanks := figure.Panel{Title: fmt.Sprintf("%s, %d a node; between nodes %g GB/s, %g us", k.Device, w.perNode,
-		w.gbps, w.stepUS), X: "ranks", Y: "expected at worst, us", XTicks: plot.TickerFunc(figure.LogTicks)}
+	byRanks := inspect.Panel{Title: fmt.Sprintf("%s, %d a node; between nodes %g GB/s, %g us", k.Device, w.perNode,
+		w.gbps, w.stepUS), X: "ranks", Y: "expected at worst, us", XTicks: plot.TickerFunc(inspect.LogTicks)}
 	for _, b := range sizes {
 		for n := 2; n <= most; n *= 2 {
 			_, us := w.expect(m, b, n)
@@ -314,5 +314,5 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	name := strings.Join(strings.FieldsFunc(k.what(), func(r rune) bool {
 		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", r)
 	}), "-")
-	return figure.Write(filepath.Join(f.out, "model-"+name+".svg"), overwrite, bySize, byRanks)
+	return inspect.WriteFigure(filepath.Join(f.out, "model-"+name+".svg"), overwrite, bySize, byRanks)
 }

@@ -13,7 +13,7 @@ import (
 	"gonum.org/v1/plot/plotter"
 
 	"lockstep/bench/measure"
-	"lockstep/internal/figure"
+	"lockstep/launch/inspect"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -274,10 +274,10 @@ func TestPlots(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name   string
-		panels []figure.Panel
+		panels []inspect.Panel
 		want   []string // texts; nil if there is nothing to draw
 	}{
-		{"times", []figure.Panel{distribution([]measure.Measured{of(measure.Ours, nil),
+		{"times", []inspect.Panel{distribution([]measure.Measured{of(measure.Ours, nil),
 			of("PyTorch", []float64{30, 40, 1300})}, "a machine")},
 			[]string{"lockstep, 4 ranks: p50 40.0 us, p99 55.0 us, max 1300.0 us", "PyTorch, 4 ranks",
 				"times of reduce; a machine"}},
@@ -288,7 +288,7 @@ func TestPlots(t *testing.T) {
 		{"nothing", bySize(nil, "allreduce", ""), nil},
 	} {
 		file := filepath.Join(dir, tc.name+".svg")
-		if err := figure.Write(file, false, tc.panels...); err != nil {
+		if err := inspect.WriteFigure(file, false, tc.panels...); err != nil {
 			t.Errorf("%s: %v", tc.name, err)
 			continue
 		}

@@ -11,7 +11,7 @@ import (
 	"gonum.org/v1/plot/plotter"
 
 	"lockstep/bench/measure"
-	"lockstep/internal/figure"
+	"lockstep/launch/inspect"
 )
 
 // rankTicks marks the measured numbers of ranks.
@@ -27,7 +27,7 @@ func rankTicks(lines []measure.Measured) plot.Ticker {
 	return ticks
 }
 
-// overwrite has figure.Write replace the plots of an earlier sweep.
+// overwrite has inspect.WriteFigure replace the plots of an earlier sweep.
 const overwrite = true
 
 // plot draws the measurements so far.
@@ -43,7 +43,7 @@ func (s *sweep) plot() error {
 			for _, n := range s.ranks {
 				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]),
 					func(m measure.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
-				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), overwrite,
+				if err := inspect.WriteFigure(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), overwrite,
 					bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, onRanks(n)), machine)...); err !=
 					nil {
 					return err
@@ -52,35 +52,35 @@ func (s *sweep) plot() error {
 		}
 	}
 	for _, app := range appNames {
-		if err := figure.Write(at("scaling-"+app), overwrite, byRanks(app, apps[app])...); err != nil {
+		if err := inspect.WriteFigure(at("scaling-"+app), overwrite, byRanks(app, apps[app])...); err != nil {
 			return err
 		}
 	}
-	if err := figure.Write(at("reduce-times"), overwrite, distribution(apps["reduce"], machine)); err != nil {
+	if err := inspect.WriteFigure(at("reduce-times"), overwrite, distribution(apps["reduce"], machine)); err != nil {
 		return err
 	}
-	return figure.Write(at("cost"), overwrite, costs(apps["cost"])...)
+	return inspect.WriteFigure(at("cost"), overwrite, costs(apps["cost"])...)
 }
 
 // bySize returns the latency and the bus bandwidth of one collective.
-func bySize(lines []measure.Measured, title, machine string) []figure.Panel {
-	us := figure.Panel{Title: title, X: "bytes", Y: "time of a call, us", XTicks: plot.TickerFunc(sizeTicks)}
-	bus := figure.Panel{Title: machine, X: "bytes", Y: "bus bandwidth, GB/s", XTicks: plot.TickerFunc(sizeTicks)}
+func bySize(lines []measure.Measured, title, machine string) []inspect.Panel {
+	us := inspect.Panel{Title: title, X: "bytes", Y: "time of a call, us", XTicks: plot.TickerFunc(sizeTicks)}
+	bus := inspect.Panel{Title: machine, X: "bytes", Y: "bus bandwidth, GB/s", XTicks: plot.TickerFunc(sizeTicks)}
 	slices.SortStableFunc(lines, func(a, b measure.Measured) int { return a.Bytes - b.Bytes })
 	for _, m := range lines {
 		us.Add(m.Label(), float64(m.Bytes), m.MedianUS)
 		bus.Add(m.Label(), float64(m.Bytes), m.BusGBps)
 	}
-	return []figure.Panel{us, bus}
+	return []inspect.Panel{us, bus}
 }
 
 // byRanks returns the speed-up at the same work, and the efficiency at growing work.
-func byRanks(app string, lines []measure.Measured) []figure.Panel {
-	up := figure.Panel{Title: app + ", strong scaling", X: "ranks", Y: "speed-up", XTicks: rankTicks(lines)}
-	efficiency := figure.Panel{Title: app + ", weak scaling", X: "ranks", Y: "efficiency", XTicks: rankTicks(lines),
+func byRanks(app string, lines []measure.Measured) []inspect.Panel {
+	up := inspect.Panel{Title: app + ", strong scaling", X: "ranks", Y: "speed-up", XTicks: rankTicks(lines)}
+	efficiency := inspect.Panel{Title: app + ", weak scaling", X: "ranks", Y: "efficiency", XTicks: rankTicks(lines),
 		LinearY: true}
 	slices.SortStableFunc(lines, func(a, b measure.Measured) int { return a.Ranks - b.Ranks })
-	var ideal, one figure.Curve
+	var ideal, one inspect.Curve
 	for _, m := range lines {
 		n, least := float64(m.Ranks), float64(lines[0].Ranks)
 		if m.Scaling == strong {
@@ -91,8 +91,8 @@ func byRanks(app string, lines []measure.Measured) []figure.Panel {
 		ideal.Points = append(ideal.Points, plotter.XY{X: n, Y: n / least})
 		one.Points = append(one.Points, plotter.XY{X: n, Y: 1})
 	}
-	up.Reference, efficiency.Reference = []figure.Curve{ideal}, []figure.Curve{one}
-	return []figure.Panel{up, efficiency}
+	up.Reference, efficiency.Reference = []inspect.Curve{ideal}, []inspect.Curve{one}
+	return []inspect.Panel{up, efficiency}
 }
 
 // apart is the least ratio of two times that are drawn as two points. Most of 10,000 times would
@@ -101,8 +101,8 @@ const apart = 1.002
 
 // distribution returns the cumulative distribution of reduce's times. A side that does not give
 // every time is drawn by its least, its median, its 99th percentile and its greatest.
-func distribution(lines []measure.Measured, machine string) figure.Panel {
-	p := figure.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true,
+func distribution(lines []measure.Measured, machine string) inspect.Panel {
+	p := inspect.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true,
 		NoMarks: true}
 	for _, m := range lines {
 		if m.Scaling != strong {
@@ -136,11 +136,11 @@ func distribution(lines []measure.Measured, machine string) figure.Panel {
 }
 
 // costs returns the time of the smallest all-reduce, of the start, and the memory of a rank.
-func costs(lines []measure.Measured) []figure.Panel {
+func costs(lines []measure.Measured) []inspect.Panel {
 	ticks := rankTicks(lines)
-	us := figure.Panel{Title: "all-reduce of 8 bytes", X: "ranks", Y: "us", XTicks: ticks}
-	start := figure.Panel{Title: "start to the end of the first collective", X: "ranks", Y: "ms", XTicks: ticks}
-	memory := figure.Panel{Title: "peak memory of a rank", X: "ranks", Y: "MiB", XTicks: ticks, LinearY: true}
+	us := inspect.Panel{Title: "all-reduce of 8 bytes", X: "ranks", Y: "us", XTicks: ticks}
+	start := inspect.Panel{Title: "start to the end of the first collective", X: "ranks", Y: "ms", XTicks: ticks}
+	memory := inspect.Panel{Title: "peak memory of a rank", X: "ranks", Y: "MiB", XTicks: ticks, LinearY: true}
 	for _, m := range lines {
 		us.Add(m.Label(), float64(m.Ranks), m.MedianUS)
 		if m.Side == measure.Ours && !m.Graph {
@@ -148,5 +148,5 @@ func costs(lines []measure.Measured) []figure.Panel {
 			memory.Add(m.Label(), float64(m.Ranks), m.PeakMiB)
 		}
 	}
-	return []figure.Panel{us, start, memory}
+	return []inspect.Panel{us, start, memory}
 }

@@ -31,7 +31,7 @@ var house = []room{
 		[]string{"measuring", "training", "model", "text", "helpers", "facade", "libraries", "tests",
 			"basics"}},
 	{"measuring", "what bench is made of", []string{"bench/*"},
-		[]string{"helpers", "facade", "libraries", "tests", "basics"}},
+		[]string{"launch", "helpers", "facade", "libraries", "tests", "basics"}},
 	{"training", "a training run of apps/train",
 		[]string{"apps/train/run", "apps/train/trainer", "apps/train/traintest"},
 		[]string{"model", "text", "helpers", "facade", "libraries", "tests", "basics"}},

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"lockstep/internal/figure"
 )
 
 // mostPoints is how many points of a curve are drawn. If there are more, every other one is left
@@ -65,9 +63,9 @@ func (a *axes) complete(runs []*measured) error {
 
 // panels returns the pictures of the runs, one for each number. It also returns how many points a
 // logarithmic axis has left out, and the numbers that stand in no line with x.
-func (a *axes) panels(runs []*measured) (list []figure.Panel, left int, apart []string) {
+func (a *axes) panels(runs []*measured) (list []Panel, left int, apart []string) {
 	for _, y := range a.y {
-		p := figure.Panel{Title: y, X: a.label(a.x, runs), Y: a.label(y, runs), LinearX: !a.logX, LinearY: !a.logY,
+		p := Panel{Title: y, X: a.label(a.x, runs), Y: a.label(y, runs), LinearX: !a.logX, LinearY: !a.logY,
 			Tight: true}
 		together := false
 		for _, r := range runs {
@@ -114,8 +112,8 @@ func (a *axes) label(name string, runs []*measured) string {
 // whether it may replace an existing file. note is a remark on the picture, or "".
 func (a *axes) picture(file string, replace bool, runs []*measured) (note string, err error) {
 	panels, left, apart := a.panels(runs)
-	if !slices.ContainsFunc(panels, func(p figure.Panel) bool {
-		return slices.ContainsFunc(p.Curves, func(c figure.Curve) bool { return len(c.Points) > 0 })
+	if !slices.ContainsFunc(panels, func(p Panel) bool {
+		return slices.ContainsFunc(p.Curves, func(c Curve) bool { return len(c.Points) > 0 })
 	}) {
 		return "", usage("nothing to draw: no line has %s and one of %s%s", a.x, strings.Join(a.y, ", "),
 			map[bool]string{true: " above 0, as a logarithmic axis wants it"}[left > 0])
@@ -128,5 +126,5 @@ func (a *axes) picture(file string, replace bool, runs []*measured) (note string
 	if left > 0 {
 		notes = append(notes, fmt.Sprintf("%d points are not above 0, and not on a logarithmic axis", left))
 	}
-	return strings.Join(notes, "\n"), figure.Write(file, replace, panels...)
+	return strings.Join(notes, "\n"), WriteFigure(file, replace, panels...)
 }

@@ -39,7 +39,7 @@ where a run has none, by the lines of its log.`,
 					return usage("--log %s: want x, y or xy", log)
 				}
 			}
-			note, err := draw(out, overwrite, a, args)
+			note, err := drawRuns(out, overwrite, a, args)
 			if err != nil {
 				return err
 			}
@@ -62,9 +62,9 @@ where a run has none, by the lines of its log.`,
 	return cmd
 }
 
-// draw writes the picture of the runs, and returns a remark on it. Errors of the input
+// drawRuns writes the picture of the runs, and returns a remark on it. Errors of the input
 // are cli.Usage.
-func draw(out string, overwrite bool, a axes, paths []string) (note string, err error) {
+func drawRuns(out string, overwrite bool, a axes, paths []string) (note string, err error) {
 	if len(paths) == 0 {
 		return "", usage("no run is named: launch plot runs/a runs/b")
 	}

@@ -18,7 +18,7 @@ func TestDraw(t *testing.T) {
 	one, two := write(t, "a/run/log.jsonl", log), write(t, "b/run/log.jsonl", log)
 	out := filepath.Join(dir, "out.svg")
 	runs := []string{filepath.Dir(one), filepath.Dir(two)}
-	if note, err := draw(out, false, axes{}, runs); err != nil || note != "" {
+	if note, err := drawRuns(out, false, axes{}, runs); err != nil || note != "" {
 		t.Fatal(note, err)
 	}
 	text, err := os.ReadFile(out)
@@ -40,7 +40,7 @@ func TestDraw(t *testing.T) {
 		{out, []string{dir + "/none"}, "no such file"}, // the more useful of two messages
 		{filepath.Join(dir, "x.png"), []string{write(t, "empty", "")}, "no number in it"},
 	} {
-		if _, err := draw(tc.out, false, axes{}, tc.runs); err == nil || !strings.Contains(err.Error(), tc.want) ||
+		if _, err := drawRuns(tc.out, false, axes{}, tc.runs); err == nil || !strings.Contains(err.Error(), tc.want) ||
 			!errors.As(err, new(cli.Usage)) {
 			t.Errorf("%v: %v, want %s", tc.runs, err, tc.want)
 		}
@@ -48,10 +48,10 @@ func TestDraw(t *testing.T) {
 	if after, err := os.ReadFile(out); err != nil || string(after) != string(text) {
 		t.Error("the picture that was there has changed")
 	}
-	if _, err := draw(out, true, axes{}, runs[:1]); err != nil {
+	if _, err := drawRuns(out, true, axes{}, runs[:1]); err != nil {
 		t.Error(err)
 	}
-	if _, err := draw("/dev/full", false, axes{}, runs[:1]); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := drawRuns("/dev/full", false, axes{}, runs[:1]); !errors.Is(err, syscall.ENOSPC) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "x.png")); err == nil {

@@ -1,5 +1,6 @@
-// Package inspect looks at jobs from outside: it asks the ranks of one that runs, reads the trace
-// of one that has ended, and draws what several have measured.
+// Package inspect looks at jobs from outside: it asks the ranks of one that runs, reads
+// the trace of one that has ended, and draws what several have measured. bench draws
+// its curves in the same way.
 package inspect
 
 import (

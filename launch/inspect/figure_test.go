@@ -1,4 +1,4 @@
-package figure
+package inspect
 
 import (
 	"image/color"

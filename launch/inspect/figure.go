@@ -1,5 +1,4 @@
-// Package figure draws panels of curves, side by side, as SVG or PNG.
-package figure
+package inspect
 
 import (
 	"errors"
@@ -34,7 +33,7 @@ var hues = []color.Color{
 // hue returns the colour of the i-th name of a figure.
 func hue(i int) color.Color { return hues[i%len(hues)] }
 
-// Panel is one pair of axes with its lines.
+// Panel is one pair of axes of a figure, with its lines.
 type Panel struct {
 	Title, X, Y string
 	XTicks      plot.Ticker
@@ -177,9 +176,9 @@ const (
 // inRow is the number of panels side by side.
 const inRow = 4
 
-// Write writes the panels that have points, in rows, into a file, as package runfiles does. It is a
-// PNG if its name ends in .png, else an SVG. Without points there is no file.
-func Write(file string, replace bool, panels ...Panel) error {
+// WriteFigure writes the panels that have points, in rows, into a file, as package runfiles does.
+// It is a PNG if its name ends in .png, else an SVG. Without points there is no file.
+func WriteFigure(file string, replace bool, panels ...Panel) error {
 	var names []string
 	panels = slices.DeleteFunc(panels, func(p Panel) bool {
 		return !slices.ContainsFunc(p.Curves, func(c Curve) bool { return len(c.Points) > 0 })
