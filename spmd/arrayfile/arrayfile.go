@@ -35,12 +35,12 @@ const Refuse, Replace = false, true
 // that use b.
 func Save[T spmd.Elem](c spmd.Comm, name string, shape []int, b spmd.Buffer[T], off int, replace bool) error {
 	head, err := header[T](shape)
-	return save(c, whole{"Save", name, head, product(shape), replace}, b, off, err)
+	return save(c, whole{"arrayfile.Save", name, head, product(shape), replace}, b, off, err)
 }
 
 // SaveRaw is Save without a header: the file has total elements and nothing else.
 func SaveRaw[T spmd.Elem](c spmd.Comm, name string, total int, b spmd.Buffer[T], off int, replace bool) error {
-	return save(c, whole{"SaveRaw", name, nil, total, replace}, b, off, nil)
+	return save(c, whole{"arrayfile.SaveRaw", name, nil, total, replace}, b, off, nil)
 }
 
 // Load reads the elements of a .npy file from number off on into b, as many as b has. The file's
@@ -48,7 +48,7 @@ func SaveRaw[T spmd.Elem](c spmd.Comm, name string, total int, b spmd.Buffer[T],
 //
 // Collective over c, blocking. Ranks may read the same elements.
 func Load[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T], off int) error {
-	return load(c, "Load", name, b, off, func() (Info, error) {
+	return load(c, "arrayfile.Load", name, b, off, func() (Info, error) {
 		info, err := Stat(name)
 		if want, ok := descr[T](); err == nil && (!ok || info.Type != want) {
 			err = fmt.Errorf("%s has elements of type %s, not %T", name, info.Type, *new(T))
@@ -59,7 +59,7 @@ func Load[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T], off int) erro
 
 // LoadRaw is Load of a file without a header, which has total elements.
 func LoadRaw[T spmd.Elem](c spmd.Comm, name string, total int, b spmd.Buffer[T], off int) error {
-	return load(c, "LoadRaw", name, b, off, func() (Info, error) {
+	return load(c, "arrayfile.LoadRaw", name, b, off, func() (Info, error) {
 		i, err := os.Stat(name)
 		if size := int64(total) * int64(unsafe.Sizeof(*new(T))); err == nil && i.Size() != size {
 			err = fmt.Errorf("%s has %d bytes, but %d elements of %T have %d", name, i.Size(), total, *new(T), size)
@@ -90,9 +90,9 @@ func agree(c spmd.Comm, op string, err error) error {
 		switch {
 		case what == "":
 		case r == c.Rank():
-			return fmt.Errorf("%s: arrayfile: %s: rank %d: %w", ccall.At(), op, r, err)
+			return fmt.Errorf("%s: %s: rank %d: %w", ccall.At(), op, r, err)
 		default:
-			return fmt.Errorf("%s: arrayfile: %s: rank %d: %s", ccall.At(), op, r, what)
+			return fmt.Errorf("%s: %s: rank %d: %s", ccall.At(), op, r, what)
 		}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"lockstep/cuda/cudnn"
+	"lockstep/internal/ccall"
 	"lockstep/spmd"
 	"lockstep/spmd/library"
 )
@@ -90,7 +91,7 @@ type family[T Elem] struct {
 // Collective over w, blocking: every rank calls it with the same shape and options, and all take
 // the same path.
 func New[T Elem](w *spmd.World, shape Shape, o Options) (*Attention[T], error) {
-	if err := shape.check(); err != nil {
+	if err := shape.check("attention.New"); err != nil {
 		return nil, err
 	}
 	switch o.Path {
@@ -98,7 +99,8 @@ func New[T Elem](w *spmd.World, shape Shape, o Options) (*Attention[T], error) {
 		o.Path = pathAuto
 	case pathAuto, pathCuDNN, pathMMA, pathSimple:
 	default:
-		return nil, fmt.Errorf("attention: no path %q: there are auto, cudnn, mma and simple", o.Path)
+		return nil, fmt.Errorf("%s: attention.New: no path %q: there are auto, cudnn, mma and simple",
+			ccall.At(), o.Path)
 	}
 	f := &family[T]{w: w, o: o, most: shape, members: map[[2]int]*Attention[T]{}}
 	a, err := f.first()
@@ -238,11 +240,11 @@ func (a *Attention[T]) For(batch, tokens int) (*Attention[T], error) {
 	}
 	f := a.f
 	s := Shape{batch, tokens, f.most.Heads, f.most.Size, f.most.Window}
-	if err := s.check(); err != nil {
+	if err := s.check("For"); err != nil {
 		return nil, err
 	}
 	if batch*tokens > f.most.Batch*f.most.Tokens {
-		return nil, fmt.Errorf("attention: %d sequences of %d tokens, but it was made for %d of %d", batch,
+		return nil, fmt.Errorf("%s: For: %d sequences of %d tokens, but it was made for %d of %d", ccall.At(), batch,
 			tokens, f.most.Batch, f.most.Tokens)
 	}
 	f.mu.Lock()
@@ -382,10 +384,10 @@ func Workspace[T Elem](s Shape, o Options) int {
 func (a *Attention[T]) dims() dims { return a.shape.dims() }
 
 // check refuses buffers that are too short.
-func (a *Attention[T]) check(what string, out, lse, qkv int) error {
+func (a *Attention[T]) check(op string, out, lse, qkv int) error {
 	if x := a.dims(); out < x.elements() || qkv < 3*x.elements() || lse < x.rows() {
-		return fmt.Errorf("attention: %s: buffers of %d elements for out, %d for qkv and %d for lse are "+
-			"too short for %v", what, out, qkv, lse, a.shape)
+		return fmt.Errorf("%s: %s: buffers of %d elements for out, %d for qkv and %d for lse are "+
+			"too short for %v", ccall.At(), op, out, qkv, lse, a.shape)
 	}
 	return nil
 }
@@ -451,14 +453,14 @@ func (a *Attention[T]) BackwardBias(
 	lse spmd.Buffer[float32], qkv spmd.Buffer[T],
 ) error {
 	if !a.SumsBias() {
-		return fmt.Errorf("attention: BackwardBias: path %s has none (%s)", a.path, a.why)
+		return fmt.Errorf("%s: BackwardBias: path %s has none (%s)", ccall.At(), a.path, a.why)
 	}
 	if err := a.check("BackwardBias", min(out.Len(), dout.Len()), lse.Len(), min(qkv.Len(), dqkv.Len())); err != nil {
 		return err
 	}
 	x := a.dims()
 	if dbias.Len() != 3*x.nh*x.hs {
-		return fmt.Errorf("attention: BackwardBias: a bias of %d elements, want %d", dbias.Len(), 3*x.nh*x.hs)
+		return fmt.Errorf("%s: BackwardBias: a bias of %d elements, want %d", ccall.At(), dbias.Len(), 3*x.nh*x.hs)
 	}
 	return a.wgmma.backward(s, half(dqkv), dbias, half(dout), half(out), lse, half(qkv), a.work)
 }

@@ -119,7 +119,7 @@ func (x mmaShape) check(what string, out, lse, qkv int) error {
 func mmaForward(
 	s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], x mmaShape,
 ) error {
-	if err := x.check("attention", out.Len(), lse.Len(), qkv.Len()); err != nil {
+	if err := x.check("Forward", out.Len(), lse.Len(), qkv.Len()); err != nil {
 		return err
 	}
 	k := &x.path().forward
@@ -154,12 +154,12 @@ func (x mmaShape) checkBackward(
 	dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16],
 	scratch spmd.Buffer[float32],
 ) error {
-	if err := x.check("attention backward", min(out.Len(), dout.Len()), lse.Len(),
+	if err := x.check("Backward", min(out.Len(), dout.Len()), lse.Len(),
 		min(qkv.Len(), dqkv.Len())); err != nil {
 		return err
 	}
 	if n := mmaScratch(x.b, x.t, x.nh); scratch.Len() < n {
-		return fmt.Errorf("attention backward: scratch of %d elements, want %d", scratch.Len(), n)
+		return fmt.Errorf("Backward: scratch of %d elements, want %d", scratch.Len(), n)
 	}
 	return nil
 }

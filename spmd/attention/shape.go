@@ -1,6 +1,10 @@
 package attention
 
-import "fmt"
+import (
+	"fmt"
+
+	"lockstep/internal/ccall"
+)
 
 // Shape is the shape of one attention. Each of Batch sequences has Tokens tokens; Heads heads of
 // Size channels see it.
@@ -26,13 +30,13 @@ func (s Shape) String() string {
 	return text
 }
 
-func (s Shape) check() error {
+func (s Shape) check(op string) error {
 	if s.Batch < 1 || s.Tokens < 1 || s.Heads < 1 || s.Size < 1 || s.Window < 0 || s.Window%windowStep != 0 {
-		return fmt.Errorf("attention: a shape of %v", s)
+		return fmt.Errorf("%s: %s: a shape of %v", ccall.At(), op, s)
 	}
 	const most = 1<<31 - 1 // numbers of rows and elements of a row fit 32 bits
 	if s.Tokens > most/s.Batch/s.Heads || s.Heads > most/s.Size/3 {
-		return fmt.Errorf("attention: a shape of %v is too large", s)
+		return fmt.Errorf("%s: %s: a shape of %v is too large", ccall.At(), op, s)
 	}
 	return nil
 }

@@ -93,10 +93,10 @@ func (x *wgmmaShape) checkHead(what string) error {
 func (x *wgmmaShape) forward(
 	s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16],
 ) error {
-	if err := x.checkHead("attention"); err != nil {
+	if err := x.checkHead("Forward"); err != nil {
 		return err
 	}
-	if err := x.check("attention", out.Len(), lse.Len(), qkv.Len()); err != nil {
+	if err := x.check("Forward", out.Len(), lse.Len(), qkv.Len()); err != nil {
 		return err
 	}
 	return wgmmaOut.Launch(s, x.wgmmaGrid(&wgmmaOut, s.World().Multiprocessors()), out.Arg(), lse.Arg(),
@@ -118,7 +118,7 @@ func (x *wgmmaShape) backward(
 	s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout,
 	out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32],
 ) error {
-	if err := x.checkHead("attention backward"); err != nil {
+	if err := x.checkHead("Backward"); err != nil {
 		return err
 	}
 	if err := x.checkBackward(dqkv, dout, out, lse, qkv, scratch); err != nil {
@@ -128,7 +128,7 @@ func (x *wgmmaShape) backward(
 	if width := 3 * x.nh * x.hs; dbias.Len() > 0 {
 		n := x.scratch()
 		if dbias.Len() != width || scratch.Len() < n {
-			return fmt.Errorf("attention backward: a bias of %d elements and scratch of %d, want %d and %d",
+			return fmt.Errorf("Backward: a bias of %d elements and scratch of %d, want %d and %d",
 				dbias.Len(), scratch.Len(), width, n)
 		}
 		columns = scratch.Slice(mmaScratch(x.b, x.t, x.nh), n)

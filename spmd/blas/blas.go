@@ -94,15 +94,15 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 	typ, btyp, ctyp := elem.Of[A](), elem.Of[B](), elem.Of[C]()
 	eight := typ.Eight()
 	if eight && btyp != elem.Float8E4M3 || !eight && btyp != typ {
-		return fmt.Errorf("%s: Gemm: A is %v, B is %v", ccall.At(), typ, btyp)
+		return fmt.Errorf("%s: blas.Gemm: A is %v, B is %v", ccall.At(), typ, btyp)
 	}
 	if eight && ctyp != elem.BFloat16 || !eight && ctyp != typ && !(typ.Half() && ctyp == elem.Float32) {
-		return fmt.Errorf("%s: Gemm: C is %v, A and B are %v", ccall.At(), ctyp, typ)
+		return fmt.Errorf("%s: blas.Gemm: C is %v, A and B are %v", ccall.At(), ctyp, typ)
 	}
 	batch := max(1, o.Batch)
 	if o.Batch < 0 || batch > 1<<30 || a.Rows%batch != 0 || b.Rows%batch != 0 || c.Rows%batch != 0 ||
 		batch > 1 && (eight || !o.batches()) {
-		return fmt.Errorf("%s: Gemm: a Batch of %d: A of %v has %d rows, B %d, C %d, which it divides; "+
+		return fmt.Errorf("%s: blas.Gemm: a Batch of %d: A of %v has %d rows, B %d, C %d, which it divides; "+
 			"and its epilogue is Residual alone", ccall.At(), o.Batch, typ, a.Rows, b.Rows, c.Rows)
 	}
 	m, k := a.Rows/batch, a.Cols
@@ -114,16 +114,16 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 		kb, n = n, kb
 	}
 	if k != kb || c.Rows/batch != m || c.Cols != n {
-		return fmt.Errorf("%s: Gemm: C is %dx%d, op(A) %dx%d, op(B) %dx%d", ccall.At(), c.Rows/batch,
+		return fmt.Errorf("%s: blas.Gemm: C is %dx%d, op(A) %dx%d, op(B) %dx%d", ccall.At(), c.Rows/batch,
 			c.Cols, m, k, kb, n)
 	}
-	if err := c.check("Gemm", "C"); err != nil {
+	if err := c.check("blas.Gemm", "C"); err != nil {
 		return err
 	}
-	if err := a.check("Gemm", "A"); err != nil {
+	if err := a.check("blas.Gemm", "A"); err != nil {
 		return err
 	}
-	if err := b.check("Gemm", "B"); err != nil {
+	if err := b.check("blas.Gemm", "B"); err != nil {
 		return err
 	}
 	p := product{typ: typ, ctyp: ctyp, batch: batch, m: m, k: k, n: n, lda: a.Stride, ldb: b.Stride,
@@ -157,15 +157,15 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 func (p *product) checkEight(w *spmd.World, o *Options, at [3]uintptr) error {
 	switch misses := (p.k | p.n | p.lda | p.ldb | p.ldc | int(at[0]|at[1]|at[2])) % 16; {
 	case !SupportsF8(w):
-		return fmt.Errorf("%s: Gemm of %v: %s has no tensor cores for it: they came with compute capability 8.9",
+		return fmt.Errorf("%s: blas.Gemm of %v: %s has no tensor cores for it: they came with compute capability 8.9",
 			ccall.At(), p.typ, w.Device())
 	case p.ta || !p.tb:
-		return fmt.Errorf("%s: Gemm of %v: TransA is %v and TransB %v: it takes A as it is and B transposed",
+		return fmt.Errorf("%s: blas.Gemm of %v: TransA is %v and TransB %v: it takes A as it is and B transposed",
 			ccall.At(), p.typ, p.ta, p.tb)
 	case o.RowSums != spmd.Arg{}:
-		return fmt.Errorf("%s: Gemm of %v has no RowSums", ccall.At(), p.typ)
+		return fmt.Errorf("%s: blas.Gemm of %v has no RowSums", ccall.At(), p.typ)
 	case misses != 0:
-		return fmt.Errorf("%s: Gemm of %v: C is %dx%d over %d, strides %d, %d, %d, addresses %#x, %#x, "+
+		return fmt.Errorf("%s: blas.Gemm of %v: C is %dx%d over %d, strides %d, %d, %d, addresses %#x, %#x, "+
 			"%#x: it takes widths, strides and addresses that are multiples of 16",
 			ccall.At(), p.typ, p.m, p.n, p.k, p.ldc, p.lda, p.ldb, at[0], at[1], at[2])
 	}
@@ -190,16 +190,17 @@ func Gemv[T float32 | float64](s *spmd.Stream, y spmd.Buffer[T], a Matrix[T], x 
 		m, k = k, m
 	}
 	if y.Len() != m || x.Len() != k {
-		return fmt.Errorf("%s: Gemv: y has %d elements, op(A) is %dx%d, x has %d", ccall.At(), y.Len(), m, k, x.Len())
+		return fmt.Errorf("%s: blas.Gemv: y has %d elements, op(A) is %dx%d, x has %d",
+			ccall.At(), y.Len(), m, k, x.Len())
 	}
-	if err := a.check("Gemv", "A"); err != nil {
+	if err := a.check("blas.Gemv", "A"); err != nil {
 		return err
 	}
 	if o.extended() {
-		return fmt.Errorf("%s: Gemv: an epilogue is Gemm's", ccall.At())
+		return fmt.Errorf("%s: blas.Gemv: an epilogue is Gemm's", ccall.At())
 	}
 	if o.Batch != 0 {
-		return fmt.Errorf("%s: Gemv: a batch is Gemm's", ccall.At())
+		return fmt.Errorf("%s: blas.Gemv: a batch is Gemm's", ccall.At())
 	}
 	p := product{typ: elem.Of[T](), batch: 1, m: a.Rows, n: a.Cols, lda: a.Stride, ta: o.TransA}
 	p.scale(&o)

@@ -49,17 +49,17 @@ func (h *handle) describeGemv(a spmd.Args) (string, int) {
 
 // name returns the name of a product of a shape, such as "Gemm 8x768x3072 bfloat16 to float32 A^T,
 // Bias".
-func (l *names) name(op string, s shape) string {
+func (l *names) name(kind string, s shape) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if name, ok := l.of[s]; ok {
 		return name
 	}
 	if len(l.of) == mostNames {
-		return op
+		return kind
 	}
-	name := fmt.Sprintf("%s %dx%d", op, s.m, s.n)
-	if op == "Gemm" {
+	name := fmt.Sprintf("%s %dx%d", kind, s.m, s.n)
+	if kind == "Gemm" {
 		name += fmt.Sprintf("x%d", s.k)
 	}
 	if s.batch > 1 {

@@ -68,7 +68,7 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 		if i >= epilogueArgs {
 			b, ok := library.BufferOf[float32](*a)
 			if !p.typ.Eight() || !ok || b.Len() != 1 {
-				return fmt.Errorf("%s: Gemm: %s is %v, with A and B of %v: it is a buffer of 1 float32, "+
+				return fmt.Errorf("%s: blas.Gemm: %s is %v, with A and B of %v: it is a buffer of 1 float32, "+
 					"for 8-bit floats", ccall.At(), epilogueNames[i], a.String(), p.typ)
 			}
 			p.scales[i-epilogueArgs] = true
@@ -82,7 +82,7 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 		case residual, gelu, dgelu:
 			want, matrix = extent(p.batch*p.m, p.n, p.ldc), true
 			if ok && b.Len() < want {
-				return fmt.Errorf("%s: Gemm: %s has %d elements, %dx%d with rows %d apart, as C's, needs %d",
+				return fmt.Errorf("%s: blas.Gemm: %s has %d elements, %dx%d with rows %d apart, as C's, needs %d",
 					ccall.At(), epilogueNames[i], b.Len(), p.batch*p.m, p.n, p.ldc, want)
 			}
 			b = b.Slice(0, min(want, b.Len()))
@@ -90,13 +90,13 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 			want = p.m
 		}
 		if !ok || b.Len() != want {
-			return fmt.Errorf("%s: Gemm: %s is %v, for this C it is a buffer of %d %v", ccall.At(),
+			return fmt.Errorf("%s: blas.Gemm: %s is %v, for this C it is a buffer of %d %v", ccall.At(),
 				epilogueNames[i], a.String(), want, p.ctyp)
 		}
 		args[plainArgs+i], all[3+i] = b.Arg(), region{epilogueNames[i], b.Address(), b.Bytes(), matrix}
 	}
 	if p.ops != 0 && !p.ops.possible(o.Accumulate) {
-		return fmt.Errorf("%s: Gemm: %v%s: an epilogue is Bias, Residual, or both; Bias with Accumulate; "+
+		return fmt.Errorf("%s: blas.Gemm: %v%s: an epilogue is Bias, Residual, or both; Bias with Accumulate; "+
 			"GELU, with or without Bias; "+
 			"DGELU, with or without BiasGrad; or RowSums, with or without Accumulate", ccall.At(), p.ops,
 			map[bool]string{true: " with Accumulate"}[o.Accumulate])
@@ -104,7 +104,8 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 	for _, w := range [...]int{0, 3 + gelu, 3 + biasGrad, 3 + rowSums} {
 		for i := range all {
 			if i != w && all[w].overlaps(&all[i], p.ldc*csize, p.n*csize) {
-				return fmt.Errorf("%s: Gemm: %s, which is written, overlaps %s", ccall.At(), all[w].name, all[i].name)
+				return fmt.Errorf("%s: blas.Gemm: %s, which is written, overlaps %s",
+					ccall.At(), all[w].name, all[i].name)
 			}
 		}
 	}

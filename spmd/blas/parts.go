@@ -43,13 +43,13 @@ func overlap[T spmd.Stored](a, b *Matrix[T]) bool {
 
 // Copy enqueues dst = src on s. They have one shape, and no elements in common.
 func Copy[T spmd.Stored](s *spmd.Stream, dst, src Matrix[T]) error {
-	return move(s, "Copy", &dst, &src, src.Rows, src.Cols, straight)
+	return move(s, "blas.Copy", &dst, &src, src.Rows, src.Cols, straight)
 }
 
 // Transpose enqueues dst = the transpose of src on s: dst has as many rows as src has columns. They
 // have no elements in common.
 func Transpose[T spmd.Stored](s *spmd.Stream, dst, src Matrix[T]) error {
-	return move(s, "Transpose", &dst, &src, src.Cols, src.Rows, turned)
+	return move(s, "blas.Transpose", &dst, &src, src.Cols, src.Rows, turned)
 }
 
 // The turn of a move.

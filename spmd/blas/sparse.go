@@ -231,12 +231,12 @@ func (m *Sparse[T]) Halo() int { return m.halo.Len() }
 // Collective over the ranks that need elements of each other.
 func (m *Sparse[T]) Multiply(s *spmd.Stream, y, x spmd.Buffer[T]) error {
 	if y.Len() != m.rows || x.Len() != m.own {
-		return fmt.Errorf("%s: blas: Multiply: y has %d elements and x %d, this rank's part of the "+
+		return fmt.Errorf("%s: Multiply: y has %d elements and x %d, this rank's part of the "+
 			"matrix %d rows and %d columns",
 			ccall.At(), y.Len(), x.Len(), m.rows, m.own)
 	}
 	if y.Address() < x.Address()+uintptr(x.Bytes()) && x.Address() < y.Address()+uintptr(y.Bytes()) {
-		return fmt.Errorf("%s: blas: Multiply: x and y overlap", ccall.At())
+		return fmt.Errorf("%s: Multiply: x and y overlap", ccall.At())
 	}
 	if len(m.neighbours) > 0 {
 		if err := launchCollect(s, m.given.Len(), m.given, x, m.index); err != nil {

@@ -38,7 +38,7 @@ func Tune(w *spmd.World) error {
 		return nil
 	}
 	h := handles.Of(w)
-	choice, err := library.Choose(w, "Tune", h.tune)
+	choice, err := library.Choose(w, "blas.Tune", h.tune)
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (h *handle) adopt(news *tuned) error {
 	for _, sh := range h.lt.Shapes() {
 		if c, ok := chosen[sh.String()]; ok {
 			if err := h.lt.Choose(sh, c); err != nil {
-				return fmt.Errorf("%s: Tune: %w", ccall.At(), err)
+				return fmt.Errorf("%s: blas.Tune: %w", ccall.At(), err)
 			}
 		}
 	}

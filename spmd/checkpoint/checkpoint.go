@@ -447,7 +447,7 @@ func (m *Manager) Close() error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s: the checkpoint of step %d is not saved: %w", ccall.At(), s.step, err)
+		return fmt.Errorf("%s: Close: the checkpoint of step %d is not saved: %w", ccall.At(), s.step, err)
 	}
 	return nil
 }

@@ -36,15 +36,15 @@ type shape struct {
 	lines []*lines
 }
 
-func newShape(dims []int, batch int) (shape, error) {
+func newShape(op string, dims []int, batch int) (shape, error) {
 	s := shape{dims: append([]int(nil), dims...), batch: batch, size: batch}
 	if len(dims) < 1 || len(dims) > 3 || batch < 1 {
-		return s, fmt.Errorf("%s: fft: %d dimensions, %d arrays: want one to three, and at least one",
-			ccall.At(), len(dims), batch)
+		return s, fmt.Errorf("%s: %s: %d dimensions, %d arrays: want one to three, and at least one",
+			ccall.At(), op, len(dims), batch)
 	}
 	for _, n := range dims {
 		if n < 1 {
-			return s, fmt.Errorf("%s: fft: an array of %v elements", ccall.At(), dims)
+			return s, fmt.Errorf("%s: %s: an array of %v elements", ccall.At(), op, dims)
 		}
 		s.size *= n
 	}
@@ -55,7 +55,7 @@ func newShape(dims []int, batch int) (shape, error) {
 // has neighbours in memory. The arrays lie one behind the other. The caller closes the plan. New is
 // not called in a capture.
 func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
-	s, err := newShape(dims, batch)
+	s, err := newShape("fft.New", dims, batch)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
 	if double[C]() {
 		kind = cufft.Z2Z
 	}
-	if p.gpu, err = open(w, kind, dims, batch); err != nil {
+	if p.gpu, err = open(w, "fft.New", kind, dims, batch); err != nil {
 		return nil, err
 	}
 	p.prepare(whole)
@@ -95,7 +95,7 @@ func double[C Complex]() bool {
 var opening sync.Mutex
 
 // open makes a plan on a GPU; it returns nil on the host.
-func open(w *spmd.World, kind cufft.Kind, dims []int, batch int) (*cufft.Plan, error) {
+func open(w *spmd.World, op string, kind cufft.Kind, dims []int, batch int) (*cufft.Plan, error) {
 	if w.OnHost() {
 		return nil, nil
 	}
@@ -106,7 +106,7 @@ func open(w *spmd.World, kind cufft.Kind, dims []int, batch int) (*cufft.Plan, e
 	defer opening.Unlock()
 	p, err := cufft.Open(library.GPU(w), kind, dims, batch)
 	if err != nil {
-		return nil, fmt.Errorf("%s: fft: %d arrays of %v: %w", ccall.At(), batch, dims, err)
+		return nil, fmt.Errorf("%s: %s: %d arrays of %v: %w", ccall.At(), op, batch, dims, err)
 	}
 	return p, nil
 }
@@ -121,7 +121,7 @@ func workspace(p *cufft.Plan) int {
 // fits refuses buffers of other lengths.
 func fits(name string, n, want int, of string, m, wantM int) error {
 	if n != want || m != wantM {
-		return fmt.Errorf("%s: fft: %s: dst has %d elements and src %d, the plan %d and %d%s", ccall.At(),
+		return fmt.Errorf("%s: %s: dst has %d elements and src %d, the plan %d and %d%s", ccall.At(),
 			name, n, m, want, wantM, of)
 	}
 	return nil

@@ -22,13 +22,13 @@ type Real[F float32 | float64, C Complex] struct {
 // dimension has neighbours in memory. A transform has dims[last]/2+1 complex elements there: the
 // others follow from these. Otherwise as New.
 func NewReal[F float32 | float64, C Complex](w *spmd.World, dims []int, batch int) (*Real[F, C], error) {
-	s, err := newShape(dims, batch)
+	s, err := newShape("fft.NewReal", dims, batch)
 	if err != nil {
 		return nil, err
 	}
 	_, wide := any(F(0)).(float64)
 	if wide != double[C]() {
-		return nil, fmt.Errorf("%s: fft: a transform of %T has no elements of %T", ccall.At(), F(0), C(0))
+		return nil, fmt.Errorf("%s: fft.NewReal: a transform of %T has no elements of %T", ccall.At(), F(0), C(0))
 	}
 	n := dims[len(dims)-1]
 	p := &Real[F, C]{shape: s, half: s.size / n * (n/2 + 1)}
@@ -36,10 +36,10 @@ func NewReal[F float32 | float64, C Complex](w *spmd.World, dims []int, batch in
 	if wide {
 		forward, inverse = cufft.D2Z, cufft.Z2D
 	}
-	if p.gpu, err = open(w, forward, dims, batch); err != nil {
+	if p.gpu, err = open(w, "fft.NewReal", forward, dims, batch); err != nil {
 		return nil, err
 	}
-	if p.inverted, err = open(w, inverse, dims, batch); err != nil {
+	if p.inverted, err = open(w, "fft.NewReal", inverse, dims, batch); err != nil {
 		_ = p.gpu.Close()
 		return nil, err
 	}

@@ -74,12 +74,12 @@ func FilesOf(w *spmd.World) *Files { return inside(w).Files() }
 func Versions() map[string]string { return world.Libraries() }
 
 // WorldOf returns the world of c for a call of a package on top of spmd. If this rank cannot make
-// calls on c, the error names call and says why not: c is the zero Comm, which has no world, or
+// calls on c, the error names op and says why not: c is the zero Comm, which has no world, or
 // closed, or without this rank.
-func WorldOf(c spmd.Comm, call string) (w *spmd.World, err error) {
+func WorldOf(c spmd.Comm, op string) (w *spmd.World, err error) {
 	in := world.Comm(c).Comm()
 	if in != nil {
 		w = (*spmd.World)(in.Of().Owner.(*world.World))
 	}
-	return w, in.Usable(call)
+	return w, in.Usable(op)
 }

@@ -55,7 +55,7 @@ type use struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and a config that does the same.
 func NewGatherer[T spmd.Elem](c spmd.Comm, buckets []spmd.Buffer[T], cfg GathererConfig[T]) (*Gatherer[T], error) {
-	w, err := library.WorldOf(c, "NewGatherer")
+	w, err := library.WorldOf(c, "parallel.NewGatherer")
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func NewGatherer[T spmd.Elem](c spmd.Comm, buckets []spmd.Buffer[T], cfg Gathere
 	for i, b := range buckets {
 		part, err := partOf(c, b)
 		if err != nil {
-			return nil, fmt.Errorf("%s: NewGatherer: bucket %d: %w", ccall.At(), i, err)
+			return nil, fmt.Errorf("%s: parallel.NewGatherer: bucket %d: %w", ccall.At(), i, err)
 		}
 		g.parts = append(g.parts, part)
 	}

@@ -124,7 +124,7 @@ func hash(s *spmd.Stream, sum spmd.Buffer[uint64], b spmd.Buffer[uint8]) error {
 // same on ranks with the same g.
 func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd.Buffer[float32]) error {
 	if norm.Len() != 1 {
-		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
+		return fmt.Errorf("%s: parallel.ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
 	}
 	n := g.Len()
 	sum, err := library.Scratch[float64](s, gokernel.MostParts) // behind what the reduction uses

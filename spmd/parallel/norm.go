@@ -24,7 +24,7 @@ type Norm struct {
 //
 // Not collective, but Clip is.
 func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
-	w, err := library.WorldOf(c, "NewNorm")
+	w, err := library.WorldOf(c, "parallel.NewNorm")
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
 // Collective over the ranks of c, in stream order.
 func (n *Norm) Clip(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
 	if norm.Len() != 1 {
-		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
+		return fmt.Errorf("%s: Clip: norm has %d elements, the norm 1", ccall.At(), norm.Len())
 	}
 	for i, b := range n.ranges {
 		if err := launchSquares(s, n.sums.Slice(i, i+1), b.Len(), b); err != nil {

@@ -43,12 +43,12 @@ type Stage[T spmd.Elem] struct {
 //
 // Collective over c in effect: every rank gives the same numbers.
 func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
-	w, err := library.WorldOf(c, "NewPipeline")
+	w, err := library.WorldOf(c, "parallel.NewPipeline")
 	if err != nil {
 		return nil, err
 	}
 	if n < 0 || micro < 1 {
-		return nil, fmt.Errorf("%s: NewPipeline: %d micro-batches of %d elements", ccall.At(), micro, n)
+		return nil, fmt.Errorf("%s: parallel.NewPipeline: %d micro-batches of %d elements", ccall.At(), micro, n)
 	}
 	p := &Pipeline[T]{c: c, micro: micro}
 	p.in = make([]spmd.Buffer[T], p.InFlight())

@@ -49,19 +49,19 @@ type ReducerConfig struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and the same config.
 func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerConfig) (*Reducer[T], error) {
-	w, err := library.WorldOf(c, "NewReducer")
+	w, err := library.WorldOf(c, "parallel.NewReducer")
 	if err != nil {
 		return nil, err
 	}
 	for i, g := range grads {
 		for j, h := range grads[:i] {
 			if spmd.Overlap(g, h) {
-				return nil, fmt.Errorf("%s: NewReducer: gradients %d and %d overlap", ccall.At(), j, i)
+				return nil, fmt.Errorf("%s: parallel.NewReducer: gradients %d and %d overlap", ccall.At(), j, i)
 			}
 		}
 	}
 	if cfg.BucketBytes < 0 {
-		return nil, fmt.Errorf("%s: NewReducer: buckets of %d bytes", ccall.At(), cfg.BucketBytes)
+		return nil, fmt.Errorf("%s: parallel.NewReducer: buckets of %d bytes", ccall.At(), cfg.BucketBytes)
 	}
 	if cfg.BucketBytes == 0 {
 		cfg.BucketBytes = 4 << 20

@@ -37,7 +37,7 @@ func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {
 //
 // Collective over c, blocking.
 func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
-	w, err := library.WorldOf(c, "CheckSame")
+	w, err := library.WorldOf(c, "parallel.CheckSame")
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
 		return err
 	}
 	if said := difference(all); said != "" {
-		return fmt.Errorf("%s: %s differs between ranks: %s", ccall.At(), name, said)
+		return fmt.Errorf("%s: parallel.CheckSame: %s differs between ranks: %s", ccall.At(), name, said)
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func difference(all []uint64) string {
 // step. If the exchange fails the loop ends, and so does the job, as after a failed stream.
 func Together[T any](c spmd.Comm, seq iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
-		w, err := library.WorldOf(c, "Together")
+		w, err := library.WorldOf(c, "parallel.Together")
 		if w == nil {
 			return // of no world, whose ranks could fail
 		}

@@ -40,12 +40,13 @@ type Scatterer struct {
 // Collective over c in effect: every rank gives the same lengths, the same places in memory
 // relative to each other, and the same op.
 func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op) (*Scatterer, error) {
-	w, err := library.WorldOf(c, "NewScatterer")
+	w, err := library.WorldOf(c, "parallel.NewScatterer")
 	if err != nil {
 		return nil, err
 	}
 	if len(grads) != len(shards) {
-		return nil, fmt.Errorf("%s: NewScatterer: %d gradients and %d shards", ccall.At(), len(grads), len(shards))
+		return nil, fmt.Errorf("%s: parallel.NewScatterer: %d gradients and %d shards",
+			ccall.At(), len(grads), len(shards))
 	}
 	r := &Scatterer{op: op, grads: grads, shards: shards, before: make([]int, len(grads))}
 	for i, b := range grads {
@@ -54,7 +55,7 @@ func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op)
 			err = fmt.Errorf("a rank's part has %d elements, its shard %d", part.Len(), shards[i].Len())
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: NewScatterer: gradient %d: %w", ccall.At(), i, err)
+			return nil, fmt.Errorf("%s: parallel.NewScatterer: gradient %d: %w", ccall.At(), i, err)
 		}
 		r.parts = append(r.parts, part)
 		r.inPlace = append(r.inPlace, spmd.Overlap(part, shards[i]))
@@ -64,12 +65,13 @@ func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op)
 				r.before[i] = j
 			}
 			if spmd.Overlap(shards[j], shards[i]) {
-				return nil, fmt.Errorf("%s: NewScatterer: shards %d and %d overlap", ccall.At(), j, i)
+				return nil, fmt.Errorf("%s: parallel.NewScatterer: shards %d and %d overlap", ccall.At(), j, i)
 			}
 		}
 		for j := range grads {
 			if spmd.Overlap(grads[j], shards[i]) && (j != i || !r.inPlace[i] || r.shared(j)) {
-				return nil, fmt.Errorf("%s: NewScatterer: shard %d is in the way of gradient %d", ccall.At(), i, j)
+				return nil, fmt.Errorf("%s: parallel.NewScatterer: shard %d is in the way of gradient %d",
+					ccall.At(), i, j)
 			}
 		}
 	}

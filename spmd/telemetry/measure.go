@@ -46,9 +46,9 @@ func measure(
 	c spmd.Comm, warmup, iters int, step func(start time.Time) (enqueued time.Duration, err error),
 ) (Stats, error) {
 	if warmup < 0 || iters < 1 {
-		return Stats{}, fmt.Errorf("%s: Measure: %d iterations after %d", ccall.At(), iters, warmup)
+		return Stats{}, fmt.Errorf("%s: telemetry.Measure: %d iterations after %d", ccall.At(), iters, warmup)
 	}
-	w, err := library.WorldOf(c, "Measure")
+	w, err := library.WorldOf(c, "telemetry.Measure")
 	if err != nil {
 		return Stats{}, err
 	}
@@ -137,7 +137,7 @@ func measureStream(
 	enqueue []func() error,
 ) (t Stats, err error) {
 	if len(enqueue) == 0 {
-		return Stats{}, fmt.Errorf("%s: MeasureStream: nothing to enqueue", ccall.At())
+		return Stats{}, fmt.Errorf("%s: telemetry.MeasureStream: nothing to enqueue", ccall.At())
 	}
 	steps := slices.Clone(enqueue)
 	if graph {

@@ -104,12 +104,12 @@ func find[T Number](
 // NaN wins, and -0 is less than 0. For an empty x best is as in Min, and at -1. As NumPy's argmin,
 // and MPI_MINLOC.
 func ArgMin[T Number](s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T]) error {
-	return find("ArgMin", s, best, at, x, 0)
+	return find("vector.ArgMin", s, best, at, x, 0)
 }
 
 // ArgMax enqueues best[0] = the largest element of x, and at[0] = the index of its first place. A
 // NaN wins, and -0 is less than 0. For an empty x best is as in Max, and at -1. As NumPy's argmax,
 // and MPI_MAXLOC.
 func ArgMax[T Number](s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T]) error {
-	return find("ArgMax", s, best, at, x, 1)
+	return find("vector.ArgMax", s, best, at, x, 1)
 }

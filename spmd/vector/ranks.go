@@ -76,12 +76,12 @@ func findOver[T Number](
 // the sum of the x of the ranks before this one, and of x[0] to x[i]. before, of one element, has
 // the former. dst may be x.
 func ScanOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[T]) error {
-	return scanOver("ScanOver", c, s, dst, x, before, inclusive)
+	return scanOver("vector.ScanOver", c, s, dst, x, before, inclusive)
 }
 
 // ExScanOver is ScanOver without x[i] itself.
 func ExScanOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[T]) error {
-	return scanOver("ExScanOver", c, s, dst, x, before, exclusive)
+	return scanOver("vector.ExScanOver", c, s, dst, x, before, exclusive)
 }
 
 func scanOver[T Number](op string, c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[T], exclusive bool) error {

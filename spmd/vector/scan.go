@@ -101,12 +101,12 @@ func scan[T Number](op string, s *spmd.Stream, c *scanner, dst, x, first spmd.Bu
 // Scan enqueues dst[i] = x[0] + ... + x[i], in T. dst may be x. As NumPy's cumsum, and MPI_Scan
 // over elements.
 func Scan[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return scan("Scan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, inclusive)
+	return scan("vector.Scan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, inclusive)
 }
 
 // ExScan enqueues dst[i] = x[0] + ... + x[i-1], in T, and dst[0] = 0. dst may be x.
 func ExScan[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return scan("ExScan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, exclusive)
+	return scan("vector.ExScan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, exclusive)
 }
 
 // scan does the work of scan.cu. Floats are added in its order.

@@ -69,19 +69,19 @@ func (c *selector) onGPU(call library.Call) error {
 func Select[T Number](
 	s *spmd.Stream, dst spmd.Buffer[T], count spmd.Buffer[int64], x spmd.Buffer[T], keep spmd.Buffer[uint8],
 ) error {
-	if err := same("Select", dst, x); err != nil {
+	if err := same("vector.Select", dst, x); err != nil {
 		return err
 	}
 	if keep.Len() != x.Len() {
-		return fmt.Errorf("%s: Select: %d flags of %d elements", ccall.At(), keep.Len(), x.Len())
+		return fmt.Errorf("%s: vector.Select: %d flags of %d elements", ccall.At(), keep.Len(), x.Len())
 	}
-	if err := one("Select", "count", count); err != nil {
+	if err := one("vector.Select", "count", count); err != nil {
 		return err
 	}
-	if err := apart("Select", dst, x); err != nil {
+	if err := apart("vector.Select", dst, x); err != nil {
 		return err
 	}
-	if err := apart("Select", dst, keep); err != nil {
+	if err := apart("vector.Select", dst, keep); err != nil {
 		return err
 	}
 	c := selectors[typeOf[T]()]
@@ -138,7 +138,7 @@ func (c *counter) onGPU(call library.Call) error {
 func Histogram[T Number](s *spmd.Stream, counts spmd.Buffer[int64], x spmd.Buffer[T], lo, hi float64) error {
 	bins := counts.Len()
 	if bins < 1 || bins > math.MaxInt32 || !(lo < hi) || math.IsInf(hi-lo, 0) {
-		return fmt.Errorf("%s: Histogram: %d bins from %v to %v", ccall.At(), bins, lo, hi)
+		return fmt.Errorf("%s: vector.Histogram: %d bins from %v to %v", ccall.At(), bins, lo, hi)
 	}
 	return counters[typeOf[T]()].library.Call(s, 0, counts.Arg(), x.Arg(), spmd.I64(x.Len()), spmd.F64(lo),
 		spmd.F64(hi), spmd.F64(float64(bins)/(hi-lo)), spmd.I64(bins))

@@ -144,7 +144,7 @@ func kindOf[K Number]() int {
 //
 // A sort takes workspace of the stream, a little more than the size of the keys and values.
 func Sort[K Number](s *spmd.Stream, dst, x spmd.Buffer[K]) error {
-	if err := fits("Sort", "keys", dst, x); err != nil {
+	if err := fits("vector.Sort", "keys", dst, x); err != nil {
 		return err
 	}
 	if unsafe.Sizeof(*new(K)) == 4 {
@@ -161,18 +161,18 @@ func Sort[K Number](s *spmd.Stream, dst, x spmd.Buffer[K]) error {
 func SortPairs[K, V Number](
 	s *spmd.Stream, keysDst spmd.Buffer[K], valuesDst spmd.Buffer[V], keys spmd.Buffer[K], values spmd.Buffer[V],
 ) error {
-	if err := fits("SortPairs", "keys", keysDst, keys); err != nil {
+	if err := fits("vector.SortPairs", "keys", keysDst, keys); err != nil {
 		return err
 	}
-	if err := fits("SortPairs", "values", valuesDst, values); err != nil {
+	if err := fits("vector.SortPairs", "values", valuesDst, values); err != nil {
 		return err
 	}
 	if keys.Len() != values.Len() {
-		return fmt.Errorf("%s: SortPairs: %d values of %d keys", ccall.At(), values.Len(), keys.Len())
+		return fmt.Errorf("%s: vector.SortPairs: %d values of %d keys", ccall.At(), values.Len(), keys.Len())
 	}
 	a, b, c, d := keysDst.Arg(), valuesDst.Arg(), keys.Arg(), values.Arg()
 	if a.Overlaps(&b) || a.Overlaps(&d) || b.Overlaps(&c) {
-		return fmt.Errorf("%s: SortPairs: keys and values overlap", ccall.At())
+		return fmt.Errorf("%s: vector.SortPairs: keys and values overlap", ccall.At())
 	}
 	if unsafe.Sizeof(*new(K)) == 4 {
 		return pairs(s, sorters[0], spmd.View[uint32](keysDst), spmd.View[uint32](keys), valuesDst, values, kindOf[K]())

@@ -31,7 +31,7 @@ func Sum[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error { return launchS
 
 // Dot enqueues dst[0] = the sum of x[i] y[i], in T. As BLAS's dot.
 func Dot[T Number](s *spmd.Stream, dst, x, y spmd.Buffer[T]) error {
-	if err := same("Dot", x, y); err != nil {
+	if err := same("vector.Dot", x, y); err != nil {
 		return err
 	}
 	return launchDot(s, dst, x.Len(), x, y)
@@ -59,7 +59,7 @@ func Max[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
 
 // Axpy enqueues y += a x. As BLAS's axpy.
 func Axpy[T Number](s *spmd.Stream, y spmd.Buffer[T], a T, x spmd.Buffer[T]) error {
-	if err := same("Axpy", y, x); err != nil {
+	if err := same("vector.Axpy", y, x); err != nil {
 		return err
 	}
 	return launchAxpy(s, x.Len(), y, a, x)

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// typed are the names that a user of a package types: of functions, and of methods.
+type typed struct {
+	name               string // the package's
+	functions, methods []string
+}
+
+// caller is how the text of an error begins behind the place of the call.
+var caller = regexp.MustCompile(`^(?:(\w+)\.)?([A-Z]\w*)`)
+
+// says reports whether a text begins with a name that a user has typed: package.Function, or
+// Method. Package spmd's functions have no package before them, as in what its inside says.
+func (p *typed) says(text string) bool {
+	m := caller.FindStringSubmatch(text)
+	switch {
+	case m == nil:
+		return false
+	case m[1] != "":
+		return m[1] == p.name && slices.Contains(p.functions, m[2])
+	}
+	return slices.Contains(p.methods, m[2]) || p.name == "spmd" && slices.Contains(p.functions, m[2])
+}
+
+// errorsOf returns what errors with the place of a call say first, and the names that functions of
+// a package hand on for that: literal arguments of parameters called op.
+func errorsOf(files []*ast.File, c *calls, path string) (texts map[token.Pos]string) {
+	texts = map[token.Pos]string{}
+	for _, f := range files {
+		ast.Inspect(f, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			if makesError(call.Fun) && len(call.Args) > 1 && isAt(call.Args[1]) {
+				text, ok := strings.CutPrefix(constant(call.Args[0]), "%s: ")
+				if ok && !strings.HasPrefix(text, "%s") && !strings.HasPrefix(text, "%w") {
+					texts[call.Pos()] = text
+				}
+				return true
+			}
+			_, may := c.called(path, map[string]string{"library": "lockstep/spmd/library"}, call.Fun)
+			for i, arg := range call.Args {
+				lit, ok := arg.(*ast.BasicLit)
+				if ok && lit.Kind == token.STRING && slices.ContainsFunc(may, func(t *ast.FuncType) bool {
+					return t.Params.NumFields() == len(call.Args) && parameter(t, i) == "op"
+				}) {
+					texts[arg.Pos()] = constant(arg)
+				}
+			}
+			return true
+		})
+	}
+	return texts
+}
+
+// isAt reports whether an expression is ccall.At().
+func isAt(x ast.Expr) bool {
+	call, ok := x.(*ast.CallExpr)
+	if !ok {
+		return false
+	}
+	f, ok := call.Fun.(*ast.SelectorExpr)
+	return ok && f.Sel.Name == "At" && len(call.Args) == 0
+}
+
+// parameter returns the name of parameter i of a function.
+func parameter(t *ast.FuncType, i int) string {
+	for _, p := range t.Params.List {
+		if i < len(p.Names) {
+			return p.Names[i].Name
+		}
+		i -= max(1, len(p.Names))
+	}
+	return ""
+}
+
+// The errors of a library say first where it was called, and then the name that stands there.
+func TestErrorsSayTheirCaller(t *testing.T) {
+	found := 0
+	c := calls{set: token.NewFileSet(), functions: map[string]*ast.FuncType{}, methods: map[string][]*ast.FuncType{}}
+	files, names := map[string][]*ast.File{}, map[string]*typed{}
+	for _, p := range packages(t) {
+		if p.path != "spmd" && !strings.HasPrefix(p.path, "spmd/") || strings.HasPrefix(p.path, "spmd/internal") {
+			continue
+		}
+		at := &typed{name: path.Base(p.path)}
+		names[p.path] = at
+		for _, name := range p.sources {
+			if filepath.Ext(name) != ".go" {
+				continue
+			}
+			f, err := parser.ParseFile(c.set, filepath.Join(p.dir, name), nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files[p.path] = append(files[p.path], f)
+			c.declare("lockstep/"+p.path, f)
+			for _, d := range f.Decls {
+				if d, ok := d.(*ast.FuncDecl); ok && d.Recv == nil {
+					at.functions = append(at.functions, d.Name.Name)
+				} else if ok {
+					at.methods = append(at.methods, d.Name.Name)
+				}
+			}
+		}
+	}
+	for p, of := range files {
+		for pos, text := range errorsOf(of, &c, "lockstep/"+p) {
+			if found++; !names[p].says(text) {
+				t.Errorf("%v: %q begins with no function or method that a user of %s types",
+					c.set.Position(pos), text, p)
+			}
+		}
+	}
+	if found < 50 {
+		t.Errorf("only %d errors say where they come from", found)
+	}
+}
+
+func TestSaysCaller(t *testing.T) {
+	p := typed{"blas", []string{"Gemm", "move"}, []string{"Free"}}
+	for text, want := range map[string]bool{"blas.Gemm: A": true, "Free: it": true, "Gemm: A": false,
+		"blas: Gemm: A": false, "fft.Gemm: A": false, "blas.Free: it": false, "blas.move: A": false} {
+		if got := p.says(text); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+}
