@@ -178,16 +178,6 @@ func (o *AdamW) Start(steps, skipped int) error {
 	return o.Counts.CopyFrom([]int32{int32(steps - skipped), 0})
 }
 
-// Step enqueues one update on s with rate lr. The gradients and Loss must be the whole batch's, on
-// every rank, and are unchanged. If Loss or the norm of the gradients is not finite, nothing
-// changes: look at Norm, and see SkipBad.
-func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
-	if err := o.Prepare(s, lr); err != nil {
-		return err
-	}
-	return o.Apply(s)
-}
-
 // Prepare enqueues on s the rate, which changes from step to step.
 func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
 	o.Steps++
@@ -202,8 +192,11 @@ func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
 	return o.muon.prepare(s, o.Steps-1, lr)
 }
 
-// Apply enqueues on s the update that Prepare has set. It is the same work at every step, so that a
-// graph can hold it.
+// Apply enqueues on s the update that Prepare has set. The gradients and Loss must be the whole
+// batch's, on every rank, and are unchanged. If Loss or the norm of the gradients is not finite,
+// nothing changes: look at Norm, and see SkipBad.
+//
+// It is the same work at every step, so that a graph can hold it.
 func (o *AdamW) Apply(s *spmd.Stream) error {
 	// The update multiplies by the clipping factor itself: to scale the gradients
 	// first would read and write all of them once more.

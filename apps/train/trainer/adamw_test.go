@@ -13,6 +13,14 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
+// Step enqueues one update on s with rate lr.
+func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
+	if err := o.Prepare(s, lr); err != nil {
+		return err
+	}
+	return o.Apply(s)
+}
+
 // An infinite loss with a finite gradient changes nothing.
 func TestBadLoss(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
