@@ -118,14 +118,18 @@ int cuDeviceGetUuid_v2(void *out, int device) {
     uuid_bytes(out, device, getenv("FAKECUDA_MIG") != NULL);
     RETURN("device=%d", device);
 }
+// Source: cuda.h, CUdevice_attribute.
+enum { MULTIPROCESSOR_COUNT = 16, COMPUTE_MODE = 20, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76,
+    MAX_SHARED_OPTIN = 97 };
+
 int cuDeviceGetAttribute(int *v, int attribute, int device) {
     BEGIN("cuDeviceGetAttribute");
     switch (attribute) {
-    case 16: *v = 132; break;
-    case 20: *v = (int)setting("FAKECUDA_COMPUTE_MODE", 0); break;
-    case 75: *v = (int)setting("FAKECUDA_MAJOR", 9); break;
-    case 76: *v = 0; break;
-    case 97: *v = 227 << 10; break;
+    case MULTIPROCESSOR_COUNT: *v = 132; break;
+    case COMPUTE_MODE: *v = (int)setting("FAKECUDA_COMPUTE_MODE", 0); break;
+    case CAPABILITY_MAJOR: *v = (int)setting("FAKECUDA_MAJOR", 9); break;
+    case CAPABILITY_MINOR: *v = 0; break;
+    case MAX_SHARED_OPTIN: *v = 227 << 10; break;
     default: FAIL_IF(1, INVALID_VALUE);
     }
     RETURN("device=%d attribute=%d", device, attribute);

@@ -324,17 +324,20 @@ int cuFuncGetParamInfo(void *function, size_t i, size_t *offset, size_t *size) {
     *size = (size_t)p->size[i];
     RETURN("function=%s i=%zu", f->name, i);
 }
+// Source: cuda.h, CUfunction_attribute.
+enum { MAX_THREADS = 0, LOCAL_BYTES = 3, REGISTERS = 4, PTX_VERSION = 5, MAX_DYNAMIC_SHARED = 8 };
+
 int cuFuncGetAttribute(int *v, int attribute, void *function) {
     BEGIN("cuFuncGetAttribute");
     NEED_CONTEXT;
     NEED(function, FUNCTION);
     struct function *f = function;
     switch (attribute) {
-    case 0: *v = 1024; break;
-    case 3: *v = f->local; break;
-    case 4: *v = 32; break;
-    case 5: *v = strncmp(f->name, "old", 3) == 0 ? 80 : 90; break;
-    case 8: *v = f->max_shared; break;
+    case MAX_THREADS: *v = 1024; break;
+    case LOCAL_BYTES: *v = f->local; break;
+    case REGISTERS: *v = 32; break;
+    case PTX_VERSION: *v = strncmp(f->name, "old", 3) == 0 ? 80 : 90; break;
+    case MAX_DYNAMIC_SHARED: *v = f->max_shared; break;
     default: FAIL_IF(1, INVALID_VALUE);
     }
     RETURN("function=%s attribute=%d", f->name, attribute);

@@ -153,6 +153,10 @@ struct algo { uint32_t magic, align[4], number; uint64_t workspace, spare[4]; };
 struct heuristic { struct algo algo; size_t workspace; int state; float waves; int reserved[4]; };
 _Static_assert(sizeof(struct algo) == 64 && sizeof(struct heuristic) == 96, "of cublasLt.h");
 
+// Source: cublasLt.h, cublasLtMatmulDescAttributes_t.
+enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_AUX_POINTER = 11,
+    DESC_AUX_LD = 12, DESC_A_SCALE_POINTER = 17, DESC_B_SCALE_POINTER = 18, DESC_FAST_ACCUM = 25, DESC_BIAS_TYPE = 26 };
+
 size_t cublasLtGetVersion(void) { return 130000; }
 int cublasLtCreate(void **out) {
     BEGIN;
@@ -181,21 +185,23 @@ int cublasLtMatmulDescDestroy(struct desc *d) {
 }
 int cublasLtMatmulDescSetAttribute(struct desc *d, int attr, const void *v, size_t size) {
     BEGIN;
-    int wide = attr == 8 || attr == 11 || attr == 12 || attr == 17 || attr == 18;
-    NEED(size == (wide ? 8 : attr == 25 ? 1 : 4) &&
-        (wide || attr == 25 || attr == 3 || attr == 4 || attr == 7 || attr == 26), INVALID_VALUE);
+    int wide = attr == DESC_BIAS_POINTER || attr == DESC_AUX_POINTER || attr == DESC_AUX_LD ||
+        attr == DESC_A_SCALE_POINTER || attr == DESC_B_SCALE_POINTER;
+    NEED(size == (wide ? 8 : attr == DESC_FAST_ACCUM ? 1 : 4) &&
+        (wide || attr == DESC_FAST_ACCUM || attr == DESC_TRANSA || attr == DESC_TRANSB || attr == DESC_EPILOGUE ||
+            attr == DESC_BIAS_TYPE), INVALID_VALUE);
     if (rc == OK) {
         switch (attr) {
-        case 3: d->ta = *(const int *)v; break;
-        case 4: d->tb = *(const int *)v; break;
-        case 7: d->e.kind = *(const int *)v; break;
-        case 8: d->e.bias = *(void *const *)v; break;
-        case 11: d->e.aux = *(void *const *)v; break;
-        case 12: d->e.ldaux = *(const int64_t *)v; break;
-        case 17: d->scale_a = *(float *const *)v; break;
-        case 18: d->scale_b = *(float *const *)v; break;
-        case 25: d->fast = *(const int8_t *)v; break;
-        case 26: d->e.type = *(const int *)v; break;
+        case DESC_TRANSA: d->ta = *(const int *)v; break;
+        case DESC_TRANSB: d->tb = *(const int *)v; break;
+        case DESC_EPILOGUE: d->e.kind = *(const int *)v; break;
+        case DESC_BIAS_POINTER: d->e.bias = *(void *const *)v; break;
+        case DESC_AUX_POINTER: d->e.aux = *(void *const *)v; break;
+        case DESC_AUX_LD: d->e.ldaux = *(const int64_t *)v; break;
+        case DESC_A_SCALE_POINTER: d->scale_a = *(float *const *)v; break;
+        case DESC_B_SCALE_POINTER: d->scale_b = *(float *const *)v; break;
+        case DESC_FAST_ACCUM: d->fast = *(const int8_t *)v; break;
+        case DESC_BIAS_TYPE: d->e.type = *(const int *)v; break;
         }
     }
     END("attr=%d", attr);
