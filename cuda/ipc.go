@@ -70,9 +70,9 @@ func (d *Device) CanAccess(uuid string) (ok bool, why string, err error) {
 }
 
 // Reach lets copies and kernels of d reach all memory of another device of this process, memory of
-// later calls too, until d or the other is closed. They use the addresses that the memory has
-// there. context is from that device's Bind. OpenIPC is for other processes. A second Reach does
-// nothing. Source: cuda.h, cuCtxEnablePeerAccess.
+// later calls too. It holds until d or the other is closed. They use the addresses that the memory
+// has there. context is from that device's Bind. OpenIPC is for other processes. A second Reach
+// does nothing. Source: cuda.h, cuCtxEnablePeerAccess.
 func (d *Device) Reach(context unsafe.Pointer) error {
 	if context == d.ctx {
 		return nil

@@ -147,8 +147,8 @@ func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []
 //
 // It is Launch if the device or the driver cannot do that: before compute capability 9.0 or CUDA
 // 12.3. It is also Launch for a function that Load was not called for, or that was compiled for an
-// older architecture without griddepcontrol, and for the first kernel behind a Wait. In a capture
-// several kernels may be ahead of that one, and the attribute is defined for one.
+// older architecture without griddepcontrol. It is Launch for the first kernel behind a Wait, too.
+// In a capture several kernels may be ahead of that one, and the attribute is defined for one.
 // Source: cuda.h, cuLaunchKernelEx with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX
 // ISA, griddepcontrol.
 func (s *Stream) LaunchEarly(f *Function, blocks, threads [3]int, shared int, args []uint64) error {

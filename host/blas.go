@@ -161,8 +161,8 @@ func offset(rows bool, i, ld int) int {
 // 16,384 columns in float32 and these in float64. y may not overlap a or x. With beta == 0 the old
 // contents of y do not count, not even a NaN.
 //
-// Gemv panics if a dimension is negative, lda is below n, a is too short for A, or x or y has
-// another length than A asks for. Source: cblas.h, cblas_sgemv and cblas_dgemv.
+// Gemv panics if a dimension is negative, lda is below n, or a is too short for A. It also panics
+// if x or y has another length than A asks for. Source: cblas.h, cblas_sgemv and cblas_dgemv.
 func Gemv[T float32 | float64](trans bool, m, n int, alpha T, a []T, lda int, x []T, beta T, y []T) {
 	checkMatrix("Gemv", "a", len(a), m, n, lda)
 	rows, cols := stored(trans, m, n)

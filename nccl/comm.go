@@ -28,9 +28,9 @@ type Config struct {
 	CommName         string // for NCCL's logs; left out before 2.27
 
 	// SplitShare lets the communicators that are split off this one share its channels and its
-	// memory, most of the 0.5 to 1.6 GB that one costs. They then share its fate: an Abort of one
-	// aborts all. NCCL reads it from the parent (init.cc, ncclCommInitChildComm), so it belongs
-	// into the configuration of Init, not of Split.
+	// memory. These are most of the 0.5 to 1.6 GB that one costs. They then share its fate: an
+	// Abort of one aborts all. NCCL reads it from the parent (init.cc, ncclCommInitChildComm), so
+	// it belongs into the configuration of Init, not of Split.
 	SplitShare bool
 
 	// UnmixedGraphs promises that streams order the collectives of this communicator, and of those
@@ -38,9 +38,10 @@ type Config struct {
 	// belongs to another graph, or to none. It also promises that none of them goes through NCCL's
 	// network threads, which no stream orders.
 	//
-	// NCCL then leaves out the events by which it orders them itself, around each collective of a
-	// graph and, from the first capture on, around each call. Before 2.29 that is a setting of the
-	// process, NCCL_GRAPH_MIXING_SUPPORT, which the first Init makes if it is not set.
+	// NCCL then leaves out the events by which it orders them itself. They would be around each
+	// collective of a graph and, from the first capture on, around each call. Before 2.29 that is a
+	// setting of the process, NCCL_GRAPH_MIXING_SUPPORT, which the first Init makes if it is not
+	// set.
 	UnmixedGraphs bool
 
 	// NonBlocking makes a communicator whose calls can be given up cleanly: Init at its deadline
@@ -308,7 +309,7 @@ func (c *Comm) AsyncError() error {
 // another goroutine is in a call of c. Later calls of c fail, but for Abort and Close, which then
 // do nothing.
 //
-// If a call of a blocking communicator was given up at a deadline and is still under way, NCCL
+// A call of a blocking communicator that was given up at a deadline may still be under way. NCCL
 // would free memory that the call uses. c is then left to the end of the process, and the error
 // says so. Source: nccl.h, ncclCommAbort.
 func (c *Comm) Abort() error {

@@ -23,7 +23,7 @@ type Buffer[T Stored] exec.Part
 // says how much was asked for, is in use and is held by the pool.
 //
 // If the pool has to ask the driver for more GPU memory, it first waits for the collectives in
-// flight, since the driver may wait for them. So allocate before they start.
+// flight: the driver may wait for them. So allocate before they start.
 func Alloc[T Stored](w *World, n int) (Buffer[T], error) {
 	return allocFrom[T](w, w.rank().Dev.Pools().Device, n)
 }
@@ -193,8 +193,8 @@ func (b Buffer[T]) SetAll(v T) error {
 }
 
 // At returns element i. It waits as CopyFrom does; from a GPU's memory it takes microseconds. It
-// panics if i is out of range, if the buffer has been freed, and if the GPU, or a stream that it
-// waits for, has failed.
+// panics if i is out of range or the buffer has been freed. It also panics if the GPU has failed,
+// or a stream that it waits for.
 func (b Buffer[T]) At(i int) T {
 	one := b.Slice(i, i+1)
 	one.mustAccess("At")

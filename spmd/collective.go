@@ -67,8 +67,8 @@ func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	return collective(c, &cmd, dst, src, 0)
 }
 
-// AllToAll sends the r-th of Size equal parts of src to rank r, and puts the part from rank r into
-// the r-th part of dst. dst may be src. Source: mpi.h, MPI_Alltoall; nccl.h, ncclAlltoAll.
+// AllToAll sends the r-th of Size equal parts of src to rank r. The part from rank r goes into the
+// r-th part of dst. dst may be src. Source: mpi.h, MPI_Alltoall; nccl.h, ncclAlltoAll.
 func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.Len() != src.Len() {
 		return lengthError("AllToAll", "dst", dst.Len(), "src", src.Len())

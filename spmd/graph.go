@@ -35,8 +35,8 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 // at the same time. Replays of one graph never overlap. If the graph holds collectives every rank
 // launches it, in the same order.
 //
-// It fails when the graph, or a communicator or a call of a library in it, is closed, or a buffer
-// it uses has been freed.
+// It fails when the graph is closed, or a communicator or a call of a library in it. It also fails
+// when a buffer it uses has been freed.
 //
 //go:noinline
 func (g *Graph) Launch(s *Stream) error {

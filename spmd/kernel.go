@@ -148,8 +148,8 @@ func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a, i, elem.O
 // Launch enqueues k on s. Call it from the one typed function that stands beside the kernel. It
 // fails for freed buffers and buffers of another world, and allocates nothing.
 //
-// On a GPU the arguments must have the number and the sizes of the parameters in the CUDA source,
-// which drivers from CUDA 12.4 on know. In tests (spmdtest.Main) launches on the host are compared
+// On a GPU the arguments must have the number and the sizes of the parameters in the CUDA source.
+// Drivers from CUDA 12.4 on know these. In tests (spmdtest.Main) launches on the host are compared
 // with the source, types too.
 func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 	if err := exec.CheckGrid(k.in().Name(), &g); err != nil {

@@ -39,7 +39,7 @@ func (r Region) End() {
 	r.w.rank().Calls.End(r.mark, trace.Region, r.name, 0)
 }
 
-// Summarize adds a line with a name and a value to the summary at the end of the run (--summary),
-// such as a rate that the program knows. The summary shows the lines of rank 0. A name that was
-// added before gets another value. It does not block.
+// Summarize adds a line to the summary at the end of the run (--summary). It has a name and a
+// value, such as a rate that the program knows. The summary shows the lines of rank 0. A name that
+// was added before gets another value. It does not block.
 func (w *World) Summarize(name, value string) { w.rank().Trace.Add(name, value) }

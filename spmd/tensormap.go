@@ -18,8 +18,8 @@ type TensorMap struct {
 	// bytes. It may be longer than the tensor's.
 	Box []int
 	// Swizzle is 0, or 32, 64 or 128 bytes, and a row of a box then has at most so many. The places
-	// of 16-byte chunks in a row then differ from row to row, so that the threads of a warp can
-	// read a column of them at once.
+	// of 16-byte chunks in a row then differ from row to row. So the threads of a warp can read a
+	// column of them at once.
 	Swizzle int
 }
 

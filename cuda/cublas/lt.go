@@ -80,7 +80,7 @@ func (l *Lt) Close() error {
 // Gemm enqueues the product g on s. The types of A and B, and of C, are all float32, float64,
 // bfloat16 or float16; or A and B are 16-bit floats and C is float32; or A is an 8-bit float, B
 // Float8E4M3 and C bfloat16. The library takes the latter on GPUs from compute capability 8.9 on,
-// with B transposed and A not, and K, N and addresses that are multiples of 16.
+// with B transposed and A not. K, N and addresses must be multiples of 16.
 //
 // C of 16-bit floats takes no Beta but 0 and 1 if K or Alpha is 0. If Beta is not 0, it may be
 // rounded twice.

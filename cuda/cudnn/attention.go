@@ -64,8 +64,8 @@ func (s Shape) supports() error {
 type Choice struct{ Forward, Backward int }
 
 // NewAttention makes attention of a shape ready. It may compile code and take up to seconds. With
-// deterministic the backward pass gives equal bits for equal operands, and takes a workspace of 2
-// bytes for each of the Batch * Heads * Tokens * Tokens scores. A shape, type or device that the
+// deterministic the backward pass gives equal bits for equal operands. It then takes a workspace of
+// 2 bytes for each of the Batch * Heads * Tokens * Tokens scores. A shape, type or device that the
 // library has no engine for is ErrNotSupported. Source: cudnn_graph.h, cudnnBackendFinalize of
 // CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR.
 func (h *Handle) NewAttention(s Shape, deterministic bool, c Choice) (*Attention, error) {

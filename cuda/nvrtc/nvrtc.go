@@ -120,8 +120,8 @@ func (e *CompileError) Error() string {
 
 // Compile compiles CUDA C++ and returns an image, whose Code is for cuModuleLoadData.
 //
-// The code is machine code (an ELF file, "cubin") for o.Capability. If this NVRTC is older than the
-// device and does not know it, the code is PTX for the highest capability below it that NVRTC
+// The code is machine code (an ELF file, "cubin") for o.Capability. An NVRTC that is older than the
+// device may not know it. Then the code is PTX for the highest capability below it that NVRTC
 // knows. The driver then compiles it when it loads the module. name stands for a file name in
 // messages. A program in error gives a *CompileError.
 //

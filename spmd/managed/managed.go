@@ -51,7 +51,7 @@ const (
 //
 // On the host there is one memory, and Prefetch does nothing. A graph holds no prefetch: it is
 // refused in a capture, on the host too. It fails for other kinds of memory of a GPU, for freed
-// buffers and buffers of another world, and with a driver older than CUDA 12.2.
+// buffers and for buffers of another world. It also fails with a driver older than CUDA 12.2.
 // Source: cuda.h, cuMemPrefetchAsync.
 func Prefetch[T spmd.Stored](s *spmd.Stream, b spmd.Buffer[T], to Place) error {
 	if to > ToHost {

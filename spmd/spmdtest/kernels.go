@@ -59,8 +59,8 @@ func CompileKernels(t *testing.T) {
 
 // CompareKernels has each launch of the rest of the test, on the host and on every rank, run both
 // ways: the host function, and the CUDA source, emulated on copies of the buffers. A launch fails
-// its stream if the results differ by a bit, or by more than its tolerance. It fails
-// too if the CUDA source accesses memory outside of its buffers, with the line, and if not all
+// its stream if the results differ by a bit, or by more than its tolerance. It fails too if the
+// CUDA source accesses memory outside of its buffers, and tells the line. It also fails if not all
 // threads of a block reach a barrier. KernelOptions.Scratch says which arguments mean nothing.
 //
 // It needs a C++ compiler, and logs if there is none. Kernels that the compiler does not
