@@ -81,8 +81,8 @@ func (d *Device) Reach(context unsafe.Pointer) error {
 }
 
 // NativeAtomics reports whether the link between d and the device with the UUID carries every
-// atomic operation of d on that device's memory, and if not, why. NVLink does, and PCIe does not.
-// d's own memory has them all. Source: cuda.h, cuDeviceGetP2PAttribute,
+// atomic operation of d on that device's memory. If not, it says why. NVLink does, and PCIe does
+// not. d's own memory has them all. Source: cuda.h, cuDeviceGetP2PAttribute,
 // CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.
 func (d *Device) NativeAtomics(uuid string) (ok bool, why string, err error) {
 	return d.to(uuid, "cuDeviceGetP2PAttribute", sysNativeAtomics, "no native atomic operations", "a")

@@ -15,8 +15,9 @@ import (
 //
 // A rank that fails or panics ends all ranks. The others get an error from calls that wait for it,
 // and the ctx of run ends and says why. The job also ends if a rank returns while another waits for
-// it, if ranks wait for each other, and if a collective does not end within Config.Timeout. When
-// all ranks have returned, Local returns the error of the first rank that failed, with its number.
+// it, and if ranks wait for each other. So it does if a collective does not end within
+// Config.Timeout. When all ranks have returned, Local returns the error of the first rank that
+// failed, with its number.
 //
 // Local leaves behind ranks that do not return within five seconds after a failure. Until all have
 // returned the memory of each rank stays, since calls read the memory of other ranks. Memory of

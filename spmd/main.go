@@ -25,7 +25,7 @@ import (
 // ctx ends at SIGINT, SIGTERM and SIGHUP. run then has five seconds to return, or 0.25 s under Open
 // MPI's mpirun, which kills after one. The exit status is 128 plus the signal. Main waits for work
 // that run has left enqueued. An error of run, a panic in it, or a failed stream on any rank ends
-// the job on every rank, with that rank's message and exit status 1.
+// the job on every rank. It ends with that rank's message and exit status 1.
 //
 // --version prints the versions of Lockstep and of the libraries found, once, and ends. fs must not
 // define the names of the common flags (see Config), nor version. If fs.Usage is set, --help shows

@@ -136,11 +136,11 @@ func (w *World) Emit(v any) error { return w.in().Emit(v) }
 // Source: mpi.h, MPI_Abort.
 func (w *World) Abort(status int) { w.in().Abort(status) }
 
-// Watch starts, for a world of Open, the watch that Main keeps over its job. If a collective or
-// Close has not ended on all ranks within Config.Timeout, or a rank dies, the processes of all
-// ranks end with status 1. A report on standard error says which ranks have not arrived, and where
-// in the program they are instead. It shows the stack of the goroutine that called Watch. Close
-// ends the watch. For one rank Watch does nothing.
+// Watch starts, for a world of Open, the watch that Main keeps over its job. The processes of all
+// ranks end with status 1 if a rank dies, or a collective or Close has not ended on all ranks
+// within Config.Timeout. A report on standard error says which ranks have not arrived, and where in
+// the program they are instead. It shows the stack of the goroutine that called Watch. Close ends
+// the watch. For one rank Watch does nothing.
 //
 // Collective over all ranks, blocking.
 func (w *World) Watch() error { return w.in().Watch() }

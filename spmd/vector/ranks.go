@@ -42,9 +42,9 @@ func reduceOver[T Number](c spmd.Comm, dst spmd.Buffer[T], op spmd.Op, err error
 	return spmd.AllReduce(c, dst, dst, op)
 }
 
-// ArgMinOver enqueues best[0] = the smallest element of the x of all ranks, and at[0] = the index
-// of its first place in the whole vector. This rank's part begins with element first of that. at is
-// -1 if all parts are empty.
+// ArgMinOver enqueues best[0] = the smallest element of the x of all ranks. at[0] is the index of
+// its first place in the whole vector. This rank's part begins with element first of that. at is -1
+// if all parts are empty.
 func ArgMinOver[T Number](
 	c spmd.Comm, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], first int,
 ) error {
