@@ -58,12 +58,20 @@ func gpuPaths(t *testing.T) {
 		}
 		log, err := os.ReadFile(filepath.Join(logs, "1"))
 		must(t, err)
+		ahead := ""
 		for _, line := range testkit.LogLines(string(log)) {
-			switch name, _, _ := strings.Cut(line, " "); name {
+			name, _, _ := strings.Cut(line, " ")
+			switch name {
 			case "ncclAllReduce", "ncclAllGather":
 				comms = append(comms, name[4:]+" "+value(line, "comm"))
+				if strings.HasPrefix(ahead, "cuMemset") {
+					comms[len(comms)-1] += ", filled"
+				}
 			case "ncclMemAlloc":
 				made++
+			}
+			if !strings.HasPrefix(name, "ncclGroup") {
+				ahead = name
 			}
 		}
 		return out, made, comms[max(0, len(comms)-5):]
@@ -74,7 +82,7 @@ func gpuPaths(t *testing.T) {
 		t.Fatalf("the first run: %d times memory, %q, %v; want a measurement, which is kept\n%s", made, lines, err, out)
 	}
 	_, key, _ := strings.Cut(string(lines), "\t")
-	for _, want := range []string{"2 ranks on one node, windows, ", "NCCL 2."} {
+	for _, want := range []string{"2 ranks on one node, windows apart, ", "NCCL 2."} {
 		if !strings.Contains(key, want) {
 			t.Errorf("the key is %q, want %q in it", key, want)
 		}
@@ -88,13 +96,14 @@ func gpuPaths(t *testing.T) {
 		want []string
 	}{
 		{"small ones", map[int]int{0: 8}, nil, "earlier run",
-			[]string{"AllReduce 2", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
+			[]string{"AllReduce 2, filled", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
 		{"large ones and others", map[int]int{0: 19, 2: 9}, nil, "earlier run",
-			[]string{"AllReduce 1", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
+			[]string{"AllReduce 1", "AllReduce 2, filled", "AllGather 2, filled", "AllReduce 1", "AllReduce 1"}},
 		{"what is not called", map[int]int{3: 8}, nil, "earlier run",
 			[]string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
 		{"always", nil, []string{"--symmetric", "always"}, "",
-			[]string{"AllReduce 2", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
+			[]string{"AllReduce 2, filled", "AllReduce 2, filled", "AllGather 2, filled", "AllReduce 1",
+				"AllReduce 1"}},
 		{"never", nil, []string{"--symmetric", "never"}, "",
 			[]string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
 	} {

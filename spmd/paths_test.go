@@ -308,8 +308,8 @@ func peersBesideNCCL(t *testing.T) {
 	b, err := os.ReadFile(file)
 	must(t, err)
 	_, key, _ := strings.Cut(string(b), "\t")
-	key = strings.Replace(key, "3 ranks on one node, windows, ",
-		"3 ranks on one node, windows and peers to 262144 bytes, ", 1)
+	key = strings.Replace(key, "3 ranks on one node, windows apart, ",
+		"3 ranks on one node, windows apart and peers to 262144 bytes, ", 1)
 	small := strings.Repeat("2", 16) + strings.Repeat("0", 10) // 8 bytes to 256 KiB
 	must(t, os.WriteFile(file, []byte(strings.Join([]string{small, small, small, small}, " ")+"\t"+key), 0o666))
 	out, _, calls := start("peer sums", "1")

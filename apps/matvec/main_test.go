@@ -84,6 +84,23 @@ func TestProgram(t *testing.T) {
 	}
 }
 
+// TestSymmetric: a product is there before NCCL's symmetric kernels add it up. The own kernel lets
+// the next one start early, and so do some of cuBLAS.
+func TestSymmetric(t *testing.T) {
+	spmdtest.Ranks(t, 2)
+	for _, args := range []string{
+		"--kernel own", "--kernel own --graph", "--kernel cublas --graph --rows 64 --cols 300000",
+	} {
+		t.Run(args, func(t *testing.T) {
+			p := spmdtest.Program(t, 2, nil,
+				strings.Fields("--rows 1 --cols 4 --overlap 1 --iters 20 --symmetric always "+args)...)
+			if p.Status != 0 {
+				t.Errorf("status %d\n%s", p.Status, p.Stderr)
+			}
+		})
+	}
+}
+
 // Ranks that are goroutines share nothing that they change. The race detector checks it
 // in make race.
 func TestRanksOfAProcess(t *testing.T) {

@@ -17,6 +17,7 @@ type NCCL struct {
 	calls   []nccl.GroupCall
 	linked  bool // see Linked
 	windows bool // memory is registered as windows, which symmetric kernels reach
+	hasty   bool // and these do not wait for the kernel ahead of them: see separate
 }
 
 // NewNCCL returns the transport of a communicator of NCCL, which remains its caller's. word is a
@@ -50,7 +51,7 @@ func (t *NCCL) Scratch(int) int { return 0 }
 
 func (t *NCCL) Do(q transport.Issuer, c coll.Call) error {
 	t.calls = t.append(t.calls[:0], c)
-	return t.Comm.Group(q.Stream(), t.calls)
+	return t.make(q.Stream())
 }
 
 func (t *NCCL) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error {
@@ -58,7 +59,24 @@ func (t *NCCL) Group(q transport.Issuer, cs []coll.Call, _ unsafe.Pointer) error
 	for _, c := range cs {
 		t.calls = t.append(t.calls, c)
 	}
-	return t.Comm.Group(q.Stream(), t.calls)
+	return t.make(q.Stream())
+}
+
+func (t *NCCL) make(s *cuda.Stream) error {
+	if err := t.separate(s); err != nil {
+		return err
+	}
+	return t.Comm.Group(s, t.calls)
+}
+
+// separate keeps symmetric kernels of NCCL behind the kernel ahead of them. NCCL launches them
+// early. If the kernel ahead lets the next one start before its end, as cuBLAS's do and those that
+// call start_next, they read what it has not written yet. A fill is no kernel that does so.
+func (t *NCCL) separate(s *cuda.Stream) error {
+	if !t.hasty {
+		return nil
+	}
+	return s.Fill(t.word, 4, 0, 1)
 }
 
 // append appends a call in NCCL's terms.

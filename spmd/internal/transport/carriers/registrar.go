@@ -66,9 +66,15 @@ func (t *NCCL) Symmetric(rank int) (transport.Registrar, error) {
 		return nil, fmt.Errorf("a second communicator, for symmetric memory: %w", err)
 	}
 	s := NewNCCL(c, t.dev, t.word)
-	s.windows = true
+	s.windows, s.hasty = true, hasty(nccl.Version())
 	return s, nil
 }
+
+// hasty reports whether symmetric kernels of a version of NCCL are launched early, and do not wait.
+// Source: NCCL, src/enqueue.cc from v2.27.3 on has
+// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. cudaGridDependencySynchronize is in
+// src/device/symmetric/primitives.cuh to v2.27.7, and in generate.py from v2.30.7 on.
+func hasty(version int) bool { return version >= 22800 && version < 23007 }
 
 // Gains implements transport.Registrar.
 // Source: NCCL 2.28, src/sym_kernels.cc, ncclSymkImplemented.

@@ -199,13 +199,13 @@ func (r *Router) pathsKey() string {
 		}
 	}
 	slices.Sort(set)
-	has := "windows"
+	has := "windows apart" // from what is ahead: what was measured without that says nothing
 	switch {
 	case r.sym.windows == nil:
 		has = "peers"
 	case r.peers != nil:
 		// what was measured with another limit says nothing
-		has = fmt.Sprintf("windows and peers to %d bytes", r.peers.Most())
+		has = fmt.Sprintf("windows apart and peers to %d bytes", r.peers.Most())
 	}
 	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on one node, %s, %q",
 		r.env.GPU.Dev.Name(), cuda.DriverVersion(), r.registrar.Version(), r.size, has, set)
