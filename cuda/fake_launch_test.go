@@ -84,7 +84,21 @@ func fakeLaunchEarly(t *testing.T) {
 				t.Errorf("got\n%s\nwant, twice and replayed,\n%s", strings.Join(got, "\n"), want)
 			}
 			wantError(t, s.LaunchEarly(f, [3]int{-1, 1, 1}, [3]int{1, 1, 1}, 0, nil), c.want, ErrInvalidValue)
-			must(t, errors.Join(x.Close(), m.Close(), s.Close()))
+			// Behind a Wait there may be several kernels ahead.
+			e := try(d.NewEvent())(t)
+			must(t, errors.Join(e.Record(s), s.Wait(e)))
+			launch()
+			launch()
+			var names []string
+			for _, l := range log() {
+				if name := strings.Fields(l)[0]; strings.HasPrefix(name, plain) {
+					names = append(names, name)
+				}
+			}
+			if n := len(names); n < 2 || !slices.Equal(names[n-2:], []string{plain, c.want}) {
+				t.Errorf("behind a Wait: %v, want %s and %s at last", names, plain, c.want)
+			}
+			must(t, errors.Join(e.Close(), x.Close(), m.Close(), s.Close()))
 		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -11,7 +12,8 @@ import (
 type Stream struct {
 	d      *Device
 	h      unsafe.Pointer
-	locked bool // the capturing goroutine is tied to its thread
+	locked bool        // the capturing goroutine is tied to its thread
+	joined atomic.Bool // the next launch also waits for an event
 }
 
 // NewStream makes a stream that does not wait for the legacy default stream. Priorities gives the
@@ -61,6 +63,7 @@ func (s *Stream) Synchronize() error {
 // Wait makes later commands on s wait for the last record of e; the host does not wait. An event
 // that was never recorded is no reason to wait. Source: cuda.h, cuStreamWaitEvent.
 func (s *Stream) Wait(e *Event) error {
+	s.joined.Store(true)
 	return check("cuStreamWaitEvent", sysStreamWait(s, e))
 }
 
@@ -122,8 +125,8 @@ type Shape struct {
 	// ended. Every thread of the kernel calls wait_previous (spmd.cuh) before it touches memory
 	// that earlier work touches.
 	//
-	// The launch is ordinary before compute capability 9.0. Source: CUDA C++ Programming Guide,
-	// Programmatic Dependent Launch.
+	// The launch is ordinary before compute capability 9.0, and for the first kernel behind a Wait:
+	// see LaunchEarly. Source: CUDA C++ Programming Guide, Programmatic Dependent Launch.
 	Programmatic bool
 }
 
@@ -144,9 +147,10 @@ func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []
 //
 // It is Launch if the device or the driver cannot do that: before compute capability 9.0 or CUDA
 // 12.3. It is also Launch for a function that Load was not called for, or that was compiled for an
-// older architecture without griddepcontrol. In a capture it may have kernels of several streams
-// ahead. Source: cuda.h, cuLaunchKernelEx with
-// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX ISA, griddepcontrol.
+// older architecture without griddepcontrol. It is Launch for the first kernel behind a Wait, too.
+// In a capture several kernels may be ahead of that one, and the attribute is defined for one.
+// Source: cuda.h, cuLaunchKernelEx with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX
+// ISA, griddepcontrol.
 func (s *Stream) LaunchEarly(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
 	shape := Shape{Blocks: blocks, Threads: threads, Shared: shared, Programmatic: true}
 	return s.launch(f, &shape, args, nil, len(args))
@@ -170,7 +174,8 @@ func (s *Stream) LaunchShape(f *Function, g *Shape, words []uint64, at []uint32)
 
 func (s *Stream) launch(f *Function, g *Shape, words []uint64, at []uint32, n int) error {
 	op := "cuLaunchKernel"
-	early := g.Programmatic && f.early
+	joined := s.joined.Load()
+	early := g.Programmatic && f.early && !joined
 	if early || g.Cluster[0] != 0 {
 		op = "cuLaunchKernelEx"
 	}
@@ -189,6 +194,9 @@ func (s *Stream) launch(f *Function, g *Shape, words []uint64, at []uint32, n in
 	}
 	if status := sysLaunch(s, f, g, early, words, at, n); status != 0 {
 		return failed(op, status, f.launchText(g))
+	}
+	if joined {
+		s.joined.Store(false)
 	}
 	return nil
 }
