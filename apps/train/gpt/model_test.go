@@ -77,6 +77,16 @@ func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.B
 	return b
 }
 
+// squares returns the sums of the squares of the differences from want, and of want.
+func squares(got []float32, want []float64) (d, n float64) {
+	for i, v := range want {
+		e := float64(got[i]) - v
+		d += e * e
+		n += v * v
+	}
+	return d, n
+}
+
 // compareGrads fails if a tensor's gradient is further than bound from the reference, relative to
 // its norm. It returns the largest such distance.
 func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float64) float64 {
@@ -84,12 +94,7 @@ func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float
 	got := traintest.ValuesOf(t, m.Grads)
 	worst, where := 0.0, ""
 	for _, p := range m.Params {
-		d, n := 0.0, 0.0
-		for i, v := range want[p.Name] {
-			e := float64(got[p.Off+i]) - v
-			d += e * e
-			n += v * v
-		}
+		d, n := squares(got[p.Off:], want[p.Name])
 		e := math.Sqrt(d / n)
 		if !(e < bound) {
 			t.Errorf("%s: gradient differs by %.2g of its norm", p.Name, e)
@@ -100,6 +105,35 @@ func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float
 	}
 	t.Logf("largest difference %.1e, of %s", worst, where)
 	return worst
+}
+
+// twice has micro go through a batch in parts, of so many sequences of n tokens, two times: a
+// second pass must not see the first. Groups of gradients are ready in their order, in the last
+// part.
+func twice(t *testing.T, name string, m *State, parts []int, n int,
+	micro func(lo, hi, b int, first Start, ready func(int) error) error) {
+	t.Helper()
+	for range 2 {
+		lo, group := 0, 0
+		for i, b := range parts {
+			hi := lo + b*n
+			var ready func(int) error
+			if i == len(parts)-1 {
+				ready = func(g int) error {
+					if g != group {
+						t.Errorf("%s: group %d is ready, expected %d", name, g, group)
+					}
+					group++
+					return nil
+				}
+			}
+			traintest.NoError(t, micro(lo, hi, b, i == 0, ready))
+			lo = hi
+		}
+		if group != len(m.Groups) {
+			t.Errorf("%s: %d of %d groups were ready", name, group, len(m.Groups))
+		}
+	}
 }
 
 // The loss and every gradient are those of the float64 reference, for shapes that fill vectors and
@@ -139,31 +173,10 @@ func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 		m, s := testModel[A](t, w, tc.cfg, p, batch)
 		ib, tb := traintest.BufferOf(t, w, in), traintest.BufferOf(t, w, targets)
 		scale := 1 / float32(batch*tc.t)
-		// A second pass must not see the first.
-		for range 2 {
-			lo, group := 0, 0
-			for i, b := range tc.parts {
-				hi := lo + b*tc.t
-				var ready func(int) error
-				if i == len(tc.parts)-1 {
-					ready = func(g int) error {
-						if g != group {
-							t.Errorf("%s: group %d is ready, expected %d", name, g, group)
-						}
-						group++
-						return nil
-					}
-				}
-				if err := m.ForwardBackward(s, batchOf(t, w, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, tc.cfg.Vocab),
-					scale, i == 0, ready); err != nil {
-					t.Fatal(err)
-				}
-				lo = hi
-			}
-			if group != len(m.Groups) {
-				t.Errorf("%s: %d of %d groups were ready", name, group, len(m.Groups))
-			}
-		}
+		twice(t, name, &m.State, tc.parts, tc.t, func(lo, hi, b int, first Start, ready func(int) error) error {
+			return m.ForwardBackward(s, batchOf(t, w, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, tc.cfg.Vocab),
+				scale, first, ready)
+		})
 		if err := s.Synchronize(); err != nil {
 			t.Fatal(err)
 		}

@@ -30,10 +30,7 @@ func testModern[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map
 // tokenBatch returns a micro-batch of b sequences of n tokens.
 func tokenBatch(t *testing.T, w *spmd.World, in, targets []int32, b, n, vocab int) Batch {
 	t.Helper()
-	list := make([]int32, ops.SortedLen(len(in), vocab))
-	new(ops.Sorter).Sort(list, in, vocab)
-	return Batch{In: traintest.BufferOf(t, w, in), Targets: traintest.BufferOf(t, w, targets),
-		Sorted: traintest.BufferOf(t, w, list), B: b, T: n}
+	return batchOf(t, w, traintest.BufferOf(t, w, in), traintest.BufferOf(t, w, targets), b, n, vocab)
 }
 
 // compareModern fails if a tensor's gradient is further than bound from the reference,
@@ -44,12 +41,7 @@ func compareModern(t *testing.T, m *State, want map[string][]float64, bound floa
 	got := traintest.ValuesOf(t, m.Grads)
 	worst, where, all, off := 0.0, "", 0.0, 0.0
 	for _, p := range m.Params {
-		d, n := 0.0, 0.0
-		for i, v := range want[p.Name] {
-			e := float64(got[p.Off+i]) - v
-			d += e * e
-			n += v * v
-		}
+		d, n := squares(got[p.Off:], want[p.Name])
 		if !p.Decay {
 			all, off = all+n, off+d
 			continue
@@ -121,28 +113,10 @@ func testModernAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 
 		m, s := testModern[A](t, w, tc.cfg, p, batch)
 		scale := 1 / float32(batch*tc.t)
-		for range 2 { // a second pass must not see the first
-			lo, group := 0, 0
-			for i, b := range tc.parts {
-				hi := lo + b*tc.t
-				var ready func(int) error
-				if i == len(tc.parts)-1 {
-					ready = func(g int) error {
-						if g != group {
-							t.Errorf("%s: group %d is ready, expected %d", name, g, group)
-						}
-						group++
-						return nil
-					}
-				}
-				traintest.NoError(t, m.ForwardBackward(s,
-					tokenBatch(t, w, in[lo:hi], targets[lo:hi], b, tc.t, tc.cfg.Vocab), scale, i == 0, ready))
-				lo = hi
-			}
-			if group != len(m.Groups) {
-				t.Errorf("%s: %d of %d groups were ready", name, group, len(m.Groups))
-			}
-		}
+		twice(t, name, &m.State, tc.parts, tc.t, func(lo, hi, b int, first Start, ready func(int) error) error {
+			return m.ForwardBackward(s, tokenBatch(t, w, in[lo:hi], targets[lo:hi], b, tc.t, tc.cfg.Vocab),
+				scale, first, ready)
+		})
 		traintest.NoError(t, s.Synchronize())
 		t.Logf("%s: loss %.7f, reference %.7f", name, m.Loss.At(0), wantLoss)
 		if !traintest.CloseTo(m.Loss.At(0), wantLoss, bound.Loss) {

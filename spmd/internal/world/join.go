@@ -11,7 +11,6 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/elem"
-
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport"

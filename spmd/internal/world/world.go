@@ -23,11 +23,9 @@ import (
 	"lockstep/internal/kernels"
 	"lockstep/internal/launcher"
 	"lockstep/internal/runfiles"
-
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
-
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"

@@ -7,7 +7,6 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/exec"
-
 	"lockstep/spmd/internal/trace"
 )
 

@@ -6,7 +6,6 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/exec"
-
 	"lockstep/spmd/internal/trace"
 )
 

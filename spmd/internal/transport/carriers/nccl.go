@@ -10,6 +10,7 @@ import (
 	"lockstep/spmd/internal/transport"
 )
 
+// NCCL carries calls on the memory of GPUs by a communicator of NCCL.
 type NCCL struct {
 	Comm    *nccl.Comm
 	dev     *cuda.Device
@@ -17,7 +18,6 @@ type NCCL struct {
 	calls   []nccl.GroupCall
 	linked  bool // see Linked
 	windows bool // memory is registered as windows, which symmetric kernels reach
-	hasty   bool // and these do not wait for the kernel ahead of them: see separate
 }
 
 // NewNCCL returns the transport of a communicator of NCCL, which remains its caller's. word is a
@@ -73,7 +73,7 @@ func (t *NCCL) make(s *cuda.Stream) error {
 // early. If the kernel ahead lets the next one start before its end, as cuBLAS's do and those that
 // call start_next, they read what it has not written yet. A fill is no kernel that does so.
 func (t *NCCL) separate(s *cuda.Stream) error {
-	if !t.hasty {
+	if !t.windows || !hasty(nccl.Version()) {
 		return nil
 	}
 	return s.Fill(t.word, 4, 0, 1)

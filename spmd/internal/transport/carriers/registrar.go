@@ -66,7 +66,7 @@ func (t *NCCL) Symmetric(rank int) (transport.Registrar, error) {
 		return nil, fmt.Errorf("a second communicator, for symmetric memory: %w", err)
 	}
 	s := NewNCCL(c, t.dev, t.word)
-	s.windows, s.hasty = true, hasty(nccl.Version())
+	s.windows = true
 	return s, nil
 }
 
