@@ -34,14 +34,18 @@ func planned(t *testing.T, c *slurm, args ...string) *submitted {
 	return c.submit(t, dir, "--export=ALL,"+slurmRankEnv+"=1", file)
 }
 
-// ranksIn are the ranks that have said where they are, in the log of a job.
+// ranksIn are the ranks that have said where they are, in the log of a job, which may have a label
+// before each line.
 func ranksIn(t *testing.T, log string) map[int]slurmPlace {
 	t.Helper()
 	ranks := map[int]slurmPlace{}
 	for line := range strings.Lines(log) {
-		if _, text, ok := strings.Cut(line, ": {"); ok {
+		if at := strings.Index(line, ": {"); at >= 0 {
+			line = line[at+len(": "):]
+		}
+		if strings.HasPrefix(line, "{") {
 			var p slurmPlace
-			if err := json.Unmarshal([]byte("{"+text), &p); err != nil {
+			if err := json.Unmarshal([]byte(line), &p); err != nil {
 				t.Fatalf("%v in %q", err, line)
 			}
 			ranks[p.Rank] = p

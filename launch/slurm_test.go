@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -394,16 +393,7 @@ func TestSlurmPlaces(t *testing.T) {
 				"--export=ALL," + slurmRankEnv + "=1"}, tc.request...)
 			j := c.submit(t, t.TempDir(), append(args, "--wrap="+tc.start+" "+self+" --device host")...)
 			j.end(t, "COMPLETED")
-			got := map[int]slurmPlace{}
-			for line := range strings.Lines(j.log(t)) {
-				var p slurmPlace
-				if strings.HasPrefix(line, "{") {
-					if err := json.Unmarshal([]byte(line), &p); err != nil {
-						t.Fatalf("%v in %q", err, line)
-					}
-					got[p.Rank] = p
-				}
-			}
+			got := ranksIn(t, j.log(t))
 			for r := range 4 {
 				if want := (slurmPlace{r, r % 2, 2, r / 2, 2, fmt.Sprintf("n%d", r/2+1), got[r].GPUs}); got[r] != want {
 					t.Errorf("rank %d: %+v, want %+v", r, got[r], want)
