@@ -1,9 +1,10 @@
 // Command rooms draws the picture of docs/architecture.md from the imports of the project's
-// packages, and writes it there.
+// packages, and writes it there. It lowers the ceilings of the rooms' lines to what the rooms have,
+// and prints them.
 //
 //	go run ./internal/rooms
 //
-// Its tests hold what the picture shows. They also limit the length of lines, files and packages.
+// Its tests hold what the picture shows, the ceilings, and the length of lines.
 package main
 
 import (
@@ -30,7 +31,7 @@ const (
 	last  = "<!-- end of the drawing -->"
 )
 
-// run writes the picture of the project in a folder.
+// run writes the picture of the project in a folder, and its ceilings.
 func run(dir string) error {
 	pkgs, err := list(dir)
 	if err != nil {
@@ -45,7 +46,12 @@ func run(dir string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	return os.WriteFile(name, []byte(text), 0o666)
+	if err := os.WriteFile(name, []byte(text), 0o666); err != nil {
+		return err
+	}
+	rows, err := lower(dir)
+	fmt.Print(rows)
+	return err
 }
 
 // replace puts a picture between the lines first and last of a page.

@@ -91,14 +91,12 @@ type pkg struct {
 	dir     string
 	imports []string // of the module, without those of tests
 	sources []string // Go, C and CUDA, without tests
-	tests   []string
 }
 
 // list returns the packages of the module that holds dir. It runs go list.
 func list(dir string) ([]pkg, error) {
 	cmd := exec.Command("go", "list",
-		"-json=ImportPath,Dir,Imports,GoFiles,CgoFiles,CFiles,HFiles,IgnoredGoFiles,"+
-			"TestGoFiles,XTestGoFiles,OtherFiles,EmbedFiles", module+"/...")
+		"-json=ImportPath,Dir,Imports,GoFiles,CgoFiles,CFiles,HFiles,IgnoredGoFiles,EmbedFiles", module+"/...")
 	cmd.Dir = dir
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
@@ -111,7 +109,6 @@ func list(dir string) ([]pkg, error) {
 		var p struct {
 			ImportPath, Dir                                                        string
 			Imports, GoFiles, CgoFiles, CFiles, HFiles, EmbedFiles, IgnoredGoFiles []string
-			TestGoFiles, XTestGoFiles                                              []string
 		}
 		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
 			return pkgs, nil
@@ -119,8 +116,7 @@ func list(dir string) ([]pkg, error) {
 			return nil, err
 		}
 		q := pkg{path: below(p.ImportPath), dir: p.Dir,
-			sources: slices.Concat(p.GoFiles, p.CgoFiles, p.IgnoredGoFiles, p.CFiles, p.HFiles),
-			tests:   slices.Concat(p.TestGoFiles, p.XTestGoFiles)}
+			sources: slices.Concat(p.GoFiles, p.CgoFiles, p.IgnoredGoFiles, p.CFiles, p.HFiles)}
 		for _, name := range p.EmbedFiles {
 			if slices.Contains([]string{".cu", ".cuh", ".h", ".c"}, path.Ext(name)) &&
 				!slices.Contains(q.sources, name) {

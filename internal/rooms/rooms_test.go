@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
 	"path"
@@ -108,45 +107,6 @@ func TestHouse(t *testing.T) {
 			if !slices.ContainsFunc(house, func(o room) bool { return o.name == name }) {
 				t.Errorf("%s imports from %s, which is no room", r.name, name)
 			}
-		}
-	}
-}
-
-// A file of Go, C or CUDA has at most mostLines lines. The Go files of a package have at most
-// packageLines lines together, without tests.
-const (
-	mostLines    = 500
-	packageLines = 3000
-)
-
-func TestSizes(t *testing.T) {
-	for _, p := range packages(t) {
-		all := 0
-		fakes, err := filepath.Glob(filepath.Join(p.dir, "testdata", "*.[ch]"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, name := range fakes {
-			fakes[i] = filepath.Join("testdata", filepath.Base(name))
-		}
-		for i, name := range slices.Concat(p.sources, p.tests, fakes) {
-			if name == "kernels_spmd.go" || name == "kernels_spmd_test.go" {
-				continue // spmdgen's: readers see in it only what became of a kernel
-			}
-			b, err := os.ReadFile(filepath.Join(p.dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			n := bytes.Count(b, []byte("\n"))
-			if n > mostLines {
-				t.Errorf("%s/%s has %d lines, a file has at most %d: split it", p.path, name, n, mostLines)
-			}
-			if i < len(p.sources) && strings.HasSuffix(name, ".go") {
-				all += n
-			}
-		}
-		if all > packageLines {
-			t.Errorf("%s has %d lines of Go, a package has at most %d: split it", p.path, all, packageLines)
 		}
 	}
 }

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// No room has more lines than its row of ceilings.txt, and the rows have no more than the last one
+// together: a change that adds lines takes as many away. A row that is far above its room is old.
+func TestCeilings(t *testing.T) {
+	const slack = 100
+	text, err := os.ReadFile(filepath.Join(root, ceilings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	most, err := parse(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := count(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sum sizes
+	for _, r := range house {
+		for kind, n := range now[r.name] {
+			ceiling := most[r.name][kind]
+			sum[kind] += ceiling
+			if n > ceiling {
+				t.Errorf("room %s has %d lines of %s, its ceiling is %d: take lines away; lines that moved "+
+					"in bring a part of their room's ceiling along", r.name, n, kinds[kind], ceiling)
+			}
+			if n+slack < ceiling {
+				t.Errorf("room %s has %d lines of %s, its ceiling is %d: go run ./internal/rooms lowers it",
+					r.name, n, kinds[kind], ceiling)
+			}
+		}
+	}
+	for kind, n := range sum {
+		if n > most["all"][kind] {
+			t.Errorf("the ceilings are %d lines of %s together, more than all: %d", n, kinds[kind], most["all"][kind])
+		}
+	}
+}
+
+// A tree of four files is counted by kind, each in the room of the package above it.
+func TestCount(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"cuda/a.go": "1\n2\n", "cuda/a_test.go": "1\n", "cuda/testdata/b.c": "1\n2\n3\n", "cuda/.hidden/c.go": "1\n",
+		"spmd/vector/kernels_spmd.go": "1\n2\n3\n4\n", "spmd/vector/page.md": "1\n", "bin/d.go": "1\n",
+	} {
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := count(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]sizes{"libraries": {2, 0, 1, 3}, "helpers": {0, 4, 0, 0}, "all": {2, 4, 1, 3}}
+	for row := range want {
+		if len(got) != len(want) || got[row] != want[row] {
+			t.Errorf("%s: %v, want %v", row, got[row], want[row])
+		}
+	}
+	again, err := parse(table(got))
+	if err != nil || again["all"] != want["all"] || again["libraries"] != want["libraries"] {
+		t.Errorf("the table is read as %v, %v", again, err)
+	}
+}
+
+// Ceilings go down to what a room has, and never up.
+func TestLower(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, ceilings)
+	for _, name := range []string{"cuda", filepath.Dir(ceilings)} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cuda/a.go"), []byte("1\n2\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ before, after int }{{5, 2}, {2, 2}, {1, 1}} {
+		old := table(map[string]sizes{"libraries": {tc.before, 7}, "all": {tc.before, 7}})
+		if err := os.WriteFile(file, []byte(old), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		got, err := lower(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := table(map[string]sizes{"libraries": {tc.after}, "all": {tc.after}})
+		if string(text) != want || got != want {
+			t.Errorf("a ceiling of %d becomes\n%s", tc.before, text)
+		}
+	}
+}
