@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"lockstep/internal/launcher"
-	"lockstep/launch/batch"
 )
 
 func build(w launcherHere, j job, s site) Line {
@@ -93,9 +92,6 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 	l.add(j.why(), "-np", strconv.Itoa(j.ranks))
 	if len(j.hosts) > 0 {
 		l.add("the hosts, each with its slots: without a number it would be one", "-H", j.hostWords())
-	} else if j.hostsIn != "" {
-		l.expand = j.hostsIn
-		l.add("a file with the hosts that the job has", "--hostfile", j.hostsIn)
 	} else if j.nodes > 1 && s.getenv("SLURM_JOB_ID") == "" {
 		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME slots=%d (not needed inside a Slurm "+
 			"allocation)", j.most), "--hostfile", "hosts")
@@ -172,9 +168,6 @@ func hydra(l *Line, w launcherHere, j job) {
 	l.add(j.why(), "-np", strconv.Itoa(j.ranks))
 	if len(j.hosts) > 0 {
 		l.add("the hosts, each with its slots", "-hosts", j.hostWords())
-	} else if j.hostsIn != "" {
-		l.expand = j.hostsIn
-		l.add("a file with the hosts that the job has", "-f", j.hostsIn)
 	} else if j.nodes > 1 {
 		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME:%d (not needed inside a Slurm allocation)",
 			j.most), "-f", "hosts")
@@ -197,7 +190,7 @@ func srun(l *Line, w launcherHere, j job) {
 	l.add("starts the ranks in the allocation that it is typed in", w.command)
 	l.add("Open MPI's ranks find each other by PMIx (srun --mpi=list shows whether Slurm has it)", "--mpi=pmix")
 	if len(j.parts) > 0 {
-		l.add(j.why()+", of all kinds in one world", batch.Together(j.parts))
+		l.add(j.why()+", of all kinds in one world", together(j.parts))
 	} else {
 		l.add(j.why(), fmt.Sprintf("--nodes=%d", j.nodes), fmt.Sprintf("--ntasks=%d", j.ranks))
 	}

@@ -11,13 +11,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/cli"
-	"lockstep/launch/batch"
 )
 
 // options are the flags that plan and run share.
@@ -40,7 +38,6 @@ type options struct {
 
 	array int // tasks
 	het   string
-	image string
 
 	checkpoints string // a folder
 }
@@ -55,11 +52,11 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.hosts, "host", "H", "", "hosts: NAME[:SLOTS],...")
 	fs.StringVar(&o.hostfile, "hostfile", "", "`FILE` with a host on each line: NAME, NAME:SLOTS or NAME slots=SLOTS")
 	fs.StringVar(&o.launcher, "launcher", "auto",
-		"auto, openmpi4, openmpi5, mpich or slurm; of plan also pbs, lsf, kubernetes, or all")
+		"auto, openmpi4, openmpi5, mpich or slurm; of plan also all")
 	fs.BoolVar(&o.oversubscribe, "oversubscribe", false, "allow more ranks than cores, GPUs or slots")
-	fs.IntVar(&o.cpus, "cpus-per-task", 0, "in a batch system, cores for each rank (default: whole nodes)")
-	fs.StringVar(&o.time, "time", "", "in a batch system, time limit, such as 12:00:00")
-	fs.StringVar(&o.partition, "partition", "", "in a batch system, partition or queue")
+	fs.IntVar(&o.cpus, "cpus-per-task", 0, "Slurm: cores for each rank (default: whole nodes)")
+	fs.StringVar(&o.time, "time", "", "Slurm: time limit, such as 12:00:00")
+	fs.StringVar(&o.partition, "partition", "", "Slurm: partition")
 	fs.StringVar(&o.iface, "interface", "", "network interface between the nodes, such as eth0")
 	fs.StringVar(&o.agent, "agent", "", "program that mpirun starts processes on other hosts with (default: ssh)")
 	fs.IntVar(&o.grace, "grace", 0,
@@ -162,22 +159,19 @@ type job struct {
 	hosts []host // empty: this host, or those of the allocation
 	nodes int
 	ranks int
-	most  int           // ranks on a node
-	even  bool          // most on each node but the last
-	here  bool          // all of it on this machine
-	parts []batch.Part  // nodes of several kinds
-	limit time.Duration // --time, for a batch system other than Slurm
-	saves string        // the flag that says where the program saves, or ""
-	saved string        // the folder that it says
+	most  int    // ranks on a node
+	even  bool   // most on each node but the last
+	here  bool   // all of it on this machine
+	parts []part // nodes of several kinds
+	saves string // the flag that says where the program saves, or ""
+	saved string // the folder that it says
 	// The ranks use GPUs, as far as this machine and the flags tell.
 	onGPUs bool
-	// a file with the hosts, or the variable that has its name, or ""
-	hostsIn string
-	dense   bool // more ranks than cores are wanted: --oversubscribe, or here and Open MPI's variable for it
+	dense  bool // more ranks than cores are wanted: --oversubscribe, or here and Open MPI's variable for it
 }
 
 // launchers are the values of --launcher.
-var launchers = []string{"auto", "openmpi4", "openmpi5", "mpich", "slurm", "pbs", "lsf", "kubernetes", "all"}
+var launchers = []string{"auto", "openmpi4", "openmpi5", "mpich", "slurm", "all"}
 
 // job settles how many ranks run where. Errors are cli.Usage.
 func (o *options) job(s site, prog []string) (job, error) {
@@ -194,8 +188,7 @@ func (o *options) job(s site, prog []string) (job, error) {
 		}
 	}
 	if !slices.Contains(launchers, o.launcher) {
-		return j, usage("--launcher %s: unknown, want auto, openmpi4, openmpi5, mpich, slurm, pbs, lsf, kubernetes "+
-			"or all", o.launcher)
+		return j, usage("--launcher %s: unknown, want auto, openmpi4, openmpi5, mpich, slurm or all", o.launcher)
 	}
 	var err error
 	if j.hosts, err = o.hostList(); err != nil {

@@ -25,9 +25,6 @@ type Line struct {
 	Version  string  `json:"version"`  // as the launcher here says it; "" if it is not installed
 	Groups   []Group `json:"groups"`
 	Refused  string  `json:"refused,omitempty"` // why launch run would not start it on this machine
-	MPI      string  `json:"mpi,omitempty"`     // openmpi4, openmpi5 or mpich, where Launcher is a batch system
-
-	expand string // a word that the shell replaces
 }
 
 func (l *Line) add(why string, words ...string) { l.Groups = append(l.Groups, Group{words, why}) }
@@ -43,11 +40,7 @@ func (l Line) Words() []string {
 
 // String returns the line as a shell takes it.
 func (l Line) String() string {
-	text := quote(l.Words())
-	if strings.HasPrefix(l.expand, "$") {
-		text = strings.Replace(text, quote([]string{l.expand}), `"`+l.expand+`"`, 1)
-	}
-	return text
+	return quote(l.Words())
 }
 
 func quote(words []string) string {
@@ -68,14 +61,12 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan [flags] -- PROGRAM [ARGS]",
 		Short: "Print the lines or the batch file for a job, each option with its reason",
-		Long: `Print the lines for mpirun and srun, or the file for a batch system, each option with its reason:
---launcher slurm (sbatch), pbs (qsub), lsf (bsub) or kubernetes (kubectl, for Kubeflow's MPI operator).
+		Long: `Print the lines for mpirun and srun, and the file for sbatch, each option with its reason.
 If the job has GPUs and the program a command plan, as bin/train has, it is asked for settings that fit and are fast:
 how the ranks divide the model, with the memory of each way and an estimate of its speed.`,
 		Example: `  launch plan --nodes 2 --gpus-per-node 8 -- bin/train --model gpt2
   launch plan -np 4 -H n1:2,n2:2 --launcher all -- bin/reduce
-  launch plan --launcher slurm --array 10 -- bin/train --seed {}
-  launch plan --launcher kubernetes --image me/train:1 --nodes 2 --gpus-per-node 8 -- /opt/train`,
+  launch plan --launcher slurm --array 10 -- bin/train --seed {}`,
 		DisableFlagParsing: true, // for -np, which pflag would take for -n p
 	}
 	o.flags(cmd.Flags())
@@ -118,13 +109,8 @@ func (o *options) lines(j job, s site) []Line {
 	}
 	var lines []Line
 	for _, name := range names {
-		var l Line
-		if b, ok := systems[name]; ok {
-			l = b.build(name, j, s)
-		} else {
-			l = build(find(name), j, s)
-		}
-		if err := checkRoom(j, s); err != nil && systems[name].command == "" {
+		l := build(find(name), j, s)
+		if err := checkRoom(j, s); err != nil && name != "slurm" {
 			l.Refused = err.Error()
 		}
 		lines = append(lines, l)
@@ -133,7 +119,7 @@ func (o *options) lines(j job, s site) []Line {
 }
 
 // write prints the lines, the batch file and the program's settings, which are JSON if all is.
-func write(w io.Writer, lines []Line, file file, settings []byte, asJSON bool) error {
+func write(w io.Writer, lines []Line, file string, settings []byte, asJSON bool) error {
 	if asJSON {
 		type line struct {
 			Line
@@ -143,18 +129,8 @@ func write(w io.Writer, lines []Line, file file, settings []byte, asJSON bool) e
 		out := struct {
 			Lines    []line          `json:"lines"`
 			Sbatch   string          `json:"sbatch,omitempty"`
-			Qsub     string          `json:"qsub,omitempty"`
-			Bsub     string          `json:"bsub,omitempty"`
-			Kubectl  string          `json:"kubectl,omitempty"`
 			Settings json.RawMessage `json:"settings,omitempty"`
-		}{Settings: settings}
-		for name, field := range map[string]*string{
-			"sbatch": &out.Sbatch, "qsub": &out.Qsub, "bsub": &out.Bsub, "kubectl": &out.Kubectl,
-		} {
-			if name == file.command {
-				*field = file.text
-			}
-		}
+		}{Sbatch: file, Settings: settings}
 		for _, l := range lines {
 			out.Lines = append(out.Lines, line{l, l.Words(), l.String()})
 		}
@@ -190,8 +166,8 @@ func write(w io.Writer, lines []Line, file file, settings []byte, asJSON bool) e
 		b.WriteString(strings.ReplaceAll(strings.TrimSpace(string(settings)), "\n", "\n# "))
 		b.WriteString("\n\n")
 	}
-	if file.text != "" {
-		fmt.Fprintf(&b, "# a file for %s\n%s", file.command, file.text)
+	if file != "" {
+		fmt.Fprintf(&b, "# a file for sbatch\n%s", file)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

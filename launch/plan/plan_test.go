@@ -318,7 +318,7 @@ func TestBatchFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := start(t, "bash", writeFile(t, dir+"/job", o.file(o.lines(j, s), j).text, 0o644))
+		cmd := start(t, "bash", writeFile(t, dir+"/job", o.file(o.lines(j, s), j), 0o644))
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SLURM_JOB_ID=7")
 		if tc.gone { // the batch file looks whether it is there once it is not
 			cmd.Env = append(cmd.Env, "BASH_ENV="+writeFile(t, dir+"/gone",

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -106,9 +105,8 @@ func (o *options) plan(s site, prog []string) (launcherHere, job, error) {
 		return launcherHere{}, job{}, usage(
 			"%s has already started this as rank %d of %d: type launch run once, without it", w.Name, w.Rank, w.Size)
 	}
-	if slices.Contains([]string{"all", "pbs", "lsf", "kubernetes"}, o.launcher) {
-		return launcherHere{}, job{}, usage("--launcher %s is for launch plan: name another, or leave it out",
-			o.launcher)
+	if o.launcher == "all" {
+		return launcherHere{}, job{}, usage("--launcher all is for launch plan: name another, or leave it out")
 	}
 	j, err := o.job(s, prog)
 	if err != nil {
