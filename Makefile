@@ -173,7 +173,7 @@ deps:
 test-page: deps
 	@./deps.sh page
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && npm install --silent --no-fund --no-audit --prefix "$$dir" axe-core && \
-	LOCKSTEP_AXE="$$dir/node_modules/axe-core/axe.js" go test -count=1 -v -run '^TestPage$$' ./spmd/internal/dashboard
+	LOCKSTEP_AXE="$$dir/node_modules/axe-core/axe.js" go test -count=1 -v -run '^TestPage$$' ./spmd/dashboard
 
 # What only tests need, where it can be had.
 nvrtc: deps

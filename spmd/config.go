@@ -26,7 +26,7 @@ type Config struct {
 	Summary     string        // auto (after 10 s of Main), on or off: a table of where the time went, at the end
 	Trace       string        // file for what each rank did and when, written at the end; "-" is standard output
 	Overwrite   bool          // replace existing files: Trace, and files that the program writes
-	Dashboard   string        // [HOST]:PORT of a page that shows the run; without HOST for its own machine alone
+	Dashboard   string        // [HOST]:PORT of package dashboard's page; without HOST for its own machine alone
 }
 
 // forJob returns the configuration as package job has it.

@@ -19,6 +19,7 @@ import (
 
 	"lockstep/internal/mpirun"
 	"lockstep/spmd"
+	_ "lockstep/spmd/dashboard" // --dashboard
 	"lockstep/spmd/internal/transport/carriers"
 	"lockstep/spmd/spmdtest"
 )

@@ -13,6 +13,7 @@ import (
 
 	"lockstep/apps/train/run"
 	"lockstep/spmd"
+	_ "lockstep/spmd/dashboard" // --dashboard
 )
 
 func main() {

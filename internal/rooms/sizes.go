@@ -111,7 +111,8 @@ func parse(text string) (map[string]sizes, error) {
 	return of, nil
 }
 
-// lower writes ceilings anew, and returns them: each is what the room has now, where that is less.
+// lower writes ceilings anew, and returns them: each is what its room has now. So lines may move
+// from room to room, but all together must not be more than before.
 func lower(dir string) (string, error) {
 	now, err := count(dir)
 	if err != nil {
@@ -126,11 +127,10 @@ func lower(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for row, n := range now {
-		for kind := range n {
-			n[kind] = min(n[kind], most[row][kind])
+	for kind, n := range now["all"] {
+		if ceiling := most["all"][kind]; n > ceiling {
+			return "", fmt.Errorf("%d lines of %s, and the ceiling is %d: take lines away", n, kinds[kind], ceiling)
 		}
-		now[row] = n
 	}
 	return table(now), os.WriteFile(name, []byte(table(now)), 0o666)
 }

@@ -37,9 +37,9 @@ type history struct {
 	heard   time.Time // when the last one came
 }
 
-// NewBoard returns the board of a job of some ranks, that started at a time.
-func NewBoard(ranks int, started time.Time) *Board {
-	return &Board{facts: Facts{Ranks: ranks}, started: started, now: time.Now, ranks: make([]history, ranks),
+// NewBoard returns the board of a job of some ranks, that started at a time of a clock.
+func NewBoard(ranks int, started time.Time, now func() time.Time) *Board {
+	return &Board{facts: Facts{Ranks: ranks}, started: started, now: now, ranks: make([]history, ranks),
 		changed: make(chan struct{})}
 }
 
@@ -94,6 +94,41 @@ func (b *Board) End() {
 		b.ended = true
 		close(b.changed)
 	}
+}
+
+// Ended returns a channel that is closed when the job has ended.
+func (b *Board) Ended() <-chan struct{} { return b.changed }
+
+// Now is all that is known of the ranks at one time.
+type Now struct {
+	Facts
+	Seconds float64  // since the start
+	Numbers []Number // without points
+	Heard   []Heard  // ranks that have told of themselves
+	Hosts   []Host
+}
+
+// Heard is the latest sample of a rank.
+type Heard struct {
+	*Sample
+	Age float64 // seconds since it came
+}
+
+// Now returns all that is known of the ranks.
+func (b *Board) Now() *Now {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at := b.now()
+	n := &Now{Facts: b.facts, Seconds: at.Sub(b.started).Seconds(), Hosts: b.hosts()}
+	for _, s := range b.numbers {
+		n.Numbers = append(n.Numbers, Number{Name: s.name, Last: s.last.value})
+	}
+	for r := range b.ranks {
+		if s := b.ranks[r].last(); s != nil {
+			n.Heard = append(n.Heard, Heard{s, at.Sub(b.ranks[r].heard).Seconds()})
+		}
+	}
+	return n
 }
 
 // View is the contents of the page.

@@ -17,9 +17,7 @@ func (c *clock) now() time.Time { return c.at }
 // boardAt is a board whose clock the test moves.
 func boardAt(ranks int) (*Board, *clock) {
 	c := &clock{time.Unix(1000, 0)}
-	b := NewBoard(ranks, c.at)
-	b.now = c.now
-	return b, c
+	return NewBoard(ranks, c.at, c.now), c
 }
 
 // sampleAt is a rank's sample after some seconds, in which it has computed and waited for so many.

@@ -1,7 +1,17 @@
-// Package dashboard shows a job while it runs. Rank 0 serves a page, and the same numbers for
-// Prometheus. Each rank makes a Sample of itself now and then; a Board on rank 0 keeps the last
-// ones of every rank. Others carry them there, and know what the numbers of the program mean.
+// Package dashboard keeps what is known of a job while it runs. Each rank makes a Sample of itself
+// now and then; a Board on rank 0 keeps the last ones of every rank. Others carry them there, and
+// know what the numbers of the program mean. lockstep/spmd/dashboard serves a Board as a page.
 package dashboard
+
+// Server serves a Board.
+type Server interface {
+	URL() string  // of the page
+	Close() error // tells the viewers that the job has ended, and ends
+}
+
+// Serve serves a Board until Close. address is as Address returns it. It is nil in a program that
+// does not import lockstep/spmd/dashboard.
+var Serve func(b *Board, address, token string) (Server, error)
 
 // Sample is a rank's account of itself at one time. Counts and times are those since its start.
 type Sample struct {

@@ -103,13 +103,16 @@ func (c *Flags) Flags(fs *pflag.FlagSet, collectives []string) {
 	fs.StringVar(&c.Trace, "trace", "", "write what each rank did and when to `FILE`, for "+
 		"ui.perfetto.dev; compressed where the name ends in .gz")
 	fs.BoolVar(&c.Overwrite, "overwrite", false, "replace a file that is there, as that of --trace")
-	fs.StringVar(&c.Dashboard, "dashboard", "",
-		"serve a page that shows the run while it goes on, and /metrics, at `[HOST]:PORT` of rank 0; "+
-			"without HOST its own machine alone gets it")
+	output := []string{"summary", "trace", "overwrite", "json", "log-level", "log-format", "log-ranks"}
+	if dashboard.Serve != nil {
+		fs.StringVar(&c.Dashboard, "dashboard", "",
+			"serve a page that shows the run while it goes on, and /metrics, at `[HOST]:PORT` of rank 0; "+
+				"without HOST its own machine alone gets it")
+		output = append(output, "dashboard")
+	}
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
 	cli.Group(fs, cli.Framework, "device", "collectives", "symmetric", "ranks", "seed", "timeout", "check")
-	cli.Group(fs, cli.Output, "summary", "trace", "overwrite", "dashboard", "json", "log-level",
-		"log-format", "log-ranks")
+	cli.Group(fs, cli.Output, output...)
 	for _, f := range c.choices(collectives) {
 		cli.Choices(fs, f.flag, f.known...)
 	}

@@ -25,9 +25,9 @@ import (
 // shown is the samples and numbers of the ranks while the job runs: on rank 0 for all ranks,
 // elsewhere with --dashboard for this rank.
 type shown struct {
-	beats  int              // heartbeats so far
-	board  *dashboard.Board // on rank 0: with --dashboard, and of several ranks
-	server *dashboard.Server
+	beats  int                               // heartbeats so far
+	board  *dashboard.Board                  // on rank 0: with --dashboard, and of several ranks
+	server dashboard.Server                  // nil if there is none
 	gpu    atomic.Pointer[dashboard.Reading] // the latest
 	stop   chan struct{}                     // ends the reader of the GPU, and of a rank alone; nil if there is none
 	wait   sync.WaitGroup
@@ -53,7 +53,7 @@ const mostSamples = 256
 // Collective over all ranks, in the caller's turn in MPI.
 func (w *World) openDashboard() error {
 	if w.rank.All.Rank() == 0 && (w.start.Config.Dashboard != "" || w.rank.All.Size() > 1 && w.rank.Trace != nil) {
-		w.shown.board = dashboard.NewBoard(w.rank.All.Size(), w.startup.Started)
+		w.shown.board = dashboard.NewBoard(w.rank.All.Size(), w.startup.Started, time.Now)
 	}
 	if w.start.Config.Dashboard == "" {
 		return nil
@@ -73,6 +73,9 @@ func (w *World) openDashboard() error {
 // serve begins to serve the page.
 func (w *World) serve() error {
 	asked := w.start.Config.Dashboard
+	if dashboard.Serve == nil {
+		return fmt.Errorf("--dashboard %s: this program serves no page: import _ \"lockstep/spmd/dashboard\"", asked)
+	}
 	address, err := dashboard.Address(asked)
 	if err != nil {
 		return err
@@ -108,7 +111,7 @@ func (w *World) startDashboard() {
 	}
 	s.board.Describe(dashboard.Facts{Program: filepath.Base(os.Args[0]), Nodes: w.nodes,
 		Device: w.rank.Dev.Name(), Collectives: w.rank.All.Routes().Name()})
-	w.rank.Log.Info().Str("url", s.server.URL).Msg("dashboard")
+	w.rank.Log.Info().Str("url", s.server.URL()).Msg("dashboard")
 	if w.rank.All.Size() == 1 { // no heartbeats
 		s.wait.Go(func() { s.each(func() { s.board.Hear(w.sample()) }) })
 	}

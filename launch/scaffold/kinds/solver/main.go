@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	_ "lockstep/spmd/dashboard" // --dashboard
 	"lockstep/spmd/hostdata"
 )
 

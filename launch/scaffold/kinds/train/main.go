@@ -11,6 +11,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
+	_ "lockstep/spmd/dashboard" // --dashboard
 	"lockstep/spmd/hostdata"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/telemetry"

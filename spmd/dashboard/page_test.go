@@ -11,16 +11,17 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lockstep/spmd/internal/dashboard"
 )
 
 // busyBoard is a board of four ranks on two nodes with GPUs, after two minutes of training.
-func busyBoard() *Board {
-	c := &clock{time.Now().Add(-2 * time.Minute)}
-	b := NewBoard(4, c.at)
-	b.now = c.now
-	b.Describe(Facts{Program: "train", Nodes: 2, Device: "NVIDIA H200", Collectives: "nccl"})
+func busyBoard() *dashboard.Board {
+	at := time.Now().Add(-2 * time.Minute)
+	b := dashboard.NewBoard(4, at, func() time.Time { return at })
+	b.Describe(dashboard.Facts{Program: "train", Nodes: 2, Device: "NVIDIA H200", Collectives: "nccl"})
 	for step := range 600 {
-		c.at = c.at.Add(200 * time.Millisecond)
+		at = at.Add(200 * time.Millisecond)
 		x := float64(step)
 		b.Set("loss", 2.1+3.4*math.Exp(-x/80)+0.05*math.Sin(x*1.7))
 		b.Set("tokens a second", 1.2e6+2e4*math.Sin(x/9))
@@ -35,13 +36,18 @@ func busyBoard() *Board {
 			if r == 2 {
 				late = 0.22
 			}
-			s := sampleAt(r, x/5, (0.55+late)*x/5, (0.31-late)*x/5)
-			s.Phases = append(s.Phases, Phase{Name: "streams wait", Count: 1, Nanos: int64(x * 0.8e8)},
-				Phase{Name: "program waits", Count: 1, Nanos: int64(x * 1.9e8)})
+			ns := func(part float64) int64 { return int64(part * x / 5 * 1e9) }
+			s := &dashboard.Sample{Rank: r, Node: r / 2, At: ns(1) + 1}
+			s.Phases = []dashboard.Phase{{Name: "compute", Count: 1, Nanos: ns(0.55 + late)},
+				{Name: "collectives", Count: 3, Nanos: ns(0.31 - late), Meets: true},
+				{Name: "streams wait", Count: 1, Nanos: ns(0.4)}, {Name: "program waits", Count: 1, Nanos: ns(0.95)}}
+			s.Regions = []dashboard.Phase{{Name: "forward", Count: 1, Nanos: ns((0.55 + late) / 4)},
+				{Name: "backward", Count: 1, Nanos: ns((0.55 + late) / 2)}}
 			s.Host = fmt.Sprint("gpu-node-", r/2)
 			s.Process, s.Free, s.Total = 3<<30+r<<20, (40-36*(r/2))<<30, 512<<30
-			s.Pools = []Pool{{"device memory", 61 << 30, 70 << 30}, {"pinned memory", 12 << 20, 12 << 20}}
-			s.GPU = &Reading{Name: "NVIDIA H200", MemoryUsed: 75 << 30, MemoryTotal: 139 << 30,
+			s.Pools = []dashboard.Pool{{Kind: "device memory", Used: 61 << 30, Peak: 70 << 30},
+				{Kind: "pinned memory", Used: 12 << 20, Peak: 12 << 20}}
+			s.GPU = &dashboard.Reading{Name: "NVIDIA H200", MemoryUsed: 75 << 30, MemoryTotal: 139 << 30,
 				Clock: 1830 - 300*(r%2), MostClock: 1980, MemoryClock: 3201, Power: 655 + float64(r),
 				PowerLimit: 700, Temperature: 61 + 5*r, Busy: 98}
 			if r%2 == 1 {
@@ -92,7 +98,7 @@ func TestPage(t *testing.T) {
 		browser.call("Emulation.setEmulatedMedia",
 			map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": screen.scheme}}},
 			nil)
-		browser.call("Page.navigate", map[string]any{"url": s.URL}, nil)
+		browser.call("Page.navigate", map[string]any{"url": s.url}, nil)
 		browser.until(`document.getElementById("state")?.textContent === "live" && ` +
 			`document.querySelectorAll("polyline").length === 5`)
 		checkPage(t, browser, screen)
@@ -115,7 +121,7 @@ func TestPage(t *testing.T) {
 			t.Fatal(err)
 		}
 		asked++
-		if !strings.HasPrefix(r.Request.URL, s.URL) && !strings.HasPrefix(r.Request.URL, "data:,") {
+		if !strings.HasPrefix(r.Request.URL, s.url) && !strings.HasPrefix(r.Request.URL, "data:,") {
 			t.Errorf("the page asks %s", r.Request.URL)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lockstep/spmd/internal/dashboard"
 )
 
 const token = "0123456789abcdef-_"
@@ -16,10 +18,12 @@ const token = "0123456789abcdef-_"
 // patience bounds every wait of a test, and measures nothing.
 const patience = 10 * time.Minute // only a hang takes so long
 
+func newBoard(ranks int) *dashboard.Board { return dashboard.NewBoard(ranks, time.Now(), time.Now) }
+
 // served serves a board on a free port until the test ends.
-func served(t *testing.T, b *Board) *Server {
+func served(t *testing.T, b *dashboard.Board) *server {
 	t.Helper()
-	s, err := Serve(b, "127.0.0.1:0", token)
+	s, err := serve(b, "127.0.0.1:0", token)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,8 +59,8 @@ func ask(t *testing.T, method, url string) (*http.Response, string) {
 
 // Without the token there is nothing, at any address, and a refusal does not tell the token.
 func TestToken(t *testing.T) {
-	s := served(t, NewBoard(1, time.Now()))
-	root := strings.TrimSuffix(s.URL, token+"/")
+	s := served(t, newBoard(1))
+	root := strings.TrimSuffix(s.url, token+"/")
 	for _, path := range []string{"", "metrics", "now.json", "events", "page.js", "x/metrics",
 		token[1:] + "/", token + "x/", "/" + token + "/", strings.ToUpper(token) + "/metrics", "?token=" + token} {
 		a, text := ask(t, "GET", root+path)
@@ -67,12 +71,12 @@ func TestToken(t *testing.T) {
 }
 
 func TestAddresses(t *testing.T) {
-	b := NewBoard(2, time.Now())
-	b.Hear(sampleAt(1, 1, 0, 0))
+	b := newBoard(2)
+	b.Hear(&dashboard.Sample{Rank: 1, At: 1, Process: 1001})
 	s := served(t, b)
 	for path, kind := range map[string]string{"": "text/html", "page.css": "text/css",
 		"page.js": "text/javascript", "metrics": "text/plain; version=0.0.4", "now.json": "application/json"} {
-		a, text := ask(t, "GET", s.URL+path)
+		a, text := ask(t, "GET", s.url+path)
 		if a.StatusCode != 200 || !strings.HasPrefix(a.Header.Get("Content-Type"), kind) || text == "" {
 			t.Errorf("%q: %s, %s, %d bytes", path, a.Status, a.Header.Get("Content-Type"), len(text))
 		}
@@ -83,25 +87,25 @@ func TestAddresses(t *testing.T) {
 		if strings.Contains(text, "http://") && path != "page.js" || strings.Contains(text, "https://") {
 			t.Errorf("%q names another place", path)
 		}
-		if a, _ := ask(t, "HEAD", s.URL+path); a.StatusCode != 200 {
+		if a, _ := ask(t, "HEAD", s.url+path); a.StatusCode != 200 {
 			t.Errorf("HEAD %q: %s", path, a.Status)
 		}
-		if a, _ := ask(t, "POST", s.URL+path); a.StatusCode != http.StatusMethodNotAllowed {
+		if a, _ := ask(t, "POST", s.url+path); a.StatusCode != http.StatusMethodNotAllowed {
 			t.Errorf("POST %q: %s", path, a.Status)
 		}
 	}
-	if a, _ := ask(t, "GET", strings.TrimSuffix(s.URL, "/")); a.StatusCode != http.StatusMovedPermanently ||
+	if a, _ := ask(t, "GET", strings.TrimSuffix(s.url, "/")); a.StatusCode != http.StatusMovedPermanently ||
 		a.Header.Get("Location") != "/"+token+"/" {
 		t.Errorf("without the last slash: %s to %s", a.Status, a.Header.Get("Location"))
 	}
 	for _, path := range []string{"x", "page.html", "page/page.js", "../" + token + "/../x"} {
-		if a, _ := ask(t, "GET", s.URL+path); a.StatusCode != http.StatusNotFound &&
+		if a, _ := ask(t, "GET", s.url+path); a.StatusCode != http.StatusNotFound &&
 			a.StatusCode != http.StatusForbidden {
 			t.Errorf("%q: %s", path, a.Status)
 		}
 	}
-	_, text := ask(t, "GET", s.URL+"now.json")
-	var v View
+	_, text := ask(t, "GET", s.url+"now.json")
+	var v dashboard.View
 	if err := json.Unmarshal([]byte(text), &v); err != nil || v.Ranks != 2 || v.Rows[1].Process != 1001 ||
 		v.Rows[0].Age != -1 {
 		t.Errorf("%v: %s", err, text)
@@ -109,9 +113,9 @@ func TestAddresses(t *testing.T) {
 }
 
 // follow returns the events of a server, one for each call.
-func follow(t *testing.T, s *Server) func() *View {
+func follow(t *testing.T, s *server) func() *dashboard.View {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), "GET", s.URL+"events", nil)
+	r, err := http.NewRequestWithContext(t.Context(), "GET", s.url+"events", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,14 +128,14 @@ func follow(t *testing.T, s *Server) func() *View {
 		t.Errorf("%v", a.Header)
 	}
 	lines := bufio.NewReader(a.Body)
-	return func() *View {
+	return func() *dashboard.View {
 		line, err := lines.ReadString('\n')
 		if err == io.EOF {
 			return nil
 		}
 		data, ok := strings.CutPrefix(line, "data: ")
 		blank, e := lines.ReadString('\n')
-		var v View
+		var v dashboard.View
 		if bad := json.Unmarshal([]byte(data), &v); err != nil || e != nil || bad != nil || !ok || blank != "\n" {
 			t.Fatalf("%q, %q: %v, %v, %v", line, blank, err, e, bad)
 		}
@@ -141,7 +145,7 @@ func follow(t *testing.T, s *Server) func() *View {
 
 // A viewer gets the past first, then the news, and learns that the job has ended.
 func TestEvents(t *testing.T) {
-	b := NewBoard(1, time.Now())
+	b := newBoard(1)
 	b.Set("loss", 5)
 	s := served(t, b)
 	next := follow(t, s)
@@ -163,19 +167,19 @@ func TestEvents(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if _, err := net.DialTimeout("tcp", strings.Split(s.URL, "/")[2], patience); err == nil {
+	if _, err := net.DialTimeout("tcp", strings.Split(s.url, "/")[2], patience); err == nil {
 		t.Error("the port is still open")
 	}
 }
 
 // A viewer that takes nothing does not hold up the end of the job.
 func TestDeafViewer(t *testing.T) {
-	b := NewBoard(1, time.Now())
-	s, err := Serve(b, "127.0.0.1:0", token)
+	b := newBoard(1)
+	s, err := serve(b, "127.0.0.1:0", token)
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := net.DialTimeout("tcp", strings.Split(s.URL, "/")[2], patience)
+	conn, err := net.DialTimeout("tcp", strings.Split(s.url, "/")[2], patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,10 +203,10 @@ func TestDeafViewer(t *testing.T) {
 }
 
 // crowd opens connections that say something and then nothing any more, and take no answer.
-func crowd(t *testing.T, s *Server, n int, say string) (open []net.Conn) {
+func crowd(t *testing.T, s *server, n int, say string) (open []net.Conn) {
 	t.Helper()
 	for range n {
-		conn, err := net.DialTimeout("tcp", strings.Split(s.URL, "/")[2], patience)
+		conn, err := net.DialTimeout("tcp", strings.Split(s.url, "/")[2], patience)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,10 +230,10 @@ func TestCrowd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := served(t, NewBoard(1, time.Now()))
-			crowd(t, s, mostGuests+mostMembers+8, say)
+			s := served(t, newBoard(1))
+			crowd(t, s, 100, say)
 			for range 3 {
-				if a, _ := ask(t, "GET", s.URL+"metrics"); a.StatusCode != 200 {
+				if a, _ := ask(t, "GET", s.url+"metrics"); a.StatusCode != 200 {
 					t.Error(a.Status)
 				}
 			}
@@ -242,7 +246,7 @@ func TestCrowd(t *testing.T) {
 
 // A refused connection is closed, though a body was announced.
 func TestRefusedIsClosed(t *testing.T) {
-	s := served(t, NewBoard(1, time.Now()))
+	s := served(t, newBoard(1))
 	for _, path := range []string{"/", "/" + token + "/metrics"} {
 		conn := crowd(t, s, 1, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")[0]
 		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
@@ -256,63 +260,9 @@ func TestRefusedIsClosed(t *testing.T) {
 }
 
 func TestPortTaken(t *testing.T) {
-	s := served(t, NewBoard(1, time.Now()))
-	if _, err := Serve(NewBoard(1, time.Now()), strings.Split(s.URL, "/")[2], token); err == nil ||
+	s := served(t, newBoard(1))
+	if _, err := serve(newBoard(1), strings.Split(s.url, "/")[2], token); err == nil ||
 		!strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("%v", err)
-	}
-}
-
-func TestAddress(t *testing.T) {
-	for text, want := range map[string]string{":8080": "127.0.0.1:8080", "0.0.0.0:0": "0.0.0.0:0",
-		"[::1]:65535": "[::1]:65535", "node7:80": "node7:80"} {
-		if got, err := Address(text); got != want || err != nil {
-			t.Errorf("%s: %s, %v", text, got, err)
-		}
-	}
-	for _, bad := range []string{"", "8080", ":", ":http", ":-1", ":65536", ":080", "::1:80", "a b:80",
-		"http://x:80", ":80/x"} {
-		if got, err := Address(bad); err == nil || !strings.Contains(err.Error(), "want [HOST]:PORT") ||
-			strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q: %s, %v", bad, got, err)
-		}
-	}
-}
-
-func TestGivenToken(t *testing.T) {
-	a, err := Token("")
-	b, e := Token("")
-	if err != nil || e != nil || a == b || len(a) < 22 {
-		t.Errorf("%s, %s, %v, %v", a, b, err, e)
-	}
-	if _, err := Token(a); err != nil {
-		t.Error(err)
-	}
-	for _, bad := range []string{"short", "0123456789abcde/", "0123456789abcdef ", "0123456789abcdeé"} {
-		if _, err := Token(bad); err == nil || strings.Contains(err.Error(), bad) {
-			t.Errorf("%q: %v", bad, err)
-		}
-	}
-}
-
-// What is read of a request: no more than its lines, and these whole.
-func TestReadRequest(t *testing.T) {
-	for text, want := range map[string]request{
-		"GET / HTTP/1.1\r\nHost: x\r\n\r\nrest":                  {"GET", "/", false},
-		"HEAD /a/b?c=/d HTTP/1.0\n\n":                            {"HEAD", "/a/b", false},
-		"GET http://x:1/a HTTP/1.1\r\n\r\n":                      {"GET", "/a", false},
-		"POST /a HTTP/1.1\r\ncontent-LENGTH:\t3\r\n\r\nabc":      {"POST", "/a", true},
-		"GET /a HTTP/1.1\r\nContent-Length: 0\r\n\r\n":           {"GET", "/a", false},
-		"PUT /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0": {"PUT", "/a", true},
-	} {
-		if got, ok := readRequest(strings.NewReader(text)); got != want || !ok {
-			t.Errorf("%q: %+v, %v, want %+v", text, got, ok, want)
-		}
-	}
-	for _, bad := range []string{"", "GET", "GET /\r\n\r\n", "GET / HTTP/1.1\r\nHost: x\r\n", "PRI * HTTP/2.0\r\n\r\n",
-		"GET /" + strings.Repeat("a", mostHead) + " HTTP/1.1\r\n\r\n"} {
-		if got, ok := readRequest(strings.NewReader(bad)); ok {
-			t.Errorf("%.40q: %+v", bad, got)
-		}
 	}
 }
