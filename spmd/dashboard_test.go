@@ -140,7 +140,7 @@ func wholePage(ctx context.Context, w *spmd.World, url string) (bool, error) {
 		return false, err
 	}
 	for r := range w.Size() {
-		for _, want := range []string{`lockstep_calls_total{rank="%d",phase="collectives"} `,
+		for _, want := range []string{`lockstep_calls_total{phase="collectives",rank="%d"} `,
 			`lockstep_region_seconds_total{rank="%d",region="a part"} `,
 			`lockstep_process_resident_bytes{rank="%d"} `} {
 			if want = fmt.Sprintf(want, r); !strings.Contains(metrics, "\n"+want) {

@@ -28,7 +28,11 @@ import (
 
 func init() {
 	dashboard.Serve = func(b *dashboard.Board, address, token string) (dashboard.Server, error) {
-		return serve(b, address, token)
+		s, err := serve(b, address, token)
+		if err != nil {
+			return nil, err // no interface that holds a nil
+		}
+		return s, nil
 	}
 }
 
