@@ -3,16 +3,12 @@ package main
 import (
 	"bufio"
 	"fmt"
-	"math"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
-	"time"
 
 	"lockstep/bench/measure"
 )
@@ -31,18 +27,10 @@ var groups = []group{
 	{measure.HostSet, "reduce", (*bench).reduce},
 	{measure.HostSet, "matvec", (*bench).matvec},
 	{measure.HostSet, "stencil", (*bench).stencil},
-	{measure.HostSet, "gradients", (*bench).gradients},
-	{measure.HostSet, "learn", (*bench).learn},
-	{measure.HostSet, "division", (*bench).division},
-	{measure.HostSet, "restart", (*bench).restart},
 	{measure.HostSet, "train", (*bench).train},
-	{measure.HostSet, "seeing", (*bench).seeing},
 	{measure.GPUSet, "enqueue", (*bench).enqueue},
 	{measure.GPUSet, "launch", (*bench).launch},
 	{measure.GPUSet, "startup", (*bench).startup},
-	{measure.GPUSet, "replay", (*bench).replay},
-	{measure.GPUSet, "losses", (*bench).losses},
-	{measure.GPUSet, "errors", (*bench).errors},
 	{measure.GPUSet, "memcheck", (*bench).memcheck},
 }
 
@@ -195,104 +183,6 @@ func (b *bench) bandwidth(app string, bytes int) error {
 	return nil
 }
 
-// errorGoal is the bound of an error.
-type errorGoal struct {
-	what  string
-	ranks int
-	goal  float64
-}
-
-// errorGoals are the bounds of numbers that tests of apps/train measure, by the tests' words.
-var errorGoals = []errorGoal{
-	{"largest relative error of a float64 gradient against central differences", 1, 1e-6},
-	{"difference of the float32 loss from the float64 model", 1, 1e-5},
-	{"largest relative difference of a float32 gradient tensor from the float64 model", 1, 1e-5},
-	{"largest difference of a loss on 1, 2, 3 and 4 ranks over 20 steps", 4, 1e-5},
-}
-
-// gradients reports the largest errors that the tests of apps/train find.
-func (b *bench) gradients() error {
-	file := filepath.Join(b.Dir, "measured")
-	_, _, err := measure.Outputs([]string{"LOCKSTEP_MEASURED=" + file}, "go", "test", "-buildvcs=false", "-count=1",
-		"-run", "^(TestReferenceGradients|TestModelAgainstReference|TestLossDoesNotDependOnRanks)$",
-		"./apps/train/traintest", "./apps/train/gpt", "./apps/train/trainer")
-	if err != nil {
-		return err
-	}
-	return b.judge(file, errorGoals)
-}
-
-// judge adds rows for the measurements that tests have written to a file.
-func (b *bench) judge(file string, goals []errorGoal) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	worst, err := worstMeasured(string(text))
-	if err != nil {
-		return err
-	}
-	for _, g := range goals {
-		v, ok := worst[g.what]
-		if !ok {
-			return fmt.Errorf("no test measured %q", g.what)
-		}
-		b.Limit(measure.Row{What: g.what, Ranks: g.ranks, Ours: v, Unit: "error", Goal: g.goal})
-	}
-	return nil
-}
-
-// worstMeasured returns the largest value of each kind in lines "VALUE\tWHAT", as
-// traintest.Measured of apps/train writes them.
-func worstMeasured(text string) (map[string]float64, error) {
-	worst := map[string]float64{}
-	for line := range strings.Lines(text) {
-		value, what, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
-		v, err := strconv.ParseFloat(value, 64)
-		if !ok || err != nil || math.IsNaN(v) {
-			return nil, fmt.Errorf("measured %q: want a number, a tab and what it is", line)
-		}
-		worst[what] = max(worst[what], v)
-	}
-	return worst, nil
-}
-
-// learn runs the default training on 4 ranks, and the training of make run.
-func (b *bench) learn() error {
-	start := time.Now()
-	s, err := b.summary("--model", "modern-tiny", "--steps", "300")
-	if err != nil {
-		return err
-	}
-	took := time.Since(start).Seconds()
-	b.Limit(measure.Row{What: "validation loss after make run", Ranks: 4, Ours: s.ValLoss, Unit: "nats", Goal: 1.91})
-	b.Limit(measure.Row{What: "make run, when all is built", Ranks: 4, Ours: took, Unit: "s", Goal: 30})
-	if s, err = b.summary("--sample", "0"); err != nil {
-		return err
-	}
-	b.Limit(measure.Row{What: "first loss of the default training, distance from ln 256", Ranks: 4,
-		Ours: math.Abs(s.LossFirst - 5.545177), Unit: "nats", Goal: 0.1})
-	b.Limit(measure.Row{What: "last loss of the default training", Ranks: 4, Ours: s.LossLast, Unit: "nats", Goal: 2.3})
-	return nil
-}
-
-// summary runs train on 4 ranks of the host, and returns the last line that it prints.
-func (b *bench) summary(flags ...string) (s measure.TrainStep, err error) {
-	out, err := measure.Output(measure.MPIRun(4, append([]string{b.Program("train"), "--device", "host", "--json", "-",
-		"--log-level", "warn"}, flags...)...)...)
-	if err != nil {
-		return s, err
-	}
-	steps, err := measure.Lines[measure.TrainStep](out)
-	if err == nil && (len(steps) == 0 || !steps[len(steps)-1].Summary) {
-		err = fmt.Errorf("train printed no summary: %q", out)
-	}
-	if err != nil {
-		return s, err
-	}
-	return steps[len(steps)-1], nil
-}
-
 // llmcStep matches llm.c's report of a step.
 var llmcStep = regexp.MustCompile(`step \d+: train loss \S+ \(took (\S+) ms`)
 
@@ -326,13 +216,8 @@ func (b *bench) train() error {
 
 // trainStep returns the median time of a step, in ms.
 func (b *bench) trainStep(flags ...string) (float64, error) {
-	out, err := measure.Output(append([]string{b.Program("train"), "--device", "host", "--model", "gpt2", "--batch",
-		"4", "--seq", "64", "--steps", strconv.Itoa(measure.TrainSteps), "--val-batches", "0", "--sample", "0",
-		"--json", "-", "--log-level", "warn"}, flags...)...)
-	if err != nil {
-		return 0, err
-	}
-	steps, err := measure.Steps(out, measure.TrainSteps)
+	steps, err := b.trainSteps(0, measure.TrainSteps,
+		append([]string{"--model", "gpt2", "--batch", "4", "--seq", "64"}, flags...))
 	if err != nil {
 		return 0, err
 	}
@@ -341,6 +226,17 @@ func (b *bench) trainStep(flags ...string) (float64, error) {
 		ms = append(ms, s.MS)
 	}
 	return measure.Median(ms), nil
+}
+
+// trainSteps runs train on ranks of the host, and returns its steps.
+func (b *bench) trainSteps(ranks, steps int, flags []string) ([]measure.TrainStep, error) {
+	cmd := append(measure.MPIRun(ranks, b.Program("train"), "--device", "host", "--steps", strconv.Itoa(steps),
+		"--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"), flags...)
+	out, err := measure.Output(cmd...)
+	if err != nil {
+		return nil, err
+	}
+	return measure.Steps(out, steps)
 }
 
 // llmcSteps returns the times of the first n steps of llm.c's program, in ms. It then ends the

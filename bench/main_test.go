@@ -2,7 +2,6 @@ package main
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -38,18 +37,6 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-func TestWorstMeasured(t *testing.T) {
-	worst, err := worstMeasured("1e-7\ta loss\n3e-7\ta loss\n2e-7\ta loss\n5\tb\n")
-	if err != nil || worst["a loss"] != 3e-7 || worst["b"] != 5 {
-		t.Errorf("%v, %v", worst, err)
-	}
-	for _, bad := range []string{"NaN\ta\n", "1 a\n", "x\ta\n"} {
-		if _, err := worstMeasured(bad); err == nil {
-			t.Errorf("%q is accepted", bad)
-		}
-	}
-}
-
 func TestStartupParts(t *testing.T) {
 	parts, err := startupParts(`a warning
 {"level":"warn","message":"x"}
@@ -60,37 +47,6 @@ func TestStartupParts(t *testing.T) {
 	}
 	if _, err := startupParts(`{"message":"start"}`); err == nil || !strings.Contains(err.Error(), "startup_ms") {
 		t.Errorf("a log without them: %v", err)
-	}
-}
-
-func TestStepLosses(t *testing.T) {
-	text := strings.Repeat("{\"step\":1,\"loss\":2.5}\n", lossSteps)
-	got, err := stepLosses(text + `{"summary":true,"loss_last":1}`)
-	if err != nil || len(got) != lossSteps || got[0] != 2.5 {
-		t.Errorf("%v, %v", got, err)
-	}
-	if _, err := stepLosses(text + text); err == nil {
-		t.Error("twice as many steps are accepted")
-	}
-}
-
-func TestDroppedEvents(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "t.json")
-	put := func(text string) {
-		if err := os.WriteFile(name, []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put(`{"displayTimeUnit":"ns","otherData":{"clocks_within_us":0,"dropped_events":{"0":5,"3":7},"ranks":4},` +
-		`"traceEvents":[` + "\n]}\n")
-	if n, err := droppedEvents(name); n != 12 || err != nil {
-		t.Errorf("%v, %v", n, err)
-	}
-	for _, bad := range []string{"", "{}", `{"displayTimeUnit":"ns","traceEvents":[]}`} {
-		put(bad)
-		if n, err := droppedEvents(name); err == nil {
-			t.Errorf("%q: %v", bad, n)
-		}
 	}
 }
 

@@ -69,6 +69,9 @@ func (b *bench) layouts(call, what string, bytes int) error {
 	return nil
 }
 
+// layoutSteps are the steps of a run of train.
+const layoutSteps = 100
+
 // trainLayouts compares the default training on two ranks.
 func (b *bench) trainLayouts() error {
 	var ours, theirs []float64
@@ -78,7 +81,7 @@ func (b *bench) trainLayouts() error {
 			ranks int
 			flags []string
 		}{{&theirs, 2, nil}, {&ours, 0, []string{"--ranks", "2"}}} {
-			steps, err := b.trainSteps(side.ranks, seeingSteps, side.flags)
+			steps, err := b.trainSteps(side.ranks, layoutSteps, side.flags)
 			if err != nil {
 				return err
 			}

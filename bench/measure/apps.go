@@ -2,7 +2,6 @@ package measure
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 )
@@ -32,14 +31,6 @@ type TrainStep struct {
 	LossFirst float64 `json:"loss_first"`
 	LossLast  float64 `json:"loss_last"`
 	ValLoss   float64 `json:"val_loss"`
-	Needs     int     `json:"needs_bytes"`
-	Peak      int     `json:"peak_bytes"`
-}
-
-// Unforeseen returns how much a run's buffers differ from the announced memory, as a part of it. s
-// is the line with the summary.
-func (s TrainStep) Unforeseen() float64 {
-	return math.Abs(float64(s.Peak)/float64(s.Needs) - 1)
 }
 
 const (

@@ -32,7 +32,6 @@ var measures = []struct {
 	{"enqueue", enqueue},
 	{"launch", launch},
 	{"startup", startup},
-	{"replay", replay},
 }
 
 // Calls runs this program under mpirun. It measures the calls of the framework, and

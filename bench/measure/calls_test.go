@@ -66,7 +66,6 @@ func TestCheckRank(t *testing.T) {
 	}{
 		{"allreduce", []int{8, 1 << 20}, 3, true},
 		{"pingpong", []int{8}, 2, true},
-		{"replay", []int{8}, 4, true},
 		{"pingpong", []int{8}, 3, false},
 		{"", []int{8}, 2, false},
 		{"allreduce", []int{8, 0}, 2, false},

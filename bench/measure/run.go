@@ -6,13 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -32,85 +30,20 @@ func Output(cmd ...string) (string, error) {
 var Interrupted = context.Background()
 
 // Outputs is Output with additional variables such as "NAME=value". It also returns standard error.
+// An error names the command.
 func Outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
 	var out, errs bytes.Buffer
-	if err := run(Interrupted, &out, &errs, env, cmd); err != nil {
-		return "", "", fmt.Errorf("%w\n%s%s", err, &out, &errs)
-	}
-	return out.String(), errs.String(), nil
-}
-
-// Follow runs a command and gives fn each line as it comes, one at a time, without its newline.
-// errs says whether it stands on standard error. An error of fn ends the command, and is returned.
-func Follow(fn func(errs bool, line string) error, cmd ...string) error {
-	ctx, end := context.WithCancelCause(Interrupted)
-	defer end(nil)
-	var one sync.Mutex
-	var said bytes.Buffer
-	each := func(errs bool) *lines {
-		return &lines{each: func(line string) {
-			one.Lock()
-			defer one.Unlock()
-			fmt.Fprintln(&said, line)
-			if ctx.Err() != nil {
-				return // fn has had enough
-			}
-			if err := fn(errs, line); err != nil {
-				end(err)
-			}
-		}}
-	}
-	out, errs := each(false), each(true)
-	err := run(ctx, out, errs, nil, cmd)
-	out.rest()
-	errs.rest()
-	if why := context.Cause(ctx); why != nil {
-		err = why
-	}
-	if err != nil {
-		err = fmt.Errorf("%w\n%s", err, &said)
-	}
-	return err
-}
-
-// lines passes on written text by whole lines.
-type lines struct {
-	begun []byte
-	each  func(line string)
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.begun = append(l.begun, b...)
-	for {
-		line, rest, whole := bytes.Cut(l.begun, []byte("\n"))
-		if !whole {
-			return len(b), nil
-		}
-		l.begun = rest
-		l.each(string(line))
-	}
-}
-
-// rest passes on text without a newline at the end.
-func (l *lines) rest() {
-	if len(l.begun) > 0 {
-		l.each(string(l.begun))
-	}
-}
-
-// run runs a command until it ends, or ctx does. The error names the command.
-func run(ctx context.Context, out, errs io.Writer, env, cmd []string) error {
-	ctx, cancel := context.WithTimeout(ctx, Longest)
+	ctx, cancel := context.WithTimeout(Interrupted, Longest)
 	defer cancel()
 	c := exec.CommandContext(ctx, cmd[0], cmd[1:]...)
 	c.Env = append(ProgramEnv(), env...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // mpirun ends its ranks
 	c.WaitDelay = 10 * time.Second
-	c.Stdout, c.Stderr = out, errs
+	c.Stdout, c.Stderr = &out, &errs
 	if err := c.Run(); err != nil {
-		return fmt.Errorf("%s: %w", strings.Join(cmd, " "), errors.Join(err, ctx.Err()))
+		return "", "", fmt.Errorf("%s: %w\n%s%s", strings.Join(cmd, " "), errors.Join(err, ctx.Err()), &out, &errs)
 	}
-	return nil
+	return out.String(), errs.String(), nil
 }
 
 // ProgramEnv returns the environment of the measured programs.

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/spmd"
-	"lockstep/spmd/telemetry"
 )
 
 //go:embed kernels.cu
@@ -135,59 +134,4 @@ func processAge() (time.Duration, error) {
 		return 0, err
 	}
 	return time.Duration(now.Nano() - ticks*1e7), nil
-}
-
-// replayed is a line of the replay measurement.
-type replayed struct {
-	What     string  `json:"what"`
-	Ranks    int     `json:"ranks"`
-	Replays  int     `json:"replays"`
-	MedianUS float64 `json:"median_us"` // of a replay, synchronised
-}
-
-// Replays is how often replay launches its graph.
-const Replays = 1000
-
-// replay launches a graph of a kernel and three collectives many times. Each time x grows by one on
-// every rank, and becomes the largest of all ranks. The world closes what it leaves open.
-func replay(w *spmd.World, bytes int) error {
-	s, err := w.NewStream("replay")
-	if err != nil {
-		return err
-	}
-	x, err := spmd.Alloc[int64](w, 1)
-	if err != nil {
-		return err
-	}
-	if err := x.SetAll(int64(w.Rank())); err != nil {
-		return err
-	}
-	dst, src, err := operands(w, max(1<<20, bytes/4), spmd.Alloc[float32])
-	if err != nil {
-		return err
-	}
-	c := w.Comm().On(s)
-	replays := min(Replays, mostCalls)
-	t, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 0, replays, func() error {
-		if err := addOne.Launch(s, spmd.Cover1D(1, 32), x.Arg()); err != nil {
-			return err
-		}
-		if err := spmd.AllReduce(c, x, x, spmd.Max); err != nil {
-			return err
-		}
-		if err := spmd.AllReduce(c, dst, src, spmd.Sum); err != nil {
-			return err
-		}
-		return spmd.AllReduce(c, dst.Slice(0, 2), src.Slice(0, 2), spmd.Sum)
-	})
-	if err != nil {
-		return err
-	}
-	if got, want := x.At(0), int64(w.Size()-1+replays); got != want {
-		return fmt.Errorf("the count of replays is %d, want %d", got, want)
-	}
-	if err := checkSums(w, dst); err != nil {
-		return err
-	}
-	return emit(w, replayed{"replay", w.Size(), replays, t.MedianUS})
 }
