@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"lockstep/internal/launcher"
@@ -46,13 +47,21 @@ func readEnds(file string, n int64) (string, error) {
 
 func hasLine(out, line string) bool { return strings.Contains("\n"+out, "\n"+line+"\n") }
 
-// report returns what a person needs of a failed job: the output of the ranks that failed, or of
-// all if none could say so, and then what mpirun adds, which names a killed rank. Words that
-// several ranks say alike stand there once.
+// report returns what a person needs of a failed job: the output of the ranks that failed or died,
+// or of all if none is known, and then what mpirun adds. Words that several ranks say alike stand
+// there once.
+//
+// A rank that only died left no mark. It may be why the others failed.
 func report(out []string, own string) string {
+	var rest strings.Builder
+	frames, errors := launcher.SplitOutput(&rest, strings.NewReader(own))
+	cause := launcher.ReadCause(frames, len(out))
 	var ranks []int
+	silent := false // the rank that mpirun names has not said why
 	for r := range out {
-		if hasLine(out[r], markFailed) {
+		failed, named := hasLine(out[r], markFailed) || crashed(out[r]), cause.Rank == strconv.Itoa(r)
+		silent = silent || named && !failed
+		if failed || named {
 			ranks = append(ranks, r)
 		}
 	}
@@ -69,10 +78,31 @@ func report(out []string, own string) string {
 			fmt.Fprintf(&b, "%s| %s\n", readable.Ranks(those), line)
 		}
 	}
-	for _, line := range ends(adds(own, len(out), told), shownLines/3) {
+	said := clean(rest.String())
+	if (silent || !told) && cause.What != "" {
+		said = append(said, cause.String())
+	}
+	if !told {
+		said = append(said, clean(string(errors))...)
+	}
+	if !told && len(said) == 0 { // only mpirun knows why, so that nothing of it is noise
+		said = slices.DeleteFunc(strings.Split(own, "\n"),
+			func(line string) bool { return strings.TrimSpace(line) == "" })
+	}
+	for _, line := range ends(said, shownLines/3) {
 		fmt.Fprintf(&b, "mpirun| %s\n", line)
 	}
 	return b.String()
+}
+
+// crashed reports whether a process has said that it dies: a Go panic, or an end by spmd.Main.
+func crashed(out string) bool {
+	for line := range strings.Lines(out) {
+		if _, ok := launcher.Hear([]byte(line)); ok {
+			return true
+		}
+	}
+	return false
 }
 
 // differs matches what differs between ranks that do the same.
@@ -91,24 +121,6 @@ func alike(out []string, ranks []int) (groups [][]int) {
 		groups = append(groups, []int{r})
 	}
 	return groups
-}
-
-// adds returns what mpirun says about a job of a number of ranks, beside what a rank has told.
-func adds(own string, ranks int, told bool) []string {
-	var rest strings.Builder
-	frames, errors := launcher.SplitOutput(&rest, strings.NewReader(own))
-	said := clean(rest.String())
-	if cause := launcher.ReadCause(frames, ranks); !told && cause.What != "" || cause.Signalled() {
-		said = append(said, cause.String())
-	}
-	if !told {
-		said = append(said, clean(string(errors))...)
-	}
-	if !told && len(said) == 0 { // only mpirun knows why, so that nothing of it is noise
-		said = slices.DeleteFunc(strings.Split(own, "\n"),
-			func(line string) bool { return strings.TrimSpace(line) == "" })
-	}
-	return said
 }
 
 // noise matches lines of go test and of the harness, and rules of frames
