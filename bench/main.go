@@ -6,6 +6,7 @@
 //	bin/bench --only gpu                       all groups that need GPUs
 //	bin/bench --llmc path/to/train_gpt2        training too, against that program
 //	bin/bench sweep                            collectives by size, the apps by ranks, with plots
+//	bin/bench ways                             which sizes NCCL's symmetric kernels carry faster
 //	bin/bench train                            GPT-2s learn on GPUs, beside PyTorch
 //	bin/bench ttl --text FILE                  seconds to a loss on a GPU, beside PyTorch's
 //	bin/bench loss --text FILE                 a GPT-2's loss on a GPU, step by step beside PyTorch's
@@ -48,6 +49,8 @@ func main() {
 		switch os.Args[1] {
 		case "sweep":
 			run = sweep.Command
+		case "ways":
+			run = sweep.Ways
 		case "rank":
 			run = func() error { measure.Calls(); return nil }
 		case "sweep-rank":

@@ -58,12 +58,11 @@ func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) {
 //   - NCCL's symmetric kernels
 //   - NCCL's other kernels
 //   - a kernel between GPUs that reach each other, for messages of up to 512 KiB / (ranks - 1)
-//     from rank to rank; dst of an AllReduce may then also be of AllocPinned
+//     from rank to rank
 //
-// The first call measures the ways once for each kind of machine, which takes about a second. The
-// log says which way a size takes, and --symmetric decides otherwise. Ranks on several nodes have
-// only NCCL's other kernels, and measure nothing, unless --symmetric always says that NVLink joins
-// the nodes.
+// A table says which way a size takes on a kind of GPU and a number of ranks. Others, and ranks on
+// several nodes, have no symmetric kernels, unless --symmetric always takes them at all sizes. It
+// says that NVLink joins the nodes.
 //
 // In one collective either all ranks give such buffers, which they got together, or none does.
 // Either all ranks give an AllReduce one buffer as src and dst, or none does. Otherwise NCCL might

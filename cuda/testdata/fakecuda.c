@@ -100,7 +100,8 @@ int cuDeviceGet(int *device, int index) {
 }
 int cuDeviceGetName(char *out, int n, int device) {
     BEGIN("cuDeviceGetName");
-    snprintf(out, (size_t)n, "Fake GPU");
+    const char *gpu = getenv("FAKECUDA_NAME");
+    snprintf(out, (size_t)n, "%s", gpu ? gpu : "Fake GPU");
     RETURN("device=%d", device);
 }
 static void uuid_bytes(unsigned char *out, int device, int part) {

@@ -78,12 +78,8 @@ func (c *Request) memoryOfNCCL() (m verify.Memory) {
 	if c.SrcBlock != nil && c.SrcBlock.Pool == known {
 		m |= verify.FromSymmetric
 	}
-	switch {
-	case c.DstBlock == nil:
-	case c.DstBlock.Pool == known:
+	if c.DstBlock != nil && c.DstBlock.Pool == known {
 		m |= verify.IntoSymmetric
-	case c.DstBlock.Pool == c.comm.r.Dev.Pools().Pinned && m != 0:
-		m |= verify.IntoPinned
 	}
 	if m != 0 && c.Kind == coll.AllReduce && c.Dst == c.Src {
 		m |= verify.InPlace

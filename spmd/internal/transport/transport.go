@@ -67,6 +67,5 @@ type Memory uint8
 const (
 	FromSymmetric Memory = 1 << iota
 	IntoSymmetric
-	IntoPinned
 	InPlace
 )

@@ -24,12 +24,10 @@ type Memory = transport.Memory
 const (
 	FromSymmetric = transport.FromSymmetric
 	IntoSymmetric = transport.IntoSymmetric
-	IntoPinned    = transport.IntoPinned
 	InPlace       = transport.InPlace
 )
 
-var memoryNames = [...]string{", from symmetric memory", ", into symmetric memory",
-	", into pinned memory", ", in place"}
+var memoryNames = [...]string{", from symmetric memory", ", into symmetric memory", ", in place"}
 
 // signature is the part of a collective in which all ranks must agree. counts stands for the counts
 // of a V form.

@@ -62,8 +62,7 @@ func (r *Router) open(b transport.Backend) error {
 	r.use(t)
 	if p := t.Peers(); p != nil {
 		r.lent = true
-		r.usePeers(p)
-		return r.startPeers()
+		return r.usePeers(p)
 	}
 	if t.Linked() && r.env.Symmetric == "auto" {
 		defer r.env.Begin("peers")()
@@ -120,7 +119,7 @@ func (r *Router) Split(parent *Router, color, key int) error {
 		return err
 	}
 	r.use(t)
-	if env.First.atOnce > 0 {
+	if env.First.peers != nil {
 		return r.openPeers()
 	}
 	return nil
@@ -144,14 +143,14 @@ func (r *Router) Close() error {
 	case r.owns:
 		return r.closeOpened(t)
 	}
-	r.opened, r.registrar, r.sym, r.peers, r.atOnce = nil, nil, nil, nil, 0
+	r.opened, r.registrar, r.windows, r.peers = nil, nil, nil, nil
 	r.UseDevice()
 	return nil
 }
 
 // closeOpened closes the communicator's own transport, and what came with it.
 func (r *Router) closeOpened(t transport.Opened) error {
-	err := r.closeSym()
+	err := r.closeWindows()
 	if r.lent {
 		r.leavePeers() // t closes them
 	} else {

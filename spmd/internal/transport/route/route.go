@@ -24,10 +24,10 @@ type Router struct {
 	registrar  transport.Registrar   // opened, where that takes memory; else nil
 	peers      *carriers.PeerKernels // of ranks whose GPUs reach each other, if it is opened; else nil
 	lent       bool                  // peers are those of opened
-	atOnce     int                   // the most bytes of a message of a collective, of any memory, that peers carry
-	sym        *symComm              // carries some collectives on symmetric memory; nil if there is none
-	noSym      bool                  // and there will be none
-	known      []known               // memory that registrar, if it is its own, and sym have registered
+	windows    transport.Registrar   // has symmetric kernels; nil if no call takes them
+	spans      *spans                // what windows carry
+	asked      bool                  // whether there are windows has been found
+	known      []known               // memory that registrar, if it is its own, and windows have registered
 }
 
 // Route says what carries a call. It is decided when the call is issued, be it for now or for a
@@ -184,14 +184,14 @@ func (r *Router) routeGroup(to *Route, g Group) {
 func (r *Router) take(to *Route, c *coll.Call) (short int) {
 	lib := &to.By.Caps().Library
 	to.Work += Units(c.Scratch(r.rank, r.size, lib))
-	if lib.Kinds.Has(c.Kind) && (r.atOnce == 0 || !c.Kind.Traits().Message) {
+	if lib.Kinds.Has(c.Kind) && (r.peers == nil || !c.Kind.Traits().Message) {
 		return 0
 	}
 	c.Steps(r.rank, r.size, lib, nil, func(m coll.Call) bool {
 		switch {
 		case m.Kind == coll.Fill && m.Type.Size() >= 8:
 			to.Fills = true
-		case r.atOnce > 0 && m.Kind.Traits().Message && r.peers.Short(&m):
+		case r.peers != nil && m.Kind.Traits().Message && r.peers.Short(&m):
 			short++
 		}
 		return true
@@ -209,50 +209,20 @@ func (r *Router) split(to *Route, short int) {
 // chosen returns the transport that is better for a collective than the device's; nil if that is
 // none.
 func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transport {
-	if r.sym != nil {
-		if by, ok := r.bySymmetric(c, memory); ok {
-			return by
-		}
-	}
 	switch {
-	case r.atOnce == 0:
+	case r.bySymmetric(c, memory):
+		return r.windows
+	case r.peers == nil:
 		return nil
-	case r.lent && r.peers.Caps().Kinds.Has(c.Kind), carriers.AtOnce(c, r.atOnce):
+	case r.lent && r.peers.Caps().Kinds.Has(c.Kind), carriers.AtOnce(c, r.peers.Most()):
 		return r.peers
 	}
 	return nil
 }
 
-// bySymmetric returns the transport that carries a call on symmetric memory, as measured; not ok
-// for calls without such a choice.
-func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transport.Transport, ok bool) {
-	way := plainWay
-	switch memory &^ transport.InPlace {
-	case transport.FromSymmetric | transport.IntoSymmetric:
-		way, ok = r.sym.paths.of(c, r.size, !r.registrar.Gains(c.Kind, c.Type, c.Op))
-	case transport.FromSymmetric | transport.IntoPinned:
-		way, ok = r.sym.paths.of(c, r.size, noSymmetric)
-	}
-	if way == peerWay && !carriers.AtOnce(c, r.peers.Most()) { // a bit more than the size that was measured
-		way = plainWay
-	}
-	return r.of(way), ok
-}
-
-// of returns the transport of a way.
-func (r *Router) of(by way) transport.Transport {
-	switch by {
-	case symmetricWay:
-		return r.sym.windows
-	case peerWay:
-		return r.peers
-	}
-	return r.device
-}
-
 // shareDevice has a communicator of the same ranks as o use what carries device memory there.
 func (r *Router) shareDevice(o *Router) {
-	r.opened, r.registrar, r.device, r.peers, r.atOnce = o.opened, o.registrar, o.device, o.peers, o.atOnce
+	r.opened, r.registrar, r.device, r.peers = o.opened, o.registrar, o.device, o.peers
 }
 
 // Name returns the name of the transport which carries most calls.
@@ -271,8 +241,8 @@ func (r *Router) Describe(line *zerolog.Event) {
 			line.Str(b.Name(), b.Version())
 		}
 	}
-	if r.atOnce > 0 {
-		line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", r.atOnce)).
+	if r.peers != nil {
+		line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", r.peers.Most())).
 			Str("small_messages", fmt.Sprintf("kernels between peers, up to %d bytes", r.peers.Comm.MessageMost()))
 	}
 }

@@ -2,6 +2,7 @@ package route
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"unsafe"
 
@@ -22,7 +23,8 @@ type known struct {
 }
 
 // Register has both communicators know the bytes at ptr. The first memory makes the second
-// communicator. It closes nothing if it fails: Unregister does.
+// communicator, if symmetric kernels carry something. It closes nothing if it fails: Unregister
+// does.
 //
 // Collective over the communicator, in a turn; no collective is in flight.
 // Nobody else enqueues collectives.
@@ -32,61 +34,42 @@ func (r *Router) Register(ptr unsafe.Pointer, n int) error {
 		return err
 	}
 	r.known = append(r.known, known{ptr: ptr, plain: plain})
-	if r.noSym || r.env.Symmetric == "never" {
+	if !r.asked {
+		r.asked = true
+		if err := r.openWindows(); err != nil {
+			return err
+		}
+	}
+	if r.windows == nil {
 		return nil
 	}
-	first := r.sym == nil
-	if first {
-		if err := r.openSym(); err != nil {
-			return err
-		}
+	window, err := r.windows.Register(ptr, n)
+	if err != nil {
+		return err
 	}
-	if r.sym.windows != nil {
-		window, err := r.sym.windows.Register(ptr, n)
-		if err != nil {
-			return err
-		}
-		r.known[len(r.known)-1].window = window
-		if !window.Used() {
-			if err := r.closeWindows(); err != nil {
-				return err
-			}
-		}
-	}
-	switch {
-	case r.sym.windows == nil && r.peers == nil:
-		r.sym, r.noSym = nil, true
-		if r.env.First == r {
-			r.env.Log.Info().Str(r.env.Backend.Name(),
-				r.registrar.Version()).Msg("AllocSymmetric: collectives have no faster path: there are no windows " +
-				"of NCCL (from 2.27), or several nodes, and no GPUs that reach each other")
-		}
-	case first:
-		return r.choosePaths()
+	r.known[len(r.known)-1].window = window
+	if !window.Used() {
+		return r.closeWindows()
 	}
 	return nil
 }
 
-// openSym makes what carries calls on symmetric memory. Collective over
-// the communicator, in a turn.
-func (r *Router) openSym() error {
-	r.sym = &symComm{}
-	// Nothing is wrong with GPUs that do not reach each other: all ranks learn it alike.
-	if r.peers == nil {
-		if err := r.reachPeers(); err != nil {
-			r.env.Log.Debug().Err(err).Msg("small collectives on symmetric memory take no kernel between peers")
+// openWindows makes the second communicator. Collective over the communicator, in a turn.
+func (r *Router) openWindows() error {
+	s, err := r.chooseSpans()
+	if s == nil || err != nil {
+		if r.env.First == r && err == nil && r.env.Symmetric == "auto" {
+			const none = "AllocSymmetric: collectives take no symmetric kernels of NCCL: there are several nodes, or " +
+				"it is not known where they are faster on %d ranks with %s (bench ways measures it)"
+			r.env.Log.Info().Msg(fmt.Sprintf(none, r.size, r.env.GPU.Dev.Name()))
 		}
-	}
-	// NCCL's symmetric kernels reach as far as NVLink does. Its other algorithms take the same time
-	// with windows as without, and to measure them over a network would take long.
-	if several, err := r.onSeveralNodes(); err != nil || several && r.env.Symmetric != "always" {
 		return err
 	}
 	w, err := r.registrar.Symmetric(r.rank)
 	if w == nil || err != nil {
 		return err
 	}
-	r.sym.windows = w
+	r.windows, r.spans = w, s
 	r.env.GPU.Watch(w, w.Failure)
 	return nil
 }
@@ -111,35 +94,24 @@ func (k *known) close() error {
 	return errors.Join(err, k.plain.Close())
 }
 
-// closeSym ends what there is for symmetric memory but the registrations. No graph
-// may hold any of it any more. Collective over the communicator, in a turn.
-func (r *Router) closeSym() error {
-	if r.sym == nil {
+// closeWindows ends what there is for symmetric memory but the registrations. No graph may hold any
+// of it any more. Collective over the communicator, in a turn.
+func (r *Router) closeWindows() error {
+	w := r.windows
+	if w == nil {
 		return nil
 	}
-	if w := r.sym.windows; w != nil {
-		r.env.GPU.Forget(w)
-	}
-	err := r.closeWindows()
-	r.sym = nil
-	return err
-}
-
-// closeWindows ends the communicator with windows.
-func (r *Router) closeWindows() error {
 	var err error
 	for i := range r.known {
 		if w := r.known[i].window; w != nil {
 			err = errors.Join(err, w.Close())
 		}
 	}
-	if w := r.sym.windows; w != nil {
-		r.sym.windows = nil
-		r.env.GPU.Unwatch(w)
-		err = errors.Join(err, w.Close())
-	}
-	return err
+	r.windows = nil
+	r.env.GPU.Forget(w)
+	r.env.GPU.Unwatch(w)
+	return errors.Join(err, w.Close())
 }
 
 // ShareSymmetric has the communicator, of the same ranks as o, use what o has for symmetric memory.
-func (r *Router) ShareSymmetric(o *Router) { r.sym, r.peers = o.sym, o.peers }
+func (r *Router) ShareSymmetric(o *Router) { r.windows, r.spans = o.windows, o.spans }
