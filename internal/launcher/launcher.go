@@ -9,6 +9,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Job has what the environment says about this process.
@@ -29,7 +31,7 @@ var launchers = []struct{ name, rank, size, also string }{
 	{"mpich", "PMI_RANK", "PMI_SIZE", ""},
 	{"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""},
 	{"slurm", "SLURM_PROCID", allTasks, ""},
-	{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
+	{"torchrun", "RANK", "WORLD_SIZE", ""}, // and Kubeflow, which starts a process on each node
 }
 
 // allTasks has the tasks of a Slurm job, also in its batch script, where no step has begun.
@@ -78,6 +80,14 @@ func (j Job) CheckWorld(size int) error {
 	return AloneError{fmt.Errorf("%s says %d tasks, but MPI has a world of 1 in each of them: %s (to run one rank "+
 		"on purpose: mpirun -np 1)",
 		j.Source, j.Size, hint)}
+}
+
+// First reports whether this process is the first to ask of those that its parent has started for
+// the job, and that still run. It speaks for those that do not know each other.
+func (j Job) First() bool {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	name := fmt.Sprintf("@lockstep.%d.%s.%d", os.Getppid(), j.Source, j.Size)
+	return err != nil || unix.Bind(fd, &unix.SockaddrUnix{Name: name}) != unix.EADDRINUSE
 }
 
 // The five of AllowsRoot.

@@ -26,7 +26,7 @@ func TestDetect(t *testing.T) {
 		{"PMI_RANK=1 PMI_SIZE=2", Job{"mpich", 1, 2, "PMI_SIZE"}},
 		{"SLURM_PROCID=0 SLURM_NTASKS=8", Job{"slurm", 0, 8, "SLURM_NTASKS"}},
 		{"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1", Job{"torchrun", 5, 8, "WORLD_SIZE"}},
-		{"RANK=5 WORLD_SIZE=8", Job{"none", 0, 1, ""}},
+		{"RANK=5 WORLD_SIZE=8", Job{"torchrun", 5, 8, "WORLD_SIZE"}},
 		{"OMPI_COMM_WORLD_RANK=x OMPI_COMM_WORLD_SIZE=4", Job{"none", 0, 1, ""}},
 	} {
 		env := map[string]string{}

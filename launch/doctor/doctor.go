@@ -28,6 +28,7 @@ import (
 	"golang.org/x/term"
 
 	"lockstep/internal/cli"
+	"lockstep/internal/launcher"
 )
 
 // Job is launch's message to launch-probe, as JSON on its standard input.
@@ -36,6 +37,7 @@ type Job struct {
 	JSON    bool          `json:"json"`       // show the result as JSON
 	Width   int           `json:"width"`      // of the page
 	Timeout time.Duration `json:"timeout_ns"` // after which launch-probe is ended
+	First   bool          `json:"first"`      // speaks for ranks that do not know each other
 }
 
 // Show writes the result to standard output in the form asked for.
@@ -101,7 +103,8 @@ The exit status is 1 if something FAILs, on all ranks.`,
 }
 
 func run(program string, asJSON bool, timeout time.Duration) error {
-	job := Job{Facts: Gather(program), JSON: asJSON, Width: pageWidth(), Timeout: timeout}
+	job := Job{Facts: Gather(program), JSON: asJSON, Width: pageWidth(), Timeout: timeout,
+		First: launcher.Environment().First()}
 	status, failure := job.probe()
 	if failure == nil {
 		if status != 0 {
@@ -124,7 +127,7 @@ func pageWidth() int {
 type failure struct {
 	what, do string
 	delay    int  // how many times Grace other ranks may need to say something better
-	all      bool // it is the same on all ranks: the first speaks for them
+	all      bool // it is the same on all ranks: one speaks for them
 }
 
 // explain says alone what launch-probe would have said of all ranks: rank 0 shows its own facts
@@ -132,7 +135,7 @@ type failure struct {
 func (job *Job) explain(why *failure) error {
 	f := job.Facts
 	time.Sleep(time.Duration(why.delay) * Grace)
-	if why.all && f.Rank() > 0 {
+	if why.all && !job.First {
 		return cli.Status(1)
 	}
 	r := Result{Ranks: []Facts{f}, Findings: Judge([]Facts{f})}

@@ -52,8 +52,7 @@ func run() (int, error) {
 	p.facts.MPI = &doctor.MPI{Version: cudampi.Version(), Thread: "serialized or above",
 		Rank: world.Rank(), Size: world.Size()}
 	alone := launcher.Job(p.facts.Launcher).CheckWorld(world.Size()) != nil
-	if alone && p.facts.Launcher.Rank > 0 {
-		// The first task speaks for all: each of them is rank 0 for MPI.
+	if alone && !job.First { // each is rank 0 for MPI
 		side.close()
 		progress(ended)
 		time.Sleep(doctor.Grace)

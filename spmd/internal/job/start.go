@@ -29,6 +29,14 @@ func refuse(name string, rank, size int, err error) int {
 	if size > 1 {
 		settle = min(time.Duration(size)*settleEach, mostSettle)
 	}
+	if errors.As(err, new(launcher.AloneError)) { // each is a job of its own, but one speaks for those of the node
+		if launcher.Environment().First() {
+			speak(name, 0, err)
+			settle = speakFirst
+		}
+		time.Sleep(settle)
+		return exitUsage
+	}
 	if rank != 0 {
 		time.Sleep(settle) // rank 0 is still there
 	}
@@ -44,9 +52,6 @@ func refuse(name string, rank, size int, err error) int {
 // speak only if it does not come.
 func speak(name string, rank int, err error) {
 	leaveToFirst(rank)
-	if rank != 0 && errors.As(err, new(launcher.AloneError)) {
-		return // each is a job of its own, but one speaks for all
-	}
 	cli.Stderr.Close()
 	fmt.Fprintf(os.Stderr, "%s: %s\n", name, readable.Line(strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
