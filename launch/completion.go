@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lockstep/internal/cli"
+	"lockstep/internal/readable"
 	"lockstep/launch/plan"
 )
 
@@ -83,8 +84,7 @@ func writeScript(w io.Writer, root *cobra.Command, shell string, names []string)
 		return err
 	}
 	for _, name := range names {
-		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") !=
-			"" || name[0] == '-' {
+		if name == "" || strings.Trim(name, readable.Letters+"-_.") != "" || name[0] == '-' {
 			return cli.Usage{Err: fmt.Errorf("launch completion: %q is no name of a program: leave "+
 				"out its folder", name)}
 		}

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"lockstep/internal/readable"
 )
 
 // Open MPI needs this room to start: two files of 4 MiB, and small ones, in its folder, where
@@ -28,9 +30,14 @@ const mostName = 54
 
 // CheckName says why Open MPI's mpirun cannot start on a host of this name, and what to do, or "".
 func CheckName(host string) (what, do string) {
-	if host, _, _ = strings.Cut(host, "."); len(host) > mostName {
+	host, _, _ = strings.Cut(host, ".")
+	switch {
+	case len(host) > mostName:
 		return fmt.Sprintf("the host name has %d characters, and mpirun crashes from %d on", len(host), mostName+1),
 			"hostname SHORTER, or docker run --hostname SHORTER"
+	case strings.Trim(host, readable.Letters+"-") != "":
+		return fmt.Sprintf("the host name %q has more than letters, digits and -, and mpirun refuses it", host),
+			"hostname ANOTHER, or docker run --hostname ANOTHER"
 	}
 	return "", ""
 }

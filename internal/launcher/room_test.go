@@ -31,6 +31,7 @@ func TestCheckName(t *testing.T) {
 	long := strings.Repeat("n", mostName)
 	for host, ok := range map[string]bool{
 		"": true, "n1": true, long: true, long + ".example.org": true, long + "n": false, long + "n.org": false,
+		"a-1": true, "A.b_c": true, "a_b": false, "(none)": false, "ünï": false, "a b": false, " ": false, "a,b": false,
 	} {
 		if what, do := CheckName(host); (what == "") != ok || (do == "") != ok {
 			t.Errorf("%s: %q, %q", host, what, do)

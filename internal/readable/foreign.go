@@ -8,6 +8,9 @@ import (
 	"unicode/utf8"
 )
 
+// Letters are those of ASCII, and its digits.
+const Letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
 // Text returns s with every character that could control a terminal, or change the order of
 // others, written as Go writes it, such as \x1b. Newlines and tabs stay. Bytes that are not UTF-8
 // become U+FFFD.

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,9 +82,9 @@ const yield = "a waiting rank must not hold the core of one that works"
 // openMPI adds the words of Open MPI's mpirun, 4 or 5.
 func openMPI(l *Line, w launcherHere, j job, s site) {
 	five := w.name == "openmpi5"
-	runtime, agent := "--mca", "plm_rsh_agent"
+	runtime, agent, keep := "--mca", "plm_rsh_agent", "orte_keep_fqdn_hostnames"
 	if five { // its process starter is PRRTE, with options of its own
-		runtime, agent = "--prtemca", "plm_ssh_agent"
+		runtime, agent, keep = "--prtemca", "plm_ssh_agent", "prte_keep_fqdn_hostnames"
 	}
 	l.add("starts the ranks and connects them", w.command)
 	if s.root && !launcher.AllowsRoot(s.getenv, five) {
@@ -95,6 +96,9 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 	} else if j.nodes > 1 && s.getenv("SLURM_JOB_ID") == "" {
 		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME slots=%d (not needed inside a Slurm "+
 			"allocation)", j.most), "--hostfile", "hosts")
+	}
+	if oneLabel(j.hosts) {
+		l.add("it would tell hosts by the name before the first dot alone", runtime, keep, "1")
 	}
 	mapping := fmt.Sprintf("ppr:%d:node", j.most)
 	why := j.onEach()
@@ -141,6 +145,22 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 			"(SIGUSR1 to mpirun leaves all the time)",
 			runtime, "odls_base_sigkill_timeout", strconv.Itoa(j.grace))
 	}
+}
+
+// oneLabel reports whether names of two hosts are the same up to the first dot.
+func oneLabel(hosts []host) bool {
+	seen := map[string]bool{}
+	for _, h := range hosts {
+		label, _, _ := strings.Cut(h.name, ".")
+		if net.ParseIP(h.name) != nil {
+			continue
+		}
+		if seen[label] {
+			return true
+		}
+		seen[label] = true
+	}
+	return false
 }
 
 // passed returns the variables of env that a rank on another host also needs.

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/cli"
+	"lockstep/internal/readable"
 )
 
 // options are the flags that plan and run share.
@@ -125,7 +126,7 @@ type site struct {
 
 func thisSite() site {
 	name, _ := os.Hostname()
-	return site{runtime.NumCPU(), countGPUs("/dev", os.Getenv), gpuModel("/proc"), os.Geteuid() == 0, name,
+	return site{runtime.NumCPU(), countGPUs("/dev", os.LookupEnv), gpuModel("/proc"), os.Geteuid() == 0, name,
 		os.Environ()}
 }
 
@@ -138,13 +139,30 @@ func (s site) getenv(key string) string {
 	return ""
 }
 
-// countGPUs counts the device files of the NVIDIA driver, fewer if CUDA_VISIBLE_DEVICES says so.
-func countGPUs(dev string, getenv func(string) string) int {
+// countGPUs counts the device files of the NVIDIA driver, fewer if CUDA_VISIBLE_DEVICES says so. To
+// the driver its list ends before what is no device, and one that is named twice leaves none.
+func countGPUs(dev string, lookup func(string) (string, bool)) int {
 	files, _ := filepath.Glob(filepath.Join(dev, "nvidia[0-9]*"))
-	if visible := getenv("CUDA_VISIBLE_DEVICES"); visible != "" {
-		return min(len(files), len(strings.Split(visible, ",")))
+	visible, ok := lookup("CUDA_VISIBLE_DEVICES")
+	if !ok {
+		return len(files)
 	}
-	return len(files)
+	var seen []string
+	for word := range strings.SplitSeq(visible, ",") {
+		word = strings.TrimSpace(word)
+		if !strings.HasPrefix(word, "GPU-") && !strings.HasPrefix(word, "MIG-") {
+			n, err := strconv.Atoi(word)
+			if err != nil || n < 0 || n >= len(files) {
+				break
+			}
+			word = strconv.Itoa(n)
+		}
+		if slices.Contains(seen, word) {
+			return 0
+		}
+		seen = append(seen, word)
+	}
+	return min(len(files), len(seen))
 }
 
 type host struct {
@@ -357,7 +375,7 @@ func parseHost(entry string) (host, error) {
 		}
 		slots, given = v, true
 	}
-	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") != "" || name == "" ||
+	if strings.Trim(name, readable.Letters+"-._") != "" || name == "" ||
 		name[0] == '-' {
 		return host{}, fmt.Errorf("%q is no name of a host: write NAME or NAME:SLOTS", name)
 	}

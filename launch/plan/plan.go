@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"lockstep/internal/readable"
 )
 
 // Group is words of a command line that belong together, and their reason.
@@ -46,7 +48,7 @@ func (l Line) String() string {
 func quote(words []string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
-		plain := strings.TrimLeft(w, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-") == ""
+		plain := strings.TrimLeft(w, readable.Letters+"_@%+=:,./-") == ""
 		if quoted[i] = w; !plain || w == "" {
 			quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
 		}

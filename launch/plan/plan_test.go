@@ -65,6 +65,16 @@ func TestLines(t *testing.T) {
 			"srun --mpi=pmix --nodes=2 --ntasks=4 --nodelist=a,b --cpu-bind=none --kill-on-bad-exit=1 " +
 				"--quit-on-interrupt --label prog 'a b'",
 		}},
+		{"two names with one first label", options{hosts: "m.1.org:1,m.2.org:1", launcher: "auto"}, site{cores: 8}, [4]string{
+			"mpirun -np 2 -H m.1.org:1,m.2.org:1 --mca orte_keep_fqdn_hostnames 1 --map-by ppr:1:node --bind-to none " +
+				"--mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 3 --mca oob_tcp_keepalive_probes 3 " +
+				"prog 'a b'",
+			"mpirun -np 2 -H m.1.org:1,m.2.org:1 --prtemca prte_keep_fqdn_hostnames 1 --map-by ppr:1:node --bind-to none " +
+				"prog 'a b'",
+			"mpirun -np 2 -hosts m.1.org:1,m.2.org:1 -ppn 1 -bind-to none prog 'a b'",
+			"srun --mpi=pmix --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=m.1.org,m.2.org --cpu-bind=none " +
+				"--kill-on-bad-exit=1 --quit-on-interrupt --label prog 'a b'",
+		}},
 		{"no hosts yet", options{nodes: 2, perNode: 4, launcher: "auto"}, site{cores: 8}, [4]string{
 			"mpirun -np 8 --hostfile hosts --map-by ppr:4:node --bind-to none --mca oob_tcp_keepalive_time 10 --mca " +
 				"oob_tcp_keepalive_intvl 3 --mca oob_tcp_keepalive_probes 3 prog 'a b'",
@@ -358,8 +368,11 @@ func TestCountGPUs(t *testing.T) {
 	for _, f := range []string{"nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"} {
 		writeFile(t, filepath.Join(dev, f), "", 0o644)
 	}
-	for visible, want := range map[string]int{"": 3, "1": 1, "0,2": 2, "0,1,2,3": 3} {
-		if got := countGPUs(dev, func(string) string { return visible }); got != want {
+	for visible, want := range map[string]int{
+		"unset": 3, "": 0, "-1": 0, "NoDevFiles": 0, "1": 1, "0,2": 2, "0, 2": 2, "0,1,2,3": 3, "0,-1,1,2": 1, "3,0": 0,
+		"0,0": 0, "GPU-8a,GPU-7b": 2, "GPU-8a,x,1": 1, "MIG-8a": 1, "GPU-8a,GPU-8a": 0,
+	} {
+		if got := countGPUs(dev, func(string) (string, bool) { return visible, visible != "unset" }); got != want {
 			t.Errorf("CUDA_VISIBLE_DEVICES=%q: %d GPUs, want %d", visible, got, want)
 		}
 	}

@@ -32,11 +32,15 @@ func preflight(ctx context.Context, w launcherHere, j job, s site, asked bool) e
 	if err := checkProgram(w.name, j.prog[0]); err != nil {
 		return cli.Usage{Err: err}
 	}
-	if w.name != "slurm" && j.agent == "" {
-		for _, h := range j.hosts {
-			if err := resolves(h.name); err != nil {
-				return cli.Usage{Err: err}
-			}
+	for _, h := range j.hosts {
+		if what, do := launcher.CheckName(h.name); what != "" && strings.HasPrefix(w.name, "openmpi") {
+			return usage("%s: %s", what, do)
+		}
+		if w.name == "slurm" || j.agent != "" {
+			continue
+		}
+		if err := resolves(h.name); err != nil {
+			return cli.Usage{Err: err}
 		}
 	}
 	if err := checkRoom(j, s); err != nil {

@@ -397,6 +397,7 @@ func TestBadInput(t *testing.T) {
 		{"run --nodes 3 -H a,b -- " + prog, "", "--nodes 3, but 2 hosts are named"},
 		{"run --nodes 2 -- " + prog, "", "--nodes 2, and no hosts: add -H"},
 		{"run -np 2 -H no-such-host.invalid,localhost -- " + prog, "", "host no-such-host.invalid is not known here"},
+		{"run -np 2 -H a_b,localhost -- " + prog, "", `the host name "a_b" has more than letters, digits and -`},
 		{"run -H a,,b -- " + prog, "", "a host has no name"},
 		{"run -H a:b -- " + prog, "", `"b" is no number of slots`},
 		{"run -H a --hostfile b -- " + prog, "", "give -H or --hostfile, not both"},
