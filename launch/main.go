@@ -21,14 +21,14 @@ import (
 
 func main() {
 	root := command()
-	if complete(os.Stdout, root, os.Args[1:]) {
-		return
+	if complete(cli.Stdout, root, os.Args[1:]) {
+		os.Exit(cli.Ended("launch", 0))
 	}
 	code, say, err := run(root)
 	if say {
 		fmt.Fprintln(os.Stderr, "launch:", readable.Text(err.Error()))
 	}
-	os.Exit(code)
+	os.Exit(cli.Ended("launch", code))
 }
 
 // run runs the command that the arguments ask for. It returns the exit status, and whether to print
@@ -67,6 +67,7 @@ func command() *cobra.Command {
 		DisableSuggestions: true, // of cobra, on several lines
 		CompletionOptions:  cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
+	root.SetOut(cli.Stdout)
 	root.SetVersionTemplate("launch, of {{.Version}}\nlaunch doctor says which MPI, CUDA and NCCL are here\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return cli.Usage{Err: cli.Advise(cmd.Flags(), err)}

@@ -3,10 +3,21 @@ package main
 import (
 	"flag"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
+
+	"lockstep/internal/mpirun"
 )
+
+// launchEnv makes this binary launch.
+const launchEnv = "LAUNCH_TEST_MAIN"
 
 // patience is how long anything may take: only a hang takes so long.
 const patience = 10 * time.Minute
@@ -19,6 +30,9 @@ func TestMain(m *testing.M) {
 		return
 	case os.Getenv(hostRankEnv) != "":
 		hostRankMain()
+		return
+	case os.Getenv(launchEnv) != "":
+		main()
 		return
 	case heatMain():
 		return
@@ -38,6 +52,49 @@ func TestMain(m *testing.M) {
 		status = 1
 	}
 	os.Exit(status)
+}
+
+// What a command cannot write to a full disk is a line on standard error and status 1, whatever it writes.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"m.jsonl": "{\"app\":\"reduce\",\"bytes\":8,\"gbps\":1}\n{\"app\":\"reduce\",\"bytes\":16,\"gbps\":2}",
+		"t.json":  `{"otherData":{"ranks":1},"traceEvents":[{"name":"a","ph":"X","pid":0,"tid":0,"ts":0,"dur":1}]}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	typed := map[string]string{"completion": "completion bash", "doctor": "doctor", "plan": "plan -- true",
+		"run": "run -np 1 -- echo x", "plot": "plot --out - m.jsonl", "new": "new heat --lockstep " + root, "status": "status --help",
+		"trace": "trace t.json", "": "--version", "complete": "__complete plan --"}
+	for _, c := range append(command().Commands(), &cobra.Command{}, &cobra.Command{Use: "complete"}) {
+		if typed[c.Name()] == "" {
+			t.Errorf("launch %s is not tried", c.Name())
+		}
+		for _, line := range []string{typed[c.Name()], strings.TrimPrefix(c.Name()+" --help", "complete")} {
+			cmd := exec.CommandContext(mpirun.Patience(t), os.Args[0], strings.Fields(line)...)
+			cmd.Env, cmd.Dir, cmd.Stdout = append(mpirun.Env(1), launchEnv+"=1"), dir, full
+			said, _ := cmd.StderrPipe()
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			text, _ := io.ReadAll(said)
+			_ = cmd.Wait()
+			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(text), "no space left on device") {
+				t.Errorf("launch %s: status %d, %s", line, cmd.ProcessState.ExitCode(), text)
+			}
+		}
+	}
 }
 
 // A command that does not exist is bad input: one line, with the one that was probably meant.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/mpirun"
 	"lockstep/spmd"
 	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
@@ -49,5 +50,27 @@ func TestEmit(t *testing.T) {
 		`{"step":2,"Rate":4}` + "\n" + `{"n":5}` + "\n" + `{"units":{"A":"J"}}` + "\n"
 	if got, err := os.ReadFile(cfg.JSON); err != nil || string(got) != want {
 		t.Errorf("%v: %s, want\n%s", err, got, want)
+	}
+}
+
+// What cannot be written to a full disk fails the program, when it has ended in order.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	for _, args := range []string{"--help", "--version", "__complete --", "--json -", "--json /dev/full"} {
+		var said strings.Builder
+		cmd := spmdtest.Command(mpirun.Patience(t), t, 0, []string{appEnv + "=sum"}, strings.Fields(args)...)
+		cmd.Stdout, cmd.Stderr = full, &said
+		if err := cmd.Run(); cmd.ProcessState == nil {
+			t.Fatal(err)
+		}
+		ran := strings.Contains(said.String(), "INF done") == strings.HasPrefix(args, "--json") // for --help nothing
+		if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(said.String(), "no space left on device") || !ran {
+			t.Errorf("%s: %v\n%s", args, cmd.ProcessState, &said)
+		}
 	}
 }

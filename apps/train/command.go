@@ -40,7 +40,7 @@ func runCommand() bool {
 		return false
 	}
 	if asked && len(os.Args) == at+1 && os.Args[at] != "" {
-		cli.PrintCompletions(os.Stdout, completed(os.Args[at]), cli.Nothing, os.Args[1] == cli.CompleteRequest)
+		cli.PrintCompletions(cli.Stdout, completed(os.Args[at]), cli.Nothing, os.Args[1] == cli.CompleteRequest)
 		return true
 	}
 	for _, c := range commands {

@@ -40,9 +40,9 @@ func runPlan(args []string) {
 	switch {
 	case err != nil:
 	case *format == "json":
-		err = json.NewEncoder(os.Stdout).Encode(out)
+		err = json.NewEncoder(cli.Stdout).Encode(out)
 	case *format == "text":
-		err = showPlan(os.Stdout, out)
+		err = showPlan(cli.Stdout, out)
 	default:
 		err = fmt.Errorf("--format %s: unknown, want text or json", *format)
 	}

@@ -144,7 +144,7 @@ func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int,
 
 // write writes the text as it comes, and then the measurements.
 func (s *sampler) write(ctx context.Context, w *spmd.World, t *text.Writer, rec sampleRecord) error {
-	out := io.Writer(os.Stdout)
+	out := io.Writer(cli.Stdout)
 	if s.json() == "-" { // standard output is for the measurements
 		out = os.Stderr
 	}

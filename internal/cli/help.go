@@ -73,20 +73,20 @@ func Parse(fs *pflag.FlagSet, args []string) {
 	fs.Init(fs.Name(), pflag.ContinueOnError)
 	fs.SortFlags = false
 	if CompletionAsked(args) {
-		AnswerCompletion(os.Stdout, fs, args)
-		os.Exit(0)
+		AnswerCompletion(Stdout, fs, args)
+		os.Exit(Ended(fs.Name(), 0))
 	}
 	preface := fs.Usage
 	fs.Usage = func() {
-		fs.SetOutput(os.Stdout)
+		fs.SetOutput(Stdout)
 		if preface != nil {
 			preface()
 		}
-		fmt.Print(Flags(fs, "Flags of "+fs.Name()))
+		fmt.Fprint(Stdout, Flags(fs, "Flags of "+fs.Name()))
 	}
 	switch err := fs.Parse(args); {
 	case errors.Is(err, pflag.ErrHelp):
-		os.Exit(0)
+		os.Exit(Ended(fs.Name(), 0))
 	case err != nil:
 		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), readable.Text(Advise(fs, err).Error()))
 		os.Exit(2)

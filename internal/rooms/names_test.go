@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -127,6 +128,29 @@ func TestErrorsSayTheirCaller(t *testing.T) {
 	}
 	if found < 50 {
 		t.Errorf("only %d errors say where they come from", found)
+	}
+}
+
+// What cannot be written to standard output is noticed at one place, cli.Stdout. A file of a user's
+// own may be the stream, and what a command starts writes for itself.
+func TestStandardOutput(t *testing.T) {
+	around := regexp.MustCompile(`\bfmt\.Print|\bos\.Stdout\b[^.]`)
+	for _, p := range packages(t) {
+		if !regexp.MustCompile(`^(apps|internal/(launcher|safetensors)|launch|spmd)\b`).MatchString(p.path) ||
+			strings.HasPrefix(p.path, "launch/scaffold/kinds") {
+			continue
+		}
+		for _, name := range p.sources {
+			text, err := os.ReadFile(filepath.Join(p.dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(text)) {
+				if around.MatchString(line) && !strings.Contains(line, "cmd.Stdout") {
+					t.Errorf("%s/%s: %s: write to cli.Stdout", p.path, name, strings.TrimSpace(line))
+				}
+			}
+		}
 	}
 }
 

@@ -43,9 +43,9 @@ type Job struct {
 // Show writes the result to standard output in the form asked for.
 func (job *Job) Show(r *Result) error {
 	if job.JSON {
-		return r.WriteJSON(os.Stdout)
+		return r.WriteJSON(cli.Stdout)
 	}
-	return r.Write(os.Stdout, job.Width)
+	return r.Write(cli.Stdout, job.Width)
 }
 
 // PhaseFD is the descriptor to which launch-probe writes its phases, a line each.
@@ -149,7 +149,7 @@ func (job *Job) explain(why *failure) error {
 			"and reach each other", n))
 	}
 	if f.Rank() > 0 && !job.JSON {
-		fmt.Println(r.Findings[0])
+		fmt.Fprintln(cli.Stdout, r.Findings[0])
 	} else if err := job.Show(&r); err != nil {
 		return err
 	}

@@ -99,6 +99,9 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 		if err == nil {
 			err = os.MkdirAll(dir, 0o777)
 		}
+		if err == nil {
+			err = hasRoom(dir)
+		}
 		if err != nil {
 			return nil, cli.Usage{Err: fmt.Errorf("--logs: %w", err)}
 		}
@@ -112,6 +115,16 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 		insert("opens a file for each rank", "sh", "-c", fmt.Sprintf(shellOpens, q+"$r.out", q+"$r.err"), "sh")
 	}
 	return out, nil
+}
+
+// hasRoom returns why nothing can be written to a folder.
+func hasRoom(folder string) error {
+	f, err := os.CreateTemp(folder, ".room")
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("\n")
+	return errors.Join(err, f.Close(), os.Remove(f.Name()))
 }
 
 // pipes opens two pipes for each rank and prints what comes out of them. The ranks open the write
@@ -144,10 +157,10 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 		if err := unix.SetNonblock(p[0], true); err != nil { // for close's deadline
 			return 0, err
 		}
-		r, to := os.NewFile(uintptr(p[0]), "rank"), io.Writer(&shared{os.Stdout, out})
+		r, to := os.NewFile(uintptr(p[0]), "rank"), io.Writer(&above{cli.Stdout, out})
 		mark := strconv.Itoa(i/2) + ": "
 		if i%2 == 1 {
-			to = &noted{&shared{os.Stderr, out}, out}
+			to = &noted{out.screen, out}
 		} else if clean {
 			mark = ""
 		}
@@ -179,18 +192,13 @@ func columns() int {
 	return 80
 }
 
-// shared is a file of this process that readers write to in turn, above the live line.
-type shared struct {
-	f   *os.File
+// above is a writer that readers write to in turn, above the live line.
+type above struct {
+	io.Writer
 	out *output
 }
 
-func (s *shared) Write(b []byte) (int, error) {
-	if s.f == os.Stderr {
-		return s.out.screen.Write(b)
-	}
-	return s.out.screen.WriteTo(s.f, b)
-}
+func (a *above) Write(b []byte) (int, error) { return a.out.screen.WriteTo(a.Writer, b) }
 
 // noted is a writer of whole lines that notes that something was written, and what it says
 // about a failure.
@@ -224,12 +232,12 @@ func (out *output) relay(pass func(r io.Reader)) (*os.File, error) {
 // stdout and stderr are files for the launcher's own output. The latter keeps back the frames in
 // which it tells how the job ended.
 func (out *output) stdout() (*os.File, error) {
-	return out.relay(func(r io.Reader) { _, _ = io.Copy(os.Stdout, r) })
+	return out.relay(func(r io.Reader) { _, _ = io.Copy(cli.Stdout, r) })
 }
 
 func (out *output) stderr() (*os.File, error) {
 	return out.relay(func(r io.Reader) {
-		out.endings, out.errors = launcher.SplitOutput(&noted{&shared{os.Stderr, out}, out}, r)
+		out.endings, out.errors = launcher.SplitOutput(&noted{out.screen, out}, r)
 	})
 }
 

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -228,6 +229,12 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	err = status(words[0], err)
 	if why != "" && err == nil {
 		err = cli.Status(1) // how the ranks have ended is not known
+	}
+	if out.folder != "" {
+		if full := hasRoom(out.folder); full != nil {
+			fmt.Fprintf(os.Stderr, "launch: --logs: %v: output of the ranks may be missing\n", full)
+			err = cmp.Or(err, error(cli.Status(1)))
+		}
 	}
 	if err != nil {
 		if out.folder != "" {

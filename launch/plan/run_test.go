@@ -116,6 +116,25 @@ func TestLogs(t *testing.T) {
 				}
 			}
 		})
+		t.Run(w.name+" full", func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			for size, want := range map[string]int{"4k": 2, "12k": 1} { // before the start, and when the ranks write
+				cmd := launchCommand(t, append(append(base[:len(base):len(base)], "--logs", dir), prog...)...)
+				full := `mount -t tmpfs -o size=` + size + ` none "$0" || exit 77; echo >"$0/a"; exec "$@"`
+				cmd.Args = append([]string{"unshare", "-rm", "sh", "-c", full, dir}, cmd.Args...)
+				if cmd.Path, cmd.Err = exec.LookPath("unshare"); cmd.Err != nil {
+					t.Skip(cmd.Err)
+				}
+				_, errs, status := result(t, cmd)
+				if status == 77 || strings.HasPrefix(errs, "unshare: ") {
+					t.Skip(errs)
+				}
+				if status != want || strings.Count(errs, "launch: --logs: ") != 1 || !strings.Contains(errs, "no space left") {
+					t.Errorf("status %d, want %d: %.1000s", status, want, errs)
+				}
+			}
+		})
 		t.Run(w.name+" plain", func(t *testing.T) {
 			t.Parallel()
 			out, errs, status := result(t,

@@ -90,7 +90,7 @@ func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 	if err != nil || w.Rank() != 0 {
 		return err
 	}
-	out := io.Writer(os.Stdout)
+	out := io.Writer(cli.Stdout)
 	if o.json() == "-" { // standard output is for the measurements
 		out = os.Stderr
 	}

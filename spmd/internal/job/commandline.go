@@ -3,7 +3,6 @@ package job
 import (
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -14,7 +13,7 @@ import (
 
 // parse reads the command line. --help prints once for the job.
 func parse(fs *pflag.FlagSet, args []string, rank int) error {
-	out := io.Writer(os.Stdout)
+	out := io.Writer(cli.Stdout)
 	if rank != 0 {
 		out = io.Discard
 	}

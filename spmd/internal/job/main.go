@@ -58,7 +58,9 @@ type Program struct {
 
 // Main parses the command line, joins the job, runs the program and ends the job. It returns the
 // exit status.
-func Main(p *Program) int {
+func Main(p *Program) int { return cli.Ended(p.Flags.Name(), p.main()) }
+
+func (p *Program) main() int {
 	received := make(chan os.Signal, 4)
 	process.Notify(received, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
 	fs, cfg := p.Flags, p.Config
@@ -67,7 +69,7 @@ func Main(p *Program) int {
 	cli.Group(fs, cli.Output, "version")
 	if args := os.Args[1:]; cli.CompletionAsked(args) {
 		cli.Choices(fs, "collectives", p.Carriers...)
-		cli.AnswerCompletion(os.Stdout, fs, args)
+		cli.AnswerCompletion(cli.Stdout, fs, args)
 		return 0
 	}
 	env := launcher.Environment()
@@ -79,7 +81,7 @@ func Main(p *Program) int {
 	}
 	if *version {
 		if env.Rank == 0 {
-			fmt.Print(p.Versions())
+			fmt.Fprint(cli.Stdout, p.Versions())
 		}
 		return 0
 	}

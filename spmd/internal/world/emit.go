@@ -3,17 +3,21 @@ package world
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/dashboard"
 )
 
 // Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to the
-// functions of Emitted. Its numbers are on the page of --dashboard.
+// functions of Emitted. Its numbers are on the page of --dashboard. A line that cannot be written,
+// as on a full disk, fails the job when it has ended in order.
 func (w *World) Emit(v any) error {
 	w.mu.Lock()
 	listeners := w.listeners
@@ -40,7 +44,13 @@ func (w *World) Emit(v any) error {
 		return nil
 	}
 	_, err = w.json.Write(line)
-	return err
+	if errors.Is(err, unix.EPIPE) { // whoever reads it wants no more
+		return err
+	}
+	if err != nil && w.unwritten.CompareAndSwap(nil, &err) {
+		w.rank.Log.Warn().Err(err).Msg("--json: a line is missing; the job goes on, and fails at its end")
+	}
+	return nil
 }
 
 // Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of

@@ -76,6 +76,7 @@ type World struct {
 	shown                   shown           // for --dashboard and Slowest
 	files                   job.FileWork    // for checkpoints and arrays
 	json                    *runfiles.File
+	unwritten               atomic.Pointer[error] // the first error of a line to json
 
 	mu        sync.Mutex
 	closers   []*func() error // of AtClose
@@ -293,6 +294,9 @@ func (w *World) takeDown() error {
 	}
 	if w.json != nil {
 		err = errors.Join(err, w.json.Commit())
+		if lost := w.unwritten.Load(); lost != nil {
+			err = errors.Join(err, fmt.Errorf("--json: %w: lines are missing", *lost))
+		}
 	}
 	w.endShare()
 	w.ranks.Lock()
