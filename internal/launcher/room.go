@@ -76,6 +76,18 @@ func FileLimit() int64 {
 	return int64(l.Cur)
 }
 
+// CheckFiles says why Open MPI cannot start a number of ranks on a host where a process may have so
+// many files open, and what to do, or "". With fewer mpirun hangs in a handler of SIGSEGV, and a
+// program without it prints pages.
+func CheckFiles(limit uint64, ranks int) (what, do string) {
+	const own, each = 32, 4
+	if need := uint64(own + each*ranks); limit < need {
+		return fmt.Sprintf("processes may have %d files open (ulimit -n), and Open MPI needs %d to start %d on a host",
+			limit, need, ranks), "ulimit -n 65536"
+	}
+	return "", ""
+}
+
 // CheckTemp says why Open MPI cannot start with its folder and a limit on the size of files, and
 // what to do, or "".
 func CheckTemp(dir string, free int64, cannot error, limit int64) (what, do string) {
@@ -99,6 +111,12 @@ func CheckRoom(getenv func(string) string) error {
 	if j := Detect(getenv); j.Name == "none" || j.Name == "slurm" { // there is no mpirun yet
 		host, _ := os.Hostname() // without one Open MPI has none either
 		if what, do := CheckName(host); what != "" {
+			return fmt.Errorf("%s: %s", what, do)
+		}
+	}
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
+		if what, do := CheckFiles(files.Cur, 1); what != "" {
 			return fmt.Errorf("%s: %s", what, do)
 		}
 	}

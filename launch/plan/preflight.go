@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -49,6 +50,12 @@ func preflight(ctx context.Context, w launcherHere, j job, s site, asked bool) e
 	if strings.HasPrefix(w.name, "openmpi") {
 		if err := launcher.CheckRoom(s.getenv); err != nil {
 			return cli.Usage{Err: err}
+		}
+		// what mpirun has: Go raises its own limit
+		if n, err := strconv.ParseUint(strings.TrimSpace(ask("sh", "-c", "ulimit -n")), 10, 64); err == nil {
+			if what, do := launcher.CheckFiles(n, j.most); what != "" {
+				return usage("%s: %s", what, do)
+			}
 		}
 	}
 	if !j.here && !asked {

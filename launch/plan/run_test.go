@@ -417,6 +417,7 @@ func TestBadInput(t *testing.T) {
 		{"run --nodes 2 -- " + prog, "", "--nodes 2, and no hosts: add -H"},
 		{"run -np 2 -H no-such-host.invalid,localhost -- " + prog, "", "host no-such-host.invalid is not known here"},
 		{"run -np 2 -H a_b,localhost -- " + prog, "", `the host name "a_b" has more than letters, digits and -`},
+		{"run -np 30 --oversubscribe -- " + prog, "ulimit=100", "processes may have 100 files open (ulimit -n), and Open MPI needs 152"},
 		{"run -H a,,b -- " + prog, "", "a host has no name"},
 		{"run -H a:b -- " + prog, "", `"b" is no number of slots`},
 		{"run -H a --hostfile b -- " + prog, "", "give -H or --hostfile, not both"},
@@ -435,6 +436,9 @@ func TestBadInput(t *testing.T) {
 		{"run --launcher openmpi5 -np 1 -- " + prog, "PATH=/nothing", "no mpirun of openmpi5 is in PATH"},
 	} {
 		cmd := launchCommand(t, strings.Fields(tc.args)...)
+		if n, ok := strings.CutPrefix(tc.env, "ulimit="); ok {
+			cmd.Path, cmd.Args = "/bin/sh", append([]string{"sh", "-c", "ulimit -Sn " + n + `; exec "$@"`, "sh"}, cmd.Args...)
+		}
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), strings.Fields(tc.env)...)
 		out, errs, status := result(t, cmd)

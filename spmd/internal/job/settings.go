@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/spf13/pflag"
 
@@ -69,9 +70,10 @@ func (c *Flags) Settings(fs *pflag.FlagSet) []Setting {
 // programSetting names the program. If it differs, other differences say nothing.
 const programSetting = "program"
 
-// buildID returns the Go linker's identifier of the program's contents; "" if it cannot be read.
+// buildID returns the Go linker's identifier of the program's contents; "" if it cannot be read. It
+// is read once: ranks that are goroutines may use up the files that a process may open.
 // Source: cmd/internal/buildid.
-func buildID() string {
+var buildID = sync.OnceValue(func() string {
 	f, err := elf.Open("/proc/self/exe")
 	if err != nil {
 		return ""
@@ -88,7 +90,7 @@ func buildID() string {
 	}
 	id := strings.TrimRight(string(text[head:]), "\x00")
 	return id[strings.LastIndexByte(id, '/')+1:]
-}
+})
 
 // Sum returns a hash of the settings that were given. It is the same on ranks that have the same.
 func Sum(list []Setting) int64 {

@@ -1,6 +1,10 @@
 package job
 
-import "testing"
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
 
 func TestDifferences(t *testing.T) {
 	list := func(program string, more ...Setting) []Setting {
@@ -57,5 +61,24 @@ func BenchmarkSettings(b *testing.B) {
 	var c Flags
 	for b.Loop() {
 		Sum(c.Settings(nil))
+	}
+}
+
+// Ranks that are goroutines may have used up the files of the process.
+func TestSettingsWithoutFiles(t *testing.T) {
+	before := (&Flags{}).Settings(nil)
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: files.Max}); err != nil {
+		t.Fatal(err)
+	}
+	after := (&Flags{}).Settings(nil)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	if text := Differences([][]Setting{before, after}); text != "" {
+		t.Error(text)
 	}
 }
