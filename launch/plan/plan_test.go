@@ -65,12 +65,12 @@ func TestLines(t *testing.T) {
 			"srun --mpi=pmix --nodes=2 --ntasks=4 --nodelist=a,b --cpu-bind=none --kill-on-bad-exit=1 " +
 				"--quit-on-interrupt --label prog 'a b'",
 		}},
-		{"two names with one first label", options{hosts: "m.1.org:1,m.2.org:1", launcher: "auto"}, site{cores: 8}, [4]string{
+		{"two names with one first label", options{hosts: "m.1.org:1,m.2.org:1", launcher: "auto"}, site{}, [4]string{
 			"mpirun -np 2 -H m.1.org:1,m.2.org:1 --mca orte_keep_fqdn_hostnames 1 --map-by ppr:1:node --bind-to none " +
 				"--mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 3 --mca oob_tcp_keepalive_probes 3 " +
 				"prog 'a b'",
-			"mpirun -np 2 -H m.1.org:1,m.2.org:1 --prtemca prte_keep_fqdn_hostnames 1 --map-by ppr:1:node --bind-to none " +
-				"prog 'a b'",
+			"mpirun -np 2 -H m.1.org:1,m.2.org:1 --prtemca prte_keep_fqdn_hostnames 1 --map-by ppr:1:node " +
+				"--bind-to none prog 'a b'",
 			"mpirun -np 2 -hosts m.1.org:1,m.2.org:1 -ppn 1 -bind-to none prog 'a b'",
 			"srun --mpi=pmix --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=m.1.org,m.2.org --cpu-bind=none " +
 				"--kill-on-bad-exit=1 --quit-on-interrupt --label prog 'a b'",

@@ -130,7 +130,8 @@ func TestLogs(t *testing.T) {
 				if status == 77 || strings.HasPrefix(errs, "unshare: ") {
 					t.Skip(errs)
 				}
-				if status != want || strings.Count(errs, "launch: --logs: ") != 1 || !strings.Contains(errs, "no space left") {
+				said := strings.Count(errs, "launch: --logs: ") == 1 && strings.Contains(errs, "no space left")
+				if status != want || !said {
 					t.Errorf("status %d, want %d: %.1000s", status, want, errs)
 				}
 			}
@@ -417,7 +418,8 @@ func TestBadInput(t *testing.T) {
 		{"run --nodes 2 -- " + prog, "", "--nodes 2, and no hosts: add -H"},
 		{"run -np 2 -H no-such-host.invalid,localhost -- " + prog, "", "host no-such-host.invalid is not known here"},
 		{"run -np 2 -H a_b,localhost -- " + prog, "", `the host name "a_b" has more than letters, digits and -`},
-		{"run -np 30 --oversubscribe -- " + prog, "ulimit=100", "processes may have 100 files open (ulimit -n), and Open MPI needs 152"},
+		{"run -np 30 --oversubscribe -- " + prog, "ulimit=100",
+			"processes may have 100 files open (ulimit -n), and Open MPI needs 152"},
 		{"run -H a,,b -- " + prog, "", "a host has no name"},
 		{"run -H a:b -- " + prog, "", `"b" is no number of slots`},
 		{"run -H a --hostfile b -- " + prog, "", "give -H or --hostfile, not both"},
@@ -437,7 +439,8 @@ func TestBadInput(t *testing.T) {
 	} {
 		cmd := launchCommand(t, strings.Fields(tc.args)...)
 		if n, ok := strings.CutPrefix(tc.env, "ulimit="); ok {
-			cmd.Path, cmd.Args = "/bin/sh", append([]string{"sh", "-c", "ulimit -Sn " + n + `; exec "$@"`, "sh"}, cmd.Args...)
+			cmd.Path = "/bin/sh"
+			cmd.Args = append([]string{"sh", "-c", "ulimit -Sn " + n + `; exec "$@"`, "sh"}, cmd.Args...)
 		}
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), strings.Fields(tc.env)...)
