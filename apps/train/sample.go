@@ -15,6 +15,7 @@ import (
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/text"
+	"lockstep/internal/cli"
 	"lockstep/internal/readable"
 	"lockstep/spmd"
 )

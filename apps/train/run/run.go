@@ -9,6 +9,7 @@ import (
 
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
+	"lockstep/internal/cli"
 	"lockstep/internal/readable"
 	"lockstep/spmd"
 	"lockstep/spmd/telemetry"
