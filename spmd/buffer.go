@@ -256,7 +256,10 @@ func (b Buffer[T]) reach(op string) error {
 	if err := calls.Gone(b.block(), op); err != nil {
 		return err
 	}
-	return calls.Settle(b.block(), op)
+	if err := calls.Settle(b.block(), op); err != nil {
+		return err
+	}
+	return b.block().Reached(op, b.addr(), b.Bytes())
 }
 
 // open reports whether a program addresses the memory, on every device.

@@ -80,6 +80,7 @@ func (e *Event) Synchronize() error {
 	}
 	m := e.w.rank().Calls.Begin(trace.Wait)
 	err := e.timer.Wait(p)
+	p.Seen()
 	e.w.rank().Calls.EndLong(m, "Synchronize")
 	return err
 }
@@ -99,6 +100,7 @@ func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 		if p.Q == nil || in != nil || !done {
 			return 0, fmt.Errorf("%s: Elapsed: the event has not been reached: synchronize with it first", ccall.At())
 		}
+		p.Seen()
 	}
 	return e.timer.Since(since.timer)
 }

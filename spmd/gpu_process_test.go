@@ -67,6 +67,7 @@ func TestGPUsOfOneProcess(t *testing.T) {
 				func(t *testing.T) { onGPUsInProcess(t, min(gpus, 3), "nccl", graphsAtOnce) })
 		}
 		t.Run("failures", failuresInProcess)
+		t.Run("races", TestRaces)
 		t.Run("shared GPU", func(t *testing.T) {
 			if os.Getenv(doublesEnv) != "" {
 				t.Setenv("FAKECUDA_DEVICES", "1")

@@ -67,7 +67,7 @@ func TestHostOfAlloc(t *testing.T) {
 func TestStreamOrder(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		a, b := stream(t, w, "a"), stream(t, w, "b")
-		x, y := fill(t, w, 100, 1), fill(t, w, 100, 0)
+		x, y, z := fill(t, w, 100, 1), fill(t, w, 100, 0), fill(t, w, 100, 0)
 		open := make(chan struct{})
 		release := sync.OnceFunc(func() { close(open) })
 		defer release()
@@ -83,7 +83,7 @@ func TestStreamOrder(t *testing.T) {
 		must(t, a.HostFunc(notice))
 		must(t, b.HostFunc(notice))
 		for i := range 100 { // more than the queue holds at first
-			must(t, addTo.Launch(a, spmd.Cover1D(100, 64), x.Arg(), x.Arg(), spmd.F32(0), spmd.I32(100)))
+			must(t, addTo.Launch(a, spmd.Cover1D(100, 64), z.Arg(), z.Arg(), spmd.F32(0), spmd.I32(100)))
 			must(t, addTo.Launch(b, spmd.Cover1D(100, 64), y.Arg(), y.Arg(), spmd.F32(float32(i%2)), spmd.I32(100)))
 		}
 		if ran.Load() {
@@ -394,8 +394,8 @@ func TestCaptureRefuses(t *testing.T) {
 			t.Errorf("an event of an ended capture: %v", err)
 		}
 		must(t, spmd.Fill(s, x, 3)) // the streams are usable again
-		must(t, spmd.Fill(side, x, 3))
 		must(t, s.Synchronize())
+		must(t, spmd.Fill(side, x, 3))
 		must(t, side.Synchronize())
 	})
 }

@@ -98,11 +98,11 @@ func (l *cudnnLibrary) plan(s Shape, deterministic bool) (*cudnnPath, error) {
 		forward: library.New("attention forward", func(c library.Call) error {
 			return a.Forward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
 				a.ForwardWorkspace())
-		}, nil),
+		}, nil).Writes(0b1011),
 		backward: library.New("attention backward", func(c library.Call) error {
 			return a.Backward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3),
 				c.Pointer(4), c.Pointer(5), a.BackwardWorkspace())
-		}, nil),
+		}, nil).Writes(0b100001),
 		version: cudnn.Version(),
 	}, nil
 }

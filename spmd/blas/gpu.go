@@ -32,8 +32,9 @@ var handles = library.PerWorld[handle]{Open: newHandle}
 
 func newHandle(w *spmd.World) *handle {
 	h := &handle{w: w}
-	h.gemm = library.New("Gemm", h.gpuGemm, hostGemm, allKernels()...).Describe(h.describeGemm)
-	h.gemv = library.New("Gemv", h.gpuGemv, hostGemv).Describe(h.describeGemv)
+	h.gemm = library.New("Gemm", h.gpuGemm, hostGemm, allKernels()...).Describe(h.describeGemm).
+		Writes(1<<argC | 1<<(plainArgs+gelu) | 1<<(plainArgs+biasGrad) | 1<<(plainArgs+rowSums))
+	h.gemv = library.New("Gemv", h.gpuGemv, hostGemv).Describe(h.describeGemv).Writes(1 << argC)
 	library.AtClose(w, h.close)
 	return h
 }

@@ -73,7 +73,7 @@ func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
 	}, func(a spmd.Args) error {
 		p.complexOnHost(slice[C](a, 0), slice[C](a, 1), a.Bool(2))
 		return nil
-	})
+	}).Writes(0b1)
 	library.AtClose(w, p.Close)
 	return p, nil
 }

@@ -49,13 +49,13 @@ func NewReal[F float32 | float64, C Complex](w *spmd.World, dims []int, batch in
 	}, func(a spmd.Args) error {
 		p.realOnHost(slice[C](a, 0), reals[F](a, 1))
 		return nil
-	})
+	}).Writes(0b1)
 	p.back = library.New("fft to real numbers", func(c library.Call) error {
 		return p.inverted.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, cufft.Inverse)
 	}, func(a spmd.Args) error {
 		p.backOnHost(reals[F](a, 0), slice[C](a, 1))
 		return nil
-	})
+	}).Writes(0b11)
 	library.AtClose(w, p.Close)
 	return p, nil
 }

@@ -50,7 +50,7 @@ func NewReduction[T Number](
 	run := func(a spmd.Args) error { return r.onHost(a) }
 	r.fast, r.others, r.parts = declare(name, source, &shape, run), declare(name+"_any", source, &shape, run),
 		declare(name+"_parts", source, &shape, run)
-	r.library = library.New(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels().
+	r.library = library.New(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels().Writes(shape.Written).
 		Describe(func(a spmd.Args) (string, int) { return name, a.EachOnce(shape.Dims) })
 	return r
 }

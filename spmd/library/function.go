@@ -50,6 +50,13 @@ func (f *Function) OnlyKernels() *Function {
 	return f
 }
 
+// Writes says which arguments a call writes, as bits. It only reads the others. --check uses that.
+// It returns f.
+func (f *Function) Writes(args uint64) *Function {
+	f.f.Written = args
+	return f
+}
+
 // Describe has fn give the name of a call for the summary and the trace, such as a product with its
 // shape. fn also returns how many bytes the call moves, 0 if that is not known. It is called if a
 // summary or a trace is wanted, and returns the same string for equal calls. Describe returns f.

@@ -30,7 +30,7 @@
 //   - SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers
 //   - SPMDTEST_SYMMETRIC=always has NCCL's symmetric kernels carry what they can
 //   - SPMDTEST_RANKS=2 limits tests to that number of ranks
-//   - SPMDTEST_SUMMARY=on and SPMDTEST_TRACE=FILE are those flags
+//   - SPMDTEST_CHECK=on, SPMDTEST_SUMMARY=on and SPMDTEST_TRACE=FILE are those flags
 //
 // make test-gpu sets SPMDTEST_DEVICE and SPMDTEST_TRACE.
 //
@@ -93,6 +93,7 @@ func Timeout() time.Duration {
 func Config() spmd.Config {
 	return spmd.Config{Timeout: Timeout(), Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"),
 		Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42,
+		Check:   os.Getenv("SPMDTEST_CHECK"),
 		Summary: os.Getenv("SPMDTEST_SUMMARY"), Trace: os.Getenv("SPMDTEST_TRACE")}
 }
 

@@ -53,7 +53,7 @@ func newFinder[T Number](most bool) *finder {
 		}
 		spmd.ArgSlice[T](a, 0)[0], spmd.ArgSlice[int64](a, 1)[0] = best, int64(at)
 		return nil
-	}, f.parts, f.last).OnlyKernels()
+	}, f.parts, f.last).OnlyKernels().Writes(0b11)
 	return f
 }
 

@@ -54,7 +54,7 @@ func newScanner[T Number](p shape) *scanner {
 		defer kept.Put(h)
 		h.scan(p, spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgSlice[T](a, 3), a.Bool(4))
 		return nil
-	}, c.clear, c.tiles, c.single).OnlyKernels()
+	}, c.clear, c.tiles, c.single).OnlyKernels().Writes(0b1)
 	return c
 }
 

@@ -44,7 +44,7 @@ func newSelector[T Number]() *selector {
 		}
 		spmd.ArgSlice[int64](a, 1)[0] = int64(n)
 		return nil
-	}, c.clear, c.compact).OnlyKernels()
+	}, c.clear, c.compact).OnlyKernels().Writes(0b11)
 	return c
 }
 
@@ -114,7 +114,7 @@ func newCounter[T Number]() *counter {
 			}
 		}
 		return nil
-	}, c.clear, c.count).OnlyKernels()
+	}, c.clear, c.count).OnlyKernels().Writes(0b1)
 	return c
 }
 

@@ -77,7 +77,7 @@ func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
 		m.onHost(spmd.ArgSlice[K](a, 0), spmd.ArgSlice[K](a, 1), spmd.ArgSlice[V](a, 2),
 			spmd.ArgSlice[V](a, 3), a.I32(5))
 		return nil
-	}, c.clear, c.count, c.pass).OnlyKernels()
+	}, c.clear, c.count, c.pass).OnlyKernels().Writes(0b101)
 	return c
 }
 

@@ -45,6 +45,13 @@ func (c *Request) checkBefore(q exec.Queue) error {
 // is on the stream of blocking calls.
 func (c *Request) onDeviceNow(q exec.Direct) (err error) {
 	on, r := c.comm, c.comm.r
+	if q.Place().Checks() {
+		cmd := exec.Command{Kind: exec.DoCall, Call: &Request{Call: c.Call, DstBlock: c.DstBlock, SrcBlock: c.SrcBlock,
+			comm: on, group: c.group}}
+		if err := q.Place().Check(&cmd, nil, q.End().Seq+1); err != nil {
+			return err
+		}
+	}
 	now := *c
 	var turn uint64
 	taken := false

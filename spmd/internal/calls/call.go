@@ -2,6 +2,7 @@ package calls
 
 import (
 	"slices"
+	"unsafe"
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
@@ -47,6 +48,21 @@ func (c *Request) uses(fn func(*exec.Block)) {
 		fn(c.group.cmds[i].DstBlock)
 		fn(c.group.cmds[i].SrcBlock)
 	}
+}
+
+// Touches implements exec.CollectiveCall.
+func (c *Request) Touches(fn func(b *exec.Block, p unsafe.Pointer, bytes int, writes bool)) string {
+	if c.group != nil {
+		for i := range c.group.cmds {
+			c.group.cmds[i].Touches(fn)
+		}
+		return c.Kind.String()
+	}
+	dst, src := c.Extents(c.comm.rank, c.comm.size)
+	gives := c.Kind == coll.Broadcast && c.comm.rank == int(c.Root)
+	fn(c.DstBlock, c.Dst, dst*c.Type.Size(), !gives)
+	fn(c.SrcBlock, c.Src, src*c.Type.Size(), false)
+	return c.Kind.String()
 }
 
 // checkBlocks refuses freed buffers and buffers of another world.

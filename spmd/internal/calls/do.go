@@ -55,6 +55,7 @@ func (c *Comm) Do(q exec.Queue, cmd *Request, root, dst, src int) error {
 	if err := cmd.checkBlocks(); err != nil {
 		return err
 	}
+	cmd.uses((*exec.Block).Seen)
 	if r.capturing.Load() != 0 {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}

@@ -41,7 +41,9 @@ func (r *Rank) Synchronize(q exec.Queue) error {
 		return err
 	}
 	m := r.Calls.Begin(trace.Wait)
-	err := q.End().Wait()
+	end := q.End()
+	err := end.Wait()
+	end.Seen()
 	r.Calls.EndLong(m, "Synchronize")
 	return err
 }
@@ -80,6 +82,7 @@ func WaitFor(q exec.Queue, p exec.Point, t exec.Timer) error {
 		return fmt.Errorf("%s: Wait: stream %q is being captured, and would wait for what is outside the capture",
 			ccall.At(), q.Name())
 	}
+	exec.Waits(q, p)
 	return q.After(p, t)
 }
 
@@ -97,6 +100,7 @@ func (r *Rank) Begin(q exec.Queue, k exec.CommandKind, a, b *exec.Block) (*exec.
 	}
 	c, err := q.Begin(k)
 	if err == nil {
+		c.Blocks = [2]*exec.Block{a, b}
 		q.Uses(a, b)
 	}
 	return c, err

@@ -219,7 +219,9 @@ func (r *Rank) UseDevice() {
 
 // OpenBlocking opens the stream of the calls that block, on a GPU.
 func (r *Rank) OpenBlocking() (err error) {
-	r.blocking, err = r.NewQueue("blocking calls", exec.High)
+	if r.blocking, err = r.NewQueue("blocking calls", exec.High); err == nil {
+		r.blocking.Place().Settles()
+	}
 	return err
 }
 

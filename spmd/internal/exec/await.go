@@ -54,6 +54,7 @@ func (a *Await) Wait(end func() error) error {
 			if a.seen == len(a.Words) {
 				a.Q.Pass(a.before) // or what was issued would pile up if nobody synchronizes
 				a.Q.Written(a.Block)
+				a.Block.Seen()
 				return nil
 			}
 		}

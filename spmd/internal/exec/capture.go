@@ -19,7 +19,8 @@ type Capture struct {
 	b         Builder
 	lanes     []*Lane // one for each queue that is captured; the first is the origin
 	nodes     []node
-	owned     []*Block // scratch memory of its commands
+	owned     []*Block            // scratch memory of its commands
+	touched   map[*Block]*history // of its commands, with --check
 	ended     bool
 }
 
@@ -27,16 +28,16 @@ type Capture struct {
 type Lane struct {
 	C     *Capture
 	Q     Queue
-	Index int   // among the lanes of C
-	Track any   // of the Builder
-	n     int   // commands
-	seen  []int // for each lane: how many of its commands are known to be finished here
+	Index int    // among the lanes of C
+	Track any    // of the Builder
+	n     uint64 // commands
+	seen  clock  // of lanes
 	work  Scratch
 }
 
 // node is a point in a capture.
 type node struct {
-	seen []int // for each lane: how many of its commands were finished then
+	seen clock // of lanes
 	at   any   // of the Builder
 }
 
@@ -111,12 +112,7 @@ func (l *Lane) Record() (int, error) {
 		return 0, err
 	}
 	l.n++
-	seen := slices.Clone(l.seen)
-	for len(seen) <= l.Index {
-		seen = append(seen, 0)
-	}
-	seen[l.Index] = l.n
-	c.nodes = append(c.nodes, node{seen, at})
+	c.nodes = append(c.nodes, node{l.seen.and(l.Index, l.n), at})
 	return len(c.nodes) - 1, nil
 }
 
@@ -135,12 +131,7 @@ func (c *Capture) Wait(q Queue, n int) error {
 		}
 		l = q.Lane()
 	}
-	for i, n := range c.nodes[n].seen {
-		if i == len(l.seen) {
-			l.seen = append(l.seen, 0)
-		}
-		l.seen[i] = max(l.seen[i], n)
-	}
+	l.seen, _ = l.seen.with(c.nodes[n].seen)
 	l.n++
 	return c.b.Wait(l, n, c.nodes[n].at)
 }
@@ -149,7 +140,7 @@ func (c *Capture) Wait(q Queue, n int) error {
 func (c *Capture) Joined() error {
 	origin := c.lanes[0]
 	for _, l := range c.lanes[1:] {
-		if len(origin.seen) <= l.Index || origin.seen[l.Index] < l.n {
+		if !origin.seen.has(l.Index, l.n) {
 			return fmt.Errorf("%s: Capture: stream %q was joined to the capture of %q and not waited for again: "+
 				"end with %s.After(%s)",
 				ccall.At(), l.Q.Name(), origin.Q.Name(), origin.Q.Name(), l.Q.Name())

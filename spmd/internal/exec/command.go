@@ -53,6 +53,7 @@ type Command struct {
 	Party    Party
 	Plan     *Plan      // of Call
 	Site     ccall.Site // where it was enqueued, if the queue needs that
+	Blocks   [2]*Block  // that Dst and Src lie in, of what a program copies or fills
 }
 
 // SetArgs copies arguments into the command, so that they stay on their caller's stack.
@@ -94,6 +95,8 @@ type CollectiveCall interface {
 	// Issue hands the call to its transport on a GPU, as command number seq of the queue. seq is 0
 	// in a capture. work is the scratch memory of the plan.
 	Issue(q Issuer, seq uint64, work unsafe.Pointer) error
+	// Touches calls fn with the memory that the call reads or writes, and returns the call's name.
+	Touches(fn func(b *Block, p unsafe.Pointer, bytes int, writes bool)) string
 	// String describes the call in reports.
 	String() string
 }

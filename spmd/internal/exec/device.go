@@ -88,6 +88,7 @@ type Queues struct {
 	mu    sync.Mutex
 	list  []Queue
 	seats [shared]atomic.Pointer[Queue]
+	races *Races // nil without --check
 }
 
 // Add adds a queue.
@@ -101,6 +102,9 @@ func (s *Queues) Add(q Queue) {
 			break
 		}
 	}
+	if s.races != nil {
+		q.Place().strand = s.races.enters(q)
+	}
 }
 
 // Remove takes a queue out, whose work is over.
@@ -111,6 +115,9 @@ func (s *Queues) Remove(q Queue) {
 	s.list = slices.DeleteFunc(s.list, func(o Queue) bool { return o == q })
 	if seat := q.Place().n; len(s.list) < n && seat < shared {
 		s.seats[seat].Store(nil)
+	}
+	if len(s.list) < n && s.races != nil {
+		s.races.leaves(q)
 	}
 }
 

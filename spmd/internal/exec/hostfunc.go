@@ -15,7 +15,13 @@ import (
 var hostFuncs struct {
 	running atomic.Int32
 	mu      sync.Mutex
-	threads map[int]bool
+	threads map[int]hostFunc
+}
+
+// hostFunc is the command that runs a function, for --check.
+type hostFunc struct {
+	r *Races
+	u *use
 }
 
 // HostFunc runs a function of a program in the middle of a queue, by Guard.
@@ -26,9 +32,9 @@ func HostFunc(fn func() error) error {
 	me := unix.Gettid()
 	h.mu.Lock()
 	if h.threads == nil {
-		h.threads = map[int]bool{}
+		h.threads = map[int]hostFunc{}
 	}
-	h.threads[me] = true
+	h.threads[me] = hostFunc{}
 	h.mu.Unlock()
 	h.running.Add(1)
 	defer func() {
@@ -80,7 +86,8 @@ func InHostFunc() bool {
 	h := &hostFuncs
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.threads[unix.Gettid()]
+	_, in := h.threads[unix.Gettid()]
+	return in
 }
 
 // refuse is apart, so that the question before it is inlined.

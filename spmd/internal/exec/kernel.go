@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"sync"
 	"sync/atomic"
 
 	"lockstep/internal/kernels"
@@ -14,6 +15,7 @@ type Kernel struct {
 	host   func(Args) error
 	id     int
 	params atomic.Pointer[[]kernels.Param]
+	write  func() (uint64, bool)
 }
 
 // declared counts the kernels of this process.
@@ -21,7 +23,8 @@ var declared atomic.Int32
 
 // NewKernel declares a kernel.
 func NewKernel(name string, source kernels.Source, host func(Args) error) *Kernel {
-	return &Kernel{name: name, source: source, host: host, id: int(declared.Add(1)) - 1}
+	written := sync.OnceValues(func() (uint64, bool) { return source.Written(name) })
+	return &Kernel{name: name, source: source, host: host, id: int(declared.Add(1)) - 1, write: written}
 }
 
 // Name returns the kernel's name.
@@ -36,6 +39,10 @@ func (k *Kernel) Host() func(Args) error { return k.host }
 // ID returns the kernel's number in this process, from 0, in the order in which kernels were
 // declared.
 func (k *Kernel) ID() int { return k.id }
+
+// Written returns the arguments that the kernel writes, as bits, as far as its CUDA source declares
+// those const that it only reads; false if it has no source.
+func (k *Kernel) Written() (args uint64, known bool) { return k.write() }
 
 // Params has the parameters in the CUDA source, once tests have found them; nil if they are not
 // known.

@@ -19,8 +19,10 @@ type Library struct {
 	// Describe says by which name a call stands in the summary, and how many bytes it moves, 0 if
 	// that is not known; nil if all calls have Name. Its result for equal calls lies at one place.
 	Describe func(Args) (name string, bytes int)
-	Closed   atomic.Bool
-	ready    atomic.Pointer[[]any]
+	// Written are the arguments that a call writes, as bits; 0 if that is not known.
+	Written uint64
+	Closed  atomic.Bool
+	ready   atomic.Pointer[[]any]
 }
 
 // ReadyOn reports whether the library has been called on a device.

@@ -26,6 +26,8 @@ type Block struct {
 	Freed atomic.Bool
 	At    ccall.Site // where it was freed
 	uses  uses
+	// touched is by which commands, with --check.
+	touched atomic.Pointer[history]
 }
 
 // Source is where a pool gets its memory from.

@@ -18,7 +18,10 @@ const seats = 8
 const shared = seats - 1
 
 // Seat is the place of a queue among the queues of its device; queues embed it.
-type Seat struct{ n uint8 }
+type Seat struct {
+	n      uint8
+	strand *strand // nil without --check
+}
 
 func (s *Seat) Place() *Seat { return s }
 

@@ -6,10 +6,12 @@ import (
 	"strings"
 
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/exec/cudaexec"
 	"lockstep/spmd/internal/exec/hostexec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport/route"
+	"lockstep/spmd/internal/verify"
 )
 
 // chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
@@ -78,6 +80,7 @@ func (w *World) useHost() {
 		d.Emulator = hostexec.NewEmulator()
 	}
 	w.rank.Dev = d
+	w.findRaces(&d.Queues)
 }
 
 // useGPU makes the world work on a GPU; nil if it could not be opened.
@@ -86,6 +89,14 @@ func (w *World) useGPU(g *cudaexec.GPU) {
 		w.rank.GPU = cudaexec.NewDevice(g, w.start.Fill, w.rank.Order, w.Fail)
 		w.rank.GPU.Log, w.rank.GPU.Trace = w.rank.Log, w.rank.Trace
 		w.rank.Dev = w.rank.GPU
+		w.findRaces(&w.rank.GPU.Queues)
+	}
+}
+
+// findRaces has the queues of a device find races, if --check is on.
+func (w *World) findRaces(of *exec.Queues) {
+	if verify.Mode(w.start.Config.Compares()) == verify.On {
+		of.FindRaces()
 	}
 }
 

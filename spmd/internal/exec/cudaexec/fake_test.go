@@ -189,8 +189,11 @@ type fakeCall struct {
 
 func (c *fakeCall) Run(*trace.Thread) error { return errors.New("this is no host") }
 func (c *fakeCall) String() string          { return "a call" }
-func (c *fakeCall) Traced() *trace.Ledger   { return nil }
-func (c *fakeCall) Closed() bool            { return false }
+func (c *fakeCall) Touches(func(*exec.Block, unsafe.Pointer, int, bool)) string {
+	return c.String()
+}
+func (c *fakeCall) Traced() *trace.Ledger { return nil }
+func (c *fakeCall) Closed() bool          { return false }
 func (c *fakeCall) Replays(q exec.Queue, seq uint64, site *ccall.Site) {
 	c.replays = append(c.replays, q.Name()+" from "+site.String())
 }

@@ -74,7 +74,11 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 		return err
 	}
 	seq := q.tail.Load() + 1
-	if l := q.lane.Load(); l != nil {
+	l := q.lane.Load()
+	if err := q.Check(c, l, seq); err != nil {
+		return err
+	}
+	if l != nil {
 		l.Takes(c)
 		var what captured
 		if q.events != nil {

@@ -65,8 +65,9 @@ func (c *call) Run(*trace.Thread) error {
 	return nil
 }
 
-func (c *call) Issue(exec.Issuer, uint64, unsafe.Pointer) error { return errors.New("this is no GPU") }
-func (c *call) String() string                                  { return "a call" }
+func (c *call) Issue(exec.Issuer, uint64, unsafe.Pointer) error             { return errors.New("this is no GPU") }
+func (c *call) String() string                                              { return "a call" }
+func (c *call) Touches(func(*exec.Block, unsafe.Pointer, int, bool)) string { return c.String() }
 
 // Commands of a queue run in the order in which they were enqueued, far more of them than the ring
 // holds at first, while the first still runs.

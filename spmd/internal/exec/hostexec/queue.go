@@ -97,6 +97,10 @@ func (q *queue) refusal() error {
 // Enqueue implements exec.Queue. It takes the tickets of a command, so that tickets are in the
 // order of the queue.
 func (q *queue) Enqueue(c *exec.Command) error {
+	if err := q.Check(c, q.lane.Load(), q.tail+1); err != nil {
+		q.mu.Unlock()
+		return err
+	}
 	q.enqueue((*slot)(unsafe.Pointer(c))) // its first field
 	return nil
 }

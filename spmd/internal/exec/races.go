@@ -1,0 +1,529 @@
+package exec
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"lockstep/internal/ccall"
+)
+
+// Races finds two commands of a rank that touch the same bytes, one of which writes them, if nothing
+// puts them in order. It is for --check. Queues and the host have vector clocks, and so have the
+// lanes of a capture. A block knows which commands have touched its bytes last.
+type Races struct {
+	mu      sync.Mutex
+	strands []*strand
+	bases   []uint64 // how many commands of queues that are gone had the place
+	host    clock    // what the host knows
+	changes uint64   // of host
+	touched []touch  // by the command that is looked at
+}
+
+// clock says of each strand how many of its commands are known to be over. It never changes.
+type clock []uint64
+
+func (c clock) has(at int, n uint64) bool { return n == 0 || at < len(c) && c[at] >= n }
+
+// with returns what c and o know together, and whether that is more than c.
+func (c clock) with(o clock) (all clock, more bool) {
+	all = c
+	for at, n := range o {
+		if c.has(at, n) {
+			continue
+		}
+		if !more {
+			all, more = make(clock, max(len(c), len(o))), true
+			copy(all, c)
+		}
+		all[at] = n
+	}
+	return all, more
+}
+
+// and returns c with n commands of one strand.
+func (c clock) and(at int, n uint64) clock {
+	all := make(clock, max(len(c), at+1))
+	copy(all, c)
+	all[at] = max(all[at], n)
+	return all
+}
+
+// strand is a queue as clocks have it: its commands run in order.
+type strand struct {
+	races   *Races
+	name    string
+	at      int      // its place in clocks
+	base    uint64   // how many commands of other queues had that place before
+	changes uint64   // of the host's clock that it knows
+	known   []moment // what its commands know, the latest last
+	settles bool     // its commands are calls that block: they wait for what uses their memory
+}
+
+type moment struct {
+	from uint64 // the first command that knows it
+	clock
+}
+
+// mostMoments is how many a strand keeps. Earlier commands count as if they knew the first.
+const mostMoments = 64
+
+// learn has the commands from one on know more.
+func (s *strand) learn(from uint64, c clock) {
+	last := &s.known[len(s.known)-1]
+	all, more := last.with(c)
+	switch {
+	case !more:
+	case last.from == from:
+		last.clock = all
+	default:
+		if len(s.known) == mostMoments {
+			s.known = slices.Delete(s.known, 0, mostMoments/2)
+		}
+		s.known = append(s.known, moment{from, all})
+	}
+}
+
+// upTo returns what who waits for command n of a strand knows.
+func (r *Races) upTo(at int, n uint64) clock {
+	var known clock
+	if s := r.strands[at]; s != nil && n > s.base {
+		i := len(s.known) - 1
+		for i > 0 && s.known[i].from > n {
+			i--
+		}
+		known = s.known[i].clock
+	}
+	return known.and(at, n)
+}
+
+// hostKnows has the host know more.
+func (r *Races) hostKnows(c clock) {
+	var more bool
+	if r.host, more = r.host.with(c); more {
+		r.changes++
+	}
+}
+
+// use is a command that has touched memory.
+type use struct {
+	at    int // its strand, or lane
+	n     uint64
+	what  string // it is
+	on    string // which stream
+	site  *ccall.Site
+	part  *use // of a graph: what was captured
+	guess any  // whose calls may write what they touch, or only read it; nil if that is known
+}
+
+func (u *use) String() string {
+	if u.part != nil {
+		return fmt.Sprintf("%s at %s in the graph on stream %q at %s", u.part.what, u.part.site, u.on, u.site)
+	}
+	return fmt.Sprintf("%s on stream %q at %s", u.what, u.on, u.site)
+}
+
+// touch is bytes that a command touches.
+type touch struct {
+	b      *Block
+	lo, hi int
+	writes bool
+	of     *use // what was captured, if the command is a graph
+}
+
+// history is who has touched the bytes of a block, in the order of bytes.
+type history struct {
+	races *Races // nil in a capture
+	list  []segment
+}
+
+type segment struct {
+	lo, hi int
+	wrote  *use   // last
+	was    *use   // the one before: a function of HostFunc may run after wrote was enqueued
+	others []*use // which have read it since, or may have written it
+}
+
+// mostSegments is how many a block has. With more it forgets them: races may be missed.
+const mostSegments = 1024
+
+// cover returns which segments make up [lo, hi).
+func (h *history) cover(lo, hi int) (i, j int) {
+	i = sort.Search(len(h.list), func(i int) bool { return h.list[i].hi > lo })
+	if i < len(h.list) && h.list[i].lo == lo && h.list[i].hi == hi {
+		return i, i + 1
+	}
+	if len(h.list) >= mostSegments {
+		h.list, i = nil, 0
+	}
+	var parts []segment
+	add := func(lo, hi int, s segment) {
+		if lo < hi {
+			parts = append(parts, segment{lo, hi, s.wrote, s.was, slices.Clone(s.others)})
+		}
+	}
+	at := lo
+	for j = i; j < len(h.list) && h.list[j].lo < hi; j++ {
+		s := h.list[j]
+		add(s.lo, min(s.hi, lo), s)
+		add(at, s.lo, segment{})
+		add(max(s.lo, lo), min(s.hi, hi), s)
+		add(hi, s.hi, s)
+		at = s.hi
+	}
+	add(at, hi, segment{})
+	h.list = slices.Replace(h.list, i, j, parts...)
+	j = i + len(parts)
+	if h.list[i].lo < lo {
+		i++
+	}
+	if h.list[j-1].lo >= hi {
+		j--
+	}
+	return i, j
+}
+
+// view is what a command knows to be over.
+type view struct {
+	at    int
+	known clock
+	// later says that a command waits for this one, which the host runs when others have been
+	// enqueued behind it; nil for others.
+	later func(*use) bool
+}
+
+func (v *view) before(u *use) bool { return u.at == v.at || v.known.has(u.at, u.n) }
+
+func (v *view) apart(u *use) bool { return !v.before(u) && (v.later == nil || !v.later(u)) }
+
+// enter notes that u touches bytes. It refuses a race.
+func (r *Races) enter(h *history, t *touch, u *use, v *view) error {
+	i, j := h.cover(t.lo, t.hi)
+	for k := i; k < j; k++ {
+		s := &h.list[k]
+		if s.wrote != nil && v.apart(s.wrote) {
+			return race(t, u, s.wrote, true)
+		}
+		if v.later != nil && s.was != nil && v.apart(s.was) {
+			return race(t, u, s.was, true)
+		}
+		for _, o := range s.others {
+			matters := t.writes || o.guess != nil
+			if matters && (o.guess == nil || o.guess != u.guess) && v.apart(o) {
+				return race(t, u, o, false)
+			}
+		}
+		if t.writes && u.guess == nil {
+			s.was, s.wrote, s.others = s.wrote, u, s.others[:0]
+			continue
+		}
+		s.others = append(slices.DeleteFunc(s.others, func(o *use) bool {
+			return v.before(o) && (o.guess == nil || o.guess == u.guess)
+		}), u)
+	}
+	if t.writes && u.guess == nil {
+		h.list[i].hi = t.hi
+		h.list = slices.Delete(h.list, i+1, j)
+	}
+	return nil
+}
+
+// race says which two commands race.
+func race(t *touch, u, o *use, wrote bool) error {
+	verb := func(u *use, writes bool) string {
+		switch {
+		case u.guess != nil:
+			return "may write"
+		case writes:
+			return "writes"
+		}
+		return "reads"
+	}
+	return fmt.Errorf("%s: a race: %v %s bytes %d to %d of a buffer of %d, and %v %s some of them, with nothing "+
+		"that puts the two in order: let one stream wait for the other (After, or an Event)",
+		ccall.At(), u, verb(u, t.writes), t.lo, t.hi-1, t.b.Bytes, o, verb(o, wrote))
+}
+
+// add notes bytes that the command touches.
+func (r *Races) add(b *Block, p unsafe.Pointer, bytes int, writes bool) {
+	if b != nil && bytes > 0 {
+		lo := int(uintptr(p) - uintptr(b.Ptr))
+		r.touched = append(r.touched, touch{b: b, lo: lo, hi: lo + bytes, writes: writes})
+	}
+}
+
+// list notes what a command touches, and what it is.
+func (r *Races) list(c *Command, u *use) {
+	var written uint64
+	known := true
+	r.touched = r.touched[:0]
+	u.what = c.Kind.String()
+	switch c.Kind {
+	case DoCopy:
+		r.add(c.Blocks[0], c.Dst, c.N, true)
+		r.add(c.Blocks[1], c.Src, c.N, false)
+		return
+	case DoFill:
+		r.add(c.Blocks[0], c.Dst, c.N*c.Type.Size(), true)
+		return
+	case DoCall:
+		u.what = c.Call.Touches(r.add)
+		return
+	case DoGraph:
+		for _, b := range c.Capture.Blocks {
+			if h := c.Capture.touched[b]; h != nil {
+				r.listGraph(b, h)
+			}
+		}
+		return
+	case DoKernel:
+		u.what = c.Kernel.Name()
+		if written, known = c.Kernel.Written(); !known {
+			u.guess = c.Kernel
+		}
+	case DoLibrary:
+		u.what = c.Library.Name
+		if written, known = c.Library.Written, c.Library.Written != 0; !known {
+			u.guess = c.Library
+		}
+	default:
+		return
+	}
+	for i := range c.Args {
+		if a := &c.Args[i]; a.Kind == BufferArg || a.Kind == TensorArg {
+			r.add(a.Block, a.Ptr, a.N*a.Type.Size(), !known || written>>i&1 != 0)
+		}
+	}
+}
+
+// listGraph notes what the commands of a graph touch of a block.
+func (r *Races) listGraph(b *Block, h *history) {
+	for i := range h.list {
+		s := &h.list[i]
+		if s.wrote != nil {
+			r.touched = append(r.touched, touch{b, s.lo, s.hi, true, s.wrote})
+		}
+		for _, o := range s.others {
+			r.touched = append(r.touched, touch{b, s.lo, s.hi, o.guess != nil, o})
+		}
+	}
+}
+
+// check refuses a command that is about to be enqueued, as number n of the strand or in a lane, if
+// it races with another.
+func (s *strand) check(c *Command, l *Lane, n uint64) error {
+	r := s.races
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n += s.base
+	if s.changes != r.changes {
+		s.learn(n, r.host)
+		s.changes = r.changes
+	}
+	u := &use{at: s.at, n: n, on: s.name}
+	v := view{at: s.at}
+	if l != nil {
+		u.at, u.n, v.at, v.known = l.Index, l.n+1, l.Index, l.seen
+	}
+	r.list(c, u)
+	if c.Kind == DoFunc && l == nil {
+		c.Func = r.during(u, c.Func)
+	} else if len(r.touched) == 0 {
+		return nil
+	}
+	u.site = new(ccall.Site)
+	u.site.Near()
+	if s.settles {
+		for i := range r.touched {
+			r.touched[i].b.history(r).eachUse(func(o *use) { s.learn(n, r.upTo(o.at, o.n)) })
+		}
+	}
+	if l == nil {
+		v.known = s.known[len(s.known)-1].clock
+	}
+	for i := range r.touched {
+		t := &r.touched[i]
+		by := u
+		if t.of != nil {
+			by = &use{at: u.at, n: n, on: s.name, site: u.site, part: t.of, guess: t.of.guess}
+		}
+		var h *history
+		if l != nil {
+			h = l.C.history(t.b)
+		} else {
+			h = t.b.history(r)
+		}
+		if err := r.enter(h, t, by, &v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// during has the functions that fn calls know whose it is.
+func (r *Races) during(u *use, fn func() error) func() error {
+	return func() error {
+		hostFuncs.mu.Lock()
+		hostFuncs.threads[unix.Gettid()] = hostFunc{r, u}
+		hostFuncs.mu.Unlock()
+		return fn()
+	}
+}
+
+// eachUse calls fn with the commands that have touched a block.
+func (h *history) eachUse(fn func(*use)) {
+	for i := range h.list {
+		if s := &h.list[i]; s.wrote != nil {
+			fn(s.wrote)
+		}
+		for _, o := range h.list[i].others {
+			fn(o)
+		}
+	}
+}
+
+// Seen notes that the host has waited for all that uses the block, which may be nil.
+func (b *Block) Seen() {
+	if b == nil || b.touched.Load() == nil {
+		return
+	}
+	h := b.touched.Load()
+	r := h.races
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h.eachUse(func(o *use) { r.hostKnows(r.upTo(o.at, o.n)) })
+	b.touched.Store(nil)
+}
+
+// Reached notes that op of the host touches n bytes of the block at p. It has waited for all that
+// uses the block. But a function of HostFunc has not: op is refused there if it races.
+func (b *Block) Reached(op string, p unsafe.Pointer, n int) error {
+	if HostFuncRuns() && b != nil && n > 0 {
+		hostFuncs.mu.Lock()
+		f, in := hostFuncs.threads[unix.Gettid()]
+		hostFuncs.mu.Unlock()
+		if f.r != nil {
+			return f.reaches(b, op, p, n)
+		}
+		if in {
+			return nil
+		}
+	}
+	b.Seen()
+	return nil
+}
+
+// reaches is Reached in a function of HostFunc.
+func (f hostFunc) reaches(b *Block, op string, p unsafe.Pointer, n int) error {
+	r, u := f.r, *f.u
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u.what = op + " in a HostFunc"
+	t := touch{b: b, lo: int(uintptr(p) - uintptr(b.Ptr)), writes: op != "At" && op != "CopyTo" && op != "Host"}
+	t.hi = t.lo + n
+	if t.writes {
+		u.guess = f.u // so that it stands beside commands that come later and have been enqueued
+	}
+	later := func(o *use) bool { return r.upTo(o.at, o.n).has(u.at, u.n) }
+	return r.enter(b.history(r), &t, &u, &view{u.at, r.upTo(u.at, u.n), later})
+}
+
+// history returns who has touched the block.
+func (b *Block) history(r *Races) *history {
+	h := b.touched.Load()
+	if h == nil {
+		h = &history{races: r}
+		b.touched.Store(h)
+	}
+	return h
+}
+
+// history returns who touches a block in the capture.
+func (c *Capture) history(b *Block) *history {
+	h := c.touched[b]
+	if h == nil {
+		h = &history{}
+		if c.touched == nil {
+			c.touched = map[*Block]*history{}
+		}
+		c.touched[b] = h
+	}
+	return h
+}
+
+// FindRaces has the queues that are made from now on look for races.
+func (s *Queues) FindRaces() { s.races = &Races{} }
+
+// enters gives a new queue its place in clocks.
+func (r *Races) enters(q Queue) *strand {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at := slices.Index(r.strands, nil)
+	if at < 0 {
+		at = len(r.strands)
+		r.strands, r.bases = append(r.strands, nil), append(r.bases, 0)
+	}
+	r.strands[at] = &strand{races: r, name: q.Name(), at: at, base: r.bases[at], known: make([]moment, 1)}
+	return r.strands[at]
+}
+
+// leaves gives a place up, of a queue whose work is over.
+func (r *Races) leaves(q Queue) {
+	s, end := q.Place().strand, q.End().Seq
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.strands[s.at], r.bases[s.at] = nil, s.base+end
+	r.hostKnows(r.upTo(s.at, s.base+end))
+}
+
+// Check refuses a command that is about to be enqueued, as number n of the queue or in a lane, if it
+// races with another.
+func (s *Seat) Check(c *Command, l *Lane, n uint64) error {
+	if s.strand == nil {
+		return nil
+	}
+	return s.strand.check(c, l, n)
+}
+
+// Checks reports whether Check looks for races.
+func (s *Seat) Checks() bool { return s.strand != nil }
+
+// Settles says that the commands of the queue are calls that block.
+func (s *Seat) Settles() {
+	if s.strand != nil {
+		s.strand.settles = true
+	}
+}
+
+// strandOf returns the strand of a queue; nil if there is none.
+func strandOf(q Order) *strand {
+	if q, ok := q.(Queue); ok {
+		return q.Place().strand
+	}
+	return nil
+}
+
+// Waits notes that later commands of q wait for p.
+func Waits(q Queue, p Point) {
+	s, other := q.Place().strand, strandOf(p.Q)
+	if s == nil || other == nil {
+		return
+	}
+	next := s.base + q.End().Seq + 1
+	s.races.mu.Lock()
+	defer s.races.mu.Unlock()
+	s.learn(next, s.races.upTo(other.at, other.base+p.Seq))
+}
+
+// Seen notes that the host has waited for the point.
+func (p Point) Seen() {
+	if s := strandOf(p.Q); s != nil {
+		s.races.mu.Lock()
+		defer s.races.mu.Unlock()
+		s.races.hostKnows(s.races.upTo(s.at, s.base+p.Seq))
+	}
+}
