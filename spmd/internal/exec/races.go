@@ -21,7 +21,8 @@ type Races struct {
 	bases   []uint64 // how many commands of queues that are gone had the place
 	host    clock    // what the host knows
 	changes uint64   // of host
-	touched []touch  // by the command that is looked at
+	place   place    // of the command that is looked at
+	touched []touch  // by it
 }
 
 // clock says of each strand how many of its commands are known to be over. It never changes.
@@ -61,7 +62,8 @@ type strand struct {
 	base    uint64   // how many commands of other queues had that place before
 	changes uint64   // of the host's clock that it knows
 	known   []moment // what its commands know, the latest last
-	settles bool     // its commands are calls that block: they wait for what uses their memory
+	places  map[ccall.Site]*place
+	settles bool // its commands are calls that block: they wait for what uses their memory
 }
 
 type moment struct {
@@ -111,20 +113,33 @@ func (r *Races) hostKnows(c clock) {
 
 // use is a command that has touched memory.
 type use struct {
-	at    int // its strand, or lane
-	n     uint64
-	what  string // it is
-	on    string // which stream
-	site  *ccall.Site
-	part  *use // of a graph: what was captured
-	guess any  // whose calls may write what they touch, or only read it; nil if that is known
+	at int // its strand, or lane
+	n  uint64
+	*place
+	part *use // of a graph: what was captured
+}
+
+// place is what uses by one command of the program's text have in common.
+type place struct {
+	site ccall.Site
+	what string // it is
+	on   string // which stream
+	by   any    // whose calls may write what they touch, or only read it; nil if that is known
+}
+
+// guess returns by whom u may write what it touches, or only read it; nil if that is known.
+func (u *use) guess() any {
+	if u.part != nil {
+		return u.part.by
+	}
+	return u.by
 }
 
 func (u *use) String() string {
 	if u.part != nil {
-		return fmt.Sprintf("%s at %s in the graph on stream %q at %s", u.part.what, u.part.site, u.on, u.site)
+		return fmt.Sprintf("%s at %s in the graph on stream %q at %s", u.part.what, &u.part.site, u.on, &u.site)
 	}
-	return fmt.Sprintf("%s on stream %q at %s", u.what, u.on, u.site)
+	return fmt.Sprintf("%s on stream %q at %s", u.what, u.on, &u.site)
 }
 
 // touch is bytes that a command touches.
@@ -203,6 +218,7 @@ func (v *view) apart(u *use) bool { return !v.before(u) && (v.later == nil || !v
 // enter notes that u touches bytes. It refuses a race.
 func (r *Races) enter(h *history, t *touch, u *use, v *view) error {
 	i, j := h.cover(t.lo, t.hi)
+	guess := u.guess()
 	for k := i; k < j; k++ {
 		s := &h.list[k]
 		if s.wrote != nil && v.apart(s.wrote) {
@@ -212,31 +228,48 @@ func (r *Races) enter(h *history, t *touch, u *use, v *view) error {
 			return race(t, u, s.was, true)
 		}
 		for _, o := range s.others {
-			matters := t.writes || o.guess != nil
-			if matters && (o.guess == nil || o.guess != u.guess) && v.apart(o) {
+			matters := t.writes || o.guess() != nil
+			if matters && (o.guess() == nil || o.guess() != guess) && v.apart(o) {
 				return race(t, u, o, false)
 			}
 		}
-		if t.writes && u.guess == nil {
+		if t.writes && guess == nil {
 			s.was, s.wrote, s.others = s.wrote, u, s.others[:0]
 			continue
 		}
 		s.others = append(slices.DeleteFunc(s.others, func(o *use) bool {
-			return v.before(o) && (o.guess == nil || o.guess == u.guess)
+			return v.before(o) && (o.guess() == nil || o.guess() == guess)
 		}), u)
 	}
-	if t.writes && u.guess == nil {
+	if t.writes && guess == nil {
 		h.list[i].hi = t.hi
 		h.list = slices.Delete(h.list, i+1, j)
 	}
 	return nil
 }
 
+// mostPlaces is how many a strand keeps.
+const mostPlaces = 1024
+
+// shared returns a copy of p that uses may have in common.
+func (s *strand) shared(p *place) *place {
+	known := s.places[p.site]
+	if known == nil || known.what != p.what || known.by != p.by {
+		if len(s.places) == mostPlaces {
+			clear(s.places)
+		}
+		known = new(place)
+		*known = *p
+		s.places[p.site] = known
+	}
+	return known
+}
+
 // race says which two commands race.
 func race(t *touch, u, o *use, wrote bool) error {
 	verb := func(u *use, writes bool) string {
 		switch {
-		case u.guess != nil:
+		case u.guess() != nil:
 			return "may write"
 		case writes:
 			return "writes"
@@ -257,11 +290,11 @@ func (r *Races) add(b *Block, p unsafe.Pointer, bytes int, writes bool) {
 }
 
 // list notes what a command touches, and what it is.
-func (r *Races) list(c *Command, u *use) {
+func (r *Races) list(c *Command, p *place) {
 	var written uint64
 	known := true
 	r.touched = r.touched[:0]
-	u.what = c.Kind.String()
+	p.what = c.Kind.String()
 	switch c.Kind {
 	case DoCopy:
 		r.add(c.Blocks[0], c.Dst, c.N, true)
@@ -271,7 +304,7 @@ func (r *Races) list(c *Command, u *use) {
 		r.add(c.Blocks[0], c.Dst, c.N*c.Type.Size(), true)
 		return
 	case DoCall:
-		u.what = c.Call.Touches(r.add)
+		p.what = c.Call.Touches(r.add)
 		return
 	case DoGraph:
 		for _, b := range c.Capture.Blocks {
@@ -281,14 +314,14 @@ func (r *Races) list(c *Command, u *use) {
 		}
 		return
 	case DoKernel:
-		u.what = c.Kernel.Name()
+		p.what = c.Kernel.Name()
 		if written, known = c.Kernel.Written(); !known {
-			u.guess = c.Kernel
+			p.by = c.Kernel
 		}
 	case DoLibrary:
-		u.what = c.Library.Name
+		p.what = c.Library.Name
 		if written, known = c.Library.Written, c.Library.Written != 0; !known {
-			u.guess = c.Library
+			p.by = c.Library
 		}
 	default:
 		return
@@ -308,7 +341,7 @@ func (r *Races) listGraph(b *Block, h *history) {
 			r.touched = append(r.touched, touch{b, s.lo, s.hi, true, s.wrote})
 		}
 		for _, o := range s.others {
-			r.touched = append(r.touched, touch{b, s.lo, s.hi, o.guess != nil, o})
+			r.touched = append(r.touched, touch{b, s.lo, s.hi, o.guess() != nil, o})
 		}
 	}
 }
@@ -324,19 +357,20 @@ func (s *strand) check(c *Command, l *Lane, n uint64) error {
 		s.learn(n, r.host)
 		s.changes = r.changes
 	}
-	u := &use{at: s.at, n: n, on: s.name}
+	p := &r.place
+	*p = place{on: s.name}
+	p.site.Near()
+	r.list(c, p)
+	if len(r.touched) == 0 && c.Kind != DoFunc {
+		return nil
+	}
+	u := &use{at: s.at, n: n, place: s.shared(p)}
 	v := view{at: s.at}
 	if l != nil {
 		u.at, u.n, v.at, v.known = l.Index, l.n+1, l.Index, l.seen
-	}
-	r.list(c, u)
-	if c.Kind == DoFunc && l == nil {
+	} else if c.Kind == DoFunc {
 		c.Func = r.during(u, c.Func)
-	} else if len(r.touched) == 0 {
-		return nil
 	}
-	u.site = new(ccall.Site)
-	u.site.Near()
 	if s.settles {
 		for i := range r.touched {
 			r.touched[i].b.history(r).eachUse(func(o *use) { s.learn(n, r.upTo(o.at, o.n)) })
@@ -349,7 +383,7 @@ func (s *strand) check(c *Command, l *Lane, n uint64) error {
 		t := &r.touched[i]
 		by := u
 		if t.of != nil {
-			by = &use{at: u.at, n: n, on: s.name, site: u.site, part: t.of, guess: t.of.guess}
+			by = &use{u.at, n, u.place, t.of}
 		}
 		var h *history
 		if l != nil {
@@ -419,14 +453,15 @@ func (b *Block) Reached(op string, p unsafe.Pointer, n int) error {
 
 // reaches is Reached in a function of HostFunc.
 func (f hostFunc) reaches(b *Block, op string, p unsafe.Pointer, n int) error {
-	r, u := f.r, *f.u
+	r, u, own := f.r, *f.u, *f.u.place
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u.what = op + " in a HostFunc"
+	own.what = op + " in a HostFunc"
+	u.place = &own
 	t := touch{b: b, lo: int(uintptr(p) - uintptr(b.Ptr)), writes: op != "At" && op != "CopyTo" && op != "Host"}
 	t.hi = t.lo + n
 	if t.writes {
-		u.guess = f.u // so that it stands beside commands that come later and have been enqueued
+		own.by = f.u // so that it stands beside commands that come later and have been enqueued
 	}
 	later := func(o *use) bool { return r.upTo(o.at, o.n).has(u.at, u.n) }
 	return r.enter(b.history(r), &t, &u, &view{u.at, r.upTo(u.at, u.n), later})
@@ -467,7 +502,8 @@ func (r *Races) enters(q Queue) *strand {
 		at = len(r.strands)
 		r.strands, r.bases = append(r.strands, nil), append(r.bases, 0)
 	}
-	r.strands[at] = &strand{races: r, name: q.Name(), at: at, base: r.bases[at], known: make([]moment, 1)}
+	r.strands[at] = &strand{races: r, name: q.Name(), at: at, base: r.bases[at], known: make([]moment, 1),
+		places: map[ccall.Site]*place{}}
 	return r.strands[at]
 }
 
