@@ -22,7 +22,8 @@ func (k *Kernel) in() *exec.Kernel { return (*exec.Kernel)(k) }
 // template, such as "scale<float>": a name expression of NVRTC. host does the same to
 // the same arguments. An error or a panic of host fails the stream.
 //
-// Kernels of one source with the same options are compiled as one program.
+// Kernels of one source with the same options are compiled as one program. --check takes a kernel
+// to write what its parameters point to, unless they point to const.
 func NewKernel(name, source string, host func(Args) error, options ...KernelOptions) *Kernel {
 	s := kernels.Source{Text: source, Names: []string{name}}
 	for i := range options {

@@ -59,8 +59,9 @@ var racing = map[string]func(o *orders) error{
 	"events": func(o *orders) error { // docs/examples/events
 		for i := range 2 {
 			part := o.x.Slice(50*i, 50*(i+1))
-			if err := all(func() error { return spmd.Fill(o.a, part, 1) }, func() error { return o.e.Record(o.a) },
-				func() error { o.wait(o.b); return spmd.AllReduce(o.w.Comm().On(o.b), part, part, spmd.Sum) }); err != nil {
+			err := all(func() error { return spmd.Fill(o.a, part, 1) }, func() error { return o.e.Record(o.a) },
+				func() error { o.wait(o.b); return spmd.AllReduce(o.w.Comm().On(o.b), part, part, spmd.Sum) })
+			if err != nil {
 				return err
 			}
 		}
@@ -110,9 +111,11 @@ var racing = map[string]func(o *orders) error{
 			return all(func() error { return spmd.Fill(o.a, o.x, 1) }, func() error { return o.b.After(o.a) },
 				func() error { return spmd.Fill(o.a, o.y, 2) }, func() error { return o.e.Record(o.a) },
 				func() error { o.wait(o.b); return o.add(o.b, o.y, o.x) },
-				func() error { o.after(o.a, o.b); return spmd.Copy(o.a, o.z, o.y) }, func() error { return o.a.After(o.b) })
+				func() error { o.after(o.a, o.b); return spmd.Copy(o.a, o.z, o.y) },
+				func() error { return o.a.After(o.b) })
 		})
-		return all(func() error { return err }, func() error { return g.Launch(o.a) }, func() error { return g.Launch(o.c) })
+		return all(func() error { return err }, func() error { return g.Launch(o.a) },
+			func() error { return g.Launch(o.c) })
 	},
 	"beside a graph": func(o *orders) error {
 		g, err := o.graph(func() error { return o.add(o.a, o.x, o.y) })

@@ -17,8 +17,8 @@ var (
 	reads    = regexp.MustCompile(`\bconst\b[^*]*\*`)
 )
 
-// Written returns which parameters of a kernel its declaration lets it write, as bits: pointers, but
-// not those to what is const. It is false if the text has no such kernel.
+// Written returns which parameters of a kernel its declaration lets it write, as bits: pointers,
+// but not those to what is const. It is false if the text has no such kernel.
 func (s *Source) Written(name string) (params uint64, known bool) {
 	all, ok := declarations.Load(s.Text)
 	if !ok {

@@ -12,9 +12,9 @@ import (
 	"lockstep/internal/ccall"
 )
 
-// Races finds two commands of a rank that touch the same bytes, one of which writes them, if nothing
-// puts them in order. It is for --check. Queues and the host have vector clocks, and so have the
-// lanes of a capture. A block knows which commands have touched its bytes last.
+// Races finds two commands of a rank that touch the same bytes, one of which writes them, if
+// nothing puts them in order. It is for --check. Queues and the host have vector clocks, and so
+// have the lanes of a capture. A block knows which commands have touched its bytes last.
 type Races struct {
 	mu      sync.Mutex
 	strands []*strand
@@ -222,15 +222,15 @@ func (r *Races) enter(h *history, t *touch, u *use, v *view) error {
 	for k := i; k < j; k++ {
 		s := &h.list[k]
 		if s.wrote != nil && v.apart(s.wrote) {
-			return race(t, u, s.wrote, true)
+			return race(t, u, s.wrote, written)
 		}
 		if v.later != nil && s.was != nil && v.apart(s.was) {
-			return race(t, u, s.was, true)
+			return race(t, u, s.was, written)
 		}
 		for _, o := range s.others {
 			matters := t.writes || o.guess() != nil
 			if matters && (o.guess() == nil || o.guess() != guess) && v.apart(o) {
-				return race(t, u, o, false)
+				return race(t, u, o, read)
 			}
 		}
 		if t.writes && guess == nil {
@@ -265,6 +265,9 @@ func (s *strand) shared(p *place) *place {
 	return known
 }
 
+// What is done to memory.
+const read, written = false, true
+
 // race says which two commands race.
 func race(t *touch, u, o *use, wrote bool) error {
 	verb := func(u *use, writes bool) string {
@@ -291,17 +294,17 @@ func (r *Races) add(b *Block, p unsafe.Pointer, bytes int, writes bool) {
 
 // list notes what a command touches, and what it is.
 func (r *Races) list(c *Command, p *place) {
-	var written uint64
+	var args uint64
 	known := true
 	r.touched = r.touched[:0]
 	p.what = c.Kind.String()
 	switch c.Kind {
 	case DoCopy:
-		r.add(c.Blocks[0], c.Dst, c.N, true)
-		r.add(c.Blocks[1], c.Src, c.N, false)
+		r.add(c.Blocks[0], c.Dst, c.N, written)
+		r.add(c.Blocks[1], c.Src, c.N, read)
 		return
 	case DoFill:
-		r.add(c.Blocks[0], c.Dst, c.N*c.Type.Size(), true)
+		r.add(c.Blocks[0], c.Dst, c.N*c.Type.Size(), written)
 		return
 	case DoCall:
 		p.what = c.Call.Touches(r.add)
@@ -315,12 +318,12 @@ func (r *Races) list(c *Command, p *place) {
 		return
 	case DoKernel:
 		p.what = c.Kernel.Name()
-		if written, known = c.Kernel.Written(); !known {
+		if args, known = c.Kernel.Written(); !known {
 			p.by = c.Kernel
 		}
 	case DoLibrary:
 		p.what = c.Library.Name
-		if written, known = c.Library.Written, c.Library.Written != 0; !known {
+		if args, known = c.Library.Written, c.Library.Written != 0; !known {
 			p.by = c.Library
 		}
 	default:
@@ -328,7 +331,7 @@ func (r *Races) list(c *Command, p *place) {
 	}
 	for i := range c.Args {
 		if a := &c.Args[i]; a.Kind == BufferArg || a.Kind == TensorArg {
-			r.add(a.Block, a.Ptr, a.N*a.Type.Size(), !known || written>>i&1 != 0)
+			r.add(a.Block, a.Ptr, a.N*a.Type.Size(), !known || args>>i&1 != 0)
 		}
 	}
 }
@@ -516,8 +519,8 @@ func (r *Races) leaves(q Queue) {
 	r.hostKnows(r.upTo(s.at, s.base+end))
 }
 
-// Check refuses a command that is about to be enqueued, as number n of the queue or in a lane, if it
-// races with another.
+// Check refuses a command that is about to be enqueued, as number n of the queue or in a lane, if
+// it races with another.
 func (s *Seat) Check(c *Command, l *Lane, n uint64) error {
 	if s.strand == nil {
 		return nil

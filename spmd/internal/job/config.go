@@ -96,7 +96,8 @@ func (c *Flags) Flags(fs *pflag.FlagSet, collectives []string) {
 		"how long a collective, the start and the end may take, such as 90s or 10m; then the job ends "+
 			"and says who is missing where")
 	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it "+
-		"runs: off, sample (one of 64) or on; bounds instead finds indices out of range in kernels in Go, on a GPU too")
+		"runs: off, sample (one of 64) or on, which also finds races between streams; bounds instead finds indices "+
+		"out of range in kernels in Go, on a GPU too")
 	fs.Lookup("check").NoOptDefVal = "on"
 	fs.StringVar(&c.Summary, "summary", "auto",
 		"say at the end where the time went: on, off, or auto, which does after 10 s")
