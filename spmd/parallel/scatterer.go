@@ -177,15 +177,17 @@ func (r *Scatterer) Wait(s *spmd.Stream) error {
 	if r.next != len(r.grads) {
 		return fmt.Errorf("%s: Wait: only %d of %d gradients are ready", ccall.At(), r.next, len(r.grads))
 	}
+	return r.Abandon(s)
+}
+
+// Abandon is Wait for a pass that was left early.
+func (r *Scatterer) Abandon(s *spmd.Stream) error {
 	r.next = 0
 	if len(r.norm.ranges) == 0 {
 		return nil // nothing was enqueued on the scatterer's stream
 	}
 	return s.After(r.s)
 }
-
-// Abandon begins the next pass after one that was left early.
-func (r *Scatterer) Abandon() { r.next = 0 }
 
 // ClipNorm is Norm.Clip for the shards of all ranks.
 func (r *Scatterer) ClipNorm(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {

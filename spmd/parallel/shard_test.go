@@ -370,7 +370,7 @@ func TestScatterer(t *testing.T) {
 				t.Errorf("error %v, want %q in it", tc.err, tc.want)
 			}
 		}
-		r.Abandon()
+		spmdtest.Must(t, r.Abandon(compute))
 		spmdtest.Must(t, commands(r.Ready))
 		spmdtest.Must(t, compute.Synchronize())
 		spmdtest.Must(t, r.Close())

@@ -121,7 +121,7 @@ type use struct {
 
 // place is what uses by one command of the program's text have in common.
 type place struct {
-	site ccall.Site
+	site string // where that is
 	what string // it is
 	on   string // which stream
 	by   any    // whose calls may write what they touch, or only read it; nil if that is known
@@ -137,9 +137,9 @@ func (u *use) guess() any {
 
 func (u *use) String() string {
 	if u.part != nil {
-		return fmt.Sprintf("%s at %s in the graph on stream %q at %s", u.part.what, &u.part.site, u.on, &u.site)
+		return fmt.Sprintf("%s at %s in the graph on stream %q at %s", u.part.what, u.part.site, u.on, u.site)
 	}
-	return fmt.Sprintf("%s on stream %q at %s", u.what, u.on, &u.site)
+	return fmt.Sprintf("%s on stream %q at %s", u.what, u.on, u.site)
 }
 
 // touch is bytes that a command touches.
@@ -253,14 +253,17 @@ const mostPlaces = 1024
 
 // shared returns a copy of p that uses may have in common.
 func (s *strand) shared(p *place) *place {
-	known := s.places[p.site]
+	var site ccall.Site
+	site.Near()
+	known := s.places[site]
 	if known == nil || known.what != p.what || known.by != p.by {
 		if len(s.places) == mostPlaces {
 			clear(s.places)
 		}
 		known = new(place)
 		*known = *p
-		s.places[p.site] = known
+		known.site = ccall.At()
+		s.places[site] = known
 	}
 	return known
 }
@@ -362,7 +365,6 @@ func (s *strand) check(c *Command, l *Lane, n uint64) error {
 	}
 	p := &r.place
 	*p = place{on: s.name}
-	p.site.Near()
 	r.list(c, p)
 	if len(r.touched) == 0 && c.Kind != DoFunc {
 		return nil
