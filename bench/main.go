@@ -10,8 +10,6 @@
 //	bin/bench train                            GPT-2s learn on GPUs, beside PyTorch
 //	bin/bench ttl --text FILE                  seconds to a loss on a GPU, beside PyTorch's
 //	bin/bench loss --text FILE                 a GPT-2's loss on a GPU, step by step beside PyTorch's
-//	bin/bench gemm                             the matrix products of GPT-2, on one GPU
-//	bin/bench model FILE                       all-reduces on more GPUs, from a sweep's measurements
 //
 // It runs programs that are already built, so it needs no Go. It compiles the C programs.
 // bench/README.md describes rows and fields.
@@ -61,10 +59,6 @@ func main() {
 			run = lossCommand
 		case "ttl":
 			run = ttlCommand
-		case "model":
-			run = sweep.Model
-		case "gemm":
-			run = gemmCommand
 		default:
 			os.Args = slices.Insert(os.Args, 1, "")
 		}
