@@ -30,12 +30,16 @@ func Alloc[T Stored](w *World, n int) (Buffer[T], error) {
 
 // AllocSize returns how many bytes of device memory a buffer of n elements takes. Alloc rounds up,
 // so that freed memory can be used again: by at most a quarter, and from 32 MiB on by 3 %. If
-// memory is short Alloc rounds up less.
+// memory is short Alloc rounds up less. It panics if n is negative or more than any memory has.
 func AllocSize[T Stored](n int) int {
+	bytes, ok := elem.Product(n, sizeOf[T]())
+	if !ok {
+		panic(fmt.Sprintf("spmd: AllocSize of %d elements of %v", n, elem.Of[T]()))
+	}
 	if n == 0 {
 		return 0
 	}
-	return exec.SizeClass(n * sizeOf[T]())
+	return exec.SizeClass(bytes)
 }
 
 func allocFrom[T Stored](w *World, p *exec.Pool, n int) (Buffer[T], error) {
@@ -146,7 +150,8 @@ func (b Buffer[T]) Free() error {
 	return calls.Free(b.block())
 }
 
-// CopyFrom copies src, of equal length, into b, and returns when b holds the values.
+// CopyFrom copies src, of equal length, into b, and returns when b holds the values. src may
+// overlap what Host returns.
 //
 // It waits for the enqueued work of this rank's streams that uses the buffer, or a part of it. So
 // do CopyTo, SetAll, At, Set and Host. They fail while a stream that uses the buffer is being
@@ -163,8 +168,8 @@ func (b Buffer[T]) CopyFrom(src []T) error {
 	return err
 }
 
-// CopyTo copies b into dst, of equal length, and returns when it holds the
-// values. It waits as CopyFrom does.
+// CopyTo copies b into dst, of equal length, and returns when it holds the values. It waits as
+// CopyFrom does, and dst may overlap what Host returns.
 func (b Buffer[T]) CopyTo(dst []T) error {
 	err := b.access("CopyTo", len(dst))
 	switch {
@@ -284,12 +289,16 @@ func bufferOf[T Stored](blk *exec.Block, first, n int) Buffer[T] {
 
 func (b Buffer[T]) slice() []T { return unsafe.Slice((*T)(b.addr()), b.Len()) }
 
-// Copy enqueues dst = src on s. The lengths must be equal; dst and src may lie in
-// different kinds of memory, and may be the same but not otherwise overlap. It
-// fails on unequal lengths, freed buffers and buffers of another world.
+// Copy enqueues dst = src on s. The lengths must be equal. dst and src may lie in different kinds
+// of memory, and dst may be src. It fails if they overlap otherwise, on unequal lengths, freed
+// buffers and buffers of another world.
 func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
 	if dst.Len() != src.Len() {
 		return lengthError("Copy", "dst", dst.Len(), "src", src.Len())
+	}
+	if err := exec.Apart("Copy", exec.Writes("dst", dst.addr(), dst.Bytes()),
+		exec.Reads("src", src.addr(), src.Bytes()).MayBe(0)); err != nil {
+		return err
 	}
 	c, err := s.rank().Begin(s.queue(), exec.DoCopy, dst.block(), src.block())
 	if err != nil {

@@ -2,11 +2,11 @@ package spmd
 
 import (
 	"fmt"
-	"math"
 	"reflect"
 	"unsafe"
 
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/exec"
 )
 
@@ -20,11 +20,13 @@ type Structs[T any] struct{ bytes Buffer[uint8] }
 // holds pointers, such as a string or a slice: they mean nothing on another rank, nor on a GPU.
 func AllocStructs[T any](w *World, n int) (Structs[T], error) {
 	t := reflect.TypeFor[T]()
-	if size := int(t.Size()); exec.HasPointers(t) || size == 0 || n > math.MaxInt/size {
+	size := int(t.Size())
+	bytes, ok := elem.Product(n, size)
+	if exec.HasPointers(t) || size == 0 || !ok {
 		return Structs[T]{}, fmt.Errorf("%s: AllocStructs of %d %v: it holds pointers or nothing, "+
-			"or more than any memory", ccall.At(), n, t)
+			"or they are more than any memory has", ccall.At(), n, t)
 	}
-	b, err := Alloc[uint8](w, n*int(t.Size()))
+	b, err := Alloc[uint8](w, bytes)
 	return Structs[T]{b}, err
 }
 

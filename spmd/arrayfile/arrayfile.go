@@ -15,6 +15,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
@@ -35,7 +36,8 @@ const Refuse, Replace = false, true
 // that use b.
 func Save[T spmd.Elem](c spmd.Comm, name string, shape []int, b spmd.Buffer[T], off int, replace bool) error {
 	head, err := header[T](shape)
-	return save(c, whole{"arrayfile.Save", name, head, product(shape), replace}, b, off, err)
+	total, _ := elem.Product(shape...)
+	return save(c, whole{"arrayfile.Save", name, head, total, replace}, b, off, err)
 }
 
 // SaveRaw is Save without a header: the file has total elements and nothing else.
@@ -61,19 +63,12 @@ func Load[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T], off int) erro
 func LoadRaw[T spmd.Elem](c spmd.Comm, name string, total int, b spmd.Buffer[T], off int) error {
 	return load(c, "arrayfile.LoadRaw", name, b, off, func() (Info, error) {
 		i, err := os.Stat(name)
-		if size := int64(total) * int64(unsafe.Sizeof(*new(T))); err == nil && i.Size() != size {
+		size, ok := elem.Product(total, int(unsafe.Sizeof(*new(T))))
+		if err == nil && (!ok || i.Size() != int64(size)) {
 			err = fmt.Errorf("%s has %d bytes, but %d elements of %T have %d", name, i.Size(), total, *new(T), size)
 		}
 		return Info{Shape: []int{total}}, err
 	})
-}
-
-func product(shape []int) int {
-	n := 1
-	for _, d := range shape {
-		n *= d
-	}
-	return n
 }
 
 // agree returns on all ranks the error of the first rank that has one.
@@ -116,7 +111,7 @@ func load[T spmd.Elem](c spmd.Comm, op, name string, b spmd.Buffer[T], off int, 
 	defer leave()
 	return agree(c, op, func() error {
 		info, err := stat()
-		if total := product(info.Shape); err == nil && (off < 0 || off > total-b.Len()) {
+		if total, _ := elem.Product(info.Shape...); err == nil && (off < 0 || off > total-b.Len()) {
 			err = fmt.Errorf("%s has %d elements: it has no elements %d to %d", name, total, off, off+b.Len())
 		}
 		if err != nil {

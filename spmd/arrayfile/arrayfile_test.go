@@ -2,6 +2,7 @@ package arrayfile
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -124,23 +125,82 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%v was left", left)
 		}
 		if w.Rank() == 0 {
-			for file, text := range map[string]string{"ok": numpy, "text": "hello, world",
-				"short":   numpy[:len(numpy)-1],
-				"columns": strings.Replace(numpy, "False", " True", 1),
-				"other":   strings.Replace(numpy, "(2, 3)", "(-2,3)", 1)} {
-				spmdtest.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o666))
-			}
+			spmdtest.Must(t, os.WriteFile(filepath.Join(dir, "ok"), []byte(numpy), 0o666))
 		}
-		spmdtest.Must(t, spmd.Barrier(c))
-		for file, want := range map[string]string{"text": "is no .npy file",
-			"short": "23 bytes of elements, but its shape (2, 3) of <f4 needs 24"} {
-			_, err := Stat(filepath.Join(dir, file))
-			refused(err, want)
+		for _, shape := range [][]int{{1 << 32, 1 << 32}, {1 << 62, 1}, {-1, -2 * w.Size()}, make([]int, 33)} {
+			refused(Save(c, name, shape, b.Slice(0, 0), 0, Refuse), "an array of the shape [")
 		}
-		refused(Load(c, filepath.Join(dir, "columns"), b, 0), "its header is")
-		refused(Load(c, filepath.Join(dir, "other"), b, 0), "its header is")
+		refused(LoadRaw(c, filepath.Join(dir, "ok"), 1<<62+38, b, 0), "bytes, but 4611686018427387942 elements")
 		refused(Load(c, filepath.Join(dir, "ok"), b, 5), "has 6 elements: it has no elements 5 to 7")
 		refused(Load(c, filepath.Join(dir, "ok"), spmdtest.Alloc[int32](t, w, 2), 0),
 			"has elements of type <f4, not int32")
+	})
+}
+
+// Stat reads what NumPy reads, as NumPy does: a dictionary in Python.
+func TestStat(t *testing.T) {
+	file := func(version byte, text, data string) string {
+		length := []byte{byte(len(text)), byte(len(text) >> 8), byte(len(text) >> 16), 0}
+		if version == 1 {
+			length = length[:2]
+		}
+		return "\x93NUMPY" + string(version) + "\x00" + string(length) + text + data
+	}
+	six := strings.Repeat("abcd", 6)
+	plain := "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
+	with := func(old, text string) string { return strings.Replace(plain, old, text, 1) }
+	name := filepath.Join(t.TempDir(), "a.npy")
+	for _, c := range []struct{ file, want string }{
+		{file(1, plain, six), "[2 3] <f4"},
+		{file(2, plain, six), "[2 3] <f4"},
+		{file(3, plain+"\n", six), "[2 3] <f4"},
+		{file(2, plain+strings.Repeat(" ", 70_000)+"\n", six), "[2 3] <f4"},
+		{file(2, plain+strings.Repeat(" ", 2<<20)+"\n", six), "a.npy: its header of version 2 and 2097212 bytes"},
+		{file(4, plain, six), "a.npy: its header of version 4 and 59 bytes is not complete, or not known"},
+		{file(1, `{"shape":(2,3),"fortran_order":False,"descr":"<f4"}`, six), "[2 3] <f4"},
+		{file(1, with("(2, 3)", "(2L, 3L,)"), six), "[2 3] <f4"},
+		{file(1, with("(2, 3), ", "(6,) "), six), "[6] <f4"},
+		{file(1, with("False, 'shape': (2, 3)", "True, 'shape': (6,)"), six), "[6] <f4"},
+		{file(1, with("False, 'shape': (2, 3)", "True, 'shape': (1, 6)"), six), "[1 6] <f4"},
+		{file(1, with("(2, 3)", "()"), six), "[] <f4"},
+		{file(1, with("(2, 3)", "(0, 9223372036854775807)"), six), "[0 9223372036854775807] <f4"},
+		{file(1, with("False", "True"), six), "a.npy is in the order of columns"},
+		{file(1, with("(2, 3)", "(7,)"), six), "a.npy has 24 bytes of elements, but its shape [7] of <f4 needs 28"},
+		{file(1, with("(2, 3)", "(-2, 3)"), six), "a.npy: its header is "},
+		{file(1, with("(2, 3)", "(6)"), six), "a.npy: its header is "},
+		{file(1, with("(2, 3)", "(2 3)"), six), "a.npy: its header is "},
+		{file(1, with("(2, 3)", "(2, 'a')"), six), "a.npy: its header is "},
+		{file(1, with("(2, 3)", "(,)"), six), "a.npy: its header is "},
+		{file(1, with("'shape'", "'form'"), six), "a.npy: its header is "},
+		{file(1, with("}", "'x': 1}"), six), "a.npy: its header is "},
+		{file(1, with("}", "} 1"), six), "a.npy: its header is "},
+		{file(1, with("(2, 3)", "(4294967296, 4294967296)"), six), "a.npy: its shape is [4294967296 4294967296]"},
+		{file(1, with("(2, 3)", "(99999999999999999999,)"), six), "a.npy: its header is "},
+		{file(1, with("<f4", "<U10"), strings.Repeat(six, 10)), "[2 3] <U10"},
+		{file(1, with("<f4", "<U10"), six), "a.npy has 24 bytes of elements, but its shape [2 3] of <U10 needs 240"},
+		{file(1, with("<f4", "<M8[ns]"), six+six), "[2 3] <M8[ns]"},
+		{file(1, with("<f4", "<m8"), six), "a.npy has 24 bytes of elements, but its shape [2 3] of <m8 needs 48"},
+		{file(1, with("<f4", "|b1"), six), "[2 3] |b1"},
+		{file(1, with("<f4", "|O"), six), "a.npy has elements of type |O, which are no numbers or texts"},
+		{file(1, with("'<f4'", "[('x', '<f4')]"), six), "a.npy has elements of type [[x <f4]], which are no numbers"},
+		{"hello, world", "a.npy is no .npy file"},
+	} {
+		spmdtest.Must(t, os.WriteFile(name, []byte(c.file), 0o666))
+		info, err := Stat(name)
+		got := fmt.Sprint(info.Shape, " ", info.Type)
+		if err != nil {
+			got = strings.TrimPrefix(err.Error(), filepath.Dir(name)+"/")
+		}
+		if err == nil != strings.HasPrefix(c.want, "[") || !strings.HasPrefix(got, c.want) {
+			t.Errorf("%.90q: %s, want %s", c.file, got, c.want)
+		}
+	}
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) { // behind a long header
+		spmdtest.Must(t, os.WriteFile(name, []byte(file(3, plain+strings.Repeat(" ", 70_000), numpy[128:])), 0o666))
+		b := spmdtest.Alloc[float32](t, w, 6)
+		spmdtest.Must(t, Load(w.Comm(), name, b, 0))
+		if b.At(0) != 0 || b.At(5) != 5 {
+			t.Errorf("%v to %v, want 0 to 5", b.At(0), b.At(5))
+		}
 	})
 }

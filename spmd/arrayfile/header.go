@@ -3,15 +3,17 @@ package arrayfile
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
-	"math/bits"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
 
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 )
 
@@ -23,6 +25,9 @@ type Info struct {
 }
 
 const magic = "\x93NUMPY"
+
+// mostDims are the dimensions that every NumPy takes.
+const mostDims = 32
 
 // descr is NumPy's name of a type; false if NumPy lacks the type.
 func descr[T spmd.Elem]() (string, bool) {
@@ -51,11 +56,12 @@ func header[T spmd.Elem](shape []int) ([]byte, error) {
 	if !ok {
 		return nil, fmt.Errorf("NumPy has no type like %T", *new(T))
 	}
+	size := int(unsafe.Sizeof(*new(T)))
+	if _, ok := elem.Product(append(slices.Clone(shape), size)...); !ok || len(shape) > mostDims {
+		return nil, fmt.Errorf("an array of the shape %v", shape)
+	}
 	sizes := ""
 	for _, n := range shape {
-		if n < 0 {
-			return nil, fmt.Errorf("an array of the shape %v", shape)
-		}
 		sizes += strconv.Itoa(n) + ", "
 	}
 	if len(shape) > 1 {
@@ -73,11 +79,8 @@ func header[T spmd.Elem](shape []int) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-var fields = regexp.MustCompile(
-	`^\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\),? *\} *\n?$`)
-
 // Stat reads the header of a .npy file. It refuses other files, arrays in columns, and a file that
-// is shorter than its array.
+// is shorter than its array. It also refuses records, and Python's objects.
 func Stat(name string) (info Info, err error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -88,49 +91,85 @@ func Stat(name string) (info Info, err error) {
 	if _, err := io.ReadFull(f, head); err != nil || string(head[:len(magic)]) != magic {
 		return info, fmt.Errorf("%s is no .npy file", name)
 	}
-	length, wide := uint32(0), make([]byte, 4)
-	if head[len(magic)] == 1 {
+	version, length, wide := head[len(magic)], uint32(0), make([]byte, 4)
+	if version == 1 {
 		wide = wide[:2]
 	}
 	if _, err = io.ReadFull(f, wide); err == nil {
 		length = binary.LittleEndian.Uint32(append(wide, 0, 0)[:4])
 	}
-	const most = 1 << 16 // of a header, which people may read
+	const most = 1 << 20 // of a header, which people may read
 	text := make([]byte, min(length, most))
-	if _, err2 := io.ReadFull(f, text); err != nil || err2 != nil || head[len(magic)] > 3 {
-		return info, fmt.Errorf("%s: its header of version %d is not complete, or not known", name, head[len(magic)])
+	if _, err2 := io.ReadFull(f, text); err != nil || err2 != nil || length > most || version < 1 || version > 3 {
+		return info, fmt.Errorf("%s: its header of version %d and %d bytes is not complete, or not known", name,
+			version, length)
 	}
-	m := fields.FindStringSubmatch(string(text))
-	if m == nil {
-		return info, fmt.Errorf("%s: its header is %q", name, bytes.TrimSpace(text))
-	}
-	if info.Type = m[1]; m[2] == "True" {
+	info.data = len(head) + len(wide) + len(text)
+	columns, err := info.parse(string(text))
+	size, known := sizeOf(info.Type)
+	total, fits := elem.Product(append(slices.Clone(info.Shape), size)...)
+	switch {
+	case err != nil:
+		return info, fmt.Errorf("%s: its header is %q: %w", name, bytes.TrimSpace(text), err)
+	case columns:
 		return info, fmt.Errorf("%s is in the order of columns (fortran_order): numpy.ascontiguousarray makes rows",
 			name)
-	}
-	info.data, info.Shape = len(head)+len(wide)+len(text), []int{}
-	total, size := uint64(1), sizeOf(info.Type)
-	for _, word := range strings.FieldsFunc(m[3], func(r rune) bool { return r == ',' || r == ' ' }) {
-		n, err := strconv.Atoi(word)
-		hi, lo := bits.Mul64(total, uint64(n))
-		if total = lo; err != nil || n < 0 || hi != 0 || lo > 1<<56 {
-			return info, fmt.Errorf("%s: its shape is (%s)", name, m[3])
-		}
-		info.Shape = append(info.Shape, n)
+	case !known:
+		return info, fmt.Errorf("%s has elements of type %s, which are no numbers or texts", name, info.Type)
+	case !fits:
+		return info, fmt.Errorf("%s: its shape is %v", name, info.Shape)
 	}
 	i, err := f.Stat()
-	if err == nil && i.Size()-int64(info.data) < int64(total)*int64(size) {
-		err = fmt.Errorf("%s has %d bytes of elements, but its shape (%s) of %s needs %d", name,
-			i.Size()-int64(info.data), m[3], info.Type, int64(total)*int64(size))
+	if err == nil && i.Size()-int64(info.data) < int64(total) {
+		err = fmt.Errorf("%s has %d bytes of elements, but its shape %v of %s needs %d", name,
+			i.Size()-int64(info.data), info.Shape, info.Type, total)
 	}
 	return info, err
 }
 
-// sizeOf returns the size of a type that NumPy writes like "<f4".
-func sizeOf(descr string) int {
-	n, err := strconv.Atoi(strings.TrimLeft(descr, "<>|=iufcbOSUV"))
+// parse reads the text of a header, a dictionary in Python. columns says that the array is stored
+// column by column, and that this differs from row by row.
+func (i *Info) parse(text string) (columns bool, err error) {
+	l := &literal{text}
+	v, err := l.value()
 	if err != nil {
-		return 1
+		return false, err
 	}
-	return n
+	m, _ := v.(map[string]any)
+	fortran, ok := m["fortran_order"].(bool)
+	shape, isTuple := m["shape"].([]any)
+	if i.Type, _ = m["descr"].(string); m["descr"] == nil || !ok || !isTuple || len(m) != 3 || l.next()+l.rest != "" {
+		return false, errors.New("it has descr, fortran_order and shape")
+	}
+	if i.Type == "" {
+		i.Type = fmt.Sprint(m["descr"])
+	}
+	i.Shape = make([]int, len(shape))
+	long := 0
+	for k, v := range shape {
+		if i.Shape[k], ok = v.(int); !ok {
+			return false, fmt.Errorf("%v is no length", v)
+		}
+		if i.Shape[k] > 1 {
+			long++
+		}
+	}
+	return fortran && long > 1 && !slices.Contains(i.Shape, 0), nil
+}
+
+// typeText is a type as NumPy writes it: its order of bytes, its kind, its size, and of times the
+// unit.
+var typeText = regexp.MustCompile(`^[<>|=]?([biufcSaVmMU])([0-9]{1,9})(?:\[[0-9]*[a-zA-Z]+\])?$`)
+
+// sizeOf returns the bytes of an element of a type.
+func sizeOf(descr string) (bytes int, known bool) {
+	m := typeText.FindStringSubmatch(descr)
+	if m == nil {
+		return 0, false
+	}
+	bytes, _ = strconv.Atoi(m[2])
+	if m[1] == "U" {
+		bytes *= 4 // a character
+	}
+	return bytes, true
 }

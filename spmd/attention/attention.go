@@ -394,13 +394,18 @@ func (a *Attention[T]) check(op string, out, lse, qkv int) error {
 
 // Forward enqueues on s the attention of qkv into out, and the input of Backward into lse. Buffers
 // may be longer than the shape; they begin at multiples of 16 bytes, as buffers of Alloc do. It
-// allocates nothing and may be captured. It fails on buffers that are too short, freed or of
-// another world.
+// allocates nothing and may be captured. It fails on buffers that overlap, are too short, freed or
+// of another world.
 func (a *Attention[T]) Forward(s *spmd.Stream, out spmd.Buffer[T], lse spmd.Buffer[float32], qkv spmd.Buffer[T]) error {
 	if err := a.check("Forward", out.Len(), lse.Len(), qkv.Len()); err != nil {
 		return err
 	}
 	x := a.dims()
+	if err := library.Apart("Forward",
+		library.Writes("out", out.Slice(0, x.elements())), library.Writes("lse", lse.Slice(0, x.rows())),
+		library.Reads("qkv", qkv.Slice(0, 3*x.elements()))); err != nil {
+		return err
+	}
 	switch a.path {
 	case pathCuDNN:
 		return a.cudnn.forward.Call(s, 0, out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
@@ -425,6 +430,9 @@ func (a *Attention[T]) Backward(
 		return err
 	}
 	x := a.dims()
+	if err := a.apart("Backward", dqkv, spmd.Buffer[float32]{}, dout, out, lse, qkv); err != nil {
+		return err
+	}
 	switch a.back {
 	case pathCuDNN:
 		return a.cudnn.backward.Call(s, 0, dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
@@ -439,6 +447,18 @@ func (a *Attention[T]) Backward(
 			lse.Arg(), qkv.Arg(),
 			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b), spmd.I32(x.window))
 	}
+}
+
+// apart refuses operands of a backward pass that overlap those that it writes.
+func (a *Attention[T]) apart(
+	op string, dqkv spmd.Buffer[T], dbias spmd.Buffer[float32], dout, out spmd.Buffer[T], lse spmd.Buffer[float32],
+	qkv spmd.Buffer[T],
+) error {
+	x := a.dims()
+	n := x.elements()
+	return library.Apart(op, library.Writes("dqkv", dqkv.Slice(0, 3*n)), library.Writes("dbias", dbias),
+		library.Reads("dout", dout.Slice(0, n)), library.Reads("out", out.Slice(0, n)),
+		library.Reads("lse", lse.Slice(0, x.rows())), library.Reads("qkv", qkv.Slice(0, 3*n)))
 }
 
 // SumsBias reports whether there is BackwardBias: with compute capability 9.0, Size up to 64, and
@@ -461,6 +481,9 @@ func (a *Attention[T]) BackwardBias(
 	x := a.dims()
 	if dbias.Len() != 3*x.nh*x.hs {
 		return fmt.Errorf("%s: BackwardBias: a bias of %d elements, want %d", ccall.At(), dbias.Len(), 3*x.nh*x.hs)
+	}
+	if err := a.apart("BackwardBias", dqkv, dbias, dout, out, lse, qkv); err != nil {
+		return err
 	}
 	return a.wgmma.backward(s, half(dqkv), dbias, half(dout), half(out), lse, half(qkv), a.work)
 }

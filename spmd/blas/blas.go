@@ -41,7 +41,8 @@ func MatrixOf[T spmd.Stored](b spmd.Buffer[T], rows, cols int) Matrix[T] {
 //
 // all with TransA, TransB and Alpha; other combinations are refused. Gemv takes none. A matrix
 // among them is (m, n) with its rows as far apart as C's. A result (C, GELU, BiasGrad, RowSums)
-// must not overlap any other operand, which is refused.
+// that overlaps any other operand is refused. Matrices whose rows are equally far apart in bytes
+// may lie beside each other.
 type Options struct {
 	TransA, TransB bool    // use the transpose of A, of B
 	Alpha          float64 // factor of the product; 0 means 1
@@ -73,9 +74,9 @@ type Options struct {
 }
 
 // Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s. op(A) is (m, k), op(B) is
-// (k, n), and C is (m, n). C must not overlap A or B. Gemm refuses shapes that do not fit, buffers
-// too small for their shape, freed buffers and buffers of another world. It uses scratch memory of
-// the stream, as library.Function.Call does.
+// (k, n), and C is (m, n). Gemm refuses a C that overlaps A or B, shapes that do not fit, buffers
+// too small for their shape, freed buffers and buffers of another world. If k is 0 the product is.
+// It uses scratch memory of the stream, as library.Function.Call does.
 //
 // C has the type of A and B, or is float32 if these are BF16 or F16; another pair is refused.
 // float32 is computed in float32. BF16 and F16 are multiplied and summed in float32, C included,
@@ -126,23 +127,26 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 	if err := b.check("blas.Gemm", "B"); err != nil {
 		return err
 	}
-	p := product{typ: typ, ctyp: ctyp, batch: batch, m: m, k: k, n: n, lda: a.Stride, ldb: b.Stride,
-		ldc: c.Stride, ta: o.TransA, tb: o.TransB, fast: eight && o.FastAccum}
+	p := product{typ: typ, ctyp: ctyp, batch: batch, m: m, k: k, n: n, lda: max(1, a.Stride), ldb: max(1, b.Stride),
+		ldc: max(1, c.Stride), ta: o.TransA, tb: o.TransB, fast: eight && o.FastAccum}
 	p.scale(&o)
-	at := [3]uintptr{c.Address(), a.Address(), b.Address()}
 	if eight {
-		if err := p.checkEight(s.World(), &o, at); err != nil {
+		if err := p.checkEight(s.World(), &o, [3]uintptr{c.Address(), a.Address(), b.Address()}); err != nil {
 			return err
 		}
 	}
 	var args [gemmArgs]spmd.Arg
 	args[argC], args[argA], args[argB] = c.Arg(), a.Arg(), b.Arg()
-	list := args[:plainArgs]
+	list, all := args[:plainArgs], [gemmOperands]library.Operand{c.writes("C"), a.reads("A"), b.reads("B")}
+	operands := all[:3]
 	if o.extended() {
-		if err := epilogue[C](&p, &o, at, &args); err != nil {
+		if err := epilogue(&p, &o, c, &args, &all); err != nil {
 			return err
 		}
-		list = args[:]
+		list, operands = args[:], all[:]
+	}
+	if err := library.Apart("blas.Gemm", operands...); err != nil {
+		return err
 	}
 	p.encode(&args)
 	h := handles.Of(s.World())
@@ -182,8 +186,8 @@ func SupportsF8(w *spmd.World) bool {
 	return 10*major+minor >= 89
 }
 
-// Gemv enqueues y = alpha op(A) x, or y += alpha op(A) x, on s. y must not overlap A or x. It
-// refuses what Gemm refuses. Source: BLAS, sgemv and dgemv.
+// Gemv enqueues y = alpha op(A) x, or y += alpha op(A) x, on s. It
+// refuses a y that overlaps A or x, and what Gemm refuses. Source: BLAS, sgemv and dgemv.
 func Gemv[T float32 | float64](s *spmd.Stream, y spmd.Buffer[T], a Matrix[T], x spmd.Buffer[T], o Options) error {
 	m, k := a.Rows, a.Cols
 	if o.TransA {
@@ -202,7 +206,10 @@ func Gemv[T float32 | float64](s *spmd.Stream, y spmd.Buffer[T], a Matrix[T], x 
 	if o.Batch != 0 {
 		return fmt.Errorf("%s: blas.Gemv: a batch is Gemm's", ccall.At())
 	}
-	p := product{typ: elem.Of[T](), batch: 1, m: a.Rows, n: a.Cols, lda: a.Stride, ta: o.TransA}
+	if err := library.Apart("blas.Gemv", library.Writes("y", y), a.reads("A"), library.Reads("x", x)); err != nil {
+		return err
+	}
+	p := product{typ: elem.Of[T](), batch: 1, m: a.Rows, n: a.Cols, lda: max(1, a.Stride), ta: o.TransA}
 	p.scale(&o)
 	h := handles.Of(s.World())
 	if err := h.openGemv(); err != nil {
@@ -215,7 +222,9 @@ func Gemv[T float32 | float64](s *spmd.Stream, y spmd.Buffer[T], a Matrix[T], x 
 }
 
 func (m Matrix[T]) check(op, name string) error {
-	if m.Rows < 0 || m.Cols < 0 || m.Stride < max(1, m.Cols) || (m.Rows > 0 && (m.Rows-1)*m.Stride+m.Cols > m.Len()) {
+	last, ok := elem.Product(max(0, m.Rows-1), m.Stride)
+	if m.Rows < 0 || m.Cols < 0 || m.Stride < m.Cols || !ok ||
+		m.Rows > 0 && m.Cols > 0 && (m.Cols > m.Len() || last > m.Len()-m.Cols) {
 		return fmt.Errorf("%s: %s: %s is %dx%d with rows %d apart, its buffer has %d elements",
 			ccall.At(), op, name, m.Rows, m.Cols, m.Stride, m.Len())
 	}

@@ -1,6 +1,7 @@
 package blas_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -134,8 +135,12 @@ func TestRefusesShapes(t *testing.T) {
 				a4.Slice(0, 2), blas.Options{}),
 			"Gemv: A is 2x2 with rows 2 apart, its buffer has 3 elements": blas.Gemv(s, a4.Slice(0, 2),
 				small, a4.Slice(2, 4), blas.Options{}),
-			"the buffer of 32 bytes was freed at blas/blas_test.go:": blas.Gemm(s, square, square, gone,
-				blas.Options{}),
+			"the buffer of 32 bytes was freed at blas/blas_test.go:": blas.Gemm(s, square,
+				blas.MatrixOf(a3, 2, 1), gone.Part(0, 1, 0, 2), blas.Options{}),
+			"Transpose: src is 4294967296x1 with rows 4294967296 apart": blas.Transpose(s, square,
+				blas.Matrix[float64]{Buffer: a4, Rows: 1 << 32, Cols: 1, Stride: 1 << 32}),
+			"Copy: dst is 2x9223372036854775807 with": blas.Copy(s,
+				blas.Matrix[float64]{Buffer: a4, Rows: 2, Cols: math.MaxInt, Stride: math.MaxInt}, square),
 			"blas_test.go:": blas.Gemv(s, a4.Slice(0, 2), gone, a3.Slice(0, 2), blas.Options{}),
 		} {
 			if !strings.Contains(fmt.Sprint(err), what) || !strings.HasPrefix(fmt.Sprint(err), "blas/blas_test.go:") {
@@ -143,6 +148,56 @@ func TestRefusesShapes(t *testing.T) {
 			}
 		}
 		spmdtest.Must(t, s.Synchronize())
+	})
+}
+
+// A product over no columns is 0, and one of no elements is nothing to do, as in NumPy.
+func TestNothing(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s := spmdtest.Stream(t, w, "s")
+		c, m := spmdtest.Alloc[float64](t, w, 6), blas.MatrixOf[float64]
+		x, none := spmdtest.Alloc[float64](t, w, 3), spmd.Buffer[float64]{}
+		sums := spmdtest.Alloc[float64](t, w, 2)
+		spmdtest.Must(t, x.CopyFrom([]float64{1, 2, 3}))
+		for _, tc := range []struct {
+			o    blas.Options
+			want [6]float64
+		}{
+			{blas.Options{}, [6]float64{}},
+			{blas.Options{TransA: true, TransB: true, Accumulate: true}, [6]float64{7, 7, 7, 7, 7, 7}},
+			{blas.Options{TransA: true, Bias: x.Arg()}, [6]float64{1, 2, 3, 1, 2, 3}},
+			{blas.Options{TransB: true, RowSums: sums.Arg()}, [6]float64{}},
+		} {
+			shape := func(trans bool, rows, cols int) blas.Matrix[float64] {
+				if trans {
+					return m(none, cols, rows)
+				}
+				return m(none, rows, cols)
+			}
+			spmdtest.Must(t, errors.Join(c.SetAll(7), sums.SetAll(7)))
+			spmdtest.Must(t, blas.Gemm(s, m(c, 2, 3), shape(tc.o.TransA, 2, 0), shape(tc.o.TransB, 0, 3), tc.o))
+			spmdtest.Must(t, s.Synchronize())
+			for i, v := range tc.want {
+				if c.At(i) != v || tc.o.RowSums != (spmd.Arg{}) && sums.At(i%2) != 0 {
+					t.Errorf("%+v: element %d is %v, want %v", tc.o, i, c.At(i), v)
+				}
+			}
+		}
+		spmdtest.Must(t, errors.Join(c.SetAll(7),
+			blas.Gemm(s, m(none, 0, 3), m(none, 0, 2), m(c, 2, 3), blas.Options{}),
+			blas.Gemm(s, m(none, 2, 0), m(c, 2, 3), m(none, 3, 0), blas.Options{}),
+			blas.Gemm(s, m(none, 0, 0), m(none, 0, 0), m(none, 0, 0), blas.Options{}),
+			blas.Transpose(s, m(none, 0, 5), m(none, 5, 0)), blas.Copy(s, m(none, 5, 0), m(none, 5, 0)),
+			blas.Gemv(s, none, m(none, 0, 3), x, blas.Options{}),
+			blas.Gemv(s, none, m(none, 3, 0), x, blas.Options{TransA: true}),
+			blas.Gemv(s, c.Slice(0, 2), m(none, 2, 0), none, blas.Options{}),
+			blas.Gemv(s, c.Slice(2, 4), m(none, 0, 2), none, blas.Options{TransA: true, Accumulate: true}),
+			s.Synchronize()))
+		for i, v := range []float64{0, 0, 7, 7, 7, 7} {
+			if c.At(i) != v {
+				t.Errorf("element %d is %v, want %v", i, c.At(i), v)
+			}
+		}
 	})
 }
 

@@ -49,17 +49,12 @@ func (o *Options) batches() bool {
 	return !plain.extended()
 }
 
-// epilogue enters the operands, and the scales, in args and in p, a product whose shape is settled.
-// at are the addresses of C, A and B.
-func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spmd.Arg) error {
+// epilogue enters the operands, and the scales, in args, in all and in p, a product whose shape is
+// settled.
+func epilogue[C Elem](
+	p *product, o *Options, c Matrix[C], args *[gemmArgs]spmd.Arg, all *[gemmOperands]library.Operand,
+) error {
 	given := [...]spmd.Arg{o.Bias, o.Residual, o.GELU, o.DGELU, o.BiasGrad, o.RowSums, o.ScaleA, o.ScaleB}
-	rowsA, colsA, rowsB, colsB := p.stored()
-	size, csize := p.typ.Size(), p.ctyp.Size()
-	all := [3 + len(given)]region{
-		{"C", at[0], extent(p.batch*p.m, p.n, p.ldc) * csize, true},
-		{"A", at[1], extent(p.batch*rowsA, colsA, p.lda) * size, false},
-		{"B", at[2], extent(p.batch*rowsB, colsB, p.ldb) * size, false},
-	}
 	for i := range given {
 		a := &given[i]
 		if *a == (spmd.Arg{}) {
@@ -72,7 +67,7 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 					"for 8-bit floats", ccall.At(), epilogueNames[i], a.String(), p.typ)
 			}
 			p.scales[i-epilogueArgs] = true
-			args[plainArgs+i], all[3+i] = *a, region{epilogueNames[i], b.Address(), b.Bytes(), false}
+			args[plainArgs+i], all[3+i] = *a, library.Reads(epilogueNames[i], b)
 			continue
 		}
 		p.ops |= 1 << i
@@ -80,7 +75,7 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 		want, matrix := p.n, false
 		switch i {
 		case residual, gelu, dgelu:
-			want, matrix = extent(p.batch*p.m, p.n, p.ldc), true
+			want, matrix = c.extent(), true
 			if ok && b.Len() < want {
 				return fmt.Errorf("%s: blas.Gemm: %s has %d elements, %dx%d with rows %d apart, as C's, needs %d",
 					ccall.At(), epilogueNames[i], b.Len(), p.batch*p.m, p.n, p.ldc, want)
@@ -93,21 +88,19 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 			return fmt.Errorf("%s: blas.Gemm: %s is %v, for this C it is a buffer of %d %v", ccall.At(),
 				epilogueNames[i], a.String(), want, p.ctyp)
 		}
-		args[plainArgs+i], all[3+i] = b.Arg(), region{epilogueNames[i], b.Address(), b.Bytes(), matrix}
+		args[plainArgs+i], all[3+i] = b.Arg(), library.Reads(epilogueNames[i], b)
+		if i == gelu || i == biasGrad || i == rowSums {
+			all[3+i] = library.Writes(epilogueNames[i], b)
+		}
+		if matrix {
+			all[3+i] = inRows(all[3+i], &c)
+		}
 	}
 	if p.ops != 0 && !p.ops.possible(o.Accumulate) {
 		return fmt.Errorf("%s: blas.Gemm: %v%s: an epilogue is Bias, Residual, or both; Bias with Accumulate; "+
 			"GELU, with or without Bias; "+
 			"DGELU, with or without BiasGrad; or RowSums, with or without Accumulate", ccall.At(), p.ops,
 			map[bool]string{true: " with Accumulate"}[o.Accumulate])
-	}
-	for _, w := range [...]int{0, 3 + gelu, 3 + biasGrad, 3 + rowSums} {
-		for i := range all {
-			if i != w && all[w].overlaps(&all[i], p.ldc*csize, p.n*csize) {
-				return fmt.Errorf("%s: blas.Gemm: %s, which is written, overlaps %s",
-					ccall.At(), all[w].name, all[i].name)
-			}
-		}
 	}
 	return nil
 }
@@ -143,27 +136,6 @@ func extent(rows, cols, ld int) int {
 		return 0
 	}
 	return (rows-1)*ld + cols
-}
-
-// region is the memory of an operand.
-type region struct {
-	name  string
-	at    uintptr
-	bytes int
-	rows  bool // of C's shape, so that others of it may lie between its rows
-}
-
-// overlaps reports whether r and o share memory; stride and width are C's, in bytes.
-func (r *region) overlaps(o *region, stride, width int) bool {
-	d := int(o.at) - int(r.at)
-	if r.bytes == 0 || o.bytes == 0 || d >= r.bytes || -d >= o.bytes {
-		return false
-	}
-	if !r.rows || !o.rows {
-		return true
-	}
-	d = ((d % stride) + stride) % stride
-	return d < width || stride-d < width
 }
 
 func hostEpilogue[C float32 | float64 | spmd.BF16 | spmd.F16](p *product, args spmd.Args) host.Epilogue[C] {

@@ -6,12 +6,13 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Part returns the (rows, cols) matrix that begins at (row, col). It shares m's memory. It panics
 // if that is out of range.
 func (m Matrix[T]) Part(row, rows, col, cols int) Matrix[T] {
-	if row < 0 || rows < 0 || row+rows > m.Rows || col < 0 || cols < 0 || col+cols > m.Cols {
+	if row < 0 || rows < 0 || rows > m.Rows-row || col < 0 || cols < 0 || cols > m.Cols-col {
 		panic(fmt.Sprintf("blas: Part of %dx%d at (%d, %d) of a matrix of %dx%d", rows, cols, row, col,
 			m.Rows, m.Cols))
 	}
@@ -25,20 +26,19 @@ func (m Matrix[T]) Part(row, rows, col, cols int) Matrix[T] {
 
 func (m *Matrix[T]) extent() int { return extent(m.Rows, m.Cols, m.Stride) }
 
-// overlap reports whether two matrices share elements, or may. It compares rows of one stride, and
-// otherwise whole extents.
-func overlap[T spmd.Stored](a, b *Matrix[T]) bool {
-	size := uintptr(unsafe.Sizeof(*new(T)))
-	from, to, n, m := a.Address(), b.Address(), a.extent(), b.extent()
-	if n == 0 || m == 0 || from >= to+uintptr(m)*size || to >= from+uintptr(n)*size {
-		return false
-	}
-	if a.Stride != b.Stride || (from-to)%size != 0 {
-		return true
-	}
-	apart := (int(from)-int(to))/int(size)%a.Stride + a.Stride
-	apart %= a.Stride // columns from the first of b to the first of a
-	return apart < b.Cols || apart+a.Cols > a.Stride
+// reads and writes are a matrix as an operand.
+func (m *Matrix[T]) reads(name string) library.Operand {
+	return inRows(library.Reads(name, m.Slice(0, m.extent())), m)
+}
+
+func (m *Matrix[T]) writes(name string) library.Operand {
+	return inRows(library.Writes(name, m.Slice(0, m.extent())), m)
+}
+
+// inRows returns o, memory in rows as those of m.
+func inRows[T spmd.Stored](o library.Operand, m *Matrix[T]) library.Operand {
+	size := int(unsafe.Sizeof(*new(T)))
+	return o.Rows(m.Cols*size, m.Stride*size)
 }
 
 // Copy enqueues dst = src on s. They have one shape, and no elements in common.
@@ -62,14 +62,12 @@ func move[T spmd.Stored](s *spmd.Stream, op string, dst, src *Matrix[T], rows, c
 	if err := src.check(op, "src"); err != nil {
 		return err
 	}
-	switch {
-	case dst.Rows != rows || dst.Cols != cols:
+	if dst.Rows != rows || dst.Cols != cols {
 		return fmt.Errorf("%s: %s: dst is %dx%d, src %dx%d", ccall.At(), op, dst.Rows, dst.Cols,
 			src.Rows, src.Cols)
-	case overlap(dst, src):
-		return fmt.Errorf("%s: %s: dst and src overlap", ccall.At(), op)
-	case src.extent() == 0:
-		return nil
+	}
+	if err := library.Apart(op, dst.writes("dst"), src.reads("src")); err != nil || src.extent() == 0 {
+		return err
 	}
 	switch unsafe.Sizeof(*new(T)) { // bits are moved
 	case 1:

@@ -37,6 +37,8 @@ const (
 	argScaleA = plainArgs + epilogueArgs
 	argScaleB = argScaleA + 1
 	gemmArgs  = argScaleB + 1
+
+	gemmOperands = 3 + gemmArgs - plainArgs
 )
 
 // The bits of argSet, and the places of operands and types in it.

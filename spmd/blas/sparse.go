@@ -9,6 +9,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
+	"lockstep/spmd/library"
 )
 
 // CSR is a sparse matrix by rows, or some rows of one, in host memory, as SciPy's csr_matrix. Row r
@@ -26,8 +27,8 @@ func (a *CSR[T]) check(columns int) error {
 		return errors.New("the first of Start is not 0")
 	case a.Start[n-1] != len(a.Value) || len(a.Column) != len(a.Value):
 		return fmt.Errorf("%d values and %d columns, but Start ends with %d", len(a.Value), len(a.Column), a.Start[n-1])
-	case len(a.Value) > math.MaxInt32:
-		return fmt.Errorf("%d elements, but a rank can have %d", len(a.Value), math.MaxInt32)
+	case max(n, len(a.Value)) > math.MaxInt32:
+		return fmt.Errorf("%d elements in %d rows, but a rank can have %d", len(a.Value), n-1, math.MaxInt32)
 	}
 	for r := range len(a.Start) - 1 {
 		if a.Start[r+1] < a.Start[r] {
@@ -81,8 +82,8 @@ func NewSparse[T float32 | float64](w *spmd.World, c spmd.Comm, a CSR[T], own in
 		offset[r+1] = offset[r] + max(n, 0)
 	}
 	wrong := a.check(offset[c.Size()])
-	if own < 0 || own > math.MaxInt32 {
-		wrong = fmt.Errorf("%d elements of a vector", own)
+	if own < 0 || own > math.MaxInt32-len(a.Value) { // and those of other ranks
+		wrong = fmt.Errorf("%d elements of a vector, and %d of a matrix", own, len(a.Value))
 	}
 	if any, err := hostdata.Any(c, wrong != nil); err != nil || any {
 		return nil, errors.Join(err, fmt.Errorf("%s: blas.NewSparse: rank %d: %w", ccall.At(), c.Rank(), cause(wrong)))
@@ -224,9 +225,9 @@ func (m *Sparse[T]) Rows() int { return m.rows }
 // Halo returns how many elements of other ranks' vectors a product receives.
 func (m *Sparse[T]) Halo() int { return m.halo.Len() }
 
-// Multiply enqueues y = A x on s. x and y are this rank's parts. Products of one matrix share the
-// memory of the halo. So one goroutine enqueues them, on one stream or on streams that wait for
-// each other.
+// Multiply enqueues y = A x on s. x and y are this rank's parts, and do not overlap. Products of
+// one matrix share the memory of the halo. So one goroutine enqueues them, on one stream or on
+// streams that wait for each other.
 //
 // Collective over the ranks that need elements of each other.
 func (m *Sparse[T]) Multiply(s *spmd.Stream, y, x spmd.Buffer[T]) error {
@@ -235,8 +236,8 @@ func (m *Sparse[T]) Multiply(s *spmd.Stream, y, x spmd.Buffer[T]) error {
 			"matrix %d rows and %d columns",
 			ccall.At(), y.Len(), x.Len(), m.rows, m.own)
 	}
-	if y.Address() < x.Address()+uintptr(x.Bytes()) && x.Address() < y.Address()+uintptr(y.Bytes()) {
-		return fmt.Errorf("%s: Multiply: x and y overlap", ccall.At())
+	if err := library.Apart("Multiply", library.Writes("y", y), library.Reads("x", x)); err != nil {
+		return err
 	}
 	if len(m.neighbours) > 0 {
 		if err := launchCollect(s, m.given.Len(), m.given, x, m.index); err != nil {

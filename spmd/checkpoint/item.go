@@ -19,6 +19,7 @@ type Item struct {
 	total      int
 	cut        Cut
 	replicated bool
+	memory     library.Operand
 	usable     func(w *spmd.World) error
 	read       func(dst []byte, from int) error // elements of the buffer
 	write      func(from int, src []byte) error
@@ -48,6 +49,7 @@ func Sharded[T spmd.Elem](name string, b spmd.Buffer[T], off, total int) Item {
 	view := func(p []byte) []T { return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/size) }
 	return Item{
 		name: name, typ: elem.Of[T](), off: off, n: b.Len(), total: total,
+		memory: library.Writes(name, b),
 		usable: func(w *spmd.World) error { return library.CheckBuffer(b, w) },
 		read: func(dst []byte, from int) error {
 			return b.Slice(from, from+len(dst)/size).CopyTo(view(dst))

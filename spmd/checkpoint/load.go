@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // Load puts the newest checkpoint that every rank finds complete and undamaged into the items, and
@@ -21,8 +23,9 @@ import (
 // items' buffers must have finished.
 //
 // A checkpoint may hold more arrays than the items. Load fails if it lacks an item, or has it with
-// another type or number of elements. It fails too if the folder has only damaged or apparent
-// checkpoints. If there is none at all, the error is ErrNotFound, and the buffers are as they were.
+// another type or number of elements, or if items overlap. It fails too if the folder has only
+// damaged or apparent checkpoints. If there is none at all, the error is ErrNotFound, and the
+// buffers are as they were.
 //
 // Collective over all ranks, blocking: all give the same items, in one order.
 func (m *Manager) Load(meta any, items ...Item) (step int, err error) {
@@ -37,7 +40,11 @@ func (m *Manager) Load(meta any, items ...Item) (step int, err error) {
 }
 
 func (m *Manager) load(meta any, items []Item) (int, error) {
-	if err := m.agree(m.checkItems(items)); err != nil {
+	into := make([]library.Operand, len(items))
+	for i := range items {
+		into[i] = items[i].memory
+	}
+	if err := m.agree(cmp.Or(m.checkItems(items), library.Apart("Load", into...))); err != nil {
 		return 0, err
 	}
 	if err := m.checkEqual(items, 0, nil); err != nil {

@@ -9,10 +9,12 @@ package fft
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"lockstep/cuda/cufft"
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/library"
 )
@@ -37,17 +39,17 @@ type shape struct {
 }
 
 func newShape(op string, dims []int, batch int) (shape, error) {
-	s := shape{dims: append([]int(nil), dims...), batch: batch, size: batch}
+	s := shape{dims: slices.Clone(dims), batch: batch}
 	if len(dims) < 1 || len(dims) > 3 || batch < 1 {
 		return s, fmt.Errorf("%s: %s: %d dimensions, %d arrays: want one to three, and at least one",
 			ccall.At(), op, len(dims), batch)
 	}
-	for _, n := range dims {
-		if n < 1 {
-			return s, fmt.Errorf("%s: %s: an array of %v elements", ccall.At(), op, dims)
-		}
-		s.size *= n
+	const bytes = 16 // of the widest element
+	_, ok := elem.Product(append(s.dims, batch, bytes)...)
+	if !ok || slices.Min(dims) < 1 {
+		return s, fmt.Errorf("%s: %s: %d arrays of %v elements", ccall.At(), op, batch, dims)
 	}
+	s.size, _ = elem.Product(append(s.dims, batch)...)
 	return s, nil
 }
 
@@ -118,18 +120,18 @@ func workspace(p *cufft.Plan) int {
 	return p.Workspace()
 }
 
-// fits refuses buffers of other lengths.
-func fits(name string, n, want int, of string, m, wantM int) error {
-	if n != want || m != wantM {
-		return fmt.Errorf("%s: %s: dst has %d elements and src %d, the plan %d and %d%s", ccall.At(),
-			name, n, m, want, wantM, of)
+// fits refuses buffers of other lengths, and a dst that is neither src nor apart from it.
+func fits[D, S spmd.Stored](op string, dst spmd.Buffer[D], n int, src spmd.Buffer[S], m int) error {
+	if dst.Len() != n || src.Len() != m {
+		return fmt.Errorf("%s: %s: dst has %d elements and src %d, the plan %d and %d", ccall.At(), op,
+			dst.Len(), src.Len(), n, m)
 	}
-	return nil
+	return library.Apart(op, library.Writes("dst", dst), library.Reads("src", src).MayBe(0))
 }
 
 // Forward enqueues dst = the transform of src on s, for each array. dst may be src.
 func (p *Plan[C]) Forward(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
-	if err := fits("Forward", dst.Len(), p.size, "", src.Len(), p.size); err != nil {
+	if err := fits("Forward", dst, p.size, src, p.size); err != nil {
 		return err
 	}
 	return p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg(), spmd.Bool(cufft.Forward))
@@ -137,7 +139,7 @@ func (p *Plan[C]) Forward(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
 
 // Inverse enqueues dst = the inverse transform of src on s, for each array. dst may be src.
 func (p *Plan[C]) Inverse(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
-	if err := fits("Inverse", dst.Len(), p.size, "", src.Len(), p.size); err != nil {
+	if err := fits("Inverse", dst, p.size, src, p.size); err != nil {
 		return err
 	}
 	if err := p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg(), spmd.Bool(cufft.Inverse)); err != nil {

@@ -176,7 +176,7 @@ func TestRefused(t *testing.T) {
 		_, err = New[complex64](w, []int{1, 2, 3, 4}, 1)
 		refused(err, "4 dimensions")
 		_, err = New[complex64](w, []int{4, 0}, 1)
-		refused(err, "an array of [4 0] elements")
+		refused(err, "1 arrays of [4 0] elements")
 		_, err = NewReal[float32, complex128](w, []int{4}, 1)
 		refused(err, "a transform of float32 has no elements of complex128")
 		p, err := New[complex64](w, []int{4}, 2)

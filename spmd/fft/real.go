@@ -73,7 +73,7 @@ func (p *Real[F, C]) Half() int { return p.half }
 // Forward enqueues dst = the first half of the transform of src on s, for each array. dst and src
 // do not overlap.
 func (p *Real[F, C]) Forward(s *spmd.Stream, dst spmd.Buffer[C], src spmd.Buffer[F]) error {
-	if err := fits("Forward", dst.Len(), p.half, " of real numbers", src.Len(), p.size); err != nil {
+	if err := fits("Forward", dst, p.half, src, p.size); err != nil {
 		return err
 	}
 	return p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg())
@@ -82,7 +82,7 @@ func (p *Real[F, C]) Forward(s *spmd.Stream, dst spmd.Buffer[C], src spmd.Buffer
 // Inverse enqueues dst on s, for each array: src is the first half of its transform. It overwrites
 // src. dst and src do not overlap.
 func (p *Real[F, C]) Inverse(s *spmd.Stream, dst spmd.Buffer[F], src spmd.Buffer[C]) error {
-	if err := fits("Inverse", dst.Len(), p.size, " of complex ones", src.Len(), p.half); err != nil {
+	if err := fits("Inverse", dst, p.size, src, p.half); err != nil {
 		return err
 	}
 	if err := p.back.Call(s, workspace(p.inverted), dst.Arg(), src.Arg()); err != nil {

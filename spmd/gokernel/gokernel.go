@@ -14,6 +14,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
 	"lockstep/spmd"
 )
@@ -73,12 +74,8 @@ func (s *Shape) total(a spmd.Args) int {
 
 // check refuses a bad launch of the kernel.
 func (s *Shape) check(name string, extent [3]int, args []spmd.Arg) error {
-	total := 1
-	for _, n := range extent {
-		if n < 0 || n > 0 && total > math.MaxInt/n {
-			return fmt.Errorf("%s: Launch of %s: %v indices", ccall.At(), name, slices.Clone(extent[:s.Dims]))
-		}
-		total *= n
+	if _, ok := elem.Product(extent[:]...); !ok {
+		return fmt.Errorf("%s: Launch of %s: %v indices", ccall.At(), name, slices.Clone(extent[:s.Dims]))
 	}
 	for set := s.One; set != 0; set &= set - 1 {
 		i := bits.TrailingZeros64(set)

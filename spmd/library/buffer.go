@@ -1,8 +1,6 @@
 package library
 
 import (
-	"unsafe"
-
 	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/exec"
@@ -31,10 +29,14 @@ func BufferOf[T spmd.Stored](a spmd.Arg) (b spmd.Buffer[T], ok bool) {
 	return spmd.Buffer[T](part), ok
 }
 
-// Scratch returns one element of the workspace of s as an argument of its next kernels. These
-// kernels, and functions between them, may overwrite the skip elements before it.
-func Scratch[T spmd.Elem](s *spmd.Stream, skip int) (spmd.Arg, error) {
-	t := elem.Of[T]()
-	p, err := (*world.Stream)(s).Queue().Scratch((skip + 1) * t.Size())
-	return spmd.Arg{Ptr: unsafe.Add(p, skip*t.Size()), N: 1, Type: t, Kind: exec.BufferArg}, err
+// Scratch returns one element of the workspace of s, for its next kernels and all-reduces. These,
+// and functions between them, may overwrite the skip elements before it.
+func Scratch[T spmd.Elem](s *spmd.Stream, skip int) (spmd.Buffer[T], error) {
+	on := (*world.Stream)(s)
+	b, err := on.Queue().Scratch((skip + 1) * elem.Of[T]().Size())
+	if err != nil {
+		return spmd.Buffer[T]{}, err
+	}
+	b.Owner = on.Rank()
+	return spmd.Buffer[T](exec.NewPart(b, skip, 1)), nil
 }

@@ -3,6 +3,7 @@ package parallel
 import (
 	"fmt"
 	"math"
+	"slices"
 )
 
 // Balance divides layers between the stages of a pipeline. Each stage takes at least one layer, and
@@ -18,12 +19,15 @@ func Balance(costs []float64, stages int) (ends []int) {
 	if stages < 1 || n < stages {
 		panic(fmt.Sprintf("parallel: %d layers for %d stages", n, stages))
 	}
-	sums := make([]float64, n+1) // of the layers before
 	for i, c := range costs {
 		if !(c >= 0) || math.IsInf(c, 1) {
 			panic(fmt.Sprintf("parallel: layer %d takes the time %g", i, c))
 		}
-		sums[i+1] = sums[i] + c
+	}
+	_, most := math.Frexp(slices.Max(costs)) // in a unit in which squares of sums are numbers
+	sums := make([]float64, n+1)             // of the layers before
+	for i, c := range costs {
+		sums[i+1] = sums[i] + math.Ldexp(c, -most)
 	}
 	slowest, _ := divide(sums, stages, math.Max)
 	_, begins := divide(sums, stages, func(before, sum float64) float64 {

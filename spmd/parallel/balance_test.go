@@ -24,10 +24,16 @@ func TestBalance(t *testing.T) {
 		{[]float64{1, 1, 1, 1, 1, 4}, 2, []int{4, 6}},
 		{[]float64{0, 0, 0}, 3, []int{1, 2, 3}},
 		{[]float64{9, 1, 1, 1}, 3, []int{1, 2, 4}},
+		{[]float64{5e307, 5e307, 5e307, 5e307}, 2, []int{2, 4}}, // the sum of all is no number
+		{[]float64{1e308, 1e308, 1e308}, 2, []int{1, 3}},        // nor that of two
+		{[]float64{1e-200, 1e-200, 1e-200, 1e-200}, 2, []int{2, 4}},
 	} {
 		got := parallel.Balance(tc.costs, tc.stages)
 		if a, b := worth(tc.costs, got), worth(tc.costs, tc.want); slices.Compare(a[:], b[:]) != 0 {
 			t.Errorf("%v in %d stages end at %v, worth %v; %v is worth %v", tc.costs, tc.stages, got, a, tc.want, b)
+		}
+		if got[0] == 0 || !slices.IsSorted(got) || len(slices.Compact(got)) != tc.stages {
+			t.Errorf("%v: stages end at %v", tc.costs, got)
 		}
 	}
 	rng := rand.New(rand.NewPCG(1, 2))

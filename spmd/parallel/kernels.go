@@ -126,17 +126,18 @@ func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd
 	if norm.Len() != 1 {
 		return fmt.Errorf("%s: parallel.ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
 	}
+	if err := library.Apart("parallel.ClipNorm", library.Writes("g", g), library.Writes("norm", norm)); err != nil {
+		return err
+	}
 	n := g.Len()
 	sum, err := library.Scratch[float64](s, gokernel.MostParts) // behind what the reduction uses
 	if err != nil {
 		return err
 	}
-	if err := squaresKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), sum, g.Arg(), spmd.I64(n),
-		gokernel.Report(s)); err != nil {
+	if err := launchSquares(s, sum, n, g); err != nil {
 		return err
 	}
-	if err := rootKernel.Launch(s, [3]int{1, 1, 1}, spmd.I64(1), norm.Arg(), sum, gokernel.Report(s)); err != nil ||
-		maxNorm <= 0 {
+	if err := launchRoot(s, 1, norm, sum); err != nil || maxNorm <= 0 {
 		return err
 	}
 	return launchScale(s, n, g, norm, maxNorm)

@@ -19,13 +19,16 @@ type Norm struct {
 }
 
 // NewNorm returns the norm of the elements of parts, of all ranks of c together. A rank may have
-// none. If several ranks have copies of an element, one of them gives it, and the others leave it
-// out.
+// none. Parts that overlap are refused. If several ranks have copies of an element, one of them
+// gives it, and the others leave it out.
 //
 // Not collective, but Clip is.
 func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
 	w, err := library.WorldOf(c, "parallel.NewNorm")
 	if err != nil {
+		return nil, err
+	}
+	if err := disjoint("parallel.NewNorm", "part", parts); err != nil {
 		return nil, err
 	}
 	var all bucket[float32]
@@ -51,6 +54,11 @@ func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
 func (n *Norm) Clip(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
 	if norm.Len() != 1 {
 		return fmt.Errorf("%s: Clip: norm has %d elements, the norm 1", ccall.At(), norm.Len())
+	}
+	for _, b := range n.ranges {
+		if err := library.Apart("Clip", library.Writes("a part", b), library.Writes("norm", norm)); err != nil {
+			return err
+		}
 	}
 	for i, b := range n.ranges {
 		if err := launchSquares(s, n.sums.Slice(i, i+1), b.Len(), b); err != nil {

@@ -53,12 +53,8 @@ func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerCon
 	if err != nil {
 		return nil, err
 	}
-	for i, g := range grads {
-		for j, h := range grads[:i] {
-			if spmd.Overlap(g, h) {
-				return nil, fmt.Errorf("%s: parallel.NewReducer: gradients %d and %d overlap", ccall.At(), j, i)
-			}
-		}
+	if err := disjoint("parallel.NewReducer", "gradient", grads); err != nil {
+		return nil, err
 	}
 	if cfg.BucketBytes < 0 {
 		return nil, fmt.Errorf("%s: parallel.NewReducer: buckets of %d bytes", ccall.At(), cfg.BucketBytes)
@@ -82,6 +78,15 @@ func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerCon
 		}
 	}
 	return r, nil
+}
+
+// disjoint refuses buffers that overlap.
+func disjoint[T spmd.Elem](op, name string, bufs []spmd.Buffer[T]) error {
+	all := make([]library.Operand, len(bufs))
+	for i, b := range bufs {
+		all[i] = library.Writes(fmt.Sprint(name, " ", i), b)
+	}
+	return library.Apart(op, all...)
 }
 
 // add extends the last range by g if they are neighbours.

@@ -14,7 +14,7 @@ import (
 )
 
 // SyncStart copies rank 0's bufs to every rank of c and checks that they arrived: replicas then
-// start alike.
+// start alike. bufs may overlap.
 //
 // Collective over c, blocking.
 func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {

@@ -149,7 +149,7 @@ func TestReducer(t *testing.T) {
 		spmdtest.Must(t, apart.Close())
 		if _, err := parallel.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 10), arena.Slice(9, 20)},
 			parallel.ReducerConfig{}); err == nil ||
-			!strings.Contains(err.Error(), "gradients 0 and 1 overlap") {
+			!strings.Contains(err.Error(), "gradient 0, which is written, overlaps gradient 1") {
 			t.Errorf("gradients that overlap: %v", err)
 		}
 

@@ -69,14 +69,15 @@ func (r Rows) own(i, width int) (lo, hi int) {
 }
 
 // GatherRows sets piece i of all(All,width) to the ranks' rows of it in own(Held,width). Collective
-// over the ranks of c, which share the rows. As AllGather it blocks, or is in stream order.
+// over the ranks of c, which share the rows. As AllGather it blocks, or is in stream order, and own
+// may be the rank's part of all.
 func GatherRows[T spmd.Elem](c spmd.Comm, r Rows, i, width int, all, own spmd.Buffer[T]) error {
 	return spmd.AllGather(c, all.Slice(r.all(i, width)), own.Slice(r.own(i, width)))
 }
 
 // ScatterRows sets piece i of own(Held,width) to this rank's rows of the sum over the ranks of
 // piece i of all(All,width). Collective over the ranks of c, which share the rows. As ReduceScatter
-// it blocks, or is in stream order.
+// it blocks, or is in stream order, and own may be the rank's part of all.
 func ScatterRows[T spmd.Elem](c spmd.Comm, r Rows, i, width int, own, all spmd.Buffer[T]) error {
 	return spmd.ReduceScatter(c, own.Slice(r.own(i, width)), all.Slice(r.all(i, width)), spmd.Sum)
 }

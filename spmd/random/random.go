@@ -9,8 +9,11 @@
 package random
 
 import (
+	"fmt"
 	"math"
 
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 )
 
@@ -21,6 +24,9 @@ import (
 // Uniform enqueues dst[i] = number offset+i of the sequence that seed names, from 0 to 1, 1
 // excluded. As NumPy's random. The float32 numbers are the float64 ones, with 24 bits.
 func Uniform[T float32 | float64](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error {
+	if err := check("random.Uniform", dst.Len(), offset); err != nil {
+		return err
+	}
 	if b, ok := any(dst).(spmd.Buffer[float32]); ok {
 		return launchUniform32(s, b.Len(), b, seed, offset)
 	}
@@ -33,6 +39,9 @@ func Uniform[T float32 | float64](s *spmd.Stream, dst spmd.Buffer[T], seed uint6
 //
 // Source: Box, Muller: A note on the generation of random normal deviates (1958).
 func Normal[T float32 | float64](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int) error {
+	if err := check("random.Normal", dst.Len(), offset); err != nil {
+		return err
+	}
 	pairs := (offset+dst.Len()+1)/2 - offset/2
 	if dst.Len() == 0 {
 		pairs = 0
@@ -50,6 +59,14 @@ func Normal[T float32 | float64](s *spmd.Stream, dst spmd.Buffer[T], seed uint64
 		return launchNormal32(s, pairs, b, seed, offset)
 	}
 	return launchNormal64(s, pairs, spmd.View[float64](dst), seed, offset)
+}
+
+// check refuses places that the sequences do not have.
+func check(op string, n, offset int) error {
+	if _, ok := elem.Total(offset, n); !ok {
+		return fmt.Errorf("%s: %s: %d elements from number %d on", ccall.At(), op, n, offset)
+	}
+	return nil
 }
 
 //spmd:kernel

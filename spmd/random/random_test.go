@@ -146,6 +146,17 @@ func TestDivision(t *testing.T) {
 		if got := filled(t, w, s, Normal[float64], 0, 1, 1); len(got) != 0 {
 			t.Errorf("%v", got)
 		}
+		x := spmdtest.Alloc[float64](t, w, 3)
+		for _, offset := range []int{-1, -3, math.MinInt, math.MaxInt - 2} {
+			for name, fill := range map[string]func(*spmd.Stream, spmd.Buffer[float64], uint64, int) error{
+				"Uniform": Uniform[float64], "Normal": Normal[float64]} {
+				err := fill(s, x, 1, offset)
+				if want := fmt.Sprintf("random.%s: 3 elements from number %d on", name, offset); err == nil ||
+					!strings.Contains(err.Error(), want) {
+					t.Errorf("%v, want %q", err, want)
+				}
+			}
+		}
 	})
 }
 

@@ -91,6 +91,10 @@ func find[T Number](
 	if err := one(op, "at", at); err != nil {
 		return err
 	}
+	if err := library.Apart(op, library.Writes("best", best), library.Writes("at", at),
+		library.Reads("x", x)); err != nil {
+		return err
+	}
 	f := finders[most][typeOf[T]()]
 	workspace := 0
 	if blocks := f.blocks(x.Len()); blocks > 1 {

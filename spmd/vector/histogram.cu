@@ -1,14 +1,19 @@
 // Histograms.
 
+// edge is the edge of a bin, a number of x's type if these are floats.
+template <typename T> SPMD_FN double edge(double v) { return v; }
+template <> __device__ __forceinline__ double edge<float>(double v) { return isinf((float)v) ? v : (double)(float)v; }
+
 // histogram adds to counts[k] the elements of x in bin k of the equal parts of lo to hi. Each block
 // counts in its own memory, several times side by side so that equal elements do not wait for each
 // other. If copies is 0, it counts in counts itself. The launch ahead clears counts.
 //
-//	histogram(counts, x, n I64, bins I32, copies I32, lo F64, hi F64, scale F64)
+//	histogram(counts, x, n I64, bins I32, copies I32, lo F64, hi F64, scale F64, more F64)
 template <typename T>
 __global__ void __launch_bounds__(THREADS) histogram(unsigned long long *counts, const T *x, int64_t n, int bins,
-	int copies, double lo, double hi, double scale) {
+	int copies, double lo, double hi, double scale, double more) {
 	const int V = 16 / sizeof(T), DEEP = 4;
+	const double width = (hi - lo) / bins, first = edge<T>(lo), last = edge<T>(hi);
 	extern __shared__ unsigned int own[];
 	for (int i = threadIdx.x; i < bins * copies; i += THREADS) own[i] = 0;
 	__syncthreads();
@@ -25,9 +30,14 @@ __global__ void __launch_bounds__(THREADS) histogram(unsigned long long *counts,
 #pragma unroll
 			for (int k = 0; k < V; k++) {
 				double value = (double)v[d].at[k];
-				if (i + d * step + k >= n || !(value >= lo && value <= hi)) continue;
-				int bin = (int)((value - lo) * scale);
-				if (bin >= bins) bin = bins - 1;
+				if (i + d * step + k >= n || !(value >= first && value <= last)) continue;
+				double at = (value - lo) * more * scale;
+				int bin = at >= bins ? bins - 1 : at > 0 ? (int)at : 0;
+				auto begin = [&](int b) {
+					return b == bins ? last : edge<T>((width > 0 ? b * width : b / (double)bins * (hi - lo)) + lo);
+				};
+				if (value < begin(bin)) bin--;
+				if (bin < bins - 1 && value >= begin(bin + 1)) bin++;
 				if (copies == 0) atomicAdd(&counts[bin], 1ull);
 				else atomicAdd(&own[bin * copies + copy], 1u);
 			}

@@ -25,12 +25,12 @@ func axpy[T Number](i int, y []T, a T, x []T) { y[i] += a * x[i] }
 func scale[T Number](i int, x []T, a T) { x[i] *= a }
 
 //spmd:kernel
-func squares[T float32 | float64](i int, x []T) T { return x[i] * x[i] }
+func squares[T float32 | float64](i int, x []T) float64 { return float64(x[i]) * float64(x[i]) }
 
 // root has one index.
 //
 //spmd:kernel
-func root[T float32 | float64](i int, x []T) { x[i] = T(math.Sqrt(float64(x[i]))) }
+func root[T float32 | float64](i int, dst []T, sum *float64) { dst[i] = T(math.Sqrt(*sum)) }
 
 // place sets at to first + at if that element of x is best, and else to -1.
 //

@@ -28,10 +28,7 @@ func MaxOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error
 
 // Norm2Over enqueues dst[0] = the Euclidean norm of the x of all ranks.
 func Norm2Over[T float32 | float64](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	if err := reduceOver(c, dst, spmd.Sum, launchSquares(s, dst, x.Len(), x)); err != nil {
-		return err
-	}
-	return launchRoot(s, 1, dst)
+	return norm(s, dst, x, func(sum spmd.Buffer[float64]) error { return reduceOver(c, sum, spmd.Sum, nil) })
 }
 
 // reduceOver enqueues the all-reduce behind a rank's own part.
@@ -79,13 +76,16 @@ func ScanOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[
 	return scanOver("vector.ScanOver", c, s, dst, x, before, inclusive)
 }
 
-// ExScanOver is ScanOver without x[i] itself.
+// ExScanOver is ScanOver without x[i] itself. dst may be x.
 func ExScanOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[T]) error {
 	return scanOver("vector.ExScanOver", c, s, dst, x, before, exclusive)
 }
 
 func scanOver[T Number](op string, c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[T], exclusive bool) error {
 	err := one(op, "before", before)
+	if err == nil {
+		err = scannable(op, dst, x, before)
+	}
 	if err == nil {
 		err = Sum(s, before, x)
 	}

@@ -87,11 +87,17 @@ func (c *scanner) onGPU(call library.Call) error {
 // A sum is inclusive if element i is part of the i-th, and exclusive if only those before it are.
 const inclusive, exclusive = false, true
 
-func scan[T Number](op string, s *spmd.Stream, c *scanner, dst, x, first spmd.Buffer[T], exclusive bool) error {
+// scannable refuses operands of other lengths, and those that overlap.
+func scannable[T Number](op string, dst, x, before spmd.Buffer[T]) error {
 	if err := same(op, dst, x); err != nil {
 		return err
 	}
-	if err := apart(op, dst, x); err != nil || x.Len() == 0 {
+	return library.Apart(op, library.Writes("dst", dst), library.Reads("x", x).MayBe(0),
+		library.Writes("before", before))
+}
+
+func scan[T Number](op string, s *spmd.Stream, c *scanner, dst, x, first spmd.Buffer[T], exclusive bool) error {
+	if err := scannable(op, dst, x, first); err != nil || x.Len() == 0 {
 		return err
 	}
 	return c.library.Call(s, 8*c.words(x.Len()), dst.Arg(), x.Arg(), spmd.I64(x.Len()), first.Arg(),

@@ -78,10 +78,8 @@ func Select[T Number](
 	if err := one("vector.Select", "count", count); err != nil {
 		return err
 	}
-	if err := apart("vector.Select", dst, x); err != nil {
-		return err
-	}
-	if err := apart("vector.Select", dst, keep); err != nil {
+	if err := library.Apart("vector.Select", library.Writes("dst", dst), library.Writes("count", count),
+		library.Reads("x", x).MayBe(0), library.Reads("keep", keep)); err != nil {
 		return err
 	}
 	c := selectors[typeOf[T]()]
@@ -106,12 +104,35 @@ func newCounter[T Number]() *counter {
 	c.clear, c.count = device("clear_words", source, unfused),
 		device("histogram<"+cTypes[typeOf[T]()]+">", source, unfused)
 	c.library = library.New("histogram", c.onGPU, func(a spmd.Args) error {
-		counts, lo, hi, scale := spmd.ArgSlice[int64](a, 0), a.F64(3), a.F64(4), a.F64(5)
+		counts, lo, hi, scale, more := spmd.ArgSlice[int64](a, 0), a.F64(3), a.F64(4), a.F64(5), a.F64(6)
 		clear(counts)
-		for _, v := range spmd.ArgSlice[T](a, 1) {
-			if v := float64(v); v >= lo && v <= hi {
-				counts[min(int((v-lo)*scale), len(counts)-1)]++
+		bins := len(counts)
+		step, first, last := (hi-lo)/float64(bins), edge[T](lo), edge[T](hi)
+		begin := func(b int) float64 {
+			switch {
+			case b == bins:
+				return last
+			case step > 0:
+				return edge[T](float64(float64(b)*step) + lo)
 			}
+			return edge[T](float64(float64(b)/float64(bins)*(hi-lo)) + lo)
+		}
+		for _, v := range spmd.ArgSlice[T](a, 1) {
+			v := float64(v)
+			if !(v >= first && v <= last) {
+				continue
+			}
+			at, bin := (v-lo)*more*scale, bins-1
+			if at < float64(bins) {
+				bin = max(0, int(at))
+			}
+			if v < begin(bin) {
+				bin--
+			}
+			if bin < bins-1 && v >= begin(bin+1) {
+				bin++
+			}
+			counts[bin]++
 		}
 		return nil
 	}, c.clear, c.count).OnlyKernels().Writes(0b1)
@@ -120,7 +141,7 @@ func newCounter[T Number]() *counter {
 
 func (c *counter) onGPU(call library.Call) error {
 	const words, side, most = 12 << 10, 8, 528 // counters of a block in its own memory, side by side; blocks
-	n, bins := call.I64(2), call.I64(6)
+	n, bins := call.I64(2), call.I64(7)
 	copies := min(side, words/bins)
 	counts := call.Args[0]
 	if err := call.Launch(c.clear, clearGrid(bins), counts, spmd.I64(bins)); err != nil || n == 0 {
@@ -128,18 +149,33 @@ func (c *counter) onGPU(call library.Call) error {
 	}
 	g := after(min(over(n, c.each), most), 4*copies*bins)
 	return call.Launch(c.count, g, counts, call.Args[1], call.Args[2], spmd.I32(bins), spmd.I32(copies),
-		call.Args[3], call.Args[4], call.Args[5])
+		call.Args[3], call.Args[4], call.Args[5], call.Args[6])
+}
+
+// edge is the edge of a bin, a number of the elements' type if these are floats.
+func edge[T Number](v float64) float64 {
+	if _, ok := any(*new(T)).(float32); ok && !math.IsInf(float64(float32(v)), 0) {
+		return float64(float32(v))
+	}
+	return v
 }
 
 // Histogram enqueues counts[k] = the number of elements of x in bin k. counts.Len() bins divide lo
-// to hi into equal parts. The bin of v is (v-lo) scale, rounded down, in float64, with scale =
-// counts.Len()/(hi-lo); hi is in the last bin. Elements outside, and NaNs, are not counted. It is
-// as NumPy's histogram with a range.
+// to hi into equal parts. Bin k begins at lo + k (hi-lo)/counts.Len(), rounded to T if these are
+// floats; hi is in the last bin. Elements outside, and NaNs, are not counted. It is as NumPy's
+// histogram with a range.
 func Histogram[T Number](s *spmd.Stream, counts spmd.Buffer[int64], x spmd.Buffer[T], lo, hi float64) error {
 	bins := counts.Len()
 	if bins < 1 || bins > math.MaxInt32 || !(lo < hi) || math.IsInf(hi-lo, 0) {
 		return fmt.Errorf("%s: vector.Histogram: %d bins from %v to %v", ccall.At(), bins, lo, hi)
 	}
+	if err := library.Apart("vector.Histogram", library.Writes("counts", counts), library.Reads("x", x)); err != nil {
+		return err
+	}
+	more := 1.0 // by which the scale of a tiny range is less than infinite
+	if hi-lo < 0x1p-900 {
+		more = 0x1p600
+	}
 	return counters[typeOf[T]()].library.Call(s, 0, counts.Arg(), x.Arg(), spmd.I64(x.Len()), spmd.F64(lo),
-		spmd.F64(hi), spmd.F64(float64(bins)/(hi-lo)), spmd.I64(bins))
+		spmd.F64(hi), spmd.F64(float64(bins)/((hi-lo)*more)), spmd.F64(more), spmd.I64(bins))
 }

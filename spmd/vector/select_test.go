@@ -142,15 +142,33 @@ func TestHistogram(t *testing.T) {
 		counted[float64](t, w, 3000, 20_000, 0, 100_000) // more than a block has room for
 		counted[uint64](t, w, 999, 128, 0, 64)
 		counted[int64](t, w, 999, 4, -16, 16)
-		s := spmdtest.Stream(t, w, "nan")
-		counts := of(t, w, []int64{7, 7})
-		spmdtest.Must(t, Histogram(s, counts,
-			of(t, w, []float64{math.NaN(), math.Inf(1), 0, 1, 2, 2.1, math.Inf(-1), -0.1}), 0, 2))
-		spmdtest.Must(t, s.Synchronize())
-		if got := back(t, counts); !slices.Equal(got, []int64{1, 2}) {
-			t.Errorf("counts are %v", got)
+		bins(t, w, []float64{math.NaN(), math.Inf(1), 0, 1, 2, 2.1, math.Inf(-1), -0.1}, 0, 2, 1, 2)
+		bins(t, w, []float32{float32(math.Inf(-1)), -1, 1, float32(math.Inf(1))}, -1e300, 1e300, 1, 1)
+		// NumPy's edges are k 0.1, and three of them are above k/10; in float32 none is.
+		tenths, single := make([]float64, 11), make([]float32, 11)
+		for i := range tenths {
+			tenths[i], single[i] = float64(i)/10, float32(i)/10
 		}
+		bins(t, w, tenths, 0, 1, 1, 1, 2, 0, 1, 2, 1, 0, 1, 2)
+		bins(t, w, single, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2)
+		// Three of the least numbers in ten bins: the edges are 0 0 1 1 1 2 2 2 2 3 3 of them.
+		tiny := []float64{0, 5e-324, 1e-323, 1.5e-323}
+		bins(t, w, tiny, 0, 1.5e-323, 1, 1, 2)
+		bins(t, w, tiny, 0, 1.5e-323, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1)
+		bins(t, w, []float64{1, 1 + 0x1p-52}, 1, 1+0x1p-52, 0, 1, 0, 1)
+		bins(t, w, []float32{1 - 0x1p-24, 1, 1 + 0x1p-23}, 1+1e-12, 1+2e-12, 0, 1, 0, 0) // all edges are 1
 	})
+}
+
+func bins[T Number](t *testing.T, w *spmd.World, x []T, lo, hi float64, want ...int64) {
+	t.Helper()
+	s := spmdtest.Stream(t, w, "bins")
+	counts := of(t, w, slices.Repeat([]int64{7}, len(want)))
+	spmdtest.Must(t, Histogram(s, counts, of(t, w, x), lo, hi))
+	spmdtest.Must(t, s.Synchronize())
+	if got := back(t, counts); !slices.Equal(got, want) {
+		t.Errorf("%v on %s from %v to %v: %v, want %v", x, w.Device(), lo, hi, got, want)
+	}
 }
 
 // Value waits for a result, and asks for memory the first time only.
@@ -178,17 +196,14 @@ func TestRefused(t *testing.T) {
 		one, first := x.Slice(0, 1), at.Slice(0, 1)
 		for what, err := range map[string]error{
 			"Scan: vectors of 3 and 8":                Scan(s, x.Slice(0, 3), x),
-			"ExScan: dst of 4 elements and its input": ExScan(s, x.Slice(0, 4), x.Slice(1, 5)),
 			"ScanOver: before has 2 elements":         ScanOver(w.Comm().On(s), s, x, x, x.Slice(0, 2)),
 			"ArgMin: best has 8 elements, the result": ArgMin(s, x, first, x),
 			"ArgMax: at has 2 elements, the result":   ArgMax(s, one, at, x),
 			"Select: 7 flags of 8 elements":           Select(s, x, first, x, flags.Slice(0, 7)),
 			"Select: count has 2 elements":            Select(s, x, at, x, flags),
-			"Select: dst of 3 elements and its inpu": Select(s, x.Slice(0, 3), first, x.Slice(1, 4),
-				flags.Slice(0, 3)),
-			"Histogram: 2 bins from 1 to 1":   Histogram(s, at, x, 1, 1),
-			"Histogram: 0 bins from 0 to 1":   Histogram(s, at.Slice(0, 0), x, 0, 1),
-			"Histogram: 2 bins from 0 to NaN": Histogram(s, at, x, 0, math.NaN()),
+			"Histogram: 2 bins from 1 to 1":           Histogram(s, at, x, 1, 1),
+			"Histogram: 0 bins from 0 to 1":           Histogram(s, at.Slice(0, 0), x, 0, 1),
+			"Histogram: 2 bins from 0 to NaN":         Histogram(s, at, x, 0, math.NaN()),
 		} {
 			if err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "select_test.go:") {
 				t.Errorf("%v, want %q", err, what)

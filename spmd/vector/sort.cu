@@ -27,10 +27,10 @@ SPMD_FN unsigned long long *blocks(uint64_t *work, int which) {
 SPMD_FN uint32_t *said(uint64_t *work) { return (uint32_t *)(work + 16 * DIGITS + HEAD); }
 
 // order maps keys to unsigned numbers of the same order, and back. It changes signed integers and
-// floats; NaNs come last, without their sign. It has no branch, so that loops of it keep their
+// floats; NaNs come last, and become one. It has no branch, so that loops of it keep their
 // loads together.
 template <typename K> struct order {
-	K flipped, limit; // the bits that change in all keys, and the largest magnitude that keeps its sign
+	K flipped, limit; // the bits that change in all keys, and the largest magnitude that is a number
 	bool floats;
 
 	__device__ __forceinline__ explicit order(int kind) {
@@ -41,7 +41,8 @@ template <typename K> struct order {
 	}
 	static __device__ __forceinline__ K sign() { return (K)1 << (8 * sizeof(K) - 1); }
 	__device__ __forceinline__ K into(K k) const {
-		k = (k & ~sign()) > limit ? k & ~sign() : k;
+		const K nan = sizeof(K) == 4 ? (K)0x7fc00000u : (K)0x7ff8000000000000u;
+		k = (k & ~sign()) > limit ? nan : k;
 		return k ^ (flipped | (floats && k >= sign() ? ~(K)0 : (K)0));
 	}
 	__device__ __forceinline__ K out_of(K k) const { return k ^ (flipped | (floats && k < sign() ? ~(K)0 : (K)0)); }

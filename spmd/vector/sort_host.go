@@ -67,12 +67,12 @@ func into[K uint32 | uint64](k K, kind int) K {
 	case kind == signed:
 		return k ^ sign
 	}
-	infinity := uint64(0x7ff0000000000000)
+	infinity, nan := uint64(0x7ff0000000000000), uint64(0x7ff8000000000000)
 	if unsafe.Sizeof(k) == 4 {
-		infinity = 0x7f800000
+		infinity, nan = 0x7f800000, 0x7fc00000
 	}
 	if uint64(k&^sign) > infinity {
-		k &^= sign
+		k = K(nan)
 	}
 	if k&sign != 0 {
 		return ^k

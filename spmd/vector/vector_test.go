@@ -144,6 +144,15 @@ func norms[T float32 | float64](t *testing.T, w *spmd.World, eps float64) {
 			t.Errorf("norm %d of %T on %s is %v, want %v", i, T(0), w.Device(), got, want)
 		}
 	}
+	for _, unit := range []float64{1e-23, 5e-23, 1e-44, 1e30} { // whose squares float32 has not
+		unit = float64(T(unit))
+		spmdtest.Must(t, Norm2Over(w.Comm().On(s), s, out.Slice(0, 1), of(t, w, []T{T(3 * unit), T(4 * unit)})))
+		spmdtest.Must(t, s.Synchronize())
+		want := 5 * unit * math.Sqrt(float64(w.Size()))
+		if got := float64(out.At(0)); math.Abs(got-want) > eps*want+1e-45 {
+			t.Errorf("norm of %T on %s is %v, want %v", T(0), w.Device(), got, want)
+		}
+	}
 	nan := of(t, w, []T{1, T(math.NaN()), 3})
 	spmdtest.Must(t, Min(s, out.Slice(0, 1), nan))
 	spmdtest.Must(t, Max(s, out.Slice(1, 2), nan))
@@ -250,8 +259,8 @@ func TestLengths(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		}
-		if err := Sum(s, four, four); err == nil ||
-			!strings.Contains(err.Error(), "a buffer of 4 int64 where it has a pointer to one element") {
+		if err := Sum(s, three, four); err == nil ||
+			!strings.Contains(err.Error(), "a buffer of 3 int64 where it has a pointer to one element") {
 			t.Errorf("%v", err)
 		}
 	})

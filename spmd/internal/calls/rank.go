@@ -68,12 +68,9 @@ func (r *Rank) OnHost() bool { return r.GPU == nil }
 // Capturing says whether a stream is being captured.
 func (r *Rank) Capturing() bool { return r.capturing.Load() != 0 }
 
-// mostBytes is more than any device has, and leaves room to round up.
-const mostBytes = 1 << 56
-
 // CheckSize refuses numbers of elements that no memory holds.
 func CheckSize(t elem.Type, n int) error {
-	if n < 0 || n > mostBytes/t.Size() {
+	if _, ok := elem.Product(n, t.Size()); !ok {
 		return fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, t)
 	}
 	return nil

@@ -3,7 +3,6 @@ package exec
 import (
 	"fmt"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,7 +36,7 @@ type Queue interface {
 	Lane() *Lane
 	// Scratch returns memory of at least n bytes for the next command. Later commands of the queue
 	// may use it again. A capture has its own, since a graph may be replayed on another queue.
-	Scratch(n int) (unsafe.Pointer, error)
+	Scratch(n int) (*Block, error)
 	// Running returns where the command was enqueued that the host runs at present, if is says that
 	// it is meant.
 	Running(is func(*Command) bool) (site string, ok bool)

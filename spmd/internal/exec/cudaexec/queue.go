@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
@@ -162,18 +161,11 @@ func (q *Queue) Pass(seq uint64) {
 	q.pass(seq)
 }
 
-func (q *Queue) Scratch(n int) (unsafe.Pointer, error) {
-	var b *exec.Block
-	var err error
+func (q *Queue) Scratch(n int) (*exec.Block, error) {
 	if l := q.lane.Load(); l != nil {
-		b, err = l.Scratch(q.d.pools.Device, n)
-	} else {
-		b, err = q.work.Get(q.d.pools.Device, n, func(b *exec.Block) { b.Pool.Release(b, q.d.Marks()) })
+		return l.Scratch(q.d.pools.Device, n)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return b.Ptr, nil
+	return q.work.Get(q.d.pools.Device, n, func(b *exec.Block) { b.Pool.Release(b, q.d.Marks()) })
 }
 
 // behind returns the first mark behind seq commands or more; nil if there is none. The caller holds

@@ -264,7 +264,11 @@ func (q *Queue) workFor(c *exec.Command) (unsafe.Pointer, error) {
 	if n == 0 {
 		return nil, nil
 	}
-	return q.Scratch(n)
+	b, err := q.Scratch(n)
+	if err != nil {
+		return nil, err
+	}
+	return b.Ptr, nil
 }
 
 // issue makes the driver's call. seq is the number of the command; 0 in a capture.

@@ -236,11 +236,11 @@ func TestTurnsAndGraphs(t *testing.T) {
 func TestScratch(t *testing.T) {
 	d, _ := device(t)
 	q := newQueueOf(t, d, "q")
-	get := func(n int) unsafe.Pointer {
+	get := func(n int) *exec.Block {
 		t.Helper()
-		p, err := q.Scratch(n)
+		b, err := q.Scratch(n)
 		must(t, err)
-		return p
+		return b
 	}
 	small := get(100)
 	if get(50) != small || get(1<<20) == small {

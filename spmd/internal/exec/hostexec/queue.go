@@ -276,18 +276,11 @@ func (q *queue) After(p exec.Point, _ exec.Timer) error {
 	return nil
 }
 
-func (q *queue) Scratch(n int) (unsafe.Pointer, error) {
-	var b *exec.Block
-	var err error
+func (q *queue) Scratch(n int) (*exec.Block, error) {
 	if l := q.lane.Load(); l != nil {
-		b, err = l.Scratch(q.d.pool, n)
-	} else {
-		b, err = q.scratch.Get(q.d.pool, n, func(b *exec.Block) { q.d.pool.Release(b, q.d.Marks()) })
+		return l.Scratch(q.d.pool, n)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return b.Ptr, nil
+	return q.scratch.Get(q.d.pool, n, func(b *exec.Block) { q.d.pool.Release(b, q.d.Marks()) })
 }
 
 func (q *queue) Passed() uint64 { return q.done.Load() }
