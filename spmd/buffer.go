@@ -61,7 +61,7 @@ func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) {
 //
 //   - NCCL's symmetric kernels
 //   - NCCL's other kernels
-//   - a kernel between GPUs that reach each other, for messages of up to 512 KiB / (ranks - 1)
+//   - a kernel between GPUs that reach each other, for messages of up to 1 MiB / (ranks - 1)
 //     from rank to rank
 //
 // A table says which way a size takes on a kind of GPU and a number of ranks. Others, and ranks on

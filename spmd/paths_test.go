@@ -305,7 +305,7 @@ func peersBesideNCCL(t *testing.T) {
 	}
 	out, _, calls := start("peer sums", "1")
 	if !strings.Contains(out, `"right":true`) || calls != 0 ||
-		!strings.Contains(out, `small_collectives="kernels between peers, messages of up to 262144 `+
+		!strings.Contains(out, `small_collectives="kernels between peers, messages of up to 524288 `+
 			`bytes" small_messages="kernels between peers, up to 1048576 bytes"`) {
 		t.Errorf("NCCL is called %d times\n%s", calls, out)
 	}

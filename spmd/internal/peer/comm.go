@@ -18,7 +18,7 @@ import (
 
 // The constants of peers.cu.
 const (
-	smallBlocks = 256
+	smallBlocks = 512
 	peerBlocks  = 64                                     // that meet
 	inboxOffset = 4*smallBlocks + 4*peerBlocks*peerRanks // after the epochs of the blocks and their flags
 )
@@ -59,7 +59,7 @@ type Clique struct {
 }
 
 // Open allocates device memory for collectives, and opens it to all ranks. It takes room bytes for
-// outgoing data and as much for incoming data (0 stands for 16 MiB), 2 to 4 MiB for small
+// outgoing data and as much for incoming data (0 stands for 16 MiB), 4 to 8 MiB for small
 // collectives, and 2 MiB for the messages of each rank.
 //
 // It fails if Share does, if the kernels cannot be compiled, and if ranks share a device: kernels
@@ -112,8 +112,14 @@ func (p *Clique) list() int    { return p.lanes() + lanesBytes(p.c.Size()) }
 func (p *Clique) scratch() int { return p.list() + ListBytes(2*peerRanks) }
 
 // AtOnce returns the most bytes of a message from one rank to another in a collective that is one
-// kernel: 512 KiB of 2 ranks, and 512 KiB / (p - 1) of p, in whole 2 KiB.
-func (p *Clique) AtOnce() int { return p.atOnce }
+// kernel: 1 MiB of 2 ranks, and 1 MiB / (p - 1) of p, in whole 2 KiB. From half of that on the
+// messages of Exchange are faster than a gather or a scatter.
+func (p *Clique) AtOnce(what Pattern) int {
+	if what == Gather || what == Scatter {
+		return p.atOnce / 2
+	}
+	return p.atOnce
+}
 
 func (p *Clique) alloc() (err error) {
 	if p.mem, err = p.dev.Malloc(p.scratch() + 2*p.room); err != nil {
@@ -157,7 +163,7 @@ func (p *Clique) Do(s *cuda.Stream, call Transfer) error {
 	switch m, ok := smallOf(x); {
 	case ok && x.N == 0:
 		return nil
-	case ok && m.bytes <= p.atOnce:
+	case ok && m.bytes <= p.AtOnce(x.What):
 		return p.k.smallOn(s, x.rank, x.size, &m, &p.inbox)
 	case x.What == AllReduce:
 		return p.allReduce(x, s)

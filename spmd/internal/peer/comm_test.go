@@ -26,7 +26,7 @@ func TestSmallCollectives(t *testing.T) {
 		func(t *testing.T, c *shm.NodeComm, d *cuda.Device) {
 			at, p := newSite(t, c, d), commtest.Must1(open(c, d, 0))(t)
 			var results []*buffer[int32]
-			most := p.AtOnce() / 4
+			most := p.AtOnce(AllReduce) / 4
 			sizes := []int{most, 1, most, most - 1, 3, 513, 512, 511, most + 1, 4, 5, 1025, most}
 			for round, n := range sizes {
 				x := filled(t, at, commtest.Input[int32](c.Rank()+100*round, n))

@@ -149,7 +149,7 @@ func (p *Clique) exchangeParts(x *Transfer, s *cuda.Stream) error {
 	messages := room[:0]
 	ownDst, ownSrc, _ := x.own()
 	own := ownDst != ownSrc
-	if x.N*x.Type.Size() > p.atOnce { // a copy is faster
+	if x.N*x.Type.Size() > p.AtOnce(x.What) { // a copy is faster
 		if err := x.keep(s); err != nil {
 			return err
 		}

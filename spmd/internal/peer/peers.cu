@@ -3,7 +3,7 @@
 
 // What every rank has at base[rank], which all ranks reach. Each block is a channel of its own: it meets the blocks of the
 // same number on the other ranks, and counts how often it has, on the device, so that a graph can be replayed.
-enum { BLOCKS = 256, MEETING = 64, RANKS = 16, SMALL_BLOCK = 2 << 10 };
+enum { BLOCKS = 512, MEETING = 64, RANKS = 16, SMALL_BLOCK = 2 << 10 };
 struct Control {
 	u32 epoch[BLOCKS];         // meetings of this rank's blocks
 	u32 flags[MEETING][RANKS]; // epochs of the ranks, each written by that rank

@@ -54,8 +54,8 @@ var peersCaps = transport.Caps{Library: coll.Library{Kinds: coll.SetOf(append(sl
 var atOnce = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.Gather, coll.ReduceScatter,
 	coll.Scatter, coll.AllToAll, coll.Barrier, coll.AllGatherV)
 
-// AtOnce reports whether a call is one kernel, and its parts have at most so many bytes.
-func AtOnce(c *coll.Call, most int) bool {
+// AtOnce reports whether a call is one kernel.
+func (t *PeerKernels) AtOnce(c *coll.Call) bool {
 	if !atOnce.Has(c.Kind) {
 		return false
 	}
@@ -63,16 +63,13 @@ func AtOnce(c *coll.Call, most int) bool {
 	if len(c.Counts) > 0 {
 		longest = slices.Max(c.Counts)
 	}
-	return longest*c.Type.Size() <= most
+	return longest*c.Type.Size() <= t.Comm.AtOnce(peersKinds[c.Kind])
 }
 
 // Short reports whether a message is one that Group takes.
 func (t *PeerKernels) Short(m *coll.Call) bool {
 	return t.alone || m.N*m.Type.Size() <= t.Comm.MessageMost()
 }
-
-// Most returns the most bytes of a part of a call that is one kernel.
-func (t *PeerKernels) Most() int { return t.Comm.AtOnce() }
 
 var _ transport.Transport = (*PeerKernels)(nil)
 

@@ -8,6 +8,7 @@ import (
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/exec/cudaexec"
+	"lockstep/spmd/internal/peer"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/carriers"
 )
@@ -210,12 +211,10 @@ func (r *Router) split(to *Route, short int) {
 // none.
 func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transport {
 	switch {
+	case r.peers != nil && (r.lent && r.peers.Caps().Kinds.Has(c.Kind) || r.peers.AtOnce(c)):
+		return r.peers
 	case r.bySymmetric(c, memory):
 		return r.windows
-	case r.peers == nil:
-		return nil
-	case r.lent && r.peers.Caps().Kinds.Has(c.Kind), carriers.AtOnce(c, r.peers.Most()):
-		return r.peers
 	}
 	return nil
 }
@@ -242,7 +241,8 @@ func (r *Router) Describe(line *zerolog.Event) {
 		}
 	}
 	if r.peers != nil {
-		line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", r.peers.Most())).
+		line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes",
+			r.peers.Comm.AtOnce(peer.AllReduce))).
 			Str("small_messages", fmt.Sprintf("kernels between peers, up to %d bytes", r.peers.Comm.MessageMost()))
 	}
 }

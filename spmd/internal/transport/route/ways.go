@@ -14,10 +14,11 @@ import (
 //
 // NCCL's symmetric kernels belong to a transport of their own (transport.Registrar, Symmetric),
 // beside the one that carries everything else. NCCL has none for float64, integers and other
-// operations than sums. It takes longer to be called than a kernel between peers, and carries sizes
-// of a table. Kernels between peers carry all collectives whose parts they take, and small
-// messages, if NVLink joins the GPUs. A size has one way in graphs and in calls, since each way
-// adds up in another order.
+// operations than sums. It takes longer to be called than a kernel between peers.
+//
+// If NVLink joins the GPUs, kernels between peers carry all collectives whose parts they take, and
+// small messages. Symmetric kernels carry sizes of a table. A size has one way in graphs and in
+// calls, since each way adds up in another order.
 
 // span is the sizes of the larger buffer of a rank, in bytes, that symmetric kernels carry.
 type span struct{ from, to int }
