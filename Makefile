@@ -1,5 +1,5 @@
 # make run    builds bin/ and trains a small model on 4 ranks
-# make test   runs one test of every kind; make test-all runs every test
+# make test   runs the tests with few processes, one case of every kind; make test-all runs every test
 # Both install Open MPI and OpenBLAS where they are missing and the user may.
 # make test-slurm, make test-hosts   the same programs under a real Slurm, and on
 #                                    several hosts, both made on this machine by root
@@ -29,7 +29,7 @@ export GOFLAGS
 
 # With -trimpath Go's cache serves all checkouts: what has been built in one, others need not compile. What
 # somebody builds to use has the paths of its sources: debuggers, and `launch new`, want them.
-lint test test-all test-load test-costs cover test-slurm test-hosts: override GOFLAGS += -trimpath
+lint test test-all test-slow test-costs cover test-slurm test-hosts: override GOFLAGS += -trimpath
 
 # Debian's and Ubuntu's paths of MPI on x86-64 stand in the sources, and gompi has no
 # others. On arm64 and on other systems the compiler wrapper knows them.
@@ -45,9 +45,9 @@ COMMIT := $(shell git -c safe.directory='*' describe --always --dirty --abbrev=1
 test-gpu test-arm64 race cover: export LOCKSTEP_TESTS := all
 
 # Tests leave no folders of runs.
-test test-all test-load test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz race bench: export LOCKSTEP_RUNS := off
+test test-all test-slow test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz race bench: export LOCKSTEP_RUNS := off
 
-.PHONY: run build test test-all test-load test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz race lint bench deps nvrtc clean
+.PHONY: run build test test-all test-slow test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train --model modern-tiny --steps 300
@@ -64,15 +64,22 @@ build: deps
 # compute. Compiler, linker and tests take a tenth less of the processors where garbage is collected less often, and a
 # start of ranks a tenth less where Open MPI does not look for other networks than the one that it would find.
 # No test has a limit but that of a hang: 30 minutes are for a machine that is slow and busy.
-TESTS = -count=1 -p 4 -parallel 8 -timeout 30m -vet=off -ldflags=-w ./spmd ./launch/plan ./spmd/internal/watch ./apps/train \
-	./apps/train/trainer ./...
-QUICK := test test-all test-load test-costs
+FLAGS = -count=1 -p 4 -parallel 8 -timeout 30m -vet=off -ldflags=-w
+TESTS = $(FLAGS) ./spmd ./launch/plan ./spmd/internal/watch ./apps/train ./apps/train/trainer ./...
+
+# make test leaves out whole packages: those that try launchers, measure, bind libraries, or hold programs and tools.
+# 40 test programs are linked at most.
+ROOMS = ./spmd ./apps/train/trainer ./spmd/internal/watch ./launch/plan $(addprefix ./spmd/,arrayfile blas checkpoint fft gokernel \
+	parallel random vector internal/...) $(addprefix ./apps/train/,. gpt layout ops text) ./cudampi ./cuda ./nccl ./host \
+	$(addprefix ./internal/,elem process rooms) ./launch/scaffold
+QUICK := test test-all test-slow test-costs
 $(QUICK): export GOGC ?= 400
 $(QUICK): export OMPI_MCA_pml ?= ob1
 
-# One case of every kind; what it leaves out it says at its end.
+# One case of every kind, and few processes: ranks are goroutines, but in one test of each kind of start. What it leaves
+# out it says at its end.
 test: deps nvrtc
-	go run ./internal/suite -- $(TESTS)
+	go run ./internal/suite -- $(FLAGS) $(ROOMS)
 
 # Every case: each fault, each division of a model, each type by each size by each way.
 test-all: deps nvrtc
@@ -80,12 +87,11 @@ test-all: deps nvrtc
 
 # make test with the slowest tests, and what each package takes of the processors.
 test-costs: deps nvrtc
-	go run ./internal/suite --costs -- $(TESTS)
+	go run ./internal/suite --costs -- $(FLAGS) $(ROOMS)
 
-# make test on two cores, on which eight processes compute beside it.
-comma := ,
-test-load: deps nvrtc
-	$(if $(filter-out 1 2,$(shell nproc)),taskset -c 0$(comma)1) go run ./internal/suite --load 8 -- $(TESTS)
+# make test with half of one core, beside eight processes that compute: for root.
+test-slow: deps nvrtc
+	internal/suite/slow.sh go run ./internal/suite -- $(FLAGS) -timeout 3h $(ROOMS)
 
 # Which statements of these packages the tests of all of them run, in %, of every process: but of ranks that a test has ended.
 COVERED := ./spmd ./spmd/internal/... ./spmd/parallel ./spmd/checkpoint ./cudampi ./launch/...

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/mpirun"
 	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
@@ -320,6 +321,7 @@ func TestSplitAndMesh(t *testing.T) {
 // TestRefused is the table of calls that must not reach MPI: each error names both numbers and this
 // file.
 func TestRefused(t *testing.T) {
+	mpirun.Job(t)
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		other, err := spmd.Open(spmdtest.Config())
 		must(t, err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/internal/mpirun"
 	"lockstep/spmd"
 	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
@@ -287,6 +288,7 @@ func gpuLibrary(t *testing.T, w *spmd.World) {
 
 // A package's state for a world is made once, whoever asks, and not shared by worlds.
 func TestPerWorld(t *testing.T) {
+	mpirun.Job(t)
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		var made atomic.Int32
 		p := library.PerWorld[int32]{Open: func(*spmd.World) *int32 { n := made.Add(1); return &n }}

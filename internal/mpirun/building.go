@@ -7,7 +7,7 @@ import (
 
 // BuildEnv returns the environment for the go command when a test builds programs. It has no
 // network, since this program was built, and the flags of this go test, for which Go's cache has
-// most packages.
+// most packages. Tests of such a program have all their processes.
 //
 // A program without tables for a debugger is linked in half of the time. go vet would check all
 // packages below it.
@@ -16,5 +16,5 @@ func BuildEnv() []string {
 	if !strings.Contains(flags, "-ldflags") {
 		flags += " -ldflags=-w"
 	}
-	return []string{"GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=" + flags}
+	return []string{"LOCKSTEP_TESTS=", "GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=" + flags}
 }

@@ -74,14 +74,27 @@ func Run(t *testing.T, ranks []int, fn func(t *testing.T)) {
 // process does, or leaves the process changed.
 func RunAlone(t *testing.T, ranks []int, fn func(t *testing.T)) {
 	t.Helper()
+	if testkit.Quick() {
+		testkit.Only(t, "tests with jobs of their own")
+	}
 	each(t, ranks, fn, alone)
 }
+
+// IsRank reports whether this process is a rank of a job of Run or RunAlone.
+func IsRank() bool { return served.test != "" || os.Getenv(envTest) != "" }
 
 func each(t *testing.T, ranks []int, fn func(*testing.T), run func(*testing.T, string, int) outcome) {
 	t.Helper()
 	if served.test == t.Name() || os.Getenv(envTest) == t.Name() {
 		child(t, fn)
 		return
+	}
+	Job(t)
+	if Quick(t) {
+		if !slices.Contains(ranks, quickRanks) || len(pool.jobs) > 0 && pool.jobs[0].place != place() {
+			testkit.Only(t, "tests with other jobs than those before")
+		}
+		ranks = []int{quickRanks}
 	}
 	for _, n := range Ranks(t, ranks...) {
 		name := fmt.Sprintf("%d ranks", n)

@@ -1,5 +1,5 @@
 // Command suite runs the tests as go test does. At its end it says what every change should know of
-// them: what make test-all has more, and how often Open MPI's own end went wrong.
+// them: how much make test-all has more, and how often Open MPI's own end went wrong.
 //
 // It can also measure the slowest tests, and the processor time of each package with its ranks.
 package main
@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -31,7 +32,6 @@ func main() {
 	var o options
 	fs.BoolVar(&o.all, "all", false, "all cases, as make test-all")
 	fs.BoolVar(&o.costs, "costs", false, "show the slowest tests, and the processor time of each package")
-	fs.IntVar(&o.load, "load", 0, "how many processes compute beside the tests")
 	_ = fs.Parse(os.Args[1:]) // pflag.ExitOnError
 	if err := run(os.Stdout, o, fs.Args()); err != nil {
 		if !errors.As(err, new(*exec.ExitError)) {
@@ -41,10 +41,10 @@ func main() {
 	}
 }
 
-type options struct {
-	all, costs bool
-	load       int
-}
+// quickPrograms is how many test programs make test links at most.
+const quickPrograms = 40
+
+type options struct{ all, costs bool }
 
 // run runs go test with args.
 func run(out io.Writer, o options, args []string) (err error) {
@@ -60,20 +60,17 @@ func run(out io.Writer, o options, args []string) (err error) {
 	cmd := exec.Command("go", append([]string{"test", "-json", "-exec",
 		fmt.Sprintf("'%s' %s '%s'", self, measure, dir)}, args...)...)
 	cmd.Env, cmd.Stderr = os.Environ(), os.Stderr
+	cases := "LOCKSTEP_TESTS=quick"
 	if o.all {
-		cmd.Env = append(cmd.Env, "LOCKSTEP_TESTS=all")
+		cases = "LOCKSTEP_TESTS=all"
 	}
+	cmd.Env = append(cmd.Env, cases)
 	events, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
 	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM) // go test also gets a Ctrl-C, and ends
-	stop, err := busy(o.load)
-	if err != nil {
-		return err
-	}
-	defer stop()
 	begun := time.Now()
 	if err := cmd.Start(); err != nil {
 		return err
@@ -96,29 +93,12 @@ func run(out io.Writer, o options, args []string) (err error) {
 	}
 	err = cmd.Wait()
 	used, uerr := usages(dir)
-	r.end(used, o.costs, time.Since(begun), cpu(cmd.ProcessState.SysUsage()))
-	return errors.Join(err, uerr)
-}
-
-// busy starts processes that only compute, until stop.
-func busy(n int) (stop func(), err error) {
-	var all []*exec.Cmd
-	stop = func() {
-		for _, c := range all {
-			_ = c.Process.Kill()
-			_ = c.Wait() // killed
-		}
+	tested, lerr := exec.Command("go", "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}.{{end}}", "./...").Output()
+	if n := len(used); n > quickPrograms && !o.all {
+		lerr = errors.Join(lerr, fmt.Errorf("make test has %d test programs, at most %d", n, quickPrograms))
 	}
-	for range n {
-		c := exec.Command("sh", "-c", "while :; do :; done")
-		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := c.Start(); err != nil {
-			stop()
-			return nil, err
-		}
-		all = append(all, c)
-	}
-	return stop, nil
+	r.end(used, strings.Count(string(tested), "."), o.costs, time.Since(begun), cpu(cmd.ProcessState.SysUsage()))
+	return errors.Join(err, uerr, lerr)
 }
 
 // measure is the argument by which suite runs a test program: go test -exec.

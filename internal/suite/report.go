@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -36,18 +38,18 @@ type report struct {
 	out    io.Writer
 	said   map[key]*strings.Builder
 	tests  []took
-	more   map[string]int // what make test-all has more: of each kind how many
-	own    []string       // ends of Open MPI's own
+	more   int      // tests and cases that make test-all has more
+	own    []string // ends of Open MPI's own
 	failed []string
 }
 
 func newReport(out io.Writer) *report {
-	return &report{out: out, said: map[key]*strings.Builder{}, more: map[string]int{}}
+	return &report{out: out, said: map[key]*strings.Builder{}}
 }
 
 // These are the lines of the log that count, behind the place in the source.
 var (
-	moreLine = regexp.MustCompile(`make test-all has more: (\d+) (.*)`)
+	moreLine = regexp.MustCompile(`make test-all has more: (\d+) `)
 	ownLine  = regexp.MustCompile(`Open MPI's own: .*`)
 )
 
@@ -82,7 +84,7 @@ func (r *report) output(k key, text string) {
 	if m := moreLine.FindStringSubmatch(text); m != nil {
 		n := 0
 		_, _ = fmt.Sscan(m[1], &n) // digits
-		r.more[m[2]] += n
+		r.more += n
 	}
 	if own := ownLine.FindString(text); own != "" {
 		where := strings.TrimSuffix(k.Package+" "+k.Test, " ")
@@ -122,9 +124,9 @@ func (r *report) over(k key, seconds float64) {
 	r.tests = append(r.tests, took{k, seconds})
 }
 
-// end prints the results when all is over. used is by package; tool is go test's own,
-// with all of them.
-func (r *report) end(used []usage, costs bool, wall time.Duration, tool usage) {
+// end prints the results when all is over. used is by package, of which there are programs with
+// tests; tool is go test's own, with all of them.
+func (r *report) end(used []usage, programs int, costs bool, wall time.Duration, tool usage) {
 	if costs {
 		r.costs(used)
 	}
@@ -134,11 +136,9 @@ func (r *report) end(used []usage, costs bool, wall time.Duration, tool usage) {
 	if len(r.own) > 0 {
 		fmt.Fprintf(r.out, "Open MPI's own end went wrong %d times; the jobs ran again\n", len(r.own))
 	}
-	if len(r.more) > 0 {
-		fmt.Fprintln(r.out, "make test-all has more:")
-		for _, what := range sorted(r.more) {
-			fmt.Fprintf(r.out, "  %4d %s\n", r.more[what], what)
-		}
+	if r.more > 0 {
+		fmt.Fprintf(r.out, "make test-all has more: %d packages, and %d tests and cases of these %d\n",
+			programs-len(used), r.more, len(used))
 	}
 	tests := usage{}
 	for _, u := range used {
@@ -155,18 +155,24 @@ func (r *report) end(used []usage, costs bool, wall time.Duration, tool usage) {
 	}
 }
 
-// sorted returns the keys of a map in order.
-func sorted(m map[string]int) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
+// machine says what the tests ran on: among other things how long it takes for additions that wait
+// for each other.
+func machine() string {
+	cpu, _ := os.ReadFile("/proc/cpuinfo")
+	_, model, _ := strings.Cut(string(cpu), "model name\t: ")
+	model, _, _ = strings.Cut(model, "\n")
+	commit, _ := exec.Command("git", "describe", "--always", "--dirty").Output()
+	begun, sum := time.Now(), 0.0
+	for range 500_000_000 {
+		sum += 1
 	}
-	slices.Sort(keys)
-	return keys
+	return fmt.Sprintf("%s, %d cores, %.0f additions in %.2f s, commit %s", model, runtime.NumCPU(), sum,
+		time.Since(begun).Seconds(), strings.TrimSpace(string(commit)))
 }
 
-// costs prints the slowest tests, and the usage of each package.
+// costs prints the machine, the slowest tests, and the usage of each package.
 func (r *report) costs(used []usage) {
+	fmt.Fprintf(r.out, "\n%s\n", machine())
 	slices.SortStableFunc(r.tests, func(a, b took) int { return cmp.Compare(b.seconds, a.seconds) })
 	fmt.Fprintf(r.out, "\n%8s  the %d slowest tests\n", "s", slowest)
 	n := 0

@@ -47,11 +47,13 @@ func TestReport(t *testing.T) {
 		tell(e)
 	}
 	r.line([]byte("no JSON\n"))
-	r.end([]usage{{"/x/a", 3 * time.Second, time.Second}, {"/x/b", time.Second, 0}}, true, time.Minute,
+	r.end([]usage{{"/x/a", 3 * time.Second, time.Second}, {"/x/b", time.Second, 0}}, 7, true, time.Minute,
 		usage{"", 9 * time.Second, time.Second})
 	for _, want := range []string{"ok  \ta\t7.1s\n", "b_test.go:3: wrong\n", "FAIL\tb\t2.0s\n",
 		"c.go:1: undefined: x\n", "no JSON\n", "a: Open MPI's own: mpirun crashed in its end\n", "went wrong 1 times",
-		"     5 rows\n", "     7.0  a TestGood\n", "     2.0  b TestBad\n", "     4.0      1.0  ",
+
+		"has more: 5 packages, and 5 tests and cases of these 2\n", "     7.0  a TestGood\n",
+		"     2.0  b TestBad\n", "     4.0      1.0  ",
 		"60 s; 10 CPU s, of which the tests took 5 (1 the kernel's)", "\nFAIL: b\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)

@@ -5,11 +5,15 @@ import (
 	"testing"
 )
 
-// variable is "all" if all cases are wanted.
+// variable is "all" if all cases are wanted, and "quick" in make test.
 const variable = "LOCKSTEP_TESTS"
 
 // AllCases reports whether all cases are wanted.
 func AllCases() bool { return os.Getenv(variable) == "all" }
+
+// Quick reports whether this is make test, which starts few processes. By go test, a test has all
+// the processes that it wants.
+func Quick() bool { return os.Getenv(variable) == "quick" }
 
 // Only skips a test that only make test-all has. what describes it in a few words.
 func Only(t testing.TB, what string) {

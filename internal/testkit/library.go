@@ -1,8 +1,8 @@
 // Package testkit has what a test needs beside package testing: which cases are wanted, doubles of
 // libraries that are bound at run time, and terminals.
 //
-// make test, for which every change waits, has one case of every kind. make test-all has all
-// cases: each fault, each division of a model, each type by each size by each way.
+// make test has one case of every kind, and few processes: LOCKSTEP_TESTS=quick asks for that. make
+// test-all has all cases: each fault, each division of a model, each type by each size by each way.
 // LOCKSTEP_TESTS=all asks for these.
 package testkit
 

@@ -181,6 +181,7 @@ func result(t testing.TB, cmd *exec.Cmd) (stdout, stderr string, status int) {
 // installed are the MPI launchers here. A test that needs one is skipped where it is missing.
 func installed(t *testing.T) []launcherHere {
 	t.Helper()
+	mpirun.Job(t)
 	var all []launcherHere
 	for _, name := range []string{"openmpi4", "openmpi5", "mpich"} {
 		if w, ok := findMPI(name); ok {
@@ -197,6 +198,7 @@ func installed(t *testing.T) []launcherHere {
 
 func need(t *testing.T, name string) {
 	t.Helper()
+	mpirun.Job(t)
 	if _, ok := findMPI(name); !ok {
 		t.Skip(name + " is not installed")
 	}

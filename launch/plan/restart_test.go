@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lockstep/internal/testkit"
 )
 
 // attempt is a program that fails: it writes a line to DIR/starts, and fails as HOW says for the
@@ -117,6 +119,9 @@ func TestRestarts(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
+			if testkit.Quick() && tc.name != "once" {
+				testkit.Only(t, "ends of jobs that are started again")
+			}
 			dir := t.TempDir()
 			args := append([]string{"run", "-np", "1"}, strings.Fields(tc.flags)...)
 			args = append(append(args, "--", self(t), "program", "attempt", dir),

@@ -35,6 +35,7 @@ var errFault = errors.New("injected")
 // Every change on disk fails in turn: alone, as on a full disk, and together with all later ones,
 // which leaves the same as a crash.
 func TestCheckpointFaults(t *testing.T) {
+	mpirun.Job(t)
 	dir := sharedDir(t)
 	every := int64(4) // of the changes
 	if testkit.More(t, 3, "quarters of the changes on disk that fail"); testkit.AllCases() {
@@ -208,6 +209,7 @@ const crashEnv = "SPMD_TEST_CRASH"
 // A program ends at random moments of saving and starts again, LOCKSTEP_FAULTS times over. No step
 // is lost that Wait saw complete.
 func TestCheckpointCrash(t *testing.T) {
+	mpirun.Job(t)
 	if plan := os.Getenv(crashEnv); plan != "" {
 		crashing(t, plan)
 		return

@@ -49,6 +49,7 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -104,6 +105,10 @@ func Config() spmd.Config {
 // package.
 func Run(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
+	if testkit.Quick() && !mpirun.IsRank() && !mpirun.Quick(t) && Device() == "host" {
+		RunInProcess(t, ranks, fn)
+		return
+	}
 	run(t, ranks, mpirun.Run, watched, fn)
 }
 

@@ -101,6 +101,7 @@ func TestLongCollectives(t *testing.T) {
 // TestSmallRankFails: rank 1 cannot launch its kernel, and the others wait for it on their devices.
 // When it ends the job, as a program does that gets an error, all ranks end.
 func TestSmallRankFails(t *testing.T) {
+	mpirun.Job(t)
 	commtest.NeedsDouble(t)
 	const env = "LOCKSTEP_PEER_FAILS"
 	if os.Getenv(env) != "" { // a rank of the job below
