@@ -133,12 +133,6 @@ func (c *Comm) Errorf(op string, r Result, format string, args ...any) error {
 	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: r, Detail: fmt.Sprintf(format, args...)}
 }
 
-// Differ returns the error of a collective to which ranks have brought different things; text names
-// them.
-func (c *Comm) Differ(op, text string) error {
-	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: ErrCount, Detail: text, Differ: true}
-}
-
 // CheckMessage is Check for a call that received: the message must have had exactly n elements. got
 // is in bytes.
 func (c *Comm) CheckMessage(op string, code, got, n int, t elem.Type, from int) error {

@@ -28,31 +28,11 @@ func BenchmarkCollective(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	counts := []int{2}
-	for _, bc := range []struct {
-		name string
-		call func(c spmd.Comm) error
-	}{
-		{"AllReduce", func(c spmd.Comm) error { return spmd.AllReduce(c, y, x, spmd.Sum) }},
-		{"Reduce", func(c spmd.Comm) error { return spmd.Reduce(c, y, x, spmd.Sum, 0) }},
-		{"Broadcast", func(c spmd.Comm) error { return spmd.Broadcast(c, x, 0) }},
-		{"AllGather", func(c spmd.Comm) error { return spmd.AllGather(c, y, x) }},
-		{"ReduceScatter", func(c spmd.Comm) error { return spmd.ReduceScatter(c, y, x, spmd.Sum) }},
-		{"AllToAll", func(c spmd.Comm) error { return spmd.AllToAll(c, y, x) }},
-		{"Gather", func(c spmd.Comm) error { return spmd.Gather(c, y, x, 0) }},
-		{"Scatter", func(c spmd.Comm) error { return spmd.Scatter(c, y, x, 0) }},
-		{"AllGatherV", func(c spmd.Comm) error { return spmd.AllGatherV(c, y, x, counts) }},
-		{"ReduceScatterV", func(c spmd.Comm) error { return spmd.ReduceScatterV(c, y, x, counts, spmd.Sum) }},
-		{"GatherV", func(c spmd.Comm) error { return spmd.GatherV(c, y, x, counts, 0) }},
-		{"ScatterV", func(c spmd.Comm) error { return spmd.ScatterV(c, y, x, counts, 0) }},
-		{"AllToAllV", func(c spmd.Comm) error { return spmd.AllToAllV(c, y, x, counts, counts) }},
-		{"SendRecv", func(c spmd.Comm) error { return spmd.SendRecv(c, y, 0, x, 0) }},
-		{"Barrier", spmd.Barrier},
-	} {
-		b.Run(bc.name, func(b *testing.B) {
+	for _, call := range everyCall(2) {
+		b.Run(call.kind.String(), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := bc.call(w.Comm()); err != nil {
+				if err := call.do(w.Comm(), y, x, 0); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -182,37 +182,21 @@ func TestCheckedGroups(t *testing.T) {
 func checkedGroups(w *spmd.World) error {
 	const n, rounds = 2, 400
 	rank, size := w.Rank(), w.Size()
-	next, prev := (rank+1)%size, (rank+size-1)%size
 	var failed error
-	buffer := func(n int) spmd.Buffer[float32] {
-		b, err := spmd.Alloc[float32](w, n)
+	buffer := func() floats {
+		b, err := spmd.Alloc[float32](w, size*n)
 		failed = errors.Join(failed, err)
 		return b
 	}
-	each, one, other, all, whole := buffer(n), buffer(n), buffer(n), buffer(size*n), buffer(size*n)
+	src, other := buffer(), buffer()
+	var calls []func(c spmd.Comm) error
+	for _, call := range everyCall(n) {
+		dst := buffer() // a group's results must not overlap
+		calls = append(calls, func(c spmd.Comm) error { return call.do(c, dst, src, size-1) })
+	}
 	s, err := w.NewStream("groups")
 	if err = errors.Join(err, failed); err != nil {
 		return err
-	}
-	counts := slices.Repeat([]int{n}, size)
-	calls := []func(c spmd.Comm) error{
-		func(c spmd.Comm) error { return spmd.AllReduce(c, one, each, spmd.Max) },
-		func(c spmd.Comm) error { return spmd.Reduce(c, one, each, spmd.Sum, size-1) },
-		func(c spmd.Comm) error { return spmd.Broadcast(c, one, size-1) },
-		func(c spmd.Comm) error { return spmd.AllGather(c, all, each) },
-		func(c spmd.Comm) error { return spmd.ReduceScatter(c, one, whole, spmd.Min) },
-		func(c spmd.Comm) error { return spmd.AllToAll(c, all, whole) },
-		func(c spmd.Comm) error { return spmd.Gather(c, all, each, 0) },
-		func(c spmd.Comm) error { return spmd.Scatter(c, one, whole, 0) },
-		func(c spmd.Comm) error { return spmd.AllGatherV(c, all, each, counts) },
-		func(c spmd.Comm) error { return spmd.ReduceScatterV(c, one, whole, counts, spmd.Sum) },
-		func(c spmd.Comm) error { return spmd.GatherV(c, all, each, counts, 0) },
-		func(c spmd.Comm) error { return spmd.ScatterV(c, one, whole, counts, 0) },
-		func(c spmd.Comm) error { return spmd.AllToAllV(c, all, whole, counts, counts) },
-		func(c spmd.Comm) error { return spmd.Scan(c, one, each, spmd.Sum) },
-		func(c spmd.Comm) error { return spmd.ExScan(c, one, each, spmd.Sum) },
-		func(c spmd.Comm) error { return spmd.SendRecv(c, other, prev, each, next) },
-		spmd.Barrier,
 	}
 	everything := func(c spmd.Comm) func() error {
 		return func() error {
@@ -221,7 +205,7 @@ func checkedGroups(w *spmd.World) error {
 					return err
 				}
 			}
-			return errors.Join(spmd.Send(c, each, next), spmd.Recv(c, other, prev))
+			return errors.Join(spmd.Send(c, src, (rank+1)%size), spmd.Recv(c, other, (rank+size-1)%size))
 		}
 	}
 	c := w.Comm()
@@ -240,7 +224,7 @@ func checkedGroups(w *spmd.World) error {
 			}
 		}
 		if rank == 0 { // a group of messages alone, between two ranks
-			err = c.Group(func() error { return spmd.Send(c, each, 1) })
+			err = c.Group(func() error { return spmd.Send(c, src, 1) })
 		} else if rank == 1 {
 			err = c.Group(func() error { return spmd.Recv(c, other, 0) })
 		}

@@ -64,11 +64,11 @@ func (c Comm) Split(color, key int) (Comm, error) {
 //go:noinline
 func (c Comm) Close() error { return c.in().Close() }
 
-// Group runs fn, which issues collectives and point to point on this same c, and
-// starts them together when fn returns: sends and receives between the same ranks in any
-// order do not block each other. On a Comm with a stream the group is one unit of
-// work of that stream; else it is finished when Group returns. Calls in fn on
-// another communicator are not part of the group.
+// Group runs fn, which issues collectives and point to point on this same c, and starts them
+// together when fn returns: sends and receives between the same ranks in any order do not block
+// each other. Two calls whose operands overlap, of which one is written, are refused. On a Comm
+// with a stream the group is one unit of work of that stream; else it is finished when Group
+// returns. Calls in fn on another communicator are not part of the group.
 //
 // Every rank that a call in the group concerns must issue the matching call in a
 // group too. If fn fails, nothing of the group is done and its error returned.

@@ -9,25 +9,20 @@ import (
 	"strings"
 	"time"
 
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/spmdtest"
 )
 
 // operands are buffers for a call of three ranks.
-type operands struct {
-	one, other, all, more, long spmd.Buffer[float32]
-	counts                      []int
-}
+type operands struct{ one, other, long floats }
 
 func allocOperands(w *spmd.World) (p operands, err error) {
-	p.counts = slices.Repeat([]int{13}, w.Size())
-	for _, b := range []struct {
-		to *spmd.Buffer[float32]
-		n  int
-	}{{&p.one, 13}, {&p.other, 13}, {&p.all, 13 * w.Size()}, {&p.more, 13 * w.Size()}, {&p.long, 1 << 20}} {
-		x, e := spmd.Alloc[float32](w, b.n)
-		*b.to, err = x, errors.Join(err, e)
+	for to, n := range map[*floats]int{&p.one: 13 * w.Size(), &p.other: 13 * w.Size(), &p.long: 1 << 20} {
+		x, e := spmd.Alloc[float32](w, n)
+		*to, err = x, errors.Join(err, e)
 	}
 	return p, err
 }
@@ -37,76 +32,53 @@ type late = func(w *spmd.World, c spmd.Comm, p operands) error
 
 const leaver = 2 // the victim, of three ranks
 
-// lateCalls are calls that all ranks make.
-var lateCalls = []struct {
-	name, said string // as the job says it
+// lateRow is such a call, and the report's words on it.
+type lateRow struct {
+	name, said string
 	call       late
-}{
-	{"an AllReduce", "AllReduce of 13 float32 (sum)",
-		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllReduce(c, p.one, p.one, spmd.Sum) }},
-	{"a long AllReduce", "AllReduce of 1048576 float32 (max)",
-		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllReduce(c, p.long, p.long, spmd.Max) }},
-	{"a Reduce", "Reduce of 13 float32 (sum, root 2)", func(_ *spmd.World, c spmd.Comm, p operands) error {
-		return spmd.Reduce(c, p.one, p.one, spmd.Sum, leaver)
-	}},
-	{"a Broadcast", "Broadcast of 13 float32 (root 2)",
-		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Broadcast(c, p.one, leaver) }},
-	{"an AllGather", "AllGather of 13 float32",
-		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllGather(c, p.all, p.one) }},
-	{"a ReduceScatter", "ReduceScatter of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
-		return spmd.ReduceScatter(c, p.one, p.all, spmd.Sum)
-	}},
-	{"an AllToAll", "AllToAll of 13 float32",
-		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllToAll(c, p.more, p.all) }},
-	{"a Gather", "Gather of 13 float32 (root 0)",
-		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Gather(c, p.all, p.one, 0) }},
-	{"a Scatter", "Scatter of 13 float32 (root 2)",
-		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Scatter(c, p.one, p.all, leaver) }},
-	{"an AllGatherV", "AllGatherV of float32",
-		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.AllGatherV(c, p.all, p.one, p.counts) }},
-	{"a ReduceScatterV", "ReduceScatterV of float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
-		return spmd.ReduceScatterV(c, p.one, p.all, p.counts, spmd.Sum)
-	}},
-	{"a GatherV", "GatherV of float32 (root 0)",
-		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.GatherV(c, p.all, p.one, p.counts, 0) }},
-	{"a ScatterV", "ScatterV of float32 (root 2)", func(_ *spmd.World, c spmd.Comm, p operands) error {
-		return spmd.ScatterV(c, p.one, p.all, p.counts, leaver)
-	}},
-	{"an AllToAllV", "AllToAllV of float32", func(_ *spmd.World, c spmd.Comm, p operands) error {
-		return spmd.AllToAllV(c, p.more, p.all, p.counts, p.counts)
-	}},
-	{"a Scan", "Scan of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
-		return spmd.Scan(c, p.other, p.one, spmd.Sum)
-	}},
-	{"a Barrier", "Barrier", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Barrier(c) }},
-	{"a Group", "Group of AllReduce of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
-		return c.Group(func() error { return spmd.AllReduce(c, p.one, p.one, spmd.Sum) })
-	}},
+}
+
+// lateCalls are calls that all ranks make.
+func lateCalls() (rows []lateRow) {
+	for _, call := range everyCall(13) {
+		root := leaver
+		if call.kind == coll.Gather || call.kind == coll.GatherV { // others than the root do not wait
+			root = 0
+		}
+		said := coll.Call{Kind: call.kind, Type: elem.Float32, N: 13, Root: int32(root)}
+		if call.kind == coll.SendRecv {
+			continue
+		}
+		rows = append(rows, lateRow{call.kind.String(), said.String(),
+			func(_ *spmd.World, c spmd.Comm, p operands) error { return call.do(c, p.other, p.one, root) }})
+	}
+	sum := func(c spmd.Comm, x floats) error { return spmd.AllReduce(c, x, x, spmd.Sum) }
+	return append(rows,
+		lateRow{"a long AllReduce", "AllReduce of 1048576 float32 (sum)",
+			func(_ *spmd.World, c spmd.Comm, p operands) error { return sum(c, p.long) }},
+		lateRow{"a Group", "Group of AllReduce of 39 float32 (sum)",
+			func(_ *spmd.World, c spmd.Comm, p operands) error {
+				return c.Group(func() error { return sum(c, p.one) })
+			}})
 }
 
 // lateMessages are messages to and from the victim, with the report's words on their sender or
 // receiver.
-var lateMessages = []struct {
-	name, said string
-	call       late
-}{
-	{"a Recv", "is in Recv of 13 float32 from rank 2 {at}, and waits for message 1 from it on \"world\": " +
+var lateMessages = []lateRow{
+	{"a Recv", "is in Recv of 39 float32 from rank 2 {at}, and waits for message 1 from it on \"world\": " +
 		"it has sent 0", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Recv(c, p.one, leaver) }},
 	{"a Send", "has sent message 1 to it on \"world\"",
 		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.one, leaver) }},
 	{"a long Send", "is in Send of 1048576 float32 to rank 2 {at}, and has sent message 1 to it on \"world\"",
 		func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.long, leaver) }},
-	{"a SendRecv", "is in SendRecv of 13 float32 to rank 2, and from rank 2 {at}, and waits for message " +
+	{"a SendRecv", "is in SendRecv of 39 float32 to rank 2, and from rank 2 {at}, and waits for message " +
 		"1 from it on \"world\": it has sent 0", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return spmd.SendRecv(c, p.other, leaver, p.one, leaver)
 	}},
 }
 
 // lateDoors are calls in which the framework has the ranks agree; reports never name that.
-var lateDoors = []struct {
-	name, said string
-	call       late
-}{
+var lateDoors = []lateRow{
 	{"a Split", "Split {at}, call 2", func(w *spmd.World, _ spmd.Comm, _ operands) error {
 		_, err := w.Comm().Split(0, 0)
 		return err
@@ -125,8 +97,8 @@ func openCheckpoints(w *spmd.World) (*checkpoint.Manager, error) {
 }
 
 // kindsOfLate are the rows of returnRows; the others are like one of them.
-var kindsOfLate = []string{"returns before an AllReduce", "returns before an AllReduce on a stream",
-	"returns before a Broadcast on a stream, --check", "returns before a Recv", "returns before a Split"}
+var kindsOfLate = []string{"returns before AllReduce", "returns before AllReduce on a stream",
+	"returns before Broadcast on a stream, --check", "returns before a Recv", "returns before a Split"}
 
 // returnRows are the faults of a program that returns on one rank while the others go on: each call
 // in one of four manners, an AllReduce in all.
@@ -148,7 +120,7 @@ func returnRows() []mishap {
 		}
 		said, rest, _ := strings.Cut(said, "{at}")
 		if rest != "" || strings.HasSuffix(said, " ") {
-			said += at + "spmd/fault_contract_test.go:"
+			said += at + "spmd/"
 		}
 		row.want = []string{said, rest}
 		row.run = func(_ context.Context, w *spmd.World, victim bool) error {
@@ -165,7 +137,7 @@ func returnRows() []mishap {
 		row.more = !slices.Contains(kindsOfLate, row.name)
 		rows = append(rows, row)
 	}
-	for i, c := range lateCalls {
+	for i, c := range lateCalls() {
 		said := " is in " + c.said + " {at}, call 2"
 		if i == 0 {
 			for manner := range 3 {

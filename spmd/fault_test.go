@@ -104,8 +104,8 @@ func lineOf(fn collective) string {
 
 // Without --check the all-reduce of one machine finds it, on the victim or another rank, naming the
 // other one. On a busy machine rank 0 may hear of both calls first.
-var brought = []string{"spmd/fault_test.go:", "rank {rank}", "MPI_Allreduce",
-	"brought another operation, type or count", "host={host}"}
+var brought = []string{"spmd/fault_test.go:", "rank {rank}", "AllReduce",
+	"the ranks called different collectives: rank", " brought AllReduce of ", "host={host}"}
 
 type (
 	int32s     = spmd.Buffer[int32]

@@ -61,6 +61,12 @@ func TestGPUsOfOneProcess(t *testing.T) {
 					func(t *testing.T) { onGPUsInProcess(t, tc.ranks, "nccl", tc.body) })
 			}
 		}
+		if os.Getenv(doublesEnv) != "" {
+			t.Setenv("FAKENCCL_JOIN", "3")
+		}
+		if gpus >= 3 {
+			t.Run("calls of some ranks", func(t *testing.T) { onGPUsInProcess(t, 3, "nccl", countedCalls()) })
+		}
 		t.Run("capture", func(t *testing.T) { onGPUsInProcess(t, 2, "host-staged", mpiCapture) })
 		if gpus >= 2 {
 			t.Run("graphs at the same time",

@@ -7,6 +7,7 @@ import (
 	"lockstep/internal/commtest"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
+	"lockstep/spmd/internal/coll"
 )
 
 // TestOperandsOnStacks: operands of a call may be variables of a function, though the stack that
@@ -14,100 +15,58 @@ import (
 func TestOperandsOnStacks(t *testing.T) {
 	everyKind(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		c, me, next, prev := w.Comm(), w.Rank(), (w.Rank()+1)%3, (w.Rank()+2)%3
-		one, three, to := alloc[int64](t, w, 1), alloc[int64](t, w, 3), alloc[int64](t, w, 3)
+		three, to := alloc[float32](t, w, 3), alloc[float32](t, w, 3)
 		s := stream(t, w, "stacks")
-		ones := []int{1, 1, 1}
-		// on makes a call of buffers of one element, or of one for each rank, blocking and on a
-		// stream.
-		on := func(name string, want int64, call func(c spmd.Comm, dst, src spmd.Buffer[int64]) error) commtest.Case {
+		// on makes a call of buffers of one element for each rank, blocking and on a stream.
+		on := func(name string, want int, call func(c spmd.Comm, dst, src floats) error) commtest.Case {
 			return commtest.Case{Name: name, Call: func() error {
 				for _, c := range []spmd.Comm{c, c.On(s)} {
 					for i := range 3 {
-						three.Set(i, int64(me+1))
+						three.Set(i, float32(me+1))
 					}
-					one.Set(0, int64(me+1))
 					to.Set(0, 0)
+					if name == "Broadcast" {
+						to.Set(0, float32(me+1))
+					}
 					if err := cmp.Or(call(c, to, three), s.Synchronize()); err != nil {
 						return err
 					}
-					if err := commtest.Is(to.At(0), want); err != nil {
+					if err := commtest.Is(to.At(0), float32(want)); err != nil {
 						return err
 					}
 				}
 				return nil
 			}}
 		}
-		part := func(b spmd.Buffer[int64]) spmd.Buffer[int64] { return b.Slice(0, 1) }
-		root := func(v int64) int64 { // of a result that rank 1 alone gets
+		part := func(b floats) floats { return b.Slice(0, 1) }
+		root := func(v int) int { // of a result that rank 1 alone gets
 			if me == 1 {
 				return v
 			}
 			return 0
 		}
-		cases := []commtest.Case{
-			on("AllReduce", 6, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return spmd.AllReduce(c, part(dst), one, spmd.Sum)
-			}),
-			on("Reduce", root(6), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return spmd.Reduce(c, part(dst), one, spmd.Sum, 1)
-			}),
-			on("Broadcast", 2, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return cmp.Or(spmd.Copy(s, part(dst), one), s.Synchronize(), spmd.Broadcast(c, part(dst), 1))
-			}),
-			on("AllGather", 1, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return spmd.AllGather(c, dst, one)
-			}),
-			on("AllGatherV", 1, func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return spmd.AllGatherV(c, dst, one, ones)
-			}),
-			on("ReduceScatter", 6, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
-				return spmd.ReduceScatter(c, part(dst), src, spmd.Sum)
-			}),
-			on("ReduceScatterV", 6, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
-				return spmd.ReduceScatterV(c, part(dst), src, ones, spmd.Sum)
-			}),
-			on("AllToAll", 1, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
-				return spmd.AllToAll(c, dst, src)
-			}),
-			on("AllToAllV", 1, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
-				return spmd.AllToAllV(c, dst, src, ones, ones)
-			}),
-			on("Gather", root(1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return spmd.Gather(c, dst, one, 1)
-			}),
-			on("GatherV", root(1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return spmd.GatherV(c, dst, one, ones, 1)
-			}),
-			on("Scatter", 2, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
-				return spmd.Scatter(c, part(dst), src, 1)
-			}),
-			on("ScatterV", 2, func(c spmd.Comm, dst, src spmd.Buffer[int64]) error {
-				return spmd.ScatterV(c, part(dst), src, ones, 1)
-			}),
-			on("Scan", int64((me+1)*(me+2)/2), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return spmd.Scan(c, part(dst), one, spmd.Sum)
-			}),
-			on("ExScan", int64(me*(me+1)/2), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return spmd.ExScan(c, part(dst), one, spmd.Sum)
-			}),
-			on("SendRecv", int64(prev+1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
-				return spmd.SendRecv(c, part(dst), prev, one, next)
-			}),
-			on("Send and Recv", int64(prev+1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
+		want := map[coll.Kind]int{coll.AllReduce: 6, coll.Reduce: root(6), coll.Broadcast: 2, coll.AllGather: 1,
+			coll.AllGatherV: 1, coll.ReduceScatter: 6, coll.ReduceScatterV: 6, coll.AllToAll: 1, coll.AllToAllV: 1,
+			coll.Gather: root(1), coll.GatherV: root(1), coll.Scatter: 2, coll.ScatterV: 2,
+			coll.Scan: (me + 1) * (me + 2) / 2, coll.ExScan: me * (me + 1) / 2, coll.SendRecv: prev + 1}
+		var cases []commtest.Case
+		for _, call := range everyCall(1) {
+			cases = append(cases, on(call.kind.String(), want[call.kind],
+				func(c spmd.Comm, dst, src floats) error { return call.do(c, dst, src, 1) }))
+		}
+		cases = append(cases, []commtest.Case{
+			on("Send and Recv", prev+1, func(c spmd.Comm, dst, src floats) error {
 				if me == 0 {
-					return cmp.Or(spmd.Send(c, one, next), spmd.Recv(c, part(dst), prev))
+					return cmp.Or(spmd.Send(c, part(src), next), spmd.Recv(c, part(dst), prev))
 				}
-				return cmp.Or(spmd.Recv(c, part(dst), prev), spmd.Send(c, one, next))
+				return cmp.Or(spmd.Recv(c, part(dst), prev), spmd.Send(c, part(src), next))
 			}),
-			on("Group", int64(prev+1), func(c spmd.Comm, dst, _ spmd.Buffer[int64]) error {
+			on("Group", prev+1, func(c spmd.Comm, dst, src floats) error {
 				return c.Group(func() error {
-					return cmp.Or(spmd.AllReduce(c, dst.Slice(1, 2), one, spmd.Sum),
-						spmd.Send(c, one, next), spmd.Recv(c, part(dst), prev))
+					return cmp.Or(spmd.AllReduce(c, dst.Slice(1, 2), part(src), spmd.Sum),
+						spmd.Send(c, part(src), next), spmd.Recv(c, part(dst), prev))
 				})
 			}),
-			{Name: "Barrier", Call: func() error {
-				return cmp.Or(spmd.Barrier(c), spmd.Barrier(c.On(s)), s.Synchronize())
-			}},
 			{Name: "hostdata.AllReduce", Call: func() error {
 				sum, err := hostdata.AllReduce(c, me, spmd.Sum)
 				return cmp.Or(err, commtest.Is(sum, 3))
@@ -132,7 +91,7 @@ func TestOperandsOnStacks(t *testing.T) {
 			{Name: "ReduceSlice", Call: func() error {
 				x, y := [1]int32{2}, [1]int32{}
 				err := hostdata.ReduceSlice(c, y[:], x[:], spmd.Sum, 1)
-				return cmp.Or(err, commtest.Is(int64(y[0]), root(6)))
+				return cmp.Or(err, commtest.Is(int(y[0]), root(6)))
 			}},
 			{Name: "AllReduceIf", Call: func() error {
 				x, y := [1]float64{float64(me)}, [1]float64{}
@@ -160,7 +119,7 @@ func TestOperandsOnStacks(t *testing.T) {
 				rank, size := half.Rank(), half.Size()
 				return cmp.Or(half.Close(), commtest.Is([2]int{rank, size}, [][2]int{{0, 1}, {1, 2}, {0, 2}}[me]))
 			}},
-		}
+		}...)
 		commtest.AtDepths(t, cases)
 	})
 }

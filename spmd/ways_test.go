@@ -7,6 +7,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/testkit"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -116,5 +117,60 @@ func everyWay(t *testing.T, fn func(t *testing.T, w *spmd.World)) {
 				fn(t, w)
 			})
 		})
+	}
+}
+
+// calling is a call on memory that has some elements for each rank. root is of those that have one.
+type calling struct {
+	kind coll.Kind
+	do   func(c spmd.Comm, dst, src floats, root int) error
+}
+
+type floats = spmd.Buffer[float32]
+
+// everyCall is a call of each kind that all ranks make, with n elements of each; a SendRecv goes to
+// the next rank.
+func everyCall(n int) []calling {
+	type to = spmd.Comm
+	part := func(b floats) floats { return b.Slice(0, n) }
+	many := slices.Repeat([]int{n}, 64)
+	counts := func(c spmd.Comm) []int { return many[:c.Size()] }
+	return []calling{
+		{coll.AllReduce, func(c to, d, s floats, _ int) error { return spmd.AllReduce(c, part(d), part(s), spmd.Sum) }},
+		{coll.Reduce, func(c to, d, s floats, r int) error { return spmd.Reduce(c, part(d), part(s), spmd.Sum, r) }},
+		{coll.Broadcast, func(c to, d, _ floats, r int) error { return spmd.Broadcast(c, part(d), r) }},
+		{coll.AllGather, func(c to, d, s floats, _ int) error { return spmd.AllGather(c, d, part(s)) }},
+		{coll.ReduceScatter, func(c to, d, s floats, _ int) error {
+			return spmd.ReduceScatter(c, part(d), s, spmd.Sum)
+		}},
+		{coll.AllToAll, func(c to, d, s floats, _ int) error { return spmd.AllToAll(c, d, s) }},
+		{coll.Gather, func(c to, d, s floats, r int) error { return spmd.Gather(c, d, part(s), r) }},
+		{coll.Scatter, func(c to, d, s floats, r int) error { return spmd.Scatter(c, part(d), s, r) }},
+		{coll.AllGatherV, func(c to, d, s floats, _ int) error { return spmd.AllGatherV(c, d, part(s), counts(c)) }},
+		{coll.ReduceScatterV, func(c to, d, s floats, _ int) error {
+			return spmd.ReduceScatterV(c, part(d), s, counts(c), spmd.Sum)
+		}},
+		{coll.GatherV, func(c to, d, s floats, r int) error { return spmd.GatherV(c, d, part(s), counts(c), r) }},
+		{coll.ScatterV, func(c to, d, s floats, r int) error { return spmd.ScatterV(c, part(d), s, counts(c), r) }},
+		{coll.AllToAllV, func(c to, d, s floats, _ int) error { return spmd.AllToAllV(c, d, s, counts(c), counts(c)) }},
+		{coll.Scan, func(c to, d, s floats, _ int) error { return spmd.Scan(c, part(d), part(s), spmd.Sum) }},
+		{coll.ExScan, func(c to, d, s floats, _ int) error { return spmd.ExScan(c, part(d), part(s), spmd.Sum) }},
+		{coll.SendRecv, func(c to, d, s floats, _ int) error {
+			return spmd.SendRecv(c, part(d), (c.Rank()+c.Size()-1)%c.Size(), part(s), (c.Rank()+1)%c.Size())
+		}},
+		{coll.Barrier, func(c to, _, _ floats, _ int) error { return spmd.Barrier(c) }},
+	}
+}
+
+// TestEveryCall: everyCall has all kinds of package coll but Send and Recv, which go in pairs.
+func TestEveryCall(t *testing.T) {
+	has := coll.SetOf(coll.Send, coll.Recv, coll.Group, coll.Graph)
+	for _, call := range everyCall(1) {
+		has |= coll.SetOf(call.kind)
+	}
+	for k := coll.None + 1; k < coll.Kinds; k++ {
+		if traits := k.Traits(); !traits.Own && !traits.Local && !has.Has(k) {
+			t.Errorf("there is no %v", k)
+		}
 	}
 }

@@ -20,14 +20,10 @@ type Error struct {
 	At     string // file:line of the application, as At returns it
 	Err    error  // the library's status, a comparable value
 	Detail string // the library's own text for this failure, if it keeps one
-	Differ bool   // ranks made different calls, see Detail; errors.Is(err, ErrMismatch) holds
 }
 
 // ErrMismatch is spmd.ErrContract, whichever package finds it.
 var ErrMismatch = errors.New("the ranks called different collectives")
-
-// Is reports whether the target is ErrMismatch, and the ranks differ.
-func (e *Error) Is(target error) bool { return e.Differ && target == ErrMismatch }
 
 // Error returns one line with the place first: sorted logs of 64 ranks then group the causes.
 func (e *Error) Error() string {
@@ -37,9 +33,6 @@ func (e *Error) Error() string {
 	}
 	if e.Rank >= 0 {
 		fmt.Fprintf(&b, "rank %d: ", e.Rank)
-	}
-	if e.Differ {
-		fmt.Fprintf(&b, "%v: ", ErrMismatch)
 	}
 	fmt.Fprintf(&b, "%s: %v", e.Op, e.Err)
 	if e.Detail != "" {

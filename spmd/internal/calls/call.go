@@ -67,14 +67,10 @@ func (c *Request) Touches(fn func(b *exec.Block, p unsafe.Pointer, bytes int, wr
 
 // checkBlocks refuses freed buffers and buffers of another world.
 func (c *Request) checkBlocks() error {
-	r := c.comm.r
-	if b := c.DstBlock; b != nil && !r.has(b) {
-		return r.blockError(b)
+	if err := c.comm.r.CheckBlock(c.DstBlock); err != nil {
+		return err
 	}
-	if b := c.SrcBlock; b != nil && !r.has(b) {
-		return r.blockError(b)
-	}
-	return nil
+	return c.comm.r.CheckBlock(c.SrcBlock)
 }
 
 // memory says what NCCL does differently for the memory of a call.

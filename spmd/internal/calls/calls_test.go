@@ -2,7 +2,6 @@ package calls_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"unsafe"
@@ -130,57 +129,75 @@ func TestCollectives(t *testing.T) {
 	}
 }
 
-// TestRefused: what cannot be called says so on the spot, and nothing has begun.
-func TestRefused(t *testing.T) {
-	onRanks(t, 2, func(w *calls.Rank) error {
-		x := make([]int32, 8)
-		at := func(i int) unsafe.Pointer { return unsafe.Pointer(&x[i]) }
-		var none *calls.Comm
-		part, err := w.All.Split(w.All.Rank(), 0)
+// TestGroupOperands walks all pairs of calls that a Group takes, with each pair of their operands
+// one element into each other, and side by side. It refuses a pair if an element of one is written
+// that is another's too, and takes it else.
+func TestGroupOperands(t *testing.T) {
+	const ranks, n, far = 3, 4, 100
+	onRanks(t, ranks, func(w *calls.Rank) error {
+		q, err := w.NewQueue("calls", exec.Normal)
 		if err != nil {
 			return err
 		}
-		if err := part.Close(); err != nil {
-			return err
+		x, pairs := make([]int32, 2*far), 0
+		call := func(k coll.Kind, dst, src int) coll.Call {
+			c := coll.Call{Kind: k, Type: elem.Int32, N: n, RecvN: n, Root: 1, From: 2,
+				Dst: unsafe.Pointer(&x[dst]), Src: unsafe.Pointer(&x[src])}
+			if k.Traits().Lengths != coll.Equal {
+				c.Counts, c.RecvCounts = []int{n, n, n}, []int{n, n, n}
+			}
+			return c
 		}
-		sum := coll.Call{Kind: coll.AllReduce, Dst: at(0), Src: at(4), N: 4, Type: elem.Int32}
-		over, unknown := sum, sum
-		over.Src = at(2)
-		unknown.Op = elem.Ops
-		for _, tc := range []struct {
-			c    *calls.Comm
-			call coll.Call
-			root int
-			want string
-		}{
-			{none, sum, 0, "AllReduce: the zero Comm"},
-			{part, sum, 0, "AllReduce: the communicator is closed"},
-			{w.All, sum, 2, "AllReduce: rank 2 is not in the communicator of 2 ranks"},
-			{w.All, over, 0, "AllReduce: dst of 4 elements and src of 4 overlap"},
-			{w.All, unknown, 0, "no such operation of buffers"},
-		} {
-			err := tc.c.Do(nil, &calls.Request{Call: tc.call}, tc.root, 16, 16)
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("%v, want %q", err, tc.want)
+		// touches says of each element that a call uses whether it writes it.
+		touches := func(c *coll.Call) map[unsafe.Pointer]bool {
+			all := map[unsafe.Pointer]bool{}
+			dst, src := c.Extents(w.All.Rank(), ranks)
+			for i := range src {
+				all[unsafe.Add(c.Src, 4*i)] = false
+			}
+			for i := range dst {
+				all[unsafe.Add(c.Dst, 4*i)] = c.Kind != coll.Broadcast || int(c.Root) != w.All.Rank()
+			}
+			return all
+		}
+		try := func(first, second coll.Call, shift int) {
+			its, want := touches(&second), false
+			for at, writes := range touches(&first) {
+				other, both := its[at]
+				want = want || both && (writes || other)
+			}
+			_, err := w.Capture(q, func() error { // which runs nothing
+				return w.All.Group(q, func() error {
+					for _, c := range []coll.Call{first, second} {
+						dst, src := c.Extents(w.All.Rank(), ranks)
+						if err := w.All.Do(q, &calls.Request{Call: c}, int(c.Root), 4*dst, 4*src); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			})
+			if refused := err != nil && strings.Contains(err.Error(), "overlap, and one is written"); refused != want ||
+				err != nil && !refused {
+				t.Errorf("rank %d: %v and %v, %d apart: %v, want it refused: %v", w.All.Rank(), &first, &second, shift,
+					err, want)
+			}
+			pairs++
+		}
+		grouped := func(k coll.Kind) bool { return k != coll.None && k < coll.Group && k.Traits().Moves() }
+		for a := range coll.Kind(coll.Kinds) {
+			for b := range coll.Kind(coll.Kinds) {
+				for shift := n - 1; shift <= n && grouped(a) && grouped(b); shift++ {
+					try(call(a, 0, far), call(b, shift, far+50), shift)
+					try(call(a, 0, far), call(b, far+50, shift), shift)
+					try(call(a, far, 0), call(b, shift, far+50), shift)
+					try(call(a, far, 0), call(b, far+50, shift), shift)
+				}
 			}
 		}
-		return comm{w.All, nil, false}.Barrier() // in its turn
-	})
-}
-
-// TestSplit: a part has the ranks of one color, in the order of their keys, and its own calls.
-func TestSplit(t *testing.T) {
-	onRanks(t, 5, func(w *calls.Rank) error {
-		me := w.All.Rank()
-		part, err := w.All.Split(me%2, -me)
-		if err != nil {
-			return err
+		if pairs != 8*18*18 {
+			t.Errorf("%d pairs", pairs)
 		}
-		size := []int{3, 2}[me%2]
-		if part.Size() != size || part.Rank() != size-1-me/2 {
-			return fmt.Errorf("rank %d is %d of %d in its part", me, part.Rank(), part.Size())
-		}
-		commtest.Reductions[int64](t, comm{part, nil, false}, 67, elem.Sum)
-		return part.Close()
+		return w.CloseQueue(q)
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"lockstep/internal/ccall"
-	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/verify"
@@ -111,7 +110,7 @@ func (r *Rank) capturesOf(of *Comm) []*exec.Capture {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(r.captures), func(c *exec.Capture) bool {
-		return !slices.Contains(c.Parties, exec.Party(of))
+		return !slices.ContainsFunc(c.Parties, func(p exec.Party) bool { return p.(*captured).Comm == of })
 	})
 }
 
@@ -126,13 +125,37 @@ func (r *Rank) CloseCaptures() (err error) {
 	return err
 }
 
-var _ exec.Party = (*Comm)(nil)
-
-func (c *Comm) Replays(q exec.Queue, seq uint64, site *ccall.Site) {
-	call := coll.Call{Kind: coll.Graph}
-	c.recorder.Issue(q, seq, &call, nil, 0, site, verify.NotBegun)
+// captured is a communicator in a capture, and its calls there.
+type captured struct {
+	*Comm
+	calls []Request
 }
 
-func (c *Comm) Traced() *trace.Ledger { return c.trace }
+var _ exec.Party = (*captured)(nil)
 
-func (c *Comm) Closed() bool { return c.freed }
+// Captured implements exec.CollectiveCall.
+func (c *Request) Captured(parties []exec.Party) []exec.Party {
+	i := slices.IndexFunc(parties, func(p exec.Party) bool { return p.(*captured).Comm == c.comm })
+	if i < 0 {
+		i, parties = len(parties), append(parties, &captured{Comm: c.comm})
+	}
+	var own Request
+	own.copyFrom(c)
+	site := *c.site
+	own.site = &site
+	in := parties[i].(*captured)
+	in.calls = append(in.calls, own)
+	return parties
+}
+
+// Replays has each of the calls count: other ranks' graphs may hold more of them, or fewer.
+func (c *captured) Replays(q exec.Queue, seq uint64) {
+	for i := range c.calls {
+		r := &c.calls[i]
+		c.recorder.Issue(q, seq, &r.Call, r.group, r.memory(), r.site, verify.NotBegun)
+	}
+}
+
+func (c *captured) Traced() *trace.Ledger { return c.trace }
+func (c *captured) Closed() bool          { return c.freed }
+func (c *Request) Traced() *trace.Ledger  { return c.comm.trace }

@@ -114,16 +114,10 @@ func (c *Request) enqueue(q exec.Queue) error {
 	}
 	own.copyFrom(c)
 	own.site = &cmd.Site
-	cmd.Party = c.comm
 	if !own.route.Host {
 		own.q, cmd.Plan = q, own.planned()
 	}
-	q.Uses(own.DstBlock, own.SrcBlock)
-	if own.group != nil {
-		for i := range own.group.cmds {
-			q.Uses(own.group.cmds[i].DstBlock, own.group.cmds[i].SrcBlock)
-		}
-	}
+	own.uses(func(b *exec.Block) { q.Uses(b, nil) })
 	return q.Enqueue(cmd)
 }
 

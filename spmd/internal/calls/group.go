@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"lockstep/internal/ccall"
@@ -19,7 +20,8 @@ type group struct {
 	q    exec.Queue // that all of it is enqueued on; nil for a blocking group
 	cmds []Request
 	list []coll.Call // those of them that start together
-	keep bool        // a graph owns it
+	used []operand
+	keep bool // a graph owns it
 }
 
 // Group runs fn, and starts its calls of c together, on q. q is nil for a group that blocks.
@@ -36,6 +38,9 @@ func (c *Comm) Group(q exec.Queue, fn func() error) error {
 	g := c.newGroup()
 	g.q = q
 	err := c.collect(g, fn)
+	if err == nil {
+		err = g.apart()
+	}
 	if err != nil || len(g.cmds) == 0 {
 		c.recycle(g)
 		return err
@@ -49,6 +54,47 @@ func (c *Comm) collect(g *group, fn func() error) error {
 	c.open = g
 	defer func() { c.open = nil }() // also where fn ends the goroutine
 	return exec.Guard(fn)
+}
+
+// operand is memory of a call of a group.
+type operand struct {
+	lo, hi uintptr
+	call   int
+	writes bool
+}
+
+// apart refuses calls whose operands overlap, of which one is written: nobody knows which of them
+// comes first. Do has compared those of each call.
+func (g *group) apart() error {
+	if len(g.cmds) < 2 {
+		return nil
+	}
+	g.used = g.used[:0]
+	for i := range g.cmds {
+		g.cmds[i].Touches(func(_ *exec.Block, p unsafe.Pointer, bytes int, writes bool) {
+			if lo := ccall.Address(p); bytes > 0 {
+				g.used = append(g.used, operand{lo, lo + uintptr(bytes), i, writes})
+			}
+		})
+	}
+	slices.SortFunc(g.used, func(a, b operand) int { return cmp.Compare(a.lo, b.lo) })
+	var written, end uintptr // where the operands so far end that are written, and all
+	for i := range g.used {
+		o := &g.used[i]
+		if o.lo < written || o.writes && o.lo < end {
+			for j := range i {
+				if p := &g.used[j]; o.lo < p.hi && o.call != p.call && (o.writes || p.writes) {
+					first, second := &g.cmds[min(o.call, p.call)].Call, &g.cmds[max(o.call, p.call)].Call
+					return fmt.Errorf("%s: Group: operands of %v and of %v overlap, and one is written",
+						ccall.At(), first, second)
+				}
+			}
+		}
+		if end = max(end, o.hi); o.writes {
+			written = max(written, o.hi)
+		}
+	}
+	return nil
 }
 
 func (c *Comm) newGroup() *group {

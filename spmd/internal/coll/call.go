@@ -172,3 +172,39 @@ func (c *Call) String() string {
 	}
 	return s
 }
+
+// What packs the kind, type, operation and root of a call, which all ranks have to call alike.
+func (c *Call) What() uint64 {
+	return uint64(c.Kind) | uint64(c.Type)<<8 | uint64(c.Op)<<16 | uint64(uint32(c.Root))<<32
+}
+
+// Alike returns a number that ranks have to bring alike: the elements of a part, or a hash of all
+// counts; 0 if each rank has its own.
+func (c *Call) Alike() int {
+	if len(c.Counts) == 0 {
+		return c.N
+	}
+	h := uint64(0)
+	if c.Kind.Traits().Lengths == Shared {
+		for _, k := range c.Counts {
+			h = elem.MixBits(h + uint64(k) + 1) // counts that differ give another number, but for accidents
+		}
+	}
+	return int(h)
+}
+
+// Differs returns the error of a call of this rank, where another has brought what and n: its What
+// and Alike.
+func (c *Call) Differs(rank, other int, what uint64, n int) error {
+	its := Call{Kind: Kind(what), Type: elem.Type(what >> 8), Op: elem.Op(what >> 16), Root: int32(what >> 32), N: n}
+	counts := ""
+	if its.Kind.Traits().Lengths == Shared {
+		counts = ", or other counts, which --check names"
+	}
+	return c.Failed(rank, fmt.Errorf("%w: rank %d brought %v%s", ccall.ErrMismatch, other, &its, counts))
+}
+
+// Failed returns the error of a call on this rank.
+func (c *Call) Failed(rank int, err error) error {
+	return &ccall.Error{Op: c.String(), Rank: rank, At: ccall.At(), Err: err}
+}

@@ -75,15 +75,11 @@ func (c *Call) staged(rank, size int, lib *Library) int {
 // Longest returns the elements of the longest part of any rank, as far as this rank knows. It is 0
 // if no rank gives or gets anything.
 func (c *Call) Longest() int {
-	if len(c.Counts) == 0 {
-		return c.N
-	}
-	n := 0
-	for _, k := range c.Counts {
-		n = max(n, k)
-	}
-	for _, k := range c.RecvCounts {
-		n = max(n, k)
+	n := c.N
+	for _, counts := range [...][]int{c.Counts, c.RecvCounts} {
+		for _, k := range counts {
+			n = max(n, k)
+		}
 	}
 	return n
 }

@@ -75,9 +75,11 @@ func (l *Lane) Takes(c *Command) {
 	l.n++
 	switch c.Kind {
 	case DoLibrary:
-		l.C.Libraries = include(l.C.Libraries, c.Library)
+		if !slices.Contains(l.C.Libraries, c.Library) {
+			l.C.Libraries = append(l.C.Libraries, c.Library)
+		}
 	case DoCall:
-		l.C.Parties = include(l.C.Parties, c.Party)
+		l.C.Parties = c.Call.Captured(l.C.Parties)
 	}
 }
 
@@ -89,14 +91,6 @@ func (l *Lane) Uses(a, b *Block) {
 			x.Capture(1)
 		}
 	}
-}
-
-// include appends x to a list that does not have it.
-func include[T comparable](list []T, x T) []T {
-	if slices.Contains(list, x) {
-		return list
-	}
-	return append(list, x)
 }
 
 // Scratch is Queue.Scratch for the lane.
@@ -200,8 +194,8 @@ func (c *Capture) Drop(d Device) (err error) {
 }
 
 // Replays says that a replay is about to be handed to a GPU, as number seq of q.
-func (c *Capture) Replays(q Queue, seq uint64, site *ccall.Site) {
+func (c *Capture) Replays(q Queue, seq uint64) {
 	for _, p := range c.Parties {
-		p.Replays(q, seq, site)
+		p.Replays(q, seq)
 	}
 }

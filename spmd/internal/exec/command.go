@@ -21,7 +21,7 @@ const (
 	DoLibrary                     // Library, Args, N bytes of workspace
 	DoFunc                        // Func
 	DoGraph                       // Capture
-	DoCall                        // Call, Party; on a GPU Plan
+	DoCall                        // Call; on a GPU Plan
 	DoRecord                      // of the queue alone
 	DoWait                        // of the queue alone
 )
@@ -50,10 +50,9 @@ type Command struct {
 	Func     func() error
 	Capture  *Capture
 	Call     CollectiveCall // the slot's own, to be used again by who enqueues another; nil before the first
-	Party    Party
-	Plan     *Plan      // of Call
-	Site     ccall.Site // where it was enqueued, if the queue needs that
-	Blocks   [2]*Block  // that Dst and Src lie in, of what a program copies or fills
+	Plan     *Plan          // of Call
+	Site     ccall.Site     // where it was enqueued, if the queue needs that
+	Blocks   [2]*Block      // that Dst and Src lie in, of what a program copies or fills
 }
 
 // SetArgs copies arguments into the command, so that they stay on their caller's stack.
@@ -97,6 +96,10 @@ type CollectiveCall interface {
 	Issue(q Issuer, seq uint64, work unsafe.Pointer) error
 	// Touches calls fn with the memory that the call reads or writes, and returns the call's name.
 	Touches(fn func(b *Block, p unsafe.Pointer, bytes int, writes bool)) string
+	// Captured adds the call to what a capture has of its communicator.
+	Captured(parties []Party) []Party
+	// Traced returns the communicator as traces have it; nil if there is no trace.
+	Traced() *trace.Ledger
 	// String describes the call in reports.
 	String() string
 }
@@ -135,10 +138,10 @@ type Direct interface {
 	Used(b *Block)
 }
 
-// Party is a communicator, as queues have it.
+// Party is what a capture has of a communicator.
 type Party interface {
-	// Replays says that a replay of its calls is about to be handed to a GPU, as number seq of q.
-	Replays(q Queue, seq uint64, site *ccall.Site)
+	// Replays says that a replay of a capture is about to be handed to a GPU, as number seq of q.
+	Replays(q Queue, seq uint64)
 	// Traced returns the communicator as traces have it; nil if there is no trace.
 	Traced() *trace.Ledger
 	// Closed says that it makes no more calls.

@@ -3,16 +3,12 @@ package shm
 /*
 #cgo linux CFLAGS: -O3 -D_GNU_SOURCE
 
-#cgo noescape slots_barrier
-#cgo nocallback slots_barrier
-#cgo noescape slots_allreduce
-#cgo nocallback slots_allreduce
-#cgo noescape slots_reduce_scatter
-#cgo nocallback slots_reduce_scatter
-#cgo noescape slots_scan
-#cgo nocallback slots_scan
+#cgo noescape slots_reduce
+#cgo nocallback slots_reduce
 #cgo noescape meet
 #cgo nocallback meet
+#cgo noescape meet_first
+#cgo nocallback meet_first
 #cgo noescape await
 #cgo nocallback await
 #cgo noescape ring_send
@@ -28,12 +24,12 @@ package shm
 import "C"
 
 import (
-	"fmt"
 	"runtime"
 	"unsafe"
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
 )
 
 // The constants of slots.h and ring.h, by their names in Go.
@@ -55,11 +51,6 @@ const (
 	slotBytes  = C.SLOT_BYTES
 	bcastBytes = C.BCAST_BYTES
 	bcasts     = C.BCASTS
-
-	allGather = C.ALLGATHER
-	allToAll  = C.ALLTOALL
-	scan      = C.SCAN
-	exScan    = C.EXSCAN
 
 	unit       = C.UNIT
 	recordHead = C.HEAD
@@ -94,8 +85,9 @@ func sysOpenShared(mpi unsafe.Pointer, comm uintptr, rank, size int, sharesCores
 
 func sysCloseShared(s *shared) { C.free(unsafe.Pointer(s)) }
 
-func sysMeet(s *shared, meeting, n int, t elem.Type) met {
-	return outcome(C.meet(s, C.int(meeting), C.int(n), C.int(t), 0), nil, nil)
+// sysMeet is a meeting of ranks that have brought data.
+func sysMeet(s *shared, c *coll.Call) met {
+	return outcome(C.meet(s, C.uint64_t(c.What()), C.int64_t(c.Alike())), nil, nil)
 }
 
 func sysAwait(s *shared, word unsafe.Pointer, round uint64) int {
@@ -129,128 +121,98 @@ func (c *NodeComm) Barrier() error {
 	if c.s == nil || c.s.spins != 0 {
 		return c.Comm.Barrier()
 	}
-	const name = "MPI_Barrier"
-	if err := c.Usable(name); err != nil {
+	if err := c.Usable("MPI_Barrier"); err != nil {
 		return err
 	}
-	return c.Check(name, int(C.slots_barrier(c.s)))
+	return c.meet(&coll.Call{Kind: coll.Barrier})
+}
+
+// Carry makes a collective through slots. It returns done false if MPI is to make it. Before that
+// all ranks meet: it fails on every rank if one brings another call, which MPI does not see, and
+// then writes where it should not. Of an AllToAllV the messages have what differs. Ranks that share
+// no memory do not compare, nor does a call that cudampi.Comm refuses. Collective; it blocks.
+func (c *NodeComm) Carry(call *coll.Call) (done bool, err error) {
+	t := call.Kind.Traits()
+	scans := call.Kind == coll.Scan || call.Kind == coll.ExScan
+	if c.s == nil || !t.Moves() || t.Message || t.Lengths == coll.Own || call.N < 0 || call.Type >= elem.Types ||
+		t.Reduces && !call.Op.Has(call.Type) || scans && call.Op == elem.Avg ||
+		t.Rooted && uint(call.Root) >= uint(c.s.size) || c.Usable("") != nil {
+		return false, nil
+	}
+	rank, size := int(c.s.rank), int(c.s.size)
+	dst, src := call.Extents(rank, size)
+	all := call.N
+	if t.Dst.Extent == coll.Whole || t.Src.Extent == coll.Whole {
+		all = call.Offset(size)
+	}
+	switch {
+	case dst > 0 && call.Dst == nil || src > 0 && call.Src == nil:
+		return false, nil
+	case call.Kind == coll.Broadcast && c.fits(all, call.Type, bcastBytes):
+		return true, c.broadcast(call)
+	case call.Kind == coll.Broadcast || !c.fits(all, call.Type, slotBytes):
+		return false, c.meet(call)
+	case !t.Reduces:
+		return true, c.move(call, dst, src)
+	}
+	ranks, lo := size, 0
+	switch {
+	case call.Kind == coll.Scan:
+		ranks = rank + 1
+	case call.Kind == coll.ExScan:
+		ranks = rank
+	case dst == 0:
+		ranks = 0
+	case t.Src.Extent == coll.Whole:
+		lo = call.Offset(rank)
+	}
+	o := C.slots_reduce(c.s, C.uint64_t(call.What()), C.int64_t(call.Alike()), address(call.Dst), address(call.Src),
+		C.int(src*call.Type.Size()), C.int(ranks), C.int(lo), C.int(dst))
+	return true, c.judge(call, outcome(o, call.Dst, call.Src))
+}
+
+// meet waits until all ranks have brought a call. It fails on every rank if one brought another.
+func (c *NodeComm) meet(call *coll.Call) error {
+	return c.judge(call, outcome(C.meet_first(c.s, C.uint64_t(call.What()), C.int64_t(call.Alike())), nil, nil))
 }
 
 // fits reports whether a collective of n elements goes through slots, which take limit bytes of it.
 func (c *NodeComm) fits(n int, t elem.Type, limit int) bool {
-	return c.s != nil && uint(n-1) < slotBytes && t < elem.Types && n*t.Size() <= limit
+	return uint(n-1) < slotBytes && n*t.Size() <= limit
 }
 
-// judge returns the error of a collective through slots, of n elements of type t by op on this
-// rank; elem.HostOps is none.
-func (c *NodeComm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
+// judge returns the error of a meeting to which this rank brought a call.
+func (c *NodeComm) judge(call *coll.Call, m met) error {
 	if m.rank < 0 {
-		return c.Check(name, m.code)
+		return c.Check(call.Kind.String(), m.code)
 	}
-	by := ""
-	if op < elem.HostOps {
-		by = op.String() + " of "
-	}
-	return c.Differ(name, fmt.Sprintf("%s%d %v here, but rank %d brought another operation, type or count: %d elements",
-		by, n, t, m.rank, m.got))
+	return call.Differs(c.Rank(), m.rank, uint64(c.s.slots[m.rank].meeting[c.s.round&1].what), m.got)
 }
 
 // AllReduce is cudampi.Comm.AllReduce. Collective; it blocks.
 func (c *NodeComm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	if !c.fits(n, t, slotBytes) {
-		return c.Comm.AllReduce(dst, src, n, t, op)
-	}
-	const name = "MPI_Allreduce"
-	if err := c.Ready(name, n, t, dst, src); err != nil {
+	call := coll.Call{Kind: coll.AllReduce, Dst: dst, Src: src, N: n, Type: t, Op: op}
+	if done, err := c.Carry(&call); done || err != nil {
 		return err
 	}
-	if err := c.CheckOp(name, op, t); err != nil {
-		return err
-	}
-	o := C.slots_allreduce(c.s, address(dst), address(src), C.int(n), C.int(t), C.int(op))
-	return c.judge(name, outcome(o, dst, src), n, t, op)
-}
-
-// ReduceScatter is cudampi.Comm.ReduceScatter. Collective; it blocks.
-func (c *NodeComm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	if !c.fits(n*c.Size(), t, slotBytes) {
-		return c.Comm.ReduceScatter(dst, src, n, t, op)
-	}
-	const name = "MPI_Reduce_scatter_block"
-	if err := c.Ready(name, n, t, dst, src); err != nil {
-		return err
-	}
-	if err := c.CheckOp(name, op, t); err != nil {
-		return err
-	}
-	o := C.slots_reduce_scatter(c.s, address(dst), address(src), C.int(n), C.int(t), C.int(op))
-	return c.judge(name, outcome(o, dst, src), n, t, op)
-}
-
-// Scan is cudampi.Comm.Scan. Collective; it blocks.
-func (c *NodeComm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	if !c.fits(n, t, slotBytes) {
-		return c.Comm.Scan(dst, src, n, t, op)
-	}
-	return c.scan("MPI_Scan", scan, dst, src, n, t, op)
-}
-
-// ExScan is cudampi.Comm.ExScan. Collective; it blocks.
-func (c *NodeComm) ExScan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	if !c.fits(n, t, slotBytes) {
-		return c.Comm.ExScan(dst, src, n, t, op)
-	}
-	return c.scan("MPI_Exscan", exScan, dst, src, n, t, op)
-}
-
-func (c *NodeComm) scan(name string, meeting int, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	if err := c.CheckScan(name, dst, src, n, t, op); err != nil {
-		return err
-	}
-	o := C.slots_scan(c.s, C.int(meeting), address(dst), address(src), C.int(n), C.int(t), C.int(op))
-	return c.judge(name, outcome(o, dst, src), n, t, op)
+	return c.Comm.AllReduce(dst, src, n, t, op)
 }
 
 // AllGather is cudampi.Comm.AllGather. Collective; it blocks.
 func (c *NodeComm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
-	if !c.fits(n*c.Size(), t, slotBytes) {
-		return c.Comm.AllGather(dst, src, n, t)
-	}
-	const name = "MPI_Allgather"
-	if err := c.Ready(name, n, t, dst, src); err != nil {
+	call := coll.Call{Kind: coll.AllGather, Dst: dst, Src: src, N: n, Type: t}
+	if done, err := c.Carry(&call); done || err != nil {
 		return err
 	}
-	m := exchange(c.s, allGather, dst, bytesAt(src, n*t.Size()), src, 0, n, t)
-	return c.judge(name, m, n, t, elem.HostOps)
-}
-
-// AllToAll is cudampi.Comm.AllToAll. Collective; it blocks.
-func (c *NodeComm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
-	if !c.fits(n*c.Size(), t, slotBytes) {
-		return c.Comm.AllToAll(dst, src, n, t)
-	}
-	const name = "MPI_Alltoall"
-	if err := c.Ready(name, n, t, dst, src); err != nil {
-		return err
-	}
-	bytes := n * t.Size()
-	own := c.Rank() * bytes
-	m := exchange(c.s, allToAll, dst, bytesAt(src, c.Size()*bytes), unsafe.Add(src, own), own, n, t)
-	return c.judge(name, m, n, t, elem.HostOps)
+	return c.Comm.AllGather(dst, src, n, t)
 }
 
 // Broadcast is cudampi.Comm.Broadcast. Collective; it blocks, but on the root only if that is 16
 // broadcasts ahead.
 func (c *NodeComm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
-	if !c.fits(n, t, bcastBytes) {
-		return c.Comm.Broadcast(buf, n, t, root)
-	}
-	const name = "MPI_Bcast"
-	if err := c.Ready(name, n, t, buf, buf); err != nil {
+	call := coll.Call{Kind: coll.Broadcast, Dst: buf, N: n, Type: t, Root: int32(root)}
+	if done, err := c.Carry(&call); done || err != nil {
 		return err
 	}
-	if err := c.CheckRoot(name, root); err != nil {
-		return err
-	}
-	return c.judge(name, broadcast(c.s, buf, n, t, root), n, t, elem.HostOps)
+	return c.Comm.Broadcast(buf, n, t, root)
 }

@@ -20,16 +20,17 @@ import (
 //
 // Memory carries AllReduce, ReduceScatter, Scan, ExScan, AllGather and AllToAll of up to 32 KiB,
 // counted over all parts, and Broadcast of up to 16 KiB. It carries messages to other ranks of up
-// to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64. If a rank brings another count, type or operation
-// than the others, that is an error on every rank. In a Broadcast it is an error on ranks that
-// differ from the root.
+// to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64. If a rank brings another call, count, type,
+// operation or root than the others, that is an error on every rank, and MPI is not entered. In a
+// Broadcast through memory it is an error on ranks that differ from the root. Agree compares what
+// MPI is to carry.
 type NodeComm struct {
 	*cudampi.Comm
 	s   *shared // nil if nothing is shared
 	mem []byte  // that all ranks share
 }
 
-// Share takes c over, and has its ranks share memory, 0.9 MiB for each. They must be on one node, 2
+// Share takes c over, and has its ranks share memory, 0.6 MiB for each. They must be on one node, 2
 // to 8 of them, or up to 64 that share cores. Otherwise, and after an error, MPI carries all calls,
 // and the Comm can be used.
 //

@@ -32,15 +32,13 @@ enum {
     RECORDS = 8,             // messages at least that fit a ring
 };
 
-// The collectives in which all ranks wait for all. Each has rounds of its own, so that a rank at one never meets ranks at
-// another, or at a barrier. Such ranks wait, and the watchdog, which compares the calls of all ranks, says why.
-enum { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL, SCAN, EXSCAN, MEETINGS };
-
-// slot is what a rank brings to a round. Its first bytes share the cache line of the round.
+// slot is what a rank brings to a round: its call, as coll.Call.What and Alike have it, and short data. The first bytes share
+// the cache line of the round. In the collectives that go through slots all ranks wait for all, and so they do before a call
+// goes to MPI, which writes where it should not if ranks differ.
 struct slot {
     _Alignas(LINE) _Atomic uint64_t round;
-    int32_t n;
-    uint8_t t, op;
+    uint64_t what;
+    int64_t n;
     char data[SLOT_BYTES];
 };
 
@@ -51,13 +49,12 @@ struct bcast_slot {
     char data[BCAST_BYTES];
 };
 
-// slots are written by one rank. Of each collective there are two, for odd and even rounds. When a rank begins a round, all
+// slots are written by one rank. Of those of meetings there are two, for odd and even rounds. When a rank begins a round, all
 // have begun the last one, and so have finished the one before, whose slot it writes again. They have also read that slot: a
 // rank reads before the release with which it shows the next round, and this rank has acquired that.
 struct slots {
-    _Alignas(LINE) _Atomic uint64_t barrier;
     _Alignas(LINE) _Atomic uint64_t heard; // broadcasts
-    struct slot collective[MEETINGS][2];
+    struct slot meeting[2];
     struct bcast_slot bcast[BCASTS];
 };
 
@@ -90,7 +87,7 @@ struct shared {
     struct ring_end in[MOST_RANKS], out[MOST_RANKS]; // from and to each rank
     int rank, size;
     uint64_t spins;
-    uint64_t rounds[MEETINGS], barrier, bcasts;
+    uint64_t round, bcasts; // of meetings, and of broadcasts
     uint64_t heard; // broadcasts, by all ranks, as far as this one knows
     struct calls *mpi;
     uintptr_t comm;
@@ -168,78 +165,55 @@ static int await(struct shared *s, void *word, uint64_t round) {
     return 0;
 }
 
-static int slots_barrier(struct shared *s) {
-    uint64_t round = ++s->barrier;
-    atomic_store_explicit(&s->slots[s->rank]->barrier, round, memory_order_release);
-    for (int r = 0; r < s->size; r++) {
-        int rc = await(s, &s->slots[r]->barrier, round);
-        if (rc != 0) return rc;
-    }
-    return 0;
-}
-
 // brought returns what rank r has brought to the meeting that this rank is at.
-static inline struct slot *brought(const struct shared *s, int meeting, int r) {
-    return &s->slots[r]->collective[meeting][s->rounds[meeting] & 1];
+static inline struct slot *brought(const struct shared *s, int r) { return &s->slots[r]->meeting[s->round & 1]; }
+
+// begin enters the next meeting and returns this rank's slot, for what it brings.
+static struct slot *begin(struct shared *s) {
+    s->round++;
+    return brought(s, s->rank);
 }
 
-// begin enters the next round of a meeting and returns this rank's slot, for what it brings.
-static struct slot *begin(struct shared *s, int meeting) {
-    s->rounds[meeting]++;
-    return brought(s, meeting, s->rank);
-}
-
-// meet shows the others this rank's slot, and waits until all have brought theirs. Where a rank brought another count, type
-// or operation, index is that rank and got its count, on every rank; else it is -1.
-static struct outcome meet(struct shared *s, int meeting, int n, int t, int op) {
-    uint64_t round = s->rounds[meeting];
-    struct slot *mine = brought(s, meeting, s->rank);
+// meet shows the others this rank's slot, and waits until all have brought theirs. Where a rank brought another call, index is
+// that rank and got its count, on every rank; else it is -1.
+static struct outcome meet(struct shared *s, uint64_t what, int64_t n) {
+    struct slot *mine = brought(s, s->rank);
     mine->n = n;
-    mine->t = (uint8_t)t;
-    mine->op = (uint8_t)op;
-    atomic_store_explicit(&mine->round, round, memory_order_release);
+    mine->what = what;
+    atomic_store_explicit(&mine->round, s->round, memory_order_release);
 
     struct outcome o = {0, -1, 0};
     for (int r = 0; r < s->size; r++) { // all of them, also after a mismatch, or the next round begins too early
-        struct slot *p = brought(s, meeting, r);
-        int rc = await(s, &p->round, round);
+        struct slot *p = brought(s, r);
+        int rc = await(s, &p->round, s->round);
         if (rc != 0) return (struct outcome){rc, -1, 0};
-        if (o.index < 0 && (p->n != n || p->t != t || p->op != op)) o = (struct outcome){0, r, p->n};
+        if (o.index < 0 && (p->n != n || p->what != what)) o = (struct outcome){0, r, p->n};
     }
     return o;
+}
+
+// meet_first is meet of a call that has brought no data.
+static struct outcome meet_first(struct shared *s, uint64_t what, int64_t n) {
+    begin(s);
+    return meet(s, what, n);
 }
 
 // reduce_brought reduces in rank order what the first ranks have brought, from element lo on, to dst. With no ranks it does
 // nothing.
-static void reduce_brought(const struct shared *s, int meeting, int ranks, uintptr_t dst, int lo, int n, int t, int op) {
+static void reduce_brought(const struct shared *s, int ranks, uintptr_t dst, int lo, int n, uint64_t what) {
+    int t = what >> 8 & 0xff, op = what >> 16 & 0xff;
     uintptr_t from[MOST_RANKS];
-    for (int r = 0; r < ranks; r++) from[r] = (uintptr_t)(brought(s, meeting, r)->data + (size_t)lo * sizes[t]);
+    for (int r = 0; r < ranks; r++) from[r] = (uintptr_t)(brought(s, r)->data + (size_t)lo * sizes[t]);
     if (ranks > 1) reduce_many(dst, from, ranks, n, t, op);
     else if (ranks == 1) memcpy((void *)dst, (const void *)from[0], (size_t)n * sizes[t]);
 }
 
-// The collectives return what meet does. What each rank brings has at most SLOT_BYTES, and all ranks get the same bits.
-
-static struct outcome slots_allreduce(struct shared *s, uintptr_t to, uintptr_t from, int n, int t, int op) {
-    memcpy(begin(s, ALLREDUCE)->data, (const void *)from, (size_t)n * sizes[t]);
-    struct outcome o = meet(s, ALLREDUCE, n, t, op);
-    if (o.code == 0 && o.index < 0) reduce_brought(s, ALLREDUCE, s->size, to, 0, n, t, op);
-    return o;
-}
-
-static struct outcome slots_reduce_scatter(struct shared *s, uintptr_t to, uintptr_t from, int n, int t, int op) {
-    memcpy(begin(s, REDUCE_SCATTER)->data, (const void *)from, (size_t)n * sizes[t] * s->size);
-    struct outcome o = meet(s, REDUCE_SCATTER, n, t, op);
-    if (o.code == 0 && o.index < 0) reduce_brought(s, REDUCE_SCATTER, s->size, to, s->rank * n, n, t, op);
-    return o;
-}
-
-// slots_scan is a SCAN, op over the ranks up to this one, or an EXSCAN, over those before it. Before rank 0 there are none:
-// its EXSCAN writes nothing.
-static struct outcome slots_scan(struct shared *s, int meeting, uintptr_t to, uintptr_t from, int n, int t, int op) {
-    int ranks = s->rank + (meeting == SCAN);
-    memcpy(begin(s, meeting)->data, (const void *)from, (size_t)n * sizes[t]);
-    struct outcome o = meet(s, meeting, n, t, op);
-    if (o.code == 0 && o.index < 0) reduce_brought(s, meeting, ranks, to, 0, n, t, op);
+// slots_reduce has this rank bring so many bytes, and returns what meet does. It reduces n elements from lo on of the first
+// ranks. What each rank brings has at most SLOT_BYTES, and all ranks get the same bits.
+static struct outcome slots_reduce(struct shared *s, uint64_t what, int64_t alike, uintptr_t to, uintptr_t from, int bytes,
+                                   int ranks, int lo, int n) {
+    memcpy(begin(s)->data, (const void *)from, bytes);
+    struct outcome o = meet(s, what, alike);
+    if (o.code == 0 && o.index < 0) reduce_brought(s, ranks, to, lo, n, what);
     return o;
 }

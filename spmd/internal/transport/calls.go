@@ -61,7 +61,7 @@ func (*Member) Close() error { return nil }
 
 // failed returns the error of a call on this rank.
 func (r *Member) failed(c *coll.Call, err error) error {
-	return Failed(c, r.rank, err)
+	return c.Failed(r.rank, err)
 }
 
 // checkPeer refuses a message with no rank.

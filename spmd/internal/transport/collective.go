@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"slices"
 	"unsafe"
 
 	"lockstep/internal/elem"
@@ -87,7 +86,7 @@ func (r *Member) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error 
 	r.meetings++
 	now := r.meetings
 	mine := &r.g.desks[r.rank][now%posts]
-	call := What(c)
+	call := c.What()
 	mine.call, mine.n, mine.src = call, n, src
 	copy(mine.data[:bytes], bytesAt(src, bytes))
 	mine.meeting.Store(now)
@@ -112,7 +111,7 @@ func (r *Member) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error 
 	}
 	if differs >= 0 {
 		o := &r.g.desks[differs][now%posts]
-		return r.failed(c, Differs(differs, o.call, o.n))
+		return c.Differs(r.rank, differs, o.call, o.n)
 	}
 	return nil
 }
@@ -135,22 +134,6 @@ func onDesk(bytes int, short bool) int {
 		return bytes
 	}
 	return 0
-}
-
-// parts returns the elements of all parts of a call, and of its longest.
-func parts(c *coll.Call, size int) (whole, longest int) {
-	if len(c.Counts) == 0 {
-		return size * c.N, c.N
-	}
-	return coll.Sum(c.Counts), slices.Max(c.Counts)
-}
-
-// partOf is where the part of a rank begins, and how many elements it has.
-func partOf(c *coll.Call, rank int) (off, n int) {
-	if len(c.Counts) == 0 {
-		return rank * c.N, c.N
-	}
-	return coll.Sum(c.Counts[:rank]), c.Counts[rank]
 }
 
 // reduceAll makes an AllReduce or a Reduce. Each rank computes a part of a long result for all.
@@ -242,17 +225,15 @@ func (r *Member) over(c *coll.Call, n int, short bool) error {
 }
 
 func (r *Member) gather(c *coll.Call) error {
-	n, size := Alike(c), c.Type.Size()
-	_, longest := parts(c, r.size)
-	short := longest*size <= inline
-	_, own := partOf(c, r.rank)
+	n, size := c.Alike(), c.Type.Size()
+	short, own := c.Longest()*size <= inline, c.Share(r.rank)
 	if err := r.meet(c, n, c.Src, onDesk(own*size, short)); err != nil {
 		return err
 	}
 	if !c.Kind.Traits().Rooted || int(c.Root) == r.rank {
 		off := 0
 		for i := range r.size {
-			_, n := partOf(c, i)
+			n := c.Share(i)
 			if n == 0 {
 				continue
 			}
@@ -266,8 +247,8 @@ func (r *Member) gather(c *coll.Call) error {
 }
 
 func (r *Member) scatter(c *coll.Call) error {
-	n, size := Alike(c), c.Type.Size()
-	whole, _ := parts(c, r.size)
+	n, size := c.Alike(), c.Type.Size()
+	whole := c.Offset(r.size)
 	short, gives := whole*size <= inline, 0
 	if r.rank == int(c.Root) {
 		gives = onDesk(whole*size, short)
@@ -275,7 +256,7 @@ func (r *Member) scatter(c *coll.Call) error {
 	if err := r.meet(c, n, c.Src, gives); err != nil {
 		return err
 	}
-	off, own := partOf(c, r.rank)
+	off, own := c.Offset(r.rank), c.Share(r.rank)
 	if r.rank != int(c.Root) || !elem.IsAt(c.Dst, c.Src, off, c.Type) {
 		move(c.Dst, elem.At(r.brought(int(c.Root), short), off, own, c.Type), own*size)
 	}
@@ -284,13 +265,13 @@ func (r *Member) scatter(c *coll.Call) error {
 
 // reduceParts makes a ReduceScatter or a ReduceScatterV.
 func (r *Member) reduceParts(c *coll.Call) error {
-	n, size := Alike(c), c.Type.Size()
-	whole, _ := parts(c, r.size)
+	n, size := c.Alike(), c.Type.Size()
+	whole := c.Offset(r.size)
 	short := whole*size <= inline
 	if err := r.meet(c, n, c.Src, onDesk(whole*size, short)); err != nil {
 		return err
 	}
-	off, own := partOf(c, r.rank)
+	off, own := c.Offset(r.rank), c.Share(r.rank)
 	if short || !elem.IsAt(c.Dst, c.Src, off, c.Type) {
 		r.reduce(c.Dst, c, r.size, off, own, short)
 	} else {

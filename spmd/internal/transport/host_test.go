@@ -1,17 +1,22 @@
 package transport_test
 
 import (
+	"errors"
+	"strings"
 	"testing"
 	"unsafe"
 
+	"lockstep/internal/ccall"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
 )
 
 // hosts makes communicators of one in host memory, and has each make calls of every kind.
 func hosts(t *testing.T, h transport.Host) {
 	t.Helper()
+	contract(t, h)
 	rank, size := h.Rank(), h.Size()
 	var id [128]byte
 	for i := range id {
@@ -86,4 +91,55 @@ func closed(t *testing.T, h transport.Host) {
 	t.Helper()
 	commtest.Must(t, h.Close())
 	commtest.Must(t, h.Close())
+}
+
+// contract has rank 2 of three bring another count, type, operation, root or kind than the others,
+// to every collective in which all wait for all. Every rank learns it, and the ranks go on.
+func contract(t *testing.T, h transport.Host) {
+	t.Helper()
+	if h.Size() != 3 {
+		return
+	}
+	const long = 40_000 // which MPI carries
+	dst, src := make([]int64, 3*long+3), make([]int64, 3*long+3)
+	bring := func(k coll.Kind, n int) coll.Call {
+		c := coll.Call{Kind: k, Type: elem.Int64, N: n, Dst: unsafe.Pointer(&dst[0]), Src: unsafe.Pointer(&src[0])}
+		if k.Traits().Lengths != coll.Equal {
+			c.N, c.Counts = 0, []int{n, n, n}
+		}
+		return c
+	}
+	for k := coll.AllReduce; k <= coll.ExScan; k++ {
+		for _, n := range []int{5, long} {
+			traits := k.Traits()
+			if traits.Lengths == coll.Own || k == coll.Broadcast && n < long { // in which not all wait for all
+				continue
+			}
+			other := k%coll.ExScan + 1
+			for other.Traits().Lengths == coll.Own || other == coll.Broadcast {
+				other++
+			}
+			count, kind := bring(k, n+1), bring(other, n)
+			ty, op, root := bring(k, n), bring(k, n), bring(k, n)
+			ty.Type, op.Op, root.Root = elem.Float64, elem.Max, 1
+			odd := []coll.Call{count, kind, ty}
+			if traits.Reduces {
+				odd = append(odd, op)
+			}
+			if traits.Rooted {
+				odd = append(odd, root)
+			}
+			for _, its := range odd {
+				c, want := bring(k, n), its.Kind
+				if h.Rank() == 2 {
+					c, want = its, k
+				}
+				if err := h.Make(&c); !errors.Is(err, ccall.ErrMismatch) ||
+					!strings.Contains(err.Error(), "brought "+want.String()) {
+					t.Errorf("rank %d: %v of %d against %v: %v", h.Rank(), k, n, &its, err)
+				}
+			}
+		}
+	}
+	each[float32](onHost(t, h), 3)
 }

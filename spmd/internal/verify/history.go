@@ -46,7 +46,7 @@ func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *cca
 		}
 	}
 	if len(c.Counts) > 0 && c.Kind != coll.AllToAllV { // whose counts are each rank's own
-		h = elem.MixBits(h + sharedCounts(c))
+		h = elem.MixBits(h + uint64(c.Alike()))
 	}
 	h = elem.MixBits(h + p.what + uint64(n)*0x9e3779b97f4a7c15)
 	l.mu.Lock()

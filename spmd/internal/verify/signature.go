@@ -42,21 +42,14 @@ func signatureOf(c *coll.Call, memory Memory) signature {
 	if !t.Moves() {
 		return s
 	}
-	s.typ, s.n, s.memory, s.counts = int64(c.Type), int64(c.Common()), int64(memory), int64(sharedCounts(c))
+	s.typ, s.n, s.memory = int64(c.Type), int64(c.Common()), int64(memory)
+	if t.Lengths == coll.Shared {
+		s.counts = int64(c.Alike())
+	}
 	if t.Reduces {
 		s.op = int64(c.Op)
 	}
 	return s
-}
-
-// sharedCounts returns a number for the counts that all ranks bring alike; 0 if there are none.
-func sharedCounts(c *coll.Call) (h uint64) {
-	if c.Kind.Traits().Lengths == coll.Shared {
-		for _, n := range c.Counts {
-			h = elem.MixBits(h + uint64(n) + 1)
-		}
-	}
-	return h
 }
 
 func (s *signature) hash() uint64 {

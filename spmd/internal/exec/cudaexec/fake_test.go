@@ -12,7 +12,6 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
 	"lockstep/internal/testkit"
@@ -187,16 +186,14 @@ type fakeCall struct {
 	replays  []string
 }
 
-func (c *fakeCall) Run(*trace.Thread) error { return errors.New("this is no host") }
-func (c *fakeCall) String() string          { return "a call" }
-func (c *fakeCall) Touches(func(*exec.Block, unsafe.Pointer, int, bool)) string {
-	return c.String()
-}
-func (c *fakeCall) Traced() *trace.Ledger { return nil }
-func (c *fakeCall) Closed() bool          { return false }
-func (c *fakeCall) Replays(q exec.Queue, seq uint64, site *ccall.Site) {
-	c.replays = append(c.replays, q.Name()+" from "+site.String())
-}
+func (c *fakeCall) Run(*trace.Thread) error        { return errors.New("this is no host") }
+func (c *fakeCall) String() string                 { return "a call" }
+func (c *fakeCall) Traced() *trace.Ledger          { return nil }
+func (c *fakeCall) Closed() bool                   { return false }
+func (c *fakeCall) Replays(q exec.Queue, _ uint64) { c.replays = append(c.replays, q.Name()) }
+
+func (c *fakeCall) Touches(func(*exec.Block, unsafe.Pointer, int, bool)) string { return c.String() }
+func (c *fakeCall) Captured([]exec.Party) []exec.Party                          { return []exec.Party{c} }
 
 func (c *fakeCall) Issue(q exec.Issuer, seq uint64, work unsafe.Pointer) error {
 	if work == nil {
@@ -210,7 +207,7 @@ func enqueue(t *testing.T, q *Queue, c *fakeCall) {
 	t.Helper()
 	slot, err := q.Begin(exec.DoCall)
 	must(t, err)
-	slot.Call, slot.Party, slot.Plan = c, c, &exec.Plan{By: c.by, Bytes: 1000, Size: 2,
+	slot.Call, slot.Plan = c, &exec.Plan{By: c.by, Bytes: 1000, Size: 2,
 		What: &coll.Call{Kind: coll.AllReduce, Type: elem.Float32, N: c.n}}
 	must(t, q.Enqueue(slot))
 }
@@ -267,7 +264,7 @@ func callsInOrder(t *testing.T) {
 	if got := second.numbers[rounds:]; !slices.Equal(got, []uint64{0}) {
 		t.Errorf("the captured call is command number %v", got)
 	}
-	if len(second.replays) != rounds || !strings.HasPrefix(second.replays[0], "b from cudaexec/fake_test.go:") {
+	if len(second.replays) != rounds || second.replays[0] != "b" {
 		t.Errorf("replays: %q", second.replays)
 	}
 	must(t, capture.Drop(d))

@@ -42,7 +42,7 @@ func (q *Queue) Begin(k exec.CommandKind) (*exec.Command, error) {
 func (q *Queue) Enqueue(c *exec.Command) error {
 	defer q.front.Unlock()
 	defer func() { // not to keep alive what it used
-		c.Func, c.Capture, c.Party, c.Plan = nil, nil, nil, nil
+		c.Func, c.Capture, c.Plan = nil, nil, nil
 		clear(q.using)
 		q.using = q.using[:0]
 	}()
@@ -74,6 +74,9 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 		return err
 	}
 	seq := q.tail.Load() + 1
+	if collective {
+		c.Site.Near()
+	}
 	l := q.lane.Load()
 	if err := q.Check(c, l, seq); err != nil {
 		return err
@@ -102,9 +105,8 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 		}
 		return err
 	}
-	c.Site.Near()
 	if c.Kind == exec.DoGraph {
-		c.Capture.Replays(q, seq, &c.Site)
+		c.Capture.Replays(q, seq)
 	}
 	r := q.begins(c)
 	q.issuing.Store(time.Now().UnixNano())

@@ -142,7 +142,7 @@ func (q *Queue) begins(c *exec.Command) *record {
 	r.comm, r.noted, r.name, r.parts, r.stands = nil, true, name, nil, 0
 	switch {
 	case c.Kind == exec.DoCall:
-		r.comm = c.Party.Traced()
+		r.comm = c.Call.Traced()
 	case c.Kind == exec.DoGraph && len(c.Capture.Parties) > 0:
 		r.comm = c.Capture.Parties[0].Traced()
 	}

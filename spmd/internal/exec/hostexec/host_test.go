@@ -68,6 +68,8 @@ func (c *call) Run(*trace.Thread) error {
 func (c *call) Issue(exec.Issuer, uint64, unsafe.Pointer) error             { return errors.New("this is no GPU") }
 func (c *call) String() string                                              { return "a call" }
 func (c *call) Touches(func(*exec.Block, unsafe.Pointer, int, bool)) string { return c.String() }
+func (c *call) Captured([]exec.Party) []exec.Party                          { return nil }
+func (c *call) Traced() *trace.Ledger                                       { return nil }
 
 // Commands of a queue run in the order in which they were enqueued, far more of them than the ring
 // holds at first, while the first still runs.

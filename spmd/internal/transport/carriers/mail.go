@@ -267,7 +267,7 @@ func (m *mail) come(h *channel, c *coll.Call, has func() bool) (yes bool, err er
 		return false, nil
 	}
 	if err := m.host.Lost(int(c.Root)); err != nil && !has() {
-		return false, transport.Failed(c, m.host.Rank(), err)
+		return false, c.Failed(m.host.Rank(), err)
 	}
 	return false, nil
 }
@@ -306,7 +306,7 @@ func (m *mail) receive(h *channel, out *cuda.Stream, failure *error) (moved bool
 	h.begun++
 	if h.total != c.N*c.Type.Size() {
 		if *failure == nil {
-			*failure = transport.Failed(c, m.host.Rank(), transport.WrongLength(c, h.total))
+			*failure = c.Failed(m.host.Rank(), transport.WrongLength(c, h.total))
 		}
 	} else if n := min(each, h.total-off); n > 0 {
 		if err := out.Copy(unsafe.Add(c.Dst, off), unsafe.Add(h.buf[i], headBytes), n); err != nil {

@@ -46,7 +46,10 @@ func (t *MPI) Do(_ transport.Issuer, c coll.Call) error { return t.Make(&c) }
 var _ transport.Host = (*MPI)(nil)
 
 func (t *MPI) Make(c *coll.Call) error {
-	m, root := t.NodeComm, int(c.Root)
+	if done, err := t.NodeComm.Carry(c); done || err != nil {
+		return err
+	}
+	m, root := t.NodeComm.Comm, int(c.Root)
 	switch c.Kind {
 	case coll.AllReduce:
 		return m.AllReduce(c.Dst, c.Src, c.N, c.Type, c.Op)
@@ -79,13 +82,13 @@ func (t *MPI) Make(c *coll.Call) error {
 	case coll.AllToAllV:
 		return m.AllToAllV(c.Dst, c.RecvCounts, c.Src, c.Counts, c.Type)
 	case coll.Send:
-		return m.Send(c.Src, c.N, c.Type, root)
+		return t.Send(c.Src, c.N, c.Type, root)
 	case coll.Recv:
-		return m.Recv(c.Dst, c.N, c.Type, root)
+		return t.Recv(c.Dst, c.N, c.Type, root)
 	case coll.SendRecv:
-		return m.SendRecv(c.Dst, c.RecvN, int(c.From), c.Src, c.N, root, c.Type)
+		return t.SendRecv(c.Dst, c.RecvN, int(c.From), c.Src, c.N, root, c.Type)
 	default:
-		return m.Barrier()
+		return t.Barrier()
 	}
 }
 

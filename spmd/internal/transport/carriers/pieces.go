@@ -149,14 +149,14 @@ const signed = 2
 // ever.
 func (t *Staged) Agree(c *coll.Call) error {
 	mine := t.brought[signed*t.host.Size():]
-	mine[0], mine[1] = int64(transport.What(c)), int64(transport.Alike(c))
+	mine[0], mine[1] = int64(c.What()), int64(c.Alike())
 	err := t.host.AllGather(unsafe.Pointer(&t.brought[0]), unsafe.Pointer(&mine[0]), signed, elem.Int64)
 	if err != nil {
 		return err
 	}
 	for r := range t.host.Size() {
 		if its := t.brought[signed*r:][:signed]; !slices.Equal(its, mine) {
-			return transport.Failed(c, t.host.Rank(), transport.Differs(r, uint64(its[0]), int(its[1])))
+			return c.Differs(t.host.Rank(), r, uint64(its[0]), int(its[1]))
 		}
 	}
 	return nil

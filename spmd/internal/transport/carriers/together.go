@@ -87,7 +87,7 @@ func (t *Staged) together(x *course) error {
 			looks, lost = 0, nil
 			continue
 		case lost != nil && x.late == asked:
-			return transport.Failed(x.c, t.host.Rank(), lost)
+			return x.c.Failed(t.host.Rank(), lost)
 		}
 		if lost = nil; looks%transport.Looks == 0 && x.late >= 0 {
 			asked = x.late
