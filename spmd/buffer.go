@@ -87,10 +87,11 @@ func AllocSymmetric[T Stored](w *World, n int) (Buffer[T], error) {
 	if !w.rank().HasSymmetric() || n == 0 {
 		return Alloc[T](w, n)
 	}
-	if err := calls.CheckSize(elem.Of[T](), n); err != nil {
+	bytes, err := calls.SizeOf(elem.Of[T](), n)
+	if err != nil {
 		return Buffer[T]{}, err
 	}
-	blk, err := w.rank().AllocSymmetric(n * sizeOf[T]())
+	blk, err := w.rank().AllocSymmetric(bytes)
 	if err != nil {
 		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
 	}

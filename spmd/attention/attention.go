@@ -9,6 +9,7 @@ import (
 
 	"lockstep/cuda/cudnn"
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/library"
 )
@@ -243,7 +244,7 @@ func (a *Attention[T]) For(batch, tokens int) (*Attention[T], error) {
 	if err := s.check("For"); err != nil {
 		return nil, err
 	}
-	if batch*tokens > f.most.Batch*f.most.Tokens {
+	if n, _ := elem.Product(batch, tokens); n > f.most.Batch*f.most.Tokens {
 		return nil, fmt.Errorf("%s: For: %d sequences of %d tokens, but it was made for %d of %d", ccall.At(), batch,
 			tokens, f.most.Batch, f.most.Tokens)
 	}
@@ -357,8 +358,11 @@ func (a *Attention[T]) Why() string { return a.why }
 func (a *Attention[T]) Workspace() int { return a.work.Bytes() }
 
 // Workspace returns how much memory an Attention on a GPU needs at most, by cuDNN 9.14, before
-// there is one.
+// there is one. It panics if New refuses the shape.
 func Workspace[T Elem](s Shape, o Options) int {
+	if err := s.check("attention.Workspace"); err != nil {
+		panic(err)
+	}
 	rows := s.Batch * s.Heads * s.Tokens
 	most := 0
 	if o.Path != pathSimple && isHalf[T]() {

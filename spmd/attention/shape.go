@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 )
 
 // Shape is the shape of one attention. Each of Batch sequences has Tokens tokens; Heads heads of
@@ -35,7 +36,9 @@ func (s Shape) check(op string) error {
 		return fmt.Errorf("%s: %s: a shape of %v", ccall.At(), op, s)
 	}
 	const most = 1<<31 - 1 // numbers of rows and elements of a row fit 32 bits
-	if s.Tokens > most/s.Batch/s.Heads || s.Heads > most/s.Size/3 {
+	rows, ok := elem.Product(s.Batch, s.Tokens, s.Heads)
+	row, ok2 := elem.Product(3, s.Heads, s.Size)
+	if !ok || !ok2 || max(rows, row) > most {
 		return fmt.Errorf("%s: %s: a shape of %v is too large", ccall.At(), op, s)
 	}
 	return nil

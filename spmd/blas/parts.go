@@ -10,14 +10,17 @@ import (
 )
 
 // Part returns the (rows, cols) matrix that begins at (row, col). It shares m's memory. It panics
-// if that is out of range.
+// if that is out of range, or m out of its buffer.
 func (m Matrix[T]) Part(row, rows, col, cols int) Matrix[T] {
 	if row < 0 || rows < 0 || rows > m.Rows-row || col < 0 || cols < 0 || cols > m.Cols-col {
 		panic(fmt.Sprintf("blas: Part of %dx%d at (%d, %d) of a matrix of %dx%d", rows, cols, row, col,
 			m.Rows, m.Cols))
 	}
+	if err := m.check("Part", "the matrix"); err != nil {
+		panic(err)
+	}
 	p := Matrix[T]{Rows: rows, Cols: cols, Stride: m.Stride}
-	if rows > 0 {
+	if rows > 0 && cols > 0 {
 		at := row*m.Stride + col
 		p.Buffer = m.Buffer.Slice(at, at+(rows-1)*m.Stride+cols)
 	}

@@ -2,10 +2,12 @@ package fft
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/cmplx"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,7 +25,7 @@ var shapes = []struct {
 	dims  []int
 	batch int
 }{{[]int{1}, 1}, {[]int{7}, 1}, {[]int{16}, 3}, {[]int{4, 6}, 2}, {[]int{5, 1}, 1}, {[]int{3, 4, 5}, 2},
-	{[]int{2, 3, 8}, 1}}
+	{[]int{2, 3, 8}, 1}, {[]int{2, 53}, 1}, {[]int{106}, 1}}
 
 // transform follows the definition: for each element a sum over all elements of an array.
 func transform(x []complex128, dims []int) []complex128 {
@@ -33,9 +35,9 @@ func transform(x []complex128, dims []int) []complex128 {
 	out := make([]complex128, len(x))
 	for k := range out {
 		for j, v := range x {
-			turns := float64(k/(b*c)*(j/(b*c)))/float64(a) + float64(k/c%b*(j/c%b))/float64(b) +
-				float64(k%c*(j%c))/float64(c)
-			out[k] += v * cmplx.Rect(1, -2*math.Pi*(turns-math.Floor(turns)))
+			turns := float64(k/(b*c)*(j/(b*c))%a)/float64(a) + float64(k/c%b*(j/c%b)%b)/float64(b) +
+				float64(k%c*(j%c)%c)/float64(c)
+			out[k] += v * cmplx.Rect(1, -2*math.Pi*turns)
 		}
 	}
 	return out
@@ -163,6 +165,72 @@ func TestTransforms(t *testing.T) {
 	})
 }
 
+// Long lines are exact to 1e-14, primes too. Those of impulses are sums of few turns, and there and
+// back every line is itself.
+func TestAccuracy(t *testing.T) {
+	spmdtest.HostOnly(t, "cuFFT has an accuracy of its own")
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s := spmdtest.Stream(t, w, "fft")
+		r := rand.New(rand.NewPCG(5, 6))
+		for _, n := range []int{1009, 2018, 3 * 47 * 47, 10_007, 65_536, 65_537, 99_999, 131_074} {
+			p, err := New[complex128](w, []int{n}, 1)
+			spmdtest.Must(t, err)
+			q, err := NewReal[float64, complex128](w, []int{n}, 1)
+			spmdtest.Must(t, err)
+			x, z := spmdtest.Alloc[float64](t, w, n), spmdtest.Alloc[complex128](t, w, n)
+			half, values, waves := spmdtest.Alloc[complex128](t, w, q.Half()), make([]float64, n), make([]complex128, n)
+			want := make([]complex128, n)
+			for range 5 {
+				at, height := r.IntN(n), r.NormFloat64()
+				values[at] += height
+				for k := range want {
+					want[k] += cmplx.Rect(height, -2*math.Pi*float64(k*at%n)/float64(n))
+				}
+			}
+			for i, v := range values {
+				waves[i] = complex(v, 0)
+			}
+			spmdtest.Must(t, x.CopyFrom(values))
+			spmdtest.Must(t, z.CopyFrom(waves))
+			spmdtest.Must(t, p.Forward(s, z, z))
+			spmdtest.Must(t, q.Forward(s, half, x))
+			spmdtest.Must(t, s.Synchronize())
+			spmdtest.Must(t, z.CopyTo(waves))
+			within(t, fmt.Sprint(n, " complex"), waves, want)
+			spmdtest.Must(t, half.CopyTo(waves[:q.Half()]))
+			within(t, fmt.Sprint(n, " real"), waves[:q.Half()], want[:q.Half()])
+			for i := range values {
+				values[i], waves[i] = r.NormFloat64(), complex(r.NormFloat64(), r.NormFloat64())
+			}
+			before, same := slices.Clone(values), slices.Clone(waves)
+			spmdtest.Must(t, x.CopyFrom(values))
+			spmdtest.Must(t, z.CopyFrom(waves))
+			spmdtest.Must(t, errors.Join(p.Forward(s, z, z), p.Inverse(s, z, z)))
+			spmdtest.Must(t, errors.Join(q.Forward(s, half, x), q.Inverse(s, x, half)))
+			spmdtest.Must(t, s.Synchronize())
+			spmdtest.Must(t, errors.Join(x.CopyTo(values), z.CopyTo(waves)))
+			within(t, fmt.Sprint(n, " complex, there and back"), waves, same)
+			for i, v := range values {
+				waves[i], same[i] = complex(v, 0), complex(before[i], 0)
+			}
+			within(t, fmt.Sprint(n, " real, there and back"), waves, same)
+			spmdtest.Must(t, errors.Join(p.Close(), q.Close()))
+		}
+	})
+}
+
+// within compares by the sums of squares.
+func within(t *testing.T, what string, got, want []complex128) {
+	t.Helper()
+	off, all := 0.0, 0.0
+	for i, z := range want {
+		off, all = off+real((got[i]-z)*cmplx.Conj(got[i]-z)), all+real(z*cmplx.Conj(z))
+	}
+	if e := math.Sqrt(off / all); !(e < 1e-14) {
+		t.Errorf("%s: the error is %.2g", what, e)
+	}
+}
+
 func TestRefused(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("fft")
@@ -175,6 +243,10 @@ func TestRefused(t *testing.T) {
 		}
 		_, err = New[complex64](w, []int{1, 2, 3, 4}, 1)
 		refused(err, "4 dimensions")
+		for _, dims := range [][]int{{1 << 22, 1 << 22, 1 << 22}, {-1, -4}, {1 << 62}} {
+			_, err = NewReal[float64, complex128](w, dims, 1)
+			refused(err, fmt.Sprintf("fft.NewReal: 1 arrays of %v elements", dims))
+		}
 		_, err = New[complex64](w, []int{4, 0}, 1)
 		refused(err, "1 arrays of [4 0] elements")
 		_, err = NewReal[float32, complex128](w, []int{4}, 1)

@@ -3,6 +3,7 @@ package library
 import (
 	"lockstep/internal/elem"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/world"
 )
@@ -33,7 +34,11 @@ func BufferOf[T spmd.Stored](a spmd.Arg) (b spmd.Buffer[T], ok bool) {
 // and functions between them, may overwrite the skip elements before it.
 func Scratch[T spmd.Elem](s *spmd.Stream, skip int) (spmd.Buffer[T], error) {
 	on := (*world.Stream)(s)
-	b, err := on.Queue().Scratch((skip + 1) * elem.Of[T]().Size())
+	bytes, err := calls.SizeOf(elem.Of[T](), skip+1)
+	if err != nil {
+		return spmd.Buffer[T]{}, err
+	}
+	b, err := on.Queue().Scratch(bytes)
 	if err != nil {
 		return spmd.Buffer[T]{}, err
 	}

@@ -3,12 +3,14 @@ package library_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"go/ast"
 	"go/importer"
 	"go/token"
 	"go/types"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"regexp"
@@ -23,6 +25,7 @@ import (
 	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/fft"
 	"lockstep/spmd/hostdata"
+	"lockstep/spmd/library"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/vector"
@@ -556,4 +559,54 @@ func (c *call) try(t *testing.T, w *spmd.World) (taken bool) {
 	}
 	spmdtest.Must(t, r.s.Close())
 	return taken
+}
+
+// Sizes whose product wraps are refused in one line: by an error, or a panic where there is none.
+func TestSizes(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		const half = 1 << 32
+		x := spmdtest.Alloc[float64](t, w, 16)
+		wide := blas.Matrix[float64]{Buffer: x, Rows: 5, Cols: 1, Stride: 1 << 62}
+		long := blas.CSR[float64]{Start: []int{0, 1}, Column: []int{1 << 30}, Value: []float64{1}}
+		for i, call := range []func() error{
+			func() error { spmd.AllocSize[float64](-5); return nil },
+			func() error { spmd.AllocSize[float64](1 << 61); return nil },
+			func() error { _, err := spmd.Alloc[float64](w, 1<<61); return err },
+			func() error { _, err := spmd.AllocSymmetric[float64](w, 1<<61); return err },
+			func() error { _, err := spmd.AllocStructs[[2]int32](w, math.MinInt); return err },
+			func() error { _, err := spmd.AllocStructs[[2]int32](w, 1<<61); return err },
+			func() error { _, err := fft.New[complex64](w, []int{half, half}, 1); return err },
+			func() error {
+				return blas.Gemv(spmdtest.Stream(t, w, "s"), x.Slice(0, 5), wide, x.Slice(5, 6), blas.Options{})
+			},
+			func() error { wide.Part(4, 1, 0, 1); return nil },
+			func() error { _, err := blas.NewSparse(w, w.Comm(), long, math.MaxInt32); return err },
+			func() error {
+				_, err := attention.New[float32](w, attention.Shape{Batch: half, Tokens: half, Heads: 1, Size: 1},
+					attention.Options{})
+				return err
+			},
+			func() error {
+				attention.Workspace[spmd.BF16](attention.Shape{Batch: half, Tokens: half, Heads: 1, Size: 1},
+					attention.Options{})
+				return nil
+			},
+			func() error { parallel.NewRows(8, half, 0, half); return nil },
+			func() error { return parallel.GatherRows(w.Comm(), parallel.NewRows(8, 2, 0, 1), 1, 1<<62, x, x) },
+			func() error { parallel.NewPartition(0, half, half, 8); return nil },
+			func() error { _, err := library.Scratch[float64](spmdtest.Stream(t, w, "t"), 1<<61-1); return err },
+		} {
+			said := func() (said string) {
+				defer func() {
+					if p := recover(); p != nil {
+						said = fmt.Sprint(p)
+					}
+				}()
+				return fmt.Sprint(call())
+			}()
+			if said == "<nil>" || strings.Contains(said, "\n") || strings.Contains(said, "runtime error") {
+				t.Errorf("call %d is taken, or not refused in one line: %s", i, said)
+			}
+		}
+	})
 }

@@ -1,6 +1,10 @@
 package parallel
 
-import "fmt"
+import (
+	"fmt"
+
+	"lockstep/internal/elem"
+)
 
 // Partition says how ranks share buckets of elements, such as the parameters of each layer. Every
 // bucket is padded so that the ranks have equal parts of it: rank r has the r-th. Any length and
@@ -15,19 +19,19 @@ type Partition struct {
 
 // NewPartition returns the partition of buckets with so many elements each, as rank of ranks sees
 // it. A rank's part of a bucket is a multiple of align elements. It panics if ranks or align are
-// not above 0, rank is none of the ranks, or a length is below 0.
+// not above 0, rank is none of the ranks, or a length is below 0 or more than any memory has.
 func NewPartition(rank, ranks, align int, lens ...int) Partition {
-	if rank < 0 || rank >= ranks || align <= 0 {
+	unit, ok := elem.Product(ranks, align)
+	if rank < 0 || rank >= ranks || align <= 0 || !ok {
 		panic(fmt.Sprintf("parallel: a partition for rank %d of %d, by %d elements", rank, ranks, align))
 	}
 	p := Partition{rank: rank, ranks: ranks, ends: make([]int, len(lens))}
 	end := 0
 	for i, n := range lens {
-		if n < 0 {
+		if _, ok := elem.Total(n, unit, end); !ok {
 			panic(fmt.Sprintf("parallel: bucket %d of a partition has %d elements", i, n))
 		}
-		unit := ranks * align
-		end += (n + unit - 1) / unit * unit
+		end += n + (unit-n%unit)%unit
 		p.ends[i] = end
 	}
 	return p

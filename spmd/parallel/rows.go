@@ -3,6 +3,7 @@ package parallel
 import (
 	"fmt"
 
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 )
 
@@ -26,10 +27,11 @@ type Rows struct {
 // NewRows returns how rank of ranks sees n rows in a number of pieces. It panics if one of the
 // numbers is not above 0, or rank is none of the ranks.
 func NewRows(n, pieces, rank, ranks int) Rows {
-	if n <= 0 || pieces <= 0 || rank < 0 || rank >= ranks {
+	parts, ok := elem.Product(pieces, ranks)
+	if _, fits := elem.Total(n, parts); n <= 0 || pieces <= 0 || rank < 0 || rank >= ranks || !ok || !fits {
 		panic(fmt.Sprintf("parallel: %d rows in %d pieces for rank %d of %d", n, pieces, rank, ranks))
 	}
-	return Rows{n, pieces, (n + pieces*ranks - 1) / (pieces * ranks), rank, ranks}
+	return Rows{n, pieces, (n + parts - 1) / parts, rank, ranks}
 }
 
 // All returns the number of rows in memory for the rows of all ranks, with padding.
@@ -52,19 +54,22 @@ func (r Rows) Pieces() int { return (r.n + r.ranks*r.part - 1) / (r.ranks * r.pa
 
 // Piece returns the rows [lo, hi) of a piece, of all rows.
 func (r Rows) Piece(i int) (lo, hi int) {
-	lo = i * r.ranks * r.part
-	return lo, min(lo+r.ranks*r.part, r.n)
+	lo, hi = r.all(i, 1)
+	return lo, min(hi, r.n)
 }
 
 // all returns the place of a piece in memory for all rows of width elements, own its place in
 // memory for this rank's.
-func (r Rows) all(i, width int) (lo, hi int) {
-	n := r.ranks * r.part * width
-	return i * n, (i + 1) * n
-}
+func (r Rows) all(i, width int) (lo, hi int) { return r.piece(i, r.ranks*r.part, width) }
 
-func (r Rows) own(i, width int) (lo, hi int) {
-	n := r.part * width
+func (r Rows) own(i, width int) (lo, hi int) { return r.piece(i, r.part, width) }
+
+// piece returns the elements of piece i, of so many rows.
+func (r Rows) piece(i, rows, width int) (lo, hi int) {
+	n, ok := elem.Product(rows, width)
+	if _, fits := elem.Product(r.pieces, n); i < 0 || i >= r.pieces || !ok || !fits {
+		panic(fmt.Sprintf("parallel: piece %d of %d, of rows of %d elements", i, r.pieces, width))
+	}
 	return i * n, (i + 1) * n
 }
 

@@ -68,26 +68,27 @@ func (r *Rank) OnHost() bool { return r.GPU == nil }
 // Capturing says whether a stream is being captured.
 func (r *Rank) Capturing() bool { return r.capturing.Load() != 0 }
 
-// CheckSize refuses numbers of elements that no memory holds.
-func CheckSize(t elem.Type, n int) error {
-	if _, ok := elem.Product(n, t.Size()); !ok {
-		return fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, t)
+// SizeOf returns the bytes of n elements. It refuses numbers of elements that no memory holds.
+func SizeOf(t elem.Type, n int) (bytes int, err error) {
+	bytes, ok := elem.Product(n, t.Size())
+	if !ok {
+		err = fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, t)
 	}
-	return nil
+	return bytes, err
 }
 
 // Alloc returns memory of a pool for n elements; a block without memory for none.
 func (r *Rank) Alloc(p *exec.Pool, t elem.Type, n int) (*exec.Block, error) {
-	if err := CheckSize(t, n); err != nil {
+	bytes, err := SizeOf(t, n)
+	if err != nil {
 		return nil, err
 	}
 	b := &exec.Block{Owner: r}
 	if n == 0 {
 		return b, nil
 	}
-	err := exec.RefuseInHostFunc("Alloc")
-	if err == nil {
-		err = p.Alloc(b, n*t.Size())
+	if err = exec.RefuseInHostFunc("Alloc"); err == nil {
+		err = p.Alloc(b, bytes)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: Alloc of %d %v: %w", ccall.At(), n, t, err)
