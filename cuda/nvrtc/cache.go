@@ -25,6 +25,7 @@ import (
 // removed; the folder may be emptied at any time.
 type Cache struct {
 	Dir string // "" for no cache
+	Own bool   // entries that another user could have written are none: they are code of the host
 }
 
 // DefaultCache returns the cache in $LOCKSTEP_CACHE or else in the user's folder for caches, under
@@ -55,7 +56,7 @@ func (c Cache) Compile(name, source string, o Options) (image Image, hit bool, e
 	if err != nil {
 		return nil, false, err
 	}
-	if entry, err := readEntry(c.file(key)); err == nil {
+	if entry, err := readEntry(c.file(key), c.Own); err == nil {
 		if image, ok := unseal(entry, key); ok {
 			return image, true, nil
 		}
@@ -104,7 +105,7 @@ func (c Cache) Get(name string) (data []byte, ok bool) {
 		return nil, false
 	}
 	key := nameKey(name)
-	entry, err := readEntry(c.file(key))
+	entry, err := readEntry(c.file(key), c.Own)
 	if err != nil {
 		return nil, false
 	}
@@ -178,8 +179,8 @@ func hashInts(h hash.Hash, v ...int) {
 const maxEntry = 1 << 28
 
 // readEntry reads a file of the cache. Anything but a regular file is an error at once: opening a
-// pipe would wait for its writer.
-func readEntry(file string) ([]byte, error) {
+// pipe would wait for its writer. With own a file that another user could have written is one, too.
+func readEntry(file string, own bool) ([]byte, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -189,7 +190,8 @@ func readEntry(file string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !st.Mode().IsRegular() || st.Size() > maxEntry {
+	others := own && (st.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) || st.Mode()&0o022 != 0)
+	if !st.Mode().IsRegular() || st.Size() > maxEntry || others {
 		return nil, fmt.Errorf("nvrtc: %s is no entry of the cache", file)
 	}
 	entry := make([]byte, st.Size())

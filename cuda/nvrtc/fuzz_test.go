@@ -54,7 +54,7 @@ func TestReadEntry(t *testing.T) {
 		if err := make(path(name)); err != nil {
 			t.Fatal(err)
 		}
-		if b, err := readEntry(path(name)); err == nil || len(b) > 0 {
+		if b, err := readEntry(path(name), false); err == nil || len(b) > 0 {
 			t.Errorf("%s: %d bytes, %v, want an error", name, len(b), err)
 		}
 	}
@@ -62,7 +62,7 @@ func TestReadEntry(t *testing.T) {
 		if err := os.WriteFile(path("entry"), want, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if b, err := readEntry(path("entry")); err != nil || !bytes.Equal(b, want) {
+		if b, err := readEntry(path("entry"), true); err != nil || !bytes.Equal(b, want) {
 			t.Errorf("%q, %v, want %q", b, err, want)
 		}
 	}

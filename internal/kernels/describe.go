@@ -63,7 +63,7 @@ func Describe(dir string, s EmulatedSource) (map[string][]Param, error) {
 		text += fmt.Sprintf("DESCRIBE(describe_%d, (%s))\n", i, name)
 	}
 	functions, symbols := table("describe_", s.Names)
-	if _, err := load(dir, "described-", text, s, symbols, "-O0", "-fpermissive"); err != nil {
+	if _, err := load(dir, "described", text, s, symbols, "-O0", "-fpermissive"); err != nil {
 		return nil, err
 	}
 	all := map[string][]Param{}

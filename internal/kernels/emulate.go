@@ -1,9 +1,7 @@
 package kernels
 
 import (
-	"crypto/sha256"
 	_ "embed"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +14,9 @@ import (
 	"strings"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
+	"lockstep/cuda/nvrtc"
 	"lockstep/internal/dl"
 )
 
@@ -53,7 +54,7 @@ func Emulate(dir string, s EmulatedSource) (*Emulated, error) {
 	functions, symbols := table("emulate_", s.Names)
 	symbols = append(symbols, dl.Sym{Name: "emulate_fault", Slot: &p.stop})
 	var err error
-	if p.file, err = load(dir, "emulated-", text, s, symbols, "-O2", "-g1", "-ffp-contract=off", "-fno-strict-aliasing",
+	if p.file, err = load(dir, "emulated", text, s, symbols, "-O2", "-g1", "-ffp-contract=off", "-fno-strict-aliasing",
 		"-fno-tree-slp-vectorize"); err != nil {
 		return nil, err
 	}
@@ -79,8 +80,8 @@ func declared(s EmulatedSource) string {
 		dynamic.ReplaceAllString(s.Text, "static const emulated::dynamic_shared<$1> $2;") + "\n"
 }
 
-// load finds symbols in the library of a text, whose name begins with kind, and returns its file.
-// It compiles the library if dir lacks it.
+// load finds symbols in the library of a text, and returns its file, which is this process's own. It
+// compiles the library if the cache in dir has none that is whole and this user's.
 func load(dir, kind, text string, s EmulatedSource, symbols []dl.Sym, flags ...string) (file string, err error) {
 	cxx := append(append(compiler(), "-std=c++14", "-w", "-shared", "-fPIC", "-Wl,-Bsymbolic"), flags...)
 	for _, f := range s.Flags {
@@ -88,22 +89,29 @@ func load(dir, kind, text string, s EmulatedSource, symbols []dl.Sym, flags ...s
 			cxx = append(cxx, f)
 		}
 	}
-	h := sha256.New()
-	fmt.Fprintln(h, cxx, header, text)
-	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
-		fmt.Fprintln(h, name, s.Headers[name])
+	name := fmt.Sprintln(kind, cxx, header, text)
+	for _, header := range slices.Sorted(maps.Keys(s.Headers)) {
+		name += fmt.Sprintln(header, s.Headers[header])
 	}
-	if dir == "" {
-		dir = filepath.Join(os.TempDir(), fmt.Sprintf("lockstep-%d", os.Getuid()))
-	}
-	kept := filepath.Join(dir, kind+hex.EncodeToString(h.Sum(nil))[:32]+".so")
-	if _, err := os.Stat(kept); err != nil {
-		if err := build(cxx, kept, text, s.Headers); err != nil {
+	cache := nvrtc.Cache{Dir: dir, Own: true}
+	library, ok := cache.Get(name)
+	if !ok {
+		if library, err = build(cxx, text, s.Headers); err != nil {
 			return "", err
 		}
+		_ = cache.Put(name, library) // the next run compiles again
 	}
-	_, err = dl.Open(symbols, kept)
-	return kept, err
+	// It stays open: a loader takes a number that is used again for the same library.
+	fd, err := unix.MemfdCreate(kind, unix.MFD_CLOEXEC)
+	if err != nil {
+		return "", os.NewSyscallError("memfd_create", err)
+	}
+	file = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
+	if err := os.WriteFile(file, library, 0); err != nil {
+		return "", err
+	}
+	_, err = dl.Open(symbols, file)
+	return file, err
 }
 
 // compiler returns the C++ compiler, with its first flags.
@@ -123,32 +131,29 @@ func HostCompiler() error {
 	return nil
 }
 
-// build calls the compiler, and puts the result in its place at once.
-func build(cxx []string, kept, text string, headers map[string]string) (err error) {
+// build calls the compiler, and returns the library.
+func build(cxx []string, text string, headers map[string]string) (library []byte, err error) {
 	if err := HostCompiler(); err != nil {
-		return err
+		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Dir(kept), 0o777); err != nil {
-		return err
-	}
-	tmp, err := os.MkdirTemp(filepath.Dir(kept), "emulate-*")
+	tmp, err := os.MkdirTemp("", "emulate-*")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
 	files := map[string]string{"emulate.h": header, "kernel.cc": text}
 	maps.Copy(files, headers)
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(tmp, name), []byte(text), 0o666); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	cmd := exec.Command(cxx[0], append(cxx[1:], "-o", "kernel.so", "kernel.cc")...)
 	cmd.Dir = tmp
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", cxx[0], err, firstError(string(out)))
+		return nil, fmt.Errorf("%s: %w: %s", cxx[0], err, firstError(string(out)))
 	}
-	return os.Rename(filepath.Join(tmp, "kernel.so"), kept)
+	return os.ReadFile(filepath.Join(tmp, "kernel.so"))
 }
 
 // firstError returns the first line of a compiler's output that is an error.

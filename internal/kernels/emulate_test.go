@@ -1,7 +1,10 @@
 package kernels
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
+	"syscall"
 	"testing"
 	"unsafe"
 )
@@ -21,6 +24,46 @@ extern "C" __global__ void advance(int *out, int of) {
 const threads = 70 // no full warp
 
 var voted [3 * threads]int32 // no stack has it, which moves
+
+// A library that is kept in part, or that another user could have written, is compiled anew, and
+// without a folder none is left.
+func TestEmulateKept(t *testing.T) {
+	if _, err := exec.LookPath("c++"); err != nil {
+		t.Skip(err)
+	}
+	dir, temp := t.TempDir(), t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	var whole os.FileInfo
+	for _, harm := range []func(file string) error{
+		nil, func(file string) error { return os.Truncate(file, whole.Size()/2) },
+		func(file string) error { return os.Chmod(file, 0o666) },
+		func(file string) error { return os.Chown(file, 1, -1) },
+	} {
+		kept, _ := filepath.Glob(dir + "/*")
+		if harm != nil && (len(kept) != 1 || harm(kept[0]) != nil) {
+			continue // only root may give files away
+		}
+		if _, err := Emulate(dir, EmulatedSource{Text: votes, Names: []string{"advance"}}); err != nil {
+			t.Fatal(err)
+		}
+		kept, _ = filepath.Glob(dir + "/*")
+		now, err := os.Stat(kept[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		owner := int(now.Sys().(*syscall.Stat_t).Uid)
+		if whole != nil && now.Size() != whole.Size() || now.Mode() != 0o644 || owner != os.Geteuid() || len(kept) != 1 {
+			t.Errorf("%d files; %d bytes, %v, user %d", len(kept), now.Size(), now.Mode(), owner)
+		}
+		whole = now
+	}
+	if _, err := Emulate("", EmulatedSource{Text: votes, Names: []string{"advance"}}); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(temp + "/*"); left != nil {
+		t.Errorf("%v are left", left)
+	}
+}
 
 // All threads of a block get the sum of their votes, and each call begins again.
 func TestVotes(t *testing.T) {
