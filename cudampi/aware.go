@@ -26,7 +26,7 @@ const awareEnv = "LOCKSTEP_MPI_CUDA"
 // library can be wrong about itself, as Open MPI is with a transport built without CUDA: then say
 // no.
 func CUDAAware() (Aware, error) {
-	if !world.running {
+	if !world.running.Load() {
 		return Aware{}, errors.New("cudampi: MPI does not run: whether it takes device memory cannot be asked")
 	}
 	kinds, known := sysAllocKinds()

@@ -17,7 +17,7 @@ func (c *Comm) Usable(op string) error {
 	switch {
 	case !c.live:
 		return c.Errorf(op, ErrComm, "this Comm was freed")
-	case !world.running:
+	case !world.running.Load():
 		return c.Errorf(op, ErrComm, "MPI was stopped")
 	}
 	return nil
@@ -26,7 +26,7 @@ func (c *Comm) Usable(op string) error {
 // Ready refuses a call that cannot go on, before anything is sent. dst and src must be there for n
 // elements.
 func (c *Comm) Ready(op string, n int, t elem.Type, dst, src unsafe.Pointer) error {
-	if c.live && world.running && uint(n) <= maxElems && t < elem.Types && (n == 0 || dst != nil && src != nil) {
+	if c.live && world.running.Load() && uint(n) <= maxElems && t < elem.Types && (n == 0 || dst != nil && src != nil) {
 		return nil
 	}
 	return c.refuse(op, n, t)

@@ -102,7 +102,7 @@ func (c *Comm) derived(op string, h handle, code int) (*Comm, error) {
 // Collective: every rank of c calls it, when no communication on c is under way. Source: mpi.h,
 // MPI_Comm_free.
 func (c *Comm) Close() error {
-	if !c.live || !world.running {
+	if !c.live || !world.running.Load() {
 		return nil
 	}
 	c.live = false

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	mpi "github.com/sbromberger/gompi"
 
@@ -18,7 +19,7 @@ var world struct {
 	sync.Mutex
 	comm    *Comm
 	gompi   *mpi.Communicator // on MPI_COMM_WORLD itself
-	running bool
+	running atomic.Bool       // read without the lock, which a Stop that waits for others holds
 }
 
 type setting struct{ name, value string }
@@ -61,7 +62,7 @@ func withoutShell() bool {
 func Start() (*Comm, error) {
 	world.Lock()
 	defer world.Unlock()
-	if world.running {
+	if world.running.Load() {
 		return world.comm, nil
 	}
 	if mpi.IsOn() {
@@ -88,7 +89,8 @@ func Start() (*Comm, error) {
 		mpi.Stop()
 		return nil, err
 	}
-	world.comm, world.gompi, world.running = c, mpi.NewCommunicator(nil), true
+	world.comm, world.gompi = c, mpi.NewCommunicator(nil)
+	world.running.Store(true)
 	return c, nil
 }
 
@@ -122,25 +124,21 @@ func outside(op string, code int) error { return (&Comm{rank: -1}).failed(op, co
 func Stop() error {
 	world.Lock()
 	defer world.Unlock()
-	if !world.running {
+	if !world.running.Load() {
 		return nil
 	}
 	err := world.comm.Close()
 	if code := sysFreeOps(); code != success && err == nil {
 		err = outside("MPI_Op_free", code)
 	}
-	world.running = false
+	world.running.Store(false)
 	sysFreeScratch()
 	mpi.Stop()
 	return err
 }
 
 // Running reports whether MPI runs in this process: between Start and Stop.
-func Running() bool {
-	world.Lock()
-	defer world.Unlock()
-	return world.running
-}
+func Running() bool { return world.running.Load() }
 
 // Abort ends the job on every rank with the given exit status, if MPI runs; otherwise it does
 // nothing. It is for failures between Start and the first Comm of one's own. Source: mpi.h,
@@ -148,7 +146,7 @@ func Running() bool {
 func Abort(status int) {
 	world.Lock()
 	defer world.Unlock()
-	if world.running {
+	if world.running.Load() {
 		world.comm.Abort(status)
 	}
 }

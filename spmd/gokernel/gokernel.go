@@ -117,13 +117,13 @@ func (s *Shape) narrow(total int, args []spmd.Arg) bool {
 // threads of a block, in all.
 const threads = 256
 
-// mostThatLoop are the blocks of a kernel that loops: two for each that an H100 runs at once, which
-// begin in two microseconds.
-const mostThatLoop = 2 * 8 * 132
+// mostThatLoop are the blocks of a kernel that loops, for each multiprocessor: two for each that it
+// runs at once, which begin in two microseconds.
+const mostThatLoop = 2 * 8
 
-// grid returns the shape of a launch whose threads take each indices, the last along x. It says
-// whether it has a block for all.
-func (s *Shape) grid(extent [3]int, each int) (g spmd.Grid, whole bool) {
+// grid returns the shape of a launch whose threads take each indices, the last along x, on a GPU of
+// so many multiprocessors. It says whether it has a block for all.
+func (s *Shape) grid(extent [3]int, each, cores int) (g spmd.Grid, whole bool) {
 	const most = 65_535 // blocks along y and z
 	over := func(n, d int) int { return (n + d - 1) / d }
 	switch {
@@ -135,7 +135,7 @@ func (s *Shape) grid(extent [3]int, each int) (g spmd.Grid, whole bool) {
 	if s.Dims == 1 {
 		blocks := over(extent[0], each*threads)
 		if s.Loops && each == s.Each {
-			blocks = min(blocks, mostThatLoop)
+			blocks = min(blocks, mostThatLoop*max(1, cores))
 		}
 		return spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{threads, 1, 1}}, true
 	}
@@ -207,9 +207,10 @@ func (k *Kernel) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) error {
 	if total == 0 {
 		return nil
 	}
-	if g, whole := k.shape.grid(extent, k.shape.Each); whole && k.shape.narrow(total, args) {
+	cores := s.World().Multiprocessors()
+	if g, whole := k.shape.grid(extent, k.shape.Each, cores); whole && k.shape.narrow(total, args) {
 		return k.fast.Launch(s, g, args...)
 	}
-	g, _ := k.shape.grid(extent, 1)
+	g, _ := k.shape.grid(extent, 1, cores)
 	return k.others.Launch(s, g, args...)
 }

@@ -76,7 +76,7 @@ func (c *scanner) onGPU(call library.Call) error {
 		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{smallBlock, 1, 1}}
 		return call.Launch(c.single, g, call.Args[0], call.Args[1], call.Args[2], call.Args[3], call.Args[4])
 	}
-	if err := call.Launch(c.clear, clearGrid(words), call.WorkspaceArg(), spmd.I64(words)); err != nil {
+	if err := call.Launch(c.clear, clearGrid(call, words, threads), call.WorkspaceArg(), spmd.I64(words)); err != nil {
 		return err
 	}
 	tiles := over(n, c.tile(c.bytes))

@@ -56,7 +56,7 @@ func (c *selector) sizes(n int) (tiles, words int) {
 
 func (c *selector) onGPU(call library.Call) error {
 	tiles, words := c.sizes(call.I64(4))
-	if err := call.Launch(c.clear, clearGrid(words), call.WorkspaceArg(), spmd.I64(words)); err != nil {
+	if err := call.Launch(c.clear, clearGrid(call, words, threads), call.WorkspaceArg(), spmd.I64(words)); err != nil {
 		return err
 	}
 	return call.Launch(c.compact, after(tiles, 0), call.Args[0], call.Args[1], call.Args[2], call.Args[3],
@@ -140,14 +140,14 @@ func newCounter[T Number]() *counter {
 }
 
 func (c *counter) onGPU(call library.Call) error {
-	const words, side, most = 12 << 10, 8, 528 // counters of a block in its own memory, side by side; blocks
+	const words, side, most = 12 << 10, 8, 4 // counters of a block in its own memory, side by side; blocks of a core
 	n, bins := call.I64(2), call.I64(7)
 	copies := min(side, words/bins)
 	counts := call.Args[0]
-	if err := call.Launch(c.clear, clearGrid(bins), counts, spmd.I64(bins)); err != nil || n == 0 {
+	if err := call.Launch(c.clear, clearGrid(call, bins, threads), counts, spmd.I64(bins)); err != nil || n == 0 {
 		return err
 	}
-	g := after(min(over(n, c.each), most), 4*copies*bins)
+	g := after(min(over(n, c.each), most*cores(call)), 4*copies*bins)
 	return call.Launch(c.count, g, counts, call.Args[1], call.Args[2], spmd.I32(bins), spmd.I32(copies),
 		call.Args[3], call.Args[4], call.Args[5], call.Args[6])
 }

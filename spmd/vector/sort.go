@@ -95,11 +95,11 @@ func (c *sorter) onGPU(call library.Call) error {
 	grid := func(blocks, threads int) spmd.Grid {
 		return spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{threads, 1, 1}, Programmatic: true}
 	}
-	if err := call.Launch(c.clear, spmd.Cover1D(min(cleared, 132*digits), digits), work, spmd.I64(0),
+	if err := call.Launch(c.clear, clearGrid(call, cleared, digits), work, spmd.I64(0),
 		spmd.I64(cleared)); err != nil {
 		return err
 	}
-	if err := call.Launch(c.count, grid(max(1, min(over(n, 16*counting), 2*132)), counting), work,
+	if err := call.Launch(c.count, grid(max(1, min(over(n, 16*counting), 2*cores(call))), counting), work,
 		call.Args[1], call.Args[4], kind); err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (c *sorter) onGPU(call library.Call) error {
 		for begin := 0; begin < n; begin += c.most {
 			if turn == turns {
 				const places = 2 * 8 * digits // which are still needed
-				if err := call.Launch(c.clear, spmd.Cover1D(min(cleared, 132*digits), digits), work,
+				if err := call.Launch(c.clear, clearGrid(call, cleared, digits), work,
 					spmd.I64(places), spmd.I64(cleared)); err != nil {
 					return err
 				}

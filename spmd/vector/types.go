@@ -42,8 +42,18 @@ func device(name, source string, flags ...string) *spmd.Kernel {
 	return spmd.NewKernel(name, source, nil, spmd.KernelOptions{Flags: flags})
 }
 
-// clearGrid returns a grid that clears n words.
-func clearGrid(n int) spmd.Grid { return spmd.Cover1D(min(n, 132*threads), threads) }
+// cores returns how many multiprocessors the GPU of a call has, 1 if kernels are emulated.
+func cores(call library.Call) int {
+	if call.Stream == nil {
+		return 1
+	}
+	return call.Stream.Device().Multiprocessors()
+}
+
+// clearGrid returns a grid that clears n words, of blocks with so many threads.
+func clearGrid(call library.Call, n, threads int) spmd.Grid {
+	return spmd.Cover1D(min(n, cores(call)*threads), threads)
+}
 
 // after returns a grid of one dimension whose kernel begins while the launch ahead ends.
 func after(blocks, shared int) spmd.Grid {
