@@ -90,6 +90,7 @@ type Manager struct {
 	saves   int      // begun
 	stage   []uint64 // a copy of this rank's state while it is written
 	saving  *saving
+	late    *saving // failed since a step took too long, and its work may go on
 	closed  bool
 
 	// Fields of rank 0, for the save in progress or, without one, the caller:
@@ -108,6 +109,7 @@ type saving struct {
 	written chan error    // result of this rank's file
 	done    chan error    // of all of it, on rank 0
 	cancel  chan struct{} // closed when another rank has failed
+	over    chan struct{} // closed when this rank's work has ended
 	begun   time.Time
 }
 
@@ -213,7 +215,7 @@ func (m *Manager) checkShared() error {
 // Collective over all ranks, blocking as said: all give the same step, meta and items, in one
 // order. An error means that nothing is being saved. It may be the error of the save before. It
 // then names the file and the cause: the disk is full, the folder is gone. The program may still
-// try the next Save.
+// try the next Save, which fails while the work of a save that took too long goes on.
 func (m *Manager) Save(step int, meta any, items ...Item) error {
 	defer m.enter(saveMeeting)()
 	if err := m.wait(); err != nil {
@@ -227,7 +229,7 @@ func (m *Manager) Save(step int, meta any, items ...Item) error {
 
 func (m *Manager) save(step int, meta any, items []Item) error {
 	s := &saving{step: step, written: make(chan error, 1), done: make(chan error, 1),
-		cancel: make(chan struct{}), begun: time.Now()}
+		cancel: make(chan struct{}), over: make(chan struct{}), begun: time.Now()}
 	text, err := json.Marshal(meta)
 	if err == nil && step < 0 {
 		err = errors.New("a negative step")
@@ -237,6 +239,9 @@ func (m *Manager) save(step int, meta any, items []Item) error {
 	}
 	if err == nil {
 		err = m.checkItems(items)
+	}
+	if err == nil && m.writes() {
+		err = fmt.Errorf("the work of the save of step %d, which took too long, goes on", m.late.step)
 	}
 	if err == nil && m.w.Rank() == 0 && m.lock == nil { // the disk was full, say
 		err = m.tryLock()
@@ -258,6 +263,7 @@ func (m *Manager) save(step int, meta any, items []Item) error {
 	m.saves++
 	m.saving = s
 	go func() {
+		defer close(s.over)
 		if m.w.Rank() == 0 && m.saves == 1 {
 			m.sweep(s)
 		}
@@ -418,10 +424,23 @@ func (m *Manager) wait() error {
 	return nil
 }
 
+// writes reports whether the work of a save that counts as failed goes on.
+func (m *Manager) writes() bool {
+	if m.late == nil {
+		return false
+	}
+	select {
+	case <-m.late.over:
+		return false
+	default:
+		return true
+	}
+}
+
 // Proven says that the state of the last save, which is complete, has been found good: see
 // Config.OnTrial. Rank 0 removes the checkpoints beyond Keep. On other ranks it does nothing.
 func (m *Manager) Proven() {
-	if m.w.Rank() == 0 && m.saves > 0 && m.saving == nil {
+	if m.w.Rank() == 0 && m.saves > 0 && m.saving == nil && !m.writes() {
 		m.prune(nil)
 	}
 }
@@ -435,7 +454,11 @@ func (m *Manager) Proven() {
 func (m *Manager) Close() error {
 	s := m.saving
 	m.closed, m.saving, m.stage = true, nil, nil
-	defer m.unlock() // when nothing is written any more
+	defer func() {
+		if !m.writes() { // else until the process ends
+			m.unlock()
+		}
+	}()
 	if s == nil {
 		return nil
 	}
@@ -476,7 +499,7 @@ func (m *Manager) await(s *saving, result <-chan error) error {
 		}
 		if step := m.disk.Oldest(s.begun); step != nil && !strings.HasPrefix(step.What, othersFiles) &&
 			time.Since(step.Since) > m.cfg.Timeout {
-			m.stage = nil // it may be read all the same
+			m.stage, m.late = nil, s // it may be read all the same
 			return fmt.Errorf("%s has not ended in %v", step.What, m.cfg.Timeout)
 		}
 	}

@@ -14,6 +14,40 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
+// A save that took too long may go on writing: no other begins beside it.
+func TestLateSave(t *testing.T) {
+	release := make(chan struct{})
+	fault(t, func(op, path string) error {
+		if op == "sync" && strings.Contains(path, "00000001.tmp-") && strings.Contains(path, "00001-of-00003.safetensors") {
+			<-release
+		}
+		return nil
+	})
+	dir := t.TempDir()
+	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
+		c, err := checkpoint.Open(w, dir, checkpoint.Config{Timeout: 2 * time.Second})
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, c.Save(1, nil))
+		if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "has not ended in 2s") {
+			t.Errorf("Wait: %v", err)
+		}
+		const goes = "the work of the save of step 1, which took too long, goes on"
+		err = c.Save(2, nil)
+		if err == nil || !strings.Contains(err.Error(), goes) {
+			t.Errorf("Save: %v", err)
+		}
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
+		if w.Rank() == 0 {
+			close(release)
+		}
+		for err != nil && strings.Contains(err.Error(), goes) {
+			err = c.Save(2, nil)
+		}
+		spmdtest.Must(t, err)
+		_ = c.Close() // it may take longer than 2 s
+	})
+}
+
 // Ranks are goroutines of one process. The one whose file is slow says so, and no other.
 func TestSlowFileOfRank(t *testing.T) {
 	const slow = "shard-00002-of-00003.safetensors.part"
