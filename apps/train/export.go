@@ -45,7 +45,14 @@ func (e *exporter) check(ranks int) error {
 	if e.to == "" {
 		return errors.New("--to is missing: the folder to write")
 	}
-	return e.checkTarget()
+	return e.about(e.checkTarget())
+}
+
+func (e *exporter) about(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("--to %s: %w", e.to, err)
 }
 
 // checkTarget refuses a folder that is not empty, unless --overwrite is given.
@@ -55,12 +62,12 @@ func (e *exporter) checkTarget() error {
 	case errors.Is(err, os.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("--to %s: %w", e.to, errors.Unwrap(err))
+		return errors.Unwrap(err)
 	}
 	for _, f := range entries {
 		if !e.overwrite() && !strings.HasPrefix(f.Name(), layout.Leftover) {
-			return fmt.Errorf("--to %s: the folder holds %s, and may hold more: name another one, or replace files "+
-				"with --overwrite", e.to, f.Name())
+			return fmt.Errorf("the folder holds %s, and may hold more: name another one, or replace files with --overwrite",
+				f.Name())
 		}
 	}
 	return nil
@@ -83,9 +90,9 @@ func (e *exporter) run(_ context.Context, w *spmd.World) (err error) {
 	}
 	told := telemetry.StartWork(w, "exporting", 4*int64(p.Cfg.ParamCount()), telemetry.Bytes)
 	defer told.Done()
-	bytes, err := layout.WriteFolder(e.to, p.Cfg, p.Tok, arena.Host(), told)
+	bytes, err := layout.WriteFolder(e.to, p.Cfg, p.Tok, arena.Host(), told, e.checkTarget)
 	if err != nil {
-		return fmt.Errorf("--to %s: %w", e.to, err)
+		return e.about(err)
 	}
 	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int64("bytes", bytes).Str("to", e.to).
 		Msg("exported")

@@ -116,6 +116,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--data", text, "--cache", filepath.Join(text, "x")}, []string{"--cache", "not a directory"}},
 		{[]string{"--audit", "-1"}, []string{"--audit -1"}},
 		{[]string{"--checkpoint", dir, "--save-every", "-1"}, []string{"--save-every -1"}},
+		{[]string{"--schedule", "wsd", "--steps", "10", "--warmup-steps", "6"}, []string{"--warmup-steps 6", "half"}},
 		{[]string{"--checkpoint", dir, "--keep", "0"}, []string{"--keep 0"}},
 		{[]string{"--checkpoint", dir, "--resume", "maybe"}, []string{"--resume maybe", "must"}},
 		{[]string{"--checkpoint", dir, "--requeue-status", "256"}, []string{"--requeue-status 256"}},

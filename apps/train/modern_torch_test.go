@@ -116,7 +116,7 @@ func gradientsInPyTorch[A ops.Act](t *testing.T, w *spmd.World, python, program 
 		s := spmdtest.Stream(t, w, "test")
 		traintest.NoError(t, m.Init(1), m.Refresh(s), s.Synchronize())
 		dir := t.TempDir()
-		_, err = layout.WriteFolder(dir, x.cfg, x.tokens, traintest.ValuesOf(t, m.Weights), nil)
+		_, err = layout.WriteFolder(dir, x.cfg, x.tokens, traintest.ValuesOf(t, m.Weights), nil, nil)
 		traintest.NoError(t, err)
 		var sequences [][]int32
 		var in, targets []int32

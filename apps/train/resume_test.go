@@ -119,6 +119,7 @@ func TestResumeSettings(t *testing.T) {
 	got, _ = finishQuickly(t, 3, append(args, "--checkpoint", only(t, dir, 2))...)
 	compareRuns(t, got, want, 2, 1e-4)
 
+	typo := filepath.Join(t.TempDir(), "typo")
 	other := traintest.Write(t, t.TempDir(), "other.txt", strings.Repeat("other text ", 600))
 	for _, tc := range []struct {
 		ranks int
@@ -127,6 +128,7 @@ func TestResumeSettings(t *testing.T) {
 	}{
 		{0, []string{"--resume", "never"}, []string{"--resume never", dir, "4 steps"}},
 		{2, []string{"--resume", "must", "--checkpoint", t.TempDir()}, []string{"--resume must", "no checkpoint"}},
+		{2, []string{"--resume", "must", "--checkpoint", typo}, []string{"--resume must: no checkpoint in " + typo}},
 		{0, []string{"--layers", "2"}, []string{`--layers is "2"`, `"1"`}},
 		{3, []string{"--seed", "7"}, []string{`--seed is "7"`, `"42"`}},
 		{0, []string{"--seq", "8"}, []string{`--seq is "8"`, `"16"`}},
@@ -146,6 +148,9 @@ func TestResumeSettings(t *testing.T) {
 				t.Errorf("%v on %d ranks: %q, want %q in it", tc.args, tc.ranks, lines[0], want)
 			}
 		}
+	}
+	if _, err := os.Stat(typo); err == nil {
+		t.Error("--resume must has made a folder")
 	}
 }
 

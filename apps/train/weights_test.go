@@ -99,7 +99,7 @@ func TestInitFromFlags(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "weights")
 	cfg := layout.Config{Layers: 2, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
 	_, _, n := layout.Of(cfg)
-	if _, err := layout.WriteFolder(dir, cfg, text.Bytes{}, make([]float32, n), nil); err != nil {
+	if _, err := layout.WriteFolder(dir, cfg, text.Bytes{}, make([]float32, n), nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	text := traintest.Write(t, t.TempDir(), "text.txt", strings.Repeat("some text ", 500))

@@ -80,8 +80,8 @@ func declared(s EmulatedSource) string {
 		dynamic.ReplaceAllString(s.Text, "static const emulated::dynamic_shared<$1> $2;") + "\n"
 }
 
-// load finds symbols in the library of a text, and returns its file, which is this process's own. It
-// compiles the library if the cache in dir has none that is whole and this user's.
+// load finds symbols in the library of a text, and returns its file, which is this process's own.
+// It compiles the library if the cache in dir has none that is whole and this user's.
 func load(dir, kind, text string, s EmulatedSource, symbols []dl.Sym, flags ...string) (file string, err error) {
 	cxx := append(append(compiler(), "-std=c++14", "-w", "-shared", "-fPIC", "-Wl,-Bsymbolic"), flags...)
 	for _, f := range s.Flags {

@@ -18,7 +18,7 @@ import (
 func TestLateSave(t *testing.T) {
 	release := make(chan struct{})
 	fault(t, func(op, path string) error {
-		if op == "sync" && strings.Contains(path, "00000001.tmp-") && strings.Contains(path, "00001-of-00003.safetensors") {
+		if op == "sync" && strings.Contains(path, "001.tmp-") && strings.Contains(path, "00001-of-00003.safetensors") {
 			<-release
 		}
 		return nil

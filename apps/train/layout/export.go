@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"lockstep/internal/safetensors"
 	"lockstep/spmd/telemetry"
 )
@@ -24,9 +26,9 @@ type Tokens interface {
 
 // WriteFolder writes the weights of an arena to a folder, and returns the bytes of all files. Files
 // get their names when all are complete on disk. told, which may be nil, gets the bytes of
-// weights written.
+// weights written. check, which may be nil, looks at the folder while no other export can write.
 func WriteFolder(dir string, cfg Config, tok Tokens, arena []float32,
-	told *telemetry.Work) (bytes int64, err error) {
+	told *telemetry.Work, check func() error) (bytes int64, err error) {
 	_, err = os.Stat(dir)
 	fresh := errors.Is(err, os.ErrNotExist)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -37,6 +39,19 @@ func WriteFolder(dir string, cfg Config, tok Tokens, arena []float32,
 			os.Remove(dir) // if nothing is in it
 		}
 	}()
+	d, err := os.Open(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer d.Close()
+	if unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB) == unix.EWOULDBLOCK { // not every file system has locks
+		return 0, errors.New("another export writes to it")
+	}
+	if check != nil {
+		if err := check(); err != nil {
+			return 0, err
+		}
+	}
 	old, err := filepath.Glob(filepath.Join(dir, Leftover+"*"))
 	if err != nil {
 		return 0, err
@@ -63,7 +78,7 @@ func WriteFolder(dir string, cfg Config, tok Tokens, arena []float32,
 			return 0, err
 		}
 	}
-	return x.bytes, syncFolder(dir)
+	return x.bytes, d.Sync()
 }
 
 // ofModels are the names of files that make a folder a model, for any program. Those of another
@@ -91,15 +106,6 @@ func removeOthers(dir string) error {
 		}
 	}
 	return nil
-}
-
-// syncFolder makes the names in a folder durable.
-func syncFolder(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // export is a folder of weights that is being written.

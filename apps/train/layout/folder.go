@@ -350,6 +350,11 @@ func (h *Folder) read(t hfTensor) ([]float32, error) {
 			}
 		}
 	})
+	for i, v := range x {
+		if v != v {
+			return nil, FolderError{fmt.Errorf("--init-from %s: number %d of %s is a NaN", h.Dir, i, t.Name)}
+		}
+	}
 	return x, nil
 }
 

@@ -99,8 +99,19 @@ func TestWeightsRoundTrip(t *testing.T) {
 		cfg := Config{Layers: 2, Heads: 3, Channels: 36, SeqMax: 10, Vocab: tok.IDs()}
 		dir := filepath.Join(t.TempDir(), "a", "b")
 		arena := awkward(cfg, 1)
-		if _, err := WriteFolder(dir, cfg, tok, arena, nil); err != nil {
+		if _, err := WriteFolder(dir, cfg, tok, arena, nil, nil); err != nil {
 			t.Fatal(err)
+		}
+		// Another one at once is refused, and one that waited looks again.
+		errs := make([]error, 2)
+		for i, check := range []func() error{
+			func() error { return errors.New("it is taken") },
+			func() error { _, errs[1] = WriteFolder(dir, cfg, tok, arena, nil, nil); return errs[1] },
+		} {
+			_, errs[0] = WriteFolder(dir, cfg, tok, arena, nil, check)
+			if want := []string{"it is taken", "another export writes to it"}[i]; errs[i] == nil || errs[i].Error() != want {
+				t.Errorf("%v, want %s", errs, want)
+			}
 		}
 		f := readHF(t, filepath.Join(dir, "model.safetensors"))
 		if f["__metadata__"].Format != "pt" {
@@ -298,6 +309,16 @@ func TestWeightsOfOthers(t *testing.T) {
 		!strings.Contains(err.Error(), "lm_head.weight is not wte.weight") {
 		t.Errorf("a head of its own: error %v", err)
 	}
+	s = hfFrom(arena, "F32", "")
+	bad := &s.tensors[len(s.tensors)-1]
+	bad.data[7] = float32(math.NaN())
+	if h, err = OpenFolder(s.write(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := loaded(h); !errors.As(err, new(FolderError)) ||
+		!strings.Contains(err.Error(), "number 7 of "+bad.name+" is a NaN") {
+		t.Errorf("a NaN: error %v", err)
+	}
 }
 
 // A folder with something else is refused, and the error says what is wrong.
@@ -401,7 +422,7 @@ func indexOnly(t *testing.T, dir, file string) {
 func folderOf(t *testing.T) string {
 	t.Helper()
 	dir, cfg := t.TempDir(), Config{Layers: 1, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
-	if _, err := WriteFolder(dir, cfg, text.Bytes{}, awkward(cfg, 3), nil); err != nil {
+	if _, err := WriteFolder(dir, cfg, text.Bytes{}, awkward(cfg, 3), nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	return dir

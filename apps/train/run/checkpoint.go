@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strconv"
 
@@ -102,6 +103,9 @@ func (o *Options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 	if o.Checkpoint == "" {
 		return nil, nil
 	}
+	if _, err := os.Stat(o.Checkpoint); o.resume == "must" && errors.Is(err, os.ErrNotExist) { // Open would make it
+		return nil, o.noCheckpoint()
+	}
 	saving := &saving{w: w}
 	c, err := checkpoint.Open(w, o.Checkpoint,
 		checkpoint.Config{Keep: o.keep, OnTrial: true, Written: saving.written, Saved: func(k checkpoint.Info) {
@@ -119,12 +123,16 @@ func (o *Options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 	return s, nil
 }
 
+func (o *Options) noCheckpoint() error {
+	return spmd.Usage(fmt.Errorf("--resume must: no checkpoint in %s", o.Checkpoint))
+}
+
 func (s *saver) look() error {
 	o, found := s.o, new(saved)
 	step, err := s.Load(found)
 	switch none := errors.Is(err, checkpoint.ErrNotFound); {
 	case none && o.resume == "must":
-		return spmd.Usage(fmt.Errorf("--resume must: no checkpoint in %s", o.Checkpoint))
+		return o.noCheckpoint()
 	case none:
 		return nil
 	case err != nil:

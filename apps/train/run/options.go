@@ -334,6 +334,9 @@ func (o *Options) Check(ranks int) error {
 			o.growBatch, o.GlobalBatch)
 	case o.warmup > o.steps:
 		return fmt.Errorf("--warmup-steps %d is more than --steps %d", o.warmup, o.steps)
+	case o.schedule == wsd && 2*o.warmup > o.steps:
+		return fmt.Errorf("--warmup-steps %d is more than half of --steps %d, and --schedule wsd lowers the rate in "+
+			"the second half", o.warmup, o.steps)
 	case o.resume != "auto" && o.resume != "must" && o.resume != "never":
 		return fmt.Errorf("--resume %s: unknown, want auto, must or never", o.resume)
 	case o.RequeueStatus > 255:

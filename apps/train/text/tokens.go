@@ -3,6 +3,7 @@ package text
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/tiktoken-go/tokenizer/codec"
@@ -21,8 +22,8 @@ func TokensOf(tok Tokenizer, text string) ([]int32, error) {
 }
 
 // Tokenizer turns text into token ids and back. encode may be called by many
-// goroutines at once. Every text survives encode and decode unchanged, valid
-// UTF-8 or not.
+// goroutines at once. A text survives encode and decode unchanged, valid UTF-8 or
+// not; that of Bytes loses 0 bytes.
 type Tokenizer interface {
 	// Name goes into the key of the token file: it changes whenever the ids would.
 	Name() string
@@ -119,18 +120,23 @@ func (*GPT2) Width() int       { return 2 }
 func (*GPT2) Separator() int32 { return GPT2End }
 func (*GPT2) lookahead() int   { return bpeLookahead }
 
-// encode takes bytes that are not UTF-8, and DEL, one by one: the library would replace the former
-// by U+FFFD and drop the latter.
+// encode takes bytes that are not UTF-8 one by one: the library would replace them by U+FFFD. It
+// would drop DEL, and gets standIn in its place.
 func (t *GPT2) encode(dst, text []byte) ([]byte, error) {
 	for len(text) > 0 {
 		plain, other := splitPlain(text)
 		if plain > 0 {
-			ids, _, err := t.bpe.Encode(string(text[:plain]))
+			ids, pieces, err := t.bpe.Encode(strings.ReplaceAll(string(text[:plain]), "\x7f", standIn))
 			if err != nil {
 				return dst, fmt.Errorf("GPT-2 tokenizer: %w", err)
 			}
-			for _, id := range ids {
+			at := 0
+			for i, id := range ids {
+				if text[at] == 0x7f {
+					id = uint(t.byteID[0x7f])
+				}
 				dst = binary.LittleEndian.AppendUint16(dst, uint16(id))
+				at += len(pieces[i])
 			}
 		}
 		for _, b := range text[plain : plain+other] {
@@ -141,11 +147,15 @@ func (t *GPT2) encode(dst, text []byte) ([]byte, error) {
 	return dst, nil
 }
 
+// standIn is a character like DEL to the pattern that splits text into words. Neither is part of a
+// longer token.
+const standIn = "\x01"
+
 // splitPlain returns how many bytes at the start of b the library can take, and how many follow
 // that it cannot. It looks no further, since a text may change between the two at every byte.
 func splitPlain(b []byte) (plain, other int) {
 	takes := func(b []byte) int { // the bytes of the first character, 0 for none
-		if r, n := utf8.DecodeRune(b); r != 0x7f && (r != utf8.RuneError || n > 1) {
+		if r, n := utf8.DecodeRune(b); r != utf8.RuneError || n > 1 {
 			return n
 		}
 		return 0

@@ -31,6 +31,8 @@ func TestGPT2KnownIDs(t *testing.T) {
 		{"Hello, world!", []int32{15496, 11, 995, 0}},
 		{"!", []int32{0}},
 		{"\n", []int32{198}},
+		{"\x7f's", []int32{221, 6, 82}}, // one word of DEL and the apostrophe
+		{"a  \x7f\x01'\x7f", []int32{64, 220, 220, 221, 189, 6, 221}},
 		{"<|endoftext|>", []int32{27, 91, 437, 1659, 5239, 91, 29}}, // text, not the separator
 	} {
 		b, err := tok.encode(nil, []byte(c.text))
