@@ -66,8 +66,8 @@ func (e *exporter) checkTarget() error {
 	}
 	for _, f := range entries {
 		if !e.overwrite() && !strings.HasPrefix(f.Name(), layout.Leftover) {
-			return fmt.Errorf("the folder holds %s, and may hold more: name another one, or replace files with --overwrite",
-				f.Name())
+			return fmt.Errorf("the folder holds %s, and may hold more: name another one, or replace files with "+
+				"--overwrite", f.Name())
 		}
 	}
 	return nil

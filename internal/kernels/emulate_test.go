@@ -52,7 +52,8 @@ func TestEmulateKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		owner := int(now.Sys().(*syscall.Stat_t).Uid)
-		if len(kept) != 1 || whole != nil && now.Size() != whole.Size() || now.Mode() != 0o644 || owner != os.Geteuid() {
+		right := now.Mode() == 0o644 && owner == os.Geteuid() && len(kept) == 1
+		if !right || whole != nil && now.Size() != whole.Size() {
 			t.Errorf("%d files; %d bytes, %v, user %d", len(kept), now.Size(), now.Mode(), owner)
 		}
 		whole = now

@@ -109,7 +109,8 @@ func TestWeightsRoundTrip(t *testing.T) {
 			func() error { _, errs[1] = WriteFolder(dir, cfg, tok, arena, nil, nil); return errs[1] },
 		} {
 			_, errs[0] = WriteFolder(dir, cfg, tok, arena, nil, check)
-			if want := []string{"it is taken", "another export writes to it"}[i]; errs[i] == nil || errs[i].Error() != want {
+			want := []string{"it is taken", "another export writes to it"}[i]
+			if errs[i] == nil || errs[i].Error() != want {
 				t.Errorf("%v, want %s", errs, want)
 			}
 		}
