@@ -241,8 +241,8 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 func TestSplitAndMesh(t *testing.T) {
 	everyKind(t, everyRanks, func(t *testing.T, w *spmd.World) {
 		rank, size := w.Rank(), w.Size()
-		// Odd and even ranks apart, in reverse order.
-		c, err := w.Comm().Split(rank%2, -rank)
+		// Odd and even ranks apart, in reverse order, by numbers of more than 32 bits.
+		c, err := w.Comm().Split(rank%2<<40, -rank<<40)
 		must(t, err)
 		members := 0
 		for r := rank % 2; r < size; r += 2 {
@@ -363,6 +363,16 @@ func TestRefused(t *testing.T) {
 			{"AllGatherV whose counts do not add up",
 				func(c spmd.Comm) error { return spmd.AllGatherV(c, a3, a4, counts) },
 				[]string{"dst has 3", fmt.Sprintf("add up to %d", 4*n)}},
+			{"GatherV whose counts wrap", func(c spmd.Comm) error {
+				return spmd.GatherV(c, none, none, slices.Repeat([]int{math.MaxInt}, n), n-1)
+			}, []string{"add up to more than any memory holds"}},
+			{"ScatterV whose counts wrap", func(c spmd.Comm) error {
+				return spmd.ScatterV(c, none, none, slices.Repeat([]int{math.MaxInt}, n), n-1)
+			}, []string{"add up to more than any memory holds"}},
+			{"AllToAllV whose counts wrap", func(c spmd.Comm) error {
+				many := slices.Repeat([]int{math.MaxInt}, n)
+				return spmd.AllToAllV(c, none, none, many, many)
+			}, []string{"add up to more than any memory holds"}},
 			{"AllGatherV with another own part",
 				func(c spmd.Comm) error { return spmd.AllGatherV(c, a12, a3, counts) }, []string{"src has 3", "is 4"}},
 			{"Send to no such rank", func(c spmd.Comm) error { return spmd.Send(c, a4, 99) },

@@ -45,7 +45,7 @@ func (c Comm) Capturable() error {
 }
 
 // Split divides the communicator: ranks that give the same color are in one new
-// communicator, ordered by key, then by their present rank. A negative color
+// communicator, ordered by key, then by their present rank. Both are any int. A negative color
 // takes part in the call and gets a Comm without ranks (Size 0).
 //
 // Collective, blocking.

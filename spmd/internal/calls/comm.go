@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"unsafe"
 
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
@@ -115,14 +117,15 @@ func (c *Comm) CheckCounts(op, name string, n int, counts []int) error {
 	if len(counts) != c.size {
 		return fmt.Errorf("%s: %s: %d counts for %d ranks", ccall.At(), op, len(counts), c.size)
 	}
-	sum := 0
 	for r, k := range counts {
 		if k < 0 {
 			return fmt.Errorf("%s: %s: counts[%d] is %d", ccall.At(), op, r, k)
 		}
-		sum += k
 	}
-	if sum != n {
+	switch sum, ok := elem.Total(counts...); {
+	case !ok:
+		return fmt.Errorf("%s: %s: the counts add up to more than any memory holds", ccall.At(), op)
+	case sum != n:
 		return fmt.Errorf("%s: %s: %s has %d elements, the counts add up to %d", ccall.At(), op, name, n, sum)
 	}
 	return nil
@@ -185,8 +188,25 @@ func (c *Comm) Split(color, key int) (part *Comm, err error) {
 	return part, err
 }
 
-// split is Split in its turn.
+// split is Split in its turn. MPI and NCCL have numbers of 32 bits: they get the first rank of the
+// color, and this rank's place in it.
 func (c *Comm) split(color, key int) (*Comm, error) {
+	all, name := make([][2]int, c.size), color
+	mine := &[2]int{color, key}
+	if err := c.host.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), 2, elem.Int64); err != nil {
+		return nil, err
+	}
+	before := 0
+	for r, a := range all {
+		if a[0] == name && (a[1] < key || a[1] == key && r < c.rank) {
+			before++
+		}
+	}
+	if key = before; color >= 0 {
+		color = slices.IndexFunc(all, func(a [2]int) bool { return a[0] == name })
+	} else {
+		color = -1
+	}
 	m, err := c.host.Split(color, key)
 	if err != nil {
 		return nil, err
@@ -194,7 +214,7 @@ func (c *Comm) split(color, key int) (*Comm, error) {
 	c.splits++
 	part := &Comm{r: c.r, rank: -1}
 	if m != nil {
-		if part, err = c.r.AddComm(m, fmt.Sprintf("%s/%d:%d", c.id, c.splits, color)); err != nil {
+		if part, err = c.r.AddComm(m, fmt.Sprintf("%s/%d:%d", c.id, c.splits, name)); err != nil {
 			return nil, err
 		}
 	}
