@@ -28,13 +28,18 @@ func gpuSymmetric(t *testing.T, w *spmd.World) {
 	newCalls(t)
 	const n, class = 1000, 4096 // elements, and the bytes they take
 	a := symmetric(t, w, n)
-	made := newCalls(t, "ncclMemAlloc", "ncclCommRegister", "ncclCommWindowRegister")
-	if len(made) != 3 || value(made[0], "bytes") != value(made[1], "bytes") ||
-		value(made[0], "bytes") != value(made[2], "bytes") ||
-		value(made[1], "comm") != "1" || value(made[2], "comm") != "2" {
-		t.Fatalf("the first buffer: %q, want one chunk that is registered with both communicators", made)
+	made := newCalls(t, "ncclMemAlloc", "ncclCommRegister", "ncclBroadcast", "ncclCommWindowRegister")
+	if len(made) != 4 || value(made[0], "bytes") != value(made[1], "bytes") ||
+		value(made[0], "bytes") != value(made[2], "n") || value(made[0], "bytes") != value(made[3], "bytes") ||
+		value(made[1], "comm") != "1" || value(made[2], "comm") != "1" || value(made[3], "comm") != "2" {
+		t.Fatalf("the first buffer: %q, want one chunk that is registered with both communicators, of which a "+
+			"collective is the first that uses it", made)
 	}
-	base := number64(t, made[2], "p")
+	base := number64(t, made[3], "p")
+	part, err := w.Comm().Split(0, w.Rank())
+	must(t, err)
+	wantCalls(t, "memory in use", []string{"ncclCommRegister", "ncclBroadcast"})
+	must(t, part.Close())
 	place := func(what string, b spmd.Buffer[float32], want uint64) {
 		t.Helper()
 		if got := addr(t, b) - base; got != want {
@@ -82,7 +87,7 @@ func gpuSymmetric(t *testing.T, w *spmd.World) {
 	if got := newCalls(t, "ncclMemAlloc", "ncclCommWindowRegister"); len(got) != 2 {
 		t.Errorf("a large buffer: %q, want a chunk of its own", got)
 	}
-	_, err := spmd.AllocSymmetric[float32](w, n+w.Rank())
+	_, err = spmd.AllocSymmetric[float32](w, n+w.Rank())
 	wantText(t, err, "gpu_memory_test.go", "from 1000 to 1001 over the ranks")
 }
 

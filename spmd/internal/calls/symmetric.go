@@ -73,7 +73,8 @@ func (y *symmetric) register(c unsafe.Pointer, n int) error {
 	return y.r.Control.Pass(control.AllocSymmetric, func() error {
 		return y.r.GPU.GPU.Exclusive(func() error {
 			for _, st := range y.owners() {
-				if err := st.routes.Register(c, n); err != nil {
+				const inUse = false
+				if err := st.routes.Register(c, n, inUse); err != nil {
 					return err
 				}
 			}
@@ -88,7 +89,10 @@ func (y *symmetric) register(c unsafe.Pointer, n int) error {
 
 // enter registers all chunks with a new communicator. Collective over it, in a turn.
 func (y *symmetric) enter(c *Comm) error {
-	return y.r.GPU.GPU.Exclusive(func() error { return y.pool.EachChunk(c.routes.Register) })
+	const inUse = true
+	return y.r.GPU.GPU.Exclusive(func() error {
+		return y.pool.EachChunk(func(p unsafe.Pointer, n int) error { return c.routes.Register(p, n, inUse) })
+	})
 }
 
 // agreed gives the chunk back, and returns an error, if a rank failed. Collective.

@@ -20,10 +20,11 @@ type Registrar interface {
 	// has it registered any more.
 	AllocMemory(n int) (unsafe.Pointer, error)
 	FreeMemory(p unsafe.Pointer) error
-	// Register has the transport know n bytes at p until the Registration is closed.
+	// Register has the transport know n bytes at p until the Registration is closed. If they are
+	// not inUse it may write to them.
 	//
 	// Collective over the communicator, in a turn; no collective is in flight.
-	Register(p unsafe.Pointer, n int) (Registration, error)
+	Register(p unsafe.Pointer, n int, inUse bool) (Registration, error)
 	// Symmetric makes a second transport of the communicator; rank is this process's number. The
 	// transport has kernels of its own for calls on memory that is registered with it, at the same
 	// place on all ranks. It is nil if the library has none.

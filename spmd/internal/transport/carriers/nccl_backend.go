@@ -34,7 +34,7 @@ func (ncclBackend) Open(at transport.Site) (transport.Opened, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), exec.Patience)
 	defer cancel()
 	linked, err := linked(&at)
-	if err != nil {
+	if err = errors.Join(err, noGraphRegister()); err != nil {
 		return nil, err
 	}
 	rank := at.Host.Rank()

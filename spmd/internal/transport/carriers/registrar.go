@@ -2,7 +2,10 @@ package carriers
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"sync"
 	"unsafe"
 
 	"lockstep/internal/elem"
@@ -23,7 +26,7 @@ func (t *NCCL) AllocMemory(n int) (unsafe.Pointer, error) { return nccl.MemAlloc
 
 func (t *NCCL) FreeMemory(p unsafe.Pointer) error { return nccl.MemFree(t.dev, p) }
 
-func (t *NCCL) Register(p unsafe.Pointer, n int) (transport.Registration, error) {
+func (t *NCCL) Register(p unsafe.Pointer, n int, inUse bool) (transport.Registration, error) {
 	if t.windows {
 		w, err := t.Comm.RegisterWindow(p, n)
 		if err != nil {
@@ -31,12 +34,47 @@ func (t *NCCL) Register(p unsafe.Pointer, n int) (transport.Registration, error)
 		}
 		return window{w}, nil
 	}
+	if inUse && messagesFirst(nccl.Version()) {
+		return unregistered{}, nil
+	}
 	r, err := t.Comm.Register(p, n)
+	if err == nil && messagesFirst(nccl.Version()) {
+		err = t.collectiveFirst(p, n)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return registration{r}, nil
 }
+
+// messagesFirst reports whether collectives of a version of NCCL fault or hang on registered memory
+// from which there were messages before any collective: they take an empty table of addresses.
+// Source: NCCL, src/transport/p2p.cc, ipcRegisterBuffer has needUpdate from v2.23.4 on, and from
+// v2.29.2 on fills the table for messages, too.
+func messagesFirst(version int) bool { return version >= 22300 && version < 22900 }
+
+// collectiveFirst makes a collective on new memory, which fills NCCL's table.
+func (t *NCCL) collectiveFirst(p unsafe.Pointer, n int) error {
+	s, err := t.dev.NewStream(0)
+	if err != nil {
+		return err
+	}
+	err = t.Comm.Group(s, []nccl.GroupCall{{Kind: nccl.Broadcast, Type: elem.Uint8, Dst: p, Src: p, N: n}})
+	if err == nil {
+		err = s.Synchronize()
+	}
+	return errors.Join(err, s.Close())
+}
+
+// noGraphRegister has graphs use the memory that is registered, and register none by themselves,
+// for which no collective can be the first.
+var noGraphRegister = sync.OnceValue(func() error {
+	const name = "NCCL_GRAPH_REGISTER"
+	if !messagesFirst(nccl.Version()) || os.Getenv(name) != "" {
+		return nil
+	}
+	return os.Setenv(name, "0")
+})
 
 // registration is memory that NCCL's plain algorithms know.
 type registration struct{ *nccl.Registration }
@@ -44,6 +82,15 @@ type registration struct{ *nccl.Registration }
 var _ transport.Registration = (*registration)(nil)
 
 func (registration) Used() bool { return true }
+
+// unregistered is memory that NCCL uses as any other.
+type unregistered struct{}
+
+var _ transport.Registration = (*unregistered)(nil)
+
+func (unregistered) Used() bool { return false }
+
+func (unregistered) Close() error { return nil }
 
 // window is memory that NCCL's symmetric kernels reach on all ranks.
 type window struct{ *nccl.Window }

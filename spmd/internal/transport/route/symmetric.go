@@ -24,12 +24,12 @@ type known struct {
 
 // Register has both communicators know the bytes at ptr. The first memory makes the second
 // communicator, if symmetric kernels carry something. It closes nothing if it fails: Unregister
-// does.
+// does. If the bytes are not inUse it may write to them.
 //
 // Collective over the communicator, in a turn; no collective is in flight.
 // Nobody else enqueues collectives.
-func (r *Router) Register(ptr unsafe.Pointer, n int) error {
-	plain, err := r.registrar.Register(ptr, n)
+func (r *Router) Register(ptr unsafe.Pointer, n int, inUse bool) error {
+	plain, err := r.registrar.Register(ptr, n, inUse)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (r *Router) Register(ptr unsafe.Pointer, n int) error {
 	if r.windows == nil {
 		return nil
 	}
-	window, err := r.windows.Register(ptr, n)
+	window, err := r.windows.Register(ptr, n, inUse)
 	if err != nil {
 		return err
 	}
