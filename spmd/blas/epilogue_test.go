@@ -325,12 +325,6 @@ func TestGemmEpilogueRefused(t *testing.T) {
 			"Bias, RowSums: an epilogue is":              {Bias: n3, RowSums: n2},
 			"Residual, DGELU: an epilogue is":            {DGELU: matrix, Residual: mem.Slice(60, 66).Arg()},
 			"Residual with Accumulate: an epilogue is":   {Residual: matrix, Accumulate: true},
-			"C, which is written, overlaps Residual":     {Residual: mem.Slice(5, 11).Arg()},
-			"C, which is written, overlaps Bias":         {Bias: mem.Slice(5, 8).Arg()},
-			"GELU, which is written, overlaps A":         {GELU: mem.Slice(17, 23).Arg()},
-			"GELU, which is written, overlaps B":         {GELU: mem.Slice(18, 24).Arg()},
-			"RowSums, which is written, overlaps A":      {RowSums: mem.Slice(10, 12).Arg()},
-			"BiasGrad, which is written, overlaps DGELU": {DGELU: matrix, BiasGrad: mem.Slice(53, 56).Arg()},
 			"was freed": {Bias: gone.Arg()},
 		} {
 			if err := gemm(o); !strings.Contains(fmt.Sprint(err), want) ||

@@ -155,9 +155,6 @@ func TestHalo(t *testing.T) {
 		}
 		close(hold)
 		spmdtest.Must(t, st.Synchronize())
-		if err := m.Multiply(st, x, x); err == nil || !strings.Contains(err.Error(), "overlap") {
-			t.Errorf("a product in place: %v", err)
-		}
 		if err := m.Multiply(st, y.Slice(0, 5), x); err == nil ||
 			!strings.Contains(err.Error(), "y has 5 elements and x 144") {
 			t.Errorf("a product of other lengths: %v", err)

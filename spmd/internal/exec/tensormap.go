@@ -3,6 +3,8 @@ package exec
 import (
 	"fmt"
 	"math"
+
+	"lockstep/internal/elem"
 )
 
 // TensorMap is the shape of a tensor in a buffer, of the boxes that are copied of it, and how these
@@ -28,15 +30,14 @@ func (a *Arg) checkTensor() error {
 	if rank < 1 || rank > 5 || len(m.Box) != rank {
 		return fmt.Errorf("a tensor map of sizes %v and box %v: want 1 to 5 dimensions of both", m.Sizes, m.Box)
 	}
-	n := 1
+	n, ok := elem.Product(m.Sizes...)
 	for i, size := range m.Sizes {
-		if size < 1 || size > math.MaxUint32 || n > math.MaxInt/size {
+		if size < 1 || size > math.MaxUint32 || !ok {
 			return fmt.Errorf("a tensor map of sizes %v", m.Sizes)
 		}
 		if box := m.Box[i]; box < 1 || box > 256 {
 			return fmt.Errorf("a tensor map with a box of %v: want 1 to 256 in each dimension", m.Box)
 		}
-		n *= size
 	}
 	if n > a.N {
 		return fmt.Errorf("a tensor map of sizes %v over %d elements", m.Sizes, a.N)
