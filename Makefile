@@ -45,9 +45,9 @@ COMMIT := $(shell git -c safe.directory='*' describe --always --dirty --abbrev=1
 test-gpu test-arm64 race cover: export LOCKSTEP_TESTS := all
 
 # Tests leave no folders of runs.
-test test-all test-slow test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz race bench: export LOCKSTEP_RUNS := off
+test test-all test-slow test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz fuzz-kernels race bench: export LOCKSTEP_RUNS := off
 
-.PHONY: run build test test-all test-slow test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz race lint bench deps nvrtc clean
+.PHONY: run build test test-all test-slow test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz fuzz-kernels race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train --model modern-tiny --steps 300
@@ -157,6 +157,10 @@ soak: deps
 FUZZ ?= 10m
 fuzz: deps
 	LOCKSTEP_FUZZ=$(FUZZ) go test -count=1 -timeout 0 -v -run '^TestFuzz$$' ./spmd
+
+# Random kernels in Go, on the host and emulated: FUZZ=1h make fuzz-kernels, with the seed of make fuzz.
+fuzz-kernels:
+	LOCKSTEP_FUZZ=$(FUZZ) go test -count=1 -timeout 0 -v -run '^TestFuzz$$' ./spmd/spmdgen
 
 race: deps nvrtc
 	go test -race -count=1 -timeout 1h ./...

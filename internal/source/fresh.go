@@ -20,12 +20,13 @@ const (
 )
 
 // version changes with the output of Generate for the same kernels.
-const version = 9
+const version = 10
 
-// sum is over declarations with their lines, which reports name.
-func (s *Source) Sum(names []string) string {
+// Sum is over declarations with their lines, which reports name, and the text of the file behind
+// the line of the sum.
+func (s *Source) Sum(names []string, text string) string {
 	h := sha256.New()
-	fmt.Fprintln(h, version)
+	fmt.Fprintln(h, version, text)
 	for _, name := range names {
 		d, ok := s.Decls[name]
 		if !ok {
@@ -80,16 +81,10 @@ func (s *Source) fresh(dir string) error {
 	case len(all) == 0:
 		return fmt.Errorf("%s is left over: the package has no kernels%s", s.Output, renew)
 	}
-	var names []string
-	sum := ""
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, OfLine); ok {
-			names = strings.Fields(rest)
-		} else if rest, ok := strings.CutPrefix(line, SumLine); ok {
-			sum = strings.TrimSpace(rest)
-			break
-		}
-	}
+	head, rest, _ := strings.Cut(string(text), "\n"+SumLine)
+	sum, rest, _ := strings.Cut(rest, "\n")
+	_, of, _ := strings.Cut(head, OfLine)
+	names := strings.Fields(of)
 	known := map[string]bool{}
 	for _, n := range names {
 		known[n] = true
@@ -99,8 +94,8 @@ func (s *Source) fresh(dir string) error {
 			return fmt.Errorf("%s is old: it has no kernel %s%s", s.Output, s.place(k), renew)
 		}
 	}
-	if s.Sum(names) != sum {
-		return fmt.Errorf("%s is old: one of %s has changed or moved since%s", s.Output,
+	if s.Sum(names, rest) != sum {
+		return fmt.Errorf("%s is old: one of %s, or the file itself, has changed since%s", s.Output,
 			strings.Join(names, ", "), renew)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"go/ast"
+	"go/build"
 	"go/importer"
 	"go/parser"
 	"go/token"
@@ -58,7 +59,8 @@ type Decl struct {
 }
 
 // Parse reads the Go files of a folder whose kernels go to output: those of the package, or those
-// of the package x_test of its tests.
+// of the package x_test of its tests. It takes the files that the compiler takes, by their
+// constraints and the tags in GOFLAGS.
 func Parse(dir, output string) (*Source, error) {
 	s := &Source{Output: output, Fset: token.NewFileSet(), Decls: map[string]Decl{}}
 	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -66,8 +68,19 @@ func Parse(dir, output string) (*Source, error) {
 		return nil, err
 	}
 	slices.Sort(names)
+	compiler := build.Default
+	for _, flag := range strings.Fields(os.Getenv("GOFLAGS")) {
+		if tags, ok := strings.CutPrefix(strings.TrimLeft(flag, "-"), "tags="); ok {
+			compiler.BuildTags = strings.Split(tags, ",")
+		}
+	}
 	for _, name := range names {
 		if filepath.Base(name) == output || strings.HasSuffix(name, "_test.go") != (output == TestOutput) {
+			continue
+		}
+		if ok, err := compiler.MatchFile(dir, filepath.Base(name)); err != nil {
+			return nil, err
+		} else if !ok {
 			continue
 		}
 		f, err := parser.ParseFile(s.Fset, name, nil, parser.ParseComments|parser.SkipObjectResolution)
@@ -138,39 +151,50 @@ func (s *Source) Kernels() []*ast.FuncDecl {
 }
 
 // nearMark matches a comment that is one of the marks, or that somebody may have meant for one.
-var nearMark = regexp.MustCompile(`^//(\s*)spmd:(\w+)`)
+var nearMark = regexp.MustCompile(`^//(\s*)spmd:(\s*)(\w+)(\S?)`)
 
 // CheckMarks refuses a comment that was meant for a mark and is none. It would be passed over
 // without a word.
 func (s *Source) CheckMarks() error {
 	for _, f := range s.Files {
-		of := map[*ast.Comment]bool{} // those of functions
+		of := map[*ast.Comment]ast.Node{} // those of functions
 		for _, d := range f.Decls {
 			if fn, ok := d.(*ast.FuncDecl); ok && fn.Doc != nil {
 				for _, c := range fn.Doc.List {
-					of[c] = true
+					of[c] = fn
 				}
 			}
 		}
+		type marked struct {
+			fn   ast.Node
+			mark string
+		}
+		seen := map[marked]bool{}
 		for _, g := range f.Comments {
 			for _, c := range g.List {
 				m := nearMark.FindStringSubmatch(c.Text)
 				if m == nil {
 					continue
 				}
-				mark, what := "//spmd:"+m[2], ""
+				mark, what := "//spmd:"+m[3], ""
 				switch known := mark == Mark || mark == HostMark || mark == ToleranceMark; {
-				case !known && m[1] == "":
+				case !known && m[1]+m[2] == "":
 					what = fmt.Sprintf("%s is no comment of spmdgen: there are %s, %s and %s",
 						mark, Mark, HostMark, ToleranceMark)
-				case known && m[1] != "":
+				case !known:
+				case m[1]+m[2] != "":
 					what = fmt.Sprintf("write %s without a space", mark)
-				case known && !of[c]:
+				case m[4] != "":
+					what = fmt.Sprintf("write %s with a space behind it", mark)
+				case of[c] == nil:
 					what = mark + " belongs to no function: leave no empty line behind it"
+				case seen[marked{of[c], mark}]:
+					what = "the function has another " + mark
 				}
 				if what != "" {
 					return &Refusal{s.Fset.Position(c.Pos()), what}
 				}
+				seen[marked{of[c], mark}] = true
 			}
 		}
 	}
@@ -185,7 +209,7 @@ func Marked(fn *ast.FuncDecl, comment string) ([]string, bool) {
 		return nil, false
 	}
 	for _, c := range fn.Doc.List {
-		if rest, ok := strings.CutPrefix(c.Text, comment); ok && (rest == "" || rest[0] == ' ') {
+		if rest, ok := strings.CutPrefix(c.Text, comment); ok && (rest == "" || strings.ContainsAny(rest[:1], " \t")) {
 			return strings.Fields(rest), true
 		}
 	}
@@ -197,6 +221,7 @@ type Checked struct {
 	Pkg    *types.Package
 	Info   *types.Info
 	errors []types.Error
+	dir    string
 }
 
 // Check finds the types of a package. It keeps errors: code that launches the kernels does not
@@ -206,7 +231,7 @@ func (s *Source) Check(dir string) (*Checked, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Checked{Source: s, Info: &types.Info{Types: map[ast.Expr]types.TypeAndValue{},
+	c := &Checked{Source: s, dir: dir, Info: &types.Info{Types: map[ast.Expr]types.TypeAndValue{},
 		Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{},
 		Instances: map[*ast.Ident]types.Instance{}, Selections: map[*ast.SelectorExpr]*types.Selection{},
 		Implicits: map[ast.Node]types.Object{}}}
@@ -219,6 +244,43 @@ func (s *Source) Check(dir string) (*Checked, error) {
 		}}
 	c.Pkg, _ = conf.Check(s.Files[0].Name.Name, s.Fset, s.Files, c.Info) // its error is the first of the kept ones
 	return c, nil
+}
+
+// Fits says why a file does not compile as a part of the package, or means something of the package
+// where it means Go's own. at is the place of what the package is to change, or of nothing.
+func (c *Checked) Fits(text []byte) (at token.Pos, what string) {
+	file, err := parser.ParseFile(c.Fset, c.Output, text, parser.SkipObjectResolution)
+	if err != nil {
+		return token.NoPos, err.Error()
+	}
+	whole := *c.Source
+	whole.Files = append(slices.Clip(whole.Files), file)
+	all, err := whole.Check(c.dir)
+	if err != nil {
+		return token.NoPos, err.Error()
+	}
+	place := func(name string) token.Pos {
+		if o := c.Pkg.Scope().Lookup(name); o != nil {
+			return o.Pos()
+		}
+		return token.NoPos
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if id, ok := n.(*ast.Ident); ok && what == "" && types.Universe.Lookup(id.Name) != nil {
+			if o := all.Info.Uses[id]; o != nil && o.Parent() == all.Pkg.Scope() {
+				at = place(id.Name)
+				what = "the package has a " + id.Name + " of its own, and a kernel that needs Go's: rename it"
+			}
+		}
+		return true
+	})
+	for _, e := range all.errors {
+		if what == "" && file.Pos() <= e.Pos && e.Pos < file.End() && !strings.HasPrefix(e.Msg, "could not import") {
+			name, _, _ := strings.Cut(e.Msg, " ")
+			at, what = place(name), e.Msg
+		}
+	}
+	return at, what
 }
 
 // Failure returns the error that lies in a function or a type, if there is one.

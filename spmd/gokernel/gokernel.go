@@ -161,11 +161,11 @@ type Kernel struct {
 	others *spmd.Kernel
 }
 
-// New declares a kernel. source has it in CUDA under its name, and the form for all arguments under
-// name_any. host computes the indices from lo to hi-1, of two or three in the order of rows.
+// New declares a kernel. source has its fast form in CUDA under name_, and that for all arguments
+// under name_any. host computes the indices from lo to hi-1, of two or three in the order of rows.
 func New(name, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *Kernel {
 	run := func(a spmd.Args) error { return shape.run(a, host) }
-	return &Kernel{name, shape, declare(name, source, &shape, run), declare(name+"_any", source, &shape, run)}
+	return &Kernel{name, shape, declare(name+"_", source, &shape, run), declare(name+"_any", source, &shape, run)}
 }
 
 // Instance is the kernel that a generic function is for one type.

@@ -48,7 +48,7 @@ func NewReduction[T Number](
 ) *Reduction[T] {
 	r := &Reduction[T]{name: name, shape: shape, op: op, host: host}
 	run := func(a spmd.Args) error { return r.onHost(a) }
-	r.fast, r.others, r.parts = declare(name, source, &shape, run), declare(name+"_any", source, &shape, run),
+	r.fast, r.others, r.parts = declare(name+"_", source, &shape, run), declare(name+"_any", source, &shape, run),
 		declare(name+"_parts", source, &shape, run)
 	r.library = library.New(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels().Writes(shape.Written).
 		Describe(func(a spmd.Args) (string, int) { return name, a.EachOnce(shape.Dims) })

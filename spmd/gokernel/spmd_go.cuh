@@ -10,14 +10,14 @@
 // With SPMD_BOUNDS every index is compared with the length of its slice. The place travels along:
 // SPMD_WHERE among a function's parameters, SPMD_HERE among the arguments of its call.
 #ifdef SPMD_BOUNDS
-#define SPMD_WHERE const spmd::where &r_
+#define SPMD_WHERE const spmd::where &spmd_r
 #define SPMD_WHERE_AND SPMD_WHERE,
-#define SPMD_HERE r_
+#define SPMD_HERE spmd_r
 #define SPMD_HERE_AND SPMD_HERE,
-#define SPMD_KERNEL(name) const spmd::where r_{report_, name};
-#define AT(x, i, place) (x).in(r_, i, place)
-#define AT_NARROW(x, narrow, i, place) (x).in(r_, i, place)
-#define SUB(x, low, high, place) (x).sub_in(r_, low, high, place)
+#define SPMD_KERNEL(name) const spmd::where spmd_r{spmd_report, name};
+#define AT(x, i, place) (x).in(spmd_r, i, place)
+#define AT_NARROW(x, narrow, i, place) (x).in(spmd_r, i, place)
+#define SUB(x, low, high, place) (x).sub_in(spmd_r, low, high, place)
 #else
 #define SPMD_WHERE
 #define SPMD_WHERE_AND
@@ -236,6 +236,10 @@ template <> __device__ __forceinline__ float max_of(float a, float b) {
 	return a > b || a != a ? a : b > a || b != b ? b : signbit_of(a) ? b : a;
 #endif
 }
+
+// math_min and math_max are those of package math: an infinity wins over a NaN.
+SPMD_FN double math_min(double a, double b) { return is_inf(a, -1) || is_inf(b, -1) ? inf(-1) : min_of(a, b); }
+SPMD_FN double math_max(double a, double b) { return is_inf(a, 1) || is_inf(b, 1) ? inf(1) : max_of(a, b); }
 
 } // namespace spmd
 

@@ -6,7 +6,7 @@
 #include "spmd_go.cuh"
 
 #ifdef SPMD_BOUNDS
-#define SPMD_KEPT(n, most, place) spmd::check(r_, n, most + 1, place)
+#define SPMD_KEPT(n, most, place) spmd::check(spmd_r, n, most + 1, place)
 #else
 #define SPMD_KEPT(n, most, place)
 #endif

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"go/ast"
-	"go/format"
 	"go/token"
 	"go/types"
 	"os"
@@ -15,23 +14,27 @@ import (
 
 	"lockstep/internal/source"
 	"lockstep/spmd/spmdgen/internal/cpp"
+	"lockstep/spmd/spmdgen/internal/ir"
 )
 
 // unit is a package with the CUDA source that its kernels become.
-type unit struct{ *cpp.Unit }
+type unit struct {
+	*cpp.Unit
+	taken map[string]bool // names of kernels
+}
 
 type kernel struct {
 	fn       *types.Func
 	decl     *ast.FuncDecl
-	name     string // in CUDA
+	name     string // in CUDA, where the fast form has a _ behind it
 	dims     int
 	args     []types.Type // of its type parameter
 	params   []param
 	op       string // of a reduction; "by" for the function named
-	by       *cpp.Function
+	by       *ir.Function
 	byName   string
 	result   types.Type
-	body     *cpp.Function
+	body     *ir.Function
 	instance types.Type // what the type parameter is; nil for none
 	onHost   string     // the function for a range of indices on the host; "" for the kernel itself
 	part     string     // the tolerance
@@ -42,6 +45,7 @@ type kernel struct {
 // param is one parameter of a kernel behind its indices.
 type param struct {
 	v       *types.Var
+	name    string     // in the output
 	t       types.Type // of the instance
 	kind    paramKind
 	c       string // its type in C++, of a slice or pointer that of the element
@@ -68,40 +72,48 @@ var operations = []string{"sum", "prod", "min", "max"}
 // Generate returns the text of output, which is source.Output or source.TestOutput, for the package
 // in a folder, or nil if it has no kernels.
 func Generate(dir, output string) (text []byte, err error) {
-	src, err := source.Parse(dir, output)
-	if err != nil {
+	u, all, err := translate(dir, output)
+	if len(all) == 0 || err != nil {
 		return nil, err
 	}
+	defer refused(&err)
+	return u.golang(all), nil
+}
+
+// refused makes an error of a refusal.
+func refused(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case *source.Refusal:
+		*err = r
+	default:
+		panic(r)
+	}
+}
+
+// translate makes the normal form of the kernels of a folder.
+func translate(dir, output string) (u *unit, all [][]*kernel, err error) {
+	src, err := source.Parse(dir, output)
+	if err != nil {
+		return nil, nil, err
+	}
 	if err := src.CheckMarks(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	marked := src.Kernels()
 	if len(marked) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	c, err := src.Check(dir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	defer func() {
-		switch r := recover().(type) {
-		case nil:
-		case *source.Refusal:
-			text, err = nil, r
-		default:
-			panic(r)
-		}
-	}()
-	u := &unit{cpp.New(c)}
-	var all [][]*kernel
+	defer refused(&err)
+	u = &unit{cpp.New(ir.New(c, cpp.Has)), map[string]bool{}}
 	for _, d := range marked {
 		all = append(all, u.instances(d))
 	}
-	text, err = format.Source([]byte(u.golang(all)))
-	if err != nil {
-		return nil, fmt.Errorf("%s: what was written does not parse: %w", dir, err)
-	}
-	return text, nil
+	return u, all, nil
 }
 
 // Write makes or removes source.Output and source.TestOutput in a folder, and says whether one
@@ -142,23 +154,34 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 	}
 	f := u.Info.Defs[d.Name].(*types.Func)
 	words, _ := source.Directive(d)
-	op, by := "sum", ""
+	op, by := "", ""
 	var wanted []string
+	rows := false
 	for _, word := range words {
+		again := false
 		switch {
 		case slices.Contains(operations, word):
-			op = word
+			again, op = op != "", word
 		case strings.HasPrefix(word, "reduce="):
-			op, by = "by", strings.TrimPrefix(word, "reduce=")
+			again, op, by = op != "", "by", strings.TrimPrefix(word, "reduce=")
 		case word == "rows" || strings.HasPrefix(word, "rows="):
-			if !slices.Contains(cpp.RowThreads, cpp.RowsOf(d)) {
+			again, rows = rows, true
+			if !slices.Contains(ir.RowThreads, ir.RowsOf(d)) {
 				u.Refuse(d.Pos(), "%s %s: a row has 32, 64, 128, 256, 512 or 1024 threads", source.Mark, word)
 			}
 		case word == loopWord:
-		case word == cpp.Unset && cpp.RowsOf(d) > 0:
+		case word == ir.UnsetWord && ir.RowsOf(d) > 0:
 		default:
 			wanted = append(wanted, word)
 		}
+		if again {
+			u.Refuse(d.Pos(), "%s %s: one is enough", source.Mark, strings.Join(words, " "))
+		}
+	}
+	if op != "" && f.Signature().Results().Len() == 0 {
+		u.Refuse(d.Pos(), "%s %s: the function returns nothing", source.Mark, strings.Join(words, " "))
+	} else if op == "" {
+		op = "sum"
 	}
 	tp := f.Signature().TypeParams()
 	if tp.Len() == 0 {
@@ -174,7 +197,7 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 	var list []*kernel
 	set := typeSet(tp.At(0).Constraint())
 	for _, t := range set {
-		if len(wanted) == 0 || slices.Contains(wanted, cpp.GoType(t)) {
+		if len(wanted) == 0 || slices.Contains(wanted, ir.GoType(t)) {
 			list = append(list, u.kernel(d, f, op, by, t))
 		}
 	}
@@ -186,14 +209,12 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 }
 
 func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance types.Type) *kernel {
-	k := &kernel{fn: f, decl: d, name: f.Name(), instance: instance, row: cpp.RowsOf(d)}
+	k := &kernel{fn: f, decl: d, name: f.Name(), instance: instance, row: ir.RowsOf(d)}
 	if instance != nil {
 		k.args = []types.Type{instance}
 		k.name += "_" + cpp.InstanceName(instance)
 	}
-	if slices.Contains(cpp.Reserved, k.name) || slices.Contains(cpp.TakenInC, k.name) {
-		u.Refuse(d.Pos(), "a kernel cannot be called %s: CUDA has a function of this name", k.name)
-	}
+	k.name = u.symbol(k.name)
 	sig := f.Signature()
 	for k.dims < min(len(indices), sig.Params().Len()) {
 		p := sig.Params().At(k.dims)
@@ -207,9 +228,13 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 	}
 	k.body = u.Translate(d.Pos(), f, k.args)
 	for i := k.dims; i < sig.Params().Len(); i++ {
-		p := u.param(sig.Params().At(i), cpp.TypeOf(sig.Params().At(i), sig, k.args), k.body.Written[i])
+		p := u.param(sig.Params().At(i), ir.TypeOf(sig.Params().At(i), sig, k.args), k.body.Writes[i])
 		p.small = k.dims > 1 && len(k.body.Results) == 0 && types.Identical(p.t, types.Typ[types.Int])
 		k.params = append(k.params, p)
+	}
+	if k.arguments() > 64 {
+		u.Refuse(d.Pos(), "%s: a kernel has at most 64 arguments in CUDA, of which a slice is two: put numbers into a "+
+			"struct", f.Name())
 	}
 	if k.row > 0 && (k.dims > 1 || len(k.body.Results) > 0) {
 		u.Refuse(d.Pos(), "%s: a kernel of rows has one index, and returns nothing", f.Name())
@@ -222,16 +247,16 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 		if !ok || !slices.Contains([]types.BasicKind{types.Int32, types.Uint32, types.Int64, types.Uint64,
 			types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
 			u.Refuse(d.Pos(), "%s: a kernel returns int32, uint32, int64, uint64, float32, float64, complex64 or "+
-				"complex128, of which the %s is taken, not %s", f.Name(), op, cpp.GoType(k.result))
+				"complex128, of which the %s is taken, not %s", f.Name(), op, ir.GoType(k.result))
 		}
 		if b.Info()&types.IsComplex != 0 && (op == "min" || op == "max") {
-			u.Refuse(d.Pos(), "%s: %s has no order, and no %s", f.Name(), cpp.GoType(k.result), op)
+			u.Refuse(d.Pos(), "%s: %s has no order, and no %s", f.Name(), ir.GoType(k.result), op)
 		}
 	default:
 		u.Refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
 	}
 	if words, _ := source.Directive(d); slices.Contains(words, loopWord) {
-		if elements, _ := k.wide(); elements == 0 || !k.body.Guarded {
+		if elements, _ := k.wide(); elements == 0 || k.body.Guard == nil {
 			u.Refuse(d.Pos(), "%s %s: a kernel that loops has one index i, uses x[i] of a slice, and begins with if "+
 				"c { return }", source.Mark, loopWord)
 		}
@@ -246,6 +271,29 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 		}
 	}
 	return k
+}
+
+// arguments returns how many there are in CUDA.
+func (k *kernel) arguments() int {
+	n := k.dims + len(k.params) + 1 // with the report
+	for _, p := range k.params {
+		if p.kind == slice {
+			n++
+		}
+	}
+	return n + len(k.body.Results)
+}
+
+// symbol returns a name that no other kernel has.
+func (u *unit) symbol(name string) string {
+	name = strings.TrimSuffix(cpp.Name(name), "_")
+	for n, k := name, 2; ; k++ {
+		if !u.taken[n] {
+			u.taken[n] = true
+			return n
+		}
+		n = fmt.Sprintf("%s_%d", name, k)
+	}
 }
 
 // hostFunction finds the function that runs on the host in a kernel's place, if its comment names
@@ -269,20 +317,20 @@ func (u *unit) hostFunction(k *kernel) {
 		}
 	}
 	u.Refuse(k.decl.Pos(), "%s %s: want the name of a %s, for a kernel of one index without type parameters",
-		source.HostMark, strings.Join(words, " "), types.TypeString(wanted, cpp.Qualifier))
+		source.HostMark, strings.Join(words, " "), types.TypeString(wanted, ir.Qualifier))
 }
 
 func (u *unit) param(v *types.Var, t types.Type, written bool) param {
 	p := param{v: v, t: t, written: written}
 	stored := func(t types.Type) {
-		if _, ok := cpp.SmallFloat(t); ok {
+		if ir.SmallFloat(t) {
 			return
 		}
 		b, ok := types.Unalias(t).(*types.Basic)
 		if !ok || !slices.Contains([]types.BasicKind{types.Int8, types.Uint8, types.Int32, types.Uint32, types.Int64,
 			types.Uint64, types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
 			u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: buffers have no elements of type %s",
-				v.Name(), cpp.GoType(t))
+				v.Name(), ir.GoType(t))
 		}
 	}
 	switch t := p.t.Underlying().(type) {
@@ -297,7 +345,7 @@ func (u *unit) param(v *types.Var, t types.Type, written bool) param {
 	case *types.Basic:
 		p.c = u.CType(v.Pos(), p.t)
 		if t.Kind() == types.Int16 || t.Kind() == types.Uint16 {
-			if _, ok := cpp.SmallFloat(p.t); !ok {
+			if !ir.SmallFloat(p.t) {
 				u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: it is of 16 bits; give it as an int32",
 					v.Name())
 			}
@@ -340,51 +388,36 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 	if k.by != nil {
 		t := u.CType(token.NoPos, k.result)
 		fmt.Fprintf(b, "\nstruct by_%s {\n\tSPMD_INLINE static %s call(%s a, %s b) {\n"+
-			"\t\tspmd::report *report_ = nullptr;\n\t\tSPMD_KERNEL(%q)\n\t\treturn go::%s<uint32_t>(SPMD_HERE_AND "+
+			"\t\tspmd::report *spmd_report = nullptr;\n\t\tSPMD_KERNEL(%q)\n\t\treturn go::%s<uint32_t>(SPMD_HERE_AND "+
 			"a, b);\n\t}\n};\n",
-			k.name, t, t, t, k.byName, k.by.Name)
+			k.name, t, t, t, k.byName, u.Function(k.by))
 	}
 	for _, general := range []bool{false, true} {
-		name, index, restrict, each := k.name, "uint32_t", "__restrict__ ", k.each()
+		name, index, restrict, each := k.name+"_", "uint32_t", "__restrict__ ", k.each()
 		if general {
 			name, index, restrict, each = k.name+"_any", "int64_t", "", 1
 		}
-		taken := map[string]bool{}
-		for _, p := range k.params {
-			taken[cpp.Safe(p.v.Name())] = true
-		}
-		unused := func(n string) string {
-			for taken[n] {
-				n += "_"
-			}
-			taken[n] = true
-			return n
-		}
 		var params, views, args, extents []string
 		for _, i := range indices[:k.dims] {
-			n := unused("n" + i)
-			params, extents = append(params, "int64_t "+n), append(extents, n)
+			params, extents = append(params, "int64_t n"+i), append(extents, "n"+i)
 		}
-		out := unused("out")
 		if k.op != "" {
-			params = append(params, u.CType(token.NoPos, k.result)+" *"+restrict+out)
+			params = append(params, u.CType(token.NoPos, k.result)+" *"+restrict+"out")
 		}
 		for _, p := range k.params {
-			n := cpp.Safe(p.v.Name())
+			n := cpp.Name(p.v.Name())
 			constant := "const "
 			if p.written {
 				constant = ""
 			}
 			switch p.kind {
 			case slice:
-				ptr, length := unused(n+"_p"), unused(n+"_n")
-				params = append(params, constant+p.c+" *"+restrict+ptr, "int64_t "+length)
-				views = append(views, fmt.Sprintf("\tspmd::slice<%s, %s> %s{(%s *)%s, %s};\n",
-					p.c, index, n, p.c, ptr, length))
+				params = append(params, constant+p.c+" *"+restrict+n+"p", "int64_t "+n+"n")
+				views = append(views, fmt.Sprintf("\tspmd::slice<%s, %s> %s{(%s *)%sp, %sn};\n",
+					p.c, index, n, p.c, n, n))
 			case pointer:
-				ptr := unused(n + "_p")
-				params = append(params, constant+p.c+" *"+restrict+ptr)
-				views = append(views, fmt.Sprintf("\t%s *%s = (%s *)%s;\n", p.c, n, p.c, ptr))
+				params = append(params, constant+p.c+" *"+restrict+n+"p")
+				views = append(views, fmt.Sprintf("\t%s *%s = (%s *)%sp;\n", p.c, n, p.c, n))
 			case structure:
 				params = append(params, fmt.Sprintf("const __grid_constant__ %s %s", p.c, n))
 			default:
@@ -395,20 +428,14 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 			}
 			args = append(args, n)
 		}
-		params = append(params, "spmd::report *report_")
+		params = append(params, "spmd::report *spmd_report")
 		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(%d) %s(%s) {\n\tSPMD_KERNEL(%q)\n%s",
 			k.threads(), name, strings.Join(params, ", "), k.fn.Name(), strings.Join(views, ""))
 		call := func(is ...string) string {
 			return fmt.Sprintf("go::%s<%s>(SPMD_HERE_AND %s)",
-				k.body.Name, index, strings.Join(append(is, args...), ", "))
+				u.Function(k.body), index, strings.Join(append(is, args...), ", "))
 		}
-		is := slices.Clone(indices[:k.dims])
-		if slices.ContainsFunc(is, func(i string) bool { return taken[i] }) {
-			is = nil
-			for _, i := range indices[:k.dims] {
-				is = append(is, unused(i+"_"))
-			}
-		}
+		is := indices[:k.dims]
 		lambda := func(body string) string {
 			return fmt.Sprintf("[&](int64_t %s) { %s; }", strings.Join(is, ", int64_t "), body)
 		}
@@ -416,14 +443,14 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		case k.row > 0:
 			fmt.Fprintf(b, "\tspmd::each_row<%d>(%s, %s);\n", k.row, extents[0], lambda(call(is...)))
 		case k.op == "" && k.dims == 1:
-			u.line(b, k, general, extents[0], is[0], call, unused)
+			u.line(b, k, general, extents[0], is[0], call)
 		case k.op == "" && !general:
 			fmt.Fprintf(b, "\tspmd::grid%d<%d>(%s, %s);\n",
 				k.dims, each, strings.Join(extents[k.dims-2:], ", "), lambda(call(is...)))
 		case k.op == "":
 			fmt.Fprintf(b, "\tspmd::each%d(%s, %s);\n", k.dims, strings.Join(extents, ", "), lambda(call(is...)))
 		default:
-			u.reduction(b, k, index, out, extents, call)
+			u.reduction(b, k, index, "out", extents, call)
 		}
 		b.WriteString("}\n")
 	}
@@ -442,18 +469,21 @@ func (u *unit) source(all [][]*kernel) string {
 	if slices.ContainsFunc(all, func(list []*kernel) bool { return list[0].row > 0 }) {
 		b.WriteString("#include \"spmd_rows.cuh\"\n")
 	}
+	var functions []string
+	for _, f := range u.Order {
+		functions = append(functions, u.Print(f)+"\n")
+	}
+	var kernels strings.Builder
+	for _, list := range all {
+		for _, k := range list {
+			u.cuda(&kernels, k)
+		}
+	}
 	b.WriteString("\nnamespace go {\n\n")
 	for _, s := range u.Structs {
 		b.WriteString(s + "\n")
 	}
-	for _, f := range u.Order {
-		b.WriteString(f.Text + "\n")
-	}
-	b.WriteString("} // namespace go\n")
-	for _, list := range all {
-		for _, k := range list {
-			u.cuda(&b, k)
-		}
-	}
+	b.WriteString(strings.Join(functions, ""))
+	b.WriteString("} // namespace go\n" + kernels.String())
 	return b.String()
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"lockstep/internal/source"
-	"lockstep/spmd/spmdgen/internal/cpp"
+	"lockstep/spmd/spmdgen/internal/ir"
 )
 
 // named finds the function that a kernel's comment names for the reduction of its results.
@@ -23,7 +23,7 @@ func (u *unit) named(k *kernel, by string) {
 			k.op == "by" {
 			ok = true
 			for _, v := range []*types.Var{sig.Params().At(0), sig.Params().At(1), sig.Results().At(0)} {
-				ok = ok && types.Identical(cpp.TypeOf(v, sig, args), k.result)
+				ok = ok && types.Identical(ir.TypeOf(v, sig, args), k.result)
 			}
 			if ok {
 				k.by, k.byName = u.Translate(k.decl.Pos(), f, args), by
@@ -52,21 +52,21 @@ func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, exten
 	if k.pack() > 1 {
 		names, uses = k.uses()
 	}
-	fmt.Fprintf(b, "\tspmd::reduce<%s, %s, %d, %d, %s>(%s, %s, [&](int64_t at_%s) {",
+	fmt.Fprintf(b, "\tspmd::reduce<%s, %s, %d, %d, %s>(%s, %s, [&](int64_t at%s) {",
 		t, u.operation(k), k.pack(), k.deep(), index, out, strings.Join(extents, " * "), names)
 	switch k.dims {
 	case 1:
-		fmt.Fprintf(b, " return %s; ", call("at_"))
+		fmt.Fprintf(b, " return %s; ", call("at"))
 	case 2:
-		fmt.Fprintf(b, "\n\t\t%s row_ = (%s)at_ / (%s)%s;\n", index, index, index, extents[1])
+		fmt.Fprintf(b, "\n\t\t%s row = (%s)at / (%s)%s;\n", index, index, index, extents[1])
 		fmt.Fprintf(b, "\t\treturn %s;\n\t",
-			call("(int64_t)row_", fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[1])))
+			call("(int64_t)row", fmt.Sprintf("(int64_t)((%s)at - row * (%s)%s)", index, index, extents[1])))
 	default:
-		fmt.Fprintf(b, "\n\t\t%s row_ = (%s)at_ / (%s)%s, plane_ = row_ / (%s)%s;\n",
+		fmt.Fprintf(b, "\n\t\t%s row = (%s)at / (%s)%s, plane = row / (%s)%s;\n",
 			index, index, index, extents[2], index, extents[1])
 		fmt.Fprintf(b, "\t\treturn %s;\n\t",
-			call("(int64_t)plane_", fmt.Sprintf("(int64_t)(row_ - plane_ * (%s)%s)", index, extents[1]),
-				fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[2])))
+			call("(int64_t)plane", fmt.Sprintf("(int64_t)(row - plane * (%s)%s)", index, extents[1]),
+				fmt.Sprintf("(int64_t)((%s)at - row * (%s)%s)", index, index, extents[2])))
 	}
 	fmt.Fprintf(b, "}%s);\n", uses)
 }

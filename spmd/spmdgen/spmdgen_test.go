@@ -83,6 +83,9 @@ func TestMarks(t *testing.T) {
 		"// spmd:kernel\nfunc k(i int) {}": "kernels.go:3: write //spmd:kernel without a space",
 		"//spmd:kernel\n\nfunc k(i int) {}": "kernels.go:3: //spmd:kernel belongs to no function: leave " +
 			"no empty line behind it",
+		"//spmd: kernel\nfunc k(i int) {}":                "kernels.go:3: write //spmd:kernel without a space",
+		"//spmd:kernel,max\nfunc k(i int) int64":          "kernels.go:3: write //spmd:kernel with a space behind it",
+		"//spmd:kernel\n//spmd:kernel max\nfunc k(i int)": "kernels.go:4: the function has another //spmd:kernel",
 		"//spmd:tolerance 1e-6\nvar x int\n" +
 			kernel: "kernels.go:3: //spmd:tolerance belongs to no function: leave no empty line behind it",
 		"// The comment //spmd:kernel makes a kernel, spmd: is a prefix.\n\n// spmd: the package\n" + kernel: "",
@@ -96,14 +99,12 @@ func TestMarks(t *testing.T) {
 
 func TestRefusedKernels(t *testing.T) {
 	for head, want := range map[string]string{
-		"func k(x []float64) {}":          "k: a kernel begins with its indices",
-		"func exp(i int, x []float64) {}": "a kernel cannot be called exp: CUDA has",
-		"func k(i int, x []string) {}":    "cannot use the type string",
-		"func k(i int, x []int16) {}":     "the parameter x: buffers have no elements of type int16",
-		"func k(i int, x []int) {}":       "the parameter x: buffers have no elements of type int",
-		"func k(i int, f func()) {}":      "cannot use the type func()",
-		"func k(i int, x *[]int64) {}": "the parameter x: buffers have no elements of type " +
-			"[]int64",
+		"func k(x []float64) {}":                             "k: a kernel begins with its indices",
+		"func k(i int, x []string) {}":                       "cannot use the type string",
+		"func k(i int, x []int16) {}":                        "the parameter x: buffers have no elements of type int16",
+		"func k(i int, x []int) {}":                          "the parameter x: buffers have no elements of type int",
+		"func k(i int, f func()) {}":                         "cannot use the type func()",
+		"func k(i int, x *[]int64) {}":                       "a variable with a pointer to it holds no slices",
 		"func k(i int) (a, b int64) { return }":              "k: a kernel returns at most one value, of which the sum",
 		"func k(i int) bool { return true }":                 "k: a kernel returns int32, uint32",
 		"func (t T) k(i int) {}\ntype T int":                 "a kernel cannot be a method",
@@ -122,9 +123,12 @@ func TestRefusedKernels(t *testing.T) {
 	for words, want := range map[string]string{
 		"reduce=nobody": "//spmd:kernel reduce=nobody: want the name of a function of two values of the type that k " +
 			"returns",
-		"reduce=k": "//spmd:kernel reduce=k: want the name of a function",
-		"loop":     "a kernel that loops has one index i, uses x[i] of a slice, and begins with if c { return }",
-		"average":  "//spmd:kernel average: want one of sum, prod, min, max",
+		"reduce=k":    "//spmd:kernel reduce=k: want the name of a function",
+		"loop":        "a kernel that loops has one index i, uses x[i] of a slice, and begins with if c { return }",
+		"average":     "//spmd:kernel average: want one of sum, prod, min, max",
+		"max min":     "//spmd:kernel max min: one is enough",
+		"max\tmin":    "//spmd:kernel max min: one is enough",
+		"max rows=32": "and returns nothing",
 	} {
 		if _, err := generate(folder(t,
 			"package p\n\n//spmd:kernel "+words+"\nfunc k(i int) int64 { return 1 }\n")); err == nil ||
@@ -151,8 +155,21 @@ func TestRefusedRows(t *testing.T) {
 			"kernels.go:5: a kernel of rows cannot have a as a whole"},
 		{"a := [4]float64{}\n\tfor j := range 4 {\n\t\ta[j] = x[j]\n\t}",
 			"kernels.go:5: a kernel of rows cannot begin a with a value"},
-		{"var v float64\n\tv, x[0] = 1, 2\n\tx[1] = v",
+		{"x[1] = 2\n\tv := bump(x)\n\tx[0] = v",
 			"kernels.go:6: a kernel of rows cannot set variables and memory at once"},
+		{"var p pair\n\tfor _, v := range x {\n\t\tp.sum += v\n\t}",
+			"kernels.go:7: a kernel of rows cannot set p for each"},
+		{"var p pair\n\tfor _, v := range x {\n\t\tp.add(v)\n\t}",
+			"kernels.go:7: a kernel of rows cannot set p for each"},
+		{"for j := range x {\n\t\tx[j] = x[len(x)-1-j]\n\t}",
+			"kernels.go:6: a kernel of rows cannot read and write x in one loop"},
+		{"var s float64\n\tfor _, v := range x {\n\t\taddTo(&s, v)\n\t}",
+			"kernels.go:7: a kernel of rows cannot set s for each"},
+		{"var s [2]float64\n\tfor _, v := range x {\n\t\ts[0] += v\n\t}\n\tx[0] = s[0]",
+			"kernels.go:7: a kernel of rows cannot change s here for each element"},
+		{"for j := range x {\n\t\tx[int(x[j])]++\n\t}", "kernels.go:6: a kernel of rows cannot change x here"},
+		{"for _, v := range x {\n\t\tx[i] = v\n\t}", "kernels.go:6: a kernel of rows cannot change x here"},
+		{"for _, v := range x {\n\t\taddTo(&x[i], v)\n\t}", "kernels.go:6: a kernel of rows cannot change x here"},
 		{"for j := range 3 {\n\t\tother(j, x)\n\t}",
 			"kernels.go:6: a kernel cannot call other: it is a kernel of rows"},
 		{"b := false\n\tfor range x {\n\t\tb = max(b, true)\n\t}",
@@ -163,7 +180,10 @@ func TestRefusedRows(t *testing.T) {
 			t.Parallel()
 			got, err := generate(folder(t,
 				"package p\n\n//spmd:kernel rows\nfunc k(i int, x []float64) {\n\t"+body+
-					"\n}\n\n//spmd:kernel rows\nfunc other(i int, x []float64) {}\n"))
+					"\n}\n\n//spmd:kernel rows\nfunc other(i int, x []float64) {}\n\n"+
+					"type pair struct{ by, sum float64 }\n\n"+
+					"func (p *pair) add(v float64) { p.sum += v }\n\nfunc addTo(s *float64, v float64) { *s += v }\n\n"+
+					"func bump(x []float64) float64 {\n\tx[0]++\n\treturn x[0]\n}\n"))
 			if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v, want %q\n%s", err, want, got)
 			}
@@ -185,7 +205,8 @@ func TestRefusedRows(t *testing.T) {
 // there is none any more. Other code may change.
 func TestFresh(t *testing.T) {
 	const text = "package p\n\nconst two = 2\n\n//spmd:kernel\nfunc k(i int, x []float64) { x[i] = twice(x[i]) }\n\n" +
-		"func twice(v float64) float64 { return two * v }\n\nfunc other() int { return 1 }\n"
+		"func twice[T number](v T) T {\n\tvar a [size]T\n\treturn two*v + a[0]\n}\n\n" +
+		"func other() int { return 1 }\n\nconst size = 4\n\ntype number interface{ float32 | float64 }\n"
 	dir := folder(t, text)
 	want := func(what string) {
 		t.Helper()
@@ -205,21 +226,63 @@ func TestFresh(t *testing.T) {
 	make()
 	for _, change := range []struct{ from, to, want string }{
 		{"return 1", "return 2", ""},
-		{"const two = 2", "const two = 3", "is old: one of k, twice, two has changed"},
-		{"two * v", "two * v * v", "is old"},
+		{"const two = 2", "const two = 3",
+			"is old: one of k, number, size, twice, two, or the file itself, has changed"},
+		{"size = 4", "size = 5", "is old"},
+		{"float32 | float64", "float64 | float32", "is old"},
+		{"two*v", "two*v*v", "is old"},
 		{"package p\n", "package p\n\n", "is old"},
 		{"//spmd:kernel", "//spmd:kernel max", "is old"},
 		{"func other", "//spmd:kernel\nfunc more(i int, x []float64) {}\n\nfunc other",
-			"it has no kernel more (kernels.go:11)"},
+			"it has no kernel more (kernels.go:14)"},
 		{"//spmd:kernel", "//", "is left over"},
 	} {
 		write(t, dir, "kernels.go", strings.Replace(text, change.from, change.to, 1))
 		want(change.want)
 	}
+	write(t, dir, "kernels.go", text)
+	generated, err := os.ReadFile(filepath.Join(dir, source.Output))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, source.Output, strings.Replace(string(generated), "launchK(s", "launchK(z", 1))
+	want("is old")
+	write(t, dir, "kernels.go", strings.Replace(text, "//spmd:kernel", "//", 1))
 	if changed, err := Write(dir); !changed || err != nil {
 		t.Errorf("the file that is left over: %v, %v", changed, err)
 	}
 	want("")
+}
+
+// Files are those that the compiler takes. A constant of another package is as it was, or the file
+// does not compile.
+func TestFiles(t *testing.T) {
+	dir := folder(t, "package p\n\nimport \"math/bits\"\n\n//spmd:kernel\n"+
+		"func k(i int, x []int64) { x[i] = of * bits.UintSize }\n")
+	write(t, dir, "a.go", "//go:build ignore\n\npackage main\n\nconst of = 1\n\nfunc main() {}\n")
+	write(t, dir, "b.go", "//go:build !linux\n\npackage p\n\nconst of = 2\n")
+	write(t, dir, "c_linux.go", "package p\n\nconst of = 3\n")
+	text, err := generate(dir)
+	if want := "_ = [1]int{}[bits.UintSize-(64)]"; err != nil || !strings.Contains(string(text), " = 192;") ||
+		!strings.Contains(string(text), want) {
+		t.Errorf("%v\n%s", err, text)
+	}
+}
+
+// What the output declares, and Go's own names in it, are not the package's.
+func TestNamesOfPackage(t *testing.T) {
+	const kernel = "package p\n\n//spmd:kernel max\nfunc k(i int, x []int64) int64 { return x[i] }\n\n"
+	for more, want := range map[string]string{
+		"func max(a, b int64) int64 { return a }\n": "kernels.go:6: kernels_spmd.go cannot be a part of the package: " +
+			"the package has a max of its own",
+		"func launchK() {}\n":                     "kernels.go:6: kernels_spmd.go cannot be a part of the package: ",
+		"var kKernel, hostK, spmdgenSource int\n": "",
+	} {
+		_, err := generate(folder(t, kernel+more))
+		if got := fmt.Sprint(err); !strings.HasPrefix(got, want) || want == "" && err != nil {
+			t.Errorf("%s: %s, want %s", more, got, want)
+		}
+	}
 }
 
 // Kernels in tests go into a file of the tests' package, also beside kernels of the package itself.
@@ -274,7 +337,7 @@ func update(i int, register, this []float64, lo, hi, s, n, args, at float64) (ou
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"double double_ = AT(register_, i,", "double double__1 = (double_ * 2.0)",
+		"double double_ = AT(register_, i_,", "double double_1 = (double_ * 2.0)",
 		"func launchUpdate(s_ *spmd.Stream, out spmd.Buffer[float64], n_ int,",
 	} {
 		if !strings.Contains(string(text), want) {

@@ -3,7 +3,7 @@ package main
 import (
 	"go/types"
 
-	"lockstep/spmd/spmdgen/internal/cpp"
+	"lockstep/spmd/spmdgen/internal/ir"
 )
 
 func isStruct(t types.Type) bool {
@@ -13,7 +13,7 @@ func isStruct(t types.Type) bool {
 
 func names(list []types.Type) (all []string) {
 	for _, t := range list {
-		all = append(all, cpp.GoType(t))
+		all = append(all, ir.GoType(t))
 	}
 	return all
 }

@@ -39,7 +39,6 @@ const loopWord = "loop"
 // line writes the loop of a kernel of one index. index is the name that the index has.
 func (u *unit) line(
 	b *strings.Builder, k *kernel, general bool, extent, index string, call func(...string) string,
-	unused func(string) string,
 ) {
 	elements, packs := k.wide()
 	if general || elements == 0 {
@@ -53,15 +52,15 @@ func (u *unit) line(
 	}
 	var all []string
 	for _, p := range k.params {
-		all = append(all, cpp.Safe(p.v.Name()))
+		all = append(all, cpp.Name(p.v.Name()))
 	}
-	if k.body.Guarded {
-		fmt.Fprintf(b, "\tif (go::%s_skips_<uint32_t>(SPMD_HERE_AND 0, %s)) return;\n",
-			k.body.Name, strings.Join(all, ", "))
+	if k.body.Guard != nil {
+		fmt.Fprintf(b, "\tif (go::%s<uint32_t>(SPMD_HERE_AND 0, %s)) return;\n",
+			u.Skips(k.body), strings.Join(all, ", "))
 	}
 	block := "blockIdx.x"
 	if k.loops {
-		block = unused("block_")
+		block = "block"
 		fmt.Fprintf(b, "\tfor (int64_t %s = blockIdx.x; %s * (%d * spmd::THREADS) < %s; %s += gridDim.x)\n\t",
 			block, block, elements*packs, extent, block)
 	}
@@ -75,7 +74,7 @@ func (u *unit) line(
 func (k *kernel) uses() (params, args string) {
 	for i, p := range k.params {
 		if o := k.body.Own[i+k.dims]; o != nil {
-			n := cpp.Safe(p.v.Name())
+			n := cpp.Name(p.v.Name())
 			params += ", auto " + n
 			args += fmt.Sprintf(", spmd::use<%v, %v>(%s)", o.Read, o.Written, n)
 		}

@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -11,6 +12,7 @@ import (
 // Programs have it as spmd.Kernel.
 type Kernel struct {
 	name   string
+	symbol string
 	source kernels.Source // of this kernel alone
 	host   func(Args) error
 	id     int
@@ -21,14 +23,18 @@ type Kernel struct {
 // declared counts the kernels of this process.
 var declared atomic.Int32
 
-// NewKernel declares a kernel.
-func NewKernel(name string, source kernels.Source, host func(Args) error) *Kernel {
-	written := sync.OnceValues(func() (uint64, bool) { return source.Written(name) })
-	return &Kernel{name: name, source: source, host: host, id: int(declared.Add(1)) - 1, write: written}
+// NewKernel declares a kernel by its symbol in the source. A _ at the end is no part of its name.
+func NewKernel(symbol string, source kernels.Source, host func(Args) error) *Kernel {
+	name := strings.TrimSuffix(symbol, "_")
+	written := sync.OnceValues(func() (uint64, bool) { return source.Written(symbol) })
+	return &Kernel{name: name, symbol: symbol, source: source, host: host, id: int(declared.Add(1)) - 1, write: written}
 }
 
 // Name returns the kernel's name.
 func (k *Kernel) Name() string { return k.name }
+
+// Symbol returns the kernel's name in the source.
+func (k *Kernel) Symbol() string { return k.symbol }
 
 // Source returns the source in CUDA C++; its Text is empty if there is none.
 func (k *Kernel) Source() *kernels.Source { return &k.source }

@@ -82,12 +82,12 @@ func (g *GPU) ready(k *exec.Kernel) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
-	f, err := m.function(k.Name())
+	f, err := m.function(k.Symbol())
 	if err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
 	fn := &function{f: f}
-	if fn.params, fn.known, err = f.Params(m.end(k.Name())); err != nil {
+	if fn.params, fn.known, err = f.Params(m.end(k.Symbol())); err != nil {
 		return fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.Name(), err)
 	}
 	fn.shared.Store(defaultShared)
@@ -104,9 +104,9 @@ func (g *GPU) ready(k *exec.Kernel) error {
 // moduleOf returns the program that has k, which it compiles if need be. The caller holds g.mu.
 func (g *GPU) moduleOf(k *exec.Kernel) (*module, error) {
 	m := g.modules[k.Source().Key()]
-	if m != nil && !m.has(k.Name()) {
+	if m != nil && !m.has(k.Symbol()) {
 		// An instance of a template that the program was compiled without.
-		key := k.Source().Key() + "\x00" + k.Name()
+		key := k.Source().Key() + "\x00" + k.Symbol()
 		if m = g.modules[key]; m == nil {
 			return g.compileOne(k, key)
 		}
@@ -123,7 +123,7 @@ func (g *GPU) compileOne(k *exec.Kernel, key string) (*module, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kernel %s: %w", k.Name(), err)
 	}
-	return g.load(key, k.Name(), image)
+	return g.load(key, k.Symbol(), image)
 }
 
 // module is a compiled source on the GPU.

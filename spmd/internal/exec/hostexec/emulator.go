@@ -26,7 +26,7 @@ func (e *Emulator) program(k *exec.Kernel) (*kernels.Emulated, error) {
 	defer e.mu.Unlock()
 	key := k.Source().Key()
 	p := e.programs[key]
-	if p != nil && p.Has(k.Name()) {
+	if p != nil && p.Has(k.Symbol()) {
 		return p, nil
 	}
 	source := *k.Source()
@@ -73,7 +73,7 @@ func (e *Emulator) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error
 		var failed error
 		host.Parallel(grid.Blocks[0]*grid.Blocks[1]*grid.Blocks[2], 1, func(lo, hi int) {
 			part := kernels.Part{Blocks: grid.Blocks, Threads: grid.Threads, First: lo, Last: hi, Shared: grid.Shared}
-			if err := p.Launch(k.Name(), part, words, at); err != nil {
+			if err := p.Launch(k.Symbol(), part, words, at); err != nil {
 				mu.Lock()
 				failed = err
 				mu.Unlock()

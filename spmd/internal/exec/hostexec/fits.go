@@ -22,7 +22,7 @@ func params(k *exec.Kernel) (list []kernels.Param, known bool) {
 	}
 	key := k.Source().Key()
 	all, ok := described.Load(key)
-	if found, _ := all.(map[string][]kernels.Param); !ok || found != nil && found[k.Name()] == nil {
+	if found, _ := all.(map[string][]kernels.Param); !ok || found != nil && found[k.Symbol()] == nil {
 		source := *k.Source()
 		for _, s := range kernels.All() {
 			if s.Key() == key {
@@ -37,7 +37,7 @@ func params(k *exec.Kernel) (list []kernels.Param, known bool) {
 		described.Store(key, got)
 		all = got
 	}
-	list, known = all.(map[string][]kernels.Param)[k.Name()]
+	list, known = all.(map[string][]kernels.Param)[k.Symbol()]
 	return list, known
 }
 

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"lockstep/internal/source"
+)
+
+// driver runs kernels on the host and emulated, on equal arguments, and prints what differs.
+const driver = `package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"lockstep/spmd"
+)
+
+type bothRun struct {
+	w   *spmd.World
+	s   *spmd.Stream
+	out []func() string
+	k   uint64
+}
+
+func (o *bothRun) next() uint64 {
+	o.k = o.k*6364136223846793005 + 1442695040888963407
+	return o.k >> 29
+}
+
+func bothBuffer[T spmd.Stored](o *bothRun, n int) spmd.Buffer[T] {
+	b, err := spmd.Alloc[T](o.w, n)
+	if err != nil {
+		panic(err)
+	}
+	v := make([]T, n)
+	for i := range v {
+		o.fill(any(&v[i]))
+	}
+	if err := b.CopyFrom(v); err != nil {
+		panic(err)
+	}
+	o.out = append(o.out, func() string {
+		if err := b.CopyTo(v); err != nil {
+			panic(err)
+		}
+		for i := range v {
+			if v[i] != v[i] { // which of two NaNs wins is the compiler's business
+				v[i] = *new(T)
+			}
+		}
+		return fmt.Sprintf("%x", unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0]))))
+	})
+	return b
+}
+
+func (o *bothRun) fill(p any) {
+	x := o.next()
+	switch p := p.(type) {
+	case *int8:
+		*p = int8(x)
+	case *uint8:
+		*p = uint8(x)
+	case *int32:
+		*p = int32(x) >> (x >> 33 % 32)
+	case *uint32:
+		*p = uint32(x) >> (x >> 33 % 32)
+	case *int64:
+		*p = int64(x<<31) >> (x % 64)
+	case *uint64:
+		*p = x << 31 >> (x % 64)
+	case *float32:
+		*p = float32(int64(x%4001)-2000) / 64
+	case *float64:
+		*p = float64(int64(x%4001)-2000) / 64
+	case *spmd.BF16:
+		*p = spmd.ToBF16(float32(int64(x%401) - 200))
+	}
+}
+
+func main() {
+	var got [2][]string
+	for d, device := range []string{"host", "emulate"} {
+		got[d] = make([]string, len(bothAll))
+		for i, run := range bothAll {
+			c := spmd.Config{Timeout: 5 * time.Minute, Device: device, LogLevel: "error", LogRanks: "all", Seed: 42}
+			err := spmd.Local(context.Background(), c, 1, func(_ context.Context, w *spmd.World) error {
+				s, err := w.NewStream("kernels")
+				if err != nil {
+					return err
+				}
+				o := &bothRun{w: w, s: s}
+				if err := run(o); err != nil {
+					return err
+				}
+				if err := s.Synchronize(); err != nil {
+					return err
+				}
+				for _, f := range o.out {
+					got[d][i] += f() + "\n"
+				}
+				return nil
+			})
+			if err != nil {
+				got[d][i] = err.Error()
+			}
+		}
+	}
+	for i, name := range bothNames {
+		a, b := got[0][i], got[1][i]
+		if a == b && len(a) > 0 && a[len(a)-1] == '\n' {
+			fmt.Printf("%s: same\n", name)
+			continue
+		}
+		at := 0
+		for at < min(len(a), len(b)) && a[at] == b[at] {
+			at++
+		}
+		from := max(0, at-24)
+		fmt.Printf("%s: from byte %d on %.60q, emulated %.60q\n", name, at/2, a[min(from, len(a)):],
+			b[min(from, len(b)):])
+	}
+}
+`
+
+// runBoth translates the kernels of a file, runs each both ways, and returns what differs by the
+// names of the kernels: "same" for nothing.
+func runBoth(t *testing.T, text string) map[string]string {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := folder(t, text)
+	write(t, dir, "go.mod", "module both\n\ngo 1.26.0\n")
+	write(t, dir, "go.work", "go 1.26.0\n\nuse (\n\t.\n\t"+root+"\n)\n")
+	write(t, dir, "driver.go", driver)
+	if _, err := Write(dir); err != nil {
+		t.Fatalf("%v\n%s", err, numbered(text))
+	}
+	write(t, dir, "calls.go", calls(t, text))
+	write(t, dir, "c++", "#!/bin/sh\nfor a do case $a in -O2) a=-O0;; -g1) a=-g0;; esac\n"+
+		"set -- \"$@\" \"$a\"; shift; done\nexec c++ \"$@\"\n")
+	if err := os.Chmod(filepath.Join(dir, "c++"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	run := func(name string, args ...string) string {
+		cmd := exec.Command(name, args...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "CXX="+filepath.Join(dir, "c++"), "LOCKSTEP_CACHE="+dir, "LOCKSTEP_RUNS=off")
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s\n%.2000s", name, err, out, &errs)
+		}
+		return string(out)
+	}
+	run("go", "build", "-o", "both", ".")
+	got := map[string]string{}
+	for line := range strings.Lines(run("./both")) {
+		if name, what, ok := strings.Cut(strings.TrimSpace(line), ": "); ok {
+			got[name] = what
+		}
+	}
+	return got
+}
+
+func numbered(text string) string {
+	var b strings.Builder
+	for i, line := range strings.Split(text, "\n") {
+		fmt.Fprintf(&b, "%4d %s\n", i+1, line)
+	}
+	return b.String()
+}
+
+// calls writes the launches of the kernels of a file. A slice has 1,024 elements.
+func calls(t *testing.T, text string) string {
+	t.Helper()
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, "kernels.go", text, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names, runs []string
+	for _, d := range f.Decls {
+		fn, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		words, ok := source.Directive(fn)
+		if !ok {
+			continue
+		}
+		n, instance := "64", ""
+		if strings.Contains(strings.Join(words, " "), "rows") {
+			n = "5"
+		}
+		if fn.Type.TypeParams != nil {
+			instance = words[len(words)-1]
+		}
+		kind := func(e ast.Expr) string {
+			if s := types.ExprString(e); s != "T" {
+				return s
+			}
+			return instance
+		}
+		var args []string
+		if r := fn.Type.Results; r != nil {
+			args = append(args, "bothBuffer["+kind(r.List[0].Type)+"](o, 1)")
+		}
+		var rest []string
+		dims := 0
+		for _, p := range fn.Type.Params.List {
+			for _, id := range p.Names {
+				switch p := p.Type.(type) {
+				case *ast.ArrayType:
+					if p.Len == nil {
+						rest = append(rest, "bothBuffer["+kind(p.Elt)+"](o, 1024)")
+					} else {
+						rest = append(rest, types.ExprString(p)+"{3}")
+					}
+				case *ast.StarExpr:
+					rest = append(rest, "bothBuffer["+kind(p.X)+"](o, 1)")
+				default:
+					if len(rest) == 0 && dims < 3 && id.Name == string("ijk"[dims]) && kind(p) == "int" {
+						args = append(args, n)
+						dims++
+					} else {
+						rest = append(rest, kind(p)+"(5)")
+					}
+				}
+			}
+		}
+		names = append(names, fmt.Sprintf("%q", fn.Name.Name))
+		runs = append(runs, fmt.Sprintf("func(o *bothRun) error { return %s(o.s, %s) }", launchName(fn.Name.Name),
+			strings.Join(append(args, rest...), ", ")))
+	}
+	spmd := ""
+	if strings.Contains(strings.Join(runs, ""), "spmd.") {
+		spmd = "import \"lockstep/spmd\"\n"
+	}
+	return "package main\n" + spmd + "var bothNames = []string{" + strings.Join(names, ", ") +
+		"}\n\nvar bothAll = []func(o *bothRun) error{\n" + strings.Join(runs, ",\n") + ",\n}\n"
+}
