@@ -132,9 +132,12 @@ func (c *NodeComm) Barrier() error {
 // then writes where it should not. Of an AllToAllV the messages have what differs. Ranks that share
 // no memory do not compare, nor does a call that cudampi.Comm refuses. Collective; it blocks.
 func (c *NodeComm) Carry(call *coll.Call) (done bool, err error) {
+	if c.s == nil {
+		return false, nil
+	}
 	t := call.Kind.Traits()
 	scans := call.Kind == coll.Scan || call.Kind == coll.ExScan
-	if c.s == nil || !t.Moves() || t.Message || t.Lengths == coll.Own || call.N < 0 || call.Type >= elem.Types ||
+	if !t.Moves() || t.Message || t.Lengths == coll.Own || call.N < 0 || call.Type >= elem.Types ||
 		t.Reduces && !call.Op.Has(call.Type) || scans && call.Op == elem.Avg ||
 		t.Rooted && uint(call.Root) >= uint(c.s.size) || c.Usable("") != nil {
 		return false, nil
