@@ -44,11 +44,11 @@ func noAllocation(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if got := testkit.Allocations(func() { do(w.Comm()) }); got != 0 {
+			if got := testkit.Allocations(50, func() { do(w.Comm()) }); got != 0 {
 				t.Errorf("%v allocates %v times", call.kind, got)
 			}
 			on := w.Comm().On(s)
-			if got := testkit.Allocations(func() {
+			if got := testkit.Allocations(50, func() {
 				for range 8 {
 					do(on)
 				}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/managed"
 	"lockstep/spmd/spmdtest"
@@ -401,7 +402,7 @@ func gpuAllocations(t *testing.T, w *spmd.World) {
 		{"Synchronize", func() error { return errors.Join(spmd.Fill(s, x, 1), s.Synchronize()) }},
 	} {
 		failed := 0
-		if got := testing.AllocsPerRun(100, func() {
+		if got := testkit.Allocations(50, func() {
 			if tc.call() != nil {
 				failed++
 			}

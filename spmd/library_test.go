@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
@@ -137,7 +138,7 @@ func libraryAllocations(t *testing.T, w *spmd.World) {
 	if w.OnHost() {
 		l = library.New("nothing", nil, func(spmd.Args) error { return nil })
 	}
-	if n := testing.AllocsPerRun(100, func() {
+	if n := testkit.Allocations(50, func() {
 		for range 8 {
 			if err := l.Call(s, 256, x.Arg(), x.Arg(), spmd.I64(32)); err != nil {
 				t.Error(err)
@@ -307,7 +308,7 @@ func TestPerWorld(t *testing.T) {
 			t.Errorf("another world has the same, of %d", made.Load())
 		}
 		must(t, other.Close())
-		if n := testing.AllocsPerRun(100, func() { p.Of(w) }); n != 0 {
+		if n := testkit.Allocations(50, func() { p.Of(w) }); n != 0 {
 			t.Errorf("%v allocations", n)
 		}
 	})

@@ -36,10 +36,10 @@ func Quick(t testing.TB) bool {
 	})
 }
 
-// Job skips a test that starts a job, or needs ranks that are processes, unless make test has it.
+// Job skips a test that starts a job or a program, unless make test has it.
 func Job(t testing.TB) {
 	t.Helper()
 	if testkit.Quick() && !Quick(t) {
-		testkit.Only(t, "tests with jobs under mpirun")
+		testkit.Only(t, "tests with jobs or programs")
 	}
 }

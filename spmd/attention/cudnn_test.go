@@ -110,7 +110,7 @@ func cudnnPathTaken(t *testing.T, w *spmd.World) {
 		!strings.Contains(err.Error(), "16 bytes") {
 		t.Errorf("out that is not aligned: %v", err)
 	}
-	if n := testing.AllocsPerRun(2, func() { // of the mma path nothing runs on the double
+	if n := testkit.Allocations(5, func() { // of the mma path nothing runs on the double
 		must(t, odd.Forward(s, j.outB, j.lseB, j.qkvB))
 		must(t, odd.Backward(s, j.dqkvB, j.doutB, j.outB, j.lseB, j.qkvB))
 		must(t, j.forward())

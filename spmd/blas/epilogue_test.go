@@ -401,7 +401,7 @@ func noAllocation(t *testing.T, w *spmd.World) {
 			}
 			spmdtest.Must(t, s.HostFunc(func() error { <-release; return nil }))
 		}
-		if got := testing.AllocsPerRun(100, call); got != 0 {
+		if got := testkit.Allocations(50, call); got != 0 {
 			t.Errorf("%s: %v allocations", name, got)
 		}
 		close(release)

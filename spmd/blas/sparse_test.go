@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/spmdtest"
@@ -150,7 +151,7 @@ func TestHalo(t *testing.T) {
 		}
 		hold := make(chan bool)
 		spmdtest.Must(t, st.HostFunc(func() error { <-hold; return nil }))
-		if n := testing.AllocsPerRun(5, product); n > 0 {
+		if n := testkit.Allocations(5, product); n > 0 {
 			t.Errorf("a product allocates %v times", n)
 		}
 		close(hold)

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/kernels"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -430,7 +431,7 @@ func TestAllocations(t *testing.T) {
 		}
 		hold := make(chan bool)
 		spmdtest.Must(t, s.HostFunc(func() error { <-hold; return nil }))
-		if n := testing.AllocsPerRun(4, func() {
+		if n := testkit.Allocations(5, func() {
 			if err := launch(); err != nil {
 				t.Error(err)
 			}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -188,7 +189,7 @@ func TestGraph(t *testing.T) {
 		}
 		hold := make(chan bool)
 		spmdtest.Must(t, s.HostFunc(func() error { <-hold; return nil }))
-		if n := testing.AllocsPerRun(2, fills); n > 0 {
+		if n := testkit.Allocations(5, fills); n > 0 {
 			t.Errorf("fills allocate %v times", n)
 		}
 		close(hold)

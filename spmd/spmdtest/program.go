@@ -71,9 +71,7 @@ func (e Ended) Result(v any) error {
 // Timeout. It skips the test if SPMDTEST_RANKS allows fewer ranks.
 func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ...string) *exec.Cmd {
 	t.Helper()
-	if ranks > 0 {
-		mpirun.Job(t)
-	}
+	mpirun.Job(t)
 	if most, err := strconv.Atoi(os.Getenv("SPMDTEST_RANKS")); err == nil && ranks > most {
 		t.Skipf("SPMDTEST_RANKS=%d, and this starts %d ranks", most, ranks)
 	}

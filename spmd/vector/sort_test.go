@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/library"
 	"lockstep/spmd/spmdtest"
@@ -206,14 +207,14 @@ func TestSortGraph(t *testing.T) {
 		}
 		hold := make(chan bool)
 		spmdtest.Must(t, s.HostFunc(func() error { <-hold; return nil }))
-		if n := testing.AllocsPerRun(4, calls); n > 0 {
+		if n := testkit.Allocations(5, calls); n > 0 {
 			t.Errorf("calls allocate %v times", n)
 		}
 		close(hold)
 		spmdtest.Must(t, s.Synchronize())
 	})
 	var m scratch[uint32, uint64]
-	if n := testing.AllocsPerRun(10, func() {
+	if n := testkit.Allocations(10, func() {
 		m.onHost([]uint32{3, 2, 1}, []uint32{3, 2, 1}, []uint64{1, 2, 3}, []uint64{1, 2, 3}, unsigned)
 	}); n > 0 {
 		t.Errorf("a sort on the host allocates %v times", n)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -226,7 +227,7 @@ func TestGraph(t *testing.T) {
 		if w.Size() > 1 {
 			return
 		}
-		if n := testing.AllocsPerRun(300, func() { // the work on the host too
+		if n := testkit.Allocations(50, func() { // the work on the host too
 			for _, err := range []error{Scan(s, scans, x), ArgMax(s, one.Slice(0, 1), at.Slice(0, 1), x),
 				Select(s, y, at.Slice(1, 2), x, keep), Histogram(s, counts, x, 0, 8), s.Synchronize()} {
 				spmdtest.Must(t, err)

@@ -155,7 +155,7 @@ func neverWaitedFor(t *testing.T) {
 	for range 100 {
 		step()
 	}
-	if got := testing.AllocsPerRun(100, step); got != 0 {
+	if got := testkit.Allocations(50, step); got != 0 {
 		t.Errorf("%v allocations in a step, want none", got)
 	}
 	if got := len(side.marks); got > pile {
