@@ -92,7 +92,13 @@ func (b *box) inside() int {
 
 // planeOf returns the cells of plane z of a field: a run of memory from the first to the last. -1
 // and N are the planes of the border.
-func planeOf[T number](b *box, f spmd.Buffer[T], z int) spmd.Buffer[T] {
-	at := int(b.Origin + int64(z)*b.Plane)
-	return f.Slice(at, at+int((b.N[rows]-1)*b.Pitch+b.N[columns]))
+func planeOf[T number](b *box, f spmd.Buffer[T], z int) spmd.Buffer[T] { return planesOf(b, f, int64(z), 1) }
+
+// planesOf is planeOf for n planes from z on.
+func planesOf[T number](b *box, f spmd.Buffer[T], z, n int64) spmd.Buffer[T] {
+	at := int(b.Origin + z*b.Plane)
+	return f.Slice(at, at+b.span(n))
 }
+
+// span returns how many elements there are from the first cell of n planes to the last.
+func (b *box) span(n int64) int { return int((n-1)*b.Plane + (b.N[rows]-1)*b.Pitch + b.N[columns]) }

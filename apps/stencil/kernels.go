@@ -93,7 +93,8 @@ func newLauncher[T number](w *spmd.World, b box) *launcher[T] {
 	return l
 }
 
-// step enqueues out = one step from in, on the inside.
+// step enqueues out = one step from in, on the inside. The kernel gets the planes of the inside
+// alone: the planes beside them are on their way to other ranks.
 func (l *launcher[T]) step(s *spmd.Stream, out, in spmd.Buffer[T]) error {
 	if l.box.inside() == 0 {
 		return nil
@@ -102,14 +103,16 @@ func (l *launcher[T]) step(s *spmd.Stream, out, in spmd.Buffer[T]) error {
 	if l.box.Dims == 3 {
 		k = kernelsOf[T]().step3
 	}
-	return k.Launch(s, l.inside, out.Arg(), in.Arg(), arg[T](centre(l.box.Dims)), arg[T](beside), l.arg,
+	inside := planesOf(&l.box, out, l.box.Lo[planes], l.box.Hi[planes]-l.box.Lo[planes])
+	return k.Launch(s, l.inside, inside.Arg(), in.Arg(), arg[T](centre(l.box.Dims)), arg[T](beside), l.arg,
 		spmd.I64(l.run))
 }
 
 func stepOnHost[T number](a spmd.Args) error {
 	out, in, b := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgStruct[box](a, 4)
-	if len(out) != b.elements() || len(in) != b.elements() {
-		return fmt.Errorf("stencil: fields of %d and %d elements, the box has %d", len(out), len(in), b.elements())
+	if n := b.span(b.Hi[planes] - b.Lo[planes]); len(out) != n || len(in) != b.elements() {
+		return fmt.Errorf("stencil: an inside of %d elements and a field of %d, the box has %d and %d",
+			len(out), len(in), n, b.elements())
 	}
 	centre, beside := argValue[T](a, 2), argValue[T](a, 3)
 	const grain = 1 << 15 // cells

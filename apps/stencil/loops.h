@@ -6,7 +6,7 @@ CLONES void NAME(stencil_step)(T *out, const T *in, T centre, T beside, const st
         long long z = b->lo[0] + i / rows, y = b->lo[1] + i % rows;
         long long at = b->origin + z * b->plane + y * b->pitch + b->lo[2];
         const T *restrict u = in + at, *restrict below = u - b->plane, *restrict above = u + b->plane;
-        T *restrict o = out + at;
+        T *restrict o = out + at - (b->origin + b->lo[0] * b->plane); // the inside alone
         if (b->dims == 2) {
 #pragma omp simd
             for (long x = 0; x < width; x++)

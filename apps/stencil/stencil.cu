@@ -34,7 +34,7 @@ SPMD_FN void step(T *__restrict__ out, const T *__restrict__ in, T centre, T bes
 	bool whole = x >= b.lo[2] && x + n <= b.hi[2];
 	long long at = b.origin + z * b.plane + y * b.pitch + x;
 	const T *p = in + at;
-	T *q = out + at;
+	T *q = out + at - (b.origin + b.lo[0] * b.plane); // the inside alone
 	vec<T> below = load(p - b.plane), here = load(p);
 #pragma unroll 1
 	for (; z < end; z += DEPTH, p += DEPTH * b.plane, q += DEPTH * b.plane) {
