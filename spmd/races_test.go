@@ -3,6 +3,8 @@ package spmd_test
 import (
 	"context"
 	"errors"
+	"maps"
+	"math/rand/v2"
 	"regexp"
 	"testing"
 
@@ -218,4 +220,100 @@ func TestRaces(t *testing.T) {
 	if found < 20 {
 		t.Errorf("%d places", found)
 	}
+}
+
+// Random programs on three streams race where a model says so that keeps for each command all that
+// come before it.
+func TestRacesOfRandomPrograms(t *testing.T) {
+	cfg := spmdtest.Config()
+	cfg.Check = "on"
+	races := 0
+	for seed := range uint64(300) {
+		err := spmd.Local(t.Context(), cfg, 1, func(_ context.Context, w *spmd.World) error {
+			r := rand.New(rand.NewPCG(seed, 0))
+			type command struct {
+				lo, hi int
+				writes bool
+				before map[int]bool // and itself
+			}
+			var commands []command
+			x := alloc[uint8](t, w, 40)
+			var streams [3]*spmd.Stream
+			var sinks [3]spmd.Buffer[uint8]
+			var events [2]*spmd.Event
+			var known [3]map[int]bool
+			var recorded [2]map[int]bool
+			host := map[int]bool{}
+			for i := range streams {
+				streams[i], sinks[i], known[i] = stream(t, w, "s"), alloc[uint8](t, w, 40), map[int]bool{}
+			}
+			for i := range events {
+				var err error
+				events[i], err = w.NewEvent()
+				must(t, err)
+			}
+			for range 80 {
+				i, j, e := r.IntN(3), r.IntN(3), r.IntN(2)
+				lo := r.IntN(40)
+				hi := lo + 1 + r.IntN(min(8, 40-lo))
+				c := command{lo: lo, hi: hi, before: known[i]}
+				var err error
+				switch r.IntN(16) {
+				case 0, 1, 2, 3:
+					must(t, streams[i].After(streams[j]))
+					known[i] = joined(known[i], known[j])
+					continue
+				case 4, 5:
+					must(t, events[e].Record(streams[i]))
+					recorded[e] = known[i]
+					continue
+				case 6, 7, 8:
+					must(t, streams[i].Wait(events[e]))
+					known[i] = joined(known[i], recorded[e])
+					continue
+				case 9:
+					must(t, streams[i].Synchronize())
+					host = joined(host, known[i])
+					continue
+				case 10:
+					x.At(lo)
+					for _, o := range commands {
+						host = joined(host, o.before)
+					}
+					continue
+				case 11, 12, 13:
+					err = spmd.Copy(streams[i], sinks[i].Slice(lo, hi), x.Slice(lo, hi))
+				default:
+					c.writes = true
+					err = spmd.Fill(streams[i], x.Slice(lo, hi), 1)
+				}
+				known[i] = joined(known[i], host)
+				want := false
+				for k, o := range commands {
+					want = want || o.lo < hi && lo < o.hi && (o.writes || c.writes) && !known[i][k]
+				}
+				if (err != nil) != want {
+					t.Errorf("seed %d, command %d: %v, and a race: %v", seed, len(commands), err, want)
+				}
+				if want || err != nil {
+					races++
+					return nil
+				}
+				known[i] = joined(known[i], map[int]bool{len(commands): true})
+				c.before = known[i]
+				commands = append(commands, c)
+			}
+			return nil
+		})
+		must(t, err)
+	}
+	if races < 100 || races == 300 {
+		t.Errorf("%d of 300 programs race", races)
+	}
+}
+
+func joined(a, b map[int]bool) map[int]bool {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	return all
 }

@@ -29,3 +29,23 @@ func TestDeclared(t *testing.T) {
 		t.Error("All gives away its own list")
 	}
 }
+
+// A kernel may write what its parameters point to, but for const: in a template, a macro, and behind
+// bounds that have parentheses.
+func TestWritten(t *testing.T) {
+	s := Source{Text: `extern "C" __global__ void plain(float *__restrict__ y, const float *x, float const *z, long n, T *const w) {}
+		template <typename T, int N> __global__ void __launch_bounds__(N, (int)sizeof(T) > 4 ? 1 : 2)
+		scale(T *x, // the first, const *
+			const pair<T, 2> *of, const __grid_constant__ box b) { f(x); }
+		#define KERNELS(T, S)                                   \
+			extern "C" __global__ void __launch_bounds__(256)   \
+			step_##S(const T *in, T *out) {}`}
+	for name, want := range map[string]uint64{"plain": 0b10001, "scale<float, 3>": 0b1, "step_f32": 0b10} {
+		if got, known := s.Written(name); got != want || !known {
+			t.Errorf("%s: %b, %v, want %b", name, got, known, want)
+		}
+	}
+	if _, known := s.Written("other"); known {
+		t.Error("a kernel that is not there is known")
+	}
+}

@@ -136,7 +136,7 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 		}
 	}
 	var args [gemmArgs]spmd.Arg
-	args[argC], args[argA], args[argB] = c.Arg(), a.Arg(), b.Arg()
+	args[argC], args[argA], args[argB] = c.arg(), a.arg(), b.arg()
 	list, all := args[:plainArgs], [gemmOperands]library.Operand{c.writes("C"), a.reads("A"), b.reads("B")}
 	operands := all[:3]
 	if o.extended() {
@@ -216,10 +216,13 @@ func Gemv[T float32 | float64](s *spmd.Stream, y spmd.Buffer[T], a Matrix[T], x 
 		return err
 	}
 	var args [gemmArgs]spmd.Arg
-	args[argC], args[argA], args[argB] = y.Arg(), a.Arg(), x.Arg()
+	args[argC], args[argA], args[argB] = y.Arg(), a.arg(), x.Arg()
 	p.encode(&args)
 	return h.gemv.Call(s, ownWorkspace, args[:plainArgs]...)
 }
+
+// arg returns the matrix as an argument: the elements from its first to its last.
+func (m Matrix[T]) arg() spmd.Arg { return m.Slice(0, max(0, (m.Rows-1)*m.Stride+m.Cols)).Arg() }
 
 func (m Matrix[T]) check(op, name string) error {
 	last, ok := elem.Product(max(0, m.Rows-1), m.Stride)
