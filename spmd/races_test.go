@@ -24,161 +24,112 @@ type orders struct {
 }
 
 // need calls fn, unless this is the place that is left out.
-func (o *orders) need(fn func() error) {
-	if o.n++; o.n != o.omit {
-		must(o.t, fn())
+func (o *orders) need(fn func() error) error {
+	if o.n++; o.n == o.omit {
+		return nil
 	}
+	return fn()
 }
 
-func (o *orders) after(s, other *spmd.Stream) { o.need(func() error { return s.After(other) }) }
-func (o *orders) wait(s *spmd.Stream)         { o.need(func() error { return s.Wait(o.e) }) }
+func (o *orders) after(s, other *spmd.Stream) error {
+	return o.need(func() error { return s.After(other) })
+}
 
 // add is dst += src on a stream.
 func (o *orders) add(s *spmd.Stream, dst, src spmd.Buffer[float32]) error {
 	return addTo.Launch(s, spmd.Cover1D(dst.Len(), 64), dst.Arg(), src.Arg(), spmd.F32(1), spmd.I32(dst.Len()))
 }
 
-// graph captures fn on a.
-func (o *orders) graph(fn func() error) (*spmd.Graph, error) {
-	g, err := o.a.Capture(fn)
-	if err == nil {
-		o.t.Cleanup(func() { must(o.t, g.Close()) })
-	}
-	return g, err
-}
-
-// all calls one function after the other until one fails.
-func all(fns ...func() error) (err error) {
-	for i := 0; err == nil && i < len(fns); i++ {
-		err = fns[i]()
-	}
-	return err
-}
-
 // racing are programs in which every place with need puts commands in order that nothing else does:
 // what the examples do with streams, events and graphs, and what they do not need to put in order.
 var racing = map[string]func(o *orders) error{
-	"events": func(o *orders) error { // docs/examples/events
+	"events": func(o *orders) (err error) { // docs/examples/events
 		for i := range 2 {
-			part := o.x.Slice(50*i, 50*(i+1))
-			err := all(func() error { return spmd.Fill(o.a, part, 1) }, func() error { return o.e.Record(o.a) },
-				func() error { o.wait(o.b); return spmd.AllReduce(o.w.Comm().On(o.b), part, part, spmd.Sum) })
-			if err != nil {
-				return err
-			}
+			part, c := o.x.Slice(50*i, 50*(i+1)), o.w.Comm().On(o.b)
+			err = errors.Join(err, spmd.Fill(o.a, part, 1), o.e.Record(o.a),
+				o.need(func() error { return o.b.Wait(o.e) }), spmd.AllReduce(c, part, part, spmd.Sum))
 		}
-		o.after(o.a, o.b)
-		return o.add(o.a, o.y, o.x)
+		return errors.Join(err, o.after(o.a, o.b), o.add(o.a, o.y, o.x))
 	},
-	"reducer": func(o *orders) error { // docs/examples/gradient, as parallel.Reducer does it
+	"reducer": func(o *orders) (err error) { // docs/examples/gradient, as parallel.Reducer does it
 		for range 2 {
-			if err := all(func() error { return spmd.Copy(o.a, o.x, o.y) },
-				func() error { o.after(o.b, o.a); return spmd.AllReduce(o.w.Comm().On(o.b), o.x, o.x, spmd.Avg) },
-				func() error { o.after(o.a, o.b); return o.add(o.a, o.y, o.x) }); err != nil {
-				return err
-			}
+			err = errors.Join(err, spmd.Copy(o.a, o.x, o.y), o.after(o.b, o.a),
+				spmd.AllReduce(o.w.Comm().On(o.b), o.x, o.x, spmd.Avg), o.after(o.a, o.b), o.add(o.a, o.y, o.x))
 		}
-		return nil
+		return err
 	},
-	"two buffers in turn": func(o *orders) error { // docs/examples/staging
+	"two buffers in turn": func(o *orders) (err error) { // docs/examples/staging
 		for i := range 3 {
 			half := o.x.Slice(50*(i%2), 50*(i%2)+50)
 			if i > 1 {
-				o.after(o.b, o.a)
+				err = errors.Join(err, o.after(o.b, o.a))
 			}
-			if err := spmd.Copy(o.b, half, o.y.Slice(0, 50)); err != nil {
-				return err
-			}
-			o.after(o.a, o.b)
-			if err := o.add(o.a, o.z.Slice(0, 50), half); err != nil {
-				return err
-			}
+			err = errors.Join(err, spmd.Copy(o.b, half, o.y.Slice(0, 50)), o.after(o.a, o.b),
+				o.add(o.a, o.z.Slice(0, 50), half))
 		}
-		return nil
+		return err
 	},
 	"halo": func(o *orders) error { // apps/stencil
-		edge, inside := o.x.Slice(0, 10), o.x.Slice(10, 100)
+		edge, inside, c := o.x.Slice(0, 10), o.x.Slice(10, 100), o.w.Comm().On(o.b)
 		err := spmd.Fill(o.a, o.x, 1)
-		for i := 0; err == nil && i < 2; i++ {
-			o.after(o.b, o.a)
-			err = all(func() error {
-				return spmd.SendRecv(o.w.Comm().On(o.b), o.y.Slice(0, 10), 0, edge, 0)
-			}, func() error { return o.add(o.a, o.z.Slice(10, 100), inside) },
-				func() error { o.after(o.a, o.b); return o.add(o.a, edge, o.y.Slice(0, 10)) })
+		for range 2 {
+			err = errors.Join(err, o.after(o.b, o.a), spmd.SendRecv(c, o.y.Slice(0, 10), 0, edge, 0),
+				o.add(o.a, o.z.Slice(10, 100), inside), o.after(o.a, o.b), o.add(o.a, edge, o.y.Slice(0, 10)))
 		}
 		return err
 	},
 	"in a graph": func(o *orders) error { // docs/examples/graph
-		g, err := o.graph(func() error {
-			return all(func() error { return spmd.Fill(o.a, o.x, 1) }, func() error { return o.b.After(o.a) },
-				func() error { return spmd.Fill(o.a, o.y, 2) }, func() error { return o.e.Record(o.a) },
-				func() error { o.wait(o.b); return o.add(o.b, o.y, o.x) },
-				func() error { o.after(o.a, o.b); return spmd.Copy(o.a, o.z, o.y) },
-				func() error { return o.a.After(o.b) })
+		g, err := o.a.Capture(func() error {
+			return errors.Join(spmd.Fill(o.a, o.x, 1), o.b.After(o.a), spmd.Fill(o.a, o.y, 2), o.e.Record(o.a),
+				o.need(func() error { return o.b.Wait(o.e) }), o.add(o.b, o.y, o.x), o.after(o.a, o.b),
+				spmd.Copy(o.a, o.z, o.y), o.a.After(o.b))
 		})
-		return all(func() error { return err }, func() error { return g.Launch(o.a) },
-			func() error { return g.Launch(o.c) })
-	},
-	"beside a graph": func(o *orders) error {
-		g, err := o.graph(func() error { return o.add(o.a, o.x, o.y) })
-		for i := 0; err == nil && i < 2; i++ {
-			if i > 0 {
-				o.after(o.a, o.b)
-			}
-			if err = g.Launch(o.a); err == nil {
-				o.after(o.b, o.a)
-				err = spmd.Copy(o.b, o.z, o.x)
-			}
-		}
-		return err
-	},
-	"the host": func(o *orders) error {
-		err := all(func() error { return spmd.Fill(o.a, o.x, 1) }, func() error { return o.e.Record(o.a) },
-			func() error { o.need(o.e.Synchronize); return spmd.Copy(o.b, o.y, o.x) },
-			func() error { o.need(o.b.Synchronize); return spmd.Fill(o.c, o.y, 2) })
-		o.x.At(0) // waits for what uses x
-		return all(func() error { return err }, func() error { return spmd.Fill(o.c, o.x, 3) })
-	},
-	"a function on the host": func(o *orders) error { // docs/examples/conditional
-		p, err := spmd.AllocPinned[float32](o.w, 1)
 		if err != nil {
 			return err
 		}
-		err = all(func() error { return spmd.Fill(o.a, p, 1) },
-			func() error { o.after(o.b, o.a); return o.b.HostFunc(func() error { p.Host()[0]++; return nil }) },
-			func() error { o.after(o.a, o.b); return spmd.Fill(o.a, p, 2) }, o.b.Synchronize, o.a.Synchronize)
-		return err
+		return errors.Join(g.Launch(o.a), g.Launch(o.c), g.Close())
+	},
+	"beside a graph": func(o *orders) error {
+		g, err := o.a.Capture(func() error { return o.add(o.a, o.x, o.y) })
+		if err != nil {
+			return err
+		}
+		return errors.Join(g.Launch(o.a), o.after(o.b, o.a), spmd.Copy(o.b, o.z, o.x), o.after(o.a, o.b),
+			g.Launch(o.a), o.after(o.b, o.a), spmd.Copy(o.b, o.z, o.x), g.Close())
+	},
+	"the host": func(o *orders) error {
+		err := errors.Join(spmd.Fill(o.a, o.x, 1), o.e.Record(o.a), o.need(o.e.Synchronize), spmd.Copy(o.b, o.y, o.x),
+			o.need(o.b.Synchronize), spmd.Fill(o.c, o.y, 2))
+		o.x.At(0) // waits for what uses x
+		return errors.Join(err, spmd.Fill(o.c, o.x, 3))
+	},
+	"a function on the host": func(o *orders) error { // docs/examples/conditional
+		p, err := spmd.AllocPinned[float32](o.w, 1)
+		must(o.t, err)
+		return errors.Join(spmd.Fill(o.a, p, 1), o.after(o.b, o.a),
+			o.b.HostFunc(func() error { p.Host()[0]++; return nil }), o.after(o.a, o.b), spmd.Fill(o.a, p, 2),
+			o.b.Synchronize(), o.a.Synchronize())
 	},
 	"a library, a group and closed streams": func(o *orders) error { // docs/examples/samplesort
-		comm := o.w.Comm().On(o.b)
-		turn := reverse(nil).Writes(0b1)
-		err := all(func() error { return turn.Call(o.a, 400, o.x.Arg(), o.y.Arg(), spmd.I64(50)) },
-			func() error { return turn.Call(o.c, 400, o.z.Arg(), o.y.Arg(), spmd.I64(50)) },
-			func() error {
-				o.after(o.b, o.a)
-				o.after(o.b, o.c)
-				return comm.Group(func() error { return spmd.AllGather(comm, o.z, o.x) })
-			}, func() error { o.after(o.c, o.b); return nil })
-		for i := 0; err == nil && i < 3; i++ {
-			s, e := o.w.NewStream("short")
-			err = all(func() error { return e }, func() error { return o.add(o.c, o.y, o.z) },
-				func() error { o.after(s, o.c); return spmd.Fill(s, o.y, 1) }, s.Close)
+		c, turn := o.w.Comm().On(o.b), reverse(nil).Writes(0b1)
+		err := errors.Join(turn.Call(o.a, 400, o.x.Arg(), o.y.Arg(), spmd.I64(50)),
+			turn.Call(o.c, 400, o.z.Arg(), o.y.Arg(), spmd.I64(50)), o.after(o.b, o.a), o.after(o.b, o.c),
+			c.Group(func() error { return spmd.AllGather(c, o.z, o.x) }), o.after(o.c, o.b))
+		for range 3 {
+			s := stream(o.t, o.w, "short")
+			err = errors.Join(err, o.add(o.c, o.y, o.z), o.after(s, o.c), spmd.Fill(s, o.y, 1), s.Close())
 		}
 		return err
 	},
 	"nothing to put in order": func(o *orders) error {
-		old := o.x
 		unknown := library.New("unknown", func(library.Call) error { return nil }, func(spmd.Args) error { return nil })
-		err := all(func() error { return o.add(o.a, o.x, o.z) }, func() error { return o.add(o.b, o.y, o.z) },
-			func() error { return spmd.Copy(o.c, o.y.Slice(0, 0), o.x.Slice(0, 0)) },
-			func() error { return spmd.AllReduce(o.w.Comm(), o.x, o.x, spmd.Sum) },
-			func() error { return o.add(o.c, o.x, o.z) }, o.c.Synchronize,
-			func() error { return unknown.Call(o.a, 0, o.x.Arg()) },
-			func() error { return unknown.Call(o.b, 0, o.x.Arg()) }, old.Free,
-			func() (err error) { o.x, err = spmd.Alloc[float32](o.w, 100); return err })
-		for i := 0; err == nil && i < 50; i++ { // halves of two streams
-			err = all(func() error { return spmd.Fill(o.a, o.x.Slice(i, i+1), 1) },
-				func() error { return spmd.Fill(o.b, o.x.Slice(99-i, 100-i), 1) })
+		err := errors.Join(o.add(o.a, o.x, o.z), o.add(o.b, o.y, o.z),
+			spmd.Copy(o.c, o.y.Slice(0, 0), o.x.Slice(0, 0)), spmd.AllReduce(o.w.Comm(), o.x, o.x, spmd.Sum),
+			o.add(o.c, o.x, o.z), o.c.Synchronize(), unknown.Call(o.a, 0, o.x.Arg()), unknown.Call(o.b, 0, o.x.Arg()),
+			o.x.Free())
+		o.x = alloc[float32](o.t, o.w, 100)
+		for i := range 50 { // halves of two streams
+			err = errors.Join(err, spmd.Fill(o.a, o.x.Slice(i, i+1), 1), spmd.Fill(o.b, o.x.Slice(99-i, 100-i), 1))
 		}
 		return err
 	},
