@@ -222,7 +222,7 @@ func Gemv[T float32 | float64](s *spmd.Stream, y spmd.Buffer[T], a Matrix[T], x 
 }
 
 // arg returns the matrix as an argument: the elements from its first to its last.
-func (m Matrix[T]) arg() spmd.Arg { return m.Slice(0, max(0, (m.Rows-1)*m.Stride+m.Cols)).Arg() }
+func (m *Matrix[T]) arg() spmd.Arg { return m.Slice(0, m.extent()).Arg() }
 
 func (m Matrix[T]) check(op, name string) error {
 	last, ok := elem.Product(max(0, m.Rows-1), m.Stride)
