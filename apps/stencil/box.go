@@ -92,7 +92,9 @@ func (b *box) inside() int {
 
 // planeOf returns the cells of plane z of a field: a run of memory from the first to the last. -1
 // and N are the planes of the border.
-func planeOf[T number](b *box, f spmd.Buffer[T], z int) spmd.Buffer[T] { return planesOf(b, f, int64(z), 1) }
+func planeOf[T number](b *box, f spmd.Buffer[T], z int) spmd.Buffer[T] {
+	return planesOf(b, f, int64(z), 1)
+}
 
 // planesOf is planeOf for n planes from z on.
 func planesOf[T number](b *box, f spmd.Buffer[T], z, n int64) spmd.Buffer[T] {
