@@ -121,6 +121,13 @@ var racing = map[string]func(o *orders) error{
 		}
 		return err
 	},
+	"an index in memory": func(o *orders) error { // apps/train's Muon
+		at, one := alloc[int64](o.t, o.w, 1), spmd.Cover1D(1, 1)
+		return errors.Join(at.SetAll(70), spmd.Fill(o.a, o.x.Slice(0, 50), 1),
+			pick.Launch(o.b, one, o.y.Arg(), o.x.Arg(), at.Arg()), spmd.Fill(o.a, o.y.Slice(1, 50), 1),
+			o.after(o.a, o.b), spmd.Fill(o.a, o.x, 1), o.after(o.b, o.a),
+			pick.Launch(o.b, one, o.z.Arg(), o.x.Arg(), at.Arg()), o.after(o.c, o.b), spmd.Fill(o.c, at, 3))
+	},
 	"nothing to put in order": func(o *orders) error {
 		unknown := library.New("unknown", func(library.Call) error { return nil }, func(spmd.Args) error { return nil })
 		err := errors.Join(o.add(o.a, o.x, o.z), o.add(o.b, o.y, o.z),
@@ -134,6 +141,14 @@ var racing = map[string]func(o *orders) error{
 		return err
 	},
 }
+
+// pick adds one element of x, which an index in memory says.
+var pick = spmd.NewKernel("pick",
+	`extern "C" __global__ void pick(float *y, const float *x, const long long *at) { *y += x[*at]; }`,
+	func(a spmd.Args) error {
+		spmd.ArgSlice[float32](a, 0)[0] += spmd.ArgSlice[float32](a, 1)[spmd.ArgSlice[int64](a, 2)[0]]
+		return nil
+	})
 
 var twoPlaces = regexp.MustCompile(`races_test.go:\d+: a race: .* at spmd/races_test.go:\d+`)
 

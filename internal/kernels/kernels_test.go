@@ -30,10 +30,11 @@ func TestDeclared(t *testing.T) {
 	}
 }
 
-// A kernel may write what its parameters point to, but for const: in a template, a macro, and behind
-// bounds that have parentheses.
+// A kernel may write what its parameters point to, but for const: in a template, a macro, and
+// behind bounds that have parentheses.
 func TestWritten(t *testing.T) {
-	s := Source{Text: `extern "C" __global__ void plain(float *__restrict__ y, const float *x, float const *z, long n, T *const w) {}
+	s := Source{Text: `extern "C" __global__ void plain(float *__restrict__ y, const float *x, float const *z, long n,
+			T *const w) {}
 		template <typename T, int N> __global__ void __launch_bounds__(N, (int)sizeof(T) > 4 ? 1 : 2)
 		scale(T *x, // the first, const *
 			const pair<T, 2> *of, const __grid_constant__ box b) { f(x); }

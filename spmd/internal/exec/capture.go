@@ -56,7 +56,7 @@ type Builder interface {
 
 // NewCapture starts a capture with q as the origin.
 func NewCapture(b Builder, q Queue) (*Capture, error) {
-	c := &Capture{b: b}
+	c := &Capture{b: b, touched: map[*Block]*history{}}
 	return c, c.adopt(q)
 }
 

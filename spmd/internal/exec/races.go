@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 )
 
 // Races finds two commands of a rank that touch the same bytes, one of which writes them, if
@@ -116,7 +117,8 @@ type use struct {
 	at int // its strand, or lane
 	n  uint64
 	*place
-	part *use // of a graph: what was captured
+	part *use   // of a graph: what was captured
+	some *touch // of which it touches or writes some elements, by an index in memory; nil of others
 }
 
 // place is what uses by one command of the program's text have in common.
@@ -147,12 +149,13 @@ type touch struct {
 	b      *Block
 	lo, hi int
 	writes bool
+	some   bool // elements alone, which memory says
 	of     *use // what was captured, if the command is a graph
 }
 
 // history is who has touched the bytes of a block, in the order of bytes.
 type history struct {
-	races *Races // nil in a capture
+	races *Races
 	list  []segment
 }
 
@@ -216,36 +219,56 @@ func (v *view) before(u *use) bool { return u.at == v.at || v.known.has(u.at, u.
 func (v *view) apart(u *use) bool { return !v.before(u) && (v.later == nil || !v.later(u)) }
 
 // enter notes that u touches bytes. It refuses a race.
-func (r *Races) enter(h *history, t *touch, u *use, v *view) error {
+func (h *history) enter(t *touch, u *use, v *view) error {
 	i, j := h.cover(t.lo, t.hi)
-	guess := u.guess()
+	guess, clashes := u.guess(), 0
+	for k := i; k < j; k++ {
+		o, wrote := h.list[k].against(t, u, v)
+		if o == nil {
+			continue
+		}
+		if clashes++; u.some == nil || clashes == j-i {
+			return race(t, u, o, wrote)
+		}
+	}
+	replaces := t.writes && guess == nil && u.some == nil
 	for k := i; k < j; k++ {
 		s := &h.list[k]
-		if s.wrote != nil && v.apart(s.wrote) {
-			return race(t, u, s.wrote, written)
-		}
-		if v.later != nil && s.was != nil && v.apart(s.was) {
-			return race(t, u, s.was, written)
-		}
-		for _, o := range s.others {
-			matters := t.writes || o.guess() != nil
-			if matters && (o.guess() == nil || o.guess() != guess) && v.apart(o) {
-				return race(t, u, o, read)
-			}
-		}
-		if t.writes && guess == nil {
+		if replaces {
 			s.was, s.wrote, s.others = s.wrote, u, s.others[:0]
 			continue
 		}
 		s.others = append(slices.DeleteFunc(s.others, func(o *use) bool {
-			return v.before(o) && (o.guess() == nil || o.guess() == guess)
+			return v.before(o) && (o.guess() == nil || o.guess() == guess) &&
+				(o.some == nil || u.some != nil && *o.some == *u.some)
 		}), u)
 	}
-	if t.writes && guess == nil {
+	if replaces {
 		h.list[i].hi = t.hi
 		h.list = slices.Delete(h.list, i+1, j)
 	}
 	return nil
+}
+
+// against returns a use of the segment with which u is not in order, if there is one. Uses of some
+// elements count where the other one has all from which these are.
+func (s *segment) against(t *touch, u *use, v *view) (o *use, wrote bool) {
+	if s.wrote != nil && v.apart(s.wrote) {
+		return s.wrote, written
+	}
+	if v.later != nil && s.was != nil && v.apart(s.was) {
+		return s.was, written
+	}
+	for _, o := range s.others {
+		wrote := o.some != nil && o.some.writes
+		switch {
+		case !t.writes && !wrote && o.guess() == nil, o.guess() != nil && o.guess() == u.guess():
+		case o.some != nil && (t.lo > o.some.lo || o.some.hi > t.hi):
+		case v.apart(o):
+			return o, wrote
+		}
+	}
+	return nil, read
 }
 
 // mostPlaces is how many a strand keeps.
@@ -275,7 +298,7 @@ const read, written = false, true
 func race(t *touch, u, o *use, wrote bool) error {
 	verb := func(u *use, writes bool) string {
 		switch {
-		case u.guess() != nil:
+		case u.guess() != nil, writes && u.some != nil:
 			return "may write"
 		case writes:
 			return "writes"
@@ -314,9 +337,7 @@ func (r *Races) list(c *Command, p *place) {
 		return
 	case DoGraph:
 		for _, b := range c.Capture.Blocks {
-			if h := c.Capture.touched[b]; h != nil {
-				r.listGraph(b, h)
-			}
+			r.listGraph(b, c.Capture.touched[b])
 		}
 		return
 	case DoKernel:
@@ -332,22 +353,33 @@ func (r *Races) list(c *Command, p *place) {
 	default:
 		return
 	}
+	some := false
 	for i := range c.Args {
 		if a := &c.Args[i]; a.Kind == BufferArg || a.Kind == TensorArg {
 			r.add(a.Block, a.Ptr, a.N*a.Type.Size(), !known || args>>i&1 != 0)
+			some = some || c.Kind == DoKernel && args>>i&1 == 0 && (a.Type == elem.Int32 || a.Type == elem.Int64)
 		}
+	}
+	for i := range r.touched { // a kernel that reads integers may take them for indices
+		r.touched[i].some = some
 	}
 }
 
 // listGraph notes what the commands of a graph touch of a block.
 func (r *Races) listGraph(b *Block, h *history) {
-	for i := range h.list {
+	for i := 0; h != nil && i < len(h.list); i++ {
 		s := &h.list[i]
 		if s.wrote != nil {
-			r.touched = append(r.touched, touch{b, s.lo, s.hi, true, s.wrote})
+			r.touched = append(r.touched, touch{b, s.lo, s.hi, true, false, s.wrote})
 		}
 		for _, o := range s.others {
-			r.touched = append(r.touched, touch{b, s.lo, s.hi, o.guess() != nil, o})
+			t := touch{b, s.lo, s.hi, o.guess() != nil, o.some != nil, o}
+			if t.some && s.lo != o.some.lo {
+				continue // it is listed at its first
+			} else if t.some {
+				t.lo, t.hi, t.writes = o.some.lo, o.some.hi, o.some.writes
+			}
+			r.touched = append(r.touched, t)
 		}
 	}
 }
@@ -378,7 +410,7 @@ func (s *strand) check(c *Command, l *Lane, n uint64) error {
 	}
 	if s.settles {
 		for i := range r.touched {
-			r.touched[i].b.history(r).eachUse(func(o *use) { s.learn(n, r.upTo(o.at, o.n)) })
+			r.touched[i].b.history(r, nil).eachUse(func(o *use) { s.learn(n, r.upTo(o.at, o.n)) })
 		}
 	}
 	if l == nil {
@@ -387,16 +419,15 @@ func (s *strand) check(c *Command, l *Lane, n uint64) error {
 	for i := range r.touched {
 		t := &r.touched[i]
 		by := u
-		if t.of != nil {
-			by = &use{u.at, n, u.place, t.of}
+		if t.of != nil || t.some {
+			by = &use{at: u.at, n: u.n, place: u.place, part: t.of}
 		}
-		var h *history
-		if l != nil {
-			h = l.C.history(t.b)
-		} else {
-			h = t.b.history(r)
+		if t.some {
+			some := *t
+			some.of = nil
+			by.some = &some
 		}
-		if err := r.enter(h, t, by, &v); err != nil {
+		if err := t.b.history(r, l).enter(t, by, &v); err != nil {
 			return err
 		}
 	}
@@ -416,8 +447,8 @@ func (r *Races) during(u *use, fn func() error) func() error {
 // eachUse calls fn with the commands that have touched a block.
 func (h *history) eachUse(fn func(*use)) {
 	for i := range h.list {
-		if s := &h.list[i]; s.wrote != nil {
-			fn(s.wrote)
+		if h.list[i].wrote != nil {
+			fn(h.list[i].wrote)
 		}
 		for _, o := range h.list[i].others {
 			fn(o)
@@ -427,15 +458,15 @@ func (h *history) eachUse(fn func(*use)) {
 
 // Seen notes that the host has waited for all that uses the block, which may be nil.
 func (b *Block) Seen() {
-	if b == nil || b.touched.Load() == nil {
+	if b == nil {
 		return
 	}
-	h := b.touched.Load()
-	r := h.races
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	h.eachUse(func(o *use) { r.hostKnows(r.upTo(o.at, o.n)) })
-	b.touched.Store(nil)
+	if h := b.touched.Load(); h != nil {
+		h.races.mu.Lock()
+		defer h.races.mu.Unlock()
+		h.eachUse(func(o *use) { h.races.hostKnows(h.races.upTo(o.at, o.n)) })
+		b.touched.Store(nil)
+	}
 }
 
 // Reached notes that op of the host touches n bytes of the block at p. It has waited for all that
@@ -445,11 +476,10 @@ func (b *Block) Reached(op string, p unsafe.Pointer, n int) error {
 		hostFuncs.mu.Lock()
 		f, in := hostFuncs.threads[unix.Gettid()]
 		hostFuncs.mu.Unlock()
-		if f.r != nil {
-			return f.reaches(b, op, p, n)
-		}
-		if in {
+		if in && f.r == nil {
 			return nil
+		} else if in {
+			return f.reaches(b, op, p, n)
 		}
 	}
 	b.Seen()
@@ -469,28 +499,22 @@ func (f hostFunc) reaches(b *Block, op string, p unsafe.Pointer, n int) error {
 		own.by = f.u // so that it stands beside commands that come later and have been enqueued
 	}
 	later := func(o *use) bool { return r.upTo(o.at, o.n).has(u.at, u.n) }
-	return r.enter(b.history(r), &t, &u, &view{u.at, r.upTo(u.at, u.n), later})
+	return b.history(r, nil).enter(&t, &u, &view{u.at, r.upTo(u.at, u.n), later})
 }
 
-// history returns who has touched the block.
-func (b *Block) history(r *Races) *history {
+// history returns who has touched the block, in the capture of a lane if there is one.
+func (b *Block) history(r *Races, l *Lane) *history {
 	h := b.touched.Load()
-	if h == nil {
-		h = &history{races: r}
-		b.touched.Store(h)
+	if l != nil {
+		h = l.C.touched[b]
 	}
-	return h
-}
-
-// history returns who touches a block in the capture.
-func (c *Capture) history(b *Block) *history {
-	h := c.touched[b]
-	if h == nil {
-		h = &history{}
-		if c.touched == nil {
-			c.touched = map[*Block]*history{}
-		}
-		c.touched[b] = h
+	if h != nil {
+		return h
+	}
+	if h = (&history{races: r}); l == nil {
+		b.touched.Store(h)
+	} else {
+		l.C.touched[b] = h
 	}
 	return h
 }
@@ -517,8 +541,8 @@ func (r *Races) leaves(q Queue) {
 	s, end := q.Place().strand, q.End().Seq
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.strands[s.at], r.bases[s.at] = nil, s.base+end
 	r.hostKnows(r.upTo(s.at, s.base+end))
+	r.strands[s.at], r.bases[s.at] = nil, s.base+end
 }
 
 // Check refuses a command that is about to be enqueued, as number n of the queue or in a lane, if
