@@ -372,8 +372,10 @@ func gpuAllocations(t *testing.T, w *spmd.World) {
 	os.Unsetenv("FAKENCCL_LOG")
 	defer openLog(calls.File)
 	grouped := func() error {
-		for range 12 {
-			if err := errors.Join(spmd.Send(q, x, (r+1)%n), spmd.Recv(q, y, (r+n-1)%n)); err != nil {
+		for i := range 12 {
+			lo, hi := 5*i, 5*i+5
+			if err := errors.Join(spmd.Send(q, x.Slice(lo, hi), (r+1)%n),
+				spmd.Recv(q, y.Slice(lo, hi), (r+n-1)%n)); err != nil {
 				return err
 			}
 		}
