@@ -84,7 +84,7 @@ struct block {
 	void *argument;
 	void *shared; // dynamic
 	size_t room;
-	bool stopped;
+	const char *stopped; // why, or NULL
 };
 static thread_local block *now;
 
@@ -168,16 +168,16 @@ template <typename T> T exchange(T v, unsigned from) {
 }
 
 // stop ends the kernel at once, which has said why.
-static inline void stop() {
+static inline void stop(const char *why = "trap") {
 	block *b = now;
-	b->stopped = true;
+	b->stopped = why;
 	to(&b->fibers[b->current], &b->scheduler);
 }
 
 // run runs the threads of a block. It returns why they cannot go on, or NULL.
 static const char *run(block *b) {
 	b->done = 0;
-	b->stopped = false;
+	b->stopped = NULL;
 	b->all = {0, 0};
 	memset(b->groups, 0, sizeof b->groups);
 	memset(b->warps, 0, sizeof b->warps);
@@ -192,7 +192,7 @@ static const char *run(block *b) {
 			threadIdx = f->index;
 			moved = true;
 			to(&b->scheduler, f);
-			if (b->stopped) return "trap";
+			if (b->stopped) return b->stopped;
 		}
 		if (!moved) return b->done > 0 ? "a barrier that not all threads of the block reach: some have ended" : "a barrier that not all threads of the block reach";
 	}

@@ -88,6 +88,10 @@ func Parse(dir, output string) (*Source, error) {
 			return nil, err
 		}
 		if output == TestOutput && !strings.HasSuffix(f.Name.Name, "_test") {
+			if all := kernels([]*ast.File{f}); len(all) > 0 {
+				return nil, &Refusal{s.Fset.Position(all[0].Pos()), "a kernel in a test is of the package " +
+					f.Name.Name + "_test"}
+			}
 			continue
 		}
 		s.Files = append(s.Files, f)
@@ -136,9 +140,11 @@ func receiver(e ast.Expr) string {
 }
 
 // Kernels returns the functions that are kernels, in the order of files and lines.
-func (s *Source) Kernels() []*ast.FuncDecl {
+func (s *Source) Kernels() []*ast.FuncDecl { return kernels(s.Files) }
+
+func kernels(files []*ast.File) []*ast.FuncDecl {
 	var all []*ast.FuncDecl
-	for _, f := range s.Files {
+	for _, f := range files {
 		for _, d := range f.Decls {
 			if fn, ok := d.(*ast.FuncDecl); ok {
 				if _, ok := Directive(fn); ok {

@@ -189,9 +189,21 @@ template <typename A, typename B, typename C> struct results3 { A r0; B r1; C r2
 template <typename T> SPMD_FN T add(T a, T b) { return (T)((uint64_t)a + (uint64_t)b); }
 template <typename T> SPMD_FN T sub(T a, T b) { return (T)((uint64_t)a - (uint64_t)b); }
 template <typename T> SPMD_FN T mul(T a, T b) { return (T)((uint64_t)a * (uint64_t)b); }
+// A GPU does not say that a divisor is 0. Emulated, it would end the process.
+template <typename T> SPMD_FN void divides(T b) {
+#ifdef SPMD_EMULATED
+	if (b == 0) emulated::stop("an integer is divided by 0");
+#endif
+}
 // The most negative number by -1 is itself, as in Go.
-template <typename T> SPMD_FN T quo(T a, T b) { return (T)-1 < (T)0 && b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b); }
-template <typename T> SPMD_FN T rem(T a, T b) { return (T)-1 < (T)0 && b == (T)-1 ? (T)0 : (T)(a % b); }
+template <typename T> SPMD_FN T quo(T a, T b) {
+	divides(b);
+	return (T)-1 < (T)0 && b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b);
+}
+template <typename T> SPMD_FN T rem(T a, T b) {
+	divides(b);
+	return (T)-1 < (T)0 && b == (T)-1 ? (T)0 : (T)(a % b);
+}
 template <typename T> SPMD_FN T bits_and(T a, T b) { return (T)(a & b); }
 template <typename T> SPMD_FN T bits_or(T a, T b) { return (T)(a | b); }
 template <typename T> SPMD_FN T bits_xor(T a, T b) { return (T)(a ^ b); }

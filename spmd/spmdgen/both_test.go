@@ -129,7 +129,7 @@ func main() {
 			at++
 		}
 		from := max(0, at-24)
-		fmt.Printf("%s: from byte %d on %.60q, emulated %.60q\n", name, at/2, a[min(from, len(a)):],
+		fmt.Printf("%s: from byte %d on %.60q, emulated %.300q\n", name, at/2, a[min(from, len(a)):],
 			b[min(from, len(b)):])
 	}
 }

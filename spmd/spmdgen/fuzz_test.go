@@ -86,12 +86,16 @@ func accepted(t *testing.T, text string) error {
 // Random kernels mean the same on the host and emulated. LOCKSTEP_FUZZ says how long, such as 1h;
 // LOCKSTEP_FUZZ_SEED makes those of one seed again. A kernel may be refused, with its line.
 func TestFuzz(t *testing.T) {
-	limit := time.Duration(testkit.Few(t, "seconds of random kernels", 5, 60)) * time.Second
+	limit, atOnce := time.Duration(0), testkit.Few(t, "random kernels and more", 40, 250)
+	if testkit.AllCases() {
+		limit = time.Minute
+	}
 	if text := os.Getenv("LOCKSTEP_FUZZ"); text != "" {
 		var err error
 		if limit, err = time.ParseDuration(text); err != nil {
 			t.Fatal(err)
 		}
+		atOnce = 250
 	}
 	seed, err := strconv.ParseUint(os.Getenv("LOCKSTEP_FUZZ_SEED"), 10, 64)
 	only := err == nil
@@ -102,7 +106,7 @@ func TestFuzz(t *testing.T) {
 	for begin := time.Now(); ; seed++ {
 		f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 3))}
 		text, each := helpers, map[string]string{}
-		for k := range 100 {
+		for k := range atOnce {
 			name := fmt.Sprintf("k%d", k)
 			one := f.kernel(name)
 			err := accepted(t, helpers+one)
@@ -129,4 +133,123 @@ func TestFuzz(t *testing.T) {
 		}
 	}
 	t.Logf("%d kernels, and %d of %d that were refused", ran, refused, ran+refused)
+}
+
+// outside are statements that kernels do not have. n is an int32, a a slice of them, t a pair.
+var outside = strings.Split(`m := map[int32]int32{1: 2}; _ = m
+s := []int32{1, 2}; _ = s
+s := make([]int32, 3); _ = s
+p := new(int32); _ = p
+p := &pair{}; _ = p
+f := func() int32 { return 1 }; n = f()
+func() { n++ }()
+go leaf()
+defer leaf()
+panic("x")
+print("x")
+var e any = n; _ = e
+switch any(n).(type) { case int32: n++ }
+c := make(chan int32); _ = c
+select {}
+goto out; out: n++
+switch n { case 1: n++; fallthrough; case 2: n-- }
+n = global
+q := "text"; _ = q
+for range "text" { n++ }
+z := append(a, 1); _ = z
+copy(a, a)
+clear(a)
+_ = cap(a)
+_ = a[1:2:3]
+type mine int32; var u mine; _ = u
+n = recursive(n)
+g := t.get; n = g(1)
+if t == t { n++ }
+switch t { case pair{}: n++ }
+switch t.c { case [4]int32{}: n++ }
+if t.c == [4]int32{1} { n++ }
+if a == nil { n++ }
+var u uintptr = 1; _ = u
+u := struct{ a int32 }{1}; _ = u
+pp := &t; ppp := &pp; _ = ppp
+pa := &a; _ = pa
+variadic(n, n)
+variadic(a...)
+b := box[int32]{1}; _ = b
+var em embedded; _ = em
+var sl slices; _ = sl
+var none [0]int32; _ = none
+var nothing struct{}; _ = nothing
+var huge [1 << 40]int32; _ = huge
+v, ok := any(n).(int32); _, _ = v, ok
+for v := range seq { n += v }
+n = int32(len(string(rune(n))))
+n = *(*int32)(nil)
+var d doer; d.do()
+n += next(&n)
+n = n + next(&n)
+a[n] = next(&n)
+x, y := n, next(&n); _, _ = x, y
+t.a += t.put(n)
+n = four()
+n = int32(len([4]int32{next(&n)}))
+var k int; for k = range a { n++ }; _ = k
+n = (*pair).put(&t, n)
+n = int32(real(complex(1, 2)) + float64(n) + float64(any(2.0).(float64)))`, "\n")
+
+const outsideHelpers = `
+var global int32
+
+type embedded struct{ pair }
+
+type slices struct{ a []int32 }
+
+type box[T any] struct{ v T }
+
+type doer interface{ do() }
+
+func leaf() {}
+
+func recursive(n int32) int32 { return recursive(n - 1) }
+
+func variadic(a ...int32) {}
+
+func seq(yield func(int32) bool) {}
+
+func four() (a int32) {
+	a, _, _, _ = more()
+	return
+}
+
+func more() (a, b, c, d int32) { return }
+
+`
+
+// A random kernel with one statement that kernels do not have is refused at the statement's line,
+// or at that of what it names.
+func TestOutside(t *testing.T) {
+	f := &fuzzer{Rand: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))}
+	for range testkit.Few(t, "programs outside of what kernels have", 5, 50) {
+		for _, what := range outside {
+			one := f.kernel("k")
+			for accepted(t, helpers+one) != nil {
+				one = f.kernel("k")
+			}
+			lines := strings.Split(one, "\n")
+			at := 3 + f.IntN(2) // behind the first statements
+			if f.rows {
+				at = 5
+			}
+			lines[at] += "\n{ n, a, t := int32(i), p, pair{}; _, _, _ = n, a, t\n" + what + "\n}"
+			text := helpers + outsideHelpers + strings.Join(lines, "\n")
+			want := strings.Count(text[:strings.Index(text, "\n"+what+"\n}")], "\n") + 2
+			err := accepted(t, text)
+			var r *source.Refusal
+			declared := strings.Count(helpers, "\n")
+			if !errors.As(err, &r) || r.At.Line != want &&
+				(r.At.Line < declared || r.At.Line > declared+strings.Count(outsideHelpers, "\n")) {
+				t.Fatalf("%v, want line %d: %s\n%s", err, want, what, numbered(text))
+			}
+		}
+	}
 }

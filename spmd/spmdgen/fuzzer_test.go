@@ -22,7 +22,7 @@ type fuzzer struct {
 }
 
 var hostile = strings.Fields("exp sin linux unix errno I AT SUB register double auto this class value_1 place_1 " +
-	"result_1 body_1 n_1 i_1 part_1 x_1 k v w é slot all_1 go_ spmd std r_ end_1 next_1 NULL abs printf uint32_t")
+	"result_1 body_1 n_1 i_1 part_1 x_1 v w é slot all_1 go_ spmd std r_ end_1 next_1 NULL abs printf uint32_t")
 
 func (f *fuzzer) line(format string, a ...any) {
 	f.b.WriteString(strings.Repeat("\t", f.depth) + fmt.Sprintf(format, a...) + "\n")
@@ -449,6 +449,8 @@ func (f *fuzzer) elements() {
 	f.line("k := int32(j) ^ e\n\tm := pair{a: k}")
 	f.depth--
 	f.vars = append(f.vars, variable{"k", "int32"}, variable{"m", "pair"})
+	delete(f.fixed, "k")
+	delete(f.fixed, "m")
 	f.inLoop = true
 	f.line("\t{")
 	f.block(3)

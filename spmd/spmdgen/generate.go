@@ -232,10 +232,6 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 		p.small = k.dims > 1 && len(k.body.Results) == 0 && types.Identical(p.t, types.Typ[types.Int])
 		k.params = append(k.params, p)
 	}
-	if k.arguments() > 64 {
-		u.Refuse(d.Pos(), "%s: a kernel has at most 64 arguments in CUDA, of which a slice is two: put numbers into a "+
-			"struct", f.Name())
-	}
 	if k.row > 0 && (k.dims > 1 || len(k.body.Results) > 0) {
 		u.Refuse(d.Pos(), "%s: a kernel of rows has one index, and returns nothing", f.Name())
 	}
@@ -271,17 +267,6 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 		}
 	}
 	return k
-}
-
-// arguments returns how many there are in CUDA.
-func (k *kernel) arguments() int {
-	n := k.dims + len(k.params) + 1 // with the report
-	for _, p := range k.params {
-		if p.kind == slice {
-			n++
-		}
-	}
-	return n + len(k.body.Results)
 }
 
 // symbol returns a name that no other kernel has.
@@ -433,7 +418,7 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 			k.threads(), name, strings.Join(params, ", "), k.fn.Name(), strings.Join(views, ""))
 		call := func(is ...string) string {
 			return fmt.Sprintf("go::%s<%s>(SPMD_HERE_AND %s)",
-				u.Function(k.body), index, strings.Join(append(is, args...), ", "))
+				u.Function(k.body), index, strings.Join(slices.Concat(is, args), ", "))
 		}
 		is := indices[:k.dims]
 		lambda := func(body string) string {

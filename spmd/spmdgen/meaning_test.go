@@ -49,6 +49,8 @@ func noisy(n *int32, v bool) bool {
 	return v
 }
 
+func at(n int) int { return n & 7 }
+
 func put(x []int32, v int32) int32 {
 	x[0] += v
 	return x[0]
@@ -86,6 +88,8 @@ func places(i int, out []int32) {
 	n, t[n] = two(3)
 	t[n], n = int32(n), 6
 	t[n]++
+	s := uint32(i)
+	t[at(n)] += f(next(&s))
 	for k := range t {
 		out[16*i+k] = t[k]
 	}
@@ -297,6 +301,55 @@ func waits(i int, x []float32, n []int32) {
 	}
 }
 
+type floats []float32
+
+func (v floats) at(i int) float32 { return v[i%len(v)] }
+
+type m3 [3]float32
+
+func (m *m3) turn(by float32) (*m3, bool) {
+	m[0], m[1], m[2] = m[1], m[2], m[0]*by
+	return m, m[0] > 0
+}
+
+func (m3) nothing(_ int32, _ float32) (int32, bool) { return 1, false }
+
+type class struct{ class, float int32 }
+
+func idle(x []float32) {}
+
+func none() (p *m3) { return nil }
+
+//spmd:kernel
+func odd(i int, x, w []float32, z []uint8) {
+	y := floats(w)
+	var m m3
+	m[1], m[2] = x[i], y.at(i+1)
+	p, up := m.turn(2)
+	q, _ := p.turn(y[i])
+	n, _ := q.nothing(1, 2)
+	idle(x)
+	e := class{class: n}
+	e.float++
+	if up != (none() == nil) {
+		e.class += e.float << z[i]
+	}
+	z[i] &^= z[i] << 3
+	z[i] -= 200
+	x[i] = q[0] + m[1]*float32(e.class) + float32(z[i]>>1)
+	var none []float32
+	none = nil
+	if none = x[:0]; len(none) == 0 {
+		x[i] += [...]float32{2: 1, 0: x[i]}[2]
+	}
+	type_ := complex(x[i], 2)
+	type_ *= complex64(1i)
+	x[i] -= real(type_) * imag(type_)
+}
+
+//spmd:kernel
+func zero(i int, x []int32) { x[i] %= x[i] - x[i] }
+
 //spmd:kernel
 func methodOf(i int, x []float32, c []spmd.BF16, k int8, wide [2]int32) {
 	x[i] += float32(k) + c[i].Float32() + float32(wide[0])
@@ -314,7 +367,8 @@ func TestMeanings(t *testing.T) {
 		t.Errorf("%d kernels of %d ran", len(got), n)
 	}
 	for name, what := range got {
-		if what != "same" {
+		if want := map[string]string{"zero": "is divided by 0"}[name]; what != "same" && want == "" ||
+			!strings.Contains(what, want) {
 			t.Errorf("%s: %s", name, what)
 		}
 	}

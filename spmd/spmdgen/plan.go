@@ -73,6 +73,10 @@ func (g *goFile) plan(k *kernel) plan {
 		g.param(&p, &k.params[i])
 	}
 	p.args = append(p.args, "gokernel.Report("+p.stream+")")
+	if len(p.args) > 64 {
+		g.Refuse(k.decl.Pos(), "%s: a kernel has at most 64 arguments in CUDA, of which a slice is two: put numbers "+
+			"into a struct", k.fn.Name())
+	}
 	return p
 }
 

@@ -98,6 +98,10 @@ func TestMarks(t *testing.T) {
 }
 
 func TestRefusedKernels(t *testing.T) {
+	many := "x0"
+	for k := range 33 {
+		many += fmt.Sprintf(", x%d", k+1)
+	}
 	for head, want := range map[string]string{
 		"func k(x []float64) {}":                             "k: a kernel begins with its indices",
 		"func k(i int, x []string) {}":                       "cannot use the type string",
@@ -105,6 +109,8 @@ func TestRefusedKernels(t *testing.T) {
 		"func k(i int, x []int) {}":                          "the parameter x: buffers have no elements of type int",
 		"func k(i int, f func()) {}":                         "cannot use the type func()",
 		"func k(i int, x *[]int64) {}":                       "a variable with a pointer to it holds no slices",
+		"func k(i int, a [70000]int64) {}":                   "a thread has 262144 bytes for variables",
+		"func k(i int, " + many + " []int64) {}":             "k: a kernel has at most 64 arguments in CUDA",
 		"func k(i int) (a, b int64) { return }":              "k: a kernel returns at most one value, of which the sum",
 		"func k(i int) bool { return true }":                 "k: a kernel returns int32, uint32",
 		"func (t T) k(i int) {}\ntype T int":                 "a kernel cannot be a method",
@@ -310,6 +316,12 @@ func TestKernelsInTests(t *testing.T) {
 		if err := source.Fresh(dir); err != nil {
 			t.Error(err)
 		}
+		write(t, dir, "inside_test.go", "package p"+kernel)
+		const inside = "inside_test.go:4: a kernel in a test is of the package p_test"
+		if err := source.Fresh(dir); err == nil || err.Error() != inside {
+			t.Errorf("%v, want %s", err, inside)
+		}
+		write(t, dir, "inside_test.go", "package p\n")
 		write(t, dir, "kernels_test.go", "package p_test\n"+kernel)
 		if err := source.Fresh(dir); err == nil || !strings.HasPrefix(err.Error(), source.TestOutput+" is old") {
 			t.Errorf("a kernel of the tests has moved: %v", err)

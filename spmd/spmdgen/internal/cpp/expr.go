@@ -18,7 +18,10 @@ func (p *printer) expr(e *ir.Expr) string {
 	case ir.Const:
 		return p.constant(e.At, e.Value, e.Type)
 	case ir.Nil:
-		return "nullptr"
+		if _, ok := e.Type.Underlying().(*types.Pointer); ok {
+			return "nullptr"
+		}
+		return "(" + p.CType(e.At, e.Type) + "{})"
 	case ir.Local:
 		return p.name(e.V)
 	case ir.Part:

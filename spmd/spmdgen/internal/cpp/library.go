@@ -58,30 +58,21 @@ var mathFunctions = map[string]string{"Sqrt": "sqrt", "Abs": "fabs", "Exp": "exp
 // mathSingle are the functions with a form for float in C.
 var mathSingle = map[string]bool{}
 
+// bitsFunctions are the functions of package math/bits.
+var bitsFunctions = map[string]string{"Mul64": "spmd::mul64"}
+
 func init() {
+	for name, c := range map[string]string{"OnesCount": "ones", "Len": "bit_len", "LeadingZeros": "leading",
+		"TrailingZeros": "trailing", "RotateLeft": "rotate", "Reverse": "reverse", "ReverseBytes": "reverse_bytes"} {
+		for _, size := range []string{"8", "16", "32", "64"} {
+			bitsFunctions[name+size] = "spmd::" + c + "<uint" + size + "_t>"
+		}
+		bitsFunctions[name] = bitsFunctions[name+"64"]
+	}
 	for name, c := range mathFunctions {
 		mathSingle[name] = !strings.Contains(c, ":") && !strings.HasPrefix(c, "__") && name != "FMA"
 	}
 }
-
-// bitsFunctions are the functions of package math/bits.
-var bitsFunctions = map[string]string{"OnesCount": "spmd::ones<uint64_t>", "OnesCount8": "spmd::ones<uint8_t>",
-	"OnesCount16": "spmd::ones<uint16_t>", "OnesCount32": "spmd::ones<uint32_t>", "OnesCount64": "spmd::ones<uint64_t>",
-	"Len": "spmd::bit_len<uint64_t>", "Len8": "spmd::bit_len<uint8_t>",
-	"Len16": "spmd::bit_len<uint16_t>", "Len32": "spmd::bit_len<uint32_t>", "Len64": "spmd::bit_len<uint64_t>",
-	"LeadingZeros": "spmd::leading<uint64_t>", "LeadingZeros8": "spmd::leading<uint8_t>",
-	"LeadingZeros16": "spmd::leading<uint16_t>", "LeadingZeros32": "spmd::leading<uint32_t>",
-	"LeadingZeros64": "spmd::leading<uint64_t>", "TrailingZeros": "spmd::trailing<uint64_t>",
-	"TrailingZeros8": "spmd::trailing<uint8_t>", "TrailingZeros16": "spmd::trailing<uint16_t>",
-	"TrailingZeros32": "spmd::trailing<uint32_t>", "TrailingZeros64": "spmd::trailing<uint64_t>",
-	"RotateLeft": "spmd::rotate<uint64_t>", "RotateLeft8": "spmd::rotate<uint8_t>",
-	"RotateLeft16": "spmd::rotate<uint16_t>", "RotateLeft32": "spmd::rotate<uint32_t>",
-	"RotateLeft64": "spmd::rotate<uint64_t>", "Reverse": "spmd::reverse<uint64_t>",
-	"Reverse8": "spmd::reverse<uint8_t>", "Reverse16": "spmd::reverse<uint16_t>",
-	"Reverse32": "spmd::reverse<uint32_t>", "Reverse64": "spmd::reverse<uint64_t>",
-	"ReverseBytes": "spmd::reverse_bytes<uint64_t>", "ReverseBytes16": "spmd::reverse_bytes<uint16_t>",
-	"ReverseBytes32": "spmd::reverse_bytes<uint32_t>", "ReverseBytes64": "spmd::reverse_bytes<uint64_t>",
-	"Mul64": "spmd::mul64"}
 
 // complexFunctions are the functions of package math/cmplx.
 var complexFunctions = map[string]string{"Abs": "spmd::complex_abs", "Conj": "spmd::conj"}

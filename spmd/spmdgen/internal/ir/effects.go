@@ -77,18 +77,6 @@ func (l *lowering) analyse() {
 	var all []*Stmt
 	Walk(l.fn.Body, func(s *Stmt) bool {
 		all = append(all, s)
-		for _, e := range s.exprs() {
-			e.Walk(func(e *Expr) bool {
-				if e.Op == Address {
-					for r := range e.Args[0].memory() {
-						if r.Self {
-							r.V.Sets++
-						}
-					}
-				}
-				return true
-			})
-		}
 		if s.Kind == Assign || s.Kind == Update {
 			for r := range s.To.memory() {
 				if r.Self {
@@ -97,6 +85,15 @@ func (l *lowering) analyse() {
 			}
 		}
 		return true
+	})
+	each(l.fn.Body, func(e *Expr) {
+		if e.Op == Address {
+			for r := range e.Args[0].memory() {
+				if r.Self {
+					r.V.Sets++
+				}
+			}
+		}
 	})
 	l.fn.returns = make([]Roots, len(l.fn.Results))
 	for grown := true; grown; {

@@ -5,13 +5,14 @@ import (
 	"go/constant"
 	"go/token"
 	"go/types"
+	"slices"
 )
 
 // operands lowers operands in their order. If one has statements, what stands before it and has
 // calls is evaluated before these. What else stands there is not to depend on them: Go leaves open
 // when it is read. The first are places.
 func (l *lowering) operands(places int, all ...func() *Expr) (got []*Expr) {
-	for i, f := range all {
+	for _, f := range all {
 		from := len(*l.out)
 		x := f()
 		if by := (*l.out)[from:]; len(by) > 0 {
@@ -37,41 +38,23 @@ func (l *lowering) operands(places int, all ...func() *Expr) (got []*Expr) {
 			*l.out = append(append((*l.out)[:from], first...), by...)
 		}
 		got = append(got, x)
-		_ = i
 	}
 	return got
 }
 
 // calls reports whether a tree has a call: when it is evaluated is for Go to say.
-func (e *Expr) calls() (found bool) {
-	e.Walk(func(e *Expr) bool {
-		found = found || e.Op == Call || e.Op == Library
-		return !found
-	})
-	return found
+func (e *Expr) calls() bool {
+	return e.has(func(e *Expr) bool { return e.Op == Call || e.Op == Library })
 }
 
 // loads reports whether a tree has a call or reads memory.
-func (e *Expr) loads() (found bool) {
-	e.Walk(func(e *Expr) bool {
-		found = found || e.Op == Call || e.Op == Library || e.Op == Deref || e.Op == Index
-		return !found
-	})
-	return found
+func (e *Expr) loads() bool {
+	return e.calls() || e.has(func(e *Expr) bool { return e.Op == Deref || e.Op == Index })
 }
 
 // effect reports whether an expression is a call with an effect.
 func (e *Expr) effect() bool {
-	return e.Op == Call && e.Fn.effect() || e.Op == Library && atomic(e.Obj)
-}
-
-func (f *Function) effect() bool {
-	for _, w := range f.Writes {
-		if w {
-			return true
-		}
-	}
-	return false
+	return e.Op == Call && slices.Contains(e.Fn.Writes, true) || e.Op == Library && atomic(e.Obj)
 }
 
 // atomic reports whether a function of another package changes memory behind its first argument.
@@ -84,7 +67,11 @@ func (l *lowering) as(e ast.Expr, t types.Type) *Expr {
 	if v := l.Info.Types[e].Value; v != nil {
 		return l.constant(e, v, l.subst(t))
 	}
-	return l.expr(e)
+	x := l.expr(e)
+	if x.Op == Nil {
+		x.Type = l.subst(t)
+	}
+	return x
 }
 
 // last is as for the last operand of a statement: a call may have its effect there.

@@ -240,6 +240,15 @@ func (e *Expr) Walk(f func(*Expr) bool) {
 	}
 }
 
+// has reports whether f is true for a tree or a part of it.
+func (e *Expr) has(f func(*Expr) bool) (found bool) {
+	e.Walk(func(e *Expr) bool {
+		found = found || f(e)
+		return !found
+	})
+	return found
+}
+
 // Is reports whether a tree is a variable.
 func (e *Expr) Is(v *Var) bool { return e != nil && e.Op == Local && e.V == v && v != nil }
 
@@ -317,6 +326,19 @@ func Walk(list []*Stmt, f func(*Stmt) bool) {
 
 // exprs returns the trees of a statement itself, places included.
 func (s *Stmt) exprs() []*Expr { return append([]*Expr{s.To, s.X}, s.Args...) }
+
+// each calls f for all trees of statements, and their parts.
+func each(list []*Stmt, f func(*Expr)) {
+	Walk(list, func(s *Stmt) bool {
+		for _, e := range s.exprs() {
+			e.Walk(func(e *Expr) bool {
+				f(e)
+				return true
+			})
+		}
+		return true
+	})
+}
 
 // Slices returns the keys of own, in the order of their declarations.
 func (p *RowLoop) Slices() []*Var {

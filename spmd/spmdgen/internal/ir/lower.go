@@ -396,7 +396,14 @@ func (l *lowering) assign(s *ast.AssignStmt) {
 // update emits x = x op y.
 func (l *lowering) update(x ast.Expr, tok token.Token, y func() *Expr, at token.Pos) {
 	l.arithmetic(at, l.typeOf(x), tok)
-	got := l.operands(0, func() *Expr { return l.place(x) }, y)
+	from := len(l.order)
+	got := l.operands(1, func() *Expr { return l.place(x) }, y)
+	for _, o := range l.order[from:] { // the place itself is read, too
+		if o.place {
+			o.place = false
+			l.order = append(l.order, o)
+		}
+	}
 	l.emit(&Stmt{Kind: Update, At: at, To: got[0], Tok: tok, X: got[1]})
 }
 

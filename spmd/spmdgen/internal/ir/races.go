@@ -140,10 +140,5 @@ func nonzero(e *Expr) bool { return e.Op == Const && constant.Sign(e.Value) != 0
 
 // invariant reports whether a tree is the same for all elements.
 func (s *Stmt) invariant(e *Expr) bool {
-	same := true
-	e.Walk(func(e *Expr) bool {
-		same = same && !(e.Op == Local && e.V.loop == s)
-		return same
-	})
-	return same
+	return !e.has(func(e *Expr) bool { return e.Op == Local && e.V.loop == s })
 }

@@ -182,19 +182,13 @@ func (r *rows) changes(s *Stmt) {
 		}
 		return true
 	})
-	Walk(s.Body, func(in *Stmt) bool {
-		for _, e := range in.exprs() {
-			e.Walk(func(e *Expr) bool {
-				for _, a := range s.Row.Result {
-					if e.Is(a.V) && !own[e] {
-						r.Refuse(e.At, "a kernel of rows cannot use %s here: what the elements make of it is known "+
-							"behind the loop", e.V.Name)
-					}
-				}
-				return true
-			})
+	each(s.Body, func(e *Expr) {
+		for _, a := range s.Row.Result {
+			if e.Is(a.V) && !own[e] {
+				r.Refuse(e.At, "a kernel of rows cannot use %s here: what the elements make of it is known behind the "+
+					"loop", e.V.Name)
+			}
 		}
-		return true
 	})
 }
 
@@ -233,30 +227,18 @@ func (r *rows) note(s, in *Stmt, own map[*Expr]bool, refuse func(token.Pos, *Var
 }
 
 // reads reports whether a tree has a place in it.
-func (e *Expr) reads(place *Expr) (found bool) {
-	e.Walk(func(e *Expr) bool {
-		found = found || e.same(place)
-		return !found
-	})
-	return found
-}
+func (e *Expr) reads(place *Expr) bool { return e.has(place.same) }
 
 // uses finds the slices of which a loop uses only the elements of its own index. It
 // reports whether neighbouring threads read neighbouring elements of others.
 func (r *rows) uses(s *Stmt) bool {
 	var candidates []*Var
-	Walk(s.Body, func(in *Stmt) bool {
-		for _, e := range in.exprs() {
-			e.Walk(func(e *Expr) bool {
-				if e.Op == Local && e.V.loop != s && e.V.Type != nil && !slices.Contains(candidates, e.V) {
-					if _, ok := e.V.Type.Underlying().(*types.Slice); ok && e.V.Ref == nil {
-						candidates = append(candidates, e.V)
-					}
-				}
-				return true
-			})
+	each(s.Body, func(e *Expr) {
+		if e.Op == Local && e.V.loop != s && e.V.Type != nil && e.V.Ref == nil && !slices.Contains(candidates, e.V) {
+			if _, ok := e.V.Type.Underlying().(*types.Slice); ok {
+				candidates = append(candidates, e.V)
+			}
 		}
-		return true
 	})
 	o := find(s.Key, candidates, s.Body)
 	for v, use := range o.of {
@@ -354,6 +336,7 @@ func (r *rows) place() {
 		}
 	}
 	stmts(r.fn.Body)
+	bytes := int64(0)
 	for _, v := range order {
 		u := all[v]
 		switch {
@@ -365,6 +348,10 @@ func (r *rows) place() {
 		default:
 			v.Place = Shared
 			r.shares = true
+			if bytes += sizeOf(v.Type); bytes*max(1, 256/int64(r.fn.Row)) > mostShared {
+				r.Refuse(v.At, "a kernel of rows cannot share %s: the threads of a block share %d bytes", v.Name,
+					mostShared)
+			}
 		}
 	}
 	for _, s := range r.loops {

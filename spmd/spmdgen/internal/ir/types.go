@@ -41,10 +41,17 @@ func (l *lowering) typeOf(e ast.Expr) types.Type {
 
 func (u *Unit) inPackage(t types.Type) string { return types.TypeString(t, types.RelativeTo(u.Pkg)) }
 
+// A thread of a GPU has so many bytes for variables, and a block so many for those that its threads
+// share.
+const mostLocal, mostShared = 1 << 18, 48 << 10
+
 // Allow refuses types that GPUs do not have.
 func (u *Unit) Allow(at token.Pos, t types.Type) {
 	if SmallFloat(t) {
 		return
+	}
+	if _, array := t.Underlying().(*types.Array); array && (sizeOf(t) < 0 || sizeOf(t) > mostLocal) {
+		u.Refuse(at, "a kernel cannot use the type %s: a thread has %d bytes for variables", u.inPackage(t), mostLocal)
 	}
 	if n, ok := types.Unalias(t).(*types.Named); ok {
 		if s, ok := n.Underlying().(*types.Struct); ok {
