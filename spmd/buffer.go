@@ -262,7 +262,7 @@ func (b Buffer[T]) reach(op string) error {
 	if err := calls.Gone(b.block(), op); err != nil {
 		return err
 	}
-	if err := calls.Settle(b.block(), op); err != nil {
+	if err := calls.Settle(b.block(), op, nil); err != nil {
 		return err
 	}
 	return b.block().Reached(op, b.addr(), b.Bytes())

@@ -7,8 +7,9 @@ import (
 )
 
 // Comm is a communicator: a group of ranks and the channel between them. It is a small value. A
-// collective on it is finished when the call returns. On the Comm that On returns, a collective is
-// only enqueued.
+// collective or message on it comes behind all that streams of this rank were given that uses its
+// buffers, and is finished when the call returns. On the Comm that On returns it is only enqueued.
+// A call that takes a Comm and a Stream is on that Stream.
 type Comm world.Comm
 
 // in returns what all values of the communicator share; nil for the zero Comm.

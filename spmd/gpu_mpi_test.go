@@ -45,6 +45,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		ranks []int
 		body  func(t *testing.T, w *spmd.World)
 	}{
+		{"calls in order", []int{3}, callsInOrder},
 		{"collectives", []int{3}, mpiCollectives},
 		{"several streams and communicators", []int{3}, mpiSeveral},
 		{"groups of messages", []int{3}, mpiGroups},

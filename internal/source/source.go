@@ -233,7 +233,7 @@ type Checked struct {
 // Check finds the types of a package. It keeps errors: code that launches the kernels does not
 // compile before Generate has run.
 func (s *Source) Check(dir string) (*Checked, error) {
-	find, err := exports(dir, s.Files)
+	from, _, err := Importer(s.Fset, dir, importsOf(s.Files))
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +241,7 @@ func (s *Source) Check(dir string) (*Checked, error) {
 		Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{},
 		Instances: map[*ast.Ident]types.Instance{}, Selections: map[*ast.SelectorExpr]*types.Selection{},
 		Implicits: map[ast.Node]types.Object{}}}
-	conf := types.Config{Importer: importer.ForCompiler(s.Fset, "gc", find), FakeImportC: true,
+	conf := types.Config{Importer: from, FakeImportC: true,
 		Sizes: types.SizesFor("gc", "amd64"), Error: func(err error) {
 			var e types.Error
 			if errors.As(err, &e) && !e.Soft {
@@ -299,40 +299,45 @@ func (c *Checked) Failure(n ast.Node) *Refusal {
 	return nil
 }
 
-// exports returns a function that opens the compiler's tables of the packages that files import.
-// The go command makes them.
-func exports(dir string, files []*ast.File) (func(path string) (io.ReadCloser, error), error) {
-	var imports []string
+// importsOf returns what files import.
+func importsOf(files []*ast.File) (imports []string) {
 	for _, f := range files {
 		for _, i := range f.Imports {
-			if path := strings.Trim(i.Path.Value, `"`); path != "C" && path != "unsafe" &&
-				!slices.Contains(imports, path) {
+			if path := strings.Trim(i.Path.Value, `"`); path != "C" && path != "unsafe" {
 				imports = append(imports, path)
 			}
 		}
 	}
+	slices.Sort(imports)
+	return slices.Compact(imports)
+}
+
+// Importer returns what finds the types of packages, which patterns of the go command name in dir,
+// and of those that they import. The go command makes the compiler's tables of them. paths are what
+// it found.
+func Importer(set *token.FileSet, dir string, patterns []string) (from types.Importer, paths []string, err error) {
 	at := map[string]string{}
-	if len(imports) > 0 {
-		slices.Sort(imports)
+	if len(patterns) > 0 {
 		cmd := exec.Command("go", append([]string{"list", "-e", "-export", "-deps", "-f", "{{.ImportPath}}={{.Export}}",
-			"--"}, imports...)...)
+			"--"}, patterns...)...)
 		cmd.Dir = dir
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		if err := cmd.Run(); err != nil {
-			return nil, fmt.Errorf("go list: %w\n%s", err, &errs)
+			return nil, nil, fmt.Errorf("go list: %w\n%s", err, &errs)
 		}
 		for line := range strings.Lines(out.String()) {
 			if path, file, ok := strings.Cut(strings.TrimSpace(line), "="); ok && file != "" {
 				at[path] = file
+				paths = append(paths, path)
 			}
 		}
 	}
-	return func(path string) (io.ReadCloser, error) {
+	return importer.ForCompiler(set, "gc", func(path string) (io.ReadCloser, error) {
 		file, ok := at[path]
 		if !ok {
 			return nil, fmt.Errorf("package %s does not compile", path)
 		}
 		return os.Open(file)
-	}, nil
+	}), paths, nil
 }

@@ -71,7 +71,7 @@ type neighbour struct{ rank, needLo, needHi, giveLo, giveHi int }
 // are divided over the ranks of c, in rank order: this rank has own elements. For a square
 // matrix own is its number of rows.
 //
-// Collective. A bad matrix on one rank is an error on all.
+// Collective, blocking. A bad matrix on one rank is an error on all.
 func NewSparse[T float32 | float64](w *spmd.World, c spmd.Comm, a CSR[T], own int) (m *Sparse[T], err error) {
 	owns, err := hostdata.AllGather(c, own)
 	if err != nil {
@@ -89,7 +89,7 @@ func NewSparse[T float32 | float64](w *spmd.World, c spmd.Comm, a CSR[T], own in
 		return nil, errors.Join(err, fmt.Errorf("%s: blas.NewSparse: rank %d: %w", ccall.At(), c.Rank(), cause(wrong)))
 	}
 	rows := len(a.Start) - 1
-	m = &Sparse[T]{c: c, rows: rows, own: own}
+	m = &Sparse[T]{c: c.On(nil), rows: rows, own: own}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Free())

@@ -32,8 +32,8 @@ func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {
 
 // CheckSame compares a 64-bit hash of b over the ranks of c. If the hashes differ it returns an
 // error on every rank. The error names the ranks whose hash differs from the hash of more than half
-// of the ranks; without such a hash, it shows every rank's hash. name says what was compared. b
-// must be valid for the host.
+// of the ranks; without such a hash, it shows every rank's hash. name says what was compared. It
+// waits for the streams that use b.
 //
 // Collective over c, blocking.
 func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
@@ -52,7 +52,9 @@ func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
 	if err != nil {
 		return err
 	}
-	err = hash(s, mine, spmd.View[uint8](b))
+	if err = b.Slice(0, 0).CopyTo(nil); err == nil { // waits for the streams that use b
+		err = hash(s, mine, spmd.View[uint8](b))
+	}
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}

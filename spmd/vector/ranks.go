@@ -2,41 +2,39 @@ package vector
 
 import "lockstep/spmd"
 
-// The functions below are over the vectors of all ranks of a communicator, which are divided over
-// the ranks. Each is a kernel of the rank's part, and an all-reduce of one number. c is on s
-// (Comm.On). They are collective, and dst is the same on every rank.
-
-// SumOver enqueues dst[0] = the sum of the x of all ranks.
+// SumOver enqueues on s: dst[0] = the sum of the x of all ranks of c, on every rank. It is a kernel
+// of the rank's part, and an all-reduce of one number. Collective over c, in the order of s, on
+// whatever stream c is. So are the other functions over all ranks.
 func SumOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return reduceOver(c, dst, spmd.Sum, Sum(s, dst, x))
+	return reduceOver(c, s, dst, spmd.Sum, Sum(s, dst, x))
 }
 
 // DotOver enqueues dst[0] = the sum of x[i] y[i] over all ranks.
 func DotOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x, y spmd.Buffer[T]) error {
-	return reduceOver(c, dst, spmd.Sum, Dot(s, dst, x, y))
+	return reduceOver(c, s, dst, spmd.Sum, Dot(s, dst, x, y))
 }
 
 // MinOver enqueues dst[0] = the smallest element of the x of all ranks.
 func MinOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return reduceOver(c, dst, spmd.Min, Min(s, dst, x))
+	return reduceOver(c, s, dst, spmd.Min, Min(s, dst, x))
 }
 
 // MaxOver enqueues dst[0] = the largest element of the x of all ranks.
 func MaxOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return reduceOver(c, dst, spmd.Max, Max(s, dst, x))
+	return reduceOver(c, s, dst, spmd.Max, Max(s, dst, x))
 }
 
 // Norm2Over enqueues dst[0] = the Euclidean norm of the x of all ranks.
 func Norm2Over[T float32 | float64](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return norm(s, dst, x, func(sum spmd.Buffer[float64]) error { return reduceOver(c, sum, spmd.Sum, nil) })
+	return norm(s, dst, x, func(sum spmd.Buffer[float64]) error { return reduceOver(c, s, sum, spmd.Sum, nil) })
 }
 
 // reduceOver enqueues the all-reduce behind a rank's own part.
-func reduceOver[T Number](c spmd.Comm, dst spmd.Buffer[T], op spmd.Op, err error) error {
+func reduceOver[T Number](c spmd.Comm, s *spmd.Stream, dst spmd.Buffer[T], op spmd.Op, err error) error {
 	if err != nil || c.Size() == 1 {
 		return err
 	}
-	return spmd.AllReduce(c, dst, dst, op)
+	return spmd.AllReduce(c.On(s), dst, dst, op)
 }
 
 // ArgMinOver enqueues best[0] = the smallest element of the x of all ranks. at[0] is the index of
@@ -59,14 +57,14 @@ func findOver[T Number](
 	c spmd.Comm, s *spmd.Stream, op spmd.Op, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T],
 	first int, err error,
 ) error {
-	if err = reduceOver(c, best, op, err); err != nil {
+	if err = reduceOver(c, s, best, op, err); err != nil {
 		return err
 	}
 	if err = launchPlace(s, 1, at, best, x, first); err != nil {
 		return err
 	}
 	index := spmd.View[uint64](at) // here -1 is the largest
-	return reduceOver(c, index, spmd.Min, nil)
+	return reduceOver(c, s, index, spmd.Min, nil)
 }
 
 // ScanOver enqueues the scan of the vector that the x of all ranks make up, in rank order: dst[i] =
@@ -90,7 +88,7 @@ func scanOver[T Number](op string, c spmd.Comm, s *spmd.Stream, dst, x, before s
 		err = Sum(s, before, x)
 	}
 	if err == nil && c.Size() > 1 {
-		err = spmd.ExScan(c, before, before, spmd.Sum)
+		err = spmd.ExScan(c.On(s), before, before, spmd.Sum)
 	}
 	if err == nil && c.Rank() == 0 {
 		err = spmd.Fill(s, before, 0) // ExScan leaves what it was

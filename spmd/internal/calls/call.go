@@ -65,6 +65,24 @@ func (c *Request) Touches(fn func(b *exec.Block, p unsafe.Pointer, bytes int, wr
 	return c.Kind.String()
 }
 
+// settle orders a call that blocks behind the work of this rank's streams on its memory. On a GPU
+// the stream of such calls waits for that, and on the host the caller does.
+func (c *Request) settle() (err error) {
+	if c.group == nil && !c.DstBlock.Busy() && !c.SrcBlock.Busy() {
+		return nil
+	}
+	behind := c.comm.r.blocking
+	if c.route.Host {
+		behind = nil
+	}
+	c.uses(func(b *exec.Block) {
+		if err == nil {
+			err = Settle(b, c.Kind.String(), behind)
+		}
+	})
+	return err
+}
+
 // checkBlocks refuses freed buffers and buffers of another world.
 func (c *Request) checkBlocks() error {
 	if err := c.comm.r.CheckBlock(c.DstBlock); err != nil {

@@ -55,10 +55,13 @@ func (c *Comm) Do(q exec.Queue, cmd *Request, root, dst, src int) error {
 	if err := cmd.checkBlocks(); err != nil {
 		return err
 	}
-	cmd.uses((*exec.Block).Seen)
 	if r.capturing.Load() != 0 {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}
+	if err := cmd.settle(); err != nil {
+		return err
+	}
+	cmd.uses((*exec.Block).Seen)
 	if !cmd.route.Host {
 		if cmd.route.By.Caps().Now {
 			return cmd.onDeviceNow(r.blocking.(exec.Direct))
@@ -117,7 +120,9 @@ func (c *Request) enqueue(q exec.Queue) error {
 	if !own.route.Host {
 		own.q, cmd.Plan = q, own.planned()
 	}
-	own.uses(func(b *exec.Block) { q.Uses(b, nil) })
+	if q != c.comm.r.blocking { // whose caller waits for it
+		own.uses(func(b *exec.Block) { q.Uses(b, nil) })
+	}
 	return q.Enqueue(cmd)
 }
 

@@ -160,7 +160,7 @@ func (g *group) Call(i int) (*coll.Call, verify.Memory) { return &g.cmds[i].Call
 func (c *Comm) Plain(q exec.Queue, b *exec.Block, peer int) bool {
 	return q == nil && c != nil && c.checker == nil && c.open == nil && !c.freed &&
 		uint(peer) < uint(c.size) && b != nil && c.r.has(b) && !c.routes.OnDevice() &&
-		c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
+		c.r.capturing.Load() == 0 && !b.Busy() && !exec.HostFuncRuns()
 }
 
 // Message makes a Plain message, a Send from p or a Recv to it.

@@ -129,13 +129,13 @@ func Gone(b *exec.Block, op string) error {
 	return nil
 }
 
-// Settle returns when the streams of its rank no longer use the memory of a block. op is the
-// caller's name.
-func Settle(b *exec.Block, op string) error {
-	if b == nil || !b.Busy() {
+// Settle orders a call that blocks behind what the streams of its rank were given that uses a
+// block: behind, a queue, waits for that, or if it is nil the caller. op is the caller's name.
+func Settle(b *exec.Block, op string, behind exec.Queue) error {
+	if !b.Busy() {
 		return nil
 	}
-	switch err := Of(b).Dev.Settle(b); {
+	switch err := Of(b).Dev.Settle(b, behind); {
 	case err == nil:
 		return nil
 	case errors.Is(err, exec.ErrCaptured):

@@ -48,8 +48,9 @@ type Device interface {
 	All() []Queue
 	// Marks returns the ends of the queues that have work in flight.
 	Marks() []Point
-	// Settle returns when no queue uses the block any more, or never will.
-	Settle(b *Block) error
+	// Settle returns when no queue uses the block any more, or never will. With another queue, it
+	// makes what is enqueued there from now on wait for that instead.
+	Settle(b *Block, behind Queue) error
 	// KeepSigning has the queues tell how far they are, now and then, until stop.
 	KeepSigning(every time.Duration, stop <-chan struct{})
 	// EndJobs returns when the host has done all jobs that queues wait for. No more jobs come.
@@ -129,11 +130,14 @@ func (s *Queues) All() []Queue {
 }
 
 // Marks returns the ends of the queues that have work in flight.
-func (s *Queues) Marks() (ends []Point) {
+func (s *Queues) Marks() []Point { return s.marks(func(Queue) bool { return true }) }
+
+// marks is Marks of some queues.
+func (s *Queues) marks(of func(Queue) bool) (ends []Point) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, q := range s.list {
-		if !q.Idle() {
+		if of(q) && !q.Idle() {
 			ends = append(ends, q.End())
 		}
 	}

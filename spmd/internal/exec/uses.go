@@ -35,8 +35,11 @@ type uses struct {
 	last     [seats]uint64 // for each seat the number of the last command
 }
 
-// Busy reports whether queues may still use the block, or captures do. It costs two loads.
-func (b *Block) Busy() bool { return b.uses.by.Load() != 0 || b.uses.captures.Load() != 0 }
+// Busy reports whether queues may still use the block, which may be nil, or captures do. It costs
+// two loads.
+func (b *Block) Busy() bool {
+	return b != nil && (b.uses.by.Load() != 0 || b.uses.captures.Load() != 0)
+}
 
 // UsedBy notes that command seq of the queue uses the block, which may be nil. The caller holds the
 // lock of the queue.
@@ -70,8 +73,8 @@ func (b *Block) Capture(n int32) { b.uses.captures.Add(n) }
 // ErrCaptured is why a host does not wait for a block.
 var ErrCaptured = errors.New("captured")
 
-// Settle returns when no queue uses the block any more, or never will.
-func (s *Queues) Settle(b *Block) error {
+// Settle implements Device.
+func (s *Queues) Settle(b *Block, behind Queue) error {
 	if InHostFunc() {
 		return nil // whose place in its queue says what it may use
 	}
@@ -81,7 +84,7 @@ func (s *Queues) Settle(b *Block) error {
 	for by := b.uses.by.Load(); by != 0; by &= by - 1 {
 		i := bits.TrailingZeros32(by)
 		if i == shared {
-			if err := s.settleOthers(); err != nil {
+			if err := s.settleOthers(behind); err != nil {
 				return err
 			}
 			continue
@@ -91,29 +94,37 @@ func (s *Queues) Settle(b *Block) error {
 			continue // the queue has ended
 		}
 		for p, pending := (*at).Using(b); pending; p, pending = (*at).Using(b) {
-			if err := settled(*at, p); err != nil {
+			if err := settled(*at, p, behind); err != nil {
 				return err
+			}
+			if behind != nil {
+				break
 			}
 		}
 	}
 	return nil
 }
 
-// settleOthers waits for the queues without a seat of their own.
-func (s *Queues) settleOthers() error {
-	for _, q := range s.All() {
-		if q.Place().n == shared && !q.Idle() {
-			if err := settled(q, q.End()); err != nil {
-				return err
-			}
+// settleOthers is Settle for the queues without a seat of their own.
+func (s *Queues) settleOthers(behind Queue) error {
+	for _, p := range s.marks(func(q Queue) bool { return q.Place().n == shared }) {
+		if err := settled(p.Q.(Queue), p, behind); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func settled(q Queue, p Point) error {
-	if q.Lane() != nil && !q.Reached(p.Seq) {
+func settled(q Queue, p Point, behind Queue) error {
+	switch {
+	case q == behind:
+		return nil
+	case q.Lane() != nil && !q.Reached(p.Seq):
 		return ErrCaptured
+	case behind == nil:
+		return p.Wait()
+	case q.Reached(p.Seq):
+		return p.Failure()
 	}
-	return p.Wait()
+	return behind.After(p, nil)
 }

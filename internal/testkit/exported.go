@@ -1,0 +1,91 @@
+package testkit
+
+import (
+	"go/token"
+	"go/types"
+	"regexp"
+	"testing"
+
+	"lockstep/internal/source"
+)
+
+// onSpmd are the packages that a program may use on streams and communicators.
+var onSpmd = regexp.MustCompile(`^lockstep/(spmd(?:/(?:\w+))?)$`)
+
+// apart are packages whose functions are none of a program's on ranks.
+var apart = regexp.MustCompile(`^spmd/(spmdgen|spmdtest)$`)
+
+// Calls returns the exported functions of spmd and of the packages on it, and the methods of their
+// exported types, by names such as vector.Sum and parallel.Reducer.Wait.
+func Calls(t *testing.T) map[string]*types.Signature {
+	t.Helper()
+	from, paths, err := source.Importer(token.NewFileSet(), root(t), []string{"lockstep/spmd/..."})
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]*types.Signature{}
+	for _, path := range paths {
+		if m := onSpmd.FindStringSubmatch(path); m == nil || apart.MatchString(m[1]) {
+			continue
+		}
+		p, err := from.Import(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range p.Scope().Names() {
+			switch o := p.Scope().Lookup(name).(type) {
+			case *types.Func:
+				if o.Exported() {
+					calls[p.Name()+"."+name] = o.Signature()
+				}
+			case *types.TypeName:
+				named, ok := o.Type().(*types.Named)
+				for i := 0; ok && o.Exported() && i < named.NumMethods(); i++ {
+					if m := named.Method(i); m.Exported() {
+						calls[p.Name()+"."+name+"."+m.Name()] = m.Signature()
+					}
+				}
+			}
+		}
+	}
+	return calls
+}
+
+// Holds reports whether a value of a type is, or holds, one of a type of package spmd, such as
+// Buffer. A function that the value holds does not count.
+func Holds(t types.Type, name string) bool { return holds(t, name, map[types.Type]bool{}) }
+
+func holds(t types.Type, name string, seen map[types.Type]bool) bool {
+	if seen[t] {
+		return false
+	}
+	seen[t] = true
+	switch t := t.(type) {
+	case *types.Named:
+		if o := t.Obj(); o.Pkg() != nil && o.Pkg().Path() == "lockstep/spmd" && o.Name() == name {
+			return true
+		}
+		return holds(t.Underlying(), name, seen)
+	case *types.Alias:
+		return holds(types.Unalias(t), name, seen)
+	case interface{ Elem() types.Type }: // pointers, slices, arrays, maps
+		return holds(t.Elem(), name, seen)
+	case *types.Struct:
+		for f := range t.Fields() {
+			if holds(f.Type(), name, seen) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Takes reports whether a parameter of a function holds a value of a type of package spmd.
+func Takes(s *types.Signature, name string) bool {
+	for p := range s.Params().Variables() {
+		if Holds(p.Type(), name) {
+			return true
+		}
+	}
+	return false
+}
