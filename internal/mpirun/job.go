@@ -238,6 +238,9 @@ func (j *job) run(test string, limit time.Duration) outcome {
 	}
 	o.out = make([]string, j.ranks)
 	if o.passed == j.ranks {
+		if testing.Verbose() {
+			o.out = outputs(j.dir, j.ranks)
+		}
 		return o
 	}
 	if o.passed+o.skipped != j.ranks {

@@ -34,6 +34,7 @@ func TestHelperJob(t *testing.T) {
 					t.Errorf("this rank has run %d tests before, want %d", ran, n)
 				}
 				ran++
+				t.Logf("a note of a rank that passes")
 				if also != nil {
 					also(t)
 				}
@@ -164,13 +165,17 @@ func TestJob(t *testing.T) {
 		"exit":      {"rank 1| about to exit"},
 		"before_Run": {"2 ranks were to run TestHelperJob/before_Run, 0 did", "rank 1| ",
 			"rank 1 does not come to Run"},
-		"behind_Run": {"rank 1| ", "the end of the test fails"},
-		"hang":       {"rank 1| panic: test timed out after"},
-		"skip":       {"nothing to do here"},
+		"behind_Run":  {"rank 1| ", "the end of the test fails"},
+		"hang":        {"rank 1| panic: test timed out after"},
+		"skip":        {"nothing to do here"},
+		"after_skips": {"0-1| ", "a note of a rank that passes"},
 	} {
 		result := "FAIL"
-		if name == "skip" {
+		switch name {
+		case "skip":
 			result = "SKIP"
+		case "after_skips":
+			result = "PASS"
 		}
 		if !strings.Contains(out, "--- "+result+": TestHelperJob/"+name+"/2_ranks") {
 			t.Errorf("%s has no %s", name, result)

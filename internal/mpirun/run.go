@@ -134,6 +134,8 @@ func (o outcome) judge(t *testing.T, test string) {
 		t.Skip(strings.Join(clean(o.out[0]), "\n"))
 	case o.passed+o.skipped != len(o.out):
 		t.Fatalf("%d ranks were to run %s, %d did\n%s", len(o.out), test, o.passed+o.skipped, said)
+	case testing.Verbose():
+		t.Logf("\n%s", report(o.out, ""))
 	}
 }
 

@@ -51,7 +51,7 @@ type Options struct {
 	Bias     spmd.Arg // n elements, added to every row
 	Residual spmd.Arg // matrix, added; it is read, not written
 	GELU     spmd.Arg // matrix: receives x, the C without GELU; C is gelu(x)
-	DGELU    spmd.Arg // matrix: receives x, the C without GELU; C is gelu(x)
+	DGELU    spmd.Arg // matrix x, read: C is multiplied by the derivative of gelu at x
 	BiasGrad spmd.Arg // n elements: receives the sums of C's columns
 	// RowSums, of m elements, receives the sums of the rows of op(A), without Alpha. With dW = dY'
 	// X, where A is dY, that is the gradient of the bias. It is replaced, with Accumulate too,
