@@ -211,21 +211,6 @@ func TestTorchFails(t *testing.T) {
 	}
 }
 
-// The goal of gpt2-xl is 1.15 times the speed also on two GPUs.
-func TestLargestGoal(t *testing.T) {
-	for _, batch := range []int{4, 8, 16} {
-		for rate, met := range map[float64]bool{116: true, 114: false} {
-			b := trainBench{seq: 1024}
-			b.Set, b.Group, b.GPUs = measure.GPUSet, trainGroup, []string{"a GPU"}
-			b.rowsOf(trained{trainCase: trainCase{"gpt2-xl", batch}, ranks: 2, tokS: []float64{rate}, p99: []float64{1},
-				theirs: []byTorch{{torchWay: torchWays[1], tokS: []float64{100}}}})
-			if r := b.Rows[0]; r.Met != met {
-				t.Errorf("%d sequences, %v of 100: %+v, want met %v", batch, rate, r, met)
-			}
-		}
-	}
-}
-
 // An unknown way, or none, is refused before anything runs.
 func TestTorchParallelFlag(t *testing.T) {
 	args := os.Args

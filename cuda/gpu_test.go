@@ -332,30 +332,3 @@ func TestGPUCallback(t *testing.T) {
 		t.Error("a closed callback was called")
 	}
 }
-
-func TestGPUNoAllocation(t *testing.T) {
-	d := openGPU(t)
-	s := newStream(t, d)
-	f := kernel(t, d, "add")
-	e := try(d.NewEvent())(t)
-	p, h := device(t, d, s, 8), pinned[uint64](t, d, 8)
-	for name, call := range map[string]func() error{
-		"Launch": func() error {
-			args := [3]uint64{uint64(uintptr(p)), 8, 1}
-			return s.Launch(f, [3]int{1, 1, 1}, [3]int{32, 1, 1}, 0, args[:])
-		},
-		"Copy":   func() error { return s.Copy(at(h), p, 64) },
-		"Fill":   func() error { return s.Fill(p, 4, 1, 16) },
-		"Record": func() error { return e.Record(s) },
-		"Wait":   func() error { return s.Wait(e) },
-		"Query":  func() error { _, err := e.Query(); return err },
-	} {
-		var err error
-		if n := testing.AllocsPerRun(100, func() { err = errors.Join(err, call()) }); n != 0 {
-			t.Errorf("%s allocates %v times", name, n)
-		}
-		must(t, err)
-	}
-	must(t, s.Synchronize())
-	must(t, e.Close())
-}

@@ -18,46 +18,22 @@ var (
 	opNumbers = map[elem.Op]int{elem.Sum: 0, elem.Prod: 1, elem.Max: 2, elem.Min: 3, elem.Avg: 4}
 )
 
-// collectives is every method, called with the arguments of a Call, and the arguments of the C
-// function.
+// collectives is every call, and the arguments of the C function.
 var collectives = []struct {
 	kind               Function
 	name               string
 	src, dst, op, peer bool
-	call               func(c *Comm, s *cuda.Stream, x GroupCall) error
 }{
-	{AllReduce, "ncclAllReduce", true, true, true, false,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error {
-			return c.AllReduce(s, x.Dst, x.Src, x.N, x.Type, x.Op)
-		}},
-	{Reduce, "ncclReduce", true, true, true, true,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error {
-			return c.Reduce(s, x.Dst, x.Src, x.N, x.Type, x.Op, int(x.Peer))
-		}},
-	{Broadcast, "ncclBroadcast", true, true, false, true,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error {
-			return c.Broadcast(s, x.Dst, x.Src, x.N, x.Type, int(x.Peer))
-		}},
-	{AllGather, "ncclAllGather", true, true, false, false,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error { return c.AllGather(s, x.Dst, x.Src, x.N, x.Type) }},
-	{ReduceScatter, "ncclReduceScatter", true, true, true, false,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error {
-			return c.ReduceScatter(s, x.Dst, x.Src, x.N, x.Type, x.Op)
-		}},
-	{AllToAll, "ncclAlltoAll", true, true, false, false,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error { return c.AllToAll(s, x.Dst, x.Src, x.N, x.Type) }},
-	{Gather, "ncclGather", true, true, false, true,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error {
-			return c.Gather(s, x.Dst, x.Src, x.N, x.Type, int(x.Peer))
-		}},
-	{Scatter, "ncclScatter", true, true, false, true,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error {
-			return c.Scatter(s, x.Dst, x.Src, x.N, x.Type, int(x.Peer))
-		}},
-	{Send, "ncclSend", true, false, false, true,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error { return c.Send(s, x.Src, x.N, x.Type, int(x.Peer)) }},
-	{Recv, "ncclRecv", false, true, false, true,
-		func(c *Comm, s *cuda.Stream, x GroupCall) error { return c.Recv(s, x.Dst, x.N, x.Type, int(x.Peer)) }},
+	{AllReduce, "ncclAllReduce", true, true, true, false},
+	{Reduce, "ncclReduce", true, true, true, true},
+	{Broadcast, "ncclBroadcast", true, true, false, true},
+	{AllGather, "ncclAllGather", true, true, false, false},
+	{ReduceScatter, "ncclReduceScatter", true, true, true, false},
+	{AllToAll, "ncclAlltoAll", true, true, false, false},
+	{Gather, "ncclGather", true, true, false, true},
+	{Scatter, "ncclScatter", true, true, false, true},
+	{Send, "ncclSend", true, false, false, true},
+	{Recv, "ncclRecv", false, true, false, true},
 }
 
 // memory returns n bytes of the double's device, which the host reaches, and frees them with the
@@ -84,7 +60,7 @@ func line(name string, src, dst unsafe.Pointer, n, typ, op, peer int, s *cuda.St
 		n, typ, op, peer, streamArg(s))
 }
 
-// TestArguments makes every collective with every type and operation, alone and as a group of one.
+// TestArguments makes every collective with every type and operation.
 func TestArguments(t *testing.T) {
 	if !(double{}).in(t) {
 		return
@@ -113,9 +89,7 @@ func TestArguments(t *testing.T) {
 					want[1] = 2
 				}
 				expect := line(k.name, x.Src, x.Dst, 5, tn, want[0], want[1], s)
-				check(t, k.call(c, s, x))
-				wantCalls(t, expect)
-				check(t, c.Group(s, []GroupCall{x}))
+				check(t, c.one(s, x))
 				wantCalls(t, expect)
 			}
 		}
@@ -136,7 +110,7 @@ func TestEveryStatus(t *testing.T) {
 	for _, k := range collectives {
 		for status := Result(1); status <= 9; status++ {
 			fail(t, fmt.Sprintf("%s=%d", k.name, status))
-			wantError(t, k.call(c, s, GroupCall{Peer: 2}), k.name, status, "rank 1: ", "0 int8 elements",
+			wantError(t, c.one(s, GroupCall{Kind: k.kind, Peer: 2}), k.name, status, "rank 1: ", "0 int8 elements",
 				"was told to fail")
 		}
 	}
@@ -148,15 +122,19 @@ func TestRefused(t *testing.T) {
 	}
 	c, s := comm(t, 1, 3)
 	for _, k := range collectives {
-		wantError(t, k.call(c, s, GroupCall{N: -2}), k.name, ErrInvalidArgument, "-2 elements")
-		wantError(t, k.call(c, s, GroupCall{Type: elem.Type(200)}), k.name, ErrInvalidArgument, "elem.Type(200)")
+		refused := func(x GroupCall, text string) {
+			t.Helper()
+			x.Kind = k.kind
+			wantError(t, c.one(s, x), k.name, ErrInvalidArgument, text)
+		}
+		refused(GroupCall{N: -2}, "-2 elements")
+		refused(GroupCall{Type: elem.Type(200)}, "elem.Type(200)")
 		if k.op {
-			wantError(t, k.call(c, s, GroupCall{Op: elem.Ops}), k.name, ErrInvalidArgument, "no such operation: and")
+			refused(GroupCall{Op: elem.Ops}, "no such operation: and")
 		}
 		if k.peer {
-			wantError(t, k.call(c, s, GroupCall{Peer: 3}), k.name, ErrInvalidArgument,
-				"rank 3 of a communicator of 3 ranks")
-			wantError(t, k.call(c, s, GroupCall{Peer: -1}), k.name, ErrInvalidArgument, "rank -1 of")
+			refused(GroupCall{Peer: 3}, "rank 3 of a communicator of 3 ranks")
+			refused(GroupCall{Peer: -1}, "rank -1 of")
 		}
 	}
 	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Complex64, elem.Prod), "ncclAllReduce",
@@ -226,7 +204,7 @@ func TestOneRank(t *testing.T) {
 			}
 			for _, k := range collectives[:Send] {
 				clear(dst)
-				check(t, k.call(c, s, GroupCall{Src: srcp, Dst: dstp, N: 5, Type: elem.Int32}))
+				check(t, c.one(s, GroupCall{Kind: k.kind, Src: srcp, Dst: dstp, N: 5, Type: elem.Int32}))
 				if !bytes.Equal(dst[:20], src[:20]) || dst[20] != 0 {
 					t.Errorf("%v left % x", k.kind, dst[:24])
 				}
@@ -315,7 +293,7 @@ func TestNoAllocation(t *testing.T) {
 	for _, k := range collectives {
 		x := GroupCall{Kind: k.kind, Type: elem.Float32, Src: p, Dst: p, N: 7}
 		if a := testing.AllocsPerRun(100, func() {
-			if err := k.call(c, s, x); err != nil {
+			if err := c.one(s, x); err != nil {
 				t.Error(err)
 			}
 		}); a != 0 {

@@ -45,44 +45,32 @@ func TestNoLibrary(t *testing.T) {
 	}
 }
 
-func TestMissingSymbol(t *testing.T) {
-	if !(double{missing: []string{"ncclCommSplit", "ncclAlltoAll"}}).in(t) {
-		return
+// What keeps a library from being used is said, and leaves no version.
+func TestRefusedLibraries(t *testing.T) {
+	for name, tc := range map[string]struct {
+		double
+		says, silent string
+	}{
+		"a symbol":   {double{missing: []string{"ncclCommSplit", "ncclAlltoAll"}}, "lacks ncclCommSplit", "AlltoAll"},
+		"no version": {double{missing: []string{"ncclGetVersion"}}, "lacks ncclGetVersion", "lacks ncclCommSplit"},
+		"old": {double{version: 21701, missing: []string{"ncclCommSplit"}},
+			"NCCL 2.17.1", "lacks"},
+		"the call fails": {double{env: []string{"FAKENCCL_FAIL=ncclGetVersion=3"}}, "ncclGetVersion: ", "lacks"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !tc.in(t) {
+				return
+			}
+			err := Load()
+			if err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), tc.silent) ||
+				name == "old" && !strings.Contains(err.Error(), "2.18 ") || Version() != 0 {
+				t.Errorf("got %v, version %d, want %q", err, Version(), tc.says)
+			}
+			if name == "the call fails" {
+				wantError(t, err, "ncclGetVersion", ErrInternal)
+			}
+		})
 	}
-	err := Load()
-	if err == nil || !strings.Contains(err.Error(), "lacks ncclCommSplit") ||
-		strings.Contains(err.Error(), "AlltoAll") {
-		t.Errorf("got %v, want ncclCommSplit alone", err)
-	}
-	if Version() != 0 {
-		t.Errorf("version %d after a failure", Version())
-	}
-}
-
-func TestNotNCCL(t *testing.T) {
-	if !(double{missing: []string{"ncclGetVersion"}}).in(t) {
-		return
-	}
-	if err := Load(); err == nil || !strings.Contains(err.Error(), "lacks ncclGetVersion") {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestTooOld(t *testing.T) {
-	if !(double{version: 21701, missing: []string{"ncclCommSplit"}}).in(t) {
-		return
-	}
-	err := Load()
-	if err == nil || !strings.Contains(err.Error(), "2.17.1") || !strings.Contains(err.Error(), "2.18 ") {
-		t.Errorf("got %v, want both versions", err)
-	}
-}
-
-func TestVersionCallFails(t *testing.T) {
-	if !(double{env: []string{"FAKENCCL_FAIL=ncclGetVersion=3"}}).in(t) {
-		return
-	}
-	wantError(t, Load(), "ncclGetVersion", ErrInternal)
 }
 
 func TestVersionText(t *testing.T) {

@@ -3,13 +3,10 @@ package measure
 import (
 	_ "embed"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"lockstep/internal/process"
 	"lockstep/spmd"
 )
 
@@ -89,10 +86,7 @@ func startup(w *spmd.World, bytes int) error {
 	if err := spmd.AllReduce(w.Comm(), x, x, spmd.Sum); err != nil {
 		return err
 	}
-	age, err := processAge()
-	if err != nil {
-		return err
-	}
+	age := process.Age()
 	if got := x.At(0); got != float32(w.Size()) {
 		return fmt.Errorf("the first collective gave %v, want %d", got, w.Size())
 	}
@@ -110,28 +104,4 @@ func startup(w *spmd.World, bytes int) error {
 		return err
 	}
 	return emit(w, Started{"startup", w.Size(), most.At(0), most.At(1)})
-}
-
-// processAge returns the time since this process was started, to 10 ms. Source: proc(5),
-// /proc/pid/stat, field starttime, in ticks of 1/100 s since boot.
-func processAge() (time.Duration, error) {
-	stat, err := os.ReadFile("/proc/self/stat")
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ") // the second field is a name of any characters
-	fields := strings.Fields(rest)
-	const starttime = 22 - 3 // rest begins with field 3
-	if len(fields) <= starttime {
-		return 0, fmt.Errorf("/proc/self/stat: %q", stat)
-	}
-	ticks, err := strconv.ParseInt(fields[starttime], 10, 64)
-	if err != nil {
-		return 0, err
-	}
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
-		return 0, err
-	}
-	return time.Duration(now.Nano() - ticks*1e7), nil
 }

@@ -1,7 +1,6 @@
 package sweep
 
 import (
-	"encoding/json"
 	"math"
 	"os"
 	"os/exec"
@@ -9,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"gonum.org/v1/plot/plotter"
 
 	"lockstep/bench/measure"
 	"lockstep/launch/inspect"
@@ -165,19 +162,6 @@ func TestPresent(t *testing.T) {
 	}
 }
 
-// A double of PyTorch's lines is read with all samples.
-func TestTorchLines(t *testing.T) {
-	all, err := measure.Lines[measure.Measured](`W1121 a warning of torchrun
-{"graph": true, "ok": true, "app": "reduce", "dtype": "float32", "elements": 1000, "bytes": 4000, "samples_us": [3.0, 1.0, 2.0], "ranks": 2, "iters": 3, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0, "max_us": 3.0}
-`)
-	if err != nil || len(all) != 1 {
-		t.Fatalf("%+v, %v", all, err)
-	}
-	if m := all[0]; m.App != "reduce" || !m.Graph || m.MedianUS != 2 || len(m.SamplesUS) != 3 || m.Elements != 1000 {
-		t.Errorf("%+v", m)
-	}
-}
-
 // The Python programs are valid.
 func TestPythonCompiles(t *testing.T) {
 	python, err := exec.LookPath("python3")
@@ -298,27 +282,11 @@ func TestPlots(t *testing.T) {
 			}
 			continue
 		}
-		text := checkSVG(t, file)
-		for _, want := range tc.want {
-			if !strings.Contains(text, want) {
-				t.Errorf("%s: the plot lacks %q", tc.name, want)
+		text, err := os.ReadFile(file)
+		for _, want := range append(tc.want, "</svg>") {
+			if err != nil || !strings.Contains(string(text), want) || strings.Contains(string(text), "NaN") {
+				t.Errorf("%s: the plot lacks %q, or has NaN: %v", tc.name, want, err)
 			}
-		}
-	}
-}
-
-// The ends of the cumulative curve are the least and the greatest time, whether all
-// times are known or four of them.
-func TestDistribution(t *testing.T) {
-	m := line(measure.Ours, 1, 4, 0)
-	m.Scaling, m.MinUS, m.P99US, m.MaxUS = strong, 1, 8, 9
-	all := m
-	all.Side, all.SamplesUS = "PyTorch", []float64{9, 1, 4, 8}
-	for _, c := range distribution([]measure.Measured{m, all}, "").Curves {
-		first, last := c.Points[0], c.Points[len(c.Points)-1]
-		if first.X != 1 || first.Y != 0 || last.X != 9 || last.Y != 1 ||
-			!slices.IsSortedFunc(c.Points, func(a, b plotter.XY) int { return int(a.X - b.X) }) {
-			t.Errorf("%s: %v", c.Name, c.Points)
 		}
 	}
 }
@@ -342,26 +310,6 @@ func TestDistributionOfMany(t *testing.T) {
 			t.Errorf("a point at %v", p)
 		case p.X == 60 && points[i-1].X < 31 && points[i-1].Y != 0.9:
 			t.Errorf("the curve leaves the place of 9 of 10 times at %v", points[i-1])
-		}
-	}
-}
-
-// A rank writes the fields of the format in which measurements are kept.
-func TestMeasuredFields(t *testing.T) {
-	data, err := json.Marshal(line(measure.Ours, 2, 3, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var m map[string]any
-	if err := json.Unmarshal(data, &m); err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range []string{
-		"app", "ranks", "device", "graph", "dtype", "elements", "bytes", "iters", "min_us", "median_us", "p99_us",
-		"max_us", "gbps", "ok", "wrong",
-	} {
-		if _, ok := m[f]; !ok {
-			t.Errorf("no field %s in %s", f, data)
 		}
 	}
 }

@@ -270,30 +270,20 @@ var factors = [][2]float64{{1, 0}, {1, 1}, {-0.5, 2}, {0, 0.5}, {0, 0}, {0, 1}}
 
 // table tries every type, transposition and factor in each shape, without and with strides.
 func (m *machine) table(pairs []pair, shapes [][3]int, mul multiply) {
+	m.counted(0, pairs, shapes, mul)
+}
+
+// stacks is table for stacks of matrices.
+func (m *machine) stacks(shapes [][3]int, mul multiply) { m.counted(3, ltPairs, shapes, mul) }
+
+func (m *machine) counted(count int, pairs []pair, shapes [][3]int, mul multiply) {
 	for _, p := range pairs {
 		for _, shape := range shapes {
 			for trans := range 4 {
 				for _, f := range factors {
 					for _, pad := range []int{0, 3} {
-						m.try1(Gemm{M: shape[0], N: shape[1], K: shape[2], TransA: trans&1 != 0, TransB: trans&2 != 0,
-							AB: p.ab, C: p.c, Alpha: f[0], Beta: f[1]}, pad, mul)
-					}
-				}
-			}
-		}
-	}
-}
-
-// stacks tries every type and transposition on stacks of matrices, without and with strides.
-func (m *machine) stacks(shapes [][3]int, mul multiply) {
-	for _, p := range ltPairs {
-		for _, shape := range shapes {
-			for trans := range 4 {
-				for _, f := range factors {
-					for _, pad := range []int{0, 3} {
-						m.try1(Gemm{M: shape[0], N: shape[1], K: shape[2], Count: 3, TransA: trans&1 != 0,
-							TransB: trans&2 != 0,
-							AB:     p.ab, C: p.c, Alpha: f[0], Beta: f[1]}, pad, mul)
+						m.try1(Gemm{M: shape[0], N: shape[1], K: shape[2], Count: count, TransA: trans&1 != 0,
+							TransB: trans&2 != 0, AB: p.ab, C: p.c, Alpha: f[0], Beta: f[1]}, pad, mul)
 					}
 				}
 			}

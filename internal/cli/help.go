@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/term"
 
 	"lockstep/internal/readable"
 )
@@ -103,12 +102,7 @@ const (
 )
 
 // flagsWidth returns how wide a line may be.
-func flagsWidth() int {
-	if columns, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && columns > 0 {
-		return min(max(columns, narrowest), widest)
-	}
-	return widest
-}
+func flagsWidth() int { return min(max(Width(os.Stdout.Fd(), widest), narrowest), widest) }
 
 func render(fs *pflag.FlagSet, own string, columns int) string {
 	var headings []string

@@ -66,12 +66,13 @@ func Colours(f *os.File) bool {
 	return term.IsTerminal(int(f.Fd())) && !Dumb() && os.Getenv("NO_COLOR") == ""
 }
 
-const usual = 80 // columns, where a terminal does not say
+// Usual is the columns of a terminal that does not say how many it has.
+const Usual = 80
 
 // columnsOf is Columns for a process whose parent is a process of proc.
 func columnsOf(stderr *os.File, variable, proc string, parent int) int {
 	if term.IsTerminal(int(stderr.Fd())) {
-		return width(stderr)
+		return Width(stderr.Fd(), Usual)
 	}
 	st, err := stderr.Stat()
 	if err != nil || st.Mode()&os.ModeNamedPipe == 0 {
@@ -108,11 +109,13 @@ func columnsOf(stderr *os.File, variable, proc string, parent int) int {
 	if !term.IsTerminal(int(far.Fd())) {
 		return 0
 	}
-	return width(far)
+	return Width(far.Fd(), Usual)
 }
 
-func width(f *os.File) int {
-	if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
+// Width returns the columns of the terminal that a descriptor is of, or usual where it is of none
+// or that does not say.
+func Width(fd uintptr, usual int) int {
+	if n, _, err := term.GetSize(int(fd)); err == nil && n > 0 {
 		return n
 	}
 	return usual

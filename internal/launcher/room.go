@@ -67,10 +67,10 @@ func TempFree(dir string) (int64, error) {
 	return int64(s.Bavail) * s.Bsize, err
 }
 
-// FileLimit returns how large a file of this process may get, in bytes, or -1.
-func FileLimit() int64 {
+// LimitOf returns a limit of this process, such as unix.RLIMIT_FSIZE, or -1 for none.
+func LimitOf(resource int) int64 {
 	var l unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_FSIZE, &l) != nil || l.Cur > 1<<62 {
+	if unix.Getrlimit(resource, &l) != nil || l.Cur > 1<<62 {
 		return -1
 	}
 	return int64(l.Cur)
@@ -125,7 +125,7 @@ func CheckRoom(getenv func(string) string) error {
 	}
 	dir := Temp(getenv)
 	free, err := TempFree(dir)
-	if what, do := CheckTemp(dir, free, err, FileLimit()); what != "" {
+	if what, do := CheckTemp(dir, free, err, LimitOf(unix.RLIMIT_FSIZE)); what != "" {
 		return fmt.Errorf("%s: %s", what, do)
 	}
 	return nil

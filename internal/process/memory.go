@@ -81,22 +81,18 @@ func memoryGroups(root string) (groups []memoryGroup) {
 
 // Peak returns the most memory that this process has had at one time, in bytes, or 0 if unknown.
 // root is "/". Source: proc_pid_status(5), VmHWM.
-func Peak(root string) int {
-	text, err := os.ReadFile(filepath.Join(root, "proc/self/status"))
-	if err != nil {
-		return 0
-	}
-	return numbersIn(string(text))["VmHWM:"] << 10
-}
+func Peak(root string) int { return inStatus(root, "VmHWM:") }
 
 // Resident returns the memory of this process, in bytes, or 0 if unknown. root is "/". Source:
 // proc_pid_status(5), VmRSS.
-func Resident(root string) int {
+func Resident(root string) int { return inStatus(root, "VmRSS:") }
+
+func inStatus(root, field string) int {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/status"))
 	if err != nil {
 		return 0
 	}
-	return numbersIn(string(text))["VmRSS:"] << 10
+	return numbersIn(string(text))[field] << 10
 }
 
 // numberIn returns the number in a file, or -1 if there is none or no limit.

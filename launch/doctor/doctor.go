@@ -25,10 +25,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 
 	"lockstep/internal/cli"
 	"lockstep/internal/launcher"
+	"lockstep/internal/process"
 )
 
 // Job is launch's message to launch-probe, as JSON on its standard input.
@@ -115,13 +115,8 @@ func run(program string, asJSON bool, timeout time.Duration) error {
 	return job.explain(failure)
 }
 
-func pageWidth() int {
-	width, _, err := term.GetSize(int(os.Stdout.Fd()))
-	if err != nil {
-		return 100 // under mpirun
-	}
-	return min(max(width, 80), 120)
-}
+// pageWidth is usually 100 under mpirun, where there is no terminal.
+func pageWidth() int { return min(max(cli.Width(os.Stdout.Fd(), 100), 80), 120) }
 
 // failure is why launch-probe has said nothing.
 type failure struct {
@@ -258,7 +253,7 @@ func (job *Job) start(path string) ended {
 	cmd.Env = append(os.Environ(), avoidBridges(&job.Facts)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error {
-		e.late, e.stopped = true, state(cmd.Process.Pid) == "T"
+		e.late, e.stopped = true, strings.HasPrefix(process.State(cmd.Process.Pid), "T")
 		return cmd.Process.Kill()
 	}
 	cmd.WaitDelay = Grace
@@ -273,15 +268,6 @@ func (job *Job) start(path string) ended {
 		e.phase = line
 	}
 	return e
-}
-
-// state returns a process's state in ps's letters: "T" for stopped; "" if it is gone.
-func state(pid int) string {
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(fields) > 0 {
-		return fields[0]
-	}
-	return ""
 }
 
 // avoidBridges keeps Open MPI, in launch-probe alone, off the bridges of containers, over which it

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/launcher"
+	"lockstep/internal/readable"
 )
 
 // Facts is one rank's findings. Gather fills it but for the last part, which takes MPI.
@@ -158,7 +159,7 @@ func Gather(program string) Facts {
 	if unix.Statfs("/dev/shm", &fs) == nil {
 		f.ShmFree = int64(fs.Bavail) * fs.Bsize
 	}
-	f.FileLimit, f.Temp.Path = launcher.FileLimit(), launcher.Temp(os.Getenv)
+	f.FileLimit, f.Temp.Path = launcher.LimitOf(unix.RLIMIT_FSIZE), launcher.Temp(os.Getenv)
 	var err error
 	if f.Temp.Free, err = launcher.TempFree(f.Temp.Path); err != nil {
 		f.Temp.Err = err.Error()
@@ -167,7 +168,8 @@ func Gather(program string) Facts {
 		f.Apart = launcher.FindApart()
 		job.SetApart(f.Apart) // before the library starts
 	}
-	f.Memlock, f.NoFile, f.Stack = limit(unix.RLIMIT_MEMLOCK), limit(unix.RLIMIT_NOFILE), limit(unix.RLIMIT_STACK)
+	f.Memlock, f.NoFile = launcher.LimitOf(unix.RLIMIT_MEMLOCK), launcher.LimitOf(unix.RLIMIT_NOFILE)
+	f.Stack = launcher.LimitOf(unix.RLIMIT_STACK)
 	for _, dev := range entries("/sys/class/infiniband") {
 		f.RDMA = append(f.RDMA, dev.Name())
 	}
@@ -306,36 +308,15 @@ func numaOf(cores []int) (nodes []int) {
 			continue
 		}
 		list, _ := os.ReadFile("/sys/devices/system/node/" + dir.Name() + "/cpulist")
-		if slices.ContainsFunc(parseList(string(list)), func(c int) bool { return slices.Contains(cores, c) }) {
+		if slices.ContainsFunc(strings.Split(strings.TrimSpace(string(list)), ","), func(span string) bool {
+			lo, hi, ok := readable.Span(span)
+			return ok && slices.ContainsFunc(cores, func(c int) bool { return lo <= c && c <= hi })
+		}) {
 			nodes = append(nodes, n)
 		}
 	}
 	slices.Sort(nodes)
 	return nodes
-}
-
-// parseList reads the kernel's "0-3,8".
-func parseList(s string) (members []int) {
-	for part := range strings.SplitSeq(strings.TrimSpace(s), ",") {
-		lo, hi, ok := strings.Cut(part, "-")
-		if !ok {
-			hi = lo
-		}
-		a, err1 := strconv.Atoi(lo)
-		b, err2 := strconv.Atoi(hi)
-		for ; err1 == nil && err2 == nil && a <= b; a++ {
-			members = append(members, a)
-		}
-	}
-	return members
-}
-
-func limit(resource int) int64 {
-	var l unix.Rlimit
-	if unix.Getrlimit(resource, &l) != nil || l.Cur > 1<<62 {
-		return -1
-	}
-	return int64(l.Cur)
 }
 
 func interfaces() (all []Interface) {

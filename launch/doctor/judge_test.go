@@ -304,11 +304,3 @@ func TestWrite(t *testing.T) {
 		}
 	}
 }
-
-func TestLists(t *testing.T) {
-	for text, want := range map[string][]int{"": nil, "0": {0}, "0-3,8": {0, 1, 2, 3, 8}, "2,4-5": {2, 4, 5}} {
-		if got := parseList(text + "\n"); !slices.Equal(got, want) || spans(got) != text {
-			t.Errorf("%q: %v, as text %q", text, got, spans(got))
-		}
-	}
-}

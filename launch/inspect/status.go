@@ -162,21 +162,11 @@ func (j job) named(by string) bool {
 }
 
 // descends reports whether a process is another one, or was started by that or by one of its
-// descendants. Source: proc(5), /proc/PID/stat.
+// descendants.
 func descends(pid, from int) bool {
 	for pid > 1 && pid != from {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			return false
-		}
-		// The name, in parentheses, may hold anything; behind it stand the state and the parent.
-		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-		if len(fields) < 2 {
-			return false
-		}
-		if pid, err = strconv.Atoi(fields[1]); err != nil {
-			return false
-		}
+		p, _ := process.Of(pid)
+		pid = p.Parent
 	}
 	return pid == from
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"text/tabwriter"
@@ -281,7 +282,7 @@ func (f *file) show(out io.Writer, works, n int) error {
 	for _, rank := range f.Other.Missing {
 		fmt.Fprintf(out, "rank %d: nothing of it is in the file, since it could not be asked\n", rank)
 	}
-	for _, rank := range slices.Sorted(keys(f.Other.Dropped)) {
+	for _, rank := range slices.Sorted(maps.Keys(f.Other.Dropped)) {
 		fmt.Fprintf(out, "rank %s: %d events were dropped, and are not looked at\n",
 			readable.Text(rank), f.Other.Dropped[rank])
 	}
@@ -316,16 +317,6 @@ func (f *file) show(out io.Writer, works, n int) error {
 		fmt.Fprintf(t, "%d\t%s\t%s\n", r, micros(waited[r]), micros(caused[r]))
 	}
 	return t.Flush()
-}
-
-func keys(m map[string]int) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
 }
 
 // micros returns a time in a suitable unit.

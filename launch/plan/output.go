@@ -143,7 +143,7 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 	}()
 	live := term.IsTerminal(int(os.Stderr.Fd())) && !cli.Dumb()
 	if live {
-		if err := os.Setenv(cli.TerminalVariable, strconv.Itoa(columns())); err != nil {
+		if err := os.Setenv(cli.TerminalVariable, strconv.Itoa(cli.Width(os.Stderr.Fd(), cli.Usual))); err != nil {
 			return 0, err
 		}
 	}
@@ -167,7 +167,7 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 		out.opened = append(out.opened, r)
 		var show func(text string)
 		if live && i%2 == 1 {
-			show = func(text string) { out.screen.Show(text, columns()) }
+			show = func(text string) { out.screen.Show(text, cli.Width(os.Stderr.Fd(), cli.Usual)) }
 		}
 		out.readers.Go(func() { prefix(to, r, mark, show) })
 	}
@@ -182,14 +182,6 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 		}
 	}
 	return base, nil
-}
-
-// columns returns how wide the terminal is.
-func columns() int {
-	if n, _, err := term.GetSize(int(os.Stderr.Fd())); err == nil && n > 0 {
-		return n
-	}
-	return 80
 }
 
 // above is a writer that readers write to in turn, above the live line.
