@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -209,6 +210,62 @@ func signalRows() []mishap {
 			steps: []step{{"ready", "rank", syscall.SIGINT}}, cause: "ended by signal: interrupt",
 			want: append([]string{"rank={rank}"}, host...)},
 	}
+}
+
+// aloneRows are the waits of a rank that is its whole job. A signal and the time limit end each.
+func aloneRows() (rows []mishap) {
+	hang, late := faultTimeout+5*time.Second, 30*time.Second
+	pipe := func(flag, in string, seen func()) func() {
+		return func() {
+			name := filepath.Join(os.Getenv(faultEnv), "pipe")
+			if err := syscall.Mkfifo(name, 0o600); err != nil {
+				panic(err)
+			}
+			os.Args = append(os.Args, flag, name)
+			when(in, seen)
+		}
+	}
+	ends := []step{{"ready", "rank", syscall.SIGTERM}}
+	const start = "the start has not ended in "
+	for i, how := range []string{"under mpirun", "without mpirun", "--ranks 1"} {
+		for k, row := range []mishap{
+			{name: "a Send to itself", within: hang, run: sendsItself, cause: "--- this job hangs: Send of 1048576 " +
+				"float32 to rank 0", want: []string{"; the program is at spmd/fault_signals_test.go:"}},
+			{name: "SIGTERM in a wait for a stream", within: late, run: endless, steps: ends,
+				cause: "ended by signal: terminated; the program is at spmd/fault_test.go:"},
+			{name: "a pipe without a reader", within: hang, before: pipe("--trace", "runfiles.Append(", happens),
+				cause: start + faultTimeout.String(), want: []string{" is at spmd/", "runfiles.Append "}},
+			{name: "SIGTERM in a Send to itself", within: late, run: sendsItself, steps: ends,
+				cause: "ended by signal: terminated; the program is at spmd/fault_signals_test.go:"},
+			{name: "SIGTERM at a pipe without a reader", within: late, steps: ends,
+				before: pipe("--json", "runfiles.Append(", sayReady),
+				cause:  "ended by signal: terminated during the start; rank 0 ",
+				want:   []string{" is at spmd/", "runfiles.Append "}},
+		} {
+			row.name, row.ranks, row.alone, row.more = row.name+", "+how, 1, i > 0, k%3 != i
+			if row.steps == nil {
+				row.args = slices.Clone(hangFlag)
+			}
+			if i == 2 {
+				row.args = append(row.args, "--ranks", "1")
+			}
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// sendsItself waits for ever: MPI keeps short messages only.
+func sendsItself(_ context.Context, w *spmd.World, victim bool) error {
+	x, err := spmd.Alloc[float32](w, 1<<20)
+	if err == nil {
+		err = ready(w, victim)
+	}
+	if err != nil {
+		return err
+	}
+	happens()
+	return spmd.Send(w.Comm(), x, 0)
 }
 
 // sumsUp does not look at its context. The others wait for rank 0 most of the time.

@@ -196,5 +196,5 @@ func table() []mishap {
 		cause: "the ranks called different collectives",
 		want: []string{"rank 0 at spmd/fault_test.go:", ", counts[0] is 2; rank {rank} at spmd/fault_test.go:",
 			", counts[0] is 3 ("}})
-	return slices.Concat(rows, signalRows(), returnRows(), doorRows(), messageRows())
+	return slices.Concat(rows, signalRows(), aloneRows(), returnRows(), doorRows(), messageRows())
 }

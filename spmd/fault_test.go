@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,7 @@ type mishap struct {
 	second bool // and rank 1
 	gpu    bool // it shows in the same way on GPUs
 	more   bool // for make test-all: another row is of its kind
+	alone  bool // it is started without mpirun
 	local  bool // ranks that are goroutines do the same: make test takes these, make test-all processes
 	rare   bool // only counted, by make test-faults: mpirun itself does not always end
 	args   []string
@@ -173,7 +175,7 @@ func inject(row string) func(ctx context.Context, w *spmd.World) error {
 		// missing, it fails the test
 		_ = os.WriteFile(filepath.Join(os.Getenv(faultEnv), "job"), []byte(os.Getenv("PMIX_NAMESPACE")), 0o666)
 	}
-	if f.before != nil && (rank == strconv.Itoa(f.victim()) || f.second && rank == "1") {
+	if f.before != nil && (cmp.Or(rank, "0") == strconv.Itoa(f.victim()) || f.second && rank == "1") {
 		f.before()
 	}
 	return func(ctx context.Context, w *spmd.World) error {
@@ -196,10 +198,12 @@ func happens() {
 func ready(w *spmd.World, victim bool) error {
 	err := spmd.Barrier(w.Comm())
 	if victim {
-		fmt.Fprintf(os.Stderr, "ready %d.\n", os.Getpid())
+		sayReady()
 	}
 	return err
 }
+
+func sayReady() { fmt.Fprintf(os.Stderr, "ready %d.\n", os.Getpid()) }
 
 func oversleep() { time.Sleep(time.Hour) }
 
@@ -340,7 +344,7 @@ func endless(_ context.Context, w *spmd.World, victim bool) error {
 		return err
 	}
 	happens()
-	if err := s.HostFunc(func() error { select {} }); err != nil {
+	if err := s.HostFunc(func() error { sayReady(); select {} }); err != nil {
 		return err
 	}
 	return s.Synchronize()

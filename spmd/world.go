@@ -140,7 +140,7 @@ func (w *World) Abort(status int) { w.in().Abort(status) }
 // ranks end with status 1 if a rank dies, or a collective or Close has not ended on all ranks
 // within Config.Timeout. A report on standard error says which ranks have not arrived, and where in
 // the program they are instead. It shows the stack of the goroutine that called Watch. Close ends
-// the watch. For one rank Watch does nothing.
+// the watch.
 //
 // Collective over all ranks, blocking.
 func (w *World) Watch() error { return w.in().Watch() }

@@ -97,9 +97,10 @@ type Job struct {
 	team        bool         // the ranks are goroutines of one process
 	// Fields of a job that stands for such ranks, and has no world:
 	led      atomic.Pointer[Team]
-	starting func() bool // ends the limit of the start
+	starting func() // ends the limit of the start
 	stopLive atomic.Pointer[func()]
-	watchdog *Watchdog // nil without a watch, and for one rank
+	watchdog *Watchdog // nil without a watch, and for one rank, which has
+	alone    *Team
 	failed   context.Context
 	fail     context.CancelCauseFunc
 }

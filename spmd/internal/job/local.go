@@ -3,7 +3,6 @@ package job
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
 	"lockstep/spmd/internal/control"
@@ -14,8 +13,8 @@ func (p *Program) local(received chan os.Signal) int {
 	cfg := p.Config
 	j := New(cfg, nil)
 	j.Size, j.Log, j.Started = cfg.Ranks, cfg.Logger(0, cfg.Ranks, os.Stderr), NewStartup().Started
-	j.starting = limitStart(p.Flags.Name(), cfg, 0)
-	sig, err := j.supervise(received, func(ctx context.Context) error { return p.Local(ctx, j) })
+	j.starting = limitStart(p.Flags.Name(), cfg, 0, cfg.Ranks)
+	sig, err := j.supervise(received, func() {}, func(ctx context.Context) error { return p.Local(ctx, j) })
 	if stop := j.stopLive.Load(); stop != nil {
 		(*stop)()
 	}
@@ -32,23 +31,12 @@ func (p *Program) local(received chan os.Signal) int {
 	if sig != nil {
 		status = signalStatus(sig)
 	}
-	if t := j.led.Load(); t != nil {
-		t.jobs[0].signalled.Store(j.signalled.Load())
-		t.TellLast(sig == nil)
-	}
-	var panicking panicked
-	if errors.As(err, &panicking) {
-		fmt.Fprintf(os.Stderr, "%s\n", panicking.Stack())
-	}
-	text := of.Err.Error()
-	var hang *Hang
-	if errors.As(err, &hang) {
-		fmt.Fprint(os.Stderr, hang.Report)
-		text = hang.What
-	}
-	host, _ := os.Hostname() // empty if it has none
-	log := cfg.Logger(of.Rank, cfg.Ranks, os.Stderr)
-	log.Error().Str("host", host).Msg(text)
+	j.printCause(of.Rank, of.Err, func() {
+		if t := j.led.Load(); t != nil {
+			t.jobs[0].signalled.Store(j.signalled.Load())
+			t.TellLast(sig == nil)
+		}
+	})
 	return status
 }
 

@@ -62,7 +62,7 @@ func Main(p *Program) int { return cli.Ended(p.Flags.Name(), p.main()) }
 
 func (p *Program) main() int {
 	received := make(chan os.Signal, 4)
-	process.Notify(received, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
+	process.Notify(received, syscall.SIGUSR1) // Go would drop it
 	fs, cfg := p.Flags, p.Config
 	cfg.Flags(fs, p.Carriers)
 	version := fs.Bool("version", false, "print the versions of the framework and of the libraries found, and end")
@@ -111,7 +111,7 @@ func (p *Program) main() int {
 // rank runs the program on this process's rank, and returns the exit status.
 func (p *Program) rank(env launcher.Job, received chan os.Signal) int {
 	fs, cfg := p.Flags, p.Config
-	started := limitStart(fs.Name(), cfg, env.Rank)
+	started := limitStart(fs.Name(), cfg, env.Rank, env.Size, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	j, err := p.Open()
 	if err != nil {
 		if errors.As(err, new(usageError)) {
@@ -125,11 +125,10 @@ func (p *Program) rank(env launcher.Job, received chan os.Signal) int {
 	if err := j.Watch(); err != nil {
 		return j.abort(err, exitFailed)
 	}
-	started()
 	j.world.LogStart()
 	j.Enter("running")
 	defer j.serveLive()()
-	sig, err := j.supervise(received, p.Run)
+	sig, err := j.supervise(received, started, p.Run)
 	switch {
 	case err == nil:
 		return j.end()
@@ -167,9 +166,8 @@ func (j *Job) end() int {
 func (j *Job) abort(err error, code int) int {
 	cli.Stderr.Close()
 	kind := watch.KindError
-	var p panicked
 	stack := ""
-	if errors.As(err, &p) {
+	if p := panicked(nil); errors.As(err, &p) {
 		kind, stack = watch.KindPanic, string(p.Stack())
 	}
 	if code > 128 {
@@ -178,12 +176,26 @@ func (j *Job) abort(err error, code int) int {
 	if j.watchdog != nil {
 		j.watchdog.fail(kind, failure{code, err.Error(), stack})
 	}
-	if stack != "" {
-		fmt.Fprintf(os.Stderr, "%s\n", stack)
-	}
-	j.tellLast(kind != watch.KindSignal, func(time.Duration) [][]byte { return [][]byte{j.world.Account()} })
-	host, _ := os.Hostname() // empty if it has none
-	j.Log.Error().Str("host", host).Msg(err.Error())
+	j.printCause(j.Rank, err, func() {
+		j.tellLast(kind != watch.KindSignal, func(time.Duration) [][]byte { return [][]byte{j.world.Account()} })
+	})
 	j.world.Abort(code)
 	return code
+}
+
+// printCause prints a rank's error as the cause, behind the stack of a panic, the report of a hang,
+// and what tell says.
+func (j *Job) printCause(rank int, err error, tell func()) {
+	text := err.Error()
+	if p := panicked(nil); errors.As(err, &p) {
+		fmt.Fprintf(os.Stderr, "%s\n", p.Stack())
+	}
+	if hang := (*Hang)(nil); errors.As(err, &hang) {
+		fmt.Fprint(os.Stderr, hang.Report)
+		text = hang.What
+	}
+	tell()
+	host, _ := os.Hostname() // empty if it has none
+	log := j.Logger(rank, j.Size, os.Stderr)
+	log.Error().Str("host", host).Msg(text)
 }

@@ -4,11 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"lockstep/internal/cli"
 	"lockstep/internal/launcher"
+	"lockstep/internal/process"
 	"lockstep/internal/readable"
 )
 
@@ -60,29 +64,48 @@ func speak(name string, rank int, err error) {
 func leaveToFirst(rank int) { time.Sleep(time.Duration(min(rank, 2)) * speakFirst) }
 
 // limitStart ends this process when the start takes longer than --timeout, and than a minute if a
-// GPU may have to start. MPI and the other ranks would wait for ever. Rank 0 says so, or the next
-// rank that can. stop must be called when the start is over.
-func limitStart(name string, cfg *Flags, rank int) (stop func() bool) {
+// GPU may have to start, or at one of the signals. MPI and the other ranks would wait for ever.
+// Rank 0 says so, or the next rank that can. stop must be called when the start is over.
+func limitStart(name string, cfg *Flags, rank, size int, signals ...syscall.Signal) (stop func()) {
 	limit := cfg.Limit()
 	if !cfg.OnHost() {
 		limit = max(limit, time.Minute)
 	}
-	t := time.AfterFunc(limit, func() {
+	late, received := time.NewTimer(limit), make(chan os.Signal, 1)
+	process.Notify(received, signals...)
+	go func() {
+		why, status := fmt.Sprintf("the start has not ended in %v", limit), exitFailed
+		if size > 1 {
+			why += ": a rank is missing"
+		}
+		select {
+		case <-late.C:
+		case sig, came := <-received:
+			if !came {
+				return
+			}
+			why, status = signalError(sig).Error()+" during the start", signalStatus(sig)
+		}
 		leaveToFirst(rank)
-		time.Sleep(min(time.Duration(max(rank-2, 0))*speakFirst, reportFirst)) // if ranks 0 and 1 are missing
+		if status == exitFailed { // ranks 0 and 1 may be missing
+			time.Sleep(min(time.Duration(max(rank-2, 0))*speakFirst, reportFirst))
+		}
 		run, others := (*Job)(nil).Goroutines()
 		at := "in no code of the program"
 		for _, g := range append([]Goroutine{run}, others...) {
-			if len(g.Stack) > 0 {
-				at = g.Stack[0]
+			ours := func(frame string) bool { return strings.HasPrefix(frame, "lockstep/") }
+			if i := slices.IndexFunc(g.Stack, ours); i >= 0 {
+				at = fmt.Sprintf("%s [%s], in %s", g.At, g.State, g.Stack[i])
 				break
 			}
 		}
 		host, _ := os.Hostname() // empty if it has none
-		fmt.Fprintf(os.Stderr, "%s: the start has not ended in %v: a rank is missing; rank %d (host %s, "+
-			"pid %d) is at %s%s\n",
-			name, limit, rank, host, os.Getpid(), at, manyInterfaces())
-		os.Exit(exitFailed)
-	})
-	return t.Stop
+		fmt.Fprintf(os.Stderr, "%s: %s; rank %d (host %s, pid %d) is at %s%s\n",
+			name, why, rank, host, os.Getpid(), at, manyInterfaces())
+		os.Exit(status)
+	}()
+	return func() {
+		signal.Stop(received)
+		close(received)
+	}
 }

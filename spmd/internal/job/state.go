@@ -1,6 +1,7 @@
 package job
 
 import (
+	"fmt"
 	"maps"
 	"runtime"
 	"strings"
@@ -114,6 +115,20 @@ func goroutineHead() string {
 	buf := make([]byte, 64)
 	head, _, _ := strings.Cut(string(buf[:runtime.Stack(buf, false)]), "[")
 	return head
+}
+
+// whereabouts says where the program is, which has not returned; "" where no code of it runs.
+func (j *Job) whereabouts() string {
+	jobs := []*Job{j}
+	if t := j.led.Load(); t != nil {
+		jobs = t.members()
+	}
+	for _, j := range jobs {
+		if run, _ := j.Goroutines(); run.At != "" {
+			return fmt.Sprintf("; the program is at %s [%s]", run.At, run.State)
+		}
+	}
+	return ""
 }
 
 // Goroutines returns the goroutine of the program's own function, and others that have frames of

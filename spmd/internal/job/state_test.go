@@ -17,7 +17,7 @@ func TestProgramGoroutine(t *testing.T) {
 	var others []Goroutine
 	j := New(&Flags{}, nil)
 	defer j.Unmark()
-	sig, err := j.supervise(make(chan os.Signal, 1), func(context.Context) error {
+	sig, err := j.supervise(make(chan os.Signal, 1), func() {}, func(context.Context) error {
 		run, others = theProgram(j)
 		return nil
 	})

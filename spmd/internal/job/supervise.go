@@ -59,9 +59,12 @@ func (j *Job) tellLast(failed bool, ask func(limit time.Duration) [][]byte) {
 var ErrExited = errors.New("the program has ended its goroutine (runtime.Goexit)")
 
 // supervise calls run and watches over it: for signals, and for streams that fail while run is
-// blocked elsewhere. received has the signals that came during the start.
-func (j *Job) supervise(received chan os.Signal, run func(context.Context) error) (sig os.Signal, err error) {
+// blocked elsewhere. received has the signals that came during the start, which started ends.
+func (j *Job) supervise(
+	received chan os.Signal, started func(), run func(context.Context) error,
+) (sig os.Signal, err error) {
 	process.Notify(received, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1)
+	started()
 	// which ends nothing; a shell ignores it for what it starts in the background
 	signal.Notify(received, syscall.SIGQUIT)
 	defer MarkKeeper()()
@@ -115,7 +118,7 @@ func (j *Job) supervise(received chan os.Signal, run func(context.Context) error
 		case s := <-received:
 			switch {
 			case sig != nil:
-				return sig, signalError(sig)
+				return sig, fmt.Errorf("%w%s", signalError(sig), j.whereabouts())
 			case s == syscall.SIGQUIT:
 				go func() { fmt.Fprint(os.Stderr, j.show(j.LogFormat == "json")) }()
 				continue
@@ -130,7 +133,7 @@ func (j *Job) supervise(received chan os.Signal, run func(context.Context) error
 			end = j.endBy(sig, cancel)
 		case <-end:
 			if sig != nil {
-				return sig, signalError(sig)
+				return sig, fmt.Errorf("%w%s", signalError(sig), j.whereabouts())
 			}
 			return nil, context.Cause(j.failed)
 		}

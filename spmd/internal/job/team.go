@@ -32,7 +32,7 @@ func (t *Team) Add(j *Job) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.jobs[j.Rank] = j
-	if t.here++; t.here == len(t.jobs) && len(t.jobs) > 1 {
+	if t.here++; t.here == len(t.jobs) {
 		go t.look()
 	}
 }
@@ -56,8 +56,7 @@ const heartbeatEvery = time.Second
 func (t *Team) look() {
 	defer MarkKeeper()()
 	limit := t.jobs[0].Limit()
-	every := min(time.Second/4, limit/8)
-	tick := time.NewTicker(every)
+	tick := time.NewTicker(t.jobs[0].lookEvery())
 	defer tick.Stop()
 	seen := map[Work]standstill{}
 	last, patient := time.Now(), time.Time{}
@@ -126,7 +125,7 @@ func (t *Team) standing(seen map[Work]standstill, now time.Time, limit time.Dura
 			}
 		}
 		if at := j.left.Load(); at != 0 && now.Sub(time.Unix(0, at)) > limit {
-			return r, notEndedIn(limit)
+			return r, j.notEnded()
 		}
 	}
 	return 0, ""
@@ -142,11 +141,16 @@ func (t *Team) waitsForFiles() bool {
 	return false
 }
 
+// members returns the ranks; nil for those that are not there yet.
+func (t *Team) members() []*Job {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.jobs)
+}
+
 func (t *Team) states() []watch.RankState {
 	host, _ := os.Hostname() // empty if it has none
-	t.mu.Lock()
-	jobs := slices.Clone(t.jobs)
-	t.mu.Unlock()
+	jobs := t.members()
 	states := make([]watch.RankState, len(jobs))
 	for r, j := range jobs {
 		states[r].Hello = watch.Hello{Rank: r, PID: os.Getpid(), Host: host}
@@ -162,9 +166,7 @@ const Failed = true
 
 // TellLast says where the time went of ranks that have failed, or that a signal has ended.
 func (t *Team) TellLast(failed bool) {
-	t.mu.Lock()
-	jobs := slices.Clone(t.jobs)
-	t.mu.Unlock()
+	jobs := t.members()
 	if jobs[0] == nil {
 		return
 	}
@@ -180,6 +182,6 @@ func (t *Team) TellLast(failed bool) {
 }
 
 func (t *Team) hang(rank int, what string) {
-	what = "this job hangs: " + what
+	what = "this job hangs: " + what + t.jobs[rank].whereabouts()
 	t.fail(rank, &Hang{what, Render(what, t.states(), t.jobs[0].LogFormat == "json")})
 }

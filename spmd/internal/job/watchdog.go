@@ -55,12 +55,17 @@ const (
 	reportLimit = 10 * time.Second
 )
 
-// Watch starts the watchdog of a job of several ranks. One rank has none, and ranks of one process
-// have a Team.
+// Watch starts the watchdog of a job. Ranks of one process have a Team, and so has one rank.
 //
 // Collective over all ranks, blocking.
 func (j *Job) Watch() error {
-	if j.Size == 1 || j.team {
+	switch {
+	case j.team:
+		return nil
+	case j.Size == 1:
+		j.alone = NewTeam(1, func(_ int, err error) { j.abort(err, exitFailed) })
+		j.alone.Add(j)
+		go j.world.KeepSigning(j.lookEvery(), j.alone.stop)
 		return nil
 	}
 	d := &Watchdog{job: j, stop: make(chan struct{}), ended: make(chan struct{})}
@@ -101,7 +106,7 @@ func (j *Job) Watch() error {
 	close(joined)
 	d.tick.Store(time.Now().UnixNano()) // it may be stopped before the first look
 	go d.look()
-	go j.world.KeepSigning(d.lookEvery(), d.stop)
+	go j.world.KeepSigning(j.lookEvery(), d.stop)
 	j.watchdog = d
 	return nil
 }
@@ -139,12 +144,12 @@ func (j *Job) meet(cfg *watch.Config) (err error) {
 }
 
 // lookEvery returns the time between two looks.
-func (d *Watchdog) lookEvery() time.Duration { return min(time.Second/4, d.job.Limit()/8) }
+func (j *Job) lookEvery() time.Duration { return min(time.Second/4, j.Limit()/8) }
 
 // look finds work that does not end. It only reads counters.
 func (d *Watchdog) look() {
 	limit := d.job.Limit()
-	tick := time.NewTicker(d.lookEvery())
+	tick := time.NewTicker(d.job.lookEvery())
 	defer tick.Stop()
 	seen := map[Work]standstill{}
 	for {
@@ -172,7 +177,7 @@ func (d *Watchdog) look() {
 				}
 			}
 			if at := d.since.Load(); at != 0 && now.Sub(time.Unix(0, at)) > limit {
-				d.suspect(d.notEnded(), func() bool { return d.since.Load() == at })
+				d.suspect(d.job.notEnded(), func() bool { return d.since.Load() == at })
 			}
 		}
 	}
@@ -226,10 +231,11 @@ func (d *Watchdog) hang(what string) {
 	d.fail(watch.KindHang, failure{Status: exitFailed, Message: "this job hangs: " + what})
 }
 
-func (d *Watchdog) notEnded() string { return notEndedIn(d.job.Limit()) }
-
-func notEndedIn(limit time.Duration) string {
-	return fmt.Sprintf("the program has ended here, and not on every rank in %v", limit)
+func (j *Job) notEnded() string {
+	if j.Size == 1 {
+		return fmt.Sprintf("the program has ended, and its world is not closed in %v", j.Limit())
+	}
+	return fmt.Sprintf("the program has ended here, and not on every rank in %v", j.Limit())
 }
 
 // fail makes this rank's failure the job's, unless there was an earlier one. It does not return:
@@ -383,6 +389,9 @@ func (j *Job) Leaving() {
 // failed in the last moment, or does not take leave, EndWatch does not return: the watchdog ends
 // this process.
 func (j *Job) EndWatch() error {
+	if j.alone != nil {
+		j.alone.Close()
+	}
 	if j.watchdog == nil {
 		return nil
 	}
@@ -399,7 +408,7 @@ func (d *Watchdog) close() error {
 	d.net.Done()
 	// A rank that stands still at the end of MPI holds up nobody. So ranks 0 and 1 stay, to report
 	// it.
-	for !d.net.AllLeft(d.lookEvery()) {
+	for !d.net.AllLeft(d.job.lookEvery()) {
 		now := time.Now()
 		if d.stoodStill(now) {
 			d.since.Store(now.UnixNano())
@@ -407,7 +416,7 @@ func (d *Watchdog) close() error {
 		}
 		d.tick.Store(now.UnixNano())
 		if now.Sub(time.Unix(0, d.since.Load())) > d.job.Limit() {
-			d.hang(d.notEnded())
+			d.hang(d.job.notEnded())
 		}
 	}
 	return d.net.Close()
