@@ -83,15 +83,11 @@ func smallStep(w *spmd.World, bytes int) error {
 	defer src.Free()
 	defer dst.Free()
 	p := plan{calls: 1000, batches: 21, warmup: 2, after: nothing}
-	points, err := timed(w, bytes, p, []string{"step"}, func() error {
+	return record(w, bytes, p, "step", nothing, func() error {
 		for start := time.Now(); time.Since(start) < 100*time.Microsecond; {
 		}
 		return spmd.AllReduce(w.Comm(), dst, src, spmd.Sum)
 	})
-	if err != nil {
-		return err
-	}
-	return emit(w, points...)
 }
 
 func measureNames() []string {
@@ -193,6 +189,18 @@ func timed(w *spmd.World, bytes int, p plan, names []string, calls ...func() err
 	return points, nil
 }
 
+// record times one call, has its result checked, and writes the line.
+func record(w *spmd.World, bytes int, p plan, name string, check, call func() error) error {
+	points, err := timed(w, bytes, p, []string{name}, call)
+	if err == nil {
+		err = check()
+	}
+	if err != nil {
+		return err
+	}
+	return emit(w, points...)
+}
+
 // allocations returns how many objects a call allocates. The average is rounded down as in
 // testing.AllocsPerRun, because of other activity in the process.
 func allocations(p plan, call func() error) (int, error) {
@@ -238,12 +246,16 @@ func operands(w *spmd.World, n int,
 
 // checkSums compares dst with the sum of all ranks' src.
 func checkSums(w *spmd.World, dst spmd.Buffer[float32]) error {
+	return compare(dst, func(i int) float32 { return float32(w.Size()*(w.Size()+1)/2 + w.Size()*(i%7)) })
+}
+
+func compare(dst spmd.Buffer[float32], want func(i int) float32) error {
 	h := make([]float32, dst.Len())
 	if err := dst.CopyTo(h); err != nil {
 		return err
 	}
 	for i, got := range h {
-		if want := float32(w.Size()*(w.Size()+1)/2 + w.Size()*(i%7)); got != want {
+		if want := want(i); got != want {
 			return fmt.Errorf("element %d is %v, want %v", i, got, want)
 		}
 	}
@@ -257,15 +269,8 @@ func timeAllReduce(w *spmd.World, bytes int) error {
 	}
 	defer src.Free()
 	defer dst.Free()
-	points, err := timed(w, bytes, blocking(bytes), []string{"spmd.AllReduce"},
+	return record(w, bytes, blocking(bytes), "spmd.AllReduce", func() error { return checkSums(w, dst) },
 		func() error { return spmd.AllReduce(w.Comm(), dst, src, spmd.Sum) })
-	if err != nil {
-		return err
-	}
-	if err := checkSums(w, dst); err != nil {
-		return err
-	}
-	return emit(w, points...)
 }
 
 // timeAllToAll measures an all-to-all of so many bytes from each rank to each.
@@ -277,21 +282,11 @@ func timeAllToAll(w *spmd.World, bytes int) error {
 	}
 	defer src.Free()
 	defer dst.Free()
-	points, err := timed(w, bytes, blocking(bytes*w.Size()), []string{"spmd.AllToAll"},
+	check := func() error {
+		return compare(dst, func(i int) float32 { return float32(i/n + 1 + (w.Rank()*n+i%n)%7) })
+	}
+	return record(w, bytes, blocking(bytes*w.Size()), "spmd.AllToAll", check,
 		func() error { return spmd.AllToAll(w.Comm(), dst, src) })
-	if err != nil {
-		return err
-	}
-	h := make([]float32, dst.Len())
-	if err := dst.CopyTo(h); err != nil {
-		return err
-	}
-	for i, got := range h {
-		if want := float32(i/n + 1 + (w.Rank()*n+i%n)%7); got != want {
-			return fmt.Errorf("element %d is %v, want %v", i, got, want)
-		}
-	}
-	return emit(w, points...)
 }
 
 // timePingPong measures half a round trip between ranks 0 and 1, through spmd and through

@@ -33,15 +33,8 @@ func enqueue(w *spmd.World, bytes int) error {
 		return err
 	}
 	c := w.Comm().On(s)
-	points, err := timed(w, bytes, enqueueing(s), []string{"spmd.AllReduce on a stream"},
+	return record(w, bytes, enqueueing(s), "spmd.AllReduce on a stream", func() error { return checkSums(w, dst) },
 		func() error { return spmd.AllReduce(c, dst, src, spmd.Sum) })
-	if err != nil {
-		return err
-	}
-	if err := checkSums(w, dst); err != nil {
-		return err
-	}
-	return emit(w, points...)
 }
 
 // launch measures the host's time for the launch of a kernel.
@@ -55,13 +48,8 @@ func launch(w *spmd.World, bytes int) error {
 		return err
 	}
 	grid := spmd.Cover1D(1, 1)
-	points, err := timed(w, bytes, enqueueing(s), []string{"spmd.Kernel.Launch"}, func() error {
-		return nop.Launch(s, grid, x.Arg(), x.Arg(), spmd.I32(x.Len()))
-	})
-	if err != nil {
-		return err
-	}
-	return emit(w, points...)
+	return record(w, bytes, enqueueing(s), "spmd.Kernel.Launch", nothing,
+		func() error { return nop.Launch(s, grid, x.Arg(), x.Arg(), spmd.I32(x.Len())) })
 }
 
 // Started is a line of the startup measurement.

@@ -123,9 +123,13 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 	elements, cols, batch := s.app.elements*each, s.app.cols*each, s.app.globalBatch*each
 	size := []string{"--elements", strconv.Itoa(elements)}
 	samples := []string{"--samples"} // for the plot of reduce's times
-	if app == "matvec" {
+	switch app {
+	case "matvec":
 		samples = nil
 		size = []string{"--rows", strconv.Itoa(s.app.rows), "--cols", strconv.Itoa(cols)}
+	case "stencil":
+		samples = nil
+		size = []string{"--size", fmt.Sprintf("%dx%d", s.app.grid*each, s.app.grid)}
 	}
 	scaled := func(all []measure.Measured, err error) ([]measure.Measured, error) {
 		for i := range all {
@@ -141,9 +145,6 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 			return scaled([]measure.Measured{m}, err)
 		}}}
 	}
-	if app == "stencil" {
-		return s.stencilSides(program, n, each, scaled)
-	}
 	sides := []side{{measure.Ours, n, func() ([]measure.Measured, error) {
 		var all []measure.Measured
 		for _, graph := range s.Graph {
@@ -156,7 +157,17 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 		}
 		return scaled(all, nil)
 	}}}
-	if s.has("torch") {
+	if app == "stencil" && s.has("c") {
+		sides = append(sides, side{measure.StencilPeer, n, func() ([]measure.Measured, error) {
+			const steps, warmup = 10, 3 // the application's own
+			cmd, err := s.CStencil(n, s.app.grid*each, s.app.grid, steps, s.app.iters, warmup)
+			if err != nil {
+				return nil, err
+			}
+			return scaled(s.measurements(cmd))
+		}})
+	}
+	if app != "stencil" && s.has("torch") {
 		sides = append(sides, side{"PyTorch", n, func() ([]measure.Measured, error) {
 			return scaled(s.measurements(s.torchrun(n, app,
 				append(size, "--graph="+s.torchGraph(), "--iters", strconv.Itoa(s.app.iters))...)))

@@ -89,48 +89,37 @@ func TestTurnsOf(t *testing.T) {
 	}
 }
 
-// After --limit no turn begins, and the measurements before count.
-func TestLimit(t *testing.T) {
-	s, order := testSweep(measure.HostSet), ""
-	s.begun, s.within = time.Now(), time.Minute
-	of := func(name string) side {
-		return side{name, 2, func() ([]measure.Measured, error) {
-			if order += name; order == "ab" {
-				s.begun = s.begun.Add(-time.Hour)
-			}
-			return []measure.Measured{line(name, 2, 1, 0)}, nil
-		}}
-	}
-	all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
-	if order != "ab" || len(all) != 2 || err != nil {
-		t.Errorf("%s, %v, %v", order, all, err)
-	}
-}
-
-// An interrupt ends the present turn, and the measurements before count.
-func TestInterrupt(t *testing.T) {
-	ctx, interrupt := context.WithCancel(context.Background())
-	measure.Interrupted = ctx
-	t.Cleanup(func() { measure.Interrupted = context.Background() })
-	s, order := testSweep(measure.HostSet), ""
-	of := func(name string) side {
-		return side{name, 2, func() ([]measure.Measured, error) {
-			if order += name; order == "ab" {
-				interrupt()
-				_, err := measure.Output("sleep", "60")
-				return nil, err
-			}
-			return []measure.Measured{line(name, 2, 1, 0)}, nil
-		}}
-	}
-	all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
-	if order != "ab" || len(all) != 1 || all[0].Side != "a" || err != nil {
-		t.Errorf("%s, %v, %v", order, all, err)
-	}
-	s.Out, s.all = t.TempDir(), all
-	if err := s.run(); err == nil ||
-		!strings.Contains(err.Error(), "interrupted: what had been measured before is in "+s.Out) {
-		t.Errorf("%v", err)
+// After --limit no turn begins, and an interrupt ends the present one. The measurements before
+// count.
+func TestEndsEarly(t *testing.T) {
+	for _, interrupted := range []bool{false, true} {
+		ctx, interrupt := context.WithCancel(context.Background())
+		measure.Interrupted = ctx
+		t.Cleanup(func() { measure.Interrupted = context.Background() })
+		s, order := testSweep(measure.HostSet), ""
+		s.begun, s.within = time.Now(), time.Minute
+		of := func(name string) side {
+			return side{name, 2, func() ([]measure.Measured, error) {
+				if order += name; order == "ab" && interrupted {
+					interrupt()
+					_, err := measure.Output("sleep", "60")
+					return nil, err
+				} else if order == "ab" {
+					s.begun = s.begun.Add(-time.Hour)
+				}
+				return []measure.Measured{line(name, 2, 1, 0)}, nil
+			}}
+		}
+		all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
+		if order != "ab" || err != nil || len(all) == 0 || all[0].Side != "a" || len(all) == 1 != interrupted {
+			t.Errorf("interrupted %v: %s, %v, %v", interrupted, order, all, err)
+		}
+		s.Out, s.all = t.TempDir(), all
+		if err := s.run(); interrupted != (err != nil && strings.Contains(err.Error(),
+			"interrupted: what had been measured before is in "+s.Out)) {
+			t.Errorf("interrupted %v: %v", interrupted, err)
+		}
+		interrupt()
 	}
 }
 

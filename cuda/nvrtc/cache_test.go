@@ -54,22 +54,6 @@ func onlyEntries(t *testing.T, c Cache, n int) {
 	}
 }
 
-func TestCacheHit(t *testing.T) {
-	needNVRTC(t)
-	c := Cache{Dir: filepath.Join(t.TempDir(), "made", "when needed")}
-	want, err := Compile("scale.cu", scale, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := compile(t, c, false); !bytes.Equal(got, want) {
-		t.Error("the first image differs from Compile's")
-	}
-	if got := compile(t, c, true); !bytes.Equal(got, want) {
-		t.Error("the image kept differs from Compile's")
-	}
-	onlyEntries(t, c, 1)
-}
-
 func TestCacheKeepsNoFailure(t *testing.T) {
 	needNVRTC(t)
 	c := Cache{Dir: t.TempDir()}

@@ -2,80 +2,42 @@ package dl
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"unsafe"
+
+	"lockstep/internal/testkit"
 )
 
-// double is the source of a test double: a shared library of two integers and nothing else. Data
-// symbols are found as functions are, and a test can read them without C.
-const double = `
-int one = 1;
-int two = 2;
-`
-
-// build compiles the test double into dir and returns its path.
-func build(t *testing.T, dir, name string) string {
+// double is a library of two integers and nothing else. Data symbols are found as functions are,
+// and a test can read them without C.
+func double(t *testing.T) string {
 	t.Helper()
-	src, lib := filepath.Join(dir, "double.c"), filepath.Join(dir, name)
-	if err := os.WriteFile(src, []byte(double), 0o644); err != nil {
+	dir := t.TempDir()
+	source := filepath.Join(dir, "double.c")
+	if err := os.WriteFile(source, []byte("int one = 1;\nint two = 2;\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cc := os.Getenv("CC")
-	if cc == "" {
-		cc = "cc"
-	}
-	if out, err := exec.Command(cc, "-shared", "-fPIC", "-o", lib, src).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", cc, err, out)
-	}
-	return lib
+	return testkit.BuildLibrary(t, dir, "libdouble.so", source)
 }
 
-func TestOpenFillsEverySlot(t *testing.T) {
-	lib := build(t, t.TempDir(), "libdouble.so")
-	var one, two unsafe.Pointer
-	path, err := Open([]Sym{{Name: "one", Slot: &one}, {Name: "two", Slot: &two}}, lib)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if path != lib {
-		t.Errorf("path is %q, want %q", path, lib)
-	}
-	if got := *(*int32)(one); got != 1 {
-		t.Errorf("one holds %d", got)
-	}
-	if got := *(*int32)(two); got != 2 {
-		t.Errorf("two holds %d", got)
-	}
-}
-
-func TestOptionalSymbolStaysNil(t *testing.T) {
-	lib := build(t, t.TempDir(), "libdouble.so")
+// The first file that opens fills every slot. A symbol that it lacks leaves nil if it is optional,
+// and is an error without a slot filled if it is not.
+func TestOpen(t *testing.T) {
+	first, second := double(t), double(t)
 	stale := 0
-	var one, three unsafe.Pointer = nil, unsafe.Pointer(&stale)
-	_, err := Open([]Sym{{Name: "one", Slot: &one}, {Name: "three", Slot: &three, Optional: true}}, lib)
-	if err != nil {
-		t.Fatal(err)
+	one, two, three := unsafe.Pointer(nil), unsafe.Pointer(nil), unsafe.Pointer(&stale)
+	path, err := Open([]Sym{{Name: "one", Slot: &one}, {Name: "two", Slot: &two},
+		{Name: "three", Slot: &three, Optional: true}}, first+".absent", first, second)
+	if err != nil || path != first || *(*int32)(one) != 1 || *(*int32)(two) != 2 || three != nil {
+		t.Errorf("%s, %v: one at %v, two at %v, three at %v", path, err, one, two, three)
 	}
-	if one == nil || three != nil {
-		t.Errorf("one = %v, three = %v: want an address and nil", one, three)
-	}
-}
-
-func TestRequiredSymbolMissing(t *testing.T) {
-	lib := build(t, t.TempDir(), "libdouble.so")
-	var one, three, four unsafe.Pointer
-	_, err := Open([]Sym{
-		{Name: "one", Slot: &one}, {Name: "three", Slot: &three}, {Name: "four", Slot: &four},
-	}, lib)
-	if err == nil {
-		t.Fatal("no error")
-	}
-	for _, want := range []string{lib, "three", "four"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("error does not name %s: %v", want, err)
+	one = nil
+	_, err = Open([]Sym{{Name: "one", Slot: &one}, {Name: "three", Slot: &three}, {Name: "four", Slot: &two}}, first)
+	for _, want := range []string{first, "three", "four"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not name %s: %v", want, err)
 		}
 	}
 	if one != nil {
@@ -85,7 +47,7 @@ func TestRequiredSymbolMissing(t *testing.T) {
 
 // A library in use stays in use: a later failure to open does not take its entry points away.
 func TestFailureLeavesTheTable(t *testing.T) {
-	lib := build(t, t.TempDir(), "libdouble.so")
+	lib := double(t)
 	var one, two, three unsafe.Pointer
 	if _, err := Open([]Sym{{Name: "one", Slot: &one}, {Name: "two", Slot: &two}}, lib); err != nil {
 		t.Fatal(err)
@@ -121,18 +83,5 @@ func TestNoFileOpens(t *testing.T) {
 	}
 	if _, err := Open([]Sym{{Name: "one", Slot: &one}}); err == nil {
 		t.Error("no error without any file")
-	}
-}
-
-func TestFirstFileThatOpensIsUsed(t *testing.T) {
-	dir := t.TempDir()
-	first, second := build(t, dir, "libfirst.so"), build(t, dir, "libsecond.so")
-	var one unsafe.Pointer
-	path, err := Open([]Sym{{Name: "one", Slot: &one}}, filepath.Join(dir, "libabsent.so"), first, second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if path != first {
-		t.Errorf("path is %q, want %q", path, first)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,68 +18,53 @@ import (
 // TestRun runs them.
 const envHelper = "LOCKSTEP_MPIRUN_HELPER"
 
-// helper runs fn on two ranks of a job of its own. Rank 0 then waits for ever, as in a collective,
-// and rank 1 does what fn does.
-func helper(t *testing.T, fn func(t *testing.T)) {
-	if os.Getenv(envHelper) == "" {
+// TestHelper runs two ranks of a job of its own, in the way that envHelper names. Rank 0 then waits
+// for ever, as in a collective.
+func TestHelper(t *testing.T) {
+	how := os.Getenv(envHelper)
+	fn, ok := map[string]func(t *testing.T){
+		"Fatal": func(t *testing.T) {
+			t.Cleanup(func() { select {} }) // as MPI_Finalize would wait
+			t.Fatal("the fatal message")
+		},
+		"Nil": func(*testing.T) {
+			var p *int
+			*p = 1
+		},
+		"Kill": func(*testing.T) {
+			fmt.Println("about to be killed")
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		},
+		"Exit": func(*testing.T) {
+			fmt.Println("about to exit")
+			os.Exit(3)
+		},
+		"Hook": func(t *testing.T) {
+			OnFail = func() {
+				fmt.Println("the hook ran")
+				os.Exit(4)
+			}
+			t.Error("an error")
+		},
+		"Hang":    func(*testing.T) { select {} },
+		"Skip":    func(t *testing.T) { t.Skip("nothing to do here") },
+		"Missing": func(*testing.T) {},
+	}[how]
+	switch {
+	case !ok:
 		t.Skip("helper of TestRun")
+	case how == "Hang":
+		Timeout = hangsFor(t)
+	case how == "Missing":
+		t.Setenv("PATH", t.TempDir())
 	}
 	RunAlone(t, []int{2}, func(t *testing.T) {
 		fmt.Printf("rank %d is here\n", rank())
-		if rank() == 0 {
+		if rank() == 0 && how != "Skip" {
 			select {}
 		}
 		fn(t)
-	})
-}
-
-func TestHelperFatal(t *testing.T) {
-	helper(t, func(t *testing.T) {
-		t.Cleanup(func() { select {} }) // as MPI_Finalize would wait
-		t.Fatal("the fatal message")
-	})
-}
-
-func TestHelperPanic(t *testing.T) {
-	helper(t, func(*testing.T) { panic("the panic message") })
-}
-
-func TestHelperNil(t *testing.T) {
-	helper(t, func(*testing.T) {
-		var p *int
-		*p = 1
-	})
-}
-
-func TestHelperGoroutine(t *testing.T) {
-	helper(t, func(*testing.T) {
-		go func() { panic("panic in a goroutine") }()
-		select {}
-	})
-}
-
-func TestHelperKill(t *testing.T) {
-	helper(t, func(*testing.T) {
-		fmt.Println("about to be killed")
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {}
-	})
-}
-
-func TestHelperExit(t *testing.T) {
-	helper(t, func(*testing.T) {
-		fmt.Println("about to exit")
-		os.Exit(3)
-	})
-}
-
-func TestHelperHook(t *testing.T) {
-	helper(t, func(t *testing.T) {
-		OnFail = func() {
-			fmt.Println("the hook ran")
-			os.Exit(4)
-		}
-		t.Error("an error")
 	})
 }
 
@@ -96,23 +82,8 @@ func hangsFor(t *testing.T) time.Duration {
 	return d
 }
 
-func TestHelperHang(t *testing.T) {
-	Timeout = hangsFor(t)
-	helper(t, func(*testing.T) { select {} })
-}
-
-func TestHelperSkip(t *testing.T) {
-	if os.Getenv(envHelper) == "" {
-		t.Skip("helper of TestRun")
-	}
-	RunAlone(t, []int{2}, func(t *testing.T) { t.Skip("nothing to do here") })
-}
-
-func TestHelperMissing(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	helper(t, func(*testing.T) {})
-}
-
+// What ends one of several tests of a job ends a job alone, and what it says is shown: TestJob has
+// more of them.
 func TestRun(t *testing.T) {
 	for _, tc := range []struct {
 		helper string
@@ -121,43 +92,30 @@ func TestRun(t *testing.T) {
 		not    []string
 	}{
 		{"Fatal", false, []string{"rank 1| ", "run_test.go", "the fatal message"}, []string{"rank 0 is here"}},
-		{"Panic", false, []string{"panic: the panic message", "TestHelperPanic"}, []string{"rank 0 is here"}},
-		{"Nil", false, []string{"nil pointer dereference", "TestHelperNil"}, []string{"rank 0 is here"}},
-		{"Goroutine", false, []string{"panic: panic in a goroutine"}, nil},
+		{"Nil", false, []string{"nil pointer dereference", "TestHelper"}, []string{"rank 0 is here"}},
 		{"Kill", false, []string{"rank 1| about to be killed", "signal 9"}, nil},
 		{"Exit", false, []string{"rank 1| about to exit", "exit status 3"}, nil},
 		{"Hook", false, []string{"an error", "the hook ran", "exit status 4"}, []string{"rank 0 is here"}},
 		{"Hang", false, []string{"test timed out after"}, nil},
-		{"Skip", true, []string{"nothing to do here", "--- SKIP: TestHelperSkip/2_ranks"}, nil},
+		{"Skip", true, []string{"nothing to do here", "--- SKIP: TestHelper/2_ranks"}, nil},
 		{"Missing", false, []string{"needs MPI's launcher", "mpirun"}, nil},
 	} {
 		t.Run(tc.helper, func(t *testing.T) {
 			t.Parallel()
 			// A failure ends the job by itself, well inside the time that Run gives it.
 			ctx := Patience(t)
-			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHelper"+tc.helper+"$", "-test.v",
-				"-test.timeout=3h")
-			cmd.Env = append(os.Environ(), envHelper+"=1")
+			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHelper$", "-test.v", "-test.timeout=3h")
+			cmd.Env = append(os.Environ(), envHelper+"="+tc.helper)
 			cmd.WaitDelay = time.Second
 			out, err := cmd.CombinedOutput()
 			if ctx.Err() != nil {
 				t.Fatalf("still running:\n%s", out)
 			}
-			if (err == nil) != tc.passes {
-				t.Fatalf("ended with %v:\n%s", err, out)
-			}
-			for _, w := range tc.want {
-				if !bytes.Contains(out, []byte(w)) {
-					t.Errorf("%q is missing from:\n%s", w, out)
-				}
-			}
-			for _, w := range tc.not {
-				if bytes.Contains(out, []byte(w)) {
-					t.Errorf("%q should not be in:\n%s", w, out)
-				}
-			}
-			if n := bytes.Count(out, []byte("\n")); n > shownLines+30 {
-				t.Errorf("%d lines of output:\n%s", n, out)
+			missing := func(w string) bool { return !bytes.Contains(out, []byte(w)) }
+			if (err == nil) != tc.passes || slices.ContainsFunc(tc.want, missing) ||
+				slices.ContainsFunc(tc.not, func(w string) bool { return !missing(w) }) ||
+				bytes.Count(out, []byte("\n")) > shownLines+30 {
+				t.Errorf("ended with %v, want %q and not %q:\n%s", err, tc.want, tc.not, out)
 			}
 		})
 	}
@@ -192,18 +150,6 @@ func TestRunMissedEnd(t *testing.T) {
 			if (err == nil) != tc.passes || again != tc.times {
 				t.Errorf("ended with %v\n%s", err, out)
 			}
-		})
-	}
-}
-
-func TestRunPasses(t *testing.T) {
-	for name, run := range map[string]func(*testing.T, []int, func(*testing.T)){"together": Run, "alone": RunAlone} {
-		t.Run(name, func(t *testing.T) {
-			run(t, []int{1, 2, 3}, func(t *testing.T) {
-				if r := rank(); r < 0 || r > 2 {
-					t.Fatalf("rank %d", r)
-				}
-			})
 		})
 	}
 }
