@@ -1,10 +1,6 @@
 package cudampi_test
 
 import (
-	"bufio"
-	"fmt"
-	"os"
-	"strings"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -12,6 +8,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
+	"lockstep/internal/process"
 	"lockstep/internal/testkit"
 )
 
@@ -20,9 +17,9 @@ import (
 // TestMessages show with few elements that the other collectives are right in parts.
 func TestBeyondInt(t *testing.T) {
 	testkit.Only(t, "messages and collectives of more elements than an int of C counts")
-	const need = 12 << 20 // kB, for two ranks and what MPI buffers
-	if kb, err := available(); err != nil || kb < need {
-		t.Skipf("%d MB of memory available, %d MB needed (%v)", kb>>10, need>>10, err)
+	const need = 12 << 30 // bytes, for two ranks and what MPI buffers
+	if free, _, err := process.Memory("/"); err != nil || free < need {
+		t.Skipf("%d MB of memory available, %d MB needed (%v)", free>>20, need>>20, err)
 	}
 	if testing.Short() {
 		t.Skip("moves 2 GiB twice")
@@ -63,20 +60,4 @@ func TestBeyondInt(t *testing.T) {
 		check("AllReduce", func(i int) byte { return value(i, 1) + value(i, 2) })
 		commtest.Must(t, syscall.Munmap(mem))
 	})
-}
-
-// available is the memory that the system can still give, in kB.
-func available() (kb int, err error) {
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if rest, ok := strings.CutPrefix(s.Text(), "MemAvailable:"); ok {
-			_, err := fmt.Sscan(rest, &kb)
-			return kb, err
-		}
-	}
-	return 0, fmt.Errorf("/proc/meminfo has no MemAvailable")
 }

@@ -4,15 +4,17 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"lockstep/internal/process"
 )
 
 // ran is how many tests this process has run before, as a rank.
@@ -266,9 +268,9 @@ func TestPool(t *testing.T) {
 
 // gone says whether a process has ended.
 func gone(pid string) bool {
-	state, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) ||
-		regexp.MustCompile(`\) [ZX] `).Match(state)
+	n, err := strconv.Atoi(pid)
+	_, there := process.Of(n)
+	return err != nil || !there
 }
 
 // envEnd is how the ranks of TestHelperEnd end.
