@@ -50,7 +50,7 @@ func TestCheckNamesCounts(t *testing.T) {
 			counts = []int{n, n - 7, n}
 			counts[0] += 7
 		}
-		each, all := alloc[int32](t, w, n), alloc[int32](t, w, 3*n)
+		each, all, few := alloc[int32](t, w, n), alloc[int32](t, w, 3*n), alloc[int32](t, w, 3)
 		const shared = "rank 0 at spmd/checked_test.go:%s: %s of 300 int32%s, counts[0] is 100; rank 2 " +
 			"at spmd/checked_test.go:%s: %s of 300 int32%s, counts[0] is 107 ("
 		for _, tc := range []struct {
@@ -69,7 +69,7 @@ func TestCheckNamesCounts(t *testing.T) {
 				if grouped {
 					what = "Group, collective 2 of 2: " + what
 					err = c.Group(func() error {
-						return errors.Join(spmd.AllReduce(c, each.Slice(0, 3), each.Slice(0, 3), spmd.Max), tc.call(c))
+						return errors.Join(spmd.AllReduce(c, few, few, spmd.Max), tc.call(c))
 					})
 				} else {
 					err = tc.call(c)
