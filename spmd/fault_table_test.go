@@ -181,8 +181,8 @@ func table() []mishap {
 		// Whichever of the other ranks it is compared with first.
 		row := mishap{name: "other " + c.what, gpu: true, within: atOnce, run: c.run, cause: different,
 			want: append([]string{" at spmd/fault_test.go:"}, both[1:]...)}
-		if c.brought && spmdtest.Device() == "host" {
-			row.or, row.want = row.want, brought
+		if c.brought != "" && spmdtest.Device() == "host" {
+			row.or, row.want = row.want, brought(c.brought)
 		}
 		checked := mishap{name: "other " + c.what + ", --check", local: true, gpu: true, within: atOnce,
 			args: []string{"--check"}, run: c.run, cause: different, want: both}
