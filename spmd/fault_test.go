@@ -94,7 +94,8 @@ var contracts = []struct {
 	{"scan", differ(scan(spmd.Scan[int32]), scan(spmd.ExScan[int32])),
 		[]string{": Scan of 64 int32, sum", "ExScan of 64 int32, sum"}, "Scan of 64 int32 (sum)"},
 	{"order", differ(inOrder(sumUp, barrier), inOrder(barrier, sumUp)),
-		[]string{lineOf(sumUp) + ": AllReduce of 64 int32, sum", lineOf(barrier) + ": Barrier"}, "AllReduce of 64 int32 (sum)"},
+		[]string{lineOf(sumUp) + ": AllReduce of 64 int32, sum", lineOf(barrier) + ": Barrier"},
+		"AllReduce of 64 int32 (sum)"},
 }
 
 // lineOf is the place of a function that has one line.
