@@ -6,12 +6,15 @@
 
 #include <stdint.h>
 
-// outcome is MPI's code of a call. got is the bytes of the message received, and index the message
-// of a group that it is about.
+// content is what a message has: bytes, and elements of a type.
+static inline int64_t content(int64_t bytes, int t) { return bytes << 8 | t; }
+
+// outcome is MPI's code of a call. got is the content of the message received, and index the
+// message of a group that it is about.
 struct outcome { int code; int index; int64_t got; };
 
 // calls is MPI for other C code. comm is an MPI_Comm in a word, as handle_word makes it. Messages
-// have the application's tag.
+// are the application's.
 struct calls {
     int (*progress)(uintptr_t comm); // lets MPI deliver messages
     int (*send)(uintptr_t comm, uintptr_t from, int64_t n, int t, int to);
@@ -23,9 +26,9 @@ enum { WAITS, CARRIED, LEFT_TO_MPI }; // what has become of a message
 // carrier takes the messages of a group in one direction between two ranks, in their order, instead
 // of MPI.
 struct carrier {
-    // step goes on with a message of that many bytes, and returns its state. It sets got to the
-    // bytes received.
-    int (*step)(struct carrier *, uintptr_t buf, int64_t bytes, int recv, int64_t *got);
+    // step goes on with a message of that content, and returns its state. It sets got to the
+    // content received.
+    int (*step)(struct carrier *, uintptr_t buf, int64_t has, int recv, int64_t *got);
     // idle is called between two looks. looks is how many there were. It returns a code of MPI.
     int (*idle)(struct carrier *, uint64_t looks);
     uint64_t held; // run_group's: the last pass in which a message waited here; those behind it wait too

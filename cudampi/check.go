@@ -133,13 +133,21 @@ func (c *Comm) Errorf(op string, r Result, format string, args ...any) error {
 	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: r, Detail: fmt.Sprintf(format, args...)}
 }
 
-// CheckMessage is Check for a call that received: the message must have had exactly n elements. got
-// is in bytes.
+// Content is what a message of so many bytes has, elements of type t, as calls.h packs it.
+func Content(bytes int, t elem.Type) int { return bytes<<8 | int(t) }
+
+// Unpack returns the bytes and the type of a Content.
+func Unpack(content int) (bytes int, t elem.Type) { return content >> 8, elem.Type(content) }
+
+// CheckMessage is Check for a call that received: the message must have had exactly n elements of
+// type t. got is its Content, -1 if the library does not say.
 func (c *Comm) CheckMessage(op string, code, got, n int, t elem.Type, from int) error {
+	if code == success && got == Content(n*t.Size(), t) {
+		return nil
+	}
+	got, its := Unpack(got)
 	size := t.Size()
 	switch {
-	case code == success && got == n*size:
-		return nil
 	case code != success && Result(code) != ErrTruncate:
 		if class, _ := sysError(code); Result(class) != ErrTruncate {
 			return c.failed(op, code, "")
@@ -150,6 +158,8 @@ func (c *Comm) CheckMessage(op string, code, got, n int, t elem.Type, from int) 
 		r = ErrTruncate
 	}
 	switch {
+	case got >= 0 && its != t:
+		return c.Errorf(op, ErrType, "message from rank %d has %v elements, %d %v elements expected", from, its, n, t)
 	case code != success && got <= n*size: // the library cuts the length as well
 		return c.Errorf(op, r, "message from rank %d has more than the %d %v elements expected", from, n, t)
 	case got%size != 0:

@@ -6,10 +6,11 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Tags. Messages of the application never meet those that collectives are made of.
+// Tags. Messages of the application never meet those that collectives are made of. Nor has a
+// message of theirs a tag from tagInternal on.
 const (
 	tagUser     = sysTagUser
-	tagInternal = 1
+	tagInternal = 16
 )
 
 // maxElems keeps the bytes of a call within an int, whatever the type and the number of ranks.

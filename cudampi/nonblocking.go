@@ -11,17 +11,14 @@ type Request struct {
 	buf unsafe.Pointer // memory that MPI uses, kept from the collector, which moves nothing that lies on the heap
 }
 
-// Stream is a kind of messages, 0 the ordinary one. Those of one Stream between two ranks arrive in
-// their order, whatever others do.
+// Stream is a kind of messages. Those of one Stream between two ranks arrive in their order,
+// whatever others do. The application's, 0, are of the type that their receiver expects.
 type Stream int
 
-// The streams there are. Their numbers are tags.
+// The other streams there are. Their numbers are tags.
 const (
-	Heads  Stream = 3
-	Bodies Stream = 4
-	Pieces Stream = 5 // of device memory, on the host
-	Device Stream = 6 // of device memory
-	Steps  Stream = 7 // of collectives on device memory
+	Pieces Stream = tagInternal + 1 + iota // of device memory, on the host
+	Steps                                  // of collectives on device memory
 )
 
 // StartSend begins to send bytes at src to rank to. It does not block. src must not change until
@@ -55,24 +52,12 @@ func (c *Comm) start(r *Request, op string, buf unsafe.Pointer, bytes, peer int,
 // MostBytes is the most bytes of a message of StartSend.
 const MostBytes = 1 << 30
 
-// Test reports whether a message is over, and how many bytes have been received. It does not block,
-// and lets MPI go on with others. It must not be called again after it has said so. Source: mpi.h,
-// MPI_Test.
-func (r *Request) Test() (over bool, got int, err error) {
-	over, got, code := sysTestChunk(r.req)
+// Test reports whether a message is over. It does not block, and lets MPI go on with others. It must
+// not be called again after it has said so. Source: mpi.h, MPI_Test.
+func (r *Request) Test() (over bool, err error) {
+	over, code := sysTestChunk(r.req)
 	if over || code != success {
 		r.buf = nil
 	}
-	return over, got, r.c.Check(r.op, code)
-}
-
-// Next looks for a message of a stream that has come and that nobody has received. It returns the
-// message's sender and bytes. It does not block. Source: mpi.h, MPI_Iprobe.
-func (c *Comm) Next(s Stream) (there bool, from, bytes int, err error) {
-	const op = "MPI_Iprobe"
-	if err := c.Usable(op); err != nil {
-		return false, 0, 0, err
-	}
-	there, from, bytes, code := sysNext(c, int(s))
-	return there, from, bytes, c.Check(op, code)
+	return over, r.c.Check(r.op, code)
 }

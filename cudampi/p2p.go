@@ -45,7 +45,7 @@ func (c *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 
 func (c *Comm) recv(dst unsafe.Pointer, n int, t elem.Type, from, tag int) error {
 	code, got := sysRecv(c, dst, n, t, from, tag)
-	if code == success && got == n*t.Size() {
+	if code == success && got == Content(n*t.Size(), t) {
 		return nil
 	}
 	return c.CheckMessage("MPI_Recv", code, got, n, t, from)
@@ -101,7 +101,7 @@ func (p *P2P) SendBy(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int, by
 	if err := c.CheckRank(name, to); err != nil {
 		return err
 	}
-	p.add(c, src, n, t, to, tagUser+int(p.Stream), outgoing, by)
+	p.add(c, src, n, t, to, int(p.Stream), outgoing, by)
 	return nil
 }
 
@@ -120,7 +120,7 @@ func (p *P2P) RecvBy(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int, 
 	if err := c.CheckRank(name, from); err != nil {
 		return err
 	}
-	p.add(c, dst, n, t, from, tagUser+int(p.Stream), incoming, by)
+	p.add(c, dst, n, t, from, int(p.Stream), incoming, by)
 	return nil
 }
 

@@ -9,7 +9,7 @@ struct p2p {
     struct carrier *by; // NULL where MPI alone carries it
     int t, peer, tag, recv;
     int state;   // from here on run_group's
-    int64_t got; // bytes
+    int64_t got; // content
 };
 
 enum { WAITING, STARTED, DONE };
@@ -19,15 +19,17 @@ static int start_message(struct p2p *p, MPI_Request *req) {
     void *buf = some((void *)p->buf);
     int rc = make_message(&m, p->n, p->t);
     if (rc == MPI_SUCCESS)
-        rc = p->recv ? MPI_Irecv(buf, m.count, m.type, p->peer, p->tag, p->comm, req)
-                     : MPI_Isend(buf, m.count, m.type, p->peer, p->tag, p->comm, req);
+        rc = p->recv ? MPI_Irecv(buf, m.count, m.type, p->peer, tag_from(p->tag), p->comm, req)
+                     : MPI_Isend(buf, m.count, m.type, p->peer, tag_to(p->tag, p->t), p->comm, req);
     p->state = STARTED;
     return free_message(&m, rc);
 }
 
+static int64_t expected(const struct p2p *p) { return content(p->n * sizes[p->t], p->t); }
+
 // step goes on with a message by its carrier, if the carrier can.
 static int step(struct p2p *p, MPI_Request *req) {
-    switch (p->by->step(p->by, p->buf, p->n * sizes[p->t], p->recv, &p->got)) {
+    switch (p->by->step(p->by, p->buf, expected(p), p->recv, &p->got)) {
     case WAITS: return MPI_SUCCESS;
     case LEFT_TO_MPI: return start_message(p, req);
     case CARRIED: p->state = DONE;
@@ -77,12 +79,12 @@ static struct outcome run_group(struct p2p *p, int n, MPI_Request *reqs) {
     struct outcome first = {MPI_SUCCESS, -1, 0};
     for (int i = 0; i < n; i++) {
         if (p[i].state == STARTED) {
-            MPI_Status s = {0};
+            MPI_Status s = {.MPI_TAG = MPI_ANY_TAG};
             int rc = MPI_Wait(&reqs[i], &s);
-            if (rc != MPI_SUCCESS) return (struct outcome){rc, i, received(&s)};
-            p[i].got = received(&s);
+            p[i].got = arrived(&s, p[i].tag, p[i].t);
+            if (rc != MPI_SUCCESS) return (struct outcome){rc, i, p[i].got};
         }
-        if (first.index < 0 && p[i].recv && p[i].got != p[i].n * sizes[p[i].t])
+        if (first.index < 0 && p[i].recv && p[i].got != expected(&p[i]))
             first = (struct outcome){MPI_SUCCESS, i, p[i].got};
     }
     return first;
@@ -96,7 +98,7 @@ static struct outcome sendrecv_by(MPI_Comm c, struct carrier *in, struct carrier
                        {.buf = src, .n = sn, .comm = c, .by = out, .t = t, .peer = to, .tag = TAG_USER}};
     MPI_Request reqs[2];
     struct outcome o = run_group(p, 2, reqs);
-    return o.index < 0 ? (struct outcome){MPI_SUCCESS, -1, rn * sizes[t]} : o;
+    return o.index < 0 ? (struct outcome){MPI_SUCCESS, -1, expected(&p[0])} : o;
 }
 
 // The table of calls.h.

@@ -43,6 +43,14 @@ func TestWrongLength(t *testing.T) {
 	})
 }
 
+func TestWrongType(t *testing.T) {
+	onRanks(t, []int{2, 3}, func(t *testing.T, c *cudampi.Comm) {
+		commtest.WrongType(t, c, &cudampi.P2P{})
+		cudampi.Lower(t)
+		commtest.WrongType(t, c, &cudampi.P2P{})
+	})
+}
+
 func TestGroupIsReusable(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		commtest.GroupIsReusable(t, c, &cudampi.P2P{}, classes)

@@ -50,8 +50,6 @@ package cudampi
 #cgo nocallback start_chunk
 #cgo noescape test_chunk
 #cgo nocallback test_chunk
-#cgo noescape next_message
-#cgo nocallback next_message
 #cgo nocallback pump
 #cgo nocallback spin
 
@@ -180,7 +178,7 @@ func sysSend(c *Comm, src unsafe.Pointer, n int, t elem.Type, to, tag int) int {
 	return kept(C.send_message(c.h, address(src), C.int64_t(n), C.int(t), C.int(to), C.int(tag)), src, nil)
 }
 
-// The receiving calls return the code and the bytes of the message, -1 if the library does not say.
+// The receiving calls return the code and the Content of the message, -1 if MPI does not say.
 func sysRecv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from, tag int) (code, got int) {
 	o := C.recv_message(c.h, address(dst), C.int64_t(n), C.int(t), C.int(from), C.int(tag))
 	keep(dst, nil)
@@ -244,20 +242,13 @@ func sysHandleWord(c handle) uintptr { return uintptr(C.handle_word(c)) }
 
 type request = C.MPI_Request
 
-// sysTestChunk returns the bytes received once the message is over.
-func sysTestChunk(req *request) (done bool, got, code int) {
+func sysTestChunk(req *request) (done bool, code int) {
 	o := C.test_chunk(req)
-	return o.index != 0, int(o.got), int(o.code)
+	return o.index != 0, int(o.code)
 }
 
 func sysStart(c *Comm, buf unsafe.Pointer, bytes, peer, tag int, recv bool, req *request) int {
 	return int(C.start_chunk(c.h, address(buf), C.int(bytes), C.int(peer), C.int(tag), cbool(recv), req))
-}
-
-func sysNext(c *Comm, tag int) (there bool, from, bytes, code int) {
-	var source C.int
-	o := C.next_message(c.h, C.int(tag), &source)
-	return o.index != 0, int(source), int(o.got), int(o.code)
 }
 
 // sysPump sleeps for so many nanoseconds; with 0 it lets others run.

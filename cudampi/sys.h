@@ -62,7 +62,11 @@ static inline MPI_Op operation(int op, int t) {
     return t <= U8 && ops[op] == MPI_SUM ? own_ops[SUM8] : ops[op];
 }
 
-enum { TAG_USER = 0 }; // of the application's messages; others are in comm.go
+// The application's messages have their type as tag, and a receiver takes any: so it sees a message
+// of another type. Other tags, in comm.go, are no types.
+enum { TAG_USER = 0 };
+static inline int tag_to(int tag, int t) { return tag == TAG_USER ? t : tag; }
+static inline int tag_from(int tag) { return tag == TAG_USER ? MPI_ANY_TAG : tag; }
 
 // MPI refuses a null address even for no elements.
 static char nothing[16];
@@ -285,29 +289,36 @@ static int64_t received(const MPI_Status *s) {
     return MPI_Get_elements_x(s, MPI_BYTE, &bytes) == MPI_SUCCESS ? (int64_t)bytes : -1;
 }
 
+// arrived is the content of a message with a tag, of which elements of type t were expected.
+static int64_t arrived(const MPI_Status *s, int tag, int t) {
+    int64_t bytes = received(s);
+    return bytes < 0 ? -1 : content(bytes, s->MPI_TAG < 0 || s->MPI_TAG == tag_to(tag, t) ? t : s->MPI_TAG);
+}
+
 static int send_message(MPI_Comm c, uintptr_t from, int64_t n, int t, int to, int tag) {
     const void *src = (const void *)from;
-    if (n <= limit) return MPI_Send(some(src), (int)n, types[t], to, tag, c);
+    if (n <= limit) return MPI_Send(some(src), (int)n, types[t], to, tag_to(tag, t), c);
     struct message m;
     int rc = make_message(&m, n, t);
-    if (rc == MPI_SUCCESS) rc = MPI_Send(src, m.count, m.type, to, tag, c);
+    if (rc == MPI_SUCCESS) rc = MPI_Send(src, m.count, m.type, to, tag_to(tag, t), c);
     return free_message(&m, rc);
 }
 static struct outcome recv_message(MPI_Comm c, uintptr_t to, int64_t n, int t, int from, int tag) {
     void *dst = (void *)to;
     struct message m;
-    MPI_Status s = {0};
+    MPI_Status s = {.MPI_TAG = MPI_ANY_TAG};
     if (n <= limit) {
-        int got, rc = MPI_Recv(some(dst), (int)n, types[t], from, tag, c, &s);
+        int got, rc = MPI_Recv(some(dst), (int)n, types[t], from, tag_from(tag), c, &s);
         // The usual case in the fastest way.
-        if (rc == MPI_SUCCESS && MPI_Get_count(&s, types[t], &got) == MPI_SUCCESS && got == n)
-            return (struct outcome){rc, 0, n * sizes[t]};
-        return (struct outcome){rc, 0, received(&s)};
+        if (rc == MPI_SUCCESS && s.MPI_TAG == tag_to(tag, t) && MPI_Get_count(&s, types[t], &got) == MPI_SUCCESS &&
+            got == n)
+            return (struct outcome){rc, 0, content(n * sizes[t], t)};
+        return (struct outcome){rc, 0, arrived(&s, tag, t)};
     }
     struct outcome o = {make_message(&m, n, t), 0, -1};
     if (o.code == MPI_SUCCESS) {
-        o.code = MPI_Recv(some(dst), m.count, m.type, from, tag, c, &s);
-        o.got = received(&s);
+        o.code = MPI_Recv(some(dst), m.count, m.type, from, tag_from(tag), c, &s);
+        o.got = arrived(&s, tag, t);
     }
     o.code = free_message(&m, o.code);
     return o;
@@ -315,12 +326,13 @@ static struct outcome recv_message(MPI_Comm c, uintptr_t to, int64_t n, int t, i
 static struct outcome sendrecv(MPI_Comm c, void *dst, int64_t rn, int from, const void *src, int64_t sn, int to,
     int t, int tag) {
     struct message r, s = {0};
-    MPI_Status st = {0};
+    MPI_Status st = {.MPI_TAG = MPI_ANY_TAG};
     struct outcome o = {make_message(&r, rn, t), 0, -1};
     if (o.code == MPI_SUCCESS) o.code = make_message(&s, sn, t);
     if (o.code == MPI_SUCCESS) {
-        o.code = MPI_Sendrecv(some(src), s.count, s.type, to, tag, some(dst), r.count, r.type, from, tag, c, &st);
-        o.got = received(&st);
+        o.code = MPI_Sendrecv(some(src), s.count, s.type, to, tag_to(tag, t), some(dst), r.count, r.type, from,
+            tag_from(tag), c, &st);
+        o.got = arrived(&st, tag, t);
     }
     o.code = free_message(&s, free_message(&r, o.code));
     return o;

@@ -210,11 +210,11 @@ func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 	return collective(c, &cmd, dst, src, 0)
 }
 
-// Send sends src to rank to, which receives it by Recv or SendRecv of equal length. It may return
-// before that. Messages between two ranks arrive in the order sent, messages of no elements too:
-// each Send needs one Recv. Two ranks that both send first and then receive may wait for each other
-// for ever: use a Group or SendRecv. If to is None nothing is sent. Source: mpi.h, MPI_Send;
-// nccl.h, ncclSend.
+// Send sends src to rank to, which receives it by Recv or SendRecv of equal type and length. It may
+// return before that. Messages between two ranks arrive in the order sent, also those of no
+// elements: each Send needs one Recv. Two ranks that both send first and then receive may wait for
+// each other for ever: use a Group or SendRecv. If to is None nothing is sent. Source: mpi.h,
+// MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	if c.in().Plain(c.queue(), src.block(), to) {
 		return c.in().Message(coll.Send, src.addr(), src.Len(), elem.Of[T](), to)
@@ -229,10 +229,13 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // Recv receives dst from rank from. It waits for the message also if dst has no elements. If from
 // is None, dst is unchanged.
 //
-// A message of another length is an error that names both lengths, on the host and if kernels
-// between GPUs carry it. NCCL does not see lengths, and may wait for ever. Two ranks that both
-// receive first wait for each other: use a Group. On the host they do so on different streams too,
-// since calls enter MPI one at a time. Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
+// A message of another type is an error that names both types, on the host and of GPUs that MPI
+// joins: NCCL and kernels between GPUs see no types, and --check does. A message of another length
+// is an error that names both lengths, by kernels too. NCCL may wait for ever.
+//
+// Two ranks that both receive first wait for each other: use a Group. On the host they do so on
+// different streams too, since calls enter MPI one at a time. Source: mpi.h, MPI_Recv; nccl.h,
+// ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if c.in().Plain(c.queue(), dst.block(), from) {
 		return c.in().Message(coll.Recv, dst.addr(), dst.Len(), elem.Of[T](), from)

@@ -100,7 +100,7 @@ func sysRingSend(x *ringEnd, src unsafe.Pointer, n int, t elem.Type, to int) (co
 	return code
 }
 
-// sysRingRecv returns the code and the bytes of the message, -1 where MPI does not say.
+// sysRingRecv returns the code and the Content of the message, -1 where MPI does not say.
 func sysRingRecv(x *ringEnd, dst unsafe.Pointer, n int, t elem.Type, from int) (code, got int) {
 	o := outcome(C.ring_recv(x, address(dst), C.int64_t(n), C.int(t), C.int(from)), dst, nil)
 	return o.code, o.got

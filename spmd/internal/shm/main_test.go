@@ -73,6 +73,10 @@ func TestWrongLength(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *NodeComm) { commtest.WrongLength(t, c, &P2P{}, classes) })
 }
 
+func TestWrongType(t *testing.T) {
+	onRanks(t, []int{2, 3}, func(t *testing.T, c *NodeComm) { commtest.WrongType(t, c, &P2P{}) })
+}
+
 func TestGroupIsReusable(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *NodeComm) { commtest.GroupIsReusable(t, c, &P2P{}, classes) })
 }

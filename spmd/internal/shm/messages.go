@@ -33,7 +33,7 @@ func (c *NodeComm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	if err := c.Ready(name, n, t, src, src); err != nil {
 		return err
 	}
-	if put(x, src, n*t.Size()) {
+	if put(x, src, n*t.Size(), t) {
 		return nil
 	}
 	return c.Check(name, sysRingSend(x, src, n, t, to))
@@ -53,7 +53,7 @@ func (c *NodeComm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error 
 }
 
 func (c *NodeComm) receive(op string, x *ringEnd, dst unsafe.Pointer, n int, t elem.Type, from int) error {
-	if take(x, dst, n*t.Size()) {
+	if take(x, dst, n*t.Size(), t) {
 		return nil
 	}
 	code, got := sysRingRecv(x, dst, n, t, from)
@@ -70,7 +70,7 @@ func (c *NodeComm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Poin
 	if err := c.CheckSendRecv(dst, recvN, from, src, sendN, to, t); err != nil {
 		return err
 	}
-	if in != nil && out != nil && put(out, src, sendN*t.Size()) {
+	if in != nil && out != nil && put(out, src, sendN*t.Size(), t) {
 		return c.receive(name, in, dst, recvN, t, from)
 	}
 	by := cudampi.Carriers{In: unsafe.Pointer(in), Out: unsafe.Pointer(out)}

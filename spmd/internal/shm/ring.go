@@ -3,6 +3,9 @@ package shm
 import (
 	"sync/atomic"
 	"unsafe"
+
+	"lockstep/cudampi"
+	"lockstep/internal/elem"
 )
 
 // The protocol of ring.h in Go, if nothing is to be waited for or to be skipped: a call from Go to
@@ -16,14 +19,14 @@ func recordOf(x *ringEnd, bytes int) (r *record, need uint64) {
 }
 
 // put sends a message if it fits the ring, and says whether it did.
-func put(x *ringEnd, src unsafe.Pointer, bytes int) bool {
+func put(x *ringEnd, src unsafe.Pointer, bytes int, t elem.Type) bool {
 	r, need := recordOf(x, bytes)
 	next, size := uint64(x.next), uint64(x.size)
 	if bytes > int(x.most) || next&(size-1)+need > size || next+need+1 > uint64(x.room) {
 		return false
 	}
 	copy(bytesAt(unsafe.Add(unsafe.Pointer(r), recordHead), bytes), bytesAt(src, bytes))
-	r.bytes = cInt64(bytes)
+	r.has = cInt64(cudampi.Content(bytes, t))
 	x.next += cUint64(need)
 	behind, _ := recordOf(x, 0)
 	behind.there = 0
@@ -31,11 +34,11 @@ func put(x *ringEnd, src unsafe.Pointer, bytes int) bool {
 	return true
 }
 
-// take receives a message if it comes soon, in the ring, and has the length
+// take receives a message if it comes soon, in the ring, and has the length and the type
 // expected, and says whether it did.
-func take(x *ringEnd, dst unsafe.Pointer, bytes int) bool {
+func take(x *ringEnd, dst unsafe.Pointer, bytes int, t elem.Type) bool {
 	r, need := recordOf(x, bytes)
-	if !appears((*uint64)(&r.there), 1, x.of) || int(r.bytes) != bytes || bytes > int(x.most) {
+	if !appears((*uint64)(&r.there), 1, x.of) || int(r.has) != cudampi.Content(bytes, t) || bytes > int(x.most) {
 		return false
 	}
 	copy(bytesAt(dst, bytes), bytesAt(unsafe.Add(unsafe.Pointer(r), recordHead), bytes))

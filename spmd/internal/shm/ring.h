@@ -20,39 +20,40 @@ static int has_room(struct ring_end *x, uint64_t need) {
     return x->next + all <= x->room;
 }
 
-static inline void show(struct ring_end *x, int64_t bytes, uint64_t need) {
+static inline void show(struct ring_end *x, int64_t has, uint64_t need) {
     struct record *r = record_at(x, x->next);
-    r->bytes = bytes;
+    r->has = has;
     x->next += need;
     record_at(x, x->next)->there = 0;
     __atomic_store_n(&r->there, 1, __ATOMIC_RELEASE);
 }
 
 // put puts a message into the ring, which has room for it.
-static void put(struct ring_end *x, uintptr_t from, int64_t bytes) {
+static void put(struct ring_end *x, uintptr_t from, int64_t has) {
+    int64_t bytes = has >> 8;
     uint64_t need = units(x, bytes), left = x->size - (x->next & (x->size - 1));
     if (need > left) show(x, SKIPPED, left);
     if (bytes <= x->most) memcpy(record_at(x, x->next)->data, (const void *)from, bytes);
-    show(x, bytes, need);
+    show(x, has, need);
 }
 
 // next_record is the message at hand, or NULL.
 static struct record *next_record(struct ring_end *x) {
     struct record *r = record_at(x, x->next);
     if (!__atomic_load_n(&r->there, __ATOMIC_ACQUIRE)) return NULL;
-    if (r->bytes != SKIPPED) return r;
+    if (r->has != SKIPPED) return r;
     x->next += x->size - (x->next & (x->size - 1));
     r = record_at(x, x->next);
     return __atomic_load_n(&r->there, __ATOMIC_ACQUIRE) ? r : NULL;
 }
 
-// take takes the message at hand out of the ring and returns its bytes. It copies the message if that has the expected length.
+// take takes the message at hand out of the ring and returns its content. It copies the message if that is the expected one.
 static int64_t take(struct ring_end *x, const struct record *r, uintptr_t to, int64_t expected) {
-    int64_t bytes = r->bytes;
-    if (bytes == expected && bytes <= x->most) memcpy((void *)to, r->data, bytes);
+    int64_t has = r->has, bytes = has >> 8;
+    if (has == expected && bytes <= x->most) memcpy((void *)to, r->data, bytes);
     x->next += units(x, bytes);
     __atomic_store_n(x->taken, x->next, __ATOMIC_RELEASE);
-    return bytes;
+    return has;
 }
 
 // ring_send blocks until the program may change the message, ring_recv until it is there.
@@ -63,7 +64,7 @@ static int ring_send(struct ring_end *x, uintptr_t from, int64_t n, int t, int t
         int rc = idle(s, looks);
         if (rc != 0) return rc;
     }
-    put(x, from, bytes);
+    put(x, from, content(bytes, t));
     return bytes <= x->most ? 0 : s->mpi->send(s->comm, from, n, t, to);
 }
 
@@ -74,23 +75,23 @@ static struct outcome ring_recv(struct ring_end *x, uintptr_t to, int64_t n, int
         int rc = idle(s, looks);
         if (rc != 0) return (struct outcome){rc, 0, -1};
     }
-    int64_t bytes = take(x, r, to, n * sizes[t]);
-    return bytes <= x->most ? (struct outcome){0, 0, bytes} : s->mpi->recv(s->comm, to, n, t, from);
+    int64_t has = take(x, r, to, content(n * sizes[t], t));
+    return has >> 8 <= x->most ? (struct outcome){0, 0, has} : s->mpi->recv(s->comm, to, n, t, from);
 }
 
 // What a group of messages asks of a ring: see calls.h.
 
 static int ring_idle(struct carrier *c, uint64_t looks) { return idle(((struct ring_end *)c)->of, looks); }
 
-static int ring_step(struct carrier *c, uintptr_t buf, int64_t bytes, int recv, int64_t *got) {
+static int ring_step(struct carrier *c, uintptr_t buf, int64_t has, int recv, int64_t *got) {
     struct ring_end *x = (struct ring_end *)c;
     if (recv) {
         struct record *r = next_record(x);
         if (!r) return WAITS;
-        *got = bytes = take(x, r, buf, bytes);
+        *got = has = take(x, r, buf, has);
     } else {
-        if (!has_room(x, units(x, bytes))) return WAITS;
-        put(x, buf, bytes);
+        if (!has_room(x, units(x, has >> 8))) return WAITS;
+        put(x, buf, has);
     }
-    return bytes <= x->most ? CARRIED : LEFT_TO_MPI;
+    return has >> 8 <= x->most ? CARRIED : LEFT_TO_MPI;
 }

@@ -137,20 +137,20 @@ func TestRingInGoAndInC(t *testing.T) {
 	sendC := func(x *ringEnd, p []byte) { check(t, sysRingSend(x, commtest.Ptr(p), len(p), u8, 1)) }
 	recvC := func(x *ringEnd, p []byte) {
 		code, got := sysRingRecv(x, commtest.Ptr(p), len(p), u8, 0)
-		if check(t, code); got != len(p) {
-			t.Fatalf("received %d bytes, want %d", got, len(p))
+		if check(t, code); got != cudampi.Content(len(p), u8) {
+			t.Fatalf("received %d, want %d bytes", got, len(p))
 		}
 	}
 	skipped := 0
 	sendGo := func(x *ringEnd, p []byte) {
 		// at the end of the ring, or where it has not looked how far the receiver is
-		if !put(x, commtest.Ptr(p), len(p)) {
+		if !put(x, commtest.Ptr(p), len(p), u8) {
 			skipped++
 			sendC(x, p)
 		}
 	}
 	recvGo := func(x *ringEnd, p []byte) {
-		if !take(x, commtest.Ptr(p), len(p)) {
+		if !take(x, commtest.Ptr(p), len(p), u8) {
 			skipped++
 			recvC(x, p)
 		}

@@ -63,7 +63,7 @@ struct slots {
 // record held before has been read by then: the receiver releases taken behind its reads, and the sender acquires that.
 struct record {
     uint64_t there;
-    int64_t bytes; // of the message, or SKIPPED
+    int64_t has; // the message's content, or SKIPPED
     char data[];
 };
 
@@ -108,7 +108,7 @@ static int64_t shared_bytes(int size) {
 
 static int idle(struct shared *s, uint64_t looks);
 static int ring_idle(struct carrier *, uint64_t looks);
-static int ring_step(struct carrier *, uintptr_t buf, int64_t bytes, int recv, int64_t *got);
+static int ring_step(struct carrier *, uintptr_t buf, int64_t has, int recv, int64_t *got);
 
 // open_shared returns a view of memory of size times shared_bytes, zeros, which the ranks share; NULL without memory.
 static struct shared *open_shared(struct calls *mpi, uintptr_t comm, int rank, int size, int shares_cores, void *memory) {

@@ -3,6 +3,8 @@ package transport
 import (
 	"encoding/binary"
 	"testing"
+
+	"lockstep/internal/elem"
 )
 
 // TestBoxOfOneBehind: a box holds what has been sent and not taken,
@@ -11,11 +13,11 @@ func TestBoxOfOneBehind(t *testing.T) {
 	var b box
 	const behind = 5
 	for i := range 20_000 {
-		b.put(binary.LittleEndian.AppendUint64(nil, uint64(i)))
+		b.put(binary.LittleEndian.AppendUint64(nil, uint64(i)), elem.Uint64)
 		if i < behind {
 			continue
 		}
-		m := b.take()
+		m := b.take().data
 		if got := int(binary.LittleEndian.Uint64(m)); got != i-behind {
 			t.Fatalf("message %d comes as the %d-th", got, i-behind)
 		}

@@ -124,6 +124,9 @@ func TestMessages(t *testing.T) {
 		for _, n := range append(commtest.Lengths, 7, 5000) {
 			commtest.EveryMessage(t, comm{c}, g, n)
 		}
+		if c.Size() > 1 {
+			commtest.WrongType(t, comm{c}, g)
+		}
 	})
 }
 

@@ -62,9 +62,9 @@ type Message interface {
 	// Recv begins to receive at most so many bytes from rank from at dst. dst is valid when Test
 	// says that the message is over.
 	Recv(dst unsafe.Pointer, bytes, from int) error
-	// Test reports whether the message is over, and how many bytes it had. It does not block.
+	// Test reports whether the message is over. It does not block.
 	// Messages from one rank are asked for in their order, and none again once it is over.
-	Test() (over bool, bytes int, err error)
+	Test() (over bool, err error)
 }
 
 // Pinned is host memory that a device copies from and to without another copy.

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -14,13 +15,19 @@ type box struct {
 	sent  atomic.Uint64
 	taken uint64 // the receiver's
 	mu    sync.Mutex
-	full  [][]byte // sent; those before first are taken
+	full  []letter // sent; those before first are taken
 	first int
 	spare [][]byte
 }
 
+// letter is a message of a type.
+type letter struct {
+	data []byte
+	t    elem.Type
+}
+
 // put adds a message.
-func (b *box) put(data []byte) {
+func (b *box) put(data []byte, t elem.Type) {
 	b.mu.Lock()
 	var m []byte
 	if n := len(b.spare); n > 0 {
@@ -32,17 +39,17 @@ func (b *box) put(data []byte) {
 		clear(b.full[n:])
 		b.full, b.first = b.full[:n], 0
 	}
-	b.full = append(b.full, append(m[:0], data...))
+	b.full = append(b.full, letter{append(m[:0], data...), t})
 	b.mu.Unlock()
 	b.sent.Add(1)
 }
 
 // take takes the first message out. There is one.
-func (b *box) take() []byte {
+func (b *box) take() letter {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	m := b.full[b.first]
-	b.full[b.first] = nil
+	b.full[b.first] = letter{}
 	if b.first++; b.first == len(b.full) {
 		b.full, b.first = b.full[:0], 0
 	}
@@ -97,7 +104,7 @@ func (r *Member) send(c *coll.Call) error {
 	if err := r.checkPeer(c); err != nil {
 		return err
 	}
-	r.box(r.rank, int(c.Root)).put(bytesAt(c.Src, c.N*c.Type.Size()))
+	r.box(r.rank, int(c.Root)).put(bytesAt(c.Src, c.N*c.Type.Size()), c.Type)
 	r.team.wake()
 	return nil
 }
@@ -112,10 +119,10 @@ func (r *Member) receive(c *coll.Call) error {
 		return r.failed(c, err)
 	}
 	m := b.take()
-	defer b.recycle(m)
-	if len(m) != c.N*c.Type.Size() {
-		return r.failed(c, WrongLength(c, len(m)))
+	defer b.recycle(m.data)
+	if err := Wrong(c, len(m.data), m.t); err != nil {
+		return r.failed(c, err)
 	}
-	copy(bytesAt(c.Dst, len(m)), m)
+	copy(bytesAt(c.Dst, len(m.data)), m.data)
 	return nil
 }

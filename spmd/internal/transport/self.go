@@ -80,8 +80,9 @@ func (t Self) Group(q Issuer, cs []coll.Call, _ unsafe.Pointer) error {
 		}
 		in := &cs[j]
 		j++
-		if out.N != in.N {
-			return fmt.Errorf("%s: message to oneself: Send has %d elements, Recv %d", ccall.At(), out.N, in.N)
+		if out.N != in.N || out.Type != in.Type {
+			return fmt.Errorf("%s: message to oneself: Send has %d %v elements, Recv %d %v", ccall.At(), out.N,
+				out.Type, in.N, in.Type)
 		}
 		if err := copyOwn(q, out, in.Dst, out.Src, out.N); err != nil {
 			return err

@@ -44,7 +44,9 @@ func TestRefused(t *testing.T) {
 		{false, []coll.Call{recv(1)}, "outside a Group would wait for ever"},
 		{false, []coll.Call{{Kind: coll.SendRecv, N: 2, RecvN: 3}}, "src has 2 elements, dst 3"},
 		{true, []coll.Call{send(0), send(0), recv(0)}, "with 2 Send and 1 Recv"},
-		{true, []coll.Call{recv(0), recv(4), send(0), send(5)}, "Send has 5 elements, Recv 4"},
+		{true, []coll.Call{recv(0), recv(4), send(0), send(5)}, "Send has 5 int8 elements, Recv 4 int8"},
+		{true, []coll.Call{recv(3), {Kind: coll.Send, Type: elem.Uint8, N: 3}},
+			"Send has 3 uint8 elements, Recv 3 int8"},
 	} {
 		err := error(nil)
 		if tc.group {

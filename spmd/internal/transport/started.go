@@ -57,15 +57,14 @@ type message struct {
 	r     *Member
 	from  int // -1 of one that is sent: that is a copy, and over
 	to    []byte
-	sent  int
 	looks int
 }
 
 var _ Message = (*message)(nil)
 
 func (m *message) Send(src unsafe.Pointer, bytes, to int) error {
-	m.from, m.sent = -1, bytes
-	m.r.box(m.r.rank, to).put(bytesAt(src, bytes))
+	m.from = -1
+	m.r.box(m.r.rank, to).put(bytesAt(src, bytes), elem.Uint8)
 	m.r.team.wake()
 	return nil
 }
@@ -75,24 +74,25 @@ func (m *message) Recv(dst unsafe.Pointer, bytes, from int) error {
 	return nil
 }
 
-func (m *message) Test() (over bool, bytes int, err error) {
+func (m *message) Test() (over bool, err error) {
 	if m.from < 0 {
-		return true, m.sent, nil
+		return true, nil
 	}
 	b := m.r.box(m.from, m.r.rank)
 	if b.sent.Load() == b.taken {
 		if m.looks++; m.looks%looksAwake != 0 {
-			return false, 0, nil
+			return false, nil
 		}
 		if err = m.r.Lost(m.from); b.sent.Load() != b.taken {
 			err = nil
 		}
-		return false, 0, err
+		return false, err
 	}
-	data := b.take()
+	data := b.take().data
 	defer b.recycle(data)
 	if len(data) > len(m.to) {
-		return true, 0, fmt.Errorf("a message of %d bytes from rank %d is longer than %d", len(data), m.from, len(m.to))
+		return true, fmt.Errorf("a message of %d bytes from rank %d is longer than %d", len(data), m.from, len(m.to))
 	}
-	return true, copy(m.to, data), nil
+	copy(m.to, data)
+	return true, nil
 }

@@ -210,16 +210,30 @@ func disagree(t *testing.T, b transport.Backend, h transport.Host, dev *cuda.Dev
 					t.Errorf("rank %d, %v: %v", h.Rank(), &c, err)
 				}
 			}
-			for _, m := range []struct{ sent, want int }{{1000, 1}, {1000, 1999}, {8, 5}, {8, 0}, {0, 8}} {
+			type message struct {
+				n int
+				t elem.Type
+			}
+			other := [][2]message{} // sent, and expected
+			for _, n := range [][2]int{{1000, 1}, {1000, 1999}, {8, 5}, {8, 0}, {0, 8}} {
+				other = append(other, [2]message{{n[0], elem.Int32}, {n[1], elem.Int32}})
+			}
+			for i := range elem.Type(elem.Types * elem.Types) {
+				if a, b := i/elem.Types, i%elem.Types; a != b {
+					other = append(other, [2]message{{48 / a.Size(), a}, {48 / b.Size(), b}})
+				}
+			}
+			for _, m := range other {
+				sent, its := m[0], m[1]
 				switch h.Rank() {
 				case 0:
-					commtest.Must(t, by.Do(s.q, coll.Call{Kind: coll.Send, Type: elem.Int32, Src: s.mem, N: m.sent,
+					commtest.Must(t, by.Do(s.q, coll.Call{Kind: coll.Send, Type: sent.t, Src: s.mem, N: sent.n,
 						Root: 1}))
 				case 1:
-					err := by.Do(s.q, coll.Call{Kind: coll.Recv, Type: elem.Int32, Dst: s.mem, N: m.want})
-					if want := fmt.Sprintf("%d int32 elements", m.want); err == nil ||
+					err := by.Do(s.q, coll.Call{Kind: coll.Recv, Type: its.t, Dst: s.mem, N: its.n})
+					if want := fmt.Sprintf("%d %v elements", its.n, its.t); err == nil ||
 						!strings.Contains(err.Error(), "message from rank 0 has ") ||
-						b == carriers.StagedBackend && !strings.Contains(err.Error(), want) {
+						(b == carriers.StagedBackend || sent.t != its.t) && !strings.Contains(err.Error(), want) {
 						t.Errorf("%v instead of %s", err, want)
 					}
 				}

@@ -60,7 +60,7 @@ func (awareBackend) Open(at transport.Site) (transport.Opened, error) {
 		return nil, err
 	}
 	t := &Aware{host: at.Host, c: c, dev: at.Dev}
-	t.messages.Stream, t.steps.Stream = cudampi.Device, cudampi.Steps
+	t.steps.Stream = cudampi.Steps
 	if t.said, err = c.AwareOnAll(); err != nil {
 		return nil, err
 	}

@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/cudampi"
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
 )
@@ -27,7 +29,7 @@ type mail struct {
 }
 
 const (
-	// headBytes stand before every chunk. They hold the bytes of the whole message, and keep the
+	// headBytes stand before every chunk. They hold the Content of the whole message, and keep the
 	// chunk aligned.
 	headBytes = 64
 	buffers   = 4 // of a channel
@@ -219,7 +221,7 @@ func (m *mail) send(h *channel, in *cuda.Stream) (moved bool, err error) {
 	}
 	done := h.asked
 	if h.shared == nil && h.over < h.asked {
-		over, _, err := h.moving[h.over%buffers].Test()
+		over, err := h.moving[h.over%buffers].Test()
 		if err != nil {
 			return false, err
 		}
@@ -248,7 +250,7 @@ func (m *mail) free(h *channel, c *coll.Call) (yes bool, err error) {
 // copyIn enqueues the copy of a chunk of the message to its buffer.
 func (m *mail) copyIn(h *channel, c *coll.Call, off, each int, in *cuda.Stream) error {
 	i, bytes := h.begun%buffers, c.N*c.Type.Size()
-	binary.NativeEndian.PutUint64(unsafe.Slice((*byte)(h.buf[i]), 8), uint64(bytes))
+	binary.NativeEndian.PutUint64(unsafe.Slice((*byte)(h.buf[i]), 8), uint64(cudampi.Content(bytes, c.Type)))
 	if n := min(each, bytes-off); n > 0 {
 		if err := in.Copy(unsafe.Add(h.buf[i], headBytes), unsafe.Add(c.Src, off), n); err != nil {
 			return err
@@ -295,18 +297,19 @@ func (m *mail) receive(h *channel, out *cuda.Stream, failure *error) (moved bool
 	if h.shared != nil {
 		there, err = m.come(h, c, func() bool { return int64(h.begun) < h.shared.sent.Load() })
 	} else {
-		there, _, err = h.moving[i].Test()
+		there, err = h.moving[i].Test()
 	}
 	if err != nil || !there {
 		return moved, err
 	}
-	h.total = int(binary.NativeEndian.Uint64(unsafe.Slice((*byte)(h.buf[i]), 8)))
+	var its elem.Type
+	h.total, its = cudampi.Unpack(int(binary.NativeEndian.Uint64(unsafe.Slice((*byte)(h.buf[i]), 8))))
 	count, each := m.divide(h.total)
 	off := (h.begun - h.first) * each
 	h.begun++
-	if h.total != c.N*c.Type.Size() {
+	if err := transport.Wrong(c, h.total, its); err != nil {
 		if *failure == nil {
-			*failure = c.Failed(m.host.Rank(), transport.WrongLength(c, h.total))
+			*failure = c.Failed(m.host.Rank(), err)
 		}
 	} else if n := min(each, h.total-off); n > 0 {
 		if err := out.Copy(unsafe.Add(c.Dst, off), unsafe.Add(h.buf[i], headBytes), n); err != nil {
