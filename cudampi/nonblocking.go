@@ -52,8 +52,8 @@ func (c *Comm) start(r *Request, op string, buf unsafe.Pointer, bytes, peer int,
 // MostBytes is the most bytes of a message of StartSend.
 const MostBytes = 1 << 30
 
-// Test reports whether a message is over. It does not block, and lets MPI go on with others. It must
-// not be called again after that. Source: mpi.h, MPI_Test.
+// Test reports whether a message is over. It does not block, and lets MPI go on with others. It is
+// not called again after that. Source: mpi.h, MPI_Test.
 func (r *Request) Test() (over bool, err error) {
 	over, code := sysTestChunk(r.req)
 	if over || code != success {
