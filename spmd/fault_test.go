@@ -363,6 +363,20 @@ func failing(how func() error) func(context.Context, *spmd.World, bool) error {
 	}
 }
 
+func splitsInCapture(_ context.Context, w *spmd.World, victim bool) error {
+	s, err := w.NewStream("captured")
+	if err != nil {
+		return err
+	}
+	split := func() error { _, err := w.Comm().Split(0, 0); return err }
+	if !victim {
+		return split()
+	}
+	happens()
+	_, err = s.Capture(split)
+	return err
+}
+
 // exitsOnStream makes a function on a stream end its goroutine, as t.Fatal does.
 func exitsOnStream(_ context.Context, w *spmd.World, victim bool) error {
 	if !victim {
