@@ -427,9 +427,16 @@ var others = map[string]string{
 // same. It refuses them in one line, and then has changed nothing. Or each result is what it is
 // with copies of the operands, and the comment says what may be.
 func TestOperands(t *testing.T) {
-	comments := called(t)
+	comments, known := map[string]string(nil), false
+	if _, err := exec.LookPath("go"); err == nil { // a machine with GPUs may lack it
+		comments, known = called(t), true
+	}
 	taken := map[string]bool{}
-	walk := func(ranks int, device string, calls []call) {
+	walk := func(ranks int, device string) {
+		calls := on3
+		if ranks == 1 {
+			calls = slices.Concat(on1, on3)
+		}
 		config := spmdtest.Config()
 		if device != "" {
 			config.Device = device
@@ -437,7 +444,7 @@ func TestOperands(t *testing.T) {
 		spmdtest.Must(t, spmd.Local(t.Context(), config, ranks, func(_ context.Context, w *spmd.World) error {
 			for _, c := range calls {
 				for _, name := range strings.Fields(c.name) {
-					if _, ok := comments[name]; !ok {
+					if _, ok := comments[name]; !ok && known {
 						t.Errorf("%s is no call on two buffers", name)
 					}
 				}
@@ -448,12 +455,18 @@ func TestOperands(t *testing.T) {
 			return nil
 		}))
 	}
-	for _, device := range []string{"", "emulate"} {
-		if device != "" && spmdtest.Device() != "host" {
-			continue
+	if spmdtest.Device() != "host" {
+		for _, ranks := range spmdtest.Ranks(t, 1, 2, 3, 4) {
+			walk(ranks, "")
 		}
-		walk(1, device, slices.Concat(on1, on3))
-		walk(3, device, on3)
+	} else {
+		for _, device := range []string{"", "emulate"} {
+			walk(1, device)
+			walk(3, device)
+		}
+	}
+	if !known {
+		return
 	}
 	says := regexp.MustCompile(`may\s+(be|overlap)|[Ii]n\s+place|no\s+elements\s+in\s+common`)
 	for name := range taken {
