@@ -13,14 +13,7 @@ import (
 //go:embed kernels.cu
 var source string
 
-var (
-	nop = spmd.NewKernel("nop", source, func(spmd.Args) error { return nil })
-
-	addOne = spmd.NewKernel("add_one_i64", source, func(a spmd.Args) error {
-		spmd.ArgSlice[int64](a, 0)[0]++
-		return nil
-	})
-)
+var nop = spmd.NewKernel("nop", source, func(spmd.Args) error { return nil })
 
 // enqueue measures the host's time for an all-reduce on a stream.
 func enqueue(w *spmd.World, bytes int) error {
