@@ -5,20 +5,18 @@ import (
 	"context"
 	"fmt"
 	"go/ast"
-	"go/importer"
-	"go/token"
 	"go/types"
-	"io"
 	"maps"
 	"math"
-	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"lockstep/internal/source"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
 	"lockstep/spmd/blas"
@@ -64,49 +62,25 @@ func operands(t types.Type) (n int) {
 // called returns the comments of the exported functions and methods of the packages on spmd that
 // bring two buffers or more together.
 func called(t *testing.T) map[string]string {
-	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}}={{.Export}}={{.Dir}}", module+"/...")
-	out, err := list.Output()
-	spmdtest.Must(t, err)
-	at, all := map[string][]string{}, map[string]string{}
-	for line := range strings.Lines(string(out)) {
-		fields := strings.Split(strings.TrimSpace(line), "=")
-		at[fields[0]] = fields[1:]
-	}
-	from := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) {
-		return os.Open(at[path][0])
-	})
-	for path, of := range at {
-		if !strings.HasPrefix(path, module) || strings.Contains(path, "/internal/") {
+	all, packages := map[string]string{}, map[string]*source.Source{}
+	for name, f := range testkit.Calls(t) {
+		n := 0
+		for p := range f.Params().Variables() {
+			n += operands(p.Type())
+		}
+		if n > 0 && f.Recv() != nil {
+			n += operands(deref(f.Recv().Type()))
+		}
+		if n < 2 {
 			continue
 		}
-		pkg, err := from.Import(path)
-		spmdtest.Must(t, err)
-		src, err := source.Parse(of[1], source.Output)
-		spmdtest.Must(t, err)
-		add := func(name string, f *types.Func) {
-			n := 0
-			for p := range f.Signature().Params().Variables() {
-				n += operands(p.Type())
-			}
-			if n > 0 && f.Signature().Recv() != nil {
-				n += operands(deref(f.Signature().Recv().Type()))
-			}
-			if n > 1 && f.Exported() {
-				all[pkg.Name()+"."+name] = src.Decls[name].Node.(*ast.FuncDecl).Doc.Text()
-			}
+		pkg, decl, _ := strings.Cut(name, ".")
+		if packages[pkg] == nil {
+			src, err := source.Parse(filepath.Join("..", strings.TrimPrefix(pkg, "spmd")), source.Output)
+			spmdtest.Must(t, err)
+			packages[pkg] = src
 		}
-		for _, name := range pkg.Scope().Names() {
-			switch o := pkg.Scope().Lookup(name).(type) {
-			case *types.Func:
-				add(name, o)
-			case *types.TypeName:
-				if named, ok := o.Type().(*types.Named); ok && o.Exported() {
-					for m := range named.Methods() {
-						add(name+"."+m.Name(), m)
-					}
-				}
-			}
-		}
+		all[name] = packages[pkg].Decls[decl].Node.(*ast.FuncDecl).Doc.Text()
 	}
 	return all
 }
