@@ -14,6 +14,8 @@ __global__ void __launch_bounds__(THREADS) histogram(unsigned long long *counts,
 	int copies, double lo, double hi, double scale, double more) {
 	const int V = 16 / sizeof(T), DEEP = 4;
 	const double width = (hi - lo) / bins, first = edge<T>(lo), last = edge<T>(hi);
+	// More than roundings move an element or an edge, in bins. Where it is no number, edges are asked.
+	const double slack = (fabs(lo) + fabs(hi)) / width * (sizeof(T) < 8 ? 3e-7 : 1e-15) + bins * 1e-15;
 	extern __shared__ unsigned int own[];
 	for (int i = threadIdx.x; i < bins * copies; i += THREADS) own[i] = 0;
 	__syncthreads();
@@ -36,8 +38,10 @@ __global__ void __launch_bounds__(THREADS) histogram(unsigned long long *counts,
 				auto begin = [&](int b) {
 					return b == bins ? last : edge<T>((width > 0 ? b * width : b / (double)bins * (hi - lo)) + lo);
 				};
-				if (value < begin(bin)) bin--;
-				if (bin < bins - 1 && value >= begin(bin + 1)) bin++;
+				if (!(at - bin > slack && at - bin < 1 - slack)) {
+					if (value < begin(bin)) bin--;
+					if (bin < bins - 1 && value >= begin(bin + 1)) bin++;
+				}
 				if (copies == 0) atomicAdd(&counts[bin], 1ull);
 				else atomicAdd(&own[bin * copies + copy], 1u);
 			}
