@@ -305,7 +305,7 @@ func gpuOneRank(t *testing.T, w *spmd.World) {
 		t.Errorf("two messages to oneself give %v, %v and %v", y.At(0), y.At(1), y.At(4))
 	}
 	wantText(t, c.Group(func() error { return errors.Join(spmd.Send(c, x, 0), spmd.Recv(c, y.Slice(0, 2), 0)) }),
-		"Send has 5 elements, Recv 2")
+		"Send has 5 float32 elements, Recv 2 float32")
 	wantText(t, spmd.Send(c, x, 0), "gpu_test.go", "outside a Group")
 	wantText(t, c.Group(func() error { return spmd.Send(c, x, 0) }), "gpu_test.go", "1 Send and 0 Recv")
 	must(t, spmd.Barrier(c))
