@@ -69,7 +69,7 @@ func killedInCollective(_ context.Context, w *spmd.World, victim bool) error {
 		return err
 	}
 	if victim {
-		when("shm.(*NodeComm).AllReduce(", die)
+		when("shm.(*NodeComm).Carry(", die)
 	}
 	if w.Rank() == 1 {
 		oversleep()
