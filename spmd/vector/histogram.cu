@@ -1,5 +1,3 @@
-// Histograms.
-
 // edge is the edge of a bin, a number of x's type if these are floats.
 template <typename T> SPMD_FN double edge(double v) { return v; }
 template <> __device__ __forceinline__ double edge<float>(double v) { return isinf((float)v) ? v : (double)(float)v; }
@@ -38,10 +36,9 @@ __global__ void __launch_bounds__(THREADS) histogram(unsigned long long *counts,
 				auto begin = [&](int b) {
 					return b == bins ? last : edge<T>((width > 0 ? b * width : b / (double)bins * (hi - lo)) + lo);
 				};
-				if (!(at - bin > slack && at - bin < 1 - slack)) {
-					if (value < begin(bin)) bin--;
-					if (bin < bins - 1 && value >= begin(bin + 1)) bin++;
-				}
+				bool near = !(at - bin > slack && at - bin < 1 - slack);
+				if (near && value < begin(bin)) bin--;
+				if (near && bin < bins - 1 && value >= begin(bin + 1)) bin++;
 				if (copies == 0) atomicAdd(&counts[bin], 1ull);
 				else atomicAdd(&own[bin * copies + copy], 1u);
 			}
