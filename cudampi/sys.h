@@ -384,8 +384,8 @@ static void on_no_room(int sig, siginfo_t *info, void *context) {
         sigaction(sig, &no_room.before, NULL);
         return;
     }
-    // Rank 0 speaks, or the next that finds it: its exit ends the others.
-    nanosleep(&(struct timespec){.tv_sec = 3 * (no_room.rank < 2 ? no_room.rank : 2)}, NULL);
+    // Rank 0 speaks, or the next that finds it: its exit ends the others, by signals that wake them before.
+    for (struct timespec left = {.tv_sec = 3 * (no_room.rank < 2 ? no_room.rank : 2)}; nanosleep(&left, &left) != 0;) {}
     ssize_t n = write(STDERR_FILENO, no_room.text, strlen(no_room.text));
     _exit(n < 0 ? 2 : 1);
 }
