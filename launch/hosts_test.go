@@ -67,7 +67,7 @@ func TestHostsSymmetricMemory(t *testing.T) {
 	for hosts, knows := range map[string]bool{"h0:1,h1:1": false, "h0:2": true} {
 		options := where(hosts)
 		for _, set := range []string{hostRankEnv + "=1", symmetricEnv + "=1", "LD_LIBRARY_PATH=" + dir,
-			"FAKECUDA_DEVICES=2", "FAKECUDA_NAME=NVIDIA H200", "LOCKSTEP_CACHE=" + c.path("kernels")} {
+			"FAKECUDA_DEVICES=2", "'FAKECUDA_NAME=NVIDIA H200'", "LOCKSTEP_CACHE=" + c.path("kernels")} {
 			options = append(options, "-x", set)
 		}
 		j := c.begin(t, options, "rank", "--device", "cuda", "--collectives", "nccl")
