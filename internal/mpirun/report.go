@@ -106,7 +106,7 @@ func crashed(out string) bool {
 }
 
 // differs matches what differs between ranks that do the same.
-var differs = regexp.MustCompile(`0x[0-9a-f]+|goroutine \d+ `)
+var differs = regexp.MustCompile(`0x[0-9a-f]+|goroutine \d+ |\(\d+\.\d\ds\)`)
 
 // alike returns the ranks in groups that have said the same, in the order of their first.
 func alike(out []string, ranks []int) (groups [][]int) {

@@ -37,6 +37,9 @@ func TestReport(t *testing.T) {
 		{"at other addresses", []string{"goroutine 7 [running]:\nf(0xc001, 0x1)\n" + markFailed + "\n",
 			"goroutine 21 [running]:\nf(0xc002, 0x1)\n" + markFailed + "\n"}, "",
 			"ranks 0-1| goroutine 7 [running]:\nranks 0-1| f(0xc001, 0x1)\n"},
+		{"at other speeds", []string{"--- PASS: T (0.00s)\n" + markFailed + "\n",
+			"--- PASS: T (0.01s)\n" + markFailed + "\n"}, "",
+			"ranks 0-1| --- PASS: T (0.00s)\n"},
 		{"another is killed", []string{fatal, passed}, abort + killed,
 			"rank 0|     x_test.go:21: again\nrank 1|     x_test.go:9: a note\n" +
 				"mpirun| rank 1 on vm: ended by signal 9 (Killed)\n"},
