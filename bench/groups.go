@@ -20,17 +20,12 @@ type group struct {
 }
 
 var groups = []group{
-	{measure.HostSet, "allreduce", (*bench).allReduce},
-	{measure.HostSet, "pingpong", (*bench).pingPong},
-	{measure.HostSet, "ranks", (*bench).ranks},
 	{measure.HostSet, "watch", (*bench).watch},
 	{measure.HostSet, "reduce", (*bench).reduce},
 	{measure.HostSet, "matvec", (*bench).matvec},
-	{measure.HostSet, "stencil", (*bench).stencil},
 	{measure.HostSet, "train", (*bench).train},
 	{measure.GPUSet, "enqueue", (*bench).enqueue},
 	{measure.GPUSet, "launch", (*bench).launch},
-	{measure.GPUSet, "startup", (*bench).startup},
 	{measure.GPUSet, "memcheck", (*bench).memcheck},
 }
 
@@ -88,57 +83,6 @@ func (b *bench) watch() error {
 	}
 	b.CompareTimes(measure.Row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks",
 		Ranks: 2, Ours: measure.Median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", measure.Median(theirUS))
-	return nil
-}
-
-// allReduce compares spmd.AllReduce with MPI_Allreduce called from C.
-func (b *bench) allReduce() error {
-	program, err := b.C("allreduce", "mpicc")
-	if err != nil {
-		return err
-	}
-	for _, bytes := range []int{8, 16 << 10, 1 << 20, 64 << 20} {
-		size := strconv.Itoa(bytes)
-		rank, err := b.Rank(2, "allreduce", "--bytes", size)
-		if err != nil {
-			return err
-		}
-		theirUS, ourUS, _, err := b.turns(measure.MPIRun(2, program, size), rank)
-		if err != nil {
-			return err
-		}
-		theirs, ours := measure.Median(theirUS), measure.Median(ourUS)
-		goal := 1.05
-		if bytes == 8 {
-			goal = (theirs + 0.15) / theirs // at most 0.15 us more
-		}
-		b.CompareTimes(measure.Row{What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
-			Ours: ours, Unit: "us", Goal: goal}, "MPI_Allreduce from C", theirs)
-	}
-	return nil
-}
-
-// pingPong compares point to point with gompi's own calls in the same process.
-func (b *bench) pingPong() error {
-	var ours, theirs []float64
-	for range b.Rounds {
-		cmd, err := b.Rank(2, "pingpong", "--bytes", "8")
-		if err != nil {
-			return err
-		}
-		out, err := measure.Output(cmd...)
-		if err != nil {
-			return err
-		}
-		points, err := measure.Exactly[measure.Point](out, 2)
-		if err != nil {
-			return err
-		}
-		ours, theirs = append(ours, points[0].MedianUS), append(theirs, points[1].MedianUS)
-	}
-	b.CompareTimes(measure.Row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: measure.Median(ours), Unit: "us",
-		Goal: 1},
-		"gompi SendFloat64s and RecvPreallocFloat64s", measure.Median(theirs))
 	return nil
 }
 
@@ -216,8 +160,13 @@ func (b *bench) train() error {
 
 // trainStep returns the median time of a step, in ms.
 func (b *bench) trainStep(flags ...string) (float64, error) {
-	steps, err := b.trainSteps(0, measure.TrainSteps,
-		append([]string{"--model", "gpt2", "--batch", "4", "--seq", "64"}, flags...))
+	out, err := measure.Output(append([]string{b.Program("train"), "--device", "host", "--steps",
+		strconv.Itoa(measure.TrainSteps), "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn",
+		"--model", "gpt2", "--batch", "4", "--seq", "64"}, flags...)...)
+	if err != nil {
+		return 0, err
+	}
+	steps, err := measure.Steps(out, measure.TrainSteps)
 	if err != nil {
 		return 0, err
 	}
@@ -226,17 +175,6 @@ func (b *bench) trainStep(flags ...string) (float64, error) {
 		ms = append(ms, s.MS)
 	}
 	return measure.Median(ms), nil
-}
-
-// trainSteps runs train on ranks of the host, and returns its steps.
-func (b *bench) trainSteps(ranks, steps int, flags []string) ([]measure.TrainStep, error) {
-	cmd := append(measure.MPIRun(ranks, b.Program("train"), "--device", "host", "--steps", strconv.Itoa(steps),
-		"--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"), flags...)
-	out, err := measure.Output(cmd...)
-	if err != nil {
-		return nil, err
-	}
-	return measure.Steps(out, steps)
 }
 
 // llmcSteps returns the times of the first n steps of llm.c's program, in ms. It then ends the

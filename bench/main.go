@@ -2,7 +2,7 @@
 // JSON line for each comparison:
 //
 //	make bench                                 all rows
-//	bin/bench --only allreduce                 one group
+//	bin/bench --only reduce                    one group
 //	bin/bench --only gpu                       all groups that need GPUs
 //	bin/bench --llmc path/to/train_gpt2        training too, against that program
 //	bin/bench sweep                            collectives by size, the apps by ranks, with plots

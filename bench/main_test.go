@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
 // A group that failed keeps the rows that were not measured again. The groups stay in their order.
 func TestMerge(t *testing.T) {
-	old := []measure.Row{{Bench: "allreduce", What: "a"}, {Bench: "reduce", What: "b"}, {Bench: "reduce", What: "c"},
+	old := []measure.Row{{Bench: "watch", What: "a"}, {Bench: "reduce", What: "b"}, {Bench: "reduce", What: "c"},
 		{Bench: "train", What: "d"}}
 	for _, tc := range []struct {
 		name     string
@@ -25,7 +25,7 @@ func TestMerge(t *testing.T) {
 		{"reduce", []measure.Row{{Bench: "reduce", What: "c", Ours: 1}}, true, "a0 c1 d0"},
 		{"reduce", []measure.Row{{Bench: "reduce", What: "c", Ours: 1}}, false, "a0 b0 c1 d0"},
 		{"reduce", nil, false, "a0 b0 c0 d0"},
-		{"pingpong", []measure.Row{{Bench: "pingpong", What: "e", Ours: 1}}, true, "a0 e1 b0 c0 d0"},
+		{"matvec", []measure.Row{{Bench: "matvec", What: "e", Ours: 1}}, true, "a0 b0 c0 e1 d0"},
 	} {
 		got := ""
 		for _, r := range merge(old, tc.measured, tc.name, tc.whole) {
@@ -34,19 +34,6 @@ func TestMerge(t *testing.T) {
 		if got != " "+tc.want {
 			t.Errorf("%s, whole %v: rows%s, want %s", tc.name, tc.whole, got, tc.want)
 		}
-	}
-}
-
-func TestStartupParts(t *testing.T) {
-	parts, err := startupParts(`a warning
-{"level":"warn","message":"x"}
-{"level":"info","startup_ms":{"mpi":250,"nccl":1500.5},"message":"start"}
-`)
-	if err != nil || len(parts) != 2 || parts["mpi"] != 0.25 || parts["nccl"] != 1.5005 {
-		t.Errorf("%v, %v", parts, err)
-	}
-	if _, err := startupParts(`{"message":"start"}`); err == nil || !strings.Contains(err.Error(), "startup_ms") {
-		t.Errorf("a log without them: %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package measure
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -15,67 +16,27 @@ func init() { mostCalls = 20 }
 func TestMeasures(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		for _, m := range measures {
-			if m.name == "pingpong" && w.Size() != 2 {
-				continue
-			}
-			if err := m.run(w, 8); err != nil {
+			if err := m.run(w); err != nil {
 				t.Fatalf("%s: %v", m.name, err)
 			}
 		}
 	})
 }
 
-// The program prints what the runner reads.
-func TestRank(t *testing.T) { testRank(t, "--what", "pingpong", 2) }
-
-// The run that the watch is compared with has no watch.
-func TestUnwatched(t *testing.T) {
+// The program prints what the runner reads, also without Main's watch, with which the watch is
+// compared. It refuses what is no measurement.
+func TestRank(t *testing.T) {
 	spmdtest.HostOnly(t, "the watch is compared on the host")
-	testRank(t, Unwatched, "step", 2)
-}
-
-func testRank(t *testing.T, flag, what string, ranks int) {
-	t.Helper()
-	p := spmdtest.Program(t, ranks, nil, "--device="+spmdtest.Device(), flag, what, "--json", "-", "--log-level",
-		"warn")
-	if p.Status != 0 {
-		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
-	}
-	points, err := Lines[struct {
-		What  string
-		Ranks int
-		US    float64 `json:"median_us"`
-		MS    float64
-	}](p.Stdout)
-	if err != nil || len(points) == 0 {
-		t.Fatalf("%v: %q", err, p.Stdout)
-	}
-	for _, x := range points {
-		if x.What == "" || x.Ranks != ranks || x.US+x.MS <= 0 {
-			t.Errorf("%+v from %q", x, p.Stdout)
+	for _, flag := range []string{"--what", Unwatched} {
+		p := spmdtest.Program(t, 2, nil, flag, "step", "--device=host", "--json", "-", "--log-level", "warn")
+		all, err := Exactly[Point](p.Stdout, 1)
+		if err != nil || p.Status != 0 || all[0].What != "step" || all[0].Ranks != 2 || all[0].MedianUS < 100 {
+			t.Errorf("%s: status %d, %+v, %v\n%s", flag, p.Status, all, err, p.Stderr)
 		}
 	}
-}
-
-func TestCheckRank(t *testing.T) {
-	for _, tc := range []struct {
-		what  string
-		sizes []int
-		ranks int
-		ok    bool
-	}{
-		{"allreduce", []int{8, 1 << 20}, 3, true},
-		{"pingpong", []int{8}, 2, true},
-		{"pingpong", []int{8}, 3, false},
-		{"", []int{8}, 2, false},
-		{"allreduce", []int{8, 0}, 2, false},
-		{"allreduce", []int{4}, 2, false},
-		{"allreduce", []int{12}, 2, false},
-		{"allreduce", []int{-8}, 2, false},
-	} {
-		if err := checkRank(tc.what, tc.sizes, tc.ranks); (err == nil) != tc.ok {
-			t.Errorf("%+v: %v", tc, err)
-		}
+	if p := spmdtest.Program(t, 0, nil, "--what", "all"); p.Status != 2 ||
+		!strings.Contains(p.Stderr, "--what all: want step, enqueue, launch, startup") {
+		t.Errorf("status %d\n%s", p.Status, p.Stderr)
 	}
 }
 

@@ -110,8 +110,8 @@ func gpuNames(list string) []string {
 func (b *Harness) Program(name string) string { return filepath.Join(b.Bin, name) }
 
 // Rank returns the command line by which this program measures itself on n ranks.
-func (b *Harness) Rank(n int, what string, flags ...string) ([]string, error) {
-	return b.Self(n, "rank", append([]string{"--what", what}, flags...)...)
+func (b *Harness) Rank(n int, what string) ([]string, error) {
+	return b.Self(n, "rank", "--what", what)
 }
 
 // Self returns the command line of one of this program's commands for ranks, on n of them.

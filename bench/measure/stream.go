@@ -16,32 +16,62 @@ var source string
 var nop = spmd.NewKernel("nop", source, func(spmd.Args) error { return nil })
 
 // enqueue measures the host's time for an all-reduce on a stream.
-func enqueue(w *spmd.World, bytes int) error {
+func enqueue(w *spmd.World) error {
 	s, err := w.NewStream("enqueue")
 	if err != nil {
 		return err
 	}
-	dst, src, err := operands(w, bytes/4, spmd.Alloc[float32])
+	src, err := ones(w)
+	if err != nil {
+		return err
+	}
+	dst, err := spmd.Alloc[float32](w, src.Len())
 	if err != nil {
 		return err
 	}
 	c := w.Comm().On(s)
-	return record(w, bytes, enqueueing(s), "spmd.AllReduce on a stream", func() error { return checkSums(w, dst) },
-		func() error { return spmd.AllReduce(c, dst, src, spmd.Sum) })
+	if err := record(w, enqueueing(s), "spmd.AllReduce on a stream",
+		func() error { return spmd.AllReduce(c, dst, src, spmd.Sum) }); err != nil {
+		return err
+	}
+	return summed(w, dst)
+}
+
+// ones returns a buffer of 8 bytes, with a 1 in each element.
+func ones(w *spmd.World) (spmd.Buffer[float32], error) {
+	x, err := spmd.Alloc[float32](w, 2)
+	if err == nil {
+		err = x.SetAll(1)
+	}
+	return x, err
+}
+
+// summed compares x with the sum of all ranks' ones.
+func summed(w *spmd.World, x spmd.Buffer[float32]) error {
+	h := make([]float32, x.Len())
+	if err := x.CopyTo(h); err != nil {
+		return err
+	}
+	for _, got := range h {
+		if want := float32(w.Size()); got != want {
+			return fmt.Errorf("the collective gave %v, want %v", got, want)
+		}
+	}
+	return nil
 }
 
 // launch measures the host's time for the launch of a kernel.
-func launch(w *spmd.World, bytes int) error {
+func launch(w *spmd.World) error {
 	s, err := w.NewStream("launch")
 	if err != nil {
 		return err
 	}
-	x, err := spmd.Alloc[float32](w, bytes/4)
+	x, err := ones(w)
 	if err != nil {
 		return err
 	}
 	grid := spmd.Cover1D(1, 1)
-	return record(w, bytes, enqueueing(s), "spmd.Kernel.Launch", nothing,
+	return record(w, enqueueing(s), "spmd.Kernel.Launch",
 		func() error { return nop.Launch(s, grid, x.Arg(), x.Arg(), spmd.I32(x.Len())) })
 }
 
@@ -56,20 +86,17 @@ type Started struct {
 }
 
 // startup measures how long this process needed until the end of its first collective.
-func startup(w *spmd.World, bytes int) error {
-	x, err := spmd.Alloc[float32](w, bytes/4)
+func startup(w *spmd.World) error {
+	x, err := ones(w)
 	if err != nil {
-		return err
-	}
-	if err := x.SetAll(1); err != nil {
 		return err
 	}
 	if err := spmd.AllReduce(w.Comm(), x, x, spmd.Sum); err != nil {
 		return err
 	}
 	age := process.Age()
-	if got := x.At(0); got != float32(w.Size()) {
-		return fmt.Errorf("the first collective gave %v, want %d", got, w.Size())
+	if err := summed(w, x); err != nil {
+		return err
 	}
 	var used unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
@@ -84,5 +111,5 @@ func startup(w *spmd.World, bytes int) error {
 	if err := spmd.AllReduce(w.Comm(), most, most, spmd.Max); err != nil {
 		return err
 	}
-	return emit(w, Started{"startup", w.Size(), most.At(0), most.At(1)})
+	return w.Emit(Started{"startup", w.Size(), most.At(0), most.At(1)})
 }
