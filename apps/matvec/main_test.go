@@ -1,12 +1,12 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"strings"
 	"testing"
 
+	"lockstep/internal/apptest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -49,38 +49,18 @@ func TestCheckFindsAWrongProduct(t *testing.T) {
 	})
 }
 
-// A wrong product is reported, also if JSON cannot hold it.
 func TestWrongProduct(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		for _, e := range []float64{math.NaN(), math.Inf(1), 1.5} {
-			err := report(w, result{Rows: 2, Cols: 3, MaxRelErr: e})
-			if err == nil || !strings.Contains(err.Error(), "the product is wrong") {
-				t.Errorf("a relative error of %v: error %v", e, err)
-			}
-		}
+	apptest.Reports(t, "the product is wrong", func(w *spmd.World, e float64) error {
+		return report(w, result{Rows: 2, Cols: 3, MaxRelErr: e})
 	})
 }
 
 func TestProgram(t *testing.T) {
 	spmdtest.Ranks(t, 2)
-	p := spmdtest.Program(t, 2, nil, "--rows", "50", "--cols", "300", "--iters", "5", "--json", "-")
-	if p.Status != 0 {
-		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
-	}
-	var fields map[string]any
-	if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
-		t.Fatalf("%v: %s", err, p.Stdout)
-	}
-	for _, f := range strings.Fields(
-		"app ranks nodes device collectives graph dtype rows cols bytes iters min_us median_us p99_us max_us gbps " +
-			"ok max_rel_err split mesh layout kernel overlap") {
-		if _, ok := fields[f]; !ok {
-			t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
-		}
-	}
-	if fmt.Sprint(fields["ranks"], fields["rows"], fields["ok"]) != "2 50 true" ||
-		!strings.Contains(p.Stderr, "median us") {
-		t.Errorf("%s\n%s", p.Stdout, p.Stderr)
+	line := apptest.Measures(t, 2, "rows cols split mesh layout kernel overlap", "--rows", "50", "--cols", "300",
+		"--iters", "5")
+	if fmt.Sprint(line["ranks"], line["rows"]) != "2 50" {
+		t.Errorf("%v", line)
 	}
 }
 
@@ -101,19 +81,12 @@ func TestSymmetric(t *testing.T) {
 	}
 }
 
-// Ranks that are goroutines share nothing that they change. The race detector checks it
-// in make race.
 func TestRanksOfAProcess(t *testing.T) {
-	spmdtest.HostOnly(t, "the ranks are goroutines")
-	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--rows", "50", "--cols", "300", "--iters", "5", "--json", "-")
-	if p.Status != 0 || !strings.Contains(p.Stdout, `"ranks":4`) || !strings.Contains(p.Stdout, `"ok":true`) {
-		t.Errorf("status %d, %s\n%s", p.Status, p.Stdout, p.Stderr)
-	}
+	apptest.InProcess(t, "--rows", "50", "--cols", "300", "--iters", "5")
 }
 
 func TestBadInput(t *testing.T) {
-	spmdtest.Ranks(t, 3)
-	for _, tc := range []struct{ args, want string }{
+	apptest.Refuses(t, "matvec", [][2]string{
 		{"--rows 0", "--rows 0: must be at least 1"},
 		{"--cols -1", "--cols -1: must be at least 1"},
 		{"--cols 2", "--cols 2: fewer than the 3 ranks"},
@@ -129,14 +102,5 @@ func TestBadInput(t *testing.T) {
 		{"--kernel best", "--kernel best: want auto, own, cublas"},
 		{"--overlap -1", "--overlap -1: must not be negative"},
 		{"--row 3", "unknown flag: --row"},
-	} {
-		t.Run(tc.args, func(t *testing.T) {
-			t.Parallel()
-			p := spmdtest.Program(t, 3, nil, strings.Fields(tc.args)...)
-			if p.Status != 2 || !strings.Contains(p.Stderr, tc.want) ||
-				strings.Count("\n"+p.Stderr, "\nmatvec: ") != 1 {
-				t.Errorf("status %d, want 2 and one line with %q:\n%s", p.Status, tc.want, p.Stderr)
-			}
-		})
-	}
+	}...)
 }

@@ -3,12 +3,12 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"math"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
+	"lockstep/internal/apptest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/telemetry"
@@ -61,27 +61,9 @@ func TestPartsCoverAllElements(t *testing.T) {
 
 func TestProgram(t *testing.T) {
 	spmdtest.Ranks(t, 2)
-	p := spmdtest.Program(t, 2, nil, "--elements", "1000", "--iters", "5", "--json", "-")
-	if p.Status != 0 {
-		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
-	}
-	var fields map[string]any
-	if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
-		t.Fatalf("%v: %s", err, p.Stdout)
-	}
-	for _, f := range strings.Fields(
-		"app ranks nodes device collectives graph dtype elements bytes iters min_us median_us p99_us max_us gbps ok " +
-			"max_rel_err") {
-		if _, ok := fields[f]; !ok {
-			t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
-		}
-	}
-	if _, ok := fields["samples_us"]; ok {
-		t.Errorf("samples that nobody asked for: %s", p.Stdout)
-	}
-	if fmt.Sprint(fields["ranks"], fields["elements"], fields["ok"]) != "2 1000 true" ||
-		!strings.Contains(p.Stderr, "median us") {
-		t.Errorf("%s\n%s", p.Stdout, p.Stderr)
+	line := apptest.Measures(t, 2, "elements", "--elements", "1000", "--iters", "5")
+	if _, asked := line["samples_us"]; asked || fmt.Sprint(line["ranks"], line["elements"]) != "2 1000" {
+		t.Errorf("%v", line)
 	}
 }
 
@@ -99,31 +81,16 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// A wrong sum is reported, also if JSON cannot hold it.
 func TestWrongSum(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		for _, sum := range []float64{math.NaN(), math.Inf(1), 1.5} {
-			err := report(w, result{Sum: sum, MaxRelErr: sum})
-			if err == nil || !strings.Contains(err.Error(), "the sum is wrong") {
-				t.Errorf("a sum of %v: error %v", sum, err)
-			}
-		}
+	apptest.Reports(t, "the sum is wrong", func(w *spmd.World, e float64) error {
+		return report(w, result{Sum: e, MaxRelErr: e})
 	})
 }
 
-// Ranks that are goroutines share nothing that they change. The race detector checks it
-// in make race.
-func TestRanksOfAProcess(t *testing.T) {
-	spmdtest.HostOnly(t, "the ranks are goroutines")
-	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--elements", "1000", "--iters", "5", "--json", "-")
-	if p.Status != 0 || !strings.Contains(p.Stdout, `"ranks":4`) || !strings.Contains(p.Stdout, `"ok":true`) {
-		t.Errorf("status %d, %s\n%s", p.Status, p.Stdout, p.Stderr)
-	}
-}
+func TestRanksOfAProcess(t *testing.T) { apptest.InProcess(t, "--elements", "1000", "--iters", "5") }
 
 func TestBadInput(t *testing.T) {
-	spmdtest.Ranks(t, 3)
-	for _, tc := range []struct{ args, want string }{
+	apptest.Refuses(t, "reduce", [][2]string{
 		{"--elements 0", "--elements 0: must be at least 1"},
 		{"--elements -3", "--elements -3"},
 		{"--elements 2", "fewer than the 3 ranks"},
@@ -134,16 +101,7 @@ func TestBadInput(t *testing.T) {
 		{"--values all --exact", "--values all: want uniform or wide"},
 		{"--values wide", "--values wide wants --exact"},
 		{"--element 3", "unknown flag: --element"},
-	} {
-		t.Run(tc.args, func(t *testing.T) {
-			t.Parallel()
-			p := spmdtest.Program(t, 3, nil, strings.Fields(tc.args)...)
-			if p.Status != 2 || !strings.Contains(p.Stderr, tc.want) ||
-				strings.Count("\n"+p.Stderr, "\nreduce: ") != 1 {
-				t.Errorf("status %d, want 2 and one line with %q:\n%s", p.Status, tc.want, p.Stderr)
-			}
-		})
-	}
+	}...)
 }
 
 // The program finds that memory is too small before it does any work for the numbers.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"image"
 	"image/color"
@@ -9,9 +8,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
+	"lockstep/internal/apptest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -22,25 +21,11 @@ func TestProgram(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	file := filepath.Join(t.TempDir(), "heat.png")
 	for range 2 { // the second time there is a file already
-		p := spmdtest.Program(t, 3, nil, "--size", "60x2100", "--steps", "4", "--iters", "5", "--json", "-", "--image",
-			file, "--overwrite")
-		if p.Status != 0 {
-			t.Fatalf("status %d\n%s", p.Status, p.Stderr)
-		}
-		var fields map[string]any
-		if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
-			t.Fatalf("%v: %s", err, p.Stdout)
-		}
-		for _, f := range strings.Fields(
-			"app ranks nodes device collectives graph overlap dtype size mesh edges elements steps bytes iters " +
-				"min_us median_us p99_us max_us gbps ok max_rel_err") {
-			if _, ok := fields[f]; !ok {
-				t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
-			}
-		}
-		if fmt.Sprintln(fields["ranks"], fields["size"], fields["mesh"], fields["steps"], fields["bytes"],
-			fields["ok"]) != "3 60x2100 3x1 4 4.032e+06 true\n" || !strings.Contains(p.Stderr, "median us") {
-			t.Errorf("%s\n%s", p.Stdout, p.Stderr)
+		line := apptest.Measures(t, 3, "overlap size mesh edges elements steps", "--size", "60x2100", "--steps", "4",
+			"--iters", "5", "--image", file, "--overwrite")
+		if fmt.Sprintln(line["ranks"], line["size"], line["mesh"], line["steps"], line["bytes"]) !=
+			"3 60x2100 3x1 4 4.032e+06\n" {
+			t.Errorf("%v", line)
 		}
 		left, err := os.ReadDir(filepath.Dir(file))
 		spmdtest.Must(t, err)
@@ -55,22 +40,15 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// Ranks that are goroutines share nothing that they change. The race detector checks it
-// in make race.
 func TestRanksOfAProcess(t *testing.T) {
-	spmdtest.HostOnly(t, "the ranks are goroutines")
-	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--steps", "2", "--iters", "1", "--warmup", "0", "--json", "-")
-	if p.Status != 0 || !strings.Contains(p.Stdout, `"ranks":4`) || !strings.Contains(p.Stdout, `"ok":true`) {
-		t.Errorf("status %d, %s\n%s", p.Status, p.Stdout, p.Stderr)
-	}
+	apptest.InProcess(t, "--steps", "2", "--iters", "1", "--warmup", "0")
 }
 
 func TestBadInput(t *testing.T) {
-	spmdtest.Ranks(t, 3)
 	dir := t.TempDir()
 	there := filepath.Join(dir, "there.png")
 	spmdtest.Must(t, os.WriteFile(there, []byte("of somebody"), 0o666))
-	for _, tc := range []struct{ args, want string }{
+	apptest.Refuses(t, "stencil", [][2]string{
 		{"--size 100", "want 2 or 3 numbers"},
 		{"--size 100x0", "want positive numbers"},
 		{"--size 1x2x3x4", "want 2 or 3 numbers"},
@@ -93,32 +71,12 @@ func TestBadInput(t *testing.T) {
 		{"--image " + there, "--image: " + there +
 			" is there already: give another name, or --overwrite to replace it"},
 		{"--sizes 3", "unknown flag: --sizes"},
-	} {
-		t.Run(tc.args, func(t *testing.T) {
-			t.Parallel()
-			p := spmdtest.Program(t, 3, nil, strings.Fields(tc.args)...)
-			said := 0
-			for l := range strings.Lines(p.Stderr) {
-				if strings.HasPrefix(l, "stencil: ") {
-					said++
-				}
-			}
-			if p.Status != 2 || !strings.Contains(p.Stderr, tc.want) || said != 1 {
-				t.Errorf("status %d, want 2 and one line with %q:\n%s", p.Status, tc.want, p.Stderr)
-			}
-		})
-	}
+	}...)
 }
 
-// A wrong result is reported, also if JSON cannot hold it.
 func TestWrongResult(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		for _, e := range []float64{math.NaN(), math.Inf(1), 1.5} {
-			err := report(w, result{Steps: 2, MaxRelErr: e, bound: 0.1})
-			if err == nil || !strings.Contains(err.Error(), "the result is wrong") {
-				t.Errorf("a relative error of %v: error %v", e, err)
-			}
-		}
+	apptest.Reports(t, "the result is wrong", func(w *spmd.World, e float64) error {
+		return report(w, result{Steps: 2, MaxRelErr: e, bound: 0.1})
 	})
 }
 

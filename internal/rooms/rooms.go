@@ -49,7 +49,7 @@ var house = []room{
 		[]string{"basics"}},
 	{"tests", "tests on several ranks",
 		[]string{"spmd/spmdtest", "internal/mpirun", "internal/testkit", "internal/commtest",
-			"internal/rooms", "internal/suite"},
+			"internal/apptest", "internal/rooms", "internal/suite"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},
 	{"facade", "what applications import", []string{"spmd", "spmd/dashboard", "spmd/hostdata",
 		"spmd/library", "spmd/managed"},
