@@ -17,33 +17,9 @@ import (
 	"lockstep/internal/testkit"
 )
 
-// TestMain stops MPI after the benchmarks, which leave it on.
-func TestMain(m *testing.M) {
-	code := mpirun.Main(m)
-	if code == 0 {
-		if err := cudampi.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { commtest.Main(m) }
 
-// onRanks runs fn on each number of ranks with MPI running, in a job that may run other tests. A
-// rank that fails ends the job through MPI.
-func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *cudampi.Comm)) {
-	t.Helper()
-	mpirun.Run(t, ranks, func(t *testing.T) {
-		base, err := cudampi.Start()
-		commtest.Must(t, err)
-		mpirun.OnFail = func() { base.Abort(1) }
-		c, err := base.Dup()
-		commtest.Must(t, err)
-		fn(t, c)
-		commtest.Must(t, c.Close())
-		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
-	})
-}
+var onRanks = commtest.OnRanks
 
 // alone runs fn in a process of its own, without mpirun, and returns the output of that. In that
 // process it does not return.

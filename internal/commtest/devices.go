@@ -1,6 +1,8 @@
 package commtest
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,16 +70,25 @@ func OnDevices(t *testing.T, ranks []int, env map[string]string,
 		t.Setenv(ready, "1")
 		defer os.Unsetenv(ready)
 	}
-	mpirun.Run(t, ranks, func(t *testing.T) {
-		base, err := cudampi.Start()
-		Must(t, err)
-		mpirun.OnFail = func() { base.Abort(1) }
-		c := Must1(base.Dup())(t)
+	OnRanks(t, ranks, func(t *testing.T, c *cudampi.Comm) {
 		index := c.Rank() % Must1(cuda.Count())(t)
 		Must(t, hold(index))
 		d := Must1(cuda.Open(index))(t)
 		fn(t, c, d)
 		Must(t, d.Close())
+	})
+}
+
+// OnRanks runs fn on each number of ranks with MPI running, in a job that may run other tests. A
+// rank that fails ends the job through MPI. fn may close c.
+func OnRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *cudampi.Comm)) {
+	t.Helper()
+	mpirun.Run(t, ranks, func(t *testing.T) {
+		base, err := cudampi.Start()
+		Must(t, err)
+		mpirun.OnFail = func() { base.Abort(1) }
+		c := Must1(base.Dup())(t)
+		fn(t, c)
 		Must(t, c.Close())
 		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
 	})
@@ -133,14 +144,17 @@ func Kernels(t *testing.T, dir string) {
 	testkit.BuildLibrary(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", source)
 }
 
-// Clean removes the doubles after all tests.
-func Clean() error { return os.RemoveAll(doubles) }
-
-// Main is a TestMain that calls Clean.
+// Main is a TestMain that removes the doubles after all tests, and stops MPI after the benchmarks,
+// which leave it on.
 func Main(m *testing.M) {
 	code := mpirun.Main(m)
-	if err := Clean(); err != nil {
-		code = 1
+	err := os.RemoveAll(doubles)
+	if code == 0 {
+		err = errors.Join(err, cudampi.Stop())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
 	}
 	os.Exit(code)
 }

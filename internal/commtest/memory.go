@@ -101,7 +101,7 @@ func raw[T elem.Elem](s []T) []byte {
 }
 
 // Must fails the test if there is an error.
-func Must(t *testing.T, err error) {
+func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -6,32 +6,26 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
-	"lockstep/internal/mpirun"
 )
 
 var counts = []int{1, 2, 3, 4} // of ranks
 
-// onComms runs fn on each number of ranks with MPI running, in a job that may run other tests. A
-// rank that fails ends the job through MPI.
-func onComms(t *testing.T, ranks []int, fn func(t *testing.T, c *cudampi.Comm)) {
-	t.Helper()
-	mpirun.Run(t, ranks, func(t *testing.T) {
-		base, err := cudampi.Start()
-		commtest.Must(t, err)
-		mpirun.OnFail = func() { base.Abort(1) }
-		c, err := base.Dup()
-		commtest.Must(t, err)
-		fn(t, c)
-		commtest.Must(t, c.Close())
-		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
-	})
+func TestMain(m *testing.M) { commtest.Main(m) }
+
+func BenchmarkLatency(b *testing.B) {
+	base, err := cudampi.Start()
+	commtest.Must(b, err)
+	c, err := Share(base)
+	commtest.Must(b, err)
+	commtest.Latencies(b, c, &P2P{})
+	commtest.Must(b, c.Close())
 }
 
-// onRanks is onComms with memory that is shared. Where each rank has a core it waits as it does
+// onRanks is commtest.OnRanks with memory that is shared. Where each rank has a core it waits as it does
 // outside of tests.
 func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *NodeComm)) {
 	t.Helper()
-	onComms(t, ranks, func(t *testing.T, c *cudampi.Comm) {
+	commtest.OnRanks(t, ranks, func(t *testing.T, c *cudampi.Comm) {
 		t.Setenv(yieldEnv, "0")
 		d, err := c.Dup()
 		commtest.Must(t, err)
@@ -129,7 +123,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestFreed(t *testing.T) {
-	onComms(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
+	commtest.OnRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		d, err := c.Dup()
 		commtest.Must(t, err)
 		s, err := Share(d)

@@ -216,7 +216,7 @@ func check(t *testing.T, code int) {
 // TestPauseLetsMessagesThrough has rank 0 wait for a word. Rank 1 writes it after it has taken more
 // messages of rank 0 than MPI can have delivered when it said that they may be forgotten.
 func TestPauseLetsMessagesThrough(t *testing.T) {
-	onComms(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
+	commtest.OnRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		mem, err := Map(c, 4096)
 		commtest.Must(t, err)
 		word := (*atomic.Uint32)(unsafe.Pointer(&mem[0]))

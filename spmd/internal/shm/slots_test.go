@@ -66,7 +66,7 @@ func TestCrowded(t *testing.T) {
 
 // TestYields: ranks that were all told to yield do not spin, also where each has a core.
 func TestYields(t *testing.T) {
-	onComms(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
+	commtest.OnRanks(t, []int{2}, func(t *testing.T, c *cudampi.Comm) {
 		for _, told := range [][]string{{"0", "0"}, {"0", "1"}, {"1", "1"}, {"", "true"}, {"true", "true"}} {
 			t.Setenv(yieldEnv, told[c.Rank()])
 			d, err := c.Dup()
@@ -84,7 +84,7 @@ func TestYields(t *testing.T) {
 
 // TestManyRanks has nine ranks on one core each, the same: so many share memory there, too.
 func TestManyRanks(t *testing.T) {
-	onComms(t, []int{9}, func(t *testing.T, c *cudampi.Comm) {
+	commtest.OnRanks(t, []int{9}, func(t *testing.T, c *cudampi.Comm) {
 		var all, one unix.CPUSet
 		one.Set(0)
 		runtime.LockOSThread()
