@@ -18,7 +18,8 @@ import (
 func Latencies[C Communicator](b *testing.B, c C, g Group[C]) {
 	src, dst := make([]float64, c.Size()), make([]float64, c.Size())
 	s, d, f, other := Ptr(src), Ptr(dst), elem.Float64, c.Size()-1-c.Rank()
-	both := func(first, second func(p unsafe.Pointer, n int, t elem.Type, rank int) error, one, two unsafe.Pointer) error {
+	type message = func(p unsafe.Pointer, n int, t elem.Type, rank int) error
+	both := func(first, second message, one, two unsafe.Pointer) error {
 		if err := first(one, 1, f, 1-c.Rank()); err != nil {
 			return err
 		}

@@ -4,16 +4,8 @@ import (
 	"math/bits"
 
 	"lockstep/apps/train/text"
+	"lockstep/internal/elem"
 )
-
-// splitmix is the SplitMix64 generator's output function. It turns numbers that differ in any
-// bit into numbers that look independent.
-func splitmix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
 
 // permute returns element i of a permutation of [0, n) that key chooses. It needs no memory: a
 // Feistel network permutes the numbers of an even number of bits, and results of n or more go
@@ -24,7 +16,7 @@ func permute(key, i, n uint64) uint64 {
 	for {
 		l, r := i>>half, i&mask
 		for round := range uint64(6) {
-			l, r = r, l^splitmix(key^splitmix(r<<3|round))&mask
+			l, r = r, l^elem.MixBits(key^elem.MixBits(r<<3|round))&mask
 		}
 		if i = l<<half | r; i < n {
 			return i
@@ -89,9 +81,9 @@ func (d *Dataset) Start(step, j int) int {
 	n := uint64(d.windows())
 	number := uint64(d.Number(step, j))
 	epoch := number / n
-	key := splitmix(d.seed ^ splitmix(epoch))
+	key := elem.MixBits(d.seed ^ elem.MixBits(epoch))
 	slack := d.Train.Len - 1 - int(n)*d.Seq
-	offset := int(splitmix(key) % uint64(min(slack+1, d.Seq)))
+	offset := int(elem.MixBits(key) % uint64(min(slack+1, d.Seq)))
 	return d.Train.At + offset + int(permute(key, number%n, n))*d.Seq
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -17,7 +18,7 @@ func TestPermute(t *testing.T) {
 	for _, n := range []uint64{1, 2, 3, 7, 64, 1000, 4097} {
 		seen := make([]bool, n)
 		for i := range n {
-			p := permute(splitmix(n), i, n)
+			p := permute(elem.MixBits(n), i, n)
 			if p >= n || seen[p] {
 				t.Fatalf("n %d: %d goes to %d, out of range or a second time", n, i, p)
 			}

@@ -21,8 +21,8 @@ func BenchmarkLatency(b *testing.B) {
 	commtest.Must(b, c.Close())
 }
 
-// onRanks is commtest.OnRanks with memory that is shared. Where each rank has a core it waits as it does
-// outside of tests.
+// onRanks is commtest.OnRanks with memory that is shared. Where each rank has a core it waits as it
+// does outside of tests.
 func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *NodeComm)) {
 	t.Helper()
 	commtest.OnRanks(t, ranks, func(t *testing.T, c *cudampi.Comm) {
