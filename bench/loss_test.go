@@ -8,6 +8,7 @@ import (
 	"github.com/tiktoken-go/tokenizer/codec"
 
 	"lockstep/bench/measure"
+	"lockstep/internal/testkit"
 )
 
 // The signed difference of the last losses counts, those before do not. Several seeds
@@ -33,9 +34,7 @@ func TestLossRow(t *testing.T) {
 			}
 		}
 		d, err := compareLosses(ours, theirs)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return d
 	}
 	for _, tc := range []struct {
@@ -74,13 +73,9 @@ func TestEncode(t *testing.T) {
 	text = append(text, "the last has no end"...)
 	for _, most := range []int{0, 1, math.MaxInt} {
 		ids, err := encode(text, most)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		got, err := codec.NewR50kBase().Decode(ids)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if len(ids) < min(most, 1) || most == 0 && len(ids) > 0 || most > 1 && got != string(text) ||
 			!bytes.HasPrefix(text, []byte(got)) {
 			t.Errorf("of %d bytes, %d tokens asked for: %d, of %d bytes", len(text), most, len(ids), len(got))

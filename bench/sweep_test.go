@@ -40,13 +40,9 @@ func TestSweepCommand(t *testing.T) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	data, err := os.ReadFile(filepath.Join(out, "host-measured.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	all, err := measure.Lines[measure.Measured](string(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	count := map[string]int{}
 	for _, m := range all {
 		count[strings.TrimSpace(m.App+" "+m.Scaling)+" "+m.Side]++

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"lockstep/bench/measure"
+	"lockstep/internal/testkit"
 )
 
 // llm.c's data loader would accept the file: its size follows from the header, and its tokens are
@@ -19,13 +20,9 @@ import (
 func TestRandomTokens(t *testing.T) {
 	const n = 5000
 	name, err := randomTokens(t.TempDir(), n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	b, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(b) != 1024+2*n || binary.LittleEndian.Uint32(b) != 20240520 || binary.LittleEndian.Uint32(b[4:]) != 1 ||
 		binary.LittleEndian.Uint32(b[8:]) != n {
 		t.Fatalf("%d bytes, header % x", len(b), b[:16])
@@ -90,9 +87,7 @@ func TestTrainRows(t *testing.T) {
 	b.Out = t.TempDir()
 	other := b
 	other.Rows = []measure.Row{{What: "another", Ranks: 1}}
-	if err := errors.Join(other.keep(), b.keep(), b.keep()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(other.keep(), b.keep(), b.keep()))
 	kept, err := measure.ReadRows(filepath.Join(b.Out, "gpu.jsonl"))
 	if err != nil || len(kept) != len(want)+1 || kept[0].What != "another" {
 		t.Errorf("%d rows kept, error %v: %+v", len(kept), err, kept)
@@ -107,9 +102,7 @@ func TestRate(t *testing.T) {
 	cmd := []string{"sh", "-c", `echo '{"step":8,"tokens":4000}'; echo '{"step":9,"tokens":9000}'; ` +
 		`echo '{"summary":true,"tokens":9000}'`}
 	steps, err := stepsOf(cmd, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	steps[1].at = steps[0].at.Add(2 * time.Second)
 	if got := rate(steps[0], steps[1]); got != 2500 {
 		t.Errorf("%v tokens a second, want 2500", got)
@@ -130,9 +123,7 @@ esac
 echo $way >>"$0.ran"
 run=$(grep -cx $way "$0.ran")
 ` + body
-	if err := os.WriteFile(name, []byte(script), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(name, []byte(script), 0o777))
 	return name
 }
 
@@ -169,9 +160,7 @@ echo "{\"parallel\": \"$way\", \"tok_s\": $([ $way = ddp ] && echo 200 || echo 9
 				theirs: b.peers(tc.ranks)}
 			said := stderr(t, func() {
 				for range 3 {
-					if err := b.theirs(&m); err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, b.theirs(&m))
 				}
 			})
 			b.rowsOf(m)
@@ -230,17 +219,13 @@ func TestTorchParallelFlag(t *testing.T) {
 func stderr(t *testing.T, f func()) string {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer file.Close()
 	was := os.Stderr
 	defer func() { os.Stderr = was }()
 	os.Stderr = file
 	f()
 	said, err := os.ReadFile(file.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return string(said)
 }

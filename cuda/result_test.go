@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"lockstep/internal/ccall"
+	"lockstep/internal/testkit"
 )
 
 func TestNames(t *testing.T) {
@@ -65,12 +66,7 @@ func wantError(t *testing.T, err error, op string, r Result) *ccall.Error {
 	return e
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // try returns v; with an error the test ends.
 func try[T any](v T, err error) func(t *testing.T) T {

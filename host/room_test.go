@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"lockstep/internal/testkit"
 )
 
 // roomEnv is how many MiB of virtual memory the process of a test may take beside what it has.
@@ -37,9 +39,7 @@ func TestRoom(t *testing.T) {
 func limited(t *testing.T, room string) {
 	var pages, more uint64
 	statm, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := fmt.Sscan(string(statm), &pages); err != nil {
 		t.Fatal(err)
 	}
@@ -47,9 +47,7 @@ func limited(t *testing.T, room string) {
 		t.Fatal(err)
 	}
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_AS, &old); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_AS, &old))
 	if err := unix.Setrlimit(unix.RLIMIT_AS,
 		&unix.Rlimit{Cur: pages*uint64(os.Getpagesize()) + more<<20, Max: old.Max}); err != nil {
 		t.Fatal(err)

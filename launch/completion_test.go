@@ -55,13 +55,9 @@ func heatMain() bool {
 func heat(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	path := filepath.Join(t.TempDir(), "heat")
-	if err := os.Symlink(self, path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink(self, path))
 	return path
 }
 
@@ -78,9 +74,7 @@ func launch() *cobra.Command {
 func script(t *testing.T, shell string, names ...string) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := writeScript(&out, launch(), shell, names); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, writeScript(&out, launch(), shell, names))
 	return out.String()
 }
 
@@ -91,13 +85,9 @@ func typedAtBash(t *testing.T, lines []string, scripts ...string) []string {
 	ctx := mpirun.Patience(t)
 	dir, got := t.TempDir(), filepath.Join(t.TempDir(), "args")
 	for _, folder := range []string{"plates", "a b"} {
-		if err := os.Mkdir(filepath.Join(dir, folder), 0o777); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Mkdir(filepath.Join(dir, folder), 0o777))
 	}
-	if err := os.WriteFile(filepath.Join(dir, "plan"), nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "plan"), nil, 0o666))
 	p := testkit.OpenTerminal(t, 100)
 	bash := exec.CommandContext(ctx, "bash", "--noprofile", "--norc", "-i")
 	bash.Dir = dir
@@ -105,9 +95,7 @@ func typedAtBash(t *testing.T, lines []string, scripts ...string) []string {
 		argsTo+"="+got, "PATH="+filepath.Dir(heat(t))+":"+os.Getenv("PATH"))
 	bash.Stdin, bash.Stdout, bash.Stderr = p.Far, p.Far, p.Far
 	bash.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := bash.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, bash.Start())
 	for _, script := range scripts {
 		p.Type(t, "source "+script+"\n")
 	}
@@ -126,9 +114,7 @@ func typedAtBash(t *testing.T, lines []string, scripts ...string) []string {
 // here, with it.
 func TestBash(t *testing.T) {
 	own := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(own, []byte(script(t, "bash", "heat")), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(own, []byte(script(t, "bash", "heat")), 0o666))
 	var typed, want []string
 	for _, c := range [][2]string{
 		{"heat --dev\tcu\t", `["--device" "cuda"]`},
@@ -195,9 +181,7 @@ func TestComplete(t *testing.T) {
 	program := heat(t)
 	started := filepath.Join(t.TempDir(), "started")
 	foreign := filepath.Join(t.TempDir(), "foreign")
-	if err := os.WriteFile(foreign, []byte("#!/bin/sh\ntouch "+started+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(foreign, []byte("#!/bin/sh\ntouch "+started+"\n"), 0o755))
 	for words, want := range map[string]string{
 		"run --n":                                    "--nodes\n:4\n",
 		"run --nodes 2 -":                            "--help\n--logs\n--\n:4\n",

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -108,22 +109,14 @@ func startHosts(t *testing.T, n int) *network {
 	if out, _ := exec.Command("mpirun", "--version").CombinedOutput(); !strings.Contains(string(out), "Open MPI) 4.") {
 		t.Skipf("the options are those of Open MPI 4, and mpirun is %q", out)
 	}
-	if err := buildPrograms(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, buildPrograms())
 	script, err := filepath.Abs("testdata/hosts.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dir, err := os.MkdirTemp("", "hosts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	c := &network{dir: dir, script: script}
 	life, hold, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if _, err := c.command(context.Background(), nil, "stop"); err != nil {
 			t.Error(err)
@@ -133,17 +126,11 @@ func startHosts(t *testing.T, n int) *network {
 		}
 	})
 	_, err = c.command(t.Context(), life, "start", strconv.Itoa(n))
-	if err := errors.Join(err, life.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(err, life.Close()))
 	// Hard links, as the folder of the programs lies in this machine's /tmp.
-	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "bin"), 0o777))
 	for _, p := range []string{"train", "reduce", "matvec", "launch", "rank"} {
-		if err := os.Link(filepath.Join(built.dir, p), c.path("bin", p)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Link(filepath.Join(built.dir, p), c.path("bin", p)))
 	}
 	return c
 }
@@ -171,9 +158,7 @@ func (c *network) command(ctx context.Context, stdin *os.File, args ...string) (
 func (c *network) must(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := c.command(t.Context(), nil, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return out
 }
 
@@ -194,9 +179,7 @@ func (c *network) pids(t *testing.T, host, name string) (pids []int) {
 			continue
 		}
 		pid, err := strconv.Atoi(f[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		pids = append(pids, pid)
 	}
 	slices.Sort(pids)
@@ -231,9 +214,7 @@ func (c *network) onFirst(t *testing.T, words []string) *remote {
 	j.log.news = make(chan struct{}, 1)
 	j.cmd.Stdout, j.cmd.Stderr = &j.json, &j.log
 	j.cmd.WaitDelay = time.Second
-	if err := j.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, j.cmd.Start())
 	go func() {
 		defer cancel()
 		_ = j.cmd.Wait() // the status says it
@@ -290,9 +271,7 @@ func (c *network) settled(t *testing.T, limit time.Duration, hosts ...string) ti
 	}
 	at := time.Now()
 	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	shared := "" // the shared folder and the checkout, if they lie there
 	for _, dir := range []string{c.dir, root} {
 		own, _, _ := strings.Cut(strings.TrimPrefix(dir, "/tmp/"), "/")

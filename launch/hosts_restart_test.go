@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lockstep/internal/testkit"
 )
 
 // beginRun starts launch run on host h0, with its flags and a program's words.
@@ -64,8 +66,6 @@ func after(t *testing.T, j *remote, n int) int {
 		t.Fatalf("no restart %d in\n%s", n, &j.log)
 	}
 	step, err := strconv.Atoi(m[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return step
 }

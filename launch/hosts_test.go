@@ -59,9 +59,7 @@ func TestHostsSymmetricMemory(t *testing.T) {
 		t.Skip(err)
 	}
 	dir := c.path("doubles")
-	if err := os.Mkdir(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(dir, 0o777))
 	testkit.BuildCUDA(t, dir)
 	testkit.BuildLibrary(t, dir, "libnccl.so.2", filepath.Join("..", "nccl", "testdata", "fakenccl.c"))
 	for hosts, knows := range map[string]bool{"h0:1,h1:1": false, "h0:2": true} {
@@ -154,9 +152,7 @@ func (c *network) write(t *testing.T) {
 	for i := range 10000 {
 		fmt.Fprintf(&b, "%d and %d make %d\n", i, i*i, i+i*i)
 	}
-	if err := os.WriteFile(c.path("text"), []byte(b.String()), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(c.path("text"), []byte(b.String()), 0o666))
 }
 
 // losses are those of the steps that a job has made, up to step last.
@@ -218,9 +214,7 @@ func TestHostsKilled(t *testing.T) {
 
 func kill(t *testing.T, pid int, sig syscall.Signal) {
 	t.Helper()
-	if err := syscall.Kill(pid, sig); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, syscall.Kill(pid, sig))
 }
 
 // slack is the time that a machine that is busy with other tests may add.

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 )
 
 // launchEnv makes this binary launch.
@@ -58,16 +59,12 @@ func TestMain(m *testing.M) {
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for name, text := range map[string]string{
 		"m.jsonl": "{\"app\":\"reduce\",\"bytes\":8,\"gbps\":1}\n{\"app\":\"reduce\",\"bytes\":16,\"gbps\":2}",
 		"t.json":  `{"otherData":{"ranks":1},"traceEvents":[{"name":"a","ph":"X","dur":1}]}`,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o666))
 	}
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -85,9 +82,7 @@ func TestFullDisk(t *testing.T) {
 			cmd := exec.CommandContext(mpirun.Patience(t), os.Args[0], strings.Fields(line)...)
 			cmd.Env, cmd.Dir, cmd.Stdout = append(mpirun.Env(1), launchEnv+"=1"), dir, full
 			said, _ := cmd.StderrPipe()
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, cmd.Start())
 			text, _ := io.ReadAll(said)
 			_ = cmd.Wait()
 			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(text), "no space left on device") {

@@ -32,9 +32,7 @@ func TestSeeing(t *testing.T) {
 		}
 		return string(out)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, os.Mkdir(filepath.Join(dir, "bin"), 0o777))
 	do("..", "go", "build", "-o", filepath.Join(dir, "bin")+"/", "./apps/reduce", "./launch")
 	words := func(line string) string { return strings.TrimSpace(measured.ReplaceAllString(line, " ")) }
 	ran := 0

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -177,9 +178,7 @@ func (c *slurm) folder(t *testing.T) string {
 	}
 	err := errors.Join(os.Symlink(c.bin, filepath.Join(dir, "bin")),
 		os.WriteFile(filepath.Join(dir, "text.txt"), []byte(text.String()), 0o666))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return dir
 }
 
@@ -220,14 +219,10 @@ func (j *submitted) log(t *testing.T) string {
 	var all strings.Builder
 	for _, pattern := range []string{"*-" + j.id + ".out", "*-" + j.id + "_*.out"} {
 		files, err := filepath.Glob(filepath.Join(j.dir, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, f := range files {
 			b, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			all.Write(b)
 		}
 	}

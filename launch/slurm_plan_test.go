@@ -7,15 +7,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // planned submits the file that launch plan prints, of the program that says where its ranks are.
 func planned(t *testing.T, c *slurm, args ...string) *submitted {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dir := t.TempDir()
 	args = append(append([]string{"plan", "--json", "--launcher", "slurm"}, args...), "--", self,
 		"--device", "host", "--seed={}")
@@ -28,9 +28,7 @@ func planned(t *testing.T, c *slurm, args ...string) *submitted {
 		doc.Sbatch = strings.Replace(doc.Sbatch, "'--seed={}'", "", 1)
 	}
 	file := filepath.Join(dir, "job")
-	if err := os.WriteFile(file, []byte(doc.Sbatch), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(doc.Sbatch), 0o666))
 	return c.submit(t, dir, "--export=ALL,"+slurmRankEnv+"=1", file)
 }
 

@@ -5,19 +5,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // On a machine without Slurm a script says so on one line, and does not blame a Slurm that is not
 // there.
 func TestNoSlurm(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "bin"), 0o777))
 	for _, name := range []string{"train", "reduce", "matvec", "stencil"} {
-		if err := os.WriteFile(filepath.Join(dir, "bin", name), nil, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, "bin", name), nil, 0o777))
 	}
 	scripts, err := filepath.Glob("slurm/*.sbatch")
 	if err != nil || len(scripts) < 6 {

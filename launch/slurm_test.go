@@ -10,14 +10,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 func batchScript(t *testing.T, name string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("slurm", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return path
 }
 
@@ -174,15 +174,11 @@ func same(a, b record) bool {
 func checkpoints(t *testing.T, j *submitted) []int {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(j.dir, "runs", j.id, "step-*", "COMPLETE"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var all []int
 	for _, f := range files {
 		n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(f)), "step-"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		all = append(all, n)
 	}
 	return all
@@ -239,9 +235,7 @@ func TestSlurmKilledRank(t *testing.T) {
 			file := filepath.Join(j.dir, "runs", j.id+".jsonl")
 			await(t, "third step", func() bool { return len(records(t, file)) >= 3 })
 			pid := rankOne(t, j.id)
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, syscall.Kill(pid, syscall.SIGKILL))
 			if s := j.end(t, "FAILED")[0]; s.exit == "0:0" || s.restarts != "0" {
 				t.Errorf("%+v", s)
 			}
@@ -257,9 +251,7 @@ func TestSlurmKilledRank(t *testing.T) {
 func rankOne(t *testing.T, id string) int {
 	t.Helper()
 	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, p := range processes {
 		exe, _ := os.Readlink(filepath.Join(p, "exe"))
 		if filepath.Base(exe) != "train" {
@@ -270,9 +262,7 @@ func rankOne(t *testing.T, id string) int {
 		if slices.Contains(env, "SLURM_JOB_ID="+id) && (slices.Contains(env, "PMIX_RANK=1") ||
 			slices.Contains(env, "OMPI_COMM_WORLD_RANK=1")) {
 			pid, err := strconv.Atoi(filepath.Base(p))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			return pid
 		}
 	}
@@ -325,26 +315,18 @@ func withoutPMIx(t *testing.T, c *slurm) string {
 		t.Fatal("no PluginDir in scontrol show config")
 	}
 	plugins, err := filepath.Glob(filepath.Join(m[1], "*.so"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dir := t.TempDir()
 	for _, p := range plugins {
 		if strings.HasPrefix(filepath.Base(p), "mpi_pmix") {
 			continue
 		}
-		if err := os.Symlink(p, filepath.Join(dir, filepath.Base(p))); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink(p, filepath.Join(dir, filepath.Base(p))))
 	}
 	b, err := os.ReadFile(filepath.Join(c.dir, "slurm.conf"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	conf := filepath.Join(c.dir, "no-pmix.conf")
-	if err := os.WriteFile(conf, fmt.Appendf(b, "PluginDir=%s\n", dir), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(conf, fmt.Appendf(b, "PluginDir=%s\n", dir), 0o666))
 	return conf
 }
 
@@ -376,9 +358,7 @@ func TestSlurmAlone(t *testing.T) {
 func TestSlurmPlaces(t *testing.T) {
 	c := startSlurm(t)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, tc := range []struct {
 		name, start string
 		request     []string

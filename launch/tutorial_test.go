@@ -26,9 +26,7 @@ type block struct {
 func blocks(t *testing.T, page string) []block {
 	t.Helper()
 	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	var all []block
 	open, n := false, 0
 	for line := range strings.Lines(string(text)) {
@@ -95,18 +93,14 @@ func (c shownCommand) printed(out string) bool {
 // stand puts an executable into a folder.
 func stand(t *testing.T, dir, name, script string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/bash\nset -e\n"+script), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/bash\nset -e\n"+script), 0o777))
 }
 
 // TestTutorial follows the page from its first line to its last, as a newcomer would.
 func TestTutorial(t *testing.T) {
 	spmdtest.HostOnly(t, "it compiles programs, which a machine with GPUs may not be able to")
 	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	bin, dir := t.TempDir(), t.TempDir()
 	// The page has more ranks than a machine may have GPUs: here it has none.
 	env := append(append(mpirun.Env(8), "CUDA_VISIBLE_DEVICES=", "PATH="+bin+":"+os.Getenv("PATH")),
@@ -136,9 +130,7 @@ func TestTutorial(t *testing.T) {
 			if b.file == "" {
 				t.Fatalf("tutorial.md:%d: a block that is neither a file nor what to type", b.line)
 			}
-			if err := os.WriteFile(filepath.Join(dir, b.file), []byte(b.text), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, os.WriteFile(filepath.Join(dir, b.file), []byte(b.text), 0o666))
 			continue
 		}
 		for _, c := range b.commands(t) {

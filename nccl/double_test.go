@@ -64,9 +64,7 @@ func (d double) in(t *testing.T) bool {
 			return
 		}
 		for _, name := range []string{"libnccl.so.2", "libnccl.so"} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte("no library"), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("no library"), 0o644))
 		}
 	}
 	env := []string{"FAKENCCL_LOG=" + filepath.Join(t.TempDir(), "log")}
@@ -81,30 +79,20 @@ func (d double) in(t *testing.T) bool {
 // device opens the double's GPU with a stream.
 func device(t *testing.T) (*cuda.Device, *cuda.Stream) {
 	t.Helper()
-	if err := cuda.Load(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cuda.Load())
 	d, err := cuda.Open(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s, err := d.NewStream(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return d, s
 }
 
 func initComm(t *testing.T, d *cuda.Device, rank, size int, cfg Config) *Comm {
 	t.Helper()
 	id, err := NewID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	c, err := Init(context.Background(), d, id, rank, size, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	newCalls(t)
 	return c
 }
@@ -164,9 +152,7 @@ func hang(t *testing.T, function string) (release func()) {
 	t.Helper()
 	t.Setenv("FAKENCCL_HANG", function)
 	file := os.Getenv("FAKENCCL_LOG") + ".hang"
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, nil, 0o644))
 	return func() {
 		if err := os.Remove(file); err != nil {
 			t.Error(err)
@@ -206,9 +192,7 @@ func wantVersionError(t *testing.T, err error, text string) {
 
 func check(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 }
 
 // addr makes an address that nobody reads; below one page Go takes it for a mistake.

@@ -41,9 +41,7 @@ func variants() (list []struct {
 //	SPMDTEST_DEVICE=cuda go test ./apps/matvec -run '^$' -bench Multiply -benchtime 20x
 func BenchmarkMultiply(b *testing.B) {
 	w, err := spmd.Open(spmdtest.Config())
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	defer func() {
 		if err := w.Close(); err != nil {
 			b.Error(err)
@@ -63,23 +61,15 @@ func BenchmarkMultiply(b *testing.B) {
 
 func benchmarkMultiply[T number](b *testing.B, w *spmd.World, suffix string, rows, cols int, byColumns bool) {
 	p, err := newProduct[T](w, whole(rows, cols), byColumns)
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	defer drop(b, p)
-	if err := p.m.fill(p.s, 1, 0, cols); err != nil {
-		b.Fatal(err)
-	}
-	if err := fill(p.s, p.x, filling{lines: 1, length: cols, stride: cols, seed: 2, elementStep: 1}); err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, p.m.fill(p.s, 1, 0, cols))
+	spmdtest.Must(b, fill(p.s, p.x, filling{lines: 1, length: cols, stride: cols, seed: 2, elementStep: 1}))
 	run := func(name string, multiply func() error) {
 		if err := multiply(); err != nil { // compiles it
 			b.Fatal(err)
 		}
-		if err := p.s.Synchronize(); err != nil {
-			b.Fatal(err)
-		}
+		spmdtest.Must(b, p.s.Synchronize())
 		layout := "row"
 		if byColumns {
 			layout = "column"
@@ -87,20 +77,14 @@ func benchmarkMultiply[T number](b *testing.B, w *spmd.World, suffix string, row
 		b.Run(fmt.Sprintf("%dx%d/%s/%s/%s", rows, cols, suffix, layout, name), func(b *testing.B) {
 			b.SetBytes(int64(16 / vecOf[T]() * rows * cols))
 			for range b.N { // not b.Loop, whose time ends before the last product does
-				if err := multiply(); err != nil {
-					b.Fatal(err)
-				}
+				spmdtest.Must(b, multiply())
 			}
-			if err := p.s.Synchronize(); err != nil {
-				b.Fatal(err)
-			}
+			spmdtest.Must(b, p.s.Synchronize())
 		})
 	}
 	for _, v := range variants() {
 		o, err := newOwn(w, newKernels[T](v.tuning, suffix), p.m)
-		if err != nil {
-			b.Fatal(err)
-		}
+		spmdtest.Must(b, err)
 		run(v.name, func() error { return o.multiply(p.s, p.y, p.m, p.x, 0, rows) })
 	}
 	if !w.OnHost() { // there it is the same for float32, and copies W for bfloat16

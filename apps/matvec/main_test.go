@@ -18,13 +18,9 @@ func TestCheckFindsAWrongProduct(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		c := config{Rows: 2, Cols: 3, Split: "columns"}
 		sp, err := newSplit(w, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		y, err := spmd.AllocPinned[float32](w, c.Rows)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		number := func(seed uint64, i int) float64 { return float64(spmd.UniformBits(seed, uint64(i))) / (1 << 24) }
 		for i := range c.Rows {
 			p := 0.0

@@ -105,38 +105,28 @@ func ragged[T number](t *testing.T, p *product[T], rows, cols int, byColumns boo
 			want[i] += float64(v) * float64(value(-1, j))
 		}
 	}
-	if err := p.m.buf.CopyFrom(stored); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.x.CopyFrom(x); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, p.m.buf.CopyFrom(stored))
+	spmdtest.Must(t, p.x.CopyFrom(x))
 	return want
 }
 
 func testRagged[T number](t *testing.T, w *spmd.World, rows, cols int, byColumns bool) {
 	t.Helper()
 	p, err := newProduct[T](w, whole(rows, cols), byColumns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	defer drop(t, p)
 	want := ragged(t, p, rows, cols, byColumns)
 	for _, m := range []method{{"own", 1}, {"own", 1}, {"own", 3}, {"cublas", 1}, {"cublas", 3}} {
 		what := fmt.Sprintf("%d x %d of %T, by columns %v, %v", rows, cols, *new(T), byColumns, m)
 		got := make([]float32, rows)
-		if err := p.y.SetAll(float32(math.NaN())); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, p.y.SetAll(float32(math.NaN())))
 		if err := p.enqueue(m); err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
 		if err := p.s.Synchronize(); err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		if err := p.y.CopyTo(got); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, p.y.CopyTo(got))
 		for i, v := range got {
 			if float64(v) != want[i] {
 				t.Errorf("%s: element %d is %v, want %v", what, i, v, want[i])
@@ -161,28 +151,16 @@ func testSameBits[T number](t *testing.T, w *spmd.World, byColumns bool) {
 	t.Helper()
 	const rows, cols = 1100, 3000
 	p, err := newProduct[T](w, whole(rows, cols), byColumns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	defer drop(t, p)
-	if err := p.m.fill(p.s, 1, 0, cols); err != nil {
-		t.Fatal(err)
-	}
-	if err := fill(p.s, p.x, filling{lines: 1, length: cols, stride: cols, seed: 2, elementStep: 1}); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, p.m.fill(p.s, 1, 0, cols))
+	spmdtest.Must(t, fill(p.s, p.x, filling{lines: 1, length: cols, stride: cols, seed: 2, elementStep: 1}))
 	var first []float32
 	for _, parts := range []int{1, 1, 2, 3} {
-		if err := p.enqueue(method{"own", parts}); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.s.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, p.enqueue(method{"own", parts}))
+		spmdtest.Must(t, p.s.Synchronize())
 		y := make([]float32, rows)
-		if err := p.y.CopyTo(y); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, p.y.CopyTo(y))
 		if first == nil {
 			first = y
 		}
@@ -221,19 +199,11 @@ func testLayouts[T number](t *testing.T, w *spmd.World, number func(uint32) T) {
 	const rows, cols, offset, total = 301, 97, 5, 110
 	for _, byColumns := range []bool{false, true} {
 		p, err := newProduct[T](w, whole(rows, cols), byColumns)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.m.fill(p.s, 3, offset, total); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.s.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, p.m.fill(p.s, 3, offset, total))
+		spmdtest.Must(t, p.s.Synchronize())
 		got := make([]T, p.m.buf.Len())
-		if err := p.m.buf.CopyTo(got); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, p.m.buf.CopyTo(got))
 		for i := range rows {
 			for j := range cols {
 				at := i*p.m.stride + j

@@ -15,25 +15,17 @@ import (
 //	SPMDTEST_DEVICE=cuda go test ./apps/reduce -run '^$' -bench Sum -benchtime 200x
 func BenchmarkSum(b *testing.B) {
 	w, err := spmd.Open(spmdtest.Config())
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	defer func() {
 		if err := w.Close(); err != nil {
 			b.Error(err)
 		}
 	}()
 	s, err := w.NewStream("bench")
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	x, err := spmd.Alloc[float32](w, 30_000_000)
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := random.Uniform(s, x, 1, 0); err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
+	spmdtest.Must(b, random.Uniform(s, x, 1, 0))
 	for _, t := range []sumTuning{sumTuned,
 		{threads: 512, deep: 4, resident: 4},
 		{threads: 1024, deep: 8, resident: 1},
@@ -43,27 +35,19 @@ func BenchmarkSum(b *testing.B) {
 	} {
 		for _, n := range []int{x.Len(), x.Len() / 4} {
 			a := newPlain(w, newSumKernel(t), t)
-			if err := a.open(w, 1); err != nil {
-				b.Fatal(err)
-			}
+			spmdtest.Must(b, a.open(w, 1))
 			part := x.Slice(0, n)
 			if err := a.local(s, part); err != nil { // compiles it
 				b.Fatal(err)
 			}
-			if err := s.Synchronize(); err != nil {
-				b.Fatal(err)
-			}
+			spmdtest.Must(b, s.Synchronize())
 			b.Run(fmt.Sprintf("threads=%d/deep=%d/resident=%d/elements=%d", t.threads, t.deep, t.resident, n),
 				func(b *testing.B) {
 					b.SetBytes(int64(part.Bytes()))
 					for range b.N { // not b.Loop, whose time ends before the last launch does
-						if err := a.local(s, part); err != nil {
-							b.Fatal(err)
-						}
+						spmdtest.Must(b, a.local(s, part))
 					}
-					if err := s.Synchronize(); err != nil {
-						b.Fatal(err)
-					}
+					spmdtest.Must(b, s.Synchronize())
 				})
 		}
 	}

@@ -123,9 +123,7 @@ func TestExactEverywhere(t *testing.T) {
 				for _, graph := range []bool{false, true} {
 					r, err := run(w, config{Elements: n, Parts: parts, Iters: 3, Warmup: 1, Graph: graph, Exact: true,
 						Values: "wide"})
-					if err != nil {
-						t.Fatal(err)
-					}
+					spmdtest.Must(t, err)
 					if math.Float64bits(r.Sum) != math.Float64bits(want) || !r.OK {
 						t.Errorf("%d elements in %s parts on %d ranks, graph %v: %v, want %v",
 							n, parts, w.Size(), graph, r.Sum, want)

@@ -22,9 +22,7 @@ func TestSum(t *testing.T) {
 			for _, graph := range []bool{false, true} {
 				for _, n := range []int{4, 5, 1001, 1<<20 + 3} {
 					r, err := run(w, config{Elements: n, Parts: parts, Iters: 3, Warmup: 1, Graph: graph})
-					if err != nil {
-						t.Fatal(err)
-					}
+					spmdtest.Must(t, err)
 					exact := uint64(0)
 					for i := range n {
 						exact += uint64(spmd.UniformBits(w.Seed(), uint64(i)))

@@ -84,9 +84,7 @@ func TestSweepRank(t *testing.T) {
 				t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 			}
 			all, err := Lines[Measured](p.Stdout)
-			if err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, err)
 			want := 0
 			for _, c := range list {
 				want += 2 * len(c.Op.Places)
@@ -115,18 +113,12 @@ func TestSweepRank(t *testing.T) {
 func TestWrong(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("copies")
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		for _, op := range Operations {
 			c := Case{Op: op, DType: DTypes[0], Elements: 2 * period, Calls: 1}
 			b, err := newBuffers[float32](w, s, c, variant{inPlace: !slices.Contains(op.Places, false)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := b.fill(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, err)
+			spmdtest.Must(t, b.fill())
 			count := func(when string, want int) {
 				t.Helper()
 				if got, err := b.wrong(); err != nil || got != want {
@@ -139,9 +131,7 @@ func TestWrong(t *testing.T) {
 				received = 4 * period // on both ranks
 			}
 			count("before the call", received)
-			if err := b.call(w.Comm())(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, b.call(w.Comm())())
 			count("after it", 0)
 			if w.Rank() == root {
 				for i := range 3 {
@@ -164,30 +154,20 @@ func TestWrong(t *testing.T) {
 func TestTiles(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("copies")
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		n := 4*tile + 6
 		b, err := newBuffers[float32](w, s, Case{Op: Operations[3], DType: DTypes[0], Elements: n, Calls: 1}, variant{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		defer b.free()
-		if err := b.fill(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, b.fill())
 		got := make([]float32, n/2) // all-gather: the other rank has as many
-		if err := b.src.CopyTo(got); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, b.src.CopyTo(got))
 		for i, v := range got {
 			if want := b.pattern.values[w.Rank()][i%period]; v != want {
 				t.Fatalf("element %d is %v, want %v", i, v, want)
 			}
 		}
-		if err := b.call(w.Comm())(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, b.call(w.Comm())())
 		for spoilt, i := range []int{n, 0, tile - 1, tile, 2*tile + 1, n - 1} { // n: nothing yet
 			if w.Rank() == root && i < n {
 				b.dst.Set(i, -1)

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 func TestCommand(t *testing.T) {
@@ -60,9 +62,7 @@ func TestBinding(t *testing.T) {
 		t.Skip(err)
 	}
 	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	mine := allowed(string(status))
 	if len(mine) != 1 {
 		t.Fatalf("/proc/self/status has %q", mine)

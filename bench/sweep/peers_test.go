@@ -76,9 +76,7 @@ func TestNCCLSides(t *testing.T) {
 	right := strings.Replace(ncclSample, "313.11       3", "313.11       0", 1)
 	script := "#!/bin/sh\necho \"$@\" >> " + flags + "\ncat <<'END'\n" + right +
 		strings.Replace(right, "8.20", "8.40", 1) + strings.Replace(right, "8.20", "8.80", 1) + "END\n"
-	if err := os.WriteFile(filepath.Join(dir, "all_reduce_perf"), []byte(script), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, os.WriteFile(filepath.Join(dir, "all_reduce_perf"), []byte(script), 0o777))
 	s.ncclTests, s.peers, s.ops = dir, []string{"nccl-tests"}, measure.Operations
 	s.types, s.factor, s.Graph, s.Rounds = measure.DTypes[:1], 2, measure.Choice{false, true}, 1
 	s.sizes, s.calls, s.Warmup = []int{8, 16, 128 << 20}, 100, 1
@@ -199,9 +197,7 @@ func TestMPI4Py(t *testing.T) {
 	list := measure.Cases(measure.Operations, []measure.DType{measure.DTypes[0], measure.DTypes[4]},
 		[]int{64, 5000}, 3, twice)
 	all, err := s.turnsOf(s.mpi4pySides(3, list))
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	checkPeer(t, all, list)
 }
 
@@ -214,9 +210,7 @@ func TestCProgram(t *testing.T) {
 		[]measure.DType{measure.DTypes[0], measure.DTypes[1], measure.DTypes[6], measure.DTypes[8]},
 		[]int{64, 5000}, 3, twice)
 	all, err := s.turnsOf(s.cSides(3, list))
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	checkPeer(t, slices.DeleteFunc(slices.Clone(all),
 		func(m measure.Measured) bool { return m.InPlace && m.Op != "broadcast" }), list)
 	both := 0

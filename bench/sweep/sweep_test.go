@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"lockstep/bench/measure"
+	"lockstep/internal/testkit"
 )
 
 // The bytes that a rank sends and receives are counted by hand for 4 ranks, by nccl-tests'
@@ -127,9 +128,7 @@ func TestEndsEarly(t *testing.T) {
 // host, and for calls that are waited for one by one.
 func TestCallsOf(t *testing.T) {
 	all, err := measure.Sizes(8, 1<<30, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, tc := range []struct {
 		name, set, collectives string
 		calls                  int
@@ -179,9 +178,7 @@ func TestPlace(t *testing.T) {
 		s := testSweep(tc.set)
 		s.device, s.goal = map[string]string{measure.HostSet: "host", measure.GPUSet: "cuda"}[tc.set], 0
 		s.ranks, s.costRanks = []int{4, 1, 4}, []int{1, 4}
-		if err := s.place(given(tc.given...)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.place(given(tc.given...)))
 		if s.Iters != tc.iters || s.Warmup != tc.warmup || s.goal != tc.goal || !slices.Equal(s.ranks, []int{1, 4}) {
 			t.Errorf("%s, given %v: %d iterations after %d, goal %v, ranks %v",
 				tc.set, tc.given, s.Iters, s.Warmup, s.goal, s.ranks)

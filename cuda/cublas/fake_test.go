@@ -23,9 +23,7 @@ type ptr = unsafe.Pointer
 func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	t.Helper()
 	source, err := filepath.Abs("testdata/fakecublas.c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testkit.RunWithLibraries(t, func(dir string) {
 		testkit.BuildCUDA(t, dir)
 		args := append(append([]string{}, flags...), source, "-lm")
@@ -363,9 +361,7 @@ func fakeContext(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	t.Setenv("FAKECUDA_DEVICES", "2")
 	other, err := cuda.Open(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { m.try(other.Close()) })
 	m.try(other.Synchronize())
 	t.Setenv("FAKECUDA_FAIL", "cuCtxSetCurrent=709")
@@ -389,9 +385,7 @@ func fakeWorkspace(t *testing.T) {
 	m := newMachine(t)
 	h := m.open()
 	other, err := m.d.NewStream(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { m.try(other.Close()) })
 	lines := log(t)
 	g := Gemm{M: 1, N: 1, K: 1, LdA: 1, LdB: 1, LdC: 1, AB: elem.Float32, C: elem.Float32, Alpha: 1}

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 )
 
 // The tables below run on the test double and, if there is one, on a GPU. Their numbers are small
@@ -35,9 +36,7 @@ func newMachine(t *testing.T) *machine {
 	var err error
 	must := func() {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	m.d, err = cuda.Open(0)
 	must()

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 )
 
 // The fastest algorithm that runs is chosen, on memory that is neither the caller's nor zero, and
@@ -32,9 +33,7 @@ func fakeTune(t *testing.T) {
 	}
 	lines = log(t)
 	choice, timing, err := l.Tune(m.s, shapes[0], time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// Seconds are beyond any noise of the machine.
 	if timing.Tried != 4 || timing.First < 8*time.Second || timing.Best > timing.First {
 		t.Errorf("%+v", timing)

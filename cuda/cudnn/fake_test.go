@@ -23,9 +23,7 @@ import (
 func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	t.Helper()
 	source, err := filepath.Abs("testdata/fakecudnn.c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testkit.RunWithLibraries(t, func(dir string) {
 		testkit.BuildCUDA(t, dir)
 		testkit.BuildLibrary(t, dir, "libcudnn.so.9", append(append([]string{}, flags...), source, "-lm", "-O2")...)
@@ -407,13 +405,9 @@ func TestLoad(t *testing.T) {
 	t.Run("home", func(t *testing.T) {
 		fake(t, func(t *testing.T) {
 			home := t.TempDir()
-			if err := os.MkdirAll(filepath.Join(home, "lib"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.MkdirAll(filepath.Join(home, "lib"), 0o755))
 			real := filepath.Join(strings.Split(os.Getenv("LD_LIBRARY_PATH"), ":")[0], "libcudnn.so.9")
-			if err := os.Symlink(real, filepath.Join(home, "lib", "libcudnn-here.so.9")); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Symlink(real, filepath.Join(home, "lib", "libcudnn-here.so.9")))
 			names9 = []string{"libcudnn-here.so.9"}
 			t.Setenv("CUDNN_HOME", home)
 			if err := Load(); err != nil || !strings.HasSuffix(Path(), "libcudnn-here.so.9") {

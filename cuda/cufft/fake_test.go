@@ -13,21 +13,14 @@ import (
 func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	t.Helper()
 	source, err := filepath.Abs("testdata/fakecufft.c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	testkit.RunWithLibraries(t, func(dir string) {
 		testkit.BuildCUDA(t, dir)
 		testkit.BuildLibrary(t, dir, "libcufft.so.12", append(flags, source, "-lm")...)
 	}, nil, body)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 func refused(t *testing.T, err error, want ...string) {
 	t.Helper()

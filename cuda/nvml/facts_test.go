@@ -18,9 +18,7 @@ const uuid = "GPU-11111111-2222-3333-4444-555555555555"
 func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 	t.Helper()
 	source, err := filepath.Abs("testdata/fakenvml.c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testkit.RunWithLibraries(t, func(dir string) {
 		testkit.BuildLibrary(t, dir, "libnvidia-ml.so.1", append(flags, source)...)
 	}, nil, body)
@@ -35,9 +33,7 @@ var whole = Info{
 func wantFacts(t *testing.T, want Info) {
 	t.Helper()
 	got, err := Facts(uuid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -115,9 +111,7 @@ func TestFakeOldDriver(t *testing.T) {
 		want.NUMA, want.NVLinks, want.MemoryUsed, want.ComputeMode, want.Processes = -1, 0, 400, "", nil
 		missing := []string{"compute mode", "NUMA node", "NVLinks"}
 		got, err := Facts(uuid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, what := range missing {
 			if !slices.Contains(got.Unknown, what+": status 13") {
 				t.Errorf("%q is not in %q", what, got.Unknown)

@@ -13,9 +13,7 @@ import (
 func opened(t *testing.T) *Meter {
 	t.Helper()
 	m, err := Open(uuid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return m
 }
 

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 var opts = Options{Capability: 80}
@@ -18,9 +20,7 @@ var opts = Options{Capability: 80}
 func entry(t *testing.T, c Cache) string {
 	t.Helper()
 	key, err := cacheKey("scale.cu", scale, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return filepath.Join(c.Dir, hex.EncodeToString(key[:]))
 }
 
@@ -28,9 +28,7 @@ func entry(t *testing.T, c Cache) string {
 func compile(t *testing.T, c Cache, wantHit bool) []byte {
 	t.Helper()
 	image, hit, err := c.Compile("scale.cu", scale, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if hit != wantHit {
 		t.Errorf("hit is %v, want %v", hit, wantHit)
 	}
@@ -41,9 +39,7 @@ func compile(t *testing.T, c Cache, wantHit bool) []byte {
 func onlyEntries(t *testing.T, c Cache, n int) {
 	t.Helper()
 	list, err := os.ReadDir(c.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, f := range list {
 		if len(f.Name()) != 64 {
 			t.Errorf("left behind: %s", f.Name())
@@ -73,9 +69,7 @@ func TestCacheReplacesDamagedEntries(t *testing.T) {
 	image := compile(t, c, false)
 	file := entry(t, c)
 	whole, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	flip := func(i int) []byte {
 		b := bytes.Clone(whole)
 		b[i] ^= 4
@@ -83,13 +77,9 @@ func TestCacheReplacesDamagedEntries(t *testing.T) {
 	}
 	other := strings.Replace(scale, "*=", "+=", 1)
 	otherKey, err := cacheKey("scale.cu", other, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	otherImage, err := Compile("scale.cu", other, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for what, bad := range map[string][]byte{
 		"empty":              {},
 		"part of the magic":  whole[:5],
@@ -105,9 +95,7 @@ func TestCacheReplacesDamagedEntries(t *testing.T) {
 		"another's entry":    seal(otherImage, otherKey),
 		"not an entry":       []byte("#!/bin/sh\n"),
 	} {
-		if err := os.WriteFile(file, bad, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(file, bad, 0o644))
 		got, hit, err := c.Compile("scale.cu", scale, opts)
 		if err != nil || hit || !bytes.Equal(got, image) {
 			t.Errorf("%s: hit %v, image right %v, error %v", what, hit, bytes.Equal(got, image), err)
@@ -141,9 +129,7 @@ func TestCacheKey(t *testing.T) {
 		{"two headers", "ab", "cd", Options{Capability: 80, Headers: map[string]string{"x": "y", "y": "x"}}},
 	} {
 		key, err := cacheKey(tc.name, tc.source, tc.o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if was, ok := seen[key]; ok {
 			t.Errorf("%q has the key of %q", tc.what, was)
 		}
@@ -160,9 +146,7 @@ func TestCacheKey(t *testing.T) {
 func TestCacheFolderCannotBeWritten(t *testing.T) {
 	needNVRTC(t)
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, nil, 0o644))
 	c := Cache{Dir: filepath.Join(file, "cache")}
 	compile(t, c, false)
 	compile(t, c, false)
@@ -187,14 +171,10 @@ func TestKeep(t *testing.T) {
 	needNVRTC(t)
 	from, c := Cache{Dir: t.TempDir()}, Cache{Dir: filepath.Join(t.TempDir(), "new")}
 	image := compile(t, from, false)
-	if err := c.Keep("other.cu", scale, opts, image); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Keep("other.cu", scale, opts, image))
 	compile(t, c, false)
 	d := Cache{Dir: t.TempDir()}
-	if err := d.Keep("scale.cu", scale, opts, image); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Keep("scale.cu", scale, opts, image))
 	if again := compile(t, d, true); string(again) != string(image) {
 		t.Error("another image")
 	}
@@ -240,9 +220,7 @@ func TestCacheOfTwoProcesses(t *testing.T) {
 	for i := range cmds {
 		cmds[i] = child("cache", "LOCKSTEP_CACHE="+c.Dir)
 		cmds[i].Stderr = &out[i]
-		if err := cmds[i].Start(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, cmds[i].Start())
 	}
 	for i := range cmds {
 		if err := cmds[i].Wait(); err != nil {
@@ -289,9 +267,7 @@ func TestCacheByName(t *testing.T) {
 		t.Errorf("%q from an empty folder", data)
 	}
 	for name, data := range map[string]string{"a": "first", "b": "second"} {
-		if err := c.Put(name, []byte(data)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Put(name, []byte(data)))
 	}
 	if err := c.Put("a", []byte("third")); err != nil { // replaces
 		t.Fatal(err)
@@ -308,22 +284,16 @@ func TestCacheByName(t *testing.T) {
 	key := nameKey("a")
 	file := filepath.Join(c.Dir, hex.EncodeToString(key[:]))
 	whole, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	other := nameKey("b")
 	for what, damaged := range map[string][]byte{"cut": whole[:len(whole)-1], "empty": nil,
 		"changed": append(whole[:len(whole)-1:len(whole)-1], 'x')} {
-		if err := os.WriteFile(file, damaged, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(file, damaged, 0o644))
 		if data, ok := c.Get("a"); ok {
 			t.Errorf("%s: %q", what, data)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(c.Dir, hex.EncodeToString(other[:])), whole, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(c.Dir, hex.EncodeToString(other[:])), whole, 0o644))
 	if data, ok := c.Get("b"); ok {
 		t.Errorf("what was kept as a is %q as b", data)
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // Entries are read as they are, and with a checksum made right, which no fuzzer guesses.
@@ -51,17 +53,13 @@ func TestReadEntry(t *testing.T) {
 		},
 		"nothing": func(string) error { return nil },
 	} {
-		if err := make(path(name)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, make(path(name)))
 		if b, err := readEntry(path(name), false); err == nil || len(b) > 0 {
 			t.Errorf("%s: %d bytes, %v, want an error", name, len(b), err)
 		}
 	}
 	for _, want := range [][]byte{{}, []byte("some bytes")} {
-		if err := os.WriteFile(path("entry"), want, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path("entry"), want, 0o600))
 		if b, err := readEntry(path("entry"), true); err != nil || !bytes.Equal(b, want) {
 			t.Errorf("%q, %v, want %q", b, err, want)
 		}
@@ -72,9 +70,7 @@ func TestReadEntry(t *testing.T) {
 func TestCacheReplacesPipe(t *testing.T) {
 	needNVRTC(t)
 	c := Cache{Dir: t.TempDir()}
-	if err := syscall.Mkfifo(entry(t, c), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, syscall.Mkfifo(entry(t, c), 0o600))
 	image := compile(t, c, false)
 	if got := compile(t, c, true); !bytes.Equal(got, image) {
 		t.Error("the image kept is another")

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 const templates = `
@@ -20,9 +22,7 @@ func TestCompileNameExpressions(t *testing.T) {
 	needNVRTC(t)
 	o := Options{Capability: 80, Flags: []string{"-DFACTOR=2"}, Names: []string{"scale<float, 4>", "scale<double,2>"}}
 	image, err := Compile("scale.cu", templates, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if !bytes.HasPrefix(image.Code(), []byte("\x7fELF")) {
 		t.Errorf("the code begins with %q", image.Code()[:min(16, len(image.Code()))])
 	}
@@ -69,9 +69,7 @@ extern "C" __global__ void mixed(float *x, int n, double d, five f, long long la
 extern "C" __global__ void odd(double *x, five f, short s) { *x = f.of[1] + s; }`
 	image, err := Compile("params.cu", source,
 		Options{Capability: 80, Names: []string{"typed<float>", "typed<double>"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ends := image.ParamsEnds()
 	end := func(name string) int {
 		if n, known := ends[image.Kernel(name)]; known {
@@ -101,13 +99,9 @@ func TestCompileArchSpecific(t *testing.T) {
 	const source = "extern \"C\" __global__ void f(int *x) {\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n" +
 		"*x = 12345678;\n#endif\n}\n"
 	plain, err := Compile("f.cu", source, Options{Capability: 90})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	specific, err := Compile("f.cu", source, Options{Capability: 90, ArchSpecific: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	major, _ := Version()
 	if differ := !bytes.Equal(plain, specific); differ != (major >= 12) {
 		t.Errorf("NVRTC %d: code for one architecture differs from code for all: %v", major, differ)

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"lockstep/internal/ccall"
+	"lockstep/internal/testkit"
 )
 
 // A test that needs another process runs this binary again with childEnv naming one of children.
@@ -83,9 +84,7 @@ func TestCompileMakesMachineCode(t *testing.T) {
 	var images [][]byte
 	for _, capability := range []int{80, 90} {
 		image, err := Compile("scale.cu", scale, Options{Capability: capability})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		plain := bytes.Clone(image)
 		binary.LittleEndian.PutUint32(plain[20:], 1) // NVIDIA puts its own number into e_version
 		f, err := elf.NewFile(bytes.NewReader(plain))
@@ -97,9 +96,7 @@ func TestCompileMakesMachineCode(t *testing.T) {
 			t.Errorf("%d: machine %v, class %v", capability, f.Machine, f.Class)
 		}
 		symbols, err := f.Symbols()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !slices.ContainsFunc(symbols, func(s elf.Symbol) bool { return s.Name == "scale" }) {
 			t.Errorf("%d: no symbol scale in %v", capability, symbols)
 		}
@@ -121,9 +118,7 @@ func TestCompileFallsBackToPTX(t *testing.T) {
 	needNVRTC(t)
 	newest := slices.Max(load().archs)
 	image, err := Compile("scale.cu", scale, Options{Capability: newest + 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, want := range []string{fmt.Sprintf(".target sm_%d", newest), ".entry scale("} {
 		if !bytes.Contains(image, []byte(want)) {
 			t.Errorf("no %q in\n%s", want, image)
@@ -274,12 +269,8 @@ func TestCUDAHome(t *testing.T) {
 	for _, name := range []string{"CUDA_HOME", "CUDA_PATH"} {
 		root := t.TempDir()
 		lib := filepath.Join(root, "lib64")
-		if err := os.Mkdir(lib, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(Path(), filepath.Join(lib, "libnvrtc-here.so")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Mkdir(lib, 0o755))
+		testkit.Must(t, os.Symlink(Path(), filepath.Join(lib, "libnvrtc-here.so")))
 		runChild(t, "cudahome", "CUDA_HOME=", "CUDA_PATH=", name+"="+root,
 			"WANT="+filepath.Join(lib, "libnvrtc-here.so"))
 	}

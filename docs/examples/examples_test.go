@@ -87,9 +87,7 @@ var commandLine = regexp.MustCompile(`^\$ .*-np (\d+) .*\n$`)
 func outputs(t *testing.T, name string) map[int]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(name, "output.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	all, ranks := map[int]string{}, 0
 	for line := range strings.Lines(string(text)) {
 		if m := commandLine.FindStringSubmatch(line); m != nil {
@@ -110,9 +108,7 @@ func TestPrograms(t *testing.T) {
 		for _, name := range slices.Sorted(maps.Keys(programs)) {
 			p := programs[name]
 			if name == "recover" {
-				if err := p.flags.Set("checkpoint", folder); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, p.flags.Set("checkpoint", folder))
 				if _, err := printed(t, w, p); err == nil ||
 					!strings.Contains(err.Error(), "it fails in its fourth step") {
 					t.Fatalf("recover, first start: %v", err)
@@ -146,39 +142,29 @@ func TestPrograms(t *testing.T) {
 func printed(t *testing.T, w *spmd.World, p program) (string, error) {
 	t.Helper()
 	r, to, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	defer r.Close()
 	out := os.Stdout
 	os.Stdout = to
 	failed := p.run(t.Context(), w)
 	os.Stdout = out
-	if err := to.Close(); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, to.Close())
 	text, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	return string(text), failed
 }
 
 // An example is short, is in the table and has an output for 1 to 4 ranks.
 func TestComplete(t *testing.T) {
 	table, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	mains, err := filepath.Glob("*/main.go")
 	if err != nil || len(mains) != len(programs) {
 		t.Fatalf("%d programs in %d folders, %v", len(programs), len(mains), err)
 	}
 	for _, file := range mains {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		name := filepath.Dir(file)
 		if n := bytes.Count(text, []byte("\n")); n > 67 {
 			t.Errorf("%s has %d lines", file, n)

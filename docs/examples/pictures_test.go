@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/launch/inspect"
 )
 
@@ -188,9 +189,7 @@ func TestLoop(t *testing.T) {
 // A page is short, shows its picture and is linked; each picture has what is true of it.
 func TestPages(t *testing.T) {
 	table, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	pages, err := filepath.Glob("*/README.md")
 	if err != nil || len(pages) != len(drawn) {
 		t.Errorf("%d pages of %d examples with pictures: %v", len(pages), len(drawn), err)

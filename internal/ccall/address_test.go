@@ -20,6 +20,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // counted are the places where a pointer becomes a number that stays in Go, or that nothing can
@@ -208,9 +210,7 @@ func read(t *testing.T) []*loaded {
 		hides := false
 		for _, name := range append(p.GoFiles, p.CgoFiles...) {
 			file, err := parser.ParseFile(set, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for _, i := range file.Imports {
 				hides = hides || i.Path.Value == `"unsafe"`
 			}

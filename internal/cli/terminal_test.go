@@ -72,33 +72,21 @@ func TestScreen(t *testing.T) {
 func TestColumns(t *testing.T) {
 	far := testkit.OpenTerminal(t, 77).Far
 	r, pipe, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer r.Close()
 	defer pipe.Close()
 	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer file.Close()
 	proc := t.TempDir()
 	parent := func(comm, args, stderr string) {
 		dir := filepath.Join(proc, "7")
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(filepath.Join(dir, "fd"), 0o777); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.RemoveAll(dir))
+		testkit.Must(t, os.MkdirAll(filepath.Join(dir, "fd"), 0o777))
 		for name, text := range map[string]string{"comm": comm + "\n", "cmdline": args} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666))
 		}
-		if err := os.Symlink(stderr, filepath.Join(dir, "fd", "2")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink(stderr, filepath.Join(dir, "fd", "2")))
 	}
 	for _, tc := range []struct {
 		name         string

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 )
 
 // Ranks is the part of a communicator that messages of tests need.
@@ -100,13 +101,8 @@ func raw[T elem.Elem](s []T) []byte {
 	return unsafe.Slice((*byte)(Ptr(s)), len(s)*int(unsafe.Sizeof(one)))
 }
 
-// Must fails the test if there is an error.
-func Must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// Must is testkit.Must.
+var Must = testkit.Must
 
 // value returns element i of a rank's input. Sums and products of four floats are exact in float32,
 // but sums of the 16-bit types are not representable in them: only one rounding, at the end, gives

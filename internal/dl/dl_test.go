@@ -16,9 +16,7 @@ func double(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	source := filepath.Join(dir, "double.c")
-	if err := os.WriteFile(source, []byte("int one = 1;\nint two = 2;\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(source, []byte("int one = 1;\nint two = 2;\n"), 0o644))
 	return testkit.BuildLibrary(t, dir, "libdouble.so", source)
 }
 
@@ -68,9 +66,7 @@ func TestNoFileOpens(t *testing.T) {
 	dir := t.TempDir()
 	absent := filepath.Join(dir, "libabsent.so")
 	text := filepath.Join(dir, "libtext.so")
-	if err := os.WriteFile(text, []byte("not a library"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(text, []byte("not a library"), 0o644))
 	var one unsafe.Pointer
 	_, err := Open([]Sym{{Name: "one", Slot: &one}}, absent, text)
 	if err == nil {

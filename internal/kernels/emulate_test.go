@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"unsafe"
+
+	"lockstep/internal/testkit"
 )
 
 // The C library has a function of the kernel's name, which must not take its place.
@@ -48,9 +50,7 @@ func TestEmulateKept(t *testing.T) {
 		}
 		kept, _ = filepath.Glob(dir + "/*")
 		now, err := os.Stat(kept[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		owner := int(now.Sys().(*syscall.Stat_t).Uid)
 		right := now.Mode() == 0o644 && owner == os.Geteuid() && len(kept) == 1
 		if !right || whole != nil && now.Size() != whole.Size() {
@@ -72,9 +72,7 @@ func TestVotes(t *testing.T) {
 		t.Skip(err)
 	}
 	p, err := Emulate(t.TempDir(), EmulatedSource{Text: votes, Names: []string{"advance"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	out := &voted
 	if err := p.Launch("advance", Part{[3]int{1, 1, 1}, [3]int{threads, 1, 1}, 0, 1, 0},
 		[]uint64{uint64(uintptr(unsafe.Pointer(out))), 10}, []uint32{0, 1}); err != nil {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"lockstep/internal/testkit"
 )
 
 const source = `
@@ -47,9 +49,7 @@ const ptx = `extern "C" __global__ void ptx(int *x) { asm volatile("mov.u32 %0, 
 func compile(t *testing.T, names ...string) *Emulated {
 	t.Helper()
 	p, err := Emulate(t.TempDir(), EmulatedSource{Text: source, Names: names})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return p
 }
 
@@ -71,9 +71,7 @@ func TestThreads(t *testing.T) {
 		for from := range 5 { // blocks on their own
 			err := p.Launch("pass", Part{[3]int{5, 1, 1}, shape, from, from + 1, 4 * threads},
 				[]uint64{address(out), n}, []uint32{0, 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 		}
 		for i, got := range out[:n] {
 			at := i % threads
@@ -116,9 +114,7 @@ func TestFault(t *testing.T) {
 	__syncthreads();
 }`
 	p, err := Emulate(t.TempDir(), EmulatedSource{Text: far, Names: []string{"far"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for range 3 {
 		err = p.Launch("far", Part{[3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0}, []uint64{64, 0}, []uint32{0, 1})
 		want := "kernel far: kernel.cu:3: x[by * threadIdx.x] += 1;: block (0, 0, 0), thread (5, 0, 0): no memory " +
@@ -158,9 +154,7 @@ func TestRefused(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	got, err := Describe(t.TempDir(),
 		EmulatedSource{Text: source + ptx, Names: []string{"many", "scale<float, 2>", "ptx"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for name, want := range map[string]string{
 		"many": "a pointer to float32; a pointer to int8; int8; a struct of 16 bytes; a pointer to void; " +
 			"int64; a pointer to a struct of 16 bytes",

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // A rank is apart if no mpirun is above it, or if its numbers of processes or users are others.
@@ -13,20 +15,14 @@ func TestApart(t *testing.T) {
 		dir := t.TempDir()
 		link := func(to string, name ...string) {
 			at := filepath.Join(append([]string{dir}, name...)...)
-			if err := os.MkdirAll(filepath.Dir(at), 0o777); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink(to, at); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.MkdirAll(filepath.Dir(at), 0o777))
+			testkit.Must(t, os.Symlink(to, at))
 		}
 		link(self, "self")
 		link("user:[1]", self, "ns", "user")
 		for pid, stat := range parents {
 			link("user:[1]", strconv.Itoa(pid), "ns", "user")
-			if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(pid), "stat"), []byte(stat), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(pid), "stat"), []byte(stat), 0o666))
 		}
 		return dir
 	}
@@ -47,12 +43,8 @@ func TestApart(t *testing.T) {
 		}
 	}
 	proc := tree("9", map[int]string{8: "8 (mpirun) S 1 8 8"})
-	if err := os.Remove(filepath.Join(proc, "8/ns/user")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("user:[2]", filepath.Join(proc, "8/ns/user")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(proc, "8/ns/user")))
+	testkit.Must(t, os.Symlink("user:[2]", filepath.Join(proc, "8/ns/user")))
 	if got := findApart(proc, 9, 8); got != (Apart{User: true}) {
 		t.Errorf("another user namespace: %+v", got)
 	}

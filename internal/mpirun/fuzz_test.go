@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // FuzzReport makes reports of any output.
@@ -54,9 +56,7 @@ func TestReadEnds(t *testing.T) {
 		{"0123456789abcdef", "0123456789abcdef"},
 		{"0123456789abcdefg", "01234567\n... 1 bytes left out ...\n9abcdefg"},
 	} {
-		if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(tc.text), 0o600))
 		if got, err := readEnds(path, 8); err != nil || got != tc.want {
 			t.Errorf("%q, %v, want %q", got, err, tc.want)
 		}
@@ -68,9 +68,7 @@ func TestReadEnds(t *testing.T) {
 		t.Skipf("no large files here: %v", err)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer f.Close()
 	if _, err := f.WriteString("\n" + markFailed + "\n"); err != nil {
 		t.Fatal(err)

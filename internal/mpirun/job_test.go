@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"lockstep/internal/process"
+	"lockstep/internal/testkit"
 )
 
 // ran is how many tests this process has run before, as a rank.
@@ -217,17 +218,13 @@ func TestHelperPool(t *testing.T) {
 	for i, n := range []int{1, 2, 3, 2, 4, 1, 7, 2} {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
 			Run(t, []int{n}, func(t *testing.T) {
-				if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(os.Getpid())), nil, 0o666); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(os.Getpid())), nil, 0o666))
 			})
 			if served.test != "" {
 				return
 			}
 			pids, err := os.ReadDir(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			there := 0
 			for _, pid := range pids {
 				if !gone(pid.Name()) {
@@ -363,8 +360,6 @@ func double(t *testing.T, then string) string {
 	dir := t.TempDir()
 	script := "#!/bin/sh\nn=$3; shift 3 # --noprefix -np N\n" +
 		"for r in $(seq 0 $((n - 1))); do OMPI_COMM_WORLD_RANK=$r \"$@\" & done\nwait\n" + then + "\n"
-	if err := os.WriteFile(filepath.Join(dir, "mpirun"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "mpirun"), []byte(script), 0o755))
 	return dir
 }

@@ -26,9 +26,7 @@ func TestWaitCrash(t *testing.T) {
 		{"0", "false", ""},
 	} {
 		tmp, err := os.MkdirTemp("", "own") // a short name, for sockets
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer os.RemoveAll(tmp)
 		cmd := Command(Patience(t), 2, tc.prog)
 		cmd.Env = append(cmd.Env, "LD_PRELOAD="+double, "CRASH_AT_END="+tc.crash, "TMPDIR="+tmp)
@@ -59,12 +57,8 @@ func TestEndLone(t *testing.T) {
 			cmd := exec.Command("sh", "-c", tc.script)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			in, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := Start(cmd); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
+			testkit.Must(t, Start(cmd))
 			ended := make(chan struct{})
 			if !tc.killed {
 				time.AfterFunc(8*lookEvery, func() { close(ended) })

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // Each test that starts jobs in make test is there; the others are skipped, in make test alone.
@@ -20,9 +22,7 @@ func TestQuick(t *testing.T) {
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		missing = slices.DeleteFunc(missing, func(q string) bool {
 			dir, test, _ := strings.Cut(q, ".")
 			return dir == filepath.Base(filepath.Dir(file)) && strings.Contains(string(text), "func "+test)

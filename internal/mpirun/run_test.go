@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lockstep/internal/testkit"
 )
 
 // envHelper makes the TestHelper tests real. They fail by design, each in its own way, and only
@@ -76,9 +78,7 @@ func hangsFor(t *testing.T) time.Duration {
 		return 2 * time.Second
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return d
 }
 
@@ -169,9 +169,7 @@ func TestCommand(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := Command(ctx, 2, "sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	cancel()
 	if err := cmd.Wait(); err == nil {
 		t.Fatal("a cancelled job ended well")
@@ -224,9 +222,7 @@ func TestStart(t *testing.T) {
 	ctx := Patience(t)
 	cmd := Command(ctx, 1, "cat")
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	onThreadThatEnds(ctx, func() { err = Start(cmd) })

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // The kernel's files are read, with groups of either version that limit memory, or none.
@@ -34,12 +36,8 @@ func TestMemory(t *testing.T) {
 		root := t.TempDir()
 		put := func(name, text string) {
 			path := filepath.Join(root, name)
-			if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o777))
+			testkit.Must(t, os.WriteFile(path, []byte(text), 0o666))
 		}
 		put("proc/meminfo", meminfo)
 		for name, text := range c.files {

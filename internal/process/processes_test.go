@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"slices"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 func TestHaving(t *testing.T) {
@@ -16,12 +18,8 @@ func TestHaving(t *testing.T) {
 		cmd := exec.Command("cat")
 		cmd.Env = env
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
+		testkit.Must(t, cmd.Start())
 		defer func() {
 			_ = in.Close() // which ends it
 			_ = cmd.Wait()

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lockstep/internal/testkit"
 )
 
 // patience bounds every wait of a test, and measures nothing.
@@ -39,9 +41,7 @@ func asNobody(t *testing.T, fn func()) {
 		fn()
 		failed <- nil
 	}()
-	if err := <-failed; err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, <-failed)
 }
 
 // counted is a listener that counts the open connections, and first fails to accept a few times.
@@ -86,9 +86,7 @@ func (c *countedConn) Close() error {
 func serve(t *testing.T, pid int, answer func(string) string) *counted {
 	t.Helper()
 	ln, err := net.Listen("unix", RankAddress(pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	l := &counted{Listener: ln}
 	ended := make(chan struct{})
 	go func() {
@@ -163,9 +161,7 @@ func TestSilentCallers(t *testing.T) {
 
 func TestAcceptAgain(t *testing.T) {
 	ln, err := net.Listen("unix", RankAddress(unused))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	l := &counted{Listener: ln}
 	l.fail.Store(5)
 	go Serve(l, func(string) string { return "well" })
@@ -180,9 +176,7 @@ func TestImpostor(t *testing.T) {
 	var ln net.Listener
 	var err error
 	asNobody(t, func() { ln, err = net.Listen("unix", RankAddress(unused)) }) // its user is the listening thread's
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer ln.Close()
 	asked := make(chan int, 1)
 	go func() {
@@ -249,9 +243,7 @@ func TestBelieve(t *testing.T) {
 // Listen tells a name that another process holds from other failures.
 func TestListenTaken(t *testing.T) {
 	ln, err := Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer ln.Close()
 	if _, err := Listen(); err == nil || !strings.Contains(err.Error(), "another process holds the name") {
 		t.Errorf("%v", err)

@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 func TestCommitOf(t *testing.T) {
@@ -46,9 +48,7 @@ func TestVersion(t *testing.T) {
 		t.Errorf("%q is no semantic version", Version)
 	}
 	text, err := os.ReadFile("../../CHANGELOG.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, newest, _ := strings.Cut(string(text), "\n## ")
 	if !strings.HasPrefix(newest, Version+"\n") && !strings.HasPrefix(newest, Version+" ") {
 		t.Errorf("CHANGELOG.md begins with %.20q, and this is %s", newest, Version)

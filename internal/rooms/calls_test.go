@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // mostParameters is how many parameters a function has at most.
@@ -145,9 +147,7 @@ func TestCalls(t *testing.T) {
 			}
 			f, err := parser.ParseFile(c.set, filepath.Join(p.dir, name), nil,
 				parser.ParseComments|parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			path := "lockstep/" + p.path
 			c.declare(path, f)
 			files[path] = append(files[path], f)
@@ -191,9 +191,7 @@ func use(v i, w interface{ Store(bool) int }) {
 `
 	c := calls{set: token.NewFileSet(), functions: map[string]*ast.FuncType{}, methods: map[string][]*ast.FuncType{}}
 	f, err := parser.ParseFile(c.set, "x.go", text, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	c.declare("lockstep/x", f)
 	c.read("lockstep/x", f)
 	want := []string{

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // names are the exported names of packages, as a program writes them, and those of
@@ -23,17 +25,13 @@ type names map[string]*ast.FuncType
 func sources(t *testing.T, dir string) (all []*ast.File) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, path := range paths {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		all = append(all, file)
 	}
 	return all
@@ -195,9 +193,7 @@ func TestComingFrom(t *testing.T) {
 	flags := slices.Concat(literals(t, filepath.Join(root, "spmd/internal/job")),
 		literals(t, filepath.Join(root, "launch/plan")))
 	text, err := os.ReadFile(filepath.Join(root, "docs", "coming-from.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	calls, line := 0, 0
 	for row := range strings.Lines(string(text)) {
 		line++

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 var (
@@ -43,9 +45,7 @@ func messages(t *testing.T, p pkg) []string {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.dir, name), nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
 			if !ok || len(call.Args) == 0 || !makesError(call.Fun) {
@@ -91,9 +91,7 @@ func makesError(f ast.Expr) bool {
 // all messages of its packages.
 func TestErrors(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", "errors.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	made := map[string][]string{}
 	var everywhere []string
 	for _, p := range packages(t) {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // exported returns how many names a declaration adds to those that a program can use: constants,
@@ -40,18 +42,14 @@ func exported(d ast.Decl) (n int) {
 func TestFacade(t *testing.T) {
 	const most = 170
 	files, err := filepath.Glob(filepath.Join(root, "spmd", "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	n := 0
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, d := range file.Decls {
 			n += exported(d)
 		}

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // defines matches pflag's methods that define a flag.
@@ -29,9 +31,7 @@ type flag struct {
 func flagsIn(t *testing.T, path string) (flags []flag) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ast.Inspect(file, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
 		if !ok {
@@ -50,9 +50,7 @@ func flagsIn(t *testing.T, path string) (flags []flag) {
 		}
 		if name, ok := call.Args[at].(*ast.BasicLit); ok {
 			text, err := strconv.Unquote(name.Value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			flags = append(flags, flag{text, defines.FindStringSubmatch(method.Sel.Name)[1],
 				isZero(call.Args[len(call.Args)-2]), texts(call.Args[len(call.Args)-1])})
 		}
@@ -97,18 +95,12 @@ func TestFlagsInPages(t *testing.T) {
 	pages := map[string]string{} // by folder
 	for _, pattern := range []string{"*.md", "*/*.md", "*/*/*.md", "launch/scaffold/kinds/*/*.md"} {
 		names, err := filepath.Glob(filepath.Join(root, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, name := range names {
 			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			dir, err := filepath.Rel(root, filepath.Dir(name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			pages[dir] += string(text)
 		}
 	}
@@ -215,9 +207,7 @@ func TestExportedNamesHaveComments(t *testing.T) {
 			}
 			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.dir, name), nil,
 				parser.ParseComments|parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for _, bare := range uncommented(file) {
 				t.Errorf("%s/%s: %s has no comment", p.path, name, bare)
 			}
@@ -295,9 +285,7 @@ const E = 3 // is
 var F, g = 1, 2
 `
 	file, err := parser.ParseFile(token.NewFileSet(), "p.go", source, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if got := strings.Join(uncommented(file), " "); got != "B T M F" {
 		t.Errorf("without a comment: %s, want B T M F", got)
 	}

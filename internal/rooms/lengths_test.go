@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // checked are the functions that multiply what they have asked elem.Product about.
@@ -27,9 +29,7 @@ var checked = map[string]string{
 func TestLengths(t *testing.T) {
 	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}}={{.Export}}", module+"/spmd/...")
 	out, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	exports := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		name, file, _ := strings.Cut(strings.TrimSpace(line), "=")
@@ -45,9 +45,7 @@ func TestLengths(t *testing.T) {
 		for _, name := range p.sources {
 			if filepath.Ext(name) == ".go" {
 				f, err := parser.ParseFile(fset, filepath.Join(p.dir, name), nil, parser.SkipObjectResolution)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				files = append(files, f)
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // typed are the names that a user of a package types: of functions, and of methods.
@@ -104,9 +106,7 @@ func TestErrorsSayTheirCaller(t *testing.T) {
 				continue
 			}
 			f, err := parser.ParseFile(c.set, filepath.Join(p.dir, name), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			files[p.path] = append(files[p.path], f)
 			c.declare("lockstep/"+p.path, f)
 			for _, d := range f.Decls {
@@ -142,9 +142,7 @@ func TestStandardOutput(t *testing.T) {
 		}
 		for _, name := range p.sources {
 			text, err := os.ReadFile(filepath.Join(p.dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for line := range strings.Lines(string(text)) {
 				if around.MatchString(line) && !strings.Contains(line, "cmd.Stdout") {
 					t.Errorf("%s/%s: %s: write to cli.Stdout", p.path, name, strings.TrimSpace(line))

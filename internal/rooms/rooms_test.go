@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 const root = "../.."
@@ -16,9 +18,7 @@ const root = "../.."
 func packages(t *testing.T) []pkg {
 	t.Helper()
 	pkgs, err := list(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(pkgs) < 30 {
 		t.Fatalf("go list finds %d packages", len(pkgs))
 	}
@@ -76,9 +76,7 @@ func TestLightPrograms(t *testing.T) {
 	list := exec.Command("go", "list", "-deps", "./docs/examples/hello")
 	list.Dir = root
 	out, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	packages := strings.Fields(string(out))
 	if !slices.Contains(packages, "lockstep/spmd") {
 		t.Fatalf("go list finds %d packages", len(packages))
@@ -115,13 +113,9 @@ func TestHouse(t *testing.T) {
 // The picture in docs/architecture.md is that of the code.
 func TestPicture(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want, err := replace(string(text), draw(packages(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if want != string(text) {
 		t.Errorf("%s does not show the packages as they are: go run ./internal/rooms", page)
 	}
@@ -168,9 +162,7 @@ func TestArrows(t *testing.T) {
 // that stand behind the link.
 func TestPage(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	links := regexp.MustCompile("\\[[^]]*\\]\\(([^)#]+)\\)((?: `[^`]+`)*)").FindAllStringSubmatch(string(text), -1)
 	if len(links) < 20 {
 		t.Errorf("only %d links", len(links))
@@ -186,9 +178,7 @@ func TestPage(t *testing.T) {
 			continue
 		}
 		source, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, symbol := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(l[2], -1) {
 			if !regexp.MustCompile(`\b` + regexp.QuoteMeta(symbol[1]) + `\b`).Match(source) {
 				t.Errorf("%s has no %s", l[1], symbol[1])

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // No room has more lines than its row of ceilings.txt, and the rows have no more than the last one
@@ -11,17 +13,11 @@ import (
 func TestCeilings(t *testing.T) {
 	const slack = 100
 	text, err := os.ReadFile(filepath.Join(root, ceilings))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	most, err := parse(string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	now, err := count(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var sum sizes
 	for _, r := range house {
 		for kind, n := range now[r.name] {
@@ -51,17 +47,11 @@ func TestCount(t *testing.T) {
 		"cuda/a.go": "1\n2\n", "cuda/a_test.go": "1\n", "cuda/testdata/b.c": "1\n2\n3\n", "cuda/.hidden/c.go": "1\n",
 		"spmd/vector/kernels_spmd.go": "1\n2\n3\n4\n", "spmd/vector/page.md": "1\n", "bin/d.go": "1\n",
 	} {
-		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o777))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666))
 	}
 	got, err := count(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := map[string]sizes{"libraries": {2, 0, 1, 3}, "helpers": {0, 4, 0, 0}, "all": {2, 4, 1, 3}}
 	for row := range want {
 		if len(got) != len(want) || got[row] != want[row] {
@@ -78,9 +68,7 @@ func TestCount(t *testing.T) {
 func TestLower(t *testing.T) {
 	dir := t.TempDir()
 	must := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	must(os.MkdirAll(filepath.Join(dir, filepath.Dir(ceilings)), 0o777))
 	must(os.WriteFile(filepath.Join(dir, filepath.Dir(ceilings), "a.go"), []byte("1\n2\n"), 0o666))

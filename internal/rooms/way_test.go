@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // The most files that a reader opens to follow an AllReduce on a stream.
@@ -49,17 +51,13 @@ func wayOf(t *testing.T, page, title string) (files []string, steps []step) {
 func bodies(t *testing.T, s step) string {
 	t.Helper()
 	source, err := os.ReadFile(filepath.Join(root, s.file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if filepath.Ext(s.file) != ".go" {
 		return regexp.MustCompile(`(?ms)^\w[\w *]*\b` + s.name + `\([^;{]*\{.*?^\}`).FindString(string(source))
 	}
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, s.file, source, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	text := ""
 	for _, d := range f.Decls {
 		if d, ok := d.(*ast.FuncDecl); ok && d.Name.Name == s.name {
@@ -147,9 +145,7 @@ func (w *way) follow(s step) {
 // also names whatever a queue calls of a call.
 func TestWay(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for title, most := range mostOpened {
 		files, steps := wayOf(t, string(text), title)
 		if len(files) > most {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"lockstep/internal/testkit"
 )
 
 // write writes a text as a program does, and returns the error.
@@ -30,12 +32,7 @@ func holds(t *testing.T, name, want string) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // An existing file is replaced only on request, and only by a complete one.
 func TestReplace(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // file returns a file with the given header and n bytes of data.
@@ -29,9 +31,7 @@ func TestLayoutAndParse(t *testing.T) {
 			{Name: "<&>", Type: "I8", Shape: []int64{5}}},
 	} {
 		header, err := Layout(tensors)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if len(header)%8 != 0 {
 			t.Errorf("the data start at byte %d", len(header))
 		}
@@ -53,9 +53,7 @@ func TestLayoutAndParse(t *testing.T) {
 			end += x.Bytes
 		}
 		got, err := parseBytes(append(header, make([]byte, end-int64(len(header)))...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		sortByName := func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) }
 		want := slices.Clone(tensors)
 		slices.SortFunc(got, sortByName)
@@ -70,9 +68,7 @@ func TestLayoutAndParse(t *testing.T) {
 func TestLayoutMeta(t *testing.T) {
 	for _, tensors := range [][]Tensor{nil, {{Name: "a", Type: "F32", Shape: []int64{2}}}} {
 		header, err := LayoutMeta(map[string]string{"format": "pt", "a \"b\"": "ü"}, tensors)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var plain map[string]map[string]any
 		if err := json.Unmarshal(header[8:], &plain); err != nil {
 			t.Fatalf("%s: %v", header, err)
@@ -199,13 +195,9 @@ func FuzzParse(f *testing.F) {
 		}
 		again := slices.Clone(tensors)
 		header, err := Layout(again)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		back, err := Parse(bytes.NewReader(header), int64(len(header))+sum(again))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if fmt.Sprint(back) != fmt.Sprint(again) { // only tensors without data may change places with each other
 			sortAll := func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) }
 			slices.SortFunc(back, sortAll)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lockstep/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -24,9 +26,7 @@ func TestReport(t *testing.T) {
 	r := newReport(&out)
 	tell := func(e event) {
 		b, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		r.line(b)
 	}
 	for _, e := range []event{

@@ -65,3 +65,11 @@ func More(t testing.TB, n int, what string) {
 	}
 	t.Logf("make test-all has more: %d %s", n, what)
 }
+
+// Must fails the test with an error.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

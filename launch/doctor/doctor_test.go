@@ -16,6 +16,7 @@ import (
 
 	"lockstep/internal/cli"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 )
 
 // launchEnv makes this test binary the launch command: a copy of it lies beside launch-probe, as
@@ -83,9 +84,7 @@ var setups = []struct {
 	{name: "the program is not executable on a node", ranks: 4, wrap: onNode1 + `./launch doctor --json -- ./prog`,
 		prepare: func(s *set) {
 			twoNodes(s, "prog", "prog")
-			if err := os.Chmod(filepath.Join(s.dir, "node1/prog"), 0o644); err != nil {
-				s.t.Fatal(err)
-			}
+			testkit.Must(s.t, os.Chmod(filepath.Join(s.dir, "node1/prog"), 0o644))
 		}, want: []want{{Fail, []int{2, 3}, []string{"not executable", "chmod +x"}}}},
 	{name: "the program is built for another architecture on a node", ranks: 4,
 		wrap: onNode1 + `./launch doctor --json -- ./launch.s390`, prepare: func(s *set) {
@@ -175,9 +174,7 @@ var setups = []struct {
 		want:    []want{{Warn, []int{1}, []string{"through MPI", "2.17.3", "too old", "libnccl2"}}}},
 	{name: "double: no NCCL and no NVRTC", ranks: 2, prepare: func(s *set) {
 		s.gpus(2)
-		if err := os.Mkdir(filepath.Join(s.dir, "lib"), 0o755); err != nil {
-			s.t.Fatal(err)
-		}
+		testkit.Must(s.t, os.Mkdir(filepath.Join(s.dir, "lib"), 0o755))
 		for _, name := range []string{"libnccl.so.2", "libnccl.so", "libnvrtc.so.13", "libnvrtc.so.12",
 			"libnvrtc.so.11.2", "libnvrtc.so", "libcublas.so.13", "libcublas.so.12"} {
 			s.write("lib/"+name, "not a library")
@@ -271,9 +268,7 @@ func TestGPUMemoryThroughMPI(t *testing.T) {
 					s.gpus(tc.gpus)
 				}
 				if tc.noNCCL {
-					if err := os.Mkdir(filepath.Join(s.dir, "lib"), 0o755); err != nil {
-						s.t.Fatal(err)
-					}
+					testkit.Must(s.t, os.Mkdir(filepath.Join(s.dir, "lib"), 0o755))
 					s.write("lib/libnccl.so.2", "not a library")
 					s.write("lib/libnccl.so", "not a library")
 				}
@@ -305,9 +300,7 @@ func examine(t *testing.T, ranks int, wrap string, args []string, prepare func(s
 	ctx := mpirun.Patience(t)
 	s := &set{t: t, dir: t.TempDir()}
 	for _, f := range []string{"launch", "launch-probe"} {
-		if err := os.Link(filepath.Join(build(t), f), filepath.Join(s.dir, f)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Link(filepath.Join(build(t), f), filepath.Join(s.dir, f)))
 	}
 	launch := filepath.Join(s.dir, "launch")
 	line := append([]string{"doctor", "--json", "--timeout", "10m"}, args...)
@@ -324,9 +317,7 @@ func examine(t *testing.T, ranks int, wrap string, args []string, prepare func(s
 	s.cmd.Dir = s.dir
 	// short, for sockets, and its own: mpiruns that start at once in one are in each other's way
 	tmp, err := os.MkdirTemp(build(t), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	mpirun.KeepSessions(tmp)             // several singletons may start at once in it, too
 	s.env(launchEnv+"=1", "TMPDIR="+tmp) // where mpirun leaves files of a job that it ends
 	if prepare != nil {

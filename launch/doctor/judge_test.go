@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"lockstep/internal/testkit"
 )
 
 // job returns the facts of a sound job: so many nodes of so many ranks, as Gather and launch-probe
@@ -266,9 +268,7 @@ func TestWrite(t *testing.T) {
 		}
 		r := Result{Ranks: facts, Findings: Judge(facts)}
 		var b bytes.Buffer
-		if err := r.Write(&b, width); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.Write(&b, width))
 		text := b.String()
 		above, table, _ := strings.Cut(text, "\nrank  ")
 		for _, want := range []string{"launcher   openmpi4 (OMPI_COMM_WORLD_SIZE=8)\n",

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 )
 
 // twoHosts makes two network namespaces with a cable between them, eth0, and has mpirun in the
@@ -211,8 +212,6 @@ func TestUsage(t *testing.T) {
 func dialDoor(t *testing.T, d *Door) net.Conn {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", d.Endpoints[0].Port), mpirun.Limit(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return conn
 }

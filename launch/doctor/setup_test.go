@@ -65,9 +65,7 @@ type set struct {
 
 func (s *set) write(name, text string) {
 	s.t.Helper()
-	if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o755); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o755))
 }
 
 // replace copies a program of the set, changed, to another name of it.
@@ -79,21 +77,15 @@ func (s *set) replace(from, to string, change func([]byte) []byte) {
 		os.Remove(to) // it may be a link
 		err = os.WriteFile(to, change(data), 0o755)
 	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, err)
 }
 
 // node makes a folder that stands for a node's own disk.
 func (s *set) node(name string) {
 	s.t.Helper()
-	if err := os.Mkdir(filepath.Join(s.dir, name), 0o755); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, os.Mkdir(filepath.Join(s.dir, name), 0o755))
 	for _, f := range []string{"launch", "launch-probe"} {
-		if err := os.Symlink(filepath.Join(s.dir, f), filepath.Join(s.dir, name, f)); err != nil {
-			s.t.Fatal(err)
-		}
+		testkit.Must(s.t, os.Symlink(filepath.Join(s.dir, f), filepath.Join(s.dir, name, f)))
 	}
 }
 
@@ -101,9 +93,7 @@ func (s *set) env(kv ...string) { s.cmd.Env = append(s.cmd.Env, kv...) }
 
 // probe replaces launch-probe by a script, which may run the real one as "$real".
 func (s *set) probe(script string) {
-	if err := os.Rename(filepath.Join(s.dir, "launch-probe"), filepath.Join(s.dir, "real-probe")); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, os.Rename(filepath.Join(s.dir, "launch-probe"), filepath.Join(s.dir, "real-probe")))
 	s.write("launch-probe", "#!/bin/sh\nreal="+s.dir+"/real-probe\n"+script)
 }
 
@@ -118,9 +108,7 @@ func (s *set) gpus(n int, env ...string) {
 		if err == nil {
 			err = os.Mkdir(shared, 0o755)
 		}
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		testkit.Must(s.t, err)
 		testkit.BuildCUDA(s.t, shared)
 		testkit.BuildLibrary(s.t, shared, "libnccl.so.2", nccl)
 	})

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"lockstep/internal/cli"
+	"lockstep/internal/testkit"
 )
 
 // fall returns a run whose residual falls to a tenth in each step. Another number never changes,
@@ -86,9 +87,7 @@ func TestAxes(t *testing.T) {
 func texts(t *testing.T, file string) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for dec := xml.NewDecoder(strings.NewReader(string(text))); ; {
 		switch tok, err := dec.Token(); {
 		case errors.Is(err, io.EOF):
@@ -126,9 +125,7 @@ func TestPicture(t *testing.T) {
 		t.Errorf("no decade has a name: %q", list)
 	}
 	f, err := os.Open(bitmap)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer f.Close()
 	if im, err := png.Decode(f); err != nil || im.Bounds().Dx() < 600 {
 		t.Errorf("%v", err)
@@ -156,9 +153,7 @@ func TestPicture(t *testing.T) {
 		t.Fatal(err)
 	}
 	g, err := os.Open(rows)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer g.Close()
 	if im, err := png.Decode(g); err != nil || im.Bounds().Dx() > 3*im.Bounds().Dy() {
 		t.Errorf("%v, %v", err, im.Bounds())

@@ -51,9 +51,7 @@ func running(t *testing.T, n int) (cmd *exec.Cmd, pids []int) {
 	cmd = spmdtest.Command(mpirun.Patience(t), t, n, []string{appEnv + "=1"}, "--log-ranks", "all",
 		"--log-format", "json")
 	out, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	if err := mpirun.Start(cmd); err != nil { // TestOtherUser ends a thread
 		t.Fatal(err)
 	}
@@ -80,9 +78,7 @@ func running(t *testing.T, n int) (cmd *exec.Cmd, pids []int) {
 // finish lets the job go on to its end.
 func finish(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
-	if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, cmd.Process.Signal(syscall.SIGUSR1))
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the job that was looked at: %v", err)
 	}
@@ -123,9 +119,7 @@ func TestStatus(t *testing.T) {
 	}
 	finish(t, cmd)
 	listening, err := process.ListeningRanks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	for _, pid := range pids {
 		if slices.Contains(listening, pid) {
 			t.Errorf("process %d has ended and still listens", pid)
@@ -141,9 +135,7 @@ func TestSeveralJobs(t *testing.T) {
 		t.Fatalf("two jobs are seen as %+v, silent %q", jobs, silent)
 	}
 	var out bytes.Buffer
-	if err := list(&out, jobs, silent, false); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, list(&out, jobs, silent, false))
 	lines := strings.Split(out.String(), "\n")
 	if len(lines) < 3 || !strings.HasPrefix(lines[1], jobs[0].name) || !strings.HasPrefix(lines[2], jobs[1].name) ||
 		!strings.Contains(lines[2], strconv.Itoa(twoPIDs[1])) {
@@ -154,23 +146,17 @@ func TestSeveralJobs(t *testing.T) {
 	}
 
 	// A stopped process takes connections, and does not answer.
-	if err := syscall.Kill(onePIDs[0], syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, syscall.Kill(onePIDs[0], syscall.SIGSTOP))
 	for stat := ""; !strings.Contains(stat, ") T "); { // not at once on all its threads
 		b, err := os.ReadFile("/proc/" + strconv.Itoa(onePIDs[0]) + "/stat")
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		stat = string(b)
 	}
 	jobs, silent = who(append(slices.Clone(twoPIDs), onePIDs...))
 	if len(jobs) != 1 || len(silent) != 1 || !strings.Contains(silent[0], strconv.Itoa(onePIDs[0])) {
 		t.Errorf("with one stopped: %+v, silent %q", jobs, silent)
 	}
-	if err := syscall.Kill(onePIDs[0], syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, syscall.Kill(onePIDs[0], syscall.SIGCONT))
 	finish(t, one)
 	finish(t, two)
 }
@@ -190,9 +176,7 @@ func TestNobody(t *testing.T) {
 func TestEscapes(t *testing.T) {
 	pid := os.Getpid()
 	ln, err := process.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	defer ln.Close()
 	go process.Serve(ln, func(request string) string { // a stand-in for a rank that went bad
 		switch request {

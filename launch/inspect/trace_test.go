@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // sample is a trace of three ranks. Rank 2 comes last to an AllReduce, from a kernel, and rank 0
@@ -62,9 +64,7 @@ func TestTrace(t *testing.T) {
 	if _, err := z.Write([]byte(sample)); err != nil {
 		t.Fatal(err)
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, z.Close())
 	words := func(s string) string {
 		var lines []string
 		for line := range strings.Lines(s) {

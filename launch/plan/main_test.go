@@ -18,6 +18,7 @@ import (
 
 	"lockstep/internal/cli"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/testkit"
 )
 
 // TestMain makes this binary launch, or a program that launch starts, where
@@ -51,9 +52,7 @@ func TestMain(m *testing.M) {
 func self(t testing.TB) string {
 	t.Helper()
 	path, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return path
 }
 
@@ -206,9 +205,7 @@ func need(t *testing.T, name string) {
 
 func writeFile(t *testing.T, name, text string, mode os.FileMode) string {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(text), mode); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(name, []byte(text), mode))
 	return name
 }
 

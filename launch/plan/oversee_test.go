@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"lockstep/internal/process"
+	"lockstep/internal/testkit"
 )
 
 // What a rank leaves behind does not hold up the job's end, though it has descriptors of the rank.
@@ -71,9 +72,7 @@ while :; do sleep 1; done
 // The looks of an overseer at a launcher with one rank: when they end it, and why.
 func TestLooks(t *testing.T) {
 	sh := exec.Command("sh", "-c", `OMPI_COMM_WORLD_RANK=0 sleep 100000 & wait`)
-	if err := sh.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, sh.Start())
 	t.Cleanup(func() {
 		process.KillTree(sh.Process.Pid)
 		_ = sh.Wait()

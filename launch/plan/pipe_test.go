@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // TestPipe passes the bytes of a rank's standard output on as they are, where a program reads them,
@@ -39,9 +41,7 @@ func TestPipe(t *testing.T) {
 func TestLastLine(t *testing.T) {
 	need(t, "openmpi4")
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, tc := range []struct{ name, script, want string }{
 		{"killed", `kill -9 $$`, "launch: rank 1 on " + host + ": ended by signal 9 (Killed); status 137 (SIGKILL)\n"},
 		{"killed after a line", `echo begun >&2; kill -9 $$`,

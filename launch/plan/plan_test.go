@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"lockstep/internal/cli"
+	"lockstep/internal/testkit"
 )
 
 func TestLines(t *testing.T) {
@@ -325,9 +326,7 @@ func TestBatchFile(t *testing.T) {
 		writeFile(t, dir+"/srun", "#!/bin/bash\n"+tc.srun+"\n", 0o755)
 		writeFile(t, dir+"/scontrol", "#!/bin/sh\necho scontrol $*\n", 0o755)
 		j, err := o.job(s, []string{"prog", "--checkpoint=runs/a"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		cmd := start(t, "bash", writeFile(t, dir+"/job", o.file(o.lines(j, s), j), 0o644))
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SLURM_JOB_ID=7")
 		if tc.gone { // the batch file looks whether it is there once it is not
@@ -348,9 +347,7 @@ func TestSameWords(t *testing.T) {
 		o := options{np: 2, launcher: w.name}
 		s := site{cores: 8}
 		j, err := o.job(s, []string{"prog"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		printed := o.lines(j, s)
 		starter, j, err := o.plan(s, []string{"prog"})
 		l := build(starter, j, s)
@@ -401,9 +398,7 @@ func TestCheckRoom(t *testing.T) {
 		tc.o.launcher = "auto"
 		s := site{cores: 4, gpus: 2, env: []string{tc.env}}
 		j, err := tc.o.job(s, strings.Fields(tc.prog))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		told := tc.o.lines(j, s)[0]
 		if told.Refused != tc.want {
 			t.Errorf("launch plan says of %+v %s: %q, want %q", tc.o, tc.prog, told.Refused, tc.want)

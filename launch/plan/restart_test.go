@@ -74,9 +74,7 @@ func attempt(args []string) {
 func TestRestarts(t *testing.T) {
 	need(t, "openmpi4")
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, tc := range []struct {
 		name   string
 		flags  string
@@ -171,14 +169,10 @@ func TestRestartsEnded(t *testing.T) {
 		cmd := launchCommand(t, "run", "--restarts", "5", "-np", "1", "--", self(t), "program", "attempt", dir, "9",
 			"5")
 		log, err := os.Create(dir + "/log")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer log.Close()
 		cmd.Stderr = log
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, cmd.Start())
 		ended := make(chan struct{})
 		go func() {
 			_ = cmd.Wait() // the status says it
@@ -195,9 +189,7 @@ func TestRestartsEnded(t *testing.T) {
 			case <-time.After(10 * time.Millisecond):
 			}
 		}
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 		<-ended
 		starts, err := os.ReadFile(dir + "/starts")
 		if err != nil || cmd.ProcessState.ExitCode() != 128+int(syscall.SIGTERM) ||
@@ -269,9 +261,7 @@ done
 			for name, hosts := range tc.files {
 				writeFile(t, filepath.Join(dir, name), hosts, 0o644)
 			}
-			if err := os.RemoveAll(dir + "/ran"); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.RemoveAll(dir+"/ran"))
 			rsh := agent(t, `grep -qx "$host" `+dir+`/gone && { echo "ssh: no route to $host" >&2; exit 255; }`)
 			args := append([]string{"run", "--logs", "prefix", "--agent", rsh, "-H", "nodea:1,nodeb:2,nodec:1"},
 				tc.flags...)

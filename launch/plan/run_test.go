@@ -18,6 +18,7 @@ import (
 
 	"lockstep/internal/mpirun"
 	"lockstep/internal/process"
+	"lockstep/internal/testkit"
 )
 
 func TestRun(t *testing.T) {
@@ -90,12 +91,8 @@ func TestLogs(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir() + "/a 'new' folder"
 			const before = "of a job before\n" // stays
-			if err := os.Mkdir(dir, 0o777); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, "rank.1.out"), []byte(before), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Mkdir(dir, 0o777))
+			testkit.Must(t, os.WriteFile(filepath.Join(dir, "rank.1.out"), []byte(before), 0o666))
 			out, errs, status := result(t,
 				launchCommand(t, append(append(base[:len(base):len(base)], "--logs", dir), prog...)...))
 			if status != 0 || out != "" {
@@ -217,14 +214,10 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	r := &running{cmd: cmd, marker: "PLAN_TEST_MARK=" + t.TempDir(), tmp: t.TempDir()}
 	r.cmd.Env = append(r.cmd.Env, r.marker, "TMPDIR="+r.tmp)
 	out, err := r.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	r.cmd.Stderr = &r.all
 	r.lines = bufio.NewScanner(out)
-	if err := r.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.cmd.Start())
 	t.Cleanup(func() {
 		if r.cmd.ProcessState == nil { // the test has failed
 			_ = r.cmd.Process.Kill()
@@ -254,9 +247,7 @@ func (r *running) await(t *testing.T, n int, text string) {
 
 func (r *running) signal(t *testing.T, sig syscall.Signal) {
 	t.Helper()
-	if err := r.cmd.Process.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.cmd.Process.Signal(sig))
 }
 
 func (r *running) status(t *testing.T) int {
@@ -373,9 +364,7 @@ func TestBadInput(t *testing.T) {
 	writeFile(t, dir+"/empty", "# no host\n\n", 0o644)
 	writeFile(t, dir+"/odd", "a slots=2 max_slots=4\n", 0o644)
 	alien, err := os.ReadFile(self(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	alien[18], alien[19] = 2, 0 // e_machine of SPARC, which Go does not run on
 	writeFile(t, dir+"/alien", string(alien), 0o755)
 	for _, tc := range []struct {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // divider is a program that has a command plan.
@@ -36,17 +38,13 @@ func divide(args []string) {
 func TestSettings(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{divider} {
-		if err := os.Symlink(self(t), filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink(self(t), filepath.Join(dir, name)))
 	}
 	program := filepath.Join(dir, divider)
 	planned := func(args ...string) string {
 		t.Helper()
 		out, err := exec.Command(self(t), append([]string{"plan", "--launcher", "openmpi4"}, args...)...).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return string(out)
 	}
 	out := planned("--nodes", "2", "--gpus-per-node", "4", "--gpu", "A100:40", "--", program, "--model", "x")
@@ -93,9 +91,7 @@ func TestGPUModel(t *testing.T) {
 		t.Errorf("%q", m)
 	}
 	dir := filepath.Join(proc, "driver/nvidia/gpus/0000:19:00.0")
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(dir, 0o777))
 	if err := os.WriteFile(filepath.Join(dir, "information"), []byte("Model: \t\t NVIDIA H200\nIRQ:   \t\t 305\n"),
 		0o666); err != nil {
 		t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // The file for sbatch asks for what the flags say, and has the line that is printed above it.
@@ -103,14 +105,10 @@ func planText(t *testing.T, o options, s site, prog []string) string {
 	if err == nil {
 		err = o.inFile(&j)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	lines := o.lines(j, s)
 	var b strings.Builder
-	if err := write(&b, lines, o.file(lines, j), nil, false); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, write(&b, lines, o.file(lines, j), nil, false))
 	return b.String()
 }
 

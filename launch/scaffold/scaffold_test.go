@@ -80,9 +80,7 @@ func sh(t *testing.T, dir, script string) string {
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -93,9 +91,7 @@ func names(t *testing.T, dir string) []string {
 func repository(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return root
 }
 
@@ -103,13 +99,9 @@ func repository(t *testing.T) string {
 // starts it on several ranks.
 func TestModule(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's here")
-	if err := os.Mkdir(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(dir, 0o777))
 	printed, err := newApp(t, dir, "heat-2d")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	app := filepath.Join(dir, "heat-2d")
 	want := []string{"README.md", "go.mod", "go.sum", "kernels_spmd.go", "main.go", "main_test.go", "step.go"}
 	if got := names(t, app); !slices.Equal(got, want) || len(names(t, dir)) != 1 {
@@ -117,9 +109,7 @@ func TestModule(t *testing.T) {
 	}
 	for _, name := range want {
 		text, err := os.ReadFile(filepath.Join(app, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if strings.Contains(string(text), "{{") || strings.Contains(string(text), placeholder) {
 			t.Errorf("%s has places that are not filled in:\n%s", name, text)
 		}
@@ -132,9 +122,7 @@ func TestModule(t *testing.T) {
 	}
 
 	mod, err := os.ReadFile(filepath.Join(app, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for module, want := range map[string]bool{
 		"github.com/spf13/pflag ": true, "github.com/sbromberger/gompi ": true, "gonum.org/v1/plot ": false,
 		"honnef.co/go/tools ": false,
@@ -211,9 +199,7 @@ func TestKinds(t *testing.T) {
 	for _, k := range kinds {
 		a := app{Name: "heat-2d", Binary: "bin/heat-2d", Root: dir, Build: "BUILD", Test: "TEST", kind: k.name}
 		files, err := a.files()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, name := range []string{"main.go", "main_test.go", "kernels_spmd.go", readme} {
 			if len(files[name]) == 0 {
 				t.Errorf("%s has no %s", k.name, name)
@@ -240,16 +226,10 @@ func TestKinds(t *testing.T) {
 func TestInCheckout(t *testing.T) {
 	root, fake := repository(t), t.TempDir()
 	below := filepath.Join(fake, "apps", "train")
-	if err := os.MkdirAll(below, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(fake, "go.mod"), []byte("module lockstep\n\ngo 1.26\n"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(below, 0o777))
+	testkit.Must(t, os.WriteFile(filepath.Join(fake, "go.mod"), []byte("module lockstep\n\ngo 1.26\n"), 0o666))
 	printed, err := newApp(t, below, "heat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, want := range []string{
 		"cd " + fake + "\n", "go build -o bin/ ./apps/heat\n", " -np 2 bin/heat --device host\n",
 		"go test ./apps/heat\n",
@@ -272,12 +252,8 @@ func TestInCheckout(t *testing.T) {
 		replace[filepath.Join(root, "apps", "heat", name)] = filepath.Join(app, name)
 	}
 	overlay, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(fake, "overlay.json"), overlay, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, os.WriteFile(filepath.Join(fake, "overlay.json"), overlay, 0o666))
 	out := sh(t, root, fmt.Sprintf(
 		"go build -overlay %[1]s/overlay.json -o %[1]s ./apps/heat && %[1]s/heat --device host", quote(fake)))
 	if !strings.Contains(out, " INF done ") {
@@ -288,9 +264,7 @@ func TestInCheckout(t *testing.T) {
 func stat(t *testing.T, path string) os.FileInfo {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return info
 }
 
@@ -374,15 +348,9 @@ func TestStandardPackages(t *testing.T) {
 // TestExisting: what is there stays as it is.
 func TestExisting(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("mine"), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("nowhere", filepath.Join(dir, "link")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "folder"), 0o777))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("mine"), 0o666))
+	testkit.Must(t, os.Symlink("nowhere", filepath.Join(dir, "link")))
 	for _, name := range []string{"folder", "file", "link"} {
 		_, err := newApp(t, dir, name)
 		code, _ := cli.ExitStatus(err)
@@ -422,9 +390,7 @@ func TestNothingHalfWritten(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		a := app{Name: "heat", kind: "stencil", dir: filepath.Join(dir, "heat")}
-		if err := prepare(&a); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, prepare(&a))
 		before := names(t, dir)
 		if err := a.write(); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s failed: %v", name, err)
@@ -440,9 +406,7 @@ func TestCheckoutPaths(t *testing.T) {
 	root, dir := repository(t), t.TempDir()
 	for _, name := range []string{"a b", "a'b,c", `a"b`} {
 		link := filepath.Join(dir, name)
-		if err := os.Symlink(root, link); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink(root, link))
 		at := t.TempDir()
 		if _, err := newApp(t, at, "heat", "--lockstep", filepath.Join("..", filepath.Base(dir), name)); err != nil {
 			t.Error(err)
@@ -464,9 +428,7 @@ func TestIsCheckout(t *testing.T) {
 		"module x\n\nrequire lockstep v0.0.0\n":     false,
 		"":                                          false,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, "go.mod"), []byte(text), 0o666))
 		if got := isCheckout(dir); got != want {
 			t.Errorf("%q: %v", text, got)
 		}

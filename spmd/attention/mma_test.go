@@ -307,12 +307,7 @@ func poisoned[T spmd.BF16 | float32](t *testing.T, w *spmd.World, n int) spmd.Bu
 	return b
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = spmdtest.Must
 
 // Bad shapes are refused before anything is enqueued.
 func TestMMARefuses(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/job"
 )
 
@@ -30,9 +31,7 @@ func TestParseIndex(t *testing.T) {
 		x := goodIndex()
 		change(x)
 		b, err := json.Marshal(x)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return b
 	}
 	good := text(func(*index) {})
@@ -97,9 +96,7 @@ func TestParseIndex(t *testing.T) {
 
 func FuzzIndex(f *testing.F) {
 	good, err := json.Marshal(goodIndex())
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.Must(f, err)
 	f.Add(good)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		x, err := parseIndex(b)
@@ -127,22 +124,16 @@ func FuzzIndex(f *testing.F) {
 // No marker but the right one makes a checkpoint complete.
 func FuzzMarker(f *testing.F) {
 	index, err := json.Marshal(goodIndex())
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.Must(f, err)
 	good := marker(index)
 	f.Add(good)
 	f.Add(good[:len(good)-1])
 	f.Add([]byte{})
 	f.Add(bytes.Repeat([]byte{'x'}, maxMarker+1))
 	dir := f.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, indexName), index, 0o666); err != nil {
-		f.Fatal(err)
-	}
+	testkit.Must(f, os.WriteFile(filepath.Join(dir, indexName), index, 0o666))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if err := os.WriteFile(filepath.Join(dir, markerName), b, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, markerName), b, 0o666))
 		_, _, err := disk{new(job.FileWork)}.readIndex(dir)
 		if (err == nil) != bytes.Equal(b, good) {
 			t.Fatalf("marker %q: %v", b, err)
@@ -159,13 +150,9 @@ func TestAwaitParts(t *testing.T) {
 	s := &saving{temp: t.TempDir(), x: goodIndex(), cancel: make(chan struct{})}
 	s.x.Files[0].fileSum, s.x.Files[1].fileSum = fileSum{}, fileSum{}
 	sum, err := c.disk.writeFile(filepath.Join(s.temp, s.x.Files[0].Name), []byte("shard"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	text, err := json.Marshal(sum)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	part := filepath.Join(s.temp, shardName(0, 2, "json"))
 	if _, err := c.disk.writeFile(part, text); err != nil {
 		t.Fatal(err)
@@ -183,15 +170,11 @@ func TestAwaitParts(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	s.x.Files[0].fileSum = fileSum{}
-	if err := os.Truncate(filepath.Join(s.temp, s.x.Files[0].Name), 4); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Truncate(filepath.Join(s.temp, s.x.Files[0].Name), 4))
 	if err := c.awaitParts(s); err == nil || !strings.Contains(err.Error(), "4 bytes, and 5 were saved") {
 		t.Errorf("a file that got shorter: %v", err)
 	}
-	if err := os.RemoveAll(s.temp); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.RemoveAll(s.temp))
 	if err := c.awaitParts(s); err == nil || !strings.Contains(err.Error(), s.temp) {
 		t.Errorf("without the folder: %v", err)
 	}

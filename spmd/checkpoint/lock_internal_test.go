@@ -17,15 +17,14 @@ import (
 	"time"
 
 	"lockstep/internal/process"
+	"lockstep/internal/testkit"
 )
 
 // deadProcess returns the number of a process that has ended.
 func deadProcess(t *testing.T) int {
 	t.Helper()
 	cmd := exec.Command("true")
-	if err := cmd.Run(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Run())
 	return cmd.Process.Pid
 }
 
@@ -34,9 +33,7 @@ func deadProcess(t *testing.T) int {
 func inSlurm(t *testing.T, job, restarts, squeue string) {
 	t.Helper()
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, "squeue"), []byte("#!/bin/sh\n"+squeue+"\n"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(bin, "squeue"), []byte("#!/bin/sh\n"+squeue+"\n"), 0o777))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	t.Setenv("SLURM_JOB_ID", job)
 	t.Setenv("SLURM_CLUSTER_NAME", "big")
@@ -46,9 +43,7 @@ func inSlurm(t *testing.T, job, restarts, squeue string) {
 // A lock is taken over from owners that are gone for certain, and from no others.
 func TestLockOwners(t *testing.T) {
 	child := exec.Command("sleep", "600")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, child.Start())
 	defer func() {
 		_ = child.Process.Kill()
 		_ = child.Wait()
@@ -56,9 +51,7 @@ func TestLockOwners(t *testing.T) {
 	running := func(o *lockOwner) {
 		o.PID = child.Process.Pid
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", o.PID))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		o.Start, _ = process.StartTime(string(stat))
 	}
 	elsewhere := func(o *lockOwner) { o.Host, o.Boot, o.PID, o.Locked = "h2", "another", 77, true }
@@ -106,12 +99,8 @@ func TestLockOwners(t *testing.T) {
 			o.Since = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 			path := filepath.Join(t.TempDir(), lockName)
 			text, err := json.Marshal(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, text, 0o666); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
+			testkit.Must(t, os.WriteFile(path, text, 0o666))
 			me := thisOwner()
 			f, before, err := takeLock(path, me)
 			if tc.want != "" {
@@ -124,9 +113,7 @@ func TestLockOwners(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer f.Close()
 			if before == nil || before.Session != o.Session {
 				t.Errorf("it was %v", before)
@@ -151,9 +138,7 @@ func TestLockHeldByKernel(t *testing.T) {
 	o := thisOwner()
 	o.PID, o.Restarts = deadProcess(t), 0
 	f, err := o.place(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, _, err = takeLock(path, thisOwner())
 	var busy *lockBusy
 	if !errors.As(err, &busy) || busy.fate != lives || !busy.former || busy.patience(time.Hour) != time.Hour {
@@ -161,9 +146,7 @@ func TestLockHeldByKernel(t *testing.T) {
 	}
 	f.Close()
 	f, _, err = takeLock(path, thisOwner())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	f.Close()
 }
 
@@ -172,9 +155,7 @@ func TestLockUnreadable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), lockName)
 	for _, text := range []string{"", "{", "null", `{"session":"../../../tmp/x"}`,
 		strings.Repeat("x", maxLock+1), "\x1b[2J"} {
-		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(text), 0o666))
 		_, _, err := takeLock(path, thisOwner())
 		if err == nil || !strings.Contains(err.Error(), "remove "+path) || strings.Contains(err.Error(), "\x1b") {
 			t.Errorf("%q: %v", text, err)
@@ -241,9 +222,7 @@ func lockRace(t *testing.T) {
 		t.Errorf("%d turns", turns.Load())
 	}
 	f, _, err := takeLock(path, thisOwner())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	f.Close()
 	if got, _ := os.ReadDir(dir); len(got) != 1 {
 		t.Errorf("%v is left", got)
@@ -252,16 +231,12 @@ func lockRace(t *testing.T) {
 
 func FuzzLockOwner(f *testing.F) {
 	text, err := json.Marshal(thisOwner())
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.Must(f, err)
 	f.Add(text)
 	f.Add([]byte(`{"session":"0123456789abcdef","pid":-1,"start":-5,"slurm_job":"1 2"}`))
 	path := filepath.Join(f.TempDir(), lockName)
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if err := os.WriteFile(path, text, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, text, 0o666))
 		o, err := readOwner(path)
 		if err != nil {
 			return

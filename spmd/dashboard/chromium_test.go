@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"lockstep/internal/testkit"
 )
 
 // browser is a headless Chromium, and one page in it, by the protocol of its developer tools over
@@ -57,25 +59,17 @@ func browse(t *testing.T) *browser {
 		t.Skip("chromium is not installed: apt-get install chromium, or make test-page")
 	}
 	toThem, to, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	from, fromThem, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dir, err := os.MkdirTemp("", "lockstep-chromium")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	cmd := exec.Command(program, "--headless=new", "--no-sandbox", "--disable-gpu",
 		"--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync",
 		"--user-data-dir="+dir, "--remote-debugging-pipe", "about:blank")
 	cmd.ExtraFiles = []*os.File{toThem, fromThem} // descriptors 3 and 4
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	toThem.Close()
 	fromThem.Close()
 	b := &browser{t: t, to: to, answers: map[int]chan reply{}, gone: make(chan struct{})}

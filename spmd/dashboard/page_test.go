@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/dashboard"
 )
 
@@ -84,9 +85,7 @@ func TestPage(t *testing.T) {
 	axe := ""
 	if name := os.Getenv("LOCKSTEP_AXE"); name != "" {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		axe = string(text)
 	} else {
 		t.Log("axe-core is not asked: make test-page does")
@@ -117,9 +116,7 @@ func TestPage(t *testing.T) {
 	asked := 0
 	for _, e := range browser.told("Network.requestWillBeSent") {
 		var r struct{ Request struct{ URL string } }
-		if err := json.Unmarshal(e.Params, &r); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal(e.Params, &r))
 		asked++
 		if !strings.HasPrefix(r.Request.URL, s.url) && !strings.HasPrefix(r.Request.URL, "data:,") {
 			t.Errorf("the page asks %s", r.Request.URL)

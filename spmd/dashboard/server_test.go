@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/dashboard"
 )
 
@@ -24,9 +25,7 @@ func newBoard(ranks int) *dashboard.Board { return dashboard.NewBoard(ranks, tim
 func served(t *testing.T, b *dashboard.Board) *server {
 	t.Helper()
 	s, err := serve(b, "127.0.0.1:0", token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -42,18 +41,12 @@ var client = &http.Client{Timeout: patience,
 func ask(t *testing.T, method, url string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	a, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer a.Body.Close()
 	text, err := io.ReadAll(a.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return a, string(text)
 }
 
@@ -116,13 +109,9 @@ func TestAddresses(t *testing.T) {
 func follow(t *testing.T, s *server) func() *dashboard.View {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), "GET", s.url+"events", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	a, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { a.Body.Close() })
 	if a.Header.Get("Content-Type") != "text/event-stream" {
 		t.Errorf("%v", a.Header)
@@ -176,13 +165,9 @@ func TestEvents(t *testing.T) {
 func TestDeafViewer(t *testing.T) {
 	b := newBoard(1)
 	s, err := serve(b, "127.0.0.1:0", token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	conn, err := net.DialTimeout("tcp", strings.Split(s.url, "/")[2], patience)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	if _, err := io.WriteString(conn, "GET /"+token+"/events HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		t.Fatal(err)
@@ -207,9 +192,7 @@ func crowd(t *testing.T, s *server, n int, say string) (open []net.Conn) {
 	t.Helper()
 	for range n {
 		conn, err := net.DialTimeout("tcp", strings.Split(s.url, "/")[2], patience)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(func() { conn.Close() })
 		if _, err := io.WriteString(conn, say); err != nil {
 			t.Fatal(err)
@@ -249,9 +232,7 @@ func TestRefusedIsClosed(t *testing.T) {
 	s := served(t, newBoard(1))
 	for _, path := range []string{"/", "/" + token + "/metrics"} {
 		conn := crowd(t, s, 1, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")[0]
-		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, conn.SetReadDeadline(time.Now().Add(patience)))
 		if text, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(text), "HTTP/1.1 40") ||
 			!strings.Contains(string(text), "Connection: close") {
 			t.Errorf("%s: %v: %s", path, err, text)

@@ -21,9 +21,7 @@ import (
 func measure(b *testing.B, w *spmd.World, bytes int, step func(s *spmd.Stream) error) {
 	b.Helper()
 	s, err := w.NewStream("measure")
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	const each = 10 // steps of a repetition: a launch costs the host little beside them
 	stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 3, max(b.N, 20), func() error {
 		var err error
@@ -32,9 +30,7 @@ func measure(b *testing.B, w *spmd.World, bytes int, step func(s *spmd.Stream) e
 		}
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(stats.MedianUS/each, "us")
 	b.ReportMetric(float64(bytes)*each/stats.MedianUS/1e3, "GB/s")
@@ -58,9 +54,7 @@ func filled[T spmd.Elem](b *testing.B, w *spmd.World, n int, v T) spmd.Buffer[T]
 	if err == nil {
 		err = x.SetAll(v)
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	return x
 }
 

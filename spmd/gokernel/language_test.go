@@ -33,9 +33,7 @@ func run(t *testing.T, device string, fn func(w *spmd.World, s *spmd.Stream)) {
 		fn(w, s)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 }
 
 func of[T spmd.Stored](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {

@@ -11,9 +11,7 @@ import (
 
 func noError(t *testing.T, errs ...error) {
 	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, errors.Join(errs...))
 }
 
 // Every row is one rank's. A rank's rows are the first of its memory, and together they are all

@@ -21,15 +21,9 @@ func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 func TestRun(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		x, err := spmd.Alloc[int64](w, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := x.CopyFrom([]int64{1, int64(w.Rank())}); err != nil {
-			t.Fatal(err)
-		}
-		if err := spmd.AllReduce(w.Comm(), x, x, spmd.Sum); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, x.CopyFrom([]int64{1, int64(w.Rank())}))
+		spmdtest.Must(t, spmd.AllReduce(w.Comm(), x, x, spmd.Sum))
 		n := int64(w.Size())
 		if x.At(0) != n || x.At(1) != n*(n-1)/2 {
 			t.Fatalf("rank %d of %d: got %d and %d", w.Rank(), n, x.At(0), x.At(1))
@@ -95,9 +89,7 @@ func TestHelperMiddle(t *testing.T) {
 				if name == "in the middle" && w.Rank() == 1 {
 					t.Fatal("rank 1 does not like it")
 				}
-				if err := spmd.Barrier(w.Comm()); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, spmd.Barrier(w.Comm()))
 			})
 		})
 	}
@@ -145,9 +137,7 @@ func TestHelperOpen(t *testing.T) {
 	}
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		left, err := spmd.Open(spmdtest.Config())
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		if w.Rank() == 0 {
 			spmdtest.Must(t, left.Close())
 		}
@@ -172,15 +162,9 @@ func TestShortWorlds(t *testing.T) {
 	spmdtest.Run(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		for range 100 {
 			short, err := spmd.Open(spmdtest.Config())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := short.Watch(); err != nil {
-				t.Fatal(err)
-			}
-			if err := short.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, err)
+			spmdtest.Must(t, short.Watch())
+			spmdtest.Must(t, short.Close())
 		}
 	})
 }

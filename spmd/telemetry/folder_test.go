@@ -28,9 +28,7 @@ func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 func lines[V any](t *testing.T, file string) (all []V) {
 	t.Helper()
 	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	defer f.Close()
 	for in := bufio.NewScanner(f); in.Scan(); {
 		var v V
@@ -111,23 +109,15 @@ func TestGoesOn(t *testing.T) {
 		if w.Rank() == 0 {
 			for _, name := range []string{runfiles.Log, runfiles.Starts} {
 				f, err := os.OpenFile(filepath.Join("a", name), os.O_APPEND|os.O_WRONLY, 0)
-				if err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, err)
 				if _, err := f.WriteString(`{"step": 5, "lo`); err != nil {
 					t.Fatal(err)
 				}
-				if err := f.Close(); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, f.Close())
 			}
-			if err := os.Rename("a", "b"); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, os.Rename("a", "b"))
 		}
-		if err := spmd.Barrier(w.Comm()); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		emit(t, w, FolderConfig{Default: "b", Dir: "b", State: "./b"}, 4, 6)
 		for name, c := range map[string]FolderConfig{
 			"no state":  {Dir: "b"},
@@ -158,15 +148,9 @@ func TestGoesOn(t *testing.T) {
 func TestRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv(RunsEnv, "")
-	if err := os.MkdirAll("full", 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile("full/mine", []byte("x"), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir("empty", 0o777); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, os.MkdirAll("full", 0o777))
+	spmdtest.Must(t, os.WriteFile("full/mine", []byte("x"), 0o666))
+	spmdtest.Must(t, os.Mkdir("empty", 0o777))
 	spmdtest.RunInProcess(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		for _, tc := range []struct{ dir, want string }{ // in one order on all ranks: Open is collective
 			{"full", "--run-dir: full is not empty, and holds no run: name another folder"},
@@ -211,16 +195,10 @@ func TestTornStarts(t *testing.T) {
 			{Dir: name + "/c", State: name + "/b"}, {Dir: name + "/d"},
 		} {
 			dir := cmp.Or(c.Dir, c.Default)
-			if err := os.MkdirAll(dir, 0o777); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, runfiles.Starts), []byte(text), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, os.MkdirAll(dir, 0o777))
+			spmdtest.Must(t, os.WriteFile(filepath.Join(dir, runfiles.Starts), []byte(text), 0o666))
 			if c.State == dir {
-				if err := os.Mkdir(filepath.Join(dir, "step-00000001"), 0o777); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, os.Mkdir(filepath.Join(dir, "step-00000001"), 0o777))
 			}
 			if err := CheckFolder(c); err != nil {
 				t.Errorf("%s: %v", dir, err)
@@ -230,13 +208,9 @@ func TestTornStarts(t *testing.T) {
 				t.Errorf("%s: %+v, %v", dir, last, err)
 			}
 		}
-		if err := os.MkdirAll(name+"/e", 0o777); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, os.MkdirAll(name+"/e", 0o777))
 		for _, file := range []string{runfiles.Starts, "mine"} {
-			if err := os.WriteFile(filepath.Join(name, "e", file), []byte(text), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, os.WriteFile(filepath.Join(name, "e", file), []byte(text), 0o666))
 		}
 		if err := CheckFolder(FolderConfig{Dir: name + "/e"}); err == nil ||
 			!strings.Contains(err.Error(), "does not say of which run it is") {
@@ -259,23 +233,17 @@ func noRoomForStart(t *testing.T) {
 	defer signal.Reset(unix.SIGXFSZ)
 	for n := range 2 {
 		var was unix.Rlimit
-		if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &was))
 		before, _ := os.ReadFile("a/" + runfiles.Starts)
 		err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: uint64(len(before)) + 100, Max: was.Max})
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
 			_, err := OpenFolder(w, same)
 			if err == nil || !strings.Contains(err.Error(), "file too large") {
 				t.Errorf("start %d: rank %d: %v", n, w.Rank(), err)
 			}
 		})
-		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &was))
 		if after, _ := os.ReadFile("a/" + runfiles.Starts); string(after) != string(before) {
 			t.Errorf("start %d leaves %d bytes, and there were %d", n, len(after), len(before))
 		}
@@ -300,12 +268,8 @@ func TestFails(t *testing.T) {
 				c = FolderConfig{Dir: "named"}
 			}
 			f, err := OpenFolder(w, c)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := f.log.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, err)
+			spmdtest.Must(t, f.log.Close())
 			if err := w.Emit(step{1, 1}); err != nil {
 				t.Error(err)
 			}

@@ -33,20 +33,12 @@ func TestMeasureSamples(t *testing.T) {
 			took[i] = float64(time.Since(start).Nanoseconds()) / 1e3
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		all, err := spmd.AllocPinned[float64](w, iters)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		defer all.Free()
-		if err := all.CopyFrom(took); err != nil {
-			t.Fatal(err)
-		}
-		if err := spmd.AllReduce(w.Comm(), all, all, spmd.Max); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, all.CopyFrom(took))
+		spmdtest.Must(t, spmd.AllReduce(w.Comm(), all, all, spmd.Max))
 		us := stats.Samples
 		if turn != iters || stats.Iters != iters || len(us) != iters {
 			t.Fatalf("%d steps, %d iterations, %d samples", turn, stats.Iters, len(us))
@@ -148,9 +140,7 @@ func TestMeasureAllocatesNothing(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		if n := (after.Mallocs - before.Mallocs) / iters; n != 0 || before.Mallocs == 0 || after.Mallocs == 0 {
 			t.Errorf("%d allocations in a step", n) // rounded down: the process does other things, too
 		}

@@ -42,9 +42,7 @@ func measure(b *testing.B, w *spmd.World, what string, n int, step func(s *spmd.
 	b.Helper()
 	b.Run(fmt.Sprintf("%s/%d", what, n), func(b *testing.B) {
 		s, err := w.NewStream("measure")
-		if err != nil {
-			b.Fatal(err)
-		}
+		spmdtest.Must(b, err)
 		const each = 10 // steps of a repetition: a launch costs the host little beside them
 		stats, err := telemetry.MeasureStream(w.Comm(), s, telemetry.Graph, 3, 20, func() error {
 			var err error
@@ -65,9 +63,7 @@ func measure(b *testing.B, w *spmd.World, what string, n int, step func(s *spmd.
 func room[T spmd.Elem](b *testing.B, w *spmd.World, n int) spmd.Buffer[T] {
 	b.Helper()
 	x, err := spmd.Alloc[T](w, n)
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	return x
 }
 
@@ -79,9 +75,7 @@ func drawn[T float32 | float64](b *testing.B, w *spmd.World, n int) spmd.Buffer[
 	if err == nil {
 		err = errors.Join(random.Normal(s, x, 1, 0), s.Synchronize(), s.Close())
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	return x
 }
 
@@ -108,9 +102,7 @@ func reductions(b *testing.B, w *spmd.World, n int) {
 	for i := range half {
 		half[i] = uint8(spmd.UniformBits(2, uint64(i)) & 1)
 	}
-	if err := keep.CopyFrom(half); err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, keep.CopyFrom(half))
 	measure(b, w, "select", n, func(s *spmd.Stream) error { return vector.Select(s, y, at, x, keep) })
 }
 

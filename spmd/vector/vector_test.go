@@ -182,9 +182,7 @@ func TestEmulated(t *testing.T) {
 			sums[i] = out.At(0)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 	}
 	if sums[0] != sums[1] {
 		t.Errorf("dot is %x and %x on %v", sums[0], sums[1], both())

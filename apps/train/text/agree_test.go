@@ -31,9 +31,7 @@ func TestCommGroup(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		g := Among(w, w.Comm())
 		all, err := g.Gather([]byte(strings.Repeat("x", 5*w.Rank())), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		for r := range w.Size() {
 			if len(all[r]) != 5*r {
 				t.Errorf("rank %d gave %d bytes, want %d", r, len(all[r]), 5*r)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/testkit"
 )
 
 func TestBinHeader(t *testing.T) {
@@ -29,16 +30,12 @@ func TestBinHeader(t *testing.T) {
 		}
 	}
 	f, err := openBin(traintest.Write(t, t.TempDir(), "x.bin", traintest.GoodBin(three)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got := make([]int32, 3)
 	if f.Read(got, 0); f.Len() != 3 || !slices.Equal(got, []int32{5, 50256, 0}) {
 		t.Errorf("%d tokens %v", f.Len(), got)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Close())
 }
 
 // Files one after the other read as one, at any place.

@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/testkit"
 )
 
 // load opens the data of patterns with n ranks, and checks that all see the same. It returns the
@@ -23,9 +24,7 @@ import (
 func load(t *testing.T, n int, tok Tokenizer, cache string, patterns ...string) ([]int32, string) {
 	t.Helper()
 	inputs, err := Resolve(patterns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	tokens, paths := make([][]int32, n), make([]string, n)
 	for r, err := range together(n, func(g Group) error {
 		f, err := Open(g, Options{Inputs: inputs, Tokens: tok, Cache: cache, Threads: 2, Log: zerolog.Nop()})
@@ -68,9 +67,7 @@ func TestFolderIsReadAsText(t *testing.T) {
 	traintest.Write(t, dir, "empty.txt", "")
 	traintest.Write(t, dir, ".git/config", "hidden\n")
 	traintest.Write(t, dir, ".hidden", "hidden\n")
-	if err := os.Symlink(dir, filepath.Join(dir, "circle")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink(dir, filepath.Join(dir, "circle")))
 	for _, name := range []string{"bytes", "gpt2"} {
 		tok, _ := NewTokenizer(name)
 		tokens, _ := load(t, 1, tok, cache, dir)
@@ -90,9 +87,7 @@ func TestKernelFiles(t *testing.T) {
 	dir := t.TempDir()
 	traintest.Write(t, dir, "a", "some text\n")
 	for name, to := range map[string]string{"b": made, "c": "/proc/self/status"} {
-		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink(to, filepath.Join(dir, name)))
 	}
 	tokens, _ := load(t, 2, Bytes{}, t.TempDir(), dir)
 	if got := texts(Bytes{}, tokens); !slices.Equal(got, []string{"some text\n"}) {
@@ -162,9 +157,7 @@ func TestBadData(t *testing.T) {
 	// A folder has only binaries, which all ranks find when they read them.
 	traintest.Write(t, dir, "bin/x", "\x00\x01")
 	inputs, err := Resolve([]string{filepath.Join(dir, "bin")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for r, err := range together(3, func(g Group) error {
 		_, err := Open(g, Options{Inputs: inputs, Tokens: Bytes{}, Cache: t.TempDir(), Threads: 1, Log: zerolog.Nop()})
 		return err
@@ -202,17 +195,11 @@ func TestTokensDoNotDependOnRanks(t *testing.T) {
 			t.Errorf("%s: 1 rank made %s, 3 ranks %s", name, path1, path3)
 		}
 		big, err := os.ReadFile(filepath.Join(dir, "f4.go")) // three pieces
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		want, err := tok.encode(nil, big)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		file, err := os.ReadFile(path1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !bytes.Contains(file, want) {
 			t.Errorf("%s: a file of several pieces does not have the tokens of its whole text", name)
 		}
@@ -245,13 +232,9 @@ func TestDamagedTokenFileIsMadeAgain(t *testing.T) {
 	traintest.Write(t, dir, "a", strings.Repeat("some text\n", 50))
 	want, path := load(t, 1, Bytes{}, cache, dir)
 	good, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	before, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	load(t, 2, Bytes{}, cache, dir)
 	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
 		t.Fatalf("a good token file was made again (%v)", err)
@@ -274,9 +257,7 @@ func TestDamagedTokenFileIsMadeAgain(t *testing.T) {
 		"header checksum": flip(70),
 		"a token":         flip(len(good) - 3),
 	} {
-		if err := os.WriteFile(path, bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, bad, 0o600))
 		if got, _ := load(t, 2, Bytes{}, cache, dir); !slices.Equal(got, want) {
 			t.Errorf("%s damaged: other tokens", name)
 		}
@@ -309,9 +290,7 @@ func TestJobsBuildTheSameFileAtOnce(t *testing.T) {
 	dir, cache := t.TempDir(), t.TempDir()
 	corpus(t, dir)
 	inputs, err := Resolve([]string{dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var wg sync.WaitGroup
 	sums := make([]uint32, 4)
 	for job := range sums {
@@ -349,9 +328,7 @@ func TestStaleTemporaryFilesGo(t *testing.T) {
 	old := traintest.Write(t, cache, "bytes-1-00.tok.tmp-1", "x")
 	young := traintest.Write(t, cache, "bytes-1-00.tok.tmp-2", "x")
 	long := time.Now().Add(-48 * time.Hour)
-	if err := os.Chtimes(old, long, long); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chtimes(old, long, long))
 	load(t, 1, Bytes{}, cache, dir)
 	if _, err := os.Stat(old); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the file of a run that died long ago is still there (%v)", err)
@@ -373,9 +350,7 @@ func TestCacheFolders(t *testing.T) {
 		t.Setenv("XDG_CACHE_HOME", home)
 		var log bytes.Buffer
 		f, err := newTemp("", "x.tok", zerolog.New(&log))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		f.Close()
 		if !strings.Contains(log.String(), "warn") || !strings.Contains(log.String(), tmp) {
 			t.Errorf("cache %q: log %q, want a warning that names %s", home, log.String(), tmp)
@@ -386,9 +361,7 @@ func TestCacheFolders(t *testing.T) {
 		}
 	}
 	inputs, err := Resolve([]string{filepath.Join(dir, "a")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for r, err := range together(2, func(g Group) error {
 		_, err := Open(g, Options{Inputs: inputs, Tokens: Bytes{}, Cache: filepath.Join(blocked, "cache"), Threads: 1,
 			Log: zerolog.Nop()})
@@ -400,9 +373,7 @@ func TestCacheFolders(t *testing.T) {
 	}
 	// A temporary folder that others can write is not trusted.
 	own := filepath.Join(tmp, fmt.Sprintf("lockstep-%d", os.Getuid()))
-	if err := os.Chmod(own, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(own, 0o777))
 	f, err := newTemp("", "x.tok", zerolog.Nop())
 	if err == nil {
 		f.Close()
@@ -415,9 +386,7 @@ func TestFileThatChangesIsRefused(t *testing.T) {
 	path := traintest.Write(t, dir, "a", "before")
 	in := Place{Path: path, Folder: false, From: Named}
 	files, _, err := List([]Place{in})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	traintest.Write(t, dir, "a", "after it was listed")
 	if _, err := hashPiece(files[0], 0); !errors.Is(err, errChanged) {
 		t.Errorf("error %v, want %v", err, errChanged)

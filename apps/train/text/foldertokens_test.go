@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // A folder is refused if its tokens have other numbers, or are merged in another order, whichever
@@ -15,14 +17,10 @@ func TestCheckTokens(t *testing.T) {
 	gpt2 := NewGPT2()
 	dir := t.TempDir()
 	own, merges, err := gpt2.Files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	put := func(name string, b []byte) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), b, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), b, 0o666))
 	}
 	put("vocab.json", own)
 	put("merges.txt", merges)
@@ -30,9 +28,7 @@ func TestCheckTokens(t *testing.T) {
 		t.Fatalf("GPT-2's own tokens: %q, %v", missing, err)
 	}
 	var vocab map[string]int
-	if err := json.Unmarshal(own, &vocab); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(own, &vocab))
 	swapped := func(vocab map[string]int) []byte {
 		other := map[string]int{}
 		for text, id := range vocab {
@@ -56,9 +52,7 @@ func TestCheckTokens(t *testing.T) {
 		b, err := json.Marshal(map[string]any{"model": model{"BPE", vocab, merges},
 			"pre_tokenizer": map[string]any{"type": before},
 			"added_tokens":  []map[string]any{{"id": GPT2End, "content": "<|endoftext|>"}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return b
 	}
 	turned := slices.Clone(lines)

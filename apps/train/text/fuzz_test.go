@@ -17,6 +17,8 @@ import (
 	"testing"
 
 	"github.com/rs/zerolog"
+
+	"lockstep/internal/testkit"
 )
 
 // resealHeader corrects the checksum of a header, which no fuzzer guesses.
@@ -75,9 +77,7 @@ func FuzzTokenFile(f *testing.F) {
 			sealed = resealHeader(sealed)
 		}
 		for _, b := range [][]byte{b, sealed} {
-			if err := os.WriteFile(path, b, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(path, b, 0o600))
 			for _, tok := range []Tokenizer{Bytes{}, gpt2} {
 				tf, err := OpenWhole(path, tok, key)
 				if err != nil {
@@ -114,9 +114,7 @@ func FuzzGPT2(f *testing.F) {
 	tok := NewGPT2()
 	f.Fuzz(func(t *testing.T, text []byte, at uint16) {
 		whole, err := tok.encode(nil, text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		ids := ids16(whole)
 		for _, id := range ids {
 			if id < 0 || id >= GPT2End {
@@ -161,9 +159,7 @@ func FuzzData(f *testing.F) {
 		contents := [][]byte{a, b}
 		var want []string // as tokens
 		for i, c := range contents {
-			if err := os.WriteFile(paths[i], c, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(paths[i], c, 0o600))
 			if len(c) > 0 && classify(c, how) == textFile && !slices.Contains(want, string(c)+"\x00") {
 				want = append(want, string(c)+"\x00")
 			}
@@ -176,9 +172,7 @@ func FuzzData(f *testing.F) {
 			want = slices.DeleteFunc(want, func(s string) bool { return s == "\x00" })
 		}
 		files, skipped, err := List(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		order := make([]int, len(files))
 		for i := range order {
 			order[i] = i
@@ -193,9 +187,7 @@ func FuzzData(f *testing.F) {
 		var got []string
 		for _, d := range documents(files, all, sums, &skipped) {
 			tokens, err := encodePiece(Bytes{}, files[d.file], 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			got = append(got, string(tokens))
 		}
 		slices.Sort(got)
@@ -265,9 +257,7 @@ func TestAbsurdDataIsRefused(t *testing.T) {
 		}
 	}
 	path := filepath.Join(t.TempDir(), "sparse")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, nil, 0o600))
 	size := int64(math.MaxInt64)
 	for os.Truncate(path, size) != nil { // the largest that this file system has
 		size /= 2
@@ -276,9 +266,7 @@ func TestAbsurdDataIsRefused(t *testing.T) {
 		t.Skipf("files here hold at most %d bytes", size)
 	}
 	inputs, err := Resolve([]string{path, path, path, path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for r, err := range together(2, func(g Group) error {
 		_, err := Open(g, Options{Inputs: inputs, Tokens: Bytes{}, Cache: t.TempDir(), Threads: 1, Log: zerolog.Nop()})
 		return err
@@ -292,13 +280,9 @@ func TestAbsurdDataIsRefused(t *testing.T) {
 // A pipe in the place of a file is an error, not a wait for its writer.
 func TestPipesAreRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pipe")
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, syscall.Mkfifo(path, 0o600))
 	st, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := fmt.Sprintf("%s: not a regular file", path)
 	if _, err := OpenWhole(path, Bytes{}, [sha256.Size]byte{}); err == nil || err.Error() != want {
 		t.Errorf("token file: error %v, want %s", err, want)
@@ -325,15 +309,11 @@ func TestSplitPlain(t *testing.T) {
 	// the square of its length. Here the rest lies in memory that cannot be read.
 	page := os.Getpagesize()
 	mem, err := syscall.Mmap(-1, 0, 2*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer syscall.Munmap(mem)
 	near := mem[page-8:]
 	copy(near, "a\xffabcdef")
-	if err := syscall.Mprotect(mem[page:], syscall.PROT_NONE); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, syscall.Mprotect(mem[page:], syscall.PROT_NONE))
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	if plain, other := splitPlain(near); plain != 1 || other != 1 {
 		t.Errorf("%d and %d, want 1 and 1", plain, other)

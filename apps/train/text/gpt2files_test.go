@@ -4,15 +4,15 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // The files of GPT-2's tokens are those that OpenAI published. Source of the sums: tiktoken,
 // tiktoken_ext/openai_public.py, of encoder.json and vocab.bpe.
 func TestTokenizerFiles(t *testing.T) {
 	vocab, merges, err := NewGPT2().Files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, f := range []struct {
 		name string
 		text []byte

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"lockstep/internal/testkit"
 )
 
 // ids16 reads stored tokens of two bytes.
@@ -36,9 +38,7 @@ func TestGPT2KnownIDs(t *testing.T) {
 		{"<|endoftext|>", []int32{27, 91, 437, 1659, 5239, 91, 29}}, // text, not the separator
 	} {
 		b, err := tok.encode(nil, []byte(c.text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if got := ids16(b); !slices.Equal(got, c.ids) {
 			t.Errorf("%q: ids %v, want %v", c.text, got, c.ids)
 		}
@@ -66,14 +66,10 @@ func TestTokenizersAreLossless(t *testing.T) {
 	}
 	for _, name := range []string{"bytes", "gpt2"} {
 		tok, err := NewTokenizer(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, text := range texts {
 			b, err := tok.encode(nil, text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			ids := ids16(b)
 			if tok.Width() == 1 {
 				ids = nil
@@ -106,9 +102,7 @@ func TestGPT2CutKeepsIDs(t *testing.T) {
 	text := strings.Repeat("if x {\n\n  return 'it's' + 1\n}\nfunc f(a, b int) int {\n\treturn a*b \n}\n"+
 		"var s = `日本\n語`\n", 20)
 	whole, err := tok.encode(nil, []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	cuts := 0
 	for at := 2; at < len(text); at += 7 {
 		b := []byte(text)
@@ -121,9 +115,7 @@ func TestGPT2CutKeepsIDs(t *testing.T) {
 		if err == nil {
 			parts, err = tok.encode(parts, b[i:])
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !bytes.Equal(parts, whole) {
 			t.Fatalf("cut at %d, %q|%q, changes the ids", i, b[max(0, i-8):i], b[i:min(len(b), i+8)])
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/testkit"
 )
 
 // Others may have written files, or take them away while they are read.
@@ -23,26 +24,18 @@ func TestForeignTokenFile(t *testing.T) {
 	want, path := load(t, 1, Bytes{}, cache, dir)
 	forge := func() { // of as many other tokens, with sums that are right
 		b, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		h, err := decodeTokenHeader(b, int64(len(b)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		body := bytes.Repeat([]byte{'x'}, len(b)-tokenHeaderBytes)
 		h.crc = crc32.Checksum(body, castagnoli)
-		if err := os.WriteFile(path, append(h.encode(), body...), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, append(h.encode(), body...), 0o600))
 	}
 	forge()
 	if got, _ := load(t, 1, Bytes{}, cache, dir); slices.Equal(got, want) {
 		t.Fatal("the forged file does not pass for a whole one, so that this test shows nothing")
 	}
-	if err := os.Chmod(path, 0o622); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(path, 0o622))
 	if got, at := load(t, 2, Bytes{}, cache, dir); !slices.Equal(got, want) || at != path {
 		t.Errorf("a file that anybody can write is believed, or not made again in its place: %s", at)
 	}
@@ -51,12 +44,8 @@ func TestForeignTokenFile(t *testing.T) {
 	}
 	const nobody = 65534
 	forge()
-	if err := os.Chown(path, nobody, nobody); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(cache, 0o777|os.ModeSticky); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chown(path, nobody, nobody))
+	testkit.Must(t, os.Chmod(cache, 0o777|os.ModeSticky))
 	for range 2 {
 		got, at := load(t, 2, Bytes{}, cache, dir)
 		if name := strings.TrimSuffix(path, ".tok") + "-user0.tok"; !slices.Equal(got, want) || at != name {
@@ -67,16 +56,10 @@ func TestForeignTokenFile(t *testing.T) {
 		}
 	}
 	// A user who names another user's folder trusts that user, if nobody else can write there.
-	if err := os.Remove(strings.TrimSuffix(path, ".tok") + "-user0.tok"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(cache, nobody, nobody); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(strings.TrimSuffix(path, ".tok")+"-user0.tok"))
+	testkit.Must(t, os.Chown(cache, nobody, nobody))
 	for mode, believed := range map[os.FileMode]bool{0o755: true, 0o775: false, 0o757: false} {
-		if err := os.Chmod(cache, mode); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Chmod(cache, mode))
 		f, err := OpenWhole(path, Bytes{}, keyOf(t, path))
 		if (err == nil) != believed ||
 			err != nil && !strings.Contains(err.Error(), fmt.Sprintf("the work of user %d", nobody)) {
@@ -91,13 +74,9 @@ func TestForeignTokenFile(t *testing.T) {
 func keyOf(t *testing.T, path string) [sha256.Size]byte {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	h, err := decodeTokenHeader(b, int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return h.key
 }
 

@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 func TestKeepTop(t *testing.T) {
@@ -58,9 +60,7 @@ func TestBeforeThePrompt(t *testing.T) {
 		d := &seen{}
 		w := NewWriter(d, Bytes{}, 10, 0, 0, 1)
 		w.Within, w.Ends = within, true
-		if err := w.Write(t.Context(), "ab", 3, func([]byte) error { return nil }); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, w.Write(t.Context(), "ab", 3, func([]byte) error { return nil }))
 		if !slices.Equal(d.ids, want) || !slices.Equal(w.IDs, append(slices.Clone(want), 7)) {
 			t.Errorf("within %v: the decoder has seen %v, want %v; the text is %v", within, d.ids, want, w.IDs)
 		}

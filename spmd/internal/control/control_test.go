@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
 )
@@ -22,12 +23,7 @@ func onRanks(t *testing.T, fn func(t *testing.T, c control.Exchange)) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // perRank returns f of each rank.
 func perRank[T any](c control.Exchange, f func(rank int) T) (all []T) {

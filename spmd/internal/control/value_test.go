@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lockstep/internal/testkit"
 )
 
 // Shape and Square are an interface, and what it may hold.
@@ -57,9 +59,7 @@ func TestValues(t *testing.T) {
 		Unsigned: math.MaxUint64, Any: -7, Shapes: []Shape{nil, &Square{}, &Square{&side}}, When: time.Unix(1, 2).UTC(),
 		Big: new(big.Int).Lsh(big.NewInt(-3), 100), Inside: Inside{"word"}, hidden: 5}
 	var out node
-	if err := Decode(Encode(&in), 3, &out); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Decode(Encode(&in), 3, &out))
 	if !math.IsNaN(out.NaN) || !math.Signbit(out.Minus) || out.hidden != 0 || !math.Signbit(float64(**out.Deep)) {
 		t.Errorf("%+v", out)
 	}

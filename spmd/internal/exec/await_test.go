@@ -1,6 +1,10 @@
 package exec
 
-import "testing"
+import (
+	"testing"
+
+	"lockstep/internal/testkit"
+)
 
 // fakeWritten is a double of a queue of a GPU.
 type fakeWritten struct{ tail, passed uint64 }
@@ -18,9 +22,7 @@ func TestAwaitTellsWhatIsOver(t *testing.T) {
 		a.Mark()
 		q.tail++
 		a.Words[0], a.Words[1] = 1, 2
-		if err := a.Wait(func() error { t.Fatal("it waits for the end of the queue"); return nil }); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, a.Wait(func() error { t.Fatal("it waits for the end of the queue"); return nil }))
 		if q.passed != uint64(i) {
 			t.Fatalf("after work %d, of which the end is not known, %d are known to be over", i+1, q.passed)
 		}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"lockstep/internal/testkit"
 )
 
 // fakeQueue is a double of a queue: the test says how far it has got, or that it gets on
@@ -76,9 +78,7 @@ func TestPoolWaitsForQueues(t *testing.T) {
 	alloc := func(n int) *Block {
 		t.Helper()
 		b := new(Block)
-		if err := p.Alloc(b, n); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, p.Alloc(b, n))
 		return b
 	}
 	q := &fakeQueue{done: 3}
@@ -111,9 +111,7 @@ func TestPoolIsShort(t *testing.T) {
 	p.Init(source)
 	q := &fakeQueue{}
 	var a, b Block
-	if err := errors.Join(p.Alloc(&a, 16<<10), p.Alloc(&b, 4<<10)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(p.Alloc(&a, 16<<10), p.Alloc(&b, 4<<10)))
 	err := p.Alloc(new(Block), 4<<10)
 	const want = "out of fake memory: asked for 4096 bytes; nothing free, 20480 in use, 20480 held by the pool: no more"
 	if err == nil || !strings.Contains(err.Error(), want) {
@@ -141,9 +139,7 @@ func TestPoolAgreed(t *testing.T) {
 			asked = append(asked, place)
 			return same, nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return b
 	}
 	a, b := alloc(), alloc()
@@ -184,9 +180,7 @@ func TestTrimThatFails(t *testing.T) {
 	var p Pool
 	p.Init(source)
 	var a, b, c Block
-	if err := p.Alloc(&a, 1<<20); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.Alloc(&a, 1<<20))
 	was := a.Ptr
 	p.Release(&a, nil)
 	if err := p.Alloc(&b, 3<<20); err == nil { // for which what is free would have to go

@@ -13,23 +13,20 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/cli"
+	"lockstep/internal/testkit"
 )
 
 // A quotation in the log, from a file or another process, cannot control the terminal on which it
 // is read.
 func TestLogIsPlain(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer f.Close()
 	log := (&Flags{}).Logger(0, 1, f)
 	const evil = "a\x1b[2J\u009bb\u202ec"
 	log.Error().Str("field", evil).Err(errors.New(evil)).Strs("list", []string{evil}).Msg(evil + "\nnext")
 	b, err := os.ReadFile(f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if strings.ContainsFunc(string(b), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 		t.Errorf("the log holds %q", b)
 	}

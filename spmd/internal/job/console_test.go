@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/rs/zerolog"
+
+	"lockstep/internal/testkit"
 )
 
 // A line for people has its fields in the order of the call, the error first and the rank last.
@@ -14,9 +16,7 @@ import (
 func TestConsole(t *testing.T) {
 	var out bytes.Buffer
 	none, err := os.Open(os.DevNull) // no terminal
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer none.Close()
 	log := zerolog.New(newConsole(&out, none)).With().Timestamp().Int("rank", 3).Logger()
 	log.Info().Int("steps", 12345678).Float64("residual", 3.14159e-5).Str("gb", "a b").Float32("a", 0.5).

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"lockstep/internal/testkit"
 )
 
 func TestParseCores(t *testing.T) {
@@ -41,9 +43,7 @@ func TestNearGPU(t *testing.T) {
 		return
 	}
 	var mine unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &mine); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.SchedGetaffinity(0, &mine))
 	var cores []string
 	for i := range 64 * len(mine) {
 		if mine.IsSet(i) {
@@ -57,12 +57,8 @@ func TestNearGPU(t *testing.T) {
 	write := func(file, text string) {
 		t.Helper()
 		file = filepath.Join(sys, file)
-		if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text+"\n"), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(filepath.Dir(file), 0o777))
+		testkit.Must(t, os.WriteFile(file, []byte(text+"\n"), 0o666))
 	}
 	const local = "bus/pci/devices/0000:3a:00.0/local_cpulist"
 	all := strings.Join(cores, ",")
@@ -83,13 +79,9 @@ func TestNearGPU(t *testing.T) {
 		t.Errorf("of a device that is not there: %q", got)
 	}
 	one := parseCores(cores[1])
-	if err := KeepCores(&one); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, KeepCores(&one))
 	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, task := range tasks {
 		b, err := os.ReadFile("/proc/self/task/" + task.Name() + "/status")
 		if err == nil && !strings.Contains(string(b), "Cpus_allowed_list:\t"+cores[1]+"\n") {

@@ -12,14 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/readable"
+	"lockstep/internal/testkit"
 )
 
 // allowed is the cores of this process.
 func allowed(t *testing.T) (set unix.CPUSet, cores []int) {
 	t.Helper()
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.SchedGetaffinity(0, &set))
 	return set, partOfCores(&set, 0, 1)
 }
 
@@ -28,12 +27,8 @@ func online(t *testing.T, cores string) (sys string) {
 	t.Helper()
 	sys = t.TempDir()
 	file := filepath.Join(sys, onlineCores)
-	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(cores+"\n"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Dir(file), 0o777))
+	testkit.Must(t, os.WriteFile(file, []byte(cores+"\n"), 0o666))
 	return sys
 }
 
@@ -108,9 +103,7 @@ func TestNudge(t *testing.T) {
 		one := parseCores(strconv.Itoa(core))
 		there := false
 		for range 1000 { // Linux may move it on at once
-			if err := NudgeThread(&one); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, NudgeThread(&one))
 			var on uint32
 			if _, _, err := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&on)), 0, 0); err != 0 {
 				t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/watch"
 )
@@ -56,9 +57,7 @@ func TestMain(m *testing.M) {
 //	go test ./spmd/internal/job -run '^$' -bench ManyRanks -ranks 1024 -files 1024
 func BenchmarkManyRanks(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
-	if err := measure(many, os.Stdout); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, measure(many, os.Stdout))
 }
 
 // network is the job, as this process sees it.

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/watch"
 )
 
@@ -14,9 +15,7 @@ func TestReportWords(t *testing.T) {
 		b, err := json.Marshal(State{Phase: "running",
 			Streams: []StreamState{{Name: "work", Waiting: waiting, Device: device, Command: "Barrier",
 				At: "from a.go:1"}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return watch.RankState{Hello: watch.Hello{Rank: r, Host: host, PID: 10 + r}, State: b}
 	}
 	text := Render("a test", []watch.RankState{rank(0, "a", 1, false), rank(1, "a", 2, false),
@@ -77,9 +76,7 @@ func TestMissing(t *testing.T) {
 			s := watch.RankState{Hello: watch.Hello{Rank: r, Host: "h", PID: 10 + r}}
 			if c != nil {
 				b, err := json.Marshal(State{Phase: "running", Comms: []CommState{*c}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				s.State = b
 			}
 			states = append(states, s)

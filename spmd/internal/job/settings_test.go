@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"lockstep/internal/testkit"
 )
 
 func TestDifferences(t *testing.T) {
@@ -68,16 +70,10 @@ func BenchmarkSettings(b *testing.B) {
 func TestSettingsWithoutFiles(t *testing.T) {
 	before := (&Flags{}).Settings(nil)
 	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: files.Max}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
+	testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: files.Max}))
 	after := (&Flags{}).Settings(nil)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &files))
 	if text := Differences([][]Setting{before, after}); text != "" {
 		t.Error(text)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/watch"
 )
 
@@ -112,9 +113,7 @@ func (s stalled) String() string                      { return s.name }
 func watchedJob(t *testing.T, name string, state *FileState) (worlds []*testWorld, said <-chan string) {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	stderr := os.Stderr
 	os.Stderr = w
 	t.Cleanup(func() { os.Stderr = stderr })

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
+	"lockstep/internal/testkit"
 )
 
 // TestKernelsCompile compiles with the real compiler, which needs no GPU, and checks that the
@@ -23,9 +24,7 @@ func TestKernelsCompile(t *testing.T) {
 		t.Run(fmt.Sprintf("sm_%d", capability), func(t *testing.T) {
 			image, _, err := nvrtc.DefaultCache().Compile("device.cu", FoldSource+peersSource,
 				nvrtc.Options{Capability: capability})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			registers, threads := needs(t, image)
 			for _, k := range append(slices.Clone(table), FoldKernel) {
 				const all = 65536 // of a multiprocessor
@@ -51,9 +50,7 @@ func TestEarlyKernelWaits(t *testing.T) {
 	}
 	// which it does not know: PTX
 	image, err := nvrtc.Compile("device.cu", FoldSource+peersSource, nvrtc.Options{Capability: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	access := regexp.MustCompile(`\b(ld|st|atom|red)\.(volatile\.)?(global\.)?[^ ]*`)
 	for _, kernel := range []string{"small_sum", "small_reduction", "small_moves", "exchange"} {
 		_, text, found := strings.Cut(string(image), ".entry "+kernel+"(")
@@ -82,13 +79,9 @@ func needs(t *testing.T, image []byte) (registers, threads map[string]int) {
 	image = bytes.Clone(image)
 	copy(image[20:], []byte{1, 0, 0, 0}) // CUDA has its own version there
 	f, err := elf.NewFile(bytes.NewReader(image))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	symbols, err := f.Symbols()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	registers, threads = make(map[string]int), make(map[string]int)
 	const prefix, registerCount, maxThreads = ".nv.info", 0x2f, 0x05
 	for _, s := range f.Sections {
@@ -96,9 +89,7 @@ func needs(t *testing.T, image []byte) (registers, threads map[string]int) {
 			continue
 		}
 		data, err := s.Data()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for word := binary.LittleEndian.Uint32; len(data) >= 4; {
 			length := 4
 			if data[0] == 4 {

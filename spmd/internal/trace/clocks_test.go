@@ -6,16 +6,12 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // The clocks of ranks on other nodes are found as they are, and also how they run apart.
 func TestClocks(t *testing.T) {

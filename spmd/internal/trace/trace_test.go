@@ -12,15 +12,11 @@ import (
 	"time"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/coll"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // Who traces nothing has nothing but nil, and may call all of it.
 func TestNothing(t *testing.T) {

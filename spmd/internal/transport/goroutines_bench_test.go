@@ -21,9 +21,7 @@ func BenchmarkAllReduce(b *testing.B) {
 						return c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), n, elem.Float32, elem.Max)
 					})
 				})
-				if err != nil {
-					b.Fatal(err)
-				}
+				commtest.Must(b, err)
 			})
 		}
 	}
@@ -51,7 +49,5 @@ func BenchmarkPingPong(b *testing.B) {
 		}
 		return nil
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	commtest.Must(b, err)
 }

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lockstep/internal/testkit"
 )
 
 // A crowd of strangers, before and while the last rank joins, gets nothing. It disturbs neither the
@@ -94,18 +96,14 @@ func TestStrangers(t *testing.T) {
 func TestIdleCrowd(t *testing.T) {
 	const crowd = 9000
 	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
 	if files.Cur < crowd+2*maxGuests {
 		t.Skipf("%d descriptors, and as many connections are to be opened", files.Cur)
 	}
 	j := newJob(t, 4)
 	j.join(0, 1, 2)
 	addr, err := net.ResolveTCPAddr("tcp", j.base.Hubs[0][0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	fds := make([]int, crowd)
 	defer func() {
 		for _, fd := range fds {
@@ -115,9 +113,7 @@ func TestIdleCrowd(t *testing.T) {
 	to := &unix.SockaddrInet4{Port: addr.Port, Addr: [4]byte(addr.IP.To4())}
 	for i := range fds { // all before the rank, even if the kernel has not taken them up yet
 		fds[i], err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if err := unix.Connect(fds[i], to); err != nil && err != unix.EINPROGRESS {
 			t.Fatal(err)
 		}
@@ -215,15 +211,11 @@ func TestBadMessage(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			conn, err := dial(ctx, &j.base.Key, 2, 0, j.base.Hubs[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer conn.Close()
 			me := j.config(2).Me
 			f, err := frame(message{Kind: msgJoin, Hello: &me})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			conn.Write(f)
 			io.WriteString(conn, bytes)
 			if c := j.end(0); c.Rank != 2 || c.Kind != KindError || !strings.Contains(c.Text, "bad message") {
@@ -275,9 +267,7 @@ func FuzzReadMessage(f *testing.F) {
 	f.Add([]byte("\x7f\xff\xff\xff{}"))
 	f.Add([]byte("\x00\x00\x00\x05{\"k\"}"))
 	good, err := frame(message{Kind: msgState, State: []byte(`{"a":"<>"}`)})
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.Must(f, err)
 	f.Add(good)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := readMessage(bytes.NewReader(b))
@@ -285,9 +275,7 @@ func FuzzReadMessage(f *testing.F) {
 			return
 		}
 		again, err := frame(m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if _, err := readMessage(bytes.NewReader(again)); err != nil {
 			t.Fatal(err)
 		}
@@ -320,9 +308,7 @@ func TestPIDNamespace(t *testing.T) {
 // All ranks of a large job have a place at once, as far as there are descriptors.
 func TestRoomForRanks(t *testing.T) {
 	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
 	few := newGate(2).size
 	if few > maxGuests || few < minGuests {
 		t.Errorf("%d places for strangers", few)

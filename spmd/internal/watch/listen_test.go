@@ -11,21 +11,19 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lockstep/internal/testkit"
 )
 
 func TestListen(t *testing.T) {
 	l, err := Listen(Loopback)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer l.Close()
 	if a := l.Addrs(); len(a) != 1 || !strings.HasPrefix(a[0], "127.0.0.1:") {
 		t.Errorf("%q", a)
 	}
 	ips, err := addresses()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(ips) == 0 {
 		t.Skip("no network interface but the loopback")
 	}
@@ -85,9 +83,7 @@ func TestSocketOptions(t *testing.T) {
 	j := startJob(t, 2)
 	for _, conn := range []net.Conn{j.nets[1].links[0].line.conn, j.nets[0].hub.members[1].line.conn} {
 		raw, err := conn.(*net.TCPConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		raw.Control(func(fd uintptr) {
 			ms, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
 			if err != nil || ms != 30000 {
@@ -103,9 +99,7 @@ func TestSocketOptions(t *testing.T) {
 // A hub that has too few descriptors for all ranks says so at once, and how many it needs.
 func TestTooFewFiles(t *testing.T) {
 	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
 	if files.Cur > 1<<24 {
 		t.Skip("there is no limit")
 	}
@@ -118,9 +112,7 @@ func TestTooFewFiles(t *testing.T) {
 		c.Me.Rank = rank
 		if rank < 2 {
 			l, err := Listen(Loopback)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer l.Close()
 			c.Listener = l
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"lockstep/internal/process"
+	"lockstep/internal/testkit"
 )
 
 // envRank makes this test binary a rank of a job of processes, which obeys its standard input.
@@ -180,12 +181,8 @@ func start(t *testing.T, o order) []*childRank {
 			t.Fatal(err)
 		}
 		out, err := p.cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
+		testkit.Must(t, p.cmd.Start())
 		read := make(chan struct{})
 		go func() {
 			defer close(read)

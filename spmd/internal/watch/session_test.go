@@ -7,6 +7,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"lockstep/internal/testkit"
 )
 
 // says writes a session to the other end of a connection after the handshake: each line of
@@ -91,9 +93,7 @@ func FuzzHubSession(f *testing.F) {
 		says(bad, text, raw)
 		ends(t, "the hub's side of a session", badServed)
 		beat, err := frame(message{Kind: msgBeat})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if _, err := well.Write(beat); err != nil {
 			t.Fatalf("another rank is cut off: %v", err)
 		}

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"lockstep/internal/testkit"
 )
 
 // patience bounds every wait of a test, and measures nothing: a machine under load is slow.
@@ -37,9 +39,7 @@ func newJob(t *testing.T, size int) *job {
 	rand.Read(j.base.Key[:])
 	for range min(2, size) {
 		l, err := Listen(Loopback)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		j.lns = append(j.lns, l)
 		j.base.Hubs = append(j.base.Hubs, l.Addrs())
 	}
@@ -362,9 +362,7 @@ func TestLeaks(t *testing.T) {
 func countFDs(t *testing.T) int {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return len(fds)
 }
 
@@ -479,9 +477,7 @@ func TestCloseInOnEnd(t *testing.T) {
 	}
 	j.join(0, 1)
 	nt, err := Join(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	n <- nt
 	nt.Fail(Cause{Kind: KindError})
 	<-closed

@@ -47,9 +47,7 @@ func TestApply(t *testing.T) {
 		}
 		mine := spmd.ShardOf(side, w.Rank(), w.Size())
 		v, err := newSolver(w, side, mine.Len)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		right := make([]float64, v.n)
 		for i := range right {
 			right[i] = p(mine.Off+i/side, i%side)
@@ -59,9 +57,7 @@ func TestApply(t *testing.T) {
 			t.Error("one step is enough")
 		}
 		q := make([]float64, v.n)
-		if err := v.q.CopyTo(q); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, v.q.CopyTo(q))
 		for i, got := range q {
 			row, column := mine.Off+i/side, i%side
 			want := 4*p(row, column) - p(row-1, column) - p(row+1, column) - p(row, column-1) - p(row, column+1)

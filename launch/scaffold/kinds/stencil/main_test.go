@@ -39,30 +39,18 @@ func TestStep(t *testing.T) {
 		before, after := []float64{0, 0, 8, 0, 0, 0}, []float64{0, 2, 4, 2, 0, 0}
 		mine := spmd.ShardOf(len(before), w.Rank(), w.Size())
 		s, err := w.NewStream("test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		u, err := newRod(w, mine.Len)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		next, err := newRod(w, mine.Len)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := u.Slice(1, 1+mine.Len).CopyFrom(before[mine.Off : mine.Off+mine.Len]); err != nil {
-			t.Fatal(err)
-		}
-		if err := step(w.Comm().On(s), s, next, u); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, u.Slice(1, 1+mine.Len).CopyFrom(before[mine.Off:mine.Off+mine.Len]))
+		spmdtest.Must(t, step(w.Comm().On(s), s, next, u))
 		if err := s.Synchronize(); err != nil { // waits, and returns the errors of the stream
 			t.Fatal(err)
 		}
 		got := make([]float64, mine.Len)
-		if err := next.Slice(1, 1+mine.Len).CopyTo(got); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, next.Slice(1, 1+mine.Len).CopyTo(got))
 		if want := after[mine.Off : mine.Off+mine.Len]; !slices.Equal(got, want) {
 			t.Errorf("rank %d of %d has %v, want %v", w.Rank(), w.Size(), got, want)
 		}
@@ -74,15 +62,11 @@ func TestErrorIsSeen(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		c := config{Points: 4}
 		u, err := newRod(w, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		for _, off := range []float64{0, 2, math.NaN()} {
 			u.Set(1, off*float64(w.Rank()))
 			got, err := rmsError(w, c, u, []float64{0, 0})
-			if err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, err)
 			want := off / 2 // the root of off*off over 4 points
 			if got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
 				t.Errorf("a point off by %v: error %v on rank %d, want %v", off, got, w.Rank(), want)
@@ -95,9 +79,7 @@ func TestErrorIsSeen(t *testing.T) {
 func TestProgram(t *testing.T) {
 	p := spmdtest.Program(t, 2, nil, "--points", "1000", "--json", "-")
 	var r result
-	if err := p.Result(&r); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, p.Result(&r))
 	if r.App != "anapp" || r.Ranks != 2 || r.Elements != 1000 || r.Iters != 100 || r.MedianUS <= 0 || !r.OK {
 		t.Errorf("%s", p.Stdout)
 	}

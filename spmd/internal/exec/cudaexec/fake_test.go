@@ -42,12 +42,7 @@ func TestFake(t *testing.T) {
 	})
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // world returns a GPU as a world of its own works on it, until the test ends.
 func world(t *testing.T, index int) *CUDA {

@@ -11,6 +11,7 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/trace"
@@ -30,12 +31,7 @@ func device(t *testing.T) (*Host, *[]error) {
 	return d, failures
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 func newQueueOf(t *testing.T, d *Host, name string) exec.Queue {
 	t.Helper()
