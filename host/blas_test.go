@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // onEachBLAS runs test on OpenBLAS, if there is one, and on gonum, each with one and six cores.
@@ -287,7 +289,7 @@ func TestOneCoreAllocatesNothing(t *testing.T) {
 	if CheckBLAS() != nil || !chosen().open {
 		t.Skip(BLAS()) // gonum allocates
 	}
-	allocs := testing.AllocsPerRun(20, func() {
+	allocs := testkit.Allocations(20, func() {
 		Gemm(false, true, 32, 32, 32, 1, x, 32, x, 32, 0, c, 32)
 		Gemv(false, 32, 32, 1, x, 32, x[:32], 0, y)
 		Sum(x)

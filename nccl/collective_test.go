@@ -3,12 +3,14 @@ package nccl
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 )
 
 // The words of nccl.h, written out again.
@@ -290,27 +292,22 @@ func TestNoAllocation(t *testing.T) {
 	}
 	c, s := comm(t, 0, 2)
 	p, _ := memory(t, c.Device(), 4096)
-	for _, k := range collectives {
-		x := GroupCall{Kind: k.kind, Type: elem.Float32, Src: p, Dst: p, N: 7}
-		if a := testing.AllocsPerRun(100, func() {
-			if err := c.one(s, x); err != nil {
+	never := func(what any, call func() error) {
+		if a := testkit.Allocations(50, func() {
+			if err := call(); err != nil {
 				t.Error(err)
 			}
 		}); a != 0 {
-			t.Errorf("%v allocates %v times", k.kind, a)
+			t.Errorf("%v allocates %v times", what, a)
 		}
 	}
-	calls := make([]GroupCall, 64)
-	for i := range calls {
-		calls[i] = GroupCall{Kind: AllReduce, Type: elem.Float32, Src: p, Dst: p, N: 7}
+	x := GroupCall{Kind: AllReduce, Type: elem.Float32, Src: p, Dst: p, N: 7}
+	calls := slices.Repeat([]GroupCall{x}, 64)
+	for _, k := range collectives {
+		x.Kind = k.kind
+		never(k.kind, func() error { return c.one(s, x) })
 	}
 	for _, n := range []int{1, 2, 64} {
-		if a := testing.AllocsPerRun(100, func() {
-			if err := c.Group(s, calls[:n]); err != nil {
-				t.Error(err)
-			}
-		}); a != 0 {
-			t.Errorf("a group of %d allocates %v times", n, a)
-		}
+		never(n, func() error { return c.Group(s, calls[:n]) })
 	}
 }

@@ -39,11 +39,7 @@ func noAllocation(t *testing.T) {
 			})
 		}})
 		for _, call := range calls {
-			do := func(c spmd.Comm) {
-				if err := call.do(c, dst, src, 0); err != nil {
-					t.Error(err)
-				}
-			}
+			do := func(c spmd.Comm) { must(t, call.do(c, dst, src, 0)) }
 			if got := testkit.Allocations(50, func() { do(w.Comm()) }); got != 0 {
 				t.Errorf("%v allocates %v times", call.kind, got)
 			}
@@ -52,9 +48,7 @@ func noAllocation(t *testing.T) {
 				for range 8 {
 					do(on)
 				}
-				if err := s.Synchronize(); err != nil {
-					t.Error(err)
-				}
+				must(t, s.Synchronize())
 			}); got != 0 {
 				t.Errorf("%v on a stream allocates %v times", call.kind, got)
 			}

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 )
 
 func fakeClose(t *testing.T) {
@@ -100,7 +101,7 @@ func fakeAllocations(t *testing.T) {
 			return h.Gemv(m.s, elem.Float32, false, 2, 3, 1, m.dev[0], 3, m.dev[1], 0, m.dev[2])
 		},
 	} {
-		if n := testing.AllocsPerRun(50, func() { m.try(call()) }); n != 0 {
+		if n := testkit.Allocations(50, func() { m.try(call()) }); n != 0 {
 			t.Errorf("%s allocates %v times", name, n)
 		}
 	}

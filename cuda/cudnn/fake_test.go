@@ -368,7 +368,7 @@ func fakeClose(t *testing.T) {
 func fakeAllocations(t *testing.T) {
 	m := newMachine(t)
 	r := m.trial(Shape{1, 128, 1, 8, elem.BFloat16}, true)
-	if n := testing.AllocsPerRun(5, func() {
+	if n := testkit.Allocations(5, func() {
 		m.try(r.forward())
 		m.try(r.backward())
 	}); n != 0 {

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 )
 
 // Group is a group of messages, such as cudampi.P2P.
@@ -248,14 +249,7 @@ func NoAllocation[C Communicator](t *testing.T, c C, g Group[C]) {
 			return g.Wait()
 		}},
 	} {
-		var err error
-		a := testing.AllocsPerRun(20, func() {
-			if e := tc.call(); e != nil {
-				err = e
-			}
-		})
-		Must(t, err)
-		if a != 0 {
+		if a := testkit.Allocations(20, func() { Must(t, tc.call()) }); a != 0 {
 			t.Errorf("%s allocates %v times a call", tc.name, a)
 		}
 	}

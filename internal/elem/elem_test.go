@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"unsafe"
+
+	"lockstep/internal/testkit"
 )
 
 func checkType[T Stored](t *testing.T, want Type, name string) {
@@ -20,7 +22,7 @@ func checkType[T Stored](t *testing.T, want Type, name string) {
 		t.Errorf("String() = %q, want %q", got, name)
 	}
 	var got Type
-	if a := testing.AllocsPerRun(10, func() { got = Of[T]() }); a != 0 || got != want {
+	if a := testkit.Allocations(10, func() { got = Of[T]() }); a != 0 || got != want {
 		t.Errorf("Of[%T]() allocates %v times", z, a)
 	}
 }

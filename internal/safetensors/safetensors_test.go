@@ -163,7 +163,7 @@ func TestParseRefuses(t *testing.T) {
 	// A length beyond the file is refused before memory is allocated for it.
 	huge := file(`{}`, 0)
 	binary.LittleEndian.PutUint64(huge, MaxHeader)
-	if n := testing.AllocsPerRun(10, func() { _, _ = parseBytes(huge) }); n > 10 {
+	if n := testkit.Allocations(10, func() { _, _ = parseBytes(huge) }); n > 10 {
 		t.Errorf("%v allocations", n)
 	}
 	if _, err := Parse(bytes.NewReader(huge), 1<<40); err == nil || !strings.Contains(err.Error(), "unexpected EOF") {

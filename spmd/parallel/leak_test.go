@@ -4,13 +4,15 @@ import (
 	"errors"
 	"testing"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
-// The test opens and closes everything of spmd and parallel that a program opens, 10,000 times, and
-// counts what is left.
+// The test opens and closes everything of spmd and parallel that a program opens, often, and counts
+// what is left.
 func TestNothingIsLeft(t *testing.T) {
+	rounds := testkit.Few(t, "rounds", 1000, 10_000)
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		c, n := w.Comm(), w.Size()
 		x := make([]spmd.Buffer[float32], 2)
@@ -53,6 +55,6 @@ func TestNothingIsLeft(t *testing.T) {
 			return errors.Join(r.Close(), gather.Close(), scatter.Close(), p.Close(), g.Close(),
 				early.Close(), early.Close(), s.Close(), half.Close(), b.Free())
 		}
-		spmdtest.NothingIsLeft(t, w, 10_000, round)
+		spmdtest.NothingIsLeft(t, w, rounds, round)
 	})
 }

@@ -225,26 +225,30 @@ func TestGraph(t *testing.T) {
 		if w.Size() > 1 {
 			return
 		}
-		if n := testkit.Allocations(50, func() { // the work on the host too
+		n := testkit.Allocations(50, func() { // the work on the host too
 			for _, err := range []error{Scan(s, scans, x), ArgMax(s, one.Slice(0, 1), at.Slice(0, 1), x),
 				Select(s, y, at.Slice(1, 2), x, keep), Histogram(s, counts, x, 0, 8), s.Synchronize()} {
 				spmdtest.Must(t, err)
 			}
-		}); n > 0 {
+		})
+		if n > 0 {
 			t.Errorf("calls allocate %v times", n)
 		}
-		hold := make(chan bool)
-		spmdtest.Must(t, s.HostFunc(func() error { <-hold; return nil }))
-		if n := testing.AllocsPerRun(2, func() { // the calls alone
-			for _, err := range []error{Dot(s, one.Slice(1, 2), x, x), SumOver(c, s, one.Slice(2, 3), x),
-				Norm2(s, one.Slice(3, 4), x), Scale(s, x, 2)} {
-				spmdtest.Must(t, err)
-			}
-		}); n > 0 {
+		for range 2 { // in the second turn the queue is as long as it gets
+			hold := make(chan bool)
+			spmdtest.Must(t, s.HostFunc(func() error { <-hold; return nil }))
+			n = testkit.Allocations(5, func() { // the calls alone
+				for _, err := range []error{Dot(s, one.Slice(1, 2), x, x), SumOver(c, s, one.Slice(2, 3), x),
+					Norm2(s, one.Slice(3, 4), x), Scale(s, x, 2)} {
+					spmdtest.Must(t, err)
+				}
+			})
+			close(hold)
+			spmdtest.Must(t, s.Synchronize())
+		}
+		if n > 0 {
 			t.Errorf("calls of kernels in Go allocate %v times", n)
 		}
-		close(hold)
-		spmdtest.Must(t, s.Synchronize())
 	})
 }
 

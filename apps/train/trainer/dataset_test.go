@@ -10,6 +10,7 @@ import (
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
 	"lockstep/internal/elem"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -208,10 +209,11 @@ func TestLoader(t *testing.T) {
 
 // A loader leaves nothing behind, even if its feed is stopped early.
 func TestLoaderLeavesNothing(t *testing.T) {
+	rounds := testkit.Few(t, "loaders", 1000, 10_000)
 	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		data := &Dataset{File: flatFile(1000), Train: Span{0, 1000}, Seq: 4}
 		s := spmdtest.Stream(t, w, "test")
-		spmdtest.NothingIsLeft(t, w, 10_000, func() error {
+		spmdtest.NothingIsLeft(t, w, rounds, func() error {
 			l, err := NewLoader(w, data, 1, 1000)
 			if err != nil {
 				return err

@@ -11,7 +11,7 @@ import (
 
 // A trainer that closes in the middle of an epoch, after a step and a loss, leaves nothing behind.
 func TestNothingIsLeft(t *testing.T) {
-	rounds := testkit.Few(t, "trainers", 300, 10_000)
+	rounds := testkit.Few(t, "trainers", 100, 10_000)
 	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		cfg := testConfig(10)
 		cfg.Model.Layers, cfg.Model.Channels, cfg.Model.SeqMax, cfg.Seq = 1, 8, 4, 4
