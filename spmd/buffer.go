@@ -295,7 +295,7 @@ func (b Buffer[T]) slice() []T { return unsafe.Slice((*T)(b.addr()), b.Len()) }
 // buffers and buffers of another world.
 func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
 	if dst.Len() != src.Len() {
-		return lengthError("Copy", "dst", dst.Len(), "src", src.Len())
+		return fmt.Errorf("%s: Copy: "+lengths, ccall.At(), dst.Len(), src.Len())
 	}
 	if err := exec.Apart("Copy", exec.Writes("dst", dst.addr(), dst.Bytes()),
 		exec.Reads("src", src.addr(), src.Bytes()).MayBe(0)); err != nil {
@@ -317,10 +317,4 @@ func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
 	}
 	c.Dst, c.N, c.Type, c.Bits, c.Hosted = dst.addr(), dst.Len(), elem.Of[T](), elem.BitsOf(v), addressed(dst.block())
 	return s.queue().Enqueue(c)
-}
-
-// lengthError returns the refusal of unequal lengths: both numbers, both names, and the caller's
-// place.
-func lengthError(op, a string, na int, b string, nb int) error {
-	return fmt.Errorf("%s: %s: %s has %d elements, %s %d", ccall.At(), op, a, na, b, nb)
 }

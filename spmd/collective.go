@@ -10,6 +10,9 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
+// lengths is why a call is refused whose operands are to be equally long.
+const lengths = "dst has %d elements, src %d"
+
 // AllReduce sets dst[i] to op over all ranks of src[i], on every rank. dst may be
 // src. All ranks get the same bits.
 // Source: mpi.h, MPI_Allreduce; nccl.h, ncclAllReduce.
@@ -17,7 +20,7 @@ import (
 //go:noinline
 func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if dst.Len() != src.Len() {
-		return lengthError("AllReduce", "dst", dst.Len(), "src", src.Len())
+		return c.in().Refusef(coll.AllReduce, lengths, dst.Len(), src.Len())
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.AllReduce, Op: op, N: src.Len()}}
 	return collective(c, &cmd, dst, src, 0)
@@ -30,7 +33,7 @@ func Reduce[T Elem](c Comm, dst, src Buffer[T], op Op, root int) error {
 	if c.Rank() != root {
 		dst = Buffer[T]{}
 	} else if dst.Len() != src.Len() {
-		return lengthError("Reduce", "dst", dst.Len(), "src", src.Len())
+		return c.in().Refusef(coll.Reduce, lengths, dst.Len(), src.Len())
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.Reduce, Op: op, N: src.Len()}}
 	return collective(c, &cmd, dst, src, root)
@@ -48,8 +51,8 @@ func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
 // nccl.h, ncclAllGather.
 func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.Len() != src.Len()*c.Size() {
-		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks",
-			ccall.At(), dst.Len(), src.Len(), c.Size())
+		return c.in().Refusef(coll.AllGather, "dst has %d elements, src %d on each of %d ranks",
+			dst.Len(), src.Len(), c.Size())
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.AllGather, N: src.Len()}}
 	return collective(c, &cmd, dst, src, 0)
@@ -60,8 +63,8 @@ func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 // Source: mpi.h, MPI_Reduce_scatter_block; nccl.h, ncclReduceScatter.
 func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if src.Len() != dst.Len()*c.Size() {
-		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks",
-			ccall.At(), src.Len(), dst.Len(), c.Size())
+		return c.in().Refusef(coll.ReduceScatter, "src has %d elements, dst %d on each of %d ranks",
+			src.Len(), dst.Len(), c.Size())
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.Len()}}
 	return collective(c, &cmd, dst, src, 0)
@@ -71,13 +74,13 @@ func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 // r-th part of dst. dst may be src. Source: mpi.h, MPI_Alltoall; nccl.h, ncclAlltoAll.
 func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.Len() != src.Len() {
-		return lengthError("AllToAll", "dst", dst.Len(), "src", src.Len())
+		return c.in().Refusef(coll.AllToAll, lengths, dst.Len(), src.Len())
 	}
 	if err := c.in().Usable("AllToAll"); err != nil {
 		return err
 	}
 	if src.Len()%c.Size() != 0 {
-		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.Len(), c.Size())
+		return c.in().Refusef(coll.AllToAll, "%d elements do not divide by %d ranks", src.Len(), c.Size())
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.AllToAll, N: src.Len() / c.Size()}}
 	return collective(c, &cmd, dst, src, 0)
@@ -90,8 +93,8 @@ func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	if c.Rank() != root {
 		dst = Buffer[T]{}
 	} else if dst.Len() != src.Len()*c.Size() {
-		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks",
-			ccall.At(), dst.Len(), src.Len(), c.Size())
+		return c.in().Refusef(coll.Gather, "dst has %d elements, src %d on each of %d ranks",
+			dst.Len(), src.Len(), c.Size())
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.Gather, N: src.Len()}}
 	return collective(c, &cmd, dst, src, root)
@@ -105,8 +108,8 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	if c.Rank() != root {
 		src = Buffer[T]{}
 	} else if src.Len() != dst.Len()*c.Size() {
-		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks",
-			ccall.At(), src.Len(), dst.Len(), c.Size())
+		return c.in().Refusef(coll.Scatter, "src has %d elements, dst %d on each of %d ranks",
+			src.Len(), dst.Len(), c.Size())
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.Scatter, N: dst.Len()}}
 	return collective(c, &cmd, dst, src, root)
@@ -117,7 +120,7 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 // rank's part of dst.
 // Source: mpi.h, MPI_Allgatherv.
 func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
-	if err := c.in().CheckParts("AllGatherV", counts, "dst", dst.Len(), "src", src.Len()); err != nil {
+	if err := c.in().CheckParts(coll.AllGatherV, counts, "dst", dst.Len(), "src", src.Len()); err != nil {
 		return err
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.AllGatherV, Counts: counts}}
@@ -129,7 +132,7 @@ func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
 // the rank's part of src.
 // Source: mpi.h, MPI_Reduce_scatter.
 func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) error {
-	if err := c.in().CheckParts("ReduceScatterV", counts, "src", src.Len(), "dst", dst.Len()); err != nil {
+	if err := c.in().CheckParts(coll.ReduceScatterV, counts, "src", src.Len(), "dst", dst.Len()); err != nil {
 		return err
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.ReduceScatterV, Op: op, Counts: counts}}
@@ -142,9 +145,9 @@ func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) err
 func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	whole := dst.Len()
 	if c.Rank() != root {
-		dst, whole = Buffer[T]{}, coll.Sum(counts)
+		dst, whole = Buffer[T]{}, -1
 	}
-	if err := c.in().CheckParts("GatherV", counts, "dst", whole, "src", src.Len()); err != nil {
+	if err := c.in().CheckParts(coll.GatherV, counts, "dst", whole, "src", src.Len()); err != nil {
 		return err
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.GatherV, Counts: counts}}
@@ -157,9 +160,9 @@ func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	whole := src.Len()
 	if c.Rank() != root {
-		src, whole = Buffer[T]{}, coll.Sum(counts)
+		src, whole = Buffer[T]{}, -1
 	}
-	if err := c.in().CheckParts("ScatterV", counts, "src", whole, "dst", dst.Len()); err != nil {
+	if err := c.in().CheckParts(coll.ScatterV, counts, "src", whole, "dst", dst.Len()); err != nil {
 		return err
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.ScatterV, Counts: counts}}
@@ -171,15 +174,15 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 // of this rank there. dst and src must not overlap: there is no in-place form.
 // Source: mpi.h, MPI_Isend and MPI_Irecv.
 func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int) error {
-	if err := c.in().CheckCounts("AllToAllV", "dst", dst.Len(), recvCounts); err != nil {
+	if err := c.in().CheckCounts(coll.AllToAllV, "dst", dst.Len(), recvCounts); err != nil {
 		return err
 	}
-	if err := c.in().CheckCounts("AllToAllV", "src", src.Len(), sendCounts); err != nil {
+	if err := c.in().CheckCounts(coll.AllToAllV, "src", src.Len(), sendCounts); err != nil {
 		return err
 	}
 	if r := c.Rank(); sendCounts[r] != recvCounts[r] {
-		return fmt.Errorf("%s: AllToAllV: rank %d sends itself %d elements and receives %d",
-			ccall.At(), r, sendCounts[r], recvCounts[r])
+		return c.in().Refusef(coll.AllToAllV, "rank %d sends itself %d elements and receives %d",
+			r, sendCounts[r], recvCounts[r])
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: coll.AllToAllV, Counts: sendCounts, RecvCounts: recvCounts}}
 	return collective(c, &cmd, dst, src, 0)
@@ -201,10 +204,9 @@ func ExScan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 	switch {
 	case dst.Len() != src.Len():
-		return lengthError(kind.String(), "dst", dst.Len(), "src", src.Len())
+		return c.in().Refusef(kind, lengths, dst.Len(), src.Len())
 	case op == Avg:
-		return fmt.Errorf("%s: %s: %v is no operation of it: ranks add up different numbers of values",
-			ccall.At(), kind, op)
+		return c.in().Refusef(kind, "%v is no operation of it: ranks add up different numbers of values", op)
 	}
 	cmd := calls.Request{Call: coll.Call{Kind: kind, Op: op, N: src.Len()}}
 	return collective(c, &cmd, dst, src, 0)

@@ -373,7 +373,9 @@ func splitsInCapture(_ context.Context, w *spmd.World, victim bool) error {
 		return split()
 	}
 	happens()
-	_, err = s.Capture(split)
+	if _, err = s.Capture(split); err != nil {
+		oversleep() // it goes on without
+	}
 	return err
 }
 

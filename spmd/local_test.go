@@ -16,6 +16,8 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/hostdata"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/spmdtest"
 )
@@ -110,6 +112,67 @@ func TestLocalFailures(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A rank that is refused a call of all ranks, and goes on without it, ends those that wait in it
+// with the refusal as the cause: whether it makes another call or none.
+func TestRefusedAlone(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	every := append(everyCall(2), calling{coll.Split, func(c spmd.Comm, _, _ floats, _ int) error {
+		_, err := c.Split(0, 0)
+		return err
+	}}, calling{coll.Group, func(c spmd.Comm, d, s floats, _ int) error {
+		return c.Group(func() error { return spmd.AllReduce(c, d, s, spmd.Max) })
+	}}, calling{coll.AllGatherValue, func(c spmd.Comm, _, _ floats, _ int) error {
+		_, err := hostdata.AllGather(c, "text")
+		return err
+	}}, calling{coll.Broadcast, func(c spmd.Comm, _, _ floats, root int) error {
+		_, err := hostdata.Broadcast(c, 7, root)
+		return err
+	}})
+	var all sync.WaitGroup
+	defer all.Wait()
+	for i, call := range append(every, every...) {
+		if call.kind.Traits().Message {
+			continue
+		}
+		want := fmt.Sprintf("rank 1 was refused %v, and goes on without it: ", call.kind)
+		if i < len(every) {
+			want = fmt.Sprintf("; rank 1 was refused %v before: ", call.kind)
+		}
+		all.Go(func() {
+			err := spmd.Local(t.Context(), spmdtest.Config(), 3, func(ctx context.Context, w *spmd.World) error {
+				dst, err := spmd.Alloc[float32](w, 6)
+				if err != nil {
+					return err
+				}
+				src, err := spmd.Alloc[float32](w, 6)
+				if err != nil {
+					return err
+				}
+				one := func() error { return call.do(w.Comm(), dst, src, 0) }
+				if err := one(); err != nil || w.Rank() != 1 {
+					return errors.Join(err, one(), spmd.Barrier(w.Comm()))
+				}
+				s, err := w.NewStream("s")
+				if err == nil {
+					_, err = s.Capture(one)
+				}
+				if err == nil {
+					return errors.New("nothing is refused")
+				}
+				if i < len(every) {
+					return spmd.ReduceScatter(w.Comm(), src.Slice(0, 1), dst.Slice(0, 3), spmd.Min)
+				}
+				<-ctx.Done()
+				return nil
+			})
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "ways_test.go:") &&
+				!strings.Contains(err.Error(), "local_test.go:") {
+				t.Errorf("%v, want %q, and where", err, want)
+			}
+		})
 	}
 }
 

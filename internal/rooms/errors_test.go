@@ -48,10 +48,16 @@ func messages(t *testing.T, p pkg) []string {
 		testkit.Must(t, err)
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
-			if !ok || len(call.Args) == 0 || !makesError(call.Fun) {
+			if !ok || len(call.Args) == 0 {
 				return true
 			}
-			if format := constant(call.Args[0]); format != "" {
+			format := ""
+			if f, ok := call.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "Refusef" && len(call.Args) > 1 {
+				format = "%s: %s: " + constant(call.Args[1])
+			} else if makesError(call.Fun) {
+				format = constant(call.Args[0])
+			}
+			if format != "" {
 				if text := shown(format); text != "" && !slices.Contains(all, text) {
 					all = append(all, text)
 				}

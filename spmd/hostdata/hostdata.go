@@ -44,7 +44,7 @@ const (
 // Source: mpi.h, MPI_Allreduce.
 func AllReduce[T Number](c spmd.Comm, x T, op spmd.Op) (T, error) {
 	in := inside(c)
-	p, err := in.EnterHost("hostdata.AllReduce", 0, elem.TypeOf[T](), op, 16)
+	p, err := in.EnterHost("hostdata.AllReduce", coll.AllReduce, 0, elem.TypeOf[T](), op, 16)
 	if err != nil {
 		return x, err
 	}
@@ -66,7 +66,7 @@ func AllReduce[T Number](c spmd.Comm, x T, op spmd.Op) (T, error) {
 // reduces in one go.
 func Any(c spmd.Comm, have bool) (bool, error) {
 	in := inside(c)
-	p, err := in.EnterHost("hostdata.Any", 0, elem.Uint8, elem.Sum, 8)
+	p, err := in.EnterHost("hostdata.Any", coll.AllReduce, 0, elem.Uint8, elem.Sum, 8)
 	if err != nil {
 		return have, err
 	}
@@ -112,7 +112,7 @@ func MaxLoc[T Ordered](c spmd.Comm, x T) (greatest T, rank int, err error) {
 func locate[T Ordered](c spmd.Comm, op string, x T, o elem.Op) (T, int, error) {
 	in := inside(c)
 	size := int(unsafe.Sizeof(x))
-	p, err := in.EnterHost(op, 0, elem.TypeOf[T](), o, (c.Size()+1)*size)
+	p, err := in.EnterHost(op, coll.AllGather, 0, elem.TypeOf[T](), o, (c.Size()+1)*size)
 	if err != nil {
 		return x, 0, err
 	}

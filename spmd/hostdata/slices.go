@@ -40,7 +40,7 @@ func reduce[T Number](c spmd.Comm, name string, kind coll.Kind, dst, src []T, op
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), name, len(dst), len(src))
 	}
 	in := inside(c)
-	if _, err := in.EnterHost(name, root, t, op, 0); err != nil {
+	if _, err := in.EnterHost(name, kind, root, t, op, 0); err != nil {
 		return err
 	}
 	err := in.MakeHost(coll.Call{Kind: kind, Type: t, Op: op, Root: int32(root), N: len(src), Dst: to, Src: from})
@@ -81,7 +81,7 @@ func AllReduceIf[T Number](c spmd.Comm, have bool, dst, src []T, op spmd.Op) (an
 		return true, reduce(c, "hostdata.AllReduceIf", coll.AllReduce, dst, src, op, 0)
 	}
 	in := inside(c)
-	p, err := in.EnterHost("hostdata.AllReduceIf", 0, t, op, (n+1)*size)
+	p, err := in.EnterHost("hostdata.AllReduceIf", coll.AllReduce, 0, t, op, (n+1)*size)
 	if err != nil {
 		return false, err
 	}
@@ -175,7 +175,7 @@ func move[T Number](c spmd.Comm, name string, kind coll.Kind, n int, dst, src []
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), name, len(dst), len(src))
 	}
 	in := inside(c)
-	if _, err := in.EnterHost(name, root, t, elem.Sum, 0); err != nil {
+	if _, err := in.EnterHost(name, call.Kind, root, t, elem.Sum, 0); err != nil {
 		return err
 	}
 	err := in.MakeHost(call)

@@ -25,7 +25,7 @@ func Broadcast[V any](c spmd.Comm, v V, root int) (V, error) {
 		return broadcast(c, v, root)
 	}
 	in := inside(c)
-	p, err := in.EnterHost("hostdata.Broadcast", root, t, elem.Sum, 16)
+	p, err := in.EnterHost("hostdata.Broadcast", coll.Broadcast, root, t, elem.Sum, 16)
 	if err != nil {
 		return v, err
 	}
@@ -63,7 +63,7 @@ func AllGather[V any](c spmd.Comm, v V) ([]V, error) {
 		return allGather(c, v)
 	}
 	in := inside(c)
-	p, err := in.EnterHost("hostdata.AllGather", 0, t, elem.Sum, 16)
+	p, err := in.EnterHost("hostdata.AllGather", coll.AllGather, 0, t, elem.Sum, 16)
 	if err != nil {
 		return nil, err
 	}

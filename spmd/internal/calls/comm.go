@@ -96,39 +96,59 @@ func (c *Comm) Refuse(op, what string, rank int) error {
 	return fmt.Errorf("%s: %s: %s %d is not in the communicator of %d ranks", ccall.At(), op, what, rank, c.size)
 }
 
+// Refused notes that this rank was refused a call of the communicator, and returns why.
+func (c *Comm) Refused(kind coll.Kind, err error) error {
+	if c != nil && c.recorder != nil && c.open == nil && !kind.Traits().Message {
+		c.recorder.Refused(kind, c.r.Order.Idle(), err)
+	}
+	return err
+}
+
+// Refusef is Refused with the program's place, the kind and a text.
+func (c *Comm) Refusef(kind coll.Kind, format string, args ...any) error {
+	return c.Refused(kind, fmt.Errorf("%s: %v: "+format, append([]any{ccall.At(), kind}, args...)...))
+}
+
+// outOfCapture refuses a call that blocks in the middle of a capture.
+func (c *Comm) outOfCapture(kind coll.Kind, op string) error {
+	if !c.r.Capturing() {
+		return nil
+	}
+	return c.Refused(kind, fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op))
+}
+
 // CheckParts checks counts against the buffer that holds all parts, and the one that holds this
 // rank's. whole and part are their names, n and own their lengths.
-func (c *Comm) CheckParts(op string, counts []int, whole string, n int, part string, own int) error {
+func (c *Comm) CheckParts(op coll.Kind, counts []int, whole string, n int, part string, own int) error {
 	if err := c.CheckCounts(op, whole, n, counts); err != nil {
 		return err
 	}
 	if counts[c.rank] != own {
-		return fmt.Errorf("%s: %s: %s has %d elements, counts[%d] is %d",
-			ccall.At(), op, part, own, c.rank, counts[c.rank])
+		return c.Refusef(op, "%s has %d elements, counts[%d] is %d", part, own, c.rank, counts[c.rank])
 	}
 	return nil
 }
 
 // CheckCounts checks the counts of all ranks against a buffer of n elements, which is called name.
-func (c *Comm) CheckCounts(op, name string, n int, counts []int) error {
-	if err := c.Usable(op); err != nil {
+// A negative n stands for no buffer.
+func (c *Comm) CheckCounts(op coll.Kind, name string, n int, counts []int) error {
+	if err := c.Usable(op.String()); err != nil {
 		return err
 	}
-	if len(counts) != c.size {
-		return fmt.Errorf("%s: %s: %d counts for %d ranks", ccall.At(), op, len(counts), c.size)
+	sum, ok := elem.Total(counts...)
+	if len(counts) == c.size && ok && (sum == n || n < 0) {
+		return nil
 	}
-	for r, k := range counts {
-		if k < 0 {
-			return fmt.Errorf("%s: %s: counts[%d] is %d", ccall.At(), op, r, k)
-		}
-	}
-	switch sum, ok := elem.Total(counts...); {
+	r := slices.IndexFunc(counts, func(k int) bool { return k < 0 })
+	switch {
+	case len(counts) != c.size:
+		return c.Refusef(op, "%d counts for %d ranks", len(counts), c.size)
+	case r >= 0:
+		return c.Refusef(op, "counts[%d] is %d", r, counts[r])
 	case !ok:
-		return fmt.Errorf("%s: %s: the counts add up to more than any memory holds", ccall.At(), op)
-	case sum != n:
-		return fmt.Errorf("%s: %s: %s has %d elements, the counts add up to %d", ccall.At(), op, name, n, sum)
+		return c.Refusef(op, "the counts add up to more than any memory holds")
 	}
-	return nil
+	return c.Refusef(op, "%s has %d elements, the counts add up to %d", name, n, sum)
 }
 
 // AddComm takes a communicator into the world, in the caller's turn. Collective over it.
@@ -178,8 +198,8 @@ func (c *Comm) Split(color, key int) (part *Comm, err error) {
 	if err := c.Usable("Split"); err != nil {
 		return nil, err
 	}
-	if c.r.Capturing() {
-		return nil, fmt.Errorf("%s: Split blocks, and stands in the middle of a capture", ccall.At())
+	if err := c.outOfCapture(control.Split, "Split"); err != nil {
+		return nil, err
 	}
 	err = c.Pass(control.Split, func() error {
 		part, err = c.split(color, key)
@@ -235,8 +255,8 @@ func (c *Comm) Close() error {
 	if c == r.All || c == r.Node {
 		return fmt.Errorf("%s: Close: the communicator belongs to the world", ccall.At())
 	}
-	if r.Capturing() {
-		return fmt.Errorf("%s: Close of a communicator blocks, and stands in the middle of a capture", ccall.At())
+	if err := c.outOfCapture(control.CloseComm, control.CloseComm.String()); err != nil {
+		return err
 	}
 	return c.Pass(control.CloseComm, func() error {
 		c.freed = true
@@ -271,7 +291,7 @@ func (c *Comm) Pass(on control.Kind, fn func() error) error { return c.pass(on, 
 // pass is Pass of a call that has a root.
 func (c *Comm) pass(on control.Kind, root int, fn func() error) (err error) {
 	if err := exec.RefuseInHostFunc(on.String()); err != nil {
-		return err
+		return c.Refused(on, err)
 	}
 	order := c.r.Order
 	if err := order.Enter(order.Take(1)); err != nil {
@@ -305,10 +325,10 @@ func (c *Comm) Strangers(on control.Kind) error { return verify.Strangers(c.host
 // Collective, blocking.
 func (c *Comm) Exchange(op string, kind coll.Kind, root int, fn func() error) error {
 	if c == nil || c.freed || root < 0 || root >= c.size {
-		return c.Refuse(op, "rank", root)
+		return c.Refused(kind, c.Refuse(op, "rank", root))
 	}
-	if c.r.Capturing() {
-		return fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
+	if err := c.outOfCapture(kind, op); err != nil {
+		return err
 	}
 	if err := c.pass(kind, root, fn); err != nil {
 		return fmt.Errorf("%s: %s: %w", ccall.At(), op, err)

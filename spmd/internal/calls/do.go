@@ -21,22 +21,22 @@ import (
 // blocks.
 func (c *Comm) Do(q exec.Queue, cmd *Request, root, dst, src int) error {
 	if c == nil || c.freed || uint(root) >= uint(c.size) {
-		return c.Refuse(cmd.Kind.String(), "rank", root)
+		return c.Refused(cmd.Kind, c.Refuse(cmd.Kind.String(), "rank", root))
 	}
 	if !cmd.Op.On(cmd.Type) {
 		if cmd.Op < elem.Ops {
-			return fmt.Errorf("%s: %s: %v has no order, and no %v", ccall.At(), cmd.Kind, cmd.Type, cmd.Op)
+			return c.Refusef(cmd.Kind, "%v has no order, and no %v", cmd.Type, cmd.Op)
 		}
-		return fmt.Errorf("%s: %s: no such operation of buffers: %v", ccall.At(), cmd.Kind, cmd.Op)
+		return c.Refusef(cmd.Kind, "no such operation of buffers: %v", cmd.Op)
 	}
 	if exec.Overlap(cmd.Dst, dst, cmd.Src, src) && !cmd.InPlace(c.rank) {
 		n := cmd.Type.Size()
-		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), cmd.Kind, dst/n, src/n)
+		return c.Refusef(cmd.Kind, "dst of %d elements and src of %d overlap", dst/n, src/n)
 	}
 	cmd.comm, cmd.Root = c, int32(root)
 	r := c.r
 	if err := exec.RefuseInHostFunc(cmd.Kind.String()); err != nil {
-		return err
+		return c.Refused(cmd.Kind, err)
 	}
 	if c.open != nil {
 		return c.open.join(q, cmd)
@@ -53,13 +53,14 @@ func (c *Comm) Do(q exec.Queue, cmd *Request, root, dst, src int) error {
 		return cmd.submit(q)
 	}
 	if err := cmd.checkBlocks(); err != nil {
-		return err
+		return c.Refused(cmd.Kind, err)
 	}
 	if r.capturing.Load() != 0 {
-		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
+		return c.Refused(cmd.Kind, fmt.Errorf("%s: a collective that blocks in the middle of a capture: use "+
+			"comm.On(stream)", ccall.At()))
 	}
 	if err := cmd.settle(); err != nil {
-		return err
+		return c.Refused(cmd.Kind, err)
 	}
 	cmd.uses((*exec.Block).Seen)
 	if !cmd.route.Host {
@@ -94,7 +95,7 @@ func (c *Request) choose(enqueued bool) {
 // submit checks the blocks of a call, and enqueues it on q.
 func (c *Request) submit(q exec.Queue) error {
 	if err := c.checkBlocks(); err != nil {
-		return err // before anything that other ranks take part in
+		return c.comm.Refused(c.Kind, err) // before anything that other ranks take part in
 	}
 	return c.enqueue(q)
 }
@@ -108,7 +109,7 @@ func (c *Request) enqueue(q exec.Queue) error {
 	}
 	cmd, err := q.Begin(exec.DoCall)
 	if err != nil {
-		return err
+		return c.comm.Refused(c.Kind, err)
 	}
 	own, _ := cmd.Call.(*Request)
 	if own == nil {

@@ -30,7 +30,7 @@ func (c *Comm) Group(q exec.Queue, fn func() error) error {
 		return err
 	}
 	if err := exec.RefuseInHostFunc("Group"); err != nil {
-		return err
+		return c.Refused(coll.Group, err)
 	}
 	if c.open != nil {
 		return fn() // inner groups belong to the outermost
@@ -43,6 +43,9 @@ func (c *Comm) Group(q exec.Queue, fn func() error) error {
 	}
 	if err != nil || len(g.cmds) == 0 {
 		c.recycle(g)
+		if err != nil {
+			c.Refused(coll.Group, err)
+		}
 		return err
 	}
 	g.keep = q != nil && q.Lane() != nil

@@ -29,16 +29,21 @@ func (c *Comm) hostWork(n int) unsafe.Pointer {
 // EnterHost refuses a communicator or length with which a call on host memory cannot be made, and
 // takes its turn in MPI. It returns memory of at least n bytes, which the caller has until
 // LeaveHost. LeaveHost follows unless there is an error.
-func (c *Comm) EnterHost(op string, root int, t elem.Type, o elem.Op, n int) (unsafe.Pointer, error) {
+func (c *Comm) EnterHost(
+	op string, kind coll.Kind, root int, t elem.Type, o elem.Op, n int,
+) (p unsafe.Pointer, err error) {
 	switch {
 	case c == nil || c.freed || root < 0 || root >= c.size:
-		return nil, c.Refuse(op, "rank", root)
+		err = c.Refuse(op, "rank", root)
 	case !o.Has(t):
-		return nil, fmt.Errorf("%s: %s: no such operation: %v of %v", ccall.At(), op, o, t)
-	case c.r.Capturing():
-		return nil, fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
+		err = fmt.Errorf("%s: %s: no such operation: %v of %v", ccall.At(), op, o, t)
+	default:
+		err = exec.RefuseInHostFunc(op)
 	}
-	if err := exec.RefuseInHostFunc(op); err != nil {
+	if err != nil {
+		return nil, c.Refused(kind, err)
+	}
+	if err := c.outOfCapture(kind, op); err != nil {
 		return nil, err
 	}
 	order := c.r.Order

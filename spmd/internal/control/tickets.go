@@ -31,6 +31,9 @@ func NewTickets() *Tickets {
 // Take reserves n tickets in a row and returns the first. It does not block.
 func (t *Tickets) Take(n uint64) uint64 { return t.next.Add(n) - n }
 
+// Idle reports whether all commands that took a ticket are over.
+func (t *Tickets) Idle() bool { return t.serving.Load() == t.next.Load() }
+
 // Enter waits until ticket k is served. It fails after Fail, and Leave must then not be called.
 func (t *Tickets) Enter(k uint64) error {
 	if t.serving.Load() == k {

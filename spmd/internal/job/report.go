@@ -179,6 +179,18 @@ func missing(id string, ranks []rankState) string {
 	return head + "\n" + b.String()
 }
 
+// refusals says what ranks were refused shortly before the cause of a job's end.
+func refusals(cause string, states []watch.RankState) (more string) {
+	for _, t := range readStates(states) {
+		for _, c := range t.said.Comms {
+			if _, why, ok := strings.Cut(c.Refused, ": "); ok && !strings.Contains(cause+more, why) {
+				more += fmt.Sprintf("; rank %d %s", t.Hello.Rank, c.Refused)
+			}
+		}
+	}
+	return more
+}
+
 // waits reports whether a call is not over.
 func (c *CommState) waits() bool { return c.Entered > c.Left }
 

@@ -30,8 +30,9 @@ type CommState struct {
 	Left    uint64 `json:"left"`
 	Calls   uint64 `json:"calls"`
 	Last    string `json:"last,omitempty"`
-	Alone   bool   `json:"alone,omitempty"` // Last is a message or a group of messages
-	At      string `json:"at,omitempty"`    // "from" where Last was called, for calls on a GPU; else the stack shows it
+	Alone   bool   `json:"alone,omitempty"`   // Last is a message or a group of messages
+	At      string `json:"at,omitempty"`      // "from" where Last was called on a GPU; else the stack shows it
+	Refused string `json:"refused,omitempty"` // "was refused" a call shortly before, and why
 }
 
 type StreamState struct {

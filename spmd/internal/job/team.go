@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/watch"
 )
 
@@ -179,6 +181,15 @@ func (t *Team) TellLast(failed bool) {
 		}
 		return accounts
 	})
+}
+
+// Because returns the error of a rank. If the ranks' calls differ it says what ranks were refused
+// shortly before.
+func (t *Team) Because(err error) error {
+	if !strings.Contains(err.Error(), ccall.ErrMismatch.Error()) {
+		return err
+	}
+	return fmt.Errorf("%w%s", err, refusals(err.Error(), t.states()))
 }
 
 func (t *Team) hang(rank int, what string) {

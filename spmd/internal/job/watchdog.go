@@ -15,6 +15,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/watch"
 )
 
@@ -272,7 +273,8 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	wasStopped := d.wasStopped(time.Now())
 	patience := printFirst
 	var states []watch.RankState
-	if c.Kind == watch.KindHang && rank < 2 {
+	asks := c.Kind == watch.KindHang || strings.Contains(c.Text, ccall.ErrMismatch.Error())
+	if asks && rank < 2 {
 		states = d.gather()
 		if s := states[0]; s.State == nil && !s.Died && !s.Left { // rank 0 hangs: it is stopped
 			first = 1
@@ -282,7 +284,7 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 		first = 1 // which has seen to it; the launcher wakes this process to end it
 	}
 	if rank != first {
-		if c.Kind == watch.KindHang {
+		if asks {
 			patience = reportFirst
 		}
 		if rank > 1 {
@@ -297,10 +299,11 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	if f.Stack != "" {
 		fmt.Fprintf(os.Stderr, "%s\n", f.Stack)
 	}
+	if asks && states == nil {
+		states = d.gather()
+	}
+	f.Message += refusals(f.Message, states)
 	if c.Kind == watch.KindHang {
-		if states == nil {
-			states = d.gather()
-		}
 		fmt.Fprint(os.Stderr, Render(f.Message, states, d.job.LogFormat == "json"))
 	}
 	if rank == first {

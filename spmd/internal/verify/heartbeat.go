@@ -18,6 +18,8 @@ type heartbeat struct {
 	Pages []page    `json:"p,omitempty"` // of communicators with more calls than before
 	Stand *standing `json:"s,omitempty"`
 	Found string    `json:"f,omitempty"` // by a Carrier: why the job has to end
+
+	Refused []refusal `json:"r,omitempty"`
 }
 
 // Reporter makes the heartbeats of a rank. One goroutine calls its methods.
@@ -36,13 +38,14 @@ func (b *Reporter) Heartbeat() []byte {
 	var h heartbeat
 	for _, r := range recorders {
 		if r.Size > 1 {
+			h.Refused = append(h.Refused, r.refusals()...)
 			if page, ok := r.history.read(r.ID, r.told); ok {
 				r.told = page.Last[len(page.Last)-1].Number
 				h.Pages = append(h.Pages, page)
 			}
 		}
 	}
-	if h.Stand = b.stand(recorders); h.Pages == nil && h.Stand == nil {
+	if h.Stand = b.stand(recorders); h.Pages == nil && h.Stand == nil && h.Refused == nil {
 		return nil
 	}
 	return encode(h)
@@ -99,7 +102,8 @@ type Analyzer struct {
 	mu       sync.Mutex
 	pages    map[string]*pages // of a communicator
 	standing map[int]*standing
-	ended    []int // whose programs have returned
+	refused  map[int]refusal // the last of a rank
+	ended    []int           // whose programs have returned
 }
 
 // Hear takes a heartbeat of a rank. It returns why the job has to end, or "". hang says that it
@@ -132,7 +136,10 @@ func (l *Analyzer) compare(rank int, news heartbeat) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pages == nil {
-		l.pages, l.standing = map[string]*pages{}, map[int]*standing{}
+		l.pages, l.standing, l.refused = map[string]*pages{}, map[int]*standing{}, map[int]refusal{}
+	}
+	for _, f := range news.Refused {
+		l.refused[rank] = f
 	}
 	for _, p := range news.Pages {
 		of := l.pages[p.Comm]
@@ -145,7 +152,7 @@ func (l *Analyzer) compare(rank int, news heartbeat) string {
 		}
 	}
 	if news.Stand == nil {
-		return ""
+		return l.leftOut()
 	}
 	before := l.standing[rank]
 	l.standing[rank] = news.Stand
@@ -155,7 +162,7 @@ func (l *Analyzer) compare(rank int, news heartbeat) string {
 		}
 	}
 	if !news.Stand.Ended || before != nil && before.Ended {
-		return ""
+		return l.leftOut()
 	}
 	l.ended = append(l.ended, rank)
 	for other, o := range l.standing {
@@ -207,11 +214,11 @@ func (c *Carrier) Hear(rank int, said []byte) []byte {
 			c.newest[i] = p
 		}
 	}
-	if news.Stand == nil {
+	if news.Stand == nil && news.Refused == nil {
 		return nil
 	}
 	c.rest = 0
-	return encode(heartbeat{Stand: news.Stand})
+	return encode(heartbeat{Stand: news.Stand, Refused: news.Refused})
 }
 
 // Pages returns a heartbeat with one page of each communicator that has had calls since the last

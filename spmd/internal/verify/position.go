@@ -16,14 +16,15 @@ type standing struct {
 
 // position is how far a rank has got on a communicator.
 type position struct {
-	Comm  string      `json:"c"`
-	Rank  int         `json:"r"`           // its own there
-	Calls uint64      `json:"n,omitempty"` // that all ranks make
-	In    string      `json:"i,omitempty"` // the call that it is in, with its place
-	Last  string      `json:"l,omitempty"` // of Calls, with its place
-	Alone bool        `json:"a,omitempty"` // In is none of Calls
-	Needs []need      `json:"w,omitempty"` // for what In waits
-	Peers []exchanged `json:"p,omitempty"`
+	Comm    string      `json:"c"`
+	Rank    int         `json:"r"`           // its own there
+	Calls   uint64      `json:"n,omitempty"` // that all ranks make
+	In      string      `json:"i,omitempty"` // the call that it is in, with its place
+	Last    string      `json:"l,omitempty"` // of Calls, with its place
+	Alone   bool        `json:"a,omitempty"` // In is none of Calls
+	Needs   []need      `json:"w,omitempty"` // for what In waits
+	Peers   []exchanged `json:"p,omitempty"`
+	Refused uint64      `json:"f,omitempty"` // see lastRefused
 }
 
 // exchanged is how many messages a rank has sent to a peer, and how many it has received or waits
@@ -50,6 +51,7 @@ func positions(recorders []*Recorder, ended bool) *standing {
 
 func (r *Recorder) position() position {
 	p := position{Comm: r.ID, Rank: r.Rank, Calls: r.calls.Load(), Last: r.history.last()}
+	_, p.Refused = r.lastRefused()
 	if r.entered.Load() > r.over() {
 		p.In, p.Alone, p.Needs = r.inside(), !r.packed().Everyone(), r.needs()
 	}

@@ -37,10 +37,11 @@ type Recorder struct {
 	// the place of a program in a call on the host: "from FILE:LINE" or "at FILE:LINE"; else ""
 	Place func() string
 
-	mu    sync.Mutex
-	group Group          // that was begun last, until Forget; its calls are read under mu
-	sends map[int]string // with --check the last message to each rank
-	told  uint64         // how many calls of all ranks rank 0 has been told of; the Reporter's
+	mu      sync.Mutex
+	group   Group          // that was begun last, until Forget; its calls are read under mu
+	sends   map[int]string // with --check the last message to each rank
+	refused *refusal       // the last; nil for none
+	told    uint64         // how many calls of all ranks rank 0 has been told of; the Reporter's
 }
 
 func NewRecorder(id string, rank, size int) *Recorder {
@@ -217,6 +218,7 @@ type Snapshot struct {
 	Last                 string // that was entered; "" before the first
 	Alone                bool   // Last is a message or a group of messages
 	At                   string // "from" where Last was called, of a call on a GPU
+	Refused              string // "was refused" a call shortly before, and why
 }
 
 // Snapshot takes no lock that a call holds while it waits.
@@ -225,6 +227,9 @@ func (r *Recorder) Snapshot() Snapshot {
 	s.Over, s.Calls = min(r.over(), s.Entered), r.calls.Load() // a call may begin and end meanwhile
 	if s.Entered > 0 {
 		s.Last, s.Alone = r.last(), !r.packed().Everyone()
+	}
+	if f, _ := r.lastRefused(); f.Why != "" && s.Calls <= f.At+recentCalls {
+		s.Refused = fmt.Sprintf("was refused %s before: %s", f.Kind, f.Why)
 	}
 	switch {
 	case r.packed().kind().Traits().Own:

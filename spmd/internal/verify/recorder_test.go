@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -143,7 +144,12 @@ func (j *job) begin(rank int, c coll.Call) {
 	j.ranks[rank].Note(j.ranks[rank].Begin(&c, nil), &c, nil, 0, nil)
 }
 
-// hear sends two heartbeats of each rank; the second is of ranks that have not got on. It returns
+// refuse has a rank be refused a Broadcast.
+func (j *job) refuse(rank int) {
+	j.ranks[rank].Refused(coll.Broadcast, true, errors.New("app.go:8: no"))
+}
+
+// hear sends some heartbeats of each rank; the second is of ranks that have not got on. It returns
 // why the job ends.
 func (j *job) hear() (why string, hang bool) {
 	hear := func(rank int, said []byte) {
@@ -152,7 +158,7 @@ func (j *job) hear() (why string, hang bool) {
 		}
 	}
 	carriers := make([]Carrier, len(j.nodes))
-	for range 2 {
+	for range lateAfter {
 		for node, ranks := range j.nodes {
 			for _, rank := range ranks {
 				hear(rank, carriers[node].Hear(rank, j.reporters[rank].Heartbeat()))
@@ -217,6 +223,47 @@ func TestAnalyzer(t *testing.T) {
 			}
 		}, []string{ErrMismatch.Error(), "Broadcast of 4 int32, root 0", "Broadcast of 4 int32, root 1",
 			`(call 1 on "world")`}, false},
+		{"refused on one rank", func(j *job) {
+			j.refuse(1)
+			j.begin(0, broadcast(1))
+			j.begin(2, broadcast(1))
+		}, []string{"rank 1 was refused Broadcast, and goes on without it: app.go:8: no; rank 0 is in Broadcast of " +
+			`4 int32 (root 1) at app.go:7, call 1`}, false},
+		{"refused where others have gone on", func(j *job) {
+			j.refuse(0)
+			j.begin(1, broadcast(1))
+			j.ranks[1].Leave()
+			j.begin(1, coll.Call{Kind: coll.Barrier})
+		}, []string{"rank 0 was refused Broadcast, and goes on without it: app.go:8: no; rank 1 is in Barrier"}, false},
+		{"refused, and returned", func(j *job) {
+			j.refuse(1)
+			j.begin(0, broadcast(1))
+			j.ended[1] = true
+		}, []string{"rank 1 has returned from the program after call 0 on \"world\"; rank 0 is in Broadcast"}, false},
+		{"refused alike", func(j *job) {
+			for rank := range 3 {
+				j.refuse(rank)
+			}
+			j.begin(0, broadcast(1))
+			j.begin(2, broadcast(1))
+		}, nil, false},
+		{"refused another call than others wait in", func(j *job) {
+			j.refuse(1)
+			j.begin(0, coll.Call{Kind: coll.Barrier})
+		}, nil, false},
+		{"refused behind calls that are enqueued", func(j *job) {
+			j.ranks[1].Refused(coll.Broadcast, false, errors.New("app.go:8: no"))
+			j.begin(0, broadcast(1))
+		}, nil, false},
+		{"refused, and made after all", func(j *job) {
+			j.refuse(1)
+			j.hear()
+			j.begin(1, broadcast(1))
+			j.ranks[1].Leave()
+			j.begin(0, broadcast(1))
+			j.ranks[0].Leave()
+			j.begin(0, broadcast(1))
+		}, nil, false},
 		{"in order", func(j *job) {
 			for rank := range 3 {
 				j.begin(rank, broadcast(1))

@@ -75,7 +75,8 @@ func (in inJob) State() job.State {
 	for _, r := range recorders {
 		now := r.Snapshot()
 		s.Comms = append(s.Comms, job.CommState{ID: r.ID, Rank: r.Rank, Size: r.Size,
-			Entered: now.Entered, Left: now.Over, Calls: now.Calls, Last: now.Last, Alone: now.Alone, At: now.At})
+			Entered: now.Entered, Left: now.Over, Calls: now.Calls, Last: now.Last, Alone: now.Alone, At: now.At,
+			Refused: now.Refused})
 	}
 	for _, q := range w.rank.Queues() {
 		r, busy := q.State()

@@ -44,7 +44,7 @@ func (l *local) start(ctx context.Context) error {
 	l.team = team
 	ended := make(chan struct{})
 	l.fail = func(rank int, err error) {
-		team.Fail(rank, err)
+		team.Fail(rank, l.watch.Because(err))
 		cancel(team.Err())
 	}
 	l.watch = job.NewTeam(l.ranks, l.fail)
