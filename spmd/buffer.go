@@ -117,11 +117,6 @@ func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 	return bufferOf[T](b.block(), b.first()+i, j-i)
 }
 
-// Overlap reports whether two buffers share memory.
-func Overlap[T, U Stored](a Buffer[T], b Buffer[U]) bool {
-	return exec.Overlap(a.addr(), a.Bytes(), b.addr(), b.Bytes())
-}
-
 // View returns the memory of b as elements of another type. It suits 8-bit floats that a kernel
 // writes in either format, bytes for collectives and messages, and pairs of numbers as complex
 // ones. It shares b's memory. It panics if b does not begin and end with an element of that type,

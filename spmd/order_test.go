@@ -60,8 +60,8 @@ const (
 
 // untouched are calls that do not look at the memory of their buffers.
 const untouched = `spmd.Buffer.Address spmd.Buffer.Arg spmd.Buffer.Bytes spmd.Buffer.Free spmd.Buffer.Len
-	spmd.Buffer.Slice spmd.Buffer.TensorMap spmd.Comm.On spmd.Overlap spmd.Structs.Bytes spmd.Structs.Len spmd.View
-	blas.MatrixOf library.CheckBuffer library.Join library.Reads library.Writes managed.Advise parallel.NewGatherer
+	spmd.Buffer.Slice spmd.Buffer.TensorMap spmd.Comm.On spmd.Structs.Bytes spmd.Structs.Len spmd.View
+	blas.MatrixOf library.Reads library.Writes managed.Advise parallel.NewGatherer
 	parallel.NewNorm parallel.NewReducer parallel.NewScatterer`
 
 // TestCallsInOrder: a call that blocks orders itself behind all work of this rank's streams on its

@@ -52,7 +52,7 @@ var house = []room{
 			"internal/apptest", "internal/rooms", "internal/suite"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},
 	{"facade", "what applications import", []string{"spmd", "spmd/dashboard", "spmd/hostdata",
-		"spmd/library", "spmd/managed"},
+		"spmd/internal/own", "spmd/library", "spmd/managed"},
 		[]string{"world", "calls", "dashboard", "job", "verify", "exec", "trace", "control", "coll", "libraries",
 			"basics"}},
 	{"world", "a rank, from its start to its end", []string{"spmd/internal/world"},

@@ -19,6 +19,7 @@ import (
 	"lockstep/internal/runfiles"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -94,12 +95,12 @@ func agree(c spmd.Comm, op string, err error) error {
 }
 
 // begin says that c's rank works on files, until leave.
-func begin(c spmd.Comm, op string) (work *library.Files, leave func(), err error) {
+func begin(c spmd.Comm, op string) (work *own.Files, leave func(), err error) {
 	w, err := library.WorldOf(c, op)
 	if err != nil {
 		return nil, nil, err
 	}
-	work = library.FilesOf(w)
+	work = own.FilesOf(w)
 	return work, work.Enter(limit), nil
 }
 
@@ -196,7 +197,7 @@ func agreeAtEnd(c spmd.Comm, op string, before, err error) error {
 }
 
 // write writes this rank's part and waits until the disk has it.
-func write[T spmd.Elem](work *library.Files, part string, head int, b spmd.Buffer[T], off int) error {
+func write[T spmd.Elem](work *own.Files, part string, head int, b spmd.Buffer[T], off int) error {
 	f, err := os.OpenFile(part, os.O_WRONLY, 0)
 	if err != nil {
 		return err

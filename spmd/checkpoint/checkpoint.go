@@ -27,7 +27,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 )
 
 // ErrNotFound means that a folder holds no checkpoint, not even a damaged one.
@@ -67,10 +67,10 @@ type Info struct {
 
 // The calls in which the ranks meet.
 var (
-	openMeeting = library.NewMeeting("checkpoint.Open")
-	saveMeeting = library.NewMeeting("Save")
-	loadMeeting = library.NewMeeting("Load")
-	waitMeeting = library.NewMeeting("Wait for a save")
+	openMeeting = own.NewMeeting("checkpoint.Open")
+	saveMeeting = own.NewMeeting("Save")
+	loadMeeting = own.NewMeeting("Load")
+	waitMeeting = own.NewMeeting("Wait for a save")
 )
 
 // Manager saves the state of a program to a folder, and loads it on any number of ranks. One
@@ -83,7 +83,7 @@ var (
 type Manager struct {
 	w       *spmd.World
 	disk    disk
-	op      library.Meeting // in which the ranks talk to each other
+	op      own.Meeting // in which the ranks talk to each other
 	dir     string
 	cfg     Config
 	session uint64   // makes the names of temporary folders unique
@@ -128,7 +128,7 @@ func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	m := &Manager{w: w, disk: disk{library.FilesOf(w)}, cfg: cfg, damaged: make(map[string]bool)}
+	m := &Manager{w: w, disk: disk{own.FilesOf(w)}, cfg: cfg, damaged: make(map[string]bool)}
 	defer m.enter(openMeeting)()
 	err := m.open(dir)
 	if err := m.agree(err); err != nil {
@@ -481,7 +481,7 @@ func (m *Manager) agree(err error) error { return m.op.Agree(m.w, err) }
 
 // enter says that this rank is in a call that works on files, until leave. on is the call that the
 // ranks meet in.
-func (m *Manager) enter(on library.Meeting) (leave func()) {
+func (m *Manager) enter(on own.Meeting) (leave func()) {
 	m.op = on
 	return m.disk.Enter(m.cfg.Timeout)
 }

@@ -18,7 +18,7 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 )
 
 // A checkpoint is a folder step-00000100 with one safetensors file of every rank, and an index of
@@ -171,7 +171,7 @@ func marker(index []byte) []byte {
 
 // disk does this rank's work on files of checkpoints. Each of its steps is known to a program that
 // watches the job.
-type disk struct{ *library.Files }
+type disk struct{ *own.Files }
 
 func (d disk) rename(from, to string) error {
 	return d.Change("rename", to, func() error { return os.Rename(from, to) })

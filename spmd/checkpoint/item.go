@@ -8,6 +8,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -50,7 +51,7 @@ func Sharded[T spmd.Elem](name string, b spmd.Buffer[T], off, total int) Item {
 	return Item{
 		name: name, typ: elem.Of[T](), off: off, n: b.Len(), total: total,
 		memory: library.Writes(name, b),
-		usable: func(w *spmd.World) error { return library.CheckBuffer(b, w) },
+		usable: func(w *spmd.World) error { return own.CheckBuffer(b, w) },
 		read: func(dst []byte, from int) error {
 			return b.Slice(from, from+len(dst)/size).CopyTo(view(dst))
 		},

@@ -22,7 +22,7 @@ import (
 
 	"lockstep/internal/process"
 	"lockstep/internal/readable"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 )
 
 // A folder of checkpoints is locked by a file that names its owner. It comes into being whole, by
@@ -438,7 +438,7 @@ func (m *Manager) lockAll() error {
 				}
 				err, waits, told = nil, 1, true
 				// with the others in a collective, which must not be taken for a hang
-				time.Sleep(min(pause, library.Timeout(m.w)/4))
+				time.Sleep(min(pause, own.Timeout(m.w)/4))
 			}
 		}
 		if err := m.agree(err); err != nil {

@@ -10,7 +10,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -68,11 +68,11 @@ func TestSlowFileOfRank(t *testing.T) {
 		spmdtest.Must(t, c.Save(1, nil))
 		if w.Rank() != 0 { // which waits for the files of the others
 			<-reached
-			own := filepath.Join(dir, "step-*.tmp-*", "shard-00001-of-00003.json")
-			for found, _ := filepath.Glob(own); w.Rank() == 1 && len(found) == 0; found, _ = filepath.Glob(own) {
+			mine := filepath.Join(dir, "step-*.tmp-*", "shard-00001-of-00003.json")
+			for found, _ := filepath.Glob(mine); w.Rank() == 1 && len(found) == 0; found, _ = filepath.Glob(mine) {
 				time.Sleep(time.Millisecond)
 			}
-			s := fmt.Sprint(library.FilesOf(w).State(false))
+			s := fmt.Sprint(own.FilesOf(w).State(false))
 			if strings.Contains(s, slow) != (w.Rank() == 2) {
 				t.Errorf("rank %d is said to be in %s", w.Rank(), s)
 			}

@@ -7,6 +7,7 @@ import (
 
 	"lockstep/internal/kernels"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -36,7 +37,7 @@ var reports = library.PerWorld[report]{Open: func(w *spmd.World) *report {
 	}
 	clear(r.memory.Host())
 	rank, seen := w.Rank(), r.memory.Host()
-	library.Explain(w, func() string {
+	own.Explain(w, func() string {
 		if seen[0] == 0 {
 			return ""
 		}

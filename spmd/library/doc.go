@@ -12,6 +12,5 @@
 //	}}
 //
 // A package that has collective calls of its own asks [WorldOf], which refuses a communicator that
-// cannot be used. Its ranks agree on the host in a [Meeting], and make one choice by [Choose]. It
-// works with files under the watch by [Files].
+// cannot be used. Its ranks make one choice by [Choose].
 package library

@@ -3,6 +3,7 @@ package library
 import (
 	"unsafe"
 
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/exec"
 )
@@ -25,3 +26,12 @@ func Writes[T spmd.Stored](name string, b spmd.Buffer[T]) Operand {
 // Apart refuses operands of op that share memory which one of them is written to, unless one may be
 // the other. A call on buffers asks it before anything moves.
 func Apart(op string, all ...Operand) error { return exec.Apart(op, all...) }
+
+// BufferOf returns the buffer whose Arg a is; false if a is no buffer of T.
+func BufferOf[T spmd.Stored](a spmd.Arg) (b spmd.Buffer[T], ok bool) {
+	if a.Type != elem.Of[T]() {
+		return b, false
+	}
+	part, ok := exec.PartOf(&a)
+	return spmd.Buffer[T](part), ok
+}

@@ -23,7 +23,7 @@ import (
 	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/fft"
 	"lockstep/spmd/hostdata"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/vector"
@@ -387,8 +387,7 @@ var others = map[string]string{
 	"library.Call.Launch":              "the same",
 	"library.Function.Call":            "the same",
 	"library.Apart":                    "the rule itself",
-	"library.Join":                     "it touches no memory",
-	"spmd.Overlap":                     "it touches no memory",
+	"own.Join":                         "it touches no memory",
 	"spmd.Structs.CopyFrom":            "it is Buffer's",
 	"spmd.Structs.CopyTo":              "it is Buffer's",
 	"attention.Attention.BackwardBias": "GPUs alone have it; its operands are Backward's",
@@ -581,7 +580,7 @@ func TestSizes(t *testing.T) {
 			func() error { parallel.NewRows(8, half, 0, half); return nil },
 			func() error { return parallel.GatherRows(w.Comm(), parallel.NewRows(8, 2, 0, 1), 1, 1<<62, x, x) },
 			func() error { parallel.NewPartition(0, half, half, 8); return nil },
-			func() error { _, err := library.Scratch[float64](spmdtest.Stream(t, w, "t"), 1<<61-1); return err },
+			func() error { _, err := own.Scratch[float64](spmdtest.Stream(t, w, "t"), 1<<61-1); return err },
 		} {
 			said := func() (said string) {
 				defer func() {

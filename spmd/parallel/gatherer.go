@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -114,7 +115,7 @@ func (g *Gatherer[T]) Pass(buckets ...int) (*Pass, error) {
 		}
 		u := use{bucket: i, gather: true}
 		for j := k - 1; j >= 0; j-- {
-			if before := buckets[j]; before == i || spmd.Overlap(g.buckets[before], g.buckets[i]) {
+			if before := buckets[j]; before == i || own.Overlap(g.buckets[before], g.buckets[i]) {
 				u.gather, u.after = before != i, j+1
 				break
 			}

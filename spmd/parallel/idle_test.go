@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -162,7 +162,7 @@ func TestIdleMeasured(t *testing.T) {
 		s := spmdtest.Stream(t, w, "s")
 		p, err := NewPipeline[float32](w.Comm(), 1, micro)
 		spmdtest.Must(t, err)
-		last, measures := w.Size()-1, library.Measures(w)
+		last, measures := w.Size()-1, own.Measures(w)
 		own := pass
 		if w.Rank() == last {
 			own = 4 * pass

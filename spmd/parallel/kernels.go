@@ -10,6 +10,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -130,7 +131,7 @@ func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd
 		return err
 	}
 	n := g.Len()
-	sum, err := library.Scratch[float64](s, gokernel.MostParts) // behind what the reduction uses
+	sum, err := own.Scratch[float64](s, gokernel.MostParts) // behind what the reduction uses
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -67,7 +68,7 @@ func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
 			return nil, errors.Join(err, p.Close())
 		}
 	}
-	if library.Measures(w) {
+	if own.Measures(w) {
 		if err := p.measure(w); err != nil {
 			return nil, errors.Join(err, p.Close())
 		}

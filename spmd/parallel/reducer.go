@@ -5,6 +5,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -95,7 +96,7 @@ func (b *bucket[T]) add(g spmd.Buffer[T]) {
 		return
 	}
 	if n := len(b.parts); n > 0 {
-		if whole, ok := library.Join(b.parts[n-1], g); ok {
+		if whole, ok := own.Join(b.parts[n-1], g); ok {
 			b.parts[n-1] = whole
 			return
 		}

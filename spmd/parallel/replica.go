@@ -10,6 +10,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/readable"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -118,7 +119,7 @@ func Together[T any](c spmd.Comm, seq iter.Seq[T]) iter.Seq[T] {
 			err = together(w, c, seq, yield)
 		}
 		if err != nil {
-			library.Fail(w, err)
+			own.Fail(w, err)
 		}
 	}
 }

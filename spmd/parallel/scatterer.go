@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -58,18 +59,18 @@ func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op)
 			return nil, fmt.Errorf("%s: parallel.NewScatterer: gradient %d: %w", ccall.At(), i, err)
 		}
 		r.parts = append(r.parts, part)
-		r.inPlace = append(r.inPlace, spmd.Overlap(part, shards[i]))
+		r.inPlace = append(r.inPlace, own.Overlap(part, shards[i]))
 		r.before[i] = -1
 		for j := range i {
-			if spmd.Overlap(grads[j], b) {
+			if own.Overlap(grads[j], b) {
 				r.before[i] = j
 			}
-			if spmd.Overlap(shards[j], shards[i]) {
+			if own.Overlap(shards[j], shards[i]) {
 				return nil, fmt.Errorf("%s: parallel.NewScatterer: shards %d and %d overlap", ccall.At(), j, i)
 			}
 		}
 		for j := range grads {
-			if spmd.Overlap(grads[j], shards[i]) && (j != i || !r.inPlace[i] || r.shared(j)) {
+			if own.Overlap(grads[j], shards[i]) && (j != i || !r.inPlace[i] || r.shared(j)) {
 				return nil, fmt.Errorf("%s: parallel.NewScatterer: shard %d is in the way of gradient %d",
 					ccall.At(), i, j)
 			}
@@ -81,7 +82,7 @@ func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op)
 // shared reports whether another gradient has the memory of gradient i.
 func (r *Scatterer) shared(i int) bool {
 	for j, g := range r.grads {
-		if j != i && spmd.Overlap(g, r.grads[i]) {
+		if j != i && own.Overlap(g, r.grads[i]) {
 			return true
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 )
 
 // NothingIsLeft calls round so many times. It fails if that leaves anything open of the World, a
@@ -52,7 +52,7 @@ type counted struct {
 func count(t *testing.T, w *spmd.World, before *counted) *counted {
 	t.Helper()
 	Must(t, spmd.Barrier(w.Comm()))
-	c := &counted{opened: library.Opened(w)}
+	c := &counted{opened: own.Opened(w)}
 	if w.Rank() == 0 {
 		late := time.Now().Add(Timeout())
 		for before != nil && runtime.NumGoroutine() > before.goroutines && time.Now().Before(late) {

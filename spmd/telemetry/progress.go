@@ -13,7 +13,7 @@ import (
 	"lockstep/internal/cli"
 	"lockstep/internal/readable"
 	"lockstep/spmd"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 )
 
 // Bytes as the unit of work shows amounts such as 1.2 GB.
@@ -68,7 +68,7 @@ func StartWork(w *spmd.World, what string, total int64, unit string) *Work {
 		columns = func() int { return 0 }
 	}
 	return begin(&Work{log: w.Log(), screen: cli.Stderr, columns: columns, now: time.Now,
-		slowest: func() (rank int, known bool) { return library.Slowest(w) },
+		slowest: func() (rank int, known bool) { return own.Slowest(w) },
 		what:    what, total: total, unit: unit})
 }
 

@@ -13,7 +13,7 @@ import (
 	"lockstep/internal/cli"
 	"lockstep/internal/testkit"
 	"lockstep/spmd"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -131,7 +131,7 @@ func TestSlowestOfJob(t *testing.T) {
 			if w.Rank() == 1 {
 				time.Sleep(10 * time.Millisecond) // its work
 			}
-			rank, known := library.Slowest(w)
+			rank, known := own.Slowest(w)
 			if known && (w.Rank() != 0 || rank != 1) {
 				return fmt.Errorf("rank %d hears that rank %d is the slowest", w.Rank(), rank)
 			}

@@ -19,7 +19,7 @@ import (
 	"lockstep/internal/process"
 	"lockstep/internal/readable"
 	"lockstep/internal/runfiles"
-	"lockstep/spmd/library"
+	"lockstep/spmd/internal/own"
 )
 
 // start is a line of starts.jsonl.
@@ -51,11 +51,11 @@ type host struct {
 func (f *Folder) start(now time.Time, hosts []string) *start {
 	s := &start{Program: filepath.Base(os.Args[0]), Begun: now.Round(time.Second), Command: os.Args,
 		Flags:   map[string]string{},
-		Version: process.Version, Commit: process.Commit(), Libraries: library.Versions(), Ranks: f.w.Size(),
+		Version: process.Version, Commit: process.Commit(), Libraries: own.Versions(), Ranks: f.w.Size(),
 		Nodes:  f.w.Nodes(),
 		Device: f.w.Device(), Collectives: f.w.Collectives(), Slurm: os.Getenv("SLURM_JOB_ID")}
 	s.In, _ = os.Getwd() // empty if it is gone
-	if fs := library.Flags(f.w); fs != nil {
+	if fs := own.Flags(f.w); fs != nil {
 		s.Program = fs.Name()
 		fs.VisitAll(func(f *pflag.Flag) { s.Flags[f.Name] = f.Value.String() })
 	}

@@ -13,6 +13,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
+	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )
 
@@ -62,7 +63,7 @@ func norm[T float32 | float64](
 	if err := apart("vector.Norm2", dst, x, x); err != nil {
 		return err
 	}
-	sum, err := library.Scratch[float64](s, gokernel.MostParts) // behind what the reduction uses
+	sum, err := own.Scratch[float64](s, gokernel.MostParts) // behind what the reduction uses
 	if err == nil {
 		err = launchSquares(s, sum, x.Len(), x)
 	}

@@ -1,4 +1,4 @@
-package library
+package own
 
 import (
 	"lockstep/spmd"
