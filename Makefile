@@ -5,7 +5,7 @@
 #                                    several hosts, both made on this machine by root
 
 NP   ?= 4
-APPS := $(notdir $(wildcard apps/*))
+APPS := $(filter-out internal,$(notdir $(wildcard apps/*)))
 
 # As root, and on fewer cores than ranks, Open MPI wants to be asked; a rank's
 # goroutines run on several cores.

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 )
 

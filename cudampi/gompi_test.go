@@ -11,7 +11,7 @@ import (
 	mpi "github.com/sbromberger/gompi"
 
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 )
 

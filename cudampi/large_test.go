@@ -6,7 +6,7 @@ import (
 	"unsafe"
 
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/process"
 	"lockstep/internal/testkit"

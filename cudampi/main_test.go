@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/mpirun"
 	"lockstep/internal/testkit"

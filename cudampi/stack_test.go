@@ -8,7 +8,7 @@ import (
 	"unsafe"
 
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 )
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"testing"
 
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )

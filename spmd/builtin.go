@@ -4,7 +4,7 @@ import (
 	_ "embed"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/kernels"
+	"lockstep/spmd/internal/kernels"
 )
 
 // The framework's own kernels: kernels.cu, and beside it what the host does.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/kernels"
 	"lockstep/internal/testkit"
+	"lockstep/spmd/internal/kernels"
 )
 
 // copyKernels copies all kernels, compiled, into a folder, and returns the name of one.

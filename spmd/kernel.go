@@ -5,9 +5,9 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/exec/hostexec"
+	"lockstep/spmd/internal/kernels"
 )
 
 // Kernel is one computation in two forms: CUDA C++ for GPUs, and the Go function

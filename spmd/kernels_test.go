@@ -6,8 +6,8 @@ import (
 	"unsafe"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/kernels"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/managed"
 	"lockstep/spmd/spmdtest"
 )

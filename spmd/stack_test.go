@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"testing"
 
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 	"lockstep/spmd/internal/coll"

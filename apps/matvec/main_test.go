@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/apptest"
+	"lockstep/apps/internal/apptest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )

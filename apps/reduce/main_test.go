@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"lockstep/internal/apptest"
+	"lockstep/apps/internal/apptest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/telemetry"

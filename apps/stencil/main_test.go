@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"lockstep/internal/apptest"
+	"lockstep/apps/internal/apptest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )

@@ -36,8 +36,8 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// Packages on top of spmd use nothing of its inside but what own has for them. Those that compute
-// use none of that, so a library outside of this module can do the same.
+// Packages on top of spmd use nothing of its inside but own and kernels. Those that compute
+// use no own, so a library outside of this module can do the same.
 func TestHelpersStandOutside(t *testing.T) {
 	var found []string
 	compute := []string{"spmd/attention", "spmd/blas", "spmd/fft", "spmd/random"}
@@ -49,6 +49,7 @@ func TestHelpersStandOutside(t *testing.T) {
 		}
 		for _, name := range p.imports {
 			if strings.HasPrefix(name, "spmd/internal/") &&
+				name != "spmd/internal/kernels" &&
 				(name != "spmd/internal/own" || slices.Contains(compute, p.path)) {
 				found = append(found, p.path+" "+name)
 			}
@@ -109,6 +110,32 @@ func TestHouse(t *testing.T) {
 				t.Errorf("%s imports from %s, which is no room", r.name, name)
 			}
 		}
+	}
+}
+
+// Folders at the top import from each other in one direction, with what they import in turn.
+func TestFolders(t *testing.T) {
+	to := map[string][]string{}
+	for _, p := range packages(t) {
+		from, _, _ := strings.Cut(p.path, "/")
+		for _, name := range p.imports {
+			if goal, _, _ := strings.Cut(name, "/"); goal != from && !slices.Contains(to[from], goal) {
+				to[from] = append(to[from], goal)
+			}
+		}
+	}
+	var walk func(way []string)
+	walk = func(way []string) {
+		for _, next := range to[way[len(way)-1]] {
+			if next == way[0] {
+				t.Errorf("folders import each other: %q", append(way, next))
+			} else if !slices.Contains(way, next) {
+				walk(append(slices.Clone(way), next))
+			}
+		}
+	}
+	for from := range to {
+		walk([]string{from})
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/kernels"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/spmdtest"
 )
 

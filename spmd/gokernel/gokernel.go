@@ -15,8 +15,8 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/kernels"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/kernels"
 )
 
 // The headers that generated sources include.

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"unsafe"
 
-	"lockstep/internal/kernels"
 	"lockstep/internal/testkit"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/spmdtest"
 )
 

@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"lockstep/internal/kernels"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
 )

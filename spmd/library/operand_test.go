@@ -387,7 +387,6 @@ var others = map[string]string{
 	"library.Call.Launch":              "the same",
 	"library.Function.Call":            "the same",
 	"library.Apart":                    "the rule itself",
-	"own.Join":                         "it touches no memory",
 	"spmd.Structs.CopyFrom":            "it is Buffer's",
 	"spmd.Structs.CopyTo":              "it is Buffer's",
 	"attention.Attention.BackwardBias": "GPUs alone have it; its operands are Backward's",

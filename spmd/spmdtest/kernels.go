@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
-	"lockstep/internal/kernels"
 	"lockstep/internal/source"
+	"lockstep/spmd/internal/kernels"
 )
 
 // CompileKernels compiles the CUDA sources of the kernels in package variables of the package under

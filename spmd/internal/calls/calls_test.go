@@ -6,7 +6,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/coll"

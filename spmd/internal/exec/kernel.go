@@ -5,7 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"lockstep/internal/kernels"
+	"lockstep/spmd/internal/kernels"
 )
 
 // Kernel is what a kernel runs: a CUDA source, and a function that does the same on the host.

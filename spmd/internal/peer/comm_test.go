@@ -9,7 +9,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/mpirun"
 	"lockstep/internal/testkit"

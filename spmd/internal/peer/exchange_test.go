@@ -9,7 +9,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/mpirun"
 	"lockstep/spmd/internal/shm"
 )

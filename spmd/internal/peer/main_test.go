@@ -6,7 +6,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/shm"
 )

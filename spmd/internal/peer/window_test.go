@@ -6,7 +6,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/spmd/internal/shm"
 )
 

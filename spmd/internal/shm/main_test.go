@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 )
 

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/cudampi"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 )
 

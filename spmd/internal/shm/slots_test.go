@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/cudampi"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/ccall"
-	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 )

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 )
 

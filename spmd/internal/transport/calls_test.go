@@ -9,7 +9,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"

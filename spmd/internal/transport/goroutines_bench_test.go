@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"lockstep/internal/commtest"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/transport"
 )

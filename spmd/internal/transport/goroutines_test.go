@@ -8,8 +8,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/ccall"
-	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/coll"

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/ccall"
-	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"

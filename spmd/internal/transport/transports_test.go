@@ -13,8 +13,8 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
+	"lockstep/cudampi/commtest"
 	"lockstep/internal/ccall"
-	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/coll"

@@ -8,8 +8,8 @@ import (
 
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
-	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/kernels"
 )
 
 // LoadDeclared compiles the kernels that the program has declared and loads them, so that no

@@ -13,11 +13,11 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
-	"lockstep/internal/kernels"
 	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/internal/trace"
 )
 

@@ -8,8 +8,8 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/ccall"
-	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/kernels"
 )
 
 // function is a kernel on a GPU.

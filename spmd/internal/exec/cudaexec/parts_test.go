@@ -11,9 +11,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/internal/trace"
 )
 

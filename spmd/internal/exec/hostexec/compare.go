@@ -11,8 +11,8 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/kernels"
 )
 
 // For tests each launch may run both ways, on copies of the buffers: as the host function, and from

@@ -8,8 +8,8 @@ import (
 	"lockstep/cuda/nvrtc"
 	"lockstep/host"
 	"lockstep/internal/ccall"
-	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/kernels"
 )
 
 // Emulator runs kernels from their CUDA source on the host's processors.

@@ -6,8 +6,8 @@ import (
 
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
-	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/kernels"
 )
 
 // described are the parameters of kernels, by the keys of sources. They are nil if no C++ compiler

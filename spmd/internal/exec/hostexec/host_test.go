@@ -10,10 +10,10 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/kernels"
 	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/internal/trace"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
-	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/internal/trace"
 )
 

@@ -13,7 +13,7 @@ func TestDeclared(t *testing.T) {
 	declare("a", "f")
 	func() { declare("a", "f", "g<float>") }()
 	declare("", "nothing")
-	const here = "lockstep/internal/kernels"
+	const here = "lockstep/spmd/internal/kernels"
 	if got := Package(0); got != here {
 		t.Errorf("this package is %q", got)
 	}

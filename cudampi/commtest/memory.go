@@ -140,6 +140,7 @@ func fewBits(h uint64) float32 {
 	return f
 }
 
+// Input returns what a rank gives to a call: n values that depend on it.
 func Input[T elem.Elem](rank, n int) []T {
 	s := make([]T, n)
 	for i := range s {
