@@ -111,7 +111,7 @@ func gradientsInPyTorch[A ops.Act](t *testing.T, w *spmd.World, python, program 
 	for _, x := range shapes {
 		x.cfg.Vocab = x.tokens.IDs()
 		const batch = 2
-		m, err := gpt.NewModern[A](w, x.cfg, batch, x.cfg.SeqMax)
+		m, err := gpt.NewModel[A](w, x.cfg, batch, x.cfg.SeqMax)
 		traintest.NoError(t, err)
 		s := spmdtest.Stream(t, w, "test")
 		traintest.NoError(t, m.Init(1), m.Refresh(s), s.Synchronize())

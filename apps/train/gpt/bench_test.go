@@ -146,7 +146,7 @@ func benchKernels[A ops.Act](b *testing.B, x *bench[A]) {
 	rows := min(e.N, layout.HeadRows)
 	head := *e
 	head.N = rows
-	lnf := m.lnf.Slice(0, rows*m.Cfg.Channels)
+	lnf := m.lnf.out.Slice(0, rows*m.Cfg.Channels)
 	logits := m.logits.Slice(0, rows*m.Cfg.PaddedVocab())
 	targets := x.batch.Targets.Slice(0, rows)
 	chunks := (e.N + rows - 1) / rows
@@ -158,19 +158,19 @@ func benchKernels[A ops.Act](b *testing.B, x *bench[A]) {
 		bytes, flops float64 // that it has to move, to do
 		run          func()
 	}{
-		{"gemm qkv forward", L, 0, product(&p.QKV), func() { e.linear(a.qkv, a.ln1, &p.QKV) }},
+		{"gemm qkv forward", L, 0, product(&p.QKV), func() { e.linear(a.raw, a.ln1.out, &p.QKV) }},
 		{"gemm qkv input grad", L, 0, product(&p.QKV), func() { e.inputGrad(m.tmp, m.dwide, &p.QKV) }},
 		{"gemm qkv weight grad, bias grad", L, 0, product(&p.QKV),
-			func() { e.weightBiasGrad(m.dwide, a.ln1, &p.QKV, toSum) }},
-		{"gemm qkv weight grad", L, 0, product(&p.QKV), func() { e.weightGrad(m.dwide, a.ln1, &p.QKV) }},
+			func() { e.weightBiasGrad(m.dwide, a.ln1.out, &p.QKV, toSum) }},
+		{"gemm qkv weight grad", L, 0, product(&p.QKV), func() { e.weightGrad(m.dwide, a.ln1.out, &p.QKV) }},
 		{"gemm attproj forward", L, 0, product(&p.Proj), func() { e.linearResidual(a.res2, a.att, &p.Proj, m.emb) }},
 		{"gemm attproj input grad", L, 0, product(&p.Proj), func() { e.inputGrad(m.tmp, m.dres, &p.Proj) }},
 		{"gemm attproj weight grad", L, 0, product(&p.Proj), func() { e.weightGrad(m.dres, a.att, &p.Proj) }},
-		{"gemm fc forward", L, 0, product(&p.FC), func() { e.linearGELU(a.gelu, a.fc, a.ln2, &p.FC) }},
+		{"gemm fc forward", L, 0, product(&p.FC), func() { e.linearGELU(a.gelu, a.fc, a.ln2.out, &p.FC) }},
 		{"gemm fc input grad", L, 0, product(&p.FC), func() { e.inputGrad(m.tmp, m.dwide, &p.FC) }},
 		{"gemm fc weight grad, bias grad", L, 0, product(&p.FC),
-			func() { e.weightBiasGrad(m.dwide, a.ln2, &p.FC, toSum) }},
-		{"gemm fc weight grad", L, 0, product(&p.FC), func() { e.weightGrad(m.dwide, a.ln2, &p.FC) }},
+			func() { e.weightBiasGrad(m.dwide, a.ln2.out, &p.FC, toSum) }},
+		{"gemm fc weight grad", L, 0, product(&p.FC), func() { e.weightGrad(m.dwide, a.ln2.out, &p.FC) }},
 		{"gemm fcproj forward", L, 0, product(&p.Proj2), func() { e.linearResidual(a.res3, a.gelu, &p.Proj2, a.res2) }},
 		{"gemm fcproj input grad", L, 0, product(&p.Proj2),
 			func() { e.inputGradGELU(m.dwide, m.dres, &p.Proj2, a.fc) }},
@@ -182,13 +182,12 @@ func benchKernels[A ops.Act](b *testing.B, x *bench[A]) {
 		{"encoder backward", 1, N * C * 2 * size, 0,
 			func() { e.EncoderBackward(wte.DW, wpe.DW, m.dres, x.batch.Sorted) }},
 		{"layernorm forward", 2*L + 1, N * C * 2 * size, 0,
-			func() { e.LayerNormForward(a.ln1, a.mean1, a.rstd1, m.emb, &p.LN1, ops.Cast{}) }},
+			func() { e.norm(a.ln1, m.emb, &p.LN1, ops.Skip[A]{}, ops.Cast{}) }},
 		{"layernorm backward", 2*L + 1, N * C * 4 * size, 0, func() {
-			e.LayerNormBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: a.res2, Mean: a.mean2, Rstd: a.rstd2,
-				Norm: &p.LN2, DColumns: p.Proj.DB, Adds: true})
+			e.normBackward(normGrad[A]{of: &a.ln2, x: a.res2, p: &p.LN2, columns: p.Proj.DB, adds: true})
 		}},
-		{"attention forward", L, 0, 0, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
-		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv, &p.QKV) }},
+		{"attention forward", L, 0, 0, func() { e.attend(0) }},
+		{"attention backward", L, 0, 0, func() { e.attentionBackward(0) }},
 		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0,
 			func() { e.Classifier(m.losses.Slice(0, rows), logits, targets, 1, true, ops.Cast{}) }},
 		{"loss sum", 1, N * 4, 0, func() { e.LossSum(m.Loss, m.losses, 1) }},

@@ -199,7 +199,7 @@ func (d *decoding[A]) pass(n int, want wanted) error {
 
 // commands enqueues the model for n tokens.
 func (d *decoding[A]) commands(n int, want wanted) error {
-	e := &pass[A]{Launcher: ops.Launcher[A]{S: d.s, Cfg: d.cfg, N: n}}
+	e := &ops.Launcher[A]{S: d.s, Cfg: d.cfg, N: n}
 	C, none := d.cfg.Channels, spmd.Buffer[float32]{}
 	e.DecodeEmbed(d.x, d.tokens, d.par.WTE.W, d.par.WPE.W, d.place)
 	add, bias := none, none // what the residual stream has still to get
@@ -228,6 +228,6 @@ func (d *decoding[A]) commands(n int, want wanted) error {
 }
 
 // multiply enqueues y(n,out) = x(n,in)·wᵀ, in float32.
-func multiply[A ops.Act](e *pass[A], y spmd.Buffer[float32], x spmd.Buffer[A], p *Linear[A]) {
+func multiply[A ops.Act](e *ops.Launcher[A], y spmd.Buffer[float32], x spmd.Buffer[A], p *Linear[A]) {
 	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, blas.Options{TransB: true})
 }

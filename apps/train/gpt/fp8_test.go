@@ -13,6 +13,20 @@ import (
 	"lockstep/spmd"
 )
 
+// eightModel returns a model with products of 8-bit floats, whose scales are calibrated, and a
+// micro-batch.
+func eightModel(t *testing.T, w *spmd.World, cfg layout.Config) (*Model[spmd.BF16], *spmd.Stream, Batch) {
+	t.Helper()
+	const b, n = 4, 24
+	m, s := testModel[spmd.BF16](t, w, cfg, traintest.RandomParams(cfg, 1), b)
+	batch := randomBatch(t, w, b, n, cfg.Vocab)
+	if cfg.FP8 != layout.FP8Off {
+		traintest.NoError(t, m.Calibrate(s, batch, 1./(b*n)),
+			m.FP8.NextScales(s, traintest.BufferOf(t, w, []float32{0})))
+	}
+	return m, s, batch
+}
+
 // Each matrix is cast by its own largest element, both as it is and transposed.
 func TestFP8Weights(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
@@ -73,90 +87,129 @@ func TestFP8Weights(t *testing.T) {
 }
 
 // Losses and gradients with products of 8-bit floats are near those with bfloat16, but not equal.
+//
+// Weights and tokens of 40 seeds say how near. A token's loss changes by 0.033 (the head's
+// products) or 0.076 (all), in the root mean square: by 0.027 to 0.042 and 0.063 to 0.093 with a
+// single seed. In the modern model these are 0.032 and 0.074. The changes have no bias and are as
+// good as independent: the mean of 96 tokens changes by a tenth of it. These weights, each changed
+// by up to 0.5 %, move it by 0.003 to 0.016.
 func TestFP8Gradients(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s, err := w.NewStream("s")
-		traintest.NoError(t, err)
-		cfg := layout.Config{Layers: 3, Heads: 2, Channels: 96, SeqMax: 64, Vocab: 300}
-		const b, seq = 3, 64
-		in := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
-		targets := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
-		grads := func(level layout.FP8Level) (loss float64, g []float32) {
-			cfg := cfg
-			cfg.FP8 = level
-			m, err := NewModel[spmd.BF16](w, cfg, b, seq)
-			traintest.NoError(t, err)
-			batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
-			traintest.NoError(t, m.Init(7), m.Refresh(s))
-			if level != layout.FP8Off {
-				gate := traintest.BufferOf(t, w, []float32{0})
-				traintest.NoError(t, m.Calibrate(s, batch, 1./(b*seq)), m.FP8.NextScales(s, gate))
-			}
-			for i := range 2 { // with accumulation, the second time
-				traintest.NoError(t, m.ForwardBackward(s, batch, 0.5/(b*seq), i == 0, nil))
-			}
-			traintest.NoError(t, s.Synchronize())
-			loss, g = traintest.ValuesOf(t, m.Loss)[0], traintest.ValuesOf(t, m.Grads)
-			traintest.NoError(t, m.Close())
-			return loss, g
-		}
-		loss, want := grads(layout.FP8Off)
-		for _, level := range []layout.FP8Level{layout.FP8Head, layout.FP8All} {
-			loss8, got := grads(level)
-			if !traintest.CloseTo(loss8, loss, 0.01) || loss8 == loss {
-				t.Errorf("--fp8 %v: the loss is %v, of bfloat16 %v", level, loss8, loss)
-			}
-			params, _, _ := layout.Of(cfg)
-			for _, p := range params {
-				d, n := 0.0, 0.0
-				for i := p.Off; i < p.Off+p.Len; i++ {
-					d += math.Pow(float64(got[i]-want[i]), 2)
-					n += math.Pow(float64(want[i]), 2)
+		for _, cfg := range forms {
+			grads := func(level layout.FP8Level) (loss float64, losses, g []float32) {
+				cfg.FP8 = level
+				m, s, batch := eightModel(t, w, cfg)
+				for i := range 2 { // with accumulation, the second time
+					traintest.NoError(t, m.ForwardBackward(s, batch, 0.5/96, i == 0, nil))
 				}
-				if off := math.Sqrt(d / n); !(off < 0.2) || off == 0 {
-					t.Errorf("--fp8 %v: the gradient of %s differs by %.2g of its norm", level, p.Name, off)
+				traintest.NoError(t, s.Synchronize())
+				checkMemory(t, m, 4)
+				loss, losses = traintest.ValuesOf(t, m.Loss)[0], traintest.ValuesOf(t, m.losses)
+				g = traintest.ValuesOf(t, m.Grads)
+				traintest.NoError(t, m.Close())
+				return loss, losses, g
+			}
+			distance := func(got, want []float32) float64 {
+				d := 0.0
+				for i, v := range want {
+					d += math.Pow(float64(got[i])-float64(v), 2)
+				}
+				return math.Sqrt(d)
+			}
+			loss, losses, want := grads(layout.FP8Off)
+			none := make([]float32, len(want))
+			for level, usual := range map[layout.FP8Level]float64{layout.FP8Head: 0.032, layout.FP8All: 0.074} {
+				loss8, losses8, got := grads(level)
+				each := math.Sqrt(float64(len(losses)))
+				if off := distance(losses8, losses) / each; !(off < 1.5*usual) || off == 0 {
+					t.Errorf("%v, --fp8 %v: a token's loss differs by %.3g from that of bfloat16", cfg.Parts, level,
+						off)
+				}
+				if !traintest.CloseTo(loss8, loss, 4*usual/each) {
+					t.Errorf("%v, --fp8 %v: the loss is %v, of bfloat16 %v", cfg.Parts, level, loss8, loss)
+				}
+				params, _, _ := layout.Of(cfg)
+				for _, p := range params {
+					lo, hi := p.Off, p.Off+p.Len
+					off := distance(got[lo:hi], want[lo:hi]) / distance(none[lo:hi], want[lo:hi])
+					if p.Len > 2 && (!(off < 0.2) || off == 0) {
+						t.Errorf("%v, --fp8 %v: the gradient of %s differs by %.2g of its norm", cfg.Parts, level,
+							p.Name, off)
+					}
 				}
 			}
 		}
 	})
 }
 
-// Recomputation in backward records no sizes of what forward has cast, and kept copies take
-// no more memory.
-func TestFP8RecomputeRecords(t *testing.T) {
+// Each site's tensor is recorded once a pass, at its largest size. Recomputed activations take less
+// memory, and have the copies of kept ones, and so the bits. Backward records no sizes of what
+// forward has cast.
+func TestFP8Recompute(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s, err := w.NewStream("s")
-		traintest.NoError(t, err)
-		const b, seq = 2, 16
-		cfg := layout.Config{Layers: 3, Heads: 2, Channels: 32, SeqMax: seq, Vocab: 300, FP8: layout.FP8All}
-		in := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1))
-		targets := traintest.BufferOf(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
-		less := traintest.Must(MemoryNeeded(cfg, b, seq, true))
-		for _, cfg.Recompute = range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {
-			n := traintest.Must(MemoryNeeded(cfg, b, seq, true))
-			if n >= less {
-				t.Errorf("--recompute %v takes %d bytes, the one before %d", cfg.Recompute, n, less)
-			}
-			less = n
-			m, err := NewModel[spmd.BF16](w, cfg, b, seq)
-			traintest.NoError(t, err)
-			batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
-			traintest.NoError(t, m.Init(7), m.Refresh(s))
-			e := m.on(s, batch, FromZero, ops.Learns)
-			e.forward()
-			e.head(1. / (b * seq))
-			traintest.NoError(t, e.Err, s.Synchronize(), m.FP8.Peak.SetAll(0))
-			e.backward(func(int) error { return nil })
-			traintest.NoError(t, e.Err, s.Synchronize())
-			for i, peak := range traintest.ValuesOf(t, m.FP8.Peak)[layout.HeadSites:] {
-				if gradient := i%2 == 1; gradient != (peak > 0) {
-					t.Errorf("--recompute %v: backward enters %v for site %d of layer %d",
-						cfg.Recompute, peak, i%layout.LayerSites, i/layout.LayerSites)
+		for _, cfg := range forms {
+			var want [2][]float32 // gradients and sizes
+			cfg.FP8 = layout.FP8All
+			less := math.MaxInt
+			for _, cfg.Recompute = range []layout.Recomputation{layout.RecomputeOff, layout.RecomputeGELU,
+				layout.RecomputeBlock} {
+				what := fmt.Sprintf("%v, --recompute %v", cfg.Parts, cfg.Recompute)
+				n := traintest.Must(MemoryNeeded(cfg, 4, cfg.SeqMax, true))
+				if n >= less {
+					t.Errorf("%s takes %d bytes, the one before %d", what, n, less)
 				}
+				less = n
+				m, s, batch := eightModel(t, w, cfg)
+				e := m.on(s, batch, FromZero, ops.Learns)
+				e.forward()
+				e.head(1. / 96)
+				traintest.NoError(t, e.Err, s.Synchronize())
+				peaks := traintest.ValuesOf(t, m.FP8.Peak)
+				traintest.NoError(t, m.FP8.Peak.SetAll(0))
+				e.backward(func(int) error { return nil })
+				traintest.NoError(t, e.Err, s.Synchronize())
+				for i, peak := range traintest.ValuesOf(t, m.FP8.Peak) {
+					if i < layout.HeadSites {
+						continue
+					}
+					gradient := i%2 == 1
+					if gradient != (peak > 0) || gradient == (peaks[i] > 0) {
+						t.Errorf("%s: forward enters %v for site %d of layer %d, backward %v", what,
+							peaks[i], i%layout.LayerSites, i/layout.LayerSites, peak)
+					}
+					peaks[i] = max(peaks[i], peak)
+				}
+				got := [2][]float32{traintest.ValuesOf(t, m.Grads), peaks}
+				if cfg.Recompute == layout.RecomputeOff {
+					want = got
+					checkPeaks(t, m, peaks)
+				}
+				for i, x := range []string{"gradients", "largest sizes"} {
+					if !slices.Equal(got[i], want[i]) {
+						t.Errorf("%s: other %s than with kept activations", what, x)
+					}
+				}
+				traintest.NoError(t, m.Close())
 			}
-			traintest.NoError(t, m.Close())
 		}
 	})
+}
+
+// checkPeaks compares the sizes of what forward keeps with those that it has recorded.
+func checkPeaks(t *testing.T, m *Model[spmd.BF16], peaks []float32) {
+	t.Helper()
+	for l := range m.act {
+		a := &m.act[l]
+		for i, x := range []spmd.Buffer[spmd.BF16]{a.ln1.out, a.att, a.ln2.out, a.gelu} {
+			top := float32(0)
+			for _, v := range traintest.ValuesOf(t, x) {
+				top = max(top, float32(math.Abs(float64(v.Float32()))))
+			}
+			if got := peaks[layout.HeadSites+layout.LayerSites*l+2*i]; got != top {
+				t.Errorf("layer %d: the largest size of input %d is %v, recorded as %v", l, i, top, got)
+			}
+		}
+	}
 }
 
 // A recomputed MLP leaves no copy of the GELU's output, since no product takes it. With the second
@@ -189,7 +242,7 @@ func TestFP8RecomputedGELU(t *testing.T) {
 		}
 		part := *e
 		want, wrote := run(func() {
-			part.Cast(a.ln2, copied, part.inputCast(&m.par.Layers[0].FC))
+			part.Cast(a.ln2.out, copied, part.inputCast(&m.par.Layers[0].FC))
 			part.mlpPart(0, true)
 		})
 		if !wrote {
@@ -197,10 +250,10 @@ func TestFP8RecomputedGELU(t *testing.T) {
 		}
 		for what, enqueue := range map[string]func(){
 			"the part": func() {
-				part.Cast(a.ln2, copied, part.inputCast(&m.par.Layers[0].FC))
+				part.Cast(a.ln2.out, copied, part.inputCast(&m.par.Layers[0].FC))
 				part.mlpPart(0, false)
 			},
-			"what backward does": func() { e.again(0, m.emb) },
+			"what backward does": func() { e.again(0) },
 		} {
 			got, wrote := run(enqueue)
 			if wrote {
@@ -253,8 +306,8 @@ func TestFP8GatheredCopies(t *testing.T) {
 
 				a := &m.act[0]
 				e := m.on(s, batch, FromZero, ops.Mode{Casts: true, Records: true, Products: products})
-				e.norm(a.ln1, a.mean1, a.rstd1, own, &m.par.Layers[0].LN1, e.inputCast(p))
-				e.linearOfAll(y, a.ln1, p)
+				e.norm(a.ln1, own, &m.par.Layers[0].LN1, ops.Skip[spmd.BF16]{}, e.inputCast(p))
+				e.linearOfAll(y, a.ln1.out, p)
 				traintest.NoError(t, e.Err, s.Synchronize())
 				if kept := slices.Equal(traintest.ValuesOf(t, m.tensor.whole), sentinel); kept != products {
 					t.Errorf("%d rows, 8-bit products %v: rows of 16-bit floats were gathered: %v", n, products, !kept)
@@ -262,7 +315,7 @@ func TestFP8GatheredCopies(t *testing.T) {
 				got, top := traintest.ValuesOf(t, y), peak()
 
 				traintest.NoError(t, p.eight.X.Peak.SetAll(0), p.eight.X.Codes.SetAll(0))
-				e.gatherBeside(a.ln1)
+				e.gatherBeside(a.ln1.out)
 				e.arrived()
 				e.Cast(m.tensor.whole, n*C, p.eight.X)
 				e.linear(want, m.tensor.whole, p)

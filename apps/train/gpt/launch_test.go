@@ -398,35 +398,43 @@ func (l *launches[A]) loss() {
 	}
 }
 
-// Sums of many parts in a step have the same bits every time.
+// Sums of many parts in a step have the same bits every time, and the model takes the memory that
+// was announced.
 func TestStepsRepeat(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testStepsRepeat[float32], testStepsRepeat[spmd.BF16])
 }
 
 func testStepsRepeat[A ops.Act](t *testing.T, w *spmd.World) {
-	cfg := layout.Config{Layers: 1, Heads: 2, Channels: 64, SeqMax: 100, Vocab: 30}
-	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 8)
-	n := 8 * cfg.SeqMax
-	in := traintest.BufferOf(t, w, traintest.RandomTokens(n, cfg.Vocab, 2))
-	targets := traintest.BufferOf(t, w, traintest.RandomTokens(n, cfg.Vocab, 3))
-	batch := batchOf(t, w, in, targets, 8, cfg.SeqMax, cfg.Vocab)
-	var first []float32
-	for i := range 5 {
-		if err := m.ForwardBackward(s, batch, 1/float32(n), true, nil); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
-		got := traintest.ValuesOf(t, m.Grads)
-		if first == nil {
-			first = got
-		}
-		for j, v := range first {
-			if math.Float32bits(got[j]) != math.Float32bits(v) {
-				t.Fatalf("run %d: gradient %d is %v, at first %v", i, j, got[j], v)
+	for _, cfg := range []layout.Config{{Layers: 1, Heads: 2, Channels: 64, SeqMax: 100, Vocab: 30},
+		traintest.SmallModern} {
+		m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 8)
+		n := 8 * cfg.SeqMax
+		batch := randomBatch(t, w, 8, cfg.SeqMax, cfg.Vocab)
+		var first []float32
+		for i := range 5 {
+			traintest.NoError(t, m.ForwardBackward(s, batch, 1/float32(n), true, nil), s.Synchronize())
+			got := traintest.ValuesOf(t, m.Grads)
+			if first == nil {
+				first = got
+			}
+			for j, v := range first {
+				if math.Float32bits(got[j]) != math.Float32bits(v) {
+					t.Fatalf("run %d: gradient %d is %v, at first %v", i, j, got[j], v)
+				}
 			}
 		}
+		checkMemory(t, m, 8)
+		traintest.NoError(t, m.Close())
+	}
+}
+
+// checkMemory fails if a model has taken more memory than was announced.
+func checkMemory[A ops.Act](t *testing.T, m *Model[A], batch int) {
+	t.Helper()
+	need, err := MemoryNeeded(m.Cfg, batch, m.Cfg.SeqMax, ops.IsHalf[A]())
+	traintest.NoError(t, err)
+	if took := m.space.Bytes + m.att.Workspace(); need < took {
+		t.Errorf("%v, --fp8 %v: told %d bytes, took %d", m.Cfg.Parts, m.Cfg.FP8, need, took)
 	}
 }
 

@@ -2,18 +2,33 @@ package gpt
 
 import (
 	"errors"
+	"fmt"
+	"math"
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
-	"lockstep/spmd/blas"
 	"lockstep/spmd/parallel"
 )
 
-// Model is a decoder of GPT-2's form with activations of type A on the rank's device.
+// Model is a decoder with activations of type A on the rank's device. Methods with a stream only
+// enqueue. One stream at a time may use a model.
+//
+// With BF16 the activations, their gradients and the operands of matrix products are bfloat16.
+// These stay float32: weights, biases, gradients of both, moments, sums of products, statistics of
+// norms and attention, losses.
 type Model[A ops.Act] struct {
-	decoder[A]
+	State
+	at      Memory[A]
+	rows    int             // N: most tokens of a micro-batch
+	longest int             // most tokens of a sequence
+	most    attention.Shape // of a micro-batch
+	att     *attention.Attention[A]
+	near    *attention.Attention[A] // for layers with a window; nil if no sequence is longer than the window
+	heads   ops.HeadShape
+	parts   ops.Scratch // of kernels
+
 	par  *Weights[A]
 	kept []microActs[A] // of each micro-batch in flight
 	act  []layerActs[A] // of each layer, of one of them
@@ -21,33 +36,44 @@ type Model[A ops.Act] struct {
 	pipe   *parallel.Pipeline[A] // nil without --pp
 	tensor *tensorParts[A]       // nil without --tp
 
-	// (n,C): the first residual stream, of the same micro-batch as act; the input of the head
-	emb, lnf         spmd.Buffer[A]
-	lnfMean, lnfRstd spmd.Buffer[float32] // (n)
+	emb spmd.Buffer[A] // (n,C): the first residual stream, of the same micro-batch as act
+	lnf normed[A]      // the input of the head
 	// (HeadRows,v): logits of this rank's v rows of the head, then their gradient
 	logits    spmd.Buffer[A]
 	next      spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses    spmd.Buffer[float32] // (N)
-	tmp, dres spmd.Buffer[A]       // (n,C): gradient of a LayerNorm's output; gradient of the residual stream
+	tmp, dres spmd.Buffer[A]       // (n,C): gradient of a norm's output; gradient of the residual stream
+	dkept     []spmd.Buffer[A]     // (N,C): gradient of what a layer keeps for a later one
+	drows     []spmd.Buffer[A]     // (N,C): gradient of the rows that were looked up in each of par.tables
 	// (N,C): this rank's part of a sum, see sequence.go; tmp without --tp
 	partial spmd.Buffer[A]
 	dwide   spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; shares the memory of logits
 	scratch spmd.Buffer[A]       // of logits and dwide
 	sums    spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
+	numbers spmd.Buffer[float32] // parts of sums that are numbers
+	lists   spmd.Buffer[int32]   // the tokens of all ranks, each as ops.Sorter.Sort leaves them
+}
+
+// normed is the output of a norm, (n,C), and what a LayerNorm keeps, (n).
+type normed[A ops.Act] struct {
+	out        spmd.Buffer[A]
+	mean, rstd spmd.Buffer[float32]
 }
 
 // layerActs are the activations of one layer that forward keeps for backward. It holds this rank's
 // part of NH heads, C channels and N rows: nh heads of c channels, and n rows. Without --tp these
 // are all.
 type layerActs[A ops.Act] struct {
-	ln1                        spmd.Buffer[A]       // (n,C)
-	qkv                        spmd.Buffer[A]       // (N,3c): queries, keys, values, each (nh,HS)
-	lse                        spmd.Buffer[float32] // (B,nh,T): log of the softmax's denominator
-	att                        spmd.Buffer[A]       // (N,c)
-	res2, ln2                  spmd.Buffer[A]       // (n,C); res2: residual stream after attention
-	fc, gelu                   spmd.Buffer[A]       // (N,4c): before and after the GELU
-	res3                       spmd.Buffer[A]       // (n,C): residual stream after the MLP
-	mean1, rstd1, mean2, rstd2 spmd.Buffer[float32] // (n)
+	res1     spmd.Buffer[A] // (n,C): the residual stream that the layer reads, empty if it is the last one's output
+	ln1      normed[A]
+	raw      spmd.Buffer[A]       // (N,3c): queries, keys, values from the product, each (nh,HS)
+	qkv      spmd.Buffer[A]       // (N,3c): the same for attention; raw if no part comes between
+	lse      spmd.Buffer[float32] // (B,nh,T): log of the softmax's denominator
+	att      spmd.Buffer[A]       // (N,c)
+	res2     spmd.Buffer[A]       // (n,C): residual stream after attention
+	ln2      normed[A]
+	fc, gelu spmd.Buffer[A] // (N,4c): before and after the activation; one buffer for ReLU2
+	res3     spmd.Buffer[A] // (n,C): residual stream after the MLP
 }
 
 // NewModel allocates a model for micro-batches of up to maxBatch sequences of maxSeq tokens. The
@@ -64,32 +90,72 @@ func NewModel[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int)
 	return m, nil
 }
 
-// takeModel returns a model with its memory, which is only counted without a world.
+// attentionOptions give equal bits for equal inputs.
+var attentionOptions = attention.Options{Deterministic: true}
+
+// takeModel checks the shape, and returns a model with its memory, which is only counted without a
+// world.
 func takeModel[A ops.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
-	m := &Model[A]{}
-	m.begin = func(s *spmd.Stream, b Batch, start Start, mode ops.Mode) work { return m.on(s, b, start, mode) }
-	if err := m.take(w, cfg, maxBatch, maxSeq); err != nil {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	longest, heads := cfg.SeqMax, 1 // heads: that a number of attention's input is counted for
+	if cfg.Has(layout.ByHead) {
+		longest, heads = maxSeq, 3*cfg.Heads
+	}
+	switch {
+	case maxBatch <= 0 || maxSeq <= 0 || maxSeq > cfg.SeqMax:
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d",
+			maxBatch, maxSeq, cfg.SeqMax)
+	case maxBatch > math.MaxInt32/maxSeq/heads:
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
+	case cfg.Has(layout.RMSNorms) && (cfg.Tensor.Parts() > 1 || cfg.Stage.Stages > 1):
+		return nil, errors.New("model: the layers of a modern one are whole, and all on each rank")
+	case cfg.FP8 != layout.FP8Off && !ops.IsHalf[A]():
+		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
+	}
+	m := &Model[A]{State: State{Cfg: cfg, World: w, space: layout.Space{W: w}}, rows: maxBatch * maxSeq,
+		longest: longest, most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.OwnHeads(),
+			Size: cfg.Channels / cfg.Heads}}
+	m.heads = ops.HeadShape{Heads: m.most.Heads, Size: m.most.Size, Norm: cfg.Has(layout.NormQK), Scale: 1}
+	if cfg.Has(layout.Scaled) {
+		m.heads.Scale = float32(0.12 * math.Sqrt(float64(m.most.Size)))
+	}
+	var n int
+	m.Params, m.Groups, n = layout.Of(cfg)
+	m.at.take(&m.State, n)
 	m.takeAll()
 	return m, nil
+}
+
+// windowed returns the shape of the attention of layers with a window, and whether a
+// window bounds any.
+func (m *Model[A]) windowed() (s attention.Shape, some bool) {
+	s = m.most
+	for l := range m.Cfg.Layers {
+		s.Window = max(s.Window, m.Cfg.Window(l))
+	}
+	return s, s.Window > 0 && s.Tokens > s.Window
 }
 
 // takeAll allocates, or counts, the memory of the activations.
 func (m *Model[A]) takeAll() {
 	sp, cfg, N, C := &m.space, m.Cfg, m.rows, m.Cfg.Channels
 	_, own, _ := cfg.OwnVocab()
-	m.takeActs()
 	rows := m.rowsOf(N)
+	m.dkept, m.drows = make([]spmd.Buffer[A], cfg.Layers), make([]spmd.Buffer[A], cfg.Tables())
+	m.takeActs()
 	layout.Take(sp, rows.Held()*C, &m.tmp, &m.dres)
+	for i := range m.drows {
+		layout.Take(sp, N*C, &m.drows[i])
+	}
 	if cfg.Tensor.Parts() > 1 {
 		m.tensor = &tensorParts[A]{}
 		layout.Take(sp, rows.All()*C, &m.tensor.whole, &m.partial)
 	}
 	wide := 4 * N * cfg.OwnChannels()
 	if cfg.Ends() {
-		layout.Take(sp, rows.Held()*C, &m.lnf)
-		layout.Take(sp, rows.Held(), &m.lnfMean, &m.lnfRstd)
+		m.takeNorms(&m.lnf)
 		layout.Take(sp, N, &m.losses)
 		layout.Take(sp, own, &m.next)
 		wide = max(wide, min(N, layout.HeadRows)*own)
@@ -98,174 +164,82 @@ func (m *Model[A]) takeAll() {
 		}
 	}
 	layout.Take(sp, wide, &m.scratch)
-	layout.Take(sp, 4*C, &m.sums)
-	layout.Take(sp, max(ops.NormRows*3*C, ops.SplitRows(N)*C), &m.parts.Partial)
-	layout.Take(sp, max((4*C+31)/32, ops.NormRows, ops.MostSplits(N)*ops.ChunksOf(C)), &m.parts.Arrived)
+	partial, arrived, columns := ops.SplitRows(N)*C, ops.MostSplits(N)*ops.ChunksOf(C), &m.parts.Columns
+	if cfg.Has(layout.RMSNorms) {
+		columns = nil
+	} else {
+		layout.Take(sp, 4*C, &m.sums)
+		partial, arrived = max(ops.NormRows*3*C, partial), max((4*C+31)/32, ops.NormRows, arrived)
+	}
+	if cfg.Has(layout.ByHead) {
+		layout.Take(sp, ops.SumsLen(N), &m.numbers)
+		layout.Take(sp, m.most.Tokens*m.heads.Size/2, &m.heads.Turn)
+		arrived = max(1+ops.SumSets, arrived)
+	}
+	layout.Take(sp, partial, &m.parts.Partial)
+	layout.Take(sp, arrived, &m.parts.Arrived)
+	if cfg.Has(layout.RMSNorms) && cfg.Shard.Mode == layout.ShardOff && cfg.Shard.Ranks > 1 {
+		layout.Take(sp, cfg.Shard.Ranks*ops.SortedLen(N, cfg.Vocab), &m.lists)
+	}
 	if cfg.FP8 != layout.FP8Off {
 		m.FP8 = new(ops.FP8)
-		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, rows, &m.parts.Columns)
+		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, cfg.Shard.Turns(), N, rows, columns)
 	}
 }
 
-// bytes returns how many bytes the model takes.
-func (m *Model[A]) bytes() int {
-	return m.space.Bytes + m.pipelineBytes() + attention.Workspace[A](m.most, attentionOptions)
-}
-
-// bind finds the parameters in the memory.
-func (m *Model[A]) bind() error {
-	if err := m.open(); err != nil {
-		return err
+// bind finds the parameters in the memory, and makes what goes with them.
+func (m *Model[A]) bind() (err error) {
+	if m.space.Err != nil {
+		return m.space.Err
 	}
+	near, some := m.windowed()
+	for _, x := range []struct {
+		to    **attention.Attention[A]
+		shape attention.Shape
+		here  bool
+	}{{&m.att, m.most, true}, {&m.near, near, some}} {
+		if !x.here {
+			continue
+		}
+		if *x.to, err = attention.New[A](m.World, x.shape, attentionOptions); err != nil {
+			return err
+		}
+		m.space.Frees = append(m.space.Frees, (*x.to).Close)
+	}
+	m.at.place(&m.State)
 	m.logits, m.dwide = m.scratch, m.scratch // never needed at once
 	if m.partial.Len() == 0 {
 		m.partial = m.tmp
 	}
 	m.par = Bind(m.Cfg, m.Params, m.Groups, m.at.Places)
-	if m.FP8 == nil {
+	if m.FP8 != nil {
+		m.par.Head.eight = m.FP8.Head(m.Cfg.HeadName(), 0)
+		first, _ := m.Cfg.Own()
+		for l := range m.par.Layers {
+			q, of := &m.par.Layers[l], m.FP8.Layer(first+l)
+			q.QKV.eight, q.Proj.eight, q.FC.eight, q.Proj2.eight = of[0], of[1], of[2], of[3]
+		}
+		if err := m.FP8.Begin(); err != nil {
+			return err
+		}
+	}
+	if !m.Cfg.Has(layout.ByHead) {
 		return nil
 	}
-	m.par.Head.eight = m.FP8.Head(m.Cfg.HeadName(), 0)
-	first, _ := m.Cfg.Own()
-	for l := range m.par.Layers {
-		q, of := &m.par.Layers[l], m.FP8.Layer(first+l)
-		q.QKV.eight, q.Proj.eight, q.FC.eight, q.Proj2.eight = of[0], of[1], of[2], of[3]
-	}
-	return m.FP8.Begin()
+	return m.heads.Turn.CopyFrom(turns(m.most.Tokens, m.heads.Size))
 }
 
-// Logits enqueues on s the forward pass of one sequence. It returns the buffer for the (Vocab)
-// logits of the next token, which stay until the next call. The rank must have the whole model.
-func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], _ int) (spmd.Buffer[float32], error) {
-	t := tokens.Len()
-	batch := Batch{In: tokens, Targets: tokens, B: 1, T: t}
-	if err := m.checkBatch(batch); err != nil {
-		return spmd.Buffer[float32]{}, err
-	}
-	e := m.on(s, batch, FromZero, ops.Mode{})
-	if m.tensor != nil || !m.Cfg.Begins() || !m.Cfg.Ends() {
-		return spmd.Buffer[float32]{}, errors.New("model: Logits is for a rank that has the whole model")
-	}
-	e.forward()
-	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
-	gemm(&e.pass, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.par.Head.W, Vp, C, blas.Options{TransB: true})
-	return m.next.Slice(0, m.Cfg.Vocab), e.Err
-}
-
-// enqueue is the pass of a Model.
-type enqueue[A ops.Act] struct {
-	pass[A]
-	m    *Model[A]
-	rows parallel.Rows // of the micro-batch
-}
-
-func (m *Model[A]) on(s *spmd.Stream, b Batch, start Start, mode ops.Mode) *enqueue[A] {
-	return &enqueue[A]{pass: m.pass(s, b, start, mode), m: m, rows: m.rowsOf(b.B * b.T)}
-}
-
-// forward runs the decoder up to the final LayerNorm, or to the last layer of a stage.
-func (e *enqueue[A]) forward() {
-	m := e.m
-	if m.Cfg.Begins() {
-		e.call(m.Need, m.Cfg.Embeddings())
-		e.embed(m.emb, e.batch.In)
-	}
-	x := m.emb
-	e.norm(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.Layers[0].LN1, e.inputCast(&m.par.Layers[0].QKV))
-	for l := range m.act {
-		e.attentionPart(l, x)
-		e.mlpPart(l, wholeMLP)
-		x = m.act[l].res3
-		if l+1 == len(m.act) && !m.Cfg.Ends() {
-			return // it is the next stage's
+// turns returns the cosines and sines of the angles by which positions turn pairs of a
+// head's numbers. A quarter of the pairs' frequencies fall from 1 to 1/1024 geometrically.
+// The other pairs stay.
+func turns(tokens, size int) []float32 {
+	n := size / 4
+	x := make([]float32, 0, 2*tokens*n)
+	for t := range tokens {
+		for i := range n {
+			sin, cos := math.Sincos(float64(t) * math.Pow(1024, -float64(i)/float64(n-1)))
+			x = append(x, float32(cos), float32(sin))
 		}
-		// The next layer's first LayerNorm reads this layer's output.
-		out, mean, rstd, ln, to := m.lnf, m.lnfMean, m.lnfRstd, &m.par.LNF, ops.Cast{}
-		if l+1 < len(m.act) {
-			o, q := &m.act[l+1], &m.par.Layers[l+1]
-			out, mean, rstd, ln, to = o.ln1, o.mean1, o.rstd1, &q.LN1, e.inputCast(&q.QKV)
-		}
-		e.norm(out, mean, rstd, x, ln, to)
 	}
-}
-
-// head adds the loss. For gradients it also computes those of the head's weights, and into tmp
-// the gradient of the final LayerNorm's output.
-//
-// If ranks divide the head, each has the logits of its rows. The sums over the ranks go on beside
-// the products.
-func (e *enqueue[A]) head(scale float32) {
-	m, C, head := e.m, e.m.Cfg.Channels, &e.m.par.Head
-	e.eachPiece(m.lnf, func(i, from, to int, x spmd.Buffer[A]) {
-		for lo := from; lo < to; lo += layout.HeadRows {
-			hi := min(lo+layout.HeadRows, to)
-			part := *e // of these rows
-			part.N, part.Acc = hi-lo, e.Acc || lo > 0
-			lnf, logits := x.Slice((lo-from)*C, (hi-from)*C), m.logits.Slice(0, part.N*head.Out)
-			part.classify(m.losses.Slice(lo, hi), logits, lnf, e.batch.Targets.Slice(lo, hi), scale)
-			if e.mode.Grads {
-				part.inputGrad(m.partial.Slice(lo*C, hi*C), logits, head)
-				if hi == to {
-					part.scatterPiece(m.tmp, i)
-				}
-				part.weightGrad(logits, lnf, head)
-			}
-			e.Err = part.Err
-		}
-	})
-	e.arrived()
-	e.LossSum(m.Loss, m.losses, scale)
-}
-
-// backward computes the other gradients. It begins with the gradient in tmp, or with that in
-// dres if another stage has the final LayerNorm. It leaves the gradient of the first residual
-// stream in dres.
-func (e *enqueue[A]) backward(ready func(section int) error) {
-	m, done := e.m, e.sections(ready)
-	last := &m.par.Layers[len(m.act)-1]
-	if m.Cfg.Ends() {
-		e.normBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: m.act[len(m.act)-1].res3,
-			Mean: m.lnfMean, Rstd: m.lnfRstd, Norm: &m.par.LNF, DColumns: last.Proj2.DB,
-			To: e.residualCast(len(m.act) - 1)})
-	}
-	done()
-	for l := len(m.act) - 1; l >= 0; l-- {
-		a, p := &m.act[l], &m.par.Layers[l]
-		// These are the residual stream that the layer read, the bias of the linear that wrote it,
-		// and where its gradient goes.
-		var below spmd.Buffer[float32]
-		var to ops.Cast
-		x := m.emb
-		if l > 0 {
-			x, below, to = m.act[l-1].res3, m.par.Layers[l-1].Proj2.DB, e.residualCast(l-1)
-		}
-		e.again(l, x)
-		mlp, attn := m.Cfg.Sections(l)
-		e.call(m.Need, mlp)
-		e.call(m.Write, mlp)
-		fresh := l+1 == len(m.act) && !m.Cfg.Ends() // no LayerNorm has written dres
-		e.backThroughGELU(m.dwide, &p.Proj2, a.fc, &p.FC, fresh || m.Cfg.Recomputes(l))
-		e.proj2Grad(a.gelu, &p.Proj2, fresh)
-		e.gatherBeside(a.ln2)
-		e.grads(m.tmp, m.dwide, a.ln2, &p.FC, toSum)
-		e.call(m.Done, mlp)
-		e.normBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: a.res2, Mean: a.mean2, Rstd: a.rstd2, Norm: &p.LN2,
-			DColumns: p.Proj.DB, Adds: true, To: e.gradCast(&p.Proj)})
-		done()
-
-		e.call(m.Need, attn)
-		e.call(m.Write, attn)
-		e.backThrough(m.partial, &p.Proj)
-		e.weightGrad(e.all(m.dres), a.att, &p.Proj)
-		e.gatherBeside(a.ln1)
-		bias := e.attentionBackward(m.dwide, m.partial, a.att, a.lse, a.qkv, &p.QKV)
-		e.CastColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.QKV), p.QKV.DB)
-		e.grads(m.tmp, m.dwide, a.ln1, &p.QKV, bias)
-		e.call(m.Done, attn)
-		e.normBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: x, Mean: a.mean1, Rstd: a.rstd1, Norm: &p.LN1,
-			DColumns: below, Adds: true, To: to})
-		done()
-	}
-	e.embeddingsBackward()
-	done()
+	return x
 }

@@ -21,21 +21,18 @@ func testModel[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[
 	maxBatch int) (*Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
-	if err != nil {
-		t.Fatal(err)
-	}
+	traintest.NoError(t, err)
 	s, err := w.NewStream("test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	traintest.NoError(t, err)
 	if p != nil {
 		traintest.LoadParams(t, m.Params, m.Weights, p)
-		if err := m.Refresh(s); err != nil {
-			t.Fatal(err)
-		}
+		traintest.NoError(t, m.Refresh(s))
 	}
 	return m, s
 }
+
+// forms are the models of tests of all kinds of decoders.
+var forms = []layout.Config{traintest.Small, traintest.SmallModern}
 
 // nameOf returns the name of A in measurements.
 func nameOf[A ops.Act]() string {
@@ -53,6 +50,13 @@ func batchOf(t testing.TB, w *spmd.World, in, targets spmd.Buffer[int32], b, n, 
 		t.Fatal(err)
 	}
 	return Batch{In: in, Targets: targets, Sorted: sortedBuffer(t, w, tokens, vocab), B: b, T: n}
+}
+
+// randomBatch returns a micro-batch of b sequences of n random tokens.
+func randomBatch(t *testing.T, w *spmd.World, b, n, vocab int) Batch {
+	t.Helper()
+	return batchOf(t, w, traintest.BufferOf(t, w, traintest.RandomTokens(b*n, vocab, 2)),
+		traintest.BufferOf(t, w, traintest.RandomTokens(b*n, vocab, 3)), b, n, vocab)
 }
 
 // sortedBuffer returns tokens as ops.Sorter.Sort leaves them. Those beyond the vocabulary
@@ -88,23 +92,44 @@ func squares(got []float32, want []float64) (d, n float64) {
 }
 
 // compareGrads fails if a tensor's gradient is further than bound from the reference, relative to
-// its norm. It returns the largest such distance.
+// its norm. For numbers, which may be near 0 by chance, it is relative to the norm of all of them.
+// It returns the largest such distance.
 func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float64) float64 {
 	t.Helper()
 	got := traintest.ValuesOf(t, m.Grads)
-	worst, where := 0.0, ""
-	for _, p := range m.Params {
-		d, n := squares(got[p.Off:], want[p.Name])
+	worst, where, all, off := 0.0, "", 0.0, 0.0
+	compare := func(name string, d, n float64) {
 		e := math.Sqrt(d / n)
 		if !(e < bound) {
-			t.Errorf("%s: gradient differs by %.2g of its norm", p.Name, e)
+			t.Errorf("%s: gradient differs by %.2g of its norm", name, e)
 		}
 		if !(e <= worst) { // NaN is the worst of all
-			worst, where = e, p.Name
+			worst, where = e, name
 		}
+	}
+	for _, p := range m.Params {
+		d, n := squares(got[p.Off:], want[p.Name])
+		if p.Len <= 2 {
+			all, off = all+n, off+d
+		} else {
+			compare(p.Name, d, n)
+		}
+	}
+	if all > 0 {
+		compare("numbers", off, all)
 	}
 	t.Logf("largest difference %.1e, of %s", worst, where)
 	return worst
+}
+
+// boundsOf returns traintest's bounds for a model. More values of modern ones are rounded, and the
+// tests' weights are wide.
+func boundsOf[A ops.Act](w *spmd.World, cfg layout.Config) (loss, grad float64) {
+	b := traintest.BoundsOf(w, ops.IsHalf[A]())
+	if ops.IsHalf[A]() && cfg.Parts != 0 {
+		b.Grad = 0.07
+	}
+	return b.Loss, b.Grad
 }
 
 // twice has micro go through a batch in parts, of so many sequences of n tokens, two times: a
@@ -137,19 +162,21 @@ func twice(t *testing.T, name string, m *State, parts []int, n int,
 }
 
 // The loss and every gradient are those of the float64 reference, for shapes that fill vectors and
-// blocks and shapes that do not, whole and in uneven micro-batches.
+// blocks and shapes that do not, with all parts and without each, whole and in uneven
+// micro-batches.
 func TestModelAgainstReference(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testModelAgainstReference[float32], testModelAgainstReference[spmd.BF16])
 }
 
 func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
-	bound := traintest.BoundsOf(w, ops.IsHalf[A]())
 	worstLoss, worstGrad := 0.0, 0.0
-	for _, tc := range []struct {
+	type row struct {
 		cfg   layout.Config
 		parts []int // sequences of each micro-batch
 		t     int
-	}{
+	}
+	full := traintest.SmallModern.Parts
+	cases := []row{
 		{traintest.Small, []int{4}, 24},
 		{traintest.Small, []int{2, 1, 3}, 11},
 		{layout.Config{Layers: 1, Heads: 1, Channels: 9, SeqMax: 7, Vocab: 5}, []int{3}, 7},
@@ -158,11 +185,31 @@ func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 		{layout.Config{Layers: 2, Heads: 2, Channels: 128, SeqMax: 64, Vocab: 300}, []int{1}, 64},
 		// more rows than the head takes at once
 		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5}, []int{layout.HeadRows/64 + 1, 3}, 64},
-	} {
+		{traintest.SmallModern, []int{4}, 24},
+		{traintest.SmallModern, []int{2, 1, 3}, 11},
+		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 7, Vocab: 5, Parts: full}, []int{3}, 7},
+		{layout.Config{Layers: 6, Heads: 3, Channels: 120, SeqMax: 9, Vocab: 128, Parts: full}, []int{1, 1}, 1},
+		{layout.Config{Layers: 2, Heads: 4, Channels: 288, SeqMax: 70, Vocab: 257, Parts: full}, []int{1, 2}, 70},
+		// windows bound what is seen
+		{layout.Config{Layers: 2, Heads: 1, Channels: 8, SeqMax: 400, Vocab: 5, Parts: full}, []int{1, 1}, 400},
+		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5, Parts: full},
+			[]int{layout.HeadRows/64 + 1, 3}, 64},
+	}
+	for _, name := range append(layout.PartNames(), "") {
+		cfg := layout.Config{Layers: 4, Heads: 2, Channels: 32, SeqMax: 12, Vocab: 61, Parts: layout.Modern}
+		if name != "" {
+			var err error
+			cfg.Parts, err = full.Without([]string{name})
+			traintest.NoError(t, err)
+		}
+		cases = append(cases, row{cfg, []int{1, 2}, 12})
+	}
+	for _, tc := range cases {
 		batch := 0
 		for _, b := range tc.parts {
 			batch += b
 		}
+		boundLoss, boundGrad := boundsOf[A](w, tc.cfg)
 		name := fmt.Sprintf("%+v %v×%d", tc.cfg, tc.parts, tc.t)
 		p := traintest.RandomParams(tc.cfg, 7)
 		in := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 8)
@@ -177,31 +224,23 @@ func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 			return m.ForwardBackward(s, batchOf(t, w, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, tc.cfg.Vocab),
 				scale, first, ready)
 		})
-		if err := s.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		traintest.NoError(t, s.Synchronize())
 		t.Logf("%s: loss %.7f, reference %.7f", name, m.Loss.At(0), wantLoss)
 		d := math.Abs(m.Loss.At(0) - wantLoss)
-		if !(d < bound.Loss) {
+		if !(d < boundLoss) {
 			t.Errorf("%s: loss %v, reference %v", name, m.Loss.At(0), wantLoss)
 		}
-		worstLoss, worstGrad = max(worstLoss, d), max(worstGrad, compareGrads(t, &m.State, want, bound.Grad))
-
-		traintest.NoError(t, m.Loss.SetAll(0))
-		if err := m.Evaluate(s, batchOf(t, w, ib, tb, batch, tc.t, tc.cfg.Vocab), scale); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
-		d = math.Abs(m.Loss.At(0) - wantLoss)
-		if !(d < bound.Loss) {
+		off := compareGrads(t, &m.State, want, boundGrad)
+		traintest.NoError(t, m.Loss.SetAll(0), m.Evaluate(s, batchOf(t, w, ib, tb, batch, tc.t, tc.cfg.Vocab), scale),
+			s.Synchronize())
+		e := math.Abs(m.Loss.At(0) - wantLoss)
+		if !(e < boundLoss) {
 			t.Errorf("%s: Evaluate gives %v, reference %v", name, m.Loss.At(0), wantLoss)
 		}
-		worstLoss = max(worstLoss, d)
-		if err := m.Close(); err != nil {
-			t.Error(err)
+		if tc.cfg.Parts == 0 {
+			worstLoss, worstGrad = max(worstLoss, d, e), max(worstGrad, off)
 		}
+		traintest.NoError(t, m.Close())
 	}
 	traintest.Measured(t, "difference of the "+nameOf[A]()+" loss from the float64 model", worstLoss)
 	traintest.Measured(t, "largest relative difference of a "+nameOf[A]()+" gradient tensor from the float64 model",
@@ -212,20 +251,23 @@ func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 func TestCompareKernels(t *testing.T) {
 	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		stepOf[float32](t, w)
-		stepOf[spmd.BF16](t, w)
+		cfg := layout.Config{Layers: 1, Heads: 2, Channels: 32, SeqMax: 9, Vocab: 61}
+		stepOf[float32](t, w, cfg)
+		stepOf[spmd.BF16](t, w, cfg)
+		cfg = traintest.SmallModern
+		cfg.FP8 = layout.FP8All
+		m, s, batch := eightModel(t, w, cfg)
+		spmdtest.Must(t, m.ForwardBackward(s, batch, 1./96, true, nil))
+		spmdtest.Must(t, s.Synchronize())
+		spmdtest.Must(t, m.Close())
 	})
 }
 
-func stepOf[A ops.Act](t *testing.T, w *spmd.World) {
-	cfg := layout.Config{Layers: 1, Heads: 2, Channels: 32, SeqMax: 9, Vocab: 61}
+func stepOf[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config) {
 	const batch, length = 2, 9
 	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 7), batch)
-	in := traintest.BufferOf(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 8))
-	targets := traintest.BufferOf(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 9))
-	for _, first := range []bool{true, false} {
-		spmdtest.Must(t, m.ForwardBackward(s, batchOf(t, w, in, targets, batch, length, cfg.Vocab), 0.1, Start(first),
-			nil))
+	for _, first := range []Start{FromZero, OnTop} {
+		spmdtest.Must(t, m.ForwardBackward(s, randomBatch(t, w, batch, length, cfg.Vocab), 0.1, first, nil))
 		spmdtest.Must(t, s.Synchronize())
 	}
 	spmdtest.Must(t, m.Close())
@@ -238,42 +280,28 @@ func TestModelDataParallel(t *testing.T) {
 }
 
 func testModelDataParallel[A ops.Act](t *testing.T, w *spmd.World) {
-	bound := traintest.BoundsOf(w, ops.IsHalf[A]())
 	const batch, T = 4, 9
-	cfg := traintest.Small
-	p := traintest.RandomParams(cfg, 1)
-	in, targets := traintest.RandomTokens(batch*T, cfg.Vocab, 2), traintest.RandomTokens(batch*T, cfg.Vocab, 3)
-	want := traintest.ZeroLike(p)
-	wantLoss := traintest.Reference(cfg, p).Batch(in, targets, T, want)
+	for _, cfg := range forms {
+		boundLoss, boundGrad := boundsOf[A](w, cfg)
+		p := traintest.RandomParams(cfg, 1)
+		in, targets := traintest.RandomTokens(batch*T, cfg.Vocab, 2), traintest.RandomTokens(batch*T, cfg.Vocab, 3)
+		want := traintest.ZeroLike(p)
+		wantLoss := traintest.Reference(cfg, p).Batch(in, targets, T, want)
 
-	m, s := testModel[A](t, w, cfg, p, batch)
-	r, err := parallel.NewReducer(w.Comm(), m.GradGroups(), parallel.ReducerConfig{BucketBytes: 1 << 14})
-	if err != nil {
-		t.Fatal(err)
-	}
-	mine := spmd.ShardOf(batch, w.Rank(), w.Size())
-	lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
-	ib, tb := traintest.BufferOf(t, w, in[lo:hi]), traintest.BufferOf(t, w, targets[lo:hi])
-	ready := func(g int) error { return r.Ready(g, s) }
-	if err := m.ForwardBackward(s, batchOf(t, w, ib, tb, mine.Len, T, cfg.Vocab), 1./(batch*T), true,
-		ready); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Wait(s); err != nil {
-		t.Fatal(err)
-	}
-	if err := spmd.AllReduce(w.Comm().On(s), m.Loss, m.Loss, spmd.Sum); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Synchronize(); err != nil {
-		t.Fatal(err)
-	}
-	if d := math.Abs(m.Loss.At(0) - wantLoss); !(d < bound.Loss) {
-		t.Errorf("loss %v, reference %v", m.Loss.At(0), wantLoss)
-	}
-	compareGrads(t, &m.State, want, bound.Grad)
-	if err := parallel.CheckSame(w.Comm(), "gradients", m.Grads); err != nil {
-		t.Error(err)
+		m, s := testModel[A](t, w, cfg, p, batch)
+		r, err := parallel.NewReducer(w.Comm(), m.GradGroups(), parallel.ReducerConfig{BucketBytes: 1 << 14})
+		traintest.NoError(t, err)
+		mine := spmd.ShardOf(batch, w.Rank(), w.Size())
+		lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
+		part := batchOf(t, w, traintest.BufferOf(t, w, in[lo:hi]), traintest.BufferOf(t, w, targets[lo:hi]),
+			mine.Len, T, cfg.Vocab)
+		traintest.NoError(t, m.ForwardBackward(s, part, 1./(batch*T), true, func(g int) error { return r.Ready(g, s) }),
+			r.Wait(s), spmd.AllReduce(w.Comm().On(s), m.Loss, m.Loss, spmd.Sum), s.Synchronize())
+		if d := math.Abs(m.Loss.At(0) - wantLoss); !(d < boundLoss) {
+			t.Errorf("%v: loss %v, reference %v", cfg.Parts, m.Loss.At(0), wantLoss)
+		}
+		compareGrads(t, &m.State, want, boundGrad)
+		traintest.NoError(t, parallel.CheckSame(w.Comm(), "gradients", m.Grads), r.Close(), m.Close())
 	}
 }
 
@@ -284,35 +312,74 @@ func TestLogits(t *testing.T) {
 }
 
 func testLogits[A ops.Act](t *testing.T, w *spmd.World) {
-	bound := traintest.BoundsOf(w, ops.IsHalf[A]()).Loss
-	if ops.IsHalf[A]() {
-		bound = 0.05 // one token's, not the mean of many
+	for _, cfg := range forms {
+		bound := max(1e-4, traintest.BoundsOf(w, ops.IsHalf[A]()).Loss)
+		if cfg.Parts == 0 {
+			bound = traintest.BoundsOf(w, ops.IsHalf[A]()).Loss
+		}
+		if ops.IsHalf[A]() {
+			bound = 0.05 // one token's, not the mean of many
+		}
+		p := traintest.RandomParams(cfg, 1)
+		m, s := testModel[A](t, w, cfg, p, 1)
+		in := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2)
+		targets := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 3)
+		ib, ref := traintest.BufferOf(t, w, in), traintest.Reference(cfg, p)
+		for _, n := range []int{1, 2, 17, cfg.SeqMax} {
+			want := float64(n) * ref.Batch(in[:n], targets[:n], n, nil)
+			if n > 1 {
+				want -= float64(n-1) * ref.Batch(in[:n-1], targets[:n-1], n-1, nil)
+			}
+			logits, err := m.Logits(s, ib.Slice(0, n), 0)
+			traintest.NoError(t, err, s.Synchronize())
+			x, sum := traintest.ValuesOf(t, logits), 0.0
+			for _, v := range x {
+				sum += math.Exp(float64(v))
+			}
+			if got := math.Log(sum) - float64(x[targets[n-1]]); !(math.Abs(got-want) < bound) {
+				t.Errorf("%v after %d tokens: loss %v, reference %v", cfg.Parts, n, got, want)
+			}
+		}
 	}
-	cfg := traintest.Small
-	p := traintest.RandomParams(cfg, 1)
-	m, s := testModel[A](t, w, cfg, p, 1)
-	in, targets := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2), traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 3)
-	ib := traintest.BufferOf(t, w, in)
-	ref := traintest.Reference(cfg, p)
-	for _, n := range []int{1, 2, 17, cfg.SeqMax} {
-		want := float64(n) * ref.Batch(in[:n], targets[:n], n, nil)
-		if n > 1 {
-			want -= float64(n-1) * ref.Batch(in[:n-1], targets[:n-1], n-1, nil)
+}
+
+// Tokens behind others, whose keys and values the layers have, get the logits of all tokens
+// together, also in layers with a window.
+func TestModernLogitsGoOn(t *testing.T) {
+	traintest.OnBoth(t, []int{1}, testLogitsGoOn[float32], testLogitsGoOn[spmd.BF16])
+}
+
+func testLogitsGoOn[A ops.Act](t *testing.T, w *spmd.World) {
+	cfg := traintest.SmallModern
+	cfg.SeqMax = 400
+	bound := 1e-4
+	if ops.IsHalf[A]() {
+		bound = 0.1 // of logits around 5
+	}
+	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 1)
+	tokens := traintest.BufferOf(t, w, traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2))
+	logits := func(n, before int) []float32 {
+		x, err := m.Logits(s, tokens.Slice(0, n), before)
+		traintest.NoError(t, err, s.Synchronize())
+		return traintest.ValuesOf(t, x)
+	}
+	for _, n := range []int{1, 2, 40, 385, 386, 400} {
+		want := logits(n, 0)
+		for _, before := range []int{1, n / 2, n - 1} {
+			if before == 0 || before == n {
+				continue
+			}
+			logits(before, 0)
+			for i, x := range logits(n, before) {
+				if !traintest.CloseTo(float64(x), float64(want[i]), bound) {
+					t.Fatalf("%d tokens after %d: logit %d is %v, of all together %v", n-before, before, i, x, want[i])
+				}
+			}
 		}
-		logits, err := m.Logits(s, ib.Slice(0, n), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
-		x := traintest.ValuesOf(t, logits)
-		sum := 0.0
-		for _, v := range x {
-			sum += math.Exp(float64(v))
-		}
-		if got := math.Log(sum) - float64(x[targets[n-1]]); !(math.Abs(got-want) < bound) {
-			t.Errorf("after %d tokens: loss %v, reference %v", n, got, want)
+	}
+	for _, c := range [][2]int{{401, 0}, {5, 5}, {5, -1}} {
+		if _, err := m.Logits(s, traintest.BufferOf(t, w, make([]int32, c[0])), c[1]); err == nil {
+			t.Errorf("%d tokens, %d of them before: no error", c[0], c[1])
 		}
 	}
 }
@@ -342,9 +409,9 @@ func TestLayout(t *testing.T) {
 			t.Errorf("%d parameters, expected %d", count, want)
 		}
 		at = 0
-		for _, g := range groups {
+		for i, g := range groups {
 			if g.Off != at {
-				t.Errorf("group %s at %d, the one before ends at %d", g.Name, g.Off, at)
+				t.Errorf("group %d at %d, the one before ends at %d", i, g.Off, at)
 			}
 			at += g.Len
 		}

@@ -1,6 +1,7 @@
 package gpt
 
 import (
+	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
@@ -19,13 +20,14 @@ func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A]) {
 
 // product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue. If the copy of x is multiplied, it
 // begins at element from of the operand.
-func (e *pass[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, from int) {
+func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, from int) {
 	if q := e.mode.Product(p.eight); q != nil {
-		gemm(e, y, e.N, p.Out, q.X.Codes.Slice(from, q.X.Codes.Len()), e.N, p.In, q.W, p.Out, p.In, q.Scaled(o, q.X))
+		gemm(&e.Launcher, y, e.N, p.Out, q.X.Codes.Slice(from, q.X.Codes.Len()), e.N, p.In, q.W, p.Out, p.In,
+			q.Scaled(o, q.X))
 		return
 	}
 	o.TransB = true
-	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
+	gemm(&e.Launcher, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
 }
 
 // classify enqueues logits of the head's input x(n,C), and losses(n). For gradients it replaces the
@@ -74,25 +76,25 @@ func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer
 }
 
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
-func (e *pass[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
+func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
 	switch q := e.mode.Product(p.eight); {
 	case q == nil:
-		gemm(e, dx, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{})
+		gemm(&e.Launcher, dx, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{})
 	case q.DY.Wide.Len() > 0:
-		gemm(e, dx, e.N, p.In, q.DY.Wide, e.N, p.Out, q.Across, p.In, p.Out, q.Scaled(blas.Options{}, q.DY))
+		gemm(&e.Launcher, dx, e.N, p.In, q.DY.Wide, e.N, p.Out, q.Across, p.In, p.Out, q.Scaled(blas.Options{}, q.DY))
 	default:
-		gemm(e, dx, e.N, p.In, q.DY.Codes, e.N, p.Out, q.Across, p.In, p.Out, q.Scaled(blas.Options{}, q.DY))
+		gemm(&e.Launcher, dx, e.N, p.In, q.DY.Codes, e.N, p.Out, q.Across, p.In, p.Out, q.Scaled(blas.Options{}, q.DY))
 	}
 }
 
 // inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)).
 func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A]) {
-	gemm(&e.pass, dpre, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{DGELU: pre.Arg()})
+	gemm(&e.Launcher, dpre, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{DGELU: pre.Arg()})
 }
 
 // weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ·x(n,in).
-func (e *pass[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
-	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
+func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
+	gemm(&e.Launcher, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
 }
 
 // biasSum says whether the gradient of a linear's bias is still to be summed.
@@ -106,7 +108,7 @@ const (
 // weightBiasGrad enqueues weightGrad, and db(out) (+)= the sum of dy over its rows unless it is
 // summed already.
 func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], bias biasSum) {
-	if bias == summed || !e.gradCast(p).None() { // a copy has left the sums
+	if bias == summed || p.DB.Len() == 0 || !e.gradCast(p).None() { // a copy has left the sums
 		e.weightGrad(dy, x, p)
 		return
 	}
@@ -117,7 +119,7 @@ func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], bias bia
 // sums of rows.
 func (e *enqueue[A]) weightAndSums(dy, x spmd.Buffer[A], p *Linear[A]) {
 	sums := e.sumsOf(p)
-	gemm(&e.pass, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In,
+	gemm(&e.Launcher, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In,
 		blas.Options{TransA: true, Accumulate: e.Acc, RowSums: sums.Arg()})
 	e.addSums(p, sums)
 }
@@ -146,43 +148,71 @@ func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A ops.Act, C, TA, TB blas.Elem](e *pass[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
+func gemm[A ops.Act, C, TA, TB blas.Elem](e *ops.Launcher[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA],
 	ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
 	if e.Err == nil {
 		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
 	}
 }
 
-// attention returns the attention of the micro-batch.
-func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
+// attention returns the attention of a layer.
+func (e *enqueue[A]) attention(l int) (a *attention.Attention[A]) {
+	of := e.m.att
+	if first, _ := e.Cfg.Own(); e.m.near != nil && e.Cfg.Window(first+l) > 0 {
+		of = e.m.near
+	}
 	if e.Err == nil {
-		a, e.Err = e.m.att.For(e.batch.B, e.T)
+		a, e.Err = of.For(e.batch.B, e.T)
 	}
 	return a
 }
 
-// attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into out(b,t,nh,hs). It keeps
-// the logarithms of the softmax's denominators in lse(b,nh,t).
-func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
-	if a := e.attention(); e.Err == nil {
-		e.Err = a.Forward(e.S, out, lse, qkv)
+// values returns what a layer mixes into its values.
+func (e *enqueue[A]) values(l int) ops.ValueMix {
+	if i := e.Cfg.ValueTable(l); i >= 0 {
+		return ops.ValueMix{Table: e.m.par.tables[i].W, Mix: e.m.par.Layers[l].values}
+	}
+	return ops.ValueMix{}
+}
+
+// attend enqueues the causal attention of a layer's raw(b,t,3,nh,hs). It keeps the logarithms of
+// the softmax's denominators in lse.
+func (e *enqueue[A]) attend(l int) {
+	a, c, heads := &e.m.act[l], e.Cfg.OwnChannels(), e.m.heads
+	if e.Cfg.Has(layout.ByHead) {
+		heads.Turn = heads.Turn.Slice(e.before*heads.Size/2, heads.Turn.Len())
+		e.HeadsForward(heads, a.qkv.Slice(3*c*e.before, 3*c*(e.before+e.N)), a.raw, e.batch.In, e.values(l))
+	}
+	if e.before > 0 {
+		e.AttendFrom(heads, a.att, a.qkv, e.before, e.Cfg.Window(l))
+	} else if att := e.attention(l); e.Err == nil {
+		e.Err = att.Forward(e.S, a.att, a.lse, a.qkv)
 	}
 }
 
-// attentionBackward enqueues dqkv from dout and from what attentionForward kept. If it returns
-// summed it also enqueues the gradient of the bias of p, which wrote qkv.
-func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A],
-	p *Linear[A]) biasSum {
-	a := e.attention()
+// attentionBackward enqueues the gradient of a layer's raw into dwide, from that of its attention
+// in partial. If it returns summed it also enqueues the gradient of the bias of QKV.
+func (e *enqueue[A]) attentionBackward(l int) biasSum {
+	m, a, p, att := e.m, &e.m.act[l], &e.m.par.Layers[l].QKV, e.attention(l)
+	byHead, to := e.Cfg.Has(layout.ByHead), e.gradCast(p)
 	switch {
 	case e.Err != nil:
 		return toSum
-	case !a.SumsBias() || !e.gradCast(p).None(): // what makes a copy sums too
-		e.Err = a.Backward(e.S, dqkv, dout, out, lse, qkv)
+	case !byHead && att.SumsBias() && to.None(): // what makes a copy sums too
+		sums := e.sumsOf(p)
+		e.Err = att.BackwardBias(e.S, m.dwide, sums, m.partial, a.att, a.lse, a.qkv)
+		e.addSums(p, sums)
+		return summed
+	}
+	e.Err = att.Backward(e.S, m.dwide, m.partial, a.att, a.lse, a.qkv)
+	if !byHead {
+		e.CastColumns(m.dwide, spmd.Buffer[A]{}, to, p.DB)
 		return toSum
 	}
-	sums := e.sumsOf(p)
-	e.Err = a.BackwardBias(e.S, dqkv, sums, dout, out, lse, qkv)
-	e.addSums(p, sums)
-	return summed
+	g := ops.HeadsGrad[A]{D: m.dwide, QKV: a.raw, Tokens: e.batch.In, Values: e.values(l), Sums: m.numbers, To: to}
+	if i := e.Cfg.ValueTable(l); i >= 0 { // backward comes to the last layers first
+		g.DTable, g.Fresh = m.drows[i], l >= e.Cfg.Layers-e.Cfg.Tables()
+	}
+	e.HeadsBackward(m.heads, g)
+	return toSum
 }

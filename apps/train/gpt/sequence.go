@@ -1,6 +1,7 @@
 package gpt
 
 import (
+	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
@@ -155,6 +156,10 @@ func (e *enqueue[A]) ofRows(n int, fn func(part *enqueue[A])) {
 // embed enqueues y(n,C) = the embeddings of tokens(N). Nothing goes beside their sum: all later
 // commands read it, and their computation is as short as the sum of a piece.
 func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
+	if e.Cfg.Has(layout.RMSNorms) {
+		e.EmbedNormed(y, tokens, e.m.par.WTE.W)
+		return
+	}
 	to := e.m.partial
 	if e.alone() {
 		to = y
@@ -164,28 +169,66 @@ func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
 	e.arrived()
 }
 
-// norm enqueues LayerNormForward of this rank's rows, and their copy.
-func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *ops.Norm,
-	to ops.Cast) {
+// norm enqueues the norm of this rank's rows of x, with the addition of k, and their copy.
+func (e *enqueue[A]) norm(y normed[A], x spmd.Buffer[A], p *ops.Norm, k ops.Skip[A], to ops.Cast) {
 	to = e.ownCast(to)
 	if n := e.rows.Own(); n > 0 {
-		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormForward(out, mean, rstd, x, p, to) })
+		e.ofRows(n, func(part *enqueue[A]) {
+			if e.Cfg.Has(layout.RMSNorms) {
+				part.RMSNorm(y.out, x, k, to)
+			} else {
+				part.LayerNormForward(y.out, y.mean, y.rstd, x, p, to)
+			}
+		})
 	}
 }
 
-// normBackward enqueues LayerNormBackward of this rank's rows. If these are not all rows, the copy
-// is made from the gathered rows, which the gradients of weights read.
-func (e *enqueue[A]) normBackward(g ops.NormGrad[A]) {
+// normGrad is the backward pass of a norm of x, from the gradient in tmp. The gradient of x goes
+// into dres.
+type normGrad[A ops.Act] struct {
+	of      *normed[A]
+	x       spmd.Buffer[A]
+	p       *ops.Norm
+	adds    bool                 // dres has the gradient of the residual stream, which is added
+	columns spmd.Buffer[float32] // the gradient of the bias of the linear that wrote x
+	to      ops.Cast             // the copy of dres
+	// see ops.RMSNormGrad
+	skip         ops.Skip[A]
+	dkept, above spmd.Buffer[A]
+}
+
+// normBackward enqueues the backward pass of a norm of this rank's rows. If these are not all rows,
+// the copy is made from the gathered rows, which the gradients of weights read.
+func (e *enqueue[A]) normBackward(g normGrad[A]) {
+	m := e.m
 	if !e.alone() {
-		g.To = ops.Cast{}
+		g.to = ops.Cast{}
 	}
-	if n := e.rows.Own(); n > 0 {
-		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormBackward(g) })
+	n := e.rows.Own()
+	if n == 0 {
+		for _, sums := range [...]spmd.Buffer[float32]{g.p.DW, g.p.DB, g.columns} {
+			e.zero(sums)
+		}
 		return
 	}
-	for _, sums := range [...]spmd.Buffer[float32]{g.Norm.DW, g.Norm.DB, g.DColumns} {
-		e.zero(sums)
+	e.ofRows(n, func(part *enqueue[A]) {
+		if e.Cfg.Has(layout.RMSNorms) {
+			part.RMSNormBackward(ops.RMSNormGrad[A]{D: m.dres, DNorm: m.tmp, X: g.x, Skip: g.skip, DKept: g.dkept,
+				Above: g.above, Adds: g.adds, Sums: m.numbers, To: g.to})
+		} else {
+			part.LayerNormBackward(ops.NormGrad[A]{DX: m.dres, DOut: m.tmp, X: g.x, Mean: g.of.mean, Rstd: g.of.rstd,
+				Norm: g.p, DColumns: g.columns, Adds: g.adds, To: g.to})
+		}
+	})
+}
+
+// fromMLP returns g with what goes with the gradient of an MLP's output, in layer l: that of its
+// bias, and the copy for its products. Without such a layer it returns g.
+func (e *enqueue[A]) fromMLP(l int, g normGrad[A]) normGrad[A] {
+	if l >= 0 {
+		g.columns, g.to = e.m.par.Layers[l].Proj2.DB, e.residualCast(l)
 	}
+	return g
 }
 
 // zero enqueues 0 into a gradient that nothing is added to, unless it is accumulated.
@@ -220,22 +263,28 @@ func (e *enqueue[A]) castGathered(rows spmd.Buffer[A], to ops.Cast) {
 	}
 }
 
-// linearGELUOfAll enqueues linearGELU of all rows of x(n,in). y is the input of next. Its copy is
-// made if the whole MLP is computed.
-func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p, next *Linear[A], much mlpPart) {
-	if to := e.inputCast(next); !to.None() { // all rows at once, since the copies of x and y take turns in one place
-		if much != wholeMLP {
-			to = ops.Cast{}
-		}
-		e.linearOfAll(pre, x, p)
-		e.GELU8(y, pre, e.N*p.Out, to)
+// intoMLP enqueues the first product of a layer's MLP, of all rows, and the activation. The copy of
+// its output is made if the whole MLP is computed.
+func (e *enqueue[A]) intoMLP(l int, much mlpPart) {
+	a, p := &e.m.act[l], &e.m.par.Layers[l].FC
+	to, square := e.inputCast(&e.m.par.Layers[l].Proj2), e.Cfg.Has(layout.ReLU2)
+	if to.None() && !square {
+		e.eachPiece(a.ln2.out, func(_, lo, hi int, rows spmd.Buffer[A]) {
+			e.ofRows(hi-lo, func(part *enqueue[A]) {
+				part.linearGELU(a.gelu.Slice(lo*p.Out, hi*p.Out), a.fc.Slice(lo*p.Out, hi*p.Out), rows, p)
+			})
+		})
 		return
 	}
-	e.eachPiece(x, func(_, lo, hi int, rows spmd.Buffer[A]) {
-		e.ofRows(hi-lo, func(part *enqueue[A]) {
-			part.linearGELU(y.Slice(lo*p.Out, hi*p.Out), pre.Slice(lo*p.Out, hi*p.Out), rows, p)
-		})
-	})
+	if much != wholeMLP {
+		to = ops.Cast{}
+	}
+	e.linearOfAll(a.fc, a.ln2.out, p) // all rows at once, since the copies of input and output take turns in one place
+	if square {
+		e.ReLU2(a.gelu, e.N*p.Out, to)
+	} else {
+		e.GELU8(a.gelu, a.fc, e.N*p.Out, to)
+	}
 }
 
 // linearResidual enqueues y(n,out) = x·wᵀ + b + res(n,out): this rank's rows of the product of
@@ -273,26 +322,32 @@ func (e *enqueue[A]) backThrough(dx spmd.Buffer[A], p *Linear[A]) {
 	})
 }
 
-// backThroughGELU enqueues dpre(N,in) = dres·w·gelu'(pre(N,in)), of all rows of the residual
-// stream's gradient. The linear wrote, whose output is pre, may take a copy of dpre. The copy comes
-// with the gradient of the bias. With fresh no LayerNorm has made the copy of dres.
-func (e *enqueue[A]) backThroughGELU(dpre spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A],
-	fresh bool) {
-	to := e.gradCast(wrote)
-	if fresh && e.alone() {
-		e.Cast(e.m.dres, e.N*p.Out, e.gradCast(p))
+// backThroughMLP enqueues the gradient of the output of a layer's FC, of all rows, into dwide, and
+// those of Proj2. A copy of dwide comes with the gradient of the bias of FC. With fresh no norm has
+// made the copy of dres.
+func (e *enqueue[A]) backThroughMLP(l int, fresh bool) {
+	m, a, fc, p := e.m, &e.m.act[l], &e.m.par.Layers[l].FC, &e.m.par.Layers[l].Proj2
+	to, square := e.gradCast(fc), e.Cfg.Has(layout.ReLU2)
+	if (fresh || m.Cfg.Recomputes(l)) && e.alone() {
+		e.Cast(m.dres, e.N*p.Out, e.gradCast(p))
 	}
-	e.eachPiece(e.m.dres, func(_, lo, hi int, dy spmd.Buffer[A]) {
+	e.eachPiece(m.dres, func(_, lo, hi int, dy spmd.Buffer[A]) {
 		e.ofRows(hi-lo, func(part *enqueue[A]) {
 			part.castGathered(dy, e.gradCast(p))
-			if to.None() {
-				part.inputGradGELU(dpre.Slice(lo*p.In, hi*p.In), dy, p, pre.Slice(lo*p.In, hi*p.In))
+			if dx := m.dwide.Slice(lo*p.In, hi*p.In); to.None() && !square {
+				part.inputGradGELU(dx, dy, p, a.fc.Slice(lo*p.In, hi*p.In))
 			} else {
-				part.inputGrad(dpre.Slice(lo*p.In, hi*p.In), dy, p)
+				part.inputGrad(dx, dy, p)
 			}
 		})
 	})
-	e.CastColumns(dpre, pre, to, wrote.DB)
+	if !square {
+		e.CastColumns(m.dwide, a.fc, to, fc.DB)
+	}
+	e.proj2Grad(a.gelu, p, fresh)
+	if square {
+		e.ReLU2Backward(m.dwide, a.gelu, e.N*fc.Out, to)
+	}
 }
 
 // proj2Grad enqueues weightGrad with the gathered gradient of the residual stream. With fresh no

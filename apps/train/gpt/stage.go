@@ -51,10 +51,11 @@ func (m *Model[A]) ForgetTime(s *spmd.Stream) error                      { retur
 
 // NewSharder returns the sharder of the model's state. Every rank of c calls it.
 func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
-	if m.pipe == nil {
-		return m.decoder.NewSharder(c)
+	order := m.Cfg.GroupsOfStep()
+	if m.pipe != nil {
+		order = m.pipelinePass(m.Cfg.GroupsThere())
 	}
-	return newSharder(&m.State, &m.at, c, m.pipelinePass(m.Cfg.GroupsThere()))
+	return newSharder(&m.State, &m.at, c, order)
 }
 
 // pipelinePass lists the groups of layers in the order in which a step uses them.
@@ -172,6 +173,11 @@ func (m *Model[A]) noLoss(s *spmd.Stream) error {
 // other stage computes the rest.
 func (e *enqueue[A]) embeddingsBackward() {
 	m, wte, wpe := e.m, e.m.par.WTE.DW, e.m.par.WPE.DW
+	if e.Cfg.Has(layout.RMSNorms) {
+		e.EmbedNormedBackward(m.dres, e.batch.In, m.par.WTE.W)
+		e.tablesGrad(e.batch.Sorted)
+		return
+	}
 	if !m.Cfg.Begins() {
 		if m.Cfg.Ends() {
 			e.zero(wpe)

@@ -13,7 +13,7 @@ import (
 
 // RowsFit reports whether rows move less than half of the bytes of sums of whole tables, for so
 // many rows of each rank, and whether there is memory for them.
-func (m *Modern[A]) RowsFit(rows, ranks int) bool {
+func (m *Model[A]) RowsFit(rows, ranks int) bool {
 	var x A
 	list := ops.SortedLen(rows, m.Cfg.Vocab)
 	return ranks*list <= m.lists.Len() && ranks*rows*m.Cfg.Channels <= m.scratch.Len() &&
@@ -22,24 +22,22 @@ func (m *Modern[A]) RowsFit(rows, ranks int) bool {
 
 // tablesGrad enqueues the gradients of the rows that were looked up: in tables, and in the first
 // residual stream.
-func (e *modernPass[A]) tablesGrad(sorted spmd.Buffer[int32]) {
+func (e *enqueue[A]) tablesGrad(sorted spmd.Buffer[int32]) {
 	m, ranks, lists := e.m, 1, sorted
 	if m.RowsOf != nil && e.Err == nil {
 		ranks = m.RowsOf.Size()
 		lists = m.lists.Slice(0, ranks*sorted.Len())
 		e.Err = spmd.AllGather(m.RowsOf.On(e.S), lists, sorted)
 	}
-	e.rowsGrad(m.wte.DW, m.dres, lists, ranks)
-	for i := range m.tables {
-		e.rowsGrad(m.tables[i].dw, m.tables[i].drows, lists, ranks)
+	e.rowsGrad(m.par.WTE.DW, m.dres, lists, ranks)
+	for i, x := range m.par.tables {
+		e.rowsGrad(x.DW, m.drows[i], lists, ranks)
 	}
 }
 
 // rowsGrad enqueues dw (+)= the gradient drows(N,C) of the rows that so many ranks have looked up.
-func (e *modernPass[A]) rowsGrad(dw spmd.Buffer[float32], drows spmd.Buffer[A], lists spmd.Buffer[int32], ranks int) {
-	if e.Err == nil && !e.Acc {
-		e.Err = spmd.Fill(e.S, dw, 0)
-	}
+func (e *enqueue[A]) rowsGrad(dw spmd.Buffer[float32], drows spmd.Buffer[A], lists spmd.Buffer[int32], ranks int) {
+	e.zero(dw)
 	n, list := e.N*e.m.Cfg.Channels, lists.Len()/ranks
 	if ranks > 1 && e.Err == nil { // nobody reads scratch any more
 		all := e.m.scratch.Slice(0, ranks*n)
@@ -47,6 +45,6 @@ func (e *modernPass[A]) rowsGrad(dw spmd.Buffer[float32], drows spmd.Buffer[A], 
 		drows = all
 	}
 	for r := range ranks {
-		e.TableBackward(dw, drows.Slice(r*n, (r+1)*n), lists.Slice(r*list, (r+1)*list))
+		e.EncoderBackward(dw, spmd.Buffer[float32]{}, drows.Slice(r*n, (r+1)*n), lists.Slice(r*list, (r+1)*list))
 	}
 }

@@ -2,6 +2,7 @@ package gpt
 
 import (
 	"fmt"
+	"strings"
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
@@ -13,7 +14,7 @@ type Linear[A ops.Act] struct {
 	In, Out int
 	W       spmd.Buffer[A]       // (out,in), as products take it
 	DW      spmd.Buffer[float32] // (out,in)
-	B, DB   spmd.Buffer[float32] // (out); empty for the head, which adds none
+	B, DB   spmd.Buffer[float32] // (out); empty if it adds none
 	bias    spmd.Buffer[A]       // b, as products add it
 	eight   *ops.FP8Linear       // nil if its products are of A
 }
@@ -21,22 +22,24 @@ type Linear[A ops.Act] struct {
 // embedding is a table of rows to look up, and its gradient.
 type embedding struct{ W, DW spmd.Buffer[float32] }
 
-// layerWeights is the parameters of one layer.
+// layerWeights is the parameters of one layer. Those that the decoder lacks are empty.
 type layerWeights[A ops.Act] struct {
-	LN1   ops.Norm
-	QKV   Linear[A] // C to 3C
-	Proj  Linear[A] // C to C
-	LN2   ops.Norm
-	FC    Linear[A] // C to 4C
-	Proj2 Linear[A] // 4C to C
+	LN1          ops.Norm
+	QKV          Linear[A] // C to 3C
+	Proj         Linear[A] // C to C
+	LN2          ops.Norm
+	FC           Linear[A] // C to 4C
+	Proj2        Linear[A] // 4C to C
+	skip, values ops.Number
 }
 
 // Weights is every parameter of a model by its place in it.
 type Weights[A ops.Act] struct {
 	WTE, WPE embedding         // (Vp,C), (SeqMax,C)
+	tables   []embedding       // (Vp,C) each, mixed into values
 	Layers   []layerWeights[A] // of this stage
 	LNF      ops.Norm
-	Head     Linear[A] // C to Vp: the token embedding again
+	Head     Linear[A] // C to Vp
 }
 
 // Places is where a model's groups have their parameters, their gradients, and the operands of
@@ -53,8 +56,14 @@ func Bind[A ops.Act](cfg layout.Config, params []layout.Param, groups []layout.G
 		byName[p.Name] = p
 	}
 	get := func(name string) (w, dw spmd.Buffer[float32]) {
-		p := byName[name]
-		return layout.InGroup(groups, at.Weights, p), layout.InGroup(groups, at.Grads, p)
+		if p, ok := byName[name]; ok {
+			return layout.InGroup(groups, at.Weights, p), layout.InGroup(groups, at.Grads, p)
+		}
+		return w, dw
+	}
+	number := func(name string) (x ops.Number) {
+		x.W, x.DW = get(name)
+		return x
 	}
 	normOf := func(name string) (n ops.Norm) {
 		n.W, n.DW = get(name + ".weight")
@@ -69,9 +78,10 @@ func Bind[A ops.Act](cfg layout.Config, params []layout.Param, groups []layout.G
 	}
 	linearOf := func(name string) Linear[A] {
 		l := matrix(name)
-		p := byName[name+".bias"]
-		l.B, l.DB = get(name + ".bias")
-		l.bias = layout.InGroup(groups, at.Mats, p)
+		if p, ok := byName[name+".bias"]; ok {
+			l.B, l.DB = get(name + ".bias")
+			l.bias = layout.InGroup(groups, at.Mats, p)
+		}
 		return l
 	}
 	w := &Weights[A]{}
@@ -79,9 +89,14 @@ func Bind[A ops.Act](cfg layout.Config, params []layout.Param, groups []layout.G
 		w.LNF = normOf("ln_f")
 	}
 	if cfg.Embeds() {
-		w.Head = matrix("wte")
+		w.Head = matrix(strings.TrimSuffix(cfg.HeadName(), ".weight"))
 		w.WTE.W, w.WTE.DW = get("wte.weight")
 		w.WPE.W, w.WPE.DW = get("wpe.weight")
+	}
+	for i := range cfg.Tables() {
+		var x embedding
+		x.W, x.DW = get(fmt.Sprintf("values.%d.weight", i))
+		w.tables = append(w.tables, x)
 	}
 	from, to := cfg.Own()
 	for l := from; l < to; l++ {
@@ -89,6 +104,7 @@ func Bind[A ops.Act](cfg layout.Config, params []layout.Param, groups []layout.G
 		w.Layers = append(w.Layers, layerWeights[A]{
 			LN1: normOf(h + "ln_1"), QKV: linearOf(h + "attn.c_attn"), Proj: linearOf(h + "attn.c_proj"),
 			LN2: normOf(h + "ln_2"), FC: linearOf(h + "mlp.c_fc"), Proj2: linearOf(h + "mlp.c_proj"),
+			skip: number(h + "skip"), values: number(h + "attn.values"),
 		})
 	}
 	return w

@@ -13,7 +13,7 @@ type Config struct {
 	SeqMax   int // longest sequence, in tokens
 	Vocab    int // number of different tokens
 
-	Parts Parts // the parts of a modern model; none for GPT-2
+	Parts Parts // what makes it another decoder than GPT-2
 
 	// Nothing that lasts depends on these.
 	FP8   FP8Level // which products of bfloat16 activations are of 8-bit floats
@@ -86,18 +86,14 @@ func (c Config) Validate() error {
 func (c Config) PaddedVocab() int { return (c.Vocab + 127) / 128 * 128 }
 
 // ParamCount returns the number of trained parameters, without padding.
-func (c Config) ParamCount() int {
-	C := c.Channels
-	if c.Parts != 0 {
-		n := 0
-		c.modernParams(func(p Param) {
-			if n += p.Len; p.InVocab() {
-				n -= (c.PaddedVocab() - c.Vocab) * C
-			}
-		}, func(string) {})
-		return n
+func (c Config) ParamCount() (n int) {
+	params, _ := c.Whole().tensors()
+	for _, p := range params {
+		if n += p.Len; p.InVocab() {
+			n -= (c.PaddedVocab() - c.Vocab) * c.Channels
+		}
 	}
-	return c.Layers*(12*C*C+13*C) + 2*C + (c.Vocab+c.SeqMax)*C
+	return n
 }
 
 // FlopsPerToken returns the operations of training on one token of a sequence of t: 6 for

@@ -54,7 +54,7 @@ func (cfg Config) CheckParts8() error {
 
 // HeadName returns the name of the head's weight.
 func (cfg Config) HeadName() string {
-	if cfg.Parts != 0 {
+	if cfg.Has(RMSNorms) {
 		return "head.weight"
 	}
 	return "wte.weight"

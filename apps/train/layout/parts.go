@@ -2,34 +2,39 @@ package layout
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
-// Parts is the set of parts that make a model modern. The empty set is GPT-2's form.
-//
-// Every modern model has rotary positions instead of a table of them, RMS norms without weights, no
-// biases, squared ReLU, and a head of its own. It multiplies the scores of attention by 0.12 for
-// queries of HS channels. The parts with a name may be left out.
+// Parts is the set of parts that make a decoder another one than GPT-2, whose set is empty.
+// Tensors, passes, memory, names in files and what ranks may divide all follow from it.
 type Parts uint
 
 const (
-	Modern Parts = 1 << iota // what every modern model has
-	NormQK                   // queries and keys have RMS norms, head by head
-	Values                   // tables of embeddings are mixed into the values of the first and last layers
+	// RMSNorms are norms without weights, also of the embeddings. Linears have no biases then, and
+	// the head is a matrix of its own.
+	RMSNorms Parts = 1 << iota
+	Rotary         // positions turn queries and keys, instead of a table of positions
+	Scaled         // scores of attention are multiplied by 0.12 for queries of HS channels, not by 1/√HS
+	ReLU2          // squared ReLU, not GELU
+	NormQK         // queries and keys have RMS norms, head by head
+	Values         // tables of embeddings are mixed into the values of the first and last layers
 	// the outputs of the first half of the layers are added to the inputs of the second,
 	// last ones first
 	Skips
-	Windows  // the attention of three layers of four sees WindowTokens
+	Windows // the attention of three layers of four sees WindowTokens
+
+	Modern   = RMSNorms | Rotary | Scaled | ReLU2 // what every modern model has
 	allParts = 1<<iota - 1
+	ByHead   = Rotary | Scaled | NormQK | Values // those between the product of queries, keys and values and attention
 )
 
+// partNames are the parts that a modern model may leave out.
 var partNames = []struct {
 	part Parts
 	name string
 }{{NormQK, "qk-norm"}, {Values, "values"}, {Skips, "skips"}, {Windows, "windows"}}
 
-// Has reports whether a model has a part.
+// Has reports whether a model has one of some parts.
 func (c Config) Has(p Parts) bool { return c.Parts&p != 0 }
 
 // String lists the parts, as ParseParts reads them.
@@ -105,7 +110,7 @@ func (c Config) checkParts() error {
 	}
 	head := c.Channels / c.Heads
 	switch {
-	case c.Parts&^allParts != 0 || !c.Has(Modern):
+	case c.Parts&^allParts != 0 || c.Parts&Modern != Modern:
 		return fmt.Errorf("model: parts %#x", uint(c.Parts))
 	case head%8 != 0 || head > 256:
 		return fmt.Errorf("model: a modern one has heads of a multiple of 8 channels up to 256, these have %d", head)
@@ -156,42 +161,6 @@ func (c Config) Window(layer int) int {
 	return WindowTokens
 }
 
-// modernParams calls add for each parameter of a modern model in backward order, and group after
-// those of each group.
-func (c Config) modernParams(add func(p Param), group func(name string)) {
-	C, V := c.Channels, c.PaddedVocab()
-	matrix := func(name string, out, in int, init Init) {
-		add(Param{Name: name, Len: out * in, Shape: []int{out, in}, Decay: true, Init: init})
-	}
-	vector := func(name string, fill ...float32) {
-		add(Param{Name: name, Len: len(fill), Shape: []int{len(fill)}, Init: Init{Fill: fill}})
-	}
-	// Weights are uniform, with a deviation of 1/(2·√inputs).
-	from := func(in int) Init { return Init{Deviation: 0.5 * root(in), Uniform: true} }
-	matrix("head.weight", V, C, from(C))
-	group("head")
-	for l := c.Layers - 1; l >= 0; l-- {
-		h := fmt.Sprintf("h.%d.", l)
-		matrix(h+"mlp.c_proj.weight", C, 4*C, from(4*C))
-		matrix(h+"mlp.c_fc.weight", 4*C, C, from(C))
-		group(h + "mlp")
-		matrix(h+"attn.c_proj.weight", C, C, from(C))
-		matrix(h+"attn.c_attn.weight", 3*C, C, from(C))
-		if c.ValueTable(l) >= 0 {
-			vector(h+"attn.values", 0.5, 0.5)
-		}
-		if c.SkipFrom(l) >= 0 {
-			vector(h+"skip", 1)
-		}
-		group(h + "attn")
-	}
-	for i := range c.Tables() {
-		matrix(fmt.Sprintf("values.%d.weight", i), V, C, Init{Deviation: 1})
-	}
-	matrix("wte.weight", V, C, Init{Deviation: 1})
-	group("embeddings")
-}
-
 // Family is the set of parameters that an optimizer treats alike.
 type Family int
 
@@ -209,16 +178,9 @@ func (c Config) Family(p Param) Family {
 		return Vectors
 	case strings.HasPrefix(p.Name, "h."):
 		return Matrices
-	case p.Name == "head.weight", c.Parts == 0: // GPT-2's token embedding is its head, and positions are added to it
+	// GPT-2's token embedding is its head, and positions are added to it
+	case p.Name == "head.weight", !c.Has(RMSNorms):
 		return Heads
 	}
 	return Embeddings
 }
-
-// InVocab reports whether the rows of a parameter are tokens, so that those beyond the vocabulary
-// are padding.
-func (p Param) InVocab() bool {
-	return p.Name == "wte.weight" || p.Name == "head.weight" || slices.Contains(tableNames, p.Name)
-}
-
-var tableNames = []string{"values.0.weight", "values.1.weight", "values.2.weight"}

@@ -96,21 +96,19 @@ func VectorGroup(groups []Group) int { return len(groups) - 2 }
 // EmbeddingGroup returns the group of the embeddings, with or without sharing.
 func EmbeddingGroup(groups []Group) int { return len(groups) - 1 }
 
-// regroup changes the groups of parameters from sections to the groups that ranks share.
-func regroup(params []Param, sections []Group) []Group {
-	last := len(sections) - 1
-	groups := append(slices.Clone(sections[1:last]), Group{Name: "vectors"}, sections[last])
+// regroup changes the groups of parameters from sections to the groups that ranks share, which are
+// as many.
+func regroup(params []Param, groups []Group) {
 	for i := range params {
 		switch p := &params[i]; {
 		case !p.Decay:
 			p.Group = VectorGroup(groups)
-		case p.Group == last || p.Group == 0: // a head of its own
+		case p.Group == EmbeddingGroup(groups) || p.Group == 0: // a head of its own
 			p.Group = EmbeddingGroup(groups)
 		default:
 			p.Group = LayerGroup(p.Group)
 		}
 	}
-	return groups
 }
 
 // LargestGroup returns how many elements the largest group has.

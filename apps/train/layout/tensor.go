@@ -67,18 +67,7 @@ func (cfg Config) CheckTensor() error {
 		cfg.Tensor.Ranks, cfg.Heads, strings.Join(good, ", "))
 }
 
-// rows leaves p this rank's rows of each of several matrices, or elements of vectors, that follow
-// each other in it.
-func (x Tensor) rows(p Param, matrices int) Param {
-	return x.cut(p, 0, matrices)
-}
-
-// columns leaves p this rank's columns of a matrix.
-func (x Tensor) columns(p Param) Param {
-	return x.cut(p, 1, p.Shape[0])
-}
-
-// cut leaves p a part of its dimension dim: one run in each of so many equal pieces of
+// cut leaves p this rank's part of its dimension dim: one run in each of so many equal pieces of
 // its elements.
 func (x Tensor) cut(p Param, dim, pieces int) Param {
 	if x.Parts() == 1 {

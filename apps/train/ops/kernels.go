@@ -74,8 +74,8 @@ var encoderForwardKernel = newKernel(cudaSource, "encoder_forward", func(a *Host
 	return nil
 })
 
-// EncoderForward enqueues out(n,c) = wte[token] + wpe[position]. A token outside the vocabulary
-// fails the stream on the host, and makes the loss NaN on a GPU.
+// EncoderForward enqueues out(n,c) = wte[token] + wpe[position]; wpe may be empty. A token outside
+// the vocabulary fails the stream on the host, and makes the loss NaN on a GPU.
 //
 // If ranks divide the vocabulary, out is a part, and the sum over them is the result: each rank
 // adds its tokens, and the first one the positions.
@@ -84,7 +84,7 @@ func (e *Launcher[A]) EncoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int3
 	first, _, own := e.Cfg.OwnVocab()
 	e.Launch(encoderForwardKernel, warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), wpe.Arg(),
 		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(C), spmd.I32(e.Cfg.Vocab), spmd.I32(first), spmd.I32(own),
-		Flag(e.Cfg.Tensor.Rank == 0))
+		Flag(e.Cfg.Tensor.Rank == 0 && wpe.Len() > 0))
 }
 
 var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *HostArgs) error {
@@ -102,19 +102,12 @@ var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *Ho
 }, 2, 3)
 
 // EncoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the tokens as
-// Sorter.Sort leaves them. dwte has this rank's tokens, and the head has set it before.
+// Sorter.Sort leaves them. dwte has this rank's tokens, and was set before. dwpe may be empty.
 func (e *Launcher[A]) EncoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
-	e.tableBackward(dwte, dwpe, dout, sorted, e.Cfg.SeqMax)
-}
-
-// TableBackward enqueues dtable[token] += dout, like EncoderBackward without positions.
-func (e *Launcher[A]) TableBackward(dtable spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
-	e.tableBackward(dtable, spmd.Buffer[float32]{}, dout, sorted, 0)
-}
-
-func (e *Launcher[A]) tableBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32],
-	positions int) {
-	cfg := e.Cfg
+	cfg, positions := e.Cfg, 0
+	if dwpe.Len() > 0 {
+		positions = e.Cfg.SeqMax
+	}
 	first, _, own := cfg.OwnVocab()
 	parts, splits := mostParts(e.N, cfg.Vocab), MostSplits(e.N)
 	warps := (positions + parts) * ChunksOf(cfg.Channels)

@@ -108,7 +108,7 @@ func testMuon[A ops.Act](t *testing.T, w *spmd.World) {
 	var weights [2][]float32
 	var wants []map[string][]float64 // after each step, on rank 0
 	for graphed := range weights {
-		m, err := gpt.NewModern[A](w, cfg, 1, 8)
+		m, err := gpt.NewModel[A](w, cfg, 1, 8)
 		traintest.NoError(t, err)
 		s, err := w.NewStream("test")
 		traintest.NoError(t, err)
@@ -328,7 +328,7 @@ func testMuonSharded[A ops.Act](t *testing.T, w *spmd.World) {
 func muonOn[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config,
 	adam AdamConfig) (*gpt.State, *spmd.Stream, *AdamW) {
 	t.Helper()
-	m, err := gpt.NewModern[A](w, cfg, 1, 8)
+	m, err := gpt.NewModel[A](w, cfg, 1, 8)
 	traintest.NoError(t, err)
 	s, err := w.NewStream("test")
 	traintest.NoError(t, err)

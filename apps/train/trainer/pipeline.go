@@ -11,13 +11,13 @@ import (
 // of all its micro-batches, and one graph.
 type pipeline struct {
 	t     *Trainer
-	model gpt.StagePasses
+	model gpt.Passes
 	held  []gpt.Batch // all micro-batches of a step
 }
 
 // openPipeline allocates what pipelined steps need for micro-batches of up to batch sequences.
 func openPipeline(t *Trainer, batch int) (*pipeline, error) {
-	x := &pipeline{t: t, model: t.Model.(gpt.StagePasses)}
+	x := &pipeline{t: t, model: t.Model}
 	if err := x.model.OpenPipeline(t.stages); err != nil {
 		return nil, err
 	}

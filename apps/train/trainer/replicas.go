@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
 )
@@ -15,9 +16,9 @@ type replicas struct {
 
 func openReplicas(t *Trainer) (_ *replicas, err error) {
 	x, groups := &replicas{s: t.Stream}, t.State.GradGroups()
-	if m, ok := t.Model.(tableModel); ok {
+	if t.State.Cfg.Has(layout.RMSNorms) {
 		last := len(groups) - 1
-		if x.tables, err = openTables(t, m, groups[last:]); err != nil {
+		if x.tables, err = openTables(t, groups[last:]); err != nil {
 			return nil, err
 		}
 		groups = groups[:last]

@@ -6,31 +6,25 @@ import (
 	"lockstep/spmd/parallel"
 )
 
-// tableModel is a model with tables of embeddings. A batch looks up few of their rows.
-type tableModel interface {
-	// RowsFit reports whether the tables' gradients come faster from the rows of all ranks than
-	// from sums of whole tables.
-	RowsFit(rows, ranks int) bool
-}
-
 // tables sums the gradients of the tables over the ranks: the last section's.
 type tables struct {
 	s       *spmd.Stream // of the training
 	c       spmd.Comm
 	state   *gpt.State
-	model   tableModel
+	model   gpt.Passes
 	reducer *parallel.Reducer[float32]
 	seq     int
 	most    int // sequences of a micro-step
 }
 
-func openTables(t *Trainer, m tableModel, grads []spmd.Buffer[float32]) (*tables, error) {
+// openTables is for a model whose embeddings are only looked up: few of their rows by each batch.
+func openTables(t *Trainer, grads []spmd.Buffer[float32]) (*tables, error) {
 	r, err := parallel.NewReducer(t.c, grads, parallel.ReducerConfig{Op: spmd.Sum})
 	if err != nil {
 		return nil, err
 	}
 	t.keep(r.Close)
-	return &tables{s: t.Stream, c: t.c, state: t.State, model: m, reducer: r, seq: t.Seq, most: t.Batch}, nil
+	return &tables{s: t.Stream, c: t.c, state: t.State, model: t.Model, reducer: r, seq: t.Seq, most: t.Batch}, nil
 }
 
 // learn enqueues the passes of a step's last micro-step. others is called for the other sections.

@@ -18,7 +18,7 @@ func openTensor(t *Trainer) (*tensor, error) {
 	if t.State.Cfg.Tensor.Parts() == 1 {
 		return nil, nil
 	}
-	if err := t.Model.(gpt.TensorPasses).ShareLayers(t.parts); err != nil {
+	if err := t.Model.ShareLayers(t.parts); err != nil {
 		return nil, err
 	}
 	return &tensor{s: t.Stream, c: t.parts, state: t.State, byRows: t.State.ByRows()}, nil

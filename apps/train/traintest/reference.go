@@ -55,11 +55,7 @@ func (m *refModel) Batch(tokens, targets []int32, t int, grad map[string][]float
 	m.g = grad
 	for i := 0; i < len(tokens); i += t {
 		m.tape = nil
-		logits := m.modern
-		if m.cfg.Parts == 0 {
-			logits = m.gpt2
-		}
-		loss += classify(logits(tokens[i:i+t]), targets[i:i+t], 1/float64(len(tokens)))
+		loss += classify(m.logits(tokens[i:i+t]), targets[i:i+t], 1/float64(len(tokens)))
 		for k := len(m.tape) - 1; k >= 0; k-- {
 			m.tape[k]()
 		}
@@ -86,48 +82,51 @@ func classify(z *rows, targets []int32, scale float64) (loss float64) {
 	return loss
 }
 
-// gpt2 returns the logits of GPT-2's form.
-func (m *refModel) gpt2(tokens []int32) *rows {
-	C, T := m.cfg.Channels, len(tokens)
-	head, places := C/m.cfg.Heads, make([]int32, T)
-	for t := range places {
-		places[t] = int32(t)
-	}
-	x := m.sum(m.lookUp("wte.weight", tokens), m.lookUp("wpe.weight", places))
-	for l := range m.cfg.Layers {
-		h := fmt.Sprintf("h.%d.", l)
-		qkv := m.linear(m.layerNorm(x, h+"ln_1"), h+"attn.c_attn", 3*C)
-		att := m.attend(m.columns(qkv, 0, C), m.columns(qkv, C, C), m.columns(qkv, 2*C, C), head, T,
-			1/math.Sqrt(float64(head)))
-		x = m.sum(x, m.linear(att, h+"attn.c_proj", C))
-		fc := m.linear(m.layerNorm(x, h+"ln_2"), h+"mlp.c_fc", 4*C)
-		x = m.sum(x, m.linear(m.each(fc, func(v float64) (float64, float64) {
-			k := math.Sqrt(2 / math.Pi)
-			th := math.Tanh(k * (v + 0.044715*v*v*v))
-			return 0.5 * v * (1 + th), 0.5*(1+th) + 0.5*v*(1-th*th)*k*(1+3*0.044715*v*v)
-		}), h+"mlp.c_proj", C))
-	}
-	return m.linear(m.layerNorm(x, "ln_f"), "wte", m.cfg.Vocab)
-}
-
-// modern returns the logits of a modern model.
-func (m *refModel) modern(tokens []int32) *rows {
+// logits returns the logits of a decoder with any parts.
+func (m *refModel) logits(tokens []int32) *rows {
 	cfg := m.cfg
 	L, C, T := cfg.Layers, cfg.Channels, len(tokens)
-	head := C / cfg.Heads
-	x, left := m.norm(m.lookUp("wte.weight", tokens), C), []*rows{}
-	tables := min(3, L/2)
+	head, tables, left := C/cfg.Heads, min(3, L/2), []*rows{}
+	has := func(p layout.Parts) bool { return cfg.Parts&p != 0 }
+	norm := func(x *rows, name string) *rows {
+		if has(layout.RMSNorms) {
+			return m.norm(x, C)
+		}
+		return m.layerNorm(x, name)
+	}
+	x, output, scale := m.lookUp("wte.weight", tokens), "wte", 1/math.Sqrt(float64(head))
+	if has(layout.RMSNorms) {
+		x, output = m.norm(x, C), "head"
+	}
+	if has(layout.Scaled) {
+		scale = 0.12
+	}
+	if !has(layout.Rotary) {
+		places := make([]int32, T)
+		for t := range places {
+			places[t] = int32(t)
+		}
+		x = m.sum(x, m.lookUp("wpe.weight", places))
+	}
+	activation := func(v float64) (float64, float64) {
+		k := math.Sqrt(2 / math.Pi)
+		th := math.Tanh(k * (v + 0.044715*v*v*v))
+		return 0.5 * v * (1 + th), 0.5*(1+th) + 0.5*v*(1-th*th)*k*(1+3*0.044715*v*v)
+	}
+	if has(layout.ReLU2) {
+		activation = func(v float64) (float64, float64) { return max(v, 0) * max(v, 0), 2 * max(v, 0) }
+	}
 	for l := range L {
 		h := fmt.Sprintf("h.%d.", l)
-		if cfg.Parts&layout.Skips != 0 && l >= L-L/2 {
+		if has(layout.Skips) && l >= L-L/2 {
 			x = m.sum(x, m.times(left[L-1-l], h+"skip", 0))
 		}
-		qkv := m.linear(m.norm(x, C), h+"attn.c_attn", 3*C)
+		qkv := m.linear(norm(x, h+"ln_1"), h+"attn.c_attn", 3*C)
 		q, k, v := m.columns(qkv, 0, C), m.columns(qkv, C, C), m.columns(qkv, 2*C, C)
-		if cfg.Parts&layout.NormQK != 0 {
+		if has(layout.NormQK) {
 			q, k = m.norm(q, head), m.norm(k, head)
 		}
-		if cfg.Parts&layout.Values != 0 && (l < tables || l >= L-tables) {
+		if has(layout.Values) && (l < tables || l >= L-tables) {
 			which := l
 			if l >= tables {
 				which = l - (L - tables)
@@ -135,19 +134,19 @@ func (m *refModel) modern(tokens []int32) *rows {
 			table := m.lookUp(fmt.Sprintf("values.%d.weight", which), tokens)
 			v = m.sum(m.times(v, h+"attn.values", 0), m.times(table, h+"attn.values", 1))
 		}
+		if has(layout.Rotary) {
+			q, k = m.turn(q, head), m.turn(k, head)
+		}
 		window := 256
-		if cfg.Parts&layout.Windows == 0 || (L-1-l)%4 == 0 {
+		if !has(layout.Windows) || (L-1-l)%4 == 0 {
 			window = T
 		}
-		att := m.attend(m.turn(q, head), m.turn(k, head), v, head, window, 0.12)
-		x = m.sum(x, m.linear(att, h+"attn.c_proj", C))
-		fc := m.linear(m.norm(x, C), h+"mlp.c_fc", 4*C)
-		x = m.sum(x, m.linear(m.each(fc, func(z float64) (float64, float64) {
-			return max(z, 0) * max(z, 0), 2 * max(z, 0)
-		}), h+"mlp.c_proj", C))
+		x = m.sum(x, m.linear(m.attend(q, k, v, head, window, scale), h+"attn.c_proj", C))
+		fc := m.linear(norm(x, h+"ln_2"), h+"mlp.c_fc", 4*C)
+		x = m.sum(x, m.linear(m.each(fc, activation), h+"mlp.c_proj", C))
 		left = append(left, x)
 	}
-	return m.linear(m.norm(x, C), "head", cfg.Vocab)
+	return m.linear(norm(x, "ln_f"), output, cfg.Vocab)
 }
 
 func (m *refModel) lookUp(name string, tokens []int32) *rows {
