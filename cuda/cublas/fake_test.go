@@ -241,25 +241,25 @@ func fakeRefused(t *testing.T) {
 	} {
 		g := good
 		tc.change(&g)
-		wantError(t, l.Gemm(m.s, &g, p, p, p, nil, 0), tc.want...)
-		wantError(t, h.Gemm(m.s, &g, p, p, p), tc.want...)
+		testkit.Refused(t, l.Gemm(m.s, &g, p, p, p, nil, 0), tc.want...)
+		testkit.Refused(t, h.Gemm(m.s, &g, p, p, p), tc.want...)
 	}
 	half := good
 	half.AB = elem.BFloat16
-	wantError(t, h.Gemm(m.s, &half, p, p, p), "bfloat16")
+	testkit.Refused(t, h.Gemm(m.s, &half, p, p, p), "bfloat16")
 	for i := range 3 {
 		args := [3]ptr{p, p, p}
 		args[i] = nil
-		wantError(t, l.Gemm(m.s, &good, args[0], args[1], args[2], nil, 0), "nil address")
-		wantError(t, h.Gemm(m.s, &good, args[0], args[1], args[2]), "nil address")
-		wantError(t, h.Gemv(m.s, elem.Float32, false, 2, 3, 1, args[0], 3, args[1], 0, args[2]), "nil address")
+		testkit.Refused(t, l.Gemm(m.s, &good, args[0], args[1], args[2], nil, 0), "nil address")
+		testkit.Refused(t, h.Gemm(m.s, &good, args[0], args[1], args[2]), "nil address")
+		testkit.Refused(t, h.Gemv(m.s, elem.Float32, false, 2, 3, 1, args[0], 3, args[1], 0, args[2]), "nil address")
 	}
-	wantError(t, l.Gemm(m.s, &good, p, p, p, nil, 64), "64 bytes")
-	wantError(t, l.Gemm(m.s, &good, p, p, p, p, -1), "-1 bytes")
-	wantError(t, h.SetWorkspace(nil, 64), "64 bytes")
-	wantError(t, h.Gemv(m.s, elem.Float16, false, 2, 3, 1, p, 3, p, 0, p), "float16")
-	wantError(t, h.Gemv(m.s, elem.Float32, false, 2, 3, 1, p, 2, p, 0, p), "A(2, 3)", "stride of 2")
-	wantError(t, h.Gemv(m.s, elem.Float32, false, -2, 3, 1, p, 3, p, 0, p), "A(-2, 3)")
+	testkit.Refused(t, l.Gemm(m.s, &good, p, p, p, nil, 64), "64 bytes")
+	testkit.Refused(t, l.Gemm(m.s, &good, p, p, p, p, -1), "-1 bytes")
+	testkit.Refused(t, h.SetWorkspace(nil, 64), "64 bytes")
+	testkit.Refused(t, h.Gemv(m.s, elem.Float16, false, 2, 3, 1, p, 3, p, 0, p), "float16")
+	testkit.Refused(t, h.Gemv(m.s, elem.Float32, false, 2, 3, 1, p, 2, p, 0, p), "A(2, 3)", "stride of 2")
+	testkit.Refused(t, h.Gemv(m.s, elem.Float32, false, -2, 3, 1, p, 3, p, 0, p), "A(-2, 3)")
 	for _, fn := range []string{"cublasLtMatmul", "cublasSgemm_v2", "cublasSgemv_v2", "cublasSetWorkspace_v2"} {
 		if got := lines(fn); len(got) > 0 {
 			t.Errorf("called: %q", got)
@@ -334,7 +334,7 @@ func fakeStatuses(t *testing.T) {
 			t.Errorf("%s: %v", tc.fn, err)
 			continue
 		}
-		wantError(t, err, "CUBLAS_STATUS_INTERNAL_ERROR")
+		testkit.Refused(t, err, "CUBLAS_STATUS_INTERNAL_ERROR")
 		if err := tc.call(); err != nil {
 			t.Errorf("%s, afterwards: %v", tc.fn, err)
 		}
@@ -346,7 +346,7 @@ func fakeStatuses(t *testing.T) {
 	if !errors.Is(err, ErrNotSupported) {
 		t.Errorf("%v", err)
 	}
-	wantError(t, err, "cublasLtMatmulAlgoGetHeuristic", "CUBLAS_STATUS_NOT_SUPPORTED", "float16 C(2, 3)")
+	testkit.Refused(t, err, "cublasLtMatmulAlgoGetHeuristic", "CUBLAS_STATUS_NOT_SUPPORTED", "float16 C(2, 3)")
 }
 
 // A context that cannot be made current is the driver's failure, not the library's.
@@ -439,7 +439,7 @@ func TestFakeWithout64Bits(t *testing.T) {
 		m := newMachine(t)
 		h := m.open()
 		for _, err := range wideCalls(m, h) {
-			wantError(t, err, "32 bits", "4294967296")
+			testkit.Refused(t, err, "32 bits", "4294967296")
 		}
 		m.table(plainPairs, [][3]int{{3, 5, 7}}, h.Gemm)
 	}, testkit.WithoutSymbols("cublasSgemm_v2_64", "cublasDgeam_64")...)
@@ -450,18 +450,18 @@ func TestFakeMissingSymbols(t *testing.T) {
 		m := newMachine(t)
 		for range 2 {
 			_, err := OpenLt(m.d)
-			wantError(t, err, "libcublasLt.so.13", "cublasLtMatmulAlgoGetHeuristic")
+			testkit.Refused(t, err, "libcublasLt.so.13", "cublasLtMatmulAlgoGetHeuristic")
 			_, err = Open(m.d)
-			wantError(t, err, "libcublas.so.13", "cublasSgemv_v2")
+			testkit.Refused(t, err, "libcublas.so.13", "cublasSgemv_v2")
 		}
 	}, testkit.WithoutSymbols("cublasLtMatmulAlgoGetHeuristic", "cublasSgemv_v2")...)
 }
 
 func TestWithoutLibraries(t *testing.T) {
 	_, err := openLtLibrary([]string{"libcublasLt-nowhere.so.1"})
-	wantError(t, err, "libcublasLt-nowhere.so.1")
+	testkit.Refused(t, err, "libcublasLt-nowhere.so.1")
 	_, err = openLibrary([]string{"libcublas-nowhere.so.1"})
-	wantError(t, err, "libcublas-nowhere.so.1")
+	testkit.Refused(t, err, "libcublas-nowhere.so.1")
 }
 
 func TestResultNames(t *testing.T) {

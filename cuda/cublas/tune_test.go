@@ -78,11 +78,11 @@ func fakeTune(t *testing.T) {
 	}
 	t.Setenv("FAKECUBLAS_SLOW", "-1,-1")
 	_, _, err = l.Tune(m.s, l.Shapes()[1], time.Second)
-	wantError(t, err, "no algorithm")
+	testkit.Refused(t, err, "no algorithm")
 	t.Setenv("FAKECUBLAS_SLOW", "")
 
-	wantError(t, l.Choose(shapes[0], Choice{Workspace: 1001}), "workspace of 1001")
-	wantError(t, l.Choose(Shape{}, Choice{}), "no product")
+	testkit.Refused(t, l.Choose(shapes[0], Choice{Workspace: 1001}), "workspace of 1001")
+	testkit.Refused(t, l.Choose(Shape{}, Choice{}), "no product")
 	t.Setenv("FAKECUDA_MEMORY", "1000")
 	t.Setenv("FAKECUDA_FAIL", "cuMemAlloc_v2=2")
 	if _, _, err := l.Tune(m.s, shapes[0], time.Second); !errors.Is(err, cuda.ErrOutOfMemory) {

@@ -2,7 +2,6 @@ package cufft
 
 import (
 	"path/filepath"
-	"strings"
 	"testing"
 	"unsafe"
 
@@ -22,15 +21,6 @@ func fake(t *testing.T, body func(t *testing.T), flags ...string) {
 
 var must = testkit.Must
 
-func refused(t *testing.T, err error, want ...string) {
-	t.Helper()
-	for _, text := range want {
-		if err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%v, want %q", err, text)
-		}
-	}
-}
-
 // A plan is made with its sizes, told of its memory and its stream, and closed. Each failure names
 // its call.
 func TestFake(t *testing.T) {
@@ -49,7 +39,7 @@ func TestFake(t *testing.T) {
 			t.Errorf("it asks for %d bytes", p.Workspace())
 		}
 		work := unsafe.Add(memory, 1024)
-		refused(t, p.Run(s, memory, memory, nil, Forward), "cufftExecC2C", "CUFFT_NO_WORKSPACE")
+		testkit.Refused(t, p.Run(s, memory, memory, nil, Forward), "cufftExecC2C", "CUFFT_NO_WORKSPACE")
 		must(t, p.Run(s, memory, memory, work, Forward))
 		must(t, s.Synchronize())
 		want := []complex64{1, 1, 1, 1, 8 + 2i, 0 + 4i, 0 - 2i, -4 - 4i}
@@ -63,17 +53,17 @@ func TestFake(t *testing.T) {
 			t.Errorf("there and back an element is %v", x[6])
 		}
 		t.Setenv("FAKECUFFT_FAIL", "cufftExecC2C")
-		refused(t, p.Run(s, memory, memory, work, Inverse), "cufftExecC2C: CUFFT_EXEC_FAILED")
+		testkit.Refused(t, p.Run(s, memory, memory, work, Inverse), "cufftExecC2C: CUFFT_EXEC_FAILED")
 		must(t, p.Close())
 		must(t, p.Close())
-		refused(t, p.Run(s, memory, memory, work, Inverse), "closed")
+		testkit.Refused(t, p.Run(s, memory, memory, work, Inverse), "closed")
 		for _, call := range []string{"cufftCreate", "cufftMakePlanMany64"} {
 			t.Setenv("FAKECUFFT_FAIL", call)
 			_, err = Open(d, C2C, []int{4}, 2)
-			refused(t, err, call+": CUFFT_EXEC_FAILED")
+			testkit.Refused(t, err, call+": CUFFT_EXEC_FAILED")
 		}
 		_, err = Open(d, Kind(1), []int{4}, 2)
-		refused(t, err, "cufftMakePlanMany64: CUFFT_INVALID_VALUE")
+		testkit.Refused(t, err, "cufftMakePlanMany64: CUFFT_INVALID_VALUE")
 	})
 }
 
@@ -82,7 +72,7 @@ func TestMissing(t *testing.T) {
 		d, err := cuda.Open(0)
 		must(t, err)
 		_, err = Open(d, C2C, []int{4}, 1)
-		refused(t, err, "cuFFT cannot be used", "cufftExecZ2D")
+		testkit.Refused(t, err, "cuFFT cannot be used", "cufftExecZ2D")
 	}, "-DWITHOUT_Z2D")
-	refused(t, openLibrary([]string{"libcufft-nowhere.so.1"}), "libcufft-nowhere.so.1")
+	testkit.Refused(t, openLibrary([]string{"libcufft-nowhere.so.1"}), "libcufft-nowhere.so.1")
 }

@@ -117,9 +117,10 @@ func IsAt(part, p unsafe.Pointer, i int, t Type) bool {
 	return uintptr(part)-uintptr(p) == uintptr(i*t.Size())
 }
 
-// Of returns the Type of T. It does not allocate. For most types it is a constant to the compiler,
-// which knows T's size and arithmetic. A switch over types would jump at run time.
-func Of[T Stored]() Type {
+// Of returns the Type that has the layout of T. It does not allocate. For most types it is a
+// constant to the compiler, which knows T's size and arithmetic. A switch over types would jump at
+// run time.
+func Of[T Number]() Type {
 	var z T
 	t := Type(unsafe.Sizeof(z) / 2) // Int8, Int32 or Int64
 	switch {
@@ -139,19 +140,18 @@ func Of[T Stored]() Type {
 }
 
 // alike is Of for types that share size and arithmetic.
-func alike[T Stored](z T) Type {
+func alike[T Number](z T) Type {
 	switch any(z).(type) {
-	case uint8:
-		return Uint8
+	case BF16:
+		return BFloat16
+	case F16:
+		return Float16
 	case F8E4M3:
 		return Float8E4M3
 	case F8E5M2:
 		return Float8E5M2
-	case F16:
-		return Float16
-	default: // the constraint leaves only BF16
-		return BFloat16
 	}
+	return Uint8
 }
 
 // Number is the set of types that are reduced in the memory of the host. Ordered is the set of its
@@ -164,34 +164,6 @@ type (
 		~int8 | ~uint8 | ~int32 | ~uint32 | ~int64 | ~uint64 | F16 | BF16 | ~float32 | ~float64 | ~int | ~uint
 	}
 )
-
-// TypeOf returns the Type that has the layout of T. Floats of 8 bits, which no call takes,
-// are themselves.
-func TypeOf[T Number]() Type {
-	var z T
-	switch any(z).(type) {
-	case F16:
-		return Float16
-	case BF16:
-		return BFloat16
-	case F8E4M3:
-		return Float8E4M3
-	case F8E5M2:
-		return Float8E5M2
-	}
-	t := Type(unsafe.Sizeof(z) / 2) // Int8, Int32 or Int64
-	switch {
-	case (z+1)/2 != 0:
-		digits := (z + 125) * 125 * 125 * 125 // more than 24 bits hold
-		if t > Int64 || t == Int64 && digits+1-digits != 1 {
-			return Complex64 + t/8
-		}
-		t = Float32 + t/4
-	case (z-1)/2 != 0: // as it would be of -1
-		t++ // unsigned
-	}
-	return t
-}
 
 // Op is a reduction over the ranks of a communicator, element by element.
 //

@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -71,5 +72,15 @@ func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Refused fails the test unless err is an error that says each of want.
+func Refused(t testing.TB, err error, want ...string) {
+	t.Helper()
+	for _, text := range want {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("error %v, want %q in it", err, text)
+		}
 	}
 }

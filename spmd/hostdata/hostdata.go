@@ -44,12 +44,12 @@ const (
 // Source: mpi.h, MPI_Allreduce.
 func AllReduce[T Number](c spmd.Comm, x T, op spmd.Op) (T, error) {
 	in := inside(c)
-	p, err := in.EnterHost("hostdata.AllReduce", coll.AllReduce, 0, elem.TypeOf[T](), op, 16)
+	p, err := in.EnterHost("hostdata.AllReduce", coll.AllReduce, 0, elem.Of[T](), op, 16)
 	if err != nil {
 		return x, err
 	}
 	*(*T)(p) = x
-	err = in.MakeHost(coll.Call{Kind: coll.AllReduce, Type: elem.TypeOf[T](), Op: op, N: 1, Dst: p, Src: p})
+	err = in.MakeHost(coll.Call{Kind: coll.AllReduce, Type: elem.Of[T](), Op: op, N: 1, Dst: p, Src: p})
 	x = *(*T)(p)
 	in.LeaveHost()
 	return x, err
@@ -112,14 +112,14 @@ func MaxLoc[T Ordered](c spmd.Comm, x T) (greatest T, rank int, err error) {
 func locate[T Ordered](c spmd.Comm, op string, x T, o elem.Op) (T, int, error) {
 	in := inside(c)
 	size := int(unsafe.Sizeof(x))
-	p, err := in.EnterHost(op, coll.AllGather, 0, elem.TypeOf[T](), o, (c.Size()+1)*size)
+	p, err := in.EnterHost(op, coll.AllGather, 0, elem.Of[T](), o, (c.Size()+1)*size)
 	if err != nil {
 		return x, 0, err
 	}
 	all := unsafe.Slice((*T)(p), c.Size()+1)
 	mine := &all[c.Size()]
 	*mine = x
-	err = in.MakeHost(coll.Call{Kind: coll.AllGather, Type: elem.TypeOf[T](), N: 1, Dst: p, Src: unsafe.Pointer(mine)})
+	err = in.MakeHost(coll.Call{Kind: coll.AllGather, Type: elem.Of[T](), N: 1, Dst: p, Src: unsafe.Pointer(mine)})
 	at := 0
 	for r, v := range all[:c.Size()] {
 		if o == elem.Min && before(v, all[at]) || o == elem.Max && before(all[at], v) && !isNaN(all[at]) ||

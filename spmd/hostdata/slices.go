@@ -31,7 +31,7 @@ func ReduceSlice[T Number](c spmd.Comm, dst, src []T, op spmd.Op, root int) erro
 
 // reduce makes a reduction of slices.
 func reduce[T Number](c spmd.Comm, name string, kind coll.Kind, dst, src []T, op spmd.Op, root int) error {
-	t := elem.TypeOf[T]()
+	t := elem.Of[T]()
 	to, from := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src))
 	switch {
 	case (kind == coll.AllReduce || c.Rank() == root) && len(dst) != len(src):
@@ -56,7 +56,7 @@ func reduce[T Number](c spmd.Comm, name string, kind coll.Kind, dst, src []T, op
 // Up to 4 KiB the question and the numbers are one message: it costs what AllReduceSlice does.
 // Longer numbers are not sent if no rank has anything.
 func AllReduceIf[T Number](c spmd.Comm, have bool, dst, src []T, op spmd.Op) (any bool, err error) {
-	t := elem.TypeOf[T]()
+	t := elem.Of[T]()
 	size := t.Size()
 	n := len(dst)
 	to, from := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src))
@@ -168,7 +168,7 @@ func ScatterSlice[T Number](c spmd.Comm, dst, src []T, root int) error {
 
 // move makes a call that moves n elements from or to each rank.
 func move[T Number](c spmd.Comm, name string, kind coll.Kind, n int, dst, src []T, root int) error {
-	t := elem.TypeOf[T]()
+	t := elem.Of[T]()
 	call := coll.Call{Kind: kind, Type: t, Root: int32(root), N: n,
 		Dst: unsafe.Pointer(unsafe.SliceData(dst)), Src: unsafe.Pointer(unsafe.SliceData(src))}
 	if exec.Overlap(call.Dst, len(dst)*t.Size(), call.Src, len(src)*t.Size()) && !call.InPlace(c.Rank()) {

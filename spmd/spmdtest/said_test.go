@@ -1,8 +1,9 @@
 package spmdtest
 
 import (
-	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // Of what a failed program writes its own words are left, but for a rank that a signal has ended.
@@ -33,10 +34,7 @@ func TestResult(t *testing.T) {
 		t.Errorf("%v, %+v", err, r)
 	}
 	e = Ended{Status: 2, Stdout: "{\"step\":1}\n", Stderr: "app: unknown flag"}
-	if err := e.Result(&r); err == nil || !strings.Contains(err.Error(), "status 2") ||
-		!strings.Contains(err.Error(), "app: unknown flag") {
-		t.Error(err)
-	}
+	testkit.Refused(t, e.Result(&r), "status 2", "app: unknown flag")
 	e.Stdout = "{\"summary\":true,\"points\":\"many\"}\n"
 	if err := e.Result(&r); err == nil {
 		t.Error("a text is a number of points")

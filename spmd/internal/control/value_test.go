@@ -113,7 +113,5 @@ func TestValuesRefused(t *testing.T) {
 		t.Error(err)
 	}
 	message := Encode(&n)
-	if err := Decode(message[:len(message)-1], 3, &n); err == nil || !strings.Contains(err.Error(), "too short") {
-		t.Error(err)
-	}
+	testkit.Refused(t, Decode(message[:len(message)-1], 3, &n), "too short")
 }

@@ -145,9 +145,7 @@ func TestRefused(t *testing.T) {
 	}
 	t.Setenv("CXX", "no-such-compiler")
 	_, err = Emulate(t.TempDir(), EmulatedSource{Text: source})
-	if err == nil || !strings.Contains(err.Error(), "needs a C++ compiler, no-such-compiler or what CXX names") {
-		t.Errorf("no compiler: %v", err)
-	}
+	testkit.Refused(t, err, "needs a C++ compiler, no-such-compiler or what CXX names")
 }
 
 // The parameters of a kernel are known without a look at its body.

@@ -151,9 +151,7 @@ func TestFailure(t *testing.T) {
 	}
 	c := newQueueOf(t, d, "c")
 	do(t, c, func() error { panic("help") })
-	if err := c.End().Wait(); err == nil || !strings.Contains(err.Error(), "panic: help") {
-		t.Errorf("a panic ends as %v", err)
-	}
+	testkit.Refused(t, c.End().Wait(), "panic: help")
 	if n := len(*failures); n != 3 || !errors.Is((*failures)[0], broken) {
 		t.Errorf("told of %v", *failures)
 	}
