@@ -20,7 +20,7 @@ const (
 )
 
 // version changes with the output of Generate for the same kernels.
-const version = 10
+const version = 11
 
 // Sum is over declarations with their lines, which reports name, and the text of the file behind
 // the line of the sum.

@@ -116,7 +116,7 @@ func namedRows(t *testing.T, env ...string) map[string]row {
 	for what, want := range map[string]row{
 		"Gemm 16x16x16 bfloat16 B^T": {Count: 2 + namedReplays, Bytes: (2 + namedReplays) * 3 * 512},
 		"Gemm 8x8x8 bfloat16":        {Count: 1, Bytes: 4 * 128}, // C is read, too
-		"axpy_float32":               {Count: 1 + namedReplays, Bytes: (1 + namedReplays) * 2 * 2000},
+		"axpy<float>":                {Count: 1 + namedReplays, Bytes: (1 + namedReplays) * 2 * 2000},
 		"Copy":                       {Count: namedReplays, Bytes: namedReplays * 512},
 	} {
 		if r := rows[what]; r.Count != want.Count || r.Bytes != want.Bytes || r.Seconds <= 0 || r.Share <= 0 {

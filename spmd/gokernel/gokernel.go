@@ -161,11 +161,29 @@ type Kernel struct {
 	others *spmd.Kernel
 }
 
-// New declares a kernel. source has its fast form in CUDA under name_, and that for all arguments
-// under name_any. host computes the indices from lo to hi-1, of two or three in the order of rows.
-func New(name, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *Kernel {
+// New declares a kernel. source has it as a template name_ over types, and over the type of indices
+// behind them. host computes the indices from lo to hi-1, of two or three in the order of rows.
+func New(name, types, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *Kernel {
 	run := func(a spmd.Args) error { return shape.run(a, host) }
-	return &Kernel{name, shape, declare(name+"_", source, &shape, run), declare(name+"_any", source, &shape, run)}
+	fast, others := forms(name, types, source, &shape, run)
+	return &Kernel{title(name, types), shape, fast, others}
+}
+
+// forms declares both forms.
+func forms(name, types, source string, shape *Shape, run func(spmd.Args) error) (fast, others *spmd.Kernel) {
+	any := "int64_t"
+	if types != "" {
+		any = types + ", " + any
+	}
+	return declare(name+"_<"+types+">", source, shape, run), declare(name+"_<"+any+">", source, shape, run)
+}
+
+// title is how users see a kernel.
+func title(name, types string) string {
+	if types != "" {
+		name += "<" + types + ">"
+	}
+	return name
 }
 
 // Instance is the kernel that a generic function is for one type.

@@ -401,7 +401,7 @@ func TestRefused(t *testing.T) {
 		x, one := of(t, w, make([]float64, 4)), of(t, w, make([]float64, 1))
 		for what, err := range map[string]error{
 			"language_test.go:":                         launchAxpy(s, -1, x, 1, x),
-			"Launch of axpy_float64: [-1] indices":      launchAxpy(s, -1, x, 1, x),
+			"Launch of axpy<double>: [-1] indices":      launchAxpy(s, -1, x, 1, x),
 			"a buffer of 4 float64 where it has a poin": launchUpdate(s, one, 4, x, x, x, x, x, one),
 			"Launch of heat: [2 -3 1] indices": launchHeat(s, 2, -3, 1, spmd.Buffer[float32]{},
 				spmd.Buffer[float32]{}, 1, 1, 1, 0),

@@ -40,27 +40,27 @@ type Reduction[T Number] struct {
 	library      *library.Function
 }
 
-// NewReduction declares a kernel. source has it as for New, and under name_parts the reduction of
-// the blocks' parts. host enters its results for the indices from lo to hi-1 in acc, the result of
+// NewReduction declares a kernel. source has it as for New, and as name_parts the reduction of the
+// blocks' parts. host enters its results for the indices from lo to hi-1 in acc, the result of
 // lo+i in place i modulo Lanes.
 func NewReduction[T Number](
-	name, source string, shape Shape, op Op, host func(a spmd.Args, lo, hi int, acc *[Lanes]T),
+	name, types, source string, shape Shape, op Op, host func(a spmd.Args, lo, hi int, acc *[Lanes]T),
 ) *Reduction[T] {
-	r := &Reduction[T]{name: name, shape: shape, op: op, host: host}
+	r := &Reduction[T]{name: title(name, types), shape: shape, op: op, host: host}
 	run := func(a spmd.Args) error { return r.onHost(a) }
-	r.fast, r.others, r.parts = declare(name+"_", source, &shape, run), declare(name+"_any", source, &shape, run),
-		declare(name+"_parts", source, &shape, run)
-	r.library = library.New(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels().Writes(shape.Written).
-		Describe(func(a spmd.Args) (string, int) { return name, a.EachOnce(shape.Dims) })
+	r.fast, r.others = forms(name, types, source, &shape, run)
+	r.parts = declare(name+"_parts<"+types+">", source, &shape, run)
+	r.library = library.New(r.name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels().Writes(shape.Written).
+		Describe(func(a spmd.Args) (string, int) { return r.name, a.EachOnce(shape.Dims) })
 	return r
 }
 
 // NewReductionBy declares a kernel whose results are reduced by a function. host sets those places
 // of acc that it enters first.
 func NewReductionBy[T Number](
-	name, source string, shape Shape, by func(a, b T) T, host func(a spmd.Args, lo, hi int, acc *[Lanes]T),
+	name, types, source string, shape Shape, by func(a, b T) T, host func(a spmd.Args, lo, hi int, acc *[Lanes]T),
 ) *Reduction[T] {
-	r := NewReduction(name, source, shape, By, host)
+	r := NewReduction(name, types, source, shape, By, host)
 	r.by = by
 	return r
 }

@@ -93,6 +93,14 @@ template <typename T, typename I> struct slice {
 #endif
 };
 
+// ptr is how an entry takes memory. Without overlaps, where I has 32 bits, no other pointer leads to it.
+template <typename I, typename T> struct pointer { typedef T *type; };
+template <typename T> struct pointer<uint32_t, T> { typedef T *__restrict__ type; };
+template <typename I, typename T> using ptr = typename pointer<I, T>::type;
+
+// narrow is a number from which addresses are computed.
+template <typename I> SPMD_FN int64_t narrow(int64_t n) { return sizeof(I) == 4 ? (int32_t)n : n; }
+
 // one is a slice of which a thread has the element of its index.
 template <typename T> struct one {
 	T *p;
@@ -144,6 +152,11 @@ template <typename T, typename I, bool READ, bool WRITTEN> struct used {
 template <bool READ, bool WRITTEN, typename T, typename I> SPMD_FN used<T, I, READ, WRITTEN> use(const slice<T, I> &x) {
 	return {x};
 }
+
+// largest has the size of the largest element of used slices, but at least AT_LEAST.
+template <int AT_LEAST, typename... U> struct largest { enum { size = AT_LEAST }; };
+template <int AT_LEAST, typename T, typename I, bool READ, bool WRITTEN, typename... U>
+struct largest<AT_LEAST, used<T, I, READ, WRITTEN>, U...> : largest<(AT_LEAST < sizeof(T) ? sizeof(T) : AT_LEAST), U...> {};
 
 template <int V> SPMD_FN bool all_fit(int64_t) { return true; }
 template <int V, typename U, typename... R> SPMD_FN bool all_fit(int64_t n, const U &u, const R &...rest) {
@@ -204,6 +217,7 @@ template <typename T> SPMD_FN T rem(T a, T b) {
 	divides(b);
 	return (T)-1 < (T)0 && b == (T)-1 ? (T)0 : (T)(a % b);
 }
+template <typename T> SPMD_FN T neg(T a) { return sub<T>(0, a); }
 template <typename T> SPMD_FN T bits_and(T a, T b) { return (T)(a & b); }
 template <typename T> SPMD_FN T bits_or(T a, T b) { return (T)(a | b); }
 template <typename T> SPMD_FN T bits_xor(T a, T b) { return (T)(a ^ b); }
@@ -259,6 +273,23 @@ SPMD_FN double math_max(double a, double b) { return is_inf(a, 1) || is_inf(b, 1
 
 namespace spmd {
 
+// The arithmetic of other numbers than integers, for functions of several types.
+#define SPMD_ARITHMETIC(T)                                                             \
+	template <> __device__ __forceinline__ T add(T a, T b) { return a + b; }           \
+	template <> __device__ __forceinline__ T sub(T a, T b) { return a - b; }           \
+	template <> __device__ __forceinline__ T mul(T a, T b) { return a * b; }           \
+	template <> __device__ __forceinline__ T quo(T a, T b) { return a / b; }           \
+	template <> __device__ __forceinline__ T neg(T a) { return -a; }
+SPMD_ARITHMETIC(float)
+SPMD_ARITHMETIC(double)
+SPMD_ARITHMETIC(complex<float>)
+SPMD_ARITHMETIC(complex<double>)
+
+// wrapping is a number that += and -= may change, of which an integer wraps around.
+template <typename T> SPMD_FN T &wrapping(T &x) { return x; }
+SPMD_FN uint32_t &wrapping(int32_t &x) { return (uint32_t &)x; }
+SPMD_FN uint64_t &wrapping(int64_t &x) { return (uint64_t &)x; }
+
 // Bits.
 template <typename T> SPMD_FN int64_t ones(T x) { return __popcll((uint64_t)x); }
 template <typename T> SPMD_FN int64_t bit_len(T x) { return 64 - __clzll((long long)(uint64_t)x); }
@@ -307,9 +338,9 @@ enum { THREADS = 256, LANES = 256 };
 // whole says whether a block, this one, has EACH indices for every thread.
 template <int EACH> SPMD_FN bool whole(int64_t n, int64_t block) { return (block + 1) * (EACH * THREADS) <= n; }
 
-// each1 calls f for every index below n, EACH indices by a thread. Blocks whose indices all exist
+// part calls f for the indices of a block among n, EACH by a thread. Blocks whose indices all exist
 // have no test between them, so that the loads of all can be under way.
-template <int EACH, typename F> SPMD_FN void each1(int64_t n, F f, int64_t block) {
+template <int EACH, typename F> SPMD_FN void part(int64_t n, F f, int64_t block) {
 	int64_t first = block * (EACH * THREADS) + threadIdx.x;
 	if (whole<EACH>(n, block)) {
 #pragma unroll 4
@@ -322,14 +353,20 @@ template <int EACH, typename F> SPMD_FN void each1(int64_t n, F f, int64_t block
 	}
 }
 
-// each_wide is each1 for slices of which f uses the element of its index alone. Blocks whose indices
+// The first argument of each1 to each_wide has the type of indices: uint32_t for the form with a
+// block for all indices, where a thread takes EACH, and int64_t for that of one, which loops over
+// what a grid cannot hold.
+template <int EACH, typename F> SPMD_FN void each1(uint32_t, int64_t n, F f) { part<EACH>(n, f, blockIdx.x); }
+template <int EACH, typename F> SPMD_FN void each1(int64_t, int64_t n, F f) { part<1>(n, f, blockIdx.x); }
+
+// wide_part is part for slices of which f uses the element of its index alone. Blocks whose indices
 // all exist move V elements at a time: each thread has PACKS times V neighbours, all of which are
 // loaded before the first is used.
 template <int V, int PACKS, typename F, typename... U>
-SPMD_FN void each_wide(int64_t n, int64_t block, F f, const U &...u) {
+SPMD_FN void wide_part(int64_t n, int64_t block, F f, const U &...u) {
 	const int64_t step = V * THREADS, first = block * (PACKS * step) + threadIdx.x * V;
 	if (!whole<V * PACKS>(n, block) || !all_fit<V>(n, u...)) {
-		each1<V * PACKS>(n, [&](int64_t i) { f(i, u.x...); }, block);
+		part<V * PACKS>(n, [&](int64_t i) { f(i, u.x...); }, block);
 		return;
 	}
 	auto call = [&](held_all<V, U...> &held, int64_t i) {
@@ -349,26 +386,24 @@ SPMD_FN void each_wide(int64_t n, int64_t block, F f, const U &...u) {
 	}
 }
 
-// each2 and each3 have a thread for each pair or triple of indices, the last index along x; blocks
-// loop over what a grid cannot hold.
-template <typename F> SPMD_FN void each2(int64_t ni, int64_t nj, F f) {
-	int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-	if (j >= nj) return;
-	for (int64_t i = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; i < ni;
-		i += (int64_t)gridDim.y * blockDim.y) f(i, j);
-}
-
-template <typename F> SPMD_FN void each3(int64_t ni, int64_t nj, int64_t nk, F f) {
-	int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-	if (k >= nk) return;
-	for (int64_t i = blockIdx.z; i < ni; i += gridDim.z) {
-		for (int64_t j = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; j < nj;
-			j += (int64_t)gridDim.y * blockDim.y) f(i, j, k);
+// With LOOPS a grid need not have a block for all indices.
+template <int PACKS, bool LOOPS, typename F, typename... U>
+SPMD_FN void each_wide(uint32_t, int64_t n, F f, const U &...u) {
+	const int V = 16 / largest<1, U...>::size;
+	if (LOOPS) {
+		for (int64_t block = blockIdx.x; block * (V * PACKS * THREADS) < n; block += gridDim.x)
+			wide_part<V, PACKS>(n, block, f, u...);
+	} else {
+		wide_part<V, PACKS>(n, blockIdx.x, f, u...);
 	}
 }
+template <int PACKS, bool LOOPS, typename F, typename... U>
+SPMD_FN void each_wide(int64_t, int64_t n, F f, const U &...u) {
+	part<1>(n, [&](int64_t i) { f(i, u.x...); }, blockIdx.x);
+}
 
-// grid2 and grid3 are each2 and each3 for grids with a block for all indices, which 32 bits hold. A
-// thread takes EACH indices of the last but one, as a thread of each1 does of its only one.
+// each2 and each3 have a thread for each pair or triple of indices, the last index along x, or for
+// EACH of the last but one.
 template <int EACH, typename F> SPMD_FN void rows(int n, F f) {
 	int first = blockIdx.y * (EACH * blockDim.y) + threadIdx.y;
 	if (first - threadIdx.y + EACH * blockDim.y <= n) {
@@ -381,15 +416,27 @@ template <int EACH, typename F> SPMD_FN void rows(int n, F f) {
 		}
 	}
 }
-
-template <int EACH, typename F> SPMD_FN void grid2(int64_t ni, int64_t nj, F f) {
+template <int EACH, typename F> SPMD_FN void each2(uint32_t, int64_t ni, int64_t nj, F f) {
 	int j = blockIdx.x * blockDim.x + threadIdx.x;
 	if (j < (int)nj) rows<EACH>((int)ni, [&](int i) { f(i, j); });
 }
-
-template <int EACH, typename F> SPMD_FN void grid3(int64_t nj, int64_t nk, F f) {
+template <int EACH, typename F> SPMD_FN void each3(uint32_t, int64_t, int64_t nj, int64_t nk, F f) {
 	int k = blockIdx.x * blockDim.x + threadIdx.x;
 	if (k < (int)nk) rows<EACH>((int)nj, [&](int j) { f((int)blockIdx.z, j, k); });
+}
+template <int EACH, typename F> SPMD_FN void each2(int64_t, int64_t ni, int64_t nj, F f) {
+	int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+	if (j >= nj) return;
+	for (int64_t i = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; i < ni;
+		i += (int64_t)gridDim.y * blockDim.y) f(i, j);
+}
+template <int EACH, typename F> SPMD_FN void each3(int64_t, int64_t ni, int64_t nj, int64_t nk, F f) {
+	int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+	if (k >= nk) return;
+	for (int64_t i = blockIdx.z; i < ni; i += gridDim.z) {
+		for (int64_t j = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; j < nj;
+			j += (int64_t)gridDim.y * blockDim.y) f(i, j, k);
+	}
 }
 
 } // namespace spmd

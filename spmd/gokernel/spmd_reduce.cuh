@@ -83,12 +83,13 @@ template <typename T, typename Op> SPMD_FN T block_reduce(T v) {
 	return v;
 }
 
-// reduce sets to[blockIdx.x] to the result of f over the block's share of n indices. A thread takes
+// reduce1 sets to[blockIdx.x] to the result of f over the block's share of n indices. A thread takes
 // W neighbours of every 256 times W. It loads the elements of DEEP such packs before it uses the
 // first.
-template <typename T, typename Op, int W, int DEEP, typename I, typename F,
-	typename... U> SPMD_FN void reduce(T *to, int64_t n, F f, const U &...u) {
-	const int step = LANES * W;
+template <typename Op, typename I, typename T, typename F, typename... U>
+SPMD_FN void reduce1(T *to, int64_t n, F f, const U &...u) {
+	const int USED = sizeof...(U), W = USED ? 16 / largest<2, U...>::size : 1;
+	const int DEEP = W == 1 || W > 4 ? 1 : USED > 4 ? 1 : 4 / (USED ? USED : 1), step = LANES * W;
 	int64_t first = share(n) * blockIdx.x, end = first + share(n);
 	if (end > n) end = n;
 	typename Op::acc v = Op::none();
@@ -127,8 +128,24 @@ template <typename T, typename Op, int W, int DEEP, typename I, typename F,
 	if (threadIdx.x == 0) to[blockIdx.x] = Op::result(v);
 }
 
+// reduce2 and reduce3 are reduce1 over pairs and triples of indices.
+template <typename Op, typename I, typename T, typename F>
+SPMD_FN void reduce2(T *to, int64_t ni, int64_t nj, F f) {
+	reduce1<Op, I>(to, ni * nj, [&](int64_t at) {
+		I row = (I)at / (I)nj;
+		return f((int64_t)row, (int64_t)((I)at - row * (I)nj));
+	});
+}
+template <typename Op, typename I, typename T, typename F>
+SPMD_FN void reduce3(T *to, int64_t ni, int64_t nj, int64_t nk, F f) {
+	reduce1<Op, I>(to, ni * nj * nk, [&](int64_t at) {
+		I row = (I)at / (I)nk, plane = row / (I)nj;
+		return f((int64_t)plane, (int64_t)(row - plane * (I)nj), (int64_t)((I)at - row * (I)nk));
+	});
+}
+
 // reduce_parts sets *to to the result over n parts, in one block.
-template <typename T, typename Op> SPMD_FN void reduce_parts(T *to, const T *part, int64_t n) {
+template <typename Op, typename T> SPMD_FN void reduce_parts(T *to, const T *part, int64_t n) {
 	typename Op::acc v = Op::none();
 #pragma unroll 4
 	for (int64_t i = threadIdx.x; i < n; i += LANES) v = Op::with(v, part[i]);

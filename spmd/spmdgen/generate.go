@@ -2,9 +2,7 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"go/ast"
-	"go/token"
 	"go/types"
 	"os"
 	"path/filepath"
@@ -26,7 +24,8 @@ type unit struct {
 type kernel struct {
 	fn       *types.Func
 	decl     *ast.FuncDecl
-	name     string // in CUDA, where the fast form has a _ behind it
+	symbol   string // in CUDA, where entries have a _ behind it
+	types    string // the instance there, if the instances are one template
 	dims     int
 	args     []types.Type // of its type parameter
 	params   []param
@@ -62,6 +61,11 @@ const (
 	pointer
 	structure
 )
+
+// loopWord is in the comment of a kernel that mostly does nothing. The blocks of its fast form take
+// several parts of the indices, one after the other: to begin a block for each part would take
+// longer than all else.
+const loopWord = "loop"
 
 // indices are the names of a kernel's first parameters that make them indices.
 var indices = []string{"i", "j", "k"}
@@ -209,12 +213,10 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 }
 
 func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance types.Type) *kernel {
-	k := &kernel{fn: f, decl: d, name: f.Name(), instance: instance, row: ir.RowsOf(d)}
+	k := &kernel{fn: f, decl: d, instance: instance, row: ir.RowsOf(d)}
 	if instance != nil {
 		k.args = []types.Type{instance}
-		k.name += "_" + cpp.InstanceName(instance)
 	}
-	k.name = u.symbol(k.name)
 	sig := f.Signature()
 	for k.dims < min(len(indices), sig.Params().Len()) {
 		p := sig.Params().At(k.dims)
@@ -252,7 +254,7 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 		u.Refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
 	}
 	if words, _ := source.Directive(d); slices.Contains(words, loopWord) {
-		if elements, _ := k.wide(); elements == 0 || k.body.Guard == nil {
+		if k.wide() == 0 || k.body.Guard == nil {
 			u.Refuse(d.Pos(), "%s %s: a kernel that loops has one index i, uses x[i] of a slice, and begins with if "+
 				"c { return }", source.Mark, loopWord)
 		}
@@ -267,18 +269,6 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 		}
 	}
 	return k
-}
-
-// symbol returns a name that no other kernel has.
-func (u *unit) symbol(name string) string {
-	name = strings.TrimSuffix(cpp.Name(name), "_")
-	for n, k := name, 2; ; k++ {
-		if !u.taken[n] {
-			u.taken[n] = true
-			return n
-		}
-		n = fmt.Sprintf("%s_%d", name, k)
-	}
 }
 
 // hostFunction finds the function that runs on the host in a kernel's place, if its comment names
@@ -344,131 +334,57 @@ func (u *unit) param(v *types.Var, t types.Type, written bool) param {
 	return p
 }
 
-// each returns how many indices a thread takes: several if the loads of one need not wait for
-// those of another.
-func (k *kernel) each() int {
-	if elements, packs := k.wide(); elements > 0 {
-		return elements * packs
+// named finds the function that a kernel's comment names for the reduction of its results.
+func (u *unit) named(k *kernel, by string) {
+	if by == "" {
+		return
 	}
-	small := 150 // nodes of syntax
-	if k.dims > 1 {
-		small = 400
-	}
-	if k.row > 0 || k.op != "" || k.body.Loops || k.body.Size >= small {
-		return 1
-	}
-	return 4
-}
-
-func (k *kernel) threads() int {
-	if k.row <= 32 {
-		return 256
-	}
-	return k.row
-}
-
-// cuda writes the two forms of a kernel. The first is for buffers shorter than 2^31, none of which
-// is written and overlaps another. The second is for all others.
-func (u *unit) cuda(b *strings.Builder, k *kernel) {
-	if k.by != nil {
-		t := u.CType(token.NoPos, k.result)
-		fmt.Fprintf(b, "\nstruct by_%s {\n\tSPMD_INLINE static %s call(%s a, %s b) {\n"+
-			"\t\tspmd::report *spmd_report = nullptr;\n\t\tSPMD_KERNEL(%q)\n\t\treturn go::%s<uint32_t>(SPMD_HERE_AND "+
-			"a, b);\n\t}\n};\n",
-			k.name, t, t, t, k.byName, u.Function(k.by))
-	}
-	for _, general := range []bool{false, true} {
-		name, index, restrict, each := k.name+"_", "uint32_t", "__restrict__ ", k.each()
-		if general {
-			name, index, restrict, each = k.name+"_any", "int64_t", "", 1
-		}
-		var params, views, args, extents []string
-		for _, i := range indices[:k.dims] {
-			params, extents = append(params, "int64_t n"+i), append(extents, "n"+i)
-		}
-		if k.op != "" {
-			params = append(params, u.CType(token.NoPos, k.result)+" *"+restrict+"out")
-		}
-		for _, p := range k.params {
-			n := cpp.Name(p.v.Name())
-			constant := "const "
-			if p.written {
-				constant = ""
+	f, ok := u.Pkg.Scope().Lookup(by).(*types.Func)
+	if ok && k.result != nil {
+		sig := f.Signature()
+		args := k.args[:min(len(k.args), sig.TypeParams().Len())]
+		if sig.TypeParams().Len() <= len(k.args) && sig.Params().Len() == 2 && sig.Results().Len() == 1 &&
+			k.op == "by" {
+			ok = true
+			for _, v := range []*types.Var{sig.Params().At(0), sig.Params().At(1), sig.Results().At(0)} {
+				ok = ok && types.Identical(ir.TypeOf(v, sig, args), k.result)
 			}
-			switch p.kind {
-			case slice:
-				params = append(params, constant+p.c+" *"+restrict+n+"p", "int64_t "+n+"n")
-				views = append(views, fmt.Sprintf("\tspmd::slice<%s, %s> %s{(%s *)%sp, %sn};\n",
-					p.c, index, n, p.c, n, n))
-			case pointer:
-				params = append(params, constant+p.c+" *"+restrict+n+"p")
-				views = append(views, fmt.Sprintf("\t%s *%s = (%s *)%sp;\n", p.c, n, p.c, n))
-			case structure:
-				params = append(params, fmt.Sprintf("const __grid_constant__ %s %s", p.c, n))
-			default:
-				params = append(params, p.c+" "+n)
-				if p.small && !general {
-					views = append(views, fmt.Sprintf("\t%s = (int32_t)%s;\n", n, n))
-				}
+			if ok {
+				k.by, k.byName = u.Translate(k.decl.Pos(), f, args), by
+				return
 			}
-			args = append(args, n)
 		}
-		params = append(params, "spmd::report *spmd_report")
-		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(%d) %s(%s) {\n\tSPMD_KERNEL(%q)\n%s",
-			k.threads(), name, strings.Join(params, ", "), k.fn.Name(), strings.Join(views, ""))
-		call := func(is ...string) string {
-			return fmt.Sprintf("go::%s<%s>(SPMD_HERE_AND %s)",
-				u.Function(k.body), index, strings.Join(slices.Concat(is, args), ", "))
-		}
-		is := indices[:k.dims]
-		lambda := func(body string) string {
-			return fmt.Sprintf("[&](int64_t %s) { %s; }", strings.Join(is, ", int64_t "), body)
-		}
-		switch {
-		case k.row > 0:
-			fmt.Fprintf(b, "\tspmd::each_row<%d>(%s, %s);\n", k.row, extents[0], lambda(call(is...)))
-		case k.op == "" && k.dims == 1:
-			u.line(b, k, general, extents[0], is[0], call)
-		case k.op == "" && !general:
-			fmt.Fprintf(b, "\tspmd::grid%d<%d>(%s, %s);\n",
-				k.dims, each, strings.Join(extents[k.dims-2:], ", "), lambda(call(is...)))
-		case k.op == "":
-			fmt.Fprintf(b, "\tspmd::each%d(%s, %s);\n", k.dims, strings.Join(extents, ", "), lambda(call(is...)))
-		default:
-			u.reduction(b, k, index, "out", extents, call)
-		}
-		b.WriteString("}\n")
 	}
-	if k.op != "" {
-		t := u.CType(token.NoPos, k.result)
-		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s_parts(%s *out, const %s *part, "+
-			"int64_t n) { spmd::reduce_parts<%s, %s>(out, part, n); }\n",
-			k.name, t, t, t, u.operation(k))
-	}
+	u.Refuse(k.decl.Pos(), "%s reduce=%s: want the name of a function of two values of the type that %s returns, "+
+		"which returns one", source.Mark, by, k.fn.Name())
 }
 
-// source writes the whole CUDA source.
-func (u *unit) source(all [][]*kernel) string {
-	var b strings.Builder
-	b.WriteString("#include \"spmd_go.cuh\"\n")
-	if slices.ContainsFunc(all, func(list []*kernel) bool { return list[0].row > 0 }) {
-		b.WriteString("#include \"spmd_rows.cuh\"\n")
+func isStruct(t types.Type) bool {
+	_, ok := t.Underlying().(*types.Struct)
+	return ok
+}
+
+func names(list []types.Type) (all []string) {
+	for _, t := range list {
+		all = append(all, ir.GoType(t))
 	}
-	var functions []string
-	for _, f := range u.Order {
-		functions = append(functions, u.Print(f)+"\n")
+	return all
+}
+
+// typeSet returns the types of a constraint.
+func typeSet(constraint types.Type) (all []types.Type) {
+	i, ok := constraint.Underlying().(*types.Interface)
+	if !ok {
+		return []types.Type{constraint}
 	}
-	var kernels strings.Builder
-	for _, list := range all {
-		for _, k := range list {
-			u.cuda(&kernels, k)
+	for e := range i.EmbeddedTypes() {
+		if union, ok := types.Unalias(e).(*types.Union); ok {
+			for t := range union.Terms() {
+				all = append(all, typeSet(t.Type())...)
+			}
+		} else {
+			all = append(all, typeSet(e)...)
 		}
 	}
-	b.WriteString("\nnamespace go {\n\n")
-	for _, s := range u.Structs {
-		b.WriteString(s + "\n")
-	}
-	b.WriteString(strings.Join(functions, ""))
-	b.WriteString("} // namespace go\n" + kernels.String())
-	return b.String()
+	return all
 }

@@ -290,17 +290,18 @@ func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	}
 	shape += "}"
 	if k.op == "" {
-		return fmt.Sprintf("gokernel.New(%q, %s, %s, %s)", k.name, g.sourceName, shape, host)
+		return fmt.Sprintf("gokernel.New(%q, %q, %s, %s, %s)", k.symbol, k.types, g.sourceName, shape, host)
 	}
 	if k.by != nil {
 		of := k.byName
 		if g.Pkg.Scope().Lookup(of).(*types.Func).Signature().TypeParams().Len() > 0 {
 			of += "[" + g.typeText(k.instance) + "]"
 		}
-		return fmt.Sprintf("gokernel.NewReductionBy(%q, %s, %s, %s, %s)", k.name, g.sourceName, shape, of, host)
+		return fmt.Sprintf("gokernel.NewReductionBy(%q, %q, %s, %s, %s, %s)",
+			k.symbol, k.types, g.sourceName, shape, of, host)
 	}
-	return fmt.Sprintf("gokernel.NewReduction(%q, %s, %s, gokernel.%s, %s)",
-		k.name, g.sourceName, shape, title(k.op), host)
+	return fmt.Sprintf("gokernel.NewReduction(%q, %q, %s, %s, gokernel.%s, %s)",
+		k.symbol, k.types, g.sourceName, shape, title(k.op), host)
 }
 
 // host writes the loop over a range of indices.

@@ -23,9 +23,12 @@ type Kernel struct {
 // declared counts the kernels of this process.
 var declared atomic.Int32
 
-// NewKernel declares a kernel by its symbol in the source. A _ at the end is no part of its name.
+// unnamed leaves out of a symbol what is no part of a kernel's name.
+var unnamed = strings.NewReplacer("_<>", "", "<>", "", "_<", "<")
+
+// NewKernel declares a kernel by its symbol in the source.
 func NewKernel(symbol string, source kernels.Source, host func(Args) error) *Kernel {
-	name := strings.TrimSuffix(symbol, "_")
+	name := strings.TrimSuffix(unnamed.Replace(symbol), "_")
 	written := sync.OnceValues(func() (uint64, bool) { return source.Written(symbol) })
 	return &Kernel{name: name, symbol: symbol, source: source, host: host, id: int(declared.Add(1)) - 1, write: written}
 }

@@ -14,7 +14,8 @@ type declaration struct{ name, params string }
 
 var (
 	comments = regexp.MustCompile(`//[^\n]*|(?s:/\*.*?\*/)|\\\n`)
-	reads    = regexp.MustCompile(`\bconst\b[^*]*\*`)
+	pointer  = regexp.MustCompile(`\*|\bspmd::ptr<`) // ptr of kernels in Go
+	reads    = regexp.MustCompile(`\bconst\b[^*]*\*|\bspmd::ptr<I, const `)
 )
 
 // Written returns which parameters of a kernel its declaration lets it write, as bits: pointers,
@@ -39,7 +40,7 @@ func (s *Source) Written(name string) (params uint64, known bool) {
 			case strings.ContainsRune(">)]", c):
 				depth--
 			case c == ',' && depth == 0:
-				if p := d.params[from:i]; strings.Contains(p, "*") && !reads.MatchString(p) {
+				if p := d.params[from:i]; pointer.MatchString(p) && !reads.MatchString(p) {
 					params |= 1 << param
 				}
 				from, param = i+1, param+1

@@ -58,7 +58,7 @@ func (p *printer) expr(e *ir.Expr) string {
 	if len(e.Args) > 0 {
 		head = "SPMD_HERE_AND "
 	}
-	return fmt.Sprintf("go::%s<I>(%s%s)", p.Function(e.Fn), head, p.list(e.Args))
+	return fmt.Sprintf("%s(%s%s)", p.Call(e.Fn), head, p.list(e.Args))
 }
 
 func (p *printer) list(all []*ir.Expr) string {
@@ -85,6 +85,13 @@ func (p *printer) literal(e *ir.Expr) string {
 // constant prints a constant.
 func (p *printer) constant(at token.Pos, v constant.Value, t types.Type) string {
 	b := t.Underlying().(*types.Basic)
+	if p.several(t) {
+		d, _ := constant.Float64Val(v)
+		f, _ := constant.Float32Val(v)
+		if v.Kind() != constant.Complex && f == float32(d) && (d != math.Trunc(d) || math.Abs(d) < 1<<24) {
+			return fmt.Sprintf("(%s)%s", p.CType(at, t), strconv.FormatFloat(d, 'g', -1, 64))
+		}
+	}
 	switch info := b.Info(); {
 	case info&types.IsBoolean != 0:
 		return strconv.FormatBool(constant.BoolVal(v))
@@ -134,7 +141,11 @@ func float(v constant.Value, single bool) string {
 }
 
 // plain reports whether C++ computes x op y of two values of a type as Go does, with the same type.
-func plain(t types.Type, op token.Token) bool {
+// Where the type is one of several, it is written as for all of them.
+func (p *printer) plain(t types.Type, op token.Token) bool {
+	if p.several(t) {
+		return false
+	}
 	switch t.Underlying().(*types.Basic).Kind() {
 	case types.Float32, types.Float64, types.UntypedFloat, types.Complex64, types.Complex128, types.UntypedComplex:
 		return op == token.ADD || op == token.SUB || op == token.MUL || op == token.QUO
@@ -152,7 +163,7 @@ var operators = map[token.Token]string{token.ADD: "add", token.SUB: "sub", token
 
 // binary prints x op y of two values of a type.
 func (p *printer) binary(t types.Type, op token.Token, x, y string, at token.Pos) string {
-	if plain(t, op) {
+	if p.plain(t, op) {
 		return fmt.Sprintf("(%s %s %s)", x, op, y)
 	}
 	return fmt.Sprintf("spmd::%s<%s>(%s, %s)", operators[op], p.CType(at, t), x, y)
@@ -187,6 +198,8 @@ func (p *printer) unary(e *ir.Expr) string {
 		return "!" + x
 	case e.Tok == token.XOR:
 		return fmt.Sprintf("((%s)~%s)", p.CType(e.At, e.Type), x)
+	case p.several(e.Type):
+		return fmt.Sprintf("spmd::neg<%s>(%s)", p.CType(e.At, e.Type), x)
 	case e.Type.Underlying().(*types.Basic).Info()&(types.IsFloat|types.IsComplex) != 0:
 		return "(-" + x + ")"
 	}

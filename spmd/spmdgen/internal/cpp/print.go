@@ -56,11 +56,11 @@ func (p *printer) name(v *ir.Var) string {
 
 func (p *printer) variable(v *ir.Var) string { return declare(p.CType(v.At, v.Type), p.name(v)) }
 
-// Print returns a function as a template over the type I of indices.
-func (u *Unit) Print(f *ir.Function) string {
+// print returns a function as a template over the type I of indices.
+func (u *Unit) print(f *ir.Function) string {
 	p := &printer{Unit: u, fn: f, names: map[*ir.Var]string{}, taken: map[string]bool{}, twins: map[*ir.Var]string{},
 		depth: 1}
-	template := "typename I"
+	template := More + "typename I"
 	head := "SPMD_WHERE"
 	if len(f.Params) > 0 {
 		head = "SPMD_WHERE_AND "
@@ -86,18 +86,14 @@ func (u *Unit) Print(f *ir.Function) string {
 		}
 		result = fmt.Sprintf("spmd::results%d<%s>", len(types), strings.Join(types, ", "))
 	}
-	name, in := p.Function(f), head+strings.Join(params, ", ")
-	skips := ""
+	in, skips := head+strings.Join(params, ", "), ""
 	if f.Guard != nil {
-		skips = fmt.Sprintf("template <%s> SPMD_FN bool %s(%s) {\n\treturn %s;\n}\n", template, u.Skips(f), in,
+		skips = fmt.Sprintf("template <%s> SPMD_FN bool %sskips(%s) {\n\treturn %s;\n}\n", template, self, in,
 			p.expr(f.Guard))
 	}
 	p.stmts(f.Body)
-	return fmt.Sprintf("%stemplate <%s> SPMD_FN %s %s(%s) {\n%s}\n", skips, template, result, name, in, p.text.String())
+	return fmt.Sprintf("%stemplate <%s> SPMD_FN %s %s(%s) {\n%s}\n", skips, template, result, self, in, p.text.String())
 }
-
-// Skips returns the name of the function that says whether a kernel with a guard does nothing.
-func (u *Unit) Skips(f *ir.Function) string { return u.Function(f) + "skips" }
 
 // where returns a place in Go, for reports.
 func (p *printer) where(at token.Pos) string {
@@ -197,8 +193,10 @@ func (p *printer) simple(s *ir.Stmt) string {
 	}
 	to := p.expr(s.To)
 	switch {
-	case plain(t, s.Tok):
+	case p.plain(t, s.Tok):
 		return fmt.Sprintf("%s %s= %s;", to, s.Tok, y)
+	case p.several(t) && (s.Tok == token.ADD || s.Tok == token.SUB):
+		return fmt.Sprintf("spmd::wrapping(%s) %s= %s;", to, s.Tok, y)
 	case s.To.Op == ir.Local:
 		return fmt.Sprintf("%s = %s;", to, p.binary(t, s.Tok, to, y, s.At))
 	}

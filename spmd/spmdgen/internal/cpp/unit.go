@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"go/token"
 	"go/types"
+	"slices"
 	"strings"
 
 	"lockstep/spmd/spmdgen/internal/ir"
@@ -16,12 +17,16 @@ import (
 // Names that Go has not end otherwise.
 type Unit struct {
 	*ir.Unit
-	Structs []string // definitions, those of fields first
+	structs []string // definitions, those of fields first
 	names   map[any]string
 	taken   map[string]bool
+	calls   map[*ir.Function]string // what a call writes, without its arguments
+	types   []types.Type            // what the type parameters of what is printed are
 }
 
-func New(u *ir.Unit) *Unit { return &Unit{Unit: u, names: map[any]string{}, taken: map[string]bool{}} }
+func New(u *ir.Unit) *Unit {
+	return &Unit{Unit: u, names: map[any]string{}, taken: map[string]bool{}, calls: map[*ir.Function]string{}}
+}
 
 // Name returns what a name of Go is in C++.
 func Name(name string) string {
@@ -33,8 +38,8 @@ func Name(name string) string {
 	return name + "_"
 }
 
-// Unique returns the name in C++ of a function or type, which no other has.
-func (u *Unit) Unique(of any, name string) string {
+// unique returns the name in C++ of a function or type, which no other has.
+func (u *Unit) unique(of any, name string) string {
 	if n, ok := u.names[of]; ok {
 		return n
 	}
@@ -46,17 +51,59 @@ func (u *Unit) Unique(of any, name string) string {
 	return n
 }
 
-// Function returns the name of a function in C++.
-func (u *Unit) Function(f *ir.Function) string {
-	name := f.Of.Name()
-	if recv := f.Of.Signature().Recv(); recv != nil {
+// Source returns the structs and the functions, callees first.
+func (u *Unit) Source() string {
+	var b strings.Builder
+	for i, f := range u.Order {
+		if !slices.ContainsFunc(u.Order[:i], func(o *ir.Function) bool { return o.Of == f.Of }) {
+			b.WriteString(u.functions(f.Of))
+		}
+	}
+	return "namespace go {\n\n" + strings.Join(append(u.structs, b.String()), "\n") + "} // namespace go\n"
+}
+
+// functions prints the instances of a Go function.
+func (u *Unit) functions(of *types.Func) (all string) {
+	name := of.Name()
+	if recv := of.Signature().Recv(); recv != nil {
 		name = ir.TypeName(recv.Type()) + "_" + name
 	}
-	for _, a := range f.Args {
-		name += "_" + InstanceName(a)
+	list := slices.DeleteFunc(slices.Clone(u.Order), func(f *ir.Function) bool { return f.Of != of })
+	var args [][]types.Type
+	for _, f := range list {
+		args = append(args, f.Args)
 	}
-	return u.Unique(f, name)
+	texts, one := u.Instances(args, func(i int) string { return u.print(list[i]) })
+	for i, f := range list {
+		n, call := name, ""
+		for _, a := range f.Args {
+			if one {
+				call += u.CType(of.Pos(), a) + ", "
+			} else {
+				n += "_" + InstanceName(a)
+			}
+		}
+		if one {
+			n = u.unique(of, n)
+		} else {
+			n = u.unique(f, n)
+		}
+		u.calls[f] = "go::" + n + "<" + call + "I>"
+		if i < len(texts) {
+			all += strings.ReplaceAll(texts[i], self, n) + "\n"
+		}
+	}
+	return all
 }
+
+// self stands for the name of a function in its own text.
+const self = "\x00"
+
+// Call returns what calls a function, up to its arguments.
+func (u *Unit) Call(f *ir.Function) string { return u.calls[f] }
+
+// Skips is Call of the function that says whether a kernel with a guard does nothing.
+func (u *Unit) Skips(f *ir.Function) string { return strings.Replace(u.calls[f], "<", "skips<", 1) }
 
 // InstanceName returns a type as a part of a name.
 func InstanceName(t types.Type) string {
@@ -100,7 +147,7 @@ func (u *Unit) CType(at token.Pos, t types.Type) string {
 // structure defines a struct in C++, with the layout of Go's, and returns its name.
 func (u *Unit) structure(at token.Pos, n *types.Named, s *types.Struct) string {
 	_, done := u.names[n.Obj()]
-	name := u.Unique(n.Obj(), n.Obj().Name())
+	name := u.unique(n.Obj(), n.Obj().Name())
 	if !done {
 		var b strings.Builder
 		fmt.Fprintf(&b, "struct %s {\n", name)
@@ -109,7 +156,7 @@ func (u *Unit) structure(at token.Pos, n *types.Named, s *types.Struct) string {
 		}
 		fmt.Fprintf(&b, "};\nstatic_assert(sizeof(%s) == %d, \"the layout of Go\");\n", name,
 			types.SizesFor("gc", "amd64").Sizeof(n))
-		u.Structs = append(u.Structs, b.String())
+		u.structs = append(u.structs, b.String())
 	}
 	return "go::" + name
 }
