@@ -74,7 +74,8 @@ func (u *unit) entry(k *kernel, name string) string {
 		if k.by != nil {
 			op = fmt.Sprintf("spmd::op_named<%s, by_%s<%sI>>", result, name, cpp.Given)
 			before = fmt.Sprintf("\ntemplate <%stypename I> struct by_%s {\n"+
-				"\tSPMD_INLINE static %s call(%s a, %s b) {\n\t\tspmd::report *spmd_report = nullptr;\n\t\tSPMD_KERNEL(%q)\n"+
+				"\tSPMD_INLINE static %s call(%s a, %s b) {\n"+
+				"\t\tspmd::report *spmd_report = nullptr;\n\t\tSPMD_KERNEL(%q)\n"+
 				"\t\treturn %s(SPMD_HERE_AND a, b);\n\t}\n};\n",
 				cpp.More, name, result, result, result, k.byName, u.Call(k.by))
 		}
